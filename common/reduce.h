@@ -10,11 +10,6 @@ struct Sum {
   ROCM_KERNELS_DEVICE float operator()(float a, float b) const { return a + b; }
 };
 
-template <int kValue>
-struct Constant {
-  static constexpr int value = kValue;
-};
-
 // Of values that are not NaN and not negative: their bits order as integers do, which spares the
 // quieting of NaNs that v_max_f32 needs.
 struct MaxMagnitude {
@@ -70,17 +65,16 @@ ROCM_KERNELS_DEVICE float reduce_lanes(float value, Op op) {
   if constexpr (kLanes == 32) value = op(value, other_half<16>(value));
 #if defined(__GFX9__)
   if constexpr (kLanes == 64) {
-    // Down the four rows of 16 to the last lane, and from there to a scalar register: the exchange
-    // across rows would go through the LDS crossbar instead.
-    const auto from_row_above = [](float v, auto control, auto rows) {
-      return __builtin_bit_cast(float, __builtin_amdgcn_update_dpp(
-                                           0, __builtin_bit_cast(int, v), decltype(control)::value,
-                                           decltype(rows)::value, 0xF, false));
-    };
-    value = op(value, from_row_above(value, Constant<0x142>{}, Constant<0xA>{}));  // row_bcast:15
-    value = op(value, from_row_above(value, Constant<0x143>{}, Constant<0xC>{}));  // row_bcast:31
-    value =
-        __builtin_bit_cast(float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, value), 63));
+    // Down the four rows of 16 to the last lane, and from there to a scalar register; only that
+    // lane's value means anything. An exchange across rows would go through the LDS crossbar.
+    int bits = __builtin_bit_cast(int, value);
+    bits = __builtin_amdgcn_mov_dpp(bits, 0x142, 0xF, 0xF, true);  // row_bcast:15
+    value = op(value, __builtin_bit_cast(float, bits));
+    bits = __builtin_bit_cast(int, value);
+    bits = __builtin_amdgcn_mov_dpp(bits, 0x143, 0xF, 0xF, true);  // row_bcast:31
+    value = op(value, __builtin_bit_cast(float, bits));
+    bits = __builtin_amdgcn_readlane(__builtin_bit_cast(int, value), 63);
+    value = __builtin_bit_cast(float, bits);
   }
 #endif
   return value;
