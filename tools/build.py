@@ -1,0 +1,378 @@
+"""Builds the package from build.toml on a machine without Nix.
+
+    python tools/build.py --backend cpu
+
+build.toml is the only list of what is built. The result, build/<variant>/, is laid out as the
+kernels Hub expects, so get_kernel, get_local_kernel and kernelize load it. Compiling goes through
+ninja, which rebuilds what changed. torch's own cpp_extension tells include and library folders; it
+does not drive the build, because it cannot cross-build: it insists on linking GPU libraries that a
+CPU-only torch does not have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ninja
+from kernels._rust import Digest, DigestAlgorithm
+from ninja import ninja_syntax
+from torch.utils import cpp_extension
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# What kernel-builder generates beside the sources of a package: the macros by which an extension
+# registers its ops under a name that is unique to the build.
+REGISTRATION_H = """\
+#pragma once
+
+#include <Python.h>
+
+#define ROCM_KERNELS_STRINGIFY_(text) #text
+#define ROCM_KERNELS_STRINGIFY(text) ROCM_KERNELS_STRINGIFY_(text)
+#define ROCM_KERNELS_INIT_(name) PyInit_##name
+#define ROCM_KERNELS_INIT(name) ROCM_KERNELS_INIT_(name)
+
+#define STABLE_TORCH_LIBRARY_EXPAND(name, library) STABLE_TORCH_LIBRARY(name, library)
+#define STABLE_TORCH_LIBRARY_IMPL_EXPAND(name, key, library) \\
+  STABLE_TORCH_LIBRARY_IMPL(name, key, library)
+
+#define REGISTER_EXTENSION(name)                                                       \\
+  PyMODINIT_FUNC ROCM_KERNELS_INIT(name)() {                                           \\
+    static struct PyModuleDef module = {                                               \\
+        PyModuleDef_HEAD_INIT, ROCM_KERNELS_STRINGIFY(name), nullptr, 0, nullptr, nullptr, \\
+        nullptr, nullptr, nullptr};                                                    \\
+    return PyModule_Create(&module);                                                   \\
+  }
+"""
+
+OPS_PY = '''\
+import torch
+
+from . import {ops_name}
+
+ops = torch.ops.{ops_name}
+
+
+def add_op_namespace_prefix(op_name: str) -> str:
+    """The op's qualified name, for torch.library."""
+    return f"{ops_name}::{{op_name}}"
+'''
+
+# Clients before flattened variants import the folder of the package's name.
+COMPATIBILITY_PY = """\
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def _import_parent():
+    path = Path(__file__).resolve().parent.parent / "__init__.py"
+    name = "{ops_name}_package"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+globals().update({{k: v for k, v in vars(_import_parent()).items() if not k.startswith("__")}})
+__all__ = list(_import_parent().__all__)
+"""
+
+CXX_FLAGS = ["-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-Wall", "-Wextra", "-fno-gnu-unique"]
+CXX_FLAGS += ["-fvisibility=hidden", "-fvisibility-inlines-hidden"]
+
+
+class BuildError(Exception):
+    """Something that the user can mend; printed without a traceback."""
+
+
+@dataclass
+class Package:
+    """build.toml, as far as a build needs it."""
+
+    root: Path
+    name: str
+    version: int
+    license: str
+    stable_abi: str
+    torch_sources: list[str]
+    sections: dict[str, dict] = field(default_factory=dict)
+
+    @property
+    def python_name(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def python_files(self) -> list[Path]:
+        folder = self.root / "torch-ext" / self.python_name
+        return sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".pyi"))
+
+    def sources(self) -> list[str]:
+        """Every file that the selected sections list, without duplicates."""
+        listed = list(self.torch_sources)
+        for section in self.sections.values():
+            listed += section["src"]
+        return list(dict.fromkeys(listed))
+
+    def unique_id(self) -> str:
+        """Changes when anything that is built changes, and only then."""
+        digest = hashlib.sha256()
+        for path in [*(self.root / s for s in sorted(self.sources())), *self.python_files]:
+            digest.update(path.relative_to(self.root).as_posix().encode() + b"\0")
+            digest.update(path.read_bytes())
+        return digest.hexdigest()[:10]
+
+
+def read_package(root: Path, backend: str) -> Package:
+    """Reads build.toml and keeps the sections of one backend.
+
+    Raises:
+        BuildError: the backend is not declared, or a listed file does not exist.
+    """
+    with open(root / "build.toml", "rb") as file:
+        config = tomllib.load(file)
+    general, torch_section = config["general"], config["torch"]
+    if backend not in general["backends"]:
+        raise BuildError(f"build.toml declares {general['backends']}, not {backend!r}")
+    package = Package(
+        root=root,
+        name=general["name"],
+        version=general["version"],
+        license=general["license"],
+        stable_abi=torch_section["stable-abi"][backend],
+        torch_sources=torch_section["src"],
+        sections={n: s for n, s in config["kernel"].items() if s["backend"] == backend},
+    )
+    for source in package.sources():
+        if not (root / source).is_file():
+            raise BuildError(f"build.toml lists {source}, which does not exist")
+    return package
+
+
+def target_version_flag(stable_abi: str) -> str:
+    """torch's headers then offer what that version's ABI has."""
+    major, minor = (int(part) for part in stable_abi.split("."))
+    return f"-DTORCH_TARGET_VERSION={major << 56 | minor << 48:#018x}"
+
+
+def git_provenance(root: Path) -> dict | None:
+    """Commit and dirtiness of the sources; None outside of a git checkout."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != root.resolve():
+            return None
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changed)}
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        return None
+
+
+def python_include() -> str:
+    include = sysconfig.get_paths()["include"]
+    if not (Path(include) / "Python.h").is_file():
+        raise BuildError(
+            f"Python.h is not in {include}; install Python's headers "
+            "(Debian and Ubuntu: apt install python3-dev)"
+        )
+    return include
+
+
+def require_tool(*names: str) -> str:
+    """The first of the programs that is installed."""
+    for name in names:
+        if found := shutil.which(name):
+            return found
+    raise BuildError(f"none of {', '.join(names)} is installed (Debian, Ubuntu: apt install g++)")
+
+
+@dataclass
+class Toolchain:
+    """What differs between backends: the variant's name, the flags, how device code is compiled."""
+
+    variant: str
+    define: str
+    link_flags: list[str]
+    archs: list[str] | None = None
+    device_suffix: str | None = None
+    device_command: str | None = None  # with $in, $out, $out.d and $flags
+
+
+def cpu_toolchain(package: Package, work: Path) -> Toolchain:
+    library = cpp_extension.library_paths()[0]
+    return Toolchain(
+        variant=variant_name(package, "cpu"),
+        define="-DCPU_KERNEL",
+        link_flags=[f"-L{library}", "-ltorch_cpu", "-lc10"],
+    )
+
+
+def variant_name(package: Package, compute: str) -> str:
+    abi = package.stable_abi.replace(".", "")
+    return f"torch-stable-abi{abi}-{compute}-{platform.machine()}-{platform.system().lower()}"
+
+
+TOOLCHAINS = {"cpu": cpu_toolchain}
+
+
+def write_ninja(package: Package, toolchain: Toolchain, ops_name: str, work: Path) -> Path:
+    """Writes work/build.ninja and returns the extension that it makes."""
+    root = package.root
+    generated = work / "generated"
+    generated.mkdir(parents=True, exist_ok=True)
+    registration = generated / "registration.h"
+    if not registration.exists() or registration.read_text() != REGISTRATION_H:
+        registration.write_text(REGISTRATION_H)
+
+    # Paths of this machine must not reach the binary: not in assertions, not in debug information.
+    torch_includes = cpp_extension.include_paths()
+    remap = [f"-ffile-prefix-map={root}=.", f"-ffile-prefix-map={torch_includes[0]}=torch"]
+    includes = [f"-isystem {path}" for path in [*torch_includes, python_include()]]
+    extension = work / f"{ops_name}.abi3.so"
+    with open(work / "build.ninja", "w") as file:
+        writer = ninja_syntax.Writer(file)
+        writer.rule(
+            "cxx",
+            command=f"{require_tool('g++', 'c++')} -MD -MF $out.d {' '.join(CXX_FLAGS + remap)} "
+            "$flags -c $in -o $out",
+            depfile="$out.d",
+            deps="gcc",
+            description="compile $name",
+        )
+        if toolchain.device_command:
+            writer.rule(
+                "device",
+                command=toolchain.device_command,
+                depfile="$out.d",
+                deps="gcc",
+                description="compile $name (device)",
+            )
+        writer.rule(
+            "link",
+            command=f"{require_tool('g++', 'c++')} -shared -Wl,--as-needed "
+            "-Wl,--build-id=none -Wl,-z,relro,-z,now -s $in -o $out $flags",
+            description="link $out",
+        )
+        binding_flags = [
+            toolchain.define,
+            f"-DTORCH_EXTENSION_NAME={ops_name}",
+            "-DPy_LIMITED_API=0x03090000",
+            target_version_flag(package.stable_abi),
+            f"-I{generated}",
+            *includes,
+        ]
+        objects = []
+        for source in package.sources():
+            suffix = Path(source).suffix
+            output = str(work / "objects" / f"{source}.o")
+            variables = {"name": source, "flags": toolchain.define}
+            if suffix in (".cpp", ".cc"):
+                if source in package.torch_sources:
+                    variables["flags"] = " ".join(binding_flags)
+                writer.build(output, "cxx", str(root / source), variables=variables)
+                objects.append(output)
+            elif suffix == toolchain.device_suffix:
+                writer.build(output, "device", str(root / source), variables=variables)
+                objects.append(output)
+        flags = " ".join(toolchain.link_flags)
+        writer.build(str(extension), "link", objects, variables={"flags": flags})
+        writer.default(str(extension))
+    return extension
+
+
+def assemble(package: Package, toolchain: Toolchain, backend: str, extension: Path) -> Path:
+    """Lays out build/<variant>/ anew around the linked extension."""
+    target = package.root / "build" / toolchain.variant
+    staging = target.with_name(f".{target.name}.new")
+    shutil.rmtree(staging, ignore_errors=True)
+    ops_name = extension.name.removesuffix(".abi3.so")
+    source_folder = package.root / "torch-ext" / package.python_name
+    for path in package.python_files:
+        copy = staging / path.relative_to(source_folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    shutil.copyfile(extension, staging / extension.name)
+    (staging / "_ops.py").write_text(OPS_PY.format(ops_name=ops_name))
+    compatibility = staging / package.python_name / "__init__.py"
+    compatibility.parent.mkdir()
+    compatibility.write_text(COMPATIBILITY_PY.format(ops_name=ops_name))
+
+    metadata = {
+        "id": ops_name,
+        "name": package.name,
+        "version": package.version,
+        "license": package.license,
+        "python-depends": [],
+        "backend": {"type": backend, **({"archs": toolchain.archs} if toolchain.archs else {})},
+        "digest": None,
+        # The client reads provenance of kernel-builder alone; a build of this script says so.
+        "provenance": {"kernel-builder": {"version": "0.0.0+tools.build.py"}},
+    }
+    if kernel := git_provenance(package.root):
+        metadata["provenance"]["kernel"] = kernel
+    digest = Digest.hash_variant(DigestAlgorithm.SHA256, staging)
+    metadata["digest"] = {"algorithm": "sha256", "files": dict(sorted(digest.files.items()))}
+    (staging / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
+
+    shutil.rmtree(target, ignore_errors=True)
+    staging.rename(target)
+    return target
+
+
+def build(root: Path, backend: str) -> Path:
+    """Builds one backend's variant; returns build/<variant>/.
+
+    Raises:
+        BuildError: something is missing, or does not compile.
+    """
+    package = read_package(root, backend)
+    work = root / "build" / "objects" / backend
+    work.mkdir(parents=True, exist_ok=True)
+    toolchain = TOOLCHAINS[backend](package, work)
+    ops_name = f"_{package.python_name}_{backend}_{package.unique_id()}"
+    extension = write_ninja(package, toolchain, ops_name, work)
+    command = [str(Path(ninja.BIN_DIR) / "ninja"), "-C", str(work)]
+    if subprocess.run(command).returncode != 0:
+        raise BuildError(f"the {backend} backend does not compile; the first error is above")
+    for stale in work.glob("*.abi3.so"):
+        if stale != extension:
+            stale.unlink()
+    return assemble(package, toolchain, backend, extension)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[0],
+        epilog=textwrap.dedent("The variant's folder is the last line of the output."),
+    )
+    parser.add_argument("--backend", choices=sorted(TOOLCHAINS), default="cpu")
+    arguments = parser.parse_args()
+    root = Path(__file__).resolve().parent.parent
+    try:
+        print(build(root, arguments.backend).relative_to(root))
+    except BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""FP8 decode kernels: fused norm, fused activation and skinny matrix products.
+
+Every function takes torch tensors on the CPU, a ROCm or a CUDA device and has a plain definition of
+the same name in ``rocm_kernels.reference``.
+"""
+
+from . import layers, models, reference
+from .functional import (
+    fp8_linear,
+    fp8_linear_path,
+    native_fp8_dtype,
+    quantize_fp8,
+    rms_norm,
+    rms_norm_fp8,
+    skinny_gemm,
+    swiglu,
+    swiglu_fp8,
+    to_native_fp8,
+)
+
+__all__ = [
+    "fp8_linear",
+    "fp8_linear_path",
+    "layers",
+    "models",
+    "native_fp8_dtype",
+    "quantize_fp8",
+    "reference",
+    "rms_norm",
+    "rms_norm_fp8",
+    "skinny_gemm",
+    "swiglu",
+    "swiglu_fp8",
+    "to_native_fp8",
+]
