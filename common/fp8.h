@@ -16,6 +16,11 @@
 
 namespace rocm_kernels {
 
+template <bool kFnuz>
+struct Float8E4M3 {
+  uint8_t bits;
+};
+
 // Rounds to nearest even; saturates at the largest finite value (infinities too); NaN stays NaN.
 template <bool kFnuz>
 ROCM_KERNELS_HOST_DEVICE inline uint8_t fp8_from_float(float value) {

@@ -1,0 +1,80 @@
+// cpu_vector.h in AArch64 Advanced SIMD.
+
+constexpr int kLanes = 4;
+using F32 = float32x4_t;
+
+ROCM_KERNELS_VECTOR F32 set1(float scalar) { return vdupq_n_f32(scalar); }
+
+ROCM_KERNELS_VECTOR F32 load(const float* p) { return vld1q_f32(p); }
+ROCM_KERNELS_VECTOR F32 load(const Float16* p) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits)));
+}
+ROCM_KERNELS_VECTOR F32 load(const BFloat16* p) {
+  return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16));
+}
+
+ROCM_KERNELS_VECTOR F32 store(float* p, F32 v) {
+  vst1q_f32(p, v);
+  return v;
+}
+ROCM_KERNELS_VECTOR F32 store(Float16* p, F32 v) {
+  const float16x4_t halves = vcvt_f16_f32(v);
+  vst1_u16(&p->bits, vreinterpret_u16_f16(halves));
+  return vcvt_f32_f16(halves);
+}
+ROCM_KERNELS_VECTOR F32 store(BFloat16* p, F32 v) {
+  const uint32x4_t bits = vreinterpretq_u32_f32(v);
+  const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+  const uint32x4_t half = vaddq_u32(odd, vdupq_n_u32(0x7FFF));
+  const uint32x4_t number = vceqq_f32(v, v);
+  const uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
+  const uint16x4_t halves = vshrn_n_u32(vbslq_u32(number, vaddq_u32(bits, half), quiet), 16);
+  vst1_u16(&p->bits, halves);
+  return vreinterpretq_f32_u32(vshll_n_u16(halves, 16));
+}
+
+template <bool kFnuz>
+ROCM_KERNELS_VECTOR void store(Float8E4M3<kFnuz>* p, F32 v) {
+  using Fields = Fp8Fields<kFnuz>;
+  const uint32x4_t bits = vreinterpretq_u32_f32(v);
+  const uint32x4_t magnitude =
+      vminq_u32(vandq_u32(bits, vdupq_n_u32(0x7FFFFFFF)), vdupq_n_u32(Fields::kLargest));
+  const uint32x4_t exponent = vmaxq_u32(vandq_u32(magnitude, vdupq_n_u32(Fields::kExponentMask)),
+                                        vdupq_n_u32(Fields::kSmallestNormal));
+  const uint32x4_t align = vaddq_u32(exponent, vdupq_n_u32(Fields::kAlign));
+  const uint32x4_t aligned = vreinterpretq_u32_f32(
+      vaddq_f32(vreinterpretq_f32_u32(magnitude), vreinterpretq_f32_u32(align)));
+  const uint32x4_t steps = vsubq_u32(aligned, align);
+  const uint32x4_t code =
+      vsubq_u32(vaddq_u32(steps, vshrq_n_u32(align, 20)), vdupq_n_u32(Fields::kCodeBias));
+  uint32x4_t sign = vandq_u32(vshrq_n_u32(bits, 24), vdupq_n_u32(0x80));
+  if (kFnuz) sign = vandq_u32(sign, vtstq_u32(code, code));  // has no -0: its bits mean NaN
+  const uint32x4_t signed_code =
+      vbslq_u32(vceqq_f32(v, v), vorrq_u32(sign, code), vdupq_n_u32(Fields::kNan));
+  const uint16x4_t halves = vmovn_u32(signed_code);
+  const uint8x8_t bytes = vmovn_u16(vcombine_u16(halves, halves));
+  const uint32_t word = vget_lane_u32(vreinterpret_u32_u8(bytes), 0);
+  __builtin_memcpy(p, &word, sizeof(word));
+}
+
+ROCM_KERNELS_VECTOR F32 fma(F32 a, F32 b, F32 c) { return vfmaq_f32(c, a, b); }
+ROCM_KERNELS_VECTOR F32 abs(F32 v) { return vabsq_f32(v); }
+ROCM_KERNELS_VECTOR F32 round_nearest(F32 v) { return vrndnq_f32(v); }
+ROCM_KERNELS_VECTOR F32 min_keep_nan(F32 v, F32 limit) { return vminq_f32(v, limit); }
+ROCM_KERNELS_VECTOR F32 max_keep_nan(F32 v, F32 limit) { return vmaxq_f32(v, limit); }
+ROCM_KERNELS_VECTOR F32 max_ignore_nan(F32 v, F32 largest) {
+  return vbslq_f32(vcgtq_f32(v, largest), v, largest);
+}
+ROCM_KERNELS_VECTOR F32 where_negative(F32 v, F32 a, F32 b) {
+  return vbslq_f32(vcltzq_f32(v), a, b);
+}
+
+ROCM_KERNELS_VECTOR F32 times_power_of_two(F32 v, F32 n) {
+  // n may be 128, which no float exponent holds: the last factor of two comes apart.
+  const int32x4_t exponent = vcvtq_s32_f32(n - set1(1.0f));
+  const int32x4_t bits = vaddq_s32(vreinterpretq_s32_f32(v), vshlq_n_s32(exponent, 23));
+  return vreinterpretq_f32_s32(bits) * set1(2.0f);
+}
+
+ROCM_KERNELS_VECTOR float sum(F32 v) { return vaddvq_f32(v); }
+ROCM_KERNELS_VECTOR float largest(F32 v) { return vmaxvq_f32(v); }

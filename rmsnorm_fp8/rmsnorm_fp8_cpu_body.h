@@ -1,0 +1,142 @@
+// The rows of rmsnorm_fp8 on a CPU; compiled once for each instruction set (common/cpu_isa.h).
+//
+// A row is read from memory once. Its first pass adds the residual, writes h back and sums h^2;
+// the later ones find h, two bytes a column, in the first or second level cache: h is the
+// residual's row, or x's own without one, so there is no buffer. y = (h * rstd) * weight is cheaper
+// to compute again for each pass than to keep.
+
+#include "../common/cpu_vector.h"
+
+// Each lane sums so many squares in float32, and the sums are added up in float64: the error stays
+// below 2^-19 whatever the hidden size and the number of lanes.
+constexpr int64_t kSumColumns = 32 * kLanes;
+
+template <bool kWhole, class X>
+ROCM_KERNELS_VECTOR F32 add_residual(const X* x, X* residual, int n) {
+  const F32 h = load_lanes<kWhole>(x, n) + load_lanes<kWhole>(residual, n);
+  if constexpr (kWhole) return store(residual, h);
+  return store(residual, h, n);
+}
+
+template <bool kResidual, class X>
+float sum_of_squares(const X* x, X* residual, int64_t columns) {
+  F32 total = set1(0.0f);
+  int64_t c = 0;
+  for (; c + kLanes <= columns; c += kLanes) {
+    const F32 h = kResidual ? add_residual<true>(x + c, residual + c, kLanes) : load(x + c);
+    total = fma(h, h, total);
+  }
+  if (c < columns) {
+    const int n = static_cast<int>(columns - c);
+    const F32 h = kResidual ? add_residual<false>(x + c, residual + c, n) : load(x + c, n);
+    total = fma(h, h, total);
+  }
+  return sum(total);
+}
+
+template <bool kResidual, class X>
+float reciprocal_rms(const X* x, X* residual, int64_t hidden, float eps) {
+  double total = 0.0;
+  for (int64_t c = 0; c < hidden; c += kSumColumns) {
+    const int64_t columns = hidden - c < kSumColumns ? hidden - c : kSumColumns;
+    total += sum_of_squares<kResidual>(x + c, kResidual ? residual + c : nullptr, columns);
+  }
+  return 1.0f / __builtin_sqrtf(static_cast<float>(total / static_cast<double>(hidden)) + eps);
+}
+
+// What the passes after the first one read: y[c] = (h[c] * rstd) * weight[c].
+template <class X, class W>
+struct NormalisedRow {
+  const X* h;
+  const W* weight;
+  F32 rstd;
+
+  template <bool kWhole>
+  ROCM_KERNELS_VECTOR F32 at(int64_t c, int n) const {
+    return load_lanes<kWhole>(h + c, n) * rstd * load_lanes<kWhole>(weight + c, n);
+  }
+};
+
+template <class X, class W>
+float amax(const NormalisedRow<X, W>& y, int64_t begin, int64_t end) {
+  F32 result = set1(0.0f);
+  int64_t c = begin;
+  for (; c + kLanes <= end; c += kLanes) {
+    result = max_ignore_nan(abs(y.template at<true>(c, kLanes)), result);
+  }
+  if (c < end) {
+    result = max_ignore_nan(abs(y.template at<false>(c, static_cast<int>(end - c))), result);
+  }
+  return largest(result);
+}
+
+template <class X, class W, class Out>
+void write(const NormalisedRow<X, W>& y, float inverse_scale, Out* out, int64_t begin,
+           int64_t end) {
+  const F32 inverse = set1(inverse_scale);
+  int64_t c = begin;
+  for (; c + kLanes <= end; c += kLanes) {
+    store(out + c, y.template at<true>(c, kLanes) * inverse);
+  }
+  if (c < end) {
+    const int n = static_cast<int>(end - c);
+    store(out + c, y.template at<false>(c, n) * inverse, n);
+  }
+}
+
+template <class X, class W, class Out>
+void normalise_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
+  const DynamicScale scale_for{fp8_max(args.out_dtype), args.scale_ub};
+  const int64_t hidden = args.hidden;
+  for (int64_t row = begin; row < end; ++row) {
+    const X* const x = static_cast<const X*>(args.x) + row * args.x_stride;
+    Out* const out = static_cast<Out*>(args.out) + row * args.out_stride;
+    NormalisedRow<X, W> y{x, static_cast<const W*>(args.weight), set1(0.0f)};
+    if (args.residual != nullptr) {
+      X* const residual = static_cast<X*>(args.residual) + row * args.residual_stride;
+      y.rstd = set1(reciprocal_rms<true>(x, residual, hidden, args.eps));
+      y.h = residual;
+    } else {
+      y.rstd = set1(reciprocal_rms<false, X>(x, nullptr, hidden, args.eps));
+    }
+
+    if (args.scaling == Scaling::kNone) {
+      write(y, 1.0f, out, 0, hidden);
+    } else if (args.scaling == Scaling::kStatic) {
+      write(y, 1.0f / *args.static_scale, out, 0, hidden);
+    } else {
+      const int64_t group = args.scaling == Scaling::kPerToken ? hidden : args.group_size;
+      const int64_t groups = (hidden + group - 1) / group;
+      for (int64_t g = 0; g < groups; ++g) {
+        const int64_t first = g * group;
+        const int64_t last = first + group < hidden ? first + group : hidden;
+        const float scale = scale_for(amax(y, first, last));
+        args.scales[row * groups + g] = scale;
+        write(y, 1.0f / scale, out, first, last);
+      }
+    }
+  }
+}
+
+template <class X, class W>
+void normalise_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
+  switch (args.out_dtype) {
+    case DType::kFloat8E4M3FN:
+      return normalise_rows<X, W, Float8E4M3<false>>(args, begin, end);
+    case DType::kFloat8E4M3FNUZ:
+      return normalise_rows<X, W, Float8E4M3<true>>(args, begin, end);
+    default:
+      return normalise_rows<X, W, X>(args, begin, end);
+  }
+}
+
+inline void rmsnorm_fp8_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
+  const bool float_weight = args.weight_dtype == DType::kFloat32;
+  if (args.x_dtype == DType::kFloat32) return normalise_rows<float, float>(args, begin, end);
+  if (args.x_dtype == DType::kFloat16) {
+    return float_weight ? normalise_rows<Float16, float>(args, begin, end)
+                        : normalise_rows<Float16, Float16>(args, begin, end);
+  }
+  return float_weight ? normalise_rows<BFloat16, float>(args, begin, end)
+                      : normalise_rows<BFloat16, BFloat16>(args, begin, end);
+}

@@ -1,0 +1,198 @@
+// A piece of swiglu_fp8 on a CPU; compiled once for each instruction set (common/cpu_isa.h).
+//
+// A piece is read once, a tile at a time: `activate` computes the tile's y in float32 into a buffer
+// in the first level cache and takes its amax, `write` rounds it from there. A dynamic scale needs
+// the amax of all its columns first, so their y are kept, up to kKeptColumns of them; the tiles of
+// a row that is longer than that are computed twice.
+
+#include "../common/cpu_vector.h"
+
+constexpr int64_t kTileColumns = 1024;
+constexpr int64_t kKeptColumns = 16 * kTileColumns;
+
+// e^v to 1 ulp: v = n * ln(2) + r with |r| <= ln(2) / 2, and a polynomial of r whose error is
+// 3e-9. Below -86 it stays at e^-86, for which the formulas here have no use.
+ROCM_KERNELS_VECTOR F32 exp(F32 v) {
+  v = max_keep_nan(min_keep_nan(v, set1(89.0f)), set1(-86.0f));
+  const F32 n = round_nearest(v * set1(1.44269504f));
+  F32 r = fma(n, set1(-0x1.62e4p-1f), v);  // so few bits of ln(2) that n times them is exact
+  r = fma(n, set1(-1.42860677e-6f), r);
+  F32 p = set1(0x1.6a2344p-10f);
+  p = fma(p, r, set1(0x1.123a6ap-7f));
+  p = fma(p, r, set1(0x1.5558f4p-5f));
+  p = fma(p, r, set1(0x1.555490p-3f));
+  p = fma(p, r, set1(0x1.fffffcp-2f));
+  p = fma(r * r, p, r) + set1(1.0f);
+  return times_power_of_two(p, n);
+}
+
+template <Activation kActivation>
+ROCM_KERNELS_VECTOR F32 activation(F32 v) {
+  if constexpr (kActivation == Activation::kSilu) {
+    return v / (set1(1.0f) + exp(-v));
+  } else if constexpr (kActivation == Activation::kGeluTanh) {
+    // v / 2 * (1 + tanh(u)) = v / (1 + e^(-2 u)), which does not cancel for negative v.
+    const F32 minus_two_u =
+        v * fma(v * v, set1(-2.0f * 0.797884561f * 0.044715f), set1(-2.0f * 0.797884561f));
+    return v / (set1(1.0f) + exp(minus_two_u));
+  } else if constexpr (kActivation == Activation::kGelu) {
+    // 1 + erf(z) = erfc(-z), and erfc(|z|) = e^(-z^2) * P(t) with t = 1 / (1 + 0.3 |z|): P's
+    // relative error is 2e-8 up to |z| = 9.5, where erfc is below the smallest normal number.
+    const F32 z = abs(v) * set1(0.707106781f);
+    const F32 t = set1(1.0f) / fma(z, set1(0.3f), set1(1.0f));
+    F32 p = set1(-0.129434079f);
+    p = fma(p, t, set1(0.485096455f));
+    p = fma(p, t, set1(-0.511226416f));
+    p = fma(p, t, set1(0.546394944f));
+    p = fma(p, t, set1(-0.0936311558f));
+    p = fma(p, t, set1(0.214436233f));
+    p = fma(p, t, set1(0.148482442f));
+    p = fma(p, t, set1(0.170691937f));
+    p = fma(p, t, set1(0.169189617f)) * t;
+    // z^2 to twice float32's digits: e^ turns an absolute error into a relative one.
+    const F32 square = z * z;
+    const F32 rest = fma(z, z, -square);
+    const F32 power = exp(-square);
+    F32 tail = p * fma(power, -rest, power);
+    tail = where_negative(set1(86.0f) - square, set1(0.0f), tail);
+    return v * set1(0.5f) * where_negative(v, tail, set1(2.0f) - tail);
+  } else {
+    return v;
+  }
+}
+
+template <Activation kActivation, bool kGated, bool kWhole, class In>
+ROCM_KERNELS_VECTOR F32 activated(const In* gate, const In* up, int n) {
+  const F32 y = activation<kActivation>(load_lanes<kWhole>(gate, n));
+  if constexpr (kGated) return y * load_lanes<kWhole>(up, n);
+  return y;
+}
+
+// y of `columns` columns, and their amax.
+template <Activation kActivation, bool kGated, class In>
+float activate(const In* gate, const In* up, float* y, int64_t columns) {
+  F32 amax = set1(0.0f);
+  int64_t c = 0;
+  for (; c + kLanes <= columns; c += kLanes) {
+    const F32 v = activated<kActivation, kGated, true>(gate + c, kGated ? up + c : up, kLanes);
+    store(y + c, v);
+    amax = max_ignore_nan(abs(v), amax);
+  }
+  if (c < columns) {
+    const int n = static_cast<int>(columns - c);
+    const F32 v = activated<kActivation, kGated, false>(gate + c, kGated ? up + c : up, n);
+    store(y + c, v, n);
+    amax = max_ignore_nan(abs(v), amax);
+  }
+  return largest(amax);
+}
+
+template <class In>
+using Activate = float (*)(const In* gate, const In* up, float* y, int64_t columns);
+
+template <bool kGated, class In>
+Activate<In> activate_for(Activation activation) {
+  switch (activation) {
+    case Activation::kSilu:
+      return &activate<Activation::kSilu, kGated, In>;
+    case Activation::kGelu:
+      return &activate<Activation::kGelu, kGated, In>;
+    case Activation::kGeluTanh:
+      return &activate<Activation::kGeluTanh, kGated, In>;
+    default:
+      return &activate<Activation::kIdentity, kGated, In>;
+  }
+}
+
+template <class Out>
+void write(const float* y, float inverse_scale, Out* out, int64_t columns) {
+  const F32 inverse = set1(inverse_scale);
+  int64_t c = 0;
+  for (; c + kLanes <= columns; c += kLanes) store(out + c, load(y + c) * inverse);
+  if (c < columns) {
+    const int n = static_cast<int>(columns - c);
+    store(out + c, load(y + c, n) * inverse, n);
+  }
+}
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+template <class In, class Out>
+void run_piece(const SwigluFp8Args& args, Activate<In> activate, const In* gate, const In* up,
+               Out* out, float* scales, int64_t columns) {
+  alignas(64) float kept[kKeptColumns + kTileColumns];
+
+  if (args.scaling == Scaling::kNone || args.scaling == Scaling::kStatic) {
+    const float inverse = args.scaling == Scaling::kStatic ? 1.0f / *args.static_scale : 1.0f;
+    for (int64_t c = 0; c < columns; c += kTileColumns) {
+      const int64_t n = smaller(kTileColumns, columns - c);
+      activate(gate + c, up == nullptr ? up : up + c, kept, n);
+      write(kept, inverse, out + c, n);
+    }
+    return;
+  }
+
+  const DynamicScale scale_for{fp8_max(args.out_dtype), args.scale_ub};
+  const int64_t group = args.scaling == Scaling::kPerToken ? columns : args.group_size;
+  for (int64_t first = 0; first < columns; first += group) {
+    const int64_t last = smaller(first + group, columns);
+    float amax = 0.0f;
+    for (int64_t c = first; c < last; c += kTileColumns) {
+      const float tile_amax =
+          activate(gate + c, up == nullptr ? up : up + c, kept + smaller(c - first, kKeptColumns),
+                   smaller(kTileColumns, last - c));
+      if (tile_amax > amax) amax = tile_amax;
+    }
+    const float scale = scale_for(amax);
+    *scales++ = scale;
+    const int64_t kept_columns = smaller(last - first, kKeptColumns);
+    write(kept, 1.0f / scale, out + first, kept_columns);
+    for (int64_t c = first + kept_columns; c < last; c += kTileColumns) {
+      const int64_t n = smaller(kTileColumns, last - c);
+      activate(gate + c, up == nullptr ? up : up + c, kept, n);
+      write(kept, 1.0f / scale, out + c, n);
+    }
+  }
+}
+
+template <class In, class Out>
+void run_pieces(const SwigluFp8Args& args, const SwigluPieces& pieces, int64_t begin, int64_t end) {
+  const Activate<In> activate = args.up == nullptr ? activate_for<false, In>(args.activation)
+                                                   : activate_for<true, In>(args.activation);
+  for (int64_t piece = begin; piece < end; ++piece) {
+    const int64_t row = piece / pieces.per_row;
+    const int64_t c = piece % pieces.per_row * pieces.columns;
+    const In* const gate = static_cast<const In*>(args.gate) + row * args.gate_stride + c;
+    const In* const up =
+        args.up == nullptr ? nullptr : static_cast<const In*>(args.up) + row * args.up_stride + c;
+    Out* const out = static_cast<Out*>(args.out) + row * args.out_stride + c;
+    float* const scales = args.scales == nullptr
+                              ? nullptr
+                              : args.scales + row * pieces.scales_per_row + c / pieces.group;
+    run_piece(args, activate, gate, up, out, scales, smaller(pieces.columns, args.columns - c));
+  }
+}
+
+template <class In>
+void run_pieces(const SwigluFp8Args& args, const SwigluPieces& pieces, int64_t begin, int64_t end) {
+  switch (args.out_dtype) {
+    case DType::kFloat8E4M3FN:
+      return run_pieces<In, Float8E4M3<false>>(args, pieces, begin, end);
+    case DType::kFloat8E4M3FNUZ:
+      return run_pieces<In, Float8E4M3<true>>(args, pieces, begin, end);
+    default:
+      return run_pieces<In, In>(args, pieces, begin, end);
+  }
+}
+
+inline void swiglu_fp8_pieces(const SwigluFp8Args& args, const SwigluPieces& pieces, int64_t begin,
+                              int64_t end) {
+  switch (args.in_dtype) {
+    case DType::kFloat32:
+      return run_pieces<float>(args, pieces, begin, end);
+    case DType::kFloat16:
+      return run_pieces<Float16>(args, pieces, begin, end);
+    default:
+      return run_pieces<BFloat16>(args, pieces, begin, end);
+  }
+}
