@@ -230,7 +230,9 @@ def skinny_gemm(
     return out
 
 
-def fp8_linear_path(rows: int, w: torch.Tensor, scale_w: torch.Tensor) -> str:
+def fp8_linear_path(
+    rows: int, w: torch.Tensor, scale_w: torch.Tensor, scale_x: Optional[torch.Tensor] = None
+) -> str:
     """Which path :func:`fp8_linear` takes for this many rows.
 
     Returns:
@@ -239,11 +241,11 @@ def fp8_linear_path(rows: int, w: torch.Tensor, scale_w: torch.Tensor) -> str:
 
     The CPU has no quick ``torch._scaled_mm`` (68 times slower than bfloat16's ``F.linear``), and
     beyond 64 rows the slices are bound by arithmetic, not by reading w again. On a GPU the library
-    takes over beyond 64 rows for the scales that it knows: per tensor and per channel.
+    takes over beyond 64 rows for the scales that it knows: per tensor, per row and per channel.
     """
     if rows <= SKINNY_GEMM_MAX_ROWS:
         return "skinny_gemm"
-    blocks = scale_w.dim() == 2 and scale_w.shape[1] > 1
+    blocks = any(s is not None and s.dim() == 2 and s.shape[1] > 1 for s in (scale_w, scale_x))
     if w.device.type == "cpu" or blocks or w.shape[0] % 16 or w.shape[1] % 16:
         return "skinny_gemm_slices"
     return "scaled_mm"
@@ -282,7 +284,8 @@ def fp8_linear(
         group_size = SCALE_BLOCK if blocks else None
         q, scale = quantize_fp8(rows, scale=scale_x, group_size=group_size, fp8_dtype=w.dtype)
         out_dtype = x.dtype if out_dtype is None else out_dtype
-    count, path = rows.shape[0], fp8_linear_path(rows.shape[0], w, scale_w)
+    count = rows.shape[0]
+    path = fp8_linear_path(count, w, scale_w, scale)
     if path == "scaled_mm":
         out = _scaled_mm(q, w, scale, scale_w, bias, out_dtype)
     else:

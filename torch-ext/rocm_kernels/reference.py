@@ -4,6 +4,7 @@ The functions have the names, arguments and results of the functional API, less 
 arguments. See ``rocm_kernels.functional`` for shapes and units.
 """
 
+import math
 from typing import Optional, Tuple
 
 import torch
@@ -80,7 +81,7 @@ def skinny_gemm(
     """Accumulates in float64: the kernels, in float32, are held to an error bound against it."""
     if out_dtype is None:
         out_dtype = torch.bfloat16 if a.dtype in FP8_MAX else a.dtype
-    rows = a.reshape(-1, a.shape[-1])
+    rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
     if scale_a is not None and scale_a.dim() > 2:
         scale_a = scale_a.reshape(rows.shape[0], -1)
     out = dequantize(rows, scale_a, 1) @ dequantize(w, scale_w, SCALE_BLOCK).t()

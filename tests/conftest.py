@@ -1,0 +1,112 @@
+"""Backends: the same cases run on each device of --device.
+
+    pytest --device cpu,simulator       # the default: all that this machine has, but the simulator
+
+``reference`` is the definition itself, ``cpu``, ``cuda`` and ``rocm`` load build/ the way users do,
+``simulator`` runs the gfx942 machine code of the launchers on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import kernels
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+REPO_ID = "org/rocm-kernels"
+DEVICES = ("reference", "cpu", "simulator", "cuda", "rocm")
+
+os.environ.setdefault("LOCAL_KERNELS", f"{REPO_ID}={ROOT}")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One device to test: ``ops`` has the functional API, tensors live on ``device``."""
+
+    name: str
+    ops: Any
+    device: torch.device
+    fp8_dtype: torch.dtype  # the native dialect
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def available_devices() -> list[str]:
+    gpu = [] if not torch.cuda.is_available() else ["rocm" if torch.version.hip else "cuda"]
+    return ["reference", "cpu", *gpu]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        default=",".join(available_devices()),
+        help=f"comma-separated devices to run the kernels' cases on, of {', '.join(DEVICES)}",
+    )
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+
+
+def selected_devices(config: pytest.Config) -> list[str]:
+    names = [name.strip() for name in config.getoption("--device").split(",") if name.strip()]
+    unknown = sorted(set(names) - set(DEVICES))
+    if unknown or not names:
+        raise pytest.UsageError(f"--device takes names of {', '.join(DEVICES)}, got {unknown}")
+    return names
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"devices: {', '.join(selected_devices(config))} (torch {torch.__version__})"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    kept = [item for item in items if "slow" not in item.keywords]
+    config.hook.pytest_deselected(items=[item for item in items if "slow" in item.keywords])
+    items[:] = kept
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend" in metafunc.fixturenames:
+        names = selected_devices(metafunc.config)
+        metafunc.parametrize("backend", names, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def backend(request: pytest.FixtureRequest) -> Backend:
+    name = request.param
+    if name == "simulator":
+        import simulated
+
+        return Backend(name, simulated.functional(), torch.device("cpu"), torch.float8_e4m3fnuz)
+    if name in ("cuda", "rocm"):
+        package = kernels.get_kernel(REPO_ID, version=1)
+        device = torch.device("cuda", 0)
+        return Backend(name, package, device, package.native_fp8_dtype(device))
+    package = kernels.get_kernel(REPO_ID, version=1, backend="cpu")
+    ops = package.reference if name == "reference" else package
+    return Backend(name, ops, torch.device("cpu"), torch.float8_e4m3fn)
+
+
+@pytest.fixture(scope="session")
+def package() -> ModuleType:
+    """The package as users load it, for this machine's best backend."""
+    return kernels.get_kernel(REPO_ID, version=1)
+
+
+@pytest.fixture(scope="session")
+def device(package: ModuleType) -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> None:
+    """Fresh data for each test, the same for the same test on every backend and in every run."""
+    name = request.node.originalname or request.node.name
+    torch.manual_seed(sum(ord(c) * (i + 1) for i, c in enumerate(name)))

@@ -1,0 +1,151 @@
+"""Bad input raises, names what was required and what came, and writes nothing."""
+
+import re
+
+import pytest
+import torch
+
+FP8 = torch.float8_e4m3fn
+
+
+def f32(*shape):
+    return torch.randn(*shape)
+
+
+def fp8(*shape):
+    return torch.randn(*shape).to(FP8)
+
+
+# name -> (call, what the message must say)
+CASES = {
+    "x dtype": (lambda p: p.rms_norm(f32(2, 8).double(), f32(8)), "x must be .* got float64"),
+    "weight length": (lambda p: p.rms_norm(f32(2, 8), f32(7)), r"weight .* \[8\], got \[7\]"),
+    "weight dtype": (
+        lambda p: p.rms_norm(f32(2, 8), f32(8).half()),
+        "weight must be float32 or have the dtype of x, got float16 and float32",
+    ),
+    "x not contiguous": (lambda p: p.rms_norm(f32(8, 2).t(), f32(8)), "contiguous .* stride of 2"),
+    "residual dtype": (
+        lambda p: p.rms_norm(f32(2, 8), f32(8), residual=f32(2, 8).half()),
+        "residual must have the dtype of x",
+    ),
+    "residual shape": (
+        lambda p: p.rms_norm(f32(2, 8), f32(8), residual=f32(3, 8)),
+        r"residual must have shape \[2, 8\], got \[3, 8\]",
+    ),
+    "residual expanded": (
+        lambda p: p.rms_norm(f32(2, 8), f32(8), residual=f32(1, 8).expand(2, 8)),
+        "residual is written, so its rows must not overlap",
+    ),
+    "residual not foldable": (
+        lambda p: p.rms_norm(f32(2, 3, 8), f32(8), residual=f32(3, 2, 8).transpose(0, 1)),
+        "leading dimensions must fold",
+    ),
+    "out shape": (
+        lambda p: p.rms_norm(f32(2, 8), f32(8), out=f32(2, 9)),
+        r"out must have shape \[2, 8\], got \[2, 9\]",
+    ),
+    "out dtype": (
+        lambda p: p.rms_norm(f32(2, 8), f32(8), out=f32(2, 8).half()),
+        "out must be FP8 or have the dtype of x, got float16 and float32",
+    ),
+    "fp8 dtype": (
+        lambda p: p.quantize_fp8(f32(2, 8), fp8_dtype=torch.float8_e5m2),
+        "fp8_dtype must be one of .* got torch.float8_e5m2",
+    ),
+    "scale count": (
+        lambda p: p.quantize_fp8(f32(2, 8), scale=f32(2)),
+        r"scale must be one float32 value, got float32 \[2\]",
+    ),
+    "scale dtype": (
+        lambda p: p.quantize_fp8(f32(2, 8), scale=f32(1).half()),
+        "scale must be one float32 value, got float16",
+    ),
+    "group size": (lambda p: p.quantize_fp8(f32(2, 8), group_size=100), "group_size .* got 100"),
+    "group and static": (
+        lambda p: p.quantize_fp8(f32(2, 8), group_size=128, scale=f32(1)),
+        "group_size must be 0",
+    ),
+    "scales shape": (
+        lambda p: p.quantize_fp8(f32(2, 8), out=(fp8(2, 8), f32(2, 2))),
+        r"scales must have shape \[2, 1\], got \[2, 2\]",
+    ),
+    "scale_ub": (lambda p: p.quantize_fp8(f32(2, 8), scale_ub=-1.0), "scale_ub .* got -1"),
+    "odd halves": (lambda p: p.swiglu(f32(2, 7)), "even number of columns, got 7"),
+    "activation": (lambda p: p.swiglu(f32(2, 8), activation="relu"), "activation .* got 'relu'"),
+    "up shape": (lambda p: p.swiglu(f32(2, 8), f32(2, 7)), "up must have the shape of x"),
+    "up dtype": (lambda p: p.swiglu(f32(2, 8), f32(2, 8).half()), "up must have the dtype of gate"),
+    "too many rows": (
+        lambda p: p.skinny_gemm(fp8(65, 8), fp8(4, 8)),
+        "at most 64 rows, got 65; fp8_linear takes any number",
+    ),
+    "K differs": (lambda p: p.skinny_gemm(fp8(2, 8), fp8(4, 9)), r"K of a, got \[4, 9\]"),
+    "mixed dialects": (
+        lambda p: p.skinny_gemm(fp8(2, 8), f32(4, 8).to(torch.float8_e4m3fnuz)),
+        "one dtype, .* got float8_e4m3fn and float8_e4m3fnuz",
+    ),
+    "mixed halves": (
+        lambda p: p.skinny_gemm(f32(2, 8).half(), f32(4, 8).bfloat16()),
+        "got float16 and bfloat16",
+    ),
+    "float32 operands": (lambda p: p.skinny_gemm(f32(2, 8), f32(4, 8)), "got float32 and float32"),
+    "scale of 16 bits": (
+        lambda p: p.skinny_gemm(f32(2, 8).half(), f32(4, 8).half(), None, f32(1)),
+        "scales are for FP8 operands",
+    ),
+    "scale_a shape": (
+        lambda p: p.skinny_gemm(fp8(2, 300), fp8(4, 300), f32(3, 1)),
+        r"scale_a must have shape \[1\], \[2, 1\] or \[2, 3\], got \[3, 1\]",
+    ),
+    "scale_w shape": (
+        lambda p: p.skinny_gemm(fp8(2, 300), fp8(4, 300), None, f32(4, 3)),
+        r"scale_w must have shape \[1\], \[4, 1\] or \[1, 3\], got \[4, 3\]",
+    ),
+    "bias dtype": (
+        lambda p: p.skinny_gemm(fp8(2, 8), fp8(4, 8), bias=f32(4).half()),
+        "bias must be float32 or have the dtype of out, got float16 and bfloat16",
+    ),
+    "bias length": (
+        lambda p: p.skinny_gemm(fp8(2, 8), fp8(4, 8), bias=f32(5)),
+        r"bias must have shape \[4\], got \[5\]",
+    ),
+    "w not contiguous": (lambda p: p.skinny_gemm(fp8(2, 8), fp8(8, 4).t()), "w must be contiguous"),
+    "linear w dtype": (
+        lambda p: p.fp8_linear(f32(2, 8), f32(4, 8), f32(1)),
+        "fp8_dtype must be one of .* got torch.float32",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_message(package, case):
+    call, message = CASES[case]
+    with pytest.raises((RuntimeError, ValueError)) as raised:
+        call(package)
+    assert re.search(message, str(raised.value).replace("\n", " ")), raised.value
+
+
+def test_nothing_is_written_on_error(package):
+    x, residual = f32(2, 8), f32(2, 8)
+    before, out = residual.clone(), torch.full((2, 8), 7.0)
+    with pytest.raises(RuntimeError):
+        package.rms_norm(x, f32(7), residual=residual, out=out)
+    assert torch.equal(residual, before) and (out == 7).all()
+
+
+def test_outputs_may_not_share_memory_with_inputs(package):
+    x = f32(4, 16)
+    with pytest.raises(RuntimeError, match="out is written and must not share memory with x"):
+        package.rms_norm(x, f32(16), out=x)
+    buffer = f32(4, 32)
+    with pytest.raises(RuntimeError, match="must not share memory"):
+        package.rms_norm(buffer[:, :16], f32(16), out=buffer[:, 8:24])
+    # Side by side in one buffer is no overlap.
+    package.rms_norm(buffer[:, :16], f32(16), out=buffer[:, 16:])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs two kinds of device")
+def test_mixed_devices(package):
+    x = f32(2, 8).cuda()
+    with pytest.raises(RuntimeError, match="weight must be on the device of x"):
+        package.rms_norm(x, f32(8))
