@@ -42,15 +42,15 @@ test-all: build $(VENV)/llvm ## the slow ones too: full sizes on the simulator
 bench: build ## the CPU kernels beside PyTorch's, in one run
 	@$(PYTHON) benchmarks/cpu.py $(ARGS)
 
-lint: $(VENV)/ready $(VENV)/llvm ## ruff and clang-format
+lint: $(VENV)/ready ## ruff and clang-format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	clang-format-22 --dry-run --Werror $(CXX_SOURCES)
+	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_SOURCES)
 
-format: $(VENV)/ready $(VENV)/llvm ## what lint asks for
+format: $(VENV)/ready ## what lint asks for
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	clang-format-22 -i $(CXX_SOURCES)
+	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
 
 clean: ## removes what was built, and the environment
 	rm -rf build $(VENV)

@@ -130,8 +130,8 @@ class Package:
         return list(dict.fromkeys(listed))
 
     def unique_id(self) -> str:
-        """Changes when anything that is built changes, and only then."""
-        digest = hashlib.sha256()
+        """Changes when anything that is built changes, or its version, and only then."""
+        digest = hashlib.sha256(f"{self.name} {self.version}".encode())
         for path in [*(self.root / s for s in sorted(self.sources())), *self.python_files]:
             digest.update(path.relative_to(self.root).as_posix().encode() + b"\0")
             digest.update(path.read_bytes())

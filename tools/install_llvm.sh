@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Installs the compiler and tools for AMD targets (clang 22, LLVM's binary utilities, HIP headers and
-# device libraries) and clang-format, where the distribution has them and we may install packages.
+# device libraries), where the distribution has them and we may install packages.
 # Says what to do otherwise. No GPU driver and no ROCm installation is involved.
 set -euo pipefail
 
-packages=(clang-22 clang-format-22 clang-tools-22 lld-22 llvm-22 llvm-22-dev hipcc libamdhip64-dev
+packages=(clang-22 clang-tools-22 lld-22 llvm-22 llvm-22-dev hipcc libamdhip64-dev
   rocm-device-libs)
 missing=()
 for package in "${packages[@]}"; do
