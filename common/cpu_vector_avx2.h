@@ -53,16 +53,16 @@ ROCM_KERNELS_VECTOR void store(Float8E4M3<kFnuz>* p, F32 v) {
   const __m256i aligned = _mm256_castps_si256(
       _mm256_add_ps(_mm256_castsi256_ps(magnitude), _mm256_castsi256_ps(align)));
   const __m256i steps = _mm256_sub_epi32(aligned, align);
-  const __m256i code = _mm256_sub_epi32(_mm256_add_epi32(steps, _mm256_srli_epi32(align, 20)),
-                                        _mm256_set1_epi32(Fields::kCodeBias));
+  const __m256i steps_and_exponent = _mm256_add_epi32(steps, _mm256_srli_epi32(align, 20));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+  const __m256i code =
+      _mm256_blendv_epi8(_mm256_sub_epi32(steps_and_exponent, _mm256_set1_epi32(Fields::kCodeBias)),
+                         _mm256_set1_epi32(Fields::kNan), nan);
   __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80));
   if (kFnuz) {  // has no -0: its bits mean NaN
     sign = _mm256_andnot_si256(_mm256_cmpeq_epi32(code, _mm256_setzero_si256()), sign);
   }
-  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-  const __m256i signed_code =
-      _mm256_blendv_epi8(_mm256_or_si256(sign, code), _mm256_set1_epi32(Fields::kNan), nan);
-  const __m128i halves = narrow_to_16(signed_code);
+  const __m128i halves = narrow_to_16(_mm256_or_si256(sign, code));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(halves, halves));
 }
 

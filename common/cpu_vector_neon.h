@@ -45,13 +45,13 @@ ROCM_KERNELS_VECTOR void store(Float8E4M3<kFnuz>* p, F32 v) {
   const uint32x4_t aligned = vreinterpretq_u32_f32(
       vaddq_f32(vreinterpretq_f32_u32(magnitude), vreinterpretq_f32_u32(align)));
   const uint32x4_t steps = vsubq_u32(aligned, align);
+  const uint32x4_t steps_and_exponent = vaddq_u32(steps, vshrq_n_u32(align, 20));
   const uint32x4_t code =
-      vsubq_u32(vaddq_u32(steps, vshrq_n_u32(align, 20)), vdupq_n_u32(Fields::kCodeBias));
+      vbslq_u32(vceqq_f32(v, v), vsubq_u32(steps_and_exponent, vdupq_n_u32(Fields::kCodeBias)),
+                vdupq_n_u32(Fields::kNan));
   uint32x4_t sign = vandq_u32(vshrq_n_u32(bits, 24), vdupq_n_u32(0x80));
   if (kFnuz) sign = vandq_u32(sign, vtstq_u32(code, code));  // has no -0: its bits mean NaN
-  const uint32x4_t signed_code =
-      vbslq_u32(vceqq_f32(v, v), vorrq_u32(sign, code), vdupq_n_u32(Fields::kNan));
-  const uint16x4_t halves = vmovn_u32(signed_code);
+  const uint16x4_t halves = vmovn_u32(vorrq_u32(sign, code));
   const uint8x8_t bytes = vmovn_u16(vcombine_u16(halves, halves));
   const uint32_t word = vget_lane_u32(vreinterpret_u32_u8(bytes), 0);
   __builtin_memcpy(p, &word, sizeof(word));
