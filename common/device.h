@@ -16,6 +16,15 @@
 
 #define ROCM_KERNELS_DEVICE __device__ __forceinline__
 
+// Bounds the registers of a kernel so that blocks of `threads` fill a compute unit with `resident`
+// threads. HIP's second argument counts waves a SIMD (4 SIMDs of 64 lanes), CUDA's blocks an SM.
+#if defined(__CUDACC__)
+#define ROCM_KERNELS_LAUNCH_BOUNDS(threads, resident) \
+  __launch_bounds__(threads, (resident) / (threads))
+#else
+#define ROCM_KERNELS_LAUNCH_BOUNDS(threads, resident) __launch_bounds__(threads, (resident) / 256)
+#endif
+
 // FP8 dialects that the target being compiled converts in hardware. Device passes only: on the host
 // both are 0, so nothing that the host sees may depend on them.
 #if defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__)
@@ -30,6 +39,15 @@
 #endif
 
 namespace rocm_kernels {
+
+#if defined(__CUDACC__)
+constexpr bool kNvidia = true;
+#else
+constexpr bool kNvidia = false;
+#endif
+
+// The dialect that matrix instructions of the target take, and thus what models ask for on it.
+__device__ constexpr bool kPreferredFnuz = ROCM_KERNELS_NATIVE_FNUZ;
 
 // ---- Lanes ------------------------------------------------------------------------------------
 
@@ -75,11 +93,6 @@ struct alignas(sizeof(T) * kCount) Vec {
   ROCM_KERNELS_DEVICE const T& operator[](int i) const { return data[i]; }
 };
 
-// The widest access of a lane, and how many elements of T it carries.
-constexpr int kAccessBytes = 16;
-template <typename T>
-constexpr int kAccessElements = kAccessBytes / static_cast<int>(sizeof(T));
-
 // How a line that is touched is to be treated by the caches.
 enum class Touch {
   kOnce,   // streamed: do not keep it, so that what is used again stays
@@ -120,12 +133,8 @@ struct UnalignedRawOf {
 #endif
 }  // namespace detail
 
-// Whether a vector access needs its natural alignment on this family. Elements are always aligned.
-#if defined(__CUDACC__)
-constexpr bool kNeedsAlignedVectors = true;
-#else
-constexpr bool kNeedsAlignedVectors = false;
-#endif
+// Vector accesses need their natural alignment on NVIDIA only. Elements are always aligned.
+constexpr bool kNeedsAlignedVectors = kNvidia;
 
 // Loads a Vec of 4, 8 or 16 bytes that nobody writes while the kernel runs.
 template <Touch kTouch, typename V>
@@ -173,6 +182,45 @@ ROCM_KERNELS_DEVICE void store(void* address, const V& value) {
   } else {
     *static_cast<Target*>(address) = raw;
   }
+#endif
+}
+
+// ---- What the optimiser may not see through ---------------------------------------------------
+
+// A value that is the same for the whole wave, as if computed right here: keeps what depends on it
+// inside its loop, where a multiplication is cheaper than the registers of a running pointer.
+ROCM_KERNELS_DEVICE int opaque_uniform(int value) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+r"(value));
+#elif defined(__AMDGCN__)
+  asm volatile("" : "+s"(value));
+#endif
+  return value;
+}
+
+// The same for a value of each lane. Waits for the load that brings it, so place it where the value
+// is needed: without it, a conversion of loaded data moves up to the load and waits there.
+ROCM_KERNELS_DEVICE uint32_t opaque(uint32_t value) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+r"(value));
+#elif defined(__AMDGCN__)
+  asm volatile("" : "+v"(value));
+#endif
+  return value;
+}
+
+// ---- Arithmetic -------------------------------------------------------------------------------
+
+// 1 / sqrt(value) to one unit in the last place. AMD's instruction takes subnormals for zero.
+ROCM_KERNELS_DEVICE float reciprocal_sqrt(float value) {
+#if defined(__AMDGCN__)
+  const bool tiny = value < 0x1p-100f;
+  const float root = __builtin_amdgcn_rsqf(tiny ? value * 0x1p100f : value);
+  return tiny ? root * 0x1p50f : root;
+#elif defined(__CUDA_ARCH__)
+  return rsqrtf(value);
+#else
+  return value;
 #endif
 }
 

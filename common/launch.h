@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
+#include <mutex>
 
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
@@ -25,41 +27,45 @@ inline Stream stream_of(const Context& context) { return static_cast<Stream>(con
 struct DeviceFacts {
   int32_t compute_units = 0;  // CUs of an AMD GPU, SMs of an NVIDIA one
   int32_t wave_size = 0;      // lanes of a wave or warp
+  bool fnuz = false;          // its FP8 is FNUZ: kPreferredFnuz of the code that it runs
 };
+
+namespace detail {
+inline bool ask_device_facts(int device, DeviceFacts& facts) {
+#if defined(__CUDACC__)
+  return cudaDeviceGetAttribute(&facts.compute_units, cudaDevAttrMultiProcessorCount, device) ==
+             cudaSuccess &&
+         cudaDeviceGetAttribute(&facts.wave_size, cudaDevAttrWarpSize, device) == cudaSuccess;
+#else
+  hipDeviceProp_t properties;
+  if (hipGetDeviceProperties(&properties, device) != hipSuccess) return false;
+  facts.compute_units = properties.multiProcessorCount;
+  facts.wave_size = properties.warpSize;
+  facts.fnuz = std::strncmp(properties.gcnArchName, "gfx94", 5) == 0;
+  return true;
+#endif
+}
+}  // namespace detail
 
 // Facts of the current device, asked of the runtime once a device. False if the runtime fails.
 inline bool device_facts(DeviceFacts& facts) {
   constexpr int kDevices = 64;
-  static std::atomic<uint64_t> cache[kDevices];  // compute_units << 32 | wave_size; 0: not asked
-  int device = 0, units = 0, wave = 0;
+  static DeviceFacts known[kDevices];
+  static std::atomic<bool> asked[kDevices];
+  static std::mutex asking;
+  int device = 0;
 #if defined(__CUDACC__)
   if (cudaGetDevice(&device) != cudaSuccess) return false;
 #else
   if (hipGetDevice(&device) != hipSuccess) return false;
 #endif
-  const bool cached = device < kDevices;
-  if (const uint64_t known = cached ? cache[device].load(std::memory_order_relaxed) : 0) {
-    facts.compute_units = static_cast<int32_t>(known >> 32);
-    facts.wave_size = static_cast<int32_t>(known & 0xFFFFFFFFu);
-    return true;
+  if (device >= kDevices) return detail::ask_device_facts(device, facts);
+  if (!asked[device].load(std::memory_order_acquire)) {
+    const std::lock_guard<std::mutex> lock(asking);
+    if (!detail::ask_device_facts(device, known[device])) return false;
+    asked[device].store(true, std::memory_order_release);
   }
-#if defined(__CUDACC__)
-  if (cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&wave, cudaDevAttrWarpSize, device) != cudaSuccess) {
-    return false;
-  }
-#else
-  if (hipDeviceGetAttribute(&units, hipDeviceAttributeMultiprocessorCount, device) != hipSuccess ||
-      hipDeviceGetAttribute(&wave, hipDeviceAttributeWarpSize, device) != hipSuccess) {
-    return false;
-  }
-#endif
-  facts.compute_units = units;
-  facts.wave_size = wave;
-  if (cached) {
-    cache[device].store(static_cast<uint64_t>(units) << 32 | static_cast<uint32_t>(wave),
-                        std::memory_order_relaxed);
-  }
+  facts = known[device];
   return true;
 }
 

@@ -1,0 +1,296 @@
+// Device code and launcher of rmsnorm_fp8 for both GPU families; see rmsnorm_fp8.h for the maths.
+//
+// The kernel moves two bytes in and three out for each 16-bit element and does about ten operations
+// on it: memory decides. So every byte is touched once. A team of threads holds its row in
+// registers between the sum of squares and the scaling (h is rounded to x's type before it is used,
+// so holding it in that type loses nothing), asks for the weight before it waits for the row, and
+// asks for its next row before it reduces the present one: loads are in flight all the time. Blocks
+// stay for many rows, with the weight in registers.
+#pragma once
+
+#include "../common/launch.h"
+#include "../common/quantize.h"
+#include "rmsnorm_fp8.h"
+
+namespace rocm_kernels {
+namespace {
+
+template <typename T>
+struct RmsNormParams {
+  int32_t rows;
+  const T* x;          // [rows, hidden]
+  T* residual;         // [rows, hidden] or nullptr
+  const void* weight;  // [hidden], T or float
+  int32_t x_stride;
+  int32_t residual_stride;
+  int32_t hidden;
+  float inverse_hidden;
+  float eps;
+  // Flags are words: scalar loads have no bytes.
+  int32_t float_weight;  // T is a 16-bit type and the weight is float32
+  int32_t aligned;       // whole vectors may be loaded from x, residual and weight
+  Output output;
+};
+
+// h of one vector, in place of x, written back to the residual; returns its sum of squares.
+template <Fit kFit, typename T>
+ROCM_KERNELS_DEVICE float add_residual(const RmsNormParams<T>& p, int row, int column, int columns,
+                                       Vector& x, const Vector& residual) {
+  if (p.residual != nullptr) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) x.word[w] = Word<T>::add(x.word[w], residual.word[w]);
+    store_words<sizeof(T), kFit>(p.residual + int64_t{row} * p.residual_stride, column, columns,
+                                 p.aligned, x.word);
+  }
+  float h[kVectorElements<T>];
+  unpack<T>(x, h);
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVectorElements<T>; ++i) squares = fmaf(h[i], h[i], squares);
+  return squares;
+}
+
+// y of one vector.
+template <typename T, int kCount>
+ROCM_KERNELS_DEVICE void normalize(const Vector& h, const float (&weight)[kCount], float rstd,
+                                   float (&y)[kCount]) {
+  unpack<T>(h, y);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) y[i] = y[i] * rstd * weight[i];
+}
+
+// Rows that fit in the registers of a team. Grid: any number of blocks.
+template <typename T, typename Team>
+__global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentThreads)
+    rmsnorm_fp8_kernel(const RmsNormParams<T> p) {
+  constexpr int kTeam = Team::kThreads;
+  constexpr int kVectors = Team::kVectors;
+  constexpr int kCount = kVectorElements<T>;
+  __shared__ TeamScratch scratch;
+  int slot = 0;
+
+  int thread = static_cast<int>(threadIdx.x) % kTeam;
+  // A constant where a block has one row: then the row's address is uniform and lives in scalars.
+  const int team = Team::kBlockRows == 1 ? 0 : static_cast<int>(threadIdx.x) / kTeam;
+  const int step = static_cast<int>(gridDim.x) * Team::kBlockRows;
+  const auto column_of = [&](int v) { return (v * kTeam + thread) * kCount; };
+  // Teams without a row keep to the block's barriers: their row has no columns.
+  const auto columns_of = [&](int row) { return row < p.rows ? p.hidden : 0; };
+
+  Vector x[kVectors], residual[kVectors], weight[kVectors];
+  const auto load_row = [&](int row) {
+    const int columns = columns_of(row);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      x[v] = load_vector<Touch::kOnce, Fit::kWhole>(p.x + int64_t{row} * p.x_stride, column_of(v),
+                                                    columns, p.aligned);
+    }
+    if (p.residual == nullptr) return;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      residual[v] = load_vector<Touch::kOnce, Fit::kWhole>(
+          p.residual + int64_t{row} * p.residual_stride, column_of(v), columns, p.aligned);
+    }
+  };
+
+  int first = static_cast<int>(blockIdx.x) * Team::kBlockRows;  // row of team 0
+  load_row(first + team);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    weight[v] = load_vector<Touch::kAgain, Fit::kWhole>(static_cast<const T*>(p.weight),
+                                                        column_of(v), p.hidden, p.aligned);
+  }
+  const float given_scale = p.output.scaling == Scaling::kStatic ? *p.output.scale : 1.0f;
+
+  for (; first < p.rows; first += step) {
+    first = opaque_uniform(first);
+    thread = static_cast<int>(opaque(thread));
+    const int row = first + team;
+    const int columns = columns_of(row);
+
+    Vector h[kVectors];
+    float squares = 0.0f;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      h[v] = x[v];
+      squares += add_residual<Fit::kWhole>(p, row, column_of(v), columns, h[v], residual[v]);
+    }
+    if (first + step < p.rows) load_row(row + step);
+
+    const float sum = reduce_team<kTeam>(squares, Sum{}, scratch, slot);
+    const float rstd = reciprocal_sqrt(sum * p.inverse_hidden + p.eps);
+
+    // Computed anew by each pass that wants it, since that costs less than the registers to hold
+    // it.
+    const auto y_of = [&](int v, float (&y)[kCount]) {
+      float weights[kCount];
+      unpack<T>(opaque(weight[v]), weights);
+      normalize<T>(opaque(h[v]), weights, rstd, y);
+    };
+    float inverse = 1.0f / given_scale;
+    if (p.output.scaling == Scaling::kPerToken) {
+      float amax = 0.0f;
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        float y[kCount];
+        y_of(v, y);
+        amax = amax_of(y, amax);
+      }
+      amax = reduce_team<kTeam>(amax, MaxMagnitude{}, scratch, slot);
+      const float scale = scale_of_amax(amax, p.output);
+      inverse = 1.0f / scale;
+      if (thread == 0 && columns > 0) p.output.scales[row] = scale;
+    }
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      float y[kCount];
+      y_of(v, y);
+      store_output<T, Fit::kWhole>(y, inverse, row, column_of(v), columns, p.output);
+    }
+  }
+}
+
+// Everything else: rows too long for registers, or no whole number of vectors, or misaligned, a
+// float32 weight beside 16-bit rows, an FP8 dialect foreign to the target. h is read again for the
+// later passes, mostly from cache.
+template <typename T, int kTeam>
+__global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
+    rmsnorm_fp8_any_kernel(const RmsNormParams<T> p) {
+  constexpr int kCount = kVectorElements<T>;
+  __shared__ TeamScratch scratch;
+  int slot = 0;
+  const int begin = static_cast<int>(threadIdx.x) * kCount;
+  // The same for all threads, since groups are reduced across lanes.
+  const int end = (p.hidden + kTeam * kCount - 1) / (kTeam * kCount) * (kTeam * kCount);
+  const float given_scale = p.output.scaling == Scaling::kStatic ? *p.output.scale : 1.0f;
+
+  for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    const T* x_row = p.x + int64_t{row} * p.x_stride;
+    // Each thread reads back what it wrote itself, so no fence is needed.
+    const T* h_row = p.residual != nullptr ? p.residual + int64_t{row} * p.residual_stride : x_row;
+
+    float squares = 0.0f;
+    for (int column = begin; column < end; column += kTeam * kCount) {
+      Vector h = load_vector<Touch::kAgain, Fit::kRagged>(x_row, column, p.hidden, p.aligned);
+      Vector residual{};
+      if (p.residual != nullptr) {
+        residual = load_vector<Touch::kAgain, Fit::kRagged>(h_row, column, p.hidden, p.aligned);
+      }
+      squares += add_residual<Fit::kRagged>(p, row, column, p.hidden, h, residual);
+    }
+    const float sum = reduce_team<kTeam>(squares, Sum{}, scratch, slot);
+    const float rstd = reciprocal_sqrt(sum * p.inverse_hidden + p.eps);
+
+    const auto y_of = [&](int column, float (&y)[kCount]) {
+      float weights[kCount];
+      if (p.float_weight) {
+        const float* weight = static_cast<const float*>(p.weight);
+        for (int i = 0; i < kCount; i += 4) {
+          const Vector quad =
+              load_vector<Touch::kAgain, Fit::kRagged>(weight, column + i, p.hidden, p.aligned);
+          __builtin_memcpy(&weights[i], quad.word, 16);
+        }
+      } else {
+        const T* weight = static_cast<const T*>(p.weight);
+        unpack<T>(load_vector<Touch::kAgain, Fit::kRagged>(weight, column, p.hidden, p.aligned),
+                  weights);
+      }
+      const Vector h = load_vector<Touch::kAgain, Fit::kRagged>(h_row, column, p.hidden, p.aligned);
+      normalize<T>(h, weights, rstd, y);
+    };
+
+    float inverse = 1.0f / given_scale;
+    if (p.output.scaling == Scaling::kPerToken) {
+      float amax = 0.0f;
+      for (int column = begin; column < end; column += kTeam * kCount) {
+        float y[kCount];
+        y_of(column, y);
+        amax = amax_of(y, amax);
+      }
+      amax = reduce_team<kTeam>(amax, MaxMagnitude{}, scratch, slot);
+      const float scale = scale_of_amax(amax, p.output);
+      inverse = 1.0f / scale;
+      if (threadIdx.x == 0) p.output.scales[row] = scale;
+    }
+    for (int column = begin; column < end; column += kTeam * kCount) {
+      float y[kCount];
+      y_of(column, y);
+      store_output<T, Fit::kRagged>(y, inverse, row, column, p.hidden, p.output);
+    }
+  }
+}
+
+// ---- Launcher ---------------------------------------------------------------------------------
+
+inline unsigned persistent_grid(int64_t blocks, int block_threads, int resident_threads,
+                                const DeviceFacts& facts) {
+  const int64_t resident = int64_t{facts.compute_units} * (resident_threads / block_threads);
+  return static_cast<unsigned>(blocks < resident ? blocks : resident);
+}
+
+template <typename T>
+Status launch_typed(const RmsNormFp8Args& args, const DeviceFacts& facts, Stream stream) {
+  constexpr int kCount = kVectorElements<T>;
+  RmsNormParams<T> p{};
+  p.rows = static_cast<int32_t>(args.rows);
+  p.x = static_cast<const T*>(args.x);
+  p.residual = static_cast<T*>(args.residual);
+  p.weight = args.weight;
+  p.x_stride = static_cast<int32_t>(args.x_stride);
+  p.residual_stride = static_cast<int32_t>(args.residual_stride);
+  p.hidden = static_cast<int32_t>(args.hidden);
+  p.inverse_hidden = 1.0f / static_cast<float>(args.hidden);
+  p.eps = args.eps;
+  p.float_weight = args.weight_dtype != args.x_dtype;
+  p.aligned = !kNeedsAlignedVectors ||
+              (rows_aligned(args.x, args.x_stride, sizeof(T), sizeof(Vector)) &&
+               rows_aligned(args.residual, args.residual_stride, sizeof(T), sizeof(Vector)) &&
+               rows_aligned(args.weight, 0, sizeof(T), sizeof(Vector)));
+  p.output = make_output(args, args.hidden, kCount);
+
+  const int64_t vectors = (args.hidden + kCount - 1) / kCount;
+  const bool whole =
+      args.hidden % kCount == 0 && p.aligned && !p.float_weight && fits(p.output, facts);
+  const bool held = whole && with_row_team(vectors, [&](auto team) {
+                      using Team = decltype(team);
+                      const int64_t blocks = (p.rows + Team::kBlockRows - 1) / Team::kBlockRows;
+                      const unsigned grid = persistent_grid(blocks, Team::kBlockThreads,
+                                                            Team::kResidentThreads, facts);
+                      rmsnorm_fp8_kernel<T, Team><<<grid, Team::kBlockThreads, 0, stream>>>(p);
+                    });
+  if (!held && vectors <= 512) {
+    rmsnorm_fp8_any_kernel<T, 256>
+        <<<persistent_grid(p.rows, 256, 1024, facts), 256, 0, stream>>>(p);
+  } else if (!held) {
+    rmsnorm_fp8_any_kernel<T, 1024>
+        <<<persistent_grid(p.rows, 1024, 1024, facts), 1024, 0, stream>>>(p);
+  }
+  return launch_status();
+}
+
+}  // namespace
+
+Status launch_rmsnorm_fp8(const RmsNormFp8Args& args, const Context& context) {
+  if (args.rows == 0 || args.hidden == 0) return nullptr;
+  if (args.rows > (1 << 30) || args.hidden > (1 << 30)) {
+    return "rmsnorm_fp8: rows and hidden must each be at most 2^30";
+  }
+  if (args.scaling == Scaling::kPerGroup) {
+    if (const Status error = check_group_size(args.group_size)) return error;
+  }
+  DeviceFacts facts;
+  if (!device_facts(facts)) return "rmsnorm_fp8: the GPU runtime does not answer";
+  const Stream stream = stream_of(context);
+  switch (args.x_dtype) {
+    case DType::kFloat32:
+      return launch_typed<float>(args, facts, stream);
+    case DType::kFloat16:
+      return launch_typed<float16>(args, facts, stream);
+    case DType::kBFloat16:
+      return launch_typed<bfloat16>(args, facts, stream);
+    default:
+      return "rmsnorm_fp8: x must be float32, float16 or bfloat16";
+  }
+}
+
+}  // namespace rocm_kernels
