@@ -1,0 +1,190 @@
+// Which AMD kernel serves a product and how the work is cut: one pure function of shape, types and
+// device facts. No HIP header: tests and tools include it too.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+
+#include "schedule.h"
+#include "skinny_gemm.h"
+
+namespace rocm_kernels {
+
+struct SkinnyGemmConfig {
+  enum class Design : int32_t {
+    kStream,    // each wave streams w into registers (stream.h)
+    kQueue,     // producer waves fill a queue in LDS, consumer waves multiply (queue.h)
+    kPortable,  // no matrix instructions: any GPU (portable.h)
+  };
+  Design design = Design::kStream;
+  int32_t sparse = 0;     // 1: the 4:2 sparse instruction serves 8 dense rows (FP8, M <= 8)
+  int32_t row_tiles = 1;  // tiles of 16 rows of w that a wave holds: 1, 2 or 4
+  int32_t waves = 8;      // of a block: 4 or 8
+  int32_t split = 1;      // blocks that share the K of a tile; 0: stream-K over `blocks`
+  int32_t blocks = 0;     // stream-K only
+  int32_t xcds = 1;       // > 1: neighbouring intervals of work run on one XCD
+  int32_t producers = 0;  // kQueue: waves that load; the others multiply
+};
+
+// Writes the config in words; returns snprintf's count.
+inline int describe(const SkinnyGemmConfig& c, char* text, size_t size) {
+  constexpr const char* kDesigns[] = {"stream", "queue", "portable"};
+  return snprintf(text, size, "%s%s row_tiles=%d waves=%d split=%d blocks=%d xcds=%d producers=%d",
+                  kDesigns[static_cast<int>(c.design)], c.sparse ? "+sparse" : "", c.row_tiles,
+                  c.waves, c.split, c.blocks, c.xcds, c.producers);
+}
+
+// What the choice depends on.
+struct SkinnyGemmShape {
+  int32_t m, n, k;
+  int32_t a_bytes, w_bytes;  // of an element
+  bool block_scaled;
+};
+struct SkinnyGemmDevice {
+  int32_t compute_units = 304;
+  int32_t lds_bytes = 65536;  // a CU
+  int32_t xcds = 8;
+  bool matrix_instructions = true;  // gfx942, gfx950
+  float terabytes_per_s = 4.2f;     // sustained, from memory
+  float gigahertz = 2.1f;
+};
+
+// Parts of a modelled time, in microseconds. Published rates and latencies, not measurements; what
+// they were checked against is in docs/skinny_gemm.md.
+struct SkinnyGemmTime {
+  float memory;   // bytes that must cross the memory interface, at the sustained rate
+  float unit;     // what the busiest CU must take in, at the rate that its bytes in flight allow
+  float latency;  // launch, first bytes, the block's sums
+  float sharing;  // partial sums of tiles with several owners
+  float total() const { return (memory > unit ? memory : unit) + latency + sharing; }
+};
+
+constexpr int32_t kRowsATile = 16;
+
+// Tiles of 16 rows of a that serve m rows: 1, 2 or 4.
+inline int32_t a_tiles_of(int32_t m) { return m <= 16 ? 1 : m <= 32 ? 2 : 4; }
+
+// Granules of K (128 elements) that a wave of the stream design keeps in flight.
+constexpr int32_t stream_depth(int32_t a_tiles, int32_t row_tiles, int32_t a_bytes,
+                               int32_t w_bytes) {
+  return a_bytes == 1 && w_bytes == 1 && a_tiles == 1 && row_tiles <= 2 ? 4 : 2;
+}
+
+inline int32_t granules_of(int32_t k) { return k <= 128 ? 1 : (k + 127) / 128; }
+
+inline Schedule schedule_of(const SkinnyGemmShape& shape, const SkinnyGemmConfig& config) {
+  const int32_t rows = 16 * config.row_tiles;
+  return Schedule::make((shape.n + rows - 1) / rows, granules_of(shape.k), config.split,
+                        config.blocks, config.xcds);
+}
+
+inline SkinnyGemmTime modelled_time(const SkinnyGemmShape& s, const SkinnyGemmConfig& c,
+                                    const SkinnyGemmDevice& device) {
+  constexpr float kLatencyUs = 0.8f;        // a load from memory, under load
+  constexpr float kLaunchUs = 1.0f;         // dispatch, arguments, first instructions
+  constexpr float kSumUs = 0.5f;            // LDS, barriers, the store
+  constexpr float kTicketUs = 2.4f;         // stores written through, ticket, partial sums read
+  constexpr float kLineInFlight = 32768;    // bytes that the L1 of a CU tracks at once
+  constexpr float kFillBytesPerClock = 48;  // L2 to L1, of 64
+
+  const Schedule schedule = schedule_of(s, c);
+  const float blocks = static_cast<float>(schedule.blocks());
+  const float w_total = static_cast<float>(s.n) * s.k * s.w_bytes;
+  const float a_once = static_cast<float>(s.m) * s.k * s.a_bytes;
+  const float tiles = static_cast<float>(schedule.tiles);
+  const float rows = 16.0f * c.row_tiles;
+
+  SkinnyGemmTime time = {};
+  const float partial_bytes =
+      schedule.slots() == 0 ? 0 : (c.split != 0 ? blocks : blocks + tiles) * s.m * rows * 4;
+  time.memory = (w_total + a_once + s.m * 2.0f * s.n) / (device.terabytes_per_s * 1e6f);
+
+  // A CU takes in its share of w, and all of a once for every tile.
+  const float busiest =
+      static_cast<float>((schedule.blocks() + device.compute_units - 1) / device.compute_units);
+  const float block_bytes = (w_total + a_once * tiles) / blocks;
+  const int32_t a_tiles = a_tiles_of(s.m);
+  const int32_t depth = stream_depth(a_tiles, c.row_tiles, s.a_bytes, s.w_bytes);
+  float in_flight =
+      busiest * c.waves * depth * 128.0f *
+      (c.row_tiles * 16 * s.w_bytes + (s.m < 16 * a_tiles ? s.m : 16 * a_tiles) * s.a_bytes);
+  if (in_flight > kLineInFlight) in_flight = kLineInFlight;
+  float rate = in_flight / (kLatencyUs * device.gigahertz * 1000);  // bytes a clock
+  if (rate > kFillBytesPerClock) rate = kFillBytesPerClock;
+  time.unit = busiest * block_bytes / (rate * device.gigahertz * 1000);
+  time.latency = kLaunchUs + kLatencyUs + kSumUs;
+  if (schedule.slots() != 0) {
+    // The last block of a tile reads what its owners left.
+    const float owners = c.split != 0 ? static_cast<float>(c.split) : blocks / tiles + 1;
+    time.sharing = kTicketUs + owners * s.m * rows * 4 / (16 * device.gigahertz * 1000) +
+                   partial_bytes / (device.terabytes_per_s * 1e6f);
+  }
+  return time;
+}
+
+// Whether the design can serve the shape: nullptr, or why not.
+inline Status check_config(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) {
+  if (c.design == SkinnyGemmConfig::Design::kPortable) return nullptr;
+  if (c.row_tiles != 1 && c.row_tiles != 2 && c.row_tiles != 4) {
+    return "skinny_gemm config: row_tiles must be 1, 2 or 4";
+  }
+  if (c.waves != 4 && c.waves != 8) return "skinny_gemm config: waves must be 4 or 8";
+  if (c.sparse && (s.m > 8 || s.a_bytes != 1 || s.w_bytes != 1 || s.block_scaled)) {
+    return "skinny_gemm config: sparse needs FP8 operands, M <= 8 and no block scales";
+  }
+  if (c.split < 0 || c.split > 255 || (c.split == 0 && c.blocks < 1)) {
+    return "skinny_gemm config: split must be 1 to 255, or 0 with blocks >= 1 (stream-K)";
+  }
+  if (c.split > granules_of(s.k)) {
+    return "skinny_gemm config: split must not exceed the granules of K (128 elements each)";
+  }
+  const Schedule schedule = schedule_of(s, c);
+  if (c.split == 0 &&
+      (c.blocks > schedule.tiles * schedule.granules || c.blocks / schedule.tiles >= 254)) {
+    return "skinny_gemm config: more stream-K blocks than granules, or than 253 a tile";
+  }
+  if (c.xcds < 1 || c.xcds > schedule.blocks()) {
+    return "skinny_gemm config: xcds must be at least 1 and at most the number of blocks";
+  }
+  return nullptr;
+}
+
+// Chooses by modelled time. The candidates are judged for M rounded up to 16, 32 or 64, so that all
+// M of a class get one cut of K, and with it the same bits for a row.
+inline SkinnyGemmConfig choose_config(const SkinnyGemmShape& shape,
+                                      const SkinnyGemmDevice& device) {
+  using Design = SkinnyGemmConfig::Design;
+  SkinnyGemmConfig best;
+  if (!device.matrix_instructions) {
+    best.design = Design::kPortable;
+    return best;
+  }
+  SkinnyGemmShape judged = shape;
+  judged.m = kRowsATile * a_tiles_of(shape.m);
+  float best_time = 0;
+  const auto consider = [&](SkinnyGemmConfig candidate) {
+    if (check_config(judged, candidate) != nullptr) return;
+    const float time = modelled_time(judged, candidate, device).total();
+    if (best_time == 0 || time < best_time) best = candidate, best_time = time;
+  };
+  for (int32_t row_tiles = 1; row_tiles <= 4; row_tiles *= 2) {
+    // Four tiles of w only where a is as wide: fewer instantiations, and nothing lost.
+    if (row_tiles == 4 && (judged.m < 32 || judged.a_bytes != 1)) continue;
+    SkinnyGemmConfig candidate;
+    candidate.row_tiles = row_tiles;
+    candidate.waves = 16 * row_tiles * judged.m > 1024 ? 4 : 8;  // their sums share 64 KiB of LDS
+    for (int32_t split = 1; split <= 16; ++split) {
+      candidate.split = split;
+      consider(candidate);
+    }
+    // Stream-K: as many blocks as run at once.
+    candidate.split = 0;
+    for (int32_t at_once = 1; at_once <= 4; ++at_once) {
+      candidate.blocks = at_once * device.compute_units;
+      consider(candidate);
+    }
+  }
+  return best;
+}
+
+}  // namespace rocm_kernels

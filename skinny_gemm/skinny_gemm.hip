@@ -1,0 +1,266 @@
+// AMD backend of skinny_gemm: checks, the choice of a kernel, the launch.
+#include <atomic>
+#include <random>
+
+#include "../common/launch.h"
+#include "skinny_gemm_hip.h"
+#include "stream.h"
+
+namespace rocm_kernels {
+namespace {
+
+using Kernel = void (*)(SkinnyGemmProblem);
+
+// ---- The kernels that exist -------------------------------------------------------------------
+
+template <Operands kKind, int kRowTilesA, int kRowTilesW, bool kBlockScaled>
+constexpr bool exists() {
+  constexpr bool kSparse = kKind == Operands::kFp8Sparse;
+  constexpr bool kFp8 = kKind == Operands::kFp8;
+  if (kSparse) return kRowTilesA == 1 && kRowTilesW <= 2 && !kBlockScaled;
+  if (kBlockScaled && w_bytes(kKind) != 1) return false;
+  return kRowTilesW <= 2 || (kFp8 && kRowTilesA >= 2);
+}
+
+template <Operands kKind, int kRowTilesA, int kRowTilesW, bool kBlockScaled>
+Kernel stream_kernel() {
+  if constexpr (exists<kKind, kRowTilesA, kRowTilesW, kBlockScaled>()) {
+    constexpr int kDepth = stream_depth(kRowTilesA, kRowTilesW, a_bytes(kKind), w_bytes(kKind));
+    return skinny_gemm_stream<kKind, kRowTilesA, kRowTilesW, kDepth, kBlockScaled>;
+  } else {
+    return nullptr;
+  }
+}
+
+template <Operands kKind, bool kBlockScaled>
+Kernel stream_kernel(int a_tiles, int row_tiles) {
+  switch (16 * a_tiles + row_tiles) {
+    case 0x11:
+      return stream_kernel<kKind, 1, 1, kBlockScaled>();
+    case 0x12:
+      return stream_kernel<kKind, 1, 2, kBlockScaled>();
+    case 0x21:
+      return stream_kernel<kKind, 2, 1, kBlockScaled>();
+    case 0x22:
+      return stream_kernel<kKind, 2, 2, kBlockScaled>();
+    case 0x24:
+      return stream_kernel<kKind, 2, 4, kBlockScaled>();
+    case 0x41:
+      return stream_kernel<kKind, 4, 1, kBlockScaled>();
+    case 0x42:
+      return stream_kernel<kKind, 4, 2, kBlockScaled>();
+    case 0x44:
+      return stream_kernel<kKind, 4, 4, kBlockScaled>();
+    default:
+      return nullptr;
+  }
+}
+
+Kernel stream_kernel(Operands kind, bool block_scaled, int a_tiles, int row_tiles) {
+  switch (kind) {
+    case Operands::kFp8:
+      return block_scaled ? stream_kernel<Operands::kFp8, true>(a_tiles, row_tiles)
+                          : stream_kernel<Operands::kFp8, false>(a_tiles, row_tiles);
+    case Operands::kFp8Sparse:
+      return stream_kernel<Operands::kFp8Sparse, false>(a_tiles, row_tiles);
+    case Operands::kFloat16:
+      return stream_kernel<Operands::kFloat16, false>(a_tiles, row_tiles);
+    case Operands::kBFloat16:
+      return stream_kernel<Operands::kBFloat16, false>(a_tiles, row_tiles);
+    case Operands::kFloat16Fp8:
+      return block_scaled ? stream_kernel<Operands::kFloat16Fp8, true>(a_tiles, row_tiles)
+                          : stream_kernel<Operands::kFloat16Fp8, false>(a_tiles, row_tiles);
+    case Operands::kBFloat16Fp8:
+      return block_scaled ? stream_kernel<Operands::kBFloat16Fp8, true>(a_tiles, row_tiles)
+                          : stream_kernel<Operands::kBFloat16Fp8, false>(a_tiles, row_tiles);
+  }
+  return nullptr;
+}
+
+// ---- Device and operands ----------------------------------------------------------------------
+
+struct Target {
+  SkinnyGemmDevice device;
+  DType fp8;  // the dialect of its matrix instructions
+};
+
+bool current_target(Target& target) {
+  DeviceFacts facts;
+  int id = 0, major = 0, minor = 0, lds = 0;
+  if (!device_facts(facts) || hipGetDevice(&id) != hipSuccess ||
+      hipDeviceGetAttribute(&major, hipDeviceAttributeComputeCapabilityMajor, id) != hipSuccess ||
+      hipDeviceGetAttribute(&minor, hipDeviceAttributeComputeCapabilityMinor, id) != hipSuccess ||
+      hipDeviceGetAttribute(&lds, hipDeviceAttributeMaxSharedMemoryPerBlock, id) != hipSuccess) {
+    return false;
+  }
+  const bool gfx942 = major == 9 && minor == 4, gfx950 = major == 9 && minor == 5;
+  target.device.compute_units = facts.compute_units;
+  target.device.lds_bytes = lds;
+  target.device.matrix_instructions = gfx942 || gfx950;
+  if (gfx950) {
+    target.device.terabytes_per_s = 6.1f;
+    target.device.gigahertz = 2.4f;
+  }
+  target.fp8 = gfx942 ? DType::kFloat8E4M3FNUZ : DType::kFloat8E4M3FN;
+  return true;
+}
+
+Status operands_of(const SkinnyGemmArgs& args, DType fp8, Operands& kind) {
+  if (is_fp8(args.w_dtype) && args.w_dtype != fp8) {
+    return "skinny_gemm: w's FP8 dialect is not this GPU's (float8_e4m3fnuz on gfx942, "
+           "float8_e4m3fn elsewhere); convert w and its scale with to_native_fp8";
+  }
+  if (is_fp8(args.a_dtype)) {
+    if (args.a_dtype != args.w_dtype) return "skinny_gemm: FP8 a needs w of the same FP8 dtype";
+    kind = Operands::kFp8;
+  } else if (args.a_dtype == DType::kFloat16) {
+    kind = is_fp8(args.w_dtype) ? Operands::kFloat16Fp8 : Operands::kFloat16;
+  } else if (args.a_dtype == DType::kBFloat16) {
+    kind = is_fp8(args.w_dtype) ? Operands::kBFloat16Fp8 : Operands::kBFloat16;
+  } else {
+    return "skinny_gemm: a must be float16, bfloat16 or FP8";
+  }
+  if (!is_fp8(args.w_dtype) && args.a_dtype != args.w_dtype) {
+    return "skinny_gemm: 16-bit w needs a of the same dtype";
+  }
+  return nullptr;
+}
+
+bool is_block_scaled(const SkinnyGemmArgs& args) {
+  return args.scale_a.kind == GemmScale::Kind::kBlock ||
+         args.scale_w.kind == GemmScale::Kind::kBlock;
+}
+
+SkinnyGemmShape shape_of(const SkinnyGemmArgs& args) {
+  return {static_cast<int32_t>(args.m),
+          static_cast<int32_t>(args.n),
+          static_cast<int32_t>(args.k),
+          static_cast<int32_t>(size_of(args.a_dtype)),
+          static_cast<int32_t>(size_of(args.w_dtype)),
+          is_block_scaled(args)};
+}
+
+// Tickets first, one for each tile, then the slots.
+int64_t ticket_bytes(const Schedule& schedule) {
+  return (schedule.tiles * static_cast<int64_t>(sizeof(uint64_t)) + 255) / 256 * 256;
+}
+
+// A name that no earlier launch left in memory: see arrives_last().
+uint64_t next_launch_name() {
+  static std::atomic<uint64_t> names{std::random_device{}() |
+                                     static_cast<uint64_t>(std::random_device{}()) << 32};
+  // An odd constant walks through all 2^64 values before it repeats one.
+  return names.fetch_add(0x9E3779B97F4A7C15ull, std::memory_order_relaxed) >> 8;
+}
+
+// The loops compute offsets within a tile, and within a, in 31 bits.
+Status check_offsets(const SkinnyGemmArgs& args) {
+  constexpr int64_t kLimit = int64_t{1} << 31;
+  constexpr int64_t kTileRows = 64;
+  const auto reach = [](int64_t rows, int64_t stride, int64_t last) {
+    return (rows - 1) * stride + last;
+  };
+  if (args.k >= (1 << 29)) return "skinny_gemm: K must be below 2^29";
+  if (args.n >= (1 << 30)) return "skinny_gemm: N must be below 2^30";
+  if (reach(args.m, args.a_stride, args.k) * size_of(args.a_dtype) + 4096 >= kLimit) {
+    return "skinny_gemm: a must span less than 2 GiB; make it contiguous";
+  }
+  if (reach(kTileRows, args.w_stride, args.k) * size_of(args.w_dtype) + 4096 >= kLimit) {
+    return "skinny_gemm: 64 rows of w must span less than 2 GiB; make w contiguous";
+  }
+  const auto scale_reach = [&](const GemmScale& scale, int64_t rows) {
+    if (scale.kind == GemmScale::Kind::kRow) return 4 * reach(rows, scale.row_stride, 1);
+    if (scale.kind != GemmScale::Kind::kBlock) return int64_t{0};
+    const int64_t columns = (args.k + kScaleBlock - 1) / kScaleBlock;
+    return 4 * (reach(rows, scale.row_stride, 0) + columns * scale.block_stride);
+  };
+  const bool w_blocks = args.scale_w.kind == GemmScale::Kind::kBlock;
+  if (scale_reach(args.scale_a, args.m) >= kLimit ||
+      scale_reach(args.scale_w, w_blocks ? (args.n + kScaleBlock - 1) / kScaleBlock : args.n) >=
+          kLimit) {
+    return "skinny_gemm: scales must span less than 2 GiB; make them contiguous";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Status choose_skinny_gemm_config(const SkinnyGemmArgs& args, SkinnyGemmConfig& config) {
+  Target target;
+  if (!current_target(target)) return "skinny_gemm: the device's attributes cannot be read";
+  config = choose_config(shape_of(args), target.device);
+  return nullptr;
+}
+
+int64_t skinny_gemm_workspace_bytes(const SkinnyGemmArgs& args, const SkinnyGemmConfig& config) {
+  if (config.design == SkinnyGemmConfig::Design::kPortable) return 0;
+  const Schedule schedule = schedule_of(shape_of(args), config);
+  if (schedule.slots() == 0) return 0;
+  return ticket_bytes(schedule) +
+         static_cast<int64_t>(schedule.slots()) * args.m * config.row_tiles * kTile * 4;
+}
+
+int64_t skinny_gemm_workspace_bytes(const SkinnyGemmArgs& args, const Context&) {
+  SkinnyGemmConfig config;
+  if (choose_skinny_gemm_config(args, config) != nullptr) return 0;
+  return skinny_gemm_workspace_bytes(args, config);
+}
+
+Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context,
+                          const SkinnyGemmConfig& config) {
+  if (args.m == 0 || args.n == 0) return nullptr;
+  Target target;
+  if (!current_target(target)) return "skinny_gemm: the device's attributes cannot be read";
+  Operands kind;
+  if (Status error = operands_of(args, target.fp8, kind)) return error;
+  if (Status error = check_offsets(args)) return error;
+  const SkinnyGemmShape shape = shape_of(args);
+  if (Status error = check_config(shape, config)) return error;
+  if (config.sparse) kind = Operands::kFp8Sparse;
+
+  const Kernel kernel =
+      stream_kernel(kind, shape.block_scaled, a_tiles_of(shape.m), config.row_tiles);
+  if (kernel == nullptr) return "skinny_gemm config: no kernel holds so many tiles";
+
+  SkinnyGemmProblem p = {};
+  p.a = static_cast<const uint8_t*>(args.a);
+  p.w = static_cast<const uint8_t*>(args.w);
+  p.out = args.out;
+  p.bias = args.bias;
+  p.a_stride = args.a_stride * size_of(args.a_dtype);
+  p.w_stride = args.w_stride * size_of(args.w_dtype);
+  p.out_stride = args.out_stride;
+  p.scale_a = args.scale_a;
+  p.scale_w = args.scale_w;
+  p.m = shape.m;
+  p.n = shape.n;
+  p.k = shape.k;
+  p.out_dtype = args.out_dtype;
+  p.bias_dtype = args.bias_dtype;
+  p.waves = config.waves;
+  const int64_t four = 4 * size_of(args.out_dtype);
+  p.wide_stores = reinterpret_cast<uintptr_t>(args.out) % four == 0 && args.out_stride % 4 == 0;
+  p.schedule = schedule_of(shape, config);
+  p.tickets = static_cast<uint64_t*>(args.workspace);
+  if (p.schedule.slots() != 0) {
+    if (args.workspace == nullptr) return "skinny_gemm: this config needs a workspace";
+    p.partials =
+        reinterpret_cast<float*>(static_cast<uint8_t*>(args.workspace) + ticket_bytes(p.schedule));
+    p.launch = next_launch_name();
+  }
+
+  const int32_t lds_bytes = 4 * finish_lds_floats(config.waves, shape.m, config.row_tiles * kTile);
+  if (lds_bytes > target.device.lds_bytes - 64) {
+    return "skinny_gemm config: the sums of so many waves, rows and tiles exceed the LDS of a CU";
+  }
+  kernel<<<dim3(p.schedule.blocks()), dim3(config.waves * 64), lds_bytes, stream_of(context)>>>(p);
+  return launch_status();
+}
+
+Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context) {
+  SkinnyGemmConfig config;
+  if (Status error = choose_skinny_gemm_config(args, config)) return error;
+  return launch_skinny_gemm(args, context, config);
+}
+
+}  // namespace rocm_kernels
