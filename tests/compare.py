@@ -48,7 +48,7 @@ def assert_close(
     nan = expected.float().isnan()
     assert torch.equal(actual.float().isnan(), nan), "NaN in other places than the reference has it"
     difference = (actual.float() - expected.float()).abs()
-    exempt = nan | (difference <= torch.as_tensor(atol).cpu())
+    exempt = nan | ((difference > 0) & (difference <= torch.as_tensor(atol).cpu()))
     actual_values, expected_values = actual.float()[~exempt], expected.float()[~exempt]
     if actual.dtype == torch.float32:
         torch.testing.assert_close(actual_values, expected_values, rtol=rtol, atol=1e-30)

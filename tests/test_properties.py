@@ -42,7 +42,8 @@ def test_rms_norm_equals_the_reference(
 @SETTINGS
 @given(rows, columns, dtypes, exponents, st.sampled_from(["silu", "gelu", "gelu_tanh"]))
 def test_swiglu_equals_the_reference(package, rows, columns, dtype, exponent, activation):
-    x = random(rows, 2 * columns, dtype, min(exponent, 4))
+    # A row of GELU's cancelling tail alone has no digits left: its gates stay above about -4.
+    x = random(rows, 2 * columns, dtype, min(exponent, 4 if activation == "silu" else 0))
     actual = package.swiglu_fp8(x, activation=activation)
     assert_quantized_close(actual, package.reference.swiglu_fp8(x, activation=activation))
 

@@ -22,10 +22,9 @@ def test_unquantized(backend, reference, shape, dtype, activation):
     x = strided(rows, 2 * columns, dtype, backend.device) * 3
     actual = backend.ops.swiglu(x, activation=activation)
     expected = reference.swiglu(x, activation=activation)
-    # GELU's two terms cancel for negative gates, in the float32 reference itself: what is left is
-    # as precise as the gate.
+    # GELU's 1 + erf(gate) cancels for negative gates: what is left is as precise as the gate.
     gate, up = x.float().chunk(2, -1)
-    atol = 0 if activation == "silu" else 2e-7 * (gate * up).abs()
+    atol = 0 if activation == "silu" else 6e-7 * (gate * up).abs()
     assert_close(actual, expected, rtol=4e-6, atol=atol)
 
 

@@ -148,8 +148,13 @@ def _swiglu(x: torch.Tensor, up: Optional[torch.Tensor], activation: str) -> tor
     gate, up = gate.float(), up.float()
     if activation == "silu":
         return torch.nn.functional.silu(gate) * up
-    approximate = {"gelu": "none", "gelu_tanh": "tanh"}[activation]
-    return torch.nn.functional.gelu(gate, approximate=approximate) * up
+    # In float64 and by functions that do not cancel: GELU's 1 + erf(v) does, for negative v.
+    v = gate.double()
+    if activation == "gelu":
+        share = torch.special.erfc(-v * math.sqrt(0.5)) / 2
+    else:
+        share = torch.sigmoid(math.sqrt(8 / math.pi) * (v + 0.044715 * v**3))
+    return (v * share).float() * up
 
 
 def _quantize(
