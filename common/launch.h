@@ -69,6 +69,13 @@ inline bool device_facts(DeviceFacts& facts) {
   return true;
 }
 
+// Blocks to launch so that `blocks` of them are done by as many as the device holds at once.
+inline unsigned persistent_grid(int64_t blocks, int block_threads, int resident_threads,
+                                const DeviceFacts& facts) {
+  const int64_t resident = int64_t{facts.compute_units} * (resident_threads / block_threads);
+  return static_cast<unsigned>(blocks < resident ? blocks : resident);
+}
+
 // To be called right after a launch: nullptr, or the runtime's own words for what went wrong.
 inline Status launch_status() {
 #if defined(__CUDACC__)

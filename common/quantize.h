@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cfloat>
+#include <initializer_list>
 
 #include "dtype.h"
 #include "launch.h"
@@ -28,6 +29,17 @@ struct Output {
 // within a row of 16 lanes (32 for float32).
 constexpr int32_t kLargestGroup = 128;
 
+// Null, or which size the kernels' 32-bit indices cannot hold.
+inline Status check_sizes(int64_t rows, int64_t columns, std::initializer_list<int64_t> strides) {
+  constexpr int64_t kLargest = int64_t{1} << 30;
+  if (rows > kLargest) return "rows must be at most 2^30";
+  if (columns > kLargest) return "columns must be at most 2^30";
+  for (const int64_t stride : strides) {
+    if (stride > kLargest || stride < -kLargest) return "row strides must be within 2^30 elements";
+  }
+  return nullptr;
+}
+
 // Null, or what is wrong with a group size.
 inline Status check_group_size(int32_t group_size) {
   const bool ok =
@@ -47,7 +59,9 @@ Output make_output(const Args& args, int64_t columns, int32_t lane_elements) {
   output.amax_bound = args.scale_ub > 0.0f ? args.scale_ub : FLT_MAX;
   if (args.scaling == Scaling::kPerGroup) {
     output.groups = static_cast<int32_t>((columns + args.group_size - 1) / args.group_size);
-    while (lane_elements << output.group_shift < args.group_size) ++output.group_shift;
+    // A row that is one short group takes no more lanes than it has: its team may have no others.
+    const int64_t span = columns < args.group_size ? columns : args.group_size;
+    while (lane_elements << output.group_shift < span) ++output.group_shift;
   }
   output.scaling = args.scaling;
   output.fnuz = args.out_dtype == DType::kFloat8E4M3FNUZ;

@@ -24,8 +24,9 @@ struct RowTeam {
   static constexpr int kBlockRows = kBlockThreads / kThreads;
   // Threads that a compute unit is to hold at once, and with them how many registers each may use:
   // 512 a lane of a SIMD on AMD (64 each for 2048 threads), 64 Ki an SM on NVIDIA (64 for 1024).
-  static constexpr int kResidentThreads =
-      !kNvidia && kThreads >= 256 && kVectors <= 2 ? 2048 : 1024;
+  static constexpr int kResidentThreads = !kNvidia && kThreads >= 256 && kVectors <= 2 ? 2048
+                                          : kNvidia && kThreads < 256 && kVectors > 2  ? 512
+                                                                                       : 1024;
 };
 
 // Calls launch(RowTeam) with the smallest team that holds a row of `vectors` vectors; false if none

@@ -222,12 +222,6 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
 
 // ---- Launcher ---------------------------------------------------------------------------------
 
-inline unsigned persistent_grid(int64_t blocks, int block_threads, int resident_threads,
-                                const DeviceFacts& facts) {
-  const int64_t resident = int64_t{facts.compute_units} * (resident_threads / block_threads);
-  return static_cast<unsigned>(blocks < resident ? blocks : resident);
-}
-
 template <typename T>
 Status launch_typed(const RmsNormFp8Args& args, const DeviceFacts& facts, Stream stream) {
   constexpr int kCount = kVectorElements<T>;
@@ -272,8 +266,9 @@ Status launch_typed(const RmsNormFp8Args& args, const DeviceFacts& facts, Stream
 
 Status launch_rmsnorm_fp8(const RmsNormFp8Args& args, const Context& context) {
   if (args.rows == 0 || args.hidden == 0) return nullptr;
-  if (args.rows > (1 << 30) || args.hidden > (1 << 30)) {
-    return "rmsnorm_fp8: rows and hidden must each be at most 2^30";
+  if (const Status error = check_sizes(args.rows, args.hidden,
+                                       {args.x_stride, args.residual_stride, args.out_stride})) {
+    return error;
   }
   if (args.scaling == Scaling::kPerGroup) {
     if (const Status error = check_group_size(args.group_size)) return error;

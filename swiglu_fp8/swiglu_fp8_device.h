@@ -1,0 +1,352 @@
+// Device code and launcher of swiglu_fp8 for both GPU families; see swiglu_fp8.h for the maths.
+//
+// Four bytes in and one out for each output element of 16-bit inputs: memory decides, as long as
+// the activation is a handful of operations: exponentials as 2^x, one reciprocal, FP8 two at a
+// time.
+//
+// Unless a scale depends on a whole row, no thread needs another's elements, so rows are one long
+// run of vectors and each thread takes one (when there are few: more waves share the latency) or
+// two (more bytes in flight). With a scale a token, a team of threads holds its row's results in
+// registers between the reduction of their magnitude and their scaling, as in rmsnorm_fp8.
+#pragma once
+
+#include "../common/launch.h"
+#include "../common/quantize.h"
+#include "swiglu_fp8.h"
+
+namespace rocm_kernels {
+namespace {
+
+template <typename T>
+struct SwigluParams {
+  const T* gate;  // [rows, columns]
+  const T* up;    // [rows, columns] or nullptr
+  int32_t gate_stride;
+  int32_t up_stride;
+  int32_t rows;
+  int32_t columns;
+  Activation activation;
+  int32_t aligned;  // whole vectors may be loaded from gate and up
+  Output output;
+};
+
+// ---- Activations ------------------------------------------------------------------------------
+
+constexpr float kLog2E = 1.44269504f;
+
+// v / (1 + exp(-t)).
+ROCM_KERNELS_DEVICE float times_sigmoid(float v, float t) {
+  return v * fast_reciprocal(1.0f + fast_exp2(-kLog2E * t));
+}
+
+// The complementary error function of z >= 0 to a relative 1.2e-7: W. H. Press et al., Numerical
+// Recipes, 2nd edition, section 6.2. Relative, so that the tail of GELU is as good as its middle.
+ROCM_KERNELS_DEVICE float erfc_positive(float z) {
+  const float t = fast_reciprocal(1.0f + 0.5f * z);
+  float p = 0.17087277f;
+  p = fmaf(p, t, -0.82215223f);
+  p = fmaf(p, t, 1.48851587f);
+  p = fmaf(p, t, -1.13520398f);
+  p = fmaf(p, t, 0.27886807f);
+  p = fmaf(p, t, -0.18628806f);
+  p = fmaf(p, t, 0.09678418f);
+  p = fmaf(p, t, 0.37409196f);
+  p = fmaf(p, t, 1.00002368f);
+  p = fmaf(p, t, -1.26551223f);
+  return t * fast_exp2(kLog2E * (p - z * z));
+}
+
+template <int kCount>
+ROCM_KERNELS_DEVICE void activate(Activation activation, float (&v)[kCount]) {
+  if (activation == Activation::kSilu) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) v[i] = times_sigmoid(v[i], v[i]);
+  } else if (activation == Activation::kGelu) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float half_tail = 0.5f * erfc_positive(fabsf(v[i]) * 0.70710678f);
+      v[i] *= v[i] < 0.0f ? half_tail : 1.0f - half_tail;
+    }
+  } else if (activation == Activation::kGeluTanh) {
+    // (1 + tanh(u)) / 2 is the sigmoid of 2u.
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float u = 0.79788456f * fmaf(0.044715f * v[i] * v[i], v[i], v[i]);
+      v[i] = times_sigmoid(v[i], 2.0f * u);
+    }
+  }
+}
+
+// y of one vector.
+template <typename T>
+ROCM_KERNELS_DEVICE void gated(const SwigluParams<T>& p, const Vector& gate, const Vector& up,
+                               float (&y)[kVectorElements<T>]) {
+  unpack<T>(gate, y);
+  activate(p.activation, y);
+  if (p.up != nullptr) {
+    float factor[kVectorElements<T>];
+    unpack<T>(up, factor);
+#pragma unroll
+    for (int i = 0; i < kVectorElements<T>; ++i) y[i] *= factor[i];
+  }
+}
+
+template <Touch kTouch, Fit kFit, typename T>
+ROCM_KERNELS_DEVICE void load_gate_up(const SwigluParams<T>& p, int row, int column, int columns,
+                                      Vector& gate, Vector& up) {
+  gate =
+      load_vector<kTouch, kFit>(p.gate + int64_t{row} * p.gate_stride, column, columns, p.aligned);
+  if (p.up == nullptr) return;
+  up = load_vector<kTouch, kFit>(p.up + int64_t{row} * p.up_stride, column, columns, p.aligned);
+}
+
+// ---- No scale a token: every vector by itself -------------------------------------------------
+
+constexpr int kFlatThreads = 256;
+
+// Division of numbers below 2^31 by one that is known on the host.
+struct Divisor {
+  uint32_t value;
+  uint32_t multiplier;  // floor(2^(32 + shift) / value) + 1
+  uint32_t shift;
+};
+
+inline Divisor make_divisor(uint32_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{2} << shift) < value) ++shift;
+  const uint64_t multiplier = value == 1 ? 0 : (uint64_t{1} << (32 + shift)) / value + 1;
+  return {value, static_cast<uint32_t>(multiplier), shift};
+}
+
+ROCM_KERNELS_DEVICE int quotient(int number, const Divisor& divisor) {
+  if (divisor.value == 1) return number;
+  return static_cast<int>(__umulhi(static_cast<uint32_t>(number), divisor.multiplier) >>
+                          divisor.shift);
+}
+
+// Item i is vector i % vectors of row i / vectors; `vectors` is padded so that no group straddles
+// two waves. Grid: as many blocks as it takes.
+template <typename T, Fit kFit, int kVectors>
+__global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kFlatThreads, 1024)
+    swiglu_fp8_flat_kernel(const SwigluParams<T> p, const Divisor vectors) {
+  constexpr int kCount = kVectorElements<T>;
+  const int first =
+      static_cast<int>(blockIdx.x) * (kFlatThreads * kVectors) + static_cast<int>(threadIdx.x);
+
+  int row[kVectors], column[kVectors], columns[kVectors];
+  Vector gate[kVectors], up[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int item = first + v * kFlatThreads;
+    row[v] = quotient(item, vectors);
+    column[v] = (item - row[v] * static_cast<int>(vectors.value)) * kCount;
+    columns[v] = row[v] < p.rows ? p.columns : 0;
+    load_gate_up<Touch::kOnce, kFit>(p, row[v], column[v], columns[v], gate[v], up[v]);
+  }
+  const float inverse = p.output.scaling == Scaling::kStatic ? 1.0f / *p.output.scale : 1.0f;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    float y[kCount];
+    gated(p, gate[v], up[v], y);
+    store_output<T, kFit>(y, inverse, row[v], column[v], columns[v], p.output);
+  }
+}
+
+// ---- A scale a token --------------------------------------------------------------------------
+
+// Rows that fit in the registers of a team. Grid: any number of blocks.
+template <typename T, typename Team>
+__global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentThreads)
+    swiglu_fp8_token_kernel(const SwigluParams<T> p) {
+  constexpr int kTeam = Team::kThreads;
+  constexpr int kVectors = Team::kVectors;
+  constexpr int kCount = kVectorElements<T>;
+  __shared__ TeamScratch scratch;
+  int slot = 0;
+
+  int thread = static_cast<int>(threadIdx.x) % kTeam;
+  // A constant where a block has one row: then the row's address is uniform and lives in scalars.
+  const int team = Team::kBlockRows == 1 ? 0 : static_cast<int>(threadIdx.x) / kTeam;
+  const int step = static_cast<int>(gridDim.x) * Team::kBlockRows;
+  const auto column_of = [&](int v) { return (v * kTeam + thread) * kCount; };
+  // Teams without a row keep to the block's barriers: their row has no columns.
+  const auto columns_of = [&](int row) { return row < p.rows ? p.columns : 0; };
+
+  Vector gate[kVectors], up[kVectors];
+  const auto load_row = [&](int row) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      load_gate_up<Touch::kOnce, Fit::kWhole>(p, row, column_of(v), columns_of(row), gate[v],
+                                              up[v]);
+    }
+  };
+
+  int first = static_cast<int>(blockIdx.x) * Team::kBlockRows;  // row of team 0
+  load_row(first + team);
+  for (; first < p.rows; first += step) {
+    first = opaque_uniform(first);
+    thread = static_cast<int>(opaque(thread));
+    const int row = first + team;
+    const int columns = columns_of(row);
+
+    float y[kVectors][kCount];
+    float amax = 0.0f;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      gated(p, gate[v], up[v], y[v]);
+      amax = amax_of(y[v], amax);
+    }
+    if (first + step < p.rows) load_row(row + step);
+
+    amax = reduce_team<kTeam>(amax, MaxMagnitude{}, scratch, slot);
+    const float scale = scale_of_amax(amax, p.output);
+    if (thread == 0 && columns > 0) p.output.scales[row] = scale;
+    const float inverse = 1.0f / scale;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      store_fp8<Fit::kWhole>(y[v], inverse, row, column_of(v), columns, p.output);
+    }
+  }
+}
+
+// Any row at all: too long for registers, or no whole number of vectors, or misaligned, or of an
+// FP8 dialect foreign to the target. Read twice, the second time mostly from cache.
+template <typename T, int kTeam>
+__global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
+    swiglu_fp8_any_token_kernel(const SwigluParams<T> p) {
+  constexpr int kCount = kVectorElements<T>;
+  __shared__ TeamScratch scratch;
+  int slot = 0;
+  const int begin = static_cast<int>(threadIdx.x) * kCount;
+
+  for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    const auto y_of = [&](int column, float (&y)[kCount]) {
+      Vector gate, up;
+      load_gate_up<Touch::kAgain, Fit::kRagged>(p, row, column, p.columns, gate, up);
+      gated(p, gate, up, y);
+    };
+    float amax = 0.0f;
+    for (int column = begin; column < p.columns; column += kTeam * kCount) {
+      float y[kCount];
+      y_of(column, y);
+      amax = amax_of(y, amax);
+    }
+    amax = reduce_team<kTeam>(amax, MaxMagnitude{}, scratch, slot);
+    const float scale = scale_of_amax(amax, p.output);
+    if (threadIdx.x == 0) p.output.scales[row] = scale;
+    const float inverse = 1.0f / scale;
+    for (int column = begin; column < p.columns; column += kTeam * kCount) {
+      float y[kCount];
+      y_of(column, y);
+      store_fp8<Fit::kRagged>(y, inverse, row, column, p.columns, p.output);
+    }
+  }
+}
+
+// ---- Launcher ---------------------------------------------------------------------------------
+
+template <typename T>
+void launch_token(const SwigluParams<T>& p, int64_t vectors, bool whole, const DeviceFacts& facts,
+                  Stream stream) {
+  const bool held = whole && with_row_team(vectors, [&](auto team) {
+                      using Team = decltype(team);
+                      const int64_t blocks = (p.rows + Team::kBlockRows - 1) / Team::kBlockRows;
+                      const unsigned grid = persistent_grid(blocks, Team::kBlockThreads,
+                                                            Team::kResidentThreads, facts);
+                      swiglu_fp8_token_kernel<T, Team><<<grid, Team::kBlockThreads, 0, stream>>>(p);
+                    });
+  if (!held && vectors <= 512) {
+    swiglu_fp8_any_token_kernel<T, 256>
+        <<<persistent_grid(p.rows, 256, 1024, facts), 256, 0, stream>>>(p);
+  } else if (!held) {
+    swiglu_fp8_any_token_kernel<T, 1024>
+        <<<persistent_grid(p.rows, 1024, 1024, facts), 1024, 0, stream>>>(p);
+  }
+}
+
+template <typename T>
+void launch_flat(const SwigluParams<T>& p, int64_t vectors, bool whole, const DeviceFacts& facts,
+                 Stream stream) {
+  const int64_t lanes = int64_t{1} << p.output.group_shift;
+  const int64_t padded = (vectors + lanes - 1) / lanes * lanes;
+  const Divisor divisor = make_divisor(static_cast<uint32_t>(padded));
+  const int64_t items = padded * p.rows;
+  const auto blocks = [&](int each) {
+    return static_cast<unsigned>((items + kFlatThreads * each - 1) / (kFlatThreads * each));
+  };
+  // One vector a thread until every compute unit is full of threads.
+  const bool few = items <= int64_t{facts.compute_units} * 2048;
+  if (!whole) {
+    swiglu_fp8_flat_kernel<T, Fit::kRagged, 1><<<blocks(1), kFlatThreads, 0, stream>>>(p, divisor);
+  } else if (few) {
+    swiglu_fp8_flat_kernel<T, Fit::kWhole, 1><<<blocks(1), kFlatThreads, 0, stream>>>(p, divisor);
+  } else {
+    swiglu_fp8_flat_kernel<T, Fit::kWhole, 2><<<blocks(2), kFlatThreads, 0, stream>>>(p, divisor);
+  }
+}
+
+template <typename T>
+Status launch_typed(const SwigluFp8Args& args, const DeviceFacts& facts, Stream stream) {
+  constexpr int kCount = kVectorElements<T>;
+  SwigluParams<T> p{};
+  p.gate = static_cast<const T*>(args.gate);
+  p.up = static_cast<const T*>(args.up);
+  p.gate_stride = static_cast<int32_t>(args.gate_stride);
+  p.up_stride = static_cast<int32_t>(args.up_stride);
+  p.rows = static_cast<int32_t>(args.rows);
+  p.columns = static_cast<int32_t>(args.columns);
+  p.activation = args.activation;
+  p.aligned = !kNeedsAlignedVectors ||
+              (rows_aligned(args.gate, args.gate_stride, sizeof(T), sizeof(Vector)) &&
+               rows_aligned(args.up, args.up_stride, sizeof(T), sizeof(Vector)));
+  p.output = make_output(args, args.columns, kCount);
+
+  const int64_t vectors = (args.columns + kCount - 1) / kCount;
+  const bool whole = args.columns % kCount == 0 && p.aligned && fits(p.output, facts);
+  if (args.scaling == Scaling::kPerToken) {
+    launch_token(p, vectors, whole, facts, stream);
+    return launch_status();
+  }
+  // Items are counted in 31 bits: very large tensors take several launches.
+  const int64_t slice = ((int64_t{1} << 30) - 1) / (vectors + kLargestGroup) + 1;
+  for (int64_t begin = 0; begin < args.rows; begin += slice) {
+    SwigluParams<T> part = p;
+    part.rows = static_cast<int32_t>(args.rows - begin < slice ? args.rows - begin : slice);
+    part.gate += begin * args.gate_stride;
+    if (part.up != nullptr) part.up += begin * args.up_stride;
+    part.output.data =
+        static_cast<uint8_t*>(p.output.data) + begin * args.out_stride * size_of(args.out_dtype);
+    part.output.scales += begin * p.output.groups;
+    launch_flat(part, vectors, whole, facts, stream);
+    if (const Status error = launch_status()) return error;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Status launch_swiglu_fp8(const SwigluFp8Args& args, const Context& context) {
+  if (args.rows == 0 || args.columns == 0) return nullptr;
+  if (const Status error = check_sizes(args.rows, args.columns,
+                                       {args.gate_stride, args.up_stride, args.out_stride})) {
+    return error;
+  }
+  if (args.scaling == Scaling::kPerGroup) {
+    if (const Status error = check_group_size(args.group_size)) return error;
+  }
+  DeviceFacts facts;
+  if (!device_facts(facts)) return "swiglu_fp8: the GPU runtime does not answer";
+  const Stream stream = stream_of(context);
+  switch (args.in_dtype) {
+    case DType::kFloat32:
+      return launch_typed<float>(args, facts, stream);
+    case DType::kFloat16:
+      return launch_typed<float16>(args, facts, stream);
+    case DType::kBFloat16:
+      return launch_typed<bfloat16>(args, facts, stream);
+    default:
+      return "swiglu_fp8: inputs must be float32, float16 or bfloat16";
+  }
+}
+
+}  // namespace rocm_kernels
