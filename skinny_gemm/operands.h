@@ -47,6 +47,8 @@ ROCM_KERNELS_DEVICE constexpr int a_offset(Operands kind, int load, int group) {
              : (load / 2) * 2 * kStepBytes + group * 32 + (load % 2) * 16;
 }
 
+#if SKINNY_GEMM_CDNA
+
 namespace detail {
 
 using Words2 = uint32_t __attribute__((ext_vector_type(2)));
@@ -55,8 +57,6 @@ using Half4 = _Float16 __attribute__((ext_vector_type(4)));
 using Half8 = _Float16 __attribute__((ext_vector_type(8)));
 using Short4 = short __attribute__((ext_vector_type(4)));
 using BFloat8 = __bf16 __attribute__((ext_vector_type(8)));
-
-#if SKINNY_GEMM_CDNA
 
 ROCM_KERNELS_DEVICE Words2 low(Words v) { return __builtin_shufflevector(v, v, 0, 1); }
 ROCM_KERNELS_DEVICE Words2 high(Words v) { return __builtin_shufflevector(v, v, 2, 3); }
@@ -115,8 +115,6 @@ ROCM_KERNELS_DEVICE Words decode8(Words2 codes) {
   return __builtin_shufflevector(decode<kBFloat>(codes.x), decode<kBFloat>(codes.y), 0, 1, 2, 3);
 }
 
-#endif
-
 }  // namespace detail
 
 // One granule of one 16 x 16 tile: sum += w[16 rows] . a[16 rows]^T over 128 elements of k.
@@ -127,7 +125,6 @@ template <Operands kKind>
 ROCM_KERNELS_DEVICE Accumulator multiply(const Words (&w)[w_loads(kKind)],
                                          const Words (&a)[a_loads(kKind)], int lane,
                                          Accumulator sum) {
-#if SKINNY_GEMM_CDNA
   if constexpr (kKind == Operands::kFp8) {
 #if defined(__gfx950__)
     // 128 elements of k in one instruction, 32 bytes a lane; unit block scales (0 means none).
@@ -174,7 +171,6 @@ ROCM_KERNELS_DEVICE Accumulator multiply(const Words (&w)[w_loads(kKind)],
                                         a[2 * step + 1], sum);
     }
   }
-#endif
   return sum;
 }
 
@@ -183,5 +179,7 @@ template <Operands kKind>
 ROCM_KERNELS_DEVICE int a_row(int lane) {
   return kKind == Operands::kFp8Sparse ? (lane % kTile) / 2 : lane % kTile;
 }
+
+#endif
 
 }  // namespace rocm_kernels

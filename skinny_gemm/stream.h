@@ -25,7 +25,8 @@ ROCM_KERNELS_DEVICE const SkinnyGemmProblem& reread_arguments() {
 #endif
 
 template <Operands kKind, int kRowTilesA, int kRowTilesW, int kDepth, bool kBlockScaled>
-__global__ void __launch_bounds__(512) skinny_gemm_stream(const SkinnyGemmProblem arguments) {
+__global__ void __launch_bounds__(512)
+    skinny_gemm_stream([[maybe_unused]] const SkinnyGemmProblem arguments) {
   static_assert(kKind != Operands::kFp8Sparse || (kRowTilesA == 1 && !kBlockScaled),
                 "the sparse operand holds 8 rows, and its sums have no layout for block scales");
 #if SKINNY_GEMM_CDNA
