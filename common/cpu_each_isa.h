@@ -1,6 +1,7 @@
 // Compiles ROCM_KERNELS_CPU_BODY once for each instruction set; see cpu_isa.h. The body finds the
 // set it is compiled for in one of ROCM_KERNELS_CPU_{PORTABLE,NEON,AVX2,AVX512}, defined as 1.
-// No include guard: included once by each kernel's source.
+// No include guard: included once by each kernel's source. The copies have internal linkage, so
+// that kernels may use one name for different things.
 
 #ifndef ROCM_KERNELS_CPU_BODY
 #error "define ROCM_KERNELS_CPU_BODY as the path of the kernel's body, seen from common/"
@@ -25,7 +26,9 @@
 #define ROCM_KERNELS_CPU_PORTABLE 1
 namespace rocm_kernels {
 namespace cpu_portable {
+namespace {
 #include ROCM_KERNELS_CPU_BODY
+}
 }  // namespace cpu_portable
 }  // namespace rocm_kernels
 #undef ROCM_KERNELS_CPU_PORTABLE
@@ -41,7 +44,9 @@ namespace cpu_portable {
 #define ROCM_KERNELS_CPU_AVX2 1
 namespace rocm_kernels {
 namespace cpu_avx2 {
+namespace {
 #include ROCM_KERNELS_CPU_BODY
+}
 }  // namespace cpu_avx2
 }  // namespace rocm_kernels
 #undef ROCM_KERNELS_CPU_AVX2
@@ -64,7 +69,9 @@ namespace cpu_avx2 {
 #define ROCM_KERNELS_CPU_AVX512 1
 namespace rocm_kernels {
 namespace cpu_avx512 {
+namespace {
 #include ROCM_KERNELS_CPU_BODY
+}
 }  // namespace cpu_avx512
 }  // namespace rocm_kernels
 #undef ROCM_KERNELS_CPU_AVX512
@@ -79,7 +86,9 @@ namespace cpu_avx512 {
 #define ROCM_KERNELS_CPU_NEON 1
 namespace rocm_kernels {
 namespace cpu_neon {
+namespace {
 #include ROCM_KERNELS_CPU_BODY
+}
 }  // namespace cpu_neon
 }  // namespace rocm_kernels
 #undef ROCM_KERNELS_CPU_NEON

@@ -49,13 +49,14 @@ ROCM_KERNELS_VECTOR F32 activation(F32 v) {
     p = fma(p, t, set1(0.148482442f));
     p = fma(p, t, set1(0.170691937f));
     p = fma(p, t, set1(0.169189617f)) * t;
-    // z^2 to twice float32's digits: e^ turns an absolute error into a relative one.
-    const F32 square = z * z;
-    const F32 rest = fma(z, z, -square);
+    // z^2 = v / 2 * v to twice float32's digits: e^ makes relative errors of absolute ones.
+    const F32 half = v * set1(0.5f);
+    const F32 square = half * v;
+    const F32 rest = fma(half, v, -square);
     const F32 power = exp(-square);
     F32 tail = p * fma(power, -rest, power);
     tail = where_negative(set1(86.0f) - square, set1(0.0f), tail);
-    return v * set1(0.5f) * where_negative(v, tail, set1(2.0f) - tail);
+    return half * where_negative(v, tail, set1(2.0f) - tail);
   } else {
     return v;
   }
