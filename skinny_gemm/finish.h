@@ -3,30 +3,9 @@
 #pragma once
 
 #include "operands.h"
-#include "schedule.h"
-#include "skinny_gemm.h"
+#include "problem.h"
 
 namespace rocm_kernels {
-
-// What the kernels are given: SkinnyGemmArgs in bytes and 32 bits, and the schedule.
-struct SkinnyGemmProblem {
-  const uint8_t* a;    // [M, K]
-  const uint8_t* w;    // [N, K]
-  void* out;           // [M, N]
-  const void* bias;    // [N] or nullptr
-  int64_t a_stride;    // bytes
-  int64_t w_stride;    // bytes
-  int64_t out_stride;  // elements
-  GemmScale scale_a, scale_w;
-  int32_t m, n, k;
-  DType out_dtype, bias_dtype;
-  int32_t waves;     // of a block
-  bool wide_stores;  // four neighbours of out can be stored together
-  Schedule schedule;
-  uint64_t* tickets;  // [tiles]
-  float* partials;    // [slots, m, tile rows]
-  uint64_t launch;    // names this launch in the tickets, 56 bits
-};
 
 constexpr int kWavesAtOnce = 4;  // a block has a multiple of it
 constexpr int kSumPad = 4;       // floats; keeps the rows of a tile on different banks

@@ -3,6 +3,7 @@
 #include <random>
 
 #include "../common/launch.h"
+#include "portable.h"
 #include "skinny_gemm_hip.h"
 #include "stream.h"
 
@@ -77,11 +78,27 @@ Kernel stream_kernel(Operands kind, bool block_scaled, int a_tiles, int row_tile
   return nullptr;
 }
 
+Kernel portable_kernel(DType a, DType w) {
+  constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16;
+  constexpr DType kOcp = DType::kFloat8E4M3FN, kFnuz = DType::kFloat8E4M3FNUZ;
+  if (a == kOcp) return skinny_gemm_portable<kOcp, kOcp>;
+  if (a == kFnuz) return skinny_gemm_portable<kFnuz, kFnuz>;
+  if (a == kHalf) {
+    return w == kOcp    ? skinny_gemm_portable<kHalf, kOcp>
+           : w == kFnuz ? skinny_gemm_portable<kHalf, kFnuz>
+                        : skinny_gemm_portable<kHalf, kHalf>;
+  }
+  return w == kOcp    ? skinny_gemm_portable<kBrain, kOcp>
+         : w == kFnuz ? skinny_gemm_portable<kBrain, kFnuz>
+                      : skinny_gemm_portable<kBrain, kBrain>;
+}
+
 // ---- Device and operands ----------------------------------------------------------------------
 
 struct Target {
   SkinnyGemmDevice device;
   DType fp8;  // the dialect of its matrix instructions
+  int32_t wave_size;
 };
 
 bool current_target(Target& target) {
@@ -101,29 +118,25 @@ bool current_target(Target& target) {
     target.device.terabytes_per_s = 6.1f;
     target.device.gigahertz = 2.4f;
   }
+  target.wave_size = facts.wave_size;
   target.fp8 = gfx942 ? DType::kFloat8E4M3FNUZ : DType::kFloat8E4M3FN;
   return true;
 }
 
-Status operands_of(const SkinnyGemmArgs& args, DType fp8, Operands& kind) {
-  if (is_fp8(args.w_dtype) && args.w_dtype != fp8) {
-    return "skinny_gemm: w's FP8 dialect is not this GPU's (float8_e4m3fnuz on gfx942, "
-           "float8_e4m3fn elsewhere); convert w and its scale with to_native_fp8";
-  }
-  if (is_fp8(args.a_dtype)) {
-    if (args.a_dtype != args.w_dtype) return "skinny_gemm: FP8 a needs w of the same FP8 dtype";
-    kind = Operands::kFp8;
-  } else if (args.a_dtype == DType::kFloat16) {
-    kind = is_fp8(args.w_dtype) ? Operands::kFloat16Fp8 : Operands::kFloat16;
-  } else if (args.a_dtype == DType::kBFloat16) {
-    kind = is_fp8(args.w_dtype) ? Operands::kBFloat16Fp8 : Operands::kBFloat16;
-  } else {
-    return "skinny_gemm: a must be float16, bfloat16 or FP8";
-  }
-  if (!is_fp8(args.w_dtype) && args.a_dtype != args.w_dtype) {
-    return "skinny_gemm: 16-bit w needs a of the same dtype";
+Status check_dtypes(const SkinnyGemmArgs& args) {
+  if (args.a_dtype == DType::kFloat32) return "skinny_gemm: a must be float16, bfloat16 or FP8";
+  if (args.a_dtype != args.w_dtype && (is_fp8(args.a_dtype) || !is_fp8(args.w_dtype))) {
+    return "skinny_gemm: w must have a's dtype, or be FP8 with 16-bit a";
   }
   return nullptr;
+}
+
+Operands operands_of(const SkinnyGemmArgs& args, bool sparse) {
+  if (is_fp8(args.a_dtype)) return sparse ? Operands::kFp8Sparse : Operands::kFp8;
+  if (args.a_dtype == DType::kFloat16) {
+    return is_fp8(args.w_dtype) ? Operands::kFloat16Fp8 : Operands::kFloat16;
+  }
+  return is_fp8(args.w_dtype) ? Operands::kBFloat16Fp8 : Operands::kBFloat16;
 }
 
 bool is_block_scaled(const SkinnyGemmArgs& args) {
@@ -211,16 +224,10 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context,
   if (args.m == 0 || args.n == 0) return nullptr;
   Target target;
   if (!current_target(target)) return "skinny_gemm: the device's attributes cannot be read";
-  Operands kind;
-  if (Status error = operands_of(args, target.fp8, kind)) return error;
+  if (Status error = check_dtypes(args)) return error;
   if (Status error = check_offsets(args)) return error;
   const SkinnyGemmShape shape = shape_of(args);
   if (Status error = check_config(shape, config)) return error;
-  if (config.sparse) kind = Operands::kFp8Sparse;
-
-  const Kernel kernel =
-      stream_kernel(kind, shape.block_scaled, a_tiles_of(shape.m), config.row_tiles);
-  if (kernel == nullptr) return "skinny_gemm config: no kernel holds so many tiles";
 
   SkinnyGemmProblem p = {};
   p.a = static_cast<const uint8_t*>(args.a);
@@ -237,9 +244,28 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context,
   p.k = shape.k;
   p.out_dtype = args.out_dtype;
   p.bias_dtype = args.bias_dtype;
-  p.waves = config.waves;
   const int64_t four = 4 * size_of(args.out_dtype);
   p.wide_stores = reinterpret_cast<uintptr_t>(args.out) % four == 0 && args.out_stride % 4 == 0;
+
+  if (config.design == SkinnyGemmConfig::Design::kPortable) {
+    const dim3 grid((shape.n + kPortableWaves - 1) / kPortableWaves,
+                    (shape.m + kPortableRows - 1) / kPortableRows);
+    const dim3 block(kPortableWaves * target.wave_size);
+    portable_kernel(args.a_dtype, args.w_dtype)<<<grid, block, 0, stream_of(context)>>>(p);
+    return launch_status();
+  }
+
+  if (!target.device.matrix_instructions) {
+    return "skinny_gemm config: only the portable design runs on this GPU";
+  }
+  if (is_fp8(args.w_dtype) && args.w_dtype != target.fp8) {
+    return "skinny_gemm: w's FP8 dialect is not this GPU's (float8_e4m3fnuz on gfx942, "
+           "float8_e4m3fn on gfx950); convert w and its scale with to_native_fp8";
+  }
+  const Kernel kernel = stream_kernel(operands_of(args, config.sparse), shape.block_scaled,
+                                      a_tiles_of(shape.m), config.row_tiles);
+  if (kernel == nullptr) return "skinny_gemm config: no kernel holds so many tiles";
+  p.waves = config.waves;
   p.schedule = schedule_of(shape, config);
   p.tickets = static_cast<uint64_t*>(args.workspace);
   if (p.schedule.slots() != 0) {
@@ -248,12 +274,12 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context,
         reinterpret_cast<float*>(static_cast<uint8_t*>(args.workspace) + ticket_bytes(p.schedule));
     p.launch = next_launch_name();
   }
-
   const int32_t lds_bytes = 4 * finish_lds_floats(config.waves, shape.m, config.row_tiles * kTile);
   if (lds_bytes > target.device.lds_bytes - 64) {
     return "skinny_gemm config: the sums of so many waves, rows and tiles exceed the LDS of a CU";
   }
-  kernel<<<dim3(p.schedule.blocks()), dim3(config.waves * 64), lds_bytes, stream_of(context)>>>(p);
+  const dim3 grid(p.schedule.blocks()), block(config.waves * 64);
+  kernel<<<grid, block, lds_bytes, stream_of(context)>>>(p);
   return launch_status();
 }
 
