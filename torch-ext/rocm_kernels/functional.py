@@ -288,6 +288,9 @@ def fp8_linear(
     path = fp8_linear_path(count, w, scale_w, scale)
     if path == "scaled_mm":
         out = _scaled_mm(q, w, scale, scale_w, bias, out_dtype)
+    elif path == "skinny_gemm":
+        out = torch.empty((count, w.shape[0]), dtype=out_dtype, device=x.device)
+        ops.skinny_gemm(out, q, w, scale, scale_w, bias)
     else:
         out = torch.empty((count, w.shape[0]), dtype=out_dtype, device=x.device)
         for begin in range(0, count, SKINNY_GEMM_MAX_ROWS):
