@@ -1,6 +1,9 @@
 """Builds the package from build.toml on a machine without Nix.
 
-    python tools/build.py --backend cpu
+    python tools/build.py --backend cpu|cuda|rocm
+
+cuda needs nvcc, rocm a ROCm installation or clang and HIP headers (tools/rocm.py); neither needs
+the GPU, nor a torch that knows it.
 
 build.toml is the only list of what is built. The result, build/<variant>/, is laid out as the
 kernels Hub expects, so get_kernel, get_local_kernel and kernelize load it. Compiling goes through
@@ -14,7 +17,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import ninja
+import rocm
 from kernels._rust import Digest, DigestAlgorithm
 from ninja import ninja_syntax
 from torch.utils import cpp_extension
@@ -93,6 +99,9 @@ globals().update({{k: v for k, v in vars(_import_parent()).items() if not k.star
 __all__ = list(_import_parent().__all__)
 """
 
+# The ROCm release whose runtime the rocm variant asks for.
+ROCM_VERSION = (7, 1)
+
 CXX_FLAGS = ["-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-Wall", "-Wextra", "-fno-gnu-unique"]
 CXX_FLAGS += ["-fvisibility=hidden", "-fvisibility-inlines-hidden"]
 
@@ -121,6 +130,11 @@ class Package:
     def python_files(self) -> list[Path]:
         folder = self.root / "torch-ext" / self.python_name
         return sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".pyi"))
+
+    def archs(self, key: str) -> list[str]:
+        """The device targets of the backend's sections, in build.toml's order."""
+        listed = [arch for section in self.sections.values() for arch in section[key]]
+        return list(dict.fromkeys(listed))
 
     def sources(self) -> list[str]:
         """Every file that the selected sections list, without duplicates."""
@@ -196,12 +210,12 @@ def python_include() -> str:
     return include
 
 
-def require_tool(*names: str) -> str:
+def require_tool(*names: str, advice: str = "Debian and Ubuntu: apt install g++") -> str:
     """The first of the programs that is installed."""
     for name in names:
         if found := shutil.which(name):
             return found
-    raise BuildError(f"none of {', '.join(names)} is installed (Debian, Ubuntu: apt install g++)")
+    raise BuildError(f"none of {', '.join(names)} is installed ({advice})")
 
 
 @dataclass
@@ -213,7 +227,7 @@ class Toolchain:
     link_flags: list[str]
     archs: list[str] | None = None
     device_suffix: str | None = None
-    device_command: str | None = None  # with $in, $out, $out.d and $flags
+    device_command: str | None = None  # ninja's: with $in, $out and $out.d
 
 
 def cpu_toolchain(package: Package, work: Path) -> Toolchain:
@@ -225,12 +239,87 @@ def cpu_toolchain(package: Package, work: Path) -> Toolchain:
     )
 
 
+def cuda_toolchain(package: Package, work: Path) -> Toolchain:
+    nvcc = require_tool("nvcc", advice="install the CUDA toolkit")
+    text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    major, minor = re.search(r"release (\d+)\.(\d+)", text).groups()
+    archs = package.archs("cuda-capabilities")
+    numbers = [arch.replace(".", "") for arch in archs]
+    codes = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers]
+    # PTX of the newest target lets later GPUs compile the kernels for themselves.
+    codes.append(f"-gencode=arch=compute_{numbers[-1]},code=compute_{numbers[-1]}")
+    libraries = Path(nvcc).resolve().parent.parent / "lib64"
+    return Toolchain(
+        variant=variant_name(package, f"cu{major}{minor}"),
+        define="-DCUDA_KERNEL -DUSE_CUDA=1",
+        link_flags=[
+            f"-L{libraries}",
+            "-lcudart",
+            *torch_gpu_library(work, "torch_cuda"),
+        ],
+        archs=[*archs[:-1], f"{archs[-1]}+PTX"],
+        device_suffix=".cu",
+        device_command=" ".join(
+            [
+                nvcc,
+                "-std=c++17 -O3 -DNDEBUG --threads 0",
+                *codes,
+                "-Xcompiler -fPIC,-fvisibility=hidden,-fno-gnu-unique",
+                f"-Xcompiler -ffile-prefix-map={package.root}=.",
+                "-MD -MF $out.d -c $in -o $out",
+            ]
+        ),
+    )
+
+
+def rocm_toolchain(package: Package, work: Path) -> Toolchain:
+    try:
+        hip = rocm.find_toolchain()
+    except rocm.ToolchainMissing as missing:
+        raise BuildError(str(missing)) from None
+    archs = package.archs("rocm-archs")
+    remap = (f"-ffile-prefix-map={package.root}=.",)
+    command = hip.compile_command(
+        "$in", "$out", tuple(archs), extra=("-MD", "-MF", "$out.d", "-fvisibility=hidden", *remap)
+    )
+    # The runtime's library belongs to ROCm 7 and is not linked by its file: cross-builds have none.
+    runtime = stub_library(work, "amdhip64", f"libamdhip64.so.{ROCM_VERSION[0]}")
+    return Toolchain(
+        variant=variant_name(package, "rocm{}{}".format(*ROCM_VERSION)),
+        define="-DROCM_KERNEL -DUSE_ROCM=1",
+        link_flags=[*runtime, *torch_gpu_library(work, "torch_hip")],
+        archs=archs,
+        device_suffix=".hip",
+        device_command=" ".join(command),
+    )
+
+
+def torch_gpu_library(work: Path, name: str) -> list[str]:
+    """Link flags for torch's own libraries; a stub stands for the GPU one that is not installed."""
+    library = Path(cpp_extension.library_paths()[0])
+    flags = [f"-L{library}", "-ltorch_cpu", "-lc10"]
+    if (library / f"lib{name}.so").exists():
+        return [*flags, f"-l{name}"]
+    return [*flags, *stub_library(work, name, f"lib{name}.so")]
+
+
+def stub_library(work: Path, name: str, soname: str) -> list[str]:
+    """Flags that record a dependency on a library which this machine may lack."""
+    folder = work / "stubs"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"lib{name}.so"
+    compiler = require_tool("g++", "c++")
+    command = [compiler, "-shared", "-o", str(path), f"-Wl,-soname,{soname}", "-x", "c", os.devnull]
+    subprocess.run(command, check=True)
+    return ["-Wl,--no-as-needed", f"-L{folder}", f"-l{name}", "-Wl,--as-needed"]
+
+
 def variant_name(package: Package, compute: str) -> str:
     abi = package.stable_abi.replace(".", "")
     return f"torch-stable-abi{abi}-{compute}-{platform.machine()}-{platform.system().lower()}"
 
 
-TOOLCHAINS = {"cpu": cpu_toolchain}
+TOOLCHAINS = {"cpu": cpu_toolchain, "cuda": cuda_toolchain, "rocm": rocm_toolchain}
 
 
 def write_ninja(package: Package, toolchain: Toolchain, ops_name: str, work: Path) -> Path:
