@@ -7,7 +7,7 @@
 
 namespace rocm_kernels {
 
-constexpr int kWavesAtOnce = 4;  // a block has a multiple of it
+constexpr int kWavesAtOnce = 4;  // the waves that have sums are a multiple of it
 constexpr int kSumPad = 4;       // floats; keeps the rows of a tile on different banks
 
 // LDS of a block, in floats: sums of its waves, and the factors of rows and columns.
@@ -92,11 +92,12 @@ struct TileFactors {
   }
 };
 
-// Ends a tile. `accumulators` are the wave's sums, [row tiles of a][row tiles of w]. All threads of
-// the block call it; LDS may be written again after a barrier.
+// Ends a tile. `accumulators` are the wave's sums, [row tiles of a][row tiles of w]; waves 0 to
+// `adders` - 1 have some. All threads of the block call it; LDS may be written again after a
+// barrier.
 template <Operands kKind, int kRowTilesA, int kRowTilesW>
-ROCM_KERNELS_DEVICE void finish_tile(const SkinnyGemmProblem& p, int waves, int interval, int tile,
-                                     const TileFactors& factors,
+ROCM_KERNELS_DEVICE void finish_tile(const SkinnyGemmProblem& p, int wave, int waves, int adders,
+                                     int interval, int tile, const TileFactors& factors,
                                      const Accumulator (&accumulators)[kRowTilesA][kRowTilesW],
                                      float* lds) {
   constexpr int kRows = kRowTilesW * kTile;
@@ -108,11 +109,12 @@ ROCM_KERNELS_DEVICE void finish_tile(const SkinnyGemmProblem& p, int waves, int 
   const int wave_floats = rows_out * kPitch;
 
   // 1. Every wave's sums to LDS, [wave][m][row of the tile].
-  float* factor_w = lds + waves * wave_floats;
+  float* factor_w = lds + adders * wave_floats;
   float* bias = factor_w + kRows;
   float* factor_a = bias + kRows;
   factors.store(p, kRows, factor_w);
-  float* own = lds + thread / kWaveSize * wave_floats;
+  float* own = lds + wave * wave_floats;
+  const int rows_kept = wave < adders ? rows_out : 0;
 #pragma unroll
   for (int i = 0; i < kRowTilesA; ++i) {
 #pragma unroll
@@ -122,11 +124,11 @@ ROCM_KERNELS_DEVICE void finish_tile(const SkinnyGemmProblem& p, int waves, int 
         // Sparse rows 2r and 2r + 1 are halves of dense row r; the lane has both.
         const int row = 2 * group;
         float* target = own + row * kPitch + j * kTile + column;
-        if (row < rows_out) target[0] = sum.x + sum.y;
-        if (row + 1 < rows_out) target[kPitch] = sum.z + sum.w;
+        if (row < rows_kept) target[0] = sum.x + sum.y;
+        if (row + 1 < rows_kept) target[kPitch] = sum.z + sum.w;
       } else {
         const int row = i * kTile + column;
-        if (row < rows_out) {
+        if (row < rows_kept) {
           *reinterpret_cast<Accumulator*>(own + row * kPitch + j * kTile + 4 * group) = sum;
         }
       }
@@ -147,11 +149,11 @@ ROCM_KERNELS_DEVICE void finish_tile(const SkinnyGemmProblem& p, int waves, int 
   for (int item = thread; item < items; item += threads) {
     const float* source = reinterpret_cast<const float*>(place_of(item));
     Accumulator sum = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int wave = 0; wave < waves; wave += kWavesAtOnce) {
+    for (int adder = 0; adder < adders; adder += kWavesAtOnce) {
       Accumulator part[kWavesAtOnce];
 #pragma unroll
       for (int i = 0; i < kWavesAtOnce; ++i) {
-        part[i] = *reinterpret_cast<const Accumulator*>(source + (wave + i) * wave_floats);
+        part[i] = *reinterpret_cast<const Accumulator*>(source + (adder + i) * wave_floats);
       }
 #pragma unroll
       for (int i = 0; i < kWavesAtOnce; ++i) sum += part[i];

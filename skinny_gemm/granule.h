@@ -1,0 +1,186 @@
+// A granule of a tile: how a wave asks memory for it, and how it multiplies it.
+#pragma once
+
+#include "operands.h"
+#include "problem.h"
+
+namespace rocm_kernels {
+
+#if SKINNY_GEMM_CDNA
+
+// 128 elements of k of some tiles of 16 rows, as a lane holds them.
+template <Operands kKind, int kRowTilesA, int kRowTilesW, bool kBlockScaled>
+struct Granule {
+  Words w[kRowTilesW][w_loads(kKind)];
+  Words a[kRowTilesA][a_loads(kKind)];
+  float scale_w[kBlockScaled ? kRowTilesW : 1];  // of the 128 x 128 block
+  float scale_a[kBlockScaled ? kRowTilesA : 1];  // of the lane's row
+};
+
+// The rows of w and a that meet in a tile, seen from one lane.
+template <Operands kKind, int kRowTilesA, int kRowTilesW, bool kBlockScaled>
+class TileSource {
+ public:
+  using GranuleType = Granule<kKind, kRowTilesA, kRowTilesW, kBlockScaled>;
+  using Sums = Accumulator[kRowTilesA][kRowTilesW];
+
+  // The tile's rows of w begin at row_begin.
+  ROCM_KERNELS_DEVICE TileSource(const SkinnyGemmProblem& p, int row_begin, int lane)
+      : w_(buffer_at(p.w + row_begin * p.w_stride)),
+        a_(buffer_at(p.a)),
+        scales_w_(buffer_at(p.scale_w.data)),
+        scales_a_(buffer_at(p.scale_a.data)),
+        k_(p.k),
+        lane_(lane),
+        blocks_w_(p.scale_w.kind == GemmScale::Kind::kBlock),
+        blocks_a_(p.scale_a.kind == GemmScale::Kind::kBlock),
+        scale_w_step_(static_cast<uint32_t>(p.scale_w.block_stride * 4)),
+        scale_a_step_(static_cast<uint32_t>(p.scale_a.block_stride * 4)) {
+#pragma unroll
+    for (int j = 0; j < kRowTilesW; ++j) {
+      const int row = j * kTile + lane % kTile;
+      w_lane_[j] = row_begin + row < p.n ? static_cast<uint32_t>(row * p.w_stride) : kOutside;
+      if constexpr (kBlockScaled) {
+        const int block = (row_begin + j * kTile) / static_cast<int>(kScaleBlock);
+        scale_w_tile_[j] = blocks_w_ && row_begin + j * kTile < p.n
+                               ? static_cast<uint32_t>(block * p.scale_w.row_stride * 4)
+                               : kOutside;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRowTilesA; ++i) {
+      const int row = i * kTile + a_row<kKind>(lane);
+      a_lane_[i] = row < p.m ? static_cast<uint32_t>(row * p.a_stride) : kOutside;
+      if constexpr (kBlockScaled) {
+        scale_a_lane_[i] = blocks_a_ && row < p.m
+                               ? static_cast<uint32_t>(row * p.scale_a.row_stride * 4)
+                               : kOutside;
+      }
+    }
+  }
+
+  // From here on granules from `end` on come as zeros, as does a step that K cuts.
+  ROCM_KERNELS_DEVICE void end_at(int end) {
+    end_ = end;
+    const int whole_steps = k_ / kStepElements;
+    step_end_ = end * kLoadsW < whole_steps ? end * kLoadsW : whole_steps;
+  }
+
+  // Asks for granule `index` of K.
+  ROCM_KERNELS_DEVICE void load(GranuleType& granule, int index) const {
+    const int group = lane_ / kTile;
+#pragma unroll
+    for (int step = 0; step < kLoadsW; ++step) {
+      const uint32_t hide = index * kLoadsW + step < step_end_ ? 0 : kOutside;
+#pragma unroll
+      for (int j = 0; j < kRowTilesW; ++j) {
+        granule.w[j][step] =
+            load_words<Cache::kNonTemporal>(w_, (w_lane_[j] + w_offset(kKind, 0, group)) | hide,
+                                            index * kBytesW + w_offset(kKind, step, 0));
+      }
+#pragma unroll
+      for (int i = 0; i < kRowTilesA; ++i) {
+#pragma unroll
+        for (int n = step * kRatio; n < (step + 1) * kRatio; ++n) {
+          granule.a[i][n] =
+              load_words<Cache::kKeep>(a_, (a_lane_[i] + a_offset(kKind, 0, group)) | hide,
+                                       index * kBytesA + a_offset(kKind, n, 0));
+        }
+      }
+    }
+    load_scales(granule, index, index < end_ ? 0 : kOutside);
+  }
+
+  // Whether K cuts a step: it is not in any granule that load() gives.
+  ROCM_KERNELS_DEVICE bool has_tail() const { return k_ % kStepElements != 0; }
+
+  // That step, byte by byte. Which step of a granule its bytes stand in makes no difference to the
+  // product, so it is the first.
+  ROCM_KERNELS_DEVICE void load_tail_step(GranuleType& granule) const {
+    const int group = lane_ / kTile;
+    const int begin = k_ / kStepElements * kStepBytes;
+    granule = {};
+#pragma unroll
+    for (int j = 0; j < kRowTilesW; ++j) {
+      granule.w[j][0] =
+          load_tail(w_, w_lane_[j], begin + w_offset(kKind, 0, group), k_ * w_bytes(kKind));
+    }
+#pragma unroll
+    for (int i = 0; i < kRowTilesA; ++i) {
+#pragma unroll
+      for (int n = 0; n < kRatio; ++n) {
+        granule.a[i][n] = load_tail(a_, a_lane_[i], begin * kRatio + a_offset(kKind, n, group),
+                                    k_ * a_bytes(kKind));
+      }
+    }
+    load_scales(granule, (k_ - 1) / kGranule, 0);
+  }
+
+  ROCM_KERNELS_DEVICE void multiply_add(const GranuleType& granule, Sums& sums) const {
+#pragma unroll
+    for (int i = 0; i < kRowTilesA; ++i) {
+#pragma unroll
+      for (int j = 0; j < kRowTilesW; ++j) {
+        if constexpr (kBlockScaled) {
+          const Accumulator part =
+              multiply<kKind>(granule.w[j], granule.a[i], lane_, Accumulator{});
+          sums[i][j] += part * ((blocks_a_ ? granule.scale_a[i] : 1.0f) *
+                                (blocks_w_ ? granule.scale_w[j] : 1.0f));
+        } else {
+          sums[i][j] = multiply<kKind>(granule.w[j], granule.a[i], lane_, sums[i][j]);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kLoadsW = w_loads(kKind), kLoadsA = a_loads(kKind);
+  static constexpr int kRatio = kLoadsA / kLoadsW;
+  static constexpr int kBytesW = kGranule * w_bytes(kKind), kBytesA = kGranule * a_bytes(kKind);
+  static constexpr int kStepElements = kStepBytes / w_bytes(kKind);
+
+  ROCM_KERNELS_DEVICE void load_scales(GranuleType& granule, int index, uint32_t hide) const {
+    if constexpr (kBlockScaled) {
+#pragma unroll
+      for (int j = 0; j < kRowTilesW; ++j) {
+        granule.scale_w[j] = load_float(scales_w_, scale_w_tile_[j] | hide, index * scale_w_step_);
+      }
+#pragma unroll
+      for (int i = 0; i < kRowTilesA; ++i) {
+        granule.scale_a[i] = load_float(scales_a_, scale_a_lane_[i] | hide, index * scale_a_step_);
+      }
+    }
+  }
+
+  Buffer w_, a_, scales_w_, scales_a_;
+  int k_, lane_, end_ = 0, step_end_ = 0;
+  bool blocks_w_, blocks_a_;
+  uint32_t w_lane_[kRowTilesW], a_lane_[kRowTilesA];  // bytes to the lane's rows
+  uint32_t scale_w_tile_[kRowTilesW], scale_a_lane_[kRowTilesA];
+  uint32_t scale_w_step_, scale_a_step_;  // bytes between blocks of K
+};
+
+// Everything that made these sums comes before it, and every request after it. Left alone, the
+// compiler asks for a granule before the last use of the one whose registers it is to take: then the
+// two need different registers, and copies between them that wait for all that is in flight.
+template <int kRowTilesA, int kRowTilesW>
+ROCM_KERNELS_DEVICE void keep_order(Accumulator (&sums)[kRowTilesA][kRowTilesW]) {
+#pragma unroll
+  for (int i = 0; i < kRowTilesA; ++i) {
+#pragma unroll
+    for (int j = 0; j < kRowTilesW; ++j) asm volatile("" : "+v"(sums[i][j])::"memory");
+  }
+  __builtin_amdgcn_sched_barrier(0);
+}
+
+// The kernel's one argument, from memory again: what only the end needs would otherwise sit in
+// scalar registers through the loop, or be spilled.
+ROCM_KERNELS_DEVICE const SkinnyGemmProblem& reread_arguments() {
+  auto arguments = __builtin_amdgcn_kernarg_segment_ptr();
+  asm volatile("" : "+s"(arguments));
+  return *(const SkinnyGemmProblem*)arguments;
+}
+
+#endif
+
+}  // namespace rocm_kernels
