@@ -1,0 +1,142 @@
+"""Compiles the engine and the HIP stand-in, once for each state of their sources.
+
+Libraries land in `build/simulator/<hash>/` beside the package (or in `$SIMULATOR_BUILD_DIR`), so a
+changed source or compiler never meets an old library.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import fcntl
+import functools
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+
+SOURCE = pathlib.Path(__file__).parent / "engine"
+FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-march=native",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-strict-aliasing",
+    "-Wall",
+    "-Wno-unused-command-line-argument",
+]
+
+
+def find_tool(*names: str) -> str:
+    """Path of the first of `names` that is installed; RuntimeError names what is missing."""
+    for name in names:
+        path = shutil.which(name)
+        if path:
+            return path
+    raise RuntimeError(f"required one of {', '.join(names)} on the PATH, found none: install it")
+
+
+def _llvm_flags() -> tuple[list[str], list[str]]:
+    config = find_tool("llvm-config-22", "llvm-config")
+    query = lambda *a: subprocess.check_output([config, *a], text=True).split()  # noqa: E731
+    return ["-isystem" + query("--includedir")[0]], ["-L" + query("--libdir")[0], *query("--libs")]
+
+
+def _build_root() -> pathlib.Path:
+    override = os.environ.get("SIMULATOR_BUILD_DIR")
+    return pathlib.Path(override) if override else SOURCE.parents[1] / "build" / "simulator"
+
+
+def _digest(compiler: str) -> str:
+    h = hashlib.sha256()
+    for path in sorted(SOURCE.iterdir()):
+        h.update(path.name.encode())
+        h.update(path.read_bytes())
+    h.update(subprocess.check_output([compiler, "--version"]))
+    h.update(" ".join(FLAGS).encode())
+    with open("/proc/cpuinfo") as f:  # -march=native: another CPU is another build
+        h.update(next((line for line in f if line.startswith("flags")), "").encode())
+    return h.hexdigest()[:16]
+
+
+def _compile(compiler: str, source: pathlib.Path, objects: pathlib.Path, flags: list[str]) -> str:
+    # An object depends on its source and on every header.
+    h = hashlib.sha256(source.read_bytes())
+    for header in sorted(SOURCE.glob("*.h")):
+        h.update(header.read_bytes())
+    h.update(" ".join([compiler, *flags]).encode())
+    target = objects / f"{source.stem}-{h.hexdigest()[:16]}.o"
+    if not target.exists():
+        partial = target.with_suffix(f".{os.getpid()}.tmp")
+        command = [compiler, *flags, "-c", str(source), "-o", str(partial)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"the simulator's {source.name} does not compile:\n{done.stderr}")
+        partial.rename(target)
+    return str(target)
+
+
+def _link(compiler: str, objects: list[str], target: pathlib.Path, flags: list[str]) -> None:
+    partial = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    command = [compiler, "-shared", "-o", str(partial), *objects, *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"linking {target.name} failed:\n{done.stderr}")
+    partial.rename(target)
+
+
+@functools.cache
+def build() -> pathlib.Path:
+    """Directory with `libsimulator.so` and, where HIP headers are installed, the runtime stand-in.
+
+    The first call after a change of the sources compiles (a minute or two); later ones return at
+    once. RuntimeError holds the compiler's words when something does not compile.
+    """
+    compiler = find_tool("clang++-22", "clang++")
+    directory = _build_root() / _digest(compiler)
+    if (directory / "complete").exists():
+        return directory
+    objects = _build_root() / "objects"
+    objects.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(_build_root() / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (directory / "complete").exists():
+            return directory
+        include, libraries = _llvm_flags()
+        runtime = SOURCE / "hip_runtime.cpp"
+        sources = [s for s in sorted(SOURCE.glob("*.cpp")) if s != runtime]
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            built = list(
+                pool.map(lambda s: _compile(compiler, s, objects, [*FLAGS, *include]), sources)
+            )
+        engine = directory / "libsimulator.so"
+        _link(compiler, built, engine, ["-Wl,-soname,libsimulator.so", "-pthread", *libraries])
+        _build_runtime(compiler, runtime, objects, directory)
+        (directory / "complete").touch()
+    return directory
+
+
+def _build_runtime(
+    compiler: str, source: pathlib.Path, objects: pathlib.Path, directory: pathlib.Path
+) -> None:
+    header = pathlib.Path("hip/hip_runtime_api.h")
+    rocm = pathlib.Path(os.environ.get("ROCM_PATH", "/opt/rocm"))
+    include = next((d for d in (pathlib.Path("/usr/include"), rocm / "include")
+                    if (d / header).exists()), None)
+    if include is None or not source.exists():
+        return
+    flags = [*FLAGS, "-D__HIP_PLATFORM_AMD__=1"]
+    if include != pathlib.Path("/usr/include"):  # naming that one again upsets the C++ headers
+        flags.append(f"-isystem{include}")
+    built = _compile(compiler, source, objects, flags)
+    base = directory / "libamdhip64.so.5"
+    link = ["-Wl,-soname,libamdhip64.so.5", f"-L{directory}", "-lsimulator",
+            "-Wl,-rpath,$ORIGIN", "-pthread"]
+    _link(compiler, [built], base, link)
+    for name in ("libamdhip64.so", "libamdhip64.so.6", "libamdhip64.so.7"):
+        alias = directory / name
+        if not alias.exists():
+            alias.symlink_to(base.name)

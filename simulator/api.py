@@ -1,0 +1,230 @@
+"""Loading code objects and launching kernels from Python."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import struct
+
+import numpy as np
+
+from . import _build
+from .timing import Time, modelled_time
+
+
+class SimulatorError(RuntimeError):
+    """A launch that could not start, or a kernel that stopped before its end."""
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint32) for name in
+                ("late", "race", "bounds", "uninit", "caches", "threads")] + [
+        ("seed", ctypes.c_uint64), ("max_instructions", ctypes.c_uint64)]
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("bytes", ctypes.c_uint64),
+                ("initialised", ctypes.c_uint32), ("name", ctypes.c_char_p),
+                ("written", ctypes.c_void_p)]
+
+
+@functools.cache
+def _engine() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_build.build() / "libsimulator.so"))
+    library.sim_error.restype = ctypes.c_char_p
+    library.sim_open.restype = ctypes.c_void_p
+    library.sim_open.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p,
+                                 ctypes.c_char_p]
+    library.sim_close.argtypes = [ctypes.c_void_p]
+    library.sim_describe.restype = ctypes.c_char_p
+    library.sim_describe.argtypes = [ctypes.c_void_p]
+    library.sim_launch.restype = ctypes.c_char_p
+    library.sim_launch.argtypes = [
+        ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32 * 3, ctypes.c_uint32 * 3,
+        ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(_Buffer),
+        ctypes.c_uint32, ctypes.POINTER(_Options)]
+    return library
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something that hardware might punish: what, where in the code, who, at which address."""
+
+    kind: str  # missing-wait, lds-race, global-race, out-of-bounds, uninitialised, misaligned
+    kernel: str
+    message: str
+    source: str  # file:line from the debug information
+    instruction: str
+    address: int
+    code_address: int
+    workgroup: tuple[int, int, int]
+    wave: int
+    lane: int
+    count: int
+
+    def __str__(self) -> str:
+        where = ",".join(map(str, self.workgroup))
+        return (f"{self.kind} in {self.kernel} at {self.source}: {self.message} "
+                f"['{self.instruction}' at {self.code_address:#x}, workgroup {where} wave "
+                f"{self.wave} lane {self.lane}, address {self.address:#x}, {self.count} times]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a launch did.
+
+    counters: totals by name, see docs/simulator.md; findings: in order of kind;
+    time: the modelled time on the hardware; lines: executions by source line;
+    raw: everything as the engine reports it.
+    """
+
+    counters: dict
+    findings: list[Finding]
+    time: Time
+    lines: list[dict]
+    raw: dict
+
+    def check(self) -> Result:
+        """Returns itself, or raises SimulatorError that lists the findings when there are any."""
+        if self.findings:
+            raise SimulatorError("\n".join(map(str, self.findings)))
+        return self
+
+
+class Out:
+    """Marks a buffer whose contents are undefined at launch: reading before writing is found."""
+
+    def __init__(self, array):
+        self.array = array
+
+
+def result_from(raw: dict) -> Result:
+    """The Result of the engine's JSON; SimulatorError when the kernel stopped."""
+    findings = [Finding(**{**f, "workgroup": tuple(f["workgroup"])}) for f in raw["findings"]]
+    if "error" in raw:
+        raise SimulatorError("\n".join([raw["error"], *map(str, findings)]))
+    return Result(raw["counters"], findings, modelled_time(raw), raw["lines"], raw)
+
+
+def _pointer(value) -> tuple[int, int] | None:
+    """Address and size in bytes of a NumPy array or torch tensor, None for anything else."""
+    if isinstance(value, np.ndarray):
+        if not value.flags.c_contiguous:
+            raise ValueError("required a contiguous array, got one with strides "
+                             f"{value.strides}: pass np.ascontiguousarray(...)")
+        return value.ctypes.data, value.nbytes
+    if hasattr(value, "data_ptr"):
+        if not value.is_contiguous() or value.device.type != "cpu":
+            raise ValueError("required a contiguous tensor on the CPU, got strides "
+                             f"{value.stride()} on {value.device}")
+        return value.data_ptr(), value.numel() * value.element_size()
+    return None
+
+
+def _scalar(value, size: int, position: int) -> bytes:
+    if isinstance(value, (bytes, bytearray)):
+        data = bytes(value)
+    elif isinstance(value, (np.generic, ctypes._SimpleCData)):
+        data = bytes(value) if not isinstance(value, np.generic) else value.tobytes()
+    elif isinstance(value, ctypes.Structure):
+        data = bytes(value)
+    elif isinstance(value, float):
+        data = struct.pack({8: "<d", 4: "<f", 2: "<e"}[size], value)
+    elif value is None or isinstance(value, (bool, int)):
+        data = (int(value or 0) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+    else:
+        raise TypeError(f"argument {position}: required a buffer, number, ctypes structure or "
+                        f"bytes, got {type(value).__name__}")
+    if len(data) != size:
+        raise ValueError(f"argument {position}: the kernel takes {size} bytes, got {len(data)}")
+    return data
+
+
+def _dims(value, what: str) -> ctypes.Array:
+    dims = (value,) if isinstance(value, int) else tuple(value)
+    if not 1 <= len(dims) <= 3:
+        raise ValueError(f"{what}: required 1 to 3 dimensions, got {dims}")
+    return (ctypes.c_uint32 * 3)(*dims, *(1,) * (3 - len(dims)))
+
+
+class CodeObject:
+    """Kernels of one file. `target` and `kernels` (arguments and resources by name) describe it."""
+
+    def __init__(self, data: bytes, path: str, target: str | None = None):
+        self._engine = _engine()
+        self._handle = self._engine.sim_open(data, len(data), path.encode(),
+                                             target.encode() if target else None)
+        if not self._handle:
+            raise SimulatorError(self._engine.sim_error().decode())
+        described = json.loads(self._engine.sim_describe(self._handle))
+        self.target: str = described["target"]
+        self.kernels: dict = described["kernels"]
+        self.variables: dict = described["variables"]
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            self._engine.sim_close(self._handle)
+
+    def _arguments(self, kernel: str, args) -> tuple[bytes, list[_Buffer]]:
+        explicit = [a for a in self.kernels[kernel]["args"] if not a["kind"].startswith("hidden")]
+        if len(args) != len(explicit):
+            raise ValueError(f"kernel {kernel} takes {len(explicit)} arguments, got {len(args)}")
+        segment = bytearray(self.kernels[kernel]["kernarg_bytes"])
+        buffers = []
+        for n, (value, spec) in enumerate(zip(args, explicit)):
+            initialised = not isinstance(value, Out)
+            value = value if initialised else value.array
+            at = _pointer(value)
+            if at:
+                name = spec["name"] or f"argument {n}"
+                buffers.append(_Buffer(at[0], at[1], initialised, name.encode()))
+                value = at[0]
+            data = _scalar(value, spec["size"], n)
+            segment[spec["offset"]:spec["offset"] + spec["size"]] = data
+        return bytes(segment), buffers
+
+    def launch(self, kernel: str, grid, block, args, lds: int = 0, *, checks: bool = True,
+               seed: int = 0, buffers=(), caches: bool = True, threads: int = 0,
+               max_instructions: int = 200_000_000, late: bool | None = None,
+               race: bool | None = None) -> Result:
+        """Runs `kernel` to its end.
+
+        grid: workgroups in x, y, z (or one int); block: threads; lds: bytes of dynamic LDS.
+        args: one for each explicit argument: NumPy arrays or CPU tensors (passed by address, and
+        the only memory the kernel may touch), `Out(array)`, numbers, ctypes structures, bytes.
+        buffers: further arrays that pointers inside structures lead to.
+        checks: the adversarial modes and checkers, in the order that `seed` gives; False is fast.
+        late, race: switch these two apart. caches: model L1, L2 and the Infinity Cache.
+        threads: host threads, 0 for all cores. max_instructions: of one wave before it is stuck.
+        Raises SimulatorError when the launch is not possible or the kernel stops.
+        """
+        if kernel not in self.kernels:
+            raise SimulatorError(f"there is no kernel {kernel}; the file has "
+                                 f"{', '.join(sorted(self.kernels))}")
+        segment, known = self._arguments(kernel, args)
+        for extra in buffers:
+            initialised = not isinstance(extra, Out)
+            address, size = _pointer(extra if initialised else extra.array)
+            known.append(_Buffer(address, size, initialised, b"a further buffer"))
+        options = _Options(checks if late is None else late, checks if race is None else race,
+                           True, checks, caches, threads, seed, max_instructions)
+        text = self._engine.sim_launch(
+            self._handle, kernel.encode(), _dims(grid, "grid"), _dims(block, "block"), lds,
+            segment, len(segment), (_Buffer * len(known))(*known), len(known),
+            ctypes.byref(options))
+        if text is None:
+            raise SimulatorError(self._engine.sim_error().decode())
+        return result_from(json.loads(text))
+
+
+def load(path: str | os.PathLike, target: str | None = None) -> CodeObject:
+    """Opens a code object, an offload bundle, or a host object or library with a fat binary.
+
+    target: which code to take when there are several, gfx942 if not said.
+    """
+    path = pathlib.Path(path)
+    return CodeObject(path.read_bytes(), str(path), target)

@@ -1,0 +1,253 @@
+#include "capi.h"
+
+#include <llvm/Support/JSON.h>
+#include <llvm/Support/raw_ostream.h>
+
+#include <chrono>
+
+#include "codeobject.h"
+#include "memory.h"
+
+using namespace sim;
+using llvm::json::Array;
+using llvm::json::Object;
+
+struct SimObject {
+  std::shared_ptr<CodeObject> code;
+  std::string description;
+};
+
+namespace {
+
+thread_local std::string lastError, lastResult;
+
+const char* const kClassNames[] = {"salu", "smem",    "valu",   "trans",   "matrix", "lds",  "vmem",
+                                   "flat", "scratch", "branch", "barrier", "wait",   "other"};
+static_assert(std::size(kClassNames) == static_cast<size_t>(Class::Count));
+
+std::string toText(Object object) {
+  std::string out;
+  llvm::raw_string_ostream stream(out);
+  stream << llvm::json::Value(std::move(object));
+  return out;
+}
+
+i64 num(u64 x) { return static_cast<i64>(x); }
+
+Object describeKernel(const Kernel& k) {
+  Array args;
+  for (const KernelArg& a : k.args) {
+    args.push_back(Object{{"kind", a.kind}, {"name", a.name}, {"offset", a.offset},
+                          {"size", a.size}});
+  }
+  return Object{{"args", std::move(args)},
+                {"lds", k.ldsBytes},
+                {"scratch", k.privateBytes},
+                {"kernarg_bytes", k.kernargBytes},
+                {"vgprs", k.vgprs},
+                {"agprs", k.agprs},
+                {"sgprs", k.sgprs},
+                {"spills", k.spills},
+                {"max_workgroup", k.maxWorkgroup},
+                {"kernarg_preload", k.preload & 127}};
+}
+
+Object counters(const Launch& l) {
+  const Counters& c = l.counters;
+  u64 byClass[std::size(kClassNames)] = {}, total = 0, matrixCycles = 0;
+  for (size_t n = 0; n < c.executed.size(); ++n) {
+    const Inst& i = l.object->code[n];
+    byClass[static_cast<int>(i.cls)] += c.executed[n];
+    total += c.executed[n];
+    matrixCycles += c.executed[n] * i.passes;
+  }
+  Object classes;
+  for (size_t n = 0; n < std::size(kClassNames); ++n) classes[kClassNames[n]] = num(byClass[n]);
+  return Object{{"instructions", num(total)},
+                {"by_class", std::move(classes)},
+                {"global_read_bytes", num(c.readBytes)},
+                {"global_written_bytes", num(c.writtenBytes)},
+                {"scalar_read_bytes", num(c.scalarBytes)},
+                {"scratch_bytes", num(c.scratchBytes)},
+                {"lines_64", num(c.lines64)},
+                {"lines_128", num(c.lines128)},
+                {"l1_hits", num(c.cache.l1Hits)},
+                {"l2_hits", num(c.cache.l2Hits)},
+                {"l2_misses", num(c.cache.l2Misses)},
+                {"l2_write_backs", num(c.cache.l2WriteBacks)},
+                {"infinity_hits", num(c.cache.infinityHits)},
+                {"memory_read_bytes", num(c.cache.memoryReadBytes)},
+                {"memory_written_bytes", num(c.cache.memoryWriteBytes)},
+                {"lds_bytes", num(c.ldsBytes)},
+                {"lds_cycles", num(c.ldsCycles)},
+                {"lds_conflict_cycles", num(c.ldsConflictCycles)},
+                {"matrix_cycles", num(matrixCycles)},
+                {"atomics", num(c.atomics)},
+                {"workgroups", num(l.workgroups)},
+                {"waves_per_workgroup", num(l.wavesPerGroup)}};
+}
+
+Array findings(const Launch& l) {
+  Array out;
+  for (const auto& [key, f] : l.findings) {
+    out.push_back(Object{{"kind", f.kind},
+                         {"kernel", f.kernel},
+                         {"message", f.message},
+                         {"source", f.source},
+                         {"instruction", f.instruction},
+                         {"address", num(f.address)},
+                         {"code_address", num(f.codeAddress)},
+                         {"workgroup", Array{f.workgroup[0], f.workgroup[1], f.workgroup[2]}},
+                         {"wave", f.wave},
+                         {"lane", f.lane},
+                         {"count", num(f.count)}});
+  }
+  return out;
+}
+
+// Executions by source line, for the hot-spot listing.
+Array hotLines(const Launch& l) {
+  std::map<std::string, std::pair<u64, u64>> lines;
+  for (size_t n = 0; n < l.counters.executed.size(); ++n) {
+    u64 count = l.counters.executed[n];
+    if (!count) continue;
+    auto& entry = lines[l.object->source(l.object->code[n].address)];
+    entry.first += count;
+    entry.second += count * l.object->code[n].passes;
+  }
+  Array out;
+  for (const auto& [line, counts] : lines) {
+    out.push_back(Object{{"source", line},
+                         {"instructions", num(counts.first)},
+                         {"matrix_cycles", num(counts.second)}});
+  }
+  return out;
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* sim_error(void) { return lastError.c_str(); }
+
+SimObject* sim_open(const void* data, uint64_t bytes, const char* path, const char* target) try {
+  std::vector<Bundled> all = openFile(data, bytes, path);
+  std::vector<const Bundled*> wanted;
+  std::string have;
+  std::string want = target ? target : "gfx942";
+  for (const Bundled& b : all) {
+    have += (have.empty() ? "" : ", ") + b.target;
+    if (b.target.empty() || b.target == want || (!target && all.size() == 1)) {
+      wanted.push_back(&b);
+    }
+  }
+  if (wanted.empty()) {
+    throw Error(std::string(path) + ": required code for " + want + ", it has " + have);
+  }
+  if (wanted.size() > 1) {
+    throw Error(std::string(path) + " holds several code objects for " + want +
+                "; give one object file or code object");
+  }
+  auto object = std::make_unique<SimObject>();
+  object->code = loadCodeObject(wanted[0]->elf.data(), wanted[0]->elf.size(), path);
+  return object.release();
+} catch (const std::exception& error) {
+  lastError = error.what();
+  return nullptr;
+}
+
+void sim_close(SimObject* object) { delete object; }
+
+const char* sim_describe(SimObject* object) {
+  Object kernels, variables;
+  for (const auto& [name, k] : object->code->kernels) kernels[name] = describeKernel(k);
+  for (const auto& [name, v] : object->code->variables) {
+    variables[name] = Object{
+        {"address", num(reinterpret_cast<u64>(object->code->image.get()) + v.first)},
+        {"size", num(v.second)}};
+  }
+  object->description = toText(Object{{"target", object->code->target},
+                                      {"kernels", std::move(kernels)},
+                                      {"variables", std::move(variables)}});
+  return object->description.c_str();
+}
+
+void* sim_variable(SimObject* object, const char* name, uint64_t* bytes) {
+  auto it = object->code->variables.find(name);
+  if (it == object->code->variables.end()) return nullptr;
+  *bytes = it->second.second;
+  return object->code->image.get() + it->second.first;
+}
+
+int sim_kernel(SimObject* object, const char* kernel, SimKernel* out) {
+  auto it = object->code->kernels.find(kernel);
+  if (it == object->code->kernels.end()) return 0;
+  const Kernel& k = it->second;
+  *out = {k.ldsBytes, k.privateBytes, k.vgprs, k.sgprs, k.maxWorkgroup, k.kernargBytes, 0, {}};
+  for (const KernelArg& a : k.args) {
+    if (a.kind.rfind("hidden_", 0) == 0 || out->arg_count == SIM_MAX_ARGS) continue;
+    out->args[out->arg_count].offset = a.offset;
+    out->args[out->arg_count++].size = a.size;
+  }
+  return 1;
+}
+
+const char* sim_launch(SimObject* object, const char* kernel, const uint32_t grid[3],
+                       const uint32_t block[3], uint32_t dynamic_lds, const void* kernarg,
+                       uint64_t kernarg_bytes, const SimBuffer* buffers, uint32_t buffer_count,
+                       const SimOptions* options) try {
+  const CodeObject& code = *object->code;
+  auto it = code.kernels.find(kernel);
+  if (it == code.kernels.end()) {
+    std::string have;
+    for (const auto& [name, k] : code.kernels) have += (have.empty() ? "" : ", ") + name;
+    throw Error(code.path + ": there is no kernel " + kernel + "; it has " + have);
+  }
+  Launch l;
+  l.object = &code;
+  l.kernel = &it->second;
+  std::copy_n(grid, 3, l.grid);
+  std::copy_n(block, 3, l.block);
+  l.dynamicLds = dynamic_lds;
+  const u8* bytes = static_cast<const u8*>(kernarg);
+  l.kernarg.assign(bytes, bytes + kernarg_bytes);
+  l.options = {options->late != 0,   options->race != 0,   options->bounds != 0,
+               options->uninit != 0, options->caches != 0, options->seed,
+               options->max_instructions, options->threads};
+  for (uint32_t n = 0; n < buffer_count; ++n) {
+    u64 begin = reinterpret_cast<u64>(buffers[n].data);
+    if (!buffers[n].bytes) continue;
+    Buffer& b = l.ownBuffers.emplace_back();
+    b.begin = begin;
+    b.end = begin + buffers[n].bytes;
+    b.name = buffers[n].name;
+    b.written = buffers[n].written;
+    if (!buffers[n].initialised && !b.written && l.options.uninit) {
+      b.flags.assign(buffers[n].bytes, 0);
+      b.written = b.flags.data();
+    }
+    l.buffers.push_back(&b);
+  }
+  auto start = std::chrono::steady_clock::now();
+  u64 instructions = runLaunch(l);
+  std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  Object result{{"kernel", kernel},
+                {"target", code.target},
+                {"grid", Array{grid[0], grid[1], grid[2]}},
+                {"block", Array{block[0], block[1], block[2]}},
+                {"dynamic_lds", dynamic_lds},
+                {"resources", describeKernel(it->second)},
+                {"counters", counters(l)},
+                {"findings", findings(l)},
+                {"lines", hotLines(l)},
+                {"host_seconds", seconds.count()},
+                {"instructions_per_second", instructions / std::max(1e-9, seconds.count())}};
+  if (l.failed) result["error"] = l.failure;
+  lastResult = toText(std::move(result));
+  return lastResult.c_str();
+} catch (const std::exception& error) {
+  lastError = error.what();
+  return nullptr;
+}
+
+}  // extern "C"

@@ -1,0 +1,60 @@
+// The C interface of the engine, for the Python front end, the HIP stand-in and test harnesses.
+// Functions that can fail return 0 or null and leave a sentence in sim_error().
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct SimObject SimObject;
+
+typedef struct {
+  uint32_t late, race, bounds, uninit, caches, threads;
+  uint64_t seed, max_instructions;
+} SimOptions;
+
+typedef struct {
+  void* data;
+  uint64_t bytes;
+  uint32_t initialised;  // 0: reading before the kernel wrote is a finding
+  const char* name;
+  uint8_t* written;      // null, or a flag for each byte that outlives the launch
+} SimBuffer;
+
+#define SIM_MAX_ARGS 64
+typedef struct {
+  uint32_t lds, scratch, vgprs, sgprs, max_workgroup, kernarg_bytes, arg_count;
+  struct {
+    uint32_t offset, size;
+  } args[SIM_MAX_ARGS];  // explicit arguments in order
+} SimKernel;
+
+const char* sim_error(void);
+
+// Opens a code object, an offload bundle or a host file with a fat binary; `target` picks one of
+// several (null: gfx942 if there).
+SimObject* sim_open(const void* data, uint64_t bytes, const char* path, const char* target);
+void sim_close(SimObject* object);
+
+// JSON: target, kernels with arguments and resources.
+const char* sim_describe(SimObject* object);
+
+// Address and size of a device variable in the loaded image; null when there is none.
+void* sim_variable(SimObject* object, const char* name, uint64_t* bytes);
+
+// Resources and arguments of a kernel; 0 when there is none of that name.
+int sim_kernel(SimObject* object, const char* kernel, SimKernel* out);
+
+// Runs a kernel to its end. `kernarg` holds the explicit arguments; hidden ones are filled in.
+// Returns JSON with counters, findings and, when the kernel stopped, an error; null when the
+// launch itself was wrong. The text lives until the next call on the same thread.
+const char* sim_launch(SimObject* object, const char* kernel, const uint32_t grid[3],
+                       const uint32_t block[3], uint32_t dynamic_lds, const void* kernarg,
+                       uint64_t kernarg_bytes, const SimBuffer* buffers, uint32_t buffer_count,
+                       const SimOptions* options);
+
+#ifdef __cplusplus
+}
+#endif

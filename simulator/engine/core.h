@@ -1,0 +1,288 @@
+// State of a simulated gfx9 device: instructions, waves, workgroups and launches.
+//
+// A code object is decoded once into an array of `Inst`. A wave is plain data (registers and an
+// index into that array), so waves are stepped in slices by a scheduler and need no host stack.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace sim {
+
+using u8 = uint8_t;
+using u16 = uint16_t;
+using u32 = uint32_t;
+using u64 = uint64_t;
+using i8 = int8_t;
+using i16 = int16_t;
+using i32 = int32_t;
+using i64 = int64_t;
+
+constexpr int kLanes = 64;
+
+// Vector register rows: the architectural file, the accumulation file, then rows that SDWA and DPP
+// forms use for their selected operands.
+constexpr int kAccBase = 256;
+constexpr int kTempBase = 512;
+constexpr int kRows = 516;
+
+// Scalar registers are indexed as the ISA numbers them.
+constexpr int kFlatScratch = 102, kVcc = 106, kTtmp = 108, kM0 = 124, kExec = 126;
+
+// High halves of the addresses at which flat instructions see LDS and scratch. Host user-space
+// addresses never reach them, so global pointers are host pointers.
+constexpr u64 kSharedBase = 0x0100'0000'0000'0000ull;
+constexpr u64 kPrivateBase = 0x0200'0000'0000'0000ull;
+
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+enum class Kind : u8 { None, Vgpr, Sgpr, Imm, Special };
+enum Special : u16 { kScc, kVccz, kExecz };
+
+struct Operand {
+  Kind kind = Kind::None;
+  u8 dwords = 1;     // registers named in the text, v[0:3] is 4
+  u16 index = 0;     // row, scalar register number or Special
+  u64 imm = 0;       // an integer literal, or 32-bit pattern of a float literal
+  double real = 0;   // value of a float literal; its bits depend on the operand's type
+  bool isReal = false;
+  bool neg = false, abs = false, sext = false;
+
+  bool is(Kind k) const { return kind == k; }
+  bool present() const { return kind != Kind::None; }
+};
+
+// Classes for the counters. The order is that of kClassNames in counters.cpp.
+enum class Class : u8 {
+  Salu, Smem, Valu, Trans, Matrix, Lds, Vmem, Flat, Scratch, Branch, Barrier, Wait, Other, Count
+};
+
+struct Wave;
+struct Inst;
+using Handler = void (*)(Wave&, const Inst&);
+
+enum class Space : u8 { Global, Flat, Buffer, Scratch, Lds, Scalar };
+enum class Access : u8 { None, Load, Store, Atomic, LoadToLds };
+
+using AtomicFn = u64 (*)(u64 old, u64 data, u64 compare);
+
+// What a memory instruction does, parsed from its name.
+struct MemSpec {
+  Space space{};
+  Access access{};
+  u8 bytes = 0;   // per lane and address
+  u8 dwords = 0;  // registers of data (result of a load, source of a store)
+  bool sext = false;
+  bool d16 = false, d16hi = false;
+  u8 pair = 0;       // ds_read2/write2: number of addresses (2), else 0
+  u16 pairStride = 0;
+  bool returns = false;
+  bool spin = false;  // a polling load, see decode_spin.cpp
+  AtomicFn atomic = nullptr;
+  u8 atomicData = 0;  // dwords of data of an atomic, without the compare value
+};
+
+enum class DppKind : u8 {
+  None, QuadPerm, RowShl, RowShr, RowRor, WaveShl, WaveShr, WaveRol, WaveRor, Mirror, HalfMirror,
+  Bcast15, Bcast31, NewBcast
+};
+
+struct Inst {
+  Handler fn = nullptr;
+  Operand dst, dst2, src[5];
+  u8 nsrc = 0;
+  Class cls = Class::Other;
+  u8 passes = 0;  // MFMA: cycles of the matrix pipe
+  u32 address = 0, size = 0;
+  i32 offset = 0, offset1 = 0;
+  u32 simm = 0;  // branch target index, wait counts, immediate of s_sleep and the like
+
+  bool clamp = false, gds = false, sc0 = false, sc1 = false, nt = false, lds = false;
+  bool offen = false, idxen = false, mnan = false;
+  u8 omod = 0;
+  u8 opSel = 0, opSelHi = 0xff, negLo = 0, negHi = 0;
+  u8 cbsz = 0, abid = 0, blgp = 0, neg = 0;
+  DppKind dpp = DppKind::None;
+  u8 dppArg = 0, rowMask = 0xf, bankMask = 0xf;
+  u8 quad[4] = {0, 1, 2, 3};
+  bool boundCtrl = false;
+  u8 dstSel = 6, dstUnused = 0, src0Sel = 6, src1Sel = 6;  // SDWA selections, 6 = DWORD
+
+  MemSpec mem;
+  Inst* inner = nullptr;  // SDWA and DPP: the plain operation on temporary rows
+  std::string text, name;
+
+  // Registers read and written, for the pending-register check: first row and count.
+  struct Range {
+    u16 first;
+    u8 count;
+  };
+  std::vector<Range> readsV, writesV, readsS, writesS;
+};
+
+struct KernelArg {
+  std::string kind, name;
+  u32 offset = 0, size = 0;
+};
+
+struct Kernel {
+  std::string name;
+  u64 descriptor = 0;  // address in the code object
+  u32 entry = 0;       // index of the first instruction
+  u32 ldsBytes = 0, privateBytes = 0, kernargBytes = 0;
+  u32 rsrc1 = 0, rsrc2 = 0, rsrc3 = 0;
+  u16 properties = 0, preload = 0;
+  u32 vgprs = 0, agprs = 0, sgprs = 0, spills = 0, maxWorkgroup = 1024;
+  std::vector<KernelArg> args;
+};
+
+struct CodeObject {
+  std::string path, target;  // target: gfx942
+  std::vector<Inst> code;
+  std::vector<i32> indexOfWord;  // (address - base) / 4 -> instruction, or -1
+  u64 textBase = 0, textEnd = 0;
+  std::map<std::string, Kernel> kernels;
+  std::map<std::string, std::pair<u64, u64>> variables;  // name -> address, size
+  std::vector<u8> elf;
+  std::unique_ptr<u8[]> image;  // the loaded segments; device address = image + virtual address
+  u64 imageBytes = 0;
+  std::deque<Inst> innerInsts;
+  mutable std::map<u32, std::string> lines;  // cache of source lines by address
+  mutable std::mutex linesLock;
+  mutable std::shared_ptr<void> debug;  // the symbolizer, opened on first use
+
+  bool gfx950() const { return target == "gfx950"; }
+  i32 indexAt(u64 address) const;
+  std::string source(u32 address) const;
+  std::string disassembly(u32 index, int around) const;
+};
+
+std::shared_ptr<CodeObject> loadCodeObject(const void* data, size_t size, const std::string& path);
+void decodeText(CodeObject& object, const u8* bytes, u64 base, u64 size);
+
+struct Options {
+  bool late = true, race = true, bounds = true, uninit = true, caches = true;
+  u64 seed = 0;
+  u64 maxInstructions = 2'000'000'000;  // of one wave, then it is taken for stuck
+  u32 threads = 0;                      // 0: one a host core
+};
+
+struct Finding {
+  std::string kind, kernel, message, source, instruction;
+  u64 address = 0, codeAddress = 0, count = 1;
+  u32 workgroup[3] = {}, wave = 0, lane = 0;
+};
+
+// Vector clocks. Every wave has two components: accesses that its VM counter guards, and those of
+// its LGKM counter, because a wait on one says nothing about the other.
+constexpr int kMaxWaves = 16, kClocks = 2 * kMaxWaves;
+struct Clock {
+  u32 at[kClocks];
+};
+using Foreign = std::map<u32, Clock>;  // knowledge about other workgroups, by linear id
+struct Knowledge {
+  Clock own{};
+  std::shared_ptr<const Foreign> foreign;
+};
+using KnowledgePtr = std::shared_ptr<const Knowledge>;
+
+struct MemOp {
+  const Inst* inst = nullptr;
+  u64 mask = 0;
+  bool performed = false;
+  bool mixedLds = false;   // a flat access with lanes in LDS
+  u32 stamp = 0;
+  u64 born = 0;            // instruction count of the workgroup at issue
+  KnowledgePtr known;                     // what the wave knew at issue
+  KnowledgePtr publish, publishForeign;   // what a flag write gives to readers
+  KnowledgePtr acquired, acquiredForeign; // what a flag read took
+  u32 ldsBase = 0;         // load-to-LDS: M0 and offset at issue
+  u64 scalarAddress = 0;
+  u32 scalarDwords = 0;
+  alignas(64) u64 addr[kLanes];
+  alignas(64) u32 data[4][kLanes];
+  u32 scalar[16];
+  u8 validDwords[kLanes];  // buffer accesses: the rest is out of the resource's range
+};
+
+enum class State : u8 { Running, Barrier, Done };
+
+struct Workgroup;
+struct Worker;
+struct Launch;
+
+struct Wave {
+  u32* v = nullptr;  // kRows x 64 dwords
+  alignas(8) u32 s[128] = {};
+  u32 pc = 0;
+  bool scc = false;
+  State state = State::Running;
+  u32 mode = 0;
+  u64 executed = 0;
+  u32 sleep = 0;
+  int id = 0;
+  Workgroup* wg = nullptr;
+  const CodeObject* object = nullptr;
+  u8* scratch = nullptr;  // privateBytes x 64, lane after lane
+  u32 scratchBytes = 0;
+
+  // Memory operations in flight, oldest first, and how many of them owe each register.
+  std::deque<MemOp*> vm, lgkm;
+  u8 owedV[kTempBase] = {}, owedS[128] = {};
+  u32 owed = 0, dmaInFlight = 0;
+
+  KnowledgePtr known, acquired, released;
+  u32 clock[2] = {1, 1};
+
+  u64& exec() { return *reinterpret_cast<u64*>(s + kExec); }
+  u64 exec() const { return *reinterpret_cast<const u64*>(s + kExec); }
+  u64& vcc() { return *reinterpret_cast<u64*>(s + kVcc); }
+  u64& pair(int i) { return *reinterpret_cast<u64*>(s + i); }
+  u32* row(int i) { return v + i * kLanes; }
+  const u32* row(int i) const { return v + i * kLanes; }
+
+  bool flush32() const { return ((mode >> 4) & 3) != 3; }
+  bool flush16() const { return ((mode >> 6) & 3) != 3; }
+  bool ieee() const { return mode >> 9 & 1; }
+  bool dx10Clamp() const { return mode >> 8 & 1; }
+  bool fp16Overflow() const { return mode >> 23 & 1; }
+};
+
+struct LdsShadow;
+
+struct Workgroup {
+  u32 id[3] = {}, linear = 0;
+  std::deque<Wave> waves;
+  std::vector<u8> lds;
+  std::vector<u64> ldsInit;
+  u32 ldsBytes = 0;
+  std::unique_ptr<u8[]> scratch;
+  u32* registers = nullptr;
+  u32 alive = 0, atBarrier = 0;
+  u64 executed = 0;
+  u32 dirtyStores = 0;  // global stores since the last write-back of L2
+  u32 clockBase = 1;
+  std::unordered_map<u32, KnowledgePtr> ldsSync;
+  std::unique_ptr<LdsShadow> shadow;
+  u32 xcd = 0, cu = 0;
+  Worker* worker = nullptr;
+  Launch* launch = nullptr;
+};
+
+// Adds a finding; equal kind and instruction only counts up.
+void report(Wave& w, const Inst& i, const char* kind, u64 address, int lane, std::string message);
+
+[[noreturn]] void stop(Wave& w, const Inst& i, const std::string& why);
+
+}  // namespace sim

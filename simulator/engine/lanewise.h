@@ -1,0 +1,184 @@
+// Templates that apply a scalar function to 64 lanes; the compiler turns the loops into vectors.
+#pragma once
+
+#include "operands.h"
+
+namespace sim {
+
+constexpr u32 kNan32 = 0x7fc00000u;
+
+// x86 makes a negative NaN of an invalid operation, the GPU a positive one.
+inline u32 gpuNan(float r, bool inputNan) {
+  return r != r && !inputNan ? kNan32 : bits<u32>(r);
+}
+
+template <auto F>
+void unaryF32(Wave& w, const Inst& i) {
+  Row ta, r;
+  const u32* a = fetchF32(w, i.src[0], ta);
+  for (int l = 0; l < kLanes; ++l) {
+    float x = bits<float>(a[l]);
+    r.x[l] = gpuNan(F(x), x != x);
+  }
+  finishF32(w, i, r.x);
+  writeRow(w, i.dst, r.x);
+}
+
+template <auto F>
+void binaryF32(Wave& w, const Inst& i) {
+  Row ta, tb, r;
+  const u32 *a = fetchF32(w, i.src[0], ta), *b = fetchF32(w, i.src[1], tb);
+  for (int l = 0; l < kLanes; ++l) {
+    float x = bits<float>(a[l]), y = bits<float>(b[l]);
+    r.x[l] = gpuNan(F(x, y), (x != x) | (y != y));
+  }
+  finishF32(w, i, r.x);
+  writeRow(w, i.dst, r.x);
+}
+
+template <auto F>
+void ternaryF32(Wave& w, const Inst& i) {
+  Row ta, tb, tc, r;
+  const u32 *a = fetchF32(w, i.src[0], ta), *b = fetchF32(w, i.src[1], tb);
+  const u32* c = fetchF32(w, i.src[2], tc);
+  for (int l = 0; l < kLanes; ++l) {
+    float x = bits<float>(a[l]), y = bits<float>(b[l]), z = bits<float>(c[l]);
+    r.x[l] = gpuNan(F(x, y, z), (x != x) | (y != y) | (z != z));
+  }
+  finishF32(w, i, r.x);
+  writeRow(w, i.dst, r.x);
+}
+
+inline float fromHalf(u32 x) { return static_cast<float>(bits<Half>(static_cast<u16>(x))); }
+inline u32 toHalf(float x) { return x != x ? 0x7e00u | (bits<u32>(x) >> 31 << 15)
+                                           : bits<u16>(static_cast<Half>(x)); }
+
+// f64 to f16 with one rounding: the step through f32 rounds to odd, so the last one sees it.
+inline u32 toHalf(double x) {
+  float f = static_cast<float>(x);
+  u32 u = bits<u32>(f);
+  bool inexact = static_cast<double>(f) != x && x == x;
+  bool away = std::fabs(static_cast<double>(f)) > std::fabs(x);
+  u = inexact ? (u - (away ? 1 : 0)) | 1 : u;
+  return toHalf(bits<float>(u));
+}
+
+inline const u32* fetchF16(const Wave& w, const Inst& i, int n, Row& tmp) {
+  const u32* p = fetch16(w, i.src[n], i.opSel >> n & 1, true, tmp);
+  if (w.flush16()) {
+    for (u32& x : tmp.x) x = (x & 0x7c00) ? x : x & 0x8000;
+  }
+  return p;
+}
+
+inline void finishHalf(Wave& w, const Inst& i, u32* r, bool keepHigh) {
+  finishF16(w, i, r);
+  if (w.flush16()) {
+    for (int l = 0; l < kLanes; ++l) r[l] = (r[l] & 0x7c00) ? r[l] : r[l] & 0x8000;
+  }
+  if (keepHigh && !(i.opSel & 8)) {
+    const u32* d = w.row(i.dst.index);
+    for (int l = 0; l < kLanes; ++l) r[l] |= d[l] & 0xffff0000u;
+  }
+  writeRow16(w, i, r);
+}
+
+template <auto F>
+void unaryF16(Wave& w, const Inst& i) {
+  Row ta, r;
+  const u32* a = fetchF16(w, i, 0, ta);
+  for (int l = 0; l < kLanes; ++l) r.x[l] = toHalf(F(fromHalf(a[l])));
+  finishHalf(w, i, r.x, false);
+}
+
+template <auto F>
+void binaryF16(Wave& w, const Inst& i) {
+  Row ta, tb, r;
+  const u32 *a = fetchF16(w, i, 0, ta), *b = fetchF16(w, i, 1, tb);
+  for (int l = 0; l < kLanes; ++l) r.x[l] = toHalf(F(fromHalf(a[l]), fromHalf(b[l])));
+  finishHalf(w, i, r.x, false);
+}
+
+// Three-source f16 instructions of gfx9 keep the upper half of the destination.
+template <auto F>
+void ternaryF16(Wave& w, const Inst& i) {
+  Row ta, tb, tc, r;
+  const u32 *a = fetchF16(w, i, 0, ta), *b = fetchF16(w, i, 1, tb), *c = fetchF16(w, i, 2, tc);
+  for (int l = 0; l < kLanes; ++l) {
+    r.x[l] = toHalf(F(fromHalf(a[l]), fromHalf(b[l]), fromHalf(c[l])));
+  }
+  finishHalf(w, i, r.x, true);
+}
+
+template <auto F>
+void unaryU32(Wave& w, const Inst& i) {
+  Row ta, r;
+  const u32* a = fetch(w, i.src[0], ta);
+  for (int l = 0; l < kLanes; ++l) r.x[l] = F(a[l]);
+  writeRow(w, i.dst, r.x);
+}
+
+template <auto F>
+void binaryU32(Wave& w, const Inst& i) {
+  Row ta, tb, r;
+  const u32 *a = fetch(w, i.src[0], ta), *b = fetch(w, i.src[1], tb);
+  for (int l = 0; l < kLanes; ++l) r.x[l] = F(a[l], b[l]);
+  writeRow(w, i.dst, r.x);
+}
+
+template <auto F>
+void ternaryU32(Wave& w, const Inst& i) {
+  Row ta, tb, tc, r;
+  const u32 *a = fetch(w, i.src[0], ta), *b = fetch(w, i.src[1], tb);
+  const u32* c = fetch(w, i.src[2], tc);
+  for (int l = 0; l < kLanes; ++l) r.x[l] = F(a[l], b[l], c[l]);
+  writeRow(w, i.dst, r.x);
+}
+
+template <auto F>
+void binaryU16(Wave& w, const Inst& i) {
+  Row ta, tb, r;
+  const u32* a = fetch16(w, i.src[0], i.opSel & 1, false, ta);
+  const u32* b = fetch16(w, i.src[1], i.opSel & 2, false, tb);
+  for (int l = 0; l < kLanes; ++l) r.x[l] = F(a[l], b[l]) & 0xffff;
+  writeRow16(w, i, r.x);
+}
+
+template <auto F>
+void ternaryU16(Wave& w, const Inst& i) {
+  Row ta, tb, tc, r;
+  const u32* a = fetch16(w, i.src[0], i.opSel & 1, false, ta);
+  const u32* b = fetch16(w, i.src[1], i.opSel & 2, false, tb);
+  const u32* c = fetch16(w, i.src[2], i.opSel & 4, false, tc);
+  const u32* d = w.row(i.dst.index);
+  for (int l = 0; l < kLanes; ++l) {
+    r.x[l] = (F(a[l], b[l], c[l]) & 0xffff) | ((i.opSel & 8) ? 0 : d[l] & 0xffff0000u);
+  }
+  writeRow16(w, i, r.x);
+}
+
+inline float minimum(float a, float b) {
+  if (a != a) return b;
+  if (b != b) return a;
+  return a < b || (a == b && std::signbit(a)) ? a : b;
+}
+inline float maximum(float a, float b) {
+  if (a != a) return b;
+  if (b != b) return a;
+  return a > b || (a == b && !std::signbit(a)) ? a : b;
+}
+inline float median(float a, float b, float c) {
+  if ((a != a) | (b != b) | (c != c)) return minimum(minimum(a, b), c);
+  float high = maximum(maximum(a, b), c);
+  if (high == a) return maximum(b, c);
+  if (high == b) return maximum(a, c);
+  return maximum(a, b);
+}
+
+template <class T>
+constexpr T median3(T a, T b, T c) {
+  T lo = a < b ? a : b, hi = a < b ? b : a;
+  return c < lo ? lo : c > hi ? hi : c;
+}
+
+}  // namespace sim

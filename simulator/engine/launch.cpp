@@ -1,0 +1,394 @@
+// Launches: kernel arguments, workgroups, initial registers, and the scheduler.
+#include <algorithm>
+#include <cfenv>
+#include <chrono>
+#include <thread>
+
+#include "memory.h"
+#include "operands.h"
+
+namespace sim {
+
+void report(Wave& w, const Inst& i, const char* kind, u64 address, int lane, std::string message) {
+  Launch& launch = *w.wg->launch;
+  std::lock_guard guard(launch.findingsLock);
+  auto [it, added] = launch.findings.try_emplace({kind, i.address});
+  Finding& f = it->second;
+  if (!added) {
+    ++f.count;
+    return;
+  }
+  f.kind = kind;
+  f.kernel = launch.kernel->name;
+  f.message = std::move(message);
+  f.instruction = i.text;
+  f.source = launch.object->source(i.address);
+  f.address = address;
+  f.codeAddress = i.address;
+  std::copy_n(w.wg->id, 3, f.workgroup);
+  f.wave = w.id;
+  f.lane = lane;
+}
+
+void stop(Wave& w, const Inst& i, const std::string& why) {
+  char address[32];
+  std::snprintf(address, sizeof address, "0x%x", i.address);
+  u32 index = w.object->indexAt(i.address);
+  throw Error("kernel " + w.wg->launch->kernel->name + " stopped at '" + i.text + "' (address " +
+              address + ", " + w.object->source(i.address) + ", workgroup " +
+              std::to_string(w.wg->id[0]) + "," + std::to_string(w.wg->id[1]) + "," +
+              std::to_string(w.wg->id[2]) + " wave " + std::to_string(w.id) + "): " + why + "\n" +
+              w.object->disassembly(index, 4));
+}
+
+namespace {
+
+constexpr u32 kPoisonRegister = 0x7fd1deadu;
+constexpr u64 kAgeLimit = 20'000;     // instructions of a workgroup until a store is seen anyway
+constexpr u64 kStallLimit = 200'000;  // instructions without an end until one more is admitted
+
+void put(std::vector<u8>& bytes, u32 at, const void* value, u32 size) {
+  if (bytes.size() < at + size) bytes.resize(at + size);
+  std::memcpy(bytes.data() + at, value, size);
+}
+
+void fillHidden(Launch& l) {
+  u32 dims = l.grid[2] * l.block[2] > 1 ? 3 : l.grid[1] * l.block[1] > 1 ? 2 : 1;
+  for (const KernelArg& a : l.kernel->args) {
+    if (a.kind.rfind("hidden_", 0) != 0) continue;
+    u64 value = 0;
+    for (int d = 0; d < 3; ++d) {
+      std::string axis = std::string("_") + "xyz"[d];
+      if (a.kind == "hidden_block_count" + axis) value = l.grid[d];
+      if (a.kind == "hidden_group_size" + axis) value = l.block[d];
+    }
+    if (a.kind == "hidden_grid_dims") value = dims;
+    if (a.kind == "hidden_dynamic_lds_size") value = l.dynamicLds;
+    if (a.kind == "hidden_shared_base") value = kSharedBase >> 32;
+    if (a.kind == "hidden_private_base") value = kPrivateBase >> 32;
+    // Remainders, offsets and service pointers (printf, heap, queue) stay 0: grids are whole.
+    put(l.kernarg, a.offset, &value, a.size);
+  }
+}
+
+struct Dispatch {
+  // hsa_kernel_dispatch_packet_t, as far as device code reads it.
+  u16 header = 2, setup = 3;
+  u16 workgroupSize[3] = {};
+  u16 reserved = 0;
+  u32 gridSize[3] = {};
+  u32 privateBytes = 0, groupBytes = 0;
+  u64 kernelObject = 0, kernarg = 0, reserved2 = 0, signal = 0;
+};
+
+class Runner {
+ public:
+  Runner(Launch& launch, Dispatch& dispatch, u32 index, u32 threads)
+      : launch_(launch), dispatch_(dispatch) {
+    worker_.launch = &launch;
+    worker_.random = launch.options.seed * 0x9e3779b97f4a7c15ull + index + 1;
+    worker_.counters.executed.assign(launch.object->code.size(), 0);
+    u64 total = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];
+    for (u64 n = 0; n < total; ++n) {
+      if (n % kXcds % threads == index) todo_.push_back(n);
+    }
+    if (launch.options.late) shuffle();
+  }
+
+  void run() {
+    u64 stalled = 0;
+    size_t next = 0;
+    while (next < todo_.size() || !resident_.empty()) {
+      if (launch_.failed) return;
+      bool admit = resident_.empty() || stalled > kStallLimit ||
+                   (launch_.options.late && resident_.size() < 2);
+      if (admit && next < todo_.size()) {
+        resident_.push_back(create(todo_[next++]));
+        stalled = 0;
+      }
+      Workgroup& wg = *resident_[worker_.next(resident_.size())];
+      u64 before = wg.executed;
+      step(wg);
+      stalled += wg.executed - before;
+      if (wg.alive == 0) {
+        retire(wg);
+        stalled = 0;
+      }
+    }
+  }
+
+  Worker& worker() { return worker_; }
+
+ private:
+  // Workgroups start in a seeded order, but not far from their turn: caches see a real order.
+  void shuffle() {
+    for (size_t n = 0; n < todo_.size(); ++n) {
+      std::swap(todo_[n], todo_[n + worker_.next(std::min<size_t>(32, todo_.size() - n))]);
+    }
+  }
+
+  // One turn: some slices of waves, then the barrier if all have come to it.
+  void step(Workgroup& wg) {
+    bool late = launch_.options.late;
+    u32 turns = wg.waves.size() * 2;
+    for (u32 n = 0; n < turns && wg.alive; ++n) {
+      u32 pick = late ? worker_.next(wg.waves.size()) : n % wg.waves.size();
+      Wave& w = wg.waves[pick];
+      if (w.state == State::Running) {
+        u32 slice = !late ? 512 : worker_.next(4) ? 1 + worker_.next(24) : 1 + worker_.next(300);
+        runWave(wg, w, slice);
+      }
+      if (wg.alive && wg.atBarrier == wg.alive) {
+        workgroupBarrier(wg);
+        wg.atBarrier = 0;
+        for (Wave& other : wg.waves) {
+          if (other.state == State::Barrier) other.state = State::Running;
+        }
+      }
+    }
+    if (late && wg.executed > agedAt_ + kAgeLimit / 4) {
+      performAged(wg, kAgeLimit);
+      agedAt_ = wg.executed;
+    }
+    if (late && wg.atBarrier) performAged(wg, kAgeLimit);
+  }
+
+  void runWave(Workgroup& wg, Wave& w, u32 slice) {
+    const Inst* code = launch_.object->code.data();
+    u64* executed = worker_.counters.executed.data();
+    setRounding(w.mode);
+    u32 n = 0;
+    w.sleep = 0;
+    while (n < slice && w.state == State::Running && !w.sleep) {
+      const Inst& i = code[w.pc];
+      ++executed[w.pc];
+      ++w.pc;
+      ++n;
+      if (w.owed) checkPending(w, i);
+      i.fn(w, i);
+    }
+    w.executed += n;
+    // A polling wave costs its workgroup time too, so that stores of others come of age.
+    wg.executed += n + w.sleep * 16;
+    setRounding(0);
+    if (w.executed > launch_.options.maxInstructions) {
+      stop(w, code[w.pc], "a wave ran " + std::to_string(w.executed) +
+                              " instructions: it waits for something that never comes, or the "
+                              "limit (max_instructions) is too low");
+    }
+  }
+
+  static void setRounding(u32 mode) {
+    static constexpr int modes[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+    static thread_local u32 now = 0;
+    if ((mode & 3) != now) std::fesetround(modes[now = mode & 3]);
+  }
+
+  std::unique_ptr<Workgroup> create(u64 linear) {
+    auto wg = std::make_unique<Workgroup>();
+    const Kernel& k = *launch_.kernel;
+    wg->launch = &launch_;
+    wg->worker = &worker_;
+    wg->linear = linear;
+    wg->id[0] = linear % launch_.grid[0];
+    wg->id[1] = linear / launch_.grid[0] % launch_.grid[1];
+    wg->id[2] = linear / launch_.grid[0] / launch_.grid[1];
+    wg->xcd = linear % kXcds;
+    wg->cu = linear / kXcds % kCusPerXcd;
+    wg->ldsBytes = k.ldsBytes + launch_.dynamicLds;
+    u32 threads = launch_.block[0] * launch_.block[1] * launch_.block[2];
+    u32 waves = (threads + kLanes - 1) / kLanes;
+    wg->lds.assign(wg->ldsBytes, 0xad);
+    wg->ldsInit.assign(wg->ldsBytes / 64 + 1, 0);
+    wg->alive = waves;
+    wg->registers = takeRegisters(waves);
+    u32 scratch = (k.privateBytes + 3) & ~3u;
+    // Kernels with a dynamic stack say only what they know; give them room.
+    if (launch_.dynamicStack) scratch += 16384;
+    if (scratch) wg->scratch = std::make_unique<u8[]>(u64(scratch) * kLanes * waves);
+    for (u32 n = 0; n < waves; ++n) {
+      Wave& w = wg->waves.emplace_back();
+      w.v = wg->registers + u64(n) * kRows * kLanes;
+      w.wg = wg.get();
+      w.object = launch_.object;
+      w.id = n;
+      w.pc = k.entry;
+      w.scratchBytes = scratch;
+      w.scratch = wg->scratch.get() + u64(scratch) * kLanes * n;
+      initRegisters(w, threads);
+    }
+    if (launch_.options.race) {
+      if (shadows_.empty()) shadows_.push_back(std::make_unique<LdsShadow>());
+      wg->shadow = std::move(shadows_.back());
+      shadows_.pop_back();
+      if (wg->shadow->cells.size() < wg->ldsBytes / 4 + 1) {
+        wg->shadow->cells.resize(wg->ldsBytes / 4 + 1);
+      }
+      initKnowledge(*wg);
+    }
+    return wg;
+  }
+
+  void initRegisters(Wave& w, u32 threads) {
+    const Kernel& k = *launch_.kernel;
+    for (u32& s : w.s) s = kPoisonRegister;
+    u32 arch = k.vgprs - std::min(k.agprs, k.vgprs);
+    std::fill_n(w.v, u64(std::min(256u, arch + 8)) * kLanes, kPoisonRegister);
+    std::fill_n(w.row(kAccBase), u64(std::min(256u, k.agprs + 4)) * kLanes, kPoisonRegister);
+    w.mode = k.rsrc1 >> 12 & 0xff;
+    w.mode |= (k.rsrc1 >> 21 & 1) << 8 | (k.rsrc1 >> 23 & 1) << 9 | (k.rsrc1 >> 26 & 1) << 23;
+    u32 at = 0;
+    auto user = [&](u64 value, u32 dwords) {
+      for (u32 d = 0; d < dwords; ++d) w.s[at++] = static_cast<u32>(value >> (32 * d));
+    };
+    u64 kernarg = reinterpret_cast<u64>(launch_.kernarg.data());
+    u16 p = k.properties;
+    if (p & 1) at += 4;  // private segment buffer: unused with flat scratch
+    if (p & 2) user(reinterpret_cast<u64>(&dispatch_), 2);
+    if (p & 4) user(0, 2);
+    if (p & 8) user(kernarg, 2);
+    if (p & 16) user(0, 2);
+    if (p & 32) user(0, 2);
+    if (p & 64) user(w.scratchBytes, 1);
+    u32 length = k.preload & 127, offset = k.preload >> 7;
+    for (u32 d = 0; d < length; ++d) {
+      u32 x = 0;
+      u64 from = 4ull * (offset + d);
+      if (from + 4 <= launch_.kernarg.size()) {
+        std::memcpy(&x, launch_.kernarg.data() + from, 4);
+      }
+      w.s[at++] = x;
+    }
+    for (int d = 0; d < 3; ++d) {
+      if (k.rsrc2 >> (7 + d) & 1) w.s[at++] = w.wg->id[d];
+    }
+    if (k.rsrc2 >> 10 & 1) w.s[at++] = 0;
+    w.pair(kFlatScratch) = kPrivateBase;
+    w.s[kM0] = 0;
+    u32 last = threads - w.id * kLanes;
+    w.exec() = last >= kLanes ? ~0ull : (1ull << last) - 1;
+    const u32* b = launch_.block;
+    for (u32 l = 0; l < kLanes; ++l) {
+      u32 t = w.id * kLanes + l;
+      w.v[l] = t % b[0] | (t / b[0] % b[1]) << 10 | (t / b[0] / b[1]) << 20;
+    }
+  }
+
+  u32* takeRegisters(u32 waves) {
+    if (registers_.empty()) {
+      u64 bytes = u64(waves) * kRows * kLanes * 4;
+      void* p = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+      if (!p) throw Error("no memory for the registers of a workgroup");
+      owned_.emplace_back(static_cast<u32*>(p), &std::free);
+      registers_.push_back(static_cast<u32*>(p));
+    }
+    u32* r = registers_.back();
+    registers_.pop_back();
+    return r;
+  }
+
+  void retire(Workgroup& wg) {
+    registers_.push_back(wg.registers);
+    for (Wave& w : wg.waves) {
+      worker_.clockBase = std::max({worker_.clockBase, w.clock[0] + 1, w.clock[1] + 1});
+    }
+    if (wg.shadow) shadows_.push_back(std::move(wg.shadow));
+    agedAt_ = 0;
+    std::erase_if(resident_, [&](const auto& p) { return p.get() == &wg; });
+  }
+
+  Launch& launch_;
+  Dispatch& dispatch_;
+  Worker worker_;
+  std::vector<u64> todo_;
+  std::vector<std::unique_ptr<Workgroup>> resident_;
+  std::vector<u32*> registers_;
+  std::vector<std::unique_ptr<u32, decltype(&std::free)>> owned_;
+  std::vector<std::unique_ptr<LdsShadow>> shadows_;
+  u64 agedAt_ = 0;
+};
+
+void checkLaunch(const Launch& l) {
+  u64 threads = u64(l.block[0]) * l.block[1] * l.block[2];
+  u64 groups = u64(l.grid[0]) * l.grid[1] * l.grid[2];
+  if (threads == 0 || groups == 0) {
+    throw Error("kernel " + l.kernel->name + ": grid and block need at least 1 in every dimension");
+  }
+  if (threads > 1024 || threads > l.kernel->maxWorkgroup) {
+    throw Error("kernel " + l.kernel->name + ": required at most " +
+                std::to_string(std::min(1024u, l.kernel->maxWorkgroup)) +
+                " threads a workgroup (launch bounds), got " + std::to_string(threads));
+  }
+  u32 lds = l.kernel->ldsBytes + l.dynamicLds, limit = l.object->gfx950() ? 160 : 64;
+  if (lds > limit * 1024) {
+    throw Error("kernel " + l.kernel->name + ": required at most " + std::to_string(limit) +
+                " KiB of LDS, got " + std::to_string(lds) + " bytes");
+  }
+}
+
+}  // namespace
+
+u64 runLaunch(Launch& l) {
+  checkLaunch(l);
+  if (l.kernarg.size() < l.kernel->kernargBytes) l.kernarg.resize(l.kernel->kernargBytes);
+  fillHidden(l);
+  l.kernarg.resize((l.kernarg.size() + 79) / 16 * 16);  // wide scalar loads may read past the end
+  auto own = [&](const void* p, u64 bytes, const char* name) {
+    u64 begin = reinterpret_cast<u64>(p);
+    l.ownBuffers.push_back({begin, begin + bytes, name, nullptr, {}});
+    l.buffers.push_back(&l.ownBuffers.back());
+  };
+  Dispatch dispatch;
+  for (int d = 0; d < 3; ++d) {
+    dispatch.workgroupSize[d] = l.block[d];
+    dispatch.gridSize[d] = l.grid[d] * l.block[d];
+  }
+  dispatch.privateBytes = l.kernel->privateBytes;
+  dispatch.groupBytes = l.kernel->ldsBytes + l.dynamicLds;
+  dispatch.kernarg = reinterpret_cast<u64>(l.kernarg.data());
+  own(l.kernarg.data(), l.kernarg.size(), "the kernel arguments");
+  own(&dispatch, sizeof dispatch, "the dispatch packet");
+  own(l.object->image.get(), l.object->imageBytes, "the code object's data");
+  std::sort(l.buffers.begin(), l.buffers.end(),
+            [](const Buffer* a, const Buffer* b) { return a->begin < b->begin; });
+  l.workgroups = u64(l.grid[0]) * l.grid[1] * l.grid[2];
+  l.wavesPerGroup = (u64(l.block[0]) * l.block[1] * l.block[2] + kLanes - 1) / kLanes;
+  l.xcds.resize(kXcds);
+
+  u32 threads = l.options.threads ? l.options.threads : std::thread::hardware_concurrency();
+  threads = std::max(1u, std::min({threads, kXcds, static_cast<u32>(l.workgroups)}));
+  std::vector<std::unique_ptr<Runner>> runners;
+  for (u32 n = 0; n < threads; ++n) {
+    runners.push_back(std::make_unique<Runner>(l, dispatch, n, threads));
+  }
+  auto body = [&](Runner& r) {
+    try {
+      r.run();
+    } catch (const std::exception& error) {
+      std::lock_guard guard(l.findingsLock);
+      if (!l.failed.exchange(true)) l.failure = error.what();
+      std::fesetround(FE_TONEAREST);
+    }
+  };
+  std::vector<std::thread> pool;
+  for (u32 n = 1; n < threads; ++n) pool.emplace_back(body, std::ref(*runners[n]));
+  body(*runners[0]);
+  for (std::thread& t : pool) t.join();
+
+  for (auto& r : runners) l.counters.add(r->worker().counters);
+  // What is dirty at the end goes to memory sooner or later: it counts for this launch.
+  for (const XcdCaches& xcd : l.xcds) {
+    l.counters.cache.memoryWriteBytes += xcd.l2.dirtyLines() * kLineBytes;
+  }
+  // Polling and flag words are synchronisation, not data.
+  std::erase_if(l.findings, [&](const auto& entry) {
+    const Finding& f = entry.second;
+    return (f.kind == "lds-race" && l.ldsFlagWords.count(f.address / 4)) ||
+           (f.kind == "global-race" && l.flagWords.count(f.address / 4));
+  });
+  u64 instructions = 0;
+  for (u64 n : l.counters.executed) instructions += n;
+  return instructions;
+}
+
+}  // namespace sim

@@ -1,0 +1,195 @@
+// Memory of a launch: buffers, pending operations, caches and the race checker's shadow.
+#pragma once
+
+#include <array>
+#include <unordered_set>
+
+#include "core.h"
+
+namespace sim {
+
+// A range that kernels may touch. `written` points to a flag for each byte when the contents are
+// not known to be initialised; `flags` is where they are when the launch owns them.
+struct Buffer {
+  u64 begin = 0, end = 0;
+  std::string name;
+  u8* written = nullptr;
+  std::vector<u8> flags;
+};
+
+struct CacheCounts {
+  u64 l1Hits = 0, l2Hits = 0, l2Misses = 0, l2WriteBacks = 0;
+  u64 infinityHits = 0, memoryReadBytes = 0, memoryWriteBytes = 0;
+};
+
+// What one worker counts; workers are added up at the end of a launch.
+struct Counters {
+  std::vector<u64> executed;  // by instruction
+  u64 readBytes = 0, writtenBytes = 0, lines64 = 0, lines128 = 0;
+  u64 ldsCycles = 0, ldsConflictCycles = 0, ldsBytes = 0, matrixCycles = 0, matrixFlops = 0;
+  u64 atomics = 0, barriers = 0, scratchBytes = 0, scalarBytes = 0;
+  CacheCounts cache;
+  void add(const Counters& o);
+};
+
+constexpr u32 kXcds = 8, kCusPerXcd = 38, kLineBytes = 128;
+
+// Set-associative, least recently used; tags are line numbers + 1.
+class TagCache {
+ public:
+  TagCache(u32 sets, u32 ways) : sets_(sets), ways_(ways), tags_(u64(sets) * ways) {}
+  struct Result {
+    bool hit;
+    u64 evictedDirty;  // line + 1 of a dirty line that had to go, or 0
+  };
+  Result touch(u64 line, bool write);
+  u64 dirtyLines() const;
+  void clear() { std::fill(tags_.begin(), tags_.end(), 0); }
+
+ private:
+  static constexpr u64 kDirty = 1ull << 63;
+  u32 sets_, ways_;
+  std::vector<u64> tags_;
+};
+
+class InfinityCache {
+ public:
+  InfinityCache();
+  void read(u64 line, CacheCounts& counts);
+  void write(u64 line, CacheCounts& counts);
+
+ private:
+  static constexpr u32 kStripes = 16;
+  std::vector<TagCache> stripes_;
+  std::array<std::mutex, kStripes> locks_;
+};
+
+struct XcdCaches {
+  std::vector<TagCache> l1;
+  TagCache l2;
+  XcdCaches() : l1(kCusPerXcd, TagCache(4, 64)), l2(2048, 16) {}
+};
+
+// Race shadow of global memory: for each 64-byte line the last writers and readers, by byte mask.
+struct AccessRecord {
+  u64 mask = 0;
+  u32 workgroup = 0, stamp = 0;
+  u16 component = 0;  // 2 * wave + counter
+  bool atomic = false;
+  const Inst* inst = nullptr;
+};
+struct LineShadow {
+  AccessRecord writers[4], readers[3];
+};
+class GlobalShadow {
+ public:
+  static constexpr u32 kPageLines = 64;
+  struct Page {
+    std::mutex lock;
+    LineShadow lines[kPageLines];
+  };
+  Page& page(u64 number);
+
+ private:
+  static constexpr u32 kStripes = 64;
+  std::array<std::mutex, kStripes> locks_;
+  std::array<std::unordered_map<u64, std::unique_ptr<Page>>, kStripes> pages_;
+};
+
+// Race shadow of LDS, by dword with a byte mask. Clocks only grow within one worker, so records of
+// an earlier workgroup are older than every clock of the present one and need no clearing.
+struct LdsRecord {
+  u32 stamp = 0;
+  u8 component = 0, mask = 0;
+  bool atomic = false;
+  const Inst* inst = nullptr;
+};
+struct LdsCell {
+  LdsRecord writers[2], readers[3];
+};
+struct LdsShadow {
+  std::vector<LdsCell> cells;
+};
+
+// What a global flag carries: to waves of the workgroup that wrote it last, and to the others, who
+// see only what was written back before.
+struct GlobalSync {
+  KnowledgePtr local, foreign;
+  u32 workgroup = 0;
+};
+
+struct Launch {
+  const CodeObject* object = nullptr;
+  const Kernel* kernel = nullptr;
+  Options options;
+  u32 grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
+  u32 dynamicLds = 0;
+  std::vector<u8> kernarg;
+  std::vector<Buffer*> buffers;  // sorted by address
+  std::deque<Buffer> ownBuffers;
+
+  std::mutex findingsLock;
+  std::map<std::pair<std::string, u64>, Finding> findings;
+  std::string failure;
+  std::atomic<bool> failed{false};
+
+  std::mutex syncLock;
+  std::unordered_map<u64, GlobalSync> sync;    // by global dword
+  std::unordered_set<u64> flagWords;           // global words that were polled or used atomically
+  std::unordered_set<u32> ldsFlagWords;
+  GlobalShadow shadow;
+  InfinityCache infinity;
+  std::vector<XcdCaches> xcds;
+  Counters counters;
+  u64 workgroups = 0, wavesPerGroup = 0;
+  bool dynamicStack = false;
+};
+
+struct Worker {
+  Launch* launch = nullptr;
+  u64 random = 0;
+  u32 clockBase = 1;  // LDS stamps of finished workgroups lie below it
+  u32 lastBuffer = 0;
+  std::vector<MemOp*> freeOps;
+  std::deque<MemOp> allOps;
+  Counters counters;
+
+  u32 next(u32 bound) {
+    random = random * 6364136223846793005ull + 1442695040888963407ull;
+    return static_cast<u32>((random >> 33) % bound);
+  }
+  MemOp* takeOp();
+};
+
+// Completes operations until at most `left` are outstanding.
+void waitVm(Wave& w, u32 left);
+void waitLgkm(Wave& w, u32 left);
+// buffer_inv and buffer_wbl2: no data, but VMCNT counts them and the race checker follows them.
+void cacheFence(Wave& w, const Inst& i);
+
+// Reports registers of `i` that a load in flight still owes.
+void checkPending(Wave& w, const Inst& i);
+
+// Makes stores and captured loads that waited long visible to others; registers stay pending.
+void performAged(Workgroup& wg, u64 age);
+
+void workgroupBarrier(Workgroup& wg);
+
+// Race checker (race.cpp). Accesses are checked when they take effect.
+void initKnowledge(Workgroup& wg);
+void issueSync(Wave& w, MemOp& op);
+void raceGlobal(Wave& w, MemOp& op, u32 bytes, bool write);
+void raceLds(Wave& w, MemOp& op, u32 bytes, u32 offset, bool write);
+void performSync(Wave& w, MemOp& op, bool lds, u32 offset);
+void completeSync(Wave& w, MemOp& op);
+
+// Buffers.
+Buffer* findBuffer(Worker& worker, u64 address, u64 bytes);
+
+// Cache and bank models (model.cpp).
+void countGlobal(Wave& w, const MemOp& op, u32 bytes, bool write);
+void countLds(Wave& w, const MemOp& op, u32 bytes, u32 offset);
+
+u64 runLaunch(Launch& launch);
+
+}  // namespace sim

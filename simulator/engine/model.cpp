@@ -1,0 +1,150 @@
+// Caches and LDS banks: what the counters say about memory traffic.
+#include <algorithm>
+
+#include "memory.h"
+
+namespace sim {
+
+void Counters::add(const Counters& o) {
+  if (executed.size() < o.executed.size()) executed.resize(o.executed.size());
+  for (size_t n = 0; n < o.executed.size(); ++n) executed[n] += o.executed[n];
+  readBytes += o.readBytes;
+  writtenBytes += o.writtenBytes;
+  lines64 += o.lines64;
+  lines128 += o.lines128;
+  ldsCycles += o.ldsCycles;
+  ldsConflictCycles += o.ldsConflictCycles;
+  ldsBytes += o.ldsBytes;
+  matrixCycles += o.matrixCycles;
+  matrixFlops += o.matrixFlops;
+  atomics += o.atomics;
+  barriers += o.barriers;
+  scratchBytes += o.scratchBytes;
+  scalarBytes += o.scalarBytes;
+  cache.l1Hits += o.cache.l1Hits;
+  cache.l2Hits += o.cache.l2Hits;
+  cache.l2Misses += o.cache.l2Misses;
+  cache.l2WriteBacks += o.cache.l2WriteBacks;
+  cache.infinityHits += o.cache.infinityHits;
+  cache.memoryReadBytes += o.cache.memoryReadBytes;
+  cache.memoryWriteBytes += o.cache.memoryWriteBytes;
+}
+
+TagCache::Result TagCache::touch(u64 line, bool write) {
+  // Sets are hashed so that power-of-two strides do not pile up in one set.
+  u64 hash = line ^ line >> 11 ^ line >> 21;
+  u64* set = tags_.data() + hash % sets_ * ways_;
+  u64 tag = line + 1, found = 0, evicted = 0;
+  u32 at = 0;
+  while (at < ways_ - 1 && (set[at] & ~kDirty) != tag) ++at;
+  bool hit = (set[at] & ~kDirty) == tag;
+  if (hit) {
+    found = set[at];
+  } else {
+    evicted = set[at] & kDirty ? set[at] & ~kDirty : 0;
+    found = tag;
+  }
+  std::copy_backward(set, set + at, set + at + 1);
+  set[0] = found | (write ? kDirty : 0);
+  return {hit, evicted};
+}
+
+u64 TagCache::dirtyLines() const {
+  return std::count_if(tags_.begin(), tags_.end(), [](u64 t) { return t & kDirty; });
+}
+
+// 256 MiB: 16 stripes of 8192 sets x 16 ways x 128 bytes.
+InfinityCache::InfinityCache() : stripes_(kStripes, TagCache(8192, 16)) {}
+
+void InfinityCache::read(u64 line, CacheCounts& counts) {
+  u32 stripe = line % kStripes;
+  std::lock_guard guard(locks_[stripe]);
+  auto r = stripes_[stripe].touch(line / kStripes, false);
+  if (r.hit) {
+    ++counts.infinityHits;
+  } else {
+    counts.memoryReadBytes += kLineBytes;
+  }
+  if (r.evictedDirty) counts.memoryWriteBytes += kLineBytes;
+}
+
+void InfinityCache::write(u64 line, CacheCounts& counts) {
+  u32 stripe = line % kStripes;
+  std::lock_guard guard(locks_[stripe]);
+  auto r = stripes_[stripe].touch(line / kStripes, true);
+  if (r.evictedDirty) counts.memoryWriteBytes += kLineBytes;
+}
+
+void countGlobal(Wave& w, const MemOp& op, u32 bytes, bool write) {
+  Worker& worker = *w.wg->worker;
+  Launch& launch = *w.wg->launch;
+  Counters& c = worker.counters;
+  u64 lines[2 * kLanes], lines64 = 0;
+  u32 count = 0;
+  u64 last64 = ~0ull;
+  for (u64 m = op.mask; m; m &= m - 1) {
+    u64 a = op.addr[__builtin_ctzll(m)];
+    (write ? c.writtenBytes : c.readBytes) += bytes;
+    for (u64 line = a / 64; line <= (a + bytes - 1) / 64; ++line) {
+      if (line == last64) continue;
+      last64 = line;
+      ++lines64;
+      u64 wide = line / 2;
+      bool seen = false;
+      for (u32 n = count; n-- > 0 && !seen;) seen = lines[n] == wide;
+      if (!seen && count < 2 * kLanes) lines[count++] = wide;
+    }
+  }
+  c.lines64 += lines64;
+  c.lines128 += count;
+  if (!launch.options.caches) return;
+  XcdCaches& xcd = launch.xcds[w.wg->xcd];
+  TagCache& l1 = xcd.l1[w.wg->cu];
+  for (u32 n = 0; n < count; ++n) {
+    if (!write && !op.inst->sc1 && l1.touch(lines[n], false).hit) {
+      ++c.cache.l1Hits;
+      continue;
+    }
+    auto r = xcd.l2.touch(lines[n], write);
+    if (r.evictedDirty) {
+      ++c.cache.l2WriteBacks;
+      launch.infinity.write(r.evictedDirty - 1, c.cache);
+    }
+    if (r.hit) {
+      ++c.cache.l2Hits;
+    } else {
+      ++c.cache.l2Misses;
+      // A store that covers a part of a line does not fetch it: L2 keeps byte masks.
+      if (!write) launch.infinity.read(lines[n], c.cache);
+    }
+  }
+}
+
+// 32 banks of 4 bytes: lanes are served in groups that move 128 bytes; a group takes as many
+// cycles as the bank with the most different words.
+void countLds(Wave& w, const MemOp& op, u32 bytes, u32 offset) {
+  Counters& c = w.wg->worker->counters;
+  u32 words = std::max(1u, bytes / 4), group = 32 / words;
+  if (words == 3) group = 8;
+  for (int first = 0; first < kLanes; first += group) {
+    u64 m = op.mask >> first & (group >= 64 ? ~0ull : (1ull << group) - 1);
+    if (!m) continue;
+    u32 used[32] = {}, wordsOf[32][32];
+    u32 worst = 1;
+    for (; m; m &= m - 1) {
+      u32 a = static_cast<u32>(op.addr[first + __builtin_ctzll(m)]) + offset;
+      c.ldsBytes += bytes;
+      for (u32 k = 0; k < words; ++k) {
+        u32 wordIndex = a / 4 + k, bank = wordIndex % 32;
+        bool seen = false;
+        for (u32 n = 0; n < used[bank] && !seen; ++n) seen = wordsOf[bank][n] == wordIndex;
+        if (!seen && used[bank] < 32) wordsOf[bank][used[bank]++] = wordIndex;
+        worst = std::max(worst, used[bank]);
+      }
+    }
+    c.ldsCycles += worst;
+    c.ldsConflictCycles += worst - 1;
+  }
+}
+
+}  // namespace sim

@@ -1,0 +1,96 @@
+// Program flow, waiting and messages.
+#include <chrono>
+
+#include "memory.h"
+#include "operands.h"
+
+namespace sim {
+namespace {
+
+template <auto Taken>
+void branch(Wave& w, const Inst& i) {
+  if (Taken(w)) w.pc = i.simm;
+}
+
+void jumpTo(Wave& w, const Inst& i, u64 target) {
+  u64 address = target - reinterpret_cast<u64>(w.object->image.get());
+  i32 index = w.object->indexAt(address);
+  if (index < 0) stop(w, i, "the jump target is not an instruction of this code object");
+  w.pc = index;
+}
+
+u64 nextAddress(const Wave& w, const Inst& i) {
+  return reinterpret_cast<u64>(w.object->image.get()) + i.address + i.size;
+}
+
+void waitCount(Wave& w, const Inst& i) {
+  // vmcnt is split: bits 3:0 and 15:14; lgkmcnt is bits 11:8; expcnt guards nothing here.
+  waitVm(w, (i.simm & 15) | (i.simm >> 14 & 3) << 4);
+  waitLgkm(w, i.simm >> 8 & 15);
+}
+
+void barrier(Wave& w, const Inst&) {
+  w.state = State::Barrier;
+  ++w.wg->atBarrier;
+}
+
+void endProgram(Wave& w, const Inst&) {
+  waitVm(w, 0);
+  waitLgkm(w, 0);
+  w.state = State::Done;
+  --w.wg->alive;
+}
+
+void timeStamp(Wave& w, const Inst& i) {
+  writeScalar64(w, i.dst, w.wg->executed * 4 + 0x1000);
+}
+
+}  // namespace
+
+void registerControl(OpTable& t) {
+  auto nop = [](Wave&, const Inst&) {};
+  auto add = [&](const char* name, Handler h, Class c) { t[name] = {h, c}; };
+  add("s_branch", branch<[](const Wave&) { return true; }>, Class::Branch);
+  add("s_cbranch_scc0", branch<[](const Wave& w) { return !w.scc; }>, Class::Branch);
+  add("s_cbranch_scc1", branch<[](const Wave& w) { return w.scc; }>, Class::Branch);
+  add("s_cbranch_vccz", branch<[](const Wave& w) { return special(w, kVccz); }>, Class::Branch);
+  add("s_cbranch_vccnz", branch<[](const Wave& w) { return !special(w, kVccz); }>,
+      Class::Branch);
+  add("s_cbranch_execz", branch<[](const Wave& w) { return w.exec() == 0; }>, Class::Branch);
+  add("s_cbranch_execnz", branch<[](const Wave& w) { return w.exec() != 0; }>, Class::Branch);
+  add("s_getpc_b64",
+      [](Wave& w, const Inst& i) { writeScalar64(w, i.dst, nextAddress(w, i)); }, Class::Salu);
+  add("s_setpc_b64",
+      [](Wave& w, const Inst& i) { jumpTo(w, i, scalar64(w, i.src[0])); }, Class::Branch);
+  add("s_swappc_b64",
+      [](Wave& w, const Inst& i) {
+        u64 target = scalar64(w, i.src[0]);
+        writeScalar64(w, i.dst, nextAddress(w, i));
+        jumpTo(w, i, target);
+      },
+      Class::Branch);
+  add("s_call_b64",
+      [](Wave& w, const Inst& i) {
+        writeScalar64(w, i.dst, nextAddress(w, i));
+        w.pc = i.simm;
+      },
+      Class::Branch);
+  add("s_waitcnt", waitCount, Class::Wait);
+  add("s_barrier", barrier, Class::Barrier);
+  add("s_endpgm", endProgram, Class::Other);
+  add("s_sleep", [](Wave& w, const Inst& i) { w.sleep = i.simm & 127; }, Class::Wait);
+  add("s_memtime", timeStamp, Class::Smem);
+  add("s_memrealtime", timeStamp, Class::Smem);
+  for (const char* name : {"s_nop", "s_setprio", "s_sethalt", "s_icache_inv", "s_inst_prefetch",
+                           "s_ttracedata", "s_decperflevel", "s_incperflevel", "s_dcache_inv",
+                           "s_dcache_wb", "s_sendmsg", "v_nop", "s_set_gpr_idx_off"}) {
+    add(name, nop, Class::Other);
+  }
+  add("s_trap",
+      [](Wave& w, const Inst& i) { stop(w, i, "the kernel trapped (an assertion or abort)"); },
+      Class::Other);
+  add("buffer_inv", cacheFence, Class::Vmem);
+  add("buffer_wbl2", cacheFence, Class::Vmem);
+}
+
+}  // namespace sim

@@ -1,0 +1,315 @@
+// Dense MFMA and sparse SMFMAC. Matrix instructions ignore EXEC.
+//
+// Lane layouts (64 lanes, M x N x K, B blocks, P = M * K * B / 64 elements of A a lane):
+//   A[b][i][k]: lane = i + M * (b + B * (k / P)), element k % P;  B the same with j for i.
+//   D[b][i][j]: four rows share a register group g = i / 4 + b * M / 4, which lies at
+//               lane = N * (g % (64 / N)) + j, register 4 * (g / (64 / N)) + i % 4.
+// Products and sums of the 8- and 16-bit types are formed in f64 and rounded once to f32. The
+// hardware's own order of summation is not public; f32 and f64 types use a chain of FMAs over k.
+#include <algorithm>
+
+#include "float8.h"
+
+namespace sim {
+namespace {
+
+enum class El { F16, Bf16, Fp8, Bf8, I8, F32, Xf32, F64, F8f6f4 };
+
+float xf32(u32 x) { return bits<float>((x + 0xfff + (x >> 13 & 1)) & ~0x1fffu); }
+
+template <El E>
+double element(const Wave& w, int row, int lane, int n) {
+  if constexpr (E == El::F64) {
+    return bits<double>(w.row(row + 2 * n)[lane] |
+                        static_cast<u64>(w.row(row + 2 * n + 1)[lane]) << 32);
+  } else if constexpr (E == El::F32) {
+    return bits<float>(w.row(row + n)[lane]);
+  } else if constexpr (E == El::Xf32) {
+    return xf32(w.row(row + n)[lane]);
+  } else if constexpr (E == El::F16 || E == El::Bf16) {
+    u32 x = w.row(row + n / 2)[lane] >> (16 * (n & 1)) & 0xffff;
+    return E == El::F16 ? fromHalf(x) : fromBf16(x);
+  } else {
+    u32 x = w.row(row + n / 4)[lane] >> (8 * (n & 3)) & 255;
+    if constexpr (E == El::I8) return static_cast<i8>(x);
+    return decodeTable(E == El::Fp8 ? fp8Format(w) : bf8Format(w))[x];
+  }
+}
+
+// BLGP permutes the lanes that B is read from.
+int blgpLane(int lane, int blgp) {
+  switch (blgp) {
+    case 1: return lane & 31;
+    case 2: return 32 + (lane & 31);
+    case 3: return (lane + 16) & 63;
+    case 4: case 5: case 6: case 7: return 16 * (blgp - 4) + (lane & 15);
+    default: return lane;
+  }
+}
+
+template <El E, class T, int M, int K, int B>
+void gather(const Wave& w, int row, int blgp, T (*out)[M][K]) {
+  constexpr int per = M * K * B / 64;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    int from = blgpLane(lane, blgp);
+    int i = lane % M, b = lane / M % B, k = lane / (M * B) * per;
+    for (int n = 0; n < per; ++n) out[b][i][k + n] = static_cast<T>(element<E>(w, row, from, n));
+  }
+}
+
+template <int M, int N>
+struct Place {
+  static constexpr int groups = 64 / N;
+  static int lane(int b, int i, int j) { return N * ((i / 4 + b * M / 4) % groups) + j; }
+  static int reg(int b, int i) { return 4 * ((i / 4 + b * M / 4) / groups) + i % 4; }
+};
+
+// f64 results lie differently: row i is at lane group i % 4, register pair i / 4.
+template <int N>
+int lane64(int b, int i, int j) {
+  return N == 16 ? 16 * (i % 4) + j : 16 * i + 4 * b + j;
+}
+
+template <class T>
+T accumulatorBits(u32 x) {
+  if constexpr (std::is_same_v<T, i64>) return static_cast<i32>(x);
+  return bits<float>(x);
+}
+
+// T is the type of the arithmetic: double for narrow floats, float, or i64 for integers.
+template <class T, int M, int N, int K, int B>
+void multiply(Wave& w, const Inst& i, const T (*a)[M][K], const T (*bt)[N][K]) {
+  using P = Place<M, N>;
+  static thread_local u32 out[32][kLanes];
+  for (int b = 0; b < B; ++b) {
+    // CBSZ and ABID: groups of 2^CBSZ blocks take their A from one block of the group.
+    int from = (b & ~((1 << i.cbsz) - 1)) + (i.cbsz ? i.abid : 0);
+    alignas(64) T columns[K][N];
+    for (int j = 0; j < N; ++j) {
+      for (int k = 0; k < K; ++k) columns[k][j] = bt[b][j][k];
+    }
+    for (int r = 0; r < M; ++r) {
+      int reg = P::reg(b, r);
+      alignas(64) T acc[N], c[N];
+      for (int j = 0; j < N; ++j) {
+        u32 x = i.src[2].is(Kind::Vgpr) ? w.row(i.src[2].index + reg)[P::lane(b, r, j)]
+                                        : literal32(i.src[2]);
+        c[j] = accumulatorBits<T>(x);
+        acc[j] = std::is_same_v<T, float> ? c[j] : T(0);
+      }
+      for (int k = 0; k < K; ++k) {
+        T x = a[from][r][k];
+        for (int j = 0; j < N; ++j) {
+          if constexpr (std::is_same_v<T, float>) {
+            acc[j] = std::fma(x, columns[k][j], acc[j]);
+          } else {
+            acc[j] += x * columns[k][j];
+          }
+        }
+      }
+      for (int j = 0; j < N; ++j) {
+        u32 x;
+        if constexpr (std::is_same_v<T, float>) {
+          x = gpuNan(acc[j], false);
+        } else if constexpr (std::is_same_v<T, double>) {
+          x = gpuNan(static_cast<float>(acc[j] + c[j]), false);
+        } else {
+          T sum = acc[j] + c[j];
+          if (i.clamp) sum = std::min<T>(std::max<T>(sum, INT32_MIN), INT32_MAX);
+          x = static_cast<u32>(sum);
+        }
+        out[reg][P::lane(b, r, j)] = x;
+      }
+    }
+  }
+  std::memcpy(w.row(i.dst.index), out, sizeof(u32) * M * N * B);
+}
+
+template <El E>
+using Arithmetic = std::conditional_t<E == El::I8, i64,
+                                      std::conditional_t<E == El::F32, float, double>>;
+
+template <El Ea, El Eb, int M, int N, int K, int B>
+void mfma(Wave& w, const Inst& i) {
+  using T = Arithmetic<Ea>;
+  static thread_local T a[B][M][K], b[B][N][K];
+  gather<Ea, T, M, K, B>(w, i.src[0].index, 0, a);
+  gather<Eb, T, N, K, B>(w, i.src[1].index, i.blgp, b);
+  multiply<T, M, N, K, B>(w, i, a, b);
+}
+
+template <int M, int N, int K, int B>
+void mfma64(Wave& w, const Inst& i) {
+  static thread_local double a[B][M][K], b[B][N][K];
+  gather<El::F64, double, M, K, B>(w, i.src[0].index, 0, a);
+  gather<El::F64, double, N, K, B>(w, i.src[1].index, 0, b);
+  static thread_local u32 out[8][kLanes];
+  for (int block = 0; block < B; ++block) {
+    for (int r = 0; r < M; ++r) {
+      for (int j = 0; j < N; ++j) {
+        int lane = lane64<N>(block, r, j), reg = M == 16 ? 2 * (r / 4) : 0;
+        u64 c = i.src[2].is(Kind::Vgpr)
+                    ? w.row(i.src[2].index + reg)[lane] |
+                          static_cast<u64>(w.row(i.src[2].index + reg + 1)[lane]) << 32
+                    : bits<u64>(i.src[2].isReal ? i.src[2].real : static_cast<double>(
+                                                      bits<i64>(i.src[2].imm)));
+        double acc = bits<double>(c);
+        if (i.neg & 4) acc = -acc;
+        for (int k = 0; k < K; ++k) {
+          double x = (i.neg & 1) ? -a[block][r][k] : a[block][r][k];
+          double y = (i.neg & 2) ? -b[block][j][k] : b[block][j][k];
+          acc = std::fma(x, y, acc);
+        }
+        out[reg][lane] = static_cast<u32>(bits<u64>(acc));
+        out[reg + 1][lane] = bits<u64>(acc) >> 32;
+      }
+    }
+  }
+  std::memcpy(w.row(i.dst.index), out, sizeof(u32) * 2 * M * N * B);
+}
+
+// Sparse A: of each four consecutive k, two are stored; the index register says which.
+template <El Ea, El Eb, int M, int N, int K>
+void smfmac(Wave& w, const Inst& i) {
+  using T = Arithmetic<Ea>;
+  static thread_local T a[1][M][K], b[1][N][K];
+  constexpr int span = M * K / 64;  // dense k a lane
+  std::fill_n(&a[0][0][0], M * K, T(0));
+  int set = 0;
+  if (i.cbsz == 0 && span < 32) set = i.abid & (span == 8 ? 3 : 1);
+  const u32* index = w.row(i.src[2].index);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    u32 positions = index[lane] >> (span * set);
+    for (int n = 0; n < span / 2; ++n) {
+      int k = lane / M * span + n / 2 * 4 + (positions >> (2 * n) & 3);
+      a[0][lane % M][k] += static_cast<T>(element<Ea>(w, i.src[0].index, lane, n));
+    }
+  }
+  gather<Eb, T, N, K, 1>(w, i.src[1].index, 0, b);
+  Inst accumulate = i;
+  accumulate.src[2] = i.dst;
+  accumulate.cbsz = accumulate.abid = 0;
+  multiply<T, M, N, K, 1>(w, accumulate, a, b);
+}
+
+// gfx950: formats by CBSZ (A) and BLGP (B): fp8, bf8, fp6, bf6, fp4; 32 consecutive k a lane.
+float narrow(u32 x, int mantissa, int exponentBits, int bias) {
+  int m = x & ((1 << mantissa) - 1), e = x >> mantissa & ((1 << exponentBits) - 1);
+  float v = e ? std::ldexp(1 + std::ldexp(float(m), -mantissa), e - bias)
+              : std::ldexp(float(m), 1 - bias - mantissa);
+  return x >> (mantissa + exponentBits) & 1 ? -v : v;
+}
+double f8f6f4Element(const Wave& w, int row, int lane, int n, int format) {
+  if (format < 2) {
+    u32 x = w.row(row + n / 4)[lane] >> (8 * (n & 3)) & 255;
+    return decodeTable(format ? kE5M2 : kE4M3)[x];
+  }
+  int width = format == 4 ? 4 : 6, at = n * width;
+  u64 pair = w.row(row + at / 32)[lane];
+  if (at % 32 + width > 32) pair |= static_cast<u64>(w.row(row + at / 32 + 1)[lane]) << 32;
+  u32 x = pair >> (at % 32) & ((1u << width) - 1);
+  return format == 2 ? narrow(x, 3, 2, 1) : format == 3 ? narrow(x, 2, 3, 3) : narrow(x, 1, 2, 1);
+}
+
+template <int M, int K, bool Scaled>
+void f8f6f4(Wave& w, const Inst& i) {
+  static thread_local double ab[2][1][M][K];
+  for (int side = 0; side < 2; ++side) {
+    int format = side ? i.blgp : i.cbsz;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      double scale = 1;
+      if (Scaled) {
+        int byte = (i.opSel >> side & 1) | (i.opSelHi >> side & 1) << 1;
+        Row tmp;
+        u32 e = fetch(w, i.src[3 + side], tmp)[lane] >> (8 * byte) & 255;
+        scale = e == 255 ? NAN : std::ldexp(1.0, static_cast<int>(e) - 127);
+      }
+      for (int n = 0; n < 32; ++n) {
+        ab[side][0][lane % M][lane / M * 32 + n] =
+            scale * f8f6f4Element(w, i.src[side].index, lane, n, format);
+      }
+    }
+  }
+  Inst plain = i;
+  plain.cbsz = plain.abid = 0;
+  multiply<double, M, M, K, 1>(w, plain, ab[0], ab[1]);
+}
+
+// FLOPs a cycle of one SIMD's matrix pipe; older multi-block shapes run at half rate.
+constexpr int rate(El e) {
+  return e == El::F64 || e == El::F32 ? 64 : e == El::Xf32 ? 256
+       : e == El::F16 || e == El::Bf16 ? 512 : 1024;
+}
+constexpr int cycles(El e, int m, int n, int k, int b, bool sparse) {
+  int speed = rate(e) * (sparse ? 2 : 1) / (b > 1 && rate(e) > 256 ? 2 : 1);
+  return std::max(8, 2 * m * n * k * b / speed);
+}
+
+}  // namespace
+
+void registerMatrix(OpTable& t) {
+#define DENSE(name, ea, eb, m, k, b)                                          \
+  t["v_mfma_" name] = {mfma<El::ea, El::eb, m, m, k, b>, Class::Matrix,       \
+                       cycles(El::ea, m, m, k, b, false)}
+#define FP8(dims, m, k)                             \
+  DENSE("f32_" dims "_fp8_fp8", Fp8, Fp8, m, k, 1); \
+  DENSE("f32_" dims "_fp8_bf8", Fp8, Bf8, m, k, 1); \
+  DENSE("f32_" dims "_bf8_fp8", Bf8, Fp8, m, k, 1); \
+  DENSE("f32_" dims "_bf8_bf8", Bf8, Bf8, m, k, 1)
+#define HALF(dims, m, k, b)                    \
+  DENSE("f32_" dims "_f16", F16, F16, m, k, b); \
+  DENSE("f32_" dims "_bf16", Bf16, Bf16, m, k, b)
+  FP8("16x16x32", 16, 32);
+  FP8("32x32x16", 32, 16);
+  HALF("16x16x16", 16, 16, 1);
+  HALF("32x32x8", 32, 8, 1);
+  HALF("32x32x4_2b", 32, 4, 2);
+  HALF("16x16x4_4b", 16, 4, 4);
+  HALF("4x4x4_16b", 4, 4, 16);
+  DENSE("i32_16x16x32_i8", I8, I8, 16, 32, 1);
+  DENSE("i32_32x32x16_i8", I8, I8, 32, 16, 1);
+  DENSE("i32_32x32x4_2b_i8", I8, I8, 32, 4, 2);
+  DENSE("i32_16x16x4_4b_i8", I8, I8, 16, 4, 4);
+  DENSE("i32_4x4x4_16b_i8", I8, I8, 4, 4, 16);
+  DENSE("f32_32x32x1_2b_f32", F32, F32, 32, 1, 2);
+  DENSE("f32_16x16x1_4b_f32", F32, F32, 16, 1, 4);
+  DENSE("f32_4x4x1_16b_f32", F32, F32, 4, 1, 16);
+  DENSE("f32_32x32x2_f32", F32, F32, 32, 2, 1);
+  DENSE("f32_16x16x4_f32", F32, F32, 16, 4, 1);
+  DENSE("f32_16x16x8_xf32", Xf32, Xf32, 16, 8, 1);
+  DENSE("f32_32x32x4_xf32", Xf32, Xf32, 32, 4, 1);
+  t["v_mfma_f64_16x16x4_f64"] = {mfma64<16, 16, 4, 1>, Class::Matrix, 32};
+  t["v_mfma_f64_4x4x4_4b_f64"] = {mfma64<4, 4, 4, 4>, Class::Matrix, 16};
+  // gfx950
+  HALF("16x16x32", 16, 32, 1);
+  HALF("32x32x16", 32, 16, 1);
+  DENSE("i32_16x16x64_i8", I8, I8, 16, 64, 1);
+  DENSE("i32_32x32x32_i8", I8, I8, 32, 32, 1);
+  t["v_mfma_f32_16x16x128_f8f6f4"] = {f8f6f4<16, 128, false>, Class::Matrix, 32};
+  t["v_mfma_f32_32x32x64_f8f6f4"] = {f8f6f4<32, 64, false>, Class::Matrix, 64};
+  t["v_mfma_scale_f32_16x16x128_f8f6f4"] = {f8f6f4<16, 128, true>, Class::Matrix, 32};
+  t["v_mfma_scale_f32_32x32x64_f8f6f4"] = {f8f6f4<32, 64, true>, Class::Matrix, 64};
+
+#define SPARSE(name, ea, eb, m, k)                                             \
+  t["v_smfmac_" name] = {smfmac<El::ea, El::eb, m, m, k>, Class::Matrix,       \
+                         cycles(El::ea, m, m, k, 1, true)}
+#define SPARSE8(dims, m, k)                        \
+  SPARSE("f32_" dims "_fp8_fp8", Fp8, Fp8, m, k); \
+  SPARSE("f32_" dims "_fp8_bf8", Fp8, Bf8, m, k); \
+  SPARSE("f32_" dims "_bf8_fp8", Bf8, Fp8, m, k); \
+  SPARSE("f32_" dims "_bf8_bf8", Bf8, Bf8, m, k); \
+  SPARSE("i32_" dims "_i8", I8, I8, m, k)
+  SPARSE8("16x16x64", 16, 64);
+  SPARSE8("32x32x32", 32, 32);
+  SPARSE("f32_16x16x32_f16", F16, F16, 16, 32);
+  SPARSE("f32_16x16x32_bf16", Bf16, Bf16, 16, 32);
+  SPARSE("f32_32x32x16_f16", F16, F16, 32, 16);
+  SPARSE("f32_32x32x16_bf16", Bf16, Bf16, 32, 16);
+#undef SPARSE8
+#undef SPARSE
+#undef HALF
+#undef FP8
+#undef DENSE
+}
+
+}  // namespace sim
