@@ -18,8 +18,8 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
+from . import layers
 from .functional import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, to_native_fp8
-from .layers import ACTIVATIONS
 from .reference import dequantize, quantize_fp8
 
 # Classes known to compute down_proj(act_fn(gate_proj(x)) * up_proj(x)).
@@ -218,7 +218,7 @@ def quantize_model_(
         if reason is not None:
             skipped[name] = reason
     for parent in list(model.modules()):
-        for child_name, child in parent.named_children():
+        for child_name, child in list(parent._modules.items()):  # all of them, also repeated ones
             if child in converted:
                 setattr(parent, child_name, converted[child])
     if head in converted and hasattr(model, "config"):
@@ -236,6 +236,17 @@ def quantize_model_(
         fp8_dtype=_native(model, fp8_dtype),
         activations=activations,
     )
+
+
+def kernelized_layers(model: nn.Module) -> Dict[Tuple[str, str], int]:
+    """How many modules run a layer of this package: ``{(module class, layer): count}``."""
+    counts: Dict[Tuple[str, str], int] = {}
+    for module in model.modules():
+        forward = getattr(module.__dict__.get("forward"), "__func__", None)
+        if getattr(forward, "__module__", None) == layers.__name__:
+            key = (type(module).__name__, forward.__qualname__.split(".")[0])
+            counts[key] = counts.get(key, 0) + 1
+    return counts
 
 
 def _reference_linear(x: torch.Tensor, linear: nn.Module) -> torch.Tensor:
@@ -321,7 +332,7 @@ def _make_classes_known(model: nn.Module) -> None:
 
 def _is_fp8_mlp(module: nn.Module) -> bool:
     linears = (module.gate_proj, module.up_proj, module.down_proj)
-    known = type(module.act_fn).__name__ in ACTIVATIONS
+    known = type(module.act_fn).__name__ in layers.ACTIVATIONS
     return known and all(hasattr(linear, "weight_scale_inv") for linear in linears)
 
 
