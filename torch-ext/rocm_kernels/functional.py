@@ -31,6 +31,11 @@ import torch
 
 from ._ops import add_op_namespace_prefix, ops
 
+# Overloads, looked up once: a decode step makes hundreds of calls of a few microseconds.
+_rmsnorm_fp8 = ops.rmsnorm_fp8.default
+_swiglu_fp8 = ops.swiglu_fp8.default
+_skinny_gemm = ops.skinny_gemm.default
+
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 SKINNY_GEMM_MAX_ROWS = 64
 SCALE_BLOCK = 128
@@ -89,8 +94,8 @@ def rms_norm(
     Returns:
         ``[..., hidden]`` in x's dtype, rounded once.
     """
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    ops.rmsnorm_fp8(
+    out = _empty_rows_like(x, x.dtype) if out is None else out
+    _rmsnorm_fp8(
         _rows(out, "out"), None, _input_rows(x), _optional_rows(residual, "residual"), weight, None,
         eps, 0, 0.0,
     )  # fmt: skip
@@ -114,7 +119,7 @@ def rms_norm_fp8(
     Args as :func:`rms_norm` and the module's text; returns ``(q, scale)``.
     """
     q, scales = _quantized_out(x, x.shape, scale, group_size, fp8_dtype, out)
-    ops.rmsnorm_fp8(
+    _rmsnorm_fp8(
         _rows(q, "out"), _optional_rows(scales, "scales"), _input_rows(x),
         _optional_rows(residual, "residual"), weight, scale, eps, group_size or 0, scale_ub or 0.0,
     )  # fmt: skip
@@ -141,7 +146,7 @@ def swiglu(
     """
     gate, up, shape = _gate_and_up(x, up, activation)
     out = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
-    ops.swiglu_fp8(_rows(out, "out"), None, gate, up, None, activation, 0, 0.0)
+    _swiglu_fp8(_rows(out, "out"), None, gate, up, None, activation, 0, 0.0)
     return out
 
 
@@ -162,7 +167,7 @@ def swiglu_fp8(
     """
     gate, up, shape = _gate_and_up(x, up, activation)
     q, scales = _quantized_out(x, shape, scale, group_size, fp8_dtype, out)
-    ops.swiglu_fp8(
+    _swiglu_fp8(
         _rows(q, "out"), _optional_rows(scales, "scales"), gate, up, scale, activation,
         group_size or 0, scale_ub or 0.0,
     )  # fmt: skip
@@ -185,7 +190,7 @@ def quantize_fp8(
     ``(q, scale)``.
     """
     q, scales = _quantized_out(x, x.shape, scale, group_size, fp8_dtype, out)
-    ops.swiglu_fp8(
+    _swiglu_fp8(
         _rows(q, "out"), _optional_rows(scales, "scales"), _input_rows(x), None, scale, "identity",
         group_size or 0, scale_ub or 0.0,
     )  # fmt: skip
@@ -226,7 +231,7 @@ def skinny_gemm(
     elif out_dtype is not None and out.dtype != out_dtype:
         raise ValueError(f"out must have out_dtype, got {out.dtype} and {out_dtype}")
     rows = _input_rows(a)
-    ops.skinny_gemm(_rows(out, "out"), rows, w, _row_scale(scale_a, rows), scale_w, bias)
+    _skinny_gemm(_rows(out, "out"), rows, w, _row_scale(scale_a, rows), scale_w, bias)
     return out
 
 
@@ -290,13 +295,13 @@ def fp8_linear(
         out = _scaled_mm(q, w, scale, scale_w, bias, out_dtype)
     elif path == "skinny_gemm":
         out = torch.empty((count, w.shape[0]), dtype=out_dtype, device=x.device)
-        ops.skinny_gemm(out, q, w, scale, scale_w, bias)
+        _skinny_gemm(out, q, w, scale, scale_w, bias)
     else:
         out = torch.empty((count, w.shape[0]), dtype=out_dtype, device=x.device)
         for begin in range(0, count, SKINNY_GEMM_MAX_ROWS):
             end = min(begin + SKINNY_GEMM_MAX_ROWS, count)
             part = scale if scale is None or scale.numel() == 1 else scale[begin:end]
-            ops.skinny_gemm(out[begin:end], q[begin:end], w, part, scale_w, bias)
+            _skinny_gemm(out[begin:end], q[begin:end], w, part, scale_w, bias)
     return out.view((*x.shape[:-1], w.shape[0]))
 
 
@@ -345,6 +350,11 @@ def _rows(tensor: torch.Tensor, name: str) -> torch.Tensor:
         ) from None
 
 
+def _empty_rows_like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Contiguous, of x's shape and device."""
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
 def _optional_rows(tensor: Optional[torch.Tensor], name: str) -> Optional[torch.Tensor]:
     return None if tensor is None else _rows(tensor, name)
 
@@ -371,8 +381,8 @@ def _gate_and_up(
         return _input_rows(x), _input_rows(up), x.shape
     if x.shape[-1] % 2:
         raise ValueError(f"x must hold gate and up, an even number of columns, got {x.shape[-1]}")
-    rows, d = _input_rows(x), x.shape[-1] // 2
-    return rows[:, :d], rows[:, d:], (*x.shape[:-1], d)
+    gate, up = _input_rows(x).chunk(2, -1)
+    return gate, up, (*x.shape[:-1], gate.shape[-1])
 
 
 def _quantized_out(
@@ -389,7 +399,10 @@ def _quantized_out(
         fp8_dtype = native_fp8_dtype(x.device) if fp8_dtype is None else fp8_dtype
         if fp8_dtype not in FP8_DTYPES:
             raise ValueError(f"fp8_dtype must be one of {FP8_DTYPES}, got {fp8_dtype}")
-        q = torch.empty(shape, dtype=fp8_dtype, device=x.device)
+        if shape == x.shape:
+            q = _empty_rows_like(x, fp8_dtype)
+        else:
+            q = torch.empty(shape, dtype=fp8_dtype, device=x.device)
     elif q.dtype not in FP8_DTYPES or (fp8_dtype is not None and q.dtype != fp8_dtype):
         raise ValueError(f"out must be {fp8_dtype or FP8_DTYPES}, got {q.dtype}")
     if scale is None and scales is None:
