@@ -136,19 +136,19 @@ struct UnalignedRawOf {
 // Vector accesses need their natural alignment on NVIDIA only. Elements are always aligned.
 constexpr bool kNeedsAlignedVectors = kNvidia;
 
-// Loads a Vec of 4, 8 or 16 bytes that nobody writes while the kernel runs.
+// Loads 4, 8 or 16 bytes.
 template <Touch kTouch, typename V>
 ROCM_KERNELS_DEVICE V load(const void* address) {
   using Raw = typename detail::RawOf<sizeof(V)>::type;
   Raw raw;
 #if defined(__CUDACC__)
+  // Not through the read-only path (ld.global.nc): residuals are read and written by one kernel.
   if constexpr (kTouch == Touch::kOnce && sizeof(V) == 16) {
-    // Read-only path, not kept in L1: the row is used once, the weight next to it again.
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
                  : "l"(address));
   } else {
-    raw = __ldg(static_cast<const Raw*>(address));
+    raw = *static_cast<const Raw*>(address);
   }
 #else
   using Source = typename detail::UnalignedRawOf<sizeof(V)>::type;
@@ -163,7 +163,46 @@ ROCM_KERNELS_DEVICE V load(const void* address) {
   return result;
 }
 
-// Stores a Vec of 4, 8 or 16 bytes.
+// Loads 16 bytes, or gives zeros without touching memory.
+template <Touch kTouch, typename V>
+ROCM_KERNELS_DEVICE V load_if(bool condition, const void* address) {
+  static_assert(sizeof(V) == 16, "load_if: V must have 16 bytes");
+#if defined(__CUDACC__)
+  // Predicated by hand: nvcc merges a conditional load with its zeros right after it, and so waits
+  // for each load before it issues the next.
+  uint4 raw;
+  if constexpr (kTouch == Touch::kOnce) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.u32 p, %5, 0;\n"
+        "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+        "@p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "=&r"(raw.x), "=&r"(raw.y), "=&r"(raw.z), "=&r"(raw.w)
+        : "l"(address), "r"(static_cast<uint32_t>(condition)));
+  } else {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.u32 p, %5, 0;\n"
+        "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+        "@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "=&r"(raw.x), "=&r"(raw.y), "=&r"(raw.z), "=&r"(raw.w)
+        : "l"(address), "r"(static_cast<uint32_t>(condition)));
+  }
+  V result;
+  __builtin_memcpy(&result, &raw, sizeof(V));
+  return result;
+#else
+  V result{};
+  if (condition) result = load<kTouch, V>(address);
+  return result;
+#endif
+}
+
+// Stores 4, 8 or 16 bytes.
 template <Touch kTouch, typename V>
 ROCM_KERNELS_DEVICE void store(void* address, const V& value) {
   using Raw = typename detail::RawOf<sizeof(V)>::type;
@@ -182,6 +221,18 @@ ROCM_KERNELS_DEVICE void store(void* address, const V& value) {
   } else {
     *static_cast<Target*>(address) = raw;
   }
+#endif
+}
+
+// ---- Overlap with the neighbouring kernels ----------------------------------------------------
+
+// NVIDIA's sm_90 and later start a kernel while its predecessor in the stream ends (programmatic
+// dependent launch). Lets the next kernel do so, then waits for the previous one; to be called by
+// every thread before it accesses memory. On AMD kernels run one after the other.
+ROCM_KERNELS_DEVICE void begin_after_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
@@ -217,7 +268,7 @@ ROCM_KERNELS_DEVICE float fast_exp2(float value) {
   return __builtin_amdgcn_exp2f(value);
 #elif defined(__CUDA_ARCH__)
   float result;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(value));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
   return result;
 #else
   return value;
@@ -229,7 +280,7 @@ ROCM_KERNELS_DEVICE float fast_reciprocal(float value) {
   return __builtin_amdgcn_rcpf(value);
 #elif defined(__CUDA_ARCH__)
   float result;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(value));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
   return result;
 #else
   return value;

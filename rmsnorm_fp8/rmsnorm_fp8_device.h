@@ -63,16 +63,19 @@ ROCM_KERNELS_DEVICE void normalize(const Vector& h, const float (&weight)[kCount
 template <typename T, typename Team>
 __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentThreads)
     rmsnorm_fp8_kernel(const RmsNormParams<T> p) {
+  begin_after_previous_kernel();
   constexpr int kTeam = Team::kThreads;
   constexpr int kVectors = Team::kVectors;
   constexpr int kCount = kVectorElements<T>;
   __shared__ TeamScratch scratch;
   int slot = 0;
 
-  int thread = static_cast<int>(threadIdx.x) % kTeam;
+  const int member = static_cast<int>(threadIdx.x % kTeam);
+  int thread = Team::kBlocks == 1 ? member : block_in_cluster() * Team::kBlockThreads + member;
   // A constant where a block has one row: then the row's address is uniform and lives in scalars.
-  const int team = Team::kBlockRows == 1 ? 0 : static_cast<int>(threadIdx.x) / kTeam;
-  const int step = static_cast<int>(gridDim.x) * Team::kBlockRows;
+  const int team = Team::kBlockRows == 1 ? 0 : static_cast<int>(threadIdx.x / kTeam);
+  const int step = static_cast<int>(gridDim.x) / Team::kBlocks * Team::kBlockRows;
+  if constexpr (Team::kBlocks > 1) cluster_arrive();
   const auto column_of = [&](int v) { return (v * kTeam + thread) * kCount; };
   // Teams without a row keep to the block's barriers: their row has no columns.
   const auto columns_of = [&](int row) { return row < p.rows ? p.hidden : 0; };
@@ -93,13 +96,14 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
     }
   };
 
-  int first = static_cast<int>(blockIdx.x) * Team::kBlockRows;  // row of team 0
+  int first = static_cast<int>(blockIdx.x) / Team::kBlocks * Team::kBlockRows;  // row of team 0
   load_row(first + team);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     weight[v] = load_vector<Touch::kAgain, Fit::kWhole>(static_cast<const T*>(p.weight),
                                                         column_of(v), p.hidden, p.aligned);
   }
+  if constexpr (Team::kBlocks > 1) cluster_wait();
   const float given_scale = p.output.scaling == Scaling::kStatic ? *p.output.scale : 1.0f;
 
   for (; first < p.rows; first += step) {
@@ -117,7 +121,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
     }
     if (first + step < p.rows) load_row(row + step);
 
-    const float sum = reduce_team<kTeam>(squares, Sum{}, scratch, slot);
+    const float sum = reduce_team<Team>(squares, Sum{}, scratch, slot);
     const float rstd = reciprocal_sqrt(sum * p.inverse_hidden + p.eps);
 
     // Computed anew by each pass that wants it, since that costs less than the registers to hold
@@ -136,7 +140,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
         y_of(v, y);
         amax = amax_of(y, amax);
       }
-      amax = reduce_team<kTeam>(amax, MaxMagnitude{}, scratch, slot);
+      amax = reduce_team<Team>(amax, MaxMagnitude{}, scratch, slot);
       const float scale = scale_of_amax(amax, p.output);
       inverse = 1.0f / scale;
       if (thread == 0 && columns > 0) p.output.scales[row] = scale;
@@ -156,6 +160,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
 template <typename T, int kTeam>
 __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
     rmsnorm_fp8_any_kernel(const RmsNormParams<T> p) {
+  begin_after_previous_kernel();
   constexpr int kCount = kVectorElements<T>;
   __shared__ TeamScratch scratch;
   int slot = 0;
@@ -178,7 +183,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
       }
       squares += add_residual<Fit::kRagged>(p, row, column, p.hidden, h, residual);
     }
-    const float sum = reduce_team<kTeam>(squares, Sum{}, scratch, slot);
+    const float sum = reduce_team<RowTeam<kTeam, 1>>(squares, Sum{}, scratch, slot);
     const float rstd = reciprocal_sqrt(sum * p.inverse_hidden + p.eps);
 
     const auto y_of = [&](int column, float (&y)[kCount]) {
@@ -207,7 +212,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
         y_of(column, y);
         amax = amax_of(y, amax);
       }
-      amax = reduce_team<kTeam>(amax, MaxMagnitude{}, scratch, slot);
+      amax = reduce_team<RowTeam<kTeam, 1>>(amax, MaxMagnitude{}, scratch, slot);
       const float scale = scale_of_amax(amax, p.output);
       inverse = 1.0f / scale;
       if (threadIdx.x == 0) p.output.scales[row] = scale;
@@ -245,19 +250,18 @@ Status launch_typed(const RmsNormFp8Args& args, const DeviceFacts& facts, Stream
   const int64_t vectors = (args.hidden + kCount - 1) / kCount;
   const bool whole =
       args.hidden % kCount == 0 && p.aligned && !p.float_weight && fits(p.output, facts);
-  const bool held = whole && with_row_team(vectors, [&](auto team) {
+  const bool held = whole && with_row_team(vectors, args.rows, facts, [&](auto team) {
                       using Team = decltype(team);
-                      const int64_t blocks = (p.rows + Team::kBlockRows - 1) / Team::kBlockRows;
-                      const unsigned grid = persistent_grid(blocks, Team::kBlockThreads,
-                                                            Team::kResidentThreads, facts);
-                      rmsnorm_fp8_kernel<T, Team><<<grid, Team::kBlockThreads, 0, stream>>>(p);
+                      launch_team<Team>(rmsnorm_fp8_kernel<T, Team>, args.rows, p, facts, stream);
                     });
+  const auto launch_any = [&](auto kernel, int threads) {
+    launch_kernel(kernel, persistent_grid(p.rows, threads, 1024, facts), threads, 1, facts, stream,
+                  p);
+  };
   if (!held && vectors <= 512) {
-    rmsnorm_fp8_any_kernel<T, 256>
-        <<<persistent_grid(p.rows, 256, 1024, facts), 256, 0, stream>>>(p);
+    launch_any(rmsnorm_fp8_any_kernel<T, 256>, 256);
   } else if (!held) {
-    rmsnorm_fp8_any_kernel<T, 1024>
-        <<<persistent_grid(p.rows, 1024, 1024, facts), 1024, 0, stream>>>(p);
+    launch_any(rmsnorm_fp8_any_kernel<T, 1024>, 1024);
   }
   return launch_status();
 }

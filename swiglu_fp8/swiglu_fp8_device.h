@@ -5,9 +5,9 @@
 // time.
 //
 // Unless a scale depends on a whole row, no thread needs another's elements, so rows are one long
-// run of vectors and each thread takes one (when there are few: more waves share the latency) or
-// two (more bytes in flight). With a scale a token, a team of threads holds its row's results in
-// registers between the reduction of their magnitude and their scaling, as in rmsnorm_fp8.
+// run of vectors, one a thread, in blocks that come and go. With a scale a token, a team of threads
+// holds its row's results in registers between the reduction of their magnitude and their scaling,
+// as in rmsnorm_fp8.
 #pragma once
 
 #include "../common/launch.h"
@@ -68,11 +68,10 @@ ROCM_KERNELS_DEVICE void activate(Activation activation, float (&v)[kCount]) {
       v[i] *= v[i] < 0.0f ? half_tail : 1.0f - half_tail;
     }
   } else if (activation == Activation::kGeluTanh) {
-    // (1 + tanh(u)) / 2 is the sigmoid of 2u.
+    // (1 + tanh(u)) / 2 is the sigmoid of 2u; 2 sqrt(2 / pi) = 1.5957691.
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float u = 0.79788456f * fmaf(0.044715f * v[i] * v[i], v[i], v[i]);
-      v[i] = times_sigmoid(v[i], 2.0f * u);
+      v[i] = times_sigmoid(v[i], 1.5957691f * fmaf(0.044715f * v[i] * v[i], v[i], v[i]));
     }
   }
 }
@@ -124,32 +123,23 @@ ROCM_KERNELS_DEVICE int quotient(int number, const Divisor& divisor) {
                           divisor.shift);
 }
 
-// Item i is vector i % vectors of row i / vectors; `vectors` is padded so that no group straddles
-// two waves. Grid: as many blocks as it takes.
-template <typename T, Fit kFit, int kVectors>
-__global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kFlatThreads, 1024)
+// Thread i of the grid has vector i % vectors of row i / vectors; `vectors` is padded so that no
+// group straddles two waves.
+template <typename T, Fit kFit>
+__global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kFlatThreads, 2048)
     swiglu_fp8_flat_kernel(const SwigluParams<T> p, const Divisor vectors) {
-  constexpr int kCount = kVectorElements<T>;
-  const int first =
-      static_cast<int>(blockIdx.x) * (kFlatThreads * kVectors) + static_cast<int>(threadIdx.x);
+  begin_after_previous_kernel();
+  const int item = static_cast<int>(blockIdx.x * kFlatThreads + threadIdx.x);
+  const int row = quotient(item, vectors);
+  const int column = (item - row * static_cast<int>(vectors.value)) * kVectorElements<T>;
+  const int columns = row < p.rows ? p.columns : 0;
 
-  int row[kVectors], column[kVectors], columns[kVectors];
-  Vector gate[kVectors], up[kVectors];
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int item = first + v * kFlatThreads;
-    row[v] = quotient(item, vectors);
-    column[v] = (item - row[v] * static_cast<int>(vectors.value)) * kCount;
-    columns[v] = row[v] < p.rows ? p.columns : 0;
-    load_gate_up<Touch::kOnce, kFit>(p, row[v], column[v], columns[v], gate[v], up[v]);
-  }
+  Vector gate, up;
+  load_gate_up<Touch::kOnce, kFit>(p, row, column, columns, gate, up);
   const float inverse = p.output.scaling == Scaling::kStatic ? 1.0f / *p.output.scale : 1.0f;
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    float y[kCount];
-    gated(p, gate[v], up[v], y);
-    store_output<T, kFit>(y, inverse, row[v], column[v], columns[v], p.output);
-  }
+  float y[kVectorElements<T>];
+  gated(p, gate, up, y);
+  store_output<T, kFit>(y, inverse, row, column, columns, p.output);
 }
 
 // ---- A scale a token --------------------------------------------------------------------------
@@ -158,16 +148,19 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kFlatThreads, 1024)
 template <typename T, typename Team>
 __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentThreads)
     swiglu_fp8_token_kernel(const SwigluParams<T> p) {
+  begin_after_previous_kernel();
   constexpr int kTeam = Team::kThreads;
   constexpr int kVectors = Team::kVectors;
   constexpr int kCount = kVectorElements<T>;
   __shared__ TeamScratch scratch;
   int slot = 0;
 
-  int thread = static_cast<int>(threadIdx.x) % kTeam;
+  const int member = static_cast<int>(threadIdx.x % kTeam);
+  int thread = Team::kBlocks == 1 ? member : block_in_cluster() * Team::kBlockThreads + member;
   // A constant where a block has one row: then the row's address is uniform and lives in scalars.
-  const int team = Team::kBlockRows == 1 ? 0 : static_cast<int>(threadIdx.x) / kTeam;
-  const int step = static_cast<int>(gridDim.x) * Team::kBlockRows;
+  const int team = Team::kBlockRows == 1 ? 0 : static_cast<int>(threadIdx.x / kTeam);
+  const int step = static_cast<int>(gridDim.x) / Team::kBlocks * Team::kBlockRows;
+  if constexpr (Team::kBlocks > 1) cluster_arrive();
   const auto column_of = [&](int v) { return (v * kTeam + thread) * kCount; };
   // Teams without a row keep to the block's barriers: their row has no columns.
   const auto columns_of = [&](int row) { return row < p.rows ? p.columns : 0; };
@@ -181,8 +174,9 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
     }
   };
 
-  int first = static_cast<int>(blockIdx.x) * Team::kBlockRows;  // row of team 0
+  int first = static_cast<int>(blockIdx.x) / Team::kBlocks * Team::kBlockRows;  // row of team 0
   load_row(first + team);
+  if constexpr (Team::kBlocks > 1) cluster_wait();
   for (; first < p.rows; first += step) {
     first = opaque_uniform(first);
     thread = static_cast<int>(opaque(thread));
@@ -198,7 +192,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
     }
     if (first + step < p.rows) load_row(row + step);
 
-    amax = reduce_team<kTeam>(amax, MaxMagnitude{}, scratch, slot);
+    amax = reduce_team<Team>(amax, MaxMagnitude{}, scratch, slot);
     const float scale = scale_of_amax(amax, p.output);
     if (thread == 0 && columns > 0) p.output.scales[row] = scale;
     const float inverse = 1.0f / scale;
@@ -214,6 +208,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
 template <typename T, int kTeam>
 __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
     swiglu_fp8_any_token_kernel(const SwigluParams<T> p) {
+  begin_after_previous_kernel();
   constexpr int kCount = kVectorElements<T>;
   __shared__ TeamScratch scratch;
   int slot = 0;
@@ -231,7 +226,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
       y_of(column, y);
       amax = amax_of(y, amax);
     }
-    amax = reduce_team<kTeam>(amax, MaxMagnitude{}, scratch, slot);
+    amax = reduce_team<RowTeam<kTeam, 1>>(amax, MaxMagnitude{}, scratch, slot);
     const float scale = scale_of_amax(amax, p.output);
     if (threadIdx.x == 0) p.output.scales[row] = scale;
     const float inverse = 1.0f / scale;
@@ -248,19 +243,18 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
 template <typename T>
 void launch_token(const SwigluParams<T>& p, int64_t vectors, bool whole, const DeviceFacts& facts,
                   Stream stream) {
-  const bool held = whole && with_row_team(vectors, [&](auto team) {
+  const bool held = whole && with_row_team(vectors, p.rows, facts, [&](auto team) {
                       using Team = decltype(team);
-                      const int64_t blocks = (p.rows + Team::kBlockRows - 1) / Team::kBlockRows;
-                      const unsigned grid = persistent_grid(blocks, Team::kBlockThreads,
-                                                            Team::kResidentThreads, facts);
-                      swiglu_fp8_token_kernel<T, Team><<<grid, Team::kBlockThreads, 0, stream>>>(p);
+                      launch_team<Team>(swiglu_fp8_token_kernel<T, Team>, p.rows, p, facts, stream);
                     });
+  const auto launch_any = [&](auto kernel, int threads) {
+    launch_kernel(kernel, persistent_grid(p.rows, threads, 1024, facts), threads, 1, facts, stream,
+                  p);
+  };
   if (!held && vectors <= 512) {
-    swiglu_fp8_any_token_kernel<T, 256>
-        <<<persistent_grid(p.rows, 256, 1024, facts), 256, 0, stream>>>(p);
+    launch_any(swiglu_fp8_any_token_kernel<T, 256>, 256);
   } else if (!held) {
-    swiglu_fp8_any_token_kernel<T, 1024>
-        <<<persistent_grid(p.rows, 1024, 1024, facts), 1024, 0, stream>>>(p);
+    launch_any(swiglu_fp8_any_token_kernel<T, 1024>, 1024);
   }
 }
 
@@ -270,19 +264,10 @@ void launch_flat(const SwigluParams<T>& p, int64_t vectors, bool whole, const De
   const int64_t lanes = int64_t{1} << p.output.group_shift;
   const int64_t padded = (vectors + lanes - 1) / lanes * lanes;
   const Divisor divisor = make_divisor(static_cast<uint32_t>(padded));
-  const int64_t items = padded * p.rows;
-  const auto blocks = [&](int each) {
-    return static_cast<unsigned>((items + kFlatThreads * each - 1) / (kFlatThreads * each));
-  };
-  // One vector a thread until every compute unit is full of threads.
-  const bool few = items <= int64_t{facts.compute_units} * 2048;
-  if (!whole) {
-    swiglu_fp8_flat_kernel<T, Fit::kRagged, 1><<<blocks(1), kFlatThreads, 0, stream>>>(p, divisor);
-  } else if (few) {
-    swiglu_fp8_flat_kernel<T, Fit::kWhole, 1><<<blocks(1), kFlatThreads, 0, stream>>>(p, divisor);
-  } else {
-    swiglu_fp8_flat_kernel<T, Fit::kWhole, 2><<<blocks(2), kFlatThreads, 0, stream>>>(p, divisor);
-  }
+  const int64_t blocks = (padded * p.rows + kFlatThreads - 1) / kFlatThreads;
+  launch_kernel(
+      whole ? swiglu_fp8_flat_kernel<T, Fit::kWhole> : swiglu_fp8_flat_kernel<T, Fit::kRagged>,
+      blocks, kFlatThreads, 1, facts, stream, p, divisor);
 }
 
 template <typename T>

@@ -1,0 +1,247 @@
+"""The functional API over launchers that are called through ctypes, without the torch extension.
+
+The package's own functional.py runs on top of ops registered here; each fills the launcher's struct
+as the binding does and calls the C++ function by its mangled name. It serves where the extension
+cannot be loaded: device code that runs in the simulator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+DTYPES = {
+    torch.float32: 0,
+    torch.float16: 1,
+    torch.bfloat16: 2,
+    torch.float8_e4m3fn: 3,
+    torch.float8_e4m3fnuz: 4,
+}
+ACTIVATIONS = {"identity": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
+SCALE_BLOCK = 128
+
+
+class Context(ctypes.Structure):
+    _fields_ = [("stream", c_void_p), ("parallel_for", c_void_p), ("num_threads", c_int32)]
+
+
+class RmsNormFp8Args(ctypes.Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        ("hidden", c_int64),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("residual", c_void_p),
+        ("residual_stride", c_int64),
+        ("weight", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("static_scale", c_void_p),
+        ("scales", c_void_p),
+        ("eps", c_float),
+        ("scale_ub", c_float),
+        ("group_size", c_int32),
+        ("x_dtype", c_int32),
+        ("weight_dtype", c_int32),
+        ("out_dtype", c_int32),
+        ("scaling", c_int32),
+    ]
+
+
+class SwigluFp8Args(ctypes.Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("gate", c_void_p),
+        ("gate_stride", c_int64),
+        ("up", c_void_p),
+        ("up_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("static_scale", c_void_p),
+        ("scales", c_void_p),
+        ("scale_ub", c_float),
+        ("group_size", c_int32),
+        ("in_dtype", c_int32),
+        ("out_dtype", c_int32),
+        ("scaling", c_int32),
+        ("activation", c_int32),
+    ]
+
+
+class GemmScale(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("row_stride", c_int64),
+        ("block_stride", c_int64),
+        ("kind", c_int32),
+    ]
+
+
+class SkinnyGemmArgs(ctypes.Structure):
+    _fields_ = [
+        ("m", c_int64),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("a", c_void_p),
+        ("a_stride", c_int64),
+        ("w", c_void_p),
+        ("w_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("bias", c_void_p),
+        ("scale_a", GemmScale),
+        ("scale_w", GemmScale),
+        ("a_dtype", c_int32),
+        ("w_dtype", c_int32),
+        ("out_dtype", c_int32),
+        ("bias_dtype", c_int32),
+        ("workspace", c_void_p),
+    ]
+
+
+class Launchers:
+    """The launchers of a shared library; each call raises RuntimeError with the status it returns.
+
+    Args:
+        library: has the launchers' symbols.
+        stream: gives the stream of a call.
+        before: called with the tensors of a call just before it.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        stream: Callable[[], int | None] = lambda: None,
+        before: Callable[[list[torch.Tensor]], None] = lambda tensors: None,
+    ) -> None:
+        self.library, self.stream, self.before = library, stream, before
+
+    def launch(self, name: str, args: ctypes.Structure, tensors: list[torch.Tensor | None]) -> None:
+        """`tensors` are those that the struct points to."""
+        struct = type(args).__name__
+        symbol = f"_ZN12rocm_kernels{len(f'launch_{name}')}launch_{name}"
+        symbol += f"ERKNS_{len(struct)}{struct}ERKNS_7ContextE"
+        function = getattr(self.library, symbol)
+        function.restype = ctypes.c_char_p
+        self.before([tensor for tensor in tensors if tensor is not None])
+        context = Context(stream=self.stream(), num_threads=1)
+        if status := function(ctypes.byref(args), ctypes.byref(context)):
+            raise RuntimeError(f"{name}: {status.decode()}")
+
+    def rmsnorm_fp8(self, out, scales, x, residual, weight, scale, eps, group_size, scale_ub):
+        if x.numel() == 0:
+            return _fill_empty(scales)
+        args = RmsNormFp8Args(
+            rows=x.shape[0], hidden=x.shape[1], x=x.data_ptr(), x_stride=x.stride(0),
+            residual=_pointer(residual),
+            residual_stride=0 if residual is None else residual.stride(0),
+            weight=weight.data_ptr(), out=out.data_ptr(), out_stride=out.stride(0),
+            static_scale=_pointer(scale), scales=_pointer(scales), eps=eps, scale_ub=scale_ub,
+            group_size=group_size, x_dtype=DTYPES[x.dtype], weight_dtype=DTYPES[weight.dtype],
+            out_dtype=DTYPES[out.dtype], scaling=_scaling(scale, scales, group_size),
+        )  # fmt: skip
+        self.launch("rmsnorm_fp8", args, [out, scales, x, residual, weight, scale])
+
+    def swiglu_fp8(self, out, scales, gate, up, scale, activation, group_size, scale_ub):
+        if gate.numel() == 0:
+            return _fill_empty(scales)
+        args = SwigluFp8Args(
+            rows=gate.shape[0], columns=gate.shape[1], gate=gate.data_ptr(),
+            gate_stride=gate.stride(0), up=_pointer(up),
+            up_stride=0 if up is None else up.stride(0), out=out.data_ptr(),
+            out_stride=out.stride(0), static_scale=_pointer(scale), scales=_pointer(scales),
+            scale_ub=scale_ub, group_size=group_size, in_dtype=DTYPES[gate.dtype],
+            out_dtype=DTYPES[out.dtype], scaling=_scaling(scale, scales, group_size),
+            activation=ACTIVATIONS[activation],
+        )  # fmt: skip
+        self.launch("swiglu_fp8", args, [out, scales, gate, up, scale])
+
+    def skinny_gemm(self, out, a, w, scale_a, scale_w, bias):
+        args = SkinnyGemmArgs(
+            m=a.shape[0], n=w.shape[0], k=a.shape[1], a=a.data_ptr(), a_stride=a.stride(0),
+            w=w.data_ptr(), w_stride=w.stride(0), out=out.data_ptr(), out_stride=out.stride(0),
+            bias=_pointer(bias), scale_a=_gemm_scale(scale_a, a.shape[0], 1, a.shape[1]),
+            scale_w=_gemm_scale(scale_w, w.shape[0], SCALE_BLOCK, a.shape[1]),
+            a_dtype=DTYPES[a.dtype], w_dtype=DTYPES[w.dtype], out_dtype=DTYPES[out.dtype],
+            bias_dtype=DTYPES[out.dtype if bias is None else bias.dtype],
+        )  # fmt: skip
+        symbol = (
+            "_ZN12rocm_kernels27skinny_gemm_workspace_bytesERKNS_14SkinnyGemmArgsERKNS_7ContextE"
+        )
+        size = getattr(self.library, symbol)
+        size.restype = c_int64
+        context = Context(stream=self.stream(), num_threads=1)
+        count = size(ctypes.byref(args), ctypes.byref(context))
+        workspace = torch.full((count + 256,), 0x5A, dtype=torch.uint8, device=a.device)
+        args.workspace = (workspace.data_ptr() + 255) // 256 * 256
+        tensors = [out, a, w, scale_a, scale_w, bias, workspace]
+        self.launch("skinny_gemm", args, tensors)
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _fill_empty(scales: torch.Tensor | None) -> None:
+    if scales is not None:
+        scales.fill_(torch.finfo(torch.float32).tiny)
+
+
+def _scaling(scale, scales, group_size: int) -> int:
+    if scale is not None:
+        return 1
+    return 0 if scales is None else 3 if group_size else 2
+
+
+def _gemm_scale(scale: torch.Tensor | None, rows: int, block: int, k: int) -> GemmScale:
+    if scale is None:
+        return GemmScale()
+    if scale.numel() == 1:
+        return GemmScale(data=scale.data_ptr(), kind=1)
+    if scale.shape[0] == rows and (scale.dim() == 1 or scale.shape[1] == 1):
+        return GemmScale(data=scale.data_ptr(), row_stride=scale.stride(0), kind=2)
+    assert scale.shape == (-(-rows // block), -(-k // SCALE_BLOCK)), scale.shape
+    return GemmScale(scale.data_ptr(), scale.stride(0), scale.stride(1), 3)
+
+
+SCHEMAS = (
+    "rmsnorm_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor x, Tensor(c!)? residual, "
+    "Tensor weight, Tensor? scale, float eps, int group_size, float scale_ub) -> ()",
+    "swiglu_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor gate, Tensor? up, Tensor? scale, "
+    "str activation, int group_size, float scale_ub) -> ()",
+    "skinny_gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
+    "Tensor? bias) -> ()",
+)
+
+
+def functional_api(name: str, launchers: Launchers, native_fp8_dtype: torch.dtype) -> ModuleType:
+    """The package's functional module over `launchers`, registered with torch under `name`."""
+    definitions = torch.library.Library(name, "DEF")
+    for schema in SCHEMAS:
+        op = schema.partition("(")[0]
+        definitions.define(schema)
+        definitions.impl(op, getattr(launchers, op), "CompositeExplicitAutograd")
+
+    package, ops = types.ModuleType(name), types.ModuleType(f"{name}._ops")
+    package.__path__ = []
+    ops.ops = getattr(torch.ops, name)
+    ops.add_op_namespace_prefix = lambda op: f"{name}::{op}"
+    sys.modules |= {name: package, ops.__name__: ops}
+    path = ROOT / "torch-ext" / "rocm_kernels" / "functional.py"
+    spec = importlib.util.spec_from_file_location(f"{name}.functional", path)
+    functional = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = functional
+    spec.loader.exec_module(functional)
+    functional.native_fp8_dtype = lambda device: native_fp8_dtype
+    functional.library = definitions  # ops go with their library
+    return functional
