@@ -64,6 +64,14 @@ REGISTRATION_H = """\
   }
 """
 
+# libstdc++'s shared pointers ask glibc 2.32 and later whether the process has one thread. Their own
+# answer, "no", keeps the extension loadable where glibc is older, as its platform tag promises.
+SINGLE_THREADED_CPP = """\
+extern "C" {
+__attribute__((visibility("hidden"))) extern const char __libc_single_threaded = 0;
+}
+"""
+
 OPS_PY = '''\
 import torch
 
@@ -278,9 +286,10 @@ def rocm_toolchain(package: Package, work: Path) -> Toolchain:
     except rocm.ToolchainMissing as missing:
         raise BuildError(str(missing)) from None
     archs = package.archs("rocm-archs")
-    remap = (f"-ffile-prefix-map={package.root}=.",)
+    # The same bytes in any folder: no line tables, no marker hashed from the source's path.
+    same = (f"-ffile-prefix-map={package.root}=.", "-g0", "-fuse-cuid=none")
     command = hip.compile_command(
-        "$in", "$out", tuple(archs), extra=("-MD", "-MF", "$out.d", "-fvisibility=hidden", *remap)
+        "$in", "$out", tuple(archs), extra=("-MD", "-MF", "$out.d", "-fvisibility=hidden", *same)
     )
     # The runtime's library belongs to ROCm 7 and is not linked by its file: cross-builds have none.
     runtime = stub_library(work, "amdhip64", f"libamdhip64.so.{ROCM_VERSION[0]}")
@@ -327,9 +336,13 @@ def write_ninja(package: Package, toolchain: Toolchain, ops_name: str, work: Pat
     root = package.root
     generated = work / "generated"
     generated.mkdir(parents=True, exist_ok=True)
-    registration = generated / "registration.h"
-    if not registration.exists() or registration.read_text() != REGISTRATION_H:
-        registration.write_text(REGISTRATION_H)
+    for name, text in [
+        ("registration.h", REGISTRATION_H),
+        ("single_threaded.cpp", SINGLE_THREADED_CPP),
+    ]:
+        path = generated / name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
 
     # Paths of this machine must not reach the binary: not in assertions, not in debug information.
     torch_includes = cpp_extension.include_paths()
@@ -368,7 +381,13 @@ def write_ninja(package: Package, toolchain: Toolchain, ops_name: str, work: Pat
             f"-I{generated}",
             *includes,
         ]
-        objects = []
+        objects = [str(work / "objects" / "single_threaded.o")]
+        writer.build(
+            objects[0],
+            "cxx",
+            str(generated / "single_threaded.cpp"),
+            variables={"name": "single_threaded.cpp", "flags": ""},
+        )
         for source in package.sources():
             suffix = Path(source).suffix
             output = str(work / "objects" / f"{source}.o")
