@@ -152,7 +152,11 @@ def _dims(value, what: str) -> ctypes.Array:
 
 
 class CodeObject:
-    """Kernels of one file. `target` and `kernels` (arguments and resources by name) describe it."""
+    """Kernels of one file.
+
+    `target`, `kernels` (arguments and resources by name), `variables` (address and size by name)
+    and `unknown` (instructions in it that the simulator does not know) describe it.
+    """
 
     def __init__(self, data: bytes, path: str, target: str | None = None):
         self._engine = _engine()
@@ -164,6 +168,7 @@ class CodeObject:
         self.target: str = described["target"]
         self.kernels: dict = described["kernels"]
         self.variables: dict = described["variables"]
+        self.unknown: list[str] = described["unknown"]
 
     def __del__(self):
         if getattr(self, "_handle", None):

@@ -7,6 +7,7 @@
 
 #include "codeobject.h"
 #include "memory.h"
+#include "operands.h"
 
 using namespace sim;
 using llvm::json::Array;
@@ -166,7 +167,14 @@ const char* sim_describe(SimObject* object) {
         {"address", num(reinterpret_cast<u64>(object->code->image.get()) + v.first)},
         {"size", num(v.second)}};
   }
+  std::map<std::string, int> unknown;
+  for (const Inst& i : object->code->code) {
+    if (i.fn == unknownInstruction && !i.name.empty()) ++unknown[i.name];
+  }
+  Array names;
+  for (const auto& [name, count] : unknown) names.push_back(name);
   object->description = toText(Object{{"target", object->code->target},
+                                      {"unknown", std::move(names)},
                                       {"kernels", std::move(kernels)},
                                       {"variables", std::move(variables)}});
   return object->description.c_str();

@@ -38,7 +38,8 @@ const char* sim_error(void);
 SimObject* sim_open(const void* data, uint64_t bytes, const char* path, const char* target);
 void sim_close(SimObject* object);
 
-// JSON: target, kernels with arguments and resources.
+// JSON: target, kernels with arguments and resources, variables, and the names of instructions in
+// the file that the simulator does not know.
 const char* sim_describe(SimObject* object);
 
 // Address and size of a device variable in the loaded image; null when there is none.
