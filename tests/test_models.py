@@ -332,7 +332,7 @@ def test_hidden_states_are_not_overwritten(quantize_, run_kernelized, device):
 
 
 def test_generates_alike_with_a_static_cache(quantize_, run_kernelized, device):
-    model = tiny_llama(torch.bfloat16).to(device)
+    model = tiny_llama().to(device)  # float32: a static cache's mask rounds attention differently
     quantize_(model)
     run_kernelized(model)
     arguments = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}

