@@ -12,6 +12,7 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,7 @@ DTYPES = {
 }
 ACTIVATIONS = {"identity": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 SCALE_BLOCK = 128
+Tensors = list[torch.Tensor]
 
 
 class Context(ctypes.Structure):
@@ -115,27 +117,32 @@ class Launchers:
     Args:
         library: has the launchers' symbols.
         stream: gives the stream of a call.
-        before: called with the tensors of a call just before it.
+        around: gets the tensors that a call only writes and those that it reads, and gives a
+            context to make the call in.
     """
 
     def __init__(
         self,
         library: ctypes.CDLL,
         stream: Callable[[], int | None] = lambda: None,
-        before: Callable[[list[torch.Tensor]], None] = lambda tensors: None,
+        around: Callable[[Tensors, Tensors], AbstractContextManager] = (
+            lambda written, read: nullcontext()
+        ),
     ) -> None:
-        self.library, self.stream, self.before = library, stream, before
+        self.library, self.stream, self.around = library, stream, around
 
-    def launch(self, name: str, args: ctypes.Structure, tensors: list[torch.Tensor | None]) -> None:
-        """`tensors` are those that the struct points to."""
+    def launch(self, name: str, args: ctypes.Structure, written: list, read: list) -> None:
+        """`written` and `read` hold the tensors that the struct points to; None is skipped."""
         struct = type(args).__name__
         symbol = f"_ZN12rocm_kernels{len(f'launch_{name}')}launch_{name}"
         symbol += f"ERKNS_{len(struct)}{struct}ERKNS_7ContextE"
         function = getattr(self.library, symbol)
         function.restype = ctypes.c_char_p
-        self.before([tensor for tensor in tensors if tensor is not None])
         context = Context(stream=self.stream(), num_threads=1)
-        if status := function(ctypes.byref(args), ctypes.byref(context)):
+        present = [[t for t in tensors if t is not None] for tensors in (written, read)]
+        with self.around(*present):
+            status = function(ctypes.byref(args), ctypes.byref(context))
+        if status:
             raise RuntimeError(f"{name}: {status.decode()}")
 
     def rmsnorm_fp8(self, out, scales, x, residual, weight, scale, eps, group_size, scale_ub):
@@ -150,7 +157,7 @@ class Launchers:
             group_size=group_size, x_dtype=DTYPES[x.dtype], weight_dtype=DTYPES[weight.dtype],
             out_dtype=DTYPES[out.dtype], scaling=_scaling(scale, scales, group_size),
         )  # fmt: skip
-        self.launch("rmsnorm_fp8", args, [out, scales, x, residual, weight, scale])
+        self.launch("rmsnorm_fp8", args, [out, scales], [x, residual, weight, scale])
 
     def swiglu_fp8(self, out, scales, gate, up, scale, activation, group_size, scale_ub):
         if gate.numel() == 0:
@@ -164,7 +171,7 @@ class Launchers:
             out_dtype=DTYPES[out.dtype], scaling=_scaling(scale, scales, group_size),
             activation=ACTIVATIONS[activation],
         )  # fmt: skip
-        self.launch("swiglu_fp8", args, [out, scales, gate, up, scale])
+        self.launch("swiglu_fp8", args, [out, scales], [gate, up, scale])
 
     def skinny_gemm(self, out, a, w, scale_a, scale_w, bias):
         args = SkinnyGemmArgs(
@@ -184,8 +191,7 @@ class Launchers:
         count = size(ctypes.byref(args), ctypes.byref(context))
         workspace = torch.full((count + 256,), 0x5A, dtype=torch.uint8, device=a.device)
         args.workspace = (workspace.data_ptr() + 255) // 256 * 256
-        tensors = [out, a, w, scale_a, scale_w, bias, workspace]
-        self.launch("skinny_gemm", args, tensors)
+        self.launch("skinny_gemm", args, [out, workspace], [a, w, scale_a, scale_w, bias])
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:

@@ -1,0 +1,89 @@
+"""The functional API on the simulator: the launchers of the .hip files, compiled for gfx942, linked
+against the simulator's stand-in for the HIP runtime, with its adversarial modes and checkers on.
+
+Kernels may touch the tensors of the call and nothing else: not the gaps between the rows of a view,
+not outputs before they are written. A finding of the simulator fails the call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import launchers
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path += [str(ROOT), str(ROOT / "tools")]
+
+import rocm  # noqa: E402
+
+import simulator  # noqa: E402
+
+KERNELS = ("rmsnorm_fp8", "swiglu_fp8", "skinny_gemm")
+TARGET = os.environ.get("SIMULATOR_TARGET", "gfx942")
+NATIVE = torch.float8_e4m3fnuz if TARGET == "gfx942" else torch.float8_e4m3fn
+
+
+def build() -> Path:
+    """Shared library of all launchers for TARGET, made anew when a source is newer than it."""
+    folder = ROOT / "build" / "simulated" / TARGET
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / "librocm_kernels.so"
+    toolchain = rocm.find_toolchain()
+    objects = []
+    for kernel in KERNELS:
+        source, output = ROOT / kernel / f"{kernel}.hip", folder / f"{kernel}.o"
+        headers = [*(ROOT / "common").glob("*.h"), *source.parent.glob("*.h")]
+        newest = max(path.stat().st_mtime for path in [source, *headers])
+        if not output.exists() or output.stat().st_mtime < newest:
+            subprocess.run(toolchain.compile_command(source, output, (TARGET,)), check=True)
+        objects.append(output)
+    if not library.exists() or library.stat().st_mtime < max(o.stat().st_mtime for o in objects):
+        command = toolchain.link_command(objects, library)
+        command[command.index("-lamdhip64")] = str(simulator.runtime())
+        subprocess.run(command, check=True)
+    return library
+
+
+@contextlib.contextmanager
+def checked(written: launchers.Tensors, read: launchers.Tensors) -> Iterator[None]:
+    """Shows the tensors' memory to the simulator for one call, and raises what it found."""
+    hip = simulator.load_runtime()
+    buffers = [(part, True) for tensor in written for part in _contiguous_parts(tensor)]
+    buffers += [(part, False) for tensor in read for part in _contiguous_parts(tensor)]
+    for part, output in buffers:
+        hip.register(part, output=output)
+    hip.clear()
+    try:
+        yield
+        if hip.findings:
+            raise AssertionError(f"the simulator found: {hip.findings_text()}")
+    finally:
+        for part, _ in buffers:
+            hip.unregister(part)
+
+
+def _contiguous_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    if tensor.is_contiguous():
+        return [tensor] if tensor.numel() else []
+    return list(tensor)
+
+
+@functools.cache
+def library_of_launchers() -> launchers.Launchers:
+    simulator.load_runtime()  # before the library, which then resolves HIP functions to it
+    return launchers.Launchers(ctypes.CDLL(str(build())), around=checked)
+
+
+@functools.cache
+def functional() -> ModuleType:
+    """The package's functional API on the simulated device."""
+    return launchers.functional_api("simulated_rocm_kernels", library_of_launchers(), NATIVE)
