@@ -390,7 +390,8 @@ void performAtomic(Wave& w, MemOp& op) {
       op.data[0][lane] = op.data[1][lane] = 0;
       continue;
     }
-    u64 address = op.addr[lane] + (m.space == Space::Lds ? op.inst->offset : 0);
+    u64 address = op.addr[lane];
+    if (m.space == Space::Lds) address = static_cast<u32>(address + op.inst->offset);
     if (address % m.bytes) {
       report(w, *op.inst, "misaligned", address, lane, "atomic at an unaligned address");
       continue;
@@ -456,7 +457,9 @@ void performLanes(Wave& w, MemOp& op, bool write, u32 offset, u32 firstRow) {
         if (bytes == 0) continue;
       }
     }
-    u8* p = pointer(w, op, lane, op.addr[lane] + offset, bytes, write);
+    // LDS addresses wrap at 32 bits: compilers fold a negative base into the offset.
+    u64 address = m.space == Space::Lds ? static_cast<u32>(op.addr[lane] + offset) : op.addr[lane];
+    u8* p = pointer(w, op, lane, address, bytes, write);
     if (!p) {
       if (!write) {
         for (u32 r = 0; r < m.dwords; ++r) op.data[firstRow + r][lane] = 0;

@@ -179,7 +179,8 @@ void performSync(Wave& w, MemOp& op, bool lds, u32 offset) {
   bool atomic = op.inst->mem.access == Access::Atomic;
   u64 last = ~0ull;
   for (u64 m = op.mask; m; m &= m - 1) {
-    u64 word = (op.addr[__builtin_ctzll(m)] + offset) / 4;
+    u64 address = op.addr[__builtin_ctzll(m)] + offset;
+    u64 word = (lds ? static_cast<u32>(address) : address) / 4;
     if (word == last) continue;
     last = word;
     if (lds) {
