@@ -10,7 +10,7 @@ PYTHON := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.hip' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test test-all bench lint format clean
+.PHONY: help demo build test test-all bench release-check lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -42,10 +42,14 @@ test-all: build $(VENV)/llvm ## the slow ones too: full sizes on the simulator
 bench: build ## the CPU kernels beside PyTorch's, in one run
 	@$(PYTHON) benchmarks/cpu.py $(ARGS)
 
-lint: $(VENV)/ready ## ruff and clang-format
+release-check: build ## what build/ holds is what it says, and builds again to the same bytes
+	$(PYTHON) tools/release_check.py --reproduce $(ARGS)
+
+lint: $(VENV)/ready ## ruff, clang-format and zizmor
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_SOURCES)
+	$(VENV)/bin/zizmor --offline --quiet .github/workflows
 
 format: $(VENV)/ready ## what lint asks for
 	$(VENV)/bin/ruff check --fix .

@@ -92,7 +92,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None:
         pass
 
-    def answer(self, body: object, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    def answer(
+        self, body: object, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
         raw = isinstance(body, bytes)
         content = body if raw else json.dumps(body).encode()
         self.send_response(status)

@@ -235,7 +235,7 @@ class Toolchain:
     link_flags: list[str]
     archs: list[str] | None = None
     device_suffix: str | None = None
-    device_command: str | None = None  # ninja's: with $in, $out and $out.d
+    device_command: str | None = None  # ninja's: with $in, $out, $out.d and $unit
 
 
 def cpu_toolchain(package: Package, work: Path) -> Toolchain:
@@ -286,8 +286,8 @@ def rocm_toolchain(package: Package, work: Path) -> Toolchain:
     except rocm.ToolchainMissing as missing:
         raise BuildError(str(missing)) from None
     archs = package.archs("rocm-archs")
-    # The same bytes in any folder: no line tables, no marker hashed from the source's path.
-    same = (f"-ffile-prefix-map={package.root}=.", "-g0", "-fuse-cuid=none")
+    # The same bytes in any folder: no line tables, no marker hashed from the source's full path.
+    same = (f"-ffile-prefix-map={package.root}=.", "-g0", "-cuid=$unit")
     command = hip.compile_command(
         "$in", "$out", tuple(archs), extra=("-MD", "-MF", "$out.d", "-fvisibility=hidden", *same)
     )
@@ -398,6 +398,7 @@ def write_ninja(package: Package, toolchain: Toolchain, ops_name: str, work: Pat
                 writer.build(output, "cxx", str(root / source), variables=variables)
                 objects.append(output)
             elif suffix == toolchain.device_suffix:
+                variables["unit"] = Path(source).stem
                 writer.build(output, "device", str(root / source), variables=variables)
                 objects.append(output)
         flags = " ".join(toolchain.link_flags)

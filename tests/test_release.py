@@ -1,0 +1,256 @@
+"""What a release rests on: the artifact's own proof, the API's promise, the card, the workflows."""
+
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jinja2
+import pytest
+import yaml
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "tools"))
+public_api = importlib.import_module("public_api")
+release_check = importlib.import_module("release_check")
+
+CPU_VARIANT = "torch-stable-abi211-cpu-x86_64-linux"
+
+
+@pytest.fixture(scope="module")
+def cpu_build() -> Path:
+    """This checkout's CPU variant, of exactly these sources."""
+    command = [sys.executable, "tools/build.py", "--backend", "cpu"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return ROOT / "build" / CPU_VARIANT
+
+
+@pytest.fixture
+def copied(cpu_build, tmp_path) -> Path:
+    target = tmp_path / "build" / CPU_VARIANT
+    shutil.copytree(cpu_build, target, ignore=shutil.ignore_patterns("__pycache__"))
+    return target
+
+
+def variant_of(folder: Path):
+    return release_check.Variant(folder, ROOT)
+
+
+@pytest.mark.parametrize("check", release_check.CHECKS, ids=lambda check: check.__name__)
+def test_cpu_variant_passes(check, cpu_build):
+    assert check(variant_of(cpu_build))
+
+
+def edit(path: Path, old: bytes, new: bytes) -> None:
+    content = path.read_bytes()
+    assert old in content
+    path.write_bytes(content.replace(old, new))
+
+
+def edit_metadata(folder: Path, **changes: object) -> None:
+    path = folder / "metadata.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+DAMAGES = {
+    "layout": lambda v: (v / "notes.txt").write_text("left behind"),
+    "metadata": lambda v: edit_metadata(v, version=9),
+    "digest": lambda v: edit(v / "_ops.py", b"import torch", b"import torch "),
+    "namespace": lambda v: edit_metadata(v, id="_rocm_kernels_cpu_other"),
+    "abi": lambda v: edit(extension(v), b"GLIBCXX_3.4.21", b"GLIBCXX_3.4.29"),
+    "libraries": lambda v: edit(extension(v), b"libstdc++.so.6", b"libcurl_4.so.6"),
+    "symbols": lambda v: edit(extension(v), b"\0torch_call_dis", b"\0other_call_dis"),
+    "device_code": lambda v: edit_metadata(v, backend={"type": "cpu", "archs": ["gfx942"]}),
+    "paths": lambda v: edit(v / "functional.py", b"import math", b"import math  # /home/me/src"),
+    "python": lambda v: edit(v / "functional.py", b"import math", b"import numpy"),
+    "licence": lambda v: edit_metadata(v, license="MIT"),
+}  # fmt: skip
+
+
+def extension(folder: Path) -> Path:
+    return next(folder.glob("*.so"))
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_found(name, copied):
+    DAMAGES[name](copied)
+    with pytest.raises(release_check.Failure):
+        getattr(release_check, f"check_{name}")(variant_of(copied))
+
+
+def test_every_check_has_a_damage():
+    names = {check.__name__.removeprefix("check_") for check in release_check.CHECKS}
+    assert names - {"sbom"} == set(DAMAGES)
+
+
+def test_bill_of_materials(copied):
+    first = Path(copied.parent.parent, release_check.check_sbom(variant_of(copied)))
+    document = json.loads(first.read_text())
+    assert document["bomFormat"] == "CycloneDX"
+    files = document["metadata"]["component"]["components"]
+    assert {file["name"] for file in files} == set(variant_of(copied).files)
+    assert {"PyTorch", "torch"} <= {component["name"] for component in document["components"]}
+    again = first.read_bytes()
+    release_check.check_sbom(variant_of(copied))
+    assert first.read_bytes() == again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("built_for", ["cpu", "cuda", "rocm"])
+def test_reproducible_from_the_listed_files(built_for):
+    """Two folders with nothing but what build.toml lists give one build, byte for byte."""
+    tool = {"cpu": "g++", "cuda": "nvcc", "rocm": "clang++-22"}[built_for]
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed")
+    command = [sys.executable, "tools/build.py", "--backend", built_for]
+    built = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    release_check.check_reproducible(variant_of(ROOT / built.stdout.split()[-1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("built_for", ["cuda", "rocm"])
+def test_cross_built_variant_passes(built_for):
+    tool = {"cuda": "nvcc", "rocm": "clang++-22"}[built_for]
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed")
+    command = [sys.executable, "tools/build.py", "--backend", built_for]
+    built = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    variant = variant_of(ROOT / built.stdout.split()[-1])
+    assert release_check.run(variant, release_check.CHECKS) == 0
+
+
+def included(path: Path, seen: set[str]) -> set[str]:
+    """This project's files that a source reaches by #include "...", itself among them."""
+    name = path.relative_to(ROOT).as_posix()
+    if name in seen:
+        return seen
+    seen.add(name)
+    text = path.read_text()
+    # Bodies are included through a macro that names them, seen from common/.
+    wanted = re.findall(r'^\s*#\s*include "([^"]+)"', text, re.MULTILINE)
+    wanted += re.findall(r'^#define \w+_BODY "([^"]+)"', text, re.MULTILINE)
+    for other in wanted:
+        for folder in (path.parent, ROOT / "common", ROOT):
+            if (folder / other).is_file():
+                included((folder / other).resolve(), seen)
+                break
+    return seen
+
+
+def sections() -> dict[str, list[str]]:
+    config = release_check.Variant(ROOT, ROOT).config
+    return {name: section["src"] for name, section in config["kernel"].items()}
+
+
+@pytest.mark.parametrize("section", sections())
+def test_section_lists_what_it_includes(section):
+    """No more and no less: the sandbox has the listed files alone."""
+    listed = sections()[section]
+    sources = [name for name in listed if Path(name).suffix in (".cpp", ".cu", ".hip")]
+    reached: set[str] = set()
+    for source in sources:
+        included(ROOT / source, reached)
+    assert reached == set(listed)
+
+
+def test_kernels_of_a_backend_have_the_same_targets():
+    """metadata.json lists the union: a device in it must find every kernel."""
+    config = release_check.Variant(ROOT, ROOT).config
+    for key in ("rocm-archs", "cuda-capabilities"):
+        targets = {n: s[key] for n, s in config["kernel"].items() if key in s}
+        assert targets and len({tuple(archs) for archs in targets.values()}) == 1, targets
+
+
+def test_public_api_is_the_stored_one_unless_unreleased():
+    entry, released = public_api.newest_entry()
+    assert entry == public_api.version(), "CHANGELOG.md begins with build.toml's version"
+    stored = json.loads(public_api.STORED.read_text())
+    current = {"version": entry, "released": released, "api": public_api.public_api()}
+    assert public_api.may_write(stored, current) is None, public_api.difference(stored, current)
+    if released:
+        assert stored == current, "run `python tools/public_api.py --write`"
+
+
+@pytest.mark.parametrize(
+    ("version", "signature", "refused"),
+    [(1, "(x)", False), (1, "(x, y)", True), (2, "(x, y)", False)],
+)
+def test_released_api_changes_with_the_version_only(version, signature, refused):
+    stored = {"version": 1, "released": True, "api": {"f": "(x)"}}
+    current = {"version": version, "released": True, "api": {"f": signature}}
+    assert bool(public_api.may_write(stored, current)) == refused
+
+
+def test_public_api_sees_what_matters(tmp_path):
+    (tmp_path / "__init__.py").write_text(
+        'from . import layers\nfrom .functional import f\n__all__ = ["f", "layers"]\n'
+    )
+    (tmp_path / "functional.py").write_text("def f(x: int, *, y=1) -> int: ...\ndef g(): ...\n")
+    (tmp_path / "layers.py").write_text(
+        "class A:\n  has_backward = False\n  def forward(self, x): ...\n  def _h(self): ...\n"
+    )
+    assert public_api.public_api(tmp_path) == {
+        "f": "(x: int, *, y=1) -> int",
+        "layers": {"A": {"forward": "(self, x)", "has_backward": "= False"}},
+    }
+
+
+def card(**changes: object) -> str:
+    """CARD.md as kernel-builder fills it: its variables, its trim_blocks."""
+    api = public_api.public_api()
+    config = release_check.Variant(ROOT, ROOT).config["general"]
+    values = {
+        "repo_id": config["hub"]["repo-id"],
+        "version": config["version"],
+        "functions": [name for name in api if name != "layers"],
+        "layers": [n for n, members in api["layers"].items() if isinstance(members, dict)],
+        "has_benchmark": (ROOT / "benchmarks" / "benchmark.py").exists(),
+        "upstream": config.get("upstream"),
+        "source": config.get("source"),
+        "license": config["license"].lower(),
+    }
+    environment = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string((ROOT / "CARD.md").read_text()).render({**values, **changes})
+
+
+def test_card_renders():
+    text = card()
+    _, header, body = text.split("---\n", 2)
+    assert yaml.safe_load(header)["license"] == "apache-2.0"
+    assert "{{" not in text and "{%" not in text
+    for name in public_api.public_api():
+        assert f"- `{name}`" in body or name == "layers"
+    for section in ("How to use", "Available functions", "Available layers", "Numbers", "Limits"):
+        assert f"\n## {section}\n" in body
+    for absent in ("functions", "layers", "license"):
+        assert card(**{absent: None})
+
+
+def test_card_example_runs(package):
+    """The first example, with the package in place of a download."""
+    example = re.search(r"```python\n(.*?)```", card(), re.DOTALL)[1]
+    lines = [line for line in example.splitlines() if "get_kernel" not in line]
+    scope = {"rocm_kernels": package}
+    exec("\n".join(lines), scope)
+    assert scope["y"].shape == (4, 1024) and scope["y"].isfinite().all()
+
+
+def workflows() -> list[Path]:
+    return sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", workflows(), ids=lambda path: path.name)
+def test_workflow_is_pinned_and_asks_for_little(path):
+    text = path.read_text()
+    for action in re.findall(r"uses:\s*(\S+)", text):
+        assert action.startswith("./") or re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action), action
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {}, "rights are given to each job, not to all"
+    for name, job in workflow["jobs"].items():
+        assert "permissions" in job and "timeout-minutes" in job, name
+        for step in job["steps"]:
+            # A secret reaches a step through its environment, never through its command line.
+            assert "secrets." not in str(step.get("run", "")), name
