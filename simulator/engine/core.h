@@ -231,6 +231,7 @@ struct Wave {
   u32 mode = 0;
   u64 executed = 0;
   u32 sleep = 0;
+  u32 indexed = 0;  // s_set_gpr_idx: operands whose register number M0 shifts (1, 2, 4, 8: DST)
   int id = 0;
   Workgroup* wg = nullptr;
   const CodeObject* object = nullptr;
@@ -282,6 +283,9 @@ struct Workgroup {
 
 // Adds a finding; equal kind and instruction only counts up.
 void report(Wave& w, const Inst& i, const char* kind, u64 address, int lane, std::string message);
+
+// Runs an instruction under s_set_gpr_idx_on.
+void executeIndexed(Wave& w, const Inst& i);
 
 [[noreturn]] void stop(Wave& w, const Inst& i, const std::string& why);
 

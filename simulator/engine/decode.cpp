@@ -288,6 +288,15 @@ u32 hardwareRegister(const std::string& s) {
   return id | offset << 6 | (width - 1) << 11;
 }
 
+// gpr_idx(SRC0,DST): which operands take the index.
+u32 indexedOperands(const std::string& s) {
+  static const std::map<std::string, u32> names = {{"SRC0", 1}, {"SRC1", 2}, {"SRC2", 4},
+                                                   {"DST", 8}};
+  u32 r = 0;
+  for (const std::string& p : split(s.substr(8, s.size() - 9), ',')) r |= names.at(p);
+  return r;
+}
+
 // Operands of memory instructions: address, scalar base or resource, data, scalar offset.
 void parseMemoryOperands(Inst& i, std::vector<Operand>& ops) {
   MemSpec& m = i.mem;
@@ -399,8 +408,9 @@ void parseText(Inst& i) {
           modifiers.push_back(word);
         } else if (startsWith(word, "hwreg(")) {
           i.simm = hardwareRegister(word);
-        } else if (startsWith(word, "sendmsg(") || startsWith(word, "dpp8") ||
-                   startsWith(name, "s_set_gpr_idx")) {
+        } else if (startsWith(word, "gpr_idx(")) {
+          i.simm = indexedOperands(word);
+        } else if (startsWith(word, "sendmsg(")) {
           continue;
         } else {
           ops.push_back(parseOperand(word, name));
@@ -475,56 +485,79 @@ void wrap(CodeObject& object, Inst& i) {
   i.inner = &plain;
 }
 
-bool sameAddress(const Inst& a, const Inst& b) {
-  auto same = [](const Operand& x, const Operand& y) {
-    return x.kind == y.kind && x.index == y.index && x.imm == y.imm;
-  };
-  return a.name == b.name && a.offset == b.offset && a.offset1 == b.offset1 &&
-         same(a.src[0], b.src[0]) && same(a.src[1], b.src[1]) && same(a.src[3], b.src[3]);
+bool overlaps(const Inst::Range& r, const Operand& o) {
+  return r.first < o.index + o.dwords && o.index < r.first + r.count;
 }
 
-bool overlaps(const std::vector<Inst::Range>& writes, const Operand& o, Kind kind) {
-  if (!o.is(kind)) return false;
-  for (const Inst::Range& r : writes) {
-    if (r.first < o.index + o.dwords && o.index < r.first + r.count) return true;
+bool writes(const Inst& i, const Operand& o) {
+  const auto& ranges = o.is(Kind::Vgpr) ? i.writesV : i.writesS;
+  for (const Inst::Range& r : ranges) {
+    if ((o.is(Kind::Vgpr) || o.is(Kind::Sgpr)) && overlaps(r, o)) return true;
   }
   return false;
 }
 
-// A polling load: it sits in a loop that stores nothing and computes nothing else, and its address
-// does not change in the loop. Compilers move such a load out of the loop unless the source says
-// volatile or atomic, so its address is a synchronisation flag by intent. Copies of the load just
-// before the loop (rotated loops) count too.
+// Does the operand have the same value in every turn of the loop code[first..last], as seen by the
+// instruction `at`? Either nothing in the loop writes it, or what writes it last before `at` is an
+// arithmetic instruction of this turn whose sources all are the same in every turn.
+bool invariant(const std::vector<Inst>& code, u32 first, u32 last, u32 at, const Operand& o,
+               int depth = 0) {
+  if (!o.is(Kind::Vgpr) && !o.is(Kind::Sgpr)) return true;
+  if (depth > 6) return false;
+  for (u32 n = at; n-- > first;) {
+    if (!writes(code[n], o)) continue;
+    if (code[n].mem.access != Access::None) return false;
+    for (const Operand& source : code[n].src) {
+      if (!invariant(code, first, last, n, source, depth + 1)) return false;
+    }
+    return true;
+  }
+  for (u32 n = at; n <= last; ++n) {
+    if (writes(code[n], o)) return false;
+  }
+  return true;
+}
+
+bool isBranch(const Inst& i) { return i.cls == Class::Branch; }
+
+// A polling load: it sits in a loop that stores nothing and computes little, and its address is the
+// same in every turn. Compilers move such a load out of the loop unless the source says volatile
+// or atomic, so its address is a synchronisation flag by intent. Loops are rotated: the first poll
+// stands before the loop, with the same result register and a branch between the two.
 void markSpins(CodeObject& object) {
-  constexpr i32 kMaxBody = 48, kBefore = 48;
+  constexpr u32 kMaxBody = 48, kBefore = 32;
   std::vector<Inst>& code = object.code;
-  for (u32 at = 0; at < code.size(); ++at) {
-    const Inst& back = code[at];
-    bool isBranch = startsWith(back.name, "s_cbranch") || back.name == "s_branch";
-    if (!isBranch || back.simm > at || at - back.simm > kMaxBody) continue;
+  for (u32 last = 0; last < code.size(); ++last) {
+    u32 first = code[last].simm;
+    if (!isBranch(code[last]) || startsWith(code[last].name, "s_setpc") ||
+        startsWith(code[last].name, "s_swappc") || first > last || last - first > kMaxBody) {
+      continue;
+    }
     bool quiet = true;
-    for (u32 n = back.simm; n <= at && quiet; ++n) {
+    for (u32 n = first; n <= last && quiet; ++n) {
       const Inst& i = code[n];
-      bool writes = i.mem.access == Access::Store || i.mem.access == Access::LoadToLds ||
-                    i.mem.access == Access::Atomic;
-      quiet = !writes && i.cls != Class::Barrier && i.cls != Class::Matrix &&
-              i.cls != Class::Trans && i.name != "s_endpgm" && i.name != "s_swappc_b64";
+      quiet = (i.mem.access == Access::None || i.mem.access == Access::Load) &&
+              i.cls != Class::Barrier && i.cls != Class::Matrix && i.cls != Class::Trans &&
+              i.name != "s_endpgm" && i.name != "s_swappc_b64";
     }
     if (!quiet) continue;
-    for (u32 n = back.simm; n <= at; ++n) {
+    for (u32 n = first; n <= last; ++n) {
       Inst& load = code[n];
-      if (load.mem.access != Access::Load || load.mem.bytes > 8) continue;
+      if (load.mem.access != Access::Load || load.mem.bytes > 8 || !load.mem.bytes) continue;
       bool fixed = true;
-      for (u32 k = back.simm; k <= at; ++k) {
-        for (const Operand& o : {load.src[0], load.src[1], load.src[3]}) {
-          fixed = fixed && !overlaps(code[k].writesV, o, Kind::Vgpr) &&
-                  !overlaps(code[k].writesS, o, Kind::Sgpr);
-        }
+      for (const Operand& o : {load.src[0], load.src[1], load.src[3]}) {
+        fixed = fixed && invariant(code, first, last, n, o);
       }
       if (!fixed) continue;
       load.mem.spin = true;
-      for (i32 k = static_cast<i32>(back.simm) - 1; k >= 0 && k > i32(back.simm) - kBefore; --k) {
-        if (sameAddress(code[k], load)) code[k].mem.spin = true;
+      bool branched = false;
+      for (u32 k = first; k-- > 0 && first - k <= kBefore;) {
+        branched = branched || isBranch(code[k]);
+        if (code[k].mem.access == Access::None) continue;
+        if (branched && code[k].name == load.name && code[k].dst.index == load.dst.index) {
+          code[k].mem.spin = true;
+        }
+        break;
       }
     }
   }

@@ -165,7 +165,11 @@ class Runner {
       ++w.pc;
       ++n;
       if (w.owed) checkPending(w, i);
-      i.fn(w, i);
+      if (w.indexed) [[unlikely]] {
+        executeIndexed(w, i);
+      } else {
+        i.fn(w, i);
+      }
     }
     w.executed += n;
     // A polling wave costs its workgroup time too, so that stores of others come of age.

@@ -45,7 +45,28 @@ void timeStamp(Wave& w, const Inst& i) {
   writeScalar64(w, i.dst, w.wg->executed * 4 + 0x1000);
 }
 
+// s_set_gpr_idx_on s, gpr_idx(...): the index goes to M0.
+void indexOn(Wave& w, const Inst& i) {
+  w.s[kM0] = (w.s[kM0] & 0xffff0f00u) | (scalar32(w, i.src[0]) & 255) | i.simm << 12;
+  w.indexed = i.simm;
+}
+
 }  // namespace
+
+void executeIndexed(Wave& w, const Inst& i) {
+  if (i.cls != Class::Valu && i.cls != Class::Trans) {
+    i.fn(w, i);
+    return;
+  }
+  if (i.inner) stop(w, i, "register indexing of DPP and SDWA forms is not implemented");
+  Inst shifted = i;
+  u32 index = w.s[kM0] & 255;
+  for (int n = 0; n < 3; ++n) {
+    if ((w.indexed >> n & 1) && shifted.src[n].is(Kind::Vgpr)) shifted.src[n].index += index;
+  }
+  if ((w.indexed & 8) && shifted.dst.is(Kind::Vgpr)) shifted.dst.index += index;
+  shifted.fn(w, shifted);
+}
 
 void registerControl(OpTable& t) {
   auto nop = [](Wave&, const Inst&) {};
@@ -83,9 +104,17 @@ void registerControl(OpTable& t) {
   add("s_memrealtime", timeStamp, Class::Smem);
   for (const char* name : {"s_nop", "s_setprio", "s_sethalt", "s_icache_inv", "s_inst_prefetch",
                            "s_ttracedata", "s_decperflevel", "s_incperflevel", "s_dcache_inv",
-                           "s_dcache_wb", "s_sendmsg", "v_nop", "s_set_gpr_idx_off"}) {
+                           "s_dcache_wb", "s_sendmsg", "v_nop"}) {
     add(name, nop, Class::Other);
   }
+  add("s_set_gpr_idx_on", indexOn, Class::Salu);
+  add("s_set_gpr_idx_off", [](Wave& w, const Inst&) { w.indexed = 0; }, Class::Salu);
+  add("s_set_gpr_idx_idx",
+      [](Wave& w, const Inst& i) {
+        w.s[kM0] = (w.s[kM0] & ~255u) | (scalar32(w, i.src[0]) & 255);
+      },
+      Class::Salu);
+  add("s_set_gpr_idx_mode", [](Wave& w, const Inst& i) { w.indexed = i.simm; }, Class::Salu);
   add("s_trap",
       [](Wave& w, const Inst& i) { stop(w, i, "the kernel trapped (an assertion or abort)"); },
       Class::Other);
