@@ -64,6 +64,12 @@ constexpr int32_t kRowsATile = 16;
 // Tiles of 16 rows of a that serve m rows: 1, 2 or 4.
 inline int32_t a_tiles_of(int32_t m) { return m <= 16 ? 1 : m <= 32 ? 2 : 4; }
 
+// Whether a wave's registers hold so many tiles of a and of w: 256 serve two waves a SIMD.
+constexpr bool tiles_fit(int32_t a_tiles, int32_t row_tiles, int32_t a_bytes) {
+  if (row_tiles == 4) return a_bytes == 1 && a_tiles == 2;
+  return row_tiles == 1 || (row_tiles == 2 && (a_bytes == 1 || a_tiles <= 2));
+}
+
 // Granules of K (128 elements) that a wave of the stream design keeps in flight.
 constexpr int32_t stream_depth(int32_t a_tiles, int32_t row_tiles, int32_t a_bytes,
                                int32_t w_bytes) {
@@ -125,8 +131,9 @@ inline SkinnyGemmTime modelled_time(const SkinnyGemmShape& s, const SkinnyGemmCo
 // Whether the design can serve the shape: nullptr, or why not.
 inline Status check_config(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) {
   if (c.design == SkinnyGemmConfig::Design::kPortable) return nullptr;
-  if (c.row_tiles != 1 && c.row_tiles != 2 && c.row_tiles != 4) {
-    return "skinny_gemm config: row_tiles must be 1, 2 or 4";
+  if (!tiles_fit(a_tiles_of(s.m), c.row_tiles, s.a_bytes)) {
+    return "skinny_gemm config: row_tiles must be 1, 2 (not for 16-bit a of M > 32) or 4 (FP8 a of "
+           "M = 17 to 32)";
   }
   if (c.waves != 4 && c.waves != 8) return "skinny_gemm config: waves must be 4 or 8";
   if (c.sparse && (s.m > 8 || s.a_bytes != 1 || s.w_bytes != 1 || s.block_scaled)) {
@@ -168,8 +175,6 @@ inline SkinnyGemmConfig choose_config(const SkinnyGemmShape& shape,
     if (best_time == 0 || time < best_time) best = candidate, best_time = time;
   };
   for (int32_t row_tiles = 1; row_tiles <= 4; row_tiles *= 2) {
-    // Four tiles of w only where a is as wide: fewer instantiations, and nothing lost.
-    if (row_tiles == 4 && (judged.m < 32 || judged.a_bytes != 1)) continue;
     SkinnyGemmConfig candidate;
     candidate.row_tiles = row_tiles;
     candidate.waves = 16 * row_tiles * judged.m > 1024 ? 4 : 8;  // their sums share 64 KiB of LDS

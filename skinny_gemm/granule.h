@@ -8,13 +8,13 @@ namespace rocm_kernels {
 
 #if SKINNY_GEMM_CDNA
 
-// 128 elements of k of some tiles of 16 rows, as a lane holds them.
+// 128 elements of k of some tiles of 16 rows, as a lane loads them.
 template <Operands kKind, int kRowTilesA, int kRowTilesW, bool kBlockScaled>
 struct Granule {
   Words w[kRowTilesW][w_loads(kKind)];
   Words a[kRowTilesA][a_loads(kKind)];
   float scale_w[kBlockScaled ? kRowTilesW : 1];  // of the 128 x 128 block
-  float scale_a[kBlockScaled ? kRowTilesA : 1];  // of the lane's row
+  float scale_a[kBlockScaled ? kRowTilesA : 1];  // of row lane % 16
 };
 
 // The rows of w and a that meet in a tile, seen from one lane.
@@ -37,21 +37,30 @@ class TileSource {
         scale_w_step_(static_cast<uint32_t>(p.scale_w.block_stride * 4)),
         scale_a_step_(static_cast<uint32_t>(p.scale_a.block_stride * 4)) {
 #pragma unroll
-    for (int j = 0; j < kRowTilesW; ++j) {
-      const int row = j * kTile + lane % kTile;
-      w_lane_[j] = row_begin + row < p.n ? static_cast<uint32_t>(row * p.w_stride) : kOutside;
-      if constexpr (kBlockScaled) {
-        const int block = (row_begin + j * kTile) / static_cast<int>(kScaleBlock);
-        scale_w_tile_[j] = blocks_w_ && row_begin + j * kTile < p.n
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int j = 0; j < kRowTilesW; ++j) {
+        const int row = j * kTile + load_row(half, lane);
+        w_row_[j][half] =
+            row_begin + row < p.n ? static_cast<uint32_t>(row * p.w_stride) : kOutside;
+      }
+#pragma unroll
+      for (int i = 0; i < kRowTilesA; ++i) {
+        const int row = i * kTile + load_row(half, lane);
+        a_row_[i][half] = row < p.m ? static_cast<uint32_t>(row * p.a_stride) : kOutside;
+      }
+    }
+    if constexpr (kBlockScaled) {
+#pragma unroll
+      for (int j = 0; j < kRowTilesW; ++j) {
+        const int row = row_begin + j * kTile, block = row / static_cast<int>(kScaleBlock);
+        scale_w_tile_[j] = blocks_w_ && row < p.n
                                ? static_cast<uint32_t>(block * p.scale_w.row_stride * 4)
                                : kOutside;
       }
-    }
 #pragma unroll
-    for (int i = 0; i < kRowTilesA; ++i) {
-      const int row = i * kTile + a_row<kKind>(lane);
-      a_lane_[i] = row < p.m ? static_cast<uint32_t>(row * p.a_stride) : kOutside;
-      if constexpr (kBlockScaled) {
+      for (int i = 0; i < kRowTilesA; ++i) {
+        const int row = i * kTile + lane % kTile;
         scale_a_lane_[i] = blocks_a_ && row < p.m
                                ? static_cast<uint32_t>(row * p.scale_a.row_stride * 4)
                                : kOutside;
@@ -59,75 +68,86 @@ class TileSource {
     }
   }
 
-  // From here on granules from `end` on come as zeros, as does a step that K cuts.
+  // From here on load() gives zeros for granules from `end` on, and for one that K cuts.
   ROCM_KERNELS_DEVICE void end_at(int end) {
-    end_ = end;
-    const int whole_steps = k_ / kStepElements;
-    step_end_ = end * kLoadsW < whole_steps ? end * kLoadsW : whole_steps;
+    const int whole = k_ / kGranule;
+    end_ = end < whole ? end : whole;
   }
 
   // Asks for granule `index` of K.
   ROCM_KERNELS_DEVICE void load(GranuleType& granule, int index) const {
-    const int group = lane_ / kTile;
+    const uint32_t hide = index < end_ ? 0 : kOutside;
 #pragma unroll
-    for (int step = 0; step < kLoadsW; ++step) {
-      const uint32_t hide = index * kLoadsW + step < step_end_ ? 0 : kOutside;
+    for (int n = 0; n < kLoadsW; ++n) {
 #pragma unroll
       for (int j = 0; j < kRowTilesW; ++j) {
-        granule.w[j][step] =
-            load_words<Cache::kNonTemporal>(w_, (w_lane_[j] + w_offset(kKind, 0, group)) | hide,
-                                            index * kBytesW + w_offset(kKind, step, 0));
+        granule.w[j][n] = load_words<Cache::kNonTemporal>(
+            w_, (w_row_[j][n % 2] + load_byte(0, lane_)) | hide, index * kBytesW + load_byte(n, 0));
       }
+    }
+#pragma unroll
+    for (int n = 0; n < kLoadsA; ++n) {
 #pragma unroll
       for (int i = 0; i < kRowTilesA; ++i) {
-#pragma unroll
-        for (int n = step * kRatio; n < (step + 1) * kRatio; ++n) {
-          granule.a[i][n] =
-              load_words<Cache::kKeep>(a_, (a_lane_[i] + a_offset(kKind, 0, group)) | hide,
-                                       index * kBytesA + a_offset(kKind, n, 0));
-        }
+        granule.a[i][n] = load_words<Cache::kKeep>(
+            a_, (a_row_[i][n % 2] + load_byte(0, lane_)) | hide, index * kBytesA + load_byte(n, 0));
       }
     }
-    load_scales(granule, index, index < end_ ? 0 : kOutside);
+    load_scales(granule, index, hide);
   }
 
-  // Whether K cuts a step: it is not in any granule that load() gives.
-  ROCM_KERNELS_DEVICE bool has_tail() const { return k_ % kStepElements != 0; }
+  // Whether K cuts a granule: load() gives zeros for that one.
+  ROCM_KERNELS_DEVICE bool has_tail() const { return k_ % kGranule != 0; }
 
-  // That step, byte by byte. Which step of a granule its bytes stand in makes no difference to the
-  // product, so it is the first.
-  ROCM_KERNELS_DEVICE void load_tail_step(GranuleType& granule) const {
-    const int group = lane_ / kTile;
-    const int begin = k_ / kStepElements * kStepBytes;
-    granule = {};
+  // The granule that K cuts.
+  ROCM_KERNELS_DEVICE void load_cut_granule(GranuleType& granule) const {
+    const int index = k_ / kGranule;
 #pragma unroll
-    for (int j = 0; j < kRowTilesW; ++j) {
-      granule.w[j][0] =
-          load_tail(w_, w_lane_[j], begin + w_offset(kKind, 0, group), k_ * w_bytes(kKind));
+    for (int n = 0; n < kLoadsW; ++n) {
+#pragma unroll
+      for (int j = 0; j < kRowTilesW; ++j) {
+        granule.w[j][n] = load_tail(w_, w_row_[j][n % 2], index * kBytesW + load_byte(n, lane_),
+                                    k_ * w_bytes(kKind));
+      }
     }
 #pragma unroll
-    for (int i = 0; i < kRowTilesA; ++i) {
+    for (int n = 0; n < kLoadsA; ++n) {
 #pragma unroll
-      for (int n = 0; n < kRatio; ++n) {
-        granule.a[i][n] = load_tail(a_, a_lane_[i], begin * kRatio + a_offset(kKind, n, group),
+      for (int i = 0; i < kRowTilesA; ++i) {
+        granule.a[i][n] = load_tail(a_, a_row_[i][n % 2], index * kBytesA + load_byte(n, lane_),
                                     k_ * a_bytes(kKind));
       }
     }
-    load_scales(granule, (k_ - 1) / kGranule, 0);
+    load_scales(granule, index, 0);
   }
 
-  ROCM_KERNELS_DEVICE void multiply_add(const GranuleType& granule, Sums& sums) const {
+  // sums += the granule's product. `place`: LDS of this wave, turn_bytes(kKind).
+  ROCM_KERNELS_DEVICE void multiply_add(const GranuleType& granule, uint8_t* place,
+                                        Sums& sums) const {
+    const Turntable<w_bytes(kKind)> turn_w(place, lane_);
+    const Turntable<a_bytes(kKind)> turn_a(place, lane_);
+    const int row = lane_ % kTile;
+    Words a[kRowTilesA][a_fragments(kKind)];
 #pragma unroll
     for (int i = 0; i < kRowTilesA; ++i) {
+      turn_a.write(granule.a[i]);
+      // FP8 w with 16-bit a: the 16 elements of a lane are two chunks of a, side by side.
+      turn_a.template read<a_bytes(kKind) / w_bytes(kKind)>(
+          a[i], kKind == Operands::kFp8Sparse ? row / 2 : row);
+    }
 #pragma unroll
-      for (int j = 0; j < kRowTilesW; ++j) {
+    for (int j = 0; j < kRowTilesW; ++j) {
+      Words w[w_fragments(kKind)];
+      turn_w.write(granule.w[j]);
+      turn_w.template read<1>(w, row);
+#pragma unroll
+      for (int i = 0; i < kRowTilesA; ++i) {
         if constexpr (kBlockScaled) {
-          const Accumulator part =
-              multiply<kKind>(granule.w[j], granule.a[i], lane_, Accumulator{});
+          const Accumulator part = multiply<kKind>(w, a[i], lane_, Accumulator{});
           sums[i][j] += part * ((blocks_a_ ? granule.scale_a[i] : 1.0f) *
                                 (blocks_w_ ? granule.scale_w[j] : 1.0f));
         } else {
-          sums[i][j] = multiply<kKind>(granule.w[j], granule.a[i], lane_, sums[i][j]);
+          sums[i][j] = multiply<kKind>(w, a[i], lane_, sums[i][j]);
         }
       }
     }
@@ -135,9 +155,7 @@ class TileSource {
 
  private:
   static constexpr int kLoadsW = w_loads(kKind), kLoadsA = a_loads(kKind);
-  static constexpr int kRatio = kLoadsA / kLoadsW;
   static constexpr int kBytesW = kGranule * w_bytes(kKind), kBytesA = kGranule * a_bytes(kKind);
-  static constexpr int kStepElements = kStepBytes / w_bytes(kKind);
 
   ROCM_KERNELS_DEVICE void load_scales(GranuleType& granule, int index, uint32_t hide) const {
     if constexpr (kBlockScaled) {
@@ -153,16 +171,16 @@ class TileSource {
   }
 
   Buffer w_, a_, scales_w_, scales_a_;
-  int k_, lane_, end_ = 0, step_end_ = 0;
+  int k_, lane_, end_ = 0;
   bool blocks_w_, blocks_a_;
-  uint32_t w_lane_[kRowTilesW], a_lane_[kRowTilesA];  // bytes to the lane's rows
+  uint32_t w_row_[kRowTilesW][2], a_row_[kRowTilesA][2];  // bytes to the rows that the lane loads
   uint32_t scale_w_tile_[kRowTilesW], scale_a_lane_[kRowTilesA];
   uint32_t scale_w_step_, scale_a_step_;  // bytes between blocks of K
 };
 
 // Everything that made these sums comes before it, and every request after it. Left alone, the
-// compiler asks for a granule before the last use of the one whose registers it is to take: then the
-// two need different registers, and copies between them that wait for all that is in flight.
+// compiler asks for a granule before the last use of the one whose registers it is to take: then
+// the two need different registers, and copies between them that wait for all that is in flight.
 template <int kRowTilesA, int kRowTilesW>
 ROCM_KERNELS_DEVICE void keep_order(Accumulator (&sums)[kRowTilesA][kRowTilesW]) {
 #pragma unroll

@@ -41,22 +41,35 @@ ROCM_KERNELS_DEVICE float load_float(Buffer buffer, uint32_t lane_offset, uint32
       float, __builtin_amdgcn_raw_buffer_load_b32(buffer, lane_offset, wave_offset, 0));
 }
 
-// The 16 bytes at `byte` of a row that has `row_bytes`, zeros beyond.
+// The 16 bytes at `byte` of a row that has `row_bytes`, zeros beyond: the last lane inside looks at
+// the row's last 16 bytes and shifts off what is not its own.
 ROCM_KERNELS_DEVICE Words load_tail(Buffer buffer, uint32_t row_offset, int byte, int row_bytes) {
-  Words words;
+  if (row_bytes < 16) {
+    Words words = {};
 #pragma unroll
-  for (int word = 0; word < 4; ++word) {
-    uint32_t value = 0;
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      const int at = byte + 4 * word + i;
-      const uint32_t offset = at < row_bytes ? row_offset + at : kOutside;
-      value |= static_cast<uint32_t>(__builtin_amdgcn_raw_buffer_load_b8(buffer, offset, 0, 0))
-               << (8 * i);
+    for (int i = 0; i < 15; ++i) {
+      const uint32_t offset = i < row_bytes && byte == 0 ? row_offset + i : kOutside;
+      words[i / 4] |=
+          static_cast<uint32_t>(__builtin_amdgcn_raw_buffer_load_b8(buffer, offset, 0, 0))
+          << (i % 4 * 8);
     }
-    words[word] = value;
+    return words;
   }
-  return words;
+  const int last = row_bytes - 16;
+  const int shift = byte > last ? (byte - last) * 8 : 0;  // bits; more than 120: nothing is left
+  const uint32_t offset = shift < 128 ? row_offset + (byte < last ? byte : last) : kOutside;
+  const Words words = load_words<Cache::kKeep>(buffer, offset, 0);
+  uint64_t low = static_cast<uint64_t>(words.y) << 32 | words.x;
+  uint64_t high = static_cast<uint64_t>(words.w) << 32 | words.z;
+  if (shift >= 64) {
+    low = high >> (shift & 63);
+    high = 0;
+  } else if (shift > 0) {
+    low = low >> shift | high << (64 - shift);
+    high >>= shift;
+  }
+  return Words{static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32),
+               static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)};
 }
 
 // All waves of the block are here, and see what each other wrote to LDS. (The barrier of older HIP

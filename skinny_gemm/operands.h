@@ -1,11 +1,12 @@
-// Operand kinds of the skinny GEMM on CDNA3 and CDNA4: what a lane loads, and the matrix
-// instructions that it feeds.
+// Operand kinds of the skinny GEMM on CDNA3 and CDNA4: how a tile lies in memory, in LDS and in the
+// lanes that feed the matrix instructions.
 //
-// A tile is 16 rows of w by one *granule* of 128 elements of K. Lane l = 16 * g + i loads 16
-// contiguous bytes of row i, at byte 64 * step + 16 * g, so that one load of a wave covers 16 rows
-// x 64 bytes and two of them whole 128-byte lines. The matrix instructions want 4, 8 or 16 elements
-// of k in a lane, in an order of their own; since the product does not care how k is permuted as
-// long as a and w are permuted alike, the registers go in as they were loaded.
+// A tile is 16 rows by one *granule* of 128 elements of K: 128 or 256 bytes of each row. It is
+// loaded line by line, eight lanes to a 128-byte line, and so written to LDS; from there lane
+// l = 16 * g + i reads 16 contiguous bytes of row i, for the matrix instructions want each lane to
+// hold one row. They also want 4, 8 or 16 elements of k in a lane in an order of their own; but the
+// product does not care how k is permuted as long as a and w are permuted alike, so the registers
+// go in as they were read.
 #pragma once
 
 #include "memory.h"
@@ -21,9 +22,9 @@ enum class Operands : int32_t {
   kBFloat16Fp8,
 };
 
-constexpr int kTile = 16;       // rows of w, and of a, that a matrix instruction takes
-constexpr int kGranule = 128;   // elements of K that are loaded, scaled and multiplied together
-constexpr int kStepBytes = 64;  // bytes of a row that one load of a wave covers
+constexpr int kTile = 16;      // rows of w, and of a, that a matrix instruction takes
+constexpr int kGranule = 128;  // elements of K that are loaded, scaled and multiplied together
+constexpr int kLine = 128;     // bytes that eight lanes load together
 
 // Bytes of an element.
 constexpr int w_bytes(Operands kind) {
@@ -32,19 +33,25 @@ constexpr int w_bytes(Operands kind) {
 constexpr int a_bytes(Operands kind) {
   return kind == Operands::kFp8 || kind == Operands::kFp8Sparse ? 1 : 2;
 }
-// Loads of 16 bytes that a lane makes for a granule.
-constexpr int w_loads(Operands kind) { return kGranule * w_bytes(kind) / kStepBytes; }
-constexpr int a_loads(Operands kind) { return kGranule * a_bytes(kind) / kStepBytes; }
 
-// Byte in its row, within a granule, of a lane's load number `load`. Where w has half the bytes of
-// a (FP8 w, 16-bit a), the 16 elements of a lane are 32 bytes of a: two loads side by side.
-ROCM_KERNELS_DEVICE constexpr int w_offset(Operands, int load, int group) {
-  return load * kStepBytes + group * 16;
+// Loads of 16 bytes that a lane makes for a tile. The sparse operand holds 8 rows.
+constexpr int w_loads(Operands kind) { return 2 * w_bytes(kind); }
+constexpr int a_loads(Operands kind) {
+  return kind == Operands::kFp8Sparse ? 1 : 2 * a_bytes(kind);
 }
-ROCM_KERNELS_DEVICE constexpr int a_offset(Operands kind, int load, int group) {
-  return a_bytes(kind) == w_bytes(kind)
-             ? load * kStepBytes + group * 16
-             : (load / 2) * 2 * kStepBytes + group * 32 + (load % 2) * 16;
+// Fragments of 16 bytes that a lane then reads.
+constexpr int w_fragments(Operands kind) { return 2 * w_bytes(kind); }
+constexpr int a_fragments(Operands kind) { return 2 * a_bytes(kind); }
+
+// LDS bytes in which a wave turns a tile from the order of its loads to that of its fragments.
+constexpr int turn_bytes(Operands kind) {
+  return kTile * kGranule * (a_bytes(kind) > w_bytes(kind) ? a_bytes(kind) : w_bytes(kind));
+}
+
+// Load `n` of a lane: row load_row(n, lane) of the tile, at byte load_byte(n, lane) of the granule.
+ROCM_KERNELS_DEVICE constexpr int load_row(int n, int lane) { return n % 2 * 8 + lane / 8; }
+ROCM_KERNELS_DEVICE constexpr int load_byte(int n, int lane) {
+  return n / 2 * kLine + lane % 8 * 16;
 }
 
 #if SKINNY_GEMM_CDNA
@@ -122,8 +129,8 @@ ROCM_KERNELS_DEVICE Words decode8(Words2 codes) {
 // The dense kinds take w as the left operand: lane 16 * g + j holds rows 4 * g .. 4 * g + 3 of w
 // for row j of a. The sparse kind takes a as the left one, see fold_sparse().
 template <Operands kKind>
-ROCM_KERNELS_DEVICE Accumulator multiply(const Words (&w)[w_loads(kKind)],
-                                         const Words (&a)[a_loads(kKind)], int lane,
+ROCM_KERNELS_DEVICE Accumulator multiply(const Words (&w)[w_fragments(kKind)],
+                                         const Words (&a)[a_fragments(kKind)], int lane,
                                          Accumulator sum) {
   if constexpr (kKind == Operands::kFp8) {
 #if defined(__gfx950__)
@@ -158,7 +165,7 @@ ROCM_KERNELS_DEVICE Accumulator multiply(const Words (&w)[w_loads(kKind)],
     }
   } else if constexpr (kKind == Operands::kFloat16 || kKind == Operands::kBFloat16) {
 #pragma unroll
-    for (int load = 0; load < w_loads(kKind); ++load) {
+    for (int load = 0; load < w_fragments(kKind); ++load) {
       sum = detail::mfma_16bit<kKind == Operands::kBFloat16>(w[load], a[load], sum);
     }
   } else {
@@ -174,11 +181,46 @@ ROCM_KERNELS_DEVICE Accumulator multiply(const Words (&w)[w_loads(kKind)],
   return sum;
 }
 
-// Row of `a` whose bytes lane `lane` loads for row tile 0.
-template <Operands kKind>
-ROCM_KERNELS_DEVICE int a_row(int lane) {
-  return kKind == Operands::kFp8Sparse ? (lane % kTile) / 2 : lane % kTile;
-}
+// A wave's place in LDS where a tile changes from the order of its loads to that of its fragments.
+// One wave's LDS operations keep their order, so tile after tile passes through the same place with
+// no wait but for the data. The 16-byte chunks of a line are permuted by row, so that neither the
+// writes (a line in eight lanes) nor the reads (eight rows in eight lanes) meet on a bank.
+template <int kBytes>  // of an element
+class Turntable {
+ public:
+  static constexpr int kRowBytes = kGranule * kBytes;
+
+  ROCM_KERNELS_DEVICE Turntable(uint8_t* place, int lane) : place_(place), lane_(lane) {}
+
+  template <int kLoads>
+  ROCM_KERNELS_DEVICE void write(const Words (&loads)[kLoads]) const {
+    const int row = lane_ / 8, chunk = lane_ % 8 ^ row;
+#pragma unroll
+    for (int n = 0; n < kLoads; ++n) {
+      *at(row * kRowBytes + chunk * 16, n % 2 * 8 * kRowBytes + n / 2 * kLine) = loads[n];
+    }
+  }
+
+  // Fragments of row `row`, 16 elements apart from group to group: kPerGroup consecutive chunks
+  // each.
+  template <int kPerGroup, int kFragments>
+  ROCM_KERNELS_DEVICE void read(Words (&fragments)[kFragments], int row) const {
+    const int group = lane_ / kTile;
+#pragma unroll
+    for (int n = 0; n < kFragments; ++n) {
+      // Chunk of the row: (n / kPerGroup) * 4 * kPerGroup + group * kPerGroup + n % kPerGroup.
+      const int in_line = kPerGroup == 1 ? n % 2 * 4 + group : group * 2 + n % 2;
+      fragments[n] = *at(row * kRowBytes + (in_line ^ row % 8) * 16, n / 2 * kLine);
+    }
+  }
+
+ private:
+  ROCM_KERNELS_DEVICE Words* at(int lane_offset, int offset) const {
+    return reinterpret_cast<Words*>(place_ + lane_offset + offset);
+  }
+  uint8_t* place_;
+  int lane_;
+};
 
 #endif
 

@@ -1,4 +1,5 @@
 // AMD backend of skinny_gemm: checks, the choice of a kernel, the launch.
+#include <algorithm>
 #include <atomic>
 #include <random>
 
@@ -15,17 +16,10 @@ using Kernel = void (*)(SkinnyGemmProblem);
 // ---- The kernels that exist -------------------------------------------------------------------
 
 template <Operands kKind, int kRowTilesA, int kRowTilesW, bool kBlockScaled>
-constexpr bool exists() {
-  constexpr bool kSparse = kKind == Operands::kFp8Sparse;
-  constexpr bool kFp8 = kKind == Operands::kFp8;
-  if (kSparse) return kRowTilesA == 1 && kRowTilesW <= 2 && !kBlockScaled;
-  if (kBlockScaled && w_bytes(kKind) != 1) return false;
-  return kRowTilesW <= 2 || (kFp8 && kRowTilesA >= 2);
-}
-
-template <Operands kKind, int kRowTilesA, int kRowTilesW, bool kBlockScaled>
 Kernel stream_kernel() {
-  if constexpr (exists<kKind, kRowTilesA, kRowTilesW, kBlockScaled>()) {
+  constexpr bool kPossible = kKind == Operands::kFp8Sparse ? kRowTilesA == 1 && !kBlockScaled
+                                                           : !kBlockScaled || w_bytes(kKind) == 1;
+  if constexpr (kPossible && tiles_fit(kRowTilesA, kRowTilesW, a_bytes(kKind))) {
     constexpr int kDepth = stream_depth(kRowTilesA, kRowTilesW, a_bytes(kKind), w_bytes(kKind));
     return skinny_gemm_stream<kKind, kRowTilesA, kRowTilesW, kDepth, kBlockScaled>;
   } else {
@@ -50,8 +44,6 @@ Kernel stream_kernel(int a_tiles, int row_tiles) {
       return stream_kernel<kKind, 4, 1, kBlockScaled>();
     case 0x42:
       return stream_kernel<kKind, 4, 2, kBlockScaled>();
-    case 0x44:
-      return stream_kernel<kKind, 4, 4, kBlockScaled>();
     default:
       return nullptr;
   }
@@ -262,9 +254,10 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context,
     return "skinny_gemm: w's FP8 dialect is not this GPU's (float8_e4m3fnuz on gfx942, "
            "float8_e4m3fn on gfx950); convert w and its scale with to_native_fp8";
   }
-  const Kernel kernel = stream_kernel(operands_of(args, config.sparse), shape.block_scaled,
-                                      a_tiles_of(shape.m), config.row_tiles);
-  if (kernel == nullptr) return "skinny_gemm config: no kernel holds so many tiles";
+  const Operands kind = operands_of(args, config.sparse);
+  const Kernel kernel =
+      stream_kernel(kind, shape.block_scaled, a_tiles_of(shape.m), config.row_tiles);
+  if (kernel == nullptr) return "skinny_gemm: block scales need FP8 w";
   p.waves = config.waves;
   p.schedule = schedule_of(shape, config);
   p.tickets = static_cast<uint64_t*>(args.workspace);
@@ -274,7 +267,9 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context,
         reinterpret_cast<float*>(static_cast<uint8_t*>(args.workspace) + ticket_bytes(p.schedule));
     p.launch = next_launch_name();
   }
-  const int32_t lds_bytes = 4 * finish_lds_floats(config.waves, shape.m, config.row_tiles * kTile);
+  const int32_t lds_bytes =
+      std::max(config.waves * turn_bytes(kind),
+               4 * finish_lds_floats(config.waves, shape.m, config.row_tiles * kTile));
   if (lds_bytes > target.device.lds_bytes - 64) {
     return "skinny_gemm config: the sums of so many waves, rows and tiles exceed the LDS of a CU";
   }

@@ -1,13 +1,14 @@
-// The plain design: each wave streams its part of K straight from memory into registers.
+// The plain design: each wave streams its part of K from memory into registers.
 //
-//   HBM --(16 B a lane, non-temporal)--> VGPR ring --> matrix instruction --> accumulators
-//   L2  --(a: 16 B a lane, the same layout)--> VGPR ring --^
-//   accumulators of the block's waves --> LDS --> one sum --> out, or a partial sum
+//   HBM --(w: 16 B a lane, non-temporal)--> VGPR ring --> LDS --> matrix instruction -->
+//   accumulators L2  --(a: 16 B a lane)----------------> VGPR ring --> LDS ------^ accumulators of
+//   the block's waves --> LDS --> one sum --> out, or a partial sum
 //
 // A block owns tiles of kRowTilesW * 16 rows of w, its waves split K between them. A wave keeps
 // kDepth granules in flight: it waits for the oldest, multiplies it and asks for the next into the
-// same registers, so the number of bytes under way never drops until its part ends. There is no
-// barrier, and no wave waits for another, until the tile's sums meet.
+// same registers, so the number of bytes under way never drops until its part ends. The way through
+// LDS is within a wave (see Turntable): there is no barrier, and no wave waits for another, until
+// the tile's sums meet.
 #pragma once
 
 #include "finish.h"
@@ -27,6 +28,7 @@ __global__ void __launch_bounds__(kStreamThreads)
   extern __shared__ __attribute__((aligned(16))) float lds[];
   const int wave = __builtin_amdgcn_readfirstlane(threadIdx.x / kWaveSize);
   const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
+  uint8_t* place = reinterpret_cast<uint8_t*>(lds) + wave * turn_bytes(kKind);
 
   const int interval = arguments.schedule.interval_of(blockIdx.x);
   const Interval work = arguments.schedule.work_of(interval);
@@ -53,20 +55,21 @@ __global__ void __launch_bounds__(kStreamThreads)
     for (; index + kDepth < last; index += kDepth) {
 #pragma unroll
       for (int slot = 0; slot < kDepth; ++slot) {
-        source.multiply_add(ring[slot], sums);
+        source.multiply_add(ring[slot], place, sums);
         keep_order(sums);
         source.load(ring[slot], index + slot + kDepth);
         __builtin_amdgcn_sched_barrier(0);
       }
     }
 #pragma unroll
-    for (int slot = 0; slot < kDepth; ++slot) source.multiply_add(ring[slot], sums);
+    for (int slot = 0; slot < kDepth; ++slot) source.multiply_add(ring[slot], place, sums);
     if (has_tail) {
       typename Source::GranuleType tail;
-      source.load_tail_step(tail);
-      source.multiply_add(tail, sums);
+      source.load_cut_granule(tail);
+      source.multiply_add(tail, place, sums);
     }
 
+    block_barrier();  // the sums lie where other waves may still turn tiles
     const SkinnyGemmProblem& late = reread_arguments();
     finish_tile<kKind, kRowTilesA, kRowTilesW>(late, wave, late.waves, late.waves, interval, tile,
                                                factors, sums, lds);
