@@ -18,21 +18,30 @@ enum class El { F16, Bf16, Fp8, Bf8, I8, F32, Xf32, F64, F8f6f4 };
 float xf32(u32 x) { return bits<float>((x + 0xfff + (x >> 13 & 1)) & ~0x1fffu); }
 
 template <El E>
-double element(const Wave& w, int row, int lane, int n) {
+const float* table(const Wave& w) {
+  return E == El::Fp8 ? decodeTable(fp8Format(w)) : E == El::Bf8 ? decodeTable(bf8Format(w)) : nullptr;
+}
+
+// Element `n` of every lane: out[lane].
+template <El E, class T>
+void decode(const Wave& w, const float* values, int row, int n, T* out) {
+  constexpr int perWord = E == El::F64 || E == El::F32 || E == El::Xf32   ? 1
+                          : E == El::F16 || E == El::Bf16 ? 2 : 4;
   if constexpr (E == El::F64) {
-    return bits<double>(w.row(row + 2 * n)[lane] |
-                        static_cast<u64>(w.row(row + 2 * n + 1)[lane]) << 32);
-  } else if constexpr (E == El::F32) {
-    return bits<float>(w.row(row + n)[lane]);
-  } else if constexpr (E == El::Xf32) {
-    return xf32(w.row(row + n)[lane]);
-  } else if constexpr (E == El::F16 || E == El::Bf16) {
-    u32 x = w.row(row + n / 2)[lane] >> (16 * (n & 1)) & 0xffff;
-    return E == El::F16 ? fromHalf(x) : fromBf16(x);
-  } else {
-    u32 x = w.row(row + n / 4)[lane] >> (8 * (n & 3)) & 255;
-    if constexpr (E == El::I8) return static_cast<i8>(x);
-    return decodeTable(E == El::Fp8 ? fp8Format(w) : bf8Format(w))[x];
+    const u32 *lo = w.row(row + 2 * n), *hi = w.row(row + 2 * n + 1);
+    for (int l = 0; l < kLanes; ++l) out[l] = bits<double>(lo[l] | static_cast<u64>(hi[l]) << 32);
+    return;
+  }
+  const u32* words = w.row(row + n / perWord);
+  int shift = n % perWord * (32 / perWord);
+  for (int l = 0; l < kLanes; ++l) {
+    u32 x = words[l] >> shift;
+    if constexpr (E == El::F32) out[l] = bits<float>(x);
+    if constexpr (E == El::Xf32) out[l] = xf32(x);
+    if constexpr (E == El::F16) out[l] = fromHalf(x);
+    if constexpr (E == El::Bf16) out[l] = fromBf16(x & 0xffff);
+    if constexpr (E == El::I8) out[l] = static_cast<i8>(x);
+    if constexpr (E == El::Fp8 || E == El::Bf8) out[l] = values[x & 255];
   }
 }
 
@@ -47,22 +56,19 @@ int blgpLane(int lane, int blgp) {
   }
 }
 
-template <El E, class T, int M, int K, int B>
-void gather(const Wave& w, int row, int blgp, T (*out)[M][K]) {
-  constexpr int per = M * K * B / 64;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    int from = blgpLane(lane, blgp);
-    int i = lane % M, b = lane / M % B, k = lane / (M * B) * per;
-    for (int n = 0; n < per; ++n) out[b][i][k + n] = static_cast<T>(element<E>(w, row, from, n));
+// A source as [element of a lane][lane]: what matrix element that is follows from the layout.
+template <El E, class T, int Per>
+void gather(const Wave& w, int row, int blgp, T (*out)[kLanes]) {
+  const float* values = table<E>(w);
+  for (int n = 0; n < Per; ++n) {
+    decode<E>(w, values, row, n, out[n]);
+    if (blgp) {
+      T moved[kLanes];
+      for (int l = 0; l < kLanes; ++l) moved[l] = out[n][blgpLane(l, blgp)];
+      std::copy_n(moved, kLanes, out[n]);
+    }
   }
 }
-
-template <int M, int N>
-struct Place {
-  static constexpr int groups = 64 / N;
-  static int lane(int b, int i, int j) { return N * ((i / 4 + b * M / 4) % groups) + j; }
-  static int reg(int b, int i) { return 4 * ((i / 4 + b * M / 4) / groups) + i % 4; }
-};
 
 // f64 results lie differently: row i is at lane group i % 4, register pair i / 4.
 template <int N>
@@ -71,78 +77,92 @@ int lane64(int b, int i, int j) {
 }
 
 template <class T>
-T accumulatorBits(u32 x) {
+T fromBits(u32 x) {
   if constexpr (std::is_same_v<T, i64>) return static_cast<i32>(x);
   return bits<float>(x);
 }
 
-// T is the type of the arithmetic: double for narrow floats, float, or i64 for integers.
-template <class T, int M, int N, int K, int B>
-void multiply(Wave& w, const Inst& i, const T (*a)[M][K], const T (*bt)[N][K]) {
-  using P = Place<M, N>;
-  static thread_local u32 out[32][kLanes];
-  for (int b = 0; b < B; ++b) {
+// Where a product goes: the result's first row, C, and the modifiers that act on it.
+struct Sum {
+  u16 dst;
+  const Operand& c;
+  u8 cbsz, abid;
+  bool clamp;
+};
+
+// D = A * B + C. T is the type of the arithmetic: double for narrow floats, float, or i64 for
+// integers. `a(block, row, k)` gives elements of A, `b(block, k)` a row of N elements of B.
+template <class T, int M, int N, int K, int B, class GetA, class GetB>
+void multiply(Wave& w, const Sum& i, GetA a, GetB b) {
+  constexpr int groups = 64 / N;
+  for (int block = 0; block < B; ++block) {
     // CBSZ and ABID: groups of 2^CBSZ blocks take their A from one block of the group.
-    int from = (b & ~((1 << i.cbsz) - 1)) + (i.cbsz ? i.abid : 0);
-    alignas(64) T columns[K][N];
-    for (int j = 0; j < N; ++j) {
-      for (int k = 0; k < K; ++k) columns[k][j] = bt[b][j][k];
-    }
+    int from = (block & ~((1 << i.cbsz) - 1)) + (i.cbsz ? i.abid : 0);
     for (int r = 0; r < M; ++r) {
-      int reg = P::reg(b, r);
+      int g = r / 4 + block * M / 4, reg = 4 * (g / groups) + r % 4, lane = N * (g % groups);
       alignas(64) T acc[N], c[N];
-      for (int j = 0; j < N; ++j) {
-        u32 x = i.src[2].is(Kind::Vgpr) ? w.row(i.src[2].index + reg)[P::lane(b, r, j)]
-                                        : literal32(i.src[2]);
-        c[j] = accumulatorBits<T>(x);
-        acc[j] = std::is_same_v<T, float> ? c[j] : T(0);
+      if (i.c.is(Kind::Vgpr)) {
+        const u32* row = w.row(i.c.index + reg) + lane;
+        for (int j = 0; j < N; ++j) c[j] = fromBits<T>(row[j]);
+      } else {
+        std::fill_n(c, N, fromBits<T>(literal32(i.c)));
       }
+      for (int j = 0; j < N; ++j) acc[j] = std::is_same_v<T, float> ? c[j] : T(0);
       for (int k = 0; k < K; ++k) {
-        T x = a[from][r][k];
+        T x = a(from, r, k);
+        const T* y = b(block, k);
         for (int j = 0; j < N; ++j) {
           if constexpr (std::is_same_v<T, float>) {
-            acc[j] = std::fma(x, columns[k][j], acc[j]);
+            acc[j] = std::fma(x, y[j], acc[j]);
           } else {
-            acc[j] += x * columns[k][j];
+            acc[j] += x * y[j];
           }
         }
       }
+      u32* out = w.row(i.dst + reg) + lane;
       for (int j = 0; j < N; ++j) {
-        u32 x;
         if constexpr (std::is_same_v<T, float>) {
-          x = gpuNan(acc[j], false);
+          out[j] = gpuNan(acc[j], false);
         } else if constexpr (std::is_same_v<T, double>) {
-          x = gpuNan(static_cast<float>(acc[j] + c[j]), false);
+          out[j] = gpuNan(static_cast<float>(acc[j] + c[j]), false);
         } else {
           T sum = acc[j] + c[j];
           if (i.clamp) sum = std::min<T>(std::max<T>(sum, INT32_MIN), INT32_MAX);
-          x = static_cast<u32>(sum);
+          out[j] = static_cast<u32>(sum);
         }
-        out[reg][P::lane(b, r, j)] = x;
       }
     }
   }
-  std::memcpy(w.row(i.dst.index), out, sizeof(u32) * M * N * B);
 }
 
 template <El E>
 using Arithmetic = std::conditional_t<E == El::I8, i64,
                                       std::conditional_t<E == El::F32, float, double>>;
 
+// Element k of row i (or column j) of a block, in gathered form.
+template <int M, int B, int Per>
+struct At {
+  static int lane(int block, int k) { return M * (block + B * (k / Per)); }
+};
+
 template <El Ea, El Eb, int M, int N, int K, int B>
 void mfma(Wave& w, const Inst& i) {
   using T = Arithmetic<Ea>;
-  static thread_local T a[B][M][K], b[B][N][K];
-  gather<Ea, T, M, K, B>(w, i.src[0].index, 0, a);
-  gather<Eb, T, N, K, B>(w, i.src[1].index, i.blgp, b);
-  multiply<T, M, N, K, B>(w, i, a, b);
+  constexpr int per = M * K * B / 64;
+  alignas(64) T a[per][kLanes], b[per][kLanes];
+  gather<Ea, T, per>(w, i.src[0].index, 0, a);
+  gather<Eb, T, per>(w, i.src[1].index, i.blgp, b);
+  using P = At<M, B, per>;
+  multiply<T, M, N, K, B>(
+      w, {i.dst.index, i.src[2], i.cbsz, i.abid, i.clamp}, [&](int block, int r, int k) { return a[k % per][P::lane(block, k) + r]; },
+      [&](int block, int k) { return b[k % per] + P::lane(block, k); });
 }
 
 template <int M, int N, int K, int B>
 void mfma64(Wave& w, const Inst& i) {
-  static thread_local double a[B][M][K], b[B][N][K];
-  gather<El::F64, double, M, K, B>(w, i.src[0].index, 0, a);
-  gather<El::F64, double, N, K, B>(w, i.src[1].index, 0, b);
+  double a[1][kLanes], b[1][kLanes];  // one element a lane
+  gather<El::F64, double, 1>(w, i.src[0].index, 0, a);
+  gather<El::F64, double, 1>(w, i.src[1].index, 0, b);
   static thread_local u32 out[8][kLanes];
   for (int block = 0; block < B; ++block) {
     for (int r = 0; r < M; ++r) {
@@ -156,8 +176,9 @@ void mfma64(Wave& w, const Inst& i) {
         double acc = bits<double>(c);
         if (i.neg & 4) acc = -acc;
         for (int k = 0; k < K; ++k) {
-          double x = (i.neg & 1) ? -a[block][r][k] : a[block][r][k];
-          double y = (i.neg & 2) ? -b[block][j][k] : b[block][j][k];
+          int lane = At<M, B, 1>::lane(block, k);
+          double x = (i.neg & 1) ? -a[0][lane + r] : a[0][lane + r];
+          double y = (i.neg & 2) ? -b[0][lane + j] : b[0][lane + j];
           acc = std::fma(x, y, acc);
         }
         out[reg][lane] = static_cast<u32>(bits<u64>(acc));
@@ -172,9 +193,10 @@ void mfma64(Wave& w, const Inst& i) {
 template <El Ea, El Eb, int M, int N, int K>
 void smfmac(Wave& w, const Inst& i) {
   using T = Arithmetic<Ea>;
-  static thread_local T a[1][M][K], b[1][N][K];
   constexpr int span = M * K / 64;  // dense k a lane
-  std::fill_n(&a[0][0][0], M * K, T(0));
+  alignas(64) T a[M][K] = {}, stored[span / 2][kLanes], b[span][kLanes];
+  gather<Ea, T, span / 2>(w, i.src[0].index, 0, stored);
+  gather<Eb, T, span>(w, i.src[1].index, 0, b);
   int set = 0;
   if (i.cbsz == 0 && span < 32) set = i.abid & (span == 8 ? 3 : 1);
   const u32* index = w.row(i.src[2].index);
@@ -182,14 +204,12 @@ void smfmac(Wave& w, const Inst& i) {
     u32 positions = index[lane] >> (span * set);
     for (int n = 0; n < span / 2; ++n) {
       int k = lane / M * span + n / 2 * 4 + (positions >> (2 * n) & 3);
-      a[0][lane % M][k] += static_cast<T>(element<Ea>(w, i.src[0].index, lane, n));
+      a[lane % M][k] += stored[n][lane];
     }
   }
-  gather<Eb, T, N, K, 1>(w, i.src[1].index, 0, b);
-  Inst accumulate = i;
-  accumulate.src[2] = i.dst;
-  accumulate.cbsz = accumulate.abid = 0;
-  multiply<T, M, N, K, 1>(w, accumulate, a, b);
+  multiply<T, M, N, K, 1>(
+      w, {i.dst.index, i.dst, 0, 0, i.clamp}, [&](int, int r, int k) { return a[r][k]; },
+      [&](int, int k) { return b[k % span] + M * (k / span); });
 }
 
 // gfx950: formats by CBSZ (A) and BLGP (B): fp8, bf8, fp6, bf6, fp4; 32 consecutive k a lane.
@@ -213,7 +233,7 @@ double f8f6f4Element(const Wave& w, int row, int lane, int n, int format) {
 
 template <int M, int K, bool Scaled>
 void f8f6f4(Wave& w, const Inst& i) {
-  static thread_local double ab[2][1][M][K];
+  alignas(64) double ab[2][K][M];  // [side][k][row or column]
   for (int side = 0; side < 2; ++side) {
     int format = side ? i.blgp : i.cbsz;
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -225,14 +245,14 @@ void f8f6f4(Wave& w, const Inst& i) {
         scale = e == 255 ? NAN : std::ldexp(1.0, static_cast<int>(e) - 127);
       }
       for (int n = 0; n < 32; ++n) {
-        ab[side][0][lane % M][lane / M * 32 + n] =
+        ab[side][lane / M * 32 + n][lane % M] =
             scale * f8f6f4Element(w, i.src[side].index, lane, n, format);
       }
     }
   }
-  Inst plain = i;
-  plain.cbsz = plain.abid = 0;
-  multiply<double, M, M, K, 1>(w, plain, ab[0], ab[1]);
+  multiply<double, M, M, K, 1>(
+      w, {i.dst.index, i.src[2], 0, 0, false}, [&](int, int r, int k) { return ab[0][k][r]; },
+      [&](int, int k) { return ab[1][k]; });
 }
 
 // FLOPs a cycle of one SIMD's matrix pipe; older multi-block shapes run at half rate.

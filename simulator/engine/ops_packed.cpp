@@ -100,11 +100,8 @@ void packedF32(Wave& w, const Inst& i) {
 // v_pk_mov_b32 takes its low word from source 0 and its high word from source 1.
 void packedMov(Wave& w, const Inst& i) {
   Row t[2], lo, hi;
-  bool select1 = i.opSel >> 1 & 1;
-  Inst copy = i;
-  copy.opSelHi = select1 ? 2 : 0;
   std::memcpy(lo.x, word(w, i, 0, false, false, t[0]), sizeof lo);
-  std::memcpy(hi.x, word(w, copy, 1, true, false, t[1]), sizeof hi);
+  std::memcpy(hi.x, word(w, i, 1, false, false, t[1]), sizeof hi);
   Operand second = i.dst;
   ++second.index;
   writeRow(w, i.dst, lo.x);

@@ -1,0 +1,175 @@
+"""`python -m simulator`: runs and profiles kernels from the shell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+
+import numpy as np
+
+from . import hip
+from .api import Out, Result, SimulatorError, load
+
+_SCALARS = {"i8": np.int8, "u8": np.uint8, "i16": np.int16, "u16": np.uint16, "i32": np.int32,
+            "u32": np.uint32, "i64": np.int64, "u64": np.uint64, "f16": np.float16,
+            "f32": np.float32, "f64": np.float64}  # fmt: skip
+_POISON = 0xD1
+_FORMS = "i32:5, f32:1.5, in:FILE.npy, inout:FILE.npy or out:FILE.npy:SHAPE:DTYPE"
+
+
+class _Arguments:
+    """Kernel arguments of the command line, and the files to write when the kernel has run."""
+
+    def __init__(self, texts: list[str]):
+        self.values: list = []
+        self._files: list[tuple[str, np.ndarray]] = []
+        for text in texts:
+            self.values.append(self._parse(text))
+
+    def _parse(self, text: str):
+        kind, _, rest = text.partition(":")
+        if not rest:
+            raise ValueError(f"argument '{text}': required {_FORMS}")
+        if kind in _SCALARS:
+            dtype = _SCALARS[kind]
+            return dtype(float(rest) if kind.startswith("f") else int(rest, 0))
+        if kind == "in":
+            return np.ascontiguousarray(np.load(rest))
+        if kind == "inout":
+            array = np.ascontiguousarray(np.load(rest))
+            self._files.append((rest, array))
+            return array
+        if kind == "out":
+            name, _, form = rest.partition(".npy:")
+            shape, _, dtype = form.rpartition(":")
+            if not shape:
+                raise ValueError(f"argument '{text}': required out:FILE.npy:SHAPE:DTYPE, as in "
+                                 "out:y.npy:8,1024:float32")  # fmt: skip
+            array = np.empty([int(n) for n in shape.replace("x", ",").split(",")], dtype)
+            array.view(np.uint8).fill(_POISON)
+            self._files.append((name + ".npy", array))
+            return Out(array)
+        raise ValueError(f"argument '{text}': there is no kind '{kind}', required {_FORMS}")
+
+    def write(self) -> None:
+        for name, array in self._files:
+            np.save(name, array)
+
+
+def _dims(text: str) -> tuple[int, ...]:
+    dims = tuple(int(n) for n in text.split(","))
+    if not 1 <= len(dims) <= 3 or min(dims) < 1:
+        raise argparse.ArgumentTypeError(f"required X[,Y[,Z]] of at least 1, got {text}")
+    return dims
+
+
+def _table(result: Result) -> str:
+    c, t = result.counters, result.time
+    us = lambda seconds: f"{seconds * 1e6:10.2f} us"  # noqa: E731
+    rows = [
+        ("instructions", f"{c['instructions']:,}"),
+        *((f"  {k}", f"{n:,}") for k, n in sorted(c["by_class"].items()) if n),
+        ("global bytes read", f"{c['global_read_bytes']:,}"),
+        ("global bytes written", f"{c['global_written_bytes']:,}"),
+        ("lines of 64 / 128 bytes touched", f"{c['lines_64']:,} / {c['lines_128']:,}"),
+        ("L1 hits", f"{c['l1_hits']:,}"),
+        ("L2 hits / misses", f"{c['l2_hits']:,} / {c['l2_misses']:,}"),
+        ("Infinity Cache hits", f"{c['infinity_hits']:,}"),
+        ("memory bytes read", f"{c['memory_read_bytes']:,}"),
+        ("memory bytes written", f"{c['memory_written_bytes']:,}"),
+        ("LDS cycles (of them conflicts)",
+         f"{c['lds_cycles']:,} ({c['lds_conflict_cycles']:,})"),
+        ("matrix cycles", f"{c['matrix_cycles']:,}"),
+        ("waves a SIMD", str(t.waves_per_simd)),
+        ("modelled time", us(t.total) + f", bound by {t.bound}"),
+        *((f"  {part}", us(getattr(t, part)))
+          for part in ("memory", "issue", "matrix", "lds", "latency", "launch")),
+    ]  # fmt: skip
+    return "\n".join(f"{name:34}{value:>24}" for name, value in rows)
+
+
+def _hot_lines(result: Result, count: int = 20) -> str:
+    lines = sorted(result.lines, key=lambda x: -x["instructions"])[:count]
+    total = max(1, result.counters["instructions"])
+    out = ["", f"{'instructions':>14} {'share':>6} {'matrix cycles':>14}  source line"]
+    for x in lines:
+        out.append(f"{x['instructions']:14,} {x['instructions'] / total:6.1%} "
+                   f"{x['matrix_cycles']:14,}  {_quoted(x['source'])}")  # fmt: skip
+    return "\n".join(out)
+
+
+def _quoted(source: str) -> str:
+    """The place and, where the file is at hand, the text of the line."""
+    path, _, line = source.rpartition(":")
+    try:
+        text = pathlib.Path(path).read_text().splitlines()[int(line) - 1].strip()
+    except (OSError, ValueError, IndexError):
+        return source
+    return f"{pathlib.Path(path).name}:{line}: {text}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m simulator", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (("run", "runs a kernel; exit status 1 when there are findings"),
+                       ("profile", "the same, with a table and the hot source lines")):  # fmt: skip
+        p = commands.add_parser(name, help=text)
+        p.add_argument("file", help="code object, offload bundle, or host file with a fat binary")
+        p.add_argument("kernel")
+        p.add_argument("--grid", type=_dims, required=True, help="workgroups: X[,Y,Z]")
+        p.add_argument("--block", type=_dims, required=True, help="threads: X[,Y,Z]")
+        p.add_argument("--lds", type=int, default=0, help="bytes of dynamic LDS")
+        p.add_argument("--target", help="which code to take from a fat binary, as gfx950")
+        p.add_argument("--seed", type=int, default=0, help="order of waves and workgroups")
+        p.add_argument("--no-checks", action="store_true", help="fast, without the checkers")
+        p.add_argument("--json", action="store_true", help="counters and findings as JSON")
+        p.add_argument("arg", nargs="*", help=_FORMS)
+    kernels = commands.add_parser("kernels", help="lists the kernels of a file")
+    kernels.add_argument("file")
+    kernels.add_argument("--target")
+    commands.add_parser("runtime", help="prints the folder of the HIP runtime stand-in")
+    return parser
+
+
+def _list(options) -> int:
+    code = load(options.file, options.target)
+    for name, k in sorted(code.kernels.items()):
+        args = ", ".join(f"{a['name'] or '?'}:{a['size']}" for a in k["args"]
+                         if not a["kind"].startswith("hidden"))  # fmt: skip
+        print(f"{name}({args})  vgprs {k['vgprs']} sgprs {k['sgprs']} lds {k['lds']} "
+              f"scratch {k['scratch']}")
+    if code.unknown:
+        print("instructions that the simulator does not know:", ", ".join(code.unknown))
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line and returns the exit status: 0, 1 with findings, 2 for an error."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.command == "runtime":
+            print(hip.runtime().parent)
+            return 0
+        if options.command == "kernels":
+            return _list(options)
+        args = _Arguments(options.arg)
+        result = load(options.file, options.target).launch(
+            options.kernel, options.grid, options.block, args.values, options.lds,
+            checks=not options.no_checks, seed=options.seed)  # fmt: skip
+        args.write()
+    except (SimulatorError, ValueError, TypeError, OSError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        report = {key: result.raw[key] for key in ("kernel", "counters", "findings")}
+        report["time"] = vars(result.time)
+        print(json.dumps(report, indent=1))
+    else:
+        if options.command == "profile":
+            print(_table(result))
+            print(_hot_lines(result))
+        for finding in result.findings:
+            print(finding)
+    return 1 if result.findings else 0
