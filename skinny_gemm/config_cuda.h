@@ -1,0 +1,159 @@
+// Which CUDA kernel serves a product, and how it is cut: one pure function of the sizes, the types
+// and the device. Measurements named here are of an H200 (docs/h200.md).
+#pragma once
+
+#include <algorithm>
+
+#include "../common/fp8.h"
+#include "skinny_gemm.h"
+
+namespace rocm_kernels {
+namespace cuda {
+
+struct DeviceFacts {
+  int sm_count = 0;
+  int compute_capability = 0;          // 90 for sm_90
+  int64_t shared_bytes_per_block = 0;  // most that a block can ask for
+};
+
+// What the tensor-core kernels ask of the operands besides their types.
+struct GemmAlignment {
+  bool vectors = false;  // both operands' rows start, and K ends, at multiples of 16 bytes
+  bool chunks = false;   // and a row of w is a whole number of 128-byte chunks
+};
+
+// The ring kernel's units (ring_cuda.cuh).
+constexpr int kChunkBytes = 128;  // the widest swizzle; a stage holds 1, 2, 4 or 8 chunks of a row
+constexpr int kSliceBytes = 64;   // K bytes of a stage that one warp multiplies
+constexpr int kSlicesPerChunk = kChunkBytes / kSliceBytes;
+constexpr int kRowTiles = 2;  // mma tiles of 16 rows that one warp multiplies
+constexpr int kWarpRows = kRowTiles * 16;
+// Four warps for each scheduler hide the way from shared memory to the sums; with two, and twice
+// the work each, 13312 x 16384 at 32 tokens takes 69 us instead of 55.
+constexpr int kMaxConsumers = 16;
+constexpr int kMaxRingRows = kWarpRows * kMaxConsumers / kSlicesPerChunk;
+constexpr int kMaxStages = 8;
+constexpr int kRingAlignment = 1024;       // the swizzle pattern repeats every 8 lines of 128 bytes
+constexpr int kRingStaticBytes = 3 << 10;  // barriers, scales, bias
+
+// How the ring kernel cuts a product.
+struct RingShape {
+  int rows = 0;          // rows of w a block owns
+  int chunks = 1;        // 128-byte chunks of a row in a stage
+  int token_groups = 1;  // sets of warps, each for its own tokens
+  int stages = 0;        // boxes of w in flight
+  int prefetch = 0;      // boxes of w sent for before the previous kernel is done
+};
+
+struct GemmConfig {
+  enum class Kernel : int32_t {
+    kRing,    // copy engine and shared memory: sm_90 and later
+    kStream,  // straight to registers
+    kPlain,   // any alignment, any dialect
+  };
+  Kernel kernel = Kernel::kPlain;
+  int token_tiles = 1;       // groups of 8 tokens that a warp multiplies: 1, 2 or 4
+  int stream_row_tiles = 1;  // kStream: groups of 16 rows of w that a block owns: 1 or 2
+  RingShape ring;
+};
+
+constexpr int ring_consumers(const RingShape& ring) {
+  return (ring.rows + kWarpRows - 1) / kWarpRows * ring.token_groups * ring.chunks *
+         kSlicesPerChunk;
+}
+
+// Bytes of a stage's box of w: whole swizzle patterns.
+ROCM_KERNELS_HOST_DEVICE constexpr int ring_w_bytes(int rows, int chunks) {
+  return (rows * chunks + 7) / 8 * 8 * kChunkBytes;
+}
+
+// Partial sums lie as [slice][row][token slot]; a row's stride is 8 modulo 16 words, so that the
+// eight rows of an mma fall on different banks.
+ROCM_KERNELS_HOST_DEVICE constexpr int partial_stride(int tokens) {
+  return tokens == 8 ? 8 : tokens + 8;
+}
+
+// Shared memory that a launch asks for: the stages, then the partial sums. A warp's last rows may
+// lie past its box; their loads must stay within the allocation.
+constexpr int64_t ring_shared_bytes(const RingShape& ring, int tokens, int a_chunks_per_chunk) {
+  const int64_t stage = ring_w_bytes(ring.rows, ring.chunks) +
+                        int64_t{kChunkBytes} * tokens * ring.chunks * a_chunks_per_chunk;
+  const int64_t partials =
+      int64_t{4} * ring.chunks * kSlicesPerChunk * ring.rows * partial_stride(tokens);
+  const int64_t overrun = int64_t{kWarpRows} * ring.chunks * kChunkBytes;
+  return kRingAlignment + ring.stages * stage + (partials > overrun ? partials : overrun);
+}
+
+// The ring for rows split over `waves` blocks an SM, one after another; no stages if none fits.
+inline RingShape cut_ring(const SkinnyGemmArgs& args, const DeviceFacts& device, int token_tiles,
+                          int waves) {
+  constexpr int kMinRows = 4;           // smaller boxes cost more to issue than to read
+  constexpr int kInFlight = 100 << 10;  // half of it starves an SM; twice makes the last box late
+  constexpr int kPrefetch = 48 << 10;
+  const int64_t blocks = static_cast<int64_t>(device.sm_count) * waves;
+  const int64_t row_bytes = args.k * size_of(args.w_dtype);
+  const int a_chunks = is_fp8(args.w_dtype) && !is_fp8(args.a_dtype) ? 2 : 1;
+
+  RingShape ring;
+  ring.token_groups = args.m <= 32 ? 1 : 2;
+  ring.rows = static_cast<int>(std::max<int64_t>(kMinRows, (args.n + blocks - 1) / blocks));
+  if (ring.rows > kMaxRingRows) return ring;
+
+  // The widest box within 16 KB, but two chunks up to 128 rows: longer pieces of a row are kinder
+  // to the memory (101 rows: 50 us with two chunks, 51 with one).
+  ring.chunks = ring.rows > 128 ? 1 : ring.rows > 64 ? 2 : 8;
+  while (ring.rows <= 64 && ring.chunks > 1 && ring_w_bytes(ring.rows, ring.chunks) > (16 << 10)) {
+    ring.chunks /= 2;
+  }
+  for (; ring.chunks > 0; ring.chunks /= 2) {
+    if (ring.chunks * kChunkBytes > row_bytes || ring_consumers(ring) > kMaxConsumers) continue;
+    const int box = ring.rows * ring.chunks * kChunkBytes;
+    ring.prefetch = std::max(1, kPrefetch / box);
+    for (ring.stages = std::clamp((kInFlight + box / 2) / box, 3, kMaxStages); ring.stages > 1;
+         --ring.stages) {
+      const int tokens = token_tiles * ring.token_groups * 8;
+      if (kRingStaticBytes + ring_shared_bytes(ring, tokens, a_chunks) <=
+          device.shared_bytes_per_block) {
+        ring.prefetch = std::min(ring.prefetch, ring.stages);
+        return ring;
+      }
+    }
+  }
+  ring.stages = 0;
+  return ring;
+}
+
+inline GemmConfig choose_gemm_config(const SkinnyGemmArgs& args, const GemmAlignment& alignment,
+                                     const DeviceFacts& device) {
+  GemmConfig config;
+  const bool fnuz =
+      args.a_dtype == DType::kFloat8E4M3FNUZ || args.w_dtype == DType::kFloat8E4M3FNUZ;
+  if (fnuz || args.k == 0 || !alignment.vectors) return config;
+
+  config.kernel = GemmConfig::Kernel::kStream;
+  config.token_tiles = args.m <= 8 ? 1 : args.m <= 16 ? 2 : 4;
+  config.stream_row_tiles = args.n >= int64_t{64} * device.sm_count ? 2 : 1;
+
+  // Up to 2 MB of weights are read before a ring is full: 128 x 128 in 16 bits takes 1.7 us
+  // streamed, 2.8 through the ring.
+  const bool small = args.n * args.k * size_of(args.w_dtype) <= (2 << 20);
+  const bool block_scales =
+      args.scale_a.kind == GemmScale::Kind::kBlock || args.scale_w.kind == GemmScale::Kind::kBlock;
+  if (device.compute_capability < 90 || !alignment.chunks || small ||
+      (block_scales && !is_fp8(args.w_dtype))) {
+    return config;
+  }
+  const int64_t rows_a_wave = int64_t{device.sm_count} * kMaxRingRows / (args.m <= 32 ? 1 : 2);
+  const int waves = static_cast<int>((args.n + rows_a_wave - 1) / rows_a_wave);
+  for (const int times : {waves, waves + 1, 2 * waves, 4 * waves}) {
+    config.ring = cut_ring(args, device, config.token_tiles, times);
+    if (config.ring.stages > 0) {
+      config.kernel = GemmConfig::Kernel::kRing;
+      break;
+    }
+  }
+  return config;
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

@@ -1,0 +1,202 @@
+// CUDA launcher of skinny_gemm: picks a kernel, describes the operands to it, starts it.
+//
+//   ring_cuda.cuh    sm_90 and later: copy engine, shared-memory ring, clusters over K
+//   stream_cuda.cuh  sm_80 and later: weights straight to registers
+//   plain_cuda.cuh   any alignment and dialect
+#include <cuda_runtime.h>
+
+#include "config_cuda.h"
+#include "plain_cuda.cuh"
+#include "ring_cuda.cuh"
+#include "stream_cuda.cuh"
+
+namespace rocm_kernels {
+namespace cuda {
+namespace {
+
+GemmAlignment alignment_of(const SkinnyGemmArgs& args) {
+  const auto aligned = [&](const void* data, int64_t stride, int64_t rows, DType dtype) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 &&
+           (rows == 1 || stride * size_of(dtype) % 16 == 0);
+  };
+  const int64_t a_bytes = args.k * size_of(args.a_dtype);
+  const int64_t w_bytes = args.k * size_of(args.w_dtype);
+  GemmAlignment alignment;
+  alignment.vectors = aligned(args.a, args.a_stride, args.m, args.a_dtype) &&
+                      aligned(args.w, args.w_stride, args.n, args.w_dtype) && a_bytes % 16 == 0 &&
+                      w_bytes % 16 == 0;
+  // The copy engine counts 128-byte chunks and takes no rows that overlap.
+  alignment.chunks = w_bytes % kChunkBytes == 0 && (args.m == 1 || args.a_stride >= args.k) &&
+                     (args.n == 1 || args.w_stride >= args.k);
+  return alignment;
+}
+
+// A launch that may start while its predecessor drains (see await_predecessor).
+struct Launch {
+  cudaLaunchAttribute attribute;
+  cudaLaunchConfig_t config = {};
+
+  Launch(dim3 grid, int threads, int64_t shared_bytes, void* stream, bool early) {
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &attribute;
+    if (early) {
+      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attribute.val.programmaticStreamSerializationAllowed = 1;
+      config.numAttrs = 1;
+    }
+  }
+};
+
+Status status_of(cudaError_t error) {
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's encoder, asked for at run time so that nothing links against libcuda.
+EncodeTiled find_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                       cudaEnableDefault, &result) != cudaSuccess) {
+    return nullptr;
+  }
+  return reinterpret_cast<EncodeTiled>(function);
+}
+
+// A matrix of bytes seen through boxes of box_rows x box_chunks * 128; rows and chunks outside read
+// as zero.
+bool describe_matrix(CUtensorMap* map, const void* data, int64_t rows, int64_t row_bytes,
+                     int64_t stride_bytes, int box_rows, int box_chunks) {
+  static const EncodeTiled encode = find_encoder();
+  if (encode == nullptr) return false;
+  const cuuint64_t sizes[3] = {kChunkBytes, static_cast<cuuint64_t>(row_bytes / kChunkBytes),
+                               static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[2] = {kChunkBytes,
+                                 static_cast<cuuint64_t>(rows == 1 ? row_bytes : stride_bytes)};
+  const cuuint32_t box[3] = {kChunkBytes, static_cast<cuuint32_t>(box_chunks),
+                             static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t steps[3] = {1, 1, 1};
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(data), sizes, strides, box,
+                steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <class Types, int kTokenTiles, bool kBlockScales>
+Status launch_ring(const SkinnyGemmArgs& args, const RingShape& ring, bool early, void* stream) {
+  const int tokens = kTokenTiles * kTileTokens * ring.token_groups;
+  CUtensorMap w_map, a_map;
+  if (!describe_matrix(&w_map, args.w, args.n, args.k * Types::kWBytes,
+                       args.w_stride * Types::kWBytes, ring.rows, ring.chunks) ||
+      !describe_matrix(&a_map, args.a, args.m, args.k * Types::kABytes,
+                       args.a_stride * Types::kABytes, tokens, ring.chunks * Types::kAVectors)) {
+    return "skinny_gemm: the driver could not describe the operands to the copy engine";
+  }
+  const int64_t shared_bytes = ring_shared_bytes(ring, tokens, Types::kAVectors);
+  const auto kernel = skinny_gemm_ring_kernel<Types, kTokenTiles, kBlockScales>;
+  if (const Status status = status_of(cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)))) {
+    return status;
+  }
+  Launch launch(dim3(static_cast<unsigned>((args.n + ring.rows - 1) / ring.rows)),
+                (ring_consumers(ring) + kProducers) * 32, shared_bytes, stream, early);
+  return status_of(cudaLaunchKernelEx(&launch.config, kernel, w_map, a_map, args, ring));
+}
+
+template <class Types, int kTokenTiles, bool kBlockScales>
+Status launch_stream(const SkinnyGemmArgs& args, const GemmConfig& config, bool early,
+                     void* stream) {
+  constexpr int kDepth = kTokenTiles <= 2 ? 6 : 4;
+  constexpr int kTokens = kTokenTiles * kTileTokens;
+  const int rows = config.stream_row_tiles * 16;
+  const auto kernel =
+      config.stream_row_tiles == 1
+          ? skinny_gemm_stream_kernel<Types, kTokenTiles, 1, kDepth, kBlockScales>
+          : skinny_gemm_stream_kernel<Types, kTokenTiles, 2, kDepth / 2, kBlockScales>;
+  const dim3 grid(static_cast<unsigned>((args.n + rows - 1) / rows),
+                  static_cast<unsigned>((args.m + kTokens - 1) / kTokens));
+  Launch launch(grid, kStreamWarps * 32, 0, stream, early);
+  return status_of(cudaLaunchKernelEx(&launch.config, kernel, args));
+}
+
+Status launch_plain(const SkinnyGemmArgs& args, bool early, void* stream) {
+  const dim3 grid(static_cast<unsigned>((args.n + kPlainWarps - 1) / kPlainWarps),
+                  static_cast<unsigned>((args.m + kTileTokens - 1) / kTileTokens));
+  Launch launch(grid, kPlainWarps * 32, 0, stream, early);
+  return status_of(cudaLaunchKernelEx(&launch.config, skinny_gemm_plain_kernel, args));
+}
+
+template <class Types, bool kBlockScales>
+Status launch_typed(const SkinnyGemmArgs& args, const GemmConfig& config, bool early,
+                    void* stream) {
+  if (config.kernel == GemmConfig::Kernel::kRing) {
+    if constexpr (!kBlockScales || is_fp8(Types::kW)) {
+      switch (config.token_tiles) {
+        case 1:
+          return launch_ring<Types, 1, kBlockScales>(args, config.ring, early, stream);
+        case 2:
+          return launch_ring<Types, 2, kBlockScales>(args, config.ring, early, stream);
+        default:
+          return launch_ring<Types, 4, kBlockScales>(args, config.ring, early, stream);
+      }
+    }
+  }
+  switch (config.token_tiles) {
+    case 1:
+      return launch_stream<Types, 1, kBlockScales>(args, config, early, stream);
+    case 2:
+      return launch_stream<Types, 2, kBlockScales>(args, config, early, stream);
+    default:
+      return launch_stream<Types, 4, kBlockScales>(args, config, early, stream);
+  }
+}
+
+Status launch_config(const SkinnyGemmArgs& args, const GemmConfig& config, bool early,
+                     void* stream) {
+  if (config.kernel == GemmConfig::Kernel::kPlain) return launch_plain(args, early, stream);
+  const bool block_scales =
+      args.scale_a.kind == GemmScale::Kind::kBlock || args.scale_w.kind == GemmScale::Kind::kBlock;
+  const auto dispatch = [&](auto types) {
+    using Types = decltype(types);
+    return block_scales ? launch_typed<Types, true>(args, config, early, stream)
+                        : launch_typed<Types, false>(args, config, early, stream);
+  };
+  if (args.a_dtype == DType::kFloat8E4M3FN) {
+    return dispatch(Operands<DType::kFloat8E4M3FN, DType::kFloat8E4M3FN>());
+  }
+  if (args.a_dtype == DType::kFloat16) {
+    return is_fp8(args.w_dtype) ? dispatch(Operands<DType::kFloat16, DType::kFloat8E4M3FN>())
+                                : dispatch(Operands<DType::kFloat16, DType::kFloat16>());
+  }
+  return is_fp8(args.w_dtype) ? dispatch(Operands<DType::kBFloat16, DType::kFloat8E4M3FN>())
+                              : dispatch(Operands<DType::kBFloat16, DType::kBFloat16>());
+}
+
+}  // namespace
+}  // namespace cuda
+
+// The sums never leave their block: no scratch.
+int64_t skinny_gemm_workspace_bytes(const SkinnyGemmArgs&, const Context&) { return 0; }
+
+Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context) {
+  if (args.m == 0 || args.n == 0) return nullptr;
+  int device = 0, sm_count = 0, major = 0, minor = 0, shared_bytes = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  const auto ask = [&](int* value, cudaDeviceAttr attribute) {
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(value, attribute, device);
+  };
+  ask(&sm_count, cudaDevAttrMultiProcessorCount);
+  ask(&major, cudaDevAttrComputeCapabilityMajor);
+  ask(&minor, cudaDevAttrComputeCapabilityMinor);
+  ask(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  if (error != cudaSuccess) return cudaGetErrorString(error);
+
+  const cuda::DeviceFacts facts = {sm_count, major * 10 + minor, shared_bytes};
+  return cuda::launch_config(args, cuda::choose_gemm_config(args, cuda::alignment_of(args), facts),
+                             major >= 9, context.stream);
+}
+
+}  // namespace rocm_kernels
