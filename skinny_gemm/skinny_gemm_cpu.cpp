@@ -1,0 +1,83 @@
+// skinny_gemm for the CPU: see skinny_gemm.h.
+//
+// The time of M = 1 is the time to read w, so w is read once, in its own order, and everything else
+// stays in the caches.
+//   * Sums run along K in vector lanes: a chunk of a row of w meets the same chunk of each row of
+//   a.
+//     w needs no transposition, and lanes are added up once at the end.
+//   * a is converted once into the multiplier's type (bfloat16 or float32; exact, both hold every
+//     FP8 value), and laid out in panels of kPanelDepth along K.
+//   * Up to 4 rows, w is decoded into registers and multiplied with all rows at once. Beyond, a
+//   panel
+//     of kGroup columns of w is decoded into the cache, and tiles of up to 4 columns x 6 rows are
+//     multiplied out of it, so that decoding is paid once, while the next panel is prefetched.
+//   * Each output has its own accumulator, a vector filled in the order of K by whichever path: its
+//   bits do
+//     not depend on M, on the other rows, nor on the number of threads.
+//   * Per-block scales multiply the sum of each 128 of K, in float32; all other scales the total.
+#include "../common/cpu_isa.h"
+#include "../common/fp8.h"
+#include "../common/half.h"
+#include "skinny_gemm.h"
+
+namespace rocm_kernels {
+namespace {
+
+constexpr int64_t kPanelDepth = 1024;  // of K; a multiple of kScaleBlock
+constexpr int kGroup = 16;             // columns of out that are worked on together
+
+struct GemmJob {
+  SkinnyGemmArgs args;
+};
+
+float as_float(float value) { return value; }
+template <class Half>
+float as_float(Half value) {
+  return to_float(value);
+}
+
+}  // namespace
+}  // namespace rocm_kernels
+
+#define ROCM_KERNELS_CPU_BODY "../skinny_gemm/skinny_gemm_cpu_body.h"
+#include "../common/cpu_each_isa.h"
+
+namespace rocm_kernels {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+void pack_units(int64_t begin, int64_t end, void* state) {
+  ROCM_KERNELS_CPU_SELECT(pack)(*static_cast<const GemmJob*>(state), begin, end);
+}
+
+// Threads get columns in fours, so that few of them waste a tile.
+constexpr int64_t kUnit = 4;
+
+void multiply_units(int64_t begin, int64_t end, void* state) {
+  const GemmJob& job = *static_cast<const GemmJob*>(state);
+  const int64_t last = end * kUnit < job.args.n ? end * kUnit : job.args.n;
+  ROCM_KERNELS_CPU_SELECT(multiply)(job, begin * kUnit, last);
+}
+
+}  // namespace
+
+int64_t skinny_gemm_workspace_bytes(const SkinnyGemmArgs& args, const Context&) {
+  return args.m * ceil_div(args.k, kScaleBlock) * kScaleBlock * static_cast<int64_t>(sizeof(float));
+}
+
+Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context) {
+  if (args.m == 0 || args.n == 0) return nullptr;
+  if (args.m > kSkinnyGemmMaxRows) return "skinny_gemm takes at most 64 rows";
+  GemmJob job{args};
+  // Waking a thread costs some microseconds: give it no less than that to do.
+  constexpr int64_t kGrainBytes = 64 * 1024;
+  const int64_t panels = args.m * ceil_div(args.k, kPanelDepth);
+  context.parallel_for(panels, 128, pack_units, &job);
+  const int64_t unit_bytes = kUnit * (args.k + 1) * size_of(args.w_dtype);
+  context.parallel_for(ceil_div(args.n, kUnit), ceil_div(kGrainBytes, unit_bytes), multiply_units,
+                       &job);
+  return nullptr;
+}
+
+}  // namespace rocm_kernels

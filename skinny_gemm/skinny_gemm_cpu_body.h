@@ -1,0 +1,436 @@
+// The kernels of skinny_gemm_cpu.cpp, for one instruction set (see ../common/cpu_isa.h): no include
+// guard. The mapping is told in skinny_gemm_cpu.cpp.
+
+#include "../common/cpu_vector.h"
+#include "skinny_gemm_cpu_operands.h"
+
+constexpr int kMaxTileRows = 6;
+constexpr int64_t kPrefetchBytes = 1024;
+
+ROCM_KERNELS_VECTOR int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+ROCM_KERNELS_VECTOR int64_t round_up(int64_t n, int64_t step) {
+  return (n + step - 1) / step * step;
+}
+
+// ---- a, converted once: panel by panel of K, row by row within a panel
+
+template <class Multiplier>
+ROCM_KERNELS_VECTOR typename Multiplier::Value* packed_panel(const GemmJob& job, int64_t k) {
+  // All panels but the last are full, so those before k take m * k values.
+  return static_cast<typename Multiplier::Value*>(job.args.workspace) + job.args.m * k;
+}
+
+template <class Multiplier, class Element>
+void pack_rows(const GemmJob& job, int64_t begin, int64_t end) {
+  const SkinnyGemmArgs& args = job.args;
+  for (int64_t unit = begin; unit < end; ++unit) {  // one row of one panel
+    const int64_t m = unit % args.m, k = unit / args.m * kPanelDepth;
+    const int64_t depth = smaller(kPanelDepth, args.k - k);
+    const Element* const row = static_cast<const Element*>(args.a) + m * args.a_stride + k;
+    typename Multiplier::Value* const packed =
+        packed_panel<Multiplier>(job, k) + m * round_up(depth, Multiplier::kChunk);
+    typename Multiplier::Operand operands[Multiplier::kParts];
+    for (int64_t i = 0; i < depth; i += Multiplier::kChunk) {
+      if (i + Multiplier::kChunk <= depth) {
+        Decode<Multiplier, Element>::chunk(row + i, operands);
+      } else {
+        decode_tail<Multiplier>(row + i, depth - i, operands);
+      }
+      for (int part = 0; part < Multiplier::kParts; ++part) {
+        Multiplier::store_operand(packed + i + part * Multiplier::kWidth, operands[part]);
+      }
+    }
+  }
+}
+
+// ---- Scales
+
+ROCM_KERNELS_VECTOR float scale_of_block(const SkinnyGemmArgs& args, int64_t m, int64_t n,
+                                         int64_t k) {
+  float scale = 1.0f;
+  if (args.scale_a.kind == GemmScale::Kind::kBlock) {
+    const int64_t block = k / kScaleBlock * args.scale_a.block_stride;
+    scale = args.scale_a.data[m * args.scale_a.row_stride + block];
+  }
+  if (args.scale_w.kind == GemmScale::Kind::kBlock) {
+    const int64_t block = k / kScaleBlock * args.scale_w.block_stride;
+    scale *= args.scale_w.data[n / kScaleBlock * args.scale_w.row_stride + block];
+  }
+  return scale;
+}
+
+ROCM_KERNELS_VECTOR float scale_of_row(const GemmScale& scale, int64_t row) {
+  if (scale.kind == GemmScale::Kind::kTensor) return scale.data[0];
+  if (scale.kind == GemmScale::Kind::kRow) return scale.data[row * scale.row_stride];
+  return 1.0f;
+}
+
+// out[m, n + i] = sums[m][i] * gain * scale_a * scale_w + bias, for i < columns.
+template <class Out>
+void write_columns(const SkinnyGemmArgs& args, int64_t n, int columns, float gain,
+                   const float sums[][kGroup]) {
+  float scales[kGroup], biases[kGroup];
+  for (int i = 0; i < kGroup; ++i) {
+    const bool inside = i < columns;
+    scales[i] = inside ? scale_of_row(args.scale_w, n + i) : 0.0f;
+    biases[i] = 0.0f;
+    if (!inside || args.bias == nullptr) continue;
+    biases[i] = args.bias_dtype == DType::kFloat32
+                    ? static_cast<const float*>(args.bias)[n + i]
+                    : as_float(static_cast<const Out*>(args.bias)[n + i]);
+  }
+  for (int64_t m = 0; m < args.m; ++m) {
+    const F32 scale_a = set1(scale_of_row(args.scale_a, m));
+    Out* const out = static_cast<Out*>(args.out) + m * args.out_stride + n;
+    for (int i = 0; i < columns; i += kLanes) {
+      const F32 product = load(sums[m] + i) * set1(gain) * scale_a;
+      const F32 value = args.bias == nullptr ? product * load(scales + i)
+                                             : fma(product, load(scales + i), load(biases + i));
+      if (columns - i >= kLanes) {
+        store(out + i, value);
+      } else {
+        store(out + i, value, columns - i);
+      }
+    }
+  }
+}
+
+// ---- Few rows: w is decoded in registers and multiplied with every row of a at once
+
+// sums[column][row] += a[row] . w[column] over `depth` of K.
+template <class Multiplier, class Element, int kColumns, int kRows>
+ROCM_KERNELS_VECTOR void add_products(F32 (&sums)[kColumns][kRows], const Element* const w[],
+                                      int64_t offset, const typename Multiplier::Value* a,
+                                      int64_t a_stride, int64_t depth) {
+  constexpr int kParts = Multiplier::kParts;
+  for (int64_t k = 0; k < depth; k += Multiplier::kChunk) {
+    typename Multiplier::Operand operands[kColumns][kParts];
+    for (int column = 0; column < kColumns; ++column) {
+      const Element* const p = w[column] + offset + k;
+      if (__builtin_expect(k + Multiplier::kChunk <= depth, 1)) {
+        __builtin_prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes);
+        Decode<Multiplier, Element>::chunk(p, operands[column]);
+      } else {
+        decode_tail<Multiplier>(p, depth - k, operands[column]);
+      }
+    }
+    for (int row = 0; row < kRows; ++row) {
+      for (int part = 0; part < kParts; ++part) {
+        const auto operand =
+            Multiplier::load_operand(a + row * a_stride + k + part * Multiplier::kWidth);
+        for (int column = 0; column < kColumns; ++column) {
+          F32& sum = sums[column][row];
+          sum = Multiplier::dot(sum, operand, operands[column][part]);
+        }
+      }
+    }
+  }
+}
+
+template <class Multiplier, class Element, int kColumns, int kRows, bool kBlocks>
+void multiply_direct(const GemmJob& job, int64_t n, int slot, float sums[][kGroup]) {
+  const SkinnyGemmArgs& args = job.args;
+  const Element* w[kColumns];
+  F32 totals[kColumns][kRows];
+  for (int column = 0; column < kColumns; ++column) {
+    w[column] = static_cast<const Element*>(args.w) + (n + column) * args.w_stride;
+    for (F32& total : totals[column]) total = set1(0.0f);
+  }
+  for (int64_t k = 0; k < args.k; k += kPanelDepth) {
+    const int64_t depth = smaller(kPanelDepth, args.k - k);
+    const int64_t a_stride = round_up(depth, Multiplier::kChunk);
+    const typename Multiplier::Value* const a = packed_panel<Multiplier>(job, k);
+    if (!kBlocks) {
+      add_products<Multiplier, Element>(totals, w, k, a, a_stride, depth);
+      continue;
+    }
+    for (int64_t i = 0; i < depth; i += kScaleBlock) {
+      F32 partial[kColumns][kRows];
+      for (auto& column : partial) {
+        for (F32& sum : column) sum = set1(0.0f);
+      }
+      add_products<Multiplier, Element>(partial, w, k + i, a + i, a_stride,
+                                        smaller(kScaleBlock, depth - i));
+      for (int row = 0; row < kRows; ++row) {
+        const F32 scale = set1(scale_of_block(args, row, n, k + i));
+        for (int column = 0; column < kColumns; ++column) {
+          totals[column][row] = fma(partial[column][row], scale, totals[column][row]);
+        }
+      }
+    }
+  }
+  for (int column = 0; column < kColumns; ++column) {
+    for (int row = 0; row < kRows; ++row) sums[row][slot + column] = sum(totals[column][row]);
+  }
+}
+
+template <class Multiplier, class Element, int kRows, bool kBlocks>
+void direct_columns(const GemmJob& job, int64_t n, int columns, float sums[][kGroup]) {
+  constexpr int kColumns = Multiplier::direct_columns(kRows);
+  int i = 0;
+  for (; i + kColumns <= columns; i += kColumns) {
+    multiply_direct<Multiplier, Element, kColumns, kRows, kBlocks>(job, n + i, i, sums);
+  }
+  if (kColumns > 1) {
+    for (; i < columns; ++i) {
+      multiply_direct<Multiplier, Element, 1, kRows, kBlocks>(job, n + i, i, sums);
+    }
+  }
+}
+
+// ---- More rows: a panel of w is decoded into the cache, then multiplied tile by tile
+
+// Fetches the panel of w that comes next, a few lines at a time, while this one is multiplied.
+struct PanelPrefetch {
+  const char* row = nullptr;
+  int64_t row_bytes = 0, stride_bytes = 0, rows = 0, position = 0;
+
+  ROCM_KERNELS_VECTOR void fetch(int64_t lines) {
+    while (lines > 0 && rows > 0) {
+      for (; lines > 0 && position < row_bytes; --lines, position += 64) {
+        __builtin_prefetch(row + position, 0, 2);
+      }
+      if (position < row_bytes) return;
+      position = 0;
+      row += stride_bytes;
+      --rows;
+    }
+  }
+};
+
+// totals[row][column] += a[row] . w[column] over one panel, for the tile's rows and columns.
+template <class Multiplier, int kRows, bool kBlocks>
+void multiply_tile(const typename Multiplier::Value* w, const typename Multiplier::Value* a,
+                   int64_t depth, const float block_scales[][kPanelDepth / kScaleBlock],
+                   float* totals) {
+  constexpr int kColumns = Multiplier::kTileColumns;
+  const int64_t step = kBlocks ? kScaleBlock : depth;
+  for (int64_t block = 0; block < depth; block += step) {
+    F32 sums[kRows][kColumns];
+    for (int row = 0; row < kRows; ++row) {
+      for (int column = 0; column < kColumns; ++column) {
+        sums[row][column] =
+            kBlocks ? set1(0.0f) : load(totals + (row * kColumns + column) * kLanes);
+      }
+    }
+    const int64_t end = smaller(block + step, depth);
+    for (int64_t k = block; k < end; k += Multiplier::kWidth) {
+      typename Multiplier::Operand operands[kColumns];
+      for (int column = 0; column < kColumns; ++column) {
+        operands[column] = Multiplier::load_operand(w + column * depth + k);
+      }
+      for (int row = 0; row < kRows; ++row) {
+        const auto operand = Multiplier::load_operand(a + row * depth + k);
+        for (int column = 0; column < kColumns; ++column) {
+          sums[row][column] = Multiplier::dot(sums[row][column], operand, operands[column]);
+        }
+      }
+    }
+    for (int row = 0; row < kRows; ++row) {
+      const F32 scale = set1(kBlocks ? block_scales[row][block / kScaleBlock] : 1.0f);
+      for (int column = 0; column < kColumns; ++column) {
+        float* const total = totals + (row * kColumns + column) * kLanes;
+        store(total, kBlocks ? fma(sums[row][column], scale, load(total)) : sums[row][column]);
+      }
+    }
+  }
+}
+
+template <class Multiplier, class Element>
+ROCM_KERNELS_VECTOR void decode_panel(const SkinnyGemmArgs& args, int64_t n, int columns, int64_t k,
+                                      int64_t depth, typename Multiplier::Value* panel) {
+  const int64_t stride = round_up(depth, Multiplier::kChunk);
+  for (int column = 0; column < columns; ++column) {
+    const Element* const row =
+        static_cast<const Element*>(args.w) + (n + column) * args.w_stride + k;
+    typename Multiplier::Operand operands[Multiplier::kParts];
+    for (int64_t i = 0; i < depth; i += Multiplier::kChunk) {
+      if (__builtin_expect(i + Multiplier::kChunk <= depth, 1)) {
+        Decode<Multiplier, Element>::chunk(row + i, operands);
+      } else {
+        decode_tail<Multiplier>(row + i, depth - i, operands);
+      }
+      for (int part = 0; part < Multiplier::kParts; ++part) {
+        Multiplier::store_operand(panel + column * stride + i + part * Multiplier::kWidth,
+                                  operands[part]);
+      }
+    }
+  }
+}
+
+template <class Multiplier, class Element, bool kBlocks>
+void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_after,
+                   float sums[][kGroup]) {
+  using Value = typename Multiplier::Value;
+  const SkinnyGemmArgs& args = job.args;
+  constexpr int kColumns = Multiplier::kTileColumns;
+  alignas(64) Value panel[kGroup * kPanelDepth];
+  alignas(64) float totals[kGroup * kSkinnyGemmMaxRows * kLanes];  // [tile][row][column][lane]
+  float block_scales[kSkinnyGemmMaxRows][kPanelDepth / kScaleBlock];
+
+  const int64_t tile_size = args.m * kColumns * kLanes;
+  const int tiles = (columns + kColumns - 1) / kColumns;
+  const int row_blocks = static_cast<int>((args.m + kMaxTileRows - 1) / kMaxTileRows);
+  __builtin_memset(totals, 0, tiles * tile_size * sizeof(float));
+  if (columns < tiles * kColumns) __builtin_memset(panel, 0, sizeof(panel));
+
+  for (int64_t k = 0; k < args.k; k += kPanelDepth) {
+    const int64_t depth = smaller(kPanelDepth, args.k - k);
+    const int64_t stride = round_up(depth, Multiplier::kChunk);
+    decode_panel<Multiplier, Element>(args, n, columns, k, depth, panel);
+
+    PanelPrefetch next;
+    const bool last = k + kPanelDepth >= args.k;
+    next.rows = last ? smaller(columns_after, kGroup) : columns;
+    const int64_t next_k = last ? 0 : k + kPanelDepth;
+    next.row = reinterpret_cast<const char*>(static_cast<const Element*>(args.w) +
+                                             (last ? n + columns : n) * args.w_stride + next_k);
+    next.row_bytes = smaller(kPanelDepth, args.k - next_k) * sizeof(Element);
+    next.stride_bytes = args.w_stride * sizeof(Element);
+    const int64_t lines_a_tile =
+        next.rows * ((next.row_bytes + 63) / 64) / (row_blocks * tiles) + 1;
+
+    if (kBlocks) {
+      for (int64_t m = 0; m < args.m; ++m) {
+        for (int64_t i = 0; i < depth; i += kScaleBlock) {
+          block_scales[m][i / kScaleBlock] = scale_of_block(args, m, n, k + i);
+        }
+      }
+    }
+
+    const Value* const a = packed_panel<Multiplier>(job, k);
+    for (int block = 0; block < row_blocks; ++block) {
+      const int64_t m = args.m * block / row_blocks;
+      const int64_t rows = args.m * (block + 1) / row_blocks - m;
+      for (int tile = 0; tile < tiles; ++tile) {
+        next.fetch(lines_a_tile);
+        const Value* const tile_w = panel + tile * kColumns * stride;
+        float* const tile_totals = totals + tile * tile_size + m * kColumns * kLanes;
+#define ROCM_KERNELS_TILE(kRows)                                                                \
+  case kRows:                                                                                   \
+    multiply_tile<Multiplier, kRows, kBlocks>(tile_w, a + m * stride, stride, block_scales + m, \
+                                              tile_totals);                                     \
+    break;
+        switch (rows) {
+          ROCM_KERNELS_TILE(1)
+          ROCM_KERNELS_TILE(2)
+          ROCM_KERNELS_TILE(3)
+          ROCM_KERNELS_TILE(4)
+          ROCM_KERNELS_TILE(5)
+          ROCM_KERNELS_TILE(6)
+        }
+#undef ROCM_KERNELS_TILE
+      }
+    }
+  }
+  for (int column = 0; column < columns; ++column) {
+    const float* const total = totals + column / kColumns * tile_size + column % kColumns * kLanes;
+    for (int64_t m = 0; m < args.m; ++m) sums[m][column] = sum(load(total + m * kColumns * kLanes));
+  }
+}
+
+// ---- Columns [begin, end) of out
+
+template <class Multiplier, class Element, bool kBlocks>
+void multiply_columns(const GemmJob& job, int64_t begin, int64_t end, float gain) {
+  const SkinnyGemmArgs& args = job.args;
+  alignas(64) float sums[kSkinnyGemmMaxRows][kGroup];
+  for (int64_t n = begin; n < end;) {
+    // Groups end at multiples of kGroup, so none reaches across two scale blocks.
+    const int64_t next = smaller(end, n / kGroup * kGroup + kGroup);
+    const int columns = static_cast<int>(next - n);
+    switch (args.m) {
+      case 1:
+        direct_columns<Multiplier, Element, 1, kBlocks>(job, n, columns, sums);
+        break;
+      case 2:
+        direct_columns<Multiplier, Element, 2, kBlocks>(job, n, columns, sums);
+        break;
+      case 3:
+        direct_columns<Multiplier, Element, 3, kBlocks>(job, n, columns, sums);
+        break;
+      case 4:
+        direct_columns<Multiplier, Element, 4, kBlocks>(job, n, columns, sums);
+        break;
+      default:
+        panel_columns<Multiplier, Element, kBlocks>(job, n, columns, end - next, sums);
+    }
+    if (args.out_dtype == DType::kFloat32) {
+      write_columns<float>(args, n, columns, gain, sums);
+    } else if (args.out_dtype == DType::kFloat16) {
+      write_columns<Float16>(args, n, columns, gain, sums);
+    } else {
+      write_columns<BFloat16>(args, n, columns, gain, sums);
+    }
+    n = next;
+  }
+}
+
+// ---- From dtypes to types
+
+struct Pack {
+  template <class Multiplier, class A, class W>
+  static void run(const GemmJob& job, int64_t begin, int64_t end) {
+    pack_rows<Multiplier, A>(job, begin, end);
+  }
+};
+
+struct Multiply {
+  template <class Multiplier, class A, class W>
+  static void run(const GemmJob& job, int64_t begin, int64_t end) {
+    constexpr float kGain = Decode<Multiplier, A>::kGain * Decode<Multiplier, W>::kGain;
+    if (job.args.scale_a.kind == GemmScale::Kind::kBlock ||
+        job.args.scale_w.kind == GemmScale::Kind::kBlock) {
+      multiply_columns<Multiplier, W, true>(job, begin, end, kGain);
+    } else {
+      multiply_columns<Multiplier, W, false>(job, begin, end, kGain);
+    }
+  }
+};
+
+template <class Step, bool kFnuz>
+void with_fp8_weights(const GemmJob& job, int64_t begin, int64_t end) {
+#if ROCM_KERNELS_CPU_AVX512
+  using Multiplier = BF16Multiplier;
+  using BFloat16A = BFloat16InFp8Order;
+#else
+  using Multiplier = F32Multiplier;
+  using BFloat16A = BFloat16;
+#endif
+  if (job.args.a_dtype == DType::kFloat16) {
+    Step::template run<F32Multiplier, Float16, Fp8<kFnuz>>(job, begin, end);
+  } else if (job.args.a_dtype == DType::kBFloat16) {
+    Step::template run<Multiplier, BFloat16A, Fp8<kFnuz>>(job, begin, end);
+  } else {
+    Step::template run<Multiplier, Fp8<kFnuz>, Fp8<kFnuz>>(job, begin, end);
+  }
+}
+
+template <class Step>
+void with_types(const GemmJob& job, int64_t begin, int64_t end) {
+#if ROCM_KERNELS_CPU_AVX512
+  using BFloat16Multiplier = BF16Multiplier;
+#else
+  using BFloat16Multiplier = F32Multiplier;
+#endif
+  switch (job.args.w_dtype) {
+    case DType::kFloat16:
+      return Step::template run<F32Multiplier, Float16, Float16>(job, begin, end);
+    case DType::kBFloat16:
+      return Step::template run<BFloat16Multiplier, BFloat16, BFloat16>(job, begin, end);
+    case DType::kFloat8E4M3FNUZ:
+      return with_fp8_weights<Step, true>(job, begin, end);
+    default:
+      return with_fp8_weights<Step, false>(job, begin, end);
+  }
+}
+
+// Units: rows of panels of a.
+static void pack(const GemmJob& job, int64_t begin, int64_t end) {
+  with_types<Pack>(job, begin, end);
+}
+
+// Units: columns of out.
+static void multiply(const GemmJob& job, int64_t begin, int64_t end) {
+  with_types<Multiply>(job, begin, end);
+}
