@@ -40,48 +40,24 @@ ROCM_KERNELS_VECTOR F32 store(BFloat16* p, F32 v) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(rounded, 16));
 }
 
-template <bool kFnuz>
-ROCM_KERNELS_VECTOR void store(Float8E4M3<kFnuz>* p, F32 v) {
-  using Fields = Fp8Fields<kFnuz>;
-  const __m256i bits = _mm256_castps_si256(v);
-  const __m256i magnitude = _mm256_min_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7FFFFFFF)),
-                                             _mm256_set1_epi32(Fields::kLargest));
-  const __m256i exponent =
-      _mm256_max_epi32(_mm256_and_si256(magnitude, _mm256_set1_epi32(Fields::kExponentMask)),
-                       _mm256_set1_epi32(Fields::kSmallestNormal));
-  const __m256i align = _mm256_add_epi32(exponent, _mm256_set1_epi32(Fields::kAlign));
-  const __m256i aligned = _mm256_castps_si256(
-      _mm256_add_ps(_mm256_castsi256_ps(magnitude), _mm256_castsi256_ps(align)));
-  const __m256i steps = _mm256_sub_epi32(aligned, align);
-  const __m256i steps_and_exponent = _mm256_add_epi32(steps, _mm256_srli_epi32(align, 20));
-  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-  const __m256i code =
-      _mm256_blendv_epi8(_mm256_sub_epi32(steps_and_exponent, _mm256_set1_epi32(Fields::kCodeBias)),
-                         _mm256_set1_epi32(Fields::kNan), nan);
-  __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80));
-  if (kFnuz) {  // has no -0: its bits mean NaN
-    sign = _mm256_andnot_si256(_mm256_cmpeq_epi32(code, _mm256_setzero_si256()), sign);
-  }
-  const __m128i halves = narrow_to_16(_mm256_or_si256(sign, code));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(halves, halves));
-}
-
 ROCM_KERNELS_VECTOR F32 fma(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
-ROCM_KERNELS_VECTOR F32 abs(F32 v) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v); }
 ROCM_KERNELS_VECTOR F32 round_nearest(F32 v) {
   return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-// VMINPS and VMAXPS return their second operand when either is NaN.
-ROCM_KERNELS_VECTOR F32 min_keep_nan(F32 v, F32 limit) { return _mm256_min_ps(limit, v); }
-ROCM_KERNELS_VECTOR F32 max_keep_nan(F32 v, F32 limit) { return _mm256_max_ps(limit, v); }
-ROCM_KERNELS_VECTOR F32 max_ignore_nan(F32 v, F32 largest) { return _mm256_max_ps(v, largest); }
+ROCM_KERNELS_VECTOR F32 clamp(F32 v, float limit) {
+  return _mm256_max_ps(_mm256_min_ps(v, set1(limit)), set1(-limit));
+}
+// VMAXPS returns its second operand when either is NaN.
+ROCM_KERNELS_VECTOR F32 max_magnitude(F32 v, F32 largest) {
+  return _mm256_max_ps(_mm256_andnot_ps(set1(-0.0f), v), largest);
+}
 ROCM_KERNELS_VECTOR F32 where_negative(F32 v, F32 a, F32 b) {
   return _mm256_blendv_ps(b, a, _mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_LT_OQ));
 }
 
 ROCM_KERNELS_VECTOR F32 times_power_of_two(F32 v, F32 n) {
   // n may be 128, which no float exponent holds: the last factor of two comes apart.
-  const __m256i exponent = _mm256_cvtps_epi32(n - set1(1.0f));
+  const __m256i exponent = _mm256_cvtps_epi32(_mm256_max_ps(n, set1(-124.0f)) - set1(1.0f));
   const __m256i bits = _mm256_add_epi32(_mm256_castps_si256(v), _mm256_slli_epi32(exponent, 23));
   return _mm256_castsi256_ps(bits) * set1(2.0f);
 }

@@ -3,8 +3,6 @@
 constexpr int kLanes = 16;
 using F32 = __m512;
 
-ROCM_KERNELS_VECTOR __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1); }
-
 ROCM_KERNELS_VECTOR F32 set1(float scalar) { return _mm512_set1_ps(scalar); }
 
 ROCM_KERNELS_VECTOR F32 from_bfloat16(__m256i halves) {
@@ -17,16 +15,6 @@ ROCM_KERNELS_VECTOR F32 load(const Float16* p) {
 }
 ROCM_KERNELS_VECTOR F32 load(const BFloat16* p) {
   return from_bfloat16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
-
-ROCM_KERNELS_VECTOR F32 load(const float* p, int n) {
-  return _mm512_maskz_loadu_ps(first_lanes(n), p);
-}
-ROCM_KERNELS_VECTOR F32 load(const Float16* p, int n) {
-  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p));
-}
-ROCM_KERNELS_VECTOR F32 load(const BFloat16* p, int n) {
-  return from_bfloat16(_mm256_maskz_loadu_epi16(first_lanes(n), p));
 }
 
 // The bits of v rounded to bfloat16, in the high half of each lane. VCVTNEPS2BF16 would be shorter,
@@ -44,30 +32,6 @@ ROCM_KERNELS_VECTOR F32 keep_high_halves(__m512i bits) {
   return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(0xFFFF0000)));
 }
 
-template <bool kFnuz>
-ROCM_KERNELS_VECTOR __m128i fp8_codes(F32 v) {
-  using Fields = Fp8Fields<kFnuz>;
-  const __m512i bits = _mm512_castps_si512(v);
-  const __m512i magnitude = _mm512_min_epi32(_mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFFFF)),
-                                             _mm512_set1_epi32(Fields::kLargest));
-  const __m512i exponent =
-      _mm512_max_epi32(_mm512_and_si512(magnitude, _mm512_set1_epi32(Fields::kExponentMask)),
-                       _mm512_set1_epi32(Fields::kSmallestNormal));
-  const __m512i align = _mm512_add_epi32(exponent, _mm512_set1_epi32(Fields::kAlign));
-  const __m512i aligned = _mm512_castps_si512(
-      _mm512_add_ps(_mm512_castsi512_ps(magnitude), _mm512_castsi512_ps(align)));
-  const __m512i steps = _mm512_sub_epi32(aligned, align);
-  const __mmask16 number = _mm512_cmp_ps_mask(v, v, _CMP_ORD_Q);
-  const __m512i code = _mm512_mask_sub_epi32(_mm512_set1_epi32(Fields::kNan), number,
-                                             _mm512_add_epi32(steps, _mm512_srli_epi32(align, 20)),
-                                             _mm512_set1_epi32(Fields::kCodeBias));
-  // FNUZ has no -0: its bits mean NaN.
-  const __mmask16 signs = kFnuz ? _mm512_test_epi32_mask(code, code) : 0xFFFF;
-  constexpr int kBOrAAndC = 0xEC;  // b | (a & c) of the operands a, b, c
-  return _mm512_cvtepi32_epi8(_mm512_maskz_ternarylogic_epi32(
-      signs, _mm512_srli_epi32(bits, 24), code, _mm512_set1_epi32(0x80), kBOrAAndC));
-}
-
 ROCM_KERNELS_VECTOR F32 store(float* p, F32 v) {
   _mm512_storeu_ps(p, v);
   return v;
@@ -83,39 +47,18 @@ ROCM_KERNELS_VECTOR F32 store(BFloat16* p, F32 v) {
                       _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
   return keep_high_halves(bits);
 }
-template <bool kFnuz>
-ROCM_KERNELS_VECTOR void store(Float8E4M3<kFnuz>* p, F32 v) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), fp8_codes<kFnuz>(v));
-}
-
-ROCM_KERNELS_VECTOR F32 store(float* p, F32 v, int n) {
-  _mm512_mask_storeu_ps(p, first_lanes(n), v);
-  return v;
-}
-ROCM_KERNELS_VECTOR F32 store(Float16* p, F32 v, int n) {
-  const __m256i halves = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  _mm256_mask_storeu_epi16(p, first_lanes(n), halves);
-  return _mm512_cvtph_ps(halves);
-}
-ROCM_KERNELS_VECTOR F32 store(BFloat16* p, F32 v, int n) {
-  const __m512i bits = bfloat16_bits(v);
-  _mm256_mask_storeu_epi16(p, first_lanes(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
-  return keep_high_halves(bits);
-}
-template <bool kFnuz>
-ROCM_KERNELS_VECTOR void store(Float8E4M3<kFnuz>* p, F32 v, int n) {
-  _mm_mask_storeu_epi8(p, first_lanes(n), fp8_codes<kFnuz>(v));
-}
-
 ROCM_KERNELS_VECTOR F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
-ROCM_KERNELS_VECTOR F32 abs(F32 v) { return _mm512_abs_ps(v); }
 ROCM_KERNELS_VECTOR F32 round_nearest(F32 v) {
   return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-// VMINPS and VMAXPS return their second operand when either is NaN.
-ROCM_KERNELS_VECTOR F32 min_keep_nan(F32 v, F32 limit) { return _mm512_min_ps(limit, v); }
-ROCM_KERNELS_VECTOR F32 max_keep_nan(F32 v, F32 limit) { return _mm512_max_ps(limit, v); }
-ROCM_KERNELS_VECTOR F32 max_ignore_nan(F32 v, F32 largest) { return _mm512_max_ps(v, largest); }
+ROCM_KERNELS_VECTOR F32 clamp(F32 v, float limit) {
+  constexpr int kSmallerMagnitudeKeepSign = 0b0010;
+  return _mm512_range_ps(v, set1(limit), kSmallerMagnitudeKeepSign);
+}
+// VMAXPS returns its second operand when either is NaN.
+ROCM_KERNELS_VECTOR F32 max_magnitude(F32 v, F32 largest) {
+  return _mm512_max_ps(_mm512_abs_ps(v), largest);
+}
 ROCM_KERNELS_VECTOR F32 where_negative(F32 v, F32 a, F32 b) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_LT_OQ), b, a);
 }

@@ -33,37 +33,14 @@ ROCM_KERNELS_VECTOR F32 store(BFloat16* p, F32 v) {
   return vreinterpretq_f32_u32(vshll_n_u16(halves, 16));
 }
 
-template <bool kFnuz>
-ROCM_KERNELS_VECTOR void store(Float8E4M3<kFnuz>* p, F32 v) {
-  using Fields = Fp8Fields<kFnuz>;
-  const uint32x4_t bits = vreinterpretq_u32_f32(v);
-  const uint32x4_t magnitude =
-      vminq_u32(vandq_u32(bits, vdupq_n_u32(0x7FFFFFFF)), vdupq_n_u32(Fields::kLargest));
-  const uint32x4_t exponent = vmaxq_u32(vandq_u32(magnitude, vdupq_n_u32(Fields::kExponentMask)),
-                                        vdupq_n_u32(Fields::kSmallestNormal));
-  const uint32x4_t align = vaddq_u32(exponent, vdupq_n_u32(Fields::kAlign));
-  const uint32x4_t aligned = vreinterpretq_u32_f32(
-      vaddq_f32(vreinterpretq_f32_u32(magnitude), vreinterpretq_f32_u32(align)));
-  const uint32x4_t steps = vsubq_u32(aligned, align);
-  const uint32x4_t steps_and_exponent = vaddq_u32(steps, vshrq_n_u32(align, 20));
-  const uint32x4_t code =
-      vbslq_u32(vceqq_f32(v, v), vsubq_u32(steps_and_exponent, vdupq_n_u32(Fields::kCodeBias)),
-                vdupq_n_u32(Fields::kNan));
-  uint32x4_t sign = vandq_u32(vshrq_n_u32(bits, 24), vdupq_n_u32(0x80));
-  if (kFnuz) sign = vandq_u32(sign, vtstq_u32(code, code));  // has no -0: its bits mean NaN
-  const uint16x4_t halves = vmovn_u32(vorrq_u32(sign, code));
-  const uint8x8_t bytes = vmovn_u16(vcombine_u16(halves, halves));
-  const uint32_t word = vget_lane_u32(vreinterpret_u32_u8(bytes), 0);
-  __builtin_memcpy(p, &word, sizeof(word));
-}
-
 ROCM_KERNELS_VECTOR F32 fma(F32 a, F32 b, F32 c) { return vfmaq_f32(c, a, b); }
-ROCM_KERNELS_VECTOR F32 abs(F32 v) { return vabsq_f32(v); }
 ROCM_KERNELS_VECTOR F32 round_nearest(F32 v) { return vrndnq_f32(v); }
-ROCM_KERNELS_VECTOR F32 min_keep_nan(F32 v, F32 limit) { return vminq_f32(v, limit); }
-ROCM_KERNELS_VECTOR F32 max_keep_nan(F32 v, F32 limit) { return vmaxq_f32(v, limit); }
-ROCM_KERNELS_VECTOR F32 max_ignore_nan(F32 v, F32 largest) {
-  return vbslq_f32(vcgtq_f32(v, largest), v, largest);
+ROCM_KERNELS_VECTOR F32 clamp(F32 v, float limit) {
+  return vmaxq_f32(vminq_f32(v, set1(limit)), set1(-limit));
+}
+ROCM_KERNELS_VECTOR F32 max_magnitude(F32 v, F32 largest) {
+  const F32 magnitude = vabsq_f32(v);
+  return vbslq_f32(vcgtq_f32(magnitude, largest), magnitude, largest);
 }
 ROCM_KERNELS_VECTOR F32 where_negative(F32 v, F32 a, F32 b) {
   return vbslq_f32(vcltzq_f32(v), a, b);
@@ -71,7 +48,7 @@ ROCM_KERNELS_VECTOR F32 where_negative(F32 v, F32 a, F32 b) {
 
 ROCM_KERNELS_VECTOR F32 times_power_of_two(F32 v, F32 n) {
   // n may be 128, which no float exponent holds: the last factor of two comes apart.
-  const int32x4_t exponent = vcvtq_s32_f32(n - set1(1.0f));
+  const int32x4_t exponent = vcvtq_s32_f32(vmaxq_f32(n, set1(-124.0f)) - set1(1.0f));
   const int32x4_t bits = vaddq_s32(vreinterpretq_s32_f32(v), vshlq_n_s32(exponent, 23));
   return vreinterpretq_f32_s32(bits) * set1(2.0f);
 }

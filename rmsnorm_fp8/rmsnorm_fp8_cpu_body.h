@@ -5,33 +5,38 @@
 // residual's row, or x's own without one, so there is no buffer. y = (h * rstd) * weight is cheaper
 // to compute again for each pass than to keep.
 
-#include "../common/cpu_vector.h"
+#include "../common/cpu_block.h"
 
-// Each lane sums so many squares in float32, and the sums are added up in float64: the error stays
-// below 2^-19 whatever the hidden size and the number of lanes.
-constexpr int64_t kSumColumns = 32 * kLanes;
+// Columns whose squares are summed in float32, 64 in each lane; these sums are added in float64. So
+// the error does not grow with the hidden size.
+constexpr int64_t kSumColumns = 64 * kLanes;
 
-template <bool kWhole, class X>
-ROCM_KERNELS_VECTOR F32 add_residual(const X* x, X* residual, int n) {
-  const F32 h = load_lanes<kWhole>(x, n) + load_lanes<kWhole>(residual, n);
-  if constexpr (kWhole) return store(residual, h);
-  return store(residual, h, n);
+template <bool kResidual, bool kWhole, class X>
+ROCM_KERNELS_VECTOR Block load_h(const X* x, X* residual, int n) {
+  Block h = kWhole ? load_block<X>(x) : load_block<X>(x, n);
+  if constexpr (kResidual) {
+    const Block r = kWhole ? load_block<X>(residual) : load_block<X>(residual, n);
+    for (int i = 0; i < kVectors; ++i) h.v[i] = h.v[i] + r.v[i];
+    h = kWhole ? store_block<X>(residual, h) : store_block<X>(residual, h, n);
+  }
+  return h;
 }
 
 template <bool kResidual, class X>
 float sum_of_squares(const X* x, X* residual, int64_t columns) {
-  F32 total = set1(0.0f);
+  Block total;
+  for (F32& lanes : total.v) lanes = set1(0.0f);
   int64_t c = 0;
-  for (; c + kLanes <= columns; c += kLanes) {
-    const F32 h = kResidual ? add_residual<true>(x + c, residual + c, kLanes) : load(x + c);
-    total = fma(h, h, total);
+  for (; c + kBlock <= columns; c += kBlock) {
+    const Block h = load_h<kResidual, true>(x + c, kResidual ? residual + c : nullptr, kBlock);
+    for (int i = 0; i < kVectors; ++i) total.v[i] = fma(h.v[i], h.v[i], total.v[i]);
   }
   if (c < columns) {
     const int n = static_cast<int>(columns - c);
-    const F32 h = kResidual ? add_residual<false>(x + c, residual + c, n) : load(x + c, n);
-    total = fma(h, h, total);
+    const Block h = load_h<kResidual, false>(x + c, kResidual ? residual + c : nullptr, n);
+    for (int i = 0; i < kVectors; ++i) total.v[i] = fma(h.v[i], h.v[i], total.v[i]);
   }
-  return sum(total);
+  return sum((total.v[0] + total.v[1]) + (total.v[2] + total.v[3]));
 }
 
 template <bool kResidual, class X>
@@ -49,38 +54,47 @@ template <class X, class W>
 struct NormalisedRow {
   const X* h;
   const W* weight;
-  F32 rstd;
+  float rstd;
 
   template <bool kWhole>
-  ROCM_KERNELS_VECTOR F32 at(int64_t c, int n) const {
-    return load_lanes<kWhole>(h + c, n) * rstd * load_lanes<kWhole>(weight + c, n);
+  ROCM_KERNELS_VECTOR Block at(int64_t c, int n) const {
+    Block y = kWhole ? load_block<X>(h + c) : load_block<X>(h + c, n);
+    const Block w = kWhole ? load_block<X>(weight + c) : load_block<X>(weight + c, n);
+    for (int i = 0; i < kVectors; ++i) y.v[i] = y.v[i] * set1(rstd) * w.v[i];
+    return y;
   }
 };
 
 template <class X, class W>
-float amax(const NormalisedRow<X, W>& y, int64_t begin, int64_t end) {
+float amax(const NormalisedRow<X, W>& row, int64_t begin, int64_t end) {
   F32 result = set1(0.0f);
   int64_t c = begin;
-  for (; c + kLanes <= end; c += kLanes) {
-    result = max_ignore_nan(abs(y.template at<true>(c, kLanes)), result);
+  for (; c + kBlock <= end; c += kBlock) {
+    const Block y = row.template at<true>(c, kBlock);
+    for (int i = 0; i < kVectors; ++i) result = max_magnitude(y.v[i], result);
   }
   if (c < end) {
-    result = max_ignore_nan(abs(y.template at<false>(c, static_cast<int>(end - c))), result);
+    const Block y = row.template at<false>(c, static_cast<int>(end - c));
+    for (int i = 0; i < kVectors; ++i) result = max_magnitude(y.v[i], result);
   }
   return largest(result);
 }
 
 template <class X, class W, class Out>
-void write(const NormalisedRow<X, W>& y, float inverse_scale, Out* out, int64_t begin,
+void write(const NormalisedRow<X, W>& row, float inverse_scale, Out* out, int64_t begin,
            int64_t end) {
   const F32 inverse = set1(inverse_scale);
   int64_t c = begin;
-  for (; c + kLanes <= end; c += kLanes) {
-    store(out + c, y.template at<true>(c, kLanes) * inverse);
+  for (; c + kBlock <= end; c += kBlock) {
+    Block y = row.template at<true>(c, kBlock);
+    for (int i = 0; i < kVectors; ++i) y.v[i] = y.v[i] * inverse;
+    store_block<X>(out + c, y);
   }
   if (c < end) {
     const int n = static_cast<int>(end - c);
-    store(out + c, y.template at<false>(c, n) * inverse, n);
+    Block y = row.template at<false>(c, n);
+    for (int i = 0; i < kVectors; ++i) y.v[i] = y.v[i] * inverse;
+    store_block<X>(out + c, y, n);
   }
 }
 
@@ -91,13 +105,13 @@ void normalise_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const X* const x = static_cast<const X*>(args.x) + row * args.x_stride;
     Out* const out = static_cast<Out*>(args.out) + row * args.out_stride;
-    NormalisedRow<X, W> y{x, static_cast<const W*>(args.weight), set1(0.0f)};
+    NormalisedRow<X, W> y{x, static_cast<const W*>(args.weight), 0.0f};
     if (args.residual != nullptr) {
       X* const residual = static_cast<X*>(args.residual) + row * args.residual_stride;
-      y.rstd = set1(reciprocal_rms<true>(x, residual, hidden, args.eps));
+      y.rstd = reciprocal_rms<true>(x, residual, hidden, args.eps);
       y.h = residual;
     } else {
-      y.rstd = set1(reciprocal_rms<false, X>(x, nullptr, hidden, args.eps));
+      y.rstd = reciprocal_rms<false, X>(x, nullptr, hidden, args.eps);
     }
 
     if (args.scaling == Scaling::kNone) {

@@ -5,24 +5,26 @@
 // the amax of all its columns first, so their y are kept, up to kKeptColumns of them; the tiles of
 // a row that is longer than that are computed twice.
 
-#include "../common/cpu_vector.h"
+#include "../common/cpu_block.h"
 
 constexpr int64_t kTileColumns = 1024;
 constexpr int64_t kKeptColumns = 16 * kTileColumns;
+static_assert(kTileColumns % kBlock == 0, "tiles are kept as whole blocks");
 
-// e^v to 1 ulp: v = n * ln(2) + r with |r| <= ln(2) / 2, and a polynomial of r whose error is
-// 3e-9. Below -86 it stays at e^-86, for which the formulas here have no use.
+// e^v for v in [-86, 89] to 1.6e-7, infinity above, at most e^-86 below; NaN gives anything, since
+// every formula here multiplies by v as well. With v = n * ln(2) + r it is 2^n times a polynomial
+// of r. ln(2) comes in two parts, of which the first has so few bits that n times it is exact.
 ROCM_KERNELS_VECTOR F32 exp(F32 v) {
-  v = max_keep_nan(min_keep_nan(v, set1(89.0f)), set1(-86.0f));
+  v = clamp(v, 89.0f);
   const F32 n = round_nearest(v * set1(1.44269504f));
-  F32 r = fma(n, set1(-0x1.62e4p-1f), v);  // so few bits of ln(2) that n times them is exact
+  F32 r = fma(n, set1(-0x1.62e4p-1f), v);
   r = fma(n, set1(-1.42860677e-6f), r);
-  F32 p = set1(0x1.6a2344p-10f);
-  p = fma(p, r, set1(0x1.123a6ap-7f));
-  p = fma(p, r, set1(0x1.5558f4p-5f));
-  p = fma(p, r, set1(0x1.555490p-3f));
-  p = fma(p, r, set1(0x1.fffffcp-2f));
-  p = fma(r * r, p, r) + set1(1.0f);
+  F32 p = set1(0x1.0fa7f6p-7f);
+  p = fma(p, r, set1(0x1.573acep-5f));
+  p = fma(p, r, set1(0x1.555a6cp-3f));
+  p = fma(p, r, set1(0x1.fffdc4p-2f));
+  p = fma(p, r, set1(0x1.fffff6p-1f));
+  p = fma(p, r, set1(1.0f));
   return times_power_of_two(p, n);
 }
 
@@ -38,7 +40,7 @@ ROCM_KERNELS_VECTOR F32 activation(F32 v) {
   } else if constexpr (kActivation == Activation::kGelu) {
     // 1 + erf(z) = erfc(-z), and erfc(|z|) = e^(-z^2) * P(t) with t = 1 / (1 + 0.3 |z|): P's
     // relative error is 2e-8 up to |z| = 9.5, where erfc is below the smallest normal number.
-    const F32 z = abs(v) * set1(0.707106781f);
+    const F32 z = max_magnitude(v, set1(0.0f)) * set1(0.707106781f);
     const F32 t = set1(1.0f) / fma(z, set1(0.3f), set1(1.0f));
     F32 p = set1(-0.129434079f);
     p = fma(p, t, set1(0.485096455f));
@@ -63,33 +65,35 @@ ROCM_KERNELS_VECTOR F32 activation(F32 v) {
 }
 
 template <Activation kActivation, bool kGated, bool kWhole, class In>
-ROCM_KERNELS_VECTOR F32 activated(const In* gate, const In* up, int n) {
-  const F32 y = activation<kActivation>(load_lanes<kWhole>(gate, n));
-  if constexpr (kGated) return y * load_lanes<kWhole>(up, n);
+ROCM_KERNELS_VECTOR Block activated(const In* gate, const In* up, int n) {
+  Block y = kWhole ? load_block<In>(gate) : load_block<In>(gate, n);
+  for (F32& lanes : y.v) lanes = activation<kActivation>(lanes);
+  if constexpr (kGated) {
+    const Block factor = kWhole ? load_block<In>(up) : load_block<In>(up, n);
+    for (int i = 0; i < kVectors; ++i) y.v[i] = y.v[i] * factor.v[i];
+  }
   return y;
 }
 
 // y of `columns` columns, and their amax.
 template <Activation kActivation, bool kGated, class In>
-float activate(const In* gate, const In* up, float* y, int64_t columns) {
+float activate(const In* gate, const In* up, Block* y, int64_t columns) {
   F32 amax = set1(0.0f);
   int64_t c = 0;
-  for (; c + kLanes <= columns; c += kLanes) {
-    const F32 v = activated<kActivation, kGated, true>(gate + c, kGated ? up + c : up, kLanes);
-    store(y + c, v);
-    amax = max_ignore_nan(abs(v), amax);
+  for (; c + kBlock <= columns; c += kBlock, ++y) {
+    *y = activated<kActivation, kGated, true>(gate + c, kGated ? up + c : up, kBlock);
+    for (const F32& lanes : y->v) amax = max_magnitude(lanes, amax);
   }
   if (c < columns) {
     const int n = static_cast<int>(columns - c);
-    const F32 v = activated<kActivation, kGated, false>(gate + c, kGated ? up + c : up, n);
-    store(y + c, v, n);
-    amax = max_ignore_nan(abs(v), amax);
+    *y = activated<kActivation, kGated, false>(gate + c, kGated ? up + c : up, n);
+    for (const F32& lanes : y->v) amax = max_magnitude(lanes, amax);
   }
   return largest(amax);
 }
 
 template <class In>
-using Activate = float (*)(const In* gate, const In* up, float* y, int64_t columns);
+using Activate = float (*)(const In* gate, const In* up, Block* y, int64_t columns);
 
 template <bool kGated, class In>
 Activate<In> activate_for(Activation activation) {
@@ -105,14 +109,17 @@ Activate<In> activate_for(Activation activation) {
   }
 }
 
-template <class Out>
-void write(const float* y, float inverse_scale, Out* out, int64_t columns) {
+template <class In, class Out>
+void write(const Block* y, float inverse_scale, Out* out, int64_t columns) {
   const F32 inverse = set1(inverse_scale);
-  int64_t c = 0;
-  for (; c + kLanes <= columns; c += kLanes) store(out + c, load(y + c) * inverse);
-  if (c < columns) {
-    const int n = static_cast<int>(columns - c);
-    store(out + c, load(y + c, n) * inverse, n);
+  for (int64_t c = 0; c < columns; c += kBlock, ++y) {
+    Block scaled;
+    for (int i = 0; i < kVectors; ++i) scaled.v[i] = y->v[i] * inverse;
+    if (c + kBlock <= columns) {
+      store_block<In>(out + c, scaled);
+    } else {
+      store_block<In>(out + c, scaled, static_cast<int>(columns - c));
+    }
   }
 }
 
@@ -121,14 +128,14 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 template <class In, class Out>
 void run_piece(const SwigluFp8Args& args, Activate<In> activate, const In* gate, const In* up,
                Out* out, float* scales, int64_t columns) {
-  alignas(64) float kept[kKeptColumns + kTileColumns];
+  Block kept[(kKeptColumns + kTileColumns) / kBlock];
 
   if (args.scaling == Scaling::kNone || args.scaling == Scaling::kStatic) {
     const float inverse = args.scaling == Scaling::kStatic ? 1.0f / *args.static_scale : 1.0f;
     for (int64_t c = 0; c < columns; c += kTileColumns) {
       const int64_t n = smaller(kTileColumns, columns - c);
       activate(gate + c, up == nullptr ? up : up + c, kept, n);
-      write(kept, inverse, out + c, n);
+      write<In>(kept, inverse, out + c, n);
     }
     return;
   }
@@ -139,19 +146,19 @@ void run_piece(const SwigluFp8Args& args, Activate<In> activate, const In* gate,
     const int64_t last = smaller(first + group, columns);
     float amax = 0.0f;
     for (int64_t c = first; c < last; c += kTileColumns) {
-      const float tile_amax =
-          activate(gate + c, up == nullptr ? up : up + c, kept + smaller(c - first, kKeptColumns),
-                   smaller(kTileColumns, last - c));
+      const float tile_amax = activate(gate + c, up == nullptr ? up : up + c,
+                                       kept + smaller(c - first, kKeptColumns) / kBlock,
+                                       smaller(kTileColumns, last - c));
       if (tile_amax > amax) amax = tile_amax;
     }
     const float scale = scale_for(amax);
     *scales++ = scale;
     const int64_t kept_columns = smaller(last - first, kKeptColumns);
-    write(kept, 1.0f / scale, out + first, kept_columns);
+    write<In>(kept, 1.0f / scale, out + first, kept_columns);
     for (int64_t c = first + kept_columns; c < last; c += kTileColumns) {
       const int64_t n = smaller(kTileColumns, last - c);
       activate(gate + c, up == nullptr ? up : up + c, kept, n);
-      write(kept, 1.0f / scale, out + c, n);
+      write<In>(kept, 1.0f / scale, out + c, n);
     }
   }
 }
