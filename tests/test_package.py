@@ -49,7 +49,7 @@ def config() -> dict:
 
 @pytest.fixture(scope="session")
 def second_version(tmp_path_factory, config) -> Path:
-    """Version 2, built from only the files that build.toml lists, as the Nix sandbox does."""
+    """Version 2: the files that build.toml lists and no others, with the example's kernel added."""
     root = tmp_path_factory.mktemp("second") / "source"
     files = set(config["torch"]["src"])
     for section in config["kernel"].values():
@@ -61,6 +61,8 @@ def second_version(tmp_path_factory, config) -> Path:
         shutil.copyfile(ROOT / name, root / name)
     text = (ROOT / "build.toml").read_text()
     (root / "build.toml").write_text(text.replace("\nversion = 1\n", "\nversion = 2\n"))
+    patch = ["git", "apply", str(ROOT / "examples" / "add_kernel.patch")]
+    subprocess.run(patch, cwd=root, check=True)
     command = [sys.executable, "tools/build.py", "--backend", "cpu"]
     result = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -97,6 +99,28 @@ def test_build_toml_is_what_the_builder_reads(config):
     for section in config["kernel"].values():
         for source in section["src"]:
             assert (ROOT / source).is_file(), source
+
+
+def included(source: str) -> set[str]:
+    """The project's files that a source needs, itself included, whatever the preprocessor picks."""
+    needed, todo = set(), [source]
+    while todo:
+        path = todo.pop()
+        if path in needed or not (ROOT / path).is_file():
+            continue
+        needed.add(path)
+        # Also the bodies that are included through a macro.
+        named = re.findall(r'#\s*(?:include|define \w+)\s+"([^"]+)"', (ROOT / path).read_text())
+        todo += [os.path.normpath(os.path.join(os.path.dirname(path), name)) for name in named]
+    return needed
+
+
+def test_sections_list_what_they_need_and_no_more(config):
+    for name, section in config["kernel"].items():
+        sources = [s for s in section["src"] if s.endswith((".cpp", ".cu", ".hip"))]
+        needed = set().union(*(included(source) for source in sources))
+        missing, idle = needed - set(section["src"]), set(section["src"]) - needed
+        assert not missing and not idle, f"{name}: missing {missing}, not needed {idle}"
 
 
 def test_layout_and_metadata(variant, config):
@@ -185,6 +209,17 @@ def test_two_versions_in_one_process(tmp_path, variant, second_version):
         f"assert torch.equal(one.rms_norm(x, w), package.rms_norm(x, w))\n{USE}"
     )
     assert run_python(code, HF_HUB_CACHE=str(cache)) == "64"
+
+
+def test_example_of_a_new_kernel(second_version):
+    code = (
+        "import kernels, pathlib, torch\n"
+        f"package = kernels.get_local_kernel(pathlib.Path({str(second_version)!r}))\n"
+        "x = torch.randn(3, 5, 700) * 50\n"
+        "torch.testing.assert_close(package.softcap(x, 30.0), package.reference.softcap(x, 30.0))\n"
+        f"{USE}"
+    )
+    assert run_python(code) == "64"
 
 
 @pytest.mark.kernels_ci

@@ -1,0 +1,251 @@
+"""The CPU kernels beside what PyTorch offers for the same work, in one run on this machine.
+
+    python benchmarks/cpu.py [--save]
+
+Candidates take turns, so that a slow moment of the machine meets all of them; the median is shown.
+Weights rotate over more than the last-level cache holds, activations stay hot as they do in a
+model. The floor is the time that the bytes take at the read bandwidth measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import kernels
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch.utils.benchmark import Timer
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
+REPORT = ROOT / "docs" / "cpu_benchmarks.md"
+
+ELEMENTWISE_SHAPES = [(1, 16384), (8, 16384), (256, 4096), (2048, 4096)]
+GEMM_SHAPES = [(2304, 16384), (13312, 16384), (16384, 6656)]
+GEMM_ROWS = [1, 8, 16, 32, 64]
+ROTATED_BYTES = 256 << 20
+
+
+@dataclass
+class Row:
+    """One line of a table: times in microseconds, bytes that must move."""
+
+    case: str
+    times_us: dict[str, float]
+    bytes: int
+
+
+def medians_us(candidates: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Median time of each candidate; they take turns for about ``seconds`` in all."""
+    timers, counts = {}, {}
+    for name, call in candidates.items():
+        timers[name] = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+        for _ in range(3):
+            call()
+        once = timers[name].timeit(1).median
+        counts[name] = max(1, int(seconds / len(candidates) / 15 / once))
+    rounds = {name: [] for name in candidates}
+    for _ in range(15):
+        for name, timer in timers.items():
+            rounds[name].append(timer.timeit(counts[name]).median * 1e6)
+    return {name: statistics.median(times) for name, times in rounds.items()}
+
+
+def read_bandwidth() -> float:
+    """Bytes a second of summing 1 GiB, the best of ten."""
+    data = torch.ones(1 << 28)
+    return max(
+        data.nbytes / Timer("x.sum()", globals={"x": data}).timeit(1).median for _ in range(10)
+    )
+
+
+def rotating(n: int, k: int, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """Gives one of so many weights, in turn, that none is still cached."""
+    count = max(2, ROTATED_BYTES // (n * k * dtype.itemsize) + 1)
+    cycle = itertools.cycle(
+        [torch.randn(n, k, dtype=torch.bfloat16).to(dtype) for _ in range(count)]
+    )
+    return lambda: next(cycle)
+
+
+def quantize_eager(y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (y / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def rmsnorm_eager(x, residual, weight, scale):
+    residual.add_(x)
+    h = residual.float()
+    y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * weight.float()
+    return quantize_eager(y, scale)
+
+
+def swiglu_eager(x, scale):
+    gate, up = x.chunk(2, -1)
+    return quantize_eager(F.silu(gate.float()) * up.float(), scale)
+
+
+def norm_row(package, compiled: Callable, count: int, columns: int) -> Row:
+    x, residual = (torch.randn(count, columns).bfloat16() for _ in range(2))
+    weight, scale = torch.randn(columns).bfloat16(), torch.tensor([0.05])
+    # Zeroing keeps the residual from growing without bounds; it is no part of the op.
+    calls = {
+        "eager": lambda: rmsnorm_eager(x, residual.zero_(), weight, scale),
+        "torch.compile": lambda: compiled(x, residual.zero_(), weight, scale),
+        "rocm-kernels": lambda: package.rms_norm_fp8(
+            x, weight, residual=residual.zero_(), scale=scale
+        ),
+        "per token": lambda: package.rms_norm_fp8(x, weight, residual=residual.zero_()),
+        "zeroing": residual.zero_,
+    }
+    times = medians_us(calls, 2.0)
+    zeroing = times.pop("zeroing")
+    times = {name: time - zeroing for name, time in times.items()}
+    moved = count * columns * (2 + 2 + 2 + 1) + 2 * columns
+    return Row(f"residual + RMSNorm + FP8, {count} x {columns}", times, moved)
+
+
+def activation_row(package, compiled: Callable, count: int, columns: int) -> Row:
+    x, scale = torch.randn(count, columns).bfloat16(), torch.tensor([0.05])
+    calls = {
+        "eager": lambda: swiglu_eager(x, scale),
+        "torch.compile": lambda: compiled(x, scale),
+        "rocm-kernels": lambda: package.swiglu_fp8(x, scale=scale),
+        "per token": lambda: package.swiglu_fp8(x),
+    }
+    moved = count * columns * 2 + count * columns // 2
+    case = f"SwiGLU + FP8, {count} x {columns} -> {columns // 2}"
+    return Row(case, medians_us(calls, 2.0), moved)
+
+
+def elementwise_rows(package) -> list[Row]:
+    norm, activation = (
+        torch.compile(eager, fullgraph=True, dynamic=False)
+        for eager in (rmsnorm_eager, swiglu_eager)
+    )
+    rows = []
+    for shape in track(ELEMENTWISE_SHAPES, description="norm and activation", transient=True):
+        rows.append(norm_row(package, norm, *shape))
+        rows.append(activation_row(package, activation, *shape))
+    return rows
+
+
+def gemm_row(package, wide: Callable, narrow: Callable, m: int, n: int, k: int) -> Row:
+    x = torch.randn(m, k).bfloat16()
+    a, scale_a = package.quantize_fp8(x)
+    scale_w = torch.rand(n, 1)
+    calls = {
+        "F.linear bf16": lambda: F.linear(x, wide()),
+        "rocm-kernels FP8": lambda: package.skinny_gemm(a, narrow(), scale_a, scale_w),
+        "weight only": lambda: package.skinny_gemm(x, narrow(), None, scale_w),
+    }
+    moved = n * k + m * k + 2 * m * n + 4 * (m + n)
+    return Row(f"M {m}, N {n}, K {k}", medians_us(calls, 3.0), moved)
+
+
+def gemm_rows(package) -> list[Row]:
+    rows = []
+    for n, k in track(GEMM_SHAPES, description="skinny_gemm", transient=True):
+        wide = rotating(n, k, torch.bfloat16)
+        narrow = rotating(n, k, torch.float8_e4m3fn)
+        rows += [gemm_row(package, wide, narrow, m, n, k) for m in GEMM_ROWS]
+    return rows
+
+
+def table(rows: list[Row], bandwidth: float, baseline: str, ours: str):
+    names = list(rows[0].times_us)
+    header = ["case", *(f"{name}, us" for name in names), "floor, us", "of floor", f"x {baseline}"]
+    lines = []
+    for row in rows:
+        floor = row.bytes / bandwidth * 1e6
+        lines.append(
+            [
+                row.case,
+                *(f"{row.times_us[name]:,.1f}" for name in names),
+                f"{floor:,.1f}",
+                f"{floor / row.times_us[ours]:.0%}",
+                f"{row.times_us[baseline] / row.times_us[ours]:.2f}",
+            ]
+        )
+    return header, lines
+
+
+def show(console: Console, title: str, header: list[str], lines: list[list[str]]) -> None:
+    grid = Table(title=title, title_justify="left")
+    for index, name in enumerate(header):
+        grid.add_column(name, justify="right" if index else "left")
+    for line in lines:
+        grid.add_row(*line)
+    console.print(grid)
+
+
+def markdown(header: list[str], lines: list[list[str]]) -> str:
+    rule = ["---"] + ["---:"] * (len(header) - 1)
+    return "\n".join("| " + " | ".join(line) + " |" for line in [header, rule, *lines])
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--save", action="store_true", help=f"write {RESULTS.name} and {REPORT.name} too"
+    )
+    arguments = parser.parse_args()
+    os.environ.setdefault("LOCAL_KERNELS", f"org/rocm-kernels={ROOT}")
+    package = kernels.get_kernel("org/rocm-kernels", version=1, backend="cpu")
+    torch.manual_seed(0)
+
+    bandwidth = read_bandwidth()
+    elementwise = elementwise_rows(package)
+    gemm = gemm_rows(package)
+    machine = (
+        f"{processor()}, {torch.get_num_threads()} threads, read bandwidth "
+        f"{bandwidth / 1e9:.1f} GB/s; torch {torch.__version__}; {datetime.date.today()}"
+    )
+    tables = {
+        "Norm and activation, bfloat16 in, static scale": table(
+            elementwise, bandwidth, "eager", "rocm-kernels"
+        ),
+        "Matrix products, cold weights": table(
+            gemm, bandwidth, "F.linear bf16", "rocm-kernels FP8"
+        ),
+    }
+    console = Console(width=150 if not sys.stdout.isatty() else None)
+    console.print(machine)
+    for title, (header, lines) in tables.items():
+        show(console, title, header, lines)
+    if arguments.save:
+        RESULTS.parent.mkdir(exist_ok=True)
+        results = {"machine": machine, "bandwidth": bandwidth}
+        results["rows"] = [asdict(row) for row in elementwise + gemm]
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        sections = [f"## {title}\n\n{markdown(*lines)}\n" for title, lines in tables.items()]
+        REPORT.write_text(
+            f"# CPU benchmarks\n\nMeasured by `make bench ARGS=--save` on: {machine}.\n\n"
+            "Medians of candidates that take turns. Floor: the bytes that must move, at the read "
+            "bandwidth of the same run.\nActivations are hot in cache, so small shapes may beat "
+            "the floor; weights are cold.\n\n" + "\n".join(sections)
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
