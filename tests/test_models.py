@@ -111,6 +111,7 @@ def test_report(quantize_, capsys):
     scales = 2 * 4 * (96 + 32 + 32 + 96 + 272 + 272 + 96)
     assert report.bytes_before - report.bytes_after == weights - scales
     assert report.fp8_dtype == torch.float8_e4m3fn and report.activations == "dynamic"
+    assert "14 linears to torch.float8_e4m3fn" in str(report) and "lm_head" in str(report)
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""
 

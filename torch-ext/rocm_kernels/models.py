@@ -59,6 +59,15 @@ class QuantizationReport:
     fp8_dtype: torch.dtype
     activations: str
 
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.converted)} linears to {self.fp8_dtype}, activations {self.activations!r}",
+            f"{len(self.fused)} fused projections, {len(self.adopted)} linears held FP8 already",
+            f"{self.bytes_before / 1e6:.1f} MB before, {self.bytes_after / 1e6:.1f} MB after",
+        ]
+        lines += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        return "\n".join(lines)
+
 
 class FP8Linear(nn.Module):
     """Linear layer with an FP8 weight ``[N, K]`` and one scale for each output channel.
