@@ -28,6 +28,7 @@ constexpr int kGroup = 16;             // columns of out that are worked on toge
 
 struct GemmJob {
   SkinnyGemmArgs args;
+  int64_t step;  // of K, after which partial sums are scaled and added to the totals
 };
 
 float as_float(float value) { return value; }
@@ -69,7 +70,9 @@ int64_t skinny_gemm_workspace_bytes(const SkinnyGemmArgs& args, const Context&) 
 Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context) {
   if (args.m == 0 || args.n == 0) return nullptr;
   if (args.m > kSkinnyGemmMaxRows) return "skinny_gemm takes at most 64 rows";
-  GemmJob job{args};
+  const bool blocks =
+      args.scale_a.kind == GemmScale::Kind::kBlock || args.scale_w.kind == GemmScale::Kind::kBlock;
+  GemmJob job{args, blocks ? kScaleBlock : kPanelDepth};
   // Waking a thread costs some microseconds: give it no less than that to do.
   constexpr int64_t kGrainBytes = 64 * 1024;
   const int64_t panels = args.m * ceil_div(args.k, kPanelDepth);

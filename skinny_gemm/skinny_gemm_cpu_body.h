@@ -69,8 +69,10 @@ ROCM_KERNELS_VECTOR float scale_of_row(const GemmScale& scale, int64_t row) {
 template <class Out>
 void write_columns(const SkinnyGemmArgs& args, int64_t n, int columns, float gain,
                    const float sums[][kGroup]) {
-  float scales[kGroup], biases[kGroup];
-  for (int i = 0; i < kGroup; ++i) {
+  // A vector may be wider than a group: the arrays go on, and `sums` has a row to spare.
+  constexpr int kWidth = kGroup > kLanes ? kGroup : kLanes;
+  float scales[kWidth], biases[kWidth];
+  for (int i = 0; i < kWidth; ++i) {
     const bool inside = i < columns;
     scales[i] = inside ? scale_of_row(args.scale_w, n + i) : 0.0f;
     biases[i] = 0.0f;
@@ -99,14 +101,14 @@ void write_columns(const SkinnyGemmArgs& args, int64_t n, int columns, float gai
 
 // sums[column][row] += a[row] . w[column] over `depth` of K.
 template <class Multiplier, class Element, int kColumns, int kRows>
-ROCM_KERNELS_VECTOR void add_products(F32 (&sums)[kColumns][kRows], const Element* const w[],
-                                      int64_t offset, const typename Multiplier::Value* a,
+ROCM_KERNELS_VECTOR void add_products(typename Multiplier::Sum (&sums)[kColumns][kRows],
+                                      const Element* const w[], const typename Multiplier::Value* a,
                                       int64_t a_stride, int64_t depth) {
   constexpr int kParts = Multiplier::kParts;
   for (int64_t k = 0; k < depth; k += Multiplier::kChunk) {
     typename Multiplier::Operand operands[kColumns][kParts];
     for (int column = 0; column < kColumns; ++column) {
-      const Element* const p = w[column] + offset + k;
+      const Element* const p = w[column] + k;
       if (__builtin_expect(k + Multiplier::kChunk <= depth, 1)) {
         __builtin_prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes);
         Decode<Multiplier, Element>::chunk(p, operands[column]);
@@ -119,61 +121,57 @@ ROCM_KERNELS_VECTOR void add_products(F32 (&sums)[kColumns][kRows], const Elemen
         const auto operand =
             Multiplier::load_operand(a + row * a_stride + k + part * Multiplier::kWidth);
         for (int column = 0; column < kColumns; ++column) {
-          F32& sum = sums[column][row];
-          sum = Multiplier::dot(sum, operand, operands[column][part]);
+          sums[column][row] = Multiplier::dot(sums[column][row], operand, operands[column][part]);
         }
       }
     }
   }
 }
 
-template <class Multiplier, class Element, int kColumns, int kRows, bool kBlocks>
+template <class Multiplier, class Element, int kColumns, int kRows>
 void multiply_direct(const GemmJob& job, int64_t n, int slot, float sums[][kGroup]) {
+  using Sum = typename Multiplier::Sum;
   const SkinnyGemmArgs& args = job.args;
-  const Element* w[kColumns];
-  F32 totals[kColumns][kRows];
-  for (int column = 0; column < kColumns; ++column) {
-    w[column] = static_cast<const Element*>(args.w) + (n + column) * args.w_stride;
-    for (F32& total : totals[column]) total = set1(0.0f);
+  Sum totals[kColumns][kRows];
+  for (auto& column : totals) {
+    for (Sum& total : column) total = Multiplier::zero();
   }
-  for (int64_t k = 0; k < args.k; k += kPanelDepth) {
-    const int64_t depth = smaller(kPanelDepth, args.k - k);
-    const int64_t a_stride = round_up(depth, Multiplier::kChunk);
-    const typename Multiplier::Value* const a = packed_panel<Multiplier>(job, k);
-    if (!kBlocks) {
-      add_products<Multiplier, Element>(totals, w, k, a, a_stride, depth);
-      continue;
+  for (int64_t k = 0; k < args.k; k += job.step) {
+    const int64_t panel = k / kPanelDepth * kPanelDepth;
+    const int64_t a_stride = round_up(smaller(kPanelDepth, args.k - panel), Multiplier::kChunk);
+    const Element* w[kColumns];
+    Sum partial[kColumns][kRows];
+    for (int column = 0; column < kColumns; ++column) {
+      w[column] = static_cast<const Element*>(args.w) + (n + column) * args.w_stride + k;
+      for (Sum& sum : partial[column]) sum = Multiplier::zero();
     }
-    for (int64_t i = 0; i < depth; i += kScaleBlock) {
-      F32 partial[kColumns][kRows];
-      for (auto& column : partial) {
-        for (F32& sum : column) sum = set1(0.0f);
-      }
-      add_products<Multiplier, Element>(partial, w, k + i, a + i, a_stride,
-                                        smaller(kScaleBlock, depth - i));
-      for (int row = 0; row < kRows; ++row) {
-        const F32 scale = set1(scale_of_block(args, row, n, k + i));
-        for (int column = 0; column < kColumns; ++column) {
-          totals[column][row] = fma(partial[column][row], scale, totals[column][row]);
-        }
+    add_products<Multiplier, Element>(partial, w, packed_panel<Multiplier>(job, panel) + k - panel,
+                                      a_stride, smaller(job.step, args.k - k));
+    for (int row = 0; row < kRows; ++row) {
+      const float scale = scale_of_block(args, row, n, k);
+      for (int column = 0; column < kColumns; ++column) {
+        totals[column][row] =
+            Multiplier::add_scaled(totals[column][row], partial[column][row], scale);
       }
     }
   }
   for (int column = 0; column < kColumns; ++column) {
-    for (int row = 0; row < kRows; ++row) sums[row][slot + column] = sum(totals[column][row]);
+    for (int row = 0; row < kRows; ++row) {
+      sums[row][slot + column] = Multiplier::total(totals[column][row]);
+    }
   }
 }
 
-template <class Multiplier, class Element, int kRows, bool kBlocks>
+template <class Multiplier, class Element, int kRows>
 void direct_columns(const GemmJob& job, int64_t n, int columns, float sums[][kGroup]) {
   constexpr int kColumns = Multiplier::direct_columns(kRows);
   int i = 0;
   for (; i + kColumns <= columns; i += kColumns) {
-    multiply_direct<Multiplier, Element, kColumns, kRows, kBlocks>(job, n + i, i, sums);
+    multiply_direct<Multiplier, Element, kColumns, kRows>(job, n + i, i, sums);
   }
   if (kColumns > 1) {
     for (; i < columns; ++i) {
-      multiply_direct<Multiplier, Element, 1, kRows, kBlocks>(job, n + i, i, sums);
+      multiply_direct<Multiplier, Element, 1, kRows>(job, n + i, i, sums);
     }
   }
 }
@@ -199,19 +197,15 @@ struct PanelPrefetch {
 };
 
 // totals[row][column] += a[row] . w[column] over one panel, for the tile's rows and columns.
-template <class Multiplier, int kRows, bool kBlocks>
+template <class Multiplier, int kRows>
 void multiply_tile(const typename Multiplier::Value* w, const typename Multiplier::Value* a,
-                   int64_t depth, const float block_scales[][kPanelDepth / kScaleBlock],
-                   float* totals) {
+                   int64_t depth, int64_t step,
+                   const float block_scales[][kPanelDepth / kScaleBlock], float* totals) {
   constexpr int kColumns = Multiplier::kTileColumns;
-  const int64_t step = kBlocks ? kScaleBlock : depth;
   for (int64_t block = 0; block < depth; block += step) {
-    F32 sums[kRows][kColumns];
-    for (int row = 0; row < kRows; ++row) {
-      for (int column = 0; column < kColumns; ++column) {
-        sums[row][column] =
-            kBlocks ? set1(0.0f) : load(totals + (row * kColumns + column) * kLanes);
-      }
+    typename Multiplier::Sum sums[kRows][kColumns];
+    for (auto& row : sums) {
+      for (auto& sum : row) sum = Multiplier::zero();
     }
     const int64_t end = smaller(block + step, depth);
     for (int64_t k = block; k < end; k += Multiplier::kWidth) {
@@ -227,10 +221,11 @@ void multiply_tile(const typename Multiplier::Value* w, const typename Multiplie
       }
     }
     for (int row = 0; row < kRows; ++row) {
-      const F32 scale = set1(kBlocks ? block_scales[row][block / kScaleBlock] : 1.0f);
       for (int column = 0; column < kColumns; ++column) {
-        float* const total = totals + (row * kColumns + column) * kLanes;
-        store(total, kBlocks ? fma(sums[row][column], scale, load(total)) : sums[row][column]);
+        float* const total = totals + (row * kColumns + column) * Multiplier::kSumLanes;
+        Multiplier::store_sum(total,
+                              Multiplier::add_scaled(Multiplier::load_sum(total), sums[row][column],
+                                                     block_scales[row][block / kScaleBlock]));
       }
     }
   }
@@ -258,17 +253,18 @@ ROCM_KERNELS_VECTOR void decode_panel(const SkinnyGemmArgs& args, int64_t n, int
   }
 }
 
-template <class Multiplier, class Element, bool kBlocks>
+template <class Multiplier, class Element>
 void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_after,
                    float sums[][kGroup]) {
   using Value = typename Multiplier::Value;
   const SkinnyGemmArgs& args = job.args;
   constexpr int kColumns = Multiplier::kTileColumns;
   alignas(64) Value panel[kGroup * kPanelDepth];
-  alignas(64) float totals[kGroup * kSkinnyGemmMaxRows * kLanes];  // [tile][row][column][lane]
+  alignas(64) float
+      totals[kGroup * kSkinnyGemmMaxRows * Multiplier::kSumLanes];  // [tile][row][column][lane]
   float block_scales[kSkinnyGemmMaxRows][kPanelDepth / kScaleBlock];
 
-  const int64_t tile_size = args.m * kColumns * kLanes;
+  const int64_t tile_size = args.m * kColumns * Multiplier::kSumLanes;
   const int tiles = (columns + kColumns - 1) / kColumns;
   const int row_blocks = static_cast<int>((args.m + kMaxTileRows - 1) / kMaxTileRows);
   __builtin_memset(totals, 0, tiles * tile_size * sizeof(float));
@@ -290,11 +286,9 @@ void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_a
     const int64_t lines_a_tile =
         next.rows * ((next.row_bytes + 63) / 64) / (row_blocks * tiles) + 1;
 
-    if (kBlocks) {
-      for (int64_t m = 0; m < args.m; ++m) {
-        for (int64_t i = 0; i < depth; i += kScaleBlock) {
-          block_scales[m][i / kScaleBlock] = scale_of_block(args, m, n, k + i);
-        }
+    for (int64_t m = 0; m < args.m; ++m) {
+      for (int64_t i = 0; i < depth; i += kScaleBlock) {
+        block_scales[m][i / kScaleBlock] = scale_of_block(args, m, n, k + i);
       }
     }
 
@@ -305,11 +299,11 @@ void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_a
       for (int tile = 0; tile < tiles; ++tile) {
         next.fetch(lines_a_tile);
         const Value* const tile_w = panel + tile * kColumns * stride;
-        float* const tile_totals = totals + tile * tile_size + m * kColumns * kLanes;
-#define ROCM_KERNELS_TILE(kRows)                                                                \
-  case kRows:                                                                                   \
-    multiply_tile<Multiplier, kRows, kBlocks>(tile_w, a + m * stride, stride, block_scales + m, \
-                                              tile_totals);                                     \
+        float* const tile_totals = totals + tile * tile_size + m * kColumns * Multiplier::kSumLanes;
+#define ROCM_KERNELS_TILE(kRows)                                                                 \
+  case kRows:                                                                                    \
+    multiply_tile<Multiplier, kRows>(tile_w, a + m * stride, stride, job.step, block_scales + m, \
+                                     tile_totals);                                               \
     break;
         switch (rows) {
           ROCM_KERNELS_TILE(1)
@@ -324,36 +318,40 @@ void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_a
     }
   }
   for (int column = 0; column < columns; ++column) {
-    const float* const total = totals + column / kColumns * tile_size + column % kColumns * kLanes;
-    for (int64_t m = 0; m < args.m; ++m) sums[m][column] = sum(load(total + m * kColumns * kLanes));
+    const float* const total =
+        totals + column / kColumns * tile_size + column % kColumns * Multiplier::kSumLanes;
+    for (int64_t m = 0; m < args.m; ++m) {
+      sums[m][column] =
+          Multiplier::total(Multiplier::load_sum(total + m * kColumns * Multiplier::kSumLanes));
+    }
   }
 }
 
 // ---- Columns [begin, end) of out
 
-template <class Multiplier, class Element, bool kBlocks>
+template <class Multiplier, class Element>
 void multiply_columns(const GemmJob& job, int64_t begin, int64_t end, float gain) {
   const SkinnyGemmArgs& args = job.args;
-  alignas(64) float sums[kSkinnyGemmMaxRows][kGroup];
+  alignas(64) float sums[kSkinnyGemmMaxRows + 1][kGroup];
   for (int64_t n = begin; n < end;) {
     // Groups end at multiples of kGroup, so none reaches across two scale blocks.
     const int64_t next = smaller(end, n / kGroup * kGroup + kGroup);
     const int columns = static_cast<int>(next - n);
     switch (args.m) {
       case 1:
-        direct_columns<Multiplier, Element, 1, kBlocks>(job, n, columns, sums);
+        direct_columns<Multiplier, Element, 1>(job, n, columns, sums);
         break;
       case 2:
-        direct_columns<Multiplier, Element, 2, kBlocks>(job, n, columns, sums);
+        direct_columns<Multiplier, Element, 2>(job, n, columns, sums);
         break;
       case 3:
-        direct_columns<Multiplier, Element, 3, kBlocks>(job, n, columns, sums);
+        direct_columns<Multiplier, Element, 3>(job, n, columns, sums);
         break;
       case 4:
-        direct_columns<Multiplier, Element, 4, kBlocks>(job, n, columns, sums);
+        direct_columns<Multiplier, Element, 4>(job, n, columns, sums);
         break;
       default:
-        panel_columns<Multiplier, Element, kBlocks>(job, n, columns, end - next, sums);
+        panel_columns<Multiplier, Element>(job, n, columns, end - next, sums);
     }
     if (args.out_dtype == DType::kFloat32) {
       write_columns<float>(args, n, columns, gain, sums);
@@ -379,12 +377,7 @@ struct Multiply {
   template <class Multiplier, class A, class W>
   static void run(const GemmJob& job, int64_t begin, int64_t end) {
     constexpr float kGain = Decode<Multiplier, A>::kGain * Decode<Multiplier, W>::kGain;
-    if (job.args.scale_a.kind == GemmScale::Kind::kBlock ||
-        job.args.scale_w.kind == GemmScale::Kind::kBlock) {
-      multiply_columns<Multiplier, W, true>(job, begin, end, kGain);
-    } else {
-      multiply_columns<Multiplier, W, false>(job, begin, end, kGain);
-    }
+    multiply_columns<Multiplier, W>(job, begin, end, kGain);
   }
 };
 

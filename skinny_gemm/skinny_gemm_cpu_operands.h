@@ -14,31 +14,64 @@
 template <bool kFnuz>
 using Fp8 = Float8E4M3<kFnuz>;
 
-struct F32Multiplier {
-  using Value = float;
-  using Operand = F32;
-#if ROCM_KERNELS_CPU_AVX512 || ROCM_KERNELS_CPU_AVX2
-  static constexpr int kParts = 2;
-#elif ROCM_KERNELS_CPU_NEON
-  static constexpr int kParts = 4;
+struct F32Sums {
+#if ROCM_KERNELS_CPU_PORTABLE
+  // Several sums side by side: fewer additions follow each other, and so do their roundings.
+  typedef float Sum __attribute__((vector_size(16)));
+  static constexpr int kSumLanes = 4;
+  static ROCM_KERNELS_VECTOR Sum zero() { return Sum{}; }
+  static ROCM_KERNELS_VECTOR Sum add_scaled(Sum total, Sum sum, float scale) {
+    return total + sum * scale;
+  }
+  static ROCM_KERNELS_VECTOR Sum load_sum(const float* p) {
+    Sum sum;
+    __builtin_memcpy(&sum, p, sizeof(sum));
+    return sum;
+  }
+  static ROCM_KERNELS_VECTOR void store_sum(float* p, Sum sum) {
+    __builtin_memcpy(p, &sum, sizeof(sum));
+  }
+  static ROCM_KERNELS_VECTOR float total(Sum lanes) {
+    return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+  }
 #else
-  static constexpr int kParts = 8;
+  using Sum = F32;
+  static constexpr int kSumLanes = kLanes;
+  static ROCM_KERNELS_VECTOR Sum zero() { return set1(0.0f); }
+  static ROCM_KERNELS_VECTOR Sum add_scaled(Sum total, Sum sum, float scale) {
+    return fma(sum, set1(scale), total);
+  }
+  static ROCM_KERNELS_VECTOR Sum load_sum(const float* p) { return load(p); }
+  static ROCM_KERNELS_VECTOR void store_sum(float* p, Sum sum) { store(p, sum); }
+  static ROCM_KERNELS_VECTOR float total(Sum lanes) { return sum(lanes); }
 #endif
-  static constexpr int kWidth = kLanes;
+};
+
+struct F32Multiplier : F32Sums {
+  using Value = float;
+  using Operand = Sum;
+  static constexpr int kParts = kSumLanes == 4 ? 4 : 2;
+  static constexpr int kWidth = kSumLanes;
   static constexpr int kChunk = kParts * kWidth;
-  // Columns that share the loads of a. A tile takes kTileColumns * kMaxTileRows accumulators, one
-  // register for each of its columns and one for a: 16 registers with AVX2, 32 elsewhere.
-#if ROCM_KERNELS_CPU_AVX2 || ROCM_KERNELS_CPU_PORTABLE
-  static constexpr int kTileColumns = 2;
-#else
+  // Columns that share the loads of a. A tile takes kTileColumns * kMaxTileRows registers for sums,
+  // one for each of its columns and one for a: of 16 with AVX2 and before, of 32 elsewhere.
+#if ROCM_KERNELS_CPU_AVX512 || ROCM_KERNELS_CPU_NEON
   static constexpr int kTileColumns = 4;
+#else
+  static constexpr int kTileColumns = 2;
 #endif
   // Enough sums in flight to hide the latency of FMA, few enough for the registers.
-  static constexpr int direct_columns(int rows) { return rows <= 2 ? 2 : 1; }
+  static constexpr int direct_columns(int rows) { return rows == 1 ? 4 : 2; }
 
-  static ROCM_KERNELS_VECTOR Operand load_operand(const Value* p) { return load(p); }
-  static ROCM_KERNELS_VECTOR void store_operand(Value* p, Operand v) { store(p, v); }
-  static ROCM_KERNELS_VECTOR F32 dot(F32 sum, Operand a, Operand w) { return fma(a, w, sum); }
+  static ROCM_KERNELS_VECTOR Operand load_operand(const Value* p) { return load_sum(p); }
+  static ROCM_KERNELS_VECTOR void store_operand(Value* p, Operand v) { store_sum(p, v); }
+  static ROCM_KERNELS_VECTOR Sum dot(Sum sum, Operand a, Operand w) {
+#if ROCM_KERNELS_CPU_PORTABLE
+    return sum + a * w;
+#else
+    return fma(a, w, sum);
+#endif
+  }
 };
 
 template <class Multiplier, class Element>
@@ -48,9 +81,18 @@ struct Decode;
 template <class Element>
 struct Decode<F32Multiplier, Element> {
   static constexpr float kGain = 1.0f;
-  static ROCM_KERNELS_VECTOR void chunk(const Element* p, F32 operands[F32Multiplier::kParts]) {
-    for (int part = 0; part < F32Multiplier::kParts; ++part)
+  static ROCM_KERNELS_VECTOR void chunk(const Element* p, F32Multiplier::Operand* operands) {
+#if ROCM_KERNELS_CPU_PORTABLE
+    float values[F32Multiplier::kChunk];
+    for (int i = 0; i < F32Multiplier::kChunk; ++i) values[i] = load(p + i);
+    for (int part = 0; part < F32Multiplier::kParts; ++part) {
+      operands[part] = F32Multiplier::load_operand(values + part * F32Multiplier::kWidth);
+    }
+#else
+    for (int part = 0; part < F32Multiplier::kParts; ++part) {
       operands[part] = load(p + part * kLanes);
+    }
+#endif
   }
 };
 
@@ -61,9 +103,11 @@ template <bool kFnuz>
 struct Decode<F32Multiplier, Fp8<kFnuz>> {
 #if ROCM_KERNELS_CPU_PORTABLE
   static constexpr float kGain = 1.0f;
-  static ROCM_KERNELS_VECTOR void chunk(const Fp8<kFnuz>* p, F32 operands[F32Multiplier::kParts]) {
+  static ROCM_KERNELS_VECTOR void chunk(const Fp8<kFnuz>* p, F32Multiplier::Operand* operands) {
+    float values[F32Multiplier::kChunk];
+    for (int i = 0; i < F32Multiplier::kChunk; ++i) values[i] = fp8_to_float<kFnuz>(p[i].bits);
     for (int part = 0; part < F32Multiplier::kParts; ++part) {
-      operands[part] = fp8_to_float<kFnuz>(p[part].bits);
+      operands[part] = F32Multiplier::load_operand(values + part * F32Multiplier::kWidth);
     }
   }
 #else
@@ -113,7 +157,7 @@ struct Decode<F32Multiplier, Fp8<kFnuz>> {
 
 #if ROCM_KERNELS_CPU_AVX512
 
-struct BF16Multiplier {
+struct BF16Multiplier : F32Sums {
   using Value = uint16_t;
   using Operand = __m512i;
   static constexpr int kParts = 2;
