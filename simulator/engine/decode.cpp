@@ -427,6 +427,9 @@ void parseText(Inst& i) {
       if (!hasNoDestination(name) && !ops.empty()) i.dst = ops[at++];
       if (hasSecondDestination(name) && at < ops.size()) i.dst2 = ops[at++];
       for (; at < ops.size() && i.nsrc < 5; ++at) i.src[i.nsrc++] = ops[at];
+      // Packed instructions take high halves for the high result unless told otherwise; the mixed
+      // ones take f32 sources unless told otherwise.
+      if (name.find("_mix") != std::string::npos) i.opSelHi = 0;
       for (const std::string& m : modifiers) parseModifier(i, m);
       if (accumulates(name)) i.src[i.nsrc++] = i.dst;
     }

@@ -167,7 +167,7 @@ void fmaMix(Wave& w, const Inst& i) {
   for (int n = 0; n < 3; ++n) {
     Operand plain = i.src[n];
     plain.neg = plain.abs = false;
-    bool half = i.opSelHi >> n & 1, neg = i.negLo >> n & 1, abs = i.negHi >> n & 1;
+    bool half = i.opSelHi >> n & 1, neg = i.src[n].neg, abs = i.src[n].abs;
     const u32* s = half ? fetch16(w, plain, i.opSel >> n & 1, true, t[n]) : fetch(w, plain, t[n]);
     for (int l = 0; l < kLanes; ++l) {
       u32 x = half ? bits<u32>(fromHalf(s[l])) : s[l];
