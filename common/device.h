@@ -163,7 +163,8 @@ ROCM_KERNELS_DEVICE V load(const void* address) {
   return result;
 }
 
-// Loads 16 bytes, or gives zeros without touching memory.
+// Loads 16 bytes, or touches no memory and gives anything: where that matters the caller selects,
+// which costs less than zeroing registers before every load.
 template <Touch kTouch, typename V>
 ROCM_KERNELS_DEVICE V load_if(bool condition, const void* address) {
   static_assert(sizeof(V) == 16, "load_if: V must have 16 bytes");
@@ -196,7 +197,13 @@ ROCM_KERNELS_DEVICE V load_if(bool condition, const void* address) {
   __builtin_memcpy(&result, &raw, sizeof(V));
   return result;
 #else
-  V result{};
+  uint32_t word[4];
+#if defined(__AMDGCN__)
+  // "Defined" as whatever the registers hold.
+  asm("" : "=v"(word[0]), "=v"(word[1]), "=v"(word[2]), "=v"(word[3]));
+#endif
+  V result;
+  __builtin_memcpy(&result, word, sizeof(V));
   if (condition) result = load<kTouch, V>(address);
   return result;
 #endif
@@ -251,11 +258,18 @@ ROCM_KERNELS_DEVICE int opaque_uniform(int value) {
 
 // The same for a value of each lane. Waits for the load that brings it, so place it where the value
 // is needed: without it, a conversion of loaded data moves up to the load and waits there.
-ROCM_KERNELS_DEVICE uint32_t opaque(uint32_t value) {
+template <typename T>
+ROCM_KERNELS_DEVICE T opaque(T value) {
+  static_assert(sizeof(T) == 4, "opaque: T must be one register");
+#if defined(__CUDA_ARCH__) || defined(__AMDGCN__)
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof(bits));
 #if defined(__CUDA_ARCH__)
-  asm volatile("" : "+r"(value));
-#elif defined(__AMDGCN__)
-  asm volatile("" : "+v"(value));
+  asm volatile("" : "+r"(bits));
+#else
+  asm volatile("" : "+v"(bits));
+#endif
+  __builtin_memcpy(&value, &bits, sizeof(bits));
 #endif
   return value;
 }
@@ -321,15 +335,18 @@ ROCM_KERNELS_DEVICE uint32_t fp8x4_from_float(float a, float b, float c, float d
   }
 #elif ROCM_KERNELS_NATIVE_FNUZ || ROCM_KERNELS_NATIVE_OCP
   if constexpr (kFnuz ? ROCM_KERNELS_NATIVE_FNUZ : ROCM_KERNELS_NATIVE_OCP) {
-    // The instruction turns what is out of range into NaN, so clamp first; but a clamp by
-    // v_med3_f32 or v_min/v_max turns NaN into a bound, hence the select.
+    // The instruction turns what is out of range into NaN, so clamp first; but v_med3_f32, as
+    // v_min and v_max, turns NaN into a bound, so put NaN back.
     constexpr float kLargest = kFnuz ? 240.0f : 448.0f;
-    const auto clamped = [](float v) {
-      const float bounded = __builtin_amdgcn_fmed3f(v, kLargest, -kLargest);
-      return __builtin_isnan(v) ? v : bounded;
-    };
-    int codes = __builtin_amdgcn_cvt_pk_fp8_f32(clamped(a), clamped(b), 0, false);
-    codes = __builtin_amdgcn_cvt_pk_fp8_f32(clamped(c), clamped(d), codes, true);
+    float v[4] = {a, b, c, d};
+    const bool nan = __builtin_isunordered(a, b) || __builtin_isunordered(c, d);
+    for (float& x : v) x = __builtin_amdgcn_fmed3f(x, kLargest, -kLargest);
+    if (__builtin_expect(nan, 0)) {
+      const float given[4] = {a, b, c, d};
+      for (int i = 0; i < 4; ++i) v[i] = __builtin_isnan(given[i]) ? given[i] : v[i];
+    }
+    int codes = __builtin_amdgcn_cvt_pk_fp8_f32(v[0], v[1], 0, false);
+    codes = __builtin_amdgcn_cvt_pk_fp8_f32(v[2], v[3], codes, true);
     return static_cast<uint32_t>(codes);
   }
 #endif

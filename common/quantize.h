@@ -130,7 +130,7 @@ ROCM_KERNELS_DEVICE void store_output(const float (&y)[kVectorElements<T>], floa
     return;
   }
   if (output.scaling == Scaling::kPerGroup) {
-    const float amax = reduce_group(amax_of(y, 0.0f), output.group_shift);
+    const float amax = reduce_group(column < columns ? amax_of(y, 0.0f) : 0.0f, output.group_shift);
     const float scale = scale_of_amax(amax, output);
     inverse = 1.0f / scale;
     const int vector = column / kCount;

@@ -190,6 +190,11 @@ struct Word<float> {
     x += y;
     return pack(&x);
   }
+  ROCM_KERNELS_DEVICE static void multiply(uint32_t word, const float* factors, float* products) {
+    float x;
+    unpack(word, &x);
+    products[0] = x * factors[0];
+  }
 };
 
 template <>
@@ -215,6 +220,11 @@ struct Word<bfloat16> {
     unpack(a, x), unpack(b, y);
     x[0] += y[0], x[1] += y[1];
     return pack(x);
+  }
+  ROCM_KERNELS_DEVICE static void multiply(uint32_t word, const float* factors, float* products) {
+    float x[2];
+    unpack(word, x);
+    products[0] = x[0] * factors[0], products[1] = x[1] * factors[1];
   }
 };
 
@@ -247,6 +257,22 @@ struct Word<float16> {
   ROCM_KERNELS_DEVICE static uint32_t add(uint32_t a, uint32_t b) {
     return word_of(pair_of(a) + pair_of(b));
   }
+  ROCM_KERNELS_DEVICE static void multiply(uint32_t word, const float* factors, float* products) {
+#if defined(__AMDGCN__)
+    // Converts and multiplies at once. clang has no builtin for it, and turns x * y - 0 into a
+    // conversion and a product.
+    asm("v_fma_mix_f32 %0, %1, %2, neg(0) op_sel_hi:[1,0,0]"
+        : "=v"(products[0])
+        : "v"(word), "v"(factors[0]));
+    asm("v_fma_mix_f32 %0, %1, %2, neg(0) op_sel:[1,0,0] op_sel_hi:[1,0,0]"
+        : "=v"(products[1])
+        : "v"(word), "v"(factors[1]));
+#else
+    float x[2];
+    unpack(word, x);
+    products[0] = x[0] * factors[0], products[1] = x[1] * factors[1];
+#endif
+  }
 };
 
 // The vector as if computed right here: see opaque().
@@ -260,6 +286,17 @@ template <typename T>
 ROCM_KERNELS_DEVICE void unpack(const Vector& v, float (&values)[kVectorElements<T>]) {
 #pragma unroll
   for (int w = 0; w < 4; ++w) Word<T>::unpack(v.word[w], values + w * Word<T>::kElements);
+}
+
+// products[i] = element i * factors[i].
+template <typename T, int kCount>
+ROCM_KERNELS_DEVICE void multiply(const Vector& v, const float (&factors)[kCount],
+                                  float (&products)[kCount]) {
+  constexpr int kPerWord = Word<T>::kElements;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    Word<T>::multiply(v.word[w], factors + w * kPerWord, products + w * kPerWord);
+  }
 }
 
 template <typename T>
@@ -303,8 +340,9 @@ enum class Fit {
   kRagged,  // anything else: element by element where a vector does not fit
 };
 
-// The vector at `column` of a row of `columns` elements, zeros beyond its end. `aligned`: whether
-// vectors may be loaded from the row's address and stride.
+// The vector at `column` of a row of `columns` elements. Beyond the row's end there is anything
+// with Fit::kWhole, zeros with Fit::kRagged. `aligned`: whether vectors may be loaded from the
+// row's address and stride.
 template <Touch kTouch, Fit kFit, typename T>
 ROCM_KERNELS_DEVICE Vector load_vector(const T* row, int column, int columns, bool aligned) {
   constexpr int kCount = kVectorElements<T>;

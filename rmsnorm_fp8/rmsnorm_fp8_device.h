@@ -32,31 +32,32 @@ struct RmsNormParams {
   Output output;
 };
 
-// h of one vector, in place of x, written back to the residual; returns its sum of squares.
-template <Fit kFit, typename T>
-ROCM_KERNELS_DEVICE float add_residual(const RmsNormParams<T>& p, int row, int column, int columns,
-                                       Vector& x, const Vector& residual) {
-  if (p.residual != nullptr) {
-#pragma unroll
-    for (int w = 0; w < 4; ++w) x.word[w] = Word<T>::add(x.word[w], residual.word[w]);
-    store_words<sizeof(T), kFit>(p.residual + int64_t{row} * p.residual_stride, column, columns,
-                                 p.aligned, x.word);
-  }
+// The sum of squares of one vector of h; 0 beyond the row.
+template <typename T>
+ROCM_KERNELS_DEVICE float sum_of_squares(const Vector& h_vector, int column, int columns) {
   float h[kVectorElements<T>];
-  unpack<T>(x, h);
+  unpack<T>(h_vector, h);
   float squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVectorElements<T>; ++i) squares = fmaf(h[i], h[i], squares);
-  return squares;
+  return column < columns ? squares : 0.0f;
 }
 
-// y of one vector.
-template <typename T, int kCount>
-ROCM_KERNELS_DEVICE void normalize(const Vector& h, const float (&weight)[kCount], float rstd,
-                                   float (&y)[kCount]) {
-  unpack<T>(h, y);
+template <typename T>
+ROCM_KERNELS_DEVICE Vector add(const Vector& a, const Vector& b) {
+  Vector sum;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) y[i] = y[i] * rstd * weight[i];
+  for (int w = 0; w < 4; ++w) sum.word[w] = Word<T>::add(a.word[w], b.word[w]);
+  return sum;
+}
+
+// h * rstd of one vector.
+template <typename T, int kCount>
+ROCM_KERNELS_DEVICE void normalize(const Vector& h, float rstd, float (&scaled)[kCount]) {
+  float factors[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) factors[i] = rstd;
+  multiply<T>(h, factors, scaled);
 }
 
 // Rows that fit in the registers of a team. Grid: any number of blocks.
@@ -88,13 +89,24 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
       x[v] = load_vector<Touch::kOnce, Fit::kWhole>(p.x + int64_t{row} * p.x_stride, column_of(v),
                                                     columns, p.aligned);
     }
-    if (p.residual == nullptr) return;
+    if (p.residual == nullptr) return;  // they stay -0
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       residual[v] = load_vector<Touch::kOnce, Fit::kWhole>(
           p.residual + int64_t{row} * p.residual_stride, column_of(v), columns, p.aligned);
     }
   };
+
+  const float given_scale = p.output.scaling == Scaling::kStatic ? *p.output.scale : 1.0f;
+  // Without a residual: x + -0 is x for every x, also for -0, and spares a second path.
+  if (p.residual == nullptr) {
+    const float zeros[2] = {-0.0f, -0.0f};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) residual[v].word[w] = opaque(Word<T>::pack(zeros));
+    }
+  }
 
   int first = static_cast<int>(blockIdx.x) / Team::kBlocks * Team::kBlockRows;  // row of team 0
   load_row(first + team);
@@ -104,11 +116,11 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
                                                         column_of(v), p.hidden, p.aligned);
   }
   if constexpr (Team::kBlocks > 1) cluster_wait();
-  const float given_scale = p.output.scaling == Scaling::kStatic ? *p.output.scale : 1.0f;
+  float inverse = opaque(1.0f / given_scale);
 
   for (; first < p.rows; first += step) {
     first = opaque_uniform(first);
-    thread = static_cast<int>(opaque(thread));
+    thread = opaque(thread);
     const int row = first + team;
     const int columns = columns_of(row);
 
@@ -116,33 +128,38 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
     float squares = 0.0f;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      h[v] = x[v];
-      squares += add_residual<Fit::kWhole>(p, row, column_of(v), columns, h[v], residual[v]);
+      h[v] = add<T>(x[v], residual[v]);
+      squares += sum_of_squares<T>(h[v], column_of(v), columns);
+      if (p.residual != nullptr) {
+        store_words<sizeof(T), Fit::kWhole>(p.residual + int64_t{row} * p.residual_stride,
+                                            column_of(v), columns, p.aligned, h[v].word);
+      }
     }
     if (first + step < p.rows) load_row(row + step);
 
     const float sum = reduce_team<Team>(squares, Sum{}, scratch, slot);
     const float rstd = reciprocal_sqrt(sum * p.inverse_hidden + p.eps);
 
-    // Computed anew by each pass that wants it, since that costs less than the registers to hold
-    // it.
+    // Here, lest they be converted before the loop, and wait for their load there.
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) weight[v] = opaque(weight[v]);
+    // Computed anew by each pass that wants it: that takes less than the registers to hold it.
     const auto y_of = [&](int v, float (&y)[kCount]) {
-      float weights[kCount];
-      unpack<T>(opaque(weight[v]), weights);
-      normalize<T>(opaque(h[v]), weights, rstd, y);
+      float scaled[kCount];
+      normalize<T>(h[v], rstd, scaled);
+      multiply<T>(weight[v], scaled, y);
     };
-    float inverse = 1.0f / given_scale;
     if (p.output.scaling == Scaling::kPerToken) {
       float amax = 0.0f;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         float y[kCount];
         y_of(v, y);
-        amax = amax_of(y, amax);
+        amax = column_of(v) < columns ? amax_of(y, amax) : amax;
       }
       amax = reduce_team<Team>(amax, MaxMagnitude{}, scratch, slot);
       const float scale = scale_of_amax(amax, p.output);
-      inverse = 1.0f / scale;
+      inverse = opaque(1.0f / scale);
       if (thread == 0 && columns > 0) p.output.scales[row] = scale;
     }
 #pragma unroll
@@ -177,31 +194,34 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
     float squares = 0.0f;
     for (int column = begin; column < end; column += kTeam * kCount) {
       Vector h = load_vector<Touch::kAgain, Fit::kRagged>(x_row, column, p.hidden, p.aligned);
-      Vector residual{};
       if (p.residual != nullptr) {
-        residual = load_vector<Touch::kAgain, Fit::kRagged>(h_row, column, p.hidden, p.aligned);
+        h = add<T>(h, load_vector<Touch::kAgain, Fit::kRagged>(h_row, column, p.hidden, p.aligned));
+        store_words<sizeof(T), Fit::kRagged>(p.residual + int64_t{row} * p.residual_stride, column,
+                                             p.hidden, p.aligned, h.word);
       }
-      squares += add_residual<Fit::kRagged>(p, row, column, p.hidden, h, residual);
+      squares += sum_of_squares<T>(h, column, p.hidden);
     }
     const float sum = reduce_team<RowTeam<kTeam, 1>>(squares, Sum{}, scratch, slot);
     const float rstd = reciprocal_sqrt(sum * p.inverse_hidden + p.eps);
 
     const auto y_of = [&](int column, float (&y)[kCount]) {
-      float weights[kCount];
-      if (p.float_weight) {
-        const float* weight = static_cast<const float*>(p.weight);
-        for (int i = 0; i < kCount; i += 4) {
-          const Vector quad =
-              load_vector<Touch::kAgain, Fit::kRagged>(weight, column + i, p.hidden, p.aligned);
-          __builtin_memcpy(&weights[i], quad.word, 16);
-        }
-      } else {
+      float scaled[kCount];
+      normalize<T>(load_vector<Touch::kAgain, Fit::kRagged>(h_row, column, p.hidden, p.aligned),
+                   rstd, scaled);
+      if (!p.float_weight) {
         const T* weight = static_cast<const T*>(p.weight);
-        unpack<T>(load_vector<Touch::kAgain, Fit::kRagged>(weight, column, p.hidden, p.aligned),
-                  weights);
+        multiply<T>(load_vector<Touch::kAgain, Fit::kRagged>(weight, column, p.hidden, p.aligned),
+                    scaled, y);
+        return;
       }
-      const Vector h = load_vector<Touch::kAgain, Fit::kRagged>(h_row, column, p.hidden, p.aligned);
-      normalize<T>(h, weights, rstd, y);
+      const float* weight = static_cast<const float*>(p.weight);
+      for (int i = 0; i < kCount; i += 4) {
+        float quad[4];
+        unpack<float>(
+            load_vector<Touch::kAgain, Fit::kRagged>(weight, column + i, p.hidden, p.aligned),
+            quad);
+        for (int j = 0; j < 4; ++j) y[i + j] = scaled[i + j] * quad[j];
+      }
     };
 
     float inverse = 1.0f / given_scale;

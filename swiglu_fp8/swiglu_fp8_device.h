@@ -82,12 +82,7 @@ ROCM_KERNELS_DEVICE void gated(const SwigluParams<T>& p, const Vector& gate, con
                                float (&y)[kVectorElements<T>]) {
   unpack<T>(gate, y);
   activate(p.activation, y);
-  if (p.up != nullptr) {
-    float factor[kVectorElements<T>];
-    unpack<T>(up, factor);
-#pragma unroll
-    for (int i = 0; i < kVectorElements<T>; ++i) y[i] *= factor[i];
-  }
+  if (p.up != nullptr) multiply<T>(up, y, y);
 }
 
 template <Touch kTouch, Fit kFit, typename T>
@@ -136,7 +131,8 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kFlatThreads, 2048)
 
   Vector gate, up;
   load_gate_up<Touch::kOnce, kFit>(p, row, column, columns, gate, up);
-  const float inverse = p.output.scaling == Scaling::kStatic ? 1.0f / *p.output.scale : 1.0f;
+  float inverse = 1.0f;
+  if (p.output.scaling == Scaling::kStatic) inverse = opaque(1.0f / *p.output.scale);
   float y[kVectorElements<T>];
   gated(p, gate, up, y);
   store_output<T, kFit>(y, inverse, row, column, columns, p.output);
@@ -179,7 +175,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
   if constexpr (Team::kBlocks > 1) cluster_wait();
   for (; first < p.rows; first += step) {
     first = opaque_uniform(first);
-    thread = static_cast<int>(opaque(thread));
+    thread = opaque(thread);
     const int row = first + team;
     const int columns = columns_of(row);
 
@@ -188,14 +184,14 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       gated(p, gate[v], up[v], y[v]);
-      amax = amax_of(y[v], amax);
+      amax = column_of(v) < columns ? amax_of(y[v], amax) : amax;
     }
     if (first + step < p.rows) load_row(row + step);
 
     amax = reduce_team<Team>(amax, MaxMagnitude{}, scratch, slot);
     const float scale = scale_of_amax(amax, p.output);
     if (thread == 0 && columns > 0) p.output.scales[row] = scale;
-    const float inverse = 1.0f / scale;
+    const float inverse = opaque(1.0f / scale);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       store_fp8<Fit::kWhole>(y[v], inverse, row, column_of(v), columns, p.output);
