@@ -54,7 +54,7 @@ struct SkinnyGemmDevice {
 struct SkinnyGemmTime {
   float memory;   // bytes that must cross the memory interface, at the sustained rate
   float unit;     // what the busiest CU must take in, at the rate that its bytes in flight allow
-  float latency;  // launch, first bytes, the block's sums
+  float latency;  // launch, first bytes of each round of blocks, the block's sums
   float sharing;  // partial sums of tiles with several owners
   float total() const { return (memory > unit ? memory : unit) + latency + sharing; }
 };
@@ -84,46 +84,75 @@ inline Schedule schedule_of(const SkinnyGemmShape& shape, const SkinnyGemmConfig
                         config.blocks, config.xcds);
 }
 
+// LDS of a block: the waves turn tiles there, then leave their sums, padded by 4 floats a row, and
+// the factors of rows and columns.
+constexpr int32_t kLdsLimit = 65536 - 64;
+constexpr int32_t turn_bytes(int32_t a_bytes, int32_t w_bytes) {
+  return 16 * 128 * (a_bytes > w_bytes ? a_bytes : w_bytes);
+}
+inline int32_t lds_bytes_of(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) {
+  const int32_t rows = 16 * c.row_tiles;
+  const int32_t sums = 4 * (c.waves * s.m * (rows + 4) + s.m + 2 * rows);
+  const int32_t turning = c.waves * turn_bytes(s.a_bytes, s.w_bytes);
+  return sums > turning ? sums : turning;
+}
+
+// VGPRs of a wave of the stream design, close above what the compiler takes.
+constexpr int32_t stream_vgprs(int32_t a_tiles, int32_t row_tiles, int32_t a_bytes,
+                               int32_t w_bytes) {
+  const int32_t ring = stream_depth(a_tiles, row_tiles, a_bytes, w_bytes) * 8 *
+                       (row_tiles * w_bytes + a_tiles * a_bytes);
+  return 40 + ring + 8 * (a_tiles * a_bytes + w_bytes) + 4 * a_tiles * row_tiles;
+}
+
 inline SkinnyGemmTime modelled_time(const SkinnyGemmShape& s, const SkinnyGemmConfig& c,
                                     const SkinnyGemmDevice& device) {
   constexpr float kLatencyUs = 0.8f;        // a load from memory, under load
   constexpr float kLaunchUs = 1.0f;         // dispatch, arguments, first instructions
-  constexpr float kSumUs = 0.5f;            // LDS, barriers, the store
-  constexpr float kTicketUs = 2.4f;         // stores written through, ticket, partial sums read
-  constexpr float kLineInFlight = 32768;    // bytes that the L1 of a CU tracks at once
+  constexpr float kSumUs = 0.3f;            // LDS, barriers, the store
+  constexpr float kTicketUs = 2.0f;         // stores written through, ticket, partial sums read
+  constexpr float kLinesInFlight = 32768;   // bytes that the L1 of a CU tracks at once
   constexpr float kFillBytesPerClock = 48;  // L2 to L1, of 64
+  constexpr float kSumBytesPerClock = 16;   // partial sums that a block reads
 
   const Schedule schedule = schedule_of(s, c);
   const float blocks = static_cast<float>(schedule.blocks());
+  const float tiles = static_cast<float>(schedule.tiles);
   const float w_total = static_cast<float>(s.n) * s.k * s.w_bytes;
   const float a_once = static_cast<float>(s.m) * s.k * s.a_bytes;
-  const float tiles = static_cast<float>(schedule.tiles);
-  const float rows = 16.0f * c.row_tiles;
+  const float tile_sums = static_cast<float>(s.m) * 16 * c.row_tiles * 4;  // bytes
+  const float clocks_per_us = device.gigahertz * 1000;
+  const int32_t a_tiles = a_tiles_of(s.m);
 
   SkinnyGemmTime time = {};
-  const float partial_bytes =
-      schedule.slots() == 0 ? 0 : (c.split != 0 ? blocks : blocks + tiles) * s.m * rows * 4;
-  time.memory = (w_total + a_once + s.m * 2.0f * s.n) / (device.terabytes_per_s * 1e6f);
+  const float owners = c.split != 0 ? static_cast<float>(c.split) : blocks / tiles + 1;
+  const bool shared = schedule.slots() != 0;
+  const float partials = shared ? tiles * owners * tile_sums : 0;
+  time.memory =
+      (w_total + a_once + s.m * 2.0f * s.n + 2 * partials) / (device.terabytes_per_s * 1e6f);
 
-  // A CU takes in its share of w, and all of a once for every tile.
-  const float busiest =
-      static_cast<float>((schedule.blocks() + device.compute_units - 1) / device.compute_units);
-  const float block_bytes = (w_total + a_once * tiles) / blocks;
-  const int32_t a_tiles = a_tiles_of(s.m);
-  const int32_t depth = stream_depth(a_tiles, c.row_tiles, s.a_bytes, s.w_bytes);
-  float in_flight =
-      busiest * c.waves * depth * 128.0f *
-      (c.row_tiles * 16 * s.w_bytes + (s.m < 16 * a_tiles ? s.m : 16 * a_tiles) * s.a_bytes);
-  if (in_flight > kLineInFlight) in_flight = kLineInFlight;
-  float rate = in_flight / (kLatencyUs * device.gigahertz * 1000);  // bytes a clock
+  // Blocks that a CU holds at once, and the rounds that it takes.
+  const int32_t waves_per_simd =
+      512 / ((stream_vgprs(a_tiles, c.row_tiles, s.a_bytes, s.w_bytes) + 7) / 8 * 8);
+  int32_t at_once = waves_per_simd * 4 / c.waves;
+  const int32_t by_lds = device.lds_bytes / lds_bytes_of(s, c);
+  if (at_once > by_lds) at_once = by_lds;
+  if (at_once < 1) at_once = 1;
+  const int32_t capacity = at_once * device.compute_units;
+  const int32_t rounds = (schedule.blocks() + capacity - 1) / capacity;
+  time.latency = kLaunchUs + kLatencyUs * rounds + kSumUs;
+
+  // The busiest CU takes in its blocks' shares of w, and all of a for each tile.
+  const int32_t busiest = (schedule.blocks() + device.compute_units - 1) / device.compute_units;
+  float in_flight = static_cast<float>(busiest < at_once ? busiest : at_once) * c.waves *
+                    stream_depth(a_tiles, c.row_tiles, s.a_bytes, s.w_bytes) * 128 *
+                    static_cast<float>(16 * c.row_tiles * s.w_bytes + s.m * s.a_bytes);
+  if (in_flight > kLinesInFlight) in_flight = kLinesInFlight;
+  float rate = in_flight / (kLatencyUs * clocks_per_us);
   if (rate > kFillBytesPerClock) rate = kFillBytesPerClock;
-  time.unit = busiest * block_bytes / (rate * device.gigahertz * 1000);
-  time.latency = kLaunchUs + kLatencyUs + kSumUs;
-  if (schedule.slots() != 0) {
-    // The last block of a tile reads what its owners left.
-    const float owners = c.split != 0 ? static_cast<float>(c.split) : blocks / tiles + 1;
-    time.sharing = kTicketUs + owners * s.m * rows * 4 / (16 * device.gigahertz * 1000) +
-                   partial_bytes / (device.terabytes_per_s * 1e6f);
+  time.unit = busiest * (w_total + a_once * tiles) / blocks / (rate * clocks_per_us);
+  if (shared) {
+    time.sharing = kTicketUs + owners * tile_sums / (kSumBytesPerClock * clocks_per_us);
   }
   return time;
 }
@@ -144,6 +173,9 @@ inline Status check_config(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) 
   }
   if (c.split > granules_of(s.k)) {
     return "skinny_gemm config: split must not exceed the granules of K (128 elements each)";
+  }
+  if (lds_bytes_of(s, c) > kLdsLimit) {
+    return "skinny_gemm config: the sums of so many waves, rows and tiles exceed 64 KiB of LDS";
   }
   const Schedule schedule = schedule_of(s, c);
   if (c.split == 0 &&
@@ -175,18 +207,20 @@ inline SkinnyGemmConfig choose_config(const SkinnyGemmShape& shape,
     if (best_time == 0 || time < best_time) best = candidate, best_time = time;
   };
   for (int32_t row_tiles = 1; row_tiles <= 4; row_tiles *= 2) {
-    SkinnyGemmConfig candidate;
-    candidate.row_tiles = row_tiles;
-    candidate.waves = 16 * row_tiles * judged.m > 1024 ? 4 : 8;  // their sums share 64 KiB of LDS
-    for (int32_t split = 1; split <= 16; ++split) {
-      candidate.split = split;
-      consider(candidate);
-    }
-    // Stream-K: as many blocks as run at once.
-    candidate.split = 0;
-    for (int32_t at_once = 1; at_once <= 4; ++at_once) {
-      candidate.blocks = at_once * device.compute_units;
-      consider(candidate);
+    for (int32_t waves = 4; waves <= 8; waves *= 2) {
+      SkinnyGemmConfig candidate;
+      candidate.row_tiles = row_tiles;
+      candidate.waves = waves;
+      for (int32_t split = 1; split <= 16; ++split) {
+        candidate.split = split;
+        consider(candidate);
+      }
+      // Stream-K: as many blocks as run at once.
+      candidate.split = 0;
+      for (int32_t at_once = 1; at_once <= 4; ++at_once) {
+        candidate.blocks = at_once * device.compute_units;
+        consider(candidate);
+      }
     }
   }
   return best;

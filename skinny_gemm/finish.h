@@ -8,12 +8,7 @@
 namespace rocm_kernels {
 
 constexpr int kWavesAtOnce = 4;  // the waves that have sums are a multiple of it
-constexpr int kSumPad = 4;       // floats; keeps the rows of a tile on different banks
-
-// LDS of a block, in floats: sums of its waves, and the factors of rows and columns.
-SKINNY_GEMM_HOST_DEVICE int32_t finish_lds_floats(int32_t waves, int32_t m, int32_t tile_rows) {
-  return waves * m * (tile_rows + kSumPad) + m + 2 * tile_rows;
-}
+constexpr int kSumPad = 4;  // floats; keeps the rows of a tile on different banks (lds_bytes_of())
 
 #if SKINNY_GEMM_CDNA
 

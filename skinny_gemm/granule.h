@@ -121,7 +121,7 @@ class TileSource {
     load_scales(granule, index, 0);
   }
 
-  // sums += the granule's product. `place`: LDS of this wave, turn_bytes(kKind).
+  // sums += the granule's product. `place`: LDS of this wave, turn_bytes() in config.h.
   ROCM_KERNELS_DEVICE void multiply_add(const GranuleType& granule, uint8_t* place,
                                         Sums& sums) const {
     const Turntable<w_bytes(kKind)> turn_w(place, lane_);

@@ -43,11 +43,6 @@ constexpr int a_loads(Operands kind) {
 constexpr int w_fragments(Operands kind) { return 2 * w_bytes(kind); }
 constexpr int a_fragments(Operands kind) { return 2 * a_bytes(kind); }
 
-// LDS bytes in which a wave turns a tile from the order of its loads to that of its fragments.
-constexpr int turn_bytes(Operands kind) {
-  return kTile * kGranule * (a_bytes(kind) > w_bytes(kind) ? a_bytes(kind) : w_bytes(kind));
-}
-
 // Load `n` of a lane: row load_row(n, lane) of the tile, at byte load_byte(n, lane) of the granule.
 ROCM_KERNELS_DEVICE constexpr int load_row(int n, int lane) { return n % 2 * 8 + lane / 8; }
 ROCM_KERNELS_DEVICE constexpr int load_byte(int n, int lane) {

@@ -1,5 +1,4 @@
 // AMD backend of skinny_gemm: checks, the choice of a kernel, the launch.
-#include <algorithm>
 #include <atomic>
 #include <random>
 
@@ -267,14 +266,8 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context,
         reinterpret_cast<float*>(static_cast<uint8_t*>(args.workspace) + ticket_bytes(p.schedule));
     p.launch = next_launch_name();
   }
-  const int32_t lds_bytes =
-      std::max(config.waves * turn_bytes(kind),
-               4 * finish_lds_floats(config.waves, shape.m, config.row_tiles * kTile));
-  if (lds_bytes > target.device.lds_bytes - 64) {
-    return "skinny_gemm config: the sums of so many waves, rows and tiles exceed the LDS of a CU";
-  }
   const dim3 grid(p.schedule.blocks()), block(config.waves * 64);
-  kernel<<<grid, block, lds_bytes, stream_of(context)>>>(p);
+  kernel<<<grid, block, lds_bytes_of(shape, config), stream_of(context)>>>(p);
   return launch_status();
 }
 

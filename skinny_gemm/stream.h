@@ -11,6 +11,7 @@
 // the tile's sums meet.
 #pragma once
 
+#include "config.h"
 #include "finish.h"
 #include "granule.h"
 
@@ -28,7 +29,8 @@ __global__ void __launch_bounds__(kStreamThreads)
   extern __shared__ __attribute__((aligned(16))) float lds[];
   const int wave = __builtin_amdgcn_readfirstlane(threadIdx.x / kWaveSize);
   const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
-  uint8_t* place = reinterpret_cast<uint8_t*>(lds) + wave * turn_bytes(kKind);
+  uint8_t* place =
+      reinterpret_cast<uint8_t*>(lds) + wave * turn_bytes(a_bytes(kKind), w_bytes(kKind));
 
   const int interval = arguments.schedule.interval_of(blockIdx.x);
   const Interval work = arguments.schedule.work_of(interval);

@@ -189,9 +189,11 @@ class Launchers:
         size.restype = c_int64
         context = Context(stream=self.stream(), num_threads=1)
         count = size(ctypes.byref(args), ctypes.byref(context))
-        workspace = torch.full((count + 256,), 0x5A, dtype=torch.uint8, device=a.device)
+        # Undefined contents are random here, not unwritten: the tickets of the AMD kernels live on
+        # memory that nobody zeroed, and are read as they are.
+        workspace = torch.randint(256, (count + 256,), dtype=torch.uint8, device=a.device)
         args.workspace = (workspace.data_ptr() + 255) // 256 * 256
-        self.launch("skinny_gemm", args, [out, workspace], [a, w, scale_a, scale_w, bias])
+        self.launch("skinny_gemm", args, [out], [workspace, a, w, scale_a, scale_w, bias])
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
