@@ -202,14 +202,15 @@ def quantize_model_(
         raise ValueError(f"fp8_dtype must be one of {FP8_DTYPES}, got {fp8_dtype}")
     bytes_before = _bytes(model)
     head = _output_embedding(model)
-    converted: Dict[nn.Linear, FP8Linear] = {}
-    names: List[str] = []
+    converted: List[str] = []
     adopted: List[str] = []
     skipped: Dict[str, str] = {}
-    for name, module in list(model.named_modules()):
-        if not hasattr(module, "in_features") or isinstance(module, (FP8Linear, FP8LinearPart)):
-            continue
+    # By name, not by module: each 16-bit weight is freed before the next one is quantised.
+    for name in [name for name, module in model.named_modules() if hasattr(module, "in_features")]:
+        module = model.get_submodule(name)
         reason = None
+        if isinstance(module, (FP8Linear, FP8LinearPart)):
+            continue
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
             reason = "asked to skip"
         elif module is head and not lm_head:
@@ -222,21 +223,17 @@ def quantize_model_(
         elif module.weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             reason = f"weight is {module.weight.dtype}"
         else:
-            converted[module] = _quantized(module, activations, fp8_dtype)
-            names.append(name)
+            if module is head and hasattr(model, "config"):
+                # Or a later tie_weights() would put the embedding's weight into the FP8 head.
+                model.config.tie_word_embeddings = False
+            _replace(model, module, _quantized(module, activations, fp8_dtype))
+            converted.append(name)
         if reason is not None:
             skipped[name] = reason
-    for parent in list(model.modules()):
-        for child_name, child in list(parent._modules.items()):  # all of them, also repeated ones
-            if child in converted:
-                setattr(parent, child_name, converted[child])
-    if head in converted and hasattr(model, "config"):
-        # Or a later tie_weights() would put the embedding's 16-bit weight into the FP8 head.
-        model.config.tie_word_embeddings = False
     fused = _fuse(model) if fuse else {}
     _make_classes_known(model)
     return QuantizationReport(
-        converted=tuple(names),
+        converted=tuple(converted),
         fused=fused,
         adopted=tuple(adopted),
         skipped=skipped,
@@ -288,6 +285,14 @@ def _quantized(linear: nn.Linear, activations: str, fp8_dtype: Optional[torch.dt
     # on any device, also where this build has no kernel (a CUDA build, a model still on the CPU).
     q, scale = quantize_fp8(weight, fp8_dtype=dialect)
     return FP8Linear(q, scale, linear.bias, activations)
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Wherever it is: a module may be shared."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is old:
+                setattr(parent, name, new)
 
 
 def _fuse(model: nn.Module) -> Dict[str, Tuple[str, ...]]:
