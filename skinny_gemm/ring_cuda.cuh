@@ -97,6 +97,11 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       : "memory");
 }
 
+// Orders this thread's accesses to shared memory before those of the copy engine.
+__device__ __forceinline__ void fence_copy_engine() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 __device__ __forceinline__ void load_box(const CUtensorMap& map, int chunk, int row, uint32_t to,
                                          uint32_t barrier, uint64_t policy) {
   asm volatile(
@@ -123,6 +128,10 @@ __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
                             const __grid_constant__ SkinnyGemmArgs args, RingShape shape) {
 #if __CUDA_ARCH__ >= 900
   static_assert(!kBlockScales || Types::kFp8W, "a chunk must be one scale block of K");
+  // The tensor cores truncate what float32 would round, so long sums drift: 3.4 times the error of
+  // a float32 product for 16-bit operands. Then each stage is summed apart and added in float32.
+  // FP8 products are too short for it to show.
+  constexpr bool kSumStages = kBlockScales || !Types::kFp8A;
   constexpr int kWarpTokens = kTokenTiles * kTileTokens;
 
   const int warp = threadIdx.x / 32;
@@ -222,12 +231,15 @@ __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
 
     float sums[kRowTiles][kTokenTiles][4] = {};
     for (int i = 0, stage = 0, parity = 0; i < boxes; ++i) {
-      float w_scale = 0.0f, a_scale[kTokenTiles][2];
+      float w_scale[kRowTiles * 2], a_scale[kTokenTiles][2];
       if constexpr (kBlockScales) {
         const int64_t block = i * w_chunks + slice / 2;
-        const int64_t row = first_row + warp_row;
-        if (block < row_chunks && row < args.n) {
-          w_scale = block_scale(args.scale_w, row / kScaleBlock, block);
+#pragma unroll
+        for (int half = 0; half < kRowTiles * 2; ++half) {
+          const int64_t row = first_row + warp_row + half * 8 + w_slot;
+          w_scale[half] = block < row_chunks && row < args.n
+                              ? block_scale(args.scale_w, row / kScaleBlock, block)
+                              : 0.0f;
         }
 #pragma unroll
         for (int tile = 0; tile < kTokenTiles; ++tile) {
@@ -266,19 +278,23 @@ __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
         const auto a_fragment = widen_a<Types>(a_vectors);
 #pragma unroll
         for (int r = 0; r < kRowTiles; ++r) {
-          if constexpr (kBlockScales) {
-            float chunk_sum[4] = {};
-            multiply<Types>(chunk_sum, w_fragments[r][0], w_fragments[r][1], a_fragment);
+          if constexpr (kSumStages) {
+            float stage_sum[4] = {};
+            multiply<Types>(stage_sum, w_fragments[r][0], w_fragments[r][1], a_fragment);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-              sums[r][tile][j] =
-                  fmaf(chunk_sum[j], a_scale[tile][j % 2] * w_scale, sums[r][tile][j]);
+              const float scale =
+                  kBlockScales ? a_scale[tile][j % 2] * w_scale[r * 2 + j / 2] : 1.0f;
+              sums[r][tile][j] = fmaf(stage_sum[j], scale, sums[r][tile][j]);
             }
           } else {
             multiply<Types>(sums[r][tile], w_fragments[r][0], w_fragments[r][1], a_fragment);
           }
         }
       }
+      // The copy engine is another proxy: without a fence its next box can overtake loads that wait
+      // in the queue (seen: a third of the outputs wrong with 16-bit operands and 8 chunks).
+      fence_copy_engine();
       __syncwarp();
       if (lane == 0) barrier_arrive(empty + stage * 8);
       if (++stage == shape.stages) stage = 0, parity ^= 1;
@@ -301,6 +317,9 @@ __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
 
   // A warp finishes 32 rows of a few token slots: for each token, consecutive outputs.
   constexpr int kSlots = kTokenTiles;
+  struct alignas(kSlots * sizeof(float)) SlotVector {
+    float value[kSlots];
+  };
   const int slot_sets = tokens / kSlots;
   for (int i = warp; i < (rows + 31) / 32 * slot_sets; i += blockDim.x / 32) {
     const int row = i / slot_sets * 32 + lane;
@@ -309,9 +328,10 @@ __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
     float sum[kSlots] = {};
 #pragma unroll 4
     for (int s = 0; s < slices; ++s) {
-      const float* part = partial + (s * rows + row) * row_stride + slot;
+      const SlotVector part =
+          *reinterpret_cast<const SlotVector*>(partial + (s * rows + row) * row_stride + slot);
 #pragma unroll
-      for (int j = 0; j < kSlots; ++j) sum[j] += part[j];
+      for (int j = 0; j < kSlots; ++j) sum[j] += part.value[j];
     }
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
