@@ -1,0 +1,162 @@
+"""Compiles every kernel for every AMD target and checks its registers, LDS and scratch.
+
+    python tools/resources.py [--target gfx942 ...] [--kernel rmsnorm_fp8 ...] [--all]
+
+The figures are those of the code objects' own metadata. A kernel that uses scratch memory or
+spills vector registers fails, and so does one above the budget of tools/resources.toml. By default
+one line a source and target is printed, for its most demanding kernel; --all prints every kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import rocm
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = rocm.ROOT
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Resources of one kernel for one target."""
+
+    name: str
+    target: str
+    threads: int  # of a workgroup, at most
+    vgprs: int  # architectural and accumulation registers together, a lane
+    sgprs: int
+    lds: int  # bytes of a workgroup, static
+    scratch: int  # bytes a lane
+    vgpr_spills: int
+    sgpr_spills: int  # to lanes of vector registers
+    waves: int  # a SIMD that registers and LDS allow
+    limit: int  # waves a SIMD that the hardware allows
+
+
+# Registers a lane of a SIMD, their granule, waves a SIMD and LDS bytes: from the ISA documents. On
+# wave32 targets: of a SIMD of a workgroup processor in CU mode.
+def _machine(target: str) -> tuple[int, int, int, int]:
+    if target.startswith("gfx9"):
+        return 512, 8, 8, (160 if target == "gfx950" else 64) * 1024
+    return 1536, 24, 16, 64 * 1024
+
+
+def kernels_of(source: Path, target: str) -> list[Kernel]:
+    """Compiles `source` for `target` and reads the metadata of the code object."""
+    toolchain = rocm.find_toolchain()
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "code"
+        subprocess.run(toolchain.device_command(source, output, target), check=True)
+        notes = subprocess.run(
+            [toolchain.readelf, "--notes", str(output)], check=True, capture_output=True, text=True
+        ).stdout
+    found = []
+    for block in re.split(r"\n  - (?=\.)", notes)[1:]:
+        fields = dict(re.findall(r"^\s*\.(\w+):\s+(\S+)$", block, re.MULTILINE))
+        if "symbol" not in fields:
+            continue
+        found.append(_kernel(fields, target))
+    names = subprocess.run(
+        ["c++filt"], input="\n".join(k.name for k in found), capture_output=True, text=True
+    ).stdout.splitlines()
+    return [
+        Kernel(**{**vars(kernel), "name": _short(name)})
+        for kernel, name in zip(found, names, strict=True)
+    ]
+
+
+def _kernel(fields: dict[str, str], target: str) -> Kernel:
+    registers, granule, limit, lds_bytes = _machine(target)
+    wave = int(fields["wavefront_size"])
+    vgprs, lds = int(fields["vgpr_count"]), int(fields["group_segment_fixed_size"])
+    threads = int(fields["max_flat_workgroup_size"])
+    waves = min(limit, registers // max(granule, -(-vgprs // granule) * granule))
+    per_group = -(-threads // wave)
+    if lds:
+        waves = min(waves, max(1, lds_bytes // lds * per_group // 4))
+    return Kernel(
+        name=fields["symbol"].removesuffix(".kd"),
+        target=target,
+        threads=threads,
+        vgprs=vgprs,
+        sgprs=int(fields["sgpr_count"]),
+        lds=lds,
+        scratch=int(fields["private_segment_fixed_size"]),
+        vgpr_spills=int(fields["vgpr_spill_count"]),
+        sgpr_spills=int(fields["sgpr_spill_count"]),
+        waves=waves,
+        limit=limit,
+    )
+
+
+def _short(name: str) -> str:
+    """Without namespaces, return type and parameters."""
+    name = re.sub(r"rocm_kernels::|\(anonymous namespace\)::|^void ", "", name)
+    return re.sub(r"\(.*\)$", "", name)
+
+
+def faults(kernel: Kernel, budget: dict) -> list[str]:
+    """What is wrong with a kernel; `budget` is the table of its source."""
+    found = []
+    if kernel.scratch or kernel.vgpr_spills:
+        found.append(f"scratch {kernel.scratch} bytes, {kernel.vgpr_spills} VGPRs spilled")
+    for key, value in (("vgprs", kernel.vgprs), ("lds", kernel.lds)):
+        if value > budget[key]:
+            found.append(f"{key} {value} exceeds the budget of {budget[key]}")
+    if kernel.waves < budget["waves"]:
+        found.append(f"{kernel.waves} waves a SIMD, the budget wants {budget['waves']}")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", nargs="+", default=rocm.TARGETS)
+    parser.add_argument("--kernel", nargs="+", help="sources by name; default: all of the budget")
+    parser.add_argument("--all", action="store_true", help="print every kernel")
+    arguments = parser.parse_args()
+
+    budgets = tomllib.loads((ROOT / "tools" / "resources.toml").read_text())
+    sources = {name: ROOT / name / f"{name}.hip" for name in arguments.kernel or budgets}
+    unlisted = {path.stem for path in ROOT.glob("*/*.hip")} - set(budgets)
+    if unlisted:
+        print(f"error: tools/resources.toml has no budget for {sorted(unlisted)}")
+        return 1
+    jobs = [(name, target) for name in sources for target in arguments.target]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        results = list(pool.map(lambda job: kernels_of(sources[job[0]], job[1]), jobs))
+
+    print(f"{'kernel':78} {'target':8} threads VGPR SGPR    LDS scratch spills  waves")
+    failed = 0
+    for (name, _), kernels in zip(jobs, results, strict=True):
+        worst = max(kernels, key=lambda k: (k.scratch, k.vgprs))
+        for kernel in kernels:
+            wrong = faults(kernel, budgets[name])
+            failed += bool(wrong)
+            if arguments.all or wrong or kernel is worst:
+                print(
+                    f"{kernel.name[:78]:78} {kernel.target:8} {kernel.threads:7} {kernel.vgprs:4} "
+                    f"{kernel.sgprs:4} {kernel.lds:6} {kernel.scratch:7} {kernel.vgpr_spills:6} "
+                    f"{kernel.waves:3}/{kernel.limit}"
+                )
+            for text in wrong:
+                print(f"    FAILS: {text}")
+    count = sum(map(len, results))
+    print(f"{count} kernels, {failed} above budget, with scratch or with spills")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
