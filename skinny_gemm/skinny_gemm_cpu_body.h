@@ -4,6 +4,10 @@
 #include "../common/cpu_vector.h"
 #include "skinny_gemm_cpu_operands.h"
 
+// Loops over arrays that must live in registers: GCC has to unroll them before it decides where to
+// keep the arrays.
+#define ROCM_KERNELS_UNROLL _Pragma("GCC unroll 8")
+
 constexpr int kMaxTileRows = 6;
 constexpr int64_t kPrefetchBytes = 1024;
 
@@ -107,6 +111,7 @@ ROCM_KERNELS_VECTOR void add_products(typename Multiplier::Sum (&sums)[kColumns]
   constexpr int kParts = Multiplier::kParts;
   for (int64_t k = 0; k < depth; k += Multiplier::kChunk) {
     typename Multiplier::Operand operands[kColumns][kParts];
+    ROCM_KERNELS_UNROLL
     for (int column = 0; column < kColumns; ++column) {
       const Element* const p = w[column] + k;
       if (__builtin_expect(k + Multiplier::kChunk <= depth, 1)) {
@@ -116,10 +121,13 @@ ROCM_KERNELS_VECTOR void add_products(typename Multiplier::Sum (&sums)[kColumns]
         decode_tail<Multiplier>(p, depth - k, operands[column]);
       }
     }
+    ROCM_KERNELS_UNROLL
     for (int row = 0; row < kRows; ++row) {
+      ROCM_KERNELS_UNROLL
       for (int part = 0; part < kParts; ++part) {
         const auto operand =
             Multiplier::load_operand(a + row * a_stride + k + part * Multiplier::kWidth);
+        ROCM_KERNELS_UNROLL
         for (int column = 0; column < kColumns; ++column) {
           sums[column][row] = Multiplier::dot(sums[column][row], operand, operands[column][part]);
         }
@@ -133,29 +141,37 @@ void multiply_direct(const GemmJob& job, int64_t n, int slot, float sums[][kGrou
   using Sum = typename Multiplier::Sum;
   const SkinnyGemmArgs& args = job.args;
   Sum totals[kColumns][kRows];
-  for (auto& column : totals) {
-    for (Sum& total : column) total = Multiplier::zero();
+  ROCM_KERNELS_UNROLL
+  for (int column = 0; column < kColumns; ++column) {
+    ROCM_KERNELS_UNROLL
+    for (int row = 0; row < kRows; ++row) totals[column][row] = Multiplier::zero();
   }
   for (int64_t k = 0; k < args.k; k += job.step) {
     const int64_t panel = k / kPanelDepth * kPanelDepth;
     const int64_t a_stride = round_up(smaller(kPanelDepth, args.k - panel), Multiplier::kChunk);
     const Element* w[kColumns];
     Sum partial[kColumns][kRows];
+    ROCM_KERNELS_UNROLL
     for (int column = 0; column < kColumns; ++column) {
       w[column] = static_cast<const Element*>(args.w) + (n + column) * args.w_stride + k;
-      for (Sum& sum : partial[column]) sum = Multiplier::zero();
+      ROCM_KERNELS_UNROLL
+      for (int row = 0; row < kRows; ++row) partial[column][row] = Multiplier::zero();
     }
     add_products<Multiplier, Element>(partial, w, packed_panel<Multiplier>(job, panel) + k - panel,
                                       a_stride, smaller(job.step, args.k - k));
+    ROCM_KERNELS_UNROLL
     for (int row = 0; row < kRows; ++row) {
       const float scale = scale_of_block(args, row, n, k);
+      ROCM_KERNELS_UNROLL
       for (int column = 0; column < kColumns; ++column) {
         totals[column][row] =
             Multiplier::add_scaled(totals[column][row], partial[column][row], scale);
       }
     }
   }
+  ROCM_KERNELS_UNROLL
   for (int column = 0; column < kColumns; ++column) {
+    ROCM_KERNELS_UNROLL
     for (int row = 0; row < kRows; ++row) {
       sums[row][slot + column] = Multiplier::total(totals[column][row]);
     }
@@ -196,37 +212,42 @@ struct PanelPrefetch {
   }
 };
 
-// totals[row][column] += a[row] . w[column] over one panel, for the tile's rows and columns.
+// totals[row][column] += scales[row] * a[row] . w[column] over `depth` of K, for the tile's rows
+// and columns. One step a call: GCC would keep the totals of several in registers that it does not
+// have.
 template <class Multiplier, int kRows>
-void multiply_tile(const typename Multiplier::Value* w, const typename Multiplier::Value* a,
-                   int64_t depth, int64_t step,
-                   const float block_scales[][kPanelDepth / kScaleBlock], float* totals) {
+__attribute__((noinline)) void multiply_tile(const typename Multiplier::Value* w,
+                                             const typename Multiplier::Value* a, int64_t stride,
+                                             int64_t depth, const float* scales, float* totals) {
   constexpr int kColumns = Multiplier::kTileColumns;
-  for (int64_t block = 0; block < depth; block += step) {
-    typename Multiplier::Sum sums[kRows][kColumns];
-    for (auto& row : sums) {
-      for (auto& sum : row) sum = Multiplier::zero();
+  typename Multiplier::Sum sums[kRows][kColumns];
+  ROCM_KERNELS_UNROLL
+  for (int row = 0; row < kRows; ++row) {
+    ROCM_KERNELS_UNROLL
+    for (int column = 0; column < kColumns; ++column) sums[row][column] = Multiplier::zero();
+  }
+  for (int64_t k = 0; k < depth; k += Multiplier::kWidth) {
+    typename Multiplier::Operand operands[kColumns];
+    ROCM_KERNELS_UNROLL
+    for (int column = 0; column < kColumns; ++column) {
+      operands[column] = Multiplier::load_operand(w + column * stride + k);
     }
-    const int64_t end = smaller(block + step, depth);
-    for (int64_t k = block; k < end; k += Multiplier::kWidth) {
-      typename Multiplier::Operand operands[kColumns];
-      for (int column = 0; column < kColumns; ++column) {
-        operands[column] = Multiplier::load_operand(w + column * depth + k);
-      }
-      for (int row = 0; row < kRows; ++row) {
-        const auto operand = Multiplier::load_operand(a + row * depth + k);
-        for (int column = 0; column < kColumns; ++column) {
-          sums[row][column] = Multiplier::dot(sums[row][column], operand, operands[column]);
-        }
-      }
-    }
+    ROCM_KERNELS_UNROLL
     for (int row = 0; row < kRows; ++row) {
+      const auto operand = Multiplier::load_operand(a + row * stride + k);
+      ROCM_KERNELS_UNROLL
       for (int column = 0; column < kColumns; ++column) {
-        float* const total = totals + (row * kColumns + column) * Multiplier::kSumLanes;
-        Multiplier::store_sum(total,
-                              Multiplier::add_scaled(Multiplier::load_sum(total), sums[row][column],
-                                                     block_scales[row][block / kScaleBlock]));
+        sums[row][column] = Multiplier::dot(sums[row][column], operand, operands[column]);
       }
+    }
+  }
+  ROCM_KERNELS_UNROLL
+  for (int row = 0; row < kRows; ++row) {
+    ROCM_KERNELS_UNROLL
+    for (int column = 0; column < kColumns; ++column) {
+      float* const total = totals + (row * kColumns + column) * Multiplier::kSumLanes;
+      Multiplier::store_sum(total, Multiplier::add_scaled(Multiplier::load_sum(total),
+                                                          sums[row][column], scales[row]));
     }
   }
 }
@@ -262,7 +283,7 @@ void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_a
   alignas(64) Value panel[kGroup * kPanelDepth];
   alignas(64) float
       totals[kGroup * kSkinnyGemmMaxRows * Multiplier::kSumLanes];  // [tile][row][column][lane]
-  float block_scales[kSkinnyGemmMaxRows][kPanelDepth / kScaleBlock];
+  float block_scales[kPanelDepth / kScaleBlock][kSkinnyGemmMaxRows];
 
   const int64_t tile_size = args.m * kColumns * Multiplier::kSumLanes;
   const int tiles = (columns + kColumns - 1) / kColumns;
@@ -288,7 +309,7 @@ void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_a
 
     for (int64_t m = 0; m < args.m; ++m) {
       for (int64_t i = 0; i < depth; i += kScaleBlock) {
-        block_scales[m][i / kScaleBlock] = scale_of_block(args, m, n, k + i);
+        block_scales[i / kScaleBlock][m] = scale_of_block(args, m, n, k + i);
       }
     }
 
@@ -299,19 +320,23 @@ void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_a
       for (int tile = 0; tile < tiles; ++tile) {
         next.fetch(lines_a_tile);
         const Value* const tile_w = panel + tile * kColumns * stride;
+        const Value* const tile_a = a + m * stride;
         float* const tile_totals = totals + tile * tile_size + m * kColumns * Multiplier::kSumLanes;
-#define ROCM_KERNELS_TILE(kRows)                                                                 \
-  case kRows:                                                                                    \
-    multiply_tile<Multiplier, kRows>(tile_w, a + m * stride, stride, job.step, block_scales + m, \
-                                     tile_totals);                                               \
+#define ROCM_KERNELS_TILE(kRows)                                                      \
+  case kRows:                                                                         \
+    multiply_tile<Multiplier, kRows>(tile_w + i, tile_a + i, stride, step_depth,      \
+                                     &block_scales[i / kScaleBlock][m], tile_totals); \
     break;
-        switch (rows) {
-          ROCM_KERNELS_TILE(1)
-          ROCM_KERNELS_TILE(2)
-          ROCM_KERNELS_TILE(3)
-          ROCM_KERNELS_TILE(4)
-          ROCM_KERNELS_TILE(5)
-          ROCM_KERNELS_TILE(6)
+        for (int64_t i = 0; i < stride; i += job.step) {
+          const int64_t step_depth = smaller(job.step, stride - i);
+          switch (rows) {
+            ROCM_KERNELS_TILE(1)
+            ROCM_KERNELS_TILE(2)
+            ROCM_KERNELS_TILE(3)
+            ROCM_KERNELS_TILE(4)
+            ROCM_KERNELS_TILE(5)
+            ROCM_KERNELS_TILE(6)
+          }
         }
 #undef ROCM_KERNELS_TILE
       }
