@@ -10,7 +10,7 @@ PYTHON := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.hip' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test test-all bench release-check lint format clean
+.PHONY: help demo build test test-all bench resources release-check lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -41,6 +41,9 @@ test-all: build $(VENV)/llvm ## the slow ones too: full sizes on the simulator
 
 bench: build ## the CPU kernels beside PyTorch's, in one run
 	@$(PYTHON) benchmarks/cpu.py $(ARGS)
+
+resources: $(VENV)/ready $(VENV)/llvm ## registers, LDS and spills of every kernel for every AMD target
+	@$(PYTHON) tools/resources.py $(ARGS)
 
 release-check: build ## what build/ holds is what it says, and builds again to the same bytes
 	$(PYTHON) tools/release_check.py --reproduce $(ARGS)
