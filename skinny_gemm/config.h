@@ -90,10 +90,20 @@ constexpr int32_t kLdsLimit = 65536 - 64;
 constexpr int32_t turn_bytes(int32_t a_bytes, int32_t w_bytes) {
   return 16 * 128 * (a_bytes > w_bytes ? a_bytes : w_bytes);
 }
+// Slots of the queue design: 8 where they fit, else 4.
+inline int32_t queue_slot_bytes(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) {
+  return (a_tiles_of(s.m) + c.row_tiles) * turn_bytes(s.a_bytes, s.w_bytes);
+}
+inline int32_t queue_slots(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) {
+  return 8 * (queue_slot_bytes(s, c) + 8) <= kLdsLimit ? 8 : 4;
+}
 inline int32_t lds_bytes_of(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) {
+  const bool queue = c.design == SkinnyGemmConfig::Design::kQueue;
   const int32_t rows = 16 * c.row_tiles;
-  const int32_t sums = 4 * (c.waves * s.m * (rows + 4) + s.m + 2 * rows);
-  const int32_t turning = c.waves * turn_bytes(s.a_bytes, s.w_bytes);
+  const int32_t adders = queue ? c.waves - c.producers : c.waves;
+  const int32_t sums = 4 * (adders * s.m * (rows + 4) + s.m + 2 * rows);
+  const int32_t turning = queue ? queue_slots(s, c) * (queue_slot_bytes(s, c) + 8)
+                                : c.waves * turn_bytes(s.a_bytes, s.w_bytes);
   return sums > turning ? sums : turning;
 }
 
@@ -165,6 +175,12 @@ inline Status check_config(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) 
            "M = 17 to 32)";
   }
   if (c.waves != 4 && c.waves != 8) return "skinny_gemm config: waves must be 4 or 8";
+  if (c.design == SkinnyGemmConfig::Design::kQueue &&
+      (c.waves != 8 || c.producers != 4 || s.a_bytes != 1 || s.w_bytes != 1 || s.block_scaled)) {
+    return "skinny_gemm config: queue needs 8 waves, 4 of them producers, FP8 operands and no "
+           "block "
+           "scales";
+  }
   if (c.sparse && (s.m > 8 || s.a_bytes != 1 || s.w_bytes != 1 || s.block_scaled)) {
     return "skinny_gemm config: sparse needs FP8 operands, M <= 8 and no block scales";
   }
@@ -202,6 +218,9 @@ inline SkinnyGemmConfig choose_config(const SkinnyGemmShape& shape,
   judged.m = kRowsATile * a_tiles_of(shape.m);
   float best_time = 0;
   const auto consider = [&](SkinnyGemmConfig candidate) {
+    // Owners of one tile on one XCD: their partial sums meet in its L2.
+    const int32_t blocks = schedule_of(judged, candidate).blocks();
+    if (candidate.split != 1) candidate.xcds = blocks < device.xcds ? blocks : device.xcds;
     if (check_config(judged, candidate) != nullptr) return;
     const float time = modelled_time(judged, candidate, device).total();
     if (best_time == 0 || time < best_time) best = candidate, best_time = time;

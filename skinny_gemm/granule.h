@@ -1,6 +1,7 @@
 // A granule of a tile: how a wave asks memory for it, and how it multiplies it.
 #pragma once
 
+#include "config.h"
 #include "operands.h"
 #include "problem.h"
 
@@ -121,6 +122,49 @@ class TileSource {
     load_scales(granule, index, 0);
   }
 
+  // The granule's tiles, all of them, as a lane's fragments.
+  struct Fragments {
+    Words w[kRowTilesW][w_fragments(kKind)];
+    Words a[kRowTilesA][a_fragments(kKind)];
+  };
+  static constexpr int kTileBytes = turn_bytes(a_bytes(kKind), w_bytes(kKind));
+
+  // Writes the granule to LDS, one tile after the other, those of a first.
+  ROCM_KERNELS_DEVICE void turn(const GranuleType& granule, uint8_t* place) const {
+#pragma unroll
+    for (int i = 0; i < kRowTilesA; ++i) {
+      Turntable<a_bytes(kKind)>(place + i * kTileBytes, lane_).write(granule.a[i]);
+    }
+#pragma unroll
+    for (int j = 0; j < kRowTilesW; ++j) {
+      Turntable<w_bytes(kKind)>(place + (kRowTilesA + j) * kTileBytes, lane_).write(granule.w[j]);
+    }
+  }
+  // Reads what turn() wrote, in this wave or in another.
+  ROCM_KERNELS_DEVICE void read(Fragments& fragments, uint8_t* place) const {
+    const int row = lane_ % kTile;
+#pragma unroll
+    for (int i = 0; i < kRowTilesA; ++i) {
+      Turntable<a_bytes(kKind)>(place + i * kTileBytes, lane_)
+          .template read<a_bytes(kKind) / w_bytes(kKind)>(fragments.a[i], a_row<kKind>(row));
+    }
+#pragma unroll
+    for (int j = 0; j < kRowTilesW; ++j) {
+      Turntable<w_bytes(kKind)>(place + (kRowTilesA + j) * kTileBytes, lane_)
+          .template read<1>(fragments.w[j], row);
+    }
+  }
+  ROCM_KERNELS_DEVICE void multiply_add(const Fragments& fragments, Sums& sums) const {
+    static_assert(!kBlockScaled, "fragments carry no scales");
+#pragma unroll
+    for (int j = 0; j < kRowTilesW; ++j) {
+#pragma unroll
+      for (int i = 0; i < kRowTilesA; ++i) {
+        sums[i][j] = multiply<kKind>(fragments.w[j], fragments.a[i], lane_, sums[i][j]);
+      }
+    }
+  }
+
   // sums += the granule's product. `place`: LDS of this wave, turn_bytes() in config.h.
   ROCM_KERNELS_DEVICE void multiply_add(const GranuleType& granule, uint8_t* place,
                                         Sums& sums) const {
@@ -132,8 +176,7 @@ class TileSource {
     for (int i = 0; i < kRowTilesA; ++i) {
       turn_a.write(granule.a[i]);
       // FP8 w with 16-bit a: the 16 elements of a lane are two chunks of a, side by side.
-      turn_a.template read<a_bytes(kKind) / w_bytes(kKind)>(
-          a[i], kKind == Operands::kFp8Sparse ? row / 2 : row);
+      turn_a.template read<a_bytes(kKind) / w_bytes(kKind)>(a[i], a_row<kKind>(row));
     }
 #pragma unroll
     for (int j = 0; j < kRowTilesW; ++j) {

@@ -176,6 +176,12 @@ ROCM_KERNELS_DEVICE Accumulator multiply(const Words (&w)[w_fragments(kKind)],
   return sum;
 }
 
+// Row of the tile of `a` whose fragments a lane reads as its row `row`.
+template <Operands kKind>
+ROCM_KERNELS_DEVICE int a_row(int row) {
+  return kKind == Operands::kFp8Sparse ? row / 2 : row;
+}
+
 // A wave's place in LDS where a tile changes from the order of its loads to that of its fragments.
 // One wave's LDS operations keep their order, so tile after tile passes through the same place with
 // no wait but for the data. The 16-byte chunks of a line are permuted by row, so that neither the

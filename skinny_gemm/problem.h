@@ -18,8 +18,9 @@ struct SkinnyGemmProblem {
   GemmScale scale_a, scale_w;
   int32_t m, n, k;
   DType out_dtype, bias_dtype;
-  int32_t waves;     // of a block
-  bool wide_stores;  // four neighbours of out can be stored together
+  int32_t waves;             // of a block
+  int32_t producers, slots;  // queue design
+  bool wide_stores;          // four neighbours of out can be stored together
   Schedule schedule;
   uint64_t* tickets;  // [tiles]
   float* partials;    // [slots, m, tile rows]

@@ -4,6 +4,7 @@
 
 #include "../common/launch.h"
 #include "portable.h"
+#include "queue.h"
 #include "skinny_gemm_hip.h"
 #include "stream.h"
 
@@ -67,6 +68,36 @@ Kernel stream_kernel(Operands kind, bool block_scaled, int a_tiles, int row_tile
                           : stream_kernel<Operands::kBFloat16Fp8, false>(a_tiles, row_tiles);
   }
   return nullptr;
+}
+
+template <Operands kKind, int kRowTilesA, int kRowTilesW>
+constexpr Kernel queue_kernel() {
+  return skinny_gemm_queue<kKind, kRowTilesA, kRowTilesW,
+                           stream_depth(kRowTilesA, kRowTilesW, 1, 1)>;
+}
+
+Kernel queue_kernel(Operands kind, int a_tiles, int row_tiles) {
+  const bool sparse = kind == Operands::kFp8Sparse;
+  switch (16 * a_tiles + row_tiles) {
+    case 0x11:
+      return sparse ? queue_kernel<Operands::kFp8Sparse, 1, 1>()
+                    : queue_kernel<Operands::kFp8, 1, 1>();
+    case 0x12:
+      return sparse ? queue_kernel<Operands::kFp8Sparse, 1, 2>()
+                    : queue_kernel<Operands::kFp8, 1, 2>();
+    case 0x21:
+      return queue_kernel<Operands::kFp8, 2, 1>();
+    case 0x22:
+      return queue_kernel<Operands::kFp8, 2, 2>();
+    case 0x24:
+      return queue_kernel<Operands::kFp8, 2, 4>();
+    case 0x41:
+      return queue_kernel<Operands::kFp8, 4, 1>();
+    case 0x42:
+      return queue_kernel<Operands::kFp8, 4, 2>();
+    default:
+      return nullptr;
+  }
 }
 
 Kernel portable_kernel(DType a, DType w) {
@@ -254,10 +285,14 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context,
            "float8_e4m3fn on gfx950); convert w and its scale with to_native_fp8";
   }
   const Operands kind = operands_of(args, config.sparse);
-  const Kernel kernel =
-      stream_kernel(kind, shape.block_scaled, a_tiles_of(shape.m), config.row_tiles);
+  const int a_tiles = a_tiles_of(shape.m);
+  const Kernel kernel = config.design == SkinnyGemmConfig::Design::kQueue
+                            ? queue_kernel(kind, a_tiles, config.row_tiles)
+                            : stream_kernel(kind, shape.block_scaled, a_tiles, config.row_tiles);
   if (kernel == nullptr) return "skinny_gemm: block scales need FP8 w";
   p.waves = config.waves;
+  p.producers = config.producers;
+  p.slots = queue_slots(shape, config);
   p.schedule = schedule_of(shape, config);
   p.tickets = static_cast<uint64_t*>(args.workspace);
   if (p.schedule.slots() != 0) {
