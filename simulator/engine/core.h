@@ -284,6 +284,9 @@ struct Workgroup {
 // Adds a finding; equal kind and instruction only counts up.
 void report(Wave& w, const Inst& i, const char* kind, u64 address, int lane, std::string message);
 
+// The host rounds as MODE says (its f32 field) while a wave runs.
+void setRounding(u32 mode);
+
 // Runs an instruction under s_set_gpr_idx_on.
 void executeIndexed(Wave& w, const Inst& i);
 

@@ -97,6 +97,7 @@ Operand parseOperand(std::string s, const std::string& name) {
   if (unwrap("neg(", ")")) o.neg = true;
   if (unwrap("|", "|") || unwrap("abs(", ")")) o.abs = true;
   if (unwrap("sext(", ")")) o.sext = true;
+  unwrap("lit(", ")");  // a literal where an inline constant would do
   if (s == "off" || s == "null") return o;
 
   static const std::map<std::string, std::pair<int, int>> named = {

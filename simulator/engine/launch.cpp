@@ -41,6 +41,12 @@ void stop(Wave& w, const Inst& i, const std::string& why) {
               w.object->disassembly(index, 4));
 }
 
+void setRounding(u32 mode) {
+  static constexpr int modes[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+  static thread_local u32 now = 0;
+  if ((mode & 3) != now) std::fesetround(modes[now = mode & 3]);
+}
+
 namespace {
 
 constexpr u32 kPoisonRegister = 0x7fd1deadu;
@@ -180,12 +186,6 @@ class Runner {
                               " instructions: it waits for something that never comes, or the "
                               "limit (max_instructions) is too low");
     }
-  }
-
-  static void setRounding(u32 mode) {
-    static constexpr int modes[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
-    static thread_local u32 now = 0;
-    if ((mode & 3) != now) std::fesetround(modes[now = mode & 3]);
   }
 
   std::unique_ptr<Workgroup> create(u64 linear) {
@@ -371,7 +371,7 @@ u64 runLaunch(Launch& l) {
     } catch (const std::exception& error) {
       std::lock_guard guard(l.findingsLock);
       if (!l.failed.exchange(true)) l.failure = error.what();
-      std::fesetround(FE_TONEAREST);
+      setRounding(0);
     }
   };
   std::vector<std::thread> pool;

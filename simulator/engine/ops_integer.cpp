@@ -150,7 +150,7 @@ void lshlAdd64(Wave& w, const Inst& i) {
 
 void mov64(Wave& w, const Inst& i) {
   Row64 ta;
-  writeRow64(w, i.dst, fetchF64(w, i.src[0], ta));
+  writeRow64(w, i.dst, fetch64(w, i.src[0], ta));
 }
 
 void swap(Wave& w, const Inst& i) {

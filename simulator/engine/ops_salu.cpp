@@ -224,6 +224,7 @@ void setReg(Wave& w, const Inst& i) {
   if ((i.simm & 63) != 1) stop(w, i, "only the MODE register can be written");
   u32 offset = i.simm >> 6 & 31, mask = fieldMask(i.simm) << offset;
   w.mode = (w.mode & ~mask) | (scalar32(w, i.src[0]) << offset & mask);
+  setRounding(w.mode);
 }
 
 template <auto F>
