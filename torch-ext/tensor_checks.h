@@ -149,8 +149,12 @@ inline const float* require_static_scale(const Tensor& scale) {
 // columns) do not.
 inline bool overlap(const Tensor& a, const Tensor& b) {
   if (a.numel() == 0 || b.numel() == 0) return false;
+  // From a row's first byte to its last; what lies between the elements of a strided one counts
+  // too.
   const auto row_bytes = [](const Tensor& t) {
-    return static_cast<int64_t>(t.size(t.dim() - 1) * t.element_size());
+    const int64_t last = t.dim() - 1;
+    const int64_t span = last < 0 ? 1 : (t.size(last) - 1) * t.stride(last) + 1;
+    return static_cast<int64_t>(span * t.element_size());
   };
   const auto stride_bytes = [&](const Tensor& t) {
     return t.dim() < 2 || t.size(0) == 1 ? row_bytes(t)

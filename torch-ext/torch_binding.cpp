@@ -86,6 +86,7 @@ Quantization check_quantization(const Tensor& out, DType out_dtype, DType in_dty
     require(group_size == 0, "scale is one value for the tensor; group_size must be 0, got ",
             group_size);
     require_device(*scale, "scale", first, first_name);
+    require_no_overlap(out, "out", *scale, "scale");
     result.static_scale = require_static_scale(*scale);
     result.scaling = Scaling::kStatic;
     return result;
@@ -182,6 +183,9 @@ void rmsnorm_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& x,
   }
   const Quantization quantization = check_quantization(out, args.out_dtype, args.x_dtype, scale,
                                                        scales, group_size, scale_ub, x, "x");
+  if (scales) require_no_overlap(*scales, "scales", weight, "weight");
+  if (scales && residual) require_no_overlap(*scales, "scales", *residual, "residual");
+  if (scale && residual) require_no_overlap(*residual, "residual", *scale, "scale");
   if (args.hidden == 0 && scales) torch::stable::fill_(*scales, kMinScale);
   if (args.rows == 0 || args.hidden == 0) return;
 
@@ -226,6 +230,7 @@ void swiglu_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& gate,
   }
   const Quantization quantization = check_quantization(out, args.out_dtype, args.in_dtype, scale,
                                                        scales, group_size, scale_ub, gate, "gate");
+  if (scales && up) require_no_overlap(*scales, "scales", *up, "up");
   if (args.columns == 0 && scales) torch::stable::fill_(*scales, kMinScale);
   if (args.rows == 0 || args.columns == 0) return;
 
@@ -276,6 +281,8 @@ void skinny_gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Te
   require_no_overlap(out, "out", w, "w");
   args.scale_a = parse_gemm_scale(scale_a, "scale_a", args.m, 1, args.k, a);
   args.scale_w = parse_gemm_scale(scale_w, "scale_w", args.n, kScaleBlock, args.k, a);
+  if (scale_a) require_no_overlap(out, "out", *scale_a, "scale_a");
+  if (scale_w) require_no_overlap(out, "out", *scale_w, "scale_w");
   if (bias) {
     args.bias_dtype = require_float(*bias, "bias");
     require(args.bias_dtype == args.out_dtype || args.bias_dtype == DType::kFloat32,
