@@ -1,13 +1,25 @@
 """Runs code objects for gfx942 and gfx950 on the CPU, and judges them.
 
-    kernel = simulator.load("kernel.co")
-    result = kernel.launch("name", grid=8, block=256, args=[out, x, 5])
-    result.counters, result.findings, result.time
+kernel = simulator.load("kernel.co")
+result = kernel.launch("name", grid=8, block=256, args=[out, x, 5])
+result.counters, result.findings, result.time
 """
 
 from .api import CodeObject, Finding, Out, Result, SimulatorError, load, result_from
 from .hip import Runtime, load_runtime, runtime
 from .timing import Time, modelled_time
 
-__all__ = ["CodeObject", "Finding", "Out", "Result", "Runtime", "SimulatorError", "Time", "load",
-           "load_runtime", "modelled_time", "result_from", "runtime"]
+__all__ = [
+    "CodeObject",
+    "Finding",
+    "Out",
+    "Result",
+    "Runtime",
+    "SimulatorError",
+    "Time",
+    "load",
+    "load_runtime",
+    "modelled_time",
+    "result_from",
+    "runtime",
+]

@@ -124,8 +124,9 @@ def _build_runtime(
 ) -> None:
     header = pathlib.Path("hip/hip_runtime_api.h")
     rocm = pathlib.Path(os.environ.get("ROCM_PATH", "/opt/rocm"))
-    include = next((d for d in (pathlib.Path("/usr/include"), rocm / "include")
-                    if (d / header).exists()), None)
+    include = next(
+        (d for d in (pathlib.Path("/usr/include"), rocm / "include") if (d / header).exists()), None
+    )
     if include is None or not source.exists():
         return
     flags = [*FLAGS, "-D__HIP_PLATFORM_AMD__=1"]
@@ -133,8 +134,13 @@ def _build_runtime(
         flags.append(f"-isystem{include}")
     built = _compile(compiler, source, objects, flags)
     base = directory / "libamdhip64.so.5"
-    link = ["-Wl,-soname,libamdhip64.so.5", f"-L{directory}", "-lsimulator",
-            "-Wl,-rpath,$ORIGIN", "-pthread"]
+    link = [
+        "-Wl,-soname,libamdhip64.so.5",
+        f"-L{directory}",
+        "-lsimulator",
+        "-Wl,-rpath,$ORIGIN",
+        "-pthread",
+    ]
     _link(compiler, [built], base, link)
     for name in ("libamdhip64.so", "libamdhip64.so.6", "libamdhip64.so.7"):
         alias = directory / name

@@ -21,15 +21,20 @@ class SimulatorError(RuntimeError):
 
 
 class _Options(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint32) for name in
-                ("late", "race", "bounds", "uninit", "caches", "threads")] + [
-        ("seed", ctypes.c_uint64), ("max_instructions", ctypes.c_uint64)]
+    _fields_ = [
+        (name, ctypes.c_uint32)
+        for name in ("late", "race", "bounds", "uninit", "caches", "threads")
+    ] + [("seed", ctypes.c_uint64), ("max_instructions", ctypes.c_uint64)]
 
 
 class _Buffer(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("bytes", ctypes.c_uint64),
-                ("initialised", ctypes.c_uint32), ("name", ctypes.c_char_p),
-                ("written", ctypes.c_void_p)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+        ("initialised", ctypes.c_uint32),
+        ("name", ctypes.c_char_p),
+        ("written", ctypes.c_void_p),
+    ]
 
 
 @functools.cache
@@ -37,16 +42,23 @@ def _engine() -> ctypes.CDLL:
     library = ctypes.CDLL(str(_build.build() / "libsimulator.so"))
     library.sim_error.restype = ctypes.c_char_p
     library.sim_open.restype = ctypes.c_void_p
-    library.sim_open.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p,
-                                 ctypes.c_char_p]
+    library.sim_open.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_char_p]
     library.sim_close.argtypes = [ctypes.c_void_p]
     library.sim_describe.restype = ctypes.c_char_p
     library.sim_describe.argtypes = [ctypes.c_void_p]
     library.sim_launch.restype = ctypes.c_char_p
     library.sim_launch.argtypes = [
-        ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32 * 3, ctypes.c_uint32 * 3,
-        ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(_Buffer),
-        ctypes.c_uint32, ctypes.POINTER(_Options)]
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_uint32 * 3,
+        ctypes.c_uint32 * 3,
+        ctypes.c_uint32,
+        ctypes.c_char_p,
+        ctypes.c_uint64,
+        ctypes.POINTER(_Buffer),
+        ctypes.c_uint32,
+        ctypes.POINTER(_Options),
+    ]
     return library
 
 
@@ -68,9 +80,11 @@ class Finding:
 
     def __str__(self) -> str:
         where = ",".join(map(str, self.workgroup))
-        return (f"{self.kind} in {self.kernel} at {self.source}: {self.message} "
-                f"['{self.instruction}' at {self.code_address:#x}, workgroup {where} wave "
-                f"{self.wave} lane {self.lane}, address {self.address:#x}, {self.count} times]")
+        return (
+            f"{self.kind} in {self.kernel} at {self.source}: {self.message} "
+            f"['{self.instruction}' at {self.code_address:#x}, workgroup {where} wave "
+            f"{self.wave} lane {self.lane}, address {self.address:#x}, {self.count} times]"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +128,17 @@ def _pointer(value) -> tuple[int, int] | None:
     """Address and size in bytes of a NumPy array or torch tensor, None for anything else."""
     if isinstance(value, np.ndarray):
         if not value.flags.c_contiguous:
-            raise ValueError("required a contiguous array, got one with strides "
-                             f"{value.strides}: pass np.ascontiguousarray(...)")
+            raise ValueError(
+                "required a contiguous array, got one with strides "
+                f"{value.strides}: pass np.ascontiguousarray(...)"
+            )
         return value.ctypes.data, value.nbytes
     if hasattr(value, "data_ptr"):
         if not value.is_contiguous() or value.device.type != "cpu":
-            raise ValueError("required a contiguous tensor on the CPU, got strides "
-                             f"{value.stride()} on {value.device}")
+            raise ValueError(
+                "required a contiguous tensor on the CPU, got strides "
+                f"{value.stride()} on {value.device}"
+            )
         return value.data_ptr(), value.numel() * value.element_size()
     return None
 
@@ -137,8 +155,10 @@ def _scalar(value, size: int, position: int) -> bytes:
     elif value is None or isinstance(value, (bool, int)):
         data = (int(value or 0) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
     else:
-        raise TypeError(f"argument {position}: required a buffer, number, ctypes structure or "
-                        f"bytes, got {type(value).__name__}")
+        raise TypeError(
+            f"argument {position}: required a buffer, number, ctypes structure or "
+            f"bytes, got {type(value).__name__}"
+        )
     if len(data) != size:
         raise ValueError(f"argument {position}: the kernel takes {size} bytes, got {len(data)}")
     return data
@@ -160,8 +180,9 @@ class CodeObject:
 
     def __init__(self, data: bytes, path: str, target: str | None = None):
         self._engine = _engine()
-        self._handle = self._engine.sim_open(data, len(data), path.encode(),
-                                             target.encode() if target else None)
+        self._handle = self._engine.sim_open(
+            data, len(data), path.encode(), target.encode() if target else None
+        )
         if not self._handle:
             raise SimulatorError(self._engine.sim_error().decode())
         described = json.loads(self._engine.sim_describe(self._handle))
@@ -180,7 +201,7 @@ class CodeObject:
             raise ValueError(f"kernel {kernel} takes {len(explicit)} arguments, got {len(args)}")
         segment = bytearray(self.kernels[kernel]["kernarg_bytes"])
         buffers = []
-        for n, (value, spec) in enumerate(zip(args, explicit)):
+        for n, (value, spec) in enumerate(zip(args, explicit, strict=True)):
             initialised = not isinstance(value, Out)
             value = value if initialised else value.array
             at = _pointer(value)
@@ -189,13 +210,26 @@ class CodeObject:
                 buffers.append(_Buffer(at[0], at[1], initialised, name.encode()))
                 value = at[0]
             data = _scalar(value, spec["size"], n)
-            segment[spec["offset"]:spec["offset"] + spec["size"]] = data
+            segment[spec["offset"] : spec["offset"] + spec["size"]] = data
         return bytes(segment), buffers
 
-    def launch(self, kernel: str, grid, block, args, lds: int = 0, *, checks: bool = True,
-               seed: int = 0, buffers=(), caches: bool = True, threads: int = 0,
-               max_instructions: int = 200_000_000, late: bool | None = None,
-               race: bool | None = None) -> Result:
+    def launch(
+        self,
+        kernel: str,
+        grid,
+        block,
+        args,
+        lds: int = 0,
+        *,
+        checks: bool = True,
+        seed: int = 0,
+        buffers=(),
+        caches: bool = True,
+        threads: int = 0,
+        max_instructions: int = 200_000_000,
+        late: bool | None = None,
+        race: bool | None = None,
+    ) -> Result:
         """Runs `kernel` to its end.
 
         grid: workgroups in x, y, z (or one int); block: threads; lds: bytes of dynamic LDS.
@@ -208,19 +242,36 @@ class CodeObject:
         Raises SimulatorError when the launch is not possible or the kernel stops.
         """
         if kernel not in self.kernels:
-            raise SimulatorError(f"there is no kernel {kernel}; the file has "
-                                 f"{', '.join(sorted(self.kernels))}")
+            raise SimulatorError(
+                f"there is no kernel {kernel}; the file has {', '.join(sorted(self.kernels))}"
+            )
         segment, known = self._arguments(kernel, args)
         for extra in buffers:
             initialised = not isinstance(extra, Out)
             address, size = _pointer(extra if initialised else extra.array)
             known.append(_Buffer(address, size, initialised, b"a further buffer"))
-        options = _Options(checks if late is None else late, checks if race is None else race,
-                           True, checks, caches, threads, seed, max_instructions)
+        options = _Options(
+            checks if late is None else late,
+            checks if race is None else race,
+            True,
+            checks,
+            caches,
+            threads,
+            seed,
+            max_instructions,
+        )
         text = self._engine.sim_launch(
-            self._handle, kernel.encode(), _dims(grid, "grid"), _dims(block, "block"), lds,
-            segment, len(segment), (_Buffer * len(known))(*known), len(known),
-            ctypes.byref(options))
+            self._handle,
+            kernel.encode(),
+            _dims(grid, "grid"),
+            _dims(block, "block"),
+            lds,
+            segment,
+            len(segment),
+            (_Buffer * len(known))(*known),
+            len(known),
+            ctypes.byref(options),
+        )
         if text is None:
             raise SimulatorError(self._engine.sim_error().decode())
         return result_from(json.loads(text))

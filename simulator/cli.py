@@ -115,7 +115,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("run", "runs a kernel; exit status 1 when there are findings"),
                        ("profile", "the same, with a table and the hot source lines")):  # fmt: skip
-        p = commands.add_parser(name, help=text)
+        p = commands.add_parser(
+            name,
+            help=text,
+            usage=f"%(prog)s FILE KERNEL --grid X --block X [...] ARG...\nARG: {_FORMS}",
+        )
         p.add_argument("file", help="code object, offload bundle, or host file with a fat binary")
         p.add_argument("kernel")
         p.add_argument("--grid", type=_dims, required=True, help="workgroups: X[,Y,Z]")
@@ -125,7 +129,6 @@ def _parser() -> argparse.ArgumentParser:
         p.add_argument("--seed", type=int, default=0, help="order of waves and workgroups")
         p.add_argument("--no-checks", action="store_true", help="fast, without the checkers")
         p.add_argument("--json", action="store_true", help="counters and findings as JSON")
-        p.add_argument("arg", nargs="*", help=_FORMS)
     kernels = commands.add_parser("kernels", help="lists the kernels of a file")
     kernels.add_argument("file")
     kernels.add_argument("--target")
@@ -138,8 +141,10 @@ def _list(options) -> int:
     for name, k in sorted(code.kernels.items()):
         args = ", ".join(f"{a['name'] or '?'}:{a['size']}" for a in k["args"]
                          if not a["kind"].startswith("hidden"))  # fmt: skip
-        print(f"{name}({args})  vgprs {k['vgprs']} sgprs {k['sgprs']} lds {k['lds']} "
-              f"scratch {k['scratch']}")
+        print(
+            f"{name}({args})  vgprs {k['vgprs']} sgprs {k['sgprs']} lds {k['lds']} "
+            f"scratch {k['scratch']}"
+        )
     if code.unknown:
         print("instructions that the simulator does not know:", ", ".join(code.unknown))
     return 0
@@ -147,14 +152,18 @@ def _list(options) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns the exit status: 0, 1 with findings, 2 for an error."""
-    options = _parser().parse_args(arguments)
+    # Kernel arguments may stand before, between and after the options.
+    options, extra = _parser().parse_known_args(arguments)
+    unknown = [a for a in extra if a.startswith("-") or options.command not in ("run", "profile")]
+    if unknown:
+        _parser().error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         if options.command == "runtime":
             print(hip.runtime().parent)
             return 0
         if options.command == "kernels":
             return _list(options)
-        args = _Arguments(options.arg)
+        args = _Arguments(extra)
         result = load(options.file, options.target).launch(
             options.kernel, options.grid, options.block, args.values, options.lds,
             checks=not options.no_checks, seed=options.seed)  # fmt: skip

@@ -15,8 +15,10 @@ def runtime() -> pathlib.Path:
     """Path of the stand-in library; its folder belongs on LD_LIBRARY_PATH."""
     path = _build.build() / "libamdhip64.so.5"
     if not path.exists():
-        raise SimulatorError("the HIP headers were not found when the simulator was built: install "
-                             "libamdhip64-dev or set ROCM_PATH, then remove build/simulator")
+        raise SimulatorError(
+            "the HIP headers were not found when the simulator was built: install "
+            "libamdhip64-dev or set ROCM_PATH, then remove build/simulator"
+        )
     return path
 
 

@@ -33,10 +33,12 @@ class Hardware:
 
 # Sustained rates as measured and published for these GPUs; latencies are of the usual order.
 HARDWARE = {
-    "gfx942": Hardware(304, 4, 2.1e9, 8, 512, 8, 64 << 10, 4.2e12, 11.9e12, 25e12, 64, 0.8e-6,
-                       2.0e-6),
-    "gfx950": Hardware(256, 4, 2.4e9, 8, 512, 8, 160 << 10, 6.1e12, 14e12, 30e12, 64, 0.8e-6,
-                       2.0e-6),
+    "gfx942": Hardware(
+        304, 4, 2.1e9, 8, 512, 8, 64 << 10, 4.2e12, 11.9e12, 25e12, 64, 0.8e-6, 2.0e-6
+    ),
+    "gfx950": Hardware(
+        256, 4, 2.4e9, 8, 512, 8, 160 << 10, 6.1e12, 14e12, 30e12, 64, 0.8e-6, 2.0e-6
+    ),
 }
 
 
@@ -56,8 +58,9 @@ class Time:
     rounds: int  # how often the GPU is filled
 
 
-def occupancy(resources: dict, waves_per_workgroup: int, dynamic_lds: int,
-              hardware: Hardware) -> tuple[int, int]:
+def occupancy(
+    resources: dict, waves_per_workgroup: int, dynamic_lds: int, hardware: Hardware
+) -> tuple[int, int]:
     """Waves a SIMD and workgroups a compute unit that registers, LDS and wave slots allow."""
     granule = hardware.vgpr_granule
     registers = max(granule, math.ceil(resources["vgprs"] / granule) * granule)
@@ -86,8 +89,12 @@ def modelled_time(raw: dict) -> Time:
     infinity_bytes = (c["l2_misses"] + c["l2_write_backs"]) * line
     l2_bytes = (c["l2_hits"] + c["l2_misses"]) * line
     l1_bytes = c["lines_64"] * 64
-    memory = max(memory_bytes / hw.memory_bytes_per_s, infinity_bytes / hw.infinity_bytes_per_s,
-                 l2_bytes / hw.l2_bytes_per_s, l1_bytes / (hw.l1_bytes_per_cycle * share))
+    memory = max(
+        memory_bytes / hw.memory_bytes_per_s,
+        infinity_bytes / hw.infinity_bytes_per_s,
+        l2_bytes / hw.l2_bytes_per_s,
+        l1_bytes / (hw.l1_bytes_per_cycle * share),
+    )
     # A SIMD starts a wave's vector instruction over 4 cycles, a transcendental one over 16; the
     # scalar unit, memory and branches issue beside them, one a cycle.
     vector = 4 * by_class["valu"] + 16 * by_class["trans"]

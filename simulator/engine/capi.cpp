@@ -38,8 +38,8 @@ i64 num(u64 x) { return static_cast<i64>(x); }
 Object describeKernel(const Kernel& k) {
   Array args;
   for (const KernelArg& a : k.args) {
-    args.push_back(Object{{"kind", a.kind}, {"name", a.name}, {"offset", a.offset},
-                          {"size", a.size}});
+    args.push_back(
+        Object{{"kind", a.kind}, {"name", a.name}, {"offset", a.offset}, {"size", a.size}});
   }
   return Object{{"args", std::move(args)},
                 {"lds", k.ldsBytes},
@@ -163,9 +163,9 @@ const char* sim_describe(SimObject* object) {
   Object kernels, variables;
   for (const auto& [name, k] : object->code->kernels) kernels[name] = describeKernel(k);
   for (const auto& [name, v] : object->code->variables) {
-    variables[name] = Object{
-        {"address", num(reinterpret_cast<u64>(object->code->image.get()) + v.first)},
-        {"size", num(v.second)}};
+    variables[name] =
+        Object{{"address", num(reinterpret_cast<u64>(object->code->image.get()) + v.first)},
+               {"size", num(v.second)}};
   }
   std::map<std::string, int> unknown;
   for (const Inst& i : object->code->code) {
@@ -219,8 +219,8 @@ const char* sim_launch(SimObject* object, const char* kernel, const uint32_t gri
   l.dynamicLds = dynamic_lds;
   const u8* bytes = static_cast<const u8*>(kernarg);
   l.kernarg.assign(bytes, bytes + kernarg_bytes);
-  l.options = {options->late != 0,   options->race != 0,   options->bounds != 0,
-               options->uninit != 0, options->caches != 0, options->seed,
+  l.options = {options->late != 0,        options->race != 0,   options->bounds != 0,
+               options->uninit != 0,      options->caches != 0, options->seed,
                options->max_instructions, options->threads};
   for (uint32_t n = 0; n < buffer_count; ++n) {
     u64 begin = reinterpret_cast<u64>(buffers[n].data);

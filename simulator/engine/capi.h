@@ -20,7 +20,7 @@ typedef struct {
   uint64_t bytes;
   uint32_t initialised;  // 0: reading before the kernel wrote is a finding
   const char* name;
-  uint8_t* written;      // null, or a flag for each byte that outlives the launch
+  uint8_t* written;  // null, or a flag for each byte that outlives the launch
 } SimBuffer;
 
 #define SIM_MAX_ARGS 64

@@ -1,13 +1,13 @@
 // Code objects from files and memory: ELF, kernel metadata, fat binaries and source lines, all
 // read with LLVM's libraries.
+#include "codeobject.h"
+
 #include <llvm/BinaryFormat/ELF.h>
 #include <llvm/BinaryFormat/MsgPackDocument.h>
 #include <llvm/DebugInfo/Symbolize/Symbolize.h>
 #include <llvm/Object/ELFObjectFile.h>
 #include <llvm/Object/OffloadBundle.h>
 #include <llvm/Support/MemoryBuffer.h>
-
-#include "codeobject.h"
 
 namespace sim {
 namespace {
@@ -64,6 +64,10 @@ void readMetadata(CodeObject& object, llvm::StringRef blob) {
     k.agprs = m.integer(".agpr_count");
     k.sgprs = m.integer(".sgpr_count");
     k.spills = m.integer(".vgpr_spill_count") + m.integer(".sgpr_spill_count");
+    auto stack = m.map.find(".uses_dynamic_stack");
+    k.dynamicStack = stack != m.map.end() &&
+                     stack->second.getKind() == llvm::msgpack::Type::Boolean &&
+                     stack->second.getBool();
     k.maxWorkgroup = m.integer(".max_flat_workgroup_size");
     if (m.map.find(".args") != m.map.end()) {
       for (auto& arg : m.map[".args"].getArray()) {
@@ -238,8 +242,8 @@ void openBundle(llvm::StringRef bytes, const std::string& path, std::vector<Bund
   } else {
     plain = llvm::MemoryBuffer::getMemBuffer(bytes, path, false);
   }
-  auto bundle = check(
-      llvm::object::OffloadBundleFatBin::create(plain->getMemBufferRef(), 0, path), path);
+  auto bundle =
+      check(llvm::object::OffloadBundleFatBin::create(plain->getMemBufferRef(), 0, path), path);
   for (const auto& entry : bundle->getEntries()) {
     if (entry.ID.find("amdgcn") == std::string::npos || entry.Size == 0) continue;
     size_t dashes = entry.ID.rfind("--");
@@ -258,7 +262,8 @@ std::vector<Bundled> openFile(const void* data, size_t size, const std::string& 
     openBundle(bytes, path, out);
     return out;
   }
-  if (!bytes.starts_with("\x7f" "ELF")) {
+  if (!bytes.starts_with("\x7f"
+                         "ELF")) {
     throw Error(path + ": required an ELF file or an offload bundle, it is neither");
   }
   auto buffer = llvm::MemoryBuffer::getMemBuffer(bytes, path, false);

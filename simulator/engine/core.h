@@ -52,10 +52,10 @@ enum Special : u16 { kScc, kVccz, kExecz };
 
 struct Operand {
   Kind kind = Kind::None;
-  u8 dwords = 1;     // registers named in the text, v[0:3] is 4
-  u16 index = 0;     // row, scalar register number or Special
-  u64 imm = 0;       // an integer literal, or 32-bit pattern of a float literal
-  double real = 0;   // value of a float literal; its bits depend on the operand's type
+  u8 dwords = 1;    // registers named in the text, v[0:3] is 4
+  u16 index = 0;    // row, scalar register number or Special
+  u64 imm = 0;      // an integer literal, or 32-bit pattern of a float literal
+  double real = 0;  // value of a float literal; its bits depend on the operand's type
   bool isReal = false;
   bool neg = false, abs = false, sext = false;
 
@@ -65,7 +65,20 @@ struct Operand {
 
 // Classes for the counters. The order is that of kClassNames in counters.cpp.
 enum class Class : u8 {
-  Salu, Smem, Valu, Trans, Matrix, Lds, Vmem, Flat, Scratch, Branch, Barrier, Wait, Other, Count
+  Salu,
+  Smem,
+  Valu,
+  Trans,
+  Matrix,
+  Lds,
+  Vmem,
+  Flat,
+  Scratch,
+  Branch,
+  Barrier,
+  Wait,
+  Other,
+  Count
 };
 
 struct Wave;
@@ -85,7 +98,7 @@ struct MemSpec {
   u8 dwords = 0;  // registers of data (result of a load, source of a store)
   bool sext = false;
   bool d16 = false, d16hi = false;
-  u8 pair = 0;       // ds_read2/write2: number of addresses (2), else 0
+  u8 pair = 0;  // ds_read2/write2: number of addresses (2), else 0
   u16 pairStride = 0;
   bool returns = false;
   bool spin = false;  // a polling load, see decode_spin.cpp
@@ -94,8 +107,20 @@ struct MemSpec {
 };
 
 enum class DppKind : u8 {
-  None, QuadPerm, RowShl, RowShr, RowRor, WaveShl, WaveShr, WaveRol, WaveRor, Mirror, HalfMirror,
-  Bcast15, Bcast31, NewBcast
+  None,
+  QuadPerm,
+  RowShl,
+  RowShr,
+  RowRor,
+  WaveShl,
+  WaveShr,
+  WaveRol,
+  WaveRor,
+  Mirror,
+  HalfMirror,
+  Bcast15,
+  Bcast31,
+  NewBcast
 };
 
 struct Inst {
@@ -109,7 +134,7 @@ struct Inst {
   u32 simm = 0;  // branch target index, wait counts, immediate of s_sleep and the like
 
   bool clamp = false, gds = false, sc0 = false, sc1 = false, nt = false, lds = false;
-  bool offen = false, idxen = false, mnan = false;
+  bool offen = false, idxen = false;
   u8 omod = 0;
   u8 opSel = 0, opSelHi = 0xff, negLo = 0, negHi = 0;
   u8 cbsz = 0, abid = 0, blgp = 0, neg = 0;
@@ -144,6 +169,7 @@ struct Kernel {
   u32 rsrc1 = 0, rsrc2 = 0, rsrc3 = 0;
   u16 properties = 0, preload = 0;
   u32 vgprs = 0, agprs = 0, sgprs = 0, spills = 0, maxWorkgroup = 1024;
+  bool dynamicStack = false;
   std::vector<KernelArg> args;
 };
 
@@ -201,13 +227,13 @@ struct MemOp {
   const Inst* inst = nullptr;
   u64 mask = 0;
   bool performed = false;
-  bool mixedLds = false;   // a flat access with lanes in LDS
+  bool mixedLds = false;  // a flat access with lanes in LDS
   u32 stamp = 0;
-  u64 born = 0;            // instruction count of the workgroup at issue
-  KnowledgePtr known;                     // what the wave knew at issue
-  KnowledgePtr publish, publishForeign;   // what a flag write gives to readers
-  KnowledgePtr acquired, acquiredForeign; // what a flag read took
-  u32 ldsBase = 0;         // load-to-LDS: M0 and offset at issue
+  u64 born = 0;                            // instruction count of the workgroup at issue
+  KnowledgePtr known;                      // what the wave knew at issue
+  KnowledgePtr publish, publishForeign;    // what a flag write gives to readers
+  KnowledgePtr acquired, acquiredForeign;  // what a flag read took
+  u32 ldsBase = 0;                         // load-to-LDS: M0 and offset at issue
   u64 scalarAddress = 0;
   u32 scalarDwords = 0;
   alignas(64) u64 addr[kLanes];

@@ -63,8 +63,7 @@ std::vector<std::string> split(const std::string& s, char separator) {
 
 bool isModifier(const std::string& word) {
   static const std::set<std::string> flags = {
-      "sc0", "sc1", "nt", "gds", "lds", "offen", "idxen", "clamp", "row_mirror",
-      "row_half_mirror"};
+      "sc0", "sc1", "nt", "gds", "lds", "offen", "idxen", "clamp", "row_mirror", "row_half_mirror"};
   if (flags.count(word)) return true;
   size_t colon = word.find(':'), bracket = word.find('[');
   return colon != std::string::npos && (bracket == std::string::npos || colon < bracket);
@@ -101,11 +100,19 @@ Operand parseOperand(std::string s, const std::string& name) {
   if (s == "off" || s == "null") return o;
 
   static const std::map<std::string, std::pair<int, int>> named = {
-      {"vcc", {kVcc, 2}}, {"vcc_lo", {kVcc, 1}}, {"vcc_hi", {kVcc + 1, 1}},
-      {"exec", {kExec, 2}}, {"exec_lo", {kExec, 1}}, {"exec_hi", {kExec + 1, 1}},
-      {"m0", {kM0, 1}}, {"flat_scratch", {kFlatScratch, 2}},
-      {"flat_scratch_lo", {kFlatScratch, 1}}, {"flat_scratch_hi", {kFlatScratch + 1, 1}},
-      {"xnack_mask", {104, 2}}, {"xnack_mask_lo", {104, 1}}, {"xnack_mask_hi", {105, 1}}};
+      {"vcc", {kVcc, 2}},
+      {"vcc_lo", {kVcc, 1}},
+      {"vcc_hi", {kVcc + 1, 1}},
+      {"exec", {kExec, 2}},
+      {"exec_lo", {kExec, 1}},
+      {"exec_hi", {kExec + 1, 1}},
+      {"m0", {kM0, 1}},
+      {"flat_scratch", {kFlatScratch, 2}},
+      {"flat_scratch_lo", {kFlatScratch, 1}},
+      {"flat_scratch_hi", {kFlatScratch + 1, 1}},
+      {"xnack_mask", {104, 2}},
+      {"xnack_mask_lo", {104, 1}},
+      {"xnack_mask_hi", {105, 1}}};
   if (auto it = named.find(s); it != named.end()) {
     o.kind = Kind::Sgpr;
     o.index = it->second.first;
@@ -113,7 +120,8 @@ Operand parseOperand(std::string s, const std::string& name) {
     return o;
   }
   static const std::map<std::string, u64> apertures = {
-      {"src_shared_base", kSharedBase}, {"src_private_base", kPrivateBase},
+      {"src_shared_base", kSharedBase},
+      {"src_private_base", kPrivateBase},
       {"src_shared_limit", kSharedBase | 0xffffffff},
       {"src_private_limit", kPrivateBase | 0xffffffff}};
   if (auto it = apertures.find(s); it != apertures.end()) {
@@ -121,9 +129,9 @@ Operand parseOperand(std::string s, const std::string& name) {
     o.imm = it->second;
     return o;
   }
-  static const std::map<std::string, int> specials = {
-      {"src_scc", kScc}, {"scc", kScc}, {"src_vccz", kVccz}, {"vccz", kVccz},
-      {"src_execz", kExecz}, {"execz", kExecz}};
+  static const std::map<std::string, int> specials = {{"src_scc", kScc},     {"scc", kScc},
+                                                      {"src_vccz", kVccz},   {"vccz", kVccz},
+                                                      {"src_execz", kExecz}, {"execz", kExecz}};
   if (auto it = specials.find(s); it != specials.end()) {
     o.kind = Kind::Special;
     o.index = it->second;
@@ -204,24 +212,42 @@ void parseModifier(Inst& i, const std::string& word) {
     i.dpp = kind;
     if (!value.empty()) i.dppArg = number(value);
   };
-  if (key == "sc0") i.sc0 = true;
-  else if (key == "sc1") i.sc1 = true;
-  else if (key == "nt") i.nt = true;
-  else if (key == "gds") i.gds = true;
-  else if (key == "lds") i.lds = true;
-  else if (key == "offen") i.offen = true;
-  else if (key == "idxen") i.idxen = true;
-  else if (key == "clamp") i.clamp = true;
-  else if (key == "mul") i.omod = value == "2" ? 1 : 2;
-  else if (key == "div") i.omod = 3;
-  else if (key == "offset" && startsWith(value, "swizzle(")) i.offset = swizzleOffset(value);
-  else if (key == "offset") i.offset = std::strtol(value.c_str(), nullptr, 0);
-  else if (key == "offset0") i.offset = number(value);
-  else if (key == "offset1") i.offset1 = number(value);
-  else if (key == "op_sel_hi") i.opSelHi = bitList(value);
-  else if (key == "neg_lo") i.negLo = bitList(value);
-  else if (key == "neg_hi") i.negHi = bitList(value);
-  else if (key == "neg") i.neg = bitList(value);
+  if (key == "sc0")
+    i.sc0 = true;
+  else if (key == "sc1")
+    i.sc1 = true;
+  else if (key == "nt")
+    i.nt = true;
+  else if (key == "gds")
+    i.gds = true;
+  else if (key == "lds")
+    i.lds = true;
+  else if (key == "offen")
+    i.offen = true;
+  else if (key == "idxen")
+    i.idxen = true;
+  else if (key == "clamp")
+    i.clamp = true;
+  else if (key == "mul")
+    i.omod = value == "2" ? 1 : 2;
+  else if (key == "div")
+    i.omod = 3;
+  else if (key == "offset" && startsWith(value, "swizzle("))
+    i.offset = swizzleOffset(value);
+  else if (key == "offset")
+    i.offset = std::strtol(value.c_str(), nullptr, 0);
+  else if (key == "offset0")
+    i.offset = number(value);
+  else if (key == "offset1")
+    i.offset1 = number(value);
+  else if (key == "op_sel_hi")
+    i.opSelHi = bitList(value);
+  else if (key == "neg_lo")
+    i.negLo = bitList(value);
+  else if (key == "neg_hi")
+    i.negHi = bitList(value);
+  else if (key == "neg")
+    i.neg = bitList(value);
   else if (key == "op_sel") {
     size_t count;
     i.opSel = bitList(value, &count);
@@ -232,31 +258,52 @@ void parseModifier(Inst& i, const std::string& word) {
       u8 last = i.opSel >> (count - 1) & 1;
       i.opSel = (i.opSel & ~(1u << (count - 1))) | last << 3;
     }
-  } else if (key == "cbsz") i.cbsz = number(value);
-  else if (key == "abid") i.abid = number(value);
-  else if (key == "blgp") i.blgp = number(value);
-  else if (key == "bitop3") i.simm = number(value);
-  else if (key == "row_mask") i.rowMask = number(value);
-  else if (key == "bank_mask") i.bankMask = number(value);
-  else if (key == "bound_ctrl") i.boundCtrl = true;
-  else if (key == "row_shl") dpp(DppKind::RowShl);
-  else if (key == "row_shr") dpp(DppKind::RowShr);
-  else if (key == "row_ror") dpp(DppKind::RowRor);
-  else if (key == "wave_shl") dpp(DppKind::WaveShl);
-  else if (key == "wave_shr") dpp(DppKind::WaveShr);
-  else if (key == "wave_rol") dpp(DppKind::WaveRol);
-  else if (key == "wave_ror") dpp(DppKind::WaveRor);
-  else if (key == "row_mirror") dpp(DppKind::Mirror);
-  else if (key == "row_half_mirror") dpp(DppKind::HalfMirror);
-  else if (key == "row_bcast") dpp(value == "15" ? DppKind::Bcast15 : DppKind::Bcast31);
-  else if (key == "row_newbcast") dpp(DppKind::NewBcast);
+  } else if (key == "cbsz")
+    i.cbsz = number(value);
+  else if (key == "abid")
+    i.abid = number(value);
+  else if (key == "blgp")
+    i.blgp = number(value);
+  else if (key == "bitop3")
+    i.simm = number(value);
+  else if (key == "row_mask")
+    i.rowMask = number(value);
+  else if (key == "bank_mask")
+    i.bankMask = number(value);
+  else if (key == "bound_ctrl")
+    i.boundCtrl = true;
+  else if (key == "row_shl")
+    dpp(DppKind::RowShl);
+  else if (key == "row_shr")
+    dpp(DppKind::RowShr);
+  else if (key == "row_ror")
+    dpp(DppKind::RowRor);
+  else if (key == "wave_shl")
+    dpp(DppKind::WaveShl);
+  else if (key == "wave_shr")
+    dpp(DppKind::WaveShr);
+  else if (key == "wave_rol")
+    dpp(DppKind::WaveRol);
+  else if (key == "wave_ror")
+    dpp(DppKind::WaveRor);
+  else if (key == "row_mirror")
+    dpp(DppKind::Mirror);
+  else if (key == "row_half_mirror")
+    dpp(DppKind::HalfMirror);
+  else if (key == "row_bcast")
+    dpp(value == "15" ? DppKind::Bcast15 : DppKind::Bcast31);
+  else if (key == "row_newbcast")
+    dpp(DppKind::NewBcast);
   else if (key == "quad_perm") {
     std::vector<std::string> p = split(value.substr(1, value.size() - 2), ',');
     for (int n = 0; n < 4; ++n) i.quad[n] = number(p.at(n));
     i.dpp = DppKind::QuadPerm;
-  } else if (key == "dst_sel") i.dstSel = sdwaSelect(value);
-  else if (key == "src0_sel") i.src0Sel = sdwaSelect(value);
-  else if (key == "src1_sel") i.src1Sel = sdwaSelect(value);
+  } else if (key == "dst_sel")
+    i.dstSel = sdwaSelect(value);
+  else if (key == "src0_sel")
+    i.src0Sel = sdwaSelect(value);
+  else if (key == "src1_sel")
+    i.src1Sel = sdwaSelect(value);
   else if (key == "dst_unused") {
     i.dstUnused = value == "UNUSED_PAD" ? 0 : value == "UNUSED_SEXT" ? 1 : 2;
   } else {
@@ -279,10 +326,10 @@ void parseWaitCounts(Inst& i, const std::string& rest) {
 
 u32 hardwareRegister(const std::string& s) {
   std::vector<std::string> p = split(s.substr(6, s.size() - 7), ',');
-  static const std::map<std::string, u32> ids = {
-      {"HW_REG_MODE", 1}, {"HW_REG_STATUS", 2}, {"HW_REG_TRAPSTS", 3}, {"HW_REG_HW_ID", 4},
-      {"HW_REG_GPR_ALLOC", 5}, {"HW_REG_LDS_ALLOC", 6}, {"HW_REG_IB_STS", 7},
-      {"HW_REG_XCC_ID", 20}};
+  static const std::map<std::string, u32> ids = {{"HW_REG_MODE", 1},      {"HW_REG_STATUS", 2},
+                                                 {"HW_REG_TRAPSTS", 3},   {"HW_REG_HW_ID", 4},
+                                                 {"HW_REG_GPR_ALLOC", 5}, {"HW_REG_LDS_ALLOC", 6},
+                                                 {"HW_REG_IB_STS", 7},    {"HW_REG_XCC_ID", 20}};
   auto it = ids.find(p[0]);
   u32 id = it != ids.end() ? it->second : number(p[0]);
   u32 offset = p.size() > 1 ? number(p[1]) : 0, width = p.size() > 2 ? number(p[2]) : 32;
@@ -291,8 +338,8 @@ u32 hardwareRegister(const std::string& s) {
 
 // gpr_idx(SRC0,DST): which operands take the index.
 u32 indexedOperands(const std::string& s) {
-  static const std::map<std::string, u32> names = {{"SRC0", 1}, {"SRC1", 2}, {"SRC2", 4},
-                                                   {"DST", 8}};
+  static const std::map<std::string, u32> names = {
+      {"SRC0", 1}, {"SRC1", 2}, {"SRC2", 4}, {"DST", 8}};
   u32 r = 0;
   for (const std::string& p : split(s.substr(8, s.size() - 9), ',')) r |= names.at(p);
   return r;
@@ -321,8 +368,10 @@ void parseMemoryOperands(Inst& i, std::vector<Operand>& ops) {
       i.src[2] = next();
       break;
     case Space::Buffer:
-      if (result) i.dst = next();
-      else if (!toLds) i.src[2] = next();
+      if (result)
+        i.dst = next();
+      else if (!toLds)
+        i.src[2] = next();
       if (m.access == Access::Atomic && m.returns) i.src[2] = i.dst;
       i.src[0] = next();
       i.src[1] = next();
@@ -337,11 +386,12 @@ void parseMemoryOperands(Inst& i, std::vector<Operand>& ops) {
 }
 
 bool hasNoDestination(const std::string& name) {
-  for (const char* prefix : {"s_cmp_", "s_bitcmp", "s_setpc", "s_setreg", "s_cbranch", "s_branch",
-                             "s_endpgm", "s_barrier", "s_nop", "s_sleep", "s_setprio", "s_trap",
-                             "s_sethalt", "s_sendmsg", "v_nop", "s_icache", "s_dcache",
-                             "s_ttrace", "s_set_gpr_idx", "s_inst_prefetch", "buffer_inv",
-                             "buffer_wbl2", "s_decperf", "s_incperf"}) {
+  for (const char* prefix :
+       {"s_cmp_",     "s_bitcmp",    "s_setpc",   "s_setreg",      "s_cbranch",
+        "s_branch",   "s_endpgm",    "s_barrier", "s_nop",         "s_sleep",
+        "s_setprio",  "s_trap",      "s_sethalt", "s_sendmsg",     "v_nop",
+        "s_icache",   "s_dcache",    "s_ttrace",  "s_set_gpr_idx", "s_inst_prefetch",
+        "buffer_inv", "buffer_wbl2", "s_decperf", "s_incperf"}) {
     if (startsWith(name, prefix)) return true;
   }
   return false;
@@ -441,15 +491,15 @@ void parseText(Inst& i) {
     bool kImmediate = startsWith(name, "s_movk") || startsWith(name, "s_cmovk") ||
                       startsWith(name, "s_addk") || startsWith(name, "s_mulk") ||
                       (startsWith(name, "s_cmpk") && endsWith(name, "_i32"));
-    if (kImmediate) i.src[0].imm = static_cast<u32>(static_cast<i32>(static_cast<i16>(
-                        i.src[0].imm)));
+    if (kImmediate)
+      i.src[0].imm = static_cast<u32>(static_cast<i32>(static_cast<i16>(i.src[0].imm)));
   }
 
   if (i.mem.access != Access::None) {
     i.fn = executeMemory;
-    i.cls = i.mem.space == Space::Scalar   ? Class::Smem
-            : i.mem.space == Space::Lds    ? Class::Lds
-            : i.mem.space == Space::Flat   ? Class::Flat
+    i.cls = i.mem.space == Space::Scalar    ? Class::Smem
+            : i.mem.space == Space::Lds     ? Class::Lds
+            : i.mem.space == Space::Flat    ? Class::Flat
             : i.mem.space == Space::Scratch ? Class::Scratch
                                             : Class::Vmem;
   } else if (auto it = opTable().find(name); it != opTable().end()) {
@@ -577,8 +627,8 @@ void decodeText(CodeObject& object, const u8* bytes, u64 base, u64 size) {
     return true;
   }();
   (void)ready;
-  LLVMDisasmContextRef context = LLVMCreateDisasmCPU("amdgcn-amd-amdhsa", object.target.c_str(),
-                                                     nullptr, 0, nullptr, nullptr);
+  LLVMDisasmContextRef context =
+      LLVMCreateDisasmCPU("amdgcn-amd-amdhsa", object.target.c_str(), nullptr, 0, nullptr, nullptr);
   if (!context) throw Error("LLVM cannot disassemble for the target '" + object.target + "'");
   object.textBase = base;
   object.textEnd = base + size;

@@ -7,9 +7,9 @@ namespace sim {
 
 struct Float8 {
   int mantissa, bias;
-  u32 largest;   // bits of the largest finite value
-  bool fnuz;     // one NaN, 0x80, and no negative zero
-  bool infinity; // overflow gives an infinity
+  u32 largest;    // bits of the largest finite value
+  bool fnuz;      // one NaN, 0x80, and no negative zero
+  bool infinity;  // overflow gives an infinity
 
   constexpr bool operator==(const Float8&) const = default;
 };
@@ -21,12 +21,8 @@ constexpr Float8 kE5M2{2, 15, 0x7b, false, true};
 // Decoded values of all 256 encodings.
 const float* decodeTable(const Float8& format);
 
-inline const Float8& fp8Format(const Wave& w) {
-  return w.object->gfx950() ? kE4M3 : kE4M3Fnuz;
-}
-inline const Float8& bf8Format(const Wave& w) {
-  return w.object->gfx950() ? kE5M2 : kE5M2Fnuz;
-}
+inline const Float8& fp8Format(const Wave& w) { return w.object->gfx950() ? kE4M3 : kE4M3Fnuz; }
+inline const Float8& bf8Format(const Wave& w) { return w.object->gfx950() ? kE5M2 : kE5M2Fnuz; }
 
 // Rounds to nearest even; `saturate` (MODE.FP16_OVFL) clamps finite and infinite overflow.
 inline u32 encode8(float x, const Float8& f, bool saturate) {

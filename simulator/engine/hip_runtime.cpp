@@ -179,8 +179,8 @@ uint64_t bundleBytes(const char* p) {
 SimObject* open(FatBinary& binary) {
   if (!binary.object) {
     const char* p = static_cast<const char*>(binary.data);
-    binary.object = sim_open(p, bundleBytes(p), "the program's fat binary",
-                             runtime().target.c_str());
+    binary.object =
+        sim_open(p, bundleBytes(p), "the program's fat binary", runtime().target.c_str());
     if (!binary.object) std::fprintf(stderr, "simulator: %s\n", sim_error());
   }
   return binary.object;
@@ -224,8 +224,7 @@ hipError_t launch(const Function& f, dim3 grid, dim3 block, void** args, size_t 
   std::vector<SimBuffer> buffers;
   for (auto& [start, a] : r.allocations) {
     bool known = a.written.empty();
-    buffers.push_back({a.data, a.bytes, known, a.name.c_str(),
-                       known ? nullptr : a.written.data()});
+    buffers.push_back({a.data, a.bytes, known, a.name.c_str(), known ? nullptr : a.written.data()});
   }
   uint32_t g[3] = {grid.x, grid.y, grid.z}, b[3] = {block.x, block.y, block.z};
   const char* report = sim_launch(f.object, f.name.c_str(), g, b, lds, segment.data(),
@@ -374,7 +373,10 @@ hipError_t hipExtLaunchKernel(const void* host, dim3 grid, dim3 block, void** ar
 hipError_t hipModuleLoadData(hipModule_t* module, const void* image) {
   const char* p = static_cast<const char*>(image);
   uint64_t bytes;
-  if (std::memcmp(p, "\x7f" "ELF", 4) == 0) {
+  if (std::memcmp(p,
+                  "\x7f"
+                  "ELF",
+                  4) == 0) {
     // The section header table is the end of what LLVM's linker writes.
     uint64_t table;
     uint16_t size, count;
@@ -446,7 +448,8 @@ hipError_t hipGetDeviceProperties(hipDeviceProp_t* p, int device) {
   if (device != 0) return result(hipErrorInvalidDevice);
   bool wide = runtime().gfx950();
   std::memset(p, 0, sizeof *p);
-  std::snprintf(p->name, sizeof p->name, "%s", wide ? "AMD Instinct MI355X" : "AMD Instinct MI300X");
+  std::snprintf(p->name, sizeof p->name, "%s",
+                wide ? "AMD Instinct MI355X" : "AMD Instinct MI300X");
   std::snprintf(p->gcnArchName, sizeof p->gcnArchName, "%s:sramecc+:xnack-",
                 runtime().target.c_str());
   p->totalGlobalMem = (wide ? 288ull : 192ull) << 30;
@@ -479,29 +482,68 @@ hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t attribute, int
   hipDeviceProp_t p;
   if (hipError_t error = hipGetDeviceProperties(&p, device)) return error;
   switch (attribute) {
-    case hipDeviceAttributeMultiprocessorCount: *value = p.multiProcessorCount; break;
-    case hipDeviceAttributeWarpSize: *value = p.warpSize; break;
-    case hipDeviceAttributeMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
+    case hipDeviceAttributeMultiprocessorCount:
+      *value = p.multiProcessorCount;
+      break;
+    case hipDeviceAttributeWarpSize:
+      *value = p.warpSize;
+      break;
+    case hipDeviceAttributeMaxThreadsPerBlock:
+      *value = p.maxThreadsPerBlock;
+      break;
     case hipDeviceAttributeMaxThreadsPerMultiProcessor:
       *value = p.maxThreadsPerMultiProcessor;
       break;
-    case hipDeviceAttributeMaxSharedMemoryPerBlock: *value = p.sharedMemPerBlock; break;
-    case hipDeviceAttributeMaxSharedMemoryPerMultiprocessor: *value = p.sharedMemPerBlock; break;
-    case hipDeviceAttributeMaxRegistersPerBlock: *value = p.regsPerBlock; break;
-    case hipDeviceAttributeMaxBlockDimX: *value = p.maxThreadsDim[0]; break;
-    case hipDeviceAttributeMaxBlockDimY: *value = p.maxThreadsDim[1]; break;
-    case hipDeviceAttributeMaxBlockDimZ: *value = p.maxThreadsDim[2]; break;
-    case hipDeviceAttributeMaxGridDimX: *value = p.maxGridSize[0]; break;
-    case hipDeviceAttributeMaxGridDimY: *value = p.maxGridSize[1]; break;
-    case hipDeviceAttributeMaxGridDimZ: *value = p.maxGridSize[2]; break;
-    case hipDeviceAttributeClockRate: *value = p.clockRate; break;
-    case hipDeviceAttributeMemoryClockRate: *value = p.memoryClockRate; break;
-    case hipDeviceAttributeMemoryBusWidth: *value = p.memoryBusWidth; break;
-    case hipDeviceAttributeL2CacheSize: *value = p.l2CacheSize; break;
-    case hipDeviceAttributeComputeCapabilityMajor: *value = p.major; break;
-    case hipDeviceAttributeComputeCapabilityMinor: *value = p.minor; break;
-    case hipDeviceAttributeCooperativeLaunch: *value = p.cooperativeLaunch; break;
-    default: return result(hipErrorInvalidValue);
+    case hipDeviceAttributeMaxSharedMemoryPerBlock:
+      *value = p.sharedMemPerBlock;
+      break;
+    case hipDeviceAttributeMaxSharedMemoryPerMultiprocessor:
+      *value = p.sharedMemPerBlock;
+      break;
+    case hipDeviceAttributeMaxRegistersPerBlock:
+      *value = p.regsPerBlock;
+      break;
+    case hipDeviceAttributeMaxBlockDimX:
+      *value = p.maxThreadsDim[0];
+      break;
+    case hipDeviceAttributeMaxBlockDimY:
+      *value = p.maxThreadsDim[1];
+      break;
+    case hipDeviceAttributeMaxBlockDimZ:
+      *value = p.maxThreadsDim[2];
+      break;
+    case hipDeviceAttributeMaxGridDimX:
+      *value = p.maxGridSize[0];
+      break;
+    case hipDeviceAttributeMaxGridDimY:
+      *value = p.maxGridSize[1];
+      break;
+    case hipDeviceAttributeMaxGridDimZ:
+      *value = p.maxGridSize[2];
+      break;
+    case hipDeviceAttributeClockRate:
+      *value = p.clockRate;
+      break;
+    case hipDeviceAttributeMemoryClockRate:
+      *value = p.memoryClockRate;
+      break;
+    case hipDeviceAttributeMemoryBusWidth:
+      *value = p.memoryBusWidth;
+      break;
+    case hipDeviceAttributeL2CacheSize:
+      *value = p.l2CacheSize;
+      break;
+    case hipDeviceAttributeComputeCapabilityMajor:
+      *value = p.major;
+      break;
+    case hipDeviceAttributeComputeCapabilityMinor:
+      *value = p.minor;
+      break;
+    case hipDeviceAttributeCooperativeLaunch:
+      *value = p.cooperativeLaunch;
+      break;
+    default:
+      return result(hipErrorInvalidValue);
   }
   return hipSuccess;
 }
@@ -571,9 +613,7 @@ hipError_t hipStreamCreate(hipStream_t* s) {
   return hipSuccess;
 }
 hipError_t hipStreamCreateWithFlags(hipStream_t* s, unsigned) { return hipStreamCreate(s); }
-hipError_t hipStreamCreateWithPriority(hipStream_t* s, unsigned, int) {
-  return hipStreamCreate(s);
-}
+hipError_t hipStreamCreateWithPriority(hipStream_t* s, unsigned, int) { return hipStreamCreate(s); }
 hipError_t hipStreamDestroy(hipStream_t s) {
   delete reinterpret_cast<char*>(s);
   return hipSuccess;
@@ -598,7 +638,8 @@ hipError_t hipEventRecord(hipEvent_t e, hipStream_t) {
 hipError_t hipEventSynchronize(hipEvent_t) { return hipSuccess; }
 hipError_t hipEventQuery(hipEvent_t) { return hipSuccess; }
 hipError_t hipEventElapsedTime(float* ms, hipEvent_t a, hipEvent_t b) {
-  auto elapsed = *reinterpret_cast<Clock::time_point*>(b) - *reinterpret_cast<Clock::time_point*>(a);
+  auto elapsed =
+      *reinterpret_cast<Clock::time_point*>(b) - *reinterpret_cast<Clock::time_point*>(a);
   *ms = std::chrono::duration<float, std::milli>(elapsed).count();
   return hipSuccess;
 }
@@ -649,17 +690,28 @@ hipError_t hipGetLastError(void) {
 hipError_t hipPeekAtLastError(void) { return lastError; }
 const char* hipGetErrorName(hipError_t error) {
   switch (error) {
-    case hipSuccess: return "hipSuccess";
-    case hipErrorInvalidValue: return "hipErrorInvalidValue";
-    case hipErrorOutOfMemory: return "hipErrorOutOfMemory";
-    case hipErrorInvalidConfiguration: return "hipErrorInvalidConfiguration";
-    case hipErrorInvalidSymbol: return "hipErrorInvalidSymbol";
-    case hipErrorInvalidDeviceFunction: return "hipErrorInvalidDeviceFunction";
-    case hipErrorInvalidDevice: return "hipErrorInvalidDevice";
-    case hipErrorNoBinaryForGpu: return "hipErrorNoBinaryForGpu";
-    case hipErrorNotFound: return "hipErrorNotFound";
-    case hipErrorLaunchFailure: return "hipErrorLaunchFailure";
-    default: return "hipErrorUnknown";
+    case hipSuccess:
+      return "hipSuccess";
+    case hipErrorInvalidValue:
+      return "hipErrorInvalidValue";
+    case hipErrorOutOfMemory:
+      return "hipErrorOutOfMemory";
+    case hipErrorInvalidConfiguration:
+      return "hipErrorInvalidConfiguration";
+    case hipErrorInvalidSymbol:
+      return "hipErrorInvalidSymbol";
+    case hipErrorInvalidDeviceFunction:
+      return "hipErrorInvalidDeviceFunction";
+    case hipErrorInvalidDevice:
+      return "hipErrorInvalidDevice";
+    case hipErrorNoBinaryForGpu:
+      return "hipErrorNoBinaryForGpu";
+    case hipErrorNotFound:
+      return "hipErrorNotFound";
+    case hipErrorLaunchFailure:
+      return "hipErrorLaunchFailure";
+    default:
+      return "hipErrorUnknown";
   }
 }
 const char* hipGetErrorString(hipError_t error) { return hipGetErrorName(error); }

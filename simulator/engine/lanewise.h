@@ -8,9 +8,7 @@ namespace sim {
 constexpr u32 kNan32 = 0x7fc00000u;
 
 // x86 makes a negative NaN of an invalid operation, the GPU a positive one.
-inline u32 gpuNan(float r, bool inputNan) {
-  return r != r && !inputNan ? kNan32 : bits<u32>(r);
-}
+inline u32 gpuNan(float r, bool inputNan) { return r != r && !inputNan ? kNan32 : bits<u32>(r); }
 
 template <auto F>
 void unaryF32(Wave& w, const Inst& i) {
@@ -50,8 +48,9 @@ void ternaryF32(Wave& w, const Inst& i) {
 }
 
 inline float fromHalf(u32 x) { return static_cast<float>(bits<Half>(static_cast<u16>(x))); }
-inline u32 toHalf(float x) { return x != x ? 0x7e00u | (bits<u32>(x) >> 31 << 15)
-                                           : bits<u16>(static_cast<Half>(x)); }
+inline u32 toHalf(float x) {
+  return x != x ? 0x7e00u | (bits<u32>(x) >> 31 << 15) : bits<u16>(static_cast<Half>(x));
+}
 
 // f64 to f16 with one rounding: the step through f32 rounds to odd, so the last one sees it.
 inline u32 toHalf(double x) {

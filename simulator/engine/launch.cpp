@@ -182,9 +182,10 @@ class Runner {
     wg.executed += n + w.sleep * 16;
     setRounding(0);
     if (w.executed > launch_.options.maxInstructions) {
-      stop(w, code[w.pc], "a wave ran " + std::to_string(w.executed) +
-                              " instructions: it waits for something that never comes, or the "
-                              "limit (max_instructions) is too low");
+      stop(w, code[w.pc],
+           "a wave ran " + std::to_string(w.executed) +
+               " instructions: it waits for something that never comes, or the "
+               "limit (max_instructions) is too low");
     }
   }
 
@@ -208,7 +209,7 @@ class Runner {
     wg->registers = takeRegisters(waves);
     u32 scratch = (k.privateBytes + 3) & ~3u;
     // Kernels with a dynamic stack say only what they know; give them room.
-    if (launch_.dynamicStack) scratch += 16384;
+    if (k.dynamicStack) scratch += 16384;
     if (scratch) wg->scratch = std::make_unique<u8[]>(u64(scratch) * kLanes * waves);
     for (u32 n = 0; n < waves; ++n) {
       Wave& w = wg->waves.emplace_back();
@@ -382,8 +383,9 @@ u64 runLaunch(Launch& l) {
   for (auto& r : runners) l.counters.add(r->worker().counters);
   // What is dirty at the end goes to memory sooner or later: it counts for this launch.
   for (const XcdCaches& xcd : l.xcds) {
-    l.counters.cache.memoryWriteBytes += xcd.l2.dirtyLines() * kLineBytes;
+    for (u64 line : xcd.l2.dirtyLines()) l.infinity.write(line, l.counters.cache);
   }
+  l.counters.cache.memoryWriteBytes += l.infinity.dirtyBytes();
   // Polling and flag words are synchronisation, not data.
   std::erase_if(l.findings, [&](const auto& entry) {
     const Finding& f = entry.second;

@@ -64,10 +64,10 @@ bool parseAtomic(std::string op, MemSpec& m) {
   if (!m.atomic && op.size() > 4 && op.substr(op.size() - 4) == "_f64") {
     m.bytes = 8;
     if (op == "add_f64") m.atomic = floatAtomic<double, [](double a, double b) { return a + b; }>;
-    if (op == "min_f64") m.atomic = floatAtomic<double, [](double a, double b) {
-      return std::fmin(a, b); }>;
-    if (op == "max_f64") m.atomic = floatAtomic<double, [](double a, double b) {
-      return std::fmax(a, b); }>;
+    if (op == "min_f64")
+      m.atomic = floatAtomic<double, [](double a, double b) { return std::fmin(a, b); }>;
+    if (op == "max_f64")
+      m.atomic = floatAtomic<double, [](double a, double b) { return std::fmax(a, b); }>;
   }
   if (!m.atomic && op.size() > 3 && op.substr(op.size() - 3) == "_x2") {
     m.bytes = 8;
@@ -86,23 +86,23 @@ struct Width {
   bool sext, d16, high;
 };
 constexpr Width kWidths[] = {
-    {"ubyte", 1, false, false, false},        {"sbyte", 1, true, false, false},
-    {"byte", 1, false, false, false},         {"ushort", 2, false, false, false},
-    {"sshort", 2, true, false, false},        {"short", 2, false, false, false},
-    {"dword", 4, false, false, false},        {"dwordx2", 8, false, false, false},
-    {"dwordx3", 12, false, false, false},     {"dwordx4", 16, false, false, false},
-    {"ubyte_d16", 1, false, true, false},     {"ubyte_d16_hi", 1, false, true, true},
-    {"sbyte_d16", 1, true, true, false},      {"sbyte_d16_hi", 1, true, true, true},
-    {"short_d16", 2, false, true, false},     {"short_d16_hi", 2, false, true, true},
-    {"byte_d16_hi", 1, false, true, true},    {"u8", 1, false, false, false},
-    {"i8", 1, true, false, false},            {"u16", 2, false, false, false},
-    {"i16", 2, true, false, false},           {"b8", 1, false, false, false},
-    {"b16", 2, false, false, false},          {"b32", 4, false, false, false},
-    {"b64", 8, false, false, false},          {"b96", 12, false, false, false},
-    {"b128", 16, false, false, false},        {"u8_d16", 1, false, true, false},
-    {"u8_d16_hi", 1, false, true, true},      {"i8_d16", 1, true, true, false},
-    {"i8_d16_hi", 1, true, true, true},       {"u16_d16", 2, false, true, false},
-    {"u16_d16_hi", 2, false, true, true},     {"b8_d16_hi", 1, false, true, true},
+    {"ubyte", 1, false, false, false},     {"sbyte", 1, true, false, false},
+    {"byte", 1, false, false, false},      {"ushort", 2, false, false, false},
+    {"sshort", 2, true, false, false},     {"short", 2, false, false, false},
+    {"dword", 4, false, false, false},     {"dwordx2", 8, false, false, false},
+    {"dwordx3", 12, false, false, false},  {"dwordx4", 16, false, false, false},
+    {"ubyte_d16", 1, false, true, false},  {"ubyte_d16_hi", 1, false, true, true},
+    {"sbyte_d16", 1, true, true, false},   {"sbyte_d16_hi", 1, true, true, true},
+    {"short_d16", 2, false, true, false},  {"short_d16_hi", 2, false, true, true},
+    {"byte_d16_hi", 1, false, true, true}, {"u8", 1, false, false, false},
+    {"i8", 1, true, false, false},         {"u16", 2, false, false, false},
+    {"i16", 2, true, false, false},        {"b8", 1, false, false, false},
+    {"b16", 2, false, false, false},       {"b32", 4, false, false, false},
+    {"b64", 8, false, false, false},       {"b96", 12, false, false, false},
+    {"b128", 16, false, false, false},     {"u8_d16", 1, false, true, false},
+    {"u8_d16_hi", 1, false, true, true},   {"i8_d16", 1, true, true, false},
+    {"i8_d16_hi", 1, true, true, true},    {"u16_d16", 2, false, true, false},
+    {"u16_d16_hi", 2, false, true, true},  {"b8_d16_hi", 1, false, true, true},
     {"b16_d16_hi", 2, false, true, true},
 };
 
@@ -151,10 +151,10 @@ bool parseLds(std::string op, MemSpec& m) {
   }
   if (size_t at = op.find("_rtn"); at != std::string::npos) op.erase(at, 4);
   static const std::map<std::string, std::string> renamed = {
-      {"add_u", "add"}, {"sub_u", "sub"}, {"rsub_u", "rsub"}, {"inc_u", "inc"}, {"dec_u", "dec"},
-      {"min_i", "smin"}, {"max_i", "smax"}, {"min_u", "umin"}, {"max_u", "umax"},
-      {"and_b", "and"}, {"or_b", "or"}, {"xor_b", "xor"}, {"wrxchg_b", "swap"},
-      {"cmpst_b", "cmpswap"}};
+      {"add_u", "add"},     {"sub_u", "sub"},      {"rsub_u", "rsub"}, {"inc_u", "inc"},
+      {"dec_u", "dec"},     {"min_i", "smin"},     {"max_i", "smax"},  {"min_u", "umin"},
+      {"max_u", "umax"},    {"and_b", "and"},      {"or_b", "or"},     {"xor_b", "xor"},
+      {"wrxchg_b", "swap"}, {"cmpst_b", "cmpswap"}};
   size_t digits = op.size() - 2;
   std::string size = op.substr(digits);
   if (auto it = renamed.find(op.substr(0, digits)); it != renamed.end()) {
@@ -174,9 +174,10 @@ bool parseMemory(const std::string& name, MemSpec& m) {
     m.dwords = count.empty() ? 1 : std::atoi(count.c_str() + 1);
     return true;
   }
-  static const std::pair<const char*, Space> spaces[] = {
-      {"global_", Space::Global}, {"flat_", Space::Flat}, {"buffer_", Space::Buffer},
-      {"scratch_", Space::Scratch}};
+  static const std::pair<const char*, Space> spaces[] = {{"global_", Space::Global},
+                                                         {"flat_", Space::Flat},
+                                                         {"buffer_", Space::Buffer},
+                                                         {"scratch_", Space::Scratch}};
   for (auto [prefix, space] : spaces) {
     if (!starts(name, prefix)) continue;
     m.space = space;
@@ -252,8 +253,9 @@ std::string nearest(Launch& launch, u64 address) {
     return "it crosses the end of " + best->name + " (" + size + " bytes)";
   }
   bool before = address < best->begin;
-  return "it lies " + std::to_string(distance) + " bytes " + (before ? "before" : "past the end of") +
-         " the nearest buffer, " + best->name + " (" + size + " bytes)";
+  return "it lies " + std::to_string(distance) + " bytes " +
+         (before ? "before" : "past the end of") + " the nearest buffer, " + best->name + " (" +
+         size + " bytes)";
 }
 
 // Host pointer behind a global access, or null (with a finding) outside of every buffer.
@@ -323,8 +325,10 @@ u8* scratchPointer(Wave& w, const MemOp& op, int lane, u64 offset, u32 bytes) {
 
 u8* pointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool write) {
   switch (op.inst->mem.space) {
-    case Space::Lds: return ldsPointer(w, op, lane, address, bytes, write);
-    case Space::Scratch: return scratchPointer(w, op, lane, address, bytes);
+    case Space::Lds:
+      return ldsPointer(w, op, lane, address, bytes, write);
+    case Space::Scratch:
+      return scratchPointer(w, op, lane, address, bytes);
     case Space::Flat:
       if (address >> 32 == kSharedBase >> 32) {
         return ldsPointer(w, op, lane, address & 0xffffffff, bytes, write);
@@ -333,7 +337,8 @@ u8* pointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool wri
         return scratchPointer(w, op, lane, address & 0xffffffff, bytes);
       }
       [[fallthrough]];
-    default: return globalPointer(w, op, lane, address, bytes, write);
+    default:
+      return globalPointer(w, op, lane, address, bytes, write);
   }
 }
 
@@ -377,8 +382,8 @@ u64 hostAtomic(u8* p, AtomicFn fn, u64 data, u64 compare, bool shared) {
   T old = __atomic_load_n(cell, __ATOMIC_SEQ_CST), now;
   do {
     now = static_cast<T>(fn(old, data, compare));
-  } while (!__atomic_compare_exchange_n(cell, &old, now, false, __ATOMIC_SEQ_CST,
-                                        __ATOMIC_SEQ_CST));
+  } while (
+      !__atomic_compare_exchange_n(cell, &old, now, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
   return old;
 }
 
@@ -502,8 +507,12 @@ void perform(Wave& w, MemOp& op) {
     }
   }
   switch (m.access) {
-    case Access::Atomic: performAtomic(w, op); break;
-    case Access::LoadToLds: performToLds(w, op); break;
+    case Access::Atomic:
+      performAtomic(w, op);
+      break;
+    case Access::LoadToLds:
+      performToLds(w, op);
+      break;
     default:
       if (m.bytes == 0) break;  // lane exchange, done at issue
       if (m.pair) {
@@ -785,12 +794,15 @@ void executeMemory(Wave& w, const Inst& i) {
       }
       break;
     }
-    case Space::Buffer: bufferAddresses(w, i, *op); break;
+    case Space::Buffer:
+      bufferAddresses(w, i, *op);
+      break;
     case Space::Scratch:
       scratchAddresses(w, i, *op);
       c.scratchBytes += static_cast<u64>(m.bytes) * __builtin_popcountll(exec);
       break;
-    default: flatAddresses(w, i, *op);
+    default:
+      flatAddresses(w, i, *op);
   }
   if (m.space == Space::Flat) {
     for (u64 k = exec; k; k &= k - 1) {
@@ -832,8 +844,8 @@ void waitLgkm(Wave& w, u32 left) {
     }
     return;
   }
-  u32 ordered = std::count_if(w.lgkm.begin(), w.lgkm.end(),
-                              [](const MemOp* op) { return !isScalar(op); });
+  u32 ordered =
+      std::count_if(w.lgkm.begin(), w.lgkm.end(), [](const MemOp* op) { return !isScalar(op); });
   for (auto it = w.lgkm.begin(); it != w.lgkm.end() && ordered > left;) {
     if (isScalar(*it)) {
       ++it;
@@ -869,8 +881,8 @@ void checkPending(Wave& w, const Inst& i) {
     }
     return nullptr;
   };
-  bool allLanes = i.cls == Class::Matrix || starts(i.name, "v_readlane") ||
-                  starts(i.name, "v_writelane");
+  bool allLanes =
+      i.cls == Class::Matrix || starts(i.name, "v_readlane") || starts(i.name, "v_writelane");
   auto complain = [&](u32 reg, bool scalar, bool writes) {
     const MemOp* op = find(reg, scalar);
     if (!op) return;
@@ -889,8 +901,7 @@ void checkPending(Wave& w, const Inst& i) {
     report(w, i, "missing-wait", address, lane,
            std::string(writes ? "overwrites " : "reads ") + name + " while '" + op->inst->text +
                "' (" + w.object->source(op->inst->address) + ", address " + hex(address) +
-               ") has not written it yet: s_waitcnt " + (vm ? "vmcnt" : "lgkmcnt") +
-               " is missing");
+               ") has not written it yet: s_waitcnt " + (vm ? "vmcnt" : "lgkmcnt") + " is missing");
   };
   auto scan = [&](const std::vector<Inst::Range>& ranges, bool scalar, bool writes) {
     for (const Inst::Range& r : ranges) {

@@ -26,8 +26,8 @@ struct CacheCounts {
 struct Counters {
   std::vector<u64> executed;  // by instruction
   u64 readBytes = 0, writtenBytes = 0, lines64 = 0, lines128 = 0;
-  u64 ldsCycles = 0, ldsConflictCycles = 0, ldsBytes = 0, matrixCycles = 0, matrixFlops = 0;
-  u64 atomics = 0, barriers = 0, scratchBytes = 0, scalarBytes = 0;
+  u64 ldsCycles = 0, ldsConflictCycles = 0, ldsBytes = 0;
+  u64 atomics = 0, scratchBytes = 0, scalarBytes = 0;
   CacheCounts cache;
   void add(const Counters& o);
 };
@@ -43,8 +43,7 @@ class TagCache {
     u64 evictedDirty;  // line + 1 of a dirty line that had to go, or 0
   };
   Result touch(u64 line, bool write);
-  u64 dirtyLines() const;
-  void clear() { std::fill(tags_.begin(), tags_.end(), 0); }
+  std::vector<u64> dirtyLines() const;
 
  private:
   static constexpr u64 kDirty = 1ull << 63;
@@ -57,6 +56,7 @@ class InfinityCache {
   InfinityCache();
   void read(u64 line, CacheCounts& counts);
   void write(u64 line, CacheCounts& counts);
+  u64 dirtyBytes() const;
 
  private:
   static constexpr u32 kStripes = 16;
@@ -134,15 +134,14 @@ struct Launch {
   std::atomic<bool> failed{false};
 
   std::mutex syncLock;
-  std::unordered_map<u64, GlobalSync> sync;    // by global dword
-  std::unordered_set<u64> flagWords;           // global words that were polled or used atomically
+  std::unordered_map<u64, GlobalSync> sync;  // by global dword
+  std::unordered_set<u64> flagWords;         // global words that were polled or used atomically
   std::unordered_set<u32> ldsFlagWords;
   GlobalShadow shadow;
   InfinityCache infinity;
   std::vector<XcdCaches> xcds;
   Counters counters;
   u64 workgroups = 0, wavesPerGroup = 0;
-  bool dynamicStack = false;
 };
 
 struct Worker {

@@ -15,10 +15,7 @@ void Counters::add(const Counters& o) {
   ldsCycles += o.ldsCycles;
   ldsConflictCycles += o.ldsConflictCycles;
   ldsBytes += o.ldsBytes;
-  matrixCycles += o.matrixCycles;
-  matrixFlops += o.matrixFlops;
   atomics += o.atomics;
-  barriers += o.barriers;
   scratchBytes += o.scratchBytes;
   scalarBytes += o.scalarBytes;
   cache.l1Hits += o.cache.l1Hits;
@@ -49,8 +46,12 @@ TagCache::Result TagCache::touch(u64 line, bool write) {
   return {hit, evicted};
 }
 
-u64 TagCache::dirtyLines() const {
-  return std::count_if(tags_.begin(), tags_.end(), [](u64 t) { return t & kDirty; });
+std::vector<u64> TagCache::dirtyLines() const {
+  std::vector<u64> lines;
+  for (u64 t : tags_) {
+    if (t & kDirty) lines.push_back((t & ~kDirty) - 1);
+  }
+  return lines;
 }
 
 // 256 MiB: 16 stripes of 8192 sets x 16 ways x 128 bytes.
@@ -73,6 +74,12 @@ void InfinityCache::write(u64 line, CacheCounts& counts) {
   std::lock_guard guard(locks_[stripe]);
   auto r = stripes_[stripe].touch(line / kStripes, true);
   if (r.evictedDirty) counts.memoryWriteBytes += kLineBytes;
+}
+
+u64 InfinityCache::dirtyBytes() const {
+  u64 lines = 0;
+  for (const TagCache& stripe : stripes_) lines += stripe.dirtyLines().size();
+  return lines * kLineBytes;
 }
 
 void countGlobal(Wave& w, const MemOp& op, u32 bytes, bool write) {

@@ -31,28 +31,39 @@ inline u32 literal16(const Operand& o) {
 
 inline u32 special(const Wave& w, u16 which) {
   switch (which) {
-    case kScc: return w.scc;
-    case kVccz: return *reinterpret_cast<const u64*>(w.s + kVcc) == 0;
-    default: return w.exec() == 0;
+    case kScc:
+      return w.scc;
+    case kVccz:
+      return *reinterpret_cast<const u64*>(w.s + kVcc) == 0;
+    default:
+      return w.exec() == 0;
   }
 }
 
 inline u32 scalar32(const Wave& w, const Operand& o) {
   switch (o.kind) {
-    case Kind::Sgpr: return w.s[o.index];
-    case Kind::Imm: return literal32(o);
-    case Kind::Special: return special(w, o.index);
-    case Kind::Vgpr: return w.row(o.index)[0];
-    default: return 0;
+    case Kind::Sgpr:
+      return w.s[o.index];
+    case Kind::Imm:
+      return literal32(o);
+    case Kind::Special:
+      return special(w, o.index);
+    case Kind::Vgpr:
+      return w.row(o.index)[0];
+    default:
+      return 0;
   }
 }
 
 // A 64-bit integer operand: integer literals are sign-extended from 32 bits by the decoder.
 inline u64 scalar64(const Wave& w, const Operand& o) {
   switch (o.kind) {
-    case Kind::Sgpr: return w.s[o.index] | static_cast<u64>(w.s[o.index + 1]) << 32;
-    case Kind::Imm: return o.isReal ? bits<u64>(o.real) : o.imm;
-    default: return special(w, o.index);
+    case Kind::Sgpr:
+      return w.s[o.index] | static_cast<u64>(w.s[o.index + 1]) << 32;
+    case Kind::Imm:
+      return o.isReal ? bits<u64>(o.real) : o.imm;
+    default:
+      return special(w, o.index);
   }
 }
 

@@ -41,9 +41,7 @@ void endProgram(Wave& w, const Inst&) {
   --w.wg->alive;
 }
 
-void timeStamp(Wave& w, const Inst& i) {
-  writeScalar64(w, i.dst, w.wg->executed * 4 + 0x1000);
-}
+void timeStamp(Wave& w, const Inst& i) { writeScalar64(w, i.dst, w.wg->executed * 4 + 0x1000); }
 
 // s_set_gpr_idx_on s, gpr_idx(...): the index goes to M0.
 void indexOn(Wave& w, const Inst& i) {
@@ -75,22 +73,25 @@ void registerControl(OpTable& t) {
   add("s_cbranch_scc0", branch<[](const Wave& w) { return !w.scc; }>, Class::Branch);
   add("s_cbranch_scc1", branch<[](const Wave& w) { return w.scc; }>, Class::Branch);
   add("s_cbranch_vccz", branch<[](const Wave& w) { return special(w, kVccz); }>, Class::Branch);
-  add("s_cbranch_vccnz", branch<[](const Wave& w) { return !special(w, kVccz); }>,
-      Class::Branch);
+  add("s_cbranch_vccnz", branch<[](const Wave& w) { return !special(w, kVccz); }>, Class::Branch);
   add("s_cbranch_execz", branch<[](const Wave& w) { return w.exec() == 0; }>, Class::Branch);
   add("s_cbranch_execnz", branch<[](const Wave& w) { return w.exec() != 0; }>, Class::Branch);
-  add("s_getpc_b64",
-      [](Wave& w, const Inst& i) { writeScalar64(w, i.dst, nextAddress(w, i)); }, Class::Salu);
-  add("s_setpc_b64",
-      [](Wave& w, const Inst& i) { jumpTo(w, i, scalar64(w, i.src[0])); }, Class::Branch);
-  add("s_swappc_b64",
+  add(
+      "s_getpc_b64", [](Wave& w, const Inst& i) { writeScalar64(w, i.dst, nextAddress(w, i)); },
+      Class::Salu);
+  add(
+      "s_setpc_b64", [](Wave& w, const Inst& i) { jumpTo(w, i, scalar64(w, i.src[0])); },
+      Class::Branch);
+  add(
+      "s_swappc_b64",
       [](Wave& w, const Inst& i) {
         u64 target = scalar64(w, i.src[0]);
         writeScalar64(w, i.dst, nextAddress(w, i));
         jumpTo(w, i, target);
       },
       Class::Branch);
-  add("s_call_b64",
+  add(
+      "s_call_b64",
       [](Wave& w, const Inst& i) {
         writeScalar64(w, i.dst, nextAddress(w, i));
         w.pc = i.simm;
@@ -102,20 +103,20 @@ void registerControl(OpTable& t) {
   add("s_sleep", [](Wave& w, const Inst& i) { w.sleep = i.simm & 127; }, Class::Wait);
   add("s_memtime", timeStamp, Class::Smem);
   add("s_memrealtime", timeStamp, Class::Smem);
-  for (const char* name : {"s_nop", "s_setprio", "s_sethalt", "s_icache_inv", "s_inst_prefetch",
-                           "s_ttracedata", "s_decperflevel", "s_incperflevel", "s_dcache_inv",
-                           "s_dcache_wb", "s_sendmsg", "v_nop"}) {
+  for (const char* name :
+       {"s_nop", "s_setprio", "s_sethalt", "s_icache_inv", "s_inst_prefetch", "s_ttracedata",
+        "s_decperflevel", "s_incperflevel", "s_dcache_inv", "s_dcache_wb", "s_sendmsg", "v_nop"}) {
     add(name, nop, Class::Other);
   }
   add("s_set_gpr_idx_on", indexOn, Class::Salu);
   add("s_set_gpr_idx_off", [](Wave& w, const Inst&) { w.indexed = 0; }, Class::Salu);
-  add("s_set_gpr_idx_idx",
-      [](Wave& w, const Inst& i) {
-        w.s[kM0] = (w.s[kM0] & ~255u) | (scalar32(w, i.src[0]) & 255);
-      },
+  add(
+      "s_set_gpr_idx_idx",
+      [](Wave& w, const Inst& i) { w.s[kM0] = (w.s[kM0] & ~255u) | (scalar32(w, i.src[0]) & 255); },
       Class::Salu);
   add("s_set_gpr_idx_mode", [](Wave& w, const Inst& i) { w.indexed = i.simm; }, Class::Salu);
-  add("s_trap",
+  add(
+      "s_trap",
       [](Wave& w, const Inst& i) { stop(w, i, "the kernel trapped (an assertion or abort)"); },
       Class::Other);
   add("buffer_inv", cacheFence, Class::Vmem);

@@ -47,8 +47,8 @@ void packTo8(Wave& w, const Inst& i) {
   const Float8 f = format<Bf8>(w);
   bool saturate = w.fp16Overflow() || i.clamp, high = i.opSel & 8;
   for (int l = 0; l < kLanes; ++l) {
-    u32 pair = encode8(bits<float>(a[l]), f, saturate) |
-               encode8(bits<float>(b[l]), f, saturate) << 8;
+    u32 pair = encode8(bits<float>(a[l]), f, saturate) | encode8(bits<float>(b[l]), f, saturate)
+                                                             << 8;
     r.x[l] = high ? (d[l] & 0xffff) | pair << 16 : (d[l] & 0xffff0000u) | pair;
   }
   writeRow(w, i.dst, r.x);
@@ -178,10 +178,12 @@ void packInt(Wave& w, const Inst& i) {
   writeRow(w, i.dst, r.x);
 }
 
-u32 snorm(float x) { return saturate<i16>(std::nearbyint(std::fmin(std::fmax(x, -1.f), 1.f) *
-                                                         32767.f)); }
-u32 unorm(float x) { return saturate<u16>(std::nearbyint(std::fmin(std::fmax(x, 0.f), 1.f) *
-                                                         65535.f)); }
+u32 snorm(float x) {
+  return saturate<i16>(std::nearbyint(std::fmin(std::fmax(x, -1.f), 1.f) * 32767.f));
+}
+u32 unorm(float x) {
+  return saturate<u16>(std::nearbyint(std::fmin(std::fmax(x, 0.f), 1.f) * 65535.f));
+}
 
 void packHalves(Wave& w, const Inst& i) {
   Row ta, tb, r;

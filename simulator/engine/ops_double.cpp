@@ -122,10 +122,10 @@ double divFixup(double q, double den, double num) {
   bool negative = std::signbit(num) != std::signbit(den);
   bool infDen = std::isinf(den), infNum = std::isinf(num);
   if ((den == 0 && num == 0) || (infDen && infNum)) return bits<double>(0xfff8000000000000ull);
-  double magnitude = den == 0 || infNum                            ? INFINITY
-                     : infDen || num == 0                          ? 0
-                     : exponent(num) - exponent(den) < -1075       ? 0
-                                                                   : std::fabs(q);
+  double magnitude = den == 0 || infNum                      ? INFINITY
+                     : infDen || num == 0                    ? 0
+                     : exponent(num) - exponent(den) < -1075 ? 0
+                                                             : std::fabs(q);
   return negative ? -magnitude : magnitude;
 }
 

@@ -266,8 +266,10 @@ void registerFloat(OpTable& t) {
   valu("v_ceil_f16", unaryF16<ceil_>);
   valu("v_trunc_f16", unaryF16<trunc_>);
   valu("v_rndne_f16", unaryF16<even>);
-  valu("v_fract_f16", unaryF16<[](float x) { float f = x - std::floor(x);
-                                             return f >= 0x1.ffcp-1f ? 0x1.ffcp-1f : f; }>);
+  valu("v_fract_f16", unaryF16<[](float x) {
+         float f = x - std::floor(x);
+         return f >= 0x1.ffcp-1f ? 0x1.ffcp-1f : f;
+       }>);
   valu("v_frexp_mant_f16", unaryF16<frexpMant>);
   valu("v_frexp_exp_i16_f16", frexpExpI<true>);
   trn("v_exp_f16", unaryF16<exp2>);

@@ -205,7 +205,8 @@ void mad32From16(Wave& w, const Inst& i) {
   const u32* c = fetch(w, i.src[2], tc);
   for (int l = 0; l < kLanes; ++l) {
     r.x[l] = static_cast<u32>(static_cast<i32>(static_cast<T>(a[l])) *
-                              static_cast<i32>(static_cast<T>(b[l]))) + c[l];
+                              static_cast<i32>(static_cast<T>(b[l]))) +
+             c[l];
   }
   writeRow(w, i.dst, r.x);
 }
@@ -270,10 +271,8 @@ void registerInteger(OpTable& t) {
   add("v_mul_hi_u32", binaryU32<[](u32 a, u32 b) { return u32(u64(a) * b >> 32); }>);
   add("v_mul_hi_i32", binaryU32<[](u32 a, u32 b) { return u32(i64(i32(a)) * i32(b) >> 32); }>);
   add("v_mul_lo_u16", binaryU16<[](u32 a, u32 b) { return a * b; }>);
-  add("v_mul_u32_u24",
-      binaryU32<[](u32 a, u32 b) { return (a & 0xffffff) * (b & 0xffffff); }>);
-  add("v_mul_i32_i24",
-      binaryU32<[](u32 a, u32 b) { return u32(i64(sext24(a)) * sext24(b)); }>);
+  add("v_mul_u32_u24", binaryU32<[](u32 a, u32 b) { return (a & 0xffffff) * (b & 0xffffff); }>);
+  add("v_mul_i32_i24", binaryU32<[](u32 a, u32 b) { return u32(i64(sext24(a)) * sext24(b)); }>);
   add("v_mul_hi_u32_u24",
       binaryU32<[](u32 a, u32 b) { return u32(u64(a & 0xffffff) * (b & 0xffffff) >> 32); }>);
   add("v_mul_hi_i32_i24",

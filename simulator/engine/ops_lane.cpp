@@ -33,20 +33,34 @@ void permlaneSwap(Wave& w, const Inst& i) {
 int dppSource(const Inst& i, int l) {
   int row = l & ~15, n = l & 15, amount = i.dppArg;
   switch (i.dpp) {
-    case DppKind::QuadPerm: return (l & ~3) + i.quad[l & 3];
-    case DppKind::RowShl: return n + amount < 16 ? l + amount : -1;
-    case DppKind::RowShr: return n >= amount ? l - amount : -1;
-    case DppKind::RowRor: return row + ((n - amount) & 15);
-    case DppKind::WaveShl: return l < 63 ? l + 1 : -1;
-    case DppKind::WaveShr: return l > 0 ? l - 1 : -1;
-    case DppKind::WaveRol: return (l + 1) & 63;
-    case DppKind::WaveRor: return (l - 1) & 63;
-    case DppKind::Mirror: return row + 15 - n;
-    case DppKind::HalfMirror: return (l & ~7) + 7 - (l & 7);
-    case DppKind::Bcast15: return l >= 16 ? row - 1 : -1;
-    case DppKind::Bcast31: return l >= 32 ? 31 : -1;
-    case DppKind::NewBcast: return row + amount;
-    default: return l;
+    case DppKind::QuadPerm:
+      return (l & ~3) + i.quad[l & 3];
+    case DppKind::RowShl:
+      return n + amount < 16 ? l + amount : -1;
+    case DppKind::RowShr:
+      return n >= amount ? l - amount : -1;
+    case DppKind::RowRor:
+      return row + ((n - amount) & 15);
+    case DppKind::WaveShl:
+      return l < 63 ? l + 1 : -1;
+    case DppKind::WaveShr:
+      return l > 0 ? l - 1 : -1;
+    case DppKind::WaveRol:
+      return (l + 1) & 63;
+    case DppKind::WaveRor:
+      return (l - 1) & 63;
+    case DppKind::Mirror:
+      return row + 15 - n;
+    case DppKind::HalfMirror:
+      return (l & ~7) + 7 - (l & 7);
+    case DppKind::Bcast15:
+      return l >= 16 ? row - 1 : -1;
+    case DppKind::Bcast31:
+      return l >= 32 ? 31 : -1;
+    case DppKind::NewBcast:
+      return row + amount;
+    default:
+      return l;
   }
 }
 

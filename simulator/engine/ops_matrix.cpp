@@ -19,14 +19,17 @@ float xf32(u32 x) { return bits<float>((x + 0xfff + (x >> 13 & 1)) & ~0x1fffu); 
 
 template <El E>
 const float* table(const Wave& w) {
-  return E == El::Fp8 ? decodeTable(fp8Format(w)) : E == El::Bf8 ? decodeTable(bf8Format(w)) : nullptr;
+  return E == El::Fp8   ? decodeTable(fp8Format(w))
+         : E == El::Bf8 ? decodeTable(bf8Format(w))
+                        : nullptr;
 }
 
 // Element `n` of every lane: out[lane].
 template <El E, class T>
 void decode(const Wave& w, const float* values, int row, int n, T* out) {
-  constexpr int perWord = E == El::F64 || E == El::F32 || E == El::Xf32   ? 1
-                          : E == El::F16 || E == El::Bf16 ? 2 : 4;
+  constexpr int perWord = E == El::F64 || E == El::F32 || E == El::Xf32 ? 1
+                          : E == El::F16 || E == El::Bf16               ? 2
+                                                                        : 4;
   if constexpr (E == El::F64) {
     const u32 *lo = w.row(row + 2 * n), *hi = w.row(row + 2 * n + 1);
     for (int l = 0; l < kLanes; ++l) out[l] = bits<double>(lo[l] | static_cast<u64>(hi[l]) << 32);
@@ -48,11 +51,19 @@ void decode(const Wave& w, const float* values, int row, int n, T* out) {
 // BLGP permutes the lanes that B is read from.
 int blgpLane(int lane, int blgp) {
   switch (blgp) {
-    case 1: return lane & 31;
-    case 2: return 32 + (lane & 31);
-    case 3: return (lane + 16) & 63;
-    case 4: case 5: case 6: case 7: return 16 * (blgp - 4) + (lane & 15);
-    default: return lane;
+    case 1:
+      return lane & 31;
+    case 2:
+      return 32 + (lane & 31);
+    case 3:
+      return (lane + 16) & 63;
+    case 4:
+    case 5:
+    case 6:
+    case 7:
+      return 16 * (blgp - 4) + (lane & 15);
+    default:
+      return lane;
   }
 }
 
@@ -136,8 +147,8 @@ void multiply(Wave& w, const Sum& i, GetA a, GetB b) {
 }
 
 template <El E>
-using Arithmetic = std::conditional_t<E == El::I8, i64,
-                                      std::conditional_t<E == El::F32, float, double>>;
+using Arithmetic =
+    std::conditional_t<E == El::I8, i64, std::conditional_t<E == El::F32, float, double>>;
 
 // Element k of row i (or column j) of a block, in gathered form.
 template <int M, int B, int Per>
@@ -154,7 +165,8 @@ void mfma(Wave& w, const Inst& i) {
   gather<Eb, T, per>(w, i.src[1].index, i.blgp, b);
   using P = At<M, B, per>;
   multiply<T, M, N, K, B>(
-      w, {i.dst.index, i.src[2], i.cbsz, i.abid, i.clamp}, [&](int block, int r, int k) { return a[k % per][P::lane(block, k) + r]; },
+      w, {i.dst.index, i.src[2], i.cbsz, i.abid, i.clamp},
+      [&](int block, int r, int k) { return a[k % per][P::lane(block, k) + r]; },
       [&](int block, int k) { return b[k % per] + P::lane(block, k); });
 }
 
@@ -171,8 +183,8 @@ void mfma64(Wave& w, const Inst& i) {
         u64 c = i.src[2].is(Kind::Vgpr)
                     ? w.row(i.src[2].index + reg)[lane] |
                           static_cast<u64>(w.row(i.src[2].index + reg + 1)[lane]) << 32
-                    : bits<u64>(i.src[2].isReal ? i.src[2].real : static_cast<double>(
-                                                      bits<i64>(i.src[2].imm)));
+                    : bits<u64>(i.src[2].isReal ? i.src[2].real
+                                                : static_cast<double>(bits<i64>(i.src[2].imm)));
         double acc = bits<double>(c);
         if (i.neg & 4) acc = -acc;
         for (int k = 0; k < K; ++k) {
@@ -257,8 +269,10 @@ void f8f6f4(Wave& w, const Inst& i) {
 
 // FLOPs a cycle of one SIMD's matrix pipe; older multi-block shapes run at half rate.
 constexpr int rate(El e) {
-  return e == El::F64 || e == El::F32 ? 64 : e == El::Xf32 ? 256
-       : e == El::F16 || e == El::Bf16 ? 512 : 1024;
+  return e == El::F64 || e == El::F32    ? 64
+         : e == El::Xf32                 ? 256
+         : e == El::F16 || e == El::Bf16 ? 512
+                                         : 1024;
 }
 constexpr int cycles(El e, int m, int n, int k, int b, bool sparse) {
   int speed = rate(e) * (sparse ? 2 : 1) / (b > 1 && rate(e) > 256 ? 2 : 1);
@@ -268,15 +282,15 @@ constexpr int cycles(El e, int m, int n, int k, int b, bool sparse) {
 }  // namespace
 
 void registerMatrix(OpTable& t) {
-#define DENSE(name, ea, eb, m, k, b)                                          \
-  t["v_mfma_" name] = {mfma<El::ea, El::eb, m, m, k, b>, Class::Matrix,       \
+#define DENSE(name, ea, eb, m, k, b)                                    \
+  t["v_mfma_" name] = {mfma<El::ea, El::eb, m, m, k, b>, Class::Matrix, \
                        cycles(El::ea, m, m, k, b, false)}
 #define FP8(dims, m, k)                             \
   DENSE("f32_" dims "_fp8_fp8", Fp8, Fp8, m, k, 1); \
   DENSE("f32_" dims "_fp8_bf8", Fp8, Bf8, m, k, 1); \
   DENSE("f32_" dims "_bf8_fp8", Bf8, Fp8, m, k, 1); \
   DENSE("f32_" dims "_bf8_bf8", Bf8, Bf8, m, k, 1)
-#define HALF(dims, m, k, b)                    \
+#define HALF(dims, m, k, b)                     \
   DENSE("f32_" dims "_f16", F16, F16, m, k, b); \
   DENSE("f32_" dims "_bf16", Bf16, Bf16, m, k, b)
   FP8("16x16x32", 16, 32);
@@ -310,10 +324,10 @@ void registerMatrix(OpTable& t) {
   t["v_mfma_scale_f32_16x16x128_f8f6f4"] = {f8f6f4<16, 128, true>, Class::Matrix, 32};
   t["v_mfma_scale_f32_32x32x64_f8f6f4"] = {f8f6f4<32, 64, true>, Class::Matrix, 64};
 
-#define SPARSE(name, ea, eb, m, k)                                             \
-  t["v_smfmac_" name] = {smfmac<El::ea, El::eb, m, m, k>, Class::Matrix,       \
+#define SPARSE(name, ea, eb, m, k)                                       \
+  t["v_smfmac_" name] = {smfmac<El::ea, El::eb, m, m, k>, Class::Matrix, \
                          cycles(El::ea, m, m, k, 1, true)}
-#define SPARSE8(dims, m, k)                        \
+#define SPARSE8(dims, m, k)                       \
   SPARSE("f32_" dims "_fp8_fp8", Fp8, Fp8, m, k); \
   SPARSE("f32_" dims "_fp8_bf8", Fp8, Bf8, m, k); \
   SPARSE("f32_" dims "_bf8_fp8", Bf8, Fp8, m, k); \

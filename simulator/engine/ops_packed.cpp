@@ -173,7 +173,7 @@ void registerPacked(OpTable& t) {
   PK("v_pk_add_i16", i16, a + b);
   PK("v_pk_sub_u16", u16, a - b);
   PK("v_pk_sub_i16", i16, a - b);
-  PK("v_pk_mul_lo_u16", u16, a* b);
+  PK("v_pk_mul_lo_u16", u16, a * b);
   PK("v_pk_lshlrev_b16", u16, b << (a & 15));
   PK("v_pk_lshrrev_b16", u16, b >> (a & 15));
   PK("v_pk_ashrrev_i16", i16, b >> (a & 15));

@@ -206,12 +206,18 @@ u32 fieldMask(u32 simm) {
 
 u32 hardwareRegister(const Wave& w, u32 id) {
   switch (id) {
-    case 1: return w.mode;
-    case 2: return w.scc;
-    case 4: return (w.wg->cu & 15) << 8 | (w.id & 3) << 4;
-    case 6: return (w.wg->ldsBytes / 512) << 12;
-    case 20: return w.wg->xcd;
-    default: return 0;
+    case 1:
+      return w.mode;
+    case 2:
+      return w.scc;
+    case 4:
+      return (w.wg->cu & 15) << 8 | (w.id & 3) << 4;
+    case 6:
+      return (w.wg->ldsBytes / 512) << 12;
+    case 20:
+      return w.wg->xcd;
+    default:
+      return 0;
   }
 }
 
@@ -324,7 +330,7 @@ void registerSalu(OpTable& t) {
   add("s_max_u32", minMax<u32, true>);
   add("s_cselect_b32", cselect32);
   add("s_cselect_b64", cselect64);
-#define LOGIC(name, expr)                                              \
+#define LOGIC(name, expr)                                                        \
   add("s_" name "_b32", binary32<[](u32 a, u32 b) { return u32(expr); }, true>); \
   add("s_" name "_b64", binary64<[](u64 a, u64 b) { return u64(expr); }, true>)
   LOGIC("and", a & b);
@@ -370,18 +376,15 @@ void registerSalu(OpTable& t) {
                                    static_cast<i32>(scalar32(w, i.src[0])), &r);
     set32(w, i, r);
   });
-  add("s_mulk_i32", [](Wave& w, const Inst& i) {
-    set32(w, i, w.s[i.dst.index] * scalar32(w, i.src[0]));
-  });
+  add("s_mulk_i32",
+      [](Wave& w, const Inst& i) { set32(w, i, w.s[i.dst.index] * scalar32(w, i.src[0])); });
 
   compareTable<i32>(t, "s_cmp_", "i32");
   compareTable<u32>(t, "s_cmp_", "u32");
-  add("s_cmp_eq_u64", [](Wave& w, const Inst& i) {
-    w.scc = scalar64(w, i.src[0]) == scalar64(w, i.src[1]);
-  });
-  add("s_cmp_lg_u64", [](Wave& w, const Inst& i) {
-    w.scc = scalar64(w, i.src[0]) != scalar64(w, i.src[1]);
-  });
+  add("s_cmp_eq_u64",
+      [](Wave& w, const Inst& i) { w.scc = scalar64(w, i.src[0]) == scalar64(w, i.src[1]); });
+  add("s_cmp_lg_u64",
+      [](Wave& w, const Inst& i) { w.scc = scalar64(w, i.src[0]) != scalar64(w, i.src[1]); });
   add("s_bitcmp0_b32", compare32<[](u32 a, u32 b) { return !(a >> (b & 31) & 1); }>);
   add("s_bitcmp1_b32", compare32<[](u32 a, u32 b) { return bool(a >> (b & 31) & 1); }>);
   add("s_bitcmp0_b64", [](Wave& w, const Inst& i) {

@@ -233,8 +233,8 @@ void raceLds(Wave& w, MemOp& op, u32 bytes, u32 offset, bool write) {
         if (!(r.mask & mask) || r.stamp < wg.clockBase || (atomic && r.atomic)) return;
         if (!knows(w, op, wg.linear, r.component, r.stamp, false)) {
           report(w, *inst, "lds-race", word * 4, lane,
-                 describe(w, write ? "writes LDS" : "reads LDS", wg.linear, r.component / 2,
-                          r.inst, earlierWrites));
+                 describe(w, write ? "writes LDS" : "reads LDS", wg.linear, r.component / 2, r.inst,
+                          earlierWrites));
         }
       };
       for (const LdsRecord& r : cell.writers) check(r, true);
@@ -285,8 +285,8 @@ void raceLine(Wave& w, MemOp& op, u64 line, u64 mask, int lane, bool write) {
   auto put = [&](AccessRecord* slots, int count) {
     int at = 0;
     auto mine = [&](const AccessRecord& r) {
-      return r.mask == 0 || (r.workgroup == wg && r.component == component &&
-                             r.stamp == op.stamp && r.atomic == atomic);
+      return r.mask == 0 || (r.workgroup == wg && r.component == component && r.stamp == op.stamp &&
+                             r.atomic == atomic);
     };
     while (at < count - 1 && !mine(slots[at])) ++at;
     if (slots[at].mask && mine(slots[at])) record.mask |= slots[at].mask;

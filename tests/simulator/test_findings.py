@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from hipcc import device
 
 import simulator
-from hipcc import device
 
 f32, u32 = np.float32, np.uint32
 
@@ -32,7 +32,8 @@ GLOBAL void wait_too_weak(u32* out, const u32* in) {
 }
 GLOBAL void overwritten_result(u32* out, const u32* in) {
   u64 address = (u64)(in + TID); u32 r;
-  asm volatile("global_load_dword %0, %1, off\\n v_mov_b32 %0, 0\\n s_waitcnt vmcnt(0)"  // OVERWRITTEN
+  asm volatile("global_load_dword %0, %1, off\\n v_mov_b32 %0, 0\\n"        // OVERWRITTEN
+               "s_waitcnt vmcnt(0)"
                : "=&v"(r) : "v"(address));
   out[TID] = r;
 }

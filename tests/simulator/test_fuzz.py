@@ -9,7 +9,6 @@ import random
 
 import numpy as np
 import pytest
-
 from hipcc import compiler, device, host_library
 
 THREADS = 256
@@ -140,7 +139,7 @@ class Program:
 @pytest.fixture(scope="module")
 def supports_half():
     try:
-        host_library("extern \"C\" void f(_Float16* x) { *x += 1; }", "-march=native")
+        host_library('extern "C" void f(_Float16* x) { *x += 1; }', "-march=native")
     except RuntimeError:
         pytest.skip(f"{compiler()} has no _Float16 for this host")
 
@@ -153,7 +152,7 @@ def check(seed: int, count: int):
         body = f"body{n}(int id, const U* in, UL* out) {{\n  {p.body}\n}}\n"
         device_source += f"DEVICE static void {body}GLOBAL void k{n}(UL* out, const U* in) {{"
         device_source += f" body{n}(TID, in + TID * 16, out + TID * {p.results}); }}\n"
-        host_source += f"extern \"C\" void {body}"
+        host_source += f'extern "C" void {body}'
     code = device(device_source, "-ffp-contract=off")
     library = host_library(host_source, "-ffp-contract=off", "-march=native")
     rng = np.random.default_rng(seed)
@@ -167,10 +166,14 @@ def check(seed: int, count: int):
             body(t, data[t].ctypes.data_as(ctypes.c_void_p),
                  want[t].ctypes.data_as(ctypes.c_void_p))  # fmt: skip
         bad = np.argwhere(got != want)
-        assert not len(bad), (
-            f"program {seed * 1000 + n}, thread {bad[0][0]}, result {bad[0][1]} "
-            f"({(p.variables + [('a', 'int[8]')])[bad[0][1]]}): {got[tuple(bad[0])]:#x}, the host "
-            f"has {want[tuple(bad[0])]:#x}; print(Program({seed * 1000 + n}).body) shows it")  # fmt: skip
+        if len(bad):
+            thread, at = bad[0]
+            name = [*p.variables, ("a", "int[8]")][at]
+            raise AssertionError(
+                f"program {seed * 1000 + n}, thread {thread}, result {at} {name}: "
+                f"{got[thread, at]:#x}, the host has {want[thread, at]:#x}; "
+                f"Program({seed * 1000 + n}).body has the text"
+            )
 
 
 @pytest.mark.parametrize("seed", range(4))

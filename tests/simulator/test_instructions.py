@@ -3,7 +3,6 @@
 import ml_dtypes
 import numpy as np
 import pytest
-
 from hipcc import device
 
 f32, f16, f64, u32, i32, u64 = (
@@ -289,7 +288,7 @@ def test_exact(code, name):
     inputs = [operand(k, np.random.default_rng(n)) for n, k in enumerate(kinds)]
     got = run(code, name, inputs)
     with np.errstate(all="ignore"):
-        values = [x.view(f32) if k in "FN" else x for x, k in zip(inputs, kinds)]
+        values = [x.view(f32) if k in "FN" else x for x, k in zip(inputs, kinds, strict=True)]
         want = np.ascontiguousarray(definition(*values))
     if want.dtype == f32:
         same = (got == want.view(u32)) | (np.isnan(want) & np.isnan(got.view(f32)))

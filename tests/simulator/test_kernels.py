@@ -3,9 +3,9 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from hipcc import device
 
 import simulator
-from hipcc import device
 
 FP8 = ml_dtypes.float8_e4m3fnuz
 f32, u8 = np.float32, np.uint8
@@ -74,7 +74,8 @@ sparse_gemm(float* out, const unsigned char* a, const unsigned char* w, int n, i
   const u4* pw = (const u4*)(w + (u64)(BID * 16 + i) * k + 16 * g);
   int index = i & 1 ? 0xeeee : 0x4444;
   f4 acc = {0, 0, 0, 0};
-  typedef int i2 __attribute__((ext_vector_type(2))); typedef int i4 __attribute__((ext_vector_type(4)));
+  typedef int i2 __attribute__((ext_vector_type(2)));
+  typedef int i4 __attribute__((ext_vector_type(4)));
   for (int at = 0; at < k; at += 64) {
     const unsigned short* q = pa + at / 2;
     i2 x = {q[0] | q[2] << 16, q[4] | q[6] << 16};

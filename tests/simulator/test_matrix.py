@@ -6,7 +6,6 @@ The maps below are AMD's published ones, written element by element and not as t
 import ml_dtypes
 import numpy as np
 import pytest
-
 from hipcc import device
 
 FP8, BF8, BF16 = ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2fnuz, ml_dtypes.bfloat16
@@ -156,7 +155,9 @@ def read_result(out, m, blocks, kind):
         for i in range(m):
             for j in range(m):
                 if kind == "f64":
-                    lane, reg = (16 * (i % 4) + j, i // 4) if m == 16 else (16 * i + 4 * block + j, 0)
+                    lane, reg = (
+                        (16 * (i % 4) + j, i // 4) if m == 16 else (16 * i + 4 * block + j, 0)
+                    )
                 elif m == 32:
                     lane, reg = 32 * (i // 4 % 2) + j, 16 * block + 4 * (i // 8) + i % 4
                 elif m == 16:

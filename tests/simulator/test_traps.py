@@ -3,9 +3,9 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from hipcc import device
 
 import simulator
-from hipcc import device
 
 f32, f16, u32, u64, u8 = np.float32, np.float16, np.uint32, np.uint64, np.uint8
 
@@ -41,7 +41,8 @@ GLOBAL void fmac64(double* o, const double* a, const double* b) {
   asm volatile("v_fmac_f64 %0, %1, %2" : "+v"(r) : "v"(x), "v"(y)); o[TID] = r;
 }
 // lanes
-#define DPP(name, control) ASM1(dpp_##name, "v_mov_b32 %0, -1\\n s_nop 1\\n v_mov_b32_dpp %0, %1 " control)
+#define DPP(name, control) ASM1(dpp_##name, "v_mov_b32 %0, -1\\n s_nop 1\\n" \
+     "v_mov_b32_dpp %0, %1 " control)
 DPP(row_shl, "row_shl:3 row_mask:0xf bank_mask:0xf")
 DPP(row_shr, "row_shr:1 row_mask:0xf bank_mask:0xf")
 DPP(row_shr_zero, "row_shr:1 row_mask:0xf bank_mask:0xf bound_ctrl:1")
@@ -54,19 +55,28 @@ DPP(bcast31, "row_bcast:31 row_mask:0xc bank_mask:0xf")
 DPP(newbcast, "row_newbcast:7 row_mask:0xf bank_mask:0xf")
 DPP(wave_shr, "wave_shr:1 row_mask:0xf bank_mask:0xf")
 DPP(banks, "row_shr:1 row_mask:0x5 bank_mask:0x6")
-ASM1(dpp_in_place, "v_mov_b32 %0, %1\\n s_nop 1\\n v_add_u32_dpp %0, %0, %0 row_shr:1 row_mask:0xf bank_mask:0xf")
-ASM1(dpp_masked_source, "v_mov_b32 %0, -1\\n s_mov_b64 s[20:21], exec\\n s_mov_b32 exec_lo, 0x55555555\\n"
-     "s_mov_b32 exec_hi, 0x55555555\\n s_nop 4\\n v_mov_b32_dpp %0, %1 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf\\n"
+ASM1(dpp_in_place, "v_mov_b32 %0, %1\\n s_nop 1\\n"
+     "v_add_u32_dpp %0, %0, %0 row_shr:1 row_mask:0xf bank_mask:0xf")
+ASM1(dpp_masked_source, "v_mov_b32 %0, -1\\n s_mov_b64 s[20:21], exec\\n"
+     "s_mov_b32 exec_lo, 0x55555555\\n"
+     "s_mov_b32 exec_hi, 0x55555555\\n s_nop 4\\n"
+     "v_mov_b32_dpp %0, %1 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf\\n"
      "s_mov_b64 exec, s[20:21]")
-ASM1(sdwa_neg_abs, "v_add_f16_sdwa %0, -|%1|, %2 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:WORD_1 src1_sel:WORD_0")
-ASM1(sdwa_byte_sext, "v_add_u32_sdwa %0, sext(%1), %2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_3 src1_sel:WORD_1")
+ASM1(sdwa_neg_abs, "v_add_f16_sdwa %0, -|%1|, %2 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE "
+     "src0_sel:WORD_1 src1_sel:WORD_0")
+ASM1(sdwa_byte_sext, "v_add_u32_sdwa %0, sext(%1), %2 dst_sel:DWORD dst_unused:UNUSED_PAD "
+     "src0_sel:BYTE_3 src1_sel:WORD_1")
 ASM1(sdwa_carry_in_place, "v_mov_b32 %0, %1\\n s_mov_b64 vcc, -1\\n s_nop 4\\n"
-     "v_addc_co_u32_sdwa %0, vcc, %0, %2, vcc dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_0 src1_sel:DWORD\\n"
+     "v_addc_co_u32_sdwa %0, vcc, %0, %2, vcc dst_sel:DWORD dst_unused:UNUSED_PAD "
+     "src0_sel:WORD_0 src1_sel:DWORD\\n"
      "v_cndmask_b32 %0, %0, -1, vcc")
-ASM1(swizzle_quad, "ds_swizzle_b32 %0, %1 offset:swizzle(QUAD_PERM,3,2,1,0)\\n s_waitcnt lgkmcnt(0)")
+ASM1(swizzle_quad, "ds_swizzle_b32 %0, %1 offset:swizzle(QUAD_PERM,3,2,1,0)\\n"
+     "s_waitcnt lgkmcnt(0)")
 ASM1(swizzle_swap, "ds_swizzle_b32 %0, %1 offset:swizzle(SWAP,16)\\n s_waitcnt lgkmcnt(0)")
-ASM1(swizzle_broadcast, "ds_swizzle_b32 %0, %1 offset:swizzle(BROADCAST,8,3)\\n s_waitcnt lgkmcnt(0)")
-ASM1(swizzle_mask, "ds_swizzle_b32 %0, %1 offset:swizzle(BITMASK_PERM,\\"0pi1p\\")\\n s_waitcnt lgkmcnt(0)")
+ASM1(swizzle_broadcast, "ds_swizzle_b32 %0, %1 offset:swizzle(BROADCAST,8,3)\\n"
+     "s_waitcnt lgkmcnt(0)")
+ASM1(swizzle_mask, "ds_swizzle_b32 %0, %1 offset:swizzle(BITMASK_PERM,\\"0pi1p\\")\\n"
+     "s_waitcnt lgkmcnt(0)")
 ASM1(bpermute, "ds_bpermute_b32 %0, %2, %1\\n s_waitcnt lgkmcnt(0)")
 ASM1(permute, "ds_permute_b32 %0, %2, %1\\n s_waitcnt lgkmcnt(0)")
 ASM1(first_lane_of_none, "s_mov_b64 s[20:21], exec\\n s_mov_b64 exec, 0\\n s_nop 4\\n"
@@ -101,7 +111,8 @@ GLOBAL void atomic_returns(u32* o, u32* counter) {
 }
 GLOBAL void atomic_silent(u32* o, u32* counter) {
   u32 r = 0xabcd, one = 2; u64 p = (u64)counter;
-  asm volatile("global_atomic_add %1, %2, off\\n s_waitcnt vmcnt(0)" : "+v"(r) : "v"(p), "v"(one) : "memory");
+  asm volatile("global_atomic_add %1, %2, off\\n"
+     "s_waitcnt vmcnt(0)" : "+v"(r) : "v"(p), "v"(one) : "memory");
   o[TID] = r;
 }
 GLOBAL void atomic_packed(half* sum, float* total) {
@@ -130,11 +141,13 @@ GLOBAL void dynamic_lds(u32* o, int n) {
 GLOBAL void hidden(u32* o) {
   const AS(4) u32* counts = (const AS(4) u32*)__builtin_amdgcn_implicitarg_ptr();
   const AS(4) unsigned short* sizes = (const AS(4) unsigned short*)(counts + 3);
-  if (TID == 0) for (int n = 0; n < 3; ++n) { o[n] = counts[n]; o[3 + n] = sizes[n]; o[6 + n] = sizes[3 + n]; }
+  if (TID == 0)
+    for (int n = 0; n < 3; ++n) { o[n] = counts[n]; o[3 + n] = sizes[n]; o[6 + n] = sizes[3 + n]; }
 }
 GLOBAL void lds_to_accumulators(u32* o, const u32* a) {
   SHARED u32 x[64]; u32 r, value = a[TID], at = (u32)(u64)(AS(3) u32*)&x[TID];
-  asm volatile("v_accvgpr_write_b32 a0, %1\\n s_nop 4\\n ds_write_b32 %2, a0\\n s_waitcnt lgkmcnt(0)\\n"
+  asm volatile("v_accvgpr_write_b32 a0, %1\\n s_nop 4\\n ds_write_b32 %2, a0\\n"
+     "s_waitcnt lgkmcnt(0)\\n"
                "ds_read_b32 a1, %2\\n s_waitcnt lgkmcnt(0)\\n v_accvgpr_read_b32 %0, a1"
                : "=v"(r) : "v"(value), "v"(at) : "a0", "a1", "memory");
   o[TID] = r;
@@ -214,14 +227,19 @@ def test_fp8_decoding(code):
         got = run(code, "unpack_bf8", byte | u32(0x5500)).view(f32)
         np.testing.assert_array_equal(got, byte.astype(u8).view(BF8).astype(f32))
         pair = np.zeros((64, 2), f32)
-        code.launch("unpack_word1", 1, 64, [pair, byte << u32(16) | (255 - byte) << u32(24)]).check()
+        code.launch(
+            "unpack_word1", 1, 64, [pair, byte << u32(16) | (255 - byte) << u32(24)]
+        ).check()
         np.testing.assert_array_equal(pair[:, 0], byte.astype(u8).view(FP8).astype(f32))
         np.testing.assert_array_equal(pair[:, 1], (255 - byte).astype(u8).view(FP8).astype(f32))
 
 
 def test_fp8_dialect_follows_the_target():
-    code = device("""GLOBAL void pack(u32* o, const float* a) {
-        o[TID] = __builtin_amdgcn_cvt_pk_fp8_f32(a[TID], a[TID], 0, false); }""", target="gfx950")
+    code = device(
+        """GLOBAL void pack(u32* o, const float* a) {
+        o[TID] = __builtin_amdgcn_cvt_pk_fp8_f32(a[TID], a[TID], 0, false); }""",
+        target="gfx950",
+    )
     row, out = fp8_inputs()[1], np.zeros(64, u32)
     row[:4] = [448, 464, 1e9, -0.0]
     code.launch("pack", 1, 64, [out, row]).check()
@@ -249,8 +267,16 @@ def test_inline_constant(code):
 def test_packed_clamp(code):
     rng = np.random.default_rng(1)
     a, b = (rng.integers(0, 65536, (64, 2)) for _ in range(2))
-    got = run(code, "packed_clamp", a.astype(np.uint16).view(u32)[:, 0].copy(),
-              b.astype(np.uint16).view(u32)[:, 0].copy()).view(np.uint16).reshape(64, 2)
+    got = (
+        run(
+            code,
+            "packed_clamp",
+            a.astype(np.uint16).view(u32)[:, 0].copy(),
+            b.astype(np.uint16).view(u32)[:, 0].copy(),
+        )
+        .view(np.uint16)
+        .reshape(64, 2)
+    )
     np.testing.assert_array_equal(got, np.minimum(a + b, 65535))
     x, y = (rng.standard_normal((64, 2)).astype(f16) for _ in range(2))
     got = run(code, "packed_clamp_f16", x.view(u32)[:, 0].copy(), y.view(u32)[:, 0].copy())
@@ -286,7 +312,9 @@ DPP = {  # source lane of each lane, -1 where there is none, and the lanes that 
 def test_dpp(code, name):
     source, allowed = DPP[name]
     data = np.random.default_rng(3).integers(0, 2**31, 64).astype(u32)
-    want = np.where((source >= 0) & (True if allowed is None else allowed), data[source], u32(2**32 - 1))
+    want = np.where(
+        (source >= 0) & (True if allowed is None else allowed), data[source], u32(2**32 - 1)
+    )
     np.testing.assert_array_equal(run(code, "dpp_" + name, data), want)
 
 
@@ -334,7 +362,8 @@ def test_permutes(code):
 
 
 def test_permlane_swaps():
-    code = device("""
+    code = device(
+        """
 GLOBAL void swaps(u32* o, const u32* a) {
   for (int n = 0; n < 2; ++n) {
     u32 x = a[TID], y = a[64 + TID];
@@ -342,7 +371,9 @@ GLOBAL void swaps(u32* o, const u32* a) {
     else asm volatile("s_nop 4\\n v_permlane32_swap_b32 %0, %1" : "+v"(x), "+v"(y));
     o[n * 128 + TID] = x; o[n * 128 + 64 + TID] = y;
   }
-}""", target="gfx950")
+}""",
+        target="gfx950",
+    )
     data, out = np.arange(128, dtype=u32), np.zeros((2, 2, 64), u32)
     code.launch("swaps", 1, 64, [out, data]).check()
     for n, width in enumerate((32, 16)):
@@ -433,8 +464,11 @@ def test_kernel_arguments_of_all_sizes(code):
 
 def test_kernarg_preload():
     flags = ("-mllvm", "-amdgpu-kernarg-preload-count=6")
-    code = device("""GLOBAL void preload(u32* o, u32 a, u32 b, u64 c) {
-        o[TID] = a + 10 * b + (u32)(c >> 32) + TID; }""", *flags)
+    code = device(
+        """GLOBAL void preload(u32* o, u32 a, u32 b, u64 c) {
+        o[TID] = a + 10 * b + (u32)(c >> 32) + TID; }""",
+        *flags,
+    )
     assert code.kernels["preload"]["kernarg_preload"] > 0
     out = np.zeros(64, u32)
     code.launch("preload", 1, 64, [out, 3, 4, 5 << 32]).check()
