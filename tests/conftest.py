@@ -1,6 +1,6 @@
 """Backends: the same cases run on each device of --device.
 
-    pytest --device cpu,simulator       # the default: all that this machine has, but the simulator
+    pytest --device cpu,simulator       # the default: all that this machine has
 
 ``reference`` is the definition itself, ``cpu``, ``cuda`` and ``rocm`` load build/ the way users do,
 ``simulator`` runs the gfx942 machine code of the launchers on the CPU.
@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,10 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tools"))
+
+import rocm  # noqa: E402
+
 REPO_ID = "org/rocm-kernels"
 DEVICES = ("reference", "cpu", "simulator", "cuda", "rocm")
 
@@ -39,8 +44,14 @@ class Backend:
 
 
 def available_devices() -> list[str]:
-    gpu = [] if not torch.cuda.is_available() else ["rocm" if torch.version.hip else "cuda"]
-    return ["reference", "cpu", *gpu]
+    """A GPU where there is one, else the simulator where there is a compiler for it."""
+    if torch.cuda.is_available():
+        return ["reference", "cpu", "rocm" if torch.version.hip else "cuda"]
+    try:
+        rocm.find_toolchain()
+    except rocm.ToolchainMissing:
+        return ["reference", "cpu"]
+    return ["reference", "cpu", "simulator"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
