@@ -105,15 +105,22 @@ struct Sum {
 // integers. `a(block, row, k)` gives elements of A, `b(block, k)` a row of N elements of B.
 template <class T, int M, int N, int K, int B, class GetA, class GetB>
 void multiply(Wave& w, const Sum& i, GetA a, GetB b) {
-  constexpr int groups = 64 / N;
+  constexpr int groups = 64 / N, registers = M * N * B / kLanes;
+  // All of C is read before D is written. They may overlap in part: then C is set aside.
+  alignas(64) u32 aside[registers][kLanes];
+  const u32* rows = i.c.is(Kind::Vgpr) ? w.row(i.c.index) : nullptr;
+  if (rows && i.c.index != i.dst && std::abs(i.c.index - i.dst) < registers) {
+    std::memcpy(aside, rows, sizeof aside);
+    rows = aside[0];
+  }
   for (int block = 0; block < B; ++block) {
     // CBSZ and ABID: groups of 2^CBSZ blocks take their A from one block of the group.
     int from = (block & ~((1 << i.cbsz) - 1)) + (i.cbsz ? i.abid : 0);
     for (int r = 0; r < M; ++r) {
       int g = r / 4 + block * M / 4, reg = 4 * (g / groups) + r % 4, lane = N * (g % groups);
       alignas(64) T acc[N], c[N];
-      if (i.c.is(Kind::Vgpr)) {
-        const u32* row = w.row(i.c.index + reg) + lane;
+      if (rows) {
+        const u32* row = rows + reg * kLanes + lane;
         for (int j = 0; j < N; ++j) c[j] = fromBits<T>(row[j]);
       } else {
         std::fill_n(c, N, fromBits<T>(literal32(i.c)));
