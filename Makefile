@@ -45,6 +45,9 @@ bench: build ## the CPU kernels beside PyTorch's, in one run
 resources: $(VENV)/ready $(VENV)/llvm ## registers, LDS and spills of every kernel for every AMD target
 	@$(PYTHON) tools/resources.py $(ARGS)
 
+fuzz: $(VENV)/ready ## the CPU variant under sanitizers, ARGS="--seconds N" for each of three fuzzers
+	$(PYTHON) tests/fuzz/run.py $(ARGS)
+
 release-check: build ## what build/ holds is what it says, and builds again to the same bytes
 	$(PYTHON) tools/release_check.py --reproduce $(ARGS)
 
