@@ -10,7 +10,7 @@ PYTHON := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.hip' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test test-all bench resources release-check lint format clean
+.PHONY: help demo build test test-all bench resources fuzz release-check lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import random
 import re
 import sys
@@ -313,6 +314,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="run this one case")
     arguments = parser.parse_args()
+    root = Path(__file__).resolve().parent.parent.parent
+    os.environ.setdefault("LOCAL_KERNELS", f"org/rocm-kernels={root}")
     package = kernels.get_kernel("org/rocm-kernels", version=1, backend="cpu")
     if arguments.case is not None:
         print(run_case(arguments.case, package, tell=True))
