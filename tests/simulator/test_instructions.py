@@ -310,4 +310,6 @@ def test_transcendental(code, name):
     if name == "v_sin_f32":
         np.testing.assert_allclose(got, want, atol=2e-7)
     else:
-        np.testing.assert_allclose(got, flush(want.astype(f32)), rtol=1.3e-7, atol=1e-38)
+        with np.errstate(over="ignore"):
+            want = flush(want.astype(f32))
+        np.testing.assert_allclose(got, want, rtol=1.3e-7, atol=1e-38)

@@ -30,6 +30,8 @@ DENSE = [
     ("f32_4x4x1_16b_f32", 4, 1, 16, "f32", "f32"),
     ("f32_32x32x2_f32", 32, 2, 1, "f32", "f32"),
     ("f32_16x16x4_f32", 16, 4, 1, "f32", "f32"),
+    ("f32_16x16x8_xf32", 16, 8, 1, "xf32", "xf32"),
+    ("f32_32x32x4_xf32", 32, 4, 1, "xf32", "xf32"),
     ("f64_16x16x4_f64", 16, 4, 1, "f64", "f64"),
     ("f64_4x4x4_4b_f64", 4, 4, 4, "f64", "f64"),
 ]
@@ -42,11 +44,7 @@ SPARSE = [
     *[(f"f32_32x32x16_{t}", 32, 16, t, t) for t in ("f16", "bf16")],
 ]
 NUMPY = {"fp8": FP8, "bf8": BF8, "bf16": BF16, "f16": np.float16, "i8": np.int8, "f32": f32,
-         "f64": np.float64}  # fmt: skip
-
-
-def registers(kind: str, count: int) -> str:
-    return f"v[{0}:{count - 1}]" if count > 1 else "v0"
+         "f64": np.float64, "xf32": f32}  # fmt: skip
 
 
 def shapes(m, k, blocks, kind, element):
