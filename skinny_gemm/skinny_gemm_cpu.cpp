@@ -2,19 +2,17 @@
 //
 // The time of M = 1 is the time to read w, so w is read once, in its own order, and everything else
 // stays in the caches.
-//   * Sums run along K in vector lanes: a chunk of a row of w meets the same chunk of each row of
-//   a.
-//     w needs no transposition, and lanes are added up once at the end.
-//   * a is converted once into the multiplier's type (bfloat16 or float32; exact, both hold every
-//     FP8 value), and laid out in panels of kPanelDepth along K.
+//   * Sums run along K in vector lanes: a chunk of a row of w meets the same chunk of every row of
+//     a. w needs no transposition, and lanes are added up once at the end.
+//   * a is converted once into the multiplier's type (bfloat16 or float32, which hold every FP8
+//     value), and laid out in panels of kPanelDepth along K.
 //   * Up to 4 rows, w is decoded into registers and multiplied with all rows at once. Beyond, a
-//   panel
-//     of kGroup columns of w is decoded into the cache, and tiles of up to 4 columns x 6 rows are
-//     multiplied out of it, so that decoding is paid once, while the next panel is prefetched.
-//   * Each output has its own accumulator, a vector filled in the order of K by whichever path: its
-//   bits do
-//     not depend on M, on the other rows, nor on the number of threads.
-//   * Per-block scales multiply the sum of each 128 of K, in float32; all other scales the total.
+//     panel of kGroup columns of w is decoded into the cache, and tiles of up to 4 columns x 6 rows
+//     are multiplied out of it: decoding is paid once, and the next panel is fetched meanwhile.
+//   * Each output has a vector of its own to sum in, in the order of K by whichever path: its bits
+//     do not depend on M, on the other rows, nor on the number of threads.
+//   * Partial sums are scaled and added to the totals every 128 of K where there are block scales,
+//     else every kPanelDepth, which keeps rounding errors small. Other scales multiply the totals.
 #include "../common/cpu_isa.h"
 #include "../common/fp8.h"
 #include "../common/half.h"

@@ -73,10 +73,9 @@ ROCM_KERNELS_VECTOR float scale_of_row(const GemmScale& scale, int64_t row) {
 template <class Out>
 void write_columns(const SkinnyGemmArgs& args, int64_t n, int columns, float gain,
                    const float sums[][kGroup]) {
-  // A vector may be wider than a group: the arrays go on, and `sums` has a row to spare.
-  constexpr int kWidth = kGroup > kLanes ? kGroup : kLanes;
-  float scales[kWidth], biases[kWidth];
-  for (int i = 0; i < kWidth; ++i) {
+  static_assert(kGroup % kLanes == 0, "vectors must not reach beyond a group");
+  float scales[kGroup], biases[kGroup];
+  for (int i = 0; i < kGroup; ++i) {
     const bool inside = i < columns;
     scales[i] = inside ? scale_of_row(args.scale_w, n + i) : 0.0f;
     biases[i] = 0.0f;
@@ -196,8 +195,9 @@ void direct_columns(const GemmJob& job, int64_t n, int columns, float sums[][kGr
 
 // Fetches the panel of w that comes next, a few lines at a time, while this one is multiplied.
 struct PanelPrefetch {
-  const char* row = nullptr;
-  int64_t row_bytes = 0, stride_bytes = 0, rows = 0, position = 0;
+  const char* row;
+  int64_t row_bytes, stride_bytes, rows;
+  int64_t position = 0;
 
   ROCM_KERNELS_VECTOR void fetch(int64_t lines) {
     while (lines > 0 && rows > 0) {
@@ -211,6 +211,15 @@ struct PanelPrefetch {
     }
   }
 };
+
+template <class Element>
+ROCM_KERNELS_VECTOR PanelPrefetch prefetch_of(const SkinnyGemmArgs& args, int64_t n,
+                                              int64_t columns, int64_t k) {
+  const Element* const first = static_cast<const Element*>(args.w) + n * args.w_stride + k;
+  constexpr int64_t kSize = sizeof(Element);
+  return {reinterpret_cast<const char*>(first), smaller(kPanelDepth, args.k - k) * kSize,
+          args.w_stride * kSize, columns};
+}
 
 // totals[row][column] += scales[row] * a[row] . w[column] over `depth` of K, for the tile's rows
 // and columns. One step a call: GCC would keep the totals of several in registers that it does not
@@ -249,6 +258,27 @@ __attribute__((noinline)) void multiply_tile(const typename Multiplier::Value* w
       Multiplier::store_sum(total, Multiplier::add_scaled(Multiplier::load_sum(total),
                                                           sums[row][column], scales[row]));
     }
+  }
+}
+
+template <class Multiplier>
+ROCM_KERNELS_VECTOR void multiply_tile(int64_t rows, const typename Multiplier::Value* w,
+                                       const typename Multiplier::Value* a, int64_t stride,
+                                       int64_t depth, const float* scales, float* totals) {
+  static_assert(kMaxTileRows == 6, "the cases below end at 6");
+  switch (rows) {
+    case 1:
+      return multiply_tile<Multiplier, 1>(w, a, stride, depth, scales, totals);
+    case 2:
+      return multiply_tile<Multiplier, 2>(w, a, stride, depth, scales, totals);
+    case 3:
+      return multiply_tile<Multiplier, 3>(w, a, stride, depth, scales, totals);
+    case 4:
+      return multiply_tile<Multiplier, 4>(w, a, stride, depth, scales, totals);
+    case 5:
+      return multiply_tile<Multiplier, 5>(w, a, stride, depth, scales, totals);
+    default:
+      return multiply_tile<Multiplier, 6>(w, a, stride, depth, scales, totals);
   }
 }
 
@@ -296,14 +326,10 @@ void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_a
     const int64_t stride = round_up(depth, Multiplier::kChunk);
     decode_panel<Multiplier, Element>(args, n, columns, k, depth, panel);
 
-    PanelPrefetch next;
     const bool last = k + kPanelDepth >= args.k;
-    next.rows = last ? smaller(columns_after, kGroup) : columns;
-    const int64_t next_k = last ? 0 : k + kPanelDepth;
-    next.row = reinterpret_cast<const char*>(static_cast<const Element*>(args.w) +
-                                             (last ? n + columns : n) * args.w_stride + next_k);
-    next.row_bytes = smaller(kPanelDepth, args.k - next_k) * sizeof(Element);
-    next.stride_bytes = args.w_stride * sizeof(Element);
+    PanelPrefetch next =
+        last ? prefetch_of<Element>(args, n + columns, smaller(columns_after, kGroup), 0)
+             : prefetch_of<Element>(args, n, columns, k + kPanelDepth);
     const int64_t lines_a_tile =
         next.rows * ((next.row_bytes + 63) / 64) / (row_blocks * tiles) + 1;
 
@@ -320,25 +346,12 @@ void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_a
       for (int tile = 0; tile < tiles; ++tile) {
         next.fetch(lines_a_tile);
         const Value* const tile_w = panel + tile * kColumns * stride;
-        const Value* const tile_a = a + m * stride;
         float* const tile_totals = totals + tile * tile_size + m * kColumns * Multiplier::kSumLanes;
-#define ROCM_KERNELS_TILE(kRows)                                                      \
-  case kRows:                                                                         \
-    multiply_tile<Multiplier, kRows>(tile_w + i, tile_a + i, stride, step_depth,      \
-                                     &block_scales[i / kScaleBlock][m], tile_totals); \
-    break;
         for (int64_t i = 0; i < stride; i += job.step) {
-          const int64_t step_depth = smaller(job.step, stride - i);
-          switch (rows) {
-            ROCM_KERNELS_TILE(1)
-            ROCM_KERNELS_TILE(2)
-            ROCM_KERNELS_TILE(3)
-            ROCM_KERNELS_TILE(4)
-            ROCM_KERNELS_TILE(5)
-            ROCM_KERNELS_TILE(6)
-          }
+          multiply_tile<Multiplier>(rows, tile_w + i, a + m * stride + i, stride,
+                                    smaller(job.step, stride - i),
+                                    &block_scales[i / kScaleBlock][m], tile_totals);
         }
-#undef ROCM_KERNELS_TILE
       }
     }
   }
@@ -357,7 +370,7 @@ void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_a
 template <class Multiplier, class Element>
 void multiply_columns(const GemmJob& job, int64_t begin, int64_t end, float gain) {
   const SkinnyGemmArgs& args = job.args;
-  alignas(64) float sums[kSkinnyGemmMaxRows + 1][kGroup];
+  alignas(64) float sums[kSkinnyGemmMaxRows][kGroup];
   for (int64_t n = begin; n < end;) {
     // Groups end at multiples of kGroup, so none reaches across two scale blocks.
     const int64_t next = smaller(end, n / kGroup * kGroup + kGroup);
