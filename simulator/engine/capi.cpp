@@ -193,7 +193,11 @@ int sim_kernel(SimObject* object, const char* kernel, SimKernel* out) {
   const Kernel& k = it->second;
   *out = {k.ldsBytes, k.privateBytes, k.vgprs, k.sgprs, k.maxWorkgroup, k.kernargBytes, 0, {}};
   for (const KernelArg& a : k.args) {
-    if (a.kind.rfind("hidden_", 0) == 0 || out->arg_count == SIM_MAX_ARGS) continue;
+    if (a.kind.rfind("hidden_", 0) == 0) continue;
+    if (out->arg_count == SIM_MAX_ARGS) {
+      lastError = it->first + " has more than " + std::to_string(SIM_MAX_ARGS) + " arguments";
+      return 0;
+    }
     out->args[out->arg_count].offset = a.offset;
     out->args[out->arg_count++].size = a.size;
   }

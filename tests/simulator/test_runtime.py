@@ -67,9 +67,13 @@ extern "C" int unwritten() {
   int *x, *y;
   if (hipMalloc((void**)&x, 1024) || hipMalloc((void**)&y, 1024)) return 1;
   int error = launch_add(y, x, 256, nullptr);
-  return hipFree(x) || hipFree(y) || error;
+  return (hipFree(x) || hipFree(y) || error) ? 1 : 0;
 }
-int main() { int status = whole_program(); std::printf("status %d\\n", status); return status; }
+int main(int count, char**) {
+  int status = count > 1 ? unwritten() : whole_program();
+  std::printf("status %d\\n", status);
+  return 0;
+}
 """
 
 
@@ -160,10 +164,23 @@ def test_device_facts_and_memory(library, hip):
     assert "uninitialised" in hip.findings_text()
 
 
-def test_a_program_by_library_path(library, tmp_path):
-    program = build("program")
+def run_program(tmp_path, *arguments, **variables):
     environment = {**os.environ, "LD_LIBRARY_PATH": str(simulator.runtime().parent),
-                   "SIMULATOR_REPORT_DIR": str(tmp_path), "SIMULATOR_SEED": "5"}  # fmt: skip
-    done = subprocess.run([str(program)], capture_output=True, text=True, env=environment)
+                   "SIMULATOR_REPORT_DIR": str(tmp_path), "SIMULATOR_SEED": "5",
+                   **variables}  # fmt: skip
+    command = [str(build("program")), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def test_a_program_by_library_path(library, tmp_path):
+    done = run_program(tmp_path)
     assert (done.returncode, done.stdout) == (0, "status 0\n"), done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["launch-0.json"]
+
+
+def test_findings_can_fail_a_program(library, tmp_path):
+    assert run_program(tmp_path, "unwritten").stdout == "status 0\n"
+    failing = run_program(tmp_path, "unwritten", SIMULATOR_FAIL="1")
+    assert failing.stdout == "status 1\n" and "uninitialised" in failing.stderr
+    unchecked = run_program(tmp_path, "unwritten", SIMULATOR_FAIL="1", SIMULATOR_CHECKS="0")
+    assert unchecked.stdout == "status 0\n"
