@@ -1,10 +1,11 @@
 // Four vectors at a time, which the loops over a row's columns work on; included by a kernel's
 // body, and cpu_vector.h with it.
 //
-//   load_block<Order>(p), load_block<Order>(p, n)          kBlock, or n < kBlock, elements at p;
-//   the rest are 0 store_block<Order>(p, block), store_block<Order>(p, block, n)   as store of
-//   cpu_vector.h; to FP8: saturates,
-//                                              keeps NaN, returns nothing
+//   load_block<Order>(p)             kBlock elements at p
+//   load_block<Order>(p, n)          the first n < kBlock of them; the others are 0
+//   store_block<Order>(p, block)     as `store` of cpu_vector.h; to FP8: saturates, keeps NaN,
+//   store_block<Order>(p, block, n)  and returns nothing
+//   all(s)                           s in every lane; the operations of F32 work on blocks too
 //
 // In which vectors and lanes the columns of a block lie is free, as long as all blocks agree that
 // meet in one computation: Order, the element type of the input, decides it. AVX-512 splits
@@ -24,6 +25,55 @@ constexpr int kBlock = kVectors * kLanes;
 struct Block {
   F32 v[kVectors];
 };
+
+// Arithmetic vector by vector: four independent chains of operations side by side keep the
+// pipelines busy, where one chain after the other would wait for its own results.
+#define ROCM_KERNELS_EACH_VECTOR(expression)                   \
+  Block result;                                                \
+  for (int i = 0; i < kVectors; ++i) result.v[i] = expression; \
+  return result
+
+ROCM_KERNELS_VECTOR Block all(float scalar) { ROCM_KERNELS_EACH_VECTOR(set1(scalar)); }
+ROCM_KERNELS_VECTOR Block operator-(const Block& a) { ROCM_KERNELS_EACH_VECTOR(-a.v[i]); }
+ROCM_KERNELS_VECTOR Block operator+(const Block& a, const Block& b) {
+  ROCM_KERNELS_EACH_VECTOR(a.v[i] + b.v[i]);
+}
+ROCM_KERNELS_VECTOR Block operator-(const Block& a, const Block& b) {
+  ROCM_KERNELS_EACH_VECTOR(a.v[i] - b.v[i]);
+}
+ROCM_KERNELS_VECTOR Block operator*(const Block& a, const Block& b) {
+  ROCM_KERNELS_EACH_VECTOR(a.v[i] * b.v[i]);
+}
+ROCM_KERNELS_VECTOR Block operator/(const Block& a, const Block& b) {
+  ROCM_KERNELS_EACH_VECTOR(a.v[i] / b.v[i]);
+}
+ROCM_KERNELS_VECTOR Block fma(const Block& a, const Block& b, const Block& c) {
+  ROCM_KERNELS_EACH_VECTOR(fma(a.v[i], b.v[i], c.v[i]));
+}
+ROCM_KERNELS_VECTOR Block clamp(const Block& a, float limit) {
+  ROCM_KERNELS_EACH_VECTOR(clamp(a.v[i], limit));
+}
+ROCM_KERNELS_VECTOR Block round_nearest(const Block& a) {
+  ROCM_KERNELS_EACH_VECTOR(round_nearest(a.v[i]));
+}
+ROCM_KERNELS_VECTOR Block max_magnitude(const Block& a, const Block& largest) {
+  ROCM_KERNELS_EACH_VECTOR(max_magnitude(a.v[i], largest.v[i]));
+}
+ROCM_KERNELS_VECTOR Block where_negative(const Block& test, const Block& a, const Block& b) {
+  ROCM_KERNELS_EACH_VECTOR(where_negative(test.v[i], a.v[i], b.v[i]));
+}
+ROCM_KERNELS_VECTOR Block times_power_of_two(const Block& a, const Block& n) {
+  ROCM_KERNELS_EACH_VECTOR(times_power_of_two(a.v[i], n.v[i]));
+}
+
+#undef ROCM_KERNELS_EACH_VECTOR
+
+ROCM_KERNELS_VECTOR float sum(const Block& a) { return sum((a.v[0] + a.v[1]) + (a.v[2] + a.v[3])); }
+ROCM_KERNELS_VECTOR float largest(const Block& magnitudes) {
+  F32 result = magnitudes.v[0];
+  for (int i = 1; i < kVectors; ++i) result = max_magnitude(magnitudes.v[i], result);
+  return largest(result);
+}
 
 template <bool kFnuz>
 struct Fp8Rounding {

@@ -8,12 +8,12 @@
 //   #include "../common/cpu_each_isa.h"
 //
 // and cpu_each_isa.h includes the body inside rocm_kernels::cpu_portable, cpu_avx2, ... in turn,
-// with the instruction set switched on. cpu_select() then picks one of the copies:
+// with the instruction set switched on. The launcher picks one of the copies:
 //
 //   ROCM_KERNELS_CPU_SELECT(run_rows)(args, begin, end);
 //
-// Traps that a body must avoid: it has no include guard and includes nothing; it calls no inline
-// function or template of the standard library (the linker may keep the AVX-512 copy for all
+// Traps that a body must avoid: it has no include guard, nor has what it includes; it calls no
+// inline function or template of the standard library (the linker may keep the AVX-512 copy for all
 // callers); it has no lambdas (they do not inherit the instruction set everywhere).
 #pragma once
 
@@ -22,8 +22,8 @@
 
 namespace rocm_kernels {
 
-// kAvx2 means AVX2, FMA, F16C and BMI2; kAvx512 means these
-// and AVX-512 F, BW, DQ, VL, BF16 and VBMI (Zen 4, Sapphire Rapids and later).
+// kAvx2 means AVX2, FMA, F16C and BMI2; kAvx512 means these and AVX-512 F, BW, DQ, VL, BF16 and
+// VBMI (Zen 4, Sapphire Rapids and later).
 enum class CpuIsa { kPortable, kNeon, kAvx2, kAvx512 };
 
 static inline CpuIsa best_cpu_isa() {

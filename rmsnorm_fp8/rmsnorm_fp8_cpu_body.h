@@ -16,27 +16,25 @@ ROCM_KERNELS_VECTOR Block load_h(const X* x, X* residual, int n) {
   Block h = kWhole ? load_block<X>(x) : load_block<X>(x, n);
   if constexpr (kResidual) {
     const Block r = kWhole ? load_block<X>(residual) : load_block<X>(residual, n);
-    for (int i = 0; i < kVectors; ++i) h.v[i] = h.v[i] + r.v[i];
-    h = kWhole ? store_block<X>(residual, h) : store_block<X>(residual, h, n);
+    h = kWhole ? store_block<X>(residual, h + r) : store_block<X>(residual, h + r, n);
   }
   return h;
 }
 
 template <bool kResidual, class X>
 float sum_of_squares(const X* x, X* residual, int64_t columns) {
-  Block total;
-  for (F32& lanes : total.v) lanes = set1(0.0f);
+  Block total = all(0.0f);
   int64_t c = 0;
   for (; c + kBlock <= columns; c += kBlock) {
     const Block h = load_h<kResidual, true>(x + c, kResidual ? residual + c : nullptr, kBlock);
-    for (int i = 0; i < kVectors; ++i) total.v[i] = fma(h.v[i], h.v[i], total.v[i]);
+    total = fma(h, h, total);
   }
   if (c < columns) {
     const int n = static_cast<int>(columns - c);
     const Block h = load_h<kResidual, false>(x + c, kResidual ? residual + c : nullptr, n);
-    for (int i = 0; i < kVectors; ++i) total.v[i] = fma(h.v[i], h.v[i], total.v[i]);
+    total = fma(h, h, total);
   }
-  return sum((total.v[0] + total.v[1]) + (total.v[2] + total.v[3]));
+  return sum(total);
 }
 
 template <bool kResidual, class X>
@@ -58,43 +56,36 @@ struct NormalisedRow {
 
   template <bool kWhole>
   ROCM_KERNELS_VECTOR Block at(int64_t c, int n) const {
-    Block y = kWhole ? load_block<X>(h + c) : load_block<X>(h + c, n);
-    const Block w = kWhole ? load_block<X>(weight + c) : load_block<X>(weight + c, n);
-    for (int i = 0; i < kVectors; ++i) y.v[i] = y.v[i] * set1(rstd) * w.v[i];
-    return y;
+    const Block input = kWhole ? load_block<X>(h + c) : load_block<X>(h + c, n);
+    const Block factor = kWhole ? load_block<X>(weight + c) : load_block<X>(weight + c, n);
+    return input * all(rstd) * factor;
   }
 };
 
 template <class X, class W>
-float amax(const NormalisedRow<X, W>& row, int64_t begin, int64_t end) {
-  F32 result = set1(0.0f);
+float amax(const NormalisedRow<X, W>& y, int64_t begin, int64_t end) {
+  Block result = all(0.0f);
   int64_t c = begin;
   for (; c + kBlock <= end; c += kBlock) {
-    const Block y = row.template at<true>(c, kBlock);
-    for (int i = 0; i < kVectors; ++i) result = max_magnitude(y.v[i], result);
+    result = max_magnitude(y.template at<true>(c, kBlock), result);
   }
   if (c < end) {
-    const Block y = row.template at<false>(c, static_cast<int>(end - c));
-    for (int i = 0; i < kVectors; ++i) result = max_magnitude(y.v[i], result);
+    result = max_magnitude(y.template at<false>(c, static_cast<int>(end - c)), result);
   }
   return largest(result);
 }
 
 template <class X, class W, class Out>
-void write(const NormalisedRow<X, W>& row, float inverse_scale, Out* out, int64_t begin,
+void write(const NormalisedRow<X, W>& y, float inverse_scale, Out* out, int64_t begin,
            int64_t end) {
-  const F32 inverse = set1(inverse_scale);
+  const Block inverse = all(inverse_scale);
   int64_t c = begin;
   for (; c + kBlock <= end; c += kBlock) {
-    Block y = row.template at<true>(c, kBlock);
-    for (int i = 0; i < kVectors; ++i) y.v[i] = y.v[i] * inverse;
-    store_block<X>(out + c, y);
+    store_block<X>(out + c, y.template at<true>(c, kBlock) * inverse);
   }
   if (c < end) {
     const int n = static_cast<int>(end - c);
-    Block y = row.template at<false>(c, n);
-    for (int i = 0; i < kVectors; ++i) y.v[i] = y.v[i] * inverse;
-    store_block<X>(out + c, y, n);
+    store_block<X>(out + c, y.template at<false>(c, n) * inverse, n);
   }
 }
 

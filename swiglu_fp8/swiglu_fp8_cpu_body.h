@@ -14,51 +14,51 @@ static_assert(kTileColumns % kBlock == 0, "tiles are kept as whole blocks");
 // e^v for v in [-86, 89] to 1.6e-7, infinity above, at most e^-86 below; NaN gives anything, since
 // every formula here multiplies by v as well. With v = n * ln(2) + r it is 2^n times a polynomial
 // of r. ln(2) comes in two parts, of which the first has so few bits that n times it is exact.
-ROCM_KERNELS_VECTOR F32 exp(F32 v) {
+ROCM_KERNELS_VECTOR Block exp(Block v) {
   v = clamp(v, 89.0f);
-  const F32 n = round_nearest(v * set1(1.44269504f));
-  F32 r = fma(n, set1(-0x1.62e4p-1f), v);
-  r = fma(n, set1(-1.42860677e-6f), r);
-  F32 p = set1(0x1.0fa7f6p-7f);
-  p = fma(p, r, set1(0x1.573acep-5f));
-  p = fma(p, r, set1(0x1.555a6cp-3f));
-  p = fma(p, r, set1(0x1.fffdc4p-2f));
-  p = fma(p, r, set1(0x1.fffff6p-1f));
-  p = fma(p, r, set1(1.0f));
+  const Block n = round_nearest(v * all(1.44269504f));
+  Block r = fma(n, all(-0x1.62e4p-1f), v);
+  r = fma(n, all(-1.42860677e-6f), r);
+  Block p = all(0x1.0fa7f6p-7f);
+  p = fma(p, r, all(0x1.573acep-5f));
+  p = fma(p, r, all(0x1.555a6cp-3f));
+  p = fma(p, r, all(0x1.fffdc4p-2f));
+  p = fma(p, r, all(0x1.fffff6p-1f));
+  p = fma(p, r, all(1.0f));
   return times_power_of_two(p, n);
 }
 
 template <Activation kActivation>
-ROCM_KERNELS_VECTOR F32 activation(F32 v) {
+ROCM_KERNELS_VECTOR Block activation(Block v) {
   if constexpr (kActivation == Activation::kSilu) {
-    return v / (set1(1.0f) + exp(-v));
+    return v / (all(1.0f) + exp(-v));
   } else if constexpr (kActivation == Activation::kGeluTanh) {
     // v / 2 * (1 + tanh(u)) = v / (1 + e^(-2 u)), which does not cancel for negative v.
-    const F32 minus_two_u =
-        v * fma(v * v, set1(-2.0f * 0.797884561f * 0.044715f), set1(-2.0f * 0.797884561f));
-    return v / (set1(1.0f) + exp(minus_two_u));
+    const Block minus_two_u =
+        v * fma(v * v, all(-2.0f * 0.797884561f * 0.044715f), all(-2.0f * 0.797884561f));
+    return v / (all(1.0f) + exp(minus_two_u));
   } else if constexpr (kActivation == Activation::kGelu) {
     // 1 + erf(z) = erfc(-z), and erfc(|z|) = e^(-z^2) * P(t) with t = 1 / (1 + 0.3 |z|): P's
     // relative error is 2e-8 up to |z| = 9.5, where erfc is below the smallest normal number.
-    const F32 z = max_magnitude(v, set1(0.0f)) * set1(0.707106781f);
-    const F32 t = set1(1.0f) / fma(z, set1(0.3f), set1(1.0f));
-    F32 p = set1(-0.129434079f);
-    p = fma(p, t, set1(0.485096455f));
-    p = fma(p, t, set1(-0.511226416f));
-    p = fma(p, t, set1(0.546394944f));
-    p = fma(p, t, set1(-0.0936311558f));
-    p = fma(p, t, set1(0.214436233f));
-    p = fma(p, t, set1(0.148482442f));
-    p = fma(p, t, set1(0.170691937f));
-    p = fma(p, t, set1(0.169189617f)) * t;
+    const Block z = max_magnitude(v, all(0.0f)) * all(0.707106781f);
+    const Block t = all(1.0f) / fma(z, all(0.3f), all(1.0f));
+    Block p = all(-0.129434079f);
+    p = fma(p, t, all(0.485096455f));
+    p = fma(p, t, all(-0.511226416f));
+    p = fma(p, t, all(0.546394944f));
+    p = fma(p, t, all(-0.0936311558f));
+    p = fma(p, t, all(0.214436233f));
+    p = fma(p, t, all(0.148482442f));
+    p = fma(p, t, all(0.170691937f));
+    p = fma(p, t, all(0.169189617f)) * t;
     // z^2 = v / 2 * v to twice float32's digits: e^ makes relative errors of absolute ones.
-    const F32 half = v * set1(0.5f);
-    const F32 square = half * v;
-    const F32 rest = fma(half, v, -square);
-    const F32 power = exp(-square);
-    F32 tail = p * fma(power, -rest, power);
-    tail = where_negative(set1(86.0f) - square, set1(0.0f), tail);
-    return half * where_negative(v, tail, set1(2.0f) - tail);
+    const Block half = v * all(0.5f);
+    const Block square = half * v;
+    const Block rest = fma(half, v, -square);
+    const Block power = exp(-square);
+    Block tail = p * fma(power, -rest, power);
+    tail = where_negative(all(86.0f) - square, all(0.0f), tail);
+    return half * where_negative(v, tail, all(2.0f) - tail);
   } else {
     return v;
   }
@@ -66,28 +66,24 @@ ROCM_KERNELS_VECTOR F32 activation(F32 v) {
 
 template <Activation kActivation, bool kGated, bool kWhole, class In>
 ROCM_KERNELS_VECTOR Block activated(const In* gate, const In* up, int n) {
-  Block y = kWhole ? load_block<In>(gate) : load_block<In>(gate, n);
-  for (F32& lanes : y.v) lanes = activation<kActivation>(lanes);
-  if constexpr (kGated) {
-    const Block factor = kWhole ? load_block<In>(up) : load_block<In>(up, n);
-    for (int i = 0; i < kVectors; ++i) y.v[i] = y.v[i] * factor.v[i];
-  }
+  const Block y = activation<kActivation>(kWhole ? load_block<In>(gate) : load_block<In>(gate, n));
+  if constexpr (kGated) return y * (kWhole ? load_block<In>(up) : load_block<In>(up, n));
   return y;
 }
 
 // y of `columns` columns, and their amax.
 template <Activation kActivation, bool kGated, class In>
 float activate(const In* gate, const In* up, Block* y, int64_t columns) {
-  F32 amax = set1(0.0f);
+  Block amax = all(0.0f);
   int64_t c = 0;
   for (; c + kBlock <= columns; c += kBlock, ++y) {
     *y = activated<kActivation, kGated, true>(gate + c, kGated ? up + c : up, kBlock);
-    for (const F32& lanes : y->v) amax = max_magnitude(lanes, amax);
+    amax = max_magnitude(*y, amax);
   }
   if (c < columns) {
     const int n = static_cast<int>(columns - c);
     *y = activated<kActivation, kGated, false>(gate + c, kGated ? up + c : up, n);
-    for (const F32& lanes : y->v) amax = max_magnitude(lanes, amax);
+    amax = max_magnitude(*y, amax);
   }
   return largest(amax);
 }
@@ -111,16 +107,10 @@ Activate<In> activate_for(Activation activation) {
 
 template <class In, class Out>
 void write(const Block* y, float inverse_scale, Out* out, int64_t columns) {
-  const F32 inverse = set1(inverse_scale);
-  for (int64_t c = 0; c < columns; c += kBlock, ++y) {
-    Block scaled;
-    for (int i = 0; i < kVectors; ++i) scaled.v[i] = y->v[i] * inverse;
-    if (c + kBlock <= columns) {
-      store_block<In>(out + c, scaled);
-    } else {
-      store_block<In>(out + c, scaled, static_cast<int>(columns - c));
-    }
-  }
+  const Block inverse = all(inverse_scale);
+  int64_t c = 0;
+  for (; c + kBlock <= columns; c += kBlock, ++y) store_block<In>(out + c, *y * inverse);
+  if (c < columns) store_block<In>(out + c, *y * inverse, static_cast<int>(columns - c));
 }
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
