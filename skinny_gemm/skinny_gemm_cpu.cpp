@@ -71,11 +71,12 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context) {
   const bool blocks =
       args.scale_a.kind == GemmScale::Kind::kBlock || args.scale_w.kind == GemmScale::Kind::kBlock;
   GemmJob job{args, blocks ? kScaleBlock : kPanelDepth};
-  // Waking a thread costs some microseconds: give it no less than that to do.
-  constexpr int64_t kGrainBytes = 64 * 1024;
+  // Waking a thread costs about 3 us; decoding this much w takes 4 us.
+  constexpr int64_t kGrainBytes = 128 * 1024;
   const int64_t panels = args.m * ceil_div(args.k, kPanelDepth);
   context.parallel_for(panels, 128, pack_units, &job);
-  const int64_t unit_bytes = kUnit * (args.k + 1) * size_of(args.w_dtype);
+  // The work grows with M too, by less than M / 2.
+  const int64_t unit_bytes = kUnit * (args.k + 1) * size_of(args.w_dtype) * (args.m + 1) / 2;
   context.parallel_for(ceil_div(args.n, kUnit), ceil_div(kGrainBytes, unit_bytes), multiply_units,
                        &job);
   return nullptr;
