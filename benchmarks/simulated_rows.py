@@ -119,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     arguments = parser.parse_args()
-    simulator.load_runtime().options(checks=False)
+    simulated.CHECKS = False
     for op, launch in (("rmsnorm_fp8", norm), ("swiglu_fp8", activation)):
         print_table(op, {rows: launch(rows) for rows in arguments.rows})
 

@@ -95,7 +95,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     if name == "simulator":
         import simulated
 
-        return Backend(name, simulated.functional(), torch.device("cpu"), torch.float8_e4m3fnuz)
+        return Backend(name, simulated.functional(), torch.device("cpu"), simulated.NATIVE)
     if name in ("cuda", "rocm"):
         package = kernels.get_kernel(REPO_ID, version=1)
         device = torch.device("cuda", 0)

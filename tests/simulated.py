@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -30,6 +31,8 @@ import simulator  # noqa: E402
 KERNELS = ("rmsnorm_fp8", "swiglu_fp8", "skinny_gemm")
 TARGET = os.environ.get("SIMULATOR_TARGET", "gfx942")
 NATIVE = torch.float8_e4m3fnuz if TARGET == "gfx942" else torch.float8_e4m3fn
+CHECKS = True  # the adversarial modes and checkers; a benchmark that wants counters does without
+_seeds = itertools.count()  # every call meets another order of waves and workgroups
 
 
 def build() -> Path:
@@ -62,10 +65,12 @@ def checked(written: launchers.Tensors, read: launchers.Tensors) -> Iterator[Non
     for part, output in buffers:
         hip.register(part, output=output)
     hip.clear()
+    seed = next(_seeds)
+    hip.options(checks=CHECKS, seed=seed)
     try:
         yield
         if hip.findings:
-            raise AssertionError(f"the simulator found: {hip.findings_text()}")
+            raise AssertionError(f"the simulator found, with seed {seed}: {hip.findings_text()}")
     finally:
         for part, _ in buffers:
             hip.unregister(part)
