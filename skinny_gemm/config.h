@@ -190,6 +190,7 @@ inline Status check_config(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) 
   if (c.split > granules_of(s.k)) {
     return "skinny_gemm config: split must not exceed the granules of K (128 elements each)";
   }
+  if (c.xcds < 1) return "skinny_gemm config: xcds must be at least 1";
   if (lds_bytes_of(s, c) > kLdsLimit) {
     return "skinny_gemm config: the sums of so many waves, rows and tiles exceed 64 KiB of LDS";
   }
@@ -198,8 +199,8 @@ inline Status check_config(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) 
       (c.blocks > schedule.tiles * schedule.granules || c.blocks / schedule.tiles >= 254)) {
     return "skinny_gemm config: more stream-K blocks than granules, or than 253 a tile";
   }
-  if (c.xcds < 1 || c.xcds > schedule.blocks()) {
-    return "skinny_gemm config: xcds must be at least 1 and at most the number of blocks";
+  if (c.xcds > schedule.blocks()) {
+    return "skinny_gemm config: xcds must be at most the number of blocks";
   }
   return nullptr;
 }

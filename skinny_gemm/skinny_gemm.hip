@@ -229,6 +229,7 @@ Status choose_skinny_gemm_config(const SkinnyGemmArgs& args, SkinnyGemmConfig& c
 
 int64_t skinny_gemm_workspace_bytes(const SkinnyGemmArgs& args, const SkinnyGemmConfig& config) {
   if (config.design == SkinnyGemmConfig::Design::kPortable) return 0;
+  if (check_config(shape_of(args), config) != nullptr) return 0;  // the launch will say why
   const Schedule schedule = schedule_of(shape_of(args), config);
   if (schedule.slots() == 0) return 0;
   return ticket_bytes(schedule) +

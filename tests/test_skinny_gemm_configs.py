@@ -1,0 +1,318 @@
+"""Every design and cut of the AMD skinny_gemm, on its gfx942 machine code in the simulator.
+
+The simulator's adversarial modes are on: loads complete as late as the waits allow, waves run in
+seeded random orders; races, reads of memory nobody wrote and accesses out of bounds fail a test.
+"""
+
+import ctypes
+import random
+import re
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+import torch
+from compare import Guarded, assert_product_close, bits
+from conftest import ROOT, selected_devices
+from launchers import DTYPES, Context, SkinnyGemmArgs, _gemm_scale
+
+FNUZ = torch.float8_e4m3fnuz
+STREAM, QUEUE = 0, 1
+SYMBOL = "_ZN12rocm_kernels"
+
+
+class Config(ctypes.Structure):
+    """SkinnyGemmConfig of skinny_gemm/config.h."""
+
+    _fields_ = [
+        (name, ctypes.c_int32)
+        for name in (
+            "design",
+            "sparse",
+            "row_tiles",
+            "waves",
+            "split",
+            "blocks",
+            "xcds",
+            "producers",
+        )
+    ]
+
+    def __repr__(self) -> str:
+        return " ".join(f"{name}={getattr(self, name)}" for name, _ in self._fields_)
+
+
+def stream(row_tiles=1, waves=4, split=1, blocks=0, xcds=1, sparse=0):
+    return Config(STREAM, sparse, row_tiles, waves, split, blocks, xcds, 0)
+
+
+def queue(row_tiles=1, split=1, blocks=0, xcds=1, sparse=0):
+    return Config(QUEUE, sparse, row_tiles, 8, split, blocks, xcds, 4)
+
+
+@dataclass
+class Problem:
+    """Zero-centred random operands with gaps between rows, and a guarded output."""
+
+    m: int
+    n: int
+    k: int
+    out_dtype: torch.dtype = torch.float32
+    dtype: torch.dtype = FNUZ
+    gap: int = 16
+
+    def __post_init__(self):
+        self.a = torch.randn(self.m, self.k + self.gap).to(self.dtype)[:, : self.k]
+        self.w = torch.randn(self.n, self.k + self.gap).to(self.dtype)[:, : self.k]
+        self.scale_a = torch.rand(self.m, 1) + 0.5
+        self.scale_w = torch.rand(self.n, 1) + 0.5
+        self.out = Guarded(self.m, self.n, self.out_dtype, torch.device("cpu"))
+
+    def check(self, columns=slice(None)):
+        operands = self.a.float() * self.scale_a, self.w[columns].float() * self.scale_w[columns]
+        exact = operands[0].double() @ operands[1].double().t()
+        assert_product_close(self.out.view[:, columns], exact, operands)
+        assert self.out.view.isfinite().all()
+        self.out.assert_guards_intact()
+
+
+class Device:
+    """The launchers that take a config."""
+
+    def __init__(self, simulated, simulator):
+        self.library = simulated.library_of_launchers().library
+        self.checked = simulated.checked
+        self.hip = simulator.load_runtime()
+
+    def _call(self, name: str, arguments: str, result, *values):
+        function = getattr(self.library, f"{SYMBOL}{len(name)}{name}{arguments}")
+        function.restype = result
+        return function(*map(ctypes.byref, values))
+
+    def _args(self, p: Problem) -> SkinnyGemmArgs:
+        return SkinnyGemmArgs(
+            m=p.m, n=p.n, k=p.k, a=p.a.data_ptr(), a_stride=p.a.stride(0), w=p.w.data_ptr(),
+            w_stride=p.w.stride(0), out=p.out.view.data_ptr(), out_stride=p.out.view.stride(0),
+            scale_a=_gemm_scale(p.scale_a, p.m, 1, p.k),
+            scale_w=_gemm_scale(p.scale_w, p.n, 128, p.k), a_dtype=DTYPES[p.dtype],
+            w_dtype=DTYPES[p.dtype], out_dtype=DTYPES[p.out_dtype], bias_dtype=DTYPES[p.out_dtype],
+        )  # fmt: skip
+
+    def choose(self, p: Problem) -> Config:
+        config = Config()
+        error = self._call(
+            "choose_skinny_gemm_config", "ERKNS_14SkinnyGemmArgsERNS_16SkinnyGemmConfigE",
+            ctypes.c_char_p, self._args(p), config,
+        )  # fmt: skip
+        assert error is None, error
+        return config
+
+    def run(self, p: Problem, config: Config, seed: int = 0, checks: bool = True):
+        """Launches; returns what the simulator reports. RuntimeError for a config refused."""
+        args = self._args(p)
+        count = self._call(
+            "skinny_gemm_workspace_bytes", "ERKNS_14SkinnyGemmArgsERKNS_16SkinnyGemmConfigE",
+            ctypes.c_int64, args, config,
+        )  # fmt: skip
+        # Tickets are read on memory that nobody zeroed: random bytes. Slots are not.
+        storage = torch.randint(256, (count + 256,), dtype=torch.uint8)
+        begin = -storage.data_ptr() % 256
+        workspace = storage[begin : begin + count]
+        args.workspace = workspace.data_ptr() if count else None
+        self.hip.options(checks=checks, seed=seed)
+        try:
+            with self.checked([p.out.view], [p.a, p.w, p.scale_a, p.scale_w, workspace]):
+                error = self._call(
+                    "launch_skinny_gemm",
+                    "ERKNS_14SkinnyGemmArgsERKNS_7ContextERKNS_16SkinnyGemmConfigE",
+                    ctypes.c_char_p, args, Context(num_threads=1), config,
+                )  # fmt: skip
+        finally:
+            self.hip.options()
+        if error:
+            raise RuntimeError(error.decode())
+        return self.hip.last()
+
+
+@pytest.fixture(scope="module")
+def device(request) -> Device:
+    if "simulator" not in selected_devices(request.config):
+        pytest.skip("runs with --device simulator")
+    import simulated
+
+    import simulator
+
+    return Device(simulated, simulator)
+
+
+CONFIGS = [
+    stream(),
+    stream(waves=8, split=3),
+    stream(row_tiles=2, split=5, xcds=8),
+    stream(split=0, blocks=7),
+    stream(row_tiles=2, split=0, blocks=23, xcds=8),
+    queue(),
+    queue(row_tiles=2, split=3),
+    queue(split=0, blocks=11, xcds=4),
+]
+SPARSE = [
+    stream(sparse=1),
+    stream(row_tiles=2, waves=8, split=4, sparse=1),
+    queue(row_tiles=2, sparse=1),
+    queue(split=0, blocks=9, sparse=1),
+]
+SHAPES = [(130, 1536), (97, 1000), (257, 2049)]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=repr)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_design_and_cut(device, config, shape):
+    for m in (1, 11, 16, 31, 64):
+        p = Problem(m, *shape)
+        device.run(p, config, seed=m)
+        p.check()
+
+
+@pytest.mark.parametrize("config", SPARSE, ids=repr)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_eight_rows_in_a_sparse_operand(device, config, shape):
+    for m in (1, 5, 8):
+        p = Problem(m, *shape)
+        device.run(p, config, seed=m)
+        p.check()
+
+
+@pytest.mark.parametrize("row_tiles", [1, 2, 4])
+@pytest.mark.parametrize("design", [stream, queue])
+def test_wide_tiles(device, design, row_tiles):
+    p = Problem(32, 200, 1100, torch.bfloat16)
+    device.run(p, design(row_tiles=row_tiles))
+    p.check()
+
+
+def test_random_cuts(device):
+    draw = random.Random(0)
+    for seed in range(30):
+        n, k = draw.randint(1, 300), draw.choice([1, 15, 16, 127, 128, 129, 640, 1023, 3000])
+        granules, tiles = -(-k // 128), -(-n // 16)
+        blocks = draw.randint(1, min(granules * tiles, 200))
+        split = draw.randint(1, granules)
+        p = Problem(draw.randint(1, 64), n, k, gap=draw.choice([0, 1, 16]))
+        design = draw.choice([stream, queue])
+        cut = draw.choice([{"split": split}, {"split": 0, "blocks": blocks}])
+        device.run(p, design(**cut), seed=seed)
+        p.check()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=repr)
+def test_the_same_bits_in_every_order_of_waves(device, config):
+    p = Problem(16, 130, 1536, torch.bfloat16)
+    device.run(p, config, seed=1)
+    first = p.out.view.clone()
+    for seed in (2, 3):
+        p.out.view.fill_(torch.nan)
+        device.run(p, config, seed=seed)
+        assert torch.equal(bits(first), bits(p.out.view))
+
+
+@pytest.mark.parametrize("shape", [(130, 1000), (48, 8192)], ids=str)
+def test_a_row_has_the_same_bits_for_every_m_up_to_16(device, shape):
+    whole = Problem(16, *shape)
+    device.run(whole, device.choose(whole))
+    for m in (1, 2, 7, 8, 9, 15):
+        part = Problem(m, *shape)
+        part.a, part.w = whole.a[:m], whole.w
+        part.scale_a, part.scale_w = whole.scale_a[:m], whole.scale_w
+        config = device.choose(part)
+        assert bytes(config) == bytes(device.choose(whole))
+        device.run(part, config)
+        assert torch.equal(bits(part.out.view), bits(whole.out.view[:m]))
+
+
+@pytest.mark.parametrize(
+    "m, config, words",
+    [
+        (9, stream(sparse=1), "M <= 8"),
+        (1, stream(waves=3), "waves must be 4 or 8"),
+        (1, stream(row_tiles=3), "row_tiles must be"),
+        (1, stream(split=9), "granules of K"),
+        (1, stream(split=0), "blocks >= 1"),
+        (1, stream(split=0, blocks=1000), "more stream-K blocks"),
+        (1, stream(xcds=0), "xcds must be"),
+        (32, stream(row_tiles=4, waves=8), "64 KiB of LDS"),
+        (1, Config(QUEUE, 0, 1, 8, 1, 0, 1, 2), "4 of them producers"),
+    ],
+    ids=str,
+)
+def test_configs_that_cannot_be_are_refused(device, m, config, words):
+    with pytest.raises(RuntimeError, match=words):
+        device.run(Problem(m, 64, 1024), config)
+
+
+# ---- Full size ---------------------------------------------------------------------------------
+
+LLAMA_405B_TP8 = [(2304, 16384), (13312, 16384), (16384, 6656)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", LLAMA_405B_TP8, ids=str)
+@pytest.mark.parametrize("m", [1, 8, 16, 32])
+def test_full_size(device, m, shape):
+    n, k = shape
+    p = Problem(m, n, k, torch.bfloat16, gap=0)
+    report = device.run(p, device.choose(p), seed=m)
+    p.check(torch.cat([torch.arange(64), torch.randint(n, (512,)), torch.arange(n - 64, n)]))
+
+    # Every byte of w once, a once for an XCD at most, out once: nothing else crosses to memory.
+    read = report.counters["memory_read_bytes"]
+    assert n * k <= read <= 1.01 * (n * k + 8 * m * k), read / (n * k)
+    # Nothing but memory sets the modelled time.
+    time = report.time
+    assert time.bound == "memory" and time.memory <= 1.06 * n * k / 4.2e12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [queue(split=2), stream(split=0, blocks=304)], ids=repr)
+def test_full_size_of_other_designs(device, config):
+    p = Problem(8, 2304, 16384, torch.bfloat16, gap=0)
+    device.run(p, config)
+    p.check(torch.randint(2304, (512,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["gfx942", "gfx950"])
+def test_loops_keep_loads_in_flight(tmp_path, target):
+    """A wait for everything inside a K loop would empty the pipeline once an iteration.
+
+    It comes back easily: the compiler puts it there when a request and the last use of the
+    registers that it fills overlap (keep_order in granule.h).
+    """
+    import rocm
+
+    source, assembly = ROOT / "skinny_gemm" / "skinny_gemm.hip", tmp_path / "skinny_gemm.s"
+    command = rocm.find_toolchain().device_command(source, assembly, target, assembly=True)
+    subprocess.run(command, check=True)
+    waits = k_loop_waits(assembly.read_text())
+    assert len(waits) >= 40
+    drained = {name: counts for name, counts in waits.items() if min(counts) < 4}
+    assert not drained
+
+
+def k_loop_waits(assembly: str) -> dict[str, list[int]]:
+    """The vmcnt values waited for inside the K loop of each stream kernel."""
+    waits = {}
+    bodies = re.finditer(r"^(\w+skinny_gemm_stream\w+):.*?\n(.*?)^\.Lfunc_end", assembly,
+                         re.S | re.M)  # fmt: skip
+    for name, body in (match.groups() for match in bodies):
+        labels = {}
+        lines = body.split("\n")
+        for number, line in enumerate(lines):
+            if label := re.match(r"(\.LBB\w+):", line):
+                labels[label[1]] = number
+            branch = re.search(r"s_cbranch\w+\s+(\.LBB\w+)", line)
+            if branch is None or branch[1] not in labels:
+                continue
+            loop = "\n".join(lines[labels[branch[1]] : number])
+            if "mfma" in loop and "buffer_load_dwordx4" in loop and "s_barrier" not in loop:
+                waits[name] = [int(count) for count in re.findall(r"vmcnt\((\d+)\)", loop)]
+    return waits
