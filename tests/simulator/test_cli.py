@@ -1,6 +1,7 @@
 """The command line: arguments, output files, exit status, profile."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -98,7 +99,8 @@ def test_profile_lists_hot_lines(file, x, tmp_path):
         "i32:100",
         "i64:0",
     ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    root = pathlib.Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr
     assert "modelled time" in done.stdout and "THE HOT LINE" in done.stdout
 

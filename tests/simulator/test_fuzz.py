@@ -29,8 +29,10 @@ FUNCTION static inline U bits_f(float x) { return x != x ? 0x7fc00000u : __built
 FUNCTION static inline UL bits_d(double x) {
   return x != x ? 0x7ff8000000000000ull : __builtin_bit_cast(UL, x);
 }
+// Nor is the sign of a half's zero: the compiler makes a rounded product fma(a, b, +0), which
+// turns -0 into +0.
 FUNCTION static inline U bits_h(_Float16 x) {
-  return x != x ? 0x7e00u : __builtin_bit_cast(unsigned short, x);
+  return x != x ? 0x7e00u : x == 0 ? 0 : __builtin_bit_cast(unsigned short, x);
 }
 """
 

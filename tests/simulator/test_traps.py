@@ -382,6 +382,24 @@ GLOBAL void swaps(u32* o, const u32* a) {
         np.testing.assert_array_equal(out[n], [x.reshape(-1), y.reshape(-1)])
 
 
+def test_gfx950_wide_loads_to_lds_and_its_lds_size():
+    code = device("""
+extern SHARED u4 dynamic[];
+GLOBAL void wide(u4* o, const u4* a, int at) {
+  u64 from = (u64)(a + TID);
+  u32 to = (u32)(u64)(__attribute__((address_space(3))) u4*)dynamic + at;
+  asm volatile("s_mov_b32 m0, %1\\n s_nop 0\\n global_load_lds_dwordx4 %0, off\\n"
+               "s_waitcnt vmcnt(0)" :: "v"(from), "s"(to) : "memory", "m0");
+  o[TID] = dynamic[at / 16 + TID];
+}""", target="gfx950")  # fmt: skip
+    data = np.random.default_rng(9).integers(0, 2**31, (64, 4)).astype(u32)
+    out = np.zeros((64, 4), u32)
+    code.launch("wide", 1, 64, [out, data, 2048], lds=160 << 10).check()
+    np.testing.assert_array_equal(out, data)
+    with pytest.raises(simulator.SimulatorError, match="160 KiB"):
+        code.launch("wide", 1, 64, [out, data, 0], lds=(160 << 10) + 4)
+
+
 def test_first_lane_of_none_and_counting(code):
     assert (run(code, "first_lane_of_none", LANE.astype(u32) + u32(9)) == 9).all()
     np.testing.assert_array_equal(run(code, "counting", LANE.astype(u32)), LANE)
