@@ -16,6 +16,7 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "tools"))
 public_api = importlib.import_module("public_api")
 release_check = importlib.import_module("release_check")
+report = importlib.import_module("mi300x_report")
 
 CPU_VARIANT = "torch-stable-abi211-cpu-x86_64-linux"
 
@@ -254,3 +255,38 @@ def test_workflow_is_pinned_and_asks_for_little(path):
         for step in job["steps"]:
             # A secret reaches a step through its environment, never through its command line.
             assert "secrets." not in str(step.get("run", "")), name
+
+
+def test_report_keeps_the_machine_anonymous():
+    text = f"{ROOT}/tools/build.py and {Path.home()}/.cache on {report.platform.node()}"
+    assert report.anonymous(text).startswith("./tools/build.py and ~/.cache on ")
+    node = report.platform.node()
+    assert len(node) <= 3 or node not in report.anonymous(text)
+
+
+def test_report_survives_a_step_that_fails(tmp_path):
+    missing = report.run("missing", ["python", "no-such-file.py"], 1)
+    assert missing["outcome"] != "0" and "no-such-file.py" in missing["output"]
+    endless = report.run("endless", [sys.executable, "-c", "while True: pass"], 0.01)
+    assert "longer than" in endless["outcome"]
+    junit = tmp_path / "tests.xml"
+    junit.write_text(
+        '<testsuites><testsuite><testcase classname="a" name="good"/><testcase classname="a" '
+        'name="bad"><failure>why</failure></testcase></testsuite></testsuites>'
+    )
+    assert report.test_results(junit) == {
+        "passed": 1,
+        "failed": 1,
+        "skipped": 0,
+        "failures": {"a::bad": "why"},
+    }
+
+
+@pytest.mark.slow
+def test_report_on_the_cpu(tmp_path):
+    output = tmp_path / "report.json"
+    command = [sys.executable, "tools/mi300x_report.py", "--device", "cpu", "--quick"]
+    subprocess.run([*command, "--output", str(output)], cwd=ROOT, check=True)
+    written = json.loads(output.read_text())
+    assert written["tests"]["passed"] > 100 and not written["tests"]["failures"]
+    assert str(ROOT) not in output.read_text()
