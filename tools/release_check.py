@@ -66,7 +66,8 @@ COMPILER_SYMBOLS |= {"__cxa_finalize", "__tls_get_addr"}
 LINKER_SYMBOLS = {"_edata", "_end", "__bss_start", "_init", "_fini", "_etext"}
 # A path of the machine that built it. Two levels at least: "/v" may be part of any table. What Nix
 # keeps in /nix/store has the same name on every machine.
-PATHS = rb"(?<![\w.+-])/(?!nix/store/)(?:home|root|work|tmp|build|nix|opt|mnt|Users|usr|var)/[\x21-\x7e]{2,}"
+ROOTS = rb"home|root|work|tmp|build|nix|opt|mnt|Users|usr|var"
+PATHS = rb"(?<![\w.+-])/(?!nix/store/)(?:" + ROOTS + rb")/[\x21-\x7e]{2,}"
 
 
 class Failure(Exception):
