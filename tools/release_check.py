@@ -347,10 +347,13 @@ def check_sbom(variant: Variant) -> str:
 def check_reproducible(variant: Variant) -> str:
     """The listed files alone build the variant's own bytes, twice, in folders of other names."""
     results = []
-    for folder_name in ("first", "a/second/place"):
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary) / folder_name
-            copy_listed(variant, folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        source = variant
+        for name in ("first", "a/second/place"):
+            # The second is copied from the first, should the checkout change meanwhile.
+            folder = Path(temporary) / name
+            copy_listed(source, folder, variant.backend)
+            source = Variant(folder, folder)
             command = [sys.executable, "tools/build.py", "--backend", variant.backend]
             built = subprocess.run(command, cwd=folder, capture_output=True, text=True)
             if built.returncode != 0:
@@ -366,11 +369,11 @@ def check_reproducible(variant: Variant) -> str:
     return f"{len(first)} files, the same bytes each time"
 
 
-def copy_listed(variant: Variant, folder: Path) -> None:
+def copy_listed(variant: Variant, folder: Path, backend: str) -> None:
     """What kernel-builder's sandbox gets, for one backend; and the local builder."""
     listed = set(variant.config["torch"]["src"])
     for section in variant.config["kernel"].values():
-        if section["backend"] == variant.backend:
+        if section["backend"] == backend:
             listed |= set(section["src"])
     python = (variant.root / "torch-ext" / variant.package).rglob("*.py")
     listed |= {path.relative_to(variant.root).as_posix() for path in python}
