@@ -63,7 +63,7 @@ struct Operand {
   bool present() const { return kind != Kind::None; }
 };
 
-// Classes for the counters. The order is that of kClassNames in counters.cpp.
+// Classes for the counters. The order is that of kClassNames in capi.cpp.
 enum class Class : u8 {
   Salu,
   Smem,
@@ -101,7 +101,7 @@ struct MemSpec {
   u8 pair = 0;  // ds_read2/write2: number of addresses (2), else 0
   u16 pairStride = 0;
   bool returns = false;
-  bool spin = false;  // a polling load, see decode_spin.cpp
+  bool spin = false;  // a polling load, see markSpins in decode.cpp
   AtomicFn atomic = nullptr;
   u8 atomicData = 0;  // dwords of data of an atomic, without the compare value
 };
@@ -133,7 +133,7 @@ struct Inst {
   i32 offset = 0, offset1 = 0;
   u32 simm = 0;  // branch target index, wait counts, immediate of s_sleep and the like
 
-  bool clamp = false, gds = false, sc0 = false, sc1 = false, nt = false, lds = false;
+  bool clamp = false, sc0 = false, sc1 = false, lds = false;
   bool offen = false, idxen = false;
   u8 omod = 0;
   u8 opSel = 0, opSelHi = 0xff, negLo = 0, negHi = 0;

@@ -217,9 +217,7 @@ void parseModifier(Inst& i, const std::string& word) {
   else if (key == "sc1")
     i.sc1 = true;
   else if (key == "nt")
-    i.nt = true;
-  else if (key == "gds")
-    i.gds = true;
+    return;  // a cache hint: results do not depend on it
   else if (key == "lds")
     i.lds = true;
   else if (key == "offen")
