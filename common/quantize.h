@@ -29,13 +29,13 @@ struct Output {
 // within a row of 16 lanes (32 for float32).
 constexpr int32_t kLargestGroup = 128;
 
-// Null, or which size the kernels' 32-bit indices cannot hold.
+// Null, or which size the kernels' 32-bit indices cannot hold: rows and elements are counted in 31
+// bits, bytes of a row too.
 inline Status check_sizes(int64_t rows, int64_t columns, std::initializer_list<int64_t> strides) {
-  constexpr int64_t kLargest = int64_t{1} << 30;
-  if (rows > kLargest) return "rows must be at most 2^30";
-  if (columns > kLargest) return "columns must be at most 2^30";
+  if (rows > int64_t{1} << 30) return "rows must be at most 2^30";
+  if (columns > int64_t{1} << 28) return "columns must be at most 2^28";
   for (const int64_t stride : strides) {
-    if (stride > kLargest || stride < -kLargest) return "row strides must be within 2^30 elements";
+    if (stride >= int64_t{1} << 31 || stride < 0) return "row strides must be below 2^31 elements";
   }
   return nullptr;
 }
@@ -47,7 +47,7 @@ inline Status check_group_size(int32_t group_size) {
   return ok ? nullptr : "group_size must be 8, 16, 32, 64 or 128 columns on a GPU";
 }
 
-// Fills in everything but `data`'s alignment; `Args` is a launcher's argument struct.
+// From a launcher's arguments; `lane_elements`: of a vector.
 template <typename Args>
 Output make_output(const Args& args, int64_t columns, int32_t lane_elements) {
   Output output{};

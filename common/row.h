@@ -7,8 +7,6 @@
 // changes neither the order of any sum nor a bit of the result.
 #pragma once
 
-#include <type_traits>
-
 #include "device.h"
 #include "launch.h"
 #include "reduce.h"
@@ -326,12 +324,11 @@ struct UnsignedOf<4> {
 
 // A byte of a row. The offset is unsigned so that a row's uniform address can stay in scalars, with
 // 32 bits a lane beside it.
-template <typename T>
-ROCM_KERNELS_DEVICE auto at(T* row, int bytes) {
-  using Byte = std::conditional_t<std::is_const_v<T>, const uint8_t, uint8_t>;
-  return static_cast<Byte*>(
-             static_cast<std::conditional_t<std::is_const_v<T>, const void, void>*>(row)) +
-         static_cast<uint32_t>(bytes);
+ROCM_KERNELS_DEVICE const uint8_t* at(const void* row, int bytes) {
+  return static_cast<const uint8_t*>(row) + static_cast<uint32_t>(bytes);
+}
+ROCM_KERNELS_DEVICE uint8_t* at(void* row, int bytes) {
+  return static_cast<uint8_t*>(row) + static_cast<uint32_t>(bytes);
 }
 
 // How rows meet vectors.
@@ -348,7 +345,7 @@ ROCM_KERNELS_DEVICE Vector load_vector(const T* row, int column, int columns, bo
   constexpr int kCount = kVectorElements<T>;
   constexpr int kPerWord = Word<T>::kElements;
   const int count = columns - column;
-  const auto* address = at(row, column * static_cast<int>(sizeof(T)));
+  const uint8_t* address = at(row, column * static_cast<int>(sizeof(T)));
   if constexpr (kFit == Fit::kWhole) return load_if<kTouch, Vector>(count > 0, address);
   Vector v{};
   if (aligned && count >= kCount) {
