@@ -74,11 +74,15 @@ class Case:
 
 
 def load_package():
-    """The built kernel: through get_kernel, or from its folder where `kernels` is not installed."""
+    """The built kernel, from its folder: `kernels` need not be installed."""
     platform = "rocm" if torch.version.hip else "cu"
-    (variant,) = sorted((ROOT / "build").glob(f"torch-stable-abi*-{platform}*"))[:1]
+    variants = sorted((ROOT / "build").glob(f"torch-stable-abi*-{platform}*"))
+    if not variants:
+        sys.exit(f"no build/*-{platform}* found: run make build with BACKEND=cuda or rocm")
     spec = importlib.util.spec_from_file_location(
-        "rocm_kernels_built", variant / "__init__.py", submodule_search_locations=[str(variant)]
+        "rocm_kernels_built",
+        variants[0] / "__init__.py",
+        submodule_search_locations=[str(variants[0])],
     )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
