@@ -3,7 +3,7 @@
 //
 //   w [N, K]          one block an SM, rows = N / SMs              consumer warps
 //   +------------+    +--------------------------------------+     +------------------------+
-//   | block 0    |    | weight producer: boxes of            |     | each: 32 or 64 rows x  |
+//   | block 0    |    | weight producer: boxes of            |     | each: 32 rows x        |
 //   +------------+ -> |   rows x chunks x 128 B of w         | --> | one 64-byte slice of K |
 //   | block 1    |    | token producer: boxes of             |     | of the stage, widened  |
 //   |  ...       |    |   tokens x chunks x 128 B of a       |     | and multiplied         |
@@ -14,7 +14,7 @@
 // SM must stream all the time, and the same amount. So there are as many blocks as SMs, with rows
 // to the nearest one, and the K of a row is divided inside a block only: no cluster (clusters of
 // four leave 12 SMs idle, and cost a barrier), no workspace, no atomics, and one order of additions
-// for every M. Boxes are 16 to 32 KB, because a producer issues one each 300 ns or so.
+// for all M up to 32. Boxes are 16 to 32 KB, because a producer issues one each 300 ns or so.
 #pragma once
 
 #include <cuda.h>
@@ -118,9 +118,9 @@ __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int chunk, 
 }
 #endif
 
-// Grid: ceil(N / rows) blocks of consumers + kProducers warps, where consumers = (row warps) x
-// (slices of a stage). w_map: boxes of [rows, chunks, 128 B]; a_map: boxes of [tokens, chunks, 128
-// B] of 8 or 16-bit elements beside as wide weights, and of twice the chunks if kWideA.
+// Grid: ceil(N / rows) blocks of ring_consumers(shape) + kProducers warps.
+// w_map: boxes of [rows, chunks, 128 B]; a_map: boxes of [tokens, chunks, 128 B], of twice the
+// chunks if kWideA.
 template <class Types, int kTokenTiles, bool kBlockScales>
 __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
     skinny_gemm_ring_kernel(const __grid_constant__ CUtensorMap w_map,
