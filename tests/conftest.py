@@ -18,8 +18,8 @@ from typing import Any
 import kernels
 import pytest
 import torch
+from project import REPO_ID, ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tools"))
 
 # kernel-builder's ci-test has one variant, the sources and tests/*.py; no tools, no simulator, and
@@ -33,7 +33,6 @@ if IN_BUILDER:
 else:
     import rocm
 
-REPO_ID = "org/rocm-kernels"
 DEVICES = ("reference", "cpu", "simulator", "cuda", "rocm")
 
 os.environ.setdefault("LOCAL_KERNELS", f"{REPO_ID}={ROOT}")

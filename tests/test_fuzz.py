@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 FUZZ = ROOT / "tests" / "fuzz"
 

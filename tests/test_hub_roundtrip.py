@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from hub_server import HubServer
 from huggingface_hub import HfApi
+from project import ROOT
 
 PUBLISHER = "org"
 REPO_ID = f"{PUBLISHER}/rocm-kernels"

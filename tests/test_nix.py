@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 # The arguments that kernel-builder's genKernelFlakeOutputs takes, at the revision in flake.lock.
 STAND_IN = """\

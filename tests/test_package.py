@@ -10,7 +10,6 @@ from pathlib import Path
 
 import kernels
 import pytest
-from conftest import REPO_ID, ROOT
 from kernel_abi_check import ObjectFile
 from kernels._rust import (
     Backend,
@@ -23,6 +22,7 @@ from kernels._rust import (
     KernelVersion,
     Metadata,
 )
+from project import REPO_ID, ROOT
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 from test_package import hub_cache, run_python, variant
 
 __all__ = ["variant"]  # the fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import jinja2
 import pytest
 import yaml
-from conftest import ROOT
+from project import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
 public_api = importlib.import_module("public_api")
