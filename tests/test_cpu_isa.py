@@ -1,0 +1,28 @@
+"""The CPU kernels' paths for lesser processors than this one: the same cases on each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+CASES = ["test_rmsnorm_fp8.py", "test_swiglu_fp8.py", "test_skinny_gemm.py"]
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2"])
+def test_every_case_on_a_lesser_instruction_set(isa: str) -> None:
+    """Asking for more than the processor has leaves the choice as it was: never a crash."""
+    # The choice is made once a process.
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "--device=cpu", "-q", "-x", *CASES],
+        cwd=TESTS,
+        env={**os.environ, "ROCM_KERNELS_CPU_ISA": isa},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout[-4000:]
+    assert " passed" in result.stdout
