@@ -4,13 +4,14 @@
 #   make help                  the rest
 
 BACKEND ?= cpu
+GPU ?= $(if $(shell command -v nvcc),cuda,rocm)
 PROMPT ?= What is the capital of France?
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.hip' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test test-all bench resources fuzz release-check lint format clean
+.PHONY: help demo build test test-all test-gpu bench bench-gpu resources fuzz release-check lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -41,6 +42,15 @@ test-all: build $(VENV)/llvm ## the slow ones too: full sizes on the simulator
 
 bench: build ## the CPU kernels beside PyTorch's, in one run
 	@$(PYTHON) benchmarks/cpu.py $(ARGS)
+
+test-gpu: $(VENV)/ready ## the tests on this machine's GPU
+	@$(PYTHON) tools/build.py --backend cpu
+	@$(PYTHON) tools/build.py --backend $(GPU)
+	$(PYTHON) -m pytest --device $(GPU) $(ARGS)
+
+bench-gpu: $(VENV)/ready ## the kernels beside their peers on this machine's GPU
+	@$(PYTHON) tools/build.py --backend $(GPU)
+	$(PYTHON) benchmarks/gpu.py $(ARGS)
 
 resources: $(VENV)/ready $(VENV)/llvm ## registers, LDS and spills of every kernel for every AMD target
 	@$(PYTHON) tools/resources.py $(ARGS)

@@ -256,7 +256,7 @@ def cuda_toolchain(package: Package, work: Path) -> Toolchain:
     codes = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers]
     # PTX of the newest target lets later GPUs compile the kernels for themselves.
     codes.append(f"-gencode=arch=compute_{numbers[-1]},code=compute_{numbers[-1]}")
-    libraries = Path(nvcc).resolve().parent.parent / "lib64"
+    libraries = cuda_toolkit(nvcc) / "lib64"
     return Toolchain(
         variant=variant_name(package, f"cu{major}{minor}"),
         define="-DCUDA_KERNEL -DUSE_CUDA=1",
@@ -278,6 +278,13 @@ def cuda_toolchain(package: Package, work: Path) -> Toolchain:
             ]
         ),
     )
+
+
+def cuda_toolkit(nvcc: str) -> Path:
+    """The toolkit's folder, as nvcc itself names it: nvcc on the PATH may be a wrapper script."""
+    command = [nvcc, "--dryrun", "-c", "-x", "cu", os.devnull, "-o", os.devnull]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return Path(re.search(r"^#\$ TOP=(.+)$", text, re.MULTILINE).group(1)).resolve()
 
 
 def rocm_toolchain(package: Package, work: Path) -> Toolchain:

@@ -246,14 +246,16 @@ def fp8_linear_path(
 
     The CPU has no quick ``torch._scaled_mm`` (68 times slower than bfloat16's ``F.linear``), and
     beyond 64 rows the slices are bound by arithmetic, not by reading w again. On a GPU the library
-    takes over beyond 64 rows for the scales that it knows: per tensor, per row and per channel.
+    takes over where it is quicker, for the scales that it knows: per tensor, per row and per
+    channel. On an H200 that was measured to be beyond 32 rows; for ROCm nothing is measured, so
+    beyond 64.
     """
-    if rows <= SKINNY_GEMM_MAX_ROWS:
-        return "skinny_gemm"
+    library_rows = 32 if torch.version.hip is None else SKINNY_GEMM_MAX_ROWS
     blocks = any(s is not None and s.dim() == 2 and s.shape[1] > 1 for s in (scale_w, scale_x))
-    if w.device.type == "cpu" or blocks or w.shape[0] % 16 or w.shape[1] % 16:
-        return "skinny_gemm_slices"
-    return "scaled_mm"
+    library = w.device.type != "cpu" and not blocks and not w.shape[0] % 16 and not w.shape[1] % 16
+    if library and rows > library_rows:
+        return "scaled_mm"
+    return "skinny_gemm" if rows <= SKINNY_GEMM_MAX_ROWS else "skinny_gemm_slices"
 
 
 def fp8_linear(

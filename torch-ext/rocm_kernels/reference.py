@@ -178,7 +178,8 @@ def _quantize(
         amax = amax.nan_to_num(nan=0.0, posinf=torch.finfo(torch.float32).max).amax(-1)
         if scale_ub is not None:
             amax = amax.clamp(max=scale_ub)
-        scale = (amax / largest).clamp(min=MIN_SCALE)
+        # By a tensor: on CUDA, torch divides by a number through its reciprocal.
+        scale = (amax / amax.new_tensor(largest)).clamp(min=MIN_SCALE)
         full = scale.repeat_interleave(width, -1)[..., :columns]
     q = (y * (1.0 / full)).clamp(-largest, largest).to(fp8_dtype)
     return q, scale
