@@ -9,6 +9,7 @@
 #define ROCM_KERNELS_UNROLL _Pragma("GCC unroll 8")
 
 constexpr int kMaxTileRows = 6;
+constexpr int kMaxBlockTileRows = 3;  // totals stay in registers across the blocks of a panel
 constexpr int64_t kPrefetchBytes = 1024;
 
 ROCM_KERNELS_VECTOR int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -145,26 +146,41 @@ void multiply_direct(const GemmJob& job, int64_t n, int slot, float sums[][kGrou
     ROCM_KERNELS_UNROLL
     for (int row = 0; row < kRows; ++row) totals[column][row] = Multiplier::zero();
   }
-  for (int64_t k = 0; k < args.k; k += job.step) {
-    const int64_t panel = k / kPanelDepth * kPanelDepth;
-    const int64_t a_stride = round_up(smaller(kPanelDepth, args.k - panel), Multiplier::kChunk);
-    const Element* w[kColumns];
-    Sum partial[kColumns][kRows];
+  for (int64_t panel = 0; panel < args.k; panel += kPanelDepth) {
+    const int64_t depth = smaller(kPanelDepth, args.k - panel);
+    const typename Multiplier::Value* const a = packed_panel<Multiplier>(job, panel);
+    Sum scaled[kColumns][kRows];
     ROCM_KERNELS_UNROLL
     for (int column = 0; column < kColumns; ++column) {
-      w[column] = static_cast<const Element*>(args.w) + (n + column) * args.w_stride + k;
       ROCM_KERNELS_UNROLL
-      for (int row = 0; row < kRows; ++row) partial[column][row] = Multiplier::zero();
+      for (int row = 0; row < kRows; ++row) scaled[column][row] = Multiplier::zero();
     }
-    add_products<Multiplier, Element>(partial, w, packed_panel<Multiplier>(job, panel) + k - panel,
-                                      a_stride, smaller(job.step, args.k - k));
-    ROCM_KERNELS_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      const float scale = scale_of_block(args, row, n, k);
+    for (int64_t k = 0; k < depth; k += job.step) {
+      const Element* w[kColumns];
+      Sum partial[kColumns][kRows];
       ROCM_KERNELS_UNROLL
       for (int column = 0; column < kColumns; ++column) {
-        totals[column][row] =
-            Multiplier::add_scaled(totals[column][row], partial[column][row], scale);
+        w[column] = static_cast<const Element*>(args.w) + (n + column) * args.w_stride + panel + k;
+        ROCM_KERNELS_UNROLL
+        for (int row = 0; row < kRows; ++row) partial[column][row] = Multiplier::zero();
+      }
+      add_products<Multiplier, Element>(partial, w, a + k, round_up(depth, Multiplier::kChunk),
+                                        smaller(job.step, depth - k));
+      ROCM_KERNELS_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        const float scale = scale_of_block(args, row, n, panel + k);
+        ROCM_KERNELS_UNROLL
+        for (int column = 0; column < kColumns; ++column) {
+          scaled[column][row] =
+              Multiplier::add_scaled(scaled[column][row], partial[column][row], scale);
+        }
+      }
+    }
+    ROCM_KERNELS_UNROLL
+    for (int column = 0; column < kColumns; ++column) {
+      ROCM_KERNELS_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        totals[column][row] = totals[column][row] + scaled[column][row];
       }
     }
   }
@@ -221,32 +237,48 @@ ROCM_KERNELS_VECTOR PanelPrefetch prefetch_of(const SkinnyGemmArgs& args, int64_
           args.w_stride * kSize, columns};
 }
 
-// totals[row][column] += scales[row] * a[row] . w[column] over `depth` of K, for the tile's rows
-// and columns. One step a call: GCC would keep the totals of several in registers that it does not
-// have.
-template <class Multiplier, int kRows>
-__attribute__((noinline)) void multiply_tile(const typename Multiplier::Value* w,
-                                             const typename Multiplier::Value* a, int64_t stride,
-                                             int64_t depth, const float* scales, float* totals) {
+// totals[row][column] += a[row] . w[column] over one panel, for the tile's rows and columns; with
+// kBlocks, each block of K times scales[block * kSkinnyGemmMaxRows + row].
+template <class Multiplier, int kRows, bool kBlocks>
+void multiply_tile(const typename Multiplier::Value* w, const typename Multiplier::Value* a,
+                   int64_t stride, const float* scales, float* totals) {
   constexpr int kColumns = Multiplier::kTileColumns;
-  typename Multiplier::Sum sums[kRows][kColumns];
+  typename Multiplier::Sum sums[kRows][kColumns], scaled[kRows][kColumns];
   ROCM_KERNELS_UNROLL
   for (int row = 0; row < kRows; ++row) {
     ROCM_KERNELS_UNROLL
-    for (int column = 0; column < kColumns; ++column) sums[row][column] = Multiplier::zero();
+    for (int column = 0; column < kColumns; ++column) scaled[row][column] = Multiplier::zero();
   }
-  for (int64_t k = 0; k < depth; k += Multiplier::kWidth) {
-    typename Multiplier::Operand operands[kColumns];
-    ROCM_KERNELS_UNROLL
-    for (int column = 0; column < kColumns; ++column) {
-      operands[column] = Multiplier::load_operand(w + column * stride + k);
-    }
+  const int64_t step = kBlocks ? kScaleBlock : stride;
+  for (int64_t begin = 0; begin < stride; begin += step) {
+    const int64_t end = smaller(begin + step, stride);
     ROCM_KERNELS_UNROLL
     for (int row = 0; row < kRows; ++row) {
-      const auto operand = Multiplier::load_operand(a + row * stride + k);
+      ROCM_KERNELS_UNROLL
+      for (int column = 0; column < kColumns; ++column) sums[row][column] = Multiplier::zero();
+    }
+    for (int64_t k = begin; k < end; k += Multiplier::kWidth) {
+      typename Multiplier::Operand operands[kColumns];
       ROCM_KERNELS_UNROLL
       for (int column = 0; column < kColumns; ++column) {
-        sums[row][column] = Multiplier::dot(sums[row][column], operand, operands[column]);
+        operands[column] = Multiplier::load_operand(w + column * stride + k);
+      }
+      ROCM_KERNELS_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        const auto operand = Multiplier::load_operand(a + row * stride + k);
+        ROCM_KERNELS_UNROLL
+        for (int column = 0; column < kColumns; ++column) {
+          sums[row][column] = Multiplier::dot(sums[row][column], operand, operands[column]);
+        }
+      }
+    }
+    if (!kBlocks) break;
+    ROCM_KERNELS_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      const float scale = scales[begin / kScaleBlock * kSkinnyGemmMaxRows + row];
+      ROCM_KERNELS_UNROLL
+      for (int column = 0; column < kColumns; ++column) {
+        scaled[row][column] = Multiplier::add_scaled(scaled[row][column], sums[row][column], scale);
       }
     }
   }
@@ -255,31 +287,28 @@ __attribute__((noinline)) void multiply_tile(const typename Multiplier::Value* w
     ROCM_KERNELS_UNROLL
     for (int column = 0; column < kColumns; ++column) {
       float* const total = totals + (row * kColumns + column) * Multiplier::kSumLanes;
-      Multiplier::store_sum(total, Multiplier::add_scaled(Multiplier::load_sum(total),
-                                                          sums[row][column], scales[row]));
+      const auto& added = kBlocks ? scaled[row][column] : sums[row][column];
+      Multiplier::store_sum(total, Multiplier::load_sum(total) + added);
     }
   }
 }
 
 template <class Multiplier>
-ROCM_KERNELS_VECTOR void multiply_tile(int64_t rows, const typename Multiplier::Value* w,
+ROCM_KERNELS_VECTOR void multiply_tile(int64_t rows, bool blocks,
+                                       const typename Multiplier::Value* w,
                                        const typename Multiplier::Value* a, int64_t stride,
-                                       int64_t depth, const float* scales, float* totals) {
-  static_assert(kMaxTileRows == 6, "the cases below end at 6");
-  switch (rows) {
-    case 1:
-      return multiply_tile<Multiplier, 1>(w, a, stride, depth, scales, totals);
-    case 2:
-      return multiply_tile<Multiplier, 2>(w, a, stride, depth, scales, totals);
-    case 3:
-      return multiply_tile<Multiplier, 3>(w, a, stride, depth, scales, totals);
-    case 4:
-      return multiply_tile<Multiplier, 4>(w, a, stride, depth, scales, totals);
-    case 5:
-      return multiply_tile<Multiplier, 5>(w, a, stride, depth, scales, totals);
-    default:
-      return multiply_tile<Multiplier, 6>(w, a, stride, depth, scales, totals);
+                                       const float* scales, float* totals) {
+  static_assert(kMaxTileRows == 6 && kMaxBlockTileRows == 3, "the cases below end there");
+  if (blocks) {
+    if (rows == 3) return multiply_tile<Multiplier, 3, true>(w, a, stride, scales, totals);
+    if (rows == 2) return multiply_tile<Multiplier, 2, true>(w, a, stride, scales, totals);
+    return multiply_tile<Multiplier, 1, true>(w, a, stride, scales, totals);
   }
+  // Rows are dealt evenly, so tiles have 3 at least: panels are for 5 rows or more.
+  if (rows == 6) return multiply_tile<Multiplier, 6, false>(w, a, stride, scales, totals);
+  if (rows == 5) return multiply_tile<Multiplier, 5, false>(w, a, stride, scales, totals);
+  if (rows == 4) return multiply_tile<Multiplier, 4, false>(w, a, stride, scales, totals);
+  return multiply_tile<Multiplier, 3, false>(w, a, stride, scales, totals);
 }
 
 template <class Multiplier, class Element>
@@ -317,7 +346,9 @@ void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_a
 
   const int64_t tile_size = args.m * kColumns * Multiplier::kSumLanes;
   const int tiles = (columns + kColumns - 1) / kColumns;
-  const int row_blocks = static_cast<int>((args.m + kMaxTileRows - 1) / kMaxTileRows);
+  const bool blocks = job.step == kScaleBlock;
+  const int64_t max_rows = blocks ? kMaxBlockTileRows : kMaxTileRows;
+  const int row_blocks = static_cast<int>((args.m + max_rows - 1) / max_rows);
   __builtin_memset(totals, 0, tiles * tile_size * sizeof(float));
   if (columns < tiles * kColumns) __builtin_memset(panel, 0, sizeof(panel));
 
@@ -347,11 +378,8 @@ void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_a
         next.fetch(lines_a_tile);
         const Value* const tile_w = panel + tile * kColumns * stride;
         float* const tile_totals = totals + tile * tile_size + m * kColumns * Multiplier::kSumLanes;
-        for (int64_t i = 0; i < stride; i += job.step) {
-          multiply_tile<Multiplier>(rows, tile_w + i, a + m * stride + i, stride,
-                                    smaller(job.step, stride - i),
-                                    &block_scales[i / kScaleBlock][m], tile_totals);
-        }
+        multiply_tile<Multiplier>(rows, blocks, tile_w, a + m * stride, stride, &block_scales[0][m],
+                                  tile_totals);
       }
     }
   }
