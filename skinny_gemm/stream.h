@@ -53,7 +53,11 @@ __global__ void __launch_bounds__(kStreamThreads)
     Accumulator sums[kRowTilesA][kRowTilesW] = {};
     typename Source::GranuleType ring[kDepth];
 #pragma unroll
-    for (int slot = 0; slot < kDepth; ++slot) source.load(ring[slot], index + slot);
+    for (int slot = 0; slot < kDepth; ++slot) {
+      source.load(ring[slot], index + slot);
+      // Slot after slot, as in the loop: its first wait must fit the requests of both.
+      __builtin_amdgcn_sched_barrier(0);
+    }
     for (; index + kDepth < last; index += kDepth) {
 #pragma unroll
       for (int slot = 0; slot < kDepth; ++slot) {
