@@ -8,6 +8,11 @@ FP8 = torch.float8_e4m3fn
 
 
 @pytest.fixture
+def package(best_package):
+    return best_package
+
+
+@pytest.fixture
 def ops(package):
     return package.functional.ops
 

@@ -44,8 +44,9 @@ template <typename Launch>
 Status with_context(const Tensor& tensor, const Launch& launch) {
   const torch::stable::accelerator::DeviceGuard guard(tensor.get_device_index());
   Context context;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &context.stream));
+  const int32_t error =
+      aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &context.stream);
+  require(error == 0, "torch has no current stream for device ", tensor.get_device_index());
   return launch(context);
 }
 #endif
