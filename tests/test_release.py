@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -155,6 +156,45 @@ def test_section_lists_what_it_includes(section):
     for source in sources:
         included(ROOT / source, reached)
     assert reached == set(listed)
+
+
+@pytest.mark.slow
+def test_ci_test_of_kernel_builder(cpu_build, tmp_path):
+    """`nix run .#ci-test` has the listed files and tests/*.py, one variant, and few packages."""
+    release_check.copy_listed(variant_of(cpu_build), tmp_path, "cpu")
+    shutil.rmtree(tmp_path / "tools")
+    for path in (ROOT / "tests").rglob("*.py"):
+        target = tmp_path / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    variants = tmp_path / "variant"
+    shutil.copytree(cpu_build, variants / cpu_build.name)
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text(HIDE_PACKAGES)
+    command = [sys.executable, "-m", "pytest", str(tmp_path / "tests"), "-q", "-m", "kernels_ci"]
+    environment = {**os.environ, "PYTHONPATH": str(hidden)}
+    environment["LOCAL_KERNELS"] = f"org/rocm-kernels={variants}"
+    command += ["-p", "no:cacheprovider"]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-1000:]
+    assert int(re.search(r"(\d+) passed", result.stdout)[1]) > 100
+
+
+# The builder's Python has torch, kernels, pytest and what flake.nix names.
+HIDE_PACKAGES = """
+import sys
+
+class Hide:
+    names = {"kernel_abi_check", "ninja", "transformers", "elftools", "cyclonedx", "msgpack",
+             "gguf", "accelerate", "rich"}
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hide())
+"""
 
 
 def test_kernels_of_a_backend_have_the_same_targets():
