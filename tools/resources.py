@@ -70,7 +70,7 @@ def kernels_of(source: Path, target: str) -> list[Kernel]:
             continue
         found.append(_kernel(fields, target))
     names = subprocess.run(
-        ["c++filt"], input="\n".join(k.name for k in found), capture_output=True, text=True
+        ["c++filt", "-p"], input="\n".join(k.name for k in found), capture_output=True, text=True
     ).stdout.splitlines()
     return [
         Kernel(**{**vars(kernel), "name": _short(name)})
@@ -103,9 +103,8 @@ def _kernel(fields: dict[str, str], target: str) -> Kernel:
 
 
 def _short(name: str) -> str:
-    """Without namespaces, return type and parameters."""
-    name = re.sub(r"rocm_kernels::|\(anonymous namespace\)::|^void ", "", name)
-    return re.sub(r"\(.*\)$", "", name)
+    """Without namespaces, and without the types of enumerators among template arguments."""
+    return re.sub(r"rocm_kernels::|\(anonymous namespace\)::|\([\w:]+\)(?=\d)", "", name)
 
 
 def faults(kernel: Kernel, budget: dict) -> list[str]:
