@@ -1,11 +1,11 @@
 // Device code and launcher of rmsnorm_fp8 for both GPU families; see rmsnorm_fp8.h for the maths.
 //
-// The kernel moves two bytes in and three out for each 16-bit element and does about ten operations
-// on it: memory decides. So every byte is touched once. A team of threads holds its row in
-// registers between the sum of squares and the scaling (h is rounded to x's type before it is used,
-// so holding it in that type loses nothing), asks for the weight before it waits for the row, and
-// asks for its next row before it reduces the present one: loads are in flight all the time. Blocks
-// stay for many rows, with the weight in registers.
+// The kernel reads four bytes and writes three for each 16-bit element and does about nine
+// instructions on it: memory decides. So every byte is touched once. A team of threads holds its
+// row in registers between the sum of squares and the scaling (h is rounded to x's type before it
+// is used, so holding it in that type loses nothing), asks for the weight before it waits for the
+// row, and asks for its next row before it reduces the present one: loads are in flight all the
+// time. Blocks stay for many rows, with the weight in registers.
 #pragma once
 
 #include "../common/launch.h"
