@@ -11,6 +11,8 @@
 // the error does not grow with the hidden size.
 constexpr int64_t kSumColumns = 64 * kLanes;
 
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 template <bool kResidual, bool kWhole, class X>
 ROCM_KERNELS_VECTOR Block load_h(const X* x, X* residual, int n) {
   Block h = kWhole ? load_block<X>(x) : load_block<X>(x, n);
@@ -41,7 +43,7 @@ template <bool kResidual, class X>
 float reciprocal_rms(const X* x, X* residual, int64_t hidden, float eps) {
   double total = 0.0;
   for (int64_t c = 0; c < hidden; c += kSumColumns) {
-    const int64_t columns = hidden - c < kSumColumns ? hidden - c : kSumColumns;
+    const int64_t columns = smaller(kSumColumns, hidden - c);
     total += sum_of_squares<kResidual>(x + c, kResidual ? residual + c : nullptr, columns);
   }
   return 1.0f / __builtin_sqrtf(static_cast<float>(total / static_cast<double>(hidden)) + eps);
@@ -112,12 +114,13 @@ void normalise_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
     } else {
       const int64_t group = args.scaling == Scaling::kPerToken ? hidden : args.group_size;
       const int64_t groups = (hidden + group - 1) / group;
+      float* const scales = args.scales + row * groups;
+      // All scales before the first is used: one group's two divisions would hold up the next.
       for (int64_t g = 0; g < groups; ++g) {
-        const int64_t first = g * group;
-        const int64_t last = first + group < hidden ? first + group : hidden;
-        const float scale = scale_for(amax(y, first, last));
-        args.scales[row * groups + g] = scale;
-        write(y, 1.0f / scale, out, first, last);
+        scales[g] = scale_for(amax(y, g * group, smaller(g * group + group, hidden)));
+      }
+      for (int64_t g = 0; g < groups; ++g) {
+        write(y, 1.0f / scales[g], out, g * group, smaller(g * group + group, hidden));
       }
     }
   }

@@ -115,41 +115,82 @@ void write(const Block* y, float inverse_scale, Out* out, int64_t columns) {
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// The scales of a whole batch of groups come before the first is used: one group's two divisions
+// would hold up the next.
+template <class In, class Out>
+void run_small_groups(const DynamicScale& scale_for, Activate<In> activate, const In* gate,
+                      const In* up, Out* out, float* scales, int64_t columns, int64_t group) {
+  Block kept[kTileColumns / kBlock];
+  const int64_t blocks = (group + kBlock - 1) / kBlock;
+  const int64_t batch = kTileColumns / kBlock / blocks * group;
+  for (int64_t first = 0; first < columns; first += batch) {
+    const int64_t last = smaller(first + batch, columns);
+    Block* y = kept;
+    for (int64_t c = first; c < last; c += group, y += blocks) {
+      const int64_t n = smaller(group, last - c);
+      scales[c / group] = scale_for(activate(gate + c, up == nullptr ? up : up + c, y, n));
+    }
+    y = kept;
+    for (int64_t c = first; c < last; c += group, y += blocks) {
+      write<In>(y, 1.0f / scales[c / group], out + c, smaller(group, last - c));
+    }
+  }
+}
+
+// A group that may be longer than the buffer, a whole row for one.
+template <class In, class Out>
+void run_group(const DynamicScale& scale_for, Activate<In> activate, const In* gate, const In* up,
+               Out* out, float* scale, int64_t columns) {
+  Block kept[(kKeptColumns + kTileColumns) / kBlock];
+  float amax = 0.0f;
+  for (int64_t c = 0; c < columns; c += kTileColumns) {
+    Block* const y = kept + smaller(c, kKeptColumns) / kBlock;
+    const int64_t n = smaller(kTileColumns, columns - c);
+    const float tile_amax = activate(gate + c, up == nullptr ? up : up + c, y, n);
+    if (tile_amax > amax) amax = tile_amax;
+  }
+  *scale = scale_for(amax);
+  const float inverse = 1.0f / *scale;
+  write<In>(kept, inverse, out, smaller(columns, kKeptColumns));
+  for (int64_t c = kKeptColumns; c < columns; c += kTileColumns) {
+    const int64_t n = smaller(kTileColumns, columns - c);
+    activate(gate + c, up == nullptr ? up : up + c, kept, n);
+    write<In>(kept, inverse, out + c, n);
+  }
+}
+
+template <class In, class Out>
+void run_tiles(float inverse_scale, Activate<In> activate, const In* gate, const In* up, Out* out,
+               int64_t columns) {
+  Block y[kTileColumns / kBlock];
+  for (int64_t c = 0; c < columns; c += kTileColumns) {
+    const int64_t n = smaller(kTileColumns, columns - c);
+    activate(gate + c, up == nullptr ? up : up + c, y, n);
+    write<In>(y, inverse_scale, out + c, n);
+  }
+}
+
 template <class In, class Out>
 void run_piece(const SwigluFp8Args& args, Activate<In> activate, const In* gate, const In* up,
                Out* out, float* scales, int64_t columns) {
-  Block kept[(kKeptColumns + kTileColumns) / kBlock];
-
-  if (args.scaling == Scaling::kNone || args.scaling == Scaling::kStatic) {
-    const float inverse = args.scaling == Scaling::kStatic ? 1.0f / *args.static_scale : 1.0f;
-    for (int64_t c = 0; c < columns; c += kTileColumns) {
-      const int64_t n = smaller(kTileColumns, columns - c);
-      activate(gate + c, up == nullptr ? up : up + c, kept, n);
-      write<In>(kept, inverse, out + c, n);
-    }
-    return;
-  }
-
   const DynamicScale scale_for{fp8_max(args.out_dtype), args.scale_ub};
-  const int64_t group = args.scaling == Scaling::kPerToken ? columns : args.group_size;
-  for (int64_t first = 0; first < columns; first += group) {
-    const int64_t last = smaller(first + group, columns);
-    float amax = 0.0f;
-    for (int64_t c = first; c < last; c += kTileColumns) {
-      const float tile_amax = activate(gate + c, up == nullptr ? up : up + c,
-                                       kept + smaller(c - first, kKeptColumns) / kBlock,
-                                       smaller(kTileColumns, last - c));
-      if (tile_amax > amax) amax = tile_amax;
-    }
-    const float scale = scale_for(amax);
-    *scales++ = scale;
-    const int64_t kept_columns = smaller(last - first, kKeptColumns);
-    write<In>(kept, 1.0f / scale, out + first, kept_columns);
-    for (int64_t c = first + kept_columns; c < last; c += kTileColumns) {
-      const int64_t n = smaller(kTileColumns, last - c);
-      activate(gate + c, up == nullptr ? up : up + c, kept, n);
-      write<In>(kept, 1.0f / scale, out + c, n);
-    }
+  switch (args.scaling) {
+    case Scaling::kNone:
+      return run_tiles(1.0f, activate, gate, up, out, columns);
+    case Scaling::kStatic:
+      return run_tiles(1.0f / *args.static_scale, activate, gate, up, out, columns);
+    case Scaling::kPerToken:
+      return run_group(scale_for, activate, gate, up, out, scales, columns);
+    case Scaling::kPerGroup:
+      break;
+  }
+  const int64_t group = args.group_size;
+  if (group <= kTileColumns) {
+    return run_small_groups(scale_for, activate, gate, up, out, scales, columns, group);
+  }
+  for (int64_t c = 0; c < columns; c += group) {
+    run_group(scale_for, activate, gate + c, up == nullptr ? up : up + c, out + c,
+              scales + c / group, smaller(group, columns - c));
   }
 }
 
