@@ -271,6 +271,8 @@ def cuda_toolchain(package: Package, work: Path) -> Toolchain:
             [
                 nvcc,
                 "-std=c++17 -O3 -DNDEBUG --threads 0",
+                # No random names. One remains: a hash of the source's full path.
+                "--frandom-seed=$unit --objdir-as-tempdir",
                 *codes,
                 "-Xcompiler -fPIC,-fvisibility=hidden,-fno-gnu-unique",
                 f"-Xcompiler -ffile-prefix-map={package.root}=.",
