@@ -96,6 +96,32 @@ struct Decode<F32Multiplier, Element> {
   }
 };
 
+#if ROCM_KERNELS_CPU_AVX512 || ROCM_KERNELS_CPU_PORTABLE
+// The bfloat16 of each FP8 magnitude, in two tables of bytes.
+template <bool kFnuz>
+struct Fp8ToBF16 {
+  uint8_t low[128];
+  uint8_t high[128];
+
+  constexpr Fp8ToBF16() : low(), high() {
+    for (int code = 0; code < 128; ++code) {
+      int exponent = (code >> 3) + 127 - (kFnuz ? 8 : 7), mantissa = code & 7;
+      int bits = (exponent << 7) | (mantissa << 4);
+      if (code == 0) {
+        bits = 0;
+      } else if (code < 8) {  // subnormal: mantissa / 8 * 2^(1 - bias)
+        for (++exponent; mantissa < 8; mantissa *= 2) --exponent;
+        bits = (exponent << 7) | ((mantissa & 7) << 4);
+      } else if (code == 127 && !kFnuz) {
+        bits = 0x7FC0;
+      }
+      low[code] = static_cast<uint8_t>(bits & 0xFF);
+      high[code] = static_cast<uint8_t>(bits >> 8);
+    }
+  }
+};
+#endif
+
 // FP8 by way of float16, which has one exponent bit more: sign-extend, shift the mantissa into
 // place, clear the copy of the sign that landed in the exponent. The exponent biases differ by 8
 // (OCP) or 7 (FNUZ), which kGain restores; float16 subnormals convert exactly whatever the FP mode.
@@ -103,11 +129,21 @@ template <bool kFnuz>
 struct Decode<F32Multiplier, Fp8<kFnuz>> {
 #if ROCM_KERNELS_CPU_PORTABLE
   static constexpr float kGain = 1.0f;
+  static constexpr Fp8ToBF16<kFnuz> kTable{};
+
+  static ROCM_KERNELS_VECTOR float value(Fp8<kFnuz> element) {
+    const uint32_t code = element.bits, magnitude = code & 0x7F;
+    uint32_t bits = (code ^ magnitude) << 24 | static_cast<uint32_t>(kTable.high[magnitude]) << 24 |
+                    static_cast<uint32_t>(kTable.low[magnitude]) << 16;
+    if (kFnuz && code == 0x80) bits = 0x7FC00000u;
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof(bits));
+    return value;
+  }
+
   static ROCM_KERNELS_VECTOR void chunk(const Fp8<kFnuz>* p, F32Multiplier::Operand* operands) {
-    float values[F32Multiplier::kChunk];
-    for (int i = 0; i < F32Multiplier::kChunk; ++i) values[i] = fp8_to_float<kFnuz>(p[i].bits);
-    for (int part = 0; part < F32Multiplier::kParts; ++part) {
-      operands[part] = F32Multiplier::load_operand(values + part * F32Multiplier::kWidth);
+    for (int part = 0; part < F32Multiplier::kParts; ++part, p += F32Multiplier::kWidth) {
+      operands[part] = F32Multiplier::Operand{value(p[0]), value(p[1]), value(p[2]), value(p[3])};
     }
   }
 #else
@@ -170,30 +206,6 @@ struct BF16Multiplier : F32Sums {
   static ROCM_KERNELS_VECTOR void store_operand(Value* p, Operand v) { _mm512_storeu_si512(p, v); }
   static ROCM_KERNELS_VECTOR F32 dot(F32 sum, Operand a, Operand w) {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)w);
-  }
-};
-
-// The bfloat16 of each FP8 magnitude, in two tables of bytes.
-template <bool kFnuz>
-struct Fp8ToBF16 {
-  uint8_t low[128];
-  uint8_t high[128];
-
-  constexpr Fp8ToBF16() : low(), high() {
-    for (int code = 0; code < 128; ++code) {
-      int exponent = (code >> 3) + 127 - (kFnuz ? 8 : 7), mantissa = code & 7;
-      int bits = (exponent << 7) | (mantissa << 4);
-      if (code == 0) {
-        bits = 0;
-      } else if (code < 8) {  // subnormal: mantissa / 8 * 2^(1 - bias)
-        for (++exponent; mantissa < 8; mantissa *= 2) --exponent;
-        bits = (exponent << 7) | ((mantissa & 7) << 4);
-      } else if (code == 127 && !kFnuz) {
-        bits = 0x7FC0;
-      }
-      low[code] = static_cast<uint8_t>(bits & 0xFF);
-      high[code] = static_cast<uint8_t>(bits >> 8);
-    }
   }
 };
 
