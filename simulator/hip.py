@@ -76,8 +76,9 @@ class Runtime:
         return self._library.sim_finding_text().decode()
 
     def clear(self) -> None:
-        """Forgets the findings so far."""
+        """Forgets the findings so far, and the runtime's last error, as hipGetLastError does."""
         self._library.sim_clear_findings()
+        self._library.hipGetLastError()
 
 
 @functools.cache
