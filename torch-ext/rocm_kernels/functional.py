@@ -244,8 +244,9 @@ def fp8_linear_path(
         ``"skinny_gemm"``: one launch; ``"skinny_gemm_slices"``: one launch for each 64 rows;
         ``"scaled_mm"``: ``torch._scaled_mm``.
 
-    The CPU has no quick ``torch._scaled_mm`` (68 times slower than bfloat16's ``F.linear``), and
-    beyond 64 rows the slices are bound by arithmetic, not by reading w again. On a GPU the library
+    The CPU has no quick ``torch._scaled_mm``. Its slices are bound by arithmetic, not by reading w
+    again; for long prompts and small weights bfloat16 is quicker (docs/models.md). On a GPU
+    the library
     takes over where it is quicker, for the scales that it knows: per tensor, per row and per
     channel. On an H200 that was measured to be beyond 32 rows; for ROCm nothing is measured, so
     beyond 64.
