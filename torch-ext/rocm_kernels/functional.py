@@ -245,10 +245,9 @@ def fp8_linear_path(
         ``"scaled_mm"``: ``torch._scaled_mm``.
 
     The CPU has no quick ``torch._scaled_mm``. Its slices are bound by arithmetic, not by reading w
-    again; for long prompts and small weights bfloat16 is quicker (docs/models.md). On a GPU
-    the library
-    takes over where it is quicker, for the scales that it knows: per tensor, per row and per
-    channel. On an H200 that was measured to be beyond 32 rows; for ROCm nothing is measured, so
+    again; for long prompts and small weights bfloat16 is quicker (docs/models.md). On a GPU the
+    library takes over where it is quicker, for the scales that it knows: per tensor, per row and
+    per channel. On an H200 that was measured to be beyond 32 rows; for ROCm nothing is measured, so
     beyond 64.
     """
     library_rows = 32 if torch.version.hip is None else SKINNY_GEMM_MAX_ROWS
