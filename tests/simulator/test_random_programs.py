@@ -34,6 +34,16 @@ FUNCTION static inline UL bits_d(double x) {
 FUNCTION static inline U bits_h(_Float16 x) {
   return x != x ? 0x7e00u : x == 0 ? 0 : __builtin_bit_cast(unsigned short, x);
 }
+// Hides what the compiler knows of a 64-bit dividend. clang 22 divides by float arithmetic of 24
+// bits where both operands have more than 8 sign bits, which is wrong for unsigned constants from
+// 2^32 - 2^23 up: 4294967290ull % d for the signed char d = 89 gives 78 at -O1, and 39 at -O0
+// (llvm-project pull requests 196418 and 198391).
+FUNCTION static inline UL hidden(UL x) {
+#ifdef __AMDGCN__
+  asm("" : "+v"(x));
+#endif
+  return x;
+}
 """
 
 
@@ -85,7 +95,8 @@ class Program:
             return f"((long long)({a}) >> ((U)({b}) & 63))"
         if kind == 7:
             cast = r.choice(["U", "UL"])
-            return f"(({cast})({a}) {r.choice('/%')} (({cast})({b}) | 1))"
+            dividend = f"hidden((UL)({a}))" if cast == "UL" else f"(U)({a})"
+            return f"({dividend} {r.choice('/%')} (({cast})({b}) | 1))"
         if kind == 8:
             return f"({a} {r.choice(['<', '<=', '==', '!=', '>'])} {b} ? {a} : {b})"
         if kind == 9:
