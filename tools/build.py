@@ -85,7 +85,8 @@ def add_op_namespace_prefix(op_name: str) -> str:
     return f"{ops_name}::{{op_name}}"
 '''
 
-# Clients before flattened variants import the folder of the package's name.
+# Clients before flattened variants import the folder of the package's name; kernel-builder no longer
+# makes it.
 COMPATIBILITY_PY = """\
 import importlib.util
 import sys
@@ -110,8 +111,11 @@ __all__ = list(_import_parent().__all__)
 # The ROCm release whose runtime the rocm variant asks for.
 ROCM_VERSION = (7, 1)
 
+# Beside those that build.toml gives to a section.
 CXX_FLAGS = ["-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-Wall", "-Wextra", "-fno-gnu-unique"]
-CXX_FLAGS += ["-fvisibility=hidden", "-fvisibility-inlines-hidden"]
+
+# build.toml's names of the flags for each kind of source.
+FLAGS = {".cpp": "cxx-flags", ".cu": "cuda-flags", ".hip": "hip-flags"}
 
 
 class BuildError(Exception):
@@ -128,6 +132,7 @@ class Package:
     license: str
     stable_abi: str
     torch_sources: list[str]
+    torch_flags: list[str]
     sections: dict[str, dict] = field(default_factory=dict)
 
     @property
@@ -150,6 +155,13 @@ class Package:
         for section in self.sections.values():
             listed += section["src"]
         return list(dict.fromkeys(listed))
+
+    def flags(self, source: str) -> str:
+        """What build.toml adds to the compilation of one source."""
+        if source in self.torch_sources:
+            return " ".join(self.torch_flags)
+        section = next(s for s in self.sections.values() if source in s["src"])
+        return " ".join(section.get(FLAGS[Path(source).suffix], []))
 
     def unique_id(self) -> str:
         """Changes when anything that is built changes, or its version, and only then."""
@@ -178,6 +190,7 @@ def read_package(root: Path, backend: str) -> Package:
         license=general["license"],
         stable_abi=torch_section["stable-abi"][backend],
         torch_sources=torch_section["src"],
+        torch_flags=torch_section.get("cxx-flags", []),
         sections={n: s for n, s in config["kernel"].items() if s["backend"] == backend},
     )
     for source in package.sources():
@@ -274,9 +287,9 @@ def cuda_toolchain(package: Package, work: Path) -> Toolchain:
                 # No random names. One remains: a hash of the source's full path.
                 "--frandom-seed=$unit --objdir-as-tempdir",
                 *codes,
-                "-Xcompiler -fPIC,-fvisibility=hidden,-fno-gnu-unique",
+                "-Xcompiler -fPIC",
                 f"-Xcompiler -ffile-prefix-map={package.root}=.",
-                "-MD -MF $out.d -c $in -o $out",
+                "$flags -MD -MF $out.d -c $in -o $out",
             ]
         ),
     )
@@ -298,7 +311,7 @@ def rocm_toolchain(package: Package, work: Path) -> Toolchain:
     # The same bytes in any folder: no line tables, no marker hashed from the source's full path.
     same = (f"-ffile-prefix-map={package.root}=.", "-g0", "-cuid=$unit")
     command = hip.compile_command(
-        "$in", "$out", tuple(archs), extra=("-MD", "-MF", "$out.d", "-fvisibility=hidden", *same)
+        "$in", "$out", tuple(archs), extra=("-MD", "-MF", "$out.d", "$flags", *same)
     )
     # The runtime's library belongs to ROCm 7 and is not linked by its file: cross-builds have none.
     runtime = stub_library(work, "amdhip64", f"libamdhip64.so.{ROCM_VERSION[0]}")
@@ -399,11 +412,13 @@ def write_ninja(package: Package, toolchain: Toolchain, ops_name: str, work: Pat
         )
         for source in package.sources():
             suffix = Path(source).suffix
+            if suffix not in FLAGS:
+                continue
             output = str(work / "objects" / f"{source}.o")
-            variables = {"name": source, "flags": toolchain.define}
-            if suffix in (".cpp", ".cc"):
-                if source in package.torch_sources:
-                    variables["flags"] = " ".join(binding_flags)
+            variables = {"name": source, "flags": package.flags(source)}
+            if suffix == ".cpp":
+                own = binding_flags if source in package.torch_sources else [toolchain.define]
+                variables["flags"] = " ".join([*own, variables["flags"]])
                 writer.build(output, "cxx", str(root / source), variables=variables)
                 objects.append(output)
             elif suffix == toolchain.device_suffix:
