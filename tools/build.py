@@ -85,8 +85,8 @@ def add_op_namespace_prefix(op_name: str) -> str:
     return f"{ops_name}::{{op_name}}"
 '''
 
-# Clients before flattened variants import the folder of the package's name; kernel-builder no longer
-# makes it.
+# Clients before flattened variants import the folder of the package's name, which kernel-builder
+# no longer makes.
 COMPATIBILITY_PY = """\
 import importlib.util
 import sys

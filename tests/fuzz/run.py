@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -88,8 +89,15 @@ def build_ops() -> Path:
     return build.assemble(package, toolchain, "cpu", extension).parent
 
 
+def processor_seconds() -> float:
+    """What the programs started from here have taken, all threads together."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def run_launchers(sanitizer: str, seconds: int, seed: int, isa: str) -> int:
     program = build_launchers(sanitizer)
+    begin = processor_seconds()
     grown = WORK / "corpus"
     grown.mkdir(parents=True, exist_ok=True)
     command = [str(program), f"-max_total_time={seconds}", "-max_len=64", f"-seed={seed}"]
@@ -100,7 +108,9 @@ def run_launchers(sanitizer: str, seconds: int, seed: int, isa: str) -> int:
     if result.returncode:
         print(result.stderr[-6000:])
     runs = [line for line in result.stderr.splitlines() if "number_of_executed_units" in line]
-    print(f"launchers-{sanitizer} ({isa or 'best'}): {runs[-1].split()[-1] if runs else 0} runs")
+    count = runs[-1].split()[-1] if runs else 0
+    used = f"{processor_seconds() - begin:.0f} s of processor time"
+    print(f"launchers-{sanitizer} ({isa or 'best'}): {count} runs, {used}")
     return result.returncode
 
 
@@ -121,8 +131,10 @@ def run_ops(seconds: int, seed: int, isa: str) -> int:
     }
     command = [sys.executable, str(FOLDER / "fuzz_ops.py")]
     command += ["--seconds", str(seconds), "--seed", str(seed)]
+    begin = processor_seconds()
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     print("\n".join(result.stdout.splitlines()[-25:]))
+    print(f"ops: {processor_seconds() - begin:.0f} s of processor time")
     if result.returncode:
         print(result.stderr[-6000:])
     return result.returncode
@@ -140,13 +152,13 @@ def main() -> int:
         if fuzzer not in FUZZERS:
             parser.error(f"--fuzzers takes {', '.join(FUZZERS)}, got {fuzzer!r}")
         kind, _, sanitizer = fuzzer.partition("-")
+        seconds, seed = arguments.seconds, arguments.seed
         if kind == "ops":
-            failed += bool(run_ops(arguments.seconds, arguments.seed, arguments.isa))
+            failed += bool(run_ops(seconds, seed, arguments.isa))
         elif clang() is None:
             print(f"{fuzzer}: no clang with libFuzzer (Debian: clang-22 libclang-rt-22-dev)")
             failed += 1
         else:
-            seconds, seed = arguments.seconds, arguments.seed
             failed += bool(run_launchers(sanitizer, seconds, seed, arguments.isa))
     return 1 if failed else 0
 
