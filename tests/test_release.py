@@ -323,9 +323,10 @@ def test_report_survives_a_step_that_fails(tmp_path):
 
 
 @pytest.mark.slow
-def test_report_on_the_cpu(tmp_path):
+@pytest.mark.parametrize("device", ["cpu", "simulator"])
+def test_report_without_a_gpu(device, tmp_path):
     output = tmp_path / "report.json"
-    command = [sys.executable, "tools/mi300x_report.py", "--device", "cpu", "--quick"]
+    command = [sys.executable, "tools/mi300x_report.py", "--device", device, "--quick"]
     subprocess.run([*command, "--output", str(output)], cwd=ROOT, check=True)
     written = json.loads(output.read_text())
     assert written["tests"]["passed"] > 100 and not written["tests"]["failures"]
