@@ -106,8 +106,8 @@ def build() -> pathlib.Path:
         if (directory / "complete").exists():
             return directory
         include, libraries = _llvm_flags()
-        runtime = SOURCE / "hip_runtime.cpp"
-        sources = [s for s in sorted(SOURCE.glob("*.cpp")) if s != runtime]
+        runtime = sorted(SOURCE.glob("hip_*.cpp"))
+        sources = [s for s in sorted(SOURCE.glob("*.cpp")) if s not in runtime]
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             built = list(
                 pool.map(lambda s: _compile(compiler, s, objects, [*FLAGS, *include]), sources)
@@ -120,19 +120,19 @@ def build() -> pathlib.Path:
 
 
 def _build_runtime(
-    compiler: str, source: pathlib.Path, objects: pathlib.Path, directory: pathlib.Path
+    compiler: str, sources: list[pathlib.Path], objects: pathlib.Path, directory: pathlib.Path
 ) -> None:
     header = pathlib.Path("hip/hip_runtime_api.h")
     rocm = pathlib.Path(os.environ.get("ROCM_PATH", "/opt/rocm"))
     include = next(
         (d for d in (pathlib.Path("/usr/include"), rocm / "include") if (d / header).exists()), None
     )
-    if include is None or not source.exists():
+    if include is None:
         return
     flags = [*FLAGS, "-D__HIP_PLATFORM_AMD__=1"]
     if include != pathlib.Path("/usr/include"):  # naming that one again upsets the C++ headers
         flags.append(f"-isystem{include}")
-    built = _compile(compiler, source, objects, flags)
+    built = [_compile(compiler, source, objects, flags) for source in sources]
     base = directory / "libamdhip64.so.5"
     link = [
         "-Wl,-soname,libamdhip64.so.5",
@@ -141,7 +141,7 @@ def _build_runtime(
         "-Wl,-rpath,$ORIGIN",
         "-pthread",
     ]
-    _link(compiler, [built], base, link)
+    _link(compiler, built, base, link)
     for name in ("libamdhip64.so", "libamdhip64.so.6", "libamdhip64.so.7"):
         alias = directory / name
         if not alias.exists():

@@ -101,7 +101,7 @@ struct MemSpec {
   u8 pair = 0;  // ds_read2/write2: number of addresses (2), else 0
   u16 pairStride = 0;
   bool returns = false;
-  bool spin = false;  // a polling load, see markSpins in decode.cpp
+  bool spin = false;  // a polling load, see decode_polling.cpp
   AtomicFn atomic = nullptr;
   u8 atomicData = 0;  // dwords of data of an atomic, without the compare value
 };

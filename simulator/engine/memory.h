@@ -160,6 +160,13 @@ struct Worker {
   MemOp* takeOp();
 };
 
+// Takes an operation's effect on memory and reads its result, once (memory_effects.cpp).
+void perform(Wave& w, MemOp& op);
+
+// Puts an operation under its wait counter, or completes it at once without late completion
+// (memory_pending.cpp).
+void issue(Wave& w, MemOp* op);
+
 // Completes operations until at most `left` are outstanding.
 void waitVm(Wave& w, u32 left);
 void waitLgkm(Wave& w, u32 left);
@@ -182,12 +189,11 @@ void raceLds(Wave& w, MemOp& op, u32 bytes, u32 offset, bool write);
 void performSync(Wave& w, MemOp& op, bool lds, u32 offset);
 void completeSync(Wave& w, MemOp& op);
 
-// Buffers.
-Buffer* findBuffer(Worker& worker, u64 address, u64 bytes);
-
 // Cache and bank models (model.cpp).
 void countGlobal(Wave& w, const MemOp& op, u32 bytes, bool write);
 void countLds(Wave& w, const MemOp& op, u32 bytes, u32 offset);
+
+std::string hex(u64 x);  // 0x10
 
 u64 runLaunch(Launch& launch);
 

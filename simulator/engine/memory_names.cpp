@@ -6,8 +6,6 @@
 namespace sim {
 namespace {
 
-bool starts(const std::string& s, const char* p) { return s.rfind(p, 0) == 0; }
-
 template <class T, auto F>
 u64 integerAtomic(u64 old, u64 data, u64) {
   return static_cast<std::make_unsigned_t<T>>(F(static_cast<T>(old), static_cast<T>(data)));
@@ -117,16 +115,16 @@ bool parseWidth(const std::string& name, MemSpec& m) {
 bool parseLds(std::string op, MemSpec& m) {
   m.space = Space::Lds;
   for (auto [prefix, access] : {std::pair{"read", Access::Load}, {"write", Access::Store}}) {
-    if (!starts(op, prefix)) continue;
+    if (!op.starts_with(prefix)) continue;
     std::string rest = op.substr(std::strlen(prefix));
     u16 scale = 0;
-    if (starts(rest, "2st64_")) {
+    if (rest.starts_with("2st64_")) {
       scale = 64;
       rest = rest.substr(6);
-    } else if (starts(rest, "2_")) {
+    } else if (rest.starts_with("2_")) {
       scale = 1;
       rest = rest.substr(2);
-    } else if (starts(rest, "_")) {
+    } else if (rest.starts_with("_")) {
       rest = rest.substr(1);
     }
     if (!parseWidth(rest, m)) return false;
@@ -160,8 +158,8 @@ bool parseLds(std::string op, MemSpec& m) {
 }  // namespace
 
 bool parseMemory(const std::string& name, MemSpec& m) {
-  if (starts(name, "ds_")) return parseLds(name.substr(3), m);
-  if (starts(name, "s_load_dword") || starts(name, "s_buffer_load_dword")) {
+  if (name.starts_with("ds_")) return parseLds(name.substr(3), m);
+  if (name.starts_with("s_load_dword") || name.starts_with("s_buffer_load_dword")) {
     m.space = Space::Scalar;
     m.access = Access::Load;
     std::string count = name.substr(name.find("dword") + 5);
@@ -173,22 +171,22 @@ bool parseMemory(const std::string& name, MemSpec& m) {
                                                          {"buffer_", Space::Buffer},
                                                          {"scratch_", Space::Scratch}};
   for (auto [prefix, space] : spaces) {
-    if (!starts(name, prefix)) continue;
+    if (!name.starts_with(prefix)) continue;
     m.space = space;
     std::string op = name.substr(std::strlen(prefix));
-    if (starts(op, "load_lds_")) {
+    if (op.starts_with("load_lds_")) {
       m.access = Access::LoadToLds;
       return parseWidth(op.substr(9), m);
     }
-    if (starts(op, "load_")) {
+    if (op.starts_with("load_")) {
       m.access = Access::Load;
       return parseWidth(op.substr(5), m);
     }
-    if (starts(op, "store_")) {
+    if (op.starts_with("store_")) {
       m.access = Access::Store;
       return parseWidth(op.substr(6), m);
     }
-    if (starts(op, "atomic_")) return parseAtomic(op.substr(7), m);
+    if (op.starts_with("atomic_")) return parseAtomic(op.substr(7), m);
   }
   return false;
 }

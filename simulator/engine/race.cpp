@@ -11,7 +11,7 @@
 //   s_barrier                      everything completed, both ways, between a workgroup's waves
 //   atomics on a word              release and acquire
 //   a store to one word            release (it may be a flag; that costs little if it is not)
-//   a polling load                 acquire (see markSpins in decode.cpp)
+//   a polling load                 acquire (see decode_polling.cpp)
 //   buffer_wbl2 / buffer_inv       what a global flag gives to, and takes from, other workgroups:
 //                                  stores with sc1 are written through and need no write-back
 // LDS operations of one wave stay in order, so a flag in LDS covers earlier LDS operations even

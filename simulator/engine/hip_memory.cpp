@@ -1,0 +1,152 @@
+// Memory of the HIP stand-in: what kernels may touch, and which of its bytes somebody wrote.
+#include <cstring>
+
+#include "hip_state.h"
+
+using namespace sim::hip;
+
+namespace {
+
+// Red zones keep allocations apart: a small overrun never lands in a neighbour.
+constexpr size_t kRedZone = 4096;
+
+char* allocate(size_t bytes) {
+  Runtime& r = runtime();
+  Lock guard(r.lock);
+  Allocation a;
+  a.storage.reset(new (std::nothrow) char[bytes + 2 * kRedZone + 256]);
+  if (!a.storage) return nullptr;
+  uintptr_t start = reinterpret_cast<uintptr_t>(a.storage.get()) + kRedZone;
+  a.data = reinterpret_cast<char*>((start + 255) / 256 * 256);
+  a.bytes = bytes;
+  a.name = "a hipMalloc of " + std::to_string(bytes) + " bytes";
+  a.written.assign(bytes, 0);
+  std::memset(a.data, 0xd1, bytes);
+  char* data = a.data;
+  r.allocations[data] = std::move(a);
+  return data;
+}
+
+Allocation* owner(const void* p) {
+  Runtime& r = runtime();
+  char* at = static_cast<char*>(const_cast<void*>(p));
+  auto it = r.allocations.upper_bound(at);
+  if (it == r.allocations.begin()) return nullptr;
+  --it;
+  return at < it->second.data + it->second.bytes ? &it->second : nullptr;
+}
+
+// Marks bytes as written by the host; false when the range leaves its allocation.
+bool hostWrites(void* p, size_t bytes) {
+  Allocation* a = owner(p);
+  if (!a) return true;  // host memory
+  size_t offset = static_cast<char*>(p) - a->data;
+  if (offset + bytes > a->bytes) return false;
+  if (!a->written.empty()) std::memset(a->written.data() + offset, 1, bytes);
+  return true;
+}
+
+bool readable(const void* p, size_t bytes) {
+  Allocation* a = owner(p);
+  return !a || static_cast<const char*>(p) - a->data + bytes <= a->bytes;
+}
+
+hipError_t copy(void* to, const void* from, size_t bytes) {
+  Lock guard(runtime().lock);
+  if (bytes == 0) return hipSuccess;
+  if (!to || !from || !readable(from, bytes) || !hostWrites(to, bytes)) {
+    return result(hipErrorInvalidValue);
+  }
+  std::memmove(to, from, bytes);
+  return hipSuccess;
+}
+
+hipError_t fill(void* to, int value, size_t bytes) {
+  Lock guard(runtime().lock);
+  if (bytes == 0) return hipSuccess;
+  if (!to || !hostWrites(to, bytes)) return result(hipErrorInvalidValue);
+  std::memset(to, value, bytes);
+  return hipSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Makes host memory known, so that kernels may touch it. Its contents count as initialised.
+void sim_register_buffer(void* p, uint64_t bytes, const char* name) {
+  Runtime& r = runtime();
+  Lock guard(r.lock);
+  Allocation a;
+  a.data = static_cast<char*>(p);
+  a.bytes = bytes;
+  a.name = name ? name : "a registered buffer";
+  r.allocations[a.data] = std::move(a);
+}
+// The same with undefined contents: reading a byte before a kernel wrote it is a finding.
+void sim_register_output(void* p, uint64_t bytes, const char* name) {
+  sim_register_buffer(p, bytes, name);
+  Lock guard(runtime().lock);
+  runtime().allocations[static_cast<char*>(p)].written.assign(bytes, 0);
+}
+void sim_unregister_buffer(void* p) {
+  Lock guard(runtime().lock);
+  runtime().allocations.erase(static_cast<char*>(p));
+}
+hipError_t hipMalloc(void** p, size_t bytes) {
+  *p = bytes ? allocate(bytes) : nullptr;
+  return *p || !bytes ? hipSuccess : result(hipErrorOutOfMemory);
+}
+hipError_t hipMallocAsync(void** p, size_t bytes, hipStream_t) { return hipMalloc(p, bytes); }
+hipError_t hipHostMalloc(void** p, size_t bytes, unsigned) { return hipMalloc(p, bytes); }
+hipError_t hipFree(void* p) {
+  Lock guard(runtime().lock);
+  if (!p) return hipSuccess;
+  return runtime().allocations.erase(static_cast<char*>(p)) ? hipSuccess
+                                                            : result(hipErrorInvalidValue);
+}
+hipError_t hipFreeAsync(void* p, hipStream_t) { return hipFree(p); }
+hipError_t hipHostFree(void* p) { return hipFree(p); }
+hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyKind) {
+  return copy(to, from, bytes);
+}
+hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, hipMemcpyKind, hipStream_t) {
+  return copy(to, from, bytes);
+}
+hipError_t hipMemcpyWithStream(void* to, const void* from, size_t bytes, hipMemcpyKind,
+                               hipStream_t) {
+  return copy(to, from, bytes);
+}
+hipError_t hipMemset(void* to, int value, size_t bytes) { return fill(to, value, bytes); }
+hipError_t hipMemsetAsync(void* to, int value, size_t bytes, hipStream_t) {
+  return fill(to, value, bytes);
+}
+hipError_t hipMemGetInfo(size_t* unused, size_t* total) {
+  hipDeviceProp_t p;
+  if (hipError_t error = hipGetDeviceProperties(&p, 0)) return error;
+  *unused = *total = p.totalGlobalMem;
+  return hipSuccess;
+}
+hipError_t hipGetSymbolAddress(void** p, const void* symbol) {
+  Runtime& r = runtime();
+  Lock guard(r.lock);
+  auto it = r.variables.find(symbol);
+  if (it == r.variables.end()) return result(hipErrorInvalidSymbol);
+  uint64_t bytes;
+  *p = sim_variable(open(*it->second.binary), it->second.name.c_str(), &bytes);
+  return *p ? hipSuccess : result(hipErrorInvalidSymbol);
+}
+hipError_t hipMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset,
+                             hipMemcpyKind) {
+  void* p;
+  if (hipError_t error = hipGetSymbolAddress(&p, symbol)) return error;
+  return copy(static_cast<char*>(p) + offset, from, bytes);
+}
+hipError_t hipMemcpyFromSymbol(void* to, const void* symbol, size_t bytes, size_t offset,
+                               hipMemcpyKind) {
+  void* p;
+  if (hipError_t error = hipGetSymbolAddress(&p, symbol)) return error;
+  return copy(to, static_cast<char*>(p) + offset, bytes);
+}
+
+}  // extern "C"

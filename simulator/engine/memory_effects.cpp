@@ -1,0 +1,303 @@
+// What a memory operation does when it takes effect: bounds, initialised bytes, data, atomics.
+#include <algorithm>
+
+#include "memory.h"
+#include "operands.h"
+
+namespace sim {
+namespace {
+
+Buffer* findBuffer(Worker& worker, u64 address, u64 bytes) {
+  std::vector<Buffer*>& list = worker.launch->buffers;
+  if (list.empty()) return nullptr;
+  Buffer* b = list[worker.lastBuffer];
+  if (address >= b->begin && address + bytes <= b->end) return b;
+  auto it = std::upper_bound(list.begin(), list.end(), address,
+                             [](u64 a, const Buffer* x) { return a < x->begin; });
+  if (it == list.begin()) return nullptr;
+  --it;
+  if (address + bytes > (*it)->end) return nullptr;
+  worker.lastBuffer = it - list.begin();
+  return *it;
+}
+
+// The buffer that lies closest, for the message.
+std::string nearest(Launch& launch, u64 address) {
+  const Buffer* best = nullptr;
+  u64 distance = ~0ull;
+  for (const Buffer* b : launch.buffers) {
+    u64 d = address < b->begin ? b->begin - address : address - (b->end - 1);
+    if (address >= b->begin && address < b->end) d = 0;
+    if (d < distance) {
+      distance = d;
+      best = b;
+    }
+  }
+  if (!best) return "the launch was given no buffer";
+  std::string size = std::to_string(best->end - best->begin);
+  if (address >= best->begin && address < best->end) {
+    return "it crosses the end of " + best->name + " (" + size + " bytes)";
+  }
+  bool before = address < best->begin;
+  return "it lies " + std::to_string(distance) + " bytes " +
+         (before ? "before" : "past the end of") + " the nearest buffer, " + best->name + " (" +
+         size + " bytes)";
+}
+
+// Host pointer behind a global access, or null (with a finding) outside of every buffer.
+u8* globalPointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool write) {
+  Worker& worker = *w.wg->worker;
+  Buffer* b = findBuffer(worker, address, bytes);
+  if (!b) {
+    const Options& o = worker.launch->options;
+    if (o.bounds) {
+      report(w, *op.inst, "out-of-bounds", address, lane,
+             std::string(write ? "writes " : "reads ") + std::to_string(bytes) + " bytes at " +
+                 hex(address) + ": " + nearest(*worker.launch, address));
+    }
+    // The process's own memory is never touched outside of the buffers, checked or not.
+    return nullptr;
+  }
+  if (b->written) {
+    u8* flags = b->written + (address - b->begin);
+    if (write) {
+      std::memset(flags, 1, bytes);
+    } else if (worker.launch->options.uninit && std::memchr(flags, 0, bytes)) {
+      report(w, *op.inst, "uninitialised", address, lane,
+             "reads " + std::to_string(bytes) + " bytes of " + b->name + " at offset " +
+                 std::to_string(address - b->begin) + " that nobody wrote");
+    }
+  }
+  return reinterpret_cast<u8*>(address);
+}
+
+u8* ldsPointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool write) {
+  Workgroup& wg = *w.wg;
+  if (address + bytes > wg.ldsBytes) {
+    if (wg.launch->options.bounds) {
+      report(w, *op.inst, "out-of-bounds", address, lane,
+             std::string(write ? "writes " : "reads ") + std::to_string(bytes) +
+                 " bytes of LDS at offset " + std::to_string(address) + ", the allocation has " +
+                 std::to_string(wg.ldsBytes));
+    }
+    return nullptr;
+  }
+  if (wg.launch->options.uninit) {
+    for (u64 a = address; a < address + bytes; ++a) {
+      u64& word = wg.ldsInit[a / 64];
+      u64 bit = 1ull << (a % 64);
+      if (write) {
+        word |= bit;
+      } else if (!(word & bit)) {
+        report(w, *op.inst, "uninitialised", address, lane,
+               "reads " + std::to_string(bytes) + " bytes of LDS at offset " +
+                   std::to_string(address) + " that nobody wrote");
+        break;
+      }
+    }
+  }
+  return wg.lds.data() + address;
+}
+
+u8* scratchPointer(Wave& w, const MemOp& op, int lane, u64 offset, u32 bytes) {
+  if (offset + bytes > w.scratchBytes) {
+    report(w, *op.inst, "out-of-bounds", offset, lane,
+           "touches scratch at offset " + std::to_string(offset) + ", a lane has " +
+               std::to_string(w.scratchBytes) + " bytes");
+    return nullptr;
+  }
+  return w.scratch + static_cast<u64>(lane) * w.scratchBytes + offset;
+}
+
+u8* pointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool write) {
+  switch (op.inst->mem.space) {
+    case Space::Lds:
+      return ldsPointer(w, op, lane, address, bytes, write);
+    case Space::Scratch:
+      return scratchPointer(w, op, lane, address, bytes);
+    case Space::Flat:
+      if (address >> 32 == kSharedBase >> 32) {
+        return ldsPointer(w, op, lane, address & 0xffffffff, bytes, write);
+      }
+      if (address >> 32 == kPrivateBase >> 32) {
+        return scratchPointer(w, op, lane, address & 0xffffffff, bytes);
+      }
+      [[fallthrough]];
+    default:
+      return globalPointer(w, op, lane, address, bytes, write);
+  }
+}
+
+// ---- effects ----------------------------------------------------------------------------------
+
+void loadLane(MemOp& op, int lane, const u8* p, u32 bytes, u32 firstRow) {
+  const MemSpec& m = op.inst->mem;
+  if (bytes >= 4) {
+    for (u32 r = 0; r < bytes / 4; ++r) {
+      u32 x;
+      std::memcpy(&x, p + 4 * r, 4);
+      op.data[firstRow + r][lane] = x;
+    }
+    return;
+  }
+  u32 x = bytes == 1 ? *p : *p | p[1] << 8;
+  if (m.sext) x = bytes == 1 ? static_cast<i8>(x) : static_cast<i16>(x);
+  op.data[firstRow][lane] = x;
+}
+
+void storeLane(const MemOp& op, int lane, u8* p, u32 bytes, u32 firstRow) {
+  if (bytes >= 4) {
+    for (u32 r = 0; r < bytes / 4; ++r) std::memcpy(p + 4 * r, &op.data[firstRow + r][lane], 4);
+    return;
+  }
+  u32 x = op.data[firstRow][lane];
+  if (op.inst->mem.d16hi) x >>= 16;
+  std::memcpy(p, &x, bytes);
+}
+
+template <class T>
+u64 hostAtomic(u8* p, AtomicFn fn, u64 data, u64 compare, bool shared) {
+  T* cell = reinterpret_cast<T*>(p);
+  if (!shared) {
+    T old;
+    std::memcpy(&old, p, sizeof old);
+    T now = static_cast<T>(fn(old, data, compare));
+    std::memcpy(p, &now, sizeof now);
+    return old;
+  }
+  T old = __atomic_load_n(cell, __ATOMIC_SEQ_CST), now;
+  do {
+    now = static_cast<T>(fn(old, data, compare));
+  } while (
+      !__atomic_compare_exchange_n(cell, &old, now, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+  return old;
+}
+
+void performAtomic(Wave& w, MemOp& op) {
+  const MemSpec& m = op.inst->mem;
+  for (u64 mask = op.mask; mask; mask &= mask - 1) {
+    int lane = __builtin_ctzll(mask);
+    if (m.space == Space::Buffer && op.validDwords[lane] * 4 < m.bytes) {
+      op.data[0][lane] = op.data[1][lane] = 0;
+      continue;
+    }
+    u64 address = op.addr[lane];
+    if (m.space == Space::Lds) address = static_cast<u32>(address + op.inst->offset);
+    if (address % m.bytes) {
+      report(w, *op.inst, "misaligned", address, lane, "atomic at an unaligned address");
+      continue;
+    }
+    u8* p = pointer(w, op, lane, address, m.bytes, false);
+    if (!p) continue;
+    bool wide = m.bytes == 8;
+    u64 data = op.data[0][lane], compare = op.data[wide ? 2 : 1][lane];
+    if (wide) {
+      data |= static_cast<u64>(op.data[1][lane]) << 32;
+      compare |= static_cast<u64>(op.data[3][lane]) << 32;
+    }
+    u64 old = wide ? hostAtomic<u64>(p, m.atomic, data, compare, m.space != Space::Lds)
+                   : hostAtomic<u32>(p, m.atomic, data, compare, m.space != Space::Lds);
+    op.data[0][lane] = static_cast<u32>(old);
+    if (wide) op.data[1][lane] = old >> 32;
+  }
+}
+
+void performScalar(Wave& w, MemOp& op) {
+  u32 bytes = 4 * op.scalarDwords;
+  w.wg->worker->counters.scalarBytes += bytes;
+  const u8* p = bytes ? globalPointer(w, op, 0, op.scalarAddress, bytes, false) : nullptr;
+  for (u32 n = 0; n < 16; ++n) op.scalar[n] = 0;
+  if (p) std::memcpy(op.scalar, p, bytes);
+}
+
+void checkRaces(Wave& w, MemOp& op, bool write) {
+  const MemSpec& m = op.inst->mem;
+  if (m.space == Space::Scratch || m.bytes == 0) return;
+  if (m.space == Space::Lds) {
+    raceLds(w, op, m.bytes, op.inst->offset * (m.pair ? m.pairStride : 1), write);
+    if (m.pair) raceLds(w, op, m.bytes, op.inst->offset1 * m.pairStride, write);
+    return;
+  }
+  raceGlobal(w, op, m.bytes, write);
+}
+
+void performLanes(Wave& w, MemOp& op, bool write, u32 offset, u32 firstRow) {
+  const MemSpec& m = op.inst->mem;
+  for (u64 mask = op.mask; mask; mask &= mask - 1) {
+    int lane = __builtin_ctzll(mask);
+    u32 bytes = m.bytes;
+    if (m.space == Space::Buffer) {
+      u32 valid = op.validDwords[lane];
+      if (bytes >= 4 ? valid * 4 < bytes : valid == 0) {
+        if (!write) {
+          for (u32 r = 0; r < m.dwords; ++r) op.data[firstRow + r][lane] = 0;
+        }
+        bytes = bytes >= 4 ? valid * 4 : 0;
+        if (bytes == 0) continue;
+      }
+    }
+    // LDS addresses wrap at 32 bits: compilers fold a negative base into the offset.
+    u64 address = m.space == Space::Lds ? static_cast<u32>(op.addr[lane] + offset) : op.addr[lane];
+    u8* p = pointer(w, op, lane, address, bytes, write);
+    if (!p) {
+      if (!write) {
+        for (u32 r = 0; r < m.dwords; ++r) op.data[firstRow + r][lane] = 0;
+      }
+      continue;
+    }
+    write ? storeLane(op, lane, p, bytes, firstRow) : loadLane(op, lane, p, bytes, firstRow);
+  }
+}
+
+void performToLds(Wave& w, MemOp& op) {
+  performLanes(w, op, false, 0, 0);
+  const MemSpec& m = op.inst->mem;
+  u32 width = std::max<u32>(4, m.bytes);
+  MemOp& target = op;
+  for (int lane = 0; lane < kLanes; ++lane) op.addr[lane] = op.ldsBase + lane * width;
+  if (w.wg->launch->options.race) raceLds(w, target, width, 0, true);
+  for (u64 mask = op.mask; mask; mask &= mask - 1) {
+    int lane = __builtin_ctzll(mask);
+    u8* p = ldsPointer(w, op, lane, op.addr[lane], width, true);
+    for (u32 r = 0; p && r < width / 4; ++r) std::memcpy(p + 4 * r, &op.data[r][lane], 4);
+  }
+}
+
+}  // namespace
+
+void perform(Wave& w, MemOp& op) {
+  if (op.performed) return;
+  op.performed = true;
+  const MemSpec& m = op.inst->mem;
+  bool race = w.wg->launch->options.race;
+  if (m.access == Access::None) return;  // a cache operation that only counts
+  if (m.space == Space::Scalar) {
+    performScalar(w, op);
+    return;
+  }
+  bool write = m.access == Access::Store || m.access == Access::Atomic;
+  if (race) {
+    checkRaces(w, op, write);
+    if (m.bytes && m.space != Space::Scratch) {
+      performSync(w, op, m.space == Space::Lds, m.space == Space::Lds ? op.inst->offset : 0);
+    }
+  }
+  switch (m.access) {
+    case Access::Atomic:
+      performAtomic(w, op);
+      break;
+    case Access::LoadToLds:
+      performToLds(w, op);
+      break;
+    default:
+      if (m.bytes == 0) break;  // lane exchange, done at issue
+      if (m.pair) {
+        performLanes(w, op, write, op.inst->offset * m.pairStride, 0);
+        performLanes(w, op, write, op.inst->offset1 * m.pairStride, m.dwords);
+      } else {
+        performLanes(w, op, write, m.space == Space::Lds ? op.inst->offset : 0, 0);
+      }
+  }
+}
+
+}  // namespace sim
