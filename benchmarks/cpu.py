@@ -36,6 +36,8 @@ REPORT = ROOT / "docs" / "cpu_benchmarks.md"
 ELEMENTWISE_SHAPES = [(1, 16384), (8, 16384), (256, 4096), (2048, 4096)]
 GEMM_SHAPES = [(2304, 16384), (13312, 16384), (16384, 6656)]
 GEMM_ROWS = [1, 8, 16, 32, 64]
+LINEAR_SHAPES = [(3072, 576), (576, 1536), (4096, 4096)]
+LINEAR_ROWS = [16, 32, 48, 64, 128, 200, 512]
 ROTATED_BYTES = 256 << 20
 
 
@@ -164,6 +166,34 @@ def gemm_rows(package) -> list[Row]:
     return rows
 
 
+def linear_row(package, wide: Callable, narrow: Callable, m: int, n: int, k: int) -> Row:
+    """fp8_linear, which quantises its input, and the two products that it chooses from."""
+    x, out = torch.randn(m, k).bfloat16(), torch.empty(m, n, dtype=torch.bfloat16)
+    a, scale_a = package.quantize_fp8(x)
+    scale_w = torch.rand(n, 1)
+    multiply = package.functional.multiply
+    calls = {
+        "F.linear bf16": lambda: F.linear(x, wide()),
+        "fp8_linear": lambda: package.fp8_linear(x, narrow(), scale_w),
+        "skinny_gemm, slices": lambda: multiply(
+            "skinny_gemm_slices", out, a, narrow(), scale_a, scale_w, None
+        ),
+        "gemm": lambda: multiply("gemm", out, a, narrow(), scale_a, scale_w, None),
+    }
+    path = package.fp8_linear_path(m, narrow(), scale_w)
+    case = f"M {m}, N {n}, K {k}: {path}"
+    return Row(case, medians_us(calls, 2.0), n * k + 2 * m * k + 2 * m * n + 4 * n)
+
+
+def linear_rows(package) -> list[Row]:
+    rows = []
+    for n, k in track(LINEAR_SHAPES, description="fp8_linear", transient=True):
+        wide = rotating(n, k, torch.bfloat16)
+        narrow = rotating(n, k, torch.float8_e4m3fn)
+        rows += [linear_row(package, wide, narrow, m, n, k) for m in LINEAR_ROWS]
+    return rows
+
+
 def table(rows: list[Row], bandwidth: float, baseline: str, ours: str):
     names = list(rows[0].times_us)
     header = ["case", *(f"{name}, us" for name in names), "floor, us", "of floor", f"x {baseline}"]
@@ -216,6 +246,7 @@ def main() -> int:
     bandwidth = read_bandwidth()
     elementwise = elementwise_rows(package)
     gemm = gemm_rows(package)
+    linear = linear_rows(package)
     machine = (
         f"{processor()}, {torch.get_num_threads()} threads, read bandwidth "
         f"{bandwidth / 1e9:.1f} GB/s; torch {torch.__version__}; {datetime.date.today()}"
@@ -227,6 +258,9 @@ def main() -> int:
         "Matrix products, cold weights": table(
             gemm, bandwidth, "F.linear bf16", "rocm-kernels FP8"
         ),
+        "Linear layers of many rows, cold weights, and which product fp8_linear chose": table(
+            linear, bandwidth, "F.linear bf16", "fp8_linear"
+        ),
     }
     console = Console(width=150 if not sys.stdout.isatty() else None)
     console.print(machine)
@@ -235,7 +269,7 @@ def main() -> int:
     if arguments.save:
         RESULTS.parent.mkdir(exist_ok=True)
         results = {"machine": machine, "bandwidth": bandwidth}
-        results["rows"] = [asdict(row) for row in elementwise + gemm]
+        results["rows"] = [asdict(row) for row in elementwise + gemm + linear]
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         sections = [f"## {title}\n\n{markdown(*lines)}\n" for title, lines in tables.items()]
         REPORT.write_text(

@@ -61,6 +61,16 @@ def test_opcheck_skinny_gemm(ops, package, device, with_bias, fp8):
     opcheck(ops.skinny_gemm.default, (out, a, w, scale, None, bias))
 
 
+@pytest.mark.parametrize("fp8", [False, True])
+def test_opcheck_gemm(package, fp8):
+    ops = package.functional.ops
+    if not hasattr(ops, "gemm"):
+        pytest.skip("the CPU's alone")
+    a, w = (torch.randn(n, 64).to(FP8 if fp8 else torch.bfloat16) for n in (70, 32))
+    scale = torch.ones(1) if fp8 else None
+    opcheck(ops.gemm.default, (torch.empty(70, 32), a, w, scale, None, torch.randn(32)))
+
+
 def mlp_block(package, x, residual, weight, w, scale_w):
     """Every op of a decoder's MLP, with the residual updated in place."""
     q, scale = package.rms_norm_fp8(x, weight, residual=residual)

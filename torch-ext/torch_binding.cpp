@@ -10,6 +10,9 @@
 #include "../rmsnorm_fp8/rmsnorm_fp8.h"
 #include "../skinny_gemm/skinny_gemm.h"
 #include "../swiglu_fp8/swiglu_fp8.h"
+#if defined(CPU_KERNEL)
+#include "../skinny_gemm/gemm_cpu.h"
+#endif
 #include "registration.h"
 #include "tensor_checks.h"
 
@@ -249,8 +252,11 @@ void swiglu_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& gate,
       "swiglu_fp8");
 }
 
-void skinny_gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
-                 std::optional<Tensor> scale_w, std::optional<Tensor> bias) {
+// Checks the tensors of a matrix product and describes them.
+static SkinnyGemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
+                                       const std::optional<Tensor>& scale_a,
+                                       const std::optional<Tensor>& scale_w,
+                                       const std::optional<Tensor>& bias) {
   SkinnyGemmArgs args;
   require_matrix(a, "a");
   require_matrix(w, "w");
@@ -259,8 +265,6 @@ void skinny_gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Te
   args.n = w.size(0);
   require(w.size(1) == args.k, "w must have shape [N, K] with the K of a, got ", shape_of(w),
           " for an a of ", shape_of(a));
-  require(args.m <= kSkinnyGemmMaxRows, "skinny_gemm takes at most ", kSkinnyGemmMaxRows,
-          " rows, got ", args.m, "; fp8_linear takes any number");
   args.a_dtype = require_float_or_fp8(a, "a");
   args.w_dtype = require_float_or_fp8(w, "w");
   args.out_dtype = require_float(out, "out");
@@ -294,26 +298,48 @@ void skinny_gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Te
     require_no_overlap(out, "out", *bias, "bias");
     args.bias = bias->data_ptr();
   }
-  if (args.m == 0 || args.n == 0) return;
-
   args.a = a.data_ptr();
   args.a_stride = row_stride(a);
   args.w = w.data_ptr();
   args.w_stride = row_stride(w);
   args.out = out.data_ptr();
   args.out_stride = row_stride(out);
-  check_status(with_context(a,
-                            [&](const Context& context) {
-                              std::optional<Tensor> workspace;
-                              const int64_t bytes = skinny_gemm_workspace_bytes(args, context);
-                              if (bytes > 0) {
-                                workspace = torch::stable::new_empty(a, {bytes}, ScalarType::Byte);
-                                args.workspace = workspace->data_ptr();
-                              }
-                              return launch_skinny_gemm(args, context);
-                            }),
-               "skinny_gemm");
+  return args;
 }
+
+// `workspace` keeps the scratch that args point to.
+static void allocate_workspace(SkinnyGemmArgs& args, int64_t bytes, const Tensor& like,
+                               std::optional<Tensor>& workspace) {
+  if (bytes == 0) return;
+  workspace = torch::stable::new_empty(like, {bytes}, ScalarType::Byte);
+  args.workspace = workspace->data_ptr();
+}
+
+void skinny_gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
+                 std::optional<Tensor> scale_w, std::optional<Tensor> bias) {
+  SkinnyGemmArgs args = describe_product(out, a, w, scale_a, scale_w, bias);
+  require(args.m <= kSkinnyGemmMaxRows, "skinny_gemm takes at most ", kSkinnyGemmMaxRows,
+          " rows, got ", args.m, "; fp8_linear takes any number");
+  if (args.m == 0 || args.n == 0) return;
+  const auto launch = [&](const Context& context) {
+    std::optional<Tensor> workspace;
+    allocate_workspace(args, skinny_gemm_workspace_bytes(args, context), a, workspace);
+    return launch_skinny_gemm(args, context);
+  };
+  check_status(with_context(a, launch), "skinny_gemm");
+}
+
+#if defined(CPU_KERNEL)
+void gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
+          std::optional<Tensor> scale_w, std::optional<Tensor> bias) {
+  SkinnyGemmArgs args = describe_product(out, a, w, scale_a, scale_w, bias);
+  if (args.m == 0 || args.n == 0) return;
+  std::optional<Tensor> workspace;
+  allocate_workspace(args, gemm_workspace_bytes(args), a, workspace);
+  const auto launch = [&](const Context& context) { return launch_gemm(args, context); };
+  check_status(with_context(a, launch), "gemm");
+}
+#endif
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
@@ -325,6 +351,11 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "skinny_gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
       "Tensor? bias) -> ()");
+#if defined(CPU_KERNEL)
+  ops.def(
+      "gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
+      "Tensor? bias) -> ()");
+#endif
 }
 
 #if defined(CPU_KERNEL)
@@ -335,6 +366,9 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("rmsnorm_fp8", TORCH_BOX(&rmsnorm_fp8));
   ops.impl("swiglu_fp8", TORCH_BOX(&swiglu_fp8));
   ops.impl("skinny_gemm", TORCH_BOX(&skinny_gemm));
+#if defined(CPU_KERNEL)
+  ops.impl("gemm", TORCH_BOX(&gemm));
+#endif
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

@@ -29,3 +29,10 @@ void skinny_gemm(torch::stable::Tensor& out, const torch::stable::Tensor& a,
                  const torch::stable::Tensor& w, std::optional<torch::stable::Tensor> scale_a,
                  std::optional<torch::stable::Tensor> scale_w,
                  std::optional<torch::stable::Tensor> bias);
+
+#if defined(CPU_KERNEL)
+// skinny_gemm for any M.
+void gemm(torch::stable::Tensor& out, const torch::stable::Tensor& a,
+          const torch::stable::Tensor& w, std::optional<torch::stable::Tensor> scale_a,
+          std::optional<torch::stable::Tensor> scale_w, std::optional<torch::stable::Tensor> bias);
+#endif

@@ -35,6 +35,7 @@ from ._ops import add_op_namespace_prefix, ops
 _rmsnorm_fp8 = ops.rmsnorm_fp8.default
 _swiglu_fp8 = ops.swiglu_fp8.default
 _skinny_gemm = ops.skinny_gemm.default
+_gemm = ops.gemm.default if hasattr(ops, "gemm") else None  # the CPU's, for any number of rows
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 SKINNY_GEMM_MAX_ROWS = 64
@@ -57,6 +58,13 @@ def _(out, scales, gate, up, scale, activation, group_size, scale_ub):
 @torch.library.register_fake(add_op_namespace_prefix("skinny_gemm"))
 def _(out, a, w, scale_a, scale_w, bias):
     return None
+
+
+if _gemm is not None:
+
+    @torch.library.register_fake(add_op_namespace_prefix("gemm"))
+    def _(out, a, w, scale_a, scale_w, bias):
+        return None
 
 
 def native_fp8_dtype(device: torch.device) -> torch.dtype:
@@ -242,17 +250,19 @@ def fp8_linear_path(
 
     Returns:
         ``"skinny_gemm"``: one launch; ``"skinny_gemm_slices"``: one launch for each 64 rows;
-        ``"scaled_mm"``: ``torch._scaled_mm``.
+        ``"gemm"``: the CPU's kernel for many rows; ``"scaled_mm"``: ``torch._scaled_mm``.
 
-    The CPU has no quick ``torch._scaled_mm``. Its slices are bound by arithmetic, not by reading w
-    again; for long prompts and small weights bfloat16 is quicker (docs/models.md). On a GPU the
+    The CPU has no quick ``torch._scaled_mm``. Its own kernel for many rows takes over beyond 64
+    rows, and beyond 32 where K is at most 2048 (docs/cpu_benchmarks.md). On a GPU the
     library takes over where it is quicker, for the scales that it knows: per tensor, per row and
     per channel. On an H200 that was measured to be beyond 32 rows; for ROCm nothing is measured, so
     beyond 64.
     """
+    if w.device.type == "cpu":
+        return "gemm" if rows > (32 if w.shape[1] <= 2048 else 64) else "skinny_gemm"
     library_rows = 32 if torch.version.hip is None else SKINNY_GEMM_MAX_ROWS
     blocks = any(s is not None and s.dim() == 2 and s.shape[1] > 1 for s in (scale_w, scale_x))
-    library = w.device.type != "cpu" and not blocks and not w.shape[0] % 16 and not w.shape[1] % 16
+    library = not blocks and not w.shape[0] % 16 and not w.shape[1] % 16
     if library and rows > library_rows:
         return "scaled_mm"
     return "skinny_gemm" if rows <= SKINNY_GEMM_MAX_ROWS else "skinny_gemm_slices"
@@ -295,16 +305,32 @@ def fp8_linear(
     path = fp8_linear_path(count, w, scale_w, scale)
     if path == "scaled_mm":
         out = _scaled_mm(q, w, scale, scale_w, bias, out_dtype)
-    elif path == "skinny_gemm":
-        out = torch.empty((count, w.shape[0]), dtype=out_dtype, device=x.device)
-        _skinny_gemm(out, q, w, scale, scale_w, bias)
     else:
         out = torch.empty((count, w.shape[0]), dtype=out_dtype, device=x.device)
-        for begin in range(0, count, SKINNY_GEMM_MAX_ROWS):
-            end = min(begin + SKINNY_GEMM_MAX_ROWS, count)
-            part = scale if scale is None or scale.numel() == 1 else scale[begin:end]
-            _skinny_gemm(out[begin:end], q[begin:end], w, part, scale_w, bias)
+        multiply(path, out, q, w, scale, scale_w, bias)
     return out.view((*x.shape[:-1], w.shape[0]))
+
+
+def multiply(
+    path: str,
+    out: torch.Tensor,
+    a: torch.Tensor,
+    w: torch.Tensor,
+    scale_a: Optional[torch.Tensor],
+    scale_w: Optional[torch.Tensor],
+    bias: Optional[torch.Tensor],
+) -> None:
+    """:func:`skinny_gemm` of ``a [rows, K]`` to ``out`` by a path of :func:`fp8_linear_path`, of
+    those that are this package's kernels."""
+    if path == "skinny_gemm":
+        _skinny_gemm(out, a, w, scale_a, scale_w, bias)
+    elif path == "gemm":
+        _gemm(out, a, w, scale_a, scale_w, bias)
+    else:
+        for begin in range(0, a.shape[0], SKINNY_GEMM_MAX_ROWS):
+            end = min(begin + SKINNY_GEMM_MAX_ROWS, a.shape[0])
+            part = scale_a if scale_a is None or scale_a.numel() == 1 else scale_a[begin:end]
+            _skinny_gemm(out[begin:end], a[begin:end], w, part, scale_w, bias)
 
 
 def to_native_fp8(

@@ -31,13 +31,12 @@ from torch import nn
 
 from .functional import (
     SCALE_BLOCK,
-    SKINNY_GEMM_MAX_ROWS,
     fp8_linear,
     fp8_linear_path,
+    multiply,
     quantize_fp8,
     rms_norm,
     rms_norm_fp8,
-    skinny_gemm,
     swiglu,
     swiglu_fp8,
 )
@@ -213,14 +212,14 @@ def _linear(x: torch.Tensor, linear: nn.Module) -> torch.Tensor:
         return _product(q, scale, linear, x.dtype)
     weight, scale, bias = linear.weight, linear.weight_scale_inv, linear.bias
     path = fp8_linear_path(x.numel() // x.shape[-1], weight, scale)
-    if path == "skinny_gemm":
-        return skinny_gemm(x, weight, None, scale, bias=bias)
-    if path == "skinny_gemm_slices":
-        slices = x.flatten(0, -2).split(SKINNY_GEMM_MAX_ROWS)
-        out = torch.cat([skinny_gemm(part, weight, None, scale, bias=bias) for part in slices])
-        return out.view(*x.shape[:-1], -1)
-    # Where the library is quicker for many rows, unpacking the weight is a small part of the work.
-    return nn.functional.linear(x, (weight.to(x.dtype) * scale).to(x.dtype), bias)
+    if path == "scaled_mm":
+        # Where the library is quicker for many rows, unpacking the weight is a small part of it.
+        return nn.functional.linear(x, (weight.to(x.dtype) * scale).to(x.dtype), bias)
+    out = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    multiply(
+        path, out.view(-1, weight.shape[0]), x.reshape(-1, x.shape[-1]), weight, None, scale, bias
+    )
+    return out
 
 
 def _norm_linear(
