@@ -31,6 +31,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 ROOT = Path(__file__).resolve().parent.parent
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTION = "What is the capital of France?"
 
@@ -79,7 +80,7 @@ def load_model():
         dtype=torch.bfloat16,
         quantization_config=GgufConfig(dequantize=True),
     )
-    return model.eval(), tokenizer
+    return model.eval().to(DEVICE), tokenizer
 
 
 def ask(model, tokenizer, question, max_new_tokens):
@@ -90,11 +91,17 @@ def ask(model, tokenizer, question, max_new_tokens):
     return tokenizer.decode(answer, skip_special_tokens=True).strip()
 
 
+def device_name():
+    if DEVICE.type == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{torch.get_num_threads()} threads"
+
+
 def chat(tokenizer, question):
     message = [{"role": "user", "content": question}]
     return tokenizer.apply_chat_template(
         message, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    ).to(DEVICE)
 
 
 def decode_speed(model, inputs, tokens):
@@ -109,7 +116,7 @@ def decode_speed(model, inputs, tokens):
 @torch.inference_mode()
 def agreement(first, second, tokenizer):
     """How alike two models' predictions are after each token of TEXT."""
-    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"].to(DEVICE)
     a, b = (model(ids).logits[0].float() for model in (first, second))
     log_p, log_q = a.log_softmax(-1), b.log_softmax(-1)
     return {
@@ -200,9 +207,7 @@ def print_replaced(console, replaced):
 
 
 def print_results(console, speeds, reports, alike):
-    table = Table(
-        title=f"SmolLM2-135M, batch 1, {torch.get_num_threads()} threads", title_justify="left"
-    )
+    table = Table(title=f"SmolLM2-135M, batch 1, {device_name()}", title_justify="left")
     table.add_column("")
     for name in speeds:
         table.add_column(name, justify="right")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +35,9 @@ else:
     import rocm
 
 DEVICES = ("reference", "cpu", "simulator", "cuda", "rocm")
+
+# Who asks for one of these computes on the device: `--device cuda` runs these tests and no others.
+DEVICE_FIXTURES = {"backend", "best_package", "device"}
 
 os.environ.setdefault("LOCAL_KERNELS", f"{REPO_ID}={ROOT}")
 
@@ -86,12 +90,23 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"devices: {', '.join(selected_devices(config))} (torch {torch.__version__})"
 
 
+def _reaches_the_device(item: pytest.Item) -> bool:
+    """By this file's fixtures, not by a test's own of the same name."""
+    found = item._fixtureinfo.name2fixturedefs
+    return any(found[name][-1].func.__module__ == __name__ for name in DEVICE_FIXTURES & {*found})
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow"):
-        return
-    kept = [item for item in items if "slow" not in item.keywords]
-    config.hook.pytest_deselected(items=[item for item in items if "slow" in item.keywords])
-    items[:] = kept
+    on_gpu_alone = set(selected_devices(config)) <= {"cuda", "rocm"}
+
+    def is_kept(item: pytest.Item) -> bool:
+        if "slow" in item.keywords and not config.getoption("--slow"):
+            return False
+        # Packaging, the simulator and the like are the same on every machine.
+        return not on_gpu_alone or _reaches_the_device(item)
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_kept(item)])
+    items[:] = [item for item in items if is_kept(item)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -132,6 +147,13 @@ def best_package() -> ModuleType:
 def device() -> torch.device:
     """This machine's best device."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def on_device(device: torch.device) -> Iterator[None]:
+    """Tensors that a test makes lie on ``device``, unless it says where."""
+    with device:
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,12 @@ import pytest
 import torch
 
 FP8 = torch.float8_e4m3fn
+pytestmark = pytest.mark.usefixtures("on_device")
+
+
+@pytest.fixture
+def package(best_package):
+    return best_package
 
 
 def f32(*shape):
@@ -145,7 +151,6 @@ def test_outputs_may_not_share_memory_with_inputs(package):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs two kinds of device")
-def test_mixed_devices(best_package):
-    x = f32(2, 8).cuda()
+def test_mixed_devices(package):
     with pytest.raises(RuntimeError, match="weight must be on the device of x"):
-        best_package.rms_norm(x, f32(8))
+        package.rms_norm(f32(2, 8).cuda(), f32(8).cpu())

@@ -47,6 +47,11 @@ def tiny_llama(dtype=torch.float32, **changes):
 
 
 @pytest.fixture
+def package(best_package):
+    return best_package
+
+
+@pytest.fixture
 def run_kernelized(package, device):
     build = Path(package.__file__).parent.parent
     mapping = package.layers.kernel_mapping(LocalLayerRepository, build)
@@ -246,7 +251,8 @@ def test_kernelized_layers_are_counted(package, quantize_, run_kernelized):
 def test_equals_the_reference_with_quantised_inputs(
     package, quantize_, run_kernelized, device, fuse, length
 ):
-    """In float32 only the FP8 roundings are coarse, and both make the same ones, bar a tie."""
+    """In float32 only the FP8 roundings are coarse, and both make the same ones, bar a tie. Where
+    the library multiplies, it rounds to bfloat16, and more than ties are quantised otherwise."""
     model = tiny_llama().to(device)
     quantize_(model, fuse=fuse)
     ids = tokens(2, length, device)
@@ -255,7 +261,9 @@ def test_equals_the_reference_with_quantised_inputs(
     actual = run_kernelized(model)(ids).logits
     noise = (expected - unquantised).abs().mean()
     error = (actual - expected).abs().mean()
-    assert error < 0.05 * noise, (error, noise)
+    down = model.model.layers[0].mlp.down_proj
+    library = package.fp8_linear_path(2 * length, down.weight, down.weight_scale_inv) == "scaled_mm"
+    assert error < (0.4 if library else 0.05) * noise, (error, noise)
 
 
 @torch.no_grad()

@@ -1,0 +1,101 @@
+"""A representative launch of every CUDA kernel design, to run under compute-sanitizer.
+
+    compute-sanitizer --tool memcheck python tests/sanitized.py [--planted]
+
+Every tensor is a cudaMalloc of its own, so what lies beside it is not mapped. The results are
+compared with the reference. ``--planted`` reads 4 KB behind a tensor: memcheck has to say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+
+import kernels
+import torch
+from compare import assert_product_close, assert_quantized_close
+from project import REPO_ID, ROOT
+
+os.environ.setdefault("LOCAL_KERNELS", f"{REPO_ID}={ROOT}")
+
+MODES = ({}, {"group_size": 128}, {"scale": 0.05})
+# Whole vectors and odd tails; short rows, rows of one block, rows that a block passes twice.
+ROW_SHAPES = [(1, 16384), (3, 770), (130, 512), (2, 40000)]
+# (N, K): the ring with even and uneven shares of rows, the stream for odd K, the plain kernel.
+GEMM_SHAPES = [(2304, 1024), (200, 4096), (136, 1000), (33, 70)]
+GEMM_ROWS = (1, 8, 16, 24, 32, 48, 64)
+
+
+class Beyond:
+    """4 KB more than a tensor has, by the interface through which arrays are shared."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.owner = tensor
+        self.__cuda_array_interface__ = {
+            "shape": (tensor.numel() + 1024,),
+            "typestr": "<f4",
+            "data": (tensor.data_ptr(), False),
+            "version": 2,
+        }
+
+
+def check_rows(package) -> None:
+    reference, half = package.reference, {"device": "cuda", "dtype": torch.bfloat16}
+    for rows, columns in ROW_SHAPES:
+        for mode in MODES:
+            mode = {k: torch.full((1,), v, device="cuda") if k == "scale" else v
+                    for k, v in mode.items()}  # fmt: skip
+            x, weight = torch.randn(rows, columns, **half), torch.randn(columns, **half)
+            residuals = [x.flip(1).clone() for _ in range(2)]
+            actual = package.rms_norm_fp8(x, weight, residual=residuals[0], **mode)
+            expected = reference.rms_norm_fp8(x, weight, residual=residuals[1], **mode)
+            assert_quantized_close(actual, expected)
+            assert torch.equal(*residuals)
+            assert_quantized_close(package.swiglu_fp8(x, **mode), reference.swiglu_fp8(x, **mode))
+        package.rms_norm(x, weight)
+        package.swiglu(x)
+
+
+def check_products(package) -> None:
+    reference = package.reference
+    for n, k in GEMM_SHAPES:
+        w16 = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+        w, scale_w = reference.quantize_fp8(w16)
+        for rows in GEMM_ROWS:
+            x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
+            a, scale_a = reference.quantize_fp8(x)
+            operands = reference.dequantize(a, scale_a, 1), reference.dequantize(w, scale_w, 128)
+            out = package.skinny_gemm(a, w, scale_a, scale_w)
+            assert_product_close(out, operands[0] @ operands[1].t(), operands)
+            operands = x.double(), w16.double()
+            out = package.skinny_gemm(x, w16)
+            assert_product_close(out, operands[0] @ operands[1].t(), operands)
+        blocks = torch.rand(-(-n // 128), -(-k // 128), device="cuda")
+        groups = torch.rand(rows, -(-k // 128), device="cuda")
+        package.skinny_gemm(a, w, groups, blocks)
+        package.skinny_gemm(x, w, None, scale_w)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--planted", action="store_true", help="make a mistake, to be found")
+    arguments = parser.parse_args()
+    package = kernels.get_kernel(REPO_ID, version=1)
+    torch.manual_seed(0)
+    if arguments.planted:
+        # A whole allocation unit of the driver, so that what follows is not mapped.
+        x = torch.as_tensor(Beyond(torch.zeros(1 << 19, device="cuda")))[-2048:]
+        package.rms_norm(x.view(1, -1), torch.ones(2048, device="cuda"))
+    else:
+        check_rows(package)
+        check_products(package)
+    torch.cuda.synchronize()
+    print("done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Launches on a GPU go to the current stream, are captured into graphs, and replay alike."""
+
+import pytest
+import torch
+from compare import bits
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+ROWS = (1, 8, 32, 64)
+
+
+@pytest.fixture
+def package(best_package):
+    return best_package
+
+
+@pytest.fixture
+def calls(package, device):
+    """Every op as users call it: name -> (call, inputs that may change between replays)."""
+    half = {"device": device, "dtype": torch.bfloat16}
+    weight, w16 = torch.randn(4096, **half), torch.randn(1000, 4096, **half)
+    w = torch.randn(1000, 4096, **half).to(package.native_fp8_dtype(device))
+    scale_w = torch.rand(1000, 1, device=device)
+    static = torch.full((1,), 0.05, device=device)
+
+    def norm(x):
+        residual = x.flip(0).clone()
+        q, scale = package.rms_norm_fp8(x, weight, residual=residual)
+        return q, scale, residual
+
+    def product(x):
+        q, scale = package.quantize_fp8(x)
+        return (package.skinny_gemm(q, w, scale, scale_w),)
+
+    calls = {
+        "rms_norm": (lambda x: (package.rms_norm(x, weight),), [2, 300]),
+        "rms_norm_fp8": (norm, [2, 300]),
+        "swiglu_fp8": (lambda x: package.swiglu_fp8(x), [2, 300]),
+        "swiglu_fp8 static": (lambda x: package.swiglu_fp8(x, scale=static), [2, 300]),
+        "quantize_fp8": (lambda x: package.quantize_fp8(x, group_size=128), [2, 300]),
+        "FP8 x FP8": (product, ROWS),
+        "16 bits": (lambda x: (package.skinny_gemm(x, w16),), ROWS),
+        "weight only": (lambda x: (package.skinny_gemm(x, w, None, scale_w),), ROWS),
+    }
+    return {
+        f"{name}, {rows} rows": (call, [torch.randn(rows, 4096, **half) for _ in range(3)])
+        for name, (call, counts) in calls.items()
+        for rows in counts
+    }
+
+
+def assert_same_bits(actual, expected, name):
+    for one, other in zip(actual, expected, strict=True):
+        assert torch.equal(bits(one), bits(other)), name
+
+
+def captured(call, x):
+    """A graph of the call, captured on a stream of its own, and its outputs."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call(x)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        outputs = call(x)
+    return graph, outputs
+
+
+def test_a_graph_replays_with_new_data_on_another_stream(calls):
+    for name, (call, (first, *others)) in calls.items():
+        x = first.clone()
+        graph, outputs = captured(call, x)
+        for data in others:
+            expected = call(data)
+            other = torch.cuda.Stream()
+            other.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(other):
+                x.copy_(data)
+                graph.replay()
+            other.synchronize()
+            assert_same_bits(outputs, expected, name)
+
+
+def test_graphs_replay_at_once(calls):
+    """Workspaces and tickets of one launch are no other's, whatever runs beside it."""
+    for name, (call, (one, other, eager)) in calls.items():
+        expected = [call(x) for x in (one, other, eager)]
+        graphs = [captured(call, x) for x in (one, other)]
+        streams = [torch.cuda.Stream() for _ in graphs]
+        for _ in range(10):
+            torch.cuda.synchronize()
+            for (graph, _), stream in zip(graphs, streams, strict=True):
+                with torch.cuda.stream(stream):
+                    graph.replay()
+            beside = call(eager)
+            torch.cuda.synchronize()
+            for (_, outputs), reference in zip(graphs, expected, strict=False):
+                assert_same_bits(outputs, reference, name)
+            assert_same_bits(beside, expected[2], name)
+
+
+def test_launches_go_to_the_current_stream(calls):
+    """Behind a kernel that holds up the stream, an op still reads what that stream wrote last."""
+    for name, (call, (before, after, _)) in calls.items():
+        expected, x = call(after), before.clone()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(2_000_000)  # a millisecond: another stream would be too early
+            x.copy_(after)
+            outputs = call(x)
+        stream.synchronize()
+        assert_same_bits(outputs, expected, name)
+
+
+def test_same_bits_every_run(calls):
+    for name, (call, (x, *_)) in calls.items():
+        first = call(x)
+        for _ in range(20):
+            assert_same_bits(call(x), first, name)
+
+
+def test_get_kernel_loads_the_variant_of_this_gpu(package):
+    platform = "rocm" if torch.version.hip else "cu"
+    assert f"-{platform}" in package.__file__
