@@ -134,6 +134,7 @@ struct Launch {
   std::atomic<bool> failed{false};
 
   std::mutex syncLock;
+  std::mutex atomicLock;                     // of atomics on global memory while races are checked
   std::unordered_map<u64, GlobalSync> sync;  // by global dword
   std::unordered_set<u64> flagWords;         // global words that were polled or used atomically
   std::unordered_set<u32> ldsFlagWords;

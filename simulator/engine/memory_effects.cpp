@@ -1,5 +1,6 @@
 // What a memory operation does when it takes effect: bounds, initialised bytes, data, atomics.
 #include <algorithm>
+#include <mutex>
 
 #include "memory.h"
 #include "operands.h"
@@ -276,12 +277,16 @@ void perform(Wave& w, MemOp& op) {
     return;
   }
   bool write = m.access == Access::Store || m.access == Access::Atomic;
-  if (race) {
-    checkRaces(w, op, write);
-    if (m.bytes && m.space != Space::Scratch) {
-      performSync(w, op, m.space == Space::Lds, m.space == Space::Lds ? op.inst->offset : 0);
-    }
-  }
+  if (race) checkRaces(w, op, write);
+  // Workers run side by side: who sees a word must have been told all that was released with it. So
+  // a release comes before its value, an acquire after it, and an atomic does both at once.
+  bool syncs = race && m.bytes && m.space != Space::Scratch;
+  auto sync = [&] {
+    performSync(w, op, m.space == Space::Lds, m.space == Space::Lds ? op.inst->offset : 0);
+  };
+  std::unique_lock<std::mutex> together(w.wg->launch->atomicLock, std::defer_lock);
+  if (syncs && m.access == Access::Atomic && m.space != Space::Lds) together.lock();
+  if (syncs && m.access != Access::Load) sync();
   switch (m.access) {
     case Access::Atomic:
       performAtomic(w, op);
@@ -298,6 +303,7 @@ void perform(Wave& w, MemOp& op) {
         performLanes(w, op, write, m.space == Space::Lds ? op.inst->offset : 0, 0);
       }
   }
+  if (syncs && m.access == Access::Load) sync();
 }
 
 }  // namespace sim
