@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 
 #include "schedule.h"
 #include "skinny_gemm.h"
@@ -26,13 +27,62 @@ struct SkinnyGemmConfig {
   int32_t producers = 0;  // kQueue: waves that load; the others multiply
 };
 
+inline bool operator==(const SkinnyGemmConfig& a, const SkinnyGemmConfig& b) {
+  return a.design == b.design && a.sparse == b.sparse && a.row_tiles == b.row_tiles &&
+         a.waves == b.waves && a.split == b.split && a.blocks == b.blocks && a.xcds == b.xcds &&
+         a.producers == b.producers;
+}
+
+// ---- A config as text --------------------------------------------------------------------------
+
+constexpr size_t kConfigTextBytes = 160;
+constexpr const char* kConfigDesigns[] = {"stream", "queue", "portable"};
+
 // Writes the config in words; returns snprintf's count.
 inline int describe(const SkinnyGemmConfig& c, char* text, size_t size) {
-  constexpr const char* kDesigns[] = {"stream", "queue", "portable"};
   return snprintf(text, size, "%s%s row_tiles=%d waves=%d split=%d blocks=%d xcds=%d producers=%d",
-                  kDesigns[static_cast<int>(c.design)], c.sparse ? "+sparse" : "", c.row_tiles,
-                  c.waves, c.split, c.blocks, c.xcds, c.producers);
+                  kConfigDesigns[static_cast<int>(c.design)], c.sparse ? "+sparse" : "",
+                  c.row_tiles, c.waves, c.split, c.blocks, c.xcds, c.producers);
 }
+
+// Reads what describe() writes, and nothing else.
+class ConfigReader {
+ public:
+  explicit ConfigReader(const char* text) : rest_(text) {}
+
+  bool read(SkinnyGemmConfig& c) {
+    int design = 0;
+    while (!word(kConfigDesigns[design])) {
+      if (++design == 3) return false;
+    }
+    c.design = static_cast<SkinnyGemmConfig::Design>(design);
+    c.sparse = word("+sparse");
+    return word(" row_tiles=") && number(c.row_tiles) && word(" waves=") && number(c.waves) &&
+           word(" split=") && number(c.split) && word(" blocks=") && number(c.blocks) &&
+           word(" xcds=") && number(c.xcds) && word(" producers=") && number(c.producers) &&
+           *rest_ == '\0';
+  }
+
+ private:
+  bool word(const char* expected) {
+    const size_t length = strlen(expected);
+    if (strncmp(rest_, expected, length) != 0) return false;
+    rest_ += length;
+    return true;
+  }
+  bool number(int32_t& value) {
+    constexpr int kDigits = 8;
+    const char* const begin = rest_;
+    value = 0;
+    while (*rest_ >= '0' && *rest_ <= '9' && rest_ - begin < kDigits) {
+      value = 10 * value + (*rest_++ - '0');
+    }
+    return rest_ > begin;
+  }
+  const char* rest_;
+};
+
+// ---- Shapes and devices ------------------------------------------------------------------------
 
 // What the choice depends on.
 struct SkinnyGemmShape {
@@ -205,30 +255,28 @@ inline Status check_config(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) 
   return nullptr;
 }
 
-// Chooses by modelled time. The candidates are judged for M rounded up to 16, 32 or 64, so that all
-// M of a class get one cut of K, and with it the same bits for a row.
-inline SkinnyGemmConfig choose_config(const SkinnyGemmShape& shape,
-                                      const SkinnyGemmDevice& device) {
-  using Design = SkinnyGemmConfig::Design;
-  SkinnyGemmConfig best;
-  if (!device.matrix_instructions) {
-    best.design = Design::kPortable;
-    return best;
-  }
-  SkinnyGemmShape judged = shape;
-  judged.m = kRowsATile * a_tiles_of(shape.m);
-  float best_time = 0;
+// The shape that speaks for its class of M (last_row_of_class): what serves it serves the class.
+inline SkinnyGemmShape class_of(SkinnyGemmShape shape) {
+  shape.m = static_cast<int32_t>(last_row_of_class(shape.m));
+  return shape;
+}
+
+// Calls visit(config) for the cuts of a design that can serve the shape and are worth a try.
+template <typename Visit>
+void for_each_cut(SkinnyGemmConfig::Design design, const SkinnyGemmShape& shape,
+                  const SkinnyGemmDevice& device, const Visit& visit) {
+  const bool queue = design == SkinnyGemmConfig::Design::kQueue;
   const auto consider = [&](SkinnyGemmConfig candidate) {
     // Owners of one tile on one XCD: their partial sums meet in its L2.
-    const int32_t blocks = schedule_of(judged, candidate).blocks();
+    const int32_t blocks = schedule_of(shape, candidate).blocks();
     if (candidate.split != 1) candidate.xcds = blocks < device.xcds ? blocks : device.xcds;
-    if (check_config(judged, candidate) != nullptr) return;
-    const float time = modelled_time(judged, candidate, device).total();
-    if (best_time == 0 || time < best_time) best = candidate, best_time = time;
+    if (check_config(shape, candidate) == nullptr) visit(candidate);
   };
   for (int32_t row_tiles = 1; row_tiles <= 4; row_tiles *= 2) {
-    for (int32_t waves = 4; waves <= 8; waves *= 2) {
+    for (int32_t waves = queue ? 8 : 4; waves <= 8; waves *= 2) {
       SkinnyGemmConfig candidate;
+      candidate.design = design;
+      candidate.producers = queue ? 4 : 0;
       candidate.row_tiles = row_tiles;
       candidate.waves = waves;
       for (int32_t split = 1; split <= 16; ++split) {
@@ -243,7 +291,36 @@ inline SkinnyGemmConfig choose_config(const SkinnyGemmShape& shape,
       }
     }
   }
+}
+
+// Chooses by modelled time, for the shape's class.
+inline SkinnyGemmConfig choose_config(const SkinnyGemmShape& shape,
+                                      const SkinnyGemmDevice& device) {
+  using Design = SkinnyGemmConfig::Design;
+  SkinnyGemmConfig best;
+  if (!device.matrix_instructions) {
+    best.design = Design::kPortable;
+    return best;
+  }
+  const SkinnyGemmShape judged = class_of(shape);
+  float best_time = 0;
+  for_each_cut(Design::kStream, judged, device, [&](const SkinnyGemmConfig& candidate) {
+    const float time = modelled_time(judged, candidate, device).total();
+    if (best_time == 0 || time < best_time) best = candidate, best_time = time;
+  });
   return best;
+}
+
+// Calls visit(config) for every config that is worth timing on the device: its chooser looks at the
+// stream design alone, whose time is modelled.
+template <typename Visit>
+void for_each_config(const SkinnyGemmShape& shape, const SkinnyGemmDevice& device,
+                     const Visit& visit) {
+  using Design = SkinnyGemmConfig::Design;
+  if (!device.matrix_instructions) return visit(choose_config(shape, device));
+  for (const Design design : {Design::kStream, Design::kQueue}) {
+    for_each_cut(design, class_of(shape), device, visit);
+  }
 }
 
 }  // namespace rocm_kernels

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdio>
 
 #include "../common/fp8.h"
 #include "skinny_gemm.h"
@@ -71,6 +72,18 @@ ROCM_KERNELS_HOST_DEVICE constexpr int ring_w_bytes(int rows, int chunks) {
 // eight rows of an mma fall on different banks.
 ROCM_KERNELS_HOST_DEVICE constexpr int partial_stride(int tokens) {
   return tokens == 8 ? 8 : tokens + 8;
+}
+
+// Writes the config in words; returns snprintf's count.
+inline int describe(const GemmConfig& c, char* text, size_t size) {
+  if (c.kernel == GemmConfig::Kernel::kPlain) return std::snprintf(text, size, "plain");
+  if (c.kernel == GemmConfig::Kernel::kStream) {
+    return std::snprintf(text, size, "stream token_tiles=%d row_tiles=%d", c.token_tiles,
+                         c.stream_row_tiles);
+  }
+  return std::snprintf(
+      text, size, "ring token_tiles=%d rows=%d chunks=%d token_groups=%d stages=%d", c.token_tiles,
+      c.ring.rows, c.ring.chunks, c.ring.token_groups, c.ring.stages);
 }
 
 // Shared memory that a launch asks for: the stages, then the partial sums. A warp's last rows may

@@ -5,6 +5,8 @@
 //   plain_cuda.cuh   any alignment and dialect
 #include <cuda_runtime.h>
 
+#include <cstring>
+
 #include "config_cuda.h"
 #include "plain_cuda.cuh"
 #include "ring_cuda.cuh"
@@ -175,28 +177,54 @@ Status launch_config(const SkinnyGemmArgs& args, const GemmConfig& config, bool 
                               : dispatch(Operands<DType::kBFloat16, DType::kBFloat16>());
 }
 
+Status ask_device(DeviceFacts& facts) {
+  int device = 0, major = 0, minor = 0, shared_bytes = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  const auto ask = [&](int* value, cudaDeviceAttr attribute) {
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(value, attribute, device);
+  };
+  ask(&facts.sm_count, cudaDevAttrMultiProcessorCount);
+  ask(&major, cudaDevAttrComputeCapabilityMajor);
+  ask(&minor, cudaDevAttrComputeCapabilityMinor);
+  ask(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  facts.compute_capability = major * 10 + minor;
+  facts.shared_bytes_per_block = shared_bytes;
+  return status_of(error);
+}
+
 }  // namespace
 }  // namespace cuda
 
 // The sums never leave their block: no scratch.
 int64_t skinny_gemm_workspace_bytes(const SkinnyGemmArgs&, const Context&) { return 0; }
 
+Status visit_skinny_gemm_configs(const SkinnyGemmArgs& args, const Context&,
+                                 void (*visit)(const char* config, void* state), void* state) {
+  cuda::DeviceFacts facts;
+  if (const Status status = cuda::ask_device(facts)) return status;
+  char only[96];
+  cuda::describe(cuda::choose_gemm_config(args, cuda::alignment_of(args), facts), only,
+                 sizeof only);
+  if (args.config != nullptr && std::strcmp(args.config, only) != 0) {
+    return "skinny_gemm config: CUDA has one for these sizes and addresses; skinny_gemm_config "
+           "tells it";
+  }
+  visit(only, state);
+  return nullptr;
+}
+
 Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context) {
   if (args.m == 0 || args.n == 0) return nullptr;
-  int device = 0, sm_count = 0, major = 0, minor = 0, shared_bytes = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  const auto ask = [&](int* value, cudaDeviceAttr attribute) {
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(value, attribute, device);
-  };
-  ask(&sm_count, cudaDevAttrMultiProcessorCount);
-  ask(&major, cudaDevAttrComputeCapabilityMajor);
-  ask(&minor, cudaDevAttrComputeCapabilityMinor);
-  ask(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  if (error != cudaSuccess) return cudaGetErrorString(error);
-
-  const cuda::DeviceFacts facts = {sm_count, major * 10 + minor, shared_bytes};
+  if (args.config != nullptr) {
+    const auto ignore = [](const char*, void*) {};
+    if (const Status status = visit_skinny_gemm_configs(args, context, ignore, nullptr)) {
+      return status;
+    }
+  }
+  cuda::DeviceFacts facts;
+  if (const Status status = cuda::ask_device(facts)) return status;
   return cuda::launch_config(args, cuda::choose_gemm_config(args, cuda::alignment_of(args), facts),
-                             major >= 9, context.stream);
+                             facts.compute_capability >= 90, context.stream);
 }
 
 }  // namespace rocm_kernels

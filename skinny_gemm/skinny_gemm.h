@@ -53,7 +53,15 @@ struct SkinnyGemmArgs {
 
   // Scratch of at least skinny_gemm_workspace_bytes(args), 256-byte aligned, contents undefined.
   void* workspace = nullptr;
+
+  // Which kernel, and how the work is cut: a text that visit_skinny_gemm_configs() gives. nullptr:
+  // the backend chooses.
+  const char* config = nullptr;
 };
+
+// M by classes: 1 to 16, 17 to 32, 33 to 64 rows. Choosing one config for a class makes the bits of
+// a row the same for every M in it.
+constexpr int64_t last_row_of_class(int64_t m) { return m <= 16 ? 16 : m <= 32 ? 32 : 64; }
 
 // Bytes of scratch that launch_skinny_gemm needs for these sizes and types on the current device;
 // pointers in args are not read. 0 when none is needed.
@@ -62,5 +70,12 @@ int64_t skinny_gemm_workspace_bytes(const SkinnyGemmArgs& args, const Context& c
 // Caller's duty: 1 <= m <= 64, n > 0, k >= 0 and dtypes as above. Any N, K, stride and element
 // alignment is served; rows of w that are 16-byte aligned are quickest.
 Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context);
+
+// Tells visit(text, state) every config that can serve all M of args.m's class on the current
+// device: first the one that launch_skinny_gemm(args) takes, then the others, each once. The CPU
+// and CUDA backends have that one. Nothing that args point to is read, but the addresses' alignment
+// counts.
+Status visit_skinny_gemm_configs(const SkinnyGemmArgs& args, const Context& context,
+                                 void (*visit)(const char* config, void* state), void* state);
 
 }  // namespace rocm_kernels

@@ -5,7 +5,6 @@
 #include "../common/launch.h"
 #include "portable.h"
 #include "queue.h"
-#include "skinny_gemm_hip.h"
 #include "stream.h"
 
 namespace rocm_kernels {
@@ -117,6 +116,8 @@ Kernel portable_kernel(DType a, DType w) {
 
 // ---- Device and operands ----------------------------------------------------------------------
 
+constexpr Status kNoDevice = "skinny_gemm: the device's attributes cannot be read";
+
 struct Target {
   SkinnyGemmDevice device;
   DType fp8;  // the dialect of its matrix instructions
@@ -218,11 +219,7 @@ Status check_offsets(const SkinnyGemmArgs& args) {
   return nullptr;
 }
 
-}  // namespace
-
-Status choose_skinny_gemm_config(const SkinnyGemmArgs& args, SkinnyGemmConfig& config) {
-  Target target;
-  if (!current_target(target)) return "skinny_gemm: the device's attributes cannot be read";
+SkinnyGemmConfig chosen_config(const SkinnyGemmArgs& args, const Target& target) {
   // The choice weighs some 100 cuts, 7 us of a host thread: kept for the shapes of a model's
   // layers.
   struct Choice {
@@ -232,9 +229,9 @@ Status choose_skinny_gemm_config(const SkinnyGemmArgs& args, SkinnyGemmConfig& c
   };
   constexpr size_t kChoices = 64;
   thread_local Choice choices[kChoices];
-  const SkinnyGemmShape shape = shape_of(args);
+  const SkinnyGemmShape shape = class_of(shape_of(args));
   const size_t mixed = static_cast<size_t>(shape.n) * 31 + static_cast<size_t>(shape.k) * 17 +
-                       static_cast<size_t>(a_tiles_of(shape.m)) * 5 + shape.w_bytes;
+                       static_cast<size_t>(shape.m) * 5 + shape.w_bytes;
   Choice& choice = choices[mixed % kChoices];
   const SkinnyGemmShape& known = choice.shape;
   if (choice.compute_units != target.device.compute_units || known.m != shape.m ||
@@ -242,34 +239,67 @@ Status choose_skinny_gemm_config(const SkinnyGemmArgs& args, SkinnyGemmConfig& c
       known.w_bytes != shape.w_bytes || known.block_scaled != shape.block_scaled) {
     choice = {shape, target.device.compute_units, choose_config(shape, target.device)};
   }
-  config = choice.config;
-  return nullptr;
+  return choice.config;
 }
 
-int64_t skinny_gemm_workspace_bytes(const SkinnyGemmArgs& args, const SkinnyGemmConfig& config) {
+// The config of a call: the one that args name, or the chosen one.
+Status config_of(const SkinnyGemmArgs& args, const Target& target, SkinnyGemmConfig& config) {
+  if (args.config == nullptr) {
+    config = chosen_config(args, target);
+    return nullptr;
+  }
+  if (!ConfigReader(args.config).read(config)) {
+    return "skinny_gemm config: it must read like 'stream row_tiles=1 waves=4 split=2 blocks=0 "
+           "xcds=8 producers=0'";
+  }
+  if (!target.device.matrix_instructions && config.design != SkinnyGemmConfig::Design::kPortable) {
+    return "skinny_gemm config: only the portable design runs on this GPU";
+  }
+  return check_config(shape_of(args), config);
+}
+
+}  // namespace
+
+int64_t skinny_gemm_workspace_bytes(const SkinnyGemmArgs& args, const Context&) {
+  Target target;
+  SkinnyGemmConfig config;
+  // What is wrong, the launch will say.
+  if (!current_target(target) || config_of(args, target, config) != nullptr) return 0;
   if (config.design == SkinnyGemmConfig::Design::kPortable) return 0;
-  if (check_config(shape_of(args), config) != nullptr) return 0;  // the launch will say why
   const Schedule schedule = schedule_of(shape_of(args), config);
   if (schedule.slots() == 0) return 0;
   return ticket_bytes(schedule) +
          static_cast<int64_t>(schedule.slots()) * args.m * config.row_tiles * kTile * 4;
 }
 
-int64_t skinny_gemm_workspace_bytes(const SkinnyGemmArgs& args, const Context&) {
-  SkinnyGemmConfig config;
-  if (choose_skinny_gemm_config(args, config) != nullptr) return 0;
-  return skinny_gemm_workspace_bytes(args, config);
+Status visit_skinny_gemm_configs(const SkinnyGemmArgs& args, const Context&,
+                                 void (*visit)(const char* config, void* state), void* state) {
+  Target target;
+  SkinnyGemmConfig first;
+  if (!current_target(target)) return kNoDevice;
+  if (Status error = config_of(args, target, first)) return error;
+  if (Status error = check_config(class_of(shape_of(args)), first)) return error;
+  const auto tell = [&](const SkinnyGemmConfig& config) {
+    char text[kConfigTextBytes];
+    describe(config, text, sizeof text);
+    visit(text, state);
+  };
+  tell(first);
+  for_each_config(shape_of(args), target.device, [&](const SkinnyGemmConfig& config) {
+    if (!(config == first)) tell(config);
+  });
+  return nullptr;
 }
 
-Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context,
-                          const SkinnyGemmConfig& config) {
+Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context) {
   if (args.m == 0 || args.n == 0) return nullptr;
   Target target;
-  if (!current_target(target)) return "skinny_gemm: the device's attributes cannot be read";
+  SkinnyGemmConfig config;
+  if (!current_target(target)) return kNoDevice;
   if (Status error = check_dtypes(args)) return error;
   if (Status error = check_offsets(args)) return error;
+  if (Status error = config_of(args, target, config)) return error;
   const SkinnyGemmShape shape = shape_of(args);
-  if (Status error = check_config(shape, config)) return error;
 
   SkinnyGemmProblem p = {};
   p.a = static_cast<const uint8_t*>(args.a);
@@ -297,9 +327,6 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context,
     return launch_status();
   }
 
-  if (!target.device.matrix_instructions) {
-    return "skinny_gemm config: only the portable design runs on this GPU";
-  }
   if (is_fp8(args.w_dtype) && args.w_dtype != target.fp8) {
     return "skinny_gemm: w's FP8 dialect is not this GPU's (float8_e4m3fnuz on gfx942, "
            "float8_e4m3fn on gfx950); convert w and its scale with to_native_fp8";
@@ -324,12 +351,6 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context,
   const dim3 grid(p.schedule.blocks()), block(config.waves * 64);
   kernel<<<grid, block, lds_bytes_of(shape, config), stream_of(context)>>>(p);
   return launch_status();
-}
-
-Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context) {
-  SkinnyGemmConfig config;
-  if (Status error = choose_skinny_gemm_config(args, config)) return error;
-  return launch_skinny_gemm(args, context, config);
 }
 
 }  // namespace rocm_kernels

@@ -65,9 +65,24 @@ int64_t skinny_gemm_workspace_bytes(const SkinnyGemmArgs& args, const Context&) 
   return args.m * ceil_div(args.k, kScaleBlock) * kScaleBlock * static_cast<int64_t>(sizeof(float));
 }
 
+Status visit_skinny_gemm_configs(const SkinnyGemmArgs& args, const Context&,
+                                 void (*visit)(const char* config, void* state), void* state) {
+  constexpr const char* kNames[] = {"portable", "neon", "avx2", "avx512"};
+  const char* const only = kNames[static_cast<int>(cpu_isa())];
+  if (args.config != nullptr && std::strcmp(args.config, only) != 0) {
+    return "skinny_gemm config: the CPU has one, and it bears the name of its instruction set";
+  }
+  visit(only, state);
+  return nullptr;
+}
+
 Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context) {
   if (args.m == 0 || args.n == 0) return nullptr;
   if (args.m > kSkinnyGemmMaxRows) return "skinny_gemm takes at most 64 rows";
+  if (args.config != nullptr) {
+    const auto ignore = [](const char*, void*) {};
+    if (Status error = visit_skinny_gemm_configs(args, context, ignore, nullptr)) return error;
+  }
   const bool blocks =
       args.scale_a.kind == GemmScale::Kind::kBlock || args.scale_w.kind == GemmScale::Kind::kBlock;
   GemmJob job{args, blocks ? kScaleBlock : kPanelDepth};

@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from types import ModuleType
 
@@ -108,6 +108,7 @@ class SkinnyGemmArgs(ctypes.Structure):
         ("out_dtype", c_int32),
         ("bias_dtype", c_int32),
         ("workspace", c_void_p),
+        ("config", c_char_p),
     ]
 
 

@@ -11,7 +11,9 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,6 +88,53 @@ def _contiguous_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 def library_of_launchers() -> launchers.Launchers:
     simulator.load_runtime()  # before the library, which then resolves HIP functions to it
     return launchers.Launchers(ctypes.CDLL(str(build())), around=checked)
+
+
+_OPS_PY = """
+import ctypes
+import torch
+runtime = ctypes.CDLL({runtime!r}, mode=ctypes.RTLD_GLOBAL)
+# Kernels may touch whatever torch allocates: these tests are not about bounds.
+runtime.sim_register_buffer(ctypes.c_void_p(4096), ctypes.c_uint64(1 << 47), b"all memory")
+from . import {name}
+ops = torch.ops.{name}
+def add_op_namespace_prefix(op_name):
+    return "{name}::" + op_name
+"""
+
+
+def package_folder() -> Path:
+    """A variant of the package, as tools/build.py lays it out, whose CPU tensors are multiplied by
+    the AMD launchers in the simulator: all of the package but torch's GPU memory."""
+    import build as build_script  # tools/build.py; not `build` above
+
+    launchers_library = build()
+    folder = launchers_library.parent / "package"
+    name = f"_rocm_kernels_simulated_{TARGET}"
+    package = build_script.read_package(ROOT, "rocm")
+    package.torch_sources.append("skinny_gemm/gemm_cpu.cpp")  # an op that CPU bindings have
+    toolchain = build_script.Toolchain(
+        variant="simulated",
+        define="-DCPU_KERNEL",
+        link_flags=[
+            str(launchers_library),
+            f"-Wl,-rpath,{launchers_library.parent}",
+            *build_script.cpu_toolchain(package, folder).link_flags,
+        ],
+    )
+    work = folder / "objects"
+    work.mkdir(parents=True, exist_ok=True)
+    extension = build_script.write_ninja(package, toolchain, name, work)
+    ninja = [str(Path(build_script.ninja.BIN_DIR) / "ninja"), "-C", str(work)]
+    subprocess.run(ninja, check=True, capture_output=True)
+    shutil.copyfile(extension, folder / extension.name)
+    for path in (ROOT / "torch-ext" / "rocm_kernels").glob("*.py"):
+        shutil.copyfile(path, folder / path.name)
+    runtime = str(simulator.runtime())
+    (folder / "_ops.py").write_text(_OPS_PY.format(runtime=runtime, name=name))
+    metadata = {"id": name, "version": package.version, "backend": {"type": "cpu"}}
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+    return folder
 
 
 @functools.cache

@@ -17,37 +17,22 @@ from launchers import DTYPES, Context, SkinnyGemmArgs, _gemm_scale
 from project import ROOT
 
 FNUZ = torch.float8_e4m3fnuz
-STREAM, QUEUE = 0, 1
-SYMBOL = "_ZN12rocm_kernels"
-
-
-class Config(ctypes.Structure):
-    """SkinnyGemmConfig of skinny_gemm/config.h."""
-
-    _fields_ = [
-        (name, ctypes.c_int32)
-        for name in (
-            "design",
-            "sparse",
-            "row_tiles",
-            "waves",
-            "split",
-            "blocks",
-            "xcds",
-            "producers",
-        )
-    ]
-
-    def __repr__(self) -> str:
-        return " ".join(f"{name}={getattr(self, name)}" for name, _ in self._fields_)
 
 
 def stream(row_tiles=1, waves=4, split=1, blocks=0, xcds=1, sparse=0):
-    return Config(STREAM, sparse, row_tiles, waves, split, blocks, xcds, 0)
+    return _config("stream", sparse, row_tiles, waves, split, blocks, xcds, 0)
 
 
-def queue(row_tiles=1, split=1, blocks=0, xcds=1, sparse=0):
-    return Config(QUEUE, sparse, row_tiles, 8, split, blocks, xcds, 4)
+def queue(row_tiles=1, split=1, blocks=0, xcds=1, sparse=0, producers=4):
+    return _config("queue", sparse, row_tiles, 8, split, blocks, xcds, producers)
+
+
+def _config(design, sparse, row_tiles, waves, split, blocks, xcds, producers) -> str:
+    """A SkinnyGemmConfig in the words of skinny_gemm/config.h."""
+    return (
+        f"{design}{'+sparse' if sparse else ''} row_tiles={row_tiles} waves={waves} split={split} "
+        f"blocks={blocks} xcds={xcds} producers={producers}"
+    )
 
 
 @dataclass
@@ -77,7 +62,7 @@ class Problem:
 
 
 class Device:
-    """The launchers that take a config."""
+    """The compiled launcher, with and without a config."""
 
     def __init__(self, simulated, simulator):
         self.library = simulated.library_of_launchers().library
@@ -85,34 +70,44 @@ class Device:
         self.hip = simulator.load_runtime()
 
     def _call(self, name: str, arguments: str, result, *values):
-        function = getattr(self.library, f"{SYMBOL}{len(name)}{name}{arguments}")
+        symbol = f"_ZN12rocm_kernels{len(name)}{name}ERKNS_14SkinnyGemmArgsE{arguments}"
+        function = getattr(self.library, symbol)
         function.restype = result
-        return function(*map(ctypes.byref, values))
+        return function(*values)
 
-    def _args(self, p: Problem) -> SkinnyGemmArgs:
+    def _args(self, p: Problem, config: str | None) -> SkinnyGemmArgs:
         return SkinnyGemmArgs(
             m=p.m, n=p.n, k=p.k, a=p.a.data_ptr(), a_stride=p.a.stride(0), w=p.w.data_ptr(),
             w_stride=p.w.stride(0), out=p.out.view.data_ptr(), out_stride=p.out.view.stride(0),
             scale_a=_gemm_scale(p.scale_a, p.m, 1, p.k),
             scale_w=_gemm_scale(p.scale_w, p.n, 128, p.k), a_dtype=DTYPES[p.dtype],
             w_dtype=DTYPES[p.dtype], out_dtype=DTYPES[p.out_dtype], bias_dtype=DTYPES[p.out_dtype],
+            config=None if config is None else config.encode(),
         )  # fmt: skip
 
-    def choose(self, p: Problem) -> Config:
-        config = Config()
+    def configs(self, p: Problem, config: str | None = None) -> list[str]:
+        """What the launcher would run, then the other candidates."""
+        lines = []
+        visit = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)(
+            lambda text, _: lines.append(text.decode())
+        )
         error = self._call(
-            "choose_skinny_gemm_config", "ERKNS_14SkinnyGemmArgsERNS_16SkinnyGemmConfigE",
-            ctypes.c_char_p, self._args(p), config,
+            "visit_skinny_gemm_configs", "RKNS_7ContextEPFvPKcPvES8_", ctypes.c_char_p,
+            ctypes.byref(self._args(p, config)), ctypes.byref(Context(num_threads=1)), visit, None,
         )  # fmt: skip
-        assert error is None, error
-        return config
+        if error:
+            raise RuntimeError(error.decode())
+        return lines
 
-    def run(self, p: Problem, config: Config, seed: int = 0, checks: bool = True):
+    def choose(self, p: Problem) -> str:
+        return self.configs(p)[0]
+
+    def run(self, p: Problem, config: str | None = None, seed: int = 0, checks: bool = True):
         """Launches; returns what the simulator reports. RuntimeError for a config refused."""
-        args = self._args(p)
+        args, context = self._args(p, config), Context(num_threads=1)
+        both = ctypes.byref(args), ctypes.byref(context)
         count = self._call(
-            "skinny_gemm_workspace_bytes", "ERKNS_14SkinnyGemmArgsERKNS_16SkinnyGemmConfigE",
-            ctypes.c_int64, args, config,
+            "skinny_gemm_workspace_bytes", "RKNS_7ContextE", ctypes.c_int64, *both
         )  # fmt: skip
         # Tickets are read on memory that nobody zeroed: random bytes. Slots are not.
         storage = torch.randint(256, (count + 256,), dtype=torch.uint8)
@@ -123,9 +118,7 @@ class Device:
         try:
             with self.checked([p.out.view], [p.a, p.w, p.scale_a, p.scale_w, workspace]):
                 error = self._call(
-                    "launch_skinny_gemm",
-                    "ERKNS_14SkinnyGemmArgsERKNS_7ContextERKNS_16SkinnyGemmConfigE",
-                    ctypes.c_char_p, args, Context(num_threads=1), config,
+                    "launch_skinny_gemm", "RKNS_7ContextE", ctypes.c_char_p, *both
                 )  # fmt: skip
         finally:
             self.hip.options()
@@ -164,7 +157,7 @@ SPARSE = [
 SHAPES = [(130, 1536), (97, 1000), (257, 2049)]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=repr)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_design_and_cut(device, config, shape):
     for m in (1, 11, 16, 31, 64):
@@ -173,7 +166,7 @@ def test_every_design_and_cut(device, config, shape):
         p.check()
 
 
-@pytest.mark.parametrize("config", SPARSE, ids=repr)
+@pytest.mark.parametrize("config", SPARSE, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_eight_rows_in_a_sparse_operand(device, config, shape):
     for m in (1, 5, 8):
@@ -204,7 +197,7 @@ def test_random_cuts(device):
         p.check()
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=repr)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_the_same_bits_in_every_order_of_waves(device, config):
     p = Problem(16, 130, 1536, torch.bfloat16)
     device.run(p, config, seed=1)
@@ -224,7 +217,7 @@ def test_a_row_has_the_same_bits_for_every_m_up_to_16(device, shape):
         part.a, part.w = whole.a[:m], whole.w
         part.scale_a, part.scale_w = whole.scale_a[:m], whole.scale_w
         config = device.choose(part)
-        assert bytes(config) == bytes(device.choose(whole))
+        assert config == device.choose(whole)
         device.run(part, config)
         assert torch.equal(bits(part.out.view), bits(whole.out.view[:m]))
 
@@ -240,13 +233,40 @@ def test_a_row_has_the_same_bits_for_every_m_up_to_16(device, shape):
         (1, stream(split=0, blocks=1000), "more stream-K blocks"),
         (1, stream(xcds=0), "xcds must be"),
         (32, stream(row_tiles=4, waves=8), "64 KiB of LDS"),
-        (1, Config(QUEUE, 0, 1, 8, 1, 0, 1, 2), "4 of them producers"),
+        (1, queue(producers=2), "4 of them producers"),
+        (1, "stream", "must read like"),
+        (1, stream() + " ", "must read like"),
+        (1, stream().replace("split=1", "split=123456789"), "must read like"),
+        (1, stream().replace("split=1", "split=-1"), "must read like"),
+        (1, "fast", "must read like"),
     ],
     ids=str,
 )
 def test_configs_that_cannot_be_are_refused(device, m, config, words):
     with pytest.raises(RuntimeError, match=words):
         device.run(Problem(m, 64, 1024), config)
+
+
+@pytest.mark.parametrize("m", [1, 17, 64])
+def test_candidates_are_distinct_and_read_back(device, m):
+    for n, k in [(2304, 16384), (48, 100)]:
+        p = Problem(m, n, k)
+        candidates = device.configs(p)
+        assert len(candidates) == len(set(candidates)) > 3
+        designs = {text.split()[0] for text in candidates}
+        assert designs == {"stream", "queue"}
+        for text in candidates:
+            assert device.configs(p, text)[0] == text
+            assert sorted(device.configs(p, text)) == sorted(candidates)
+
+
+def test_the_default_is_the_first_candidate(device):
+    p = Problem(8, 130, 1536, torch.bfloat16)
+    device.run(p, device.choose(p))
+    forced = p.out.view.clone()
+    p.out.view.fill_(torch.nan)
+    device.run(p)
+    assert torch.equal(bits(forced), bits(p.out.view))
 
 
 # ---- Full size ---------------------------------------------------------------------------------
@@ -272,7 +292,7 @@ def test_full_size(device, m, shape):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [queue(split=2), stream(split=0, blocks=304)], ids=repr)
+@pytest.mark.parametrize("config", [queue(split=2), stream(split=0, blocks=304)], ids=str)
 def test_full_size_of_other_designs(device, config):
     p = Problem(8, 2304, 16384, torch.bfloat16, gap=0)
     device.run(p, config)

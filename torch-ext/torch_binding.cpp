@@ -7,6 +7,11 @@
 #include <torch/csrc/stable/accelerator.h>
 #endif
 
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+
 #include "../rmsnorm_fp8/rmsnorm_fp8.h"
 #include "../skinny_gemm/skinny_gemm.h"
 #include "../swiglu_fp8/swiglu_fp8.h"
@@ -315,18 +320,147 @@ static void allocate_workspace(SkinnyGemmArgs& args, int64_t bytes, const Tensor
   args.workspace = workspace->data_ptr();
 }
 
-void skinny_gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
-                 std::optional<Tensor> scale_w, std::optional<Tensor> bias) {
-  SkinnyGemmArgs args = describe_product(out, a, w, scale_a, scale_w, bias);
+static SkinnyGemmArgs describe_skinny_product(const Tensor& out, const Tensor& a, const Tensor& w,
+                                              const std::optional<Tensor>& scale_a,
+                                              const std::optional<Tensor>& scale_w,
+                                              const std::optional<Tensor>& bias) {
+  const SkinnyGemmArgs args = describe_product(out, a, w, scale_a, scale_w, bias);
   require(args.m <= kSkinnyGemmMaxRows, "skinny_gemm takes at most ", kSkinnyGemmMaxRows,
           " rows, got ", args.m, "; fp8_linear takes any number");
+  return args;
+}
+
+namespace {
+
+// Configs that stand in for the backend's own choice.
+class Tuning {
+ public:
+  // Device index, last row of M's class, N, K, dtypes of a and w, whether scales are of blocks.
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, DType, DType, bool>;
+  using Entries = std::map<Key, std::string>;
+
+  static Key key(int64_t device, const SkinnyGemmArgs& args) {
+    const bool blocks = args.scale_a.kind == GemmScale::Kind::kBlock ||
+                        args.scale_w.kind == GemmScale::Kind::kBlock;
+    return {device, last_row_of_class(args.m), args.n, args.k, args.a_dtype, args.w_dtype, blocks};
+  }
+
+  // As they are now. A call keeps them until it has launched: its workspace and its launch go by
+  // one config, whatever other threads set meanwhile.
+  std::shared_ptr<const Entries> entries() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return entries_;
+  }
+
+  // An empty config: forgets the entry.
+  void set(const Key& key, const std::string& config) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto changed = std::make_shared<Entries>(entries_ ? *entries_ : Entries{});
+    changed->erase(key);
+    if (!config.empty()) changed->emplace(key, config);
+    entries_ = changed->empty() ? nullptr : std::move(changed);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Entries> entries_;  // never changed, only replaced
+};
+
+Tuning& tuning() {
+  static Tuning instance;
+  return instance;
+}
+
+const char* tuned_config(const Tuning::Entries* entries, const Tensor& a,
+                         const SkinnyGemmArgs& args) {
+  if (entries == nullptr) return nullptr;
+  const auto found = entries->find(Tuning::key(a.get_device_index(), args));
+  return found == entries->end() ? nullptr : found->second.c_str();
+}
+
+void check_config_status(Status status, const SkinnyGemmArgs& args) {
+  if (status == nullptr || args.config == nullptr) return check_status(status, "skinny_gemm");
+  fail("skinny_gemm: ", status, "; got '", args.config, "' for M = ", args.m, ", N = ", args.n,
+       ", K = ", args.k, "; tuning.candidates tells what these operands take");
+}
+
+void multiply(const Tensor& a, SkinnyGemmArgs& args) {
   if (args.m == 0 || args.n == 0) return;
   const auto launch = [&](const Context& context) {
     std::optional<Tensor> workspace;
     allocate_workspace(args, skinny_gemm_workspace_bytes(args, context), a, workspace);
     return launch_skinny_gemm(args, context);
   };
-  check_status(with_context(a, launch), "skinny_gemm");
+  check_config_status(with_context(a, launch), args);
+}
+
+DType parse_gemm_dtype(const std::string& name) {
+  constexpr std::pair<ScalarType, DType> kTypes[] = {
+      {ScalarType::Half, DType::kFloat16},
+      {ScalarType::BFloat16, DType::kBFloat16},
+      {ScalarType::Float8_e4m3fn, DType::kFloat8E4M3FN},
+      {ScalarType::Float8_e4m3fnuz, DType::kFloat8E4M3FNUZ}};
+  for (const auto& [type, dtype] : kTypes) {
+    if (name == name_of(type)) return dtype;
+  }
+  fail("a dtype must be float16, bfloat16, float8_e4m3fn or float8_e4m3fnuz, got ", name);
+}
+
+}  // namespace
+
+void skinny_gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
+                 std::optional<Tensor> scale_w, std::optional<Tensor> bias) {
+  SkinnyGemmArgs args = describe_skinny_product(out, a, w, scale_a, scale_w, bias);
+  const auto entries = tuning().entries();
+  args.config = tuned_config(entries.get(), a, args);
+  multiply(a, args);
+}
+
+void skinny_gemm_with_config(Tensor& out, const Tensor& a, const Tensor& w,
+                             std::optional<Tensor> scale_a, std::optional<Tensor> scale_w,
+                             std::optional<Tensor> bias, std::string config) {
+  SkinnyGemmArgs args = describe_skinny_product(out, a, w, scale_a, scale_w, bias);
+  args.config = config.c_str();
+  multiply(a, args);
+}
+
+std::string skinny_gemm_configs(const Tensor& out, const Tensor& a, const Tensor& w,
+                                std::optional<Tensor> scale_a, std::optional<Tensor> scale_w,
+                                bool tuned) {
+  SkinnyGemmArgs args = describe_skinny_product(out, a, w, scale_a, scale_w, std::nullopt);
+  const auto entries = tuning().entries();
+  if (tuned) args.config = tuned_config(entries.get(), a, args);
+  std::string lines;
+  const auto add_line = [](const char* config, void* text) {
+    static_cast<std::string*>(text)->append(config).append("\n");
+  };
+  const auto visit = [&](const Context& context) {
+    return visit_skinny_gemm_configs(args, context, add_line, &lines);
+  };
+  check_config_status(with_context(a, visit), args);
+  return lines;
+}
+
+void tune_skinny_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::string a_dtype,
+                      std::string w_dtype, bool block_scales, std::string config) {
+  require(1 <= rows && rows <= kSkinnyGemmMaxRows, "rows must be 1 to ", kSkinnyGemmMaxRows,
+          ", got ", rows);
+  SkinnyGemmArgs args;
+  args.m = rows;
+  args.n = n;
+  args.k = k;
+  args.a_dtype = parse_gemm_dtype(a_dtype);
+  args.w_dtype = parse_gemm_dtype(w_dtype);
+  if (block_scales) args.scale_w.kind = GemmScale::Kind::kBlock;
+  if (!config.empty()) {
+#if !defined(CPU_KERNEL)
+    const torch::stable::accelerator::DeviceGuard guard(static_cast<int32_t>(device));
+#endif
+    args.config = config.c_str();
+    const auto ignore = [](const char*, void*) {};
+    check_config_status(visit_skinny_gemm_configs(args, Context{}, ignore, nullptr), args);
+  }
+  tuning().set(Tuning::key(device, args), config);
 }
 
 #if defined(CPU_KERNEL)
@@ -351,11 +485,25 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "skinny_gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
       "Tensor? bias) -> ()");
+  ops.def(
+      "skinny_gemm_with_config(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, "
+      "Tensor? scale_w, Tensor? bias, str config) -> ()");
+  ops.def(
+      "skinny_gemm_configs(Tensor out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
+      "bool tuned) -> str");
+  ops.def(
+      "tune_skinny_gemm(int device, int rows, int n, int k, str a_dtype, str w_dtype, "
+      "bool block_scales, str config) -> ()");
 #if defined(CPU_KERNEL)
   ops.def(
       "gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
       "Tensor? bias) -> ()");
 #endif
+}
+
+// It takes no tensor that would tell the device.
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
+  ops.impl("tune_skinny_gemm", TORCH_BOX(&tune_skinny_gemm));
 }
 
 #if defined(CPU_KERNEL)
@@ -366,6 +514,8 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("rmsnorm_fp8", TORCH_BOX(&rmsnorm_fp8));
   ops.impl("swiglu_fp8", TORCH_BOX(&swiglu_fp8));
   ops.impl("skinny_gemm", TORCH_BOX(&skinny_gemm));
+  ops.impl("skinny_gemm_with_config", TORCH_BOX(&skinny_gemm_with_config));
+  ops.impl("skinny_gemm_configs", TORCH_BOX(&skinny_gemm_configs));
 #if defined(CPU_KERNEL)
   ops.impl("gemm", TORCH_BOX(&gemm));
 #endif

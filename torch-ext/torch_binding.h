@@ -30,6 +30,26 @@ void skinny_gemm(torch::stable::Tensor& out, const torch::stable::Tensor& a,
                  std::optional<torch::stable::Tensor> scale_w,
                  std::optional<torch::stable::Tensor> bias);
 
+// The same with a config that skinny_gemm_configs gave.
+void skinny_gemm_with_config(torch::stable::Tensor& out, const torch::stable::Tensor& a,
+                             const torch::stable::Tensor& w,
+                             std::optional<torch::stable::Tensor> scale_a,
+                             std::optional<torch::stable::Tensor> scale_w,
+                             std::optional<torch::stable::Tensor> bias, std::string config);
+
+// One config a line: what skinny_gemm runs for these operands, then what else can serve all M of
+// their class. Not `tuned`: entries of tune_skinny_gemm count as not set.
+std::string skinny_gemm_configs(const torch::stable::Tensor& out, const torch::stable::Tensor& a,
+                                const torch::stable::Tensor& w,
+                                std::optional<torch::stable::Tensor> scale_a,
+                                std::optional<torch::stable::Tensor> scale_w, bool tuned);
+
+// From now on skinny_gemm takes `config` for such operands: on this device (its index; -1: the
+// CPU), with M of the class of `rows`, these N, K and dtypes, block scales or not. An empty config:
+// the backend's own choice again.
+void tune_skinny_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::string a_dtype,
+                      std::string w_dtype, bool block_scales, std::string config);
+
 #if defined(CPU_KERNEL)
 // skinny_gemm for any M.
 void gemm(torch::stable::Tensor& out, const torch::stable::Tensor& a,

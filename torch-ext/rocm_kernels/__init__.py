@@ -4,7 +4,7 @@ Every function takes torch tensors on the CPU, a ROCm or a CUDA device and has a
 the same name in ``rocm_kernels.reference``.
 """
 
-from . import layers, models, reference
+from . import layers, models, reference, tuning
 from .functional import (
     fp8_linear,
     fp8_linear_path,
@@ -17,6 +17,9 @@ from .functional import (
     swiglu_fp8,
     to_native_fp8,
 )
+from .tuning import _load_from_environment, skinny_gemm_config
+
+_load_from_environment()
 
 __all__ = [
     "fp8_linear",
@@ -29,7 +32,9 @@ __all__ = [
     "rms_norm",
     "rms_norm_fp8",
     "skinny_gemm",
+    "skinny_gemm_config",
     "swiglu",
     "swiglu_fp8",
     "to_native_fp8",
+    "tuning",
 ]

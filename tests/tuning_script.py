@@ -1,0 +1,110 @@
+"""What test_tuning.py runs in a process of its own, on a package whose CPU tensors are multiplied
+by the AMD launchers in the simulator (simulated.package_folder).
+
+    python tests/tuning_script.py FOLDER FILE.json
+
+Times come from a table of this script, so that a known config wins. Prints "done" at the end.
+"""
+
+import ctypes
+import importlib.util
+import json
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+folder, path = Path(sys.argv[1]), Path(sys.argv[2])
+spec = importlib.util.spec_from_file_location("tuned", folder / "__init__.py")
+package = importlib.util.module_from_spec(spec)
+sys.modules["tuned"] = package
+spec.loader.exec_module(package)
+tuning, runtime = package.tuning, sys.modules["tuned._ops"].runtime
+runtime.sim_last_launch.restype = ctypes.c_char_p
+
+N, K, FP8 = 48, 640, torch.float8_e4m3fnuz
+WINNER = "queue row_tiles=1 waves=8 split=3 blocks=0 xcds=8 producers=4"
+timed = set()
+
+
+def last_kernel() -> str:
+    return json.loads(runtime.sim_last_launch())["kernel"]
+
+
+def from_table(call, inputs, replays):
+    """Calls once, with 1 us for WINNER and 2 us for the others."""
+    call(inputs[0])
+    config = call.__closure__[call.__code__.co_freevars.index("config")].cell_contents
+    timed.add(config)
+    return 1.0 if config == WINNER else 2.0
+
+
+tuning._median_us = from_table
+lines = []
+shape = tuning.GemmShape(N, K, FP8, FP8)
+document = tuning.tune_skinny_gemm([shape], rows=[1, 9], output=path, progress=lines.append)
+(entry,) = document["entries"]
+assert entry["rows"] == 16 and entry["config"] == WINNER != entry["default"], entry
+assert len(lines) == 2 and "wrong" not in "".join(lines), lines
+
+# In force, for all rows of the class and no others.
+weight = torch.randn(N, K).to(FP8)
+a = {rows: torch.randn(rows, K).to(FP8) for rows in (1, 16, 17)}
+everything = tuning.candidates(a[1], weight)
+assert timed == set(everything) and len(everything) > 20
+assert everything[0] == entry["default"]
+for rows in (1, 16):
+    assert package.skinny_gemm_config(a[rows], weight) == WINNER
+    package.skinny_gemm(a[rows], weight)
+    assert "queue" in last_kernel(), last_kernel()
+assert package.skinny_gemm_config(a[17], weight) != WINNER
+assert package.skinny_gemm_config(a[1], weight[:32]) != WINNER
+
+# Cleared, and loaded from the file.
+tuning.clear_tuning(document)
+assert package.skinny_gemm_config(a[1], weight) == entry["default"]
+package.skinny_gemm(a[1], weight)
+assert "stream" in last_kernel()
+assert tuning.load_tuning(path) == 1
+assert package.skinny_gemm_config(a[1], weight) == WINNER
+
+# A file whose config cannot serve the class is refused as a whole.
+broken = json.loads(path.read_text())
+broken["entries"].append({**entry, "n": 32, "config": WINNER.replace("split=3", "split=6")})
+bad = path.with_name("broken.json")
+bad.write_text(json.dumps(broken))
+tuning.clear_tuning(document)
+try:
+    tuning.load_tuning(bad)
+except ValueError as error:
+    assert "granules of K" in str(error) and "split=6" in str(error), error
+else:
+    raise AssertionError("a config that cannot be was loaded")
+assert package.skinny_gemm_config(a[1], weight) == entry["default"]
+
+# A call keeps one config from its workspace to its launch, whatever other threads set.
+expected = {
+    config: tuning.skinny_gemm_with_config(config, a[16], weight) for config in everything[:4]
+}
+exact = a[16].double() @ weight.double().t()
+done = threading.Event()
+
+
+def keep_changing() -> None:
+    key = (-1, 16, N, K, "float8_e4m3fnuz", "float8_e4m3fnuz", False)
+    while not done.is_set():
+        for config in ("", *everything[:4]):
+            package.functional.ops.tune_skinny_gemm(*key, config)
+
+
+other = threading.Thread(target=keep_changing)
+other.start()
+for _ in range(60):
+    out = package.skinny_gemm(a[16], weight)
+    assert any(torch.equal(out, one) for one in expected.values())
+    torch.testing.assert_close(out.double(), exact, rtol=1e-2, atol=1e-2)
+done.set()
+other.join()
+assert runtime.sim_finding_count() == 0
+print("done")
