@@ -1,4 +1,5 @@
-# Every target makes its own environment in .venv and builds what it needs.
+# Every target makes its own environment in .venv and builds what it needs. VENV=FOLDER takes one of
+# yours: with bin/python that has what requirements.txt lists, and an empty file `ready`.
 #   make demo [PROMPT="..."]   a real model answers, before and after our kernels
 #   make test                  all that this machine can test in under half an hour
 #   make help                  the rest
@@ -11,7 +12,7 @@ PYTHON := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.hip' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test test-all test-gpu bench bench-gpu resources fuzz release-check lint format clean
+.PHONY: help demo build test test-all test-gpu sanitize-gpu bench bench-gpu bench-model resources fuzz release-check lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -43,14 +44,22 @@ test-all: build $(VENV)/llvm ## the slow ones too: full sizes on the simulator
 bench: build ## the CPU kernels beside PyTorch's, in one run
 	@$(PYTHON) benchmarks/cpu.py $(ARGS)
 
-test-gpu: $(VENV)/ready ## the tests on this machine's GPU
+test-gpu: $(VENV)/ready ## all tests of this machine's GPU, the slow ones and compute-sanitizer too
 	@$(PYTHON) tools/build.py --backend cpu
 	@$(PYTHON) tools/build.py --backend $(GPU)
-	$(PYTHON) -m pytest --device $(GPU) $(ARGS)
+	$(PYTHON) -m pytest --slow --device $(GPU) $(ARGS)
+
+sanitize-gpu: $(VENV)/ready ## compute-sanitizer alone: memcheck, racecheck, synccheck
+	@$(PYTHON) tools/build.py --backend cuda
+	$(PYTHON) -m pytest --slow --device cuda tests/test_sanitizer.py $(ARGS)
 
 bench-gpu: $(VENV)/ready ## the kernels beside their peers on this machine's GPU
 	@$(PYTHON) tools/build.py --backend $(GPU)
 	$(PYTHON) benchmarks/gpu.py $(ARGS)
+
+bench-model: $(VENV)/ready ## a Llama of 8 billion random weights decodes on this machine's GPU
+	@$(PYTHON) tools/build.py --backend $(GPU)
+	$(PYTHON) benchmarks/end_to_end.py $(ARGS)
 
 resources: $(VENV)/ready $(VENV)/llvm ## registers, LDS and spills of every kernel for every AMD target
 	@$(PYTHON) tools/resources.py $(ARGS)

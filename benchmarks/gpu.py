@@ -1,6 +1,6 @@
 """The CUDA or ROCm kernels beside their peers, in one run on this GPU.
 
-    python benchmarks/gpu.py [--save]
+    python benchmarks/gpu.py [--peers FOLDER] [--save]
 
 Every candidate is captured into a CUDA graph of many launches and the graph is replayed: the time
 is the median over replays, for each launch; the spread is that from the tenth to the ninetieth
@@ -9,7 +9,8 @@ over 256 buffers at most: what is smaller than 2 MB is partly cached for all can
 floor is the time that the bytes take at the read rate measured in the same run.
 
 Peers: PyTorch eager, torch.compile, cuBLASLt (hipBLASLt) through torch._scaled_mm with fast
-accumulation, and F.linear in 16 bits.
+accumulation, F.linear in 16 bits, and the public kernels that peers.py finds. A peer whose result
+is not that of PyTorch eager is not measured.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ import importlib.util
 import json
 import re
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+import gpu_report
+import peers
 import torch
 import torch.nn.functional as F
+from gpu_report import OURS, WEIGHT_ONLY, Case, Measured
+from peers import EPS
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
-DOCS = ROOT / "docs"
 
-OURS = "rocm-kernels"
-WEIGHT_ONLY = "rocm-kernels, bf16 x FP8"
 ROTATED_BYTES = 600 << 20
 MAX_BUFFERS = 256
 MIN_LAUNCHES = 24
@@ -49,28 +51,6 @@ GEMM_ROWS = [1, 2, 4, 8, 16, 24, 32, 48, 64]
 GEMV_SHAPES = [(128, 128), (1024, 128), (4096, 128), (1024, 1024), (2048, 2048), (4096, 4096)]
 COLUMNS = 16384
 ROW_COUNTS = [1, 8, 32, 128, 512, 2048]
-
-
-@dataclass
-class Measured:
-    """Microseconds of one candidate: median, tenth and ninetieth percentile over replays."""
-
-    median: float
-    low: float
-    high: float
-
-
-@dataclass
-class Case:
-    """One product or one row-wise op: its sizes, the bytes that must move, a time for each peer."""
-
-    op: str
-    model: str
-    m: int
-    n: int
-    k: int
-    bytes: int
-    times: dict[str, Measured]
 
 
 def load_package():
@@ -149,13 +129,13 @@ def gemm_times(package, m: int, weights: list[torch.Tensor], wide: list[torch.Te
     }
 
 
-def gemm_cases(package) -> list[Case]:
+def gemm_cases(package, models: dict[str, list], rows: list[int]) -> list[Case]:
     cases = []
-    for model, shapes in GEMM_SHAPES.items():
+    for model, shapes in models.items():
         for n, k in shapes:
             weights = fp8_weights(n, k)
             wide = [w.to(torch.bfloat16) for w in weights[: buffers(2 * n * k)]]
-            for m in GEMM_ROWS:
+            for m in rows:
                 times = gemm_times(package, m, weights, wide)
                 cases.append(Case("skinny_gemm", model, m, n, k, n * k + m * k + 2 * m * n, times))
     return cases
@@ -176,190 +156,149 @@ def quantize_eager(y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (y / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
-def rmsnorm_eager(x, residual, weight, scale):
+def rmsnorm_fp8_eager(x, residual, weight, scale):
     residual.add_(x)
     h = residual.float()
-    y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * weight.float()
+    y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS) * weight.float()
     return quantize_eager(y, scale)
 
 
-def swiglu_eager(x, scale):
+def rmsnorm_eager(x, residual, weight, scale):
+    residual.add_(x)
+    return F.rms_norm(residual, weight.shape, weight, EPS)
+
+
+def swiglu_fp8_eager(x, scale):
     gate, up = x.chunk(2, -1)
     return quantize_eager(F.silu(gate.float()) * up.float(), scale)
 
 
-def rowwise_cases(package, rows: int, norm: Callable, activation: Callable) -> list[Case]:
+def swiglu_eager(x, scale):
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+EAGER = {
+    "rmsnorm_fp8": rmsnorm_fp8_eager,
+    "swiglu_fp8": swiglu_fp8_eager,
+    "rmsnorm": rmsnorm_eager,
+    "swiglu": swiglu_eager,
+}
+
+
+def rowwise_candidates(package, found: peers.Peers) -> dict[str, dict[str, Callable]]:
+    """For each op: the calls to compare, with the arguments of the eager ones."""
+    ours = {
+        "rmsnorm_fp8": lambda x, r, w, s: package.rms_norm_fp8(x, w, EPS, r, scale=s)[0],
+        "swiglu_fp8": lambda x, s: package.swiglu_fp8(x, scale=s)[0],
+        "rmsnorm": lambda x, r, w, s: package.rms_norm(x, w, EPS, r),
+        "swiglu": lambda x, s: package.swiglu(x),
+    }
+    return {
+        op: {
+            OURS: ours[op],
+            "torch.compile": torch.compile(eager, fullgraph=True, dynamic=False),
+            "eager": eager,
+            **found.calls[op],
+        }
+        for op, eager in EAGER.items()
+    }
+
+
+def agrees(call: Callable, eager: Callable, inputs: tuple) -> str:
+    """Empty, or what is wrong with the call's result."""
+    try:
+        actual, expected = (f(*(t.clone() for t in inputs)).float() for f in (call, eager))
+        torch.cuda.synchronize()
+    except Exception as error:  # of a foreign package
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    error = (actual - expected).abs().mean() / expected.abs().mean()
+    return "" if error < 0.02 else f"differs from PyTorch eager by {error:.1%}"
+
+
+def rowwise_cases(candidates: dict, found: peers.Peers, rows: int) -> list[Case]:
     half = {"device": "cuda", "dtype": torch.float16}
     weight, scale = torch.randn(COLUMNS, **half), torch.full((1,), 0.05, device="cuda")
-    moved = rows * COLUMNS * (2 + 2 + 2 + 1)
-    pairs = [torch.randn(2, rows, COLUMNS, **half) for _ in range(buffers(moved))]
-
-    def ours(pair):
-        return package.rms_norm_fp8(pair[0], weight, residual=pair[1], scale=scale)
-
-    times = {
-        OURS: measure(ours, pairs),
-        "torch.compile": measure(lambda pair: norm(*pair, weight, scale), pairs),
-        "eager": measure(lambda pair: rmsnorm_eager(*pair, weight, scale), pairs[:32]),
-    }
-    cases = [Case("rmsnorm_fp8", "", rows, 0, COLUMNS, moved, times)]
-
-    moved = rows * COLUMNS * 2 + rows * COLUMNS // 2
-    inputs = [x for pair in pairs for x in pair]
-    times = {
-        OURS: measure(lambda x: package.swiglu_fp8(x, scale=scale), inputs),
-        "torch.compile": measure(lambda x: activation(x, scale), inputs),
-        "eager": measure(lambda x: swiglu_eager(x, scale), inputs[:32]),
-    }
-    return [*cases, Case("swiglu_fp8", "", rows, 0, COLUMNS, moved, times)]
-
-
-def tables(cases: list[Case], rate: float) -> str:
-    """Markdown, one table an op."""
-    titles = {
-        "skinny_gemm": "skinny_gemm: FP8 x FP8 to bfloat16, scales per tensor",
-        "gemv_fp16": "skinny_gemm: one row, float16",
-        "rmsnorm_fp8": f"residual + RMSNorm + FP8, {COLUMNS} columns, float16, static scale",
-        "swiglu_fp8": f"SwiGLU + FP8, {COLUMNS} to {COLUMNS // 2} columns, float16, static scale",
-    }
-    parts = []
-    for op, title in titles.items():
-        chosen = [case for case in cases if case.op == op]
-        if not chosen:
-            continue
-        peers = list(chosen[0].times)
-        best = [peer for peer in peers if not peer.startswith(OURS)]
-        header = ["shape", "rows", *(f"{peer}, us" for peer in peers), "spread", "floor, us"]
-        header += ["of floor", "x best peer"]
-        lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
-        for case in chosen:
-            ours, floor = case.times[OURS], case.bytes / rate * 1e6
-            shape = f"{case.n} x {case.k} {case.model}".strip() if case.n else str(case.k)
-            peer = min(case.times[name].median for name in best)
-            lines.append(
-                [
-                    shape,
-                    str(case.m),
-                    *(f"{case.times[name].median:.2f}" for name in peers),
-                    f"{(ours.high - ours.low) / ours.median:.1%}",
-                    f"{floor:.2f}",
-                    f"{floor / ours.median:.0%}",
-                    f"{peer / ours.median:.2f}",
-                ]
-            )
-        body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        parts.append(f"## {title}\n\n{body}\n")
-    return "\n".join(parts)
+    elements = rows * COLUMNS
+    pairs = [torch.randn(2, rows, COLUMNS, **half) for _ in range(buffers(4 * elements))]
+    cases = []
+    for op, calls in candidates.items():
+        quantised = op.endswith("fp8")
+        if op.startswith("rmsnorm"):
+            items = [(*pair, weight, scale) for pair in pairs]
+            moved = elements * (7 if quantised else 8)
+        else:
+            items = [(x, scale) for pair in pairs for x in pair]
+            moved = elements * 2 + elements // 2 * (1 if quantised else 2)
+        times = {}
+        for name, call in calls.items():
+            if wrong := agrees(call, EAGER[op], items[0]):
+                found.missing[f"{name}, {op}, {rows} rows"] = wrong
+                continue
+            # Eager allocates float32 copies: fewer inputs are then more bytes than enough.
+            chosen = items[:32] if name == "eager" else items
+            times[name] = measure(lambda item, call=call: call(*item), chosen)
+        # What one op left in its inputs is no input for the next.
+        for pair in pairs:
+            pair.normal_()
+        cases.append(Case(op, "", rows, 0, COLUMNS, moved, times))
+    return cases
 
 
-def plot_gemm(cases: list[Case], rate: float, path: Path) -> None:
-    """Time over floor by rows, one panel a shape."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    shapes = list(dict.fromkeys((c.model, c.n, c.k) for c in cases if c.op == "skinny_gemm"))
-    columns = 4
-    figure, axes = pyplot.subplots(
-        -(-len(shapes) // columns), columns, figsize=(15, 9), sharex=True, layout="constrained"
-    )
-    for axis in axes.flat[len(shapes) :]:
-        axis.axis("off")
-    for axis, (model, n, k) in zip(axes.flat, shapes, strict=False):
-        chosen = [
-            c for c in cases if c.op == "skinny_gemm" and (c.model, c.n, c.k) == (model, n, k)
-        ]
-        for peer, style in ((OURS, "o-"), ("cuBLASLt FP8", "s--"), ("F.linear bf16", "^:")):
-            axis.plot(
-                [c.m for c in chosen], [c.times[peer].median for c in chosen], style, label=peer
-            )
-        axis.plot([c.m for c in chosen], [c.bytes / rate * 1e6 for c in chosen], "k-", lw=0.8,
-                  label="floor")  # fmt: skip
-        axis.set_title(f"{model}: N {n}, K {k}", fontsize=10)
-        axis.set_xscale("log", base=2)
-        axis.set_xticks([1, 4, 16, 64], ["1", "4", "16", "64"])
-        axis.set_ylim(bottom=0)
-    axes.flat[0].legend(fontsize=8)
-    figure.supxlabel("rows of a")
-    figure.supylabel("microseconds")
-    figure.savefig(path, dpi=110)
+def device_name() -> str:
+    """As results and pages are named by: h200."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return re.sub(r"[^a-z0-9]+", "_", name.lower().removeprefix("nvidia ")).strip("_")
 
 
-def plot_rowwise(cases: list[Case], rate: float, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    for axis, op in zip(axes, ("rmsnorm_fp8", "swiglu_fp8"), strict=True):
-        chosen = [c for c in cases if c.op == op]
-        for peer, style in ((OURS, "o-"), ("torch.compile", "s--"), ("eager", "^:")):
-            axis.plot(
-                [c.m for c in chosen], [c.times[peer].median for c in chosen], style, label=peer
-            )
-        axis.plot([c.m for c in chosen], [c.bytes / rate * 1e6 for c in chosen], "k-", lw=0.8,
-                  label="floor")  # fmt: skip
-        axis.set_title(f"{op}, {COLUMNS} columns", fontsize=10)
-        axis.set(xscale="log", yscale="log", xlabel="rows", ylabel="microseconds", ylim=(0.5, None))
-        axis.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-
-
-def report(name: str) -> None:
-    """Writes the tables and plots of a saved run."""
-    saved = json.loads((RESULTS / f"{name}.json").read_text())
-    cases = [
-        Case(**{**case, "times": {peer: Measured(**t) for peer, t in case["times"].items()}})
-        for case in saved["cases"]
-    ]
-    rate = saved["read_rate"]
-    plots = DOCS / "plots"
-    plots.mkdir(parents=True, exist_ok=True)
-    plot_gemm(cases, rate, plots / f"{name}_skinny_gemm.png")
-    plot_rowwise(cases, rate, plots / f"{name}_rowwise.png")
-    (DOCS / f"{name}_benchmarks.md").write_text(
-        f"# Benchmarks on {saved['machine']}\n\n"
-        f"Measured {saved['date']} by `python benchmarks/gpu.py --save`; tables and plots made "
-        f"from `benchmarks/results/{name}.json`.\nRead rate of the run: {rate / 1e12:.2f} TB/s. "
-        "Spread: tenth to ninetieth percentile of ours. Method: the script's first lines.\n\n"
-        f"![skinny_gemm](plots/{name}_skinny_gemm.png)\n\n"
-        f"![norm and activation](plots/{name}_rowwise.png)\n\n{tables(cases, rate)}"
-    )
+def machine() -> str:
+    """Device, driver and the versions that matter."""
+    if not torch.cuda.is_available():
+        return f"no GPU, torch {torch.__version__}"
+    parts = [torch.cuda.get_device_name()]
+    if torch.version.cuda:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(query, capture_output=True, text=True).stdout.split()
+        parts += [f"driver {driver[0]}"] if driver else []
+        parts.append(f"CUDA {torch.version.cuda}")
+    else:
+        parts.append(f"ROCm {torch.version.hip}")
+    return ", ".join([*parts, f"torch {torch.__version__}"])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", type=Path, help="folder that peers.py has built")
     parser.add_argument("--save", action="store_true", help="write the JSON, tables and plots too")
-    parser.add_argument("--report", metavar="NAME", help="only make tables and plots of NAME.json")
+    parser.add_argument("--quick", action="store_true", help="a few shapes, to see that it works")
     arguments = parser.parse_args()
-    if arguments.report:
-        report(arguments.report)
-        return 0
 
     torch.manual_seed(0)
     package = load_package()
+    found = peers.find(arguments.peers)
     rate = read_rate()
-    norm, activation = (
-        torch.compile(eager, fullgraph=True, dynamic=False)
-        for eager in (rmsnorm_eager, swiglu_eager)
-    )
-    cases = gemm_cases(package)
-    cases += [gemv_case(package, n, k) for n, k in GEMV_SHAPES]
-    for rows in ROW_COUNTS:
-        cases += rowwise_cases(package, rows, norm, activation)
-    device = torch.cuda.get_device_name()
-    runtime = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
-    machine = f"{device}, {runtime}, torch {torch.__version__}"
-    print(f"{machine}, read rate {rate / 1e12:.2f} TB/s\n\n{tables(cases, rate)}")
+    models, rows, gemv, counts = GEMM_SHAPES, GEMM_ROWS, GEMV_SHAPES, ROW_COUNTS
+    if arguments.quick:
+        models, rows, gemv, counts = {"8B": [(4096, 4096)]}, [1, 32], gemv[-1:], [1, 128]
+    cases = gemm_cases(package, models, rows)
+    cases += [gemv_case(package, n, k) for n, k in gemv]
+    candidates = rowwise_candidates(package, found)
+    for count in counts:
+        cases += rowwise_cases(candidates, found, count)
+    saved = {
+        "machine": machine(),
+        "date": str(datetime.date.today()),
+        "read_rate": rate,
+        "peers": found.versions,
+        "missing": found.missing,
+        "cases": [asdict(case) for case in cases],
+    }
+    print(gpu_report.document(saved, "gpu"))
     if arguments.save:
-        name = re.sub(r"[^a-z0-9]+", "_", device.lower().removeprefix("nvidia ")).strip("_")
-        RESULTS.mkdir(exist_ok=True)
-        saved = {"machine": machine, "date": str(datetime.date.today()), "read_rate": rate}
-        saved["cases"] = [asdict(case) for case in cases]
-        (RESULTS / f"{name}.json").write_text(json.dumps(saved, indent=1) + "\n")
-        report(name)
+        name = device_name()
+        gpu_report.RESULTS.mkdir(exist_ok=True)
+        (gpu_report.RESULTS / f"{name}.json").write_text(json.dumps(saved, indent=1) + "\n")
+        gpu_report.write(name)
     return 0
 
 
