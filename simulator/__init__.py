@@ -1,4 +1,4 @@
-"""Runs code objects for gfx942 and gfx950 on the CPU, and judges them.
+"""Runs code objects for gfx942, gfx950 and gfx90a on the CPU, and judges them.
 
 kernel = simulator.load("kernel.co")
 result = kernel.launch("name", grid=8, block=256, args=[out, x, 5])

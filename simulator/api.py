@@ -92,13 +92,13 @@ class Result:
     """What a launch did.
 
     counters: totals by name, see docs/simulator.md; findings: in order of kind;
-    time: the modelled time on the hardware; lines: executions by source line;
+    time: modelled, None for gfx90a; lines: executions by source line;
     raw: everything as the engine reports it.
     """
 
     counters: dict
     findings: list[Finding]
-    time: Time
+    time: Time | None
     lines: list[dict]
     raw: dict
 

@@ -82,11 +82,14 @@ def _table(result: Result) -> str:
         ("LDS cycles (of them conflicts)",
          f"{c['lds_cycles']:,} ({c['lds_conflict_cycles']:,})"),
         ("matrix cycles", f"{c['matrix_cycles']:,}"),
-        ("waves a SIMD", str(t.waves_per_simd)),
-        ("modelled time", us(t.total) + f", bound by {t.bound}"),
-        *((f"  {part}", us(getattr(t, part)))
-          for part in ("memory", "issue", "matrix", "lds", "latency", "launch")),
     ]  # fmt: skip
+    if t is not None:
+        rows += [
+            ("waves a SIMD", str(t.waves_per_simd)),
+            ("modelled time", us(t.total) + f", bound by {t.bound}"),
+        ]
+        parts = ("memory", "issue", "matrix", "lds", "latency", "launch")
+        rows += [(f"  {part}", us(getattr(t, part))) for part in parts]
     return "\n".join(f"{name:34}{value:>24}" for name, value in rows)
 
 
@@ -173,7 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if options.json:
         report = {key: result.raw[key] for key in ("kernel", "counters", "findings")}
-        report["time"] = vars(result.time)
+        report["time"] = result.time and vars(result.time)
         print(json.dumps(report, indent=1))
     else:
         if options.command == "profile":

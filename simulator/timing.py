@@ -97,9 +97,14 @@ def occupancy(
     return min(waves, math.ceil(groups * waves_per_workgroup / hardware.simds)), groups
 
 
-def modelled_time(raw: dict) -> Time:
-    """Time of a launch from the engine's report `raw` (target, counters, resources)."""
-    hw = HARDWARE["gfx950" if raw["target"] == "gfx950" else "gfx942"]
+def modelled_time(raw: dict) -> Time | None:
+    """Time of a launch from the engine's report `raw` (target, counters, resources).
+
+    None for a target without rates here: gfx90a runs for its results.
+    """
+    hw = HARDWARE.get(raw["target"])
+    if hw is None:
+        return None
     c = raw["counters"]
     by_class = c["by_class"]
     waves = c["waves_per_workgroup"]

@@ -3,7 +3,8 @@
     pytest --device cpu,simulator       # the default: all that this machine has
 
 ``reference`` is the definition itself, ``cpu``, ``cuda`` and ``rocm`` load build/ the way users do,
-``simulator`` runs the gfx942 machine code of the launchers on the CPU.
+``simulator`` runs the machine code of the launchers on the CPU, gfx942 unless SIMULATOR_TARGET says
+another.
 """
 
 from __future__ import annotations

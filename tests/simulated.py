@@ -1,4 +1,4 @@
-"""The functional API on the simulator: the launchers of the .hip files, compiled for gfx942, linked
+"""The functional API on the simulator: the launchers of the .hip files, compiled for TARGET, linked
 against the simulator's stand-in for the HIP runtime, with its adversarial modes and checkers on.
 
 Kernels may touch the tensors of the call and nothing else: not the gaps between the rows of a view,

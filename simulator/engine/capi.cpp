@@ -173,7 +173,7 @@ const char* sim_describe(SimObject* object) {
   }
   Array names;
   for (const auto& [name, count] : unknown) names.push_back(name);
-  object->description = toText(Object{{"target", object->code->target},
+  object->description = toText(Object{{"target", object->code->gpu->target},
                                       {"unknown", std::move(names)},
                                       {"kernels", std::move(kernels)},
                                       {"variables", std::move(variables)}});
@@ -226,6 +226,7 @@ const char* sim_launch(SimObject* object, const char* kernel, const uint32_t gri
   l.options = {options->late != 0,        options->race != 0,   options->bounds != 0,
                options->uninit != 0,      options->caches != 0, options->seed,
                options->max_instructions, options->threads};
+  if (!code.gpu->modelled) l.options.caches = false;
   for (uint32_t n = 0; n < buffer_count; ++n) {
     u64 begin = reinterpret_cast<u64>(buffers[n].data);
     if (!buffers[n].bytes) continue;
@@ -244,7 +245,7 @@ const char* sim_launch(SimObject* object, const char* kernel, const uint32_t gri
   u64 instructions = runLaunch(l);
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   Object result{{"kernel", kernel},
-                {"target", code.target},
+                {"target", code.gpu->target},
                 {"grid", Array{grid[0], grid[1], grid[2]}},
                 {"block", Array{block[0], block[1], block[2]}},
                 {"dynamic_lds", dynamic_lds},

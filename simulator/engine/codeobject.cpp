@@ -52,7 +52,11 @@ void readMetadata(CodeObject& object, llvm::StringRef blob) {
   std::string target = root.string("amdhsa.target");
   size_t dashes = target.rfind("--");
   if (dashes != std::string::npos) target = target.substr(dashes + 2);
-  object.target = target.substr(0, target.find(':'));
+  target = target.substr(0, target.find(':'));
+  object.gpu = findGpu(target);
+  if (!object.gpu) {
+    throw Error(object.path + " is for " + target + "; the simulator runs " + knownTargets());
+  }
   for (auto& node : root.map["amdhsa.kernels"].getArray(true)) {
     MapReader m{node.getMap()};
     Kernel k;
@@ -156,10 +160,7 @@ std::shared_ptr<CodeObject> loadCodeObject(const void* data, size_t size, const 
     }
     if (error) throw Error(path + ": " + text(std::move(error)));
   }
-  if (object->target.empty()) throw Error(path + ": there is no AMDGPU metadata note in it");
-  if (object->target.rfind("gfx94", 0) != 0 && object->target != "gfx950") {
-    throw Error(path + " is for " + object->target + "; the simulator runs gfx942 and gfx950");
-  }
+  if (!object->gpu) throw Error(path + ": there is no AMDGPU metadata note in it");
   object->imageBytes = top;
   object->image = std::make_unique<u8[]>(top + 64);
   for (const auto& h : headers) {

@@ -16,6 +16,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "gpu.h"
+
 namespace sim {
 
 using u8 = uint8_t;
@@ -174,7 +176,8 @@ struct Kernel {
 };
 
 struct CodeObject {
-  std::string path, target;  // target: gfx942
+  std::string path;
+  const Gpu* gpu = nullptr;
   std::vector<Inst> code;
   std::vector<i32> indexOfWord;  // (address - base) / 4 -> instruction, or -1
   u64 textBase = 0, textEnd = 0;
@@ -188,7 +191,6 @@ struct CodeObject {
   mutable std::mutex linesLock;
   mutable std::shared_ptr<void> debug;  // the symbolizer, opened on first use
 
-  bool gfx950() const { return target == "gfx950"; }
   i32 indexAt(u64 address) const;
   std::string source(u32 address) const;
   std::string disassembly(u32 index, int around) const;

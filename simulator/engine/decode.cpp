@@ -72,11 +72,10 @@ void parseMemoryOperands(Inst& i, std::vector<Operand>& ops) {
 
 bool hasNoDestination(const std::string& name) {
   for (const char* prefix :
-       {"s_cmp_",     "s_bitcmp",    "s_setpc",   "s_setreg",      "s_cbranch",
-        "s_branch",   "s_endpgm",    "s_barrier", "s_nop",         "s_sleep",
-        "s_setprio",  "s_trap",      "s_sethalt", "s_sendmsg",     "v_nop",
-        "s_icache",   "s_dcache",    "s_ttrace",  "s_set_gpr_idx", "s_inst_prefetch",
-        "buffer_inv", "buffer_wbl2", "s_decperf", "s_incperf"}) {
+       {"s_cmp_",        "s_bitcmp",        "s_setpc",    "s_setreg",  "s_cbranch", "s_branch",
+        "s_endpgm",      "s_barrier",       "s_nop",      "s_sleep",   "s_setprio", "s_trap",
+        "s_sethalt",     "s_sendmsg",       "v_nop",      "s_icache",  "s_dcache",  "s_ttrace",
+        "s_set_gpr_idx", "s_inst_prefetch", "buffer_inv", "buffer_wb", "s_decperf", "s_incperf"}) {
     if (name.starts_with(prefix)) return true;
   }
   return false;
@@ -235,8 +234,9 @@ void decodeText(CodeObject& object, const u8* bytes, u64 base, u64 size) {
   }();
   (void)ready;
   LLVMDisasmContextRef context =
-      LLVMCreateDisasmCPU("amdgcn-amd-amdhsa", object.target.c_str(), nullptr, 0, nullptr, nullptr);
-  if (!context) throw Error("LLVM cannot disassemble for the target '" + object.target + "'");
+      LLVMCreateDisasmCPU("amdgcn-amd-amdhsa", object.gpu->target, nullptr, 0, nullptr, nullptr);
+  if (!context)
+    throw Error(std::string("LLVM cannot disassemble for the target ") + object.gpu->target);
   object.textBase = base;
   object.textEnd = base + size;
   object.indexOfWord.assign(size / 4 + 1, -1);

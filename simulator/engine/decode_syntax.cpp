@@ -166,8 +166,9 @@ Operand parseOperand(std::string s, const std::string& name) {
 }
 
 bool isModifier(const std::string& word) {
-  static const std::set<std::string> flags = {
-      "sc0", "sc1", "nt", "gds", "lds", "offen", "idxen", "clamp", "row_mirror", "row_half_mirror"};
+  static const std::set<std::string> flags = {"sc0",   "sc1",   "nt",         "glc",
+                                              "slc",   "gds",   "lds",        "offen",
+                                              "idxen", "clamp", "row_mirror", "row_half_mirror"};
   if (flags.count(word)) return true;
   size_t colon = word.find(':'), bracket = word.find('[');
   return colon != std::string::npos && (bracket == std::string::npos || colon < bracket);
@@ -185,7 +186,9 @@ void parseModifier(Inst& i, const std::string& word) {
     i.sc0 = true;
   else if (key == "sc1")
     i.sc1 = true;
-  else if (key == "nt")
+  else if (key == "glc")  // of gfx90a: an atomic returns the old value, a load goes past L1
+    i.sc0 = i.sc1 = true;
+  else if (key == "nt" || key == "slc")
     return;  // a cache hint: results do not depend on it
   else if (key == "lds")
     i.lds = true;

@@ -21,8 +21,8 @@ constexpr Float8 kE5M2{2, 15, 0x7b, false, true};
 // Decoded values of all 256 encodings.
 const float* decodeTable(const Float8& format);
 
-inline const Float8& fp8Format(const Wave& w) { return w.object->gfx950() ? kE4M3 : kE4M3Fnuz; }
-inline const Float8& bf8Format(const Wave& w) { return w.object->gfx950() ? kE5M2 : kE5M2Fnuz; }
+inline const Float8& fp8Format(const Wave& w) { return w.object->gpu->fnuz ? kE4M3Fnuz : kE4M3; }
+inline const Float8& bf8Format(const Wave& w) { return w.object->gpu->fnuz ? kE5M2Fnuz : kE5M2; }
 
 // Rounds to nearest even; `saturate` (MODE.FP16_OVFL) clamps finite and infinite overflow.
 inline u32 encode8(float x, const Float8& f, bool saturate) {

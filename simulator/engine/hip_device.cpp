@@ -44,14 +44,12 @@ hipError_t hipDriverGetVersion(int* version) { return hipRuntimeGetVersion(versi
 
 hipError_t hipGetDeviceProperties(hipDeviceProp_t* p, int device) {
   if (device != 0) return result(hipErrorInvalidDevice);
-  bool wide = runtime().gfx950();
+  const sim::Gpu& gpu = *runtime().gpu;
   std::memset(p, 0, sizeof *p);
-  std::snprintf(p->name, sizeof p->name, "%s",
-                wide ? "AMD Instinct MI355X" : "AMD Instinct MI300X");
-  std::snprintf(p->gcnArchName, sizeof p->gcnArchName, "%s:sramecc+:xnack-",
-                runtime().target.c_str());
-  p->totalGlobalMem = (wide ? 288ull : 192ull) << 30;
-  p->sharedMemPerBlock = (wide ? 160 : 64) << 10;
+  std::snprintf(p->name, sizeof p->name, "%s", gpu.product);
+  std::snprintf(p->gcnArchName, sizeof p->gcnArchName, "%s:sramecc+:xnack-", gpu.target);
+  p->totalGlobalMem = uint64_t(gpu.memoryGib) << 30;
+  p->sharedMemPerBlock = gpu.ldsKib << 10;
   p->maxSharedMemoryPerMultiProcessor = p->sharedMemPerBlock;
   p->regsPerBlock = 65536;
   p->warpSize = 64;
@@ -60,14 +58,14 @@ hipError_t hipGetDeviceProperties(hipDeviceProp_t* p, int device) {
     p->maxThreadsDim[d] = 1024;
     p->maxGridSize[d] = d ? 65536 : 0x7fffffff;
   }
-  p->clockRate = wide ? 2400000 : 2100000;
-  p->memoryClockRate = 1300000;
-  p->memoryBusWidth = 8192;
+  p->clockRate = gpu.clockMhz * 1000;
+  p->memoryClockRate = gpu.memoryClockMhz * 1000;
+  p->memoryBusWidth = gpu.busBits;
   p->totalConstMem = 0x7fffffff;
-  p->major = 9;
-  p->minor = wide ? 5 : 4;
-  p->multiProcessorCount = wide ? 256 : 304;
-  p->l2CacheSize = 4 << 20;
+  p->major = gpu.major;
+  p->minor = gpu.minor;
+  p->multiProcessorCount = gpu.computeUnits;
+  p->l2CacheSize = gpu.l2Mib << 20;
   p->maxThreadsPerMultiProcessor = 2048;
   p->clockInstructionRate = 100000;
   p->concurrentKernels = 1;

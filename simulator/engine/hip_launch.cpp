@@ -1,7 +1,7 @@
 // A stand-in for the HIP runtime library: the artifact's own host code launches into the simulator.
 //
 // Chosen by library path. Everything is synchronous. Behaviour is set by the environment:
-//   SIMULATOR_TARGET      gfx942 (default) or gfx950: the device that is there
+//   SIMULATOR_TARGET      gfx942 (default), gfx950 or gfx90a: the device that is there
 //   SIMULATOR_SEED        order of waves and workgroups (default 0)
 //   SIMULATOR_CHECKS      0 turns the adversarial modes and checkers off
 //   SIMULATOR_REPORT_DIR  writes a JSON file for every launch
@@ -21,7 +21,13 @@ Runtime::Runtime() {
     const char* value = std::getenv(name);
     return std::string(value ? value : otherwise);
   };
-  target = text("SIMULATOR_TARGET", "gfx942");
+  std::string target = text("SIMULATOR_TARGET", "gfx942");
+  gpu = findGpu(target);
+  if (!gpu) {
+    std::fprintf(stderr, "simulator: SIMULATOR_TARGET is %s, required one of %s\n", target.c_str(),
+                 knownTargets().c_str());
+    std::abort();
+  }
   reportDir = text("SIMULATOR_REPORT_DIR", "");
   fail = text("SIMULATOR_FAIL", "0") == "1";
   options.seed = std::strtoull(text("SIMULATOR_SEED", "0").c_str(), nullptr, 0);
@@ -57,8 +63,7 @@ uint64_t bundleBytes(const char* p) {
 SimObject* open(FatBinary& binary) {
   if (!binary.object) {
     const char* p = static_cast<const char*>(binary.data);
-    binary.object =
-        sim_open(p, bundleBytes(p), "the program's fat binary", runtime().target.c_str());
+    binary.object = sim_open(p, bundleBytes(p), "the program's fat binary", runtime().gpu->target);
     if (!binary.object) std::fprintf(stderr, "simulator: %s\n", sim_error());
   }
   return binary.object;
@@ -99,7 +104,7 @@ hipError_t launch(const Function& f, dim3 grid, dim3 block, void** args, size_t 
       !grid.z || grid.y > 65535 || grid.z > 65535) {
     return result(hipErrorInvalidConfiguration);
   }
-  if (kernel.lds + lds > (r.gfx950() ? 160u : 64u) * 1024) return result(hipErrorInvalidValue);
+  if (kernel.lds + lds > r.gpu->ldsKib * 1024) return result(hipErrorInvalidValue);
   std::vector<char> segment(kernel.kernarg_bytes);
   if (packed) {
     std::memcpy(segment.data(), packed, std::min(packedBytes, segment.size()));
@@ -154,7 +159,7 @@ hipError_t occupancy(int* blocks, const Function& f, int threads, size_t lds) {
   uint32_t waves = std::min(8u, 512 / registers) * 4, perBlock = (threads + 63) / 64;
   uint32_t limit = waves / std::max(1u, perBlock);
   size_t used = k.lds + lds;
-  if (used) limit = std::min<size_t>(limit, (runtime().gfx950() ? 163840 : 65536) / used);
+  if (used) limit = std::min<size_t>(limit, runtime().gpu->ldsKib * 1024 / used);
   *blocks = limit;
   return hipSuccess;
 }
@@ -257,7 +262,7 @@ hipError_t hipModuleLoadData(hipModule_t* module, const void* image) {
   } else {
     bytes = bundleBytes(p);
   }
-  SimObject* object = sim_open(p, bytes, "a module", runtime().target.c_str());
+  SimObject* object = sim_open(p, bytes, "a module", runtime().gpu->target);
   *module = reinterpret_cast<hipModule_t>(object);
   if (!object) std::fprintf(stderr, "simulator: %s\n", sim_error());
   return object ? hipSuccess : result(hipErrorNoBinaryForGpu);
@@ -297,7 +302,7 @@ hipError_t hipModuleLaunchKernel(hipFunction_t f, unsigned gx, unsigned gy, unsi
 hipError_t hipFuncSetAttribute(const void* host, hipFuncAttribute attribute, int value) {
   Lock guard(runtime().lock);
   if (!runtime().kernels.count(host)) return result(hipErrorInvalidDeviceFunction);
-  int limit = (runtime().gfx950() ? 160 : 64) << 10;
+  int limit = runtime().gpu->ldsKib * 1024;
   bool tooMuch = attribute == hipFuncAttributeMaxDynamicSharedMemorySize && value > limit;
   return tooMuch ? result(hipErrorInvalidValue) : hipSuccess;
 }
@@ -314,7 +319,7 @@ hipError_t hipFuncGetAttributes(hipFuncAttributes* out, const void* host) {
   out->localSizeBytes = k.scratch;
   out->numRegs = k.vgprs;
   out->maxThreadsPerBlock = k.max_workgroup;
-  out->maxDynamicSharedSizeBytes = ((runtime().gfx950() ? 160 : 64) << 10) - k.lds;
+  out->maxDynamicSharedSizeBytes = runtime().gpu->ldsKib * 1024 - k.lds;
   return hipSuccess;
 }
 hipError_t hipOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* host, int threads,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "capi.h"
+#include "gpu.h"
 
 namespace sim::hip {
 
@@ -43,14 +44,14 @@ struct Runtime {
   std::map<char*, Allocation> allocations;
   std::map<const void*, std::pair<FatBinary*, std::string>> kernels;
   std::map<const void*, Variable> variables;
-  std::string target = "gfx942", lastReport, findingsText, reportDir;
+  const Gpu* gpu;  // the device that is there
+  std::string lastReport, findingsText, reportDir;
   SimOptions options{1, 1, 1, 1, 1, 0, 0, 200'000'000};
   uint64_t launches = 0, findings = 0;
   bool fail = false;
   int device = 0;
 
   Runtime();  // reads the environment
-  bool gfx950() const { return target == "gfx950"; }
 };
 
 Runtime& runtime();

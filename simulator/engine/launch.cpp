@@ -324,10 +324,14 @@ void checkLaunch(const Launch& l) {
                 std::to_string(std::min(1024u, l.kernel->maxWorkgroup)) +
                 " threads a workgroup (launch bounds), got " + std::to_string(threads));
   }
-  u32 lds = l.kernel->ldsBytes + l.dynamicLds, limit = l.object->gfx950() ? 160 : 64;
+  u32 lds = l.kernel->ldsBytes + l.dynamicLds, limit = l.object->gpu->ldsKib;
   if (lds > limit * 1024) {
     throw Error("kernel " + l.kernel->name + ": required at most " + std::to_string(limit) +
                 " KiB of LDS, got " + std::to_string(lds) + " bytes");
+  }
+  if (l.kernel->privateBytes && !l.object->gpu->flatScratch) {
+    throw Error("kernel " + l.kernel->name + " uses scratch, which is not implemented for " +
+                l.object->gpu->target);
   }
 }
 

@@ -171,7 +171,8 @@ void issue(Wave& w, MemOp* op);
 // Completes operations until at most `left` are outstanding.
 void waitVm(Wave& w, u32 left);
 void waitLgkm(Wave& w, u32 left);
-// buffer_inv and buffer_wbl2: no data, but VMCNT counts them and the race checker follows them.
+// buffer_inv, buffer_wbl2 and their kin: no data, but VMCNT counts them and the race checker
+// follows them.
 void cacheFence(Wave& w, const Inst& i);
 
 // Reports registers of `i` that a load in flight still owes.

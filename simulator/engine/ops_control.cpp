@@ -119,8 +119,10 @@ void registerControl(OpTable& t) {
       "s_trap",
       [](Wave& w, const Inst& i) { stop(w, i, "the kernel trapped (an assertion or abort)"); },
       Class::Other);
-  add("buffer_inv", cacheFence, Class::Vmem);
-  add("buffer_wbl2", cacheFence, Class::Vmem);
+  for (const char* name :
+       {"buffer_inv", "buffer_wbl2", "buffer_wbinvl1", "buffer_wbinvl1_vol", "buffer_invl2"}) {
+    add(name, cacheFence, Class::Vmem);
+  }
 }
 
 }  // namespace sim

@@ -13,7 +13,8 @@
 //   a store to one word            release (it may be a flag; that costs little if it is not)
 //   a polling load                 acquire (see decode_polling.cpp)
 //   buffer_wbl2 / buffer_inv       what a global flag gives to, and takes from, other workgroups:
-//                                  stores with sc1 are written through and need no write-back
+//                                  stores with sc1 are written through and need no write-back;
+//                                  where all workgroups share one L2, no store does
 // LDS operations of one wave stay in order, so a flag in LDS covers earlier LDS operations even
 // without a wait; it covers global ones (and loads to LDS) only after their wait.
 #include "memory.h"
@@ -169,7 +170,7 @@ void issueSync(Wave& w, MemOp& op) {
     }
     advance(w, isLds(op));
   }
-  if (global && store && !i.sc1) ++w.wg->dirtyStores;
+  if (global && store && !i.sc1 && w.object->gpu->manyDies) ++w.wg->dirtyStores;
 }
 
 void performSync(Wave& w, MemOp& op, bool lds, u32 offset) {

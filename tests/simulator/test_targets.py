@@ -1,0 +1,93 @@
+"""Targets beside gfx942: gfx90a runs for its results, others are refused by name."""
+
+import numpy as np
+import pytest
+from hipcc import device, device_file
+
+import simulator
+
+f32, u32 = np.float32, np.uint32
+
+SOURCE = """
+GLOBAL void tickets(u32* out, u32* count) {
+  out[BID * 64 + TID] =
+      __scoped_atomic_fetch_add(count, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+}
+// Workgroups add partial sums; the last one to come reads them all.
+template <bool Release> DEVICE void split(float* out, float* partial, u32* count, int n) {
+  SHARED u32 last;
+  partial[BID * 256 + TID] = (float)(BID + TID);
+  if (Release) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+  __builtin_amdgcn_s_barrier();
+  if (TID == 0)
+    last = __scoped_atomic_fetch_add(count, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE) == n - 1;
+  sync();
+  if (last) {
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+    float sum = 0;
+    for (int g = 0; g < n; ++g) sum += partial[g * 256 + TID];
+    out[TID] = sum;
+  }
+}
+GLOBAL void split_k(float* o, float* p, u32* c, int n) { split<true>(o, p, c, n); }
+GLOBAL void split_k_no_release(float* o, float* p, u32* c, int n) { split<false>(o, p, c, n); }
+GLOBAL void products(double* out, const double* a, f2* small) {
+  out[TID] = __builtin_fma(a[TID], a[TID], out[TID]);
+  small[TID] *= small[TID];  // one packed instruction
+}
+GLOBAL void array(u32* out, int at) {
+  volatile u32 x[64];
+  x[at & 63] = TID;
+  out[TID] = x[at & 63];
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def gfx90a():
+    code = device(SOURCE, target="gfx90a")
+    assert code.target == "gfx90a" and not code.unknown
+    return code
+
+
+def test_atomics_return_with_glc(gfx90a):
+    out, count = np.zeros(640, u32), np.zeros(1, u32)
+    result = gfx90a.launch("tickets", 10, 64, [simulator.Out(out), count]).check()
+    assert sorted(out) == list(range(640))
+    assert result.time is None and result.counters["memory_read_bytes"] == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_l2_needs_no_write_back(gfx90a, seed):
+    groups = 24
+    for kernel, clean in (("split_k", True), ("split_k_no_release", False)):
+        out, partial = np.zeros(256, f32), np.zeros(256 * groups, f32)
+        args = [out, partial, np.zeros(1, u32), groups]
+        findings = gfx90a.launch(kernel, groups, 256, args, seed=seed).findings
+        assert [f.kind for f in findings] == ([] if clean else ["global-race"]), kernel
+        if clean:
+            np.testing.assert_array_equal(out, sum(range(groups)) + groups * np.arange(256))
+
+
+def test_doubles_and_packed_floats(gfx90a):
+    rng = np.random.default_rng(1)
+    out, a = rng.normal(size=64), rng.normal(size=64)
+    small = rng.normal(size=(64, 2)).astype(f32)
+    want = (out.astype(np.longdouble) + a.astype(np.longdouble) * a).astype(np.float64)
+    squares = small * small
+    gfx90a.launch("products", 1, 64, [out, a, small]).check()
+    np.testing.assert_allclose(out, want, rtol=1e-15)
+    np.testing.assert_array_equal(small, squares)
+
+
+def test_scratch_of_gfx90a_is_refused(gfx90a):
+    with pytest.raises(simulator.SimulatorError, match="scratch, which is not implemented for gfx"):
+        gfx90a.launch("array", 1, 64, [np.zeros(64, u32), 3])
+
+
+def test_other_targets_are_refused():
+    path = device_file("GLOBAL void k(u32* o) { o[TID] = 1; }", target="gfx1100")
+    with pytest.raises(
+        simulator.SimulatorError, match=r"is for gfx1100; .* gfx942, gfx950, gfx90a"
+    ):
+        simulator.load(path)

@@ -1,0 +1,34 @@
+"""The kernels' cases on the machine code for targets beside gfx942, in the simulator.
+
+The device that the runtime's stand-in shows is one for a process, so each target has its own.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from project import ROOT
+
+ROWS, GEMM = ["test_rmsnorm_fp8.py", "test_swiglu_fp8.py"], ["test_skinny_gemm.py"]
+
+
+@pytest.mark.parametrize(
+    ("target", "files"),
+    [
+        ("gfx90a", ROWS),
+        pytest.param("gfx90a", GEMM, marks=pytest.mark.slow),
+        pytest.param("gfx950", ROWS + GEMM, marks=pytest.mark.slow),
+    ],
+)
+def test_cases(request, target, files):
+    if "simulator" not in request.config.getoption("--device"):
+        pytest.skip("needs --device simulator")
+    paths = [str(ROOT / "tests" / name) for name in files]
+    command = [sys.executable, "-m", "pytest", "-q", "--device", "simulator", *paths]
+    environment = {**os.environ, "SIMULATOR_TARGET": target}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    # The cases ran: a run that deselects everything would end well too.
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 50 * len(files), done.stdout[-300:]
