@@ -98,15 +98,16 @@ void binaryF16(Wave& w, const Inst& i) {
   finishHalf(w, i, r.x, false);
 }
 
-// Three-source f16 instructions of gfx9 keep the upper half of the destination.
-template <auto F>
+// Three-source 16-bit instructions of gfx9 keep the upper half of the destination, their legacy
+// forms clear it.
+template <auto F, bool Keep = true>
 void ternaryF16(Wave& w, const Inst& i) {
   Row ta, tb, tc, r;
   const u32 *a = fetchF16(w, i, 0, ta), *b = fetchF16(w, i, 1, tb), *c = fetchF16(w, i, 2, tc);
   for (int l = 0; l < kLanes; ++l) {
     r.x[l] = toHalf(F(fromHalf(a[l]), fromHalf(b[l]), fromHalf(c[l])));
   }
-  finishHalf(w, i, r.x, true);
+  finishHalf(w, i, r.x, Keep);
 }
 
 template <auto F>
@@ -143,7 +144,7 @@ void binaryU16(Wave& w, const Inst& i) {
   writeRow16(w, i, r.x);
 }
 
-template <auto F>
+template <auto F, bool Keep = true>
 void ternaryU16(Wave& w, const Inst& i) {
   Row ta, tb, tc, r;
   const u32* a = fetch16(w, i.src[0], i.opSel & 1, false, ta);
@@ -151,7 +152,8 @@ void ternaryU16(Wave& w, const Inst& i) {
   const u32* c = fetch16(w, i.src[2], i.opSel & 4, false, tc);
   const u32* d = w.row(i.dst.index);
   for (int l = 0; l < kLanes; ++l) {
-    r.x[l] = (F(a[l], b[l], c[l]) & 0xffff) | ((i.opSel & 8) ? 0 : d[l] & 0xffff0000u);
+    u32 above = Keep && !(i.opSel & 8) ? d[l] & 0xffff0000u : 0;
+    r.x[l] = (F(a[l], b[l], c[l]) & 0xffff) | above;
   }
   writeRow16(w, i, r.x);
 }

@@ -150,13 +150,14 @@ void divFixupF32(Wave& w, const Inst& i) {
   writeRow(w, i.dst, r.x);
 }
 
+template <bool Keep>
 void fmaF16(Wave& w, const Inst& i) {
   Row ta, tb, tc, r;
   const u32 *a = fetchF16(w, i, 0, ta), *b = fetchF16(w, i, 1, tb), *c = fetchF16(w, i, 2, tc);
   for (int l = 0; l < kLanes; ++l) {
     r.x[l] = toHalf(static_cast<double>(fromHalf(a[l])) * fromHalf(b[l]) + fromHalf(c[l]));
   }
-  finishHalf(w, i, r.x, true);
+  finishHalf(w, i, r.x, Keep);
 }
 
 // v_mad_mix: each source is an f32 or, where op_sel_hi is set, a half picked by op_sel.
@@ -254,13 +255,15 @@ void registerFloat(OpTable& t) {
   valu("v_min_f16", binaryF16<minimum>);
   valu("v_max_f16", binaryF16<maximum>);
   for (const char* n : {"v_fma_f16", "v_fmac_f16", "v_fmaak_f16", "v_fmamk_f16", "v_mad_f16",
-                        "v_mac_f16", "v_madak_f16", "v_madmk_f16", "v_fma_legacy_f16"}) {
-    valu(n, fmaF16);
+                        "v_mac_f16", "v_madak_f16", "v_madmk_f16"}) {
+    valu(n, fmaF16<true>);
   }
+  for (const char* n : {"v_fma_legacy_f16", "v_mad_legacy_f16"}) valu(n, fmaF16<false>);
   valu("v_min3_f16", ternaryF16<min3>);
   valu("v_max3_f16", ternaryF16<max3>);
   valu("v_med3_f16", ternaryF16<median>);
   valu("v_div_fixup_f16", ternaryF16<divFixup>);
+  valu("v_div_fixup_legacy_f16", ternaryF16<divFixup, false>);
   valu("v_ldexp_f16", ldexpF16);
   valu("v_floor_f16", unaryF16<floor_>);
   valu("v_ceil_f16", unaryF16<ceil_>);

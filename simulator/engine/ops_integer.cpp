@@ -317,7 +317,9 @@ void registerInteger(OpTable& t) {
   add("v_mad_i32_i24", mad24<i32>);
   add("v_mad_u16", ternaryU16<[](u32 a, u32 b, u32 c) { return a * b + c; }>);
   add("v_mad_i16", ternaryU16<[](u32 a, u32 b, u32 c) { return a * b + c; }>);
-  add("v_mad_legacy_u16", ternaryU16<[](u32 a, u32 b, u32 c) { return a * b + c; }>);
+  for (const char* name : {"v_mad_legacy_u16", "v_mad_legacy_i16"}) {
+    add(name, ternaryU16<[](u32 a, u32 b, u32 c) { return a * b + c; }, false>);
+  }
   add("v_mad_u32_u16", mad32From16<u16>);
   add("v_mad_i32_i16", mad32From16<i16>);
   add("v_mad_u64_u32", mad64<u32>);

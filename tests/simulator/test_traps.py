@@ -36,6 +36,13 @@ ASM1(add_toward_zero, "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 3\\n v_add_f
 ASM1(inverse_two_pi, "v_mul_f32 %0, 0.15915494, %1")
 ASM1(packed_clamp, "v_pk_add_u16 %0, %1, %2 clamp")
 ASM1(packed_clamp_f16, "v_pk_add_f16 %0, %1, %2 clamp")
+// the other half of a 16-bit result
+#define HALF(name, instruction) ASM1(half_##name, "v_mov_b32 %0, -1\\n" instruction)
+HALF(mad, "v_mad_u16 %0, %1, %2, %1")
+HALF(mad_legacy, "v_mad_legacy_u16 %0, %1, %2, %1")
+HALF(mad_legacy_i16, "v_mad_legacy_i16 %0, %1, %2, %1")
+HALF(fma, "v_fma_f16 %0, %1, %2, %1")
+HALF(fma_legacy, "v_fma_legacy_f16 %0, %1, %2, %1")
 GLOBAL void fmac64(double* o, const double* a, const double* b) {
   double r = o[TID], x = a[TID], y = b[TID];
   asm volatile("v_fmac_f64 %0, %1, %2" : "+v"(r) : "v"(x), "v"(y)); o[TID] = r;
@@ -252,6 +259,17 @@ def test_subnormals_follow_the_mode(code):
     a = np.full(64, 1e-39, f32)
     np.testing.assert_array_equal(run(code, "add_keeping", a, a).view(f32), a + a)
     assert not run(code, "add_flushing", a, a).any()
+
+
+def test_legacy_forms_clear_the_upper_half(code):
+    a, b = np.arange(64, dtype=u32), np.full(64, 3, u32)
+    assert (run(code, "half_mad", a, b) == 0xFFFF0000 + 4 * a).all()
+    for name in ("mad_legacy", "mad_legacy_i16"):
+        assert (run(code, f"half_{name}", a, b) == 4 * a).all()
+    a, b = (x.astype(np.float16).view(np.uint16).astype(u32) for x in (a, b))
+    want = (4 * np.arange(64)).astype(np.float16).view(np.uint16)
+    assert (run(code, "half_fma", a, b) == 0xFFFF0000 + want.astype(u32)).all()
+    assert (run(code, "half_fma_legacy", a, b) == want).all()
 
 
 def test_rounding_follows_the_mode(code):
