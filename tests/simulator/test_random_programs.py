@@ -29,11 +29,11 @@ FUNCTION static inline U bits_f(float x) { return x != x ? 0x7fc00000u : __built
 FUNCTION static inline UL bits_d(double x) {
   return x != x ? 0x7ff8000000000000ull : __builtin_bit_cast(UL, x);
 }
-// Nor is the sign of a half's zero: the compiler makes a rounded product fma(a, b, +0), which
-// turns -0 into +0.
 FUNCTION static inline U bits_h(_Float16 x) {
-  return x != x ? 0x7e00u : x == 0 ? 0 : __builtin_bit_cast(unsigned short, x);
+  return x != x ? 0x7e00u : __builtin_bit_cast(unsigned short, x);
 }
+// Half precision without -0: the compiler makes a rounded product fma(a, b, +0), which loses it.
+FUNCTION static inline _Float16 to_half(_Float16 x) { return x == 0 ? (_Float16)0 : x; }
 // Hides what the compiler knows of a 64-bit dividend. clang 22 divides by float arithmetic of 24
 // bits where both operands have more than 8 sign bits, which is wrong for unsigned constants from
 // 2^32 - 2^23 up: 4294967290ull % d for the signed char d = 89 gives 78 at -O1, and 39 at -O0
@@ -66,9 +66,12 @@ class Program:
         names = [v for v, t in self.variables if t in types]
         return self.random.choice(names) if names else None
 
+    def cast(self, t, value):
+        return f"to_half((_Float16)({value}))" if t == "_Float16" else f"({t})({value})"
+
     def start(self, t, n):
         if t in FLOATS:
-            return f"({t})((int)(in[{n}] >> 8) % 1000 * 0.125)"
+            return self.cast(t, f"(int)(in[{n}] >> 8) % 1000 * 0.125")
         return f"({t})(in[{n}] * {self.random.choice(['1u', '3u', '0x9e3779b9u'])})"
 
     def out(self, v, t):
@@ -117,11 +120,13 @@ class Program:
         a, b = self.real(depth - 1), self.real(depth - 1)
         t = r.choice(FLOATS)
         kind = r.randint(0, 9)
+        # Every step is cast: the host may keep half precision wider within an expression.
+        cast = self.cast
         if kind < 4:
-            return f"({t})(({t})({a}) {r.choice('+-*')} ({t})({b}))"
+            return cast(t, f"{cast(t, a)} {r.choice('+-*')} {cast(t, b)}")
         if kind == 4:
-            # Every step is cast: the host may keep half precision wider within an expression.
-            return f"({t})(({t})({a}) / ({t})(({t})(({t})({b}) * ({t})({b})) + ({t})1))"
+            square = cast(t, f"{cast(t, b)} * {cast(t, b)}")
+            return cast(t, cast(t, a) + " / " + cast(t, f"{square} + ({t})1"))
         if kind == 5:
             return f"({a} {r.choice(['<', '>=', '=='])} {b} ? {a} : {b})"
         if kind == 6:
@@ -130,7 +135,7 @@ class Program:
             return f"__builtin_fma((double)({a}), (double)({b}), 1.5)"
         if kind == 8:
             return f"__builtin_fmaf((float)({a}), (float)({b}), -0.75f)"
-        return f"({t})(int)(short)({self.integer(depth - 1)})"
+        return cast(t, f"(int)(short)({self.integer(depth - 1)})")
 
     def statement(self, depth):
         r = self.random
@@ -146,7 +151,7 @@ class Program:
             return f"for (int n = 0; n < (int)((U)({self.integer(1)}) % 5); ++n) {{ {inside} }}"
         if kind == 2:
             return f"a[(U)({self.integer(1)}) % 8] = (int)({self.integer(2)});"
-        return f"{v} = ({t})({value});"
+        return f"{v} = {self.cast(t, value)};"
 
 
 @pytest.fixture(scope="module")
