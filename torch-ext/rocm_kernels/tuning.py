@@ -3,8 +3,7 @@
 The backend chooses a config by a model of time (AMD) or by measured thresholds (CUDA, CPU). On an
 AMD GPU one can do better by trying, once for a model and a kind of GPU::
 
-    from kernels import get_kernel
-    tuning = get_kernel("org/rocm-kernels", version=1).tuning
+    tuning = kernels.get_kernel("org/rocm-kernels", version=1).tuning
     tuning.tune_skinny_gemm(model, output="mi300x.json")    # minutes; in force from here on
     tuning.load_tuning("mi300x.json")                       # in a later process
 
