@@ -4,14 +4,27 @@ Stricter than assert_close: an FP8 element must be what the reference's float32 
 what a value within the precision of float32 arithmetic beside it rounds to.
 """
 
+import itertools
+
 import pytest
 import torch
 from compare import assert_close, bits, steps
 from test_rmsnorm_fp8 import mode_arguments
 
 SHAPES = [(1, 16384), (8, 16384), (32, 16384), (256, 16384), (2048, 4096)]
+DTYPES = [torch.float16, torch.bfloat16]
 MODES = ["static", "per_token", "per_group"]
 PRECISION = 6e-6  # of the value before rounding: two sums, rsqrt or exp, products, the scale
+
+
+def cases():
+    """Every shape, dtype and mode; all but one dtype and mode of each shape are slow."""
+    for n, shape in enumerate(SHAPES):
+        for dtype, mode in itertools.product(DTYPES, MODES):
+            quick = (dtype, mode) == (DTYPES[n % 2], MODES[n % 3])
+            marks = () if quick else pytest.mark.slow
+            name = f"{shape[0]}x{shape[1]}-{str(dtype)[6:]}-{mode}"
+            yield pytest.param(shape, dtype, mode, marks=marks, id=name)
 
 
 @pytest.fixture
@@ -33,10 +46,7 @@ def assert_rounds_from(actual, value, scale, arguments):
     assert not wrong.any(), f"{int(wrong.sum())} elements are not what their value rounds to"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "dtype", "mode"), cases())
 def test_rms_norm_fp8(backend, reference, shape, dtype, mode):
     x, residual = (torch.randn(shape, device=backend.device).to(dtype) for _ in range(2))
     weight = (torch.randn(shape[1], device=backend.device) + 1).to(dtype)
@@ -53,10 +63,7 @@ def test_rms_norm_fp8(backend, reference, shape, dtype, mode):
     assert torch.equal(bits(alone), bits(actual[0][-1:]))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "dtype", "mode"), cases())
 def test_swiglu_fp8(backend, reference, shape, dtype, mode):
     x = (torch.randn(shape, device=backend.device) * 3).to(dtype)
     arguments = {**mode_arguments(mode, backend.device), "fp8_dtype": backend.fp8_dtype}
