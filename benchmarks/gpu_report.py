@@ -34,11 +34,12 @@ TITLES = {
 
 # What a kernel of the model belongs to, by the first pattern that its name has.
 KINDS = {
+    "torch.compile's kernels": r"^triton_",
     "matrix products": r"gemm|gemv|cutlass|nvjet|splitK|ring_kernel|stream_kernel|skinny|_mm_|dot_"
     r"|wide_kernel|plain_kernel",
     "attention": r"flash|fmha|attention|sdpa|softmax|mem_eff",
     "norm and FP8": r"rmsnorm|rms_norm",
-    "activation and FP8": r"swiglu",
+    "activation, FP8": r"swiglu",
     "copies, cache, mask": r"copy|Memcpy|Memset|memset|memcpy|index|cat|fill|arange|gather|scatter",
     "element-wise and reductions": r"",
 }

@@ -252,7 +252,8 @@ def test_equals_the_reference_with_quantised_inputs(
     package, quantize_, run_kernelized, device, fuse, length
 ):
     """In float32 only the FP8 roundings are coarse, and both make the same ones, bar a tie. Where
-    the library multiplies, it rounds to bfloat16, and more than ties are quantised otherwise."""
+    the library multiplies, it rounds to bfloat16, which turns roundings of each next layer: after
+    two layers they are as good as drawn anew, and the noise of two draws differs by up to 1.4."""
     model = tiny_llama().to(device)
     quantize_(model, fuse=fuse)
     ids = tokens(2, length, device)
@@ -263,7 +264,7 @@ def test_equals_the_reference_with_quantised_inputs(
     error = (actual - expected).abs().mean()
     down = model.model.layers[0].mlp.down_proj
     library = package.fp8_linear_path(2 * length, down.weight, down.weight_scale_inv) == "scaled_mm"
-    assert error < (0.4 if library else 0.05) * noise, (error, noise)
+    assert error < (1.4 if library else 0.05) * noise, (error, noise)
 
 
 @torch.no_grad()
