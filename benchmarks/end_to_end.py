@@ -154,6 +154,8 @@ class Decoder:
             model = with_scaled_mm(model, "per token" in family)
         elif family == "rocm-kernels":
             model = with_kernels(model, how == "torch.compile")
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # there are others on this GPU
         self.device = device
         self.cache = StaticCache(config=model.config, max_cache_len=CACHE)
         prompt = torch.randint(0, shape["vocab_size"], (batch, PROMPT), device=device)

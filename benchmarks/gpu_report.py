@@ -140,13 +140,17 @@ def by_kind(kernels: dict[str, float]) -> dict[str, float]:
 def model_document(saved: dict, name: str) -> str:
     """The part of the page that end_to_end.py measured."""
     batches = saved["batches"]
-    header = ["tokens per second, median", *(f"batch {batch}" for batch in batches)]
+    header = ["tokens per second, median (spread)", *(f"batch {batch}" for batch in batches)]
     lines = []
     for candidate, results in saved["candidates"].items():
         cells = []
         for batch in batches:
             result = results.get(str(batch), {})
-            cells.append(f"{result['tokens_per_second']:,.0f}" if "median_ms" in result else "-")
+            if "median_ms" in result:
+                spread = (result["high_ms"] - result["low_ms"]) / result["median_ms"]
+                cells.append(f"{result['tokens_per_second']:,.0f} ({spread:.0%})")
+            else:
+                cells.append("-")
         lines.append([candidate, *cells])
     failed = [
         f"- {candidate}, batch {batch}: {result['error']}"
