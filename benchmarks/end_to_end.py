@@ -209,12 +209,7 @@ class Decoder:
         return times
 
     def kernels_us(self) -> dict[str, float]:
-        """Each kernel's share of a step, by its name.
-
-        A kernel may start before the one in front of it is complete, and wait (programmatic
-        dependent launch): what two cover is counted for the first, so the sum is the time in which
-        any kernel runs.
-        """
+        """Each kernel's share of a step, by its name."""
         from torch.profiler import ProfilerActivity, profile
 
         self.rewind()
@@ -224,18 +219,26 @@ class Decoder:
             for _ in range(PROFILED):
                 self.step()
             self.synchronize()
-        launches = sorted(
+        launches = [
             (event.time_range.start, event.time_range.end, event.name[:120])
             for event in profiler.events()
             if event.device_type == torch.autograd.DeviceType.CUDA
-        )
-        sums: dict[str, float] = {}
-        covered = 0.0
-        for start, end, name in launches:
-            alone = max(0.0, end - max(start, covered))
-            sums[name] = sums.get(name, 0.0) + alone / PROFILED
-            covered = max(covered, end)
-        return sums
+        ]
+        return {name: time / PROFILED for name, time in time_by_name(launches).items()}
+
+
+def time_by_name(launches: list[tuple[float, float, str]]) -> dict[str, float]:
+    """Sums of (start, end, name); what several cover is counted once.
+
+    A kernel may start before the one in front of it is complete, and wait (programmatic dependent
+    launch). So the time belongs to the first, and the sum is the time in which any kernel runs.
+    """
+    sums: dict[str, float] = {}
+    covered = 0.0
+    for start, end, name in sorted(launches):
+        sums[name] = sums.get(name, 0.0) + max(0.0, end - max(start, covered))
+        covered = max(covered, end)
+    return sums
 
 
 @torch.inference_mode()

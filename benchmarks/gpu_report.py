@@ -266,6 +266,24 @@ def plot_model(pyplot, saved: dict, path: Path) -> None:
     figure.savefig(path, dpi=90)
 
 
+def read_saved(name: str) -> dict | None:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def page(name: str) -> str:
+    """What ``docs/NAME_benchmarks.md`` says."""
+    text = document(read_saved(name), name)
+    pictures = (
+        f"![skinny_gemm](plots/{name}_skinny_gemm.png)\n\n"
+        f"![norm and activation](plots/{name}_rowwise.png)\n"
+    )
+    head, rest = text.split("\n## ", 1)
+    text = f"{head}\n{pictures}\n## {rest}"
+    model = read_saved(f"{name}_model")
+    return text + (f"\n{model_document(model, name)}" if model else "")
+
+
 def write(name: str) -> None:
     """The page and the pictures of a saved run."""
     import matplotlib
@@ -273,25 +291,15 @@ def write(name: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    saved = json.loads((RESULTS / f"{name}.json").read_text())
+    saved, model = read_saved(name), read_saved(f"{name}_model")
     cases, rate = read_cases(saved), saved["read_rate"]
     plots = DOCS / "plots"
     plots.mkdir(parents=True, exist_ok=True)
     plot_gemm(pyplot, cases, rate, plots / f"{name}_skinny_gemm.png")
     plot_rowwise(pyplot, cases, rate, plots / f"{name}_rowwise.png")
-    text = document(saved, name)
-    pictures = (
-        f"![skinny_gemm](plots/{name}_skinny_gemm.png)\n\n"
-        f"![norm and activation](plots/{name}_rowwise.png)\n"
-    )
-    head, rest = text.split("\n## ", 1)
-    text = f"{head}\n{pictures}\n## {rest}"
-    model = RESULTS / f"{name}_model.json"
-    if model.exists():
-        saved = json.loads(model.read_text())
-        plot_model(pyplot, saved, plots / f"{name}_model.png")
-        text += "\n" + model_document(saved, name)
-    (DOCS / f"{name}_benchmarks.md").write_text(text)
+    if model:
+        plot_model(pyplot, model, plots / f"{name}_model.png")
+    (DOCS / f"{name}_benchmarks.md").write_text(page(name))
 
 
 def main() -> int:
