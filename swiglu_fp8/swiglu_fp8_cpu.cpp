@@ -19,17 +19,19 @@ struct SwigluPieces {
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Columns worth a thread of their own: below, waking it costs more than it saves.
-constexpr int64_t kColumnsPerThread = 4096;
+constexpr int64_t kPieceColumns = 4096;
+
+// Columns worth a thread of their own, 6 us of work: waking it costs 3.
+constexpr int64_t kColumnsPerThread = 16384;
 
 SwigluPieces pieces_of(const SwigluFp8Args& args) {
   SwigluPieces pieces{};
   pieces.group = args.scaling == Scaling::kPerGroup ? args.group_size : args.columns;
   pieces.scales_per_row = divide_up(args.columns, pieces.group);
-  pieces.columns = kColumnsPerThread;
+  pieces.columns = kPieceColumns;
   if (args.scaling == Scaling::kPerToken) pieces.columns = args.columns;
   if (args.scaling == Scaling::kPerGroup) {
-    pieces.columns = divide_up(kColumnsPerThread, pieces.group) * pieces.group;
+    pieces.columns = divide_up(kPieceColumns, pieces.group) * pieces.group;
   }
   pieces.per_row = divide_up(args.columns, pieces.columns);
   return pieces;

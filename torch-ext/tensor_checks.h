@@ -60,12 +60,23 @@ inline const char* name_of(ScalarType type) {
   }
 }
 
-inline std::string shape_of(const Tensor& tensor) {
-  std::ostringstream text;
+// Printed only where a check fails: a stream for each check costs more than a small kernel.
+struct ShapeOf {
+  const Tensor& tensor;
+};
+inline std::ostream& operator<<(std::ostream& text, const ShapeOf& shape) {
   text << "[";
-  for (int64_t i = 0; i < tensor.dim(); ++i) text << (i ? ", " : "") << tensor.size(i);
-  text << "]";
-  return text.str();
+  for (int64_t i = 0; i < shape.tensor.dim(); ++i) text << (i ? ", " : "") << shape.tensor.size(i);
+  return text << "]";
+}
+inline ShapeOf shape_of(const Tensor& tensor) { return {tensor}; }
+
+struct DeviceOf {
+  const Tensor& tensor;
+};
+inline std::ostream& operator<<(std::ostream& text, const DeviceOf& device) {
+  if (device.tensor.is_cpu()) return text << "cpu";
+  return text << "gpu:" << device.tensor.get_device();
 }
 
 inline std::optional<DType> dtype_of(const Tensor& tensor) {
@@ -103,12 +114,9 @@ inline DType require_float_or_fp8(const Tensor& tensor, const char* name) {
 // The first operand decides the device; every other tensor of the call must be there too.
 inline void require_device(const Tensor& tensor, const char* name, const Tensor& first,
                            const char* first_name) {
-  require(
-      tensor.is_cpu() == first.is_cpu() && tensor.get_device() == first.get_device(), name,
-      " must be on the device of ", first_name, ", got ",
-      tensor.is_cpu() ? "cpu" : "gpu:", tensor.is_cpu() ? "" : std::to_string(tensor.get_device()),
-      " and ",
-      first.is_cpu() ? "cpu" : "gpu:", first.is_cpu() ? "" : std::to_string(first.get_device()));
+  require(tensor.is_cpu() == first.is_cpu() && tensor.get_device() == first.get_device(), name,
+          " must be on the device of ", first_name, ", got ", DeviceOf{tensor}, " and ",
+          DeviceOf{first});
 }
 
 inline void require_matrix(const Tensor& tensor, const char* name) {

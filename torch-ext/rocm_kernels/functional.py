@@ -126,7 +126,7 @@ def rms_norm_fp8(
 
     Args as :func:`rms_norm` and the module's text; returns ``(q, scale)``.
     """
-    q, scales = _quantized_out(x, x.shape, scale, group_size, fp8_dtype, out)
+    q, scales = _quantized_out(x, None, scale, group_size, fp8_dtype, out)
     _rmsnorm_fp8(
         _rows(q, "out"), _optional_rows(scales, "scales"), _input_rows(x),
         _optional_rows(residual, "residual"), weight, scale, eps, group_size or 0, scale_ub or 0.0,
@@ -152,8 +152,8 @@ def swiglu(
     Returns:
         ``[..., d]`` in x's dtype, rounded once.
     """
-    gate, up, shape = _gate_and_up(x, up, activation)
-    out = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
+    gate, up, columns = _gate_and_up(x, up, activation)
+    out = x.new_empty(*x.shape[:-1], columns) if out is None else out
     _swiglu_fp8(_rows(out, "out"), None, gate, up, None, activation, 0, 0.0)
     return out
 
@@ -173,8 +173,8 @@ def swiglu_fp8(
 
     Args as :func:`swiglu` and the module's text; returns ``(q, scale)``.
     """
-    gate, up, shape = _gate_and_up(x, up, activation)
-    q, scales = _quantized_out(x, shape, scale, group_size, fp8_dtype, out)
+    gate, up, columns = _gate_and_up(x, up, activation)
+    q, scales = _quantized_out(x, columns, scale, group_size, fp8_dtype, out)
     _swiglu_fp8(
         _rows(q, "out"), _optional_rows(scales, "scales"), gate, up, scale, activation,
         group_size or 0, scale_ub or 0.0,
@@ -197,7 +197,7 @@ def quantize_fp8(
     computed scale is ``max(amax / largest, 2^-126)``. Args as in the module's text; returns
     ``(q, scale)``.
     """
-    q, scales = _quantized_out(x, x.shape, scale, group_size, fp8_dtype, out)
+    q, scales = _quantized_out(x, None, scale, group_size, fp8_dtype, out)
     _swiglu_fp8(
         _rows(q, "out"), _optional_rows(scales, "scales"), _input_rows(x), None, scale, "identity",
         group_size or 0, scale_ub or 0.0,
@@ -235,7 +235,7 @@ def skinny_gemm(
     if out is None:
         if out_dtype is None:
             out_dtype = torch.bfloat16 if a.dtype in FP8_DTYPES else a.dtype
-        out = torch.empty((*a.shape[:-1], w.shape[0]), dtype=out_dtype, device=a.device)
+        out = a.new_empty(*a.shape[:-1], w.shape[0], dtype=out_dtype)
     elif out_dtype is not None and out.dtype != out_dtype:
         raise ValueError(f"out must have out_dtype, got {out.dtype} and {out_dtype}")
     rows = _input_rows(a)
@@ -306,9 +306,9 @@ def fp8_linear(
     if path == "scaled_mm":
         out = _scaled_mm(q, w, scale, scale_w, bias, out_dtype)
     else:
-        out = torch.empty((count, w.shape[0]), dtype=out_dtype, device=x.device)
+        out = x.new_empty(count, w.shape[0], dtype=out_dtype)
         multiply(path, out, q, w, scale, scale_w, bias)
-    return out.view((*x.shape[:-1], w.shape[0]))
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], w.shape[0])
 
 
 def multiply(
@@ -398,7 +398,8 @@ def _input_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 def _gate_and_up(
     x: torch.Tensor, up: Optional[torch.Tensor], activation: str
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Size]:
+) -> Tuple[torch.Tensor, torch.Tensor, int]:
+    """Both as rows, and their columns."""
     if activation not in ("silu", "gelu", "gelu_tanh"):
         raise ValueError(f"activation must be silu, gelu or gelu_tanh, got {activation!r}")
     if up is not None:
@@ -406,38 +407,45 @@ def _gate_and_up(
             raise ValueError(
                 f"up must have the shape of x, {tuple(x.shape)}, got {tuple(up.shape)}"
             )
-        return _input_rows(x), _input_rows(up), x.shape
-    if x.shape[-1] % 2:
-        raise ValueError(f"x must hold gate and up, an even number of columns, got {x.shape[-1]}")
+        return _input_rows(x), _input_rows(up), x.shape[-1]
+    columns = x.shape[-1]
+    if columns % 2:
+        raise ValueError(f"x must hold gate and up, an even number of columns, got {columns}")
     gate, up = _input_rows(x).chunk(2, -1)
-    return gate, up, (*x.shape[:-1], gate.shape[-1])
+    return gate, up, columns // 2
 
 
 def _quantized_out(
     x: torch.Tensor,
-    shape: torch.Size,
+    columns: Optional[int],
     scale: Optional[torch.Tensor],
     group_size: Optional[int],
     fp8_dtype: Optional[torch.dtype],
     out: QuantizedOut,
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-    """The FP8 tensor and, unless the scale is static, the scales to write."""
+    """The FP8 tensor and, unless the scale is static, the scales to write.
+
+    ``columns`` are the result's, None: x's. Sizes go to ``new_empty`` one by one: as a tuple they
+    cost half a microsecond more.
+    """
     q, scales = out if isinstance(out, tuple) else (out, None)
     if q is None:
         fp8_dtype = native_fp8_dtype(x.device) if fp8_dtype is None else fp8_dtype
         if fp8_dtype not in FP8_DTYPES:
             raise ValueError(f"fp8_dtype must be one of {FP8_DTYPES}, got {fp8_dtype}")
-        if shape == x.shape:
+        if columns is None:
             q = _empty_rows_like(x, fp8_dtype)
         else:
-            q = torch.empty(shape, dtype=fp8_dtype, device=x.device)
+            q = x.new_empty(*x.shape[:-1], columns, dtype=fp8_dtype)
     elif q.dtype not in FP8_DTYPES or (fp8_dtype is not None and q.dtype != fp8_dtype):
         raise ValueError(f"out must be {fp8_dtype or FP8_DTYPES}, got {q.dtype}")
     if scale is None and scales is None:
-        if group_size not in (None, SCALE_BLOCK):
-            raise ValueError(f"group_size must be None or {SCALE_BLOCK}, got {group_size}")
-        groups = 1 if group_size is None else -(-shape[-1] // group_size)
-        scales = torch.empty((*shape[:-1], groups), dtype=torch.float32, device=x.device)
+        groups = 1
+        if group_size is not None:
+            if group_size != SCALE_BLOCK:
+                raise ValueError(f"group_size must be None or {SCALE_BLOCK}, got {group_size}")
+            groups = -(-(x.shape[-1] if columns is None else columns) // group_size)
+        scales = x.new_empty(*x.shape[:-1], groups, dtype=torch.float32)
     return q, scales
 
 
