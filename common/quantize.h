@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cfloat>
-#include <initializer_list>
 
 #include "dtype.h"
 #include "launch.h"
@@ -28,24 +27,6 @@ struct Output {
 // Groups are reduced across neighbouring lanes, so their size is the elements of 1, 2, 4, ... lanes
 // within a row of 16 lanes (32 for float32).
 constexpr int32_t kLargestGroup = 128;
-
-// Null, or which size the kernels' 32-bit indices cannot hold: rows and elements are counted in 31
-// bits, bytes of a row too.
-inline Status check_sizes(int64_t rows, int64_t columns, std::initializer_list<int64_t> strides) {
-  if (rows > int64_t{1} << 30) return "rows must be at most 2^30";
-  if (columns > int64_t{1} << 28) return "columns must be at most 2^28";
-  for (const int64_t stride : strides) {
-    if (stride >= int64_t{1} << 31 || stride < 0) return "row strides must be below 2^31 elements";
-  }
-  return nullptr;
-}
-
-// Null, or what is wrong with a group size.
-inline Status check_group_size(int32_t group_size) {
-  const bool ok =
-      group_size >= 8 && group_size <= kLargestGroup && (group_size & (group_size - 1)) == 0;
-  return ok ? nullptr : "group_size must be 8, 16, 32, 64 or 128 columns on a GPU";
-}
 
 // From a launcher's arguments; `lane_elements`: of a vector.
 template <typename Args>

@@ -8,7 +8,6 @@
 #pragma once
 
 #include "device.h"
-#include "launch.h"
 #include "reduce.h"
 
 namespace rocm_kernels {
@@ -33,45 +32,6 @@ struct RowTeam {
   static_assert(kBlocks == 1 || (kNvidia && kThreads >= 256),
                 "RowTeam: only NVIDIA's thread block clusters let several blocks share a row");
 };
-
-// Blocks that share a long row on NVIDIA while every SM can have one of its own. H200, 16384
-// columns: 1 row takes 2.27 us with 8 blocks, 2.30 with 4, 2.80 with 1; 32 rows are quickest
-// with 1.
-constexpr int kClusterBlocks = 8;
-
-// Calls launch(RowTeam) with the smallest team that holds a row of `vectors` vectors; false if none
-// does. One or two vectors a thread, so that a lone row has all its loads in flight at once; four
-// only where a wave spares a barrier, or where the block is as large as it can be.
-template <typename Launch>
-bool with_row_team(int64_t vectors, int64_t rows, const DeviceFacts& facts, const Launch& launch) {
-  const auto holds = [&](auto team) {
-    using Team = decltype(team);
-    if (vectors > Team::kThreads * Team::kVectors) return false;
-    if constexpr (kNvidia && Team::kThreads >= 512) {
-      if (facts.hopper && rows * kClusterBlocks <= facts.compute_units) {
-        launch(RowTeam<Team::kThreads, Team::kVectors, kClusterBlocks>{});
-        return true;
-      }
-    }
-    launch(team);
-    return true;
-  };
-  return holds(RowTeam<16, 1>{}) || holds(RowTeam<32, 2>{}) || holds(RowTeam<32, 4>{}) ||
-         holds(RowTeam<256, 1>{}) || holds(RowTeam<256, 2>{}) || holds(RowTeam<512, 2>{}) ||
-         holds(RowTeam<1024, 2>{}) || holds(RowTeam<1024, 4>{});
-}
-
-// Launches a kernel of teams over `rows` rows: no more blocks than the device holds at once, each
-// doing several rows in turn.
-template <typename Team, typename Params>
-void launch_team(void (*kernel)(Params), int64_t rows, const Params& params,
-                 const DeviceFacts& facts, Stream stream) {
-  const int64_t blocks = (rows + Team::kBlockRows - 1) / Team::kBlockRows * Team::kBlocks;
-  const int64_t grid = Team::kBlocks > 1 ? blocks
-                                         : persistent_grid(blocks, Team::kBlockThreads,
-                                                           Team::kResidentThreads, facts);
-  launch_kernel(kernel, grid, Team::kBlockThreads, Team::kBlocks, facts, stream, params);
-}
 
 // A barrier that orders LDS accesses and leaves global loads in flight (__syncthreads may wait for
 // them too).

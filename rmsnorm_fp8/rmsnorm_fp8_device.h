@@ -8,8 +8,7 @@
 // time. Blocks stay for many rows, with the weight in registers.
 #pragma once
 
-#include "../common/launch.h"
-#include "../common/quantize.h"
+#include "../common/row_launch.h"
 #include "rmsnorm_fp8.h"
 
 namespace rocm_kernels {
@@ -274,14 +273,9 @@ Status launch_typed(const RmsNormFp8Args& args, const DeviceFacts& facts, Stream
                       using Team = decltype(team);
                       launch_team<Team>(rmsnorm_fp8_kernel<T, Team>, args.rows, p, facts, stream);
                     });
-  const auto launch_any = [&](auto kernel, int threads) {
-    launch_kernel(kernel, persistent_grid(p.rows, threads, 1024, facts), threads, 1, facts, stream,
-                  p);
-  };
-  if (!held && vectors <= 512) {
-    launch_any(rmsnorm_fp8_any_kernel<T, 256>, 256);
-  } else if (!held) {
-    launch_any(rmsnorm_fp8_any_kernel<T, 1024>, 1024);
+  if (!held) {
+    launch_any_row(rmsnorm_fp8_any_kernel<T, 256>, rmsnorm_fp8_any_kernel<T, 1024>, vectors,
+                   args.rows, p, facts, stream);
   }
   return launch_status();
 }
@@ -289,27 +283,11 @@ Status launch_typed(const RmsNormFp8Args& args, const DeviceFacts& facts, Stream
 }  // namespace
 
 Status launch_rmsnorm_fp8(const RmsNormFp8Args& args, const Context& context) {
-  if (args.rows == 0 || args.hidden == 0) return nullptr;
-  if (const Status error = check_sizes(args.rows, args.hidden,
-                                       {args.x_stride, args.residual_stride, args.out_stride})) {
-    return error;
-  }
-  if (args.scaling == Scaling::kPerGroup) {
-    if (const Status error = check_group_size(args.group_size)) return error;
-  }
-  DeviceFacts facts;
-  if (!device_facts(facts)) return "rmsnorm_fp8: the GPU runtime does not answer";
-  const Stream stream = stream_of(context);
-  switch (args.x_dtype) {
-    case DType::kFloat32:
-      return launch_typed<float>(args, facts, stream);
-    case DType::kFloat16:
-      return launch_typed<float16>(args, facts, stream);
-    case DType::kBFloat16:
-      return launch_typed<bfloat16>(args, facts, stream);
-    default:
-      return "rmsnorm_fp8: x must be float32, float16 or bfloat16";
-  }
+  const auto launch = [&](auto element, const DeviceFacts& facts, Stream stream) {
+    return launch_typed<decltype(element)>(args, facts, stream);
+  };
+  return launch_rows(args, args.x_dtype, args.hidden,
+                     {args.x_stride, args.residual_stride, args.out_stride}, context, launch);
 }
 
 }  // namespace rocm_kernels

@@ -10,8 +10,7 @@
 // as in rmsnorm_fp8.
 #pragma once
 
-#include "../common/launch.h"
-#include "../common/quantize.h"
+#include "../common/row_launch.h"
 #include "swiglu_fp8.h"
 
 namespace rocm_kernels {
@@ -243,14 +242,9 @@ void launch_token(const SwigluParams<T>& p, int64_t vectors, bool whole, const D
                       using Team = decltype(team);
                       launch_team<Team>(swiglu_fp8_token_kernel<T, Team>, p.rows, p, facts, stream);
                     });
-  const auto launch_any = [&](auto kernel, int threads) {
-    launch_kernel(kernel, persistent_grid(p.rows, threads, 1024, facts), threads, 1, facts, stream,
-                  p);
-  };
-  if (!held && vectors <= 512) {
-    launch_any(swiglu_fp8_any_token_kernel<T, 256>, 256);
-  } else if (!held) {
-    launch_any(swiglu_fp8_any_token_kernel<T, 1024>, 1024);
+  if (!held) {
+    launch_any_row(swiglu_fp8_any_token_kernel<T, 256>, swiglu_fp8_any_token_kernel<T, 1024>,
+                   vectors, p.rows, p, facts, stream);
   }
 }
 
@@ -307,27 +301,11 @@ Status launch_typed(const SwigluFp8Args& args, const DeviceFacts& facts, Stream 
 }  // namespace
 
 Status launch_swiglu_fp8(const SwigluFp8Args& args, const Context& context) {
-  if (args.rows == 0 || args.columns == 0) return nullptr;
-  if (const Status error = check_sizes(args.rows, args.columns,
-                                       {args.gate_stride, args.up_stride, args.out_stride})) {
-    return error;
-  }
-  if (args.scaling == Scaling::kPerGroup) {
-    if (const Status error = check_group_size(args.group_size)) return error;
-  }
-  DeviceFacts facts;
-  if (!device_facts(facts)) return "swiglu_fp8: the GPU runtime does not answer";
-  const Stream stream = stream_of(context);
-  switch (args.in_dtype) {
-    case DType::kFloat32:
-      return launch_typed<float>(args, facts, stream);
-    case DType::kFloat16:
-      return launch_typed<float16>(args, facts, stream);
-    case DType::kBFloat16:
-      return launch_typed<bfloat16>(args, facts, stream);
-    default:
-      return "swiglu_fp8: inputs must be float32, float16 or bfloat16";
-  }
+  const auto launch = [&](auto element, const DeviceFacts& facts, Stream stream) {
+    return launch_typed<decltype(element)>(args, facts, stream);
+  };
+  return launch_rows(args, args.in_dtype, args.columns,
+                     {args.gate_stride, args.up_stride, args.out_stride}, context, launch);
 }
 
 }  // namespace rocm_kernels
