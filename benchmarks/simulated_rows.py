@@ -29,7 +29,7 @@ COLUMNS = 16384
 # What a launch costs besides its longest part, launch and the first access among it: fitted to one
 # published number, 1.93 us for SwiGLU of 1 row by hf-rocm-kernels, a kernel of the same mapping as
 # ours (one vector a thread), whose longest part is modelled as 0.34 us. The other published SwiGLU
-# times then judge the model: it is 9 to 20 % above them from 64 rows on.
+# times then judge the model: it is 8 to 20 % above them from 64 rows on (docs/swiglu_fp8.md).
 FIXED_US = 1.6
 PUBLISHED = ROOT / "benchmarks" / "data" / "mi300x_published_us.csv"
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
