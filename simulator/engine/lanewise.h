@@ -168,6 +168,9 @@ inline float maximum(float a, float b) {
   if (b != b) return a;
   return a > b || (a == b && !std::signbit(a)) ? a : b;
 }
+// minimum and maximum of IEEE 754-2019, where NaN wins: the minimum3 and maximum3 instructions.
+inline float lowest(float a, float b) { return a != a ? a : b != b ? b : minimum(a, b); }
+inline float highest(float a, float b) { return a != a ? a : b != b ? b : maximum(a, b); }
 inline float median(float a, float b, float c) {
   if ((a != a) | (b != b) | (c != c)) return minimum(minimum(a, b), c);
   float high = maximum(maximum(a, b), c);

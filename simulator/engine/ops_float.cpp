@@ -224,6 +224,10 @@ void registerFloat(OpTable& t) {
     valu(n, ternaryF32<mad32>);
   }
   valu("v_min3_f32", ternaryF32<min3>);
+  valu("v_minimum3_f32",
+       ternaryF32<[](float a, float b, float c) { return lowest(lowest(a, b), c); }>);
+  valu("v_maximum3_f32",
+       ternaryF32<[](float a, float b, float c) { return highest(highest(a, b), c); }>);
   valu("v_max3_f32", ternaryF32<max3>);
   valu("v_med3_f32", ternaryF32<median>);
   valu("v_ldexp_f32", ldexpF32);

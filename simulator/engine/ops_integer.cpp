@@ -1,4 +1,5 @@
 // Integer and bit vector instructions, 16, 32 and 64 bits wide.
+#include <algorithm>
 #include <limits>
 #include <type_traits>
 
@@ -211,6 +212,40 @@ void mad32From16(Wave& w, const Inst& i) {
   writeRow(w, i.dst, r.x);
 }
 
+// gfx950: any function of three bits, by its table of truth.
+template <bool Narrow>
+void bitOperation(Wave& w, const Inst& i) {
+  Row source[3], r;
+  const u32* x[3];
+  for (int n = 0; n < 3; ++n) {
+    x[n] = Narrow ? fetch16(w, i.src[n], i.opSel >> n & 1, false, source[n])
+                  : fetch(w, i.src[n], source[n]);
+  }
+  const u32* d = w.row(i.dst.index);
+  for (int l = 0; l < kLanes; ++l) {
+    u32 result = 0;
+    for (int k = 0; k < 8; ++k) {
+      u32 term = ((k & 4) ? x[0][l] : ~x[0][l]) & ((k & 2) ? x[1][l] : ~x[1][l]) &
+                 ((k & 1) ? x[2][l] : ~x[2][l]);
+      result |= (i.simm >> k & 1) ? term : 0;
+    }
+    u32 above = i.opSel & 8 ? 0 : d[l] & 0xffff0000u;
+    r.x[l] = Narrow ? (result & 0xffff) | above : result;
+  }
+  Narrow ? writeRow16(w, i, r.x) : writeRow(w, i.dst, r.x);
+}
+
+// gfx950: two shifted integers, saturated to bytes, in the low half.
+template <i32 Low, i32 High>
+void shiftedBytes(Wave& w, const Inst& i) {
+  Row ta, tb, tc, r;
+  const u32 *a = fetch(w, i.src[0], ta), *b = fetch(w, i.src[1], tb);
+  const u32* c = fetch(w, i.src[2], tc);
+  auto byte = [](u32 x, u32 n) { return u32(u8(std::clamp(i32(x) >> (n & 31), Low, High))); };
+  for (int l = 0; l < kLanes; ++l) r.x[l] = byte(a[l], c[l]) | byte(b[l], c[l]) << 8;
+  writeRow(w, i.dst, r.x);
+}
+
 }  // namespace
 
 void registerInteger(OpTable& t) {
@@ -329,30 +364,10 @@ void registerInteger(OpTable& t) {
   add("v_lshrrev_b64", shiftRev64<[](u64 a, u32 n) { return a >> n; }>);
   add("v_ashrrev_i64", shiftRev64<[](u64 a, u32 n) { return u64(i64(a) >> n); }>);
   // gfx950
-  add("v_bitop3_b32", [](Wave& w, const Inst& i) {
-    Row ta, tb, tc, r;
-    const u32 *a = fetch(w, i.src[0], ta), *b = fetch(w, i.src[1], tb);
-    const u32* c = fetch(w, i.src[2], tc);
-    for (int l = 0; l < kLanes; ++l) {
-      u32 x = 0;
-      for (int k = 0; k < 8; ++k) {
-        u32 term = ((k & 4) ? a[l] : ~a[l]) & ((k & 2) ? b[l] : ~b[l]) & ((k & 1) ? c[l] : ~c[l]);
-        x |= (i.simm >> k & 1) ? term : 0;
-      }
-      r.x[l] = x;
-    }
-    writeRow(w, i.dst, r.x);
-  });
-  add("v_ashr_pk_i8_i32", [](Wave& w, const Inst& i) {
-    Row ta, tb, tc, r;
-    const u32 *a = fetch(w, i.src[0], ta), *b = fetch(w, i.src[1], tb);
-    const u32* c = fetch(w, i.src[2], tc);
-    auto sat = [](i32 x) { return u32(u8(x < -128 ? -128 : x > 127 ? 127 : x)); };
-    for (int l = 0; l < kLanes; ++l) {
-      r.x[l] = sat(i32(a[l]) >> (c[l] & 31)) | sat(i32(b[l]) >> (c[l] & 31)) << 8;
-    }
-    writeRow(w, i.dst, r.x);
-  });
+  add("v_bitop3_b32", bitOperation<false>);
+  add("v_bitop3_b16", bitOperation<true>);
+  add("v_ashr_pk_i8_i32", shiftedBytes<-128, 127>);
+  add("v_ashr_pk_u8_i32", shiftedBytes<0, 255>);
 }
 
 }  // namespace sim

@@ -166,8 +166,12 @@ void registerPacked(OpTable& t) {
   add("v_pk_min_f16", packedF16<2, minH>);
   add("v_pk_max_f16", packedF16<2, maxH>);
   add("v_pk_fma_f16", packedF16<3, fmaH>);
-  add("v_pk_minimum3_f16", packedF16<3, [](u32 a, u32 b, u32 c) { return minH(minH(a, b), c); }>);
-  add("v_pk_maximum3_f16", packedF16<3, [](u32 a, u32 b, u32 c) { return maxH(maxH(a, b), c); }>);
+  add("v_pk_minimum3_f16", packedF16<3, [](u32 a, u32 b, u32 c) {
+        return toHalf(lowest(lowest(fromHalf(a), fromHalf(b)), fromHalf(c)));
+      }>);
+  add("v_pk_maximum3_f16", packedF16<3, [](u32 a, u32 b, u32 c) {
+        return toHalf(highest(highest(fromHalf(a), fromHalf(b)), fromHalf(c)));
+      }>);
 #define PK(name, T, expr) add(name, packedInt<2, T, [](i64 a, i64 b) -> i64 { return expr; }>)
   PK("v_pk_add_u16", u16, a + b);
   PK("v_pk_add_i16", i16, a + b);

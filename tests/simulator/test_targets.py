@@ -1,4 +1,7 @@
-"""Targets beside gfx942: gfx90a runs for its results, others are refused by name."""
+"""Targets beside gfx942: gfx90a runs for its results, gfx950 has more, others are refused."""
+
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -91,3 +94,65 @@ def test_other_targets_are_refused():
         simulator.SimulatorError, match=r"is for gfx1100; .* gfx942, gfx950, gfx90a"
     ):
         simulator.load(path)
+
+
+GFX950 = """
+typedef half h2 __attribute__((ext_vector_type(2)));
+GLOBAL void lowest(float* out, const float* a, const float* b) {
+  out[TID] = __builtin_elementwise_minimum(a[TID], b[TID]);
+}
+GLOBAL void highest(float* out, const float* a, const float* b) {
+  out[TID] = __builtin_elementwise_maximum(a[TID], b[TID]);
+}
+GLOBAL void lowest_pair(h2* out, const h2* a, const h2* b) {
+  out[TID] = __builtin_elementwise_minimum(a[TID], b[TID]);
+}
+GLOBAL void bits(unsigned short* out, const unsigned short* a, const unsigned short* b) {
+  out[TID] = (a[TID] & b[TID]) ^ ~(a[TID + 64] | b[TID]);
+}
+DEVICE static int clip(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
+GLOBAL void bytes(unsigned short* out, const int* a, const int* b) {
+  out[TID] = clip(a[TID] >> 3, 0, 255) | clip(b[TID] >> 3, 0, 255) << 8;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def gfx950():
+    code = device(GFX950, target="gfx950")
+    path = device_file(GFX950, target="gfx950")
+    assert not code.unknown
+    listing = subprocess.run(
+        [shutil.which("llvm-objdump-22") or "llvm-objdump", "-d", path],
+        capture_output=True, text=True, check=True).stdout  # fmt: skip
+    for name in ("v_minimum3_f32", "v_maximum3_f32", "v_pk_minimum3_f16", "v_bitop3_b16",
+                 "v_ashr_pk_u8_i32"):  # fmt: skip
+        assert name in listing, f"the compiler made no {name}"
+    return code
+
+
+@pytest.mark.parametrize("kernel", ["lowest", "highest", "lowest_pair"])
+def test_nan_wins_in_minimum3_and_maximum3(gfx950, kernel):
+    dtype = np.float16 if kernel == "lowest_pair" else f32
+    some = np.array([1, -2, 0.0, -0.0, np.inf, -np.inf, np.nan, 3], dtype)
+    count = 128 if kernel == "lowest_pair" else 64
+    a, b = (x.ravel()[:64].astype(dtype) for x in np.meshgrid(some, some))
+    a, b = np.resize(a, count), np.resize(b, count)
+    out = np.zeros(count, dtype)
+    gfx950.launch(kernel, 1, 64, [out, a, b]).check()
+    want = (np.maximum if kernel == "highest" else np.minimum)(a, b)
+    np.testing.assert_array_equal(out, want)
+    zero = (a == 0) & (b == 0)
+    sign = np.signbit(a) & np.signbit(b) if kernel == "highest" else np.signbit(a) | np.signbit(b)
+    np.testing.assert_array_equal(np.signbit(out[zero]), sign[zero])
+
+
+def test_bits_and_saturated_bytes_of_gfx950(gfx950):
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(0, 2**16, 128, dtype=np.uint16) for _ in range(2))
+    out = np.zeros(64, np.uint16)
+    gfx950.launch("bits", 1, 64, [out, a, b]).check()
+    np.testing.assert_array_equal(out, (a[:64] & b[:64]) ^ ~(a[64:] | b[:64]))
+    a, b = (rng.integers(-3000, 5000, 64, dtype=np.int32) for _ in range(2))
+    gfx950.launch("bytes", 1, 64, [out, a, b]).check()
+    np.testing.assert_array_equal(out, np.clip(a >> 3, 0, 255) | np.clip(b >> 3, 0, 255) << 8)
