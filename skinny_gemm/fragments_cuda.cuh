@@ -181,6 +181,26 @@ __device__ __forceinline__ void store_output(const SkinnyGemmArgs& args, int64_t
   }
 }
 
+// The same for out[m, n] and, if `both`, out[m, n + 1] of a 16-bit type.
+__device__ __forceinline__ void store_pair(const SkinnyGemmArgs& args, int64_t m, int64_t n,
+                                           float low, float high, bool both) {
+  uint16_t* to = static_cast<uint16_t*>(args.out) + m * args.out_stride + n;
+  uint32_t bits;
+  if (args.out_dtype == DType::kFloat16) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    bits = *reinterpret_cast<const uint32_t*>(&pair);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    bits = *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  if (both && reinterpret_cast<uintptr_t>(to) % 4 == 0) {
+    *reinterpret_cast<uint32_t*>(to) = bits;
+  } else {
+    to[0] = static_cast<uint16_t>(bits);
+    if (both) to[1] = static_cast<uint16_t>(bits >> 16);
+  }
+}
+
 __device__ __forceinline__ void finish(const SkinnyGemmArgs& args, int64_t m, int64_t n,
                                        float sum) {
   float value = sum * outer_scale(args.scale_a, m) * outer_scale(args.scale_w, n);

@@ -25,8 +25,6 @@
 namespace rocm_kernels {
 namespace cuda {
 
-constexpr int kProducers = 2;  // one warp for each operand
-
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -102,18 +100,20 @@ __device__ __forceinline__ void fence_copy_engine() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-__device__ __forceinline__ void load_box(const CUtensorMap& map, int chunk, int row, uint32_t to,
+// Boxes of a matrix of 128-byte chunks, at the place `at` of its second dimension and `above` of
+// its third: [row][chunk] here, [chunk][row] in warpgroup_cuda.cuh.
+__device__ __forceinline__ void load_box(const CUtensorMap& map, int at, int above, uint32_t to,
                                          uint32_t barrier, uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {0, %2, %3}], [%4], %5;" ::"r"(to),
-      "l"(&map), "r"(chunk), "r"(row), "r"(barrier), "l"(policy)
+      "l"(&map), "r"(at), "r"(above), "r"(barrier), "l"(policy)
       : "memory");
 }
 
-__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int chunk, int row) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {0, %1, %2}];" ::"l"(&map),
-               "r"(chunk), "r"(row)
+__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int at, int above) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {0, %1, %2}];" ::"l"(&map), "r"(at),
+               "r"(above)
                : "memory");
 }
 #endif

@@ -1,16 +1,20 @@
 // CUDA launcher of skinny_gemm: picks a kernel, describes the operands to it, starts it.
 //
-//   ring_cuda.cuh    sm_90 and later: copy engine, shared-memory ring, clusters over K
-//   stream_cuda.cuh  sm_80 and later: weights straight to registers
-//   plain_cuda.cuh   any alignment and dialect
+//   warpgroup_cuda.cuh  sm_90a, FP8 x FP8, more than 16 tokens: the ring into wgmma
+//   ring_cuda.cuh       sm_90 and later: copy engine and shared-memory ring
+//   stream_cuda.cuh     sm_80 and later: weights straight to registers
+//   plain_cuda.cuh      any alignment and dialect
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstring>
+#include <mutex>
 
 #include "config_cuda.h"
 #include "plain_cuda.cuh"
 #include "ring_cuda.cuh"
 #include "stream_cuda.cuh"
+#include "warpgroup_cuda.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
@@ -33,21 +37,24 @@ GemmAlignment alignment_of(const SkinnyGemmArgs& args) {
   return alignment;
 }
 
-// A launch that may start while its predecessor drains (see await_predecessor).
+// A launch that may start while its predecessor drains (see await_predecessor), in clusters.
 struct Launch {
-  cudaLaunchAttribute attribute;
+  cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t config = {};
 
-  Launch(dim3 grid, int threads, int64_t shared_bytes, void* stream, bool early) {
+  Launch(dim3 grid, int threads, int64_t shared_bytes, void* stream, bool early, int cluster = 1) {
     config.gridDim = grid;
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = shared_bytes;
     config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &attribute;
+    config.attrs = attributes;
     if (early) {
-      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      attribute.val.programmaticStreamSerializationAllowed = 1;
-      config.numAttrs = 1;
+      attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
     }
   }
 };
@@ -69,33 +76,45 @@ EncodeTiled find_encoder() {
   return reinterpret_cast<EncodeTiled>(function);
 }
 
-// A matrix of bytes seen through boxes of box_rows x box_chunks * 128; rows and chunks outside read
-// as zero.
+// A matrix of bytes seen through boxes of box_rows x box_chunks * 128, which lie in shared memory
+// as [rows][chunks] or as [chunks][rows]; rows and chunks outside read as zero.
+enum class BoxOrder { kRowsOfChunks, kChunksOfRows };
+
 bool describe_matrix(CUtensorMap* map, const void* data, int64_t rows, int64_t row_bytes,
-                     int64_t stride_bytes, int box_rows, int box_chunks) {
+                     int64_t stride_bytes, int box_rows, int box_chunks, BoxOrder order) {
   static const EncodeTiled encode = find_encoder();
   if (encode == nullptr) return false;
-  const cuuint64_t sizes[3] = {kChunkBytes, static_cast<cuuint64_t>(row_bytes / kChunkBytes),
-                               static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[2] = {kChunkBytes,
-                                 static_cast<cuuint64_t>(rows == 1 ? row_bytes : stride_bytes)};
-  const cuuint32_t box[3] = {kChunkBytes, static_cast<cuuint32_t>(box_chunks),
-                             static_cast<cuuint32_t>(box_rows)};
+  cuuint64_t sizes[3] = {kChunkBytes, static_cast<cuuint64_t>(row_bytes / kChunkBytes),
+                         static_cast<cuuint64_t>(rows)};
+  cuuint64_t strides[2] = {kChunkBytes,
+                           static_cast<cuuint64_t>(rows == 1 ? row_bytes : stride_bytes)};
+  cuuint32_t box[3] = {kChunkBytes, static_cast<cuuint32_t>(box_chunks),
+                       static_cast<cuuint32_t>(box_rows)};
+  if (order == BoxOrder::kChunksOfRows) {
+    std::swap(sizes[1], sizes[2]);
+    std::swap(strides[0], strides[1]);
+    std::swap(box[1], box[2]);
+  }
   const cuuint32_t steps[3] = {1, 1, 1};
   return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(data), sizes, strides, box,
                 steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                 CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+constexpr Status kNotDescribed =
+    "skinny_gemm: the driver could not describe the operands to the copy engine";
+
 template <class Types, int kTokenTiles, bool kBlockScales>
 Status launch_ring(const SkinnyGemmArgs& args, const RingShape& ring, bool early, void* stream) {
   const int tokens = kTokenTiles * kTileTokens * ring.token_groups;
   CUtensorMap w_map, a_map;
   if (!describe_matrix(&w_map, args.w, args.n, args.k * Types::kWBytes,
-                       args.w_stride * Types::kWBytes, ring.rows, ring.chunks) ||
+                       args.w_stride * Types::kWBytes, ring.rows, ring.chunks,
+                       BoxOrder::kRowsOfChunks) ||
       !describe_matrix(&a_map, args.a, args.m, args.k * Types::kABytes,
-                       args.a_stride * Types::kABytes, tokens, ring.chunks * Types::kAVectors)) {
-    return "skinny_gemm: the driver could not describe the operands to the copy engine";
+                       args.a_stride * Types::kABytes, tokens, ring.chunks * Types::kAVectors,
+                       BoxOrder::kRowsOfChunks)) {
+    return kNotDescribed;
   }
   const int64_t shared_bytes = ring_shared_bytes(ring, tokens, Types::kAVectors);
   const auto kernel = skinny_gemm_ring_kernel<Types, kTokenTiles, kBlockScales>;
@@ -106,6 +125,37 @@ Status launch_ring(const SkinnyGemmArgs& args, const RingShape& ring, bool early
   Launch launch(dim3(static_cast<unsigned>((args.n + ring.rows - 1) / ring.rows)),
                 (ring_consumers(ring) + kProducers) * 32, shared_bytes, stream, early);
   return status_of(cudaLaunchKernelEx(&launch.config, kernel, w_map, a_map, args, ring));
+}
+
+template <int kTokens, int kGroups>
+Status launch_warpgroup_groups(const SkinnyGemmArgs& args, const WarpgroupShape& shape,
+                               void* stream) {
+  CUtensorMap w_map, a_map;
+  if (!describe_matrix(&w_map, args.w, args.n, args.k, args.w_stride, warpgroup_box_rows(shape),
+                       shape.chunks, BoxOrder::kChunksOfRows) ||
+      !describe_matrix(&a_map, args.a, args.m, args.k, args.a_stride, warpgroup_tokens(args.m),
+                       shape.chunks, BoxOrder::kChunksOfRows)) {
+    return kNotDescribed;
+  }
+  const int64_t shared_bytes = warpgroup_shared_bytes(shape, args.m);
+  const auto kernel = skinny_gemm_warpgroup_kernel<kTokens, kGroups>;
+  if (const Status status = status_of(cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)))) {
+    return status;
+  }
+  const int64_t clusters = (args.n + shape.rows - 1) / shape.rows;
+  Launch launch(dim3(static_cast<unsigned>(clusters * shape.cluster)),
+                (kGroups * 4 + kProducers) * 32, shared_bytes, stream, true, shape.cluster);
+  return status_of(cudaLaunchKernelEx(&launch.config, kernel, w_map, a_map, args, shape));
+}
+
+Status launch_warpgroup(const SkinnyGemmArgs& args, const WarpgroupShape& shape, void* stream) {
+  if (shape.groups == kMaxWarpgroups) {
+    return args.m <= 32 ? launch_warpgroup_groups<32, kMaxWarpgroups>(args, shape, stream)
+                        : launch_warpgroup_groups<64, kMaxWarpgroups>(args, shape, stream);
+  }
+  return args.m <= 32 ? launch_warpgroup_groups<32, 2>(args, shape, stream)
+                      : launch_warpgroup_groups<64, 2>(args, shape, stream);
 }
 
 template <class Types, int kTokenTiles, bool kBlockScales>
@@ -159,6 +209,9 @@ Status launch_typed(const SkinnyGemmArgs& args, const GemmConfig& config, bool e
 Status launch_config(const SkinnyGemmArgs& args, const GemmConfig& config, bool early,
                      void* stream) {
   if (config.kernel == GemmConfig::Kernel::kPlain) return launch_plain(args, early, stream);
+  if (config.kernel == GemmConfig::Kernel::kWarpgroup) {
+    return launch_warpgroup(args, config.warpgroup, stream);
+  }
   const bool block_scales =
       args.scale_a.kind == GemmScale::Kind::kBlock || args.scale_w.kind == GemmScale::Kind::kBlock;
   const auto dispatch = [&](auto types) {
@@ -177,9 +230,9 @@ Status launch_config(const SkinnyGemmArgs& args, const GemmConfig& config, bool 
                               : dispatch(Operands<DType::kBFloat16, DType::kBFloat16>());
 }
 
-Status ask_device(DeviceFacts& facts) {
-  int device = 0, major = 0, minor = 0, shared_bytes = 0;
-  cudaError_t error = cudaGetDevice(&device);
+cudaError_t ask_device_facts(int device, DeviceFacts& facts) {
+  int major = 0, minor = 0, shared_bytes = 0;
+  cudaError_t error = cudaSuccess;
   const auto ask = [&](int* value, cudaDeviceAttr attribute) {
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(value, attribute, device);
   };
@@ -189,7 +242,37 @@ Status ask_device(DeviceFacts& facts) {
   ask(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   facts.compute_capability = major * 10 + minor;
   facts.shared_bytes_per_block = shared_bytes;
-  return status_of(error);
+  if (error != cudaSuccess || facts.compute_capability != 90) return error;
+  // Larger clusters do not fill the device: its SMs come in groups of 16 and 18.
+  constexpr int kGroups = 2;
+  const auto kernel = skinny_gemm_warpgroup_kernel<64, kGroups>;
+  const int bytes = shared_bytes - kStaticBytes;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  facts.clusters[0] = facts.sm_count;
+  for (int i = 1; i < 3 && error == cudaSuccess; ++i) {
+    const Launch launch(dim3(1 << i), (kGroups * 4 + kProducers) * 32, bytes, nullptr, false,
+                        1 << i);
+    error = cudaOccupancyMaxActiveClusters(&facts.clusters[i], kernel, &launch.config);
+  }
+  return error;
+}
+
+// Facts of the current device, asked for once.
+Status ask_device(DeviceFacts& facts) {
+  constexpr int kDevices = 64;
+  static DeviceFacts known[kDevices];
+  static std::atomic<bool> asked[kDevices];
+  static std::mutex asking;
+  int device = 0;
+  if (const Status status = status_of(cudaGetDevice(&device))) return status;
+  if (device >= kDevices) return status_of(ask_device_facts(device, facts));
+  if (!asked[device].load(std::memory_order_acquire)) {
+    const std::lock_guard<std::mutex> lock(asking);
+    if (const Status status = status_of(ask_device_facts(device, known[device]))) return status;
+    asked[device].store(true, std::memory_order_release);
+  }
+  facts = known[device];
+  return nullptr;
 }
 
 }  // namespace

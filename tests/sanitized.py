@@ -24,8 +24,9 @@ os.environ.setdefault("LOCAL_KERNELS", f"{REPO_ID}={ROOT}")
 MODES = ({}, {"group_size": 128}, {"scale": 0.05})
 # Whole vectors and odd tails; short rows, rows of one block, rows that a block passes twice.
 ROW_SHAPES = [(1, 16384), (3, 770), (130, 512), (2, 40000)]
-# (N, K): the ring with even and uneven shares of rows, the stream for odd K, the plain kernel.
-GEMM_SHAPES = [(2304, 1024), (200, 4096), (136, 1000), (33, 70)]
+# (N, K): the ring with even and uneven shares of rows; beyond 16 tokens warpgroups, in a cluster,
+# with K dealt, or neither; the stream for odd K, the plain kernel.
+GEMM_SHAPES = [(2304, 1024), (8200, 384), (17501, 128), (200, 4096), (136, 1000), (33, 70)]
 GEMM_ROWS = (1, 8, 16, 24, 32, 48, 64)
 
 

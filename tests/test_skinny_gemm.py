@@ -61,6 +61,26 @@ def test_rows_and_shapes(backend, reference, rows, shape):
     check(backend, reference, a, w, scale_a, scale_w)
 
 
+@pytest.mark.parametrize("out_dtype", HALVES)
+@pytest.mark.parametrize("shape", [(2304, 1024), (5001, 640), (8192, 512), (17501, 128)])
+@pytest.mark.parametrize("rows", [17, 40, 64])
+def test_many_rows_and_large_weights(backend, reference, rows, shape, out_dtype):
+    """Weights beyond 2 MB, which sm_90 takes with its warpgroup instructions beyond 16 rows."""
+    if backend.name in ("reference", "simulator"):
+        pytest.skip("a kernel of its own on CUDA alone, and the reference allocates its outputs")
+    n, k = shape
+    a = torch.randn(rows, k + 16, device=backend.device).to(backend.fp8_dtype)[:, :k]
+    w = torch.randn(n, k, device=backend.device).to(backend.fp8_dtype)
+    scale_a = random_scale("row", rows, k, backend.device, 1)
+    scale_w = random_scale("row", n, k, backend.device, 128)
+    bias = torch.randn(n, device=backend.device)
+    out = Guarded(rows, n, out_dtype, backend.device)
+    backend.ops.skinny_gemm(a, w, scale_a, scale_w, bias=bias, out=out.view)
+    out.assert_guards_intact()
+    actual = check(backend, reference, a, w, scale_a, scale_w, bias, out_dtype)
+    assert torch.equal(bits(actual), bits(out.view))
+
+
 @pytest.mark.parametrize("scale_w", SCALES)
 @pytest.mark.parametrize("scale_a", SCALES)
 @pytest.mark.parametrize("rows", [1, 8, 19])

@@ -27,10 +27,11 @@ _AMDGPU_MACHINES = {
 }
 _CUDA_CONTAINER_MAGIC = 0xBA55ED50
 _CUDA_PTX, _CUDA_CUBIN = 1, 2
+_CUDA_ARCH_SPECIFIC = 0x100000  # of an entry's flags: sm_90a, not sm_90
 
 
 def units(extension: Path, backend: str) -> list[set[str]]:
-    """Targets held by each translation unit: ``gfx942``, or ``9.0`` and ``12.0+PTX``.
+    """Targets held by each translation unit: ``gfx942``, or ``9.0a`` and ``12.0+PTX``.
 
     Raises:
         ValueError: the device code is malformed, or is not what its label says.
@@ -88,7 +89,8 @@ def _cuda_units(data: bytes) -> list[set[str]]:
         while entry < end:
             kind, _, entry_header, payload = struct.unpack_from("<HHIQ", data, entry)
             (arch,) = struct.unpack_from("<I", data, entry + 28)
-            number = f"{arch // 10}.{arch % 10}"
+            (flags,) = struct.unpack_from("<I", data, entry + 40)
+            number = f"{arch // 10}.{arch % 10}" + ("a" if flags & _CUDA_ARCH_SPECIFIC else "")
             if kind == _CUDA_CUBIN:
                 cubins.add(number)
             elif kind == _CUDA_PTX:

@@ -255,12 +255,15 @@ def fp8_linear_path(
     The CPU has no quick ``torch._scaled_mm``. Its own kernel for many rows takes over beyond 64
     rows, and beyond 32 where K is at most 2048 (docs/cpu_benchmarks.md). On a GPU the
     library takes over where it is quicker, for the scales that it knows: per tensor, per row and
-    per channel. On an H200 that was measured to be beyond 32 rows; for ROCm nothing is measured, so
+    per channel. On an H200 it is not up to 64 rows, over the layers of a model (docs/h200.md);
+    without sm_90's warpgroup instructions it was from 33 rows on; for ROCm nothing is measured, so
     beyond 64.
     """
     if w.device.type == "cpu":
         return "gemm" if rows > (32 if w.shape[1] <= 2048 else 64) else "skinny_gemm"
-    library_rows = 32 if torch.version.hip is None else SKINNY_GEMM_MAX_ROWS
+    library_rows = SKINNY_GEMM_MAX_ROWS
+    if torch.version.hip is None and 32 < rows <= SKINNY_GEMM_MAX_ROWS:
+        library_rows = 64 if torch.cuda.get_device_properties(w.device).major == 9 else 32
     blocks = any(s is not None and s.dim() == 2 and s.shape[1] > 1 for s in (scale_w, scale_x))
     library = not blocks and not w.shape[0] % 16 and not w.shape[1] % 16
     if library and rows > library_rows:
