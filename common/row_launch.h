@@ -84,14 +84,15 @@ bool with_row_team(int64_t vectors, int64_t rows, const DeviceFacts& facts, cons
 }
 
 // Launches a kernel of teams over `rows` rows: no more blocks than the device holds at once, each
-// doing several rows in turn.
-template <typename Team, typename Params>
+// doing several rows in turn, unless a block does one row.
+template <typename Team, bool kOneRow = false, typename Params>
 void launch_team(void (*kernel)(Params), int64_t rows, const Params& params,
                  const DeviceFacts& facts, Stream stream) {
   const int64_t blocks = (rows + Team::kBlockRows - 1) / Team::kBlockRows * Team::kBlocks;
-  const int64_t grid = Team::kBlocks > 1 ? blocks
-                                         : persistent_grid(blocks, Team::kBlockThreads,
-                                                           Team::kResidentThreads, facts);
+  const int64_t grid =
+      Team::kBlocks > 1 || kOneRow
+          ? blocks
+          : persistent_grid(blocks, Team::kBlockThreads, Team::kResidentThreads, facts);
   launch_kernel(kernel, grid, Team::kBlockThreads, Team::kBlocks, facts, stream, params);
 }
 
