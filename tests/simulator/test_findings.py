@@ -8,6 +8,26 @@ import simulator
 
 f32, u32 = np.float32, np.uint32
 
+SPLIT_K = """
+// Workgroups add partial sums; the last one to come reads them all.
+template <bool Release> DEVICE void split(float* out, float* partial, u32* count, int n) {
+  SHARED u32 last;
+  partial[BID * 256 + TID] = (float)(BID + TID);
+  if (Release) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+  __builtin_amdgcn_s_barrier();
+  if (TID == 0)
+    last = __scoped_atomic_fetch_add(count, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE) == n - 1;
+  sync();
+  if (last) {
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+    float sum = 0;
+    for (int g = 0; g < n; ++g) sum += partial[g * 256 + TID];            // SUM OF PARTIALS
+    out[TID] = sum;
+  }
+}
+GLOBAL void split_k(float* o, float* p, u32* c, int n) { split<true>(o, p, c, n); }
+GLOBAL void split_k_no_release(float* o, float* p, u32* c, int n) { split<false>(o, p, c, n); }
+"""
 SOURCE = """
 GLOBAL void missing_wait(u32* out, const u32* in) {
   u64 address = (u64)(in + TID); u32 r;
@@ -145,25 +165,8 @@ template <bool Wait> DEVICE void handover(u32* out, const u32* in) {
 }
 GLOBAL void flag_after_wait(u32* out, const u32* in) { handover<true>(out, in); }
 GLOBAL void flag_without_wait(u32* out, const u32* in) { handover<false>(out, in); }
-// Workgroups add partial sums; the last one to come reads them all.
-template <bool Release> DEVICE void split(float* out, float* partial, u32* count, int n) {
-  SHARED u32 last;
-  partial[BID * 256 + TID] = (float)(BID + TID);
-  if (Release) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
-  __builtin_amdgcn_s_barrier();
-  if (TID == 0)
-    last = __scoped_atomic_fetch_add(count, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE) == n - 1;
-  sync();
-  if (last) {
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
-    float sum = 0;
-    for (int g = 0; g < n; ++g) sum += partial[g * 256 + TID];            // SUM OF PARTIALS
-    out[TID] = sum;
-  }
-}
-GLOBAL void split_k(float* o, float* p, u32* c, int n) { split<true>(o, p, c, n); }
-GLOBAL void split_k_no_release(float* o, float* p, u32* c, int n) { split<false>(o, p, c, n); }
 """
+SOURCE += SPLIT_K
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import subprocess
 import numpy as np
 import pytest
 from hipcc import device, device_file
+from test_findings import SPLIT_K
 
 import simulator
 
@@ -16,24 +17,6 @@ GLOBAL void tickets(u32* out, u32* count) {
   out[BID * 64 + TID] =
       __scoped_atomic_fetch_add(count, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
 }
-// Workgroups add partial sums; the last one to come reads them all.
-template <bool Release> DEVICE void split(float* out, float* partial, u32* count, int n) {
-  SHARED u32 last;
-  partial[BID * 256 + TID] = (float)(BID + TID);
-  if (Release) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
-  __builtin_amdgcn_s_barrier();
-  if (TID == 0)
-    last = __scoped_atomic_fetch_add(count, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE) == n - 1;
-  sync();
-  if (last) {
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
-    float sum = 0;
-    for (int g = 0; g < n; ++g) sum += partial[g * 256 + TID];
-    out[TID] = sum;
-  }
-}
-GLOBAL void split_k(float* o, float* p, u32* c, int n) { split<true>(o, p, c, n); }
-GLOBAL void split_k_no_release(float* o, float* p, u32* c, int n) { split<false>(o, p, c, n); }
 GLOBAL void products(double* out, const double* a, f2* small) {
   out[TID] = __builtin_fma(a[TID], a[TID], out[TID]);
   small[TID] *= small[TID];  // one packed instruction
@@ -48,7 +31,7 @@ GLOBAL void array(u32* out, int at) {
 
 @pytest.fixture(scope="module")
 def gfx90a():
-    code = device(SOURCE, target="gfx90a")
+    code = device(SOURCE + SPLIT_K, target="gfx90a")
     assert code.target == "gfx90a" and not code.unknown
     return code
 
