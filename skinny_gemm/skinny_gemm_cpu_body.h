@@ -7,15 +7,15 @@
 
 constexpr int kMaxTileRows = 6;
 constexpr int kMaxBlockTileRows = 3;  // totals stay in registers across the blocks of a panel
-constexpr int64_t kPrefetchBytes = 1024;
 
 // ---- Few rows: w is decoded in registers and multiplied with every row of a at once
 
-// sums[column][row] += a[row] . w[column] over `depth` of K.
+// sums[column][row] += a[row] . w[column] over `depth` of K. Elements `ahead` of w are fetched.
 template <class Multiplier, class Element, int kColumns, int kRows>
 ROCM_KERNELS_VECTOR void add_products(typename Multiplier::Sum (&sums)[kColumns][kRows],
-                                      const Element* const w[], const typename Multiplier::Value* a,
-                                      int64_t a_stride, int64_t depth) {
+                                      const Element* const w[], int64_t ahead,
+                                      const typename Multiplier::Value* a, int64_t a_stride,
+                                      int64_t depth) {
   constexpr int kParts = Multiplier::kParts;
   for (int64_t k = 0; k < depth; k += Multiplier::kChunk) {
     typename Multiplier::Operand operands[kColumns][kParts];
@@ -23,7 +23,7 @@ ROCM_KERNELS_VECTOR void add_products(typename Multiplier::Sum (&sums)[kColumns]
     for (int column = 0; column < kColumns; ++column) {
       const Element* const p = w[column] + k;
       if (__builtin_expect(k + Multiplier::kChunk <= depth, 1)) {
-        __builtin_prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes);
+        __builtin_prefetch(p + ahead);
         Decode<Multiplier, Element>::chunk(p, operands[column]);
       } else {
         decode_tail<Multiplier>(p, depth - k, operands[column]);
@@ -54,8 +54,12 @@ void multiply_direct(const GemmJob& job, int64_t n, int slot, float sums[][kGrou
     ROCM_KERNELS_UNROLL
     for (int row = 0; row < kRows; ++row) totals[column][row] = Multiplier::zero();
   }
+  // After the last panel come the next columns; where they are short, those after them.
+  const int64_t rounds = args.k < kPanelDepth ? kPanelDepth / (args.k + 1) + 1 : 1;
+  const int64_t next_columns = rounds * kColumns * args.w_stride;
   for (int64_t panel = 0; panel < args.k; panel += kPanelDepth) {
     const int64_t depth = smaller(kPanelDepth, args.k - panel);
+    const int64_t ahead = panel + kPanelDepth < args.k ? kPanelDepth : next_columns - panel;
     const typename Multiplier::Value* const a = packed_panel<Multiplier>(job, panel);
     Sum scaled[kColumns][kRows];
     ROCM_KERNELS_UNROLL
@@ -72,7 +76,8 @@ void multiply_direct(const GemmJob& job, int64_t n, int slot, float sums[][kGrou
         ROCM_KERNELS_UNROLL
         for (int row = 0; row < kRows; ++row) partial[column][row] = Multiplier::zero();
       }
-      add_products<Multiplier, Element>(partial, w, a + k, round_up(depth, Multiplier::kChunk),
+      add_products<Multiplier, Element>(partial, w, ahead, a + k,
+                                        round_up(depth, Multiplier::kChunk),
                                         smaller(job.step, depth - k));
       ROCM_KERNELS_UNROLL
       for (int row = 0; row < kRows; ++row) {
