@@ -28,11 +28,15 @@ class Hardware:
     l2_bytes_per_s: float
     l1_bytes_per_cycle: int  # per compute unit
     memory_latency_s: float
+    handoff_s: float
     launch_s: float
 
 
 # Sustained rates as measured and published for these GPUs. Published kernels that move next to
-# nothing take 1.9 us on an MI300X: that is the launch and one trip to memory.
+# nothing take 1.9 us on an MI300X: that is the launch and one trip to memory. A handoff is what a
+# workgroup does that adds up what others left in memory: store and release at agent scope (0.72 us
+# on one XCD, 0.98 on eight, as measured by others on an MI300X with ROCm 7.2), an atomic past L2
+# (0.26 to 0.6), load and acquire (0.79).
 HARDWARE = {
     "gfx942": Hardware(
         compute_units=304,
@@ -47,6 +51,7 @@ HARDWARE = {
         l2_bytes_per_s=25e12,
         l1_bytes_per_cycle=64,
         memory_latency_s=0.8e-6,
+        handoff_s=2.0e-6,
         launch_s=1.1e-6,
     ),
     "gfx950": Hardware(
@@ -62,6 +67,7 @@ HARDWARE = {
         l2_bytes_per_s=30e12,
         l1_bytes_per_cycle=64,
         memory_latency_s=0.8e-6,
+        handoff_s=2.0e-6,
         launch_s=1.1e-6,
     ),
 }
@@ -77,6 +83,7 @@ class Time:
     matrix: float
     lds: float
     latency: float
+    handoff: float
     launch: float
     bound: str  # the part that sets the floor
     waves_per_simd: int  # occupancy
@@ -137,5 +144,8 @@ def modelled_time(raw: dict) -> Time | None:
     latency = rounds * hw.memory_latency_s
     parts = {"memory": memory, "issue": issue, "matrix": matrix, "lds": lds}
     bound = max(parts, key=parts.get)
-    total = parts[bound] + latency + hw.launch_s
-    return Time(total, memory, issue, matrix, lds, latency, hw.launch_s, bound, per_simd, rounds)
+    handoff = hw.handoff_s if c["tickets"] else 0.0
+    total = parts[bound] + latency + handoff + hw.launch_s
+    return Time(
+        total, memory, issue, matrix, lds, latency, handoff, hw.launch_s, bound, per_simd, rounds
+    )

@@ -84,6 +84,7 @@ Object counters(const Launch& l) {
                 {"lds_conflict_cycles", num(c.ldsConflictCycles)},
                 {"matrix_cycles", num(matrixCycles)},
                 {"atomics", num(c.atomics)},
+                {"tickets", num(c.tickets)},
                 {"workgroups", num(l.workgroups)},
                 {"waves_per_workgroup", num(l.wavesPerGroup)}};
 }

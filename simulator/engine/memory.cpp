@@ -200,7 +200,10 @@ void executeMemory(Wave& w, const Inst& i) {
   op->mask = exec;
   Counters& c = w.wg->worker->counters;
   bool write = m.access == Access::Store || m.access == Access::Atomic;
-  if (m.access == Access::Atomic) c.atomics += __builtin_popcountll(exec);
+  if (m.access == Access::Atomic) {
+    c.atomics += __builtin_popcountll(exec);
+    if (m.returns && m.space != Space::Lds) c.tickets += __builtin_popcountll(exec);
+  }
   switch (m.space) {
     case Space::Lds: {
       const u32* a = w.row(i.src[0].index);

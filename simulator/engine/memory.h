@@ -27,7 +27,7 @@ struct Counters {
   std::vector<u64> executed;  // by instruction
   u64 readBytes = 0, writtenBytes = 0, lines64 = 0, lines128 = 0;
   u64 ldsCycles = 0, ldsConflictCycles = 0, ldsBytes = 0;
-  u64 atomics = 0, scratchBytes = 0, scalarBytes = 0;
+  u64 atomics = 0, tickets = 0, scratchBytes = 0, scalarBytes = 0;
   CacheCounts cache;
   void add(const Counters& o);
 };

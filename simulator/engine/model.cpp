@@ -16,6 +16,7 @@ void Counters::add(const Counters& o) {
   ldsConflictCycles += o.ldsConflictCycles;
   ldsBytes += o.ldsBytes;
   atomics += o.atomics;
+  tickets += o.tickets;
   scratchBytes += o.scratchBytes;
   scalarBytes += o.scalarBytes;
   cache.l1Hits += o.cache.l1Hits;

@@ -95,6 +95,8 @@ def test_time_is_bound_by_what_there_is_most_of(code):
     t = result.time
     assert t.bound == "memory"
     assert t.total == pytest.approx(t.memory + t.latency + t.launch)
+    ticketed = {**result.raw, "counters": {**result.counters, "tickets": 1}}
+    assert modelled_time(ticketed).total == pytest.approx(t.total + t.handoff + 2e-6)
     floor = 2 * data.nbytes / HARDWARE["gfx942"].memory_bytes_per_s
     assert floor <= t.memory <= 1.2 * floor
     busier = {**result.raw, "counters": {**result.counters, "matrix_cycles": 10**12}}
