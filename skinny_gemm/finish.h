@@ -2,6 +2,7 @@
 // bias, rounding and the store. Every sum is taken in a fixed order.
 #pragma once
 
+#include "config.h"
 #include "operands.h"
 #include "problem.h"
 
@@ -90,13 +91,12 @@ struct TileFactors {
 // Ends a tile. `accumulators` are the wave's sums, [row tiles of a][row tiles of w]; waves 0 to
 // `adders` - 1 have some. All threads of the block call it; LDS may be written again after a
 // barrier.
-template <Operands kKind, int kRowTilesA, int kRowTilesW>
-ROCM_KERNELS_DEVICE void finish_tile(const SkinnyGemmProblem& p, int wave, int waves, int adders,
-                                     int interval, int tile, const TileFactors& factors,
-                                     const Accumulator (&accumulators)[kRowTilesA][kRowTilesW],
-                                     float* lds) {
-  constexpr int kRows = kRowTilesW * kTile;
-  constexpr int kPitch = kRows + kSumPad;
+template <Operands kKind, int kRowTilesA, int kRowsW>
+ROCM_KERNELS_DEVICE void finish_tile(
+    const SkinnyGemmProblem& p, int wave, int waves, int adders, int interval, int tile,
+    const TileFactors& factors, const Accumulator (&accumulators)[kRowTilesA][row_tiles_of(kRowsW)],
+    float* lds) {
+  constexpr int kPitch = kRowsW + kSumPad;
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = waves * kWaveSize;
   const int lane = thread % kWaveSize, group = lane / kTile, column = lane % kTile;
@@ -105,25 +105,26 @@ ROCM_KERNELS_DEVICE void finish_tile(const SkinnyGemmProblem& p, int wave, int w
 
   // 1. Every wave's sums to LDS, [wave][m][row of the tile].
   float* factor_w = lds + adders * wave_floats;
-  float* bias = factor_w + kRows;
-  float* factor_a = bias + kRows;
-  factors.store(p, kRows, factor_w);
+  float* bias = factor_w + kRowsW;
+  float* factor_a = bias + kRowsW;
+  factors.store(p, kRowsW, factor_w);
   float* own = lds + wave * wave_floats;
   const int rows_kept = wave < adders ? rows_out : 0;
 #pragma unroll
   for (int i = 0; i < kRowTilesA; ++i) {
 #pragma unroll
-    for (int j = 0; j < kRowTilesW; ++j) {
+    for (int j = 0; j < row_tiles_of(kRowsW); ++j) {
       const Accumulator sum = accumulators[i][j];
       if constexpr (kKind == Operands::kFp8Sparse) {
         // Sparse rows 2r and 2r + 1 are halves of dense row r; the lane has both.
         const int row = 2 * group;
         float* target = own + row * kPitch + j * kTile + column;
-        if (row < rows_kept) target[0] = sum.x + sum.y;
-        if (row + 1 < rows_kept) target[kPitch] = sum.z + sum.w;
+        const bool kept = j * kTile + column < kRowsW;
+        if (kept && row < rows_kept) target[0] = sum.x + sum.y;
+        if (kept && row + 1 < rows_kept) target[kPitch] = sum.z + sum.w;
       } else {
         const int row = i * kTile + column;
-        if (row < rows_kept) {
+        if (row < rows_kept && j * kTile + 4 * group < kRowsW) {
           *reinterpret_cast<Accumulator*>(own + row * kPitch + j * kTile + 4 * group) = sum;
         }
       }
@@ -133,14 +134,14 @@ ROCM_KERNELS_DEVICE void finish_tile(const SkinnyGemmProblem& p, int wave, int w
 
   // 2. Sums over the waves, four columns of out an item, left in the first wave's place. From here
   // on an item has one thread, so no barrier is needed between the steps.
-  const int items = rows_out * (kRows / 4);
+  const int items = rows_out * (kRowsW / 4);
   const auto place_of = [&](int item) {
-    return reinterpret_cast<Accumulator*>(lds + item / (kRows / 4) * kPitch +
-                                          item % (kRows / 4) * 4);
+    return reinterpret_cast<Accumulator*>(lds + item / (kRowsW / 4) * kPitch +
+                                          item % (kRowsW / 4) * 4);
   };
   const Owners owners = p.schedule.owners_of(tile);
   float* slot = p.partials;
-  if (owners.count > 1) slot += static_cast<int64_t>(owners.slot(interval)) * rows_out * kRows;
+  if (owners.count > 1) slot += static_cast<int64_t>(owners.slot(interval)) * rows_out * kRowsW;
   for (int item = thread; item < items; item += threads) {
     const float* source = reinterpret_cast<const float*>(place_of(item));
     Accumulator sum = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -181,7 +182,7 @@ ROCM_KERNELS_DEVICE void finish_tile(const SkinnyGemmProblem& p, int wave, int w
           const int owner = first + i < owners.count ? first + i : owners.count - 1;
           part[i] =
               collect(p.partials +
-                      static_cast<int64_t>(owners.slot(owners.first + owner)) * rows_out * kRows +
+                      static_cast<int64_t>(owners.slot(owners.first + owner)) * rows_out * kRowsW +
                       4 * item);
         }
 #pragma unroll
@@ -195,8 +196,8 @@ ROCM_KERNELS_DEVICE void finish_tile(const SkinnyGemmProblem& p, int wave, int w
 
   // 4. Scales, bias, one rounding, the store.
   for (int item = thread; item < items; item += threads) {
-    const int row = item / (kRows / 4), at = item % (kRows / 4) * 4;
-    const int column_out = tile * kRows + at;
+    const int row = item / (kRowsW / 4), at = item % (kRowsW / 4) * 4;
+    const int column_out = tile * kRowsW + at;
     Accumulator value = *place_of(item) * factor_a[row];
     value *= *reinterpret_cast<const Accumulator*>(factor_w + at);
     value += *reinterpret_cast<const Accumulator*>(bias + at);

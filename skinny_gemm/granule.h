@@ -9,20 +9,23 @@ namespace rocm_kernels {
 
 #if SKINNY_GEMM_CDNA
 
-// 128 elements of k of some tiles of 16 rows, as a lane loads them.
-template <Operands kKind, int kRowTilesA, int kRowTilesW, bool kBlockScaled>
+// 128 elements of k of some tiles of 16 rows (or of one of 8 rows of w), as a lane loads them.
+template <Operands kKind, int kRowTilesA, int kRowsW, bool kBlockScaled>
 struct Granule {
-  Words w[kRowTilesW][w_loads(kKind)];
+  static constexpr int kRowTilesW = row_tiles_of(kRowsW);
+  Words w[kRowTilesW][w_loads(kKind, kRowsW)];
   Words a[kRowTilesA][a_loads(kKind)];
   float scale_w[kBlockScaled ? kRowTilesW : 1];  // of the 128 x 128 block
   float scale_a[kBlockScaled ? kRowTilesA : 1];  // of row lane % 16
 };
 
 // The rows of w and a that meet in a tile, seen from one lane.
-template <Operands kKind, int kRowTilesA, int kRowTilesW, bool kBlockScaled>
+template <Operands kKind, int kRowTilesA, int kRowsW, bool kBlockScaled>
 class TileSource {
  public:
-  using GranuleType = Granule<kKind, kRowTilesA, kRowTilesW, kBlockScaled>;
+  static constexpr int kRowTilesW = row_tiles_of(kRowsW);
+  static constexpr bool kHalf = kRowsW < kTile;
+  using GranuleType = Granule<kKind, kRowTilesA, kRowsW, kBlockScaled>;
   using Sums = Accumulator[kRowTilesA][kRowTilesW];
 
   // The tile's rows of w begin at row_begin.
@@ -83,7 +86,8 @@ class TileSource {
 #pragma unroll
       for (int j = 0; j < kRowTilesW; ++j) {
         granule.w[j][n] = load_words<Cache::kNonTemporal>(
-            w_, (w_row_[j][n % 2] + load_byte(0, lane_)) | hide, index * kBytesW + load_byte(n, 0));
+            w_, (w_row_[j][row_half(n)] + load_byte(0, lane_)) | hide,
+            index * kBytesW + load_byte<kHalf>(n, 0));
       }
     }
 #pragma unroll
@@ -107,8 +111,9 @@ class TileSource {
     for (int n = 0; n < kLoadsW; ++n) {
 #pragma unroll
       for (int j = 0; j < kRowTilesW; ++j) {
-        granule.w[j][n] = load_tail(w_, w_row_[j][n % 2], index * kBytesW + load_byte(n, lane_),
-                                    k_ * w_bytes(kKind));
+        granule.w[j][n] =
+            load_tail(w_, w_row_[j][row_half(n)], index * kBytesW + load_byte<kHalf>(n, lane_),
+                      k_ * w_bytes(kKind));
       }
     }
 #pragma unroll
@@ -137,7 +142,8 @@ class TileSource {
     }
 #pragma unroll
     for (int j = 0; j < kRowTilesW; ++j) {
-      Turntable<w_bytes(kKind)>(place + (kRowTilesA + j) * kTileBytes, lane_).write(granule.w[j]);
+      Turntable<w_bytes(kKind)>(place + (kRowTilesA + j) * kTileBytes, lane_)
+          .template write<kHalf>(granule.w[j]);
     }
   }
   // Reads what turn() wrote, in this wave or in another.
@@ -151,7 +157,7 @@ class TileSource {
 #pragma unroll
     for (int j = 0; j < kRowTilesW; ++j) {
       Turntable<w_bytes(kKind)>(place + (kRowTilesA + j) * kTileBytes, lane_)
-          .template read<1>(fragments.w[j], row);
+          .template read<1>(fragments.w[j], w_row(row));
     }
   }
   ROCM_KERNELS_DEVICE void multiply_add(const Fragments& fragments, Sums& sums) const {
@@ -181,8 +187,8 @@ class TileSource {
 #pragma unroll
     for (int j = 0; j < kRowTilesW; ++j) {
       Words w[w_fragments(kKind)];
-      turn_w.write(granule.w[j]);
-      turn_w.template read<1>(w, row);
+      turn_w.template write<kHalf>(granule.w[j]);
+      turn_w.template read<1>(w, w_row(row));
 #pragma unroll
       for (int i = 0; i < kRowTilesA; ++i) {
         if constexpr (kBlockScaled) {
@@ -197,8 +203,14 @@ class TileSource {
   }
 
  private:
-  static constexpr int kLoadsW = w_loads(kKind), kLoadsA = a_loads(kKind);
+  static constexpr int kLoadsW = w_loads(kKind, kRowsW), kLoadsA = a_loads(kKind);
   static constexpr int kBytesW = kGranule * w_bytes(kKind), kBytesA = kGranule * a_bytes(kKind);
+
+  // Which eight rows of a tile of w load `n` takes.
+  static ROCM_KERNELS_DEVICE constexpr int row_half(int n) { return kHalf ? 0 : n % 2; }
+  // Row of the tile of w that a lane reads as its row `row`: a tile of 8 rows is seen twice, and
+  // the sums of the second are dropped.
+  static ROCM_KERNELS_DEVICE constexpr int w_row(int row) { return kHalf ? row % 8 : row; }
 
   ROCM_KERNELS_DEVICE void load_scales(GranuleType& granule, int index, uint32_t hide) const {
     if constexpr (kBlockScaled) {

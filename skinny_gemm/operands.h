@@ -34,8 +34,9 @@ constexpr int a_bytes(Operands kind) {
   return kind == Operands::kFp8 || kind == Operands::kFp8Sparse ? 1 : 2;
 }
 
-// Loads of 16 bytes that a lane makes for a tile. The sparse operand holds 8 rows.
-constexpr int w_loads(Operands kind) { return 2 * w_bytes(kind); }
+// Loads of 16 bytes that a lane makes for a tile of 16 rows of w, or of 8: half as many. The sparse
+// operand holds 8 rows.
+constexpr int w_loads(Operands kind, int rows) { return (rows < kTile ? 1 : 2) * w_bytes(kind); }
 constexpr int a_loads(Operands kind) {
   return kind == Operands::kFp8Sparse ? 1 : 2 * a_bytes(kind);
 }
@@ -44,9 +45,11 @@ constexpr int w_fragments(Operands kind) { return 2 * w_bytes(kind); }
 constexpr int a_fragments(Operands kind) { return 2 * a_bytes(kind); }
 
 // Load `n` of a lane: row load_row(n, lane) of the tile, at byte load_byte(n, lane) of the granule.
+// A tile of 8 rows has the first half of the rows of each line.
 ROCM_KERNELS_DEVICE constexpr int load_row(int n, int lane) { return n % 2 * 8 + lane / 8; }
+template <bool kHalf = false>
 ROCM_KERNELS_DEVICE constexpr int load_byte(int n, int lane) {
-  return n / 2 * kLine + lane % 8 * 16;
+  return (kHalf ? n : n / 2) * kLine + lane % 8 * 16;
 }
 
 #if SKINNY_GEMM_CDNA
@@ -193,12 +196,13 @@ class Turntable {
 
   ROCM_KERNELS_DEVICE Turntable(uint8_t* place, int lane) : place_(place), lane_(lane) {}
 
-  template <int kLoads>
+  template <bool kHalf = false, int kLoads>
   ROCM_KERNELS_DEVICE void write(const Words (&loads)[kLoads]) const {
     const int row = lane_ / 8, chunk = lane_ % 8 ^ row;
 #pragma unroll
     for (int n = 0; n < kLoads; ++n) {
-      *at(row * kRowBytes + chunk * 16, n % 2 * 8 * kRowBytes + n / 2 * kLine) = loads[n];
+      const int first_row = kHalf ? 0 : n % 2 * 8;
+      *at(row * kRowBytes + chunk * 16, first_row * kRowBytes + load_byte<kHalf>(n, 0)) = loads[n];
     }
   }
 

@@ -46,13 +46,13 @@ class SlotCounter {
 
 #endif
 
-template <Operands kKind, int kRowTilesA, int kRowTilesW, int kDepth>
+template <Operands kKind, int kRowTilesA, int kRowsW, int kDepth>
 __global__ void __launch_bounds__(512)
     skinny_gemm_queue([[maybe_unused]] const SkinnyGemmProblem arguments) {
 #if SKINNY_GEMM_CDNA
-  using Source = TileSource<kKind, kRowTilesA, kRowTilesW, false>;
+  using Source = TileSource<kKind, kRowTilesA, kRowsW, false>;
   constexpr int kTileBytes = turn_bytes(a_bytes(kKind), w_bytes(kKind));
-  constexpr int kSlotBytes = (kRowTilesA + kRowTilesW) * kTileBytes;
+  constexpr int kSlotBytes = (kRowTilesA + Source::kRowTilesW) * kTileBytes;
   extern __shared__ __attribute__((aligned(16))) float lds[];
   uint8_t* const queue = reinterpret_cast<uint8_t*>(lds);
   const int wave = __builtin_amdgcn_readfirstlane(threadIdx.x / kWaveSize);
@@ -70,17 +70,17 @@ __global__ void __launch_bounds__(512)
     const int granules = p.schedule.granules;
     const int tile = begin / granules, tile_begin = tile * granules;
     const int end = work.end < tile_begin + granules ? work.end : tile_begin + granules;
-    const int row_begin = tile * kRowTilesW * kTile;
+    const int row_begin = tile * kRowsW;
     const int first = begin - tile_begin, count = end - begin;
 
     TileFactors factors;
-    factors.fetch(p, kRowTilesW * kTile, row_begin);
+    factors.fetch(p, kRowsW, row_begin);
     Source source(p, row_begin, lane);
     source.end_at(end - tile_begin);
     for (int i = threadIdx.x; i < 2 * slots; i += p.waves * kWaveSize) counters[i] = 0;
     block_barrier();
 
-    Accumulator sums[kRowTilesA][kRowTilesW] = {};
+    Accumulator sums[kRowTilesA][Source::kRowTilesW] = {};
     if (wave >= consumers) {
       typename Source::GranuleType ring[kDepth];
       int next = wave - consumers;
@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(512)
     }
     block_barrier();
     const SkinnyGemmProblem& late = reread_arguments();
-    finish_tile<kKind, kRowTilesA, kRowTilesW>(late, wave, late.waves, consumers, interval, tile,
-                                               factors, sums, lds);
+    finish_tile<kKind, kRowTilesA, kRowsW>(late, wave, late.waves, consumers, interval, tile,
+                                           factors, sums, lds);
     begin = end;
     if (begin < work.end) block_barrier();
   }

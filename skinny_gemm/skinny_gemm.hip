@@ -14,86 +14,89 @@ using Kernel = void (*)(SkinnyGemmProblem);
 
 // ---- The kernels that exist -------------------------------------------------------------------
 
-template <Operands kKind, int kRowTilesA, int kRowTilesW, bool kBlockScaled>
+template <Operands kKind, int kRowTilesA, int kRowsW, bool kBlockScaled>
 Kernel stream_kernel() {
   constexpr bool kPossible = kKind == Operands::kFp8Sparse ? kRowTilesA == 1 && !kBlockScaled
                                                            : !kBlockScaled || w_bytes(kKind) == 1;
-  if constexpr (kPossible && tiles_fit(kRowTilesA, kRowTilesW, a_bytes(kKind))) {
-    constexpr int kDepth = stream_depth(kRowTilesA, kRowTilesW, a_bytes(kKind), w_bytes(kKind));
-    return skinny_gemm_stream<kKind, kRowTilesA, kRowTilesW, kDepth, kBlockScaled>;
+  if constexpr (kPossible && tiles_fit(kRowTilesA, kRowsW, a_bytes(kKind))) {
+    constexpr int kDepth = stream_depth(kRowTilesA, kRowsW, a_bytes(kKind), w_bytes(kKind));
+    return skinny_gemm_stream<kKind, kRowTilesA, kRowsW, kDepth, kBlockScaled>;
   } else {
     return nullptr;
   }
 }
 
 template <Operands kKind, bool kBlockScaled>
-Kernel stream_kernel(int a_tiles, int row_tiles) {
-  switch (16 * a_tiles + row_tiles) {
-    case 0x11:
-      return stream_kernel<kKind, 1, 1, kBlockScaled>();
-    case 0x12:
-      return stream_kernel<kKind, 1, 2, kBlockScaled>();
-    case 0x21:
-      return stream_kernel<kKind, 2, 1, kBlockScaled>();
-    case 0x22:
-      return stream_kernel<kKind, 2, 2, kBlockScaled>();
-    case 0x24:
-      return stream_kernel<kKind, 2, 4, kBlockScaled>();
-    case 0x41:
-      return stream_kernel<kKind, 4, 1, kBlockScaled>();
-    case 0x42:
-      return stream_kernel<kKind, 4, 2, kBlockScaled>();
+Kernel stream_kernel(int a_tiles, int rows) {
+  switch (100 * a_tiles + rows) {
+    case 108:
+      return stream_kernel<kKind, 1, 8, kBlockScaled>();
+    case 208:
+      return stream_kernel<kKind, 2, 8, kBlockScaled>();
+    case 116:
+      return stream_kernel<kKind, 1, 16, kBlockScaled>();
+    case 132:
+      return stream_kernel<kKind, 1, 32, kBlockScaled>();
+    case 216:
+      return stream_kernel<kKind, 2, 16, kBlockScaled>();
+    case 232:
+      return stream_kernel<kKind, 2, 32, kBlockScaled>();
+    case 264:
+      return stream_kernel<kKind, 2, 64, kBlockScaled>();
+    case 416:
+      return stream_kernel<kKind, 4, 16, kBlockScaled>();
+    case 432:
+      return stream_kernel<kKind, 4, 32, kBlockScaled>();
     default:
       return nullptr;
   }
 }
 
-Kernel stream_kernel(Operands kind, bool block_scaled, int a_tiles, int row_tiles) {
+Kernel stream_kernel(Operands kind, bool block_scaled, int a_tiles, int rows) {
   switch (kind) {
     case Operands::kFp8:
-      return block_scaled ? stream_kernel<Operands::kFp8, true>(a_tiles, row_tiles)
-                          : stream_kernel<Operands::kFp8, false>(a_tiles, row_tiles);
+      return block_scaled ? stream_kernel<Operands::kFp8, true>(a_tiles, rows)
+                          : stream_kernel<Operands::kFp8, false>(a_tiles, rows);
     case Operands::kFp8Sparse:
-      return stream_kernel<Operands::kFp8Sparse, false>(a_tiles, row_tiles);
+      return stream_kernel<Operands::kFp8Sparse, false>(a_tiles, rows);
     case Operands::kFloat16:
-      return stream_kernel<Operands::kFloat16, false>(a_tiles, row_tiles);
+      return stream_kernel<Operands::kFloat16, false>(a_tiles, rows);
     case Operands::kBFloat16:
-      return stream_kernel<Operands::kBFloat16, false>(a_tiles, row_tiles);
+      return stream_kernel<Operands::kBFloat16, false>(a_tiles, rows);
     case Operands::kFloat16Fp8:
-      return block_scaled ? stream_kernel<Operands::kFloat16Fp8, true>(a_tiles, row_tiles)
-                          : stream_kernel<Operands::kFloat16Fp8, false>(a_tiles, row_tiles);
+      return block_scaled ? stream_kernel<Operands::kFloat16Fp8, true>(a_tiles, rows)
+                          : stream_kernel<Operands::kFloat16Fp8, false>(a_tiles, rows);
     case Operands::kBFloat16Fp8:
-      return block_scaled ? stream_kernel<Operands::kBFloat16Fp8, true>(a_tiles, row_tiles)
-                          : stream_kernel<Operands::kBFloat16Fp8, false>(a_tiles, row_tiles);
+      return block_scaled ? stream_kernel<Operands::kBFloat16Fp8, true>(a_tiles, rows)
+                          : stream_kernel<Operands::kBFloat16Fp8, false>(a_tiles, rows);
   }
   return nullptr;
 }
 
-template <Operands kKind, int kRowTilesA, int kRowTilesW>
+template <Operands kKind, int kRowTilesA, int kRowsW>
 constexpr Kernel queue_kernel() {
-  return skinny_gemm_queue<kKind, kRowTilesA, kRowTilesW,
-                           stream_depth(kRowTilesA, kRowTilesW, 1, 1)>;
+  return skinny_gemm_queue<kKind, kRowTilesA, kRowsW, stream_depth(kRowTilesA, kRowsW, 1, 1)>;
 }
 
-Kernel queue_kernel(Operands kind, int a_tiles, int row_tiles) {
+Kernel queue_kernel(Operands kind, int a_tiles, int rows) {
   const bool sparse = kind == Operands::kFp8Sparse;
-  switch (16 * a_tiles + row_tiles) {
-    case 0x11:
-      return sparse ? queue_kernel<Operands::kFp8Sparse, 1, 1>()
-                    : queue_kernel<Operands::kFp8, 1, 1>();
-    case 0x12:
-      return sparse ? queue_kernel<Operands::kFp8Sparse, 1, 2>()
-                    : queue_kernel<Operands::kFp8, 1, 2>();
-    case 0x21:
-      return queue_kernel<Operands::kFp8, 2, 1>();
-    case 0x22:
-      return queue_kernel<Operands::kFp8, 2, 2>();
-    case 0x24:
-      return queue_kernel<Operands::kFp8, 2, 4>();
-    case 0x41:
-      return queue_kernel<Operands::kFp8, 4, 1>();
-    case 0x42:
-      return queue_kernel<Operands::kFp8, 4, 2>();
+  switch (100 * a_tiles + rows) {
+    case 116:
+      return sparse ? queue_kernel<Operands::kFp8Sparse, 1, 16>()
+                    : queue_kernel<Operands::kFp8, 1, 16>();
+    case 132:
+      return sparse ? queue_kernel<Operands::kFp8Sparse, 1, 32>()
+                    : queue_kernel<Operands::kFp8, 1, 32>();
+    case 216:
+      return queue_kernel<Operands::kFp8, 2, 16>();
+    case 232:
+      return queue_kernel<Operands::kFp8, 2, 32>();
+    case 264:
+      return queue_kernel<Operands::kFp8, 2, 64>();
+    case 416:
+      return queue_kernel<Operands::kFp8, 4, 16>();
+    case 432:
+      return queue_kernel<Operands::kFp8, 4, 32>();
     default:
       return nullptr;
   }
@@ -249,7 +252,7 @@ Status config_of(const SkinnyGemmArgs& args, const Target& target, SkinnyGemmCon
     return nullptr;
   }
   if (!ConfigReader(args.config).read(config)) {
-    return "skinny_gemm config: it must read like 'stream row_tiles=1 waves=4 split=2 blocks=0 "
+    return "skinny_gemm config: it must read like 'stream rows=16 waves=4 split=2 blocks=0 "
            "xcds=8 producers=0'";
   }
   if (!target.device.matrix_instructions && config.design != SkinnyGemmConfig::Design::kPortable) {
@@ -268,8 +271,7 @@ int64_t skinny_gemm_workspace_bytes(const SkinnyGemmArgs& args, const Context&) 
   if (config.design == SkinnyGemmConfig::Design::kPortable) return 0;
   const Schedule schedule = schedule_of(shape_of(args), config);
   if (schedule.slots() == 0) return 0;
-  return ticket_bytes(schedule) +
-         static_cast<int64_t>(schedule.slots()) * args.m * config.row_tiles * kTile * 4;
+  return ticket_bytes(schedule) + static_cast<int64_t>(schedule.slots()) * args.m * config.rows * 4;
 }
 
 Status visit_skinny_gemm_configs(const SkinnyGemmArgs& args, const Context&,
@@ -334,8 +336,8 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Context& context) {
   const Operands kind = operands_of(args, config.sparse);
   const int a_tiles = a_tiles_of(shape.m);
   const Kernel kernel = config.design == SkinnyGemmConfig::Design::kQueue
-                            ? queue_kernel(kind, a_tiles, config.row_tiles)
-                            : stream_kernel(kind, shape.block_scaled, a_tiles, config.row_tiles);
+                            ? queue_kernel(kind, a_tiles, config.rows)
+                            : stream_kernel(kind, shape.block_scaled, a_tiles, config.rows);
   if (kernel == nullptr) return "skinny_gemm: block scales need FP8 w";
   p.waves = config.waves;
   p.producers = config.producers;

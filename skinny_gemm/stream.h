@@ -4,7 +4,7 @@
 //   accumulators L2  --(a: 16 B a lane)----------------> VGPR ring --> LDS ------^ accumulators of
 //   the block's waves --> LDS --> one sum --> out, or a partial sum
 //
-// A block owns tiles of kRowTilesW * 16 rows of w, its waves split K between them. A wave keeps
+// A block owns tiles of kRowsW rows of w, its waves split K between them. A wave keeps
 // kDepth granules in flight: it waits for the oldest, multiplies it and asks for the next into the
 // same registers, so the number of bytes under way never drops until its part ends. The way through
 // LDS is within a wave (see Turntable): there is no barrier, and no wave waits for another, until
@@ -19,13 +19,13 @@ namespace rocm_kernels {
 
 constexpr int kStreamThreads = 512;  // of a block, at most
 
-template <Operands kKind, int kRowTilesA, int kRowTilesW, int kDepth, bool kBlockScaled>
+template <Operands kKind, int kRowTilesA, int kRowsW, int kDepth, bool kBlockScaled>
 __global__ void __launch_bounds__(kStreamThreads)
     skinny_gemm_stream([[maybe_unused]] const SkinnyGemmProblem arguments) {
   static_assert(kKind != Operands::kFp8Sparse || (kRowTilesA == 1 && !kBlockScaled),
                 "the sparse operand holds 8 rows, and its sums have no layout for block scales");
 #if SKINNY_GEMM_CDNA
-  using Source = TileSource<kKind, kRowTilesA, kRowTilesW, kBlockScaled>;
+  using Source = TileSource<kKind, kRowTilesA, kRowsW, kBlockScaled>;
   extern __shared__ __attribute__((aligned(16))) float lds[];
   const int wave = __builtin_amdgcn_readfirstlane(threadIdx.x / kWaveSize);
   const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
@@ -39,10 +39,10 @@ __global__ void __launch_bounds__(kStreamThreads)
     const int granules = p.schedule.granules;
     const int tile = begin / granules, tile_begin = tile * granules;
     const int end = work.end < tile_begin + granules ? work.end : tile_begin + granules;
-    const int row_begin = tile * kRowTilesW * kTile;
+    const int row_begin = tile * kRowsW;
 
     TileFactors factors;
-    factors.fetch(p, kRowTilesW * kTile, row_begin);
+    factors.fetch(p, kRowsW, row_begin);
     Source source(p, row_begin, lane);
     const Cut parts = Cut::of(end - begin, p.waves);
     int index = begin - tile_begin + parts.begin_of(wave);
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kStreamThreads)
     const bool has_tail = index < last && last == granules && source.has_tail();
     source.end_at(last);
 
-    Accumulator sums[kRowTilesA][kRowTilesW] = {};
+    Accumulator sums[kRowTilesA][Source::kRowTilesW] = {};
     typename Source::GranuleType ring[kDepth];
 #pragma unroll
     for (int slot = 0; slot < kDepth; ++slot) {
@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(kStreamThreads)
 
     block_barrier();  // the sums lie where other waves may still turn tiles
     const SkinnyGemmProblem& late = reread_arguments();
-    finish_tile<kKind, kRowTilesA, kRowTilesW>(late, wave, late.waves, late.waves, interval, tile,
-                                               factors, sums, lds);
+    finish_tile<kKind, kRowTilesA, kRowsW>(late, wave, late.waves, late.waves, interval, tile,
+                                           factors, sums, lds);
     begin = end;
     if (begin < work.end) block_barrier();
   }

@@ -24,7 +24,7 @@ tuning, runtime = package.tuning, sys.modules["tuned._ops"].runtime
 runtime.sim_last_launch.restype = ctypes.c_char_p
 
 N, K, FP8 = 48, 640, torch.float8_e4m3fnuz
-WINNER = "queue row_tiles=1 waves=8 split=3 blocks=0 xcds=8 producers=4"
+WINNER = "queue rows=16 waves=8 split=3 blocks=0 xcds=8 producers=4"
 timed = set()
 
 

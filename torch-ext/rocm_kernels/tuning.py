@@ -80,7 +80,7 @@ def skinny_gemm_config(
         a: ``[M, K]``; w, scale_a, scale_w as in ``skinny_gemm``.
 
     Returns:
-        On AMD the design and the cut, such as ``"stream row_tiles=1 waves=4 split=2 blocks=0
+        On AMD the design and the cut, such as ``"stream rows=16 waves=4 split=2 blocks=0
         xcds=8 producers=0"``; on CUDA the kernel and its cut; on the CPU the instruction set.
     """
     return _configs(a, w, scale_a, scale_w, tuned=True)[0]
