@@ -240,7 +240,7 @@ def plot_model(pyplot, saved: dict, path: Path) -> None:
         if any(r.get(str(batch), {}).get("kernels_us") for r in saved["candidates"].values())
     ]  # fmt: skip
     figure, axes = pyplot.subplots(
-        1, len(batches), figsize=(5 * len(batches), 5), layout="constrained", squeeze=False
+        len(batches), 1, figsize=(10, 3 * len(batches)), layout="constrained", squeeze=False
     )
     colors = pyplot.get_cmap("tab10").colors
     for axis, batch in zip(axes.flat, batches, strict=True):
@@ -249,19 +249,18 @@ def plot_model(pyplot, saved: dict, path: Path) -> None:
             for candidate, results in saved["candidates"].items()
             if results.get(str(batch), {}).get("kernels_us")
         }
-        positions = range(len(bars))
-        bottom = [0.0] * len(bars)
+        names = list(bars)
+        left = [0.0] * len(bars)
         for color, kind in zip(colors, KINDS, strict=False):
-            heights = [by_kind(bar["kernels_us"])[kind] / 1e3 for bar in bars.values()]
-            axis.bar(positions, heights, bottom=bottom, color=color, label=kind)
-            bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
-        idle = [
-            max(0.0, bar["median_ms"] - b) for bar, b in zip(bars.values(), bottom, strict=True)
-        ]
-        axis.bar(positions, idle, bottom=bottom, color="0.9", label="no kernel runs", hatch="//")
-        axis.set_xticks(positions, [name.replace(", ", ",\n") for name in bars], fontsize=8)
+            widths = [by_kind(bar["kernels_us"])[kind] / 1e3 for bar in bars.values()]
+            axis.barh(names, widths, left=left, color=color, label=kind)
+            left = [x + width for x, width in zip(left, widths, strict=True)]
+        steps = [bar["median_ms"] for bar in bars.values()]
+        idle = [max(0.0, step - busy) for step, busy in zip(steps, left, strict=True)]
+        axis.barh(names, idle, left=left, color="0.9", label="no kernel runs", hatch="//")
+        axis.invert_yaxis()
         axis.set_title(f"batch {batch}", fontsize=10)
-        axis.set_ylabel("milliseconds a step")
+    axes.flat[-1].set_xlabel("milliseconds a step")
     axes.flat[0].legend(fontsize=8)
     figure.savefig(path, dpi=90)
 
