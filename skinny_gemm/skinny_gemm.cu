@@ -128,7 +128,7 @@ Status launch_ring(const SkinnyGemmArgs& args, const RingShape& ring, bool early
 }
 
 template <int kTokens, int kGroups>
-Status launch_warpgroup_groups(const SkinnyGemmArgs& args, const WarpgroupShape& shape,
+Status launch_warpgroup_kernel(const SkinnyGemmArgs& args, const WarpgroupShape& shape,
                                void* stream) {
   CUtensorMap w_map, a_map;
   if (!describe_matrix(&w_map, args.w, args.n, args.k, args.w_stride, warpgroup_box_rows(shape),
@@ -149,13 +149,18 @@ Status launch_warpgroup_groups(const SkinnyGemmArgs& args, const WarpgroupShape&
   return status_of(cudaLaunchKernelEx(&launch.config, kernel, w_map, a_map, args, shape));
 }
 
+template <int kGroups>
+Status launch_warpgroup_tokens(const SkinnyGemmArgs& args, const WarpgroupShape& shape,
+                               void* stream) {
+  if (args.m <= 32) return launch_warpgroup_kernel<32, kGroups>(args, shape, stream);
+  if (args.m <= 48) return launch_warpgroup_kernel<48, kGroups>(args, shape, stream);
+  return launch_warpgroup_kernel<64, kGroups>(args, shape, stream);
+}
+
 Status launch_warpgroup(const SkinnyGemmArgs& args, const WarpgroupShape& shape, void* stream) {
-  if (shape.groups == kMaxWarpgroups) {
-    return args.m <= 32 ? launch_warpgroup_groups<32, kMaxWarpgroups>(args, shape, stream)
-                        : launch_warpgroup_groups<64, kMaxWarpgroups>(args, shape, stream);
-  }
-  return args.m <= 32 ? launch_warpgroup_groups<32, 2>(args, shape, stream)
-                      : launch_warpgroup_groups<64, 2>(args, shape, stream);
+  return shape.groups == kMaxWarpgroups
+             ? launch_warpgroup_tokens<kMaxWarpgroups>(args, shape, stream)
+             : launch_warpgroup_tokens<2>(args, shape, stream);
 }
 
 template <class Types, int kTokenTiles, bool kBlockScales>

@@ -74,7 +74,7 @@ __device__ __forceinline__ uint64_t operand(uint32_t address) {
 }
 ROCM_KERNELS_HOST_DEVICE constexpr uint64_t operand_offset(int bytes) { return bytes >> 4; }
 
-// 64 rows of w times 32 or 64 tokens over 32 elements of K, asynchronously; what sum holds is
+// 64 rows of w times 32, 48 or 64 tokens over 32 elements of K, asynchronously; what sum holds is
 // dropped or added to.
 #define ROCM_KERNELS_SUMS(i)                                                               \
   "+f"(sum[i][0]), "+f"(sum[i][1]), "+f"(sum[i][2]), "+f"(sum[i][3]), "+f"(sum[i + 1][0]), \
@@ -90,6 +90,20 @@ __device__ __forceinline__ void multiply_group(float (&sum)[4][4], uint64_t w, u
       "%16, %17, add, 1, 1;\n"
       "}"
       : ROCM_KERNELS_SUMS(0), ROCM_KERNELS_SUMS(2)
+      : "l"(w), "l"(a), "n"(kAdd));
+}
+template <bool kAdd>
+__device__ __forceinline__ void multiply_group(float (&sum)[6][4], uint64_t w, uint64_t a) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %26, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n48k32.f32.e4m3.e4m3 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
+      "%17, %18, %19, %20, %21, %22, %23}, "
+      "%24, %25, add, 1, 1;\n"
+      "}"
+      : ROCM_KERNELS_SUMS(0), ROCM_KERNELS_SUMS(2), ROCM_KERNELS_SUMS(4)
       : "l"(w), "l"(a), "n"(kAdd));
 }
 template <bool kAdd>
@@ -140,13 +154,14 @@ __global__ void __launch_bounds__((kGroups * 4 + kProducers) * 32, 1)
 #error "skinny_gemm: build for compute capability 9.0a; plain 9.0 has no warpgroup instructions"
 #endif
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  static_assert(kTokens == 32 || kTokens == 64, "multiply_group is written for 32 and 64 tokens");
+  static_assert(kTokens == 32 || kTokens == 48 || kTokens == 64,
+                "multiply_group is written for 32, 48 and 64 tokens");
   constexpr int kTokenTiles = kTokens / kTileTokens;
   constexpr int kConsumers = kGroups * 4;
   constexpr int kSteps = kChunkBytes / 32;
   constexpr int kChain = 2;  // instructions that add up in the tensor core
   // Results on their way at once: as many as the registers hold.
-  constexpr int kParts = kTokens == 64 && kGroups == 4 ? 1 : 2;
+  constexpr int kParts = kTokens > 32 && kGroups == 4 ? 1 : 2;
 
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
