@@ -1,6 +1,7 @@
 """Public kernels for the same work as ours, each measured where it is there.
 
-    python benchmarks/peers.py --flashinfer FOLDER --vllm FOLDER --out FOLDER
+    python benchmarks/peers.py --flashinfer FOLDER --flashinfer-version VERSION \\
+        --vllm FOLDER --vllm-version VERSION --out FOLDER
 
 builds a library of FlashInfer's and one of vLLM's kernels from their sources, repositories or
 unpacked packages; ``gpu.py --peers OUT`` loads them. Liger and quack are taken when they are
