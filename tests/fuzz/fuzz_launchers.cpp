@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "../../rmsnorm_fp8/rmsnorm_fp8.h"
+#include "../../skinny_gemm/gemm_cpu.h"
 #include "../../skinny_gemm/skinny_gemm.h"
 #include "../../swiglu_fp8/swiglu_fp8.h"
 
@@ -256,7 +257,8 @@ void fuzz_gemm(Input& input) {
   SkinnyGemmArgs args;
   args.k = input.up_to(15) == 0 ? 0 : any_columns(input, 2200);
   args.n = any_rows(input, args.k + 1, 700);
-  args.m = 1 + input.up_to(63);
+  const bool many_rows = input.flag();
+  args.m = 1 + input.up_to(many_rows ? 600 : 63);
   const bool fp8_w = input.flag(), fp8_a = fp8_w && input.flag();
   const DType wide = input.one_of({DType::kFloat16, DType::kBFloat16});
   args.w_dtype = fp8_w ? any_fp8(input) : wide;
@@ -281,11 +283,13 @@ void fuzz_gemm(Input& input) {
   run(
       input, {&out}, [&] { out.poison(); },
       [&](const Context& context) {
-        const int64_t bytes = skinny_gemm_workspace_bytes(args, context);
+        const int64_t bytes =
+            many_rows ? gemm_workspace_bytes(args) : skinny_gemm_workspace_bytes(args, context);
         // aligned_alloc takes multiples of the alignment, so the scratch may end a little late.
         void* workspace = bytes > 0 ? std::aligned_alloc(256, (bytes + 255) / 256 * 256) : nullptr;
         args.workspace = workspace;
-        const Status status = launch_skinny_gemm(args, context);
+        const Status status =
+            many_rows ? launch_gemm(args, context) : launch_skinny_gemm(args, context);
         std::free(workspace);
         return status;
       });

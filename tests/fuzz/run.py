@@ -32,6 +32,7 @@ SOURCES = [
     "rmsnorm_fp8/rmsnorm_fp8_cpu.cpp",
     "swiglu_fp8/swiglu_fp8_cpu.cpp",
     "skinny_gemm/skinny_gemm_cpu.cpp",
+    "skinny_gemm/gemm_cpu.cpp",
 ]
 SANITIZERS = {"address": "address,undefined", "thread": "thread"}
 VARIANT = "torch-stable-abi211-cpu-x86_64-linux"
