@@ -3,7 +3,7 @@
     python benchmarks/gpu_report.py NAME
 
 reads ``results/NAME.json`` and, where there is one, ``results/NAME_model.json``; writes
-``docs/NAME_benchmarks.md`` and its pictures. Needs matplotlib for the pictures.
+``docs/NAME_benchmarks.md`` and its pictures.
 """
 
 from __future__ import annotations

@@ -322,6 +322,13 @@ def test_report_survives_a_step_that_fails(tmp_path):
     }
 
 
+def test_report_tunes(cpu_build):
+    step, tuning = report.tune(str(cpu_build), ["64,512"], "1,16")
+    assert step["outcome"] == "0" and tuning["entries"][0]["n"] == 64
+    step, tuning = report.tune(str(cpu_build), ["64"], "1")
+    assert step["outcome"] != "0" and tuning == {}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "simulator"])
 def test_report_without_a_gpu(device, tmp_path):

@@ -25,6 +25,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BACKENDS = {"rocm": "rocm", "cuda": "cuda", "cpu": "cpu", "simulator": "cpu"}
+# Llama 405B's weights on one of eight GPUs, N,K.
+TUNED_SHAPES = ["2304,16384", "13312,16384", "16384,6656"]
 KERNEL_TESTS = ["rmsnorm_fp8", "swiglu_fp8", "skinny_gemm"]
 TAIL = 20_000  # characters of a step's output that are kept
 
@@ -129,6 +131,16 @@ def test_results(path: Path) -> dict:
     return {**counts, "failures": failures}
 
 
+def tune(package: str, shapes: list[str], rows: str) -> tuple[dict, dict]:
+    """Times every config of skinny_gemm; the step, and the tuning file that the package reads."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "tuning.json"
+        command = [sys.executable, package, "--rows", rows, "--output", str(output)]
+        command += [argument for shape in shapes for argument in ("--shape", shape)]
+        step = run("tuning", command, 60)
+        return step, json.loads(output.read_text()) if output.exists() else {}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--output", type=Path, default=Path("report.json"))
@@ -151,6 +163,10 @@ def main() -> int:
     if not arguments.quick and arguments.device != "simulator":
         script = "cpu" if arguments.device == "cpu" else "gpu"
         steps.append(run("benchmarks", [python, f"benchmarks/{script}.py"], 60))
+        if steps[0]["outcome"] == "0":
+            variant = steps[0]["output"].split()[-1]
+            step, report["tuning"] = tune(variant, TUNED_SHAPES, "1,8,16,32")
+            steps.append(step)
     report["steps"] = steps
     arguments.output.write_text(json.dumps(report, indent=1) + "\n")
 
