@@ -77,7 +77,7 @@ def build_ops() -> Path:
     build = importlib.import_module("build")
     package = build.read_package(ROOT, "cpu")
     toolchain = build.cpu_toolchain(package, WORK / "ops")
-    watched = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    watched = ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     build.CXX_FLAGS += watched
     toolchain.link_flags += watched
     toolchain.variant = f"fuzz/variants/{VARIANT}"
