@@ -156,7 +156,7 @@ def quantize_eager(y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (y / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
-def rmsnorm_fp8_eager(x, residual, weight, scale):
+def rms_norm_fp8_eager(x, residual, weight, scale):
     residual.add_(x)
     h = residual.float()
     y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS) * weight.float()
@@ -179,7 +179,7 @@ def swiglu_eager(x, scale):
 
 
 EAGER = {
-    "rmsnorm_fp8": rmsnorm_fp8_eager,
+    "rms_norm_fp8": rms_norm_fp8_eager,
     "swiglu_fp8": swiglu_fp8_eager,
     "rmsnorm": rmsnorm_eager,
     "swiglu": swiglu_eager,
@@ -189,7 +189,7 @@ EAGER = {
 def rowwise_candidates(package, found: peers.Peers) -> dict[str, dict[str, Callable]]:
     """For each op: the calls to compare, with the arguments of the eager ones."""
     ours = {
-        "rmsnorm_fp8": lambda x, r, w, s: package.rms_norm_fp8(x, w, EPS, r, scale=s)[0],
+        "rms_norm_fp8": lambda x, r, w, s: package.rms_norm_fp8(x, w, EPS, r, scale=s)[0],
         "swiglu_fp8": lambda x, s: package.swiglu_fp8(x, scale=s)[0],
         "rmsnorm": lambda x, r, w, s: package.rms_norm(x, w, EPS, r),
         "swiglu": lambda x, s: package.swiglu(x),

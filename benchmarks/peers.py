@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 EPS = 1e-6
-OPS = ("rmsnorm_fp8", "swiglu_fp8", "rmsnorm", "swiglu")
+OPS = ("rms_norm_fp8", "swiglu_fp8", "rmsnorm", "swiglu")
 
 # Of the four ops; x, residual [rows, hidden] and scale as in gpu.py's row-wise cases.
 Norm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -101,7 +101,7 @@ def load_flashinfer(folder: Path | None):
         checked(library.flashinfer_swiglu(out.data_ptr(), x.data_ptr(), rows, d, stream()))
         return out
 
-    return version, {"rmsnorm_fp8": norm_fp8, "rmsnorm": norm, "swiglu": swiglu}
+    return version, {"rms_norm_fp8": norm_fp8, "rmsnorm": norm, "swiglu": swiglu}
 
 
 def load_vllm(folder: Path | None):
@@ -121,7 +121,7 @@ def load_vllm(folder: Path | None):
         ops.swiglu_fp8(out, x, scale)
         return out
 
-    return version, {"rmsnorm_fp8": norm_fp8, "swiglu_fp8": swiglu_fp8}
+    return version, {"rms_norm_fp8": norm_fp8, "swiglu_fp8": swiglu_fp8}
 
 
 def load_liger():

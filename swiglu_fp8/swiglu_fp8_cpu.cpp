@@ -1,10 +1,10 @@
 // swiglu_fp8 on the CPU: pieces of rows are dealt to the threads, so that a single long row keeps
 // several of them busy; only a per-token scale needs whole rows. The arithmetic is in
 // swiglu_fp8_cpu_body.h, the reasons and the measurements in docs/cpu.md.
-#include "../common/cpu_isa.h"
-#include "../common/cpu_scale.h"
-#include "../common/fp8.h"
-#include "../common/half.h"
+#include "../common/core/fp8.h"
+#include "../common/core/half.h"
+#include "../common/cpu/isa.h"
+#include "../common/cpu/scale.h"
 #include "swiglu_fp8.h"
 
 namespace rocm_kernels {
@@ -40,8 +40,8 @@ SwigluPieces pieces_of(const SwigluFp8Args& args) {
 }  // namespace
 }  // namespace rocm_kernels
 
-#define ROCM_KERNELS_CPU_BODY "../swiglu_fp8/swiglu_fp8_cpu_body.h"
-#include "../common/cpu_each_isa.h"
+#define ROCM_KERNELS_CPU_BODY "../../swiglu_fp8/swiglu_fp8_cpu_body.h"
+#include "../common/cpu/each_isa.h"
 
 namespace rocm_kernels {
 namespace {

@@ -1,11 +1,11 @@
-// A piece of swiglu_fp8 on a CPU; compiled once for each instruction set (common/cpu_isa.h).
+// A piece of swiglu_fp8 on a CPU; compiled once for each instruction set (common/cpu/isa.h).
 //
 // A piece is read once, a tile at a time: `activate` computes the tile's y in float32 into a buffer
 // in the first level cache and takes its amax, `write` rounds it from there. A dynamic scale needs
 // the amax of all its columns first, so their y are kept, up to kKeptColumns of them; the tiles of
 // a row that is longer than that are computed twice.
 
-#include "../common/cpu_block.h"
+#include "../common/cpu/block.h"
 
 constexpr int64_t kTileColumns = 1024;
 constexpr int64_t kKeptColumns = 16 * kTileColumns;

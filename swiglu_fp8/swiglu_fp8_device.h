@@ -7,10 +7,10 @@
 // Unless a scale depends on a whole row, no thread needs another's elements, so rows are one long
 // run of vectors, one a thread, in blocks that come and go. With a scale a token, a team of threads
 // holds its row's results in registers between the reduction of their magnitude and their scaling,
-// as in rmsnorm_fp8.
+// as in rms_norm_fp8.
 #pragma once
 
-#include "../common/row_launch.h"
+#include "../common/gpu/row_launch.h"
 #include "swiglu_fp8.h"
 
 namespace rocm_kernels {

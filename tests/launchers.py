@@ -80,7 +80,7 @@ class SwigluFp8Args(ctypes.Structure):
     ]
 
 
-class GemmScale(ctypes.Structure):
+class ScaleView(ctypes.Structure):
     _fields_ = [
         ("data", c_void_p),
         ("row_stride", c_int64),
@@ -89,7 +89,7 @@ class GemmScale(ctypes.Structure):
     ]
 
 
-class SkinnyGemmArgs(ctypes.Structure):
+class GemmArgs(ctypes.Structure):
     _fields_ = [
         ("m", c_int64),
         ("n", c_int64),
@@ -101,8 +101,8 @@ class SkinnyGemmArgs(ctypes.Structure):
         ("out", c_void_p),
         ("out_stride", c_int64),
         ("bias", c_void_p),
-        ("scale_a", GemmScale),
-        ("scale_w", GemmScale),
+        ("scale_a", ScaleView),
+        ("scale_w", ScaleView),
         ("a_dtype", c_int32),
         ("w_dtype", c_int32),
         ("out_dtype", c_int32),
@@ -146,7 +146,7 @@ class Launchers:
         if status:
             raise RuntimeError(f"{name}: {status.decode()}")
 
-    def rmsnorm_fp8(self, out, scales, x, residual, weight, scale, eps, group_size, scale_ub):
+    def rms_norm_fp8(self, out, scales, x, residual, weight, scale, eps, group_size, scale_ub):
         if x.numel() == 0:
             return _fill_empty(scales)
         args = RmsNormFp8Args(
@@ -158,7 +158,7 @@ class Launchers:
             group_size=group_size, x_dtype=DTYPES[x.dtype], weight_dtype=DTYPES[weight.dtype],
             out_dtype=DTYPES[out.dtype], scaling=_scaling(scale, scales, group_size),
         )  # fmt: skip
-        self.launch("rmsnorm_fp8", args, [out, scales], [x, residual, weight, scale])
+        self.launch("rms_norm_fp8", args, [out, scales], [x, residual, weight, scale])
 
     def swiglu_fp8(self, out, scales, gate, up, scale, activation, group_size, scale_ub):
         if gate.numel() == 0:
@@ -175,7 +175,7 @@ class Launchers:
         self.launch("swiglu_fp8", args, [out, scales], [gate, up, scale])
 
     def skinny_gemm(self, out, a, w, scale_a, scale_w, bias):
-        args = SkinnyGemmArgs(
+        args = GemmArgs(
             m=a.shape[0], n=w.shape[0], k=a.shape[1], a=a.data_ptr(), a_stride=a.stride(0),
             w=w.data_ptr(), w_stride=w.stride(0), out=out.data_ptr(), out_stride=out.stride(0),
             bias=_pointer(bias), scale_a=_gemm_scale(scale_a, a.shape[0], 1, a.shape[1]),
@@ -183,9 +183,7 @@ class Launchers:
             a_dtype=DTYPES[a.dtype], w_dtype=DTYPES[w.dtype], out_dtype=DTYPES[out.dtype],
             bias_dtype=DTYPES[out.dtype if bias is None else bias.dtype],
         )  # fmt: skip
-        symbol = (
-            "_ZN12rocm_kernels27skinny_gemm_workspace_bytesERKNS_14SkinnyGemmArgsERKNS_7ContextE"
-        )
+        symbol = "_ZN12rocm_kernels27skinny_gemm_workspace_bytesERKNS_14GemmArgsERKNS_7ContextE"
         size = getattr(self.library, symbol)
         size.restype = c_int64
         context = Context(stream=self.stream(), num_threads=1)
@@ -212,19 +210,19 @@ def _scaling(scale, scales, group_size: int) -> int:
     return 0 if scales is None else 3 if group_size else 2
 
 
-def _gemm_scale(scale: torch.Tensor | None, rows: int, block: int, k: int) -> GemmScale:
+def _gemm_scale(scale: torch.Tensor | None, rows: int, block: int, k: int) -> ScaleView:
     if scale is None:
-        return GemmScale()
+        return ScaleView()
     if scale.numel() == 1:
-        return GemmScale(data=scale.data_ptr(), kind=1)
+        return ScaleView(data=scale.data_ptr(), kind=1)
     if scale.shape[0] == rows and (scale.dim() == 1 or scale.shape[1] == 1):
-        return GemmScale(data=scale.data_ptr(), row_stride=scale.stride(0), kind=2)
+        return ScaleView(data=scale.data_ptr(), row_stride=scale.stride(0), kind=2)
     assert scale.shape == (-(-rows // block), -(-k // SCALE_BLOCK)), scale.shape
-    return GemmScale(scale.data_ptr(), scale.stride(0), scale.stride(1), 3)
+    return ScaleView(scale.data_ptr(), scale.stride(0), scale.stride(1), 3)
 
 
 SCHEMAS = (
-    "rmsnorm_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor x, Tensor(c!)? residual, "
+    "rms_norm_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor x, Tensor(c!)? residual, "
     "Tensor weight, Tensor? scale, float eps, int group_size, float scale_ub) -> ()",
     "swiglu_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor gate, Tensor? up, Tensor? scale, "
     "str activation, int group_size, float scale_ub) -> ()",

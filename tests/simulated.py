@@ -30,7 +30,7 @@ import rocm  # noqa: E402
 
 import simulator  # noqa: E402
 
-KERNELS = ("rmsnorm_fp8", "swiglu_fp8", "skinny_gemm")
+KERNELS = ("rms_norm_fp8", "swiglu_fp8", "skinny_gemm")
 TARGET = os.environ.get("SIMULATOR_TARGET", "gfx942")
 NATIVE = torch.float8_e4m3fnuz if TARGET == "gfx942" else torch.float8_e4m3fn
 CHECKS = True  # the adversarial modes and checkers; a benchmark that wants counters does without
@@ -45,8 +45,9 @@ def build() -> Path:
     toolchain = rocm.find_toolchain()
     objects = []
     for kernel in KERNELS:
-        source, output = ROOT / kernel / f"{kernel}.hip", folder / f"{kernel}.o"
-        headers = [*(ROOT / "common").glob("*.h"), *source.parent.glob("*.h")]
+        (source,), output = (ROOT / kernel).rglob("*.hip"), folder / f"{kernel}.o"
+        folders = [ROOT / "common", ROOT / "gemm", ROOT / kernel]
+        headers = [path for parent in folders for path in parent.rglob("*.h")]
         newest = max(path.stat().st_mtime for path in [source, *headers])
         if not output.exists() or output.stat().st_mtime < newest:
             subprocess.run(toolchain.compile_command(source, output, (TARGET,)), check=True)
@@ -112,7 +113,7 @@ def package_folder() -> Path:
     folder = launchers_library.parent / "package"
     name = f"_rocm_kernels_simulated_{TARGET}"
     package = build_script.read_package(ROOT, "rocm")
-    package.torch_sources.append("skinny_gemm/gemm_cpu.cpp")  # an op that CPU bindings have
+    package.torch_sources.append("gemm/cpu/gemm.cpp")  # an op that CPU bindings have
     toolchain = build_script.Toolchain(
         variant="simulated",
         define="-DCPU_KERNEL",
@@ -128,8 +129,10 @@ def package_folder() -> Path:
     ninja = [str(Path(build_script.ninja.BIN_DIR) / "ninja"), "-C", str(work)]
     subprocess.run(ninja, check=True, capture_output=True)
     shutil.copyfile(extension, folder / extension.name)
-    for path in (ROOT / "torch-ext" / "rocm_kernels").glob("*.py"):
-        shutil.copyfile(path, folder / path.name)
+    for path in (ROOT / "torch-ext" / "rocm_kernels").rglob("*.py"):
+        target = folder / path.relative_to(ROOT / "torch-ext" / "rocm_kernels")
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
     runtime = str(simulator.runtime())
     (folder / "_ops.py").write_text(_OPS_PY.format(runtime=runtime, name=name))
     metadata = {"id": name, "version": package.version, "backend": {"type": "cpu"}}

@@ -29,14 +29,14 @@ def opcheck(op, arguments):
 
 @pytest.mark.parametrize("scales", [False, True])
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_opcheck_rmsnorm_fp8(ops, package, device, with_residual, scales):
+def test_opcheck_rms_norm_fp8(ops, package, device, with_residual, scales):
     fp8 = package.native_fp8_dtype(device)
     x = torch.randn(4, 64, device=device)
     out = torch.empty_like(x, dtype=fp8 if scales else x.dtype)
     computed = torch.empty(4, 1, device=device) if scales else None
     residual = torch.randn_like(x) if with_residual else None
     weight = torch.randn(64, device=device)
-    opcheck(ops.rmsnorm_fp8.default, (out, computed, x, residual, weight, None, 1e-6, 0, 0.0))
+    opcheck(ops.rms_norm_fp8.default, (out, computed, x, residual, weight, None, 1e-6, 0, 0.0))
 
 
 @pytest.mark.parametrize("scales", [False, True])

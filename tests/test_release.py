@@ -124,40 +124,6 @@ def test_cross_built_variant_passes(built_for):
     assert release_check.run(variant, release_check.CHECKS) == 0
 
 
-def included(path: Path, seen: set[str]) -> set[str]:
-    """This project's files that a source reaches by #include "...", itself among them."""
-    name = path.relative_to(ROOT).as_posix()
-    if name in seen:
-        return seen
-    seen.add(name)
-    text = path.read_text()
-    # Bodies are included through a macro that names them, seen from common/.
-    wanted = re.findall(r'^\s*#\s*include "([^"]+)"', text, re.MULTILINE)
-    wanted += re.findall(r'^#define \w+_BODY "([^"]+)"', text, re.MULTILINE)
-    for other in wanted:
-        for folder in (path.parent, ROOT / "common", ROOT):
-            if (folder / other).is_file():
-                included((folder / other).resolve(), seen)
-                break
-    return seen
-
-
-def sections() -> dict[str, list[str]]:
-    config = release_check.Variant(ROOT, ROOT).config
-    return {name: section["src"] for name, section in config["kernel"].items()}
-
-
-@pytest.mark.parametrize("section", sections())
-def test_section_lists_what_it_includes(section):
-    """No more and no less: the sandbox has the listed files alone."""
-    listed = sections()[section]
-    sources = [name for name in listed if Path(name).suffix in (".cpp", ".cu", ".hip")]
-    reached: set[str] = set()
-    for source in sources:
-        included(ROOT / source, reached)
-    assert reached == set(listed)
-
-
 @pytest.mark.slow
 def test_ci_test_of_kernel_builder(cpu_build, tmp_path):
     """`nix run .#ci-test` has the listed files and tests/*.py, one variant, and few packages."""

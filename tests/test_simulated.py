@@ -33,7 +33,7 @@ def test_a_wrong_launch_is_found(simulated, hidden, wrong):
     read = [x] if wrong == "no weight" else [x, weight]
     calls = simulated.library_of_launchers()
     if wrong == "nothing":
-        calls.launch("rmsnorm_fp8", args, written, read)
+        calls.launch("rms_norm_fp8", args, written, read)
         return
     with pytest.raises(AssertionError, match="out-of-bounds"):
-        calls.launch("rmsnorm_fp8", args, written, read)
+        calls.launch("rms_norm_fp8", args, written, read)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from compare import Guarded, assert_product_close, bits
-from launchers import DTYPES, Context, SkinnyGemmArgs, _gemm_scale
+from launchers import DTYPES, Context, GemmArgs, _gemm_scale
 from project import ROOT
 
 FNUZ = torch.float8_e4m3fnuz
@@ -70,13 +70,13 @@ class Device:
         self.hip = simulator.load_runtime()
 
     def _call(self, name: str, arguments: str, result, *values):
-        symbol = f"_ZN12rocm_kernels{len(name)}{name}ERKNS_14SkinnyGemmArgsE{arguments}"
+        symbol = f"_ZN12rocm_kernels{len(name)}{name}ERKNS_14GemmArgsE{arguments}"
         function = getattr(self.library, symbol)
         function.restype = result
         return function(*values)
 
-    def _args(self, p: Problem, config: str | None) -> SkinnyGemmArgs:
-        return SkinnyGemmArgs(
+    def _args(self, p: Problem, config: str | None) -> GemmArgs:
+        return GemmArgs(
             m=p.m, n=p.n, k=p.k, a=p.a.data_ptr(), a_stride=p.a.stride(0), w=p.w.data_ptr(),
             w_stride=p.w.stride(0), out=p.out.view.data_ptr(), out_stride=p.out.view.stride(0),
             scale_a=_gemm_scale(p.scale_a, p.m, 1, p.k),
@@ -326,7 +326,8 @@ def test_loops_keep_loads_in_flight(tmp_path, target):
     """
     import rocm
 
-    source, assembly = ROOT / "skinny_gemm" / "skinny_gemm.hip", tmp_path / "skinny_gemm.s"
+    source = ROOT / "skinny_gemm" / "cdna" / "skinny_gemm.hip"
+    assembly = tmp_path / "skinny_gemm.s"
     command = rocm.find_toolchain().device_command(source, assembly, target, assembly=True)
     subprocess.run(command, check=True)
     waits = k_loop_waits(assembly.read_text())

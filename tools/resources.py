@@ -1,6 +1,6 @@
 """Compiles every kernel for every AMD target and checks its registers, LDS and scratch.
 
-    python tools/resources.py [--target gfx942 ...] [--kernel rmsnorm_fp8 ...] [--all]
+    python tools/resources.py [--target gfx942 ...] [--kernel rms_norm_fp8 ...] [--all]
 
 The figures are those of the code objects' own metadata. A kernel that uses scratch memory or
 spills vector registers fails, and so does one above the budget of tools/resources.toml. By default
@@ -128,8 +128,9 @@ def main() -> int:
     arguments = parser.parse_args()
 
     budgets = tomllib.loads((ROOT / "tools" / "resources.toml").read_text())
-    sources = {name: ROOT / name / f"{name}.hip" for name in arguments.kernel or budgets}
-    unlisted = {path.stem for path in ROOT.glob("*/*.hip")} - set(budgets)
+    found = {path.stem: path for path in [*ROOT.glob("*/*.hip"), *ROOT.glob("*/cdna/*.hip")]}
+    sources = {name: found[name] for name in arguments.kernel or budgets}
+    unlisted = set(found) - set(budgets)
     if unlisted:
         print(f"error: tools/resources.toml has no budget for {sorted(unlisted)}")
         return 1

@@ -12,14 +12,14 @@
 #include <mutex>
 #include <tuple>
 
-#include "../rmsnorm_fp8/rmsnorm_fp8.h"
+#include "../rms_norm_fp8/rms_norm_fp8.h"
 #include "../skinny_gemm/skinny_gemm.h"
 #include "../swiglu_fp8/swiglu_fp8.h"
 #if defined(CPU_KERNEL)
-#include "../skinny_gemm/gemm_cpu.h"
+#include "../gemm/gemm.h"
 #endif
+#include "bindings/checks.h"
 #include "registration.h"
-#include "tensor_checks.h"
 
 #if !defined(CPU_KERNEL)
 // libtorch exports it on ROCm too, but its header declares it for USE_CUDA alone.
@@ -65,7 +65,7 @@ void check_status(Status status, const char* op) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The quantisation arguments that rmsnorm_fp8 and swiglu_fp8 have in common.
+// The quantisation arguments that rms_norm_fp8 and swiglu_fp8 have in common.
 struct Quantization {
   Scaling scaling = Scaling::kNone;
   const float* static_scale = nullptr;
@@ -126,9 +126,9 @@ Activation parse_activation(const std::string& name) {
 
 // Tells the granularity of a GEMM scale by its shape. `rows` is M or N; `row_block` is how many of
 // these rows a block spans: 1 for a, 128 for w.
-GemmScale parse_gemm_scale(const std::optional<Tensor>& scale, const char* name, int64_t rows,
+ScaleView parse_gemm_scale(const std::optional<Tensor>& scale, const char* name, int64_t rows,
                            int64_t row_block, int64_t k, const Tensor& a) {
-  GemmScale result;
+  ScaleView result;
   if (!scale) return result;
   require_device(*scale, name, a, "a");
   require(scale->scalar_type() == ScalarType::Float, name, " must be float32, got ",
@@ -138,12 +138,12 @@ GemmScale parse_gemm_scale(const std::optional<Tensor>& scale, const char* name,
   const int64_t size0 = dim > 0 ? scale->size(0) : 1, size1 = dim > 1 ? scale->size(1) : 1;
   const int64_t blocks0 = ceil_div(rows, row_block), blocks1 = ceil_div(k, kScaleBlock);
   if (scale->numel() == 1 && dim <= 2) {
-    result.kind = GemmScale::Kind::kTensor;
+    result.kind = ScaleView::Kind::kTensor;
   } else if (dim <= 2 && size0 == rows && size1 == 1) {
-    result.kind = GemmScale::Kind::kRow;
+    result.kind = ScaleView::Kind::kRow;
     result.row_stride = scale->stride(0);
   } else if (dim == 2 && size0 == blocks0 && size1 == blocks1) {
-    result.kind = GemmScale::Kind::kBlock;
+    result.kind = ScaleView::Kind::kBlock;
     result.row_stride = scale->stride(0);
     result.block_stride = scale->stride(1);
   } else {
@@ -158,9 +158,9 @@ GemmScale parse_gemm_scale(const std::optional<Tensor>& scale, const char* name,
 
 using namespace rocm_kernels;
 
-void rmsnorm_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& x,
-                 std::optional<Tensor> residual, const Tensor& weight, std::optional<Tensor> scale,
-                 double eps, int64_t group_size, double scale_ub) {
+void rms_norm_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& x,
+                  std::optional<Tensor> residual, const Tensor& weight, std::optional<Tensor> scale,
+                  double eps, int64_t group_size, double scale_ub) {
   RmsNormFp8Args args;
   require_matrix(x, "x");
   args.rows = x.size(0);
@@ -210,8 +210,8 @@ void rmsnorm_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& x,
   args.scale_ub = static_cast<float>(scale_ub);
   args.group_size = static_cast<int32_t>(group_size);
   check_status(
-      with_context(x, [&](const Context& context) { return launch_rmsnorm_fp8(args, context); }),
-      "rmsnorm_fp8");
+      with_context(x, [&](const Context& context) { return launch_rms_norm_fp8(args, context); }),
+      "rms_norm_fp8");
 }
 
 void swiglu_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& gate,
@@ -258,11 +258,11 @@ void swiglu_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& gate,
 }
 
 // Checks the tensors of a matrix product and describes them.
-static SkinnyGemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
-                                       const std::optional<Tensor>& scale_a,
-                                       const std::optional<Tensor>& scale_w,
-                                       const std::optional<Tensor>& bias) {
-  SkinnyGemmArgs args;
+static GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
+                                 const std::optional<Tensor>& scale_a,
+                                 const std::optional<Tensor>& scale_w,
+                                 const std::optional<Tensor>& bias) {
+  GemmArgs args;
   require_matrix(a, "a");
   require_matrix(w, "w");
   args.m = a.size(0);
@@ -332,11 +332,11 @@ class Workspace {
   std::optional<Tensor> large_;
 };
 
-static SkinnyGemmArgs describe_skinny_product(const Tensor& out, const Tensor& a, const Tensor& w,
-                                              const std::optional<Tensor>& scale_a,
-                                              const std::optional<Tensor>& scale_w,
-                                              const std::optional<Tensor>& bias) {
-  const SkinnyGemmArgs args = describe_product(out, a, w, scale_a, scale_w, bias);
+static GemmArgs describe_skinny_product(const Tensor& out, const Tensor& a, const Tensor& w,
+                                        const std::optional<Tensor>& scale_a,
+                                        const std::optional<Tensor>& scale_w,
+                                        const std::optional<Tensor>& bias) {
+  const GemmArgs args = describe_product(out, a, w, scale_a, scale_w, bias);
   require(args.m <= kSkinnyGemmMaxRows, "skinny_gemm takes at most ", kSkinnyGemmMaxRows,
           " rows, got ", args.m, "; fp8_linear takes any number");
   return args;
@@ -351,9 +351,9 @@ class Tuning {
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, DType, DType, bool>;
   using Entries = std::map<Key, std::string>;
 
-  static Key key(int64_t device, const SkinnyGemmArgs& args) {
-    const bool blocks = args.scale_a.kind == GemmScale::Kind::kBlock ||
-                        args.scale_w.kind == GemmScale::Kind::kBlock;
+  static Key key(int64_t device, const GemmArgs& args) {
+    const bool blocks = args.scale_a.kind == ScaleView::Kind::kBlock ||
+                        args.scale_w.kind == ScaleView::Kind::kBlock;
     return {device, last_row_of_class(args.m), args.n, args.k, args.a_dtype, args.w_dtype, blocks};
   }
 
@@ -383,20 +383,19 @@ Tuning& tuning() {
   return instance;
 }
 
-const char* tuned_config(const Tuning::Entries* entries, const Tensor& a,
-                         const SkinnyGemmArgs& args) {
+const char* tuned_config(const Tuning::Entries* entries, const Tensor& a, const GemmArgs& args) {
   if (entries == nullptr) return nullptr;
   const auto found = entries->find(Tuning::key(a.get_device_index(), args));
   return found == entries->end() ? nullptr : found->second.c_str();
 }
 
-void check_config_status(Status status, const SkinnyGemmArgs& args) {
+void check_config_status(Status status, const GemmArgs& args) {
   if (status == nullptr || args.config == nullptr) return check_status(status, "skinny_gemm");
   fail("skinny_gemm: ", status, "; got '", args.config, "' for M = ", args.m, ", N = ", args.n,
        ", K = ", args.k, "; tuning.candidates tells what these operands take");
 }
 
-void multiply(const Tensor& a, SkinnyGemmArgs& args) {
+void multiply(const Tensor& a, GemmArgs& args) {
   if (args.m == 0 || args.n == 0) return;
   const auto launch = [&](const Context& context) {
     Workspace workspace;
@@ -422,7 +421,7 @@ DType parse_gemm_dtype(const std::string& name) {
 
 void skinny_gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
                  std::optional<Tensor> scale_w, std::optional<Tensor> bias) {
-  SkinnyGemmArgs args = describe_skinny_product(out, a, w, scale_a, scale_w, bias);
+  GemmArgs args = describe_skinny_product(out, a, w, scale_a, scale_w, bias);
   const auto entries = tuning().entries();
   args.config = tuned_config(entries.get(), a, args);
   multiply(a, args);
@@ -431,7 +430,7 @@ void skinny_gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Te
 void skinny_gemm_with_config(Tensor& out, const Tensor& a, const Tensor& w,
                              std::optional<Tensor> scale_a, std::optional<Tensor> scale_w,
                              std::optional<Tensor> bias, std::string config) {
-  SkinnyGemmArgs args = describe_skinny_product(out, a, w, scale_a, scale_w, bias);
+  GemmArgs args = describe_skinny_product(out, a, w, scale_a, scale_w, bias);
   args.config = config.c_str();
   multiply(a, args);
 }
@@ -439,7 +438,7 @@ void skinny_gemm_with_config(Tensor& out, const Tensor& a, const Tensor& w,
 std::string skinny_gemm_configs(const Tensor& out, const Tensor& a, const Tensor& w,
                                 std::optional<Tensor> scale_a, std::optional<Tensor> scale_w,
                                 bool tuned) {
-  SkinnyGemmArgs args = describe_skinny_product(out, a, w, scale_a, scale_w, std::nullopt);
+  GemmArgs args = describe_skinny_product(out, a, w, scale_a, scale_w, std::nullopt);
   const auto entries = tuning().entries();
   if (tuned) args.config = tuned_config(entries.get(), a, args);
   std::string lines;
@@ -457,13 +456,13 @@ void tune_skinny_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::s
                       std::string w_dtype, bool block_scales, std::string config) {
   require(1 <= rows && rows <= kSkinnyGemmMaxRows, "rows must be 1 to ", kSkinnyGemmMaxRows,
           ", got ", rows);
-  SkinnyGemmArgs args;
+  GemmArgs args;
   args.m = rows;
   args.n = n;
   args.k = k;
   args.a_dtype = parse_gemm_dtype(a_dtype);
   args.w_dtype = parse_gemm_dtype(w_dtype);
-  if (block_scales) args.scale_w.kind = GemmScale::Kind::kBlock;
+  if (block_scales) args.scale_w.kind = ScaleView::Kind::kBlock;
   if (!config.empty()) {
 #if !defined(CPU_KERNEL)
     const torch::stable::accelerator::DeviceGuard guard(static_cast<int32_t>(device));
@@ -478,7 +477,7 @@ void tune_skinny_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::s
 #if defined(CPU_KERNEL)
 void gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
           std::optional<Tensor> scale_w, std::optional<Tensor> bias) {
-  SkinnyGemmArgs args = describe_product(out, a, w, scale_a, scale_w, bias);
+  GemmArgs args = describe_product(out, a, w, scale_a, scale_w, bias);
   if (args.m == 0 || args.n == 0) return;
   Workspace workspace;
   args.workspace = workspace.allocate(gemm_workspace_bytes(args), a);
@@ -489,7 +488,7 @@ void gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> s
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
-      "rmsnorm_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor x, Tensor(c!)? residual, "
+      "rms_norm_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor x, Tensor(c!)? residual, "
       "Tensor weight, Tensor? scale, float eps, int group_size, float scale_ub) -> ()");
   ops.def(
       "swiglu_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor gate, Tensor? up, Tensor? scale, "
@@ -523,7 +522,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 #else  // ROCm registers under the CUDA key, as torch does.
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
 #endif
-  ops.impl("rmsnorm_fp8", TORCH_BOX(&rmsnorm_fp8));
+  ops.impl("rms_norm_fp8", TORCH_BOX(&rms_norm_fp8));
   ops.impl("swiglu_fp8", TORCH_BOX(&swiglu_fp8));
   ops.impl("skinny_gemm", TORCH_BOX(&skinny_gemm));
   ops.impl("skinny_gemm_with_config", TORCH_BOX(&skinny_gemm_with_config));

@@ -12,10 +12,10 @@
 // out: x's dtype (no quantisation) or FP8. With FP8, exactly one of `scale` ([1]: static) and
 // `scales` (written: [rows, 1] when group_size is 0, else [rows, ceil(hidden / group_size)]) is
 // given.
-void rmsnorm_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> scales,
-                 const torch::stable::Tensor& x, std::optional<torch::stable::Tensor> residual,
-                 const torch::stable::Tensor& weight, std::optional<torch::stable::Tensor> scale,
-                 double eps, int64_t group_size, double scale_ub);
+void rms_norm_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> scales,
+                  const torch::stable::Tensor& x, std::optional<torch::stable::Tensor> residual,
+                  const torch::stable::Tensor& weight, std::optional<torch::stable::Tensor> scale,
+                  double eps, int64_t group_size, double scale_ub);
 
 // As above. Without `up` the activation alone; with activation "identity" plain quantisation.
 void swiglu_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> scales,

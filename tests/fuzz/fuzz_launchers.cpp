@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "../../rmsnorm_fp8/rmsnorm_fp8.h"
-#include "../../skinny_gemm/gemm_cpu.h"
+#include "../../gemm/gemm.h"
+#include "../../rms_norm_fp8/rms_norm_fp8.h"
 #include "../../skinny_gemm/skinny_gemm.h"
 #include "../../swiglu_fp8/swiglu_fp8.h"
 
@@ -191,7 +191,7 @@ void fuzz_rmsnorm(Input& input) {
         out.poison();
         residual.fill(seed + 2);
       },
-      [&](const Context& context) { return launch_rmsnorm_fp8(args, context); });
+      [&](const Context& context) { return launch_rms_norm_fp8(args, context); });
 }
 
 void fuzz_swiglu(Input& input) {
@@ -226,24 +226,24 @@ void fuzz_swiglu(Input& input) {
 }
 
 // Scales in an allocation of their own, of the shape that `kind` asks for.
-GemmScale any_scale(Input& input, std::vector<float>& memory, int64_t rows, int64_t row_block,
+ScaleView any_scale(Input& input, std::vector<float>& memory, int64_t rows, int64_t row_block,
                     int64_t k) {
-  GemmScale scale;
-  scale.kind = input.one_of({GemmScale::Kind::kNone, GemmScale::Kind::kTensor,
-                             GemmScale::Kind::kRow, GemmScale::Kind::kBlock});
+  ScaleView scale;
+  scale.kind = input.one_of({ScaleView::Kind::kNone, ScaleView::Kind::kTensor,
+                             ScaleView::Kind::kRow, ScaleView::Kind::kBlock});
   const int64_t blocks = (k + kScaleBlock - 1) / kScaleBlock;
   const int64_t steps = (rows + row_block - 1) / row_block;
   switch (scale.kind) {
-    case GemmScale::Kind::kNone:
+    case ScaleView::Kind::kNone:
       return scale;
-    case GemmScale::Kind::kTensor:
+    case ScaleView::Kind::kTensor:
       memory.assign(1, 0.25f);
       break;
-    case GemmScale::Kind::kRow:
+    case ScaleView::Kind::kRow:
       scale.row_stride = 1 + input.up_to(1);
       memory.assign((rows - 1) * scale.row_stride + 1, 0.25f);
       break;
-    case GemmScale::Kind::kBlock:
+    case ScaleView::Kind::kBlock:
       memory.assign(steps * blocks, 0.25f);
       scale.row_stride = input.flag() ? blocks : 1;
       scale.block_stride = scale.row_stride == blocks ? 1 : steps;
@@ -254,7 +254,7 @@ GemmScale any_scale(Input& input, std::vector<float>& memory, int64_t rows, int6
 }
 
 void fuzz_gemm(Input& input) {
-  SkinnyGemmArgs args;
+  GemmArgs args;
   args.k = input.up_to(15) == 0 ? 0 : any_columns(input, 2200);
   args.n = any_rows(input, args.k + 1, 700);
   const bool many_rows = input.flag();

@@ -32,7 +32,7 @@ import torch
 from ._ops import add_op_namespace_prefix, ops
 
 # Overloads, looked up once: a decode step makes hundreds of calls of a few microseconds.
-_rmsnorm_fp8 = ops.rmsnorm_fp8.default
+_rms_norm_fp8 = ops.rms_norm_fp8.default
 _swiglu_fp8 = ops.swiglu_fp8.default
 _skinny_gemm = ops.skinny_gemm.default
 _gemm = ops.gemm.default if hasattr(ops, "gemm") else None  # the CPU's, for any number of rows
@@ -45,7 +45,7 @@ QuantizedOut = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor], None]
 
 
 # Everything that the ops write is an argument, so their fakes have nothing to allocate.
-@torch.library.register_fake(add_op_namespace_prefix("rmsnorm_fp8"))
+@torch.library.register_fake(add_op_namespace_prefix("rms_norm_fp8"))
 def _(out, scales, x, residual, weight, scale, eps, group_size, scale_ub):
     return None
 
@@ -103,7 +103,7 @@ def rms_norm(
         ``[..., hidden]`` in x's dtype, rounded once.
     """
     out = _empty_rows_like(x, x.dtype) if out is None else out
-    _rmsnorm_fp8(
+    _rms_norm_fp8(
         _rows(out, "out"), None, _input_rows(x), _optional_rows(residual, "residual"), weight, None,
         eps, 0, 0.0,
     )  # fmt: skip
@@ -127,7 +127,7 @@ def rms_norm_fp8(
     Args as :func:`rms_norm` and the module's text; returns ``(q, scale)``.
     """
     q, scales = _quantized_out(x, None, scale, group_size, fp8_dtype, out)
-    _rmsnorm_fp8(
+    _rms_norm_fp8(
         _rows(q, "out"), _optional_rows(scales, "scales"), _input_rows(x),
         _optional_rows(residual, "residual"), weight, scale, eps, group_size or 0, scale_ub or 0.0,
     )  # fmt: skip
