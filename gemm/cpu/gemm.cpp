@@ -54,9 +54,15 @@ void multiply_units(int64_t begin, int64_t end, void* state) {
 
 }  // namespace
 
-int64_t gemm_workspace_bytes(const GemmArgs& args) {
+int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
   return args.m * divide_up(args.k, kScaleBlock) * kScaleBlock *
          static_cast<int64_t>(sizeof(float));
+}
+
+// torch._scaled_mm is slow on a CPU. docs/cpu_benchmarks.md has the times.
+Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
+  limits.skinny_gemm = args.k <= 2048 ? 32 : 64;
+  return nullptr;
 }
 
 Status launch_gemm(const GemmArgs& args, const Context& context) {

@@ -17,6 +17,13 @@ namespace rocm_kernels {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Elements between the rows of a matrix. Where there is one row, torch's stride means nothing.
+inline int64_t row_stride(const Tensor& tensor) {
+  return tensor.size(0) > 1 ? tensor.stride(0) : tensor.size(1);
+}
+
 template <typename... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream message;
