@@ -165,11 +165,6 @@ Operands operands_of(const GemmArgs& args, bool sparse) {
   return is_fp8(args.w_dtype) ? Operands::kBFloat16Fp8 : Operands::kBFloat16;
 }
 
-bool is_block_scaled(const GemmArgs& args) {
-  return args.scale_a.kind == ScaleView::Kind::kBlock ||
-         args.scale_w.kind == ScaleView::Kind::kBlock;
-}
-
 SkinnyGemmShape shape_of(const GemmArgs& args) {
   return {static_cast<int32_t>(args.m),
           static_cast<int32_t>(args.n),

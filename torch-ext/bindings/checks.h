@@ -11,13 +11,12 @@
 #include <string>
 
 #include "../../common/core/dtype.h"
+#include "../../common/core/math.h"
 
 namespace rocm_kernels {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Elements between the rows of a matrix. Where there is one row, torch's stride means nothing.
 inline int64_t row_stride(const Tensor& tensor) {
