@@ -65,10 +65,10 @@ struct Contributors {
 
 struct Schedule {
   int32_t tiles;
-  int32_t k_blocks;  // of a tile
-  int32_t split_k;   // workers a tile; 0: stream-K
-  EvenSplit split;   // of a tile's K blocks among split_k workers; stream-K: of the units left
-  EvenSplit by_xcd;  // of the workers among XCDs; parts = 1: worker = workgroup
+  int32_t k_blocks;      // of a tile
+  int32_t split_k;       // workers a tile; 0: stream-K
+  EvenSplit split;       // of a tile's K blocks among split_k workers; stream-K: of the units left
+  EvenSplit by_xcd;      // of the workers among XCDs; parts = 1: worker = workgroup
   int32_t whole_rounds;  // hybrid: whole tiles of a worker, before its range of the units left
 
   // `workers` and `whole_rounds`: stream-K only.
@@ -77,9 +77,12 @@ struct Schedule {
     const int32_t count = split_k != 0 ? tiles * split_k : workers;
     const int32_t left = tiles - whole_rounds * workers;
     return {
-        tiles, k_blocks, split_k,
+        tiles,
+        k_blocks,
+        split_k,
         split_k != 0 ? EvenSplit::of(k_blocks, split_k) : EvenSplit::of(left * k_blocks, workers),
-        EvenSplit::of(count, xcds), split_k != 0 ? 0 : whole_rounds};
+        EvenSplit::of(count, xcds),
+        split_k != 0 ? 0 : whole_rounds};
   }
 
   // Workgroups to launch: one a worker.

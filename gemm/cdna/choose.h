@@ -18,8 +18,8 @@ void for_each_gemm_config(const GemmShape& shape, const Target& target, const Vi
     candidate.block_m = tile.block_m;
     candidate.block_n = tile.block_n;
     const int32_t at_once = workgroups_at_once(tile, target);
-    // The workgroups that an XCD runs at once, as near to a square of rows as tiles allow: they then
-    // read the fewest rows of both operands.
+    // The workgroups that an XCD runs at once, as near to a square of rows as tiles allow: they
+    // then read the fewest rows of both operands.
     const float together = static_cast<float>(target.compute_units) / target.xcds * at_once;
     const float group = std::sqrt(together * tile.block_n / tile.block_m);
     candidate.group_m = std::max(1, static_cast<int32_t>(group + 0.5f));

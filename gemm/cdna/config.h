@@ -1,5 +1,5 @@
-// A config of the AMD gemm: the tile, and how the work is divided. As a struct, as text, and what it
-// asks of the device. No HIP header: tests and tools include it too.
+// A config of the AMD gemm: the tile, and how the work is divided. As a struct, as text, and what
+// it asks of the device. No HIP header: tests and tools include it too.
 #pragma once
 
 #include "../config_fields.h"
@@ -26,9 +26,12 @@ struct GemmConfig {
 
 constexpr const char* kGemmDesignNames[] = {"tiled", "portable"};
 constexpr ConfigField<GemmConfig> kGemmConfigFields[] = {
-    {"block_m", &GemmConfig::block_m},       {"block_n", &GemmConfig::block_n},
-    {"split_k", &GemmConfig::split_k},       {"workgroups", &GemmConfig::workgroups},
-    {"whole_rounds", &GemmConfig::whole_rounds}, {"group_m", &GemmConfig::group_m},
+    {"block_m", &GemmConfig::block_m},
+    {"block_n", &GemmConfig::block_n},
+    {"split_k", &GemmConfig::split_k},
+    {"workgroups", &GemmConfig::workgroups},
+    {"whole_rounds", &GemmConfig::whole_rounds},
+    {"group_m", &GemmConfig::group_m},
     {"xcds", &GemmConfig::xcds},
 };
 
@@ -106,9 +109,11 @@ inline Status check_config(const GemmShape& s, const GemmConfig& c) {
   if (c.xcds < 1 || c.group_m < 1 || c.whole_rounds < 0) {
     return "gemm config: xcds and group_m must be at least 1, whole_rounds at least 0";
   }
-  const int64_t tiles = int64_t{(s.m + c.block_m - 1) / c.block_m} * ((s.n + c.block_n - 1) / c.block_n);
+  const int64_t tiles =
+      int64_t{(s.m + c.block_m - 1) / c.block_m} * ((s.n + c.block_n - 1) / c.block_n);
   const int64_t lines = (int64_t{s.k} * s.a_bytes + kLine - 1) / kLine;
-  if (tiles * (lines > 0 ? lines : 1) >= int64_t{1} << 31 || tiles * c.split_k >= int64_t{1} << 31) {
+  if (tiles * (lines > 0 ? lines : 1) >= int64_t{1} << 31 || tiles * c.split_k >= int64_t{1}
+                                                                                      << 31) {
     return "gemm config: more than 2^31 lines of K in all tiles; take a larger tile";
   }
   if (c.split_k > 1 && c.split_k > lines) {

@@ -1,10 +1,9 @@
 // AMD backend of gemm: the kernel, checks, the choice of a config, the launch.
+#include "../../common/cdna/partial_sums.h"
 #include "choose.h"
 #include "main_loop.h"
 #include "portable.h"
 #include "tile_epilogue.h"
-
-#include "../../common/cdna/partial_sums.h"
 
 namespace rocm_kernels {
 namespace cdna {
@@ -157,22 +156,23 @@ Status launch_tiled(const GemmArgs& args, const GemmConfig& config, const Contex
   return launch_status();
 }
 
+}  // namespace
+
 // The grid counts rows of a along y, of which a launch has at most 65,535 groups.
-Status launch_portable(const GemmArgs& args, const Target& target, const Context& context) {
+Status launch_portable(const GemmArgs& args, int32_t wave_size, const Context& context) {
   constexpr int64_t kRows = int64_t{kPortableRows} * 32768;
   const Kernel kernel = portable_kernel(args.a_dtype, args.w_dtype);
   for (int64_t begin = 0; begin < args.m; begin += kRows) {
     const GemmArgs part = rows_of(args, begin, std::min(begin + kRows, args.m));
     const dim3 grid(static_cast<uint32_t>((part.n + kPortableWaves - 1) / kPortableWaves),
                     static_cast<uint32_t>((part.m + kPortableRows - 1) / kPortableRows));
-    const dim3 block(kPortableWaves * target.wave_size);
+    const dim3 block(kPortableWaves * wave_size);
     kernel<<<grid, block, 0, stream_of(context)>>>(make_problem(part));
     if (Status error = launch_status()) return error;
   }
   return nullptr;
 }
 
-}  // namespace
 }  // namespace cdna
 
 int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
@@ -199,9 +199,10 @@ Status visit_gemm_configs(const GemmArgs& args, const Context&,
   };
   tell(first);
   if (first.design == cdna::GemmConfig::Design::kPortable) return nullptr;
-  cdna::for_each_gemm_config(cdna::gemm_shape_of(args), target, [&](const cdna::GemmConfig& config) {
-    if (!(config == first)) tell(config);
-  });
+  cdna::for_each_gemm_config(cdna::gemm_shape_of(args), target,
+                             [&](const cdna::GemmConfig& config) {
+                               if (!(config == first)) tell(config);
+                             });
   return nullptr;
 }
 
@@ -214,9 +215,17 @@ Status launch_gemm(const GemmArgs& args, const Context& context) {
   if (Status error = cdna::check_sizes(args)) return error;
   if (Status error = cdna::config_of(args, target, config)) return error;
   if (config.design == cdna::GemmConfig::Design::kPortable) {
-    return cdna::launch_portable(args, target, context);
+    return cdna::launch_portable(args, target.wave_size, context);
   }
   return cdna::launch_tiled(args, config, context);
+}
+
+// Nothing is measured on AMD GPUs. skinny_gemm reads w once for up to 64 rows; from there on the
+// matrix units decide.
+Status choose_linear_limits(const GemmArgs&, LinearLimits& limits) {
+  constexpr int64_t kSkinnyRows = 64;
+  limits.skinny_gemm = kSkinnyRows;
+  return nullptr;
 }
 
 }  // namespace rocm_kernels

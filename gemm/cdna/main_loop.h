@@ -47,9 +47,9 @@ class LineLoader {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       if constexpr (kDecode) {
-        const uint64_t two = __builtin_bit_cast(
-            uint64_t, __builtin_amdgcn_raw_buffer_load_b64(buffer_, row_[i] + chunk,
-                                                           index * kMemoryBytes, 0));
+        const uint64_t two =
+            __builtin_bit_cast(uint64_t, __builtin_amdgcn_raw_buffer_load_b64(
+                                             buffer_, row_[i] + chunk, index * kMemoryBytes, 0));
         staged_[i] = Words{static_cast<uint32_t>(two), static_cast<uint32_t>(two >> 32), 0, 0};
       } else {
         staged_[i] = load_words<Cache::kKeep>(buffer_, row_[i] + chunk, index * kMemoryBytes);
@@ -74,8 +74,8 @@ class LineLoader {
  private:
   ROCM_KERNELS_DEVICE void store(uint8_t* lds, int i, Words words) const {
     if constexpr (kDecode) {
-      words = __builtin_shufflevector(detail::decode<kBFloat>(words.x), detail::decode<kBFloat>(words.y),
-                                      0, 1, 2, 3);
+      words = __builtin_shufflevector(detail::decode<kBFloat>(words.x),
+                                      detail::decode<kBFloat>(words.y), 0, 1, 2, 3);
     }
     *reinterpret_cast<Words*>(lds + place_ + i * kRowsAtOnce * kLine) = words;
   }
@@ -116,7 +116,8 @@ class TileProduct {
 #pragma unroll
       for (int i = 0; i < kPartsM; ++i) {
         const int m = row_m + i * kPart + row, last_m = p.m - m_begin - 1;
-        scale_a_row_[i] = static_cast<uint32_t>((m < last_m ? m : last_m) * p.scale_a.row_stride * 4);
+        scale_a_row_[i] =
+            static_cast<uint32_t>((m < last_m ? m : last_m) * p.scale_a.row_stride * 4);
       }
       const int n = place.n * kShape.block_n + row_n;
 #pragma unroll
@@ -248,7 +249,7 @@ class TileProduct {
   LineLoader<kShape.block_n, kShape.threads(), kDecodesW, kKind == MmaKind::kBFloat16Fp8> w_;
   int k_;
   int fragment_[kLineFragments];  // bytes to the lane's fragments of a part
-  int a_rows_, w_rows_;       // bytes to the wave's rows in LDS
+  int a_rows_, w_rows_;           // bytes to the wave's rows in LDS
   Buffer scales_a_, scales_w_;
   Accumulator window_a_[kPartsM], window_w_[kPartsN];
   uint32_t scale_a_row_[kPartsM], scale_w_row_[kPartsN];

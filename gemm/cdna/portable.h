@@ -8,6 +8,7 @@
 
 #include <type_traits>
 
+#include "../../common/gpu/launch.h"
 #include "../../common/gpu/reduce.h"
 #include "problem.h"
 
@@ -100,5 +101,8 @@ __global__ void __launch_bounds__(256) gemm_portable(const GemmProblem p) {
     detail::store_element(p.out, p.out_dtype, row * p.out_stride + column, value);
   }
 }
+
+// Host: launches it for any M; defined in gemm.hip, for skinny_gemm too. `wave_size`: the device's.
+Status launch_portable(const GemmArgs& args, int32_t wave_size, const Context& context);
 
 }  // namespace rocm_kernels::cdna

@@ -7,8 +7,8 @@
 
 namespace rocm_kernels::cdna {
 
-// The order of a full product's tiles: down groups of `group_m` tiles of M, then on to the next tile
-// of N, so that workgroups that run together share rows of both operands in L2.
+// The order of a full product's tiles: down groups of `group_m` tiles of M, then on to the next
+// tile of N, so that workgroups that run together share rows of both operands in L2.
 struct TileOrder {
   int32_t tiles_m, tiles_n, group_m;
 

@@ -9,7 +9,8 @@ namespace rocm_kernels::cdna {
 #if ROCM_KERNELS_CDNA
 
 template <typename T>
-ROCM_KERNELS_DEVICE void store_four_as(void* out, int64_t at, Accumulator sum, int count, bool wide) {
+ROCM_KERNELS_DEVICE void store_four_as(void* out, int64_t at, Accumulator sum, int count,
+                                       bool wide) {
   Vec<T, 4> values;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

@@ -1,6 +1,6 @@
-// The end of a tile of the AMD gemm, whose sums lie in the registers of the waves that own them: the
-// sums of the workgroups that share the tile, then scales, bias, one rounding, and the store. Every
-// sum is taken in a fixed order.
+// The end of a tile of the AMD gemm, whose sums lie in the registers of the waves that own them:
+// the sums of the workgroups that share the tile, then scales, bias, one rounding, and the store.
+// Every sum is taken in a fixed order.
 #pragma once
 
 #include "../../common/cdna/partial_sums.h"
@@ -102,7 +102,8 @@ class TileEpilogue {
     }
     for (int number = 0; number < contributors.count; ++number) {
       for_each_quad([&](int j, int i, int quad) {
-        const Accumulator sum = collect(slot(contributors, contributors.first + number, j, i, quad));
+        const Accumulator sum =
+            collect(slot(contributors, contributors.first + number, j, i, quad));
 #pragma unroll
         for (int e = 0; e < 4; ++e) sums[j][i][4 * quad + e] += sum[e];
       });

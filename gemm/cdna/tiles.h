@@ -39,7 +39,8 @@ constexpr size_t kGemmTileCount = sizeof(kGemmTiles) / sizeof(kGemmTiles[0]);
 constexpr int find_gemm_tile(int32_t block_m, int32_t block_n, bool block_scaled) {
   for (size_t i = 0; i < kGemmTileCount; ++i) {
     const GemmTile& tile = kGemmTiles[i];
-    if (tile.block_m == block_m && tile.block_n == block_n && (!block_scaled || tile.block_scales)) {
+    if (tile.block_m == block_m && tile.block_n == block_n &&
+        (!block_scaled || tile.block_scales)) {
       return static_cast<int>(i);
     }
   }

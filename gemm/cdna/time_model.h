@@ -1,5 +1,5 @@
-// How long a config of gemm would take: what a compute unit's matrix pipes, LDS and loads ask for each
-// line of K, and what the memories must deliver. It ranks configs; it is not a measurement.
+// How long a config of gemm would take: what a compute unit's matrix pipes, LDS and loads ask for
+// each line of K, and what the memories must deliver. It ranks configs; it is not a measurement.
 #pragma once
 
 #include <algorithm>
@@ -27,11 +27,11 @@ inline int32_t workgroups_at_once(const GemmTile& tile, const Target& target) {
 }
 
 inline GemmTime modelled_time(const GemmShape& s, const GemmConfig& c, const Target& target) {
-  constexpr float kLaunchUs = 1.0f;       // dispatch, arguments, first instructions
-  constexpr float kPartialSumsUs = 2.0f;  // stores written through, ticket, partial sums read
-  constexpr float kFirstLoadCycles = 1700;  // a load from memory, under load
-  constexpr float kTurnCycles = 400;  // of a line alone: barriers, the way through LDS
-  constexpr float kFillBytesPerCycle = 48;  // L2 to L1, of 64
+  constexpr float kLaunchUs = 1.0f;          // dispatch, arguments, first instructions
+  constexpr float kPartialSumsUs = 2.0f;     // stores written through, ticket, partial sums read
+  constexpr float kFirstLoadCycles = 1700;   // a load from memory, under load
+  constexpr float kTurnCycles = 400;         // of a line alone: barriers, the way through LDS
+  constexpr float kFillBytesPerCycle = 48;   // L2 to L1, of 64
   constexpr float kStoreBytesPerCycle = 16;  // runs of 8 bytes
   constexpr float kInfinityBytesPerUs = 11.9e6f;  // Infinity Cache to the L2s
 
@@ -55,8 +55,8 @@ inline GemmTime modelled_time(const GemmShape& s, const GemmConfig& c, const Tar
   const int32_t at_once =
       std::min(workgroups_at_once(tile, target), std::max(1, (workgroups + cus - 1) / cus));
 
-  // Cycles of a line: what each resource needs for it, or what a workgroup alone takes from one line
-  // to the next where no other fills its pauses.
+  // Cycles of a line: what each resource needs for it, or what a workgroup alone takes from one
+  // line to the next where no other fills its pauses.
   const float mma = static_cast<float>(tile.block_m) * tile.block_n / (target.gfx950 ? 32 : 16);
   const float rows = static_cast<float>(tile.block_m + tile.block_n);
   const float lds = tile.waves() * static_cast<float>(tile.wave_m() + tile.wave_n()) + rows;
@@ -73,7 +73,8 @@ inline GemmTime modelled_time(const GemmShape& s, const GemmConfig& c, const Tar
   time.tiles = (busiest_tiles * store + busiest_tiles / at_once * kFirstLoadCycles) / cycles_per_us;
 
   // Each XCD reads what its workgroups share once a line; the Infinity Cache answers.
-  const float together = std::min<float>(workgroups, static_cast<float>(at_once * cus)) / target.xcds;
+  const float together =
+      std::min<float>(workgroups, static_cast<float>(at_once * cus)) / target.xcds;
   const float group = std::min<float>(c.group_m, together);
   const float shared_rows = group * c.block_m + std::ceil(together / group) * c.block_n;
   const float rounds = lines / (together * target.xcds);
@@ -84,10 +85,10 @@ inline GemmTime modelled_time(const GemmShape& s, const GemmConfig& c, const Tar
   time.memory = std::max(infinity, (once + partials) / (target.terabytes_per_s * 1e6f));
   if (schedule.slots() != 0) {
     // The last contributor reads what the others left.
-    const float contributors =
-        c.split_k != 0 ? static_cast<float>(c.split_k)
-                       : 1 + static_cast<float>(workgroups) /
-                                 std::max(1, schedule.tiles - schedule.whole_tiles());
+    const float contributors = c.split_k != 0
+                                   ? static_cast<float>(c.split_k)
+                                   : 1 + static_cast<float>(workgroups) /
+                                             std::max(1, schedule.tiles - schedule.whole_tiles());
     time.sharing = kPartialSumsUs + contributors * c.block_m * c.block_n * 4.0f /
                                         (kFillBytesPerCycle * cycles_per_us);
   }

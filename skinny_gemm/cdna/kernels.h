@@ -3,7 +3,6 @@
 
 #include <utility>
 
-#include "../../gemm/cdna/portable.h"
 #include "register_pipeline.h"
 #include "specialised_waves.h"
 #include "tiles.h"
@@ -69,21 +68,6 @@ inline SkinnyKernel skinny_kernel(MmaKind kind, bool specialised, bool block_sca
       return of(std::integral_constant<MmaKind, MmaKind::kBFloat16Fp8>{});
   }
   return nullptr;
-}
-
-inline SkinnyKernel portable_kernel(DType a, DType w) {
-  constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16;
-  constexpr DType kOcp = DType::kFloat8E4M3FN, kFnuz = DType::kFloat8E4M3FNUZ;
-  if (a == kOcp) return gemm_portable<kOcp, kOcp>;
-  if (a == kFnuz) return gemm_portable<kFnuz, kFnuz>;
-  if (a == kHalf) {
-    return w == kOcp    ? gemm_portable<kHalf, kOcp>
-           : w == kFnuz ? gemm_portable<kHalf, kFnuz>
-                        : gemm_portable<kHalf, kHalf>;
-  }
-  return w == kOcp    ? gemm_portable<kBrain, kOcp>
-         : w == kFnuz ? gemm_portable<kBrain, kFnuz>
-                      : gemm_portable<kBrain, kBrain>;
 }
 
 }  // namespace rocm_kernels::cdna

@@ -1,6 +1,7 @@
 // AMD backend of skinny_gemm: checks, the choice of a kernel, the launch.
 #include "../../common/cdna/partial_sums.h"
 #include "../../common/gpu/launch.h"
+#include "../../gemm/cdna/portable.h"
 #include "choose.h"
 #include "kernels.h"
 
@@ -144,16 +145,11 @@ Status launch(const GemmArgs& args, const Context& context) {
   if (Status error = check_dtypes(args)) return error;
   if (Status error = check_offsets(args)) return error;
   if (Status error = config_of(args, target, config)) return error;
+  if (config.design == SkinnyGemmConfig::Design::kPortable) {
+    return launch_portable(args, target.wave_size, context);
+  }
   const SkinnyGemmShape shape = shape_of(args);
   GemmProblem p = make_problem(args);
-
-  if (config.design == SkinnyGemmConfig::Design::kPortable) {
-    const dim3 grid((shape.n + kPortableWaves - 1) / kPortableWaves,
-                    (shape.m + kPortableRows - 1) / kPortableRows);
-    const dim3 block(kPortableWaves * target.wave_size);
-    portable_kernel(args.a_dtype, args.w_dtype)<<<grid, block, 0, stream_of(context)>>>(p);
-    return launch_status();
-  }
 
   if (is_fp8(args.w_dtype) && args.w_dtype != target.fp8) {
     return "skinny_gemm: w's FP8 dialect is not this GPU's (float8_e4m3fnuz on gfx942, "
