@@ -1,5 +1,5 @@
-"""common/gpu/launch.h: a launch answers for itself, not for what an earlier call left behind. On the
-simulator, from a kernel that does nothing."""
+"""common/gpu/launch.h: a launch answers for itself, not for what an earlier call left behind. On
+the simulator, from a kernel of one store."""
 
 import ctypes
 import subprocess

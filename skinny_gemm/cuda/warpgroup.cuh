@@ -189,8 +189,8 @@ __global__ void __launch_bounds__((kWarpgroups * 4 + kProducers) * 32, 1)
     };
     if (split_k > 1) {
       // [rank][k_group][n_tile of the share][m_tile][lane] of the block whose share it is.
-      cluster_wait<Warp::kApart>();  // every block of the cluster has begun, and so owns its shared
-                                     // memory
+      // Every block of the cluster has begun, and so owns its shared memory, once the wait is over.
+      cluster_wait<Warp::kApart>();
       const int to = n_tile / share;
       const int from = rank * k_groups + k_group;
       const int place = (from * share + n_tile - to * share) * m_tiles;
