@@ -33,7 +33,7 @@ Tensors = list[torch.Tensor]
 
 
 class Context(ctypes.Structure):
-    _fields_ = [("stream", c_void_p), ("parallel_for", c_void_p), ("num_threads", c_int32)]
+    _fields_ = [("stream", c_void_p), ("parallel_for", c_void_p)]
 
 
 class RmsNormFp8Args(ctypes.Structure):
@@ -139,7 +139,7 @@ class Launchers:
         symbol += f"ERKNS_{len(struct)}{struct}ERKNS_7ContextE"
         function = getattr(self.library, symbol)
         function.restype = ctypes.c_char_p
-        context = Context(stream=self.stream(), num_threads=1)
+        context = Context(stream=self.stream())
         present = [[t for t in tensors if t is not None] for tensors in (written, read)]
         with self.around(*present):
             status = function(ctypes.byref(args), ctypes.byref(context))
@@ -186,7 +186,7 @@ class Launchers:
         symbol = "_ZN12rocm_kernels27skinny_gemm_workspace_bytesERKNS_14GemmArgsERKNS_7ContextE"
         size = getattr(self.library, symbol)
         size.restype = c_int64
-        context = Context(stream=self.stream(), num_threads=1)
+        context = Context(stream=self.stream())
         count = size(ctypes.byref(args), ctypes.byref(context))
         # Undefined contents are random here, not unwritten: the tickets of the AMD kernels live on
         # memory that nobody zeroed, and are read as they are.

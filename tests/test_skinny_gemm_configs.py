@@ -93,7 +93,7 @@ class Device:
         )
         error = self._call(
             "visit_skinny_gemm_configs", "RKNS_7ContextEPFvPKcPvES8_", ctypes.c_char_p,
-            ctypes.byref(self._args(p, config)), ctypes.byref(Context(num_threads=1)), visit, None,
+            ctypes.byref(self._args(p, config)), ctypes.byref(Context()), visit, None,
         )  # fmt: skip
         if error:
             raise RuntimeError(error.decode())
@@ -104,7 +104,7 @@ class Device:
 
     def run(self, p: Problem, config: str | None = None, seed: int = 0, checks: bool = True):
         """Launches; returns what the simulator reports. RuntimeError for a config refused."""
-        args, context = self._args(p, config), Context(num_threads=1)
+        args, context = self._args(p, config), Context()
         both = ctypes.byref(args), ctypes.byref(context)
         count = self._call(
             "skinny_gemm_workspace_bytes", "RKNS_7ContextE", ctypes.c_int64, *both

@@ -43,7 +43,6 @@ template <typename Launch>
 Status with_context(const Tensor&, const Launch& launch) {
   Context context;
   context.parallel_for = torch_parallel_for_adapter;
-  context.num_threads = static_cast<int32_t>(torch::stable::get_num_threads());
   return launch(context);
 }
 #else

@@ -130,7 +130,7 @@ struct Target {
 bool current_target(Target& target) {
   DeviceFacts facts;
   int id = 0, major = 0, minor = 0, lds = 0;
-  if (!device_facts(facts) || hipGetDevice(&id) != hipSuccess ||
+  if (current_device(facts) != nullptr || hipGetDevice(&id) != hipSuccess ||
       hipDeviceGetAttribute(&major, hipDeviceAttributeComputeCapabilityMajor, id) != hipSuccess ||
       hipDeviceGetAttribute(&minor, hipDeviceAttributeComputeCapabilityMinor, id) != hipSuccess ||
       hipDeviceGetAttribute(&lds, hipDeviceAttributeMaxSharedMemoryPerBlock, id) != hipSuccess) {
@@ -163,11 +163,6 @@ Operands operands_of(const GemmArgs& args, bool sparse) {
     return is_fp8(args.w_dtype) ? Operands::kFloat16Fp8 : Operands::kFloat16;
   }
   return is_fp8(args.w_dtype) ? Operands::kBFloat16Fp8 : Operands::kBFloat16;
-}
-
-bool is_block_scaled(const GemmArgs& args) {
-  return args.scale_a.kind == ScaleView::Kind::kBlock ||
-         args.scale_w.kind == ScaleView::Kind::kBlock;
 }
 
 SkinnyGemmShape shape_of(const GemmArgs& args) {
@@ -324,9 +319,8 @@ Status launch_skinny_gemm(const GemmArgs& args, const Context& context) {
   if (config.design == SkinnyGemmConfig::Design::kPortable) {
     const dim3 grid((shape.n + kPortableWaves - 1) / kPortableWaves,
                     (shape.m + kPortableRows - 1) / kPortableRows);
-    const dim3 block(kPortableWaves * target.wave_size);
-    portable_kernel(args.a_dtype, args.w_dtype)<<<grid, block, 0, stream_of(context)>>>(p);
-    return launch_status();
+    const Launch launch{grid, kPortableWaves * target.wave_size, stream_of(context)};
+    return launch_kernel(portable_kernel(args.a_dtype, args.w_dtype), launch, p);
   }
 
   if (is_fp8(args.w_dtype) && args.w_dtype != target.fp8) {
@@ -350,9 +344,9 @@ Status launch_skinny_gemm(const GemmArgs& args, const Context& context) {
         reinterpret_cast<float*>(static_cast<uint8_t*>(args.workspace) + ticket_bytes(p.schedule));
     p.launch = next_launch_name();
   }
-  const dim3 grid(p.schedule.blocks()), block(config.waves * 64);
-  kernel<<<grid, block, lds_bytes_of(shape, config), stream_of(context)>>>(p);
-  return launch_status();
+  const Launch launch{dim3(p.schedule.blocks()), config.waves * 64, stream_of(context),
+                      lds_bytes_of(shape, config)};
+  return launch_kernel(kernel, launch, p);
 }
 
 }  // namespace rocm_kernels

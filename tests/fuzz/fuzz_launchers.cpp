@@ -113,7 +113,6 @@ Context context_of(int threads) {
   g_threads = threads;
   Context context;
   context.parallel_for = parallel_for;
-  context.num_threads = threads;
   return context;
 }
 
