@@ -70,7 +70,7 @@ class Device:
         self.hip = simulator.load_runtime()
 
     def _call(self, name: str, arguments: str, result, *values):
-        symbol = f"_ZN12rocm_kernels{len(name)}{name}ERKNS_14GemmArgsE{arguments}"
+        symbol = f"_ZN12rocm_kernels{len(name)}{name}ERKNS_8GemmArgsE{arguments}"
         function = getattr(self.library, symbol)
         function.restype = result
         return function(*values)
