@@ -183,7 +183,7 @@ class Launchers:
             a_dtype=DTYPES[a.dtype], w_dtype=DTYPES[w.dtype], out_dtype=DTYPES[out.dtype],
             bias_dtype=DTYPES[out.dtype if bias is None else bias.dtype],
         )  # fmt: skip
-        symbol = "_ZN12rocm_kernels27skinny_gemm_workspace_bytesERKNS_14GemmArgsERKNS_7ContextE"
+        symbol = "_ZN12rocm_kernels27skinny_gemm_workspace_bytesERKNS_8GemmArgsERKNS_7ContextE"
         size = getattr(self.library, symbol)
         size.restype = c_int64
         context = Context(stream=self.stream())

@@ -1,4 +1,4 @@
-"""Every design and cut of the AMD skinny_gemm, on its gfx942 machine code in the simulator.
+"""Every design and schedule of the AMD skinny_gemm, on its gfx942 machine code in the simulator.
 
 The simulator's adversarial modes are on: loads complete as late as the waits allow, waves run in
 seeded random orders; races, reads of memory nobody wrote and accesses out of bounds fail a test.
@@ -19,19 +19,19 @@ from project import ROOT
 FNUZ = torch.float8_e4m3fnuz
 
 
-def stream(rows=16, waves=4, split=1, blocks=0, xcds=1, sparse=0):
-    return _config("stream", sparse, rows, waves, split, blocks, xcds, 0)
+def register_pipeline(block_n=16, waves=4, split_k=1, workgroups=0, xcds=1, sparse=0):
+    return _config("register_pipeline", block_n, waves, split_k, workgroups, xcds, 0, sparse)
 
 
-def queue(rows=16, split=1, blocks=0, xcds=1, sparse=0, producers=4):
-    return _config("queue", sparse, rows, 8, split, blocks, xcds, producers)
+def specialised_waves(block_n=16, split_k=1, workgroups=0, xcds=1, sparse=0, producers=4):
+    return _config("specialised_waves", block_n, 8, split_k, workgroups, xcds, producers, sparse)
 
 
-def _config(design, sparse, rows, waves, split, blocks, xcds, producers) -> str:
-    """A SkinnyGemmConfig in the words of skinny_gemm/config.h."""
+def _config(design, block_n, waves, split_k, workgroups, xcds, producers, sparse) -> str:
+    """A SkinnyGemmConfig as skinny_gemm/cdna/config.h writes it."""
     return (
-        f"{design}{'+sparse' if sparse else ''} rows={rows} waves={waves} split={split} "
-        f"blocks={blocks} xcds={xcds} producers={producers}"
+        f"{design} block_n={block_n} waves={waves} split_k={split_k} workgroups={workgroups} "
+        f"xcds={xcds} producers={producers} sparse={sparse}"
     )
 
 
@@ -70,7 +70,7 @@ class Device:
         self.hip = simulator.load_runtime()
 
     def _call(self, name: str, arguments: str, result, *values):
-        symbol = f"_ZN12rocm_kernels{len(name)}{name}ERKNS_14GemmArgsE{arguments}"
+        symbol = f"_ZN12rocm_kernels{len(name)}{name}ERKNS_8GemmArgsE{arguments}"
         function = getattr(self.library, symbol)
         function.restype = result
         return function(*values)
@@ -139,31 +139,31 @@ def device(request) -> Device:
 
 
 CONFIGS = [
-    stream(),
-    stream(waves=8, split=3),
-    stream(rows=32, split=5, xcds=8),
-    stream(split=0, blocks=7),
-    stream(rows=8),
-    stream(rows=8, waves=8, split=3, xcds=4),
-    stream(rows=32, split=0, blocks=23, xcds=8),
-    queue(),
-    queue(rows=32, split=3),
-    queue(split=0, blocks=11, xcds=4),
+    register_pipeline(),
+    register_pipeline(waves=8, split_k=3),
+    register_pipeline(block_n=32, split_k=5, xcds=8),
+    register_pipeline(split_k=0, workgroups=7),
+    register_pipeline(block_n=8),
+    register_pipeline(block_n=8, waves=8, split_k=3, xcds=4),
+    register_pipeline(block_n=32, split_k=0, workgroups=23, xcds=8),
+    specialised_waves(),
+    specialised_waves(block_n=32, split_k=3),
+    specialised_waves(split_k=0, workgroups=11, xcds=4),
 ]
 SPARSE = [
-    stream(sparse=1),
-    stream(rows=8, split=2, sparse=1),
-    stream(rows=32, waves=8, split=4, sparse=1),
-    queue(rows=32, sparse=1),
-    queue(split=0, blocks=9, sparse=1),
+    register_pipeline(sparse=1),
+    register_pipeline(block_n=8, split_k=2, sparse=1),
+    register_pipeline(block_n=32, waves=8, split_k=4, sparse=1),
+    specialised_waves(block_n=32, sparse=1),
+    specialised_waves(split_k=0, workgroups=9, sparse=1),
 ]
 SHAPES = [(130, 1536), (97, 1000), (257, 2049)]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_design_and_cut(device, config, shape):
-    for m in (1, 11, 16, 31) if "rows=8 " in config else (1, 11, 16, 31, 64):
+def test_every_design_and_schedule(device, config, shape):
+    for m in (1, 11, 16, 31) if "block_n=8 " in config else (1, 11, 16, 31, 64):
         p = Problem(m, *shape)
         device.run(p, config, seed=m)
         p.check()
@@ -178,25 +178,25 @@ def test_eight_rows_in_a_sparse_operand(device, config, shape):
         p.check()
 
 
-@pytest.mark.parametrize("rows", [16, 32, 64])
-@pytest.mark.parametrize("design", [stream, queue])
-def test_wide_tiles(device, design, rows):
+@pytest.mark.parametrize("block_n", [16, 32, 64])
+@pytest.mark.parametrize("design", [register_pipeline, specialised_waves])
+def test_wide_tiles(device, design, block_n):
     p = Problem(32, 200, 1100, torch.bfloat16)
-    device.run(p, design(rows=rows))
+    device.run(p, design(block_n=block_n))
     p.check()
 
 
-def test_random_cuts(device):
+def test_random_schedules(device):
     draw = random.Random(0)
     for seed in range(30):
         n, k = draw.randint(1, 300), draw.choice([1, 15, 16, 127, 128, 129, 640, 1023, 3000])
-        granules, tiles = -(-k // 128), -(-n // 16)
-        blocks = draw.randint(1, min(granules * tiles, 200))
-        split = draw.randint(1, granules)
+        k_blocks, tiles = -(-k // 128), -(-n // 16)
+        workgroups = draw.randint(1, min(k_blocks * tiles, 200))
+        split_k = draw.randint(1, k_blocks)
         p = Problem(draw.randint(1, 64), n, k, gap=draw.choice([0, 1, 16]))
-        design = draw.choice([stream, queue])
-        cut = draw.choice([{"split": split}, {"split": 0, "blocks": blocks}])
-        device.run(p, design(**cut), seed=seed)
+        design = draw.choice([register_pipeline, specialised_waves])
+        schedule = draw.choice([{"split_k": split_k}, {"split_k": 0, "workgroups": workgroups}])
+        device.run(p, design(**schedule), seed=seed)
         p.check()
 
 
@@ -233,21 +233,25 @@ def test_a_row_has_the_same_bits_for_every_m_of_its_class(device, last, others, 
 @pytest.mark.parametrize(
     "m, config, words",
     [
-        (9, stream(sparse=1), "M <= 8"),
-        (1, stream(waves=3), "waves must be 4 or 8"),
-        (1, stream(rows=48), "rows must be"),
-        (1, stream(split=9), "granules of K"),
-        (1, stream(split=0), "blocks >= 1"),
-        (1, stream(split=0, blocks=1000), "more stream-K blocks"),
-        (1, stream(xcds=0), "xcds must be"),
-        (32, stream(rows=64, waves=8), "64 KiB of LDS"),
-        (33, stream(rows=8), "rows must be"),
-        (1, stream(rows=8).replace("stream", "queue"), "queue needs"),
-        (1, queue(producers=2), "4 of them producers"),
-        (1, "stream", "must read like"),
-        (1, stream() + " ", "must read like"),
-        (1, stream().replace("split=1", "split=123456789"), "must read like"),
-        (1, stream().replace("split=1", "split=-1"), "must read like"),
+        (9, register_pipeline(sparse=1), "M <= 8"),
+        (1, register_pipeline(waves=3), "waves must be 4 or 8"),
+        (1, register_pipeline(block_n=48), "block_n must be"),
+        (1, register_pipeline(split_k=9), "K blocks"),
+        (1, register_pipeline(split_k=0), "workgroups >= 1"),
+        (1, register_pipeline(split_k=0, workgroups=1000), "more stream-K workgroups"),
+        (1, register_pipeline(xcds=0), "xcds must be"),
+        (32, register_pipeline(block_n=64, waves=8), "64 KiB of LDS"),
+        (33, register_pipeline(block_n=8), "block_n must be"),
+        (
+            1,
+            register_pipeline(block_n=8).replace("register_pipeline", "specialised_waves"),
+            "specialised_waves needs",
+        ),
+        (1, specialised_waves(producers=2), "4 of them producers"),
+        (1, "register_pipeline", "must read like"),
+        (1, register_pipeline() + " ", "must read like"),
+        (1, register_pipeline().replace("split_k=1", "split_k=123456789"), "must read like"),
+        (1, register_pipeline().replace("split_k=1", "split_k=-1"), "must read like"),
         (1, "fast", "must read like"),
     ],
     ids=str,
@@ -264,7 +268,7 @@ def test_candidates_are_distinct_and_read_back(device, m):
         candidates = device.configs(p)
         assert len(candidates) == len(set(candidates)) > 3
         designs = {text.split()[0] for text in candidates}
-        assert designs == {"stream", "queue"}
+        assert designs == {"register_pipeline", "specialised_waves"}
         for text in candidates:
             assert device.configs(p, text)[0] == text
             assert sorted(device.configs(p, text)) == sorted(candidates)
@@ -305,7 +309,11 @@ def test_full_size(device, m, n, k):
     assert time.bound == "memory" and time.memory <= 1.06 * n * k / 4.2e12
 
 
-OTHER_DESIGNS = [queue(split=2), stream(split=2, xcds=8), stream(split=0, blocks=304)]
+OTHER_DESIGNS = [
+    specialised_waves(split_k=2),
+    register_pipeline(split_k=2, xcds=8),
+    register_pipeline(split_k=0, workgroups=304),
+]
 
 
 @pytest.mark.slow
@@ -322,7 +330,7 @@ def test_loops_keep_loads_in_flight(tmp_path, target):
     """A wait for everything inside a K loop would empty the pipeline once an iteration.
 
     It comes back easily: the compiler puts it there when a request and the last use of the
-    registers that it fills overlap (keep_order in granule.h).
+    registers that it fills overlap (keep_order in gemm/cdna/tile_loader.h).
     """
     import rocm
 
@@ -337,9 +345,9 @@ def test_loops_keep_loads_in_flight(tmp_path, target):
 
 
 def k_loop_waits(assembly: str) -> dict[str, list[int]]:
-    """The vmcnt values waited for inside the K loop of each stream kernel."""
+    """The vmcnt values waited for inside the K loop of each register pipeline."""
     waits = {}
-    bodies = re.finditer(r"^(\w+skinny_gemm_stream\w+):.*?\n(.*?)^\.Lfunc_end", assembly,
+    bodies = re.finditer(r"^(\w+skinny_gemm_register_pipeline\w+):.*?\n(.*?)^\.Lfunc_end", assembly,
                          re.S | re.M)  # fmt: skip
     for name, body in (match.groups() for match in bodies):
         labels = {}

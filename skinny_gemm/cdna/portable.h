@@ -9,12 +9,12 @@
 #include <type_traits>
 
 #include "../../common/gpu/reduce.h"
-#include "problem.h"
+#include "../../gemm/cdna/problem.h"
 
-namespace rocm_kernels {
+namespace rocm_kernels::cdna {
 
 constexpr int kPortableRows = 8;   // rows of a that a wave serves
-constexpr int kPortableWaves = 4;  // of a block, one row of w each
+constexpr int kPortableWaves = 4;  // of a workgroup, one row of w each
 
 namespace detail {
 
@@ -49,18 +49,6 @@ ROCM_KERNELS_DEVICE void load_chunk(const uint8_t* row, int k, int end, float (&
   }
 }
 
-// Scale that applies at block k / 128 (block scales), or 1.
-ROCM_KERNELS_DEVICE float block_scale(const ScaleView& scale, int64_t row, int k) {
-  if (scale.kind != ScaleView::Kind::kBlock) return 1.0f;
-  return scale.data[row * scale.row_stride + k / kScaleBlock * scale.block_stride];
-}
-// Scale that applies to a whole row, or 1.
-ROCM_KERNELS_DEVICE float row_scale(const ScaleView& scale, int64_t row) {
-  if (scale.kind == ScaleView::Kind::kTensor) return scale.data[0];
-  if (scale.kind == ScaleView::Kind::kRow) return scale.data[row * scale.row_stride];
-  return 1.0f;
-}
-
 ROCM_KERNELS_DEVICE float load_element(const void* data, DType dtype, int64_t i) {
   if (dtype == DType::kFloat32) return static_cast<const float*>(data)[i];
   if (dtype == DType::kFloat16) return to_float(static_cast<const float16*>(data)[i]);
@@ -79,7 +67,7 @@ ROCM_KERNELS_DEVICE void store_element(void* data, DType dtype, int64_t i, float
 }  // namespace detail
 
 template <DType kDTypeA, DType kDTypeW>
-__global__ void __launch_bounds__(256) skinny_gemm_portable(const SkinnyGemmProblem p) {
+__global__ void __launch_bounds__(256) skinny_gemm_portable(const GemmProblem p) {
   const int wave = static_cast<int>(threadIdx.x) / kWaveSize;
   const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
   const int column = blockIdx.x * kPortableWaves + wave;  // of out: a row of w
@@ -91,14 +79,14 @@ __global__ void __launch_bounds__(256) skinny_gemm_portable(const SkinnyGemmProb
   for (int k = lane * detail::kChunk; k < p.k; k += kWaveSize * detail::kChunk) {
     float w_values[detail::kChunk];
     detail::load_chunk<kDTypeW>(w, k, p.k, w_values);
-    const float w_scale = detail::block_scale(p.scale_w, column / kScaleBlock, k);
+    const float w_scale = p.scale_w.block(column / kScaleBlock, k / kScaleBlock);
     for (int i = 0; i < kPortableRows; ++i) {
       const int row = row_begin + i;
       if (row >= p.m) break;
       float a_values[detail::kChunk], sum = 0.0f;
       detail::load_chunk<kDTypeA>(p.a + row * p.a_stride, k, p.k, a_values);
       for (int j = 0; j < detail::kChunk; ++j) sum += a_values[j] * w_values[j];
-      sums[i] += sum * (detail::block_scale(p.scale_a, row, k) * w_scale);
+      sums[i] += sum * (p.scale_a.block(row, k / kScaleBlock) * w_scale);
     }
   }
   for (int i = 0; i < kPortableRows; ++i) {
@@ -106,11 +94,11 @@ __global__ void __launch_bounds__(256) skinny_gemm_portable(const SkinnyGemmProb
     if (row >= p.m) break;
     float value = reduce_lanes<kWaveSize>(sums[i], Sum{});
     if (lane != 0) continue;
-    value *= detail::row_scale(p.scale_a, row);
-    value *= detail::row_scale(p.scale_w, column);
+    value *= p.scale_a.outer(row);
+    value *= p.scale_w.outer(column);
     if (p.bias != nullptr) value += detail::load_element(p.bias, p.bias_dtype, column);
     detail::store_element(p.out, p.out_dtype, row * p.out_stride + column, value);
   }
 }
 
-}  // namespace rocm_kernels
+}  // namespace rocm_kernels::cdna

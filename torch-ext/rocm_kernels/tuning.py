@@ -80,8 +80,9 @@ def skinny_gemm_config(
         a: ``[M, K]``; w, scale_a, scale_w as in ``skinny_gemm``.
 
     Returns:
-        On AMD the design and the cut, such as ``"stream rows=16 waves=4 split=2 blocks=0
-        xcds=8 producers=0"``; on CUDA the kernel and its cut; on the CPU the instruction set.
+        On AMD the design and its parameters, such as ``"register_pipeline block_n=16 waves=4
+        split_k=2 workgroups=0 xcds=8 producers=0 sparse=0"``; on CUDA the kernel and
+        its tiles; on the CPU the instruction set.
     """
     return _configs(a, w, scale_a, scale_w, tuned=True)[0]
 
