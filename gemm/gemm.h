@@ -43,9 +43,27 @@ inline bool is_block_scaled(const GemmArgs& args) {
 }
 
 // Bytes of scratch that launch_gemm needs for these sizes; pointers in args are not read.
-int64_t gemm_workspace_bytes(const GemmArgs& args);
+int64_t gemm_workspace_bytes(const GemmArgs& args, const Context& context);
 
-// Caller's duty: m >= 0, n > 0, k >= 0 and dtypes as above. On the CPU (cpu/gemm.cpp) alone.
+// Caller's duty: m >= 0, n > 0, k >= 0 and dtypes as above. The CPU has it (cpu/gemm.cpp); on GPUs
+// the op launches skinny_gemm for each 64 rows.
 Status launch_gemm(const GemmArgs& args, const Context& context);
+
+// The quickest way through a linear layer by its number of rows: skinny_gemm up to `skinny_gemm`
+// rows, gemm up to `gemm`, then the product of torch's own library.
+constexpr int64_t kAnyRows = INT64_MAX;
+struct LinearLimits {
+  int64_t skinny_gemm = 0;
+  int64_t gemm = kAnyRows;
+};
+
+// The limits on the current device for args.n, args.k and the kinds of scales; nothing else of args
+// is read. Each backend defines it once.
+Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits);
+
+// Whether torch._scaled_mm takes such a product.
+inline bool fits_scaled_mm(const GemmArgs& args) {
+  return !is_block_scaled(args) && args.n % 16 == 0 && args.k % 16 == 0;
+}
 
 }  // namespace rocm_kernels

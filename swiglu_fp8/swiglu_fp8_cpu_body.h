@@ -195,7 +195,7 @@ void run_piece(const SwigluFp8Args& args, Activate<In> activate, const In* gate,
 }
 
 template <class In, class Out>
-void run_pieces(const SwigluFp8Args& args, const SwigluPieces& pieces, int64_t begin, int64_t end) {
+void run_pieces(const SwigluFp8Args& args, const Pieces& pieces, int64_t begin, int64_t end) {
   const Activate<In> activate = args.up == nullptr ? activate_for<false, In>(args.activation)
                                                    : activate_for<true, In>(args.activation);
   for (int64_t piece = begin; piece < end; ++piece) {
@@ -213,7 +213,7 @@ void run_pieces(const SwigluFp8Args& args, const SwigluPieces& pieces, int64_t b
 }
 
 template <class In>
-void run_pieces(const SwigluFp8Args& args, const SwigluPieces& pieces, int64_t begin, int64_t end) {
+void run_pieces(const SwigluFp8Args& args, const Pieces& pieces, int64_t begin, int64_t end) {
   switch (args.out_dtype) {
     case DType::kFloat8E4M3FN:
       return run_pieces<In, Float8E4M3<false>>(args, pieces, begin, end);
@@ -224,7 +224,7 @@ void run_pieces(const SwigluFp8Args& args, const SwigluPieces& pieces, int64_t b
   }
 }
 
-inline void swiglu_fp8_pieces(const SwigluFp8Args& args, const SwigluPieces& pieces, int64_t begin,
+inline void swiglu_fp8_pieces(const SwigluFp8Args& args, const Pieces& pieces, int64_t begin,
                               int64_t end) {
   switch (args.in_dtype) {
     case DType::kFloat32:

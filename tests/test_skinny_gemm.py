@@ -222,7 +222,7 @@ def test_fp8_linear_path_can_be_asked(best_package, device):
     assert package.fp8_linear_path(32, w, scale) == "skinny_gemm"
     assert package.fp8_linear_path(65, w, scale) == ("gemm" if cpu else "scaled_mm")
     blocks = torch.ones(1, 2, device=device)
-    assert package.fp8_linear_path(65, w, blocks) == ("gemm" if cpu else "skinny_gemm_slices")
+    assert package.fp8_linear_path(65, w, blocks) == "gemm"
 
 
 def test_dialect_conversion_is_exact(package, reference):

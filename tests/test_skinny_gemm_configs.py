@@ -4,7 +4,6 @@ The simulator's adversarial modes are on: loads complete as late as the waits al
 seeded random orders; races, reads of memory nobody wrote and accesses out of bounds fail a test.
 """
 
-import ctypes
 import random
 import re
 import subprocess
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 from compare import Guarded, assert_product_close, bits
-from launchers import DTYPES, Context, GemmArgs, _gemm_scale
 from project import ROOT
 
 FNUZ = torch.float8_e4m3fnuz
@@ -62,68 +60,33 @@ class Problem:
 
 
 class Device:
-    """The compiled launcher, with and without a config."""
+    """skinny_gemm with and without a config."""
 
     def __init__(self, simulated, simulator):
-        self.library = simulated.library_of_launchers().library
-        self.checked = simulated.checked
-        self.hip = simulator.load_runtime()
-
-    def _call(self, name: str, arguments: str, result, *values):
-        symbol = f"_ZN12rocm_kernels{len(name)}{name}ERKNS_8GemmArgsE{arguments}"
-        function = getattr(self.library, symbol)
-        function.restype = result
-        return function(*values)
-
-    def _args(self, p: Problem, config: str | None) -> GemmArgs:
-        return GemmArgs(
-            m=p.m, n=p.n, k=p.k, a=p.a.data_ptr(), a_stride=p.a.stride(0), w=p.w.data_ptr(),
-            w_stride=p.w.stride(0), out=p.out.view.data_ptr(), out_stride=p.out.view.stride(0),
-            scale_a=_gemm_scale(p.scale_a, p.m, 1, p.k),
-            scale_w=_gemm_scale(p.scale_w, p.n, 128, p.k), a_dtype=DTYPES[p.dtype],
-            w_dtype=DTYPES[p.dtype], out_dtype=DTYPES[p.out_dtype], bias_dtype=DTYPES[p.out_dtype],
-            config=None if config is None else config.encode(),
-        )  # fmt: skip
+        simulated.functional()
+        self.ops, self.hip = simulated.ops, simulator.load_runtime()
 
     def configs(self, p: Problem, config: str | None = None) -> list[str]:
-        """What the launcher would run, then the other candidates."""
-        lines = []
-        visit = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)(
-            lambda text, _: lines.append(text.decode())
-        )
-        error = self._call(
-            "visit_skinny_gemm_configs", "RKNS_7ContextEPFvPKcPvES8_", ctypes.c_char_p,
-            ctypes.byref(self._args(p, config)), ctypes.byref(Context()), visit, None,
-        )  # fmt: skip
-        if error:
-            raise RuntimeError(error.decode())
-        return lines
+        """What runs, `config` or the backend's choice, then the other candidates."""
+        dtype = str(p.dtype).rpartition(".")[2]
+        key = (-1, p.m, p.n, p.k, dtype, dtype, False)
+        self.ops.tune_skinny_gemm(*key, config or "")
+        try:
+            operands = (p.out.view, p.a, p.w, p.scale_a, p.scale_w)
+            return self.ops.skinny_gemm_configs(*operands, True).splitlines()
+        finally:
+            self.ops.tune_skinny_gemm(*key, "")
 
     def choose(self, p: Problem) -> str:
         return self.configs(p)[0]
 
-    def run(self, p: Problem, config: str | None = None, seed: int = 0, checks: bool = True):
+    def run(self, p: Problem, config: str | None = None, seed: int | None = None):
         """Launches; returns what the simulator reports. RuntimeError for a config refused."""
-        args, context = self._args(p, config), Context()
-        both = ctypes.byref(args), ctypes.byref(context)
-        count = self._call(
-            "skinny_gemm_workspace_bytes", "RKNS_7ContextE", ctypes.c_int64, *both
-        )  # fmt: skip
-        # Tickets are read on memory that nobody zeroed: random bytes. Slots are not.
-        storage = torch.randint(256, (count + 256,), dtype=torch.uint8)
-        begin = -storage.data_ptr() % 256
-        workspace = storage[begin : begin + count]
-        args.workspace = workspace.data_ptr() if count else None
-        self.hip.options(checks=checks, seed=seed)
-        try:
-            with self.checked([p.out.view], [p.a, p.w, p.scale_a, p.scale_w, workspace]):
-                error = self._call(
-                    "launch_skinny_gemm", "RKNS_7ContextE", ctypes.c_char_p, *both
-                )  # fmt: skip
-        finally:
-            self.hip.options()
-        if error:
-            raise RuntimeError(error.decode())
+        call = (p.out.view, p.a, p.w, p.scale_a, p.scale_w, None)
+        if config is None:
+            self.ops.skinny_gemm(*call, seed=seed)
+        else:
+            self.ops.skinny_gemm_with_config(*call, config, seed=seed)
         return self.hip.last()
 
 

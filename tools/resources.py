@@ -153,6 +153,17 @@ def budget_of(kernel: Kernel, table: dict) -> dict:
     return table.get(kernel.name.partition("<")[0].split()[-1], table)
 
 
+def listed_sources() -> dict[str, Path]:
+    """The .hip files that build.toml lists, by name."""
+    sections = tomllib.loads((ROOT / "build.toml").read_text())["kernel"].values()
+    listed = sorted(
+        {ROOT / s for section in sections for s in section["src"] if s.endswith(".hip")}
+    )
+    sources = {path.stem: path for path in listed}
+    assert len(sources) == len(listed), f"two sources of one name: {listed}"
+    return sources
+
+
 def faults(kernel: Kernel, budget: dict) -> list[str]:
     """What is wrong with a kernel; `budget` has its vgprs, lds and waves."""
     found = []
@@ -180,7 +191,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     budgets = tomllib.loads((ROOT / "tools" / "resources.toml").read_text())
-    found = {path.stem: path for path in [*ROOT.glob("*/*.hip"), *ROOT.glob("*/cdna/*.hip")]}
+    found = listed_sources()
     sources = {name: found[name] for name in arguments.kernel or budgets}
     unlisted = set(found) - set(budgets)
     if unlisted:

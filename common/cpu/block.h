@@ -1,9 +1,9 @@
 // Four vectors at a time, which the loops over a row's columns work on; included by a kernel's
-// body, and cpu_vector.h with it.
+// body, and vector.h with it.
 //
 //   load_block<Order>(p)             kBlock elements at p
 //   load_block<Order>(p, n)          the first n < kBlock of them; the others are 0
-//   store_block<Order>(p, block)     as `store` of cpu_vector.h; to FP8: saturates, keeps NaN,
+//   store_block<Order>(p, block)     as `store` of vector.h; to FP8: saturates, keeps NaN,
 //   store_block<Order>(p, block, n)  and returns nothing
 //   all(s)                           s in every lane; the operations of F32 work on blocks too
 //

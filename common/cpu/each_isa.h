@@ -25,11 +25,13 @@
 
 #define ROCM_KERNELS_CPU_PORTABLE 1
 namespace rocm_kernels {
-namespace cpu_portable {
+namespace cpu {
+namespace portable {
 namespace {
 #include ROCM_KERNELS_CPU_BODY
 }
-}  // namespace cpu_portable
+}  // namespace portable
+}  // namespace cpu
 }  // namespace rocm_kernels
 #undef ROCM_KERNELS_CPU_PORTABLE
 
@@ -43,11 +45,13 @@ namespace {
 #endif
 #define ROCM_KERNELS_CPU_AVX2 1
 namespace rocm_kernels {
-namespace cpu_avx2 {
+namespace cpu {
+namespace avx2 {
 namespace {
 #include ROCM_KERNELS_CPU_BODY
 }
-}  // namespace cpu_avx2
+}  // namespace avx2
+}  // namespace cpu
 }  // namespace rocm_kernels
 #undef ROCM_KERNELS_CPU_AVX2
 #if defined(__clang__)
@@ -68,11 +72,13 @@ namespace {
 #endif
 #define ROCM_KERNELS_CPU_AVX512 1
 namespace rocm_kernels {
-namespace cpu_avx512 {
+namespace cpu {
+namespace avx512 {
 namespace {
 #include ROCM_KERNELS_CPU_BODY
 }
-}  // namespace cpu_avx512
+}  // namespace avx512
+}  // namespace cpu
 }  // namespace rocm_kernels
 #undef ROCM_KERNELS_CPU_AVX512
 #if defined(__clang__)
@@ -85,11 +91,13 @@ namespace {
 
 #define ROCM_KERNELS_CPU_NEON 1
 namespace rocm_kernels {
-namespace cpu_neon {
+namespace cpu {
+namespace neon {
 namespace {
 #include ROCM_KERNELS_CPU_BODY
 }
-}  // namespace cpu_neon
+}  // namespace neon
+}  // namespace cpu
 }  // namespace rocm_kernels
 #undef ROCM_KERNELS_CPU_NEON
 

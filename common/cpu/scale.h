@@ -4,6 +4,7 @@
 #include "../core/dtype.h"
 
 namespace rocm_kernels {
+namespace cpu {
 
 struct DynamicScale {
   float fp8_max;
@@ -19,4 +20,5 @@ struct DynamicScale {
   }
 };
 
+}  // namespace cpu
 }  // namespace rocm_kernels

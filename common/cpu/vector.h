@@ -1,22 +1,23 @@
 // The vectors that CPU kernels compute with, included by a kernel's body (see isa.h) in the
 // namespace and instruction set that it is compiled for. No include guard, for that reason.
 //
-//   F32                          kLanes floats; + - * / and unary - work on it
-//   set1(s)                      s in every lane
-//   load(p), load(p, n)          kLanes, or n < kLanes, elements at p as floats; missing lanes are
-//   0 store(p, v), store(p, v, n)  v rounded to nearest even to p's type; returns what load would
-//                                give back
-//   fma(a, b, c)                 a * b + c, fused where the machine can
-//   round_nearest(v)             |v| < 2^22
-//   clamp(v, limit)              v within +-limit; NaN gives anything
-//   max_magnitude(v, largest)    max(|v|, largest); NaN in v gives `largest`
-//   where_negative(v, a, b)      a where v < 0, b elsewhere
-//   times_power_of_two(v, n)     v * 2^n for v in [0.5, 2) and whole n in [-129, 129]: infinite
-//   where
-//                                float32 ends, at most 2^-123 where the product is less
-//   sum(v), largest(v)           over the lanes
+// clang-format off
+//   F32                            kLanes floats; + - * / and unary - work on it
+//   set1(s)                        s in every lane
+//   load(p), load(p, n)            kLanes, or n < kLanes, elements at p as floats; missing lanes are 0
+//   store(p, v), store(p, v, n)    v rounded to nearest even to p's type; returns what load would
+//                                  give back
+//   fma(a, b, c)                   a * b + c, fused where the machine can
+//   round_nearest(v)               |v| < 2^22
+//   clamp(v, limit)                v within +-limit; NaN gives anything
+//   max_magnitude(v, largest)      max(|v|, largest); NaN in v gives `largest`
+//   where_negative(v, a, b)        a where v < 0, b elsewhere
+//   times_power_of_two(v, n)       v * 2^n for v in [0.5, 2) and whole n in [-129, 129]: infinite
+//                                  where float32 ends, at most 2^-123 where the product is less
+//   sum(v), largest(v)             over the lanes
+// clang-format on
 //
-// Element types: float, Float16, BFloat16. cpu_block.h adds FP8.
+// Element types: float, Float16, BFloat16. block.h adds FP8.
 
 #define ROCM_KERNELS_VECTOR inline __attribute__((always_inline))
 

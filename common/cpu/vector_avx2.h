@@ -1,4 +1,4 @@
-// cpu_vector.h in AVX2, FMA and F16C.
+// vector.h in AVX2, FMA and F16C.
 
 constexpr int kLanes = 8;
 using F32 = __m256;

@@ -1,4 +1,4 @@
-// cpu_vector.h in AVX-512.
+// vector.h in AVX-512.
 
 constexpr int kLanes = 16;
 using F32 = __m512;

@@ -1,4 +1,4 @@
-// cpu_vector.h in AArch64 Advanced SIMD.
+// vector.h in AArch64 Advanced SIMD.
 
 constexpr int kLanes = 4;
 using F32 = float32x4_t;

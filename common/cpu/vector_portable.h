@@ -1,4 +1,4 @@
-// cpu_vector.h in plain C++: one lane.
+// vector.h in plain C++: one lane.
 
 constexpr int kLanes = 1;
 using F32 = float;

@@ -15,7 +15,7 @@ constexpr int kMaxTileRows = 12;
 constexpr int kMaxTileRows = 6;
 #endif
 
-#include "shared.h"
+#include "product.h"
 
 static int64_t group_columns() { return kGroup; }
 
@@ -197,7 +197,7 @@ void multiply_block(const GemmJob& job, int64_t begin, int64_t end, int64_t n, i
       decode_panel<Multiplier, Element>(args, first, columns, k, depth, panel);
       for (int64_t i = 0; i < depth; i += job.step) {
         for (int64_t row = 0; row < rows; ++row) {
-          scales[row] = scale_of_block(args, begin + row, first, k + i);
+          scales[row] = block_scale(args, begin + row, first, k + i);
         }
         const int64_t step = smaller(job.step, stride - i);
         for (int64_t tile = 0; tile < tiles; ++tile) {
@@ -218,7 +218,7 @@ void multiply_block(const GemmJob& job, int64_t begin, int64_t end, int64_t n, i
 
 // Units: the groups of columns of the first block of rows, then those of the next.
 template <class Multiplier, class Element>
-void multiply_columns(const GemmJob& job, int64_t begin, int64_t end, float gain) {
+void multiply_units(const GemmJob& job, int64_t begin, int64_t end, float gain) {
   const GemmArgs& args = job.args;
   const int64_t groups = (args.n + kGroup - 1) / kGroup;
   while (begin < end) {

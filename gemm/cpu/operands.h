@@ -1,5 +1,5 @@
-// How elements become what the multiplier takes, for one instruction set. Part of the body of
-// skinny_gemm/cpu/skinny_gemm.cpp (see common/cpu/isa.h): no include guard.
+// How elements become what the multiplier takes, for one instruction set. Part of the bodies
+// of the CPU products (see common/cpu/isa.h): no include guard.
 //
 // A multiplier works on operands, vectors of kWidth values that follow each other along K:
 //   F32Multiplier   floats and FMA, on every machine
@@ -77,7 +77,7 @@ struct F32Multiplier : F32Sums {
 template <class Multiplier, class Element>
 struct Decode;
 
-// 16-bit types, by the loads of cpu_vector.h.
+// 16-bit types, by the loads of common/cpu/vector.h.
 template <class Element>
 struct Decode<F32Multiplier, Element> {
   static constexpr float kGain = 1.0f;

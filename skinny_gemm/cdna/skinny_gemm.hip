@@ -196,4 +196,11 @@ Status launch_skinny_gemm(const GemmArgs& args, const Context& context) {
   return cdna::launch_product(args, context);
 }
 
+// Nothing is measured on AMD GPUs: torch._scaled_mm takes over where slices would begin.
+Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
+  limits.skinny_gemm = kSkinnyGemmMaxRows;
+  if (fits_scaled_mm(args)) limits.gemm = kSkinnyGemmMaxRows;
+  return nullptr;
+}
+
 }  // namespace rocm_kernels

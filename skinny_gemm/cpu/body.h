@@ -3,7 +3,7 @@
 
 #include "../../common/cpu/vector.h"
 #include "../../gemm/cpu/operands.h"
-#include "../../gemm/cpu/shared.h"
+#include "../../gemm/cpu/product.h"
 
 constexpr int kMaxTileRows = 6;
 constexpr int kMaxBlockTileRows = 3;  // totals stay in registers across the blocks of a panel
@@ -81,7 +81,7 @@ void multiply_direct(const GemmJob& job, int64_t n, int slot, float sums[][kGrou
                                         smaller(job.step, depth - k));
       ROCM_KERNELS_UNROLL
       for (int row = 0; row < kRows; ++row) {
-        const float scale = scale_of_block(args, row, n, panel + k);
+        const float scale = block_scale(args, row, n, panel + k);
         ROCM_KERNELS_UNROLL
         for (int column = 0; column < kColumns; ++column) {
           scaled[column][row] =
@@ -217,7 +217,7 @@ ROCM_KERNELS_VECTOR void multiply_tile(int64_t rows, bool blocks,
     if (rows == 2) return multiply_tile<Multiplier, 2, true>(w, a, stride, scales, totals);
     return multiply_tile<Multiplier, 1, true>(w, a, stride, scales, totals);
   }
-  // Rows are dealt evenly, so tiles have 3 at least: panels are for 5 rows or more.
+  // Tiles are of nearly equal size, so they have 3 rows at least: panels are for 5 rows or more.
   if (rows == 6) return multiply_tile<Multiplier, 6, false>(w, a, stride, scales, totals);
   if (rows == 5) return multiply_tile<Multiplier, 5, false>(w, a, stride, scales, totals);
   if (rows == 4) return multiply_tile<Multiplier, 4, false>(w, a, stride, scales, totals);
@@ -279,7 +279,7 @@ void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_a
 
     for (int64_t m = 0; m < args.m; ++m) {
       for (int64_t i = 0; i < depth; i += kScaleBlock) {
-        block_scales[i / kScaleBlock][m] = scale_of_block(args, m, n, k + i);
+        block_scales[i / kScaleBlock][m] = block_scale(args, m, n, k + i);
       }
     }
 
@@ -306,15 +306,16 @@ void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_a
   }
 }
 
-// ---- Columns [begin, end) of out
+// ---- Units [begin, end) of kUnit columns of out
 
 template <class Multiplier, class Element>
-void multiply_columns(const GemmJob& job, int64_t begin, int64_t end, float gain) {
+void multiply_units(const GemmJob& job, int64_t begin, int64_t end, float gain) {
   const GemmArgs& args = job.args;
+  const int64_t last = smaller(end * kUnit, args.n);
   alignas(64) float sums[kSkinnyGemmMaxRows][kGroup];
-  for (int64_t n = begin; n < end;) {
+  for (int64_t n = begin * kUnit; n < last;) {
     // Groups end at multiples of kGroup, so none reaches across two scale blocks.
-    const int64_t next = smaller(end, n / kGroup * kGroup + kGroup);
+    const int64_t next = smaller(last, n / kGroup * kGroup + kGroup);
     const int columns = static_cast<int>(next - n);
     switch (args.m) {
       case 1:
@@ -330,7 +331,7 @@ void multiply_columns(const GemmJob& job, int64_t begin, int64_t end, float gain
         direct_columns<Multiplier, Element, 4>(job, n, columns, sums);
         break;
       default:
-        panel_columns<Multiplier, Element>(job, n, columns, end - next, sums);
+        panel_columns<Multiplier, Element>(job, n, columns, last - next, sums);
     }
     write_columns(args, 0, args.m, n, columns, gain, sums);
     n = next;

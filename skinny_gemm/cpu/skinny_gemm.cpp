@@ -15,61 +15,33 @@
 //     else every kPanelDepth, which keeps rounding errors small. Other scales multiply the totals.
 #include "../skinny_gemm.h"
 
-#include "../../common/core/fp8.h"
-#include "../../common/core/half.h"
-#include "../../common/cpu/isa.h"
+#include "../../gemm/cpu/job.h"
 
 namespace rocm_kernels {
+namespace cpu {
 namespace {
 
 constexpr int64_t kPanelDepth = 1024;  // of K; a multiple of kScaleBlock
 constexpr int kGroup = 16;             // columns of out that are worked on together
-
-struct GemmJob {
-  GemmArgs args;
-  int64_t step;  // of K, after which partial sums are scaled and added to the totals
-};
-
-float as_float(float value) { return value; }
-template <class Half>
-float as_float(Half value) {
-  return to_float(value);
-}
+constexpr int64_t kUnit = 4;           // columns that a thread takes at least, or it wastes a tile
 
 }  // namespace
+}  // namespace cpu
 }  // namespace rocm_kernels
 
 #define ROCM_KERNELS_CPU_BODY "../../skinny_gemm/cpu/body.h"
 #include "../../common/cpu/each_isa.h"
 
 namespace rocm_kernels {
-namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-void pack_units(int64_t begin, int64_t end, void* state) {
-  ROCM_KERNELS_CPU_SELECT(pack)(*static_cast<const GemmJob*>(state), begin, end);
-}
-
-// Threads get columns in fours, so that few of them waste a tile.
-constexpr int64_t kUnit = 4;
-
-void multiply_units(int64_t begin, int64_t end, void* state) {
-  const GemmJob& job = *static_cast<const GemmJob*>(state);
-  const int64_t last = end * kUnit < job.args.n ? end * kUnit : job.args.n;
-  ROCM_KERNELS_CPU_SELECT(multiply)(job, begin * kUnit, last);
-}
-
-}  // namespace
 
 int64_t skinny_gemm_workspace_bytes(const GemmArgs& args, const Context&) {
-  return args.m * ceil_div(args.k, kScaleBlock) * kScaleBlock * static_cast<int64_t>(sizeof(float));
+  return cpu::packed_bytes(args);
 }
 
 Status visit_skinny_gemm_configs(const GemmArgs& args, const Context&,
                                  void (*visit)(const char* config, void* state), void* state) {
   constexpr const char* kNames[] = {"portable", "neon", "avx2", "avx512"};
-  const char* const only = kNames[static_cast<int>(cpu_isa())];
+  const char* const only = kNames[static_cast<int>(cpu::isa())];
   if (args.config != nullptr && std::strcmp(args.config, only) != 0) {
     return "skinny_gemm config: the CPU has one, and it bears the name of its instruction set";
   }
@@ -84,17 +56,17 @@ Status launch_skinny_gemm(const GemmArgs& args, const Context& context) {
     const auto ignore = [](const char*, void*) {};
     if (Status error = visit_skinny_gemm_configs(args, context, ignore, nullptr)) return error;
   }
-  const bool blocks =
-      args.scale_a.kind == ScaleView::Kind::kBlock || args.scale_w.kind == ScaleView::Kind::kBlock;
-  GemmJob job{args, blocks ? kScaleBlock : kPanelDepth};
-  // Waking a thread costs about 3 us; decoding this much w takes 4 us.
+  const cpu::GemmJob job(args, cpu::kPanelDepth, kSkinnyGemmMaxRows);
+  const auto pack = ROCM_KERNELS_CPU_SELECT(pack);
+  const auto multiply = ROCM_KERNELS_CPU_SELECT(multiply);
+  cpu::parallel_for(context, job.panel_rows(), 128,
+                    [&](int64_t begin, int64_t end) { pack(job, begin, end); });
+  // Waking a thread costs about 3 us; decoding this much w takes 4 us. The work grows with M too,
+  // by less than M / 2.
   constexpr int64_t kGrainBytes = 128 * 1024;
-  const int64_t panels = args.m * ceil_div(args.k, kPanelDepth);
-  context.parallel_for(panels, 128, pack_units, &job);
-  // The work grows with M too, by less than M / 2.
-  const int64_t unit_bytes = kUnit * (args.k + 1) * size_of(args.w_dtype) * (args.m + 1) / 2;
-  context.parallel_for(ceil_div(args.n, kUnit), ceil_div(kGrainBytes, unit_bytes), multiply_units,
-                       &job);
+  const int64_t unit_bytes = cpu::kUnit * (args.k + 1) * size_of(args.w_dtype) * (args.m + 1) / 2;
+  cpu::parallel_for(context, ceil_div(args.n, cpu::kUnit), ceil_div(kGrainBytes, unit_bytes),
+                    [&](int64_t begin, int64_t end) { multiply(job, begin, end); });
   return nullptr;
 }
 

@@ -11,11 +11,17 @@
 #include <string>
 
 #include "../../common/core/dtype.h"
+#include "../../common/core/math.h"
 
 namespace rocm_kernels {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+
+// Elements between the rows of a matrix. Where there is one row, torch's stride means nothing.
+inline int64_t row_stride(const Tensor& tensor) {
+  return tensor.size(0) > 1 ? tensor.stride(0) : tensor.size(1);
+}
 
 template <typename... Parts>
 [[noreturn]] void fail(const Parts&... parts) {

@@ -24,6 +24,7 @@ Errors: RuntimeError (or ValueError where Python decides) names what was require
 nothing has been written.
 """
 
+import functools
 import math
 from typing import Optional, Tuple, Union
 
@@ -35,7 +36,9 @@ from ._ops import add_op_namespace_prefix, ops
 _rms_norm_fp8 = ops.rms_norm_fp8.default
 _swiglu_fp8 = ops.swiglu_fp8.default
 _skinny_gemm = ops.skinny_gemm.default
-_gemm = ops.gemm.default if hasattr(ops, "gemm") else None  # the CPU's, for any number of rows
+_gemm = ops.gemm.default
+_linear_limits = ops.linear_limits.default
+_known_linear_limits = functools.lru_cache(maxsize=None)(_linear_limits)  # an op costs 2 us
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 SKINNY_GEMM_MAX_ROWS = 64
@@ -60,11 +63,9 @@ def _(out, a, w, scale_a, scale_w, bias):
     return None
 
 
-if _gemm is not None:
-
-    @torch.library.register_fake(add_op_namespace_prefix("gemm"))
-    def _(out, a, w, scale_a, scale_w, bias):
-        return None
+@torch.library.register_fake(add_op_namespace_prefix("gemm"))
+def _(out, a, w, scale_a, scale_w, bias):
+    return None
 
 
 def native_fp8_dtype(device: torch.device) -> torch.dtype:
@@ -246,29 +247,20 @@ def skinny_gemm(
 def fp8_linear_path(
     rows: int, w: torch.Tensor, scale_w: torch.Tensor, scale_x: Optional[torch.Tensor] = None
 ) -> str:
-    """Which path :func:`fp8_linear` takes for this many rows.
+    """Which path :func:`fp8_linear` takes for this many rows, as the backend decides it.
 
     Returns:
-        ``"skinny_gemm"``: one launch; ``"skinny_gemm_slices"``: one launch for each 64 rows;
-        ``"gemm"``: the CPU's kernel for many rows; ``"scaled_mm"``: ``torch._scaled_mm``.
-
-    The CPU has no quick ``torch._scaled_mm``. Its own kernel for many rows takes over beyond 64
-    rows, and beyond 32 where K is at most 2048 (docs/cpu_benchmarks.md). On a GPU the
-    library takes over where it is quicker, for the scales that it knows: per tensor, per row and
-    per channel. On an H200 it is not up to 64 rows, over the layers of a model (docs/h200.md);
-    without sm_90's warpgroup instructions it was from 33 rows on; for ROCm nothing is measured, so
-    beyond 64.
+        ``"skinny_gemm"``: the kernel for few rows; ``"gemm"``: the one for any number;
+        ``"scaled_mm"``: ``torch._scaled_mm``, where that is quicker.
     """
-    if w.device.type == "cpu":
-        return "gemm" if rows > (32 if w.shape[1] <= 2048 else 64) else "skinny_gemm"
-    library_rows = SKINNY_GEMM_MAX_ROWS
-    if torch.version.hip is None and 32 < rows <= SKINNY_GEMM_MAX_ROWS:
-        library_rows = 64 if torch.cuda.get_device_properties(w.device).major == 9 else 32
     blocks = any(s is not None and s.dim() == 2 and s.shape[1] > 1 for s in (scale_w, scale_x))
-    library = not blocks and not w.shape[0] % 16 and not w.shape[1] % 16
-    if library and rows > library_rows:
-        return "scaled_mm"
-    return "skinny_gemm" if rows <= SKINNY_GEMM_MAX_ROWS else "skinny_gemm_slices"
+    device = -1 if w.device.type == "cpu" else w.device.index
+    # torch.compile does not look into caches, and may have symbols for sizes.
+    limits = _linear_limits if torch.compiler.is_compiling() else _known_linear_limits
+    skinny_rows, gemm_rows = limits(device, w.shape[0], w.shape[1], blocks)
+    if rows <= skinny_rows:
+        return "skinny_gemm"
+    return "gemm" if rows <= gemm_rows else "scaled_mm"
 
 
 def fp8_linear(
@@ -325,15 +317,8 @@ def multiply(
 ) -> None:
     """:func:`skinny_gemm` of ``a [rows, K]`` to ``out`` by a path of :func:`fp8_linear_path`, of
     those that are this package's kernels."""
-    if path == "skinny_gemm":
-        _skinny_gemm(out, a, w, scale_a, scale_w, bias)
-    elif path == "gemm":
-        _gemm(out, a, w, scale_a, scale_w, bias)
-    else:
-        for begin in range(0, a.shape[0], SKINNY_GEMM_MAX_ROWS):
-            end = min(begin + SKINNY_GEMM_MAX_ROWS, a.shape[0])
-            part = scale_a if scale_a is None or scale_a.numel() == 1 else scale_a[begin:end]
-            _skinny_gemm(out[begin:end], a[begin:end], w, part, scale_w, bias)
+    product = _skinny_gemm if path == "skinny_gemm" else _gemm
+    product(out, a, w, scale_a, scale_w, bias)
 
 
 def to_native_fp8(

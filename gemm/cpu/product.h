@@ -1,7 +1,7 @@
 // What the bodies of skinny_gemm/cpu/skinny_gemm.cpp and gemm/cpu/gemm.cpp have in common: packing
 // a, scales, writing out, and the way from dtypes to types. No include guard: see common/cpu/isa.h.
 // The includer defines kPanelDepth (a multiple of kScaleBlock), kGroup (columns of out that are
-// written together), GemmJob and multiply_columns.
+// written together) and multiply_units.
 
 // Loops over arrays that must live in registers: GCC has to unroll them before it decides where to
 // keep the arrays.
@@ -45,23 +45,10 @@ void pack_rows(const GemmJob& job, int64_t begin, int64_t end) {
 
 // ---- Scales
 
-ROCM_KERNELS_VECTOR float scale_of_block(const GemmArgs& args, int64_t m, int64_t n, int64_t k) {
-  float scale = 1.0f;
-  if (args.scale_a.kind == ScaleView::Kind::kBlock) {
-    const int64_t block = k / kScaleBlock * args.scale_a.block_stride;
-    scale = args.scale_a.data[m * args.scale_a.row_stride + block];
-  }
-  if (args.scale_w.kind == ScaleView::Kind::kBlock) {
-    const int64_t block = k / kScaleBlock * args.scale_w.block_stride;
-    scale *= args.scale_w.data[n / kScaleBlock * args.scale_w.row_stride + block];
-  }
-  return scale;
-}
-
-ROCM_KERNELS_VECTOR float scale_of_row(const ScaleView& scale, int64_t row) {
-  if (scale.kind == ScaleView::Kind::kTensor) return scale.data[0];
-  if (scale.kind == ScaleView::Kind::kRow) return scale.data[row * scale.row_stride];
-  return 1.0f;
+// The factor of a partial sum over the block of K that k lies in.
+ROCM_KERNELS_VECTOR float block_scale(const GemmArgs& args, int64_t m, int64_t n, int64_t k) {
+  return args.scale_a.block(m, k / kScaleBlock) *
+         args.scale_w.block(n / kScaleBlock, k / kScaleBlock);
 }
 
 // out[m, n + i] = sums[m - begin][i] * gain * scale_a * scale_w + bias, for m in [begin, end) and
@@ -73,7 +60,7 @@ void write_columns(const GemmArgs& args, int64_t begin, int64_t end, int64_t n, 
   float scales[kGroup], biases[kGroup];
   for (int i = 0; i < kGroup; ++i) {
     const bool inside = i < columns;
-    scales[i] = inside ? scale_of_row(args.scale_w, n + i) : 0.0f;
+    scales[i] = inside ? args.scale_w.outer(n + i) : 0.0f;
     biases[i] = 0.0f;
     if (!inside || args.bias == nullptr) continue;
     biases[i] = args.bias_dtype == DType::kFloat32
@@ -81,7 +68,7 @@ void write_columns(const GemmArgs& args, int64_t begin, int64_t end, int64_t n, 
                     : as_float(static_cast<const Out*>(args.bias)[n + i]);
   }
   for (int64_t m = begin; m < end; ++m) {
-    const F32 scale_a = set1(scale_of_row(args.scale_a, m));
+    const F32 scale_a = set1(args.scale_a.outer(m));
     Out* const out = static_cast<Out*>(args.out) + m * args.out_stride + n;
     for (int i = 0; i < columns; i += kLanes) {
       const F32 product = load(sums[m - begin] + i) * set1(gain) * scale_a;
@@ -116,15 +103,15 @@ struct Pack {
   }
 };
 
-// The includer's: columns or units [begin, end) of out.
+// The includer's: units [begin, end) of out.
 template <class Multiplier, class Element>
-void multiply_columns(const GemmJob& job, int64_t begin, int64_t end, float gain);
+void multiply_units(const GemmJob& job, int64_t begin, int64_t end, float gain);
 
 struct Multiply {
   template <class Multiplier, class A, class W>
   static void run(const GemmJob& job, int64_t begin, int64_t end) {
     constexpr float kGain = Decode<Multiplier, A>::kGain * Decode<Multiplier, W>::kGain;
-    multiply_columns<Multiplier, W>(job, begin, end, kGain);
+    multiply_units<Multiplier, W>(job, begin, end, kGain);
   }
 };
 
@@ -170,7 +157,7 @@ static void pack(const GemmJob& job, int64_t begin, int64_t end) {
   with_types<Pack>(job, begin, end);
 }
 
-// Units: those of multiply_columns.
+// Units: those of multiply_units.
 static void multiply(const GemmJob& job, int64_t begin, int64_t end) {
   with_types<Multiply>(job, begin, end);
 }
