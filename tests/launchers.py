@@ -1,14 +1,14 @@
 """The functional API over launchers that are called through ctypes, without the torch extension.
 
-The package's own functional.py runs on top of ops registered here; each fills the launcher's struct
-as the binding does and calls the C++ function by its mangled name. It serves where the extension
-cannot be loaded: device code that runs in the simulator.
+The package's own functional API runs on top of ops registered here; each fills the launcher's
+struct as the binding does and calls the C++ function by its mangled name. It serves where the
+extension cannot be loaded: device code that runs in the simulator.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
+import importlib
 import sys
 import types
 from collections.abc import Callable
@@ -240,15 +240,12 @@ def functional_api(name: str, launchers: Launchers, native_fp8_dtype: torch.dtyp
         definitions.impl(op, getattr(launchers, op), "CompositeExplicitAutograd")
 
     package, ops = types.ModuleType(name), types.ModuleType(f"{name}._ops")
-    package.__path__ = []
+    package.__path__ = [str(ROOT / "torch-ext" / "rocm_kernels")]
     ops.ops = getattr(torch.ops, name)
     ops.add_op_namespace_prefix = lambda op: f"{name}::{op}"
     sys.modules |= {name: package, ops.__name__: ops}
-    path = ROOT / "torch-ext" / "rocm_kernels" / "functional.py"
-    spec = importlib.util.spec_from_file_location(f"{name}.functional", path)
-    functional = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = functional
-    spec.loader.exec_module(functional)
-    functional.native_fp8_dtype = lambda device: native_fp8_dtype
+    functional = importlib.import_module(f"{name}.functional")
+    for module in (functional, functional.fp8):
+        module.native_fp8_dtype = lambda device: native_fp8_dtype
     functional.library = definitions  # ops go with their library
     return functional

@@ -146,5 +146,6 @@ def functional() -> ModuleType:
     api = launchers.functional_api("simulated_rocm_kernels", library_of_launchers(), NATIVE)
     # The tensors lie on the CPU, whose paths for many rows are not the simulated device's.
     few = api.SKINNY_GEMM_MAX_ROWS
-    api.fp8_linear_path = lambda rows, *_: f"skinny_gemm{'_slices' if rows > few else ''}"
+    path = lambda rows, *_: f"skinny_gemm{'_slices' if rows > few else ''}"  # noqa: E731
+    api.fp8_linear_path = api.gemm.fp8_linear_path = path
     return api
