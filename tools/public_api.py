@@ -54,7 +54,8 @@ def public_api(package: Path = PACKAGE) -> dict:
 def _module(package: Path, name: str) -> dict:
     if (package / name).is_dir():
         return public_api(package / name)
-    return _members(ast.parse((package / f"{name}.py").read_text()))
+    path = (package / name.replace(".", "/")).with_suffix(".py")
+    return _members(ast.parse(path.read_text()))
 
 
 def _members(tree: ast.Module | ast.ClassDef) -> dict:
