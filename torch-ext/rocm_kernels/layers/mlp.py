@@ -35,10 +35,9 @@ def _gate_and_up(
     """Both projections of an MLP; the decoder layer may have made them already."""
     if isinstance(x, Projected):
         return x.result.chunk(2, -1)
-    joined, (gate_name, up_name) = family.gate_up
-    if joined in mlp._modules:
-        return linear(x, getattr(mlp, joined)).chunk(2, -1)
-    gate, up = getattr(mlp, gate_name), getattr(mlp, up_name)
+    if family.gate_up.name in mlp._modules:
+        return linear(x, getattr(mlp, family.gate_up.name)).chunk(2, -1)
+    gate, up = [getattr(mlp, name) for name in family.gate_up.parts]
     if not (is_fp8(gate) and is_fp8(up)) or gate.activation_scheme != "dynamic":
         return gate(x), up(x)
     q, scale = quantize_fp8(x, **quantization(gate))
