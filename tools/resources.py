@@ -122,12 +122,17 @@ def faults(kernel: Kernel, budget: dict) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--target", nargs="+", default=rocm.TARGETS)
-    parser.add_argument("--kernel", nargs="+", help="sources by name; default: all of the budget")
+    budgets = tomllib.loads((ROOT / "tools" / "resources.toml").read_text())
+    parser.add_argument("--target", nargs="+", default=rocm.TARGETS, choices=rocm.TARGETS)
+    parser.add_argument("--kernel", nargs="+", choices=sorted(budgets), help="default: all")
     parser.add_argument("--all", action="store_true", help="print every kernel")
     arguments = parser.parse_args()
+    try:
+        rocm.find_toolchain()
+    except rocm.ToolchainMissing as missing:
+        print(f"error: {missing}", file=sys.stderr)
+        return 1
 
-    budgets = tomllib.loads((ROOT / "tools" / "resources.toml").read_text())
     sources = {name: ROOT / name / f"{name}.hip" for name in arguments.kernel or budgets}
     unlisted = {path.stem for path in ROOT.glob("*/*.hip")} - set(budgets)
     if unlisted:
