@@ -50,7 +50,7 @@ def config() -> dict:
 @pytest.fixture(scope="session")
 def second_version(tmp_path_factory, config) -> Path:
     """Version 2: the files that build.toml lists and no others, with the example's kernel added."""
-    root = tmp_path_factory.mktemp("second") / "source"
+    root = tmp_path_factory.mktemp("second") / "a path with spaces"
     files = set(config["torch"]["src"])
     for section in config["kernel"].values():
         if section["backend"] == "cpu":
