@@ -11,7 +11,9 @@ it, each usable by itself. The attention's own forward stays the model's: when t
 projected already, the parts only cut their columns out of the result.
 """
 
+import copy
 import fnmatch
+import inspect
 from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -20,7 +22,7 @@ from torch import nn
 
 from . import layers
 from .functional import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, to_native_fp8
-from .reference import dequantize, quantize_fp8
+from .reference import dequantize, quantize_fp8, rms_norm
 
 # Classes known to compute down_proj(act_fn(gate_proj(x)) * up_proj(x)).
 GATED_MLPS = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "SmolLM3MLP", "GemmaMLP")
@@ -45,6 +47,7 @@ class QuantizationReport:
         fused: name of each fused projection, and the linears that became parts of it.
         adopted: names of the linears that held FP8 already, from an FP8 checkpoint.
         skipped: name of each linear left as it was, and why.
+        norms: class of each norm that no kernel layer replaces, and how many there are of it.
         bytes_before, bytes_after: of the model's parameters and buffers, shared ones counted once.
         fp8_dtype: the dialect of the weights.
         activations: how the linears take their inputs, ``"dynamic"`` or ``"none"``.
@@ -54,6 +57,7 @@ class QuantizationReport:
     fused: Dict[str, Tuple[str, ...]]
     adopted: Tuple[str, ...]
     skipped: Dict[str, str]
+    norms: Dict[str, int]
     bytes_before: int
     bytes_after: int
     fp8_dtype: torch.dtype
@@ -66,6 +70,7 @@ class QuantizationReport:
             f"{self.bytes_before / 1e6:.1f} MB before, {self.bytes_after / 1e6:.1f} MB after",
         ]
         lines += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        lines += [f"not replaced: {count} {name}" for name, count in self.norms.items()]
         return "\n".join(lines)
 
 
@@ -237,6 +242,7 @@ def quantize_model_(
         fused=fused,
         adopted=tuple(adopted),
         skipped=skipped,
+        norms=_other_norms(model),
         bytes_before=bytes_before,
         bytes_after=_bytes(model),
         fp8_dtype=_native(model, fp8_dtype),
@@ -342,6 +348,45 @@ def _make_classes_known(model: nn.Module) -> None:
             _make_known(type(module), "LlamaMLP", _is_fp8_mlp)
         elif type(module).__name__ in DECODER_LAYERS:
             _make_known(type(module), "LlamaDecoderLayer", _is_fused_decoder_layer)
+        elif _is_norm(module) and _computes_rms_norm(module):
+            # transformers does so too, but only beside the version of kernels that it was made for.
+            _make_known(type(module), "RMSNorm", _computes_rms_norm)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("Norm") and not module._modules
+
+
+def _computes_rms_norm(norm: nn.Module) -> bool:
+    """Whether a norm's own forward is the formula of the ``RMSNorm`` layer: asked of it, with
+    numbers. There are over a hundred such classes, and some add one to their weight."""
+    weight = norm._parameters.get("weight")
+    if set(norm._parameters) != {"weight"} or weight is None or weight.dim() != 1:
+        return False
+    if not isinstance(getattr(norm, "variance_epsilon", getattr(norm, "eps", None)), float):
+        return False
+    exactly = {"dtype": torch.float32, "device": "cpu"}
+    probe, size = copy.copy(norm), weight.shape[0]
+    probe._parameters = {"weight": nn.Parameter(torch.linspace(0.5, 1.5, size, **exactly))}
+    x = torch.linspace(-3, 4, 2 * size, **exactly).view(2, size)
+    try:
+        with torch.no_grad():
+            computed = type(norm).forward(probe, x)
+    except Exception:  # it takes something else: the report names it
+        return False
+    return torch.allclose(computed, rms_norm(x, probe.weight, layers._eps(norm)), 1e-4, 1e-5)
+
+
+def _other_norms(model: nn.Module) -> Dict[str, int]:
+    """Norms that ``kernelize`` leaves as they are, by class."""
+    counts: Dict[str, int] = {}
+    for module in model.modules():
+        cls = type(module)
+        condition = getattr(cls, "kernel_condition", lambda _: True)
+        if _is_norm(module):
+            if getattr(cls, "kernel_layer_name", None) != "RMSNorm" or not condition(module):
+                counts[cls.__name__] = counts.get(cls.__name__, 0) + 1
+    return counts
 
 
 def _is_fp8_mlp(module: nn.Module) -> bool:
