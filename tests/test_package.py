@@ -80,8 +80,8 @@ def hub_cache(folder: Path, versions: dict[int, Path]) -> Path:
     return folder
 
 
-def run_python(code: str, **environment: str) -> str:
-    """Runs code in a clean process without the network; returns what it printed last."""
+def clean_python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    """Runs code in a clean process without the network."""
     base = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "LOCAL_KERNELS"))}
     result = subprocess.run(
         [sys.executable, "-c", code],
@@ -90,7 +90,12 @@ def run_python(code: str, **environment: str) -> str:
         text=True,
     )
     assert result.returncode == 0, result.stderr
-    return result.stdout.strip().splitlines()[-1]
+    return result
+
+
+def run_python(code: str, **environment: str) -> str:
+    """What the code printed last."""
+    return clean_python(code, **environment).stdout.strip().splitlines()[-1]
 
 
 def test_build_toml_is_what_the_builder_reads(config):
@@ -162,15 +167,16 @@ def test_package_sources_are_python_39_and_import_nothing_else():
 
 
 def test_local_kernels_variable():
-    code = f"import kernels; package = kernels.get_kernel({REPO_ID!r}, version=1); {USE}"
+    code = f"import kernels; package = kernels.get_kernel({REPO_ID!r}, version=1, backend='cpu'); {USE}"
     assert run_python(code, LOCAL_KERNELS=f"{REPO_ID}={ROOT}") == "64"
 
 
 def test_get_local_kernel():
     code = (
-        f"import kernels, pathlib; package = kernels.get_local_kernel(pathlib.Path({str(ROOT)!r}))"
+        "import kernels, pathlib\n"
+        f"package = kernels.get_local_kernel(pathlib.Path({str(ROOT)!r}), backend='cpu')\n"
     )
-    assert run_python(f"{code}; {USE}") == "64"
+    assert run_python(code + USE) == "64"
 
 
 def test_compatibility_folder(variant):
@@ -182,7 +188,7 @@ def test_compatibility_folder(variant):
 
 def test_offline_hub_cache(tmp_path, variant):
     cache = hub_cache(tmp_path, {1: variant})
-    code = f"import kernels; package = kernels.get_kernel({REPO_ID!r}, version=1); {USE}"
+    code = f"import kernels; package = kernels.get_kernel({REPO_ID!r}, version=1, backend='cpu'); {USE}"
     assert run_python(code, HF_HUB_CACHE=str(cache)) == "64"
 
 
@@ -194,7 +200,7 @@ def test_lock_file(tmp_path, variant):
     code = (
         "import kernels, pathlib\n"
         f"lockfile = pathlib.Path({str(tmp_path / 'kernels.lock')!r})\n"
-        f"package = kernels.get_locked_kernel({REPO_ID!r}, lockfile=lockfile)\n{USE}"
+        f"package = kernels.load_kernel({REPO_ID!r}, lockfile=lockfile, backend='cpu')\n{USE}"
     )
     assert run_python(code, HF_HUB_CACHE=str(cache)) == "64"
 
@@ -203,7 +209,7 @@ def test_two_versions_in_one_process(tmp_path, variant, second_version):
     cache = hub_cache(tmp_path, {1: variant, 2: second_version})
     code = (
         "import kernels\n"
-        f"one, package = (kernels.get_kernel({REPO_ID!r}, version=v) for v in (1, 2))\n"
+        f"one, package = (kernels.get_kernel({REPO_ID!r}, version=v, backend='cpu') for v in (1, 2))\n"
         "assert one.functional.ops is not package.functional.ops\n"
         "import torch; x = torch.randn(3, 40); w = torch.randn(40)\n"
         f"assert torch.equal(one.rms_norm(x, w), package.rms_norm(x, w))\n{USE}"
@@ -230,4 +236,4 @@ def test_all_is_complete(package):
 
 
 def test_package_is_loaded_once(package):
-    assert kernels.get_kernel(REPO_ID, version=1) is package
+    assert kernels.get_kernel(REPO_ID, version=1, backend="cpu") is package
