@@ -251,7 +251,7 @@ def work(candidate: str, batch: int, shape: dict) -> None:
         "high_ms": deciles[-1],
     }
     with contextlib.suppress(Exception):  # the times count; a profiler may be refused
-        result["kernels_us"] = decoder.kernels_us() if device.type == "cuda" else {}
+        result["kernels_us"] = decoder.kernels_us() if decoder.device.type == "cuda" else {}
     say(result)
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import kernels
@@ -24,14 +25,10 @@ from kernels._rust import (
 )
 from project import REPO_ID, ROOT
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 CPU_VARIANT = "torch-stable-abi211-cpu-x86_64-linux"
 COMMITS = {1: "1" * 40, 2: "2" * 40}
 
+GET_KERNEL = f"import kernels; package = kernels.get_kernel({REPO_ID!r}, version=1, backend='cpu')"
 # Prints one number that only a working op can give: the sum of a norm of ones is the width.
 USE = "import torch; print(round(package.rms_norm(torch.ones(1, 64), torch.ones(64)).sum().item()))"
 
@@ -167,7 +164,7 @@ def test_package_sources_are_python_39_and_import_nothing_else():
 
 
 def test_local_kernels_variable():
-    code = f"import kernels; package = kernels.get_kernel({REPO_ID!r}, version=1, backend='cpu'); {USE}"
+    code = f"{GET_KERNEL}; {USE}"
     assert run_python(code, LOCAL_KERNELS=f"{REPO_ID}={ROOT}") == "64"
 
 
@@ -188,7 +185,7 @@ def test_compatibility_folder(variant):
 
 def test_offline_hub_cache(tmp_path, variant):
     cache = hub_cache(tmp_path, {1: variant})
-    code = f"import kernels; package = kernels.get_kernel({REPO_ID!r}, version=1, backend='cpu'); {USE}"
+    code = f"{GET_KERNEL}; {USE}"
     assert run_python(code, HF_HUB_CACHE=str(cache)) == "64"
 
 
@@ -209,7 +206,8 @@ def test_two_versions_in_one_process(tmp_path, variant, second_version):
     cache = hub_cache(tmp_path, {1: variant, 2: second_version})
     code = (
         "import kernels\n"
-        f"one, package = (kernels.get_kernel({REPO_ID!r}, version=v, backend='cpu') for v in (1, 2))\n"
+        f"load = lambda v: kernels.get_kernel({REPO_ID!r}, version=v, backend='cpu')\n"
+        "one, package = load(1), load(2)\n"
         "assert one.functional.ops is not package.functional.ops\n"
         "import torch; x = torch.randn(3, 40); w = torch.randn(40)\n"
         f"assert torch.equal(one.rms_norm(x, w), package.rms_norm(x, w))\n{USE}"

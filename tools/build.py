@@ -25,7 +25,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import textwrap
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,11 +36,6 @@ import rocm
 from kernels._rust import Digest, DigestAlgorithm
 from ninja import ninja_syntax
 from torch.utils import cpp_extension
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 # What kernel-builder generates beside the sources of a package: the macros by which an extension
 # registers its ops under a name that is unique to the build.
@@ -479,7 +476,11 @@ def build(root: Path, backend: str) -> Path:
     """
     package = read_package(root, backend)
     work = root / "build" / "objects" / backend
-    work.mkdir(parents=True, exist_ok=True)
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=work).close()
+    except OSError as error:
+        raise BuildError(f"{work} cannot be written ({error.strerror})") from None
     toolchain = TOOLCHAINS[backend](package, work)
     ops_name = f"_{package.python_name}_{backend}_{package.unique_id()}"
     extension = write_ninja(package, toolchain, ops_name, work)

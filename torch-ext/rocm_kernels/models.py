@@ -13,7 +13,6 @@ projected already, the parts only cut their columns out of the result.
 
 import copy
 import fnmatch
-import inspect
 from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -383,9 +382,9 @@ def _other_norms(model: nn.Module) -> Dict[str, int]:
     for module in model.modules():
         cls = type(module)
         condition = getattr(cls, "kernel_condition", lambda _: True)
-        if _is_norm(module):
-            if getattr(cls, "kernel_layer_name", None) != "RMSNorm" or not condition(module):
-                counts[cls.__name__] = counts.get(cls.__name__, 0) + 1
+        known = getattr(cls, "kernel_layer_name", None) == "RMSNorm" and condition(module)
+        if _is_norm(module) and not known:
+            counts[cls.__name__] = counts.get(cls.__name__, 0) + 1
     return counts
 
 
