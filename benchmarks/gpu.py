@@ -55,6 +55,8 @@ ROW_COUNTS = [1, 8, 32, 128, 512, 2048]
 
 def load_package():
     """The built kernel, from its folder: `kernels` need not be installed."""
+    if not torch.cuda.is_available():
+        sys.exit(f"error: needs a GPU, and torch {torch.__version__} finds none here")
     platform = "rocm" if torch.version.hip else "cu"
     variants = sorted((ROOT / "build").glob(f"torch-stable-abi*-{platform}*"))
     if not variants:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hub_server import HubServer
 from huggingface_hub import HfApi
-from project import ROOT
+from project import ROOT, torch_built_for
 
 PUBLISHER = "org"
 REPO_ID = f"{PUBLISHER}/rocm-kernels"
@@ -63,12 +63,16 @@ def hub(variant):
 
 @pytest.fixture
 def client(hub, tmp_path):
-    """Runs code, or the client's command line, in a clean process with a cache of its own."""
+    """Runs code, or the client's command line, in a clean process with a cache of its own.
+
+    Some of the client's commands take no backend, so torch says that it was built for the CPU.
+    """
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
         base = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "LOCAL_KERNELS"))}
         base |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
         base |= {"HF_HUB_DISABLE_XET": "1", "NO_COLOR": "1", "COLUMNS": "1000"}
+        base |= torch_built_for("cpu", tmp_path / "torch")
         command = [sys.executable, *arguments]
         return subprocess.run(command, capture_output=True, text=True, env={**base, **environment})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernels import LocalLayerRepository, Mode, kernelize, use_kernel_mapping
+from kernels import Mode, kernelize, use_kernel_mapping
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.integrations.fbgemm_fp8 import FbgemmFp8Linear
@@ -53,8 +53,7 @@ def package(best_package):
 
 @pytest.fixture
 def run_kernelized(package, device):
-    build = Path(package.__file__).parent.parent
-    mapping = package.layers.kernel_mapping(LocalLayerRepository, build)
+    mapping = package.layers.kernel_mapping()
 
     def kernelized(model, mode=Mode.INFERENCE):
         with use_kernel_mapping(mapping, inherit_mapping=False):
@@ -111,7 +110,7 @@ def test_report(quantize_, capsys):
     report = quantize_(model)
     expected = {f"model.layers.{layer}.{name}" for layer in range(2) for name in LINEARS}
     assert set(report.converted) == expected
-    assert report.skipped == {"lm_head": "output embedding"}
+    assert report.skipped == {"lm_head": "output embedding"} and report.norms == {}
     assert report.fused["model.layers.1.mlp.gate_up_proj"] == (
         "model.layers.1.mlp.gate_proj",
         "model.layers.1.mlp.up_proj",
@@ -416,11 +415,67 @@ def test_other_instances_are_left_alone(package, quantize_, run_kernelized):
     assert package.models.kernelized_layers(other) == {("LlamaRMSNorm", "RMSNorm"): 5}
 
 
+# ---- norms ---------------------------------------------------------------------------------------
+
+
+class ScaledNorm(nn.Module):
+    """As transformers' norms are where it decorates none; ``offset`` 1 is Gemma's."""
+
+    def __init__(self, size, offset=0.0, eps=1e-5):
+        super().__init__()
+        self.weight, self.eps, self.offset = nn.Parameter(torch.rand(size) + 0.5), eps, offset
+
+    def forward(self, x):
+        normalised = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps)
+        return (normalised * (self.offset + self.weight.float())).to(x.dtype)
+
+
+class OtherNorm(ScaledNorm):
+    pass
+
+
+class GatedNorm(ScaledNorm):
+    def forward(self, x, gate):
+        return super().forward(x) * gate
+
+
+@torch.no_grad()
+def test_norms_are_replaced_without_a_decoration(package, quantize_, run_kernelized, device):
+    """With a version of kernels that transformers does not know, none of its norms is decorated."""
+    model = nn.ModuleDict(
+        {
+            "plain": ScaledNorm(96),
+            "narrow": ScaledNorm(64).bfloat16(),
+            "torch": nn.RMSNorm(48, eps=1e-6),
+            "without eps": nn.RMSNorm(48),
+            "without a weight": nn.RMSNorm(48, eps=1e-6, elementwise_affine=False),
+            "plus one": OtherNorm(96, offset=1.0),
+            "plus one, of a class known already": ScaledNorm(96, offset=1.0),
+            "gated": GatedNorm(96),
+            "mean": nn.LayerNorm(96),
+        }
+    )
+    state, generator = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    original = copy.deepcopy(model).to(device)
+    report = quantize_(model)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    expected = {"RMSNorm": 2, "OtherNorm": 1, "ScaledNorm": 1, "GatedNorm": 1, "LayerNorm": 1}
+    assert report.norms == expected and "not replaced: 2 RMSNorm" in str(report)
+    run_kernelized(model)
+    counts = package.models.kernelized_layers(model)
+    assert counts == {("ScaledNorm", "RMSNorm"): 2, ("RMSNorm", "RMSNorm"): 1}
+    for name in ("plain", "narrow", "torch", "plus one, of a class known already"):
+        norm = model[name]
+        x = torch.randn(3, norm.weight.shape[0], device=device, dtype=norm.weight.dtype)
+        torch.testing.assert_close(norm(x), original[name](x))
+
+
 # ---- FP8 dialects and checkpoints ---------------------------------------------------------------
 
 
 @torch.no_grad()
-def test_fnuz_weights(package, quantize_, run_kernelized):
+def test_fnuz_weights(package, quantize_, run_kernelized, device):
     ocp, fnuz = tiny_llama(), None
     fnuz = copy.deepcopy(ocp)
     quantize_(ocp)
@@ -431,7 +486,7 @@ def test_fnuz_weights(package, quantize_, run_kernelized):
     ids = tokens(1, 9)
     a, b = ocp(ids).logits, fnuz(ids).logits
     assert torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.99
-    if not torch.cuda.is_available():  # a GPU's matrix units take their own dialect alone
+    if device.type == "cpu":  # a GPU's matrix units take their own dialect alone
         expected = quantizing_inputs(package, fnuz)(ids).logits
         actual = run_kernelized(fnuz)(ids).logits
         assert (actual - expected).abs().mean() < 0.05 * (expected - b).abs().mean()

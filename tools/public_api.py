@@ -16,12 +16,8 @@ import difflib
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 STORED = ROOT / "tools" / "public_api.json"

@@ -25,7 +25,10 @@ layer                  module attributes that it reads
 :func:`kernel_mapping` readies them all for ``kernels.register_kernel_mapping``.
 """
 
-from typing import Any, Callable, Dict
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Optional, Type
+
+from torch import nn
 
 from .decoder import LlamaDecoderLayer
 from .linear import FbgemmFp8Linear, FP8Linear, FP8LinearPart
@@ -55,21 +58,57 @@ LAYERS = {
 
 DEVICES = ("cpu", "cuda", "rocm")
 
+# Names that transformers decorates its modules with, and that have no layer here. Unknown to a
+# mapping, each such module makes kernelize warn; known without a device, it keeps its own forward.
+OTHER_NAMES = (
+    "EsmFold2TriangleMultiplication",
+    "FastGELU",
+    "GeLU",
+    "GeluTanh",
+    "Llama4TextMoe",
+    "MegaBlocksMoeMLP",
+    "MultiScaleDeformableAttention",
+    "NewGELU",
+    "QuickGELU",
+    "Qwen3_5GatedDeltaNet",
+    "RMSNormGated",
+    "RMSNormZeroCentered",
+    "SiLU",
+    "SoftmaxTopKRouter",
+    "rotary_pos_emb",
+)
+
 
 def kernel_mapping(
-    repository: Callable[..., Any], *args: Any, **kwargs: Any
+    repository: Optional[Callable[..., Any]] = None, *args: Any, **kwargs: Any
 ) -> Dict[str, Dict[str, Any]]:
     """The layers for every backend, ready for ``kernels.register_kernel_mapping``.
 
     Args:
-        repository: one of the repository classes of ``kernels``; it is called with the other
-            arguments and each ``layer_name``::
+        repository: None: the layers of this very package, as it is loaded. Or one of the repository
+            classes of ``kernels``, which look the package up once more when ``kernelize`` first
+            needs it; it is called with the other arguments and each ``layer_name``::
 
                 kernel_mapping(LayerRepository, "org/rocm-kernels", version=1)
-                kernel_mapping(LocalLayerRepository, Path("build"))
     """
-    mapping = {}
+    mapping: Dict[str, Dict[str, Any]] = {name: {} for name in OTHER_NAMES}
     for name, layer in LAYERS.items():
-        repo = repository(*args, layer_name=layer, **kwargs)
+        if repository is None:
+            repo = _Loaded(globals()[layer])
+        else:
+            repo = repository(*args, layer_name=layer, **kwargs)
         mapping[name] = {device: repo for device in DEVICES}
     return mapping
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What ``kernels`` calls a repository, of a layer that is at hand.
+
+    Its own repositories search for a variant by how torch was built, and cannot be told otherwise.
+    """
+
+    layer: Type[nn.Module]
+
+    def load(self) -> Type[nn.Module]:
+        return self.layer

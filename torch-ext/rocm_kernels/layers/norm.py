@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ..functional import rms_norm, rms_norm_fp8
+from ..models.norms import eps_of
 from .linear import is_weight_only, linear, product, quantization
 
 
@@ -14,7 +15,7 @@ class RMSNorm(nn.Module):
     can_torch_compile = True
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return rms_norm(hidden_states, self.weight, _eps(self))
+        return rms_norm(hidden_states, self.weight, eps_of(self))
 
 
 def norm_linear(
@@ -22,10 +23,6 @@ def norm_linear(
 ) -> torch.Tensor:
     """``fp8(norm(x + residual))``; the sum is left in ``residual``."""
     if is_weight_only(fp8):
-        return linear(rms_norm(x, norm.weight, _eps(norm), residual), fp8)
-    q, scale = rms_norm_fp8(x, norm.weight, _eps(norm), residual, **quantization(fp8))
+        return linear(rms_norm(x, norm.weight, eps_of(norm), residual), fp8)
+    q, scale = rms_norm_fp8(x, norm.weight, eps_of(norm), residual, **quantization(fp8))
     return product(q, scale, fp8, x.dtype)
-
-
-def _eps(norm: nn.Module) -> float:
-    return norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps

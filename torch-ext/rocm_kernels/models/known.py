@@ -5,6 +5,7 @@ from typing import Callable
 from torch import nn
 
 from .families import ACTIVATIONS, BY_DECODER, BY_MLP
+from .norms import computes_rms_norm, is_norm
 
 
 def make_known(cls: type, layer_name: str, condition: Callable[[nn.Module], bool]) -> None:
@@ -20,9 +21,9 @@ def make_known(cls: type, layer_name: str, condition: Callable[[nn.Module], bool
         )
 
 
-def make_families_known(model: nn.Module) -> None:
-    """Shows a model's MLPs and decoder layers to ``kernelize``, and each its family to the layers,
-    as ``kernel_family``."""
+def make_modules_known(model: nn.Module) -> None:
+    """Shows a model's MLPs, decoder layers and norms to ``kernelize``, and each of the first two its
+    family to the layers, as ``kernel_family``."""
     for module in model.modules():
         name = type(module).__name__
         if name in BY_MLP:
@@ -31,6 +32,9 @@ def make_families_known(model: nn.Module) -> None:
         elif name in BY_DECODER:
             module.kernel_family = BY_DECODER[name]
             make_known(type(module), "LlamaDecoderLayer", _is_fused_decoder_layer)
+        elif is_norm(module) and computes_rms_norm(module):
+            # transformers does so too, but only beside the version of kernels that it was made for.
+            make_known(type(module), "RMSNorm", computes_rms_norm)
 
 
 def _is_fp8_mlp(module: nn.Module) -> bool:

@@ -10,8 +10,9 @@ from ..functional import FP8_DTYPES, native_fp8_dtype
 from ..reference import quantize_fp8
 from .adopt import adopt, is_adoptable
 from .fuse import fuse_projections
-from .known import make_families_known
+from .known import make_modules_known
 from .linear import FP8Linear, FP8LinearPart
+from .norms import other_norms
 from .report import QuantizationReport, bytes_of
 
 
@@ -80,12 +81,13 @@ def quantize_model_(
         if reason is not None:
             skipped[name] = reason
     fused = fuse_projections(model) if fuse else {}
-    make_families_known(model)
+    make_modules_known(model)
     return QuantizationReport(
         converted=tuple(converted),
         fused=fused,
         adopted=tuple(adopted),
         skipped=skipped,
+        norms=other_norms(model),
         bytes_before=bytes_before,
         bytes_after=bytes_of(model),
         fp8_dtype=_native(model, fp8_dtype),

@@ -19,6 +19,7 @@ class QuantizationReport:
         fused: name of each fused projection, and the linears that became parts of it.
         adopted: names of the linears that held FP8 already, from an FP8 checkpoint.
         skipped: name of each linear left as it was, and why.
+        norms: class of each norm that no kernel layer replaces, and how many there are of it.
         bytes_before, bytes_after: of the model's parameters and buffers, shared ones counted once.
         fp8_dtype: the dialect of the weights.
         activations: how the linears take their inputs, ``"dynamic"`` or ``"none"``.
@@ -28,6 +29,7 @@ class QuantizationReport:
     fused: Dict[str, Tuple[str, ...]]
     adopted: Tuple[str, ...]
     skipped: Dict[str, str]
+    norms: Dict[str, int]
     bytes_before: int
     bytes_after: int
     fp8_dtype: torch.dtype
@@ -40,6 +42,7 @@ class QuantizationReport:
             f"{self.bytes_before / 1e6:.1f} MB before, {self.bytes_after / 1e6:.1f} MB after",
         ]
         lines += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        lines += [f"not replaced: {count} {name}" for name, count in self.norms.items()]
         return "\n".join(lines)
 
 
