@@ -339,8 +339,7 @@ def test_equal_widths_are_fused(package, quantize_, run_kernelized, device):
 @torch.no_grad()
 def test_a_layer_works_whatever_else_is_replaced(package, quantize_, device):
     """A mapping may lack any layer: the others then meet the model's own forwards."""
-    build = Path(package.__file__).parent.parent
-    mapping = package.layers.kernel_mapping(LocalLayerRepository, build)
+    mapping = package.layers.kernel_mapping()
     model = tiny_llama().to(device)
     quantize_(model)
     ids = tokens(2, 9, device)

@@ -8,13 +8,10 @@ import pytest
 from project import ROOT
 
 sys.path.append(str(ROOT / "tools"))
+import tomllib
+
 import resources
 import rocm
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 BUDGETS = tomllib.loads((ROOT / "tools" / "resources.toml").read_text())
 PIPELINE = "void skinny_gemm_register_pipeline<0, 16, 16, 4, false>"

@@ -22,8 +22,8 @@ def make_known(cls: type, layer_name: str, condition: Callable[[nn.Module], bool
 
 
 def make_modules_known(model: nn.Module) -> None:
-    """Shows a model's MLPs, decoder layers and norms to ``kernelize``, and each of the first two its
-    family to the layers, as ``kernel_family``."""
+    """Shows a model's MLPs, decoder layers and norms to ``kernelize``, and each of the first two
+    its family to the layers, as ``kernel_family``."""
     for module in model.modules():
         name = type(module).__name__
         if name in BY_MLP:
