@@ -16,16 +16,12 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import rocm
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = rocm.ROOT
 
@@ -185,12 +181,17 @@ def faults(kernel: Kernel, budget: dict) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--target", nargs="+", default=rocm.TARGETS)
-    parser.add_argument("--kernel", nargs="+", help="sources by name; default: all of the budget")
+    budgets = tomllib.loads((ROOT / "tools" / "resources.toml").read_text())
+    parser.add_argument("--target", nargs="+", default=rocm.TARGETS, choices=rocm.TARGETS)
+    parser.add_argument("--kernel", nargs="+", choices=sorted(budgets), help="default: all")
     parser.add_argument("--all", action="store_true", help="print every kernel")
     arguments = parser.parse_args()
+    try:
+        rocm.find_toolchain()
+    except rocm.ToolchainMissing as missing:
+        print(f"error: {missing}", file=sys.stderr)
+        return 1
 
-    budgets = tomllib.loads((ROOT / "tools" / "resources.toml").read_text())
     found = listed_sources()
     sources = {name: found[name] for name in arguments.kernel or budgets}
     unlisted = set(found) - set(budgets)
