@@ -234,9 +234,9 @@ Status launch_skinny_gemm(const GemmArgs& args, const Context& context) {
 // On an H200 torch._scaled_mm is not quicker up to 64 rows, over the layers of a model
 // (docs/h200.md); without sm_90's warpgroup instructions it was from 33 rows on.
 Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
-  cuda::DeviceFacts facts;
-  if (const Status status = cuda::ask_device(facts)) return status;
-  const bool warpgroups = facts.compute_capability / 10 == 9;
+  cuda::SkinnyGemmDevice device;
+  if (const Status error = cuda::current_skinny_gemm_device(device)) return error;
+  const bool warpgroups = device.compute_capability / 10 == 9;
   limits.skinny_gemm = kSkinnyGemmMaxRows;
   if (fits_scaled_mm(args)) limits.skinny_gemm = limits.gemm = warpgroups ? 64 : 32;
   return nullptr;
