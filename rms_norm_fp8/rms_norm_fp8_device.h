@@ -8,6 +8,7 @@
 // time. Blocks stay for many rows, with the weight in registers.
 #pragma once
 
+#include "../common/gpu/math.h"
 #include "../common/gpu/row_launch.h"
 #include "rms_norm_fp8.h"
 
@@ -71,19 +72,13 @@ template <typename T, typename Team>
 __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentThreads)
     rms_norm_fp8_kernel(const RmsNormParams<T> p) {
   begin_after_previous_kernel();
-  constexpr int kTeam = Team::kThreads;
   constexpr int kVectors = Team::kVectors;
   constexpr int kCount = kVectorElements<T>;
   __shared__ TeamScratch scratch;
   int slot = 0;
 
-  const int member = static_cast<int>(threadIdx.x % kTeam);
-  int thread = Team::kBlocks == 1 ? member : block_in_cluster() * Team::kBlockThreads + member;
-  // A constant where a block has one row: then the row's address is uniform and lives in scalars.
-  const int team = Team::kBlockRows == 1 ? 0 : static_cast<int>(threadIdx.x / kTeam);
-  const int step = static_cast<int>(gridDim.x) / Team::kBlocks * Team::kBlockRows;
-  if constexpr (Team::kBlocks > 1) cluster_arrive();
-  const auto column_of = [&](int v) { return (v * kTeam + thread) * kCount; };
+  TeamThread<Team> here;
+  const auto column_of = [&](int v) { return here.template column<T>(v); };
   // Teams without a row keep to the block's barriers: their row has no columns.
   const auto columns_of = [&](int row) { return row < p.rows ? p.hidden : 0; };
 
@@ -114,7 +109,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
     }
   }
 
-  int first = static_cast<int>(blockIdx.x) / Team::kBlocks * Team::kBlockRows;  // row of team 0
+  int first = here.first_row();
   const auto load_weight = [&] {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -122,15 +117,15 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
                                                           column_of(v), p.hidden, p.aligned);
     }
   };
-  load_row(first + team);
+  load_row(first + here.team);
   if constexpr (!kOneRow<Team>) load_weight();
-  if constexpr (Team::kBlocks > 1) cluster_wait();
+  here.wait_for_team();
   float inverse = opaque(1.0f / given_scale);
 
-  for (; first < p.rows; first += step) {
+  for (; first < p.rows; first += here.step) {
     first = opaque_uniform(first);
-    thread = opaque(thread);
-    const int row = first + team;
+    here.thread = opaque(here.thread);
+    const int row = first + here.team;
     const int columns = columns_of(row);
 
     Vector h[kVectors];
@@ -146,8 +141,8 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
     }
     if constexpr (kOneRow<Team>) {
       load_weight();
-    } else if (first + step < p.rows) {
-      load_row(row + step);
+    } else if (first + here.step < p.rows) {
+      load_row(row + here.step);
     }
 
     const float sum = reduce_team<Team>(squares, Sum{}, scratch, slot);
@@ -173,7 +168,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
       amax = reduce_team<Team>(amax, MaxMagnitude{}, scratch, slot);
       const float scale = scale_of_amax(amax, p.output);
       inverse = opaque(1.0f / scale);
-      if (thread == 0 && columns > 0) p.output.scales[row] = scale;
+      if (here.thread == 0 && columns > 0) p.output.scales[row] = scale;
     }
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -284,16 +279,15 @@ Status launch_typed(const RmsNormFp8Args& args, const DeviceFacts& facts, Stream
   const int64_t vectors = (args.hidden + kCount - 1) / kCount;
   const bool whole =
       args.hidden % kCount == 0 && p.aligned && !p.float_weight && fits(p.output, facts);
-  const bool held =
-      whole && with_row_team(vectors, args.rows, facts, [&](auto team) {
-        using Team = decltype(team);
+  Status status = nullptr;
+  const auto launch_held = [&](auto team) {
+    using Team = decltype(team);
+    status =
         launch_team<Team, kOneRow<Team>>(rms_norm_fp8_kernel<T, Team>, args.rows, p, facts, stream);
-      });
-  if (!held) {
-    launch_any_row(rms_norm_fp8_any_kernel<T, 256>, rms_norm_fp8_any_kernel<T, 1024>, vectors,
-                   args.rows, p, facts, stream);
-  }
-  return launch_status();
+  };
+  if (whole && with_row_team(vectors, args.rows, facts, launch_held)) return status;
+  return launch_any_row(rms_norm_fp8_any_kernel<T, 256>, rms_norm_fp8_any_kernel<T, 1024>, vectors,
+                        args.rows, p, facts, stream);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ not outputs before they are written. A finding of the simulator fails the call.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import itertools
 import json
@@ -28,10 +29,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "tools")]
 
-import build  # noqa: E402
 import rocm  # noqa: E402
 
 import simulator  # noqa: E402
+
+build = importlib.import_module("build")  # tools/build.py
 
 TARGET = os.environ.get("SIMULATOR_TARGET", "gfx942")
 NATIVE = torch.float8_e4m3fnuz if TARGET == "gfx942" else torch.float8_e4m3fn
@@ -53,7 +55,8 @@ def build_launchers() -> Path:
     toolchain = rocm.find_toolchain()
     objects = []
     for section in package.sections.values():
-        listed = [ROOT / source for source in [*section["src"], *package.torch_sources]]
+        shared = [source for source in package.torch_sources if source.startswith("common/")]
+        listed = [ROOT / source for source in [*section["src"], *shared]]
         newest = max(path.stat().st_mtime for path in listed)
         for source in (path for path in listed if path.suffix == ".hip"):
             output = folder / f"{'_'.join(source.relative_to(ROOT).with_suffix('').parts)}.o"
@@ -173,10 +176,11 @@ class Workspaces(TorchDispatchMode):
             self.hip.unregister(part)
 
 
+READ_TOO = ("residual",)  # arguments that are read before they are written
+
+
 class CheckedOp:
     """An op of the binding; each call is `checked` with the tensors that its schema names."""
-
-    BOTH = {"residual"}  # read before they are written
 
     def __init__(self, op: torch._ops.OpOverload) -> None:
         self.op, self.default = op, self
@@ -187,7 +191,7 @@ class CheckedOp:
         for argument, value in zip(self.op._schema.arguments, arguments, strict=True):
             if isinstance(value, torch.Tensor):
                 writes = argument.alias_info is not None and argument.alias_info.is_write
-                (written if writes and argument.name not in self.BOTH else read).append(value)
+                (written if writes and argument.name not in READ_TOO else read).append(value)
         return written, read
 
     def __call__(self, *arguments, seed: int | None = None):

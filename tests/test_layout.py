@@ -4,16 +4,11 @@ where code may ask which vendor compiles it, and that build.toml lists what is i
 import os
 import re
 import subprocess
-import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from project import ROOT
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 # Rooms from the top floor down; a file includes from its own room and from those it may reach.
 MAY_INCLUDE = {

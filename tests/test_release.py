@@ -66,8 +66,8 @@ DAMAGES = {
     "libraries": lambda v: edit(extension(v), b"libstdc++.so.6", b"libcurl_4.so.6"),
     "symbols": lambda v: edit(extension(v), b"\0torch_call_dis", b"\0other_call_dis"),
     "device_code": lambda v: edit_metadata(v, backend={"type": "cpu", "archs": ["gfx942"]}),
-    "paths": lambda v: edit(v / "functional.py", b"import math", b"import math  # /home/me/src"),
-    "python": lambda v: edit(v / "functional.py", b"import math", b"import numpy"),
+    "paths": lambda v: edit(v / "reference.py", b"import math", b"import math  # /home/me/src"),
+    "python": lambda v: edit(v / "functional" / "rows.py", b"import math", b"import numpy"),
     "licence": lambda v: edit_metadata(v, license="MIT"),
 }  # fmt: skip
 
@@ -196,8 +196,13 @@ def test_public_api_sees_what_matters(tmp_path):
         'from . import layers\nfrom .functional import f\n__all__ = ["f", "layers"]\n'
     )
     (tmp_path / "functional.py").write_text("def f(x: int, *, y=1) -> int: ...\ndef g(): ...\n")
-    (tmp_path / "layers.py").write_text(
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "layers" / "__init__.py").write_text(
+        "from typing import Any\nfrom ..functional import g\nfrom .norm import A\n__all__ = ['A']"
+    )
+    (tmp_path / "layers" / "norm.py").write_text(
         "class A:\n  has_backward = False\n  def forward(self, x): ...\n  def _h(self): ...\n"
+        "class B: ...\n"
     )
     assert public_api.public_api(tmp_path) == {
         "f": "(x: int, *, y=1) -> int",

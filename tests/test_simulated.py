@@ -45,17 +45,16 @@ def test_a_wrong_launch_is_found(simulated, hidden, wrong):
         with simulated.checked(written, read):
             norm(simulated, x, out, weight)
         return
-    with pytest.raises(AssertionError, match="out-of-bounds"):
-        with simulated.checked(written, read):
-            norm(simulated, x, out, weight)
+    with pytest.raises(AssertionError, match="out-of-bounds"), simulated.checked(written, read):
+        norm(simulated, x, out, weight)
 
 
 def test_an_output_that_is_read_first_is_found(simulated):
     x, weight, residual = torch.randn(2, 520), torch.randn(520), torch.randn(2, 520)
     out = torch.empty_like(x)
-    with pytest.raises(AssertionError, match="uninitialised"):
-        with simulated.checked([out, residual], [x, weight]):
-            norm(simulated, x, out, weight, residual)
+    call = simulated.checked([out, residual], [x, weight])
+    with pytest.raises(AssertionError, match="uninitialised"), call:
+        norm(simulated, x, out, weight, residual)
 
 
 @pytest.mark.parametrize("short", [0, 1])

@@ -15,11 +15,6 @@ def reference(package):
     return package.reference
 
 
-def random_fp8(rows, columns, fp8_dtype, device):
-    """Zero-centred values over the format's whole range of exponents, rows padded apart."""
-    return strided(rows, columns, torch.float32, device).mul(2).to(fp8_dtype)[:, :]
-
-
 def padded_fp8(rows, columns, fp8_dtype, device):
     wide = torch.randn(rows, columns + 11, device=device).mul(2).to(fp8_dtype)
     return wide[:, 3 : 3 + columns]

@@ -40,12 +40,12 @@ def from_table(call, inputs, replays):
     return 1.0 if config == WINNER else 2.0
 
 
-tuning._median_us = from_table
+tuning.tuner.median_us = from_table
 lines = []
 shape = tuning.GemmShape(N, K, FP8, FP8)
 document = tuning.tune_skinny_gemm([shape], rows=[1, 9], output=path, progress=lines.append)
 (entry,) = document["entries"]
-assert entry["rows"] == 16 and entry["config"] == WINNER != entry["default"], entry
+assert entry["m"] == 16 and entry["config"] == WINNER != entry["default"], entry
 assert len(lines) == 2 and "wrong" not in "".join(lines), lines
 
 # In force, for all rows of the class and no others.

@@ -7,3 +7,10 @@
 #else
 #define ROCM_KERNELS_HOST_DEVICE
 #endif
+
+// The value at a pointer, which nobody writes while the kernel runs: NVIDIA's read-only path.
+#if defined(__CUDA_ARCH__)
+#define ROCM_KERNELS_LOAD_CONSTANT(pointer) __ldg(pointer)
+#else
+#define ROCM_KERNELS_LOAD_CONSTANT(pointer) (*(pointer))
+#endif

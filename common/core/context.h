@@ -13,9 +13,8 @@ using ParallelFor = void (*)(int64_t count, int64_t grain,
 struct Context {
   // GPU backends: the stream to launch on (hipStream_t or cudaStream_t), on the current device.
   void* stream = nullptr;
-  // CPU backend: the pool, and how many threads it has.
+  // CPU backend: the pool.
   ParallelFor parallel_for = nullptr;
-  int32_t num_threads = 1;
 };
 
 // Launchers return nullptr for success, else a static string that names what failed. They never

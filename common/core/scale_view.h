@@ -27,14 +27,15 @@ struct ScaleView {
 
   // The factor of a whole row, applied to its finished sum; 1 where there is none.
   ROCM_KERNELS_HOST_DEVICE float outer(int64_t row) const {
-    if (kind == Kind::kTensor) return data[0];
-    if (kind == Kind::kRow) return data[row * row_stride];
+    if (kind == Kind::kTensor) return ROCM_KERNELS_LOAD_CONSTANT(data);
+    if (kind == Kind::kRow) return ROCM_KERNELS_LOAD_CONSTANT(data + row * row_stride);
     return 1.0f;
   }
   // The factor of a block of K, applied to the partial sum over that block; 1 where there is none.
   // `row` counts rows of a, or blocks of 128 rows of w; `k_block` blocks of 128 along K.
   ROCM_KERNELS_HOST_DEVICE float block(int64_t row, int64_t k_block) const {
-    return is_blocked() ? data[row * row_stride + k_block * block_stride] : 1.0f;
+    if (!is_blocked()) return 1.0f;
+    return ROCM_KERNELS_LOAD_CONSTANT(data + row * row_stride + k_block * block_stride);
   }
 };
 

@@ -53,7 +53,7 @@ __device__ constexpr bool kPreferredFnuz = ROCM_KERNELS_NATIVE_FNUZ;
 
 // Lanes of a wave (a warp on CUDA) on the target being compiled. __device__ only, on purpose: in
 // the host pass the target's macros are missing and the answer would be wrong. Hosts ask
-// device_facts() in launch.h.
+// current_device() in launch.h.
 #if defined(__CUDA_ARCH__) || defined(__GFX10__) || defined(__GFX11__) || defined(__GFX12__)
 __device__ constexpr int kWaveSize = 32;
 #else
@@ -231,18 +231,6 @@ ROCM_KERNELS_DEVICE void store(void* address, const V& value) {
 #endif
 }
 
-// ---- Overlap with the neighbouring kernels ----------------------------------------------------
-
-// NVIDIA's sm_90 and later start a kernel while its predecessor in the stream ends (programmatic
-// dependent launch). Lets the next kernel do so, then waits for the previous one; to be called by
-// every thread before it accesses memory. On AMD kernels run one after the other.
-ROCM_KERNELS_DEVICE void begin_after_previous_kernel() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 // ---- What the optimiser may not see through ---------------------------------------------------
 
 // A value that is the same for the whole wave, as if computed right here: keeps what depends on it
@@ -272,46 +260,6 @@ ROCM_KERNELS_DEVICE T opaque(T value) {
   __builtin_memcpy(&value, &bits, sizeof(bits));
 #endif
   return value;
-}
-
-// ---- Arithmetic -------------------------------------------------------------------------------
-
-// 2^value and 1 / value as the hardware has them, to about one unit in the last place.
-ROCM_KERNELS_DEVICE float fast_exp2(float value) {
-#if defined(__AMDGCN__)
-  return __builtin_amdgcn_exp2f(value);
-#elif defined(__CUDA_ARCH__)
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-  return result;
-#else
-  return value;
-#endif
-}
-
-ROCM_KERNELS_DEVICE float fast_reciprocal(float value) {
-#if defined(__AMDGCN__)
-  return __builtin_amdgcn_rcpf(value);
-#elif defined(__CUDA_ARCH__)
-  float result;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-  return result;
-#else
-  return value;
-#endif
-}
-
-// 1 / sqrt(value) to one unit in the last place. AMD's instruction takes subnormals for zero.
-ROCM_KERNELS_DEVICE float reciprocal_sqrt(float value) {
-#if defined(__AMDGCN__)
-  const bool tiny = value < 0x1p-100f;
-  const float root = __builtin_amdgcn_rsqf(tiny ? value * 0x1p100f : value);
-  return tiny ? root * 0x1p50f : root;
-#elif defined(__CUDA_ARCH__)
-  return rsqrtf(value);
-#else
-  return value;
-#endif
 }
 
 // ---- FP8 --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// Host side of a launcher: what the device is, and whether a launch went well.
+// Host side of a launcher: what the device is, and a launch that answers for itself.
 #pragma once
 
 #include <atomic>
@@ -18,109 +18,155 @@ namespace rocm_kernels {
 
 #if defined(__CUDACC__)
 using Stream = cudaStream_t;
+using RuntimeError = cudaError_t;
 #else
 using Stream = hipStream_t;
+using RuntimeError = hipError_t;
 #endif
 
 inline Stream stream_of(const Context& context) { return static_cast<Stream>(context.stream); }
 
-struct DeviceFacts {
-  int32_t compute_units = 0;  // CUs of an AMD GPU, SMs of an NVIDIA one
-  int32_t wave_size = 0;      // lanes of a wave or warp
-  bool hopper = false;        // NVIDIA sm_90 or later: thread block clusters, dependent launch
-  bool fnuz = false;          // its FP8 is FNUZ: kPreferredFnuz of the code that it runs
-};
-
-namespace detail {
-inline bool ask_device_facts(int device, DeviceFacts& facts) {
+// nullptr, or the runtime's own words for what one of its functions answered.
+inline Status status_of(RuntimeError error) {
 #if defined(__CUDACC__)
-  int major = 0;
-  const auto ask = [&](int& answer, cudaDeviceAttr attribute) {
-    return cudaDeviceGetAttribute(&answer, attribute, device) == cudaSuccess;
-  };
-  const bool answered = ask(facts.compute_units, cudaDevAttrMultiProcessorCount) &&
-                        ask(facts.wave_size, cudaDevAttrWarpSize) &&
-                        ask(major, cudaDevAttrComputeCapabilityMajor);
-  facts.hopper = major >= 9;
-  return answered;
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 #else
-  hipDeviceProp_t properties;
-  if (hipGetDeviceProperties(&properties, device) != hipSuccess) return false;
-  facts.compute_units = properties.multiProcessorCount;
-  facts.wave_size = properties.warpSize;
-  facts.fnuz = std::strncmp(properties.gcnArchName, "gfx94", 5) == 0;
-  return true;
+  return error == hipSuccess ? nullptr : hipGetErrorString(error);
 #endif
 }
-}  // namespace detail
 
-// Facts of the current device, asked of the runtime once a device. False if the runtime fails.
-inline bool device_facts(DeviceFacts& facts) {
+// ---- The device -------------------------------------------------------------------------------
+
+// What ask(device, facts) says of the current device: asked of the runtime once a device and kept,
+// unless it failed.
+template <auto ask, typename Facts>
+Status ask_once(Facts& facts) {
   constexpr int kDevices = 64;
-  static DeviceFacts known[kDevices];
+  static Facts known[kDevices];
   static std::atomic<bool> asked[kDevices];
   static std::mutex asking;
   int device = 0;
 #if defined(__CUDACC__)
-  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  if (const Status error = status_of(cudaGetDevice(&device))) return error;
 #else
-  if (hipGetDevice(&device) != hipSuccess) return false;
+  if (const Status error = status_of(hipGetDevice(&device))) return error;
 #endif
-  if (device >= kDevices) return detail::ask_device_facts(device, facts);
+  if (device >= kDevices) return ask(device, facts);
   if (!asked[device].load(std::memory_order_acquire)) {
     const std::lock_guard<std::mutex> lock(asking);
-    if (!detail::ask_device_facts(device, known[device])) return false;
+    Facts answer{};
+    if (const Status error = ask(device, answer)) return error;
+    known[device] = answer;
     asked[device].store(true, std::memory_order_release);
   }
   facts = known[device];
-  return true;
+  return nullptr;
 }
 
-// Blocks for `blocks` pieces of equal work: at most as many as the device holds at once, and no
-// more than it takes for all of them to get the same number of pieces, give or take one.
-inline int64_t persistent_grid(int64_t blocks, int block_threads, int resident_threads,
-                               const DeviceFacts& facts) {
-  const int64_t resident = int64_t{facts.compute_units} * (resident_threads / block_threads);
-  const int64_t rounds = (blocks + resident - 1) / resident;
-  return (blocks + rounds - 1) / rounds;
-}
+struct DeviceFacts {
+  int32_t compute_units = 0;       // CUs of an AMD GPU, SMs of an NVIDIA one
+  int32_t wave_size = 0;           // lanes of a wave or warp
+  int32_t compute_capability = 0;  // NVIDIA: 90 for sm_90; 0 on AMD
+  bool fnuz = false;               // its FP8 is FNUZ: kPreferredFnuz of the code that it runs
 
-// Launches a kernel that calls begin_after_previous_kernel(), in clusters of `cluster` blocks. What
-// goes wrong is reported by launch_status().
-template <typename... Params>
-void launch_kernel(void (*kernel)(Params...), int64_t grid, int block, int cluster,
-                   const DeviceFacts& facts, Stream stream, const Params&... params) {
+  // Thread block clusters, and kernels that start while the previous one ends.
+  bool is_hopper_or_later() const { return compute_capability >= 90; }
+};
+
+namespace detail {
+inline Status ask_device_facts(int device, DeviceFacts& facts) {
 #if defined(__CUDACC__)
-  if (facts.hopper) {
-    cudaLaunchAttribute attributes[2]{};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster);
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(grid));
-    config.blockDim = dim3(static_cast<unsigned>(block));
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = cluster > 1 ? 2 : 1;
-    static_cast<void>(cudaLaunchKernelEx(&config, kernel, params...));
-    return;
-  }
-#endif
-  static_cast<void>(cluster), static_cast<void>(facts);
-  kernel<<<static_cast<unsigned>(grid), static_cast<unsigned>(block), 0, stream>>>(params...);
-}
-
-// To be called right after a launch: nullptr, or the runtime's own words for what went wrong.
-inline Status launch_status() {
-#if defined(__CUDACC__)
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  int major = 0, minor = 0;
+  cudaError_t error = cudaSuccess;
+  const auto ask = [&](int32_t& answer, cudaDeviceAttr attribute) {
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&answer, attribute, device);
+  };
+  ask(facts.compute_units, cudaDevAttrMultiProcessorCount);
+  ask(facts.wave_size, cudaDevAttrWarpSize);
+  ask(major, cudaDevAttrComputeCapabilityMajor);
+  ask(minor, cudaDevAttrComputeCapabilityMinor);
+  facts.compute_capability = major * 10 + minor;
+  return status_of(error);
 #else
-  const hipError_t error = hipGetLastError();
-  return error == hipSuccess ? nullptr : hipGetErrorString(error);
+  hipDeviceProp_t properties;
+  if (const Status error = status_of(hipGetDeviceProperties(&properties, device))) return error;
+  facts.compute_units = properties.multiProcessorCount;
+  facts.wave_size = properties.warpSize;
+  facts.fnuz = std::strncmp(properties.gcnArchName, "gfx94", 5) == 0;
+  return nullptr;
 #endif
+}
+}  // namespace detail
+
+// Facts of the current device.
+inline Status current_device(DeviceFacts& facts) {
+  return ask_once<detail::ask_device_facts>(facts);
+}
+
+// ---- The launch -------------------------------------------------------------------------------
+
+struct Launch {
+  dim3 grid;
+  int block = 0;  // threads
+  Stream stream = nullptr;
+  int64_t shared_bytes = 0;  // LDS beside what the kernel declares
+  int cluster = 1;           // blocks of a cluster; more than one on sm_90 and later alone
+  // The kernel may start while the previous one ends, because it calls wait_for_previous_kernel()
+  // (dependent_launch.h); sm_90 and later alone.
+  bool early = false;
+};
+
+#if defined(__CUDACC__)
+// The same in the runtime's words. Points to itself: not to be copied.
+struct LaunchConfig {
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config = {};
+
+  explicit LaunchConfig(const Launch& launch) {
+    config.gridDim = launch.grid;
+    config.blockDim = dim3(static_cast<unsigned>(launch.block));
+    config.dynamicSmemBytes = static_cast<size_t>(launch.shared_bytes);
+    config.stream = launch.stream;
+    config.attrs = attributes;
+    if (launch.early) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (launch.cluster > 1) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(launch.cluster), 1, 1};
+    }
+  }
+  LaunchConfig(const LaunchConfig&) = delete;
+  LaunchConfig& operator=(const LaunchConfig&) = delete;
+};
+#endif
+
+// Launches a kernel and returns what the runtime says of this launch. An error that an earlier call
+// left behind is neither taken for this launch's nor cleared; one of this launch is returned and
+// cleared, lest the next to ask takes it for its own.
+template <typename... Params>
+Status launch_kernel(void (*kernel)(Params...), const Launch& launch, const Params&... params) {
+#if defined(__CUDACC__)
+  cudaError_t error = cudaSuccess;
+  if (launch.shared_bytes > 0) {
+    // Beyond 48 KB a kernel must be told that it may.
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(launch.shared_bytes));
+  }
+  if (error == cudaSuccess) {
+    const LaunchConfig launched(launch);
+    error = cudaLaunchKernelEx(&launched.config, kernel, params...);
+  }
+  if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+#else
+  const void* pointers[] = {static_cast<const void*>(&params)...};
+  const hipError_t error = hipLaunchKernel(
+      reinterpret_cast<const void*>(kernel), launch.grid, dim3(static_cast<unsigned>(launch.block)),
+      const_cast<void**>(pointers), static_cast<size_t>(launch.shared_bytes), launch.stream);
+  if (error != hipSuccess) static_cast<void>(hipGetLastError());
+#endif
+  return status_of(error);
 }
 
 }  // namespace rocm_kernels

@@ -1,11 +1,13 @@
-// The last step of every row kernel: float32 results to the output's type, with its scale.
+// The last step of a row kernel, or of a product with an FP8 output: float32 results to the
+// output's type, with their scale.
 #pragma once
 
 #include <cfloat>
 
 #include "../core/dtype.h"
 #include "launch.h"
-#include "row.h"
+#include "reduce.h"
+#include "vector.h"
 
 namespace rocm_kernels {
 

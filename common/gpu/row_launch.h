@@ -3,8 +3,10 @@
 
 #include <initializer_list>
 
+#include "dependent_launch.h"
 #include "launch.h"
 #include "quantize.h"
+#include "row.h"
 
 namespace rocm_kernels {
 
@@ -40,7 +42,7 @@ Status launch_rows(const Args& args, DType dtype, int64_t columns,
     if (const Status error = check_group_size(args.group_size)) return error;
   }
   DeviceFacts facts;
-  if (!device_facts(facts)) return "the GPU runtime does not answer";
+  if (const Status error = current_device(facts)) return error;
   const Stream stream = stream_of(context);
   switch (dtype) {
     case DType::kFloat32:
@@ -52,6 +54,27 @@ Status launch_rows(const Args& args, DType dtype, int64_t columns,
     default:
       return "inputs must be float32, float16 or bfloat16";
   }
+}
+
+// ---- Launches ---------------------------------------------------------------------------------
+
+// Blocks for `blocks` pieces of equal work: at most as many as the device holds at once, and no
+// more than it takes for all of them to get the same number of pieces, give or take one.
+inline int64_t persistent_grid(int64_t blocks, int block_threads, int resident_threads,
+                               const DeviceFacts& facts) {
+  const int64_t resident = int64_t{facts.compute_units} * (resident_threads / block_threads);
+  const int64_t rounds = (blocks + resident - 1) / resident;
+  return (blocks + rounds - 1) / rounds;
+}
+
+// How a row kernel is launched; each of them calls begin_after_previous_kernel().
+inline Launch row_launch(int64_t grid, int block, const DeviceFacts& facts, Stream stream) {
+  Launch launch;
+  launch.grid = dim3(static_cast<unsigned>(grid));
+  launch.block = block;
+  launch.stream = stream;
+  launch.early = facts.is_hopper_or_later();
+  return launch;
 }
 
 // ---- Rows held by teams -----------------------------------------------------------------------
@@ -70,7 +93,7 @@ bool with_row_team(int64_t vectors, int64_t rows, const DeviceFacts& facts, cons
     using Team = decltype(team);
     if (vectors > Team::kThreads * Team::kVectors) return false;
     if constexpr (kNvidia && Team::kThreads >= 512) {
-      if (facts.hopper && rows * kClusterBlocks <= facts.compute_units) {
+      if (facts.is_hopper_or_later() && rows * kClusterBlocks <= facts.compute_units) {
         launch(RowTeam<Team::kThreads, Team::kVectors, kClusterBlocks>{});
         return true;
       }
@@ -86,25 +109,28 @@ bool with_row_team(int64_t vectors, int64_t rows, const DeviceFacts& facts, cons
 // Launches a kernel of teams over `rows` rows: no more blocks than the device holds at once, each
 // doing several rows in turn, unless a block does one row.
 template <typename Team, bool kOneRow = false, typename Params>
-void launch_team(void (*kernel)(Params), int64_t rows, const Params& params,
-                 const DeviceFacts& facts, Stream stream) {
+Status launch_team(void (*kernel)(Params), int64_t rows, const Params& params,
+                   const DeviceFacts& facts, Stream stream) {
   const int64_t blocks = (rows + Team::kBlockRows - 1) / Team::kBlockRows * Team::kBlocks;
   const int64_t grid =
       Team::kBlocks > 1 || kOneRow
           ? blocks
           : persistent_grid(blocks, Team::kBlockThreads, Team::kResidentThreads, facts);
-  launch_kernel(kernel, grid, Team::kBlockThreads, Team::kBlocks, facts, stream, params);
+  Launch launch = row_launch(grid, Team::kBlockThreads, facts, stream);
+  launch.cluster = Team::kBlocks;
+  return launch_kernel(kernel, launch, params);
 }
 
 // ---- Rows that are read again -----------------------------------------------------------------
 
 // Launches one of two kernels that take any row with a block of 256 or 1024 threads.
 template <typename Params>
-void launch_any_row(void (*kernel_256)(Params), void (*kernel_1024)(Params), int64_t vectors,
-                    int64_t rows, const Params& params, const DeviceFacts& facts, Stream stream) {
+Status launch_any_row(void (*kernel_256)(Params), void (*kernel_1024)(Params), int64_t vectors,
+                      int64_t rows, const Params& params, const DeviceFacts& facts, Stream stream) {
   const int threads = vectors <= 512 ? 256 : 1024;
-  launch_kernel(threads == 256 ? kernel_256 : kernel_1024,
-                persistent_grid(rows, threads, 1024, facts), threads, 1, facts, stream, params);
+  const int64_t grid = persistent_grid(rows, threads, 1024, facts);
+  return launch_kernel(threads == 256 ? kernel_256 : kernel_1024,
+                       row_launch(grid, threads, facts, stream), params);
 }
 
 }  // namespace rocm_kernels

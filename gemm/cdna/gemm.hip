@@ -151,9 +151,9 @@ Status launch_tiled(const GemmArgs& args, const GemmConfig& config, const Contex
         reinterpret_cast<float*>(static_cast<uint8_t*>(args.workspace) + ticket_bytes(p.schedule));
     p.launch = next_launch_name();
   }
-  const dim3 grid(p.schedule.workgroups()), block(kGemmTiles[tile].threads());
-  kernel<<<grid, block, kGemmTiles[tile].lds_bytes(), stream_of(context)>>>(p);
-  return launch_status();
+  const Launch launch{dim3(p.schedule.workgroups()), kGemmTiles[tile].threads(), stream_of(context),
+                      kGemmTiles[tile].lds_bytes()};
+  return launch_kernel(kernel, launch, p);
 }
 
 }  // namespace
@@ -166,9 +166,8 @@ Status launch_portable(const GemmArgs& args, int32_t wave_size, const Context& c
     const GemmArgs part = rows_of(args, begin, std::min(begin + kRows, args.m));
     const dim3 grid(static_cast<uint32_t>((part.n + kPortableWaves - 1) / kPortableWaves),
                     static_cast<uint32_t>((part.m + kPortableRows - 1) / kPortableRows));
-    const dim3 block(kPortableWaves * wave_size);
-    kernel<<<grid, block, 0, stream_of(context)>>>(make_problem(part));
-    if (Status error = launch_status()) return error;
+    const Launch launch{grid, kPortableWaves * wave_size, stream_of(context)};
+    if (Status error = launch_kernel(kernel, launch, make_problem(part))) return error;
   }
   return nullptr;
 }

@@ -24,7 +24,7 @@ constexpr Status kNoDevice = "the device's attributes cannot be read";
 inline bool current_target(Target& target) {
   DeviceFacts facts;
   int id = 0, major = 0, minor = 0, lds = 0;
-  if (!device_facts(facts) || hipGetDevice(&id) != hipSuccess ||
+  if (current_device(facts) != nullptr || hipGetDevice(&id) != hipSuccess ||
       hipDeviceGetAttribute(&major, hipDeviceAttributeComputeCapabilityMajor, id) != hipSuccess ||
       hipDeviceGetAttribute(&minor, hipDeviceAttributeComputeCapabilityMinor, id) != hipSuccess ||
       hipDeviceGetAttribute(&lds, hipDeviceAttributeMaxSharedMemoryPerBlock, id) != hipSuccess) {

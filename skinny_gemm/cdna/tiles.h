@@ -55,13 +55,18 @@ constexpr int32_t register_stages(int32_t block_m, int32_t block_n, int32_t byte
   return bytes_a == 1 && bytes_w == 1 && block_m == 16 && block_n <= 32 ? 4 : 2;
 }
 
-// VGPRs of a wave of the register pipeline, close above what the compiler takes.
+// VGPRs of a wave of the register pipeline, about what the compiler takes.
 constexpr int32_t register_pipeline_vgprs(int32_t block_m, int32_t block_n, int32_t bytes_a,
                                           int32_t bytes_w) {
   const int32_t tiles_m = mma_tiles_of(block_m), tiles_n = mma_tiles_of(block_n);
   const int32_t stages = register_stages(block_m, block_n, bytes_a, bytes_w) *
                          (block_n * bytes_w / 2 + 8 * tiles_m * bytes_a);
   return 40 + stages + 8 * (tiles_m * bytes_a + bytes_w) + 4 * tiles_m * tiles_n;
+}
+// Waves a SIMD that they allow; tools/resources.py checks that the compiled kernels do.
+constexpr int32_t waves_per_simd(int32_t block_m, int32_t block_n, int32_t bytes_a,
+                                 int32_t bytes_w) {
+  return 512 / ((register_pipeline_vgprs(block_m, block_n, bytes_a, bytes_w) + 7) / 8 * 8);
 }
 
 }  // namespace rocm_kernels::cdna

@@ -60,9 +60,7 @@ inline SkinnyGemmTime modelled_time(const SkinnyGemmShape& s, const SkinnyGemmCo
   time.cache = (w_total + a_once * tiles) / (kCacheTerabytes * 1e6f);
 
   // Workgroups that a CU holds at once, and the rounds that it takes.
-  const int32_t waves_per_simd =
-      512 / ((register_pipeline_vgprs(block_m, c.block_n, s.a_bytes, s.w_bytes) + 7) / 8 * 8);
-  int32_t at_once = waves_per_simd * 4 / c.waves;
+  int32_t at_once = waves_per_simd(block_m, c.block_n, s.a_bytes, s.w_bytes) * 4 / c.waves;
   const int32_t by_lds = device.lds_bytes / lds_bytes_of(s, c);
   if (at_once > by_lds) at_once = by_lds;
   if (at_once < 1) at_once = 1;

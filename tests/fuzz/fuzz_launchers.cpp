@@ -113,7 +113,6 @@ Context context_of(int threads) {
   g_threads = threads;
   Context context;
   context.parallel_for = parallel_for;
-  context.num_threads = threads;
   return context;
 }
 
@@ -156,7 +155,7 @@ int64_t any_rows(Input& input, int64_t columns, int64_t largest) {
   return rows < fit ? rows : fit < 1 ? 1 : fit;
 }
 
-void fuzz_rmsnorm(Input& input) {
+void fuzz_rms_norm_fp8(Input& input) {
   RmsNormFp8Args args;
   args.hidden = any_columns(input, 5200);
   args.rows = any_rows(input, args.hidden, 70);
@@ -194,7 +193,7 @@ void fuzz_rmsnorm(Input& input) {
       [&](const Context& context) { return launch_rms_norm_fp8(args, context); });
 }
 
-void fuzz_swiglu(Input& input) {
+void fuzz_swiglu_fp8(Input& input) {
   SwigluFp8Args args;
   args.columns = any_columns(input, 5200);
   args.rows = any_rows(input, args.columns, 70);
@@ -283,8 +282,8 @@ void fuzz_gemm(Input& input) {
   run(
       input, {&out}, [&] { out.poison(); },
       [&](const Context& context) {
-        const int64_t bytes =
-            many_rows ? gemm_workspace_bytes(args) : skinny_gemm_workspace_bytes(args, context);
+        const int64_t bytes = many_rows ? gemm_workspace_bytes(args, context)
+                                        : skinny_gemm_workspace_bytes(args, context);
         // aligned_alloc takes multiples of the alignment, so the scratch may end a little late.
         void* workspace = bytes > 0 ? std::aligned_alloc(256, (bytes + 255) / 256 * 256) : nullptr;
         args.workspace = workspace;
@@ -302,10 +301,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   rocm_kernels::Input input(data, size);
   switch (input.up_to(2)) {
     case 0:
-      rocm_kernels::fuzz_rmsnorm(input);
+      rocm_kernels::fuzz_rms_norm_fp8(input);
       break;
     case 1:
-      rocm_kernels::fuzz_swiglu(input);
+      rocm_kernels::fuzz_swiglu_fp8(input);
       break;
     default:
       rocm_kernels::fuzz_gemm(input);

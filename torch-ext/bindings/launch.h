@@ -32,7 +32,6 @@ Status with_context(const Tensor&, const Launch& launch) {
     torch::stable::parallel_for(
         0, count, grain, [body, state](int64_t begin, int64_t end) { body(begin, end, state); });
   };
-  context.num_threads = static_cast<int32_t>(torch::stable::get_num_threads());
   return launch(context);
 }
 
