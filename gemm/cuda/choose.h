@@ -87,6 +87,8 @@ void for_each_warpgroup_config(const GemmArgs& args, const GemmDevice& device, c
   constexpr Shape k16BitShapes[] = {{128, 256, false}, {256, 128, false}, {128, 128, false},
                                     {32, 128, true},   {64, 128, true},   {96, 128, true},
                                     {128, 128, true},  {256, 128, true}};
+  constexpr Shape kFp8HalfShapes[] = {
+      {256, 128, false}, {128, 128, false}, {32, 128, true}, {64, 128, true}};  // float16 out
   constexpr Shape kFloatShapes[] = {{128, 128, false}, {32, 128, true}};  // float32 out
   const auto visit_shape = [&](const Shape& shape) {
     GemmConfig c;
@@ -132,7 +134,9 @@ void for_each_warpgroup_config(const GemmArgs& args, const GemmDevice& device, c
       }
     }
   };
-  if (is_fp8(args.a_dtype)) {
+  if (is_fp8(args.a_dtype) && args.out_dtype == DType::kFloat16) {
+    for (const Shape& shape : kFp8HalfShapes) visit_shape(shape);
+  } else if (is_fp8(args.a_dtype)) {
     for (const Shape& shape : kFp8Shapes) visit_shape(shape);
   } else if (args.out_dtype == DType::kFloat32) {
     for (const Shape& shape : kFloatShapes) visit_shape(shape);

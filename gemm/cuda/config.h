@@ -25,7 +25,6 @@ constexpr int kStagingBytes = kMathGroups * 4 * kWarpStagingBytes;
 constexpr int kMaxScaleGroups = 4;  // of w, in a tile
 constexpr int kScaleRun = 4;        // chunks whose block scales are fetched together
 constexpr int kScaleBuffers = 2;
-constexpr int kChunksAhead = 4;  // that overlap their products with each other's additions
 constexpr int kMaxSteps = 16;          // of an epilogue, each finished by one contributor
 constexpr int kMaxContributors = 32;   // of a tile: a warp looks at their flags
 constexpr int kStaticBytes = 7 << 10;

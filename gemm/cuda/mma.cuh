@@ -6,7 +6,7 @@
 //   K goes by in steps of 64 bytes of w, kStages of them under way to shared memory
 //
 // A lane reads 16 consecutive bytes of a row as its share of several mma (common/cuda/mma.cuh). The
-// tensor core truncates where float32 rounds, so the sums of each 128 elements of K are added apart;
+// tensor core truncates where float32 rounds, so the sums of each step are added apart;
 // there block scales are applied.
 #pragma once
 
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) mma<Types>(part[i][j], w[i][0], w[i][1], a);
     }
-    if ((step + 1) % kStepsPerBlock == 0 || step + 1 == steps) {
+    {
       const int64_t k_block = step / kStepsPerBlock;
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {

@@ -54,8 +54,6 @@ struct WarpgroupTile {
   static constexpr int kChain = kChainLength;  // instructions that add up in the tensor core; 0: all
   static constexpr int kRows = kWaves * kWgmmaRows * kMathGroups;
   static constexpr int kColumnTiles = kColumns / 8;
-  // Two groups of instructions are under way where the registers hold the results of both.
-  static constexpr bool kAhead = kWaves * kColumns <= 128;
   // A step of the epilogue: the columns that a warp finishes together.
   static constexpr int kStepTiles = kColumnTiles < 4 ? kColumnTiles : 4;
   static constexpr int kColumnSteps = kColumnTiles / kStepTiles;

@@ -308,8 +308,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
         // A piece is what one group of instructions sums: a wave's part of a chunk.
         constexpr int kChains = kChunkBytes / kWgmmaKBytes / Tile::kChain;
         constexpr int kPieces = Tile::kWaves * kChains;
-        using First = std::integral_constant<int, 0>;
-        float part[Tile::kAhead ? 2 : 1][Tile::kColumnTiles][4];
+        float part[Tile::kColumnTiles][4];
         float row_scale[Tile::kWaves][2], w_scale[Tile::kScaleGroups];
         const float* scales = nullptr;
         int in_run = unit.first_chunk % kScaleRun;
@@ -323,7 +322,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
             for (int j = 0; j < 4; ++j) sums[wave][tile][j] = 0.0f;
           }
         }
-        const auto issue = [&](float(&to)[Tile::kColumnTiles][4], auto constant) {
+        const auto issue = [&](auto constant) {
           constexpr int piece = decltype(constant)::value;
           constexpr int wave = piece / kChains, begin = piece % kChains * Tile::kChain;
           if constexpr (piece == 0) mbarrier_wait(full + stage * 8, parity);
@@ -333,7 +332,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
 #pragma unroll
           for (int i = begin; i < begin + Tile::kChain; ++i) {
             wgmma_tile<Tile::kType>(
-                to, rows + wgmma_offset(wave * kWgmmaRows * kChunkBytes + i * kWgmmaKBytes),
+                part, rows + wgmma_offset(wave * kWgmmaRows * kChunkBytes + i * kWgmmaKBytes),
                 columns + wgmma_offset(i * kWgmmaKBytes), i > begin);
           }
           wgmma_commit();
@@ -362,10 +361,11 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
             }
           }
         };
-        const auto collect = [&](float(&from)[Tile::kColumnTiles][4], auto constant) {
+        const auto collect = [&](auto constant) {
           constexpr int piece = decltype(constant)::value;
           constexpr int wave = piece / kChains;
-          wgmma_pin(from);
+          wgmma_wait_all<0>();
+          wgmma_pin(part);
           if constexpr (piece + 1 == kPieces) {
             release(collected);
             if (++collected == p.num_stages) collected = 0;
@@ -376,22 +376,22 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
             float(&sum)[4] = sums[wave][tile];
             if constexpr (!Tile::kBlockScales) {
 #pragma unroll
-              for (int j = 0; j < 4; ++j) sum[j] += from[tile][j];
+              for (int j = 0; j < 4; ++j) sum[j] += part[tile][j];
             } else if constexpr (Tile::kSwapped) {
               const float* const of_columns = scales + (tile * 8 + quad * 2) * kScaleRun;
               const float low = of_columns[0] * w_scale[0];
               const float high = of_columns[kScaleRun] * w_scale[0];
-              sum[0] = fmaf(from[tile][0], low, sum[0]);
-              sum[1] = fmaf(from[tile][1], high, sum[1]);
-              sum[2] = fmaf(from[tile][2], low, sum[2]);
-              sum[3] = fmaf(from[tile][3], high, sum[3]);
+              sum[0] = fmaf(part[tile][0], low, sum[0]);
+              sum[1] = fmaf(part[tile][1], high, sum[1]);
+              sum[2] = fmaf(part[tile][2], low, sum[2]);
+              sum[3] = fmaf(part[tile][3], high, sum[3]);
             } else {
               const float of_w = w_scale[tile * 8 / Tile::kScaleGroup];
               const float low = row_scale[wave][0] * of_w, high = row_scale[wave][1] * of_w;
-              sum[0] = fmaf(from[tile][0], low, sum[0]);
-              sum[1] = fmaf(from[tile][1], low, sum[1]);
-              sum[2] = fmaf(from[tile][2], high, sum[2]);
-              sum[3] = fmaf(from[tile][3], high, sum[3]);
+              sum[0] = fmaf(part[tile][0], low, sum[0]);
+              sum[1] = fmaf(part[tile][1], low, sum[1]);
+              sum[2] = fmaf(part[tile][2], high, sum[2]);
+              sum[3] = fmaf(part[tile][3], high, sum[3]);
             }
           }
           if constexpr (Tile::kBlockScales && piece + 1 == kPieces) {
@@ -405,34 +405,11 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
             }
           }
         };
-        // Collects `from` once it is there, while the group after it runs.
-        const auto collect_next = [&](auto pending, float(&from)[Tile::kColumnTiles][4],
-                                      auto constant) {
-          read_scales(constant);
-          wgmma_wait_all<decltype(pending)::value>();
-          collect(from, constant);
-        };
-        if constexpr (Tile::kAhead) {
-          // The next group runs while one is collected. Only within a few chunks: of a group that is
-          // under way where the loop closes the compiler loses track, and serialises all (C7514).
-          constexpr int kRun = kPieces == 1 ? kChunksAhead : kChunksAhead / 2;
-          while (left >= kRun) {
-            issue(part[0], First());
-            for_each_step<kRun * kPieces>([&](auto constant) {
-              constexpr int at = decltype(constant)::value;
-              constexpr bool kNext = at + 1 < kRun * kPieces;
-              if constexpr (kNext) {
-                issue(part[(at + 1) % 2], std::integral_constant<int, (at + 1) % kPieces>());
-              }
-              collect_next(std::integral_constant<int, kNext ? 1 : 0>(), part[at % 2],
-                           std::integral_constant<int, at % kPieces>());
-            });
-          }
-        }
         while (left > 0) {
           for_each_step<kPieces>([&](auto piece) {
-            issue(part[0], piece);
-            collect_next(First(), part[0], piece);
+            issue(piece);
+            read_scales(piece);
+            collect(piece);
           });
         }
       }
