@@ -8,7 +8,6 @@
 // (docs/kernels/gemm.md).
 #pragma once
 
-
 #include <cmath>
 
 #include "config.h"
@@ -17,16 +16,17 @@ namespace rocm_kernels {
 namespace cuda {
 
 struct GemmTimeModel {
-  double clock;              // GHz
+  double clock;                                  // GHz
   double add_row, add_block, add_block_swapped;  // cycles of a scheduler for a sum
-  double ingest, l2;         // bytes a nanosecond of an SM
-  double memory;             // TB/s
-  double launch, end, end_of_sums;       // us: of a launch, of a tile, of 128 x 128 sums of it
+  double ingest, l2;                             // bytes a nanosecond of an SM
+  double memory;                                 // TB/s
+  double launch, end, end_of_sums;           // us: of a launch, of a tile, of 128 x 128 sums of it
   double combine, stream, combine_kilobyte;  // us where a tile is shared; times that if streamed
 };
 constexpr GemmTimeModel kFp8Time = {1.075, 0.687, 1.619, 3.106, 105.6, 46.6, 4.16,
                                     2.39,  0.27,  3.44,  0.583, 2.22,  0.057};
-constexpr GemmTimeModel k16BitTime = {1.075, 0, 0, 0, 105.6, 46.6, 4.16, 2.39, 0.27, 3.44, 0.583, 2.22, 0.057};
+constexpr GemmTimeModel k16BitTime = {1.075, 0,    0,    0,     105.6, 46.6, 4.16,
+                                      2.39,  0.27, 3.44, 0.583, 2.22,  0.057};
 
 // Microseconds.
 inline double predict(const GemmArgs& args, const GemmConfig& c, const GemmDevice& device) {
@@ -47,8 +47,8 @@ inline double predict(const GemmArgs& args, const GemmConfig& c, const GemmDevic
   double main, ends, combine = 0.0;
   const double end = model.end + area / 16384 * model.end_of_sums;
   const double kilobytes = area * 4 / 1000;
-  const bool streamed = c.schedule == GemmConfig::Schedule::kHybrid ||
-                        c.schedule == GemmConfig::Schedule::kStreamK;
+  const bool streamed =
+      c.schedule == GemmConfig::Schedule::kHybrid || c.schedule == GemmConfig::Schedule::kStreamK;
   if (streamed) {
     const TileSchedule s = cut_product(c, args.m, args.n, k_bytes, device.sm_count);
     const double rest = s.shared_tiles();
@@ -89,7 +89,7 @@ void for_each_warpgroup_config(const GemmArgs& args, const GemmDevice& device, c
                                     {128, 128, true},  {256, 128, true}};
   constexpr Shape kFp8HalfShapes[] = {
       {256, 128, false}, {128, 128, false}, {32, 128, true}, {64, 128, true}};  // float16 out
-  constexpr Shape kFloatShapes[] = {{128, 128, false}, {32, 128, true}};  // float32 out
+  constexpr Shape kFloatShapes[] = {{128, 128, false}, {32, 128, true}};        // float32 out
   const auto visit_shape = [&](const Shape& shape) {
     GemmConfig c;
     c.kernel = GemmConfig::Kernel::kWarpgroup;
@@ -121,8 +121,8 @@ void for_each_warpgroup_config(const GemmArgs& args, const GemmDevice& device, c
       c.split_k = 1;
       visit(c);
       // Splits that fill the workers once, or nearly; each part at least four chunks.
-      const int most = static_cast<int>(
-          std::min<int64_t>({workers / tiles, chunks / 4, kMaxContributors}));
+      const int most =
+          static_cast<int>(std::min<int64_t>({workers / tiles, chunks / 4, kMaxContributors}));
       c.schedule = GemmConfig::Schedule::kSplitK;
       for (c.split_k = std::max(2, most - 1); c.split_k <= most; ++c.split_k) visit(c);
       if (most >= 4) c.split_k = most / 2, visit(c);

@@ -52,8 +52,7 @@ Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const Ge
                         void* stream) {
   WarpgroupProblem p;
   const bool swapped = config.rows_are_w;
-  p.schedule =
-      cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count);
+  p.schedule = cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count);
   p.cluster = config.cluster_m * config.cluster_n;
   p.share_rows = config.cluster_c() == 2;
   p.rows = static_cast<int32_t>(swapped ? args.n : args.m);
@@ -100,8 +99,38 @@ int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
   if (args.m == 0 || cuda::ask_device(device) || cuda::config_of(args, device, config)) return 0;
   if (config.kernel != cuda::GemmConfig::Kernel::kWarpgroup) return 0;
   return cuda::workspace_bytes(
-      config, cuda::cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype),
-                                device.sm_count));
+      config,
+      cuda::cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count));
+}
+
+Status visit_gemm_configs(const GemmArgs& args, const Context&,
+                          void (*visit)(const char* config, void* state), void* state) {
+  cuda::GemmDevice device;
+  cuda::GemmConfig first;
+  if (const Status status = cuda::ask_device(device)) return status;
+  if (const Status status = cuda::config_of(args, device, first)) return status;
+  char chosen[cuda::kConfigTextBytes];
+  cuda::describe(first, chosen, sizeof chosen);
+  visit(chosen, state);
+  if (first.kernel != cuda::GemmConfig::Kernel::kWarpgroup) return nullptr;
+  cuda::for_each_warpgroup_config(args, device, [&](const cuda::GemmConfig& config) {
+    char text[cuda::kConfigTextBytes];
+    cuda::describe(config, text, sizeof text);
+    if (std::strcmp(text, chosen) != 0) visit(text, state);
+  });
+  return nullptr;
+}
+
+// wgmma is quicker than the library from the first row that skinny_gemm does not take; without it
+// the library is (docs/kernels/gemm.md).
+Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
+  constexpr int64_t kSkinnyRows = 64;
+  cuda::GemmDevice device;
+  if (const Status status = cuda::ask_device(device)) return status;
+  limits.skinny_gemm = kSkinnyRows;
+  if (device.compute_capability == 90 || !fits_scaled_mm(args)) return nullptr;
+  limits.skinny_gemm = limits.gemm = 32;
+  return nullptr;
 }
 
 Status launch_gemm(const GemmArgs& args, const Context& context) {

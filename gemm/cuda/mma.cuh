@@ -1,6 +1,6 @@
 // gemm on any GPU with tensor cores (sm_80 and later): mma.sync, FP8 widened to float16 exactly. On
-// sm_90a it serves what wgmma does not: FP8 operands with a float32 output, 16-bit a with FP8 w, and
-// rows that are not aligned to 16 bytes.
+// sm_90a it serves what wgmma does not: FP8 operands with a float32 output, 16-bit a with FP8 w,
+// and rows that are not aligned to 16 bytes.
 //
 //   a block: 128 rows of w x 128 rows of a x all of K, 8 warps of 32 x 64
 //   K goes by in steps of 64 bytes of w, kStages of them under way to shared memory
@@ -75,14 +75,12 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
     if (step < steps) {
       for (int i = threadIdx.x; i < kWBytes / 16; i += kMmaThreads) {
         const int row = i / (kMmaStepBytes / 16), vector = i % (kMmaStepBytes / 16);
-        fetch(args.w, first_n + row, args.n, args.w_stride,
-              k + vector * 16 / Types::kWBytes,
+        fetch(args.w, first_n + row, args.n, args.w_stride, k + vector * 16 / Types::kWBytes,
               std::integral_constant<int, Types::kWBytes>(), to + i * 16);
       }
       for (int i = threadIdx.x; i < kMmaBlockM * kARowBytes / 16; i += kMmaThreads) {
         const int row = i / (kARowBytes / 16), vector = i % (kARowBytes / 16);
-        fetch(args.a, first_m + row, args.m, args.a_stride,
-              k + vector * 16 / Types::kABytes,
+        fetch(args.a, first_m + row, args.m, args.a_stride, k + vector * 16 / Types::kABytes,
               std::integral_constant<int, Types::kABytes>(), to + kWBytes + i * 16);
       }
     }
