@@ -80,7 +80,7 @@ def test_tiles_and_schedules(package, ops, tile, schedule):
 def test_small_k(package, ops, k):
     problem = Problem(70, 66, k)
     for tile in ((64, 64), (128, 128)):
-        problem.check(package, problem.run(ops, text(tile, "data_parallel")))
+        problem.check(package, problem.run(ops, text(tile, "data_parallel", xcds=1)))
 
 
 def test_no_k(ops):
