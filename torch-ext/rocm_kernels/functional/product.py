@@ -27,6 +27,69 @@ def _(out, a, w, scale_a, scale_w, bias):
     return None
 
 
+@torch.library.register_fake(add_op_namespace_prefix("gemm_with_config"))
+def _(out, a, w, scale_a, scale_w, bias, config):
+    return None
+
+
+def gemm(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    scale_a: Optional[torch.Tensor] = None,
+    scale_w: Optional[torch.Tensor] = None,
+    *,
+    bias: Optional[torch.Tensor] = None,
+    out_dtype: Optional[torch.dtype] = None,
+    out: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """Matrix product for any number of rows: ``(a @ w.T) * scale_a * scale_w + bias``, float32
+    accumulation.
+
+    Args:
+        a: ``[..., K]``. FP8, bfloat16 or float16.
+        w: ``[N, K]``, as checkpoints hold it. FP8 of a's dialect, a's 16-bit dtype, or FP8 with a
+            16-bit a (weight only).
+        scale_a: float32; ``[1]`` per tensor, ``[..., 1]`` per row or ``[..., ceil(K / 128)]`` per
+            1 x 128 block. For an FP8 a.
+        scale_w: float32; ``[1]``, ``[N, 1]`` or ``[N]`` per output channel, or
+            ``[ceil(N / 128), ceil(K / 128)]`` per 128 x 128 block. For an FP8 w.
+        bias: ``[N]``, the output's dtype or float32.
+        out_dtype: float32, bfloat16 or float16. None: a's dtype, or bfloat16 for an FP8 a.
+        out: ``[..., N]`` to write the result to; it need not be zeroed.
+
+    Returns:
+        ``[..., N]``, rounded once. The same operands give the same bits in every call. On a GPU K
+        may be divided among workgroups, by a rule that looks at M too, so a row's bits may differ
+        between products of different M; :func:`gemm_config` tells how it is divided. On the CPU a
+        row's bits do not depend on M.
+    """
+    out = _allocate(out, out_dtype, a, w)
+    rows = input_rows(a)
+    _gemm(written_rows(out, "out"), rows, w, _row_scale(scale_a, rows), scale_w, bias)
+    return out
+
+
+def gemm_config(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    scale_a: Optional[torch.Tensor] = None,
+    scale_w: Optional[torch.Tensor] = None,
+    *,
+    out_dtype: Optional[torch.dtype] = None,
+) -> str:
+    """The config that ``gemm(a, w, scale_a, scale_w, out_dtype=out_dtype)`` runs with, in words.
+
+    Returns:
+        The backend's own text: the kernel's name, then ``name=value`` for each of its parameters;
+        on the CPU the instruction set. ``portable`` (AMD), ``plain`` and ``mma`` (CUDA) are the
+        slower kernels that take what the matrix units' own kernel does not.
+    """
+    out = _allocate(None, out_dtype, a, w)
+    rows = input_rows(a)
+    scale = _row_scale(scale_a, rows)
+    return ops.gemm_configs(written_rows(out, "out"), rows, w, scale, scale_w).splitlines()[0]
+
+
 def skinny_gemm(
     a: torch.Tensor,
     w: torch.Tensor,
@@ -54,12 +117,7 @@ def skinny_gemm(
     Returns:
         ``[..., N]``, rounded once.
     """
-    if out is None:
-        if out_dtype is None:
-            out_dtype = torch.bfloat16 if a.dtype in FP8_DTYPES else a.dtype
-        out = a.new_empty(*a.shape[:-1], w.shape[0], dtype=out_dtype)
-    elif out_dtype is not None and out.dtype != out_dtype:
-        raise ValueError(f"out must have out_dtype, got {out.dtype} and {out_dtype}")
+    out = _allocate(out, out_dtype, a, w)
     rows = input_rows(a)
     _skinny_gemm(written_rows(out, "out"), rows, w, _row_scale(scale_a, rows), scale_w, bias)
     return out
@@ -166,6 +224,22 @@ def multiply(
     those that are this package's kernels."""
     product = _skinny_gemm if path == "skinny_gemm" else _gemm
     product(out, a, w, scale_a, scale_w, bias)
+
+
+def _allocate(
+    out: Optional[torch.Tensor],
+    out_dtype: Optional[torch.dtype],
+    a: torch.Tensor,
+    w: torch.Tensor,
+) -> torch.Tensor:
+    """``out``, or a new ``[..., N]`` of ``out_dtype`` or of what a's dtype asks for."""
+    if out is None:
+        if out_dtype is None:
+            out_dtype = torch.bfloat16 if a.dtype in FP8_DTYPES else a.dtype
+        return a.new_empty(*a.shape[:-1], w.shape[0], dtype=out_dtype)
+    if out_dtype is not None and out.dtype != out_dtype:
+        raise ValueError(f"out must have out_dtype, got {out.dtype} and {out_dtype}")
+    return out
 
 
 def _row_scale(scale: Optional[torch.Tensor], rows: torch.Tensor) -> Optional[torch.Tensor]:
