@@ -16,6 +16,7 @@
 #include "../skinny_gemm/skinny_gemm.h"
 #include "../swiglu_fp8/swiglu_fp8.h"
 #if defined(CPU_KERNEL)
+#include "../common/cpu_isa.h"
 #include "../skinny_gemm/gemm_cpu.h"
 #endif
 #include "registration.h"
@@ -41,6 +42,7 @@ void torch_parallel_for_adapter(int64_t count, int64_t grain, void (*body)(int64
 // Runs `launch` with torch's thread pool.
 template <typename Launch>
 Status with_context(const Tensor&, const Launch& launch) {
+  cpu_isa();  // refuses a wrong ROCM_KERNELS_CPU_ISA here, not in a thread of the pool
   Context context;
   context.parallel_for = torch_parallel_for_adapter;
   context.num_threads = static_cast<int32_t>(torch::stable::get_num_threads());
@@ -218,12 +220,14 @@ void swiglu_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& gate,
                 std::optional<Tensor> up, std::optional<Tensor> scale, std::string activation,
                 int64_t group_size, double scale_ub) {
   SwigluFp8Args args;
-  require_matrix(gate, "gate");
+  args.activation = parse_activation(activation);
+  // As quantize_fp8, and as swiglu with both halves in one tensor, call it.
+  const char* const gate_name = up ? "gate" : "x";
+  require_matrix(gate, gate_name);
   args.rows = gate.size(0);
   args.columns = gate.size(1);
-  args.in_dtype = require_float(gate, "gate");
+  args.in_dtype = require_float(gate, gate_name);
   args.out_dtype = require_float_or_fp8(out, "out");
-  args.activation = parse_activation(activation);
   require_device(out, "out", gate, "gate");
   require_shape(out, "out", args.rows, args.columns);
   require_writable(out, "out");
