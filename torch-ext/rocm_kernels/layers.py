@@ -40,6 +40,7 @@ from .functional import (
     rms_norm_fp8,
     swiglu,
     swiglu_fp8,
+    usable_bias,
 )
 
 # Name of a kernel layer in models -> the layer here.
@@ -255,9 +256,10 @@ def _linear(x: torch.Tensor, linear: nn.Module) -> torch.Tensor:
     path = fp8_linear_path(x.shape[0], weight, scale)
     if path == "scaled_mm":
         # Where the library is quicker for many rows, unpacking the weight is a small part of it.
+        bias = None if bias is None else bias.to(x.dtype)
         return nn.functional.linear(x, (weight.to(x.dtype) * scale).to(x.dtype), bias)
     out = x.new_empty(x.shape[0], weight.shape[0])
-    multiply(path, out, x, weight, None, scale, bias)
+    multiply(path, out, x, weight, None, scale, usable_bias(bias, x.dtype))
     return out
 
 

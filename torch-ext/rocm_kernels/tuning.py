@@ -162,12 +162,17 @@ def tune_skinny_gemm(
 
     Returns:
         What the file holds.
+
+    Raises:
+        ValueError: rows are beyond the kernel's, or the output cannot be written.
     """
     if device is None and isinstance(what, nn.Module):
         device = next(what.parameters()).device
     device = _default_device() if device is None else torch.device(device)
     if not rows or not all(1 <= count <= SKINNY_GEMM_MAX_ROWS for count in rows):
         raise ValueError(f"rows must be of 1 to {SKINNY_GEMM_MAX_ROWS}, got {tuple(rows)}")
+    if output is not None:
+        _require_writable(Path(output))
     shapes = shapes_of(what) if isinstance(what, nn.Module) else [_shape(s, device) for s in what]
     entries = []
     for shape in shapes:
@@ -230,12 +235,17 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "--operands", choices=sorted(_OPERANDS), default="fp8", help="dtypes of a and w"
     )
     parser.add_argument("--block-scales", action="store_true", help="128 x 128 blocks")
-    parser.add_argument("--device", type=torch.device, help="the current GPU, or cpu without one")
+    parser.add_argument("--device", type=_device, help="the GPU of this build, or cpu")
     given = parser.parse_args(arguments)
     device = _default_device() if given.device is None else given.device
     dtypes = [native_fp8_dtype(device) if d is None else d for d in _OPERANDS[given.operands]]
     shapes = [GemmShape(n, k, dtypes[0], dtypes[1], given.block_scales) for n, k in given.shape]
-    tune_skinny_gemm(shapes, rows=given.rows, device=device, output=given.output, progress=print)
+    try:
+        tune_skinny_gemm(
+            shapes, rows=given.rows, device=device, output=given.output, progress=print
+        )
+    except ValueError as error:
+        parser.error(str(error))
     print(f"wrote {given.output}; to use it, set {VARIABLE} to its path or call load_tuning")
     return 0
 
@@ -525,7 +535,7 @@ def _shape(shape: Union[GemmShape, Tuple[int, int]], device: torch.device) -> Ge
 
 
 def _default_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device("cpu" if _package()["backend"]["type"] == "cpu" else "cuda")
 
 
 def _class(rows: int) -> int:
@@ -537,7 +547,30 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _numbers(text: str) -> List[int]:
-    return [int(part) for part in text.split(",")]
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be whole numbers, got {text!r}") from None
+
+
+def _device(text: str) -> torch.device:
+    names = ["cpu"]
+    if _package()["backend"]["type"] != "cpu":
+        names = ["cuda", *(f"cuda:{index}" for index, _ in _devices())]
+    if text not in names:
+        raise argparse.ArgumentTypeError(f"this build runs on {', '.join(names)}, got {text!r}")
+    return torch.device(text)
+
+
+def _require_writable(path: Path) -> None:
+    """Asked before the work, which takes minutes."""
+    existed = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise ValueError(f"output cannot be written: {path}: {error.strerror}") from None
+    if not existed:
+        path.unlink()
 
 
 def _pair(text: str) -> Tuple[int, int]:
