@@ -71,6 +71,11 @@ def tokens(rows, columns, device="cpu", vocabulary=160):
     return torch.randint(0, vocabulary, (rows, columns), device=device)
 
 
+def mapping_layer(package, name):
+    """The layer here that serves the kernel layer of that name in models."""
+    return package.layers.LAYERS[name]
+
+
 def dequantized(package, model):
     """The model with its FP8 weights in nn.Linear again."""
     model = copy.deepcopy(model)
@@ -305,18 +310,50 @@ def test_parts_stay_usable(package, quantize_, run_kernelized, device):
     whole = attention.qkv_proj(x)
     widths = [getattr(attention, name).out_features for name in ("q_proj", "k_proj", "v_proj")]
     parts = whole.split(widths, -1)
+    projected = package.models.linear.Projected(whole)
     for name, part in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True):
         projection = getattr(attention, name)
         assert torch.equal(projection(x), part), "from the input"
-        assert torch.equal(projection(whole), part), "from the fused projection's result"
+        assert torch.equal(projection(projected), part), "from the fused projection's result"
 
 
-def test_equal_widths_are_not_fused(quantize_):
-    # q, k and v together as wide as the input: a part could not tell one from the other.
-    model = tiny_llama(hidden_size=96, head_dim=8, num_attention_heads=6, num_key_value_heads=3)
+@torch.no_grad()
+def test_equal_widths_are_fused(package, quantize_, run_kernelized, device):
+    """q, k and v together are as wide as the input, and so are gate and up: width tells nothing."""
+    model = tiny_llama(
+        head_dim=8, num_attention_heads=6, num_key_value_heads=3, intermediate_size=48
+    ).to(device)
     report = quantize_(model)
-    assert not any("qkv_proj" in name for name in report.fused)
-    assert any("gate_up_proj" in name for name in report.fused)
+    assert len(report.fused) == 4
+    for name in report.fused:
+        fused = model.get_submodule(name)
+        assert fused.out_features == fused.in_features == 96
+    ids = tokens(2, 9, device)
+    expected = quantizing_inputs(package, model)(ids).logits
+    unquantised = dequantized(package, model).to(device)(ids).logits
+    actual = run_kernelized(model)(ids).logits
+    assert package.models.kernelized_layers(model)["LlamaDecoderLayer", "LlamaDecoderLayer"] == 2
+    assert (actual - expected).abs().mean() < 0.05 * (expected - unquantised).abs().mean()
+
+
+@torch.no_grad()
+def test_a_layer_works_whatever_else_is_replaced(package, quantize_, device):
+    """A mapping may lack any layer: the others then meet the model's own forwards."""
+    mapping = package.layers.kernel_mapping()
+    model = tiny_llama().to(device)
+    quantize_(model)
+    ids = tokens(2, 9, device)
+    expected = quantizing_inputs(package, model)(ids).logits
+    noise = (expected - model(ids).logits).abs().mean()
+    for missing in ("LlamaDecoderLayer", "LlamaMLP", "FP8LinearPart", "FP8Linear", "RMSNorm"):
+        some = copy.deepcopy(model)
+        rest = {name: repos for name, repos in mapping.items() if name != missing}
+        with use_kernel_mapping(rest, inherit_mapping=False):
+            kernelize(some, mode=Mode.INFERENCE)
+        counts = package.models.kernelized_layers(some)
+        assert counts and not any(layer == mapping_layer(package, missing) for _, layer in counts)
+        # What is missing runs without quantising its input: closer to the unquantised, never off.
+        assert (some(ids).logits - expected).abs().mean() < 1.2 * noise, missing
 
 
 @torch.no_grad()
