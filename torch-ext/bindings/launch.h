@@ -13,9 +13,6 @@
 #include <optional>
 
 #include "../../common/core/context.h"
-#if defined(CPU_KERNEL)
-#include "../../common/cpu/isa.h"
-#endif
 #include "checks.h"
 
 #if !defined(CPU_KERNEL)
@@ -29,7 +26,6 @@ namespace rocm_kernels {
 // Runs `launch` with torch's thread pool.
 template <typename Launch>
 Status with_context(const Tensor&, const Launch& launch) {
-  cpu::isa();  // refuses a wrong ROCM_KERNELS_CPU_ISA here, not in a thread of the pool
   Context context;
   context.parallel_for = [](int64_t count, int64_t grain, void (*body)(int64_t, int64_t, void*),
                             void* state) {
