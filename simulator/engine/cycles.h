@@ -239,6 +239,8 @@ class Device {
     u32 count;
     bool scalar, scratch;
     double issued;
+    u64 age;  // of the wave: it may have ended, and its place may be another's
+    u32 unit, life;
   };
   // Keys: a SIMD's number with the top bit, or an operation's turn and its place in the pool.
   static constexpr u64 kSimdKey = 1ull << 63;
@@ -251,7 +253,7 @@ class Device {
   void leave(u32 wave, double now);
   void wake(Simd& simd, double time);
   void operate(u64 number, double now);
-  void finish(TimedWave& w, Flight& flight, u32 entry, double done);
+  void finish(const Operation& op, bool scalar, double done);
   void send(const Operation& op, double time);
 
   // cycles_unit.cpp

@@ -149,8 +149,10 @@ void Device::leave(u32 id, double now) {
   }
 }
 
-void Device::finish(TimedWave& w, Flight& flight, u32 entry, double done) {
-  flight.done[entry] = done;
+void Device::finish(const Operation& op, bool scalar, double done) {
+  TimedWave& w = waves_[op.wave];
+  if (w.age != op.age) return;
+  (scalar ? w.lgkm : w.vm).done[op.entry] = done;
   if (w.state != TimedWave::Unknown) return;
   w.state = TimedWave::Ready;
   w.ready = done;
@@ -173,8 +175,7 @@ void Device::operate(u64 number, double now) {
   u32 place = number & ((1u << kPoolBits) - 1);
   Operation op = operations_[place];
   const TimedInst& t = code_[op.inst];
-  TimedWave& w = waves_[op.wave];
-  ComputeUnit& unit = units_[simds_[w.simd].unit];
+  ComputeUnit& unit = units_[op.unit];
   double toL2 = p_.l2_latency / 2, back = p_.l2_latency - toL2;
   if (op.scalar) {
     double done = now;
@@ -183,7 +184,7 @@ void Device::operate(u64 number, double now) {
       double at = memory_.access(unit.die, line, halves, MemorySystem::Access::Load, false, now + toL2);
       done = std::max(done, at + back);
     }
-    finish(w, w.lgkm, op.entry, done);
+    finish(op, true, done);
     freeOperations_.push_back(place);
     return;
   }
@@ -200,7 +201,7 @@ void Device::operate(u64 number, double now) {
               : t.atomic ? MemorySystem::Access::Atomic
                          : MemorySystem::Access::Load;
   double ready = now + p_.l1_latency;
-  u32 halves = 0;
+  u32 halves = 0, slots[2], slotCount = 0;
   for (u32 n = 0; n < op.count; ++n) {
     u32 line = op.words[n] >> 2, touched = op.words[n] & 3;
     if (op.scratch) line = (line + op.wave * scratchLines_) | 3u << 28;
@@ -209,13 +210,18 @@ void Device::operate(u64 number, double now) {
       // An L1 line is 128 bytes, or one half of them.
       bool wide = p_.l1_line == 128;
       u32 missed = 0;
+      slotCount = 0;
       for (u32 half = 0; half < (wide ? 1 : 2); ++half) {
         if (!wide && !(touched >> half & 1)) continue;
         ++memory_.counts().l1Requests;
-        if (unit.l1.touch(wide ? line : line * 2 + half, false, t.streaming).hit) {
+        // A line that is still on its way is asked for again: the published hit rates of L2 on an
+        // MI250X say so.
+        auto r = unit.l1.touch(wide ? line : line * 2 + half, false, t.streaming);
+        if (r.hit && unit.l1.arrives(r.slot) <= now) {
           ++memory_.counts().l1Hits;
         } else {
           missed |= wide ? 3 : 1 << half;
+          slots[slotCount++] = r.slot;
         }
       }
       if (!missed) continue;
@@ -223,6 +229,7 @@ void Device::operate(u64 number, double now) {
     }
     double at = memory_.access(unit.die, line, touched, kind, t.streaming, now + toL2) + back;
     if (kind != MemorySystem::Access::Store) unit.outstanding[unit.requests++ % limit] = at;
+    for (u32 k = 0; k < slotCount; ++k) unit.l1.arrives(slots[k]) = at;
     ready = std::max(ready, at);
   }
   if (t.load) {
@@ -235,8 +242,8 @@ void Device::operate(u64 number, double now) {
   } else {
     storesDone_ = std::max(storesDone_, ready);
   }
-  if (unit.traced) trace_.memory.push_back({w.life, op.inst, op.issued, ready});
-  finish(w, w.vm, op.entry, ready);
+  if (unit.traced) trace_.memory.push_back({op.life, op.inst, op.issued, ready});
+  finish(op, false, ready);
   freeOperations_.push_back(place);
   --unit.queued;
   for (u32 s : unit.blocked) {

@@ -150,7 +150,8 @@ void Device::issueScalar(ComputeUnit& unit, TimedWave& w, const TimedInst& t, do
     return;
   }
   u32 entry = w.lgkm.add(w.pc(), Flight::kUnknown);
-  send({w.id, entry, w.pc(), words + 1, count, true, false, now}, now + p_.scalar_latency / 2);
+  send({w.id, entry, w.pc(), words + 1, count, true, false, now, w.age, unit.id, w.life},
+       now + p_.scalar_latency / 2);
 }
 
 void Device::issueMemory(ComputeUnit& unit, TimedWave& w, const TimedInst& t, double now) {
@@ -160,7 +161,8 @@ void Device::issueMemory(ComputeUnit& unit, TimedWave& w, const TimedInst& t, do
   u32 entry = w.vm.add(w.pc(), Flight::kUnknown);
   unit.addressFree = std::max(now, unit.addressFree) + cycles;
   ++unit.queued;
-  send({w.id, entry, w.pc(), words + 1, count, false, t.scratch, now}, unit.addressFree);
+  send({w.id, entry, w.pc(), words + 1, count, false, t.scratch, now, w.age, unit.id, w.life},
+       unit.addressFree);
 }
 
 void Device::issue(Simd& s, TimedWave& w, const TimedInst& t, double now) {
