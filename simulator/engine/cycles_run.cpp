@@ -184,6 +184,13 @@ void Device::operate(u64 number, double now) {
       double at = memory_.access(unit.die, line, halves, MemorySystem::Access::Load, false, now + toL2);
       done = std::max(done, at + back);
     }
+    TimedCache& cache = scalarCaches_[unit.id / p_.scalar_sharers];
+    for (u32 n = 0; n < op.count; ++n) {
+      for (u32 half = 0; half < 2; ++half) {
+        if (!(op.words[n] >> half & 1)) continue;
+        cache.arrives(cache.touch((op.words[n] >> 2) * 2 + half, false, false).slot) = done;
+      }
+    }
     finish(op, true, done);
     freeOperations_.push_back(place);
     return;

@@ -11,6 +11,7 @@ namespace sim {
 namespace {
 
 constexpr double kTurn = 4;
+constexpr u32 kLgkmMost = 16;  // the counter has four bits
 constexpr double kTakenBranch = 16;  // until a wave issues again after a jump
 
 }  // namespace
@@ -117,7 +118,7 @@ bool Device::available(Simd& s, TimedWave& w, const TimedInst& t, double now) {
       w.why = Spent::LdsQueue;
       w.ready = std::max(w.ready, unit.ldsFree - p_.lds_queue);
       if (w.ready > now) return false;
-      return settle(w, w.lgkm, Flight::kMost - 1, Spent::WaitLds, now);
+      return settle(w, w.lgkm, kLgkmMost - 1, Spent::WaitLds, now);
     case Unit::Vmem:
       if (!settle(w, w.vm, Flight::kMost - 1, Spent::WaitMemory, now)) return false;
       if (unit.queued < p_.address_queue) return true;
@@ -126,7 +127,7 @@ bool Device::available(Simd& s, TimedWave& w, const TimedInst& t, double now) {
       w.ready = Flight::kUnknown;  // until the queue has room
       return false;
     case Unit::Scalar:
-      return !t.memory || settle(w, w.lgkm, Flight::kMost - 1, Spent::WaitScalar, now);
+      return !t.memory || settle(w, w.lgkm, kLgkmMost - 1, Spent::WaitScalar, now);
     default:
       return true;
   }
@@ -142,7 +143,8 @@ void Device::issueScalar(ComputeUnit& unit, TimedWave& w, const TimedInst& t, do
     for (u32 half = 0; half < 2; ++half) {
       if (!(words[1 + n] >> half & 1)) continue;
       TimedCache::Result r = cache.touch((words[1 + n] >> 2) * 2 + half, false, false);
-      hit &= r.hit;
+      hit &= r.hit && cache.arrives(r.slot) <= now;
+      if (!r.hit) cache.arrives(r.slot) = Flight::kUnknown;
     }
   }
   if (hit) {
