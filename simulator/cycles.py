@@ -21,7 +21,7 @@ class Structure(ctypes.Structure):
         (name, ctypes.c_double)
         for name in (
             "clock_hz launch_cycles l1_latency l2_latency infinity_latency memory_latency "
-            "scalar_latency lds_latency l1_bytes l2_bytes fabric_bytes memory_bytes "
+            "scalar_latency lds_latency l1_bytes l2_bytes fabric_bytes write_bytes memory_bytes "
             "dispatch_cycles barrier_cycles"
         ).split()
     ] + [
@@ -55,6 +55,7 @@ class Machine:
     lds_latency: float
     l2_bytes: float  # a cycle and channel
     fabric_bytes_per_s: float  # of the device, between L2 and what lies behind
+    write_bytes_per_s: float  # the same for what L2 writes back
     memory_bytes_per_s: float
     dies: int
     units: int  # a die
@@ -73,8 +74,8 @@ class Machine:
     registers: int = 512
     register_granule: int = 8
     l1_ways: int = 64
-    l1_outstanding: int = 256
-    address_queue: int = 16  # vector memory instructions of a unit that wait for their addresses
+    l1_outstanding: int = 96  # lines
+    address_queue: int = 8  # vector memory instructions of a unit that wait for their addresses
     lds_queue: int = 64  # cycles of LDS work that may wait
     l2_ways: int = 16
     infinity_ways: int = 16
@@ -94,6 +95,7 @@ class Machine:
                 setattr(s, name, type(getattr(s, name))(getattr(self, name)))
         s.launch_cycles = self.launch_s * self.clock_hz
         s.fabric_bytes = self.fabric_bytes_per_s / self.clock_hz / self.dies
+        s.write_bytes = self.write_bytes_per_s / self.clock_hz / self.dies
         s.memory_bytes = self.memory_bytes_per_s / self.clock_hz
         s.infinity_size = self.infinity_kib
         s.sampled = self.sampled or self.dies
@@ -112,6 +114,7 @@ MACHINES = {
         lds_latency=64,
         l2_bytes=128,
         fabric_bytes_per_s=11.9e12,
+        write_bytes_per_s=2e12,
         memory_bytes_per_s=4.2e12,
         dies=8,
         units=38,
@@ -134,6 +137,7 @@ MACHINES = {
         lds_latency=64,
         l2_bytes=128,
         fabric_bytes_per_s=14e12,
+        write_bytes_per_s=2.9e12,
         memory_bytes_per_s=6.1e12,
         dies=8,
         units=32,
@@ -157,13 +161,14 @@ MACHINES = {
         lds_latency=64,
         l2_bytes=128,
         fabric_bytes_per_s=3.2e12,
-        memory_bytes_per_s=1.35e12,
+        write_bytes_per_s=3.2e12,
+        memory_bytes_per_s=1.27e12,
         dies=1,
         units=110,
         lds_bytes=64 << 10,
         l1_size=16 << 10,
         l1_line=64,
-        l2_size=8 << 20,
+        l2_size=7 << 20,
         l2_channels=32,
         infinity_kib=0,
         memory_channels=32,

@@ -17,7 +17,7 @@ typedef struct {
   double l1_latency, l2_latency, infinity_latency, memory_latency, scalar_latency, lds_latency;
   double l1_bytes;                 // a compute unit
   double l2_bytes;                 // a channel of L2
-  double fabric_bytes;             // a die
+  double fabric_bytes, write_bytes;  // a die: what L2 reads, what it writes back
   double memory_bytes;             // of the device, all channels together
   double dispatch_cycles;          // a wave, of one die's dispatcher
   double barrier_cycles;

@@ -103,13 +103,14 @@ class MemorySystem {
   struct Die {
     TimedCache l2;
     std::vector<double> channels;
-    double fabric = 0, fabricWrite = 0;
+    double fabric = 0, fabricWrite = 0, firstWrite = -1;
+    u64 written = 0;  // lines written back
   };
   const SimCycles& p_;
   std::vector<Die> dies_;
   TimedCache infinity_;
   std::vector<double> memory_;
-  double memoryCycles_, fabricCycles_;
+  double memoryCycles_, fabricCycles_, writeCycles_;
   MemoryCounts counts_;
 };
 
@@ -242,6 +243,10 @@ class Device {
     u64 age;  // of the wave: it may have ended, and its place may be another's
     u32 unit, life;
   };
+  struct ScalarCache {
+    TimedCache lines;
+    std::vector<Operation> waiting;  // for lines that another load asked for
+  };
   // Keys: a SIMD's number with the top bit, or an operation's turn and its place in the pool.
   static constexpr u64 kSimdKey = 1ull << 63;
   static constexpr u32 kPoolBits = 24;
@@ -253,7 +258,9 @@ class Device {
   void leave(u32 wave, double now);
   void wake(Simd& simd, double time);
   void operate(u64 number, double now);
-  void finish(const Operation& op, bool scalar, double done);
+  void finish(const Operation& op, double done);
+  void operateScalar(const Operation& op, double now);
+  bool arrived(ScalarCache& cache, const Operation& op, double& done);
   void send(const Operation& op, double time);
 
   // cycles_unit.cpp
@@ -276,7 +283,7 @@ class Device {
   std::vector<u32> freeWaves_;
   std::vector<Simd> simds_;
   std::vector<ComputeUnit> units_;
-  std::vector<TimedCache> scalarCaches_;
+  std::vector<ScalarCache> scalarCaches_;
   std::unordered_map<u64, Group> groups_;
   std::vector<u64> nextGroup_;
   std::vector<double> dispatchFree_;

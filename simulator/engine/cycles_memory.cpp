@@ -56,6 +56,7 @@ MemorySystem::MemorySystem(const SimCycles& p, u32 dies) : p_(p), dies_(dies) {
   double rate = p.memory_bytes / p.memory_channels * dies / p.dies;
   memoryCycles_ = kLineBytes / rate;
   fabricCycles_ = kLineBytes / p.fabric_bytes;
+  writeCycles_ = kLineBytes / p.write_bytes;
 }
 
 double MemorySystem::channel(u32 line, double now, double cycles) {
@@ -98,7 +99,8 @@ double MemorySystem::fetch(u32 die, u32 line, double now) {
 void MemorySystem::writeBack(u32 die, u32 line, double now) {
   Die& d = dies_[die];
   double start = std::max(now, d.fabricWrite);
-  d.fabricWrite = start + fabricCycles_;
+  d.fabricWrite = start + writeCycles_;
+  ++d.written;
   counts_.writeBytes += kLineBytes;
   if (infinity_.present()) {
     TimedCache::Result r = infinity_.touch(line, true, false);
@@ -120,6 +122,7 @@ double MemorySystem::access(u32 die, u32 line, u32 halves, Access kind, bool str
   ++counts_.l2Requests;
   TimedCache::Result r = d.l2.touch(line, kind != Access::Load, streaming);
   counts_.l2Hits += r.hit;
+  if (kind != Access::Load && d.firstWrite < 0) d.firstWrite = start;
   if (r.evictedDirty) writeBack(die, r.evictedDirty - 1, start);
   if (r.hit) return std::max(start, d.l2.arrives(r.slot));
   // A store that covers a part of a line does not fetch it: L2 keeps byte masks.
@@ -129,17 +132,18 @@ double MemorySystem::access(u32 die, u32 line, u32 halves, Access kind, bool str
   return back;
 }
 
+// L2 writes back whenever the way out is free, so what is left at the end is what all the writes
+// need more than the time since the first.
 double MemorySystem::drain(double now) {
   double end = now;
   for (Die& d : dies_) {
     u64 lines = d.l2.dirtyLines();
+    if (d.firstWrite < 0) continue;
     counts_.writeBytes += lines * kLineBytes;
-    double leaves = std::max(now, d.fabricWrite) + lines * fabricCycles_;
-    end = std::max(end, leaves);
+    end = std::max(end, d.firstWrite + (d.written + lines) * writeCycles_);
     if (infinity_.present()) continue;
     counts_.memoryWriteBytes += lines * kLineBytes;
     counts_.busy += lines * memoryCycles_;
-    end = std::max(end, now + lines * memoryCycles_ / memory_.size());
   }
   return end;
 }

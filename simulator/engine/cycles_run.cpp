@@ -30,7 +30,7 @@ Device::Device(const Launch& launch, const SimCycles& p)
     }
   }
   scalarCaches_.resize((units_.size() + p.scalar_sharers - 1) / p.scalar_sharers);
-  for (TimedCache& cache : scalarCaches_) cache.configure(p.scalar_size, 4, 64);
+  for (ScalarCache& cache : scalarCaches_) cache.lines.configure(p.scalar_size, 4, 64);
   for (u32 die = 0; die < p.sampled; ++die) nextGroup_.push_back(die);
   dispatchFree_.assign(p.sampled, 0);
   nextUnit_.assign(p.sampled, 0);
@@ -149,10 +149,10 @@ void Device::leave(u32 id, double now) {
   }
 }
 
-void Device::finish(const Operation& op, bool scalar, double done) {
+void Device::finish(const Operation& op, double done) {
   TimedWave& w = waves_[op.wave];
   if (w.age != op.age) return;
-  (scalar ? w.lgkm : w.vm).done[op.entry] = done;
+  (op.scalar ? w.lgkm : w.vm).done[op.entry] = done;
   if (w.state != TimedWave::Unknown) return;
   w.state = TimedWave::Ready;
   w.ready = done;
@@ -170,6 +170,47 @@ void Device::send(const Operation& op, double time) {
   events_.push({time, operationCount_++ << kPoolBits | place});
 }
 
+// Whether all lines of a scalar load are in the cache or known to come; when.
+bool Device::arrived(ScalarCache& cache, const Operation& op, double& done) {
+  for (u32 n = 0; n < op.count; ++n) {
+    for (u32 half = 0; half < 2; ++half) {
+      if (!(op.words[n] >> half & 1)) continue;
+      u32 line = (op.words[n] >> 2) * 2 + half;
+      double when = cache.lines.arrives(cache.lines.touch(line, false, false).slot);
+      if (when == Flight::kUnknown) return false;
+      done = std::max(done, when);
+    }
+  }
+  return true;
+}
+
+// A scalar load missed its cache.
+void Device::operateScalar(const Operation& op, double now) {
+  u32 die = units_[op.unit].die;
+  double done = now;
+  for (u32 n = 0; n < op.count; ++n) {
+    u32 line = op.words[n] >> 2, halves = op.words[n] & 3;
+    double at = memory_.access(die, line, halves, MemorySystem::Access::Load, false,
+                               now + p_.l2_latency / 2);
+    done = std::max(done, at + p_.l2_latency / 2);
+  }
+  ScalarCache& cache = scalarCaches_[op.unit / p_.scalar_sharers];
+  for (u32 n = 0; n < op.count; ++n) {
+    for (u32 half = 0; half < 2; ++half) {
+      if (!(op.words[n] >> half & 1)) continue;
+      u32 line = (op.words[n] >> 2) * 2 + half;
+      cache.lines.arrives(cache.lines.touch(line, false, false).slot) = done;
+    }
+  }
+  finish(op, done);
+  std::erase_if(cache.waiting, [&](const Operation& other) {
+    double when = now;
+    if (!arrived(cache, other, when)) return false;
+    finish(other, when);
+    return true;
+  });
+}
+
 // A memory operation has come out of the address unit.
 void Device::operate(u64 number, double now) {
   u32 place = number & ((1u << kPoolBits) - 1);
@@ -178,21 +219,8 @@ void Device::operate(u64 number, double now) {
   ComputeUnit& unit = units_[op.unit];
   double toL2 = p_.l2_latency / 2, back = p_.l2_latency - toL2;
   if (op.scalar) {
-    double done = now;
-    for (u32 n = 0; n < op.count; ++n) {
-      u32 line = op.words[n] >> 2, halves = op.words[n] & 3;
-      double at = memory_.access(unit.die, line, halves, MemorySystem::Access::Load, false, now + toL2);
-      done = std::max(done, at + back);
-    }
-    TimedCache& cache = scalarCaches_[unit.id / p_.scalar_sharers];
-    for (u32 n = 0; n < op.count; ++n) {
-      for (u32 half = 0; half < 2; ++half) {
-        if (!(op.words[n] >> half & 1)) continue;
-        cache.arrives(cache.touch((op.words[n] >> 2) * 2 + half, false, false).slot) = done;
-      }
-    }
-    finish(op, true, done);
     freeOperations_.push_back(place);
+    operateScalar(op, now);
     return;
   }
   // The misses that L1 may have outstanding are limited; who comes too early waits, in order.
@@ -250,7 +278,7 @@ void Device::operate(u64 number, double now) {
     storesDone_ = std::max(storesDone_, ready);
   }
   if (unit.traced) trace_.memory.push_back({op.life, op.inst, op.issued, ready});
-  finish(op, false, ready);
+  finish(op, ready);
   freeOperations_.push_back(place);
   --unit.queued;
   for (u32 s : unit.blocked) {

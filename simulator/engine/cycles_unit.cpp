@@ -137,23 +137,25 @@ void Device::issueScalar(ComputeUnit& unit, TimedWave& w, const TimedInst& t, do
   const u32* words = &w.stream->memory[w.word];
   u32 count = words[0] & 0xffff;
   w.word += 1 + count;
-  bool hit = true;
-  TimedCache& cache = scalarCaches_[unit.id / p_.scalar_sharers];
+  ScalarCache& cache = scalarCaches_[unit.id / p_.scalar_sharers];
+  bool miss = false;
   for (u32 n = 0; n < count; ++n) {
     for (u32 half = 0; half < 2; ++half) {
       if (!(words[1 + n] >> half & 1)) continue;
-      TimedCache::Result r = cache.touch((words[1 + n] >> 2) * 2 + half, false, false);
-      hit &= r.hit && cache.arrives(r.slot) <= now;
-      if (!r.hit) cache.arrives(r.slot) = Flight::kUnknown;
+      TimedCache::Result r = cache.lines.touch((words[1 + n] >> 2) * 2 + half, false, false);
+      if (!r.hit) cache.lines.arrives(r.slot) = Flight::kUnknown;
+      miss |= !r.hit;
     }
   }
-  if (hit) {
-    w.lgkm.add(w.pc(), now + p_.scalar_latency);
-    return;
+  Operation op{w.id, 0, w.pc(), words + 1, count, true, false, now, w.age, unit.id, w.life};
+  double done = now + p_.scalar_latency;
+  bool known = !miss && arrived(cache, op, done);
+  op.entry = w.lgkm.add(w.pc(), known ? done : Flight::kUnknown);
+  if (miss) {
+    send(op, now + p_.scalar_latency / 2);
+  } else if (!known) {
+    cache.waiting.push_back(op);
   }
-  u32 entry = w.lgkm.add(w.pc(), Flight::kUnknown);
-  send({w.id, entry, w.pc(), words + 1, count, true, false, now, w.age, unit.id, w.life},
-       now + p_.scalar_latency / 2);
 }
 
 void Device::issueMemory(ComputeUnit& unit, TimedWave& w, const TimedInst& t, double now) {

@@ -332,9 +332,11 @@ void checkLaunch(const Launch& l) {
     throw Error("kernel " + l.kernel->name + ": required at most " + std::to_string(limit) +
                 " KiB of LDS, got " + std::to_string(lds) + " bytes");
   }
-  if (l.kernel->privateBytes && !l.object->gpu->flatScratch) {
-    throw Error("kernel " + l.kernel->name + " uses scratch, which is not implemented for " +
-                l.object->gpu->target);
+  // Property 1: scratch through a swizzled buffer, not through scratch instructions.
+  if (l.kernel->privateBytes && !l.object->gpu->flatScratch && (l.kernel->properties & 1)) {
+    throw Error("kernel " + l.kernel->name + " uses scratch through buffers, which is not " +
+                "implemented for " + l.object->gpu->target +
+                ": compile with -Xclang -target-feature -Xclang +enable-flat-scratch");
   }
 }
 
