@@ -1,9 +1,9 @@
 // Stand-ins for what hf-rocm-kernels includes, so that its row kernels compile by themselves: FP16,
 // FP8 conversion with saturation as ROCm's header does it, and hipCUB's sum over a workgroup. The
 // kernels come from a checkout of the project (calibrate.py), nothing of which is kept here.
-#include <hip/hip_runtime.h>
+#include "old_libraries.h"
 
-typedef _Float16 half;
+typedef __half half;
 typedef half half2 __attribute__((ext_vector_type(2)));
 typedef unsigned char __hip_fp8_storage_t;
 typedef unsigned short __hip_fp8x2_storage_t;
@@ -20,15 +20,6 @@ __device__ inline __hip_fp8x2_storage_t __hip_cvt_float2_to_fp8x2(float2 v, int,
   return __builtin_amdgcn_cvt_pk_fp8_f32(saturated(v.x), saturated(v.y), 0, false);
 }
 
-// The distribution's device libraries are older than what HIP's headers call.
-__device__ inline void workgroup_barrier() {
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-  __builtin_amdgcn_s_barrier();
-  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
-}
-#define __syncthreads workgroup_barrier
-#define rsqrtf __builtin_amdgcn_rsqf
-
 namespace hipcub {
 struct Sum {};
 template <class T, int kThreads>
@@ -38,15 +29,30 @@ struct BlockReduce {
   };
   TempStorage& storage;
   __device__ BlockReduce(TempStorage& s) : storage(s) {}
-  // The result is thread 0's.
-  __device__ T Reduce(T value, Sum, int threads) {
-    for (int step = 32; step; step /= 2) value += __shfl_down(value, step);
-    if (threadIdx.x % 64 == 0) storage.partial[threadIdx.x / 64] = value;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      for (int n = 1; n < (threads + 63) / 64; ++n) value += storage.partial[n];
-    }
+  template <int kControl, int kRows = 0xf>
+  __device__ static T moved(T value) {
+    return __builtin_bit_cast(
+        T, __builtin_amdgcn_update_dpp(0, __builtin_bit_cast(int, value), kControl, kRows, 0xf, false));
+  }
+  // Lane 63 has the sum of the wave, as with the library's moves between lanes.
+  __device__ static T wave_sum(T value) {
+    value += moved<0x111>(value);
+    value += moved<0x112>(value);
+    value += moved<0x114>(value);
+    value += moved<0x118>(value);
+    value += moved<0x142, 0xa>(value);
+    value += moved<0x143, 0xc>(value);
     return value;
+  }
+  // The result is the first wave's.
+  __device__ T Reduce(T value, Sum, int threads) {
+    value = wave_sum(value);
+    if (threadIdx.x % 64 == 63) storage.partial[threadIdx.x / 64] = value;
+    __syncthreads();
+    int waves = (threads + 63) / 64;
+    T mine = threadIdx.x < waves ? storage.partial[threadIdx.x] : T(0);
+    mine = wave_sum(mine);
+    return __builtin_bit_cast(T, __builtin_amdgcn_readlane(__builtin_bit_cast(int, mine), 63));
   }
 };
 }  // namespace hipcub
