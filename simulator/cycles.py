@@ -216,3 +216,23 @@ class Cycles:
         """Of lines that L2 was asked for, read and written: L2CacheHit."""
         m = self.raw["memory"]
         return m["l2_hits"] / max(1, m["l2_requests"])
+
+
+def cycles_text(cycles: Cycles, count: int = 15) -> str:
+    """Time, where the SIMDs' cycles went, memory, and the instructions that cost most, as tables."""
+    raw, memory = cycles.raw, cycles.raw["memory"]
+    lines = ["", f"cycle model: {cycles.seconds * 1e6:.2f} us, {raw['cycles']:,.0f} cycles, "
+             f"{raw['waves_per_simd']:.1f} waves a SIMD"]  # fmt: skip
+    lines.append(", ".join(f"{name} {part:.1%}" for name, part in
+                           sorted(cycles.spent.items(), key=lambda x: -x[1]) if part >= 0.001))
+    rate = lambda hits, all_: f"{memory[hits] / max(1, memory[all_]):.1%}"  # noqa: E731
+    lines.append(
+        f"L1 hits {rate('l1_hits', 'l1_requests')}, L2 hits {rate('l2_hits', 'l2_requests')}, "
+        f"fetched {memory['fetch_bytes']:,} bytes, written back {memory['write_bytes']:,}, "
+        f"memory busy {memory['memory_busy']:.1%}, a load takes {memory['load_latency']:.0f} cycles"
+    )
+    lines += ["", f"{'SIMDs idle for it':>18} {'waves stood at it':>18} {'issued':>12}  instruction"]
+    for i in sorted(raw["code"], key=lambda i: -(i["awaited"] + i["stood"]))[:count]:
+        lines.append(f"{i['awaited']:18,.0f} {i['stood']:18,.0f} {i['issued']:12,}  "
+                     f"{i['text']}  [{i['source']}]")  # fmt: skip
+    return "\n".join(lines)

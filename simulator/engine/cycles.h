@@ -91,6 +91,13 @@ class MemorySystem {
   // there. Streaming lines do not stay.
   double access(u32 die, u32 line, u32 halves, Access kind, bool streaming, double now);
   void warm(u32 line) { infinity_.touch(line, false, false); }
+  // Where a line lies in memory. Pages of 64 KiB are dealt out in the order of their first touch, so
+  // that a run does not depend on where the host put its arrays.
+  u32 place(u32 line) {
+    u32& page = pages_[line >> 9];
+    if (!page) page = ++pageCount_;
+    return page << 9 | (line & 511);
+  }
   // Cycles that the dirty lines of L2 need to leave when the kernel ends.
   double drain(double now);
   const MemoryCounts& counts() const { return counts_; }
@@ -109,6 +116,8 @@ class MemorySystem {
   const SimCycles& p_;
   std::vector<Die> dies_;
   TimedCache infinity_;
+  std::vector<u32> pages_ = std::vector<u32>(1u << 21);  // of 30-bit line numbers
+  u32 pageCount_ = 0;
   std::vector<double> memory_;
   double memoryCycles_, fabricCycles_, writeCycles_;
   MemoryCounts counts_;

@@ -189,7 +189,7 @@ void Device::operateScalar(const Operation& op, double now) {
   u32 die = units_[op.unit].die;
   double done = now;
   for (u32 n = 0; n < op.count; ++n) {
-    u32 line = op.words[n] >> 2, halves = op.words[n] & 3;
+    u32 line = memory_.place(op.words[n] >> 2), halves = op.words[n] & 3;
     double at = memory_.access(die, line, halves, MemorySystem::Access::Load, false,
                                now + p_.l2_latency / 2);
     done = std::max(done, at + p_.l2_latency / 2);
@@ -240,6 +240,7 @@ void Device::operate(u64 number, double now) {
   for (u32 n = 0; n < op.count; ++n) {
     u32 line = op.words[n] >> 2, touched = op.words[n] & 3;
     if (op.scratch) line = (line + op.wave * scratchLines_) | 3u << 28;
+    line = memory_.place(line);
     halves += __builtin_popcount(touched);
     if (t.load && !t.pastL1) {
       // An L1 line is 128 bytes, or one half of them.
@@ -305,7 +306,7 @@ void Device::run() {
             }
             u32 count = stream.memory[word] & 0xffff;
             for (u32 k = 1; k <= count && !code_[n].scratch; ++k) {
-              memory_.warm(stream.memory[word + k] >> 2);
+              memory_.warm(memory_.place(stream.memory[word + k] >> 2));
             }
             word += 1 + count;
           }

@@ -168,13 +168,14 @@ def test_memory_sets_the_pace_of_a_copy(code):
     data = np.zeros(groups * 256 * 4, u32)
     machine = machine_for("gfx942")
     result = run(code, "copy", 256, np.zeros_like(data), data, groups=groups, machine=machine)
-    floor = data.nbytes / machine.memory_bytes_per_s  # what is written stays in the Infinity Cache
-    assert floor <= result.cycles.seconds - machine.launch_s <= 1.5 * floor + 2e-6
+    # What is written stays in the Infinity Cache, but the way there is the narrower one.
+    floor = data.nbytes / min(machine.memory_bytes_per_s, machine.write_bytes_per_s)
+    assert floor <= result.cycles.seconds - machine.launch_s <= 1.1 * floor + 2e-6
     assert data.nbytes <= result.cycles.fetch_bytes <= 1.05 * data.nbytes
     assert data.nbytes <= result.cycles.write_bytes <= 1.05 * data.nbytes
     warm = run(code, "copy", 256, np.zeros_like(data), data, groups=groups,
                machine=machine_for("gfx942", warm=True))  # fmt: skip
-    assert warm.cycles.seconds < result.cycles.seconds
+    assert warm.cycles.seconds <= result.cycles.seconds
     assert warm.cycles.raw["memory"]["memory_read_bytes"] == 0
 
 
