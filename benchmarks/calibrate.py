@@ -29,7 +29,12 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path += [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools"), str(ROOT / "examples" / "laplacian")]
+sys.path += [
+    str(ROOT),
+    str(ROOT / "tests"),
+    str(ROOT / "tools"),
+    str(ROOT / "examples" / "laplacian"),
+]
 
 import laplacian  # noqa: E402
 import rocm  # noqa: E402
@@ -41,10 +46,12 @@ OUTPUT = ROOT / "docs" / "calibration_table.md"
 COLUMNS = 16384
 # Points on which constants were chosen: L2's share and queue depths of gfx90a; launch_s and
 # write_bytes_per_s of gfx942.
-FITTED = {
-    ("laplacian", name) for name in ("baseline", "baseline_streaming", "tiled_1", "tiled_8")
-} | {("swiglu", rows) for rows in (1, 32, 256, 1024)} | {("rmsnorm", rows) for rows in (512, 1024)}
-# Rows whose published compiler used other registers or scratch are not the same machine code.
+FITTED = (
+    {("laplacian", name) for name in ("baseline", "baseline_streaming", "tiled_1", "tiled_8")}
+    | {("swiglu", rows) for rows in (1, 32, 256, 1024)}
+    | {("rmsnorm", rows) for rows in (512, 1024)}
+)
+# What hf-rocm-kernels' files include; calibration/hf_rocm_kernels.hip has what they need of it.
 HEADERS = ("torch/all.h", "hip/hip_bf16.h", "hip/hip_fp16.h", "hip/hip_fp8.h",
            "hipcub/util_type.hpp", "hipcub/hipcub.hpp")  # fmt: skip
 
@@ -79,18 +86,24 @@ def laplacian_points(kernels: list[str] | None, planes=laplacian.PLANES) -> Iter
     for name in kernels or known:
         row, step = known[name], laplacian.step(code, name, planes)
         use, case = _use("laplacian", name), row["step"]
-        yield Point("MI250X", case, "FETCH_SIZE, GB", float(row["fetch_gb"]), step.fetch_bytes / 1e9, use)
+        yield Point(
+            "MI250X", case, "FETCH_SIZE, GB", float(row["fetch_gb"]), step.fetch_bytes / 1e9, use
+        )
         yield Point("MI250X", case, "L2CacheHit, %", float(row["l2_hit"]), step.l2_hit, use)
         time = 2.64172 / float(row["speedup"])
         yield Point("MI250X", case, "time, ms", time, step.seconds * 1e3, use)
         yield Point("MI250X", case, "VGPRs", float(row["vgprs"]), step.vgprs, "shown")
-        yield Point("MI250X", case, "waves a SIMD", float(row["occupancy"]), step.occupancy, "shown")
+        yield Point(
+            "MI250X", case, "waves a SIMD", float(row["occupancy"]), step.occupancy, "shown"
+        )
 
 
 def _published(op: str) -> dict[int, float]:
     text = (DATA / "mi300x_published_us.csv").read_text()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
-    return {int(r["rows"]): float(r["hf_rocm_kernels"]) for r in csv.DictReader(lines) if r["op"] == op}
+    return {
+        int(r["rows"]): float(r["hf_rocm_kernels"]) for r in csv.DictReader(lines) if r["op"] == op
+    }
 
 
 def _checkout() -> Path:
@@ -99,12 +112,14 @@ def _checkout() -> Path:
 
 def _row_kernels() -> simulator.CodeObject:
     checkout, folder = _checkout(), ROOT / "build" / "calibration"
-    for header in HEADERS:  # what the kernels include; hf_rocm_kernels.hip has what they need of it
+    for header in HEADERS:
         (folder / "include" / header).parent.mkdir(parents=True, exist_ok=True)
         (folder / "include" / header).write_text("")
     extra = (f"-I{folder / 'include'}", f"-I{checkout}", f"-I{checkout / 'csrc'}", "-w")
     source = ROOT / "benchmarks" / "calibration" / "hf_rocm_kernels.hip"
-    command = rocm.find_toolchain().device_command(source, folder / "rows.co", "gfx942", extra=extra)
+    command = rocm.find_toolchain().device_command(
+        source, folder / "rows.co", "gfx942", extra=extra
+    )
     subprocess.run(command, check=True)
     return simulator.load(folder / "rows.co")
 
@@ -139,7 +154,9 @@ def row_points(rows: list[int] | None) -> Iterator[Point]:
         arguments = [x, scale, out, none, np.int32(n), np.int32(COLUMNS // 2), np.int32(0)]
         grid = -(-n * COLUMNS // 16 // threads)
         got = code.launch(names["swiglu"], grid, threads, arguments, **options).cycles.seconds
-        yield Point("MI300X", f"SwiGLU + FP8, {n} rows", "time, us", time, got * 1e6, _use("swiglu", n))
+        yield Point(
+            "MI300X", f"SwiGLU + FP8, {n} rows", "time, us", time, got * 1e6, _use("swiglu", n)
+        )
     weight = _array(COLUMNS, np.float16, random)
     for n, time in _published("rmsnorm_fp8").items():
         if rows and n not in rows:
@@ -149,11 +166,13 @@ def row_points(rows: list[int] | None) -> Iterator[Point]:
         arguments = [x, residual, weight, scale, _array((n, COLUMNS), np.uint8), none,
                      np.float32(1e-5), np.int32(COLUMNS), np.int32(0)]  # fmt: skip
         got = code.launch(names["residual_rms"], n, threads, arguments, **options).cycles.seconds
-        yield Point("MI300X", f"RMSNorm + FP8, {n} rows", "time, us", time, got * 1e6, _use("rmsnorm", n))
+        yield Point(
+            "MI300X", f"RMSNorm + FP8, {n} rows", "time, us", time, got * 1e6, _use("rmsnorm", n)
+        )
 
 
 def skinny_points(all_shapes: bool) -> Iterator[Point]:
-    """Our skinny_gemm where hf-rocm-kernels published its own: another kernel, so nothing is judged."""
+    """Our skinny_gemm beside hf-rocm-kernels' own: another kernel, so nothing is judged."""
     import simulated
     import torch
 
@@ -171,7 +190,14 @@ def skinny_points(all_shapes: bool) -> Iterator[Point]:
             one = torch.ones(1)
             simulated.functional().skinny_gemm(a, w, one, one)
             got = hip.last().cycles.seconds * 1e6
-            yield Point("MI300X", f"FP8 product {m} x {n} x {k}, ours", "time, us", float(time), got, "shown")
+            yield Point(
+                "MI300X",
+                f"FP8 product {m} x {n} x {k}, ours",
+                "time, us",
+                float(time),
+                got,
+                "shown",
+            )
     finally:
         hip.cycles(None)
 

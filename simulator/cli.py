@@ -132,8 +132,11 @@ def _parser() -> argparse.ArgumentParser:
         p.add_argument("--target", help="which code to take from a fat binary, as gfx950")
         p.add_argument("--seed", type=int, default=0, help="order of waves and workgroups")
         p.add_argument("--no-checks", action="store_true", help="fast, without the checkers")
-        p.add_argument("--cycles", action="store_true",
-                       help="plays it on the cycle model too: where each SIMD's cycles went")
+        p.add_argument(
+            "--cycles",
+            action="store_true",
+            help="plays it on the cycle model too: where each SIMD's cycles went",
+        )
         p.add_argument("--json", action="store_true", help="counters and findings as JSON")
     kernels = commands.add_parser("kernels", help="lists the kernels of a file")
     kernels.add_argument("file")

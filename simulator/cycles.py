@@ -1,11 +1,8 @@
 """The cycle model's GPUs, and what it finds.
 
 The engine plays what the waves executed on compute units, caches and memory that take time
-(engine/cycles.h). Here is the one table of its numbers. Each says where it is from:
-
-  published   AMD's documents, or what others measured and published
-  LLVM        LLVM's scheduling model for the target
-  fitted      chosen on one half of the calibration's points (tools/calibrate.py), judged on the other
+(engine/cycles.h). Here is the one table of its numbers; docs/simulator.md says which are
+published, assumed, or fitted to a part of what benchmarks/calibrate.py compares.
 """
 
 from __future__ import annotations
@@ -14,24 +11,23 @@ import ctypes
 import dataclasses
 
 
+_DOUBLES = """
+clock_hz launch_cycles l1_latency l2_latency infinity_latency memory_latency scalar_latency
+lds_latency l1_bytes l2_bytes fabric_bytes write_bytes memory_bytes dispatch_cycles barrier_cycles
+"""
+_INTEGERS = """
+dies units simds waves registers register_granule lds_bytes l1_size l1_line l1_ways l1_outstanding
+address_queue lds_queue l2_size l2_ways l2_channels infinity_size infinity_ways memory_channels
+scalar_size scalar_sharers transcendental_cycles conversion_cycles sampled warm traced
+"""
+
+
 class Structure(ctypes.Structure):
     """SimCycles of engine/capi.h."""
 
     _fields_ = [
-        (name, ctypes.c_double)
-        for name in (
-            "clock_hz launch_cycles l1_latency l2_latency infinity_latency memory_latency "
-            "scalar_latency lds_latency l1_bytes l2_bytes fabric_bytes write_bytes memory_bytes "
-            "dispatch_cycles barrier_cycles"
-        ).split()
-    ] + [
-        (name, ctypes.c_uint32)
-        for name in (
-            "dies units simds waves registers register_granule lds_bytes l1_size l1_line l1_ways "
-            "l1_outstanding address_queue lds_queue l2_size l2_ways l2_channels infinity_size "
-            "infinity_ways memory_channels scalar_size scalar_sharers transcendental_cycles "
-            "conversion_cycles sampled warm traced"
-        ).split()
+        *((name, ctypes.c_double) for name in _DOUBLES.split()),
+        *((name, ctypes.c_uint32) for name in _INTEGERS.split()),
     ]
 
 
@@ -41,8 +37,8 @@ class Machine:
 
     Latencies are cycles from issue to result of one access with nothing else under way. Rates are
     sustained. sampled: dies to play, the rest is taken to be like them; warm: the Infinity Cache
-    holds what fits of the launch's data before it starts, as in a benchmark that repeats it; traced:
-    compute units of the first die whose waves are listed one by one.
+    holds what fits of the launch's data before it starts, as in a benchmark that repeats it;
+    traced: compute units of the first die whose waves are listed one by one.
     """
 
     clock_hz: float
@@ -219,19 +215,27 @@ class Cycles:
 
 
 def cycles_text(cycles: Cycles, count: int = 15) -> str:
-    """Time, where the SIMDs' cycles went, memory, and the instructions that cost most, as tables."""
+    """Time, where the SIMDs' cycles went, memory, and what cost most, as text."""
     raw, memory = cycles.raw, cycles.raw["memory"]
     lines = ["", f"cycle model: {cycles.seconds * 1e6:.2f} us, {raw['cycles']:,.0f} cycles, "
              f"{raw['waves_per_simd']:.1f} waves a SIMD"]  # fmt: skip
-    lines.append(", ".join(f"{name} {part:.1%}" for name, part in
-                           sorted(cycles.spent.items(), key=lambda x: -x[1]) if part >= 0.001))
+    lines.append(
+        ", ".join(
+            f"{name} {part:.1%}"
+            for name, part in sorted(cycles.spent.items(), key=lambda x: -x[1])
+            if part >= 0.001
+        )
+    )
     rate = lambda hits, all_: f"{memory[hits] / max(1, memory[all_]):.1%}"  # noqa: E731
     lines.append(
         f"L1 hits {rate('l1_hits', 'l1_requests')}, L2 hits {rate('l2_hits', 'l2_requests')}, "
         f"fetched {memory['fetch_bytes']:,} bytes, written back {memory['write_bytes']:,}, "
         f"memory busy {memory['memory_busy']:.1%}, a load takes {memory['load_latency']:.0f} cycles"
     )
-    lines += ["", f"{'SIMDs idle for it':>18} {'waves stood at it':>18} {'issued':>12}  instruction"]
+    lines += [
+        "",
+        f"{'SIMDs idle for it':>18} {'waves stood at it':>18} {'issued':>12}  instruction",
+    ]
     for i in sorted(raw["code"], key=lambda i: -(i["awaited"] + i["stood"]))[:count]:
         lines.append(f"{i['awaited']:18,.0f} {i['stood']:18,.0f} {i['issued']:12,}  "
                      f"{i['text']}  [{i['source']}]")  # fmt: skip

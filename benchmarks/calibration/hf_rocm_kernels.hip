@@ -31,8 +31,8 @@ struct BlockReduce {
   __device__ BlockReduce(TempStorage& s) : storage(s) {}
   template <int kControl, int kRows = 0xf>
   __device__ static T moved(T value) {
-    return __builtin_bit_cast(
-        T, __builtin_amdgcn_update_dpp(0, __builtin_bit_cast(int, value), kControl, kRows, 0xf, false));
+    return __builtin_bit_cast(T, __builtin_amdgcn_update_dpp(0, __builtin_bit_cast(int, value),
+                                                             kControl, kRows, 0xf, false));
   }
   // Lane 63 has the sum of the wave, as with the library's moves between lanes.
   __device__ static T wave_sum(T value) {

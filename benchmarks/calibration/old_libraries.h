@@ -1,5 +1,5 @@
-// For public kernels with a distribution's HIP headers and device libraries, which are older than the
-// compiler: what their headers declare and the libraries lack.
+// For public kernels with a distribution's HIP headers and device libraries, which are older than
+// the compiler: what their headers declare and the libraries lack.
 #pragma once
 #include <hip/hip_runtime.h>
 

@@ -1,13 +1,14 @@
 // The Laplacian of a field u on a grid of nx x ny x nz points, in four steps of tuning.
 //
 //   f(i,j,k) = u(i,j,k) * c + (u(i-1,j,k) + u(i+1,j,k)) * x + (u(i,j-1,k) + u(i,j+1,k)) * y
-//            + (u(i,j,k-1) + u(i,j,k+1)) * z          x = 1/hx^2, y = 1/hy^2, z = 1/hz^2, c = -2(x+y+z)
+//            + (u(i,j,k-1) + u(i,j,k+1)) * z          x = 1/hx^2, y = 1/hy^2, z = 1/hz^2, c =
+//            -2(x+y+z)
 //
-// for the points inside; i runs fastest in memory. Seven values are read and one is written a point,
-// but each value of u serves seven points: what caches and registers keep decides the speed.
+// for the points inside; i runs fastest in memory. Seven values are read and one is written a
+// point, but each value of u serves seven points: what caches and registers keep decides the speed.
 //
-// The steps are those of AMD's "Finite difference method" notes; docs/tutorial.md walks through them
-// with what was published for an MI250X and what the simulator says.
+// The steps are those of AMD's "Finite difference method" notes; docs/tutorial.md walks through
+// them with what was published for an MI250X and what the simulator says.
 #include <hip/hip_runtime.h>
 
 namespace {
@@ -42,8 +43,8 @@ __device__ void direct(double* f, const double* u, Grid g) {
   if (i == 0 || i >= g.nx - 1 || j == 0 || j >= g.ny - 1 || k == 0 || k >= g.nz - 1) return;
   const int slice = g.nx * g.ny;
   size_t at = i + g.nx * j + size_t(slice) * k;
-  double sum = u[at] * g.c + (*apart(&u[at - 1]) + u[at + 1]) * g.x + (u[at - g.nx] + u[at + g.nx]) * g.y +
-               (u[at - slice] + u[at + slice]) * g.z;
+  double sum = u[at] * g.c + (*apart(&u[at - 1]) + u[at + 1]) * g.x +
+               (u[at - g.nx] + u[at + g.nx]) * g.y + (u[at - slice] + u[at + slice]) * g.z;
   store<kStreaming>(&f[at], sum);
 }
 
@@ -80,12 +81,10 @@ extern "C" {
 __global__ void baseline(double* f, const double* u, Grid g) { direct<false>(f, u, g); }
 __global__ void baseline_streaming(double* f, const double* u, Grid g) { direct<true>(f, u, g); }
 
-#define TILED(m)                                                             \
-  __global__ void tiled_##m(double* f, const double* u, Grid g) {            \
-    tiled<m, false>(f, u, g);                                                \
-  }                                                                          \
-  __global__ void __launch_bounds__(256) bounded_##m(double* f, const double* u, Grid g) { \
-    tiled<m, false>(f, u, g);                                                \
+#define TILED(m)                                                                              \
+  __global__ void tiled_##m(double* f, const double* u, Grid g) { tiled<m, false>(f, u, g); } \
+  __global__ void __launch_bounds__(256) bounded_##m(double* f, const double* u, Grid g) {    \
+    tiled<m, false>(f, u, g);                                                                 \
   }
 TILED(1)
 TILED(2)

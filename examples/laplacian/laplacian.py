@@ -2,9 +2,9 @@
 
     python examples/laplacian/laplacian.py [--kernels baseline tiled_8] [--planes 24 48]
 
-A grid of 512 x 512 x 512 takes minutes a step to execute, so two shallower grids are played and what
-a plane adds between them is carried on to 512 planes: the planes keep their size, and with it the
-distances of reuse that L2 sees. Published numbers stand beside the modelled ones.
+A grid of 512 x 512 x 512 takes minutes a step to execute, so two shallower grids are played and
+what a plane adds between them is carried on to 512 planes: the planes keep their size, and with it
+the distances of reuse that L2 sees. Published numbers stand beside the modelled ones.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def compiled(target: str = TARGET, flags: tuple[str, ...] = FLAGS) -> simulator.
 
 
 def aligned(count: int) -> np.ndarray:
-    """Doubles that start on a page of 2 MiB, as hipMalloc gives them: lines and sets depend on it."""
+    """Doubles that start on a page of 2 MiB, as hipMalloc gives them: lines depend on it."""
     page = 1 << 21
     raw = np.zeros(count * 8 + page, np.uint8)
     start = -raw.ctypes.data % page
@@ -123,7 +123,9 @@ def step(code: simulator.CodeObject, kernel: str, planes=PLANES, machine=None) -
         resources["vgprs"],
         resources["sgprs"],
         resources["scratch"],
-        occupancy_of(resources["vgprs"], machine.waves, machine.registers, machine.register_granule),
+        occupancy_of(
+            resources["vgprs"], machine.waves, machine.registers, machine.register_granule
+        ),
     )
 
 
@@ -134,7 +136,9 @@ def main() -> None:
     parser.add_argument("--planes", nargs=2, type=int, default=PLANES)
     options = parser.parse_args()
     code = compiled()
-    print("| kernel | VGPRs | scratch | waves a SIMD | FETCH_SIZE, GB | L2 hits, % | speed-up | ms |")
+    print(
+        "| kernel | VGPRs | scratch | waves a SIMD | FETCH_SIZE, GB | L2 hits, % | speed-up | ms |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     base = None
     for name in options.kernels:

@@ -15,13 +15,13 @@ typedef struct SimObject SimObject;
 typedef struct {
   double clock_hz, launch_cycles;
   double l1_latency, l2_latency, infinity_latency, memory_latency, scalar_latency, lds_latency;
-  double l1_bytes;                 // a compute unit
-  double l2_bytes;                 // a channel of L2
+  double l1_bytes;                   // a compute unit
+  double l2_bytes;                   // a channel of L2
   double fabric_bytes, write_bytes;  // a die: what L2 reads, what it writes back
-  double memory_bytes;             // of the device, all channels together
-  double dispatch_cycles;          // a wave, of one die's dispatcher
+  double memory_bytes;               // of the device, all channels together
+  double dispatch_cycles;            // a wave, of one die's dispatcher
   double barrier_cycles;
-  uint32_t dies, units, simds;     // compute units a die, SIMDs a unit
+  uint32_t dies, units, simds;  // compute units a die, SIMDs a unit
   uint32_t waves, registers, register_granule, lds_bytes;
   uint32_t l1_size, l1_line, l1_ways, l1_outstanding, address_queue, lds_queue;
   uint32_t l2_size, l2_ways, l2_channels;

@@ -40,9 +40,7 @@ struct WaveStream {
 
 struct Recording {
   u32 xcds = 8, sampled = 8;  // workgroups of the first `sampled` of `xcds` dies are recorded
-  u64 limit = 0;              // words of one launch
   std::vector<std::vector<WaveStream>> groups;  // by linear workgroup, then wave
-  std::atomic<u64> words{0};
   WaveStream* start(u64 group, u32 wave, u32 waves);
 };
 
@@ -51,8 +49,8 @@ void recordMemory(Wave& w, const MemOp& op);
 
 // ---- memory -------------------------------------------------------------------------------------
 
-// Set-associative, least recently used; streaming lines are the first to go. Line numbers fit 32
-// bits (memory_lines in the recording are cut to 30).
+// Set-associative, least recently used; streaming lines are the first to go. Line numbers have 30
+// bits: those of the recording.
 class TimedCache {
  public:
   struct Result {
@@ -74,8 +72,8 @@ class TimedCache {
 };
 
 struct MemoryCounts {
-  u64 l1Requests = 0, l1Hits = 0;    // lines of loads
-  u64 l2Requests = 0, l2Hits = 0;    // lines of loads, stores and atomics
+  u64 l1Requests = 0, l1Hits = 0;  // lines of loads
+  u64 l2Requests = 0, l2Hits = 0;  // lines of loads, stores and atomics
   u64 infinityRequests = 0, infinityHits = 0;
   u64 fetchBytes = 0, writeBytes = 0;  // over the fabric: what FETCH_SIZE and WRITE_SIZE count
   u64 memoryReadBytes = 0, memoryWriteBytes = 0;
@@ -91,8 +89,8 @@ class MemorySystem {
   // there. Streaming lines do not stay.
   double access(u32 die, u32 line, u32 halves, Access kind, bool streaming, double now);
   void warm(u32 line) { infinity_.touch(line, false, false); }
-  // Where a line lies in memory. Pages of 64 KiB are dealt out in the order of their first touch, so
-  // that a run does not depend on where the host put its arrays.
+  // Where a line lies in memory. Pages of 64 KiB are dealt out in the order of their first touch,
+  // so that a run does not depend on where the host put its arrays.
   u32 place(u32 line) {
     u32& page = pages_[line >> 9];
     if (!page) page = ++pageCount_;
@@ -155,8 +153,8 @@ struct TimedInst {
   Unit unit = Unit::Valu;
   u8 cycles = 4;
   bool load = false, store = false, atomic = false, scalar = false, streaming = false;
-  bool memory = false;    // it has words in the recording
-  bool pastL1 = false;    // loads of agent or system scope
+  bool memory = false;  // it has words in the recording
+  bool pastL1 = false;  // loads of agent or system scope
   bool scratch = false, barrier = false, end = false, wait = false;
   u32 vm = 63, lgkm = 15, sleep = 0;
   int priority = -1;
@@ -305,8 +303,8 @@ class Device {
   u32 scratchLines_ = 0;
   double end_ = 0, drained_ = 0, storesDone_ = 0, waveCycles_ = 0, loadLatency_ = 0;
   u64 loads_ = 0;
-  // By instruction: issued, cycles of idle SIMDs while the oldest wave waited for its result, cycles
-  // that waves stood at it.
+  // By instruction: issued, cycles of idle SIMDs while the oldest wave waited for its result,
+  // cycles that waves stood at it.
   std::vector<u64> issued_;
   std::vector<double> awaited_, stood_;
   Trace trace_;

@@ -46,7 +46,8 @@ u32 bankCycles(const MemOp& op, u32 bytes, u32 offset, bool load, bool wide) {
       u32 first = (static_cast<u32>(op.addr[__builtin_ctzll(m)]) + offset) / 4;
       for (u32 k = 0; k < words; ++k) {
         u32 word = first + k, bank = word % shape.banks, count = used[bank];
-        if (std::find(of[bank], of[bank] + count, word) != of[bank] + count || count == 64) continue;
+        if (std::find(of[bank], of[bank] + count, word) != of[bank] + count || count == 64)
+          continue;
         of[bank][used[bank]++] = word;
         worst = std::max(worst, used[bank]);
       }
@@ -123,7 +124,8 @@ void recordMemory(Wave& w, const MemOp& op) {
       u64 at = op.addr[__builtin_ctzll(mask)];
       if (at == last) continue;
       last = at;
-      for (u64 dword = at / 4; dword <= (at + m.bytes - 1) / 4; ++dword) lines.add(dword * 256, 256);
+      for (u64 dword = at / 4; dword <= (at + m.bytes - 1) / 4; ++dword)
+        lines.add(dword * 256, 256);
     }
     lines.write(words, __builtin_popcountll(op.mask));
     return;
@@ -132,8 +134,8 @@ void recordMemory(Wave& w, const MemOp& op) {
   for (u64 mask = op.mask; mask; mask &= mask - 1) {
     int lane = __builtin_ctzll(mask);
     u64 address = op.addr[lane];
-    bool local = m.space == Space::Flat && (address >> 32 == kSharedBase >> 32 ||
-                                            address >> 32 == kPrivateBase >> 32);
+    bool local = m.space == Space::Flat &&
+                 (address >> 32 == kSharedBase >> 32 || address >> 32 == kPrivateBase >> 32);
     if (local || (m.space == Space::Buffer && !op.validDwords[lane])) continue;
     ++lanes;
     lines.add(address, m.bytes);
@@ -183,7 +185,8 @@ std::vector<TimedInst> timedCode(const CodeObject& object, const SimCycles& p) {
     t.store = m.access == Access::Store;
     t.atomic = m.access == Access::Atomic;
     t.load = t.memory && !t.store && !t.atomic;
-    t.streaming = i.text.find(" nt") != std::string::npos || i.text.find(" slc") != std::string::npos;
+    t.streaming =
+        i.text.find(" nt") != std::string::npos || i.text.find(" slc") != std::string::npos;
     t.pastL1 = i.sc1;
     t.scratch = m.space == Space::Scratch;
     t.barrier = i.name == "s_barrier";

@@ -7,12 +7,13 @@ using llvm::json::Object;
 namespace sim {
 namespace {
 
-constexpr const char* kSpentNames[] = {
-    "valu",        "matrix",    "scalar",     "lds",          "vmem",      "branch",  "internal",
-    "wait_memory", "wait_lds",  "wait_scalar", "memory_queue", "lds_queue", "barrier", "sleep",
-    "empty"};
+constexpr const char* kSpentNames[] = {"valu",     "matrix",      "scalar",       "lds",
+                                       "vmem",     "branch",      "internal",     "wait_memory",
+                                       "wait_lds", "wait_scalar", "memory_queue", "lds_queue",
+                                       "barrier",  "sleep",       "empty"};
 static_assert(std::size(kSpentNames) == kSpent);
-constexpr const char* kUnitNames[] = {"valu", "matrix", "scalar", "lds", "vmem", "branch", "internal"};
+constexpr const char* kUnitNames[] = {"valu", "matrix", "scalar",  "lds",
+                                      "vmem", "branch", "internal"};
 static_assert(std::size(kUnitNames) == kUnits);
 
 i64 num(u64 x) { return static_cast<i64>(x); }

@@ -270,8 +270,8 @@ void Device::operate(u64 number, double now) {
   }
   if (t.load) {
     // Loads return to the registers in order, through one path.
-    unit.returnFree = std::max(unit.returnFree, ready - halves * 64 / p_.l1_bytes) +
-                      halves * 64 / p_.l1_bytes;
+    unit.returnFree =
+        std::max(unit.returnFree, ready - halves * 64 / p_.l1_bytes) + halves * 64 / p_.l1_bytes;
     ready = unit.returnFree;
     loadLatency_ += ready - op.issued;
     ++loads_;

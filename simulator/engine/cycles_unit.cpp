@@ -1,8 +1,8 @@
 // A SIMD in its cycle: which waves issue, what that occupies, and where the cycles went.
 //
-// The compute unit serves its four SIMDs in turn, so each has a turn every fourth cycle and issues up
-// to one instruction of each unit, from different waves: those of higher priority (s_setprio) first,
-// then the oldest.
+// The compute unit serves its four SIMDs in turn, so each has a turn every fourth cycle and issues
+// up to one instruction of each unit, from different waves: those of higher priority (s_setprio)
+// first, then the oldest.
 #include <algorithm>
 
 #include "cycles.h"
@@ -11,7 +11,7 @@ namespace sim {
 namespace {
 
 constexpr double kTurn = 4;
-constexpr u32 kLgkmMost = 16;  // the counter has four bits
+constexpr u32 kLgkmMost = 16;        // the counter has four bits
 constexpr double kTakenBranch = 16;  // until a wave issues again after a jump
 
 }  // namespace

@@ -169,7 +169,9 @@ class Runner {
     while (n < slice && w.state == State::Running && !w.sleep) {
       const Inst& i = code[w.pc];
       ++executed[w.pc];
-      if (w.stream) [[unlikely]] w.stream->executed(w.pc);
+      if (w.stream) [[unlikely]] {
+        w.stream->executed(w.pc);
+      }
       ++w.pc;
       ++n;
       if (w.owed) checkPending(w, i);

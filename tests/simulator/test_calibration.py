@@ -1,4 +1,4 @@
-"""A part of `make calibrate`: what AMD published for an MI250X, within the errors that the docs state.
+"""A part of `make calibrate`: what AMD published for an MI250X, within the errors that we state.
 
 The grid is as wide as the published one but shallower, as examples/laplacian/laplacian.py explains.
 """
@@ -39,7 +39,7 @@ def test_traffic_and_time_of_the_laplacian(code, kernel):
 
 
 def test_spills_cost_what_they_cost(code):
-    """16 points a thread with the compiler's default bounds: three times the traffic, half the speed."""
+    """16 points a thread without launch bounds: three times the traffic at half the speed."""
     published, step = laplacian.published()["tiled_16"], laplacian.step(code, "tiled_16", PLANES)
     assert step.scratch > 100 and step.occupancy == 4
     assert step.fetch_bytes / 1e9 == pytest.approx(float(published["fetch_gb"]), rel=0.15)

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hipcc import device
 
-import simulator
 from simulator import machine_for
 
 u32 = np.uint32
@@ -122,7 +121,9 @@ def test_a_simd_issues_to_its_pipes_side_by_side(code):
 @pytest.mark.parametrize("stride,each", [(1, 2), (2, 4), (4, 8), (32, 64)])
 def test_bank_conflicts_take_cycles_of_the_whole_unit(code, stride, each):
     arrays = np.zeros(4096, u32)
-    one, four = (run(code, "shared_reads", n, arrays, stride).cycles.raw["cycles"] for n in (64, 256))
+    one, four = (
+        run(code, "shared_reads", n, arrays, stride).cycles.raw["cycles"] for n in (64, 256)
+    )
     # 64 reads of each wave go through one LDS; a wave by itself issues one every fourth cycle.
     assert four - one == pytest.approx(64 * (4 * each - max(each, 4)), rel=0.1, abs=40)
 
@@ -135,12 +136,14 @@ def chase(code, machine, turns):
 
 def test_a_chain_of_loads_takes_the_latency_each_time(code):
     short, long = (chase(code, QUICK, n).raw["cycles"] for n in (10, 110))
-    # Beside the latency: 8 cycles of the address unit for 512 bytes, and the loop, whose jump takes 16.
+    # And 8 cycles of the address unit for 512 bytes, and the loop, whose jump takes 16.
     assert (long - short) / 100 == pytest.approx(QUICK.l2_latency + 8 + 16 + 4 * 4, abs=8)
     result = chase(code, QUICK, 110)
     loads = max(result.raw["code"], key=lambda i: i["awaited"])
     assert loads["text"].startswith("global_load_dwordx2")
-    busiest = max(result.raw["simds"], key=lambda row: row[result.raw["spent_names"].index("scalar")])
+    busiest = max(
+        result.raw["simds"], key=lambda row: row[result.raw["spent_names"].index("scalar")]
+    )
     waits = busiest[result.raw["spent_names"].index("wait_memory")]
     assert waits == max(busiest) and waits >= 0.8 * 110 * QUICK.l2_latency
 
