@@ -87,7 +87,7 @@ def quantize_eager(y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (y / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
-def rmsnorm_eager(x, residual, weight, scale):
+def rms_norm_eager(x, residual, weight, scale):
     residual.add_(x)
     h = residual.float()
     y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * weight.float()
@@ -104,7 +104,7 @@ def norm_row(package, compiled: Callable, count: int, columns: int) -> Row:
     weight, scale = torch.randn(columns).bfloat16(), torch.tensor([0.05])
     # Zeroing keeps the residual from growing without bounds; it is no part of the op.
     calls = {
-        "eager": lambda: rmsnorm_eager(x, residual.zero_(), weight, scale),
+        "eager": lambda: rms_norm_eager(x, residual.zero_(), weight, scale),
         "torch.compile": lambda: compiled(x, residual.zero_(), weight, scale),
         "rocm-kernels": lambda: package.rms_norm_fp8(
             x, weight, residual=residual.zero_(), scale=scale
@@ -135,7 +135,7 @@ def activation_row(package, compiled: Callable, count: int, columns: int) -> Row
 def elementwise_rows(package) -> list[Row]:
     norm, activation = (
         torch.compile(eager, fullgraph=True, dynamic=False)
-        for eager in (rmsnorm_eager, swiglu_eager)
+        for eager in (rms_norm_eager, swiglu_eager)
     )
     rows = []
     for shape in track(ELEMENTWISE_SHAPES, description="norm and activation", transient=True):
@@ -171,14 +171,19 @@ def linear_row(package, wide: Callable, narrow: Callable, m: int, n: int, k: int
     x, out = torch.randn(m, k).bfloat16(), torch.empty(m, n, dtype=torch.bfloat16)
     a, scale_a = package.quantize_fp8(x)
     scale_w = torch.rand(n, 1)
-    multiply = package.functional.multiply
+    ops = package.functional.ops
+
+    def slices() -> None:
+        w = narrow()
+        for rows in range(0, m, 64):
+            part = slice(rows, rows + 64)
+            ops.skinny_gemm(out[part], a[part], w, scale_a[part], scale_w, None)
+
     calls = {
         "F.linear bf16": lambda: F.linear(x, wide()),
         "fp8_linear": lambda: package.fp8_linear(x, narrow(), scale_w),
-        "skinny_gemm, slices": lambda: multiply(
-            "skinny_gemm_slices", out, a, narrow(), scale_a, scale_w, None
-        ),
-        "gemm": lambda: multiply("gemm", out, a, narrow(), scale_a, scale_w, None),
+        "skinny_gemm, slices": slices,
+        "gemm": lambda: ops.gemm(out, a, narrow(), scale_a, scale_w, None),
     }
     path = package.fp8_linear_path(m, narrow(), scale_w)
     case = f"M {m}, N {n}, K {k}: {path}"

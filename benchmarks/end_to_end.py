@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import datetime
 import json
-import logging
 import os
 import queue
 import re
@@ -32,6 +31,8 @@ import torch
 from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tools"))
+import load  # noqa: E402
 
 # Llama-3.1-8B's config.json, as far as it gives shapes.
 SHAPE = {
@@ -120,19 +121,10 @@ def with_scaled_mm(model: nn.Module, per_token: bool) -> nn.Module:
 
 
 def with_kernels(model: nn.Module, compiled: bool) -> nn.Module:
-    from kernels import (
-        LocalLayerRepository,
-        Mode,
-        get_local_kernel,
-        kernelize,
-        register_kernel_mapping,
-    )
+    from kernels import Mode, kernelize, register_kernel_mapping
 
-    # kernelize warns of each layer that the model could have replaced and the mapping lacks.
-    logging.getLogger("kernels").setLevel(logging.ERROR)
-    package = get_local_kernel(ROOT / "build")
-    mapping = package.layers.kernel_mapping(LocalLayerRepository, ROOT / "build")
-    register_kernel_mapping(mapping, inherit_mapping=False)
+    package = load.load(load.choose())
+    register_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False)
     package.models.quantize_model_(model)
     mode = Mode.INFERENCE | Mode.TORCH_COMPILE if compiled else Mode.INFERENCE
     model = kernelize(model, mode=mode)
@@ -246,8 +238,7 @@ def work(candidate: str, batch: int, shape: dict) -> None:
     """A process of one candidate: says when it is ready, and is timed when it is told to."""
     begin = time.perf_counter()
     torch.manual_seed(0)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    decoder = Decoder(candidate, batch, shape, device)
+    decoder = Decoder(candidate, batch, shape, load.choose().device)
     say({"ready": time.perf_counter() - begin})
     sys.stdin.readline()
     times = decoder.milliseconds()
@@ -260,7 +251,7 @@ def work(candidate: str, batch: int, shape: dict) -> None:
         "high_ms": deciles[-1],
     }
     with contextlib.suppress(Exception):  # the times count; a profiler may be refused
-        result["kernels_us"] = decoder.kernels_us() if device.type == "cuda" else {}
+        result["kernels_us"] = decoder.kernels_us() if decoder.device.type == "cuda" else {}
     say(result)
 
 
@@ -353,6 +344,11 @@ def main() -> int:
     if options.work:
         work(options.work, options.batch, shape)
         return 0
+
+    choice = load.choose()
+    if choice.backend == "cpu" and not options.tiny:
+        print(f"error: needs a GPU, but here is the {choice}; --tiny runs a toy", file=sys.stderr)
+        return 1
 
     import gpu
     import gpu_report

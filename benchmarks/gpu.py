@@ -55,6 +55,8 @@ ROW_COUNTS = [1, 8, 32, 128, 512, 2048]
 
 def load_package():
     """The built kernel, from its folder: `kernels` need not be installed."""
+    if not torch.cuda.is_available():
+        sys.exit(f"error: needs a GPU, and torch {torch.__version__} finds none here")
     platform = "rocm" if torch.version.hip else "cu"
     variants = sorted((ROOT / "build").glob(f"torch-stable-abi*-{platform}*"))
     if not variants:
@@ -70,26 +72,10 @@ def load_package():
     return module
 
 
-def measure(call: Callable, inputs: list) -> Measured:
+def measure(package, call: Callable, inputs: list) -> Measured:
     """Captures a call for each input, MIN_LAUNCHES or more in all, and replays the graph."""
     inputs = inputs * -(-MIN_LAUNCHES // len(inputs))
-    with torch.cuda.stream(torch.cuda.Stream()):
-        call(inputs[0])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for item in inputs:
-            call(item)
-    for _ in range(2):
-        graph.replay()
-    times = []
-    for _ in range(REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(inputs))
+    times = package.tuning.timing.graph_us(call, inputs, REPLAYS)
     deciles = statistics.quantiles(times, n=10)
     return Measured(statistics.median(times), deciles[0], deciles[-1])
 
@@ -98,10 +84,10 @@ def buffers(bytes_each: int) -> int:
     return max(2, min(MAX_BUFFERS, ROTATED_BYTES // bytes_each + 1))
 
 
-def read_rate() -> float:
+def read_rate(package) -> float:
     """Bytes a second of summing 2 GiB."""
     data = torch.ones(1 << 29, device="cuda")
-    return data.nbytes / (measure(torch.sum, [data] * 4).median * 1e-6)
+    return data.nbytes / (measure(package, torch.sum, [data] * 4).median * 1e-6)
 
 
 def fp8_weights(n: int, k: int) -> list[torch.Tensor]:
@@ -122,10 +108,12 @@ def gemm_times(package, m: int, weights: list[torch.Tensor], wide: list[torch.Te
         )
 
     return {
-        OURS: measure(lambda w: package.skinny_gemm(a, w, one, one, out=out), weights),
-        "cuBLASLt FP8": measure(library, weights),
-        "F.linear bf16": measure(lambda w: F.linear(x, w), wide),
-        WEIGHT_ONLY: measure(lambda w: package.skinny_gemm(x, w, None, one, out=out), weights),
+        OURS: measure(package, lambda w: package.skinny_gemm(a, w, one, one, out=out), weights),
+        "cuBLASLt FP8": measure(package, library, weights),
+        "F.linear bf16": measure(package, lambda w: F.linear(x, w), wide),
+        WEIGHT_ONLY: measure(
+            package, lambda w: package.skinny_gemm(x, w, None, one, out=out), weights
+        ),
     }
 
 
@@ -146,8 +134,8 @@ def gemv_case(package, n: int, k: int) -> Case:
     weights = [torch.randn(n, k, **half) for _ in range(buffers(2 * n * k))]
     a = torch.randn(1, k, **half)
     times = {
-        OURS: measure(lambda w: package.skinny_gemm(a, w), weights),
-        "cuBLAS fp16": measure(lambda w: F.linear(a, w), weights),
+        OURS: measure(package, lambda w: package.skinny_gemm(a, w), weights),
+        "cuBLAS fp16": measure(package, lambda w: F.linear(a, w), weights),
     }
     return Case("gemv_fp16", "", 1, n, k, 2 * (n * k + k + n), times)
 
@@ -156,14 +144,14 @@ def quantize_eager(y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (y / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
-def rmsnorm_fp8_eager(x, residual, weight, scale):
+def rms_norm_fp8_eager(x, residual, weight, scale):
     residual.add_(x)
     h = residual.float()
     y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS) * weight.float()
     return quantize_eager(y, scale)
 
 
-def rmsnorm_eager(x, residual, weight, scale):
+def rms_norm_eager(x, residual, weight, scale):
     residual.add_(x)
     return F.rms_norm(residual, weight.shape, weight, EPS)
 
@@ -179,9 +167,9 @@ def swiglu_eager(x, scale):
 
 
 EAGER = {
-    "rmsnorm_fp8": rmsnorm_fp8_eager,
+    "rms_norm_fp8": rms_norm_fp8_eager,
     "swiglu_fp8": swiglu_fp8_eager,
-    "rmsnorm": rmsnorm_eager,
+    "rms_norm": rms_norm_eager,
     "swiglu": swiglu_eager,
 }
 
@@ -189,9 +177,9 @@ EAGER = {
 def rowwise_candidates(package, found: peers.Peers) -> dict[str, dict[str, Callable]]:
     """For each op: the calls to compare, with the arguments of the eager ones."""
     ours = {
-        "rmsnorm_fp8": lambda x, r, w, s: package.rms_norm_fp8(x, w, EPS, r, scale=s)[0],
+        "rms_norm_fp8": lambda x, r, w, s: package.rms_norm_fp8(x, w, EPS, r, scale=s)[0],
         "swiglu_fp8": lambda x, s: package.swiglu_fp8(x, scale=s)[0],
-        "rmsnorm": lambda x, r, w, s: package.rms_norm(x, w, EPS, r),
+        "rms_norm": lambda x, r, w, s: package.rms_norm(x, w, EPS, r),
         "swiglu": lambda x, s: package.swiglu(x),
     }
     return {
@@ -216,7 +204,7 @@ def agrees(call: Callable, eager: Callable, inputs: tuple) -> str:
     return "" if error < 0.02 else f"differs from PyTorch eager by {error:.1%}"
 
 
-def rowwise_cases(candidates: dict, found: peers.Peers, rows: int) -> list[Case]:
+def rowwise_cases(package, candidates: dict, found: peers.Peers, rows: int) -> list[Case]:
     half = {"device": "cuda", "dtype": torch.float16}
     weight, scale = torch.randn(COLUMNS, **half), torch.full((1,), 0.05, device="cuda")
     elements = rows * COLUMNS
@@ -224,7 +212,7 @@ def rowwise_cases(candidates: dict, found: peers.Peers, rows: int) -> list[Case]
     cases = []
     for op, calls in candidates.items():
         quantised = op.endswith("fp8")
-        if op.startswith("rmsnorm"):
+        if op.startswith("rms_norm"):
             items = [(*pair, weight, scale) for pair in pairs]
             moved = elements * (7 if quantised else 8)
         else:
@@ -237,7 +225,7 @@ def rowwise_cases(candidates: dict, found: peers.Peers, rows: int) -> list[Case]
                 continue
             # Eager allocates float32 copies: fewer inputs are then more bytes than enough.
             chosen = items[:32] if name == "eager" else items
-            times[name] = measure(lambda item, call=call: call(*item), chosen)
+            times[name] = measure(package, lambda item, call=call: call(*item), chosen)
         # What one op left in its inputs is no input for the next.
         for pair in pairs:
             pair.normal_()
@@ -276,7 +264,7 @@ def main() -> int:
     torch.manual_seed(0)
     package = load_package()
     found = peers.find(arguments.peers)
-    rate = read_rate()
+    rate = read_rate(package)
     models, rows, gemv, counts = GEMM_SHAPES, GEMM_ROWS, GEMV_SHAPES, ROW_COUNTS
     if arguments.quick:
         models, rows, gemv, counts = {"8B": [(4096, 4096)]}, [1, 32], gemv[-1:], [1, 128]
@@ -284,7 +272,7 @@ def main() -> int:
     cases += [gemv_case(package, n, k) for n, k in gemv]
     candidates = rowwise_candidates(package, found)
     for count in counts:
-        cases += rowwise_cases(candidates, found, count)
+        cases += rowwise_cases(package, candidates, found, count)
     saved = {
         "machine": machine(),
         "date": str(datetime.date.today()),

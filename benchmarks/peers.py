@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 EPS = 1e-6
-OPS = ("rmsnorm_fp8", "swiglu_fp8", "rmsnorm", "swiglu")
+OPS = ("rms_norm_fp8", "swiglu_fp8", "rms_norm", "swiglu")
 
 # Of the four ops; x, residual [rows, hidden] and scale as in gpu.py's row-wise cases.
 Norm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -34,7 +34,7 @@ Activation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Peers:
     """What was found: for each op the peers' calls, the versions that ran, and who is missing.
 
-    ``rmsnorm*`` are called with (x, residual, weight, scale), ``swiglu*`` with (x, scale); they
+    ``rms_norm*`` are called with (x, residual, weight, scale), ``swiglu*`` with (x, scale); they
     return the result and may write the residual sum wherever they like.
     """
 
@@ -101,7 +101,7 @@ def load_flashinfer(folder: Path | None):
         checked(library.flashinfer_swiglu(out.data_ptr(), x.data_ptr(), rows, d, stream()))
         return out
 
-    return version, {"rmsnorm_fp8": norm_fp8, "rmsnorm": norm, "swiglu": swiglu}
+    return version, {"rms_norm_fp8": norm_fp8, "rms_norm": norm, "swiglu": swiglu}
 
 
 def load_vllm(folder: Path | None):
@@ -121,7 +121,7 @@ def load_vllm(folder: Path | None):
         ops.swiglu_fp8(out, x, scale)
         return out
 
-    return version, {"rmsnorm_fp8": norm_fp8, "swiglu_fp8": swiglu_fp8}
+    return version, {"rms_norm_fp8": norm_fp8, "swiglu_fp8": swiglu_fp8}
 
 
 def load_liger():
@@ -129,7 +129,7 @@ def load_liger():
     from liger_kernel.ops.swiglu import swiglu_fused_gate_up_forward
 
     calls = {
-        "rmsnorm": lambda x, residual, weight, scale: fused_add_rms_norm_forward(
+        "rms_norm": lambda x, residual, weight, scale: fused_add_rms_norm_forward(
             x, residual, weight, EPS, 0.0, "llama"
         )[0],
         "swiglu": lambda x, scale: swiglu_fused_gate_up_forward(x)[1],
@@ -141,7 +141,7 @@ def load_quack():
     from quack.rmsnorm import rmsnorm_fwd
 
     calls = {
-        "rmsnorm": lambda x, residual, weight, scale: rmsnorm_fwd(
+        "rms_norm": lambda x, residual, weight, scale: rmsnorm_fwd(
             x, weight, residual=residual, eps=EPS
         )[0]
     }

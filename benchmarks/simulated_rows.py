@@ -1,11 +1,12 @@
-"""rmsnorm_fp8 and swiglu_fp8 on the simulated MI300X: counters, and a modelled time.
+"""rms_norm_fp8 and swiglu_fp8 on the simulated MI300X: counters, and a modelled time.
 
     python benchmarks/simulated_rows.py [--rows 1 32 2048]
 
-Prints the tables of docs/rmsnorm_fp8.md and docs/swiglu_fp8.md. The launchers' machine code runs in
-the simulator (checkers off, they are for tests) on float16 rows of 16384 columns with a static
-scale. Counters are exact, of what the code does; the time is modelled from them, nothing here was
-measured on an AMD GPU. The published times beside it come from benchmarks/data, with their source.
+Prints the tables of docs/kernels/rms_norm_fp8.md and docs/kernels/swiglu_fp8.md. The launchers'
+machine code runs in the simulator (checkers off, they are for tests) on float16 rows of 16384
+columns with a static scale. Counters are exact, of what the code does; the time is modelled from
+them, nothing here was measured on an AMD GPU. The published times beside it come from
+benchmarks/data, with their source.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ COLUMNS = 16384
 # What a launch costs besides its longest part, launch and the first access among it: fitted to one
 # published number, 1.93 us for SwiGLU of 1 row by hf-rocm-kernels, a kernel of the same mapping as
 # ours (one vector a thread), whose longest part is modelled as 0.34 us. The other published SwiGLU
-# times then judge the model: it is 8 to 20 % above them from 64 rows on (docs/swiglu_fp8.md).
+# times then judge the model: it is 8 to 20 % above them from 64 rows on, as
+# docs/kernels/swiglu_fp8.md tells.
 FIXED_US = 1.6
 PUBLISHED = ROOT / "benchmarks" / "data" / "mi300x_published_us.csv"
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
@@ -120,7 +122,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     arguments = parser.parse_args()
     simulated.CHECKS = False
-    for op, launch in (("rmsnorm_fp8", norm), ("swiglu_fp8", activation)):
+    for op, launch in (("rms_norm_fp8", norm), ("swiglu_fp8", activation)):
         print_table(op, {rows: launch(rows) for rows in arguments.rows})
 
 

@@ -11,27 +11,24 @@ status 1: no layer was replaced, or the default question was not answered with P
 import argparse
 import copy
 import importlib.util
-import logging
 import statistics
 import sys
 import time
 from pathlib import Path
 
 import torch
-from kernels import (
-    LocalLayerRepository,
-    Mode,
-    get_local_kernel,
-    kernelize,
-    register_kernel_mapping,
-)
+from kernels import Mode, kernelize, register_kernel_mapping
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+sys.path.append(str(ROOT / "tools"))
+import load  # noqa: E402
+
+CHOICE = load.choose()
+DEVICE = CHOICE.device
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTION = "What is the capital of France?"
 
@@ -130,21 +127,16 @@ def agreement(first, second, tokenizer):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompt", default=QUESTION)
-    parser.add_argument("--build", type=Path, default=ROOT / "build", help="the built package")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--bench-tokens", type=int, default=48, help="of a timed run")
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each model")
     parser.add_argument("--lm-head", action="store_true", help="FP8 for the output embedding too")
     args = parser.parse_args()
     console = Console()
-    # kernelize warns of each layer that the model could have replaced and the mapping lacks.
-    logging.getLogger("kernels").setLevel(logging.ERROR)
-
-    # From the Hub: get_kernel("org/rocm-kernels", version=1), and
-    # kernel_mapping(LayerRepository, "org/rocm-kernels", version=1).
-    package = get_local_kernel(args.build)
-    mapping = package.layers.kernel_mapping(LocalLayerRepository, args.build)
-    register_kernel_mapping(mapping, inherit_mapping=False)
+    console.print(f"rocm-kernels, {CHOICE}", markup=False, highlight=False)
+    # From the Hub: get_kernel("org/rocm-kernels", version=1), as README.md tells.
+    package = load.load(CHOICE)
+    register_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False)
     bf16, tokenizer = load_model()
 
     def prepared(activations):

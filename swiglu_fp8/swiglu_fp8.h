@@ -11,8 +11,8 @@
 // Each backend defines launch_swiglu_fp8 once: swiglu_fp8.hip, swiglu_fp8.cu, swiglu_fp8_cpu.cpp.
 #pragma once
 
-#include "../common/context.h"
-#include "../common/dtype.h"
+#include "../common/core/context.h"
+#include "../common/core/dtype.h"
 
 namespace rocm_kernels {
 

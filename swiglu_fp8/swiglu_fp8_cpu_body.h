@@ -1,11 +1,11 @@
-// A piece of swiglu_fp8 on a CPU; compiled once for each instruction set (common/cpu_isa.h).
+// A piece of swiglu_fp8 on a CPU; compiled once for each instruction set (common/cpu/isa.h).
 //
 // A piece is read once, a tile at a time: `activate` computes the tile's y in float32 into a buffer
 // in the first level cache and takes its amax, `write` rounds it from there. A dynamic scale needs
 // the amax of all its columns first, so their y are kept, up to kKeptColumns of them; the tiles of
 // a row that is longer than that are computed twice.
 
-#include "../common/cpu_block.h"
+#include "../common/cpu/block.h"
 
 constexpr int64_t kTileColumns = 1024;
 constexpr int64_t kKeptColumns = 16 * kTileColumns;
@@ -195,7 +195,7 @@ void run_piece(const SwigluFp8Args& args, Activate<In> activate, const In* gate,
 }
 
 template <class In, class Out>
-void run_pieces(const SwigluFp8Args& args, const SwigluPieces& pieces, int64_t begin, int64_t end) {
+void run_pieces(const SwigluFp8Args& args, const Pieces& pieces, int64_t begin, int64_t end) {
   const Activate<In> activate = args.up == nullptr ? activate_for<false, In>(args.activation)
                                                    : activate_for<true, In>(args.activation);
   for (int64_t piece = begin; piece < end; ++piece) {
@@ -213,7 +213,7 @@ void run_pieces(const SwigluFp8Args& args, const SwigluPieces& pieces, int64_t b
 }
 
 template <class In>
-void run_pieces(const SwigluFp8Args& args, const SwigluPieces& pieces, int64_t begin, int64_t end) {
+void run_pieces(const SwigluFp8Args& args, const Pieces& pieces, int64_t begin, int64_t end) {
   switch (args.out_dtype) {
     case DType::kFloat8E4M3FN:
       return run_pieces<In, Float8E4M3<false>>(args, pieces, begin, end);
@@ -224,7 +224,7 @@ void run_pieces(const SwigluFp8Args& args, const SwigluPieces& pieces, int64_t b
   }
 }
 
-inline void swiglu_fp8_pieces(const SwigluFp8Args& args, const SwigluPieces& pieces, int64_t begin,
+inline void swiglu_fp8_pieces(const SwigluFp8Args& args, const Pieces& pieces, int64_t begin,
                               int64_t end) {
   switch (args.in_dtype) {
     case DType::kFloat32:

@@ -7,10 +7,11 @@
 // Unless a scale depends on a whole row, no thread needs another's elements, so rows are one long
 // run of vectors, one a thread, in blocks that come and go. With a scale a token, a team of threads
 // holds its row's results in registers between the reduction of their magnitude and their scaling,
-// as in rmsnorm_fp8.
+// as in rms_norm_fp8.
 #pragma once
 
-#include "../common/row_launch.h"
+#include "../common/gpu/math.h"
+#include "../common/gpu/row_launch.h"
 #include "swiglu_fp8.h"
 
 namespace rocm_kernels {
@@ -144,19 +145,13 @@ template <typename T, typename Team>
 __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentThreads)
     swiglu_fp8_token_kernel(const SwigluParams<T> p) {
   begin_after_previous_kernel();
-  constexpr int kTeam = Team::kThreads;
   constexpr int kVectors = Team::kVectors;
   constexpr int kCount = kVectorElements<T>;
   __shared__ TeamScratch scratch;
   int slot = 0;
 
-  const int member = static_cast<int>(threadIdx.x % kTeam);
-  int thread = Team::kBlocks == 1 ? member : block_in_cluster() * Team::kBlockThreads + member;
-  // A constant where a block has one row: then the row's address is uniform and lives in scalars.
-  const int team = Team::kBlockRows == 1 ? 0 : static_cast<int>(threadIdx.x / kTeam);
-  const int step = static_cast<int>(gridDim.x) / Team::kBlocks * Team::kBlockRows;
-  if constexpr (Team::kBlocks > 1) cluster_arrive();
-  const auto column_of = [&](int v) { return (v * kTeam + thread) * kCount; };
+  TeamThread<Team> here;
+  const auto column_of = [&](int v) { return here.template column<T>(v); };
   // Teams without a row keep to the block's barriers: their row has no columns.
   const auto columns_of = [&](int row) { return row < p.rows ? p.columns : 0; };
 
@@ -169,13 +164,13 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
     }
   };
 
-  int first = static_cast<int>(blockIdx.x) / Team::kBlocks * Team::kBlockRows;  // row of team 0
-  load_row(first + team);
-  if constexpr (Team::kBlocks > 1) cluster_wait();
-  for (; first < p.rows; first += step) {
+  int first = here.first_row();
+  load_row(first + here.team);
+  here.wait_for_team();
+  for (; first < p.rows; first += here.step) {
     first = opaque_uniform(first);
-    thread = opaque(thread);
-    const int row = first + team;
+    here.thread = opaque(here.thread);
+    const int row = first + here.team;
     const int columns = columns_of(row);
 
     float y[kVectors][kCount];
@@ -185,11 +180,11 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
       gated(p, gate[v], up[v], y[v]);
       amax = column_of(v) < columns ? amax_of(y[v], amax) : amax;
     }
-    if (first + step < p.rows) load_row(row + step);
+    if (first + here.step < p.rows) load_row(row + here.step);
 
     amax = reduce_team<Team>(amax, MaxMagnitude{}, scratch, slot);
     const float scale = scale_of_amax(amax, p.output);
-    if (thread == 0 && columns > 0) p.output.scales[row] = scale;
+    if (here.thread == 0 && columns > 0) p.output.scales[row] = scale;
     const float inverse = opaque(1.0f / scale);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -236,28 +231,28 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
 // ---- Launcher ---------------------------------------------------------------------------------
 
 template <typename T>
-void launch_token(const SwigluParams<T>& p, int64_t vectors, bool whole, const DeviceFacts& facts,
-                  Stream stream) {
-  const bool held = whole && with_row_team(vectors, p.rows, facts, [&](auto team) {
-                      using Team = decltype(team);
-                      launch_team<Team>(swiglu_fp8_token_kernel<T, Team>, p.rows, p, facts, stream);
-                    });
-  if (!held) {
-    launch_any_row(swiglu_fp8_any_token_kernel<T, 256>, swiglu_fp8_any_token_kernel<T, 1024>,
-                   vectors, p.rows, p, facts, stream);
-  }
+Status launch_token(const SwigluParams<T>& p, int64_t vectors, bool whole, const DeviceFacts& facts,
+                    Stream stream) {
+  Status status = nullptr;
+  const auto launch_held = [&](auto team) {
+    using Team = decltype(team);
+    status = launch_team<Team>(swiglu_fp8_token_kernel<T, Team>, p.rows, p, facts, stream);
+  };
+  if (whole && with_row_team(vectors, p.rows, facts, launch_held)) return status;
+  return launch_any_row(swiglu_fp8_any_token_kernel<T, 256>, swiglu_fp8_any_token_kernel<T, 1024>,
+                        vectors, p.rows, p, facts, stream);
 }
 
 template <typename T>
-void launch_flat(const SwigluParams<T>& p, int64_t vectors, bool whole, const DeviceFacts& facts,
-                 Stream stream) {
+Status launch_flat(const SwigluParams<T>& p, int64_t vectors, bool whole, const DeviceFacts& facts,
+                   Stream stream) {
   const int64_t lanes = int64_t{1} << p.output.group_shift;
   const int64_t padded = (vectors + lanes - 1) / lanes * lanes;
   const Divisor divisor = make_divisor(static_cast<uint32_t>(padded));
   const int64_t blocks = (padded * p.rows + kFlatThreads - 1) / kFlatThreads;
-  launch_kernel(
+  return launch_kernel(
       whole ? swiglu_fp8_flat_kernel<T, Fit::kWhole> : swiglu_fp8_flat_kernel<T, Fit::kRagged>,
-      blocks, kFlatThreads, 1, facts, stream, p, divisor);
+      row_launch(blocks, kFlatThreads, facts, stream), p, divisor);
 }
 
 template <typename T>
@@ -278,10 +273,7 @@ Status launch_typed(const SwigluFp8Args& args, const DeviceFacts& facts, Stream 
 
   const int64_t vectors = (args.columns + kCount - 1) / kCount;
   const bool whole = args.columns % kCount == 0 && p.aligned && fits(p.output, facts);
-  if (args.scaling == Scaling::kPerToken) {
-    launch_token(p, vectors, whole, facts, stream);
-    return launch_status();
-  }
+  if (args.scaling == Scaling::kPerToken) return launch_token(p, vectors, whole, facts, stream);
   // Items are counted in 31 bits: very large tensors take several launches.
   const int64_t slice = ((int64_t{1} << 30) - 1) / (vectors + kLargestGroup) + 1;
   for (int64_t begin = 0; begin < args.rows; begin += slice) {
@@ -292,8 +284,7 @@ Status launch_typed(const SwigluFp8Args& args, const DeviceFacts& facts, Stream 
     part.output.data =
         static_cast<uint8_t*>(p.output.data) + begin * args.out_stride * size_of(args.out_dtype);
     part.output.scales += begin * p.output.groups;
-    launch_flat(part, vectors, whole, facts, stream);
-    if (const Status error = launch_status()) return error;
+    if (const Status error = launch_flat(part, vectors, whole, facts, stream)) return error;
   }
   return nullptr;
 }

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import kernels
@@ -27,13 +27,21 @@ sys.path.append(str(ROOT / "tools"))
 # kernel-builder's ci-test has one variant, the sources and tests/*.py; no tools, no simulator, and
 # of Python's packages those that flake.nix names.
 IN_BUILDER = not (ROOT / "tools").is_dir()
-BUILDER_TESTS = ("test_compile", "test_rmsnorm_fp8", "test_skinny_gemm", "test_swiglu_fp8")
+BUILDER_TESTS = ("test_compile", "test_rms_norm_fp8", "test_skinny_gemm", "test_swiglu_fp8")
 collect_ignore = []
 if IN_BUILDER:
     modules = [*Path(__file__).parent.glob("test_*.py"), *Path(__file__).parent.glob("*/")]
     collect_ignore = [str(path) for path in modules if path.stem not in BUILDER_TESTS]
+    on_gpu = torch.cuda.is_available()
+    HERE = SimpleNamespace(
+        backend=("rocm" if torch.version.hip else "cuda") if on_gpu else "cpu",
+        device=torch.device("cuda" if on_gpu else "cpu"),
+    )
 else:
+    import load
     import rocm
+
+    HERE = load.choose()
 
 DEVICES = ("reference", "cpu", "simulator", "cuda", "rocm")
 
@@ -58,11 +66,10 @@ class Backend:
 
 def available_devices() -> list[str]:
     """A GPU where there is one, else the simulator where there is a compiler for it."""
-    gpu = ["rocm" if torch.version.hip else "cuda"] if torch.cuda.is_available() else []
     if IN_BUILDER:
-        return gpu or ["cpu"]
-    if gpu:
-        return ["reference", "cpu", *gpu]
+        return [HERE.backend]
+    if HERE.backend != "cpu":
+        return ["reference", "cpu", HERE.backend]
     try:
         rocm.find_toolchain()
     except rocm.ToolchainMissing:
@@ -84,11 +91,15 @@ def selected_devices(config: pytest.Config) -> list[str]:
     unknown = sorted(set(names) - set(DEVICES))
     if unknown or not names:
         raise pytest.UsageError(f"--device takes names of {', '.join(DEVICES)}, got {unknown}")
+    absent = {"cuda", "rocm"} & set(names) - {HERE.backend}
+    if absent:
+        raise pytest.UsageError(f"--device {', '.join(sorted(absent))}: here is the {HERE}")
     return names
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"devices: {', '.join(selected_devices(config))} (torch {torch.__version__})"
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    names = ", ".join(selected_devices(config))
+    return [f"devices: {names} (torch {torch.__version__})", f"users get: {HERE}"]
 
 
 def _reaches_the_device(item: pytest.Item) -> bool:
@@ -124,7 +135,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
         return Backend(name, simulated.functional(), torch.device("cpu"), simulated.NATIVE)
     if name in ("cuda", "rocm"):
-        package = kernels.get_kernel(REPO_ID, version=1)
+        package = kernels.get_kernel(REPO_ID, version=1, backend=name)
         device = torch.device("cuda", 0)
         return Backend(name, package, device, package.native_fp8_dtype(device))
     package = kernels.get_kernel(REPO_ID, version=1, backend="cpu")
@@ -141,13 +152,21 @@ def package() -> ModuleType:
 @pytest.fixture(scope="session")
 def best_package() -> ModuleType:
     """The package as users load it: for ``device``."""
-    return kernels.get_kernel(REPO_ID, version=1)
+    return kernels.get_kernel(REPO_ID, version=1, backend=HERE.backend)
 
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """This machine's best device."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """This machine's best device that the package runs on."""
+    return HERE.device
+
+
+@pytest.fixture
+def gpu(device: torch.device) -> torch.device:
+    """For tests of a GPU alone."""
+    if device.type == "cpu":
+        pytest.skip(f"needs a GPU and a build for it; here is the {HERE}")
+    return device
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--planted", action="store_true", help="make a mistake, to be found")
     arguments = parser.parse_args()
-    package = kernels.get_kernel(REPO_ID, version=1)
+    package = kernels.get_kernel(REPO_ID, version=1, backend="cuda")
     torch.manual_seed(0)
     if arguments.planted:
         # A whole allocation unit of the driver, so that what follows is not mapped.

@@ -1,5 +1,6 @@
-"""The functional API on the simulator: the launchers of the .hip files, compiled for TARGET, linked
-against the simulator's stand-in for the HIP runtime, with its adversarial modes and checkers on.
+"""The package on the simulator: its own Python and its own binding, on the launchers of the .hip
+files, compiled for TARGET and linked against the simulator's stand-in for the HIP runtime, with its
+adversarial modes and checkers on. Tensors lie on the CPU.
 
 Kernels may touch the tensors of the call and nothing else: not the gaps between the rows of a view,
 not outputs before they are written. A finding of the simulator fails the call.
@@ -7,21 +8,23 @@ not outputs before they are written. A finding of the simulator fails the call.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
+import importlib
+import importlib.util
 import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-import launchers
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "tools")]
@@ -30,27 +33,36 @@ import rocm  # noqa: E402
 
 import simulator  # noqa: E402
 
-KERNELS = ("rmsnorm_fp8", "swiglu_fp8", "skinny_gemm")
+build = importlib.import_module("build")  # tools/build.py
+
 TARGET = os.environ.get("SIMULATOR_TARGET", "gfx942")
 NATIVE = torch.float8_e4m3fnuz if TARGET == "gfx942" else torch.float8_e4m3fn
+NAME = f"_rocm_kernels_simulated_{TARGET}"
 CHECKS = True  # the adversarial modes and checkers; a benchmark that wants counters does without
 _seeds = itertools.count()  # every call meets another order of waves and workgroups
 
 
-def build() -> Path:
-    """Shared library of all launchers for TARGET, made anew when a source is newer than it."""
+# ---- Building
+
+
+def build_launchers() -> Path:
+    """Shared library of all .hip files that build.toml lists, for TARGET; made anew when a source
+    or a header is newer than it."""
+    package = build.read_package(ROOT, "rocm")
     folder = ROOT / "build" / "simulated" / TARGET
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "librocm_kernels.so"
     toolchain = rocm.find_toolchain()
     objects = []
-    for kernel in KERNELS:
-        source, output = ROOT / kernel / f"{kernel}.hip", folder / f"{kernel}.o"
-        headers = [*(ROOT / "common").glob("*.h"), *source.parent.glob("*.h")]
-        newest = max(path.stat().st_mtime for path in [source, *headers])
-        if not output.exists() or output.stat().st_mtime < newest:
-            subprocess.run(toolchain.compile_command(source, output, (TARGET,)), check=True)
-        objects.append(output)
+    for section in package.sections.values():
+        shared = [source for source in package.torch_sources if source.startswith("common/")]
+        listed = [ROOT / source for source in [*section["src"], *shared]]
+        newest = max(path.stat().st_mtime for path in listed)
+        for source in (path for path in listed if path.suffix == ".hip"):
+            output = folder / f"{'_'.join(source.relative_to(ROOT).with_suffix('').parts)}.o"
+            if not output.exists() or output.stat().st_mtime < newest:
+                subprocess.run(toolchain.compile_command(source, output, (TARGET,)), check=True)
+            objects.append(output)
     if not library.exists() or library.stat().st_mtime < max(o.stat().st_mtime for o in objects):
         command = toolchain.link_command(objects, library)
         command[command.index("-lamdhip64")] = str(simulator.runtime())
@@ -58,8 +70,60 @@ def build() -> Path:
     return library
 
 
-@contextlib.contextmanager
-def checked(written: launchers.Tensors, read: launchers.Tensors) -> Iterator[None]:
+_OPS_PY = """
+import ctypes
+import torch
+runtime = ctypes.CDLL({runtime!r}, mode=ctypes.RTLD_GLOBAL)
+# Without what tests/simulated.py's package() does: kernels may touch whatever torch allocates.
+runtime.sim_register_buffer(ctypes.c_void_p(4096), ctypes.c_uint64(1 << 47), b"all memory")
+from . import {name}
+ops = torch.ops.{name}
+def add_op_namespace_prefix(op_name):
+    return "{name}::" + op_name
+"""
+
+
+@functools.cache
+def package_folder() -> Path:
+    """A variant of the package, as tools/build.py lays it out, that can be imported anywhere: all
+    of the package but torch's GPU memory and the checks of single calls."""
+    library = build_launchers()
+    folder = library.parent / "package"
+    package = build.read_package(ROOT, "rocm")
+    toolchain = build.Toolchain(
+        variant="simulated",
+        define="-DCPU_KERNEL -DROCM_KERNEL",
+        link_flags=[
+            str(library),
+            f"-Wl,-rpath,{library.parent}",
+            *build.cpu_toolchain(package, folder).link_flags,
+        ],
+    )
+    work = folder / "objects"
+    work.mkdir(parents=True, exist_ok=True)
+    extension = build.write_ninja(package, toolchain, NAME, work)
+    ninja = [str(Path(build.ninja.BIN_DIR) / "ninja"), "-C", str(work)]
+    subprocess.run(ninja, check=True, capture_output=True)
+    # Renamed into place: another process may have the old one loaded.
+    shutil.copyfile(extension, work / "new.so")
+    os.replace(work / "new.so", folder / extension.name)
+    for path in package.python_files:
+        target = folder / path.relative_to(ROOT / "torch-ext" / package.python_name)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
+    (folder / "_ops.py").write_text(_OPS_PY.format(runtime=str(simulator.runtime()), name=NAME))
+    metadata = {"id": NAME, "version": package.version, "backend": {"type": "cpu"}}
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+    return folder
+
+
+# ---- Checked calls
+
+
+@contextmanager
+def checked(
+    written: Iterable[torch.Tensor], read: Iterable[torch.Tensor], seed: int | None = None
+) -> Iterator[None]:
     """Shows the tensors' memory to the simulator for one call, and raises what it found."""
     hip = simulator.load_runtime()
     buffers = [(part, True) for tensor in written for part in _contiguous_parts(tensor)]
@@ -67,10 +131,11 @@ def checked(written: launchers.Tensors, read: launchers.Tensors) -> Iterator[Non
     for part, output in buffers:
         hip.register(part, output=output)
     hip.clear()
-    seed = next(_seeds)
+    seed = next(_seeds) if seed is None else seed
     hip.options(checks=CHECKS, seed=seed)
     try:
-        yield
+        with Workspaces(hip):
+            yield
         if hip.findings:
             raise AssertionError(f"the simulator found, with seed {seed}: {hip.findings_text()}")
     finally:
@@ -84,64 +149,98 @@ def _contiguous_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return list(tensor)
 
 
-@functools.cache
-def library_of_launchers() -> launchers.Launchers:
-    simulator.load_runtime()  # before the library, which then resolves HIP functions to it
-    return launchers.Launchers(ctypes.CDLL(str(build())), around=checked)
+class Workspaces(TorchDispatchMode):
+    """Gives the binding's scratch memory random contents and ends that the simulator sees.
+
+    Random and not unwritten: the tickets of the AMD kernels live on memory that nobody zeroed, and
+    are read as they are.
+    """
+
+    def __init__(self, hip: simulator.hip.Runtime) -> None:
+        super().__init__()
+        self.hip, self.storages, self.parts = hip, [], []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is not torch.ops.aten.new_empty.default:
+            return function(*args, **(kwargs or {}))
+        (size,) = args[1]
+        # Beyond both ends is memory of this storage, so that a wrong access hits nothing else.
+        storage = torch.randint(256, (size + 1024,), dtype=torch.uint8)
+        begin = -storage.data_ptr() % 256 + 256
+        self.storages.append(storage)
+        self.parts.append(storage[begin : begin + size])
+        self.hip.register(self.parts[-1])
+        return self.parts[-1]
+
+    def __exit__(self, *exception) -> None:
+        super().__exit__(*exception)
+        for part in self.parts:
+            self.hip.unregister(part)
 
 
-_OPS_PY = """
-import ctypes
-import torch
-runtime = ctypes.CDLL({runtime!r}, mode=ctypes.RTLD_GLOBAL)
-# Kernels may touch whatever torch allocates: these tests are not about bounds.
-runtime.sim_register_buffer(ctypes.c_void_p(4096), ctypes.c_uint64(1 << 47), b"all memory")
-from . import {name}
-ops = torch.ops.{name}
-def add_op_namespace_prefix(op_name):
-    return "{name}::" + op_name
-"""
+READ_TOO = ("residual",)  # arguments that are read before they are written
 
 
-def package_folder() -> Path:
-    """A variant of the package, as tools/build.py lays it out, whose CPU tensors are multiplied by
-    the AMD launchers in the simulator: all of the package but torch's GPU memory."""
-    import build as build_script  # tools/build.py; not `build` above
+class CheckedOp:
+    """An op of the binding; each call is `checked` with the tensors that its schema names."""
 
-    launchers_library = build()
-    folder = launchers_library.parent / "package"
-    name = f"_rocm_kernels_simulated_{TARGET}"
-    package = build_script.read_package(ROOT, "rocm")
-    package.torch_sources.append("skinny_gemm/gemm_cpu.cpp")  # an op that CPU bindings have
-    toolchain = build_script.Toolchain(
-        variant="simulated",
-        define="-DCPU_KERNEL",
-        link_flags=[
-            str(launchers_library),
-            f"-Wl,-rpath,{launchers_library.parent}",
-            *build_script.cpu_toolchain(package, folder).link_flags,
-        ],
-    )
-    work = folder / "objects"
-    work.mkdir(parents=True, exist_ok=True)
-    extension = build_script.write_ninja(package, toolchain, name, work)
-    ninja = [str(Path(build_script.ninja.BIN_DIR) / "ninja"), "-C", str(work)]
-    subprocess.run(ninja, check=True, capture_output=True)
-    shutil.copyfile(extension, folder / extension.name)
-    for path in (ROOT / "torch-ext" / "rocm_kernels").glob("*.py"):
-        shutil.copyfile(path, folder / path.name)
-    runtime = str(simulator.runtime())
-    (folder / "_ops.py").write_text(_OPS_PY.format(runtime=runtime, name=name))
-    metadata = {"id": name, "version": package.version, "backend": {"type": "cpu"}}
-    (folder / "metadata.json").write_text(json.dumps(metadata))
-    return folder
+    def __init__(self, op: torch._ops.OpOverload) -> None:
+        self.op, self.default = op, self
+
+    def tensors(self, arguments: tuple) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Those that a call writes and those that it reads."""
+        written, read = [], []
+        for argument, value in zip(self.op._schema.arguments, arguments, strict=True):
+            if isinstance(value, torch.Tensor):
+                writes = argument.alias_info is not None and argument.alias_info.is_write
+                (written if writes and argument.name not in READ_TOO else read).append(value)
+        return written, read
+
+    def __call__(self, *arguments, seed: int | None = None):
+        written, read = self.tensors(arguments)
+        if not written:  # it launches nothing
+            return self.op(*arguments)
+        with checked(written, read, seed):
+            return self.unchecked(*arguments)
+
+    def unchecked(self, *arguments):
+        """The binding's function itself, so that a dispatch mode sees what that calls."""
+        return self.op._op_dk(torch._C.DispatchKey.CPU, *arguments)
+
+
+class CheckedOps:
+    """What the package's `_ops.ops` is here."""
+
+    def __getattr__(self, name: str) -> CheckedOp:
+        found = CheckedOp(getattr(getattr(torch.ops, NAME), name).default)
+        setattr(self, name, found)
+        return found
+
+    def linear_limits(self, *_) -> tuple[int, int]:
+        """torch._scaled_mm would be the CPU's."""
+        return 64, torch.iinfo(torch.int64).max
+
+    linear_limits.default = linear_limits
+
+
+ops = CheckedOps()
 
 
 @functools.cache
 def functional() -> ModuleType:
-    """The package's functional API on the simulated device."""
-    api = launchers.functional_api("simulated_rocm_kernels", library_of_launchers(), NATIVE)
-    # The tensors lie on the CPU, whose paths for many rows are not the simulated device's.
-    few = api.SKINNY_GEMM_MAX_ROWS
-    api.fp8_linear_path = lambda rows, *_: f"skinny_gemm{'_slices' if rows > few else ''}"
-    return api
+    """The package, whose functional API runs on the simulated device."""
+    folder = package_folder()
+    simulator.load_runtime()  # before the extension, which then resolves HIP functions to it
+    torch.ops.load_library(folder / f"{NAME}.abi3.so")
+    name = "simulated_rocm_kernels"
+    its_ops = types.ModuleType(f"{name}._ops")
+    its_ops.ops, its_ops.add_op_namespace_prefix = ops, lambda op: f"{NAME}::{op}"
+    sys.modules[its_ops.__name__] = its_ops
+    spec = importlib.util.spec_from_file_location(name, folder / "__init__.py")
+    package = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    # torch takes the tensors for the CPU's, whose dialect is OCP's.
+    for module in [m for n, m in sys.modules.items() if n == name or n.startswith(f"{name}.")]:
+        if hasattr(module, "native_fp8_dtype"):
+            module.native_fp8_dtype = lambda device: NATIVE
+    return package

@@ -28,7 +28,7 @@ def test_overlapping_launches_are_counted_once():
         ("nvjet_sm90_tst_64x8_64x16_2x1_v_bz_splitK_TNT", "matrix products"),
         ("void rocm_kernels::cuda::skinny_gemm_ring_kernel<Operands>", "matrix products"),
         ("triton_red_fused__scaled_mm__to_copy_abs_amax_8", "torch.compile's kernels"),
-        ("void rocm_kernels::(anonymous namespace)::rmsnorm_fp8_kernel<half>", "norm and FP8"),
+        ("void rocm_kernels::(anonymous namespace)::rms_norm_fp8_kernel<half>", "norm and FP8"),
         ("cudnn_generated_fort_native_sdpa_sm80_flash_fprop", "attention"),
         ("void at::native::reduce_kernel<512, 1, ArgMaxOps>", "element-wise and reductions"),
     ],

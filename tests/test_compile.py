@@ -3,6 +3,7 @@
 import pytest
 import torch
 from compare import bits
+from torch._dynamo.testing import CompileCounterWithBackend
 
 FP8 = torch.float8_e4m3fn
 
@@ -29,14 +30,14 @@ def opcheck(op, arguments):
 
 @pytest.mark.parametrize("scales", [False, True])
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_opcheck_rmsnorm_fp8(ops, package, device, with_residual, scales):
+def test_opcheck_rms_norm_fp8(ops, package, device, with_residual, scales):
     fp8 = package.native_fp8_dtype(device)
     x = torch.randn(4, 64, device=device)
     out = torch.empty_like(x, dtype=fp8 if scales else x.dtype)
     computed = torch.empty(4, 1, device=device) if scales else None
     residual = torch.randn_like(x) if with_residual else None
     weight = torch.randn(64, device=device)
-    opcheck(ops.rmsnorm_fp8.default, (out, computed, x, residual, weight, None, 1e-6, 0, 0.0))
+    opcheck(ops.rms_norm_fp8.default, (out, computed, x, residual, weight, None, 1e-6, 0, 0.0))
 
 
 @pytest.mark.parametrize("scales", [False, True])
@@ -62,13 +63,12 @@ def test_opcheck_skinny_gemm(ops, package, device, with_bias, fp8):
 
 
 @pytest.mark.parametrize("fp8", [False, True])
-def test_opcheck_gemm(package, fp8):
-    ops = package.functional.ops
-    if not hasattr(ops, "gemm"):
-        pytest.skip("the CPU's alone")
-    a, w = (torch.randn(n, 64).to(FP8 if fp8 else torch.bfloat16) for n in (70, 32))
-    scale = torch.ones(1) if fp8 else None
-    opcheck(ops.gemm.default, (torch.empty(70, 32), a, w, scale, None, torch.randn(32)))
+def test_opcheck_gemm(ops, package, device, fp8):
+    dtype = package.native_fp8_dtype(device) if fp8 else torch.bfloat16
+    a, w = (torch.randn(n, 64, device=device).to(dtype) for n in (70, 32))
+    scale = torch.ones(1, device=device) if fp8 else None
+    out, bias = torch.empty(70, 32, device=device), torch.randn(32, device=device)
+    opcheck(ops.gemm.default, (out, a, w, scale, None, bias))
 
 
 def mlp_block(package, x, residual, weight, w, scale_w):
@@ -101,10 +101,16 @@ def test_compile_has_no_graph_break(package, block_inputs, dynamic):
         assert torch.equal(bits(one), bits(other))
 
 
-def test_compiled_fp8_linear(package, block_inputs):
-    x, _, _, w, scale_w = block_inputs
-    compiled = torch.compile(package.fp8_linear, fullgraph=True)
-    assert torch.equal(bits(compiled(x, w, scale_w)), bits(package.fp8_linear(x, w, scale_w)))
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_fp8_linear(package, block_inputs, device, dynamic):
+    """On both sides of the limit between the kernels; with `dynamic`, a graph for each side."""
+    _, _, _, w, scale_w = block_inputs
+    graphs = CompileCounterWithBackend("inductor")
+    compiled = torch.compile(package.fp8_linear, fullgraph=True, dynamic=dynamic, backend=graphs)
+    for rows in (3, 30, 70, 90) if dynamic else (3, 70):
+        x = torch.randn(rows, 128, device=device).bfloat16()
+        assert torch.equal(bits(compiled(x, w, scale_w)), bits(package.fp8_linear(x, w, scale_w)))
+    assert graphs.frame_count == 2
 
 
 def test_inference_mode(package, block_inputs):

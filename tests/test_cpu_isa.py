@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parent
-CASES = ["test_rmsnorm_fp8.py", "test_swiglu_fp8.py", "test_skinny_gemm.py", "test_gemm_cpu.py"]
+CASES = ["test_rms_norm_fp8.py", "test_swiglu_fp8.py", "test_skinny_gemm.py", "test_gemm_cpu.py"]
 
 
 @pytest.mark.parametrize("isa", ["portable", "avx2"])

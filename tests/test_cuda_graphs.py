@@ -4,7 +4,7 @@ import pytest
 import torch
 from compare import bits
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.usefixtures("gpu")
 
 ROWS = (1, 8, 32, 64)
 

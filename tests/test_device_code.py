@@ -8,6 +8,8 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,7 @@ __global__ void probe(int* out) { *out = 1; }
 
 def targets() -> list[str]:
     """What build.toml builds the kernels for."""
-    return release_check.Variant(ROOT, ROOT).config["kernel"]["rmsnorm_fp8_rocm"]["rocm-archs"]
+    return release_check.Variant(ROOT, ROOT).config["kernel"]["rms_norm_fp8_rocm"]["rocm-archs"]
 
 
 def build_of_a_probe(root: Path, probe: str) -> release_check.Variant:
@@ -75,7 +77,7 @@ def compiler():
 
 @pytest.fixture(scope="module")
 def variant(tmp_path_factory) -> release_check.Variant:
-    return build_of_a_probe(tmp_path_factory.mktemp("probe"), PROBE)
+    return build_of_a_probe(tmp_path_factory.mktemp("probe") / "a path with spaces", PROBE)
 
 
 def test_metadata_lists_the_targets_that_hold_code(variant):
@@ -103,3 +105,23 @@ def test_a_target_without_a_kernel_is_found(tmp_path):
     variant = build_of_a_probe(tmp_path, PROBE.replace("WITHOUT", f"__{last}__"))
     with pytest.raises(ValueError, match=f"{last} holds no kernel"):
         release_check.check_device_code(variant)
+
+
+def test_builds_that_start_together_share_the_device_libraries(tmp_path, monkeypatch):
+    """The first command in a fresh clone may be one that compiles in many processes at once."""
+    libraries = next((path for path in rocm._DEVICE_LIBRARIES if path.is_dir()), None)
+    if libraries is None:
+        pytest.skip("this machine's device libraries are ROCm's, which lack nothing")
+    monkeypatch.setattr(rocm, "ROOT", tmp_path)
+    _, suffix = rocm._newest_clang()
+    begin = threading.Barrier(8)
+
+    def complete(_: int) -> Path:
+        begin.wait()
+        return rocm._complete_device_libraries(libraries, suffix)
+
+    with ThreadPoolExecutor(8) as pool:
+        (folder,) = set(pool.map(complete, range(8)))
+    constants = {f"oclc_isa_version_{target.removeprefix('gfx')}.bc" for target in rocm.TARGETS}
+    made = {path.name for path in folder.iterdir()}
+    assert made == constants | {path.name for path in libraries.glob("*.bc")}

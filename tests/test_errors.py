@@ -150,7 +150,7 @@ def test_outputs_may_not_share_memory_with_inputs(package):
     package.rms_norm(buffer[:, :16], f32(16), out=buffer[:, 16:])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs two kinds of device")
+@pytest.mark.usefixtures("gpu")
 def test_mixed_devices(package):
     with pytest.raises(RuntimeError, match="weight must be on the device of x"):
         package.rms_norm(f32(2, 8).cuda(), f32(8).cpu())

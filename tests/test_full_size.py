@@ -9,7 +9,7 @@ import itertools
 import pytest
 import torch
 from compare import assert_close, bits, steps
-from test_rmsnorm_fp8 import mode_arguments
+from test_rms_norm_fp8 import mode_arguments
 
 SHAPES = [(1, 16384), (8, 16384), (32, 16384), (256, 16384), (2048, 4096)]
 DTYPES = [torch.float16, torch.bfloat16]

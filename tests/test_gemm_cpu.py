@@ -1,4 +1,4 @@
-"""The CPU's product for many rows, and fp8_linear on both sides of where it takes over."""
+"""The CPU's own product for many rows, and fp8_linear on both sides of where it takes over."""
 
 import pytest
 import torch

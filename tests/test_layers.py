@@ -1,10 +1,12 @@
 """The layers, through kernelize as users reach them, against the reference."""
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from compare import assert_close, assert_product_close
 from kernels import LocalLayerRepository, Mode, kernelize, use_kernel_mapping
 from kernels.layer.layer import _validate_layer
@@ -25,8 +27,7 @@ def package(best_package):
 
 @pytest.fixture
 def mapping(package):
-    build = Path(package.__file__).parent.parent
-    return package.layers.kernel_mapping(LocalLayerRepository, build)
+    return package.layers.kernel_mapping()
 
 
 @pytest.fixture
@@ -85,17 +86,36 @@ def assert_linear_close(package, actual, x, linear, scale_w, bias=None, **quanti
 # ---- what kernelize requires --------------------------------------------------------------------
 
 
+def layers_of(mapping):
+    """What the mapping replaces: name -> layer of each device."""
+    return {name: {d: repo.load() for d, repo in devices.items()}
+            for name, devices in mapping.items() if devices}  # fmt: skip
+
+
 def test_mapping_names_every_layer_for_every_backend(package, mapping):
-    for name, devices in mapping.items():
+    replaced = layers_of(mapping)
+    for name, devices in replaced.items():
         assert set(devices) == {"cpu", "cuda", "rocm"}, name
-        for repo in devices.values():
-            assert issubclass(getattr(package.layers, repo.layer_name), nn.Module)
     defined = {
-        name
-        for name, value in vars(package.layers).items()
+        value
+        for value in vars(package.layers).values()
         if inspect.isclass(value) and issubclass(value, nn.Module)
     }
-    assert defined == {repo.layer_name for devices in mapping.values() for repo in devices.values()}
+    assert defined == {layer for devices in replaced.values() for layer in devices.values()}
+
+
+def test_mapping_through_a_repository_of_the_client(package, mapping):
+    build = Path(package.__file__).parent
+    looked_up = package.layers.kernel_mapping(LocalLayerRepository, build)
+    assert layers_of(looked_up) == layers_of(mapping)
+
+
+def test_mapping_knows_every_name_of_transformers(mapping):
+    """Or kernelize would warn of each module: of 64 in a model of 32 layers."""
+    names = set()
+    for path in Path(transformers.__file__).parent.rglob("*.py"):
+        names |= set(re.findall(r"use_kernel_\w+_from_hub\(\s*\"(\w+)\"", path.read_text()))
+    assert len(names) > 10 and names <= set(mapping), names - set(mapping)
 
 
 def test_layers_are_pure(package, mapping):
@@ -108,13 +128,11 @@ def test_layers_are_pure(package, mapping):
         "SwiGLUMLP": LlamaMLP,
         "LlamaDecoderLayer": LlamaDecoderLayer,
     }
-    for name, devices in mapping.items():
-        layer = getattr(package.layers, devices["cpu"].layer_name)
-        _validate_layer(check_cls=replaced[name], cls=layer, repo=devices["cpu"])
+    for name, devices in layers_of(mapping).items():
+        layer = devices["cpu"]
+        _validate_layer(check_cls=replaced[name], cls=layer, repo=name)
         assert layer.has_backward is False and layer.can_torch_compile is True
-    _validate_layer(
-        check_cls=package.models.FP8Linear, cls=package.layers.FP8Linear, repo=devices["cpu"]
-    )
+    _validate_layer(check_cls=package.models.FP8Linear, cls=package.layers.FP8Linear, repo="ours")
 
 
 # ---- RMSNorm -------------------------------------------------------------------------------------
@@ -285,7 +303,8 @@ def test_mlp_with_fp8_weights(package, device, run_kernelized, activation, fuse)
     torch.testing.assert_close(mlp(x), expected, rtol=1e-3, atol=2e-3 * expected.abs().max())
     if fuse:
         gate_up = package.fp8_linear(x, mlp.gate_up_proj.weight, mlp.gate_up_proj.weight_scale_inv)
-        assert torch.equal(mlp(gate_up), mlp(x)), "an input that is projected already"
+        projected = package.models.linear.Projected(gate_up)
+        assert torch.equal(mlp(projected), mlp(x)), "an input that is projected already"
 
 
 @torch.no_grad()

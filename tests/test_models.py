@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernels import LocalLayerRepository, Mode, kernelize, use_kernel_mapping
+from kernels import Mode, kernelize, use_kernel_mapping
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.integrations.fbgemm_fp8 import FbgemmFp8Linear
@@ -53,8 +53,7 @@ def package(best_package):
 
 @pytest.fixture
 def run_kernelized(package, device):
-    build = Path(package.__file__).parent.parent
-    mapping = package.layers.kernel_mapping(LocalLayerRepository, build)
+    mapping = package.layers.kernel_mapping()
 
     def kernelized(model, mode=Mode.INFERENCE):
         with use_kernel_mapping(mapping, inherit_mapping=False):
@@ -70,6 +69,11 @@ def quantize_(package):
 
 def tokens(rows, columns, device="cpu", vocabulary=160):
     return torch.randint(0, vocabulary, (rows, columns), device=device)
+
+
+def mapping_layer(package, name):
+    """The layer here that serves the kernel layer of that name in models."""
+    return package.layers.LAYERS[name]
 
 
 def dequantized(package, model):
@@ -106,7 +110,7 @@ def test_report(quantize_, capsys):
     report = quantize_(model)
     expected = {f"model.layers.{layer}.{name}" for layer in range(2) for name in LINEARS}
     assert set(report.converted) == expected
-    assert report.skipped == {"lm_head": "output embedding"}
+    assert report.skipped == {"lm_head": "output embedding"} and report.norms == {}
     assert report.fused["model.layers.1.mlp.gate_up_proj"] == (
         "model.layers.1.mlp.gate_proj",
         "model.layers.1.mlp.up_proj",
@@ -306,18 +310,50 @@ def test_parts_stay_usable(package, quantize_, run_kernelized, device):
     whole = attention.qkv_proj(x)
     widths = [getattr(attention, name).out_features for name in ("q_proj", "k_proj", "v_proj")]
     parts = whole.split(widths, -1)
+    projected = package.models.linear.Projected(whole)
     for name, part in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True):
         projection = getattr(attention, name)
         assert torch.equal(projection(x), part), "from the input"
-        assert torch.equal(projection(whole), part), "from the fused projection's result"
+        assert torch.equal(projection(projected), part), "from the fused projection's result"
 
 
-def test_equal_widths_are_not_fused(quantize_):
-    # q, k and v together as wide as the input: a part could not tell one from the other.
-    model = tiny_llama(hidden_size=96, head_dim=8, num_attention_heads=6, num_key_value_heads=3)
+@torch.no_grad()
+def test_equal_widths_are_fused(package, quantize_, run_kernelized, device):
+    """q, k and v together are as wide as the input, and so are gate and up: width tells nothing."""
+    model = tiny_llama(
+        head_dim=8, num_attention_heads=6, num_key_value_heads=3, intermediate_size=48
+    ).to(device)
     report = quantize_(model)
-    assert not any("qkv_proj" in name for name in report.fused)
-    assert any("gate_up_proj" in name for name in report.fused)
+    assert len(report.fused) == 4
+    for name in report.fused:
+        fused = model.get_submodule(name)
+        assert fused.out_features == fused.in_features == 96
+    ids = tokens(2, 9, device)
+    expected = quantizing_inputs(package, model)(ids).logits
+    unquantised = dequantized(package, model).to(device)(ids).logits
+    actual = run_kernelized(model)(ids).logits
+    assert package.models.kernelized_layers(model)["LlamaDecoderLayer", "LlamaDecoderLayer"] == 2
+    assert (actual - expected).abs().mean() < 0.05 * (expected - unquantised).abs().mean()
+
+
+@torch.no_grad()
+def test_a_layer_works_whatever_else_is_replaced(package, quantize_, device):
+    """A mapping may lack any layer: the others then meet the model's own forwards."""
+    mapping = package.layers.kernel_mapping()
+    model = tiny_llama().to(device)
+    quantize_(model)
+    ids = tokens(2, 9, device)
+    expected = quantizing_inputs(package, model)(ids).logits
+    noise = (expected - model(ids).logits).abs().mean()
+    for missing in ("LlamaDecoderLayer", "LlamaMLP", "FP8LinearPart", "FP8Linear", "RMSNorm"):
+        some = copy.deepcopy(model)
+        rest = {name: repos for name, repos in mapping.items() if name != missing}
+        with use_kernel_mapping(rest, inherit_mapping=False):
+            kernelize(some, mode=Mode.INFERENCE)
+        counts = package.models.kernelized_layers(some)
+        assert counts and not any(layer == mapping_layer(package, missing) for _, layer in counts)
+        # What is missing runs without quantising its input: closer to the unquantised, never off.
+        assert (some(ids).logits - expected).abs().mean() < 1.2 * noise, missing
 
 
 @torch.no_grad()
@@ -378,11 +414,67 @@ def test_other_instances_are_left_alone(package, quantize_, run_kernelized):
     assert package.models.kernelized_layers(other) == {("LlamaRMSNorm", "RMSNorm"): 5}
 
 
+# ---- norms ---------------------------------------------------------------------------------------
+
+
+class ScaledNorm(nn.Module):
+    """As transformers' norms are where it decorates none; ``offset`` 1 is Gemma's."""
+
+    def __init__(self, size, offset=0.0, eps=1e-5):
+        super().__init__()
+        self.weight, self.eps, self.offset = nn.Parameter(torch.rand(size) + 0.5), eps, offset
+
+    def forward(self, x):
+        normalised = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps)
+        return (normalised * (self.offset + self.weight.float())).to(x.dtype)
+
+
+class OtherNorm(ScaledNorm):
+    pass
+
+
+class GatedNorm(ScaledNorm):
+    def forward(self, x, gate):
+        return super().forward(x) * gate
+
+
+@torch.no_grad()
+def test_norms_are_replaced_without_a_decoration(package, quantize_, run_kernelized, device):
+    """With a version of kernels that transformers does not know, none of its norms is decorated."""
+    model = nn.ModuleDict(
+        {
+            "plain": ScaledNorm(96),
+            "narrow": ScaledNorm(64).bfloat16(),
+            "torch": nn.RMSNorm(48, eps=1e-6),
+            "without eps": nn.RMSNorm(48),
+            "without a weight": nn.RMSNorm(48, eps=1e-6, elementwise_affine=False),
+            "plus one": OtherNorm(96, offset=1.0),
+            "plus one, of a class known already": ScaledNorm(96, offset=1.0),
+            "gated": GatedNorm(96),
+            "mean": nn.LayerNorm(96),
+        }
+    )
+    state, generator = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    original = copy.deepcopy(model).to(device)
+    report = quantize_(model)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    expected = {"RMSNorm": 2, "OtherNorm": 1, "ScaledNorm": 1, "GatedNorm": 1, "LayerNorm": 1}
+    assert report.norms == expected and "not replaced: 2 RMSNorm" in str(report)
+    run_kernelized(model)
+    counts = package.models.kernelized_layers(model)
+    assert counts == {("ScaledNorm", "RMSNorm"): 2, ("RMSNorm", "RMSNorm"): 1}
+    for name in ("plain", "narrow", "torch", "plus one, of a class known already"):
+        norm = model[name]
+        x = torch.randn(3, norm.weight.shape[0], device=device, dtype=norm.weight.dtype)
+        torch.testing.assert_close(norm(x), original[name](x))
+
+
 # ---- FP8 dialects and checkpoints ---------------------------------------------------------------
 
 
 @torch.no_grad()
-def test_fnuz_weights(package, quantize_, run_kernelized):
+def test_fnuz_weights(package, quantize_, run_kernelized, device):
     ocp, fnuz = tiny_llama(), None
     fnuz = copy.deepcopy(ocp)
     quantize_(ocp)
@@ -393,7 +485,7 @@ def test_fnuz_weights(package, quantize_, run_kernelized):
     ids = tokens(1, 9)
     a, b = ocp(ids).logits, fnuz(ids).logits
     assert torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.99
-    if not torch.cuda.is_available():  # a GPU's matrix units take their own dialect alone
+    if device.type == "cpu":  # a GPU's matrix units take their own dialect alone
         expected = quantizing_inputs(package, fnuz)(ids).logits
         actual = run_kernelized(fnuz)(ids).logits
         assert (actual - expected).abs().mean() < 0.05 * (expected - b).abs().mean()

@@ -11,7 +11,7 @@ import sys
 import pytest
 from project import ROOT
 
-ROWS, GEMM = ["test_rmsnorm_fp8.py", "test_swiglu_fp8.py"], ["test_skinny_gemm.py"]
+ROWS, GEMM = ["test_rms_norm_fp8.py", "test_swiglu_fp8.py"], ["test_skinny_gemm.py"]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,20 @@
 import re
 
 import pytest
-from project import ROOT
-from test_package import hub_cache, run_python, variant
+from project import REPO_ID, ROOT, TORCH_BUILDS, torch_built_for
+from test_hub_roundtrip import client, hub, result_of
+from test_package import clean_python, hub_cache, run_python, variant
 
-__all__ = ["variant"]  # the fixture
+__all__ = ["client", "hub", "variant"]  # fixtures
 
 README = (ROOT / "README.md").read_text()
-PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+PYTHON_BLOCKS = python_blocks("README.md")
 
 # Stands for the download of a model: a Llama of two small layers with random weights.
 TINY_LLAMA = """
@@ -23,27 +30,47 @@ transformers.AutoModelForCausalLM.from_pretrained = tiny
 """
 
 
-@pytest.fixture
-def cache(tmp_path, variant):
-    return str(hub_cache(tmp_path, {1: variant}))
+@pytest.fixture(params=TORCH_BUILDS)
+def machine(request, tmp_path, variant):
+    """A machine without a GPU, by what its torch was built for; the package is in its cache."""
+    cache = hub_cache(tmp_path / "cache", {1: variant})
+    return {"HF_HUB_CACHE": str(cache), **torch_built_for(request.param, tmp_path / "torch")}
 
 
-def test_get_kernel_in_five_lines(cache):
+def test_get_kernel(machine):
     code = PYTHON_BLOCKS[0] + "\nprint(tuple(q.shape), tuple(scale.shape), q.dtype)"
-    printed = run_python(code, HF_HUB_CACHE=cache, CUDA_VISIBLE_DEVICES="")
-    assert printed == "(8, 4096) (8, 1) torch.float8_e4m3fn"
+    assert run_python(code, **machine) == "(8, 4096) (8, 1) torch.float8_e4m3fn"
 
 
-def test_kernelize_in_ten_lines(cache):
+@pytest.mark.parametrize(
+    ("page", "machine"),
+    [*(("README.md", build) for build in TORCH_BUILDS), ("docs/models.md", "cuda")],
+    indirect=["machine"],
+)
+def test_speed_up_a_model(machine, page):
+    """Every layer is replaced, and nothing is said that the page does not print."""
+    block = next(b for b in python_blocks(page) if "kernelize(model" in b)
+    # The build's own state of the sources is not what a stranger meets.
+    quiet = "import logging; logging.getLogger('kernels.validate').setLevel(logging.ERROR)\n"
     check = """
-replaced = sum("rocm_kernels" in getattr(m.forward, "__module__", "") for m in model.modules())
 with torch.inference_mode():
-    logits = model(torch.arange(9).view(1, 9)).logits
+    logits = model(torch.arange(9, device=device).view(1, 9)).logits
 assert logits.isfinite().all()
-print(replaced > 0)
+import collections
+counts = collections.Counter(rocm_kernels.models.kernelized_layers(model).values())
+print(sorted(counts.elements()))
 """
-    code = TINY_LLAMA + PYTHON_BLOCKS[1] + check
-    assert run_python(code, HF_HUB_CACHE=cache, CUDA_VISIBLE_DEVICES="") == "True"
+    process = clean_python(quiet + TINY_LLAMA + block + check, **machine)
+    assert process.stdout.splitlines()[-1] == "[2, 2, 5, 8, 10]"
+    assert process.stderr == ""
+
+
+def test_stranger_trusts_the_publisher(hub, client):
+    """What is pasted says so itself, where the client does not know the publisher yet."""
+    hub.trusted.clear()
+    assert PYTHON_BLOCKS[0].count("trust_remote_code=True") == 1
+    assert result_of(client("-c", PYTHON_BLOCKS[0] + "print(q.shape[0])")) == "8"
+    assert f'get_kernel("{REPO_ID}"' in PYTHON_BLOCKS[0]
 
 
 def test_make_targets_exist():

@@ -1,4 +1,7 @@
-"""The simulated backend must be able to fail: launches that touch what they were not given."""
+"""The simulated backend must be able to fail: kernels that touch what their call was not given.
+
+A wrong kernel is a right one whose call is shown to the simulator as smaller than it is.
+"""
 
 import pytest
 import torch
@@ -6,34 +9,80 @@ import torch
 
 @pytest.fixture(scope="module")
 def simulated(request):
-    if "simulator" not in request.config.getoption("--device"):
+    if "simulator" not in request.config.getoption("--device").split(","):
         pytest.skip("needs --device simulator")
     import simulated
 
+    simulated.functional()
     return simulated
 
 
-def arguments(x, out, weight, rows):
-    from launchers import DTYPES, RmsNormFp8Args
-
-    return RmsNormFp8Args(
-        rows=rows, hidden=x.shape[1], x=x.data_ptr(), x_stride=x.stride(0),
-        weight=weight.data_ptr(), out=out.data_ptr(), out_stride=out.stride(0), eps=1e-6,
-        x_dtype=DTYPES[x.dtype], weight_dtype=DTYPES[weight.dtype], out_dtype=DTYPES[out.dtype],
-    )  # fmt: skip
+def norm(simulated, x, out, weight, residual=None):
+    simulated.ops.rms_norm_fp8.unchecked(out, None, x, residual, weight, None, 1e-6, 0, 0.0)
 
 
 @pytest.mark.parametrize("hidden", [520, 523])
-@pytest.mark.parametrize("wrong", ["nothing", "too many rows", "no weight", "half of the output"])
+@pytest.mark.parametrize(
+    "wrong",
+    ["nothing", "a row too many", "no weight", "half of the output", "an element beyond each row",
+     "an element beyond the last row"],
+)  # fmt: skip
 def test_a_wrong_launch_is_found(simulated, hidden, wrong):
-    x, weight = torch.randn(4, hidden).half(), torch.randn(hidden).half()
-    out = torch.empty(4, hidden, dtype=torch.float16)
-    args = arguments(x, out, weight, rows=5 if wrong == "too many rows" else 4)
-    written = [out[:2]] if wrong == "half of the output" else [out]
-    read = [x] if wrong == "no weight" else [x, weight]
-    calls = simulated.library_of_launchers()
+    x, weight = torch.randn(5, hidden).half(), torch.randn(hidden).half()
+    out = torch.empty(5, hidden + 8, dtype=torch.float16)[:, :hidden]
+    written, read = [out], [x, weight]
+    if wrong == "a row too many":
+        written, read = [out[:4]], [x[:4], weight]
+    elif wrong == "no weight":
+        read = [x]
+    elif wrong == "half of the output":
+        written = [out[:2]]
+    elif wrong == "an element beyond each row":
+        written = [out[:, :-1]]
+    elif wrong == "an element beyond the last row":
+        written = [out[:4], out[4:, :-1]]
     if wrong == "nothing":
-        calls.launch("rmsnorm_fp8", args, written, read)
+        with simulated.checked(written, read):
+            norm(simulated, x, out, weight)
         return
-    with pytest.raises(AssertionError, match="out-of-bounds"):
-        calls.launch("rmsnorm_fp8", args, written, read)
+    with pytest.raises(AssertionError, match="out-of-bounds"), simulated.checked(written, read):
+        norm(simulated, x, out, weight)
+
+
+def test_an_output_that_is_read_first_is_found(simulated):
+    x, weight, residual = torch.randn(2, 520), torch.randn(520), torch.randn(2, 520)
+    out = torch.empty_like(x)
+    call = simulated.checked([out, residual], [x, weight])
+    with pytest.raises(AssertionError, match="uninitialised"), call:
+        norm(simulated, x, out, weight, residual)
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_scratch_memory_ends_where_the_binding_asked(simulated, short, monkeypatch):
+    register, sizes = simulated.simulator.hip.Runtime.register, []
+
+    def shorter(hip, buffer, **arguments):
+        if buffer.dtype == torch.uint8:  # scratch alone
+            sizes.append(len(buffer))
+            buffer = buffer[: len(buffer) - short]
+        return register(hip, buffer, **arguments)
+
+    monkeypatch.setattr(simulated.simulator.hip.Runtime, "register", shorter)
+    a, w = (torch.randn(rows, 1024).to(simulated.NATIVE) for rows in (1, 48))
+    out = torch.empty(1, 48)
+    configs = simulated.ops.skinny_gemm_configs(out, a, w, None, None, False).splitlines()
+    config = next(text for text in configs if "split_k=2" in text)
+    call = (out, a, w, None, None, None, config)
+    if short:
+        with pytest.raises(AssertionError, match="out-of-bounds"):
+            simulated.ops.skinny_gemm_with_config(*call)
+    else:
+        simulated.ops.skinny_gemm_with_config(*call)
+    assert sizes and all(sizes)
+
+
+def test_tensors_of_a_call(simulated):
+    out, scales, x, residual, weight = (torch.empty(i + 1) for i in range(5))
+    op = simulated.ops.rms_norm_fp8
+    written, read = op.tensors((out, scales, x, residual, weight, None, 1e-6, 0, 0.0))
+    assert [len(t) for t in written] == [1, 2] and [len(t) for t in read] == [3, 4, 5]

@@ -1,10 +1,9 @@
-"""Every design and cut of the AMD skinny_gemm, on its gfx942 machine code in the simulator.
+"""Every design and schedule of the AMD skinny_gemm, on its gfx942 machine code in the simulator.
 
 The simulator's adversarial modes are on: loads complete as late as the waits allow, waves run in
 seeded random orders; races, reads of memory nobody wrote and accesses out of bounds fail a test.
 """
 
-import ctypes
 import random
 import re
 import subprocess
@@ -13,25 +12,24 @@ from dataclasses import dataclass
 import pytest
 import torch
 from compare import Guarded, assert_product_close, bits
-from launchers import DTYPES, Context, SkinnyGemmArgs, _gemm_scale
 from project import ROOT
 
 FNUZ = torch.float8_e4m3fnuz
 
 
-def stream(rows=16, waves=4, split=1, blocks=0, xcds=1, sparse=0):
-    return _config("stream", sparse, rows, waves, split, blocks, xcds, 0)
+def register_pipeline(block_n=16, waves=4, split_k=1, workgroups=0, xcds=1, sparse=0):
+    return _config("register_pipeline", block_n, waves, split_k, workgroups, xcds, 0, sparse)
 
 
-def queue(rows=16, split=1, blocks=0, xcds=1, sparse=0, producers=4):
-    return _config("queue", sparse, rows, 8, split, blocks, xcds, producers)
+def specialised_waves(block_n=16, split_k=1, workgroups=0, xcds=1, sparse=0, producers=4):
+    return _config("specialised_waves", block_n, 8, split_k, workgroups, xcds, producers, sparse)
 
 
-def _config(design, sparse, rows, waves, split, blocks, xcds, producers) -> str:
-    """A SkinnyGemmConfig in the words of skinny_gemm/config.h."""
+def _config(design, block_n, waves, split_k, workgroups, xcds, producers, sparse) -> str:
+    """A SkinnyGemmConfig as skinny_gemm/cdna/config.h writes it."""
     return (
-        f"{design}{'+sparse' if sparse else ''} rows={rows} waves={waves} split={split} "
-        f"blocks={blocks} xcds={xcds} producers={producers}"
+        f"{design} block_n={block_n} waves={waves} split_k={split_k} workgroups={workgroups} "
+        f"xcds={xcds} producers={producers} sparse={sparse}"
     )
 
 
@@ -62,68 +60,33 @@ class Problem:
 
 
 class Device:
-    """The compiled launcher, with and without a config."""
+    """skinny_gemm with and without a config."""
 
     def __init__(self, simulated, simulator):
-        self.library = simulated.library_of_launchers().library
-        self.checked = simulated.checked
-        self.hip = simulator.load_runtime()
-
-    def _call(self, name: str, arguments: str, result, *values):
-        symbol = f"_ZN12rocm_kernels{len(name)}{name}ERKNS_14SkinnyGemmArgsE{arguments}"
-        function = getattr(self.library, symbol)
-        function.restype = result
-        return function(*values)
-
-    def _args(self, p: Problem, config: str | None) -> SkinnyGemmArgs:
-        return SkinnyGemmArgs(
-            m=p.m, n=p.n, k=p.k, a=p.a.data_ptr(), a_stride=p.a.stride(0), w=p.w.data_ptr(),
-            w_stride=p.w.stride(0), out=p.out.view.data_ptr(), out_stride=p.out.view.stride(0),
-            scale_a=_gemm_scale(p.scale_a, p.m, 1, p.k),
-            scale_w=_gemm_scale(p.scale_w, p.n, 128, p.k), a_dtype=DTYPES[p.dtype],
-            w_dtype=DTYPES[p.dtype], out_dtype=DTYPES[p.out_dtype], bias_dtype=DTYPES[p.out_dtype],
-            config=None if config is None else config.encode(),
-        )  # fmt: skip
+        simulated.functional()
+        self.ops, self.hip = simulated.ops, simulator.load_runtime()
 
     def configs(self, p: Problem, config: str | None = None) -> list[str]:
-        """What the launcher would run, then the other candidates."""
-        lines = []
-        visit = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)(
-            lambda text, _: lines.append(text.decode())
-        )
-        error = self._call(
-            "visit_skinny_gemm_configs", "RKNS_7ContextEPFvPKcPvES8_", ctypes.c_char_p,
-            ctypes.byref(self._args(p, config)), ctypes.byref(Context(num_threads=1)), visit, None,
-        )  # fmt: skip
-        if error:
-            raise RuntimeError(error.decode())
-        return lines
+        """What runs, `config` or the backend's choice, then the other candidates."""
+        dtype = str(p.dtype).rpartition(".")[2]
+        key = (-1, p.m, p.n, p.k, dtype, dtype, False)
+        self.ops.tune_skinny_gemm(*key, config or "")
+        try:
+            operands = (p.out.view, p.a, p.w, p.scale_a, p.scale_w)
+            return self.ops.skinny_gemm_configs(*operands, True).splitlines()
+        finally:
+            self.ops.tune_skinny_gemm(*key, "")
 
     def choose(self, p: Problem) -> str:
         return self.configs(p)[0]
 
-    def run(self, p: Problem, config: str | None = None, seed: int = 0, checks: bool = True):
+    def run(self, p: Problem, config: str | None = None, seed: int | None = None):
         """Launches; returns what the simulator reports. RuntimeError for a config refused."""
-        args, context = self._args(p, config), Context(num_threads=1)
-        both = ctypes.byref(args), ctypes.byref(context)
-        count = self._call(
-            "skinny_gemm_workspace_bytes", "RKNS_7ContextE", ctypes.c_int64, *both
-        )  # fmt: skip
-        # Tickets are read on memory that nobody zeroed: random bytes. Slots are not.
-        storage = torch.randint(256, (count + 256,), dtype=torch.uint8)
-        begin = -storage.data_ptr() % 256
-        workspace = storage[begin : begin + count]
-        args.workspace = workspace.data_ptr() if count else None
-        self.hip.options(checks=checks, seed=seed)
-        try:
-            with self.checked([p.out.view], [p.a, p.w, p.scale_a, p.scale_w, workspace]):
-                error = self._call(
-                    "launch_skinny_gemm", "RKNS_7ContextE", ctypes.c_char_p, *both
-                )  # fmt: skip
-        finally:
-            self.hip.options()
-        if error:
-            raise RuntimeError(error.decode())
+        call = (p.out.view, p.a, p.w, p.scale_a, p.scale_w, None)
+        if config is None:
+            self.ops.skinny_gemm(*call, seed=seed)
+        else:
+            self.ops.skinny_gemm_with_config(*call, config, seed=seed)
         return self.hip.last()
 
 
@@ -139,31 +102,31 @@ def device(request) -> Device:
 
 
 CONFIGS = [
-    stream(),
-    stream(waves=8, split=3),
-    stream(rows=32, split=5, xcds=8),
-    stream(split=0, blocks=7),
-    stream(rows=8),
-    stream(rows=8, waves=8, split=3, xcds=4),
-    stream(rows=32, split=0, blocks=23, xcds=8),
-    queue(),
-    queue(rows=32, split=3),
-    queue(split=0, blocks=11, xcds=4),
+    register_pipeline(),
+    register_pipeline(waves=8, split_k=3),
+    register_pipeline(block_n=32, split_k=5, xcds=8),
+    register_pipeline(split_k=0, workgroups=7),
+    register_pipeline(block_n=8),
+    register_pipeline(block_n=8, waves=8, split_k=3, xcds=4),
+    register_pipeline(block_n=32, split_k=0, workgroups=23, xcds=8),
+    specialised_waves(),
+    specialised_waves(block_n=32, split_k=3),
+    specialised_waves(split_k=0, workgroups=11, xcds=4),
 ]
 SPARSE = [
-    stream(sparse=1),
-    stream(rows=8, split=2, sparse=1),
-    stream(rows=32, waves=8, split=4, sparse=1),
-    queue(rows=32, sparse=1),
-    queue(split=0, blocks=9, sparse=1),
+    register_pipeline(sparse=1),
+    register_pipeline(block_n=8, split_k=2, sparse=1),
+    register_pipeline(block_n=32, waves=8, split_k=4, sparse=1),
+    specialised_waves(block_n=32, sparse=1),
+    specialised_waves(split_k=0, workgroups=9, sparse=1),
 ]
 SHAPES = [(130, 1536), (97, 1000), (257, 2049)]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_design_and_cut(device, config, shape):
-    for m in (1, 11, 16, 31) if "rows=8 " in config else (1, 11, 16, 31, 64):
+def test_every_design_and_schedule(device, config, shape):
+    for m in (1, 11, 16, 31) if "block_n=8 " in config else (1, 11, 16, 31, 64):
         p = Problem(m, *shape)
         device.run(p, config, seed=m)
         p.check()
@@ -178,25 +141,25 @@ def test_eight_rows_in_a_sparse_operand(device, config, shape):
         p.check()
 
 
-@pytest.mark.parametrize("rows", [16, 32, 64])
-@pytest.mark.parametrize("design", [stream, queue])
-def test_wide_tiles(device, design, rows):
+@pytest.mark.parametrize("block_n", [16, 32, 64])
+@pytest.mark.parametrize("design", [register_pipeline, specialised_waves])
+def test_wide_tiles(device, design, block_n):
     p = Problem(32, 200, 1100, torch.bfloat16)
-    device.run(p, design(rows=rows))
+    device.run(p, design(block_n=block_n))
     p.check()
 
 
-def test_random_cuts(device):
+def test_random_schedules(device):
     draw = random.Random(0)
     for seed in range(30):
         n, k = draw.randint(1, 300), draw.choice([1, 15, 16, 127, 128, 129, 640, 1023, 3000])
-        granules, tiles = -(-k // 128), -(-n // 16)
-        blocks = draw.randint(1, min(granules * tiles, 200))
-        split = draw.randint(1, granules)
+        k_blocks, tiles = -(-k // 128), -(-n // 16)
+        workgroups = draw.randint(1, min(k_blocks * tiles, 200))
+        split_k = draw.randint(1, k_blocks)
         p = Problem(draw.randint(1, 64), n, k, gap=draw.choice([0, 1, 16]))
-        design = draw.choice([stream, queue])
-        cut = draw.choice([{"split": split}, {"split": 0, "blocks": blocks}])
-        device.run(p, design(**cut), seed=seed)
+        design = draw.choice([register_pipeline, specialised_waves])
+        schedule = draw.choice([{"split_k": split_k}, {"split_k": 0, "workgroups": workgroups}])
+        device.run(p, design(**schedule), seed=seed)
         p.check()
 
 
@@ -233,21 +196,25 @@ def test_a_row_has_the_same_bits_for_every_m_of_its_class(device, last, others, 
 @pytest.mark.parametrize(
     "m, config, words",
     [
-        (9, stream(sparse=1), "M <= 8"),
-        (1, stream(waves=3), "waves must be 4 or 8"),
-        (1, stream(rows=48), "rows must be"),
-        (1, stream(split=9), "granules of K"),
-        (1, stream(split=0), "blocks >= 1"),
-        (1, stream(split=0, blocks=1000), "more stream-K blocks"),
-        (1, stream(xcds=0), "xcds must be"),
-        (32, stream(rows=64, waves=8), "64 KiB of LDS"),
-        (33, stream(rows=8), "rows must be"),
-        (1, stream(rows=8).replace("stream", "queue"), "queue needs"),
-        (1, queue(producers=2), "4 of them producers"),
-        (1, "stream", "must read like"),
-        (1, stream() + " ", "must read like"),
-        (1, stream().replace("split=1", "split=123456789"), "must read like"),
-        (1, stream().replace("split=1", "split=-1"), "must read like"),
+        (9, register_pipeline(sparse=1), "M <= 8"),
+        (1, register_pipeline(waves=3), "waves must be 4 or 8"),
+        (1, register_pipeline(block_n=48), "block_n must be"),
+        (1, register_pipeline(split_k=9), "K blocks"),
+        (1, register_pipeline(split_k=0), "workgroups >= 1"),
+        (1, register_pipeline(split_k=0, workgroups=1000), "more stream-K workgroups"),
+        (1, register_pipeline(xcds=0), "xcds must be"),
+        (32, register_pipeline(block_n=64, waves=8), "64 KiB of LDS"),
+        (33, register_pipeline(block_n=8), "block_n must be"),
+        (
+            1,
+            register_pipeline(block_n=8).replace("register_pipeline", "specialised_waves"),
+            "specialised_waves needs",
+        ),
+        (1, specialised_waves(producers=2), "4 of them producers"),
+        (1, "register_pipeline", "must read like"),
+        (1, register_pipeline() + " ", "must read like"),
+        (1, register_pipeline().replace("split_k=1", "split_k=123456789"), "must read like"),
+        (1, register_pipeline().replace("split_k=1", "split_k=-1"), "must read like"),
         (1, "fast", "must read like"),
     ],
     ids=str,
@@ -264,7 +231,7 @@ def test_candidates_are_distinct_and_read_back(device, m):
         candidates = device.configs(p)
         assert len(candidates) == len(set(candidates)) > 3
         designs = {text.split()[0] for text in candidates}
-        assert designs == {"stream", "queue"}
+        assert designs == {"register_pipeline", "specialised_waves"}
         for text in candidates:
             assert device.configs(p, text)[0] == text
             assert sorted(device.configs(p, text)) == sorted(candidates)
@@ -305,7 +272,11 @@ def test_full_size(device, m, n, k):
     assert time.bound == "memory" and time.memory <= 1.06 * n * k / 4.2e12
 
 
-OTHER_DESIGNS = [queue(split=2), stream(split=2, xcds=8), stream(split=0, blocks=304)]
+OTHER_DESIGNS = [
+    specialised_waves(split_k=2),
+    register_pipeline(split_k=2, xcds=8),
+    register_pipeline(split_k=0, workgroups=304),
+]
 
 
 @pytest.mark.slow
@@ -322,11 +293,12 @@ def test_loops_keep_loads_in_flight(tmp_path, target):
     """A wait for everything inside a K loop would empty the pipeline once an iteration.
 
     It comes back easily: the compiler puts it there when a request and the last use of the
-    registers that it fills overlap (keep_order in granule.h).
+    registers that it fills overlap (keep_order in gemm/cdna/tile_loader.h).
     """
     import rocm
 
-    source, assembly = ROOT / "skinny_gemm" / "skinny_gemm.hip", tmp_path / "skinny_gemm.s"
+    source = ROOT / "skinny_gemm" / "cdna" / "skinny_gemm.hip"
+    assembly = tmp_path / "skinny_gemm.s"
     command = rocm.find_toolchain().device_command(source, assembly, target, assembly=True)
     subprocess.run(command, check=True)
     waits = k_loop_waits(assembly.read_text())
@@ -336,9 +308,9 @@ def test_loops_keep_loads_in_flight(tmp_path, target):
 
 
 def k_loop_waits(assembly: str) -> dict[str, list[int]]:
-    """The vmcnt values waited for inside the K loop of each stream kernel."""
+    """The vmcnt values waited for inside the K loop of each register pipeline."""
     waits = {}
-    bodies = re.finditer(r"^(\w+skinny_gemm_stream\w+):.*?\n(.*?)^\.Lfunc_end", assembly,
+    bodies = re.finditer(r"^(\w+skinny_gemm_register_pipeline\w+):.*?\n(.*?)^\.Lfunc_end", assembly,
                          re.S | re.M)  # fmt: skip
     for name, body in (match.groups() for match in bodies):
         labels = {}

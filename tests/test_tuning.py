@@ -69,8 +69,9 @@ def test_cpu_has_nothing_to_choose(package, document):
     content, path = document
     assert content["schema"] == "rocm-kernels tuning 1" and content["device"] == "cpu"
     assert content["package_version"] == 1 and content["date"].endswith("Z")
-    keys = [(entry["rows"], entry["n"], entry["k"]) for entry in content["entries"]]
-    assert keys == [(16, 40, 200), (32, 40, 200), (16, 17, 64), (32, 17, 64)]
+    keys = [(entry["op"], entry["m"], entry["n"], entry["k"]) for entry in content["entries"]]
+    shapes = [(16, 40, 200), (32, 40, 200), (16, 17, 64), (32, 17, 64)]
+    assert keys == [("skinny_gemm", *shape) for shape in shapes]
     for entry in content["entries"]:
         assert entry["config"] == entry["default"] in CPU_NAMES
         (times,) = entry["median_us"].values()
@@ -84,9 +85,10 @@ def test_cpu_has_nothing_to_choose(package, document):
         ({"package_version": 2}, "package_version 1, got .* and 2"),
         ({"schema": "another"}, "schema 'rocm-kernels tuning 1'.* got 'another'"),
         ({"device": "gfx942, 304 compute units"}, "tuned on 'gfx942, 304.*here is .'cpu'"),
-        ({"entries": [{"rows": 16}]}, "cannot be used"),
+        ({"entries": [{"m": 16}]}, "cannot be used"),
+        ({"entries": [{"op": "another", "default": "", "config": ""}]}, "cannot be used.*another"),
     ],
-    ids=["version", "schema", "device", "entry"],
+    ids=["version", "schema", "device", "entry", "op"],
 )
 def test_files_of_another_kind_are_refused(package, document, change, words):
     content, path = document
@@ -144,7 +146,7 @@ def test_products_of_a_model(package):
     shape = package.tuning.GemmShape(32, 64, FP8, FP8, False)
     assert package.tuning.shapes_of(model) == [shape]
     (entry,) = package.tuning.tune_skinny_gemm(model, rows=[1])["entries"]
-    assert (entry["n"], entry["k"], entry["rows"]) == (32, 64, 16)
+    assert (entry["n"], entry["k"], entry["m"]) == (32, 64, 16)
 
     wide = torch.nn.ModuleDict({"q": torch.nn.Linear(64, 32)}).bfloat16()
     package.models.quantize_model_(wide, fuse=False, activations="none")

@@ -24,7 +24,7 @@ tuning, runtime = package.tuning, sys.modules["tuned._ops"].runtime
 runtime.sim_last_launch.restype = ctypes.c_char_p
 
 N, K, FP8 = 48, 640, torch.float8_e4m3fnuz
-WINNER = "queue rows=16 waves=8 split=3 blocks=0 xcds=8 producers=4"
+WINNER = "specialised_waves block_n=16 waves=8 split_k=3 workgroups=0 xcds=8 producers=4 sparse=0"
 timed = set()
 
 
@@ -40,12 +40,12 @@ def from_table(call, inputs, replays):
     return 1.0 if config == WINNER else 2.0
 
 
-tuning._median_us = from_table
+tuning.tuner.median_us = from_table
 lines = []
 shape = tuning.GemmShape(N, K, FP8, FP8)
 document = tuning.tune_skinny_gemm([shape], rows=[1, 9], output=path, progress=lines.append)
 (entry,) = document["entries"]
-assert entry["rows"] == 16 and entry["config"] == WINNER != entry["default"], entry
+assert entry["m"] == 16 and entry["config"] == WINNER != entry["default"], entry
 assert len(lines) == 2 and "wrong" not in "".join(lines), lines
 
 # In force, for all rows of the class and no others.
@@ -57,7 +57,7 @@ assert everything[0] == entry["default"]
 for rows in (1, 16):
     assert package.skinny_gemm_config(a[rows], weight) == WINNER
     package.skinny_gemm(a[rows], weight)
-    assert "queue" in last_kernel(), last_kernel()
+    assert "specialised_waves" in last_kernel(), last_kernel()
 assert package.skinny_gemm_config(a[17], weight) != WINNER
 assert package.skinny_gemm_config(a[1], weight[:32]) != WINNER
 
@@ -65,20 +65,20 @@ assert package.skinny_gemm_config(a[1], weight[:32]) != WINNER
 tuning.clear_tuning(document)
 assert package.skinny_gemm_config(a[1], weight) == entry["default"]
 package.skinny_gemm(a[1], weight)
-assert "stream" in last_kernel()
+assert "register_pipeline" in last_kernel()
 assert tuning.load_tuning(path) == 1
 assert package.skinny_gemm_config(a[1], weight) == WINNER
 
 # A file whose config cannot serve the class is refused as a whole.
 broken = json.loads(path.read_text())
-broken["entries"].append({**entry, "n": 32, "config": WINNER.replace("split=3", "split=6")})
+broken["entries"].append({**entry, "n": 32, "config": WINNER.replace("split_k=3", "split_k=6")})
 bad = path.with_name("broken.json")
 bad.write_text(json.dumps(broken))
 tuning.clear_tuning(document)
 try:
     tuning.load_tuning(bad)
 except ValueError as error:
-    assert "granules of K" in str(error) and "split=6" in str(error), error
+    assert "K blocks" in str(error) and "split_k=6" in str(error), error
 else:
     raise AssertionError("a config that cannot be was loaded")
 assert package.skinny_gemm_config(a[1], weight) == entry["default"]

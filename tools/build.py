@@ -20,11 +20,14 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import textwrap
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,11 +36,6 @@ import rocm
 from kernels._rust import Digest, DigestAlgorithm
 from ninja import ninja_syntax
 from torch.utils import cpp_extension
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 # What kernel-builder generates beside the sources of a package: the macros by which an extension
 # registers its ops under a name that is unique to the build.
@@ -282,13 +280,14 @@ def cuda_toolchain(package: Package, work: Path) -> Toolchain:
         device_suffix=".cu",
         device_command=" ".join(
             [
-                nvcc,
+                shlex.quote(nvcc),
                 "-std=c++17 -O3 -DNDEBUG --threads 0",
                 # No random names. One remains: a hash of the source's full path.
                 "--frandom-seed=$unit --objdir-as-tempdir",
                 *codes,
                 "-Xcompiler -fPIC",
-                f"-Xcompiler -ffile-prefix-map={package.root}=.",
+                # Quoted twice: nvcc's own shell splits what it hands on.
+                f"""-Xcompiler '"-ffile-prefix-map={package.root}=."'""",
                 "$flags -MD -MF $out.d -c $in -o $out",
             ]
         ),
@@ -321,7 +320,7 @@ def rocm_toolchain(package: Package, work: Path) -> Toolchain:
         link_flags=[*runtime, *torch_gpu_library(work, "torch_hip")],
         archs=archs,
         device_suffix=".hip",
-        device_command=" ".join(command),
+        device_command=" ".join(word if "$" in word else shlex.quote(word) for word in command),
     )
 
 
@@ -369,13 +368,13 @@ def write_ninja(package: Package, toolchain: Toolchain, ops_name: str, work: Pat
     # Paths of this machine must not reach the binary: not in assertions, not in debug information.
     torch_includes = cpp_extension.include_paths()
     remap = [f"-ffile-prefix-map={root}=.", f"-ffile-prefix-map={torch_includes[0]}=torch"]
-    includes = [f"-isystem {path}" for path in [*torch_includes, python_include()]]
+    includes = [f"-isystem{path}" for path in [*torch_includes, python_include()]]
     extension = work / f"{ops_name}.abi3.so"
     with open(work / "build.ninja", "w") as file:
         writer = ninja_syntax.Writer(file)
         writer.rule(
             "cxx",
-            command=f"{require_tool('g++', 'c++')} -MD -MF $out.d {' '.join(CXX_FLAGS + remap)} "
+            command=f"{require_tool('g++', 'c++')} -MD -MF $out.d {shlex.join(CXX_FLAGS + remap)} "
             "$flags -c $in -o $out",
             depfile="$out.d",
             deps="gcc",
@@ -396,7 +395,6 @@ def write_ninja(package: Package, toolchain: Toolchain, ops_name: str, work: Pat
             description="link $out",
         )
         binding_flags = [
-            toolchain.define,
             f"-DTORCH_EXTENSION_NAME={ops_name}",
             "-DPy_LIMITED_API=0x03090000",
             target_version_flag(package.stable_abi),
@@ -417,17 +415,17 @@ def write_ninja(package: Package, toolchain: Toolchain, ops_name: str, work: Pat
             output = str(work / "objects" / f"{source}.o")
             variables = {"name": source, "flags": package.flags(source)}
             if suffix == ".cpp":
-                own = binding_flags if source in package.torch_sources else [toolchain.define]
-                variables["flags"] = " ".join([*own, variables["flags"]])
+                own = shlex.join(binding_flags if source in package.torch_sources else [])
+                variables["flags"] = " ".join([toolchain.define, own, variables["flags"]])
                 writer.build(output, "cxx", str(root / source), variables=variables)
                 objects.append(output)
             elif suffix == toolchain.device_suffix:
                 variables["unit"] = Path(source).stem
                 writer.build(output, "device", str(root / source), variables=variables)
                 objects.append(output)
-        flags = " ".join(toolchain.link_flags)
+        flags = shlex.join(toolchain.link_flags)
         writer.build(str(extension), "link", objects, variables={"flags": flags})
-        writer.default(str(extension))
+        writer.default(ninja_syntax.escape_path(str(extension)))
     return extension
 
 
@@ -478,7 +476,11 @@ def build(root: Path, backend: str) -> Path:
     """
     package = read_package(root, backend)
     work = root / "build" / "objects" / backend
-    work.mkdir(parents=True, exist_ok=True)
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=work).close()
+    except OSError as error:
+        raise BuildError(f"{work} cannot be written ({error.strerror})") from None
     toolchain = TOOLCHAINS[backend](package, work)
     ops_name = f"_{package.python_name}_{backend}_{package.unique_id()}"
     extension = write_ninja(package, toolchain, ops_name, work)

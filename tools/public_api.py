@@ -16,12 +16,8 @@ import difflib
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 STORED = ROOT / "tools" / "public_api.json"
@@ -29,21 +25,33 @@ PACKAGE = ROOT / "torch-ext" / "rocm_kernels"
 
 
 def public_api(package: Path = PACKAGE) -> dict:
-    """Signatures by name; a module or a class is a dictionary of its own public names."""
+    """Signatures by name; a module or a class is a dictionary of its own public names. Constants
+    are left out.
+
+    Args:
+        package: a folder with an ``__init__.py`` that has ``__all__``. What it imports is looked up
+            in its modules, and so on in folders among them.
+    """
     tree = ast.parse((package / "__init__.py").read_text())
+    found = _members(tree)
     exported: list[str] = []
-    origin: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             exported = ast.literal_eval(node.value)
-        elif isinstance(node, ast.ImportFrom):
-            origin |= {(a.asname or a.name): node.module or "" for a in node.names}
-    api = {}
-    for name in exported:
-        module = origin[name]
-        members = _members(ast.parse((package / f"{module or name}.py").read_text()))
-        api[name] = members if not module else members[name]
-    return api
+        elif isinstance(node, ast.ImportFrom) and node.level == 1:
+            for alias in node.names:
+                if node.module is None:
+                    found[alias.name] = _module(package, alias.name)
+                else:
+                    found[alias.name] = _module(package, node.module).get(alias.name)
+    return {name: found[name] for name in sorted(exported) if found.get(name) is not None}
+
+
+def _module(package: Path, name: str) -> dict:
+    if (package / name).is_dir():
+        return public_api(package / name)
+    path = (package / name.replace(".", "/")).with_suffix(".py")
+    return _members(ast.parse(path.read_text()))
 
 
 def _members(tree: ast.Module | ast.ClassDef) -> dict:

@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +33,6 @@ from elftools.elf.elffile import ELFFile
 from kernel_abi_check import ObjectFile
 from kernels._rust import Digest, DigestAlgorithm, DigestValidationError, Metadata
 from kernels.variants import parse_variant
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 MANYLINUX = "manylinux_2_28"

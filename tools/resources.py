@@ -1,10 +1,11 @@
 """Compiles every kernel for every AMD target and checks its registers, LDS and scratch.
 
-    python tools/resources.py [--target gfx942 ...] [--kernel rmsnorm_fp8 ...] [--all]
+    python tools/resources.py [--target gfx942 ...] [--kernel rms_norm_fp8 ...] [--all]
 
-The figures are those of the code objects' own metadata. A kernel that uses scratch memory or
-spills vector registers fails, and so does one above the budget of tools/resources.toml. By default
-one line a source and target is printed, for its most demanding kernel; --all prints every kernel.
+The figures are those of the code objects' own metadata, and of the launches that the kernels' own
+configs ask for: LDS given at launch counts. A kernel that uses scratch memory or spills vector
+registers fails, and so does one above the budget of tools/resources.toml. By default one line a
+source and target is printed, for its most demanding kernel; --all prints every kernel.
 """
 
 from __future__ import annotations
@@ -15,16 +16,12 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import rocm
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = rocm.ROOT
 
@@ -38,12 +35,22 @@ class Kernel:
     threads: int  # of a workgroup, at most
     vgprs: int  # architectural and accumulation registers together, a lane
     sgprs: int
-    lds: int  # bytes of a workgroup, static
+    lds: int  # bytes of a workgroup, those given at launch too
     scratch: int  # bytes a lane
     vgpr_spills: int
     sgpr_spills: int  # to lanes of vector registers
     waves: int  # a SIMD that registers and LDS allow
     limit: int  # waves a SIMD that the hardware allows
+    waves_assumed: int = 0  # a SIMD, that the choice of a config takes the registers to allow
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a config launches a kernel, as the project's own headers say."""
+
+    waves: int  # of a workgroup
+    lds: int  # bytes given at launch
+    waves_assumed: int  # a SIMD, that the choice of a config takes the registers to allow
 
 
 # Registers a lane of a SIMD, their granule, waves a SIMD and LDS bytes: from the ISA documents. On
@@ -79,14 +86,8 @@ def kernels_of(source: Path, target: str) -> list[Kernel]:
 
 
 def _kernel(fields: dict[str, str], target: str) -> Kernel:
-    registers, granule, limit, lds_bytes = _machine(target)
-    wave = int(fields["wavefront_size"])
+    wave, threads = int(fields["wavefront_size"]), int(fields["max_flat_workgroup_size"])
     vgprs, lds = int(fields["vgpr_count"]), int(fields["group_segment_fixed_size"])
-    threads = int(fields["max_flat_workgroup_size"])
-    waves = min(limit, registers // max(granule, -(-vgprs // granule) * granule))
-    per_group = -(-threads // wave)
-    if lds:
-        waves = min(waves, max(1, lds_bytes // lds * per_group // 4))
     return Kernel(
         name=fields["symbol"].removesuffix(".kd"),
         target=target,
@@ -97,24 +98,82 @@ def _kernel(fields: dict[str, str], target: str) -> Kernel:
         scratch=int(fields["private_segment_fixed_size"]),
         vgpr_spills=int(fields["vgpr_spill_count"]),
         sgpr_spills=int(fields["sgpr_spill_count"]),
-        waves=waves,
-        limit=limit,
+        waves=_occupancy(target, vgprs, lds, -(-threads // wave)),
+        limit=_machine(target)[2],
     )
+
+
+def _occupancy(target: str, vgprs: int, lds: int, group_waves: int) -> int:
+    """Waves a SIMD, with workgroups of `group_waves` waves."""
+    registers, granule, limit, lds_bytes = _machine(target)
+    waves = min(limit, registers // max(granule, -(-vgprs // granule) * granule))
+    if lds:
+        waves = min(waves, max(1, lds_bytes // lds * group_waves // 4))
+    return waves
+
+
+def launches_of(program: Path) -> dict[str, list[Launch]]:
+    """Launches by kernel, printed by a host program that asks the project's headers."""
+    toolchain = rocm.find_toolchain()
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder) / "launches"
+        subprocess.run(
+            [toolchain.compiler, "-std=c++17", "-Wall", "-Werror", str(program), "-o", str(binary)],
+            check=True,
+        )
+        lines = subprocess.run([str(binary)], check=True, capture_output=True, text=True).stdout
+    found: dict[str, list[Launch]] = {}
+    for line in lines.splitlines():
+        name, *numbers = line.split("\t")
+        found.setdefault(name, []).append(Launch(*map(int, numbers)))
+    return found
+
+
+def as_launched(kernel: Kernel, launches: list[Launch]) -> Kernel:
+    """The kernel under the launch that leaves it the fewest waves."""
+    under = []
+    for launch in launches:
+        lds = kernel.lds + launch.lds
+        waves = _occupancy(kernel.target, kernel.vgprs, lds, launch.waves)
+        under.append(replace(kernel, lds=lds, waves=waves, waves_assumed=launch.waves_assumed))
+    return min(under, key=lambda k: (k.waves, -k.lds))
 
 
 def _short(name: str) -> str:
     """Without namespaces, and without the types of enumerators among template arguments."""
-    return re.sub(r"rocm_kernels::|\(anonymous namespace\)::|\([\w:]+\)(?=\d)", "", name)
+    return re.sub(r"rocm_kernels::|cdna::|\(anonymous namespace\)::|\([\w:]+\)(?=\d)", "", name)
+
+
+def budget_of(kernel: Kernel, table: dict) -> dict:
+    """The part of a source's budget table that is for this kernel: that of its name, or all."""
+    return table.get(kernel.name.partition("<")[0].split()[-1], table)
+
+
+def listed_sources() -> dict[str, Path]:
+    """The .hip files that build.toml lists, by name."""
+    sections = tomllib.loads((ROOT / "build.toml").read_text())["kernel"].values()
+    listed = sorted(
+        {ROOT / s for section in sections for s in section["src"] if s.endswith(".hip")}
+    )
+    sources = {path.stem: path for path in listed}
+    assert len(sources) == len(listed), f"two sources of one name: {listed}"
+    return sources
 
 
 def faults(kernel: Kernel, budget: dict) -> list[str]:
-    """What is wrong with a kernel; `budget` is the table of its source."""
+    """What is wrong with a kernel; `budget` has its vgprs, lds and waves."""
     found = []
     if kernel.scratch or kernel.vgpr_spills:
         found.append(f"scratch {kernel.scratch} bytes, {kernel.vgpr_spills} VGPRs spilled")
     for key, value in (("vgprs", kernel.vgprs), ("lds", kernel.lds)):
         if value > budget[key]:
             found.append(f"{key} {value} exceeds the budget of {budget[key]}")
+    allowed = _occupancy(kernel.target, kernel.vgprs, 0, 4)
+    if allowed < kernel.waves_assumed:
+        found.append(
+            f"{kernel.vgprs} VGPRs allow {allowed} waves a SIMD, the choice of a config assumes "
+            f"{kernel.waves_assumed}"
+        )
     if kernel.waves < budget["waves"]:
         found.append(f"{kernel.waves} waves a SIMD, the budget wants {budget['waves']}")
     return found
@@ -122,27 +181,40 @@ def faults(kernel: Kernel, budget: dict) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--target", nargs="+", default=rocm.TARGETS)
-    parser.add_argument("--kernel", nargs="+", help="sources by name; default: all of the budget")
+    budgets = tomllib.loads((ROOT / "tools" / "resources.toml").read_text())
+    parser.add_argument("--target", nargs="+", default=rocm.TARGETS, choices=rocm.TARGETS)
+    parser.add_argument("--kernel", nargs="+", choices=sorted(budgets), help="default: all")
     parser.add_argument("--all", action="store_true", help="print every kernel")
     arguments = parser.parse_args()
+    try:
+        rocm.find_toolchain()
+    except rocm.ToolchainMissing as missing:
+        print(f"error: {missing}", file=sys.stderr)
+        return 1
 
-    budgets = tomllib.loads((ROOT / "tools" / "resources.toml").read_text())
-    sources = {name: ROOT / name / f"{name}.hip" for name in arguments.kernel or budgets}
-    unlisted = {path.stem for path in ROOT.glob("*/*.hip")} - set(budgets)
+    found = listed_sources()
+    sources = {name: found[name] for name in arguments.kernel or budgets}
+    unlisted = set(found) - set(budgets)
     if unlisted:
         print(f"error: tools/resources.toml has no budget for {sorted(unlisted)}")
         return 1
     jobs = [(name, target) for name in sources for target in arguments.target]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         results = list(pool.map(lambda job: kernels_of(sources[job[0]], job[1]), jobs))
+    launches = {
+        name: launches_of(ROOT / budgets[name]["launches"])
+        for name in sources
+        if "launches" in budgets[name]
+    }
 
     print(f"{'kernel':78} {'target':8} threads VGPR SGPR    LDS scratch spills  waves")
     failed = 0
-    for (name, _), kernels in zip(jobs, results, strict=True):
+    for (name, _), found_kernels in zip(jobs, results, strict=True):
+        known = launches.get(name, {})
+        kernels = [as_launched(k, known[k.name]) if k.name in known else k for k in found_kernels]
         worst = max(kernels, key=lambda k: (k.scratch, k.vgprs))
         for kernel in kernels:
-            wrong = faults(kernel, budgets[name])
+            wrong = faults(kernel, budget_of(kernel, budgets[name]))
             failed += bool(wrong)
             if arguments.all or wrong or kernel is worst:
                 print(

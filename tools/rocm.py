@@ -13,10 +13,12 @@ As a script it prints what it found: ``python tools/rocm.py``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,9 +153,8 @@ def _complete_device_libraries(libraries: Path, suffix: str) -> Path:
     folder = ROOT / "build" / "rocm-device-libs"
     folder.mkdir(parents=True, exist_ok=True)
     for library in libraries.glob("*.bc"):
-        link = folder / library.name
-        if not link.exists():
-            link.symlink_to(library)
+        with contextlib.suppress(FileExistsError):  # another build may be making the same link
+            (folder / library.name).symlink_to(library)
     model = libraries / "oclc_isa_version_90a.bc"
     for target in TARGETS:
         constant = folder / f"oclc_isa_version_{target.removeprefix('gfx')}.bc"
@@ -165,7 +166,7 @@ def _complete_device_libraries(libraries: Path, suffix: str) -> Path:
         text = subprocess.run(
             [f"llvm-dis{suffix}", str(model), "-o", "-"], capture_output=True, text=True, check=True
         ).stdout.replace("constant i32 9010", f"constant i32 {value}")
-        temporary = constant.with_suffix(f".{os.getpid()}")
+        temporary = constant.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
         subprocess.run(
             [f"llvm-as{suffix}", "-", "-o", str(temporary)], input=text, text=True, check=True
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cyclonedx.model import HashAlgorithm, HashType, Property
@@ -80,7 +80,7 @@ def document(metadata: Metadata, backend: str, files: dict[str, Path]) -> str:
         serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"rocm-kernels:{metadata.id}"),
     )
     bom.metadata.component = package
-    bom.metadata.timestamp = datetime.fromtimestamp(0, timezone.utc)
+    bom.metadata.timestamp = datetime.fromtimestamp(0, UTC)
     bom.register_dependency(package, [*included, *needed])
     return JsonV1Dot6(bom).output_as_string(indent=2) + "\n"
 

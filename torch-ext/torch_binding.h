@@ -7,15 +7,16 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 
 // out, scales and residual are written. Rows are dim 0; the last dim has stride 1.
 // out: x's dtype (no quantisation) or FP8. With FP8, exactly one of `scale` ([1]: static) and
 // `scales` (written: [rows, 1] when group_size is 0, else [rows, ceil(hidden / group_size)]) is
 // given.
-void rmsnorm_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> scales,
-                 const torch::stable::Tensor& x, std::optional<torch::stable::Tensor> residual,
-                 const torch::stable::Tensor& weight, std::optional<torch::stable::Tensor> scale,
-                 double eps, int64_t group_size, double scale_ub);
+void rms_norm_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> scales,
+                  const torch::stable::Tensor& x, std::optional<torch::stable::Tensor> residual,
+                  const torch::stable::Tensor& weight, std::optional<torch::stable::Tensor> scale,
+                  double eps, int64_t group_size, double scale_ub);
 
 // As above. Without `up` the activation alone; with activation "identity" plain quantisation.
 void swiglu_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> scales,
@@ -50,9 +51,11 @@ std::string skinny_gemm_configs(const torch::stable::Tensor& out, const torch::s
 void tune_skinny_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::string a_dtype,
                       std::string w_dtype, bool block_scales, std::string config);
 
-#if defined(CPU_KERNEL)
-// skinny_gemm for any M.
+// skinny_gemm for any M >= 0.
 void gemm(torch::stable::Tensor& out, const torch::stable::Tensor& a,
           const torch::stable::Tensor& w, std::optional<torch::stable::Tensor> scale_a,
           std::optional<torch::stable::Tensor> scale_w, std::optional<torch::stable::Tensor> bias);
-#endif
+
+// The most rows for which skinny_gemm, and then gemm, is the quickest way through a linear layer
+// with a w of [n, k]: beyond both it is torch's own product. device: as in tune_skinny_gemm.
+std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k, bool block_scales);

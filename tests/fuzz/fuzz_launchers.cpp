@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "../../rmsnorm_fp8/rmsnorm_fp8.h"
-#include "../../skinny_gemm/gemm_cpu.h"
+#include "../../gemm/gemm.h"
+#include "../../rms_norm_fp8/rms_norm_fp8.h"
 #include "../../skinny_gemm/skinny_gemm.h"
 #include "../../swiglu_fp8/swiglu_fp8.h"
 
@@ -113,7 +113,6 @@ Context context_of(int threads) {
   g_threads = threads;
   Context context;
   context.parallel_for = parallel_for;
-  context.num_threads = threads;
   return context;
 }
 
@@ -156,7 +155,7 @@ int64_t any_rows(Input& input, int64_t columns, int64_t largest) {
   return rows < fit ? rows : fit < 1 ? 1 : fit;
 }
 
-void fuzz_rmsnorm(Input& input) {
+void fuzz_rms_norm_fp8(Input& input) {
   RmsNormFp8Args args;
   args.hidden = any_columns(input, 5200);
   args.rows = any_rows(input, args.hidden, 70);
@@ -191,10 +190,10 @@ void fuzz_rmsnorm(Input& input) {
         out.poison();
         residual.fill(seed + 2);
       },
-      [&](const Context& context) { return launch_rmsnorm_fp8(args, context); });
+      [&](const Context& context) { return launch_rms_norm_fp8(args, context); });
 }
 
-void fuzz_swiglu(Input& input) {
+void fuzz_swiglu_fp8(Input& input) {
   SwigluFp8Args args;
   args.columns = any_columns(input, 5200);
   args.rows = any_rows(input, args.columns, 70);
@@ -226,24 +225,24 @@ void fuzz_swiglu(Input& input) {
 }
 
 // Scales in an allocation of their own, of the shape that `kind` asks for.
-GemmScale any_scale(Input& input, std::vector<float>& memory, int64_t rows, int64_t row_block,
+ScaleView any_scale(Input& input, std::vector<float>& memory, int64_t rows, int64_t row_block,
                     int64_t k) {
-  GemmScale scale;
-  scale.kind = input.one_of({GemmScale::Kind::kNone, GemmScale::Kind::kTensor,
-                             GemmScale::Kind::kRow, GemmScale::Kind::kBlock});
+  ScaleView scale;
+  scale.kind = input.one_of({ScaleView::Kind::kNone, ScaleView::Kind::kTensor,
+                             ScaleView::Kind::kRow, ScaleView::Kind::kBlock});
   const int64_t blocks = (k + kScaleBlock - 1) / kScaleBlock;
   const int64_t steps = (rows + row_block - 1) / row_block;
   switch (scale.kind) {
-    case GemmScale::Kind::kNone:
+    case ScaleView::Kind::kNone:
       return scale;
-    case GemmScale::Kind::kTensor:
+    case ScaleView::Kind::kTensor:
       memory.assign(1, 0.25f);
       break;
-    case GemmScale::Kind::kRow:
+    case ScaleView::Kind::kRow:
       scale.row_stride = 1 + input.up_to(1);
       memory.assign((rows - 1) * scale.row_stride + 1, 0.25f);
       break;
-    case GemmScale::Kind::kBlock:
+    case ScaleView::Kind::kBlock:
       memory.assign(steps * blocks, 0.25f);
       scale.row_stride = input.flag() ? blocks : 1;
       scale.block_stride = scale.row_stride == blocks ? 1 : steps;
@@ -254,7 +253,7 @@ GemmScale any_scale(Input& input, std::vector<float>& memory, int64_t rows, int6
 }
 
 void fuzz_gemm(Input& input) {
-  SkinnyGemmArgs args;
+  GemmArgs args;
   args.k = input.up_to(15) == 0 ? 0 : any_columns(input, 2200);
   args.n = any_rows(input, args.k + 1, 700);
   const bool many_rows = input.flag();
@@ -283,8 +282,8 @@ void fuzz_gemm(Input& input) {
   run(
       input, {&out}, [&] { out.poison(); },
       [&](const Context& context) {
-        const int64_t bytes =
-            many_rows ? gemm_workspace_bytes(args) : skinny_gemm_workspace_bytes(args, context);
+        const int64_t bytes = many_rows ? gemm_workspace_bytes(args, context)
+                                        : skinny_gemm_workspace_bytes(args, context);
         // aligned_alloc takes multiples of the alignment, so the scratch may end a little late.
         void* workspace = bytes > 0 ? std::aligned_alloc(256, (bytes + 255) / 256 * 256) : nullptr;
         args.workspace = workspace;
@@ -302,10 +301,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   rocm_kernels::Input input(data, size);
   switch (input.up_to(2)) {
     case 0:
-      rocm_kernels::fuzz_rmsnorm(input);
+      rocm_kernels::fuzz_rms_norm_fp8(input);
       break;
     case 1:
-      rocm_kernels::fuzz_swiglu(input);
+      rocm_kernels::fuzz_swiglu_fp8(input);
       break;
     default:
       rocm_kernels::fuzz_gemm(input);

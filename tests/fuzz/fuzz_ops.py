@@ -158,7 +158,7 @@ def fuzz_rmsnorm(case: Case, ops, reference) -> tuple:
     eps = case.random.choice((1e-6, 1e-5, 0.0 if case.odd() else 1e-6))
 
     def call():
-        ops.rmsnorm_fp8(out, scales, x, residual, weight, scale, eps, group, bound)
+        ops.rms_norm_fp8(out, scales, x, residual, weight, scale, eps, group, bound)
 
     def expect(copy):
         h = copy(residual)

@@ -29,10 +29,10 @@ FOLDER = Path(__file__).resolve().parent
 WORK = ROOT / "build" / "fuzz"
 SOURCES = [
     "tests/fuzz/fuzz_launchers.cpp",
-    "rmsnorm_fp8/rmsnorm_fp8_cpu.cpp",
+    "rms_norm_fp8/rms_norm_fp8_cpu.cpp",
     "swiglu_fp8/swiglu_fp8_cpu.cpp",
-    "skinny_gemm/skinny_gemm_cpu.cpp",
-    "skinny_gemm/gemm_cpu.cpp",
+    "skinny_gemm/cpu/skinny_gemm.cpp",
+    "gemm/cpu/gemm.cpp",
 ]
 SANITIZERS = {"address": "address,undefined", "thread": "thread"}
 VARIANT = "torch-stable-abi211-cpu-x86_64-linux"

@@ -17,9 +17,10 @@ from .functional import (
     swiglu_fp8,
     to_native_fp8,
 )
-from .tuning import _load_from_environment, skinny_gemm_config
+from .tuning import skinny_gemm_config
+from .tuning.files import load_from_environment
 
-_load_from_environment()
+load_from_environment()
 
 __all__ = [
     "fp8_linear",

@@ -1,0 +1,16 @@
+// What every compiler of the package is asked for in its own words.
+#pragma once
+
+// For functions that hosts and devices both call.
+#if defined(__HIPCC__) || defined(__CUDACC__) || defined(__HIP__)
+#define ROCM_KERNELS_HOST_DEVICE __host__ __device__
+#else
+#define ROCM_KERNELS_HOST_DEVICE
+#endif
+
+// The value at a pointer, which nobody writes while the kernel runs: NVIDIA's read-only path.
+#if defined(__CUDA_ARCH__)
+#define ROCM_KERNELS_LOAD_CONSTANT(pointer) __ldg(pointer)
+#else
+#define ROCM_KERNELS_LOAD_CONSTANT(pointer) (*(pointer))
+#endif

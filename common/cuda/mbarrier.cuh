@@ -1,0 +1,66 @@
+// Barriers in shared memory (mbarrier) of sm_90 and later, which count arrivals and copied bytes;
+// and a pipeline's place in its stages.
+//
+// A pipeline has two for each stage. Producers wait for `empty`, announce their bytes at `full` and
+// start the copies, which complete it; consumers wait for `full`, read, and arrive at `empty`.
+#pragma once
+
+#include <cstdint>
+
+namespace rocm_kernels {
+namespace cuda {
+
+constexpr int kMbarrierBytes = 8;
+
+// The stage that comes next, and the parity of its barriers' phase. Consumers begin with parity 0;
+// producers with 1, because an empty stage's first phase counts as complete.
+struct PipelineState {
+  int stage;
+  int parity;
+
+  __device__ __forceinline__ void advance(int num_stages) {
+    if (++stage == num_stages) stage = 0, parity ^= 1;
+  }
+};
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+// After the last mbarrier_init(), before the barrier that shows them to the block or the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives, and announces bytes that asynchronous copies will bring.
+__device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Orders this thread's accesses to shared memory before those of asynchronous copies, which go
+// another way (the async proxy) and do not heed barriers alone.
+__device__ __forceinline__ void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+#endif
+
+}  // namespace cuda
+}  // namespace rocm_kernels

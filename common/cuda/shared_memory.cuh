@@ -1,0 +1,54 @@
+// Shared memory by its own 32-bit addresses, which asynchronous copies and barriers take.
+#pragma once
+
+#include <cstdint>
+
+namespace rocm_kernels {
+namespace cuda {
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// The same, kept in a register; the compiler would ask for the block's place in its cluster again
+// each time.
+__device__ __forceinline__ uint32_t pinned_address(const void* pointer) {
+  uint32_t address = shared_address(pointer);
+  asm volatile("mov.b32 %0, %0;" : "+r"(address));
+  return address;
+}
+
+__device__ __forceinline__ uint4 load_shared(uint32_t address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, float4 value) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w)
+               : "memory");
+}
+
+// The same place of another block of the cluster (common/gpu/cluster.h).
+__device__ __forceinline__ void store_in_cluster(uint32_t address, int rank, float4 value) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w)
+               : "memory");
+#endif
+}
+
+// The barrier number kId of kThreads threads of the block; __syncthreads() is number 0.
+template <int kId, int kThreads>
+__device__ __forceinline__ void named_barrier() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

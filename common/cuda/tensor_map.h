@@ -1,0 +1,71 @@
+// Host: the description of a matrix from which the copy engine (TMA) fetches boxes (tma.cuh).
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "../core/context.h"
+#include "swizzle.h"
+
+namespace rocm_kernels {
+namespace cuda {
+
+// How the 128-byte lines of a box follow each other in shared memory, and with it the order of the
+// map's second and third dimension, fastest first.
+enum class BoxOrder {
+  kRowsOfChunks,  // [row][chunk]: load_box(map, chunk, row, ...)
+  kChunksOfRows,  // [chunk][row]: load_box(map, row, chunk, ...)
+};
+
+struct MatrixOfBytes {
+  const void* data;
+  int64_t rows, row_bytes, stride_bytes;
+};
+
+namespace detail {
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's encoder, asked for at run time so that nothing links against libcuda.
+inline EncodeTiled find_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                       cudaEnableDefault, &result) != cudaSuccess) {
+    return nullptr;
+  }
+  return reinterpret_cast<EncodeTiled>(function);
+}
+}  // namespace detail
+
+// Describes a matrix as boxes of box_rows rows x box_chunks chunks of 128 bytes, swizzled; rows and
+// chunks outside of it read as zero. Rows start at multiples of 16 bytes and do not overlap; a row
+// is a whole number of chunks.
+inline Status make_tensor_map(CUtensorMap& map, const MatrixOfBytes& matrix, int box_rows,
+                              int box_chunks, BoxOrder order) {
+  static const detail::EncodeTiled encode = detail::find_encoder();
+  cuuint64_t sizes[3] = {kChunkBytes, static_cast<cuuint64_t>(matrix.row_bytes / kChunkBytes),
+                         static_cast<cuuint64_t>(matrix.rows)};
+  // The stride of a lone row may be anything.
+  const int64_t stride = matrix.rows == 1 ? matrix.row_bytes : matrix.stride_bytes;
+  cuuint64_t strides[2] = {kChunkBytes, static_cast<cuuint64_t>(stride)};
+  cuuint32_t box[3] = {kChunkBytes, static_cast<cuuint32_t>(box_chunks),
+                       static_cast<cuuint32_t>(box_rows)};
+  if (order == BoxOrder::kChunksOfRows) {
+    std::swap(sizes[1], sizes[2]);
+    std::swap(strides[0], strides[1]);
+    std::swap(box[1], box[2]);
+  }
+  const cuuint32_t steps[3] = {1, 1, 1};
+  const bool ok =
+      encode != nullptr &&
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(matrix.data), sizes, strides,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return ok ? nullptr : "the driver could not describe the operands to the copy engine";
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

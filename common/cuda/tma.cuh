@@ -1,0 +1,53 @@
+// The copy engine (TMA) of sm_90 and later, device side: boxes of a matrix from memory to shared
+// memory. tensor_map.h describes the matrix.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace rocm_kernels {
+namespace cuda {
+
+// What L2 does with the lines that a copy brings.
+enum class L2Policy {
+  kEvictFirst,  // read once: weights
+  kEvictLast,   // read by every block: activations
+};
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ uint64_t l2_policy(L2Policy kind) {
+  uint64_t policy;
+  if (kind == L2Policy::kEvictFirst) {
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  } else {
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  }
+  return policy;
+}
+
+// The box at (0, y, z) of a three-dimensional map, to shared memory at `to`; its bytes count at
+// `barrier`. One thread's work.
+__device__ __forceinline__ void load_box(const CUtensorMap& map, int y, int z, uint32_t to,
+                                         uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {0, %2, %3}], [%4], %5;" ::"r"(to),
+      "l"(&map), "r"(y), "r"(z), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// Brings the same box to L2 only.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {0, %1, %2}];" ::"l"(&map), "r"(y),
+               "r"(z)
+               : "memory");
+}
+
+__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+#endif
+
+}  // namespace cuda
+}  // namespace rocm_kernels

@@ -1,0 +1,163 @@
+// What the bodies of skinny_gemm/cpu/skinny_gemm.cpp and gemm/cpu/gemm.cpp have in common: packing
+// a, scales, writing out, and the way from dtypes to types. No include guard: see common/cpu/isa.h.
+// The includer defines kPanelDepth (a multiple of kScaleBlock), kGroup (columns of out that are
+// written together) and multiply_units.
+
+// Loops over arrays that must live in registers: GCC has to unroll them before it decides where to
+// keep the arrays.
+#define ROCM_KERNELS_UNROLL _Pragma("GCC unroll 16")
+
+ROCM_KERNELS_VECTOR int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+ROCM_KERNELS_VECTOR int64_t round_up(int64_t n, int64_t step) {
+  return (n + step - 1) / step * step;
+}
+
+// ---- a, converted once: panel by panel of K, row by row within a panel
+
+template <class Multiplier>
+ROCM_KERNELS_VECTOR typename Multiplier::Value* packed_panel(const GemmJob& job, int64_t k) {
+  // All panels but the last are full, so those before k take m * k values.
+  return static_cast<typename Multiplier::Value*>(job.args.workspace) + job.args.m * k;
+}
+
+template <class Multiplier, class Element>
+void pack_rows(const GemmJob& job, int64_t begin, int64_t end) {
+  const GemmArgs& args = job.args;
+  for (int64_t unit = begin; unit < end; ++unit) {  // one row of one panel
+    const int64_t m = unit % args.m, k = unit / args.m * kPanelDepth;
+    const int64_t depth = smaller(kPanelDepth, args.k - k);
+    const Element* const row = static_cast<const Element*>(args.a) + m * args.a_stride + k;
+    typename Multiplier::Value* const packed =
+        packed_panel<Multiplier>(job, k) + m * round_up(depth, Multiplier::kChunk);
+    typename Multiplier::Operand operands[Multiplier::kParts];
+    for (int64_t i = 0; i < depth; i += Multiplier::kChunk) {
+      if (i + Multiplier::kChunk <= depth) {
+        Decode<Multiplier, Element>::chunk(row + i, operands);
+      } else {
+        decode_tail<Multiplier>(row + i, depth - i, operands);
+      }
+      for (int part = 0; part < Multiplier::kParts; ++part) {
+        Multiplier::store_operand(packed + i + part * Multiplier::kWidth, operands[part]);
+      }
+    }
+  }
+}
+
+// ---- Scales
+
+// The factor of a partial sum over the block of K that k lies in.
+ROCM_KERNELS_VECTOR float block_scale(const GemmArgs& args, int64_t m, int64_t n, int64_t k) {
+  return args.scale_a.block(m, k / kScaleBlock) *
+         args.scale_w.block(n / kScaleBlock, k / kScaleBlock);
+}
+
+// out[m, n + i] = sums[m - begin][i] * gain * scale_a * scale_w + bias, for m in [begin, end) and
+// i < columns.
+template <class Out>
+void write_columns(const GemmArgs& args, int64_t begin, int64_t end, int64_t n, int columns,
+                   float gain, const float sums[][kGroup]) {
+  static_assert(kGroup % kLanes == 0, "vectors must not reach beyond a group");
+  float scales[kGroup], biases[kGroup];
+  for (int i = 0; i < kGroup; ++i) {
+    const bool inside = i < columns;
+    scales[i] = inside ? args.scale_w.outer(n + i) : 0.0f;
+    biases[i] = 0.0f;
+    if (!inside || args.bias == nullptr) continue;
+    biases[i] = args.bias_dtype == DType::kFloat32
+                    ? static_cast<const float*>(args.bias)[n + i]
+                    : as_float(static_cast<const Out*>(args.bias)[n + i]);
+  }
+  for (int64_t m = begin; m < end; ++m) {
+    const F32 scale_a = set1(args.scale_a.outer(m));
+    Out* const out = static_cast<Out*>(args.out) + m * args.out_stride + n;
+    for (int i = 0; i < columns; i += kLanes) {
+      const F32 product = load(sums[m - begin] + i) * set1(gain) * scale_a;
+      const F32 value = args.bias == nullptr ? product * load(scales + i)
+                                             : fma(product, load(scales + i), load(biases + i));
+      if (columns - i >= kLanes) {
+        store(out + i, value);
+      } else {
+        store(out + i, value, columns - i);
+      }
+    }
+  }
+}
+
+inline void write_columns(const GemmArgs& args, int64_t begin, int64_t end, int64_t n, int columns,
+                          float gain, const float sums[][kGroup]) {
+  if (args.out_dtype == DType::kFloat32) {
+    write_columns<float>(args, begin, end, n, columns, gain, sums);
+  } else if (args.out_dtype == DType::kFloat16) {
+    write_columns<Float16>(args, begin, end, n, columns, gain, sums);
+  } else {
+    write_columns<BFloat16>(args, begin, end, n, columns, gain, sums);
+  }
+}
+
+// ---- From dtypes to types
+
+struct Pack {
+  template <class Multiplier, class A, class W>
+  static void run(const GemmJob& job, int64_t begin, int64_t end) {
+    pack_rows<Multiplier, A>(job, begin, end);
+  }
+};
+
+// The includer's: units [begin, end) of out.
+template <class Multiplier, class Element>
+void multiply_units(const GemmJob& job, int64_t begin, int64_t end, float gain);
+
+struct Multiply {
+  template <class Multiplier, class A, class W>
+  static void run(const GemmJob& job, int64_t begin, int64_t end) {
+    constexpr float kGain = Decode<Multiplier, A>::kGain * Decode<Multiplier, W>::kGain;
+    multiply_units<Multiplier, W>(job, begin, end, kGain);
+  }
+};
+
+template <class Step, bool kFnuz>
+void with_fp8_weights(const GemmJob& job, int64_t begin, int64_t end) {
+#if ROCM_KERNELS_CPU_AVX512
+  using Multiplier = BF16Multiplier;
+  using BFloat16A = BFloat16InFp8Order;
+#else
+  using Multiplier = F32Multiplier;
+  using BFloat16A = BFloat16;
+#endif
+  if (job.args.a_dtype == DType::kFloat16) {
+    Step::template run<F32Multiplier, Float16, Fp8<kFnuz>>(job, begin, end);
+  } else if (job.args.a_dtype == DType::kBFloat16) {
+    Step::template run<Multiplier, BFloat16A, Fp8<kFnuz>>(job, begin, end);
+  } else {
+    Step::template run<Multiplier, Fp8<kFnuz>, Fp8<kFnuz>>(job, begin, end);
+  }
+}
+
+template <class Step>
+void with_types(const GemmJob& job, int64_t begin, int64_t end) {
+#if ROCM_KERNELS_CPU_AVX512
+  using BFloat16Multiplier = BF16Multiplier;
+#else
+  using BFloat16Multiplier = F32Multiplier;
+#endif
+  switch (job.args.w_dtype) {
+    case DType::kFloat16:
+      return Step::template run<F32Multiplier, Float16, Float16>(job, begin, end);
+    case DType::kBFloat16:
+      return Step::template run<BFloat16Multiplier, BFloat16, BFloat16>(job, begin, end);
+    case DType::kFloat8E4M3FNUZ:
+      return with_fp8_weights<Step, true>(job, begin, end);
+    default:
+      return with_fp8_weights<Step, false>(job, begin, end);
+  }
+}
+
+// Units: rows of panels of a.
+static void pack(const GemmJob& job, int64_t begin, int64_t end) {
+  with_types<Pack>(job, begin, end);
+}
+
+// Units: those of multiply_units.
+static void multiply(const GemmJob& job, int64_t begin, int64_t end) {
+  with_types<Multiply>(job, begin, end);
+}

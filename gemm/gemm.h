@@ -1,0 +1,69 @@
+// Matrix product: out[m, n] = sum_k(a[m, k] * w[n, k] * scale_a * scale_w) + bias[n], and the
+// arguments that every product of the package takes.
+//
+// float32 accumulation, one rounding at the end. w is row-major [N, K], as checkpoints hold it.
+// Operands: FP8 x FP8 (one dialect), 16-bit x the same 16-bit type, or 16-bit a with FP8 w.
+#pragma once
+
+#include "../common/core/context.h"
+#include "../common/core/dtype.h"
+#include "../common/core/scale_view.h"
+
+namespace rocm_kernels {
+
+struct GemmArgs {
+  int64_t m = 0, n = 0, k = 0;
+
+  const void* a = nullptr;  // [M, K], a_dtype
+  int64_t a_stride = 0;     // elements between rows, as all strides here
+  const void* w = nullptr;  // [N, K], w_dtype
+  int64_t w_stride = 0;
+  void* out = nullptr;  // [M, N], out_dtype; need not be zeroed
+  int64_t out_stride = 0;
+  const void* bias = nullptr;  // [N], bias_dtype, contiguous; nullptr: none
+
+  ScaleView scale_a;
+  ScaleView scale_w;
+
+  DType a_dtype = DType::kFloat8E4M3FN;
+  DType w_dtype = DType::kFloat8E4M3FN;
+  DType out_dtype = DType::kBFloat16;   // float32, float16 or bfloat16
+  DType bias_dtype = DType::kBFloat16;  // out_dtype or float32
+
+  // Scratch of at least <op>_workspace_bytes(args), 256-byte aligned, contents undefined.
+  void* workspace = nullptr;
+
+  // Which kernel, and how the work is cut: a text that visit_<op>_configs() gives. nullptr: the
+  // backend chooses.
+  const char* config = nullptr;
+};
+
+inline bool is_block_scaled(const GemmArgs& args) {
+  return args.scale_a.is_blocked() || args.scale_w.is_blocked();
+}
+
+// Bytes of scratch that launch_gemm needs for these sizes; pointers in args are not read.
+int64_t gemm_workspace_bytes(const GemmArgs& args, const Context& context);
+
+// Caller's duty: m >= 0, n > 0, k >= 0 and dtypes as above. The CPU has it (cpu/gemm.cpp); on GPUs
+// the op launches skinny_gemm for each 64 rows.
+Status launch_gemm(const GemmArgs& args, const Context& context);
+
+// The quickest way through a linear layer by its number of rows: skinny_gemm up to `skinny_gemm`
+// rows, gemm up to `gemm`, then the product of torch's own library.
+constexpr int64_t kAnyRows = INT64_MAX;
+struct LinearLimits {
+  int64_t skinny_gemm = 0;
+  int64_t gemm = kAnyRows;
+};
+
+// The limits on the current device for args.n, args.k and the kinds of scales; nothing else of args
+// is read. Each backend defines it once.
+Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits);
+
+// Whether torch._scaled_mm takes such a product.
+inline bool fits_scaled_mm(const GemmArgs& args) {
+  return !is_block_scaled(args) && args.n % 16 == 0 && args.k % 16 == 0;
+}
+
+}  // namespace rocm_kernels

@@ -1,0 +1,122 @@
+// How a product's work is divided among workgroups, for the host and the device alike.
+//
+// The output is cut into tiles, and the sum over K of each tile into K blocks. One K block of one
+// tile is a unit of work; units are numbered tile after tile: unit = tile * k_blocks + K block.
+// Each worker has a range of consecutive units:
+//
+//   data-parallel   split_k = 1: a worker has one whole tile
+//   split-K         each tile's K blocks are divided evenly among split_k workers
+//   stream-K        split_k = 0: all units are divided evenly among a given number of workers,
+//                   wherever tiles begin
+//
+// Workers that have parts of one tile are its contributors. Each leaves its partial sums in a slot
+// of the workspace, and the last to arrive adds them in the order of k: the bits do not depend on
+// which one that is.
+//
+// What a tile's number means is the product's business: a skinny product has tiles along N alone; a
+// grouped one numbers the tiles of all its groups, which have the same K, one group after the
+// other.
+#pragma once
+
+#include <cstdint>
+
+#include "../common/core/compiler.h"
+
+namespace rocm_kernels {
+
+struct Range {
+  int32_t begin, end;
+};
+
+// A part of a tile: K blocks [k_begin, k_end), and the unit that follows it.
+struct WorkTile {
+  int32_t tile, k_begin, k_end, next_unit;
+};
+
+// `total` things in `parts` ranges as equal as whole numbers allow: the first `longer` ranges have
+// one more.
+struct EvenSplit {
+  int32_t parts, length, longer;
+
+  static ROCM_KERNELS_HOST_DEVICE EvenSplit of(int32_t total, int32_t parts) {
+    return {parts, total / parts, total % parts};
+  }
+  ROCM_KERNELS_HOST_DEVICE int32_t begin_of(int32_t part) const {
+    return part * length + (part < longer ? part : longer);
+  }
+  // The part that has thing `index`.
+  ROCM_KERNELS_HOST_DEVICE int32_t part_of(int32_t index) const {
+    const int32_t edge = longer * (length + 1);
+    return index < edge ? index / (length + 1) : longer + (index - edge) / length;
+  }
+};
+
+// The workers that have parts of a tile, in the order of k, and the slots of their partial sums.
+struct Contributors {
+  int32_t first, count;
+  int32_t first_slot;  // of the first worker
+  int32_t slot_step;   // worker > first has slot worker * slot_step
+  ROCM_KERNELS_HOST_DEVICE int32_t slot(int32_t worker) const {
+    return worker == first ? first_slot : worker * slot_step;
+  }
+};
+
+struct Schedule {
+  int32_t tiles;
+  int32_t k_blocks;  // of a tile
+  int32_t split_k;   // workers a tile; 0: stream-K
+  EvenSplit split;   // of a tile's K blocks among split_k workers; stream-K: of all units
+  EvenSplit by_xcd;  // of the workers among XCDs; parts = 1: worker = workgroup
+
+  // `workers`: stream-K only.
+  static Schedule make(int32_t tiles, int32_t k_blocks, int32_t split_k, int32_t workers,
+                       int32_t xcds) {
+    const int32_t count = split_k != 0 ? tiles * split_k : workers;
+    return {
+        tiles, k_blocks, split_k,
+        split_k != 0 ? EvenSplit::of(k_blocks, split_k) : EvenSplit::of(tiles * k_blocks, workers),
+        EvenSplit::of(count, xcds)};
+  }
+
+  // Workgroups to launch: one a worker.
+  ROCM_KERNELS_HOST_DEVICE int32_t workgroups() const {
+    return split_k != 0 ? tiles * split_k : split.parts;
+  }
+
+  // The hardware runs workgroup b on XCD b % 8. Giving each XCD consecutive workers lets
+  // neighbours, who share tiles, share its L2.
+  ROCM_KERNELS_HOST_DEVICE int32_t worker_of(int32_t workgroup) const {
+    if (by_xcd.parts == 1) return workgroup;
+    return by_xcd.begin_of(workgroup % by_xcd.parts) + workgroup / by_xcd.parts;
+  }
+
+  ROCM_KERNELS_HOST_DEVICE Range units_of(int32_t worker) const {
+    const int32_t tile = split_k != 0 ? worker / split_k : 0;
+    const int32_t part = split_k != 0 ? worker - tile * split_k : worker;
+    const int32_t base = tile * k_blocks;
+    return {base + split.begin_of(part), base + split.begin_of(part + 1)};
+  }
+
+  // The tile that `unit` is in, and its part up to `end`.
+  ROCM_KERNELS_HOST_DEVICE WorkTile work_at(int32_t unit, int32_t end) const {
+    const int32_t tile = unit / k_blocks, first = tile * k_blocks;
+    const int32_t next = end < first + k_blocks ? end : first + k_blocks;
+    return {tile, unit - first, next - first, next};
+  }
+
+  ROCM_KERNELS_HOST_DEVICE Contributors contributors_of(int32_t tile) const {
+    if (split_k != 0) return {tile * split_k, split_k, tile * split_k, 1};
+    // A worker shares at most two tiles with others: the one that its range begins in (its even
+    // slot) and the one that it ends in (its odd slot).
+    const int32_t begin = tile * k_blocks;
+    const int32_t first = split.part_of(begin), last = split.part_of(begin + k_blocks - 1);
+    return {first, last - first + 1, 2 * first + (split.begin_of(first) < begin ? 1 : 0), 2};
+  }
+
+  // Slots of partial sums that the workspace must hold.
+  ROCM_KERNELS_HOST_DEVICE int32_t slots() const {
+    return split_k == 1 ? 0 : split_k != 0 ? workgroups() : 2 * workgroups();
+  }
+};
+
+}  // namespace rocm_kernels

@@ -1,0 +1,303 @@
+// Device code and launcher of rms_norm_fp8 for both GPU families; see rms_norm_fp8.h for the maths.
+//
+// The kernel reads four bytes and writes three for each 16-bit element and does about nine
+// instructions on it: memory decides. So every byte is touched once. A team of threads holds its
+// row in registers between the sum of squares and the scaling (h is rounded to x's type before it
+// is used, so holding it in that type loses nothing), asks for the weight before it waits for the
+// row, and asks for its next row before it reduces the present one: loads are in flight all the
+// time. Blocks stay for many rows, with the weight in registers.
+#pragma once
+
+#include "../common/gpu/math.h"
+#include "../common/gpu/row_launch.h"
+#include "rms_norm_fp8.h"
+
+namespace rocm_kernels {
+namespace {
+
+template <typename T>
+struct RmsNormParams {
+  int32_t rows;
+  const T* x;          // [rows, hidden]
+  T* residual;         // [rows, hidden] or nullptr
+  const void* weight;  // [hidden], T or float
+  int32_t x_stride;
+  int32_t residual_stride;
+  int32_t hidden;
+  float inverse_hidden;
+  float eps;
+  // Flags are words: scalar loads have no bytes.
+  int32_t float_weight;  // T is a 16-bit type and the weight is float32
+  int32_t aligned;       // whole vectors may be loaded from x, residual and weight
+  Output output;
+};
+
+// The sum of squares of one vector of h; 0 beyond the row.
+template <typename T>
+ROCM_KERNELS_DEVICE float sum_of_squares(const Vector& h_vector, int column, int columns) {
+  float h[kVectorElements<T>];
+  unpack<T>(h_vector, h);
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVectorElements<T>; ++i) squares = fmaf(h[i], h[i], squares);
+  return column < columns ? squares : 0.0f;
+}
+
+template <typename T>
+ROCM_KERNELS_DEVICE Vector add(const Vector& a, const Vector& b) {
+  Vector sum;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) sum.word[w] = Word<T>::add(a.word[w], b.word[w]);
+  return sum;
+}
+
+// h * rstd of one vector.
+template <typename T, int kCount>
+ROCM_KERNELS_DEVICE void normalize(const Vector& h, float rstd, float (&scaled)[kCount]) {
+  float factors[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) factors[i] = rstd;
+  multiply<T>(h, factors, scaled);
+}
+
+// Whether a block has registers for one row and no more. Then it does one row, and asks for the
+// weight once x and the residual are added; the loads of other blocks are in flight meanwhile.
+// (H200, 2048 rows of 32768: 116 us, where registers that spilled took 270.)
+template <typename Team>
+constexpr bool kOneRow =
+    kNvidia && Team::kBlocks == 1 && Team::kThreads >= 512 && Team::kVectors > 2;
+
+// Rows that fit in the registers of a team. Grid: any number of blocks; a block a row if kOneRow.
+template <typename T, typename Team>
+__global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentThreads)
+    rms_norm_fp8_kernel(const RmsNormParams<T> p) {
+  begin_after_previous_kernel();
+  constexpr int kVectors = Team::kVectors;
+  constexpr int kCount = kVectorElements<T>;
+  __shared__ TeamScratch scratch;
+  int slot = 0;
+
+  TeamThread<Team> here;
+  const auto column_of = [&](int v) { return here.template column<T>(v); };
+  // Teams without a row keep to the block's barriers: their row has no columns.
+  const auto columns_of = [&](int row) { return row < p.rows ? p.hidden : 0; };
+
+  Vector x[kVectors], residual[kVectors], weight[kVectors];
+  const auto load_row = [&](int row) {
+    const int columns = columns_of(row);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      x[v] = load_vector<Touch::kOnce, Fit::kWhole>(p.x + int64_t{row} * p.x_stride, column_of(v),
+                                                    columns, p.aligned);
+    }
+    if (p.residual == nullptr) return;  // they stay -0
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      residual[v] = load_vector<Touch::kOnce, Fit::kWhole>(
+          p.residual + int64_t{row} * p.residual_stride, column_of(v), columns, p.aligned);
+    }
+  };
+
+  const float given_scale = p.output.scaling == Scaling::kStatic ? *p.output.scale : 1.0f;
+  // Without a residual: x + -0 is x for every x, also for -0, and spares a second path.
+  if (p.residual == nullptr) {
+    const float zeros[2] = {-0.0f, -0.0f};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) residual[v].word[w] = opaque(Word<T>::pack(zeros));
+    }
+  }
+
+  int first = here.first_row();
+  const auto load_weight = [&] {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      weight[v] = load_vector<Touch::kAgain, Fit::kWhole>(static_cast<const T*>(p.weight),
+                                                          column_of(v), p.hidden, p.aligned);
+    }
+  };
+  load_row(first + here.team);
+  if constexpr (!kOneRow<Team>) load_weight();
+  here.wait_for_team();
+  float inverse = opaque(1.0f / given_scale);
+
+  for (; first < p.rows; first += here.step) {
+    first = opaque_uniform(first);
+    here.thread = opaque(here.thread);
+    const int row = first + here.team;
+    const int columns = columns_of(row);
+
+    Vector h[kVectors];
+    float squares = 0.0f;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      h[v] = add<T>(x[v], residual[v]);
+      squares += sum_of_squares<T>(h[v], column_of(v), columns);
+      if (p.residual != nullptr) {
+        store_words<sizeof(T), Fit::kWhole>(p.residual + int64_t{row} * p.residual_stride,
+                                            column_of(v), columns, p.aligned, h[v].word);
+      }
+    }
+    if constexpr (kOneRow<Team>) {
+      load_weight();
+    } else if (first + here.step < p.rows) {
+      load_row(row + here.step);
+    }
+
+    const float sum = reduce_team<Team>(squares, Sum{}, scratch, slot);
+    const float rstd = reciprocal_sqrt(sum * p.inverse_hidden + p.eps);
+
+    // Here, lest they be converted before the loop, and wait for their load there.
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) weight[v] = opaque(weight[v]);
+    // Computed anew by each pass that wants it: that takes less than the registers to hold it.
+    const auto y_of = [&](int v, float (&y)[kCount]) {
+      float scaled[kCount];
+      normalize<T>(h[v], rstd, scaled);
+      multiply<T>(weight[v], scaled, y);
+    };
+    if (p.output.scaling == Scaling::kPerToken) {
+      float amax = 0.0f;
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        float y[kCount];
+        y_of(v, y);
+        amax = column_of(v) < columns ? amax_of(y, amax) : amax;
+      }
+      amax = reduce_team<Team>(amax, MaxMagnitude{}, scratch, slot);
+      const float scale = scale_of_amax(amax, p.output);
+      inverse = opaque(1.0f / scale);
+      if (here.thread == 0 && columns > 0) p.output.scales[row] = scale;
+    }
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      float y[kCount];
+      y_of(v, y);
+      store_output<T, Fit::kWhole>(y, inverse, row, column_of(v), columns, p.output);
+    }
+    if constexpr (kOneRow<Team>) return;
+  }
+}
+
+// Everything else: rows too long for registers, or no whole number of vectors, or misaligned, a
+// float32 weight beside 16-bit rows, an FP8 dialect foreign to the target. h is read again for the
+// later passes, mostly from cache.
+template <typename T, int kTeam>
+__global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
+    rms_norm_fp8_any_kernel(const RmsNormParams<T> p) {
+  begin_after_previous_kernel();
+  constexpr int kCount = kVectorElements<T>;
+  __shared__ TeamScratch scratch;
+  int slot = 0;
+  const int begin = static_cast<int>(threadIdx.x) * kCount;
+  // The same for all threads, since groups are reduced across lanes.
+  const int end = (p.hidden + kTeam * kCount - 1) / (kTeam * kCount) * (kTeam * kCount);
+  const float given_scale = p.output.scaling == Scaling::kStatic ? *p.output.scale : 1.0f;
+
+  for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    const T* x_row = p.x + int64_t{row} * p.x_stride;
+    // Each thread reads back what it wrote itself, so no fence is needed.
+    const T* h_row = p.residual != nullptr ? p.residual + int64_t{row} * p.residual_stride : x_row;
+
+    float squares = 0.0f;
+    for (int column = begin; column < end; column += kTeam * kCount) {
+      Vector h = load_vector<Touch::kAgain, Fit::kRagged>(x_row, column, p.hidden, p.aligned);
+      if (p.residual != nullptr) {
+        h = add<T>(h, load_vector<Touch::kAgain, Fit::kRagged>(h_row, column, p.hidden, p.aligned));
+        store_words<sizeof(T), Fit::kRagged>(p.residual + int64_t{row} * p.residual_stride, column,
+                                             p.hidden, p.aligned, h.word);
+      }
+      squares += sum_of_squares<T>(h, column, p.hidden);
+    }
+    const float sum = reduce_team<RowTeam<kTeam, 1>>(squares, Sum{}, scratch, slot);
+    const float rstd = reciprocal_sqrt(sum * p.inverse_hidden + p.eps);
+
+    const auto y_of = [&](int column, float (&y)[kCount]) {
+      float scaled[kCount];
+      normalize<T>(load_vector<Touch::kAgain, Fit::kRagged>(h_row, column, p.hidden, p.aligned),
+                   rstd, scaled);
+      if (!p.float_weight) {
+        const T* weight = static_cast<const T*>(p.weight);
+        multiply<T>(load_vector<Touch::kAgain, Fit::kRagged>(weight, column, p.hidden, p.aligned),
+                    scaled, y);
+        return;
+      }
+      const float* weight = static_cast<const float*>(p.weight);
+      for (int i = 0; i < kCount; i += 4) {
+        float quad[4];
+        unpack<float>(
+            load_vector<Touch::kAgain, Fit::kRagged>(weight, column + i, p.hidden, p.aligned),
+            quad);
+        for (int j = 0; j < 4; ++j) y[i + j] = scaled[i + j] * quad[j];
+      }
+    };
+
+    float inverse = 1.0f / given_scale;
+    if (p.output.scaling == Scaling::kPerToken) {
+      float amax = 0.0f;
+      for (int column = begin; column < end; column += kTeam * kCount) {
+        float y[kCount];
+        y_of(column, y);
+        amax = amax_of(y, amax);
+      }
+      amax = reduce_team<RowTeam<kTeam, 1>>(amax, MaxMagnitude{}, scratch, slot);
+      const float scale = scale_of_amax(amax, p.output);
+      inverse = 1.0f / scale;
+      if (threadIdx.x == 0) p.output.scales[row] = scale;
+    }
+    for (int column = begin; column < end; column += kTeam * kCount) {
+      float y[kCount];
+      y_of(column, y);
+      store_output<T, Fit::kRagged>(y, inverse, row, column, p.hidden, p.output);
+    }
+  }
+}
+
+// ---- Launcher ---------------------------------------------------------------------------------
+
+template <typename T>
+Status launch_typed(const RmsNormFp8Args& args, const DeviceFacts& facts, Stream stream) {
+  constexpr int kCount = kVectorElements<T>;
+  RmsNormParams<T> p{};
+  p.rows = static_cast<int32_t>(args.rows);
+  p.x = static_cast<const T*>(args.x);
+  p.residual = static_cast<T*>(args.residual);
+  p.weight = args.weight;
+  p.x_stride = static_cast<int32_t>(args.x_stride);
+  p.residual_stride = static_cast<int32_t>(args.residual_stride);
+  p.hidden = static_cast<int32_t>(args.hidden);
+  p.inverse_hidden = 1.0f / static_cast<float>(args.hidden);
+  p.eps = args.eps;
+  p.float_weight = args.weight_dtype != args.x_dtype;
+  p.aligned = !kNeedsAlignedVectors ||
+              (rows_aligned(args.x, args.x_stride, sizeof(T), sizeof(Vector)) &&
+               rows_aligned(args.residual, args.residual_stride, sizeof(T), sizeof(Vector)) &&
+               rows_aligned(args.weight, 0, sizeof(T), sizeof(Vector)));
+  p.output = make_output(args, args.hidden, kCount);
+
+  const int64_t vectors = (args.hidden + kCount - 1) / kCount;
+  const bool whole =
+      args.hidden % kCount == 0 && p.aligned && !p.float_weight && fits(p.output, facts);
+  Status status = nullptr;
+  const auto launch_held = [&](auto team) {
+    using Team = decltype(team);
+    status =
+        launch_team<Team, kOneRow<Team>>(rms_norm_fp8_kernel<T, Team>, args.rows, p, facts, stream);
+  };
+  if (whole && with_row_team(vectors, args.rows, facts, launch_held)) return status;
+  return launch_any_row(rms_norm_fp8_any_kernel<T, 256>, rms_norm_fp8_any_kernel<T, 1024>, vectors,
+                        args.rows, p, facts, stream);
+}
+
+}  // namespace
+
+Status launch_rms_norm_fp8(const RmsNormFp8Args& args, const Context& context) {
+  const auto launch = [&](auto element, const DeviceFacts& facts, Stream stream) {
+    return launch_typed<decltype(element)>(args, facts, stream);
+  };
+  return launch_rows(args, args.x_dtype, args.hidden,
+                     {args.x_stride, args.residual_stride, args.out_stride}, context, launch);
+}
+
+}  // namespace rocm_kernels

@@ -1,2 +1,0 @@
-// rmsnorm_fp8 for NVIDIA GPUs.
-#include "rmsnorm_fp8_device.h"

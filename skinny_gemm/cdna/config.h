@@ -1,0 +1,151 @@
+// A config of the AMD skinny_gemm: which kernel, and how the work is divided. As a struct, as text,
+// and what it asks of a workgroup. No HIP header: tests and tools include it too.
+#pragma once
+
+#include "../../gemm/cdna/epilogue_lds.h"
+#include "../../gemm/config_fields.h"
+#include "../../gemm/schedule.h"
+#include "../skinny_gemm.h"
+#include "tiles.h"
+
+namespace rocm_kernels::cdna {
+
+struct SkinnyGemmConfig {
+  enum class Design : int32_t {
+    kRegisterPipeline,  // each wave streams w into registers (register_pipeline.h)
+    kSpecialisedWaves,  // producers fill stages in LDS, consumers multiply (specialised_waves.h)
+    kPortable,          // no matrix instructions: any GPU (portable.h)
+  };
+  Design design = Design::kRegisterPipeline;
+  int32_t block_n = 16;    // rows of w of a tile: see tiles.h
+  int32_t waves = 8;       // of a workgroup: 4 or 8
+  int32_t split_k = 1;     // workgroups that share the K of a tile; 0: stream-K
+  int32_t workgroups = 0;  // stream-K only
+  int32_t xcds = 1;        // > 1: workers of neighbouring tiles run on one XCD
+  int32_t producers = 0;   // kSpecialisedWaves: waves that load; the others multiply
+  int32_t sparse = 0;      // 1: the 4:2 sparse instruction serves 8 dense rows (FP8, M <= 8)
+};
+
+constexpr const char* kDesignNames[] = {"register_pipeline", "specialised_waves", "portable"};
+constexpr ConfigField<SkinnyGemmConfig> kConfigFields[] = {
+    {"block_n", &SkinnyGemmConfig::block_n}, {"waves", &SkinnyGemmConfig::waves},
+    {"split_k", &SkinnyGemmConfig::split_k}, {"workgroups", &SkinnyGemmConfig::workgroups},
+    {"xcds", &SkinnyGemmConfig::xcds},       {"producers", &SkinnyGemmConfig::producers},
+    {"sparse", &SkinnyGemmConfig::sparse},
+};
+
+inline bool operator==(const SkinnyGemmConfig& a, const SkinnyGemmConfig& b) {
+  return a.design == b.design && equal_fields(kConfigFields, a, b);
+}
+
+constexpr size_t kConfigTextBytes = 160;
+inline bool write_config(const SkinnyGemmConfig& c, char (&text)[kConfigTextBytes]) {
+  return write_config(kDesignNames[static_cast<int>(c.design)], kConfigFields, c, text,
+                      sizeof text);
+}
+
+// nullptr, or what is wrong with the text.
+inline Status read_config(const char* text, SkinnyGemmConfig& c) {
+  size_t design = 0;
+  if (!ConfigReader(text).read(kDesignNames, kConfigFields, design, c)) {
+    return "skinny_gemm config: it must read like 'register_pipeline block_n=16 waves=4 split_k=2 "
+           "workgroups=0 xcds=8 producers=0 sparse=0'";
+  }
+  c.design = static_cast<SkinnyGemmConfig::Design>(design);
+  return nullptr;
+}
+
+// What the choice of a config depends on.
+struct SkinnyGemmShape {
+  int32_t m, n, k;
+  int32_t a_bytes, w_bytes;  // of an element
+  int32_t block_scaled;      // 0 or 1
+};
+constexpr ConfigField<SkinnyGemmShape> kShapeFields[] = {
+    {"m", &SkinnyGemmShape::m},
+    {"n", &SkinnyGemmShape::n},
+    {"k", &SkinnyGemmShape::k},
+    {"a_bytes", &SkinnyGemmShape::a_bytes},
+    {"w_bytes", &SkinnyGemmShape::w_bytes},
+    {"block_scaled", &SkinnyGemmShape::block_scaled},
+};
+
+// The shape that speaks for its class of M (last_row_of_class): what serves it serves the class.
+inline SkinnyGemmShape class_of(SkinnyGemmShape shape) {
+  shape.m = static_cast<int32_t>(last_row_of_class(shape.m));
+  return shape;
+}
+
+// ---- What a config asks of a workgroup ---------------------------------------------------------
+
+inline Schedule schedule_of(const SkinnyGemmShape& shape, const SkinnyGemmConfig& config) {
+  return Schedule::make((shape.n + config.block_n - 1) / config.block_n, k_blocks_of(shape.k),
+                        config.split_k, config.workgroups, config.xcds);
+}
+
+constexpr int32_t kLdsLimit = 65536 - 64;
+
+// Stages of the specialised waves in LDS, each with two counters: 8 where they fit, else 4.
+inline int32_t lds_stage_bytes(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) {
+  const int32_t tiles = mma_tiles_of(block_m_of(s.m)) + mma_tiles_of(c.block_n);
+  return tiles * transpose_bytes(s.a_bytes, s.w_bytes);
+}
+inline int32_t num_lds_stages(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) {
+  return 8 * (lds_stage_bytes(s, c) + 8) <= kLdsLimit ? 8 : 4;
+}
+
+// LDS of a workgroup: the main loop's, and in the same place, later, the epilogue's.
+inline int32_t lds_bytes_of(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) {
+  const bool specialised = c.design == SkinnyGemmConfig::Design::kSpecialisedWaves;
+  const int32_t adders = specialised ? c.waves - c.producers : c.waves;
+  const int32_t epilogue = epilogue_lds_bytes(adders, s.m, c.block_n);
+  const int32_t loop = specialised ? num_lds_stages(s, c) * (lds_stage_bytes(s, c) + 8)
+                                   : c.waves * transpose_bytes(s.a_bytes, s.w_bytes);
+  return epilogue > loop ? epilogue : loop;
+}
+
+// Whether the design can serve the shape: nullptr, or why not.
+inline Status check_config(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) {
+  using Design = SkinnyGemmConfig::Design;
+  if (c.design == Design::kPortable) return nullptr;
+  const bool fp8 = s.a_bytes == 1 && s.w_bytes == 1;
+  const int tile = find_tile(block_m_of(s.m), c.block_n, s.a_bytes);
+  if (tile < 0) {
+    return "skinny_gemm config: block_n must be 8 (M <= 32), 16, 32 (not for 16-bit a of M > 32) "
+           "or 64 (FP8 a of M = 17 to 32)";
+  }
+  if (s.block_scaled && s.w_bytes != 1) return "skinny_gemm: block scales need FP8 w";
+  if (c.waves != 4 && c.waves != 8) return "skinny_gemm config: waves must be 4 or 8";
+  if (c.design == Design::kSpecialisedWaves &&
+      (c.waves != 8 || c.producers != 4 || !kSkinnyTiles[tile].specialised || !fp8 ||
+       s.block_scaled)) {
+    return "skinny_gemm config: specialised_waves needs 8 waves, 4 of them producers, block_n of "
+           "16 or more, FP8 operands and no block scales";
+  }
+  if (c.sparse < 0 || c.sparse > 1 || (c.sparse && (s.m > 8 || !fp8 || s.block_scaled))) {
+    return "skinny_gemm config: sparse must be 0, or 1 with FP8 operands, M <= 8 and no block "
+           "scales";
+  }
+  if (c.split_k < 0 || c.split_k > 255 || (c.split_k == 0 && c.workgroups < 1)) {
+    return "skinny_gemm config: split_k must be 1 to 255, or 0 with workgroups >= 1 (stream-K)";
+  }
+  if (c.split_k > k_blocks_of(s.k)) {
+    return "skinny_gemm config: split_k must not exceed the K blocks (128 elements each)";
+  }
+  if (c.xcds < 1) return "skinny_gemm config: xcds must be at least 1";
+  if (lds_bytes_of(s, c) > kLdsLimit) {
+    return "skinny_gemm config: the sums of so many waves, rows and columns exceed 64 KiB of LDS";
+  }
+  const Schedule schedule = schedule_of(s, c);
+  if (c.split_k == 0 &&
+      (c.workgroups > schedule.tiles * schedule.k_blocks || c.workgroups / schedule.tiles >= 254)) {
+    return "skinny_gemm config: more stream-K workgroups than K blocks of all tiles, or than 253 a "
+           "tile";
+  }
+  if (c.xcds > schedule.workgroups()) {
+    return "skinny_gemm config: xcds must be at most the number of workgroups";
+  }
+  return nullptr;
+}
+
+}  // namespace rocm_kernels::cdna

@@ -1,0 +1,88 @@
+// The register pipeline: each wave streams its part of K from memory into registers.
+//
+// clang-format off
+//   HBM --(w: 16 B a lane, non-temporal)--> VGPRs --> LDS --> matrix instruction --> accumulators
+//   L2  --(a: 16 B a lane)----------------> VGPRs --> LDS ----^
+//
+//   accumulators of the workgroup's waves --> LDS --> one sum --> out, or a partial sum
+// clang-format on
+//
+// A workgroup owns tiles of kBlockN rows of w and all rows of a; its waves divide K among them. A
+// wave has kNumStages K blocks in flight: it waits for the oldest, multiplies it and asks for the
+// next into the same registers, so the number of bytes under way never drops until its part ends.
+// The way through LDS is within a wave (LdsTranspose): there is no barrier, and no wave waits for
+// another, until the tile's sums meet.
+#pragma once
+
+#include "../../gemm/cdna/epilogue.h"
+#include "../../gemm/cdna/tile_loader.h"
+
+namespace rocm_kernels::cdna {
+
+template <MmaKind kKind, int kBlockM, int kBlockN, int kNumStages, bool kBlockScaled>
+__global__ void __launch_bounds__(512)
+    skinny_gemm_register_pipeline([[maybe_unused]] const GemmProblem arguments) {
+  static_assert(kKind != MmaKind::kFp8Sparse || (kBlockM == 16 && !kBlockScaled),
+                "the sparse operand holds 8 rows, and its sums have no layout for block scales");
+#if ROCM_KERNELS_CDNA
+  using Loader = TileLoader<kKind, kBlockM, kBlockN, kBlockScaled>;
+  extern __shared__ __attribute__((aligned(16))) float lds[];
+  const int wave = __builtin_amdgcn_readfirstlane(threadIdx.x / kWaveSize);
+  const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
+  uint8_t* place = reinterpret_cast<uint8_t*>(lds) + wave * Loader::kTileBytes;
+
+  const int worker = arguments.schedule.worker_of(blockIdx.x);
+  const Range units = arguments.schedule.units_of(worker);
+  for (int unit = units.begin; unit < units.end;) {
+    const GemmProblem& p = reread_arguments();
+    const WorkTile work = p.schedule.work_at(unit, units.end);
+    const int k_blocks = p.schedule.k_blocks;
+    const int n_begin = work.tile * kBlockN;
+
+    TileFactors factors;
+    factors.fetch(p, kBlockN, 0, n_begin);
+    Loader loader(p, 0, n_begin, lane);
+    const EvenSplit parts = EvenSplit::of(work.k_end - work.k_begin, p.waves);
+    int index = work.k_begin + parts.begin_of(wave);
+    const int last = work.k_begin + parts.begin_of(wave + 1);
+    const bool has_tail = index < last && last == k_blocks && loader.has_tail();
+    loader.end_at(last);
+
+    typename Loader::Sums sums = {};
+    typename Loader::KBlock stages[kNumStages];
+#pragma unroll
+    for (int stage = 0; stage < kNumStages; ++stage) {
+      loader.load(stages[stage], index + stage);
+      // Stage after stage, as in the loop: its first wait must fit the loads of both.
+      __builtin_amdgcn_sched_barrier(0);
+    }
+    for (; index + kNumStages < last; index += kNumStages) {
+#pragma unroll
+      for (int stage = 0; stage < kNumStages; ++stage) {
+        loader.multiply_add(stages[stage], place, sums);
+        keep_order(sums);
+        loader.load(stages[stage], index + stage + kNumStages);
+        __builtin_amdgcn_sched_barrier(0);
+      }
+    }
+#pragma unroll
+    for (int stage = 0; stage < kNumStages; ++stage) {
+      loader.multiply_add(stages[stage], place, sums);
+    }
+    if (has_tail) {
+      typename Loader::KBlock tail;
+      loader.load_tail_block(tail);
+      loader.multiply_add(tail, place, sums);
+    }
+
+    workgroup_barrier();  // the sums lie where other waves may still transpose tiles
+    const GemmProblem& late = reread_arguments();
+    Epilogue<kKind, kBlockM, kBlockN>(late, late.waves, late.waves, 0, n_begin, late.m, lds)
+        .finish(wave, worker, work.tile, factors, sums);
+    unit = work.next_unit;
+    if (unit < units.end) workgroup_barrier();
+  }
+#endif
+}
+
+}  // namespace rocm_kernels::cdna

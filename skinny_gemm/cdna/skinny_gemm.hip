@@ -1,0 +1,206 @@
+// AMD backend of skinny_gemm: checks, the choice of a kernel, the launch.
+#include "../../common/cdna/partial_sums.h"
+#include "../../common/gpu/launch.h"
+#include "choose.h"
+#include "kernels.h"
+
+namespace rocm_kernels {
+namespace cdna {
+namespace {
+
+constexpr Status kNoDevice = "skinny_gemm: the device's attributes cannot be read";
+
+struct Target {
+  SkinnyGemmDevice device;
+  DType fp8;  // the dialect of its matrix instructions
+  int32_t wave_size;
+};
+
+bool current_target(Target& target) {
+  DeviceFacts facts;
+  int id = 0, major = 0, minor = 0, lds = 0;
+  if (current_device(facts) != nullptr || hipGetDevice(&id) != hipSuccess ||
+      hipDeviceGetAttribute(&major, hipDeviceAttributeComputeCapabilityMajor, id) != hipSuccess ||
+      hipDeviceGetAttribute(&minor, hipDeviceAttributeComputeCapabilityMinor, id) != hipSuccess ||
+      hipDeviceGetAttribute(&lds, hipDeviceAttributeMaxSharedMemoryPerBlock, id) != hipSuccess) {
+    return false;
+  }
+  const bool gfx942 = major == 9 && minor == 4, gfx950 = major == 9 && minor == 5;
+  target.device.compute_units = facts.compute_units;
+  target.device.lds_bytes = lds;
+  target.device.matrix_instructions = gfx942 || gfx950;
+  if (gfx950) {
+    target.device.terabytes_per_s = 6.1f;
+    target.device.gigahertz = 2.4f;
+  }
+  target.wave_size = facts.wave_size;
+  target.fp8 = gfx942 ? DType::kFloat8E4M3FNUZ : DType::kFloat8E4M3FN;
+  return true;
+}
+
+Status check_dtypes(const GemmArgs& args) {
+  if (args.a_dtype == DType::kFloat32) return "skinny_gemm: a must be float16, bfloat16 or FP8";
+  if (args.a_dtype != args.w_dtype && (is_fp8(args.a_dtype) || !is_fp8(args.w_dtype))) {
+    return "skinny_gemm: w must have a's dtype, or be FP8 with 16-bit a";
+  }
+  return nullptr;
+}
+
+MmaKind mma_kind_of(const GemmArgs& args, bool sparse) {
+  if (is_fp8(args.a_dtype)) return sparse ? MmaKind::kFp8Sparse : MmaKind::kFp8;
+  if (args.a_dtype == DType::kFloat16) {
+    return is_fp8(args.w_dtype) ? MmaKind::kFloat16Fp8 : MmaKind::kFloat16;
+  }
+  return is_fp8(args.w_dtype) ? MmaKind::kBFloat16Fp8 : MmaKind::kBFloat16;
+}
+
+SkinnyGemmShape shape_of(const GemmArgs& args) {
+  return {static_cast<int32_t>(args.m),
+          static_cast<int32_t>(args.n),
+          static_cast<int32_t>(args.k),
+          static_cast<int32_t>(size_of(args.a_dtype)),
+          static_cast<int32_t>(size_of(args.w_dtype)),
+          is_block_scaled(args)};
+}
+
+// The loops compute offsets within a tile, and within a, in 31 bits.
+Status check_offsets(const GemmArgs& args) {
+  constexpr int64_t kLimit = int64_t{1} << 31;
+  constexpr int64_t kLargestBlockN = 64;
+  const auto reach = [](int64_t rows, int64_t stride, int64_t last) {
+    return (rows - 1) * stride + last;
+  };
+  if (args.k >= (1 << 29)) return "skinny_gemm: K must be below 2^29";
+  if (args.n >= (1 << 30)) return "skinny_gemm: N must be below 2^30";
+  if (reach(args.m, args.a_stride, args.k) * size_of(args.a_dtype) + 4096 >= kLimit) {
+    return "skinny_gemm: a must span less than 2 GiB; make it contiguous";
+  }
+  if (reach(kLargestBlockN, args.w_stride, args.k) * size_of(args.w_dtype) + 4096 >= kLimit) {
+    return "skinny_gemm: 64 rows of w must span less than 2 GiB; make w contiguous";
+  }
+  const auto scale_reach = [&](const ScaleView& scale, int64_t rows) {
+    if (scale.kind == ScaleView::Kind::kRow) return 4 * reach(rows, scale.row_stride, 1);
+    if (!scale.is_blocked()) return int64_t{0};
+    const int64_t columns = (args.k + kScaleBlock - 1) / kScaleBlock;
+    return 4 * (reach(rows, scale.row_stride, 0) + columns * scale.block_stride);
+  };
+  const int64_t w_scale_rows =
+      args.scale_w.is_blocked() ? (args.n + kScaleBlock - 1) / kScaleBlock : args.n;
+  if (scale_reach(args.scale_a, args.m) >= kLimit ||
+      scale_reach(args.scale_w, w_scale_rows) >= kLimit) {
+    return "skinny_gemm: scales must span less than 2 GiB; make them contiguous";
+  }
+  return nullptr;
+}
+
+// The config of a call: the one that args name, or the chosen one.
+Status config_of(const GemmArgs& args, const Target& target, SkinnyGemmConfig& config) {
+  if (args.config == nullptr) {
+    config = cached_choice(shape_of(args), target.device);
+  } else {
+    if (Status error = read_config(args.config, config)) return error;
+    if (!target.device.matrix_instructions &&
+        config.design != SkinnyGemmConfig::Design::kPortable) {
+      return "skinny_gemm config: only the portable design runs on this GPU";
+    }
+  }
+  return check_config(shape_of(args), config);
+}
+
+int64_t workspace_bytes(const GemmArgs& args) {
+  Target target;
+  SkinnyGemmConfig config;
+  // What is wrong, the launch will say.
+  if (!current_target(target) || config_of(args, target, config) != nullptr) return 0;
+  if (config.design == SkinnyGemmConfig::Design::kPortable) return 0;
+  const Schedule schedule = schedule_of(shape_of(args), config);
+  if (schedule.slots() == 0) return 0;
+  return ticket_bytes(schedule) +
+         static_cast<int64_t>(schedule.slots()) * args.m * config.block_n * 4;
+}
+
+Status visit_configs(const GemmArgs& args, void (*visit)(const char* config, void* state),
+                     void* state) {
+  Target target;
+  SkinnyGemmConfig first;
+  if (!current_target(target)) return kNoDevice;
+  if (Status error = config_of(args, target, first)) return error;
+  if (Status error = check_config(class_of(shape_of(args)), first)) return error;
+  const auto tell = [&](const SkinnyGemmConfig& config) {
+    char text[kConfigTextBytes];
+    if (write_config(config, text)) visit(text, state);
+  };
+  tell(first);
+  for_each_config(shape_of(args), target.device, [&](const SkinnyGemmConfig& config) {
+    if (!(config == first)) tell(config);
+  });
+  return nullptr;
+}
+
+Status launch_product(const GemmArgs& args, const Context& context) {
+  Target target;
+  SkinnyGemmConfig config;
+  if (!current_target(target)) return kNoDevice;
+  if (Status error = check_dtypes(args)) return error;
+  if (Status error = check_offsets(args)) return error;
+  if (Status error = config_of(args, target, config)) return error;
+  const SkinnyGemmShape shape = shape_of(args);
+  GemmProblem p = make_problem(args);
+
+  if (config.design == SkinnyGemmConfig::Design::kPortable) {
+    const dim3 grid((shape.n + kPortableWaves - 1) / kPortableWaves,
+                    (shape.m + kPortableRows - 1) / kPortableRows);
+    const Launch launch{grid, kPortableWaves * target.wave_size, stream_of(context)};
+    return launch_kernel(portable_kernel(args.a_dtype, args.w_dtype), launch, p);
+  }
+
+  if (is_fp8(args.w_dtype) && args.w_dtype != target.fp8) {
+    return "skinny_gemm: w's FP8 dialect is not this GPU's (float8_e4m3fnuz on gfx942, "
+           "float8_e4m3fn on gfx950); convert w and its scale with to_native_fp8";
+  }
+  const SkinnyKernel kernel = skinny_kernel(
+      mma_kind_of(args, config.sparse),
+      config.design == SkinnyGemmConfig::Design::kSpecialisedWaves, shape.block_scaled,
+      find_tile(block_m_of(shape.m), config.block_n, shape.a_bytes));
+  if (kernel == nullptr) return "skinny_gemm: no kernel was built for this config; report a defect";
+  p.waves = config.waves;
+  p.producers = config.producers;
+  p.num_stages = num_lds_stages(shape, config);
+  p.schedule = schedule_of(shape, config);
+  p.tickets = static_cast<uint64_t*>(args.workspace);
+  if (p.schedule.slots() != 0) {
+    if (args.workspace == nullptr) return "skinny_gemm: this config needs a workspace";
+    p.partials =
+        reinterpret_cast<float*>(static_cast<uint8_t*>(args.workspace) + ticket_bytes(p.schedule));
+    p.launch = next_launch_name();
+  }
+  const Launch launch{dim3(p.schedule.workgroups()), config.waves * 64, stream_of(context),
+                      lds_bytes_of(shape, config)};
+  return launch_kernel(kernel, launch, p);
+}
+
+}  // namespace
+}  // namespace cdna
+
+int64_t skinny_gemm_workspace_bytes(const GemmArgs& args, const Context&) {
+  return cdna::workspace_bytes(args);
+}
+
+Status visit_skinny_gemm_configs(const GemmArgs& args, const Context&,
+                                 void (*visit)(const char* config, void* state), void* state) {
+  return cdna::visit_configs(args, visit, state);
+}
+
+Status launch_skinny_gemm(const GemmArgs& args, const Context& context) {
+  if (args.m == 0 || args.n == 0) return nullptr;
+  return cdna::launch_product(args, context);
+}
+
+// Nothing is measured on AMD GPUs: torch._scaled_mm takes over where slices would begin.
+Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
+  limits.skinny_gemm = kSkinnyGemmMaxRows;
+  if (fits_scaled_mm(args)) limits.gemm = kSkinnyGemmMaxRows;
+  return nullptr;
+}
+
+}  // namespace rocm_kernels

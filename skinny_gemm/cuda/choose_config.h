@@ -1,0 +1,148 @@
+// Which CUDA kernel serves a product, and how the work is divided: one pure function of the sizes,
+// the types and the device. Measurements named here are of an H200 (docs/h200.md). No CUDA header.
+#pragma once
+
+#include "config.h"
+
+namespace rocm_kernels {
+namespace cuda {
+
+// What the choice depends on besides the arguments.
+struct SkinnyGemmDevice {
+  int sm_count = 0;
+  int compute_capability = 0;          // 90 for sm_90
+  int64_t shared_bytes_per_block = 0;  // most that a block can ask for
+  // Clusters of 1, 2 and 4 blocks, each block with an SM of its own, that the device holds at once.
+  int clusters[3] = {};
+};
+
+// What the tensor-core kernels ask of the operands besides their types.
+struct GemmAlignment {
+  bool vectors = false;  // both operands' rows start, and K ends, at multiples of 16 bytes
+  bool chunks = false;   // and a row of w is a whole number of 128-byte chunks
+};
+
+// The TMA pipeline with N divided over `waves` blocks an SM, one after another; no stages if none
+// fits.
+inline SkinnyGemmConfig choose_tma_pipeline(const GemmArgs& args, const SkinnyGemmDevice& device,
+                                            int waves) {
+  constexpr int kMinBlockN = 4;         // smaller boxes cost more to issue than to read
+  constexpr int kInFlight = 100 << 10;  // half of it starves an SM; twice makes the last box late
+  const int64_t blocks = static_cast<int64_t>(device.sm_count) * waves;
+  const int64_t row_bytes = args.k * size_of(args.w_dtype);
+  const int a_chunks = is_fp8(args.w_dtype) && !is_fp8(args.a_dtype) ? 2 : 1;
+
+  SkinnyGemmConfig config;
+  config.design = Design::kTmaPipeline;
+  config.m_groups = args.m <= 32 ? 1 : 2;
+  config.block_m = tile_m(config.design, args.m) * config.m_groups;
+  config.block_n = static_cast<int>(std::max<int64_t>(kMinBlockN, (args.n + blocks - 1) / blocks));
+  if (config.block_n > kMaxTmaBlockN) return config;
+
+  // The widest box within 16 KB, but two chunks up to 128 rows: longer pieces of a row are kinder
+  // to the memory (101 rows: 50 us with two chunks, 51 with one).
+  config.k_chunks = config.block_n > 128 ? 1 : config.block_n > 64 ? 2 : 8;
+  while (config.block_n <= 64 && config.k_chunks > 1 &&
+         box_bytes(config.block_n, config.k_chunks) > (16 << 10)) {
+    config.k_chunks /= 2;
+  }
+  // Short rows: at least eight boxes, or the multiplication of the last begins late (2048 x 2048 in
+  // 16 bits: 5.3 us with four boxes, 4.4 with eight).
+  if (config.k_chunks == 8 && row_bytes < 8 * 8 * kChunkBytes) config.k_chunks = 4;
+  for (; config.k_chunks > 0; config.k_chunks /= 2) {
+    if (config.k_chunks * kChunkBytes > row_bytes || tma_consumers(config) > kMaxConsumers) {
+      continue;
+    }
+    const int box = config.block_n * config.k_chunks * kChunkBytes;
+    for (config.num_stages = std::clamp((kInFlight + box / 2) / box, 3, kMaxStages);
+         config.num_stages > 1; --config.num_stages) {
+      if (kStaticBytes + tma_shared_bytes(config, a_chunks) <= device.shared_bytes_per_block) {
+        config.prefetch = kPrefetch;
+        return config;
+      }
+    }
+  }
+  config.num_stages = 0;
+  return config;
+}
+
+// No stages if the device holds no cluster that is wanted, or too little shared memory.
+inline SkinnyGemmConfig choose_warpgroup(const GemmArgs& args, const SkinnyGemmDevice& device) {
+  // Below this many rows of w, a outweighs w: 64 rows of a take 14.2 us with 78 rows and clusters
+  // of four, 26.9 with 18 rows (2304 x 16384). More blocks in a cluster gain nothing, and leave SMs
+  // idle.
+  constexpr int kEnoughRows = 40;
+  // Fewer starve an SM; more make the last boxes late.
+  constexpr int kInFlight = 70 << 10;
+
+  SkinnyGemmConfig config;
+  config.design = Design::kWarpgroup;
+  config.block_m = tile_m(config.design, args.m);
+  int64_t rows = 0;
+  for (int i = 0; i < 3 && rows < kEnoughRows && device.clusters[i] > 0; ++i) {
+    config.split_k = 1 << i;
+    // In a cluster the sums of two warpgroups are less to exchange than those of four: 8.1 us
+    // against 8.4 (4096 x 4096, 64 rows of a).
+    config.warpgroups = config.split_k == 1 ? kMaxWarpgroups : 2;
+    const int64_t all = int64_t{device.clusters[i]} * config.warpgroups * kWarpgroupN;
+    const int64_t waves = (args.n + all - 1) / all;
+    rows = (args.n + device.clusters[i] * waves - 1) / (device.clusters[i] * waves);
+  }
+  if (rows == 0) return config;
+  config.block_n = static_cast<int>((std::max<int64_t>(rows, kWarpRows) + 1) / 2 * 2);  // even
+  config.n_groups = config.block_n <= kWarpgroupN ? 1 : config.block_n <= 2 * kWarpgroupN ? 2 : 4;
+  // Two chunks of K to a box while it stays within 32 KB: fewer boxes, and longer pieces of a row.
+  config.k_chunks = config.block_n <= 128 && args.k >= 4 * kChunkBytes * config.split_k ? 2 : 1;
+  config.prefetch = kPrefetch;
+  const int k_groups = config.warpgroups / config.n_groups;
+  const int step = k_groups > config.k_chunks ? k_groups / config.k_chunks : 1;
+  const int box = box_bytes(warpgroup_box_n(config), config.k_chunks);
+  for (int stages = std::clamp((kInFlight + box / 2) / box, 3, 6); stages > 1; --stages) {
+    config.num_stages = (stages + step - 1) / step * step;
+    if (config.num_stages <= kMaxStages &&
+        kStaticBytes + warpgroup_shared_bytes(config, args.m) <= device.shared_bytes_per_block) {
+      return config;
+    }
+  }
+  config.num_stages = 0;
+  return config;
+}
+
+inline SkinnyGemmConfig choose_config(const GemmArgs& args, const GemmAlignment& alignment,
+                                      const SkinnyGemmDevice& device) {
+  SkinnyGemmConfig config;
+  const bool fnuz =
+      args.a_dtype == DType::kFloat8E4M3FNUZ || args.w_dtype == DType::kFloat8E4M3FNUZ;
+  if (fnuz || args.k == 0 || !alignment.vectors) return config;
+
+  config.design = Design::kRegisterPipeline;
+  config.block_m = tile_m(config.design, args.m);
+  // One block fits an SM; rows for a second one are better taken by the first (4096 x 128 in 16
+  // bits: 2.0 us against 3.4).
+  config.block_n = args.n > int64_t{16} * device.sm_count ? 32 : 16;
+
+  // Up to 2 MB of weights are read before a pipeline is full: 128 x 128 in 16 bits takes 1.7 us
+  // through registers, 2.8 through shared memory.
+  const bool small = args.n * args.k * size_of(args.w_dtype) <= (2 << 20);
+  const bool block_scaled = is_block_scaled(args);
+  if (device.compute_capability < 90 || !alignment.chunks || small ||
+      (block_scaled && !is_fp8(args.w_dtype))) {
+    return config;
+  }
+  // mma.sync widens and multiplies in registers: up to 16 rows of a that hides behind the weights.
+  if (device.compute_capability == 90 && args.m > 16 && is_fp8(args.a_dtype) && !block_scaled &&
+      args.out_dtype != DType::kFloat32) {
+    const SkinnyGemmConfig warpgroup = choose_warpgroup(args, device);
+    if (warpgroup.num_stages > 0) return warpgroup;
+  }
+  const int64_t rows_a_wave = int64_t{device.sm_count} * kMaxTmaBlockN / (args.m <= 32 ? 1 : 2);
+  const int waves = static_cast<int>((args.n + rows_a_wave - 1) / rows_a_wave);
+  for (const int times : {waves, waves + 1, 2 * waves, 4 * waves}) {
+    const SkinnyGemmConfig tma = choose_tma_pipeline(args, device, times);
+    if (tma.num_stages > 0) return tma;
+  }
+  return config;
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

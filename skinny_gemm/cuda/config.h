@@ -1,0 +1,200 @@
+// A config of the CUDA skinny_gemm: which kernel, and how the work is divided. As a struct, as
+// text, and what it asks of a block. No CUDA header: tests include it too.
+#pragma once
+
+#include <algorithm>
+
+#include "../../common/cuda/swizzle.h"
+#include "../../gemm/config_fields.h"
+#include "../skinny_gemm.h"
+
+namespace rocm_kernels {
+namespace cuda {
+
+enum class Design : int32_t {
+  kWarpgroup,         // TMA pipeline into wgmma: sm_90a alone (warpgroup.cuh)
+  kTmaPipeline,       // TMA pipeline into mma.sync: sm_90 and later (tma_pipeline.cuh)
+  kRegisterPipeline,  // w straight to registers: sm_80 and later (register_pipeline.cuh)
+  kPlain,             // any alignment, any dialect (plain.cuh)
+};
+constexpr const char* kDesignNames[] = {"warpgroup", "tma_pipeline", "register_pipeline", "plain"};
+
+struct SkinnyGemmConfig {
+  int32_t block_n = 0;     // rows of w that a block owns, kWarpgroup: a cluster of blocks
+  int32_t k_chunks = 1;    // K of a stage, in chunks of 128 bytes of w: 1, 2, 4 or 8
+  int32_t m_groups = 1;    // kTmaPipeline: sets of warps that share block_m
+  int32_t num_stages = 0;  // boxes of w in flight
+  int32_t prefetch = 0;    // boxes of w brought to L2 before the previous kernel is done
+  int32_t block_m = 0;     // rows of a that a block holds sums for
+  int32_t split_k = 1;     // kWarpgroup: blocks of a cluster, each for its part of K
+  int32_t warpgroups = 0;  // kWarpgroup: of a block, without the producers
+  int32_t n_groups = 1;    // kWarpgroup: 64-row parts of block_n; warpgroups of a part share K
+  Design design = Design::kPlain;
+};
+
+constexpr ConfigField<SkinnyGemmConfig> kConfigFields[] = {
+    {"block_m", &SkinnyGemmConfig::block_m},   {"block_n", &SkinnyGemmConfig::block_n},
+    {"k_chunks", &SkinnyGemmConfig::k_chunks}, {"num_stages", &SkinnyGemmConfig::num_stages},
+    {"prefetch", &SkinnyGemmConfig::prefetch}, {"m_groups", &SkinnyGemmConfig::m_groups},
+    {"split_k", &SkinnyGemmConfig::split_k},   {"warpgroups", &SkinnyGemmConfig::warpgroups},
+    {"n_groups", &SkinnyGemmConfig::n_groups},
+};
+
+inline bool operator==(const SkinnyGemmConfig& a, const SkinnyGemmConfig& b) {
+  return a.design == b.design && equal_fields(kConfigFields, a, b);
+}
+
+constexpr size_t kConfigTextBytes = 160;
+inline bool write_config(const SkinnyGemmConfig& config, char (&text)[kConfigTextBytes]) {
+  return write_config(kDesignNames[static_cast<int>(config.design)], kConfigFields, config, text,
+                      sizeof text);
+}
+
+// nullptr, or what is wrong with the text.
+inline Status read_config(const char* text, SkinnyGemmConfig& config) {
+  size_t design = 0;
+  if (!ConfigReader(text).read(kDesignNames, kConfigFields, design, config)) {
+    return "skinny_gemm config: it must read like 'tma_pipeline block_m=8 block_n=32 k_chunks=4 "
+           "num_stages=6 prefetch=2 m_groups=1 split_k=1 warpgroups=0 n_groups=1'";
+  }
+  config.design = static_cast<Design>(design);
+  return nullptr;
+}
+
+// ---- The kernels that exist --------------------------------------------------------------------
+
+constexpr int kWarpN = 32;       // kTmaPipeline: rows of w of a warp, two mma tiles
+constexpr int kWarpgroupN = 64;  // kWarpgroup: rows of w of a warpgroup
+
+// What a kernel is compiled for. Dispatch and the choice of a config go by this table.
+struct SkinnyTile {
+  Design design;
+  int32_t m;  // rows of a that registers are held for: of a block, kTmaPipeline: of a warp
+  int32_t n;  // rows of w likewise, kWarpgroup: of all warpgroups
+};
+constexpr SkinnyTile kSkinnyTiles[] = {
+    {Design::kRegisterPipeline, 8, 16},        {Design::kRegisterPipeline, 8, 32},
+    {Design::kRegisterPipeline, 16, 16},       {Design::kRegisterPipeline, 16, 32},
+    {Design::kRegisterPipeline, 32, 16},       {Design::kRegisterPipeline, 32, 32},
+    {Design::kTmaPipeline, 8, kWarpN},         {Design::kTmaPipeline, 16, kWarpN},
+    {Design::kTmaPipeline, 32, kWarpN},        {Design::kWarpgroup, 32, 2 * kWarpgroupN},
+    {Design::kWarpgroup, 48, 2 * kWarpgroupN}, {Design::kWarpgroup, 64, 2 * kWarpgroupN},
+    {Design::kWarpgroup, 32, 4 * kWarpgroupN}, {Design::kWarpgroup, 48, 4 * kWarpgroupN},
+    {Design::kWarpgroup, 64, 4 * kWarpgroupN},
+};
+constexpr size_t kSkinnyTileCount = sizeof(kSkinnyTiles) / sizeof(kSkinnyTiles[0]);
+
+constexpr bool is_tile_of(const SkinnyTile& tile, const SkinnyGemmConfig& config) {
+  if (tile.design != config.design) return false;
+  if (config.design == Design::kRegisterPipeline) {
+    return tile.m == config.block_m && tile.n == config.block_n;
+  }
+  if (config.design == Design::kTmaPipeline) return tile.m == config.block_m / config.m_groups;
+  return tile.m == config.block_m && tile.n == config.warpgroups * kWarpgroupN;
+}
+
+// The least m of a design's tiles that holds `rows`, or the largest that there is.
+constexpr int32_t tile_m(Design design, int64_t rows) {
+  int32_t found = 0;
+  for (const SkinnyTile& tile : kSkinnyTiles) {
+    if (tile.design != design) continue;
+    const bool holds = tile.m >= rows;
+    if (found < rows ? tile.m > found : holds && tile.m < found) found = tile.m;
+  }
+  return found;
+}
+
+// ---- What a config asks of a block: kTmaPipeline and kWarpgroup --------------------------------
+
+constexpr int kProducers = 2;  // warps that issue copies, one for each operand
+constexpr int kMaxStages = 8;
+constexpr int kPrefetch = 2;           // boxes; more of them delay the kernel that is still running
+constexpr int kStaticBytes = 3 << 10;  // of shared memory: barriers, scales, bias
+
+// kTmaPipeline. A stage's K is divided into slices; a warp multiplies one of each stage.
+constexpr int kSliceBytes = 64;
+constexpr int kSlicesPerChunk = kChunkBytes / kSliceBytes;
+// Four warps for each scheduler hide the way from shared memory to the sums; with two, and twice
+// the work each, 13312 x 16384 at 32 rows of a takes 69 us instead of 55.
+constexpr int kMaxConsumers = 16;
+constexpr int kMaxTmaBlockN = kWarpN * kMaxConsumers / kSlicesPerChunk;
+
+constexpr int tma_consumers(const SkinnyGemmConfig& config) {
+  return (config.block_n + kWarpN - 1) / kWarpN * config.m_groups * config.k_chunks *
+         kSlicesPerChunk;
+}
+
+// Partial sums lie as [slice][row of w][row of a]; the stride of a row of w is 8 modulo 16 words,
+// so that the eight rows of an mma fall on different banks.
+ROCM_KERNELS_HOST_DEVICE constexpr int partial_stride(int block_m) {
+  return block_m == 8 ? 8 : block_m + 8;
+}
+
+// Shared memory that a launch asks for: the stages, then the partial sums. A warp's last rows may
+// lie past its box; their loads must stay within the allocation. `a_chunks`: of a, for each of w.
+constexpr int64_t tma_shared_bytes(const SkinnyGemmConfig& config, int a_chunks) {
+  const int64_t stage = box_bytes(config.block_n, config.k_chunks) +
+                        int64_t{kChunkBytes} * config.block_m * config.k_chunks * a_chunks;
+  const int64_t partials = int64_t{4} * config.k_chunks * kSlicesPerChunk * config.block_n *
+                           partial_stride(config.block_m);
+  const int64_t overrun = int64_t{kWarpN} * config.k_chunks * kChunkBytes;
+  return kPatternBytes + config.num_stages * stage + (partials > overrun ? partials : overrun);
+}
+
+// kWarpgroup.
+constexpr int kMaxWarpgroups = 4;
+constexpr int kMaxWarpgroupBlockN = kMaxWarpgroups * kWarpgroupN;
+constexpr int kWarpRows = 16;  // rows of w, of a warpgroup's 64, whose sums a warp holds
+
+// Rows in a box of a: whole swizzle patterns.
+ROCM_KERNELS_HOST_DEVICE constexpr int warpgroup_box_m(int64_t m) {
+  return static_cast<int>((m + kPatternLines - 1) / kPatternLines * kPatternLines);
+}
+
+// Rows in a box of w. Two chunks lie one after the other, each of whole swizzle patterns; rows
+// beyond the cluster's own are its neighbour's, and their sums are dropped.
+ROCM_KERNELS_HOST_DEVICE constexpr int warpgroup_box_n(const SkinnyGemmConfig& config) {
+  return config.k_chunks == 1
+             ? config.block_n
+             : (config.block_n + kPatternLines - 1) / kPatternLines * kPatternLines;
+}
+
+// Groups of 16 rows of w that a block of the cluster finishes.
+ROCM_KERNELS_HOST_DEVICE constexpr int warpgroup_share(const SkinnyGemmConfig& config) {
+  return ((config.block_n + kWarpRows - 1) / kWarpRows + config.split_k - 1) / config.split_k;
+}
+
+// Bytes of the stages; later, of the sums of warpgroups that share K. The operands' last lines may
+// lie past their boxes; their loads must stay within.
+ROCM_KERNELS_HOST_DEVICE constexpr int warpgroup_stage_bytes(const SkinnyGemmConfig& config,
+                                                             int64_t m) {
+  const int box_m = warpgroup_box_m(m);
+  const int box_n = warpgroup_box_n(config);
+  const int w_bytes = box_bytes(box_n, config.k_chunks);
+  const int w_overrun = (config.n_groups * kWarpgroupN - box_n) * kChunkBytes;
+  const int a_overrun = (64 - box_m) * kChunkBytes - w_bytes;
+  const int stages = config.num_stages * (box_m * config.k_chunks * kChunkBytes + w_bytes) +
+                     (w_overrun > a_overrun ? w_overrun
+                      : a_overrun > 0       ? a_overrun
+                                            : 0);
+  const int sums =
+      config.split_k > 1 || config.n_groups == config.warpgroups
+          ? 0
+          : config.warpgroups / config.n_groups * (config.block_n + kWarpRows) * box_m * 4;
+  return (stages > sums ? stages : sums) / 16 * 16 + 16;
+}
+
+// Shared memory that a launch asks for: the above, and the sums that the cluster's blocks exchange.
+// At least half of an SM's 228 KB: else two blocks start on an SM that the previous kernel leaves,
+// while others idle (2304 x 16384, 32 rows of a: 16.8 us against 13.0).
+constexpr int64_t warpgroup_shared_bytes(const SkinnyGemmConfig& config, int64_t m) {
+  constexpr int64_t kHalf = 114 << 10;
+  const int64_t exchange =
+      config.split_k == 1 ? 0
+                          : int64_t{4} * config.split_k * (config.warpgroups / config.n_groups) *
+                                warpgroup_share(config) * kWarpRows * warpgroup_box_m(m);
+  return std::max(kHalf, kPatternBytes + warpgroup_stage_bytes(config, m) + exchange);
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

@@ -1,0 +1,115 @@
+"""The layout that docs/design.md describes, read from the sources: which folder may include which,
+where code may ask which vendor compiles it, and that build.toml lists what is included."""
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from project import ROOT
+
+# Rooms from the top floor down; a file includes from its own room and from those it may reach.
+MAY_INCLUDE = {
+    "torch-ext": {"ops", "gemm", "common/core"},
+    "ops": {"gemm", "common/gpu", "common/cdna", "common/cuda", "common/cpu", "common/core"},
+    "gemm": {"common/gpu", "common/cdna", "common/cuda", "common/cpu", "common/core"},
+    "common/gpu": {"common/core"},
+    "common/cdna": {"common/gpu", "common/core"},
+    "common/cuda": {"common/gpu", "common/core"},
+    "common/cpu": {"common/core"},
+    "common/core": set(),
+}
+SUFFIXES = (".h", ".cuh", ".cpp", ".hip", ".cu")
+# Which compiler or target it is. AMD's folders may tell AMD's targets apart, CUDA's NVIDIA's.
+VENDOR = re.compile(r"__(?:CUDACC|CUDA_ARCH|HIPCC|HIP|AMDGCN|gfx\w+|GFX\w+)__")
+
+
+def kernel_config() -> dict:
+    return tomllib.loads((ROOT / "build.toml").read_text())
+
+
+def sources() -> list[str]:
+    """The package's C++ files: those under git in the folders that build.toml names."""
+    config = kernel_config()
+    listed = [*config["torch"]["src"], *(s for k in config["kernel"].values() for s in k["src"])]
+    folders = sorted({Path(name).parts[0] for name in listed})
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *folders]
+    files = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [name for name in files.splitlines() if name.endswith(SUFFIXES)]
+
+
+def room(name: str) -> str:
+    parts = Path(name).parts
+    if parts[0] == "common":
+        return "/".join(parts[:2])
+    return parts[0] if parts[0] in ("torch-ext", "gemm") else "ops"
+
+
+def includes(name: str) -> list[str]:
+    """The project's files that a file includes; a CPU body is named by a macro, seen from
+    common/cpu/."""
+    text = (ROOT / name).read_text()
+    found = re.findall(r'^\s*#\s*include "([^"]+)"', text, re.MULTILINE)
+    paths = [os.path.normpath(os.path.join(os.path.dirname(name), other)) for other in found]
+    bodies = re.findall(r'^#define \w+_BODY "([^"]+)"', text, re.MULTILINE)
+    paths += [os.path.normpath(os.path.join("common/cpu", other)) for other in bodies]
+    return [path for path in paths if (ROOT / path).is_file()]
+
+
+@pytest.mark.parametrize("name", sources())
+def test_includes_go_down(name):
+    own = room(name)
+    for other in includes(name):
+        if room(other) == own:
+            assert own != "ops" or Path(other).parts[0] == Path(name).parts[0], (
+                f"{name} includes {other}: kernels share through gemm/ and common/"
+            )
+        else:
+            assert room(other) in MAY_INCLUDE[own], f"{name} ({own}) includes {other}"
+
+
+@pytest.mark.parametrize("name", sources())
+def test_vendors_are_told_apart_in_common_gpu_alone(name):
+    if name.startswith("common/gpu/") or name == "common/core/compiler.h":
+        return
+    asked = set(VENDOR.findall((ROOT / name).read_text()))
+    if "cdna" in Path(name).parts:
+        asked = {macro for macro in asked if "CUDA" in macro}
+    if "cuda" in Path(name).parts:
+        asked = {macro for macro in asked if "CUDA_ARCH" not in macro}
+    assert not asked, f"{name} asks {asked}: that belongs in common/gpu/"
+
+
+def reached(source: str) -> set[str]:
+    """All files that a source needs, itself included, whatever the preprocessor picks."""
+    seen, todo = set(), [source]
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            todo += includes(name)
+    return seen
+
+
+@pytest.mark.parametrize("section", kernel_config()["kernel"])
+def test_section_lists_what_it_includes(section):
+    """No more and no less: the builder's sandbox has the listed files alone. Headers of common/ are
+    listed once, under [torch]."""
+    config = kernel_config()
+    listed = set(config["kernel"][section]["src"])
+    compiled = {name for name in listed if name.endswith((".cpp", ".cu", ".hip"))}
+    needed = set().union(*(reached(name) for name in compiled))
+    assert {name for name in needed if not name.startswith("common/")} == listed
+
+
+def test_torch_section_lists_the_binding_and_what_kernels_share():
+    config = kernel_config()
+    listed = set(config["torch"]["src"])
+    compiled = {name for name in listed if name.endswith(".cpp")}
+    kernels = {name for section in config["kernel"].values() for name in section["src"]}
+    needed = set().union(*(reached(name) for name in {*compiled, *kernels}))
+    shared = {name for name in needed if name.startswith(("common/", "torch-ext/"))}
+    assert shared == listed
+    assert shared | kernels == set(sources())

@@ -1,0 +1,194 @@
+// What the ops require of their tensors, with errors that name the requirement and what came.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "../../common/core/dtype.h"
+#include "../../common/core/math.h"
+
+namespace rocm_kernels {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Elements between the rows of a matrix. Where there is one row, torch's stride means nothing.
+inline int64_t row_stride(const Tensor& tensor) {
+  return tensor.size(0) > 1 ? tensor.stride(0) : tensor.size(1);
+}
+
+template <typename... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream message;
+  ((message << parts), ...);
+  throw std::runtime_error(message.str());
+}
+
+template <typename... Parts>
+void require(bool condition, const Parts&... parts) {
+  if (!condition) fail(parts...);
+}
+
+inline const char* name_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Float8_e4m3fn:
+      return "float8_e4m3fn";
+    case ScalarType::Float8_e4m3fnuz:
+      return "float8_e4m3fnuz";
+    case ScalarType::Float8_e5m2:
+      return "float8_e5m2";
+    case ScalarType::Float8_e5m2fnuz:
+      return "float8_e5m2fnuz";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Char:
+      return "int8";
+    default:
+      return "another dtype";
+  }
+}
+
+// Printed only where a check fails: a stream for each check costs more than a small kernel.
+struct ShapeOf {
+  const Tensor& tensor;
+};
+inline std::ostream& operator<<(std::ostream& text, const ShapeOf& shape) {
+  text << "[";
+  for (int64_t i = 0; i < shape.tensor.dim(); ++i) text << (i ? ", " : "") << shape.tensor.size(i);
+  return text << "]";
+}
+inline ShapeOf shape_of(const Tensor& tensor) { return {tensor}; }
+
+struct DeviceOf {
+  const Tensor& tensor;
+};
+inline std::ostream& operator<<(std::ostream& text, const DeviceOf& device) {
+  if (device.tensor.is_cpu()) return text << "cpu";
+  return text << "gpu:" << device.tensor.get_device();
+}
+
+inline std::optional<DType> dtype_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return DType::kFloat32;
+    case ScalarType::Half:
+      return DType::kFloat16;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Float8_e4m3fn:
+      return DType::kFloat8E4M3FN;
+    case ScalarType::Float8_e4m3fnuz:
+      return DType::kFloat8E4M3FNUZ;
+    default:
+      return std::nullopt;
+  }
+}
+
+inline DType require_float(const Tensor& tensor, const char* name) {
+  const auto dtype = dtype_of(tensor);
+  require(dtype && !is_fp8(*dtype), name, " must be float32, float16 or bfloat16, got ",
+          name_of(tensor.scalar_type()));
+  return *dtype;
+}
+
+inline DType require_float_or_fp8(const Tensor& tensor, const char* name) {
+  const auto dtype = dtype_of(tensor);
+  require(dtype.has_value(), name,
+          " must be float32, float16, bfloat16, float8_e4m3fn or float8_e4m3fnuz, got ",
+          name_of(tensor.scalar_type()));
+  return *dtype;
+}
+
+// The first operand decides the device; every other tensor of the call must be there too.
+inline void require_device(const Tensor& tensor, const char* name, const Tensor& first,
+                           const char* first_name) {
+  require(tensor.is_cpu() == first.is_cpu() && tensor.get_device() == first.get_device(), name,
+          " must be on the device of ", first_name, ", got ", DeviceOf{tensor}, " and ",
+          DeviceOf{first});
+}
+
+inline void require_matrix(const Tensor& tensor, const char* name) {
+  require(tensor.dim() == 2, name, " must have two dimensions, got ", shape_of(tensor));
+  require(tensor.size(1) <= 1 || tensor.stride(1) == 1, name,
+          " must be contiguous in its last dimension, got a stride of ", tensor.stride(1),
+          "; call .contiguous() first");
+}
+
+inline void require_shape(const Tensor& tensor, const char* name, int64_t rows, int64_t columns) {
+  require_matrix(tensor, name);
+  require(tensor.size(0) == rows && tensor.size(1) == columns, name, " must have shape [", rows,
+          ", ", columns, "], got ", shape_of(tensor));
+}
+
+// A matrix that is written: its rows may not share memory (an expanded tensor, for one).
+inline void require_writable(const Tensor& tensor, const char* name) {
+  require(tensor.size(0) <= 1 || tensor.stride(0) >= tensor.size(1), name,
+          " is written, so its rows must not overlap, got a row stride of ", tensor.stride(0),
+          " for ", tensor.size(1), " columns");
+}
+
+inline void require_contiguous_vector(const Tensor& tensor, const char* name, int64_t length) {
+  require(tensor.dim() == 1 && tensor.size(0) == length, name, " must have shape [", length,
+          "], got ", shape_of(tensor));
+  require(length <= 1 || tensor.stride(0) == 1, name, " must be contiguous, got a stride of ",
+          tensor.dim() ? tensor.stride(0) : 0);
+}
+
+inline const float* require_static_scale(const Tensor& scale) {
+  require(scale.scalar_type() == ScalarType::Float && scale.numel() == 1,
+          "scale must be one float32 value, got ", name_of(scale.scalar_type()), " ",
+          shape_of(scale));
+  return static_cast<const float*>(scale.data_ptr());
+}
+
+// Whether two matrices share a byte. Views side by side in one buffer (equal row strides, disjoint
+// columns) do not.
+inline bool overlap(const Tensor& a, const Tensor& b) {
+  if (a.numel() == 0 || b.numel() == 0) return false;
+  // From a row's first byte to its last; what lies between the elements of a strided one counts
+  // too.
+  const auto row_bytes = [](const Tensor& t) {
+    const int64_t last = t.dim() - 1;
+    const int64_t span = last < 0 ? 1 : (t.size(last) - 1) * t.stride(last) + 1;
+    return static_cast<int64_t>(span * t.element_size());
+  };
+  const auto stride_bytes = [&](const Tensor& t) {
+    return t.dim() < 2 || t.size(0) == 1 ? row_bytes(t)
+                                         : static_cast<int64_t>(t.stride(0) * t.element_size());
+  };
+  const auto begin = [](const Tensor& t) { return reinterpret_cast<intptr_t>(t.data_ptr()); };
+  const auto end = [&](const Tensor& t) {
+    return begin(t) + (t.dim() < 2 ? 0 : (t.size(0) - 1) * stride_bytes(t)) + row_bytes(t);
+  };
+  if (end(a) <= begin(b) || end(b) <= begin(a)) return false;
+  const int64_t stride = stride_bytes(a);
+  if (stride != stride_bytes(b) || stride <= 0) return true;
+  const int64_t offset = ((begin(b) - begin(a)) % stride + stride) % stride;
+  return offset < row_bytes(a) || offset + row_bytes(b) > stride;
+}
+
+inline void require_no_overlap(const Tensor& written, const char* written_name, const Tensor& other,
+                               const char* other_name) {
+  require(!overlap(written, other), written_name, " is written and must not share memory with ",
+          other_name);
+}
+
+}  // namespace rocm_kernels

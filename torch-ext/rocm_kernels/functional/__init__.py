@@ -1,0 +1,59 @@
+"""The functional API: dtypes and output allocation; the ops check and compute.
+
+``rms_norm`` and ``rms_norm_fp8`` are in norm.py, the gated activations in activation.py, products
+and linear layers in gemm.py, quantising and the FP8 dialects in fp8.py. Beside an op's functions
+stand its fake, which has nothing to allocate because everything that an op writes is an argument,
+and its overload, looked up once: a decode step makes hundreds of calls of a few microseconds.
+
+Shapes are written with ``...`` for any leading dimensions, folded into rows. The last dimension
+must be contiguous; rows may be further apart than they are long.
+
+A *scale* always dequantises: real value = FP8 value * scale, in float32. The quantising functions
+share these keyword arguments:
+
+``scale``
+    float32 tensor of one value on the input's device: static, per tensor.
+``group_size``
+    128: one computed scale for each 128 columns. None, without ``scale``: one for each row.
+``scale_ub``
+    Upper bound of the largest magnitude that a computed scale covers (FBGEMM checkpoints: 1200).
+``fp8_dtype``
+    ``torch.float8_e4m3fn`` or ``torch.float8_e4m3fnuz``; None: :func:`native_fp8_dtype`.
+``out``
+    The FP8 tensor to write, or a pair of it and the float32 scales to write.
+
+They return ``(q, scale)``: q has the shape of the result in FP8; scale is the one given, or
+``[..., 1]`` per row, or ``[..., ceil(columns / 128)]`` per group.
+
+Errors: RuntimeError (or ValueError where Python decides) names what was required and what came, and
+nothing has been written.
+"""
+
+from .._ops import ops as ops
+from .activation import swiglu, swiglu_fp8
+from .fp8 import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, quantize_fp8, to_native_fp8
+from .gemm import (
+    SKINNY_GEMM_MAX_ROWS,
+    fp8_linear,
+    fp8_linear_path,
+    multiply,
+    skinny_gemm,
+)
+from .norm import rms_norm, rms_norm_fp8
+
+__all__ = [
+    "FP8_DTYPES",
+    "SCALE_BLOCK",
+    "SKINNY_GEMM_MAX_ROWS",
+    "fp8_linear",
+    "fp8_linear_path",
+    "multiply",
+    "native_fp8_dtype",
+    "quantize_fp8",
+    "rms_norm",
+    "rms_norm_fp8",
+    "skinny_gemm",
+    "swiglu",
+    "swiglu_fp8",
+    "to_native_fp8",
+]

@@ -1,0 +1,90 @@
+"""Gated activations, with FP8 results."""
+
+from typing import Callable, Optional, Tuple
+
+import torch
+
+from .._ops import add_op_namespace_prefix, ops
+from .fp8 import QuantizedOut, quantized_out
+from .rows import input_rows, optional_rows, written_rows
+
+_swiglu_fp8 = ops.swiglu_fp8.default
+
+
+@torch.library.register_fake(add_op_namespace_prefix("swiglu_fp8"))
+def _(out, scales, gate, up, scale, activation, group_size, scale_ub):
+    return None
+
+
+def swiglu(
+    x: torch.Tensor,
+    up: Optional[torch.Tensor] = None,
+    *,
+    activation: str = "silu",
+    out: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """Gated activation: ``act(gate) * up`` in float32 (Shazeer, 2020).
+
+    Args:
+        x: ``[..., 2 * d]``, gate and up side by side; or ``[..., d]``, the gate, with ``up`` given.
+        up: ``[..., d]`` like x.
+        activation: ``"silu"``: v * sigmoid(v); ``"gelu"``: its erf form; ``"gelu_tanh"``.
+        out: ``[..., d]`` in x's dtype, to write the result to.
+
+    Returns:
+        ``[..., d]`` in x's dtype, rounded once.
+    """
+    gate, up, columns = _gate_and_up(x, up, activation)
+    out = x.new_empty(*x.shape[:-1], columns) if out is None else out
+    _swiglu_fp8(written_rows(out, "out"), None, gate, up, None, activation, 0, 0.0)
+    return out
+
+
+def swiglu_fp8(
+    x: torch.Tensor,
+    up: Optional[torch.Tensor] = None,
+    *,
+    activation: str = "silu",
+    scale: Optional[torch.Tensor] = None,
+    group_size: Optional[int] = None,
+    scale_ub: Optional[float] = None,
+    fp8_dtype: Optional[torch.dtype] = None,
+    out: QuantizedOut = None,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """:func:`swiglu` whose float32 result is quantised in the same pass over memory.
+
+    Args as :func:`swiglu` and the module's text; returns ``(q, scale)``.
+    """
+    gate, up, columns = _gate_and_up(x, up, activation)
+    q, scales = quantized_out(x, columns, scale, group_size, fp8_dtype, out)
+    _swiglu_fp8(
+        written_rows(q, "out"), optional_rows(scales, "scales"), gate, up, scale, activation,
+        group_size or 0, scale_ub or 0.0,
+    )  # fmt: skip
+    return q, (scales if scale is None else scale)
+
+
+def gated(
+    activation: Callable[[torch.Tensor], torch.Tensor], gate: torch.Tensor, up: torch.Tensor
+) -> torch.Tensor:
+    """``activation(gate) * up`` by torch, for an activation that no kernel knows."""
+    return activation(gate) * up
+
+
+def _gate_and_up(
+    x: torch.Tensor, up: Optional[torch.Tensor], activation: str
+) -> Tuple[torch.Tensor, torch.Tensor, int]:
+    """Both as rows, and their columns."""
+    if activation not in ("silu", "gelu", "gelu_tanh"):
+        raise ValueError(f"activation must be silu, gelu or gelu_tanh, got {activation!r}")
+    if up is not None:
+        if up.shape != x.shape:
+            raise ValueError(
+                f"up must have the shape of x, {tuple(x.shape)}, got {tuple(up.shape)}"
+            )
+        return input_rows(x), input_rows(up), x.shape[-1]
+    columns = x.shape[-1]
+    if columns % 2:
+        raise ValueError(f"x must hold gate and up, an even number of columns, got {columns}")
+    gate, up = input_rows(x).chunk(2, -1)
+    return gate, up, columns // 2

@@ -1,0 +1,199 @@
+"""Matrix products, and linear layers with FP8 weights."""
+
+import functools
+from typing import Optional
+
+import torch
+
+from .._ops import add_op_namespace_prefix, ops
+from .fp8 import FP8_DTYPES, SCALE_BLOCK, quantize_fp8
+from .rows import input_rows, written_rows
+
+_skinny_gemm = ops.skinny_gemm.default
+_gemm = ops.gemm.default
+_linear_limits = ops.linear_limits.default
+_known_linear_limits = functools.lru_cache(maxsize=None)(_linear_limits)  # an op costs 2 us
+
+SKINNY_GEMM_MAX_ROWS = 64
+
+
+@torch.library.register_fake(add_op_namespace_prefix("skinny_gemm"))
+def _(out, a, w, scale_a, scale_w, bias):
+    return None
+
+
+@torch.library.register_fake(add_op_namespace_prefix("gemm"))
+def _(out, a, w, scale_a, scale_w, bias):
+    return None
+
+
+def skinny_gemm(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    scale_a: Optional[torch.Tensor] = None,
+    scale_w: Optional[torch.Tensor] = None,
+    *,
+    bias: Optional[torch.Tensor] = None,
+    out_dtype: Optional[torch.dtype] = None,
+    out: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """Matrix product for few rows: ``(a @ w.T) * scale_a * scale_w + bias``, float32 accumulation.
+
+    Args:
+        a: ``[..., K]`` with 1 to 64 rows in all. FP8, bfloat16 or float16.
+        w: ``[N, K]``, as checkpoints hold it. FP8 of a's dialect, a's 16-bit dtype, or FP8 with a
+            16-bit a (weight only).
+        scale_a: float32; ``[1]`` per tensor, ``[..., 1]`` per row or ``[..., ceil(K / 128)]`` per
+            1 x 128 block. For an FP8 a.
+        scale_w: float32; ``[1]``, ``[N, 1]`` or ``[N]`` per output channel, or
+            ``[ceil(N / 128), ceil(K / 128)]`` per 128 x 128 block. For an FP8 w.
+        bias: ``[N]``, the output's dtype or float32.
+        out_dtype: float32, bfloat16 or float16. None: a's dtype, or bfloat16 for an FP8 a.
+        out: ``[..., N]`` to write the result to; it need not be zeroed.
+
+    Returns:
+        ``[..., N]``, rounded once.
+    """
+    if out is None:
+        if out_dtype is None:
+            out_dtype = torch.bfloat16 if a.dtype in FP8_DTYPES else a.dtype
+        out = a.new_empty(*a.shape[:-1], w.shape[0], dtype=out_dtype)
+    elif out_dtype is not None and out.dtype != out_dtype:
+        raise ValueError(f"out must have out_dtype, got {out.dtype} and {out_dtype}")
+    rows = input_rows(a)
+    _skinny_gemm(written_rows(out, "out"), rows, w, _row_scale(scale_a, rows), scale_w, bias)
+    return out
+
+
+def fp8_linear_path(
+    rows: int, w: torch.Tensor, scale_w: torch.Tensor, scale_x: Optional[torch.Tensor] = None
+) -> str:
+    """Which path :func:`fp8_linear` takes for this many rows, as the backend decides it.
+
+    Returns:
+        ``"skinny_gemm"``: the kernel for few rows; ``"gemm"``: the one for any number;
+        ``"scaled_mm"``: ``torch._scaled_mm``, where that is quicker.
+    """
+    blocks = any(s is not None and s.dim() == 2 and s.shape[1] > 1 for s in (scale_w, scale_x))
+    device = -1 if w.device.type == "cpu" else w.device.index
+    # torch.compile does not look into caches, and may have symbols for sizes.
+    limits = _linear_limits if torch.compiler.is_compiling() else _known_linear_limits
+    skinny_rows, gemm_rows = limits(device, w.shape[0], w.shape[1], blocks)
+    if rows <= skinny_rows:
+        return "skinny_gemm"
+    return "gemm" if rows <= gemm_rows else "scaled_mm"
+
+
+def fp8_linear(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scale_w: torch.Tensor,
+    *,
+    scale_x: Optional[torch.Tensor] = None,
+    bias: Optional[torch.Tensor] = None,
+    out_dtype: Optional[torch.dtype] = None,
+) -> torch.Tensor:
+    """Linear layer with an FP8 weight, for any number of rows: quantises x, then multiplies.
+
+    Args:
+        x: ``[..., K]``, float32, float16 or bfloat16; or FP8, already quantised.
+        w: ``[N, K]`` FP8 in the device's dialect (see :func:`to_native_fp8`).
+        scale_w: as in :func:`skinny_gemm`. With 128 x 128 blocks x is quantised per 128 columns,
+            else per row.
+        scale_x: float32, one value: x is quantised with it instead. For an FP8 x: its scale, of
+            any shape that :func:`skinny_gemm` takes.
+        bias: ``[N]``, the output's dtype or float32.
+        out_dtype: None: x's dtype, or bfloat16 for an FP8 x.
+
+    Returns:
+        ``[..., N]``. :func:`fp8_linear_path` tells which kernel ran.
+    """
+    rows = input_rows(x)
+    if x.dtype in FP8_DTYPES:
+        q, scale = rows, _row_scale(scale_x, rows)
+        out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
+    else:
+        blocks = scale_w.dim() == 2 and scale_w.shape[1] > 1 and scale_x is None
+        group_size = SCALE_BLOCK if blocks else None
+        q, scale = quantize_fp8(rows, scale=scale_x, group_size=group_size, fp8_dtype=w.dtype)
+        out_dtype = x.dtype if out_dtype is None else out_dtype
+    count = rows.shape[0]
+    path = fp8_linear_path(count, w, scale_w, scale)
+    if path == "scaled_mm":
+        out = _scaled_mm(q, w, scale, scale_w, bias, out_dtype)
+    else:
+        out = x.new_empty(count, w.shape[0], dtype=out_dtype)
+        multiply(path, out, q, w, scale, scale_w, bias)
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], w.shape[0])
+
+
+def weight_only_linear(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scale_w: torch.Tensor,
+    bias: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """Linear layer with an FP8 weight and inputs as they are, for any number of rows.
+
+    Args:
+        x: ``[rows, K]``, float16 or bfloat16.
+        w: ``[N, K]`` FP8 in the device's dialect.
+        scale_w: float32; ``[1]``, ``[N, 1]`` or ``[N]``.
+        bias: ``[N]``, x's dtype.
+
+    Returns:
+        ``[rows, N]`` in x's dtype.
+    """
+    path = fp8_linear_path(x.shape[0], w, scale_w)
+    if path == "scaled_mm":
+        # Where the library is quicker for many rows, unpacking the weight is a small part of it.
+        return torch.nn.functional.linear(x, (w.to(x.dtype) * scale_w).to(x.dtype), bias)
+    out = x.new_empty(x.shape[0], w.shape[0])
+    multiply(path, out, x, w, None, scale_w, bias)
+    return out
+
+
+def multiply(
+    path: str,
+    out: torch.Tensor,
+    a: torch.Tensor,
+    w: torch.Tensor,
+    scale_a: Optional[torch.Tensor],
+    scale_w: Optional[torch.Tensor],
+    bias: Optional[torch.Tensor],
+) -> None:
+    """:func:`skinny_gemm` of ``a [rows, K]`` to ``out`` by a path of :func:`fp8_linear_path`, of
+    those that are this package's kernels."""
+    product = _skinny_gemm if path == "skinny_gemm" else _gemm
+    product(out, a, w, scale_a, scale_w, bias)
+
+
+def _row_scale(scale: Optional[torch.Tensor], rows: torch.Tensor) -> Optional[torch.Tensor]:
+    """scale_a with its leading dimensions folded like a's; ``[1]`` and ``[rows]`` pass through."""
+    if scale is None or scale.dim() <= 2:
+        return scale
+    return scale.reshape(rows.shape[0], -1)
+
+
+def _scaled_mm(
+    q: torch.Tensor,
+    w: torch.Tensor,
+    scale: Optional[torch.Tensor],
+    scale_w: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    """``torch._scaled_mm`` takes both scales per tensor or both per row, and a 16-bit bias."""
+    scale = scale_w.new_ones(()) if scale is None else scale
+    per_row = scale.numel() > 1 or scale_w.numel() > 1
+    if per_row:
+        scale = scale.reshape(-1, 1).expand(q.shape[0], 1).contiguous()
+        scale_w = scale_w.reshape(1, -1).expand(1, w.shape[0]).contiguous()
+    else:
+        scale, scale_w = scale.reshape(()), scale_w.reshape(())
+    # Row-wise scaling is offered with a bfloat16 output alone.
+    mm_dtype = torch.bfloat16 if per_row else out_dtype
+    out = torch._scaled_mm(q, w.t(), scale, scale_w, out_dtype=mm_dtype)
+    if bias is not None:
+        out = out + bias
+    return out.to(out_dtype)

@@ -1,0 +1,75 @@
+"""RMSNorm, with a residual and with FP8 results."""
+
+from typing import Optional, Tuple
+
+import torch
+
+from .._ops import add_op_namespace_prefix, ops
+from .fp8 import QuantizedOut, quantized_out
+from .rows import empty_rows_like, input_rows, optional_rows, written_rows
+
+_rms_norm_fp8 = ops.rms_norm_fp8.default
+
+
+@torch.library.register_fake(add_op_namespace_prefix("rms_norm_fp8"))
+def _(out, scales, x, residual, weight, scale, eps, group_size, scale_ub):
+    return None
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    residual: Optional[torch.Tensor] = None,
+    *,
+    out: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """Residual add and RMSNorm (Zhang and Sennrich, 2019).
+
+    ``h = x + residual`` rounded to x's dtype; ``h * rsqrt(mean(h^2) + eps) * weight`` in float32.
+
+    Args:
+        x: ``[..., hidden]``, float32, float16 or bfloat16.
+        weight: ``[hidden]``, x's dtype or float32.
+        eps: added to the mean of squares.
+        residual: ``[..., hidden]`` like x; h is written back to it.
+        out: like x, to write the result to.
+
+    Returns:
+        ``[..., hidden]`` in x's dtype, rounded once.
+    """
+    out = empty_rows_like(x, x.dtype) if out is None else out
+    _rms_norm_fp8(
+        written_rows(out, "out"), None, input_rows(x), optional_rows(residual, "residual"), weight,
+        None, eps, 0, 0.0,
+    )  # fmt: skip
+    return out
+
+
+def rms_norm_fp8(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    residual: Optional[torch.Tensor] = None,
+    *,
+    scale: Optional[torch.Tensor] = None,
+    group_size: Optional[int] = None,
+    scale_ub: Optional[float] = None,
+    fp8_dtype: Optional[torch.dtype] = None,
+    out: QuantizedOut = None,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """:func:`rms_norm` whose float32 result is quantised in the same pass over memory.
+
+    Args as :func:`rms_norm` and the module's text; returns ``(q, scale)``.
+    """
+    q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, out)
+    _rms_norm_fp8(
+        written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x),
+        optional_rows(residual, "residual"), weight, scale, eps, group_size or 0, scale_ub or 0.0,
+    )  # fmt: skip
+    return q, (scales if scale is None else scale)
+
+
+def add_residual_(residual: torch.Tensor, x: torch.Tensor) -> None:
+    """``residual += x``, both ``[..., hidden]``: the sum that no norm follows, by torch."""
+    residual.add_(x)

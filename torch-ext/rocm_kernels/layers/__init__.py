@@ -1,0 +1,114 @@
+"""Layers for ``kernels.kernelize``: each forward takes the place of a model's own.
+
+A layer is pure: no constructor, no state, no arithmetic. Its forward reads attributes of the module
+that it is bound to and calls the functional API. All are for inference (``has_backward`` is False:
+``kernelize(mode=Mode.TRAINING)`` keeps the model's own forward) and work under
+``torch.compile(fullgraph=True)``.
+
+=====================  ============================================================================
+layer                  module attributes that it reads
+=====================  ============================================================================
+``RMSNorm``            ``weight``, and ``variance_epsilon`` or ``eps``
+``FP8Linear``          ``weight`` (FP8), ``weight_scale_inv``, ``bias``, ``activation_scheme``,
+                       ``activation_scale``: transformers' finegrained FP8, whose conventions
+                       ``quantize_model_`` follows
+``FP8LinearPart``      the same, and ``fused``, ``start``, ``stop`` (see ``models``)
+``FbgemmFp8Linear``    ``weight`` (FP8), ``weight_scale``, ``input_scale_ub``, ``bias``
+``SwiGLUMLP``          ``gate_proj``, ``up_proj``, ``down_proj``, ``act_fn``, or what
+                       ``kernel_family`` calls them. With FP8 weights the activation quantises its
+                       own result for ``down_proj``
+``LlamaDecoderLayer``  ``kernel_family``, which ``quantize_model_`` leaves there, and what it names:
+                       the attention, the MLP and a norm for each. The norms quantise their own
+                       result, the second one adds the residual too
+=====================  ============================================================================
+
+:func:`kernel_mapping` readies them all for ``kernels.register_kernel_mapping``.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Optional, Type
+
+from torch import nn
+
+from .decoder import LlamaDecoderLayer
+from .linear import FbgemmFp8Linear, FP8Linear, FP8LinearPart
+from .mlp import SwiGLUMLP
+from .norm import RMSNorm
+
+__all__ = [
+    "FP8Linear",
+    "FP8LinearPart",
+    "FbgemmFp8Linear",
+    "LlamaDecoderLayer",
+    "RMSNorm",
+    "SwiGLUMLP",
+    "kernel_mapping",
+]
+
+# Name of a kernel layer in models -> the layer here.
+LAYERS = {
+    "RMSNorm": "RMSNorm",
+    "FP8Linear": "FP8Linear",
+    "FP8LinearPart": "FP8LinearPart",
+    "FbgemmFp8Linear": "FbgemmFp8Linear",
+    "LlamaMLP": "SwiGLUMLP",
+    "SwiGLUMLP": "SwiGLUMLP",
+    "LlamaDecoderLayer": "LlamaDecoderLayer",
+}
+
+DEVICES = ("cpu", "cuda", "rocm")
+
+# Names that transformers decorates its modules with, and that have no layer here. Unknown to a
+# mapping, each such module makes kernelize warn; known without a device, it keeps its own forward.
+OTHER_NAMES = (
+    "EsmFold2TriangleMultiplication",
+    "FastGELU",
+    "GeLU",
+    "GeluTanh",
+    "Llama4TextMoe",
+    "MegaBlocksMoeMLP",
+    "MultiScaleDeformableAttention",
+    "NewGELU",
+    "QuickGELU",
+    "Qwen3_5GatedDeltaNet",
+    "RMSNormGated",
+    "RMSNormZeroCentered",
+    "SiLU",
+    "SoftmaxTopKRouter",
+    "rotary_pos_emb",
+)
+
+
+def kernel_mapping(
+    repository: Optional[Callable[..., Any]] = None, *args: Any, **kwargs: Any
+) -> Dict[str, Dict[str, Any]]:
+    """The layers for every backend, ready for ``kernels.register_kernel_mapping``.
+
+    Args:
+        repository: None: the layers of this very package, as it is loaded. Or one of the repository
+            classes of ``kernels``, which look the package up once more when ``kernelize`` first
+            needs it; it is called with the other arguments and each ``layer_name``::
+
+                kernel_mapping(LayerRepository, "org/rocm-kernels", version=1)
+    """
+    mapping: Dict[str, Dict[str, Any]] = {name: {} for name in OTHER_NAMES}
+    for name, layer in LAYERS.items():
+        if repository is None:
+            repo = _Loaded(globals()[layer])
+        else:
+            repo = repository(*args, layer_name=layer, **kwargs)
+        mapping[name] = {device: repo for device in DEVICES}
+    return mapping
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What ``kernels`` calls a repository, of a layer that is at hand.
+
+    Its own repositories search for a variant by how torch was built, and cannot be told otherwise.
+    """
+
+    layer: Type[nn.Module]
+
+    def load(self) -> Type[nn.Module]:
+        return self.layer

@@ -1,0 +1,53 @@
+"""Which modules ``kernelize`` gets to see, and as what."""
+
+from typing import Callable
+
+from torch import nn
+
+from .families import ACTIVATIONS, BY_DECODER, BY_MLP
+from .norms import computes_rms_norm, is_norm
+
+
+def make_known(cls: type, layer_name: str, condition: Callable[[nn.Module], bool]) -> None:
+    """Lets ``kernelize`` see a class, as ``kernels.replace_kernel_forward_from_hub`` does.
+
+    The condition keeps it from instances that are not prepared, and from subclasses, which inherit
+    the name.
+    """
+    if not hasattr(cls, "kernel_layer_name"):
+        cls.kernel_layer_name = layer_name
+        cls.kernel_condition = staticmethod(
+            lambda module: type(module) is cls and condition(module)
+        )
+
+
+def make_modules_known(model: nn.Module) -> None:
+    """Shows a model's MLPs, decoder layers and norms to ``kernelize``, and each of the first two
+    its family to the layers, as ``kernel_family``."""
+    for module in model.modules():
+        name = type(module).__name__
+        if name in BY_MLP:
+            module.kernel_family = BY_MLP[name]
+            make_known(type(module), "LlamaMLP", _is_fp8_mlp)
+        elif name in BY_DECODER:
+            module.kernel_family = BY_DECODER[name]
+            make_known(type(module), "LlamaDecoderLayer", _is_fused_decoder_layer)
+        elif is_norm(module) and computes_rms_norm(module):
+            # transformers does so too, but only beside the version of kernels that it was made for.
+            make_known(type(module), "RMSNorm", computes_rms_norm)
+
+
+def _is_fp8_mlp(module: nn.Module) -> bool:
+    family = getattr(module, "kernel_family", None)  # None: another model's, not prepared
+    if family is None or type(getattr(module, family.activation)).__name__ not in ACTIVATIONS:
+        return False
+    linears = (*family.gate_up.parts, family.down)
+    return all(hasattr(getattr(module, name), "weight_scale_inv") for name in linears)
+
+
+def _is_fused_decoder_layer(module: nn.Module) -> bool:
+    family = getattr(module, "kernel_family", None)
+    if family is None:
+        return False
+    attention, mlp = getattr(module, family.attention), getattr(module, family.mlp)
+    return hasattr(attention, family.qkv.name) and hasattr(mlp, family.gate_up.name)

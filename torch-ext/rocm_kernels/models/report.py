@@ -1,0 +1,63 @@
+"""What became of a model: what was quantised, and what kernelize has replaced."""
+
+from dataclasses import dataclass
+from typing import Dict, Tuple
+
+import torch
+from torch import nn
+
+# Not imported: the layers import this package.
+_LAYERS = __name__.rpartition(".models.")[0] + ".layers."
+
+
+@dataclass(frozen=True)
+class QuantizationReport:
+    """What :func:`quantize_model_` did.
+
+    Attributes:
+        converted: names of the linears whose weights became FP8.
+        fused: name of each fused projection, and the linears that became parts of it.
+        adopted: names of the linears that held FP8 already, from an FP8 checkpoint.
+        skipped: name of each linear left as it was, and why.
+        norms: class of each norm that no kernel layer replaces, and how many there are of it.
+        bytes_before, bytes_after: of the model's parameters and buffers, shared ones counted once.
+        fp8_dtype: the dialect of the weights.
+        activations: how the linears take their inputs, ``"dynamic"`` or ``"none"``.
+    """
+
+    converted: Tuple[str, ...]
+    fused: Dict[str, Tuple[str, ...]]
+    adopted: Tuple[str, ...]
+    skipped: Dict[str, str]
+    norms: Dict[str, int]
+    bytes_before: int
+    bytes_after: int
+    fp8_dtype: torch.dtype
+    activations: str
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.converted)} linears to {self.fp8_dtype}, activations {self.activations!r}",
+            f"{len(self.fused)} fused projections, {len(self.adopted)} linears held FP8 already",
+            f"{self.bytes_before / 1e6:.1f} MB before, {self.bytes_after / 1e6:.1f} MB after",
+        ]
+        lines += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        lines += [f"not replaced: {count} {name}" for name, count in self.norms.items()]
+        return "\n".join(lines)
+
+
+def kernelized_layers(model: nn.Module) -> Dict[Tuple[str, str], int]:
+    """How many modules run a layer of this package: ``{(module class, layer): count}``."""
+    counts: Dict[Tuple[str, str], int] = {}
+    for module in model.modules():
+        forward = getattr(module.__dict__.get("forward"), "__func__", None)
+        if getattr(forward, "__module__", "").startswith(_LAYERS):
+            key = (type(module).__name__, forward.__qualname__.split(".")[0])
+            counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
+def bytes_of(model: nn.Module) -> int:
+    """Of its parameters and buffers, shared ones counted once."""
+    tensors = list(model.parameters()) + list(model.buffers())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,53 @@
+"""``python FOLDER``: the tuner's command line."""
+
+import argparse
+from pathlib import Path
+from typing import List, Optional, Sequence, Tuple
+
+import torch
+
+from ..functional import native_fp8_dtype
+from .files import VARIABLE
+from .skinny_gemm import GemmShape
+from .tuner import default_device, tune_skinny_gemm
+
+_OPERANDS = {  # of a and w; None: FP8 of the device's dialect
+    "fp8": (None, None),
+    "bfloat16": (torch.bfloat16, torch.bfloat16),
+    "float16": (torch.float16, torch.float16),
+    "bfloat16-fp8": (torch.bfloat16, None),
+    "float16-fp8": (torch.float16, None),
+}
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """``python FOLDER``: see the module's text."""
+    parser = argparse.ArgumentParser(
+        description="Times skinny_gemm's configs on this device and writes the quickest to a file."
+    )
+    parser.add_argument("--shape", action="append", type=_pair, required=True, metavar="N,K")
+    parser.add_argument("--rows", type=_numbers, default=[1, 8, 16, 32], metavar="M,M,...")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE.json")
+    parser.add_argument(
+        "--operands", choices=sorted(_OPERANDS), default="fp8", help="dtypes of a and w"
+    )
+    parser.add_argument("--block-scales", action="store_true", help="128 x 128 blocks")
+    parser.add_argument("--device", type=torch.device, help="the current GPU, or cpu without one")
+    given = parser.parse_args(arguments)
+    device = default_device() if given.device is None else given.device
+    dtypes = [native_fp8_dtype(device) if d is None else d for d in _OPERANDS[given.operands]]
+    shapes = [GemmShape(n, k, dtypes[0], dtypes[1], given.block_scales) for n, k in given.shape]
+    tune_skinny_gemm(shapes, rows=given.rows, device=device, output=given.output, progress=print)
+    print(f"wrote {given.output}; to use it, set {VARIABLE} to its path or call load_tuning")
+    return 0
+
+
+def _numbers(text: str) -> List[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _pair(text: str) -> Tuple[int, int]:
+    numbers = _numbers(text)
+    if len(numbers) != 2 or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"must be N,K with both at least 1, got {text!r}")
+    return numbers[0], numbers[1]
