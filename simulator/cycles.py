@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 
-
 _DOUBLES = """
 clock_hz launch_cycles l1_latency l2_latency infinity_latency memory_latency scalar_latency
 lds_latency l1_bytes l2_bytes fabric_bytes write_bytes memory_bytes dispatch_cycles barrier_cycles
@@ -85,6 +84,8 @@ class Machine:
 
     def structure(self) -> Structure:
         """The same for the engine."""
+        if not 0 <= self.sampled <= self.dies:
+            raise ValueError(f"sampled: required 0 (all) to {self.dies} dies, got {self.sampled}")
         s = Structure()
         for name, _ in Structure._fields_:
             if hasattr(self, name):

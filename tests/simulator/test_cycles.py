@@ -209,6 +209,8 @@ def test_without_the_model_there_is_nothing(code):
     assert code.launch("copy", 1, 256, [data, data.copy()]).cycles is None
     with pytest.raises(ValueError, match="required one of gfx942"):
         machine_for("gfx1100")
+    with pytest.raises(ValueError, match="to 8 dies, got 9"):
+        machine_for("gfx942", sampled=9).structure()
 
 
 @pytest.mark.parametrize("target,each", [("gfx942", 8), ("gfx950", 4)])
