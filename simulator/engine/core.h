@@ -104,6 +104,7 @@ struct MemSpec {
   u16 pairStride = 0;
   bool returns = false;
   bool spin = false;  // a polling load, see decode_polling.cpp
+  bool once = false;  // ds_append, ds_consume: M0 has the address, the data is the count of lanes
   AtomicFn atomic = nullptr;
   u8 atomicData = 0;  // dwords of data of an atomic, without the compare value
 };

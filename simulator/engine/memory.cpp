@@ -39,6 +39,9 @@ u64 globalLanes(const MemOp& op) {
   return r;
 }
 
+// Bits of M0 that are an LDS address: enough for the target's LDS.
+u32 ldsAddressMask(const Wave& w) { return w.object->gpu->ldsKib > 64 ? 0x3ffff : 0xffff; }
+
 void flatAddresses(Wave& w, const Inst& i, MemOp& op) {
   const Operand &va = i.src[0], &sa = i.src[1];
   u64 base = sa.is(Kind::Sgpr) ? scalar64(w, sa) : 0;
@@ -102,10 +105,11 @@ void captureData(Wave& w, const Inst& i, MemOp& op) {
   } else if (m.access == Access::Atomic) {
     u32 n = m.atomicData;
     if (m.space == Space::Lds) {
-      // ds_cmpst has the compare value first.
-      bool compare = i.src[2].is(Kind::Vgpr);
+      // ds_cmpst has the compare value first; ds_wrxchg2 has data for each address.
+      bool compare = i.src[2].is(Kind::Vgpr) && !m.pair;
+      if (m.once) std::fill_n(op.data[0], kLanes, __builtin_popcountll(op.mask));
       if (i.src[1].is(Kind::Vgpr)) copy(i.src[1], n, compare ? n : 0);
-      if (compare) copy(i.src[2], n, 0);
+      if (i.src[2].is(Kind::Vgpr)) copy(i.src[2], n, compare ? 0 : n);
     } else {
       copy(i.src[2], std::min<u32>(i.src[2].dwords, 2 * n), 0);
     }
@@ -207,7 +211,8 @@ void executeMemory(Wave& w, const Inst& i) {
   switch (m.space) {
     case Space::Lds: {
       const u32* a = w.row(i.src[0].index);
-      for (int l = 0; l < kLanes; ++l) op->addr[l] = a[l];
+      u32 uniform = w.s[kM0] & ldsAddressMask(w);
+      for (int l = 0; l < kLanes; ++l) op->addr[l] = m.once ? uniform : a[l];
       if (m.bytes == 0) {
         exchange(w, i, *op);
         c.ldsCycles += 2;
@@ -242,7 +247,7 @@ void executeMemory(Wave& w, const Inst& i) {
     countGlobal(w, *op, m.bytes, write);
     std::swap(op->mask, lanes);
   }
-  if (m.access == Access::LoadToLds) op->ldsBase = (w.s[kM0] & 0xffff) + i.offset;
+  if (m.access == Access::LoadToLds) op->ldsBase = (w.s[kM0] & ldsAddressMask(w)) + i.offset;
   captureData(w, i, *op);
   issue(w, op);
 }

@@ -174,16 +174,19 @@ u64 hostAtomic(u8* p, AtomicFn fn, u64 data, u64 compare, bool shared) {
   return old;
 }
 
-void performAtomic(Wave& w, MemOp& op) {
+// `offset` is that of an LDS instruction, `row` the first of data and result.
+void performAtomic(Wave& w, MemOp& op, u32 offset, u32 row) {
   const MemSpec& m = op.inst->mem;
-  for (u64 mask = op.mask; mask; mask &= mask - 1) {
+  // ds_append and ds_consume are one operation of the wave, all lanes get its result.
+  u64 lanes = m.once ? op.mask & -op.mask : op.mask;
+  for (u64 mask = lanes; mask; mask &= mask - 1) {
     int lane = __builtin_ctzll(mask);
     if (m.space == Space::Buffer && op.validDwords[lane] * 4 < m.bytes) {
       op.data[0][lane] = op.data[1][lane] = 0;
       continue;
     }
     u64 address = op.addr[lane];
-    if (m.space == Space::Lds) address = static_cast<u32>(address + op.inst->offset);
+    if (m.space == Space::Lds) address = static_cast<u32>(address + offset);
     if (address % m.bytes) {
       report(w, *op.inst, "misaligned", address, lane, "atomic at an unaligned address");
       continue;
@@ -191,16 +194,17 @@ void performAtomic(Wave& w, MemOp& op) {
     u8* p = pointer(w, op, lane, address, m.bytes, false);
     if (!p) continue;
     bool wide = m.bytes == 8;
-    u64 data = op.data[0][lane], compare = op.data[wide ? 2 : 1][lane];
+    u64 data = op.data[row][lane], compare = m.pair ? 0 : op.data[wide ? 2 : 1][lane];
     if (wide) {
-      data |= static_cast<u64>(op.data[1][lane]) << 32;
-      compare |= static_cast<u64>(op.data[3][lane]) << 32;
+      data |= static_cast<u64>(op.data[row + 1][lane]) << 32;
+      if (!m.pair) compare |= static_cast<u64>(op.data[3][lane]) << 32;
     }
     u64 old = wide ? hostAtomic<u64>(p, m.atomic, data, compare, m.space != Space::Lds)
                    : hostAtomic<u32>(p, m.atomic, data, compare, m.space != Space::Lds);
-    op.data[0][lane] = static_cast<u32>(old);
-    if (wide) op.data[1][lane] = old >> 32;
+    op.data[row][lane] = static_cast<u32>(old);
+    if (wide) op.data[row + 1][lane] = old >> 32;
   }
+  if (m.once && lanes) std::fill_n(op.data[0], kLanes, op.data[0][__builtin_ctzll(lanes)]);
 }
 
 void performScalar(Wave& w, MemOp& op) {
@@ -289,7 +293,8 @@ void perform(Wave& w, MemOp& op) {
   if (syncs && m.access != Access::Load) sync();
   switch (m.access) {
     case Access::Atomic:
-      performAtomic(w, op);
+      performAtomic(w, op, op.inst->offset * (m.pair ? m.pairStride : 1), 0);
+      if (m.pair) performAtomic(w, op, op.inst->offset1 * m.pairStride, m.dwords);
       break;
     case Access::LoadToLds:
       performToLds(w, op);

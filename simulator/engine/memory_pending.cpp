@@ -10,8 +10,8 @@ constexpr u32 kPoison = 0x7fd1deadu;  // a NaN, so that arithmetic on it shows
 
 u32 resultRows(const MemOp& op) {
   const MemSpec& m = op.inst->mem;
-  if (m.access == Access::Load) return m.pair ? 2 * m.dwords : m.dwords;
-  return m.access == Access::Atomic && m.returns ? m.dwords : 0;
+  u32 rows = m.pair ? 2 * m.dwords : m.dwords;
+  return m.access == Access::Load || (m.access == Access::Atomic && m.returns) ? rows : 0;
 }
 
 void writeBack(Wave& w, MemOp& op) {
