@@ -37,8 +37,8 @@ void parseMemoryOperands(Inst& i, std::vector<Operand>& ops) {
   auto next = [&]() -> Operand { return at < ops.size() ? ops[at++] : Operand{}; };
   bool toLds = m.access == Access::LoadToLds;
   if (m.access == Access::Atomic) {
-    m.returns = m.once ||
-                (m.space == Space::Lds ? i.name.find("_rtn") != std::string::npos : i.sc0);
+    m.returns =
+        m.once || (m.space == Space::Lds ? i.name.find("_rtn") != std::string::npos : i.sc0);
   }
   bool result = (m.access == Access::Load) || (m.access == Access::Atomic && m.returns);
   switch (m.space) {

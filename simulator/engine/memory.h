@@ -17,6 +17,14 @@ struct Buffer {
   std::vector<u8> flags;
 };
 
+// A buffer as the caller gives it.
+struct BufferSpec {
+  u64 begin = 0, bytes = 0;
+  bool initialised = true;
+  std::string name;
+  u8* written = nullptr;
+};
+
 struct CacheCounts {
   u64 l1Hits = 0, l2Hits = 0, l2Misses = 0, l2WriteBacks = 0;
   u64 infinityHits = 0, memoryReadBytes = 0, memoryWriteBytes = 0;
@@ -194,6 +202,10 @@ void completeSync(Wave& w, MemOp& op);
 // Cache and bank models (model.cpp).
 void countGlobal(Wave& w, const MemOp& op, u32 bytes, bool write);
 void countLds(Wave& w, const MemOp& op, u32 bytes, u32 offset);
+
+// Makes buffers known to the launch, and gives the flags of written bytes back (buffers.cpp).
+void addBuffers(Launch& launch, const std::vector<BufferSpec>& given);
+void returnFlags(const Launch& launch, const std::vector<BufferSpec>& given);
 
 std::string hex(u64 x);  // 0x10
 

@@ -103,10 +103,9 @@ void registerControl(OpTable& t) {
   add("s_sleep", [](Wave& w, const Inst& i) { w.sleep = i.simm & 127; }, Class::Wait);
   add("s_memtime", timeStamp, Class::Smem);
   add("s_memrealtime", timeStamp, Class::Smem);
-  for (const char* name :
-       {"s_nop", "s_setprio", "s_sethalt", "s_icache_inv", "s_inst_prefetch", "s_ttracedata",
-        "s_decperflevel", "s_incperflevel", "s_dcache_inv", "s_dcache_wb", "s_sendmsg", "v_nop",
-        "ds_nop"}) {
+  for (const char* name : {"s_nop", "s_setprio", "s_sethalt", "s_icache_inv", "s_inst_prefetch",
+                           "s_ttracedata", "s_decperflevel", "s_incperflevel", "s_dcache_inv",
+                           "s_dcache_wb", "s_sendmsg", "v_nop", "ds_nop"}) {
     add(name, nop, Class::Other);
   }
   add("s_set_gpr_idx_on", indexOn, Class::Salu);

@@ -15,7 +15,11 @@ namespace {
 
 enum class El { F16, Bf16, Fp8, Bf8, I8, F32, Xf32, F64, F8f6f4 };
 
-float xf32(u32 x) { return bits<float>((x + 0xfff + (x >> 13 & 1)) & ~0x1fffu); }
+// The matrix unit drops the 13 bits that it does not take; a NaN stays one.
+float xf32(u32 x) {
+  bool nan = (x & 0x7fffffffu) > 0x7f800000u;
+  return bits<float>((x & ~0x1fffu) | (nan ? 0x400000u : 0));
+}
 
 template <El E>
 const float* table(const Wave& w) {

@@ -12,7 +12,8 @@ import simulator
 
 # Registers in the encodings below: v2 address, v4 and v6 data, v8 result, s[8:11] resource.
 _VOP_SOURCES = 0x102 | 0x104 << 9 | 0x106 << 18
-_UNUSED = [z for n in range(5) for z in itertools.combinations((0xFF, 0xFF00, 0xFF0000, 0xFF000000), n)]  # fmt: skip
+_BYTES = (0xFF, 0xFF00, 0xFF0000, 0xFF000000)
+_UNUSED = [z for n in range(5) for z in itertools.combinations(_BYTES, n)]
 
 
 def _encodings():

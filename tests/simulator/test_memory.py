@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from hipcc import device
 
+import simulator
+
 u8, u32, f16, f32 = np.uint8, np.uint32, np.float16, np.float32
 LANES = np.arange(64)
 OLD = 0xAAAABBBB  # what the destination holds before a load that fills a half only
@@ -304,10 +306,12 @@ GLOBAL void exchange_two(u32* o) {
   SHARED u32 s[192];
   for (int n = TID; n < 192; n += 64) s[n] = n;
   sync();
-  u64 r; u32 at = (u32)(u64)(__attribute__((address_space(3))) u32*)&s[TID], x = 1000 + TID, y = 2000 + TID;
+  u64 r; u32 x = 1000 + TID, y = 2000 + TID;
+  u32 at = (u32)(u64)(__attribute__((address_space(3))) u32*)&s[TID];
   asm volatile("ds_wrxchg2st64_rtn_b32 %0, %1, %2, %3 offset0:0 offset1:2\\n s_waitcnt lgkmcnt(0)"
                : "=v"(r) : "v"(at), "v"(x), "v"(y) : "memory");
-  o[TID * 4] = (u32)r; o[TID * 4 + 1] = (u32)(r >> 32); o[TID * 4 + 2] = s[TID]; o[TID * 4 + 3] = s[128 + TID];
+  o[TID * 4] = (u32)r; o[TID * 4 + 1] = (u32)(r >> 32);
+  o[TID * 4 + 2] = s[TID]; o[TID * 4 + 3] = s[128 + TID];
 }
 """
 
@@ -364,3 +368,60 @@ def test_two_exchanges_in_one(odd):
     out = np.zeros((64, 4), u32)
     odd.launch("exchange_two", 1, 64, [out]).check()
     np.testing.assert_array_equal(out, LANES[:, None] + [0, 128, 1000, 2000])
+
+
+OVERLAP = """
+GLOBAL void copy(u32* to, const u32* from) { to[TID] = from[TID] + 1; }
+GLOBAL void three(u32* a, u32* b, u32* c, int n) {
+  a[TID] += 1; b[TID] += 10; if (TID < n) c[TID] = a[TID];
+}
+"""
+
+
+@pytest.fixture(scope="module", params=["gfx942", "gfx950"])
+def overlap(request):
+    return device(OVERLAP, target=request.param)
+
+
+def test_a_buffer_and_a_slice_of_it(overlap):
+    for at in (0, 64, 100, 192):
+        data = np.arange(256, dtype=u32)
+        want = data.copy()
+        want[at : at + 64] = np.arange(64) + 1 if at else want[:64] + 1
+        overlap.launch("copy", 1, 64, [data[at : at + 64], data]).check()
+        np.testing.assert_array_equal(data, want)
+    data = np.arange(256, dtype=u32)
+    overlap.launch("copy", 1, 64, [data, data]).check()  # the same buffer twice
+    np.testing.assert_array_equal(data[:64], np.arange(64) + 1)
+
+
+def test_overlapping_buffers_keep_their_ends_and_their_unwritten_bytes(overlap):
+    whole = np.zeros(512, u32)
+    args = [whole[:128], whole[64:128], simulator.Out(whole[100:200]), 64]
+    overlap.launch("three", 1, 64, args).check()
+    assert (whole[:64] == 1).all() and (whole[64:100] == 10).all()
+    whole[:] = 0
+    found = overlap.launch("three", 1, 64, [whole[:128], whole[64:100], whole[60:120], 64]).findings
+    assert not found, "the first buffer holds them all"
+    found = overlap.launch("three", 1, 64, [whole[:100], whole[64:100], whole[90:120], 64]).findings
+    assert [f.kind for f in found].count("out-of-bounds") >= 2  # loads and stores past byte 480
+    # bytes of an output that no other buffer covers are still unwritten
+    args = [simulator.Out(whole[:100]), whole[32:96], whole[200:300], 0]
+    found = overlap.launch("three", 1, 64, args).findings
+    assert [f.kind for f in found] == ["uninitialised"] and found[0].count == 32
+
+
+def test_loads_to_lds_beyond_64_kib():
+    code = device(
+        """GLOBAL void far(u32* o, const u32* a) {
+        SHARED u32 x[36864];
+        __builtin_amdgcn_global_load_lds((__attribute__((address_space(1))) u32*)a + TID,
+            (__attribute__((address_space(3))) u32*)&x[32768], 4, 0, 0);
+        asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+        x[TID] = 1; sync();
+        o[TID] = x[32768 + TID]; }""",
+        target="gfx950",
+    )
+    a, out = np.random.default_rng(13).integers(0, 2**31, 64, dtype=u32), np.zeros(64, u32)
+    code.launch("far", 1, 64, [out, a]).check()
+    np.testing.assert_array_equal(out, a)
