@@ -188,7 +188,8 @@ struct CodeObject {
   std::unique_ptr<u8[]> image;  // the loaded segments; device address = image + virtual address
   u64 imageBytes = 0;
   std::deque<Inst> innerInsts;
-  mutable std::map<u32, std::string> lines;  // cache of source lines by address
+  bool acquiresLds = false, acquiresGlobal = false;  // some instruction may take what a flag gives
+  mutable std::map<u32, std::string> lines;          // cache of source lines by address
   mutable std::mutex linesLock;
   mutable std::shared_ptr<void> debug;  // the symbolizer, opened on first use
 
@@ -213,9 +214,14 @@ struct Finding {
   u32 workgroup[3] = {}, wave = 0, lane = 0;
 };
 
-// Vector clocks. Every wave has two components: accesses that its VM counter guards, and those of
-// its LGKM counter, because a wait on one says nothing about the other.
-constexpr int kMaxWaves = 16, kClocks = 2 * kMaxWaves;
+// Vector clocks. A wave's components say what of it is ordered before something:
+//   kIssued   global accesses by their issue: the waves of a workgroup share the L1, which keeps it
+//   kLgkm     LDS and scalar accesses that LGKMCNT has shown complete (LDS ones also by their
+//   order) kDone     accesses that VMCNT has shown complete: loads to LDS; global ones, for other
+//   workgroups kWritten  global accesses, by issue, that a write-back of L2 has carried out of the
+//   die
+enum Component : u32 { kIssued, kLgkm, kDone, kWritten, kComponents };
+constexpr int kMaxWaves = 16, kClocks = kComponents * kMaxWaves;
 struct Clock {
   u32 at[kClocks];
 };
@@ -231,9 +237,11 @@ struct MemOp {
   u64 mask = 0;
   bool performed = false;
   bool mixedLds = false;  // a flat access with lanes in LDS
-  u32 stamp = 0;
-  u64 born = 0;                            // instruction count of the workgroup at issue
-  KnowledgePtr known;                      // what the wave knew at issue
+  u32 stamp = 0;          // of its wait counter; operations in flight at a release get a new one
+  u32 issued = 0;         // kIssued at its issue
+  u64 low = 0, high = 0;  // a global access lies in [low, high)
+  u64 born = 0;           // instruction count of the workgroup at issue
+  KnowledgePtr known, fresh;               // what the wave knew at issue, and had acquired
   KnowledgePtr publish, publishForeign;    // what a flag write gives to readers
   KnowledgePtr acquired, acquiredForeign;  // what a flag read took
   u32 ldsBase = 0;                         // load-to-LDS: M0 and offset at issue
@@ -272,8 +280,11 @@ struct Wave {
   u8 owedV[kTempBase] = {}, owedS[128] = {};
   u32 owed = 0, dmaInFlight = 0;
 
-  KnowledgePtr known, acquired, released;
-  u32 clock[2] = {1, 1};
+  u32 unordered = 0, unorderedWrites = 0;  // global accesses that have not taken effect
+
+  KnowledgePtr known;     // what is ordered before the wave's next access
+  KnowledgePtr acquired;  // of other workgroups, by flags: loads see it after buffer_inv
+  u32 clock[kWritten] = {1, 1, 1};
 
   u64& exec() { return *reinterpret_cast<u64*>(s + kExec); }
   u64 exec() const { return *reinterpret_cast<const u64*>(s + kExec); }
@@ -301,7 +312,6 @@ struct Workgroup {
   u32* registers = nullptr;
   u32 alive = 0, atBarrier = 0;
   u64 executed = 0;
-  u32 dirtyStores = 0;  // global stores since the last write-back of L2
   u32 clockBase = 1;
   std::unordered_map<u32, KnowledgePtr> ldsSync;
   std::unique_ptr<LdsShadow> shadow;

@@ -295,7 +295,7 @@ class Runner {
   void retire(Workgroup& wg) {
     registers_.push_back(wg.registers);
     for (Wave& w : wg.waves) {
-      worker_.clockBase = std::max({worker_.clockBase, w.clock[0] + 1, w.clock[1] + 1});
+      for (u32 c : w.clock) worker_.clockBase = std::max(worker_.clockBase, c + 1);
     }
     if (wg.shadow) shadows_.push_back(std::move(wg.shadow));
     agedAt_ = 0;
@@ -390,12 +390,6 @@ u64 runLaunch(Launch& l) {
     for (u64 line : xcd.l2.dirtyLines()) l.infinity.write(line, l.counters.cache);
   }
   l.counters.cache.memoryWriteBytes += l.infinity.dirtyBytes();
-  // Polling and flag words are synchronisation, not data.
-  std::erase_if(l.findings, [&](const auto& entry) {
-    const Finding& f = entry.second;
-    return (f.kind == "lds-race" && l.ldsFlagWords.count(f.address / 4)) ||
-           (f.kind == "global-race" && l.flagWords.count(f.address / 4));
-  });
   u64 instructions = 0;
   for (u64 n : l.counters.executed) instructions += n;
   return instructions;

@@ -27,18 +27,6 @@ MemOp* Worker::takeOp() {
 
 namespace {
 
-// A flat access may mix spaces; the race checker and the caches see its global lanes only.
-u64 globalLanes(const MemOp& op) {
-  if (op.inst->mem.space != Space::Flat) return op.mask;
-  u64 r = 0;
-  for (u64 m = op.mask; m; m &= m - 1) {
-    int l = __builtin_ctzll(m);
-    u64 high = op.addr[l] >> 32;
-    if (high != kSharedBase >> 32 && high != kPrivateBase >> 32) r |= 1ull << l;
-  }
-  return r;
-}
-
 // Bits of M0 that are an LDS address: enough for the target's LDS.
 u32 ldsAddressMask(const Wave& w) { return w.object->gpu->ldsKib > 64 ? 0x3ffff : 0xffff; }
 
@@ -239,7 +227,7 @@ void executeMemory(Wave& w, const Inst& i) {
     }
   }
   if (m.space == Space::Global || m.space == Space::Buffer || m.space == Space::Flat) {
-    u64 lanes = m.space == Space::Flat ? globalLanes(*op) : exec;
+    u64 lanes = globalLanes(*op);
     if (m.space == Space::Buffer) {
       for (int l = 0; l < kLanes; ++l) lanes &= ~(static_cast<u64>(!op->validDwords[l]) << l);
     }

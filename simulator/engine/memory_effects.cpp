@@ -213,17 +213,19 @@ void performScalar(Wave& w, MemOp& op) {
   const u8* p = bytes ? globalPointer(w, op, 0, op.scalarAddress, bytes, false) : nullptr;
   for (u32 n = 0; n < 16; ++n) op.scalar[n] = 0;
   if (p) std::memcpy(op.scalar, p, bytes);
+  if (p && w.wg->launch->options.race) raceScalar(w, op);
 }
 
 void checkRaces(Wave& w, MemOp& op, bool write) {
   const MemSpec& m = op.inst->mem;
   if (m.space == Space::Scratch || m.bytes == 0) return;
   if (m.space == Space::Lds) {
-    raceLds(w, op, m.bytes, op.inst->offset * (m.pair ? m.pairStride : 1), write);
-    if (m.pair) raceLds(w, op, m.bytes, op.inst->offset1 * m.pairStride, write);
+    raceLds(w, op, op.mask, m.bytes, op.inst->offset * (m.pair ? m.pairStride : 1), write);
+    if (m.pair) raceLds(w, op, op.mask, m.bytes, op.inst->offset1 * m.pairStride, write);
     return;
   }
-  raceGlobal(w, op, m.bytes, write);
+  if (op.mixedLds) raceLds(w, op, ldsLanes(op), m.bytes, 0, write);
+  raceGlobal(w, op, globalLanes(op), write);
 }
 
 void performLanes(Wave& w, MemOp& op, bool write, u32 offset, u32 firstRow) {
@@ -258,9 +260,8 @@ void performToLds(Wave& w, MemOp& op) {
   performLanes(w, op, false, 0, 0);
   const MemSpec& m = op.inst->mem;
   u32 width = std::max<u32>(4, m.bytes);
-  MemOp& target = op;
   for (int lane = 0; lane < kLanes; ++lane) op.addr[lane] = op.ldsBase + lane * width;
-  if (w.wg->launch->options.race) raceLds(w, target, width, 0, true);
+  if (w.wg->launch->options.race) raceLds(w, op, op.mask, width, 0, true);
   for (u64 mask = op.mask; mask; mask &= mask - 1) {
     int lane = __builtin_ctzll(mask);
     u8* p = ldsPointer(w, op, lane, op.addr[lane], width, true);
@@ -273,6 +274,7 @@ void performToLds(Wave& w, MemOp& op) {
 void perform(Wave& w, MemOp& op) {
   if (op.performed) return;
   op.performed = true;
+  tookEffect(w, op);
   const MemSpec& m = op.inst->mem;
   bool race = w.wg->launch->options.race;
   if (m.access == Access::None) return;  // a cache operation that only counts
@@ -285,12 +287,10 @@ void perform(Wave& w, MemOp& op) {
   // Workers run side by side: who sees a word must have been told all that was released with it. So
   // a release comes before its value, an acquire after it, and an atomic does both at once.
   bool syncs = race && m.bytes && m.space != Space::Scratch;
-  auto sync = [&] {
-    performSync(w, op, m.space == Space::Lds, m.space == Space::Lds ? op.inst->offset : 0);
-  };
   std::unique_lock<std::mutex> together(w.wg->launch->atomicLock, std::defer_lock);
-  if (syncs && m.access == Access::Atomic && m.space != Space::Lds) together.lock();
-  if (syncs && m.access != Access::Load) sync();
+  bool handsOn = m.space != Space::Lds && w.object->acquiresGlobal;
+  if (syncs && m.access == Access::Atomic && handsOn) together.lock();
+  if (syncs && m.access != Access::Load) performSync(w, op);
   switch (m.access) {
     case Access::Atomic:
       performAtomic(w, op, op.inst->offset * (m.pair ? m.pairStride : 1), 0);
@@ -308,7 +308,7 @@ void perform(Wave& w, MemOp& op) {
         performLanes(w, op, write, m.space == Space::Lds ? op.inst->offset : 0, 0);
       }
   }
-  if (syncs && m.access == Access::Load) sync();
+  if (syncs && m.access == Access::Load) performSync(w, op);
 }
 
 }  // namespace sim

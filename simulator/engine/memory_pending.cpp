@@ -71,7 +71,7 @@ void complete(Wave& w, MemOp* op, bool wasQueued) {
   if (op->inst->mem.access != Access::None) writeBack(w, *op);
   if (w.wg->launch->options.race) completeSync(w, *op);
   if (wasQueued) owe(w, *op, -1);
-  op->known = nullptr;
+  op->known = op->fresh = nullptr;
   w.wg->worker->freeOps.push_back(op);
 }
 
@@ -86,6 +86,7 @@ void issue(Wave& w, MemOp* op) {
   Workgroup& wg = *w.wg;
   const Options& o = wg.launch->options;
   op->born = wg.executed;
+  orderInWorkgroup(w, *op);
   if (o.race) issueSync(w, *op);
   if (!o.late) {
     complete(w, op, false);
