@@ -164,10 +164,18 @@ struct KernelArg {
   u32 offset = 0, size = 0;
 };
 
+// A variable in a kernel's frame, by its debug information.
+struct FrameVariable {
+  std::string name;
+  u32 offset = 0, bytes = 0;
+};
+
 struct Kernel {
   std::string name;
-  u64 descriptor = 0;  // address in the code object
-  u32 entry = 0;       // index of the first instruction
+  u64 low = 0, high = 0;             // code addresses of its function, if `frame` is known
+  std::vector<FrameVariable> frame;  // all arrays in scratch; empty when that is not known
+  u64 descriptor = 0;                // address in the code object
+  u32 entry = 0;                     // index of the first instruction
   u32 ldsBytes = 0, privateBytes = 0, kernargBytes = 0;
   u32 rsrc1 = 0, rsrc2 = 0, rsrc3 = 0;
   u16 properties = 0, preload = 0;
@@ -247,6 +255,7 @@ struct MemOp {
   u32 ldsBase = 0;                         // load-to-LDS: M0 and offset at issue
   u64 scalarAddress = 0;
   u32 scalarDwords = 0;
+  u64 base = 0;  // the address in scalar registers that the lanes' offsets are added to, or 0
   alignas(64) u64 addr[kLanes];
   alignas(64) u32 data[4][kLanes];
   u32 scalar[16];
@@ -272,7 +281,8 @@ struct Wave {
   int id = 0;
   Workgroup* wg = nullptr;
   const CodeObject* object = nullptr;
-  u8* scratch = nullptr;  // privateBytes x 64, lane after lane
+  u8* scratch = nullptr;         // privateBytes x 64, lane after lane
+  u8* scratchWritten = nullptr;  // a flag for each of these bytes, or null
   u32 scratchBytes = 0;
 
   // Memory operations in flight, oldest first, and how many of them owe each register.

@@ -210,7 +210,9 @@ class Runner {
     u32 scratch = (k.privateBytes + 3) & ~3u;
     // Kernels with a dynamic stack say only what they know; give them room.
     if (k.dynamicStack) scratch += 16384;
-    if (scratch) wg->scratch = std::make_unique<u8[]>(u64(scratch) * kLanes * waves);
+    u64 scratchOfAll = u64(scratch) * kLanes * waves;
+    bool flagged = launch_.options.uninit;
+    if (scratch) wg->scratch = std::make_unique<u8[]>(scratchOfAll * (flagged ? 2 : 1));
     for (u32 n = 0; n < waves; ++n) {
       Wave& w = wg->waves.emplace_back();
       w.v = wg->registers + u64(n) * kRows * kLanes;
@@ -220,6 +222,7 @@ class Runner {
       w.pc = k.entry;
       w.scratchBytes = scratch;
       w.scratch = wg->scratch.get() + u64(scratch) * kLanes * n;
+      if (scratch && flagged) w.scratchWritten = w.scratch + scratchOfAll;
       initRegisters(w, threads);
     }
     if (launch_.options.race) {

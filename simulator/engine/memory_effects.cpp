@@ -45,6 +45,20 @@ std::string nearest(Launch& launch, u64 address) {
          size + " bytes)";
 }
 
+// Buffers may lie side by side: an access whose scalar base is the start of one belongs to that
+// one.
+void checkBase(Wave& w, const MemOp& op, int lane, u64 address, const Buffer& at, bool write) {
+  const Launch& launch = *w.wg->launch;
+  if (!launch.options.bounds || op.base - at.begin < at.end - at.begin) return;
+  auto it = std::lower_bound(launch.buffers.begin(), launch.buffers.end(), op.base,
+                             [](const Buffer* x, u64 a) { return x->begin < a; });
+  if (it == launch.buffers.end() || (*it)->begin != op.base) return;
+  report(w, *op.inst, "out-of-bounds", address, lane,
+         std::string(write ? "writes " : "reads ") + at.name + " from the pointer to " +
+             (*it)->name + ", which has " + std::to_string((*it)->end - (*it)->begin) +
+             " bytes: offset " + std::to_string(static_cast<i64>(address - op.base)));
+}
+
 // Host pointer behind a global access, or null (with a finding) outside of every buffer.
 u8* globalPointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool write) {
   Worker& worker = *w.wg->worker;
@@ -59,6 +73,7 @@ u8* globalPointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bo
     // The process's own memory is never touched outside of the buffers, checked or not.
     return nullptr;
   }
+  if (op.base) checkBase(w, op, lane, address, *b, write);
   if (b->written) {
     u8* flags = b->written + (address - b->begin);
     if (write) {
@@ -100,14 +115,46 @@ u8* ldsPointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool 
   return wg.lds.data() + address;
 }
 
-u8* scratchPointer(Wave& w, const MemOp& op, int lane, u64 offset, u32 bytes) {
+// Accesses with an address in vector registers are the program's own; the others may be spilled
+// registers, of which lanes that are off were never stored.
+u8* scratchPointer(Wave& w, const MemOp& op, int lane, u64 offset, u32 bytes, bool write) {
+  const Launch& launch = *w.wg->launch;
+  const Kernel& kernel = *launch.kernel;
+  auto complain = [&](const char* kind, const std::string& what) {
+    report(w, *op.inst, kind, offset, lane,
+           std::string(write ? "writes " : "reads ") + std::to_string(bytes) +
+               " bytes of scratch at offset " + std::to_string(offset) + what);
+  };
   if (offset + bytes > w.scratchBytes) {
-    report(w, *op.inst, "out-of-bounds", offset, lane,
-           "touches scratch at offset " + std::to_string(offset) + ", a lane has " +
-               std::to_string(w.scratchBytes) + " bytes");
+    complain("out-of-bounds", ", a lane has " + std::to_string(w.scratchBytes) + " bytes");
     return nullptr;
   }
-  return w.scratch + static_cast<u64>(lane) * w.scratchBytes + offset;
+  bool indexed = op.inst->mem.space == Space::Flat || op.inst->src[0].is(Kind::Vgpr);
+  u64 at = op.inst->address;
+  if (indexed && launch.options.bounds && at >= kernel.low && at < kernel.high) {
+    const FrameVariable* last = nullptr;
+    bool inside = false;
+    for (const FrameVariable& v : kernel.frame) {
+      inside = inside || (offset >= v.offset && offset + bytes <= v.offset + v.bytes);
+      if (v.offset <= offset) last = &v;
+    }
+    if (!inside && !kernel.frame.empty()) {
+      if (!last) last = &kernel.frame.front();
+      complain("out-of-bounds", ": no variable lies there, the one before, " + last->name +
+                                    ", has " + std::to_string(last->bytes) + " bytes at " +
+                                    std::to_string(last->offset));
+    }
+  }
+  u64 first = static_cast<u64>(lane) * w.scratchBytes + offset;
+  if (w.scratchWritten) {
+    u8* flags = w.scratchWritten + first;
+    if (write) {
+      std::memset(flags, 1, bytes);
+    } else if ((indexed || !kernel.spills) && !std::memchr(flags, 1, bytes)) {
+      complain("uninitialised", " that the lane never wrote");
+    }
+  }
+  return w.scratch + first;
 }
 
 u8* pointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool write) {
@@ -115,13 +162,13 @@ u8* pointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool wri
     case Space::Lds:
       return ldsPointer(w, op, lane, address, bytes, write);
     case Space::Scratch:
-      return scratchPointer(w, op, lane, address, bytes);
+      return scratchPointer(w, op, lane, address, bytes, write);
     case Space::Flat:
       if (address >> 32 == kSharedBase >> 32) {
         return ldsPointer(w, op, lane, address & 0xffffffff, bytes, write);
       }
       if (address >> 32 == kPrivateBase >> 32) {
-        return scratchPointer(w, op, lane, address & 0xffffffff, bytes);
+        return scratchPointer(w, op, lane, address & 0xffffffff, bytes, write);
       }
       [[fallthrough]];
     default:

@@ -1,4 +1,4 @@
-"""Ordering between waves and workgroups: what hardware promises is clean, what it does not is found."""
+"""Order between waves and workgroups: what hardware promises is clean, the rest is found."""
 
 import hipcc
 import numpy as np
@@ -19,9 +19,8 @@ SOURCE = """
 #define POLL(p, scope) while (LOAD(p, scope) == 0) __builtin_amdgcn_s_sleep(1)
 #define RELEASE __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent")
 #define ACQUIRE __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent")
-#define LDS(x) ((__attribute__((address_space(3))) u32*)(x))
 
-// ---- within a workgroup: its waves share an L1, and no wait stands before the barrier --------------
+// ---- within a workgroup: its waves share an L1, and no wait stands before the barrier -----------
 GLOBAL void through_global(u32* o, u32* g) { g[TID] = 3 * TID; sync(); o[TID] = g[255 - TID]; }
 GLOBAL void read_then_write(u32* o, u32* g) {
   u32 x = g[255 - TID]; sync(); g[TID] = 1000 + TID; o[TID] = x; sync(); o[256 + TID] = g[TID ^ 64];
@@ -36,9 +35,9 @@ GLOBAL void generic_pointer(u32* o, u32* g) {
   SHARED u32 x[256]; u32* p = o == g ? (u32*)x : g; asm volatile("" : "+v"(p));
   p[TID] = 3 * TID; sync(); o[TID] = g[255 - TID];
 }
-GLOBAL void no_barrier(u32* o, u32* g) { g[TID] = 3 * TID; o[TID] = g[255 - TID]; }      // NO BARRIER
+GLOBAL void no_barrier(u32* o, u32* g) { g[TID] = 3 * TID; o[TID] = g[255 - TID]; }    // NO BARRIER
 
-// ---- from workgroup 0 to workgroup 1, by a flag ----------------------------------------------------
+// ---- from workgroup 0 to workgroup 1, by a flag -------------------------------------------------
 #define HAND(name, release, store, poll, acquire) \\
   GLOBAL void name(u32* o, u32* data, u32* flag) { \\
     if (BID == 0) { \\
@@ -53,19 +52,19 @@ GLOBAL void no_barrier(u32* o, u32* g) { g[TID] = 3 * TID; o[TID] = g[255 - TID]
   }
 #define NOTHING ((void)0)
 HAND(handed, RELEASE, STORE(flag, 1u, DEV), POLL(flag, DEV), ACQUIRE)
-HAND(no_acquire, RELEASE, STORE(flag, 1u, DEV), POLL(flag, DEV), NOTHING)                // NO ACQUIRE
-HAND(no_release, NOTHING, STORE(flag, 1u, DEV), POLL(flag, DEV), ACQUIRE)                // NO RELEASE
-HAND(narrow_store, RELEASE, STORE(flag, 1u, WRK), POLL(flag, DEV), ACQUIRE)            // NARROW STORE
-HAND(narrow_poll, RELEASE, STORE(flag, 1u, DEV), POLL(flag, WRK), ACQUIRE)              // NARROW POLL
+HAND(no_acquire, RELEASE, STORE(flag, 1u, DEV), POLL(flag, DEV), NOTHING)              // NO ACQUIRE
+HAND(no_release, NOTHING, STORE(flag, 1u, DEV), POLL(flag, DEV), ACQUIRE)              // NO RELEASE
+HAND(narrow_store, RELEASE, STORE(flag, 1u, WRK), POLL(flag, DEV), ACQUIRE)          // NARROW STORE
+HAND(narrow_poll, RELEASE, STORE(flag, 1u, DEV), POLL(flag, WRK), ACQUIRE)            // NARROW POLL
 HAND(plain_store, RELEASE, asm volatile("global_store_dword %0, %1, off" :: "v"(flag), "v"(1)
-     : "memory"), POLL(flag, DEV), ACQUIRE)                                             // PLAIN STORE
+     : "memory"), POLL(flag, DEV), ACQUIRE)                                           // PLAIN STORE
 HAND(narrow_write_back, asm volatile("buffer_wbl2 sc0\\n s_waitcnt vmcnt(0)" ::: "memory"),
-     STORE(flag, 1u, DEV), POLL(flag, DEV), ACQUIRE)                               // NARROW WRITE BACK
+     STORE(flag, 1u, DEV), POLL(flag, DEV), ACQUIRE)                            // NARROW WRITE BACK
 HAND(narrow_invalidate, RELEASE, STORE(flag, 1u, DEV), POLL(flag, DEV),
-     asm volatile("buffer_inv sc0" ::: "memory"))                                  // NARROW INVALIDATE
+     asm volatile("buffer_inv sc0" ::: "memory"))                               // NARROW INVALIDATE
 HAND(write_back_not_awaited, asm volatile("buffer_wbl2 sc1" ::: "memory"),
      asm volatile("global_store_dword %0, %1, off sc1" :: "v"(flag), "v"(1) : "memory"),
-     POLL(flag, DEV), ACQUIRE)                                                           // NOT AWAITED
+     POLL(flag, DEV), ACQUIRE)                                                        // NOT AWAITED
 HAND(by_system, __builtin_amdgcn_fence(__ATOMIC_RELEASE, ""), *(volatile u32*)flag = 1,
      while (*(volatile u32*)flag == 0) __builtin_amdgcn_s_sleep(1),
      __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, ""))
@@ -83,42 +82,43 @@ GLOBAL void others_write_back(u32* o, u32* data, u32* flag) {
     }
   } else if (TID >= 64 && TID < 128) {
     POLL(flag, DEV); ACQUIRE;
-    o[TID] = data[TID];                                                           // OTHER'S WRITE BACK
+    o[TID] = data[TID];                                                        // OTHER'S WRITE BACK
   }
 }
 GLOBAL void first_is_flag(u32* x, u32* o) {
   if (TID == 0) ADD(x, 1u, DEV);
-  x[TID] = BID;                                                                       // FIRST IS A FLAG
+  x[TID] = BID;                                                                   // FIRST IS A FLAG
   o[TID] = 0;
 }
 GLOBAL void scalar_race(u32* o, u32* data) {
   if (BID == 0) { data[TID] = TID * 7; return; }
   u32 r;
-  asm volatile("s_load_dword s20, %1, 0x0\\n s_waitcnt lgkmcnt(0)\\n v_mov_b32 %0, s20"  // SCALAR RACE
+  asm volatile("s_load_dword s20, %1, 0x0\\n s_waitcnt lgkmcnt(0)\\n"            // SCALAR RACE
+               "v_mov_b32 %0, s20"
                : "=v"(r) : "s"(data) : "s20");
   o[TID] = r;
 }
 
-// ---- plain accesses and atomics on one word --------------------------------------------------------
+// ---- plain accesses and atomics on one word -----------------------------------------------------
 GLOBAL void zero_beside_add(u32* o, u32* sum) {
-  if (TID == 0) *sum = 0;                                                              // ZERO BESIDE ADD
-  ADD(sum, 1u, DEV);                                                                   // ADD BESIDE ZERO
+  if (TID == 0) *sum = 0;                                                         // ZERO BESIDE ADD
+  ADD(sum, 1u, DEV);                                                              // ADD BESIDE ZERO
   o[TID] = 0;
 }
 GLOBAL void zero_beside_add_lds(u32* o, u32* g) {
   SHARED u32 sum;
-  if (TID == 0) sum = 0;                                                           // ZERO BESIDE ADD LDS
-  ADD(&sum, 1u, WRK);                                                              // ADD BESIDE ZERO LDS
+  if (TID == 0) sum = 0;                                                      // ZERO BESIDE ADD LDS
+  ADD(&sum, 1u, WRK);                                                         // ADD BESIDE ZERO LDS
   sync(); o[TID] = sum;
 }
-GLOBAL void sum_too_early(u32* o, u32* sum) { ADD(sum, 1u, DEV); o[TID] = *sum; }        // SUM TOO EARLY
+GLOBAL void sum_too_early(u32* o, u32* sum) { ADD(sum, 1u, DEV); o[TID] = *sum; }  // SUM TOO EARLY
 GLOBAL void sum_too_early_lds(u32* o, u32* g) {
   SHARED u32 sum;
   if (TID == 0) sum = 0;
   sync();
   ADD(&sum, 1u, WRK);
   asm volatile("s_waitcnt lgkmcnt(0)" ::: "memory");
-  o[TID] = sum;                                                                      // SUM TOO EARLY LDS
+  o[TID] = sum;                                                                 // SUM TOO EARLY LDS
 }
 GLOBAL void sum_in_order(u32* o, u32* sum) {
   SHARED u32 s;
@@ -129,7 +129,7 @@ GLOBAL void sum_in_order(u32* o, u32* sum) {
   o[TID] = *sum + s;
 }
 
-// ---- LDS through generic pointers ------------------------------------------------------------------
+// ---- LDS through generic pointers ---------------------------------------------------------------
 GLOBAL void flat_flag(u32* o, const u32* in) {
   SHARED u32 data[64]; SHARED u32 flag;
   u32* f = &flag; asm volatile("" : "+v"(f));
@@ -147,20 +147,23 @@ GLOBAL void flat_write_race(u32* o, const u32* in) {
   SHARED u32 x[256]; u32* p = x; asm volatile("" : "+v"(p));
   p[TID] = in[TID];
   asm volatile("s_waitcnt vmcnt(0) lgkmcnt(0)" ::: "memory");
-  o[TID] = x[255 - TID];                                                             // AFTER FLAT WRITE
+  o[TID] = x[255 - TID];                                                         // AFTER FLAT WRITE
 }
 GLOBAL void flat_read_race(u32* o, const u32* in) {
   SHARED u32 x[256]; u32* p = x; asm volatile("" : "+v"(p));
   x[TID] = in[TID];
   asm volatile("s_waitcnt vmcnt(0) lgkmcnt(0)" ::: "memory");
-  o[TID] = p[255 - TID];                                                                    // FLAT READ
+  o[TID] = p[255 - TID];                                                                // FLAT READ
 }
 GLOBAL void flat_in_order(u32* o, const u32* in) {
   SHARED u32 x[256]; u32* p = x; asm volatile("" : "+v"(p));
-  p[TID] = in[TID]; sync(); o[TID] = x[255 - TID]; sync(); x[TID] = 5; sync(); o[TID] += p[255 - TID];
+  p[TID] = in[TID]; sync();
+  o[TID] = x[255 - TID]; sync();
+  x[TID] = 5; sync();
+  o[TID] += p[255 - TID];
 }
 
-// ---- correct ways to wait --------------------------------------------------------------------------
+// ---- correct ways to wait -----------------------------------------------------------------------
 // The first look stands apart from the loop, with a scalar load between.
 GLOBAL void look_then_loop(u32* o, const u32* in, const u32* turns) {
   SHARED u32 data[64]; SHARED u32 flag;
@@ -236,7 +239,8 @@ GLOBAL void lock(u32* o, u32* g) {
   if (TID == 0) held = 0, count = 0;
   sync();
   if (TID % 64 == 0) {
-    while (__scoped_atomic_exchange_n(&held, 1u, __ATOMIC_ACQUIRE, WRK)) __builtin_amdgcn_s_sleep(1);
+    while (__scoped_atomic_exchange_n(&held, 1u, __ATOMIC_ACQUIRE, WRK))
+      __builtin_amdgcn_s_sleep(1);
     count = count + 1;
     __scoped_atomic_store_n(&held, 0u, __ATOMIC_RELEASE, WRK);
   }
