@@ -23,14 +23,16 @@ void addBuffers(Launch& launch, const std::vector<BufferSpec>& given) {
     Buffer& buffer = launch.ownBuffers.emplace_back();
     buffer.begin = begin;
     buffer.end = end;
-    bool track = false;
+    bool track = false, known = false;  // known: one buffer says so of all bytes
     for (size_t n = first; n < last; ++n) {
       const BufferSpec& b = *sorted[n];
       if (buffer.name.find(b.name) == std::string::npos) {
         buffer.name += (buffer.name.empty() ? "" : " with ") + b.name;
       }
       track = track || b.written || (!b.initialised && launch.options.uninit);
+      known = known || (!b.written && b.initialised && b.begin == begin && b.bytes == end - begin);
     }
+    track = track && !known;
     if (track && last == first + 1 && sorted[first]->written) {
       buffer.written = sorted[first]->written;
     } else if (track) {

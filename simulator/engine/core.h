@@ -255,7 +255,6 @@ struct MemOp {
   u32 ldsBase = 0;                         // load-to-LDS: M0 and offset at issue
   u64 scalarAddress = 0;
   u32 scalarDwords = 0;
-  u64 base = 0;  // the address in scalar registers that the lanes' offsets are added to, or 0
   alignas(64) u64 addr[kLanes];
   alignas(64) u32 data[4][kLanes];
   u32 scalar[16];
@@ -279,6 +278,12 @@ struct Wave {
   u32 sleep = 0;
   u32 indexed = 0;  // s_set_gpr_idx: operands whose register number M0 shifts (1, 2, 4, 8: DST)
   int id = 0;
+  // What polls found, and whether since the last look some found the same again or something new.
+  struct Poll {
+    u64 place = 0, value = 0;
+  };
+  Poll polls[16];
+  bool waited = false, moved = false;
   Workgroup* wg = nullptr;
   const CodeObject* object = nullptr;
   u8* scratch = nullptr;         // privateBytes x 64, lane after lane
@@ -292,8 +297,9 @@ struct Wave {
 
   u32 unordered = 0, unorderedWrites = 0;  // global accesses that have not taken effect
 
-  KnowledgePtr known;     // what is ordered before the wave's next access
-  KnowledgePtr acquired;  // of other workgroups, by flags: loads see it after buffer_inv
+  KnowledgePtr known;               // what is ordered before the wave's next access
+  KnowledgePtr acquired;            // of other workgroups, by flags: loads see it after buffer_inv
+  KnowledgePtr taken, invalidated;  // what was last joined into `acquired`, and into `known` by inv
   u32 clock[kWritten] = {1, 1, 1};
 
   u64& exec() { return *reinterpret_cast<u64*>(s + kExec); }

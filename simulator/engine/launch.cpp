@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "memory.h"
+#include "occupancy.h"
 #include "operands.h"
 
 namespace sim {
@@ -87,11 +88,22 @@ struct Dispatch {
   u64 kernelObject = 0, kernarg = 0, reserved2 = 0, signal = 0;
 };
 
+u32 deviceHolds(const Launch& l) {
+  const Kernel& k = *l.kernel;
+  u32 threads = l.block[0] * l.block[1] * l.block[2];
+  const Gpu& gpu = *l.object->gpu;
+  return gpu.computeUnits *
+         workgroupsPerCu(gpu, {k.vgprs, k.sgprs, k.ldsBytes + l.dynamicLds, threads});
+}
+
 class Runner {
  public:
   Runner(Launch& launch, Dispatch& dispatch, u32 index, u32 threads)
-      : launch_(launch), dispatch_(dispatch) {
+      : launch_(launch), dispatch_(dispatch), progress_(launch, index) {
     worker_.launch = &launch;
+    worker_.index = index;
+    u32 xcds = (kXcds - index + threads - 1) / threads;
+    capacity_ = std::max(1u, deviceHolds(launch) * xcds / kXcds);
     worker_.random = launch.options.seed * 0x9e3779b97f4a7c15ull + index + 1;
     worker_.counters.executed.assign(launch.object->code.size(), 0);
     u64 total = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];
@@ -103,14 +115,16 @@ class Runner {
 
   void run() {
     u64 stalled = 0;
-    size_t next = 0;
-    while (next < todo_.size() || !resident_.empty()) {
+    while (next_ < todo_.size() || !resident_.empty()) {
       if (launch_.failed) return;
-      bool admit = resident_.empty() || stalled > kStallLimit ||
-                   (launch_.options.late && resident_.size() < 2);
-      if (admit && next < todo_.size()) {
-        resident_.push_back(create(todo_[next++]));
+      bool late = launch_.options.late;
+      u32 wanted = std::max(wanted_, late ? 2u : 1u);
+      bool room = next_ < todo_.size() && resident_.size() < capacity_;
+      if (room && (resident_.size() < wanted || stalled > kStallLimit)) {
+        resident_.push_back(create(todo_[next_++]));
+        worker_.change();
         stalled = 0;
+        continue;
       }
       Workgroup& wg = *resident_[worker_.next(resident_.size())];
       u64 before = wg.executed;
@@ -118,14 +132,46 @@ class Runner {
       stalled += wg.executed - before;
       if (wg.alive == 0) {
         retire(wg);
+        worker_.change();
         stalled = 0;
+        wanted_ = 0;
       }
+      if (progress_.look(resident_) == Progress::kWaits) othersMustCome();
     }
+    launch_.stuckAt[worker_.index] = Launch::kFinished;
   }
 
   Worker& worker() { return worker_; }
 
  private:
+  // All resident workgroups wait: for some that have not started, or for ever.
+  void othersMustCome() {
+    bool waiting = next_ < todo_.size();
+    if (waiting && resident_.size() < capacity_) {
+      wanted_ = 2 * resident_.size() + 1;
+      return;
+    }
+    if (!progress_.stuckForGood()) return;
+    for (const auto& wg : resident_) {
+      for (Wave& w : wg->waves) {
+        if (w.state != State::Running) continue;
+        const Inst& at = launch_.object->code[w.pc];
+        if (!waiting) stop(w, at, "every wave waits for something that never comes");
+        const Gpu& gpu = *launch_.object->gpu;
+        u32 holds = deviceHolds(launch_);
+        stop(w, at,
+             "the launch hangs on hardware: it waits for workgroups that cannot start. " +
+                 std::string(gpu.product) + " holds " + std::to_string(holds) + " of its " +
+                 std::to_string(launch_.workgroups) + " workgroups (" +
+                 std::to_string(holds / gpu.computeUnits) + " a compute unit, by " +
+                 std::to_string(launch_.kernel->vgprs) + " vector registers, " +
+                 std::to_string(launch_.kernel->ldsBytes + launch_.dynamicLds) +
+                 " bytes of LDS and " + std::to_string(launch_.wavesPerGroup) +
+                 " waves each), and all of them wait");
+      }
+    }
+  }
+
   // Workgroups start in a seeded order, but not far from their turn: caches see a real order.
   void shuffle() {
     for (size_t n = 0; n < todo_.size(); ++n) {
@@ -314,6 +360,9 @@ class Runner {
   std::vector<std::unique_ptr<u32, decltype(&std::free)>> owned_;
   std::vector<std::unique_ptr<LdsShadow>> shadows_;
   u64 agedAt_ = 0;
+  Progress progress_;
+  size_t next_ = 0;                // of todo_
+  u32 capacity_ = 1, wanted_ = 0;  // workgroups that fit its share of the device; that are needed
 };
 
 void checkLaunch(const Launch& l) {
@@ -369,6 +418,7 @@ u64 runLaunch(Launch& l) {
 
   u32 threads = l.options.threads ? l.options.threads : std::thread::hardware_concurrency();
   threads = std::max(1u, std::min({threads, kXcds, static_cast<u32>(l.workgroups)}));
+  l.workers = threads;
   std::vector<std::unique_ptr<Runner>> runners;
   for (u32 n = 0; n < threads; ++n) {
     runners.push_back(std::make_unique<Runner>(l, dispatch, n, threads));

@@ -21,7 +21,6 @@ MemOp* Worker::takeOp() {
   MemOp* op = freeOps.back();
   freeOps.pop_back();
   op->performed = op->mixedLds = false;
-  op->base = 0;
   op->publish = op->publishForeign = op->acquired = op->acquiredForeign = nullptr;
   return op;
 }
@@ -33,7 +32,7 @@ u32 ldsAddressMask(const Wave& w) { return w.object->gpu->ldsKib > 64 ? 0x3ffff 
 
 void flatAddresses(Wave& w, const Inst& i, MemOp& op) {
   const Operand &va = i.src[0], &sa = i.src[1];
-  u64 base = op.base = sa.is(Kind::Sgpr) ? scalar64(w, sa) : 0;
+  u64 base = sa.is(Kind::Sgpr) ? scalar64(w, sa) : 0;
   if (sa.is(Kind::Sgpr)) {
     const u32* v = va.is(Kind::Vgpr) ? w.row(va.index) : nullptr;
     for (int l = 0; l < kLanes; ++l) op.addr[l] = base + (v ? v[l] : 0) + i.offset;
@@ -53,7 +52,7 @@ void scratchAddresses(Wave& w, const Inst& i, MemOp& op) {
 
 void bufferAddresses(Wave& w, const Inst& i, MemOp& op) {
   const u32* resource = w.s + i.src[1].index;
-  u64 base = op.base = resource[0] | static_cast<u64>(resource[1] & 0xffff) << 32;
+  u64 base = resource[0] | static_cast<u64>(resource[1] & 0xffff) << 32;
   u32 stride = resource[1] >> 16 & 0x3fff, records = resource[2];
   u32 soffset = i.src[3].present() ? scalar32(w, i.src[3]) : 0;
   if ((resource[1] >> 31) || (resource[3] >> 23 & 1)) {

@@ -167,11 +167,18 @@ struct Launch {
   InfinityCache infinity;
   std::vector<XcdCaches> xcds;
   Counters counters;
+
+  // Progress: changes of memory by worker, and at which sum of them a worker got stuck.
+  static constexpr u64 kFinished = ~0ull;
+  u32 workers = 1;
+  std::atomic<u64> changes[kXcds] = {}, stuckAt[kXcds] = {};
+  u64 allChanges() const;
   u64 workgroups = 0, wavesPerGroup = 0;
 };
 
 struct Worker {
   Launch* launch = nullptr;
+  u32 index = 0;
   u64 random = 0;
   u32 clockBase = 1;  // LDS stamps of finished workgroups lie below it
   u32 lastBuffer = 0;
@@ -184,7 +191,30 @@ struct Worker {
     return static_cast<u32>((random >> 33) % bound);
   }
   MemOp* takeOp();
+  // Memory has changed, or a workgroup came or went.
+  void change() {
+    std::atomic<u64>& c = launch->changes[index];
+    c.store(c.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
 };
+
+// Watches one worker's workgroups (progress.cpp).
+class Progress {
+ public:
+  enum State { kMoves, kWaits };
+  Progress(Launch& launch, u32 worker);
+  // Called after each turn of a workgroup.
+  State look(const std::vector<std::unique_ptr<Workgroup>>& resident);
+  // After kWaits with nobody left to start: do all other workers wait too?
+  bool stuckForGood();
+
+ private:
+  Launch& launch_;
+  u32 worker_;
+  u64 steps_ = 0, last_ = 0;
+  bool settled_ = false;
+};
+void notePoll(Wave& w, const MemOp& op);
 
 // Takes an operation's effect on memory and reads its result, once (memory_effects.cpp).
 void perform(Wave& w, MemOp& op);

@@ -45,20 +45,6 @@ std::string nearest(Launch& launch, u64 address) {
          size + " bytes)";
 }
 
-// Buffers may lie side by side: an access whose scalar base is the start of one belongs to that
-// one.
-void checkBase(Wave& w, const MemOp& op, int lane, u64 address, const Buffer& at, bool write) {
-  const Launch& launch = *w.wg->launch;
-  if (!launch.options.bounds || op.base - at.begin < at.end - at.begin) return;
-  auto it = std::lower_bound(launch.buffers.begin(), launch.buffers.end(), op.base,
-                             [](const Buffer* x, u64 a) { return x->begin < a; });
-  if (it == launch.buffers.end() || (*it)->begin != op.base) return;
-  report(w, *op.inst, "out-of-bounds", address, lane,
-         std::string(write ? "writes " : "reads ") + at.name + " from the pointer to " +
-             (*it)->name + ", which has " + std::to_string((*it)->end - (*it)->begin) +
-             " bytes: offset " + std::to_string(static_cast<i64>(address - op.base)));
-}
-
 // Host pointer behind a global access, or null (with a finding) outside of every buffer.
 u8* globalPointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool write) {
   Worker& worker = *w.wg->worker;
@@ -73,7 +59,6 @@ u8* globalPointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bo
     // The process's own memory is never touched outside of the buffers, checked or not.
     return nullptr;
   }
-  if (op.base) checkBase(w, op, lane, address, *b, write);
   if (b->written) {
     u8* flags = b->written + (address - b->begin);
     if (write) {
@@ -193,24 +178,33 @@ void loadLane(MemOp& op, int lane, const u8* p, u32 bytes, u32 firstRow) {
   op.data[firstRow][lane] = x;
 }
 
-void storeLane(const MemOp& op, int lane, u8* p, u32 bytes, u32 firstRow) {
+// Says whether memory is different now.
+bool storeLane(const MemOp& op, int lane, u8* p, u32 bytes, u32 firstRow) {
+  bool differs = false;
   if (bytes >= 4) {
-    for (u32 r = 0; r < bytes / 4; ++r) std::memcpy(p + 4 * r, &op.data[firstRow + r][lane], 4);
-    return;
+    for (u32 r = 0; r < bytes / 4; ++r) {
+      const u32* x = &op.data[firstRow + r][lane];
+      differs |= std::memcmp(p + 4 * r, x, 4) != 0;
+      std::memcpy(p + 4 * r, x, 4);
+    }
+    return differs;
   }
   u32 x = op.data[firstRow][lane];
   if (op.inst->mem.d16hi) x >>= 16;
+  differs = std::memcmp(p, &x, bytes) != 0;
   std::memcpy(p, &x, bytes);
+  return differs;
 }
 
 template <class T>
-u64 hostAtomic(u8* p, AtomicFn fn, u64 data, u64 compare, bool shared) {
+u64 hostAtomic(u8* p, AtomicFn fn, u64 data, u64 compare, bool shared, bool& changed) {
   T* cell = reinterpret_cast<T*>(p);
   if (!shared) {
     T old;
     std::memcpy(&old, p, sizeof old);
     T now = static_cast<T>(fn(old, data, compare));
     std::memcpy(p, &now, sizeof now);
+    changed |= now != old;
     return old;
   }
   T old = __atomic_load_n(cell, __ATOMIC_SEQ_CST), now;
@@ -218,6 +212,7 @@ u64 hostAtomic(u8* p, AtomicFn fn, u64 data, u64 compare, bool shared) {
     now = static_cast<T>(fn(old, data, compare));
   } while (
       !__atomic_compare_exchange_n(cell, &old, now, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+  changed |= now != old;
   return old;
 }
 
@@ -226,6 +221,7 @@ void performAtomic(Wave& w, MemOp& op, u32 offset, u32 row) {
   const MemSpec& m = op.inst->mem;
   // ds_append and ds_consume are one operation of the wave, all lanes get its result.
   u64 lanes = m.once ? op.mask & -op.mask : op.mask;
+  bool changed = false;
   for (u64 mask = lanes; mask; mask &= mask - 1) {
     int lane = __builtin_ctzll(mask);
     if (m.space == Space::Buffer && op.validDwords[lane] * 4 < m.bytes) {
@@ -246,11 +242,12 @@ void performAtomic(Wave& w, MemOp& op, u32 offset, u32 row) {
       data |= static_cast<u64>(op.data[row + 1][lane]) << 32;
       if (!m.pair) compare |= static_cast<u64>(op.data[3][lane]) << 32;
     }
-    u64 old = wide ? hostAtomic<u64>(p, m.atomic, data, compare, m.space != Space::Lds)
-                   : hostAtomic<u32>(p, m.atomic, data, compare, m.space != Space::Lds);
+    u64 old = wide ? hostAtomic<u64>(p, m.atomic, data, compare, m.space != Space::Lds, changed)
+                   : hostAtomic<u32>(p, m.atomic, data, compare, m.space != Space::Lds, changed);
     op.data[row][lane] = static_cast<u32>(old);
     if (wide) op.data[row + 1][lane] = old >> 32;
   }
+  if (changed) w.wg->worker->change();
   if (m.once && lanes) std::fill_n(op.data[0], kLanes, op.data[0][__builtin_ctzll(lanes)]);
 }
 
@@ -277,6 +274,7 @@ void checkRaces(Wave& w, MemOp& op, bool write) {
 
 void performLanes(Wave& w, MemOp& op, bool write, u32 offset, u32 firstRow) {
   const MemSpec& m = op.inst->mem;
+  bool changed = false;
   for (u64 mask = op.mask; mask; mask &= mask - 1) {
     int lane = __builtin_ctzll(mask);
     u32 bytes = m.bytes;
@@ -299,8 +297,13 @@ void performLanes(Wave& w, MemOp& op, bool write, u32 offset, u32 firstRow) {
       }
       continue;
     }
-    write ? storeLane(op, lane, p, bytes, firstRow) : loadLane(op, lane, p, bytes, firstRow);
+    if (write) {
+      changed |= storeLane(op, lane, p, bytes, firstRow);
+    } else {
+      loadLane(op, lane, p, bytes, firstRow);
+    }
   }
+  if (changed && m.space != Space::Scratch) w.wg->worker->change();
 }
 
 void performToLds(Wave& w, MemOp& op) {

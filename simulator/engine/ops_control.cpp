@@ -41,7 +41,10 @@ void endProgram(Wave& w, const Inst&) {
   --w.wg->alive;
 }
 
-void timeStamp(Wave& w, const Inst& i) { writeScalar64(w, i.dst, w.wg->executed * 4 + 0x1000); }
+void timeStamp(Wave& w, const Inst& i) {
+  w.moved = true;  // a loop that looks at the clock ends by itself
+  writeScalar64(w, i.dst, w.wg->executed * 4 + 0x1000);
+}
 
 // s_set_gpr_idx_on s, gpr_idx(...): the index goes to M0.
 void indexOn(Wave& w, const Inst& i) {

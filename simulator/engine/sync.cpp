@@ -203,8 +203,9 @@ void issueSync(Wave& w, MemOp& op) {
     if (i.name == "buffer_wbl2") {
       op.publish = snapshot(w);  // counts when it has completed
       advance(w, true);
-    } else {
+    } else if (w.invalidated != w.acquired) {
       w.known = join(w.known, w.acquired);
+      w.invalidated = w.acquired;
     }
     return;
   }
@@ -307,7 +308,8 @@ void completeSync(Wave& w, MemOp& op) {
     return;
   }
   if (op.acquired) w.known = join(w.known, op.acquired);
-  if (op.acquiredForeign) {
+  if (op.acquiredForeign && op.acquiredForeign != w.taken) {
+    w.taken = op.acquiredForeign;
     // Knowledge about the own workgroup comes back through other groups' flags too.
     auto it = op.acquiredForeign->foreign->find(w.wg->linear);
     if (it != op.acquiredForeign->foreign->end()) {

@@ -102,18 +102,8 @@ def test_an_overrun_into_the_next_argument(code, kernel):
     assert "out-of-bounds" in {f.kind for f in found}
     finding = next(f for f in found if f.kind == "out-of-bounds")
     assert finding.count == 1 and finding.lane == 63
-    assert "past the end" in finding.message or "from the pointer to" in finding.message
-    assert a.ctypes.data <= finding.address <= b.ctypes.data or kernel == "buffered"
+    assert "past the end" in finding.message and finding.address == b.ctypes.data
     assert not whole[256:].any()
-
-
-def test_the_scalar_base_of_an_access_names_its_buffer(code):
-    """Pointers inside structures keep their places: there the base tells which buffer is meant."""
-    whole = np.zeros(512, u32)
-    a, b = whole[:128], whole[128:256]
-    found = code.launch("buffered", 1, 64, [a, b, 65], buffers=[whole[256:300]]).findings
-    assert [f.kind for f in found] == ["out-of-bounds"] and found[0].count == 1
-    assert "from the pointer to" in found[0].message and "offset 512" in found[0].message
 
 
 def test_a_read_past_the_end_of_a_slice(code):
