@@ -44,6 +44,8 @@ constexpr int kFlatScratch = 102, kVcc = 106, kTtmp = 108, kM0 = 124, kExec = 12
 // addresses never reach them, so global pointers are host pointers.
 constexpr u64 kSharedBase = 0x0100'0000'0000'0000ull;
 constexpr u64 kPrivateBase = 0x0200'0000'0000'0000ull;
+// Where device code finds the services that are missing here: its heap and its queue.
+constexpr u64 kMissingHeap = 0x0300'0000'0000'0000ull, kMissingQueue = 0x0400'0000'0000'0000ull;
 
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -271,6 +273,7 @@ struct Wave {
   u32* v = nullptr;  // kRows x 64 dwords
   alignas(8) u32 s[128] = {};
   u32 pc = 0;
+  u32 jumped = 0;  // address of the last branch that was taken
   bool scc = false;
   State state = State::Running;
   u32 mode = 0;

@@ -73,7 +73,13 @@ void fillHidden(Launch& l) {
     if (a.kind == "hidden_dynamic_lds_size") value = l.dynamicLds;
     if (a.kind == "hidden_shared_base") value = kSharedBase >> 32;
     if (a.kind == "hidden_private_base") value = kPrivateBase >> 32;
-    // Remainders, offsets and service pointers (printf, heap, queue) stay 0: grids are whole.
+    if (a.kind == "hidden_hostcall_buffer") {
+      l.hostcalls = std::make_unique<Hostcalls>();
+      value = l.hostcalls->address();
+    }
+    if (a.kind == "hidden_heap_v1") value = kMissingHeap;
+    if (a.kind == "hidden_default_queue" || a.kind == "hidden_queue_ptr") value = kMissingQueue;
+    // Remainders and offsets stay 0: grids are whole.
     put(l.kernarg, a.offset, &value, a.size);
   }
 }
@@ -129,6 +135,7 @@ class Runner {
       Workgroup& wg = *resident_[worker_.next(resident_.size())];
       u64 before = wg.executed;
       step(wg);
+      if (launch_.hostcalls && launch_.hostcalls->serve()) worker_.change();
       stalled += wg.executed - before;
       if (wg.alive == 0) {
         retire(wg);
@@ -409,6 +416,10 @@ u64 runLaunch(Launch& l) {
   dispatch.kernarg = reinterpret_cast<u64>(l.kernarg.data());
   own(l.kernarg.data(), l.kernarg.size(), "the kernel arguments");
   own(&dispatch, sizeof dispatch, "the dispatch packet");
+  if (l.hostcalls) {
+    own(reinterpret_cast<const void*>(l.hostcalls->address()), l.hostcalls->bytes(),
+        "the buffer of host calls");
+  }
   own(l.object->image.get(), l.object->imageBytes, "the code object's data");
   std::sort(l.buffers.begin(), l.buffers.end(),
             [](const Buffer* a, const Buffer* b) { return a->begin < b->begin; });

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "core.h"
+#include "hostcall.h"
 
 namespace sim {
 
@@ -167,6 +168,8 @@ struct Launch {
   InfinityCache infinity;
   std::vector<XcdCaches> xcds;
   Counters counters;
+
+  std::unique_ptr<Hostcalls> hostcalls;  // for kernels that may call the host
 
   // Progress: changes of memory by worker, and at which sum of them a worker got stuck.
   static constexpr u64 kFinished = ~0ull;

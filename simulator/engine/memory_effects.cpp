@@ -50,6 +50,12 @@ u8* globalPointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bo
   Worker& worker = *w.wg->worker;
   Buffer* b = findBuffer(worker, address, bytes);
   if (!b) {
+    if (address >> 56 == kMissingHeap >> 56) {
+      stop(w, *op.inst, "device malloc, free and new are not implemented: pass memory in");
+    }
+    if (address >> 56 == kMissingQueue >> 56) {
+      stop(w, *op.inst, "the kernel looks at its queue, which is not implemented");
+    }
     const Options& o = worker.launch->options;
     if (o.bounds) {
       report(w, *op.inst, "out-of-bounds", address, lane,

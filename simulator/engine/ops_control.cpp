@@ -9,7 +9,9 @@ namespace {
 
 template <auto Taken>
 void branch(Wave& w, const Inst& i) {
-  if (Taken(w)) w.pc = i.simm;
+  if (!Taken(w)) return;
+  w.jumped = i.address;
+  w.pc = i.simm;
 }
 
 void jumpTo(Wave& w, const Inst& i, u64 target) {
@@ -120,7 +122,20 @@ void registerControl(OpTable& t) {
   add("s_set_gpr_idx_mode", [](Wave& w, const Inst& i) { w.indexed = i.simm; }, Class::Salu);
   add(
       "s_trap",
-      [](Wave& w, const Inst& i) { stop(w, i, "the kernel trapped (an assertion or abort)"); },
+      [](Wave& w, const Inst& i) {
+        const Launch& launch = *w.wg->launch;
+        // A failed assert says where it stands before it traps. Traps that the compiler has merged
+        // are in no line: the branch that led there is.
+        std::string said = launch.hostcalls ? launch.hostcalls->complaint() : "";
+        while (said.ends_with('\n')) said.pop_back();
+        std::string why = "the kernel trapped (an assertion or abort)";
+        if (!said.empty()) {
+          why += ": " + said;
+        } else if (w.jumped) {
+          why += "; the last branch to be taken is at " + w.object->source(w.jumped);
+        }
+        stop(w, i, why);
+      },
       Class::Other);
   for (const char* name :
        {"buffer_inv", "buffer_wbl2", "buffer_wbinvl1", "buffer_wbinvl1_vol", "buffer_invl2"}) {

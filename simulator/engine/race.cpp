@@ -185,6 +185,8 @@ void raceLds(Wave& w, MemOp& op, u64 lanes, u32 bytes, u32 offset, bool write) {
 }
 
 void raceGlobal(Wave& w, MemOp& op, u64 lanes, bool write) {
+  const Hostcalls* host = w.wg->launch->hostcalls.get();
+  if (host && lanes && op.addr[__builtin_ctzll(lanes)] - host->address() < host->bytes()) return;
   Role role = roleOf(w, op);
   role.write = write;
   u32 bytes = op.inst->mem.bytes;
