@@ -104,6 +104,7 @@ struct MemSpec {
   bool d16 = false, d16hi = false;
   u8 pair = 0;  // ds_read2/write2: number of addresses (2), else 0
   u16 pairStride = 0;
+  u8 transposed = 0;  // bits of an element that a transposing read of LDS moves, else 0
   bool returns = false;
   bool spin = false;  // a polling load, see decode_polling.cpp
   bool once = false;  // ds_append, ds_consume: M0 has the address, the data is the count of lanes

@@ -325,6 +325,29 @@ void performToLds(Wave& w, MemOp& op) {
   }
 }
 
+// What 16 lanes have read is a matrix of 16 columns, lane after lane; each lane gets a column of
+// it.
+void transpose(MemOp& op) {
+  int width = op.inst->mem.transposed, count = op.inst->mem.bytes * 8 / width;
+  u32 rows = op.inst->mem.dwords;
+  u32 out[3][kLanes] = {};
+  for (int lane = 0; lane < kLanes; ++lane) {
+    for (int e = 0; e < count; ++e) {
+      int linear = 16 * e + lane % 16;
+      int from = (lane & ~15) + linear / count, at = linear % count * width;
+      u64 x = op.data[at / 32][from];
+      if (at % 32 + width > 32) x |= static_cast<u64>(op.data[at / 32 + 1][from]) << 32;
+      u64 element = x >> (at % 32) & ((1u << width) - 1);
+      int to = e * width;
+      out[to / 32][lane] |= static_cast<u32>(element << (to % 32));
+      if (to % 32 + width > 32) {
+        out[to / 32 + 1][lane] |= static_cast<u32>(element >> (32 - to % 32));
+      }
+    }
+  }
+  for (u32 r = 0; r < rows; ++r) std::memcpy(op.data[r], out[r], sizeof out[r]);
+}
+
 }  // namespace
 
 void perform(Wave& w, MemOp& op) {
@@ -364,6 +387,7 @@ void perform(Wave& w, MemOp& op) {
         performLanes(w, op, write, m.space == Space::Lds ? op.inst->offset : 0, 0);
       }
   }
+  if (m.transposed) transpose(op);
   if (syncs && m.access == Access::Load) performSync(w, op);
 }
 

@@ -140,6 +140,11 @@ bool parseLds(std::string op, MemSpec& m) {
     } else if (rest.starts_with("_")) {
       rest = rest.substr(1);
     }
+    // Transposing reads of gfx950: b64_tr_b16, b64_tr_b8, b64_tr_b4, b96_tr_b6.
+    if (size_t tr = rest.find("_tr_b"); tr != std::string::npos) {
+      m.transposed = std::atoi(rest.c_str() + tr + 5);
+      rest.resize(tr);
+    }
     if (!parseWidth(rest, m)) return false;
     m.access = access;
     if (scale) {

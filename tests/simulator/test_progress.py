@@ -47,7 +47,7 @@ def code(request):
 
 
 def barrier(code, groups, **options):
-    """One workgroup fills a compute unit, by its LDS. Without the race checker, which is slow here."""
+    """One workgroup fills a compute unit, by its LDS. The race checker would be slow here."""
     lds = {"gfx942": 65536, "gfx950": 163840}[code.target]
     count, out = np.zeros(1, u32), np.zeros((groups, 64), u32)
     result = code.launch("barrier", groups, 64, [count, out], lds, caches=False, race=False,
