@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -179,6 +180,53 @@ def _dims(value, what: str) -> ctypes.Array:
     return (ctypes.c_uint32 * 3)(*dims, *(1,) * (3 - len(dims)))
 
 
+class _Apart:
+    """Copies of arguments that lie side by side, so that an overrun of one does not meet the next.
+
+    An argument that overlaps another moves with it. Nothing moves that a structure may point into.
+    """
+
+    GAP = 256  # bytes between arguments from which on an overrun is seen anyway
+    PAGE = 4096  # alignment within this is kept
+
+    def __init__(self, args, buffers):
+        arrays = [a.array if isinstance(a, Out) else a for a in args]
+        ranges = sorted(p for p in map(_pointer, arrays) if p)
+        plain = all(isinstance(a, (int, float, np.generic)) or a is None or _pointer(a)
+                    for a in arrays)  # fmt: skip
+        self.moves: list[tuple[int, int, np.ndarray, int]] = []
+        if buffers or not plain:
+            return
+        merged: list[list[int]] = []
+        for begin, size in ranges:
+            if merged and begin < merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], begin + size)
+            else:
+                merged.append([begin, begin + size])
+        for (_, before), (begin, end) in itertools.pairwise(merged):
+            if begin - before >= self.GAP or end == begin:
+                continue
+            copy = np.empty(end - begin + 3 * self.PAGE, np.uint8)
+            shift = self.PAGE + (begin - copy.ctypes.data) % self.PAGE
+            ctypes.memmove(copy.ctypes.data + shift, begin, end - begin)
+            self.moves.append((begin, end, copy, copy.ctypes.data + shift))
+
+    def place(self, begin: int, size: int) -> tuple[int, int]:
+        """Where the kernel finds the bytes."""
+        for first, last, _, to in self.moves:
+            if first <= begin < last:
+                return to + begin - first, size
+        return begin, size
+
+    def bring_back(self, raw: dict) -> None:
+        """Copies results back; findings name the caller's addresses."""
+        for first, last, _, at in self.moves:
+            ctypes.memmove(first, at, last - first)
+            for finding in raw["findings"]:
+                if at <= finding["address"] < at + last - first:
+                    finding["address"] += first - at
+
+
 class CodeObject:
     """Kernels of one file.
 
@@ -203,7 +251,7 @@ class CodeObject:
         if getattr(self, "_handle", None):
             self._engine.sim_close(self._handle)
 
-    def _arguments(self, kernel: str, args) -> tuple[bytes, list[_Buffer]]:
+    def _arguments(self, kernel: str, args, apart: _Apart) -> tuple[bytes, list[_Buffer]]:
         explicit = [a for a in self.kernels[kernel]["args"] if not a["kind"].startswith("hidden")]
         if len(args) != len(explicit):
             raise ValueError(f"kernel {kernel} takes {len(explicit)} arguments, got {len(args)}")
@@ -215,6 +263,7 @@ class CodeObject:
             at = _pointer(value)
             if at:
                 name = spec["name"] or f"argument {n}"
+                at = apart.place(*at)
                 buffers.append(_Buffer(at[0], at[1], initialised, name.encode()))
                 value = at[0]
             data = _scalar(value, spec["size"], n)
@@ -255,7 +304,8 @@ class CodeObject:
             raise SimulatorError(
                 f"there is no kernel {kernel}; the file has {', '.join(sorted(self.kernels))}"
             )
-        segment, known = self._arguments(kernel, args)
+        apart = _Apart(args, buffers)
+        segment, known = self._arguments(kernel, args, apart)
         for extra in buffers:
             initialised = not isinstance(extra, Out)
             address, size = _pointer(extra if initialised else extra.array)
@@ -289,7 +339,9 @@ class CodeObject:
         )
         if text is None:
             raise SimulatorError(self._engine.sim_error().decode())
-        return result_from(json.loads(text))
+        raw = json.loads(text)
+        apart.bring_back(raw)
+        return result_from(raw)
 
 
 def load(path: str | os.PathLike, target: str | None = None) -> CodeObject:
