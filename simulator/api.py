@@ -13,6 +13,7 @@ import struct
 import numpy as np
 
 from . import _build
+from .cycles import Cycles, Machine, machine_for
 from .timing import Time, modelled_time
 
 
@@ -24,7 +25,11 @@ class _Options(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_uint32)
         for name in ("late", "race", "bounds", "uninit", "caches", "threads")
-    ] + [("seed", ctypes.c_uint64), ("max_instructions", ctypes.c_uint64)]
+    ] + [
+        ("seed", ctypes.c_uint64),
+        ("max_instructions", ctypes.c_uint64),
+        ("cycles", ctypes.c_void_p),
+    ]
 
 
 class _Buffer(ctypes.Structure):
@@ -92,7 +97,8 @@ class Result:
     """What a launch did.
 
     counters: totals by name, see docs/simulator.md; findings: in order of kind;
-    time: modelled, None for gfx90a; lines: executions by source line;
+    time: the quick bound, None for gfx90a; lines: executions by source line;
+    cycles: what the cycle model found, None unless it was asked for;
     raw: everything as the engine reports it.
     """
 
@@ -101,6 +107,7 @@ class Result:
     time: Time | None
     lines: list[dict]
     raw: dict
+    cycles: Cycles | None = None
 
     def check(self) -> Result:
         """Returns itself, or raises SimulatorError that lists the findings when there are any."""
@@ -121,7 +128,8 @@ def result_from(raw: dict) -> Result:
     findings = [Finding(**{**f, "workgroup": tuple(f["workgroup"])}) for f in raw["findings"]]
     if "error" in raw:
         raise SimulatorError("\n".join([raw["error"], *map(str, findings)]))
-    return Result(raw["counters"], findings, modelled_time(raw), raw["lines"], raw)
+    cycles = Cycles(raw["cycles"]) if "cycles" in raw else None
+    return Result(raw["counters"], findings, modelled_time(raw), raw["lines"], raw, cycles)
 
 
 def _pointer(value) -> tuple[int, int] | None:
@@ -229,6 +237,7 @@ class CodeObject:
         max_instructions: int = 200_000_000,
         late: bool | None = None,
         race: bool | None = None,
+        cycles: bool | Machine = False,
     ) -> Result:
         """Runs `kernel` to its end.
 
@@ -239,6 +248,7 @@ class CodeObject:
         checks: the adversarial modes and checkers, in the order that `seed` gives; False is fast.
         late, race: switch these two apart. caches: model L1, L2 and the Infinity Cache.
         threads: host threads, 0 for all cores. max_instructions: of one wave before it is stuck.
+        cycles: play the launch on the cycle model too; a Machine says which GPU and how.
         Raises SimulatorError when the launch is not possible or the kernel stops.
         """
         if kernel not in self.kernels:
@@ -259,7 +269,12 @@ class CodeObject:
             threads,
             seed,
             max_instructions,
+            None,
         )
+        if cycles:
+            machine = machine_for(self.target) if cycles is True else cycles
+            played = machine.structure()
+            options.cycles = ctypes.addressof(played)
         text = self._engine.sim_launch(
             self._handle,
             kernel.encode(),

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "codeobject.h"
+#include "cycles.h"
 #include "memory.h"
 #include "operands.h"
 
@@ -242,6 +243,11 @@ const char* sim_launch(SimObject* object, const char* kernel, const uint32_t gri
     }
     l.buffers.push_back(&b);
   }
+  if (options->cycles) {
+    l.recording = std::make_shared<Recording>();
+    l.recording->xcds = options->cycles->dies;
+    l.recording->sampled = options->cycles->sampled;
+  }
   auto start = std::chrono::steady_clock::now();
   u64 instructions = runLaunch(l);
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
@@ -256,7 +262,11 @@ const char* sim_launch(SimObject* object, const char* kernel, const uint32_t gri
                 {"lines", hotLines(l)},
                 {"host_seconds", seconds.count()},
                 {"instructions_per_second", instructions / std::max(1e-9, seconds.count())}};
-  if (l.failed) result["error"] = l.failure;
+  if (l.failed) {
+    result["error"] = l.failure;
+  } else if (options->cycles) {
+    result["cycles"] = runCycles(l, *options->cycles);
+  }
   lastResult = toText(std::move(result));
   return lastResult.c_str();
 } catch (const std::exception& error) {

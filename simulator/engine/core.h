@@ -249,6 +249,7 @@ enum class State : u8 { Running, Barrier, Done };
 struct Workgroup;
 struct Worker;
 struct Launch;
+struct WaveStream;
 
 struct Wave {
   u32* v = nullptr;  // kRows x 64 dwords
@@ -270,6 +271,8 @@ struct Wave {
   std::deque<MemOp*> vm, lgkm;
   u8 owedV[kTempBase] = {}, owedS[128] = {};
   u32 owed = 0, dmaInFlight = 0;
+
+  WaveStream* stream = nullptr;  // for the cycle model, see cycles.h
 
   KnowledgePtr known, acquired, released;
   u32 clock[2] = {1, 1};

@@ -189,6 +189,13 @@ void sim_set_options(int checks, uint64_t seed) {
   o.seed = seed;
 }
 
+// Plays every launch on the cycle model from now on; null: none.
+void sim_set_cycles(const SimCycles* cycles) {
+  Runtime& r = runtime();
+  if (cycles) r.cycles = *cycles;
+  r.options.cycles = cycles ? &r.cycles : nullptr;
+}
+
 // ---- registration, called by compiler-made constructors -----------------------------------------
 
 void** __hipRegisterFatBinary(const void* data) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "cycles.h"
 #include "memory.h"
 #include "operands.h"
 
@@ -168,6 +169,9 @@ class Runner {
     while (n < slice && w.state == State::Running && !w.sleep) {
       const Inst& i = code[w.pc];
       ++executed[w.pc];
+      if (w.stream) [[unlikely]] {
+        w.stream->executed(w.pc);
+      }
       ++w.pc;
       ++n;
       if (w.owed) checkPending(w, i);
@@ -220,6 +224,7 @@ class Runner {
       w.pc = k.entry;
       w.scratchBytes = scratch;
       w.scratch = wg->scratch.get() + u64(scratch) * kLanes * n;
+      if (launch_.recording) w.stream = launch_.recording->start(linear, n, waves);
       initRegisters(w, threads);
     }
     if (launch_.options.race) {
@@ -329,9 +334,11 @@ void checkLaunch(const Launch& l) {
     throw Error("kernel " + l.kernel->name + ": required at most " + std::to_string(limit) +
                 " KiB of LDS, got " + std::to_string(lds) + " bytes");
   }
-  if (l.kernel->privateBytes && !l.object->gpu->flatScratch) {
-    throw Error("kernel " + l.kernel->name + " uses scratch, which is not implemented for " +
-                l.object->gpu->target);
+  // Property 1: scratch through a swizzled buffer, not through scratch instructions.
+  if (l.kernel->privateBytes && !l.object->gpu->flatScratch && (l.kernel->properties & 1)) {
+    throw Error("kernel " + l.kernel->name + " uses scratch through buffers, which is not " +
+                "implemented for " + l.object->gpu->target +
+                ": compile with -Xclang -target-feature -Xclang +enable-flat-scratch");
   }
 }
 
@@ -363,6 +370,7 @@ u64 runLaunch(Launch& l) {
   l.workgroups = u64(l.grid[0]) * l.grid[1] * l.grid[2];
   l.wavesPerGroup = (u64(l.block[0]) * l.block[1] * l.block[2] + kLanes - 1) / kLanes;
   l.xcds.resize(kXcds);
+  if (l.recording) l.recording->groups.resize(l.workgroups);
 
   u32 threads = l.options.threads ? l.options.threads : std::thread::hardware_concurrency();
   threads = std::max(1u, std::min({threads, kXcds, static_cast<u32>(l.workgroups)}));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cycles.h"
 #include "operands.h"
 
 namespace sim {
@@ -183,6 +184,7 @@ void executeScalarLoad(Wave& w, const Inst& i) {
   } else {
     op->scalarAddress = (scalar64(w, i.src[1]) + offset) & ~3ull;
   }
+  if (w.stream) recordMemory(w, *op);
   issue(w, op);
 }
 
@@ -244,6 +246,7 @@ void executeMemory(Wave& w, const Inst& i) {
   }
   if (m.access == Access::LoadToLds) op->ldsBase = (w.s[kM0] & 0xffff) + i.offset;
   captureData(w, i, *op);
+  if (w.stream) recordMemory(w, *op);
   issue(w, op);
 }
 

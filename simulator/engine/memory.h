@@ -118,6 +118,8 @@ struct GlobalSync {
   u32 workgroup = 0;
 };
 
+struct Recording;
+
 struct Launch {
   const CodeObject* object = nullptr;
   const Kernel* kernel = nullptr;
@@ -143,6 +145,7 @@ struct Launch {
   std::vector<XcdCaches> xcds;
   Counters counters;
   u64 workgroups = 0, wavesPerGroup = 0;
+  std::shared_ptr<Recording> recording;  // null unless the cycle model runs
 };
 
 struct Worker {

@@ -1,0 +1,150 @@
+// CUDA launcher of gemm: picks a kernel, describes the operands to it, starts it.
+//
+//   warpgroup.cuh  sm_90a: the copy engine and wgmma; FP8 x FP8 and 16-bit x the same
+//   mma.cuh        sm_80 and later: any types of e4m3fn and 16 bits, any alignment
+//   plain.cuh      e4m3fnuz, no K
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <random>
+
+#include "../../common/gpu/launch.h"
+#include "choose.h"
+#include "instances.h"
+#include "warpgroup.cuh"
+
+namespace rocm_kernels {
+namespace cuda {
+namespace {
+
+// A name that no earlier launch left in memory: see publish_sums().
+uint64_t next_launch_name() {
+  static std::atomic<uint64_t> names{std::random_device{}() |
+                                     static_cast<uint64_t>(std::random_device{}()) << 32};
+  // An odd constant walks through all 2^64 values before it repeats one; 0 is no name.
+  return names.fetch_add(0x9E3779B97F4A7C15ull, std::memory_order_relaxed) | 1;
+}
+
+Status ask_gemm_device(int id, GemmDevice& device) {
+  DeviceFacts facts;
+  if (const Status error = current_device(facts)) return error;
+  device.sm_count = facts.compute_units;
+  device.compute_capability = facts.compute_capability;
+  int bytes = 0;
+  const Status error =
+      status_of(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
+  device.shared_bytes_per_block = bytes;
+  return error;
+}
+
+Status ask_device(GemmDevice& device) { return ask_once<ask_gemm_device>(device); }
+
+Status config_of(const GemmArgs& args, const GemmDevice& device, GemmConfig& config) {
+  if (args.config == nullptr) {
+    config = choose(args, device);
+    return nullptr;
+  }
+  if (!parse(args.config, config)) return "gemm config: not a config's text; see gemm_configs";
+  return check(args, config, device);
+}
+
+Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const GemmDevice& device,
+                        void* stream) {
+  WarpgroupProblem p;
+  const bool swapped = config.rows_are_w;
+  p.schedule = cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count);
+  p.cluster = config.cluster_m * config.cluster_n;
+  p.share_rows = config.cluster_c() == 2;
+  p.rows = static_cast<int32_t>(swapped ? args.n : args.m);
+  p.columns = static_cast<int32_t>(swapped ? args.m : args.n);
+  p.tiles_r = static_cast<int32_t>(ceil_div(p.rows, config.block_r() * config.cluster_r()));
+  p.tiles_c = static_cast<int32_t>(ceil_div(p.columns, config.block_c() * config.cluster_c()));
+  p.group = config.group;
+  p.num_stages = config.num_stages;
+  // A weight that meets one tile of tokens is read once, and the tokens again and again.
+  if (args.m <= config.block_m * config.cluster_m) {
+    (swapped ? p.use_of_rows : p.use_of_columns) = L2Use::kStream;
+    (swapped ? p.use_of_columns : p.use_of_rows) = L2Use::kKeep;
+  }
+  p.out = args.out;
+  p.out_stride = args.out_stride;
+  p.out_dtype = args.out_dtype;
+  p.wide_stores = reinterpret_cast<uintptr_t>(args.out) % 16 == 0 && args.out_stride % 8 == 0;
+  const auto is_wide = [](const ScaleView& scale) {
+    return scale.block_stride == 1 && scale.row_stride % kScaleRun == 0 &&
+           reinterpret_cast<uintptr_t>(scale.data) % 16 == 0;
+  };
+  p.wide_scale_a = is_wide(args.scale_a);
+  p.wide_scale_w = is_wide(args.scale_w);
+  p.bias = args.bias;
+  p.bias_dtype = args.bias_dtype;
+  p.scale_a = args.scale_a;
+  p.scale_w = args.scale_w;
+  p.launch = next_launch_name();
+  p.flags = static_cast<uint64_t*>(args.workspace);
+  p.partials = reinterpret_cast<float*>(static_cast<uint8_t*>(args.workspace) +
+                                        flag_bytes(p.schedule, p.cluster));
+  if (args.a_dtype == DType::kBFloat16) return launch_warpgroup_bf16(args, config, p, stream);
+  if (args.a_dtype == DType::kFloat16) return launch_warpgroup_fp16(args, config, p, stream);
+  return is_block_scaled(args) ? launch_warpgroup_fp8_block(args, config, p, stream)
+                               : launch_warpgroup_fp8(args, config, p, stream);
+}
+
+}  // namespace
+}  // namespace cuda
+
+int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
+  cuda::GemmDevice device;
+  cuda::GemmConfig config;
+  if (args.m == 0 || cuda::ask_device(device) || cuda::config_of(args, device, config)) return 0;
+  if (config.kernel != cuda::GemmConfig::Kernel::kWarpgroup) return 0;
+  return cuda::workspace_bytes(
+      config,
+      cuda::cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count));
+}
+
+Status visit_gemm_configs(const GemmArgs& args, const Context&,
+                          void (*visit)(const char* config, void* state), void* state) {
+  cuda::GemmDevice device;
+  cuda::GemmConfig first;
+  if (const Status status = cuda::ask_device(device)) return status;
+  if (const Status status = cuda::config_of(args, device, first)) return status;
+  char chosen[cuda::kConfigTextBytes];
+  cuda::describe(first, chosen, sizeof chosen);
+  visit(chosen, state);
+  if (first.kernel != cuda::GemmConfig::Kernel::kWarpgroup) return nullptr;
+  cuda::for_each_warpgroup_config(args, device, [&](const cuda::GemmConfig& config) {
+    char text[cuda::kConfigTextBytes];
+    cuda::describe(config, text, sizeof text);
+    if (std::strcmp(text, chosen) != 0) visit(text, state);
+  });
+  return nullptr;
+}
+
+// wgmma is quicker than the library from the first row that skinny_gemm does not take; without it
+// the library is (docs/kernels/gemm.md).
+Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
+  constexpr int64_t kSkinnyRows = 64;
+  cuda::GemmDevice device;
+  if (const Status status = cuda::ask_device(device)) return status;
+  limits.skinny_gemm = kSkinnyRows;
+  if (device.compute_capability == 90 || !fits_scaled_mm(args)) return nullptr;
+  limits.skinny_gemm = limits.gemm = 32;
+  return nullptr;
+}
+
+Status launch_gemm(const GemmArgs& args, const Context& context) {
+  if (args.m == 0 || args.n == 0) return nullptr;
+  cuda::GemmDevice device;
+  cuda::GemmConfig config;
+  if (const Status status = cuda::ask_device(device)) return status;
+  if (const Status status = cuda::config_of(args, device, config)) return status;
+  if (config.kernel == cuda::GemmConfig::Kernel::kWarpgroup) {
+    return cuda::launch_warpgroup(args, config, device, context.stream);
+  }
+  return config.kernel == cuda::GemmConfig::Kernel::kMma
+             ? cuda::launch_mma(args, device, context.stream)
+             : cuda::launch_plain(args, device, context.stream);
+}
+
+}  // namespace rocm_kernels

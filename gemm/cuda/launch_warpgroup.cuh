@@ -1,0 +1,70 @@
+// Starts an instance of the warpgroup kernel. Included by the files that hold the instances.
+#pragma once
+
+#include "../../common/cuda/tensor_map.h"
+#include "../../common/gpu/launch.h"
+#include "warpgroup.cuh"
+
+namespace rocm_kernels {
+namespace cuda {
+
+// Describes a matrix as boxes of box_rows x 128 bytes, swizzled; what lies outside reads as zero.
+// Rows start at multiples of 16 bytes; K may end anywhere, unlike make_tensor_map()'s.
+inline Status make_box_map(CUtensorMap& map, const MatrixOfBytes& matrix, int box_rows) {
+  static const detail::EncodeTiled encode = detail::find_encoder();
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(matrix.row_bytes),
+                               static_cast<cuuint64_t>(matrix.rows)};
+  // The stride of a lone row may be anything.
+  const int64_t stride =
+      matrix.rows == 1 ? ceil_div(matrix.row_bytes, 16) * 16 : matrix.stride_bytes;
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride)};
+  const cuuint32_t box[2] = {kChunkBytes, static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t steps[2] = {1, 1};
+  const bool ok =
+      encode != nullptr &&
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(matrix.data), sizes, strides,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return ok ? nullptr : "gemm: the driver could not describe the operands to the copy engine";
+}
+
+template <class Tile>
+Status launch_tile(const GemmArgs& args, const GemmConfig& config, const WarpgroupProblem& problem,
+                   void* stream) {
+  const int64_t bytes_a = size_of(args.a_dtype), bytes_w = size_of(args.w_dtype);
+  CUtensorMap a_map, w_map;
+  // The blocks of a cluster along n share a, and fetch a part of its tile each.
+  if (const Status error =
+          make_box_map(a_map, {args.a, args.m, args.k * bytes_a, args.a_stride * bytes_a},
+                       config.block_m / config.cluster_n)) {
+    return error;
+  }
+  if (const Status error =
+          make_box_map(w_map, {args.w, args.n, args.k * bytes_w, args.w_stride * bytes_w},
+                       config.block_n / config.cluster_m)) {
+    return error;
+  }
+  Launch launch;
+  launch.grid = dim3(static_cast<unsigned>(problem.schedule.workers * problem.cluster));
+  launch.block = kWarpgroupThreads;
+  launch.stream = static_cast<Stream>(stream);
+  launch.shared_bytes = warpgroup_shared_bytes(config, Tile::kBlockScales);
+  launch.cluster = problem.cluster;
+  launch.early = true;
+  return launch_kernel(gemm_warpgroup_kernel<Tile>, launch, Tile::kSwapped ? w_map : a_map,
+                       Tile::kSwapped ? a_map : w_map, problem);
+}
+
+// Each file of instances offers its tiles. Returns false if it has none for this config.
+#define ROCM_KERNELS_TILE(TYPE, ROWS_ARE_W, WAVES, COLUMNS, BLOCKS, CHAIN)              \
+  if (config.rows_are_w == ROWS_ARE_W && config.block_r() == WAVES * 128 &&             \
+      config.block_c() == COLUMNS) {                                                    \
+    return launch_tile<WarpgroupTile<TYPE, ROWS_ARE_W, WAVES, COLUMNS, BLOCKS, CHAIN>>( \
+        args, config, problem, stream);                                                 \
+  }
+
+constexpr Status kNoTile =
+    "gemm config: no kernel has this tile; gemm_configs lists those that are";
+
+}  // namespace cuda
+}  // namespace rocm_kernels

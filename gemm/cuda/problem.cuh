@@ -1,0 +1,125 @@
+// What the warpgroup kernel is given, what it is compiled for, and how its warps tell each other of
+// their work.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#include "../../common/gpu/cluster.h"
+#include "../../common/gpu/dependent_launch.h"
+#include "../gemm.h"
+#include "config.h"
+#include "copies.cuh"
+#include "schedule.h"
+#include "wgmma_tiles.cuh"
+
+namespace rocm_kernels {
+namespace cuda {
+
+struct WarpgroupProblem {
+  TileSchedule schedule;
+  int32_t tiles_r = 0;  // of the product, in pairs where a cluster takes two
+  int32_t tiles_c = 0;
+  int32_t group = 1;  // tiles of rows that consecutive tiles go through before the next columns
+  int32_t rows = 0, columns = 0;
+  int32_t num_stages = 0;
+  int32_t cluster = 1;
+  bool share_rows = false;  // the blocks of a cluster share the rows operand, else the columns
+  L2Use use_of_rows = L2Use::kNormal, use_of_columns = L2Use::kNormal;
+  bool wide_scale_a = false, wide_scale_w = false;  // runs of block scales are 16-byte vectors
+  bool wide_stores = false;                         // rows of out are aligned to 16 bytes
+
+  void* out = nullptr;
+  int64_t out_stride = 0;
+  DType out_dtype = DType::kBFloat16, bias_dtype = DType::kBFloat16;
+  const void* bias = nullptr;
+  ScaleView scale_a, scale_w;
+
+  uint64_t* flags = nullptr;  // [shared tile][rank][warpgroup][owner of steps][contributor]
+  float* partials = nullptr;  // [slot][rank][warpgroup][step][4][thread] float4
+  uint64_t launch = 0;        // names this launch in the flags, never 0
+};
+
+// What one instance of the kernel is compiled for.
+template <DType kElementType, bool kRowsAreW, int kWaveCount, int kColumnCount, bool kBlocks,
+          int kChainLength>
+struct WarpgroupTile {
+  static constexpr DType kType = kElementType;
+  static constexpr bool kSwapped = kRowsAreW;  // rows are w's
+  static constexpr int kWaves = kWaveCount;    // of 64 rows, in a warpgroup
+  static constexpr int kColumns = kColumnCount;
+  static constexpr bool kBlockScales = kBlocks;
+  static constexpr int kChain =
+      kChainLength;  // instructions that add up in the tensor core; 0: all
+  static constexpr int kRows = kWaves * kWgmmaRows * kMathGroups;
+  static constexpr int kColumnTiles = kColumns / 8;
+  // A step of the epilogue: the columns that a warp finishes together.
+  static constexpr int kStepTiles = kColumnTiles < 4 ? kColumnTiles : 4;
+  static constexpr int kColumnSteps = kColumnTiles / kStepTiles;
+  static constexpr int kSteps = kWaves * kColumnSteps;
+  // Columns that surely lie in one block of 128 of w.
+  static constexpr int kScaleGroup = kSwapped              ? kColumns
+                                     : kColumns % 128 == 0 ? 128
+                                     : kColumns % 64 == 0  ? 64
+                                                           : 32;
+  static constexpr int kScaleGroups = kColumns / kScaleGroup;
+  static_assert(kColumns % kScaleGroup == 0 && kColumnTiles % kStepTiles == 0, "");
+};
+
+// Bits of out[m, n] and whatever else 16-bit outputs need.
+__device__ __forceinline__ uint32_t pack_pair(DType dtype, float low, float high) {
+  if (dtype == DType::kFloat16) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+__device__ __forceinline__ float load_bias(const void* bias, DType dtype, int64_t n) {
+  if (bias == nullptr) return 0.0f;
+  if (dtype == DType::kFloat32) return static_cast<const float*>(bias)[n];
+  if (dtype == DType::kFloat16) return __half2float(static_cast<const __half*>(bias)[n]);
+  return __bfloat162float(static_cast<const __nv_bfloat16*>(bias)[n]);
+}
+
+// body(0), body(1), ... as constants, so that sums stay in registers.
+template <int kCount, int kFirst = 0, class Body>
+__device__ __forceinline__ void for_each_step(const Body& body) {
+  if constexpr (kFirst < kCount) {
+    body(std::integral_constant<int, kFirst>());
+    for_each_step<kCount, kFirst + 1>(body);
+  }
+}
+
+// Where a tile lies: consecutive tiles go down `group` tiles of rows, then to the next columns.
+__device__ __forceinline__ int2 place_of_tile(const WarpgroupProblem& p, int tile) {
+  const int per_group = p.group * p.tiles_c;
+  const int group = tile / per_group;
+  const int first = group * p.group;
+  const int height = min(p.group, p.tiles_r - first);
+  const int rest = tile - group * per_group;
+  return make_int2(first + rest % height, rest / height);
+}
+
+// A unit as the multiplying warps need it, put in shared memory by the warp that looks it up: what
+// they keep in registers beside the sums is spilled.
+struct UnitInfo {
+  int32_t chunks;  // of K; 0: no more units
+  int32_t first_chunk;
+  int32_t first_row, first_column;
+  int32_t contributor, contributors;
+  int32_t shared_tile;                         // counts the tiles that several workers share
+  int32_t first_slot, other_slots, slot_step;  // of the contributors' partial sums
+  int32_t last;                                // of this worker
+  int32_t zero;                                // 0, which the compiler does not know
+  alignas(16) float row_factor[kMaxRows], column_factor[kMaxColumns];
+  float bias[kMaxRows > kMaxColumns ? kMaxRows : kMaxColumns];  // of n, be it rows or columns
+
+  __device__ int slot(int of) const { return of == 0 ? first_slot : other_slots + of * slot_step; }
+};
+
+}  // namespace cuda
+}  // namespace rocm_kernels

@@ -1,0 +1,441 @@
+// gemm for sm_90a: the copy engine fills a ring in shared memory, two warpgroups multiply.
+//
+//   rows operand [R, K]     a worker's unit: block_r x block_c x an interval of K
+//   columns operand [C, K]    producer warps   boxes of block_r (block_c) rows x 128 bytes of K
+//                             2 warpgroups     64 * kWaves rows each, times block_c columns
+//
+// Rows and columns are what wgmma calls M and N: it takes 64 rows and 8 to 256 columns. Which
+// operand is which is the config's to say: a prompt has a as rows (out[m, n] as it lies in
+// registers); for fewer than 256 tokens w is the rows and the tokens are columns, whose number fits
+// in steps of 16.
+//
+// Why promote. The FP8 tensor core adds in about 14 bits, so its sums of 128 elements of K (64 for
+// a float16 output) are added to float32 registers; where scales are blocks of 128 the same step
+// multiplies. A warpgroup's additions run while the other's products do: for 128 x 128 x 128 the
+// products take 512 cycles of the tensor cores and the additions 128 of the schedulers. 16-bit
+// operands whose output is 16-bit need none, and sum in place.
+//
+// Why clusters. An SM multiplies 256 x 128 x 128 in about 1500 cycles and its two boxes are 48 KB:
+// 55 bytes a nanosecond, all that L2 gives. Two blocks that share an operand load half of it each
+// and send it to both.
+#pragma once
+
+#include "epilogue.cuh"
+#include "partial_sums.cuh"
+#include "problem.cuh"
+
+namespace rocm_kernels {
+namespace cuda {
+
+// Grid: workers * cluster blocks of kWarpgroupThreads. Boxes: [block_r or half, 128 bytes] and
+// [block_c or half, 128 bytes]. Shared memory: warpgroup_shared_bytes().
+template <class Tile>
+__global__ void __launch_bounds__(kWarpgroupThreads, 1)
+    gemm_warpgroup_kernel(const __grid_constant__ CUtensorMap rows_map,
+                          const __grid_constant__ CUtensorMap columns_map,
+                          const __grid_constant__ WarpgroupProblem p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr int kRowBytes = Tile::kRows * kChunkBytes;
+  constexpr int kColumnBytes = Tile::kColumns * kChunkBytes;
+  constexpr int kStageBytes = kRowBytes + kColumnBytes;
+  constexpr int kGroupRows = Tile::kWaves * kWgmmaRows;                      // rows of a warpgroup
+  constexpr int kScaleRows = Tile::kSwapped ? Tile::kColumns : Tile::kRows;  // of a, in a tile
+
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, as registers go
+  const int lane = threadIdx.x % 32;
+  const int rank = p.cluster > 1 ? cluster_rank() : 0;
+  const int worker = static_cast<int>(blockIdx.x) / p.cluster;
+
+  extern __shared__ uint8_t dynamic_shared[];
+  __shared__ uint64_t full_barriers[kMaxStages], empty_barriers[kMaxStages];
+  __shared__ uint64_t unit_full_barriers[2], unit_empty_barriers[2];
+  __shared__ uint64_t scale_full_barriers[kScaleBuffers], scale_empty_barriers[kScaleBuffers];
+  __shared__ UnitInfo units_ahead[2];
+  __shared__ int finished_groups[kMathGroups];
+  const uint32_t full = pinned_address(full_barriers);
+  const uint32_t empty = pinned_address(empty_barriers);
+  const uint32_t unit_full = pinned_address(unit_full_barriers);
+  const uint32_t unit_empty = pinned_address(unit_empty_barriers);
+  const uint32_t scale_full = pinned_address(scale_full_barriers);
+  const uint32_t scale_empty = pinned_address(scale_empty_barriers);
+  static_assert(kScaleBuffers == 2, "a buffer's number is a bit");
+  const uint32_t padding = -shared_address(dynamic_shared) & (kStageAlignment - 1);
+  const uint32_t ring = pinned_address(dynamic_shared + padding);
+  uint8_t* const after_ring = dynamic_shared + padding + p.num_stages * kStageBytes;
+  // [buffer][kScaleRows of a, then kMaxScaleGroups of w][kScaleRun]
+  float* const block_scales = reinterpret_cast<float*>(after_ring + kStagingBytes);
+  constexpr int kBufferScales = (kScaleRows + kMaxScaleGroups) * kScaleRun;
+
+  allow_next_kernel();
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < p.num_stages; ++stage) {
+      mbarrier_init(full + stage * 8, 2);
+      mbarrier_init(empty + stage * 8, kMathGroups * 4 * p.cluster);
+    }
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(unit_full + i * 8, 1);
+      mbarrier_init(unit_empty + i * 8, kMathGroups * 4);
+      mbarrier_init(scale_full + i * 8, 32);
+      mbarrier_init(scale_empty + i * 8, kMathGroups * 4);
+    }
+    fence_mbarrier_init();
+  }
+  if constexpr (Tile::kBlockScales) {
+    // Scales that are not blocks count as 1 here and are applied at the end.
+    for (int i = threadIdx.x; i < kScaleBuffers * kBufferScales; i += kWarpgroupThreads) {
+      block_scales[i] = 1.0f;
+    }
+  }
+  __syncthreads();
+  if (p.cluster > 1) cluster_arrive(), cluster_wait();
+
+  // First row and column of this block's tile.
+  const auto origin_of = [&](int tile) {
+    int2 place = place_of_tile(p, tile);
+    if (p.cluster > 1) {
+      if (p.share_rows) {
+        place.y = place.y * 2 + rank;
+      } else {
+        place.x = place.x * 2 + rank;
+      }
+    }
+    return make_int2(place.x * Tile::kRows, place.y * Tile::kColumns);
+  };
+
+  if (warp >= kMathGroups * 4) {
+    drop_registers<40>();
+    const int role = warp - kMathGroups * 4;
+    if (role < 2 && lane == 0) {
+      // Two producers, one for each operand.
+      const bool is_rows = role == 0;
+      const CUtensorMap& map = is_rows ? rows_map : columns_map;
+      asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+      const bool shared = p.cluster > 1 && is_rows == p.share_rows;
+      const int bytes = is_rows ? kRowBytes : kColumnBytes;
+      const int part = shared ? rank * (is_rows ? Tile::kRows : Tile::kColumns) / 2 : 0;
+      const uint32_t to = ring + (is_rows ? 0 : kRowBytes) + part * kChunkBytes;
+      const uint64_t policy = l2_policy_of(is_rows ? p.use_of_rows : p.use_of_columns);
+      Units units(p.schedule, worker);
+      Unit unit;
+      int stage = 0, parity = 1;
+      bool waiting = true;
+      while (units.take(unit)) {
+        const int2 origin = origin_of(unit.tile);
+        const int row = (is_rows ? origin.x : origin.y) + part;
+        if (waiting) {
+          // Weights may be brought to L2 before the predecessor is done, though not read: L2 is
+          // where its stores land.
+          if (is_rows == Tile::kSwapped) {
+            for (int chunk = unit.begin; chunk < unit.end && chunk < unit.begin + 2; ++chunk) {
+              prefetch_box_2d(map, chunk * kChunkBytes, row);
+            }
+          }
+          wait_for_previous_kernel();
+          waiting = false;
+        }
+        for (int chunk = unit.begin; chunk < unit.end; ++chunk) {
+          mbarrier_wait(empty + stage * 8, parity);
+          mbarrier_arrive_expect(full + stage * 8, bytes);
+          if (shared) {
+            load_box_2d_in_cluster(map, chunk * kChunkBytes, row, to + stage * kStageBytes,
+                                   full + stage * 8, 3, policy);
+          } else {
+            load_box_2d(map, chunk * kChunkBytes, row, to + stage * kStageBytes, full + stage * 8,
+                        policy);
+          }
+          if (++stage == p.num_stages) stage = 0, parity ^= 1;
+        }
+      }
+    } else if (Tile::kBlockScales && role == 2) {
+      // Block scales, a run of chunks at a time: rows of scales lie along K, and one word of each
+      // would cost as much as four.
+      constexpr int kLaneRows = (kScaleRows + 31) / 32;
+      // For w as rows, one block for each 128 rows; as columns, one for each group.
+      constexpr int kGroupSize = Tile::kSwapped ? 128 : Tile::kScaleGroup;
+      constexpr int kGroups = Tile::kSwapped ? Tile::kRows / 128 : Tile::kScaleGroups;
+      static_assert(kGroups <= kMaxScaleGroups, "");
+      wait_for_previous_kernel();
+      const auto copy_run = [&](const ScaleView& scale, bool wide, int64_t row, bool there,
+                                int first, uint32_t to) {
+        const int count = there ? min(kScaleRun, p.schedule.chunks - first) : 0;
+        const float* from =
+            there ? scale.data + row * scale.row_stride + first * scale.block_stride : scale.data;
+        if (wide) {
+          copy_vector(to, from, count * 4);
+        } else {
+          for (int i = 0; i < kScaleRun; ++i) {
+            copy_word(to + i * 4, i < count ? from + i * scale.block_stride : from, i < count);
+          }
+        }
+      };
+      Units units(p.schedule, worker);
+      Unit unit;
+      int buffer = 0, parity = 1;
+      while (units.take(unit)) {
+        const int2 origin = origin_of(unit.tile);
+        const int first_a = Tile::kSwapped ? origin.y : origin.x;
+        const int a_rows = Tile::kSwapped ? p.columns : p.rows;
+        const int w_rows = Tile::kSwapped ? p.rows : p.columns;
+        const int w_row = (Tile::kSwapped ? origin.x : origin.y) + lane * kGroupSize;
+        for (int first = unit.begin / kScaleRun * kScaleRun; first < unit.end; first += kScaleRun) {
+          mbarrier_wait(scale_empty + buffer * 8, parity);
+          const uint32_t to = shared_address(block_scales + buffer * kBufferScales);
+          if (p.scale_a.is_blocked()) {
+#pragma unroll
+            for (int i = 0; i < kLaneRows; ++i) {
+              const int row = lane + i * 32;
+              if (row < kScaleRows) {
+                copy_run(p.scale_a, p.wide_scale_a, first_a + row, first_a + row < a_rows, first,
+                         to + row * kScaleRun * 4);
+              }
+            }
+          }
+          if (p.scale_w.is_blocked() && lane < kGroups) {
+            copy_run(p.scale_w, p.wide_scale_w, w_row / kScaleBlock, w_row < w_rows, first,
+                     to + (kScaleRows + lane) * kScaleRun * 4);
+          }
+          mbarrier_arrive_after_copies(scale_full + buffer * 8);
+          buffer ^= 1;
+          if (buffer == 0) parity ^= 1;
+        }
+      }
+    } else if (role == 3) {
+      // Looks up units and what their ends need from memory.
+      wait_for_previous_kernel();
+      Units units(p.schedule, worker);
+      Unit unit;
+      int buffer = 0, parity = 1;
+      for (bool more = true; more;) {
+        more = units.take(unit);
+        mbarrier_wait(unit_empty + buffer * 8, parity);
+        UnitInfo& info = units_ahead[buffer];
+        if (more) {
+          const int2 origin = origin_of(unit.tile);
+          const ScaleView& of_rows = Tile::kSwapped ? p.scale_w : p.scale_a;
+          const ScaleView& of_columns = Tile::kSwapped ? p.scale_a : p.scale_w;
+#pragma unroll 4
+          for (int i = lane; i < Tile::kRows; i += 32) {
+            const int64_t row = origin.x + i;
+            const bool there = row < p.rows;
+            info.row_factor[i] = there ? of_rows.outer(row) : 0.0f;
+            if (Tile::kSwapped) info.bias[i] = there ? load_bias(p.bias, p.bias_dtype, row) : 0.0f;
+          }
+#pragma unroll 4
+          for (int i = lane; i < Tile::kColumns; i += 32) {
+            const int64_t column = origin.y + i;
+            const bool there = column < p.columns;
+            info.column_factor[i] = there ? of_columns.outer(column) : 0.0f;
+            if (!Tile::kSwapped) {
+              info.bias[i] = there ? load_bias(p.bias, p.bias_dtype, column) : 0.0f;
+            }
+          }
+          if (lane == 0) {
+            info.first_row = origin.x;
+            info.first_column = origin.y;
+            info.contributor = unit.contributor;
+            info.contributors = unit.contributors;
+            info.shared_tile = unit.tile - p.schedule.whole;
+            info.first_slot = unit.first_slot;
+            info.other_slots = p.schedule.slot(unit, worker, 1) - p.schedule.slot_step();
+            info.slot_step = p.schedule.slot_step();
+            info.last = unit.last;
+            info.zero = 0;
+          }
+        }
+        if (lane == 0) info.first_chunk = unit.begin;
+        if (lane == 0) info.chunks = more ? unit.end - unit.begin : 0;
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(unit_full + buffer * 8);
+        buffer ^= 1;
+        if (buffer == 0) parity ^= 1;
+      }
+    }
+    __syncwarp();
+  } else {
+    raise_registers<232>();
+    const int group = warp / 4;
+    const int quad = lane % 4;
+    const int row_in_group = warp % 4 * 16 + lane / 4;  // of a wave's 64, and the one 8 further
+    wait_for_previous_kernel();
+
+    const uint32_t first_rows = wgmma_operand_low(ring + group * kGroupRows * kChunkBytes);
+    const uint32_t first_columns = wgmma_operand_low(ring + kRowBytes);
+    int stage = 0, parity = 0, scale_buffer = 0, scale_parity = 0;
+    for (int buffer = 0, unit_parity = 0;;) {
+      mbarrier_wait(unit_full + buffer * 8, unit_parity);
+      const UnitInfo& unit = units_ahead[buffer];
+      const int chunks = unit.chunks;
+      if (chunks == 0) break;
+
+      float sums[Tile::kWaves][Tile::kColumnTiles][4];
+      const auto release = [&](int of_stage) {
+        if (p.cluster == 1) {
+          if (lane == 0) mbarrier_arrive(empty + of_stage * 8);
+        } else if (lane < 2) {
+          mbarrier_arrive_in_cluster(empty + of_stage * 8, lane);
+        }
+      };
+
+      if constexpr (Tile::kChain == 0) {
+        // One group of instructions stays under way while the next is issued.
+        int previous = -1;
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+          mbarrier_wait(full + stage * 8, parity);
+          const uint32_t rows = first_rows + stage * wgmma_offset(kStageBytes);
+          const uint32_t columns = first_columns + stage * wgmma_offset(kStageBytes);
+          wgmma_fence();
+#pragma unroll
+          for (int i = 0; i < kChunkBytes / kWgmmaKBytes; ++i) {
+#pragma unroll
+            for (int wave = 0; wave < Tile::kWaves; ++wave) {
+              wgmma_tile<Tile::kType>(
+                  sums[wave],
+                  rows + wgmma_offset(wave * kWgmmaRows * kChunkBytes + i * kWgmmaKBytes),
+                  columns + wgmma_offset(i * kWgmmaKBytes), chunk > 0 || i > 0);
+            }
+          }
+          wgmma_commit();
+          wgmma_wait_all<1>();
+          if (previous >= 0) release(previous);
+          previous = stage;
+          if (++stage == p.num_stages) stage = 0, parity ^= 1;
+        }
+        wgmma_wait_all<0>();
+#pragma unroll
+        for (int wave = 0; wave < Tile::kWaves; ++wave) wgmma_pin(sums[wave]);
+        release(previous);
+      } else {
+        // A piece is what one group of instructions sums: a wave's part of a chunk.
+        constexpr int kChains = kChunkBytes / kWgmmaKBytes / Tile::kChain;
+        constexpr int kPieces = Tile::kWaves * kChains;
+        float part[Tile::kColumnTiles][4];
+        float row_scale[Tile::kWaves][2], w_scale[Tile::kScaleGroups];
+        const float* scales = nullptr;
+        int in_run = unit.first_chunk % kScaleRun;
+        bool begins_run = true;
+        int collected = stage, left = chunks;  // stage of, and chunks that await, collect()
+#pragma unroll
+        for (int wave = 0; wave < Tile::kWaves; ++wave) {
+#pragma unroll
+          for (int tile = 0; tile < Tile::kColumnTiles; ++tile) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sums[wave][tile][j] = 0.0f;
+          }
+        }
+        const auto issue = [&](auto constant) {
+          constexpr int piece = decltype(constant)::value;
+          constexpr int wave = piece / kChains, begin = piece % kChains * Tile::kChain;
+          if constexpr (piece == 0) mbarrier_wait(full + stage * 8, parity);
+          const uint32_t rows = first_rows + stage * wgmma_offset(kStageBytes);
+          const uint32_t columns = first_columns + stage * wgmma_offset(kStageBytes);
+          wgmma_fence();
+#pragma unroll
+          for (int i = begin; i < begin + Tile::kChain; ++i) {
+            wgmma_tile<Tile::kType>(
+                part, rows + wgmma_offset(wave * kWgmmaRows * kChunkBytes + i * kWgmmaKBytes),
+                columns + wgmma_offset(i * kWgmmaKBytes), i > begin);
+          }
+          wgmma_commit();
+          if constexpr (piece + 1 == kPieces) {
+            if (++stage == p.num_stages) stage = 0, parity ^= 1;
+          }
+        };
+        // Before the wait for a chunk's first piece, which hides it.
+        const auto read_scales = [&](auto constant) {
+          if constexpr (Tile::kBlockScales && decltype(constant)::value == 0) {
+            if (begins_run) mbarrier_wait(scale_full + scale_buffer * 8, scale_parity);
+            scales = block_scales + scale_buffer * kBufferScales + in_run;
+            if constexpr (Tile::kSwapped) {
+              w_scale[0] = scales[(kScaleRows + group * kGroupRows / 128) * kScaleRun];
+            } else {
+#pragma unroll
+              for (int i = 0; i < Tile::kScaleGroups; ++i) {
+                w_scale[i] = scales[(kScaleRows + i) * kScaleRun];
+              }
+#pragma unroll
+              for (int wave = 0; wave < Tile::kWaves; ++wave) {
+                const int row = group * kGroupRows + wave * kWgmmaRows + row_in_group;
+                row_scale[wave][0] = scales[row * kScaleRun];
+                row_scale[wave][1] = scales[(row + 8) * kScaleRun];
+              }
+            }
+          }
+        };
+        const auto collect = [&](auto constant) {
+          constexpr int piece = decltype(constant)::value;
+          constexpr int wave = piece / kChains;
+          wgmma_wait_all<0>();
+          wgmma_pin(part);
+          if constexpr (piece + 1 == kPieces) {
+            release(collected);
+            if (++collected == p.num_stages) collected = 0;
+            --left;
+          }
+#pragma unroll
+          for (int tile = 0; tile < Tile::kColumnTiles; ++tile) {
+            float (&sum)[4] = sums[wave][tile];
+            if constexpr (!Tile::kBlockScales) {
+#pragma unroll
+              for (int j = 0; j < 4; ++j) sum[j] += part[tile][j];
+            } else if constexpr (Tile::kSwapped) {
+              const float* const of_columns = scales + (tile * 8 + quad * 2) * kScaleRun;
+              const float low = of_columns[0] * w_scale[0];
+              const float high = of_columns[kScaleRun] * w_scale[0];
+              sum[0] = fmaf(part[tile][0], low, sum[0]);
+              sum[1] = fmaf(part[tile][1], high, sum[1]);
+              sum[2] = fmaf(part[tile][2], low, sum[2]);
+              sum[3] = fmaf(part[tile][3], high, sum[3]);
+            } else {
+              const float of_w = w_scale[tile * 8 / Tile::kScaleGroup];
+              const float low = row_scale[wave][0] * of_w, high = row_scale[wave][1] * of_w;
+              sum[0] = fmaf(part[tile][0], low, sum[0]);
+              sum[1] = fmaf(part[tile][1], low, sum[1]);
+              sum[2] = fmaf(part[tile][2], high, sum[2]);
+              sum[3] = fmaf(part[tile][3], high, sum[3]);
+            }
+          }
+          if constexpr (Tile::kBlockScales && piece + 1 == kPieces) {
+            begins_run = ++in_run == kScaleRun;
+            if (begins_run || left == 0) {
+              __syncwarp();  // every lane has read its scales
+              if (lane == 0) mbarrier_arrive(scale_empty + scale_buffer * 8);
+              in_run = 0;
+              scale_buffer ^= 1;
+              if (scale_buffer == 0) scale_parity ^= 1;
+            }
+          }
+        };
+        while (left > 0) {
+          for_each_step<kPieces>([&](auto piece) {
+            issue(piece);
+            read_scales(piece);
+            collect(piece);
+          });
+        }
+      }
+
+      // Computed from what the compiler does not know: or it keeps all that follows from it, for
+      // every tile, in registers that the sums need.
+      const int thread = threadIdx.x % 128 + unit.zero;
+      uint32_t steps = ~0u;
+      if (unit.contributors > 1) {
+        steps = publish_sums<Tile>(p, unit, rank, group, thread, finished_groups[group], sums);
+      }
+      finish_sums<Tile>(p, unit, rank, group, thread, after_ring + warp * kWarpStagingBytes, steps,
+                        sums);
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(unit_empty + buffer * 8);
+      buffer ^= 1;
+      if (buffer == 0) unit_parity ^= 1;
+    }
+  }
+  // A block must not end while the other of its cluster still sends to it.
+  if (p.cluster > 1) {
+    __syncwarp();
+    cluster_arrive(), cluster_wait();
+  }
+#endif
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels
