@@ -129,6 +129,7 @@ class Runner {
       bool room = next_ < todo_.size() && resident_.size() < capacity_;
       if (room && (resident_.size() < wanted || stalled > kStallLimit)) {
         resident_.push_back(create(todo_[next_++]));
+        ++launch_.started;
         worker_.change();
         stalled = 0;
         continue;
@@ -164,7 +165,9 @@ class Runner {
       for (Wave& w : wg->waves) {
         if (w.state != State::Running) continue;
         const Inst& at = launch_.object->code[w.pc];
-        if (!waiting) stop(w, at, "every wave waits for something that never comes");
+        if (launch_.started == launch_.workgroups) {
+          stop(w, at, "every wave waits for something that never comes");
+        }
         const Gpu& gpu = *launch_.object->gpu;
         u32 holds = deviceHolds(launch_);
         stop(w, at,

@@ -176,6 +176,7 @@ struct Launch {
   // Progress: changes of memory by worker, and at which sum of them a worker got stuck.
   static constexpr u64 kFinished = ~0ull;
   u32 workers = 1;
+  std::atomic<u64> started{0};  // workgroups
   std::atomic<u64> changes[kXcds] = {}, stuckAt[kXcds] = {};
   u64 allChanges() const;
   u64 workgroups = 0, wavesPerGroup = 0;

@@ -89,7 +89,7 @@ def test_traps_that_the_compiler_merged(target):
     source = hipcc.PRELUDE + TRAPS
     out = np.zeros(64, np.uint32)
     traps.launch("traps", 1, 64, [out, 0]).check()
-    for out, a, text in ((out, 1, "TRAP ONE"), (np.full(64, 5, np.uint32), 0, "TRAP FIVE")):
+    for before, a, text in ((0, 1, "TRAP ONE"), (5, 0, "TRAP FIVE")):
         with pytest.raises(simulator.SimulatorError, match="the kernel trapped") as error:
-            traps.launch("traps", 1, 64, [out, a])
+            traps.launch("traps", 1, 64, [np.full(64, before, np.uint32), a])
         assert f":{line_of(source, text)}" in str(error.value)
