@@ -1,5 +1,6 @@
-// Prints how the configs of the AMD gemm launch its kernels, for tools/resources.py: a line "kernel,
-// waves, bytes of LDS, waves a SIMD that the choice of a config assumes", with tabs between.
+// Prints how the configs of the AMD gemm launch its kernels, for tools/resources.py: a line
+// "kernel, waves, bytes of LDS, waves a SIMD that the choice of a config assumes", with tabs
+// between.
 #include <cstdio>
 #include <initializer_list>
 
