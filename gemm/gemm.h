@@ -45,9 +45,15 @@ inline bool is_block_scaled(const GemmArgs& args) {
 // Bytes of scratch that launch_gemm needs for these sizes; pointers in args are not read.
 int64_t gemm_workspace_bytes(const GemmArgs& args, const Context& context);
 
-// Caller's duty: m >= 0, n > 0, k >= 0 and dtypes as above. The CPU has it (cpu/gemm.cpp); on GPUs
-// the op launches skinny_gemm for each 64 rows.
+// Caller's duty: m >= 0, n > 0, k >= 0 and dtypes as above. The CPU has it (cpu/gemm.cpp), and CUDA
+// (cuda/gemm.cu); on AMD GPUs the op launches skinny_gemm for each 64 rows.
 Status launch_gemm(const GemmArgs& args, const Context& context);
+
+// Tells visit(text, state) every config that can serve args on the current device: first the one
+// that launch_gemm(args) takes, then the others, each once. Nothing that args point to is read, but
+// the addresses' alignment counts. CUDA has it.
+Status visit_gemm_configs(const GemmArgs& args, const Context& context,
+                          void (*visit)(const char* config, void* state), void* state);
 
 // The quickest way through a linear layer by its number of rows: skinny_gemm up to `skinny_gemm`
 // rows, gemm up to `gemm`, then the product of torch's own library.

@@ -18,15 +18,15 @@ constexpr int kMathGroups = 2;          // warpgroups that multiply
 constexpr int kWarpgroupThreads = 384;  // and one that fetches
 constexpr int kMaxStages = 8;
 constexpr int kStageAlignment = kPatternBytes;
-constexpr int kMaxRows = 256;          // of a tile
+constexpr int kMaxRows = 256;  // of a tile
 constexpr int kMaxColumns = 256;
 constexpr int kWarpStagingBytes = 1536;  // outputs on their way
 constexpr int kStagingBytes = kMathGroups * 4 * kWarpStagingBytes;
 constexpr int kMaxScaleGroups = 4;  // of w, in a tile
 constexpr int kScaleRun = 4;        // chunks whose block scales are fetched together
 constexpr int kScaleBuffers = 2;
-constexpr int kMaxSteps = 16;          // of an epilogue, each finished by one contributor
-constexpr int kMaxContributors = 32;   // of a tile: a warp looks at their flags
+constexpr int kMaxSteps = 16;         // of an epilogue, each finished by one contributor
+constexpr int kMaxContributors = 32;  // of a tile: a warp looks at their flags
 constexpr int kStaticBytes = 7 << 10;
 
 // The mma kernel's (mma.cuh), and the plain kernel's (plain.cuh).
@@ -53,8 +53,8 @@ inline bool has_aligned_rows(const GemmArgs& args) {
 
 inline int64_t mma_shared_bytes(const GemmArgs& args) {
   const int64_t step_elements = kMmaStepBytes / size_of(args.w_dtype);
-  return kMmaStages * (int64_t{kMmaBlockN} * kMmaStepBytes +
-                       kMmaBlockM * step_elements * size_of(args.a_dtype));
+  return kMmaStages *
+         (int64_t{kMmaBlockN} * kMmaStepBytes + kMmaBlockM * step_elements * size_of(args.a_dtype));
 }
 
 struct GemmDevice {
@@ -68,8 +68,8 @@ struct GemmConfig {
   enum class Schedule : int32_t { kDataParallel, kSplitK, kStreamK, kHybrid };
   Kernel kernel = Kernel::kPlain;
   int block_m = 128, block_n = 128;
-  bool rows_are_w = false;             // w is the 64-row operand of wgmma, else a
-  int cluster_m = 1, cluster_n = 1;    // blocks that share tiles of w, of a
+  bool rows_are_w = false;           // w is the 64-row operand of wgmma, else a
+  int cluster_m = 1, cluster_n = 1;  // blocks that share tiles of w, of a
   int num_stages = 4;
   Schedule schedule = Schedule::kDataParallel;
   int split_k = 1;  // kSplitK
@@ -80,6 +80,8 @@ struct GemmConfig {
   int cluster_r() const { return rows_are_w ? cluster_n : cluster_m; }
   int cluster_c() const { return rows_are_w ? cluster_m : cluster_n; }
 };
+
+constexpr int kConfigText = 160;  // bytes that hold any config's text
 
 constexpr const char* kScheduleNames[] = {"data_parallel", "split_k", "stream_k", "hybrid"};
 constexpr const char* kKernelNames[] = {"plain", "mma", "warpgroup"};
@@ -128,7 +130,6 @@ inline bool parse(const char* text, GemmConfig& c) {
   return true;
 }
 
-
 // Bytes of shared memory that the warpgroup kernel asks for.
 inline int64_t warpgroup_shared_bytes(const GemmConfig& c, bool block_scales) {
   const int64_t stage = int64_t{c.block_m + c.block_n} * kChunkBytes;
@@ -140,8 +141,7 @@ inline int64_t warpgroup_shared_bytes(const GemmConfig& c, bool block_scales) {
 // The cut of a product by a config: tiles as workers take them.
 inline TileSchedule cut_product(const GemmConfig& c, int64_t m, int64_t n, int64_t k_bytes,
                                 int sm_count) {
-  const int64_t tiles =
-      ceil_div(m, c.block_m * c.cluster_m) * ceil_div(n, c.block_n * c.cluster_n);
+  const int64_t tiles = ceil_div(m, c.block_m * c.cluster_m) * ceil_div(n, c.block_n * c.cluster_n);
   const int chunks = static_cast<int>(ceil_div(k_bytes, kChunkBytes));
   const int most = sm_count / (c.cluster_m * c.cluster_n);
   int64_t whole = tiles;
@@ -173,7 +173,8 @@ inline TileSchedule cut_product(const GemmConfig& c, int64_t m, int64_t n, int64
 // Flags first, then the partial sums.
 inline int64_t flag_bytes(const TileSchedule& schedule, int cluster) {
   if (schedule.slots() == 0) return 0;
-  return ceil_div(int64_t{schedule.shared_tiles()} * cluster * kMathGroups * kMaxSteps * kMaxContributors * 8,
+  return ceil_div(int64_t{schedule.shared_tiles()} * cluster * kMathGroups * kMaxSteps *
+                      kMaxContributors * 8,
                   256) *
          256;
 }

@@ -1,5 +1,5 @@
-// Copies to shared memory that gemm needs beside common/cuda/tma.cuh: two-dimensional boxes, boxes for
-// a whole cluster, and small pieces by cp.async; and the registers of a warpgroup.
+// Copies to shared memory that gemm needs beside common/cuda/tma.cuh: two-dimensional boxes, boxes
+// for a whole cluster, and small pieces by cp.async; and the registers of a warpgroup.
 #pragma once
 
 #include <cuda.h>
@@ -68,7 +68,7 @@ __device__ __forceinline__ uint64_t l2_policy_of(L2Use use) {
 
 // A box of a matrix of bytes: `x` bytes along a row, row `y`.
 __device__ __forceinline__ void load_box_2d(const CUtensorMap& map, int x, int y, uint32_t to,
-                                         uint32_t barrier, uint64_t policy) {
+                                            uint32_t barrier, uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
@@ -78,8 +78,8 @@ __device__ __forceinline__ void load_box_2d(const CUtensorMap& map, int x, int y
 
 // The same to this place in every block of the cluster that `mask` names, at each one's barrier.
 __device__ __forceinline__ void load_box_2d_in_cluster(const CUtensorMap& map, int x, int y,
-                                                    uint32_t to, uint32_t barrier, uint16_t mask,
-                                                    uint64_t policy) {
+                                                       uint32_t to, uint32_t barrier, uint16_t mask,
+                                                       uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),

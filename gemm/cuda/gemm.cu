@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <cstring>
 #include <random>
 
 #include "../../common/gpu/launch.h"
@@ -52,8 +53,7 @@ Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const Ge
                         void* stream) {
   WarpgroupProblem p;
   const bool swapped = config.rows_are_w;
-  p.schedule =
-      cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count);
+  p.schedule = cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count);
   p.cluster = config.cluster_m * config.cluster_n;
   p.share_rows = config.cluster_c() == 2;
   p.rows = static_cast<int32_t>(swapped ? args.n : args.m);
@@ -100,8 +100,8 @@ int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
   if (args.m == 0 || cuda::ask_device(device) || cuda::config_of(args, device, config)) return 0;
   if (config.kernel != cuda::GemmConfig::Kernel::kWarpgroup) return 0;
   return cuda::workspace_bytes(
-      config, cuda::cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype),
-                                device.sm_count));
+      config,
+      cuda::cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count));
 }
 
 Status launch_gemm(const GemmArgs& args, const Context& context) {
@@ -116,6 +116,33 @@ Status launch_gemm(const GemmArgs& args, const Context& context) {
   return config.kernel == cuda::GemmConfig::Kernel::kMma
              ? cuda::launch_mma(args, device, context.stream)
              : cuda::launch_plain(args, device, context.stream);
+}
+
+Status visit_gemm_configs(const GemmArgs& args, const Context&,
+                          void (*visit)(const char* config, void* state), void* state) {
+  cuda::GemmDevice device;
+  cuda::GemmConfig first;
+  if (const Status status = cuda::ask_device(device)) return status;
+  if (const Status status = cuda::config_of(args, device, first)) return status;
+  char first_text[cuda::kConfigText], text[cuda::kConfigText];
+  cuda::describe(first, first_text, sizeof first_text);
+  visit(first_text, state);
+  const auto visit_other = [&](const cuda::GemmConfig& config) {
+    cuda::describe(config, text, sizeof text);
+    if (std::strcmp(text, first_text) != 0) visit(text, state);
+  };
+  using Kernel = cuda::GemmConfig::Kernel;
+  cuda::GemmConfig config;
+  if (first.kernel == Kernel::kWarpgroup) {
+    cuda::for_each_warpgroup_config(
+        args, device,
+        [&](const cuda::GemmConfig& config, const cuda::TileTime&) { visit_other(config); });
+  }
+  for (const Kernel kernel : {Kernel::kMma, Kernel::kPlain}) {
+    config.kernel = kernel;
+    if (cuda::check(args, config, device) == nullptr) visit_other(config);
+  }
+  return nullptr;
 }
 
 }  // namespace rocm_kernels

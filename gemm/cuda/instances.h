@@ -16,9 +16,9 @@ Status launch_warpgroup_fp8(const GemmArgs& args, const GemmConfig& config,
 Status launch_warpgroup_fp8_block(const GemmArgs& args, const GemmConfig& config,
                                   const WarpgroupProblem& problem, void* stream);
 Status launch_warpgroup_bf16(const GemmArgs& args, const GemmConfig& config,
-                              const WarpgroupProblem& problem, void* stream);
+                             const WarpgroupProblem& problem, void* stream);
 Status launch_warpgroup_fp16(const GemmArgs& args, const GemmConfig& config,
-                              const WarpgroupProblem& problem, void* stream);
+                             const WarpgroupProblem& problem, void* stream);
 
 }  // namespace cuda
 }  // namespace rocm_kernels

@@ -1,8 +1,7 @@
 // The kernels that need no Hopper: mma.sync for any tensor core, and element by element.
-#include "mma.cuh"
-
 #include "../../common/gpu/launch.h"
 #include "instances.h"
+#include "mma.cuh"
 #include "plain.cuh"
 
 namespace rocm_kernels {
@@ -43,9 +42,8 @@ Status launch_mma(const GemmArgs& args, const GemmDevice& device, void* stream) 
 Status launch_plain(const GemmArgs& args, const GemmDevice& device, void* stream) {
   constexpr int64_t kMostBlocks = 65535;  // along y
   Launch launch;
-  launch.grid =
-      dim3(static_cast<unsigned>(ceil_div(args.m, kPlainBlockM)),
-           static_cast<unsigned>(std::min(ceil_div(args.n, kPlainWarps), kMostBlocks)));
+  launch.grid = dim3(static_cast<unsigned>(ceil_div(args.m, kPlainBlockM)),
+                     static_cast<unsigned>(std::min(ceil_div(args.n, kPlainWarps), kMostBlocks)));
   launch.block = kPlainWarps * 32;
   launch.stream = static_cast<Stream>(stream);
   launch.early = device.compute_capability >= 90;

@@ -1,12 +1,13 @@
 // gemm on any GPU with tensor cores (sm_80 and later): mma.sync, FP8 widened to float16 exactly. On
-// sm_90a it serves what wgmma does not: FP8 operands with a float32 output, 16-bit a with FP8 w, and
-// rows that are not aligned to 16 bytes.
+// sm_90a it serves what wgmma does not: FP8 operands with a float32 output, 16-bit a with FP8 w,
+// and rows that are not aligned to 16 bytes.
 //
 //   a block: 128 rows of w x 128 rows of a x all of K, 8 warps of 32 x 64
 //   K goes by in steps of 64 bytes of w, kStages of them under way to shared memory
 //
 // A lane reads 16 consecutive bytes of a row as its share of several mma (common/cuda/mma.cuh). The
-// tensor core truncates where float32 rounds, so the sums of each step are added apart;
+// tensor core truncates where float32 rounds, so the sums of each 64 elements of K are added apart
+// (of 128, and of 32, they come out 3 times as far off as float32 sums);
 // there block scales are applied.
 #pragma once
 
@@ -30,6 +31,7 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
   constexpr int kStageBytes = kWBytes + kMmaBlockM * kARowBytes;
   constexpr int kStages = kMmaStages;
   constexpr int kStepsPerBlock = kScaleBlock / kStepElements;
+  constexpr int kStepsPerSum = 64 / kStepElements;
   constexpr int kWarpsN = 4;  // times 2 along m
   constexpr int kRowTiles = kMmaBlockN / kWarpsN / kMmaN;
   constexpr int kColumnTiles = kMmaBlockM / 2 / kMmaM;
@@ -75,14 +77,12 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
     if (step < steps) {
       for (int i = threadIdx.x; i < kWBytes / 16; i += kMmaThreads) {
         const int row = i / (kMmaStepBytes / 16), vector = i % (kMmaStepBytes / 16);
-        fetch(args.w, first_n + row, args.n, args.w_stride,
-              k + vector * 16 / Types::kWBytes,
+        fetch(args.w, first_n + row, args.n, args.w_stride, k + vector * 16 / Types::kWBytes,
               std::integral_constant<int, Types::kWBytes>(), to + i * 16);
       }
       for (int i = threadIdx.x; i < kMmaBlockM * kARowBytes / 16; i += kMmaThreads) {
         const int row = i / (kARowBytes / 16), vector = i % (kARowBytes / 16);
-        fetch(args.a, first_m + row, args.m, args.a_stride,
-              k + vector * 16 / Types::kABytes,
+        fetch(args.a, first_m + row, args.m, args.a_stride, k + vector * 16 / Types::kABytes,
               std::integral_constant<int, Types::kABytes>(), to + kWBytes + i * 16);
       }
     }
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) mma<Types>(part[i][j], w[i][0], w[i][1], a);
     }
-    {
+    if ((step + 1) % kStepsPerSum == 0 || step + 1 == steps) {
       const int64_t k_block = step / kStepsPerBlock;
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {

@@ -1,4 +1,5 @@
-// Partial sums of a tile that several workers share: published, flagged, added up in the order of k.
+// Partial sums of a tile that several workers share: published, flagged, added up in the order of
+// k.
 //
 // The steps of the tile are dealt to its contributors. Each hands over all steps but its own, flags
 // that, and adds up its own as soon as all others have flagged. If they do not come soon (their
@@ -33,16 +34,16 @@ __device__ __forceinline__ float4* partial_sums_of(const WarpgroupProblem& p, co
 }
 
 // Publishes the sums of this warpgroup's part of a tile, of which this worker has one interval of
-// K. Returns the steps (bits) that this warpgroup is to add up and finish. `shared_word` is a word of
-// shared memory of its own.
+// K. Returns the steps (bits) that this warpgroup is to add up and finish. `shared_word` is a word
+// of shared memory of its own.
 //
 // Flags are [owner of steps][contributor] words. One that holds the launch's name is set; whatever
 // else it held before the launch is not. Who finishes clears them, so that a replay of the same
 // launch begins with none.
 template <class Tile>
-__device__ __forceinline__ uint32_t publish_sums(
-    const WarpgroupProblem& p, const UnitInfo& unit, int rank, int group, int thread,
-    int& shared_word, const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) {
+__device__ __forceinline__ uint32_t
+publish_sums(const WarpgroupProblem& p, const UnitInfo& unit, int rank, int group, int thread,
+             int& shared_word, const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) {
   constexpr int64_t kPatience = 8000;  // cycles: some trips through L2, or a late start
   const int count = unit.contributors, me = unit.contributor;
   const int owners = min(count, Tile::kSteps);
@@ -59,8 +60,8 @@ __device__ __forceinline__ uint32_t publish_sums(
       if ((step % owners == me) != own) return;
 #pragma unroll
       for (int i = 0; i < Tile::kStepTiles; ++i) {
-        const float(&sum)[4] = sums[step / Tile::kColumnSteps]
-                                   [step % Tile::kColumnSteps * Tile::kStepTiles + i];
+        const float (&sum)[4] =
+            sums[step / Tile::kColumnSteps][step % Tile::kColumnSteps * Tile::kStepTiles + i];
         __stcg(to + (step * Tile::kStepTiles + i) * 128,
                make_float4(sum[0], sum[1], sum[2], sum[3]));
       }
@@ -114,7 +115,8 @@ __device__ __forceinline__ uint32_t publish_sums(
 
   uint32_t steps = 0;
 #pragma unroll
-  for (int step = 0; step < Tile::kSteps; ++step) steps |= (finished >> (step % owners) & 1) << step;
+  for (int step = 0; step < Tile::kSteps; ++step)
+    steps |= (finished >> (step % owners) & 1) << step;
   return steps;
 }
 
@@ -122,8 +124,7 @@ __device__ __forceinline__ uint32_t publish_sums(
 template <class Tile, int kStep>
 __device__ __forceinline__ void add_up_step(
     const WarpgroupProblem& p, const UnitInfo& unit, int rank, int group, int thread,
-    const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4],
-    float (&total)[Tile::kStepTiles][4]) {
+    const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4], float (&total)[Tile::kStepTiles][4]) {
   constexpr int kAtOnce = Tile::kSteps > 4 ? 2 : 4;  // contributors whose sums are under way
   constexpr int kWave = kStep / Tile::kColumnSteps;
   constexpr int kFirstTile = kStep % Tile::kColumnSteps * Tile::kStepTiles;
@@ -133,9 +134,8 @@ __device__ __forceinline__ void add_up_step(
 #pragma unroll
     for (int c = 0; c < kAtOnce; ++c) {
       if (first + c >= count || first + c == me) continue;
-      const float4* const from =
-          partial_sums_of<Tile>(p, unit, first + c, rank, group, thread) +
-          kStep * Tile::kStepTiles * 128;
+      const float4* const from = partial_sums_of<Tile>(p, unit, first + c, rank, group, thread) +
+                                 kStep * Tile::kStepTiles * 128;
 #pragma unroll
       for (int i = 0; i < Tile::kStepTiles; ++i) others[c][i] = __ldcg(from + i * 128);
     }
@@ -144,7 +144,7 @@ __device__ __forceinline__ void add_up_step(
       if (first + c >= count) continue;
 #pragma unroll
       for (int i = 0; i < Tile::kStepTiles; ++i) {
-        const float(&own)[4] = sums[kWave][kFirstTile + i];
+        const float (&own)[4] = sums[kWave][kFirstTile + i];
         const bool mine = first + c == me;
         const float part[4] = {mine ? own[0] : others[c][i].x, mine ? own[1] : others[c][i].y,
                                mine ? own[2] : others[c][i].z, mine ? own[3] : others[c][i].w};

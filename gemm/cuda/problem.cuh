@@ -28,8 +28,8 @@ struct WarpgroupProblem {
   int32_t cluster = 1;
   bool share_rows = false;  // the blocks of a cluster share the rows operand, else the columns
   L2Use use_of_rows = L2Use::kNormal, use_of_columns = L2Use::kNormal;
-  bool wide_scale_a = false, wide_scale_w = false;   // runs of block scales are 16-byte vectors
-  bool wide_stores = false;                          // rows of out are aligned to 16 bytes
+  bool wide_scale_a = false, wide_scale_w = false;  // runs of block scales are 16-byte vectors
+  bool wide_stores = false;                         // rows of out are aligned to 16 bytes
 
   void* out = nullptr;
   int64_t out_stride = 0;
@@ -37,9 +37,9 @@ struct WarpgroupProblem {
   const void* bias = nullptr;
   ScaleView scale_a, scale_w;
 
-  uint64_t* flags = nullptr;    // [shared tile][rank][warpgroup][owner of steps][contributor]
-  float* partials = nullptr;    // [slot][rank][warpgroup][step][4][thread] float4
-  uint64_t launch = 0;          // names this launch in the flags, never 0
+  uint64_t* flags = nullptr;  // [shared tile][rank][warpgroup][owner of steps][contributor]
+  float* partials = nullptr;  // [slot][rank][warpgroup][step][4][thread] float4
+  uint64_t launch = 0;        // names this launch in the flags, never 0
 };
 
 // What one instance of the kernel is compiled for.
@@ -51,7 +51,8 @@ struct WarpgroupTile {
   static constexpr int kWaves = kWaveCount;    // of 64 rows, in a warpgroup
   static constexpr int kColumns = kColumnCount;
   static constexpr bool kBlockScales = kBlocks;
-  static constexpr int kChain = kChainLength;  // instructions that add up in the tensor core; 0: all
+  static constexpr int kChain =
+      kChainLength;  // instructions that add up in the tensor core; 0: all
   static constexpr int kRows = kWaves * kWgmmaRows * kMathGroups;
   static constexpr int kColumnTiles = kColumns / 8;
   // A step of the epilogue: the columns that a warp finishes together.
@@ -110,7 +111,7 @@ struct UnitInfo {
   int32_t first_chunk;
   int32_t first_row, first_column;
   int32_t contributor, contributors;
-  int32_t shared_tile;  // counts the tiles that several workers share
+  int32_t shared_tile;                         // counts the tiles that several workers share
   int32_t first_slot, other_slots, slot_step;  // of the contributors' partial sums
   int32_t last;                                // of this worker
   int32_t zero;                                // 0, which the compiler does not know

@@ -4,19 +4,20 @@
 //   columns operand [C, K]    producer warps   boxes of block_r (block_c) rows x 128 bytes of K
 //                             2 warpgroups     64 * kWaves rows each, times block_c columns
 //
-// Rows and columns are what wgmma calls M and N: it takes 64 rows and 8 to 256 columns. Which operand
-// is which is the config's to say: a prompt has a as rows (out[m, n] as it lies in registers); for
-// fewer than 256 tokens w is the rows and the tokens are columns, whose number fits in steps of 16.
+// Rows and columns are what wgmma calls M and N: it takes 64 rows and 8 to 256 columns. Which
+// operand is which is the config's to say: a prompt has a as rows (out[m, n] as it lies in
+// registers); for fewer than 256 tokens w is the rows and the tokens are columns, whose number fits
+// in steps of 16.
 //
-// Why promote. The FP8 tensor core adds in about 14 bits, so its sums of 128 elements of K (64 for a
-// float16 output) are added to float32 registers; where scales are blocks of 128 the same step
+// Why promote. The FP8 tensor core adds in about 14 bits, so its sums of 128 elements of K (64 for
+// a float16 output) are added to float32 registers; where scales are blocks of 128 the same step
 // multiplies. A warpgroup's additions run while the other's products do: for 128 x 128 x 128 the
 // products take 512 cycles of the tensor cores and the additions 128 of the schedulers. 16-bit
 // operands whose output is 16-bit need none, and sum in place.
 //
 // Why clusters. An SM multiplies 256 x 128 x 128 in about 1500 cycles and its two boxes are 48 KB:
-// 55 bytes a nanosecond, all that L2 gives. Two blocks that share an operand load half of it each and
-// send it to both.
+// 55 bytes a nanosecond, all that L2 gives. Two blocks that share an operand load half of it each
+// and send it to both.
 #pragma once
 
 #include "epilogue.cuh"
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   constexpr int kRowBytes = Tile::kRows * kChunkBytes;
   constexpr int kColumnBytes = Tile::kColumns * kChunkBytes;
   constexpr int kStageBytes = kRowBytes + kColumnBytes;
-  constexpr int kGroupRows = Tile::kWaves * kWgmmaRows;  // rows of a warpgroup
+  constexpr int kGroupRows = Tile::kWaves * kWgmmaRows;                      // rows of a warpgroup
   constexpr int kScaleRows = Tile::kSwapped ? Tile::kColumns : Tile::kRows;  // of a, in a tile
 
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, as registers go
@@ -137,10 +138,10 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
           mbarrier_arrive_expect(full + stage * 8, bytes);
           if (shared) {
             load_box_2d_in_cluster(map, chunk * kChunkBytes, row, to + stage * kStageBytes,
-                                full + stage * 8, 3, policy);
+                                   full + stage * 8, 3, policy);
           } else {
             load_box_2d(map, chunk * kChunkBytes, row, to + stage * kStageBytes, full + stage * 8,
-                     policy);
+                        policy);
           }
           if (++stage == p.num_stages) stage = 0, parity ^= 1;
         }
@@ -154,8 +155,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
       constexpr int kGroups = Tile::kSwapped ? Tile::kRows / 128 : Tile::kScaleGroups;
       static_assert(kGroups <= kMaxScaleGroups, "");
       wait_for_previous_kernel();
-      const auto copy_run = [&](const ScaleView& scale, bool wide, int64_t row, bool there, int first,
-                                uint32_t to) {
+      const auto copy_run = [&](const ScaleView& scale, bool wide, int64_t row, bool there,
+                                int first, uint32_t to) {
         const int count = there ? min(kScaleRun, p.schedule.chunks - first) : 0;
         const float* from =
             there ? scale.data + row * scale.row_stride + first * scale.block_stride : scale.data;
@@ -287,11 +288,10 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
           for (int i = 0; i < kChunkBytes / kWgmmaKBytes; ++i) {
 #pragma unroll
             for (int wave = 0; wave < Tile::kWaves; ++wave) {
-              wgmma_tile<Tile::kType>(sums[wave],
-                                 rows + wgmma_offset(wave * kWgmmaRows * kChunkBytes +
-                                                     i * kWgmmaKBytes),
-                                 columns + wgmma_offset(i * kWgmmaKBytes),
-                                 chunk > 0 || i > 0);
+              wgmma_tile<Tile::kType>(
+                  sums[wave],
+                  rows + wgmma_offset(wave * kWgmmaRows * kChunkBytes + i * kWgmmaKBytes),
+                  columns + wgmma_offset(i * kWgmmaKBytes), chunk > 0 || i > 0);
             }
           }
           wgmma_commit();
@@ -373,7 +373,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
           }
 #pragma unroll
           for (int tile = 0; tile < Tile::kColumnTiles; ++tile) {
-            float(&sum)[4] = sums[wave][tile];
+            float (&sum)[4] = sums[wave][tile];
             if constexpr (!Tile::kBlockScales) {
 #pragma unroll
               for (int j = 0; j < 4; ++j) sum[j] += part[tile][j];

@@ -34,50 +34,49 @@ __device__ __forceinline__ void wgmma_pin(float (&sum)[kTiles][4]) {
   }
 }
 
-#define ROCM_KERNELS_SUMS_8(i)                                                              \
+#define ROCM_KERNELS_SUMS_8(i)                                                             \
   "+f"(sum[i][0]), "+f"(sum[i][1]), "+f"(sum[i][2]), "+f"(sum[i][3]), "+f"(sum[i + 1][0]), \
       "+f"(sum[i + 1][1]), "+f"(sum[i + 1][2]), "+f"(sum[i + 1][3])
 #define ROCM_KERNELS_SUMS_16(i) ROCM_KERNELS_SUMS_8(i), ROCM_KERNELS_SUMS_8(i + 2)
 #define ROCM_KERNELS_SUMS_32(i) ROCM_KERNELS_SUMS_16(i), ROCM_KERNELS_SUMS_16(i + 4)
 #define ROCM_KERNELS_SUMS_64(i) ROCM_KERNELS_SUMS_32(i), ROCM_KERNELS_SUMS_32(i + 8)
 
-// The sums of `rows` x `columns` over 32 bytes of K, asynchronously; if not `add`, what sum holds is
-// dropped. SHAPE and TYPES are the instruction's, REGISTERS its list, LAST what follows the flags.
-#define ROCM_KERNELS_WGMMA(N, SHAPE, TYPES, REGISTERS, LAST, AT_ROWS, AT_COLUMNS, AT_ADD, SUMS)  \
-  asm volatile(                                                                                  \
-      "{\n"                                                                                      \
-      ".reg .pred add;\n"                                                                        \
-      "setp.ne.b32 add, " AT_ADD ", 0;\n"                                                        \
-      "wgmma.mma_async.sync.aligned.m64n" #N SHAPE ".f32." TYPES " {" REGISTERS "}, " AT_ROWS     \
-      ", " AT_COLUMNS ", add, 1, 1" LAST ";\n"                                                   \
-      "}"                                                                                        \
-      : SUMS                                                                                     \
+// The sums of `rows` x `columns` over 32 bytes of K, asynchronously; if not `add`, what sum holds
+// is dropped. SHAPE and TYPES are the instruction's, REGISTERS its list, LAST what follows the
+// flags.
+#define ROCM_KERNELS_WGMMA(N, SHAPE, TYPES, REGISTERS, LAST, AT_ROWS, AT_COLUMNS, AT_ADD, SUMS) \
+  asm volatile(                                                                                 \
+      "{\n"                                                                                     \
+      ".reg .pred add;\n"                                                                       \
+      "setp.ne.b32 add, " AT_ADD                                                                \
+      ", 0;\n"                                                                                  \
+      "wgmma.mma_async.sync.aligned.m64n" #N SHAPE ".f32." TYPES " {" REGISTERS "}, " AT_ROWS   \
+      ", " AT_COLUMNS ", add, 1, 1" LAST                                                        \
+      ";\n"                                                                                     \
+      "}"                                                                                       \
+      : SUMS                                                                                    \
       : "l"(kWgmmaLayout | rows), "l"(kWgmmaLayout | columns), "r"(add))
-#define ROCM_KERNELS_WGMMA_WIDTH(N, REGISTERS, AT_ROWS, AT_COLUMNS, AT_ADD, ...)                 \
-  template <DType kType>                                                                         \
-  __device__ __forceinline__ void wgmma_tile(float (&sum)[N / 8][4], uint32_t rows, uint32_t columns, \
-                                        int add) {                                               \
-    if constexpr (kType == DType::kFloat8E4M3FN) {                                               \
-      ROCM_KERNELS_WGMMA(N, "k32", "e4m3.e4m3", REGISTERS, "", AT_ROWS, AT_COLUMNS, AT_ADD,      \
-                         ROCM_KERNELS_LIST(__VA_ARGS__));                                        \
-    } else if constexpr (kType == DType::kBFloat16) {                                            \
-      ROCM_KERNELS_WGMMA(N, "k16", "bf16.bf16", REGISTERS, ", 0, 0", AT_ROWS, AT_COLUMNS,        \
-                         AT_ADD, ROCM_KERNELS_LIST(__VA_ARGS__));                                \
-    } else {                                                                                     \
-      ROCM_KERNELS_WGMMA(N, "k16", "f16.f16", REGISTERS, ", 0, 0", AT_ROWS, AT_COLUMNS, AT_ADD,  \
-                         ROCM_KERNELS_LIST(__VA_ARGS__));                                        \
-    }                                                                                            \
+#define ROCM_KERNELS_WGMMA_WIDTH(N, REGISTERS, AT_ROWS, AT_COLUMNS, AT_ADD, ...)                  \
+  template <DType kType>                                                                          \
+  __device__ __forceinline__ void wgmma_tile(float (&sum)[N / 8][4], uint32_t rows,               \
+                                             uint32_t columns, int add) {                         \
+    if constexpr (kType == DType::kFloat8E4M3FN) {                                                \
+      ROCM_KERNELS_WGMMA(N, "k32", "e4m3.e4m3", REGISTERS, "", AT_ROWS, AT_COLUMNS, AT_ADD,       \
+                         ROCM_KERNELS_LIST(__VA_ARGS__));                                         \
+    } else if constexpr (kType == DType::kBFloat16) {                                             \
+      ROCM_KERNELS_WGMMA(N, "k16", "bf16.bf16", REGISTERS, ", 0, 0", AT_ROWS, AT_COLUMNS, AT_ADD, \
+                         ROCM_KERNELS_LIST(__VA_ARGS__));                                         \
+    } else {                                                                                      \
+      ROCM_KERNELS_WGMMA(N, "k16", "f16.f16", REGISTERS, ", 0, 0", AT_ROWS, AT_COLUMNS, AT_ADD,   \
+                         ROCM_KERNELS_LIST(__VA_ARGS__));                                         \
+    }                                                                                             \
   }
 #define ROCM_KERNELS_LIST(...) __VA_ARGS__
 
-ROCM_KERNELS_WGMMA_WIDTH(
-    16,
-    "%0, %1, %2, %3, %4, %5, %6, %7",
-    "%8", "%9", "%10", ROCM_KERNELS_SUMS_8(0))
-ROCM_KERNELS_WGMMA_WIDTH(
-    32,
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15",
-    "%16", "%17", "%18", ROCM_KERNELS_SUMS_16(0))
+ROCM_KERNELS_WGMMA_WIDTH(16, "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", "%10",
+                         ROCM_KERNELS_SUMS_8(0))
+ROCM_KERNELS_WGMMA_WIDTH(32, "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15",
+                         "%16", "%17", "%18", ROCM_KERNELS_SUMS_16(0))
 ROCM_KERNELS_WGMMA_WIDTH(
     64,
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
