@@ -60,7 +60,7 @@ Status launch_gemm(const GemmArgs& args, const Context& context);
 
 // Tells visit(text, state) every config that can serve args on the current device: first the one
 // that launch_gemm(args) takes, then the others that are worth timing, each once. Nothing that args
-// point to is read.
+// point to is read, but the addresses' alignment counts.
 Status visit_gemm_configs(const GemmArgs& args, const Context& context,
                           void (*visit)(const char* config, void* state), void* state);
 

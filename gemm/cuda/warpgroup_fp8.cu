@@ -23,7 +23,6 @@ Status launch_warpgroup_fp8(const GemmArgs& args, const GemmConfig& config,
   ROCM_KERNELS_TILE(kType, true, 1, 96, false, 4)
   ROCM_KERNELS_TILE(kType, true, 1, 128, false, 4)
   ROCM_KERNELS_TILE(kType, true, 2, 64, false, 4)
-  ROCM_KERNELS_TILE(kType, true, 2, 128, false, 4)
   return kNoTile;
 }
 

@@ -23,7 +23,6 @@ Status launch_warpgroup_fp8_block(const GemmArgs& args, const GemmConfig& config
   ROCM_KERNELS_TILE(kType, true, 1, 96, true, 4)
   ROCM_KERNELS_TILE(kType, true, 1, 128, true, 4)
   ROCM_KERNELS_TILE(kType, true, 2, 64, true, 4)
-  ROCM_KERNELS_TILE(kType, true, 2, 128, true, 4)
   return kNoTile;
 }
 
