@@ -22,7 +22,7 @@ CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.hip' '*.cu' '*.cuh')
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help given-environment writable llvm demo build test test-all test-gpu sanitize-gpu bench bench-gpu bench-model resources fuzz release-check lint format clean
+.PHONY: help given-environment writable llvm demo build test test-all test-gpu sanitize-gpu bench bench-gpu bench-model resources fuzz calibrate release-check lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -90,6 +90,9 @@ resources: $(ENVIRONMENT) llvm ## registers, LDS and spills of every kernel for 
 
 fuzz: $(ENVIRONMENT) ## the CPU variant under sanitizers, ARGS="--seconds N" for each of three fuzzers
 	$(PYTHON) tests/fuzz/run.py $(ARGS)
+
+calibrate: build llvm ## the cycle model beside what others measured on AMD GPUs; writes docs/calibration_table.md
+	$(PYTHON) benchmarks/calibrate.py --write $(ARGS)
 
 release-check: build ## what build/ holds is what it says, and builds again to the same bytes
 	$(PYTHON) tools/release_check.py --reproduce $(ARGS)

@@ -121,6 +121,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     arguments = parser.parse_args()
+    if min(arguments.rows) < 1:
+        parser.error(f"--rows must be at least 1, got {min(arguments.rows)}")
     simulated.CHECKS = False
     for op, launch in (("rms_norm_fp8", norm), ("swiglu_fp8", activation)):
         print_table(op, {rows: launch(rows) for rows in arguments.rows})

@@ -42,16 +42,25 @@ inline bool is_block_scaled(const GemmArgs& args) {
   return args.scale_a.is_blocked() || args.scale_w.is_blocked();
 }
 
+// The product of rows [begin, end) of a.
+inline GemmArgs rows_of(GemmArgs args, int64_t begin, int64_t end) {
+  args.m = end - begin;
+  args.a = static_cast<const char*>(args.a) + begin * args.a_stride * size_of(args.a_dtype);
+  args.out = static_cast<char*>(args.out) + begin * args.out_stride * size_of(args.out_dtype);
+  args.scale_a.data += begin * args.scale_a.row_stride;  // 0 where there is one scale, or none
+  return args;
+}
+
 // Bytes of scratch that launch_gemm needs for these sizes; pointers in args are not read.
 int64_t gemm_workspace_bytes(const GemmArgs& args, const Context& context);
 
-// Caller's duty: m >= 0, n > 0, k >= 0 and dtypes as above. The CPU has it (cpu/gemm.cpp), and CUDA
-// (cuda/gemm.cu); on AMD GPUs the op launches skinny_gemm for each 64 rows.
+// Caller's duty: m, n, k >= 0 and dtypes as above. Any M, N, K, stride and element alignment is
+// served; rows that are 16-byte aligned are quickest.
 Status launch_gemm(const GemmArgs& args, const Context& context);
 
 // Tells visit(text, state) every config that can serve args on the current device: first the one
-// that launch_gemm(args) takes, then the others, each once. Nothing that args point to is read, but
-// the addresses' alignment counts. CUDA has it.
+// that launch_gemm(args) takes, then the others that are worth timing, each once. Nothing that args
+// point to is read.
 Status visit_gemm_configs(const GemmArgs& args, const Context& context,
                           void (*visit)(const char* config, void* state), void* state);
 

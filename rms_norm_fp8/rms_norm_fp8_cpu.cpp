@@ -1,5 +1,5 @@
 // rms_norm_fp8 on the CPU: a thread takes whole rows. The arithmetic is in rms_norm_fp8_cpu_body.h,
-// the reasons and the measurements in docs/cpu.md.
+// the reasons and the measurements in docs/kernels/rms_norm_fp8.md.
 #include "../common/core/fp8.h"
 #include "../common/core/half.h"
 #include "../common/core/math.h"

@@ -6,12 +6,15 @@ result.counters, result.findings, result.time
 """
 
 from .api import CodeObject, Finding, Out, Result, SimulatorError, load, result_from
+from .cycles import Cycles, Machine, machine_for
 from .hip import Runtime, load_runtime, runtime
 from .timing import Time, modelled_time
 
 __all__ = [
     "CodeObject",
+    "Cycles",
     "Finding",
+    "Machine",
     "Out",
     "Result",
     "Runtime",
@@ -19,6 +22,7 @@ __all__ = [
     "Time",
     "load",
     "load_runtime",
+    "machine_for",
     "modelled_time",
     "result_from",
     "runtime",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -13,6 +14,7 @@ import struct
 import numpy as np
 
 from . import _build
+from .cycles import Cycles, Machine, machine_for
 from .timing import Time, modelled_time
 
 
@@ -24,7 +26,11 @@ class _Options(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_uint32)
         for name in ("late", "race", "bounds", "uninit", "caches", "threads")
-    ] + [("seed", ctypes.c_uint64), ("max_instructions", ctypes.c_uint64)]
+    ] + [
+        ("seed", ctypes.c_uint64),
+        ("max_instructions", ctypes.c_uint64),
+        ("cycles", ctypes.c_void_p),
+    ]
 
 
 class _Buffer(ctypes.Structure):
@@ -92,7 +98,8 @@ class Result:
     """What a launch did.
 
     counters: totals by name, see docs/simulator.md; findings: in order of kind;
-    time: modelled, None for gfx90a; lines: executions by source line;
+    time: the quick bound, None for gfx90a; lines: executions by source line;
+    cycles: what the cycle model found, None unless it was asked for;
     raw: everything as the engine reports it.
     """
 
@@ -101,6 +108,7 @@ class Result:
     time: Time | None
     lines: list[dict]
     raw: dict
+    cycles: Cycles | None = None
 
     def check(self) -> Result:
         """Returns itself, or raises SimulatorError that lists the findings when there are any."""
@@ -121,7 +129,8 @@ def result_from(raw: dict) -> Result:
     findings = [Finding(**{**f, "workgroup": tuple(f["workgroup"])}) for f in raw["findings"]]
     if "error" in raw:
         raise SimulatorError("\n".join([raw["error"], *map(str, findings)]))
-    return Result(raw["counters"], findings, modelled_time(raw), raw["lines"], raw)
+    cycles = Cycles(raw["cycles"]) if "cycles" in raw else None
+    return Result(raw["counters"], findings, modelled_time(raw), raw["lines"], raw, cycles)
 
 
 def _pointer(value) -> tuple[int, int] | None:
@@ -171,6 +180,53 @@ def _dims(value, what: str) -> ctypes.Array:
     return (ctypes.c_uint32 * 3)(*dims, *(1,) * (3 - len(dims)))
 
 
+class _Apart:
+    """Copies of arguments that lie side by side, so that an overrun of one does not meet the next.
+
+    An argument that overlaps another moves with it. Nothing moves that a structure may point into.
+    """
+
+    GAP = 256  # bytes between arguments from which on an overrun is seen anyway
+    PAGE = 4096  # alignment within this is kept
+
+    def __init__(self, args, buffers):
+        arrays = [a.array if isinstance(a, Out) else a for a in args]
+        ranges = sorted(p for p in map(_pointer, arrays) if p)
+        plain = all(isinstance(a, (int, float, np.generic)) or a is None or _pointer(a)
+                    for a in arrays)  # fmt: skip
+        self.moves: list[tuple[int, int, np.ndarray, int]] = []
+        if buffers or not plain:
+            return
+        merged: list[list[int]] = []
+        for begin, size in ranges:
+            if merged and begin < merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], begin + size)
+            else:
+                merged.append([begin, begin + size])
+        for (_, before), (begin, end) in itertools.pairwise(merged):
+            if begin - before >= self.GAP or end == begin:
+                continue
+            copy = np.empty(end - begin + 3 * self.PAGE, np.uint8)
+            shift = self.PAGE + (begin - copy.ctypes.data) % self.PAGE
+            ctypes.memmove(copy.ctypes.data + shift, begin, end - begin)
+            self.moves.append((begin, end, copy, copy.ctypes.data + shift))
+
+    def place(self, begin: int, size: int) -> tuple[int, int]:
+        """Where the kernel finds the bytes."""
+        for first, last, _, to in self.moves:
+            if first <= begin < last:
+                return to + begin - first, size
+        return begin, size
+
+    def bring_back(self, raw: dict) -> None:
+        """Copies results back; findings name the caller's addresses."""
+        for first, last, _, at in self.moves:
+            ctypes.memmove(first, at, last - first)
+            for finding in raw["findings"]:
+                if at <= finding["address"] < at + last - first:
+                    finding["address"] += first - at
+
+
 class CodeObject:
     """Kernels of one file.
 
@@ -195,7 +251,7 @@ class CodeObject:
         if getattr(self, "_handle", None):
             self._engine.sim_close(self._handle)
 
-    def _arguments(self, kernel: str, args) -> tuple[bytes, list[_Buffer]]:
+    def _arguments(self, kernel: str, args, apart: _Apart) -> tuple[bytes, list[_Buffer]]:
         explicit = [a for a in self.kernels[kernel]["args"] if not a["kind"].startswith("hidden")]
         if len(args) != len(explicit):
             raise ValueError(f"kernel {kernel} takes {len(explicit)} arguments, got {len(args)}")
@@ -207,6 +263,7 @@ class CodeObject:
             at = _pointer(value)
             if at:
                 name = spec["name"] or f"argument {n}"
+                at = apart.place(*at)
                 buffers.append(_Buffer(at[0], at[1], initialised, name.encode()))
                 value = at[0]
             data = _scalar(value, spec["size"], n)
@@ -229,6 +286,7 @@ class CodeObject:
         max_instructions: int = 200_000_000,
         late: bool | None = None,
         race: bool | None = None,
+        cycles: bool | Machine = False,
     ) -> Result:
         """Runs `kernel` to its end.
 
@@ -239,13 +297,15 @@ class CodeObject:
         checks: the adversarial modes and checkers, in the order that `seed` gives; False is fast.
         late, race: switch these two apart. caches: model L1, L2 and the Infinity Cache.
         threads: host threads, 0 for all cores. max_instructions: of one wave before it is stuck.
+        cycles: play the launch on the cycle model too; a Machine says which GPU and how.
         Raises SimulatorError when the launch is not possible or the kernel stops.
         """
         if kernel not in self.kernels:
             raise SimulatorError(
                 f"there is no kernel {kernel}; the file has {', '.join(sorted(self.kernels))}"
             )
-        segment, known = self._arguments(kernel, args)
+        apart = _Apart(args, buffers)
+        segment, known = self._arguments(kernel, args, apart)
         for extra in buffers:
             initialised = not isinstance(extra, Out)
             address, size = _pointer(extra if initialised else extra.array)
@@ -259,7 +319,12 @@ class CodeObject:
             threads,
             seed,
             max_instructions,
+            None,
         )
+        if cycles:
+            machine = machine_for(self.target) if cycles is True else cycles
+            played = machine.structure()
+            options.cycles = ctypes.addressof(played)
         text = self._engine.sim_launch(
             self._handle,
             kernel.encode(),
@@ -274,7 +339,9 @@ class CodeObject:
         )
         if text is None:
             raise SimulatorError(self._engine.sim_error().decode())
-        return result_from(json.loads(text))
+        raw = json.loads(text)
+        apart.bring_back(raw)
+        return result_from(raw)
 
 
 def load(path: str | os.PathLike, target: str | None = None) -> CodeObject:

@@ -11,6 +11,7 @@ import numpy as np
 
 from . import hip
 from .api import Out, Result, SimulatorError, load
+from .cycles import cycles_text
 
 _SCALARS = {"i8": np.int8, "u8": np.uint8, "i16": np.int16, "u16": np.uint16, "i32": np.int32,
             "u32": np.uint32, "i64": np.int64, "u64": np.uint64, "f16": np.float16,
@@ -131,6 +132,11 @@ def _parser() -> argparse.ArgumentParser:
         p.add_argument("--target", help="which code to take from a fat binary, as gfx950")
         p.add_argument("--seed", type=int, default=0, help="order of waves and workgroups")
         p.add_argument("--no-checks", action="store_true", help="fast, without the checkers")
+        p.add_argument(
+            "--cycles",
+            action="store_true",
+            help="plays it on the cycle model too: where each SIMD's cycles went",
+        )
         p.add_argument("--json", action="store_true", help="counters and findings as JSON")
     kernels = commands.add_parser("kernels", help="lists the kernels of a file")
     kernels.add_argument("file")
@@ -169,7 +175,8 @@ def main(arguments: list[str] | None = None) -> int:
         args = _Arguments(extra)
         result = load(options.file, options.target).launch(
             options.kernel, options.grid, options.block, args.values, options.lds,
-            checks=not options.no_checks, seed=options.seed)  # fmt: skip
+            checks=not options.no_checks, seed=options.seed,
+            cycles=options.cycles)  # fmt: skip
         args.write()
     except (SimulatorError, ValueError, TypeError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -177,11 +184,15 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         report = {key: result.raw[key] for key in ("kernel", "counters", "findings")}
         report["time"] = result.time and vars(result.time)
+        if result.cycles:
+            report["cycles"] = result.cycles.raw
         print(json.dumps(report, indent=1))
     else:
         if options.command == "profile":
             print(_table(result))
             print(_hot_lines(result))
+            if result.cycles:
+                print(cycles_text(result.cycles))
         for finding in result.findings:
             print(finding)
     return 1 if result.findings else 0

@@ -9,6 +9,7 @@ import pathlib
 
 from . import _build
 from .api import Result, SimulatorError, _pointer, result_from
+from .cycles import Machine
 
 
 def runtime() -> pathlib.Path:
@@ -31,6 +32,7 @@ class Runtime:
         library.sim_register_output.argtypes = library.sim_register_buffer.argtypes
         library.sim_unregister_buffer.argtypes = [ctypes.c_void_p]
         library.sim_set_options.argtypes = [ctypes.c_int, ctypes.c_uint64]
+        library.sim_set_cycles.argtypes = [ctypes.c_void_p]
         library.sim_launch_count.restype = ctypes.c_uint64
         library.sim_finding_count.restype = ctypes.c_uint64
         library.sim_finding_text.restype = ctypes.c_char_p
@@ -53,6 +55,11 @@ class Runtime:
     def options(self, checks: bool = True, seed: int = 0) -> None:
         """Switches the adversarial modes and checkers, and picks the order of waves."""
         self._library.sim_set_options(checks, seed)
+
+    def cycles(self, machine: Machine | None) -> None:
+        """Plays every launch from now on on `machine` too; None ends that."""
+        played = machine.structure() if machine else None
+        self._library.sim_set_cycles(ctypes.byref(played) if played else None)
 
     def last(self) -> Result:
         """What the last launch did. SimulatorError when there was none, or it stopped."""

@@ -90,13 +90,18 @@ class Time:
     rounds: int  # how often the GPU is filled
 
 
+def occupancy_of(vgprs: int, most: int, registers: int, granule: int) -> int:
+    """Waves a SIMD of `registers` a lane that a kernel's VGPRs allow, at most `most`."""
+    return min(most, registers // max(granule, math.ceil(vgprs / granule) * granule))
+
+
 def occupancy(
     resources: dict, waves_per_workgroup: int, dynamic_lds: int, hardware: Hardware
 ) -> tuple[int, int]:
     """Waves a SIMD and workgroups a compute unit that registers, LDS and wave slots allow."""
-    granule = hardware.vgpr_granule
-    registers = max(granule, math.ceil(resources["vgprs"] / granule) * granule)
-    waves = min(hardware.waves_per_simd, hardware.vgprs_per_lane // registers)
+    waves = occupancy_of(
+        resources["vgprs"], hardware.waves_per_simd, hardware.vgprs_per_lane, hardware.vgpr_granule
+    )
     groups = max(1, waves * hardware.simds // waves_per_workgroup)
     lds = resources["lds"] + dynamic_lds
     if lds:

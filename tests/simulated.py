@@ -104,7 +104,9 @@ def package_folder() -> Path:
     extension = build.write_ninja(package, toolchain, NAME, work)
     ninja = [str(Path(build.ninja.BIN_DIR) / "ninja"), "-C", str(work)]
     subprocess.run(ninja, check=True, capture_output=True)
-    shutil.copyfile(extension, folder / extension.name)
+    # Renamed into place: another process may have the old one loaded.
+    shutil.copyfile(extension, work / "new.so")
+    os.replace(work / "new.so", folder / extension.name)
     for path in package.python_files:
         target = folder / path.relative_to(ROOT / "torch-ext" / package.python_name)
         target.parent.mkdir(exist_ok=True)

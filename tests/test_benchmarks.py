@@ -6,6 +6,7 @@ import pytest
 from project import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
+import cpu
 import end_to_end
 import gpu_report
 
@@ -35,3 +36,9 @@ def test_overlapping_launches_are_counted_once():
 )
 def test_kinds_of_kernels(kernel, kind):
     assert gpu_report.kind_of(kernel) == kind
+
+
+def test_what_a_cache_delivered_has_no_share_of_the_floor():
+    rows = [cpu.Row("cold", {"a": 80.0}, 1000), cpu.Row("hot", {"a": 8.0}, 1000)]
+    _, lines = cpu.table(rows, bandwidth=25e6, baseline="a", ours="a")  # a floor of 40 us
+    assert [line[-2] for line in lines] == ["50%", "cached"]

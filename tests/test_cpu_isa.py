@@ -26,3 +26,20 @@ def test_every_case_on_a_lesser_instruction_set(isa: str) -> None:
     )
     assert result.returncode == 0, result.stdout[-4000:]
     assert " passed" in result.stdout
+
+
+def test_an_unknown_instruction_set_is_refused() -> None:
+    code = (
+        "import kernels, torch\n"
+        "package = kernels.get_kernel('org/rocm-kernels', version=1, backend='cpu')\n"
+        "package.rms_norm(torch.ones(512, 512), torch.ones(512))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "ROCM_KERNELS_CPU_ISA": "avx-2"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1
+    assert "ROCM_KERNELS_CPU_ISA must be portable, avx2 or avx512" in result.stderr
+    assert "got avx-2" in result.stderr

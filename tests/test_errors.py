@@ -15,7 +15,7 @@ def package(best_package):
 
 
 def f32(*shape):
-    return torch.randn(*shape)
+    return torch.randn(shape)
 
 
 def fp8(*shape):
@@ -108,8 +108,8 @@ CASES = {
         r"scale_w must have shape \[1\], \[4, 1\] or \[1, 3\], got \[4, 3\]",
     ),
     "bias dtype": (
-        lambda p: p.skinny_gemm(fp8(2, 8), fp8(4, 8), bias=f32(4).half()),
-        "bias must be float32 or have the dtype of out, got float16 and bfloat16",
+        lambda p: p.skinny_gemm(fp8(2, 8), fp8(4, 8), bias=f32(4).int()),
+        "bias must be float32, float16 or bfloat16, got int32",
     ),
     "bias length": (
         lambda p: p.skinny_gemm(fp8(2, 8), fp8(4, 8), bias=f32(5)),
@@ -121,6 +121,44 @@ CASES = {
         "fp8_dtype must be one of .* got torch.float32",
     ),
 }
+
+
+# What a beginner passes: (call, what the message must say).
+NO_TENSORS = {
+    "no weight": (lambda p: p.rms_norm(f32(2, 8), None), "weight must be a torch.Tensor, got None"),
+    "list for x": (lambda p: p.rms_norm([1.0], f32(1)), "x must be a torch.Tensor, got a list"),
+    "list for weight": (lambda p: p.rms_norm(f32(2, 1), [1.0]), "weight must .* got a list"),
+    "list for residual": (
+        lambda p: p.rms_norm_fp8(f32(2, 8), f32(8), 1e-6, [1.0]),
+        "residual must",
+    ),
+    "number for scale": (lambda p: p.quantize_fp8(f32(2, 8), scale=0.5), "scale must .* a float"),
+    "list for up": (lambda p: p.swiglu(f32(2, 8), [1.0]), "up must be a torch.Tensor, got a list"),
+    "list to swiglu_fp8": (lambda p: p.swiglu_fp8([1.0]), "x must be a torch.Tensor, got a list"),
+    "no w": (lambda p: p.skinny_gemm(fp8(2, 8), None), "w must be a torch.Tensor, got None"),
+    "number for scale_a": (lambda p: p.skinny_gemm(fp8(2, 8), fp8(4, 8), 0.5), "scale_a must"),
+    "no scale_w": (lambda p: p.fp8_linear(f32(2, 8), fp8(4, 8), None), "scale_w must .* got None"),
+    "no scale": (lambda p: p.to_native_fp8(fp8(2, 8), None), "scale must be a torch.Tensor"),
+    "scalar to rms_norm": (
+        lambda p: p.rms_norm(f32(), f32(1)),
+        "x must have .* dimension, got a s",
+    ),
+    "scalar to quantize": (lambda p: p.quantize_fp8(f32()), "x must have at least one dimension"),
+    "scalar to swiglu": (lambda p: p.swiglu(f32()), "x must have at least one dimension"),
+    "scalar to swiglu_fp8": (lambda p: p.swiglu_fp8(f32()), "x must have at least one dimension"),
+    "scalar a": (lambda p: p.skinny_gemm(fp8(1)[0], fp8(4, 8)), "at least one dimension"),
+    "scalar to fp8_linear": (lambda p: p.fp8_linear(f32(), fp8(4, 8), f32(1)), "at least one dim"),
+    "float64 to quantize": (lambda p: p.quantize_fp8(f32(2, 8).double()), "x must be .* float64"),
+}
+
+
+@pytest.mark.parametrize("case", NO_TENSORS)
+def test_what_is_no_tensor_or_has_no_rows(package, case):
+    call, message = NO_TENSORS[case]
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=message) as raised:
+        call(package)
+    error = raised.value
+    assert error.__cause__ is None and (error.__context__ is None or error.__suppress_context__)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -154,3 +192,19 @@ def test_outputs_may_not_share_memory_with_inputs(package):
 def test_mixed_devices(package):
     with pytest.raises(RuntimeError, match="weight must be on the device of x"):
         package.rms_norm(f32(2, 8).cuda(), f32(8).cpu())
+
+
+@pytest.mark.parametrize("rows", [2, 100])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_a_bias_of_another_floating_dtype_is_converted(package, device, dtype, rows):
+    """The checkpoint decides what dtype a bias has, not its user."""
+    w = torch.randn(16, 32).to(package.native_fp8_dtype(device))
+    x, scale, bias = torch.randn(rows, 32), torch.ones(16, 1), torch.randn(16).to(dtype)
+    for out_dtype in (torch.float32, torch.bfloat16):
+        arguments = {"out_dtype": out_dtype}
+        actual = package.fp8_linear(x, w, scale, bias=bias, **arguments)
+        assert torch.equal(actual, package.fp8_linear(x, w, scale, bias=bias.float(), **arguments))
+        assert not torch.equal(actual, package.fp8_linear(x, w, scale, **arguments))
+    a = x[:2].bfloat16()
+    actual = package.skinny_gemm(a, w, None, scale, bias=bias)
+    assert torch.equal(actual, package.skinny_gemm(a, w, None, scale, bias=bias.float()))

@@ -18,7 +18,9 @@ WHY = {
 
 
 def run(*command: str | Path, folder: Path = ROOT, **environment: str):
-    base = {name: value for name, value in os.environ.items() if name != "LOCAL_KERNELS"}
+    # `make test VENV=...` hands its variables on to every make below it.
+    ours = ("LOCAL_KERNELS", "MAKEFLAGS", "MAKEOVERRIDES", "VENV", "PIP_ARGS", "PYTHON3", "PROMPT")
+    base = {name: value for name, value in os.environ.items() if name not in ours}
     return subprocess.run(
         [*map(str, command)],
         cwd=folder,

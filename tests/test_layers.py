@@ -196,9 +196,11 @@ def test_fp8_linear_dynamic(package, device, run_kernelized, dtype, with_bias, r
 def test_fp8_linear_weight_only(package, device, run_kernelized, rows):
     dialect = package.native_fp8_dtype(device)
     q, scale = package.reference.quantize_fp8(torch.randn(80, 96), fp8_dtype=dialect)
-    linear = run_kernelized(package.models.FP8Linear(q, scale, activation_scheme="none"))
+    bias = torch.randn(80).half()  # of neither the input's nor the scales' dtype
+    linear = run_kernelized(package.models.FP8Linear(q, scale, nn.Parameter(bias), "none"))
     x = torch.randn(rows, 96, device=device).to(torch.bfloat16)
     exact, operands = exact_product(package, x, None, linear.weight, linear.weight_scale_inv)
+    exact += bias.to(device)
     if package.fp8_linear_path(rows, linear.weight, linear.weight_scale_inv) == "scaled_mm":
         # There the weight is unpacked to 16 bits for the library's product.
         torch.testing.assert_close(linear(x).double(), exact, rtol=0.02, atol=0.1)

@@ -138,6 +138,24 @@ def test_tuner_runs_as_a_program(package, tmp_path):
     assert path.exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rows", "65"], "rows must be of 1 to 64, got (65,)"),
+        (["--rows", "many"], "must be whole numbers, got 'many'"),
+        (["--shape", "24"], "must be N,K with both at least 1, got '24'"),
+        (["--device", "bogus"], "this build runs on cpu, got 'bogus'"),
+        (["--output", "/dev/null/t.json"], "output cannot be written: /dev/null/t.json: Not a dir"),
+    ],
+)
+def test_the_program_refuses_in_a_sentence(package, capsys, tmp_path, arguments, message):
+    path = tmp_path / "t.json"
+    with pytest.raises(SystemExit):
+        package.tuning.main(["--shape", "24,64", "--rows", "2", "--output", str(path), *arguments])
+    assert message in capsys.readouterr().err
+    assert not path.exists()
+
+
 def test_products_of_a_model(package):
     model = torch.nn.ModuleDict(
         {"q": torch.nn.Linear(64, 32), "again": torch.nn.Linear(64, 32, bias=False)}

@@ -147,6 +147,10 @@ def main() -> int:
     parser.add_argument("--device", choices=sorted(BACKENDS), default="rocm")
     parser.add_argument("--quick", action="store_true", help="the fast subset of tests alone")
     arguments = parser.parse_args()
+    try:  # before hours of work
+        arguments.output.open("a").close()
+    except OSError as error:
+        parser.error(f"--output {arguments.output} cannot be written: {error.strerror}")
     python = sys.executable
     report = {"report": 1, "device": arguments.device, "machine": machine(), "sources": sources()}
     build = [python, "tools/build.py", "--backend", BACKENDS[arguments.device]]

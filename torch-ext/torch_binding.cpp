@@ -28,6 +28,10 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
       "Tensor? bias) -> ()");
+  ops.def(
+      "gemm_with_config(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
+      "Tensor? bias, str config) -> ()");
+  ops.def("gemm_configs(Tensor out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w) -> str");
   ops.def("linear_limits(int device, int n, int k, bool block_scales) -> (int, int)");
 }
 
@@ -48,6 +52,8 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("skinny_gemm_with_config", TORCH_BOX(&skinny_gemm_with_config));
   ops.impl("skinny_gemm_configs", TORCH_BOX(&skinny_gemm_configs));
   ops.impl("gemm", TORCH_BOX(&gemm));
+  ops.impl("gemm_with_config", TORCH_BOX(&gemm_with_config));
+  ops.impl("gemm_configs", TORCH_BOX(&gemm_configs));
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

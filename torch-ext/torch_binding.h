@@ -56,6 +56,18 @@ void gemm(torch::stable::Tensor& out, const torch::stable::Tensor& a,
           const torch::stable::Tensor& w, std::optional<torch::stable::Tensor> scale_a,
           std::optional<torch::stable::Tensor> scale_w, std::optional<torch::stable::Tensor> bias);
 
+// The same with a config that gemm_configs gave.
+void gemm_with_config(torch::stable::Tensor& out, const torch::stable::Tensor& a,
+                      const torch::stable::Tensor& w, std::optional<torch::stable::Tensor> scale_a,
+                      std::optional<torch::stable::Tensor> scale_w,
+                      std::optional<torch::stable::Tensor> bias, std::string config);
+
+// One config a line: what gemm runs for these operands, then what else is worth timing.
+std::string gemm_configs(const torch::stable::Tensor& out, const torch::stable::Tensor& a,
+                         const torch::stable::Tensor& w,
+                         std::optional<torch::stable::Tensor> scale_a,
+                         std::optional<torch::stable::Tensor> scale_w);
+
 // The most rows for which skinny_gemm, and then gemm, is the quickest way through a linear layer
 // with a w of [n, k]: beyond both it is torch's own product. device: as in tune_skinny_gemm.
 std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k, bool block_scales);

@@ -19,6 +19,8 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 namespace rocm_kernels {
 namespace cpu {
@@ -47,15 +49,17 @@ static inline Isa best_isa() {
 static inline Isa chosen_isa() {
   const Isa best = best_isa();
   const char* const wanted = std::getenv("ROCM_KERNELS_CPU_ISA");
-  if (wanted == nullptr) return best;
+  if (wanted == nullptr || wanted[0] == '\0' || std::strcmp(wanted, "avx512") == 0) return best;
   if (std::strcmp(wanted, "portable") == 0) return Isa::kPortable;
-  if (std::strcmp(wanted, "avx2") == 0 && best == Isa::kAvx512) return Isa::kAvx2;
-  return best;
+  if (std::strcmp(wanted, "avx2") == 0) return best == Isa::kAvx512 ? Isa::kAvx2 : best;
+  throw std::runtime_error(
+      std::string("ROCM_KERNELS_CPU_ISA must be portable, avx2 or avx512, or not set, got ") +
+      wanted);
 }
 
 // The best instruction set that this machine has. The environment variable ROCM_KERNELS_CPU_ISA
-// (portable or avx2) lowers it, never raises it, so that one machine can test every path; other
-// values leave it. Read once, at the first call.
+// (portable, avx2 or avx512) lowers it, never raises it, so that one machine can test every path;
+// another value throws std::runtime_error. Read once, at the first call.
 static inline Isa isa() {
   // Internal linkage: two versions of this package in one process must not share the variable.
   static const Isa chosen = chosen_isa();

@@ -7,29 +7,11 @@
 #include "../../common/cdna/sync.h"
 #include "epilogue_lds.h"
 #include "problem.h"
+#include "store.h"
 
 namespace rocm_kernels::cdna {
 
 #if ROCM_KERNELS_CDNA
-
-template <typename T>
-ROCM_KERNELS_DEVICE void store_four(void* out, int64_t at, Accumulator sum, int count, bool wide) {
-  Vec<T, 4> values;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float value = sum[i];
-    values[i] = from_float<T>(value);
-  }
-  T* target = static_cast<T*>(out) + at;
-  if (wide && count >= 4) {
-    store<Touch::kAgain>(target, values);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i < count) target[i] = values[i];
-    }
-  }
-}
 
 // Scales and bias of a tile, one row a thread: asked for before the K loop, whose loads hide
 // theirs, and handed to the others through LDS after it. Until then nothing may touch them, or the
@@ -221,13 +203,7 @@ class Epilogue {
       value += *reinterpret_cast<const Accumulator*>(bias_ + at);
       const int64_t position = (m_begin_ + row) * p_.out_stride + column;
       const int count = p_.n - column;
-      if (p_.out_dtype == DType::kFloat32) {
-        store_four<float>(p_.out, position, value, count, p_.wide_stores);
-      } else if (p_.out_dtype == DType::kFloat16) {
-        store_four<float16>(p_.out, position, value, count, p_.wide_stores);
-      } else {
-        store_four<bfloat16>(p_.out, position, value, count, p_.wide_stores);
-      }
+      store_four(p_, position, value, count);
     }
   }
 

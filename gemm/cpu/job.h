@@ -2,6 +2,8 @@
 // what both launchers do alike.
 #pragma once
 
+#include <cstring>
+
 #include "../../common/core/fp8.h"
 #include "../../common/core/half.h"
 #include "../../common/core/math.h"
@@ -33,6 +35,16 @@ struct GemmJob {
 int64_t packed_bytes(const GemmArgs& args) {
   const int64_t columns = ceil_div(args.k, kScaleBlock) * kScaleBlock;
   return args.m * columns * static_cast<int64_t>(sizeof(float));
+}
+
+// The one config of a CPU product: its instruction set.
+const char* config_name() {
+  constexpr const char* kNames[] = {"portable", "neon", "avx2", "avx512"};
+  return kNames[static_cast<int>(isa())];
+}
+Status check_config(const GemmArgs& args) {
+  if (args.config == nullptr || std::strcmp(args.config, config_name()) == 0) return nullptr;
+  return "config: the CPU has one, and it bears the name of its instruction set";
 }
 
 float as_float(float value) { return value; }

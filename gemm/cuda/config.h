@@ -81,11 +81,10 @@ struct GemmConfig {
   int cluster_c() const { return rows_are_w ? cluster_m : cluster_n; }
 };
 
-constexpr int kConfigText = 160;  // bytes that hold any config's text
-
 constexpr const char* kScheduleNames[] = {"data_parallel", "split_k", "stream_k", "hybrid"};
 constexpr const char* kKernelNames[] = {"plain", "mma", "warpgroup"};
 
+constexpr size_t kConfigTextBytes = 192;
 inline int describe(const GemmConfig& c, char* text, size_t size) {
   if (c.kernel != GemmConfig::Kernel::kWarpgroup) {
     return std::snprintf(text, size, "%s", kKernelNames[static_cast<int>(c.kernel)]);

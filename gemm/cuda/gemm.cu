@@ -6,7 +6,6 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
-#include <cstring>
 #include <random>
 
 #include "../../common/gpu/launch.h"
@@ -104,6 +103,42 @@ int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
       cuda::cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count));
 }
 
+Status visit_gemm_configs(const GemmArgs& args, const Context&,
+                          void (*visit)(const char* config, void* state), void* state) {
+  cuda::GemmDevice device;
+  cuda::GemmConfig first;
+  if (const Status status = cuda::ask_device(device)) return status;
+  if (const Status status = cuda::config_of(args, device, first)) return status;
+  char chosen[cuda::kConfigTextBytes];
+  cuda::describe(first, chosen, sizeof chosen);
+  visit(chosen, state);
+  if (first.kernel != cuda::GemmConfig::Kernel::kWarpgroup) return nullptr;
+  const auto visit_other = [&](const cuda::GemmConfig& config, const cuda::TileTime&) {
+    char text[cuda::kConfigTextBytes];
+    cuda::describe(config, text, sizeof text);
+    if (std::strcmp(text, chosen) != 0) visit(text, state);
+  };
+  cuda::for_each_warpgroup_config(args, device, visit_other);
+  return nullptr;
+}
+
+// On an H200 the library's product of scales per row is slower up to some 256 rows, that of one
+// scale a tensor is quicker from the first row that skinny_gemm does not take; without wgmma it is
+// quicker from 32 (docs/kernels/gemm.md).
+Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
+  constexpr int64_t kSkinnyRows = 64;
+  cuda::GemmDevice device;
+  if (const Status status = cuda::ask_device(device)) return status;
+  limits.skinny_gemm = kSkinnyRows;
+  if (!fits_scaled_mm(args)) return nullptr;
+  if (device.compute_capability == 90) {
+    limits.gemm = args.scale_w.kind == ScaleView::Kind::kRow ? 256 : kSkinnyRows;
+  } else {
+    limits.skinny_gemm = limits.gemm = 32;
+  }
+  return nullptr;
+}
+
 Status launch_gemm(const GemmArgs& args, const Context& context) {
   if (args.m == 0 || args.n == 0) return nullptr;
   cuda::GemmDevice device;
@@ -116,33 +151,6 @@ Status launch_gemm(const GemmArgs& args, const Context& context) {
   return config.kernel == cuda::GemmConfig::Kernel::kMma
              ? cuda::launch_mma(args, device, context.stream)
              : cuda::launch_plain(args, device, context.stream);
-}
-
-Status visit_gemm_configs(const GemmArgs& args, const Context&,
-                          void (*visit)(const char* config, void* state), void* state) {
-  cuda::GemmDevice device;
-  cuda::GemmConfig first;
-  if (const Status status = cuda::ask_device(device)) return status;
-  if (const Status status = cuda::config_of(args, device, first)) return status;
-  char first_text[cuda::kConfigText], text[cuda::kConfigText];
-  cuda::describe(first, first_text, sizeof first_text);
-  visit(first_text, state);
-  const auto visit_other = [&](const cuda::GemmConfig& config) {
-    cuda::describe(config, text, sizeof text);
-    if (std::strcmp(text, first_text) != 0) visit(text, state);
-  };
-  using Kernel = cuda::GemmConfig::Kernel;
-  cuda::GemmConfig config;
-  if (first.kernel == Kernel::kWarpgroup) {
-    cuda::for_each_warpgroup_config(
-        args, device,
-        [&](const cuda::GemmConfig& config, const cuda::TileTime&) { visit_other(config); });
-  }
-  for (const Kernel kernel : {Kernel::kMma, Kernel::kPlain}) {
-    config.kernel = kernel;
-    if (cuda::check(args, config, device) == nullptr) visit_other(config);
-  }
-  return nullptr;
 }
 
 }  // namespace rocm_kernels

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "codeobject.h"
+#include "cycles.h"
 #include "memory.h"
 #include "operands.h"
 
@@ -228,23 +229,22 @@ const char* sim_launch(SimObject* object, const char* kernel, const uint32_t gri
                options->uninit != 0,      options->caches != 0, options->seed,
                options->max_instructions, options->threads};
   if (!code.gpu->modelled) l.options.caches = false;
+  std::vector<BufferSpec> given;
   for (uint32_t n = 0; n < buffer_count; ++n) {
-    u64 begin = reinterpret_cast<u64>(buffers[n].data);
-    if (!buffers[n].bytes) continue;
-    Buffer& b = l.ownBuffers.emplace_back();
-    b.begin = begin;
-    b.end = begin + buffers[n].bytes;
-    b.name = buffers[n].name;
-    b.written = buffers[n].written;
-    if (!buffers[n].initialised && !b.written && l.options.uninit) {
-      b.flags.assign(buffers[n].bytes, 0);
-      b.written = b.flags.data();
-    }
-    l.buffers.push_back(&b);
+    const SimBuffer& b = buffers[n];
+    given.push_back(
+        {reinterpret_cast<u64>(b.data), b.bytes, b.initialised != 0, b.name, b.written});
+  }
+  addBuffers(l, given);
+  if (options->cycles) {
+    l.recording = std::make_shared<Recording>();
+    l.recording->xcds = options->cycles->dies;
+    l.recording->sampled = options->cycles->sampled;
   }
   auto start = std::chrono::steady_clock::now();
   u64 instructions = runLaunch(l);
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  returnFlags(l, given);
   Object result{{"kernel", kernel},
                 {"target", code.gpu->target},
                 {"grid", Array{grid[0], grid[1], grid[2]}},
@@ -256,7 +256,11 @@ const char* sim_launch(SimObject* object, const char* kernel, const uint32_t gri
                 {"lines", hotLines(l)},
                 {"host_seconds", seconds.count()},
                 {"instructions_per_second", instructions / std::max(1e-9, seconds.count())}};
-  if (l.failed) result["error"] = l.failure;
+  if (l.failed) {
+    result["error"] = l.failure;
+  } else if (options->cycles) {
+    result["cycles"] = runCycles(l, *options->cycles);
+  }
   lastResult = toText(std::move(result));
   return lastResult.c_str();
 } catch (const std::exception& error) {

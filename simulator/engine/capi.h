@@ -10,9 +10,33 @@ extern "C" {
 
 typedef struct SimObject SimObject;
 
+// A GPU for the cycle model, and what to play. Cycles are of the shader clock, latencies those of a
+// single access from issue to result; rates are sustained bytes a cycle.
+typedef struct {
+  double clock_hz, launch_cycles;
+  double l1_latency, l2_latency, infinity_latency, memory_latency, scalar_latency, lds_latency;
+  double l1_bytes;                   // a compute unit
+  double l2_bytes;                   // a channel of L2
+  double fabric_bytes, write_bytes;  // a die: what L2 reads, what it writes back
+  double memory_bytes;               // of the device, all channels together
+  double dispatch_cycles;            // a wave, of one die's dispatcher
+  double barrier_cycles;
+  uint32_t dies, units, simds;  // compute units a die, SIMDs a unit
+  uint32_t waves, registers, register_granule, lds_bytes;
+  uint32_t l1_size, l1_line, l1_ways, l1_outstanding, address_queue, lds_queue;
+  uint32_t l2_size, l2_ways, l2_channels;
+  uint32_t infinity_size, infinity_ways, memory_channels;  // size in KiB; 0 where there is none
+  uint32_t scalar_size, scalar_sharers;
+  uint32_t transcendental_cycles, conversion_cycles;
+  // What to play: dies to sample (memory is shared out), an Infinity Cache that already holds what
+  // fits of the launch's data, compute units of the first die whose waves are traced.
+  uint32_t sampled, warm, traced;
+} SimCycles;
+
 typedef struct {
   uint32_t late, race, bounds, uninit, caches, threads;
   uint64_t seed, max_instructions;
+  const SimCycles* cycles;  // null: no cycle model
 } SimOptions;
 
 typedef struct {

@@ -185,6 +185,7 @@ std::shared_ptr<CodeObject> loadCodeObject(const void* data, size_t size, const 
       object->variables[name] = {address, symbol.getSize()};
     }
   }
+  readFrames(*object, *file);
   return object;
 }
 

@@ -3,6 +3,10 @@
 
 #include "core.h"
 
+namespace llvm::object {
+class ObjectFile;
+}
+
 namespace sim {
 
 struct Bundled {
@@ -13,5 +17,8 @@ struct Bundled {
 // Code objects in a file image: a bare code object, an offload bundle (compressed or not), or a
 // host ELF with a .hip_fatbin section.
 std::vector<Bundled> openFile(const void* data, size_t size, const std::string& path);
+
+// Fills in Kernel::frame (frames.cpp).
+void readFrames(CodeObject& object, const llvm::object::ObjectFile& file);
 
 }  // namespace sim

@@ -44,6 +44,8 @@ constexpr int kFlatScratch = 102, kVcc = 106, kTtmp = 108, kM0 = 124, kExec = 12
 // addresses never reach them, so global pointers are host pointers.
 constexpr u64 kSharedBase = 0x0100'0000'0000'0000ull;
 constexpr u64 kPrivateBase = 0x0200'0000'0000'0000ull;
+// Where device code finds the services that are missing here: its heap and its queue.
+constexpr u64 kMissingHeap = 0x0300'0000'0000'0000ull, kMissingQueue = 0x0400'0000'0000'0000ull;
 
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -102,8 +104,10 @@ struct MemSpec {
   bool d16 = false, d16hi = false;
   u8 pair = 0;  // ds_read2/write2: number of addresses (2), else 0
   u16 pairStride = 0;
+  u8 transposed = 0;  // bits of an element that a transposing read of LDS moves, else 0
   bool returns = false;
   bool spin = false;  // a polling load, see decode_polling.cpp
+  bool once = false;  // ds_append, ds_consume: M0 has the address, the data is the count of lanes
   AtomicFn atomic = nullptr;
   u8 atomicData = 0;  // dwords of data of an atomic, without the compare value
 };
@@ -163,10 +167,18 @@ struct KernelArg {
   u32 offset = 0, size = 0;
 };
 
+// A variable in a kernel's frame, by its debug information.
+struct FrameVariable {
+  std::string name;
+  u32 offset = 0, bytes = 0;
+};
+
 struct Kernel {
   std::string name;
-  u64 descriptor = 0;  // address in the code object
-  u32 entry = 0;       // index of the first instruction
+  u64 low = 0, high = 0;             // code addresses of its function, if `frame` is known
+  std::vector<FrameVariable> frame;  // all arrays in scratch; empty when that is not known
+  u64 descriptor = 0;                // address in the code object
+  u32 entry = 0;                     // index of the first instruction
   u32 ldsBytes = 0, privateBytes = 0, kernargBytes = 0;
   u32 rsrc1 = 0, rsrc2 = 0, rsrc3 = 0;
   u16 properties = 0, preload = 0;
@@ -187,7 +199,8 @@ struct CodeObject {
   std::unique_ptr<u8[]> image;  // the loaded segments; device address = image + virtual address
   u64 imageBytes = 0;
   std::deque<Inst> innerInsts;
-  mutable std::map<u32, std::string> lines;  // cache of source lines by address
+  bool acquiresLds = false, acquiresGlobal = false;  // some instruction may take what a flag gives
+  mutable std::map<u32, std::string> lines;          // cache of source lines by address
   mutable std::mutex linesLock;
   mutable std::shared_ptr<void> debug;  // the symbolizer, opened on first use
 
@@ -212,9 +225,14 @@ struct Finding {
   u32 workgroup[3] = {}, wave = 0, lane = 0;
 };
 
-// Vector clocks. Every wave has two components: accesses that its VM counter guards, and those of
-// its LGKM counter, because a wait on one says nothing about the other.
-constexpr int kMaxWaves = 16, kClocks = 2 * kMaxWaves;
+// Vector clocks. A wave's components say what of it is ordered before something:
+//   kIssued   global accesses by their issue: the waves of a workgroup share the L1, which keeps it
+//   kLgkm     LDS and scalar accesses that LGKMCNT has shown complete (LDS ones also by their
+//   order) kDone     accesses that VMCNT has shown complete: loads to LDS; global ones, for other
+//   workgroups kWritten  global accesses, by issue, that a write-back of L2 has carried out of the
+//   die
+enum Component : u32 { kIssued, kLgkm, kDone, kWritten, kComponents };
+constexpr int kMaxWaves = 16, kClocks = kComponents * kMaxWaves;
 struct Clock {
   u32 at[kClocks];
 };
@@ -230,9 +248,11 @@ struct MemOp {
   u64 mask = 0;
   bool performed = false;
   bool mixedLds = false;  // a flat access with lanes in LDS
-  u32 stamp = 0;
-  u64 born = 0;                            // instruction count of the workgroup at issue
-  KnowledgePtr known;                      // what the wave knew at issue
+  u32 stamp = 0;          // of its wait counter; operations in flight at a release get a new one
+  u32 issued = 0;         // kIssued at its issue
+  u64 low = 0, high = 0;  // a global access lies in [low, high)
+  u64 born = 0;           // instruction count of the workgroup at issue
+  KnowledgePtr known, fresh;               // what the wave knew at issue, and had acquired
   KnowledgePtr publish, publishForeign;    // what a flag write gives to readers
   KnowledgePtr acquired, acquiredForeign;  // what a flag read took
   u32 ldsBase = 0;                         // load-to-LDS: M0 and offset at issue
@@ -249,11 +269,13 @@ enum class State : u8 { Running, Barrier, Done };
 struct Workgroup;
 struct Worker;
 struct Launch;
+struct WaveStream;
 
 struct Wave {
   u32* v = nullptr;  // kRows x 64 dwords
   alignas(8) u32 s[128] = {};
   u32 pc = 0;
+  u32 jumped = 0;  // address of the last branch that was taken
   bool scc = false;
   State state = State::Running;
   u32 mode = 0;
@@ -261,9 +283,16 @@ struct Wave {
   u32 sleep = 0;
   u32 indexed = 0;  // s_set_gpr_idx: operands whose register number M0 shifts (1, 2, 4, 8: DST)
   int id = 0;
+  // What polls found, and whether since the last look some found the same again or something new.
+  struct Poll {
+    u64 place = 0, value = 0;
+  };
+  Poll polls[16];
+  bool waited = false, moved = false;
   Workgroup* wg = nullptr;
   const CodeObject* object = nullptr;
-  u8* scratch = nullptr;  // privateBytes x 64, lane after lane
+  u8* scratch = nullptr;         // privateBytes x 64, lane after lane
+  u8* scratchWritten = nullptr;  // a flag for each of these bytes, or null
   u32 scratchBytes = 0;
 
   // Memory operations in flight, oldest first, and how many of them owe each register.
@@ -271,8 +300,14 @@ struct Wave {
   u8 owedV[kTempBase] = {}, owedS[128] = {};
   u32 owed = 0, dmaInFlight = 0;
 
-  KnowledgePtr known, acquired, released;
-  u32 clock[2] = {1, 1};
+  WaveStream* stream = nullptr;  // for the cycle model, see cycles.h
+
+  u32 unordered = 0, unorderedWrites = 0;  // global accesses that have not taken effect
+
+  KnowledgePtr known;               // what is ordered before the wave's next access
+  KnowledgePtr acquired;            // of other workgroups, by flags: loads see it after buffer_inv
+  KnowledgePtr taken, invalidated;  // what was last joined into `acquired`, and into `known` by inv
+  u32 clock[kWritten] = {1, 1, 1};
 
   u64& exec() { return *reinterpret_cast<u64*>(s + kExec); }
   u64 exec() const { return *reinterpret_cast<const u64*>(s + kExec); }
@@ -300,7 +335,6 @@ struct Workgroup {
   u32* registers = nullptr;
   u32 alive = 0, atBarrier = 0;
   u64 executed = 0;
-  u32 dirtyStores = 0;  // global stores since the last write-back of L2
   u32 clockBase = 1;
   std::unordered_map<u32, KnowledgePtr> ldsSync;
   std::unique_ptr<LdsShadow> shadow;

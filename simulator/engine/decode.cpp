@@ -19,6 +19,7 @@ const OpTable& opTable() {
     registerDouble(t);
     registerLane(t);
     registerMatrix(t);
+    registerScale(t);
     return t;
   }();
   return table;
@@ -37,7 +38,8 @@ void parseMemoryOperands(Inst& i, std::vector<Operand>& ops) {
   auto next = [&]() -> Operand { return at < ops.size() ? ops[at++] : Operand{}; };
   bool toLds = m.access == Access::LoadToLds;
   if (m.access == Access::Atomic) {
-    m.returns = m.space == Space::Lds ? i.name.find("_rtn") != std::string::npos : i.sc0;
+    m.returns =
+        m.once || (m.space == Space::Lds ? i.name.find("_rtn") != std::string::npos : i.sc0);
   }
   bool result = (m.access == Access::Load) || (m.access == Access::Atomic && m.returns);
   switch (m.space) {
@@ -48,7 +50,7 @@ void parseMemoryOperands(Inst& i, std::vector<Operand>& ops) {
       break;
     case Space::Lds:
       if (result) i.dst = next();
-      i.src[0] = next();
+      if (!m.once) i.src[0] = next();
       i.src[1] = next();
       i.src[2] = next();
       break;
@@ -87,7 +89,7 @@ bool hasSecondDestination(const std::string& name) {
 }
 
 bool accumulates(const std::string& name) {
-  return name.starts_with("v_fmac") || name.starts_with("v_mac") ||
+  return name.starts_with("v_fmac") || name.starts_with("v_mac") || name == "v_pk_fmac_f16" ||
          (name.starts_with("v_dot") && name.find("c_") != std::string::npos);
 }
 
@@ -107,6 +109,10 @@ void collectRegisters(Inst& i) {
   if (i.name.starts_with("v_smfmac") || i.name.starts_with("s_cmpk") ||
       i.name.starts_with("s_addk") || i.name.starts_with("s_mulk") ||
       i.name.starts_with("s_bitset")) {
+    addRange(i.readsV, i.readsS, i.dst);
+  }
+  // Part of the destination stays.
+  if (i.name.starts_with("v_cvt_scalef32") && i.dst.dwords == 1) {
     addRange(i.readsV, i.readsS, i.dst);
   }
   if (i.name.starts_with("v_div_fmas") || i.name.starts_with("s_cbranch_vcc")) {

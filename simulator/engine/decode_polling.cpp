@@ -39,14 +39,85 @@ bool invariant(const std::vector<Inst>& code, u32 first, u32 last, u32 at, const
 
 bool isBranch(const Inst& i) { return i.cls == Class::Branch; }
 
+// Loads, and atomics that return: a lock's compare-and-swap polls too.
+bool isRead(const Inst& i) {
+  return i.mem.access == Access::Load || (i.mem.access == Access::Atomic && i.mem.returns);
+}
+
+// Where the value of a register comes from, as far as straight code before `at` tells: a constant,
+// or the instruction that made it.
+struct Origin {
+  bool constant = false;
+  u64 value = 0;  // the constant, or the instruction's index; ~register for what lies further back
+  bool operator==(const Origin&) const = default;
+};
+
+Origin origin(const std::vector<Inst>& code, u32 at, const Operand& o) {
+  constexpr u32 kBack = 256;
+  if (o.is(Kind::Imm)) return {true, o.isReal ? literal32(o) : o.imm};
+  if (!o.present()) return {true, 0};
+  for (u32 n = at; n-- > 0 && at - n <= kBack;) {
+    const Inst& i = code[n];
+    if (i.name == "s_endpgm") break;
+    if (!writes(i, o)) continue;
+    bool move = i.name == "v_mov_b32" || i.name == "s_mov_b32" || i.name == "s_movk_i32";
+    if (move && i.fn != executeDpp && i.fn != executeSdwa) return origin(code, n, i.src[0]);
+    return {false, n};
+  }
+  return {false, ~static_cast<u64>(o.index | (o.is(Kind::Sgpr) ? 0x10000 : 0))};
+}
+
+bool sameAddress(const std::vector<Inst>& code, u32 a, u32 b) {
+  const Inst &x = code[a], &y = code[b];
+  if (x.name != y.name || x.offset != y.offset || x.offset1 != y.offset1) return false;
+  for (int n : {0, 1, 3}) {
+    bool address = x.mem.space != Space::Lds || n == 0;
+    if (address && !(origin(code, a, x.src[n]) == origin(code, b, y.src[n]))) return false;
+  }
+  return true;
+}
+
+// Loops are rotated: the first poll stands before the loop, with a branch between the two. It is a
+// read of the same address where that can be seen; else the nearest access of its memory, if it is
+// the same instruction: addresses are often computed anew for the loop.
+void markFirstPoll(std::vector<Inst>& code, u32 first, u32 load) {
+  constexpr u32 kBefore = 64;
+  bool branched = false, nearest = true;
+  Inst* likely = nullptr;
+  for (u32 k = first; k-- > 0 && first - k <= kBefore && code[k].name != "s_endpgm";) {
+    Inst& i = code[k];
+    branched = branched || isBranch(i);
+    if (i.mem.access == Access::None || i.mem.space != code[load].mem.space) continue;
+    if (branched && isRead(i) && sameAddress(code, k, load)) {
+      i.mem.spin = true;
+      return;
+    }
+    if (branched && nearest && i.name == code[load].name) likely = &i;
+    nearest = false;
+  }
+  if (likely) likely->mem.spin = true;
+}
+
+// What an instruction may take from others as a flag.
+void noteAcquires(CodeObject& object) {
+  for (const Inst& i : object.code) {
+    bool lds = i.mem.space == Space::Lds, flat = i.mem.space == Space::Flat;
+    bool vector = flat || i.mem.space == Space::Global || i.mem.space == Space::Buffer;
+    if (!isRead(i) || !i.mem.bytes || !(lds || vector)) continue;
+    bool takes = i.mem.access == Access::Atomic || i.mem.spin || (vector && (i.sc0 || i.sc1));
+    object.acquiresLds |= takes && (lds || flat);
+    object.acquiresGlobal |= takes && vector;
+  }
+}
+
 }  // namespace
 
-// A polling load: it sits in a loop that stores nothing and computes little, and its address is the
-// same in every turn. Compilers move such a load out of the loop unless the source says volatile
-// or atomic, so its address is a synchronisation flag by intent. Loops are rotated: the first poll
-// stands before the loop, with the same result register and a branch between the two.
+// A polling load without scope bits: it sits in a loop that stores nothing and computes little, and
+// its address is the same in every turn. Compilers move such a load out of the loop unless the
+// source says volatile or atomic, so its address is a synchronisation flag by intent. LDS has no
+// scope bits; in global memory sc0 or sc1 say the same of any load.
 void markSpins(CodeObject& object) {
-  constexpr u32 kMaxBody = 48, kBefore = 32;
+  constexpr u32 kMaxBody = 48;
   std::vector<Inst>& code = object.code;
   for (u32 last = 0; last < code.size(); ++last) {
     u32 first = code[last].simm;
@@ -57,31 +128,25 @@ void markSpins(CodeObject& object) {
     bool quiet = true;
     for (u32 n = first; n <= last && quiet; ++n) {
       const Inst& i = code[n];
-      quiet = (i.mem.access == Access::None || i.mem.access == Access::Load) &&
-              i.cls != Class::Barrier && i.cls != Class::Matrix && i.cls != Class::Trans &&
-              i.name != "s_endpgm" && i.name != "s_swappc_b64";
+      quiet = (i.mem.access == Access::None || isRead(i)) && i.cls != Class::Barrier &&
+              i.cls != Class::Matrix && i.cls != Class::Trans && i.name != "s_endpgm" &&
+              i.name != "s_swappc_b64";
     }
     if (!quiet) continue;
     for (u32 n = first; n <= last; ++n) {
       Inst& load = code[n];
-      if (load.mem.access != Access::Load || load.mem.bytes > 8 || !load.mem.bytes) continue;
+      if (!isRead(load) || !load.mem.bytes || load.mem.space == Space::Scalar) continue;
       bool fixed = true;
-      for (const Operand& o : {load.src[0], load.src[1], load.src[3]}) {
-        fixed = fixed && invariant(code, first, last, n, o);
+      for (int k : {0, 1, 3}) {  // the data of an LDS atomic may change
+        bool address = load.mem.space != Space::Lds || k == 0;
+        fixed = fixed && (!address || invariant(code, first, last, n, load.src[k]));
       }
       if (!fixed) continue;
       load.mem.spin = true;
-      bool branched = false;
-      for (u32 k = first; k-- > 0 && first - k <= kBefore;) {
-        branched = branched || isBranch(code[k]);
-        if (code[k].mem.access == Access::None) continue;
-        if (branched && code[k].name == load.name && code[k].dst.index == load.dst.index) {
-          code[k].mem.spin = true;
-        }
-        break;
-      }
+      markFirstPoll(code, first, n);
     }
   }
+  noteAcquires(object);
 }
 
 }  // namespace sim

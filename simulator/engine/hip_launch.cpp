@@ -13,6 +13,7 @@
 #include <fstream>
 
 #include "hip_state.h"
+#include "occupancy.h"
 
 namespace sim::hip {
 
@@ -155,12 +156,8 @@ hipError_t occupancy(int* blocks, const Function& f, int threads, size_t lds) {
   if (!f.object || !sim_kernel(f.object, f.name.c_str(), &k)) {
     return result(hipErrorInvalidDeviceFunction);
   }
-  uint32_t registers = std::max(8u, (k.vgprs + 7) / 8 * 8);
-  uint32_t waves = std::min(8u, 512 / registers) * 4, perBlock = (threads + 63) / 64;
-  uint32_t limit = waves / std::max(1u, perBlock);
-  size_t used = k.lds + lds;
-  if (used) limit = std::min<size_t>(limit, runtime().gpu->ldsKib * 1024 / used);
-  *blocks = limit;
+  uint32_t bytes = k.lds + static_cast<uint32_t>(lds), size = static_cast<uint32_t>(threads);
+  *blocks = workgroupsPerCu(*runtime().gpu, {k.vgprs, k.sgprs, bytes, size});
   return hipSuccess;
 }
 
@@ -187,6 +184,13 @@ void sim_set_options(int checks, uint64_t seed) {
   SimOptions& o = runtime().options;
   o.late = o.race = o.uninit = checks != 0;
   o.seed = seed;
+}
+
+// Plays every launch on the cycle model from now on; null: none.
+void sim_set_cycles(const SimCycles* cycles) {
+  Runtime& r = runtime();
+  if (cycles) r.cycles = *cycles;
+  r.options.cycles = cycles ? &r.cycles : nullptr;
 }
 
 // ---- registration, called by compiler-made constructors -----------------------------------------

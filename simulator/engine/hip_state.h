@@ -46,7 +46,8 @@ struct Runtime {
   std::map<const void*, Variable> variables;
   const Gpu* gpu;  // the device that is there
   std::string lastReport, findingsText, reportDir;
-  SimOptions options{1, 1, 1, 1, 1, 0, 0, 200'000'000};
+  SimOptions options{1, 1, 1, 1, 1, 0, 0, 200'000'000, nullptr};
+  SimCycles cycles{};  // what options.cycles points to
   uint64_t launches = 0, findings = 0;
   bool fail = false;
   int device = 0;

@@ -4,7 +4,9 @@
 #include <chrono>
 #include <thread>
 
+#include "cycles.h"
 #include "memory.h"
+#include "occupancy.h"
 #include "operands.h"
 
 namespace sim {
@@ -72,7 +74,13 @@ void fillHidden(Launch& l) {
     if (a.kind == "hidden_dynamic_lds_size") value = l.dynamicLds;
     if (a.kind == "hidden_shared_base") value = kSharedBase >> 32;
     if (a.kind == "hidden_private_base") value = kPrivateBase >> 32;
-    // Remainders, offsets and service pointers (printf, heap, queue) stay 0: grids are whole.
+    if (a.kind == "hidden_hostcall_buffer") {
+      l.hostcalls = std::make_unique<Hostcalls>();
+      value = l.hostcalls->address();
+    }
+    if (a.kind == "hidden_heap_v1") value = kMissingHeap;
+    if (a.kind == "hidden_default_queue" || a.kind == "hidden_queue_ptr") value = kMissingQueue;
+    // Remainders and offsets stay 0: grids are whole.
     put(l.kernarg, a.offset, &value, a.size);
   }
 }
@@ -87,11 +95,22 @@ struct Dispatch {
   u64 kernelObject = 0, kernarg = 0, reserved2 = 0, signal = 0;
 };
 
+u32 deviceHolds(const Launch& l) {
+  const Kernel& k = *l.kernel;
+  u32 threads = l.block[0] * l.block[1] * l.block[2];
+  const Gpu& gpu = *l.object->gpu;
+  return gpu.computeUnits *
+         workgroupsPerCu(gpu, {k.vgprs, k.sgprs, k.ldsBytes + l.dynamicLds, threads});
+}
+
 class Runner {
  public:
   Runner(Launch& launch, Dispatch& dispatch, u32 index, u32 threads)
-      : launch_(launch), dispatch_(dispatch) {
+      : launch_(launch), dispatch_(dispatch), progress_(launch, index) {
     worker_.launch = &launch;
+    worker_.index = index;
+    u32 xcds = (kXcds - index + threads - 1) / threads;
+    capacity_ = std::max(1u, deviceHolds(launch) * xcds / kXcds);
     worker_.random = launch.options.seed * 0x9e3779b97f4a7c15ull + index + 1;
     worker_.counters.executed.assign(launch.object->code.size(), 0);
     u64 total = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];
@@ -103,29 +122,67 @@ class Runner {
 
   void run() {
     u64 stalled = 0;
-    size_t next = 0;
-    while (next < todo_.size() || !resident_.empty()) {
+    while (next_ < todo_.size() || !resident_.empty()) {
       if (launch_.failed) return;
-      bool admit = resident_.empty() || stalled > kStallLimit ||
-                   (launch_.options.late && resident_.size() < 2);
-      if (admit && next < todo_.size()) {
-        resident_.push_back(create(todo_[next++]));
+      bool late = launch_.options.late;
+      u32 wanted = std::max(wanted_, late ? 2u : 1u);
+      bool room = next_ < todo_.size() && resident_.size() < capacity_;
+      if (room && (resident_.size() < wanted || stalled > kStallLimit)) {
+        resident_.push_back(create(todo_[next_++]));
+        ++launch_.started;
+        worker_.change();
         stalled = 0;
+        continue;
       }
       Workgroup& wg = *resident_[worker_.next(resident_.size())];
       u64 before = wg.executed;
       step(wg);
+      if (launch_.hostcalls && launch_.hostcalls->serve()) worker_.change();
       stalled += wg.executed - before;
       if (wg.alive == 0) {
         retire(wg);
+        worker_.change();
         stalled = 0;
+        wanted_ = 0;
       }
+      if (progress_.look(resident_) == Progress::kWaits) othersMustCome();
     }
+    launch_.stuckAt[worker_.index] = Launch::kFinished;
   }
 
   Worker& worker() { return worker_; }
 
  private:
+  // All resident workgroups wait: for some that have not started, or for ever.
+  void othersMustCome() {
+    bool waiting = next_ < todo_.size();
+    if (waiting && resident_.size() < capacity_) {
+      wanted_ = 2 * resident_.size() + 1;
+      return;
+    }
+    if (!progress_.stuckForGood()) return;
+    for (const auto& wg : resident_) {
+      for (Wave& w : wg->waves) {
+        if (w.state != State::Running) continue;
+        const Inst& at = launch_.object->code[w.pc];
+        if (launch_.started == launch_.workgroups) {
+          stop(w, at, "every wave waits for something that never comes");
+        }
+        const Gpu& gpu = *launch_.object->gpu;
+        u32 holds = deviceHolds(launch_);
+        stop(w, at,
+             "the launch hangs on hardware: it waits for workgroups that cannot start. " +
+                 std::string(gpu.product) + " holds " + std::to_string(holds) + " of its " +
+                 std::to_string(launch_.workgroups) + " workgroups (" +
+                 std::to_string(holds / gpu.computeUnits) + " a compute unit, by " +
+                 std::to_string(launch_.kernel->vgprs) + " vector registers, " +
+                 std::to_string(launch_.kernel->ldsBytes + launch_.dynamicLds) +
+                 " bytes of LDS and " + std::to_string(launch_.wavesPerGroup) +
+                 " waves each), and all of them wait");
+      }
+    }
+  }
+
   // Workgroups start in a seeded order, but not far from their turn: caches see a real order.
   void shuffle() {
     for (size_t n = 0; n < todo_.size(); ++n) {
@@ -168,6 +225,9 @@ class Runner {
     while (n < slice && w.state == State::Running && !w.sleep) {
       const Inst& i = code[w.pc];
       ++executed[w.pc];
+      if (w.stream) [[unlikely]] {
+        w.stream->executed(w.pc);
+      }
       ++w.pc;
       ++n;
       if (w.owed) checkPending(w, i);
@@ -210,7 +270,9 @@ class Runner {
     u32 scratch = (k.privateBytes + 3) & ~3u;
     // Kernels with a dynamic stack say only what they know; give them room.
     if (k.dynamicStack) scratch += 16384;
-    if (scratch) wg->scratch = std::make_unique<u8[]>(u64(scratch) * kLanes * waves);
+    u64 scratchOfAll = u64(scratch) * kLanes * waves;
+    bool flagged = launch_.options.uninit;
+    if (scratch) wg->scratch = std::make_unique<u8[]>(scratchOfAll * (flagged ? 2 : 1));
     for (u32 n = 0; n < waves; ++n) {
       Wave& w = wg->waves.emplace_back();
       w.v = wg->registers + u64(n) * kRows * kLanes;
@@ -220,6 +282,8 @@ class Runner {
       w.pc = k.entry;
       w.scratchBytes = scratch;
       w.scratch = wg->scratch.get() + u64(scratch) * kLanes * n;
+      if (launch_.recording) w.stream = launch_.recording->start(linear, n, waves);
+      if (scratch && flagged) w.scratchWritten = w.scratch + scratchOfAll;
       initRegisters(w, threads);
     }
     if (launch_.options.race) {
@@ -295,7 +359,7 @@ class Runner {
   void retire(Workgroup& wg) {
     registers_.push_back(wg.registers);
     for (Wave& w : wg.waves) {
-      worker_.clockBase = std::max({worker_.clockBase, w.clock[0] + 1, w.clock[1] + 1});
+      for (u32 c : w.clock) worker_.clockBase = std::max(worker_.clockBase, c + 1);
     }
     if (wg.shadow) shadows_.push_back(std::move(wg.shadow));
     agedAt_ = 0;
@@ -311,6 +375,9 @@ class Runner {
   std::vector<std::unique_ptr<u32, decltype(&std::free)>> owned_;
   std::vector<std::unique_ptr<LdsShadow>> shadows_;
   u64 agedAt_ = 0;
+  Progress progress_;
+  size_t next_ = 0;                // of todo_
+  u32 capacity_ = 1, wanted_ = 0;  // workgroups that fit its share of the device; that are needed
 };
 
 void checkLaunch(const Launch& l) {
@@ -329,9 +396,11 @@ void checkLaunch(const Launch& l) {
     throw Error("kernel " + l.kernel->name + ": required at most " + std::to_string(limit) +
                 " KiB of LDS, got " + std::to_string(lds) + " bytes");
   }
-  if (l.kernel->privateBytes && !l.object->gpu->flatScratch) {
-    throw Error("kernel " + l.kernel->name + " uses scratch, which is not implemented for " +
-                l.object->gpu->target);
+  // Property 1: scratch through a swizzled buffer, not through scratch instructions.
+  if (l.kernel->privateBytes && !l.object->gpu->flatScratch && (l.kernel->properties & 1)) {
+    throw Error("kernel " + l.kernel->name + " uses scratch through buffers, which is not " +
+                "implemented for " + l.object->gpu->target +
+                ": compile with -Xclang -target-feature -Xclang +enable-flat-scratch");
   }
 }
 
@@ -357,15 +426,21 @@ u64 runLaunch(Launch& l) {
   dispatch.kernarg = reinterpret_cast<u64>(l.kernarg.data());
   own(l.kernarg.data(), l.kernarg.size(), "the kernel arguments");
   own(&dispatch, sizeof dispatch, "the dispatch packet");
+  if (l.hostcalls) {
+    own(reinterpret_cast<const void*>(l.hostcalls->address()), l.hostcalls->bytes(),
+        "the buffer of host calls");
+  }
   own(l.object->image.get(), l.object->imageBytes, "the code object's data");
   std::sort(l.buffers.begin(), l.buffers.end(),
             [](const Buffer* a, const Buffer* b) { return a->begin < b->begin; });
   l.workgroups = u64(l.grid[0]) * l.grid[1] * l.grid[2];
   l.wavesPerGroup = (u64(l.block[0]) * l.block[1] * l.block[2] + kLanes - 1) / kLanes;
   l.xcds.resize(kXcds);
+  if (l.recording) l.recording->groups.resize(l.workgroups);
 
   u32 threads = l.options.threads ? l.options.threads : std::thread::hardware_concurrency();
   threads = std::max(1u, std::min({threads, kXcds, static_cast<u32>(l.workgroups)}));
+  l.workers = threads;
   std::vector<std::unique_ptr<Runner>> runners;
   for (u32 n = 0; n < threads; ++n) {
     runners.push_back(std::make_unique<Runner>(l, dispatch, n, threads));
@@ -390,12 +465,6 @@ u64 runLaunch(Launch& l) {
     for (u64 line : xcd.l2.dirtyLines()) l.infinity.write(line, l.counters.cache);
   }
   l.counters.cache.memoryWriteBytes += l.infinity.dirtyBytes();
-  // Polling and flag words are synchronisation, not data.
-  std::erase_if(l.findings, [&](const auto& entry) {
-    const Finding& f = entry.second;
-    return (f.kind == "lds-race" && l.ldsFlagWords.count(f.address / 4)) ||
-           (f.kind == "global-race" && l.flagWords.count(f.address / 4));
-  });
   u64 instructions = 0;
   for (u64 n : l.counters.executed) instructions += n;
   return instructions;

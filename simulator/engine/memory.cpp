@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cycles.h"
 #include "operands.h"
 
 namespace sim {
@@ -27,17 +28,8 @@ MemOp* Worker::takeOp() {
 
 namespace {
 
-// A flat access may mix spaces; the race checker and the caches see its global lanes only.
-u64 globalLanes(const MemOp& op) {
-  if (op.inst->mem.space != Space::Flat) return op.mask;
-  u64 r = 0;
-  for (u64 m = op.mask; m; m &= m - 1) {
-    int l = __builtin_ctzll(m);
-    u64 high = op.addr[l] >> 32;
-    if (high != kSharedBase >> 32 && high != kPrivateBase >> 32) r |= 1ull << l;
-  }
-  return r;
-}
+// Bits of M0 that are an LDS address: enough for the target's LDS.
+u32 ldsAddressMask(const Wave& w) { return w.object->gpu->ldsKib > 64 ? 0x3ffff : 0xffff; }
 
 void flatAddresses(Wave& w, const Inst& i, MemOp& op) {
   const Operand &va = i.src[0], &sa = i.src[1];
@@ -102,10 +94,11 @@ void captureData(Wave& w, const Inst& i, MemOp& op) {
   } else if (m.access == Access::Atomic) {
     u32 n = m.atomicData;
     if (m.space == Space::Lds) {
-      // ds_cmpst has the compare value first.
-      bool compare = i.src[2].is(Kind::Vgpr);
+      // ds_cmpst has the compare value first; ds_wrxchg2 has data for each address.
+      bool compare = i.src[2].is(Kind::Vgpr) && !m.pair;
+      if (m.once) std::fill_n(op.data[0], kLanes, __builtin_popcountll(op.mask));
       if (i.src[1].is(Kind::Vgpr)) copy(i.src[1], n, compare ? n : 0);
-      if (compare) copy(i.src[2], n, 0);
+      if (i.src[2].is(Kind::Vgpr)) copy(i.src[2], n, compare ? 0 : n);
     } else {
       copy(i.src[2], std::min<u32>(i.src[2].dwords, 2 * n), 0);
     }
@@ -183,6 +176,7 @@ void executeScalarLoad(Wave& w, const Inst& i) {
   } else {
     op->scalarAddress = (scalar64(w, i.src[1]) + offset) & ~3ull;
   }
+  if (w.stream) recordMemory(w, *op);
   issue(w, op);
 }
 
@@ -207,7 +201,8 @@ void executeMemory(Wave& w, const Inst& i) {
   switch (m.space) {
     case Space::Lds: {
       const u32* a = w.row(i.src[0].index);
-      for (int l = 0; l < kLanes; ++l) op->addr[l] = a[l];
+      u32 uniform = w.s[kM0] & ldsAddressMask(w);
+      for (int l = 0; l < kLanes; ++l) op->addr[l] = m.once ? uniform : a[l];
       if (m.bytes == 0) {
         exchange(w, i, *op);
         c.ldsCycles += 2;
@@ -234,7 +229,7 @@ void executeMemory(Wave& w, const Inst& i) {
     }
   }
   if (m.space == Space::Global || m.space == Space::Buffer || m.space == Space::Flat) {
-    u64 lanes = m.space == Space::Flat ? globalLanes(*op) : exec;
+    u64 lanes = globalLanes(*op);
     if (m.space == Space::Buffer) {
       for (int l = 0; l < kLanes; ++l) lanes &= ~(static_cast<u64>(!op->validDwords[l]) << l);
     }
@@ -242,8 +237,9 @@ void executeMemory(Wave& w, const Inst& i) {
     countGlobal(w, *op, m.bytes, write);
     std::swap(op->mask, lanes);
   }
-  if (m.access == Access::LoadToLds) op->ldsBase = (w.s[kM0] & 0xffff) + i.offset;
+  if (m.access == Access::LoadToLds) op->ldsBase = (w.s[kM0] & ldsAddressMask(w)) + i.offset;
   captureData(w, i, *op);
+  if (w.stream) recordMemory(w, *op);
   issue(w, op);
 }
 

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <array>
-#include <unordered_set>
 
 #include "core.h"
+#include "hostcall.h"
 
 namespace sim {
 
@@ -15,6 +15,14 @@ struct Buffer {
   std::string name;
   u8* written = nullptr;
   std::vector<u8> flags;
+};
+
+// A buffer as the caller gives it.
+struct BufferSpec {
+  u64 begin = 0, bytes = 0;
+  bool initialised = true;
+  std::string name;
+  u8* written = nullptr;
 };
 
 struct CacheCounts {
@@ -70,12 +78,22 @@ struct XcdCaches {
   XcdCaches() : l1(kCusPerXcd, TagCache(4, 64)), l2(2048, 16) {}
 };
 
+// How an access takes part in synchronisation.
+struct Role {
+  enum Level : u8 { kPlain, kWorkgroup, kDevice, kAtomic };
+  u8 level = kPlain;  // by sc0 and sc1; kAtomic: a read-modify-write
+  bool write = false;
+  bool poll = false;  // it sits in a polling loop
+  bool flag = false;  // a store that may set a flag: it has no scope bits, but one word
+};
+
 // Race shadow of global memory: for each 64-byte line the last writers and readers, by byte mask.
 struct AccessRecord {
   u64 mask = 0;
-  u32 workgroup = 0, stamp = 0;
-  u16 component = 0;  // 2 * wave + counter
-  bool atomic = false;
+  u32 workgroup = 0, stamp = 0, issued = 0;
+  u8 component = 0;                        // kComponents * wave + the counter that completes it
+  bool scalar = false, writeBack = false;  // writeBack: others see it after a write-back only
+  Role role;
   const Inst* inst = nullptr;
 };
 struct LineShadow {
@@ -101,7 +119,7 @@ class GlobalShadow {
 struct LdsRecord {
   u32 stamp = 0;
   u8 component = 0, mask = 0;
-  bool atomic = false;
+  Role role;
   const Inst* inst = nullptr;
 };
 struct LdsCell {
@@ -111,12 +129,25 @@ struct LdsShadow {
   std::vector<LdsCell> cells;
 };
 
-// What a global flag carries: to waves of the workgroup that wrote it last, and to the others, who
-// see only what was written back before.
-struct GlobalSync {
-  KnowledgePtr local, foreign;
+// What words of one 64-byte line carry for those who read them as flags: to waves of the workgroup
+// that wrote them last, and to all others.
+struct FlagWords {
+  u16 words = 0;
   u32 workgroup = 0;
+  KnowledgePtr local, foreign;
 };
+class FlagTable {
+ public:
+  void release(u64 line, u16 words, const Wave& w, const MemOp& op);
+  void acquire(u64 line, u16 words, const Wave& w, MemOp& op);
+
+ private:
+  static constexpr u32 kStripes = 64;
+  std::array<std::mutex, kStripes> locks_;
+  std::array<std::unordered_map<u64, std::vector<FlagWords>>, kStripes> lines_;
+};
+
+struct Recording;
 
 struct Launch {
   const CodeObject* object = nullptr;
@@ -133,20 +164,28 @@ struct Launch {
   std::string failure;
   std::atomic<bool> failed{false};
 
-  std::mutex syncLock;
-  std::mutex atomicLock;                     // of atomics on global memory while races are checked
-  std::unordered_map<u64, GlobalSync> sync;  // by global dword
-  std::unordered_set<u64> flagWords;         // global words that were polled or used atomically
-  std::unordered_set<u32> ldsFlagWords;
+  std::mutex atomicLock;  // of atomics on global memory that may hand something on
+  FlagTable flags;
   GlobalShadow shadow;
   InfinityCache infinity;
   std::vector<XcdCaches> xcds;
   Counters counters;
+
+  std::unique_ptr<Hostcalls> hostcalls;  // for kernels that may call the host
+
+  // Progress: changes of memory by worker, and at which sum of them a worker got stuck.
+  static constexpr u64 kFinished = ~0ull;
+  u32 workers = 1;
+  std::atomic<u64> started{0};  // workgroups
+  std::atomic<u64> changes[kXcds] = {}, stuckAt[kXcds] = {};
+  u64 allChanges() const;
   u64 workgroups = 0, wavesPerGroup = 0;
+  std::shared_ptr<Recording> recording;  // null unless the cycle model runs
 };
 
 struct Worker {
   Launch* launch = nullptr;
+  u32 index = 0;
   u64 random = 0;
   u32 clockBase = 1;  // LDS stamps of finished workgroups lie below it
   u32 lastBuffer = 0;
@@ -159,7 +198,30 @@ struct Worker {
     return static_cast<u32>((random >> 33) % bound);
   }
   MemOp* takeOp();
+  // Memory has changed, or a workgroup came or went.
+  void change() {
+    std::atomic<u64>& c = launch->changes[index];
+    c.store(c.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
 };
+
+// Watches one worker's workgroups (progress.cpp).
+class Progress {
+ public:
+  enum State { kMoves, kWaits };
+  Progress(Launch& launch, u32 worker);
+  // Called after each turn of a workgroup.
+  State look(const std::vector<std::unique_ptr<Workgroup>>& resident);
+  // After kWaits with nobody left to start: do all other workers wait too?
+  bool stuckForGood();
+
+ private:
+  Launch& launch_;
+  u32 worker_;
+  u64 steps_ = 0, last_ = 0;
+  bool settled_ = false;
+};
+void notePoll(Wave& w, const MemOp& op);
 
 // Takes an operation's effect on memory and reads its result, once (memory_effects.cpp).
 void perform(Wave& w, MemOp& op);
@@ -181,19 +243,35 @@ void checkPending(Wave& w, const Inst& i);
 // Makes stores and captured loads that waited long visible to others; registers stay pending.
 void performAged(Workgroup& wg, u64 age);
 
-void workgroupBarrier(Workgroup& wg);
+// Before a global access: what others of the workgroup have in flight to the same bytes takes
+// effect, because they share an L1 that keeps the order (memory_order.cpp).
+void orderInWorkgroup(Wave& w, MemOp& op);
+void tookEffect(Wave& w, const MemOp& op);
 
-// Race checker (race.cpp). Accesses are checked when they take effect.
+// Lanes of an operation that address LDS or global memory; flat accesses may have both.
+u64 ldsLanes(const MemOp& op);
+u64 globalLanes(const MemOp& op);
+
+// Who releases and acquires what (sync.cpp).
+Role roleOf(const Wave& w, const MemOp& op);
 void initKnowledge(Workgroup& wg);
+void workgroupBarrier(Workgroup& wg);
 void issueSync(Wave& w, MemOp& op);
-void raceGlobal(Wave& w, MemOp& op, u32 bytes, bool write);
-void raceLds(Wave& w, MemOp& op, u32 bytes, u32 offset, bool write);
-void performSync(Wave& w, MemOp& op, bool lds, u32 offset);
+void performSync(Wave& w, MemOp& op);
 void completeSync(Wave& w, MemOp& op);
+
+// Race checker (race.cpp). Accesses are checked when they take effect; `lanes` are those meant.
+void raceGlobal(Wave& w, MemOp& op, u64 lanes, bool write);
+void raceScalar(Wave& w, MemOp& op);
+void raceLds(Wave& w, MemOp& op, u64 lanes, u32 bytes, u32 offset, bool write);
 
 // Cache and bank models (model.cpp).
 void countGlobal(Wave& w, const MemOp& op, u32 bytes, bool write);
 void countLds(Wave& w, const MemOp& op, u32 bytes, u32 offset);
+
+// Makes buffers known to the launch, and gives the flags of written bytes back (buffers.cpp).
+void addBuffers(Launch& launch, const std::vector<BufferSpec>& given);
+void returnFlags(const Launch& launch, const std::vector<BufferSpec>& given);
 
 std::string hex(u64 x);  // 0x10
 

@@ -50,6 +50,12 @@ u8* globalPointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bo
   Worker& worker = *w.wg->worker;
   Buffer* b = findBuffer(worker, address, bytes);
   if (!b) {
+    if (address >> 56 == kMissingHeap >> 56) {
+      stop(w, *op.inst, "device malloc, free and new are not implemented: pass memory in");
+    }
+    if (address >> 56 == kMissingQueue >> 56) {
+      stop(w, *op.inst, "the kernel looks at its queue, which is not implemented");
+    }
     const Options& o = worker.launch->options;
     if (o.bounds) {
       report(w, *op.inst, "out-of-bounds", address, lane,
@@ -100,14 +106,46 @@ u8* ldsPointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool 
   return wg.lds.data() + address;
 }
 
-u8* scratchPointer(Wave& w, const MemOp& op, int lane, u64 offset, u32 bytes) {
+// Accesses with an address in vector registers are the program's own; the others may be spilled
+// registers, of which lanes that are off were never stored.
+u8* scratchPointer(Wave& w, const MemOp& op, int lane, u64 offset, u32 bytes, bool write) {
+  const Launch& launch = *w.wg->launch;
+  const Kernel& kernel = *launch.kernel;
+  auto complain = [&](const char* kind, const std::string& what) {
+    report(w, *op.inst, kind, offset, lane,
+           std::string(write ? "writes " : "reads ") + std::to_string(bytes) +
+               " bytes of scratch at offset " + std::to_string(offset) + what);
+  };
   if (offset + bytes > w.scratchBytes) {
-    report(w, *op.inst, "out-of-bounds", offset, lane,
-           "touches scratch at offset " + std::to_string(offset) + ", a lane has " +
-               std::to_string(w.scratchBytes) + " bytes");
+    complain("out-of-bounds", ", a lane has " + std::to_string(w.scratchBytes) + " bytes");
     return nullptr;
   }
-  return w.scratch + static_cast<u64>(lane) * w.scratchBytes + offset;
+  bool indexed = op.inst->mem.space == Space::Flat || op.inst->src[0].is(Kind::Vgpr);
+  u64 at = op.inst->address;
+  if (indexed && launch.options.bounds && at >= kernel.low && at < kernel.high) {
+    const FrameVariable* last = nullptr;
+    bool inside = false;
+    for (const FrameVariable& v : kernel.frame) {
+      inside = inside || (offset >= v.offset && offset + bytes <= v.offset + v.bytes);
+      if (v.offset <= offset) last = &v;
+    }
+    if (!inside && !kernel.frame.empty()) {
+      if (!last) last = &kernel.frame.front();
+      complain("out-of-bounds", ": no variable lies there, the one before, " + last->name +
+                                    ", has " + std::to_string(last->bytes) + " bytes at " +
+                                    std::to_string(last->offset));
+    }
+  }
+  u64 first = static_cast<u64>(lane) * w.scratchBytes + offset;
+  if (w.scratchWritten) {
+    u8* flags = w.scratchWritten + first;
+    if (write) {
+      std::memset(flags, 1, bytes);
+    } else if ((indexed || !kernel.spills) && !std::memchr(flags, 1, bytes)) {
+      complain("uninitialised", " that the lane never wrote");
+    }
+  }
+  return w.scratch + first;
 }
 
 u8* pointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool write) {
@@ -115,13 +153,13 @@ u8* pointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool wri
     case Space::Lds:
       return ldsPointer(w, op, lane, address, bytes, write);
     case Space::Scratch:
-      return scratchPointer(w, op, lane, address, bytes);
+      return scratchPointer(w, op, lane, address, bytes, write);
     case Space::Flat:
       if (address >> 32 == kSharedBase >> 32) {
         return ldsPointer(w, op, lane, address & 0xffffffff, bytes, write);
       }
       if (address >> 32 == kPrivateBase >> 32) {
-        return scratchPointer(w, op, lane, address & 0xffffffff, bytes);
+        return scratchPointer(w, op, lane, address & 0xffffffff, bytes, write);
       }
       [[fallthrough]];
     default:
@@ -146,24 +184,33 @@ void loadLane(MemOp& op, int lane, const u8* p, u32 bytes, u32 firstRow) {
   op.data[firstRow][lane] = x;
 }
 
-void storeLane(const MemOp& op, int lane, u8* p, u32 bytes, u32 firstRow) {
+// Says whether memory is different now.
+bool storeLane(const MemOp& op, int lane, u8* p, u32 bytes, u32 firstRow) {
+  bool differs = false;
   if (bytes >= 4) {
-    for (u32 r = 0; r < bytes / 4; ++r) std::memcpy(p + 4 * r, &op.data[firstRow + r][lane], 4);
-    return;
+    for (u32 r = 0; r < bytes / 4; ++r) {
+      const u32* x = &op.data[firstRow + r][lane];
+      differs |= std::memcmp(p + 4 * r, x, 4) != 0;
+      std::memcpy(p + 4 * r, x, 4);
+    }
+    return differs;
   }
   u32 x = op.data[firstRow][lane];
   if (op.inst->mem.d16hi) x >>= 16;
+  differs = std::memcmp(p, &x, bytes) != 0;
   std::memcpy(p, &x, bytes);
+  return differs;
 }
 
 template <class T>
-u64 hostAtomic(u8* p, AtomicFn fn, u64 data, u64 compare, bool shared) {
+u64 hostAtomic(u8* p, AtomicFn fn, u64 data, u64 compare, bool shared, bool& changed) {
   T* cell = reinterpret_cast<T*>(p);
   if (!shared) {
     T old;
     std::memcpy(&old, p, sizeof old);
     T now = static_cast<T>(fn(old, data, compare));
     std::memcpy(p, &now, sizeof now);
+    changed |= now != old;
     return old;
   }
   T old = __atomic_load_n(cell, __ATOMIC_SEQ_CST), now;
@@ -171,19 +218,24 @@ u64 hostAtomic(u8* p, AtomicFn fn, u64 data, u64 compare, bool shared) {
     now = static_cast<T>(fn(old, data, compare));
   } while (
       !__atomic_compare_exchange_n(cell, &old, now, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+  changed |= now != old;
   return old;
 }
 
-void performAtomic(Wave& w, MemOp& op) {
+// `offset` is that of an LDS instruction, `row` the first of data and result.
+void performAtomic(Wave& w, MemOp& op, u32 offset, u32 row) {
   const MemSpec& m = op.inst->mem;
-  for (u64 mask = op.mask; mask; mask &= mask - 1) {
+  // ds_append and ds_consume are one operation of the wave, all lanes get its result.
+  u64 lanes = m.once ? op.mask & -op.mask : op.mask;
+  bool changed = false;
+  for (u64 mask = lanes; mask; mask &= mask - 1) {
     int lane = __builtin_ctzll(mask);
     if (m.space == Space::Buffer && op.validDwords[lane] * 4 < m.bytes) {
       op.data[0][lane] = op.data[1][lane] = 0;
       continue;
     }
     u64 address = op.addr[lane];
-    if (m.space == Space::Lds) address = static_cast<u32>(address + op.inst->offset);
+    if (m.space == Space::Lds) address = static_cast<u32>(address + offset);
     if (address % m.bytes) {
       report(w, *op.inst, "misaligned", address, lane, "atomic at an unaligned address");
       continue;
@@ -191,16 +243,18 @@ void performAtomic(Wave& w, MemOp& op) {
     u8* p = pointer(w, op, lane, address, m.bytes, false);
     if (!p) continue;
     bool wide = m.bytes == 8;
-    u64 data = op.data[0][lane], compare = op.data[wide ? 2 : 1][lane];
+    u64 data = op.data[row][lane], compare = m.pair ? 0 : op.data[wide ? 2 : 1][lane];
     if (wide) {
-      data |= static_cast<u64>(op.data[1][lane]) << 32;
-      compare |= static_cast<u64>(op.data[3][lane]) << 32;
+      data |= static_cast<u64>(op.data[row + 1][lane]) << 32;
+      if (!m.pair) compare |= static_cast<u64>(op.data[3][lane]) << 32;
     }
-    u64 old = wide ? hostAtomic<u64>(p, m.atomic, data, compare, m.space != Space::Lds)
-                   : hostAtomic<u32>(p, m.atomic, data, compare, m.space != Space::Lds);
-    op.data[0][lane] = static_cast<u32>(old);
-    if (wide) op.data[1][lane] = old >> 32;
+    u64 old = wide ? hostAtomic<u64>(p, m.atomic, data, compare, m.space != Space::Lds, changed)
+                   : hostAtomic<u32>(p, m.atomic, data, compare, m.space != Space::Lds, changed);
+    op.data[row][lane] = static_cast<u32>(old);
+    if (wide) op.data[row + 1][lane] = old >> 32;
   }
+  if (changed) w.wg->worker->change();
+  if (m.once && lanes) std::fill_n(op.data[0], kLanes, op.data[0][__builtin_ctzll(lanes)]);
 }
 
 void performScalar(Wave& w, MemOp& op) {
@@ -209,21 +263,24 @@ void performScalar(Wave& w, MemOp& op) {
   const u8* p = bytes ? globalPointer(w, op, 0, op.scalarAddress, bytes, false) : nullptr;
   for (u32 n = 0; n < 16; ++n) op.scalar[n] = 0;
   if (p) std::memcpy(op.scalar, p, bytes);
+  if (p && w.wg->launch->options.race) raceScalar(w, op);
 }
 
 void checkRaces(Wave& w, MemOp& op, bool write) {
   const MemSpec& m = op.inst->mem;
   if (m.space == Space::Scratch || m.bytes == 0) return;
   if (m.space == Space::Lds) {
-    raceLds(w, op, m.bytes, op.inst->offset * (m.pair ? m.pairStride : 1), write);
-    if (m.pair) raceLds(w, op, m.bytes, op.inst->offset1 * m.pairStride, write);
+    raceLds(w, op, op.mask, m.bytes, op.inst->offset * (m.pair ? m.pairStride : 1), write);
+    if (m.pair) raceLds(w, op, op.mask, m.bytes, op.inst->offset1 * m.pairStride, write);
     return;
   }
-  raceGlobal(w, op, m.bytes, write);
+  if (op.mixedLds) raceLds(w, op, ldsLanes(op), m.bytes, 0, write);
+  raceGlobal(w, op, globalLanes(op), write);
 }
 
 void performLanes(Wave& w, MemOp& op, bool write, u32 offset, u32 firstRow) {
   const MemSpec& m = op.inst->mem;
+  bool changed = false;
   for (u64 mask = op.mask; mask; mask &= mask - 1) {
     int lane = __builtin_ctzll(mask);
     u32 bytes = m.bytes;
@@ -246,17 +303,21 @@ void performLanes(Wave& w, MemOp& op, bool write, u32 offset, u32 firstRow) {
       }
       continue;
     }
-    write ? storeLane(op, lane, p, bytes, firstRow) : loadLane(op, lane, p, bytes, firstRow);
+    if (write) {
+      changed |= storeLane(op, lane, p, bytes, firstRow);
+    } else {
+      loadLane(op, lane, p, bytes, firstRow);
+    }
   }
+  if (changed && m.space != Space::Scratch) w.wg->worker->change();
 }
 
 void performToLds(Wave& w, MemOp& op) {
   performLanes(w, op, false, 0, 0);
   const MemSpec& m = op.inst->mem;
   u32 width = std::max<u32>(4, m.bytes);
-  MemOp& target = op;
   for (int lane = 0; lane < kLanes; ++lane) op.addr[lane] = op.ldsBase + lane * width;
-  if (w.wg->launch->options.race) raceLds(w, target, width, 0, true);
+  if (w.wg->launch->options.race) raceLds(w, op, op.mask, width, 0, true);
   for (u64 mask = op.mask; mask; mask &= mask - 1) {
     int lane = __builtin_ctzll(mask);
     u8* p = ldsPointer(w, op, lane, op.addr[lane], width, true);
@@ -264,11 +325,35 @@ void performToLds(Wave& w, MemOp& op) {
   }
 }
 
+// What 16 lanes have read is a matrix of 16 columns, lane after lane; each lane gets a column of
+// it.
+void transpose(MemOp& op) {
+  int width = op.inst->mem.transposed, count = op.inst->mem.bytes * 8 / width;
+  u32 rows = op.inst->mem.dwords;
+  u32 out[3][kLanes] = {};
+  for (int lane = 0; lane < kLanes; ++lane) {
+    for (int e = 0; e < count; ++e) {
+      int linear = 16 * e + lane % 16;
+      int from = (lane & ~15) + linear / count, at = linear % count * width;
+      u64 x = op.data[at / 32][from];
+      if (at % 32 + width > 32) x |= static_cast<u64>(op.data[at / 32 + 1][from]) << 32;
+      u64 element = x >> (at % 32) & ((1u << width) - 1);
+      int to = e * width;
+      out[to / 32][lane] |= static_cast<u32>(element << (to % 32));
+      if (to % 32 + width > 32) {
+        out[to / 32 + 1][lane] |= static_cast<u32>(element >> (32 - to % 32));
+      }
+    }
+  }
+  for (u32 r = 0; r < rows; ++r) std::memcpy(op.data[r], out[r], sizeof out[r]);
+}
+
 }  // namespace
 
 void perform(Wave& w, MemOp& op) {
   if (op.performed) return;
   op.performed = true;
+  tookEffect(w, op);
   const MemSpec& m = op.inst->mem;
   bool race = w.wg->launch->options.race;
   if (m.access == Access::None) return;  // a cache operation that only counts
@@ -281,15 +366,14 @@ void perform(Wave& w, MemOp& op) {
   // Workers run side by side: who sees a word must have been told all that was released with it. So
   // a release comes before its value, an acquire after it, and an atomic does both at once.
   bool syncs = race && m.bytes && m.space != Space::Scratch;
-  auto sync = [&] {
-    performSync(w, op, m.space == Space::Lds, m.space == Space::Lds ? op.inst->offset : 0);
-  };
   std::unique_lock<std::mutex> together(w.wg->launch->atomicLock, std::defer_lock);
-  if (syncs && m.access == Access::Atomic && m.space != Space::Lds) together.lock();
-  if (syncs && m.access != Access::Load) sync();
+  bool handsOn = m.space != Space::Lds && w.object->acquiresGlobal;
+  if (syncs && m.access == Access::Atomic && handsOn) together.lock();
+  if (syncs && m.access != Access::Load) performSync(w, op);
   switch (m.access) {
     case Access::Atomic:
-      performAtomic(w, op);
+      performAtomic(w, op, op.inst->offset * (m.pair ? m.pairStride : 1), 0);
+      if (m.pair) performAtomic(w, op, op.inst->offset1 * m.pairStride, m.dwords);
       break;
     case Access::LoadToLds:
       performToLds(w, op);
@@ -303,7 +387,8 @@ void perform(Wave& w, MemOp& op) {
         performLanes(w, op, write, m.space == Space::Lds ? op.inst->offset : 0, 0);
       }
   }
-  if (syncs && m.access == Access::Load) sync();
+  if (m.transposed) transpose(op);
+  if (syncs && m.access == Access::Load) performSync(w, op);
 }
 
 }  // namespace sim

@@ -47,10 +47,23 @@ u64 floatAtomic(u64 old, u64 data, u64) {
   return bits<U>(F(bits<T>(static_cast<U>(old)), bits<T>(static_cast<U>(data))));
 }
 
+// The compare value of DS_CMPST, DS_MSKOR and DS_WRAP is their first data operand.
+template <class T>
+u64 compareFloats(u64 old, u64 data, u64 compare) {
+  using U = std::conditional_t<sizeof(T) == 4, u32, u64>;
+  return bits<T>(static_cast<U>(old)) == bits<T>(static_cast<U>(compare)) ? data : old;
+}
+u64 maskedOr(u64 old, u64 data, u64 mask) { return (old & ~mask) | data; }
+u64 wrap(u64 old, u64 data, u64 limit) {
+  return static_cast<u32>(old >= limit ? old - limit : old + data);
+}
+
 bool parseAtomic(std::string op, MemSpec& m) {
   m.access = Access::Atomic;
   m.bytes = 4;
   if (op == "add_f32") m.atomic = floatAtomic<float, [](float a, float b) { return a + b; }>;
+  if (op == "min_f32") m.atomic = floatAtomic<float, minimum>;
+  if (op == "max_f32") m.atomic = floatAtomic<float, maximum>;
   if (op == "pk_add_f16") m.atomic = addPackedF16;
   if (op == "pk_add_bf16") m.atomic = addPackedBf16;
   if (!m.atomic && op.size() > 4 && op.substr(op.size() - 4) == "_f64") {
@@ -127,6 +140,11 @@ bool parseLds(std::string op, MemSpec& m) {
     } else if (rest.starts_with("_")) {
       rest = rest.substr(1);
     }
+    // Transposing reads of gfx950: b64_tr_b16, b64_tr_b8, b64_tr_b4, b96_tr_b6.
+    if (size_t tr = rest.find("_tr_b"); tr != std::string::npos) {
+      m.transposed = std::atoi(rest.c_str() + tr + 5);
+      rest.resize(tr);
+    }
     if (!parseWidth(rest, m)) return false;
     m.access = access;
     if (scale) {
@@ -142,12 +160,35 @@ bool parseLds(std::string op, MemSpec& m) {
     return true;
   }
   if (size_t at = op.find("_rtn"); at != std::string::npos) op.erase(at, 4);
+  if (op == "append" || op == "consume") {  // one operation for the wave: lanes are counted
+    m.once = true;
+    return parseAtomic(op == "append" ? "add" : "sub", m);
+  }
+  static const std::map<std::string, std::pair<AtomicFn, u8>> odd = {
+      {"cmpst_f32", {compareFloats<float>, 4}},
+      {"cmpst_f64", {compareFloats<double>, 8}},
+      {"mskor_b32", {maskedOr, 4}},
+      {"mskor_b64", {maskedOr, 8}},
+      {"wrap_b32", {wrap, 4}}};
+  if (auto it = odd.find(op); it != odd.end()) {
+    m.access = Access::Atomic;
+    m.atomic = it->second.first;
+    m.bytes = it->second.second;
+    m.dwords = m.atomicData = m.bytes / 4;
+    return true;
+  }
+  if (op.starts_with("wrxchg2")) {
+    m.pair = 2;
+    bool wide = op.ends_with("_b64");
+    m.pairStride = (op.starts_with("wrxchg2st64") ? 64 : 1) * (wide ? 8 : 4);
+    return (op.ends_with("_b32") || wide) && parseAtomic(wide ? "swap_x2" : "swap", m);
+  }
   static const std::map<std::string, std::string> renamed = {
       {"add_u", "add"},     {"sub_u", "sub"},      {"rsub_u", "rsub"}, {"inc_u", "inc"},
       {"dec_u", "dec"},     {"min_i", "smin"},     {"max_i", "smax"},  {"min_u", "umin"},
       {"max_u", "umax"},    {"and_b", "and"},      {"or_b", "or"},     {"xor_b", "xor"},
       {"wrxchg_b", "swap"}, {"cmpst_b", "cmpswap"}};
-  size_t digits = op.size() - 2;
+  size_t digits = std::max<size_t>(op.size(), 2) - 2;
   std::string size = op.substr(digits);
   if (auto it = renamed.find(op.substr(0, digits)); it != renamed.end()) {
     return parseAtomic(it->second + (size == "64" ? "_x2" : ""), m);
@@ -155,9 +196,7 @@ bool parseLds(std::string op, MemSpec& m) {
   return parseAtomic(op, m);
 }
 
-}  // namespace
-
-bool parseMemory(const std::string& name, MemSpec& m) {
+bool parse(const std::string& name, MemSpec& m) {
   if (name.starts_with("ds_")) return parseLds(name.substr(3), m);
   if (name.starts_with("s_load_dword") || name.starts_with("s_buffer_load_dword")) {
     m.space = Space::Scalar;
@@ -188,6 +227,15 @@ bool parseMemory(const std::string& name, MemSpec& m) {
     }
     if (op.starts_with("atomic_")) return parseAtomic(op.substr(7), m);
   }
+  return false;
+}
+
+}  // namespace
+
+// A name that is half understood must not run: what is not parsed leaves no trace.
+bool parseMemory(const std::string& name, MemSpec& m) {
+  if (parse(name, m)) return true;
+  m = MemSpec{};
   return false;
 }
 

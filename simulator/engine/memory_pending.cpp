@@ -10,8 +10,8 @@ constexpr u32 kPoison = 0x7fd1deadu;  // a NaN, so that arithmetic on it shows
 
 u32 resultRows(const MemOp& op) {
   const MemSpec& m = op.inst->mem;
-  if (m.access == Access::Load) return m.pair ? 2 * m.dwords : m.dwords;
-  return m.access == Access::Atomic && m.returns ? m.dwords : 0;
+  u32 rows = m.pair ? 2 * m.dwords : m.dwords;
+  return m.access == Access::Load || (m.access == Access::Atomic && m.returns) ? rows : 0;
 }
 
 void writeBack(Wave& w, MemOp& op) {
@@ -69,9 +69,10 @@ void poison(Wave& w, const MemOp& op) {
 void complete(Wave& w, MemOp* op, bool wasQueued) {
   perform(w, *op);
   if (op->inst->mem.access != Access::None) writeBack(w, *op);
+  notePoll(w, *op);
   if (w.wg->launch->options.race) completeSync(w, *op);
   if (wasQueued) owe(w, *op, -1);
-  op->known = nullptr;
+  op->known = op->fresh = nullptr;
   w.wg->worker->freeOps.push_back(op);
 }
 
@@ -86,6 +87,7 @@ void issue(Wave& w, MemOp* op) {
   Workgroup& wg = *w.wg;
   const Options& o = wg.launch->options;
   op->born = wg.executed;
+  orderInWorkgroup(w, *op);
   if (o.race) issueSync(w, *op);
   if (!o.late) {
     complete(w, op, false);

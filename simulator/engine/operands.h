@@ -210,6 +210,7 @@ void registerConvert(OpTable&);
 void registerDouble(OpTable&);
 void registerLane(OpTable&);
 void registerMatrix(OpTable&);
+void registerScale(OpTable&);
 bool parseMemory(const std::string& name, MemSpec& spec);
 void executeMemory(Wave&, const Inst&);
 void executeDpp(Wave&, const Inst&);

@@ -9,7 +9,9 @@ namespace {
 
 template <auto Taken>
 void branch(Wave& w, const Inst& i) {
-  if (Taken(w)) w.pc = i.simm;
+  if (!Taken(w)) return;
+  w.jumped = i.address;
+  w.pc = i.simm;
 }
 
 void jumpTo(Wave& w, const Inst& i, u64 target) {
@@ -41,7 +43,10 @@ void endProgram(Wave& w, const Inst&) {
   --w.wg->alive;
 }
 
-void timeStamp(Wave& w, const Inst& i) { writeScalar64(w, i.dst, w.wg->executed * 4 + 0x1000); }
+void timeStamp(Wave& w, const Inst& i) {
+  w.moved = true;  // a loop that looks at the clock ends by itself
+  writeScalar64(w, i.dst, w.wg->executed * 4 + 0x1000);
+}
 
 // s_set_gpr_idx_on s, gpr_idx(...): the index goes to M0.
 void indexOn(Wave& w, const Inst& i) {
@@ -103,9 +108,9 @@ void registerControl(OpTable& t) {
   add("s_sleep", [](Wave& w, const Inst& i) { w.sleep = i.simm & 127; }, Class::Wait);
   add("s_memtime", timeStamp, Class::Smem);
   add("s_memrealtime", timeStamp, Class::Smem);
-  for (const char* name :
-       {"s_nop", "s_setprio", "s_sethalt", "s_icache_inv", "s_inst_prefetch", "s_ttracedata",
-        "s_decperflevel", "s_incperflevel", "s_dcache_inv", "s_dcache_wb", "s_sendmsg", "v_nop"}) {
+  for (const char* name : {"s_nop", "s_setprio", "s_sethalt", "s_icache_inv", "s_inst_prefetch",
+                           "s_ttracedata", "s_decperflevel", "s_incperflevel", "s_dcache_inv",
+                           "s_dcache_wb", "s_sendmsg", "v_nop", "ds_nop"}) {
     add(name, nop, Class::Other);
   }
   add("s_set_gpr_idx_on", indexOn, Class::Salu);
@@ -117,7 +122,20 @@ void registerControl(OpTable& t) {
   add("s_set_gpr_idx_mode", [](Wave& w, const Inst& i) { w.indexed = i.simm; }, Class::Salu);
   add(
       "s_trap",
-      [](Wave& w, const Inst& i) { stop(w, i, "the kernel trapped (an assertion or abort)"); },
+      [](Wave& w, const Inst& i) {
+        const Launch& launch = *w.wg->launch;
+        // A failed assert says where it stands before it traps. Traps that the compiler has merged
+        // are in no line: the branch that led there is.
+        std::string said = launch.hostcalls ? launch.hostcalls->complaint() : "";
+        while (said.ends_with('\n')) said.pop_back();
+        std::string why = "the kernel trapped (an assertion or abort)";
+        if (!said.empty()) {
+          why += ": " + said;
+        } else if (w.jumped) {
+          why += "; the last branch to be taken is at " + w.object->source(w.jumped);
+        }
+        stop(w, i, why);
+      },
       Class::Other);
   for (const char* name :
        {"buffer_inv", "buffer_wbl2", "buffer_wbinvl1", "buffer_wbinvl1_vol", "buffer_invl2"}) {

@@ -220,41 +220,6 @@ void intToF16(Wave& w, const Inst& i) {
   finishHalf(w, i, r.x, false);
 }
 
-// gfx950 conversions with a scale: the scale operand gives a power of two by its exponent.
-float scaleOf(u32 x) { return std::ldexp(1.0f, static_cast<int>(x >> 23 & 255) - 127); }
-
-template <bool Bf8>
-void scaledPackTo8(Wave& w, const Inst& i) {
-  Row ta, tb, tc, r;
-  const u32 *a = fetchF32(w, i.src[0], ta), *b = fetchF32(w, i.src[1], tb);
-  const u32* c = fetch(w, i.src[2], tc);
-  const u32* d = w.row(i.dst.index);
-  const Float8 f = format<Bf8>(w);
-  for (int l = 0; l < kLanes; ++l) {
-    float s = 1.0f / scaleOf(c[l]);
-    u32 pair = encode8(bits<float>(a[l]) * s, f, true) | encode8(bits<float>(b[l]) * s, f, true)
-                                                             << 8;
-    r.x[l] = (i.opSel & 8) ? (d[l] & 0xffff) | pair << 16 : (d[l] & 0xffff0000u) | pair;
-  }
-  writeRow(w, i.dst, r.x);
-}
-
-template <bool Bf8>
-void scaledPairFrom8(Wave& w, const Inst& i) {
-  Row ta, tb, lo, hi;
-  const u32 *a = fetch(w, i.src[0], ta), *b = fetch(w, i.src[1], tb);
-  const float* table = decodeTable(format<Bf8>(w));
-  int shift = (i.opSel & 1) ? 16 : 0;
-  for (int l = 0; l < kLanes; ++l) {
-    lo.x[l] = bits<u32>(table[a[l] >> shift & 255] * scaleOf(b[l]));
-    hi.x[l] = bits<u32>(table[a[l] >> (shift + 8) & 255] * scaleOf(b[l]));
-  }
-  Operand second = i.dst;
-  ++second.index;
-  writeRow(w, i.dst, lo.x);
-  writeRow(w, second, hi.x);
-}
-
 }  // namespace
 
 void registerConvert(OpTable& t) {
@@ -267,10 +232,6 @@ void registerConvert(OpTable& t) {
   add("v_cvt_f32_bf8", from8<true>);
   add("v_cvt_pk_f32_fp8", pairFrom8<false>);
   add("v_cvt_pk_f32_bf8", pairFrom8<true>);
-  add("v_cvt_scalef32_pk_fp8_f32", scaledPackTo8<false>);
-  add("v_cvt_scalef32_pk_bf8_f32", scaledPackTo8<true>);
-  add("v_cvt_scalef32_pk_f32_fp8", scaledPairFrom8<false>);
-  add("v_cvt_scalef32_pk_f32_bf8", scaledPairFrom8<true>);
 
   add("v_cvt_f32_i32", intToF32<[](u32 x) { return i32(x); }>);
   add("v_cvt_f32_u32", intToF32<[](u32 x) { return x; }>);

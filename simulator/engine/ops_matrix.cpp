@@ -15,7 +15,11 @@ namespace {
 
 enum class El { F16, Bf16, Fp8, Bf8, I8, F32, Xf32, F64, F8f6f4 };
 
-float xf32(u32 x) { return bits<float>((x + 0xfff + (x >> 13 & 1)) & ~0x1fffu); }
+// The matrix unit drops the 13 bits that it does not take; a NaN stays one.
+float xf32(u32 x) {
+  bool nan = (x & 0x7fffffffu) > 0x7f800000u;
+  return bits<float>((x & ~0x1fffu) | (nan ? 0x400000u : 0));
+}
 
 template <El E>
 const float* table(const Wave& w) {
@@ -220,7 +224,7 @@ void smfmac(Wave& w, const Inst& i) {
   if (i.cbsz == 0 && span < 32) set = i.abid & (span == 8 ? 3 : 1);
   const u32* index = w.row(i.src[2].index);
   for (int lane = 0; lane < kLanes; ++lane) {
-    u32 positions = index[lane] >> (span * set);
+    u64 positions = index[lane] >> (span * set);
     for (int n = 0; n < span / 2; ++n) {
       int k = lane / M * span + n / 2 * 4 + (positions >> (2 * n) & 3);
       a[lane % M][k] += stored[n][lane];
@@ -346,6 +350,13 @@ void registerMatrix(OpTable& t) {
   SPARSE("f32_16x16x32_bf16", Bf16, Bf16, 16, 32);
   SPARSE("f32_32x32x16_f16", F16, F16, 32, 16);
   SPARSE("f32_32x32x16_bf16", Bf16, Bf16, 32, 16);
+  // gfx950
+  SPARSE8("16x16x128", 16, 128);
+  SPARSE8("32x32x64", 32, 64);
+  SPARSE("f32_16x16x64_f16", F16, F16, 16, 64);
+  SPARSE("f32_16x16x64_bf16", Bf16, Bf16, 16, 64);
+  SPARSE("f32_32x32x32_f16", F16, F16, 32, 32);
+  SPARSE("f32_32x32x32_bf16", Bf16, Bf16, 32, 32);
 #undef SPARSE8
 #undef SPARSE
 #undef HALF

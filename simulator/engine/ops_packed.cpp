@@ -166,6 +166,7 @@ void registerPacked(OpTable& t) {
   add("v_pk_min_f16", packedF16<2, minH>);
   add("v_pk_max_f16", packedF16<2, maxH>);
   add("v_pk_fma_f16", packedF16<3, fmaH>);
+  add("v_pk_fmac_f16", packedF16<3, fmaH>);
   add("v_pk_minimum3_f16", packedF16<3, [](u32 a, u32 b, u32 c) {
         return toHalf(lowest(lowest(fromHalf(a), fromHalf(b)), fromHalf(c)));
       }>);

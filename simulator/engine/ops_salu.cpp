@@ -256,6 +256,12 @@ void compareTable(OpTable& t, const std::string& prefix, const std::string& type
 #undef CMP
 }
 
+u32 relative(Wave& w, const Inst& i, const Operand& o, u32 registers) {
+  u32 at = o.index + w.s[kM0];
+  if (!o.is(Kind::Sgpr) || at + registers > 102) stop(w, i, "M0 leads out of the scalar registers");
+  return at;
+}
+
 }  // namespace
 
 void registerSalu(OpTable& t) {
@@ -265,6 +271,20 @@ void registerSalu(OpTable& t) {
   add("s_movk_i32", unary32<[](u32 a) { return a; }, false>);
   add("s_cmovk_i32", cmov32);
   add("s_cmov_b32", cmov32);
+  // M0 is added to the number of the source's register, or the destination's.
+  add("s_movrels_b32",
+      [](Wave& w, const Inst& i) { w.s[i.dst.index] = w.s[relative(w, i, i.src[0], 1)]; });
+  add("s_movreld_b32",
+      [](Wave& w, const Inst& i) { w.s[relative(w, i, i.dst, 1)] = scalar32(w, i.src[0]); });
+  add("s_movrels_b64", [](Wave& w, const Inst& i) {
+    u32 from = relative(w, i, i.src[0], 2);
+    writeScalar64(w, i.dst, w.s[from] | static_cast<u64>(w.s[from + 1]) << 32);
+  });
+  add("s_movreld_b64", [](Wave& w, const Inst& i) {
+    Operand to = i.dst;
+    to.index = relative(w, i, i.dst, 2);
+    writeScalar64(w, to, scalar64(w, i.src[0]));
+  });
   add("s_cmov_b64", cmov64);
   add("s_not_b32", unary32<[](u32 a) { return ~a; }, true>);
   add("s_not_b64", unary64<[](u64 a) { return ~a; }, true>);

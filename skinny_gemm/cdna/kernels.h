@@ -3,7 +3,6 @@
 
 #include <utility>
 
-#include "portable.h"
 #include "register_pipeline.h"
 #include "specialised_waves.h"
 #include "tiles.h"
@@ -69,21 +68,6 @@ inline SkinnyKernel skinny_kernel(MmaKind kind, bool specialised, bool block_sca
       return of(std::integral_constant<MmaKind, MmaKind::kBFloat16Fp8>{});
   }
   return nullptr;
-}
-
-inline SkinnyKernel portable_kernel(DType a, DType w) {
-  constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16;
-  constexpr DType kOcp = DType::kFloat8E4M3FN, kFnuz = DType::kFloat8E4M3FNUZ;
-  if (a == kOcp) return skinny_gemm_portable<kOcp, kOcp>;
-  if (a == kFnuz) return skinny_gemm_portable<kFnuz, kFnuz>;
-  if (a == kHalf) {
-    return w == kOcp    ? skinny_gemm_portable<kHalf, kOcp>
-           : w == kFnuz ? skinny_gemm_portable<kHalf, kFnuz>
-                        : skinny_gemm_portable<kHalf, kHalf>;
-  }
-  return w == kOcp    ? skinny_gemm_portable<kBrain, kOcp>
-         : w == kFnuz ? skinny_gemm_portable<kBrain, kFnuz>
-                      : skinny_gemm_portable<kBrain, kBrain>;
 }
 
 }  // namespace rocm_kernels::cdna

@@ -1,6 +1,7 @@
 // AMD backend of skinny_gemm: checks, the choice of a kernel, the launch.
 #include "../../common/cdna/partial_sums.h"
-#include "../../common/gpu/launch.h"
+#include "../../gemm/cdna/portable.h"
+#include "../../gemm/cdna/target.h"
 #include "choose.h"
 #include "kernels.h"
 
@@ -8,50 +9,9 @@ namespace rocm_kernels {
 namespace cdna {
 namespace {
 
-constexpr Status kNoDevice = "skinny_gemm: the device's attributes cannot be read";
-
-struct Target {
-  SkinnyGemmDevice device;
-  DType fp8;  // the dialect of its matrix instructions
-  int32_t wave_size;
-};
-
-bool current_target(Target& target) {
-  DeviceFacts facts;
-  int id = 0, major = 0, minor = 0, lds = 0;
-  if (current_device(facts) != nullptr || hipGetDevice(&id) != hipSuccess ||
-      hipDeviceGetAttribute(&major, hipDeviceAttributeComputeCapabilityMajor, id) != hipSuccess ||
-      hipDeviceGetAttribute(&minor, hipDeviceAttributeComputeCapabilityMinor, id) != hipSuccess ||
-      hipDeviceGetAttribute(&lds, hipDeviceAttributeMaxSharedMemoryPerBlock, id) != hipSuccess) {
-    return false;
-  }
-  const bool gfx942 = major == 9 && minor == 4, gfx950 = major == 9 && minor == 5;
-  target.device.compute_units = facts.compute_units;
-  target.device.lds_bytes = lds;
-  target.device.matrix_instructions = gfx942 || gfx950;
-  if (gfx950) {
-    target.device.terabytes_per_s = 6.1f;
-    target.device.gigahertz = 2.4f;
-  }
-  target.wave_size = facts.wave_size;
-  target.fp8 = gfx942 ? DType::kFloat8E4M3FNUZ : DType::kFloat8E4M3FN;
-  return true;
-}
-
-Status check_dtypes(const GemmArgs& args) {
-  if (args.a_dtype == DType::kFloat32) return "skinny_gemm: a must be float16, bfloat16 or FP8";
-  if (args.a_dtype != args.w_dtype && (is_fp8(args.a_dtype) || !is_fp8(args.w_dtype))) {
-    return "skinny_gemm: w must have a's dtype, or be FP8 with 16-bit a";
-  }
-  return nullptr;
-}
-
-MmaKind mma_kind_of(const GemmArgs& args, bool sparse) {
-  if (is_fp8(args.a_dtype)) return sparse ? MmaKind::kFp8Sparse : MmaKind::kFp8;
-  if (args.a_dtype == DType::kFloat16) {
-    return is_fp8(args.w_dtype) ? MmaKind::kFloat16Fp8 : MmaKind::kFloat16;
-  }
-  return is_fp8(args.w_dtype) ? MmaKind::kBFloat16Fp8 : MmaKind::kBFloat16;
+SkinnyGemmDevice device_of(const Target& target) {
+  return {target.compute_units,       target.lds_bytes,       target.xcds,
+          target.matrix_instructions, target.terabytes_per_s, target.gigahertz};
 }
 
 SkinnyGemmShape shape_of(const GemmArgs& args) {
@@ -96,11 +56,10 @@ Status check_offsets(const GemmArgs& args) {
 // The config of a call: the one that args name, or the chosen one.
 Status config_of(const GemmArgs& args, const Target& target, SkinnyGemmConfig& config) {
   if (args.config == nullptr) {
-    config = cached_choice(shape_of(args), target.device);
+    config = cached_choice(shape_of(args), device_of(target));
   } else {
     if (Status error = read_config(args.config, config)) return error;
-    if (!target.device.matrix_instructions &&
-        config.design != SkinnyGemmConfig::Design::kPortable) {
+    if (!target.matrix_instructions && config.design != SkinnyGemmConfig::Design::kPortable) {
       return "skinny_gemm config: only the portable design runs on this GPU";
     }
   }
@@ -131,7 +90,7 @@ Status visit_configs(const GemmArgs& args, void (*visit)(const char* config, voi
     if (write_config(config, text)) visit(text, state);
   };
   tell(first);
-  for_each_config(shape_of(args), target.device, [&](const SkinnyGemmConfig& config) {
+  for_each_config(shape_of(args), device_of(target), [&](const SkinnyGemmConfig& config) {
     if (!(config == first)) tell(config);
   });
   return nullptr;
@@ -144,22 +103,18 @@ Status launch_product(const GemmArgs& args, const Context& context) {
   if (Status error = check_dtypes(args)) return error;
   if (Status error = check_offsets(args)) return error;
   if (Status error = config_of(args, target, config)) return error;
+  if (config.design == SkinnyGemmConfig::Design::kPortable) {
+    return launch_portable(args, target.wave_size, context);
+  }
   const SkinnyGemmShape shape = shape_of(args);
   GemmProblem p = make_problem(args);
-
-  if (config.design == SkinnyGemmConfig::Design::kPortable) {
-    const dim3 grid((shape.n + kPortableWaves - 1) / kPortableWaves,
-                    (shape.m + kPortableRows - 1) / kPortableRows);
-    const Launch launch{grid, kPortableWaves * target.wave_size, stream_of(context)};
-    return launch_kernel(portable_kernel(args.a_dtype, args.w_dtype), launch, p);
-  }
 
   if (is_fp8(args.w_dtype) && args.w_dtype != target.fp8) {
     return "skinny_gemm: w's FP8 dialect is not this GPU's (float8_e4m3fnuz on gfx942, "
            "float8_e4m3fn on gfx950); convert w and its scale with to_native_fp8";
   }
   const SkinnyKernel kernel = skinny_kernel(
-      mma_kind_of(args, config.sparse),
+      config.sparse ? MmaKind::kFp8Sparse : mma_kind_of(args),
       config.design == SkinnyGemmConfig::Design::kSpecialisedWaves, shape.block_scaled,
       find_tile(block_m_of(shape.m), config.block_n, shape.a_bytes));
   if (kernel == nullptr) return "skinny_gemm: no kernel was built for this config; report a defect";
@@ -194,13 +149,6 @@ Status visit_skinny_gemm_configs(const GemmArgs& args, const Context&,
 Status launch_skinny_gemm(const GemmArgs& args, const Context& context) {
   if (args.m == 0 || args.n == 0) return nullptr;
   return cdna::launch_product(args, context);
-}
-
-// Nothing is measured on AMD GPUs: torch._scaled_mm takes over where slices would begin.
-Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
-  limits.skinny_gemm = kSkinnyGemmMaxRows;
-  if (fits_scaled_mm(args)) limits.gemm = kSkinnyGemmMaxRows;
-  return nullptr;
 }
 
 }  // namespace rocm_kernels

@@ -40,22 +40,15 @@ int64_t skinny_gemm_workspace_bytes(const GemmArgs& args, const Context&) {
 
 Status visit_skinny_gemm_configs(const GemmArgs& args, const Context&,
                                  void (*visit)(const char* config, void* state), void* state) {
-  constexpr const char* kNames[] = {"portable", "neon", "avx2", "avx512"};
-  const char* const only = kNames[static_cast<int>(cpu::isa())];
-  if (args.config != nullptr && std::strcmp(args.config, only) != 0) {
-    return "skinny_gemm config: the CPU has one, and it bears the name of its instruction set";
-  }
-  visit(only, state);
+  if (const Status error = cpu::check_config(args)) return error;
+  visit(cpu::config_name(), state);
   return nullptr;
 }
 
 Status launch_skinny_gemm(const GemmArgs& args, const Context& context) {
   if (args.m == 0 || args.n == 0) return nullptr;
   if (args.m > kSkinnyGemmMaxRows) return "skinny_gemm takes at most 64 rows";
-  if (args.config != nullptr) {
-    const auto ignore = [](const char*, void*) {};
-    if (Status error = visit_skinny_gemm_configs(args, context, ignore, nullptr)) return error;
-  }
+  if (const Status error = cpu::check_config(args)) return error;
   const cpu::GemmJob job(args, cpu::kPanelDepth, kSkinnyGemmMaxRows);
   const auto pack = ROCM_KERNELS_CPU_SELECT(pack);
   const auto multiply = ROCM_KERNELS_CPU_SELECT(multiply);

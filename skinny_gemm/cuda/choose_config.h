@@ -1,5 +1,6 @@
 // Which CUDA kernel serves a product, and how the work is divided: one pure function of the sizes,
-// the types and the device. Measurements named here are of an H200 (docs/h200.md). No CUDA header.
+// the types and the device. Measurements named here are of an H200 (docs/kernels/skinny_gemm.md).
+// No CUDA header.
 #pragma once
 
 #include "config.h"

@@ -231,15 +231,4 @@ Status launch_skinny_gemm(const GemmArgs& args, const Context& context) {
   return cuda::launch_config({args, config, stream_of(context), device.compute_capability >= 90});
 }
 
-// On an H200 torch._scaled_mm is not quicker up to 64 rows, over the layers of a model
-// (docs/h200.md); without sm_90's warpgroup instructions it was from 33 rows on.
-Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
-  cuda::SkinnyGemmDevice device;
-  if (const Status error = cuda::current_skinny_gemm_device(device)) return error;
-  const bool warpgroups = device.compute_capability / 10 == 9;
-  limits.skinny_gemm = kSkinnyGemmMaxRows;
-  if (fits_scaled_mm(args)) limits.skinny_gemm = limits.gemm = warpgroups ? 64 : 32;
-  return nullptr;
-}
-
 }  // namespace rocm_kernels

@@ -18,7 +18,7 @@
 //
 // The FP8 tensor core adds in about 14 bits. So no instruction adds to a long sum: two give the sum
 // of 64 products, and float32 does the rest. Next to one rounding to 16 bits that is not seen; an
-// output in float32 goes to the TMA pipeline (docs/h200.md has the errors).
+// output in float32 goes to the TMA pipeline (docs/kernels/skinny_gemm.md has the errors).
 #pragma once
 
 #include "../../common/cuda/wgmma.cuh"

@@ -108,3 +108,15 @@ def test_profile_lists_hot_lines(file, x, tmp_path):
 def test_kernels_are_listed(file, capsys):
     assert main(["kernels", file]) == 0
     assert "saxpy(" in capsys.readouterr().out
+
+
+def test_profile_shows_where_the_cycles_went(file, x, capsys):
+    command = ["profile", file, "twice", "--grid", "1", "--block", "64", f"inout:{x}"]
+    assert main([*command, "--cycles"]) == 0
+    shown = capsys.readouterr().out
+    assert "cycle model:" in shown and "L2 hits" in shown and "global_load_dword" in shown
+    assert main([*command, "--cycles", "--json"]) == 0
+    raw = json.loads(capsys.readouterr().out)["cycles"]
+    assert raw["waves"] == 1 and raw["seconds"] > 0
+    assert main(command) == 0
+    assert "cycle model:" not in capsys.readouterr().out

@@ -91,11 +91,6 @@ GLOBAL void global_race(u32* out, u32* scratch) {
   scratch[BID * 256 + TID] = TID;
   out[BID * 256 + TID] = scratch[(BID ^ 1) * 256 + TID];                  // GLOBAL RACE
 }
-GLOBAL void global_race_in_group(u32* out, u32* scratch) {
-  scratch[TID] = TID;
-  asm volatile("s_barrier" ::: "memory");
-  out[TID] = scratch[255 - TID];                                          // NOT YET WRITTEN
-}
 GLOBAL void same_word_twice(u32* out) {
   out[TID & 63] = TID;                                                    // FOUR WAVES WRITE IT
 }
@@ -263,12 +258,6 @@ def test_global_race_between_workgroups(code):
     kinds = [f for f in result.findings if f.kind == "global-race"]
     assert kinds and span(data)[0] <= kinds[0].address < span(data)[1]
     assert "workgroup" in kinds[0].message
-
-
-def test_global_race_in_a_workgroup(code):
-    out, data = buffers()
-    result = code.launch("global_race_in_group", 1, 256, [out, data])
-    assert [f for f in result.findings if f.kind == "global-race"]
 
 
 def test_waves_that_write_the_same_word(code):

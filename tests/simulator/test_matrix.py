@@ -331,3 +331,24 @@ GLOBAL void plain(f4* out, const i8v* a, const i8v* b, const u32* scale) {
         code.launch(label, 1, 64, [out, place(a), place(b), exponents]).check()
         want = (a.astype(f32) * s) @ (b.astype(f32) * s).T
         np.testing.assert_array_equal(read_result(out, 16, 1, "f32")[0], want)
+
+
+@pytest.mark.parametrize("shape", ["16x16x8", "32x32x4"])
+def test_xf32_truncates_its_operands(shape):
+    m, _, k = map(int, shape.split("x"))
+    registers = m * m // 64
+    code = device(f"""
+    typedef float D __attribute__((ext_vector_type({registers})));
+    GLOBAL void run(float* o, const f2* a, const f2* b) {{
+      D c = __builtin_amdgcn_mfma_f32_{shape}_xf32(a[TID], b[TID], (D)0, 0, 0, 0);
+      for (int n = 0; n < {registers}; ++n) o[TID * {registers} + n] = c[n]; }}""")
+    ones = np.ones((64, 2), np.float32)
+    almost = np.full((64, 2), 0x3F801FFF, np.uint32).view(np.float32)
+    out = np.zeros(64 * registers, np.float32)
+    code.launch("run", 1, 64, [out, almost, ones]).check()
+    assert (out == k).all(), "0x3f801fff counts as 0x3f800000"
+    code.launch("run", 1, 64, [out, ones, -almost]).check()
+    assert (out == -k).all()
+    nan = np.full((64, 2), 0x7F800001, np.uint32).view(np.float32)
+    code.launch("run", 1, 64, [out, nan, ones]).check()
+    assert np.isnan(out).all()

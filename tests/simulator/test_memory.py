@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from hipcc import device
 
+import simulator
+
 u8, u32, f16, f32 = np.uint8, np.uint32, np.float16, np.float32
 LANES = np.arange(64)
 OLD = 0xAAAABBBB  # what the destination holds before a load that fills a half only
@@ -258,3 +260,168 @@ def test_wide_scalar_loads(code):
     data, out = np.arange(64, dtype=u32), np.zeros(64, u32)
     code.launch("wide_scalars", 1, 64, [out, data]).check()
     assert (out == 4 + 15).all()
+
+
+# What __hip_atomic_fetch_max on a shared float becomes, and the atomics of LDS with two operands.
+ODD_LDS = """
+GLOBAL void shared_max(float* o, const float* a) {
+  SHARED float most, least;
+  if (TID == 0) most = -1e30f, least = 1e30f;
+  sync();
+  __scoped_atomic_fetch_max(&most, a[TID], __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP);
+  float old = __scoped_atomic_fetch_min(&least, a[TID], __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP);
+  sync();
+  o[TID] = TID == 0 ? most : TID == 1 ? least : old;
+}
+#define ODD(name, instruction, W, operands) \
+  GLOBAL void name(W* o, const W* old, const W* x, const W* y) { \
+    SHARED W s[64]; s[TID] = old[TID]; sync(); W r = 0, a = x[TID], b = y[TID]; \
+    u32 at = (u32)(u64)(__attribute__((address_space(3))) W*)&s[TID]; \
+    asm volatile(instruction " " operands "\\n s_waitcnt lgkmcnt(0)" \
+                 : "+v"(r) : "v"(at), "v"(a), "v"(b) : "memory"); \
+    o[TID] = r; o[64 + TID] = s[TID]; }
+ODD(cmpst_f32, "ds_cmpst_rtn_f32", u32, "%0, %1, %2, %3")
+ODD(cmpst_f64, "ds_cmpst_rtn_f64", u64, "%0, %1, %2, %3")
+ODD(mskor_b32, "ds_mskor_rtn_b32", u32, "%0, %1, %2, %3")
+ODD(mskor_b64, "ds_mskor_rtn_b64", u64, "%0, %1, %2, %3")
+ODD(mskor, "ds_mskor_b32", u32, "%1, %2, %3")
+ODD(wrap, "ds_wrap_rtn_b32", u32, "%0, %1, %2, %3")
+GLOBAL void append(u32* o) {
+  SHARED u32 n, m;
+  if (TID == 0) n = 5, m = 900;
+  sync();
+  u32 a = 0, b = 0, at = (u32)(u64)(__attribute__((address_space(3))) u32*)&n;
+  u32 at2 = (u32)(u64)(__attribute__((address_space(3))) u32*)&m;
+  if (TID % 64 < 40) {
+    asm volatile("s_mov_b32 m0, %1\\n ds_append %0\\n s_waitcnt lgkmcnt(0)"
+                 : "=v"(a) : "s"(at) : "m0", "memory");
+    asm volatile("s_mov_b32 m0, %1\\n ds_consume %0\\n s_waitcnt lgkmcnt(0)"
+                 : "=v"(b) : "s"(at2) : "m0", "memory");
+  }
+  sync();
+  o[TID * 2] = a; o[TID * 2 + 1] = b;
+  if (TID == 0) o[512] = n, o[513] = m;
+}
+GLOBAL void exchange_two(u32* o) {
+  SHARED u32 s[192];
+  for (int n = TID; n < 192; n += 64) s[n] = n;
+  sync();
+  u64 r; u32 x = 1000 + TID, y = 2000 + TID;
+  u32 at = (u32)(u64)(__attribute__((address_space(3))) u32*)&s[TID];
+  asm volatile("ds_wrxchg2st64_rtn_b32 %0, %1, %2, %3 offset0:0 offset1:2\\n s_waitcnt lgkmcnt(0)"
+               : "=v"(r) : "v"(at), "v"(x), "v"(y) : "memory");
+  o[TID * 4] = (u32)r; o[TID * 4 + 1] = (u32)(r >> 32);
+  o[TID * 4 + 2] = s[TID]; o[TID * 4 + 3] = s[128 + TID];
+}
+"""
+
+
+@pytest.fixture(scope="module", params=["gfx942", "gfx950"])
+def odd(request):
+    return device(ODD_LDS, target=request.param)
+
+
+def test_maximum_of_shared_floats(odd):
+    a = np.random.default_rng(11).standard_normal(256).astype(f32)
+    out = np.zeros(256, f32)
+    odd.launch("shared_max", 1, 256, [out, a]).check()
+    assert out[0] == a.max() and out[1] == a.min()
+    assert np.isin(out[2:], np.append(a, f32(1e30))).all() and (out == f32(1e30)).any()
+
+
+@pytest.mark.parametrize(
+    "name", ["cmpst_f32", "cmpst_f64", "mskor_b32", "mskor_b64", "mskor", "wrap"]
+)
+def test_lds_atomics_with_two_operands(odd, name):
+    rng = np.random.default_rng(12)
+    wide = np.uint64 if name.endswith("64") else u32
+    old, x, y = (rng.integers(0, 2**30, 64, dtype=wide) for _ in range(3))
+    if name.startswith("cmpst"):
+        real = np.float64 if wide is np.uint64 else f32
+        old, x = rng.standard_normal(64).astype(real), rng.standard_normal(64).astype(real)
+        x[::2] = old[::2]
+        old[:4], x[:4] = [0.0, -0.0, np.nan, 1], [-0.0, 0.0, np.nan, -1]  # as floats compare
+        want = np.where(old == x, y, old.view(wide))
+        old, x = old.view(wide), x.view(wide)
+    elif name == "wrap":
+        want = np.where(old >= x, old - x, old + y)
+    else:
+        want = (old & ~x) | y
+    out = np.zeros(128, wide)
+    odd.launch(name, 1, 64, [out, old, x, y]).check()
+    if name != "mskor":
+        np.testing.assert_array_equal(out[:64], old)
+    np.testing.assert_array_equal(out[64:], want)
+
+
+def test_append_and_consume_count_lanes(odd):
+    out = np.zeros(514, u32)
+    odd.launch("append", 1, 256, [out]).check()
+    assert out[512] == 5 + 4 * 40 and out[513] == 900 - 4 * 40
+    pairs = out[:512].reshape(4, 64, 2)
+    assert not pairs[:, 40:].any() and (pairs[:, :40] == pairs[:, :1]).all()
+    assert sorted(pairs[:, 0, 0]) == [5, 45, 85, 125]
+    assert sorted(pairs[:, 0, 1]) == [780, 820, 860, 900]
+
+
+def test_two_exchanges_in_one(odd):
+    out = np.zeros((64, 4), u32)
+    odd.launch("exchange_two", 1, 64, [out]).check()
+    np.testing.assert_array_equal(out, LANES[:, None] + [0, 128, 1000, 2000])
+
+
+OVERLAP = """
+GLOBAL void copy(u32* to, const u32* from) { to[TID] = from[TID] + 1; }
+GLOBAL void three(u32* a, u32* b, u32* c, int n) {
+  a[TID] += 1; b[TID] += 10; if (TID < n) c[TID] = a[TID];
+}
+"""
+
+
+@pytest.fixture(scope="module", params=["gfx942", "gfx950"])
+def overlap(request):
+    return device(OVERLAP, target=request.param)
+
+
+def test_a_buffer_and_a_slice_of_it(overlap):
+    for at in (0, 64, 100, 192):
+        data = np.arange(256, dtype=u32)
+        want = data.copy()
+        want[at : at + 64] = np.arange(64) + 1 if at else want[:64] + 1
+        overlap.launch("copy", 1, 64, [data[at : at + 64], data]).check()
+        np.testing.assert_array_equal(data, want)
+    data = np.arange(256, dtype=u32)
+    overlap.launch("copy", 1, 64, [data, data]).check()  # the same buffer twice
+    np.testing.assert_array_equal(data[:64], np.arange(64) + 1)
+
+
+def test_overlapping_buffers_keep_their_ends_and_their_unwritten_bytes(overlap):
+    whole = np.zeros(512, u32)
+    args = [whole[:128], whole[64:128], simulator.Out(whole[100:200]), 64]
+    overlap.launch("three", 1, 64, args).check()
+    assert (whole[:64] == 1).all() and (whole[64:100] == 10).all()
+    whole[:] = 0
+    found = overlap.launch("three", 1, 64, [whole[:128], whole[64:100], whole[60:120], 64]).findings
+    assert not found, "the first buffer holds them all"
+    found = overlap.launch("three", 1, 64, [whole[:100], whole[64:100], whole[90:120], 64]).findings
+    assert [f.kind for f in found].count("out-of-bounds") >= 2  # loads and stores past byte 480
+    # bytes of an output that no other buffer covers are still unwritten
+    args = [simulator.Out(whole[:100]), whole[32:96], whole[200:300], 0]
+    found = overlap.launch("three", 1, 64, args).findings
+    assert [f.kind for f in found] == ["uninitialised"] and found[0].count == 32
+
+
+def test_loads_to_lds_beyond_64_kib():
+    code = device(
+        """GLOBAL void far(u32* o, const u32* a) {
+        SHARED u32 x[36864];
+        __builtin_amdgcn_global_load_lds((__attribute__((address_space(1))) u32*)a + TID,
+            (__attribute__((address_space(3))) u32*)&x[32768], 4, 0, 0);
+        asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+        x[TID] = 1; sync();
+        o[TID] = x[32768 + TID]; }""",
+        target="gfx950",
+    )
+    a, out = np.random.default_rng(13).integers(0, 2**31, 64, dtype=u32), np.zeros(64, u32)
+    code.launch("far", 1, 64, [out, a]).check()
+    np.testing.assert_array_equal(out, a)

@@ -66,9 +66,20 @@ def test_doubles_and_packed_floats(gfx90a):
     np.testing.assert_array_equal(small, squares)
 
 
-def test_scratch_of_gfx90a_is_refused(gfx90a):
-    with pytest.raises(simulator.SimulatorError, match="scratch, which is not implemented for gfx"):
+FLAT_SCRATCH = ["-Xclang", "-target-feature", "-Xclang", "+enable-flat-scratch"]
+
+
+def test_scratch_of_gfx90a_through_buffers_is_refused(gfx90a):
+    with pytest.raises(simulator.SimulatorError, match="through buffers, which is not implemented"):
         gfx90a.launch("array", 1, 64, [np.zeros(64, u32), 3])
+
+
+def test_scratch_of_gfx90a_through_its_own_instructions():
+    code = device(SOURCE, *FLAT_SCRATCH, target="gfx90a")
+    out = np.zeros(64, u32)
+    code.launch("array", 1, 64, [simulator.Out(out), 67]).check()
+    np.testing.assert_array_equal(out, np.arange(64))
+    assert code.kernels["array"]["scratch"] >= 256
 
 
 def test_other_targets_are_refused():

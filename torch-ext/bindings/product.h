@@ -13,8 +13,4 @@ GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
                           const std::optional<Tensor>& scale_a,
                           const std::optional<Tensor>& scale_w, const std::optional<Tensor>& bias);
 
-// skinny_gemm of at most 64 rows, with the config that is tuned for it, if any. `a` tells the
-// device.
-void run_skinny_gemm(const Tensor& a, GemmArgs args);
-
 }  // namespace rocm_kernels

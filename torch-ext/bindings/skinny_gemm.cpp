@@ -58,20 +58,16 @@ DType parse_gemm_dtype(const std::string& name) {
 }
 
 }  // namespace
-
-void run_skinny_gemm(const Tensor& a, GemmArgs args) {
-  const TunedConfig tuned(tuning_key(a.get_device_index(), args));
-  args.config = tuned.text();
-  launch(a, args);
-}
-
 }  // namespace rocm_kernels
 
 using namespace rocm_kernels;
 
 void skinny_gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
                  std::optional<Tensor> scale_w, std::optional<Tensor> bias) {
-  run_skinny_gemm(a, describe_skinny_product(out, a, w, scale_a, scale_w, bias));
+  GemmArgs args = describe_skinny_product(out, a, w, scale_a, scale_w, bias);
+  const TunedConfig tuned(tuning_key(a.get_device_index(), args));
+  args.config = tuned.text();
+  launch(a, args);
 }
 
 void skinny_gemm_with_config(Tensor& out, const Tensor& a, const Tensor& w,

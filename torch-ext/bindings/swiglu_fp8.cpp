@@ -23,10 +23,11 @@ void swiglu_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& gate,
                 std::optional<Tensor> up, std::optional<Tensor> scale, std::string activation,
                 int64_t group_size, double scale_ub) {
   SwigluFp8Args args;
-  require_matrix(gate, "gate");
+  const char* const gate_name = up ? "gate" : "x";  // quantize_fp8 has an x
+  require_matrix(gate, gate_name);
   args.rows = gate.size(0);
   args.columns = gate.size(1);
-  args.in_dtype = require_float(gate, "gate");
+  args.in_dtype = require_float(gate, gate_name);
   args.out_dtype = require_float_or_fp8(out, "out");
   args.activation = parse_activation(activation);
   require_device(out, "out", gate, "gate");

@@ -1,4 +1,4 @@
-"""FP8 decode kernels: fused norm, fused activation and skinny matrix products.
+"""FP8 kernels: fused norm, fused activation and matrix products.
 
 Every function takes torch tensors on the CPU, a ROCm or a CUDA device and has a plain definition of
 the same name in ``rocm_kernels.reference``.
@@ -8,6 +8,8 @@ from . import layers, models, reference, tuning
 from .functional import (
     fp8_linear,
     fp8_linear_path,
+    gemm,
+    gemm_config,
     native_fp8_dtype,
     quantize_fp8,
     rms_norm,
@@ -25,6 +27,8 @@ load_from_environment()
 __all__ = [
     "fp8_linear",
     "fp8_linear_path",
+    "gemm",
+    "gemm_config",
     "layers",
     "models",
     "native_fp8_dtype",

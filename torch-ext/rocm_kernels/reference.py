@@ -69,7 +69,7 @@ def quantize_fp8(
     return _quantize(x.float(), scale, group_size, scale_ub, fp8_dtype)
 
 
-def skinny_gemm(
+def gemm(
     a: torch.Tensor,
     w: torch.Tensor,
     scale_a: Optional[torch.Tensor] = None,
@@ -90,6 +90,18 @@ def skinny_gemm(
     return out.to(out_dtype).view(*a.shape[:-1], w.shape[0])
 
 
+def skinny_gemm(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    scale_a: Optional[torch.Tensor] = None,
+    scale_w: Optional[torch.Tensor] = None,
+    *,
+    bias: Optional[torch.Tensor] = None,
+    out_dtype: Optional[torch.dtype] = None,
+) -> torch.Tensor:
+    return gemm(a, w, scale_a, scale_w, bias=bias, out_dtype=out_dtype)
+
+
 def fp8_linear(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -100,12 +112,12 @@ def fp8_linear(
     out_dtype: Optional[torch.dtype] = None,
 ) -> torch.Tensor:
     if x.dtype in FP8_MAX:
-        return skinny_gemm(x, w, scale_x, scale_w, bias=bias, out_dtype=out_dtype)
+        return gemm(x, w, scale_x, scale_w, bias=bias, out_dtype=out_dtype)
     blocks = scale_w.dim() == 2 and scale_w.shape[1] > 1 and scale_x is None
     group_size = SCALE_BLOCK if blocks else None
     q, scale = quantize_fp8(x, scale=scale_x, group_size=group_size, fp8_dtype=w.dtype)
     out_dtype = x.dtype if out_dtype is None else out_dtype
-    return skinny_gemm(q, w, scale, scale_w, bias=bias, out_dtype=out_dtype)
+    return gemm(q, w, scale, scale_w, bias=bias, out_dtype=out_dtype)
 
 
 def to_native_fp8(

@@ -1,7 +1,7 @@
 """The functional API: dtypes and output allocation; the ops check and compute.
 
 ``rms_norm`` and ``rms_norm_fp8`` are in norm.py, the gated activations in activation.py, products
-and linear layers in gemm.py, quantising and the FP8 dialects in fp8.py. Beside an op's functions
+and linear layers in product.py, quantising and the FP8 dialects in fp8.py. Beside an op's functions
 stand its fake, which has nothing to allocate because everything that an op writes is an argument,
 and its overload, looked up once: a decode step makes hundreds of calls of a few microseconds.
 
@@ -32,14 +32,16 @@ nothing has been written.
 from .._ops import ops as ops
 from .activation import swiglu, swiglu_fp8
 from .fp8 import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, quantize_fp8, to_native_fp8
-from .gemm import (
+from .norm import rms_norm, rms_norm_fp8
+from .product import (
     SKINNY_GEMM_MAX_ROWS,
     fp8_linear,
     fp8_linear_path,
+    gemm,
+    gemm_config,
     multiply,
     skinny_gemm,
 )
-from .norm import rms_norm, rms_norm_fp8
 
 __all__ = [
     "FP8_DTYPES",
@@ -47,6 +49,8 @@ __all__ = [
     "SKINNY_GEMM_MAX_ROWS",
     "fp8_linear",
     "fp8_linear_path",
+    "gemm",
+    "gemm_config",
     "multiply",
     "native_fp8_dtype",
     "quantize_fp8",

@@ -6,7 +6,7 @@ import torch
 
 from .._ops import add_op_namespace_prefix, ops
 from .fp8 import QuantizedOut, quantized_out
-from .rows import input_rows, optional_rows, written_rows
+from .rows import explain, input_rows, optional_rows, written_rows
 
 _swiglu_fp8 = ops.swiglu_fp8.default
 
@@ -34,10 +34,14 @@ def swiglu(
     Returns:
         ``[..., d]`` in x's dtype, rounded once.
     """
-    gate, up, columns = _gate_and_up(x, up, activation)
-    out = x.new_empty(*x.shape[:-1], columns) if out is None else out
-    _swiglu_fp8(written_rows(out, "out"), None, gate, up, None, activation, 0, 0.0)
-    return out
+    try:
+        gate, up, columns = _gate_and_up(x, up, activation)
+        out = x.new_empty(*x.shape[:-1], columns) if out is None else out
+        _swiglu_fp8(written_rows(out, "out"), None, gate, up, None, activation, 0, 0.0)
+        return out
+    except Exception:
+        explain({"x": x}, {"up": up, "out": out})
+        raise
 
 
 def swiglu_fp8(
@@ -55,13 +59,17 @@ def swiglu_fp8(
 
     Args as :func:`swiglu` and the module's text; returns ``(q, scale)``.
     """
-    gate, up, columns = _gate_and_up(x, up, activation)
-    q, scales = quantized_out(x, columns, scale, group_size, fp8_dtype, out)
-    _swiglu_fp8(
-        written_rows(q, "out"), optional_rows(scales, "scales"), gate, up, scale, activation,
-        group_size or 0, scale_ub or 0.0,
-    )  # fmt: skip
-    return q, (scales if scale is None else scale)
+    try:
+        gate, up, columns = _gate_and_up(x, up, activation)
+        q, scales = quantized_out(x, columns, scale, group_size, fp8_dtype, out)
+        _swiglu_fp8(
+            written_rows(q, "out"), optional_rows(scales, "scales"), gate, up, scale, activation,
+            group_size or 0, scale_ub or 0.0,
+        )  # fmt: skip
+        return q, (scales if scale is None else scale)
+    except Exception:
+        explain({"x": x}, {"up": up, "scale": scale})
+        raise
 
 
 def gated(

@@ -5,7 +5,14 @@ from typing import Optional, Tuple, Union
 import torch
 
 from .._ops import ops
-from .rows import empty_rows_like, input_rows, optional_rows, written_rows
+from .rows import (
+    empty_rows_like,
+    explain,
+    input_rows,
+    optional_rows,
+    require_tensors,
+    written_rows,
+)
 
 # Plain quantising is the gated activation's op without a gate.
 _swiglu_fp8 = ops.swiglu_fp8.default
@@ -44,12 +51,16 @@ def quantize_fp8(
     computed scale is ``max(amax / largest, 2^-126)``. Args as in the module's text; returns
     ``(q, scale)``.
     """
-    q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, out)
-    _swiglu_fp8(
-        written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x), None, scale,
-        "identity", group_size or 0, scale_ub or 0.0,
-    )  # fmt: skip
-    return q, (scales if scale is None else scale)
+    try:
+        q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, out)
+        _swiglu_fp8(
+            written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x), None, scale,
+            "identity", group_size or 0, scale_ub or 0.0,
+        )  # fmt: skip
+        return q, (scales if scale is None else scale)
+    except Exception:
+        explain({"x": x}, {"scale": scale})
+        raise
 
 
 def quantize_fp8_within(
@@ -80,6 +91,7 @@ def to_native_fp8(
     Returns:
         ``(w, scale)``: the same tensors when w already has the dialect, new ones otherwise.
     """
+    require_tensors({"w": w, "scale": scale}, {})
     fp8_dtype = native_fp8_dtype(w.device) if fp8_dtype is None else fp8_dtype
     if w.dtype not in FP8_DTYPES or fp8_dtype not in FP8_DTYPES:
         raise ValueError(f"w and fp8_dtype must be one of {FP8_DTYPES}, got {w.dtype}, {fp8_dtype}")

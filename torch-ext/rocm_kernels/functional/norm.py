@@ -6,7 +6,7 @@ import torch
 
 from .._ops import add_op_namespace_prefix, ops
 from .fp8 import QuantizedOut, quantized_out
-from .rows import empty_rows_like, input_rows, optional_rows, written_rows
+from .rows import empty_rows_like, explain, input_rows, optional_rows, written_rows
 
 _rms_norm_fp8 = ops.rms_norm_fp8.default
 
@@ -38,12 +38,16 @@ def rms_norm(
     Returns:
         ``[..., hidden]`` in x's dtype, rounded once.
     """
-    out = empty_rows_like(x, x.dtype) if out is None else out
-    _rms_norm_fp8(
-        written_rows(out, "out"), None, input_rows(x), optional_rows(residual, "residual"), weight,
-        None, eps, 0, 0.0,
-    )  # fmt: skip
-    return out
+    try:
+        out = empty_rows_like(x, x.dtype) if out is None else out
+        _rms_norm_fp8(
+            written_rows(out, "out"), None, input_rows(x), optional_rows(residual, "residual"),
+            weight, None, eps, 0, 0.0,
+        )  # fmt: skip
+        return out
+    except Exception:
+        explain({"x": x, "weight": weight}, {"residual": residual, "out": out})
+        raise
 
 
 def rms_norm_fp8(
@@ -62,12 +66,17 @@ def rms_norm_fp8(
 
     Args as :func:`rms_norm` and the module's text; returns ``(q, scale)``.
     """
-    q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, out)
-    _rms_norm_fp8(
-        written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x),
-        optional_rows(residual, "residual"), weight, scale, eps, group_size or 0, scale_ub or 0.0,
-    )  # fmt: skip
-    return q, (scales if scale is None else scale)
+    try:
+        q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, out)
+        _rms_norm_fp8(
+            written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x),
+            optional_rows(residual, "residual"), weight, scale, eps, group_size or 0,
+            scale_ub or 0.0,
+        )  # fmt: skip
+        return q, (scales if scale is None else scale)
+    except Exception:
+        explain({"x": x, "weight": weight}, {"residual": residual, "scale": scale})
+        raise
 
 
 def add_residual_(residual: torch.Tensor, x: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..functional import SCALE_BLOCK, fp8_linear, quantize_fp8
 from ..functional.fp8 import quantize_fp8_within
-from ..functional.gemm import weight_only_linear
+from ..functional.product import weight_only_linear
 from ..models.linear import Projected
 
 

@@ -7,9 +7,9 @@ from typing import List, Optional, Sequence, Tuple
 import torch
 
 from ..functional import native_fp8_dtype
-from .files import VARIABLE
+from .files import VARIABLE, device_names
 from .skinny_gemm import GemmShape
-from .tuner import default_device, tune_skinny_gemm
+from .tuner import tune_skinny_gemm
 
 _OPERANDS = {  # of a and w; None: FP8 of the device's dialect
     "fp8": (None, None),
@@ -32,18 +32,33 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "--operands", choices=sorted(_OPERANDS), default="fp8", help="dtypes of a and w"
     )
     parser.add_argument("--block-scales", action="store_true", help="128 x 128 blocks")
-    parser.add_argument("--device", type=torch.device, help="the current GPU, or cpu without one")
+    parser.add_argument("--device", type=_device, help="the GPU of this build, or cpu")
     given = parser.parse_args(arguments)
-    device = default_device() if given.device is None else given.device
+    device = torch.device(device_names()[0]) if given.device is None else given.device
     dtypes = [native_fp8_dtype(device) if d is None else d for d in _OPERANDS[given.operands]]
     shapes = [GemmShape(n, k, dtypes[0], dtypes[1], given.block_scales) for n, k in given.shape]
-    tune_skinny_gemm(shapes, rows=given.rows, device=device, output=given.output, progress=print)
+    try:
+        tune_skinny_gemm(
+            shapes, rows=given.rows, device=device, output=given.output, progress=print
+        )
+    except ValueError as error:
+        parser.error(str(error))
     print(f"wrote {given.output}; to use it, set {VARIABLE} to its path or call load_tuning")
     return 0
 
 
 def _numbers(text: str) -> List[int]:
-    return [int(part) for part in text.split(",")]
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be whole numbers, got {text!r}") from None
+
+
+def _device(text: str) -> torch.device:
+    names = device_names()
+    if text not in names:
+        raise argparse.ArgumentTypeError(f"this build runs on {', '.join(names)}, got {text!r}")
+    return torch.device(text)
 
 
 def _pair(text: str) -> Tuple[int, int]:

@@ -78,6 +78,13 @@ def _devices() -> List[Tuple[int, str]]:
     return [(device.index, device_name(device)) for device in devices]
 
 
+def device_names() -> List[str]:
+    """What torch calls the devices that this build runs on; first the one without an index."""
+    if _package()["backend"]["type"] == "cpu":
+        return ["cpu"]
+    return ["cuda", *(f"cuda:{index}" for index, _ in _devices())]
+
+
 def device_name(device: torch.device) -> str:
     """What makes two devices the same to a tuning file."""
     if device.type != "cuda":

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..functional import SKINNY_GEMM_MAX_ROWS, native_fp8_dtype
-from .files import document_of, force
+from .files import device_names, document_of, force
 from .skinny_gemm import CLASSES, GemmCase, GemmShape, Weights, class_of, shapes_of
 from .timing import median_us
 
@@ -43,12 +43,17 @@ def tune_skinny_gemm(
 
     Returns:
         What the file holds.
+
+    Raises:
+        ValueError: rows are beyond the kernel's, or the output cannot be written.
     """
     if device is None and isinstance(what, nn.Module):
         device = next(what.parameters()).device
-    device = default_device() if device is None else torch.device(device)
+    device = torch.device(device_names()[0] if device is None else device)
     if not rows or not all(1 <= count <= SKINNY_GEMM_MAX_ROWS for count in rows):
         raise ValueError(f"rows must be of 1 to {SKINNY_GEMM_MAX_ROWS}, got {tuple(rows)}")
+    if output is not None:
+        _require_writable(Path(output))
     shapes = shapes_of(what) if isinstance(what, nn.Module) else [_shape(s, device) for s in what]
     entries = []
     for shape in shapes:
@@ -135,5 +140,12 @@ def _shape(shape: Union[GemmShape, Tuple[int, int]], device: torch.device) -> Ge
     return GemmShape(shape[0], shape[1], dtype, dtype)
 
 
-def default_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _require_writable(path: Path) -> None:
+    """Asked before the work, which takes minutes."""
+    existed = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise ValueError(f"output cannot be written: {path}: {error.strerror}") from None
+    if not existed:
+        path.unlink()

@@ -1,4 +1,4 @@
-// The skinny GEMM without matrix instructions: for GPUs that have none that these kernels know
+// Products without matrix instructions: for GPUs that have none that these kernels know
 // (CDNA2, RDNA), in either FP8 dialect.
 //
 // A wave makes 8 rows of a times one row of w: lanes stride over K in chunks of 8 elements,
@@ -8,8 +8,9 @@
 
 #include <type_traits>
 
+#include "../../common/gpu/launch.h"
 #include "../../common/gpu/reduce.h"
-#include "../../gemm/cdna/problem.h"
+#include "problem.h"
 
 namespace rocm_kernels::cdna {
 
@@ -67,7 +68,7 @@ ROCM_KERNELS_DEVICE void store_element(void* data, DType dtype, int64_t i, float
 }  // namespace detail
 
 template <DType kDTypeA, DType kDTypeW>
-__global__ void __launch_bounds__(256) skinny_gemm_portable(const GemmProblem p) {
+__global__ void __launch_bounds__(256) gemm_portable(const GemmProblem p) {
   const int wave = static_cast<int>(threadIdx.x) / kWaveSize;
   const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
   const int column = blockIdx.x * kPortableWaves + wave;  // of out: a row of w
@@ -100,5 +101,8 @@ __global__ void __launch_bounds__(256) skinny_gemm_portable(const GemmProblem p)
     detail::store_element(p.out, p.out_dtype, row * p.out_stride + column, value);
   }
 }
+
+// Host: launches it for any M; defined in gemm.hip, for skinny_gemm too. `wave_size`: the device's.
+Status launch_portable(const GemmArgs& args, int32_t wave_size, const Context& context);
 
 }  // namespace rocm_kernels::cdna

@@ -1,13 +1,13 @@
 """Matrix products, and linear layers with FP8 weights."""
 
 import functools
-from typing import Optional
+from typing import Callable, Optional
 
 import torch
 
 from .._ops import add_op_namespace_prefix, ops
 from .fp8 import FP8_DTYPES, SCALE_BLOCK, quantize_fp8
-from .rows import input_rows, written_rows
+from .rows import explain, input_rows, written_rows
 
 _skinny_gemm = ops.skinny_gemm.default
 _gemm = ops.gemm.default
@@ -25,6 +25,66 @@ def _(out, a, w, scale_a, scale_w, bias):
 @torch.library.register_fake(add_op_namespace_prefix("gemm"))
 def _(out, a, w, scale_a, scale_w, bias):
     return None
+
+
+@torch.library.register_fake(add_op_namespace_prefix("gemm_with_config"))
+def _(out, a, w, scale_a, scale_w, bias, config):
+    return None
+
+
+def gemm(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    scale_a: Optional[torch.Tensor] = None,
+    scale_w: Optional[torch.Tensor] = None,
+    *,
+    bias: Optional[torch.Tensor] = None,
+    out_dtype: Optional[torch.dtype] = None,
+    out: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """Matrix product for any number of rows: ``(a @ w.T) * scale_a * scale_w + bias``, float32
+    accumulation.
+
+    Args:
+        a: ``[..., K]``. FP8, bfloat16 or float16.
+        w: ``[N, K]``, as checkpoints hold it. FP8 of a's dialect, a's 16-bit dtype, or FP8 with a
+            16-bit a (weight only).
+        scale_a: float32; ``[1]`` per tensor, ``[..., 1]`` per row or ``[..., ceil(K / 128)]`` per
+            1 x 128 block. For an FP8 a.
+        scale_w: float32; ``[1]``, ``[N, 1]`` or ``[N]`` per output channel, or
+            ``[ceil(N / 128), ceil(K / 128)]`` per 128 x 128 block. For an FP8 w.
+        bias: ``[N]``, the output's dtype or float32.
+        out_dtype: float32, bfloat16 or float16. None: a's dtype, or bfloat16 for an FP8 a.
+        out: ``[..., N]`` to write the result to; it need not be zeroed.
+
+    Returns:
+        ``[..., N]``, rounded once. The same operands give the same bits in every call. On a GPU K
+        may be divided among workgroups, by a rule that looks at M too, so a row's bits may differ
+        between products of different M; :func:`gemm_config` tells how it is divided. On the CPU a
+        row's bits do not depend on M.
+    """
+    return _product(_gemm, a, w, scale_a, scale_w, bias, out_dtype, out)
+
+
+def gemm_config(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    scale_a: Optional[torch.Tensor] = None,
+    scale_w: Optional[torch.Tensor] = None,
+    *,
+    out_dtype: Optional[torch.dtype] = None,
+) -> str:
+    """The config that ``gemm(a, w, scale_a, scale_w, out_dtype=out_dtype)`` runs with, in words.
+
+    Returns:
+        The backend's own text: the kernel's name, then ``name=value`` for each of its parameters;
+        on the CPU the instruction set. ``portable`` (AMD), ``plain`` and ``mma`` (CUDA) are the
+        slower kernels that take what the matrix units' own kernel does not.
+    """
+    out = _allocate(None, out_dtype, a, w)
+    rows = input_rows(a)
+    scale = _row_scale(scale_a, rows)
+    return ops.gemm_configs(written_rows(out, "out"), rows, w, scale, scale_w).splitlines()[0]
 
 
 def skinny_gemm(
@@ -47,22 +107,15 @@ def skinny_gemm(
             1 x 128 block. For an FP8 a.
         scale_w: float32; ``[1]``, ``[N, 1]`` or ``[N]`` per output channel, or
             ``[ceil(N / 128), ceil(K / 128)]`` per 128 x 128 block. For an FP8 w.
-        bias: ``[N]``, the output's dtype or float32.
+        bias: ``[N]``, the output's dtype or float32. Another floating dtype is converted to float32
+            first, in a launch of its own.
         out_dtype: float32, bfloat16 or float16. None: a's dtype, or bfloat16 for an FP8 a.
         out: ``[..., N]`` to write the result to; it need not be zeroed.
 
     Returns:
         ``[..., N]``, rounded once.
     """
-    if out is None:
-        if out_dtype is None:
-            out_dtype = torch.bfloat16 if a.dtype in FP8_DTYPES else a.dtype
-        out = a.new_empty(*a.shape[:-1], w.shape[0], dtype=out_dtype)
-    elif out_dtype is not None and out.dtype != out_dtype:
-        raise ValueError(f"out must have out_dtype, got {out.dtype} and {out_dtype}")
-    rows = input_rows(a)
-    _skinny_gemm(written_rows(out, "out"), rows, w, _row_scale(scale_a, rows), scale_w, bias)
-    return out
+    return _product(_skinny_gemm, a, w, scale_a, scale_w, bias, out_dtype, out)
 
 
 def fp8_linear_path(
@@ -102,29 +155,33 @@ def fp8_linear(
             else per row.
         scale_x: float32, one value: x is quantised with it instead. For an FP8 x: its scale, of
             any shape that :func:`skinny_gemm` takes.
-        bias: ``[N]``, the output's dtype or float32.
+        bias: ``[N]``, as in :func:`skinny_gemm`.
         out_dtype: None: x's dtype, or bfloat16 for an FP8 x.
 
     Returns:
         ``[..., N]``. :func:`fp8_linear_path` tells which kernel ran.
     """
-    rows = input_rows(x)
-    if x.dtype in FP8_DTYPES:
-        q, scale = rows, _row_scale(scale_x, rows)
-        out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
-    else:
-        blocks = scale_w.dim() == 2 and scale_w.shape[1] > 1 and scale_x is None
-        group_size = SCALE_BLOCK if blocks else None
-        q, scale = quantize_fp8(rows, scale=scale_x, group_size=group_size, fp8_dtype=w.dtype)
-        out_dtype = x.dtype if out_dtype is None else out_dtype
-    count = rows.shape[0]
-    path = fp8_linear_path(count, w, scale_w, scale)
-    if path == "scaled_mm":
-        out = _scaled_mm(q, w, scale, scale_w, bias, out_dtype)
-    else:
-        out = x.new_empty(count, w.shape[0], dtype=out_dtype)
-        multiply(path, out, q, w, scale, scale_w, bias)
-    return out if x.dim() == 2 else out.view(*x.shape[:-1], w.shape[0])
+    try:
+        rows = input_rows(x)
+        if x.dtype in FP8_DTYPES:
+            q, scale = rows, _row_scale(scale_x, rows)
+            out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
+        else:
+            blocks = scale_w.dim() == 2 and scale_w.shape[1] > 1 and scale_x is None
+            group_size = SCALE_BLOCK if blocks else None
+            q, scale = quantize_fp8(rows, scale=scale_x, group_size=group_size, fp8_dtype=w.dtype)
+            out_dtype = x.dtype if out_dtype is None else out_dtype
+        count = rows.shape[0]
+        path = fp8_linear_path(count, w, scale_w, scale)
+        if path == "scaled_mm":
+            out = _scaled_mm(q, w, scale, scale_w, bias, out_dtype)
+        else:
+            out = x.new_empty(count, w.shape[0], dtype=out_dtype)
+            multiply(path, out, q, w, scale, scale_w, _usable_bias(bias, out_dtype))
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], w.shape[0])
+    except Exception:
+        explain({"x": x, "w": w, "scale_w": scale_w}, {"scale_x": scale_x, "bias": bias})
+        raise
 
 
 def weight_only_linear(
@@ -139,7 +196,7 @@ def weight_only_linear(
         x: ``[rows, K]``, float16 or bfloat16.
         w: ``[N, K]`` FP8 in the device's dialect.
         scale_w: float32; ``[1]``, ``[N, 1]`` or ``[N]``.
-        bias: ``[N]``, x's dtype.
+        bias: ``[N]``, as in :func:`skinny_gemm`.
 
     Returns:
         ``[rows, N]`` in x's dtype.
@@ -147,9 +204,10 @@ def weight_only_linear(
     path = fp8_linear_path(x.shape[0], w, scale_w)
     if path == "scaled_mm":
         # Where the library is quicker for many rows, unpacking the weight is a small part of it.
+        bias = None if bias is None else bias.to(x.dtype)
         return torch.nn.functional.linear(x, (w.to(x.dtype) * scale_w).to(x.dtype), bias)
     out = x.new_empty(x.shape[0], w.shape[0])
-    multiply(path, out, x, w, None, scale_w, bias)
+    multiply(path, out, x, w, None, scale_w, _usable_bias(bias, x.dtype))
     return out
 
 
@@ -166,6 +224,51 @@ def multiply(
     those that are this package's kernels."""
     product = _skinny_gemm if path == "skinny_gemm" else _gemm
     product(out, a, w, scale_a, scale_w, bias)
+
+
+def _usable_bias(bias: Optional[torch.Tensor], out_dtype: torch.dtype) -> Optional[torch.Tensor]:
+    """The bias in a dtype that the kernels add: the output's, or float32."""
+    if bias is None or bias.dtype == out_dtype or not bias.dtype.is_floating_point:
+        return bias
+    return bias.float()  # of a float32 one: itself
+
+
+def _product(
+    op: Callable[..., None],
+    a: torch.Tensor,
+    w: torch.Tensor,
+    scale_a: Optional[torch.Tensor],
+    scale_w: Optional[torch.Tensor],
+    bias: Optional[torch.Tensor],
+    out_dtype: Optional[torch.dtype],
+    out: Optional[torch.Tensor],
+) -> torch.Tensor:
+    try:
+        out = _allocate(out, out_dtype, a, w)
+        rows = input_rows(a)
+        scale_a, bias = _row_scale(scale_a, rows), _usable_bias(bias, out.dtype)
+        op(written_rows(out, "out"), rows, w, scale_a, scale_w, bias)
+        return out
+    except Exception:
+        scales = {"scale_a": scale_a, "scale_w": scale_w}
+        explain({"a": a, "w": w}, {**scales, "bias": bias, "out": out})
+        raise
+
+
+def _allocate(
+    out: Optional[torch.Tensor],
+    out_dtype: Optional[torch.dtype],
+    a: torch.Tensor,
+    w: torch.Tensor,
+) -> torch.Tensor:
+    """``out``, or a new ``[..., N]`` of ``out_dtype`` or of what a's dtype asks for."""
+    if out is None:
+        if out_dtype is None:
+            out_dtype = torch.bfloat16 if a.dtype in FP8_DTYPES else a.dtype
+        return a.new_empty(*a.shape[:-1], w.shape[0], dtype=out_dtype)
+    if out_dtype is not None and out.dtype != out_dtype:
+        raise ValueError(f"out must have out_dtype, got {out.dtype} and {out_dtype}")
+    return out
 
 
 def _row_scale(scale: Optional[torch.Tensor], rows: torch.Tensor) -> Optional[torch.Tensor]:

@@ -1,0 +1,230 @@
+// AMD backend of gemm: the kernel, checks, the choice of a config, the launch.
+#include "../../common/cdna/partial_sums.h"
+#include "choose.h"
+#include "main_loop.h"
+#include "portable.h"
+#include "tile_epilogue.h"
+
+namespace rocm_kernels {
+namespace cdna {
+namespace {
+
+// ---- The kernels that exist -------------------------------------------------------------------
+
+#if ROCM_KERNELS_CDNA
+// The kernel's one argument, from memory again: what only the end needs would otherwise sit in
+// scalar registers through the loop, or be spilled.
+ROCM_KERNELS_DEVICE const GemmProblem& reread_arguments() {
+  auto arguments = __builtin_amdgcn_kernarg_segment_ptr();
+  asm volatile("" : "+s"(arguments));
+  return *(const GemmProblem*)arguments;
+}
+#endif
+
+// Grid: schedule.workgroups(). LDS: a line of the tile's rows.
+template <MmaKind kKind, int kTile, bool kBlockScales>
+__global__ void __launch_bounds__(kGemmTiles[kTile].threads(), 2)
+    gemm_tiled([[maybe_unused]] const GemmProblem arguments) {
+#if ROCM_KERNELS_CDNA
+  extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
+  const int wave = __builtin_amdgcn_readfirstlane(threadIdx.x / kWaveSize);
+  const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
+  const int worker = arguments.schedule.worker_of(blockIdx.x);
+  const int rounds = arguments.schedule.whole_rounds;
+  for (int round = 0; round <= rounds; ++round) {
+    const Range units = arguments.schedule.units_of(worker, round);
+    for (int unit = units.begin; unit < units.end;) {
+      const GemmProblem& p = reread_arguments();
+      const WorkTile work = p.schedule.work_at(unit, units.end);
+      typename TileEpilogue<kTile>::Sums sums = {};
+      TileProduct<kKind, kTile, kBlockScales> product(p, p.order.place_of(work.tile), wave, lane);
+      product.run(work.k_begin, work.k_end, lds, sums);
+      TileEpilogue<kTile>(reread_arguments(), wave, lane, lds).finish(work.tile, worker, sums);
+      unit = work.next_unit;
+      workgroup_barrier();
+    }
+  }
+#endif
+}
+
+using Kernel = void (*)(GemmProblem);
+
+template <MmaKind kKind, bool kBlockScales, size_t kTile = 0>
+Kernel tiled_kernel(size_t tile) {
+  if constexpr (kTile == kGemmTileCount) {
+    return nullptr;
+  } else if constexpr (kBlockScales && !kGemmTiles[kTile].block_scales) {
+    return tiled_kernel<kKind, kBlockScales, kTile + 1>(tile);
+  } else {
+    return tile == kTile ? gemm_tiled<kKind, kTile, kBlockScales>
+                         : tiled_kernel<kKind, kBlockScales, kTile + 1>(tile);
+  }
+}
+
+Kernel tiled_kernel(MmaKind kind, bool block_scaled, int tile) {
+  switch (kind) {
+    case MmaKind::kFp8:
+      return block_scaled ? tiled_kernel<MmaKind::kFp8, true>(tile)
+                          : tiled_kernel<MmaKind::kFp8, false>(tile);
+    case MmaKind::kFloat16:
+      return tiled_kernel<MmaKind::kFloat16, false>(tile);
+    case MmaKind::kBFloat16:
+      return tiled_kernel<MmaKind::kBFloat16, false>(tile);
+    case MmaKind::kFloat16Fp8:
+      return block_scaled ? tiled_kernel<MmaKind::kFloat16Fp8, true>(tile)
+                          : tiled_kernel<MmaKind::kFloat16Fp8, false>(tile);
+    case MmaKind::kBFloat16Fp8:
+      return block_scaled ? tiled_kernel<MmaKind::kBFloat16Fp8, true>(tile)
+                          : tiled_kernel<MmaKind::kBFloat16Fp8, false>(tile);
+    case MmaKind::kFp8Sparse:
+      break;
+  }
+  return nullptr;
+}
+
+// ---- Checks and choice -------------------------------------------------------------------------
+
+// Kernels count rows, columns and K in 31 bits, and offsets within a tile in as many bytes.
+Status check_sizes(const GemmArgs& args) {
+  constexpr int64_t kLimit = int64_t{1} << 31, kRows = 256;
+  if (args.m >= kLimit - kRows || args.n >= kLimit - kRows) return "M and N must be below 2^31";
+  if (args.k * size_of(args.a_dtype) >= kLimit / 2) return "a row of a must be below 1 GiB";
+  if (kRows * args.a_stride * size_of(args.a_dtype) >= kLimit ||
+      kRows * args.w_stride * size_of(args.w_dtype) >= kLimit) {
+    return "256 rows of a, and of w, must span less than 2 GiB; make them contiguous";
+  }
+  if (kRows * args.scale_a.row_stride * 4 >= kLimit ||
+      (args.k / kScaleBlock + 1) * args.scale_a.block_stride * 4 >= kLimit ||
+      (args.n / kScaleBlock + 1) * args.scale_w.row_stride * 4 >= kLimit) {
+    return "scales of a tile must span less than 2 GiB; make them contiguous";
+  }
+  return nullptr;
+}
+
+// The config of a call: the one that args name, or the chosen one.
+Status config_of(const GemmArgs& args, const Target& target, GemmConfig& config) {
+  if (args.config == nullptr) {
+    config = cached_choice(gemm_shape_of(args), target);
+    // Matrix instructions know one dialect.
+    if (is_fp8(args.w_dtype) && args.w_dtype != target.fp8) {
+      config.design = GemmConfig::Design::kPortable;
+    }
+  } else {
+    if (Status error = read_config(args.config, config)) return error;
+    if (config.design == GemmConfig::Design::kTiled) {
+      if (!target.matrix_instructions) return "gemm config: only the portable design runs here";
+      if (is_fp8(args.w_dtype) && args.w_dtype != target.fp8) {
+        return "gemm config: w's FP8 dialect is not this GPU's; only the portable design takes it";
+      }
+    }
+  }
+  return check_config(gemm_shape_of(args), config);
+}
+
+Kernel portable_kernel(DType a, DType w) {
+  constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16;
+  constexpr DType kOcp = DType::kFloat8E4M3FN, kFnuz = DType::kFloat8E4M3FNUZ;
+  if (a == kOcp) return gemm_portable<kOcp, kOcp>;
+  if (a == kFnuz) return gemm_portable<kFnuz, kFnuz>;
+  if (a == kHalf) {
+    return w == kOcp    ? gemm_portable<kHalf, kOcp>
+           : w == kFnuz ? gemm_portable<kHalf, kFnuz>
+                        : gemm_portable<kHalf, kHalf>;
+  }
+  return w == kOcp    ? gemm_portable<kBrain, kOcp>
+         : w == kFnuz ? gemm_portable<kBrain, kFnuz>
+                      : gemm_portable<kBrain, kBrain>;
+}
+
+Status launch_tiled(const GemmArgs& args, const GemmConfig& config, const Context& context) {
+  const GemmShape shape = gemm_shape_of(args);
+  const int tile = find_gemm_tile(config.block_m, config.block_n, shape.block_scaled);
+  const Kernel kernel = tiled_kernel(mma_kind_of(args), shape.block_scaled, tile);
+  if (kernel == nullptr) return "no kernel was built for this config; report a defect";
+  GemmProblem p = make_problem(args);
+  p.order = order_of(shape, config);
+  p.schedule = schedule_of(shape, config);
+  if (p.schedule.slots() != 0) {
+    if (args.workspace == nullptr) return "this config needs a workspace";
+    p.tickets = static_cast<uint64_t*>(args.workspace);
+    p.partials =
+        reinterpret_cast<float*>(static_cast<uint8_t*>(args.workspace) + ticket_bytes(p.schedule));
+    p.launch = next_launch_name();
+  }
+  const Launch launch{dim3(p.schedule.workgroups()), kGemmTiles[tile].threads(), stream_of(context),
+                      kGemmTiles[tile].lds_bytes()};
+  return launch_kernel(kernel, launch, p);
+}
+
+}  // namespace
+
+// The grid counts rows of a along y, of which a launch has at most 65,535 groups.
+Status launch_portable(const GemmArgs& args, int32_t wave_size, const Context& context) {
+  constexpr int64_t kRows = int64_t{kPortableRows} * 32768;
+  const Kernel kernel = portable_kernel(args.a_dtype, args.w_dtype);
+  for (int64_t begin = 0; begin < args.m; begin += kRows) {
+    const GemmArgs part = rows_of(args, begin, std::min(begin + kRows, args.m));
+    const dim3 grid(static_cast<uint32_t>((part.n + kPortableWaves - 1) / kPortableWaves),
+                    static_cast<uint32_t>((part.m + kPortableRows - 1) / kPortableRows));
+    const Launch launch{grid, kPortableWaves * wave_size, stream_of(context)};
+    if (Status error = launch_kernel(kernel, launch, make_problem(part))) return error;
+  }
+  return nullptr;
+}
+
+}  // namespace cdna
+
+int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
+  cdna::Target target;
+  cdna::GemmConfig config;
+  // What is wrong, the launch will say.
+  if (!cdna::current_target(target) || cdna::config_of(args, target, config) != nullptr) return 0;
+  if (config.design == cdna::GemmConfig::Design::kPortable) return 0;
+  const Schedule schedule = cdna::schedule_of(cdna::gemm_shape_of(args), config);
+  if (schedule.slots() == 0) return 0;
+  return cdna::ticket_bytes(schedule) +
+         int64_t{schedule.slots()} * config.block_m * config.block_n * 4;
+}
+
+Status visit_gemm_configs(const GemmArgs& args, const Context&,
+                          void (*visit)(const char* config, void* state), void* state) {
+  cdna::Target target;
+  cdna::GemmConfig first;
+  if (!cdna::current_target(target)) return cdna::kNoDevice;
+  if (Status error = cdna::config_of(args, target, first)) return error;
+  const auto tell = [&](const cdna::GemmConfig& config) {
+    char text[cdna::kGemmConfigTextBytes];
+    if (cdna::write_config(config, text)) visit(text, state);
+  };
+  tell(first);
+  if (first.design == cdna::GemmConfig::Design::kPortable) return nullptr;
+  cdna::for_each_gemm_config(cdna::gemm_shape_of(args), target,
+                             [&](const cdna::GemmConfig& config) {
+                               if (!(config == first)) tell(config);
+                             });
+  return nullptr;
+}
+
+Status launch_gemm(const GemmArgs& args, const Context& context) {
+  if (args.m == 0 || args.n == 0) return nullptr;
+  cdna::Target target;
+  cdna::GemmConfig config;
+  if (!cdna::current_target(target)) return cdna::kNoDevice;
+  if (Status error = cdna::check_dtypes(args)) return error;
+  if (Status error = cdna::check_sizes(args)) return error;
+  if (Status error = cdna::config_of(args, target, config)) return error;
+  if (config.design == cdna::GemmConfig::Design::kPortable) {
+    return cdna::launch_portable(args, target.wave_size, context);
+  }
+  return cdna::launch_tiled(args, config, context);
+}
+
+// Nothing is measured on AMD GPUs. skinny_gemm reads w once for up to 64 rows; from there on the
+// matrix units decide.
+Status choose_linear_limits(const GemmArgs&, LinearLimits& limits) {
+  constexpr int64_t kSkinnyRows = 64;
+  limits.skinny_gemm = kSkinnyRows;
+  return nullptr;
+}
+
+}  // namespace rocm_kernels

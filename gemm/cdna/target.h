@@ -1,0 +1,63 @@
+// Host: the current AMD device, and the operands, as the launchers of products see them.
+#pragma once
+
+#include "../../common/cdna/operands.h"
+#include "../../common/gpu/launch.h"
+#include "../gemm.h"
+
+namespace rocm_kernels::cdna {
+
+struct Target {
+  int32_t compute_units = 304;
+  int32_t lds_bytes = 65536;  // a CU
+  int32_t xcds = 8;
+  int32_t wave_size = 64;
+  bool matrix_instructions = true;  // gfx942, gfx950
+  bool gfx950 = false;
+  DType fp8 = DType::kFloat8E4M3FNUZ;  // the dialect of its matrix instructions
+  float terabytes_per_s = 4.2f;        // sustained, from memory
+  float gigahertz = 2.1f;
+};
+
+constexpr Status kNoDevice = "the device's attributes cannot be read";
+
+inline bool current_target(Target& target) {
+  DeviceFacts facts;
+  int id = 0, major = 0, minor = 0, lds = 0;
+  if (current_device(facts) != nullptr || hipGetDevice(&id) != hipSuccess ||
+      hipDeviceGetAttribute(&major, hipDeviceAttributeComputeCapabilityMajor, id) != hipSuccess ||
+      hipDeviceGetAttribute(&minor, hipDeviceAttributeComputeCapabilityMinor, id) != hipSuccess ||
+      hipDeviceGetAttribute(&lds, hipDeviceAttributeMaxSharedMemoryPerBlock, id) != hipSuccess) {
+    return false;
+  }
+  const bool gfx942 = major == 9 && minor == 4;
+  target.gfx950 = major == 9 && minor == 5;
+  target.compute_units = facts.compute_units;
+  target.lds_bytes = lds;
+  target.matrix_instructions = gfx942 || target.gfx950;
+  if (target.gfx950) {
+    target.terabytes_per_s = 6.1f;
+    target.gigahertz = 2.4f;
+  }
+  target.wave_size = facts.wave_size;
+  target.fp8 = gfx942 ? DType::kFloat8E4M3FNUZ : DType::kFloat8E4M3FN;
+  return true;
+}
+
+inline Status check_dtypes(const GemmArgs& args) {
+  if (args.a_dtype == DType::kFloat32) return "a must be float16, bfloat16 or FP8";
+  if (args.a_dtype != args.w_dtype && (is_fp8(args.a_dtype) || !is_fp8(args.w_dtype))) {
+    return "w must have a's dtype, or be FP8 with 16-bit a";
+  }
+  return nullptr;
+}
+
+inline MmaKind mma_kind_of(const GemmArgs& args) {
+  if (is_fp8(args.a_dtype)) return MmaKind::kFp8;
+  if (args.a_dtype == DType::kFloat16) {
+    return is_fp8(args.w_dtype) ? MmaKind::kFloat16Fp8 : MmaKind::kFloat16;
+  }
+  return is_fp8(args.w_dtype) ? MmaKind::kBFloat16Fp8 : MmaKind::kBFloat16;
+}
+
+}  // namespace rocm_kernels::cdna

@@ -1,0 +1,99 @@
+// How long a config of gemm would take: what a compute unit's matrix pipes, LDS and loads ask for
+// each line of K, and what the memories must deliver. It ranks configs; it is not a measurement.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "config.h"
+#include "target.h"
+
+namespace rocm_kernels::cdna {
+
+// Parts of a modelled time, in microseconds. Published rates and latencies, not measurements.
+struct GemmTime {
+  float units;    // the busiest compute unit's lines
+  float tiles;    // beginnings and ends of its tiles
+  float memory;   // bytes that must cross the memory interface, at the sustained rate
+  float sharing;  // partial sums of tiles with several contributors
+  float launch;
+  float total() const { return std::max(units + tiles, memory) + sharing + launch; }
+};
+
+// Workgroups of a tile that a compute unit holds at once.
+inline int32_t workgroups_at_once(const GemmTile& tile, const Target& target) {
+  const int32_t by_registers = 512 / tile.vgprs * 4 / tile.waves();
+  return std::max(1, std::min(by_registers, target.lds_bytes / tile.lds_bytes()));
+}
+
+inline GemmTime modelled_time(const GemmShape& s, const GemmConfig& c, const Target& target) {
+  constexpr float kLaunchUs = 1.0f;          // dispatch, arguments, first instructions
+  constexpr float kPartialSumsUs = 2.0f;     // stores written through, ticket, partial sums read
+  constexpr float kFirstLoadCycles = 1700;   // a load from memory, under load
+  constexpr float kTurnCycles = 400;         // of a line alone: barriers, the way through LDS
+  constexpr float kFillBytesPerCycle = 48;   // L2 to L1, of 64
+  constexpr float kStoreBytesPerCycle = 16;  // runs of 8 bytes
+  constexpr float kInfinityBytesPerUs = 11.9e6f;  // Infinity Cache to the L2s
+
+  const GemmTile& tile = kGemmTiles[find_gemm_tile(c.block_m, c.block_n, s.block_scaled)];
+  const Schedule schedule = schedule_of(s, c);
+  const float cycles_per_us = target.gigahertz * 1000;
+  const int32_t cus = target.compute_units;
+  const int32_t workgroups = schedule.workgroups();
+  const float lines = static_cast<float>(schedule.k_blocks) * schedule.tiles;
+
+  // Lines and tiles of the busiest compute unit. Stream-K divides lines evenly.
+  float busiest_lines, busiest_tiles;
+  if (c.split_k == 0) {
+    const float rounds = std::ceil(static_cast<float>(workgroups) / cus);
+    busiest_lines = rounds * std::ceil(lines / workgroups);
+    busiest_tiles = rounds * (std::ceil(busiest_lines / rounds / schedule.k_blocks) + 1);
+  } else {
+    busiest_tiles = static_cast<float>((workgroups + cus - 1) / cus);
+    busiest_lines = busiest_tiles * std::ceil(static_cast<float>(schedule.k_blocks) / c.split_k);
+  }
+  const int32_t at_once =
+      std::min(workgroups_at_once(tile, target), std::max(1, (workgroups + cus - 1) / cus));
+
+  // Cycles of a line: what each resource needs for it, or what a workgroup alone takes from one
+  // line to the next where no other fills its pauses.
+  const float mma = static_cast<float>(tile.block_m) * tile.block_n / (target.gfx950 ? 32 : 16);
+  const float rows = static_cast<float>(tile.block_m + tile.block_n);
+  const float lds = tile.waves() * static_cast<float>(tile.wave_m() + tile.wave_n()) + rows;
+  const float fill = rows * kLine / kFillBytesPerCycle;
+  // An FP8 sum is scaled for each line: a packed multiply-add of 4 cycles for 128 sums.
+  const float scaling =
+      s.block_scaled ? static_cast<float>(tile.block_m) * tile.block_n / 64 / 4 : 0;
+  const float alone = mma + scaling / 2 + rows + kTurnCycles;
+  const float line = std::max({mma, lds, fill, alone / at_once});
+
+  GemmTime time = {};
+  time.units = busiest_lines * line / cycles_per_us;
+  const float store = c.block_m * c.block_n * 2.0f / kStoreBytesPerCycle;
+  time.tiles = (busiest_tiles * store + busiest_tiles / at_once * kFirstLoadCycles) / cycles_per_us;
+
+  // Each XCD reads what its workgroups share once a line; the Infinity Cache answers.
+  const float together =
+      std::min<float>(workgroups, static_cast<float>(at_once * cus)) / target.xcds;
+  const float group = std::min<float>(c.group_m, together);
+  const float shared_rows = group * c.block_m + std::ceil(together / group) * c.block_n;
+  const float rounds = lines / (together * target.xcds);
+  const float infinity = rounds * target.xcds * shared_rows * kLine / kInfinityBytesPerUs;
+  const float once = static_cast<float>(s.m) * s.k * s.a_bytes +
+                     static_cast<float>(s.n) * s.k * s.w_bytes + 2.0f * s.m * s.n;
+  const float partials = 8.0f * schedule.slots() * c.block_m * c.block_n;
+  time.memory = std::max(infinity, (once + partials) / (target.terabytes_per_s * 1e6f));
+  if (schedule.slots() != 0) {
+    // The last contributor reads what the others left.
+    const float contributors = c.split_k != 0
+                                   ? static_cast<float>(c.split_k)
+                                   : 1 + static_cast<float>(workgroups) /
+                                             std::max(1, schedule.tiles - schedule.whole_tiles());
+    time.sharing = kPartialSumsUs + contributors * c.block_m * c.block_n * 4.0f /
+                                        (kFillBytesPerCycle * cycles_per_us);
+  }
+  time.launch = kLaunchUs;
+  return time;
+}
+
+}  // namespace rocm_kernels::cdna

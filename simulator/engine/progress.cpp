@@ -1,0 +1,87 @@
+// Does a launch still move? A wave waits at a barrier, or when it comes back to a poll with the
+// same registers and finds the same value: it will do so again until memory changes. When all waves
+// that a device can hold wait, nothing will ever change it. Loops that count or look at the clock
+// are never taken for that.
+#include <algorithm>
+
+#include "memory.h"
+
+namespace sim {
+namespace {
+
+u64 mix(u64 h, u64 x) { return (h ^ x) * 0x9e3779b97f4a7c15ull + (h >> 29); }
+
+bool polls(const MemOp& op) {
+  const Inst& i = *op.inst;
+  if (i.mem.access == Access::Atomic) return i.mem.returns;
+  bool scoped = (i.sc0 || i.sc1) && i.mem.space != Space::Lds && i.mem.space != Space::Scalar;
+  return i.mem.access == Access::Load && i.mem.bytes && (i.mem.spin || scoped);
+}
+
+}  // namespace
+
+// Remembers what polls found: the same value at the same place again is waiting.
+void notePoll(Wave& w, const MemOp& op) {
+  if (!polls(op)) return;
+  u64 place = op.inst->address, value = w.pc;
+  for (u64 m = op.mask; m; m &= m - 1) {
+    int l = __builtin_ctzll(m);
+    place = mix(place, op.addr[l]);
+    for (u32 r = 0; r < op.inst->mem.dwords && r < 4; ++r) value = mix(value, op.data[r][l]);
+  }
+  for (u32 s : w.s) value = mix(value, s);
+  const Kernel& k = *w.wg->launch->kernel;
+  u32 arch = k.vgprs - std::min(k.agprs, k.vgprs);
+  for (u32 r = 0; r < arch; ++r) value = mix(value, w.row(r)[0] + 31ull * w.row(r)[kLanes - 1]);
+  Wave::Poll& seen = w.polls[(place >> 40) % std::size(w.polls)];
+  if (seen.place == place && seen.value == value) {
+    w.waited = true;
+  } else {
+    w.moved = true;
+  }
+  seen = {place, value};
+}
+
+u64 Launch::allChanges() const {
+  u64 sum = 0;
+  for (const std::atomic<u64>& c : changes) sum += c.load(std::memory_order_relaxed);
+  return sum;
+}
+
+Progress::Progress(Launch& launch, u32 worker) : launch_(launch), worker_(worker) {}
+
+Progress::State Progress::look(const std::vector<std::unique_ptr<Workgroup>>& resident) {
+  if (++steps_ < std::max<u64>(256, 24 * resident.size())) return kMoves;
+  steps_ = 0;
+  u64 now = launch_.allChanges();
+  bool still = now == last_;
+  last_ = now;
+  for (const auto& wg : resident) {
+    for (Wave& w : wg->waves) {
+      if (w.state == sim::State::Running) still = still && w.waited && !w.moved;
+      w.waited = w.moved = false;
+    }
+  }
+  if (!still) {
+    settled_ = false;
+    launch_.stuckAt[worker_] = 0;
+    return kMoves;
+  }
+  if (!settled_) {  // stores that nothing waits for may be what the others need
+    for (const auto& wg : resident) performAged(*wg, 0);
+    settled_ = true;
+    return kMoves;
+  }
+  return kWaits;
+}
+
+bool Progress::stuckForGood() {
+  launch_.stuckAt[worker_] = last_ + 1;
+  for (u32 n = 0; n < launch_.workers; ++n) {
+    u64 at = launch_.stuckAt[n];
+    if (at != Launch::kFinished && at != last_ + 1) return false;
+  }
+  return launch_.allChanges() == last_;
+}
+
+}  // namespace sim

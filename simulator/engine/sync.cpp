@@ -1,0 +1,324 @@
+// What orders what: vector clocks, releases and acquires.
+//
+// The rules are the hardware's, as LLVM's memory model for these targets uses them (without
+// threadgroup split mode):
+//   - Waves of a workgroup share a compute unit and its L1, which serves global accesses in the
+//   order
+//     of their issue. Between them nothing waits for VMCNT; s_barrier or a flag orders what was
+//     issued.
+//   - LDS operations of a wave keep their order; s_barrier needs them complete (LGKMCNT). A load to
+//     LDS has written it when VMCNT says so.
+//   - For other workgroups a load, an atomic or a store with sc1 must be complete (VMCNT). A store
+//     without sc1 stays in this die's L2 until `buffer_wbl2 sc1`, itself complete, has written it
+//     back. Where all workgroups share one L2 there is nothing to write back.
+//   - What a flag of another workgroup gives is seen by loads with sc1, by atomics and stores;
+//   other
+//     loads see it after `buffer_inv sc1`, executed by any wave of the workgroup that is ordered
+//     before them: it empties the caches of the whole compute unit.
+//   - Release: atomics; stores with sc0 or sc1; a store to one word (it may be a flag without
+//   them).
+//     Acquire: atomics that return, loads with sc0 or sc1, polling loads (decode_polling.cpp).
+#include <algorithm>
+
+#include "memory.h"
+
+namespace sim {
+namespace {
+
+KnowledgePtr join(const KnowledgePtr& a, const KnowledgePtr& b) {
+  if (!b || a == b) return a;
+  if (!a) return b;
+  bool bigger = false;
+  for (int n = 0; n < kClocks; ++n) bigger |= b->own.at[n] > a->own.at[n];
+  bool foreign = b->foreign && b->foreign != a->foreign;
+  if (!bigger && !foreign) return a;
+  auto r = std::make_shared<Knowledge>(*a);
+  for (int n = 0; n < kClocks; ++n) r->own.at[n] = std::max(a->own.at[n], b->own.at[n]);
+  if (foreign && !a->foreign) {
+    r->foreign = b->foreign;
+  } else if (foreign) {
+    auto merged = std::make_shared<Foreign>(*a->foreign);
+    for (const auto& [wg, clock] : *b->foreign) {
+      Clock& c = (*merged)[wg];
+      for (int n = 0; n < kClocks; ++n) c.at[n] = std::max(c.at[n], clock.at[n]);
+    }
+    r->foreign = merged;
+  }
+  return r;
+}
+
+// The wave's knowledge as other workgroups take it: all of it is about others.
+KnowledgePtr seenFromOutside(const Wave& w, const KnowledgePtr& k) {
+  auto r = std::make_shared<Knowledge>();
+  KnowledgePtr all = join(k, w.acquired);
+  auto foreign =
+      all->foreign ? std::make_shared<Foreign>(*all->foreign) : std::make_shared<Foreign>();
+  Clock& c = (*foreign)[w.wg->linear];
+  for (int n = 0; n < kClocks; ++n) c.at[n] = std::max(c.at[n], k->own.at[n]);
+  r->foreign = foreign;
+  return r;
+}
+
+void ownClocks(const Wave& w, Clock& clock) {
+  for (u32 c = 0; c < kWritten; ++c) clock.at[kComponents * w.id + c] = w.clock[c];
+}
+
+// What the wave knows plus its own accesses.
+KnowledgePtr snapshot(const Wave& w) {
+  auto r = std::make_shared<Knowledge>(*w.known);
+  ownClocks(w, r->own);
+  return r;
+}
+
+// Moves the clocks on; operations in flight get the new stamp, so a release says nothing about
+// them. A flag in LDS covers earlier LDS instructions even in flight.
+void advance(Wave& w, bool coversLds) {
+  for (u32& c : w.clock) ++c;
+  for (MemOp* op : w.vm) op->stamp = w.clock[kDone];
+  for (MemOp* op : w.lgkm) {
+    if (!coversLds || op->inst->mem.space != Space::Lds) op->stamp = w.clock[kLgkm];
+  }
+}
+
+// The one word that a store touches: only such a store can be a flag without saying so.
+bool singleWord(const MemOp& op) {
+  if (op.inst->mem.bytes > 8 || !op.mask || op.inst->mem.pair) return false;
+  int first = __builtin_ctzll(op.mask);
+  for (u64 m = op.mask; m; m &= m - 1) {
+    if (op.addr[__builtin_ctzll(m)] / 4 != op.addr[first] / 4) return false;
+  }
+  return true;
+}
+
+bool isFence(const MemOp& op) { return op.inst->mem.access == Access::None; }
+
+// Memory that others see: scratch is a lane's own, scalar loads have their own cache.
+bool isShared(const MemOp& op) {
+  const MemSpec& m = op.inst->mem;
+  return m.bytes && m.space != Space::Scratch && m.space != Space::Scalar;
+}
+
+bool releases(const Wave& w, const MemOp& op) {
+  const MemSpec& m = op.inst->mem;
+  bool lds = m.space == Space::Lds;
+  if (!isShared(op) || m.access == Access::Load || m.access == Access::LoadToLds) return false;
+  if (m.space == Space::Flat ? !w.object->acquiresLds && !w.object->acquiresGlobal
+                             : !(lds ? w.object->acquiresLds : w.object->acquiresGlobal)) {
+    return false;  // nobody would look
+  }
+  return m.access == Access::Atomic || op.inst->sc0 || op.inst->sc1 || lds || singleWord(op);
+}
+
+bool acquires(const MemOp& op) {
+  const MemSpec& m = op.inst->mem;
+  if (!isShared(op)) return false;
+  if (m.access == Access::Atomic) return m.returns;
+  return m.access == Access::Load && (m.spin || op.inst->sc0 || op.inst->sc1);
+}
+
+// buffer_inv and its kin of gfx90a, which have no scope.
+bool reachesOtherGroups(const Wave& w, const Inst& fence) {
+  return fence.sc1 || !w.object->gpu->manyDies;
+}
+
+}  // namespace
+
+u64 ldsLanes(const MemOp& op) {
+  Space space = op.inst->mem.space;
+  if (space == Space::Lds) return op.mask;
+  if (space != Space::Flat || !op.mixedLds) return 0;
+  u64 r = 0;
+  for (u64 m = op.mask; m; m &= m - 1) {
+    int l = __builtin_ctzll(m);
+    if (op.addr[l] >> 32 == kSharedBase >> 32) r |= 1ull << l;
+  }
+  return r;
+}
+
+u64 globalLanes(const MemOp& op) {
+  Space space = op.inst->mem.space;
+  if (space == Space::Lds || space == Space::Scratch || space == Space::Scalar) return 0;
+  if (space != Space::Flat) return op.mask;
+  u64 r = 0;
+  for (u64 m = op.mask; m; m &= m - 1) {
+    int l = __builtin_ctzll(m);
+    u64 high = op.addr[l] >> 32;
+    if (high != kSharedBase >> 32 && high != kPrivateBase >> 32) r |= 1ull << l;
+  }
+  return r;
+}
+
+Role roleOf(const Wave& w, const MemOp& op) {
+  const Inst& i = *op.inst;
+  Role r;
+  r.write = i.mem.access == Access::Store || i.mem.access == Access::Atomic;
+  r.poll = i.mem.spin;
+  if (i.mem.access == Access::Atomic) {
+    r.level = Role::kAtomic;
+  } else if (i.mem.access != Access::LoadToLds) {
+    r.level = i.sc1 ? Role::kDevice : i.sc0 ? Role::kWorkgroup : Role::kPlain;
+  }
+  r.flag = r.write && r.level == Role::kPlain &&
+           (i.mem.space == Space::Lds ? !i.mem.pair : singleWord(op));
+  return r;
+}
+
+void initKnowledge(Workgroup& wg) {
+  wg.clockBase = wg.worker->clockBase;
+  auto k = std::make_shared<Knowledge>();
+  for (u32& c : k->own.at) c = wg.clockBase - 1;
+  for (Wave& w : wg.waves) {
+    w.known = k;
+    for (u32& c : w.clock) c = wg.clockBase;
+  }
+}
+
+void workgroupBarrier(Workgroup& wg) {
+  if (!wg.launch->options.race) return;
+  auto all = std::make_shared<Knowledge>(*wg.waves[0].known);
+  KnowledgePtr known, acquired;
+  for (Wave& w : wg.waves) {
+    for (int n = 0; n < kClocks; ++n) all->own.at[n] = std::max(all->own.at[n], w.known->own.at[n]);
+    if (w.known->foreign != all->foreign) known = join(known, w.known);
+    acquired = join(acquired, w.acquired);
+  }
+  for (Wave& w : wg.waves) ownClocks(w, all->own);
+  KnowledgePtr joined = join(KnowledgePtr(all), known);
+  for (Wave& w : wg.waves) {
+    w.known = joined;
+    w.acquired = acquired;
+    advance(w, false);
+  }
+}
+
+void issueSync(Wave& w, MemOp& op) {
+  const Inst& i = *op.inst;
+  bool lgkm = i.mem.space == Space::Lds || i.mem.space == Space::Scalar || op.mixedLds;
+  op.known = w.known;
+  op.fresh = w.acquired;
+  op.stamp = w.clock[isFence(op) || !lgkm ? kDone : kLgkm];
+  op.issued = w.clock[kIssued];
+  if (isFence(op)) {
+    if (!reachesOtherGroups(w, i)) return;
+    if (i.name == "buffer_wbl2") {
+      op.publish = snapshot(w);  // counts when it has completed
+      advance(w, true);
+    } else if (w.invalidated != w.acquired) {
+      w.known = join(w.known, w.acquired);
+      w.invalidated = w.acquired;
+    }
+    return;
+  }
+  if (!releases(w, op)) return;
+  op.publish = snapshot(w);
+  if (i.mem.space != Space::Lds && w.object->acquiresGlobal) {
+    op.publishForeign = seenFromOutside(w, op.publish);
+  }
+  advance(w, i.mem.space == Space::Lds);
+}
+
+void FlagTable::release(u64 line, u16 words, const Wave& w, const MemOp& op) {
+  u32 stripe = line % kStripes, wg = w.wg->linear;
+  std::lock_guard guard(locks_[stripe]);
+  std::vector<FlagWords>& entries = lines_[stripe][line];
+  bool atomic = op.inst->mem.access == Access::Atomic;
+  std::vector<FlagWords> joined;
+  for (FlagWords& e : entries) {
+    u16 both = e.words & words;
+    if (!both) continue;
+    e.words &= ~both;
+    if (!atomic) continue;
+    // What earlier releases gave stays with an atomic's new value.
+    FlagWords next{both, wg, op.publish, join(e.foreign, op.publishForeign)};
+    if (e.workgroup == wg) next.local = join(e.local, op.publish);
+    joined.push_back(std::move(next));
+    words &= ~both;
+  }
+  std::erase_if(entries, [](const FlagWords& e) { return !e.words; });
+  for (FlagWords& e : joined) entries.push_back(std::move(e));
+  if (words) entries.push_back({words, wg, op.publish, op.publishForeign});
+}
+
+void FlagTable::acquire(u64 line, u16 words, const Wave& w, MemOp& op) {
+  u32 stripe = line % kStripes;
+  std::lock_guard guard(locks_[stripe]);
+  auto it = lines_[stripe].find(line);
+  if (it == lines_[stripe].end()) return;
+  for (const FlagWords& e : it->second) {
+    if (!(e.words & words)) continue;
+    if (e.workgroup == w.wg->linear) op.acquired = join(op.acquired, e.local);
+    op.acquiredForeign = join(op.acquiredForeign, e.foreign);
+  }
+}
+
+void performSync(Wave& w, MemOp& op) {
+  bool out = op.publish != nullptr, in = acquires(op);
+  if (!out && !in) return;
+  const MemSpec& m = op.inst->mem;
+  bool atomic = m.access == Access::Atomic;
+  u32 dwords = std::max(1, m.bytes / 4);
+  auto lds = [&](u32 offset) {
+    for (u64 lanes = ldsLanes(op); lanes; lanes &= lanes - 1) {
+      u32 word = static_cast<u32>(op.addr[__builtin_ctzll(lanes)] + offset) / 4;
+      for (u32 d = 0; d < dwords; ++d, ++word) {
+        if (out) {
+          KnowledgePtr& slot = w.wg->ldsSync[word];
+          if (in) op.acquired = join(op.acquired, slot);
+          slot = atomic ? join(slot, op.publish) : op.publish;
+        } else if (auto it = w.wg->ldsSync.find(word); it != w.wg->ldsSync.end()) {
+          op.acquired = join(op.acquired, it->second);
+        }
+      }
+    }
+  };
+  u32 scale = m.pair ? m.pairStride : 1;
+  bool plainLds = m.space == Space::Lds;
+  if (plainLds || op.mixedLds) lds(plainLds ? op.inst->offset * scale : 0);
+  if (m.pair) lds(op.inst->offset1 * scale);
+  if (plainLds) return;
+  FlagTable& flags = w.wg->launch->flags;
+  u64 line = ~0ull;
+  u16 words = 0;
+  auto flush = [&] {
+    if (!words) return;
+    if (in) flags.acquire(line, words, w, op);
+    if (op.publishForeign) flags.release(line, words, w, op);
+    words = 0;
+  };
+  for (u64 lanes = globalLanes(op); lanes; lanes &= lanes - 1) {
+    u64 word = op.addr[__builtin_ctzll(lanes)] / 4;
+    for (u32 d = 0; d < dwords; ++d, ++word) {
+      if (word / 16 != line) flush();
+      line = word / 16;
+      words |= 1 << word % 16;
+    }
+  }
+  flush();
+}
+
+void completeSync(Wave& w, MemOp& op) {
+  if (isFence(op)) {
+    if (!op.publish) return;
+    auto k = std::make_shared<Knowledge>(*w.known);
+    for (int n = 0; n < kClocks; n += kComponents) {
+      u32& written = k->own.at[n + kWritten];
+      written = std::max(written, op.publish->own.at[n + kIssued]);
+    }
+    w.known = k;
+    return;
+  }
+  if (op.acquired) w.known = join(w.known, op.acquired);
+  if (op.acquiredForeign && op.acquiredForeign != w.taken) {
+    w.taken = op.acquiredForeign;
+    // Knowledge about the own workgroup comes back through other groups' flags too.
+    auto it = op.acquiredForeign->foreign->find(w.wg->linear);
+    if (it != op.acquiredForeign->foreign->end()) {
+      auto own = std::make_shared<Knowledge>();
+      own->own = it->second;
+      w.known = join(w.known, own);
+    }
+    w.acquired = join(w.acquired, op.acquiredForeign);
+  }
+}
+
+}  // namespace sim

@@ -1,0 +1,227 @@
+"""The cycle model: instructions whose time is published, counted one by one, and where it says that
+the cycles went."""
+
+import numpy as np
+import pytest
+from hipcc import device
+
+from simulator import machine_for
+
+u32 = np.uint32
+
+# Each kernel repeats one thing; what stands around it is the same in `nothing`.
+SOURCE = """
+#define TIMES64(x) x x x x x x x x x x x x x x x x x x x x x x x x x x x x x x x x \\
+                   x x x x x x x x x x x x x x x x x x x x x x x x x x x x x x x x
+GLOBAL void nothing(u32* o) { asm volatile("" ::: "v40"); }
+GLOBAL void vector(u32* o) {
+  asm volatile(TIMES64("v_add_u32 v40, v40, v41\\n") ::: "v40", "v41");
+}
+GLOBAL void transcendental(u32* o) {
+  asm volatile(TIMES64("v_exp_f32 v40, v41\\n") ::: "v40", "v41");
+}
+GLOBAL void scalar(u32* o) { asm volatile(TIMES64("s_add_u32 s40, s40, s41\\n") ::: "s40", "s41"); }
+GLOBAL void matrix16(u32* o) {
+  asm volatile(TIMES64("v_mfma_f32_16x16x32_fp8_fp8 a[0:3], v[40:41], v[42:43], a[0:3]\\n")
+               ::: "a0", "a1", "a2", "a3", "v40", "v41", "v42", "v43");
+}
+GLOBAL void matrix32(u32* o) {
+  asm volatile(TIMES64("v_mfma_f32_32x32x16_fp8_fp8 a[0:15], v[40:41], v[42:43], a[0:15]\\n")
+               ::: "a15", "v40", "v41", "v42", "v43");
+}
+GLOBAL void hidden(u32* o) {  // three vector instructions fit under each MFMA of 16 cycles
+  asm volatile(TIMES64("v_mfma_f32_16x16x32_fp8_fp8 a[0:3], v[40:41], v[42:43], a[0:3]\\n"
+                       "v_add_u32 v50, v50, v51\\n v_add_u32 v52, v52, v53\\n"
+                       "v_add_u32 v54, v54, v55\\n")
+               ::: "a0", "a1", "a2", "a3", "v40", "v41", "v42", "v43", "v50", "v52", "v54");
+}
+GLOBAL void shared_reads(u32* o, int stride) {
+  SHARED u32 x[64 * 64];
+  u32 at = TID % 64 * stride * 4;
+  x[TID % 64 * stride] = TID;
+  asm volatile("s_waitcnt lgkmcnt(0)\\n" TIMES64("ds_read_b32 v40, %0\\n") "s_waitcnt lgkmcnt(0)"
+               :: "v"(at) : "v40");
+  o[TID] = x[0];
+}
+GLOBAL void chase(u64* o, int turns) {  // each load's address is the last one's result
+  u64 p = (u64)(o + TID % 64);
+  for (int n = 0; n < turns; ++n) {
+    asm volatile("global_load_dwordx2 %0, %0, off sc1\\n s_waitcnt vmcnt(0)" : "+v"(p));
+  }
+  o[TID + 64] = p;
+}
+GLOBAL void uneven(u32* o) {  // wave 0 works, the others wait at the barrier
+  if (__builtin_amdgcn_readfirstlane(TID) < 64) {
+    asm volatile(TIMES64("v_exp_f32 v40, v41\\n") ::: "v40", "v41");
+  }
+  __builtin_amdgcn_s_barrier();
+}
+GLOBAL void copy(u4* o, const u4* a) { o[BID * 256 + TID] = a[BID * 256 + TID]; }
+GLOBAL void copy_streaming(u4* o, const u4* a) {
+  __builtin_nontemporal_store(a[BID * 256 + TID], &o[BID * 256 + TID]);
+}
+"""
+
+WIDE = """
+GLOBAL void wide(u4* o, int turns) {
+  SHARED u4 x[256];
+  x[TID] = u4{1, 2, 3, 4};
+  u32 at = TID * 16; u4 r;
+  for (int n = 0; n < turns; ++n) {
+    asm volatile(".rept 16\\n ds_read_b128 %0, %1\\n .endr\\n s_waitcnt lgkmcnt(0)"
+                 : "=v"(r) : "v"(at));
+  }
+  o[TID] = r;
+}
+"""
+
+# One unit that does everything at once apart from what is counted.
+QUICK = machine_for("gfx942", launch_s=0, dispatch_cycles=0, sampled=1)
+
+
+@pytest.fixture(scope="module")
+def code():
+    return device(SOURCE)
+
+
+def run(code, name, threads, *args, groups=1, machine=QUICK, **options):
+    args = args or (np.zeros(4096, u32),)
+    return code.launch(name, groups, threads, list(args), checks=False, cycles=machine, **options)
+
+
+def cycles(code, name, threads, *args):
+    """Cycles of one workgroup without those of an empty kernel."""
+    took = run(code, name, threads, *args).cycles.raw["cycles"]
+    return took - run(code, "nothing", threads).cycles.raw["cycles"]
+
+
+@pytest.mark.parametrize("name,each", [("vector", 4), ("transcendental", 16), ("matrix16", 16),
+                                       ("matrix32", 32), ("hidden", 16)])  # fmt: skip
+@pytest.mark.parametrize("waves,deep", [(1, 1), (4, 1), (8, 2), (16, 4)])
+def test_pipes_take_their_published_cycles(code, name, each, waves, deep):
+    # Four waves lie on four SIMDs; from there on they share them.
+    took = cycles(code, name, 64 * waves)
+    assert 64 * each * deep - each <= took <= 64 * each * deep + 4 * waves
+
+
+def test_scalar_instructions_of_four_simds_share_nothing(code):
+    assert cycles(code, "scalar", 64) == pytest.approx(64 * 4, abs=4)
+    assert cycles(code, "scalar", 256) == pytest.approx(64 * 4, abs=8)
+
+
+def test_a_simd_issues_to_its_pipes_side_by_side(code):
+    """Vector instructions of one wave run while the matrix pipe works for another."""
+    alone = run(code, "matrix16", 512).cycles
+    assert alone.raw["issued"]["matrix"] == 8 * 64
+    both = run(code, "hidden", 512).cycles
+    assert both.raw["cycles"] <= alone.raw["cycles"] + 32
+    assert both.raw["issued"]["valu"] >= 3 * 8 * 64
+
+
+@pytest.mark.parametrize("stride,each", [(1, 2), (2, 4), (4, 8), (32, 64)])
+def test_bank_conflicts_take_cycles_of_the_whole_unit(code, stride, each):
+    arrays = np.zeros(4096, u32)
+    one, four = (
+        run(code, "shared_reads", n, arrays, stride).cycles.raw["cycles"] for n in (64, 256)
+    )
+    # 64 reads of each wave go through one LDS; a wave by itself issues one every fourth cycle.
+    assert four - one == pytest.approx(64 * (4 * each - max(each, 4)), rel=0.1, abs=40)
+
+
+def chase(code, machine, turns):
+    links = np.zeros(128, np.uint64)
+    links[:64] = links.ctypes.data + 8 * np.arange(64, dtype=np.uint64)
+    return code.launch("chase", 1, 64, [links, turns], checks=False, cycles=machine).cycles
+
+
+def test_a_chain_of_loads_takes_the_latency_each_time(code):
+    short, long = (chase(code, QUICK, n).raw["cycles"] for n in (10, 110))
+    # And 8 cycles of the address unit for 512 bytes, and the loop, whose jump takes 16.
+    assert (long - short) / 100 == pytest.approx(QUICK.l2_latency + 8 + 16 + 4 * 4, abs=8)
+    result = chase(code, QUICK, 110)
+    loads = max(result.raw["code"], key=lambda i: i["awaited"])
+    assert loads["text"].startswith("global_load_dwordx2")
+    busiest = max(
+        result.raw["simds"], key=lambda row: row[result.raw["spent_names"].index("scalar")]
+    )
+    waits = busiest[result.raw["spent_names"].index("wait_memory")]
+    assert waits == max(busiest) and waits >= 0.8 * 110 * QUICK.l2_latency
+
+
+def test_waiting_at_a_barrier_is_said(code):
+    result = run(code, "uneven", 256).cycles
+    rows = result.raw["simds"][:4]
+    at = result.raw["spent_names"].index("barrier")
+    assert sorted(row[at] > 900 for row in rows) == [False, True, True, True]
+    assert max(row[result.raw["spent_names"].index("valu")] for row in rows) >= 64 * 16
+
+
+def test_every_cycle_of_every_simd_is_put_down_once(code):
+    groups = 64
+    data = np.zeros(groups * 256 * 4, u32)
+    result = run(code, "copy", 256, np.zeros_like(data), data, groups=groups).cycles
+    end = result.raw["cycles"] - result.raw["launch_cycles"] - result.raw["drain_cycles"]
+    for row in result.raw["simds"]:
+        assert sum(row) == pytest.approx(end, abs=20)
+    assert result.raw["waves"] == 4 * groups // 8  # one die of eight was played
+
+
+def test_memory_sets_the_pace_of_a_copy(code):
+    groups = 4096
+    data = np.zeros(groups * 256 * 4, u32)
+    machine = machine_for("gfx942")
+    result = run(code, "copy", 256, np.zeros_like(data), data, groups=groups, machine=machine)
+    # What is written stays in the Infinity Cache, but the way there is the narrower one.
+    floor = data.nbytes / min(machine.memory_bytes_per_s, machine.write_bytes_per_s)
+    assert floor <= result.cycles.seconds - machine.launch_s <= 1.1 * floor + 2e-6
+    assert data.nbytes <= result.cycles.fetch_bytes <= 1.05 * data.nbytes
+    assert data.nbytes <= result.cycles.write_bytes <= 1.05 * data.nbytes
+    warm = run(code, "copy", 256, np.zeros_like(data), data, groups=groups,
+               machine=machine_for("gfx942", warm=True))  # fmt: skip
+    assert warm.cycles.seconds <= result.cycles.seconds
+    assert warm.cycles.raw["memory"]["memory_read_bytes"] == 0
+
+
+def test_a_sample_of_the_dies_stands_for_all(code):
+    groups = 2048
+    data = np.zeros(groups * 256 * 4, u32)
+    whole, part = (
+        run(code, "copy", 256, np.zeros_like(data), data, groups=groups,
+            machine=machine_for("gfx942", sampled=n)).cycles.seconds
+        for n in (8, 2)
+    )  # fmt: skip
+    assert part == pytest.approx(whole, rel=0.1)
+
+
+def test_waves_are_traced_on_request(code):
+    groups = 304
+    data = np.zeros(groups * 256 * 4, u32)
+    machine = machine_for("gfx942", traced=2)
+    result = run(code, "copy", 256, np.zeros_like(data), data, groups=groups, machine=machine)
+    trace = result.cycles.raw["trace"]
+    assert {wave[0] for wave in trace["waves"]} == {0, 1}
+    assert all(begin < end for *_, begin, end in trace["waves"])
+    assert len(trace["memory"]) == 2 * len(trace["waves"])  # a load and a store each
+
+
+def test_without_the_model_there_is_nothing(code):
+    data = np.zeros(1024, u32)
+    assert code.launch("copy", 1, 256, [data, data.copy()]).cycles is None
+    with pytest.raises(ValueError, match="required one of gfx942"):
+        machine_for("gfx1100")
+    with pytest.raises(ValueError, match="to 8 dies, got 9"):
+        machine_for("gfx942", sampled=9).structure()
+
+
+@pytest.mark.parametrize("target,each", [("gfx942", 8), ("gfx950", 4)])
+def test_gfx950_reads_wide_words_from_64_banks(target, each):
+    code = device(WIDE, target=target)
+    machine = machine_for(target, launch_s=0, sampled=1)
+    few, many = (
+        code.launch("wide", 1, 256, [np.zeros(4096, u32), n], checks=False, cycles=machine)
+        for n in (4, 20)
+    )
+    took = many.cycles.raw["cycles"] - few.cycles.raw["cycles"]
+    # 16 turns of 16 reads by four waves; at the end of each the queue runs empty once.
+    floor = 16 * 16 * 4 * each
+    assert floor <= took <= floor + 16 * (machine.lds_latency + 16 + 4 * 8)
