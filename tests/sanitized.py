@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
@@ -80,8 +81,35 @@ def check_products(package) -> None:
         package.skinny_gemm(x, w, None, scale_w)
 
 
+def check_gemm(package) -> None:
+    """Every kernel of gemm, and every schedule of the tiled one."""
+    ops = package.functional.ops
+    for rows, n, k in ((70, 392, 1024), (300, 640, 2064), (130, 200, 333)):
+        x, w16 = (torch.randn(count, k, device="cuda").bfloat16() for count in (rows, n))
+        (a, scale_a), (w, scale_w) = map(package.reference.quantize_fp8, (x, w16))
+        groups = torch.rand(rows, -(-k // 128), device="cuda")
+        blocks = torch.rand(-(-n // 128), -(-k // 128), device="cuda")
+        out = torch.empty(rows, n, device="cuda", dtype=torch.bfloat16)
+        for operands in (
+            (a, w, scale_a, scale_w), (a, w, groups, blocks), (x, w16, None, None),
+            (x, w, None, scale_w),
+        ):  # fmt: skip
+            configs = ops.gemm_configs(out, *operands).splitlines()
+            by_schedule = {re.sub(r"\d+", "", config): config for config in configs}
+            for config in by_schedule.values():
+                out.fill_(torch.nan)
+                ops.gemm_with_config(out, *operands, None, config)
+                wide = [package.reference.dequantize(*pair) for pair in
+                        ((operands[0], operands[2], 1), (operands[1], operands[3], 128))]  # fmt: skip
+                assert_product_close(out, wide[0] @ wide[1].t(), wide)
+
+
+CHECKS = {"rows": check_rows, "products": check_products, "gemm": check_gemm}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=CHECKS, help="one part")
     parser.add_argument("--planted", action="store_true", help="make a mistake, to be found")
     arguments = parser.parse_args()
     package = kernels.get_kernel(REPO_ID, version=1, backend="cuda")
@@ -91,8 +119,9 @@ def main() -> int:
         x = torch.as_tensor(Beyond(torch.zeros(1 << 19, device="cuda")))[-2048:]
         package.rms_norm(x.view(1, -1), torch.ones(2048, device="cuda"))
     else:
-        check_rows(package)
-        check_products(package)
+        for name, check in CHECKS.items():
+            if arguments.only in (None, name):
+                check(package)
     torch.cuda.synchronize()
     print("done")
     return 0

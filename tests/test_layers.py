@@ -77,7 +77,11 @@ def assert_linear_close(package, actual, x, linear, scale_w, bias=None, **quanti
     error = (actual.flatten(0, -2).double() - exact).abs()
     product = a.abs() @ w.abs().t()
     allowed = torch.finfo(x.dtype).eps * exact.abs() + 1e-6 * product
-    if package.fp8_linear_path(len(q), linear.weight, scale_w, scale) == "scaled_mm":
+    path = package.fp8_linear_path(len(q), linear.weight, scale_w, scale)
+    if path == "gemm" and x.is_cuda:
+        # FP8 tensor cores add up products in about 14 bits; every 128 of them go to float32 sums.
+        allowed += 2**-14 * product
+    if path == "scaled_mm":
         # The library sums FP8 products in about 14 bits, and rounds to bfloat16 before the bias.
         allowed += torch.finfo(torch.bfloat16).eps * (a @ w.t()).abs() + 2**-14 * product
     assert (error <= allowed).all(), (error - allowed).max()
@@ -141,6 +145,8 @@ def test_layers_are_pure(package, mapping):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_rms_norm(package, device, run_kernelized, dtype):
     norm = LlamaRMSNorm(96, eps=1e-5)
+    # As quantize_model_ does: transformers names the class only beside its own version of kernels.
+    package.models.known.make_known(LlamaRMSNorm, "RMSNorm", lambda module: True)
     norm.weight.data = torch.randn(96)
     norm = run_kernelized(norm.to(dtype))
     assert runs(norm, package, "RMSNorm")

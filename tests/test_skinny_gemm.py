@@ -213,11 +213,11 @@ def test_fp8_linear_path_can_be_asked(best_package, device):
     package = best_package
     w = torch.zeros(16, 16, device=device).to(package.native_fp8_dtype(device))
     scale = torch.ones(16, 1, device=device)
-    cpu = device.type == "cpu"
-    assert package.fp8_linear_path(32, w, scale) == "skinny_gemm"
-    assert package.fp8_linear_path(65, w, scale) == ("gemm" if cpu else "scaled_mm")
+    library = "scaled_mm" if device.type == "cuda" and torch.version.hip is None else "gemm"
+    assert package.fp8_linear_path(16, w, scale) == "skinny_gemm"
+    assert package.fp8_linear_path(4096, w, scale) == library
     blocks = torch.ones(1, 2, device=device)
-    assert package.fp8_linear_path(65, w, blocks) == "gemm"
+    assert package.fp8_linear_path(4096, w, blocks) == "gemm"
 
 
 def test_dialect_conversion_is_exact(package, reference):

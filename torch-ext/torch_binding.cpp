@@ -32,7 +32,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "gemm_with_config(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
       "Tensor? bias, str config) -> ()");
   ops.def("gemm_configs(Tensor out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w) -> str");
-  ops.def("linear_limits(int device, int n, int k, bool block_scales) -> (int, int)");
+  ops.def("linear_limits(int device, int n, int k, str scales) -> (int, int)");
 }
 
 // These take no tensor that would tell the device.

@@ -69,5 +69,7 @@ std::string gemm_configs(const torch::stable::Tensor& out, const torch::stable::
                          std::optional<torch::stable::Tensor> scale_w);
 
 // The most rows for which skinny_gemm, and then gemm, is the quickest way through a linear layer
-// with a w of [n, k]: beyond both it is torch's own product. device: as in tune_skinny_gemm.
-std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k, bool block_scales);
+// with a w of [n, k]: beyond both it is torch's own product. device: as in tune_skinny_gemm;
+// scales: "tensor", "row" or "block", the finest of a's and w's.
+std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k,
+                                           std::string scales);

@@ -6,7 +6,6 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
-#include <cstring>
 #include <random>
 
 #include "../../common/gpu/launch.h"
@@ -104,15 +103,23 @@ int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
       cuda::cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count));
 }
 
-// wgmma is quicker than the library from the first row that skinny_gemm does not take; without it
-// the library is (docs/kernels/gemm.md).
+// From measurements on an H200 (docs/kernels/gemm.md). With wgmma: block scales, and K that cuts a
+// line of 128, are slow in skinny_gemm beyond 16 rows; the library's product of scales per row is
+// slower than gemm up to some 256 rows, and that of one scale a tensor is quicker from the first
+// row that skinny_gemm does not take. Without wgmma the library is quicker from 32 rows on.
 Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
-  constexpr int64_t kSkinnyRows = 64;
   cuda::GemmDevice device;
   if (const Status status = cuda::ask_device(device)) return status;
-  limits.skinny_gemm = kSkinnyRows;
-  if (device.compute_capability == 90 || !fits_scaled_mm(args)) return nullptr;
-  limits.skinny_gemm = limits.gemm = 32;
+  const bool library = fits_scaled_mm(args);
+  if (device.compute_capability != 90) {
+    limits.skinny_gemm = library ? 32 : 64;
+    if (library) limits.gemm = 32;
+    return nullptr;
+  }
+  const bool aligned = args.k % 16 == 0;
+  limits.skinny_gemm =
+      aligned && (is_block_scaled(args) || args.k % cuda::kChunkBytes != 0) ? 16 : 64;
+  if (library) limits.gemm = args.scale_w.kind == ScaleView::Kind::kRow ? 256 : 64;
   return nullptr;
 }
 

@@ -54,11 +54,16 @@ std::string gemm_configs(const Tensor& out, const Tensor& a, const Tensor& w,
 }
 
 std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k,
-                                           bool block_scales) {
+                                           std::string scales) {
+  using Kind = ScaleView::Kind;
+  require(scales == "tensor" || scales == "row" || scales == "block",
+          "scales must be tensor, row or block, got ", scales);
   GemmArgs args;
   args.n = n;
   args.k = k;
-  if (block_scales) args.scale_w.kind = ScaleView::Kind::kBlock;
+  args.scale_w.kind = scales == "tensor" ? Kind::kTensor
+                      : scales == "row"  ? Kind::kRow
+                                         : Kind::kBlock;
   LinearLimits limits;
   check_status(on_device(device, [&] { return choose_linear_limits(args, limits); }),
                "linear_limits");

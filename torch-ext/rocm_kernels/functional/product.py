@@ -127,11 +127,15 @@ def fp8_linear_path(
         ``"skinny_gemm"``: the kernel for few rows; ``"gemm"``: the one for any number;
         ``"scaled_mm"``: ``torch._scaled_mm``, where that is quicker.
     """
-    blocks = any(s is not None and s.dim() == 2 and s.shape[1] > 1 for s in (scale_w, scale_x))
+    given = [scale for scale in (scale_w, scale_x) if scale is not None]
+    if any(scale.dim() == 2 and scale.shape[1] > 1 for scale in given):
+        scales = "block"
+    else:
+        scales = "row" if any(scale.numel() > 1 for scale in given) else "tensor"
     device = -1 if w.device.type == "cpu" else w.device.index
     # torch.compile does not look into caches, and may have symbols for sizes.
     limits = _linear_limits if torch.compiler.is_compiling() else _known_linear_limits
-    skinny_rows, gemm_rows = limits(device, w.shape[0], w.shape[1], blocks)
+    skinny_rows, gemm_rows = limits(device, w.shape[0], w.shape[1], scales)
     if rows <= skinny_rows:
         return "skinny_gemm"
     return "gemm" if rows <= gemm_rows else "scaled_mm"
