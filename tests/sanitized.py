@@ -99,8 +99,11 @@ def check_gemm(package) -> None:
             for config in by_schedule.values():
                 out.fill_(torch.nan)
                 ops.gemm_with_config(out, *operands, None, config)
-                wide = [package.reference.dequantize(*pair) for pair in
-                        ((operands[0], operands[2], 1), (operands[1], operands[3], 128))]  # fmt: skip
+                dequantize = package.reference.dequantize
+                wide = (
+                    dequantize(operands[0], operands[2], 1),
+                    dequantize(operands[1], operands[3], 128),
+                )
                 assert_product_close(out, wide[0] @ wide[1].t(), wide)
 
 

