@@ -441,6 +441,7 @@ u64 runLaunch(Launch& l) {
   u32 threads = l.options.threads ? l.options.threads : std::thread::hardware_concurrency();
   threads = std::max(1u, std::min({threads, kXcds, static_cast<u32>(l.workgroups)}));
   l.workers = threads;
+  l.infinity.shared = threads > 1;
   std::vector<std::unique_ptr<Runner>> runners;
   for (u32 n = 0; n < threads; ++n) {
     runners.push_back(std::make_unique<Runner>(l, dispatch, n, threads));

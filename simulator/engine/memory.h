@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdlib>
 
 #include "core.h"
 #include "hostcall.h"
@@ -45,18 +46,20 @@ constexpr u32 kXcds = 8, kCusPerXcd = 38, kLineBytes = 128;
 // Set-associative, least recently used; tags are line numbers + 1.
 class TagCache {
  public:
-  TagCache(u32 sets, u32 ways) : sets_(sets), ways_(ways), tags_(u64(sets) * ways) {}
+  TagCache(u32 sets, u32 ways);
   struct Result {
     bool hit;
     u64 evictedDirty;  // line + 1 of a dirty line that had to go, or 0
   };
   Result touch(u64 line, bool write);
   std::vector<u64> dirtyLines() const;
+  u64 dirtyCount() const { return dirty_; }
 
  private:
   static constexpr u64 kDirty = 1ull << 63;
   u32 sets_, ways_;
-  std::vector<u64> tags_;
+  u64 dirty_ = 0;
+  std::unique_ptr<u64, decltype(&std::free)> tags_;  // pages that no line needs are never touched
 };
 
 class InfinityCache {
@@ -65,6 +68,7 @@ class InfinityCache {
   void read(u64 line, CacheCounts& counts);
   void write(u64 line, CacheCounts& counts);
   u64 dirtyBytes() const;
+  bool shared = true;  // by several workers
 
  private:
   static constexpr u32 kStripes = 16;
@@ -75,7 +79,9 @@ class InfinityCache {
 struct XcdCaches {
   std::vector<TagCache> l1;
   TagCache l2;
-  XcdCaches() : l1(kCusPerXcd, TagCache(4, 64)), l2(2048, 16) {}
+  XcdCaches() : l2(2048, 16) {
+    for (u32 n = 0; n < kCusPerXcd; ++n) l1.emplace_back(4, 64);
+  }
 };
 
 // How an access takes part in synchronisation.
@@ -96,17 +102,21 @@ struct AccessRecord {
   Role role;
   const Inst* inst = nullptr;
 };
-struct LineShadow {
-  AccessRecord writers[4], readers[3];
+struct LineReaders {
+  AccessRecord last[3];
+};
+struct LineWriters {
+  AccessRecord last[4];
 };
 class GlobalShadow {
  public:
   static constexpr u32 kPageLines = 64;
   struct Page {
-    std::mutex lock;
-    LineShadow lines[kPageLines];
+    std::atomic_flag busy = ATOMIC_FLAG_INIT;  // held for some tens of instructions
+    LineReaders readers[kPageLines];
+    std::unique_ptr<LineWriters[]> writers;  // since the first write: most pages have none
   };
-  Page& page(u64 number);
+  Page& page(u64 number);  // lives as long as the launch
 
  private:
   static constexpr u32 kStripes = 64;
@@ -189,6 +199,7 @@ struct Worker {
   u64 random = 0;
   u32 clockBase = 1;  // LDS stamps of finished workgroups lie below it
   u32 lastBuffer = 0;
+  std::array<std::pair<u64, GlobalShadow::Page*>, 256> pages{};  // number + 1, of the last ones
   std::vector<MemOp*> freeOps;
   std::deque<MemOp> allOps;
   Counters counters;

@@ -278,8 +278,23 @@ void checkRaces(Wave& w, MemOp& op, bool write) {
   raceGlobal(w, op, globalLanes(op), write);
 }
 
+// Loads of which all lanes lie in one buffer of known contents need no look at each of them.
+bool loadWhole(Wave& w, MemOp& op) {
+  const MemSpec& m = op.inst->mem;
+  if (m.space != Space::Global || m.bytes < 4 || !op.high) return false;
+  Buffer* b = findBuffer(*w.wg->worker, op.low, op.high - op.low);
+  if (!b || b->written) return false;
+  for (u64 mask = op.mask; mask; mask &= mask - 1) {
+    int lane = __builtin_ctzll(mask);
+    const u8* p = reinterpret_cast<const u8*>(op.addr[lane]);
+    for (u32 r = 0; r < m.dwords; ++r) std::memcpy(&op.data[r][lane], p + 4 * r, 4);
+  }
+  return true;
+}
+
 void performLanes(Wave& w, MemOp& op, bool write, u32 offset, u32 firstRow) {
   const MemSpec& m = op.inst->mem;
+  if (!write && loadWhole(w, op)) return;
   bool changed = false;
   for (u64 mask = op.mask; mask; mask &= mask - 1) {
     int lane = __builtin_ctzll(mask);

@@ -28,13 +28,27 @@ void Counters::add(const Counters& o) {
   cache.memoryWriteBytes += o.cache.memoryWriteBytes;
 }
 
+TagCache::TagCache(u32 sets, u32 ways)
+    : sets_(sets),
+      ways_(ways),
+      tags_(static_cast<u64*>(std::calloc(u64(sets) * ways, sizeof(u64))), &std::free) {
+  if (!tags_) throw Error("no memory for the tags of a cache");
+}
+
 TagCache::Result TagCache::touch(u64 line, bool write) {
   // Sets are hashed so that power-of-two strides do not pile up in one set.
   u64 hash = line ^ line >> 11 ^ line >> 21;
-  u64* set = tags_.data() + hash % sets_ * ways_;
+  u64* set = tags_.get() + hash % sets_ * ways_;
   u64 tag = line + 1, found = 0, evicted = 0;
-  u32 at = 0;
-  while (at < ways_ - 1 && (set[at] & ~kDirty) != tag) ++at;
+  u32 at = ways_ - 1;
+  for (u32 first = 0; first < ways_; first += 8) {  // the ways are a multiple of 8
+    u32 hits = 0;
+    for (u32 n = 0; n < 8; ++n) hits |= static_cast<u32>((set[first + n] & ~kDirty) == tag) << n;
+    if (hits) {
+      at = first + __builtin_ctz(hits);
+      break;
+    }
+  }
   bool hit = (set[at] & ~kDirty) == tag;
   if (hit) {
     found = set[at];
@@ -43,24 +57,30 @@ TagCache::Result TagCache::touch(u64 line, bool write) {
     found = tag;
   }
   std::copy_backward(set, set + at, set + at + 1);
+  dirty_ += write && !(found & kDirty);
+  dirty_ -= evicted != 0;
   set[0] = found | (write ? kDirty : 0);
   return {hit, evicted};
 }
 
 std::vector<u64> TagCache::dirtyLines() const {
   std::vector<u64> lines;
-  for (u64 t : tags_) {
+  for (u64 n = 0; n < u64(sets_) * ways_ && lines.size() < dirty_; ++n) {
+    u64 t = tags_.get()[n];
     if (t & kDirty) lines.push_back((t & ~kDirty) - 1);
   }
   return lines;
 }
 
 // 256 MiB: 16 stripes of 8192 sets x 16 ways x 128 bytes.
-InfinityCache::InfinityCache() : stripes_(kStripes, TagCache(8192, 16)) {}
+InfinityCache::InfinityCache() {
+  for (u32 n = 0; n < kStripes; ++n) stripes_.emplace_back(8192, 16);
+}
 
 void InfinityCache::read(u64 line, CacheCounts& counts) {
   u32 stripe = line % kStripes;
-  std::lock_guard guard(locks_[stripe]);
+  std::unique_lock guard(locks_[stripe], std::defer_lock);
+  if (shared) guard.lock();
   auto r = stripes_[stripe].touch(line / kStripes, false);
   if (r.hit) {
     ++counts.infinityHits;
@@ -72,14 +92,15 @@ void InfinityCache::read(u64 line, CacheCounts& counts) {
 
 void InfinityCache::write(u64 line, CacheCounts& counts) {
   u32 stripe = line % kStripes;
-  std::lock_guard guard(locks_[stripe]);
+  std::unique_lock guard(locks_[stripe], std::defer_lock);
+  if (shared) guard.lock();
   auto r = stripes_[stripe].touch(line / kStripes, true);
   if (r.evictedDirty) counts.memoryWriteBytes += kLineBytes;
 }
 
 u64 InfinityCache::dirtyBytes() const {
   u64 lines = 0;
-  for (const TagCache& stripe : stripes_) lines += stripe.dirtyLines().size();
+  for (const TagCache& stripe : stripes_) lines += stripe.dirtyCount();
   return lines * kLineBytes;
 }
 
@@ -90,6 +111,7 @@ void countGlobal(Wave& w, const MemOp& op, u32 bytes, bool write) {
   u64 lines[2 * kLanes], lines64 = 0;
   u32 count = 0;
   u64 last64 = ~0ull;
+  u8 slots[256] = {};  // index + 1 in `lines`, by a hash of the line
   for (u64 m = op.mask; m; m &= m - 1) {
     u64 a = op.addr[__builtin_ctzll(m)];
     (write ? c.writtenBytes : c.readBytes) += bytes;
@@ -98,9 +120,11 @@ void countGlobal(Wave& w, const MemOp& op, u32 bytes, bool write) {
       last64 = line;
       ++lines64;
       u64 wide = line / 2;
-      bool seen = false;
-      for (u32 n = count; n-- > 0 && !seen;) seen = lines[n] == wide;
-      if (!seen && count < 2 * kLanes) lines[count++] = wide;
+      u32 slot = (wide ^ wide >> 8) % 256;
+      while (slots[slot] && lines[slots[slot] - 1] != wide) slot = (slot + 1) % 256;
+      if (slots[slot]) continue;
+      lines[count] = wide;
+      slots[slot] = ++count;
     }
   }
   c.lines64 += lines64;

@@ -4,6 +4,7 @@
 // does not know the earlier one, and they are not both synchronisation: within a workgroup atomics
 // and accesses with scope bits, between workgroups atomics and accesses with device scope.
 #include <algorithm>
+#include <thread>
 
 #include "memory.h"
 
@@ -65,13 +66,40 @@ bool ordered(const Wave& w, const MemOp& op, const AccessRecord& r, bool fresh) 
   return in(op.known.get()) || (fresh && in(op.fresh.get()));
 }
 
+// A page of the shadow, for this worker alone.
+class Held {
+ public:
+  Held(GlobalShadow::Page& page, bool shared) : busy_(shared ? &page.busy : nullptr) {
+    while (busy_ && busy_->test_and_set(std::memory_order_acquire)) {
+      while (busy_->test(std::memory_order_relaxed)) std::this_thread::yield();
+    }
+  }
+  ~Held() {
+    if (busy_) busy_->clear(std::memory_order_release);
+  }
+  Held(const Held&) = delete;
+
+ private:
+  std::atomic_flag* busy_;
+};
+
 void raceLine(Wave& w, MemOp& op, const Role& role, u64 line, u64 mask, int lane) {
   Launch& launch = *w.wg->launch;
   const Inst* inst = op.inst;
   bool write = role.write, fresh = write || role.level >= Role::kDevice;
-  GlobalShadow::Page& page = launch.shadow.page(line / GlobalShadow::kPageLines);
-  std::lock_guard guard(page.lock);
-  LineShadow& shadow = page.lines[line % GlobalShadow::kPageLines];
+  u64 number = line / GlobalShadow::kPageLines;
+  auto& [known, page] = w.wg->worker->pages[number % 256];
+  if (known != number + 1) {
+    page = &launch.shadow.page(number);
+    known = number + 1;
+  }
+  Held held(*page, launch.workers > 1);
+  u64 at = line % GlobalShadow::kPageLines;
+  if (write && !page->writers) {
+    page->writers = std::make_unique<LineWriters[]>(GlobalShadow::kPageLines);
+  }
+  LineReaders& readers = page->readers[at];
+  LineWriters* writers = page->writers ? &page->writers[at] : nullptr;
   bool scalar = inst->mem.space == Space::Scalar;
   u8 component = kComponents * w.id + (scalar || op.mixedLds ? kLgkm : kDone);
   u32 wg = w.wg->linear;
@@ -83,9 +111,11 @@ void raceLine(Wave& w, MemOp& op, const Role& role, u64 line, u64 mask, int lane
            describe(w, write ? "writes global memory" : "reads global memory", r.workgroup,
                     r.component / kComponents, r.inst, earlierWrites, hintFor(role, r.role)));
   };
-  for (const AccessRecord& r : shadow.writers) check(r, true);
+  if (writers) {
+    for (const AccessRecord& r : writers->last) check(r, true);
+  }
   if (write) {
-    for (const AccessRecord& r : shadow.readers) check(r, false);
+    for (const AccessRecord& r : readers.last) check(r, false);
   }
   bool writeBack = write && role.level < Role::kDevice && w.object->gpu->manyDies;
   AccessRecord record{mask, wg, op.stamp, op.issued, component, scalar, writeBack, role, inst};
@@ -101,31 +131,42 @@ void raceLine(Wave& w, MemOp& op, const Role& role, u64 line, u64 mask, int lane
     for (; at > 0; --at) slots[at] = slots[at - 1];
     slots[0] = record;
   };
-  write ? put(shadow.writers, 4) : put(shadow.readers, 3);
+  write ? put(writers->last, 4) : put(readers.last, 3);
 }
 
-// Calls f(line, bytes of it, lane) for the lines of the lanes' ranges, neighbours in one call.
+// Calls f(line, bytes of it, lane) once for each line that the lanes' ranges touch; `lane` is the
+// first that does.
 template <class Size, class F>
 void forLines(const MemOp& op, u64 lanes, Size size, F f) {
-  u64 line = ~0ull, mask = 0;
-  int lane = 0;
+  struct Touched {
+    u64 line, mask;
+    int lane;
+  };
+  constexpr u32 kSlots = 256;  // a lane touches two lines at most
+  Touched touched[2 * kLanes];
+  u8 slots[kSlots] = {};  // index + 1 by a hash of the line
+  u32 count = 0;
+  Touched* last = nullptr;
   for (; lanes; lanes &= lanes - 1) {
-    int l = __builtin_ctzll(lanes);
-    u64 a = op.addr[l], last = a + size(l);
-    while (a < last) {
-      u64 end = std::min(last, (a / 64 + 1) * 64);
+    int lane = __builtin_ctzll(lanes);
+    u64 a = op.addr[lane], stop = a + size(lane);
+    while (a < stop) {
+      u64 line = a / 64, end = std::min(stop, (line + 1) * 64);
       u64 part = (end - a == 64 ? ~0ull : (1ull << (end - a)) - 1) << (a % 64);
-      if (a / 64 != line) {
-        if (mask) f(line, mask, lane);
-        line = a / 64;
-        mask = 0;
-        lane = l;
+      if (!last || last->line != line) {
+        u32 slot = (line ^ line >> 8) % kSlots;
+        while (slots[slot] && touched[slots[slot] - 1].line != line) slot = (slot + 1) % kSlots;
+        if (!slots[slot]) {
+          touched[count] = {line, 0, lane};
+          slots[slot] = ++count;
+        }
+        last = &touched[slots[slot] - 1];
       }
-      mask |= part;
+      last->mask |= part;
       a = end;
     }
   }
-  if (mask) f(line, mask, lane);
+  for (u32 n = 0; n < count; ++n) f(touched[n].line, touched[n].mask, touched[n].lane);
 }
 
 }  // namespace
