@@ -9,7 +9,14 @@ import pytest
 import torch
 from kernels import Mode, kernelize, use_kernel_mapping
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 from transformers.integrations.fbgemm_fp8 import FbgemmFp8Linear
 from transformers.integrations.finegrained_fp8 import FP8Linear
 
@@ -414,6 +421,70 @@ def test_other_instances_are_left_alone(package, quantize_, run_kernelized):
     quantize_(tiny_llama())
     other = run_kernelized(tiny_llama())
     assert package.models.kernelized_layers(other) == {("LlamaRMSNorm", "RMSNorm"): 5}
+
+
+# ---- families ------------------------------------------------------------------------------------
+
+
+# Model type in transformers -> what its tiny configuration has besides.
+FAMILIES = {
+    "phi3": {"pad_token_id": 0},
+}
+
+
+def tiny(model_type, **changes):
+    """A model of a family, of two layers and grouped queries."""
+    config = AutoConfig.for_model(
+        model_type,
+        hidden_size=96,
+        intermediate_size=144,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        vocab_size=160,
+        **{**FAMILIES[model_type], **changes},
+    )
+    return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_family_equals_its_reference(package, quantize_, run_kernelized, device, family):
+    """Against the model's own forward, with linears that quantise their inputs, bar a tie."""
+    model = tiny(family).to(device)
+    quantize_(model)
+    ids = tokens(2, 9, device)
+    expected = quantizing_inputs(package, model)(ids).logits
+    unquantised = dequantized(package, model).to(device)(ids).logits
+    torch.testing.assert_close(model(ids).logits, unquantised)
+    actual = run_kernelized(model)(ids).logits
+    decoder = type(model.model.layers[0]).__name__
+    counts = package.models.kernelized_layers(model)
+    assert [count for (name, _), count in counts.items() if name == decoder] == [2]
+    noise = (expected - unquantised).abs().mean()
+    assert (actual - expected).abs().mean() < 0.05 * noise
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_family_in_bfloat16_decodes_and_compiles(
+    package, quantize_, run_kernelized, device, family
+):
+    model = tiny(family).bfloat16().to(device)
+    original = copy.deepcopy(model).float()
+    quantize_(model, activations="none")
+    run_kernelized(model, Mode.INFERENCE | Mode.TORCH_COMPILE)
+    ids = tokens(2, 7, device)
+    whole = model(ids).logits
+    exact = original(ids).logits
+    assert torch.nn.functional.cosine_similarity(whole.float(), exact, dim=-1).min() > 0.9
+    cache = model(ids[:, :-1], use_cache=True).past_key_values
+    step = model(ids[:, -1:], past_key_values=cache).logits
+    torch.testing.assert_close(step[:, 0], whole[:, -1], atol=0.15, rtol=0.05)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.inference_mode():
+        assert torch.equal(compiled(ids, use_cache=False).logits, model(ids).logits)
 
 
 # ---- norms ---------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ class FP8Linear(nn.Module):
     can_torch_compile = True
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if isinstance(input, Projected):
+            return input.result
         return linear(input, self)
 
 

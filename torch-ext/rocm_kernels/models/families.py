@@ -11,10 +11,18 @@ from typing import NamedTuple, Optional, Tuple
 
 
 class Join(NamedTuple):
-    """Projections of one input that become one weight: its name, then theirs in its order."""
+    """Projections of one input that become one weight: its name, then theirs in its order.
+
+    No parts: the model has them as one linear already, of that name.
+    """
 
     name: str
     parts: Tuple[str, ...]
+
+    @property
+    def linears(self) -> Tuple[str, ...]:
+        """The names that the model's own forward calls."""
+        return self.parts or (self.name,)
 
 
 QKV = Join("qkv_proj", ("q_proj", "k_proj", "v_proj"))
@@ -50,9 +58,16 @@ MISTRAL = Family("MistralMLP", "MistralDecoderLayer")
 QWEN2 = Family("Qwen2MLP", "Qwen2DecoderLayer")
 QWEN3 = Family("Qwen3MLP", "Qwen3DecoderLayer")
 SMOLLM3 = Family("SmolLM3MLP", "SmolLM3DecoderLayer")
+PHI3 = Family(
+    "Phi3MLP",
+    "Phi3DecoderLayer",
+    qkv=Join("qkv_proj", ()),
+    gate_up=Join("gate_up_proj", ()),
+    activation="activation_fn",
+)
 GEMMA = Family("GemmaMLP")  # its norms multiply by 1 + weight
 
-FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, GEMMA)
+FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA)
 BY_MLP = {family.mlp_class: family for family in FAMILIES}
 BY_DECODER = {family.decoder_class: family for family in FAMILIES if family.decoder_class}
 

@@ -5,6 +5,7 @@ from typing import Callable
 from torch import nn
 
 from .families import ACTIVATIONS, BY_DECODER, BY_MLP
+from .linear import FP8Linear
 from .norms import computes_rms_norm, is_norm
 
 
@@ -41,7 +42,7 @@ def _is_fp8_mlp(module: nn.Module) -> bool:
     family = getattr(module, "kernel_family", None)  # None: another model's, not prepared
     if family is None or type(getattr(module, family.activation)).__name__ not in ACTIVATIONS:
         return False
-    linears = (*family.gate_up.parts, family.down)
+    linears = (*family.gate_up.linears, family.down)
     return all(hasattr(getattr(module, name), "weight_scale_inv") for name in linears)
 
 
@@ -50,4 +51,5 @@ def _is_fused_decoder_layer(module: nn.Module) -> bool:
     if family is None:
         return False
     attention, mlp = getattr(module, family.attention), getattr(module, family.mlp)
-    return hasattr(attention, family.qkv.name) and hasattr(mlp, family.gate_up.name)
+    fused = (getattr(attention, family.qkv.name, None), getattr(mlp, family.gate_up.name, None))
+    return all(isinstance(linear, FP8Linear) for linear in fused)
