@@ -429,6 +429,9 @@ def test_other_instances_are_left_alone(package, quantize_, run_kernelized):
 # Model type in transformers -> what its tiny configuration has besides.
 FAMILIES = {
     "phi3": {"pad_token_id": 0},
+    "gemma": {"head_dim": 16},
+    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16},
+    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 16},
 }
 
 
@@ -532,15 +535,30 @@ def test_norms_are_replaced_without_a_decoration(package, quantize_, run_kerneli
     report = quantize_(model)
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    expected = {"RMSNorm": 2, "OtherNorm": 1, "ScaledNorm": 1, "GatedNorm": 1, "LayerNorm": 1}
+    expected = {"RMSNorm": 2, "GatedNorm": 1, "LayerNorm": 1}
     assert report.norms == expected and "not replaced: 2 RMSNorm" in str(report)
     run_kernelized(model)
     counts = package.models.kernelized_layers(model)
-    assert counts == {("ScaledNorm", "RMSNorm"): 2, ("RMSNorm", "RMSNorm"): 1}
-    for name in ("plain", "narrow", "torch", "plus one, of a class known already"):
+    expected = {
+        ("ScaledNorm", "RMSNorm"): 3,
+        ("RMSNorm", "RMSNorm"): 1,
+        ("OtherNorm", "RMSNorm"): 1,
+    }
+    assert counts == expected
+    for name in ("plain", "narrow", "torch", "plus one", "plus one, of a class known already"):
         norm = model[name]
         x = torch.randn(3, norm.weight.shape[0], device=device, dtype=norm.weight.dtype)
         torch.testing.assert_close(norm(x), original[name](x))
+
+
+@torch.no_grad()
+def test_one_plus_weight_follows_a_loaded_weight(quantize_, run_kernelized, device):
+    model, other = nn.Sequential(OtherNorm(96, offset=1.0)), nn.Sequential(OtherNorm(96, 1.0))
+    quantize_(model)
+    assert list(model.state_dict()) == ["0.weight"]
+    run_kernelized(model).load_state_dict(other.state_dict())
+    x = torch.randn(3, 96, device=device)
+    torch.testing.assert_close(model(x), other.to(device)(x))
 
 
 # ---- FP8 dialects and checkpoints ---------------------------------------------------------------

@@ -7,7 +7,7 @@ from torch import nn
 
 from ..functional.norm import add_residual_
 from ..models.linear import Projected
-from .norm import norm_linear
+from .norm import norm_linear, norm_rows
 
 
 class LlamaDecoderLayer(nn.Module):
@@ -24,16 +24,9 @@ class LlamaDecoderLayer(nn.Module):
         position_embeddings: Optional[Any] = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        family = self.kernel_family
-        attention, mlp = getattr(self, family.attention), getattr(self, family.mlp)
-        # Rows are folded once: at batch 1 each view costs a tenth of an op.
-        x = hidden_states.flatten(0, -2)
-        norm, projection = getattr(self, family.attention_norm), getattr(attention, family.qkv.name)
-        qkv = norm_linear(x, None, norm, projection)
-        # The attention's result is fresh, so the residual sum may take its place. The layer's input
-        # may not be written: output_hidden_states keeps it.
-        residual, _ = attention(
-            hidden_states=Projected(qkv.view(*hidden_states.shape[:-1], qkv.shape[-1])),
+        return decoder_layer(
+            self,
+            hidden_states,
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=past_key_values,
@@ -41,8 +34,54 @@ class LlamaDecoderLayer(nn.Module):
             position_embeddings=position_embeddings,
             **kwargs,
         )
-        rows = residual.view(x.shape)
-        norm, projection = getattr(self, family.mlp_norm), getattr(mlp, family.gate_up.name)
-        gate_up = norm_linear(x, rows, norm, projection)
-        add_residual_(rows, mlp(Projected(gate_up)))
-        return residual
+
+
+class GemmaDecoderLayer(nn.Module):
+    """As ``LlamaDecoderLayer``, for families whose forward names its arguments differently."""
+
+    has_backward = False
+    can_torch_compile = True
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: Optional[Any] = None,
+        attention_mask: Optional[torch.Tensor] = None,
+        position_ids: Optional[torch.Tensor] = None,
+        past_key_values: Optional[Any] = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        return decoder_layer(
+            self,
+            hidden_states,
+            position_embeddings=position_embeddings,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
+
+
+def decoder_layer(layer: nn.Module, hidden_states: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    """What ``layer.kernel_family`` says; the attention gets the arguments."""
+    family = layer.kernel_family
+    attention, mlp = getattr(layer, family.attention), getattr(layer, family.mlp)
+    # Rows are folded once: at batch 1 each view costs a tenth of an op.
+    x = hidden_states.flatten(0, -2)
+    norm, projection = getattr(layer, family.attention_norm), getattr(attention, family.qkv.name)
+    qkv = norm_linear(x, None, norm, projection)
+    attended, _ = attention(
+        hidden_states=Projected(qkv.view(*hidden_states.shape[:-1], qkv.shape[-1])), **arguments
+    )
+    # The attention's result is fresh, so the residual sum may take its place. The layer's input may
+    # not be written: output_hidden_states keeps it.
+    residual = attended.view(x.shape)
+    if family.attention_out_norm:
+        residual = norm_rows(residual, None, getattr(layer, family.attention_out_norm))
+    norm, projection = getattr(layer, family.mlp_norm), getattr(mlp, family.gate_up.name)
+    gate_up = norm_linear(x, residual, norm, projection)
+    out = mlp(Projected(gate_up))
+    if family.mlp_out_norm:
+        out = norm_rows(out, None, getattr(layer, family.mlp_out_norm))
+    add_residual_(residual, out)
+    return residual.view(hidden_states.shape)

@@ -1,12 +1,12 @@
 """The families of models whose MLPs and decoder layers are known: one record each.
 
 A known MLP computes ``down(activation(gate(x)) * up(x))``, a known decoder layer
-``h = x + attention(attention_norm(x))``, then ``h + mlp(mlp_norm(h))``, with norms that multiply by
-their weight. A family that computes something else besides gets a field that says so, and the layer
-that obeys it.
+``h = x + attention(attention_norm(x))``, then ``h + mlp(mlp_norm(h))``. What a family computes
+besides, or leaves out, is a field that the layers obey. What its norms multiply by, their weight or
+1 + weight, is asked of each norm (norms.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Optional, Tuple
 
 
@@ -37,6 +37,8 @@ class Family:
         mlp_class: the gated MLP's class.
         decoder_class: the decoder layer's class; None: it computes something else.
         attention, mlp, attention_norm, mlp_norm: of the decoder layer.
+        attention_out_norm, mlp_out_norm: of the decoder layer, norms of what the attention and the
+            MLP return, before the residual is added; None: there is none.
         qkv: of the attention.
         gate_up, down, activation: of the MLP.
     """
@@ -45,12 +47,20 @@ class Family:
     decoder_class: Optional[str] = None
     attention: str = "self_attn"
     attention_norm: str = "input_layernorm"
+    attention_out_norm: Optional[str] = None
     qkv: Join = QKV
     mlp: str = "mlp"
     mlp_norm: str = "post_attention_layernorm"
+    mlp_out_norm: Optional[str] = None
     gate_up: Join = GATE_UP
     down: str = "down_proj"
     activation: str = "act_fn"
+
+    @property
+    def norms(self) -> Tuple[str, ...]:
+        """Those of the decoder layer."""
+        names = (self.attention_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm)
+        return tuple(name for name in names if name)
 
 
 LLAMA = Family("LlamaMLP", "LlamaDecoderLayer")
@@ -65,9 +75,17 @@ PHI3 = Family(
     gate_up=Join("gate_up_proj", ()),
     activation="activation_fn",
 )
-GEMMA = Family("GemmaMLP")  # its norms multiply by 1 + weight
+GEMMA = Family("GemmaMLP", "GemmaDecoderLayer")
+GEMMA2 = Family(
+    "Gemma2MLP",
+    "Gemma2DecoderLayer",
+    attention_out_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_out_norm="post_feedforward_layernorm",
+)
+GEMMA3 = replace(GEMMA2, mlp_class="Gemma3MLP", decoder_class="Gemma3DecoderLayer")
 
-FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA)
+FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA, GEMMA2, GEMMA3)
 BY_MLP = {family.mlp_class: family for family in FAMILIES}
 BY_DECODER = {family.decoder_class: family for family in FAMILIES if family.decoder_class}
 

@@ -23,7 +23,7 @@ def fuse_projections(model: nn.Module) -> Dict[str, Tuple[str, ...]]:
 
 
 def _join(parent: nn.Module, prefix: str, join: Join) -> Dict[str, Tuple[str, ...]]:
-    """Gives ``parent`` one linear for all parts, unless they are one already, or do not fit together."""
+    """Gives ``parent`` one linear for all parts, unless they are one or do not fit together."""
     if not join.parts:
         return {}
     linears = {part: getattr(parent, part, None) for part in join.parts}

@@ -1,12 +1,13 @@
 """Which modules ``kernelize`` gets to see, and as what."""
 
+import inspect
 from typing import Callable
 
 from torch import nn
 
 from .families import ACTIVATIONS, BY_DECODER, BY_MLP
 from .linear import FP8Linear
-from .norms import computes_rms_norm, is_norm
+from .norms import computes_rms_norm, is_norm, prepare_norm
 
 
 def make_known(cls: type, layer_name: str, condition: Callable[[nn.Module], bool]) -> None:
@@ -15,7 +16,7 @@ def make_known(cls: type, layer_name: str, condition: Callable[[nn.Module], bool
     The condition keeps it from instances that are not prepared, and from subclasses, which inherit
     the name.
     """
-    if not hasattr(cls, "kernel_layer_name"):
+    if "kernel_layer_name" not in vars(cls):  # its own, not one that it inherits
         cls.kernel_layer_name = layer_name
         cls.kernel_condition = staticmethod(
             lambda module: type(module) is cls and condition(module)
@@ -32,10 +33,18 @@ def make_modules_known(model: nn.Module) -> None:
             make_known(type(module), "LlamaMLP", _is_fp8_mlp)
         elif name in BY_DECODER:
             module.kernel_family = BY_DECODER[name]
-            make_known(type(module), "LlamaDecoderLayer", _is_fused_decoder_layer)
-        elif is_norm(module) and computes_rms_norm(module):
-            # transformers does so too, but only beside the version of kernels that it was made for.
-            make_known(type(module), "RMSNorm", computes_rms_norm)
+            make_known(type(module), _decoder_layer_name(type(module)), _is_fused_decoder_layer)
+        elif is_norm(module):
+            prepare_norm(module)
+            if computes_rms_norm(module):
+                # transformers does so too, but only beside the kernels that it was made for.
+                make_known(type(module), "RMSNorm", computes_rms_norm)
+
+
+def _decoder_layer_name(cls: type) -> str:
+    """``kernelize`` wants a layer to have as many parameters as what it replaces."""
+    named = "use_cache" in inspect.signature(cls.forward).parameters
+    return "LlamaDecoderLayer" if named else "GemmaDecoderLayer"
 
 
 def _is_fp8_mlp(module: nn.Module) -> bool:
@@ -52,4 +61,7 @@ def _is_fused_decoder_layer(module: nn.Module) -> bool:
         return False
     attention, mlp = getattr(module, family.attention), getattr(module, family.mlp)
     fused = (getattr(attention, family.qkv.name, None), getattr(mlp, family.gate_up.name, None))
-    return all(isinstance(linear, FP8Linear) for linear in fused)
+    norms = [getattr(module, name) for name in family.norms]
+    return all(isinstance(linear, FP8Linear) for linear in fused) and all(
+        computes_rms_norm(norm) for norm in norms
+    )
