@@ -431,6 +431,9 @@ FAMILIES = {
     "phi3": {"pad_token_id": 0},
     "gemma": {"head_dim": 16},
     "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16},
+    # Multipliers that none of the two layers can lose unseen.
+    "granite": {"residual_multiplier": 0.4, "attention_multiplier": 0.3, "embedding_multiplier": 2},
+    "olmo2": {},
     "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 16},
 }
 

@@ -5,7 +5,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from ..functional.norm import add_residual_
+from ..functional.norm import add_residual_, multiply_
 from ..models.linear import Projected
 from .norm import norm_linear, norm_rows
 
@@ -66,22 +66,25 @@ def decoder_layer(layer: nn.Module, hidden_states: torch.Tensor, **arguments: An
     """What ``layer.kernel_family`` says; the attention gets the arguments."""
     family = layer.kernel_family
     attention, mlp = getattr(layer, family.attention), getattr(layer, family.mlp)
+    multiplier = _named(layer, family.residual_multiplier)
     # Rows are folded once: at batch 1 each view costs a tenth of an op.
     x = hidden_states.flatten(0, -2)
-    norm, projection = getattr(layer, family.attention_norm), getattr(attention, family.qkv.name)
+    norm, projection = _named(layer, family.attention_norm), getattr(attention, family.qkv.name)
     qkv = norm_linear(x, None, norm, projection)
     attended, _ = attention(
         hidden_states=Projected(qkv.view(*hidden_states.shape[:-1], qkv.shape[-1])), **arguments
     )
     # The attention's result is fresh, so the residual sum may take its place. The layer's input may
     # not be written: output_hidden_states keeps it.
-    residual = attended.view(x.shape)
-    if family.attention_out_norm:
-        residual = norm_rows(residual, None, getattr(layer, family.attention_out_norm))
-    norm, projection = getattr(layer, family.mlp_norm), getattr(mlp, family.gate_up.name)
+    residual = norm_rows(attended.view(x.shape), None, _named(layer, family.attention_out_norm))
+    if multiplier is not None:
+        multiply_(residual, multiplier)
+    norm, projection = _named(layer, family.mlp_norm), getattr(mlp, family.gate_up.name)
     gate_up = norm_linear(x, residual, norm, projection)
-    out = mlp(Projected(gate_up))
-    if family.mlp_out_norm:
-        out = norm_rows(out, None, getattr(layer, family.mlp_out_norm))
-    add_residual_(residual, out)
+    out = norm_rows(mlp(Projected(gate_up)), None, _named(layer, family.mlp_out_norm))
+    add_residual_(residual, out, 1.0 if multiplier is None else multiplier)
     return residual.view(hidden_states.shape)
+
+
+def _named(layer: nn.Module, name: Optional[str]) -> Any:
+    return None if name is None else getattr(layer, name)

@@ -36,9 +36,12 @@ class Family:
     Attributes:
         mlp_class: the gated MLP's class.
         decoder_class: the decoder layer's class; None: it computes something else.
-        attention, mlp, attention_norm, mlp_norm: of the decoder layer.
+        attention, mlp: of the decoder layer.
+        attention_norm, mlp_norm: of the decoder layer, norms of their inputs; None: there is none.
         attention_out_norm, mlp_out_norm: of the decoder layer, norms of what the attention and the
             MLP return, before the residual is added; None: there is none.
+        residual_multiplier: of the decoder layer, the number that what the attention and the MLP
+            return is multiplied by, before the residual is added; None: there is none.
         qkv: of the attention.
         gate_up, down, activation: of the MLP.
     """
@@ -46,12 +49,13 @@ class Family:
     mlp_class: str
     decoder_class: Optional[str] = None
     attention: str = "self_attn"
-    attention_norm: str = "input_layernorm"
+    attention_norm: Optional[str] = "input_layernorm"
     attention_out_norm: Optional[str] = None
     qkv: Join = QKV
     mlp: str = "mlp"
-    mlp_norm: str = "post_attention_layernorm"
+    mlp_norm: Optional[str] = "post_attention_layernorm"
     mlp_out_norm: Optional[str] = None
+    residual_multiplier: Optional[str] = None
     gate_up: Join = GATE_UP
     down: str = "down_proj"
     activation: str = "act_fn"
@@ -83,9 +87,30 @@ GEMMA2 = Family(
     mlp_norm="pre_feedforward_layernorm",
     mlp_out_norm="post_feedforward_layernorm",
 )
+GRANITE = Family("GraniteMLP", "GraniteDecoderLayer", residual_multiplier="residual_multiplier")
+OLMO2 = Family(
+    "Olmo2MLP",
+    "Olmo2DecoderLayer",
+    attention_norm=None,
+    attention_out_norm="post_attention_layernorm",
+    mlp_norm=None,
+    mlp_out_norm="post_feedforward_layernorm",
+)
 GEMMA3 = replace(GEMMA2, mlp_class="Gemma3MLP", decoder_class="Gemma3DecoderLayer")
 
-FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA, GEMMA2, GEMMA3)
+FAMILIES = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    SMOLLM3,
+    PHI3,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    OLMO2,
+)
 BY_MLP = {family.mlp_class: family for family in FAMILIES}
 BY_DECODER = {family.decoder_class: family for family in FAMILIES if family.decoder_class}
 
