@@ -12,10 +12,12 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    T5Config,
 )
 from transformers.integrations.fbgemm_fp8 import FbgemmFp8Linear
 from transformers.integrations.finegrained_fp8 import FP8Linear
@@ -31,8 +33,8 @@ def randomized(model):
     """Weights of a size that keeps activations near one, so that every layer matters."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(0, parameter.shape[1] ** -0.5)
+            if parameter.dim() >= 2:
+                parameter.normal_(0, parameter.shape[-1] ** -0.5)
             elif "norm" in name:
                 parameter.uniform_(0.5, 1.5)
             else:
@@ -188,6 +190,39 @@ def test_bad_arguments_are_named(quantize_):
         quantize_(tiny_llama(), activations="int8")
     with pytest.raises(ValueError, match="fp8_dtype must be"):
         quantize_(tiny_llama(), fp8_dtype=torch.float8_e5m2)
+
+
+class ReadsItsLinear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read, self.called = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.called(x.to(self.read.weight.dtype)) @ self.read.weight
+
+
+@torch.no_grad()
+def test_linears_whose_weight_the_model_reads_stay(package, quantize_, run_kernelized, device):
+    """T5 casts to its wo's dtype, torch's encoder layer hands weights to a kernel of its own."""
+    config = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
+    t5 = AutoModelForSeq2SeqLM.from_config(T5Config(vocab_size=160, **config)).eval()
+    ids = tokens(1, 5)
+    encoder = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True).eval()
+    for model, inputs, stays in (
+        (ReadsItsLinear(), (torch.randn(3, 16),), {"read"}),
+        (encoder, (torch.randn(2, 5, 32),), {"linear1", "linear2", "self_attn.out_proj"}),
+        (t5, (ids, None, ids), {f"{coder}.block.0.layer.{i}.DenseReluDense.wo"
+                                for coder, i in (("encoder", 1), ("decoder", 2))}),
+    ):  # fmt: skip
+        expected = model(*inputs)
+        report = quantize_(model)
+        reasons = {name: why for name, why in report.skipped.items() if "reads" in why}
+        assert set(reasons) == stays
+        assert all("itself" in why for why in reasons.values())
+        actual = run_kernelized(model)(*[x if x is None else x.to(device) for x in inputs])
+        expected, actual = getattr(expected, "logits", expected), getattr(actual, "logits", actual)
+        close = torch.nn.functional.cosine_similarity(actual.cpu(), expected, dim=-1)
+        assert close.min() > 0.98, type(model)
 
 
 # ---- the quantised model without kernels --------------------------------------------------------
@@ -431,10 +466,20 @@ FAMILIES = {
     "phi3": {"pad_token_id": 0},
     "gemma": {"head_dim": 16},
     "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16},
+    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 16},
     # Multipliers that none of the two layers can lose unseen.
     "granite": {"residual_multiplier": 0.4, "attention_multiplier": 0.3, "embedding_multiplier": 2},
     "olmo2": {},
-    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 16},
+    # All experts for each token: a router that chooses anew for a rounding would drown the rest.
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 4},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 80,
+        "head_dim": 16,
+        "mlp_only_layers": [1],
+    },
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 4, "head_dim": 16},
 }
 
 
@@ -468,6 +513,20 @@ def test_a_family_equals_its_reference(package, quantize_, run_kernelized, devic
     counts = package.models.kernelized_layers(model)
     assert [count for (name, _), count in counts.items() if name == decoder] == [2]
     noise = (expected - unquantised).abs().mean()
+    assert (actual - expected).abs().mean() < 0.05 * noise
+
+
+@torch.no_grad()
+def test_an_mlp_in_16_bits_leaves_the_attention_fused(package, quantize_, run_kernelized, device):
+    model = tiny_llama().to(device)
+    quantize_(model, skip=["*.mlp.*"])
+    ids = tokens(2, 9, device)
+    expected = quantizing_inputs(package, model)(ids).logits
+    noise = (expected - dequantized(package, model).to(device)(ids).logits).abs().mean()
+    actual = run_kernelized(model)(ids).logits
+    counts = package.models.kernelized_layers(model)
+    assert counts["LlamaDecoderLayer", "LlamaDecoderLayer"] == 2
+    assert ("LlamaMLP", "SwiGLUMLP") not in counts
     assert (actual - expected).abs().mean() < 0.05 * noise
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ..functional.norm import add_residual_, multiply_
+from ..models.fuse import has_fused
 from ..models.linear import Projected
 from .norm import norm_linear, norm_rows
 
@@ -79,9 +80,14 @@ def decoder_layer(layer: nn.Module, hidden_states: torch.Tensor, **arguments: An
     residual = norm_rows(attended.view(x.shape), None, _named(layer, family.attention_out_norm))
     if multiplier is not None:
         multiply_(residual, multiplier)
-    norm, projection = _named(layer, family.mlp_norm), getattr(mlp, family.gate_up.name)
-    gate_up = norm_linear(x, residual, norm, projection)
-    out = norm_rows(mlp(Projected(gate_up)), None, _named(layer, family.mlp_out_norm))
+    norm = _named(layer, family.mlp_norm)
+    if has_fused(mlp, family.gate_up):
+        gate_up = norm_linear(x, residual, norm, getattr(mlp, family.gate_up.name))
+        out = mlp(Projected(gate_up))
+    else:  # experts, or an MLP that was left in 16 bits
+        out = mlp(norm_rows(x, residual, norm).view(hidden_states.shape))
+        out = (out[0] if isinstance(out, tuple) else out).view(x.shape)  # with what a router says
+    out = norm_rows(out, None, _named(layer, family.mlp_out_norm))
     add_residual_(residual, out, 1.0 if multiplier is None else multiplier)
     return residual.view(hidden_states.shape)
 

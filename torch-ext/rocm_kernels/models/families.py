@@ -34,7 +34,7 @@ class Family:
     """What a family calls its classes, and the attributes that the layers read.
 
     Attributes:
-        mlp_class: the gated MLP's class.
+        mlp_class: the gated MLP's class; None: the layers have none, such as those of experts.
         decoder_class: the decoder layer's class; None: it computes something else.
         attention, mlp: of the decoder layer.
         attention_norm, mlp_norm: of the decoder layer, norms of their inputs; None: there is none.
@@ -46,7 +46,7 @@ class Family:
         gate_up, down, activation: of the MLP.
     """
 
-    mlp_class: str
+    mlp_class: Optional[str] = None
     decoder_class: Optional[str] = None
     attention: str = "self_attn"
     attention_norm: Optional[str] = "input_layernorm"
@@ -87,6 +87,7 @@ GEMMA2 = Family(
     mlp_norm="pre_feedforward_layernorm",
     mlp_out_norm="post_feedforward_layernorm",
 )
+GEMMA3 = replace(GEMMA2, mlp_class="Gemma3MLP", decoder_class="Gemma3DecoderLayer")
 GRANITE = Family("GraniteMLP", "GraniteDecoderLayer", residual_multiplier="residual_multiplier")
 OLMO2 = Family(
     "Olmo2MLP",
@@ -96,7 +97,10 @@ OLMO2 = Family(
     mlp_norm=None,
     mlp_out_norm="post_feedforward_layernorm",
 )
-GEMMA3 = replace(GEMMA2, mlp_class="Gemma3MLP", decoder_class="Gemma3DecoderLayer")
+# Of layers of experts the attention is served; the experts stay as they are.
+MIXTRAL = Family(decoder_class="MixtralDecoderLayer")
+QWEN3_MOE = Family("Qwen3MoeMLP", "Qwen3MoeDecoderLayer")
+GPT_OSS = Family(decoder_class="GptOssDecoderLayer")
 
 FAMILIES = (
     LLAMA,
@@ -110,8 +114,11 @@ FAMILIES = (
     GEMMA3,
     GRANITE,
     OLMO2,
+    MIXTRAL,
+    QWEN3_MOE,
+    GPT_OSS,
 )
-BY_MLP = {family.mlp_class: family for family in FAMILIES}
+BY_MLP = {family.mlp_class: family for family in FAMILIES if family.mlp_class}
 BY_DECODER = {family.decoder_class: family for family in FAMILIES if family.decoder_class}
 
 # What the modules that families have as their activation compute, by class.

@@ -22,6 +22,11 @@ def fuse_projections(model: nn.Module) -> Dict[str, Tuple[str, ...]]:
     return fused
 
 
+def has_fused(parent: nn.Module, join: Join) -> bool:
+    """Whether ``parent`` has one linear for all parts, which takes a ``Projected``."""
+    return isinstance(getattr(parent, join.name, None), FP8Linear)
+
+
 def _join(parent: nn.Module, prefix: str, join: Join) -> Dict[str, Tuple[str, ...]]:
     """Gives ``parent`` one linear for all parts, unless they are one or do not fit together."""
     if not join.parts:

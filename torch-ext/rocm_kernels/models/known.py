@@ -6,7 +6,7 @@ from typing import Callable
 from torch import nn
 
 from .families import ACTIVATIONS, BY_DECODER, BY_MLP
-from .linear import FP8Linear
+from .fuse import has_fused
 from .norms import computes_rms_norm, is_norm, prepare_norm
 
 
@@ -59,9 +59,7 @@ def _is_fused_decoder_layer(module: nn.Module) -> bool:
     family = getattr(module, "kernel_family", None)
     if family is None:
         return False
-    attention, mlp = getattr(module, family.attention), getattr(module, family.mlp)
-    fused = (getattr(attention, family.qkv.name, None), getattr(mlp, family.gate_up.name, None))
     norms = [getattr(module, name) for name in family.norms]
-    return all(isinstance(linear, FP8Linear) for linear in fused) and all(
+    return has_fused(getattr(module, family.attention), family.qkv) and all(
         computes_rms_norm(norm) for norm in norms
     )
