@@ -8,17 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from kernels import Mode, kernelize, use_kernel_mapping
+from tiny_models import dequantized, quantizing_inputs, randomized, tiny_llama, tokens
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    T5Config,
-)
+from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.integrations.fbgemm_fp8 import FbgemmFp8Linear
 from transformers.integrations.finegrained_fp8 import FP8Linear
 
@@ -27,32 +19,6 @@ LINEARS = (
     *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")),
     *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
 )
-
-
-def randomized(model):
-    """Weights of a size that keeps activations near one, so that every layer matters."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() >= 2:
-                parameter.normal_(0, parameter.shape[-1] ** -0.5)
-            elif "norm" in name:
-                parameter.uniform_(0.5, 1.5)
-            else:
-                parameter.normal_()
-    return model.eval()
-
-
-def tiny_llama(dtype=torch.float32, **changes):
-    config = {
-        "hidden_size": 96,
-        "intermediate_size": 272,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "vocab_size": 160,
-        "tie_word_embeddings": True,
-    }
-    return randomized(LlamaForCausalLM(LlamaConfig(**{**config, **changes}))).to(dtype)
 
 
 @pytest.fixture
@@ -76,39 +42,9 @@ def quantize_(package):
     return package.models.quantize_model_
 
 
-def tokens(rows, columns, device="cpu", vocabulary=160):
-    return torch.randint(0, vocabulary, (rows, columns), device=device)
-
-
 def mapping_layer(package, name):
     """The layer here that serves the kernel layer of that name in models."""
     return package.layers.LAYERS[name]
-
-
-def dequantized(package, model):
-    """The model with its FP8 weights in nn.Linear again."""
-    model = copy.deepcopy(model)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, (package.models.FP8Linear, package.models.FP8LinearPart)):
-                linear = nn.Linear(child.in_features, child.out_features, child.bias is not None)
-                weight = package.reference.dequantize(child.weight, child.weight_scale_inv, 128)
-                linear.weight.data = weight.float()
-                if child.bias is not None:
-                    linear.bias.data = child.bias.detach().float()
-                setattr(parent, name, linear)
-    return model
-
-
-def quantizing_inputs(package, model):
-    """The model with its FP8 linears computed by the reference, activations quantised too."""
-    model = copy.deepcopy(model)
-    for child in model.modules():
-        if isinstance(child, (package.models.FP8Linear, package.models.FP8LinearPart)):
-            child.forward = lambda x, child=child: package.reference.fp8_linear(
-                x, child.weight, child.weight_scale_inv, bias=child.bias
-            )
-    return model
 
 
 # ---- what it converts, and what it says of it ---------------------------------------------------
@@ -190,39 +126,6 @@ def test_bad_arguments_are_named(quantize_):
         quantize_(tiny_llama(), activations="int8")
     with pytest.raises(ValueError, match="fp8_dtype must be"):
         quantize_(tiny_llama(), fp8_dtype=torch.float8_e5m2)
-
-
-class ReadsItsLinear(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.read, self.called = nn.Linear(16, 16), nn.Linear(16, 16)
-
-    def forward(self, x):
-        return self.called(x.to(self.read.weight.dtype)) @ self.read.weight
-
-
-@torch.no_grad()
-def test_linears_whose_weight_the_model_reads_stay(package, quantize_, run_kernelized, device):
-    """T5 casts to its wo's dtype, torch's encoder layer hands weights to a kernel of its own."""
-    config = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
-    t5 = AutoModelForSeq2SeqLM.from_config(T5Config(vocab_size=160, **config)).eval()
-    ids = tokens(1, 5)
-    encoder = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True).eval()
-    for model, inputs, stays in (
-        (ReadsItsLinear(), (torch.randn(3, 16),), {"read"}),
-        (encoder, (torch.randn(2, 5, 32),), {"linear1", "linear2", "self_attn.out_proj"}),
-        (t5, (ids, None, ids), {f"{coder}.block.0.layer.{i}.DenseReluDense.wo"
-                                for coder, i in (("encoder", 1), ("decoder", 2))}),
-    ):  # fmt: skip
-        expected = model(*inputs)
-        report = quantize_(model)
-        reasons = {name: why for name, why in report.skipped.items() if "reads" in why}
-        assert set(reasons) == stays
-        assert all("itself" in why for why in reasons.values())
-        actual = run_kernelized(model)(*[x if x is None else x.to(device) for x in inputs])
-        expected, actual = getattr(expected, "logits", expected), getattr(actual, "logits", actual)
-        close = torch.nn.functional.cosine_similarity(actual.cpu(), expected, dim=-1)
-        assert close.min() > 0.98, type(model)
 
 
 # ---- the quantised model without kernels --------------------------------------------------------
@@ -458,100 +361,6 @@ def test_other_instances_are_left_alone(package, quantize_, run_kernelized):
     assert package.models.kernelized_layers(other) == {("LlamaRMSNorm", "RMSNorm"): 5}
 
 
-# ---- families ------------------------------------------------------------------------------------
-
-
-# Model type in transformers -> what its tiny configuration has besides.
-FAMILIES = {
-    "phi3": {"pad_token_id": 0},
-    "gemma": {"head_dim": 16},
-    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16},
-    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 16},
-    # Multipliers that none of the two layers can lose unseen.
-    "granite": {"residual_multiplier": 0.4, "attention_multiplier": 0.3, "embedding_multiplier": 2},
-    "olmo2": {},
-    # All experts for each token: a router that chooses anew for a rounding would drown the rest.
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 4},
-    "qwen3_moe": {
-        "num_experts": 4,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 80,
-        "head_dim": 16,
-        "mlp_only_layers": [1],
-    },
-    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 4, "head_dim": 16},
-}
-
-
-def tiny(model_type, **changes):
-    """A model of a family, of two layers and grouped queries."""
-    config = AutoConfig.for_model(
-        model_type,
-        hidden_size=96,
-        intermediate_size=144,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        vocab_size=160,
-        **{**FAMILIES[model_type], **changes},
-    )
-    return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@torch.no_grad()
-def test_a_family_equals_its_reference(package, quantize_, run_kernelized, device, family):
-    """Against the model's own forward, with linears that quantise their inputs, bar a tie."""
-    model = tiny(family).to(device)
-    quantize_(model)
-    ids = tokens(2, 9, device)
-    expected = quantizing_inputs(package, model)(ids).logits
-    unquantised = dequantized(package, model).to(device)(ids).logits
-    torch.testing.assert_close(model(ids).logits, unquantised)
-    actual = run_kernelized(model)(ids).logits
-    decoder = type(model.model.layers[0]).__name__
-    counts = package.models.kernelized_layers(model)
-    assert [count for (name, _), count in counts.items() if name == decoder] == [2]
-    noise = (expected - unquantised).abs().mean()
-    assert (actual - expected).abs().mean() < 0.05 * noise
-
-
-@torch.no_grad()
-def test_an_mlp_in_16_bits_leaves_the_attention_fused(package, quantize_, run_kernelized, device):
-    model = tiny_llama().to(device)
-    quantize_(model, skip=["*.mlp.*"])
-    ids = tokens(2, 9, device)
-    expected = quantizing_inputs(package, model)(ids).logits
-    noise = (expected - dequantized(package, model).to(device)(ids).logits).abs().mean()
-    actual = run_kernelized(model)(ids).logits
-    counts = package.models.kernelized_layers(model)
-    assert counts["LlamaDecoderLayer", "LlamaDecoderLayer"] == 2
-    assert ("LlamaMLP", "SwiGLUMLP") not in counts
-    assert (actual - expected).abs().mean() < 0.05 * noise
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@torch.no_grad()
-def test_a_family_in_bfloat16_decodes_and_compiles(
-    package, quantize_, run_kernelized, device, family
-):
-    model = tiny(family).bfloat16().to(device)
-    original = copy.deepcopy(model).float()
-    quantize_(model, activations="none")
-    run_kernelized(model, Mode.INFERENCE | Mode.TORCH_COMPILE)
-    ids = tokens(2, 7, device)
-    whole = model(ids).logits
-    exact = original(ids).logits
-    assert torch.nn.functional.cosine_similarity(whole.float(), exact, dim=-1).min() > 0.9
-    cache = model(ids[:, :-1], use_cache=True).past_key_values
-    step = model(ids[:, -1:], past_key_values=cache).logits
-    torch.testing.assert_close(step[:, 0], whole[:, -1], atol=0.15, rtol=0.05)
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with torch.inference_mode():
-        assert torch.equal(compiled(ids, use_cache=False).logits, model(ids).logits)
-
-
 # ---- norms ---------------------------------------------------------------------------------------
 
 
@@ -611,16 +420,6 @@ def test_norms_are_replaced_without_a_decoration(package, quantize_, run_kerneli
         norm = model[name]
         x = torch.randn(3, norm.weight.shape[0], device=device, dtype=norm.weight.dtype)
         torch.testing.assert_close(norm(x), original[name](x))
-
-
-@torch.no_grad()
-def test_one_plus_weight_follows_a_loaded_weight(quantize_, run_kernelized, device):
-    model, other = nn.Sequential(OtherNorm(96, offset=1.0)), nn.Sequential(OtherNorm(96, 1.0))
-    quantize_(model)
-    assert list(model.state_dict()) == ["0.weight"]
-    run_kernelized(model).load_state_dict(other.state_dict())
-    x = torch.randn(3, 96, device=device)
-    torch.testing.assert_close(model(x), other.to(device)(x))
 
 
 # ---- FP8 dialects and checkpoints ---------------------------------------------------------------

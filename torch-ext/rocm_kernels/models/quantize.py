@@ -14,7 +14,7 @@ from .known import make_modules_known
 from .linear import FP8Linear, FP8LinearPart
 from .norms import other_norms
 from .reads import read_by_their_owner
-from .report import QuantizationReport, bytes_of
+from .report import QuantizationReport, bytes_of, kept_bytes
 
 
 def quantize_model_(
@@ -86,14 +86,16 @@ def quantize_model_(
             skipped[name] = reason
     fused = fuse_projections(model) if fuse else {}
     make_modules_known(model)
+    bytes_after = bytes_of(model)
     return QuantizationReport(
         converted=tuple(converted),
         fused=fused,
         adopted=tuple(adopted),
         skipped=skipped,
+        kept={name: count / bytes_after for name, count in kept_bytes(model).items()},
         norms=other_norms(model),
         bytes_before=bytes_before,
-        bytes_after=bytes_of(model),
+        bytes_after=bytes_after,
         fp8_dtype=_native(model, fp8_dtype),
         activations=activations,
     )
