@@ -9,8 +9,9 @@ from project import ROOT
 sys.path.append(str(ROOT / "benchmarks"))
 import cpu
 import end_to_end
-import gemm
 import gpu_report
+
+import gemm
 
 
 @pytest.mark.parametrize("name", ["h200"])
