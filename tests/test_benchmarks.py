@@ -1,5 +1,6 @@
 """The pages of the GPU benchmarks come from their committed results."""
 
+import json
 import sys
 
 import pytest
@@ -10,10 +11,17 @@ import cpu
 import end_to_end
 import gpu_report
 
+import gemm
+
 
 @pytest.mark.parametrize("name", ["h200"])
 def test_page_is_what_the_results_say(name):
     assert (gpu_report.DOCS / f"{name}_benchmarks.md").read_text() == gpu_report.page(name)
+
+
+def test_page_of_gemm_is_what_the_results_say():
+    saved = json.loads((gpu_report.RESULTS / "h200_gemm.json").read_text())
+    assert (gpu_report.DOCS / "h200_gemm.md").read_text() == gemm.document(saved)
 
 
 def test_overlapping_launches_are_counted_once():

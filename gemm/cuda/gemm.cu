@@ -105,7 +105,7 @@ int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
 
 // From measurements on an H200 (docs/kernels/gemm.md). With wgmma: block scales, and K that cuts a
 // line of 128, are slow in skinny_gemm beyond 16 rows; the library's product of scales per row is
-// slower than gemm up to some 256 rows, and that of one scale a tensor is quicker from the first
+// slower than gemm up to 128 rows, and that of one scale a tensor is quicker from the first
 // row that skinny_gemm does not take. Without wgmma the library is quicker from 32 rows on.
 Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
   cuda::GemmDevice device;
@@ -119,7 +119,7 @@ Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
   const bool aligned = args.k % 16 == 0;
   limits.skinny_gemm =
       aligned && (is_block_scaled(args) || args.k % cuda::kChunkBytes != 0) ? 16 : 64;
-  if (library) limits.gemm = args.scale_w.kind == ScaleView::Kind::kRow ? 256 : 64;
+  if (library) limits.gemm = args.scale_w.kind == ScaleView::Kind::kRow ? 128 : 64;
   return nullptr;
 }
 
