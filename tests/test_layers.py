@@ -14,6 +14,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.integrations.fbgemm_fp8 import FbgemmFp8Linear
 from transformers.integrations.finegrained_fp8 import FP8Linear
+from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
 
@@ -131,6 +132,7 @@ def test_layers_are_pure(package, mapping):
         "LlamaMLP": LlamaMLP,
         "SwiGLUMLP": LlamaMLP,
         "LlamaDecoderLayer": LlamaDecoderLayer,
+        "GemmaDecoderLayer": Gemma2DecoderLayer,
     }
     for name, devices in layers_of(mapping).items():
         layer = devices["cpu"]

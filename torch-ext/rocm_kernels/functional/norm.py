@@ -79,6 +79,12 @@ def rms_norm_fp8(
         raise
 
 
-def add_residual_(residual: torch.Tensor, x: torch.Tensor) -> None:
-    """``residual += x``, both ``[..., hidden]``: the sum that no norm follows, by torch."""
-    residual.add_(x)
+def add_residual_(residual: torch.Tensor, x: torch.Tensor, multiplier: float = 1.0) -> None:
+    """``residual += multiplier * x``, both ``[..., hidden]``: the sum that no norm follows, by
+    torch."""
+    residual.add_(x, alpha=multiplier)
+
+
+def multiply_(x: torch.Tensor, multiplier: float) -> None:
+    """``x *= multiplier``, by torch."""
+    x.mul_(multiplier)

@@ -8,7 +8,8 @@ that it is bound to and calls the functional API. All are for inference (``has_b
 =====================  ============================================================================
 layer                  module attributes that it reads
 =====================  ============================================================================
-``RMSNorm``            ``weight``, and ``variance_epsilon`` or ``eps``
+``RMSNorm``            ``weight``, or ``kernel_weight`` where ``quantize_model_`` left it, and
+                       ``variance_epsilon`` or ``eps``
 ``FP8Linear``          ``weight`` (FP8), ``weight_scale_inv``, ``bias``, ``activation_scheme``,
                        ``activation_scale``: transformers' finegrained FP8, whose conventions
                        ``quantize_model_`` follows
@@ -19,7 +20,8 @@ layer                  module attributes that it reads
                        own result for ``down_proj``
 ``LlamaDecoderLayer``  ``kernel_family``, which ``quantize_model_`` leaves there, and what it names:
                        the attention, the MLP and a norm for each. The norms quantise their own
-                       result, the second one adds the residual too
+                       result, the one before the MLP adds the residual too
+``GemmaDecoderLayer``  the same, with the parameters of Gemma's and Mixtral's forward
 =====================  ============================================================================
 
 :func:`kernel_mapping` readies them all for ``kernels.register_kernel_mapping``.
@@ -30,7 +32,7 @@ from typing import Any, Callable, Dict, Optional, Type
 
 from torch import nn
 
-from .decoder import LlamaDecoderLayer
+from .decoder import GemmaDecoderLayer, LlamaDecoderLayer
 from .linear import FbgemmFp8Linear, FP8Linear, FP8LinearPart
 from .mlp import SwiGLUMLP
 from .norm import RMSNorm
@@ -39,6 +41,7 @@ __all__ = [
     "FP8Linear",
     "FP8LinearPart",
     "FbgemmFp8Linear",
+    "GemmaDecoderLayer",
     "LlamaDecoderLayer",
     "RMSNorm",
     "SwiGLUMLP",
@@ -54,6 +57,7 @@ LAYERS = {
     "LlamaMLP": "SwiGLUMLP",
     "SwiGLUMLP": "SwiGLUMLP",
     "LlamaDecoderLayer": "LlamaDecoderLayer",
+    "GemmaDecoderLayer": "GemmaDecoderLayer",
 }
 
 DEVICES = ("cpu", "cuda", "rocm")

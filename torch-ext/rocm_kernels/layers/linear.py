@@ -19,6 +19,8 @@ class FP8Linear(nn.Module):
     can_torch_compile = True
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if isinstance(input, Projected):
+            return input.result
         return linear(input, self)
 
 
@@ -76,6 +78,8 @@ def linear(x: torch.Tensor, fp8: nn.Module) -> torch.Tensor:
     if x.dim() != 2:
         out = linear(x.reshape(-1, x.shape[-1]), fp8)
         return out.view(*x.shape[:-1], out.shape[-1])
+    if x.stride(1) != 1:  # nn.Linear takes it, and Mamba hands on a transposed one
+        x = x.contiguous()
     if is_weight_only(fp8):
         return weight_only_linear(x, fp8.weight, fp8.weight_scale_inv, fp8.bias)
     q, scale = quantize_fp8(x, **quantization(fp8))

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from ..functional import rms_norm, rms_norm_fp8
-from ..models.norms import eps_of
+from ..functional.norm import add_residual_
+from ..models.norms import eps_of, weight_of
 from .linear import is_weight_only, linear, product, quantization
 
 
@@ -15,14 +16,26 @@ class RMSNorm(nn.Module):
     can_torch_compile = True
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return rms_norm(hidden_states, self.weight, eps_of(self))
+        return norm_rows(hidden_states, None, self)
+
+
+def norm_rows(
+    x: torch.Tensor, residual: Optional[torch.Tensor], norm: Optional[nn.Module]
+) -> torch.Tensor:
+    """``norm(x + residual)``, or the sum itself without a norm; it is left in ``residual``."""
+    if norm is not None:
+        return rms_norm(x, weight_of(norm), eps_of(norm), residual)
+    if residual is None:
+        return x
+    add_residual_(residual, x)
+    return residual
 
 
 def norm_linear(
-    x: torch.Tensor, residual: Optional[torch.Tensor], norm: nn.Module, fp8: nn.Module
+    x: torch.Tensor, residual: Optional[torch.Tensor], norm: Optional[nn.Module], fp8: nn.Module
 ) -> torch.Tensor:
-    """``fp8(norm(x + residual))``; the sum is left in ``residual``."""
-    if is_weight_only(fp8):
-        return linear(rms_norm(x, norm.weight, eps_of(norm), residual), fp8)
-    q, scale = rms_norm_fp8(x, norm.weight, eps_of(norm), residual, **quantization(fp8))
+    """``fp8(norm_rows(x, residual, norm))``; the sum is left in ``residual``."""
+    if norm is None or is_weight_only(fp8):
+        return linear(norm_rows(x, residual, norm), fp8)
+    q, scale = rms_norm_fp8(x, weight_of(norm), eps_of(norm), residual, **quantization(fp8))
     return product(q, scale, fp8, x.dtype)

@@ -11,8 +11,8 @@ it, each usable by itself. The attention's own forward stays the model's: when t
 projected already, it hands over a ``Projected``, out of which the parts cut their columns.
 
 families.py says what models call these modules, linear.py has those that take their place,
-quantize.py and adopt.py make them of 16-bit and FP8 linears, fuse.py joins them, known.py shows the
-result to ``kernelize``.
+quantize.py and adopt.py make them of 16-bit and FP8 linears, reads.py tells which must stay,
+fuse.py joins them, norms.py tells what a norm computes, known.py shows the result to ``kernelize``.
 """
 
 from .linear import FP8Linear, FP8LinearPart

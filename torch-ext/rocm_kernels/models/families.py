@@ -1,20 +1,28 @@
 """The families of models whose MLPs and decoder layers are known: one record each.
 
 A known MLP computes ``down(activation(gate(x)) * up(x))``, a known decoder layer
-``h = x + attention(attention_norm(x))``, then ``h + mlp(mlp_norm(h))``, with norms that multiply by
-their weight. A family that computes something else besides gets a field that says so, and the layer
-that obeys it.
+``h = x + attention(attention_norm(x))``, then ``h + mlp(mlp_norm(h))``. What a family computes
+besides, or leaves out, is a field that the layers obey. What its norms multiply by, their weight or
+1 + weight, is asked of each norm (norms.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Optional, Tuple
 
 
 class Join(NamedTuple):
-    """Projections of one input that become one weight: its name, then theirs in its order."""
+    """Projections of one input that become one weight: its name, then theirs in its order.
+
+    No parts: the model has them as one linear already, of that name.
+    """
 
     name: str
     parts: Tuple[str, ...]
+
+    @property
+    def linears(self) -> Tuple[str, ...]:
+        """The names that the model's own forward calls."""
+        return self.parts or (self.name,)
 
 
 QKV = Join("qkv_proj", ("q_proj", "k_proj", "v_proj"))
@@ -26,23 +34,37 @@ class Family:
     """What a family calls its classes, and the attributes that the layers read.
 
     Attributes:
-        mlp_class: the gated MLP's class.
+        mlp_class: the gated MLP's class; None: the layers have none, such as those of experts.
         decoder_class: the decoder layer's class; None: it computes something else.
-        attention, mlp, attention_norm, mlp_norm: of the decoder layer.
+        attention, mlp: of the decoder layer.
+        attention_norm, mlp_norm: of the decoder layer, norms of their inputs; None: there is none.
+        attention_out_norm, mlp_out_norm: of the decoder layer, norms of what the attention and the
+            MLP return, before the residual is added; None: there is none.
+        residual_multiplier: of the decoder layer, the number that what the attention and the MLP
+            return is multiplied by, before the residual is added; None: there is none.
         qkv: of the attention.
         gate_up, down, activation: of the MLP.
     """
 
-    mlp_class: str
+    mlp_class: Optional[str] = None
     decoder_class: Optional[str] = None
     attention: str = "self_attn"
-    attention_norm: str = "input_layernorm"
+    attention_norm: Optional[str] = "input_layernorm"
+    attention_out_norm: Optional[str] = None
     qkv: Join = QKV
     mlp: str = "mlp"
-    mlp_norm: str = "post_attention_layernorm"
+    mlp_norm: Optional[str] = "post_attention_layernorm"
+    mlp_out_norm: Optional[str] = None
+    residual_multiplier: Optional[str] = None
     gate_up: Join = GATE_UP
     down: str = "down_proj"
     activation: str = "act_fn"
+
+    @property
+    def norms(self) -> Tuple[str, ...]:
+        """Those of the decoder layer."""
+        names = (self.attention_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm)
+        return tuple(name for name in names if name)
 
 
 LLAMA = Family("LlamaMLP", "LlamaDecoderLayer")
@@ -50,10 +72,53 @@ MISTRAL = Family("MistralMLP", "MistralDecoderLayer")
 QWEN2 = Family("Qwen2MLP", "Qwen2DecoderLayer")
 QWEN3 = Family("Qwen3MLP", "Qwen3DecoderLayer")
 SMOLLM3 = Family("SmolLM3MLP", "SmolLM3DecoderLayer")
-GEMMA = Family("GemmaMLP")  # its norms multiply by 1 + weight
+PHI3 = Family(
+    "Phi3MLP",
+    "Phi3DecoderLayer",
+    qkv=Join("qkv_proj", ()),
+    gate_up=Join("gate_up_proj", ()),
+    activation="activation_fn",
+)
+GEMMA = Family("GemmaMLP", "GemmaDecoderLayer")
+GEMMA2 = Family(
+    "Gemma2MLP",
+    "Gemma2DecoderLayer",
+    attention_out_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_out_norm="post_feedforward_layernorm",
+)
+GEMMA3 = replace(GEMMA2, mlp_class="Gemma3MLP", decoder_class="Gemma3DecoderLayer")
+GRANITE = Family("GraniteMLP", "GraniteDecoderLayer", residual_multiplier="residual_multiplier")
+OLMO2 = Family(
+    "Olmo2MLP",
+    "Olmo2DecoderLayer",
+    attention_norm=None,
+    attention_out_norm="post_attention_layernorm",
+    mlp_norm=None,
+    mlp_out_norm="post_feedforward_layernorm",
+)
+# Of layers of experts the attention is served; the experts stay as they are.
+MIXTRAL = Family(decoder_class="MixtralDecoderLayer")
+QWEN3_MOE = Family("Qwen3MoeMLP", "Qwen3MoeDecoderLayer")
+GPT_OSS = Family(decoder_class="GptOssDecoderLayer")
 
-FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, GEMMA)
-BY_MLP = {family.mlp_class: family for family in FAMILIES}
+FAMILIES = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    SMOLLM3,
+    PHI3,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    OLMO2,
+    MIXTRAL,
+    QWEN3_MOE,
+    GPT_OSS,
+)
+BY_MLP = {family.mlp_class: family for family in FAMILIES if family.mlp_class}
 BY_DECODER = {family.decoder_class: family for family in FAMILIES if family.decoder_class}
 
 # What the modules that families have as their activation compute, by class.

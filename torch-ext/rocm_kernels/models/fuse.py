@@ -22,8 +22,15 @@ def fuse_projections(model: nn.Module) -> Dict[str, Tuple[str, ...]]:
     return fused
 
 
+def has_fused(parent: nn.Module, join: Join) -> bool:
+    """Whether ``parent`` has one linear for all parts, which takes a ``Projected``."""
+    return isinstance(getattr(parent, join.name, None), FP8Linear)
+
+
 def _join(parent: nn.Module, prefix: str, join: Join) -> Dict[str, Tuple[str, ...]]:
-    """Gives ``parent`` one linear for all parts, unless they do not fit together."""
+    """Gives ``parent`` one linear for all parts, unless they are one or do not fit together."""
+    if not join.parts:
+        return {}
     linears = {part: getattr(parent, part, None) for part in join.parts}
     if not all(isinstance(linear, FP8Linear) for linear in linears.values()):
         return {}

@@ -1,11 +1,13 @@
 """Which modules ``kernelize`` gets to see, and as what."""
 
+import inspect
 from typing import Callable
 
 from torch import nn
 
 from .families import ACTIVATIONS, BY_DECODER, BY_MLP
-from .norms import computes_rms_norm, is_norm
+from .fuse import has_fused
+from .norms import computes_rms_norm, is_norm, prepare_norm
 
 
 def make_known(cls: type, layer_name: str, condition: Callable[[nn.Module], bool]) -> None:
@@ -14,7 +16,7 @@ def make_known(cls: type, layer_name: str, condition: Callable[[nn.Module], bool
     The condition keeps it from instances that are not prepared, and from subclasses, which inherit
     the name.
     """
-    if not hasattr(cls, "kernel_layer_name"):
+    if "kernel_layer_name" not in vars(cls):  # its own, not one that it inherits
         cls.kernel_layer_name = layer_name
         cls.kernel_condition = staticmethod(
             lambda module: type(module) is cls and condition(module)
@@ -31,17 +33,25 @@ def make_modules_known(model: nn.Module) -> None:
             make_known(type(module), "LlamaMLP", _is_fp8_mlp)
         elif name in BY_DECODER:
             module.kernel_family = BY_DECODER[name]
-            make_known(type(module), "LlamaDecoderLayer", _is_fused_decoder_layer)
-        elif is_norm(module) and computes_rms_norm(module):
-            # transformers does so too, but only beside the version of kernels that it was made for.
-            make_known(type(module), "RMSNorm", computes_rms_norm)
+            make_known(type(module), _decoder_layer_name(type(module)), _is_fused_decoder_layer)
+        elif is_norm(module):
+            prepare_norm(module)
+            if computes_rms_norm(module):
+                # transformers does so too, but only beside the kernels that it was made for.
+                make_known(type(module), "RMSNorm", computes_rms_norm)
+
+
+def _decoder_layer_name(cls: type) -> str:
+    """``kernelize`` wants a layer to have as many parameters as what it replaces."""
+    named = "use_cache" in inspect.signature(cls.forward).parameters
+    return "LlamaDecoderLayer" if named else "GemmaDecoderLayer"
 
 
 def _is_fp8_mlp(module: nn.Module) -> bool:
     family = getattr(module, "kernel_family", None)  # None: another model's, not prepared
     if family is None or type(getattr(module, family.activation)).__name__ not in ACTIVATIONS:
         return False
-    linears = (*family.gate_up.parts, family.down)
+    linears = (*family.gate_up.linears, family.down)
     return all(hasattr(getattr(module, name), "weight_scale_inv") for name in linears)
 
 
@@ -49,5 +59,7 @@ def _is_fused_decoder_layer(module: nn.Module) -> bool:
     family = getattr(module, "kernel_family", None)
     if family is None:
         return False
-    attention, mlp = getattr(module, family.attention), getattr(module, family.mlp)
-    return hasattr(attention, family.qkv.name) and hasattr(mlp, family.gate_up.name)
+    norms = [getattr(module, name) for name in family.norms]
+    return has_fused(getattr(module, family.attention), family.qkv) and all(
+        computes_rms_norm(norm) for norm in norms
+    )

@@ -37,7 +37,8 @@ class FP8Linear(nn.Module):
     ``"dynamic"``: the input is quantised per token; or ``"none"``: it is used as it is.
 
     This class's forward is the reference: plain torch, with a gradient for the input, no
-    quantisation of the input. ``kernelize`` puts the kernels in its place.
+    quantisation of the input. ``kernelize`` puts the kernels in its place. Given a
+    :class:`Projected`, which is its own result already, it returns that.
     """
 
     kernel_layer_name = "FP8Linear"
@@ -59,6 +60,8 @@ class FP8Linear(nn.Module):
         self.bias = bias
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if isinstance(input, Projected):
+            return input.result
         return _reference_linear(input, self)
 
     def extra_repr(self) -> str:

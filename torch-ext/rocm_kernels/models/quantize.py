@@ -13,7 +13,8 @@ from .fuse import fuse_projections
 from .known import make_modules_known
 from .linear import FP8Linear, FP8LinearPart
 from .norms import other_norms
-from .report import QuantizationReport, bytes_of
+from .reads import read_by_their_owner
+from .report import QuantizationReport, bytes_of, kept_bytes
 
 
 def quantize_model_(
@@ -55,6 +56,7 @@ def quantize_model_(
     converted: List[str] = []
     adopted: List[str] = []
     skipped: Dict[str, str] = {}
+    read = read_by_their_owner(model)
     # By name, not by module: each 16-bit weight is freed before the next one is quantised.
     for name in [name for name, module in model.named_modules() if hasattr(module, "in_features")]:
         module = model.get_submodule(name)
@@ -65,6 +67,8 @@ def quantize_model_(
             reason = "asked to skip"
         elif module is head and not lm_head:
             reason = "output embedding"
+        elif name in read:
+            reason = f"{read[name]} reads its weight itself"
         elif is_adoptable(module):
             reason = adopt(module, fp8_dtype)
             adopted += [name] if reason is None else []
@@ -82,14 +86,16 @@ def quantize_model_(
             skipped[name] = reason
     fused = fuse_projections(model) if fuse else {}
     make_modules_known(model)
+    bytes_after = bytes_of(model)
     return QuantizationReport(
         converted=tuple(converted),
         fused=fused,
         adopted=tuple(adopted),
         skipped=skipped,
+        kept={name: count / bytes_after for name, count in kept_bytes(model).items()},
         norms=other_norms(model),
         bytes_before=bytes_before,
-        bytes_after=bytes_of(model),
+        bytes_after=bytes_after,
         fp8_dtype=_native(model, fp8_dtype),
         activations=activations,
     )

@@ -1,13 +1,17 @@
 """What became of a model: what was quantised, and what kernelize has replaced."""
 
+import re
 from dataclasses import dataclass
 from typing import Dict, Tuple
 
 import torch
 from torch import nn
 
+from ..functional import FP8_DTYPES
+
 # Not imported: the layers import this package.
 _LAYERS = __name__.rpartition(".models.")[0] + ".layers."
+_SCALE = re.compile(r"(_scale|_scale_inv)$")
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,8 @@ class QuantizationReport:
         fused: name of each fused projection, and the linears that became parts of it.
         adopted: names of the linears that held FP8 already, from an FP8 checkpoint.
         skipped: name of each linear left as it was, and why.
+        kept: what did not become FP8: name of each parameter, ``*`` for the numbers in it, and its
+            share of ``bytes_after``. Experts come first, then by share.
         norms: class of each norm that no kernel layer replaces, and how many there are of it.
         bytes_before, bytes_after: of the model's parameters and buffers, shared ones counted once.
         fp8_dtype: the dialect of the weights.
@@ -29,6 +35,7 @@ class QuantizationReport:
     fused: Dict[str, Tuple[str, ...]]
     adopted: Tuple[str, ...]
     skipped: Dict[str, str]
+    kept: Dict[str, float]
     norms: Dict[str, int]
     bytes_before: int
     bytes_after: int
@@ -41,6 +48,7 @@ class QuantizationReport:
             f"{len(self.fused)} fused projections, {len(self.adopted)} linears held FP8 already",
             f"{self.bytes_before / 1e6:.1f} MB before, {self.bytes_after / 1e6:.1f} MB after",
         ]
+        lines += [f"not FP8: {share:.1%} of the bytes, {name}" for name, share in self.kept.items()]
         lines += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
         lines += [f"not replaced: {count} {name}" for name, count in self.norms.items()]
         return "\n".join(lines)
@@ -61,3 +69,15 @@ def bytes_of(model: nn.Module) -> int:
     """Of its parameters and buffers, shared ones counted once."""
     tensors = list(model.parameters()) + list(model.buffers())
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def kept_bytes(model: nn.Module) -> Dict[str, int]:
+    """Of the parameters that are not FP8 nor scales of FP8 weights: ``{name: bytes}``, one entry
+    for those whose names differ in numbers alone; experts first, then the largest."""
+    counts: Dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in FP8_DTYPES or _SCALE.search(name):
+            continue
+        name = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+        counts[name] = counts.get(name, 0) + parameter.numel() * parameter.element_size()
+    return dict(sorted(counts.items(), key=lambda item: ("expert" not in item[0], -item[1])))

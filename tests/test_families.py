@@ -1,0 +1,208 @@
+"""Families of models: whole decoder layers of each, and what is left alone and named."""
+
+import copy
+
+import pytest
+import torch
+from kernels import Mode, kernelize, use_kernel_mapping
+from tiny_models import dequantized, quantizing_inputs, randomized, tiny_llama, tokens
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    JambaConfig,
+    T5Config,
+)
+
+# Model type in transformers -> what its tiny configuration has besides.
+FAMILIES = {
+    "phi3": {"pad_token_id": 0},
+    "gemma": {"head_dim": 16},
+    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16},
+    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 16},
+    # Multipliers that none of the two layers can lose unseen.
+    "granite": {"residual_multiplier": 0.4, "attention_multiplier": 0.3, "embedding_multiplier": 2},
+    "olmo2": {},
+    # All experts for each token: a router that chooses anew for a rounding would drown the rest.
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 4},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 80,
+        "head_dim": 16,
+        "mlp_only_layers": [1],
+    },
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 4, "head_dim": 16},
+}
+
+
+def tiny(model_type, **changes):
+    """A model of a family, of two layers and grouped queries."""
+    config = AutoConfig.for_model(
+        model_type,
+        hidden_size=96,
+        intermediate_size=144,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        vocab_size=160,
+        **{**FAMILIES[model_type], **changes},
+    )
+    return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+
+
+@pytest.fixture
+def package(best_package):
+    return best_package
+
+
+@pytest.fixture
+def run_kernelized(package, device):
+    mapping = package.layers.kernel_mapping()
+
+    def kernelized(model, mode=Mode.INFERENCE):
+        with use_kernel_mapping(mapping, inherit_mapping=False):
+            return kernelize(model.to(device), mode=mode)
+
+    return kernelized
+
+
+@pytest.fixture
+def quantize_(package):
+    return package.models.quantize_model_
+
+
+# ---- whole layers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_family_equals_its_reference(package, quantize_, run_kernelized, device, family):
+    """Against the model's own forward, with linears that quantise their inputs, bar a tie."""
+    model = tiny(family).to(device)
+    quantize_(model)
+    ids = tokens(2, 9, device)
+    expected = quantizing_inputs(package, model)(ids).logits
+    unquantised = dequantized(package, model).to(device)(ids).logits
+    torch.testing.assert_close(model(ids).logits, unquantised)
+    actual = run_kernelized(model)(ids).logits
+    decoder = type(model.model.layers[0]).__name__
+    counts = package.models.kernelized_layers(model)
+    assert [count for (name, _), count in counts.items() if name == decoder] == [2]
+    noise = (expected - unquantised).abs().mean()
+    assert (actual - expected).abs().mean() < 0.05 * noise
+
+
+@torch.no_grad()
+def test_an_mlp_in_16_bits_leaves_the_attention_fused(package, quantize_, run_kernelized, device):
+    model = tiny_llama().to(device)
+    quantize_(model, skip=["*.mlp.*"])
+    ids = tokens(2, 9, device)
+    expected = quantizing_inputs(package, model)(ids).logits
+    noise = (expected - dequantized(package, model).to(device)(ids).logits).abs().mean()
+    actual = run_kernelized(model)(ids).logits
+    counts = package.models.kernelized_layers(model)
+    assert counts["LlamaDecoderLayer", "LlamaDecoderLayer"] == 2
+    assert ("LlamaMLP", "SwiGLUMLP") not in counts
+    assert (actual - expected).abs().mean() < 0.05 * noise
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_family_in_bfloat16_decodes_and_compiles(
+    package, quantize_, run_kernelized, device, family
+):
+    model = tiny(family).bfloat16().to(device)
+    original = copy.deepcopy(model).float()
+    quantize_(model, activations="none")
+    run_kernelized(model, Mode.INFERENCE | Mode.TORCH_COMPILE)
+    ids = tokens(2, 7, device)
+    whole = model(ids).logits
+    exact = original(ids).logits
+    assert torch.nn.functional.cosine_similarity(whole.float(), exact, dim=-1).min() > 0.9
+    cache = model(ids[:, :-1], use_cache=True).past_key_values
+    step = model(ids[:, -1:], past_key_values=cache).logits
+    torch.testing.assert_close(step[:, 0], whole[:, -1], atol=0.15, rtol=0.05)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.inference_mode():
+        assert torch.equal(compiled(ids, use_cache=False).logits, model(ids).logits)
+
+
+class PlusOneNorm(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.rand(size) - 0.5), 1e-5
+
+    def forward(self, x):
+        return nn.functional.rms_norm(x, x.shape[-1:], 1 + self.weight, self.eps)
+
+
+@torch.no_grad()
+def test_one_plus_weight_follows_a_loaded_weight(quantize_, run_kernelized, device):
+    model, other = nn.Sequential(PlusOneNorm(96)), nn.Sequential(PlusOneNorm(96))
+    quantize_(model)
+    assert list(model.state_dict()) == ["0.weight"]
+    run_kernelized(model).load_state_dict(other.state_dict())
+    x = torch.randn(3, 96, device=device)
+    torch.testing.assert_close(model(x), other.to(device)(x))
+
+
+# ---- what is left alone, and named ---------------------------------------------------------------
+
+
+def test_report_names_what_stays_experts_first(quantize_):
+    model = tiny("mixtral").bfloat16()
+    report = quantize_(model)
+    experts = ["model.layers.*.mlp.experts.gate_up_proj", "model.layers.*.mlp.experts.down_proj"]
+    assert list(report.kept)[:2] == experts
+    fp8 = 2 * (96 * (96 + 32 + 32 + 96) + 4 * (96 + 32 + 32 + 96))  # q, k, v, o and their scales
+    buffers = sum(b.numel() * b.element_size() for b in model.buffers())
+    assert report.kept[experts[0]] == 2 * 2 * 4 * (2 * 144) * 96 / report.bytes_after
+    rest = (report.bytes_after - fp8 - buffers) / report.bytes_after
+    assert sum(report.kept.values()) == pytest.approx(rest, abs=1e-9), "all is named, once"
+    share = f"{report.kept[experts[0]]:.1%}"
+    assert f"not FP8: {share} of the bytes, {experts[0]}" in str(report)
+
+
+class ReadsItsLinear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read, self.called = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.called(x.to(self.read.weight.dtype)) @ self.read.weight
+
+
+@torch.no_grad()
+def test_linears_whose_weight_the_model_reads_stay(package, quantize_, run_kernelized, device):
+    """T5 casts to its wo's dtype, Jamba multiplies with its dt_proj's weight, torch's encoder layer
+    hands weights to a kernel of its own."""
+    config = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
+    t5 = AutoModelForSeq2SeqLM.from_config(T5Config(vocab_size=160, **config)).eval()
+    ids = tokens(1, 5)
+    jamba = AutoModelForCausalLM.from_config(
+        JambaConfig(
+            vocab_size=160, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, num_experts=1, num_experts_per_tok=1,
+            attn_layer_offset=1, attn_layer_period=2, pad_token_id=0,
+        )
+    ).eval()  # fmt: skip
+    encoder = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True).eval()
+    for model, inputs, stays in (
+        (ReadsItsLinear(), (torch.randn(3, 16),), {"read"}),
+        (encoder, (torch.randn(2, 5, 32),), {"linear1", "linear2", "self_attn.out_proj"}),
+        (jamba, (ids,), {"model.layers.0.mamba.dt_proj"}),
+        (t5, (ids, None, ids), {f"{coder}.block.0.layer.{i}.DenseReluDense.wo"
+                                for coder, i in (("encoder", 1), ("decoder", 2))}),
+    ):  # fmt: skip
+        expected = model(*inputs)
+        report = quantize_(model)
+        reasons = {name: why for name, why in report.skipped.items() if "reads" in why}
+        assert set(reasons) == stays
+        assert all("itself" in why for why in reasons.values())
+        actual = run_kernelized(model)(*[x if x is None else x.to(device) for x in inputs])
+        expected, actual = getattr(expected, "logits", expected), getattr(actual, "logits", actual)
+        close = torch.nn.functional.cosine_similarity(actual.cpu(), expected, dim=-1)
+        assert close.min() > 0.98, type(model)

@@ -1,0 +1,63 @@
+"""Models of a few thousand weights, and what a quantised one is compared with."""
+
+import copy
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def randomized(model):
+    """Weights of a size that keeps activations near one, so that every layer matters."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0, parameter.shape[-1] ** -0.5)
+            elif "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_()
+    return model.eval()
+
+
+def tiny_llama(dtype=torch.float32, **changes):
+    config = {
+        "hidden_size": 96,
+        "intermediate_size": 272,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "vocab_size": 160,
+        "tie_word_embeddings": True,
+    }
+    return randomized(LlamaForCausalLM(LlamaConfig(**{**config, **changes}))).to(dtype)
+
+
+def tokens(rows, columns, device="cpu", vocabulary=160):
+    return torch.randint(0, vocabulary, (rows, columns), device=device)
+
+
+def dequantized(package, model):
+    """The model with its FP8 weights in nn.Linear again."""
+    model = copy.deepcopy(model)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, (package.models.FP8Linear, package.models.FP8LinearPart)):
+                linear = nn.Linear(child.in_features, child.out_features, child.bias is not None)
+                weight = package.reference.dequantize(child.weight, child.weight_scale_inv, 128)
+                linear.weight.data = weight.float()
+                if child.bias is not None:
+                    linear.bias.data = child.bias.detach().float()
+                setattr(parent, name, linear)
+    return model
+
+
+def quantizing_inputs(package, model):
+    """The model with its FP8 linears computed by the reference, activations quantised too."""
+    model = copy.deepcopy(model)
+    for child in model.modules():
+        if isinstance(child, (package.models.FP8Linear, package.models.FP8LinearPart)):
+            child.forward = lambda x, child=child: package.reference.fp8_linear(
+                x, child.weight, child.weight_scale_inv, bias=child.bias
+            )
+    return model

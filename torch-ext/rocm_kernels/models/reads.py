@@ -1,0 +1,43 @@
+"""Linears whose weight a model's own code reads, besides calling them: they stay as they are.
+
+T5 casts to its linear's dtype, Mamba multiplies with its weight, torch's encoder layer hands
+weights to a kernel of its own: each meets FP8 numbers without their scales there, and fails, or
+worse, does not. Which code does so is asked of its byte code.
+"""
+
+import dis
+import functools
+import inspect
+from typing import Dict, FrozenSet
+
+from torch import nn
+
+# Where a model is made, its linears hold 16-bit numbers yet.
+_BEFORE = ("__init__", "_init_weights", "_reset_parameters", "reset_parameters", "tie_weights")
+
+
+def read_by_their_owner(model: nn.Module) -> Dict[str, str]:
+    """Names of linears that the module around them reads, and the class of that one."""
+    found: Dict[str, str] = {}
+    for prefix, owner in model.named_modules():
+        for name in _weights_read(type(owner)):
+            if name in owner._modules:
+                found[f"{prefix}.{name}" if prefix else name] = type(owner).__name__
+    return found
+
+
+@functools.cache
+def _weights_read(cls: type) -> FrozenSet[str]:
+    """The ``name`` in each ``self.name.weight`` of a class's methods."""
+    names = set()
+    for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
+        for key, method in vars(base).items():
+            method = inspect.unwrap(method) if callable(method) else method
+            if key in _BEFORE or not inspect.isfunction(method):
+                continue
+            loaded = [
+                step.argval if step.opname == "LOAD_ATTR" else None
+                for step in dis.get_instructions(method)
+            ]
+            names.update(name for name, next_ in zip(loaded, loaded[1:]) if next_ == "weight")
+    return frozenset(names - {None})
