@@ -63,8 +63,8 @@ Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const Ge
   p.num_stages = config.num_stages;
   // A weight that meets one tile of tokens is read once, and the tokens again and again.
   if (args.m <= config.block_m * config.cluster_m) {
-    (swapped ? p.use_of_rows : p.use_of_columns) = L2Use::kStream;
-    (swapped ? p.use_of_columns : p.use_of_rows) = L2Use::kKeep;
+    (swapped ? p.rows_policy : p.columns_policy) = L2Policy::kEvictFirst;
+    (swapped ? p.columns_policy : p.rows_policy) = L2Policy::kEvictLast;
   }
   p.out = args.out;
   p.out_stride = args.out_stride;

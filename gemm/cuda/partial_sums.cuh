@@ -67,7 +67,7 @@ publish_sums(const WarpgroupProblem& p, const UnitInfo& unit, int rank, int grou
       }
     });
     __threadfence();
-    block_part_barrier(1 + group, 128);
+    named_barrier(1 + group, 128);
   };
   // Whether all have flagged steps of `owner`, `except` counting as one who has. One warp.
   const auto all_flagged = [&](int owner, int except) {
@@ -98,7 +98,7 @@ publish_sums(const WarpgroupProblem& p, const UnitInfo& unit, int rank, int grou
     if (thread == 0) shared_word = finished;
     __threadfence();
   }
-  block_part_barrier(1 + group, 128);
+  named_barrier(1 + group, 128);
   uint32_t finished = shared_word;
   if (me < owners && !(finished >> me & 1)) {
     hand_over(true);
@@ -109,7 +109,7 @@ publish_sums(const WarpgroupProblem& p, const UnitInfo& unit, int rank, int grou
       if (thread == 0) shared_word = finished;
       __threadfence();
     }
-    block_part_barrier(1 + group, 128);
+    named_barrier(1 + group, 128);
     finished = shared_word;
   }
 

@@ -109,12 +109,12 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
       // Two producers, one for each operand.
       const bool is_rows = role == 0;
       const CUtensorMap& map = is_rows ? rows_map : columns_map;
-      asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+      prefetch_tensor_map(map);
       const bool shared = p.cluster > 1 && is_rows == p.share_rows;
       const int bytes = is_rows ? kRowBytes : kColumnBytes;
       const int part = shared ? rank * (is_rows ? Tile::kRows : Tile::kColumns) / 2 : 0;
       const uint32_t to = ring + (is_rows ? 0 : kRowBytes) + part * kChunkBytes;
-      const uint64_t policy = l2_policy_of(is_rows ? p.use_of_rows : p.use_of_columns);
+      const uint64_t policy = l2_policy(is_rows ? p.rows_policy : p.columns_policy);
       Units units(p.schedule, worker);
       Unit unit;
       int stage = 0, parity = 1;
@@ -288,19 +288,19 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
           for (int i = 0; i < kChunkBytes / kWgmmaKBytes; ++i) {
 #pragma unroll
             for (int wave = 0; wave < Tile::kWaves; ++wave) {
-              wgmma_tile<Tile::kType>(
+              wgmma_by_low_words<Tile::kType>(
                   sums[wave],
                   rows + wgmma_offset(wave * kWgmmaRows * kChunkBytes + i * kWgmmaKBytes),
                   columns + wgmma_offset(i * kWgmmaKBytes), chunk > 0 || i > 0);
             }
           }
           wgmma_commit();
-          wgmma_wait_all<1>();
+          wgmma_wait<1>();
           if (previous >= 0) release(previous);
           previous = stage;
           if (++stage == p.num_stages) stage = 0, parity ^= 1;
         }
-        wgmma_wait_all<0>();
+        wgmma_wait<0>();
 #pragma unroll
         for (int wave = 0; wave < Tile::kWaves; ++wave) wgmma_pin(sums[wave]);
         release(previous);
@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
           wgmma_fence();
 #pragma unroll
           for (int i = begin; i < begin + Tile::kChain; ++i) {
-            wgmma_tile<Tile::kType>(
+            wgmma_by_low_words<Tile::kType>(
                 part, rows + wgmma_offset(wave * kWgmmaRows * kChunkBytes + i * kWgmmaKBytes),
                 columns + wgmma_offset(i * kWgmmaKBytes), i > begin);
           }
@@ -364,8 +364,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
         const auto collect = [&](auto constant) {
           constexpr int piece = decltype(constant)::value;
           constexpr int wave = piece / kChains;
-          wgmma_wait_all<0>();
-          wgmma_pin(part);
+          wgmma_wait<0>(part);
           if constexpr (piece + 1 == kPieces) {
             release(collected);
             if (++collected == p.num_stages) collected = 0;
