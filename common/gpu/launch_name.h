@@ -13,7 +13,7 @@ namespace rocm_kernels {
 inline uint64_t next_launch_name() {
   static std::atomic<uint64_t> names{std::random_device{}() |
                                      static_cast<uint64_t>(std::random_device{}()) << 32};
-  // An even constant whose half is odd walks through all odd values before it repeats one.
+  // Names are odd: steps of twice an odd constant go through all odd values before one repeats.
   return names.fetch_add(2 * 0x9E3779B97F4A7C15ull, std::memory_order_relaxed) | 1;
 }
 

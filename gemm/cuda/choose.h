@@ -191,12 +191,25 @@ inline Status check(const GemmArgs& args, const GemmConfig& c, const GemmDevice&
     return "gemm config: warpgroup asks for sm_90, operands of one type with rows at multiples of "
            "16 bytes, and a 16-bit output of FP8";
   }
+  int count;
+  const TileTime* const tiles = tiles_of(args, count);
+  if (std::none_of(tiles, tiles + count, [&](const TileTime& tile) {
+        return tile.block_m == c.block_m && tile.block_n == c.block_n &&
+               tile.rows_are_w == c.rows_are_w() && is_compiled(args, tile);
+      })) {
+    return kNoTile;
+  }
   if (c.num_stages < 2 || c.num_stages > kMaxStages) return "gemm config: num_stages: 2 to 8";
   if (warpgroup_shared_bytes(c, is_block_scaled(args)) + kStaticBytes >
       device.shared_bytes_per_block) {
     return "gemm config: num_stages do not fit in shared memory";
   }
-  if (c.cluster_m * c.cluster_n > 2) return "gemm config: a cluster has at most two blocks";
+  if (c.cluster_m < 1 || c.cluster_n < 1 || int64_t{c.cluster_m} * c.cluster_n > 2) {
+    return "gemm config: a cluster has one block, or two along m or n";
+  }
+  if (c.split_k < 1 || c.group < 1 || c.group > 1024) {
+    return "gemm config: split_k must be at least 1, group 1 to 1024";
+  }
   const TileSchedule s =
       cut_product(c, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count);
   if (s.split > kMaxContributors) return "gemm config: split_k is at most 32";

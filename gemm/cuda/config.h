@@ -84,6 +84,9 @@ struct GemmConfig {
   int cluster_c() const { return rows_are_w() ? cluster_m : cluster_n; }
 };
 
+constexpr Status kNoTile =
+    "gemm config: no kernel has this tile; gemm_configs lists those that are";
+
 constexpr const char* kGemmDesignNames[] = {"plain", "mma", "warpgroup"};
 constexpr const char* kRowsNames[] = {"a", "w"};
 constexpr const char* kScheduleNames[] = {"data_parallel", "split_k", "stream_k", "hybrid"};

@@ -63,8 +63,5 @@ Status launch_tile(const GemmArgs& args, const GemmConfig& config, const Warpgro
         args, config, problem, stream);                                                 \
   }
 
-constexpr Status kNoTile =
-    "gemm config: no kernel has this tile; gemm_configs lists those that are";
-
 }  // namespace cuda
 }  // namespace rocm_kernels

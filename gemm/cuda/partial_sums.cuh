@@ -1,10 +1,10 @@
 // Partial sums of a tile that several workers share: published, flagged, added up in the order of
 // k.
 //
-// The steps of the tile are dealt to its contributors. Each hands over all steps but its own, flags
-// that, and adds up its own as soon as all others have flagged. If they do not come soon (their
-// blocks may not even run) it hands over its own steps too, and whoever sees all flags adds up. The
-// bits do not depend on who that is: two who see it at once store the same.
+// The steps of the tile are divided among its contributors, its owners. Each hands over all steps
+// but its own, flags that, and adds up its own as soon as all others have flagged. If they do not
+// come soon (their blocks may not even run) it hands over its own steps too, and whoever sees all
+// flags adds up. The bits do not depend on who that is: two who see it at once store the same.
 #pragma once
 
 #include "problem.cuh"

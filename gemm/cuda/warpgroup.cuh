@@ -1,4 +1,4 @@
-// gemm for sm_90a: the copy engine fills a ring in shared memory, two warpgroups multiply.
+// gemm for sm_90a: the copy engine fills stages in shared memory, two warpgroups multiply.
 //
 //   rows operand [R, K]     a worker's unit: block_r x block_c x an interval of K
 //   columns operand [C, K]    producer warps   boxes of block_r (block_c) rows x 128 bytes of K
@@ -60,10 +60,10 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   const uint32_t scale_empty = pinned_address(scale_empty_barriers);
   static_assert(kScaleBuffers == 2, "a buffer's number is a bit");
   const uint32_t padding = -shared_address(dynamic_shared) & (kStageAlignment - 1);
-  const uint32_t ring = pinned_address(dynamic_shared + padding);
-  uint8_t* const after_ring = dynamic_shared + padding + p.num_stages * kStageBytes;
+  const uint32_t stages = pinned_address(dynamic_shared + padding);
+  uint8_t* const after_stages = dynamic_shared + padding + p.num_stages * kStageBytes;
   // [buffer][kScaleRows of a, then kMaxScaleGroups of w][kScaleRun]
-  float* const block_scales = reinterpret_cast<float*>(after_ring + kStagingBytes);
+  float* const block_scales = reinterpret_cast<float*>(after_stages + kStagingBytes);
   constexpr int kBufferScales = (kScaleRows + kMaxScaleGroups) * kScaleRun;
 
   allow_next_kernel();
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
       const bool shared = p.cluster > 1 && is_rows == p.share_rows;
       const int bytes = is_rows ? kRowBytes : kColumnBytes;
       const int part = shared ? rank * (is_rows ? Tile::kRows : Tile::kColumns) / 2 : 0;
-      const uint32_t to = ring + (is_rows ? 0 : kRowBytes) + part * kChunkBytes;
+      const uint32_t to = stages + (is_rows ? 0 : kRowBytes) + part * kChunkBytes;
       const uint64_t policy = l2_policy(is_rows ? p.rows_policy : p.columns_policy);
       Units units(p.schedule, worker);
       Unit unit;
@@ -258,8 +258,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
     const int row_in_group = warp % 4 * 16 + lane / 4;  // of a wave's 64, and the one 8 further
     wait_for_previous_kernel();
 
-    const uint32_t first_rows = wgmma_operand_low(ring + group * kGroupRows * kChunkBytes);
-    const uint32_t first_columns = wgmma_operand_low(ring + kRowBytes);
+    const uint32_t first_rows = wgmma_operand_low(stages + group * kGroupRows * kChunkBytes);
+    const uint32_t first_columns = wgmma_operand_low(stages + kRowBytes);
     int stage = 0, parity = 0, scale_buffer = 0, scale_parity = 0;
     for (int buffer = 0, unit_parity = 0;;) {
       mbarrier_wait(unit_full + buffer * 8, unit_parity);
@@ -420,8 +420,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
       if (unit.contributors > 1) {
         steps = publish_sums<Tile>(p, unit, rank, group, thread, finished_groups[group], sums);
       }
-      finish_sums<Tile>(p, unit, rank, group, thread, after_ring + warp * kWarpStagingBytes, steps,
-                        sums);
+      finish_sums<Tile>(p, unit, rank, group, thread, after_stages + warp * kWarpStagingBytes,
+                        steps, sums);
       __syncwarp();
       if (lane == 0) mbarrier_arrive(unit_empty + buffer * 8);
       buffer ^= 1;
