@@ -4,7 +4,8 @@
 //   constexpr ConfigField<Config> kFields[] = {{"block_n", &Config::block_n}, ...};
 //
 // A config reads "<design> block_n=16 waves=4 ...": the name of its design, then all fields in the
-// order of the list. No HIP header: tests and tools include it too.
+// order of the list. A field whose values have names is written with them: schedule=split_k. No HIP
+// header: tests and tools include it too.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +19,8 @@ template <typename Struct>
 struct ConfigField {
   const char* name;
   int32_t Struct::* value;
+  const char* const* names = nullptr;  // of the values 0, 1, ...; nullptr: it is a number
+  int32_t name_count = 0;
 };
 
 template <typename Struct, size_t kCount>
@@ -49,9 +52,12 @@ bool write_config(const char* design, const ConfigField<Struct> (&fields)[kCount
   };
   if (!advance(std::snprintf(text, size, "%s", design))) return false;
   for (const ConfigField<Struct>& field : fields) {
-    if (!advance(std::snprintf(text + used, size - used, " %s=%d", field.name, a.*field.value))) {
-      return false;
-    }
+    const int32_t value = a.*field.value;
+    const int count =
+        field.names != nullptr
+            ? std::snprintf(text + used, size - used, " %s=%s", field.name, field.names[value])
+            : std::snprintf(text + used, size - used, " %s=%d", field.name, value);
+    if (!advance(count)) return false;
   }
   return true;
 }
@@ -68,9 +74,9 @@ class ConfigReader {
       if (++design == kDesigns) return false;
     }
     for (const ConfigField<Struct>& field : fields) {
-      if (!(word(" ") && word(field.name) && word("=") && number(config.*field.value))) {
-        return false;
-      }
+      if (!(word(" ") && word(field.name) && word("="))) return false;
+      int32_t& value = config.*field.value;
+      if (!(field.names != nullptr ? name(field, value) : number(value))) return false;
     }
     return *rest_ == '\0';
   }
@@ -81,6 +87,13 @@ class ConfigReader {
     if (std::strncmp(rest_, expected, length) != 0) return false;
     rest_ += length;
     return true;
+  }
+  template <typename Struct>
+  bool name(const ConfigField<Struct>& field, int32_t& value) {
+    for (value = 0; value < field.name_count; ++value) {
+      if (word(field.names[value])) return true;
+    }
+    return false;
   }
   bool number(int32_t& value) {
     constexpr int kDigits = 8;

@@ -2,20 +2,13 @@
 // last to arrive, in the order of k. No float atomics: every order of arrival gives the same bits.
 #pragma once
 
-#include <atomic>
-#include <random>
-
+#include "../gpu/launch_name.h"
 #include "mfma.h"
 
 namespace rocm_kernels::cdna {
 
-// Host: a name that no earlier launch left in memory, see arrives_last().
-inline uint64_t next_launch_name() {
-  static std::atomic<uint64_t> names{std::random_device{}() |
-                                     static_cast<uint64_t>(std::random_device{}()) << 32};
-  // An odd constant walks through all 2^64 values before it repeats one.
-  return names.fetch_add(0x9E3779B97F4A7C15ull, std::memory_order_relaxed) >> 8;
-}
+// Host: a launch's name for tickets, whose low 8 bits count: see arrives_last().
+inline uint64_t next_ticket_name() { return next_launch_name() >> 8; }
 
 #if ROCM_KERNELS_CDNA
 

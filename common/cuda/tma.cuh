@@ -10,7 +10,8 @@ namespace rocm_kernels {
 namespace cuda {
 
 // What L2 does with the lines that a copy brings.
-enum class L2Policy {
+enum class L2Policy : int32_t {
+  kEvictNormal,
   kEvictFirst,  // read once: weights
   kEvictLast,   // read by every block: activations
 };
@@ -20,8 +21,10 @@ __device__ __forceinline__ uint64_t l2_policy(L2Policy kind) {
   uint64_t policy;
   if (kind == L2Policy::kEvictFirst) {
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  } else {
+  } else if (kind == L2Policy::kEvictLast) {
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  } else {
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   }
   return policy;
 }
@@ -37,10 +40,36 @@ __device__ __forceinline__ void load_box(const CUtensorMap& map, int y, int z, u
       : "memory");
 }
 
-// Brings the same box to L2 only.
+// The box at (x, y) of a two-dimensional map of bytes: `x` bytes along a row, row `y`.
+__device__ __forceinline__ void load_box_2d(const CUtensorMap& map, int x, int y, uint32_t to,
+                                            uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// The same to this place in every block of the cluster that `mask` names, at each one's barrier.
+__device__ __forceinline__ void load_box_2d_in_cluster(const CUtensorMap& map, int x, int y,
+                                                       uint32_t to, uint32_t barrier, uint16_t mask,
+                                                       uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(mask), "l"(policy)
+      : "memory");
+}
+
+// Bring the same boxes to L2 only.
 __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int y, int z) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {0, %1, %2}];" ::"l"(&map), "r"(y),
                "r"(z)
+               : "memory");
+}
+__device__ __forceinline__ void prefetch_box_2d(const CUtensorMap& map, int x, int y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(x),
+               "r"(y)
                : "memory");
 }
 

@@ -1,5 +1,5 @@
-// The warpgroup's matrix instructions (wgmma) of sm_90a: 64 rows x 32, 48 or 64 columns, both
-// operands in shared memory, sums in registers.
+// The warpgroup's matrix instructions (wgmma) of sm_90a: 64 rows x 32 to 256 columns of FP8,
+// bfloat16 or float16, both operands in shared memory, sums in registers.
 //
 //   sum[t][0..1]  row lane / 4 of the warp's 16, columns 8 * t + 2 * (lane % 4) and the next
 //   sum[t][2..3]  the row 8 further
@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "../core/dtype.h"
 #include "swizzle.h"
 
 namespace rocm_kernels {
@@ -16,62 +17,109 @@ constexpr int kWgmmaRows = 64;
 constexpr int kWgmmaKBytes = 32;  // K bytes of one instruction
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// An operand in shared memory: lines of 128 bytes of K, swizzled (swizzle.h). What lies further
-// along K within the line has a higher address.
-__device__ __forceinline__ uint64_t wgmma_operand(uint32_t address) {
-  constexpr uint64_t kPatternStride = uint64_t{kPatternBytes >> 4} << 32;
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  return ((address & 0x3FFFF) >> 4) | (uint64_t{1} << 16) | kPatternStride | kSwizzle128;
+// An operand in shared memory: lines of 128 bytes of K, swizzled (swizzle.h). Its description's
+// high word is the same for all, so a kernel that has no registers to spare keeps the low one
+// alone.
+constexpr uint64_t kWgmmaLayout = uint64_t{kPatternBytes >> 4} << 32 | uint64_t{1} << 62;
+__device__ __forceinline__ uint32_t wgmma_operand_low(uint32_t address) {
+  return ((address & 0x3FFFF) >> 4) | 1u << 16;
 }
+__device__ __forceinline__ uint64_t wgmma_operand(uint32_t address) {
+  return wgmma_operand_low(address) | kWgmmaLayout;
+}
+// What to add for an operand so much further on; it never carries beyond the low word.
 __device__ constexpr uint64_t wgmma_offset(int bytes) { return bytes >> 4; }
 
-// 64 rows times 32, 48 or 64 columns of FP8 over 32 elements of K, asynchronously; what sum holds
-// is added to, or dropped.
-#define ROCM_KERNELS_SUMS(i)                                                               \
+#define ROCM_KERNELS_SUMS_8(i)                                                             \
   "+f"(sum[i][0]), "+f"(sum[i][1]), "+f"(sum[i][2]), "+f"(sum[i][3]), "+f"(sum[i + 1][0]), \
       "+f"(sum[i + 1][1]), "+f"(sum[i + 1][2]), "+f"(sum[i + 1][3])
-template <bool kAdd>
-__device__ __forceinline__ void wgmma(float (&sum)[4][4], uint64_t rows, uint64_t columns) {
-  asm volatile(
-      "{\n"
-      ".reg .pred add;\n"
-      "setp.ne.b32 add, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "%16, %17, add, 1, 1;\n"
-      "}"
-      : ROCM_KERNELS_SUMS(0), ROCM_KERNELS_SUMS(2)
-      : "l"(rows), "l"(columns), "n"(kAdd));
+#define ROCM_KERNELS_SUMS_16(i) ROCM_KERNELS_SUMS_8(i), ROCM_KERNELS_SUMS_8(i + 2)
+#define ROCM_KERNELS_SUMS_32(i) ROCM_KERNELS_SUMS_16(i), ROCM_KERNELS_SUMS_16(i + 4)
+#define ROCM_KERNELS_SUMS_64(i) ROCM_KERNELS_SUMS_32(i), ROCM_KERNELS_SUMS_32(i + 8)
+
+// The sums of `rows` x `columns` over 32 bytes of K, asynchronously; if not `add`, what sum holds
+// is dropped. SHAPE and TYPES are the instruction's, REGISTERS its list, LAST what follows the
+// flags.
+#define ROCM_KERNELS_WGMMA(N, SHAPE, TYPES, REGISTERS, LAST, AT_ROWS, AT_COLUMNS, AT_ADD, SUMS) \
+  asm volatile(                                                                                 \
+      "{\n"                                                                                     \
+      ".reg .pred add;\n"                                                                       \
+      "setp.ne.b32 add, " AT_ADD                                                                \
+      ", 0;\n"                                                                                  \
+      "wgmma.mma_async.sync.aligned.m64n" #N SHAPE ".f32." TYPES " {" REGISTERS "}, " AT_ROWS   \
+      ", " AT_COLUMNS ", add, 1, 1" LAST                                                        \
+      ";\n"                                                                                     \
+      "}"                                                                                       \
+      : SUMS                                                                                    \
+      : "l"(rows), "l"(columns), "r"(add))
+#define ROCM_KERNELS_WGMMA_WIDTH(N, REGISTERS, AT_ROWS, AT_COLUMNS, AT_ADD, ...)                  \
+  template <DType kType>                                                                          \
+  __device__ __forceinline__ void wgmma(float (&sum)[N / 8][4], uint64_t rows, uint64_t columns,  \
+                                        int add) {                                                \
+    if constexpr (kType == DType::kFloat8E4M3FN) {                                                \
+      ROCM_KERNELS_WGMMA(N, "k32", "e4m3.e4m3", REGISTERS, "", AT_ROWS, AT_COLUMNS, AT_ADD,       \
+                         ROCM_KERNELS_LIST(__VA_ARGS__));                                         \
+    } else if constexpr (kType == DType::kBFloat16) {                                             \
+      ROCM_KERNELS_WGMMA(N, "k16", "bf16.bf16", REGISTERS, ", 0, 0", AT_ROWS, AT_COLUMNS, AT_ADD, \
+                         ROCM_KERNELS_LIST(__VA_ARGS__));                                         \
+    } else {                                                                                      \
+      ROCM_KERNELS_WGMMA(N, "k16", "f16.f16", REGISTERS, ", 0, 0", AT_ROWS, AT_COLUMNS, AT_ADD,   \
+                         ROCM_KERNELS_LIST(__VA_ARGS__));                                         \
+    }                                                                                             \
+  }
+#define ROCM_KERNELS_LIST(...) __VA_ARGS__
+
+ROCM_KERNELS_WGMMA_WIDTH(32, "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15",
+                         "%16", "%17", "%18", ROCM_KERNELS_SUMS_16(0))
+ROCM_KERNELS_WGMMA_WIDTH(
+    48,
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+    "%18, %19, %20, %21, %22, %23",
+    "%24", "%25", "%26", ROCM_KERNELS_SUMS_16(0), ROCM_KERNELS_SUMS_8(4))
+ROCM_KERNELS_WGMMA_WIDTH(
+    64,
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+    "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31",
+    "%32", "%33", "%34", ROCM_KERNELS_SUMS_32(0))
+ROCM_KERNELS_WGMMA_WIDTH(
+    96,
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+    "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "
+    "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47",
+    "%48", "%49", "%50", ROCM_KERNELS_SUMS_32(0), ROCM_KERNELS_SUMS_16(8))
+ROCM_KERNELS_WGMMA_WIDTH(
+    128,
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+    "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "
+    "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "
+    "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63",
+    "%64", "%65", "%66", ROCM_KERNELS_SUMS_64(0))
+ROCM_KERNELS_WGMMA_WIDTH(
+    256,
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+    "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "
+    "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "
+    "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, "
+    "%66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, "
+    "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, "
+    "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "
+    "%126, %127",
+    "%128", "%129", "%130", ROCM_KERNELS_SUMS_64(0), ROCM_KERNELS_SUMS_64(16))
+#undef ROCM_KERNELS_WGMMA
+#undef ROCM_KERNELS_WGMMA_WIDTH
+#undef ROCM_KERNELS_LIST
+#undef ROCM_KERNELS_SUMS_8
+#undef ROCM_KERNELS_SUMS_16
+#undef ROCM_KERNELS_SUMS_32
+#undef ROCM_KERNELS_SUMS_64
+
+// The same, of operands that are kept as their low words.
+template <DType kType, int kTiles>
+__device__ __forceinline__ void wgmma_by_low_words(float (&sum)[kTiles][4], uint32_t rows,
+                                                   uint32_t columns, int add) {
+  wgmma<kType>(sum, kWgmmaLayout | rows, kWgmmaLayout | columns, add);
 }
-template <bool kAdd>
-__device__ __forceinline__ void wgmma(float (&sum)[6][4], uint64_t rows, uint64_t columns) {
-  asm volatile(
-      "{\n"
-      ".reg .pred add;\n"
-      "setp.ne.b32 add, %26, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n48k32.f32.e4m3.e4m3 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
-      "%17, %18, %19, %20, %21, %22, %23}, "
-      "%24, %25, add, 1, 1;\n"
-      "}"
-      : ROCM_KERNELS_SUMS(0), ROCM_KERNELS_SUMS(2), ROCM_KERNELS_SUMS(4)
-      : "l"(rows), "l"(columns), "n"(kAdd));
-}
-template <bool kAdd>
-__device__ __forceinline__ void wgmma(float (&sum)[8][4], uint64_t rows, uint64_t columns) {
-  asm volatile(
-      "{\n"
-      ".reg .pred add;\n"
-      "setp.ne.b32 add, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
-      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, add, 1, 1;\n"
-      "}"
-      : ROCM_KERNELS_SUMS(0), ROCM_KERNELS_SUMS(2), ROCM_KERNELS_SUMS(4), ROCM_KERNELS_SUMS(6)
-      : "l"(rows), "l"(columns), "n"(kAdd));
-}
-#undef ROCM_KERNELS_SUMS
 
 // Before registers that an instruction will write are handed to it; and after the last of a group.
 __device__ __forceinline__ void wgmma_fence() {
@@ -81,15 +129,37 @@ __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Waits until at most kPending groups are under way; `sum` is of one that is not.
-template <int kPending, int kTiles>
-__device__ __forceinline__ void wgmma_wait(float (&sum)[kTiles][4]) {
+// Waits until at most kPending groups are under way.
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from reading sums before the wait that stands above.
+template <int kTiles>
+__device__ __forceinline__ void wgmma_pin(float (&sum)[kTiles][4]) {
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(sum[i][j])::"memory");
   }
+}
+
+// Both, for the sums of a group that is not under way any more.
+template <int kPending, int kTiles>
+__device__ __forceinline__ void wgmma_wait(float (&sum)[kTiles][4]) {
+  wgmma_wait<kPending>();
+  wgmma_pin(sum);
+}
+
+// Registers a thread of this warpgroup may have from here on.
+template <int kCount>
+__device__ __forceinline__ void raise_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void drop_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 #endif
 

@@ -149,7 +149,7 @@ Status launch_tiled(const GemmArgs& args, const GemmConfig& config, const Contex
     p.tickets = static_cast<uint64_t*>(args.workspace);
     p.partials =
         reinterpret_cast<float*>(static_cast<uint8_t*>(args.workspace) + ticket_bytes(p.schedule));
-    p.launch = next_launch_name();
+    p.launch = next_ticket_name();
   }
   const Launch launch{dim3(p.schedule.workgroups()), kGemmTiles[tile].threads(), stream_of(context),
                       kGemmTiles[tile].lds_bytes()};

@@ -119,10 +119,10 @@ void for_each_warpgroup_config(const GemmArgs& args, const GemmDevice& device, c
     // Tiles that are mostly beyond the matrix are not worth a look.
     if (tile.block_m > 32 && args.m * 4 <= tile.block_m) continue;
     GemmConfig c;
-    c.kernel = GemmConfig::Kernel::kWarpgroup;
+    c.design = GemmConfig::Design::kWarpgroup;
     c.block_m = tile.block_m;
     c.block_n = tile.block_n;
-    c.rows_are_w = tile.rows_are_w;
+    c.rows = tile.rows_are_w ? GemmConfig::kRowsOfW : GemmConfig::kRowsOfA;
     for (const int cluster : {0, 1, 2}) {
       c.cluster_m = cluster == 1 ? 2 : 1;
       c.cluster_n = cluster == 2 ? 2 : 1;
@@ -136,17 +136,17 @@ void for_each_warpgroup_config(const GemmArgs& args, const GemmDevice& device, c
           ceil_div(args.m, c.block_m * c.cluster_m) * ceil_div(args.n, c.block_n * c.cluster_n);
       const int workers = device.sm_count / (c.cluster_m * c.cluster_n);
       if (count_tiles > INT32_MAX) continue;
-      c.schedule = GemmConfig::Schedule::kDataParallel;
+      c.schedule = GemmConfig::kDataParallel;
       c.split_k = 1;
       visit(c, tile);
       // Splits that fill the workers once, or nearly; each part at least four chunks.
       const int most = static_cast<int>(
           std::min<int64_t>({workers / count_tiles, chunks / 4, kMaxContributors}));
-      c.schedule = GemmConfig::Schedule::kSplitK;
+      c.schedule = GemmConfig::kSplitK;
       for (c.split_k = std::max(2, most - 1); c.split_k <= most; ++c.split_k) visit(c, tile);
       if (most >= 4) c.split_k = most / 2, visit(c, tile);
       c.split_k = 1;
-      c.schedule = GemmConfig::Schedule::kHybrid;
+      c.schedule = GemmConfig::kHybrid;
       if (count_tiles % workers != 0 && count_tiles > workers / 4 && chunks >= 8 &&
           count_tiles < int64_t{workers} * 64) {
         visit(c, tile);
@@ -171,7 +171,7 @@ inline GemmConfig choose(const GemmArgs& args, const GemmDevice& device) {
   const bool fnuz =
       args.a_dtype == DType::kFloat8E4M3FNUZ || args.w_dtype == DType::kFloat8E4M3FNUZ;
   if (fnuz || args.k == 0) return best;
-  best.kernel = GemmConfig::Kernel::kMma;
+  best.design = GemmConfig::Design::kMma;
   if (!fits_warpgroup(args, device)) return best;
   double best_time = INFINITY;
   for_each_warpgroup_config(args, device, [&](const GemmConfig& c, const TileTime& tile) {
@@ -184,19 +184,32 @@ inline GemmConfig choose(const GemmArgs& args, const GemmDevice& device) {
 inline Status check(const GemmArgs& args, const GemmConfig& c, const GemmDevice& device) {
   const bool fnuz =
       args.a_dtype == DType::kFloat8E4M3FNUZ || args.w_dtype == DType::kFloat8E4M3FNUZ;
-  if (c.kernel == GemmConfig::Kernel::kPlain) return nullptr;
+  if (c.design == GemmConfig::Design::kPlain) return nullptr;
   if (fnuz || args.k == 0) return "gemm config: only plain serves e4m3fnuz, and no K";
-  if (c.kernel == GemmConfig::Kernel::kMma) return nullptr;
+  if (c.design == GemmConfig::Design::kMma) return nullptr;
   if (!fits_warpgroup(args, device)) {
     return "gemm config: warpgroup asks for sm_90, operands of one type with rows at multiples of "
            "16 bytes, and a 16-bit output of FP8";
+  }
+  int count;
+  const TileTime* const tiles = tiles_of(args, count);
+  if (std::none_of(tiles, tiles + count, [&](const TileTime& tile) {
+        return tile.block_m == c.block_m && tile.block_n == c.block_n &&
+               tile.rows_are_w == c.rows_are_w() && is_compiled(args, tile);
+      })) {
+    return kNoTile;
   }
   if (c.num_stages < 2 || c.num_stages > kMaxStages) return "gemm config: num_stages: 2 to 8";
   if (warpgroup_shared_bytes(c, is_block_scaled(args)) + kStaticBytes >
       device.shared_bytes_per_block) {
     return "gemm config: num_stages do not fit in shared memory";
   }
-  if (c.cluster_m * c.cluster_n > 2) return "gemm config: a cluster has at most two blocks";
+  if (c.cluster_m < 1 || c.cluster_n < 1 || int64_t{c.cluster_m} * c.cluster_n > 2) {
+    return "gemm config: a cluster has one block, or two along m or n";
+  }
+  if (c.split_k < 1 || c.group < 1 || c.group > 1024) {
+    return "gemm config: split_k must be at least 1, group 1 to 1024";
+  }
   const TileSchedule s =
       cut_product(c, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count);
   if (s.split > kMaxContributors) return "gemm config: split_k is at most 32";

@@ -1,12 +1,13 @@
-// How a product is cut for CUDA: one pure function of the sizes, the types and the device.
+// A config of the CUDA gemm: which kernel, and how the work is divided. As a struct, as text, and
+// what it asks of the device. No CUDA header.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <cstring>
 
+#include "../../common/core/math.h"
 #include "../../common/cuda/swizzle.h"
+#include "../config_fields.h"
 #include "../gemm.h"
 #include "schedule.h"
 
@@ -37,10 +38,6 @@ constexpr int kMmaStages = 4;
 constexpr int kPlainWarps = 8;   // rows of w
 constexpr int kPlainBlockM = 8;  // rows of a
 
-ROCM_KERNELS_HOST_DEVICE constexpr int64_t ceil_div(int64_t value, int64_t by) {
-  return (value + by - 1) / by;
-}
-
 // Rows of both operands start at multiples of 16 bytes: what copies of vectors and boxes ask.
 inline bool has_aligned_rows(const GemmArgs& args) {
   const auto aligned = [](const void* data, int64_t stride, int64_t rows, DType dtype) {
@@ -64,70 +61,66 @@ struct GemmDevice {
 };
 
 struct GemmConfig {
-  enum class Kernel : int32_t { kPlain, kMma, kWarpgroup };
-  enum class Schedule : int32_t { kDataParallel, kSplitK, kStreamK, kHybrid };
-  Kernel kernel = Kernel::kPlain;
-  int block_m = 128, block_n = 128;
-  bool rows_are_w = false;           // w is the 64-row operand of wgmma, else a
-  int cluster_m = 1, cluster_n = 1;  // blocks that share tiles of w, of a
-  int num_stages = 4;
-  Schedule schedule = Schedule::kDataParallel;
-  int split_k = 1;  // kSplitK
-  int group = 8;    // tiles of rows before the next columns
+  enum class Design : int32_t {
+    kPlain,      // any types, one element at a time (plain.cuh)
+    kMma,        // mma.sync: sm_80 and later (mma.cuh)
+    kWarpgroup,  // TMA into wgmma: sm_90a alone (warpgroup.cuh), to which all fields belong
+  };
+  enum Rows : int32_t { kRowsOfA, kRowsOfW };  // the 64-row operand of wgmma
+  enum Schedule : int32_t { kDataParallel, kSplitK, kStreamK, kHybrid };  // see schedule.h
+  Design design = Design::kPlain;
+  int32_t block_m = 128, block_n = 128;
+  int32_t rows = kRowsOfA;
+  int32_t cluster_m = 1, cluster_n = 1;  // blocks that share tiles of w, of a
+  int32_t num_stages = 4;
+  int32_t schedule = kDataParallel;
+  int32_t split_k = 1;  // kSplitK
+  int32_t group = 8;    // tiles of rows before the next columns
 
-  int block_r() const { return rows_are_w ? block_n : block_m; }
-  int block_c() const { return rows_are_w ? block_m : block_n; }
-  int cluster_r() const { return rows_are_w ? cluster_n : cluster_m; }
-  int cluster_c() const { return rows_are_w ? cluster_m : cluster_n; }
+  bool rows_are_w() const { return rows == kRowsOfW; }
+  int block_r() const { return rows_are_w() ? block_n : block_m; }
+  int block_c() const { return rows_are_w() ? block_m : block_n; }
+  int cluster_r() const { return rows_are_w() ? cluster_n : cluster_m; }
+  int cluster_c() const { return rows_are_w() ? cluster_m : cluster_n; }
 };
 
-constexpr size_t kConfigTextBytes = 192;  // that hold any config
+constexpr Status kNoTile =
+    "gemm config: no kernel has this tile; gemm_configs lists those that are";
 
+constexpr const char* kGemmDesignNames[] = {"plain", "mma", "warpgroup"};
+constexpr const char* kRowsNames[] = {"a", "w"};
 constexpr const char* kScheduleNames[] = {"data_parallel", "split_k", "stream_k", "hybrid"};
-constexpr const char* kKernelNames[] = {"plain", "mma", "warpgroup"};
+constexpr ConfigField<GemmConfig> kGemmConfigFields[] = {
+    {"block_m", &GemmConfig::block_m},
+    {"block_n", &GemmConfig::block_n},
+    {"rows", &GemmConfig::rows, kRowsNames, 2},
+    {"cluster_m", &GemmConfig::cluster_m},
+    {"cluster_n", &GemmConfig::cluster_n},
+    {"num_stages", &GemmConfig::num_stages},
+    {"schedule", &GemmConfig::schedule, kScheduleNames, 4},
+    {"split_k", &GemmConfig::split_k},
+    {"group", &GemmConfig::group},
+};
 
-inline int describe(const GemmConfig& c, char* text, size_t size) {
-  if (c.kernel != GemmConfig::Kernel::kWarpgroup) {
-    return std::snprintf(text, size, "%s", kKernelNames[static_cast<int>(c.kernel)]);
-  }
-  return std::snprintf(
-      text, size,
-      "%s block_m=%d block_n=%d rows=%s cluster_m=%d cluster_n=%d num_stages=%d schedule=%s "
-      "split_k=%d group=%d",
-      kKernelNames[static_cast<int>(c.kernel)], c.block_m, c.block_n, c.rows_are_w ? "w" : "a",
-      c.cluster_m, c.cluster_n, c.num_stages, kScheduleNames[static_cast<int>(c.schedule)],
-      c.split_k, c.group);
+inline bool operator==(const GemmConfig& a, const GemmConfig& b) {
+  return a.design == b.design && equal_fields(kGemmConfigFields, a, b);
 }
 
-inline bool parse(const char* text, GemmConfig& c) {
-  c = GemmConfig();
-  for (const GemmConfig::Kernel kernel : {GemmConfig::Kernel::kPlain, GemmConfig::Kernel::kMma}) {
-    c.kernel = kernel;
-    if (std::strcmp(text, kKernelNames[static_cast<int>(kernel)]) == 0) return true;
+constexpr size_t kGemmConfigTextBytes = 192;
+inline bool write_config(const GemmConfig& c, char (&text)[kGemmConfigTextBytes]) {
+  return write_config(kGemmDesignNames[static_cast<int>(c.design)], kGemmConfigFields, c, text,
+                      sizeof text);
+}
+
+// nullptr, or what is wrong with the text.
+inline Status read_config(const char* text, GemmConfig& c) {
+  size_t design = 0;
+  if (!ConfigReader(text).read(kGemmDesignNames, kGemmConfigFields, design, c)) {
+    return "gemm config: it must read like 'warpgroup block_m=128 block_n=128 rows=a cluster_m=1 "
+           "cluster_n=1 num_stages=6 schedule=data_parallel split_k=1 group=8'";
   }
-  char kernel[16], rows[4], schedule[16];
-  int end = 0;
-  if (std::sscanf(text,
-                  "%15s block_m=%d block_n=%d rows=%3s cluster_m=%d cluster_n=%d num_stages=%d "
-                  "schedule=%15s split_k=%d group=%d%n",
-                  kernel, &c.block_m, &c.block_n, rows, &c.cluster_m, &c.cluster_n, &c.num_stages,
-                  schedule, &c.split_k, &c.group, &end) != 10 ||
-      text[end] != '\0') {
-    return false;
-  }
-  const auto find = [](const char* name, const char* const* names, int count) {
-    for (int i = 0; i < count; ++i) {
-      if (std::strcmp(name, names[i]) == 0) return i;
-    }
-    return -1;
-  };
-  const int kernel_index = find(kernel, kKernelNames, 3);
-  const int schedule_index = find(schedule, kScheduleNames, 4);
-  if (kernel_index != 2 || schedule_index < 0) return false;
-  c.kernel = static_cast<GemmConfig::Kernel>(kernel_index);
-  c.schedule = static_cast<GemmConfig::Schedule>(schedule_index);
-  c.rows_are_w = rows[0] == 'w';
-  return true;
+  c.design = static_cast<GemmConfig::Design>(design);
+  return nullptr;
 }
 
 // Bytes of shared memory that the warpgroup kernel asks for.
@@ -148,18 +141,18 @@ inline TileSchedule cut_product(const GemmConfig& c, int64_t m, int64_t n, int64
   int split = 1;
   int64_t units = tiles;
   switch (c.schedule) {
-    case GemmConfig::Schedule::kDataParallel:
+    case GemmConfig::kDataParallel:
       break;
-    case GemmConfig::Schedule::kSplitK:
+    case GemmConfig::kSplitK:
       split = std::min(c.split_k, chunks);
       if (split > 1) whole = 0;
       units = tiles * split;
       break;
-    case GemmConfig::Schedule::kStreamK:
+    case GemmConfig::kStreamK:
       whole = 0, split = 0;
       units = std::min(tiles * chunks, tiles * (kMaxContributors - 2));
       break;
-    case GemmConfig::Schedule::kHybrid:
+    case GemmConfig::kHybrid:
       // The last wave that is not full, and the one before it, so that no interval is short.
       whole = tiles % most == 0 ? tiles : std::max<int64_t>(0, tiles / most - 1) * most;
       split = whole == tiles ? 1 : 0;

@@ -5,10 +5,8 @@
 //   plain.cuh      e4m3fnuz, no K
 #include <cuda_runtime.h>
 
-#include <atomic>
-#include <random>
-
 #include "../../common/gpu/launch.h"
+#include "../../common/gpu/launch_name.h"
 #include "choose.h"
 #include "instances.h"
 #include "warpgroup.cuh"
@@ -16,14 +14,6 @@
 namespace rocm_kernels {
 namespace cuda {
 namespace {
-
-// A name that no earlier launch left in memory: see publish_sums().
-uint64_t next_launch_name() {
-  static std::atomic<uint64_t> names{std::random_device{}() |
-                                     static_cast<uint64_t>(std::random_device{}()) << 32};
-  // An odd constant walks through all 2^64 values before it repeats one; 0 is no name.
-  return names.fetch_add(0x9E3779B97F4A7C15ull, std::memory_order_relaxed) | 1;
-}
 
 Status ask_gemm_device(int id, GemmDevice& device) {
   DeviceFacts facts;
@@ -44,14 +34,14 @@ Status config_of(const GemmArgs& args, const GemmDevice& device, GemmConfig& con
     config = choose(args, device);
     return nullptr;
   }
-  if (!parse(args.config, config)) return "gemm config: not a config's text; see gemm_configs";
+  if (const Status status = read_config(args.config, config)) return status;
   return check(args, config, device);
 }
 
 Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const GemmDevice& device,
                         void* stream) {
   WarpgroupProblem p;
-  const bool swapped = config.rows_are_w;
+  const bool swapped = config.rows_are_w();
   p.schedule = cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count);
   p.cluster = config.cluster_m * config.cluster_n;
   p.share_rows = config.cluster_c() == 2;
@@ -63,8 +53,8 @@ Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const Ge
   p.num_stages = config.num_stages;
   // A weight that meets one tile of tokens is read once, and the tokens again and again.
   if (args.m <= config.block_m * config.cluster_m) {
-    (swapped ? p.use_of_rows : p.use_of_columns) = L2Use::kStream;
-    (swapped ? p.use_of_columns : p.use_of_rows) = L2Use::kKeep;
+    (swapped ? p.rows_policy : p.columns_policy) = L2Policy::kEvictFirst;
+    (swapped ? p.columns_policy : p.rows_policy) = L2Policy::kEvictLast;
   }
   p.out = args.out;
   p.out_stride = args.out_stride;
@@ -97,7 +87,7 @@ int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
   cuda::GemmDevice device;
   cuda::GemmConfig config;
   if (args.m == 0 || cuda::ask_device(device) || cuda::config_of(args, device, config)) return 0;
-  if (config.kernel != cuda::GemmConfig::Kernel::kWarpgroup) return 0;
+  if (config.design != cuda::GemmConfig::Design::kWarpgroup) return 0;
   return cuda::workspace_bytes(
       config,
       cuda::cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count));
@@ -129,10 +119,10 @@ Status launch_gemm(const GemmArgs& args, const Context& context) {
   cuda::GemmConfig config;
   if (const Status status = cuda::ask_device(device)) return status;
   if (const Status status = cuda::config_of(args, device, config)) return status;
-  if (config.kernel == cuda::GemmConfig::Kernel::kWarpgroup) {
+  if (config.design == cuda::GemmConfig::Design::kWarpgroup) {
     return cuda::launch_warpgroup(args, config, device, context.stream);
   }
-  return config.kernel == cuda::GemmConfig::Kernel::kMma
+  return config.design == cuda::GemmConfig::Design::kMma
              ? cuda::launch_mma(args, device, context.stream)
              : cuda::launch_plain(args, device, context.stream);
 }
@@ -143,22 +133,23 @@ Status visit_gemm_configs(const GemmArgs& args, const Context&,
   cuda::GemmConfig first;
   if (const Status status = cuda::ask_device(device)) return status;
   if (const Status status = cuda::config_of(args, device, first)) return status;
-  char first_text[cuda::kConfigTextBytes], text[cuda::kConfigTextBytes];
-  cuda::describe(first, first_text, sizeof first_text);
-  visit(first_text, state);
-  const auto visit_other = [&](const cuda::GemmConfig& config) {
-    cuda::describe(config, text, sizeof text);
-    if (std::strcmp(text, first_text) != 0) visit(text, state);
+  const auto visit_text = [&](const cuda::GemmConfig& config) {
+    char text[cuda::kGemmConfigTextBytes];
+    if (cuda::write_config(config, text)) visit(text, state);
   };
-  using Kernel = cuda::GemmConfig::Kernel;
+  const auto visit_other = [&](const cuda::GemmConfig& config) {
+    if (!(config == first)) visit_text(config);
+  };
+  visit_text(first);
+  using Design = cuda::GemmConfig::Design;
   cuda::GemmConfig config;
-  if (first.kernel == Kernel::kWarpgroup) {
+  if (first.design == Design::kWarpgroup) {
     cuda::for_each_warpgroup_config(
         args, device,
         [&](const cuda::GemmConfig& config, const cuda::TileTime&) { visit_other(config); });
   }
-  for (const Kernel kernel : {Kernel::kMma, Kernel::kPlain}) {
-    config.kernel = kernel;
+  for (const Design design : {Design::kMma, Design::kPlain}) {
+    config.design = design;
     if (cuda::check(args, config, device) == nullptr) visit_other(config);
   }
   return nullptr;

@@ -57,14 +57,11 @@ Status launch_tile(const GemmArgs& args, const GemmConfig& config, const Warpgro
 
 // Each file of instances offers its tiles. Returns false if it has none for this config.
 #define ROCM_KERNELS_TILE(TYPE, ROWS_ARE_W, WAVES, COLUMNS, BLOCKS, CHAIN)              \
-  if (config.rows_are_w == ROWS_ARE_W && config.block_r() == WAVES * 128 &&             \
+  if (config.rows_are_w() == ROWS_ARE_W && config.block_r() == WAVES * 128 &&           \
       config.block_c() == COLUMNS) {                                                    \
     return launch_tile<WarpgroupTile<TYPE, ROWS_ARE_W, WAVES, COLUMNS, BLOCKS, CHAIN>>( \
         args, config, problem, stream);                                                 \
   }
-
-constexpr Status kNoTile =
-    "gemm config: no kernel has this tile; gemm_configs lists those that are";
 
 }  // namespace cuda
 }  // namespace rocm_kernels

@@ -11,10 +11,11 @@
 // there block scales are applied.
 #pragma once
 
+#include "../../common/cuda/async_copy.cuh"
 #include "../../common/cuda/mma.cuh"
+#include "../../common/cuda/shared_memory.cuh"
 #include "../../common/gpu/dependent_launch.h"
 #include "config.h"
-#include "copies.cuh"
 #include "output.cuh"
 
 namespace rocm_kernels {

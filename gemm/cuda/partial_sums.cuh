@@ -1,10 +1,10 @@
 // Partial sums of a tile that several workers share: published, flagged, added up in the order of
 // k.
 //
-// The steps of the tile are dealt to its contributors. Each hands over all steps but its own, flags
-// that, and adds up its own as soon as all others have flagged. If they do not come soon (their
-// blocks may not even run) it hands over its own steps too, and whoever sees all flags adds up. The
-// bits do not depend on who that is: two who see it at once store the same.
+// The steps of the tile are divided among its contributors, its owners. Each hands over all steps
+// but its own, flags that, and adds up its own as soon as all others have flagged. If they do not
+// come soon (their blocks may not even run) it hands over its own steps too, and whoever sees all
+// flags adds up. The bits do not depend on who that is: two who see it at once store the same.
 #pragma once
 
 #include "problem.cuh"
@@ -67,7 +67,7 @@ publish_sums(const WarpgroupProblem& p, const UnitInfo& unit, int rank, int grou
       }
     });
     __threadfence();
-    block_part_barrier(1 + group, 128);
+    named_barrier(1 + group, 128);
   };
   // Whether all have flagged steps of `owner`, `except` counting as one who has. One warp.
   const auto all_flagged = [&](int owner, int except) {
@@ -98,7 +98,7 @@ publish_sums(const WarpgroupProblem& p, const UnitInfo& unit, int rank, int grou
     if (thread == 0) shared_word = finished;
     __threadfence();
   }
-  block_part_barrier(1 + group, 128);
+  named_barrier(1 + group, 128);
   uint32_t finished = shared_word;
   if (me < owners && !(finished >> me & 1)) {
     hand_over(true);
@@ -109,7 +109,7 @@ publish_sums(const WarpgroupProblem& p, const UnitInfo& unit, int rank, int grou
       if (thread == 0) shared_word = finished;
       __threadfence();
     }
-    block_part_barrier(1 + group, 128);
+    named_barrier(1 + group, 128);
     finished = shared_word;
   }
 

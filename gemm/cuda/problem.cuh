@@ -7,13 +7,16 @@
 
 #include <type_traits>
 
+#include "../../common/cuda/async_copy.cuh"
+#include "../../common/cuda/mbarrier.cuh"
+#include "../../common/cuda/shared_memory.cuh"
+#include "../../common/cuda/tma.cuh"
+#include "../../common/cuda/wgmma.cuh"
 #include "../../common/gpu/cluster.h"
 #include "../../common/gpu/dependent_launch.h"
 #include "../gemm.h"
 #include "config.h"
-#include "copies.cuh"
 #include "schedule.h"
-#include "wgmma_tiles.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
@@ -27,7 +30,7 @@ struct WarpgroupProblem {
   int32_t num_stages = 0;
   int32_t cluster = 1;
   bool share_rows = false;  // the blocks of a cluster share the rows operand, else the columns
-  L2Use use_of_rows = L2Use::kNormal, use_of_columns = L2Use::kNormal;
+  L2Policy rows_policy = L2Policy::kEvictNormal, columns_policy = L2Policy::kEvictNormal;
   bool wide_scale_a = false, wide_scale_w = false;  // runs of block scales are 16-byte vectors
   bool wide_stores = false;                         // rows of out are aligned to 16 bytes
 

@@ -3,13 +3,19 @@
 // A worker (a block, or a cluster of two that share an operand) takes units: a tile's sum over an
 // interval of chunks of K, one after another.
 //
-//   data-parallel  every tile is a unit, dealt to the workers in turn
+//   data-parallel  every tile is a unit; a worker takes every `workers`-th of them
 //   split-K        every tile is cut into `split` units of equal length
 //   stream-K       tiles x chunks laid end to end are cut into one interval for each worker,
 //                  wherever tiles begin
 //   hybrid         whole tiles as long as they come out even, the others streamed
 //
-// All four are: `whole` tiles dealt out, then the others split or streamed.
+// All four are: `whole` tiles first, then the others split or streamed.
+//
+// Why this is not ../schedule.h, AMD's: there data-parallel and split-K start a workgroup for each
+// unit, workers are numbered by XCD, and 32 bits count the units. Here workers are as many as run
+// at once and take units one after another in every schedule, so that the next one's operands come
+// while the last one's end is computed. The warps that fetch operands, fetch scales and look up
+// ends walk through the units apart, each with its own `Units`; and 64 bits count what is streamed.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// gemm for sm_90a: the copy engine fills a ring in shared memory, two warpgroups multiply.
+// gemm for sm_90a: the copy engine fills stages in shared memory, two warpgroups multiply.
 //
 //   rows operand [R, K]     a worker's unit: block_r x block_c x an interval of K
 //   columns operand [C, K]    producer warps   boxes of block_r (block_c) rows x 128 bytes of K
@@ -60,10 +60,10 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   const uint32_t scale_empty = pinned_address(scale_empty_barriers);
   static_assert(kScaleBuffers == 2, "a buffer's number is a bit");
   const uint32_t padding = -shared_address(dynamic_shared) & (kStageAlignment - 1);
-  const uint32_t ring = pinned_address(dynamic_shared + padding);
-  uint8_t* const after_ring = dynamic_shared + padding + p.num_stages * kStageBytes;
+  const uint32_t stages = pinned_address(dynamic_shared + padding);
+  uint8_t* const after_stages = dynamic_shared + padding + p.num_stages * kStageBytes;
   // [buffer][kScaleRows of a, then kMaxScaleGroups of w][kScaleRun]
-  float* const block_scales = reinterpret_cast<float*>(after_ring + kStagingBytes);
+  float* const block_scales = reinterpret_cast<float*>(after_stages + kStagingBytes);
   constexpr int kBufferScales = (kScaleRows + kMaxScaleGroups) * kScaleRun;
 
   allow_next_kernel();
@@ -109,12 +109,12 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
       // Two producers, one for each operand.
       const bool is_rows = role == 0;
       const CUtensorMap& map = is_rows ? rows_map : columns_map;
-      asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+      prefetch_tensor_map(map);
       const bool shared = p.cluster > 1 && is_rows == p.share_rows;
       const int bytes = is_rows ? kRowBytes : kColumnBytes;
       const int part = shared ? rank * (is_rows ? Tile::kRows : Tile::kColumns) / 2 : 0;
-      const uint32_t to = ring + (is_rows ? 0 : kRowBytes) + part * kChunkBytes;
-      const uint64_t policy = l2_policy_of(is_rows ? p.use_of_rows : p.use_of_columns);
+      const uint32_t to = stages + (is_rows ? 0 : kRowBytes) + part * kChunkBytes;
+      const uint64_t policy = l2_policy(is_rows ? p.rows_policy : p.columns_policy);
       Units units(p.schedule, worker);
       Unit unit;
       int stage = 0, parity = 1;
@@ -258,8 +258,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
     const int row_in_group = warp % 4 * 16 + lane / 4;  // of a wave's 64, and the one 8 further
     wait_for_previous_kernel();
 
-    const uint32_t first_rows = wgmma_operand_low(ring + group * kGroupRows * kChunkBytes);
-    const uint32_t first_columns = wgmma_operand_low(ring + kRowBytes);
+    const uint32_t first_rows = wgmma_operand_low(stages + group * kGroupRows * kChunkBytes);
+    const uint32_t first_columns = wgmma_operand_low(stages + kRowBytes);
     int stage = 0, parity = 0, scale_buffer = 0, scale_parity = 0;
     for (int buffer = 0, unit_parity = 0;;) {
       mbarrier_wait(unit_full + buffer * 8, unit_parity);
@@ -288,19 +288,19 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
           for (int i = 0; i < kChunkBytes / kWgmmaKBytes; ++i) {
 #pragma unroll
             for (int wave = 0; wave < Tile::kWaves; ++wave) {
-              wgmma_tile<Tile::kType>(
+              wgmma_by_low_words<Tile::kType>(
                   sums[wave],
                   rows + wgmma_offset(wave * kWgmmaRows * kChunkBytes + i * kWgmmaKBytes),
                   columns + wgmma_offset(i * kWgmmaKBytes), chunk > 0 || i > 0);
             }
           }
           wgmma_commit();
-          wgmma_wait_all<1>();
+          wgmma_wait<1>();
           if (previous >= 0) release(previous);
           previous = stage;
           if (++stage == p.num_stages) stage = 0, parity ^= 1;
         }
-        wgmma_wait_all<0>();
+        wgmma_wait<0>();
 #pragma unroll
         for (int wave = 0; wave < Tile::kWaves; ++wave) wgmma_pin(sums[wave]);
         release(previous);
@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
           wgmma_fence();
 #pragma unroll
           for (int i = begin; i < begin + Tile::kChain; ++i) {
-            wgmma_tile<Tile::kType>(
+            wgmma_by_low_words<Tile::kType>(
                 part, rows + wgmma_offset(wave * kWgmmaRows * kChunkBytes + i * kWgmmaKBytes),
                 columns + wgmma_offset(i * kWgmmaKBytes), i > begin);
           }
@@ -364,8 +364,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
         const auto collect = [&](auto constant) {
           constexpr int piece = decltype(constant)::value;
           constexpr int wave = piece / kChains;
-          wgmma_wait_all<0>();
-          wgmma_pin(part);
+          wgmma_wait<0>(part);
           if constexpr (piece + 1 == kPieces) {
             release(collected);
             if (++collected == p.num_stages) collected = 0;
@@ -421,8 +420,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
       if (unit.contributors > 1) {
         steps = publish_sums<Tile>(p, unit, rank, group, thread, finished_groups[group], sums);
       }
-      finish_sums<Tile>(p, unit, rank, group, thread, after_ring + warp * kWarpStagingBytes, steps,
-                        sums);
+      finish_sums<Tile>(p, unit, rank, group, thread, after_stages + warp * kWarpStagingBytes,
+                        steps, sums);
       __syncwarp();
       if (lane == 0) mbarrier_arrive(unit_empty + buffer * 8);
       buffer ^= 1;

@@ -127,7 +127,7 @@ Status launch_product(const GemmArgs& args, const Context& context) {
     if (args.workspace == nullptr) return "skinny_gemm: this config needs a workspace";
     p.partials =
         reinterpret_cast<float*>(static_cast<uint8_t*>(args.workspace) + ticket_bytes(p.schedule));
-    p.launch = next_launch_name();
+    p.launch = next_ticket_name();
   }
   const Launch launch{dim3(p.schedule.workgroups()), config.waves * 64, stream_of(context),
                       lds_bytes_of(shape, config)};

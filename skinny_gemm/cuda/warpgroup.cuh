@@ -164,9 +164,9 @@ __global__ void __launch_bounds__((kWarpgroups * 4 + kProducers) * 32, 1)
           float (&part)[kMTiles][4] = parts[group % kParts];
           const uint64_t offset = wgmma_offset(group * kChain * kWgmmaKBytes);
           wgmma_fence();
-          wgmma<false>(part, w + offset, a + offset);
-          wgmma<true>(part, w + offset + wgmma_offset(kWgmmaKBytes),
-                      a + offset + wgmma_offset(kWgmmaKBytes));
+          wgmma<DType::kFloat8E4M3FN>(part, w + offset, a + offset, 0);
+          wgmma<DType::kFloat8E4M3FN>(part, w + offset + wgmma_offset(kWgmmaKBytes),
+                                      a + offset + wgmma_offset(kWgmmaKBytes), 1);
           wgmma_commit();
         }
         if constexpr (kParts == 2) wgmma_wait<1>(parts[0]), add(parts[0]);
