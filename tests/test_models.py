@@ -1,4 +1,7 @@
-"""Model preparation: what quantize_model_ does, and what the kernelized model then computes."""
+"""Model preparation: what quantize_model_ does, and what the kernelized model then computes.
+
+Longer than 500 lines, because its fixtures serve all of it; families are in test_families.py.
+"""
 
 import copy
 import importlib.util

@@ -5,6 +5,9 @@
 cuda needs nvcc, rocm a ROCm installation or clang and HIP headers (tools/rocm.py); neither needs
 the GPU, nor a torch that knows it.
 
+Longer than 500 lines, because what kernel-builder generates is written out here: one file is then
+all that a source tree needs beside tools/rocm.py.
+
 build.toml is the only list of what is built. The result, build/<variant>/, is laid out as the
 kernels Hub expects, so get_kernel, get_local_kernel and kernelize load it. Compiling goes through
 ninja, which rebuilds what changed. torch's own cpp_extension tells include and library folders; it

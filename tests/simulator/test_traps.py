@@ -1,4 +1,7 @@
-"""What emulators of gfx942 are known to get wrong: one test or more for each."""
+"""What emulators of gfx942 are known to get wrong: one test or more for each.
+
+Longer than 500 lines, because the kernels of all traps are one source, compiled once.
+"""
 
 import ml_dtypes
 import numpy as np
