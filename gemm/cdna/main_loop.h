@@ -102,10 +102,7 @@ class TileProduct {
     const int row_m = wave % kShape.waves_m * (kPartsM * kPart);
     const int row_n = wave / kShape.waves_m * (kPartsN * kPart);
     const int row = lane % kPart, half = lane / kPart;
-#pragma unroll
-    for (int i = 0; i < kLineFragments; ++i) {
-      fragment_[i] = row * kLine + ((2 * i + half) ^ row % 8) * 16;
-    }
+    fragment_ = row * kLine + (half ^ row % 8) * 16;
     a_rows_ = row_m * kLine;
     w_rows_ = (kShape.block_m + row_n) * kLine;
     if constexpr (kBlockScales) {
@@ -166,7 +163,21 @@ class TileProduct {
     w_.load(line);
   }
 
-  static constexpr int kWindow = 4;  // blocks of K whose scales are loaded together
+  // Blocks of K whose scales are loaded together. gfx950's matrix instructions take operands of
+  // eight registers in a row, which leaves fewer for scales.
+#if defined(__gfx950__)
+  static constexpr int kWindow = 2;
+  using Window = float __attribute__((ext_vector_type(2)));
+  static ROCM_KERNELS_DEVICE Window load_window(const Buffer& scales, uint32_t row, int offset) {
+    return __builtin_bit_cast(Window, __builtin_amdgcn_raw_buffer_load_b64(scales, row, offset, 0));
+  }
+#else
+  static constexpr int kWindow = 4;
+  using Window = float __attribute__((ext_vector_type(4)));
+  static ROCM_KERNELS_DEVICE Window load_window(const Buffer& scales, uint32_t row, int offset) {
+    return __builtin_bit_cast(Window, load_words<Cache::kKeep>(scales, row, offset));
+  }
+#endif
   static constexpr int kBlockLines = static_cast<int>(kScaleBlock) / line_elements(kKind);
   static ROCM_KERNELS_DEVICE int block_of(int line) { return line / kBlockLines; }
   static ROCM_KERNELS_DEVICE bool last_of_window(int line) {
@@ -190,8 +201,7 @@ class TileProduct {
       for (int i = 0; i < kPartsM; ++i) {
         const uint32_t row = blocks_a_ ? scale_a_row_[i] : kOutside;
         if (together) {
-          window_a_[i] = __builtin_bit_cast(
-              Accumulator, load_words<Cache::kKeep>(scales_a_, row, window_begin_ * 4));
+          window_a_[i] = load_window(scales_a_, row, window_begin_ * 4);
         } else {
 #pragma unroll
           for (int e = 0; e < kWindow; ++e) {
@@ -210,16 +220,19 @@ class TileProduct {
     }
   }
 
-  static ROCM_KERNELS_DEVICE float pick(const Accumulator& window, int at) {
+  static ROCM_KERNELS_DEVICE float pick(const Window& window, int at) {
     const bool even = at % 2 == 0;
-    const float low = even ? window.x : window.y, high = even ? window.z : window.w;
+    const float low = even ? window[0] : window[1];
+    if constexpr (kWindow == 2) return low;
+    const float high = even ? window[kWindow - 2] : window[kWindow - 1];
     return at < 2 ? low : high;
   }
 
   ROCM_KERNELS_DEVICE void read(const uint8_t* rows, Words (&fragments)[kLineFragments]) const {
 #pragma unroll
     for (int i = 0; i < kLineFragments; ++i) {
-      fragments[i] = *reinterpret_cast<const Words*>(rows + fragment_[i]);
+      fragments[i] =
+          *reinterpret_cast<const Words*>(rows + (fragment_ ^ i * 32));  // chunk 2 * i + half
     }
   }
 
@@ -248,10 +261,10 @@ class TileProduct {
   LineLoader<kShape.block_m, kShape.threads(), false, false> a_;
   LineLoader<kShape.block_n, kShape.threads(), kDecodesW, kKind == MmaKind::kBFloat16Fp8> w_;
   int k_;
-  int fragment_[kLineFragments];  // bytes to the lane's fragments of a part
-  int a_rows_, w_rows_;           // bytes to the wave's rows in LDS
+  int fragment_;         // bytes to the lane's first fragment of a part
+  int a_rows_, w_rows_;  // bytes to the wave's rows in LDS
   Buffer scales_a_, scales_w_;
-  Accumulator window_a_[kPartsM], window_w_[kPartsN];
+  Window window_a_[kPartsM], window_w_[kPartsN];
   uint32_t scale_a_row_[kPartsM], scale_w_row_[kPartsN];
   uint32_t scale_a_step_, scale_w_step_;
   int window_begin_;  // first block of K of the windows
