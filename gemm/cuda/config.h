@@ -30,13 +30,11 @@ constexpr int kMaxSteps = 16;         // of an epilogue, each finished by one co
 constexpr int kMaxContributors = 32;  // of a tile: a warp looks at their flags
 constexpr int kStaticBytes = 7 << 10;
 
-// The mma kernel's (mma.cuh), and the plain kernel's (plain.cuh).
+// The mma kernel's (mma.cuh).
 constexpr int kMmaBlockM = 128, kMmaBlockN = 128;
 constexpr int kMmaThreads = 256;
 constexpr int kMmaStepBytes = 64;  // of a row of w: four lanes x 16 bytes
 constexpr int kMmaStages = 4;
-constexpr int kPlainWarps = 8;   // rows of w
-constexpr int kPlainBlockM = 8;  // rows of a
 
 // Rows of both operands start at multiples of 16 bytes: what copies of vectors and boxes ask.
 inline bool has_aligned_rows(const GemmArgs& args) {
@@ -62,7 +60,7 @@ struct GemmDevice {
 
 struct GemmConfig {
   enum class Design : int32_t {
-    kPlain,      // any types, one element at a time (plain.cuh)
+    kPlain,      // any types, one element at a time (plain.cu)
     kMma,        // mma.sync: sm_80 and later (mma.cuh)
     kWarpgroup,  // TMA into wgmma: sm_90a alone (warpgroup.cuh), to which all fields belong
   };

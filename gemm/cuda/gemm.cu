@@ -2,13 +2,14 @@
 //
 //   warpgroup.cuh  sm_90a: the copy engine and wgmma; FP8 x FP8 and 16-bit x the same
 //   mma.cuh        sm_80 and later: any types of e4m3fn and 16 bits, any alignment
-//   plain.cuh      e4m3fnuz, no K
+//   plain.cu       e4m3fnuz, no K
 #include <cuda_runtime.h>
 
 #include "../../common/gpu/launch.h"
 #include "../../common/gpu/launch_name.h"
 #include "choose.h"
 #include "instances.h"
+#include "plain.h"
 #include "warpgroup.cuh"
 
 namespace rocm_kernels {
@@ -124,7 +125,7 @@ Status launch_gemm(const GemmArgs& args, const Context& context) {
   }
   return config.design == cuda::GemmConfig::Design::kMma
              ? cuda::launch_mma(args, device, context.stream)
-             : cuda::launch_plain(args, device, context.stream);
+             : cuda::launch_plain(args, device.compute_capability >= 90, context.stream);
 }
 
 Status visit_gemm_configs(const GemmArgs& args, const Context&,

@@ -9,7 +9,6 @@ namespace cuda {
 struct WarpgroupProblem;
 
 Status launch_mma(const GemmArgs& args, const GemmDevice& device, void* stream);
-Status launch_plain(const GemmArgs& args, const GemmDevice& device, void* stream);
 
 Status launch_warpgroup_fp8(const GemmArgs& args, const GemmConfig& config,
                             const WarpgroupProblem& problem, void* stream);

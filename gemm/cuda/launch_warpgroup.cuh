@@ -55,13 +55,57 @@ Status launch_tile(const GemmArgs& args, const GemmConfig& config, const Warpgro
                        Tile::kSwapped ? a_map : w_map, problem);
 }
 
-// Each file of instances offers its tiles. Returns false if it has none for this config.
+// The tiles that have kernels. Each type is compiled in a file of its own, which calls one of
+// these.
 #define ROCM_KERNELS_TILE(TYPE, ROWS_ARE_W, WAVES, COLUMNS, BLOCKS, CHAIN)              \
   if (config.rows_are_w() == ROWS_ARE_W && config.block_r() == WAVES * 128 &&           \
       config.block_c() == COLUMNS) {                                                    \
     return launch_tile<WarpgroupTile<TYPE, ROWS_ARE_W, WAVES, COLUMNS, BLOCKS, CHAIN>>( \
         args, config, problem, stream);                                                 \
   }
+
+template <DType kType>
+Status launch_16_bit_tile(const GemmArgs& args, const GemmConfig& config,
+                          const WarpgroupProblem& problem, void* stream) {
+  if (args.out_dtype == DType::kFloat32) {
+    ROCM_KERNELS_TILE(kType, false, 1, 128, false, 4)
+    ROCM_KERNELS_TILE(kType, true, 1, 32, false, 4)
+    return kNoTile;
+  }
+  ROCM_KERNELS_TILE(kType, false, 1, 256, false, 0)
+  ROCM_KERNELS_TILE(kType, false, 2, 128, false, 0)
+  ROCM_KERNELS_TILE(kType, false, 1, 128, false, 0)
+  ROCM_KERNELS_TILE(kType, true, 1, 32, false, 0)
+  ROCM_KERNELS_TILE(kType, true, 1, 64, false, 0)
+  ROCM_KERNELS_TILE(kType, true, 1, 96, false, 0)
+  ROCM_KERNELS_TILE(kType, true, 1, 128, false, 0)
+  ROCM_KERNELS_TILE(kType, true, 1, 256, false, 0)
+  return kNoTile;
+}
+
+template <bool kBlocks>
+Status launch_fp8_tile(const GemmArgs& args, const GemmConfig& config,
+                       const WarpgroupProblem& problem, void* stream) {
+  constexpr DType kType = DType::kFloat8E4M3FN;
+  if (args.out_dtype == DType::kFloat16) {
+    // float16 shows what the tensor core's sums of 128 products lack; of 64 it does not.
+    ROCM_KERNELS_TILE(kType, false, 2, 128, kBlocks, 2)
+    ROCM_KERNELS_TILE(kType, false, 1, 128, kBlocks, 2)
+    ROCM_KERNELS_TILE(kType, true, 1, 32, kBlocks, 2)
+    ROCM_KERNELS_TILE(kType, true, 1, 64, kBlocks, 2)
+    return kNoTile;
+  }
+  ROCM_KERNELS_TILE(kType, false, 2, 128, kBlocks, 4)
+  ROCM_KERNELS_TILE(kType, false, 1, 128, kBlocks, 4)
+  ROCM_KERNELS_TILE(kType, true, 1, 32, kBlocks, 4)
+  ROCM_KERNELS_TILE(kType, true, 1, 64, kBlocks, 4)
+  ROCM_KERNELS_TILE(kType, true, 1, 96, kBlocks, 4)
+  ROCM_KERNELS_TILE(kType, true, 1, 128, kBlocks, 4)
+  ROCM_KERNELS_TILE(kType, true, 2, 64, kBlocks, 4)
+  return kNoTile;
+}
+
+#undef ROCM_KERNELS_TILE
 
 }  // namespace cuda
 }  // namespace rocm_kernels

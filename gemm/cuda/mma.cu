@@ -1,8 +1,7 @@
-// The kernels that need no Hopper: mma.sync for any tensor core, and element by element.
+// Starts the kernel that needs no Hopper: mma.sync, for any tensor core.
 #include "../../common/gpu/launch.h"
 #include "instances.h"
 #include "mma.cuh"
-#include "plain.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
@@ -37,17 +36,6 @@ Status launch_mma(const GemmArgs& args, const GemmDevice& device, void* stream) 
   return is_fp8(args.w_dtype)
              ? launch_types<DType::kBFloat16, kFp8>(args, launch, aligned)
              : launch_types<DType::kBFloat16, DType::kBFloat16>(args, launch, aligned);
-}
-
-Status launch_plain(const GemmArgs& args, const GemmDevice& device, void* stream) {
-  constexpr int64_t kMostBlocks = 65535;  // along y
-  Launch launch;
-  launch.grid = dim3(static_cast<unsigned>(ceil_div(args.m, kPlainBlockM)),
-                     static_cast<unsigned>(std::min(ceil_div(args.n, kPlainWarps), kMostBlocks)));
-  launch.block = kPlainWarps * 32;
-  launch.stream = static_cast<Stream>(stream);
-  launch.early = device.compute_capability >= 90;
-  return launch_kernel(gemm_plain_kernel, launch, args);
 }
 
 }  // namespace cuda

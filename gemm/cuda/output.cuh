@@ -10,7 +10,7 @@
 namespace rocm_kernels {
 namespace cuda {
 
-__device__ __forceinline__ float load_element(const void* data, DType dtype, int64_t index) {
+__device__ __forceinline__ float load_float(const void* data, DType dtype, int64_t index) {
   switch (dtype) {
     case DType::kFloat16:
       return __half2float(static_cast<const __half*>(data)[index]);
@@ -25,11 +25,9 @@ __device__ __forceinline__ float load_element(const void* data, DType dtype, int
   }
 }
 
-// From a finished sum to out[m, n]: the scales of whole rows, the bias, one rounding, the store.
-__device__ __forceinline__ void finish_output(const GemmArgs& args, int64_t m, int64_t n,
-                                              float sum) {
-  float value = sum * args.scale_a.outer(m) * args.scale_w.outer(n);
-  if (args.bias != nullptr) value += load_element(args.bias, args.bias_dtype, n);
+// Rounds once and stores out[m, n].
+__device__ __forceinline__ void store_output(const GemmArgs& args, int64_t m, int64_t n,
+                                             float value) {
   const int64_t index = m * args.out_stride + n;
   if (args.out_dtype == DType::kFloat32) {
     static_cast<float*>(args.out)[index] = value;
@@ -38,6 +36,15 @@ __device__ __forceinline__ void finish_output(const GemmArgs& args, int64_t m, i
   } else {
     static_cast<__nv_bfloat16*>(args.out)[index] = __float2bfloat16_rn(value);
   }
+}
+
+// From a finished sum to out[m, n]: the scales of whole rows, the bias, one rounding, the store.
+// (Block scales are applied in the K loop: ScaleView::block.)
+__device__ __forceinline__ void finish_output(const GemmArgs& args, int64_t m, int64_t n,
+                                              float sum) {
+  float value = sum * args.scale_a.outer(m) * args.scale_w.outer(n);
+  if (args.bias != nullptr) value += load_float(args.bias, args.bias_dtype, n);
+  store_output(args, m, n, value);
 }
 
 }  // namespace cuda

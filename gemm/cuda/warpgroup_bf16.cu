@@ -7,21 +7,7 @@ namespace cuda {
 
 Status launch_warpgroup_bf16(const GemmArgs& args, const GemmConfig& config,
                              const WarpgroupProblem& problem, void* stream) {
-  constexpr DType kType = DType::kBFloat16;
-  if (args.out_dtype == DType::kFloat32) {
-    ROCM_KERNELS_TILE(kType, false, 1, 128, false, 4)
-    ROCM_KERNELS_TILE(kType, true, 1, 32, false, 4)
-    return kNoTile;
-  }
-  ROCM_KERNELS_TILE(kType, false, 1, 256, false, 0)
-  ROCM_KERNELS_TILE(kType, false, 2, 128, false, 0)
-  ROCM_KERNELS_TILE(kType, false, 1, 128, false, 0)
-  ROCM_KERNELS_TILE(kType, true, 1, 32, false, 0)
-  ROCM_KERNELS_TILE(kType, true, 1, 64, false, 0)
-  ROCM_KERNELS_TILE(kType, true, 1, 96, false, 0)
-  ROCM_KERNELS_TILE(kType, true, 1, 128, false, 0)
-  ROCM_KERNELS_TILE(kType, true, 1, 256, false, 0)
-  return kNoTile;
+  return launch_16_bit_tile<DType::kBFloat16>(args, config, problem, stream);
 }
 
 }  // namespace cuda

@@ -15,7 +15,7 @@ enum class Design : int32_t {
   kWarpgroup,         // TMA pipeline into wgmma: sm_90a alone (warpgroup.cuh)
   kTmaPipeline,       // TMA pipeline into mma.sync: sm_90 and later (tma_pipeline.cuh)
   kRegisterPipeline,  // w straight to registers: sm_80 and later (register_pipeline.cuh)
-  kPlain,             // any alignment, any dialect (plain.cuh)
+  kPlain,             // any alignment, any dialect (gemm/cuda/plain.cu)
 };
 constexpr const char* kDesignNames[] = {"warpgroup", "tma_pipeline", "register_pipeline", "plain"};
 

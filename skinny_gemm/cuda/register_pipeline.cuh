@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kRegisterPipelineWarps * 32)
     float sum = 0.0f;
 #pragma unroll
     for (int w = 0; w < kRegisterPipelineWarps; ++w) sum += partial[w][m][n];
-    finish(args, first_m + m, first_n + n, sum);
+    finish_output(args, first_m + m, first_n + n, sum);
   }
 }
 

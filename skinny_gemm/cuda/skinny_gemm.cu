@@ -4,10 +4,10 @@
 //   warpgroup.cuh          sm_90a, FP8 x FP8, M beyond 16: shared-memory pipeline into wgmma
 //   tma_pipeline.cuh       sm_90 and later: shared-memory pipeline into mma.sync
 //   register_pipeline.cuh  sm_80 and later: w straight to registers
-//   plain.cuh              any alignment and dialect
+//   gemm/cuda/plain.cu     any alignment and dialect
 #include "../../common/gpu/launch.h"
+#include "../../gemm/cuda/plain.h"
 #include "choose_config.h"
-#include "plain.cuh"
 #include "register_pipeline.cuh"
 #include "tma_pipeline.cuh"
 #include "warpgroup.cuh"
@@ -96,11 +96,6 @@ struct Call {
   }
 };
 
-Status launch_plain(const Call& call) {
-  const dim3 grid(blocks_for(call.args.n, kPlainWarps), blocks_for(call.args.m, kPlainBlockM));
-  return launch_kernel(skinny_gemm_plain_kernel, call.launch(grid, kPlainWarps * 32), call.args);
-}
-
 template <class Types, int kBlockM, int kBlockN, bool kBlockScales>
 Status launch_register_pipeline(const Call& call) {
   constexpr int kNumStages = (kBlockM <= 16 ? 6 : 4) * kMmaN / kBlockN;
@@ -177,7 +172,9 @@ Status launch_typed(const Call& call, std::index_sequence<kTile...>) {
 }
 
 Status launch_config(const Call& call) {
-  if (call.config.design == Design::kPlain) return launch_plain(call);
+  if (call.config.design == Design::kPlain) {
+    return launch_plain(call.args, call.early, call.stream);
+  }
   const auto with = [&](auto types) {
     using Types = decltype(types);
     constexpr auto kTiles = std::make_index_sequence<kSkinnyTileCount>();
