@@ -2,10 +2,9 @@
 // it asks of the device. No HIP header: tests and tools include it too.
 #pragma once
 
-#include "../config_fields.h"
-#include "../gemm.h"
 #include "../schedule.h"
 #include "problem.h"
+#include "shape.h"
 #include "tiles.h"
 
 namespace rocm_kernels::cdna {
@@ -54,30 +53,6 @@ inline Status read_config(const char* text, GemmConfig& c) {
   }
   c.design = static_cast<GemmConfig::Design>(design);
   return nullptr;
-}
-
-// What the choice of a config depends on.
-struct GemmShape {
-  int32_t m, n, k;
-  int32_t a_bytes, w_bytes;  // of an element
-  int32_t block_scaled;      // 0 or 1
-};
-constexpr ConfigField<GemmShape> kGemmShapeFields[] = {
-    {"m", &GemmShape::m},
-    {"n", &GemmShape::n},
-    {"k", &GemmShape::k},
-    {"a_bytes", &GemmShape::a_bytes},
-    {"w_bytes", &GemmShape::w_bytes},
-    {"block_scaled", &GemmShape::block_scaled},
-};
-
-inline GemmShape gemm_shape_of(const GemmArgs& args) {
-  return {static_cast<int32_t>(args.m),
-          static_cast<int32_t>(args.n),
-          static_cast<int32_t>(args.k),
-          static_cast<int32_t>(size_of(args.a_dtype)),
-          static_cast<int32_t>(size_of(args.w_dtype)),
-          is_block_scaled(args)};
 }
 
 // ---- What a config asks of the device ----------------------------------------------------------
