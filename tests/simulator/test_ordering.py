@@ -307,8 +307,16 @@ def test_a_load_before_the_barrier_keeps_its_value(code, seed):
     np.testing.assert_array_equal(o[256:], 1000 + (T ^ 64))
 
 
-BETWEEN = ("handed", "by_system", "by_add", "by_swap", "others_linger", "barrier_in_loop",
-           "one_look", "flag_a_lane")
+BETWEEN = (
+    "handed",
+    "by_system",
+    "by_add",
+    "by_swap",
+    "others_linger",
+    "barrier_in_loop",
+    "one_look",
+    "flag_a_lane",
+)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
