@@ -23,8 +23,8 @@ void print_launches(Design design, const SkinnyTile& tile, MmaKind kind, bool bl
           : 0;
   char name[160];
   int used = std::snprintf(name, sizeof name, "skinny_gemm_%s<%d, %d, %d, %d",
-                           kDesignNames[static_cast<int>(design)], static_cast<int>(kind),
-                           tile.block_m, tile.block_n, stages);
+                           SkinnyGemmConfig::kDesigns[static_cast<int>(design)],
+                           static_cast<int>(kind), tile.block_m, tile.block_n, stages);
   std::snprintf(name + used, sizeof name - used,
                 design == Design::kSpecialisedWaves ? ">"
                 : block_scaled                      ? ", true>"

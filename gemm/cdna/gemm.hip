@@ -193,13 +193,13 @@ Status visit_gemm_configs(const GemmArgs& args, const Context&,
   if (!cdna::current_target(target)) return cdna::kNoDevice;
   if (Status error = cdna::config_of(args, target, first)) return error;
   const auto tell = [&](const cdna::GemmConfig& config) {
-    char text[cdna::kGemmConfigTextBytes];
-    if (cdna::write_config(config, text)) visit(text, state);
+    char text[kConfigTextBytes];
+    if (write_config(config, text)) visit(text, state);
   };
   tell(first);
   if (first.design == cdna::GemmConfig::Design::kPortable) return nullptr;
   cdna::for_each_gemm_config(cdna::shape_of(args), target, [&](const cdna::GemmConfig& config) {
-    if (!(config == first)) tell(config);
+    if (!equal_configs(config, first)) tell(config);
   });
   return nullptr;
 }

@@ -24,36 +24,18 @@ struct SkinnyGemmConfig {
   int32_t xcds = 1;        // > 1: workers of neighbouring tiles run on one XCD
   int32_t producers = 0;   // kSpecialisedWaves: waves that load; the others multiply
   int32_t sparse = 0;      // 1: the 4:2 sparse instruction serves 8 dense rows (FP8, M <= 8)
+
+  static constexpr const char* kDesigns[] = {"register_pipeline", "specialised_waves", "portable"};
+  static constexpr ConfigField<SkinnyGemmConfig> kFields[] = {
+      {"block_n", &SkinnyGemmConfig::block_n}, {"waves", &SkinnyGemmConfig::waves},
+      {"split_k", &SkinnyGemmConfig::split_k}, {"workgroups", &SkinnyGemmConfig::workgroups},
+      {"xcds", &SkinnyGemmConfig::xcds},       {"producers", &SkinnyGemmConfig::producers},
+      {"sparse", &SkinnyGemmConfig::sparse},
+  };
+  static constexpr Status kMustRead =
+      "skinny_gemm config: it must read like 'register_pipeline block_n=16 waves=4 split_k=2 "
+      "workgroups=0 xcds=8 producers=0 sparse=0'";
 };
-
-constexpr const char* kDesignNames[] = {"register_pipeline", "specialised_waves", "portable"};
-constexpr ConfigField<SkinnyGemmConfig> kConfigFields[] = {
-    {"block_n", &SkinnyGemmConfig::block_n}, {"waves", &SkinnyGemmConfig::waves},
-    {"split_k", &SkinnyGemmConfig::split_k}, {"workgroups", &SkinnyGemmConfig::workgroups},
-    {"xcds", &SkinnyGemmConfig::xcds},       {"producers", &SkinnyGemmConfig::producers},
-    {"sparse", &SkinnyGemmConfig::sparse},
-};
-
-inline bool operator==(const SkinnyGemmConfig& a, const SkinnyGemmConfig& b) {
-  return a.design == b.design && equal_fields(kConfigFields, a, b);
-}
-
-constexpr size_t kConfigTextBytes = 160;
-inline bool write_config(const SkinnyGemmConfig& c, char (&text)[kConfigTextBytes]) {
-  return write_config(kDesignNames[static_cast<int>(c.design)], kConfigFields, c, text,
-                      sizeof text);
-}
-
-// nullptr, or what is wrong with the text.
-inline Status read_config(const char* text, SkinnyGemmConfig& c) {
-  size_t design = 0;
-  if (!ConfigReader(text).read(kDesignNames, kConfigFields, design, c)) {
-    return "skinny_gemm config: it must read like 'register_pipeline block_n=16 waves=4 split_k=2 "
-           "workgroups=0 xcds=8 producers=0 sparse=0'";
-  }
-  c.design = static_cast<SkinnyGemmConfig::Design>(design);
-  return nullptr;
-}
 
 // The shape that speaks for its class of M (last_row_of_class): what serves it serves the class.
 inline GemmShape class_of(GemmShape shape) {

@@ -77,7 +77,7 @@ Status visit_configs(const GemmArgs& args, void (*visit)(const char* config, voi
   };
   tell(first);
   for_each_config(shape_of(args), target, [&](const SkinnyGemmConfig& config) {
-    if (!(config == first)) tell(config);
+    if (!equal_configs(config, first)) tell(config);
   });
   return nullptr;
 }
