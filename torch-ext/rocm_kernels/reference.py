@@ -254,6 +254,8 @@ def fused_moe(
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     ids = topk_ids.reshape(rows.shape[0], topk_ids.shape[-1])
     weights = topk_weights.reshape(ids.shape).double()
+    out_dtype = x.dtype if out_dtype is None else out_dtype
+    rows = rows.bfloat16() if x.dtype == torch.float32 else rows
     k = ids.shape[1]
     slots = rows.new_zeros(rows.shape[0], k, rows.shape[1], dtype=torch.float64)
     quantize = quantize_input and w_gate_up.dtype in FP8_MAX
@@ -269,10 +271,10 @@ def fused_moe(
         tokens, slot = (ids == expert).nonzero(as_tuple=True)
         both = product(rows[tokens], w_gate_up, scale_gate_up, bias_gate_up, expert)
         h = gated_experts(both.float(), activation, limit, interleaved)
-        h = h if quantize else h.to(x.dtype)
+        h = h if quantize else h.to(rows.dtype)
         y = product(h, w_down, scale_down, bias_down, expert)
         slots[tokens, slot] = y * weights[tokens, slot, None]
-    return slots.sum(1).to(x.dtype if out_dtype is None else out_dtype).view(x.shape)
+    return slots.sum(1).to(out_dtype).view(x.shape)
 
 
 def grouped_gemm(

@@ -1,7 +1,7 @@
 """Mixtures of experts: routing, the experts' layer, and products of rows sorted by expert."""
 
 import math
-from typing import Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 import torch
 
@@ -133,10 +133,10 @@ def fused_moe(
     experts, each a gated MLP.
 
     Args:
-        x: ``[..., H]``, float16 or bfloat16.
-        w_gate_up: ``[E, 2 * I, H]``, E up to 512: gate's rows, then up's. x's dtype, FP8 of the
-            device's dialect, or MXFP4: uint8 ``[E, 2 * I, H / 2]``, two e2m1 values of K a byte,
-            the even one in the low half, as GPT-OSS's checkpoints hold them.
+        x: ``[..., H]``, float16, bfloat16, or float32, which is rounded to bfloat16 first.
+        w_gate_up: ``[E, 2 * I, H]``, E up to 512: gate's rows, then up's. x's 16-bit dtype, FP8 of
+            the device's dialect, or MXFP4: uint8 ``[E, 2 * I, H / 2]``, two e2m1 values of K a
+            byte, the even one in the low half, as GPT-OSS's checkpoints hold them.
         w_down: ``[E, H, I]`` of the same dtype; MXFP4 ``[E, H, I / 2]``.
         topk_weights: ``[..., k]``, k of 1 to 16; converted to float32.
         topk_ids: ``[..., k]``, converted to int32. An id below 0 or not below E is skipped: under
@@ -164,8 +164,10 @@ def fused_moe(
         if out is None:
             out = x.new_empty(x.shape, dtype=x.dtype if out_dtype is None else out_dtype)
         _require_dtype(out, out_dtype)
+        rows = input_rows(x)
+        rows = rows.bfloat16() if x.dtype == torch.float32 else rows
         _fused_moe(
-            written_rows(out, "out"), input_rows(x), w_gate_up, w_down,
+            written_rows(out, "out"), rows, w_gate_up, w_down,
             _slots(topk_weights, torch.float32), _slots(topk_ids, torch.int32),
             _bytes(scale_gate_up), _bytes(scale_down), bias_gate_up, bias_down, activation,
             math.inf if limit is None else limit, interleaved, quantize_input,
@@ -179,6 +181,33 @@ def fused_moe(
              "bias_gate_up": bias_gate_up, "bias_down": bias_down},
         )  # fmt: skip
         raise
+
+
+def each_expert_in_turn(x: torch.Tensor, experts: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    """The routing of ``x [E * rows, H]`` that holds equally many rows of each expert in turn:
+    ``(weights, ids)``, one slot a row."""
+    ids = torch.arange(experts, device=x.device, dtype=torch.int32)
+    ids = ids.repeat_interleave(x.shape[0] // experts)[:, None]
+    return x.new_ones(x.shape[0], 1, dtype=torch.float32), ids
+
+
+def moe_of_weighted_inputs(
+    x: torch.Tensor,
+    scores: torch.Tensor,
+    k: int,
+    moe: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """A layer whose weights multiply its experts' inputs, as Llama 4's: not linear in them.
+
+    Args:
+        x: ``[T, H]``.
+        scores: ``[T, E]``, of which the k greatest of a token are its weights.
+        moe: ``(x [rows, H], ids [rows, 1], weights [rows, 1])`` to ``[rows, H]``.
+    """
+    weights, ids = scores.topk(k, dim=-1)
+    weighted = (x[:, None] * weights[..., None]).flatten(0, 1)
+    out = moe(weighted, ids.reshape(-1, 1), torch.ones_like(weights).reshape(-1, 1))
+    return out if k == 1 else out.unflatten(0, (-1, k)).sum(1)
 
 
 def grouped_gemm(
