@@ -319,3 +319,109 @@ def test_offsets_out_of_range_touch_nothing_else(backend):
     clamped = torch.tensor([7, 7, 10], dtype=torch.int32, device=backend.device)
     expected = backend.ops.grouped_gemm(a, w, clamped, None, scale, out_dtype=torch.float32)
     assert torch.equal(out.view, expected)
+
+
+# ---- As torch sees them, and what they refuse; on the best backend of this machine
+
+
+def layer(package, device, **changes):
+    """Positional and keyword arguments of a small fused_moe call."""
+    w = [torch.randn(s, device=device).to(package.native_fp8_dtype(device))
+         for s in ((4, 64, 96), (4, 96, 32))]  # fmt: skip
+    found = {
+        "x": torch.randn(3, 96, device=device).bfloat16(), "w_gate_up": w[0], "w_down": w[1],
+        "topk_weights": torch.rand(3, 2, device=device),
+        "topk_ids": torch.tensor([[0, 3], [1, 1], [-1, 4]], dtype=torch.int32, device=device),
+        "scale_gate_up": torch.rand(4, 64, 1, device=device),
+        "scale_down": torch.rand(4, device=device),
+    }  # fmt: skip
+    return {**found, **changes}
+
+
+def test_opcheck(best_package, device):
+    ops, found = best_package.functional.ops, layer(best_package, device)
+    scales = [found.pop(f"scale_{name}") for name in ("gate_up", "down")]
+    utils = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    out = torch.empty(3, 96, device=device)
+    arguments = (out, *found.values(), *scales, None, None, "silu", math.inf, False, True)
+    torch.library.opcheck(ops.fused_moe.default, arguments, test_utils=utils)
+    weights, ids = torch.empty(3, 2, device=device), torch.empty(3, 2, device=device).int()
+    logits = torch.randn(3, 8, device=device)
+    arguments = (weights, ids, logits, None, "softmax", 1, 1, True, 1.0)
+    torch.library.opcheck(ops.topk.default, arguments)
+    offsets = torch.tensor([1, 1, 2, 3], dtype=torch.int32, device=device)
+    arguments = (out[:, :64], found["x"].to(scales[0].dtype).to(found["w_down"].dtype),
+                 found["w_gate_up"], offsets, None, scales[0])  # fmt: skip
+    torch.library.opcheck(ops.grouped_gemm.default, arguments, test_utils=utils)
+
+
+def test_compiles_without_a_graph_break(best_package, device):
+    def block(logits, found):
+        weights, ids = best_package.topk_softmax(logits, 2)
+        return best_package.fused_moe(**{**found, "topk_weights": weights, "topk_ids": ids})
+
+    found, logits = layer(best_package, device), torch.randn(3, 4, device=device)
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(logits, found), block(logits, found))
+
+
+def test_a_config_can_be_asked_for(best_package, device):
+    ops, found = best_package.functional.ops, layer(best_package, device)
+    scales = [found.pop(f"scale_{name}") for name in ("gate_up", "down")]
+    options = (*found.values(), *scales, None, None, "silu", math.inf, False, True)
+    out, again = torch.empty(3, 96, device=device), torch.empty(3, 96, device=device)
+    ops.fused_moe(out, *options)
+    config = ops.fused_moe_configs(out, *options).splitlines()[0]
+    ops.fused_moe_with_config(again, *options, config)
+    assert torch.equal(out, again)
+    with pytest.raises(RuntimeError, match="got 'nonsense' for T = 3, H = 96, I = 32, E = 4"):
+        ops.fused_moe_with_config(again, *options, "nonsense")
+
+
+REFUSED = {
+    "x float64": ({"x": torch.randn(3, 96).double()}, "x must be .* got float64"),
+    "odd rows": ({"w_gate_up": torch.empty(4, 63, 96).bfloat16()}, "an even number of rows"),
+    "no matrix an expert": ({"w_gate_up": torch.empty(64, 96).bfloat16()}, "three dimensions"),
+    "too many experts": ({"w_gate_up": torch.empty(513, 2, 96).bfloat16()}, "1 to 512 experts"),
+    "another I": (
+        {"w_down": torch.empty(4, 96, 33).bfloat16()},
+        r"w_down must have shape \[4, 96, 32\], got \[4, 96, 33\]",
+    ),
+    "slots": ({"topk_ids": torch.zeros(3, 17).int()}, "topk_ids must have 1 to 16 slots a token"),
+    "weights of other slots": (
+        {"topk_weights": torch.rand(3, 3)},
+        r"topk_weights must have shape \[3, 2\], got \[3, 3\]",
+    ),
+    "scale": (
+        {"scale_gate_up": torch.rand(4, 64)},
+        r"scale_gate_up must have shape \[4\], \[4, 64, 1\] or \[4, 1, 1\], got \[4, 64\]",
+    ),
+    "bias": (
+        {"bias_down": torch.rand(4, 95)},
+        r"bias_down must have shape \[4, 96\], got \[4, 95\]",
+    ),
+    "activation": ({"activation": "relu"}, "activation must be silu, .* got relu"),
+    "limit": ({"limit": -1.0}, "limit must be positive, got -1"),
+    "MXFP4 without scales": (
+        {"w_gate_up": torch.zeros(4, 64, 48, dtype=torch.uint8), "scale_gate_up": None},
+        "scale_gate_up is missing",
+    ),
+    "no tensor": ({"w_down": None}, "w_down must be a torch.Tensor, got None"),
+    "out's dtype": ({"out": torch.empty(3, 96).half()}, "out must be float32 or have the dtype"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_errors_say_what_was_required_and_what_came(best_package, device, case):
+    changes, message = REFUSED[case]
+    changes = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in changes.items()}
+    out = torch.full((3, 96), -7.0, device=device).bfloat16()
+    with pytest.raises((RuntimeError, ValueError, TypeError), match=message):
+        best_package.fused_moe(**{"out": out, **layer(best_package, device, **changes)})
+    assert out.eq(-7).all()
+
+
+def test_out_must_not_share_memory(best_package, device):
+    found = layer(best_package, device)
+    with pytest.raises(RuntimeError, match="out is written and must not share memory with x"):
+        best_package.fused_moe(**found, out=found["x"])
