@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parent
-CASES = ["test_rms_norm_fp8.py", "test_swiglu_fp8.py", "test_skinny_gemm.py", "test_gemm_cpu.py"]
+CASES = [
+    f"test_{name}.py" for name in ("rms_norm_fp8", "swiglu_fp8", "skinny_gemm", "gemm_cpu", "moe")
+]
 
 
 @pytest.mark.parametrize("isa", ["portable", "avx2"])

@@ -17,6 +17,7 @@ from transformers.integrations.finegrained_fp8 import FP8Linear
 from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
+from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
 ROWS = (1, 5, 64, 100)  # 100: beyond skinny_gemm's 64
 
@@ -133,6 +134,8 @@ def test_layers_are_pure(package, mapping):
         "SwiGLUMLP": LlamaMLP,
         "LlamaDecoderLayer": LlamaDecoderLayer,
         "GemmaDecoderLayer": Gemma2DecoderLayer,
+        "Experts": package.models.Experts,
+        "Llama4TextMoe": Llama4TextMoe,
     }
     for name, devices in layers_of(mapping).items():
         layer = devices["cpu"]

@@ -1,6 +1,7 @@
 """Models of a few thousand weights, and what a quantised one is compared with."""
 
 import copy
+import functools
 
 import torch
 from torch import nn
@@ -52,10 +53,23 @@ def dequantized(package, model):
     return model
 
 
+def reference_experts(package, module, x, top_k_index, top_k_weights):
+    return package.reference.fused_moe(
+        x, module.gate_up_proj, module.down_proj, top_k_weights, top_k_index,
+        scale_gate_up=module.gate_up_proj_scale_inv, scale_down=module.down_proj_scale_inv,
+        bias_gate_up=module.gate_up_proj_bias, bias_down=module.down_proj_bias,
+        activation=module.activation, limit=module.limit, interleaved=module.interleaved,
+        quantize_input=module.activation_scheme == "dynamic",
+    )  # fmt: skip
+
+
 def quantizing_inputs(package, model):
-    """The model with its FP8 linears computed by the reference, activations quantised too."""
+    """The model with its FP8 linears and experts computed by the reference, activations quantised
+    too."""
     model = copy.deepcopy(model)
     for child in model.modules():
+        if isinstance(child, package.models.Experts):
+            child.forward = functools.partial(reference_experts, package, child)
         if isinstance(child, (package.models.FP8Linear, package.models.FP8LinearPart)):
             child.forward = lambda x, child=child: package.reference.fp8_linear(
                 x, child.weight, child.weight_scale_inv, bias=child.bias

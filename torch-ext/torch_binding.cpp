@@ -33,6 +33,33 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "Tensor? bias, str config) -> ()");
   ops.def("gemm_configs(Tensor out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w) -> str");
   ops.def("linear_limits(int device, int n, int k, str scales) -> (int, int)");
+  ops.def(
+      "topk(Tensor(a!) weights, Tensor(b!) ids, Tensor logits, Tensor? bias, str scoring, int "
+      "groups, int groups_kept, bool renormalize, float scale) -> ()");
+  ops.def(
+      "fused_moe(Tensor(a!) out, Tensor x, Tensor w_gate_up, Tensor w_down, Tensor "
+      "topk_weights, Tensor topk_ids, Tensor? scale_gate_up, Tensor? scale_down, Tensor? "
+      "bias_gate_up, Tensor? bias_down, str activation, float limit, bool interleaved, bool "
+      "quantize_input) -> ()");
+  ops.def(
+      "fused_moe_with_config(Tensor(a!) out, Tensor x, Tensor w_gate_up, Tensor w_down, Tensor "
+      "topk_weights, Tensor topk_ids, Tensor? scale_gate_up, Tensor? scale_down, Tensor? "
+      "bias_gate_up, Tensor? bias_down, str activation, float limit, bool interleaved, bool "
+      "quantize_input, str config) -> ()");
+  ops.def(
+      "fused_moe_configs(Tensor out, Tensor x, Tensor w_gate_up, Tensor w_down, Tensor "
+      "topk_weights, Tensor topk_ids, Tensor? scale_gate_up, Tensor? scale_down, Tensor? "
+      "bias_gate_up, Tensor? bias_down, str activation, float limit, bool interleaved, bool "
+      "quantize_input) -> str");
+  ops.def(
+      "grouped_gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor offsets, Tensor? scale_a, "
+      "Tensor? scale_w) -> ()");
+  ops.def(
+      "grouped_gemm_with_config(Tensor(a!) out, Tensor a, Tensor w, Tensor offsets, Tensor? "
+      "scale_a, Tensor? scale_w, str config) -> ()");
+  ops.def(
+      "grouped_gemm_configs(Tensor out, Tensor a, Tensor w, Tensor offsets, Tensor? scale_a, "
+      "Tensor? scale_w) -> str");
 }
 
 // These take no tensor that would tell the device.
@@ -54,6 +81,13 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("gemm", TORCH_BOX(&gemm));
   ops.impl("gemm_with_config", TORCH_BOX(&gemm_with_config));
   ops.impl("gemm_configs", TORCH_BOX(&gemm_configs));
+  ops.impl("topk", TORCH_BOX(&topk));
+  ops.impl("fused_moe", TORCH_BOX(&fused_moe));
+  ops.impl("fused_moe_with_config", TORCH_BOX(&fused_moe_with_config));
+  ops.impl("fused_moe_configs", TORCH_BOX(&fused_moe_configs));
+  ops.impl("grouped_gemm", TORCH_BOX(&grouped_gemm));
+  ops.impl("grouped_gemm_with_config", TORCH_BOX(&grouped_gemm_with_config));
+  ops.impl("grouped_gemm_configs", TORCH_BOX(&grouped_gemm_configs));
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

@@ -73,3 +73,68 @@ std::string gemm_configs(const torch::stable::Tensor& out, const torch::stable::
 // scales: "tensor", "row" or "block", the finest of a's and w's.
 std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k,
                                            std::string scales);
+
+// weights [T, k] float32 and ids [T, k] int32 are written: the k experts of each row of logits
+// [T, E], as moe/topk.h says. scoring: "softmax" or "sigmoid"; bias [E] float32, groups and scale
+// belong to the latter.
+void topk(torch::stable::Tensor& weights, torch::stable::Tensor& ids,
+          const torch::stable::Tensor& logits, std::optional<torch::stable::Tensor> bias,
+          std::string scoring, int64_t groups, int64_t groups_kept, bool renormalize, double scale);
+
+// out [T, H] = the weighted sums of x's experts, as moe/fused_moe.h says. w_gate_up [E, 2I, H] and
+// w_down [E, H, I] are 16-bit, FP8 or uint8: MXFP4, two elements of K a byte, with uint8 scales
+// [E, N, K / 32]. FP8 scales: [E], [E, N, 1] or [E, ceil(N / 128), ceil(K / 128)]. limit: infinity
+// for none.
+void fused_moe(torch::stable::Tensor& out, const torch::stable::Tensor& x,
+               const torch::stable::Tensor& w_gate_up, const torch::stable::Tensor& w_down,
+               const torch::stable::Tensor& topk_weights, const torch::stable::Tensor& topk_ids,
+               std::optional<torch::stable::Tensor> scale_gate_up,
+               std::optional<torch::stable::Tensor> scale_down,
+               std::optional<torch::stable::Tensor> bias_gate_up,
+               std::optional<torch::stable::Tensor> bias_down, std::string activation, double limit,
+               bool interleaved, bool quantize_input);
+
+// The same with a config that fused_moe_configs gave.
+void fused_moe_with_config(torch::stable::Tensor& out, const torch::stable::Tensor& x,
+                           const torch::stable::Tensor& w_gate_up,
+                           const torch::stable::Tensor& w_down,
+                           const torch::stable::Tensor& topk_weights,
+                           const torch::stable::Tensor& topk_ids,
+                           std::optional<torch::stable::Tensor> scale_gate_up,
+                           std::optional<torch::stable::Tensor> scale_down,
+                           std::optional<torch::stable::Tensor> bias_gate_up,
+                           std::optional<torch::stable::Tensor> bias_down, std::string activation,
+                           double limit, bool interleaved, bool quantize_input, std::string config);
+
+// One config a line: what fused_moe runs for these operands, then what else is worth timing.
+std::string fused_moe_configs(const torch::stable::Tensor& out, const torch::stable::Tensor& x,
+                              const torch::stable::Tensor& w_gate_up,
+                              const torch::stable::Tensor& w_down,
+                              const torch::stable::Tensor& topk_weights,
+                              const torch::stable::Tensor& topk_ids,
+                              std::optional<torch::stable::Tensor> scale_gate_up,
+                              std::optional<torch::stable::Tensor> scale_down,
+                              std::optional<torch::stable::Tensor> bias_gate_up,
+                              std::optional<torch::stable::Tensor> bias_down,
+                              std::string activation, double limit, bool interleaved,
+                              bool quantize_input);
+
+// out [R, N]: rows of a [R, K], sorted by expert, times their experts' w [E, N, K], as
+// moe/grouped_gemm.h says. offsets [E] int32; scale_a as in gemm, w and scale_w as in fused_moe.
+void grouped_gemm(torch::stable::Tensor& out, const torch::stable::Tensor& a,
+                  const torch::stable::Tensor& w, const torch::stable::Tensor& offsets,
+                  std::optional<torch::stable::Tensor> scale_a,
+                  std::optional<torch::stable::Tensor> scale_w);
+
+// The same with a config that grouped_gemm_configs gave.
+void grouped_gemm_with_config(torch::stable::Tensor& out, const torch::stable::Tensor& a,
+                              const torch::stable::Tensor& w, const torch::stable::Tensor& offsets,
+                              std::optional<torch::stable::Tensor> scale_a,
+                              std::optional<torch::stable::Tensor> scale_w, std::string config);
+
+// One config a line: what grouped_gemm runs for these operands, then what else is worth timing.
+std::string grouped_gemm_configs(const torch::stable::Tensor& out, const torch::stable::Tensor& a,
+                                 const torch::stable::Tensor& w,
+                                 const torch::stable::Tensor& offsets,
+                                 std::optional<torch::stable::Tensor> scale_a,
+                                 std::optional<torch::stable::Tensor> scale_w);

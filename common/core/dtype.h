@@ -6,14 +6,22 @@
 
 namespace rocm_kernels {
 
-enum class DType : int32_t { kFloat32, kFloat16, kBFloat16, kFloat8E4M3FN, kFloat8E4M3FNUZ };
+enum class DType : int32_t {
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kFloat8E4M3FN,
+  kFloat8E4M3FNUZ,
+  kFloat4E2M1x2,  // two to a byte, which counts as the element: MXFP4 weights, see moe/experts.h
+};
 
 constexpr bool is_fp8(DType dtype) {
   return dtype == DType::kFloat8E4M3FN || dtype == DType::kFloat8E4M3FNUZ;
 }
 
 constexpr int64_t size_of(DType dtype) {
-  return dtype == DType::kFloat32 ? 4 : is_fp8(dtype) ? 1 : 2;
+  if (dtype == DType::kFloat32) return 4;
+  return is_fp8(dtype) || dtype == DType::kFloat4E2M1x2 ? 1 : 2;
 }
 
 // Largest finite magnitude of an FP8 dialect: 448 for OCP, 240 for FNUZ, whose exponent bias is one

@@ -2,12 +2,9 @@
 #include "product.h"
 
 namespace rocm_kernels {
-namespace {
 
-// Tells the granularity of a GEMM scale by its shape. `rows` is M or N; `row_block` is how many of
-// these rows a block spans: 1 for a, 128 for w.
-ScaleView parse_gemm_scale(const std::optional<Tensor>& scale, const char* name, int64_t rows,
-                           int64_t row_block, int64_t k, const Tensor& a) {
+ScaleView parse_product_scale(const std::optional<Tensor>& scale, const char* name, int64_t rows,
+                              int64_t row_block, int64_t k, const Tensor& a) {
   ScaleView result;
   if (!scale) return result;
   require_device(*scale, name, a, "a");
@@ -32,8 +29,6 @@ ScaleView parse_gemm_scale(const std::optional<Tensor>& scale, const char* name,
   }
   return result;
 }
-
-}  // namespace
 
 GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
                           const std::optional<Tensor>& scale_a,
@@ -65,8 +60,8 @@ GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
   require_writable(out, "out");
   require_no_overlap(out, "out", a, "a");
   require_no_overlap(out, "out", w, "w");
-  args.scale_a = parse_gemm_scale(scale_a, "scale_a", args.m, 1, args.k, a);
-  args.scale_w = parse_gemm_scale(scale_w, "scale_w", args.n, kScaleBlock, args.k, a);
+  args.scale_a = parse_product_scale(scale_a, "scale_a", args.m, 1, args.k, a);
+  args.scale_w = parse_product_scale(scale_w, "scale_w", args.n, kScaleBlock, args.k, a);
   if (scale_a) require_no_overlap(out, "out", *scale_a, "scale_a");
   if (scale_w) require_no_overlap(out, "out", *scale_w, "scale_w");
   if (bias) {

@@ -1,4 +1,4 @@
-// The arguments that every matrix product takes: skinny_gemm and gemm.
+// The arguments that matrix products take: skinny_gemm and gemm, and in part grouped_gemm.
 #pragma once
 
 #include <optional>
@@ -7,6 +7,11 @@
 #include "checks.h"
 
 namespace rocm_kernels {
+
+// Tells the granularity of a scale by its shape. `rows` is M or N; `row_block` is how many of these
+// rows a block spans: 1 for a, 128 for w.
+ScaleView parse_product_scale(const std::optional<Tensor>& scale, const char* name, int64_t rows,
+                              int64_t row_block, int64_t k, const Tensor& a);
 
 // Checks out [M, N], a [M, K], w [N, K] and what goes with them, and describes them.
 GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,

@@ -1,4 +1,4 @@
-"""FP8 kernels: fused norm, fused activation and matrix products.
+"""FP8 kernels: fused norm, fused activation, matrix products and mixtures of experts.
 
 Every function takes torch tensors on the CPU, a ROCm or a CUDA device and has a plain definition of
 the same name in ``rocm_kernels.reference``.
@@ -8,8 +8,10 @@ from . import layers, models, reference, tuning
 from .functional import (
     fp8_linear,
     fp8_linear_path,
+    fused_moe,
     gemm,
     gemm_config,
+    grouped_gemm,
     native_fp8_dtype,
     quantize_fp8,
     rms_norm,
@@ -18,6 +20,8 @@ from .functional import (
     swiglu,
     swiglu_fp8,
     to_native_fp8,
+    topk_sigmoid,
+    topk_softmax,
 )
 from .tuning import skinny_gemm_config
 from .tuning.files import load_from_environment
@@ -27,8 +31,10 @@ load_from_environment()
 __all__ = [
     "fp8_linear",
     "fp8_linear_path",
+    "fused_moe",
     "gemm",
     "gemm_config",
+    "grouped_gemm",
     "layers",
     "models",
     "native_fp8_dtype",
@@ -41,5 +47,7 @@ __all__ = [
     "swiglu",
     "swiglu_fp8",
     "to_native_fp8",
+    "topk_sigmoid",
+    "topk_softmax",
     "tuning",
 ]

@@ -195,3 +195,153 @@ def _quantize(
         full = scale.repeat_interleave(width, -1)[..., :columns]
     q = (y * (1.0 / full)).clamp(-largest, largest).to(fp8_dtype)
     return q, scale
+
+
+def topk_softmax(
+    logits: torch.Tensor, k: int, *, renormalize: bool = True
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    logits = logits.float()
+    ids = _greatest(logits, k)
+    weights = logits.double().softmax(-1).gather(-1, ids)
+    if renormalize:  # softmax of the chosen alone, in which no weight of a far lower logit is lost
+        weights = logits.double().gather(-1, ids).softmax(-1) + 0 * weights
+    return weights.float(), ids.int()
+
+
+def topk_sigmoid(
+    logits: torch.Tensor,
+    k: int,
+    *,
+    bias: Optional[torch.Tensor] = None,
+    groups: int = 1,
+    groups_kept: int = 1,
+    renormalize: bool = True,
+    scale: float = 1.0,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    scores = logits.float().sigmoid()
+    choice = _nan_last(scores if bias is None else scores + bias)
+    by_group = choice.unflatten(-1, (groups, -1))
+    best = by_group.sort(-1, descending=True).values[..., :2].sum(-1)
+    kept = torch.zeros_like(best, dtype=torch.bool).scatter(-1, _greatest(best, groups_kept), True)
+    # Of those dropped none may be chosen, not even beside choices of -infinity: so by order.
+    order = _greatest(choice, choice.shape[-1])
+    of_kept = kept.gather(-1, order // by_group.shape[-1])
+    ids = order.gather(-1, _greatest(of_kept.float(), k))
+    weights = scores.double().gather(-1, ids)
+    if renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return (weights * scale).float(), ids.int()
+
+
+def fused_moe(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    *,
+    scale_gate_up: Optional[torch.Tensor] = None,
+    scale_down: Optional[torch.Tensor] = None,
+    bias_gate_up: Optional[torch.Tensor] = None,
+    bias_down: Optional[torch.Tensor] = None,
+    activation: str = "silu",
+    limit: Optional[float] = None,
+    interleaved: bool = False,
+    quantize_input: bool = True,
+    out_dtype: Optional[torch.dtype] = None,
+) -> torch.Tensor:
+    """Products and sums in float64: the kernels, in float32, are held to an error bound."""
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    ids = topk_ids.reshape(rows.shape[0], topk_ids.shape[-1])
+    weights = topk_weights.reshape(ids.shape).double()
+    out_dtype = x.dtype if out_dtype is None else out_dtype
+    rows = rows.bfloat16() if x.dtype == torch.float32 else rows
+    k = ids.shape[1]
+    slots = rows.new_zeros(rows.shape[0], k, rows.shape[1], dtype=torch.float64)
+    quantize = quantize_input and w_gate_up.dtype in FP8_MAX
+
+    def product(a, w, scale, bias, expert):
+        scale_e = None if scale is None else scale[expert]
+        if quantize:
+            a = _quantized_like(a, w.dtype, scale_e)
+        out = a.double() @ dequantize_expert(w[expert], scale_e).t()
+        return out if bias is None else out + bias[expert].double()
+
+    for expert in range(w_gate_up.shape[0]):
+        tokens, slot = (ids == expert).nonzero(as_tuple=True)
+        both = product(rows[tokens], w_gate_up, scale_gate_up, bias_gate_up, expert)
+        h = gated_experts(both.float(), activation, limit, interleaved)
+        h = h if quantize else h.to(rows.dtype)
+        y = product(h, w_down, scale_down, bias_down, expert)
+        slots[tokens, slot] = y * weights[tokens, slot, None]
+    return slots.sum(1).to(out_dtype).view(x.shape)
+
+
+def grouped_gemm(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_a: Optional[torch.Tensor] = None,
+    scale_w: Optional[torch.Tensor] = None,
+    *,
+    out_dtype: Optional[torch.dtype] = None,
+) -> torch.Tensor:
+    """Rows beyond the last offset are zeros."""
+    if out_dtype is None:
+        out_dtype = torch.bfloat16 if a.dtype in FP8_MAX else a.dtype
+    rows = dequantize(a, scale_a, 1)
+    out = a.new_zeros(a.shape[0], w.shape[1], dtype=torch.float64)
+    begin = 0
+    for expert, end in enumerate(offsets.tolist()):
+        end = max(begin, min(end, a.shape[0]))
+        scale = None if scale_w is None else scale_w[expert]
+        out[begin:end] = rows[begin:end] @ dequantize_expert(w[expert], scale).t()
+        begin = end
+    return out.to(out_dtype)
+
+
+def dequantize_expert(w: torch.Tensor, scale: Optional[torch.Tensor]) -> torch.Tensor:
+    """One expert's ``w [N, K]``, or ``[N, K / 2]`` of MXFP4, in float64. (No FP4 dtype of torch's
+    converts.)"""
+    if w.dtype != torch.uint8:
+        return dequantize(w, scale, SCALE_BLOCK)
+    magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    values = torch.tensor([*magnitudes, *(-v for v in magnitudes)], device=w.device).double()
+    halves = torch.stack([w & 0xF, w >> 4], -1).flatten(-2)
+    exponents = scale.view(torch.uint8).double()
+    powers = torch.where(exponents == 255, math.nan, torch.exp2(exponents - 127))
+    return values[halves.long()] * powers.repeat_interleave(32, -1)
+
+
+def gated_experts(
+    both: torch.Tensor, activation: str, limit: Optional[float], interleaved: bool
+) -> torch.Tensor:
+    """The activated product of ``both [rows, 2 * I]`` float32: see ``functional.fused_moe``."""
+    gate, up = (both[:, ::2], both[:, 1::2]) if interleaved else both.chunk(2, -1)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    if activation == "swigluoai":
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    return _swiglu(gate, up, activation)
+
+
+def _quantized_like(
+    a: torch.Tensor, fp8_dtype: torch.dtype, scale: Optional[torch.Tensor]
+) -> torch.Tensor:
+    """``a [rows, K]`` through FP8 and back, in groups of 128 beside block scales, in float64."""
+    # Of one expert: 0-d per tensor, [N, 1] per channel, else blocks. A K of one block is the same
+    # by either rule.
+    blocks = scale is not None and scale.dim() == 2 and scale.shape[1] > 1
+    q, scales = quantize_fp8(
+        a.float(), group_size=SCALE_BLOCK if blocks else None, fp8_dtype=fp8_dtype
+    )
+    return dequantize(q, scales, 1)
+
+
+def _greatest(values: torch.Tensor, k: int) -> torch.Tensor:
+    """Indices of the k greatest along the last dimension, of equal ones the lowest first."""
+    return _nan_last(values).sort(dim=-1, descending=True, stable=True).indices[..., :k]
+
+
+def _nan_last(values: torch.Tensor) -> torch.Tensor:
+    return torch.where(values.isnan(), -math.inf, values)

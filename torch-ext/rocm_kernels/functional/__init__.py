@@ -1,7 +1,8 @@
 """The functional API: dtypes and output allocation; the ops check and compute.
 
 ``rms_norm`` and ``rms_norm_fp8`` are in norm.py, the gated activations in activation.py, products
-and linear layers in product.py, quantising and the FP8 dialects in fp8.py. Beside an op's functions
+and linear layers in product.py, mixtures of experts in moe.py, quantising and the FP8 dialects in
+fp8.py. Beside an op's functions
 stand its fake, which has nothing to allocate because everything that an op writes is an argument,
 and its overload, looked up once: a decode step makes hundreds of calls of a few microseconds.
 
@@ -32,6 +33,7 @@ nothing has been written.
 from .._ops import ops as ops
 from .activation import swiglu, swiglu_fp8
 from .fp8 import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, quantize_fp8, to_native_fp8
+from .moe import fused_moe, grouped_gemm, topk_sigmoid, topk_softmax
 from .norm import rms_norm, rms_norm_fp8
 from .product import (
     SKINNY_GEMM_MAX_ROWS,
@@ -49,8 +51,10 @@ __all__ = [
     "SKINNY_GEMM_MAX_ROWS",
     "fp8_linear",
     "fp8_linear_path",
+    "fused_moe",
     "gemm",
     "gemm_config",
+    "grouped_gemm",
     "multiply",
     "native_fp8_dtype",
     "quantize_fp8",
@@ -60,4 +64,6 @@ __all__ = [
     "swiglu",
     "swiglu_fp8",
     "to_native_fp8",
+    "topk_sigmoid",
+    "topk_softmax",
 ]

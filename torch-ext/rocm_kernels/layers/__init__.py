@@ -22,7 +22,11 @@ layer                  module attributes that it reads
                        the attention, the MLP and a norm for each. The norms quantise their own
                        result, the one before the MLP adds the residual too
 ``GemmaDecoderLayer``  the same, with the parameters of Gemma's and Mixtral's forward
+``Experts``            those of a ``models.Experts``: all experts of a layer in one call
+``Llama4TextMoe``      ``router``, ``shared_expert``, ``experts``, ``hidden_dim``, ``top_k``
 =====================  ============================================================================
+
+:func:`experts_forward` is for transformers' ``experts_implementation`` instead.
 
 :func:`kernel_mapping` readies them all for ``kernels.register_kernel_mapping``.
 """
@@ -33,18 +37,22 @@ from typing import Any, Callable, Dict, Optional, Type
 from torch import nn
 
 from .decoder import GemmaDecoderLayer, LlamaDecoderLayer
+from .experts import Experts, Llama4TextMoe, experts_forward
 from .linear import FbgemmFp8Linear, FP8Linear, FP8LinearPart
 from .mlp import SwiGLUMLP
 from .norm import RMSNorm
 
 __all__ = [
+    "Experts",
     "FP8Linear",
     "FP8LinearPart",
     "FbgemmFp8Linear",
     "GemmaDecoderLayer",
+    "Llama4TextMoe",
     "LlamaDecoderLayer",
     "RMSNorm",
     "SwiGLUMLP",
+    "experts_forward",
     "kernel_mapping",
 ]
 
@@ -58,6 +66,8 @@ LAYERS = {
     "SwiGLUMLP": "SwiGLUMLP",
     "LlamaDecoderLayer": "LlamaDecoderLayer",
     "GemmaDecoderLayer": "GemmaDecoderLayer",
+    "Experts": "Experts",
+    "Llama4TextMoe": "Llama4TextMoe",
 }
 
 DEVICES = ("cpu", "cuda", "rocm")
@@ -69,7 +79,6 @@ OTHER_NAMES = (
     "FastGELU",
     "GeLU",
     "GeluTanh",
-    "Llama4TextMoe",
     "MegaBlocksMoeMLP",
     "MultiScaleDeformableAttention",
     "NewGELU",

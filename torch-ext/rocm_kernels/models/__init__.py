@@ -13,13 +13,16 @@ projected already, it hands over a ``Projected``, out of which the parts cut the
 families.py says what models call these modules, linear.py has those that take their place,
 quantize.py and adopt.py make them of 16-bit and FP8 linears, reads.py tells which must stay,
 fuse.py joins them, norms.py tells what a norm computes, known.py shows the result to ``kernelize``.
+experts.py has the module for experts and makes it of theirs, mxfp4.py finds their format again.
 """
 
+from .experts import Experts
 from .linear import FP8Linear, FP8LinearPart
 from .quantize import quantize_model_
 from .report import QuantizationReport, kernelized_layers
 
 __all__ = [
+    "Experts",
     "FP8Linear",
     "FP8LinearPart",
     "QuantizationReport",

@@ -9,6 +9,7 @@ from torch import nn
 from ..functional import FP8_DTYPES, native_fp8_dtype
 from ..reference import quantize_fp8
 from .adopt import adopt, is_adoptable
+from .experts import convert_experts_
 from .fuse import fuse_projections
 from .known import make_modules_known
 from .linear import FP8Linear, FP8LinearPart
@@ -28,6 +29,7 @@ def quantize_model_(
 ) -> QuantizationReport:
     """Turns a model's ``nn.Linear`` layers into FP8 ones with per-channel scales, in place.
 
+    So do experts, whose weights no ``nn.Linear`` holds: each layer's become one ``Experts``.
     Embeddings and norms stay as they are. Linears of FP8 checkpoints (transformers' finegrained
     ``FP8Linear`` and ``FbgemmFp8Linear``) are adopted: they take the device's dialect and are made
     known to ``kernelize``; on an FNUZ device only the kernels can run them from then on.
@@ -84,6 +86,7 @@ def quantize_model_(
             converted.append(name)
         if reason is not None:
             skipped[name] = reason
+    experts = convert_experts_(model, activations, skip, fp8_dtype)
     fused = fuse_projections(model) if fuse else {}
     make_modules_known(model)
     bytes_after = bytes_of(model)
@@ -92,6 +95,7 @@ def quantize_model_(
         fused=fused,
         adopted=tuple(adopted),
         skipped=skipped,
+        experts=experts,
         kept={name: count / bytes_after for name, count in kept_bytes(model).items()},
         norms=other_norms(model),
         bytes_before=bytes_before,

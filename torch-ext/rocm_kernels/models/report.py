@@ -1,6 +1,7 @@
 """What became of a model: what was quantised, and what kernelize has replaced."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Dict, Tuple
 
@@ -23,6 +24,7 @@ class QuantizationReport:
         fused: name of each fused projection, and the linears that became parts of it.
         adopted: names of the linears that held FP8 already, from an FP8 checkpoint.
         skipped: name of each linear left as it was, and why.
+        experts: name of each layer's experts, and what their weights have become, or why they stay.
         kept: what did not become FP8: name of each parameter, ``*`` for the numbers in it, and its
             share of ``bytes_after``. Experts come first, then by share.
         norms: class of each norm that no kernel layer replaces, and how many there are of it.
@@ -35,6 +37,7 @@ class QuantizationReport:
     fused: Dict[str, Tuple[str, ...]]
     adopted: Tuple[str, ...]
     skipped: Dict[str, str]
+    experts: Dict[str, str]
     kept: Dict[str, float]
     norms: Dict[str, int]
     bytes_before: int
@@ -48,6 +51,8 @@ class QuantizationReport:
             f"{len(self.fused)} fused projections, {len(self.adopted)} linears held FP8 already",
             f"{self.bytes_before / 1e6:.1f} MB before, {self.bytes_after / 1e6:.1f} MB after",
         ]
+        experts = Counter((_starred(name), what) for name, what in self.experts.items())
+        lines += [f"{count} layers of {name}: {what}" for (name, what), count in experts.items()]
         lines += [f"not FP8: {share:.1%} of the bytes, {name}" for name, share in self.kept.items()]
         lines += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
         lines += [f"not replaced: {count} {name}" for name, count in self.norms.items()]
@@ -72,12 +77,17 @@ def bytes_of(model: nn.Module) -> int:
 
 
 def kept_bytes(model: nn.Module) -> Dict[str, int]:
-    """Of the parameters that are not FP8 nor scales of FP8 weights: ``{name: bytes}``, one entry
-    for those whose names differ in numbers alone; experts first, then the largest."""
+    """Of the parameters that are not FP8, MXFP4 or their scales: ``{name: bytes}``, one entry for
+    those whose names differ in numbers alone; experts first, then the largest."""
     counts: Dict[str, int] = {}
     for name, parameter in model.named_parameters():
-        if parameter.dtype in FP8_DTYPES or _SCALE.search(name):
+        if parameter.dtype in (*FP8_DTYPES, torch.uint8) or _SCALE.search(name):
             continue
-        name = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+        name = _starred(name)
         counts[name] = counts.get(name, 0) + parameter.numel() * parameter.element_size()
     return dict(sorted(counts.items(), key=lambda item: ("expert" not in item[0], -item[1])))
+
+
+def _starred(name: str) -> str:
+    """The name with ``*`` for the numbers in it."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)

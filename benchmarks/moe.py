@@ -1,0 +1,228 @@
+"""fused_moe beside transformers' own experts, on this GPU or, without one, on this CPU.
+
+    python benchmarks/moe.py [--save] [--quick]
+
+A whole layer without its router, uniform random routing, another one in every call, so that the
+experts are cold. Times are medians, microseconds: of CUDA-graph replays (gpu.py has the clock), or
+of calls that take turns (cpu.py). transformers' grouped_mm is torch's grouped product twice, its
+batched_mm gathers a weight for each slot; both in bfloat16, as they come. "x" is the quicker of
+theirs over ours in FP8. The floor is the time of the touched experts' FP8 bytes at the read rate
+measured in the same run, or of the products at --tflops.
+
+--save writes results/<device>_moe.json, and docs/<device>_moe.md from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import sys
+from collections.abc import Callable
+
+import cpu
+import gpu
+import kernels
+import torch
+from gpu_report import DOCS, RESULTS, markdown
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeConfig, Qwen3MoeExperts
+
+# (H, I, E, k) of a layer.
+GPU_MODELS = {
+    "Mixtral-8x7B": (4096, 14336, 8, 2),
+    "Qwen3-30B-A3B": (2048, 768, 128, 8),
+    "DeepSeek-V3 TP8": (7168, 256, 256, 8),
+    "GPT-OSS-120B": (2880, 2880, 128, 4),
+}
+CPU_MODELS = {
+    "Mixtral-8x7B TP8": (4096, 1792, 8, 2),
+    "Qwen3-30B-A3B": (2048, 768, 128, 8),
+    "GPT-OSS-20B": (2880, 2880, 32, 4),
+}
+GPU_TOKENS, CPU_TOKENS = [1, 8, 64, 512, 4096], [1, 8, 64, 512]
+ROUTINGS = 32
+OURS = ["FP8", "FP8 blocks", "FP8, 16-bit inputs", "bf16", "MXFP4"]
+THEIRS = ["grouped_mm", "batched_mm"]
+
+
+def their_experts(w_gate_up: torch.Tensor, w_down: torch.Tensor) -> Qwen3MoeExperts:
+    config = Qwen3MoeConfig(
+        hidden_size=w_gate_up.shape[2], moe_intermediate_size=w_down.shape[2],
+        num_experts=w_gate_up.shape[0],
+    )  # fmt: skip
+    with torch.device("meta"):
+        experts = Qwen3MoeExperts(config)
+    experts.gate_up_proj = torch.nn.Parameter(w_gate_up, requires_grad=False)
+    experts.down_proj = torch.nn.Parameter(w_down, requires_grad=False)
+    return experts
+
+
+def candidates(package, hidden: int, intermediate: int, experts: int, device) -> dict:
+    """Name -> call(x, routing), of the same bfloat16 weights."""
+    shapes = (experts, 2 * intermediate, hidden), (experts, hidden, intermediate)
+    wide = [torch.randn(s, device=device, dtype=torch.bfloat16).mul_(s[2] ** -0.5) for s in shapes]
+    theirs = their_experts(*wide)
+
+    def fp8(shape: tuple, blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        dialect = package.native_fp8_dtype(torch.device(device))
+        codes = torch.randn(shape[2], device=device).mul_(60).to(dialect)
+        w = codes.repeat(shape[0], shape[1], 1)
+        size = (-(-shape[1] // 128), -(-shape[2] // 128)) if blocks else (shape[1], 1)
+        return w, torch.rand(shape[0], *size, device=device) / 1000
+
+    def mxfp4(shape: tuple) -> tuple[torch.Tensor, torch.Tensor]:
+        w = torch.randint(256, (shape[2] // 2,), dtype=torch.uint8, device=device)
+        scale = torch.full((*shape[:2], shape[2] // 32), 120, dtype=torch.uint8, device=device)
+        return w.repeat(shape[0], shape[1], 1), scale
+
+    def ours(pairs: list, **options) -> Callable:
+        (w_gate_up, scale_gate_up), (w_down, scale_down) = pairs
+        return lambda x, routing: package.fused_moe(
+            x, w_gate_up, w_down, *routing, scale_gate_up=scale_gate_up, scale_down=scale_down,
+            **options,
+        )  # fmt: skip
+
+    def transformers(name: str) -> Callable:
+        def call(x, routing):
+            theirs.config._experts_implementation = name
+            return theirs(x, routing[1].long(), routing[0].bfloat16())
+
+        return call
+
+    rows = [fp8(shape, False) for shape in shapes]
+    return {
+        "FP8": ours(rows),
+        "FP8 blocks": ours([fp8(shape, True) for shape in shapes]),
+        "FP8, 16-bit inputs": ours(rows, quantize_input=False),
+        "bf16": ours([(w, None) for w in wide]),
+        "MXFP4": ours([mxfp4(shape) for shape in shapes]),
+        **{name: transformers(name) for name in THEIRS},
+    }
+
+
+def random_routings(tokens: int, experts: int, k: int, device) -> list[tuple]:
+    found = []
+    for _ in range(ROUTINGS):
+        ids = torch.rand(tokens, experts, device=device).topk(k).indices.int()
+        found.append((torch.rand(tokens, k, device=device), ids))
+    return found
+
+
+def times_us(package, calls: dict, x: torch.Tensor, routings: list) -> tuple[dict, dict]:
+    """Median of each call, and the errors of those that this device cannot run."""
+    found, errors = {}, {}
+    runnable = {}
+    for name, call in calls.items():
+        # batched_mm copies a weight for each slot: beyond a few tokens that is not its use.
+        if name == "batched_mm" and x.shape[0] > 8:
+            continue
+        try:
+            call(x, routings[0])
+            runnable[name] = call
+        except RuntimeError as error:
+            errors[name] = str(error).splitlines()[0][:120]
+    if x.is_cuda:
+        for name, call in runnable.items():
+            measured = gpu.measure(package, lambda r, call=call: call(x, r), routings)
+            found[name] = measured.median
+        return found, errors
+    turn = {name: 0 for name in runnable}
+
+    def next_call(name: str) -> Callable:
+        def call():
+            turn[name] += 1
+            return runnable[name](x, routings[turn[name] % len(routings)])
+
+        return call
+
+    return cpu.medians_us({name: next_call(name) for name in runnable}, 6.0), errors
+
+
+def cell(package, model: str, shape: tuple, tokens: int, calls: dict, device) -> dict:
+    hidden, _, experts, k = shape
+    x = torch.randn(tokens, hidden, device=device, dtype=torch.bfloat16)
+    routings = random_routings(tokens, experts, k, device)
+    touched = statistics.mean(len(ids.unique()) for _, ids in routings)
+    found, errors = times_us(package, calls, x, routings)
+    return {"model": model, "shape": shape, "tokens": tokens, "touched": touched,
+            "us": found, "errors": errors}  # fmt: skip
+
+
+def floor_us(found: dict, rate: float, tflops: float | None) -> float:
+    hidden, intermediate, _, k = found["shape"]
+    moved = found["touched"] * 3 * hidden * intermediate / rate
+    done = 6 * found["tokens"] * k * hidden * intermediate / (tflops * 1e12) if tflops else 0
+    return max(moved, done) * 1e6
+
+
+def document(saved: dict) -> str:
+    lines = []
+    for found in saved["cells"]:
+        us = found["us"]
+        best = min((us[name] for name in THEIRS if name in us), default=None)
+        lines.append(
+            [
+                f"{found['model']}, {found['tokens']}",
+                *(f"{us[name]:,.1f}" if name in us else "-" for name in [*OURS, *THEIRS]),
+                f"{floor_us(found, saved['read_rate'], saved['tflops']):,.1f}",
+                "-" if best is None or "FP8" not in us else f"{best / us['FP8']:.2f}",
+            ]
+        )
+    header = ["model, tokens", *OURS, *(f"theirs, {name}" for name in THEIRS), "FP8 floor", "x"]
+    rate = f"{saved['read_rate'] / 1e12:.2f} TB/s" if saved["tflops"] else (
+        f"{saved['read_rate'] / 1e9:.1f} GB/s"
+    )  # fmt: skip
+    return "\n".join(
+        [
+            f"# Mixtures of experts on {saved['machine']}\n",
+            f"Measured {saved['date']} by `python benchmarks/moe.py --save`: us a layer without "
+            "its router, medians, cold experts.\nFP8: a scale a channel; theirs: transformers' "
+            f"experts in bfloat16. Floor: the touched experts' FP8 bytes at {rate}"
+            + (f",\nor {saved['tflops']:.0f} TFLOP/s. " if saved["tflops"] else ".\n")
+            + "What bounds it: [kernels/moe.md](kernels/moe.md).\n",
+            markdown(header, lines),
+            "",
+        ]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--save", action="store_true", help="write the JSON and the page too")
+    parser.add_argument("--quick", action="store_true", help="one model, to see that it works")
+    parser.add_argument("--tflops", type=float, default=1979, help="FP8 peak of the GPU")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    on_gpu = torch.cuda.is_available()
+    device = "cuda" if on_gpu else "cpu"
+    if on_gpu:
+        package, machine = gpu.load_package(), gpu.machine()
+        rate = gpu.read_rate(package)
+    else:
+        package = kernels.get_local_kernel(cpu.ROOT, backend="cpu")
+        rate = cpu.read_bandwidth()
+        threads = torch.get_num_threads()
+        machine = f"{cpu.processor()}, {threads} threads; torch {torch.__version__}"
+    models, tokens = (GPU_MODELS, GPU_TOKENS) if on_gpu else (CPU_MODELS, CPU_TOKENS)
+    if arguments.quick:
+        models, tokens = {"Qwen3-30B-A3B": models["Qwen3-30B-A3B"]}, tokens[:2]
+    cells = []
+    for model, shape in models.items():
+        calls = candidates(package, *shape[:3], device)
+        cells += [cell(package, model, shape, count, calls, device) for count in tokens]
+    saved = {
+        "machine": machine, "date": str(datetime.date.today()), "read_rate": rate,
+        "tflops": arguments.tflops if on_gpu else None, "cells": cells,
+    }  # fmt: skip
+    page = document(saved)
+    print(page)
+    if arguments.save:
+        name = f"{gpu.device_name()}_moe"
+        (RESULTS / f"{name}.json").write_text(json.dumps(saved, indent=1) + "\n")
+        (DOCS / f"{name}.md").write_text(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

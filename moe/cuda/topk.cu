@@ -1,0 +1,10 @@
+// launch_topk of the CUDA backend, which has no kernel for it.
+#include "../topk.h"
+
+namespace rocm_kernels {
+
+Status launch_topk(const TopkArgs&, const Context&) {
+  return "the CUDA backend has no kernel for it; the CPU backend and reference.py have";
+}
+
+}  // namespace rocm_kernels

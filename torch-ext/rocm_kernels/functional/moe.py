@@ -1,0 +1,271 @@
+"""Mixtures of experts: routing, the experts' layer, and products of rows sorted by expert."""
+
+import math
+from typing import Callable, Optional, Tuple
+
+import torch
+
+from .._ops import add_op_namespace_prefix, ops
+from .fp8 import FP8_DTYPES
+from .rows import explain, input_rows, written_rows
+
+_topk = ops.topk.default
+_fused_moe = ops.fused_moe.default
+_grouped_gemm = ops.grouped_gemm.default
+
+
+@torch.library.register_fake(add_op_namespace_prefix("topk"))
+def _(weights, ids, logits, bias, scoring, groups, groups_kept, renormalize, scale):
+    return None
+
+
+@torch.library.register_fake(add_op_namespace_prefix("fused_moe"))
+def _(out, x, w_gate_up, w_down, topk_weights, topk_ids, scale_gate_up, scale_down, bias_gate_up,
+      bias_down, activation, limit, interleaved, quantize_input):  # fmt: skip
+    return None
+
+
+@torch.library.register_fake(add_op_namespace_prefix("fused_moe_with_config"))
+def _(out, x, w_gate_up, w_down, topk_weights, topk_ids, scale_gate_up, scale_down, bias_gate_up,
+      bias_down, activation, limit, interleaved, quantize_input, config):  # fmt: skip
+    return None
+
+
+@torch.library.register_fake(add_op_namespace_prefix("grouped_gemm"))
+def _(out, a, w, offsets, scale_a, scale_w):
+    return None
+
+
+@torch.library.register_fake(add_op_namespace_prefix("grouped_gemm_with_config"))
+def _(out, a, w, offsets, scale_a, scale_w, config):
+    return None
+
+
+def topk_softmax(
+    logits: torch.Tensor, k: int, *, renormalize: bool = True
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Routes each token to the k experts of its greatest logits, weighted by softmax (Shazeer et
+    al., 2017; Mixtral, Qwen-MoE, GPT-OSS).
+
+    Args:
+        logits: ``[..., E]``, float32, float16 or bfloat16; E up to 512.
+        k: 1 to 16, at most E.
+        renormalize: True: the k weights sum to 1; False: softmax over all E.
+
+    Returns:
+        ``(weights [..., k] float32, ids [..., k] int32)``, the greatest first; of equal logits the
+        lower id comes first. A NaN counts as -infinity in choosing and makes its row's weights NaN.
+    """
+    return _route(logits, k, None, "softmax", 1, 1, renormalize, 1.0)
+
+
+def topk_sigmoid(
+    logits: torch.Tensor,
+    k: int,
+    *,
+    bias: Optional[torch.Tensor] = None,
+    groups: int = 1,
+    groups_kept: int = 1,
+    renormalize: bool = True,
+    scale: float = 1.0,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Routes each token by sigmoid scores, as DeepSeek-V3 does (2024).
+
+    ``s = sigmoid(logits)``; experts are chosen by ``s + bias`` and weighted by s.
+
+    Args:
+        logits: ``[..., E]``, float32, float16 or bfloat16; E up to 512.
+        k: 1 to 16, at most the experts of the groups kept.
+        bias: ``[E]`` float32, for choosing alone.
+        groups: equal runs of experts, of which a token keeps some: E is a multiple of it.
+        groups_kept: how many; those with the greatest sum of their two greatest ``s + bias``.
+        renormalize: divide the k weights by their sum + 1e-20.
+        scale: multiplies the weights.
+
+    Returns:
+        As :func:`topk_softmax`, in descending order of ``s + bias``.
+    """
+    return _route(logits, k, bias, "sigmoid", groups, groups_kept, renormalize, scale)
+
+
+def _route(
+    logits: torch.Tensor,
+    k: int,
+    bias: Optional[torch.Tensor],
+    scoring: str,
+    groups: int,
+    groups_kept: int,
+    renormalize: bool,
+    scale: float,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    try:
+        weights = logits.new_empty(*logits.shape[:-1], k, dtype=torch.float32)
+        ids = logits.new_empty(*logits.shape[:-1], k, dtype=torch.int32)
+        _topk(
+            written_rows(weights, "weights"), written_rows(ids, "ids"), input_rows(logits), bias,
+            scoring, groups, groups_kept, renormalize, scale,
+        )  # fmt: skip
+        return weights, ids
+    except Exception:
+        explain({"logits": logits}, {"bias": bias})
+        raise
+
+
+def fused_moe(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    *,
+    scale_gate_up: Optional[torch.Tensor] = None,
+    scale_down: Optional[torch.Tensor] = None,
+    bias_gate_up: Optional[torch.Tensor] = None,
+    bias_down: Optional[torch.Tensor] = None,
+    activation: str = "silu",
+    limit: Optional[float] = None,
+    interleaved: bool = False,
+    quantize_input: bool = True,
+    out_dtype: Optional[torch.dtype] = None,
+    out: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """A mixture-of-experts layer without its router: for each token the weighted sum of its
+    experts, each a gated MLP.
+
+    Args:
+        x: ``[..., H]``, float16, bfloat16, or float32, which is rounded to bfloat16 first.
+        w_gate_up: ``[E, 2 * I, H]``, E up to 512: gate's rows, then up's. x's 16-bit dtype, FP8 of
+            the device's dialect, or MXFP4: uint8 ``[E, 2 * I, H / 2]``, two e2m1 values of K a
+            byte, the even one in the low half, as GPT-OSS's checkpoints hold them.
+        w_down: ``[E, H, I]`` of the same dtype; MXFP4 ``[E, H, I / 2]``.
+        topk_weights: ``[..., k]``, k of 1 to 16; converted to float32.
+        topk_ids: ``[..., k]``, converted to int32. An id below 0 or not below E is skipped: under
+            expert parallelism another rank's.
+        scale_gate_up, scale_down: of FP8 weights, float32: ``[E]`` per tensor, ``[E, N, 1]`` per
+            output channel, or ``[E, ceil(N / 128), ceil(K / 128)]`` per 128 x 128 block. Of MXFP4
+            weights ``[E, N, K / 32]``, uint8 or float8_e8m0fnu: powers of two.
+        bias_gate_up, bias_down: ``[E, 2 * I]`` and ``[E, H]``, float32, float16 or bfloat16.
+        activation: ``"silu"``, ``"gelu"``, ``"gelu_tanh"``: ``act(gate) * up``; ``"swigluoai"``:
+            ``gate * sigmoid(1.702 * gate) * (up + 1)`` (GPT-OSS).
+        limit: gate is clamped to at most it, up to +-it, before the activation. None: not.
+        interleaved: rows of w_gate_up are gate and up in turn, as GPT-OSS has them.
+        quantize_input: of FP8 weights: x and the activated product are quantised, one scale a
+            token, or one for each 128 columns where the weight has block scales. False: the
+            products take x, and the activated product rounded to x's dtype, as they do with other
+            weights.
+        out_dtype: float32 or x's dtype, which None means.
+        out: ``[..., H]`` to write the result to; it need not be zeroed.
+
+    Returns:
+        ``[..., H]``, zeros for a token without experts. The slots' results are added in order in
+        float32 and rounded once. The same operands give the same bits in every call.
+    """
+    try:
+        if out is None:
+            out = x.new_empty(x.shape, dtype=x.dtype if out_dtype is None else out_dtype)
+        _require_dtype(out, out_dtype)
+        rows = input_rows(x)
+        rows = rows.bfloat16() if x.dtype == torch.float32 else rows
+        _fused_moe(
+            written_rows(out, "out"), rows, w_gate_up, w_down,
+            _slots(topk_weights, torch.float32), _slots(topk_ids, torch.int32),
+            _bytes(scale_gate_up), _bytes(scale_down), bias_gate_up, bias_down, activation,
+            math.inf if limit is None else limit, interleaved, quantize_input,
+        )  # fmt: skip
+        return out
+    except Exception:
+        explain(
+            {"x": x, "w_gate_up": w_gate_up, "w_down": w_down, "topk_weights": topk_weights,
+             "topk_ids": topk_ids},
+            {"scale_gate_up": scale_gate_up, "scale_down": scale_down, "out": out,
+             "bias_gate_up": bias_gate_up, "bias_down": bias_down},
+        )  # fmt: skip
+        raise
+
+
+def each_expert_in_turn(x: torch.Tensor, experts: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    """The routing of ``x [E * rows, H]`` that holds equally many rows of each expert in turn:
+    ``(weights, ids)``, one slot a row."""
+    ids = torch.arange(experts, device=x.device, dtype=torch.int32)
+    ids = ids.repeat_interleave(x.shape[0] // experts)[:, None]
+    return x.new_ones(x.shape[0], 1, dtype=torch.float32), ids
+
+
+def moe_of_weighted_inputs(
+    x: torch.Tensor,
+    scores: torch.Tensor,
+    k: int,
+    moe: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """A layer whose weights multiply its experts' inputs, as Llama 4's: not linear in them.
+
+    Args:
+        x: ``[T, H]``.
+        scores: ``[T, E]``, of which the k greatest of a token are its weights.
+        moe: ``(x [rows, H], ids [rows, 1], weights [rows, 1])`` to ``[rows, H]``.
+    """
+    weights, ids = scores.topk(k, dim=-1)
+    weighted = (x[:, None] * weights[..., None]).flatten(0, 1)
+    out = moe(weighted, ids.reshape(-1, 1), torch.ones_like(weights).reshape(-1, 1))
+    return out if k == 1 else out.unflatten(0, (-1, k)).sum(1)
+
+
+def grouped_gemm(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_a: Optional[torch.Tensor] = None,
+    scale_w: Optional[torch.Tensor] = None,
+    *,
+    out_dtype: Optional[torch.dtype] = None,
+    out: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """Products of rows sorted by expert with their experts' weights: ``(a[r] @ w[e].T) * scale_a *
+    scale_w`` for the rows r of expert e, float32 accumulation.
+
+    Args:
+        a: ``[R, K]``. FP8, bfloat16 or float16.
+        w: ``[E, N, K]``, E up to 512. FP8 of a's dialect or a's 16-bit dtype; with a 16-bit a also
+            FP8 or MXFP4, as in :func:`fused_moe`.
+        offsets: ``[E]`` int32 on the device, ascending: expert e has rows ``offsets[e - 1]`` (0 for
+            the first) to ``offsets[e]``, as in ``torch._grouped_mm``.
+        scale_a: float32; ``[1]``, ``[R, 1]`` or ``[R, ceil(K / 128)]``. For an FP8 a.
+        scale_w: as in :func:`fused_moe`.
+        out_dtype: float32, bfloat16 or float16. None: a's dtype, or bfloat16 for an FP8 a.
+        out: ``[R, N]`` to write the result to. Rows beyond the last offset stay as they are.
+
+    Returns:
+        ``[R, N]``, rounded once; without ``out``, rows beyond the last offset are undefined. The
+        same operands give the same bits in every call.
+    """
+    try:
+        if out is None:
+            if out_dtype is None:
+                out_dtype = torch.bfloat16 if a.dtype in FP8_DTYPES else a.dtype
+            out = a.new_empty(a.shape[0], w.shape[1], dtype=out_dtype)
+        _require_dtype(out, out_dtype)
+        _grouped_gemm(out, a, w, offsets, scale_a, _bytes(scale_w))
+        return out
+    except Exception:
+        explain(
+            {"a": a, "w": w, "offsets": offsets},
+            {"scale_a": scale_a, "scale_w": scale_w, "out": out},
+        )
+        raise
+
+
+def _require_dtype(out: torch.Tensor, out_dtype: Optional[torch.dtype]) -> None:
+    if out_dtype is not None and out.dtype != out_dtype:
+        raise ValueError(f"out must have out_dtype, got {out.dtype} and {out_dtype}")
+
+
+def _slots(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Of each token, as a contiguous ``[T, k]``."""
+    return input_rows(tensor).to(dtype).contiguous()
+
+
+def _bytes(scale: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """E8M0 scales as the bytes that they are; others as they are."""
+    if scale is None or scale.dtype is not getattr(torch, "float8_e8m0fnu", None):
+        return scale
+    return scale.view(torch.uint8)
