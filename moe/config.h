@@ -26,10 +26,8 @@ struct MoeConfig {
 
   // Whether the gate_up product's tile has whole groups of 128 columns of h, and quantises them.
   bool ends_in_groups() const { return design == Design::kTiled && block_n == 256; }
-  // Tiles of rows that are walked down before the next columns, of `tiles` in all.
-  ROCM_KERNELS_HOST_DEVICE int32_t walked(int32_t tiles) const {
-    return order == kRow ? 1 : order == kColumn || group_m > tiles ? tiles : group_m;
-  }
+  // Tiles of rows that are walked down before the next columns; 0: all.
+  int32_t walked() const { return order == kRow ? 1 : order == kColumn ? 0 : group_m; }
 };
 
 constexpr const char* kMoeDesignNames[] = {"plain", "streamed", "tiled"};
@@ -73,6 +71,7 @@ struct MoeShape {
   int32_t a_type, w_type;  // DType of what is multiplied
   int32_t blocks;          // of scales: bit 0 gate_up's, bit 1 down's; grouped_gemm: its a's or w's
   int32_t aligned;         // every row of every operand begins at a multiple of 16 bytes
+  int32_t compact;         // an expert's weights, and its scales, span less than 2 GiB
   int32_t interleaved;
 
   DType a() const { return static_cast<DType>(a_type); }

@@ -49,6 +49,7 @@ inline MoeShape shape_of(const FusedMoeArgs& args) {
           args.gate_up.scale.is_blocked() + 2 * args.down.scale.is_blocked(),
           has_aligned_rows(args.gate_up) && has_aligned_rows(args.down) && x_aligned &&
               args.intermediate * size_of(a) % 16 == 0,
+          is_compact(args.gate_up, 2 * args.intermediate) && is_compact(args.down, args.hidden),
           args.interleaved};
 }
 
@@ -237,6 +238,7 @@ class FusedMoeLayer {
       p.out_dtype = args_.down.dtype;
       p.out_scales = memory_.h_scales;
     }
+    p.wide_stores = has_wide_stores(p.out, p.out_stride, p.out_dtype);
     return launch_product(GroupedEnd::kGateUp, p, config_, most_tiles_, facts_, stream_);
   }
 
@@ -254,6 +256,7 @@ class FusedMoeLayer {
     p.out = memory_.parts;
     p.out_stride = args_.hidden;
     p.out_dtype = DType::kFloat32;
+    p.wide_stores = has_wide_stores(p.out, p.out_stride, p.out_dtype);
     p.slots = slots_;
     p.split_k = config_.split_k;
     return launch_product(GroupedEnd::kDown, p, config_, most_tiles_, facts_, stream_);

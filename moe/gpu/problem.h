@@ -44,6 +44,7 @@ struct GroupedProblem {
   int64_t out_stride;  // elements
   DType out_dtype;     // gate_up: float32, a 16-bit type, or FP8 with a scale for each 128 columns
   float* out_scales;   // gate_up to FP8: [rows, ceil(n / 2 / 128)]
+  bool wide_stores;    // four neighbours of out can be stored together
   int64_t slots;       // down
   int32_t split_k;     // down: parts of K
 

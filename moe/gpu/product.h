@@ -31,6 +31,16 @@ class Workspace {
   int64_t bytes_ = 0;
 };
 
+// Whether `rows` rows of an expert's weights, and their scales, span less than 2 GiB.
+inline bool is_compact(const ExpertWeights& w, int64_t rows) {
+  constexpr int64_t kLimit = int64_t{1} << 31;
+  return rows * w.row_stride * size_of(w.dtype) < kLimit && rows * w.mx_row_stride < kLimit &&
+         rows * w.scale.row_stride * 4 < kLimit;
+}
+// Whether four neighbours of a row of out can be stored together.
+inline bool has_wide_stores(const void* out, int64_t stride, DType dtype) {
+  return reinterpret_cast<uintptr_t>(out) % (4 * size_of(dtype)) == 0 && stride % 4 == 0;
+}
 // Whether rows of an expert's weights all begin at multiples of 16 bytes.
 inline bool has_aligned_rows(const ExpertWeights& w) {
   const int64_t bytes = size_of(w.dtype);
