@@ -41,14 +41,14 @@ Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
 
 Status visit_gemm_configs(const GemmArgs& args, const Context&,
                           void (*visit)(const char* config, void* state), void* state) {
-  if (const Status error = cpu::check_config(args)) return error;
+  if (const Status error = cpu::check_config(args.config)) return error;
   visit(cpu::config_name(), state);
   return nullptr;
 }
 
 Status launch_gemm(const GemmArgs& args, const Context& context) {
   if (args.m == 0 || args.n == 0) return nullptr;
-  if (const Status error = cpu::check_config(args)) return error;
+  if (const Status error = cpu::check_config(args.config)) return error;
   const cpu::GemmJob job(args, cpu::kPanelDepth, cpu::kMaxBlockRows);
   const auto pack = ROCM_KERNELS_CPU_SELECT(pack);
   const auto multiply = ROCM_KERNELS_CPU_SELECT(multiply);

@@ -32,24 +32,24 @@ struct GemmJob {
 };
 
 // Room for a in float32; rows of panels end at multiples of a chunk, which divides kScaleBlock.
-int64_t packed_bytes(const GemmArgs& args) {
+inline int64_t packed_bytes(const GemmArgs& args) {
   const int64_t columns = ceil_div(args.k, kScaleBlock) * kScaleBlock;
   return args.m * columns * static_cast<int64_t>(sizeof(float));
 }
 
 // The one config of a CPU product: its instruction set.
-const char* config_name() {
+inline const char* config_name() {
   constexpr const char* kNames[] = {"portable", "neon", "avx2", "avx512"};
   return kNames[static_cast<int>(isa())];
 }
-Status check_config(const GemmArgs& args) {
-  if (args.config == nullptr || std::strcmp(args.config, config_name()) == 0) return nullptr;
+inline Status check_config(const char* config) {
+  if (config == nullptr || std::strcmp(config, config_name()) == 0) return nullptr;
   return "config: the CPU has one, and it bears the name of its instruction set";
 }
 
-float as_float(float value) { return value; }
+inline float as_float(float value) { return value; }
 template <class Half>
-float as_float(Half value) {
+inline float as_float(Half value) {
   return to_float(value);
 }
 

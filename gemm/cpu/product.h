@@ -144,6 +144,9 @@ void with_types(const GemmJob& job, int64_t begin, int64_t end) {
     case DType::kFloat16:
       return Step::template run<F32Multiplier, Float16, Float16>(job, begin, end);
     case DType::kBFloat16:
+      if (job.args.a_dtype == DType::kFloat16) {  // beside MXFP4 weights, decoded
+        return Step::template run<F32Multiplier, Float16, BFloat16>(job, begin, end);
+      }
       return Step::template run<BFloat16Multiplier, BFloat16, BFloat16>(job, begin, end);
     case DType::kFloat8E4M3FNUZ:
       return with_fp8_weights<Step, true>(job, begin, end);

@@ -219,14 +219,14 @@ def topk_sigmoid(
     scale: float = 1.0,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     scores = logits.float().sigmoid()
-    choice = (scores if bias is None else scores + bias).nan_to_num(nan=-math.inf)
+    choice = _nan_last(scores if bias is None else scores + bias)
     by_group = choice.unflatten(-1, (groups, -1))
     best = by_group.sort(-1, descending=True).values[..., :2].sum(-1)
     kept = torch.zeros_like(best, dtype=torch.bool).scatter(-1, _greatest(best, groups_kept), True)
     # Of those dropped none may be chosen, not even beside choices of -infinity: so by order.
-    order = choice.argsort(-1, descending=True, stable=True)
+    order = _greatest(choice, choice.shape[-1])
     of_kept = kept.gather(-1, order // by_group.shape[-1])
-    ids = order.gather(-1, (~of_kept).int().argsort(-1, stable=True))[..., :k]
+    ids = order.gather(-1, _greatest(of_kept.float(), k))
     weights = scores.double().gather(-1, ids)
     if renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
@@ -248,11 +248,13 @@ def fused_moe(
     limit: Optional[float] = None,
     interleaved: bool = False,
     quantize_input: bool = True,
+    out_dtype: Optional[torch.dtype] = None,
 ) -> torch.Tensor:
     """Products and sums in float64: the kernels, in float32, are held to an error bound."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    k = topk_ids.shape[-1]
-    ids, weights = topk_ids.reshape(-1, k), topk_weights.reshape(-1, k).double()
+    ids = topk_ids.reshape(rows.shape[0], topk_ids.shape[-1])
+    weights = topk_weights.reshape(ids.shape).double()
+    k = ids.shape[1]
     slots = rows.new_zeros(rows.shape[0], k, rows.shape[1], dtype=torch.float64)
     quantize = quantize_input and w_gate_up.dtype in FP8_MAX
 
@@ -270,7 +272,7 @@ def fused_moe(
         h = h if quantize else h.to(x.dtype)
         y = product(h, w_down, scale_down, bias_down, expert)
         slots[tokens, slot] = y * weights[tokens, slot, None]
-    return slots.sum(1).to(x.dtype).view(x.shape)
+    return slots.sum(1).to(x.dtype if out_dtype is None else out_dtype).view(x.shape)
 
 
 def grouped_gemm(
@@ -335,6 +337,9 @@ def _quantized_like(
 
 
 def _greatest(values: torch.Tensor, k: int) -> torch.Tensor:
-    """Indices of the k greatest along the last dimension, of equal ones the lowest first; NaN
-    counts as -infinity."""
-    return values.nan_to_num(nan=-math.inf).argsort(-1, descending=True, stable=True)[..., :k]
+    """Indices of the k greatest along the last dimension, of equal ones the lowest first."""
+    return _nan_last(values).sort(dim=-1, descending=True, stable=True).indices[..., :k]
+
+
+def _nan_last(values: torch.Tensor) -> torch.Tensor:
+    return torch.where(values.isnan(), -math.inf, values)

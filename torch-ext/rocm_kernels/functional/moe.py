@@ -126,6 +126,7 @@ def fused_moe(
     limit: Optional[float] = None,
     interleaved: bool = False,
     quantize_input: bool = True,
+    out_dtype: Optional[torch.dtype] = None,
     out: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """A mixture-of-experts layer without its router: for each token the weighted sum of its
@@ -152,14 +153,17 @@ def fused_moe(
             token, or one for each 128 columns where the weight has block scales. False: the
             products take x, and the activated product rounded to x's dtype, as they do with other
             weights.
-        out: ``[..., H]`` in x's dtype or float32, to write the result to.
+        out_dtype: float32 or x's dtype, which None means.
+        out: ``[..., H]`` to write the result to; it need not be zeroed.
 
     Returns:
-        ``[..., H]`` in x's dtype, zeros for a token without experts. The slots' results are added
-        in order in float32 and rounded once. The same operands give the same bits in every call.
+        ``[..., H]``, zeros for a token without experts. The slots' results are added in order in
+        float32 and rounded once. The same operands give the same bits in every call.
     """
     try:
-        out = x.new_empty(x.shape) if out is None else out
+        if out is None:
+            out = x.new_empty(x.shape, dtype=x.dtype if out_dtype is None else out_dtype)
+        _require_dtype(out, out_dtype)
         _fused_moe(
             written_rows(out, "out"), input_rows(x), w_gate_up, w_down,
             _slots(topk_weights, torch.float32), _slots(topk_ids, torch.int32),
@@ -210,8 +214,7 @@ def grouped_gemm(
             if out_dtype is None:
                 out_dtype = torch.bfloat16 if a.dtype in FP8_DTYPES else a.dtype
             out = a.new_empty(a.shape[0], w.shape[1], dtype=out_dtype)
-        elif out_dtype is not None and out.dtype != out_dtype:
-            raise ValueError(f"out must have out_dtype, got {out.dtype} and {out_dtype}")
+        _require_dtype(out, out_dtype)
         _grouped_gemm(out, a, w, offsets, scale_a, _bytes(scale_w))
         return out
     except Exception:
@@ -220,6 +223,11 @@ def grouped_gemm(
             {"scale_a": scale_a, "scale_w": scale_w, "out": out},
         )
         raise
+
+
+def _require_dtype(out: torch.Tensor, out_dtype: Optional[torch.dtype]) -> None:
+    if out_dtype is not None and out.dtype != out_dtype:
+        raise ValueError(f"out must have out_dtype, got {out.dtype} and {out_dtype}")
 
 
 def _slots(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

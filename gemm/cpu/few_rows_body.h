@@ -1,9 +1,9 @@
-// The kernels of skinny_gemm/cpu/skinny_gemm.cpp, for one instruction set (see common/cpu/isa.h):
-// no include guard. The mapping is told in skinny_gemm/cpu/skinny_gemm.cpp.
+// The product of few rows, for one instruction set (see common/cpu/isa.h): no include guard. The
+// mapping is told in few_rows.h, whose constants it takes.
 
 #include "../../common/cpu/vector.h"
-#include "../../gemm/cpu/operands.h"
-#include "../../gemm/cpu/product.h"
+#include "operands.h"
+#include "product.h"
 
 constexpr int kMaxTileRows = 6;
 constexpr int kMaxBlockTileRows = 3;  // totals stay in registers across the blocks of a panel
@@ -151,7 +151,7 @@ ROCM_KERNELS_VECTOR PanelPrefetch prefetch_of(const GemmArgs& args, int64_t n, i
 }
 
 // totals[row][column] += a[row] . w[column] over one panel, for the tile's rows and columns; with
-// kBlocks, each block of K times scales[block * kSkinnyGemmMaxRows + row].
+// kBlocks, each block of K times scales[block * kFewRows + row].
 template <class Multiplier, int kRows, bool kBlocks>
 void multiply_tile(const typename Multiplier::Value* w, const typename Multiplier::Value* a,
                    int64_t stride, const float* scales, float* totals) {
@@ -188,7 +188,7 @@ void multiply_tile(const typename Multiplier::Value* w, const typename Multiplie
     if (!kBlocks) break;
     ROCM_KERNELS_UNROLL
     for (int row = 0; row < kRows; ++row) {
-      const float scale = scales[begin / kScaleBlock * kSkinnyGemmMaxRows + row];
+      const float scale = scales[begin / kScaleBlock * kFewRows + row];
       ROCM_KERNELS_UNROLL
       for (int column = 0; column < kColumns; ++column) {
         scaled[row][column] = Multiplier::add_scaled(scaled[row][column], sums[row][column], scale);
@@ -253,9 +253,8 @@ void panel_columns(const GemmJob& job, int64_t n, int columns, int64_t columns_a
   const GemmArgs& args = job.args;
   constexpr int kColumns = Multiplier::kTileColumns;
   alignas(64) Value panel[kGroup * kPanelDepth];
-  alignas(64) float
-      totals[kGroup * kSkinnyGemmMaxRows * Multiplier::kSumLanes];  // [tile][row][column][lane]
-  float block_scales[kPanelDepth / kScaleBlock][kSkinnyGemmMaxRows];
+  alignas(64) float totals[kGroup * kFewRows * Multiplier::kSumLanes];  // [tile][row][column][lane]
+  float block_scales[kPanelDepth / kScaleBlock][kFewRows];
 
   const int64_t tile_size = args.m * kColumns * Multiplier::kSumLanes;
   const int tiles = (columns + kColumns - 1) / kColumns;
@@ -312,7 +311,7 @@ template <class Multiplier, class Element>
 void multiply_units(const GemmJob& job, int64_t begin, int64_t end, float gain) {
   const GemmArgs& args = job.args;
   const int64_t last = smaller(end * kUnit, args.n);
-  alignas(64) float sums[kSkinnyGemmMaxRows][kGroup];
+  alignas(64) float sums[kFewRows][kGroup];
   for (int64_t n = begin * kUnit; n < last;) {
     // Groups end at multiples of kGroup, so none reaches across two scale blocks.
     const int64_t next = smaller(last, n / kGroup * kGroup + kGroup);

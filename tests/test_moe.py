@@ -1,0 +1,321 @@
+"""topk, fused_moe and grouped_gemm on every backend of --device; test_moe_models.py has models."""
+
+import math
+
+import pytest
+import torch
+from compare import FP8_DTYPES, Guarded, assert_product_close, strided
+from test_skinny_gemm import padded_fp8, random_scale
+
+FP8, MX = "fp8", "mxfp4"
+WEIGHTS = ["bfloat16", "float16", *(f"{FP8}-{scale}" for scale in ("tensor", "row", "block")), MX]
+
+
+# ---- Routing
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape, k", [((0, 8), 2), ((1, 1), 1), ((3, 5, 60), 7), ((70, 512), 16)])
+def test_topk_softmax(backend, package, shape, k, dtype, renormalize):
+    logits = (3 * torch.randn(shape, device=backend.device)).to(dtype)
+    weights, ids = backend.ops.topk_softmax(logits, k, renormalize=renormalize)
+    expected = package.reference.topk_softmax(logits, k, renormalize=renormalize)
+    assert ids.dtype == torch.int32 and torch.equal(ids, expected[1])
+    torch.testing.assert_close(weights, expected[0], rtol=3e-6, atol=1e-30)
+
+
+def test_ties_go_to_the_lower_id(backend):
+    logits = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0, 1.0]], device=backend.device)
+    assert backend.ops.topk_softmax(logits, 5)[1].tolist() == [[1, 2, 4, 0, 3]]
+    assert backend.ops.topk_sigmoid(logits, 5)[1].tolist() == [[1, 2, 4, 0, 3]]
+    groups = torch.zeros(1, 16, device=backend.device)
+    ids = backend.ops.topk_sigmoid(groups, 4, groups=8, groups_kept=2)[1]
+    assert ids.tolist() == [[0, 1, 2, 3]]
+
+
+def test_any_logits_give_ids_of_experts(backend):
+    nan, inf = math.nan, math.inf
+    rows = [[nan] * 6, [-inf] * 6, [nan, 1, -inf, inf, nan, 2], [0, nan, 0, 0, 0, 0]]
+    logits = torch.tensor(rows, device=backend.device)
+    for weights, ids in (
+        backend.ops.topk_softmax(logits, 4),
+        backend.ops.topk_sigmoid(logits, 4),
+        backend.ops.topk_sigmoid(logits, 4, groups=3, groups_kept=2),
+    ):
+        assert all(len(set(row)) == 4 and {*row} <= {*range(6)} for row in ids.tolist())
+        assert weights[0].isnan().all()
+    assert backend.ops.topk_softmax(logits, 3)[1].tolist()[2] == [3, 5, 1]
+    assert backend.ops.topk_softmax(logits, 2)[0][3].isnan().all()
+
+
+@pytest.mark.parametrize("renormalize, scale", [(True, 2.5), (False, 1.0)])
+@pytest.mark.parametrize(
+    "experts, k, groups, kept", [(256, 8, 8, 4), (64, 6, 1, 1), (24, 16, 3, 2), (8, 3, 8, 5)]
+)
+def test_topk_sigmoid(backend, package, experts, k, groups, kept, renormalize, scale):
+    logits = torch.randn(33, experts, device=backend.device)
+    bias = torch.randn(experts, device=backend.device) / 4
+    options = {
+        "bias": bias, "groups": groups, "groups_kept": kept, "renormalize": renormalize,
+        "scale": scale,
+    }  # fmt: skip
+    weights, ids = backend.ops.topk_sigmoid(logits, k, **options)
+    expected = package.reference.topk_sigmoid(logits, k, **options)
+    # Sigmoids differ in their last bit, so choices this close may change places.
+    choice = logits.sigmoid() + bias
+    wrong = ids != expected[1]
+    close = choice.gather(-1, ids.long()) - choice.gather(-1, expected[1].long())
+    assert wrong.float().mean() < 0.01 and (close[wrong].abs() < 1e-6).all()
+    torch.testing.assert_close(weights[~wrong], expected[0][~wrong], rtol=3e-6, atol=0)
+
+
+# ---- The layer
+
+
+class Experts:
+    """Random experts of a kind of WEIGHTS: what fused_moe takes after x and before the routing."""
+
+    def __init__(self, kind, experts, hidden, intermediate, dtype, backend, biases=False):
+        self.kind, self.dtype = kind, dtype
+        self.scales = {}
+        both = [(2 * intermediate, hidden), (hidden, intermediate)]
+        self.weights = []
+        for name, (n, k) in zip(("gate_up", "down"), both, strict=True):
+            w, scale = random_experts(kind, experts, n, k, backend)
+            self.weights.append(w)
+            if scale is not None:
+                self.scales[f"scale_{name}"] = scale
+            if biases:
+                self.scales[f"bias_{name}"] = torch.randn(experts, n, device=backend.device)
+
+
+def random_experts(kind, experts, n, k, backend):
+    """Weights of about 1 / sqrt(k), in views whose rows lie further apart than they are long."""
+    device, spread = backend.device, 1 / math.sqrt(max(k, 1))
+    if kind == MX:
+        w = torch.randint(256, (experts, n, k // 2 + 16), dtype=torch.uint8, device=device)
+        scale = torch.randint(-1, 2, (experts, n, k // 32), device=device)
+        exponent = scale + 127 + round(math.log2(spread / 3))
+        return w[..., : k // 2], exponent.to(torch.uint8)
+    if kind in ("bfloat16", "float16"):
+        dtype = getattr(torch, kind)
+        padded = (spread * torch.randn(experts, n, k + 13, device=device)).to(dtype)
+        return padded[..., 5 : 5 + k], None
+    w = torch.stack([padded_fp8(n, k, backend.fp8_dtype, device) for _ in range(experts)])
+    spread /= max(w.float().std().item(), 1e-3) if w.numel() > 1 else 1
+    granularity = kind.split("-")[1]
+    if granularity == "tensor":
+        return w, spread * (0.5 + torch.rand(experts, device=device))
+    scales = [random_scale(granularity, n, k, device, 128) for _ in range(experts)]
+    return w, spread * torch.stack(scales)
+
+
+def random_routing(tokens, experts, k, backend):
+    ids = torch.stack([torch.randperm(max(experts, k))[:k] % experts for _ in range(tokens)])
+    weights = torch.rand(tokens, k, device=backend.device) - 0.2
+    return weights, ids.to(torch.int32).to(backend.device)
+
+
+def check(backend, package, x, experts, weights, ids, out_dtype=torch.float32, **options):
+    """Through poisoned outputs with guards around them, against float64.
+
+    A float32 sum that lies at a tie rounds h to the neighbour of what float64 gives, by up to an
+    eighth in FP8: few do. So the bound is on norms; over few rows it is wide enough for one.
+    """
+    tokens, hidden = x.shape
+    out = Guarded(tokens, hidden, out_dtype, backend.device)
+    operands = (x, *experts.weights, weights, ids)
+    options = {**experts.scales, **options}
+    if backend.name == "reference":
+        out.view.copy_(backend.ops.fused_moe(*operands, **options, out_dtype=out_dtype))
+    else:
+        result = backend.ops.fused_moe(*operands, **options, out=out.view)
+        assert result.data_ptr() == out.view.data_ptr()
+    out.assert_guards_intact()
+    exact = package.reference.fused_moe(*operands, **options, out_dtype=torch.float32).double()
+    error = out.view.double() - exact
+    assert error.isfinite().all(), "not every output is finite"
+    narrow = experts.weights[0].dtype in FP8_DTYPES and options.get("quantize_input", True)
+    allowed = (4e-3 if narrow else 1e-3) if tokens >= 8 else (3e-2 if narrow else 2e-3)
+    allowed += 0 if out_dtype == torch.float32 else torch.finfo(out_dtype).eps
+    assert error.norm() <= allowed * exact.norm(), (error.norm() / exact.norm()).item()
+    by_row = error.norm(dim=1) - 0.1 * exact.norm(dim=1)
+    assert (by_row <= 1e-4 * exact.norm()).all(), by_row
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_kinds_of_weights(backend, package, kind, tokens):
+    dtype = torch.float16 if kind == "float16" else torch.bfloat16
+    experts = Experts(kind, 6, 320, 192, dtype, backend)
+    x = strided(tokens, 320, dtype, backend.device)
+    weights, ids = random_routing(tokens, 6, 3, backend)
+    check(backend, package, x, experts, weights, ids)
+
+
+@pytest.mark.parametrize("hidden, intermediate", [(1, 1), (72, 40), (129, 257), (512, 128)])
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8-row", "fp8-block"])
+def test_shapes(backend, package, kind, hidden, intermediate):
+    experts = Experts(kind, 4, hidden, intermediate, torch.bfloat16, backend)
+    x = strided(17, hidden, torch.bfloat16, backend.device)
+    weights, ids = random_routing(17, 4, 2, backend)
+    # A sum of one product is rounded to FP8 or not at all.
+    out_dtype = torch.float32 if hidden > 1 else torch.bfloat16
+    check(backend, package, x, experts, weights, ids, out_dtype)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "swigluoai"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8-row", MX])
+def test_activations(backend, package, kind, interleaved, activation):
+    experts = Experts(kind, 4, 128, 96, torch.bfloat16, backend, biases=True)
+    x = strided(20, 128, torch.bfloat16, backend.device)
+    weights, ids = random_routing(20, 4, 2, backend)
+    options = {"activation": activation, "interleaved": interleaved}
+    check(backend, package, x, experts, weights, ids, **options)
+    check(backend, package, 4 * x, experts, weights, ids, **options, limit=1.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["fp8-tensor", "fp8-row", "fp8-block"])
+def test_inputs_as_they_are(backend, package, kind, dtype):
+    experts = Experts(kind, 4, 256, 128, dtype, backend)
+    x = strided(9, 256, dtype, backend.device)
+    weights, ids = random_routing(9, 4, 2, backend)
+    check(backend, package, x, experts, weights, ids, quantize_input=False)
+    check(backend, package, x, experts, weights, ids, dtype, quantize_input=False)
+
+
+ROUTINGS = {
+    "all to one": lambda tokens, k: torch.full((tokens, k), 3),
+    "none": lambda tokens, k: torch.full((tokens, k), -1),
+    "other ranks'": lambda tokens, k: torch.randint(-4, 16, (tokens, k)),
+    "far out": lambda tokens, k: torch.randint(-(2**31), 2**31 - 1, (tokens, k)).fill_diagonal_(1),
+    "one token": lambda tokens, k: torch.full((tokens, k), 8).index_fill_(0, torch.tensor([5]), 7),
+}
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8-row"])
+def test_any_routing(backend, package, kind, routing):
+    """Ids that are not of an expert are skipped, whatever their weights."""
+    experts = Experts(kind, 8, 128, 128, torch.bfloat16, backend)
+    x = strided(37, 128, torch.bfloat16, backend.device)
+    ids = ROUTINGS[routing](37, 4).to(torch.int32).to(backend.device)
+    weights = torch.rand(37, 4, device=backend.device) - 0.2
+    weights[(ids < 0) | (ids >= 8)] = math.nan
+    if backend.name == "reference":
+        weights = weights.nan_to_num()  # it is compared with itself
+    check(backend, package, x, experts, weights, ids)
+
+
+@pytest.mark.parametrize("k", [1, 5, 16])
+def test_slots(backend, package, k):
+    experts = Experts("fp8-row", 16, 128, 64, torch.bfloat16, backend)
+    x = strided(11, 128, torch.bfloat16, backend.device)
+    check(backend, package, x, experts, *random_routing(11, 16, k, backend))
+
+
+def test_many_experts(backend, package):
+    experts = Experts("fp8-row", 512, 64, 32, torch.bfloat16, backend)
+    x = strided(50, 64, torch.bfloat16, backend.device)
+    check(backend, package, x, experts, *random_routing(50, 512, 8, backend))
+
+
+def test_rows_do_not_reach_each_other(backend):
+    """A NaN stays in its token, and tokens far apart in magnitude do not share a scale."""
+    experts = Experts("fp8-row", 4, 128, 64, torch.bfloat16, backend)
+    x = strided(12, 128, torch.bfloat16, backend.device)
+    x[3] *= 1e4
+    weights, ids = random_routing(12, 4, 2, backend)
+    clean = backend.ops.fused_moe(x, *experts.weights, weights, ids, **experts.scales)
+    x[7, 5] = math.nan
+    out = backend.ops.fused_moe(x, *experts.weights, weights, ids, **experts.scales)
+    assert out[7].isnan().any()
+    others = torch.arange(12, device=backend.device) != 7
+    assert torch.equal(out[others], clean[others])
+
+
+def test_same_bits(backend):
+    experts = Experts("fp8-block", 8, 256, 256, torch.bfloat16, backend)
+    x = strided(70, 256, torch.bfloat16, backend.device)
+    weights, ids = random_routing(70, 8, 4, backend)
+    first, second = (
+        backend.ops.fused_moe(x, *experts.weights, weights, ids, **experts.scales) for _ in range(2)
+    )
+    assert torch.equal(first, second)
+
+
+def test_leading_dimensions_and_other_dtypes_of_routing(backend, package):
+    experts = Experts("bfloat16", 4, 64, 32, torch.bfloat16, backend)
+    x = torch.randn(2, 5, 64, device=backend.device).bfloat16()
+    weights, ids = random_routing(10, 4, 2, backend)
+    flat = backend.ops.fused_moe(x.view(10, 64), *experts.weights, weights.bfloat16(), ids)
+    folded = backend.ops.fused_moe(
+        x, *experts.weights, weights.bfloat16().view(2, 5, 2), ids.long().view(2, 5, 2)
+    )
+    assert folded.dtype == torch.bfloat16 and torch.equal(folded, flat.view(2, 5, 64))
+
+
+def test_no_tokens(backend):
+    experts = Experts("fp8-row", 4, 64, 32, torch.bfloat16, backend)
+    x = torch.empty(0, 64, device=backend.device).bfloat16()
+    weights, ids = torch.empty(0, 2), torch.empty(0, 2, dtype=torch.int32)
+    routing = weights.to(backend.device), ids.to(backend.device)
+    assert backend.ops.fused_moe(x, *experts.weights, *routing, **experts.scales).shape == (0, 64)
+
+
+# ---- Products of rows sorted by expert
+
+
+def check_grouped(backend, package, a, w, offsets, scale_a, scale_w, out_dtype=torch.float32):
+    out = Guarded(a.shape[0], w.shape[1], out_dtype, backend.device)
+    poisoned = out.view.clone()
+    if backend.name == "reference":
+        result = backend.ops.grouped_gemm(a, w, offsets, scale_a, scale_w, out_dtype=out_dtype)
+        out.view[: int(offsets[-1])] = result[: int(offsets[-1])]
+    else:
+        backend.ops.grouped_gemm(a, w, offsets, scale_a, scale_w, out=out.view)
+    out.assert_guards_intact()
+    begin = 0
+    rows = package.reference.dequantize(a, scale_a, 1)
+    for expert, end in enumerate(offsets.tolist()):
+        scale = None if scale_w is None else scale_w[expert]
+        operands = rows[begin:end], package.reference.dequantize_expert(w[expert], scale)
+        if begin < end:
+            exact = operands[0] @ operands[1].t()
+            assert_product_close(out.view[begin:end], exact, operands)
+        begin = end
+    untouched = out.view[begin:].contiguous().view(torch.uint8)
+    assert torch.equal(untouched, poisoned[begin:].contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("ends", [[3, 3, 40, 77], [0, 0, 0, 0], [80, 80, 80, 80], [1, 2, 3, 70]])
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_grouped_gemm(backend, package, kind, ends):
+    dtype = torch.float16 if kind == "float16" else torch.bfloat16
+    w, scale = random_experts(kind, 4, 150, 288, backend)
+    offsets = torch.tensor(ends, dtype=torch.int32, device=backend.device)
+    a = strided(80, 288, dtype, backend.device)
+    check_grouped(backend, package, a, w, offsets, None, scale)
+    if not kind.startswith(FP8):
+        return
+    a = padded_fp8(80, 288, backend.fp8_dtype, backend.device)
+    for granularity in ("tensor", "row", "block"):
+        scale_a = random_scale(granularity, 80, 288, backend.device, 1)
+        check_grouped(backend, package, a, w, offsets, scale_a, scale, torch.bfloat16)
+
+
+def test_offsets_out_of_range_touch_nothing_else(backend):
+    if backend.name == "reference":
+        return
+    w, scale = random_experts("fp8-row", 3, 64, 128, backend)
+    a = padded_fp8(10, 128, backend.fp8_dtype, backend.device)
+    offsets = torch.tensor([7, -5, 1000], dtype=torch.int32, device=backend.device)
+    out = Guarded(10, 64, torch.float32, backend.device)
+    backend.ops.grouped_gemm(a, w, offsets, None, scale, out=out.view)
+    out.assert_guards_intact()
+    clamped = torch.tensor([7, 7, 10], dtype=torch.int32, device=backend.device)
+    expected = backend.ops.grouped_gemm(a, w, clamped, None, scale, out_dtype=torch.float32)
+    assert torch.equal(out.view, expected)
