@@ -1,7 +1,14 @@
 // A config's field list: one list from which come equality, text and its reading.
 //
-//   struct Config { int32_t block_n = 16, waves = 4; };
-//   constexpr ConfigField<Config> kFields[] = {{"block_n", &Config::block_n}, ...};
+//   struct Config {
+//     enum class Design : int32_t { kTiled, kPortable };
+//     Design design = Design::kTiled;
+//     int32_t block_n = 16, waves = 4;
+//
+//     static constexpr const char* kDesigns[] = {"tiled", "portable"};
+//     static constexpr ConfigField<Config> kFields[] = {{"block_n", &Config::block_n}, ...};
+//     static constexpr Status kMustRead = "op config: it must read like 'tiled block_n=16 ...'";
+//   };
 //
 // A config reads "<design> block_n=16 waves=4 ...": the name of its design, then all fields in the
 // order of the list. A field whose values have names is written with them: schedule=split_k. No HIP
@@ -12,6 +19,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+
+#include "../common/core/context.h"
 
 namespace rocm_kernels {
 
@@ -41,39 +50,50 @@ size_t hash_fields(const ConfigField<Struct> (&fields)[kCount], const Struct& a)
   return hash >> 32;  // sizes are multiples of large powers of two: their low bits say little
 }
 
-// Writes "<design> name=value ..."; false if it does not fit.
-template <typename Struct, size_t kCount>
-bool write_config(const char* design, const ConfigField<Struct> (&fields)[kCount], const Struct& a,
-                  char* text, size_t size) {
+template <typename Config>
+bool equal_configs(const Config& a, const Config& b) {
+  return a.design == b.design && equal_fields(Config::kFields, a, b);
+}
+
+constexpr size_t kConfigTextBytes = 192;
+
+// Writes the config's text; false if it does not fit.
+template <typename Config>
+bool write_config(const Config& config, char (&text)[kConfigTextBytes]) {
   size_t used = 0;
   const auto advance = [&](int count) {
     used += static_cast<size_t>(count);
-    return count >= 0 && used < size;
+    return count >= 0 && used < kConfigTextBytes;
   };
-  if (!advance(std::snprintf(text, size, "%s", design))) return false;
-  for (const ConfigField<Struct>& field : fields) {
-    const int32_t value = a.*field.value;
-    const int count =
-        field.names != nullptr
-            ? std::snprintf(text + used, size - used, " %s=%s", field.name, field.names[value])
-            : std::snprintf(text + used, size - used, " %s=%d", field.name, value);
+  const char* const design = Config::kDesigns[static_cast<size_t>(config.design)];
+  if (!advance(std::snprintf(text, kConfigTextBytes, "%s", design))) return false;
+  for (const ConfigField<Config>& field : Config::kFields) {
+    const int32_t value = config.*field.value;
+    char* const at = text + used;
+    const size_t left = kConfigTextBytes - used;
+    const int count = field.names != nullptr
+                          ? std::snprintf(at, left, " %s=%s", field.name, field.names[value])
+                          : std::snprintf(at, left, " %s=%d", field.name, value);
     if (!advance(count)) return false;
   }
   return true;
 }
 
-// Reads what write_config() writes, and nothing else. `design`: the number of the design's name.
+// Reads what write_config() writes, and nothing else.
 class ConfigReader {
  public:
   explicit ConfigReader(const char* text) : rest_(text) {}
 
-  template <typename Struct, size_t kDesigns, size_t kCount>
-  bool read(const char* const (&designs)[kDesigns], const ConfigField<Struct> (&fields)[kCount],
-            size_t& design, Struct& config) {
-    for (design = 0; !word(designs[design]);) {
-      if (++design == kDesigns) return false;
+  template <typename Config>
+  bool read(Config& config) {
+    size_t design = 0;
+    for (const char* const name : Config::kDesigns) {
+      if (word(name)) break;
+      ++design;
     }
-    for (const ConfigField<Struct>& field : fields) {
+    if (design == sizeof(Config::kDesigns) / sizeof(Config::kDesigns[0])) return false;
+    config.design = static_cast<decltype(config.design)>(design);
+    for (const ConfigField<Config>& field : Config::kFields) {
       if (!(word(" ") && word(field.name) && word("="))) return false;
       int32_t& value = config.*field.value;
       if (!(field.names != nullptr ? name(field, value) : number(value))) return false;
@@ -106,5 +126,11 @@ class ConfigReader {
   }
   const char* rest_;
 };
+
+// nullptr, or what is wrong with the text.
+template <typename Config>
+Status read_config(const char* text, Config& config) {
+  return ConfigReader(text).read(config) ? nullptr : Config::kMustRead;
+}
 
 }  // namespace rocm_kernels

@@ -28,39 +28,20 @@ struct MoeConfig {
   bool ends_in_groups() const { return design == Design::kTiled && block_n == 256; }
   // Tiles of rows that are walked down before the next columns; 0: all.
   int32_t walked() const { return order == kRow ? 1 : order == kColumn ? 0 : group_m; }
+
+  static constexpr const char* kDesigns[] = {"plain", "streamed", "tiled"};
+  static constexpr const char* kOrders[] = {"row", "column", "grouped"};
+  static constexpr ConfigField<MoeConfig> kFields[] = {
+      {"block_m", &MoeConfig::block_m},         {"block_n", &MoeConfig::block_n},
+      {"order", &MoeConfig::order, kOrders, 3}, {"group_m", &MoeConfig::group_m},
+      {"split_k", &MoeConfig::split_k},         {"xcds", &MoeConfig::xcds}};
+  static constexpr Status kMustRead =
+      "moe config: it must read like 'tiled block_m=64 block_n=128 order=grouped group_m=8 "
+      "split_k=1 xcds=8'";
 };
 
-constexpr const char* kMoeDesignNames[] = {"plain", "streamed", "tiled"};
-constexpr const char* kMoeOrderNames[] = {"row", "column", "grouped"};
-constexpr ConfigField<MoeConfig> kMoeConfigFields[] = {
-    {"block_m", &MoeConfig::block_m},
-    {"block_n", &MoeConfig::block_n},
-    {"order", &MoeConfig::order, kMoeOrderNames, 3},
-    {"group_m", &MoeConfig::group_m},
-    {"split_k", &MoeConfig::split_k},
-    {"xcds", &MoeConfig::xcds},
-};
+inline bool operator==(const MoeConfig& a, const MoeConfig& b) { return equal_configs(a, b); }
 
-inline bool operator==(const MoeConfig& a, const MoeConfig& b) {
-  return a.design == b.design && equal_fields(kMoeConfigFields, a, b);
-}
-
-constexpr size_t kMoeConfigTextBytes = 128;
-inline bool write_config(const MoeConfig& c, char (&text)[kMoeConfigTextBytes]) {
-  return write_config(kMoeDesignNames[static_cast<int>(c.design)], kMoeConfigFields, c, text,
-                      sizeof text);
-}
-
-// nullptr, or what is wrong with the text.
-inline Status read_config(const char* text, MoeConfig& c) {
-  size_t design = 0;
-  if (!ConfigReader(text).read(kMoeDesignNames, kMoeConfigFields, design, c)) {
-    return "moe config: it must read like 'tiled block_m=64 block_n=128 order=grouped group_m=8 "
-           "split_k=1 xcds=8'";
-  }
-  c.design = static_cast<MoeConfig::Design>(design);
-  return nullptr;
-}
 
 // What the choice of a config depends on.
 struct MoeShape {
@@ -104,7 +85,7 @@ inline Status tell_configs(const char* text, const MoeShape& shape,
     void (*visit)(const char* config, void* state);
     void* state;
     void tell(const MoeConfig& config) const {
-      char text[kMoeConfigTextBytes];
+      char text[kConfigTextBytes];
       if (write_config(config, text)) visit(text, state);
     }
   } teller{{}, visit, state};

@@ -13,7 +13,7 @@ namespace {
 
 void print_launches(Design design, const SkinnyTile& tile, MmaKind kind, bool block_scaled) {
   const bool sparse = kind == MmaKind::kFp8Sparse;
-  const SkinnyGemmShape shape = {
+  const GemmShape shape = {
       sparse ? 8 : tile.block_m, 1 << 20, 1 << 20, a_bytes(kind), w_bytes(kind), block_scaled};
   const int32_t stages = register_stages(tile.block_m, tile.block_n, a_bytes(kind), w_bytes(kind));
   // The choice is among register pipelines alone.
@@ -23,8 +23,8 @@ void print_launches(Design design, const SkinnyTile& tile, MmaKind kind, bool bl
           : 0;
   char name[160];
   int used = std::snprintf(name, sizeof name, "skinny_gemm_%s<%d, %d, %d, %d",
-                           kDesignNames[static_cast<int>(design)], static_cast<int>(kind),
-                           tile.block_m, tile.block_n, stages);
+                           SkinnyGemmConfig::kDesigns[static_cast<int>(design)],
+                           static_cast<int>(kind), tile.block_m, tile.block_n, stages);
   std::snprintf(name + used, sizeof name - used,
                 design == Design::kSpecialisedWaves ? ">"
                 : block_scaled                      ? ", true>"

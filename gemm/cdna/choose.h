@@ -64,21 +64,8 @@ inline GemmConfig choose_config(const GemmShape& shape, const Target& target) {
   return best;
 }
 
-// choose_config(), kept for the shapes of a model's layers.
 inline GemmConfig cached_choice(const GemmShape& shape, const Target& target) {
-  struct Choice {
-    GemmShape shape = {};
-    int32_t compute_units = 0;
-    GemmConfig config;
-  };
-  constexpr size_t kChoices = 256;
-  thread_local Choice choices[kChoices];
-  Choice& choice = choices[hash_fields(kGemmShapeFields, shape) % kChoices];
-  if (choice.compute_units != target.compute_units ||
-      !equal_fields(kGemmShapeFields, choice.shape, shape)) {
-    choice = {shape, target.compute_units, choose_config(shape, target)};
-  }
-  return choice.config;
+  return kept_choice<GemmConfig>(shape, target, choose_config);
 }
 
 }  // namespace rocm_kernels::cdna

@@ -2,10 +2,9 @@
 // it asks of the device. No HIP header: tests and tools include it too.
 #pragma once
 
-#include "../config_fields.h"
-#include "../gemm.h"
 #include "../schedule.h"
 #include "problem.h"
+#include "shape.h"
 #include "tiles.h"
 
 namespace rocm_kernels::cdna {
@@ -22,63 +21,21 @@ struct GemmConfig {
   int32_t whole_rounds = 0;              // stream-K: rounds of whole tiles before the rest
   int32_t group_m = 8;                   // tiles of M that are walked down before the next of N
   int32_t xcds = 8;                      // > 1: workers of neighbouring tiles run on one XCD
+
+  static constexpr const char* kDesigns[] = {"tiled", "portable"};
+  static constexpr ConfigField<GemmConfig> kFields[] = {
+      {"block_m", &GemmConfig::block_m},
+      {"block_n", &GemmConfig::block_n},
+      {"split_k", &GemmConfig::split_k},
+      {"workgroups", &GemmConfig::workgroups},
+      {"whole_rounds", &GemmConfig::whole_rounds},
+      {"group_m", &GemmConfig::group_m},
+      {"xcds", &GemmConfig::xcds},
+  };
+  static constexpr Status kMustRead =
+      "gemm config: it must read like 'tiled block_m=128 block_n=128 split_k=1 workgroups=0 "
+      "whole_rounds=0 group_m=8 xcds=8'";
 };
-
-constexpr const char* kGemmDesignNames[] = {"tiled", "portable"};
-constexpr ConfigField<GemmConfig> kGemmConfigFields[] = {
-    {"block_m", &GemmConfig::block_m},
-    {"block_n", &GemmConfig::block_n},
-    {"split_k", &GemmConfig::split_k},
-    {"workgroups", &GemmConfig::workgroups},
-    {"whole_rounds", &GemmConfig::whole_rounds},
-    {"group_m", &GemmConfig::group_m},
-    {"xcds", &GemmConfig::xcds},
-};
-
-inline bool operator==(const GemmConfig& a, const GemmConfig& b) {
-  return a.design == b.design && equal_fields(kGemmConfigFields, a, b);
-}
-
-constexpr size_t kGemmConfigTextBytes = 160;
-inline bool write_config(const GemmConfig& c, char (&text)[kGemmConfigTextBytes]) {
-  return write_config(kGemmDesignNames[static_cast<int>(c.design)], kGemmConfigFields, c, text,
-                      sizeof text);
-}
-
-// nullptr, or what is wrong with the text.
-inline Status read_config(const char* text, GemmConfig& c) {
-  size_t design = 0;
-  if (!ConfigReader(text).read(kGemmDesignNames, kGemmConfigFields, design, c)) {
-    return "gemm config: it must read like 'tiled block_m=128 block_n=128 split_k=1 workgroups=0 "
-           "whole_rounds=0 group_m=8 xcds=8'";
-  }
-  c.design = static_cast<GemmConfig::Design>(design);
-  return nullptr;
-}
-
-// What the choice of a config depends on.
-struct GemmShape {
-  int32_t m, n, k;
-  int32_t a_bytes, w_bytes;  // of an element
-  int32_t block_scaled;      // 0 or 1
-};
-constexpr ConfigField<GemmShape> kGemmShapeFields[] = {
-    {"m", &GemmShape::m},
-    {"n", &GemmShape::n},
-    {"k", &GemmShape::k},
-    {"a_bytes", &GemmShape::a_bytes},
-    {"w_bytes", &GemmShape::w_bytes},
-    {"block_scaled", &GemmShape::block_scaled},
-};
-
-inline GemmShape gemm_shape_of(const GemmArgs& args) {
-  return {static_cast<int32_t>(args.m),
-          static_cast<int32_t>(args.n),
-          static_cast<int32_t>(args.k),
-          static_cast<int32_t>(size_of(args.a_dtype)),
-          static_cast<int32_t>(size_of(args.w_dtype)),
-          is_block_scaled(args)};
-}
 
 // ---- What a config asks of the device ----------------------------------------------------------
 

@@ -107,7 +107,7 @@ Status check_sizes(const GemmArgs& args) {
 // The config of a call: the one that args name, or the chosen one.
 Status config_of(const GemmArgs& args, const Target& target, GemmConfig& config) {
   if (args.config == nullptr) {
-    config = cached_choice(gemm_shape_of(args), target);
+    config = cached_choice(shape_of(args), target);
     // Matrix instructions know one dialect.
     if (is_fp8(args.w_dtype) && args.w_dtype != target.fp8) {
       config.design = GemmConfig::Design::kPortable;
@@ -121,7 +121,7 @@ Status config_of(const GemmArgs& args, const Target& target, GemmConfig& config)
       }
     }
   }
-  return check_config(gemm_shape_of(args), config);
+  return check_config(shape_of(args), config);
 }
 
 Kernel portable_kernel(DType a, DType w) {
@@ -140,7 +140,7 @@ Kernel portable_kernel(DType a, DType w) {
 }
 
 Status launch_tiled(const GemmArgs& args, const GemmConfig& config, const Context& context) {
-  const GemmShape shape = gemm_shape_of(args);
+  const GemmShape shape = shape_of(args);
   const int tile = find_gemm_tile(config.block_m, config.block_n, shape.block_scaled);
   const Kernel kernel = tiled_kernel(mma_kind_of(args), shape.block_scaled, tile);
   if (kernel == nullptr) return "no kernel was built for this config; report a defect";
@@ -183,7 +183,7 @@ int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
   // What is wrong, the launch will say.
   if (!cdna::current_target(target) || cdna::config_of(args, target, config) != nullptr) return 0;
   if (config.design == cdna::GemmConfig::Design::kPortable) return 0;
-  const Schedule schedule = cdna::schedule_of(cdna::gemm_shape_of(args), config);
+  const Schedule schedule = cdna::schedule_of(cdna::shape_of(args), config);
   if (schedule.slots() == 0) return 0;
   return cdna::ticket_bytes(schedule) +
          int64_t{schedule.slots()} * config.block_m * config.block_n * 4;
@@ -196,15 +196,14 @@ Status visit_gemm_configs(const GemmArgs& args, const Context&,
   if (!cdna::current_target(target)) return cdna::kNoDevice;
   if (Status error = cdna::config_of(args, target, first)) return error;
   const auto tell = [&](const cdna::GemmConfig& config) {
-    char text[cdna::kGemmConfigTextBytes];
-    if (cdna::write_config(config, text)) visit(text, state);
+    char text[kConfigTextBytes];
+    if (write_config(config, text)) visit(text, state);
   };
   tell(first);
   if (first.design == cdna::GemmConfig::Design::kPortable) return nullptr;
-  cdna::for_each_gemm_config(cdna::gemm_shape_of(args), target,
-                             [&](const cdna::GemmConfig& config) {
-                               if (!(config == first)) tell(config);
-                             });
+  cdna::for_each_gemm_config(cdna::shape_of(args), target, [&](const cdna::GemmConfig& config) {
+    if (!equal_configs(config, first)) tell(config);
+  });
   return nullptr;
 }
 

@@ -1,23 +1,10 @@
 // Host: the current AMD device, and the operands, as the launchers of products see them.
 #pragma once
 
-#include "../../common/cdna/operands.h"
 #include "../../common/gpu/launch.h"
-#include "../gemm.h"
+#include "shape.h"
 
 namespace rocm_kernels::cdna {
-
-struct Target {
-  int32_t compute_units = 304;
-  int32_t lds_bytes = 65536;  // a CU
-  int32_t xcds = 8;
-  int32_t wave_size = 64;
-  bool matrix_instructions = true;  // gfx942, gfx950
-  bool gfx950 = false;
-  DType fp8 = DType::kFloat8E4M3FNUZ;  // the dialect of its matrix instructions
-  float terabytes_per_s = 4.2f;        // sustained, from memory
-  float gigahertz = 2.1f;
-};
 
 constexpr Status kNoDevice = "the device's attributes cannot be read";
 

@@ -80,46 +80,29 @@ struct GemmConfig {
   int block_c() const { return rows_are_w() ? block_m : block_n; }
   int cluster_r() const { return rows_are_w() ? cluster_n : cluster_m; }
   int cluster_c() const { return rows_are_w() ? cluster_m : cluster_n; }
+
+  static constexpr const char* kRowsNames[] = {"a", "w"};
+  static constexpr const char* kScheduleNames[] = {"data_parallel", "split_k", "stream_k",
+                                                   "hybrid"};
+  static constexpr const char* kDesigns[] = {"plain", "mma", "warpgroup"};
+  static constexpr ConfigField<GemmConfig> kFields[] = {
+      {"block_m", &GemmConfig::block_m},
+      {"block_n", &GemmConfig::block_n},
+      {"rows", &GemmConfig::rows, kRowsNames, 2},
+      {"cluster_m", &GemmConfig::cluster_m},
+      {"cluster_n", &GemmConfig::cluster_n},
+      {"num_stages", &GemmConfig::num_stages},
+      {"schedule", &GemmConfig::schedule, kScheduleNames, 4},
+      {"split_k", &GemmConfig::split_k},
+      {"group", &GemmConfig::group},
+  };
+  static constexpr Status kMustRead =
+      "gemm config: it must read like 'warpgroup block_m=128 block_n=128 rows=a cluster_m=1 "
+      "cluster_n=1 num_stages=6 schedule=data_parallel split_k=1 group=8'";
 };
 
 constexpr Status kNoTile =
     "gemm config: no kernel has this tile; gemm_configs lists those that are";
-
-constexpr const char* kGemmDesignNames[] = {"plain", "mma", "warpgroup"};
-constexpr const char* kRowsNames[] = {"a", "w"};
-constexpr const char* kScheduleNames[] = {"data_parallel", "split_k", "stream_k", "hybrid"};
-constexpr ConfigField<GemmConfig> kGemmConfigFields[] = {
-    {"block_m", &GemmConfig::block_m},
-    {"block_n", &GemmConfig::block_n},
-    {"rows", &GemmConfig::rows, kRowsNames, 2},
-    {"cluster_m", &GemmConfig::cluster_m},
-    {"cluster_n", &GemmConfig::cluster_n},
-    {"num_stages", &GemmConfig::num_stages},
-    {"schedule", &GemmConfig::schedule, kScheduleNames, 4},
-    {"split_k", &GemmConfig::split_k},
-    {"group", &GemmConfig::group},
-};
-
-inline bool operator==(const GemmConfig& a, const GemmConfig& b) {
-  return a.design == b.design && equal_fields(kGemmConfigFields, a, b);
-}
-
-constexpr size_t kGemmConfigTextBytes = 192;
-inline bool write_config(const GemmConfig& c, char (&text)[kGemmConfigTextBytes]) {
-  return write_config(kGemmDesignNames[static_cast<int>(c.design)], kGemmConfigFields, c, text,
-                      sizeof text);
-}
-
-// nullptr, or what is wrong with the text.
-inline Status read_config(const char* text, GemmConfig& c) {
-  size_t design = 0;
-  if (!ConfigReader(text).read(kGemmDesignNames, kGemmConfigFields, design, c)) {
-    return "gemm config: it must read like 'warpgroup block_m=128 block_n=128 rows=a cluster_m=1 "
-           "cluster_n=1 num_stages=6 schedule=data_parallel split_k=1 group=8'";
-  }
-  c.design = static_cast<GemmConfig::Design>(design);
-  return nullptr;
-}
 
 // Bytes of shared memory that the warpgroup kernel asks for.
 inline int64_t warpgroup_shared_bytes(const GemmConfig& c, bool block_scales) {

@@ -135,11 +135,11 @@ Status visit_gemm_configs(const GemmArgs& args, const Context&,
   if (const Status status = cuda::ask_device(device)) return status;
   if (const Status status = cuda::config_of(args, device, first)) return status;
   const auto visit_text = [&](const cuda::GemmConfig& config) {
-    char text[cuda::kGemmConfigTextBytes];
-    if (cuda::write_config(config, text)) visit(text, state);
+    char text[kConfigTextBytes];
+    if (write_config(config, text)) visit(text, state);
   };
   const auto visit_other = [&](const cuda::GemmConfig& config) {
-    if (!(config == first)) visit_text(config);
+    if (!equal_configs(config, first)) visit_text(config);
   };
   visit_text(first);
   using Design = cuda::GemmConfig::Design;

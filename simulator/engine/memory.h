@@ -257,6 +257,11 @@ void performAged(Workgroup& wg, u64 age);
 // Before a global access: what others of the workgroup have in flight to the same bytes takes
 // effect, because they share an L1 that keeps the order (memory_order.cpp).
 void orderInWorkgroup(Wave& w, MemOp& op);
+
+// When a buffer_wbl2 is complete: what the workgroup's waves issued before it has taken effect,
+// since it came to the L2 before the write-back, through the same L1. Without this a store stayed
+// late after the flag that hands it over was seen.
+void writeBackWorkgroup(const Wave& w, const MemOp& fence);
 void tookEffect(Wave& w, const MemOp& op);
 
 // Lanes of an operation that address LDS or global memory; flat accesses may have both.

@@ -67,6 +67,17 @@ void orderInWorkgroup(Wave& w, MemOp& op) {
   w.unorderedWrites += write;
 }
 
+void writeBackWorkgroup(const Wave& w, const MemOp& fence) {
+  for (Wave& other : w.wg->waves) {
+    for (std::deque<MemOp*>* queue : {&other.vm, &other.lgkm}) {
+      for (MemOp* op : *queue) {
+        if (op->born > fence.born) break;
+        perform(other, *op);
+      }
+    }
+  }
+}
+
 void tookEffect(Wave& w, const MemOp& op) {
   if (!op.high) return;
   --w.unordered;

@@ -68,7 +68,11 @@ void poison(Wave& w, const MemOp& op) {
 
 void complete(Wave& w, MemOp* op, bool wasQueued) {
   perform(w, *op);
-  if (op->inst->mem.access != Access::None) writeBack(w, *op);
+  if (op->inst->mem.access != Access::None) {
+    writeBack(w, *op);
+  } else if (op->inst->name == "buffer_wbl2") {
+    writeBackWorkgroup(w, *op);
+  }
   notePoll(w, *op);
   if (w.wg->launch->options.race) completeSync(w, *op);
   if (wasQueued) owe(w, *op, -1);

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../../gemm/cdna/epilogue_lds.h"
-#include "../../gemm/config_fields.h"
+#include "../../gemm/cdna/shape.h"
 #include "../../gemm/schedule.h"
 #include "../skinny_gemm.h"
 #include "tiles.h"
@@ -24,61 +24,28 @@ struct SkinnyGemmConfig {
   int32_t xcds = 1;        // > 1: workers of neighbouring tiles run on one XCD
   int32_t producers = 0;   // kSpecialisedWaves: waves that load; the others multiply
   int32_t sparse = 0;      // 1: the 4:2 sparse instruction serves 8 dense rows (FP8, M <= 8)
-};
 
-constexpr const char* kDesignNames[] = {"register_pipeline", "specialised_waves", "portable"};
-constexpr ConfigField<SkinnyGemmConfig> kConfigFields[] = {
-    {"block_n", &SkinnyGemmConfig::block_n}, {"waves", &SkinnyGemmConfig::waves},
-    {"split_k", &SkinnyGemmConfig::split_k}, {"workgroups", &SkinnyGemmConfig::workgroups},
-    {"xcds", &SkinnyGemmConfig::xcds},       {"producers", &SkinnyGemmConfig::producers},
-    {"sparse", &SkinnyGemmConfig::sparse},
-};
-
-inline bool operator==(const SkinnyGemmConfig& a, const SkinnyGemmConfig& b) {
-  return a.design == b.design && equal_fields(kConfigFields, a, b);
-}
-
-constexpr size_t kConfigTextBytes = 160;
-inline bool write_config(const SkinnyGemmConfig& c, char (&text)[kConfigTextBytes]) {
-  return write_config(kDesignNames[static_cast<int>(c.design)], kConfigFields, c, text,
-                      sizeof text);
-}
-
-// nullptr, or what is wrong with the text.
-inline Status read_config(const char* text, SkinnyGemmConfig& c) {
-  size_t design = 0;
-  if (!ConfigReader(text).read(kDesignNames, kConfigFields, design, c)) {
-    return "skinny_gemm config: it must read like 'register_pipeline block_n=16 waves=4 split_k=2 "
-           "workgroups=0 xcds=8 producers=0 sparse=0'";
-  }
-  c.design = static_cast<SkinnyGemmConfig::Design>(design);
-  return nullptr;
-}
-
-// What the choice of a config depends on.
-struct SkinnyGemmShape {
-  int32_t m, n, k;
-  int32_t a_bytes, w_bytes;  // of an element
-  int32_t block_scaled;      // 0 or 1
-};
-constexpr ConfigField<SkinnyGemmShape> kShapeFields[] = {
-    {"m", &SkinnyGemmShape::m},
-    {"n", &SkinnyGemmShape::n},
-    {"k", &SkinnyGemmShape::k},
-    {"a_bytes", &SkinnyGemmShape::a_bytes},
-    {"w_bytes", &SkinnyGemmShape::w_bytes},
-    {"block_scaled", &SkinnyGemmShape::block_scaled},
+  static constexpr const char* kDesigns[] = {"register_pipeline", "specialised_waves", "portable"};
+  static constexpr ConfigField<SkinnyGemmConfig> kFields[] = {
+      {"block_n", &SkinnyGemmConfig::block_n}, {"waves", &SkinnyGemmConfig::waves},
+      {"split_k", &SkinnyGemmConfig::split_k}, {"workgroups", &SkinnyGemmConfig::workgroups},
+      {"xcds", &SkinnyGemmConfig::xcds},       {"producers", &SkinnyGemmConfig::producers},
+      {"sparse", &SkinnyGemmConfig::sparse},
+  };
+  static constexpr Status kMustRead =
+      "skinny_gemm config: it must read like 'register_pipeline block_n=16 waves=4 split_k=2 "
+      "workgroups=0 xcds=8 producers=0 sparse=0'";
 };
 
 // The shape that speaks for its class of M (last_row_of_class): what serves it serves the class.
-inline SkinnyGemmShape class_of(SkinnyGemmShape shape) {
+inline GemmShape class_of(GemmShape shape) {
   shape.m = static_cast<int32_t>(last_row_of_class(shape.m));
   return shape;
 }
 
 // ---- What a config asks of a workgroup ---------------------------------------------------------
 
-inline Schedule schedule_of(const SkinnyGemmShape& shape, const SkinnyGemmConfig& config) {
+inline Schedule schedule_of(const GemmShape& shape, const SkinnyGemmConfig& config) {
   return Schedule::make((shape.n + config.block_n - 1) / config.block_n, k_blocks_of(shape.k),
                         config.split_k, config.workgroups, config.xcds);
 }
@@ -86,16 +53,16 @@ inline Schedule schedule_of(const SkinnyGemmShape& shape, const SkinnyGemmConfig
 constexpr int32_t kLdsLimit = 65536 - 64;
 
 // Stages of the specialised waves in LDS, each with two counters: 8 where they fit, else 4.
-inline int32_t lds_stage_bytes(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) {
+inline int32_t lds_stage_bytes(const GemmShape& s, const SkinnyGemmConfig& c) {
   const int32_t tiles = mma_tiles_of(block_m_of(s.m)) + mma_tiles_of(c.block_n);
   return tiles * transpose_bytes(s.a_bytes, s.w_bytes);
 }
-inline int32_t num_lds_stages(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) {
+inline int32_t num_lds_stages(const GemmShape& s, const SkinnyGemmConfig& c) {
   return 8 * (lds_stage_bytes(s, c) + 8) <= kLdsLimit ? 8 : 4;
 }
 
 // LDS of a workgroup: the main loop's, and in the same place, later, the epilogue's.
-inline int32_t lds_bytes_of(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) {
+inline int32_t lds_bytes_of(const GemmShape& s, const SkinnyGemmConfig& c) {
   const bool specialised = c.design == SkinnyGemmConfig::Design::kSpecialisedWaves;
   const int32_t adders = specialised ? c.waves - c.producers : c.waves;
   const int32_t epilogue = epilogue_lds_bytes(adders, s.m, c.block_n);
@@ -105,7 +72,7 @@ inline int32_t lds_bytes_of(const SkinnyGemmShape& s, const SkinnyGemmConfig& c)
 }
 
 // Whether the design can serve the shape: nullptr, or why not.
-inline Status check_config(const SkinnyGemmShape& s, const SkinnyGemmConfig& c) {
+inline Status check_config(const GemmShape& s, const SkinnyGemmConfig& c) {
   using Design = SkinnyGemmConfig::Design;
   if (c.design == Design::kPortable) return nullptr;
   const bool fp8 = s.a_bytes == 1 && s.w_bytes == 1;

@@ -9,20 +9,6 @@ namespace rocm_kernels {
 namespace cdna {
 namespace {
 
-SkinnyGemmDevice device_of(const Target& target) {
-  return {target.compute_units,       target.lds_bytes,       target.xcds,
-          target.matrix_instructions, target.terabytes_per_s, target.gigahertz};
-}
-
-SkinnyGemmShape shape_of(const GemmArgs& args) {
-  return {static_cast<int32_t>(args.m),
-          static_cast<int32_t>(args.n),
-          static_cast<int32_t>(args.k),
-          static_cast<int32_t>(size_of(args.a_dtype)),
-          static_cast<int32_t>(size_of(args.w_dtype)),
-          is_block_scaled(args)};
-}
-
 // The loops compute offsets within a tile, and within a, in 31 bits.
 Status check_offsets(const GemmArgs& args) {
   constexpr int64_t kLimit = int64_t{1} << 31;
@@ -56,7 +42,7 @@ Status check_offsets(const GemmArgs& args) {
 // The config of a call: the one that args name, or the chosen one.
 Status config_of(const GemmArgs& args, const Target& target, SkinnyGemmConfig& config) {
   if (args.config == nullptr) {
-    config = cached_choice(shape_of(args), device_of(target));
+    config = cached_choice(shape_of(args), target);
   } else {
     if (Status error = read_config(args.config, config)) return error;
     if (!target.matrix_instructions && config.design != SkinnyGemmConfig::Design::kPortable) {
@@ -90,8 +76,8 @@ Status visit_configs(const GemmArgs& args, void (*visit)(const char* config, voi
     if (write_config(config, text)) visit(text, state);
   };
   tell(first);
-  for_each_config(shape_of(args), device_of(target), [&](const SkinnyGemmConfig& config) {
-    if (!(config == first)) tell(config);
+  for_each_config(shape_of(args), target, [&](const SkinnyGemmConfig& config) {
+    if (!equal_configs(config, first)) tell(config);
   });
   return nullptr;
 }
@@ -106,7 +92,7 @@ Status launch_product(const GemmArgs& args, const Context& context) {
   if (config.design == SkinnyGemmConfig::Design::kPortable) {
     return launch_portable(args, target.wave_size, context);
   }
-  const SkinnyGemmShape shape = shape_of(args);
+  const GemmShape shape = shape_of(args);
   GemmProblem p = make_problem(args);
 
   if (is_fp8(args.w_dtype) && args.w_dtype != target.fp8) {

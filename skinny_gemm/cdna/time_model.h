@@ -8,16 +8,6 @@
 
 namespace rocm_kernels::cdna {
 
-// The device, as the choice sees it.
-struct SkinnyGemmDevice {
-  int32_t compute_units = 304;
-  int32_t lds_bytes = 65536;  // a CU
-  int32_t xcds = 8;
-  bool matrix_instructions = true;  // gfx942, gfx950
-  float terabytes_per_s = 4.2f;     // sustained, from memory
-  float gigahertz = 2.1f;
-};
-
 // Parts of a modelled time, in microseconds. Published rates and latencies, not measurements; what
 // they were checked against is in docs/kernels/skinny_gemm.md.
 struct SkinnyGemmTime {
@@ -29,8 +19,8 @@ struct SkinnyGemmTime {
   float total() const { return std::max({memory, cache, unit}) + latency + sharing; }
 };
 
-inline SkinnyGemmTime modelled_time(const SkinnyGemmShape& s, const SkinnyGemmConfig& c,
-                                    const SkinnyGemmDevice& device) {
+inline SkinnyGemmTime modelled_time(const GemmShape& s, const SkinnyGemmConfig& c,
+                                    const Target& target) {
   constexpr float kMemoryUs = 0.8f;         // a load from memory, under load
   constexpr float kCacheUs = 0.3f;          // a load from L2, under load
   constexpr float kLaunchUs = 1.0f;         // dispatch, arguments, first instructions
@@ -47,7 +37,7 @@ inline SkinnyGemmTime modelled_time(const SkinnyGemmShape& s, const SkinnyGemmCo
   const float w_total = static_cast<float>(s.n) * s.k * s.w_bytes;
   const float a_once = static_cast<float>(s.m) * s.k * s.a_bytes;
   const float tile_sums = static_cast<float>(s.m) * c.block_n * 4;  // bytes
-  const float clocks_per_us = device.gigahertz * 1000;
+  const float clocks_per_us = target.gigahertz * 1000;
   const int32_t block_m = block_m_of(s.m);
 
   SkinnyGemmTime time = {};
@@ -56,22 +46,22 @@ inline SkinnyGemmTime modelled_time(const SkinnyGemmShape& s, const SkinnyGemmCo
   const bool shared = schedule.slots() != 0;
   const float partials = shared ? tiles * contributors * tile_sums : 0;
   time.memory =
-      (w_total + a_once + s.m * 2.0f * s.n + 2 * partials) / (device.terabytes_per_s * 1e6f);
+      (w_total + a_once + s.m * 2.0f * s.n + 2 * partials) / (target.terabytes_per_s * 1e6f);
   time.cache = (w_total + a_once * tiles) / (kCacheTerabytes * 1e6f);
 
   // Workgroups that a CU holds at once, and the rounds that it takes.
   int32_t at_once = waves_per_simd(block_m, c.block_n, s.a_bytes, s.w_bytes) * 4 / c.waves;
-  const int32_t by_lds = device.lds_bytes / lds_bytes_of(s, c);
+  const int32_t by_lds = target.lds_bytes / lds_bytes_of(s, c);
   if (at_once > by_lds) at_once = by_lds;
   if (at_once < 1) at_once = 1;
-  const int32_t capacity = at_once * device.compute_units;
+  const int32_t capacity = at_once * target.compute_units;
   const int32_t rounds = (schedule.workgroups() + capacity - 1) / capacity;
   time.latency = kLaunchUs + kMemoryUs * rounds + kSumUs;
 
   // The busiest CU takes in its workgroups' shares of w, and all of a for each tile. Little's law
   // twice: the waves' loads in flight turn over in the time of a load from memory, and L1 tracks a
   // line for as long as its load takes.
-  const int32_t busiest = (schedule.workgroups() + device.compute_units - 1) / device.compute_units;
+  const int32_t busiest = (schedule.workgroups() + target.compute_units - 1) / target.compute_units;
   const float a_total = a_once * tiles;
   const float in_flight = static_cast<float>(busiest < at_once ? busiest : at_once) * c.waves *
                           register_stages(block_m, c.block_n, s.a_bytes, s.w_bytes) * 128 *

@@ -17,7 +17,6 @@ enum class Design : int32_t {
   kRegisterPipeline,  // w straight to registers: sm_80 and later (register_pipeline.cuh)
   kPlain,             // any alignment, any dialect (gemm/cuda/plain.cu)
 };
-constexpr const char* kDesignNames[] = {"warpgroup", "tma_pipeline", "register_pipeline", "plain"};
 
 struct SkinnyGemmConfig {
   int32_t block_n = 0;     // rows of w that a block owns, kWarpgroup: a cluster of blocks
@@ -30,36 +29,20 @@ struct SkinnyGemmConfig {
   int32_t warpgroups = 0;  // kWarpgroup: of a block, without the producers
   int32_t n_groups = 1;    // kWarpgroup: 64-row parts of block_n; warpgroups of a part share K
   Design design = Design::kPlain;
+
+  static constexpr const char* kDesigns[] = {"warpgroup", "tma_pipeline", "register_pipeline",
+                                             "plain"};
+  static constexpr ConfigField<SkinnyGemmConfig> kFields[] = {
+      {"block_m", &SkinnyGemmConfig::block_m},   {"block_n", &SkinnyGemmConfig::block_n},
+      {"k_chunks", &SkinnyGemmConfig::k_chunks}, {"num_stages", &SkinnyGemmConfig::num_stages},
+      {"prefetch", &SkinnyGemmConfig::prefetch}, {"m_groups", &SkinnyGemmConfig::m_groups},
+      {"split_k", &SkinnyGemmConfig::split_k},   {"warpgroups", &SkinnyGemmConfig::warpgroups},
+      {"n_groups", &SkinnyGemmConfig::n_groups},
+  };
+  static constexpr Status kMustRead =
+      "skinny_gemm config: it must read like 'tma_pipeline block_m=8 block_n=32 k_chunks=4 "
+      "num_stages=6 prefetch=2 m_groups=1 split_k=1 warpgroups=0 n_groups=1'";
 };
-
-constexpr ConfigField<SkinnyGemmConfig> kConfigFields[] = {
-    {"block_m", &SkinnyGemmConfig::block_m},   {"block_n", &SkinnyGemmConfig::block_n},
-    {"k_chunks", &SkinnyGemmConfig::k_chunks}, {"num_stages", &SkinnyGemmConfig::num_stages},
-    {"prefetch", &SkinnyGemmConfig::prefetch}, {"m_groups", &SkinnyGemmConfig::m_groups},
-    {"split_k", &SkinnyGemmConfig::split_k},   {"warpgroups", &SkinnyGemmConfig::warpgroups},
-    {"n_groups", &SkinnyGemmConfig::n_groups},
-};
-
-inline bool operator==(const SkinnyGemmConfig& a, const SkinnyGemmConfig& b) {
-  return a.design == b.design && equal_fields(kConfigFields, a, b);
-}
-
-constexpr size_t kConfigTextBytes = 160;
-inline bool write_config(const SkinnyGemmConfig& config, char (&text)[kConfigTextBytes]) {
-  return write_config(kDesignNames[static_cast<int>(config.design)], kConfigFields, config, text,
-                      sizeof text);
-}
-
-// nullptr, or what is wrong with the text.
-inline Status read_config(const char* text, SkinnyGemmConfig& config) {
-  size_t design = 0;
-  if (!ConfigReader(text).read(kDesignNames, kConfigFields, design, config)) {
-    return "skinny_gemm config: it must read like 'tma_pipeline block_m=8 block_n=32 k_chunks=4 "
-           "num_stages=6 prefetch=2 m_groups=1 split_k=1 warpgroups=0 n_groups=1'";
-  }
-  config.design = static_cast<Design>(design);
-  return nullptr;
-}
 
 // ---- The kernels that exist --------------------------------------------------------------------
 

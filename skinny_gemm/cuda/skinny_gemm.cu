@@ -196,7 +196,7 @@ Status config_of(const GemmArgs& args, const SkinnyGemmDevice& device, SkinnyGem
   if (args.config == nullptr) return nullptr;
   SkinnyGemmConfig named;
   if (const Status error = read_config(args.config, named)) return error;
-  if (named == config) return nullptr;
+  if (equal_configs(named, config)) return nullptr;
   return "skinny_gemm config: CUDA has one for these sizes and addresses; skinny_gemm_config tells "
          "it";
 }
@@ -213,8 +213,8 @@ Status visit_skinny_gemm_configs(const GemmArgs& args, const Context&,
   cuda::SkinnyGemmConfig config;
   if (const Status error = cuda::current_skinny_gemm_device(device)) return error;
   if (const Status error = cuda::config_of(args, device, config)) return error;
-  char text[cuda::kConfigTextBytes];
-  cuda::write_config(config, text);
+  char text[kConfigTextBytes];
+  write_config(config, text);
   visit(text, state);
   return nullptr;
 }

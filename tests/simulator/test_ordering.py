@@ -70,6 +70,20 @@ HAND(by_system, __builtin_amdgcn_fence(__ATOMIC_RELEASE, ""), *(volatile u32*)fl
      __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, ""))
 HAND(by_add, RELEASE, ADD(flag, 1u, DEV), POLL(flag, DEV), ACQUIRE)
 HAND(by_swap, RELEASE, ADD(flag, 1u, DEV), while (ADD(flag, 0u, DEV) == 0), ACQUIRE)
+// The stores of waves that go on after the barrier are written back with those of the first one.
+GLOBAL void others_linger(u32* o, u32* data, u32* flag) {
+  if (BID == 0) {
+    for (u32 n = 0; n < 20000; ++n) asm volatile("s_nop 0");  // until the other one polls
+    data[TID] = TID * 7;
+    sync();
+    if (TID == 0) { RELEASE; ADD(flag, 1u, DEV); }
+    if (TID >= 64) for (u32 n = 0; n < 5000; ++n) asm volatile("s_nop 0");
+  } else {
+    if (TID == 0) { POLL(flag, DEV); ACQUIRE; }
+    sync();
+    o[TID] = data[TID];
+  }
+}
 
 // One wave's write-back says nothing about what another one stores.
 GLOBAL void others_write_back(u32* o, u32* data, u32* flag) {
@@ -293,7 +307,16 @@ def test_a_load_before_the_barrier_keeps_its_value(code, seed):
     np.testing.assert_array_equal(o[256:], 1000 + (T ^ 64))
 
 
-BETWEEN = ("handed", "by_system", "by_add", "by_swap", "barrier_in_loop", "one_look", "flag_a_lane")
+BETWEEN = (
+    "handed",
+    "by_system",
+    "by_add",
+    "by_swap",
+    "others_linger",
+    "barrier_in_loop",
+    "one_look",
+    "flag_a_lane",
+)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,0 +1,64 @@
+// What the choice of a config depends on, for gemm and skinny_gemm: the shape and the device. No
+// HIP header: tests and tools include it too.
+#pragma once
+
+#include "../../common/cdna/operands.h"
+#include "../config_fields.h"
+#include "../gemm.h"
+
+namespace rocm_kernels::cdna {
+
+struct GemmShape {
+  int32_t m, n, k;
+  int32_t a_bytes, w_bytes;  // of an element
+  int32_t block_scaled;      // 0 or 1
+};
+constexpr ConfigField<GemmShape> kGemmShapeFields[] = {
+    {"m", &GemmShape::m},
+    {"n", &GemmShape::n},
+    {"k", &GemmShape::k},
+    {"a_bytes", &GemmShape::a_bytes},
+    {"w_bytes", &GemmShape::w_bytes},
+    {"block_scaled", &GemmShape::block_scaled},
+};
+
+inline GemmShape shape_of(const GemmArgs& args) {
+  return {static_cast<int32_t>(args.m),
+          static_cast<int32_t>(args.n),
+          static_cast<int32_t>(args.k),
+          static_cast<int32_t>(size_of(args.a_dtype)),
+          static_cast<int32_t>(size_of(args.w_dtype)),
+          is_block_scaled(args)};
+}
+
+struct Target {
+  int32_t compute_units = 304;
+  int32_t lds_bytes = 65536;  // a CU
+  int32_t xcds = 8;
+  int32_t wave_size = 64;
+  bool matrix_instructions = true;  // gfx942, gfx950
+  bool gfx950 = false;
+  DType fp8 = DType::kFloat8E4M3FNUZ;  // the dialect of its matrix instructions
+  float terabytes_per_s = 4.2f;        // sustained, from memory
+  float gigahertz = 2.1f;
+};
+
+// choose(shape), kept by this thread for the shapes of a model's layers.
+template <typename Config, typename Choose>
+Config kept_choice(const GemmShape& shape, const Target& target, const Choose& choose) {
+  struct Choice {
+    GemmShape shape = {};
+    int32_t compute_units = 0;
+    Config config;
+  };
+  constexpr size_t kChoices = 256;
+  thread_local Choice choices[kChoices];
+  Choice& choice = choices[hash_fields(kGemmShapeFields, shape) % kChoices];
+  if (choice.compute_units != target.compute_units ||
+      !equal_fields(kGemmShapeFields, choice.shape, shape)) {
+    choice = {shape, target.compute_units, choose(shape, target)};
+  }
+  return choice.config;
+}
+
+}  // namespace rocm_kernels::cdna
