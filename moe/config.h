@@ -42,7 +42,6 @@ struct MoeConfig {
 
 inline bool operator==(const MoeConfig& a, const MoeConfig& b) { return equal_configs(a, b); }
 
-
 // What the choice of a config depends on.
 struct MoeShape {
   int32_t rows;  // slots of tokens, or grouped_gemm's rows

@@ -43,8 +43,11 @@ inline Status check_config(const MoeShape& s, const MoeConfig& c, const Target& 
     return "moe config: block_m x block_n must be 128 x 256, 128 x 128, 64 x 128 or 32 x 128";
   }
   if (c.design == MoeConfig::Design::kStreamed) return "moe config: no streamed design";
-  if (c.split_k < 1 || c.split_k > 64 || (c.split_k > 1 && !s.fused)) {
-    return "moe config: split_k must be 1 to 64, and 1 for grouped_gemm";
+  const int64_t lines = (int64_t{s.n} / 2 * size_of(s.a()) + kLine - 1) / kLine;
+  if (c.split_k < 1 || c.split_k > (s.fused ? lines : 1)) {
+    return "moe config: split_k must be at least 1, at most the lines of I (128 bytes of a row of "
+           "h "
+           "each), and 1 for grouped_gemm";
   }
   if (c.group_m < 1 || c.xcds < 1) return "moe config: group_m and xcds must be at least 1";
   const int64_t columns = std::max(s.n, s.k);
