@@ -223,31 +223,39 @@ class TileProduct {
     return at < 2 ? low : high;
   }
 
-  ROCM_KERNELS_DEVICE void read(const uint8_t* rows, Words (&fragments)[kLineFragments]) const {
+  // Fragments [first, first + kCount) of a part's line.
+  template <int kCount>
+  ROCM_KERNELS_DEVICE void read(const uint8_t* rows, int first, Words (&fragments)[kCount]) const {
 #pragma unroll
-    for (int i = 0; i < kLineFragments; ++i) {
-      fragments[i] =
-          *reinterpret_cast<const Words*>(rows + (fragment_ ^ i * 32));  // chunk 2 * i + half
+    for (int i = 0; i < kCount; ++i) {
+      fragments[i] = *reinterpret_cast<const Words*>(
+          rows + (fragment_ ^ (first + i) * 32));  // chunk 2 * (first + i) + half
     }
   }
 
+  // Half a line at a time where sums go on over K: the operands' registers are then half as many.
+  static constexpr int kFragments = kBlockScales ? kLineFragments : kLineFragments / 2;
+
   ROCM_KERNELS_DEVICE void multiply(const uint8_t* lds, int line, Sums& sums) const {
-    Words w[kPartsN][kLineFragments];
 #pragma unroll
-    for (int j = 0; j < kPartsN; ++j) read(lds + w_rows_ + j * kPart * kLine, w[j]);
+    for (int first = 0; first < kLineFragments; first += kFragments) {
+      Words w[kPartsN][kFragments];
 #pragma unroll
-    for (int i = 0; i < kPartsM; ++i) {
-      Words a[kLineFragments];
-      read(lds + a_rows_ + i * kPart * kLine, a);
+      for (int j = 0; j < kPartsN; ++j) read(lds + w_rows_ + j * kPart * kLine, first, w[j]);
 #pragma unroll
-      for (int j = 0; j < kPartsN; ++j) {
-        if constexpr (kBlockScales) {
-          const int at = block_of(line) - window_begin_;
-          const float scale = (blocks_a_ ? pick(window_a_[i], at) : 1.0f) *
-                              (blocks_w_ ? pick(window_w_[j], at) : 1.0f);
-          sums[j][i] += mma_line<kKind>(w[j], a, PartSums{}) * scale;
-        } else {
-          sums[j][i] = mma_line<kKind>(w[j], a, sums[j][i]);
+      for (int i = 0; i < kPartsM; ++i) {
+        Words a[kFragments];
+        read(lds + a_rows_ + i * kPart * kLine, first, a);
+#pragma unroll
+        for (int j = 0; j < kPartsN; ++j) {
+          if constexpr (kBlockScales) {
+            const int at = block_of(line) - window_begin_;
+            const float scale = (blocks_a_ ? pick(window_a_[i], at) : 1.0f) *
+                                (blocks_w_ ? pick(window_w_[j], at) : 1.0f);
+            sums[j][i] += mma_line<kKind>(w[j], a, PartSums{}) * scale;
+          } else {
+            sums[j][i] = mma_line<kKind>(w[j], a, sums[j][i]);
+          }
         }
       }
     }

@@ -18,12 +18,13 @@ using PartSums = float __attribute__((ext_vector_type(kPartSums)));
 
 #if ROCM_KERNELS_CDNA
 
-// sums += w . a over one line: rows of w go down the result, rows of a across. Lane l then holds
-// column l % 32 (a row of a), and in register r row 8 * (r / 4) + 4 * (l / 32) + r % 4 (a row of
-// w): four neighbours of a row of out lie in four registers.
-template <MmaKind kKind>
-ROCM_KERNELS_DEVICE PartSums mma_line(const Words (&w)[kLineFragments],
-                                      const Words (&a)[kLineFragments], PartSums sums) {
+// sums += w . a over a line, or over a part of it by kCount fragments a lane: rows of w go down the
+// result, rows of a across. Lane l then holds column l % 32 (a row of a), and in register r row 8 *
+// (r / 4) + 4 * (l / 32) + r % 4 (a row of w): four neighbours of a row of out lie in four
+// registers.
+template <MmaKind kKind, int kCount>
+ROCM_KERNELS_DEVICE PartSums mma_line(const Words (&w)[kCount], const Words (&a)[kCount],
+                                      PartSums sums) {
   constexpr bool kFp8 = kKind == MmaKind::kFp8;
   constexpr bool kBFloat = kKind == MmaKind::kBFloat16 || kKind == MmaKind::kBFloat16Fp8;
 #if defined(__gfx950__)
@@ -34,13 +35,13 @@ ROCM_KERNELS_DEVICE PartSums mma_line(const Words (&w)[kLineFragments],
                                 __builtin_shufflevector(x, y, 0, 1, 2, 3, 4, 5, 6, 7));
     };
 #pragma unroll
-    for (int i = 0; i < kLineFragments; i += 2) {
+    for (int i = 0; i < kCount; i += 2) {
       sums = __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(
           join(w[i], w[i + 1]), join(a[i], a[i + 1]), sums, 0, 0, 0, 0, 0, 0);
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < kLineFragments; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       if constexpr (kBFloat) {
         sums = __builtin_amdgcn_mfma_f32_32x32x16_bf16(__builtin_bit_cast(detail::BFloat8, w[i]),
                                                        __builtin_bit_cast(detail::BFloat8, a[i]),
@@ -68,7 +69,7 @@ ROCM_KERNELS_DEVICE PartSums mma_line(const Words (&w)[kLineFragments],
     }
   };
 #pragma unroll
-  for (int i = 0; i < kLineFragments; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     sums = mma(detail::low(w[i]), detail::low(a[i]), sums);
     sums = mma(detail::high(w[i]), detail::high(a[i]), sums);
   }
