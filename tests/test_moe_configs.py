@@ -9,7 +9,7 @@ from compare import Guarded, assert_product_close, bits
 from test_moe import Experts, check_grouped, random_experts, random_routing
 
 simulated = pytest.importorskip("simulated")
-TILES = [(128, 256), (128, 128), (64, 128), (32, 128)]
+TILES = [(128, 256), (128, 128), (64, 128), (32, 128), (16, 32), (32, 32)]
 ORDERS = {"row": "order=row group_m=1", "column": "order=column group_m=1",
           "grouped": "order=grouped group_m=2"}  # fmt: skip
 KINDS = ["bfloat16", "float16", "fp8-tensor", "fp8-row", "fp8-block", "mxfp4"]
@@ -32,7 +32,8 @@ def simulator():
 
 def text(tile, order="grouped", split_k=1, xcds=2):
     m, n = tile
-    return f"tiled block_m={m} block_n={n} {ORDERS[order]} split_k={split_k} xcds={xcds}"
+    design = "streamed" if n == 32 else "tiled"
+    return f"{design} block_m={m} block_n={n} {ORDERS[order]} split_k={split_k} xcds={xcds}"
 
 
 class Layer:
@@ -102,6 +103,8 @@ def test_every_tile_is_covered_by_every_order(simulator, package, tile, order):
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile[0]}x{tile[1]}")
 def test_layers(simulator, package, tile, kind):
     """K is cut within a line, and the parts of K of the second product are ragged."""
+    if kind == "mxfp4" and tile[1] == 32:
+        pytest.skip("MXFP4 weights are not streamed")
     layer = Layer(simulator, kind, 90, 160, 416)
     layer.check(package, layer.run(text(tile, split_k=3)))
 
@@ -111,7 +114,7 @@ def test_interleaved_and_biased(simulator, package, kind):
     layer = Layer(simulator, kind, 40, 128, 160, activation="swigluoai", interleaved=True)
     for name, n in (("bias_gate_up", 320), ("bias_down", 128)):
         layer.experts.scales[name] = torch.randn(3, n)
-    for tile in TILES:
+    for tile in TILES[: 4 if kind == "mxfp4" else None]:
         layer.check(package, layer.run(text(tile)))
 
 
@@ -119,7 +122,7 @@ def test_interleaved_and_biased(simulator, package, kind):
 def test_no_bit_depends_on_the_order_of_workgroups_or_tiles(simulator, kind):
     layer = Layer(simulator, kind, 70, 128, 256)
     expected = bits(layer.run(text((64, 128), "row", 2), seed=1))
-    for seed, order in enumerate(("row", "column", "grouped"), 2):
+    for seed, order in enumerate(ORDERS, 2):
         assert torch.equal(bits(layer.run(text((64, 128), order, 2), seed=seed)), expected)
 
 
@@ -152,6 +155,7 @@ def test_grouped_gemm_of_other_scales(simulator, package):
         "tiled block_m=64 block_n=128 order=row group_m=0 split_k=1 xcds=1",
         "tiled block_m=64 block_n=128 order=row group_m=1 split_k=9 xcds=1",
         "tiled block_m=64 block_n=128 order=row group_m=1 split_k=1 xcds=0",
+        "streamed block_m=64 block_n=32 order=row group_m=1 split_k=1 xcds=1",
         "plain block_m=64 block_n=128 order=row group_m=1 split_k=1 xcds=1",
     ],
 )

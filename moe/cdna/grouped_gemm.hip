@@ -3,6 +3,7 @@
 #include "../gpu/plain.h"
 #include "../gpu/route_kernels.h"
 #include "choose.h"
+#include "streamed.h"
 #include "tiled.h"
 
 namespace rocm_kernels {
@@ -11,10 +12,10 @@ namespace {
 
 // ---- The kernels that exist -------------------------------------------------------------------
 
-using TiledKernel = void (*)(GroupedProblem, GroupedOrder);
+using Kernel = void (*)(GroupedProblem, GroupedOrder);
 
 template <MmaKind kKind, bool kBlockScales, bool kFp4, bool kGateUp, size_t kTile = 0>
-TiledKernel tiled_kernel(size_t tile) {
+Kernel tiled_kernel(size_t tile) {
   if constexpr (kTile == kMoeTileCount) {
     return nullptr;
   } else {
@@ -23,36 +24,63 @@ TiledKernel tiled_kernel(size_t tile) {
   }
 }
 
-template <bool kGateUp>
-TiledKernel tiled_kernel(const GroupedProblem& p, bool block_scaled, size_t tile) {
-  if (is_fp8(p.a_dtype)) {
-    return block_scaled ? tiled_kernel<MmaKind::kFp8, true, false, kGateUp>(tile)
-                        : tiled_kernel<MmaKind::kFp8, false, false, kGateUp>(tile);
+template <MmaKind kKind, bool kBlockScales, bool kFp4, bool kGateUp>
+Kernel kernel_of(const MoeConfig& config) {
+  if (config.design == MoeConfig::Design::kTiled) {
+    return tiled_kernel<kKind, kBlockScales, kFp4, kGateUp>(
+        find_moe_tile(config.block_m, config.block_n));
   }
-  if (p.a_dtype == DType::kFloat16) {
-    return tiled_kernel<MmaKind::kFloat16, false, false, kGateUp>(tile);
+  if constexpr (kFp4) {
+    return nullptr;
+  } else {
+    return config.block_m == 16 ? moe_streamed<kKind, 16, kBlockScales, kGateUp>
+                                : moe_streamed<kKind, 32, kBlockScales, kGateUp>;
   }
-  if (is_fp8(p.w.dtype)) {
-    return block_scaled ? tiled_kernel<MmaKind::kBFloat16Fp8, true, false, kGateUp>(tile)
-                        : tiled_kernel<MmaKind::kBFloat16Fp8, false, false, kGateUp>(tile);
-  }
-  return p.w.dtype == DType::kFloat4E2M1x2
-             ? tiled_kernel<MmaKind::kBFloat16, false, true, kGateUp>(tile)
-             : tiled_kernel<MmaKind::kBFloat16, false, false, kGateUp>(tile);
 }
 
-Status launch_tiled(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
-                    int64_t most_tiles, Stream stream) {
-  const int tile = find_moe_tile(config.block_m, config.block_n);
+template <bool kGateUp>
+Kernel kernel_of(const GroupedProblem& p, const MoeConfig& config) {
   const bool block_scaled = p.scale_a.is_blocked() || p.w.scale.is_blocked();
-  const TiledKernel kernel = end == GroupedEnd::kGateUp
-                                 ? tiled_kernel<true>(p, block_scaled, tile)
-                                 : tiled_kernel<false>(p, block_scaled, tile);
+  if (is_fp8(p.a_dtype)) {
+    return block_scaled ? kernel_of<MmaKind::kFp8, true, false, kGateUp>(config)
+                        : kernel_of<MmaKind::kFp8, false, false, kGateUp>(config);
+  }
+  if (p.a_dtype == DType::kFloat16) {
+    return kernel_of<MmaKind::kFloat16, false, false, kGateUp>(config);
+  }
+  if (is_fp8(p.w.dtype)) {
+    return block_scaled ? kernel_of<MmaKind::kBFloat16Fp8, true, false, kGateUp>(config)
+                        : kernel_of<MmaKind::kBFloat16Fp8, false, false, kGateUp>(config);
+  }
+  return p.w.dtype == DType::kFloat4E2M1x2
+             ? kernel_of<MmaKind::kBFloat16, false, true, kGateUp>(config)
+             : kernel_of<MmaKind::kBFloat16, false, false, kGateUp>(config);
+}
+
+MmaKind mma_kind_of(const GroupedProblem& p) {
+  if (is_fp8(p.a_dtype)) return MmaKind::kFp8;
+  if (p.a_dtype == DType::kFloat16) return MmaKind::kFloat16;
+  return is_fp8(p.w.dtype) ? MmaKind::kBFloat16Fp8 : MmaKind::kBFloat16;
+}
+
+Status launch_grouped(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
+                      int64_t most_tiles, Stream stream) {
+  const Kernel kernel =
+      end == GroupedEnd::kGateUp ? kernel_of<true>(p, config) : kernel_of<false>(p, config);
   if (kernel == nullptr) return "no kernel was built for this config; report a defect";
   const GroupedOrder order = {(p.n + config.block_n - 1) / config.block_n, p.split_k, config.xcds,
                               config.walked()};
-  const Launch launch{dim3(static_cast<unsigned>(most_tiles * order.tiles_n * p.split_k)),
-                      kMoeTiles[tile].threads(), stream, kMoeTiles[tile].lds_bytes()};
+  Launch launch;
+  launch.grid = dim3(static_cast<unsigned>(most_tiles * order.tiles_n * p.split_k));
+  launch.stream = stream;
+  if (config.design == MoeConfig::Design::kTiled) {
+    const GemmTile& tile = kMoeTiles[find_moe_tile(config.block_m, config.block_n)];
+    launch.block = tile.threads();
+    launch.shared_bytes = tile.lds_bytes();
+  } else {
+    launch.block = kStreamedWaves * 64;
+    launch.shared_bytes = streamed_lds_bytes(mma_kind_of(p), config.block_m);
+  }
   return launch_kernel(kernel, launch, p, order);
 }
 
@@ -84,10 +112,10 @@ Status visit_configs(const MoeShape& shape, void (*visit)(const MoeConfig& confi
 
 Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
                       int64_t most_tiles, const DeviceFacts& facts, Stream stream) {
-  if (config.design == MoeConfig::Design::kTiled) {
-    return cdna::launch_tiled(end, p, config, most_tiles, stream);
+  if (config.design == MoeConfig::Design::kPlain) {
+    return launch_plain_grouped(end, p, most_tiles, facts, stream);
   }
-  return launch_plain_grouped(end, p, most_tiles, facts, stream);
+  return cdna::launch_grouped(end, p, config, most_tiles, stream);
 }
 
 Status launch_routing(const RoutingProblem& p, const DeviceFacts& facts, Stream stream) {

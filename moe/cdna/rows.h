@@ -31,9 +31,20 @@ struct GatheredRows {
   ROCM_KERNELS_DEVICE int token(int row) const { return slots[row] / slots_of_token; }
 };
 
-// Rows of an expert's w that a tile of columns multiplies: one after the other, or paired: of each
-// 64 the first 32 are gates and the others the ups of the same columns of h.
-template <bool kPaired>
+// The rows of a that a tile of rows multiplies.
+template <bool kGateUp>
+ROCM_KERNELS_DEVICE auto rows_of_a(const GroupedProblem& p, const RowTile& tile, int bytes) {
+  const auto* a = static_cast<const uint8_t*>(p.a);
+  const int64_t stride = p.a_stride * bytes;
+  if constexpr (kGateUp) {
+    return GatheredRows{a, stride, p.row_slots, p.slots_of_token, tile.begin, tile.end, p.scale_a};
+  } else {
+    return DenseRows{a, stride, tile.begin, tile.end, p.scale_a, 1};
+  }
+}
+
+// Rows of an expert's w that a tile of columns multiplies: see w_row_of().
+template <bool kPaired, int kRun>
 struct ExpertRows {
   const uint8_t* matrix;     // [N, K] of one expert, which spans less than 2 GiB
   int64_t stride;            // bytes
@@ -55,10 +66,7 @@ struct ExpertRows {
 
   // The row of w that `row` of the tile is, or -1.
   ROCM_KERNELS_DEVICE int w_row(int row) const {
-    if constexpr (!kPaired) return begin + row < n ? begin + row : -1;
-    const int column = begin / 2 + row / 64 * 32 + row % 32, up = row % 64 / 32;
-    if (column >= n / 2) return -1;
-    return interleaved ? 2 * column + up : up * (n / 2) + column;
+    return w_row_of<kPaired, kRun>(begin, row, n, interleaved);
   }
 
   ROCM_KERNELS_DEVICE const uint8_t* base() const { return matrix; }
@@ -71,12 +79,19 @@ struct ExpertRows {
     return from >= 0 ? static_cast<uint32_t>(from * exponent_stride) : kOutside;
   }
   ROCM_KERNELS_DEVICE const float* scales() const { return scale.data; }
-  // 32 rows of a tile that begin at a multiple of 32 share it.
+  // kRun rows of a tile that begin at a multiple of it share a scale.
   ROCM_KERNELS_DEVICE uint32_t scale_offset(int row) const {
     const int from = w_row(row);
     return from >= 0 ? static_cast<uint32_t>(from / kScaleBlock * scale.row_stride * 4) : 0;
   }
 };
+
+// The kernel's first argument, from memory again: see gemm_tiled.
+ROCM_KERNELS_DEVICE const GroupedProblem& reread_problem() {
+  auto arguments = __builtin_amdgcn_kernarg_segment_ptr();
+  asm volatile("" : "+s"(arguments));
+  return *(const GroupedProblem*)arguments;
+}
 
 #endif
 

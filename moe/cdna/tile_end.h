@@ -64,7 +64,7 @@ class GroupedTileEnd {
   static_assert(sizeof(Factors) <= kShape.lds_bytes(), "the factors lie where the lines were");
 
   ROCM_KERNELS_DEVICE void fetch_factors() const {
-    const ExpertRows<kGateUp> rows(p_, tile_.expert, n_begin_, 1);
+    const ExpertRows<kGateUp, kPart> rows(p_, tile_.expert, n_begin_, 1);
     for (int i = threadIdx.x; i < kShape.block_n; i += kShape.threads()) {
       const int row = rows.w_row(i);
       factors_.scale_w[i] = row >= 0 ? rows.scale.outer(row) : 0.0f;
@@ -89,14 +89,7 @@ class GroupedTileEnd {
   }
 
   ROCM_KERNELS_DEVICE void store_four(int64_t at, Accumulator value, int count) const {
-    const bool wide = p_.wide_stores;
-    if (p_.out_dtype == DType::kFloat32) {
-      store_four_as<float>(p_.out, at, value, count, wide);
-    } else if (p_.out_dtype == DType::kFloat16) {
-      store_four_as<float16>(p_.out, at, value, count, wide);
-    } else {
-      store_four_as<bfloat16>(p_.out, at, value, count, wide);
-    }
+    cdna::store_four(p_.out, p_.out_dtype, at, value, count, p_.wide_stores);
   }
 
   ROCM_KERNELS_DEVICE void store_rows(const Sums& sums) const {

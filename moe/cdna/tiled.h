@@ -6,30 +6,11 @@
 #pragma once
 
 #include "../../gemm/cdna/main_loop.h"
+#include "../gpu/order.h"
 #include "mxfp4_loader.h"
 #include "tile_end.h"
 
 namespace rocm_kernels::cdna {
-
-// Which tile a workgroup has.
-struct GroupedOrder {
-  int32_t tiles_n, split_k, xcds;
-  int32_t walked;  // tiles of rows that are walked down before the next columns; 0: all
-
-  struct Place {
-    int32_t m, n, part;  // m: -1 for none
-  };
-  ROCM_KERNELS_DEVICE Place place_of(int workgroup, int tiles_m) const {
-    const int workers = tiles_m * tiles_n * split_k;
-    if (workgroup >= workers) return {-1, 0, 0};
-    // The hardware runs workgroup b on XCD b % 8: each XCD gets neighbours, as Schedule has it.
-    const int worker = EvenSplit::of(workers, xcds).begin_of(workgroup % xcds) + workgroup / xcds;
-    const int tile = worker / split_k;
-    const int height = walked == 0 || walked > tiles_m ? tiles_m : walked;
-    const TileOrder::Place place = TileOrder{tiles_m, tiles_n, height}.place_of(tile);
-    return {place.m, place.n, worker - tile * split_k};
-  }
-};
 
 #if ROCM_KERNELS_CDNA
 
@@ -41,13 +22,6 @@ template <MmaKind kKind, int kTile>
 struct GroupedLoaderW<kKind, kTile, true> {
   using Type = Mxfp4Loader<kMoeTiles[kTile].block_n, kMoeTiles[kTile].threads()>;
 };
-
-// The kernel's first argument, from memory again: see gemm_tiled.
-ROCM_KERNELS_DEVICE const GroupedProblem& reread_problem() {
-  auto arguments = __builtin_amdgcn_kernarg_segment_ptr();
-  asm volatile("" : "+s"(arguments));
-  return *(const GroupedProblem*)arguments;
-}
 
 #endif
 
@@ -67,21 +41,11 @@ __global__ void __launch_bounds__(kMoeTiles[kTile].threads(), 2)
   using End = GroupedTileEnd<kTile, kGateUp>;
   typename End::Sums sums = {};
   {
-    constexpr int kBytesA = a_bytes(kKind), kBytesW = kFp4 ? 1 : w_bytes(kKind);
-    const auto* a = static_cast<const uint8_t*>(p.a);
-    const int64_t a_stride = p.a_stride * kBytesA;
-    const auto rows_a = [&] {
-      if constexpr (kGateUp) {
-        return GatheredRows{a,          a_stride, p.row_slots, p.slots_of_token,
-                            tile.begin, tile.end, p.scale_a};
-      } else {
-        return DenseRows{a, a_stride, tile.begin, tile.end, p.scale_a, 1};
-      }
-    }();
-    const ExpertRows<kGateUp> rows_w(p, tile.expert, place.n * kShape.block_n, kBytesW);
+    constexpr int kBytesW = kFp4 ? 1 : w_bytes(kKind);
+    const ExpertRows<kGateUp, kPart> rows_w(p, tile.expert, place.n * kShape.block_n, kBytesW);
     using LoaderW = typename GroupedLoaderW<kKind, kTile, kFp4>::Type;
-    TileProduct<kKind, MoeTileAt<kTile>, kBlockScales, LoaderW> product(rows_a, rows_w, p.k, wave,
-                                                                        lane);
+    TileProduct<kKind, MoeTileAt<kTile>, kBlockScales, LoaderW> product(
+        rows_of_a<kGateUp>(p, tile, a_bytes(kKind)), rows_w, p.k, wave, lane);
     const int lines = (p.k + line_elements(kKind) - 1) / line_elements(kKind);
     const EvenSplit parts = EvenSplit::of(lines, order.split_k);
     product.run(parts.begin_of(place.part), parts.begin_of(place.part + 1), lds, sums);

@@ -6,6 +6,7 @@
 // columns of h and quantises them.
 #pragma once
 
+#include "../../gemm/cdna/epilogue_lds.h"
 #include "../../gemm/cdna/tiles.h"
 
 namespace rocm_kernels::cdna {
@@ -33,6 +34,24 @@ constexpr int find_moe_tile(int32_t block_m, int32_t block_n) {
     }
   }
   return -1;
+}
+
+// ---- The streamed design
+// -------------------------------------------------------------------------
+
+constexpr int kStreamedBlockN = 32;  // rows of w: two matrix instructions, a gate's and an up's
+constexpr int kStreamedWaves = 4;    // of a workgroup
+constexpr int kStreamedBlockMs[] = {16, 32};
+
+// K blocks that a wave keeps in flight in registers, as skinny_gemm does.
+constexpr int streamed_stages(MmaKind kind, int block_m) {
+  return a_bytes(kind) == 1 && block_m == 16 ? 4 : 2;
+}
+// What tiles pass through, or what waves add up, whichever is more.
+constexpr int32_t streamed_lds_bytes(MmaKind kind, int32_t block_m) {
+  const int32_t transposed = kStreamedWaves * transpose_bytes(a_bytes(kind), w_bytes(kind));
+  const int32_t added = epilogue_lds_bytes(kStreamedWaves, block_m, kStreamedBlockN);
+  return transposed > added ? transposed : added;
 }
 
 }  // namespace rocm_kernels::cdna

@@ -67,8 +67,9 @@ __global__ void __launch_bounds__(kPlainWaves * 64) moe_plain_kernel(const Group
     float values[kPlainRows];
     if constexpr (kEnd == GroupedEnd::kGateUp) {
       float up[kPlainRows];
-      detail::plain_sums(p, tile, p.gate_row(column), values);
-      detail::plain_sums(p, tile, p.up_row(column), up);
+      const int gate_row = p.interleaved ? 2 * column : column;
+      detail::plain_sums(p, tile, gate_row, values);
+      detail::plain_sums(p, tile, p.interleaved ? gate_row + 1 : columns + column, up);
 #pragma unroll
       for (int i = 0; i < kPlainRows; ++i) {
         values[i] = gated(p.activation, p.limit, values[i], up[i]);

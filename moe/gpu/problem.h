@@ -52,11 +52,6 @@ struct GroupedProblem {
   ROCM_KERNELS_DEVICE int64_t a_row(int row) const {
     return slots_of_token != 0 ? row_slots[row] / slots_of_token : row;
   }
-  // Row of w of column `column` of h: its gate, or its up.
-  ROCM_KERNELS_DEVICE int gate_row(int column) const { return interleaved ? 2 * column : column; }
-  ROCM_KERNELS_DEVICE int up_row(int column) const {
-    return interleaved ? 2 * column + 1 : n / 2 + column;
-  }
   // bias[expert, column], 0 where there is none.
   ROCM_KERNELS_DEVICE float bias(int expert, int column) const {
     if (w.bias == nullptr) return 0.0f;
@@ -94,6 +89,16 @@ ROCM_KERNELS_DEVICE float erfc_positive(float z) {
 }
 
 }  // namespace detail
+
+// The row of w [n, K] that row `row` of a tile of columns from `begin` on is, or -1: one after the
+// other, or paired: kRun gates, then the ups of the same columns of h, and so on.
+template <bool kPaired, int kRun>
+ROCM_KERNELS_DEVICE int w_row_of(int begin, int row, int n, bool interleaved) {
+  if constexpr (!kPaired) return begin + row < n ? begin + row : -1;
+  const int column = begin / 2 + row / (2 * kRun) * kRun + row % kRun, up = row / kRun % 2;
+  if (column >= n / 2) return -1;
+  return interleaved ? 2 * column + up : up * (n / 2) + column;
+}
 
 // What the activation makes of a gate and an up. A NaN stays one.
 ROCM_KERNELS_DEVICE float gated(GatedActivation activation, float limit, float gate, float up) {
