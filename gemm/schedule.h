@@ -30,6 +30,23 @@ struct Range {
   int32_t begin, end;
 };
 
+// The order of a full product's tiles: down groups of `group_m` tiles of M, then on to the next
+// tile of N, so that workgroups that run together share rows of both operands in L2.
+struct TileOrder {
+  int32_t tiles_m, tiles_n, group_m;
+
+  struct Place {
+    int32_t m, n;
+  };
+  ROCM_KERNELS_HOST_DEVICE Place place_of(int32_t tile) const {
+    const int32_t group_tiles = group_m * tiles_n;
+    const int32_t group = tile / group_tiles, first_m = group * group_m;
+    const int32_t height = tiles_m - first_m < group_m ? tiles_m - first_m : group_m;
+    const int32_t within = tile - group * group_tiles;
+    return {first_m + within % height, within / height};
+  }
+};
+
 // A part of a tile: K blocks [k_begin, k_end), and the unit that follows it.
 struct WorkTile {
   int32_t tile, k_begin, k_end, next_unit;

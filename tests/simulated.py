@@ -146,7 +146,7 @@ def checked(
 def _contiguous_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.is_contiguous():
         return [tensor] if tensor.numel() else []
-    return list(tensor)
+    return [part for row in tensor for part in _contiguous_parts(row)]
 
 
 class Workspaces(TorchDispatchMode):

@@ -37,7 +37,10 @@ __global__ void __launch_bounds__(kGemmTiles[kTile].threads(), 2)
       const GemmProblem& p = reread_arguments();
       const WorkTile work = p.schedule.work_at(unit, units.end);
       typename TileEpilogue<kTile>::Sums sums = {};
-      TileProduct<kKind, kTile, kBlockScales> product(p, p.order.place_of(work.tile), wave, lane);
+      const TileOrder::Place place = p.order.place_of(work.tile);
+      TileProduct<kKind, GemmTileAt<kTile>, kBlockScales> product(
+          DenseRows::of_a(p, place.m * kGemmTiles[kTile].block_m),
+          DenseRows::of_w(p, place.n * kGemmTiles[kTile].block_n), p.k, wave, lane);
       product.run(work.k_begin, work.k_end, lds, sums);
       TileEpilogue<kTile>(reread_arguments(), wave, lane, lds).finish(work.tile, worker, sums);
       unit = work.next_unit;

@@ -7,6 +7,9 @@
 // two workgroups share the compute unit, or a tile has so much to multiply (4,096 cycles a line for
 // 256 x 256) that the store, 512 cycles, weighs little.
 //
+// The rows of a tile are given by their operands (rows.h): gemm's lie one after the other, those of
+// a grouped product are gathered.
+//
 // LDS holds a line of each row in 8 chunks of 16 bytes; row r keeps chunk c at place c ^ (r % 8).
 // Eight lanes then write one row, or read one chunk of eight rows, without meeting on a bank.
 #pragma once
@@ -14,7 +17,7 @@
 #include "../../common/cdna/buffer.h"
 #include "../../common/cdna/sync.h"
 #include "mma_line.h"
-#include "problem.h"
+#include "rows.h"
 
 namespace rocm_kernels::cdna {
 
@@ -29,14 +32,11 @@ class LineLoader {
   static_assert(kRows % kRowsAtOnce == 0, "LineLoader: the workgroup must cover whole rows");
   static constexpr int kMemoryBytes = kDecode ? kLine / 2 : kLine;  // a line in memory
 
-  ROCM_KERNELS_DEVICE LineLoader(const uint8_t* base, int64_t stride, int row_begin, int rows)
-      : buffer_(buffer_at(base + row_begin * stride)) {
+  template <class Rows>
+  explicit ROCM_KERNELS_DEVICE LineLoader(const Rows& rows) : buffer_(buffer_at(rows.base())) {
     const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int row = i * kRowsAtOnce + thread / 8;
-      row_[i] = row_begin + row < rows ? static_cast<uint32_t>(row * stride) : kOutside;
-    }
+    for (int i = 0; i < kLoads; ++i) row_[i] = rows.offset(i * kRowsAtOnce + thread / 8);
     const int row = thread / 8, chunk = thread % 8;
     place_ = row * kLine + (chunk ^ row % 8) * 16;
   }
@@ -86,19 +86,25 @@ class LineLoader {
   Words staged_[kLoads];
 };
 
+// FP8 weights of a 16-bit a are decoded on their way to LDS.
+template <MmaKind kKind, class Tile>
+using LineLoaderW = LineLoader<Tile::kShape.block_n, Tile::kShape.threads(),
+                               (w_bytes(kKind) < a_bytes(kKind)), kKind == MmaKind::kBFloat16Fp8>;
+
 // The tile of one workgroup: sums over lines [begin, end) of K, left in the waves' registers.
-template <MmaKind kKind, int kTile, bool kBlockScales>
+// Tile::kShape says which tile; LoaderW brings the lines of w.
+template <MmaKind kKind, class Tile, bool kBlockScales, class LoaderW = LineLoaderW<kKind, Tile>>
 class TileProduct {
  public:
-  static constexpr GemmTile kShape = kGemmTiles[kTile];
+  static constexpr GemmTile kShape = Tile::kShape;
   static constexpr int kPartsM = kShape.wave_m() / kPart;
   static constexpr int kPartsN = kShape.wave_n() / kPart;
   using Sums = PartSums[kPartsN][kPartsM];
 
-  ROCM_KERNELS_DEVICE TileProduct(const GemmProblem& p, TileOrder::Place place, int wave, int lane)
-      : a_(p.a, p.a_stride, place.m * kShape.block_m, p.m),
-        w_(p.w, p.w_stride, place.n * kShape.block_n, p.n),
-        k_(p.k) {
+  // RowsA, RowsW: see rows.h.
+  template <class RowsA, class RowsW>
+  ROCM_KERNELS_DEVICE TileProduct(const RowsA& a, const RowsW& w, int k, int wave, int lane)
+      : a_(a), w_(w), k_(k) {
     const int row_m = wave % kShape.waves_m * (kPartsM * kPart);
     const int row_n = wave / kShape.waves_m * (kPartsN * kPart);
     const int row = lane % kPart, half = lane / kPart;
@@ -106,26 +112,17 @@ class TileProduct {
     a_rows_ = row_m * kLine;
     w_rows_ = (kShape.block_m + row_n) * kLine;
     if constexpr (kBlockScales) {
-      // Rows beyond M read the last one's scale, and are dropped.
-      const int m_begin = place.m * kShape.block_m;
-      scales_a_ = buffer_at(p.scale_a.data + m_begin * p.scale_a.row_stride);
-      scales_w_ = buffer_at(p.scale_w.data);
+      // Rows outside read another one's scale, and are dropped.
+      scales_a_ = buffer_at(a.scales());
+      scales_w_ = buffer_at(w.scales());
 #pragma unroll
-      for (int i = 0; i < kPartsM; ++i) {
-        const int m = row_m + i * kPart + row, last_m = p.m - m_begin - 1;
-        scale_a_row_[i] =
-            static_cast<uint32_t>((m < last_m ? m : last_m) * p.scale_a.row_stride * 4);
-      }
-      const int n = place.n * kShape.block_n + row_n;
+      for (int i = 0; i < kPartsM; ++i) scale_a_row_[i] = a.scale_offset(row_m + i * kPart + row);
 #pragma unroll
-      for (int j = 0; j < kPartsN; ++j) {
-        const int block = (n + j * kPart < p.n ? n + j * kPart : p.n - 1) / kScaleBlock;
-        scale_w_row_[j] = static_cast<uint32_t>(block * p.scale_w.row_stride * 4);
-      }
-      blocks_a_ = p.scale_a.is_blocked();
-      blocks_w_ = p.scale_w.is_blocked();
-      scale_a_step_ = static_cast<uint32_t>(p.scale_a.block_stride * 4);
-      scale_w_step_ = static_cast<uint32_t>(p.scale_w.block_stride * 4);
+      for (int j = 0; j < kPartsN; ++j) scale_w_row_[j] = w.scale_offset(row_n + j * kPart);
+      blocks_a_ = a.scale.is_blocked();
+      blocks_w_ = w.scale.is_blocked();
+      scale_a_step_ = static_cast<uint32_t>(a.scale.block_stride * 4);
+      scale_w_step_ = static_cast<uint32_t>(w.scale.block_stride * 4);
     }
   }
 
@@ -156,8 +153,6 @@ class TileProduct {
   }
 
  private:
-  static constexpr bool kDecodesW = w_bytes(kKind) < a_bytes(kKind);
-
   ROCM_KERNELS_DEVICE void load(int line) {
     a_.load(line);
     w_.load(line);
@@ -267,7 +262,7 @@ class TileProduct {
   }
 
   LineLoader<kShape.block_m, kShape.threads(), false, false> a_;
-  LineLoader<kShape.block_n, kShape.threads(), kDecodesW, kKind == MmaKind::kBFloat16Fp8> w_;
+  LoaderW w_;
   int k_;
   int fragment_;         // bytes to the lane's first fragment of a part
   int a_rows_, w_rows_;  // bytes to the wave's rows in LDS

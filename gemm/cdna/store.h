@@ -28,15 +28,19 @@ ROCM_KERNELS_DEVICE void store_four_as(void* out, int64_t at, Accumulator sum, i
   }
 }
 
-// The first `count` of four sums to element `at` of out.
-ROCM_KERNELS_DEVICE void store_four(const GemmProblem& p, int64_t at, Accumulator sum, int count) {
-  if (p.out_dtype == DType::kFloat32) {
-    store_four_as<float>(p.out, at, sum, count, p.wide_stores);
-  } else if (p.out_dtype == DType::kFloat16) {
-    store_four_as<float16>(p.out, at, sum, count, p.wide_stores);
+// The first `count` of four sums to element `at` of out. `wide`: four can be stored together.
+ROCM_KERNELS_DEVICE void store_four(void* out, DType dtype, int64_t at, Accumulator sum, int count,
+                                    bool wide) {
+  if (dtype == DType::kFloat32) {
+    store_four_as<float>(out, at, sum, count, wide);
+  } else if (dtype == DType::kFloat16) {
+    store_four_as<float16>(out, at, sum, count, wide);
   } else {
-    store_four_as<bfloat16>(p.out, at, sum, count, p.wide_stores);
+    store_four_as<bfloat16>(out, at, sum, count, wide);
   }
+}
+ROCM_KERNELS_DEVICE void store_four(const GemmProblem& p, int64_t at, Accumulator sum, int count) {
+  store_four(p.out, p.out_dtype, at, sum, count, p.wide_stores);
 }
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "../../common/cdna/lds_transpose.h"
 #include "../../common/cdna/mfma_sparse.h"
-#include "problem.h"
+#include "rows.h"
 
 namespace rocm_kernels::cdna {
 
@@ -35,45 +35,38 @@ class TileLoader {
   using MmaType = Mma<kKind>;
   using Sums = Accumulator[kTilesM][kTilesN];
 
-  // The tile's rows of a begin at m_begin, those of w at n_begin.
-  ROCM_KERNELS_DEVICE TileLoader(const GemmProblem& p, int m_begin, int n_begin, int lane)
-      : w_(buffer_at(p.w + n_begin * p.w_stride)),
-        a_(buffer_at(p.a + m_begin * p.a_stride)),
-        scales_w_(buffer_at(p.scale_w.data)),
-        scales_a_(buffer_at(p.scale_a.data)),
-        k_(p.k),
+  // RowsA, RowsW: see rows.h.
+  template <class RowsA, class RowsW>
+  ROCM_KERNELS_DEVICE TileLoader(const RowsA& a, const RowsW& w, int k, int lane)
+      : w_(buffer_at(w.base())),
+        a_(buffer_at(a.base())),
+        scales_w_(buffer_at(w.scales())),
+        scales_a_(buffer_at(a.scales())),
+        k_(k),
         lane_(lane),
-        blocks_w_(p.scale_w.is_blocked()),
-        blocks_a_(p.scale_a.is_blocked()),
-        scale_w_step_(static_cast<uint32_t>(p.scale_w.block_stride * 4)),
-        scale_a_step_(static_cast<uint32_t>(p.scale_a.block_stride * 4)) {
+        blocks_w_(w.scale.is_blocked()),
+        blocks_a_(a.scale.is_blocked()),
+        scale_w_step_(static_cast<uint32_t>(w.scale.block_stride * 4)),
+        scale_a_step_(static_cast<uint32_t>(a.scale.block_stride * 4)) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int j = 0; j < kTilesN; ++j) {
-        const int row = j * kMmaRows + load_row(half, lane);
-        w_row_[j][half] = n_begin + row < p.n ? static_cast<uint32_t>(row * p.w_stride) : kOutside;
+        w_row_[j][half] = w.offset(j * kMmaRows + load_row(half, lane));
       }
 #pragma unroll
       for (int i = 0; i < kTilesM; ++i) {
-        const int row = i * kMmaRows + load_row(half, lane);
-        a_row_[i][half] = m_begin + row < p.m ? static_cast<uint32_t>(row * p.a_stride) : kOutside;
+        a_row_[i][half] = a.offset(i * kMmaRows + load_row(half, lane));
       }
     }
     if constexpr (kBlockScaled) {
 #pragma unroll
       for (int j = 0; j < kTilesN; ++j) {
-        const int row = n_begin + j * kMmaRows, scale_block = row / static_cast<int>(kScaleBlock);
-        scale_w_tile_[j] = blocks_w_ && row < p.n
-                               ? static_cast<uint32_t>(scale_block * p.scale_w.row_stride * 4)
-                               : kOutside;
+        scale_w_tile_[j] = blocks_w_ ? w.scale_offset(j * kMmaRows) : kOutside;
       }
 #pragma unroll
       for (int i = 0; i < kTilesM; ++i) {
-        const int row = m_begin + i * kMmaRows + lane % kMmaRows;
-        scale_a_lane_[i] = blocks_a_ && row < p.m
-                               ? static_cast<uint32_t>(row * p.scale_a.row_stride * 4)
-                               : kOutside;
+        scale_a_lane_[i] = blocks_a_ ? a.scale_offset(i * kMmaRows + lane % kMmaRows) : kOutside;
       }
     }
   }
@@ -251,6 +244,42 @@ ROCM_KERNELS_DEVICE void keep_order(Accumulator (&sums)[kTilesM][kTilesN]) {
     for (int j = 0; j < kTilesN; ++j) asm volatile("" : "+v"(sums[i][j])::"memory");
   }
   __builtin_amdgcn_sched_barrier(0);
+}
+
+// A wave's K blocks [index, last) of a tile, with kNumStages of them in flight: it waits for the
+// oldest, multiplies it and asks for the next into the same registers, so the number of bytes under
+// way never drops until its part ends. `k_blocks`: of the tile; `place`: transpose_bytes() of LDS,
+// this wave's own.
+template <int kNumStages, class Loader>
+ROCM_KERNELS_DEVICE void stream_k_blocks(Loader& loader, int index, int last, int k_blocks,
+                                         uint8_t* place, typename Loader::Sums& sums) {
+  const bool has_tail = index < last && last == k_blocks && loader.has_tail();
+  loader.end_at(last);
+  typename Loader::KBlock stages[kNumStages];
+#pragma unroll
+  for (int stage = 0; stage < kNumStages; ++stage) {
+    loader.load(stages[stage], index + stage);
+    // Stage after stage, as in the loop: its first wait must fit the loads of both.
+    __builtin_amdgcn_sched_barrier(0);
+  }
+  for (; index + kNumStages < last; index += kNumStages) {
+#pragma unroll
+    for (int stage = 0; stage < kNumStages; ++stage) {
+      loader.multiply_add(stages[stage], place, sums);
+      keep_order(sums);
+      loader.load(stages[stage], index + stage + kNumStages);
+      __builtin_amdgcn_sched_barrier(0);
+    }
+  }
+#pragma unroll
+  for (int stage = 0; stage < kNumStages; ++stage) {
+    loader.multiply_add(stages[stage], place, sums);
+  }
+  if (has_tail) {
+    typename Loader::KBlock tail;
+    loader.load_tail_block(tail);
+    loader.multiply_add(tail, place, sums);
+  }
 }
 
 // The kernel's one argument, from memory again: what only the end needs would otherwise sit in

@@ -35,6 +35,12 @@ constexpr GemmTile kGemmTiles[] = {
 };
 constexpr size_t kGemmTileCount = sizeof(kGemmTiles) / sizeof(kGemmTiles[0]);
 
+// A tile of the table as a template argument.
+template <int kTile>
+struct GemmTileAt {
+  static constexpr GemmTile kShape = kGemmTiles[kTile];
+};
+
 // The tile's number in the table, or -1.
 constexpr int find_gemm_tile(int32_t block_m, int32_t block_n, bool block_scaled) {
   for (size_t i = 0; i < kGemmTileCount; ++i) {

@@ -1,10 +1,10 @@
-// launch_topk of the ROCm backend, which has no kernel for it.
-#include "../topk.h"
+// topk for AMD GPUs.
+#include "../gpu/topk.h"
 
 namespace rocm_kernels {
 
-Status launch_topk(const TopkArgs&, const Context&) {
-  return "the ROCm backend has no kernel for it; the CPU backend and reference.py have";
+Status launch_topk(const TopkArgs& args, const Context& context) {
+  return launch_topk_on_gpu(args, context);
 }
 
 }  // namespace rocm_kernels

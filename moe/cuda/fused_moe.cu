@@ -1,21 +1,20 @@
-// launch_fused_moe of the CUDA backend, which has no kernel for it.
-#include "../fused_moe.h"
+// fused_moe for NVIDIA GPUs. Its products: grouped_gemm.cu.
+#include "../gpu/fused_moe.h"
 
 namespace rocm_kernels {
-namespace {
 
-constexpr Status kMissing =
-    "the CUDA backend has no kernel for it; the CPU backend and reference.py have";
+int64_t fused_moe_workspace_bytes(const FusedMoeArgs& args, const Context&) {
+  return fused_moe_bytes_on_gpu(args);
+}
 
-}  // namespace
+Status launch_fused_moe(const FusedMoeArgs& args, const Context& context) {
+  return launch_fused_moe_on_gpu(args, context);
+}
 
-int64_t fused_moe_workspace_bytes(const FusedMoeArgs&, const Context&) { return 0; }
-
-Status launch_fused_moe(const FusedMoeArgs&, const Context&) { return kMissing; }
-
-Status visit_fused_moe_configs(const FusedMoeArgs&, const Context&, void (*)(const char*, void*),
-                               void*) {
-  return kMissing;
+Status visit_fused_moe_configs(const FusedMoeArgs& args, const Context&,
+                               void (*visit)(const char* config, void* state), void* state) {
+  if (const Status error = check_sizes(args)) return error;
+  return tell_configs(args.config, shape_of(args), visit, state);
 }
 
 }  // namespace rocm_kernels

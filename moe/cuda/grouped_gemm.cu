@@ -1,21 +1,109 @@
-// launch_grouped_gemm of the CUDA backend, which has no kernel for it.
-#include "../grouped_gemm.h"
+// Grouped products for NVIDIA GPUs: the kernels, the choice of a config, the launches.
+#include "../gpu/grouped_gemm.h"
+#include "../gpu/plain.h"
+#include "../gpu/route_kernels.h"
+#include "choose.h"
+#include "tiled.cuh"
 
 namespace rocm_kernels {
+
+namespace cuda {
 namespace {
 
-constexpr Status kMissing =
-    "the CUDA backend has no kernel for it; the CPU backend and reference.py have";
+// ---- The kernels that exist ---------------------------------------------------------------------
+
+using Kernel = void (*)(GroupedProblem, GroupedOrder);
+
+template <class Types, bool kGateUp, size_t kTile = 0>
+Kernel kernel_of(size_t tile) {
+  if constexpr (kTile == kMoeTileCount) {
+    return nullptr;
+  } else {
+    return tile == kTile ? moe_tiled_kernel<Types, kTile, kGateUp>
+                         : kernel_of<Types, kGateUp, kTile + 1>(tile);
+  }
+}
+
+template <DType kA, DType kW>
+Kernel kernel_of(GroupedEnd end, size_t tile) {
+  using Types = MmaTypes<kA, kW>;
+  return end == GroupedEnd::kGateUp ? kernel_of<Types, true>(tile) : kernel_of<Types, false>(tile);
+}
+
+Kernel kernel_of(GroupedEnd end, const GroupedProblem& p, size_t tile) {
+  constexpr DType kFp8 = DType::kFloat8E4M3FN;
+  if (p.a_dtype == kFp8) return kernel_of<kFp8, kFp8>(end, tile);
+  if (p.a_dtype == DType::kFloat16) {
+    return is_fp8(p.w.dtype) ? kernel_of<DType::kFloat16, kFp8>(end, tile)
+                             : kernel_of<DType::kFloat16, DType::kFloat16>(end, tile);
+  }
+  return is_fp8(p.w.dtype) ? kernel_of<DType::kBFloat16, kFp8>(end, tile)
+                           : kernel_of<DType::kBFloat16, DType::kBFloat16>(end, tile);
+}
+
+Status launch_tiled(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
+                    int64_t most_tiles, const DeviceFacts& facts, Stream stream) {
+  const int number = find_moe_tile(config.block_m, config.block_n);
+  const Kernel kernel = kernel_of(end, p, number);
+  if (kernel == nullptr) return "no kernel was built for this config; report a defect";
+  const MoeTile& tile = kMoeTiles[number];
+  const GroupedOrder order = {(p.n + config.block_n - 1) / config.block_n, p.split_k, 1,
+                              config.walked()};
+  Launch launch;
+  launch.grid = dim3(static_cast<unsigned>(most_tiles * order.tiles_n * p.split_k));
+  launch.block = tile.threads();
+  launch.stream = stream;
+  launch.shared_bytes = tile.num_stages * tile.stage_bytes(static_cast<int>(size_of(p.a_dtype)),
+                                                           static_cast<int>(size_of(p.w.dtype)));
+  launch.early = facts.is_hopper_or_later();
+  return launch_kernel(kernel, launch, p, order);
+}
 
 }  // namespace
+}  // namespace cuda
 
-int64_t grouped_gemm_workspace_bytes(const GroupedGemmArgs&, const Context&) { return 0; }
+// ---- What moe/config.h and moe/gpu/product.h ask of a backend -----------------------------------
 
-Status launch_grouped_gemm(const GroupedGemmArgs&, const Context&) { return kMissing; }
+Status choose_config(const MoeShape& shape, MoeConfig& config) {
+  DeviceFacts facts;
+  if (const Status error = current_device(facts)) return error;
+  config = cuda::choose_config(shape, {facts.compute_units});
+  return nullptr;
+}
 
-Status visit_grouped_gemm_configs(const GroupedGemmArgs&, const Context&,
-                                  void (*)(const char*, void*), void*) {
-  return kMissing;
+Status check_config(const MoeShape& shape, const MoeConfig& config) {
+  return cuda::check_moe_config(shape, config);
+}
+
+Status visit_configs(const MoeShape& shape, void (*visit)(const MoeConfig& config, void* state),
+                     void* state) {
+  cuda::for_each_config(shape, [&](const MoeConfig& config) { visit(config, state); });
+  return nullptr;
+}
+
+Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
+                      int64_t most_tiles, const DeviceFacts& facts, Stream stream) {
+  return config.design == MoeConfig::Design::kTiled
+             ? cuda::launch_tiled(end, p, config, most_tiles, facts, stream)
+             : launch_plain_grouped(end, p, most_tiles, facts, stream);
+}
+
+Status launch_routing(const RoutingProblem& p, const DeviceFacts& facts, Stream stream) {
+  return launch_routing_kernels(p, facts, stream);
+}
+
+int64_t grouped_gemm_workspace_bytes(const GroupedGemmArgs& args, const Context&) {
+  return grouped_gemm_bytes_on_gpu(args);
+}
+
+Status launch_grouped_gemm(const GroupedGemmArgs& args, const Context& context) {
+  return launch_grouped_gemm_on_gpu(args, context);
+}
+
+Status visit_grouped_gemm_configs(const GroupedGemmArgs& args, const Context&,
+                                  void (*visit)(const char* config, void* state), void* state) {
+  if (const Status error = check_sizes(args)) return error;
+  return tell_configs(args.config, shape_of(args), visit, state);
 }
 
 }  // namespace rocm_kernels

@@ -8,10 +8,8 @@
 // clang-format on
 //
 // A workgroup owns tiles of kBlockN rows of w and all rows of a; its waves divide K among them. A
-// wave has kNumStages K blocks in flight: it waits for the oldest, multiplies it and asks for the
-// next into the same registers, so the number of bytes under way never drops until its part ends.
-// The way through LDS is within a wave (LdsTranspose): there is no barrier, and no wave waits for
-// another, until the tile's sums meet.
+// wave has kNumStages K blocks in flight (stream_k_blocks()). The way through LDS is within a wave
+// (LdsTranspose): there is no barrier, and no wave waits for another, until the tile's sums meet.
 #pragma once
 
 #include "../../gemm/cdna/epilogue.h"
@@ -41,39 +39,12 @@ __global__ void __launch_bounds__(512)
 
     TileFactors factors;
     factors.fetch(p, kBlockN, 0, n_begin);
-    Loader loader(p, 0, n_begin, lane);
+    Loader loader(DenseRows::of_a(p, 0), DenseRows::of_w(p, n_begin), p.k, lane);
     const EvenSplit parts = EvenSplit::of(work.k_end - work.k_begin, p.waves);
-    int index = work.k_begin + parts.begin_of(wave);
-    const int last = work.k_begin + parts.begin_of(wave + 1);
-    const bool has_tail = index < last && last == k_blocks && loader.has_tail();
-    loader.end_at(last);
-
+    const int begin = work.k_begin + parts.begin_of(wave);
+    const int end = work.k_begin + parts.begin_of(wave + 1);
     typename Loader::Sums sums = {};
-    typename Loader::KBlock stages[kNumStages];
-#pragma unroll
-    for (int stage = 0; stage < kNumStages; ++stage) {
-      loader.load(stages[stage], index + stage);
-      // Stage after stage, as in the loop: its first wait must fit the loads of both.
-      __builtin_amdgcn_sched_barrier(0);
-    }
-    for (; index + kNumStages < last; index += kNumStages) {
-#pragma unroll
-      for (int stage = 0; stage < kNumStages; ++stage) {
-        loader.multiply_add(stages[stage], place, sums);
-        keep_order(sums);
-        loader.load(stages[stage], index + stage + kNumStages);
-        __builtin_amdgcn_sched_barrier(0);
-      }
-    }
-#pragma unroll
-    for (int stage = 0; stage < kNumStages; ++stage) {
-      loader.multiply_add(stages[stage], place, sums);
-    }
-    if (has_tail) {
-      typename Loader::KBlock tail;
-      loader.load_tail_block(tail);
-      loader.multiply_add(tail, place, sums);
-    }
+    stream_k_blocks<kNumStages>(loader, begin, end, k_blocks, place, sums);
 
     workgroup_barrier();  // the sums lie where other waves may still transpose tiles
     const GemmProblem& late = reread_arguments();

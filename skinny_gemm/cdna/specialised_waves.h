@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(512)
 
     TileFactors factors;
     factors.fetch(p, kBlockN, 0, n_begin);
-    Loader loader(p, 0, n_begin, lane);
+    Loader loader(DenseRows::of_a(p, 0), DenseRows::of_w(p, n_begin), p.k, lane);
     loader.end_at(work.k_end);
     for (int i = threadIdx.x; i < 2 * num_stages; i += p.waves * kWaveSize) counters[i] = 0;
     workgroup_barrier();

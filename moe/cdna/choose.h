@@ -1,0 +1,190 @@
+// Which config serves the mixture-of-experts ops on an AMD GPU: by the time that its bytes, its
+// lines of K and its rounds of workgroups take. Pure functions of the shape and the device; no
+// table of shapes. Nothing here is measured.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "../../gemm/cdna/target.h"
+#include "../../gemm/cdna/time_model.h"
+#include "../config.h"
+#include "tiles.h"
+
+namespace rocm_kernels::cdna {
+
+// ---- What serves what ---------------------------------------------------------------------------
+
+inline bool is_block_scaled(const MoeShape& s) { return s.blocks != 0; }
+
+// The kernels with matrix instructions take these operands.
+inline Status check_operands(const MoeShape& s, const Target& target) {
+  if (!target.matrix_instructions) return "moe config: only the plain design runs here";
+  if (s.n == 0 || s.k == 0) return "moe config: only the plain design takes an empty product";
+  if (is_fp8(s.w()) && s.w() != target.fp8) {
+    return "moe config: w's FP8 dialect is not this GPU's; only the plain design takes it";
+  }
+  if (s.a() == DType::kFloat16 && s.w() != DType::kFloat16) {
+    return "moe config: only the plain design takes float16 with narrower weights";
+  }
+  if (!s.compact) return "moe config: an expert's w must span less than 2 GiB; make it contiguous";
+  if (s.fused && (s.blocks & 1) != 0 && !s.interleaved && s.n / 2 % 32 != 0) {
+    return "moe config: with block scales I must be a multiple of 32";
+  }
+  return nullptr;
+}
+
+inline Status check_config(const MoeShape& s, const MoeConfig& c, const Target& target) {
+  if (c.design == MoeConfig::Design::kPlain) {
+    return c == MoeConfig{} ? nullptr : "moe config: the plain design takes its default fields";
+  }
+  if (const Status error = check_operands(s, target)) return error;
+  if (c.design == MoeConfig::Design::kTiled && find_moe_tile(c.block_m, c.block_n) < 0) {
+    return "moe config: block_m x block_n must be 128 x 256, 128 x 128, 64 x 128 or 32 x 128";
+  }
+  if (c.design == MoeConfig::Design::kStreamed) {
+    if ((c.block_m != 16 && c.block_m != 32) || c.block_n != kStreamedBlockN) {
+      return "moe config: streamed tiles are 16 x 32 or 32 x 32";
+    }
+    if (s.w() == DType::kFloat4E2M1x2) return "moe config: MXFP4 weights are not streamed";
+  }
+  const int64_t lines = (int64_t{s.n} / 2 * size_of(s.a()) + kLine - 1) / kLine;
+  if (c.split_k < 1 || c.split_k > (s.fused ? lines : 1)) {
+    return "moe config: split_k must be at least 1, at most the lines of I (128 bytes of a row of "
+           "h "
+           "each), and 1 for grouped_gemm";
+  }
+  if (c.group_m < 1 || c.xcds < 1) return "moe config: group_m and xcds must be at least 1";
+  const int64_t columns = std::max(s.n, s.k);
+  const int64_t tiles = int64_t{s.rows} * ((columns + c.block_n - 1) / c.block_n) * c.split_k;
+  if (tiles >= int64_t{1} << 31) return "moe config: 2^31 tiles or more; take a larger tile";
+  return nullptr;
+}
+
+// ---- Modelled time ------------------------------------------------------------------------------
+
+// Experts that `rows` rows meet if routing is even.
+inline float touched_experts(const MoeShape& s) {
+  return s.experts * (1.0f - std::pow(1.0f - 1.0f / s.experts, static_cast<float>(s.rows)));
+}
+
+// What a grouped product must take from memory and bring back, in us.
+inline float memory_time(const MoeShape& s, const Target& target, int32_t n, int32_t k,
+                         int32_t split_k) {
+  const float w_bytes = s.w() == DType::kFloat4E2M1x2 ? 0.53f : static_cast<float>(size_of(s.w()));
+  const float bytes = touched_experts(s) * n * k * w_bytes + s.rows * 1.0f * k * size_of(s.a()) +
+                      4.0f * s.rows * n * split_k * (split_k > 1 ? 2 : 1);
+  return bytes / (target.terabytes_per_s * 1e6f);
+}
+
+// One streamed product's time in us: Little's law for the loads that a compute unit's waves have in
+// flight, as skinny_gemm's model has it.
+inline float streamed_time(const MoeShape& s, const MoeConfig& c, const Target& target, int32_t n,
+                           int32_t k, int32_t split_k) {
+  constexpr float kLaunchUs = 1.0f, kMemoryUs = 0.8f, kSumUs = 0.3f;
+  constexpr float kLinesInFlight = 32768;   // bytes that the L1 of a CU tracks at once
+  constexpr int32_t kWorkgroupsAtOnce = 2;  // of four waves, by registers
+  const float touched = touched_experts(s);
+  const float tiles_m = touched * std::ceil(s.rows / touched / c.block_m);
+  const float workgroups = tiles_m * std::ceil(static_cast<float>(n) / c.block_n) * split_k;
+  const float tile_rows = std::min(s.rows / tiles_m, static_cast<float>(c.block_m));
+  const float bytes =
+      static_cast<float>(k) / split_k * (c.block_n * size_of(s.w()) + tile_rows * size_of(s.a()));
+  const int32_t stages = size_of(s.a()) == 1 && c.block_m == 16 ? 4 : 2;
+  const float busiest = std::ceil(workgroups / target.compute_units);
+  const float at_once = std::min<float>(busiest, kWorkgroupsAtOnce);
+  const float in_flight = std::min(
+      kLinesInFlight,
+      at_once * std::min(bytes, kStreamedWaves * stages * 128.0f * c.block_n * size_of(s.w())));
+  const float unit = busiest * bytes * kMemoryUs / in_flight;
+  return std::max(unit, memory_time(s, target, n, k, split_k)) + kLaunchUs + kMemoryUs + kSumUs;
+}
+
+// One tiled product's time in us.
+inline float tiled_time(const MoeShape& s, const MoeConfig& c, const Target& target, int32_t n,
+                        int32_t k, int32_t split_k) {
+  constexpr float kLaunchUs = 1.0f;
+  constexpr float kFirstLoadCycles = 1700;  // a load from memory, under load
+  constexpr float kTurnCycles = 400;        // of a line alone: barriers, the way through LDS
+  constexpr float kFillBytesPerCycle = 48;  // L2 to L1, of 64
+  const GemmTile& tile = kMoeTiles[find_moe_tile(c.block_m, c.block_n)];
+  const float a_bytes = static_cast<float>(size_of(s.a()));
+  const float touched = touched_experts(s);
+  const float tiles_m = touched * std::ceil(s.rows / touched / c.block_m);
+  const float workgroups = tiles_m * std::ceil(static_cast<float>(n) / c.block_n) * split_k;
+  const float lines = std::ceil(k * a_bytes / kLine / split_k);
+
+  const float at_once = std::min(static_cast<float>(workgroups_at_once(tile, target)),
+                                 std::ceil(workgroups / target.compute_units));
+  const float mma = static_cast<float>(c.block_m) * c.block_n / (target.gfx950 ? 32 : 16);
+  const float rows = static_cast<float>(c.block_m + c.block_n);
+  const float lds = tile.waves() * static_cast<float>(tile.wave_m() + tile.wave_n()) + rows;
+  const float fill = rows * kLine / kFillBytesPerCycle;
+  const float alone = mma + rows + kTurnCycles;
+  const float line = std::max({mma, lds, fill, alone / at_once});
+  const float each = std::ceil(workgroups / target.compute_units);
+  const float multiply =
+      (each * lines * line + each / at_once * kFirstLoadCycles) / (target.gigahertz * 1000);
+  return std::max(multiply, memory_time(s, target, n, k, split_k)) + kLaunchUs;
+}
+
+inline float product_time(const MoeShape& s, const MoeConfig& c, const Target& target, int32_t n,
+                          int32_t k, int32_t split_k) {
+  return c.design == MoeConfig::Design::kStreamed ? streamed_time(s, c, target, n, k, split_k)
+                                                  : tiled_time(s, c, target, n, k, split_k);
+}
+
+inline float modelled_time(const MoeShape& s, const MoeConfig& c, const Target& target) {
+  if (!s.fused) return product_time(s, c, target, s.n, s.k, 1);
+  float time =
+      product_time(s, c, target, s.n, s.k, 1) + product_time(s, c, target, s.k, s.n / 2, c.split_k);
+  // h in float32 and again as FP8, where the first product does not end in groups.
+  if (is_fp8(s.a()) && !(c.ends_in_groups() && (s.blocks & 2) != 0)) {
+    time += 1.0f + 4.5f * s.rows * s.n / (target.terabytes_per_s * 1e6f);
+  }
+  return time;
+}
+
+// ---- The choice ---------------------------------------------------------------------------------
+
+// Calls visit(config) for the configs that can serve the shape and are worth a try.
+template <typename Visit>
+void for_each_config(const MoeShape& s, const Target& target, const Visit& visit) {
+  if (check_operands(s, target) != nullptr) return visit(MoeConfig{});
+  const auto consider = [&](MoeConfig::Design design, int32_t block_m, int32_t block_n) {
+    MoeConfig c;
+    c.design = design;
+    c.block_m = block_m;
+    c.block_n = block_n;
+    c.xcds = target.xcds;
+    // Tiles of one expert's rows meet each of its weights together. Where the rows of all experts
+    // fit an XCD's L2, so may all tiles of rows.
+    constexpr int64_t kL2Bytes = int64_t{4} << 20;
+    c.order = s.rows * int64_t{s.k} * size_of(s.a()) <= kL2Bytes ? MoeConfig::kColumn
+                                                                 : MoeConfig::kGrouped;
+    c.group_m = std::max(1, static_cast<int32_t>(std::ceil(s.rows / touched_experts(s) / block_m)));
+    for (const int32_t split_k : {1, 2, 4, 8}) {
+      c.split_k = split_k;
+      if (check_config(s, c, target) == nullptr) visit(c);
+    }
+  };
+  for (const GemmTile& tile : kMoeTiles) {
+    consider(MoeConfig::Design::kTiled, tile.block_m, tile.block_n);
+  }
+  for (const int block_m : kStreamedBlockMs) {
+    consider(MoeConfig::Design::kStreamed, block_m, kStreamedBlockN);
+  }
+}
+
+inline MoeConfig choose_config(const MoeShape& s, const Target& target) {
+  MoeConfig best;
+  float best_time = 0;
+  for_each_config(s, target, [&](const MoeConfig& config) {
+    if (config.design == MoeConfig::Design::kPlain) return;
+    const float time = modelled_time(s, config, target);
+    if (best_time == 0 || time < best_time) best = config, best_time = time;
+  });
+  return best;
+}
+
+}  // namespace rocm_kernels::cdna

@@ -1,0 +1,57 @@
+// Grouped products by tiles, on AMD's matrix instructions: gemm's main loop over gathered rows.
+//
+// A workgroup takes a tile of rows of one expert (routing.h), a tile of columns, and a part of K:
+// worker_of() says which, in the config's order. There are as many workgroups as there can be
+// tiles; those that the routing leaves without one leave at once.
+#pragma once
+
+#include "../../gemm/cdna/main_loop.h"
+#include "../gpu/order.h"
+#include "mxfp4_loader.h"
+#include "tile_end.h"
+
+namespace rocm_kernels::cdna {
+
+#if ROCM_KERNELS_CDNA
+
+template <MmaKind kKind, int kTile, bool kFp4>
+struct GroupedLoaderW {
+  using Type = LineLoaderW<kKind, MoeTileAt<kTile>>;
+};
+template <MmaKind kKind, int kTile>
+struct GroupedLoaderW<kKind, kTile, true> {
+  using Type = Mxfp4Loader<kMoeTiles[kTile].block_n, kMoeTiles[kTile].threads()>;
+};
+
+#endif
+
+// LDS: a line of the tile's rows. kFp4: w is MXFP4, and bfloat16 in LDS.
+template <MmaKind kKind, int kTile, bool kBlockScales, bool kFp4, bool kGateUp>
+__global__ void __launch_bounds__(kMoeTiles[kTile].threads(), 2)
+    moe_tiled([[maybe_unused]] const GroupedProblem p, [[maybe_unused]] const GroupedOrder order) {
+#if ROCM_KERNELS_CDNA
+  constexpr GemmTile kShape = kMoeTiles[kTile];
+  extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
+  const int wave = __builtin_amdgcn_readfirstlane(threadIdx.x / kWaveSize);
+  const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
+  const GroupedOrder::Place place = order.place_of(blockIdx.x, *p.tile_count);
+  if (place.m < 0) return;
+  const RowTile tile = p.tiles[place.m];
+
+  using End = GroupedTileEnd<kTile, kGateUp>;
+  typename End::Sums sums = {};
+  {
+    constexpr int kBytesW = kFp4 ? 1 : w_bytes(kKind);
+    const ExpertRows<kGateUp, kPart> rows_w(p, tile.expert, place.n * kShape.block_n, kBytesW);
+    using LoaderW = typename GroupedLoaderW<kKind, kTile, kFp4>::Type;
+    TileProduct<kKind, MoeTileAt<kTile>, kBlockScales, LoaderW> product(
+        rows_of_a<kGateUp>(p, tile, a_bytes(kKind)), rows_w, p.k, wave, lane);
+    const int lines = (p.k + line_elements(kKind) - 1) / line_elements(kKind);
+    const EvenSplit parts = EvenSplit::of(lines, order.split_k);
+    product.run(parts.begin_of(place.part), parts.begin_of(place.part + 1), lds, sums);
+  }
+  End(reread_problem(), tile, place.n * kShape.block_n, place.part, wave, lane, lds).finish(sums);
+#endif
+}
+
+}  // namespace rocm_kernels::cdna

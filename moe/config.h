@@ -1,0 +1,100 @@
+// A config of the mixture-of-experts ops on GPUs: the design of the grouped products, their tile,
+// the order of tiles, and how K is divided. As a struct and as text. No GPU header: tests and tools
+// include it too.
+#pragma once
+
+#include "../gemm/config_fields.h"
+#include "grouped_gemm.h"
+
+namespace rocm_kernels {
+
+struct MoeConfig {
+  enum class Design : int32_t {
+    kPlain,     // no matrix instructions: any types and alignment, any GPU (gpu/plain.h)
+    kStreamed,  // few rows an expert: weights from memory straight to registers (cdna/streamed.h)
+    kTiled,     // tiles by matrix instructions (cdna/tiled.h, cuda/tiled.cuh)
+  };
+  // In which order tiles of one part of K follow each other. Rows: all columns of a tile of rows,
+  // then the next rows. Columns: all rows, whichever their expert, of a tile of columns.
+  enum Order : int32_t { kRow, kColumn, kGrouped };
+  Design design = Design::kPlain;
+  int32_t block_m = 8, block_n = 4;  // rows of a, and of w, that a workgroup multiplies at a time
+  int32_t order = kGrouped;
+  int32_t group_m = 8;  // grouped: tiles of rows that are walked down before the next columns
+  int32_t split_k = 1;  // fused_moe's down product: workgroups that share the K of a tile
+  int32_t xcds = 1;     // > 1: neighbouring tiles run on one XCD
+
+  // Whether the gate_up product's tile has whole groups of 128 columns of h, and quantises them.
+  bool ends_in_groups() const { return design == Design::kTiled && block_n == 256; }
+  // Tiles of rows that are walked down before the next columns; 0: all.
+  int32_t walked() const { return order == kRow ? 1 : order == kColumn ? 0 : group_m; }
+
+  static constexpr const char* kDesigns[] = {"plain", "streamed", "tiled"};
+  static constexpr const char* kOrders[] = {"row", "column", "grouped"};
+  static constexpr ConfigField<MoeConfig> kFields[] = {
+      {"block_m", &MoeConfig::block_m},         {"block_n", &MoeConfig::block_n},
+      {"order", &MoeConfig::order, kOrders, 3}, {"group_m", &MoeConfig::group_m},
+      {"split_k", &MoeConfig::split_k},         {"xcds", &MoeConfig::xcds}};
+  static constexpr Status kMustRead =
+      "moe config: it must read like 'tiled block_m=64 block_n=128 order=grouped group_m=8 "
+      "split_k=1 xcds=8'";
+};
+
+inline bool operator==(const MoeConfig& a, const MoeConfig& b) { return equal_configs(a, b); }
+
+// What the choice of a config depends on.
+struct MoeShape {
+  int32_t rows;  // slots of tokens, or grouped_gemm's rows
+  int32_t experts;
+  int32_t n, k;            // of grouped_gemm, or of the gate_up product: 2I and H
+  int32_t fused;           // a layer, whose down product has N = k and K = n / 2; else grouped_gemm
+  int32_t a_type, w_type;  // DType of what is multiplied
+  int32_t blocks;          // of scales: bit 0 gate_up's, bit 1 down's; grouped_gemm: its a's or w's
+  int32_t aligned;         // every row of every operand begins at a multiple of 16 bytes
+  int32_t compact;         // an expert's weights, and its scales, span less than 2 GiB
+  int32_t interleaved;
+
+  DType a() const { return static_cast<DType>(a_type); }
+  DType w() const { return static_cast<DType>(w_type); }
+};
+
+// Host: each GPU backend defines these once, in its grouped_gemm source.
+
+// The config of least modelled time, by a rule (bytes, tiles, compute units); pure but for what the
+// current device is.
+Status choose_config(const MoeShape& shape, MoeConfig& config);
+// Whether the config can serve the shape on the current device: nullptr, or why not.
+Status check_config(const MoeShape& shape, const MoeConfig& config);
+// Calls visit(config, state) for the configs that can serve the shape and are worth timing.
+Status visit_configs(const MoeShape& shape, void (*visit)(const MoeConfig& config, void* state),
+                     void* state);
+
+// The config that `text` names, or the chosen one.
+inline Status config_of(const char* text, const MoeShape& shape, MoeConfig& config) {
+  if (text == nullptr) return choose_config(shape, config);
+  if (const Status error = read_config(text, config)) return error;
+  return check_config(shape, config);
+}
+
+// visit_<op>_configs() of both ops: the one that is taken first, then the others.
+inline Status tell_configs(const char* text, const MoeShape& shape,
+                           void (*visit)(const char* config, void* state), void* state) {
+  struct Teller {
+    MoeConfig first;
+    void (*visit)(const char* config, void* state);
+    void* state;
+    void tell(const MoeConfig& config) const {
+      char text[kConfigTextBytes];
+      if (write_config(config, text)) visit(text, state);
+    }
+  } teller{{}, visit, state};
+  if (const Status error = config_of(text, shape, teller.first)) return error;
+  teller.tell(teller.first);
+  const auto tell_other = [](const MoeConfig& config, void* data) {
+    const auto& teller = *static_cast<const Teller*>(data);
+    if (!(config == teller.first)) teller.tell(config);
+  };
+  return visit_configs(shape, tell_other, &teller);
+}
+
+}  // namespace rocm_kernels

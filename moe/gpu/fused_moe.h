@@ -1,0 +1,313 @@
+// fused_moe on GPUs: the launches of a layer. Host code of both families, and the kernels of
+// rows.h.
+//
+//   ids --route--> rows, tiles        x --quantise--> FP8                  (quantize_input alone)
+//   gate_up: rows of x, gathered --> h = act(gate, up)                     [rows, I]
+//   h --quantise--> FP8                (quantize_input; where gate_up's end does not do it)
+//   down: h --> parts                                                      [split_k][slots][H]
+//   combine: weights . parts --> out                                       [T, H]
+//
+// Each part of a sum has a place of its own in memory and is added in order, so nothing is counted,
+// awaited or cleared, and no bit depends on the order in which workgroups run.
+#pragma once
+
+#include "product.h"
+#include "rows.h"
+
+namespace rocm_kernels {
+
+// Tokens go by in slices that are as equal as can be, so that no index of the kernels leaves 31
+// bits and the parts of a slice take at most 1 GiB.
+struct MoeSlices {
+  int64_t count, tokens;
+
+  static MoeSlices of(const FusedMoeArgs& args) {
+    constexpr int64_t kMostPartBytes = int64_t{1} << 30, kMostBytes = (int64_t{1} << 31) - 4096;
+    const int64_t slot_bytes = args.hidden * 4 + args.intermediate * 5;
+    const int64_t row_bytes = args.x_stride * size_of(args.x_dtype);
+    int64_t most = kMostPartBytes / (slot_bytes * args.k);
+    if (row_bytes > 0 && kMostBytes / row_bytes < most) most = kMostBytes / row_bytes;
+    if (most < 1) most = 1;
+    const int64_t count = (args.tokens + most - 1) / most;
+    return {count, (args.tokens + count - 1) / count};
+  }
+};
+
+inline bool is_quantized(const FusedMoeArgs& args) { return args.quantize_input; }
+
+inline MoeShape shape_of(const FusedMoeArgs& args) {
+  const DType a = is_quantized(args) ? args.gate_up.dtype : args.x_dtype;
+  const bool x_aligned =
+      is_quantized(args) ? args.hidden % 16 == 0 : has_aligned_rows(args.x, args.x_stride, a);
+  return {static_cast<int32_t>(MoeSlices::of(args).tokens * args.k),
+          args.experts,
+          static_cast<int32_t>(2 * args.intermediate),
+          static_cast<int32_t>(args.hidden),
+          true,
+          static_cast<int32_t>(a),
+          static_cast<int32_t>(args.gate_up.dtype),
+          args.gate_up.scale.is_blocked() + 2 * args.down.scale.is_blocked(),
+          has_aligned_rows(args.gate_up) && has_aligned_rows(args.down) && x_aligned &&
+              args.intermediate * size_of(a) % 16 == 0,
+          is_compact(args.gate_up, 2 * args.intermediate) && is_compact(args.down, args.hidden),
+          args.interleaved};
+}
+
+inline Status check_sizes(const FusedMoeArgs& args) {
+  constexpr int64_t kMost = int64_t{1} << 24;
+  if (args.hidden > kMost || args.intermediate > kMost) return "H and I must be at most 2^24";
+  return nullptr;
+}
+
+// What lies between the launches of a slice.
+struct FusedMoeMemory {
+  int32_t *counts, *row_slots, *tile_count;
+  RowTile* tiles;
+  uint8_t *x, *h;  // FP8
+  float *x_scales, *h_scales;
+  void* wide_h;  // before it is quantised: float32; not quantised: x's type
+  float* parts;
+
+  FusedMoeMemory(Workspace& workspace, const FusedMoeArgs& args, const MoeConfig& config,
+                 int64_t tokens) {
+    const int64_t slots = tokens * args.k;
+    const bool quantized = is_quantized(args);
+    counts = workspace.take<int32_t>(chunks(slots) * args.experts);
+    row_slots = workspace.take<int32_t>(slots);
+    tile_count = workspace.take<int32_t>(2);
+    tiles = workspace.take<RowTile>(most_row_tiles(slots, args.experts, config.block_m));
+    x = workspace.take<uint8_t>(quantized ? tokens * args.hidden : 0);
+    x_scales = workspace.take<float>(quantized ? tokens * groups(args.hidden) : 0);
+    h = workspace.take<uint8_t>(quantized ? slots * args.intermediate : 0);
+    h_scales = workspace.take<float>(quantized ? slots * groups(args.intermediate) : 0);
+    const int64_t wide = quantized ? ends_quantized(args, config) ? 0 : 4 : size_of(args.x_dtype);
+    wide_h = workspace.take<uint8_t>(slots * args.intermediate * wide);
+    parts = workspace.take<float>(config.split_k * slots * args.hidden);
+  }
+
+  static int64_t chunks(int64_t slots) { return (slots + kSlotsPerChunk - 1) / kSlotsPerChunk; }
+  static int64_t groups(int64_t columns) { return (columns + kScaleBlock - 1) / kScaleBlock; }
+  // Whether the end of the gate_up product writes FP8.
+  static bool ends_quantized(const FusedMoeArgs& args, const MoeConfig& config) {
+    return is_quantized(args) && args.down.scale.is_blocked() && config.ends_in_groups();
+  }
+};
+
+inline int64_t fused_moe_bytes_on_gpu(const FusedMoeArgs& args) {
+  MoeConfig config;
+  // What is wrong, the launch will say.
+  if (check_sizes(args) || config_of(args.config, shape_of(args), config)) return 0;
+  Workspace workspace(nullptr);
+  FusedMoeMemory(workspace, args, config, MoeSlices::of(args).tokens);
+  return workspace.bytes();
+}
+
+// The launches of one slice.
+class FusedMoeLayer {
+ public:
+  FusedMoeLayer(const FusedMoeArgs& args, const MoeConfig& config, const FusedMoeMemory& memory,
+                const DeviceFacts& facts, Stream stream)
+      : args_(args),
+        config_(config),
+        memory_(memory),
+        facts_(facts),
+        stream_(stream),
+        slots_(args.tokens * args.k),
+        most_tiles_(most_row_tiles(slots_, args.experts, config.block_m)) {}
+
+  Status launch() const {
+    if (const Status error = route()) return error;
+    if (args_.intermediate > 0) {
+      if (is_quantized(args_)) {
+        if (const Status error = quantize_x()) return error;
+      }
+      if (const Status error = gate_up()) return error;
+      if (is_quantized(args_) && !FusedMoeMemory::ends_quantized(args_, config_)) {
+        if (const Status error = quantize_h()) return error;
+      }
+    }
+    if (const Status error = down()) return error;
+    return combine();
+  }
+
+ private:
+  Launch launch_of(int64_t blocks, int threads) const {
+    Launch launch;
+    launch.grid = dim3(static_cast<unsigned>(blocks));
+    launch.block = threads;
+    launch.stream = stream_;
+    launch.early = facts_.is_hopper_or_later();
+    return launch;
+  }
+
+  Status route() const {
+    RoutingProblem p = {};
+    p.ids = args_.topk_ids;
+    p.slots = slots_;
+    p.experts = args_.experts;
+    p.block_m = config_.block_m;
+    p.chunks = static_cast<int32_t>(FusedMoeMemory::chunks(slots_));
+    p.counts = memory_.counts;
+    p.row_slots = memory_.row_slots;
+    p.tiles = memory_.tiles;
+    p.tile_count = memory_.tile_count;
+    return launch_routing(p, facts_, stream_);
+  }
+
+  // `data`'s rows to FP8, by the scales that a product with `w` asks for.
+  Status quantize(const void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
+                  const ExpertWeights& w, uint8_t* out, float* scales, bool count_rows) const {
+    struct {
+      void* out;
+      int64_t out_stride;
+      const float* static_scale;
+      float* scales;
+      DType out_dtype;
+      float scale_ub;
+      Scaling scaling;
+      int32_t group_size;
+    } to = {out,
+            columns,
+            nullptr,
+            scales,
+            w.dtype,
+            0.0f,
+            w.scale.is_blocked() ? Scaling::kPerGroup : Scaling::kPerToken,
+            static_cast<int32_t>(kScaleBlock)};
+    QuantizeProblem p = {};
+    p.rows = data;
+    p.stride = stride;
+    p.columns = static_cast<int32_t>(columns);
+    p.aligned = !kNeedsAlignedVectors || rows_aligned(data, stride, size_of(dtype), 16);
+    p.row_count = count_rows ? memory_.tile_count + 1 : nullptr;
+    p.output = make_output(to, columns, static_cast<int32_t>(16 / size_of(dtype)));
+    const Launch launch = launch_of(rows, kRowThreads);
+    if (dtype == DType::kFloat32) return launch_kernel(moe_quantize_kernel<float>, launch, p);
+    return dtype == DType::kFloat16 ? launch_kernel(moe_quantize_kernel<float16>, launch, p)
+                                    : launch_kernel(moe_quantize_kernel<bfloat16>, launch, p);
+  }
+  Status quantize_x() const {
+    return quantize(args_.x, args_.x_dtype, args_.x_stride, args_.tokens, args_.hidden,
+                    args_.gate_up, memory_.x, memory_.x_scales, false);
+  }
+  Status quantize_h() const {
+    return quantize(memory_.wide_h, DType::kFloat32, args_.intermediate, slots_, args_.intermediate,
+                    args_.down, memory_.h, memory_.h_scales, true);
+  }
+
+  // The scales of rows of `columns` that quantize() wrote.
+  static ScaleView scales_of(const float* scales, int64_t columns, const ExpertWeights& w) {
+    if (w.scale.is_blocked()) {
+      return {scales, FusedMoeMemory::groups(columns), 1, ScaleView::Kind::kBlock};
+    }
+    return {scales, 1, 0, ScaleView::Kind::kRow};
+  }
+
+  GroupedProblem product(const ExpertWeights& w) const {
+    GroupedProblem p = {};
+    p.w = w;
+    p.row_slots = memory_.row_slots;
+    p.tiles = memory_.tiles;
+    p.tile_count = memory_.tile_count;
+    p.split_k = 1;
+    p.a_dtype = is_quantized(args_) ? w.dtype : args_.x_dtype;
+    return p;
+  }
+
+  Status gate_up() const {
+    GroupedProblem p = product(args_.gate_up);
+    p.slots_of_token = args_.k;
+    if (is_quantized(args_)) {
+      p.a = memory_.x;
+      p.a_stride = args_.hidden;
+      p.scale_a = scales_of(memory_.x_scales, args_.hidden, args_.gate_up);
+    } else {
+      p.a = args_.x;
+      p.a_stride = args_.x_stride;
+    }
+    p.n = static_cast<int32_t>(2 * args_.intermediate);
+    p.k = static_cast<int32_t>(args_.hidden);
+    p.activation = args_.activation;
+    p.limit = args_.limit;
+    p.interleaved = args_.interleaved;
+    p.out = memory_.wide_h;
+    p.out_stride = args_.intermediate;
+    p.out_dtype = is_quantized(args_) ? DType::kFloat32 : args_.x_dtype;
+    if (FusedMoeMemory::ends_quantized(args_, config_)) {
+      p.out = memory_.h;
+      p.out_dtype = args_.down.dtype;
+      p.out_scales = memory_.h_scales;
+    }
+    p.wide_stores = has_wide_stores(p.out, p.out_stride, p.out_dtype);
+    return launch_product(GroupedEnd::kGateUp, p, config_, most_tiles_, facts_, stream_);
+  }
+
+  Status down() const {
+    GroupedProblem p = product(args_.down);
+    p.n = static_cast<int32_t>(args_.hidden);
+    p.k = static_cast<int32_t>(args_.intermediate);
+    p.a_stride = args_.intermediate;
+    if (is_quantized(args_)) {
+      p.a = memory_.h;
+      p.scale_a = scales_of(memory_.h_scales, args_.intermediate, args_.down);
+    } else {
+      p.a = memory_.wide_h;
+    }
+    p.out = memory_.parts;
+    p.out_stride = args_.hidden;
+    p.out_dtype = DType::kFloat32;
+    p.wide_stores = has_wide_stores(p.out, p.out_stride, p.out_dtype);
+    p.slots = slots_;
+    p.split_k = config_.split_k;
+    return launch_product(GroupedEnd::kDown, p, config_, most_tiles_, facts_, stream_);
+  }
+
+  Status combine() const {
+    CombineProblem p = {};
+    p.parts = memory_.parts;
+    p.slots = slots_;
+    p.weights = args_.topk_weights;
+    p.ids = args_.topk_ids;
+    p.split_k = config_.split_k;
+    p.k = args_.k;
+    p.experts = args_.experts;
+    p.hidden = static_cast<int32_t>(args_.hidden);
+    p.out = args_.out;
+    p.out_stride = args_.out_stride;
+    p.out_dtype = args_.out_dtype;
+    Launch launch = launch_of(args_.tokens, kRowThreads);
+    launch.grid.y = static_cast<unsigned>((args_.hidden + kRowThreads - 1) / kRowThreads);
+    return launch_kernel(moe_combine_kernel, launch, p);
+  }
+
+  const FusedMoeArgs& args_;
+  const MoeConfig& config_;
+  const FusedMoeMemory& memory_;
+  const DeviceFacts& facts_;
+  Stream stream_;
+  int64_t slots_, most_tiles_;
+};
+
+inline Status launch_fused_moe_on_gpu(const FusedMoeArgs& args, const Context& context) {
+  DeviceFacts facts;
+  MoeConfig config;
+  if (const Status error = check_sizes(args)) return error;
+  if (const Status error = current_device(facts)) return error;
+  if (const Status error = config_of(args.config, shape_of(args), config)) return error;
+  const MoeSlices slices = MoeSlices::of(args);
+  Workspace workspace(args.workspace);
+  const FusedMoeMemory memory(workspace, args, config, slices.tokens);
+  for (int64_t begin = 0; begin < args.tokens; begin += slices.tokens) {
+    FusedMoeArgs slice = args;
+    slice.tokens = args.tokens - begin < slices.tokens ? args.tokens - begin : slices.tokens;
+    slice.x = static_cast<const uint8_t*>(args.x) + begin * args.x_stride * size_of(args.x_dtype);
+    slice.out = static_cast<uint8_t*>(args.out) + begin * args.out_stride * size_of(args.out_dtype);
+    slice.topk_weights += begin * args.k;
+    slice.topk_ids += begin * args.k;
+    const FusedMoeLayer layer(slice, config, memory, facts, stream_of(context));
+    if (const Status error = layer.launch()) return error;
+  }
+  return nullptr;
+}
+
+}  // namespace rocm_kernels

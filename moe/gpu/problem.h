@@ -1,0 +1,124 @@
+// A grouped product as the device code of both GPU families sees it, and where its results go.
+//
+//   gate_up   rows of a are tokens, gathered; the end of a tile applies the activation
+//   down      rows of a are the ones that gate_up left; sums go to the slot's row, one for each
+//   part
+//             of K, and combine.h adds them
+//   grouped   grouped_gemm: rows as they lie, rounded once
+//
+// A row is a slot (token * k + slot of the token) in the order of experts: routing.h. Its sums
+// never depend on its place, only on its own values.
+#pragma once
+
+#include "../../common/gpu/element.h"
+#include "../../common/gpu/math.h"
+#include "../fused_moe.h"
+#include "../grouped_gemm.h"
+
+namespace rocm_kernels {
+
+// block_m rows at most, of one expert: what one workgroup multiplies at a time.
+struct RowTile {
+  int32_t expert, begin, end, unused;
+};
+
+enum class GroupedEnd : int32_t { kGateUp, kDown, kGrouped };
+
+struct GroupedProblem {
+  const void* a;
+  int64_t a_stride;          // elements
+  const int32_t* row_slots;  // [rows]; nullptr: grouped
+  int32_t slots_of_token;    // gate_up: row r of a is token row_slots[r] / slots_of_token; else 0
+  DType a_dtype;
+  ScaleView scale_a;  // by rows of a
+  ExpertWeights w;
+  int32_t n, k;
+  const RowTile* tiles;
+  const int32_t* tile_count;
+
+  GatedActivation activation;  // gate_up
+  float limit;
+  bool interleaved;
+
+  void* out;           // gate_up: [rows, n / 2]; down: float32 [split_k][slots][n]; else [rows, n]
+  int64_t out_stride;  // elements
+  DType out_dtype;     // gate_up: float32, a 16-bit type, or FP8 with a scale for each 128 columns
+  float* out_scales;   // gate_up to FP8: [rows, ceil(n / 2 / 128)]
+  bool wide_stores;    // four neighbours of out can be stored together
+  int64_t slots;       // down
+  int32_t split_k;     // down: parts of K
+
+  // The row of a that `row` multiplies.
+  ROCM_KERNELS_DEVICE int64_t a_row(int row) const {
+    return slots_of_token != 0 ? row_slots[row] / slots_of_token : row;
+  }
+  // bias[expert, column], 0 where there is none.
+  ROCM_KERNELS_DEVICE float bias(int expert, int column) const {
+    if (w.bias == nullptr) return 0.0f;
+    return load_element(w.bias, w.bias_dtype, expert * w.bias_expert_stride + column);
+  }
+  // Element of out where `row`'s results begin.
+  ROCM_KERNELS_DEVICE int64_t out_row(int row, int part) const {
+    const int64_t place = slots != 0 ? part * slots + row_slots[row] : row;
+    return place * out_stride;
+  }
+};
+
+namespace detail {
+
+// v / (1 + exp(-t)).
+ROCM_KERNELS_DEVICE float times_sigmoid(float v, float t) {
+  return v * fast_reciprocal(1.0f + fast_exp2(-1.44269504f * t));
+}
+
+// The complementary error function of z >= 0 to a relative 1.2e-7: W. H. Press et al., Numerical
+// Recipes, 2nd edition, section 6.2.
+ROCM_KERNELS_DEVICE float erfc_positive(float z) {
+  const float t = fast_reciprocal(1.0f + 0.5f * z);
+  float p = 0.17087277f;
+  p = fmaf(p, t, -0.82215223f);
+  p = fmaf(p, t, 1.48851587f);
+  p = fmaf(p, t, -1.13520398f);
+  p = fmaf(p, t, 0.27886807f);
+  p = fmaf(p, t, -0.18628806f);
+  p = fmaf(p, t, 0.09678418f);
+  p = fmaf(p, t, 0.37409196f);
+  p = fmaf(p, t, 1.00002368f);
+  p = fmaf(p, t, -1.26551223f);
+  return t * fast_exp2(1.44269504f * (p - z * z));
+}
+
+}  // namespace detail
+
+// The row of w [n, K] that row `row` of a tile of columns from `begin` on is, or -1: one after the
+// other, or paired: kRun gates, then the ups of the same columns of h, and so on.
+template <bool kPaired, int kRun>
+ROCM_KERNELS_DEVICE int w_row_of(int begin, int row, int n, bool interleaved) {
+  if constexpr (!kPaired) return begin + row < n ? begin + row : -1;
+  const int column = begin / 2 + row / (2 * kRun) * kRun + row % kRun, up = row / kRun % 2;
+  if (column >= n / 2) return -1;
+  return interleaved ? 2 * column + up : up * (n / 2) + column;
+}
+
+// What the activation makes of a gate and an up. A NaN stays one.
+ROCM_KERNELS_DEVICE float gated(GatedActivation activation, float limit, float gate, float up) {
+  gate = gate > limit ? limit : gate;
+  up = up > limit ? limit : up < -limit ? -limit : up;
+  switch (activation) {
+    case GatedActivation::kSilu:
+      return detail::times_sigmoid(gate, gate) * up;
+    case GatedActivation::kGelu: {
+      const float half_tail = 0.5f * detail::erfc_positive(fabsf(gate) * 0.70710678f);
+      return gate * (gate < 0.0f ? half_tail : 1.0f - half_tail) * up;
+    }
+    case GatedActivation::kGeluTanh: {
+      const float cubic = fmaf(0.044715f * gate * gate, gate, gate);
+      return detail::times_sigmoid(gate, 1.5957691f * cubic) * up;
+    }
+    case GatedActivation::kSwigluOai:
+      return detail::times_sigmoid(gate, kSwigluOaiSlope * gate) * (up + 1.0f);
+  }
+  return 0.0f;
+}
+
+}  // namespace rocm_kernels

@@ -1,0 +1,54 @@
+// Host: a grouped product's launch, as fused_moe and grouped_gemm ask for it, and memory for what
+// lies between launches.
+#pragma once
+
+#include "../../common/gpu/launch.h"
+#include "../config.h"
+#include "problem.h"
+#include "routing.h"
+
+namespace rocm_kernels {
+
+// Each GPU backend defines these once, in its grouped_gemm source.
+Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
+                      int64_t most_tiles, const DeviceFacts& facts, Stream stream);
+Status launch_routing(const RoutingProblem& p, const DeviceFacts& facts, Stream stream);
+
+// Pieces of the workspace, one after the other. Without memory it counts their bytes.
+class Workspace {
+ public:
+  explicit Workspace(void* memory) : memory_(static_cast<uint8_t*>(memory)) {}
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(memory_ + bytes_);
+    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  uint8_t* memory_;
+  int64_t bytes_ = 0;
+};
+
+// Whether `rows` rows of an expert's weights, and their scales, span less than 2 GiB.
+inline bool is_compact(const ExpertWeights& w, int64_t rows) {
+  constexpr int64_t kLimit = int64_t{1} << 31;
+  return rows * w.row_stride * size_of(w.dtype) < kLimit && rows * w.mx_row_stride < kLimit &&
+         rows * w.scale.row_stride * 4 < kLimit;
+}
+// Whether four neighbours of a row of out can be stored together.
+inline bool has_wide_stores(const void* out, int64_t stride, DType dtype) {
+  return reinterpret_cast<uintptr_t>(out) % (4 * size_of(dtype)) == 0 && stride % 4 == 0;
+}
+// Whether rows of an expert's weights all begin at multiples of 16 bytes.
+inline bool has_aligned_rows(const ExpertWeights& w) {
+  const int64_t bytes = size_of(w.dtype);
+  return reinterpret_cast<uintptr_t>(w.data) % 16 == 0 && w.row_stride * bytes % 16 == 0 &&
+         w.expert_stride * bytes % 16 == 0;
+}
+inline bool has_aligned_rows(const void* data, int64_t stride, DType dtype) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride * size_of(dtype) % 16 == 0;
+}
+
+}  // namespace rocm_kernels

@@ -1,0 +1,33 @@
+// From ids to work: which slots each expert has, in the order of slots, and the tiles of rows that
+// workgroups take. All on the device; the host knows only how many there can be. The kernels:
+// route_kernels.h.
+#pragma once
+
+#include "problem.h"
+
+namespace rocm_kernels {
+
+constexpr int kRouteThreads = kMaxExperts;
+constexpr int kSlotsPerChunk = 2 * kRouteThreads;
+
+// Tiles of block_m rows that `rows` rows can take whichever experts they belong to: each of those
+// that have any has at most one that is not full.
+inline int64_t most_row_tiles(int64_t rows, int64_t experts, int64_t block_m) {
+  const int64_t touched = rows < experts ? rows : experts;
+  return (rows - touched) / block_m + touched;
+}
+
+struct RoutingProblem {
+  const int32_t* ids;      // [slots]; nullptr: grouped_gemm
+  const int32_t* offsets;  // [experts]: grouped_gemm's ends
+  int64_t slots;           // grouped_gemm: rows
+  int32_t experts;
+  int32_t block_m;
+  int32_t chunks;
+  int32_t* counts;      // [chunks][experts]: of each chunk; then the row of its first slot
+  int32_t* row_slots;   // [slots]
+  RowTile* tiles;       // [most_row_tiles()]
+  int32_t* tile_count;  // [2]: tiles, rows
+};
+
+}  // namespace rocm_kernels
