@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -162,6 +163,18 @@ struct Inst {
   std::vector<Range> readsV, writesV, readsS, writesS;
 };
 
+// Bytes that lie as a loader would put them, so that neither variables' alignment nor which lines
+// they share depends on the host.
+template <class T>
+struct PageAligned {
+  using value_type = T;
+  static constexpr std::align_val_t kPage{4096};
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kPage)); }
+  void deallocate(T* p, size_t) { ::operator delete(p, kPage); }
+  bool operator==(const PageAligned&) const { return true; }
+};
+using Bytes = std::vector<u8, PageAligned<u8>>;
+
 struct KernelArg {
   std::string kind, name;
   u32 offset = 0, size = 0;
@@ -196,8 +209,7 @@ struct CodeObject {
   std::map<std::string, Kernel> kernels;
   std::map<std::string, std::pair<u64, u64>> variables;  // name -> address, size
   std::vector<u8> elf;
-  std::unique_ptr<u8[]> image;  // the loaded segments; device address = image + virtual address
-  u64 imageBytes = 0;
+  Bytes image;  // the loaded segments; device address = image + virtual address
   std::deque<Inst> innerInsts;
   bool acquiresLds = false, acquiresGlobal = false;  // some instruction may take what a flag gives
   mutable std::map<u32, std::string> lines;          // cache of source lines by address
@@ -206,6 +218,8 @@ struct CodeObject {
 
   i32 indexAt(u64 address) const;
   std::string source(u32 address) const;
+  // Where the line of `source` was inlined, from the inside out.
+  std::vector<std::string> callers(u32 address) const;
   std::string disassembly(u32 index, int around) const;
 };
 

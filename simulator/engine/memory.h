@@ -165,7 +165,7 @@ struct Launch {
   Options options;
   u32 grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
   u32 dynamicLds = 0;
-  std::vector<u8> kernarg;
+  Bytes kernarg;
   std::vector<Buffer*> buffers;  // sorted by address
   std::deque<Buffer> ownBuffers;
 
