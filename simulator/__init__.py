@@ -12,6 +12,8 @@ from .page import html_page
 from .timing import Time, modelled_time
 from .trace import chrome_trace
 
+__version__ = "1.0.0"
+
 __all__ = [
     "CodeObject",
     "Cycles",

@@ -1,4 +1,4 @@
-"""`python -m simulator`: runs and profiles kernels from the shell."""
+"""`cdna-simulator` or `python -m simulator`: runs and profiles kernels from the shell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from . import hip
+from . import __version__, hip
 from .api import Out, Result, SimulatorError, load
 from .cycles import cycles_text, machine_for
 from .page import html_page
@@ -118,7 +118,8 @@ def _quoted(source: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m simulator", description=__doc__)
+    parser = argparse.ArgumentParser(prog="cdna-simulator", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("run", "runs a kernel; exit status 1 when there are findings"),
                        ("profile", "the same, with a table and the hot source lines")):  # fmt: skip

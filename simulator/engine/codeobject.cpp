@@ -45,14 +45,18 @@ struct MapReader {
   }
 };
 
+// Of amdgcn-amd-amdhsa--gfx942:sramecc+:xnack- or amdgpu9.42-amd-amdhsa-unknown-gfx942, as LLVM
+// writes it from version 23 on: gfx942.
+std::string processor(std::string id) {
+  id = id.substr(0, id.find(':'));
+  return id.substr(id.rfind('-') + 1);
+}
+
 void readMetadata(CodeObject& object, llvm::StringRef blob) {
   llvm::msgpack::Document document;
   if (!document.readFromBlob(blob, false)) throw Error("the metadata note is not MessagePack");
   MapReader root{document.getRoot().getMap(true)};
-  std::string target = root.string("amdhsa.target");
-  size_t dashes = target.rfind("--");
-  if (dashes != std::string::npos) target = target.substr(dashes + 2);
-  target = target.substr(0, target.find(':'));
+  std::string target = processor(root.string("amdhsa.target"));
   object.gpu = findGpu(target);
   if (!object.gpu) {
     throw Error(object.path + " is for " + target + "; the simulator runs " + knownTargets());
@@ -276,11 +280,9 @@ void openBundle(llvm::StringRef bytes, const std::string& path, std::vector<Bund
   auto bundle =
       check(llvm::object::OffloadBundleFatBin::create(plain->getMemBufferRef(), 0, path), path);
   for (const auto& entry : bundle->getEntries()) {
-    if (entry.ID.find("amdgcn") == std::string::npos || entry.Size == 0) continue;
-    size_t dashes = entry.ID.rfind("--");
-    std::string target = dashes == std::string::npos ? entry.ID : entry.ID.substr(dashes + 2);
+    if (entry.ID.find("-amdhsa-") == std::string::npos || entry.Size == 0) continue;
     const char* start = plain->getBufferStart() + entry.Offset;
-    out.push_back({target.substr(0, target.find(':')), {start, start + entry.Size}});
+    out.push_back({processor(entry.ID), {start, start + entry.Size}});
   }
 }
 
