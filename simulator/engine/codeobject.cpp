@@ -186,8 +186,11 @@ std::shared_ptr<CodeObject> loadCodeObject(const void* data, size_t size, const 
       if (it != object->kernels.end()) readDescriptor(*object, it->second, address);
     } else if (symbol.getELFType() == llvm::ELF::STT_OBJECT) {
       object->variables[name] = {address, symbol.getSize()};
+    } else if (auto it = object->kernels.find(name); it != object->kernels.end()) {
+      it->second.codeEnd = address + symbol.getSize();
     }
   }
+  for (auto& [name, kernel] : object->kernels) noteAcquires(*object, kernel);
   readFrames(*object, *file);
   return object;
 }

@@ -192,11 +192,13 @@ struct Kernel {
   std::vector<FrameVariable> frame;  // all arrays in scratch; empty when that is not known
   u64 descriptor = 0;                // address in the code object
   u32 entry = 0;                     // index of the first instruction
+  u64 codeEnd = 0;                   // code address behind its function, 0: not known
   u32 ldsBytes = 0, privateBytes = 0, kernargBytes = 0;
   u32 rsrc1 = 0, rsrc2 = 0, rsrc3 = 0;
   u16 properties = 0, preload = 0;
   u32 vgprs = 0, agprs = 0, sgprs = 0, spills = 0, maxWorkgroup = 1024;
   bool dynamicStack = false;
+  bool acquiresLds = false, acquiresGlobal = false;  // an instruction may take what a flag gives
   std::vector<KernelArg> args;
 };
 
@@ -211,8 +213,7 @@ struct CodeObject {
   std::vector<u8> elf;
   Bytes image;  // the loaded segments; device address = image + virtual address
   std::deque<Inst> innerInsts;
-  bool acquiresLds = false, acquiresGlobal = false;  // some instruction may take what a flag gives
-  mutable std::map<u32, std::string> lines;          // cache of source lines by address
+  mutable std::map<u32, std::string> lines;  // cache of source lines by address
   mutable std::mutex linesLock;
   mutable std::shared_ptr<void> debug;  // the symbolizer, opened on first use
 
@@ -225,6 +226,9 @@ struct CodeObject {
 
 std::shared_ptr<CodeObject> loadCodeObject(const void* data, size_t size, const std::string& path);
 void decodeText(CodeObject& object, const u8* bytes, u64 base, u64 size);
+
+// What a kernel's instructions, or those that they may call, may take as a flag.
+void noteAcquires(const CodeObject& object, Kernel& kernel);
 
 struct Options {
   bool late = true, race = true, bounds = true, uninit = true, caches = true;
