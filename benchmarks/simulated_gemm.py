@@ -1,10 +1,12 @@
 """gemm on the simulated MI300X: what the cycle model says of a config, and where the cycles go.
 
     python benchmarks/simulated_gemm.py [--product 1024,4608,7168,block ...] [--config TEXT ...]
+    python benchmarks/simulated_gemm.py --product 512,3072,1536,block --html FILE --trace FILE
 
 Prints the table of docs/kernels/gemm.md. The launcher's machine code runs in the simulator
 (checkers off), and the cycle model plays it; nothing here was measured on an AMD GPU, and the model
-has been held against no matrix product. Without --config: what the choice takes.
+has been held against no matrix product. Without --config: what the choice takes. --html (checkers
+on) and --trace show the last launch as a page and as a timeline for Perfetto.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from simulator import cycles  # noqa: E402
 # M, N, K and kind of scales: layers of DeepSeek-V3 under TP8, and a square.
 PRODUCTS = ["1024,4608,7168,block", "512,3072,1536,block", "2048,2048,2048,row",
             "2048,2048,2048,bf16"]  # fmt: skip
-ALIGNMENT = 256  # of what a GPU allocates; the CPU's 64 bytes would let every row touch a line more
+ALIGNMENT = 2 << 20  # of what a GPU allocates: where arrays lie must not depend on the host
 
 
 def aligned(values: torch.Tensor) -> torch.Tensor:
@@ -69,13 +71,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--product", nargs="+", default=PRODUCTS, help="M,N,K,row|block|bf16")
     parser.add_argument("--config", nargs="+", default=[None], help="texts of gemm_configs")
+    parser.add_argument("--html", type=Path)
+    parser.add_argument("--trace", type=Path)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     simulated.functional()
-    simulated.CHECKS = False
-    simulator.load_runtime().cycles(cycles.machine_for(simulated.TARGET))
+    simulated.CHECKS = arguments.html is not None  # the page lists findings
+    simulator.load_runtime().cycles(cycles.machine_for(simulated.TARGET, traced=4))
     rows = [row(product, config) for product in arguments.product for config in arguments.config]
     print(markdown(["M x N x K", "config", "modelled us", "TFLOP/s", "cycles of the SIMDs"], rows))
+    for path, draw in (
+        (arguments.html, simulator.html_page),
+        (arguments.trace, simulator.chrome_trace),
+    ):
+        if path:
+            path.write_text(draw(simulator.load_runtime().last()))
 
 
 if __name__ == "__main__":

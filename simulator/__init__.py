@@ -8,7 +8,11 @@ result.counters, result.findings, result.time
 from .api import CodeObject, Finding, Out, Result, SimulatorError, load, result_from
 from .cycles import Cycles, Machine, machine_for
 from .hip import Runtime, load_runtime, runtime
+from .page import html_page
 from .timing import Time, modelled_time
+from .trace import chrome_trace
+
+__version__ = "1.0.0"
 
 __all__ = [
     "CodeObject",
@@ -20,6 +24,8 @@ __all__ = [
     "Runtime",
     "SimulatorError",
     "Time",
+    "chrome_trace",
+    "html_page",
     "load",
     "load_runtime",
     "machine_for",

@@ -1,7 +1,8 @@
 """Compiles the engine and the HIP stand-in, once for each state of their sources.
 
-Libraries land in `build/simulator/<hash>/` beside the package (or in `$SIMULATOR_BUILD_DIR`), so a
-changed source or compiler never meets an old library.
+Libraries land in `<folder>/<hash>/`, so a changed source or compiler never meets an old library.
+The folder is `$SIMULATOR_BUILD_DIR`, else `build/simulator/` beside the package in a checkout, and
+`cdna-simulator/` in the user's cache where pip installed it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,12 @@ def _llvm_flags() -> tuple[list[str], list[str]]:
 
 def _build_root() -> pathlib.Path:
     override = os.environ.get("SIMULATOR_BUILD_DIR")
-    return pathlib.Path(override) if override else SOURCE.parents[1] / "build" / "simulator"
+    if override:
+        return pathlib.Path(override)
+    if (SOURCE.parent / "pyproject.toml").exists():  # pip leaves that behind
+        return SOURCE.parents[1] / "build" / "simulator"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (pathlib.Path(cache) if cache else pathlib.Path.home() / ".cache") / "cdna-simulator"
 
 
 def _digest(compiler: str) -> str:

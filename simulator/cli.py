@@ -1,4 +1,4 @@
-"""`python -m simulator`: runs and profiles kernels from the shell."""
+"""`cdna-simulator` or `python -m simulator`: runs and profiles kernels from the shell."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import sys
 
 import numpy as np
 
-from . import hip
+from . import __version__, hip
 from .api import Out, Result, SimulatorError, load
-from .cycles import cycles_text
+from .cycles import cycles_text, machine_for
+from .page import html_page
+from .trace import chrome_trace
 
 _SCALARS = {"i8": np.int8, "u8": np.uint8, "i16": np.int16, "u16": np.uint16, "i32": np.int32,
             "u32": np.uint32, "i64": np.int64, "u64": np.uint64, "f16": np.float16,
             "f32": np.float32, "f64": np.float64}  # fmt: skip
 _POISON = 0xD1
+_TRACED = 4  # compute units in a trace: more of them look the same
 _FORMS = "i32:5, f32:1.5, in:FILE.npy, inout:FILE.npy or out:FILE.npy:SHAPE:DTYPE"
 
 
@@ -115,7 +118,8 @@ def _quoted(source: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m simulator", description=__doc__)
+    parser = argparse.ArgumentParser(prog="cdna-simulator", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("run", "runs a kernel; exit status 1 when there are findings"),
                        ("profile", "the same, with a table and the hot source lines")):  # fmt: skip
@@ -138,6 +142,19 @@ def _parser() -> argparse.ArgumentParser:
             help="plays it on the cycle model too: where each SIMD's cycles went",
         )
         p.add_argument("--json", action="store_true", help="counters and findings as JSON")
+        if name == "profile":
+            p.add_argument(
+                "--html",
+                metavar="FILE",
+                type=pathlib.Path,
+                help="writes a page: cycles by SIMD, source line and memory level",
+            )
+            p.add_argument(
+                "--trace",
+                metavar="FILE",
+                type=pathlib.Path,
+                help=f"writes a timeline of {_TRACED} compute units for Perfetto",
+            )
     kernels = commands.add_parser("kernels", help="lists the kernels of a file")
     kernels.add_argument("file")
     kernels.add_argument("--target")
@@ -173,11 +190,18 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "kernels":
             return _list(options)
         args = _Arguments(extra)
-        result = load(options.file, options.target).launch(
+        code = load(options.file, options.target)
+        draws = options.command == "profile" and (options.html or options.trace)
+        cycles = machine_for(code.target, traced=_TRACED) if draws else options.cycles
+        result = code.launch(
             options.kernel, options.grid, options.block, args.values, options.lds,
             checks=not options.no_checks, seed=options.seed,
-            cycles=options.cycles)  # fmt: skip
+            cycles=cycles)  # fmt: skip
         args.write()
+        if draws and options.html:
+            options.html.write_text(html_page(result))
+        if draws and options.trace:
+            options.trace.write_text(chrome_trace(result))
     except (SimulatorError, ValueError, TypeError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

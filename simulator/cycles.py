@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 
+from .timing import HARDWARE
+
 _DOUBLES = """
 clock_hz launch_cycles l1_latency l2_latency infinity_latency memory_latency scalar_latency
 lds_latency l1_bytes l2_bytes fabric_bytes write_bytes memory_bytes dispatch_cycles barrier_cycles
@@ -99,53 +101,48 @@ class Machine:
         return s
 
 
+DIES = 8  # of an MI300X and an MI355X
+
+
+def _published(target: str) -> dict:
+    """The fields of `target` that the quick bound knows too."""
+    hardware = HARDWARE[target]
+    return {
+        "clock_hz": hardware.clock_hz,
+        "fabric_bytes_per_s": hardware.infinity_bytes_per_s,
+        "memory_bytes_per_s": hardware.memory_bytes_per_s,
+        "units": hardware.compute_units // DIES,
+        "lds_bytes": hardware.lds_bytes,
+        "l1_bytes": hardware.l1_bytes_per_cycle,
+        "simds": hardware.simds,
+        "waves": hardware.waves_per_simd,
+        "registers": hardware.vgprs_per_lane,
+        "register_granule": hardware.vgpr_granule,
+    }
+
+
+_GFX942 = Machine(
+    **_published("gfx942"),
+    launch_s=0.45e-6,
+    l1_latency=120,
+    l2_latency=270,
+    infinity_latency=480,
+    memory_latency=750,
+    scalar_latency=60,
+    lds_latency=64,
+    l2_bytes=128,
+    write_bytes_per_s=1.75e12,
+    dies=DIES,
+    l1_size=32 << 10,
+    l1_line=128,
+    l2_size=4 << 20,
+    l2_channels=16,
+    infinity_kib=256 << 10,
+    memory_channels=128,
+)
 MACHINES = {
-    "gfx942": Machine(
-        clock_hz=2.1e9,
-        launch_s=0.45e-6,
-        l1_latency=120,
-        l2_latency=270,
-        infinity_latency=480,
-        memory_latency=750,
-        scalar_latency=60,
-        lds_latency=64,
-        l2_bytes=128,
-        fabric_bytes_per_s=11.9e12,
-        write_bytes_per_s=1.75e12,
-        memory_bytes_per_s=4.2e12,
-        dies=8,
-        units=38,
-        lds_bytes=64 << 10,
-        l1_size=32 << 10,
-        l1_line=128,
-        l2_size=4 << 20,
-        l2_channels=16,
-        infinity_kib=256 << 10,
-        memory_channels=128,
-    ),
-    "gfx950": Machine(
-        clock_hz=2.4e9,
-        launch_s=0.45e-6,
-        l1_latency=120,
-        l2_latency=270,
-        infinity_latency=480,
-        memory_latency=750,
-        scalar_latency=60,
-        lds_latency=64,
-        l2_bytes=128,
-        fabric_bytes_per_s=14e12,
-        write_bytes_per_s=2.6e12,
-        memory_bytes_per_s=6.1e12,
-        dies=8,
-        units=32,
-        lds_bytes=160 << 10,
-        l1_size=32 << 10,
-        l1_line=128,
-        l2_size=4 << 20,
-        l2_channels=16,
-        infinity_kib=256 << 10,
-        memory_channels=128,
-    ),
+    "gfx942": _GFX942,
+    "gfx950": dataclasses.replace(_GFX942, **_published("gfx950"), write_bytes_per_s=2.6e12),
     # One of the two dies of the card.
     "gfx90a": Machine(
         clock_hz=1.7e9,

@@ -18,7 +18,7 @@ def runtime() -> pathlib.Path:
     if not path.exists():
         raise SimulatorError(
             "the HIP headers were not found when the simulator was built: install "
-            "libamdhip64-dev or set ROCM_PATH, then remove build/simulator"
+            f"libamdhip64-dev or set ROCM_PATH, then remove {path.parent}"
         )
     return path
 

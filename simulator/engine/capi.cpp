@@ -1,5 +1,6 @@
 #include "capi.h"
 
+#include <llvm/Demangle/Demangle.h>
 #include <llvm/Support/JSON.h>
 #include <llvm/Support/raw_ostream.h>
 
@@ -166,7 +167,7 @@ const char* sim_describe(SimObject* object) {
   for (const auto& [name, k] : object->code->kernels) kernels[name] = describeKernel(k);
   for (const auto& [name, v] : object->code->variables) {
     variables[name] =
-        Object{{"address", num(reinterpret_cast<u64>(object->code->image.get()) + v.first)},
+        Object{{"address", num(reinterpret_cast<u64>(object->code->image.data()) + v.first)},
                {"size", num(v.second)}};
   }
   std::map<std::string, int> unknown;
@@ -186,7 +187,7 @@ void* sim_variable(SimObject* object, const char* name, uint64_t* bytes) {
   auto it = object->code->variables.find(name);
   if (it == object->code->variables.end()) return nullptr;
   *bytes = it->second.second;
-  return object->code->image.get() + it->second.first;
+  return object->code->image.data() + it->second.first;
 }
 
 int sim_kernel(SimObject* object, const char* kernel, SimKernel* out) {
@@ -245,7 +246,10 @@ const char* sim_launch(SimObject* object, const char* kernel, const uint32_t gri
   u64 instructions = runLaunch(l);
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   returnFlags(l, given);
+  const Options& o = l.options;
   Object result{{"kernel", kernel},
+                {"readable", llvm::demangle(kernel)},
+                {"checked", o.late && o.race && o.uninit},
                 {"target", code.gpu->target},
                 {"grid", Array{grid[0], grid[1], grid[2]}},
                 {"block", Array{block[0], block[1], block[2]}},

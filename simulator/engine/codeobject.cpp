@@ -45,14 +45,18 @@ struct MapReader {
   }
 };
 
+// Of amdgcn-amd-amdhsa--gfx942:sramecc+:xnack- or amdgpu9.42-amd-amdhsa-unknown-gfx942, as LLVM
+// writes it from version 23 on: gfx942.
+std::string processor(std::string id) {
+  id = id.substr(0, id.find(':'));
+  return id.substr(id.rfind('-') + 1);
+}
+
 void readMetadata(CodeObject& object, llvm::StringRef blob) {
   llvm::msgpack::Document document;
   if (!document.readFromBlob(blob, false)) throw Error("the metadata note is not MessagePack");
   MapReader root{document.getRoot().getMap(true)};
-  std::string target = root.string("amdhsa.target");
-  size_t dashes = target.rfind("--");
-  if (dashes != std::string::npos) target = target.substr(dashes + 2);
-  target = target.substr(0, target.find(':'));
+  std::string target = processor(root.string("amdhsa.target"));
   object.gpu = findGpu(target);
   if (!object.gpu) {
     throw Error(object.path + " is for " + target + "; the simulator runs " + knownTargets());
@@ -86,7 +90,7 @@ void readMetadata(CodeObject& object, llvm::StringRef blob) {
 }
 
 void readDescriptor(CodeObject& object, Kernel& k, u64 address) {
-  const u8* d = object.image.get() + address;
+  const u8* d = object.image.data() + address;
   auto word = [&](int at) {
     u32 x;
     std::memcpy(&x, d + at, 4);
@@ -111,8 +115,8 @@ void readDescriptor(CodeObject& object, Kernel& k, u64 address) {
 void relocate(CodeObject& object, const ELF64LEObjectFile& file) {
   for (const auto& section : file.sections()) {
     for (const auto& r : section.relocations()) {
-      auto* target = object.image.get() + r.getOffset();
-      u64 base = reinterpret_cast<u64>(object.image.get());
+      auto* target = object.image.data() + r.getOffset();
+      u64 base = reinterpret_cast<u64>(object.image.data());
       llvm::object::ELFRelocationRef elf(r);
       i64 addend = elf.getAddend() ? *elf.getAddend() : 0;
       u64 value;
@@ -161,17 +165,16 @@ std::shared_ptr<CodeObject> loadCodeObject(const void* data, size_t size, const 
     if (error) throw Error(path + ": " + text(std::move(error)));
   }
   if (!object->gpu) throw Error(path + ": there is no AMDGPU metadata note in it");
-  object->imageBytes = top;
-  object->image = std::make_unique<u8[]>(top + 64);
+  object->image.resize(top);
   for (const auto& h : headers) {
     if (h.p_type == llvm::ELF::PT_LOAD) {
-      std::memcpy(object->image.get() + h.p_vaddr, object->elf.data() + h.p_offset, h.p_filesz);
+      std::memcpy(object->image.data() + h.p_vaddr, object->elf.data() + h.p_offset, h.p_filesz);
     }
   }
   relocate(*object, *file);
   for (const auto& section : file->sections()) {
     if (check(section.getName(), path) == ".text") {
-      decodeText(*object, object->image.get() + section.getAddress(), section.getAddress(),
+      decodeText(*object, object->image.data() + section.getAddress(), section.getAddress(),
                  section.getSize());
     }
   }
@@ -183,8 +186,11 @@ std::shared_ptr<CodeObject> loadCodeObject(const void* data, size_t size, const 
       if (it != object->kernels.end()) readDescriptor(*object, it->second, address);
     } else if (symbol.getELFType() == llvm::ELF::STT_OBJECT) {
       object->variables[name] = {address, symbol.getSize()};
+    } else if (auto it = object->kernels.find(name); it != object->kernels.end()) {
+      it->second.codeEnd = address + symbol.getSize();
     }
   }
+  for (auto& [name, kernel] : object->kernels) noteAcquires(*object, kernel);
   readFrames(*object, *file);
   return object;
 }
@@ -194,31 +200,61 @@ i32 CodeObject::indexAt(u64 address) const {
   return indexOfWord[(address - textBase) / 4];
 }
 
-std::string CodeObject::source(u32 address) const {
-  std::lock_guard guard(linesLock);
-  auto it = lines.find(address);
-  if (it != lines.end()) return it->second;
-  if (!debug) {
+namespace {
+
+// Under linesLock.
+DebugFile& debugFile(const CodeObject& object) {
+  if (!object.debug) {
     auto d = std::make_shared<DebugFile>();
-    d->buffer = llvm::MemoryBuffer::getMemBuffer(asString(elf), path, false);
-    d->file = check(llvm::object::ObjectFile::createELFObjectFile(*d->buffer), path);
-    debug = d;
+    d->buffer = llvm::MemoryBuffer::getMemBuffer(asString(object.elf), object.path, false);
+    d->file = check(llvm::object::ObjectFile::createELFObjectFile(*d->buffer), object.path);
+    object.debug = d;
   }
-  auto* d = static_cast<DebugFile*>(debug.get());
+  return *static_cast<DebugFile*>(object.debug.get());
+}
+
+llvm::object::SectionedAddress placeOf(const DebugFile& d, u32 address) {
   llvm::object::SectionedAddress where{address, llvm::object::SectionedAddress::UndefSection};
-  for (const auto& section : d->file->sections()) {
+  for (const auto& section : d.file->sections()) {
     if (address >= section.getAddress() && address < section.getAddress() + section.getSize() &&
         section.isText()) {
       where.SectionIndex = section.getIndex();
     }
   }
+  return where;
+}
+
+std::string lineOf(const llvm::DILineInfo& info) {
+  if (!info.Line) return "no debug information";
+  return info.FileName + ":" + std::to_string(info.Line);
+}
+
+}  // namespace
+
+std::string CodeObject::source(u32 address) const {
+  std::lock_guard guard(linesLock);
+  auto it = lines.find(address);
+  if (it != lines.end()) return it->second;
+  DebugFile& d = debugFile(*this);
   std::string line = "no debug information";
-  if (auto info = d->symbolizer.symbolizeCode(*d->file, where)) {
-    if (info->Line) line = info->FileName + ":" + std::to_string(info->Line);
+  if (auto info = d.symbolizer.symbolizeCode(*d.file, placeOf(d, address))) {
+    line = lineOf(*info);
   } else {
     llvm::consumeError(info.takeError());
   }
   return lines[address] = line;
+}
+
+std::vector<std::string> CodeObject::callers(u32 address) const {
+  std::lock_guard guard(linesLock);
+  DebugFile& d = debugFile(*this);
+  std::vector<std::string> out;
+  if (auto info = d.symbolizer.symbolizeInlinedCode(*d.file, placeOf(d, address))) {
+    for (u32 n = 1; n < info->getNumberOfFrames(); ++n) out.push_back(lineOf(info->getFrame(n)));
+  } else {
+    llvm::consumeError(info.takeError());
+  }
+  return out;
 }
 
 std::string CodeObject::disassembly(u32 index, int around) const {
@@ -247,11 +283,9 @@ void openBundle(llvm::StringRef bytes, const std::string& path, std::vector<Bund
   auto bundle =
       check(llvm::object::OffloadBundleFatBin::create(plain->getMemBufferRef(), 0, path), path);
   for (const auto& entry : bundle->getEntries()) {
-    if (entry.ID.find("amdgcn") == std::string::npos || entry.Size == 0) continue;
-    size_t dashes = entry.ID.rfind("--");
-    std::string target = dashes == std::string::npos ? entry.ID : entry.ID.substr(dashes + 2);
+    if (entry.ID.find("-amdhsa-") == std::string::npos || entry.Size == 0) continue;
     const char* start = plain->getBufferStart() + entry.Offset;
-    out.push_back({target.substr(0, target.find(':')), {start, start + entry.Size}});
+    out.push_back({processor(entry.ID), {start, start + entry.Size}});
   }
 }
 

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -162,6 +163,18 @@ struct Inst {
   std::vector<Range> readsV, writesV, readsS, writesS;
 };
 
+// Bytes that lie as a loader would put them, so that neither variables' alignment nor which lines
+// they share depends on the host.
+template <class T>
+struct PageAligned {
+  using value_type = T;
+  static constexpr std::align_val_t kPage{4096};
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kPage)); }
+  void deallocate(T* p, size_t) { ::operator delete(p, kPage); }
+  bool operator==(const PageAligned&) const { return true; }
+};
+using Bytes = std::vector<u8, PageAligned<u8>>;
+
 struct KernelArg {
   std::string kind, name;
   u32 offset = 0, size = 0;
@@ -179,11 +192,13 @@ struct Kernel {
   std::vector<FrameVariable> frame;  // all arrays in scratch; empty when that is not known
   u64 descriptor = 0;                // address in the code object
   u32 entry = 0;                     // index of the first instruction
+  u64 codeEnd = 0;                   // code address behind its function, 0: not known
   u32 ldsBytes = 0, privateBytes = 0, kernargBytes = 0;
   u32 rsrc1 = 0, rsrc2 = 0, rsrc3 = 0;
   u16 properties = 0, preload = 0;
   u32 vgprs = 0, agprs = 0, sgprs = 0, spills = 0, maxWorkgroup = 1024;
   bool dynamicStack = false;
+  bool acquiresLds = false, acquiresGlobal = false;  // an instruction may take what a flag gives
   std::vector<KernelArg> args;
 };
 
@@ -196,21 +211,24 @@ struct CodeObject {
   std::map<std::string, Kernel> kernels;
   std::map<std::string, std::pair<u64, u64>> variables;  // name -> address, size
   std::vector<u8> elf;
-  std::unique_ptr<u8[]> image;  // the loaded segments; device address = image + virtual address
-  u64 imageBytes = 0;
+  Bytes image;  // the loaded segments; device address = image + virtual address
   std::deque<Inst> innerInsts;
-  bool acquiresLds = false, acquiresGlobal = false;  // some instruction may take what a flag gives
-  mutable std::map<u32, std::string> lines;          // cache of source lines by address
+  mutable std::map<u32, std::string> lines;  // cache of source lines by address
   mutable std::mutex linesLock;
   mutable std::shared_ptr<void> debug;  // the symbolizer, opened on first use
 
   i32 indexAt(u64 address) const;
   std::string source(u32 address) const;
+  // Where the line of `source` was inlined, from the inside out.
+  std::vector<std::string> callers(u32 address) const;
   std::string disassembly(u32 index, int around) const;
 };
 
 std::shared_ptr<CodeObject> loadCodeObject(const void* data, size_t size, const std::string& path);
 void decodeText(CodeObject& object, const u8* bytes, u64 base, u64 size);
+
+// What a kernel's instructions, or those that they may call, may take as a flag.
+void noteAcquires(const CodeObject& object, Kernel& kernel);
 
 struct Options {
   bool late = true, race = true, bounds = true, uninit = true, caches = true;

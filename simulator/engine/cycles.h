@@ -72,8 +72,9 @@ class TimedCache {
 };
 
 struct MemoryCounts {
-  u64 l1Requests = 0, l1Hits = 0;  // lines of loads
-  u64 l2Requests = 0, l2Hits = 0;  // lines of loads, stores and atomics
+  u64 l1Requests = 0, l1Hits = 0;         // lines of loads
+  u64 l2Requests = 0, l2Hits = 0;         // lines of loads, stores and atomics
+  u64 l2ReadBytes = 0, l2WriteBytes = 0;  // of them, between L1 and L2; atomics are written
   u64 infinityRequests = 0, infinityHits = 0;
   u64 fetchBytes = 0, writeBytes = 0;  // over the fabric: what FETCH_SIZE and WRITE_SIZE count
   u64 memoryReadBytes = 0, memoryWriteBytes = 0;
@@ -184,15 +185,16 @@ struct TimedWave {
   u32 waitingFor = 0;        // instruction that it waits for
   int priority = 0;
   u64 age = 0, group = 0;
-  u32 id = 0, simd = 0, life = 0;  // life: its entry in the trace
-  double since = 0;                // when it came to its instruction
+  u32 id = 0, simd = 0, slot = 0;
+  u32 life = 0;      // its entry in the trace
+  double since = 0;  // when it came to its instruction
   Flight vm, lgkm;
   u32 pc() const { return stream->code[run].first + at; }
 };
 
 struct Simd {
-  std::vector<u32> waves;  // oldest first
-  u32 id = 0, unit = 0, registers = 0;
+  std::vector<u32> waves;                          // oldest first
+  u32 id = 0, unit = 0, registers = 0, slots = 0;  // slots: taken wave slots, a bit each
   double next = 1e300, accounted = 0, valuFree = 0, matrixFree = 0;
   Spent why = Spent::Empty;
   u32 whyFor = 0;
@@ -220,13 +222,20 @@ struct Trace {
     u32 who, what;
     double begin, end;
   };
+  struct Wait {
+    u32 wave, inst;
+    Spent why;
+    double begin, end;
+  };
   struct Life {
     u32 unit, simd, slot, wave;
     u64 group;
     double begin, end;
   };
   std::vector<Life> waves;
-  std::vector<Span> memory, matrix, barriers;
+  std::vector<Span> memory, matrix, lds;
+  std::vector<Wait> waits;
+  void waited(const TimedWave& w, double until);
 };
 
 class Device {

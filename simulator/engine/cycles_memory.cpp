@@ -117,8 +117,9 @@ double MemorySystem::access(u32 die, u32 line, u32 halves, Access kind, bool str
   u32 block = line >> 1;
   double& free = d.channels[(block ^ block >> 5 ^ block >> 11) % d.channels.size()];
   double start = std::max(now, free);
-  double bytes = (halves == 3 ? 128 : 64) * (kind == Access::Load ? 1 : 2);
-  free = start + std::max(1.0, bytes / p_.l2_bytes);
+  u32 bytes = halves == 3 ? 128 : 64;
+  (kind == Access::Load ? counts_.l2ReadBytes : counts_.l2WriteBytes) += bytes;
+  free = start + std::max(1.0, bytes * (kind == Access::Load ? 1 : 2) / p_.l2_bytes);
   ++counts_.l2Requests;
   TimedCache::Result r = d.l2.touch(line, kind != Access::Load, streaming);
   counts_.l2Hits += r.hit;

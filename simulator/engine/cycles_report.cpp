@@ -18,7 +18,29 @@ static_assert(std::size(kUnitNames) == kUnits);
 
 i64 num(u64 x) { return static_cast<i64>(x); }
 
-Array span(const Trace::Span& s) { return Array{s.who, s.what, s.begin, s.end}; }
+Array spans(const std::vector<Trace::Span>& all) {
+  Array out;
+  for (const Trace::Span& s : all) out.push_back(Array{s.who, s.what, s.begin, s.end});
+  return out;
+}
+
+Object machine(const SimCycles& p) {
+  return Object{{"clock_hz", p.clock_hz},
+                {"dies", p.dies},
+                {"units", p.units},
+                {"simds", p.simds},
+                {"waves", p.waves},
+                {"registers", p.registers},
+                {"register_granule", p.register_granule},
+                {"lds_bytes", p.lds_bytes},
+                {"l1_bytes", p.l1_bytes},
+                {"l2_bytes", p.l2_bytes * p.l2_channels},
+                {"fabric_bytes", p.fabric_bytes},
+                {"memory_bytes", p.memory_bytes},
+                {"l1_size", p.l1_size},
+                {"l2_size", p.l2_size},
+                {"infinity_kib", p.infinity_size}};
+}
 
 }  // namespace
 
@@ -46,7 +68,10 @@ Object Device::report() const {
   for (size_t n = 0; n < issued_.size(); ++n) {
     if (!issued_[n]) continue;
     const Inst& i = launch_.object->code[n];
+    Array callers;
+    for (const std::string& caller : launch_.object->callers(i.address)) callers.push_back(caller);
     code.push_back(Object{{"index", num(n)},
+                          {"callers", std::move(callers)},
                           {"address", i.address},
                           {"text", i.text},
                           {"source", launch_.object->source(i.address)},
@@ -60,6 +85,8 @@ Object Device::report() const {
                 {"l1_hits", num(c.l1Hits)},
                 {"l2_requests", num(c.l2Requests)},
                 {"l2_hits", num(c.l2Hits)},
+                {"l2_read_bytes", num(c.l2ReadBytes)},
+                {"l2_written_bytes", num(c.l2WriteBytes)},
                 {"fetch_bytes", num(c.fetchBytes)},
                 {"write_bytes", num(c.writeBytes)},
                 {"infinity_requests", num(c.infinityRequests)},
@@ -82,19 +109,21 @@ Object Device::report() const {
              {"simds", std::move(simds)},
              {"issued", std::move(issued)},
              {"memory", std::move(memory)},
-             {"code", std::move(code)}};
+             {"code", std::move(code)},
+             {"machine", machine(p_)}};
   if (p_.traced) {
-    Array waves, accesses, matrix, barriers;
+    Array waves, waits;
     for (const Trace::Life& w : trace_.waves) {
       waves.push_back(Array{w.unit, w.simd, w.slot, num(w.group), w.wave, w.begin, w.end});
     }
-    for (const Trace::Span& s : trace_.memory) accesses.push_back(span(s));
-    for (const Trace::Span& s : trace_.matrix) matrix.push_back(span(s));
-    for (const Trace::Span& s : trace_.barriers) barriers.push_back(span(s));
+    for (const Trace::Wait& w : trace_.waits) {
+      waits.push_back(Array{w.wave, w.inst, kSpentNames[u32(w.why)], w.begin, w.end});
+    }
     out["trace"] = Object{{"waves", std::move(waves)},
-                          {"memory", std::move(accesses)},
-                          {"matrix", std::move(matrix)},
-                          {"barriers", std::move(barriers)}};
+                          {"waits", std::move(waits)},
+                          {"memory", spans(trace_.memory)},
+                          {"matrix", spans(trace_.matrix)},
+                          {"lds", spans(trace_.lds)}};
   }
   return out;
 }

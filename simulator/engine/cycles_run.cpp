@@ -89,13 +89,14 @@ bool Device::place(u32 number, u64 group, double now) {
     w.simd = simds[best].id;
     w.state = TimedWave::Ready;
     w.ready = w.since = w.born = now + n * p_.dispatch_cycles;
-    if (unit.traced) {
-      w.life = trace_.waves.size();
-      u32 slot = simds[best].waves.size();
-      trace_.waves.push_back({number, best, slot, n, group, w.ready, 0});
-    }
     g.waves.push_back(id);
     Simd& s = simds[best];
+    w.slot = __builtin_ctz(~s.slots);
+    s.slots |= 1u << w.slot;
+    if (unit.traced) {
+      w.life = trace_.waves.size();
+      trace_.waves.push_back({number, best, w.slot, n, group, w.ready, 0});
+    }
     if (s.waves.empty()) account(s, std::max(now, s.accounted));
     s.waves.push_back(id);
     s.registers += registersPerWave_;
@@ -131,6 +132,7 @@ void Device::leave(u32 id, double now) {
   Simd& s = simds_[w.simd];
   s.waves.erase(std::find(s.waves.begin(), s.waves.end(), id));
   s.registers -= registersPerWave_;
+  s.slots &= ~(1u << w.slot);
   if (s.waves.empty()) s.why = Spent::Empty;
   Group& g = groups_[w.group];
   ComputeUnit& unit = units_[g.unit];

@@ -32,8 +32,14 @@ void Device::account(Simd& s, double now) {
   until(now, s.why);
 }
 
+// A wave goes on after it stood for longer than a turn.
+void Trace::waited(const TimedWave& w, double until) {
+  if (until - w.since > kTurn) waits.push_back({w.life, w.pc(), w.why, w.since, until});
+}
+
 void Device::advance(TimedWave& w, double now, double ready) {
   u32 pc = w.pc();
+  if (units_[simds_[w.simd].unit].traced) trace_.waited(w, now);
   ++issued_[pc];
   ++instructions_;
   stood_[pc] += now - w.since;
@@ -70,7 +76,6 @@ void Device::barrier(Group& group, double now) {
   for (u32 id : group.waves) {
     TimedWave& w = waves_[id];
     if (w.state != TimedWave::AtBarrier) continue;
-    if (units_[group.unit].traced) trace_.barriers.push_back({w.life, w.pc(), w.since, now});
     w.state = TimedWave::Ready;
     advance(w, now, now + p_.barrier_cycles);
     wake(simds_[w.simd], w.ready);
@@ -99,8 +104,8 @@ void Device::internal(TimedWave& w, const TimedInst& t, double now) {
     return;
   }
   if (t.priority >= 0) w.priority = t.priority;
-  w.why = Spent::Sleep;
   advance(w, now, now + kTurn + t.sleep);
+  w.why = Spent::Sleep;
 }
 
 bool Device::available(Simd& s, TimedWave& w, const TimedInst& t, double now) {
@@ -176,16 +181,15 @@ void Device::issue(Simd& s, TimedWave& w, const TimedInst& t, double now) {
     case Unit::Valu:
       s.valuFree = now + t.cycles;
       break;
-    case Unit::Matrix: {
+    case Unit::Matrix:
       s.matrixFree = now + t.cycles;
-      std::vector<Trace::Span>& spans = trace_.matrix;
-      if (unit.traced) spans.push_back({s.id, w.life, now, now + t.cycles});
+      if (unit.traced) trace_.matrix.push_back({w.life, w.pc(), now, now + t.cycles});
       break;
-    }
     case Unit::Lds: {
       double start = std::max(now, unit.ldsFree), cycles = 2;
       if (t.memory) cycles = w.stream->memory[w.word++];
       unit.ldsFree = start + cycles;
+      if (unit.traced) trace_.lds.push_back({w.life, w.pc(), start, start + cycles});
       w.lgkm.add(w.pc(), start + cycles + p_.lds_latency - 2);
       break;
     }
@@ -204,8 +208,8 @@ void Device::issue(Simd& s, TimedWave& w, const TimedInst& t, double now) {
     default:
       break;
   }
-  w.why = Spent::Internal;
   advance(w, now, ready);
+  w.why = Spent::Internal;
 }
 
 void Device::tick(u32 id, double now) {

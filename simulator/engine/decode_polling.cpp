@@ -98,18 +98,6 @@ void markFirstPoll(std::vector<Inst>& code, u32 first, u32 load) {
   if (likely) likely->mem.spin = true;
 }
 
-// What an instruction may take from others as a flag.
-void noteAcquires(CodeObject& object) {
-  for (const Inst& i : object.code) {
-    bool lds = i.mem.space == Space::Lds, flat = i.mem.space == Space::Flat;
-    bool vector = flat || i.mem.space == Space::Global || i.mem.space == Space::Buffer;
-    if (!isRead(i) || !i.mem.bytes || !(lds || vector)) continue;
-    bool takes = i.mem.access == Access::Atomic || i.mem.spin || (vector && (i.sc0 || i.sc1));
-    object.acquiresLds |= takes && (lds || flat);
-    object.acquiresGlobal |= takes && vector;
-  }
-}
-
 }  // namespace
 
 // A polling load without scope bits: it sits in a loop that stores nothing and computes little, and
@@ -146,7 +134,28 @@ void markSpins(CodeObject& object) {
       markFirstPoll(code, first, n);
     }
   }
-  noteAcquires(object);
+}
+
+void noteAcquires(const CodeObject& object, Kernel& kernel) {
+  const std::vector<Inst>& code = object.code;
+  u32 first = kernel.entry, end = first;
+  while (end < code.size() && code[end].address < kernel.codeEnd &&
+         !code[end].name.starts_with("s_swappc") && !code[end].name.starts_with("s_setpc")) {
+    ++end;
+  }
+  if (end == first || (end < code.size() && code[end].address < kernel.codeEnd)) {
+    first = 0;
+    end = code.size();
+  }
+  for (u32 n = first; n < end; ++n) {
+    const Inst& i = code[n];
+    bool lds = i.mem.space == Space::Lds, flat = i.mem.space == Space::Flat;
+    bool vector = flat || i.mem.space == Space::Global || i.mem.space == Space::Buffer;
+    if (!isRead(i) || !i.mem.bytes || !(lds || vector)) continue;
+    bool takes = i.mem.access == Access::Atomic || i.mem.spin || (vector && (i.sc0 || i.sc1));
+    kernel.acquiresLds |= takes && (lds || flat);
+    kernel.acquiresGlobal |= takes && vector;
+  }
 }
 
 }  // namespace sim

@@ -55,7 +55,7 @@ constexpr u32 kPoisonRegister = 0x7fd1deadu;
 constexpr u64 kAgeLimit = 20'000;     // instructions of a workgroup until a store is seen anyway
 constexpr u64 kStallLimit = 200'000;  // instructions without an end until one more is admitted
 
-void put(std::vector<u8>& bytes, u32 at, const void* value, u32 size) {
+void put(Bytes& bytes, u32 at, const void* value, u32 size) {
   if (bytes.size() < at + size) bytes.resize(at + size);
   std::memcpy(bytes.data() + at, value, size);
 }
@@ -430,7 +430,7 @@ u64 runLaunch(Launch& l) {
     own(reinterpret_cast<const void*>(l.hostcalls->address()), l.hostcalls->bytes(),
         "the buffer of host calls");
   }
-  own(l.object->image.get(), l.object->imageBytes, "the code object's data");
+  own(l.object->image.data(), l.object->image.size(), "the code object's data");
   std::sort(l.buffers.begin(), l.buffers.end(),
             [](const Buffer* a, const Buffer* b) { return a->begin < b->begin; });
   l.workgroups = u64(l.grid[0]) * l.grid[1] * l.grid[2];

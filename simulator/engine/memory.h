@@ -87,11 +87,12 @@ struct XcdCaches {
 // How an access takes part in synchronisation.
 struct Role {
   enum Level : u8 { kPlain, kWorkgroup, kDevice, kAtomic };
-  u8 level = kPlain;  // by sc0 and sc1; kAtomic: a read-modify-write
-  bool write = false;
-  bool poll = false;  // it sits in a polling loop
-  bool flag = false;  // a store that may set a flag: it has no scope bits, but one word
+  u8 level : 4 = kPlain;  // by sc0 and sc1; kAtomic: a read-modify-write
+  bool write : 1 = false;
+  bool poll : 1 = false;  // it sits in a polling loop
+  bool flag : 1 = false;  // a store that may set a flag: it has no scope bits, but one word
 };
+static_assert(sizeof(Role) == 1);  // there is one in each record below
 
 // Race shadow of global memory: for each 64-byte line the last writers and readers, by byte mask.
 struct AccessRecord {
@@ -127,12 +128,11 @@ class GlobalShadow {
 // Race shadow of LDS, by dword with a byte mask. Clocks only grow within one worker, so records of
 // an earlier workgroup are older than every clock of the present one and need no clearing.
 struct LdsRecord {
-  u32 stamp = 0;
+  u32 stamp = 0, inst = 0;  // inst: index of the instruction
   u8 component = 0, mask = 0;
   Role role;
-  const Inst* inst = nullptr;
 };
-struct LdsCell {
+struct alignas(64) LdsCell {
   LdsRecord writers[2], readers[3];
 };
 struct LdsShadow {
@@ -165,7 +165,7 @@ struct Launch {
   Options options;
   u32 grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
   u32 dynamicLds = 0;
-  std::vector<u8> kernarg;
+  Bytes kernarg;
   std::vector<Buffer*> buffers;  // sorted by address
   std::deque<Buffer> ownBuffers;
 

@@ -90,17 +90,19 @@ u8* ldsPointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool 
     return nullptr;
   }
   if (wg.launch->options.uninit) {
-    for (u64 a = address; a < address + bytes; ++a) {
-      u64& word = wg.ldsInit[a / 64];
-      u64 bit = 1ull << (a % 64);
-      if (write) {
-        word |= bit;
-      } else if (!(word & bit)) {
-        report(w, *op.inst, "uninitialised", address, lane,
-               "reads " + std::to_string(bytes) + " bytes of LDS at offset " +
-                   std::to_string(address) + " that nobody wrote");
-        break;
-      }
+    // The bytes lie in one word of flags, or in two.
+    u64 all = (1ull << bytes) - 1, at = address % 64;
+    u64 masks[2] = {all << at, at + bytes > 64 ? all >> (64 - at) : 0};
+    bool written = true;
+    for (u32 n = 0; n < 2 && masks[n]; ++n) {
+      u64& word = wg.ldsInit[address / 64 + n];
+      if (write) word |= masks[n];
+      written = written && (word & masks[n]) == masks[n];
+    }
+    if (!written) {
+      report(w, *op.inst, "uninitialised", address, lane,
+             "reads " + std::to_string(bytes) + " bytes of LDS at offset " +
+                 std::to_string(address) + " that nobody wrote");
     }
   }
   return wg.lds.data() + address;
@@ -382,7 +384,7 @@ void perform(Wave& w, MemOp& op) {
   // a release comes before its value, an acquire after it, and an atomic does both at once.
   bool syncs = race && m.bytes && m.space != Space::Scratch;
   std::unique_lock<std::mutex> together(w.wg->launch->atomicLock, std::defer_lock);
-  bool handsOn = m.space != Space::Lds && w.object->acquiresGlobal;
+  bool handsOn = m.space != Space::Lds && w.wg->launch->kernel->acquiresGlobal;
   if (syncs && m.access == Access::Atomic && handsOn) together.lock();
   if (syncs && m.access != Access::Load) performSync(w, op);
   switch (m.access) {

@@ -1,5 +1,6 @@
 // Caches and LDS banks: what the counters say about memory traffic.
 #include <algorithm>
+#include <bit>
 
 #include "memory.h"
 
@@ -161,11 +162,24 @@ void countLds(Wave& w, const MemOp& op, u32 bytes, u32 offset) {
   for (int first = 0; first < kLanes; first += group) {
     u64 m = op.mask >> first & (group >= 64 ? ~0ull : (1ull << group) - 1);
     if (!m) continue;
+    c.ldsBytes += bytes * __builtin_popcountll(m);
+    // Mostly every lane has banks of its own.
+    u32 taken = 0;
+    bool apart = true;
+    for (u64 rest = m; rest; rest &= rest - 1) {
+      u32 a = static_cast<u32>(op.addr[first + __builtin_ctzll(rest)]) + offset;
+      u32 banks = std::rotl((1u << words) - 1, a / 4 % 32);
+      apart = apart && !(taken & banks);
+      taken |= banks;
+    }
+    if (apart) {
+      ++c.ldsCycles;
+      continue;
+    }
     u32 used[32] = {}, wordsOf[32][32];
     u32 worst = 1;
     for (; m; m &= m - 1) {
       u32 a = static_cast<u32>(op.addr[first + __builtin_ctzll(m)]) + offset;
-      c.ldsBytes += bytes;
       for (u32 k = 0; k < words; ++k) {
         u32 wordIndex = a / 4 + k, bank = wordIndex % 32;
         bool seen = false;

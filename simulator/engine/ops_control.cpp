@@ -15,14 +15,14 @@ void branch(Wave& w, const Inst& i) {
 }
 
 void jumpTo(Wave& w, const Inst& i, u64 target) {
-  u64 address = target - reinterpret_cast<u64>(w.object->image.get());
+  u64 address = target - reinterpret_cast<u64>(w.object->image.data());
   i32 index = w.object->indexAt(address);
   if (index < 0) stop(w, i, "the jump target is not an instruction of this code object");
   w.pc = index;
 }
 
 u64 nextAddress(const Wave& w, const Inst& i) {
-  return reinterpret_cast<u64>(w.object->image.get()) + i.address + i.size;
+  return reinterpret_cast<u64>(w.object->image.data()) + i.address + i.size;
 }
 
 void waitCount(Wave& w, const Inst& i) {

@@ -120,37 +120,45 @@ void multiply(Wave& w, const Sum& i, GetA a, GetB b) {
   for (int block = 0; block < B; ++block) {
     // CBSZ and ABID: groups of 2^CBSZ blocks take their A from one block of the group.
     int from = (block & ~((1 << i.cbsz) - 1)) + (i.cbsz ? i.abid : 0);
-    for (int r = 0; r < M; ++r) {
-      int g = r / 4 + block * M / 4, reg = 4 * (g / groups) + r % 4, lane = N * (g % groups);
-      alignas(64) T acc[N], c[N];
-      if (rows) {
-        const u32* row = rows + reg * kLanes + lane;
-        for (int j = 0; j < N; ++j) c[j] = fromBits<T>(row[j]);
-      } else {
-        std::fill_n(c, N, fromBits<T>(literal32(i.c)));
+    // Four rows at a time: they lie in the same lanes of four registers.
+    for (int r = 0; r < M; r += 4) {
+      int g = r / 4 + block * M / 4, reg = 4 * (g / groups), lane = N * (g % groups);
+      alignas(64) T acc[4][N], c[4][N];
+      for (int q = 0; q < 4; ++q) {
+        if (rows) {
+          const u32* row = rows + (reg + q) * kLanes + lane;
+          for (int j = 0; j < N; ++j) c[q][j] = fromBits<T>(row[j]);
+        } else {
+          std::fill_n(c[q], N, fromBits<T>(literal32(i.c)));
+        }
+        for (int j = 0; j < N; ++j) acc[q][j] = std::is_same_v<T, float> ? c[q][j] : T(0);
       }
-      for (int j = 0; j < N; ++j) acc[j] = std::is_same_v<T, float> ? c[j] : T(0);
       for (int k = 0; k < K; ++k) {
-        T x = a(from, r, k);
         const T* y = b(block, k);
-        for (int j = 0; j < N; ++j) {
-          if constexpr (std::is_same_v<T, float>) {
-            acc[j] = std::fma(x, y[j], acc[j]);
-          } else {
-            acc[j] += x * y[j];
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          T x = a(from, r + q, k);
+          for (int j = 0; j < N; ++j) {
+            if constexpr (std::is_floating_point_v<T>) {
+              acc[q][j] = std::fma(x, y[j], acc[q][j]);  // double: the product is exact anyway
+            } else {
+              acc[q][j] += x * y[j];
+            }
           }
         }
       }
-      u32* out = w.row(i.dst + reg) + lane;
-      for (int j = 0; j < N; ++j) {
-        if constexpr (std::is_same_v<T, float>) {
-          out[j] = gpuNan(acc[j], false);
-        } else if constexpr (std::is_same_v<T, double>) {
-          out[j] = gpuNan(static_cast<float>(acc[j] + c[j]), false);
-        } else {
-          T sum = acc[j] + c[j];
-          if (i.clamp) sum = std::min<T>(std::max<T>(sum, INT32_MIN), INT32_MAX);
-          out[j] = static_cast<u32>(sum);
+      for (int q = 0; q < 4; ++q) {
+        u32* out = w.row(i.dst + reg + q) + lane;
+        for (int j = 0; j < N; ++j) {
+          if constexpr (std::is_same_v<T, float>) {
+            out[j] = gpuNan(acc[q][j], false);
+          } else if constexpr (std::is_same_v<T, double>) {
+            out[j] = gpuNan(static_cast<float>(acc[q][j] + c[q][j]), false);
+          } else {
+            T sum = acc[q][j] + c[q][j];
+            if (i.clamp) sum = std::min<T>(std::max<T>(sum, INT32_MIN), INT32_MAX);
+            out[j] = static_cast<u32>(sum);
+          }
         }
       }
     }

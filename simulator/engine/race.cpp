@@ -185,7 +185,22 @@ void raceLds(Wave& w, MemOp& op, u64 lanes, u32 bytes, u32 offset, bool write) {
   Role role = roleOf(w, op);
   role.write = write;
   u8 component = kComponents * w.id + (inst->mem.access == Access::LoadToLds ? kDone : kLgkm);
-  const Clock& known = op.known->own;
+  u32 index = inst - w.object->code.data();
+  // Up to which stamp a record of each component is of an earlier workgroup, known, or the wave's.
+  alignas(64) u32 known[kClocks];
+  for (int n = 0; n < kClocks; ++n) known[n] = std::max(op.known->own.at[n], wg.clockBase - 1);
+  for (u32 n = 0; n < kComponents; ++n) known[kComponents * w.id + n] = ~0u;
+  // Keeps the newest records, one a wave, so that one wave cannot push out the others.
+  auto put = [&](LdsRecord* slots, int count, u8 mask) {
+    auto mine = [&](const LdsRecord& r) {
+      bool same = r.mask == mask && r.role.level == role.level;
+      return r.component == component && (same || r.stamp < wg.clockBase);
+    };
+    int at = 0;
+    while (at < count - 1 && !mine(slots[at])) ++at;
+    for (; at > 0; --at) slots[at] = slots[at - 1];
+    slots[0] = {op.stamp, index, component, mask, role};
+  };
   for (u64 m = lanes; m; m &= m - 1) {
     int lane = __builtin_ctzll(m);
     u32 address = static_cast<u32>(op.addr[lane]) + offset, end = address + bytes;
@@ -195,32 +210,26 @@ void raceLds(Wave& w, MemOp& op, u64 lanes, u32 bytes, u32 offset, bool write) {
       u32 hi = std::min(4u, end - word * 4);
       u8 mask = (15 >> (4 - hi)) & (15 << lo);
       LdsCell& cell = wg.shadow->cells[word];
+      auto meets = [&](const LdsRecord& r) {
+        return (r.mask & mask) && r.stamp > known[r.component];
+      };
       auto check = [&](const LdsRecord& r, bool earlierWrites) {
-        if (!(r.mask & mask) || r.stamp < wg.clockBase) return;
-        if (r.component / kComponents == static_cast<u32>(w.id)) return;
-        if (known.at[r.component] >= r.stamp || synchronise(w, role, r.role, true)) return;
+        if (!meets(r) || synchronise(w, role, r.role, true)) return;
         report(w, *inst, "lds-race", word * 4, lane,
                describe(w, write ? "writes LDS" : "reads LDS", wg.linear, r.component / kComponents,
-                        r.inst, earlierWrites,
+                        &w.object->code[r.inst], earlierWrites,
                         role.level == r.role.level ? "" : hintFor(role, r.role)));
       };
-      for (const LdsRecord& r : cell.writers) check(r, true);
-      if (write) {
-        for (const LdsRecord& r : cell.readers) check(r, false);
+      bool any = false;
+      for (const LdsRecord& r : cell.writers) any |= meets(r);
+      for (const LdsRecord& r : cell.readers) any |= write && meets(r);
+      if (any) [[unlikely]] {
+        for (const LdsRecord& r : cell.writers) check(r, true);
+        for (const LdsRecord& r : cell.readers) {
+          if (write) check(r, false);
+        }
       }
-      // Keep the newest records, one a wave, so that one wave cannot push out the others.
-      LdsRecord record{op.stamp, component, mask, role, inst};
-      auto put = [&](LdsRecord* slots, int count) {
-        int at = 0;
-        auto mine = [&](const LdsRecord& r) {
-          bool same = r.mask == mask && r.role.level == role.level;
-          return r.component == component && (same || r.stamp < wg.clockBase);
-        };
-        while (at < count - 1 && !mine(slots[at])) ++at;
-        for (; at > 0; --at) slots[at] = slots[at - 1];
-        slots[0] = record;
-      };
-      write ? put(cell.writers, 2) : put(cell.readers, 3);
+      write ? put(cell.writers, 2, mask) : put(cell.readers, 3, mask);
     }
   }
 }

@@ -102,8 +102,9 @@ bool releases(const Wave& w, const MemOp& op) {
   const MemSpec& m = op.inst->mem;
   bool lds = m.space == Space::Lds;
   if (!isShared(op) || m.access == Access::Load || m.access == Access::LoadToLds) return false;
-  if (m.space == Space::Flat ? !w.object->acquiresLds && !w.object->acquiresGlobal
-                             : !(lds ? w.object->acquiresLds : w.object->acquiresGlobal)) {
+  if (m.space == Space::Flat
+          ? !w.wg->launch->kernel->acquiresLds && !w.wg->launch->kernel->acquiresGlobal
+          : !(lds ? w.wg->launch->kernel->acquiresLds : w.wg->launch->kernel->acquiresGlobal)) {
     return false;  // nobody would look
   }
   return m.access == Access::Atomic || op.inst->sc0 || op.inst->sc1 || lds || singleWord(op);
@@ -211,7 +212,7 @@ void issueSync(Wave& w, MemOp& op) {
   }
   if (!releases(w, op)) return;
   op.publish = snapshot(w);
-  if (i.mem.space != Space::Lds && w.object->acquiresGlobal) {
+  if (i.mem.space != Space::Lds && w.wg->launch->kernel->acquiresGlobal) {
     op.publishForeign = seenFromOutside(w, op.publish);
   }
   advance(w, i.mem.space == Space::Lds);

@@ -1,6 +1,8 @@
 """The cycle model: instructions whose time is published, counted one by one, and where it says that
 the cycles went."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hipcc import device
@@ -194,7 +196,7 @@ def test_a_sample_of_the_dies_stands_for_all(code):
 
 
 def test_waves_are_traced_on_request(code):
-    groups = 304
+    groups = 304 * 20  # more than fit at once
     data = np.zeros(groups * 256 * 4, u32)
     machine = machine_for("gfx942", traced=2)
     result = run(code, "copy", 256, np.zeros_like(data), data, groups=groups, machine=machine)
@@ -202,6 +204,18 @@ def test_waves_are_traced_on_request(code):
     assert {wave[0] for wave in trace["waves"]} == {0, 1}
     assert all(begin < end for *_, begin, end in trace["waves"])
     assert len(trace["memory"]) == 2 * len(trace["waves"])  # a load and a store each
+    slots = {}
+    for unit, simd, slot, _, _, begin, end in trace["waves"]:
+        slots.setdefault((unit, simd, slot), []).append((begin, end))
+    assert all(
+        before[1] <= after[0]
+        for waves in map(sorted, slots.values())
+        for before, after in itertools.pairwise(waves)
+    ), "two waves in one slot"
+    waits = [wait for wait in trace["waits"] if wait[2] == "wait_memory"]
+    assert len(waits) == len(trace["waves"])  # the store waits for the load
+    for wave, _, _, begin, end in waits:
+        assert trace["waves"][wave][5] <= begin < end <= trace["waves"][wave][6]
 
 
 def test_without_the_model_there_is_nothing(code):

@@ -55,6 +55,15 @@ def test_one_l2_needs_no_write_back(gfx90a, seed):
             np.testing.assert_array_equal(out, sum(range(groups)) + groups * np.arange(256))
 
 
+def test_newer_compilers_name_targets_otherwise(tmp_path):
+    """LLVM 23, as in Triton 3.9, writes amdgpu9.42-amd-amdhsa-unknown-gfx942 into its files."""
+    data = device_file(SOURCE).read_bytes()
+    assert data.count(b"amdgcn-amd-amdhsa--gfx942") == 1
+    renamed = tmp_path / "renamed.co"
+    renamed.write_bytes(data.replace(b"amdgcn-amd-amdhsa--gfx942", b"amdgpu9-amd-amdhsa-gfx942"))
+    assert simulator.load(renamed).target == "gfx942"
+
+
 def test_doubles_and_packed_floats(gfx90a):
     rng = np.random.default_rng(1)
     out, a = rng.normal(size=64), rng.normal(size=64)
