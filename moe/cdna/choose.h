@@ -83,7 +83,6 @@ inline float streamed_time(const MoeShape& s, const MoeConfig& c, const Target& 
                            int32_t k, int32_t split_k) {
   constexpr float kLaunchUs = 1.0f, kMemoryUs = 0.8f, kSumUs = 0.3f;
   constexpr float kLinesInFlight = 32768;   // bytes that the L1 of a CU tracks at once
-  constexpr int32_t kWorkgroupsAtOnce = 2;  // of four waves, by registers
   const float touched = touched_experts(s);
   const float tiles_m = touched * std::ceil(s.rows / touched / c.block_m);
   const float workgroups = tiles_m * std::ceil(static_cast<float>(n) / c.block_n) * split_k;
@@ -92,7 +91,7 @@ inline float streamed_time(const MoeShape& s, const MoeConfig& c, const Target& 
       static_cast<float>(k) / split_k * (c.block_n * size_of(s.w()) + tile_rows * size_of(s.a()));
   const int32_t stages = size_of(s.a()) == 1 && c.block_m == 16 ? 4 : 2;
   const float busiest = std::ceil(workgroups / target.compute_units);
-  const float at_once = std::min<float>(busiest, kWorkgroupsAtOnce);
+  const float at_once = std::min<float>(busiest, kStreamedAtOnce);
   const float in_flight = std::min(
       kLinesInFlight,
       at_once * std::min(bytes, kStreamedWaves * stages * 128.0f * c.block_n * size_of(s.w())));

@@ -41,6 +41,7 @@ constexpr int find_moe_tile(int32_t block_m, int32_t block_n) {
 
 constexpr int kStreamedBlockN = 32;  // rows of w: two matrix instructions, a gate's and an up's
 constexpr int kStreamedWaves = 4;    // of a workgroup
+constexpr int kStreamedAtOnce = 2;   // workgroups of a compute unit, by registers
 constexpr int kStreamedBlockMs[] = {16, 32};
 
 // K blocks that a wave keeps in flight in registers, as skinny_gemm does.
