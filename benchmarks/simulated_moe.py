@@ -1,0 +1,79 @@
+"""Grouped products on the simulated MI300X: what the cycle model says, beside the bytes' floor.
+
+    python benchmarks/simulated_moe.py [--product 8,8,1536,2048,row ...] [--config TEXT ...]
+
+Prints the table of docs/kernels/moe.md. A layer's two products, each as grouped_gemm: rows spread
+evenly over the experts that they touch. The launcher's machine code runs in the simulator (checkers
+off), and the cycle model plays it; nothing here was measured on an AMD GPU, and the model has been
+held against no matrix product. Without --config: what the choice takes. The floor is that of w's
+bytes at 4.2 TB/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from simulated_gemm import aligned, markdown, simulated, simulator
+
+from simulator import cycles
+
+TERABYTES = 4.2
+
+# Rows, experts touched, N, K and kind of operands: Qwen3-30B-A3B at 1 and at 64 tokens, DeepSeek-V3
+# TP8 at 1 token, and a part of eight of DeepSeek-V3 at 64 tokens.
+PRODUCTS = [
+    "8,8,1536,2048,row", "8,8,2048,768,row", "8,8,1536,2048,bf16",
+    "512,126,1536,2048,row", "8,8,512,7168,block", "8,8,7168,256,block",
+]  # fmt: skip
+
+
+def operands(rows: int, experts: int, n: int, k: int, kind: str) -> tuple:
+    offsets = torch.tensor([(e + 1) * rows // experts for e in range(experts)], dtype=torch.int32)
+    if kind == "bf16":
+        a, w = aligned(torch.randn(rows, k).bfloat16()), torch.randn(n, k).bfloat16()
+        return a, aligned(w.expand(experts, n, k)), offsets, None, None
+    blocks, blocks_n = -(-k // 128), -(-n // 128)
+    sizes = {"row": ((rows, 1), (n, 1)), "block": ((rows, blocks), (blocks_n, blocks))}[kind]
+    a, w = (torch.randn(count, k).to(simulated.NATIVE) for count in (rows, n))
+    scale_a, scale_w = (torch.rand(size) + 0.5 for size in sizes)
+    w, scale_w = (t.view(torch.uint8) if t.dtype != torch.float32 else t for t in (w, scale_w))
+    w = aligned(w.expand(experts, n, k)).view(simulated.NATIVE)
+    return aligned(a), w, offsets, aligned(scale_a), aligned(scale_w.expand(experts, *sizes[1]))
+
+
+def row(product: str, config: str | None) -> list[str]:
+    rows, experts, n, k, kind = (int(p) if p.isdigit() else p for p in product.split(","))
+    out = aligned(torch.zeros(rows, n, dtype=torch.bfloat16))
+    given = operands(rows, experts, n, k, kind)
+    config = config or simulated.ops.grouped_gemm_configs(out, *given).splitlines()[0]
+    simulated.ops.grouped_gemm_with_config(out, *given, config)
+    played = simulator.load_runtime().last().cycles
+    spent = played.raw["spent"]
+    largest = sorted(spent, key=spent.get, reverse=True)[:4]
+    floor = experts * n * k * given[1].element_size() / (TERABYTES * 1e6)
+    return [
+        f"{rows} of {experts} x {n} x {k} {kind}",
+        f"`{config}`",
+        f"{floor:.1f}",
+        f"{played.seconds * 1e6:.1f}",
+        ", ".join(f"{name} {spent[name] / sum(spent.values()):.0%}" for name in largest),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--product", nargs="+", default=PRODUCTS, help="R,E,N,K,row|block|bf16")
+    parser.add_argument("--config", nargs="+", default=[None], help="texts of configs")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    simulated.functional()
+    simulated.CHECKS = False
+    simulator.load_runtime().cycles(cycles.machine_for(simulated.TARGET, traced=4))
+    rows = [row(product, config) for product in arguments.product for config in arguments.config]
+    header = ["rows of experts x N x K", "config", "floor us", "modelled us", "cycles of the SIMDs"]
+    print(markdown(header, rows))
+
+
+if __name__ == "__main__":
+    main()
