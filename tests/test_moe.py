@@ -1,6 +1,7 @@
 """topk, fused_moe and grouped_gemm on every backend of --device; test_moe_models.py has models."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -221,6 +222,27 @@ def test_many_experts(backend, package):
     experts = Experts("fp8-row", 512, 64, 32, torch.bfloat16, backend)
     x = strided(50, 64, torch.bfloat16, backend.device)
     check(backend, package, x, experts, *random_routing(50, 512, 8, backend))
+
+
+@pytest.mark.parametrize("tokens", [4096, 4097, 8200])
+def test_chunks_of_tokens(best_package, device, tokens):
+    """Beyond 8,192 rows the CPU takes tokens in chunks: each token as it is by itself."""
+    w, scales = zip(*(random_experts("fp8-row", 4, n, k, SimpleNamespace(
+        device=device, fp8_dtype=best_package.native_fp8_dtype(device)))
+        for n, k in ((64, 48), (48, 32))), strict=True)  # fmt: skip
+    x = torch.randn(tokens, 48, device=device).bfloat16()
+    ids = torch.randint(-1, 4, (tokens, 2), dtype=torch.int32, device=device)
+    weights = torch.rand(tokens, 2, device=device)
+    options = dict(zip(("scale_gate_up", "scale_down"), scales, strict=True))
+    whole = best_package.fused_moe(x, *w, weights, ids, **options)
+    if device.type == "cpu":
+        some = torch.tensor([0, 17, 4094, 4095, tokens - 1])
+        part = best_package.fused_moe(x[some], *w, weights[some], ids[some], **options)
+        assert torch.equal(whole[some], part)
+    expected = best_package.reference.fused_moe(x, *w, weights, ids, **options).double()
+    error = (whole.double() - expected).norm(dim=1)
+    assert (error <= 0.1 * expected.norm(dim=1)).all()
+    assert error.norm() <= 0.01 * expected.norm()
 
 
 def test_rows_do_not_reach_each_other(backend):
