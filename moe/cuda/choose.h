@@ -24,8 +24,11 @@ inline Status check_moe_config(const MoeShape& s, const MoeConfig& c) {
   }
   if (c.design == MoeConfig::Design::kStreamed) return "moe config: AMD GPUs alone stream";
   if (s.n == 0 || s.k == 0) return "moe config: only the plain design takes an empty product";
-  if (s.w() == DType::kFloat8E4M3FNUZ || s.w() == DType::kFloat4E2M1x2) {
-    return "moe config: only the plain design takes float8_e4m3fnuz and MXFP4";
+  if (s.w() == DType::kFloat8E4M3FNUZ) {
+    return "moe config: only the plain design takes float8_e4m3fnuz";
+  }
+  if (s.w() == DType::kFloat4E2M1x2 && s.a() != DType::kBFloat16) {
+    return "moe config: only the plain design takes float16 with MXFP4";
   }
   if (!s.aligned) return "moe config: rows must start at multiples of 16 bytes";
   if (find_moe_tile(c.block_m, c.block_n) < 0) {
@@ -58,12 +61,12 @@ inline float product_time(const MoeShape& s, const MoeConfig& c, const MoeDevice
   constexpr float kSharedBytes = 200 << 10;  // an SM
   constexpr float kThreads = 1024;           // that registers allow
   const MoeTile& tile = kMoeTiles[find_moe_tile(c.block_m, c.block_n)];
-  const int32_t a_bytes = static_cast<int32_t>(size_of(s.a()));
-  const int32_t w_bytes = static_cast<int32_t>(size_of(s.w()));
+  const float a_bytes = static_cast<float>(size_of(s.a()));
+  const float w_bytes = s.w() == DType::kFloat4E2M1x2 ? 0.53f : static_cast<float>(size_of(s.w()));
   const float touched = touched_experts(s);
   const float tiles_m = touched * std::ceil(s.rows / touched / c.block_m);
   const float blocks = tiles_m * std::ceil(static_cast<float>(n) / c.block_n) * split_k;
-  const float stage = static_cast<float>(tile.stage_bytes(a_bytes, w_bytes));
+  const float stage = static_cast<float>(tile.stage_bytes(moe_step_bytes_a(s.a(), s.w())));
   const float busiest = std::ceil(blocks / device.sm_count);
   const float at_once = std::min({busiest, std::floor(kSharedBytes / (stage * tile.num_stages)),
                                   std::floor(kThreads / tile.threads())});
@@ -71,11 +74,15 @@ inline float product_time(const MoeShape& s, const MoeConfig& c, const MoeDevice
   const float taken = static_cast<float>(k) / split_k * (c.block_n * w_bytes + c.block_m * a_bytes);
   const float in_flight = at_once * std::min(taken, stage * (tile.num_stages - 1));
   const float load = busiest * taken * kMemoryUs / in_flight;
+  // Reading and widening a fragment of w weighs as much as 8 rows of a.
   const float multiply =
-      busiest * c.block_m * c.block_n * (static_cast<float>(k) / split_k) / kMacsPerUs;
+      busiest * (c.block_m + 8) * c.block_n * (static_cast<float>(k) / split_k) / kMacsPerUs;
   const float bytes = touched * n * k * w_bytes + 1.0f * s.rows * k * a_bytes +
                       4.0f * s.rows * n * split_k * (split_k > 1 ? 2 : 1);
-  return std::max({load, multiply, bytes / (kTerabytes * 1e6f)}) + kLaunchUs + kMemoryUs;
+  // They hide each other but for an eighth.
+  const float memory = bytes / (kTerabytes * 1e6f);
+  const float longest = std::max({load, multiply, memory});
+  return longest + (load + multiply + memory - longest) / 8 + kLaunchUs + kMemoryUs;
 }
 
 inline float modelled_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device) {

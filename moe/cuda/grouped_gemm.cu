@@ -24,21 +24,22 @@ Kernel kernel_of(size_t tile) {
   }
 }
 
-template <DType kA, DType kW>
-Kernel kernel_of(GroupedEnd end, size_t tile) {
-  using Types = MmaTypes<kA, kW>;
+template <class Types>
+Kernel kernel_of_types(GroupedEnd end, size_t tile) {
   return end == GroupedEnd::kGateUp ? kernel_of<Types, true>(tile) : kernel_of<Types, false>(tile);
 }
 
 Kernel kernel_of(GroupedEnd end, const GroupedProblem& p, size_t tile) {
   constexpr DType kFp8 = DType::kFloat8E4M3FN;
-  if (p.a_dtype == kFp8) return kernel_of<kFp8, kFp8>(end, tile);
+  constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16;
+  if (p.w.dtype == DType::kFloat4E2M1x2) return kernel_of_types<Mxfp4Types>(end, tile);
+  if (p.a_dtype == kFp8) return kernel_of_types<GroupedTypes<kFp8, kFp8>>(end, tile);
   if (p.a_dtype == DType::kFloat16) {
-    return is_fp8(p.w.dtype) ? kernel_of<DType::kFloat16, kFp8>(end, tile)
-                             : kernel_of<DType::kFloat16, DType::kFloat16>(end, tile);
+    return is_fp8(p.w.dtype) ? kernel_of_types<GroupedTypes<kHalf, kFp8>>(end, tile)
+                             : kernel_of_types<GroupedTypes<kHalf, kHalf>>(end, tile);
   }
-  return is_fp8(p.w.dtype) ? kernel_of<DType::kBFloat16, kFp8>(end, tile)
-                           : kernel_of<DType::kBFloat16, DType::kBFloat16>(end, tile);
+  return is_fp8(p.w.dtype) ? kernel_of_types<GroupedTypes<kBrain, kFp8>>(end, tile)
+                           : kernel_of_types<GroupedTypes<kBrain, kBrain>>(end, tile);
 }
 
 Status launch_tiled(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
@@ -53,8 +54,7 @@ Status launch_tiled(GroupedEnd end, const GroupedProblem& p, const MoeConfig& co
   launch.grid = dim3(static_cast<unsigned>(most_tiles * order.tiles_n * p.split_k));
   launch.block = tile.threads();
   launch.stream = stream;
-  launch.shared_bytes = tile.num_stages * tile.stage_bytes(static_cast<int>(size_of(p.a_dtype)),
-                                                           static_cast<int>(size_of(p.w.dtype)));
+  launch.shared_bytes = tile.num_stages * tile.stage_bytes(moe_step_bytes_a(p.a_dtype, p.w.dtype));
   launch.early = facts.is_hopper_or_later();
   return launch_kernel(kernel, launch, p, order);
 }

@@ -16,6 +16,7 @@
 #include "../../common/gpu/dependent_launch.h"
 #include "../gpu/order.h"
 #include "../gpu/problem.h"
+#include "operands.cuh"
 #include "tiles.h"
 
 namespace rocm_kernels {
@@ -29,13 +30,13 @@ __global__ void __launch_bounds__(kMoeTiles[kTile].threads())
     moe_tiled_kernel(const __grid_constant__ GroupedProblem p, const GroupedOrder order) {
   constexpr MoeTile kShape = kMoeTiles[kTile];
   constexpr int kThreads = kShape.threads();
-  constexpr int kStepElements = kMoeStepBytes / Types::kWBytes;
-  constexpr int kARowBytes = kShape.a_row_bytes(Types::kABytes, Types::kWBytes);
+  constexpr int kStepElements = Types::kStepElements;
+  constexpr int kARowBytes = kStepElements * Types::kABytes;
   constexpr int kWBytes = kShape.block_n * kMoeStepBytes;
-  constexpr int kStageBytes = kShape.stage_bytes(Types::kABytes, Types::kWBytes);
+  constexpr int kStageBytes = kShape.stage_bytes(kARowBytes);
   constexpr int kStages = kShape.num_stages;
   constexpr int kStepsPerBlock = kScaleBlock / kStepElements;
-  constexpr int kStepsPerSum = 64 / kStepElements;
+  constexpr int kStepsPerSum = Types::kParts > 1 ? 1 : 64 / kStepElements;
   constexpr int kRowTiles = kMoeWarpN / kMmaN;  // of w: a gate's and an up's
   constexpr int kWarpM = kShape.block_m / kShape.warps_m;
   constexpr int kColumnTiles = kWarpM / kMmaM;  // of a
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(kMoeTiles[kTile].threads())
       for (int i = 0; i < kWRows; ++i) {
         const int vector = threadIdx.x + i * kThreads;
         const int byte = step * kMoeStepBytes + vector % (kMoeStepBytes / 16) * 16;
-        fetch(w_rows[i], p.w.data, byte, p.k * Types::kWBytes, to + vector * 16);
+        fetch(w_rows[i], p.w.data, byte, p.k / Types::kPacked * Types::kWBytes, to + vector * 16);
       }
 #pragma unroll
       for (int i = 0; i < kARows; ++i) {
@@ -137,28 +138,38 @@ __global__ void __launch_bounds__(kMoeTiles[kTile].threads())
     __syncthreads();  // this step is there, and the stage of the last one has been read
     fetch_step(step + kStages - 1);
     const uint32_t data = base + static_cast<uint32_t>(step % kStages) * kStageBytes;
-    Fragment<Types::kVectorMmas> w[kRowTiles][2];
+    WeightVector<Types> vectors_w[kRowTiles][2];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = warp_n + i * kMmaN + half * 8 + group;
-        w[i][half] = widen_w<Types>(load_shared(data + row * kMoeStepBytes + quad * 16));
+        vectors_w[i][half].load(data + row * kMoeStepBytes + quad * 16, p, tile.expert,
+                                own_n[i][half], step * 4 + quad);
       }
     }
 #pragma unroll
-    for (int j = 0; j < kColumnTiles; ++j) {
-      uint4 vectors[Types::kAVectors];
+    for (int half_step = 0; half_step < Types::kParts; ++half_step) {
+      Fragment<Types::kVectorMmas> w[kRowTiles][2];
 #pragma unroll
-      for (int v = 0; v < Types::kAVectors; ++v) {
-        vectors[v] = load_shared(data + kWBytes + (warp_m + j * kMmaM + group) * kARowBytes +
-                                 (quad * Types::kAVectors + v) * 16);
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) w[i][half] = vectors_w[i][half].fragment(half_step);
       }
-      const auto a = widen_a<Types>(vectors);
 #pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) mma<Types>(part[i][j], w[i][0], w[i][1], a);
-    }
-    if ((step + 1) % kStepsPerSum == 0 || step + 1 == last_step) {
+      for (int j = 0; j < kColumnTiles; ++j) {
+        uint4 vectors[Types::kAVectors];
+#pragma unroll
+        for (int v = 0; v < Types::kAVectors; ++v) {
+          const int vector = (quad * Types::kParts + half_step) * Types::kAVectors + v;
+          vectors[v] =
+              load_shared(data + kWBytes + (warp_m + j * kMmaM + group) * kARowBytes + vector * 16);
+        }
+        const auto a = widen_a<Types>(vectors);
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) mma<Types>(part[i][j], w[i][0], w[i][1], a);
+      }
+      if ((step + 1) % kStepsPerSum != 0 && step + 1 != last_step) continue;
       const int64_t k_block = step / kStepsPerBlock;
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {

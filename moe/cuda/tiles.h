@@ -9,12 +9,20 @@
 #include <cstdint>
 
 #include "../../common/core/compiler.h"
+#include "../../common/core/dtype.h"
 
 namespace rocm_kernels {
 namespace cuda {
 
 constexpr int kMoeStepBytes = 64;  // of a row of w: four lanes x 16 bytes
 constexpr int kMoeWarpN = 32;
+
+// Bytes of a row of a in a step: as many elements as 64 bytes of w have.
+inline int32_t moe_step_bytes_a(DType a, DType w) {
+  const int64_t elements =
+      w == DType::kFloat4E2M1x2 ? 2 * kMoeStepBytes : kMoeStepBytes / size_of(w);
+  return static_cast<int32_t>(elements * size_of(a));
+}
 
 struct MoeTile {
   int32_t block_m, block_n;
@@ -23,12 +31,9 @@ struct MoeTile {
 
   ROCM_KERNELS_HOST_DEVICE constexpr int32_t warps_n() const { return block_n / kMoeWarpN; }
   ROCM_KERNELS_HOST_DEVICE constexpr int32_t threads() const { return warps_m * warps_n() * 32; }
-  // Of a stage, by bytes of an element.
-  ROCM_KERNELS_HOST_DEVICE constexpr int32_t a_row_bytes(int32_t a_bytes, int32_t w_bytes) const {
-    return kMoeStepBytes / w_bytes * a_bytes;
-  }
-  ROCM_KERNELS_HOST_DEVICE constexpr int32_t stage_bytes(int32_t a_bytes, int32_t w_bytes) const {
-    return block_n * kMoeStepBytes + block_m * a_row_bytes(a_bytes, w_bytes);
+  // Of a stage; `step_bytes`: of a row of a in a step of K.
+  ROCM_KERNELS_HOST_DEVICE constexpr int32_t stage_bytes(int32_t step_bytes) const {
+    return block_n * kMoeStepBytes + block_m * step_bytes;
   }
 };
 
