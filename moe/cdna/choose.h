@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../../gemm/cdna/target.h"
+#include "../../gemm/cdna/shape.h"
 #include "../../gemm/cdna/time_model.h"
 #include "../config.h"
 #include "tiles.h"
@@ -68,6 +68,10 @@ inline float touched_experts(const MoeShape& s) {
   return s.experts * (1.0f - std::pow(1.0f - 1.0f / s.experts, static_cast<float>(s.rows)));
 }
 
+// The time of two things that go on at once and wait for each other at barriers: they hide each
+// other but for an eighth.
+inline float overlapped(float a, float b) { return std::max(a, b) + std::min(a, b) / 8; }
+
 // What a grouped product must take from memory and bring back, in us.
 inline float memory_time(const MoeShape& s, const Target& target, int32_t n, int32_t k,
                          int32_t split_k) {
@@ -82,7 +86,7 @@ inline float memory_time(const MoeShape& s, const Target& target, int32_t n, int
 inline float streamed_time(const MoeShape& s, const MoeConfig& c, const Target& target, int32_t n,
                            int32_t k, int32_t split_k) {
   constexpr float kLaunchUs = 1.0f, kMemoryUs = 0.8f, kSumUs = 0.3f;
-  constexpr float kLinesInFlight = 32768;   // bytes that the L1 of a CU tracks at once
+  constexpr float kLinesInFlight = 32768;  // bytes that the L1 of a CU tracks at once
   const float touched = touched_experts(s);
   const float tiles_m = touched * std::ceil(s.rows / touched / c.block_m);
   const float workgroups = tiles_m * std::ceil(static_cast<float>(n) / c.block_n) * split_k;
@@ -96,6 +100,7 @@ inline float streamed_time(const MoeShape& s, const MoeConfig& c, const Target& 
       kLinesInFlight,
       at_once * std::min(bytes, kStreamedWaves * stages * 128.0f * c.block_n * size_of(s.w())));
   const float unit = busiest * bytes * kMemoryUs / in_flight;
+  // No barrier in its loop: what takes longest hides the rest.
   return std::max(unit, memory_time(s, target, n, k, split_k)) + kLaunchUs + kMemoryUs + kSumUs;
 }
 
@@ -119,12 +124,13 @@ inline float tiled_time(const MoeShape& s, const MoeConfig& c, const Target& tar
   const float rows = static_cast<float>(c.block_m + c.block_n);
   const float lds = tile.waves() * static_cast<float>(tile.wave_m() + tile.wave_n()) + rows;
   const float fill = rows * kLine / kFillBytesPerCycle;
-  const float alone = mma + rows + kTurnCycles;
+  // A workgroup asks for one line ahead, so alone it takes the time of a load for each.
+  const float alone = std::max(mma + rows + kTurnCycles, kFirstLoadCycles);
   const float line = std::max({mma, lds, fill, alone / at_once});
   const float each = std::ceil(workgroups / target.compute_units);
   const float multiply =
       (each * lines * line + each / at_once * kFirstLoadCycles) / (target.gigahertz * 1000);
-  return std::max(multiply, memory_time(s, target, n, k, split_k)) + kLaunchUs;
+  return overlapped(multiply, memory_time(s, target, n, k, split_k)) + kLaunchUs;
 }
 
 inline float product_time(const MoeShape& s, const MoeConfig& c, const Target& target, int32_t n,
