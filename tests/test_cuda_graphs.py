@@ -22,6 +22,9 @@ def calls(package, device):
     w = torch.randn(1000, 4096, **half).to(package.native_fp8_dtype(device))
     scale_w = torch.rand(1000, 1, device=device)
     static = torch.full((1,), 0.05, device=device)
+    fp8 = package.native_fp8_dtype(device)
+    w_gate_up, w_down = (torch.randn(s, **half).to(fp8) for s in ((16, 256, 4096), (16, 4096, 128)))
+    scale_gate_up, scale_down = (torch.rand(16, n, 1, device=device) / 64 for n in (256, 4096))
 
     def norm(x):
         residual = x.flip(0).clone()
@@ -32,7 +35,13 @@ def calls(package, device):
         q, scale = package.quantize_fp8(x)
         return (package.skinny_gemm(q, w, scale, scale_w),)
 
+    def experts(x):  # whose routing changes between replays
+        weights, ids = package.topk_softmax(x[:, :16], 4)
+        scales = {"scale_gate_up": scale_gate_up, "scale_down": scale_down}
+        return weights, ids, package.fused_moe(x, w_gate_up, w_down, weights, ids, **scales)
+
     calls = {
+        "experts": (experts, [1, 30, 300]),
         "rms_norm": (lambda x: (package.rms_norm(x, weight),), [2, 300]),
         "rms_norm_fp8": (norm, [2, 300]),
         "swiglu_fp8": (lambda x: package.swiglu_fp8(x), [2, 300]),

@@ -1,6 +1,7 @@
 """topk, fused_moe and grouped_gemm on every backend of --device; test_moe_models.py has models."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -223,6 +224,27 @@ def test_many_experts(backend, package):
     check(backend, package, x, experts, *random_routing(50, 512, 8, backend))
 
 
+@pytest.mark.parametrize("tokens", [4096, 4097, 8200])
+def test_chunks_of_tokens(best_package, device, tokens):
+    """Beyond 8,192 rows the CPU takes tokens in chunks: each token as it is by itself."""
+    w, scales = zip(*(random_experts("fp8-row", 4, n, k, SimpleNamespace(
+        device=device, fp8_dtype=best_package.native_fp8_dtype(device)))
+        for n, k in ((64, 48), (48, 32))), strict=True)  # fmt: skip
+    x = torch.randn(tokens, 48, device=device).bfloat16()
+    ids = torch.randint(-1, 4, (tokens, 2), dtype=torch.int32, device=device)
+    weights = torch.rand(tokens, 2, device=device)
+    options = dict(zip(("scale_gate_up", "scale_down"), scales, strict=True))
+    whole = best_package.fused_moe(x, *w, weights, ids, **options)
+    if device.type == "cpu":
+        some = torch.tensor([0, 17, 4094, 4095, tokens - 1])
+        part = best_package.fused_moe(x[some], *w, weights[some], ids[some], **options)
+        assert torch.equal(whole[some], part)
+    expected = best_package.reference.fused_moe(x, *w, weights, ids, **options).double()
+    error = (whole.double() - expected).norm(dim=1)
+    assert (error <= 0.1 * expected.norm(dim=1)).all()
+    assert error.norm() <= 0.01 * expected.norm()
+
+
 def test_rows_do_not_reach_each_other(backend):
     """A NaN stays in its token, and tokens far apart in magnitude do not share a scale."""
     experts = Experts("fp8-row", 4, 128, 64, torch.bfloat16, backend)
@@ -307,6 +329,27 @@ def test_grouped_gemm(backend, package, kind, ends):
         check_grouped(backend, package, a, w, offsets, scale_a, scale, torch.bfloat16)
 
 
+def test_mxfp4_scales_at_their_ends(backend, package):
+    """2^-127 up to 2^127, and NaN, which stays in its row of w."""
+    device = backend.device
+    w = torch.randint(256, (1, 6, 16), dtype=torch.uint8, device=device)
+    scale = torch.tensor([0, 1, 2, 253, 254, 255], dtype=torch.uint8, device=device)
+    scale = scale.view(1, 6, 1)
+    a = torch.randn(3, 32, device=device).bfloat16()
+    offsets = torch.tensor([3], dtype=torch.int32, device=device)
+    options = {"out_dtype": torch.float32}
+    out = backend.ops.grouped_gemm(a, w, offsets, None, scale, **options)
+    exact = package.reference.grouped_gemm(a, w, offsets, None, scale, **options)
+    largest = a.float().abs() @ torch.full((32, 1), 6.0, device=device)
+    assert out[:, 5].isnan().all() and not out[:, :3].isnan().any()
+    # What is below float32's smallest normal number may be taken for zero.
+    torch.testing.assert_close(out[:, :3], exact[:, :3], rtol=1e-5, atol=2e-36)
+    powers = torch.exp2(scale.view(-1)[3:5].double() - 127)
+    error = (out[:, 3:5].double() - exact[:, 3:5].double()).abs() / powers / largest.double()
+    finite = exact[:, 3:5].isfinite() & out[:, 3:5].isfinite()
+    assert (error[finite] < 1e-5).all()
+
+
 def test_offsets_out_of_range_touch_nothing_else(backend):
     if backend.name == "reference":
         return
@@ -363,6 +406,18 @@ def test_compiles_without_a_graph_break(best_package, device):
     found, logits = layer(best_package, device), torch.randn(3, 4, device=device)
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(logits, found), block(logits, found))
+
+
+def test_meta_tensors_have_shapes(best_package):
+    x = torch.empty(2, 5, 96, dtype=torch.bfloat16, device="meta")
+    found = layer(best_package, torch.device("cpu"))
+    weights, ids = best_package.topk_softmax(torch.empty(2, 5, 4, device="meta"), 2)
+    assert ids.shape == (2, 5, 2) and ids.dtype == torch.int32
+    w = [found[name].to("meta") for name in ("w_gate_up", "w_down")]
+    out = best_package.fused_moe(x, *w, weights, ids, out_dtype=torch.float32)
+    assert out.shape == x.shape and out.dtype == torch.float32
+    offsets = torch.empty(4, dtype=torch.int32, device="meta")
+    assert best_package.grouped_gemm(x[0], w[0].bfloat16(), offsets).shape == (5, 64)
 
 
 def test_a_config_can_be_asked_for(best_package, device):

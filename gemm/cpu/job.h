@@ -1,5 +1,5 @@
-// What a launcher of a CPU product tells its body (skinny_gemm/cpu/body.h, gemm/cpu/body.h), and
-// what both launchers do alike.
+// What a launcher of a CPU product tells its body (few_rows_body.h, body.h), and what the launchers
+// do alike.
 #pragma once
 
 #include <cstring>

@@ -1,7 +1,7 @@
-// What the bodies of skinny_gemm/cpu/skinny_gemm.cpp and gemm/cpu/gemm.cpp have in common: packing
-// a, scales, writing out, and the way from dtypes to types. No include guard: see common/cpu/isa.h.
-// The includer defines kPanelDepth (a multiple of kScaleBlock), kGroup (columns of out that are
-// written together) and multiply_units.
+// What the bodies of the CPU products (few_rows_body.h, body.h) have in common: packing a, scales,
+// writing out, and the way from dtypes to types. No include guard: see common/cpu/isa.h. The
+// includer defines kPanelDepth (a multiple of kScaleBlock), kGroup (columns of out that are written
+// together) and multiply_units.
 
 // Loops over arrays that must live in registers: GCC has to unroll them before it decides where to
 // keep the arrays.

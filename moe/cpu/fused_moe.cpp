@@ -5,6 +5,8 @@
 //   4. A row's bias, activation and rounding happen in place, in the cache.
 //   5. The second product, in float32 too.
 //   6. A token gathers its slots' rows in their order, with their weights, and rounds once.
+// Long prompts go through these steps in chunks of tokens, whose workspace is reused: a chunk has
+// rows enough for each expert to fill a slice of a product.
 // A row meets its own expert alone and sums run along K in one order, so a token's bits depend
 // neither on other tokens nor on the number of threads.
 #include "../fused_moe.h"
@@ -37,6 +39,24 @@ struct Operand {
     return view;
   }
 };
+
+// Tokens of a chunk. A slice of a product does not grow beyond so many rows, so a longer chunk
+// would take more memory and save no time.
+int64_t chunk_tokens(const FusedMoeArgs& args) {
+  constexpr int64_t kRows = 8192, kRowsAnExpert = 64;
+  const int64_t rows = args.experts * kRowsAnExpert > kRows ? args.experts * kRowsAnExpert : kRows;
+  return ceil_div(rows, args.k);
+}
+
+// The layer on tokens [begin, end).
+FusedMoeArgs tokens_of(FusedMoeArgs args, int64_t begin, int64_t end) {
+  args.tokens = end - begin;
+  args.x = static_cast<const char*>(args.x) + begin * args.x_stride * size_of(args.x_dtype);
+  args.out = static_cast<char*>(args.out) + begin * args.out_stride * size_of(args.out_dtype);
+  args.topk_weights += begin * args.k;
+  args.topk_ids += begin * args.k;
+  return args;
+}
 
 // What the steps share; all of it lies in the workspace.
 struct MoeJob {
@@ -145,10 +165,40 @@ int64_t sort_slots(const MoeJob& job) {
 #include "../../common/cpu/each_isa.h"
 
 namespace rocm_kernels {
+namespace cpu {
+namespace {
+
+void run_chunk(const FusedMoeArgs& args, const Context& context) {
+  MoeJob job{};
+  job.args = args;
+  lay_out(job, static_cast<char*>(args.workspace));
+  const int64_t rows = sort_slots(job);
+
+  const auto place = ROCM_KERNELS_CPU_SELECT(place_tokens);
+  const auto activate = ROCM_KERNELS_CPU_SELECT(activate_rows);
+  const auto combine = ROCM_KERNELS_CPU_SELECT(combine_tokens);
+  // Columns worth a thread of their own, about 6 us of work: waking it costs 3.
+  constexpr int64_t kColumnsPerThread = 16384;
+  const auto grain = [](int64_t columns) { return ceil_div(kColumnsPerThread, columns + 1); };
+  parallel_for(context, args.tokens, grain(args.hidden),
+               [&](int64_t begin, int64_t end) { place(job, begin, end); });
+  multiply_experts(product_of(job, job.x, job.args.gate_up, 2 * args.intermediate, job.both),
+                   context);
+  parallel_for(context, rows, grain(2 * args.intermediate),
+               [&](int64_t begin, int64_t end) { activate(job, begin, end); });
+  multiply_experts(product_of(job, job.h, job.args.down, args.hidden, job.y), context);
+  parallel_for(context, args.tokens, grain(args.k * args.hidden),
+               [&](int64_t begin, int64_t end) { combine(job, begin, end); });
+}
+
+}  // namespace
+}  // namespace cpu
 
 int64_t fused_moe_workspace_bytes(const FusedMoeArgs& args, const Context&) {
+  const int64_t chunk = cpu::chunk_tokens(args);
   cpu::MoeJob job{};
   job.args = args;
+  job.args.tokens = args.tokens < chunk ? args.tokens : chunk;
   return cpu::lay_out(job, nullptr);
 }
 
@@ -161,26 +211,11 @@ Status visit_fused_moe_configs(const FusedMoeArgs& args, const Context&,
 
 Status launch_fused_moe(const FusedMoeArgs& args, const Context& context) {
   if (const Status error = cpu::check_config(args.config)) return error;
-  cpu::MoeJob job{};
-  job.args = args;
-  cpu::lay_out(job, static_cast<char*>(args.workspace));
-  const int64_t rows = cpu::sort_slots(job);
-
-  const auto place = ROCM_KERNELS_CPU_SELECT(place_tokens);
-  const auto activate = ROCM_KERNELS_CPU_SELECT(activate_rows);
-  const auto combine = ROCM_KERNELS_CPU_SELECT(combine_tokens);
-  // Columns worth a thread of their own, about 6 us of work: waking it costs 3.
-  constexpr int64_t kColumnsPerThread = 16384;
-  const auto grain = [](int64_t columns) { return ceil_div(kColumnsPerThread, columns + 1); };
-  cpu::parallel_for(context, args.tokens, grain(args.hidden),
-                    [&](int64_t begin, int64_t end) { place(job, begin, end); });
-  cpu::multiply_experts(
-      cpu::product_of(job, job.x, job.args.gate_up, 2 * args.intermediate, job.both), context);
-  cpu::parallel_for(context, rows, grain(2 * args.intermediate),
-                    [&](int64_t begin, int64_t end) { activate(job, begin, end); });
-  cpu::multiply_experts(cpu::product_of(job, job.h, job.args.down, args.hidden, job.y), context);
-  cpu::parallel_for(context, args.tokens, grain(args.k * args.hidden),
-                    [&](int64_t begin, int64_t end) { combine(job, begin, end); });
+  const int64_t chunk = cpu::chunk_tokens(args);
+  for (int64_t begin = 0; begin < args.tokens; begin += chunk) {
+    const int64_t end = begin + chunk < args.tokens ? begin + chunk : args.tokens;
+    cpu::run_chunk(cpu::tokens_of(args, begin, end), context);
+  }
   return nullptr;
 }
 
