@@ -1,8 +1,8 @@
 """The functional API: dtypes and output allocation; the ops check and compute.
 
 ``rms_norm`` and ``rms_norm_fp8`` are in norm.py, the gated activations in activation.py, products
-and linear layers in product.py, mixtures of experts in moe.py, quantising and the FP8 dialects in
-fp8.py. Beside an op's functions
+and linear layers in product.py, mixtures of experts in moe.py, the products of finegrained FP8
+checkpoints in finegrained.py, quantising and the FP8 dialects in fp8.py. Beside an op's functions
 stand its fake, which has nothing to allocate because everything that an op writes is an argument,
 and its overload, looked up once: a decode step makes hundreds of calls of a few microseconds.
 
@@ -32,6 +32,7 @@ nothing has been written.
 
 from .._ops import ops as ops
 from .activation import swiglu, swiglu_fp8
+from .finegrained import matmul_2d, matmul_batched, matmul_grouped
 from .fp8 import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, quantize_fp8, to_native_fp8
 from .moe import fused_moe, grouped_gemm, topk_sigmoid, topk_softmax
 from .norm import rms_norm, rms_norm_fp8
@@ -55,6 +56,9 @@ __all__ = [
     "gemm",
     "gemm_config",
     "grouped_gemm",
+    "matmul_2d",
+    "matmul_batched",
+    "matmul_grouped",
     "multiply",
     "native_fp8_dtype",
     "quantize_fp8",
