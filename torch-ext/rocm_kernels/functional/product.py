@@ -231,7 +231,7 @@ def multiply(
 
 
 def _is_block_scale(scale: torch.Tensor, rows: int) -> bool:
-    """Of an operand of ``rows`` rows, a scale for each block; if K is one block, ``[blocks, 1]``."""
+    """For blocks of an operand of ``rows`` rows; ``[blocks, 1]`` where all of K is one block."""
     return scale.dim() == 2 and (scale.shape[1] > 1 or 1 < scale.shape[0] < rows)
 
 
