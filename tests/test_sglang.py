@@ -1,4 +1,4 @@
-"""SGLang: the example of its hooks, and the variants that the kernels client which it pins loads."""
+"""SGLang: an example of its hooks, and the variants that its pinned kernels client loads."""
 
 import importlib
 import os
@@ -83,7 +83,8 @@ def test_its_client_loads_variants_of_one_torch(package, tmp_path):
     shutil.move(variant, tmp_path / "per torch" / "build" / variant.name)
     shutil.copytree(ROOT / "build" / VARIANT, tmp_path / "stable" / "build" / VARIANT)
     code = (
-        "import sys, torch, kernels; from pathlib import Path; assert kernels.__version__ == '0.14.1'\n"
+        "import sys, torch, kernels; from pathlib import Path\n"
+        "assert kernels.__version__ == '0.14.1'\n"
         "package = kernels.get_local_kernel(Path(sys.argv[1]) / 'build', backend='cpu')\n"
         "print(package.rms_norm(torch.ones(1, 64), torch.ones(64)).sum().item())"
     )

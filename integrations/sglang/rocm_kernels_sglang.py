@@ -17,7 +17,7 @@ def register() -> None:
     hooks.HookRegistry.register(TARGET, apply_fp8_linear, hooks.HookType.AROUND)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernels():
     """Loaded by the first linear: in the worker, which has the device."""
     client = importlib.import_module("kernels")
