@@ -139,6 +139,8 @@ def test_layers_are_pure(package, mapping):
     }
     for name, devices in layers_of(mapping).items():
         layer = devices["cpu"]
+        if name.endswith("AndMul") or name == "MulAndSilu":
+            continue  # no class of transformers: tests/test_hub_names.py kernelizes one for each
         _validate_layer(check_cls=replaced[name], cls=layer, repo=name)
         assert layer.has_backward is False and layer.can_torch_compile is True
     _validate_layer(check_cls=package.models.FP8Linear, cls=package.layers.FP8Linear, repo="ours")

@@ -72,6 +72,28 @@ def swiglu_fp8(
         raise
 
 
+def silu_and_mul(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``out [..., d] = silu(x[..., :d]) * x[..., d:]``, as in the Hub's ``activation`` package."""
+    return swiglu(x, out=out)
+
+
+def mul_and_silu(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``out [..., d] = x[..., :d] * silu(x[..., d:])``, as in the Hub's ``activation`` package."""
+    up, gate = x.chunk(2, -1)
+    return swiglu(gate, up, out=out)
+
+
+def gelu_and_mul(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``out [..., d] = gelu(x[..., :d]) * x[..., d:]``, the erf form, as in the Hub's
+    ``activation`` package."""
+    return swiglu(x, activation="gelu", out=out)
+
+
+def gelu_tanh_and_mul(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """As :func:`gelu_and_mul` in GELU's tanh form."""
+    return swiglu(x, activation="gelu_tanh", out=out)
+
+
 def gated(
     activation: Callable[[torch.Tensor], torch.Tensor], gate: torch.Tensor, up: torch.Tensor
 ) -> torch.Tensor:

@@ -50,6 +50,11 @@ def rms_norm(
         raise
 
 
+def apply_rms_norm(input: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """:func:`rms_norm` by the name and arguments of the Hub's ``rmsnorm`` package."""
+    return rms_norm(input, weight, eps)
+
+
 def rms_norm_fp8(
     x: torch.Tensor,
     weight: torch.Tensor,

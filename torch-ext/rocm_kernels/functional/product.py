@@ -128,7 +128,7 @@ def fp8_linear_path(
         ``"scaled_mm"``: ``torch._scaled_mm``, where that is quicker.
     """
     given = [scale for scale in (scale_w, scale_x) if scale is not None]
-    if any(scale.dim() == 2 and scale.shape[1] > 1 for scale in given):
+    if _is_block_scale(scale_w, w.shape[0]) or any(_is_block_scale(s, rows) for s in given[1:]):
         scales = "block"
     else:
         scales = "row" if any(scale.numel() > 1 for scale in given) else "tensor"
@@ -171,7 +171,7 @@ def fp8_linear(
             q, scale = rows, _row_scale(scale_x, rows)
             out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
         else:
-            blocks = scale_w.dim() == 2 and scale_w.shape[1] > 1 and scale_x is None
+            blocks = scale_x is None and _is_block_scale(scale_w, w.shape[0])
             group_size = SCALE_BLOCK if blocks else None
             q, scale = quantize_fp8(rows, scale=scale_x, group_size=group_size, fp8_dtype=w.dtype)
             out_dtype = x.dtype if out_dtype is None else out_dtype
@@ -228,6 +228,11 @@ def multiply(
     those that are this package's kernels."""
     product = _skinny_gemm if path == "skinny_gemm" else _gemm
     product(out, a, w, scale_a, scale_w, bias)
+
+
+def _is_block_scale(scale: torch.Tensor, rows: int) -> bool:
+    """For blocks of an operand of ``rows`` rows; ``[blocks, 1]`` where all of K is one block."""
+    return scale.dim() == 2 and (scale.shape[1] > 1 or 1 < scale.shape[0] < rows)
 
 
 def _usable_bias(bias: Optional[torch.Tensor], out_dtype: torch.dtype) -> Optional[torch.Tensor]:

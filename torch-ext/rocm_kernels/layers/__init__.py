@@ -24,6 +24,10 @@ layer                  module attributes that it reads
 ``GemmaDecoderLayer``  the same, with the parameters of Gemma's and Mixtral's forward
 ``Experts``            those of a ``models.Experts``: all experts of a layer in one call
 ``Llama4TextMoe``      ``router``, ``shared_expert``, ``experts``, ``hidden_dim``, ``top_k``
+``SiluAndMul``,        none: ``[..., 2 * d]`` in, ``[..., d]`` out, as in the Hub's ``activation``
+``MulAndSilu``,
+``GeluAndMul``,
+``GeluTanhAndMul``
 =====================  ============================================================================
 
 :func:`experts_forward` is for transformers' ``experts_implementation`` instead.
@@ -36,6 +40,7 @@ from typing import Any, Callable, Dict, Optional, Type
 
 from torch import nn
 
+from .activation import GeluAndMul, GeluTanhAndMul, MulAndSilu, SiluAndMul
 from .decoder import GemmaDecoderLayer, LlamaDecoderLayer
 from .experts import Experts, Llama4TextMoe, experts_forward
 from .linear import FbgemmFp8Linear, FP8Linear, FP8LinearPart
@@ -47,10 +52,14 @@ __all__ = [
     "FP8Linear",
     "FP8LinearPart",
     "FbgemmFp8Linear",
+    "GeluAndMul",
+    "GeluTanhAndMul",
     "GemmaDecoderLayer",
     "Llama4TextMoe",
     "LlamaDecoderLayer",
+    "MulAndSilu",
     "RMSNorm",
+    "SiluAndMul",
     "SwiGLUMLP",
     "experts_forward",
     "kernel_mapping",
@@ -68,6 +77,10 @@ LAYERS = {
     "GemmaDecoderLayer": "GemmaDecoderLayer",
     "Experts": "Experts",
     "Llama4TextMoe": "Llama4TextMoe",
+    "SiluAndMul": "SiluAndMul",
+    "MulAndSilu": "MulAndSilu",
+    "GeluAndMul": "GeluAndMul",
+    "GeluTanhAndMul": "GeluTanhAndMul",
 }
 
 DEVICES = ("cpu", "cuda", "rocm")

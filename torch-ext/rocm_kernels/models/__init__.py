@@ -14,8 +14,10 @@ families.py says what models call these modules, linear.py has those that take t
 quantize.py and adopt.py make them of 16-bit and FP8 linears, reads.py tells which must stay,
 fuse.py joins them, norms.py tells what a norm computes, known.py shows the result to ``kernelize``.
 experts.py has the module for experts and makes it of theirs, mxfp4.py finds their format again.
+checkpoints.py is another way in: transformers' own FP8 modules, with the products of this package.
 """
 
+from .checkpoints import serve_finegrained_fp8
 from .experts import Experts
 from .linear import FP8Linear, FP8LinearPart
 from .quantize import quantize_model_
@@ -28,4 +30,5 @@ __all__ = [
     "QuantizationReport",
     "kernelized_layers",
     "quantize_model_",
+    "serve_finegrained_fp8",
 ]
