@@ -1,5 +1,5 @@
-// Prints how the configs of the AMD grouped products launch their kernels, for tools/resources.py: a
-// line "kernel, waves, bytes of LDS, waves a SIMD that the choice of a config assumes", with tabs
+// Prints how the configs of the AMD grouped products launch their kernels, for tools/resources.py:
+// a line "kernel, waves, bytes of LDS, waves a SIMD that the choice of a config assumes", with tabs
 // between.
 #include <cstdio>
 #include <initializer_list>

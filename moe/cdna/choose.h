@@ -82,7 +82,7 @@ inline float memory_time(const MoeShape& s, const Target& target, int32_t n, int
 inline float streamed_time(const MoeShape& s, const MoeConfig& c, const Target& target, int32_t n,
                            int32_t k, int32_t split_k) {
   constexpr float kLaunchUs = 1.0f, kMemoryUs = 0.8f, kSumUs = 0.3f;
-  constexpr float kLinesInFlight = 32768;   // bytes that the L1 of a CU tracks at once
+  constexpr float kLinesInFlight = 32768;  // bytes that the L1 of a CU tracks at once
   const float touched = touched_experts(s);
   const float tiles_m = touched * std::ceil(s.rows / touched / c.block_m);
   const float workgroups = tiles_m * std::ceil(static_cast<float>(n) / c.block_n) * split_k;

@@ -112,6 +112,7 @@ class Experts(nn.Module):
 def convert_experts_(
     model: nn.Module,
     activations: Optional[str],
+    scheme: str,
     skip: Sequence[str],
     fp8_dtype: Optional[torch.dtype],
 ) -> Dict[str, str]:
@@ -121,6 +122,8 @@ def convert_experts_(
     16-bit weights become FP8 with a scale a channel. Those of an FP8 checkpoint are adopted with
     their scales; 16-bit weights that were dequantised from MXFP4, as transformers does where it has
     no kernel for them, become that again, without a change in value.
+
+    ``activations`` is as ``quantize_model_`` was asked, ``scheme`` what 16-bit weights get of it.
     """
     found: Dict[str, str] = {}
     for name, module in [pair for pair in model.named_modules() if _is_experts(pair[1])]:
@@ -128,7 +131,7 @@ def convert_experts_(
             found[name] = "stays: asked to skip"
             continue
         try:
-            new, found[name] = _converted(module, activations or "dynamic", fp8_dtype)
+            new, found[name] = _converted(module, activations, scheme, fp8_dtype)
         except _Stays as reason:
             found[name] = f"stays: {reason}"
             continue
@@ -152,7 +155,7 @@ def _is_experts(module: nn.Module) -> bool:
 
 
 def _converted(
-    module: nn.Module, activations: str, fp8_dtype: Optional[torch.dtype]
+    module: nn.Module, activations: Optional[str], scheme: str, fp8_dtype: Optional[torch.dtype]
 ) -> Tuple[Experts, str]:
     weights = {name: module._parameters[name] for name in ("gate_up_proj", "down_proj")}
     for name, weight in weights.items():
@@ -171,6 +174,7 @@ def _converted(
     biases = tuple(module._parameters.get(f"{name}_bias") for name in weights)
     if hasattr(module, "gate_up_proj_scale_inv"):
         pairs = [_adopted(module, name, fp8_dtype) for name in weights]
+        scheme = activations or module.activation_scheme
         kind = "FP8" if pairs[0][0].dtype in FP8_DTYPES else "MXFP4"
         what = f"{kind} of the checkpoint"
     else:
@@ -185,7 +189,7 @@ def _converted(
         else:
             pairs = [_quantized(view, fp8_dtype) for view in views]
             what = "FP8, a scale a channel"
-    scheme = activations if pairs[0][0].dtype in FP8_DTYPES else "none"
+    scheme = scheme if pairs[0][0].dtype in FP8_DTYPES else "none"
     return Experts(*pairs, biases, gate, scheme), what
 
 
