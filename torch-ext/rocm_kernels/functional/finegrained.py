@@ -27,10 +27,10 @@ from typing import Optional, Sequence
 
 import torch
 
-from .._ops import add_op_namespace_prefix
 from .dialect import native_weight
 from .fp8 import FP8_DTYPES, SCALE_BLOCK, quantize_fp8
-from .product import fp8_linear, fp8_linear_path, multiply
+from .moe import grouped_gemm
+from .product import fp8_linear
 from .rows import require_tensors
 
 
@@ -131,7 +131,7 @@ def _expert_products(
     block_size: Optional[Sequence[int]],
     output_dtype: Optional[torch.dtype],
 ) -> torch.Tensor:
-    """``[S, N]`` of rows sorted by expert: quantised together, then a product for each expert."""
+    """``[S, N]`` of rows sorted by expert, quantised together and multiplied in one launch."""
     if A.dim() != 2 or B.dim() != 3:
         raise ValueError(
             f"A must be [S, K] and B [E, N, K], got {tuple(A.shape)} and {tuple(B.shape)}"
@@ -140,50 +140,18 @@ def _expert_products(
     w, scale_w = native_weight(B, Bs)
     q, scale = quantize_fp8(A, group_size=None if whole else SCALE_BLOCK, fp8_dtype=w.dtype)
     out = A.new_empty(A.shape[0], B.shape[1], dtype=output_dtype)
-    # Where the rows end is known on the device alone: torch.compile takes the loop as one op.
-    loop = _multiply_experts_op if torch.compiler.is_compiling() else _multiply_experts
-    loop(out, q, w, scale, _scale_of_experts(scale_w, w, whole), offsets)
-    return out
+    grouped_gemm(q, w, offsets, scale, _scale_of_experts(scale_w, w, whole), out=out)
+    # Where the experts' rows end is known on the device alone.
+    rows = torch.arange(A.shape[0], device=A.device)
+    return out.masked_fill_((rows >= offsets[-1])[:, None], 0)
 
 
 def _scale_of_experts(scale: torch.Tensor, w: torch.Tensor, whole: bool) -> torch.Tensor:
-    """``[E, ...]`` that indexing by an expert makes a product's ``scale_w`` of."""
+    """As grouped_gemm takes it: ``[E]``, or ``[E, N, 1]`` where gate and up have a scale each."""
     if not whole:
         return scale
     experts, rows = w.shape[:2]
     scale = scale.reshape(experts, -1, 1)
-    return scale if scale.shape[1] == 1 else scale.repeat_interleave(rows // scale.shape[1], 1)
-
-
-def _multiply_experts(
-    out: torch.Tensor,
-    q: torch.Tensor,
-    w: torch.Tensor,
-    scale: torch.Tensor,
-    scale_w: torch.Tensor,
-    offsets: torch.Tensor,
-) -> None:
-    """A product for each expert that has rows. It waits for the device to learn which have."""
-    begin = 0
-    for expert, end in enumerate(offsets.tolist()):
-        if end > begin:
-            rows = slice(begin, end)
-            path = _kernel_path(end - begin, w[expert], scale_w[expert])
-            multiply(path, out[rows], q[rows], w[expert], scale[rows], scale_w[expert], None)
-            begin = end
-    out[begin:].zero_()
-
-
-def _kernel_path(rows: int, w: torch.Tensor, scale_w: torch.Tensor) -> str:
-    path = fp8_linear_path(rows, w, scale_w)
-    return "gemm" if path == "scaled_mm" else path
-
-
-_multiply_experts_op = torch.library.custom_op(
-    add_op_namespace_prefix("multiply_experts"), _multiply_experts, mutates_args=("out",)
-)
-
-
-@_multiply_experts_op.register_fake
-def _(out, q, w, scale, scale_w, offsets):
-    return None
+    if scale.shape[1] == 1:
+        return scale.reshape(experts)
+    return scale.repeat_interleave(rows // scale.shape[1], 1)
