@@ -10,6 +10,7 @@ from torch import nn
 from ..functional import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, to_native_fp8
 from ..reference import dequantize_expert, gated_experts, quantize_fp8
 from .families import ACTIVATIONS
+from .hooks import hand_over, is_offloaded, is_wrapped
 from .known import make_known
 from .mxfp4 import encode_mxfp4
 
@@ -135,10 +136,11 @@ def convert_experts_(
         except _Stays as reason:
             found[name] = f"stays: {reason}"
             continue
+        hand_over(module, new)
         for parent in list(model.modules()):
             for child_name, child in list(parent._modules.items()):
                 if child is module:
-                    setattr(parent, child_name, new.train(module.training))
+                    setattr(parent, child_name, new)
     for module in model.modules():
         if type(module).__name__ == "Llama4TextMoe":
             make_known(type(module), "Llama4TextMoe", lambda moe: isinstance(moe.experts, Experts))
@@ -158,6 +160,10 @@ def _converted(
     module: nn.Module, activations: Optional[str], scheme: str, fp8_dtype: Optional[torch.dtype]
 ) -> Tuple[Experts, str]:
     weights = {name: module._parameters[name] for name in ("gate_up_proj", "down_proj")}
+    if is_offloaded(module):
+        raise _Stays("their weights are offloaded by accelerate")
+    if is_wrapped(module):
+        raise _Stays("their forward was replaced")
     for name, weight in weights.items():
         if type(weight) is not nn.Parameter:
             raise _Stays(f"{name} is a {type(weight).__name__}")
