@@ -18,11 +18,16 @@ ENVIRONMENT := $(if $(filter .venv,$(VENV)),.venv/ready,given-environment)
 PIP_INSTALL := .venv/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.hip' '*.cu' '*.cuh')
 
+# vLLM has a torch and a transformers of its own. The CPU build is other people's: torchvision and the
+# like, which it does not need, fit another torch. The newest vLLM comes as Python files alone.
+VLLM_VENV ?= build/vllm
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --quiet --disable-pip-version-check
+
 # Through the environment: a question may hold any quotes.
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help given-environment writable llvm demo build test test-all test-gpu sanitize-gpu bench bench-gpu bench-model resources fuzz calibrate release-check lint format clean
+.PHONY: help given-environment writable llvm demo build test test-all test-vllm test-gpu sanitize-gpu bench bench-gpu bench-model resources fuzz calibrate release-check lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -60,6 +65,20 @@ test: build llvm ## the tests, on all devices of this machine and on the simulat
 
 test-all: build llvm ## the slow ones too: full sizes on the simulator
 	$(PYTHON) -m pytest --slow $(ARGS)
+
+$(VLLM_VENV)/ready: integrations/vllm/requirements.txt integrations/vllm/pyproject.toml | writable
+	$(PYTHON3) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) install $(PIP_ARGS) -r integrations/vllm/requirements.txt
+	$(VLLM_PIP) uninstall --yes torchvision torchaudio torchcodec
+	$(VLLM_PIP) install --no-deps -e integrations/vllm
+	$(VLLM_PIP) download --no-deps --dest $(VLLM_VENV)/newest "$$(sed -n 's/^# newest: //p' $<)"
+	cd $(VLLM_VENV)/newest && unzip -qo *.whl '*.py' '*.json' '*.dist-info/*' && rm *.whl
+	@touch $@
+
+test-vllm: build $(VLLM_VENV)/ready ## the vLLM plugin with vLLM itself, in an environment of its own
+	LOCAL_KERNELS=org/rocm-kernels=$(CURDIR) VLLM_NEWEST=$(abspath $(VLLM_VENV))/newest \
+	  $(VLLM_VENV)/bin/python -m pytest -q -p no:cacheprovider --rootdir integrations/vllm \
+	  integrations/vllm/tests $(ARGS)
 
 bench: build ## the CPU kernels beside PyTorch's, in one run
 	@$(PYTHON) benchmarks/cpu.py $(ARGS)

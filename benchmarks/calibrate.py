@@ -10,6 +10,8 @@ Nothing here was measured on an AMD GPU by this project. Sources:
              from a checkout, build/calibration/hf-rocm-kernels or $HF_ROCM_KERNELS; without one the
              source is named as missing.
   skinny     its table for FP8 products of few rows, beside *our* kernel: shown, not judged
+  triton     a product of gfx950 in another Triton, beside the same in the Triton that is installed
+             (pip install triton): shown, not judged
 
 A constant of the model was chosen on points marked `fit`; those marked `judge` played no part.
 """
@@ -202,6 +204,38 @@ def skinny_points(all_shapes: bool) -> Iterator[Point]:
         hip.cycles(None)
 
 
+# TFLOP/s of 4096 x 4096 x 4096 in float16 on gfx950, by tile and LDS buffers: pull requests 1407
+# and 1548 of facebookexperimental/triton, the rows without warp pipelining.
+TRITON = {(256, 256, 3): 856, (256, 256, 2): 888, (256, 128, 3): 734, (128, 128, 3): 623}
+
+
+def triton_points(size: int = 4096) -> Iterator[Point]:
+    """A product like the published one, compiled by the Triton that is installed: its code differs,
+    so nothing is judged."""
+    try:
+        from calibration import triton_product
+    except ImportError as missing:
+        print(f"triton: {missing}: left out", file=sys.stderr)
+        return
+    folder, random = ROOT / "build" / "calibration", np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    a, b = (_array((size, size), np.float16, random) for _ in range(2))
+    c = _array((size, size), np.float16)
+    machine = simulator.machine_for("gfx950", warm=True, sampled=2)
+    for (block_m, block_n, stages), published in TRITON.items():
+        file, lds = triton_product.compiled("gfx950", block_m, block_n, stages, folder)
+        code = simulator.load(file, "gfx950")
+        grid, block = size // block_m * (size // block_n), 64 * triton_product.WAVES
+        arguments = [a, b, simulator.Out(c), size, size, size, None, None]
+        got = code.launch("product", grid, block, arguments, lds, checks=False, caches=False,
+                          cycles=machine).cycles.seconds  # fmt: skip
+        want = a[:8].astype(np.float32) @ b.astype(np.float32).T
+        if not np.allclose(c[:8], want, rtol=2e-3, atol=0.1):
+            raise RuntimeError(f"{file.name}: required a @ b.T, got another product")
+        case = f"float16 product, {size}^3, {block_m} x {block_n}, {stages} buffers, Triton"
+        yield Point("gfx950", case, "TFLOP/s", published, 2e-12 * size**3 / got, "shown")
+
+
 def summary(points: list[Point]) -> str:
     lines = ["| quantity | use | points | median error | worst |", "|---|---|---|---|---|"]
     groups: dict[tuple[str, str], list[float]] = {}
@@ -217,7 +251,7 @@ def summary(points: list[Point]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    sources = ("laplacian", "rows", "skinny")
+    sources = ("laplacian", "rows", "skinny", "triton")
     parser.add_argument("--sources", nargs="+", choices=sources, default=sources)
     parser.add_argument("--kernels", nargs="+", help="steps of the Laplacian")
     parser.add_argument("--rows", nargs="+", type=int, help="rows of the row kernels")
@@ -230,7 +264,8 @@ def main() -> None:
     print(head)
     for name, found in (("laplacian", lambda: laplacian_points(options.kernels)),
                         ("rows", lambda: row_points(options.rows)),
-                        ("skinny", lambda: skinny_points(options.all_shapes))):  # fmt: skip
+                        ("skinny", lambda: skinny_points(options.all_shapes)),
+                        ("triton", triton_points)):  # fmt: skip
         for point in found() if name in options.sources else ():
             points.append(point)
             print(point.line(), flush=True)

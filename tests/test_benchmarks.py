@@ -10,6 +10,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import cpu
 import end_to_end
 import gpu_report
+import serving
 
 import gemm
 
@@ -50,3 +51,25 @@ def test_what_a_cache_delivered_has_no_share_of_the_floor():
     rows = [cpu.Row("cold", {"a": 80.0}, 1000), cpu.Row("hot", {"a": 8.0}, 1000)]
     _, lines = cpu.table(rows, bandwidth=25e6, baseline="a", ours="a")  # a floor of 40 us
     assert [line[-2] for line in lines] == ["50%", "cached"]
+
+
+def test_kernels_of_a_server_by_class():
+    times = {
+        "rms_norm_fp8_kernel<bf16>": 2.0,
+        "vllm::fused_add_rms_norm_static_fp8_quant_kernel": 3.0,
+        "void swiglu_fp8_kernel": 1.0,
+        "skinny_gemm_register_pipeline": 10.0,
+        "nvjet_tst_192x192_NNT": 1.0,
+        "paged_attention_ll4mi_QKV_mfma16_kernel": 4.0,
+        "vllm::dynamic_per_token_scaled_fp8_quant_kernel": 0.5,
+        "ncclDevKernel_AllReduce_Sum_bf16": 6.0,
+    }
+    assert serving.breakdown(times) == {
+        "communication": 6.0,
+        "SwiGLU": 1.0,
+        "RMSNorm": 5.0,
+        "quantisation": 0.5,
+        "attention": 4.0,
+        "GEMM": 11.0,
+        "other": 0.0,
+    }

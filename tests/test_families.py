@@ -1,6 +1,7 @@
 """Families of models: whole decoder layers of each, and what is left alone and named."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -34,6 +35,29 @@ FAMILIES = {
         "mlp_only_layers": [1],
     },
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 4, "head_dim": 16},
+    # The second layer has experts; its shared one is a gated MLP of the first's class.
+    "llama4_text": {
+        "head_dim": 16,
+        "intermediate_size_mlp": 144,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_layers": [1],
+        "attention_chunk_size": 64,
+    },
+    "deepseek_v3": {
+        "num_key_value_heads": 6,
+        "q_lora_rank": 48,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 80,
+        "first_k_dense_replace": 1,
+    },
 }
 
 
@@ -41,13 +65,16 @@ def tiny(model_type, **changes):
     """A model of a family, of two layers and grouped queries."""
     config = AutoConfig.for_model(
         model_type,
-        hidden_size=96,
-        intermediate_size=144,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        vocab_size=160,
-        **{**FAMILIES[model_type], **changes},
+        **{
+            "hidden_size": 96,
+            "intermediate_size": 144,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "vocab_size": 160,
+            **FAMILIES.get(model_type, {}),
+            **changes,
+        },
     )
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
 
@@ -70,7 +97,8 @@ def run_kernelized(package, device):
 
 @pytest.fixture
 def quantize_(package):
-    return package.models.quantize_model_
+    """With FP8 inputs on any device: where both sides round alike, they can be compared closely."""
+    return functools.partial(package.models.quantize_model_, activations="dynamic")
 
 
 # ---- whole layers --------------------------------------------------------------------------------
@@ -92,6 +120,20 @@ def test_a_family_equals_its_reference(package, quantize_, run_kernelized, devic
     assert [count for (name, _), count in counts.items() if name == decoder] == [2]
     noise = (expected - unquantised).abs().mean()
     assert (actual - expected).abs().mean() < 0.05 * noise
+
+
+@torch.no_grad()
+def test_deepseek_without_latent_queries(package, quantize_, run_kernelized, device):
+    model = tiny("deepseek_v3", q_lora_rank=None).to(device)
+    report = quantize_(model)
+    assert report.fused["model.layers.1.self_attn.qkv_a_proj"] == (
+        "model.layers.1.self_attn.q_proj",
+        "model.layers.1.self_attn.kv_a_proj_with_mqa",
+    )
+    ids = tokens(2, 9, device)
+    expected = quantizing_inputs(package, model)(ids).logits
+    noise = (expected - dequantized(package, model).to(device)(ids).logits).abs().mean()
+    assert (run_kernelized(model)(ids).logits - expected).abs().mean() < 0.05 * noise
 
 
 @torch.no_grad()

@@ -27,6 +27,13 @@ def package(best_package):
     return best_package
 
 
+@pytest.fixture(autouse=True)
+def without_gradients():
+    """The layers have none: test_gradients.py."""
+    with torch.no_grad():
+        yield
+
+
 @pytest.fixture
 def mapping(package):
     return package.layers.kernel_mapping()
@@ -38,7 +45,7 @@ def run_kernelized(mapping, device):
 
     def kernelized(module, mode=Mode.INFERENCE):
         with use_kernel_mapping(mapping, inherit_mapping=False):
-            return kernelize(module.to(device), mode=mode)
+            return kernelize(module.eval().to(device), mode=mode)
 
     return kernelized
 
@@ -139,6 +146,8 @@ def test_layers_are_pure(package, mapping):
     }
     for name, devices in layers_of(mapping).items():
         layer = devices["cpu"]
+        if name.endswith("AndMul") or name == "MulAndSilu":
+            continue  # no class of transformers: tests/test_hub_names.py kernelizes one for each
         _validate_layer(check_cls=replaced[name], cls=layer, repo=name)
         assert layer.has_backward is False and layer.can_torch_compile is True
     _validate_layer(check_cls=package.models.FP8Linear, cls=package.layers.FP8Linear, repo="ours")
@@ -174,17 +183,6 @@ def test_rms_norm_takes_eps_by_either_name(package, device, run_kernelized):
     x = torch.randn(4, 40, device=device)
     norm = run_kernelized(Norm())
     assert_close(norm(x), package.reference.rms_norm(x, norm.weight, 0.5))
-
-
-def test_training_keeps_the_models_own_forward(package, device, run_kernelized):
-    norm = run_kernelized(LlamaRMSNorm(32), mode=Mode.TRAINING)
-    assert norm.forward.__func__ is LlamaRMSNorm.forward
-    q, scale = package.reference.quantize_fp8(torch.randn(16, 32))
-    linear = run_kernelized(package.models.FP8Linear(q, scale), mode=Mode.TRAINING)
-    assert linear.forward.__func__ is package.models.FP8Linear.forward
-    x = torch.randn(3, 32, device=device, requires_grad=True)
-    linear(norm(x)).sum().backward()
-    assert x.grad.abs().sum() > 0
 
 
 # ---- FP8 linears in their several conventions ---------------------------------------------------
@@ -283,7 +281,6 @@ def make_mlp(activation, dtype=torch.bfloat16):
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh", "relu2"])
-@torch.no_grad()
 def test_mlp_with_16_bit_weights(package, device, run_kernelized, make_known, activation):
     make_known(LlamaMLP, "LlamaMLP")
     mlp = make_mlp(activation, torch.float32)
@@ -296,10 +293,9 @@ def test_mlp_with_16_bit_weights(package, device, run_kernelized, make_known, ac
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize("fuse", [True, False])
-@torch.no_grad()
 def test_mlp_with_fp8_weights(package, device, run_kernelized, activation, fuse):
     mlp = make_mlp(activation, torch.float32).to(device)
-    package.models.quantize_model_(mlp, fuse=fuse)
+    package.models.quantize_model_(mlp, activations="dynamic", fuse=fuse)
     assert hasattr(mlp, "gate_up_proj") == fuse
     x = torch.randn(2, 3, 48, device=device)
 
@@ -320,7 +316,6 @@ def test_mlp_with_fp8_weights(package, device, run_kernelized, activation, fuse)
         assert torch.equal(mlp(projected), mlp(x)), "an input that is projected already"
 
 
-@torch.no_grad()
 def test_mlp_of_a_finegrained_checkpoint(package, device, run_kernelized, make_known):
     make_known(LlamaMLP, "LlamaMLP")
     mlp = make_mlp("silu")

@@ -274,12 +274,27 @@ def test_experts_that_cannot_be_converted_are_named(package):
     class Mxfp4GptOssExperts(OwnGate):
         pass
 
-    model = nn.ModuleDict({"a": OwnGate(), "b": Mxfp4GptOssExperts(), "c": OwnGate().to("meta")})
+    wrapped = OwnGate()
+    wrapped.forward = lambda x: x
+    model = nn.ModuleDict({"a": OwnGate(), "b": Mxfp4GptOssExperts(), "c": OwnGate().to("meta"),
+                           "d": wrapped})  # fmt: skip
     report = package.models.quantize_model_(model)
     assert report.experts["a"] == "stays: computes its gate in a way of its own"
     assert "Mxfp4Config(dequantize=True)" in report.experts["b"]
     assert "meta device" in report.experts["c"]
+    assert "forward was replaced" in report.experts["d"]
     assert type(model["a"]) is OwnGate
+
+
+@torch.no_grad()
+def test_hooks_stay(package, run_kernelized, device):
+    model, seen = tiny("mixtral").to(device), []
+    name = experts_of(model)[0]
+    model.get_submodule(name).register_forward_hook(lambda module, *_: seen.append(type(module)))
+    package.models.quantize_model_(model)
+    model(tokens(1, 3, device))
+    run_kernelized(model)(tokens(1, 3, device))
+    assert seen == [package.models.Experts] * 2
 
 
 @torch.no_grad()

@@ -160,7 +160,7 @@ def test_products_of_a_model(package):
     model = torch.nn.ModuleDict(
         {"q": torch.nn.Linear(64, 32), "again": torch.nn.Linear(64, 32, bias=False)}
     ).bfloat16()
-    package.models.quantize_model_(model, fuse=False)
+    package.models.quantize_model_(model, fuse=False, activations="dynamic")
     shape = package.tuning.GemmShape(32, 64, FP8, FP8, False)
     assert package.tuning.shapes_of(model) == [shape]
     (entry,) = package.tuning.tune_skinny_gemm(model, rows=[1])["entries"]

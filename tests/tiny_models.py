@@ -64,14 +64,28 @@ def reference_experts(package, module, x, top_k_index, top_k_weights):
 
 
 def quantizing_inputs(package, model):
-    """The model with its FP8 linears and experts computed by the reference, activations quantised
-    too."""
+    """The model with its FP8 linears and experts computed by the reference, inputs quantised as
+    each says."""
     model = copy.deepcopy(model)
     for child in model.modules():
         if isinstance(child, package.models.Experts):
             child.forward = functools.partial(reference_experts, package, child)
         if isinstance(child, (package.models.FP8Linear, package.models.FP8LinearPart)):
-            child.forward = lambda x, child=child: package.reference.fp8_linear(
-                x, child.weight, child.weight_scale_inv, bias=child.bias
-            )
+            child.forward = functools.partial(reference_linear, package.reference, child)
     return model
+
+
+def reference_linear(reference, linear, x):
+    scale_w, static = linear.weight_scale_inv, linear.activation_scale
+    rows = x.flatten(0, -2)
+    if linear.activation_scheme == "none":
+        exact = rows.double() @ reference.dequantize(linear.weight, scale_w, 128).t()
+        exact = exact if linear.bias is None else exact + linear.bias.double()
+        return exact.to(x.dtype).view(*x.shape[:-1], -1)
+    blocks = scale_w.dim() == 2 and scale_w.shape[1] > 1 and static is None
+    q, scale = reference.quantize_fp8(
+        rows, scale=static, group_size=128 if blocks else None, scale_ub=linear.scale_ub,
+        fp8_dtype=linear.weight.dtype,
+    )  # fmt: skip
+    out = reference.gemm(q, linear.weight, scale, scale_w, bias=linear.bias, out_dtype=x.dtype)
+    return out.view(*x.shape[:-1], -1)

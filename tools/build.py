@@ -1,6 +1,9 @@
 """Builds the package from build.toml on a machine without Nix.
 
-    python tools/build.py --backend cpu|cuda|rocm
+    python tools/build.py --backend cpu|cuda|rocm [--for-torch 2.13]
+
+--for-torch lays the variant out once more under the name of one torch, for clients before kernels
+0.15, which know no stable-ABI variants (SGLang 0.5.23 pins 0.14.1).
 
 cuda needs nvcc, rocm a ROCm installation or clang and HIP headers (tools/rocm.py); neither needs
 the GPU, nor a torch that knows it.
@@ -471,6 +474,17 @@ def assemble(package: Package, toolchain: Toolchain, backend: str, extension: Pa
     return target
 
 
+def for_torch(variant: Path, version: str) -> Path:
+    """A copy of a stable-ABI variant, which any later torch loads, under the name that clients look
+    for who know variants of one torch alone."""
+    major, minor = version.split(".")[:2]
+    _, _, compute = variant.name.partition("-stable-")[2].partition("-")
+    target = variant.with_name(f"torch{major}{minor}-cxx11-{compute}")
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(variant, target)
+    return target
+
+
 def build(root: Path, backend: str) -> Path:
     """Builds one backend's variant; returns build/<variant>/.
 
@@ -502,10 +516,14 @@ def main() -> int:
         epilog=textwrap.dedent("The variant's folder is the last line of the output."),
     )
     parser.add_argument("--backend", choices=sorted(TOOLCHAINS), default="cpu")
+    parser.add_argument("--for-torch", metavar="VERSION")
     arguments = parser.parse_args()
     root = Path(__file__).resolve().parent.parent
     try:
-        print(build(root, arguments.backend).relative_to(root))
+        variant = build(root, arguments.backend)
+        if arguments.for_torch:
+            variant = for_torch(variant, arguments.for_torch)
+        print(variant.relative_to(root))
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -196,6 +196,8 @@ void parseText(Inst& i) {
     i.fn = it->second.fn;
     i.cls = it->second.cls;
     i.passes = it->second.passes;
+    // Operands of 6 and 4 bits, formats 2 to 4, are taken at twice the rate.
+    if (name.ends_with("_f8f6f4") && i.cbsz >= 2 && i.blgp >= 2) i.passes /= 2;
   }
   collectRegisters(i);
   if ((sdwa || dpp) && i.fn != unknownInstruction) {

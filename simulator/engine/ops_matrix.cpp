@@ -286,32 +286,33 @@ void f8f6f4(Wave& w, const Inst& i) {
       [&](int, int k) { return ab[1][k]; });
 }
 
-// FLOPs a cycle of one SIMD's matrix pipe; older multi-block shapes run at half rate.
+// FLOPs a cycle of one SIMD's matrix pipe; older multi-block shapes run at half rate, the shapes
+// that gfx950 added at twice that of the others.
 constexpr int rate(El e) {
   return e == El::F64 || e == El::F32    ? 64
          : e == El::Xf32                 ? 256
          : e == El::F16 || e == El::Bf16 ? 512
                                          : 1024;
 }
-constexpr int cycles(El e, int m, int n, int k, int b, bool sparse) {
-  int speed = rate(e) * (sparse ? 2 : 1) / (b > 1 && rate(e) > 256 ? 2 : 1);
+constexpr int cycles(El e, int m, int n, int k, int b, int times) {
+  int speed = rate(e) * times / (b > 1 && rate(e) > 256 ? 2 : 1);
   return std::max(8, 2 * m * n * k * b / speed);
 }
 
 }  // namespace
 
 void registerMatrix(OpTable& t) {
-#define DENSE(name, ea, eb, m, k, b)                                    \
+#define DENSE(name, ea, eb, m, k, b, ...)                               \
   t["v_mfma_" name] = {mfma<El::ea, El::eb, m, m, k, b>, Class::Matrix, \
-                       cycles(El::ea, m, m, k, b, false)}
+                       cycles(El::ea, m, m, k, b, 1 __VA_ARGS__)}
 #define FP8(dims, m, k)                             \
   DENSE("f32_" dims "_fp8_fp8", Fp8, Fp8, m, k, 1); \
   DENSE("f32_" dims "_fp8_bf8", Fp8, Bf8, m, k, 1); \
   DENSE("f32_" dims "_bf8_fp8", Bf8, Fp8, m, k, 1); \
   DENSE("f32_" dims "_bf8_bf8", Bf8, Bf8, m, k, 1)
-#define HALF(dims, m, k, b)                     \
-  DENSE("f32_" dims "_f16", F16, F16, m, k, b); \
-  DENSE("f32_" dims "_bf16", Bf16, Bf16, m, k, b)
+#define HALF(dims, m, k, b, ...)                             \
+  DENSE("f32_" dims "_f16", F16, F16, m, k, b, __VA_ARGS__); \
+  DENSE("f32_" dims "_bf16", Bf16, Bf16, m, k, b, __VA_ARGS__)
   FP8("16x16x32", 16, 32);
   FP8("32x32x16", 32, 16);
   HALF("16x16x16", 16, 16, 1);
@@ -334,24 +335,24 @@ void registerMatrix(OpTable& t) {
   t["v_mfma_f64_16x16x4_f64"] = {mfma64<16, 16, 4, 1>, Class::Matrix, 32};
   t["v_mfma_f64_4x4x4_4b_f64"] = {mfma64<4, 4, 4, 4>, Class::Matrix, 16};
   // gfx950
-  HALF("16x16x32", 16, 32, 1);
-  HALF("32x32x16", 32, 16, 1);
-  DENSE("i32_16x16x64_i8", I8, I8, 16, 64, 1);
-  DENSE("i32_32x32x32_i8", I8, I8, 32, 32, 1);
+  HALF("16x16x32", 16, 32, 1, *2);
+  HALF("32x32x16", 32, 16, 1, *2);
+  DENSE("i32_16x16x64_i8", I8, I8, 16, 64, 1, *2);
+  DENSE("i32_32x32x32_i8", I8, I8, 32, 32, 1, *2);
   t["v_mfma_f32_16x16x128_f8f6f4"] = {f8f6f4<16, 128, false>, Class::Matrix, 32};
   t["v_mfma_f32_32x32x64_f8f6f4"] = {f8f6f4<32, 64, false>, Class::Matrix, 64};
   t["v_mfma_scale_f32_16x16x128_f8f6f4"] = {f8f6f4<16, 128, true>, Class::Matrix, 32};
   t["v_mfma_scale_f32_32x32x64_f8f6f4"] = {f8f6f4<32, 64, true>, Class::Matrix, 64};
 
-#define SPARSE(name, ea, eb, m, k)                                       \
+#define SPARSE(name, ea, eb, m, k, ...)                                  \
   t["v_smfmac_" name] = {smfmac<El::ea, El::eb, m, m, k>, Class::Matrix, \
-                         cycles(El::ea, m, m, k, 1, true)}
-#define SPARSE8(dims, m, k)                       \
-  SPARSE("f32_" dims "_fp8_fp8", Fp8, Fp8, m, k); \
-  SPARSE("f32_" dims "_fp8_bf8", Fp8, Bf8, m, k); \
-  SPARSE("f32_" dims "_bf8_fp8", Bf8, Fp8, m, k); \
-  SPARSE("f32_" dims "_bf8_bf8", Bf8, Bf8, m, k); \
-  SPARSE("i32_" dims "_i8", I8, I8, m, k)
+                         cycles(El::ea, m, m, k, 1, 2 __VA_ARGS__)}
+#define SPARSE8(dims, m, k, ...)                               \
+  SPARSE("f32_" dims "_fp8_fp8", Fp8, Fp8, m, k, __VA_ARGS__); \
+  SPARSE("f32_" dims "_fp8_bf8", Fp8, Bf8, m, k, __VA_ARGS__); \
+  SPARSE("f32_" dims "_bf8_fp8", Bf8, Fp8, m, k, __VA_ARGS__); \
+  SPARSE("f32_" dims "_bf8_bf8", Bf8, Bf8, m, k, __VA_ARGS__); \
+  SPARSE("i32_" dims "_i8", I8, I8, m, k, __VA_ARGS__)
   SPARSE8("16x16x64", 16, 64);
   SPARSE8("32x32x32", 32, 32);
   SPARSE("f32_16x16x32_f16", F16, F16, 16, 32);
@@ -359,12 +360,12 @@ void registerMatrix(OpTable& t) {
   SPARSE("f32_32x32x16_f16", F16, F16, 32, 16);
   SPARSE("f32_32x32x16_bf16", Bf16, Bf16, 32, 16);
   // gfx950
-  SPARSE8("16x16x128", 16, 128);
-  SPARSE8("32x32x64", 32, 64);
-  SPARSE("f32_16x16x64_f16", F16, F16, 16, 64);
-  SPARSE("f32_16x16x64_bf16", Bf16, Bf16, 16, 64);
-  SPARSE("f32_32x32x32_f16", F16, F16, 32, 32);
-  SPARSE("f32_32x32x32_bf16", Bf16, Bf16, 32, 32);
+  SPARSE8("16x16x128", 16, 128, *2);
+  SPARSE8("32x32x64", 32, 64, *2);
+  SPARSE("f32_16x16x64_f16", F16, F16, 16, 64, *2);
+  SPARSE("f32_16x16x64_bf16", Bf16, Bf16, 16, 64, *2);
+  SPARSE("f32_32x32x32_f16", F16, F16, 32, 32, *2);
+  SPARSE("f32_32x32x32_bf16", Bf16, Bf16, 32, 32, *2);
 #undef SPARSE8
 #undef SPARSE
 #undef HALF

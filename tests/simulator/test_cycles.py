@@ -77,6 +77,20 @@ GLOBAL void wide(u4* o, int turns) {
 }
 """
 
+WIDE_MATRIX = """
+#define TIMES64(x) x x x x x x x x x x x x x x x x x x x x x x x x x x x x x x x x \\
+                   x x x x x x x x x x x x x x x x x x x x x x x x x x x x x x x x
+#define KERNEL(name, text) GLOBAL void name(u32* o) { \\
+  asm volatile(TIMES64(text "\\n") ::: "a15", "v64", "v32"); }
+KERNEL(nothing, "")
+KERNEL(f16, "v_mfma_f32_16x16x32_f16 a[0:3], v[32:35], v[36:39], a[0:3]")
+KERNEL(bf16, "v_mfma_f32_32x32x16_bf16 a[0:15], v[32:35], v[36:39], a[0:15]")
+KERNEL(i8, "v_mfma_i32_16x16x64_i8 a[0:3], v[32:35], v[36:39], a[0:3]")
+KERNEL(fp8, "v_mfma_f32_16x16x128_f8f6f4 a[0:3], v[32:39], v[40:47], a[0:3]")
+KERNEL(fp4, "v_mfma_f32_16x16x128_f8f6f4 a[0:3], v[32:35], v[40:43], a[0:3] cbsz:4 blgp:4")
+KERNEL(sparse, "v_smfmac_f32_16x16x64_f16 a[0:3], v[32:35], v[40:47], v48")
+"""
+
 # One unit that does everything at once apart from what is counted.
 QUICK = machine_for("gfx942", launch_s=0, dispatch_cycles=0, sampled=1)
 
@@ -104,6 +118,27 @@ def test_pipes_take_their_published_cycles(code, name, each, waves, deep):
     # Four waves lie on four SIMDs; from there on they share them.
     took = cycles(code, name, 64 * waves)
     assert 64 * each * deep - each <= took <= 64 * each * deep + 4 * waves
+
+
+@pytest.mark.parametrize(
+    "name,flops,peak",
+    [
+        ("f16", 2 * 16 * 16 * 32, 2.5e15),
+        ("bf16", 2 * 32 * 32 * 16, 2.5e15),
+        ("i8", 2 * 16 * 16 * 64, 5.0e15),
+        ("fp8", 2 * 16 * 16 * 128, 5.0e15),
+        ("fp4", 2 * 16 * 16 * 128, 10.0e15),
+        ("sparse", 2 * 16 * 16 * 64, 5.0e15),
+    ],
+)
+def test_wide_matrix_instructions_reach_the_peak_of_an_mi355x(name, flops, peak):
+    """Operations a second as published, of 256 compute units at 2.4 GHz."""
+    code = device(WIDE_MATRIX, target="gfx950")
+    machine = machine_for("gfx950", launch_s=0, dispatch_cycles=0, sampled=1)
+    few, many = (
+        run(code, kernel, 256, machine=machine).cycles.raw["cycles"] for kernel in ("nothing", name)
+    )
+    assert (many - few) / 64 == pytest.approx(flops * 256 * 4 * 2.4e9 / peak, rel=0.03)
 
 
 def test_scalar_instructions_of_four_simds_share_nothing(code):

@@ -5,7 +5,7 @@ arguments. See ``rocm_kernels.functional`` for shapes and units.
 """
 
 import math
-from typing import Optional, Tuple
+from typing import Optional, Sequence, Tuple
 
 import torch
 
@@ -129,6 +129,53 @@ def to_native_fp8(
     factor = 0.5 if fp8_dtype == torch.float8_e4m3fnuz else 2.0
     largest = FP8_MAX[fp8_dtype]
     return (w.float() * factor).clamp(-largest, largest).to(fp8_dtype), scale / factor
+
+
+def matmul_2d(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    Bs: torch.Tensor,
+    block_size: Optional[Sequence[int]],
+    output_dtype: Optional[torch.dtype] = None,
+    activation_scale: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    whole = block_size is None or tuple(block_size) == tuple(B.shape)
+    group_size = None if whole or activation_scale is not None else SCALE_BLOCK
+    q, scale = quantize_fp8(A, scale=activation_scale, group_size=group_size, fp8_dtype=B.dtype)
+    out_dtype = A.dtype if output_dtype is None else output_dtype
+    # A weight's two scales, of gate and up, become one for each row.
+    Bs = Bs.float()
+    Bs = Bs.repeat_interleave(B.shape[0] // Bs.shape[0], 0) if whole and Bs.numel() > 1 else Bs
+    return gemm(q, B, scale, Bs, out_dtype=out_dtype)
+
+
+def matmul_batched(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    Bs: torch.Tensor,
+    expert_ids: torch.Tensor,
+    block_size: Optional[Sequence[int]],
+    output_dtype: Optional[torch.dtype] = None,
+) -> torch.Tensor:
+    out = A.new_zeros(A.shape[0], B.shape[1], dtype=output_dtype)
+    for row, expert in enumerate(expert_ids.tolist()):
+        if expert < B.shape[0]:
+            product = matmul_2d(A[row : row + 1], B[expert], Bs[expert], block_size, output_dtype)
+            out[row : row + 1] = product
+    return out
+
+
+def matmul_grouped(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    Bs: torch.Tensor,
+    offsets: torch.Tensor,
+    tokens_per_expert: torch.Tensor,
+    block_size: Optional[Sequence[int]],
+    output_dtype: Optional[torch.dtype] = None,
+) -> torch.Tensor:
+    experts = torch.searchsorted(offsets, torch.arange(A.shape[0], device=A.device), right=True)
+    return matmul_batched(A, B, Bs, experts, block_size, output_dtype)
 
 
 def dequantize(q: torch.Tensor, scale: Optional[torch.Tensor], row_block: int) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """The functional API: dtypes and output allocation; the ops check and compute.
 
 ``rms_norm`` and ``rms_norm_fp8`` are in norm.py, the gated activations in activation.py, products
-and linear layers in product.py, mixtures of experts in moe.py, quantising and the FP8 dialects in
-fp8.py. Beside an op's functions
+and linear layers in product.py, mixtures of experts in moe.py, the products of finegrained FP8
+checkpoints in finegrained.py, quantising and the FP8 dialects in fp8.py. Beside an op's functions
 stand its fake, which has nothing to allocate because everything that an op writes is an argument,
 and its overload, looked up once: a decode step makes hundreds of calls of a few microseconds.
 
@@ -31,10 +31,18 @@ nothing has been written.
 """
 
 from .._ops import ops as ops
-from .activation import swiglu, swiglu_fp8
+from .activation import (
+    gelu_and_mul,
+    gelu_tanh_and_mul,
+    mul_and_silu,
+    silu_and_mul,
+    swiglu,
+    swiglu_fp8,
+)
+from .finegrained import matmul_2d, matmul_batched, matmul_grouped
 from .fp8 import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, quantize_fp8, to_native_fp8
 from .moe import fused_moe, grouped_gemm, topk_sigmoid, topk_softmax
-from .norm import rms_norm, rms_norm_fp8
+from .norm import apply_rms_norm, rms_norm, rms_norm_fp8
 from .product import (
     SKINNY_GEMM_MAX_ROWS,
     fp8_linear,
@@ -49,17 +57,25 @@ __all__ = [
     "FP8_DTYPES",
     "SCALE_BLOCK",
     "SKINNY_GEMM_MAX_ROWS",
+    "apply_rms_norm",
     "fp8_linear",
     "fp8_linear_path",
     "fused_moe",
+    "gelu_and_mul",
+    "gelu_tanh_and_mul",
     "gemm",
     "gemm_config",
     "grouped_gemm",
+    "matmul_2d",
+    "matmul_batched",
+    "matmul_grouped",
+    "mul_and_silu",
     "multiply",
     "native_fp8_dtype",
     "quantize_fp8",
     "rms_norm",
     "rms_norm_fp8",
+    "silu_and_mul",
     "skinny_gemm",
     "swiglu",
     "swiglu_fp8",

@@ -5,7 +5,8 @@ from typing import Callable, Optional, Tuple
 import torch
 
 from .._ops import add_op_namespace_prefix, ops
-from .fp8 import QuantizedOut, quantized_out
+from .fp8 import QuantizedOut, quantized_out, written_pair
+from .gradients import mark_written, needs_gradient, refuse_gradient
 from .rows import explain, input_rows, optional_rows, written_rows
 
 _swiglu_fp8 = ops.swiglu_fp8.default
@@ -35,10 +36,13 @@ def swiglu(
         ``[..., d]`` in x's dtype, rounded once.
     """
     try:
+        if needs_gradient(x, up):
+            refuse_gradient("swiglu", x=x, up=up)
         gate, up, columns = _gate_and_up(x, up, activation)
-        out = x.new_empty(*x.shape[:-1], columns) if out is None else out
-        _swiglu_fp8(written_rows(out, "out"), None, gate, up, None, activation, 0, 0.0)
-        return out
+        result = x.new_empty(*x.shape[:-1], columns) if out is None else out
+        _swiglu_fp8(written_rows(result, "out"), None, gate, up, None, activation, 0, 0.0)
+        mark_written(out)
+        return result
     except Exception:
         explain({"x": x}, {"up": up, "out": out})
         raise
@@ -60,16 +64,41 @@ def swiglu_fp8(
     Args as :func:`swiglu` and the module's text; returns ``(q, scale)``.
     """
     try:
+        if needs_gradient(x, up, scale):
+            refuse_gradient("swiglu_fp8", x=x, up=up, scale=scale)
         gate, up, columns = _gate_and_up(x, up, activation)
         q, scales = quantized_out(x, columns, scale, group_size, fp8_dtype, out)
         _swiglu_fp8(
             written_rows(q, "out"), optional_rows(scales, "scales"), gate, up, scale, activation,
             group_size or 0, scale_ub or 0.0,
         )  # fmt: skip
+        mark_written(*written_pair(out))
         return q, (scales if scale is None else scale)
     except Exception:
         explain({"x": x}, {"up": up, "scale": scale})
         raise
+
+
+def silu_and_mul(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``out [..., d] = silu(x[..., :d]) * x[..., d:]``, as in the Hub's ``activation`` package."""
+    return swiglu(x, out=out)
+
+
+def mul_and_silu(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``out [..., d] = x[..., :d] * silu(x[..., d:])``, as in the Hub's ``activation`` package."""
+    up, gate = x.chunk(2, -1)
+    return swiglu(gate, up, out=out)
+
+
+def gelu_and_mul(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``out [..., d] = gelu(x[..., :d]) * x[..., d:]``, the erf form, as in the Hub's
+    ``activation`` package."""
+    return swiglu(x, activation="gelu", out=out)
+
+
+def gelu_tanh_and_mul(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """As :func:`gelu_and_mul` in GELU's tanh form."""
+    return swiglu(x, activation="gelu_tanh", out=out)
 
 
 def gated(

@@ -5,6 +5,7 @@ from typing import Optional, Tuple, Union
 import torch
 
 from .._ops import ops
+from .gradients import mark_written, needs_gradient, refuse_gradient
 from .rows import (
     empty_rows_like,
     explain,
@@ -52,11 +53,14 @@ def quantize_fp8(
     ``(q, scale)``.
     """
     try:
+        if needs_gradient(x, scale):
+            refuse_gradient("quantize_fp8", x=x, scale=scale)
         q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, out)
         _swiglu_fp8(
             written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x), None, scale,
             "identity", group_size or 0, scale_ub or 0.0,
         )  # fmt: skip
+        mark_written(*written_pair(out))
         return q, (scales if scale is None else scale)
     except Exception:
         explain({"x": x}, {"scale": scale})
@@ -105,6 +109,11 @@ def to_native_fp8(
     largest = torch.where(magnitude == 0x7F, bits - 1, bits)
     converted = torch.where(bits == 0x80, 0x7F, largest)
     return converted.to(torch.uint8).view(fp8_dtype), scale / 2
+
+
+def written_pair(out: QuantizedOut) -> Tuple[Optional[torch.Tensor], ...]:
+    """The tensors that a caller gave to write."""
+    return out if isinstance(out, tuple) else (out,)
 
 
 def quantized_out(

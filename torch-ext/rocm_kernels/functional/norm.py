@@ -5,7 +5,8 @@ from typing import Optional, Tuple
 import torch
 
 from .._ops import add_op_namespace_prefix, ops
-from .fp8 import QuantizedOut, quantized_out
+from .fp8 import QuantizedOut, quantized_out, written_pair
+from .gradients import mark_written, needs_gradient, refuse_gradient
 from .rows import empty_rows_like, explain, input_rows, optional_rows, written_rows
 
 _rms_norm_fp8 = ops.rms_norm_fp8.default
@@ -39,15 +40,23 @@ def rms_norm(
         ``[..., hidden]`` in x's dtype, rounded once.
     """
     try:
-        out = empty_rows_like(x, x.dtype) if out is None else out
+        if needs_gradient(x, weight, residual):
+            refuse_gradient("rms_norm", x=x, weight=weight, residual=residual)
+        result = empty_rows_like(x, x.dtype) if out is None else out
         _rms_norm_fp8(
-            written_rows(out, "out"), None, input_rows(x), optional_rows(residual, "residual"),
+            written_rows(result, "out"), None, input_rows(x), optional_rows(residual, "residual"),
             weight, None, eps, 0, 0.0,
         )  # fmt: skip
-        return out
+        mark_written(residual, out)
+        return result
     except Exception:
         explain({"x": x, "weight": weight}, {"residual": residual, "out": out})
         raise
+
+
+def apply_rms_norm(input: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """:func:`rms_norm` by the name and arguments of the Hub's ``rmsnorm`` package."""
+    return rms_norm(input, weight, eps)
 
 
 def rms_norm_fp8(
@@ -67,12 +76,15 @@ def rms_norm_fp8(
     Args as :func:`rms_norm` and the module's text; returns ``(q, scale)``.
     """
     try:
+        if needs_gradient(x, weight, residual, scale):
+            refuse_gradient("rms_norm_fp8", x=x, weight=weight, residual=residual, scale=scale)
         q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, out)
         _rms_norm_fp8(
             written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x),
             optional_rows(residual, "residual"), weight, scale, eps, group_size or 0,
             scale_ub or 0.0,
         )  # fmt: skip
+        mark_written(residual, *written_pair(out))
         return q, (scales if scale is None else scale)
     except Exception:
         explain({"x": x, "weight": weight}, {"residual": residual, "scale": scale})

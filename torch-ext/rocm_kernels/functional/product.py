@@ -1,12 +1,13 @@
 """Matrix products, and linear layers with FP8 weights."""
 
 import functools
-from typing import Callable, Optional
+from typing import Callable, List, Optional
 
 import torch
 
 from .._ops import add_op_namespace_prefix, ops
 from .fp8 import FP8_DTYPES, SCALE_BLOCK, quantize_fp8
+from .gradients import mark_written, needs_gradient, refuse_gradient
 from .rows import explain, input_rows, written_rows
 
 _skinny_gemm = ops.skinny_gemm.default
@@ -127,8 +128,10 @@ def fp8_linear_path(
         ``"skinny_gemm"``: the kernel for few rows; ``"gemm"``: the one for any number;
         ``"scaled_mm"``: ``torch._scaled_mm``, where that is quicker.
     """
+    if torch.compiler.is_exporting():
+        return "gemm"  # an exported graph has one path for all numbers of rows
     given = [scale for scale in (scale_w, scale_x) if scale is not None]
-    if any(scale.dim() == 2 and scale.shape[1] > 1 for scale in given):
+    if _is_block_scale(scale_w, w.shape[0]) or any(_is_block_scale(s, rows) for s in given[1:]):
         scales = "block"
     else:
         scales = "row" if any(scale.numel() > 1 for scale in given) else "tensor"
@@ -166,12 +169,14 @@ def fp8_linear(
         ``[..., N]``. :func:`fp8_linear_path` tells which kernel ran.
     """
     try:
+        if needs_gradient(x, w, scale_w, scale_x, bias):
+            refuse_gradient("fp8_linear", x=x, w=w, scale_w=scale_w, scale_x=scale_x, bias=bias)
         rows = input_rows(x)
         if x.dtype in FP8_DTYPES:
             q, scale = rows, _row_scale(scale_x, rows)
             out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
         else:
-            blocks = scale_w.dim() == 2 and scale_w.shape[1] > 1 and scale_x is None
+            blocks = scale_x is None and _is_block_scale(scale_w, w.shape[0])
             group_size = SCALE_BLOCK if blocks else None
             q, scale = quantize_fp8(rows, scale=scale_x, group_size=group_size, fp8_dtype=w.dtype)
             out_dtype = x.dtype if out_dtype is None else out_dtype
@@ -197,22 +202,49 @@ def weight_only_linear(
     """Linear layer with an FP8 weight and inputs as they are, for any number of rows.
 
     Args:
-        x: ``[rows, K]``, float16 or bfloat16.
+        x: ``[rows, K]``, float32, float16 or bfloat16.
         w: ``[N, K]`` FP8 in the device's dialect.
-        scale_w: float32; ``[1]``, ``[N, 1]`` or ``[N]``.
+        scale_w: as in :func:`skinny_gemm`.
         bias: ``[N]``, as in :func:`skinny_gemm`.
 
     Returns:
         ``[rows, N]`` in x's dtype.
     """
-    path = fp8_linear_path(x.shape[0], w, scale_w)
+    if needs_gradient(x, w, scale_w, bias):
+        refuse_gradient("weight_only_linear", x=x, w=w, scale_w=scale_w, bias=bias)
+    terms = [x] if x.dtype != torch.float32 else _bfloat16_terms(x)
+    a = x if len(terms) == 1 else torch.cat(terms)
+    path = fp8_linear_path(a.shape[0], w, scale_w)
     if path == "scaled_mm":
         # Where the library is quicker for many rows, unpacking the weight is a small part of it.
         bias = None if bias is None else bias.to(x.dtype)
-        return torch.nn.functional.linear(x, (w.to(x.dtype) * scale_w).to(x.dtype), bias)
-    out = x.new_empty(x.shape[0], w.shape[0])
-    multiply(path, out, x, w, None, scale_w, _usable_bias(bias, x.dtype))
-    return out
+        return torch.nn.functional.linear(x, _unpacked(w, scale_w).to(x.dtype), bias)
+    out = x.new_empty(a.shape[0], w.shape[0])
+    if len(terms) == 1:
+        multiply(path, out, a, w, None, scale_w, _usable_bias(bias, x.dtype))
+        return out
+    multiply(path, out, a, w, None, scale_w, None)
+    out = out.view(len(terms), x.shape[0], w.shape[0]).sum(0)
+    return out if bias is None else out + bias
+
+
+def _bfloat16_terms(x: torch.Tensor) -> List[torch.Tensor]:
+    """Three bfloat16 tensors whose sum is a float32 one, all but the last bit: the kernels multiply
+    16 bits, and as rows of one product the terms cost no second reading of the weight."""
+    terms = []
+    for _ in range(3):
+        terms.append(x.to(torch.bfloat16))
+        x = x - terms[-1]
+    return terms
+
+
+def _unpacked(w: torch.Tensor, scale_w: torch.Tensor) -> torch.Tensor:
+    if scale_w.dim() == 2 and scale_w.shape[1] > 1:
+        scale_w = scale_w.repeat_interleave(SCALE_BLOCK, 0)[: w.shape[0]]
+        scale_w = scale_w.repeat_interleave(SCALE_BLOCK, 1)[:, : w.shape[1]]
+    elif scale_w.dim() == 1 and scale_w.numel() > 1:
+        scale_w = scale_w[:, None]
+    return w.float() * scale_w
 
 
 def multiply(
@@ -228,6 +260,11 @@ def multiply(
     those that are this package's kernels."""
     product = _skinny_gemm if path == "skinny_gemm" else _gemm
     product(out, a, w, scale_a, scale_w, bias)
+
+
+def _is_block_scale(scale: torch.Tensor, rows: int) -> bool:
+    """For blocks of an operand of ``rows`` rows; ``[blocks, 1]`` where all of K is one block."""
+    return scale.dim() == 2 and (scale.shape[1] > 1 or 1 < scale.shape[0] < rows)
 
 
 def _usable_bias(bias: Optional[torch.Tensor], out_dtype: torch.dtype) -> Optional[torch.Tensor]:
@@ -248,11 +285,14 @@ def _product(
     out: Optional[torch.Tensor],
 ) -> torch.Tensor:
     try:
-        out = _allocate(out, out_dtype, a, w)
+        if needs_gradient(a, w, scale_a, scale_w, bias):
+            refuse_gradient("a product", a=a, w=w, scale_a=scale_a, scale_w=scale_w, bias=bias)
+        result = _allocate(out, out_dtype, a, w)
         rows = input_rows(a)
-        scale_a, bias = _row_scale(scale_a, rows), _usable_bias(bias, out.dtype)
-        op(written_rows(out, "out"), rows, w, scale_a, scale_w, bias)
-        return out
+        scale_a, bias = _row_scale(scale_a, rows), _usable_bias(bias, result.dtype)
+        op(written_rows(result, "out"), rows, w, scale_a, scale_w, bias)
+        mark_written(out)
+        return result
     except Exception:
         scales = {"scale_a": scale_a, "scale_w": scale_w}
         explain({"a": a, "w": w}, {**scales, "bias": bias, "out": out})

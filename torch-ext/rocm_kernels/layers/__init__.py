@@ -1,9 +1,11 @@
 """Layers for ``kernels.kernelize``: each forward takes the place of a model's own.
 
 A layer is pure: no constructor, no state, no arithmetic. Its forward reads attributes of the module
-that it is bound to and calls the functional API. All are for inference (``has_backward`` is False:
-``kernelize(mode=Mode.TRAINING)`` keeps the model's own forward) and work under
-``torch.compile(fullgraph=True)``.
+that it is bound to and calls the functional API. All work under ``torch.compile(fullgraph=True)``.
+
+All are for inference. ``has_backward`` is False, so ``kernelize(mode=Mode.TRAINING)`` keeps the
+model's own forward; so does a kernelized module in training mode, for as long as it is. In
+evaluation mode a forward that would need a gradient raises.
 
 =====================  ============================================================================
 layer                  module attributes that it reads
@@ -12,7 +14,8 @@ layer                  module attributes that it reads
                        ``variance_epsilon`` or ``eps``
 ``FP8Linear``          ``weight`` (FP8), ``weight_scale_inv``, ``bias``, ``activation_scheme``,
                        ``activation_scale``: transformers' finegrained FP8, whose conventions
-                       ``quantize_model_`` follows
+                       ``models.FP8Linear`` follows; of that one ``scale_ub`` and
+                       ``process_group`` too
 ``FP8LinearPart``      the same, and ``fused``, ``start``, ``stop`` (see ``models``)
 ``FbgemmFp8Linear``    ``weight`` (FP8), ``weight_scale``, ``input_scale_ub``, ``bias``
 ``SwiGLUMLP``          ``gate_proj``, ``up_proj``, ``down_proj``, ``act_fn``, or what
@@ -20,10 +23,15 @@ layer                  module attributes that it reads
                        own result for ``down_proj``
 ``LlamaDecoderLayer``  ``kernel_family``, which ``quantize_model_`` leaves there, and what it names:
                        the attention, the MLP and a norm for each. The norms quantise their own
-                       result, the one before the MLP adds the residual too
+                       result, the one before the MLP adds the residual too. Where an adapter or a
+                       hook has come between, the module's own forward runs
 ``GemmaDecoderLayer``  the same, with the parameters of Gemma's and Mixtral's forward
 ``Experts``            those of a ``models.Experts``: all experts of a layer in one call
 ``Llama4TextMoe``      ``router``, ``shared_expert``, ``experts``, ``hidden_dim``, ``top_k``
+``SiluAndMul``,        none: ``[..., 2 * d]`` in, ``[..., d]`` out, as in the Hub's ``activation``
+``MulAndSilu``,
+``GeluAndMul``,
+``GeluTanhAndMul``
 =====================  ============================================================================
 
 :func:`experts_forward` is for transformers' ``experts_implementation`` instead.
@@ -36,6 +44,7 @@ from typing import Any, Callable, Dict, Optional, Type
 
 from torch import nn
 
+from .activation import GeluAndMul, GeluTanhAndMul, MulAndSilu, SiluAndMul
 from .decoder import GemmaDecoderLayer, LlamaDecoderLayer
 from .experts import Experts, Llama4TextMoe, experts_forward
 from .linear import FbgemmFp8Linear, FP8Linear, FP8LinearPart
@@ -47,10 +56,14 @@ __all__ = [
     "FP8Linear",
     "FP8LinearPart",
     "FbgemmFp8Linear",
+    "GeluAndMul",
+    "GeluTanhAndMul",
     "GemmaDecoderLayer",
     "Llama4TextMoe",
     "LlamaDecoderLayer",
+    "MulAndSilu",
     "RMSNorm",
+    "SiluAndMul",
     "SwiGLUMLP",
     "experts_forward",
     "kernel_mapping",
@@ -68,6 +81,10 @@ LAYERS = {
     "GemmaDecoderLayer": "GemmaDecoderLayer",
     "Experts": "Experts",
     "Llama4TextMoe": "Llama4TextMoe",
+    "SiluAndMul": "SiluAndMul",
+    "MulAndSilu": "MulAndSilu",
+    "GeluAndMul": "GeluAndMul",
+    "GeluTanhAndMul": "GeluTanhAndMul",
 }
 
 DEVICES = ("cpu", "cuda", "rocm")

@@ -7,6 +7,7 @@ from torch import nn
 
 from ..functional.norm import add_residual_, multiply_
 from ..models.fuse import has_fused
+from ..models.hooks import is_hooked
 from ..models.linear import Projected
 from .norm import norm_linear, norm_rows
 
@@ -64,9 +65,16 @@ class GemmaDecoderLayer(nn.Module):
 
 
 def decoder_layer(layer: nn.Module, hidden_states: torch.Tensor, **arguments: Any) -> torch.Tensor:
-    """What ``layer.kernel_family`` says; the attention gets the arguments."""
+    """What ``layer.kernel_family`` says; the attention gets the arguments.
+
+    In training, and where something has come between the layer and what it would compute itself, an
+    adapter or a hook, its own forward runs.
+    """
     family = layer.kernel_family
     attention, mlp = getattr(layer, family.attention), getattr(layer, family.mlp)
+    hooked = any(is_hooked(getattr(layer, name)) for name in family.norms)
+    if layer.training or hooked or not has_fused(attention, family.qkv):
+        return type(layer).forward(layer, hidden_states, **arguments)
     multiplier = _named(layer, family.residual_multiplier)
     # Rows are folded once: at batch 1 each view costs a tenth of an op.
     x = hidden_states.flatten(0, -2)
@@ -77,7 +85,8 @@ def decoder_layer(layer: nn.Module, hidden_states: torch.Tensor, **arguments: An
     )
     # The attention's result is fresh, so the residual sum may take its place. The layer's input may
     # not be written: output_hidden_states keeps it.
-    residual = norm_rows(attended.view(x.shape), None, _named(layer, family.attention_out_norm))
+    attended = attended.view(x.shape).to(x.dtype)  # autocast may have made it 16 bits
+    residual = norm_rows(attended, None, _named(layer, family.attention_out_norm))
     if multiplier is not None:
         multiply_(residual, multiplier)
     norm = _named(layer, family.mlp_norm)
@@ -87,7 +96,7 @@ def decoder_layer(layer: nn.Module, hidden_states: torch.Tensor, **arguments: An
     else:  # experts, or an MLP that was left in 16 bits
         out = mlp(norm_rows(x, residual, norm).view(hidden_states.shape))
         out = (out[0] if isinstance(out, tuple) else out).view(x.shape)  # with what a router says
-    out = norm_rows(out, None, _named(layer, family.mlp_out_norm))
+    out = norm_rows(out.to(x.dtype), None, _named(layer, family.mlp_out_norm))
     add_residual_(residual, out, 1.0 if multiplier is None else multiplier)
     return residual.view(hidden_states.shape)
 

@@ -3,7 +3,7 @@
 The functions take modules with the attributes of ``FP8Linear``.
 """
 
-from typing import Any, Dict
+from typing import Any, Dict, Union
 
 import torch
 from torch import nn
@@ -11,13 +11,16 @@ from torch import nn
 from ..functional import SCALE_BLOCK, fp8_linear, quantize_fp8
 from ..functional.fp8 import quantize_fp8_within
 from ..functional.product import weight_only_linear
-from ..models.linear import Projected
+from ..models import linear as models
+from ..models.linear import Projected, Quantized, finished, inner_bias
+from .training import for_inference
 
 
 class FP8Linear(nn.Module):
     has_backward = False
     can_torch_compile = True
 
+    @for_inference
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if isinstance(input, Projected):
             return input.result
@@ -28,6 +31,7 @@ class FP8LinearPart(nn.Module):
     has_backward = False
     can_torch_compile = True
 
+    @for_inference
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if isinstance(input, Projected):
             return input.result[..., self.start : self.stop]
@@ -38,6 +42,7 @@ class FbgemmFp8Linear(nn.Module):
     has_backward = False
     can_torch_compile = True
 
+    @for_inference
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, scale = quantize_fp8_within(x, self.input_scale_ub, fp8_dtype=self.weight.dtype)
         return fp8_linear(
@@ -60,27 +65,48 @@ def quantization(fp8: nn.Module) -> Dict[str, Any]:
     return {
         "scale": static,
         "group_size": SCALE_BLOCK if blocks else None,
+        "scale_ub": getattr(fp8, "scale_ub", None),
         "fp8_dtype": fp8.weight.dtype,
     }
 
 
-def product(
-    q: torch.Tensor, scale: torch.Tensor, fp8: nn.Module, dtype: torch.dtype
-) -> torch.Tensor:
+def product(x: Quantized, fp8: nn.Module) -> torch.Tensor:
     """An FP8 linear on an input that is quantised already."""
-    return fp8_linear(
-        q, fp8.weight, fp8.weight_scale_inv, scale_x=scale, bias=fp8.bias, out_dtype=dtype
+    out = fp8_linear(
+        x.q, fp8.weight, fp8.weight_scale_inv, scale_x=x.scale, bias=_bias(fp8), out_dtype=x.dtype
     )
+    return _finished(out, fp8)
 
 
-def linear(x: torch.Tensor, fp8: nn.Module) -> torch.Tensor:
-    """An FP8 linear on a 16-bit or float32 input."""
+def apply(fp8: nn.Module, x: Quantized) -> torch.Tensor:
+    """An FP8 linear as a module, with what is hooked to it, if it is one of ours: another's own
+    forward takes no :class:`Quantized`."""
+    ours = isinstance(fp8, (models.FP8Linear, models.FP8LinearPart))
+    return fp8(x) if ours else product(x, fp8)
+
+
+def linear(x: Union[torch.Tensor, Quantized], fp8: nn.Module) -> torch.Tensor:
+    """An FP8 linear on a 16-bit or float32 input, or a quantised one."""
+    if isinstance(x, Quantized):
+        return product(x, fp8)
     if x.dim() != 2:
         out = linear(x.reshape(-1, x.shape[-1]), fp8)
         return out.view(*x.shape[:-1], out.shape[-1])
     if x.stride(1) != 1:  # nn.Linear takes it, and Mamba hands on a transposed one
         x = x.contiguous()
     if is_weight_only(fp8):
-        return weight_only_linear(x, fp8.weight, fp8.weight_scale_inv, fp8.bias)
+        return _finished(weight_only_linear(x, fp8.weight, fp8.weight_scale_inv, _bias(fp8)), fp8)
     q, scale = quantize_fp8(x, **quantization(fp8))
-    return product(q, scale, fp8, x.dtype)
+    return product(Quantized(q, scale, x.dtype), fp8)
+
+
+def _bias(fp8: nn.Module) -> Any:
+    return inner_bias(fp8) if _has_group(fp8) else fp8.bias
+
+
+def _finished(out: torch.Tensor, fp8: nn.Module) -> torch.Tensor:
+    return finished(out, fp8) if _has_group(fp8) else out
+
+
+def _has_group(fp8: nn.Module) -> bool:
+    return getattr(fp8, "process_group", None) is not None  # transformers' FP8Linear has none

@@ -8,25 +8,36 @@ from torch import nn
 from ..functional import quantize_fp8, swiglu, swiglu_fp8
 from ..functional.activation import gated
 from ..models.families import ACTIVATIONS, LLAMA, Family
-from ..models.linear import Projected
-from .linear import is_fp8, is_weight_only, linear, product, quantization
+from ..models.fuse import has_fused
+from ..models.hooks import is_hooked
+from ..models.linear import Projected, Quantized
+from .linear import apply, is_fp8, is_weight_only, quantization
+from .training import for_inference
 
 
 class SwiGLUMLP(nn.Module):
     has_backward = False
     can_torch_compile = True
 
+    @for_inference
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        family = getattr(self, "kernel_family", LLAMA)
-        gate, up = _gate_and_up(x, self, family)
-        act_fn, down = getattr(self, family.activation), getattr(self, family.down)
-        activation = ACTIVATIONS.get(type(act_fn).__name__)
-        if activation is None:
-            return down(gated(act_fn, gate, up))
-        if not is_fp8(down) or is_weight_only(down):
-            return down(swiglu(gate, up, activation=activation))
-        q, scale = swiglu_fp8(gate, up, activation=activation, **quantization(down))
-        return product(q, scale, down, x.dtype)
+        if isinstance(x, Projected) or x.dim() == 2:
+            return _gated_mlp(x, self)
+        out = _gated_mlp(x.reshape(-1, x.shape[-1]), self)
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def _gated_mlp(x: Union[torch.Tensor, Projected], mlp: nn.Module) -> torch.Tensor:
+    family = getattr(mlp, "kernel_family", LLAMA)
+    gate, up = _gate_and_up(x, mlp, family)
+    act_fn, down = getattr(mlp, family.activation), getattr(mlp, family.down)
+    activation = None if is_hooked(act_fn) else ACTIVATIONS.get(type(act_fn).__name__)
+    if activation is None:
+        return down(gated(act_fn, gate, up))
+    if not is_fp8(down) or is_weight_only(down):
+        return down(swiglu(gate, up, activation=activation))
+    q, scale = swiglu_fp8(gate, up, activation=activation, **quantization(down))
+    return apply(down, Quantized(q, scale, x.dtype))
 
 
 def _gate_and_up(
@@ -35,10 +46,11 @@ def _gate_and_up(
     """Both projections of an MLP; the decoder layer may have made them already."""
     if isinstance(x, Projected):
         return x.result.chunk(2, -1)
-    if family.gate_up.name in mlp._modules:
-        return linear(x, getattr(mlp, family.gate_up.name)).chunk(2, -1)
-    gate, up = [getattr(mlp, name) for name in family.gate_up.parts]
-    if not (is_fp8(gate) and is_fp8(up)) or gate.activation_scheme != "dynamic":
+    if has_fused(mlp, family.gate_up):
+        return getattr(mlp, family.gate_up.name)(x).chunk(2, -1)
+    gate, up = [getattr(mlp, name) for name in family.gate_up.of(mlp)]
+    alike = is_fp8(gate) and is_fp8(up) and gate.activation_scheme == "dynamic"
+    if not alike or quantization(gate) != quantization(up) or is_hooked(gate) or is_hooked(up):
         return gate(x), up(x)
-    q, scale = quantize_fp8(x, **quantization(gate))
-    return product(q, scale, gate, x.dtype), product(q, scale, up, x.dtype)
+    quantized = Quantized(*quantize_fp8(x, **quantization(gate)), x.dtype)
+    return apply(gate, quantized), apply(up, quantized)

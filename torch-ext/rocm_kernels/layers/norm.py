@@ -7,14 +7,17 @@ from torch import nn
 
 from ..functional import rms_norm, rms_norm_fp8
 from ..functional.norm import add_residual_
+from ..models.linear import Quantized
 from ..models.norms import eps_of, weight_of
-from .linear import is_weight_only, linear, product, quantization
+from .linear import is_weight_only, quantization
+from .training import for_inference
 
 
 class RMSNorm(nn.Module):
     has_backward = False
     can_torch_compile = True
 
+    @for_inference
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return norm_rows(hidden_states, None, self)
 
@@ -36,6 +39,6 @@ def norm_linear(
 ) -> torch.Tensor:
     """``fp8(norm_rows(x, residual, norm))``; the sum is left in ``residual``."""
     if norm is None or is_weight_only(fp8):
-        return linear(norm_rows(x, residual, norm), fp8)
+        return fp8(norm_rows(x, residual, norm))
     q, scale = rms_norm_fp8(x, weight_of(norm), eps_of(norm), residual, **quantization(fp8))
-    return product(q, scale, fp8, x.dtype)
+    return fp8(Quantized(q, scale, x.dtype))

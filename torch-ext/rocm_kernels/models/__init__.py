@@ -11,12 +11,17 @@ it, each usable by itself. The attention's own forward stays the model's: when t
 projected already, it hands over a ``Projected``, out of which the parts cut their columns.
 
 families.py says what models call these modules, linear.py has those that take their place,
-quantize.py and adopt.py make them of 16-bit and FP8 linears, reads.py tells which must stay,
-fuse.py joins them, norms.py tells what a norm computes, known.py shows the result to ``kernelize``.
-experts.py has the module for experts and makes it of theirs, mxfp4.py finds their format again.
+quantize.py makes them: of 16-bit linears, of FP8 ones that adopt.py reads, of one process's shares
+(shares.py). reads.py tells which must stay, hooks.py keeps what hangs on a module, fuse.py joins,
+norms.py tells what a norm computes, known.py shows the result to ``kernelize``. experts.py has the
+module for experts and makes it of theirs, mxfp4.py finds their format again. formats.py knows FP8
+checkpoints, checkpoints.py loads and saves them through transformers; finegrained.py is another way
+in: transformers' own FP8 modules, with the products of this package.
 """
 
+from .checkpoints import fp8_checkpoints
 from .experts import Experts
+from .finegrained import serve_finegrained_fp8
 from .linear import FP8Linear, FP8LinearPart
 from .quantize import quantize_model_
 from .report import QuantizationReport, kernelized_layers
@@ -26,6 +31,8 @@ __all__ = [
     "FP8Linear",
     "FP8LinearPart",
     "QuantizationReport",
+    "fp8_checkpoints",
     "kernelized_layers",
     "quantize_model_",
+    "serve_finegrained_fp8",
 ]

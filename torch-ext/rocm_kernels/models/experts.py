@@ -10,6 +10,7 @@ from torch import nn
 from ..functional import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, to_native_fp8
 from ..reference import dequantize_expert, gated_experts, quantize_fp8
 from .families import ACTIVATIONS
+from .hooks import hand_over, is_offloaded, is_wrapped
 from .known import make_known
 from .mxfp4 import encode_mxfp4
 
@@ -112,6 +113,7 @@ class Experts(nn.Module):
 def convert_experts_(
     model: nn.Module,
     activations: Optional[str],
+    scheme: str,
     skip: Sequence[str],
     fp8_dtype: Optional[torch.dtype],
 ) -> Dict[str, str]:
@@ -121,6 +123,8 @@ def convert_experts_(
     16-bit weights become FP8 with a scale a channel. Those of an FP8 checkpoint are adopted with
     their scales; 16-bit weights that were dequantised from MXFP4, as transformers does where it has
     no kernel for them, become that again, without a change in value.
+
+    ``activations`` is as ``quantize_model_`` was asked, ``scheme`` what 16-bit weights get of it.
     """
     found: Dict[str, str] = {}
     for name, module in [pair for pair in model.named_modules() if _is_experts(pair[1])]:
@@ -128,14 +132,15 @@ def convert_experts_(
             found[name] = "stays: asked to skip"
             continue
         try:
-            new, found[name] = _converted(module, activations or "dynamic", fp8_dtype)
+            new, found[name] = _converted(module, activations, scheme, fp8_dtype)
         except _Stays as reason:
             found[name] = f"stays: {reason}"
             continue
+        hand_over(module, new)
         for parent in list(model.modules()):
             for child_name, child in list(parent._modules.items()):
                 if child is module:
-                    setattr(parent, child_name, new.train(module.training))
+                    setattr(parent, child_name, new)
     for module in model.modules():
         if type(module).__name__ == "Llama4TextMoe":
             make_known(type(module), "Llama4TextMoe", lambda moe: isinstance(moe.experts, Experts))
@@ -152,9 +157,13 @@ def _is_experts(module: nn.Module) -> bool:
 
 
 def _converted(
-    module: nn.Module, activations: str, fp8_dtype: Optional[torch.dtype]
+    module: nn.Module, activations: Optional[str], scheme: str, fp8_dtype: Optional[torch.dtype]
 ) -> Tuple[Experts, str]:
     weights = {name: module._parameters[name] for name in ("gate_up_proj", "down_proj")}
+    if is_offloaded(module):
+        raise _Stays("their weights are offloaded by accelerate")
+    if is_wrapped(module):
+        raise _Stays("their forward was replaced")
     for name, weight in weights.items():
         if type(weight) is not nn.Parameter:
             raise _Stays(f"{name} is a {type(weight).__name__}")
@@ -171,6 +180,7 @@ def _converted(
     biases = tuple(module._parameters.get(f"{name}_bias") for name in weights)
     if hasattr(module, "gate_up_proj_scale_inv"):
         pairs = [_adopted(module, name, fp8_dtype) for name in weights]
+        scheme = activations or module.activation_scheme
         kind = "FP8" if pairs[0][0].dtype in FP8_DTYPES else "MXFP4"
         what = f"{kind} of the checkpoint"
     else:
@@ -185,7 +195,7 @@ def _converted(
         else:
             pairs = [_quantized(view, fp8_dtype) for view in views]
             what = "FP8, a scale a channel"
-    scheme = activations if pairs[0][0].dtype in FP8_DTYPES else "none"
+    scheme = scheme if pairs[0][0].dtype in FP8_DTYPES else "none"
     return Experts(*pairs, biases, gate, scheme), what
 
 

@@ -9,20 +9,25 @@ besides, or leaves out, is a field that the layers obey. What its norms multiply
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Optional, Tuple
 
+from torch import nn
+
 
 class Join(NamedTuple):
     """Projections of one input that become one weight: its name, then theirs in its order.
 
-    No parts: the model has them as one linear already, of that name.
+    No parts: the model has them as one linear already, of that name. A part of which a model may
+    have one or another is ``"one|other"``.
     """
 
     name: str
     parts: Tuple[str, ...]
 
-    @property
-    def linears(self) -> Tuple[str, ...]:
-        """The names that the model's own forward calls."""
-        return self.parts or (self.name,)
+    def of(self, parent: nn.Module) -> Tuple[str, ...]:
+        """The names that a module's own forward calls."""
+        return tuple(
+            next((name for name in part.split("|") if parent._modules.get(name)), part)
+            for part in self.parts or (self.name,)
+        )
 
 
 QKV = Join("qkv_proj", ("q_proj", "k_proj", "v_proj"))
@@ -102,6 +107,16 @@ MIXTRAL = Family(decoder_class="MixtralDecoderLayer")
 QWEN3_MOE = Family("Qwen3MoeMLP", "Qwen3MoeDecoderLayer")
 GPT_OSS = Family(decoder_class="GptOssDecoderLayer")
 
+LLAMA4 = Family(
+    "Llama4TextMLP", "Llama4TextDecoderLayer", mlp="feed_forward", activation="activation_fn"
+)
+# Of the latent attention: what is made of the hidden states. q_proj where queries are not latent.
+DEEPSEEK_V3 = Family(
+    "DeepseekV3MLP",
+    "DeepseekV3DecoderLayer",
+    qkv=Join("qkv_a_proj", ("q_a_proj|q_proj", "kv_a_proj_with_mqa")),
+)
+
 FAMILIES = (
     LLAMA,
     MISTRAL,
@@ -117,6 +132,8 @@ FAMILIES = (
     MIXTRAL,
     QWEN3_MOE,
     GPT_OSS,
+    LLAMA4,
+    DEEPSEEK_V3,
 )
 BY_MLP = {family.mlp_class: family for family in FAMILIES if family.mlp_class}
 BY_DECODER = {family.decoder_class: family for family in FAMILIES if family.decoder_class}

@@ -1,11 +1,13 @@
 """Fusing: projections that share an input become one."""
 
-from typing import Dict, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
 
+from ..functional import SCALE_BLOCK
 from .families import BY_DECODER, BY_MLP, Join
+from .hooks import is_hooked
 from .linear import FP8Linear, FP8LinearPart
 
 
@@ -23,30 +25,82 @@ def fuse_projections(model: nn.Module) -> Dict[str, Tuple[str, ...]]:
 
 
 def has_fused(parent: nn.Module, join: Join) -> bool:
-    """Whether ``parent`` has one linear for all parts, which takes a ``Projected``."""
-    return isinstance(getattr(parent, join.name, None), FP8Linear)
+    """Whether ``parent`` has one linear for all parts, which takes a ``Projected``, as it is now:
+    an adapter may have come between, or a hook that wants to see each part."""
+    if not isinstance(parent._modules.get(join.name), FP8Linear):
+        return False
+    return all(
+        type(linear) in (FP8LinearPart, FP8Linear) and not is_hooked(linear)
+        for linear in (parent._modules[name] for name in join.of(parent))
+    )
 
 
 def _join(parent: nn.Module, prefix: str, join: Join) -> Dict[str, Tuple[str, ...]]:
     """Gives ``parent`` one linear for all parts, unless they are one or do not fit together."""
-    if not join.parts:
+    if not join.parts or join.name in parent._modules:
         return {}
-    linears = {part: getattr(parent, part, None) for part in join.parts}
-    if not all(isinstance(linear, FP8Linear) for linear in linears.values()):
+    names = join.of(parent)
+    linears = [parent._modules.get(name) for name in names]
+    joined = _joined(linears)
+    if joined is None:
         return {}
-    first = linears[join.parts[0]]
-    biases = [linear.bias for linear in linears.values()]
-    if len({bias is None for bias in biases}) > 1:
-        return {}
-    fused = FP8Linear(
-        torch.cat([linear.weight for linear in linears.values()]),
-        torch.cat([linear.weight_scale_inv for linear in linears.values()]),
-        None if first.bias is None else nn.Parameter(torch.cat(biases).detach()),
-        first.activation_scheme,
-    )
-    setattr(parent, join.name, fused)
+    setattr(parent, join.name, joined)
     start = 0
-    for part, linear in linears.items():
-        setattr(parent, part, FP8LinearPart(fused, start, start + linear.out_features))
+    for name, linear in zip(names, linears):
+        part = FP8LinearPart(joined, start, start + linear.out_features)
+        part.train(linear.training)
+        setattr(parent, name, part)
         start += linear.out_features
-    return {prefix + join.name: tuple(prefix + part for part in join.parts)}
+    return {prefix + join.name: tuple(prefix + name for name in names)}
+
+
+def _joined(linears: List[Optional[nn.Module]]) -> Optional[FP8Linear]:
+    """One linear for several of the same input; None: their scales, biases or hooks forbid it."""
+    if not all(type(linear) is FP8Linear and not is_hooked(linear) for linear in linears):
+        return None
+    first = linears[0]
+    alike = {
+        (
+            linear.bias is None,
+            linear.activation_scheme,
+            linear.scale_ub,
+            linear.process_group,
+            linear.weight.device,
+            linear.weight.dtype,
+            None if linear.activation_scale is None else linear.activation_scale.item(),
+        )
+        for linear in linears
+    }
+    scale = _joined_scale(linears)
+    if len(alike) > 1 or scale is None:
+        return None
+    bias = None
+    if first.bias is not None:
+        bias = nn.Parameter(torch.cat([linear.bias for linear in linears]).detach())
+        bias.requires_grad_(first.bias.requires_grad)
+    joined = FP8Linear(
+        torch.cat([linear.weight for linear in linears]),
+        scale,
+        bias,
+        first.activation_scheme,
+        activation_scale=first.activation_scale,
+        scale_ub=first.scale_ub,
+        process_group=first.process_group,
+    )
+    joined.is_joined, joined.is_share = True, first.is_share
+    joined.train(first.training)
+    return joined
+
+
+def _joined_scale(linears: List[nn.Module]) -> Optional[torch.Tensor]:
+    """Scales by block join where each block lies in one linear; one scale a tensor becomes one a
+    row, unless it is the same for all."""
+    scales = [linear.weight_scale_inv for linear in linears]
+    blocks = [scale.dim() == 2 and scale.shape[1] > 1 for scale in scales]
+    if any(blocks):
+        whole = all(linear.out_features % SCALE_BLOCK == 0 for linear in linears[:-1])
+        return torch.cat(scales) if all(blocks) and whole else None
+    if all(scale.numel() == 1 and torch.equal(scale, scales[0]) for scale in scales):
+        return scales[0].detach()
+    rows = [s.reshape(-1, 1).expand(linear.out_features, 1) for s, linear in zip(scales, linears)]
+    return torch.cat(rows)

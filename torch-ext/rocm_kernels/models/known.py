@@ -7,6 +7,8 @@ from torch import nn
 
 from .families import ACTIVATIONS, BY_DECODER, BY_MLP
 from .fuse import has_fused
+from .hooks import is_offloaded
+from .linear import FP8Linear, FP8LinearPart
 from .norms import computes_rms_norm, is_norm, prepare_norm
 
 
@@ -35,7 +37,8 @@ def make_modules_known(model: nn.Module) -> None:
             module.kernel_family = BY_DECODER[name]
             make_known(type(module), _decoder_layer_name(type(module)), _is_fused_decoder_layer)
         elif is_norm(module):
-            prepare_norm(module)
+            if not is_offloaded(module):
+                prepare_norm(module)
             if computes_rms_norm(module):
                 # transformers does so too, but only beside the kernels that it was made for.
                 make_known(type(module), "RMSNorm", computes_rms_norm)
@@ -51,8 +54,8 @@ def _is_fp8_mlp(module: nn.Module) -> bool:
     family = getattr(module, "kernel_family", None)  # None: another model's, not prepared
     if family is None or type(getattr(module, family.activation)).__name__ not in ACTIVATIONS:
         return False
-    linears = (*family.gate_up.linears, family.down)
-    return all(hasattr(getattr(module, name), "weight_scale_inv") for name in linears)
+    linears = (*family.gate_up.of(module), family.down)
+    return all(isinstance(getattr(module, name), (FP8Linear, FP8LinearPart)) for name in linears)
 
 
 def _is_fused_decoder_layer(module: nn.Module) -> bool:

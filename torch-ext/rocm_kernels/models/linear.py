@@ -1,11 +1,11 @@
 """The linears that quantisation puts in place: whole ones, and parts of fused ones."""
 
-from typing import Callable, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
 from torch import nn
 
-from ..functional import SCALE_BLOCK, to_native_fp8
+from ..functional import FP8_DTYPES, SCALE_BLOCK, to_native_fp8
 from ..reference import dequantize
 
 
@@ -27,21 +27,46 @@ class Projected(NamedTuple):
     def dtype(self) -> torch.dtype:
         return self.result.dtype
 
+    @property
+    def device(self) -> torch.device:
+        return self.result.device
 
-class FP8Linear(nn.Module):
-    """Linear layer with an FP8 weight ``[N, K]`` and one scale for each output channel.
 
-    The attributes are those of transformers' finegrained ``FP8Linear``, with blocks of 1 x K:
-    ``weight``, ``weight_scale_inv [N, 1]`` (float32; despite the name it dequantises),
-    ``block_size``, ``activation_scheme`` and ``activation_scale`` (None). ``activation_scheme`` is
-    ``"dynamic"``: the input is quantised per token; or ``"none"``: it is used as it is.
+class Quantized(NamedTuple):
+    """A linear's input that is quantised already, in that input's place: so the linear is called as
+    a module, with whatever is hooked to it."""
+
+    q: torch.Tensor
+    scale: torch.Tensor
+    dtype: torch.dtype  # of the result
+
+
+class FP8Linear(nn.Linear):
+    """Linear layer with an FP8 weight ``[N, K]``.
+
+    The attributes are those of transformers' finegrained ``FP8Linear``: ``weight``,
+    ``weight_scale_inv`` (float32; despite the name it dequantises), ``bias``, ``activation_scheme``
+    and ``activation_scale``; one more bounds computed scales, as FBGEMM does.
 
     This class's forward is the reference: plain torch, with a gradient for the input, no
     quantisation of the input. ``kernelize`` puts the kernels in its place. Given a
     :class:`Projected`, which is its own result already, it returns that.
+
+    Args:
+        weight: FP8, ``[N, K]``.
+        weight_scale_inv: ``[1]``, ``[N, 1]``, or ``[ceil(N / 128), ceil(K / 128)]`` for blocks.
+        bias: ``[N]``.
+        activation_scheme: how kernels take the input: ``"dynamic"``, quantised per token (per 128
+            columns where the weight has blocks); ``"static"``, quantised with
+            ``activation_scale [1]``; or ``"none"``, as it is.
+        scale_ub: largest magnitude that a computed scale covers.
+        process_group: of tensor parallelism, where K is divided: results are summed over it.
     """
 
     kernel_layer_name = "FP8Linear"
+    is_joined = False  # of FP8LinearParts, which stand for it in a state dict
+    is_share = False  # one process's, of tensor parallelism
+    is_loaded = False  # by fp8_checkpoints, and quantize_model_ has not seen it yet
 
     def __init__(
         self,
@@ -49,15 +74,23 @@ class FP8Linear(nn.Module):
         weight_scale_inv: torch.Tensor,
         bias: Optional[torch.Tensor] = None,
         activation_scheme: str = "dynamic",
+        *,
+        activation_scale: Optional[torch.Tensor] = None,
+        scale_ub: Optional[float] = None,
+        process_group: Optional[Any] = None,
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.out_features, self.in_features = weight.shape
-        self.block_size = (1, self.in_features)
         self.activation_scheme = activation_scheme
-        self.activation_scale = None
+        self.scale_ub = scale_ub
+        self.process_group = process_group
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.weight_scale_inv = nn.Parameter(weight_scale_inv, requires_grad=False)
-        self.bias = bias
+        if activation_scale is not None:
+            activation_scale = nn.Parameter(activation_scale, requires_grad=False)
+        self.register_parameter("activation_scale", activation_scale)
+        self.register_parameter("bias", bias)
+        self.eval()  # what it replaces says otherwise
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if isinstance(input, Projected):
@@ -67,34 +100,53 @@ class FP8Linear(nn.Module):
     def extra_repr(self) -> str:
         return _extra_repr(self)
 
+    def take_dialect(self, fp8_dtype: Optional[torch.dtype] = None) -> None:
+        """Has the weight, and what scales it, in a dialect of FP8; None: in the device's."""
+        for name, tensor in in_dialect(_fp8_tensors(self), fp8_dtype).items():
+            self._parameters[name].data = tensor
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         """Keeps the FP8 bits and float32 scales through ``model.half()`` and the like, and gives
         them the dialect of the device that they move to."""
-        weight, scale = self.weight.data, self.weight_scale_inv.data
+        kept = _fp8_tensors(self)
         super()._apply(fn, recurse)
-        if self.weight.device != weight.device:
-            weight, scale = weight.to(self.weight.device), scale.to(self.weight.device)
-            if weight.device.type != "meta":
-                weight, scale = to_native_fp8(weight, scale)
-        self.weight.data, self.weight_scale_inv.data = weight, scale
+        old, device = kept["weight"].device, self.weight.device
+        if device != old and old.type == "meta":  # to_empty: there is nothing to move
+            kept = {name: torch.empty_like(was, device=device) for name, was in kept.items()}
+        elif device != old:
+            kept = {name: was.to(device) for name, was in kept.items()}
+        for name, tensor in kept.items():
+            self._parameters[name].data = tensor
+        if device != old and "meta" not in (device.type, old.type):
+            self.take_dialect()
         return self
 
+    def _save_to_state_dict(self, destination: Dict, prefix: str, keep_vars: bool) -> None:
+        if not self.is_joined:
+            save_linear(self, destination, prefix)
 
-class FP8LinearPart(nn.Module):
+    def _load_from_state_dict(self, state_dict: Dict, prefix: str, *rest: Any) -> None:
+        if not self.is_joined:
+            load_linear(self, state_dict, prefix, *rest)
+
+
+class FP8LinearPart(nn.Linear):
     """Output channels ``start`` to ``stop`` of a fused :class:`FP8Linear`.
 
     Takes the fused projection's input ``[..., K]``; or, of its result, the :class:`Projected`, of
-    which it returns its columns.
+    which it returns its columns. In a state dict it is a linear of its own, so fusing does not show
+    there.
     """
 
     kernel_layer_name = "FP8LinearPart"
 
     def __init__(self, fused: FP8Linear, start: int, stop: int) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         # In a tuple: the fused module is registered with the parent, not once more with each part.
         self._fused = (fused,)
         self.start, self.stop = start, stop
         self.in_features, self.out_features = fused.in_features, stop - start
+        self.eval()
 
     @property
     def fused(self) -> FP8Linear:
@@ -106,7 +158,11 @@ class FP8LinearPart(nn.Module):
 
     @property
     def weight_scale_inv(self) -> torch.Tensor:
-        return self.fused.weight_scale_inv[self.start : self.stop]
+        scale = self.fused.weight_scale_inv
+        if scale.numel() == 1:
+            return scale
+        rows = SCALE_BLOCK if scale.shape[1] > 1 else 1
+        return scale[self.start // rows : -(-self.stop // rows)]
 
     @property
     def bias(self) -> Optional[torch.Tensor]:
@@ -118,8 +174,20 @@ class FP8LinearPart(nn.Module):
         return self.fused.activation_scheme
 
     @property
-    def activation_scale(self) -> None:
-        return None
+    def activation_scale(self) -> Optional[torch.Tensor]:
+        return self.fused.activation_scale
+
+    @property
+    def scale_ub(self) -> Optional[float]:
+        return self.fused.scale_ub
+
+    @property
+    def process_group(self) -> Optional[Any]:
+        return self.fused.process_group
+
+    @property
+    def is_share(self) -> bool:
+        return self.fused.is_share
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if isinstance(input, Projected):
@@ -129,10 +197,99 @@ class FP8LinearPart(nn.Module):
     def extra_repr(self) -> str:
         return _extra_repr(self)
 
+    def _save_to_state_dict(self, destination: Dict, prefix: str, keep_vars: bool) -> None:
+        save_linear(self, destination, prefix)
+
+    def _load_from_state_dict(self, state_dict: Dict, prefix: str, *rest: Any) -> None:
+        load_linear(self, state_dict, prefix, *rest)
+
+
+_OF_FP8 = ("weight", "weight_scale_inv", "activation_scale")
+
+
+def _fp8_tensors(linear: nn.Module) -> Dict[str, torch.Tensor]:
+    tensors = {name: getattr(linear, name) for name in _OF_FP8}
+    return {name: tensor.detach() for name, tensor in tensors.items() if tensor is not None}
+
+
+def in_dialect(
+    tensors: Dict[str, torch.Tensor], fp8_dtype: Optional[torch.dtype] = None
+) -> Dict[str, torch.Tensor]:
+    """An FP8 linear's tensors in another dialect; None: in their device's."""
+    weight, scale = tensors["weight"], tensors["weight_scale_inv"]
+    converted, scale = to_native_fp8(weight, scale, fp8_dtype=fp8_dtype)
+    changed = {**tensors, "weight": converted, "weight_scale_inv": scale}
+    if "activation_scale" in tensors:
+        none = weight[:0]
+        static = tensors["activation_scale"]
+        _, changed["activation_scale"] = to_native_fp8(none, static, fp8_dtype=converted.dtype)
+    return changed
+
+
+def save_linear(linear: nn.Module, destination: Dict, prefix: str) -> None:
+    """In OCP's dialect, which is what checkpoints hold, wherever the model runs."""
+    if linear.is_share:
+        raise RuntimeError(
+            f"{prefix}weight is one process's share of a tensor-parallel model, and the whole "
+            "is not put together here: save the model on one process, before it is divided"
+        )
+    tensors = _fp8_tensors(linear)
+    if tensors["weight"].device.type != "meta":
+        tensors = in_dialect(tensors, torch.float8_e4m3fn)
+    if linear.bias is not None:
+        tensors["bias"] = linear.bias.detach()
+    destination.update({prefix + name: tensor for name, tensor in tensors.items()})
+
+
+def load_linear(
+    linear: nn.Module,
+    state_dict: Dict[str, torch.Tensor],
+    prefix: str,
+    local_metadata: Dict,
+    strict: bool,
+    missing: List[str],
+    unexpected: List[str],
+    errors: List[str],
+) -> None:
+    own = {name: getattr(linear, name) for name in (*_OF_FP8, "bias")}
+    own = {name: tensor for name, tensor in own.items() if tensor is not None}
+    given = {name: state_dict[prefix + name] for name in own if prefix + name in state_dict}
+    missing += [prefix + name for name in own if name not in given]
+    unexpected += [k for k in state_dict if k.startswith(prefix) and k[len(prefix) :] not in own]
+    for name, tensor in given.items():
+        if tensor.shape != own[name].shape:
+            errors.append(
+                f"{prefix}{name} must be {tuple(own[name].shape)}, got {tuple(tensor.shape)}"
+            )
+    if errors or len(given) < len(own):
+        return
+    if given["weight"].dtype not in FP8_DTYPES:
+        errors.append(f"{prefix}weight must be FP8, got {given['weight'].dtype}")
+        return
+    given = in_dialect(given, own["weight"].dtype)
+    with torch.no_grad():
+        for name, tensor in given.items():
+            own[name].copy_(tensor)
+
 
 def _reference_linear(x: torch.Tensor, linear: nn.Module) -> torch.Tensor:
+    if isinstance(x, Quantized):
+        x = dequantize(x.q, x.scale, 1).to(x.dtype)
     weight = dequantize(linear.weight, linear.weight_scale_inv, SCALE_BLOCK).to(x.dtype)
-    return nn.functional.linear(x, weight, linear.bias)
+    return finished(nn.functional.linear(x, weight, inner_bias(linear)), linear)
+
+
+def inner_bias(linear: nn.Module) -> Optional[torch.Tensor]:
+    """The bias that a product adds: none where results are summed over processes first."""
+    return linear.bias if linear.process_group is None else None
+
+
+def finished(product: torch.Tensor, linear: nn.Module) -> torch.Tensor:
+    """A product summed over the processes that have a share of K, and the bias added once."""
+    if linear.process_group is None:
+        return product
+    torch.distributed.all_reduce(product, group=linear.process_group)
+    return product if linear.bias is None else product + linear.bias
 
 
 def _extra_repr(linear: nn.Module) -> str:

@@ -1,27 +1,30 @@
 """``quantize_model_``: FP8 weights for a loaded model, in place."""
 
 import fnmatch
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Set
 
 import torch
 from torch import nn
 
 from ..functional import FP8_DTYPES, native_fp8_dtype
 from ..reference import quantize_fp8
-from .adopt import adopt, is_adoptable
+from .adopt import Stored, read_stored
+from .checkpoints import describe_checkpoint
 from .experts import convert_experts_
 from .fuse import fuse_projections
+from .hooks import hand_over, is_offloaded, is_wrapped, keep_accelerate_hooks
 from .known import make_modules_known
-from .linear import FP8Linear, FP8LinearPart
+from .linear import FP8Linear, FP8LinearPart, in_dialect
 from .norms import other_norms
 from .reads import read_by_their_owner
 from .report import QuantizationReport, bytes_of, kept_bytes
+from .shares import Share, is_shared_out, largest_of_rows, share_of, why_not_shareable
 
 
 def quantize_model_(
     model: nn.Module,
     *,
-    activations: str = "dynamic",
+    activations: Optional[str] = None,
     lm_head: bool = False,
     skip: Sequence[str] = (),
     fuse: bool = True,
@@ -30,17 +33,19 @@ def quantize_model_(
     """Turns a model's ``nn.Linear`` layers into FP8 ones with per-channel scales, in place.
 
     So do experts, whose weights no ``nn.Linear`` holds: each layer's become one ``Experts``.
-    Embeddings and norms stay as they are. Linears of FP8 checkpoints (transformers' finegrained
-    ``FP8Linear`` and ``FbgemmFp8Linear``) are adopted: they take the device's dialect and are made
-    known to ``kernelize``; on an FNUZ device only the kernels can run them from then on.
+    Embeddings, norms and heads stay as they are. Linears of FP8 checkpoints are adopted: they keep
+    their values and scales, and take the device's dialect (docs/models.md has the formats). If
+    something fails, the model is as it was before.
 
     Args:
-        model: a transformers model, or any module. Quantise where it will run, or move it after:
-            the weights follow their device's FP8 dialect.
+        model: a transformers model, or any module that has linears in it. Quantise where it will
+            run, or move it after: the weights follow their device's FP8 dialect.
         activations: ``"dynamic"``: inputs are quantised to FP8 per token; ``"none"``: they stay
-            16-bit and only weights are FP8.
-        lm_head: also convert the output embedding. If it is tied to the input embedding, that one
-            keeps its own weight, and the model grows by the FP8 copy.
+            16-bit and only weights are FP8. None: an FP8 checkpoint's linears take them as it says,
+            other linears as is quicker, ``"none"`` on the CPU and ``"dynamic"`` elsewhere.
+        lm_head: also convert heads: the output embedding, and what a model has outside its base
+            model, such as a classifier. If an output embedding is tied to the input embedding, that
+            one keeps its own weight, and the model grows by the FP8 copy.
         skip: ``fnmatch`` patterns of names to leave as they are, such as ``"*.down_proj"``.
         fuse: join q/k/v and gate/up projections, so that ``kernelize`` replaces whole decoder
             layers.
@@ -49,60 +54,189 @@ def quantize_model_(
     Returns:
         A :class:`QuantizationReport`. Nothing is printed.
     """
-    if activations not in ("dynamic", "none"):
-        raise ValueError(f"activations must be 'dynamic' or 'none', got {activations!r}")
+    if activations not in ("dynamic", "none", None):
+        raise ValueError(f"activations must be 'dynamic', 'none' or None, got {activations!r}")
     if fp8_dtype is not None and fp8_dtype not in FP8_DTYPES:
         raise ValueError(f"fp8_dtype must be one of {FP8_DTYPES}, got {fp8_dtype}")
+    if isinstance(model, nn.Linear):
+        raise ValueError(
+            f"model must have linears in it, got a bare {type(model).__name__}, which cannot be "
+            "replaced in place: put it into an nn.Sequential"
+        )
     bytes_before = bytes_of(model)
-    head = _output_embedding(model)
-    converted: List[str] = []
-    adopted: List[str] = []
-    skipped: Dict[str, str] = {}
-    read = read_by_their_owner(model)
-    # By name, not by module: each 16-bit weight is freed before the next one is quantised.
-    for name in [name for name, module in model.named_modules() if hasattr(module, "in_features")]:
-        module = model.get_submodule(name)
-        reason = None
-        if isinstance(module, (FP8Linear, FP8LinearPart)):
-            continue
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
-            reason = "asked to skip"
-        elif module is head and not lm_head:
-            reason = "output embedding"
-        elif name in read:
-            reason = f"{read[name]} reads its weight itself"
-        elif is_adoptable(module):
-            reason = adopt(module, fp8_dtype)
-            adopted += [name] if reason is None else []
-        elif type(module) is not nn.Linear:
-            reason = f"is a {type(module).__name__}"
-        elif module.weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            reason = f"weight is {module.weight.dtype}"
-        else:
-            if module is head and hasattr(model, "config"):
-                # Or a later tie_weights() would put the embedding's weight into the FP8 head.
-                model.config.tie_word_embeddings = False
-            _replace(model, module, _quantized(module, activations, fp8_dtype))
-            converted.append(name)
-        if reason is not None:
-            skipped[name] = reason
-    experts = convert_experts_(model, activations, skip, fp8_dtype)
-    fused = fuse_projections(model) if fuse else {}
+    plan = _Plan(model, activations, lm_head, skip, fp8_dtype)
+    plan.rehearse()
+    plan.perform()
+    experts = convert_experts_(model, activations, plan.scheme, skip, fp8_dtype)
     make_modules_known(model)
+    keep_accelerate_hooks(model)
+    fused = fuse_projections(model) if fuse else {}
+    describe_checkpoint(model)
     bytes_after = bytes_of(model)
     return QuantizationReport(
-        converted=tuple(converted),
+        converted=tuple(plan.converted),
         fused=fused,
-        adopted=tuple(adopted),
-        skipped=skipped,
+        adopted=tuple(plan.adopted),
+        skipped=plan.skipped,
         experts=experts,
         kept={name: count / bytes_after for name, count in kept_bytes(model).items()},
         norms=other_norms(model),
         bytes_before=bytes_before,
         bytes_after=bytes_after,
         fp8_dtype=_native(model, fp8_dtype),
-        activations=activations,
+        activations=plan.scheme,
     )
+
+
+class _Plan:
+    """What is to become of each linear of a model; nothing has been changed yet.
+
+    Attributes:
+        scheme: of the activations of converted linears.
+        converted, adopted: names of linears.
+        skipped: name of each linear that stays, and why.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        activations: Optional[str],
+        lm_head: bool,
+        skip: Sequence[str],
+        fp8_dtype: Optional[torch.dtype],
+    ) -> None:
+        self.model, self.activations, self.fp8_dtype = model, activations, fp8_dtype
+        devices = {parameter.device.type for parameter in model.parameters()}
+        on_cpu = devices <= {"cpu", "meta"}  # meta: offloaded, or without data yet
+        self.scheme = activations or ("none" if on_cpu else "dynamic")
+        self.converted: List[str] = []
+        self.adopted: List[str] = []
+        self.skipped: Dict[str, str] = {}
+        heads = {} if lm_head else _heads(model)
+        read, adapters = read_by_their_owner(model), _adapters(model)
+        for name, module in model.named_modules():
+            if not hasattr(module, "in_features") or isinstance(module, FP8LinearPart):
+                continue
+            ours = isinstance(module, FP8Linear)
+            stored = None if ours else read_stored(module)
+            if ours:
+                self.adopted += [name] if module.is_loaded else []
+                continue
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
+                reason = "asked to skip"
+            elif name in heads:
+                reason = heads[name]
+            elif name in adapters:
+                reason = "adapter"
+            elif name in read:
+                reason = f"{read[name]} reads its weight itself"
+            elif stored is not None:
+                reason = stored if isinstance(stored, str) else None
+                self.adopted += [name] if reason is None else []
+            else:
+                reason = _why_not(model, name, module)
+                self.converted += [name] if reason is None else []
+            if reason is not None:
+                self.skipped[name] = reason
+        if self.adopted and hasattr(getattr(model, "config", None), "quantization_config"):
+            left = [name for name in self.converted if name not in _heads(model)]
+            self.converted = [name for name in self.converted if name not in left]
+            self.skipped.update(dict.fromkeys(left, "its checkpoint has it in 16 bits"))
+
+    def rehearse(self) -> None:
+        """Does for a row of each linear, and for the whole of the largest, what will be done for
+        all: what fails, fails before anything has been changed. Keeping each 16-bit weight until
+        the end would be safer still, and take half as much memory again."""
+        linears = {name: self.model.get_submodule(name) for name in self.converted}
+        for name, linear in linears.items():
+            try:
+                self._quantized(linear, rows=1)
+            except Exception as failure:
+                raise RuntimeError(
+                    f"{name} cannot be quantised, and the model is as it was: {failure}; "
+                    f"skip=[{name!r}] leaves it alone"
+                ) from failure
+        if linears:
+            self._quantized(max(linears.values(), key=lambda linear: linear.weight.numel()))
+
+    def perform(self) -> None:
+        # By name, not by module: each 16-bit weight is freed before the next one is quantised.
+        for name in self.converted:
+            linear = self.model.get_submodule(name)
+            if _is_tied_head(self.model, linear):
+                # Or a later tie_weights() would put the embedding's weight into the FP8 head.
+                self.model.config.tie_word_embeddings = False
+            _replace(self.model, linear, self._quantized(linear))
+        for name in self.adopted:
+            linear = self.model.get_submodule(name)
+            if isinstance(linear, FP8Linear):
+                linear.is_loaded = False
+                linear.take_dialect(self.fp8_dtype)
+            else:
+                _replace(self.model, linear, self._adopted(linear, read_stored(linear)))
+        for module in self.model.modules():
+            if isinstance(module, FP8Linear) and self.activations is not None:
+                _take_inputs(module, self.activations)
+
+    def _quantized(self, linear: nn.Linear, rows: Optional[int] = None) -> FP8Linear:
+        divided = is_shared_out(linear)
+        share = share_of(linear) if divided else Share(linear.weight.detach(), linear.bias, None)
+        largest = largest_of_rows(share)
+        weight = share.weight[:rows]
+        if largest is not None:
+            weight = torch.cat([weight, largest[:rows]], 1)
+        dialect = native_fp8_dtype(weight.device) if self.fp8_dtype is None else self.fp8_dtype
+        # Quantising a weight per row of [N, K] is quantising it per output channel. The reference
+        # runs on any device, also where this build has no kernel (a CUDA build, a model still on
+        # the CPU).
+        q, scale = quantize_fp8(weight, fp8_dtype=dialect)
+        if largest is not None:
+            q = q[:, :-1].contiguous()
+        new = FP8Linear(q, scale, share.bias, self.scheme, process_group=share.process_group)
+        new.is_share = divided
+        return new
+
+    def _adopted(self, linear: nn.Module, stored: Stored) -> FP8Linear:
+        tensors = {"weight": stored.weight, "weight_scale_inv": stored.scale}
+        if stored.static is not None:
+            tensors["activation_scale"] = stored.static
+        tensors = in_dialect(tensors, self.fp8_dtype)
+        new = FP8Linear(
+            tensors["weight"],
+            tensors["weight_scale_inv"],
+            linear.bias,
+            stored.scheme,
+            activation_scale=tensors.get("activation_scale"),
+            scale_ub=stored.scale_ub,
+        )
+        return new
+
+
+def _take_inputs(linear: FP8Linear, activations: str) -> None:
+    linear.activation_scheme, linear.activation_scale = activations, None
+    if activations == "none":
+        linear.scale_ub = None
+
+
+def _why_not(model: nn.Module, name: str, module: nn.Module) -> Optional[str]:
+    """Why a linear of no FP8 checkpoint stays as it is; None: it does not."""
+    if type(module) is not nn.Linear:
+        return f"is a {type(module).__name__}"
+    if module.weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"weight is {module.weight.dtype}"
+    if is_offloaded(module):
+        return "its weight is offloaded by accelerate"
+    if is_shared_out(module):
+        return why_not_shareable(model, name, module)
+    if module.weight.device.type == "meta":
+        return "its weight has no data, on the meta device"
+    if type(module.weight) is not nn.Parameter:
+        return f"its weight is a {type(module.weight).__name__}"
+    if is_wrapped(module):
+        return "its forward was replaced"
+    if set(module._parameters) != {"weight", "bias"}:
+        return f"has parameters {sorted(module._parameters)}"
+    return None
 
 
 def _output_embedding(model: nn.Module) -> Optional[nn.Module]:
@@ -110,17 +244,39 @@ def _output_embedding(model: nn.Module) -> Optional[nn.Module]:
     return None if get is None else get()
 
 
-def _quantized(linear: nn.Linear, activations: str, fp8_dtype: Optional[torch.dtype]) -> FP8Linear:
-    weight = linear.weight.detach()
-    dialect = native_fp8_dtype(weight.device) if fp8_dtype is None else fp8_dtype
-    # Quantising a weight per row of [N, K] is quantising it per output channel. The reference runs
-    # on any device, also where this build has no kernel (a CUDA build, a model still on the CPU).
-    q, scale = quantize_fp8(weight, fp8_dtype=dialect)
-    return FP8Linear(q, scale, linear.bias, activations)
+def _is_tied_head(model: nn.Module, linear: nn.Module) -> bool:
+    return linear is _output_embedding(model) and hasattr(model, "config")
+
+
+def _heads(model: nn.Module) -> Dict[str, str]:
+    """Names of the output embedding, and of what a transformers model has outside its base model,
+    and which of the two it is."""
+    heads: Dict[str, str] = {}
+    prefix = getattr(model, "base_model_prefix", "")
+    if prefix and prefix in model._modules:
+        others = [name for name, child in model.named_children() if name != prefix]
+        for name in others:
+            inside = model.get_submodule(name).named_modules(prefix=name)
+            heads.update({inner: "output head" for inner, _ in inside})
+    embedding = _output_embedding(model)
+    heads.update({n: "output embedding" for n, m in model.named_modules() if m is embedding})
+    return heads
+
+
+def _adapters(model: nn.Module) -> Set[str]:
+    """Names inside of modules that wrap a ``base_layer``, as peft's do, bar that layer itself."""
+    found: Set[str] = set()
+    for prefix, module in model.named_modules():
+        if "base_layer" in module._modules:
+            inside = {f"{prefix}.{name}" for name, _ in module.named_modules() if name}
+            base = f"{prefix}.base_layer"
+            found |= {n for n in inside if n != base and not n.startswith(f"{base}.")}
+    return found
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Wherever it is: a module may be shared."""
+    hand_over(old, new)
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child is old:

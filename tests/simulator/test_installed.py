@@ -22,7 +22,8 @@ def run(*command, cwd, **environment) -> str:
 
 
 def example(name: str, folder: pathlib.Path, *arguments: str) -> str:
-    return run(sys.executable, EXAMPLES / name, *arguments, cwd=folder, PYTHONPATH=str(ROOT))
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return run(sys.executable, EXAMPLES / name, *arguments, cwd=folder, PYTHONPATH=path)
 
 
 def check_own_kernel(printed: str) -> None:

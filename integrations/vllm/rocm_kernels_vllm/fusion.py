@@ -1,0 +1,112 @@
+"""Norm and activation with FP8 results, in the places where vLLM looks up its own.
+
+Two mechanisms of vLLM's. Its compilation passes find norm-then-quantise and
+activation-then-quantise in the graph and put the op of a table there: ours have the same schemas,
+so they go into the tables. And models that call ``maybe_fused_act_quant`` (Llama, and whoever takes
+its MLP) look up a function by activation and by what the next linear wants: the row for one scale a
+token was missing.
+"""
+
+import functools
+import importlib
+from types import ModuleType
+
+import torch
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.fusion import fused_act_quant
+from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivation
+from vllm.model_executor.layers.quantization.utils.quant_utils import (
+    kFp8Dynamic128Sym,
+    kFp8DynamicTokenSym,
+    kFp8StaticTensorSym,
+)
+from vllm.platforms import current_platform
+
+from . import kernels, ops
+from .parts import HookMoved
+
+
+def norm() -> bool:
+    if not current_platform.is_cuda_alike():
+        return False  # no passes run there
+    rms_quant_fusion = _pass("rms_quant_fusion")
+    key = rms_quant_fusion.FusedRMSQuantKey
+    fused = {
+        key(kFp8StaticTensorSym, False): ops.rms_norm_static_fp8_quant,
+        key(kFp8StaticTensorSym, True): ops.fused_add_rms_norm_static_fp8_quant,
+        key(kFp8DynamicTokenSym, False): ops.rms_norm_dynamic_per_token_quant,
+        key(kFp8DynamicTokenSym, True): ops.rms_norm_dynamic_per_token_quant,
+        key(kFp8Dynamic128Sym, False): ops.rms_norm_per_block_quant,
+        key(kFp8Dynamic128Sym, True): ops.rms_norm_per_block_quant,
+    }
+    _replace(rms_quant_fusion.FUSED_OPS, fused)
+    return True
+
+
+def swiglu_pass() -> bool:
+    if not current_platform.is_cuda_alike():
+        return False
+    fused = {
+        kFp8StaticTensorSym: ops.silu_and_mul_quant,
+        kFp8Dynamic128Sym: ops.silu_and_mul_per_block_quant,
+    }
+    _replace(_pass("act_quant_fusion").FUSED_OPS, fused)
+    return True
+
+
+def swiglu() -> bool:
+    rows = fused_act_quant._FUSED_ACT_QUANT
+    for quant_key, group_size in (
+        (kFp8StaticTensorSym, 0),
+        (kFp8DynamicTokenSym, 0),
+        (kFp8Dynamic128Sym, ops.GROUP),
+    ):
+        producer = functools.partial(_swiglu_fp8, group_size=group_size, quant_key=quant_key)
+        rows[(SiluAndMul, quant_key)] = _or_vllms(producer, rows.get((SiluAndMul, quant_key)))
+    return True
+
+
+def _pass(name: str) -> ModuleType:
+    """Its module, which names vLLM's own ops as it is imported."""
+    current_platform.import_kernels()
+    return importlib.import_module(f"vllm.compilation.passes.fusion.{name}")
+
+
+def _replace(table: dict, fused: dict) -> None:
+    """Entries of a table by ops that take the same arguments; those that vLLM has not got on this
+    platform stay away, for then it has no pattern either."""
+    replaced = {key: op for key, op in fused.items() if key in table}
+    if not replaced:
+        raise HookMoved(f"none of {list(fused)} is in its table")
+    for key, op in replaced.items():
+        theirs, ours = (_arguments(known) for known in (table[key], op))
+        if theirs != ours:
+            raise HookMoved(f"{table[key]} takes {theirs}, not {ours}")
+    table.update(replaced)
+
+
+def _arguments(op: torch._ops.OpOverload) -> list:
+    return sorted(argument.name for argument in op._schema.arguments)
+
+
+def _swiglu_fp8(x, linear, *, group_size, quant_key):
+    scale = linear.input_scale if quant_key == kFp8StaticTensorSym else None
+    q, scales = ops.swiglu_fp8(x, scale, group_size, current_platform.fp8_dtype())
+    return QuantizedActivation(
+        data=q,
+        scale=scales if scale is None else scale,
+        orig_dtype=x.dtype,
+        orig_shape=q.shape,
+        quant_key=quant_key,
+    )
+
+
+def _or_vllms(producer, theirs):
+    """Ours where there are kernels; else what vLLM had, or the activation as it is."""
+
+    def produce(x, linear):
+        if not kernels.why_not():
+            return producer(x, linear)
+        return theirs(x, linear) if theirs is not None else SiluAndMul.forward_native(x)
+
+    return produce

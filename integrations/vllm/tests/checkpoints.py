@@ -1,0 +1,158 @@
+"""Tiny random checkpoints in the FP8 formats that vLLM loads, written as files."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 256, 512, 4, 2, 64, 512
+EXPERTS, LAYERS = 4, 2
+FP8 = torch.float8_e4m3fn
+LARGEST = 448.0
+
+COMMON = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MODELS = {
+    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+    },
+}
+
+# Format -> how weights are scaled, whether activations are static, quantization_config.
+FORMATS = {
+    "compressed-tensors channel, dynamic": ("channel", False),
+    "compressed-tensors tensor, static": ("tensor", True),
+    "compressed-tensors tensor, dynamic": ("tensor", False),
+    "compressed-tensors block": ("block", False),
+    "compressed-tensors weight-only": ("channel", None),
+    "fp8 dynamic": ("tensor", False),
+    "fp8 static": ("tensor", True),
+    "fp8 block": ("block", False),
+}
+
+
+# Left in 16 bits: what checkpoints leave, and experts, for which vLLM has no FP8 path on a CPU.
+MOES = [f"model.layers.{index}.block_sparse_moe" for index in range(LAYERS)]
+KEPT = ["lm_head", *(f"{moe}.{part}" for moe in MOES for part in ("gate", "experts"))]
+
+
+def quantization_config(name: str) -> dict:
+    strategy, static = FORMATS[name]
+    if name.startswith("fp8"):
+        config = {"quant_method": "fp8", "activation_scheme": "static" if static else "dynamic"}
+        if strategy == "block":
+            config |= {"weight_block_size": [128, 128], "fmt": "e4m3"}
+        return config | {"modules_to_not_convert": KEPT}
+    number = {"num_bits": 8, "type": "float", "symmetric": True}
+    weights = number | {"strategy": strategy, "dynamic": False}
+    activations = None
+    if strategy == "block":
+        weights["block_structure"] = [128, 128]
+        activations = number | {"strategy": "group", "group_size": 128, "dynamic": True}
+    elif static is not None:
+        token = "token" if strategy == "channel" or not static else "tensor"
+        activations = number | {"strategy": token, "dynamic": not static}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": [*KEPT, "re:.*experts.*"],
+    }
+
+
+def quantized(weight: torch.Tensor, strategy: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[N, K]`` in FP8, and a scale that dequantises."""
+    n, k = weight.shape
+    rows = {"channel": n, "tensor": 1, "block": -(-n // 128)}[strategy]
+    columns = -(-k // 128) if strategy == "block" else 1
+    blocks = weight.view(rows, n // rows, columns, k // columns)
+    scale = blocks.abs().amax((1, 3), keepdim=True) / LARGEST
+    q = (blocks / scale).to(FP8).view(n, k)
+    scale = scale.view(rows, columns)
+    return q, scale.reshape(()) if strategy == "tensor" else scale
+
+
+def write(folder: Path, model: str, name: str, dequantize: bool = False) -> Path:
+    """A checkpoint of ``MODELS[model]`` in ``FORMATS[name]``; or what its weights stand for, in
+    bfloat16."""
+    generator = torch.Generator().manual_seed(0)
+    strategy, static = FORMATS[name]
+    block_name = "weight_scale_inv" if name == "fp8 block" else "weight_scale"
+    tensors: dict[str, torch.Tensor] = {}
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
+
+    def linear(path: str, n: int, k: int) -> None:
+        q, scale = quantized(random(n, k), strategy)
+        if dequantize:
+            if strategy == "block":
+                scale = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+            tensors[f"{path}.weight"] = (q.float() * scale).bfloat16()
+            return
+        tensors[f"{path}.weight"], tensors[f"{path}.{block_name}"] = q, scale
+        if static:
+            tensors[f"{path}.input_scale"] = torch.tensor(0.02)
+
+    def norm(path: str, size: int) -> None:
+        weight = 0.5 + torch.rand(size, generator=generator)
+        tensors[f"{path}.weight"] = weight.bfloat16()
+
+    tensors["model.embed_tokens.weight"] = random(VOCABULARY, HIDDEN).bfloat16() * HIDDEN**0.5
+    tensors["lm_head.weight"] = random(VOCABULARY, HIDDEN).bfloat16() * 4
+    norm("model.norm", HIDDEN)
+    for index in range(LAYERS):
+        layer = f"model.layers.{index}"
+        norm(f"{layer}.input_layernorm", HIDDEN)
+        norm(f"{layer}.post_attention_layernorm", HIDDEN)
+        linear(f"{layer}.self_attn.q_proj", HEADS * HEAD_DIM, HIDDEN)
+        for part in ("k_proj", "v_proj"):
+            linear(f"{layer}.self_attn.{part}", KV_HEADS * HEAD_DIM, HIDDEN)
+        linear(f"{layer}.self_attn.o_proj", HIDDEN, HEADS * HEAD_DIM)
+        if model == "qwen3":
+            norm(f"{layer}.self_attn.q_norm", HEAD_DIM)
+            norm(f"{layer}.self_attn.k_norm", HEAD_DIM)
+        if model == "mixtral":
+            moe = f"{layer}.block_sparse_moe"
+            tensors[f"{moe}.gate.weight"] = random(EXPERTS, HIDDEN).bfloat16()
+            for expert in range(EXPERTS):
+                for part, n, k in (
+                    ("w1", INTERMEDIATE, HIDDEN),
+                    ("w3", INTERMEDIATE, HIDDEN),
+                    ("w2", HIDDEN, INTERMEDIATE),
+                ):
+                    tensors[f"{moe}.experts.{expert}.{part}.weight"] = random(n, k).bfloat16()
+        else:
+            linear(f"{layer}.mlp.gate_proj", INTERMEDIATE, HIDDEN)
+            linear(f"{layer}.mlp.up_proj", INTERMEDIATE, HIDDEN)
+            linear(f"{layer}.mlp.down_proj", HIDDEN, INTERMEDIATE)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {key: value.contiguous() for key, value in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+    config = MODELS[model] | COMMON
+    if not dequantize:
+        config["quantization_config"] = quantization_config(name)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

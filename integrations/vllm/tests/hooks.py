@@ -1,0 +1,20 @@
+"""What the plugin hooks into, or names, of vLLM."""
+
+# Module and attribute.
+HOOKS = (
+    "vllm.envs:environment_variables",
+    "vllm.logger:init_logger",
+    "vllm.model_executor.kernels.linear:_POSSIBLE_FP8_KERNELS",
+    "vllm.model_executor.kernels.linear:_POSSIBLE_FP8_BLOCK_KERNELS",
+    "vllm.model_executor.kernels.linear:_POSSIBLE_WFP8A16_KERNELS",
+    "vllm.model_executor.kernels.linear:FP8ScaledMMLinearKernel.apply_scaled_mm",
+    "vllm.model_executor.kernels.linear:Fp8BlockScaledMMLinearKernel.apply_block_scaled_mm",
+    "vllm.model_executor.layers.fusion.quant_activation:QuantizedActivation",
+    "vllm.model_executor.layers.fusion.quant_activation:as_quantized_activation",
+    "vllm.model_executor.layers.fusion.quant_activation:expose_input_quant_key",
+    "vllm.model_executor.layers.fusion.fused_act_quant:_FUSED_ACT_QUANT",
+    "vllm.model_executor.layers.utils:rocm_unquantized_gemm",
+    "vllm.compilation.passes.fusion.rms_quant_fusion:FUSED_OPS",
+    "vllm.compilation.passes.fusion.rms_quant_fusion:FusedRMSQuantKey",
+    "vllm.compilation.passes.fusion.act_quant_fusion:FUSED_OPS",
+)

@@ -1,0 +1,91 @@
+"""Serves checkpoints in this process and prints, as JSON, what each generated and what ran.
+
+python serve.py CHECKPOINT... [--compile] [--count] [--wrong]
+"""
+
+import collections
+import json
+import sys
+
+import torch
+import vllm._custom_ops
+from vllm import LLM, SamplingParams
+from vllm.model_executor.layers.fusion import fused_act_quant
+
+# vLLM's attention by AMX ended in an illegal instruction on the machine where this was written, in
+# its own code (a tile that it had set up was not). Its other attention serves both sides here.
+torch.cpu._is_amx_tile_supported = lambda: False
+
+
+def scaled_fp8_quant(input, scale, *_, **__):
+    """By one scale. vLLM brings the shards of a fused weight to one scale as it loads them, by an
+    op that its CPU build has not got."""
+    return (input.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+
+
+vllm._custom_ops.scaled_fp8_quant = scaled_fp8_quant
+
+PROMPTS = [[5, 17, 300, 42], [7] * 70, [11, 400, 3, 250, 99, 8, 123]]
+TOKENS = 8
+
+
+def main() -> None:
+    calls = collections.Counter()
+    if "--count" in sys.argv:
+        from rocm_kernels_vllm import kernels
+
+        count_calls(kernels, calls, 1.0625 if "--wrong" in sys.argv else 1.0)
+    else:
+        fused_act_quant._FUSED_ACT_QUANT.clear()  # vLLM's rows there call ops of its GPU builds
+    for checkpoint in [argument for argument in sys.argv[1:] if not argument.startswith("--")]:
+        calls.clear()
+        print(f"\nSERVING {checkpoint}", flush=True)
+        result = serve(checkpoint)
+        print("\nRESULT " + json.dumps(result | {"calls": dict(calls)}), flush=True)
+
+
+def serve(checkpoint: str) -> dict:
+    llm = LLM(
+        model=checkpoint,
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=128,
+        enforce_eager="--compile" not in sys.argv,
+        seed=0,
+    )
+    parameters = SamplingParams(
+        temperature=0, max_tokens=TOKENS, logprobs=5, detokenize=False, ignore_eos=True
+    )
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    outputs = [output.outputs[0] for output in llm.generate(prompts, parameters, use_tqdm=False)]
+    return {
+        "tokens": [list(output.token_ids) for output in outputs],
+        "logprobs": [
+            [{token: p.logprob for token, p in step.items()} for step in output.logprobs]
+            for output in outputs
+        ],
+    }
+
+
+def count_calls(kernels, calls: collections.Counter, factor: float) -> None:
+    """Counts the package's functions that the plugin's ops call, by name and by class of rows. The
+    factor makes every product's scale wrong, for a test of the comparison."""
+    package = kernels.package()
+
+    class Counting:
+        def __getattr__(self, name):
+            function = getattr(package, name)
+
+            def counted(x, *args, **kwargs):
+                calls[f"{name}, {'few' if x.shape[0] <= len(PROMPTS) else 'many'} rows"] += 1
+                if name == "fp8_linear":
+                    kwargs["scale_x"] = kwargs["scale_x"] * factor
+                return function(x, *args, **kwargs)
+
+            return counted
+
+    kernels.package = Counting
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What vLLM selects with the plugin on a faked gfx942: with the vLLM that is installed, and with
+the newest one's Python files, of which VLLM_NEWEST names the folder."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hooks import HOOKS
+
+HERE = Path(__file__).resolve().parent
+VERSIONS = {"installed": None, "newest": os.environ.get("VLLM_NEWEST")}
+ALL_PARTS = ["fp8_linear", "fp8_block_linear", "weight_only", "swiglu", "swiglu_pass", "norm"]
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request):
+    if request.param == "newest" and VERSIONS["newest"] is None:
+        pytest.skip("VLLM_NEWEST names no folder of vLLM's Python files")
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def faked(tmp_path_factory):
+    """Runs select_on_gfx942.py, with a distribution whose entry point is the platform."""
+    folder = tmp_path_factory.mktemp("faked")
+    metadata = folder / "faked_gfx942-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: faked-gfx942\nVersion: 1.0\n")
+    entry = "[vllm.platform_plugins]\nfaked = faked_gfx942:platform\n"
+    (metadata / "entry_points.txt").write_text(entry)
+
+    @functools.cache
+    def run(version: str, *moved: str, off: str = ""):
+        paths = [VERSIONS[version], folder, HERE]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path),
+            "ROCM_KERNELS_VLLM_OFF": off,
+            "HF_HUB_OFFLINE": "1",
+        }
+        command = [sys.executable, str(HERE / "select_on_gfx942.py"), *moved]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+        assert lines, done.stdout[-3000:] + done.stderr[-3000:]
+        return json.loads(lines[0].removeprefix("RESULT ")), done.stdout + done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_the_hook_is_there(faked, version, hook):
+    """A vLLM that has moved one fails here, by the hook's name."""
+    result, _ = faked(version)
+    assert result["hooks"][hook], f"vLLM {result['version']} has no {hook}"
+
+
+def test_every_part_is_on(faked, version, record_property):
+    result, _ = faked(version)
+    record_property("vllm", result["version"])
+    assert result["rocm"] and result["on"] == [*ALL_PARTS, "skinny"] and result["failed"] == {}
+
+
+def test_linears_are_ours(faked, version):
+    result, _ = faked(version)
+    plain = ("static", "dynamic tensor", "token, tensor", "token, channel")
+    assert result["linears"] == {
+        **{name: "RocmKernelsFP8Linear" for name in plain},
+        "block": "RocmKernelsFP8BlockLinear",
+        "weight only": "RocmKernelsWeightOnlyLinear",
+    }
+
+
+def test_fusion_passes_put_our_ops_into_graphs(faked, version):
+    result, _ = faked(version)
+    op = "rocm_kernels_vllm_1.{}.default".format
+    assert result["graphs"] == {
+        "static": [op("rms_norm_static_fp8_quant")],
+        "static_add": [op("fused_add_rms_norm_static_fp8_quant")],
+        "token": [op("rms_norm_dynamic_per_token_quant")],
+        "token_add": [op("rms_norm_dynamic_per_token_quant")],
+    }
+
+
+def test_activations_and_16_bit_products_are_ours(faked, version):
+    result, _ = faked(version)
+    assert len(result["activation"]) == 3 and all(result["activation"].values())
+    assert result["gemm"] == "rocm_kernels_vllm.skinny"
+
+
+@pytest.mark.parametrize(
+    "moved, part",
+    [
+        ("vllm.model_executor.kernels.linear:_POSSIBLE_FP8_BLOCK_KERNELS", "fp8_block_linear"),
+        ("vllm.model_executor.layers.utils:rocm_unquantized_gemm", "skinny"),
+        ("vllm.compilation.passes.fusion.rms_quant_fusion:FUSED_OPS", "norm"),
+    ],
+)
+def test_a_moved_hook_gets_one_sentence(faked, version, moved, part):
+    """And the other parts run."""
+    result, log = faked(version, moved)
+    name = moved.partition(":")[2]
+    assert list(result["failed"]) == [part] and name in result["failed"][part]
+    assert result["on"] == [other for other in [*ALL_PARTS, "skinny"] if other != part]
+    sentences = [line for line in log.splitlines() if "as its hook has moved" in line]
+    assert len(sentences) == 1 and result["version"] in sentences[0] and name in sentences[0]
+
+
+def test_parts_are_turned_off(faked):
+    result, log = faked("installed", off="norm, swiglu_pass, nonsense")
+    expected = [part for part in [*ALL_PARTS, "skinny"] if part not in ("norm", "swiglu_pass")]
+    assert result["on"] == expected and result["failed"] == {}
+    assert "names 'nonsense', which is no part" in log
+    assert result["graphs"]["static"] == ["_C.rms_norm_static_fp8_quant.default"]

@@ -1,0 +1,196 @@
+"""The vLLM plugin without vLLM: its ops against the reference, and its parts on stand-ins for
+vLLM's hooks. With vLLM itself: tests/test_vllm.py."""
+
+import importlib
+import logging
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from compare import assert_close, assert_product_close, assert_quantized_close
+from project import ROOT
+
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.fixture
+def plugin(package, monkeypatch):
+    """The plugin's modules, on the package's CPU build."""
+    monkeypatch.syspath_prepend(str(ROOT / "integrations" / "vllm"))
+    kernels = importlib.import_module("rocm_kernels_vllm.kernels")
+    monkeypatch.setattr(kernels, "package", lambda: package)
+    names = ("ops", "parts")
+    return SimpleNamespace(
+        kernels=kernels,
+        **{name: importlib.import_module(f"rocm_kernels_vllm.{name}") for name in names},
+    )
+
+
+def fp8(*shape):
+    return torch.randn(shape).to(FP8)
+
+
+# ---- the ops -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64, 65])
+@pytest.mark.parametrize("scales", ["tensor", "row", "block"])
+def test_fp8_product(plugin, package, rows, scales):
+    n, k, dequantize = 192, 256, package.reference.dequantize
+    a, w, bias = fp8(rows, k), fp8(n, k), torch.randn(n)
+    scale_a, scale_w = {
+        "tensor": (torch.rand(()), torch.rand(1)),
+        "row": (torch.rand(rows, 1), torch.rand(n, 1)),
+        "block": (torch.rand(rows, 2), torch.rand(2, 2)),
+    }[scales]
+    out = plugin.ops.fp8_product(a, w, scale_a, scale_w, bias, torch.float32)
+    operands = dequantize(a, scale_a, 1), dequantize(w, scale_w, 128)
+    assert_product_close(out, operands[0] @ operands[1].t() + bias.double(), operands)
+
+
+@pytest.mark.parametrize("rows", [3, 64, 70])
+def test_weight_only_product(plugin, package, rows):
+    a, w, scale_w = torch.randn(rows, 256).bfloat16(), fp8(96, 256), torch.rand(96, 1)
+    operands = a.double(), package.reference.dequantize(w, scale_w, 128)
+    out = plugin.ops.weight_only_product(a, w, scale_w, None)
+    assert_product_close(out, operands[0] @ operands[1].t(), operands)
+
+
+@pytest.mark.parametrize("rows", [5, 6, 64, 65])
+def test_16_bit_products_of_few_rows(plugin, rows, monkeypatch):
+    """6 to 64 rows are skinny_gemm's; vLLM's own op has the others."""
+    theirs = SimpleNamespace(rocm_unquantized_gemm=lambda a, w, bias: torch.full((1,), -1.0))
+    monkeypatch.setattr(torch.ops, "vllm", theirs, raising=False)
+    a, w = torch.randn(rows, 256).bfloat16(), torch.randn(64, 256).bfloat16()
+    out = plugin.ops.product_16bit(a, w, None)
+    if 5 < rows <= 64:
+        assert_product_close(out, a.double() @ w.double().t(), (a, w))
+    else:
+        assert out.tolist() == [-1.0]
+
+
+@pytest.mark.parametrize("group_size", [0, 128])
+@pytest.mark.parametrize("static", [False, True])
+def test_swiglu_fp8(plugin, package, group_size, static):
+    x, scale = torch.randn(7, 512).bfloat16(), torch.tensor([0.02]) if static else None
+    group_size = 0 if static else group_size
+    ours = plugin.ops.swiglu_fp8(x, scale, group_size, FP8)
+    assert_quantized_close(
+        ours, package.reference.swiglu_fp8(x, scale=scale, group_size=group_size or None)
+    )
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_ops_in_the_place_of_vllms(plugin, package, transposed):
+    ops, reference = plugin.ops, package.reference
+    x, weight = torch.randn(5, 256).bfloat16(), torch.rand(256).bfloat16() + 0.5
+    residual, scale = torch.randn(5, 256).bfloat16(), torch.tensor([0.03])
+
+    def new():
+        return torch.full((5, 256), 0.25).to(FP8)
+
+    q = new()
+    ops.rms_norm_static_fp8_quant(q, x, weight, scale, 1e-5)
+    assert_close(q, reference.rms_norm_fp8(x, weight, 1e-5, scale=scale)[0])
+    q, ours, theirs = new(), residual.clone(), residual.clone()
+    ops.fused_add_rms_norm_static_fp8_quant(q, x, ours, weight, scale, 1e-5)
+    assert_close(q, reference.rms_norm_fp8(x, weight, 1e-5, theirs, scale=scale)[0])
+    assert torch.equal(ours, theirs)
+    q, scales, ours = new(), torch.empty(5, 1), residual.clone()
+    ops.rms_norm_dynamic_per_token_quant(q, x, weight, scales, 1e-5, None, ours)
+    expected = reference.rms_norm_fp8(x, weight, 1e-5, residual.clone())
+    assert_quantized_close((q, scales), expected)
+    scales = torch.empty(2, 5).t() if transposed else torch.empty(5, 2)
+    q, ours = new(), residual.clone()
+    ops.rms_norm_per_block_quant(q, x, weight, scales, 1e-5, None, ours, 128, transposed)
+    expected = reference.rms_norm_fp8(x, weight, 1e-5, residual.clone(), group_size=128)
+    assert_quantized_close((q, scales), expected)
+    gate_up = torch.randn(5, 512).bfloat16()
+    q = new()
+    ops.silu_and_mul_quant(q, gate_up, scale)
+    assert_close(q, reference.swiglu_fp8(gate_up, scale=scale)[0])
+    q = new()
+    ops.silu_and_mul_per_block_quant(q, gate_up, scales, 128, None, transposed)
+    assert_quantized_close((q, scales), reference.swiglu_fp8(gate_up, group_size=128))
+    with pytest.raises(ValueError, match="scale_ub must be None"):
+        ops.rms_norm_dynamic_per_token_quant(q, x, weight, scales, 1e-5, scale, None)
+
+
+def test_the_path_follows_the_rows_of_each_call(plugin, package, monkeypatch):
+    """A graph that was traced with many rows, as vLLM traces a prompt, serves few."""
+    seen, linear = [], package.fp8_linear
+    counting = SimpleNamespace(
+        fp8_linear=lambda a, *x, **y: seen.append(len(a)) or linear(a, *x, **y)
+    )
+    monkeypatch.setattr(plugin.kernels, "package", lambda: counting)
+    w, scale_w = fp8(64, 128), torch.rand(64, 1)
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def product(a, scale_a):
+        return plugin.ops.fp8_product(a, w, scale_a, scale_w, None, torch.bfloat16)
+
+    for rows in (100, 2, 64):
+        assert product(fp8(rows, 128), torch.rand(rows, 1)).shape == (rows, 64)
+    assert seen == [100, 2, 64]
+
+
+# ---- the parts -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hooked(plugin, monkeypatch):
+    """Stand-ins for two of the plugin's modules, whose hooks do what each test says."""
+    envs = ModuleType("vllm.envs")
+    envs.environment_variables = {}
+    vllm = ModuleType("vllm")
+    vllm.__version__ = "9.9"
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "vllm.envs", envs)
+    done = []
+    hooks = {name: lambda name=name: done.append(name) or True for name in plugin.parts.PARTS}
+    monkeypatch.setattr(plugin.parts, "_module", lambda _: SimpleNamespace(**hooks))
+    return SimpleNamespace(parts=plugin.parts, hooks=hooks, done=done, envs=envs)
+
+
+def test_parts_are_hooked_in_and_the_compile_cache_knows(hooked):
+    state = hooked.parts.register()
+    assert hooked.done == list(hooked.parts.PARTS) == list(state.on)
+    known = hooked.envs.environment_variables["ROCM_KERNELS_VLLM"]()
+    assert known.endswith(",".join(hooked.parts.PARTS))
+
+
+def test_parts_are_turned_off(hooked, monkeypatch, caplog):
+    monkeypatch.setenv("ROCM_KERNELS_VLLM_OFF", "norm, skinny,nonsense")
+    state = hooked.parts.register()
+    assert state.off == ("norm", "skinny") and not {"norm", "skinny"} & set(hooked.done)
+    assert "names 'nonsense', which is no part" in caplog.text
+    monkeypatch.setenv("ROCM_KERNELS_VLLM_OFF", "all")
+    assert hooked.parts.register().on == ()
+
+
+@pytest.mark.parametrize("error", [AttributeError("no FUSED_OPS"), ImportError("no module x")])
+def test_a_moved_hook_gets_one_sentence(hooked, caplog, error):
+    def moved():
+        raise error
+
+    hooked.hooks["norm"] = moved
+    with caplog.at_level(logging.WARNING):
+        state = hooked.parts.register()
+    assert list(state.failed) == ["norm"] and len(state.on) == len(hooked.parts.PARTS) - 1
+    (record,) = caplog.records
+    assert "vLLM 9.9 runs its own path for residual, RMSNorm and FP8" in record.getMessage()
+    assert str(error) in record.getMessage()
+
+
+def test_without_kernels_a_server_starts(plugin, monkeypatch, caplog):
+    def missing():
+        raise FileNotFoundError("no build for this torch")
+
+    monkeypatch.setattr(plugin.kernels, "package", missing)
+    plugin.kernels.why_not.cache_clear()
+    assert "no build for this torch" in plugin.kernels.why_not()
+    plugin.kernels.why_not()
+    assert caplog.text.count("vLLM runs its own paths, no kernels here") == 1
+    plugin.kernels.why_not.cache_clear()

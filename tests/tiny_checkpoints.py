@@ -1,0 +1,171 @@
+"""FP8 checkpoints of tiny models, written as their makers' tools write them: one function a format,
+from float32 weights to what stands in the file and in its config."""
+
+import copy
+import json
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+FP8 = torch.float8_e4m3fn
+
+
+def static_scale(name):
+    """Of a linear's input, by its name: one for what shares an input, as calibration gives."""
+    of_mlp = {"gate_proj": 0.012, "up_proj": 0.012, "gate_up_proj": 0.012, "down_proj": 0.02}
+    return {"o_proj": 0.007, **of_mlp}.get(name.rpartition(".")[2], 0.011)
+
+
+def quantised(weight, amax):
+    scale = amax / 448
+    return (weight / scale).to(FP8), scale
+
+
+def by_tensor(weight):
+    q, scale = quantised(weight, weight.abs().max())
+    return q, scale.reshape(())
+
+
+def by_channel(weight):
+    return quantised(weight, weight.abs().amax(1, keepdim=True))
+
+
+def by_block(weight):
+    n, k = weight.shape
+    rows, columns = -(-n // 128), -(-k // 128)
+    padded = torch.zeros(rows * 128, columns * 128)
+    padded[:n, :k] = weight
+    scale = padded.view(rows, 128, columns, 128).abs().amax((1, 3)) / 448
+    spread = scale.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+    return (weight / spread).to(FP8), scale
+
+
+def dequantised(q, scale):
+    if (scale.dim() == 2 and scale.shape[1] > 1) or scale.numel() not in (1, q.shape[0]):
+        scale = scale.repeat_interleave(128, 0)[: q.shape[0]]
+        scale = scale.repeat_interleave(128, 1)[:, : q.shape[1]]
+    elif scale.numel() > 1:
+        scale = scale.reshape(-1, 1)
+    return q.float() * scale.reshape(()) if scale.numel() == 1 else q.float() * scale
+
+
+def finegrained(scheme, blocks):
+    config = {
+        "quant_method": "fp8",
+        "activation_scheme": scheme,
+        "weight_block_size": [128, 128] if blocks else None,
+        "modules_to_not_convert": ["lm_head"],
+    }
+    return config, by_block if blocks else by_tensor, "weight_scale_inv", "activation_scale"
+
+
+def compressed_tensors(weights, inputs):
+    fp8 = {"num_bits": 8, "type": "float", "symmetric": True}
+    dynamic = {**fp8, "strategy": "token", "dynamic": True}
+    if weights == "block":
+        dynamic = {**fp8, "strategy": "group", "group_size": 128, "dynamic": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**fp8, "strategy": weights, "dynamic": False},
+        "input_activations": {
+            "dynamic": dynamic,
+            "static": {**fp8, "strategy": "tensor", "dynamic": False},
+            "none": None,
+        }[inputs],
+    }
+    if weights == "block":
+        group["weights"]["block_structure"] = [128, 128]
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
+    by = {"tensor": by_tensor, "channel": by_channel, "block": by_block}[weights]
+    return config, by, "weight_scale", "input_scale"
+
+
+def quark(inputs):
+    fp8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False, "ch_axis": None,
+           "group_size": None, "observer_cls": "PerTensorMinMaxObserver", "symmetric": None,
+           "round_method": None, "scale_type": None}  # fmt: skip
+    layer = {"weight": fp8, "input_tensors": fp8 if inputs == "static" else None,
+             "output_tensors": None, "bias": None}  # fmt: skip
+    config = {
+        "quant_method": "quark",
+        "global_quant_config": layer,
+        # AMD's checkpoints with FP8 in their names' end: keys and values for a cache in FP8.
+        "layer_quant_config": {
+            name: {**layer, "output_tensors": fp8} for name in ("*k_proj", "*v_proj")
+        },
+        "layer_type_quant_config": {},
+        "exclude": ["lm_head"],
+        "quant_mode": "eager_mode",
+        "algo_config": None,
+        "export": {"kv_cache_group": ["*k_proj", "*v_proj"], "pack_method": "reorder",
+                   "weight_format": "real_quantized", "weight_merge_groups": None},
+    }  # fmt: skip
+    return config, by_tensor, "weight_scale", "input_scale"
+
+
+def fbgemm():
+    config = {
+        "quant_method": "fbgemm_fp8",
+        "activation_scale_ub": 1200.0,
+        "modules_to_not_convert": ["lm_head"],
+    }
+    return config, by_channel, "weight_scale", None
+
+
+FORMATS = {
+    "finegrained, blocks": finegrained("dynamic", True),
+    "finegrained, tensor": finegrained("dynamic", False),
+    "finegrained, static": finegrained("static", False),
+    "FBGEMM": fbgemm(),
+    **{
+        f"compressed-tensors, {weights}, {inputs}": compressed_tensors(weights, inputs)
+        for weights, inputs in (
+            ("channel", "dynamic"), ("tensor", "dynamic"), ("tensor", "static"),
+            ("channel", "static"), ("channel", "none"), ("block", "dynamic"),
+        )
+    },
+    "Quark, static": quark("static"),
+    "Quark, weights alone": quark("none"),
+}  # fmt: skip
+
+
+def write(model, folder, name, static_of=static_scale):
+    """Saves a float model in a format, with static scales by linear; experts stay as they are.
+    Returns the weights that the FP8 ones stand for, by name."""
+    config, by, scale_name, static_name = FORMATS[name]
+    model.save_pretrained(folder)
+    tensors, meant = load_file(folder / "model.safetensors"), {}
+    for linear in [n for n, module in model.named_modules() if type(module) is nn.Linear]:
+        if linear == "lm_head":
+            continue
+        q, scale = by(tensors[f"{linear}.weight"].float())
+        tensors[f"{linear}.weight"], tensors[f"{linear}.{scale_name}"] = q, scale
+        meant[linear] = dequantised(q, scale)
+        if name.endswith("static"):
+            tensors[f"{linear}.{static_name}"] = torch.tensor(static_of(linear))
+        if config["quant_method"] == "quark" and linear.endswith(("k_proj", "v_proj")):
+            tensors[f"{linear}.output_scale"] = torch.tensor(0.5)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    described = json.loads((folder / "config.json").read_text())
+    described["quantization_config"] = without_experts(copy.deepcopy(config), model)
+    (folder / "config.json").write_text(json.dumps(described))
+    return meant
+
+
+def without_experts(config, model):
+    """The config, of a checkpoint that has a model's experts in 16 bits."""
+    experts = [name for name, _ in model.named_modules() if name.endswith(".experts")]
+    if experts and config["quant_method"] in ("fp8", "fbgemm_fp8"):
+        config["modules_to_not_convert"] += experts
+    elif experts and config["quant_method"] == "compressed-tensors":
+        config["ignore"].append(r"re:.*\.experts\..*")
+    elif experts:
+        config["exclude"].append("*.experts.*")
+    return config

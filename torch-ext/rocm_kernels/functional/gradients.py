@@ -1,0 +1,55 @@
+"""No op here has a derivative: a call that would need one is refused, and what is written says so.
+
+torch does neither for an op that writes its arguments: the result would be a constant to it, and a
+gradient zero or missing without a word.
+"""
+
+from typing import Optional
+
+import torch
+from torch.autograd import forward_ad
+
+_transform = torch._C._functorch.peek_interpreter_stack  # None outside of grad, jvp, vmap
+
+
+def needs_gradient(*tensors: Optional[torch.Tensor]) -> bool:
+    """Whether a function of these tensors is to be differentiated; a quarter of a microsecond."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    if torch.compiler.is_compiling():
+        return False
+    if _transform() is not None:
+        return True
+    return forward_ad._current_level >= 0 and any(
+        tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
+        for tensor in tensors
+    )
+
+
+def refuse_gradient(function: str, **tensors: Optional[torch.Tensor]) -> None:
+    """Raises for a call of which :func:`needs_gradient` is true."""
+    named = [name for name, tensor in tensors.items() if tensor is not None]
+    wanting = [name for name in named if tensors[name].requires_grad]
+    if not torch.compiler.is_compiling() and _transform() is not None:
+        what = "got a call inside a torch.func transform"
+    elif torch.is_grad_enabled() and wanting:
+        what = f"got {' and '.join(wanting)} with requires_grad"
+    else:
+        what = "got a tangent of forward-mode differentiation"
+    raise RuntimeError(
+        f"{function} has no gradient, {what}: call it under torch.inference_mode() or "
+        "torch.no_grad(), or with detached tensors; a kernelized model computes its own forward, "
+        "with its gradient, after model.train()"
+    )
+
+
+def mark_written(*tensors: Optional[torch.Tensor]) -> None:
+    """Bumps the version of what an op has written, so that autograd refuses to use an older value
+    that it has saved."""
+    if torch.compiler.is_compiling():
+        return  # the graph's own copies do
+    for tensor in tensors:
+        if tensor is not None and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)

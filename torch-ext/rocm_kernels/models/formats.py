@@ -1,0 +1,209 @@
+"""FP8 checkpoints as their ``quantization_config`` describes them: which linears are FP8, and how.
+
+Three formats are read here: compressed-tensors, which is also what a quantised model is saved as,
+AMD Quark and FBGEMM. All call a weight's scale ``weight_scale`` and a static one of the input
+``input_scale``.
+"""
+
+import fnmatch
+import re
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from torch import nn
+
+from ..functional import SCALE_BLOCK
+from .linear import FP8Linear, FP8LinearPart
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an FP8 linear is stored.
+
+    Attributes:
+        weights: what has one scale: ``"tensor"``, ``"channel"`` or ``"block"``, of 128 x 128.
+        inputs: ``"dynamic"``, ``"static"`` or ``"none"``.
+        scale_ub: largest magnitude that a computed scale of the inputs covers.
+    """
+
+    weights: str
+    inputs: str
+    scale_ub: Optional[float] = None
+
+    def scale_shape(self, n: int, k: int) -> Tuple[int, ...]:
+        """As ``FP8Linear`` has it."""
+        columns = -(-k // SCALE_BLOCK)
+        if self.weights == "block" and columns > 1:
+            return (-(-n // SCALE_BLOCK), columns)
+        return (1,) if self.weights == "tensor" else (n, 1)
+
+
+LayoutOf = Callable[[str], Optional[Layout]]  # of a linear's name; None: it is not FP8
+
+
+def layouts_of(config: Dict[str, Any]) -> Optional[LayoutOf]:
+    """Which linears a ``quantization_config`` says to be FP8, and how; None: it says something
+    else, or something that is not known here."""
+    reader = _READERS.get(config.get("quant_method", ""))
+    return None if reader is None else reader(config)
+
+
+# ---- compressed-tensors
+
+
+def _read_compressed_tensors(config: Dict[str, Any]) -> Optional[LayoutOf]:
+    groups: List[Tuple[List[str], Layout]] = []
+    for group in (config.get("config_groups") or {}).values():
+        layout = _of_group(group)
+        if layout is None:
+            return None
+        groups.append((group["targets"], layout))
+    if not groups:
+        return None
+    ignored = config.get("ignore") or []
+
+    def layout_of(name: str) -> Optional[Layout]:
+        if any(_is_target(target, name) for target in ignored):
+            return None
+        for targets, layout in groups:
+            if any(target == "Linear" or _is_target(target, name) for target in targets):
+                return layout
+        return None
+
+    return layout_of
+
+
+def _is_target(target: str, name: str) -> bool:
+    return re.match(target[3:], name) is not None if target.startswith("re:") else target == name
+
+
+def _of_group(group: Dict[str, Any]) -> Optional[Layout]:
+    weights, inputs = group["weights"], group.get("input_activations")
+    if group.get("output_activations") or not _is_fp8(weights):
+        return None
+    by = weights["strategy"]
+    if by not in ("tensor", "channel", "block"):
+        return None
+    if by == "block" and weights.get("block_structure") != [SCALE_BLOCK, SCALE_BLOCK]:
+        return None
+    if inputs is None:
+        return Layout(by, "none")
+    if not _is_fp8(inputs):
+        return None
+    if not inputs.get("dynamic"):
+        return Layout(by, "static") if inputs["strategy"] == "tensor" else None
+    wanted = ("group", SCALE_BLOCK) if by == "block" else ("token", None)
+    return (
+        Layout(by, "dynamic") if (inputs["strategy"], inputs.get("group_size")) == wanted else None
+    )
+
+
+def _is_fp8(tensor: Dict[str, Any]) -> bool:
+    return (tensor["type"], tensor["num_bits"], tensor.get("symmetric", True)) == ("float", 8, True)
+
+
+def describe(model: nn.Module) -> Dict[str, Any]:
+    """A model whose linears are ``FP8Linear``, as compressed-tensors' ``quantization_config``."""
+    names: Dict[Layout, List[str]] = {}
+    ignored = []
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear:
+            ignored.append(name)
+        elif _is_stored(module):
+            names.setdefault(layout_of_linear(module), []).append(name)
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "quantization_status": "compressed",
+        "ignore": ignored,
+        "config_groups": {
+            f"group_{i}": _group(layout, ["Linear"] if len(names) == 1 else targets)
+            for i, (layout, targets) in enumerate(names.items())
+        },
+    }
+
+
+def _is_stored(module: nn.Module) -> bool:
+    """Whether an FP8 linear is one in a state dict."""
+    whole = isinstance(module, FP8Linear) and not module.is_joined
+    return whole or isinstance(module, FP8LinearPart)
+
+
+def layout_of_linear(linear: nn.Module) -> Layout:
+    scale = linear.weight_scale_inv
+    by = "tensor" if scale.numel() == 1 else "channel" if scale.shape[1] == 1 else "block"
+    return Layout(by, linear.activation_scheme)
+
+
+def _group(layout: Layout, targets: List[str]) -> Dict[str, Any]:
+    fp8 = {"num_bits": 8, "type": "float", "symmetric": True}
+    weights = {**fp8, "strategy": layout.weights, "dynamic": False}
+    inputs = None
+    if layout.weights == "block":
+        weights["block_structure"] = [SCALE_BLOCK, SCALE_BLOCK]
+    if layout.inputs == "static":
+        inputs = {**fp8, "strategy": "tensor", "dynamic": False}
+    elif layout.inputs == "dynamic" and layout.weights == "block":
+        inputs = {**fp8, "strategy": "group", "group_size": SCALE_BLOCK, "dynamic": True}
+    elif layout.inputs == "dynamic":
+        inputs = {**fp8, "strategy": "token", "dynamic": True}
+    return {"targets": targets, "weights": weights, "input_activations": inputs}
+
+
+# ---- AMD Quark
+
+
+def _read_quark(config: Dict[str, Any]) -> Optional[LayoutOf]:
+    default = _of_quark(config.get("global_quant_config"))
+    named = config.get("layer_quant_config") or {}
+    layers = {pattern: _of_quark(layer) for pattern, layer in named.items()}
+    if default is None or None in layers.values() or config.get("layer_type_quant_config"):
+        return None
+    excluded = config.get("exclude") or []
+
+    def layout_of(name: str) -> Optional[Layout]:
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in excluded):
+            return None
+        found = (layer for pattern, layer in layers.items() if fnmatch.fnmatchcase(name, pattern))
+        return next(found, default)
+
+    return layout_of
+
+
+def _of_quark(config: Optional[Dict[str, Any]]) -> Optional[Layout]:
+    """Output tensors may be quantised: those are keys and values, for a cache in FP8."""
+    weight = (config or {}).get("weight")
+    if not isinstance(weight, dict) or config.get("bias"):
+        return None
+    by = {"per_tensor": "tensor", "per_channel": "channel"}.get(weight["qscheme"])
+    inputs = config.get("input_tensors")
+    if weight["dtype"] != "fp8_e4m3" or by is None or weight.get("is_dynamic"):
+        return None
+    if inputs is None:
+        return Layout(by, "none")
+    if inputs["dtype"] != "fp8_e4m3" or inputs["qscheme"] != "per_tensor":
+        return None
+    return None if inputs.get("is_dynamic") else Layout(by, "static")
+
+
+# ---- FBGEMM
+
+
+def _read_fbgemm(config: Dict[str, Any]) -> Optional[LayoutOf]:
+    left, bound = config.get("modules_to_not_convert") or [], config["activation_scale_ub"]
+    layout = Layout("channel", "dynamic", bound)
+    # As transformers has it: a name's beginning or its end, up to a dot.
+    patterns = [re.compile(rf"(?:{name})(?:(?<=\.)|(?=\.|$))") for name in left]
+
+    def layout_of(name: str) -> Optional[Layout]:
+        kept = any(name.endswith(end) for end in left) or any(p.match(name) for p in patterns)
+        return None if kept else layout
+
+    return layout_of
+
+
+_READERS: Dict[str, Callable[[Dict[str, Any]], Optional[LayoutOf]]] = {
+    "compressed-tensors": _read_compressed_tensors,
+    "fbgemm_fp8": _read_fbgemm,
+    "quark": _read_quark,
+}

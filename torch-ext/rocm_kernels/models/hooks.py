@@ -1,0 +1,91 @@
+"""What others hang on a module: forward hooks, and accelerate's, which bring its inputs and weights
+to a device. ``kernelize`` and a new linear in a module's place must not lose them."""
+
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+from torch import nn
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
+
+
+def hand_over(old: nn.Module, new: nn.Module) -> None:
+    """Gives a module's hooks, and whether it trains, to the one that takes its place. The handles
+    that were given out keep working, for the tables are the same."""
+    for name in _HOOKS:
+        setattr(new, name, getattr(old, name))
+    new.train(old.training)
+    if "_hf_hook" in vars(old):
+        new._hf_hook = old._hf_hook
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether something happens around a module's forward: then its parent calls it."""
+    return bool(module._forward_hooks) or bool(module._forward_pre_hooks)
+
+
+def is_offloaded(module: nn.Module) -> bool:
+    """Whether accelerate brings a module's weights to the device for each call."""
+    hook = vars(module).get("_hf_hook")
+    return any(getattr(part, "offload", False) for part in getattr(hook, "hooks", (hook,)))
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether a module's forward was replaced by something that nobody here knows."""
+    forward = vars(module).get("forward")
+    return not (
+        forward is None
+        or "_hf_hook" in vars(module)
+        or getattr(forward, "__func__", None) is type(module).forward
+    )
+
+
+def keep_accelerate_hooks(model: nn.Module) -> None:
+    """accelerate's hooks live in a ``forward`` that stands before the module's own, where
+    ``kernelize`` puts a kernel's. Those of modules that it may see move into torch's hooks.
+
+    One that brings inputs to where the module around has brought them already does nothing, and is
+    dropped: it would keep a decoder layer from being replaced.
+    """
+    devices: Dict[str, Any] = {}
+    for name, module in model.named_modules():
+        around = devices.get(name.rpartition(".")[0])
+        hook = vars(module).get("_hf_hook")
+        devices[name] = getattr(hook, "execution_device", around) if name else None
+        if hook is None or not hasattr(type(module), "kernel_layer_name"):
+            continue
+        if getattr(vars(module).get("forward"), "func", None) is not None:
+            del module.forward, module._old_forward
+        elif _before in module._forward_pre_hooks.values():
+            continue  # done, by an earlier call
+        does_nothing = (
+            type(hook).__name__ == "AlignDevicesHook"
+            and not hook.offload
+            and not hook.io_same_device
+            and around is not None
+            and torch.device(hook.execution_device) == torch.device(around)
+        )
+        if does_nothing:
+            del module._hf_hook
+        else:
+            module.register_forward_pre_hook(_before, with_kwargs=True, prepend=True)
+            module.register_forward_hook(_after)
+
+
+def _before(module: nn.Module, args: Tuple, kwargs: Dict) -> Optional[Tuple[Tuple, Dict]]:
+    hook = vars(module).get("_hf_hook")
+    return None if hook is None else hook.pre_forward(module, *args, **kwargs)
+
+
+def _after(module: nn.Module, args: Tuple, output: Any) -> Any:
+    hook = vars(module).get("_hf_hook")
+    return None if hook is None else hook.post_forward(module, output)
