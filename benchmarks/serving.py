@@ -92,6 +92,8 @@ def work(model: str, batches: list[int], runs: int, tokens: int) -> None:
     import torch
     from vllm import LLM, SamplingParams
 
+    if not torch.cuda.is_available():  # as in integrations/vllm/tests/serve.py, which says why
+        torch.cpu._is_amx_tile_supported = lambda: False
     llm = LLM(
         model=model,
         load_format="dummy",
@@ -163,6 +165,7 @@ def main() -> int:
             )
             if done.returncode:
                 print(done.stdout[-3000:] + done.stderr[-3000:], file=sys.stderr)
+                print(f"{side} ended with {done.returncode}", file=sys.stderr)
                 return 1
             for line in re.findall(r"^RESULT (.*)$", done.stdout, re.MULTILINE):
                 result = json.loads(line)

@@ -136,6 +136,15 @@ def test_the_path_follows_the_rows_of_each_call(plugin, package, monkeypatch):
     assert seen == [100, 2, 64]
 
 
+def test_whether_there_are_kernels_is_known_as_a_model_is_traced(plugin):
+    plugin.kernels._why_not.cache_clear()
+    torch._dynamo.reset()
+    double = torch.compile(
+        lambda x: x if plugin.kernels.why_not() else 2 * x, fullgraph=True, backend="aot_eager"
+    )
+    assert double(torch.ones(2)).tolist() == [2, 2]
+
+
 # ---- the parts -----------------------------------------------------------------------------------
 
 
@@ -189,8 +198,8 @@ def test_without_kernels_a_server_starts(plugin, monkeypatch, caplog):
         raise FileNotFoundError("no build for this torch")
 
     monkeypatch.setattr(plugin.kernels, "package", missing)
-    plugin.kernels.why_not.cache_clear()
+    plugin.kernels._why_not.cache_clear()
     assert "no build for this torch" in plugin.kernels.why_not()
     plugin.kernels.why_not()
     assert caplog.text.count("vLLM runs its own paths, no kernels here") == 1
-    plugin.kernels.why_not.cache_clear()
+    plugin.kernels._why_not.cache_clear()

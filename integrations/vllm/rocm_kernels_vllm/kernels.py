@@ -5,6 +5,8 @@ import importlib
 import inspect
 from types import ModuleType
 
+import torch
+
 from . import parts
 
 REPOSITORY, VERSION = "org/rocm-kernels", 1
@@ -27,10 +29,16 @@ def package() -> ModuleType:
     return client.get_kernel(REPOSITORY, **{n: v for n, v in arguments.items() if n in known})
 
 
-@functools.cache
+@torch.compiler.assume_constant_result
 def why_not() -> str:
-    """Why the kernels cannot be had here; empty if they can. The log says it, once: vLLM sets its
-    log up after its plugins, so not before this is asked."""
+    """Why the kernels cannot be had here; empty if they can. Asked while a model is traced, too."""
+    return _why_not()
+
+
+@functools.cache
+def _why_not() -> str:
+    """And says it in the log, once: vLLM sets its log up after its plugins, so not before this is
+    asked."""
     try:
         package()
     except Exception as error:  # whatever the client met: a server must start all the same

@@ -1,7 +1,8 @@
 """16-bit products of few rows on ROCm.
 
-vLLM's own kernels there take up to 5 rows (wvSplitK), and on gfx950 10 to 128 of some shapes; the
-library gets the rest. Rows 6 to 64 are for skinny_gemm, which the op decides for each call.
+vLLM's own kernels there take up to 5 rows (wvSplitK), and on gfx950 10 to 128 of some shapes
+(wvSplitKrc); the library gets the rest. Elsewhere than on gfx950, 6 to 64 rows are for skinny_gemm,
+which the op decides for each call.
 """
 
 import torch
