@@ -112,8 +112,9 @@ def main():
         package.models.quantize_model_(model, activations=activations)
         row(f'`activations="{activations}"`', model)
     static_of = calibrated(bf16, tokenizer)
-    bf16.hf_quantizer, bf16._weight_conversions = None, None  # it came out of another format's file
-    del bf16.config.quantization_config
+    # It came out of another format's file.
+    bf16.hf_quantizer, bf16._weight_conversions = None, None
+    vars(bf16.config).pop("quantization_config", None)
     for name in FORMATS:
         with tempfile.TemporaryDirectory() as folder:
             tiny_checkpoints.write(bf16, Path(folder), name, static_of)

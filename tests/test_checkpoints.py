@@ -1,6 +1,8 @@
 """FP8 checkpoints: built as their makers write them, loaded, adopted, kernelized; and our own."""
 
+import importlib
 import json
+import sys
 
 import pytest
 import torch
@@ -211,6 +213,17 @@ def test_torchao_is_adopted(package, quantize_, inputs):
     assert up.activation_scheme == ("dynamic" if inputs else "none")
     values = package.reference.dequantize(up.weight, up.weight_scale_inv, 128)
     torch.testing.assert_close(values.bfloat16(), weight)
+
+
+def test_the_page_has_what_the_script_finds(package):
+    """A row of docs/models.md; all of them take minutes."""
+    sys.path.append(str(ROOT / "tools"))
+    models_table = importlib.import_module("models_table")
+    *_, row = models_table.table(package, rows=("llama",)).splitlines()
+    page = models_table.PAGE.read_text()
+    table = page.partition(models_table.BEGIN)[2].partition(models_table.END)[0]
+    assert row in table and "wrong" not in table
+    assert row.count("whole layers") == len(models_table.COLUMNS)
 
 
 # ---- what we write

@@ -38,7 +38,8 @@ COLUMNS = {
 }
 # Widths of whole blocks, so that those of q, k, v, gate and up can be joined.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}
-WIDE_HEADS = {
+OWN = {
+    "smollm3": {"pad_token_id": 0},
     "deepseek_v3": {"num_key_value_heads": 4, "q_lora_rank": 128},
     **{name: {"head_dim": 64} for name, own in FAMILIES.items() if "head_dim" in own},
 }
@@ -48,7 +49,7 @@ WIDE_HEADS = {
 def cell(package, family, checkpoint):
     """What of a family's model in a format is replaced, if it computes what it should."""
     torch.manual_seed(0)
-    model = tiny(family, **WIDE, **WIDE_HEADS.get(family, {}))
+    model = tiny(family, **WIDE, **OWN.get(family, {}))
     if checkpoint is not None:
         with tempfile.TemporaryDirectory() as folder:
             write(model, Path(folder), checkpoint)

@@ -71,7 +71,7 @@ def keep_accelerate_hooks(model: nn.Module) -> None:
             type(hook).__name__ == "AlignDevicesHook"
             and not hook.offload
             and not hook.io_same_device
-            and around is not None
+            and None not in (around, hook.execution_device)
             and torch.device(hook.execution_device) == torch.device(around)
         )
         if does_nothing:
