@@ -18,7 +18,8 @@ __global__ void __launch_bounds__(512)
 #if ROCM_KERNELS_CDNA
   constexpr int kCount = kVectorElements<bfloat16>;
   extern __shared__ __attribute__((aligned(16))) float lds[];
-  TileLoader<MmaKind::kFp8, 16, 16, false> loader(p, 0, 0, threadIdx.x);
+  TileLoader<MmaKind::kFp8, 16, 16, false> loader(DenseRows::of_a(p, 0), DenseRows::of_w(p, 0), p.k,
+                                                  threadIdx.x);
   workgroup_barrier();
   float values[kCount];
   for (int i = 0; i < kCount; ++i) values[i] = lds[threadIdx.x * kCount + i];
