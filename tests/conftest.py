@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -159,6 +159,18 @@ def best_package() -> ModuleType:
 def device() -> torch.device:
     """This machine's best device that the package runs on."""
     return HERE.device
+
+
+@pytest.fixture
+def run_kernelized(best_package: ModuleType, device: torch.device) -> Callable:
+    """Call it with a model, and a mode: kernelized, on ``device``."""
+    mapping = best_package.layers.kernel_mapping()
+
+    def kernelized(model: torch.nn.Module, mode: kernels.Mode = kernels.Mode.INFERENCE):
+        with kernels.use_kernel_mapping(mapping, inherit_mapping=False):
+            return kernels.kernelize(model.to(device), mode=mode)
+
+    return kernelized
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-from kernels import Mode, kernelize, use_kernel_mapping
 from project import REPO_ID, ROOT
 from safetensors.torch import load_file, save_file
 from test_package import run_python
@@ -21,17 +20,6 @@ from transformers.integrations.finegrained_fp8 import FP8Linear
 @pytest.fixture
 def package(best_package):
     return best_package
-
-
-@pytest.fixture
-def run_kernelized(package, device):
-    mapping = package.layers.kernel_mapping()
-
-    def kernelized(model, mode=Mode.INFERENCE):
-        with use_kernel_mapping(mapping, inherit_mapping=False):
-            return kernelize(model.to(device), mode=mode)
-
-    return kernelized
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import functools
 
 import pytest
 import torch
-from kernels import Mode, kernelize, use_kernel_mapping
+from kernels import Mode
 from tiny_models import dequantized, quantizing_inputs, randomized, tiny_llama, tokens
 from torch import nn
 from transformers import (
@@ -82,17 +82,6 @@ def tiny(model_type, **changes):
 @pytest.fixture
 def package(best_package):
     return best_package
-
-
-@pytest.fixture
-def run_kernelized(package, device):
-    mapping = package.layers.kernel_mapping()
-
-    def kernelized(model, mode=Mode.INFERENCE):
-        with use_kernel_mapping(mapping, inherit_mapping=False):
-            return kernelize(model.to(device), mode=mode)
-
-    return kernelized
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernels import Mode, kernelize, use_kernel_mapping
+from kernels import Mode
 from tiny_models import tiny_llama, tokens
 from torch import nn
 from torch.autograd import forward_ad
@@ -12,17 +12,6 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 @pytest.fixture
 def package(best_package):
     return best_package
-
-
-@pytest.fixture
-def run_kernelized(package, device):
-    mapping = package.layers.kernel_mapping()
-
-    def kernelized(model, mode=Mode.INFERENCE):
-        with use_kernel_mapping(mapping, inherit_mapping=False):
-            return kernelize(model.to(device), mode=mode)
-
-    return kernelized
 
 
 def calls(package, device):

@@ -29,17 +29,6 @@ def package(best_package):
 
 
 @pytest.fixture
-def run_kernelized(package, device):
-    mapping = package.layers.kernel_mapping()
-
-    def kernelized(model, mode=Mode.INFERENCE):
-        with use_kernel_mapping(mapping, inherit_mapping=False):
-            return kernelize(model.to(device), mode=mode)
-
-    return kernelized
-
-
-@pytest.fixture
 def quantize_(package):
     """With FP8 inputs on any device: where both sides round alike, they can be compared closely."""
     return functools.partial(package.models.quantize_model_, activations="dynamic")
