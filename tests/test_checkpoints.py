@@ -12,6 +12,8 @@ from test_package import run_python
 from tiny_checkpoints import FORMATS, static_scale, write
 from tiny_models import quantizing_inputs, tiny_llama, tokens
 from torch import nn
+from torchao.quantization import PerRow
+from torchao.quantization.quantize_ import workflows
 from transformers import AutoModelForCausalLM
 from transformers.integrations.fbgemm_fp8 import FbgemmFp8Linear
 from transformers.integrations.finegrained_fp8 import FP8Linear
@@ -160,12 +162,9 @@ def test_linears_of_transformers_are_adopted(package, quantize_, dialect):
     assert model["fbgemm"].scale_ub == 1200
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in FORMATS if name.startswith(("compressed", "Quark"))]
-)
+@pytest.mark.parametrize("name", [name for name in FORMATS if name.startswith("compressed")])
 @torch.no_grad()
 def test_what_its_makers_package_loads_is_adopted(package, quantize_, tmp_path, name):
-    pytest.importorskip("compressed_tensors" if name.startswith("compressed") else "quark")
     write(wide_llama(), tmp_path, name)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     with package.models.fp8_checkpoints():
@@ -182,11 +181,9 @@ def test_what_its_makers_package_loads_is_adopted(package, quantize_, tmp_path, 
 @pytest.mark.parametrize("inputs", [True, False])
 @torch.no_grad()
 def test_torchao_is_adopted(package, quantize_, inputs):
-    quantization = pytest.importorskip("torchao.quantization")
     model = wide_llama().bfloat16()
-    workflows = pytest.importorskip("torchao.quantization.quantize_.workflows")
     # By hand: its own call for quantised inputs asks for a GPU.
-    row = quantization.PerRow()
+    row = PerRow()
     kwargs = workflows.QuantizeTensorToFloat8Kwargs(granularity=row) if inputs else None
     for name, module in model.named_modules():
         if name.endswith("_proj"):
@@ -278,7 +275,6 @@ print(model.dtype, len(report.adopted), len(report.fused), same)
 @torch.no_grad()
 def test_others_read_what_we_saved(package, quantize_, tmp_path):
     """compressed-tensors' own package, which computes in 16 bits from the same FP8 values."""
-    pytest.importorskip("compressed_tensors")
     model = wide_llama()
     quantize_(model, activations="dynamic")
     model.save_pretrained(tmp_path)

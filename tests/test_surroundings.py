@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 
+import peft
 import pytest
 import torch
 from kernels import Mode, kernelize, use_kernel_mapping
@@ -257,7 +258,6 @@ def test_two_processes_equal_one(package, quantize_, run_kernelized, tmp_path, a
 @pytest.mark.parametrize("first", ["quantise", "adapt"])
 def test_lora(package, quantize_, run_kernelized, device, first):
     """Adapters stay in 16 bits and train, the linears under them are FP8 and do not."""
-    peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["q_proj", "down_proj"], r=4, init_lora_weights=False)
     torch.manual_seed(3)
     model = tiny_llama().to(device)
@@ -293,7 +293,6 @@ def test_lora(package, quantize_, run_kernelized, device, first):
 @torch.no_grad()
 def test_lora_on_a_kernelized_model(package, quantize_, run_kernelized, device):
     """The decoder layer, replaced already, sees that something has come between."""
-    peft = pytest.importorskip("peft")
     model = tiny_llama().to(device)
     quantize_(model)
     own = copy.deepcopy(model)
