@@ -40,6 +40,8 @@ struct MoeConfig {
       "split_k=1 xcds=8'";
 };
 
+inline bool operator==(const MoeConfig& a, const MoeConfig& b) { return equal_configs(a, b); }
+
 // What the choice of a config depends on.
 struct MoeShape {
   int32_t rows;  // slots of tokens, or grouped_gemm's rows
@@ -90,7 +92,7 @@ inline Status tell_configs(const char* text, const MoeShape& shape,
   teller.tell(teller.first);
   const auto tell_other = [](const MoeConfig& config, void* data) {
     const auto& teller = *static_cast<const Teller*>(data);
-    if (!equal_configs(config, teller.first)) teller.tell(config);
+    if (!(config == teller.first)) teller.tell(config);
   };
   return visit_configs(shape, tell_other, &teller);
 }
