@@ -1,8 +1,7 @@
 // Device code and launcher of swiglu_fp8 for both GPU families; see swiglu_fp8.h for the maths.
 //
 // Four bytes in and one out for each output element of 16-bit inputs: memory decides, as long as
-// the activation is a handful of operations: exponentials as 2^x, one reciprocal, FP8 two at a
-// time.
+// the activation is a handful of operations, and FP8 is made two at a time.
 //
 // Unless a scale depends on a whole row, no thread needs another's elements, so rows are one long
 // run of vectors, one a thread, in blocks that come and go. With a scale a token, a team of threads
@@ -10,7 +9,7 @@
 // as in rms_norm_fp8.
 #pragma once
 
-#include "../common/gpu/math.h"
+#include "../common/gpu/activation.h"
 #include "../common/gpu/row_launch.h"
 #include "swiglu_fp8.h"
 
@@ -30,49 +29,17 @@ struct SwigluParams {
   Output output;
 };
 
-// ---- Activations ------------------------------------------------------------------------------
-
-constexpr float kLog2E = 1.44269504f;
-
-// v / (1 + exp(-t)).
-ROCM_KERNELS_DEVICE float times_sigmoid(float v, float t) {
-  return v * fast_reciprocal(1.0f + fast_exp2(-kLog2E * t));
-}
-
-// The complementary error function of z >= 0 to a relative 1.2e-7: W. H. Press et al., Numerical
-// Recipes, 2nd edition, section 6.2. Relative, so that the tail of GELU is as good as its middle.
-ROCM_KERNELS_DEVICE float erfc_positive(float z) {
-  const float t = fast_reciprocal(1.0f + 0.5f * z);
-  float p = 0.17087277f;
-  p = fmaf(p, t, -0.82215223f);
-  p = fmaf(p, t, 1.48851587f);
-  p = fmaf(p, t, -1.13520398f);
-  p = fmaf(p, t, 0.27886807f);
-  p = fmaf(p, t, -0.18628806f);
-  p = fmaf(p, t, 0.09678418f);
-  p = fmaf(p, t, 0.37409196f);
-  p = fmaf(p, t, 1.00002368f);
-  p = fmaf(p, t, -1.26551223f);
-  return t * fast_exp2(kLog2E * (p - z * z));
-}
-
 template <int kCount>
 ROCM_KERNELS_DEVICE void activate(Activation activation, float (&v)[kCount]) {
   if (activation == Activation::kSilu) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) v[i] = times_sigmoid(v[i], v[i]);
+    for (int i = 0; i < kCount; ++i) v[i] = silu(v[i]);
   } else if (activation == Activation::kGelu) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float half_tail = 0.5f * erfc_positive(fabsf(v[i]) * 0.70710678f);
-      v[i] *= v[i] < 0.0f ? half_tail : 1.0f - half_tail;
-    }
+    for (int i = 0; i < kCount; ++i) v[i] = gelu(v[i]);
   } else if (activation == Activation::kGeluTanh) {
-    // (1 + tanh(u)) / 2 is the sigmoid of 2u; 2 sqrt(2 / pi) = 1.5957691.
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      v[i] = times_sigmoid(v[i], 1.5957691f * fmaf(0.044715f * v[i] * v[i], v[i], v[i]));
-    }
+    for (int i = 0; i < kCount; ++i) v[i] = gelu_tanh(v[i]);
   }
 }
 

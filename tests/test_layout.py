@@ -82,6 +82,16 @@ def test_vendors_are_told_apart_in_common_gpu_alone(name):
     assert not asked, f"{name} asks {asked}: that belongs in common/gpu/"
 
 
+@pytest.mark.parametrize("name", sources())
+def test_files_that_a_comment_names_are_there(name):
+    """By its own name, wherever it lies: comments outlive what they speak of."""
+    there = {Path(other).name for other in sources()}
+    comments = re.findall(r"//.*", (ROOT / name).read_text())
+    # Up to a suffix: `tiles_*.h` and `<dtype>.cu` name several files.
+    named = re.findall(r"(?<![\w*>.])(\w+\.(?:h|cuh|hip|cu))\b", "\n".join(comments))
+    assert not (missing := set(named) - there), f"{name} speaks of {missing}"
+
+
 def reached(source: str) -> set[str]:
     """All files that a source needs, itself included, whatever the preprocessor picks."""
     seen, todo = set(), [source]

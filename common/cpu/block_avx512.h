@@ -1,4 +1,4 @@
-// cpu_block.h in AVX-512.
+// block.h in AVX-512.
 
 // Whether the even columns of 32 lie in one vector and the odd ones in the next.
 template <class Order>

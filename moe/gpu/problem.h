@@ -2,16 +2,15 @@
 //
 //   gate_up   rows of a are tokens, gathered; the end of a tile applies the activation
 //   down      rows of a are the ones that gate_up left; sums go to the slot's row, one for each
-//   part
-//             of K, and combine.h adds them
+//             part of K, and the combine kernel (fused_moe.h) adds them
 //   grouped   grouped_gemm: rows as they lie, rounded once
 //
 // A row is a slot (token * k + slot of the token) in the order of experts: routing.h. Its sums
 // never depend on its place, only on its own values.
 #pragma once
 
+#include "../../common/gpu/activation.h"
 #include "../../common/gpu/element.h"
-#include "../../common/gpu/math.h"
 #include "../fused_moe.h"
 #include "../grouped_gemm.h"
 
@@ -64,32 +63,6 @@ struct GroupedProblem {
   }
 };
 
-namespace detail {
-
-// v / (1 + exp(-t)).
-ROCM_KERNELS_DEVICE float times_sigmoid(float v, float t) {
-  return v * fast_reciprocal(1.0f + fast_exp2(-1.44269504f * t));
-}
-
-// The complementary error function of z >= 0 to a relative 1.2e-7: W. H. Press et al., Numerical
-// Recipes, 2nd edition, section 6.2.
-ROCM_KERNELS_DEVICE float erfc_positive(float z) {
-  const float t = fast_reciprocal(1.0f + 0.5f * z);
-  float p = 0.17087277f;
-  p = fmaf(p, t, -0.82215223f);
-  p = fmaf(p, t, 1.48851587f);
-  p = fmaf(p, t, -1.13520398f);
-  p = fmaf(p, t, 0.27886807f);
-  p = fmaf(p, t, -0.18628806f);
-  p = fmaf(p, t, 0.09678418f);
-  p = fmaf(p, t, 0.37409196f);
-  p = fmaf(p, t, 1.00002368f);
-  p = fmaf(p, t, -1.26551223f);
-  return t * fast_exp2(1.44269504f * (p - z * z));
-}
-
-}  // namespace detail
-
 // The row of w [n, K] that row `row` of a tile of columns from `begin` on is, or -1: one after the
 // other, or paired: kRun gates, then the ups of the same columns of h, and so on.
 template <bool kPaired, int kRun>
@@ -106,17 +79,13 @@ ROCM_KERNELS_DEVICE float gated(GatedActivation activation, float limit, float g
   up = up > limit ? limit : up < -limit ? -limit : up;
   switch (activation) {
     case GatedActivation::kSilu:
-      return detail::times_sigmoid(gate, gate) * up;
-    case GatedActivation::kGelu: {
-      const float half_tail = 0.5f * detail::erfc_positive(fabsf(gate) * 0.70710678f);
-      return gate * (gate < 0.0f ? half_tail : 1.0f - half_tail) * up;
-    }
-    case GatedActivation::kGeluTanh: {
-      const float cubic = fmaf(0.044715f * gate * gate, gate, gate);
-      return detail::times_sigmoid(gate, 1.5957691f * cubic) * up;
-    }
+      return silu(gate) * up;
+    case GatedActivation::kGelu:
+      return gelu(gate) * up;
+    case GatedActivation::kGeluTanh:
+      return gelu_tanh(gate) * up;
     case GatedActivation::kSwigluOai:
-      return detail::times_sigmoid(gate, kSwigluOaiSlope * gate) * (up + 1.0f);
+      return times_sigmoid(gate, kSwigluOaiSlope * gate) * (up + 1.0f);
   }
   return 0.0f;
 }
