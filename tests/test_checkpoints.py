@@ -3,14 +3,13 @@
 import importlib
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from project import REPO_ID, ROOT
 from safetensors.torch import load_file, save_file
 from test_package import run_python
-from tiny_checkpoints import FORMATS, static_scale, write
+from tiny_checkpoints import FORMATS, static_scale, to_torchao_, write
 from tiny_models import quantizing_inputs, tiny_llama, tokens
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -179,20 +178,9 @@ def test_what_its_makers_package_loads_is_adopted(package, quantize_, tmp_path, 
 
 @pytest.mark.parametrize("inputs", [True, False])
 @torch.no_grad()
-def test_torchao_is_adopted(package, quantize_, inputs, monkeypatch):
-    monkeypatch.syspath_prepend(Path(sys.prefix) / "torchao")  # requirements-torchao.txt says why
-    torchao = pytest.importorskip("torchao.quantization")
-    workflows = importlib.import_module("torchao.quantization.quantize_.workflows")
+def test_torchao_is_adopted(package, quantize_, inputs):
     model = wide_llama().bfloat16()
-    # By hand: its own call for quantised inputs asks for a GPU.
-    row = torchao.PerRow()
-    kwargs = workflows.QuantizeTensorToFloat8Kwargs(granularity=row) if inputs else None
-    for name, module in model.named_modules():
-        if name.endswith("_proj"):
-            made = workflows.Float8Tensor.from_hp(
-                module.weight.detach(), granularity=row, act_quant_kwargs=kwargs
-            )
-            module.weight = nn.Parameter(made, requires_grad=False)
+    to_torchao_(model, inputs)
     weight = model.model.layers[0].mlp.up_proj.weight.dequantize()
     report = quantize_(model)
     assert len(report.adopted) == 14 and len(report.fused) == 4
