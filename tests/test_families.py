@@ -12,7 +12,10 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    FalconConfig,
+    GPT2Config,
     JambaConfig,
+    MambaConfig,
     T5Config,
 )
 
@@ -240,3 +243,53 @@ def test_linears_whose_weight_the_model_reads_stay(package, quantize_, run_kerne
         expected, actual = getattr(expected, "logits", expected), getattr(actual, "logits", actual)
         close = torch.nn.functional.cosine_similarity(actual.cpu(), expected, dim=-1)
         assert close.min() > 0.98, type(model)
+
+
+@torch.no_grad()
+def test_subclasses_that_compute_a_linear_are_linears(package, quantize_, run_kernelized, device):
+    """Falcon's, say; one that computes something else, or only for small inputs, is named."""
+
+    class Clamped(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).clamp(-100, 100)
+
+    report = quantize_(nn.Sequential(Clamped(16, 16)))
+    assert report.skipped == {"0": "is a Clamped"}
+    falcon = randomized(
+        AutoModelForCausalLM.from_config(
+            FalconConfig(
+                hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=160,
+                bos_token_id=0, eos_token_id=0,
+            )
+        )
+    )  # fmt: skip
+    assert len(quantize_(falcon).converted) == 8
+    ids = tokens(2, 9)
+    expected = quantizing_inputs(package, falcon)(ids).logits.to(device)
+    noise = (expected - falcon(ids).logits.to(device)).abs().mean()
+    actual = run_kernelized(falcon)(ids.to(device)).logits
+    assert (actual - expected).abs().mean() < 0.1 * noise
+
+
+@torch.no_grad()
+def test_a_float32_residual_meets_a_16_bit_norm(package, quantize_, run_kernelized, device):
+    """Mamba's, in bfloat16."""
+    config = MambaConfig(vocab_size=160, hidden_size=32, num_hidden_layers=2, residual_in_fp32=True)
+    model = randomized(AutoModelForCausalLM.from_config(config)).bfloat16().to(device)
+    ids = tokens(2, 9, device)
+    report = quantize_(model, activations="none")
+    expected = model(ids).logits
+    assert report.skipped["backbone.layers.0.mixer.conv1d"] == "is a Conv1d"
+    logits = run_kernelized(model)(ids).logits
+    assert ("MambaRMSNorm", "RMSNorm") in package.models.kernelized_layers(model)
+    close = torch.nn.functional.cosine_similarity(logits.float(), expected.float(), dim=-1)
+    assert close.min() > 0.999
+
+
+@torch.no_grad()
+def test_matrices_that_no_linear_holds_are_named(quantize_):
+    config = GPT2Config(vocab_size=160, n_embd=32, n_layer=3, n_head=4, n_positions=64)
+    report = quantize_(AutoModelForCausalLM.from_config(config))
+    assert report.converted == ()
+    assert report.skipped["transformer.h.2.attn.c_attn"] == "is a Conv1D"
+    assert "skipped transformer.h.*.attn.c_attn: is a Conv1D (3)" in str(report)

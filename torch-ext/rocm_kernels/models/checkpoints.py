@@ -8,6 +8,7 @@ of transformers is imported before a model of its, or that function, asks for it
 import contextlib
 import functools
 import importlib
+import re
 import sys
 from typing import Any, Dict, Iterator
 
@@ -16,8 +17,17 @@ from torch import nn
 
 from ..functional import FP8_DTYPES
 from .adopt import weight_scale
-from .formats import describe, layouts_of
-from .linear import FP8Linear, FP8LinearPart
+from .convert_experts import is_experts
+from .experts import Experts
+from .formats import Layout, describe, layout_of_linear, layouts_of
+from .linear import FP8Linear, FP8LinearPart, computes_linear
+from .stored_experts import (
+    layout_of_experts,
+    place_experts,
+    store_experts,
+    stored_names,
+    with_conversions,
+)
 
 _FORMATS = ("compressed-tensors", "fbgemm_fp8", "quark")
 
@@ -51,7 +61,7 @@ def describe_checkpoint(model: nn.Module) -> None:
     transformers = sys.modules.get("transformers.modeling_utils")
     if transformers is None or not isinstance(model, transformers.PreTrainedModel):
         return
-    if not any(isinstance(module, FP8Linear) for module in model.modules()):
+    if not any(isinstance(module, (FP8Linear, Experts)) for module in model.modules()):
         return
     if not any(hasattr(module, "quantization_scheme") for module in model.modules()):
         hook = getattr(model, "ct_decompress_hook", None)
@@ -60,7 +70,32 @@ def describe_checkpoint(model: nn.Module) -> None:
     if getattr(model, "hf_quantizer", None) is not None:
         model._weight_conversions = None  # of the checkpoint that it came from
     model.hf_quantizer = _fp8_quantizer()(None, pre_quantized=True)
-    model.config.quantization_config = _config_class(None)(**describe(model))
+    model.config.quantization_config = _config_class(None)(**_described(model))
+
+
+def _described(model: Any) -> Dict[str, Any]:
+    """The model's ``quantization_config``, with the names that a file of it has."""
+    layouts: Dict[str, Layout] = {}
+    ignored = []
+    stored = stored_names(model, [name for name, _ in model.named_modules() if name])
+    for name, module in model.named_modules():
+        whole = isinstance(module, FP8Linear) and not module.is_joined
+        if whole or isinstance(module, FP8LinearPart):
+            layouts[stored[name]] = layout_of_linear(module)
+        elif isinstance(module, Experts):
+            layouts[f"re:{re.escape(stored[name])}\\."] = layout_of_experts(module)
+        elif is_experts(module):
+            ignored.append(f"re:{re.escape(stored[name])}\\.")
+        elif _could_be_quantised(module):
+            ignored.append(stored[name])
+    return describe(layouts, ignored)
+
+
+def _could_be_quantised(module: nn.Module) -> bool:
+    """Also a router, say, which others' code may have as a linear."""
+    weight = module._parameters.get("weight")
+    matrix = weight is not None and weight.dim() == 2 and weight.dtype not in FP8_DTYPES
+    return matrix and not isinstance(module, nn.Embedding)
 
 
 def _on_any_machine(quantizer: type) -> type:
@@ -122,21 +157,21 @@ def _fp8_quantizer() -> type:
     class Fp8Quantizer(base.HfQuantizer):
         """Loads into ``FP8Linear``, and saves a model that has them."""
 
+        def _convert_model_for_quantization(self, model: Any) -> None:
+            """transformers has Llama 4's experts as linears then; here they are one module."""
+
         def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
             layout_of = layouts_of(self.quantization_config.to_dict())
-            for name, parameter in model.named_parameters():
-                experts = name.rpartition(".")[0]
-                if parameter.dim() > 2 and layout_of(f"{experts}.0.gate_proj") is not None:
-                    raise ValueError(
-                        f"{name} holds experts in one tensor, and fp8_checkpoints reads linears "
-                        "alone from this format: load this model without it"
-                    )
-            for name, linear in list(model.named_modules()):
-                layout = layout_of(name) if type(linear) is nn.Linear else None
+            linears = {n: m for n, m in model.named_modules() if computes_linear(m)}
+            for name, stored in stored_names(model, linears).items():
+                layout = layout_of(stored)
                 if layout is not None:
-                    model.set_submodule(name, _empty(linear, layout))
+                    model.set_submodule(name, _empty(linears[name], layout))
+            place_experts(model, layout_of)
             ignored = set(model._keys_to_ignore_on_load_unexpected or ())
             ignored |= {r"\.(k|v)_scale$", r"\.output_scale$"}  # of a KV cache
+            # Static ones of experts' inputs: one a token is finer.
+            ignored |= {r"\.\d+\.\w+\.(input|activation)_scale$"}
             model._keys_to_ignore_on_load_unexpected = ignored
 
         def get_weight_conversions(self) -> Any:
@@ -146,9 +181,13 @@ def _fp8_quantizer() -> type:
                 for stored, name in names.items()
             ]
 
+        def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
+            return with_conversions(weight_conversions, model) + self.get_weight_conversions()
+
         def get_state_dict_and_metadata(self, model: Any) -> Any:
             _require_all_ours(model)
             state_dict = model.state_dict()
+            store_experts(model, state_dict)
             for prefix, module in model.named_modules():
                 if isinstance(module, (FP8Linear, FP8LinearPart)):
                     for name, stored in (
@@ -193,10 +232,15 @@ def _empty(linear: nn.Linear, layout: Any) -> FP8Linear:
 def _require_all_ours(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
-        if parameter.dtype in FP8_DTYPES and not isinstance(owner, FP8Linear):
+        if parameter.dtype in FP8_DTYPES and not isinstance(owner, (FP8Linear, Experts)):
             raise ValueError(
                 f"{name} is FP8 of another format, a {type(owner).__name__}, and one file holds "
                 "one format: save the model before quantize_model_"
+            )
+        if isinstance(owner, Experts) and not owner.is_fp8:
+            raise ValueError(
+                f"{name} is MXFP4, and one file holds one format: save the model before "
+                "quantize_model_"
             )
         if getattr(owner, "scale_ub", None) is not None:
             raise ValueError(

@@ -1,4 +1,5 @@
 """FP8 checkpoints as their ``quantization_config`` describes them: which linears are FP8, and how.
+Each expert's are linears too.
 
 Three formats are read here: compressed-tensors, which is also what a quantised model is saved as,
 AMD Quark and FBGEMM. All call a weight's scale ``weight_scale`` and a static one of the input
@@ -13,7 +14,6 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from torch import nn
 
 from ..functional import SCALE_BLOCK
-from .linear import FP8Linear, FP8LinearPart
 
 
 @dataclass(frozen=True)
@@ -102,31 +102,26 @@ def _is_fp8(tensor: Dict[str, Any]) -> bool:
     return (tensor["type"], tensor["num_bits"], tensor.get("symmetric", True)) == ("float", 8, True)
 
 
-def describe(model: nn.Module) -> Dict[str, Any]:
-    """A model whose linears are ``FP8Linear``, as compressed-tensors' ``quantization_config``."""
-    names: Dict[Layout, List[str]] = {}
-    ignored = []
-    for name, module in model.named_modules():
-        if type(module) is nn.Linear:
-            ignored.append(name)
-        elif _is_stored(module):
-            names.setdefault(layout_of_linear(module), []).append(name)
+def describe(layouts: Dict[str, Layout], ignored: List[str]) -> Dict[str, Any]:
+    """compressed-tensors' ``quantization_config`` of a checkpoint.
+
+    Args:
+        layouts: of each target: the name of an FP8 linear, or ``re:`` and a pattern of names.
+        ignored: names of what could be FP8, and is not.
+    """
+    targets: Dict[Layout, List[str]] = {}
+    for target, layout in layouts.items():
+        targets.setdefault(layout, []).append(target)
     return {
         "quant_method": "compressed-tensors",
         "format": "float-quantized",
         "quantization_status": "compressed",
         "ignore": ignored,
         "config_groups": {
-            f"group_{i}": _group(layout, ["Linear"] if len(names) == 1 else targets)
-            for i, (layout, targets) in enumerate(names.items())
+            f"group_{i}": _group(layout, ["Linear"] if len(targets) == 1 else names)
+            for i, (layout, names) in enumerate(targets.items())
         },
     }
-
-
-def _is_stored(module: nn.Module) -> bool:
-    """Whether an FP8 linear is one in a state dict."""
-    whole = isinstance(module, FP8Linear) and not module.is_joined
-    return whole or isinstance(module, FP8LinearPart)
 
 
 def layout_of_linear(linear: nn.Module) -> Layout:
