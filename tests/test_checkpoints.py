@@ -191,14 +191,15 @@ def test_torchao_is_adopted(package, quantize_, inputs):
 
 
 def test_the_page_has_what_the_script_finds(package):
-    """A row of docs/models.md; all of them take minutes."""
+    """Two rows of docs/models.md; all of them take minutes."""
     sys.path.append(str(ROOT / "tools"))
     models_table = importlib.import_module("models_table")
-    *_, row = models_table.table(package, rows=("llama",)).splitlines()
+    *_, row, moe = models_table.table(package, rows=("llama", "mixtral")).splitlines()
     page = models_table.PAGE.read_text()
     table = page.partition(models_table.BEGIN)[2].partition(models_table.END)[0]
-    assert row in table and "wrong" not in table
-    assert row.count("whole layers") == len(models_table.COLUMNS)
+    assert row in table and moe in table and "wrong" not in table
+    for made in (row, moe):
+        assert made.count("whole layers") == len(models_table.COLUMNS)
 
 
 # ---- what we write

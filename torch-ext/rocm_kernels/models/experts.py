@@ -93,7 +93,7 @@ class Experts(nn.Module):
     def is_fp8(self) -> bool:
         return self.gate_up_proj.dtype in FP8_DTYPES
 
-    def stored(self, name: str) -> Tuple[torch.Tensor, torch.Tensor]:
+    def _stored(self, name: str) -> Tuple[torch.Tensor, torch.Tensor]:
         """A weight and its scales as checkpoints hold them: in OCP's dialect."""
         weight, scale = getattr(self, name).data, getattr(self, f"{name}_scale_inv").data
         if not self.is_fp8 or weight.device.type == "meta":
@@ -124,7 +124,7 @@ class Experts(nn.Module):
     def _save_to_state_dict(self, destination: Dict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in WEIGHTS:
-            weight, scale = self.stored(name)
+            weight, scale = self._stored(name)
             destination[prefix + name], destination[f"{prefix}{name}_scale_inv"] = weight, scale
 
     def _load_from_state_dict(
