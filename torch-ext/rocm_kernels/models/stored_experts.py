@@ -20,11 +20,20 @@ _MIXTRALS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 def stored_names(model: Any, names: Iterable[str]) -> Dict[str, str]:
-    """What a transformers model's modules are called in its checkpoints."""
+    """What a transformers model's modules are called in its checkpoints: as it was loaded, or as
+    transformers would write it."""
     core = importlib.import_module("transformers.core_model_loading")
-    marks = {f"{name}.mark": torch.empty(0) for name in names}
-    found = {id(mark): key for key, mark in core.revert_weight_conversion(model, marks).items()}
-    return {key[: -len(".mark")]: found[id(mark)][: -len(".mark")] for key, mark in marks.items()}
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions is None:
+        mapping = importlib.import_module("transformers.conversion_mapping")
+        conversions = mapping.get_model_conversion_mapping(model, add_legacy=False)
+        # Which file has such a prefix is known after loading alone.
+        conversions = [c for c in conversions if not isinstance(c, core.PrefixChange)]
+    renamings = [
+        c.reverse_transform() for c in conversions[::-1] if isinstance(c, core.WeightRenaming)
+    ]
+    ends = {name: core.apply_renamings(f"{name}.", renamings) for name in names}
+    return {name: renamed[:-1] for name, renamed in ends.items()}
 
 
 # ---- loading
