@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from test_families import tiny
 from test_package import run_python
 from tiny_checkpoints import write
-from tiny_models import quantizing_inputs, tokens
-from transformers import AutoModelForCausalLM
+from tiny_models import quantizing_inputs, randomized, tokens
+from transformers import AutoConfig, AutoModelForCausalLM
 
 # Whole blocks of gate and up; all experts for each token, so that no router can choose anew.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}
@@ -229,7 +229,8 @@ def test_what_is_saved_is_compressed_tensors(package, tmp_path):
     assert tensors[f"{w1}_scale"].shape == (256, 1)
     assert not any("gate_up_proj" in name or "scale_inv" in name for name in tensors)
     config = json.loads((tmp_path / "fp8" / "config.json").read_text())["quantization_config"]
-    gates = [f"model.layers.{i}.block_sparse_moe.gate" for i in range(2)]
+    blocks = ("mlp", "block_sparse_moe")  # in transformers, and in its files
+    gates = [f"model.layers.{i}.{block}.gate" for i in range(2) for block in blocks]
     assert config["ignore"] == [*gates, "lm_head"]
     assert len(config["config_groups"]) == 1
 
@@ -263,3 +264,46 @@ def test_a_state_dict_of_experts_is_ocps(package, quantize_):
     with pytest.raises(RuntimeError, match=r"down_proj must be torch.float8_e4m3fn, got"):
         state = ocp.state_dict()
         ocp.load_state_dict({**state, f"{name}.down_proj": state[f"{name}.down_proj"].float()})
+
+
+# Whose names in files differ from the model's in other ways: experts under a name of their own, in
+# one tensor; a gate of another name beside a shared expert; a vision tower and a tied head.
+RENAMED = {
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma3": {
+        "text_config": {
+            "hidden_size": 96, "intermediate_size": 144, "num_hidden_layers": 2,
+            "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 160, "head_dim": 16,
+        },
+        "vision_config": {
+            "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32,
+            "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+        },
+        "mm_tokens_per_image": 4, "image_token_index": 159,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", RENAMED)
+@torch.no_grad()
+def test_names_in_files_are_found_again(package, quantize_, tmp_path, family):
+    """For this package, and for compressed-tensors' own where transformers can join experts."""
+    sizes = {
+        "hidden_size": 96, "intermediate_size": 144, "num_hidden_layers": 2, "vocab_size": 160,
+        "num_attention_heads": 6, "num_key_value_heads": 2,
+    }  # fmt: skip
+    own = RENAMED[family]
+    config = AutoConfig.for_model(family, **({} if "text_config" in own else sizes), **own)
+    randomized(AutoModelForCausalLM.from_config(config)).save_pretrained(tmp_path / "float")
+    model = load(package, tmp_path / "float")
+    converted = quantize_(model, activations="none").converted
+    ids = tokens(1, 7, vocabulary=150)
+    before = model(ids).logits
+    model.save_pretrained(tmp_path / "fp8")
+    loaded = load(package, tmp_path / "fp8")
+    assert torch.equal(loaded(ids).logits, before)
+    assert set(quantize_(loaded).adopted) == set(converted)
+    if family != "granitemoe":
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "fp8", dtype=torch.float32).eval()
+        torch.testing.assert_close(theirs(ids).logits, before, rtol=1e-3, atol=1e-3)

@@ -16,6 +16,7 @@ from transformers import (
     GPT2Config,
     JambaConfig,
     MambaConfig,
+    RwkvConfig,
     T5Config,
 )
 
@@ -215,7 +216,7 @@ class ReadsItsLinear(nn.Module):
 @torch.no_grad()
 def test_linears_whose_weight_the_model_reads_stay(package, quantize_, run_kernelized, device):
     """T5 casts to its wo's dtype, Jamba multiplies with its dt_proj's weight, torch's encoder layer
-    hands weights to a kernel of its own."""
+    hands weights to a kernel of its own, RWKV divides those of its blocks by powers of two."""
     config = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
     t5 = AutoModelForSeq2SeqLM.from_config(T5Config(vocab_size=160, **config)).eval()
     ids = tokens(1, 5)
@@ -226,9 +227,14 @@ def test_linears_whose_weight_the_model_reads_stay(package, quantize_, run_kerne
             attn_layer_offset=1, attn_layer_period=2, pad_token_id=0,
         )
     ).eval()  # fmt: skip
+    rwkv = AutoModelForCausalLM.from_config(
+        RwkvConfig(vocab_size=160, hidden_size=32, num_hidden_layers=2, context_length=64)
+    ).eval()
     encoder = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True).eval()
     for model, inputs, stays in (
         (ReadsItsLinear(), (torch.randn(3, 16),), {"read"}),
+        (rwkv, (ids,), {f"rwkv.blocks.{i}.{name}" for i in range(2)
+                        for name in ("attention.output", "feed_forward.value")}),
         (encoder, (torch.randn(2, 5, 32),), {"linear1", "linear2", "self_attn.out_proj"}),
         (jamba, (ids,), {"model.layers.0.mamba.dt_proj"}),
         (t5, (ids, None, ids), {f"{coder}.block.0.layer.{i}.DenseReluDense.wo"

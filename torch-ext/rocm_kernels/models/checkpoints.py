@@ -74,20 +74,23 @@ def describe_checkpoint(model: nn.Module) -> None:
 
 
 def _described(model: Any) -> Dict[str, Any]:
-    """The model's ``quantization_config``, with the names that a file of it has."""
+    """The model's ``quantization_config``: with the names that modules have in its files, by which
+    servers go, and with its own, by which transformers goes."""
     layouts: Dict[str, Layout] = {}
     ignored = []
-    stored = stored_names(model, [name for name, _ in model.named_modules() if name])
-    for name, module in model.named_modules():
+    for name, stored in stored_names(model, [name for name, _ in model.named_modules()]).items():
+        module = model.get_submodule(name)
+        names = dict.fromkeys((name, stored))
+        experts = [rf"re:{re.escape(name)}\." for name in names]
         whole = isinstance(module, FP8Linear) and not module.is_joined
         if whole or isinstance(module, FP8LinearPart):
-            layouts[stored[name]] = layout_of_linear(module)
+            layouts.update(dict.fromkeys(names, layout_of_linear(module)))
         elif isinstance(module, Experts):
-            layouts[f"re:{re.escape(stored[name])}\\."] = layout_of_experts(module)
+            layouts.update(dict.fromkeys(experts, layout_of_experts(module)))
         elif is_experts(module):
-            ignored.append(f"re:{re.escape(stored[name])}\\.")
+            ignored += experts
         elif _could_be_quantised(module):
-            ignored.append(stored[name])
+            ignored += names
     return describe(layouts, ignored)
 
 
@@ -164,7 +167,7 @@ def _fp8_quantizer() -> type:
             layout_of = layouts_of(self.quantization_config.to_dict())
             linears = {n: m for n, m in model.named_modules() if computes_linear(m)}
             for name, stored in stored_names(model, linears).items():
-                layout = layout_of(stored)
+                layout = layout_of(name, stored)
                 if layout is not None:
                     model.set_submodule(name, _empty(linears[name], layout))
             place_experts(model, layout_of)

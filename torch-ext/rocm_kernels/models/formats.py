@@ -38,7 +38,8 @@ class Layout:
         return (1,) if self.weights == "tensor" else (n, 1)
 
 
-LayoutOf = Callable[[str], Optional[Layout]]  # of a linear's name; None: it is not FP8
+# Of a linear, by its names, in the model and in files; None: it is not FP8.
+LayoutOf = Callable[..., Optional[Layout]]
 
 
 def layouts_of(config: Dict[str, Any]) -> Optional[LayoutOf]:
@@ -62,11 +63,11 @@ def _read_compressed_tensors(config: Dict[str, Any]) -> Optional[LayoutOf]:
         return None
     ignored = config.get("ignore") or []
 
-    def layout_of(name: str) -> Optional[Layout]:
-        if any(_is_target(target, name) for target in ignored):
+    def layout_of(*names: str) -> Optional[Layout]:
+        if any(_is_target(target, name) for target in ignored for name in names):
             return None
         for targets, layout in groups:
-            if any(target == "Linear" or _is_target(target, name) for target in targets):
+            if "Linear" in targets or any(_is_target(t, name) for t in targets for name in names):
                 return layout
         return None
 
@@ -156,11 +157,13 @@ def _read_quark(config: Dict[str, Any]) -> Optional[LayoutOf]:
         return None
     excluded = config.get("exclude") or []
 
-    def layout_of(name: str) -> Optional[Layout]:
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in excluded):
+    def layout_of(*names: str) -> Optional[Layout]:
+        def are(pattern: str) -> bool:
+            return any(fnmatch.fnmatchcase(name, pattern) for name in names)
+
+        if any(are(pattern) for pattern in excluded):
             return None
-        found = (layer for pattern, layer in layers.items() if fnmatch.fnmatchcase(name, pattern))
-        return next(found, default)
+        return next((layer for pattern, layer in layers.items() if are(pattern)), default)
 
     return layout_of
 
@@ -190,8 +193,9 @@ def _read_fbgemm(config: Dict[str, Any]) -> Optional[LayoutOf]:
     # As transformers has it: a name's beginning or its end, up to a dot.
     patterns = [re.compile(rf"(?:{name})(?:(?<=\.)|(?=\.|$))") for name in left]
 
-    def layout_of(name: str) -> Optional[Layout]:
-        kept = any(name.endswith(end) for end in left) or any(p.match(name) for p in patterns)
+    def layout_of(*names: str) -> Optional[Layout]:
+        kept = any(name.endswith(end) for end in left for name in names)
+        kept = kept or any(pattern.match(name) for pattern in patterns for name in names)
         return None if kept else layout
 
     return layout_of

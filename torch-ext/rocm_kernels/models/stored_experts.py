@@ -32,8 +32,8 @@ def stored_names(model: Any, names: Iterable[str]) -> Dict[str, str]:
     renamings = [
         c.reverse_transform() for c in conversions[::-1] if isinstance(c, core.WeightRenaming)
     ]
-    ends = {name: core.apply_renamings(f"{name}.", renamings) for name in names}
-    return {name: renamed[:-1] for name, renamed in ends.items()}
+    weights = {name: core.apply_renamings(f"{name}.weight", renamings) for name in names}
+    return {name: weight.rpartition(".")[0] for name, weight in weights.items()}
 
 
 # ---- loading
@@ -45,7 +45,8 @@ def place_experts(model: Any, layout_of: LayoutOf) -> None:
     modules = {name: module for name, module in model.named_modules() if is_experts(module)}
     for name, stored in stored_names(model, modules).items():
         module = modules[name]
-        gate_up, down = (_layout(layout_of, stored, linears) for linears in (_GATE_UP, _DOWN))
+        both = {name, stored}
+        gate_up, down = (_layout(layout_of, both, linears) for linears in (_GATE_UP, _DOWN))
         if gate_up is None and down is None:
             continue
         try:
@@ -59,10 +60,15 @@ def place_experts(model: Any, layout_of: LayoutOf) -> None:
             ) from None
 
 
-def _layout(layout_of: LayoutOf, experts: str, linears: Tuple[str, ...]) -> Optional[Layout]:
-    names = [name for linear in linears for name in (linear, _MIXTRALS[linear])]
-    found = (layout_of(f"{experts}.0.{name}") for name in names)
-    return next((layout for layout in found if layout is not None), None)
+def _layout(
+    layout_of: LayoutOf, experts: Iterable[str], linears: Tuple[str, ...]
+) -> Optional[Layout]:
+    for linear in linears:
+        for stored in (linear, _MIXTRALS[linear]):
+            layout = layout_of(*(f"{name}.0.{stored}" for name in experts))
+            if layout is not None:
+                return layout
+    return None
 
 
 def _empty(module: nn.Module, layout: Layout) -> Experts:
@@ -118,8 +124,9 @@ def _generic(core: Any, name: str, scales: List[Any]) -> List[Any]:
     made = []
     merge, join = core.MergeModulelist(dim=0), core.Concatenate(dim=1)
     for which, linears in zip(WEIGHTS, (_GATE_UP, _DOWN)):
-        sources = [f".{name}.*.{linear}.weight" for linear in linears]
-        target = f".{name}.{which}"
+        # Patterns: a dot by itself is any character, and shared_experts are others.
+        sources = [rf"\.{name}.*.{linear}.weight" for linear in linears]
+        target = rf"\.{name}.{which}"
         operations = [merge, join] if len(sources) > 1 else [merge]
         made.append(core.WeightConverter(sources, target, operations))
         sources = [f"{source}_scale" for source in sources]
@@ -210,16 +217,17 @@ def store_experts(model: Any, state_dict: Dict[str, torch.Tensor]) -> None:
             key = f"{name}.{which}"
             weight, scale = state_dict.pop(key), state_dict.pop(f"{key}_scale_inv")
             split = core.revert_weight_conversion(model, {key: weight})
-            if key not in split:  # transformers splits the weight so, once more
+            if len(split) > 1:  # transformers splits the weight so, once more
                 parts = core.revert_weight_conversion(model, {key: scale})
                 scales = {
                     f"{part}_scale": value.reshape(-1, scale.shape[2]).clone()
                     for part, value in parts.items()
                 }
                 state_dict.update({key: weight, **scales})
-            elif split[key] is not weight or _needs_one_tensor(module):
-                transposed = split[key] is weight and module.is_transposed
-                state_dict[key] = weight.transpose(1, 2).contiguous() if transposed else weight
+            elif _needs_one_tensor(module) or not any(w is weight for w in split.values()):
+                state_dict[key] = weight  # in the model's own layout, which its conversion may make
+                if module.is_transposed and any(w is weight for w in split.values()):
+                    state_dict[key] = weight.transpose(1, 2).contiguous()
                 state_dict[f"{key}_scale"] = scale
             else:
                 for expert in range(module.num_experts):
