@@ -23,6 +23,13 @@ SIZES = {
     "llama4_text": {**WIDE, "head_dim": 64},
     "gpt_oss": {**WIDE, "head_dim": 64},
 }
+# Whole blocks everywhere, for transformers dequantises nothing else, and more than one along K.
+LATENT = {
+    "deepseek_v3": {
+        "q_lora_rank": 256, "kv_lora_rank": 256, "qk_nope_head_dim": 128, "qk_rope_head_dim": 128,
+        "v_head_dim": 128, "moe_intermediate_size": 256,
+    },
+}  # fmt: skip
 ONE_BY_ONE = ("mixtral", "qwen3_moe", "deepseek_v3", "llama4_text")
 FORMATS = (
     "finegrained, blocks",
@@ -233,6 +240,26 @@ def test_what_is_saved_is_compressed_tensors(package, tmp_path):
     gates = [f"model.layers.{i}.{block}.gate" for i in range(2) for block in blocks]
     assert config["ignore"] == [*gates, "lm_head"]
     assert len(config["config_groups"]) == 1
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
+@torch.no_grad()
+def test_blocks_are_saved_as_transformers_finegrained_fp8(package, quantize_, tmp_path, family):
+    """Which it loads by itself: without a GPU dequantised."""
+    model = tiny(family, **{**SIZES[family], **LATENT.get(family, {})})
+    write(model, tmp_path / "theirs", "finegrained, blocks", experts=True)
+    model = load(package, tmp_path / "theirs")
+    quantize_(model)
+    ids = tokens(1, 7)
+    before = model(ids).logits
+    model.save_pretrained(tmp_path / "ours")
+    config = json.loads((tmp_path / "ours" / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "fp8" and config["weight_block_size"] == [128, 128]
+    loaded = load(package, tmp_path / "ours")
+    quantize_(loaded)
+    assert torch.equal(loaded(ids).logits, before)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
+    torch.testing.assert_close(theirs(ids).logits, before, rtol=1e-3, atol=1e-3)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from ..functional import FP8_DTYPES
 from .adopt import weight_scale
 from .convert_experts import is_experts
 from .experts import Experts
-from .formats import Layout, describe, layout_of_linear, layouts_of
+from .formats import FINEGRAINED, Layout, describe, layout_of_linear, layouts_of
 from .linear import FP8Linear, FP8LinearPart, computes_linear
 from .stored_experts import (
     layout_of_experts,
@@ -56,12 +56,18 @@ def fp8_checkpoints() -> Iterator[None]:
         configs.update(before[1])
 
 
-def describe_checkpoint(model: nn.Module) -> None:
-    """Has ``save_pretrained`` write a quantised transformers model as compressed-tensors."""
+def names_in_files(model: nn.Module) -> Dict[str, str]:
+    """What modules of a transformers model are called in its checkpoints; of others nothing."""
     transformers = sys.modules.get("transformers.modeling_utils")
     if transformers is None or not isinstance(model, transformers.PreTrainedModel):
-        return
-    if not any(isinstance(module, (FP8Linear, Experts)) for module in model.modules()):
+        return {}
+    return stored_names(model, [name for name, _ in model.named_modules()])
+
+
+def describe_checkpoint(model: nn.Module, names: Dict[str, str]) -> None:
+    """Has ``save_pretrained`` write a quantised transformers model as an FP8 checkpoint; ``names``
+    are its :func:`names_in_files`."""
+    if not names or not any(isinstance(m, (FP8Linear, Experts)) for m in model.modules()):
         return
     if not any(hasattr(module, "quantization_scheme") for module in model.modules()):
         hook = getattr(model, "ct_decompress_hook", None)
@@ -70,17 +76,16 @@ def describe_checkpoint(model: nn.Module) -> None:
     if getattr(model, "hf_quantizer", None) is not None:
         model._weight_conversions = None  # of the checkpoint that it came from
     model.hf_quantizer = _fp8_quantizer()(None, pre_quantized=True)
-    model.config.quantization_config = _config_class(None)(**_described(model))
+    model.config.quantization_config = _config_class(None)(**_described(model, names))
 
 
-def _described(model: Any) -> Dict[str, Any]:
+def _described(model: Any, names_in_files: Dict[str, str]) -> Dict[str, Any]:
     """The model's ``quantization_config``: with the names that modules have in its files, by which
     servers go, and with its own, by which transformers goes."""
     layouts: Dict[str, Layout] = {}
     ignored = []
-    for name, stored in stored_names(model, [name for name, _ in model.named_modules()]).items():
-        module = model.get_submodule(name)
-        names = dict.fromkeys((name, stored))
+    for name, module in model.named_modules():
+        names = dict.fromkeys((name, names_in_files.get(name, name)))
         experts = [rf"re:{re.escape(name)}\." for name in names]
         whole = isinstance(module, FP8Linear) and not module.is_joined
         if whole or isinstance(module, FP8LinearPart):
@@ -190,13 +195,14 @@ def _fp8_quantizer() -> type:
         def get_state_dict_and_metadata(self, model: Any) -> Any:
             _require_all_ours(model)
             state_dict = model.state_dict()
-            store_experts(model, state_dict)
+            finegrained = model.config.quantization_config.quant_method == FINEGRAINED
+            names = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}
+            if finegrained:
+                names = {name: name for name in names}
+            store_experts(model, state_dict, "scale_inv" if finegrained else "scale")
             for prefix, module in model.named_modules():
                 if isinstance(module, (FP8Linear, FP8LinearPart)):
-                    for name, stored in (
-                        ("weight_scale_inv", "weight_scale"),
-                        ("activation_scale", "input_scale"),
-                    ):
+                    for name, stored in names.items():
                         if f"{prefix}.{name}" in state_dict:
                             # A copy: parts may share one value, and a file holds each by itself.
                             scale = state_dict.pop(f"{prefix}.{name}").clone()

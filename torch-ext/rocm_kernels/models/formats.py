@@ -16,6 +16,9 @@ from torch import nn
 from ..functional import SCALE_BLOCK
 
 
+FINEGRAINED = "fp8"  # is transformers' own; a weight's scale is weight_scale_inv there
+
+
 @dataclass(frozen=True)
 class Layout:
     """How an FP8 linear is stored.
@@ -104,12 +107,20 @@ def _is_fp8(tensor: Dict[str, Any]) -> bool:
 
 
 def describe(layouts: Dict[str, Layout], ignored: List[str]) -> Dict[str, Any]:
-    """compressed-tensors' ``quantization_config`` of a checkpoint.
+    """A checkpoint's ``quantization_config``: compressed-tensors', or where all scales are blocks'
+    and inputs dynamic, as DeepSeek's and Qwen's checkpoints have them, finegrained FP8's.
 
     Args:
         layouts: of each target: the name of an FP8 linear, or ``re:`` and a pattern of names.
-        ignored: names of what could be FP8, and is not.
+        ignored: the same, of what could be FP8, and is not.
     """
+    if set(layouts.values()) == {Layout("block", "dynamic")}:
+        return {
+            "quant_method": FINEGRAINED,
+            "activation_scheme": "dynamic",
+            "weight_block_size": [SCALE_BLOCK, SCALE_BLOCK],
+            "modules_to_not_convert": [name.removeprefix("re:") for name in ignored],
+        }
     targets: Dict[Layout, List[str]] = {}
     for target, layout in layouts.items():
         targets.setdefault(layout, []).append(target)

@@ -9,7 +9,7 @@ from torch import nn
 from ..functional import FP8_DTYPES, native_fp8_dtype
 from ..reference import quantize_fp8
 from .adopt import Stored, read_stored
-from .checkpoints import describe_checkpoint
+from .checkpoints import describe_checkpoint, names_in_files
 from .convert_experts import ExpertsPlan, is_experts
 from .experts import Experts
 from .fuse import fuse_projections
@@ -67,6 +67,7 @@ def quantize_model_(
     bytes_before = bytes_of(model)
     plan = _Plan(model, activations, lm_head, skip, fp8_dtype)
     experts = ExpertsPlan(model, activations, plan.scheme, skip, fp8_dtype)
+    names = names_in_files(model)
     plan.rehearse()
     experts.rehearse()
     plan.perform()
@@ -74,7 +75,7 @@ def quantize_model_(
     make_modules_known(model)
     keep_accelerate_hooks(model)
     fused = fuse_projections(model) if fuse else {}
-    describe_checkpoint(model)
+    describe_checkpoint(model, names)
     bytes_after = bytes_of(model)
     return QuantizationReport(
         converted=tuple(plan.converted),

@@ -78,9 +78,9 @@ def _empty(module: nn.Module, layout: Layout) -> Experts:
         experts, n, k = (shape[0], shape[2], shape[1]) if transposed else shape
         if layout.weights == "block" and (n // 2 if name == "gate_up_proj" else n) % SCALE_BLOCK:
             raise Stays(f"has {n} rows, not whole blocks of {SCALE_BLOCK}")
-        by_row = Layout("channel", layout.inputs) if layout.weights == "tensor" else layout
         device = module._parameters[name].device
-        shape = experts, *by_row.scale_shape(n, k)
+        blocks = -(-n // SCALE_BLOCK), -(-k // SCALE_BLOCK)
+        shape = (experts, *blocks) if layout.weights == "block" else (experts, n, 1)
         scales = torch.empty(shape, dtype=torch.float32, device=device)
         weight = torch.empty(experts, n, k, dtype=torch.float8_e4m3fn, device=device)
         pairs.append((weight, scales))
@@ -186,9 +186,6 @@ def _joined_scales(
 
 def _spread(scale: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """One expert's, to ``[rows, columns]``."""
-    blocks = -(-rows // SCALE_BLOCK)
-    if columns == 1 and scale.numel() == blocks > 1:  # of 128 rows, and all of K
-        scale = scale.repeat_interleave(SCALE_BLOCK)[:rows]
     if scale.numel() not in (1, rows * columns):
         raise ValueError(
             f"a scale must be one, or {rows} x {columns} values, got {tuple(scale.shape)}"
@@ -199,10 +196,10 @@ def _spread(scale: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 # ---- saving
 
 
-def store_experts(model: Any, state_dict: Dict[str, torch.Tensor]) -> None:
+def store_experts(model: Any, state_dict: Dict[str, torch.Tensor], suffix: str) -> None:
     """Gives a state dict, in place, the names and shapes that checkpoints have: a linear for each
-    expert, with its ``weight_scale``, where a model's own files have one, and where nothing speaks
-    against it; else the model's own tensors, with their ``_scale``."""
+    expert, where a model's own files have one, and where nothing speaks against it; else the
+    model's own tensors. A scale's name is the weight's, and ``suffix``."""
     core = importlib.import_module("transformers.core_model_loading")
     for name, module in model.named_modules():
         if not isinstance(module, Experts):
@@ -220,7 +217,7 @@ def store_experts(model: Any, state_dict: Dict[str, torch.Tensor]) -> None:
             if len(split) > 1:  # transformers splits the weight so, once more
                 parts = core.revert_weight_conversion(model, {key: scale})
                 scales = {
-                    f"{part}_scale": value.reshape(-1, scale.shape[2]).clone()
+                    f"{part}_{suffix}": value.reshape(-1, scale.shape[2]).clone()
                     for part, value in parts.items()
                 }
                 state_dict.update({key: weight, **scales})
@@ -228,7 +225,7 @@ def store_experts(model: Any, state_dict: Dict[str, torch.Tensor]) -> None:
                 state_dict[key] = weight  # in the model's own layout, which its conversion may make
                 if module.is_transposed and any(w is weight for w in split.values()):
                     state_dict[key] = weight.transpose(1, 2).contiguous()
-                state_dict[f"{key}_scale"] = scale
+                state_dict[f"{key}_{suffix}"] = scale
             else:
                 for expert in range(module.num_experts):
                     weights, scales = (
@@ -236,7 +233,7 @@ def store_experts(model: Any, state_dict: Dict[str, torch.Tensor]) -> None:
                     )
                     for linear, w, s in zip(linears, weights, scales):
                         stored = f"{name}.{expert}.{linear}.weight"
-                        state_dict[stored], state_dict[f"{stored}_scale"] = w, s.clone()
+                        state_dict[stored], state_dict[f"{stored}_{suffix}"] = w, s.clone()
 
 
 def _needs_one_tensor(module: Experts) -> bool:
@@ -244,5 +241,5 @@ def _needs_one_tensor(module: Experts) -> bool:
 
 
 def layout_of_experts(module: Experts) -> Layout:
-    by = "block" if module.gate_up_proj_scale_inv.shape[2] > 1 else "channel"
-    return Layout(by, module.activation_scheme)
+    by_row = module.gate_up_proj_scale_inv.shape[1] == module.gate_up_proj.shape[1]
+    return Layout("channel" if by_row else "block", module.activation_scheme)
