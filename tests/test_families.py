@@ -64,6 +64,54 @@ FAMILIES = {
     },
 }
 
+# Families that are another under names of their own.
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 80}
+ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 80,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+}
+LATENT = FAMILIES["deepseek_v3"]
+ALIKE = {
+    "cwm": {},
+    "diffllama": {},
+    "ernie4_5": {},
+    "helium": {"head_dim": 16},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "ministral": {"head_dim": 16},
+    "ministral3": {"head_dim": 16},
+    "seed_oss": {"head_dim": 16},
+    "glm": {"head_dim": 16, "pad_token_id": 0},
+    "glm4": {"head_dim": 16, "pad_token_id": 0},
+    "granite_swa": FAMILIES["granite"],
+    "exaone4": {},
+    "olmo3": {},
+    "dots1": {**ROUTED, "head_dim": 16},
+    "ernie4_5_moe": {
+        "moe_num_experts": 4, "moe_k": 4, "moe_intermediate_size": 80, "moe_num_shared_experts": 1,
+    },
+    "glm4_moe": {**ROUTED, "head_dim": 16},
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 80},
+    "aria_text": {"moe_num_experts": 4, "moe_topk": 4, "moe_num_shared_experts": 1,
+                  "pad_token_id": 0},
+    "mellum": {**EXPERTS, "head_dim": 16},
+    "minimax_m2": {**FAMILIES["mixtral"], "head_dim": 16},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 4},
+    "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 4, "pad_token_id": 0},
+    "deepseek_v2": LATENT,
+    "glm4_moe_lite": LATENT,
+    "youtu": {k: v for k, v in LATENT.items() if "expert" not in k},
+    "exaone_moe": {**EXPERTS, "n_group": 1, "topk_group": 1, "num_shared_experts": 1,
+                   "head_dim": 16},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 4, "head_dim": 16},
+    "hy_v3": {**EXPERTS, "head_dim": 16},
+    "solar_open": {**ROUTED, "head_dim": 16},
+}  # fmt: skip
+
 
 def tiny(model_type, **changes):
     """A model of a family, of two layers and grouped queries."""
@@ -76,7 +124,7 @@ def tiny(model_type, **changes):
             "num_attention_heads": 6,
             "num_key_value_heads": 2,
             "vocab_size": 160,
-            **FAMILIES.get(model_type, {}),
+            **FAMILIES.get(model_type, ALIKE.get(model_type, {})),
             **changes,
         },
     )
@@ -97,7 +145,7 @@ def quantize_(package):
 # ---- whole layers --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *ALIKE])
 @torch.no_grad()
 def test_a_family_equals_its_reference(package, quantize_, run_kernelized, device, family):
     """Against the model's own forward, with linears that quantise their inputs, bar a tie."""

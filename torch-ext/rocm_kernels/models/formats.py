@@ -15,7 +15,6 @@ from torch import nn
 
 from ..functional import SCALE_BLOCK
 
-
 FINEGRAINED = "fp8"  # is transformers' own; a weight's scale is weight_scale_inv there
 
 
