@@ -54,7 +54,7 @@ class ExpertsPlan:
         tried: Dict[Any, Optional[Stays]] = {}
         for name, module in model.named_modules():
             if isinstance(module, Experts):
-                if module.is_loaded:
+                if module.loaded_as is not None:
                     self.found[name] = module.loaded_as
                 continue
             if not is_experts(module):
@@ -100,8 +100,8 @@ class ExpertsPlan:
                         setattr(parent, child_name, new)
         for module in self.model.modules():
             if isinstance(module, Experts):
-                if module.is_loaded:
-                    module.is_loaded = False
+                if module.loaded_as is not None:
+                    module.loaded_as = None
                     module.take_dialect(self.fp8_dtype)
                 if self.activations is not None and module.is_fp8:
                     module.activation_scheme = self.activations

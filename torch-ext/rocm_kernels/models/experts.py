@@ -31,7 +31,8 @@ class Experts(nn.Module):
     """
 
     kernel_layer_name = "Experts"
-    is_loaded = False  # by fp8_checkpoints, and quantize_model_ has not seen it yet
+    # What fp8_checkpoints read, in words, until quantize_model_ has seen it.
+    loaded_as: Optional[str] = None
 
     def __init__(
         self,

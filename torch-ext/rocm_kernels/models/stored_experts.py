@@ -87,7 +87,6 @@ def _empty(module: nn.Module, layout: Layout) -> Experts:
     biases = tuple(module._parameters.get(f"{name}_bias") for name in WEIGHTS)
     scheme = "dynamic" if layout.inputs == "static" else layout.inputs
     new = Experts(*pairs, biases, gate, scheme, transposed)
-    new.is_loaded = True
     new.loaded_as = LOADED.format("FP8")
     new.loaded_as += PER_TOKEN if layout.inputs == "static" else ""
     new.loaded_as += NO_BOUND if layout.scale_ub is not None else ""
