@@ -1,6 +1,7 @@
 """What FP8 costs SmolLM2-135M-Instruct in accuracy: each mode, and each checkpoint format.
 
     python benchmarks/quality.py            # prints the table of docs/models.md
+    python benchmarks/quality.py --write    # puts it there
 
 Read are pages of Python's own language reference, as pydoc ships them. Predictions after each token
 are compared with bfloat16's. Then each model continues a prompt greedily, and its definition, with
@@ -11,6 +12,7 @@ tokens.
 import argparse
 import copy
 import math
+import platform
 import sys
 import tempfile
 from pathlib import Path
@@ -27,13 +29,22 @@ import load  # noqa: E402
 import tiny_checkpoints  # noqa: E402
 from tiny_models import quantizing_inputs  # noqa: E402
 
+PAGE = ROOT / "docs" / "models.md"
+BEGIN, END = "<!-- benchmarks/quality.py -->\n", "<!-- end of quality -->\n"
+
 PAGES = ("assignment", "class", "exceptions", "for", "import", "lambda", "try", "while")
 PROMPT = "Write a short story about a river, a mill and a miller who cannot sleep."
 MODES = ("dynamic", "none")
 FORMATS = (
     "finegrained, blocks",
+    "finegrained, tensor",
+    "finegrained, static",
+    "FBGEMM",
+    "compressed-tensors, channel, dynamic",
     "compressed-tensors, tensor, dynamic",
     "compressed-tensors, tensor, static",
+    "Quark, static",
+    "torchao, rows",
 )
 
 
@@ -41,7 +52,7 @@ def text():
     return "\n\n".join(topics.topics[page] for page in PAGES)
 
 
-def calibrated(model, tokenizer):
+def calibrated(model, ids):
     """Static scales of inputs: the largest magnitude over the demo's text, alike for what shares an
     input."""
     seen = {}
@@ -55,10 +66,23 @@ def calibrated(model, tokenizer):
         if name.endswith("_proj")
     ]
     with torch.no_grad():
-        model(**tokenizer(demo.TEXT, return_tensors="pt").to(demo.DEVICE))
+        model(ids)
     for hook in hooks:
         hook.remove()
     return lambda name: seen[name] / 448
+
+
+def of_format(package, bf16, name, static_of):
+    """The model out of a checkpoint of that format."""
+    if name == "torchao, rows":  # what torchao makes of a model that is loaded
+        model = copy.deepcopy(bf16)
+        tiny_checkpoints.to_torchao_(model, inputs=True)
+        return model
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_checkpoints.write(bf16, Path(folder), name, static_of)
+        with package.models.fp8_checkpoints():
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype="bfloat16")
+    return model.eval().to(demo.DEVICE)
 
 
 @torch.no_grad()
@@ -67,62 +91,72 @@ def predictions(model, ids):
 
 
 @torch.no_grad()
-def greedy_agreement(model, definition, tokenizer, count):
+def greedy_agreement(model, definition, inputs, count):
     """Share of a greedy continuation's tokens that the definition would have chosen, too."""
-    inputs = demo.chat(tokenizer, PROMPT)
     out = model.generate(**inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False)
     start = inputs["input_ids"].shape[1]
     wanted = definition(out).logits[0, start - 1 : -1].argmax(-1)
     return (wanted == out[0, start:]).float().mean().item()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=1024, help="of the text that is read")
-    parser.add_argument("--greedy", type=int, default=200, help="tokens of the continuation")
-    args = parser.parse_args()
-    package = load.load(demo.CHOICE)
-    register_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False)
+def table(package, tokens, greedy):
     bf16, tokenizer = demo.load_model()
-    ids = tokenizer(text(), return_tensors="pt")["input_ids"][:, : args.tokens].to(demo.DEVICE)
+    ids = tokenizer(text(), return_tensors="pt")["input_ids"][:, :tokens].to(demo.DEVICE)
+    sample = tokenizer(demo.TEXT, return_tensors="pt")["input_ids"].to(demo.DEVICE)
+    inputs = demo.chat(tokenizer, PROMPT)
     base = predictions(bf16, ids)
+    lines = []
+
+    def show(line):
+        lines.append(line)
+        print(line, file=sys.stderr, flush=True)
 
     def perplexity(log_p):
         return math.exp(-log_p.gather(1, ids[0, 1:, None]).mean().item())
 
-    def row(name, model):
-        """The model is quantised, and runs its own forwards yet."""
+    def row(name, model, **arguments):
+        report = package.models.quantize_model_(model, **arguments)
         definition = quantizing_inputs(package, model)
         kernelize(model, mode=Mode.INFERENCE)
         log_q = predictions(model, ids)
         top1 = (log_q.argmax(-1) == base.argmax(-1)).float().mean().item()
         kl = (base.exp() * (base - log_q)).sum(-1).mean().item()
-        greedy = greedy_agreement(model, definition, tokenizer, args.greedy)
-        columns = f"{perplexity(log_q):.2f} | {top1:.1%} | {kl:.4f} | {greedy:.1%}"
-        print(f"| {name} | {columns} |", flush=True)
+        same = greedy_agreement(model, definition, inputs, greedy)
+        show(f"| {name} | {perplexity(log_q):.2f} | {top1:.1%} | {kl:.4f} | {same:.1%} |")
+        return report
 
-    python = ".".join(map(str, sys.version_info[:2]))
-    read = f"{ids.shape[1]} tokens of the reference of Python {python}"
-    print(f"{demo.CHOICE}, {read}, {args.greedy} greedy tokens", flush=True)
-    print("| | perplexity | same most likely token | KL, nats | greedy tokens as defined |")
-    print("| --- | ---: | ---: | ---: | ---: |")
-    print(f"| bfloat16 | {perplexity(base):.2f} | | | |", flush=True)
+    show("| | perplexity | same most likely token | KL, nats | greedy tokens as defined |")
+    show("| --- | ---: | ---: | ---: | ---: |")
+    show(f"| bfloat16 | {perplexity(base):.2f} | | | |")
     for activations in MODES:
-        model = copy.deepcopy(bf16)
-        package.models.quantize_model_(model, activations=activations)
-        row(f'`activations="{activations}"`', model)
-    static_of = calibrated(bf16, tokenizer)
+        row(f'`activations="{activations}"`', copy.deepcopy(bf16), activations=activations)
+    static_of = calibrated(bf16, sample)
     # It came out of another format's file.
     bf16.hf_quantizer, bf16._weight_conversions = None, None
     vars(bf16.config).pop("quantization_config", None)
     for name in FORMATS:
-        with tempfile.TemporaryDirectory() as folder:
-            tiny_checkpoints.write(bf16, Path(folder), name, static_of)
-            with package.models.fp8_checkpoints():
-                model = AutoModelForCausalLM.from_pretrained(folder, dtype="bfloat16").eval()
-        model.to(demo.DEVICE)
-        package.models.quantize_model_(model)
-        row(f"checkpoint: {name}", model)
+        report = row(name, of_format(package, bf16, name, static_of))
+        assert not report.converted, "adopted, with the checkpoint's own values"
+    python = ".".join(platform.python_version_tuple()[:2])
+    read = f"{ids.shape[1]} tokens of the reference of Python {python}"
+    return f"{demo.CHOICE}: {read}, {greedy} greedy tokens.\n\n" + "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=512, help="of the text that is read")
+    parser.add_argument("--greedy", type=int, default=200, help="tokens of the continuation")
+    parser.add_argument("--write", action="store_true", help=f"into {PAGE.relative_to(ROOT)}")
+    args = parser.parse_args()
+    package = load.load(demo.CHOICE)
+    register_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False)
+    made = table(package, args.tokens, args.greedy)
+    if args.write:
+        page = PAGE.read_text()
+        before, _, rest = page.partition(BEGIN)
+        PAGE.write_text(before + BEGIN + made + END + rest.partition(END)[2])
+    else:
+        print(made, end="")
     return 0
 
 

@@ -10,7 +10,9 @@ sys.path.append(str(ROOT / "benchmarks"))
 import cpu
 import end_to_end
 import gpu_report
+import quality
 import serving
+from tiny_models import tiny_llama
 
 import gemm
 
@@ -73,3 +75,14 @@ def test_kernels_of_a_server_by_class():
         "GEMM": 11.0,
         "other": 0.0,
     }
+
+
+def test_the_mode_recommended_on_a_cpu_is_its_default(package):
+    """That of docs/models.md which is closer to bfloat16; the page has every mode and format."""
+    table = quality.PAGE.read_text().partition(quality.BEGIN)[2].partition(quality.END)[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
+    kl = {name: float(row[2]) for name, *row in rows[3:]}  # under the head, and bfloat16's
+    modes = {f'`activations="{mode}"`': mode for mode in quality.MODES}
+    assert list(kl) == [*modes, *quality.FORMATS]
+    recommended = modes[min(modes, key=kl.get)]
+    assert package.models.quantize_model_(tiny_llama()).activations == recommended

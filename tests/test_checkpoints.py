@@ -3,14 +3,13 @@
 import importlib
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from project import REPO_ID, ROOT
 from safetensors.torch import load_file, save_file
 from test_package import run_python
-from tiny_checkpoints import FORMATS, static_scale, write
+from tiny_checkpoints import FORMATS, static_scale, to_torchao_, write
 from tiny_models import quantizing_inputs, tiny_llama, tokens
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -179,20 +178,9 @@ def test_what_its_makers_package_loads_is_adopted(package, quantize_, tmp_path, 
 
 @pytest.mark.parametrize("inputs", [True, False])
 @torch.no_grad()
-def test_torchao_is_adopted(package, quantize_, inputs, monkeypatch):
-    monkeypatch.syspath_prepend(Path(sys.prefix) / "torchao")  # requirements-torchao.txt says why
-    torchao = pytest.importorskip("torchao.quantization")
-    workflows = importlib.import_module("torchao.quantization.quantize_.workflows")
+def test_torchao_is_adopted(package, quantize_, inputs):
     model = wide_llama().bfloat16()
-    # By hand: its own call for quantised inputs asks for a GPU.
-    row = torchao.PerRow()
-    kwargs = workflows.QuantizeTensorToFloat8Kwargs(granularity=row) if inputs else None
-    for name, module in model.named_modules():
-        if name.endswith("_proj"):
-            made = workflows.Float8Tensor.from_hp(
-                module.weight.detach(), granularity=row, act_quant_kwargs=kwargs
-            )
-            module.weight = nn.Parameter(made, requires_grad=False)
+    to_torchao_(model, inputs)
     weight = model.model.layers[0].mlp.up_proj.weight.dequantize()
     report = quantize_(model)
     assert len(report.adopted) == 14 and len(report.fused) == 4
@@ -203,14 +191,15 @@ def test_torchao_is_adopted(package, quantize_, inputs, monkeypatch):
 
 
 def test_the_page_has_what_the_script_finds(package):
-    """A row of docs/models.md; all of them take minutes."""
+    """Two rows of docs/models.md; all of them take minutes."""
     sys.path.append(str(ROOT / "tools"))
     models_table = importlib.import_module("models_table")
-    *_, row = models_table.table(package, rows=("llama",)).splitlines()
+    *_, row, moe = models_table.table(package, rows=("llama", "mixtral")).splitlines()
     page = models_table.PAGE.read_text()
     table = page.partition(models_table.BEGIN)[2].partition(models_table.END)[0]
-    assert row in table and "wrong" not in table
-    assert row.count("whole layers") == len(models_table.COLUMNS)
+    assert row in table and moe in table and "wrong" not in table
+    for made in (row, moe):
+        assert made.count("whole layers") == len(models_table.COLUMNS)
 
 
 # ---- what we write

@@ -12,7 +12,11 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    FalconConfig,
+    GPT2Config,
     JambaConfig,
+    MambaConfig,
+    RwkvConfig,
     T5Config,
 )
 
@@ -60,6 +64,54 @@ FAMILIES = {
     },
 }
 
+# Families that are another under names of their own.
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 80}
+ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 80,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+}
+LATENT = FAMILIES["deepseek_v3"]
+ALIKE = {
+    "cwm": {},
+    "diffllama": {},
+    "ernie4_5": {},
+    "helium": {"head_dim": 16},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "ministral": {"head_dim": 16},
+    "ministral3": {"head_dim": 16},
+    "seed_oss": {"head_dim": 16},
+    "glm": {"head_dim": 16, "pad_token_id": 0},
+    "glm4": {"head_dim": 16, "pad_token_id": 0},
+    "granite_swa": FAMILIES["granite"],
+    "exaone4": {},
+    "olmo3": {},
+    "dots1": {**ROUTED, "head_dim": 16},
+    "ernie4_5_moe": {
+        "moe_num_experts": 4, "moe_k": 4, "moe_intermediate_size": 80, "moe_num_shared_experts": 1,
+    },
+    "glm4_moe": {**ROUTED, "head_dim": 16},
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 80},
+    "aria_text": {"moe_num_experts": 4, "moe_topk": 4, "moe_num_shared_experts": 1,
+                  "pad_token_id": 0},
+    "mellum": {**EXPERTS, "head_dim": 16},
+    "minimax_m2": {**FAMILIES["mixtral"], "head_dim": 16},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 4},
+    "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 4, "pad_token_id": 0},
+    "deepseek_v2": LATENT,
+    "glm4_moe_lite": LATENT,
+    "youtu": {k: v for k, v in LATENT.items() if "expert" not in k},
+    "exaone_moe": {**EXPERTS, "n_group": 1, "topk_group": 1, "num_shared_experts": 1,
+                   "head_dim": 16},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 4, "head_dim": 16},
+    "hy_v3": {**EXPERTS, "head_dim": 16},
+    "solar_open": {**ROUTED, "head_dim": 16},
+}  # fmt: skip
+
 
 def tiny(model_type, **changes):
     """A model of a family, of two layers and grouped queries."""
@@ -72,7 +124,7 @@ def tiny(model_type, **changes):
             "num_attention_heads": 6,
             "num_key_value_heads": 2,
             "vocab_size": 160,
-            **FAMILIES.get(model_type, {}),
+            **FAMILIES.get(model_type, ALIKE.get(model_type, {})),
             **changes,
         },
     )
@@ -93,7 +145,7 @@ def quantize_(package):
 # ---- whole layers --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *ALIKE])
 @torch.no_grad()
 def test_a_family_equals_its_reference(package, quantize_, run_kernelized, device, family):
     """Against the model's own forward, with linears that quantise their inputs, bar a tie."""
@@ -212,7 +264,7 @@ class ReadsItsLinear(nn.Module):
 @torch.no_grad()
 def test_linears_whose_weight_the_model_reads_stay(package, quantize_, run_kernelized, device):
     """T5 casts to its wo's dtype, Jamba multiplies with its dt_proj's weight, torch's encoder layer
-    hands weights to a kernel of its own."""
+    hands weights to a kernel of its own, RWKV divides those of its blocks by powers of two."""
     config = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
     t5 = AutoModelForSeq2SeqLM.from_config(T5Config(vocab_size=160, **config)).eval()
     ids = tokens(1, 5)
@@ -223,9 +275,14 @@ def test_linears_whose_weight_the_model_reads_stay(package, quantize_, run_kerne
             attn_layer_offset=1, attn_layer_period=2, pad_token_id=0,
         )
     ).eval()  # fmt: skip
+    rwkv = AutoModelForCausalLM.from_config(
+        RwkvConfig(vocab_size=160, hidden_size=32, num_hidden_layers=2, context_length=64)
+    ).eval()
     encoder = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True).eval()
     for model, inputs, stays in (
         (ReadsItsLinear(), (torch.randn(3, 16),), {"read"}),
+        (rwkv, (ids,), {f"rwkv.blocks.{i}.{name}" for i in range(2)
+                        for name in ("attention.output", "feed_forward.value")}),
         (encoder, (torch.randn(2, 5, 32),), {"linear1", "linear2", "self_attn.out_proj"}),
         (jamba, (ids,), {"model.layers.0.mamba.dt_proj"}),
         (t5, (ids, None, ids), {f"{coder}.block.0.layer.{i}.DenseReluDense.wo"
@@ -240,3 +297,53 @@ def test_linears_whose_weight_the_model_reads_stay(package, quantize_, run_kerne
         expected, actual = getattr(expected, "logits", expected), getattr(actual, "logits", actual)
         close = torch.nn.functional.cosine_similarity(actual.cpu(), expected, dim=-1)
         assert close.min() > 0.98, type(model)
+
+
+@torch.no_grad()
+def test_subclasses_that_compute_a_linear_are_linears(package, quantize_, run_kernelized, device):
+    """Falcon's, say; one that computes something else, or only for small inputs, is named."""
+
+    class Clamped(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).clamp(-100, 100)
+
+    report = quantize_(nn.Sequential(Clamped(16, 16)))
+    assert report.skipped == {"0": "is a Clamped"}
+    falcon = randomized(
+        AutoModelForCausalLM.from_config(
+            FalconConfig(
+                hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=160,
+                bos_token_id=0, eos_token_id=0,
+            )
+        )
+    )  # fmt: skip
+    assert len(quantize_(falcon).converted) == 8
+    ids = tokens(2, 9)
+    expected = quantizing_inputs(package, falcon)(ids).logits.to(device)
+    noise = (expected - falcon(ids).logits.to(device)).abs().mean()
+    actual = run_kernelized(falcon)(ids.to(device)).logits
+    assert (actual - expected).abs().mean() < 0.1 * noise
+
+
+@torch.no_grad()
+def test_a_float32_residual_meets_a_16_bit_norm(package, quantize_, run_kernelized, device):
+    """Mamba's, in bfloat16."""
+    config = MambaConfig(vocab_size=160, hidden_size=32, num_hidden_layers=2, residual_in_fp32=True)
+    model = randomized(AutoModelForCausalLM.from_config(config)).bfloat16().to(device)
+    ids = tokens(2, 9, device)
+    report = quantize_(model, activations="none")
+    expected = model(ids).logits
+    assert report.skipped["backbone.layers.0.mixer.conv1d"] == "is a Conv1d"
+    logits = run_kernelized(model)(ids).logits
+    assert ("MambaRMSNorm", "RMSNorm") in package.models.kernelized_layers(model)
+    close = torch.nn.functional.cosine_similarity(logits.float(), expected.float(), dim=-1)
+    assert close.min() > 0.999
+
+
+@torch.no_grad()
+def test_matrices_that_no_linear_holds_are_named(quantize_):
+    config = GPT2Config(vocab_size=160, n_embd=32, n_layer=3, n_head=4, n_positions=64)
+    report = quantize_(AutoModelForCausalLM.from_config(config))
+    assert report.converted == ()
+    assert report.skipped["transformer.h.2.attn.c_attn"] == "is a Conv1D"
+    assert "skipped transformer.h.*.attn.c_attn: is a Conv1D (3)" in str(report)

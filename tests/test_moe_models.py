@@ -2,6 +2,7 @@
 weights that ours holds."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -284,6 +285,89 @@ def test_experts_that_cannot_be_converted_are_named(package):
     assert "meta device" in report.experts["c"]
     assert "forward was replaced" in report.experts["d"]
     assert type(model["a"]) is OwnGate
+
+
+class TwiceTheExperts(nn.Module):
+    """Gated as others, and then something else."""
+
+    def __init__(self, down_experts=2):
+        super().__init__()
+        self.act_fn = nn.SiLU()
+        self.gate_up_proj = nn.Parameter(torch.randn(2, 8, 16))
+        self.down_proj = nn.Parameter(torch.randn(down_experts, 16, 4))
+
+    def _apply_gate(self, both):
+        gate, up = both.chunk(2, -1)
+        return self.act_fn(gate) * up
+
+    def forward(self, x, ids, weights):
+        out = torch.zeros_like(x)
+        for slot in range(ids.shape[1]):
+            for t, e in enumerate(ids[:, slot]):
+                y = self._apply_gate(self.gate_up_proj[e] @ x[t])
+                out[t] += 2 * weights[t, slot] * (self.down_proj[e] @ y)
+        return out
+
+
+class RaisesAtItsGate(TwiceTheExperts):
+    def _apply_gate(self, both):
+        raise TypeError("an argument more")
+
+
+@torch.no_grad()
+def test_experts_are_asked_what_their_whole_forward_computes(package):
+    model = nn.ModuleDict(
+        {"twice": TwiceTheExperts(), "zero": TwiceTheExperts(1), "raises": RaisesAtItsGate()}
+    )
+    report = package.models.quantize_model_(model)
+    assert report.experts == {
+        "twice": "stays: computes something else than gated experts",
+        "zero": "stays: gate_up_proj and down_proj are (2, 8, 16) and (1, 16, 4), which are not "
+        "the same gated experts",
+        "raises": "stays: its gate cannot be asked what it computes: an argument more",
+    }
+
+
+@torch.no_grad()
+def test_a_failure_in_the_last_expert_leaves_the_model_as_it_was(package, device, monkeypatch):
+    model = tiny("mixtral").bfloat16().to(device)
+    modules = {name: type(module) for name, module in model.named_modules()}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    last = model.model.layers[1].mlp.experts.down_proj[7].data_ptr()
+    convert = sys.modules[f"{package.__name__}.models.convert_experts"]
+    works = convert.quantize_fp8
+
+    def fails_at_the_last(weight, **arguments):
+        if weight.data_ptr() == last:
+            raise MemoryError("planted")
+        return works(weight, **arguments)
+
+    monkeypatch.setattr(convert, "quantize_fp8", fails_at_the_last)
+    with pytest.raises(RuntimeError, match=r"layers.1.mlp.experts cannot be quantised.*as it was"):
+        package.models.quantize_model_(model)
+    assert {name: type(module) for name, module in model.named_modules()} == modules
+    assert not hasattr(model.config, "quantization_config")
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    report = package.models.quantize_model_(model, skip=["model.layers.1.mlp.experts"])
+    assert len(report.converted) == 8
+
+
+@torch.no_grad()
+def test_what_chooses_experts_stays(package):
+    """Also where it is a linear."""
+    qwen = package.models.quantize_model_(tiny("qwen2_moe"))
+    gates = {f"model.layers.{i}.mlp.shared_expert_gate" for i in range(2)}
+    assert {name for name, why in qwen.skipped.items() if why == "chooses experts"} == gates
+    config = AutoConfig.for_model(
+        "jetmoe", hidden_size=32, num_hidden_layers=1, num_key_value_heads=2, kv_channels=8,
+        intermediate_size=48, num_local_experts=4, vocab_size=160,
+    )  # fmt: skip
+    jetmoe = package.models.quantize_model_(AutoModelForCausalLM.from_config(config))
+    mlp = "model.layers.0.mlp"
+    assert jetmoe.skipped[f"{mlp}.router.layer"] == "chooses experts"
+    # Its experts are in a layout that nothing here reads: said, too.
+    assert jetmoe.skipped[f"{mlp}.input_linear"] == "is a JetMoeParallelExperts"
 
 
 @torch.no_grad()

@@ -2,7 +2,11 @@
 from float32 weights to what stands in the file and in its config."""
 
 import copy
+import importlib
 import json
+import re
+import sys
+from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -136,27 +140,65 @@ FORMATS = {
 }  # fmt: skip
 
 
-def write(model, folder, name, static_of=static_scale):
-    """Saves a float model in a format, with static scales by linear; experts stay as they are.
-    Returns the weights that the FP8 ones stand for, by name."""
+def write(model, folder, name, static_of=static_scale, experts=False):
+    """Saves a float model in a format, with static scales by linear; experts stay as they are, or
+    become FP8 too, as far as the format has them. Returns the weights that the FP8 ones stand for,
+    by name in the file."""
     config, by, scale_name, static_name = FORMATS[name]
     model.save_pretrained(folder)
     tensors, meant = load_file(folder / "model.safetensors"), {}
-    for linear in [n for n, module in model.named_modules() if type(module) is nn.Linear]:
-        if linear == "lm_head":
-            continue
+    linears = [n for n, module in model.named_modules() if type(module) is nn.Linear]
+    linears.remove("lm_head")
+    if experts and config["quant_method"] == "fbgemm_fp8":
+        in_one_tensor(tensors, meant)
+    elif experts:
+        one_by_one(tensors)
+        linears += [k.removesuffix(".weight") for k in tensors if re.search(EXPERT, k)]
+    for linear in linears:
         q, scale = by(tensors[f"{linear}.weight"].float())
-        tensors[f"{linear}.weight"], tensors[f"{linear}.{scale_name}"] = q, scale
         meant[linear] = dequantised(q, scale)
+        if ".experts." in linear and config["quant_method"] == "fp8" and scale.dim() == 0:
+            scale = scale.reshape(1, 1)  # or transformers cannot join them
+        tensors[f"{linear}.weight"], tensors[f"{linear}.{scale_name}"] = q, scale
         if name.endswith("static"):
             tensors[f"{linear}.{static_name}"] = torch.tensor(static_of(linear))
         if config["quant_method"] == "quark" and linear.endswith(("k_proj", "v_proj")):
             tensors[f"{linear}.output_scale"] = torch.tensor(0.5)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     described = json.loads((folder / "config.json").read_text())
-    described["quantization_config"] = without_experts(copy.deepcopy(config), model)
+    config = copy.deepcopy(config)
+    described["quantization_config"] = config if experts else without_experts(config, model)
     (folder / "config.json").write_text(json.dumps(described))
     return meant
+
+
+EXPERT = r"\.experts\.\d+\.\w+\.weight$"
+FUSED = r"\.experts\.(gate_up|down)_proj$"
+
+
+def one_by_one(tensors):
+    """Llama 4's experts, which its own files have in one tensor ``[E, K, N]``, as linears."""
+    for key in [key for key in tensors if re.search(FUSED, key)]:
+        experts, _, which = key.rpartition(".")
+        linears = ("gate_proj", "up_proj") if which == "gate_up_proj" else ("down_proj",)
+        for i, weight in enumerate(tensors.pop(key)):
+            for linear, part in zip(linears, weight.t().chunk(len(linears)), strict=True):
+                tensors[f"{experts}.{i}.{linear}.weight"] = part.contiguous()
+
+
+def in_one_tensor(tensors, meant):
+    """Experts as FBGEMM has them: Llama 4's in one tensor ``[E, K, N]`` with scales ``[E, 1, N]``
+    of gate and up, ``[E, N, 1]`` of down; others' one by one."""
+    for key in [key for key in tensors if re.search(FUSED, key)]:
+        pairs = [by_channel(weight.t().float()) for weight in tensors[key]]
+        meant[key] = torch.stack([dequantised(*pair) for pair in pairs])
+        tensors[key] = torch.stack([q.t().contiguous() for q, _ in pairs])
+        scales = torch.stack([scale for _, scale in pairs])
+        tensors[f"{key}_scale"] = scales.mT.contiguous() if "gate_up" in key else scales
+    for key in [key for key in tensors if re.search(EXPERT, key)]:
+        q, scale = by_channel(tensors[key].float())
+        tensors[key], tensors[f"{key}_scale"] = q, scale
+        meant[key.removesuffix(".weight")] = dequantised(q, scale)
 
 
 def without_experts(config, model):
@@ -169,3 +211,22 @@ def without_experts(config, model):
     elif experts:
         config["exclude"].append("*.experts.*")
     return config
+
+
+def to_torchao_(model, inputs):
+    """What torchao makes of the projections of a model that is loaded, a scale a row. By hand: its
+    own call for quantised inputs asks for a GPU."""
+    # In a folder of its own: requirements-torchao.txt says why.
+    sys.path.append(str(Path(sys.prefix) / "torchao"))
+    try:
+        granularity = importlib.import_module("torchao.quantization").PerRow()
+        workflows = importlib.import_module("torchao.quantization.quantize_.workflows")
+    finally:
+        sys.path.pop()
+    kwargs = workflows.QuantizeTensorToFloat8Kwargs(granularity=granularity) if inputs else None
+    for name, module in model.named_modules():
+        if name.endswith("_proj"):
+            made = workflows.Float8Tensor.from_hp(
+                module.weight.detach(), granularity=granularity, act_quant_kwargs=kwargs
+            )
+            module.weight = nn.Parameter(made, requires_grad=False)

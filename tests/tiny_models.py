@@ -85,11 +85,11 @@ def reference_linear(reference, linear, x):
     if linear.activation_scheme == "none":
         exact = rows.double() @ reference.dequantize(linear.weight, scale_w, 128).t()
         exact = exact if linear.bias is None else exact + linear.bias.double()
-        return exact.to(x.dtype).view(*x.shape[:-1], -1)
+        return exact.to(x.dtype).view(*x.shape[:-1], exact.shape[-1])
     blocks = scale_w.dim() == 2 and scale_w.shape[1] > 1 and static is None
     q, scale = reference.quantize_fp8(
         rows, scale=static, group_size=128 if blocks else None, scale_ub=linear.scale_ub,
         fp8_dtype=linear.weight.dtype,
     )  # fmt: skip
     out = reference.gemm(q, linear.weight, scale, scale_w, bias=linear.bias, out_dtype=x.dtype)
-    return out.view(*x.shape[:-1], -1)
+    return out.view(*x.shape[:-1], out.shape[-1])

@@ -10,6 +10,7 @@ quantised, kernelized, and compared with its own forwards on linears that the re
 import argparse
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -52,7 +53,7 @@ def cell(package, family, checkpoint):
     model = tiny(family, **WIDE, **OWN.get(family, {}))
     if checkpoint is not None:
         with tempfile.TemporaryDirectory() as folder:
-            write(model, Path(folder), checkpoint)
+            write(model, Path(folder), checkpoint, experts=has_experts(family, checkpoint))
             with package.models.fp8_checkpoints():
                 model = AutoModelForCausalLM.from_pretrained(
                     folder, dtype=torch.float32, attn_implementation="eager"
@@ -66,11 +67,21 @@ def cell(package, family, checkpoint):
     error = (model(ids).logits - expected).abs().mean()
     if not error < 0.1 * noise:
         return f"wrong: {error / noise:.2f} of the noise"
-    replaced = {name: count for (_, name), count in package.models.kernelized_layers(model).items()}
-    layers = replaced.get("LlamaDecoderLayer", 0) + replaced.get("GemmaDecoderLayer", 0)
-    if layers == len(model.model.layers):
-        return "whole layers" if replaced.get("SwiGLUMLP", 0) >= layers else "attention"
-    return "linears"
+    replaced = Counter()
+    for (_, layer), count in package.models.kernelized_layers(model).items():
+        replaced[layer] += count
+    layers = replaced["LlamaDecoderLayer"] + replaced["GemmaDecoderLayer"]
+    if layers < len(model.model.layers):
+        return "linears"
+    return "whole layers" if replaced["SwiGLUMLP"] + replaced["Experts"] >= layers else "attention"
+
+
+def has_experts(family, checkpoint):
+    """Whether FP8 checkpoints of a format hold a family's experts in FP8: GPT-OSS's are MXFP4, and
+    transformers has no finegrained experts for Llama 4."""
+    if family == "llama4_text":
+        return not checkpoint.startswith("finegrained")
+    return family in ("mixtral", "qwen3_moe", "deepseek_v3")
 
 
 def table(package, rows=ROWS):

@@ -27,7 +27,7 @@ def norm_rows(
 ) -> torch.Tensor:
     """``norm(x + residual)``, or the sum itself without a norm; it is left in ``residual``."""
     if norm is not None:
-        return rms_norm(x, weight_of(norm), eps_of(norm), residual)
+        return rms_norm(x, _weight_for(x, norm), eps_of(norm), residual)
     if residual is None:
         return x
     add_residual_(residual, x)
@@ -40,5 +40,12 @@ def norm_linear(
     """``fp8(norm_rows(x, residual, norm))``; the sum is left in ``residual``."""
     if norm is None or is_weight_only(fp8):
         return fp8(norm_rows(x, residual, norm))
-    q, scale = rms_norm_fp8(x, weight_of(norm), eps_of(norm), residual, **quantization(fp8))
+    weight = _weight_for(x, norm)
+    q, scale = rms_norm_fp8(x, weight, eps_of(norm), residual, **quantization(fp8))
     return fp8(Quantized(q, scale, x.dtype))
+
+
+def _weight_for(x: torch.Tensor, norm: nn.Module) -> torch.Tensor:
+    """The norm's weight, in float32 where Mamba's residual is that beside a 16-bit weight."""
+    weight = weight_of(norm)
+    return weight if weight.dtype in (x.dtype, torch.float32) else weight.float()

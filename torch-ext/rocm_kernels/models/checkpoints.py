@@ -8,6 +8,7 @@ of transformers is imported before a model of its, or that function, asks for it
 import contextlib
 import functools
 import importlib
+import re
 import sys
 from typing import Any, Dict, Iterator
 
@@ -16,8 +17,17 @@ from torch import nn
 
 from ..functional import FP8_DTYPES
 from .adopt import weight_scale
-from .formats import describe, layouts_of
-from .linear import FP8Linear, FP8LinearPart
+from .convert_experts import is_experts
+from .experts import Experts
+from .formats import FINEGRAINED, Layout, describe, layout_of_linear, layouts_of
+from .linear import FP8Linear, FP8LinearPart, computes_linear
+from .stored_experts import (
+    layout_of_experts,
+    place_experts,
+    store_experts,
+    stored_names,
+    with_conversions,
+)
 
 _FORMATS = ("compressed-tensors", "fbgemm_fp8", "quark")
 
@@ -46,12 +56,18 @@ def fp8_checkpoints() -> Iterator[None]:
         configs.update(before[1])
 
 
-def describe_checkpoint(model: nn.Module) -> None:
-    """Has ``save_pretrained`` write a quantised transformers model as compressed-tensors."""
+def names_in_files(model: nn.Module) -> Dict[str, str]:
+    """What modules of a transformers model are called in its checkpoints; of others nothing."""
     transformers = sys.modules.get("transformers.modeling_utils")
     if transformers is None or not isinstance(model, transformers.PreTrainedModel):
-        return
-    if not any(isinstance(module, FP8Linear) for module in model.modules()):
+        return {}
+    return stored_names(model, [name for name, _ in model.named_modules()])
+
+
+def describe_checkpoint(model: nn.Module, names: Dict[str, str]) -> None:
+    """Has ``save_pretrained`` write a quantised transformers model as an FP8 checkpoint; ``names``
+    are its :func:`names_in_files`."""
+    if not names or not any(isinstance(m, (FP8Linear, Experts)) for m in model.modules()):
         return
     if not any(hasattr(module, "quantization_scheme") for module in model.modules()):
         hook = getattr(model, "ct_decompress_hook", None)
@@ -60,7 +76,34 @@ def describe_checkpoint(model: nn.Module) -> None:
     if getattr(model, "hf_quantizer", None) is not None:
         model._weight_conversions = None  # of the checkpoint that it came from
     model.hf_quantizer = _fp8_quantizer()(None, pre_quantized=True)
-    model.config.quantization_config = _config_class(None)(**describe(model))
+    model.config.quantization_config = _config_class(None)(**_described(model, names))
+
+
+def _described(model: Any, names_in_files: Dict[str, str]) -> Dict[str, Any]:
+    """The model's ``quantization_config``: with the names that modules have in its files, by which
+    servers go, and with its own, by which transformers goes."""
+    layouts: Dict[str, Layout] = {}
+    ignored = []
+    for name, module in model.named_modules():
+        names = dict.fromkeys((name, names_in_files.get(name, name)))
+        experts = [rf"re:{re.escape(name)}\." for name in names]
+        whole = isinstance(module, FP8Linear) and not module.is_joined
+        if whole or isinstance(module, FP8LinearPart):
+            layouts.update(dict.fromkeys(names, layout_of_linear(module)))
+        elif isinstance(module, Experts):
+            layouts.update(dict.fromkeys(experts, layout_of_experts(module)))
+        elif is_experts(module):
+            ignored += experts
+        elif _could_be_quantised(module):
+            ignored += names
+    return describe(layouts, ignored)
+
+
+def _could_be_quantised(module: nn.Module) -> bool:
+    """Also a router, say, which others' code may have as a linear."""
+    weight = module._parameters.get("weight")
+    matrix = weight is not None and weight.dim() == 2 and weight.dtype not in FP8_DTYPES
+    return matrix and not isinstance(module, nn.Embedding)
 
 
 def _on_any_machine(quantizer: type) -> type:
@@ -122,21 +165,21 @@ def _fp8_quantizer() -> type:
     class Fp8Quantizer(base.HfQuantizer):
         """Loads into ``FP8Linear``, and saves a model that has them."""
 
+        def _convert_model_for_quantization(self, model: Any) -> None:
+            """transformers has Llama 4's experts as linears then; here they are one module."""
+
         def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
             layout_of = layouts_of(self.quantization_config.to_dict())
-            for name, parameter in model.named_parameters():
-                experts = name.rpartition(".")[0]
-                if parameter.dim() > 2 and layout_of(f"{experts}.0.gate_proj") is not None:
-                    raise ValueError(
-                        f"{name} holds experts in one tensor, and fp8_checkpoints reads linears "
-                        "alone from this format: load this model without it"
-                    )
-            for name, linear in list(model.named_modules()):
-                layout = layout_of(name) if type(linear) is nn.Linear else None
+            linears = {n: m for n, m in model.named_modules() if computes_linear(m)}
+            for name, stored in stored_names(model, linears).items():
+                layout = layout_of(name, stored)
                 if layout is not None:
-                    model.set_submodule(name, _empty(linear, layout))
+                    model.set_submodule(name, _empty(linears[name], layout))
+            place_experts(model, layout_of)
             ignored = set(model._keys_to_ignore_on_load_unexpected or ())
             ignored |= {r"\.(k|v)_scale$", r"\.output_scale$"}  # of a KV cache
+            # Static ones of experts' inputs: one a token is finer.
+            ignored |= {r"\.\d+\.\w+\.(input|activation)_scale$"}
             model._keys_to_ignore_on_load_unexpected = ignored
 
         def get_weight_conversions(self) -> Any:
@@ -146,15 +189,20 @@ def _fp8_quantizer() -> type:
                 for stored, name in names.items()
             ]
 
+        def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
+            return with_conversions(weight_conversions, model) + self.get_weight_conversions()
+
         def get_state_dict_and_metadata(self, model: Any) -> Any:
             _require_all_ours(model)
             state_dict = model.state_dict()
+            finegrained = model.config.quantization_config.quant_method == FINEGRAINED
+            names = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}
+            if finegrained:
+                names = {name: name for name in names}
+            store_experts(model, state_dict, "scale_inv" if finegrained else "scale")
             for prefix, module in model.named_modules():
                 if isinstance(module, (FP8Linear, FP8LinearPart)):
-                    for name, stored in (
-                        ("weight_scale_inv", "weight_scale"),
-                        ("activation_scale", "input_scale"),
-                    ):
+                    for name, stored in names.items():
                         if f"{prefix}.{name}" in state_dict:
                             # A copy: parts may share one value, and a file holds each by itself.
                             scale = state_dict.pop(f"{prefix}.{name}").clone()
@@ -193,10 +241,15 @@ def _empty(linear: nn.Linear, layout: Any) -> FP8Linear:
 def _require_all_ours(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
-        if parameter.dtype in FP8_DTYPES and not isinstance(owner, FP8Linear):
+        if parameter.dtype in FP8_DTYPES and not isinstance(owner, (FP8Linear, Experts)):
             raise ValueError(
                 f"{name} is FP8 of another format, a {type(owner).__name__}, and one file holds "
                 "one format: save the model before quantize_model_"
+            )
+        if isinstance(owner, Experts) and not owner.is_fp8:
+            raise ValueError(
+                f"{name} is MXFP4, and one file holds one format: save the model before "
+                "quantize_model_"
             )
         if getattr(owner, "scale_ub", None) is not None:
             raise ValueError(

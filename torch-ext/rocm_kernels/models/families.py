@@ -117,6 +117,43 @@ DEEPSEEK_V3 = Family(
     qkv=Join("qkv_a_proj", ("q_a_proj|q_proj", "kv_a_proj_with_mqa")),
 )
 
+GLM = Family(
+    "GlmMLP", "GlmDecoderLayer", gate_up=Join("gate_up_proj", ()), activation="activation_fn"
+)
+GLM4 = replace(
+    GLM,
+    mlp_class="Glm4MLP",
+    decoder_class="Glm4DecoderLayer",
+    attention_out_norm="post_self_attn_layernorm",
+    mlp_out_norm="post_mlp_layernorm",
+)
+
+
+def _alike(family: Family, *names: str, mlp: bool = True) -> Tuple[Family, ...]:
+    """Families whose layers compute what another's do, under names of their own; without ``mlp``
+    that is all experts."""
+    return tuple(
+        replace(
+            family,
+            mlp_class=f"{name}MLP" if mlp else None,
+            decoder_class=f"{name}DecoderLayer",
+        )
+        for name in names
+    )
+
+
+ALIKE = (
+    *_alike(LLAMA, "Cwm", "DiffLlama", "Ernie4_5", "Helium", "HunYuanDenseV1", "Ministral",
+            "Ministral3", "SeedOss"),
+    *_alike(QWEN3_MOE, "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "Glm4Moe", "HYV3", "HunYuanMoEV1",
+            "Qwen2Moe", "SolarOpen"),
+    *_alike(MIXTRAL, "AriaText", "Mellum", "MiniMaxM2", "Olmoe", mlp=False),
+    *_alike(GRANITE, "GraniteSWA"),
+    *_alike(OLMO2, "Exaone4", "Olmo3"),
+    *_alike(OLMO2, "FlexOlmo", mlp=False),
+    *_alike(DEEPSEEK_V3, "DeepseekV2", "Glm4MoeLite", "Youtu"),
+)  # fmt: skip
+
 FAMILIES = (
     LLAMA,
     MISTRAL,
@@ -134,6 +171,9 @@ FAMILIES = (
     GPT_OSS,
     LLAMA4,
     DEEPSEEK_V3,
+    GLM,
+    GLM4,
+    *ALIKE,
 )
 BY_MLP = {family.mlp_class: family for family in FAMILIES if family.mlp_class}
 BY_DECODER = {family.decoder_class: family for family in FAMILIES if family.decoder_class}

@@ -1,4 +1,5 @@
 """FP8 checkpoints as their ``quantization_config`` describes them: which linears are FP8, and how.
+Each expert's are linears too.
 
 Three formats are read here: compressed-tensors, which is also what a quantised model is saved as,
 AMD Quark and FBGEMM. All call a weight's scale ``weight_scale`` and a static one of the input
@@ -13,7 +14,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from torch import nn
 
 from ..functional import SCALE_BLOCK
-from .linear import FP8Linear, FP8LinearPart
+
+FINEGRAINED = "fp8"  # is transformers' own; a weight's scale is weight_scale_inv there
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Layout:
         return (1,) if self.weights == "tensor" else (n, 1)
 
 
-LayoutOf = Callable[[str], Optional[Layout]]  # of a linear's name; None: it is not FP8
+# Of a linear, by its names, in the model and in files; None: it is not FP8.
+LayoutOf = Callable[..., Optional[Layout]]
 
 
 def layouts_of(config: Dict[str, Any]) -> Optional[LayoutOf]:
@@ -62,11 +65,11 @@ def _read_compressed_tensors(config: Dict[str, Any]) -> Optional[LayoutOf]:
         return None
     ignored = config.get("ignore") or []
 
-    def layout_of(name: str) -> Optional[Layout]:
-        if any(_is_target(target, name) for target in ignored):
+    def layout_of(*names: str) -> Optional[Layout]:
+        if any(_is_target(target, name) for target in ignored for name in names):
             return None
         for targets, layout in groups:
-            if any(target == "Linear" or _is_target(target, name) for target in targets):
+            if "Linear" in targets or any(_is_target(t, name) for t in targets for name in names):
                 return layout
         return None
 
@@ -102,31 +105,34 @@ def _is_fp8(tensor: Dict[str, Any]) -> bool:
     return (tensor["type"], tensor["num_bits"], tensor.get("symmetric", True)) == ("float", 8, True)
 
 
-def describe(model: nn.Module) -> Dict[str, Any]:
-    """A model whose linears are ``FP8Linear``, as compressed-tensors' ``quantization_config``."""
-    names: Dict[Layout, List[str]] = {}
-    ignored = []
-    for name, module in model.named_modules():
-        if type(module) is nn.Linear:
-            ignored.append(name)
-        elif _is_stored(module):
-            names.setdefault(layout_of_linear(module), []).append(name)
+def describe(layouts: Dict[str, Layout], ignored: List[str]) -> Dict[str, Any]:
+    """A checkpoint's ``quantization_config``: compressed-tensors', or where all scales are blocks'
+    and inputs dynamic, as DeepSeek's and Qwen's checkpoints have them, finegrained FP8's.
+
+    Args:
+        layouts: of each target: the name of an FP8 linear, or ``re:`` and a pattern of names.
+        ignored: the same, of what could be FP8, and is not.
+    """
+    if set(layouts.values()) == {Layout("block", "dynamic")}:
+        return {
+            "quant_method": FINEGRAINED,
+            "activation_scheme": "dynamic",
+            "weight_block_size": [SCALE_BLOCK, SCALE_BLOCK],
+            "modules_to_not_convert": [name.removeprefix("re:") for name in ignored],
+        }
+    targets: Dict[Layout, List[str]] = {}
+    for target, layout in layouts.items():
+        targets.setdefault(layout, []).append(target)
     return {
         "quant_method": "compressed-tensors",
         "format": "float-quantized",
         "quantization_status": "compressed",
         "ignore": ignored,
         "config_groups": {
-            f"group_{i}": _group(layout, ["Linear"] if len(names) == 1 else targets)
-            for i, (layout, targets) in enumerate(names.items())
+            f"group_{i}": _group(layout, ["Linear"] if len(targets) == 1 else names)
+            for i, (layout, names) in enumerate(targets.items())
         },
     }
-
-
-def _is_stored(module: nn.Module) -> bool:
-    """Whether an FP8 linear is one in a state dict."""
-    whole = isinstance(module, FP8Linear) and not module.is_joined
-    return whole or isinstance(module, FP8LinearPart)
 
 
 def layout_of_linear(linear: nn.Module) -> Layout:
@@ -161,11 +167,13 @@ def _read_quark(config: Dict[str, Any]) -> Optional[LayoutOf]:
         return None
     excluded = config.get("exclude") or []
 
-    def layout_of(name: str) -> Optional[Layout]:
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in excluded):
+    def layout_of(*names: str) -> Optional[Layout]:
+        def are(pattern: str) -> bool:
+            return any(fnmatch.fnmatchcase(name, pattern) for name in names)
+
+        if any(are(pattern) for pattern in excluded):
             return None
-        found = (layer for pattern, layer in layers.items() if fnmatch.fnmatchcase(name, pattern))
-        return next(found, default)
+        return next((layer for pattern, layer in layers.items() if are(pattern)), default)
 
     return layout_of
 
@@ -195,8 +203,9 @@ def _read_fbgemm(config: Dict[str, Any]) -> Optional[LayoutOf]:
     # As transformers has it: a name's beginning or its end, up to a dot.
     patterns = [re.compile(rf"(?:{name})(?:(?<=\.)|(?=\.|$))") for name in left]
 
-    def layout_of(name: str) -> Optional[Layout]:
-        kept = any(name.endswith(end) for end in left) or any(p.match(name) for p in patterns)
+    def layout_of(*names: str) -> Optional[Layout]:
+        kept = any(name.endswith(end) for end in left for name in names)
+        kept = kept or any(pattern.match(name) for pattern in patterns for name in names)
         return None if kept else layout
 
     return layout_of

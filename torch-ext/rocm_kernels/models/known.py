@@ -1,7 +1,7 @@
 """Which modules ``kernelize`` gets to see, and as what."""
 
 import inspect
-from typing import Callable
+from typing import Callable, Optional
 
 from torch import nn
 
@@ -35,7 +35,9 @@ def make_modules_known(model: nn.Module) -> None:
             make_known(type(module), "LlamaMLP", _is_fp8_mlp)
         elif name in BY_DECODER:
             module.kernel_family = BY_DECODER[name]
-            make_known(type(module), _decoder_layer_name(type(module)), _is_fused_decoder_layer)
+            layer = _decoder_layer_name(type(module))
+            if layer is not None:
+                make_known(type(module), layer, _is_fused_decoder_layer)
         elif is_norm(module):
             if not is_offloaded(module):
                 prepare_norm(module)
@@ -44,10 +46,17 @@ def make_modules_known(model: nn.Module) -> None:
                 make_known(type(module), "RMSNorm", computes_rms_norm)
 
 
-def _decoder_layer_name(cls: type) -> str:
-    """``kernelize`` wants a layer to have as many parameters as what it replaces."""
-    named = "use_cache" in inspect.signature(cls.forward).parameters
-    return "LlamaDecoderLayer" if named else "GemmaDecoderLayer"
+_GEMMA = {"hidden_states", "attention_mask", "position_ids", "past_key_values",
+          "position_embeddings", "kwargs"}  # fmt: skip
+# By what their forwards take, besides the module.
+_DECODER_LAYERS = {"LlamaDecoderLayer": {*_GEMMA, "use_cache"}, "GemmaDecoderLayer": _GEMMA}
+
+
+def _decoder_layer_name(cls: type) -> Optional[str]:
+    """``kernelize`` wants a layer to have as many parameters as what it replaces; None: no layer
+    has, as may be in another version of transformers."""
+    names = {*inspect.signature(cls.forward).parameters} - {"self"}
+    return next((layer for layer, own in _DECODER_LAYERS.items() if own == names), None)
 
 
 def _is_fp8_mlp(module: nn.Module) -> bool:

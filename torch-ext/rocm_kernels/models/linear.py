@@ -1,5 +1,6 @@
 """The linears that quantisation puts in place: whole ones, and parts of fused ones."""
 
+import copy
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
@@ -202,6 +203,30 @@ class FP8LinearPart(nn.Linear):
 
     def _load_from_state_dict(self, state_dict: Dict, prefix: str, *rest: Any) -> None:
         load_linear(self, state_dict, prefix, *rest)
+
+
+def computes_linear(module: nn.Module) -> bool:
+    """Whether a 16-bit module is an ``nn.Linear``, or a subclass whose own forward computes the
+    same: asked of it, with numbers, small and large."""
+    if type(module) is nn.Linear:
+        return True
+    weight = module._parameters.get("weight")
+    if not isinstance(module, nn.Linear) or set(module._parameters) != {"weight", "bias"}:
+        return False
+    if weight is None or weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return False
+    exactly = {"dtype": torch.float32, "device": "cpu"}
+    probe = copy.copy(module)
+    probe._parameters = {"weight": torch.linspace(-1, 2, 12, **exactly).view(4, 3)}
+    probe._parameters["bias"] = None if module.bias is None else torch.arange(4, **exactly)
+    x = torch.linspace(-2, 3, 6, **exactly).view(2, 3) * torch.tensor([[1], [1e4]], **exactly)
+    expected = nn.functional.linear(x, probe._parameters["weight"], probe._parameters["bias"])
+    try:
+        with torch.no_grad():
+            computed = type(module).forward(probe, x)
+    except Exception:  # it takes something else: the report names it
+        return False
+    return isinstance(computed, torch.Tensor) and torch.allclose(computed, expected, rtol=1e-5)
 
 
 _OF_FP8 = ("weight", "weight_scale_inv", "activation_scale")

@@ -9,12 +9,13 @@ from torch import nn
 from ..functional import FP8_DTYPES, native_fp8_dtype
 from ..reference import quantize_fp8
 from .adopt import Stored, read_stored
-from .checkpoints import describe_checkpoint
-from .experts import convert_experts_
+from .checkpoints import describe_checkpoint, names_in_files
+from .convert_experts import ExpertsPlan, is_experts
+from .experts import Experts
 from .fuse import fuse_projections
 from .hooks import hand_over, is_offloaded, is_wrapped, keep_accelerate_hooks
 from .known import make_modules_known
-from .linear import FP8Linear, FP8LinearPart, in_dialect
+from .linear import FP8Linear, FP8LinearPart, computes_linear, in_dialect
 from .norms import other_norms
 from .reads import read_by_their_owner
 from .report import QuantizationReport, bytes_of, kept_bytes
@@ -65,20 +66,23 @@ def quantize_model_(
         )
     bytes_before = bytes_of(model)
     plan = _Plan(model, activations, lm_head, skip, fp8_dtype)
+    experts = ExpertsPlan(model, activations, plan.scheme, skip, fp8_dtype)
+    names = names_in_files(model)
     plan.rehearse()
+    experts.rehearse()
     plan.perform()
-    experts = convert_experts_(model, activations, plan.scheme, skip, fp8_dtype)
+    experts.perform()
     make_modules_known(model)
     keep_accelerate_hooks(model)
     fused = fuse_projections(model) if fuse else {}
-    describe_checkpoint(model)
+    describe_checkpoint(model, names)
     bytes_after = bytes_of(model)
     return QuantizationReport(
         converted=tuple(plan.converted),
         fused=fused,
         adopted=tuple(plan.adopted),
         skipped=plan.skipped,
-        experts=experts,
+        experts=experts.found,
         kept={name: count / bytes_after for name, count in kept_bytes(model).items()},
         norms=other_norms(model),
         bytes_before=bytes_before,
@@ -113,7 +117,8 @@ class _Plan:
         self.adopted: List[str] = []
         self.skipped: Dict[str, str] = {}
         heads = {} if lm_head else _heads(model)
-        read, adapters = read_by_their_owner(model), _adapters(model)
+        read, adapters, routers = read_by_their_owner(model), _adapters(model), _routers(model)
+        self.skipped.update(_other_matrices(model))
         for name, module in model.named_modules():
             if not hasattr(module, "in_features") or isinstance(module, FP8LinearPart):
                 continue
@@ -133,6 +138,8 @@ class _Plan:
             elif stored is not None:
                 reason = stored if isinstance(stored, str) else None
                 self.adopted += [name] if reason is None else []
+            elif name in routers:
+                reason = "chooses experts"
             else:
                 reason = _why_not(model, name, module)
                 self.converted += [name] if reason is None else []
@@ -220,7 +227,7 @@ def _take_inputs(linear: FP8Linear, activations: str) -> None:
 
 def _why_not(model: nn.Module, name: str, module: nn.Module) -> Optional[str]:
     """Why a linear of no FP8 checkpoint stays as it is; None: it does not."""
-    if type(module) is not nn.Linear:
+    if not computes_linear(module):
         return f"is a {type(module).__name__}"
     if module.weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"weight is {module.weight.dtype}"
@@ -261,6 +268,34 @@ def _heads(model: nn.Module) -> Dict[str, str]:
     embedding = _output_embedding(model)
     heads.update({n: "output embedding" for n, m in model.named_modules() if m is embedding})
     return heads
+
+
+def _routers(model: nn.Module) -> Set[str]:
+    """Names inside of what weighs the experts of a layer: rounded, they would choose others."""
+    found: Set[str] = set()
+    for prefix, layer in model.named_modules():
+        if not {"experts", "router"} & set(layer._modules):
+            continue
+        for name, child in layer.named_children():
+            if name in ("gate", "router") or name.endswith("expert_gate"):
+                inside = child.named_modules(prefix=f"{prefix}.{name}" if prefix else name)
+                found |= {inner for inner, _ in inside}
+    return found
+
+
+def _other_matrices(model: nn.Module) -> Dict[str, str]:
+    """Names of modules that are no linears, nor part of one, and hold matrices, and what they
+    are."""
+    found: Dict[str, str] = {}
+    linears: Set[str] = set()
+    for name, module in model.named_modules():
+        if name.rpartition(".")[0] in linears or hasattr(module, "in_features"):
+            linears.add(name)
+        elif not isinstance(module, (Experts, nn.Embedding)) and not is_experts(module):
+            own = [p for p in module._parameters.values() if p is not None]
+            if any(p.numel() > max(p.shape, default=1) for p in own):
+                found[name] = f"is a {type(module).__name__}"
+    return found
 
 
 def _adapters(model: nn.Module) -> Set[str]:

@@ -8,7 +8,7 @@ worse, does not. Which code does so is asked of its byte code.
 import dis
 import functools
 import inspect
-from typing import Dict, FrozenSet
+from typing import Dict, FrozenSet, List
 
 from torch import nn
 
@@ -17,27 +17,35 @@ _BEFORE = ("__init__", "_init_weights", "_reset_parameters", "reset_parameters",
 
 
 def read_by_their_owner(model: nn.Module) -> Dict[str, str]:
-    """Names of linears that the module around them reads, and the class of that one."""
+    """Names of linears that a module around them reads, and the class of that one."""
     found: Dict[str, str] = {}
     for prefix, owner in model.named_modules():
-        for name in _weights_read(type(owner)):
-            if name in owner._modules:
-                found[f"{prefix}.{name}" if prefix else name] = type(owner).__name__
+        paths = _weights_read(type(owner))
+        names = [name for name, _ in owner.named_modules()] if paths else []
+        for path in paths:
+            own = path in names
+            # Not the owner's: of another module in it. RWKV divides weights of its blocks.
+            inside = [path] if own else [name for name in names if name.endswith(f".{path}")]
+            for name in inside:
+                found.setdefault(f"{prefix}.{name}" if prefix else name, type(owner).__name__)
     return found
 
 
 @functools.cache
 def _weights_read(cls: type) -> FrozenSet[str]:
-    """The ``name`` in each ``self.name.weight`` of a class's methods."""
-    names = set()
+    """The ``a.b`` in each ``something.a.b.weight`` of a class's methods."""
+    paths = set()
     for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
         for key, method in vars(base).items():
             method = inspect.unwrap(method) if callable(method) else method
             if key in _BEFORE or not inspect.isfunction(method):
                 continue
-            loaded = [
-                step.argval if step.opname == "LOAD_ATTR" else None
-                for step in dis.get_instructions(method)
-            ]
-            names.update(name for name, next_ in zip(loaded, loaded[1:]) if next_ == "weight")
-    return frozenset(names - {None})
+            path: List[str] = []
+            for step in dis.get_instructions(method):
+                if step.opname != "LOAD_ATTR":
+                    path = []
+                elif step.argval == "weight" and path:
+                    paths.add(".".join(path))
+                else:
+                    path.append(step.argval)
+    return frozenset(paths)

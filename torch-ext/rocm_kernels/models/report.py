@@ -23,7 +23,7 @@ class QuantizationReport:
         converted: names of the linears whose weights became FP8.
         fused: name of each fused projection, and the linears that became parts of it.
         adopted: names of the linears that held FP8 already, from an FP8 checkpoint.
-        skipped: name of each linear left as it was, and why.
+        skipped: name of each linear left as it was, and of what else holds matrices, and why.
         experts: name of each layer's experts, and what their weights have become, or why they stay.
         kept: what did not become FP8: name of each parameter, ``*`` for the numbers in it, and its
             share of ``bytes_after``. Experts come first, then by share.
@@ -54,7 +54,11 @@ class QuantizationReport:
         experts = Counter((_starred(name), what) for name, what in self.experts.items())
         lines += [f"{count} layers of {name}: {what}" for (name, what), count in experts.items()]
         lines += [f"not FP8: {share:.1%} of the bytes, {name}" for name, share in self.kept.items()]
-        lines += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        skipped = Counter((_starred(name), why) for name, why in self.skipped.items())
+        lines += [
+            f"skipped {name}: {why}" + (f" ({count})" if count > 1 else "")
+            for (name, why), count in skipped.items()
+        ]
         lines += [f"not replaced: {count} {name}" for name, count in self.norms.items()]
         return "\n".join(lines)
 

@@ -1,0 +1,318 @@
+"""How a model's own experts become ``Experts``: what is known of them, asked and tried first."""
+
+import copy
+import fnmatch
+import inspect
+from dataclasses import dataclass
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ..functional import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, to_native_fp8
+from ..reference import gated_experts, quantize_fp8
+from .experts import WEIGHTS, Experts, Gate
+from .families import ACTIVATIONS
+from .hooks import hand_over, is_offloaded, is_wrapped
+from .known import make_known
+from .mxfp4 import encode_mxfp4
+
+Pair = Tuple[torch.Tensor, torch.Tensor]  # a weight and its scales
+
+LOADED = "{} of the checkpoint"
+PER_TOKEN = ", its inputs' static scales replaced by one a token"
+
+
+class Stays(Exception):
+    """Why experts cannot be converted."""
+
+
+class ExpertsPlan:
+    """What is to become of a model's experts; nothing has been changed yet.
+
+    16-bit weights become FP8 with a scale a channel. Those of an FP8 checkpoint are adopted with
+    their scales; 16-bit weights that were dequantised from MXFP4, as transformers does where it has
+    no kernel for them, become that again, without a change in value.
+
+    Attributes:
+        found: name of each module of experts, and what becomes of it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        activations: Optional[str],
+        scheme: str,
+        skip: Sequence[str],
+        fp8_dtype: Optional[torch.dtype],
+    ) -> None:
+        """``activations`` is as ``quantize_model_`` was asked, ``scheme`` what 16-bit weights get
+        of it."""
+        self.model, self.activations, self.fp8_dtype = model, activations, fp8_dtype
+        self.found: Dict[str, str] = {}
+        self._own: Dict[str, _Own] = {}
+        tried: Dict[Any, Optional[Stays]] = {}
+        for name, module in model.named_modules():
+            if isinstance(module, Experts):
+                if module.loaded_as is not None:
+                    self.found[name] = module.loaded_as
+                continue
+            if not is_experts(module):
+                continue
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
+                self.found[name] = "stays: asked to skip"
+                continue
+            try:
+                self._own[name] = _read(module, activations, scheme)
+                _try_once(tried, module, self._own[name])
+                self.found[name] = self._own[name].becomes
+            except Stays as reason:
+                self._own.pop(name, None)
+                self.found[name] = f"stays: {reason}"
+
+    def rehearse(self) -> None:
+        """Does for a row of each expert, and for the whole of the largest layer's, what will be
+        done for all: what fails, fails before anything has been changed."""
+        for name, own in self._own.items():
+            try:
+                for weight in own.weights if own.is_16_bit else ():
+                    for expert in range(weight.shape[0]):
+                        _quantized(weight[expert : expert + 1, :1], self.fp8_dtype)
+            except Exception as failure:
+                raise RuntimeError(
+                    f"{name} cannot be quantised, and the model is as it was: {failure}; "
+                    f"skip=[{name!r}] leaves it alone"
+                ) from failure
+        if self._own:
+            largest = max(self._own.values(), key=lambda own: own.weights[0].numel())
+            largest.pairs(self.fp8_dtype)
+
+    def perform(self) -> None:
+        for name, own in self._own.items():
+            old = self.model.get_submodule(name)
+            pairs, self.found[name] = own.pairs(self.fp8_dtype)
+            scheme = own.scheme if pairs[0][0].dtype in FP8_DTYPES else "none"
+            new = Experts(*pairs, own.biases, own.gate, scheme, own.is_transposed)
+            hand_over(old, new)
+            for parent in list(self.model.modules()):
+                for child_name, child in list(parent._modules.items()):
+                    if child is old:
+                        setattr(parent, child_name, new)
+        for module in self.model.modules():
+            if isinstance(module, Experts):
+                if module.loaded_as is not None:
+                    module.loaded_as = None
+                    module.take_dialect(self.fp8_dtype)
+                if self.activations is not None and module.is_fp8:
+                    module.activation_scheme = self.activations
+            elif type(module).__name__ == "Llama4TextMoe":
+                make_known(
+                    type(module), "Llama4TextMoe", lambda moe: isinstance(moe.experts, Experts)
+                )
+
+
+@dataclass
+class _Own:
+    """A model's experts, as they are.
+
+    Attributes:
+        weights: gate's and up's ``[E, 2 * I, H]``, and down's ``[E, H, I]``: views, if the model
+            holds them transposed.
+        scales: of FP8 weights.
+        blocks: 128 x 128 of the weight share a scale.
+    """
+
+    weights: Tuple[torch.Tensor, torch.Tensor]
+    scales: Optional[Tuple[torch.Tensor, torch.Tensor]]
+    biases: Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]
+    gate: Gate
+    scheme: str
+    is_transposed: bool
+    becomes: str
+
+    @property
+    def is_16_bit(self) -> bool:
+        return self.scales is None
+
+    def pairs(self, fp8_dtype: Optional[torch.dtype]) -> Tuple[Tuple[Pair, Pair], str]:
+        """What :class:`Experts` gets, and what that is in words."""
+        if self.scales is None:
+            encoded = [encode_mxfp4(weight) for weight in self.weights]
+            if all(pair is not None for pair in encoded):
+                return tuple(encoded), LOADED.format("MXFP4")
+            made = [_quantized(weight, fp8_dtype) for weight in self.weights]
+            return tuple(made), self.becomes
+        if self.weights[0].dtype not in FP8_DTYPES:
+            return tuple(zip(self.weights, self.scales)), self.becomes
+        both = zip(self.weights, self.scales)
+        made = [to_native_fp8(w, scale, fp8_dtype=fp8_dtype) for w, scale in both]
+        return tuple(made), self.becomes
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether a module holds all experts of a layer in two tensors, and is none of ours."""
+    weights = [module._parameters.get(name) for name in WEIGHTS]
+    return not isinstance(module, Experts) and all(w is not None and w.dim() >= 3 for w in weights)
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether a model's experts hold ``[E, K, N]``."""
+    return getattr(module, "is_transposed", type(module).__name__ in _TRANSPOSED)
+
+
+_TRANSPOSED = ("Llama4TextExperts", "FbgemmFp8Llama4TextExperts")
+
+
+def _read(module: nn.Module, activations: Optional[str], scheme: str) -> _Own:
+    weights = [module._parameters[name] for name in WEIGHTS]
+    if is_offloaded(module):
+        raise Stays("their weights are offloaded by accelerate")
+    if is_wrapped(module):
+        raise Stays("their forward was replaced")
+    for name, weight in zip(WEIGHTS, weights):
+        if type(weight) is not nn.Parameter:
+            raise Stays(f"{name} is a {type(weight).__name__}")
+        if weight.device.type == "meta":
+            raise Stays(f"{name} has no data, on the meta device")
+    if type(module).__name__ == "Mxfp4GptOssExperts":
+        raise Stays(
+            "MXFP4 in the layout of another kernel; load the model with "
+            "Mxfp4Config(dequantize=True), which keeps every value"
+        )
+    gate, transposed = gate_of(module), is_transposed(module)
+    views = tuple(w.data.transpose(1, 2) if transposed else w.data for w in weights)
+    scales, becomes = None, "FP8, a scale a channel"
+    if hasattr(module, "gate_up_proj_scale_inv"):
+        scales = tuple(_scales(module, name) for name in WEIGHTS)
+        scheme = activations or module.activation_scheme
+        becomes = LOADED.format("FP8" if views[0].dtype in FP8_DTYPES else "MXFP4")
+        if scheme == "static":
+            scheme, becomes = "dynamic", becomes + PER_TOKEN
+        if views[0].dtype == torch.int8:
+            views = tuple(view.view(torch.uint8) for view in views)
+            scales = tuple(scale.view(torch.uint8) for scale in scales)
+    else:
+        for name, weight in zip(WEIGHTS, weights):
+            if weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+                raise Stays(f"{name} is {weight.dtype}")
+        (experts, rows, columns), down = views[0].shape, views[1].shape
+        if down != (experts, columns, rows // 2):
+            raise Stays(
+                f"gate_up_proj and down_proj are {tuple(weights[0].shape)} and "
+                f"{tuple(weights[1].shape)}, which are not the same gated experts"
+            )
+    biases = tuple(module._parameters.get(f"{name}_bias") for name in WEIGHTS)
+    return _Own(views, scales, biases, gate, scheme, transposed, becomes)
+
+
+def gate_of(module: nn.Module) -> Gate:
+    """What a module computes between its products: asked of its own code, with numbers that meet
+    every limit, against all that ``fused_moe`` can do."""
+    if not getattr(module, "has_gate", True) or getattr(module, "has_post_expert_norm", False):
+        raise Stays("computes something else than gated experts")
+    act_fn = getattr(module, "act_fn", None)
+    interleaved = not getattr(module, "is_concatenated", True)
+    apply_gate = getattr(module, "_apply_gate", None)
+    if apply_gate is None:  # the forward has it, as Llama 4's
+        activation = ACTIVATIONS.get(type(act_fn).__name__)
+        if activation is None:
+            raise Stays(f"its activation is {type(act_fn).__name__}")
+        return Gate(activation, None, interleaved)
+    weight = module.gate_up_proj
+    columns = weight.shape[2 if getattr(module, "is_transposed", False) else 1]  # 2 * I
+    both = 8 * _random(16, columns)
+    both = both if weight.device.type == "meta" else both.to(weight.device)
+    try:
+        with torch.no_grad():
+            expected = apply_gate(both)
+    except Exception as failure:
+        raise Stays(f"its gate cannot be asked what it computes: {failure}") from failure
+    limits = [getattr(module, name, None) for name in ("limit", "swiglu_limit")]
+    for limit in (None, *(limit for limit in limits if limit)):
+        for activation in ("silu", "gelu", "gelu_tanh", "swigluoai"):
+            gate = Gate(activation, limit, interleaved)
+            if torch.allclose(gated_experts(both, *gate), expected, rtol=1e-4, atol=1e-5):
+                return gate
+    raise Stays("computes its gate in a way of its own")
+
+
+def _random(*shape: int) -> torch.Tensor:
+    """float32 on the CPU, wherever a model that is being loaded makes its tensors."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
+def _try_once(tried: Dict[Any, Optional[Stays]], module: nn.Module, own: _Own) -> None:
+    """Raises :class:`Stays` if the module's own forward, of 16-bit experts, is not the one of
+    :class:`Experts`; tried with one module of each kind."""
+    if not own.is_16_bit or not hasattr(module, "_apply_gate"):
+        return  # Llama 4's forward takes no routing
+    kind = (type(module), own.gate)
+    if kind not in tried:
+        try:
+            tried[kind] = _compare(module, own)
+        except Exception as failure:
+            tried[kind] = Stays(f"its forward cannot be asked what it computes: {failure}")
+    if tried[kind] is not None:
+        raise tried[kind]
+
+
+def _compare(module: nn.Module, own: _Own) -> Optional[Stays]:
+    """The first expert in the place of each, in float32 on the CPU, where nothing can break."""
+    experts = own.weights[0].shape[0]
+    probe = copy.copy(module)
+    probe._parameters = {
+        name: None if p is None else nn.Parameter(_like_the_first(p.data, experts))
+        for name, p in module._parameters.items()
+    }
+    x, weights = _random(4, own.weights[0].shape[2]), _random(4, 2)
+    ids = torch.tensor([[0, experts - 1]] * 4, device="cpu")
+    one = [weight[:1].float().cpu() for weight in own.weights]
+    one_bias = [None if bias is None else bias[:1].detach().float().cpu() for bias in own.biases]
+    both = nn.functional.linear(x, one[0][0], None if one_bias[0] is None else one_bias[0][0])
+    y = gated_experts(both, *own.gate)
+    y = nn.functional.linear(y, one[1][0], None if one_bias[1] is None else one_bias[1][0])
+    expected = y * weights.sum(1, keepdim=True)
+    forward = inspect.unwrap(type(module).forward)  # without a choice of implementations
+    with torch.no_grad():
+        computed = forward(probe, x, ids, weights)
+    if torch.allclose(computed, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item()):
+        return None
+    return Stays("computes something else than gated experts")
+
+
+def _like_the_first(parameter: torch.Tensor, experts: int) -> torch.Tensor:
+    if parameter.dim() < 2 or parameter.shape[0] != experts:
+        return parameter.float().cpu()
+    return parameter[:1].float().cpu().expand(parameter.shape)
+
+
+def _quantized(weight: torch.Tensor, fp8_dtype: Optional[torch.dtype]) -> Pair:
+    """``[E, N, K]`` to FP8 with a scale for each of N, an expert at a time."""
+    dialect = native_fp8_dtype(weight.device) if fp8_dtype is None else fp8_dtype
+    q = torch.empty(weight.shape, dtype=dialect, device=weight.device)
+    scale = weight.new_empty(*weight.shape[:2], 1, dtype=torch.float32)
+    for expert in range(weight.shape[0]):
+        q[expert], scale[expert] = quantize_fp8(weight[expert], fp8_dtype=dialect)
+    return q, scale
+
+
+def _scales(module: nn.Module, name: str) -> torch.Tensor:
+    """Of a weight of transformers' ``FP8Experts``, as ``fused_moe`` takes them."""
+    weight = getattr(module, name).data
+    scale = getattr(module, f"{name}_scale_inv").data
+    experts, n, columns = weight.shape
+    if weight.dtype == torch.int8:
+        if scale.element_size() != 1:
+            raise Stays(f"its FP4 scales are {scale.dtype}, not float8_e8m0fnu")
+        return scale
+    if weight.dtype not in FP8_DTYPES:
+        raise Stays(f"{name} is {weight.dtype}")
+    scale = scale.float()
+    blocks = (experts, -(-n // SCALE_BLOCK), -(-columns // SCALE_BLOCK))
+    if scale.shape[2] == 1 and n % scale.shape[1] == 0 and module.block_size is None:
+        # One for the weight, or for each of gate and up.
+        scale = scale.repeat_interleave(n // scale.shape[1], 1)
+    elif tuple(module.block_size or ()) != (SCALE_BLOCK, SCALE_BLOCK) or scale.shape != blocks:
+        raise Stays(f"has scales of {tuple(scale.shape)}, blocks of {module.block_size}")
+    return scale.contiguous()
