@@ -83,7 +83,7 @@ def write_model(folder: Path, shape: dict, quantization: str) -> None:
     }[quantization]
     config = checkpoints.MODELS["llama"] | checkpoints.COMMON | shape
     config["head_dim"] = shape["hidden_size"] // shape["num_attention_heads"]
-    config["quantization_config"] = checkpoints.quantization_config(name)
+    config["quantization_config"] = checkpoints.quantization_config("llama", name)
     (folder / "config.json").write_text(json.dumps(config))
 
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 256, 512, 4, 2, 64, 512
-EXPERTS, LAYERS = 4, 2
+EXPERTS, EXPERT_INTERMEDIATE, LAYERS = 4, 256, 2
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 
@@ -27,14 +27,33 @@ COMMON = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+}
 MODELS = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
-    "mixtral": {
-        "architectures": ["MixtralForCausalLM"],
-        "model_type": "mixtral",
-        "num_local_experts": EXPERTS,
+    "mixtral": MIXTRAL,
+    "mixtral, 16-bit experts": MIXTRAL,
+    "qwen2_moe": {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "model_type": "qwen2_moe",
+        "num_experts": EXPERTS,
         "num_experts_per_tok": 2,
+        "moe_intermediate_size": EXPERT_INTERMEDIATE,
+        "shared_expert_intermediate_size": INTERMEDIATE,
+        "norm_topk_prob": False,
+    },
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": EXPERT_INTERMEDIATE,
+        "norm_topk_prob": True,
     },
 }
 
@@ -51,18 +70,24 @@ FORMATS = {
 }
 
 
-# Left in 16 bits: what checkpoints leave, and experts, for which vLLM has no FP8 path on a CPU.
-MOES = [f"model.layers.{index}.block_sparse_moe" for index in range(LAYERS)]
-KEPT = ["lm_head", *(f"{moe}.{part}" for moe in MOES for part in ("gate", "experts"))]
+def moe_of(model: str, index: int) -> str:
+    """Where layer ``index`` has its experts."""
+    return f"model.layers.{index}." + ("block_sparse_moe" if "mixtral" in model else "mlp")
 
 
-def quantization_config(name: str) -> dict:
+def kept(model: str) -> list[str]:
+    """Left in 16 bits, as checkpoints do."""
+    parts = ["gate", "shared_expert_gate"] + (["experts"] if "16-bit experts" in model else [])
+    return ["lm_head", *(f"{moe_of(model, i)}.{part}" for i in range(LAYERS) for part in parts)]
+
+
+def quantization_config(model: str, name: str) -> dict:
     strategy, static = FORMATS[name]
     if name.startswith("fp8"):
         config = {"quant_method": "fp8", "activation_scheme": "static" if static else "dynamic"}
         if strategy == "block":
             config |= {"weight_block_size": [128, 128], "fmt": "e4m3"}
-        return config | {"modules_to_not_convert": KEPT}
+        return config | {"modules_to_not_convert": kept(model)}
     number = {"num_bits": 8, "type": "float", "symmetric": True}
     weights = number | {"strategy": strategy, "dynamic": False}
     activations = None
@@ -78,7 +103,7 @@ def quantization_config(name: str) -> dict:
         "format": "float-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": [*KEPT, "re:.*experts.*"],
+        "ignore": kept(model) + (["re:.*experts.*"] if "16-bit experts" in model else []),
     }
 
 
@@ -116,9 +141,31 @@ def write(folder: Path, model: str, name: str, dequantize: bool = False) -> Path
         if static:
             tensors[f"{path}.input_scale"] = torch.tensor(0.02)
 
+    def bias(path: str, n: int) -> None:
+        tensors[f"{path}.bias"] = random(n).bfloat16() * n**0.5
+
     def norm(path: str, size: int) -> None:
         weight = 0.5 + torch.rand(size, generator=generator)
         tensors[f"{path}.weight"] = weight.bfloat16()
+
+    def mlp(path: str, size: int, names=("gate_proj", "up_proj", "down_proj"), bits=8) -> None:
+        for part, n, k in zip(names, (size, size, HIDDEN), (HIDDEN, HIDDEN, size), strict=True):
+            if bits == 8:
+                linear(f"{path}.{part}", n, k)
+            else:
+                tensors[f"{path}.{part}.weight"] = random(n, k).bfloat16()
+
+    def experts(model: str, path: str) -> None:
+        tensors[f"{path}.gate.weight"] = random(EXPERTS, HIDDEN).bfloat16() * 4
+        for expert in range(EXPERTS):
+            if "mixtral" in model:
+                bits = 16 if "16-bit" in model else 8
+                mlp(f"{path}.experts.{expert}", INTERMEDIATE, ("w1", "w3", "w2"), bits)
+            else:
+                mlp(f"{path}.experts.{expert}", EXPERT_INTERMEDIATE)
+        if model == "qwen2_moe":
+            mlp(f"{path}.shared_expert", INTERMEDIATE)
+            tensors[f"{path}.shared_expert_gate.weight"] = random(1, HIDDEN).bfloat16()
 
     tensors["model.embed_tokens.weight"] = random(VOCABULARY, HIDDEN).bfloat16() * HIDDEN**0.5
     tensors["lm_head.weight"] = random(VOCABULARY, HIDDEN).bfloat16() * 4
@@ -131,28 +178,21 @@ def write(folder: Path, model: str, name: str, dequantize: bool = False) -> Path
         for part in ("k_proj", "v_proj"):
             linear(f"{layer}.self_attn.{part}", KV_HEADS * HEAD_DIM, HIDDEN)
         linear(f"{layer}.self_attn.o_proj", HIDDEN, HEADS * HEAD_DIM)
-        if model == "qwen3":
+        if model.startswith("qwen2"):
+            for part, heads in (("q_proj", HEADS), ("k_proj", KV_HEADS), ("v_proj", KV_HEADS)):
+                bias(f"{layer}.self_attn.{part}", heads * HEAD_DIM)
+        if model.startswith("qwen3"):
             norm(f"{layer}.self_attn.q_norm", HEAD_DIM)
             norm(f"{layer}.self_attn.k_norm", HEAD_DIM)
-        if model == "mixtral":
-            moe = f"{layer}.block_sparse_moe"
-            tensors[f"{moe}.gate.weight"] = random(EXPERTS, HIDDEN).bfloat16()
-            for expert in range(EXPERTS):
-                for part, n, k in (
-                    ("w1", INTERMEDIATE, HIDDEN),
-                    ("w3", INTERMEDIATE, HIDDEN),
-                    ("w2", HIDDEN, INTERMEDIATE),
-                ):
-                    tensors[f"{moe}.experts.{expert}.{part}.weight"] = random(n, k).bfloat16()
+        if "mixtral" in model or "moe" in model:
+            experts(model, moe_of(model, index))
         else:
-            linear(f"{layer}.mlp.gate_proj", INTERMEDIATE, HIDDEN)
-            linear(f"{layer}.mlp.up_proj", INTERMEDIATE, HIDDEN)
-            linear(f"{layer}.mlp.down_proj", HIDDEN, INTERMEDIATE)
+            mlp(f"{layer}.mlp", INTERMEDIATE)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {key: value.contiguous() for key, value in tensors.items()}
     save_file(tensors, folder / "model.safetensors")
     config = MODELS[model] | COMMON
     if not dequantize:
-        config["quantization_config"] = quantization_config(name)
+        config["quantization_config"] = quantization_config(model, name)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
