@@ -1,6 +1,8 @@
 """The pages of the GPU benchmarks come from their committed results."""
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -11,6 +13,7 @@ import cpu
 import end_to_end
 import gpu_report
 import serving
+import step_loop
 
 import gemm
 
@@ -73,3 +76,18 @@ def test_kernels_of_a_server_by_class():
         "GEMM": 11.0,
         "other": 0.0,
     }
+
+
+def test_a_server_before_and_after():
+    """Our own loop at work, with a toy on the CPU: each side's classes hold what its modules do,
+    and what the CPU calls its ops goes to the classes of the GPU's kernels."""
+    command = [sys.executable, "benchmarks/serving.py", "--loop", "steps", "--quick", "--batches=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    header, _, before, after, classes, _, times = rows
+    assert header[1] == "side" and [before[1], after[1]] == list(step_loop.SIDES)
+    times = dict(zip(classes[1:], times[1:], strict=True))
+    for name in ("SwiGLU", "RMSNorm", "quantisation", "attention", "GEMM"):
+        assert all(float(side.replace(",", "")) > 0 for side in times[name].split(" / ")), name
