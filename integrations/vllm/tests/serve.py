@@ -1,6 +1,6 @@
 """Serves checkpoints in this process and prints, as JSON, what each generated and what ran.
 
-python serve.py CHECKPOINT... [--compile] [--count] [--reference] [--wrong=FACTOR]
+python serve.py CHECKPOINT... [--compile] [--count] [--reference] [--wrong=FACTOR] [--ranks]
 """
 
 import collections
@@ -51,8 +51,13 @@ def serve(checkpoint: str) -> dict:
         skip_tokenizer_init=True,
         dtype="bfloat16",
         max_model_len=128,
+        max_num_seqs=4,
+        max_num_batched_tokens=128,  # as many it warms up with
         enforce_eager="--compile" not in sys.argv,
         seed=0,
+        # Calls are counted in this process alone: with --ranks the workers are others.
+        tensor_parallel_size=2 if "--ranks" in sys.argv else 1,
+        enable_expert_parallel="--ranks" in sys.argv,
     )
     parameters = SamplingParams(
         temperature=0, max_tokens=TOKENS, logprobs=5, detokenize=False, ignore_eos=True
