@@ -74,15 +74,21 @@ def step_by_class(decoder, class_of: Callable[[str], str]) -> dict[str, float]:
     return times
 
 
-def launches(events, on_gpu: bool):
+def launches(events, on_gpu: bool) -> list[tuple[str, float, str]]:
     """(kernel or op, its microseconds, the class of the module that used it)."""
+    on_cpu = torch.autograd.DeviceType.CPU
+    ops = [e for e in events if e.device_type == on_cpu and not e.name.startswith(RANGE)]
+    if not on_gpu:
+        return [(e.name, e.self_cpu_time_total, module_class(e)) for e in ops]
+    found = [(k.name, k.duration, module_class(e)) for e in ops for k in e.kernels]
+    # Kernels that the profiler knows no op of: by their names alone.
+    known: dict[str, float] = {}
+    for name, us, _ in found:
+        known[name] = known.get(name, 0.0) + us
     for event in events:
-        if event.device_type != torch.autograd.DeviceType.CPU or event.name.startswith(RANGE):
-            continue
-        if on_gpu:
-            yield from ((k.name, k.duration, module_class(event)) for k in event.kernels)
-        elif event.self_cpu_time_total > 0:
-            yield event.name, event.self_cpu_time_total, module_class(event)
+        if event.device_type != on_cpu and not event.name.startswith(RANGE):
+            known[event.name] = known.get(event.name, 0.0) - event.time_range.elapsed_us()
+    return found + [(name, -us, "other") for name, us in known.items() if us < 0]
 
 
 def module_class(event) -> str:
