@@ -148,7 +148,7 @@ class Decoder:
             model = with_kernels(model, how == "torch.compile")
         if device.type == "cuda":
             torch.cuda.empty_cache()  # there are others on this GPU
-        self.device = device
+        self.device, self.model = device, model
         self.cache = StaticCache(config=model.config, max_cache_len=CACHE)
         prompt = torch.randint(0, shape["vocab_size"], (batch, PROMPT), device=device)
         logits = model(prompt, past_key_values=self.cache, logits_to_keep=1).logits

@@ -1,17 +1,20 @@
-"""vLLM with and without the plugin: time of a decode step, tokens a second, and where a step's time
-goes, for an FP8 Llama of 8 billion random weights.
+"""A server with and without these kernels: time of a decode step, tokens a second, and where a
+step's time goes, for an FP8 Llama of 8 billion random weights.
 
     python benchmarks/serving.py [--batches 1,8,32,64] [--format fp8|channel|block] [--quick]
+                                 [--loop vllm|steps] [--save FILE.json]
 
-To be run with the Python of an environment that has vLLM and the plugin (integrations/vllm). As in
-the source of these kernels: prompts of one token, 128 tokens each, the median of 30 runs; then one
-run more under the profiler, its device time by class of kernel. Each side is a process of its own.
---quick takes a model of two narrow layers and two short runs: to see that it works, on a CPU too.
+The loop is vLLM's where the Python that runs this has vLLM and the plugin (integrations/vllm): as
+in the source of these kernels, prompts of one token, 128 tokens each, the median of 30 runs; then
+one run more under the profiler, its device time by class of kernel. Elsewhere it is step_loop.py's,
+our own, with transformers before and our kernels after. Each side is a process of its own. --quick
+takes a model of two narrow layers and short runs: to see that it works, on a CPU too.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -23,7 +26,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SIDES = {"vLLM": "all", "with rocm-kernels": ""}  # what ROCM_KERNELS_VLLM_OFF says
+SIDES = {"vLLM": "all", "vLLM with rocm-kernels": ""}  # what ROCM_KERNELS_VLLM_OFF says
 RUNS, TOKENS = 30, 128
 QUICK_RUNS, QUICK_TOKENS = 2, 8
 
@@ -51,7 +54,7 @@ CLASSES = (
     ("RMSNorm", r"rms_?norm|layer_?norm"),
     ("quantisation", r"scaled_fp8_quant|per_token_group_quant|quantize_fp8|fp8_quant"),
     ("attention", r"attention|attn|flash|fmha|rotary|rope|reshape_and_cache|kv_cache"),
-    ("GEMM", r"gemm|matmul|cutlass|cublas|hipblas|splitk|skinny|mfma|wgmma|nvjet|_mm_|Cijk_"),
+    ("GEMM", r"gemm|matmul|cutlass|cublas|hipblas|splitk|skinny|mfma|wgmma|nvjet|_mm(_|$)|Cijk_"),
 )
 
 
@@ -83,12 +86,12 @@ def write_model(folder: Path, shape: dict, quantization: str) -> None:
     }[quantization]
     config = checkpoints.MODELS["llama"] | checkpoints.COMMON | shape
     config["head_dim"] = shape["hidden_size"] // shape["num_attention_heads"]
-    config["quantization_config"] = checkpoints.quantization_config(name)
+    config["quantization_config"] = checkpoints.quantization_config("llama", name)
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def work(model: str, batches: list[int], runs: int, tokens: int) -> None:
-    """One side, in a process of its own; says its results as JSON."""
+def work_vllm(model: str, batches: list[int], runs: int, tokens: int) -> list[dict]:
+    """One side, in a process of its own: of each batch, its results."""
     import torch
     from vllm import LLM, SamplingParams
 
@@ -107,6 +110,7 @@ def work(model: str, batches: list[int], runs: int, tokens: int) -> None:
             "pass_config": {"fuse_norm_quant": True, "fuse_act_quant": True},
         },
     )
+    results = []
     parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     for batch in batches:
         prompts = [{"prompt_token_ids": [1 + index]} for index in range(batch)]
@@ -122,11 +126,23 @@ def work(model: str, batches: list[int], runs: int, tokens: int) -> None:
             seconds.append(time.perf_counter() - start)
         step = statistics.median(seconds) / tokens
         result = {"batch": batch, "step_ms": 1e3 * step, "tokens_per_s": batch / step}
-        print("RESULT " + json.dumps(result | {"classes": profiled(generate, tokens)}), flush=True)
+        results.append(result | {"classes": profiled(generate, tokens)})
+    return results
+
+
+def work_steps(side: str, batches: list[int], quick: bool) -> list[dict]:
+    """The same by our own loop."""
+    import end_to_end
+    import step_loop
+
+    shape = end_to_end.SHAPE | (QUICK if quick else LLAMA_8B)
+    if quick:
+        end_to_end.WARM_UP, end_to_end.STEPS = 1, QUICK_TOKENS
+    return step_loop.work(side, batches, shape, class_of)
 
 
 def profiled(generate, tokens: int) -> dict[str, float]:
-    """Device time of a step by class, in microseconds; empty without a GPU."""
+    """Device time of a step of vLLM's by class, in microseconds; empty without a GPU."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -141,40 +157,78 @@ def profiled(generate, tokens: int) -> dict[str, float]:
     return {name: value / tokens for name, value in breakdown(times).items()}
 
 
+def tables(results: dict[str, list[dict]]) -> str:
+    """Markdown: the time of a step, then where it goes, side by side."""
+    before, after = results
+    lines = [
+        "| batch | side | ms a step | tokens/s | x |",
+        "| ---: | --- | ---: | ---: | ---: |",
+    ]
+    for first, *others in zip(*results.values(), strict=True):
+        for side, row in zip(results, (first, *others), strict=True):
+            ratio = first["step_ms"] / row["step_ms"]
+            lines.append(
+                f"| {row['batch']} | {side} | {row['step_ms']:.2f} | {row['tokens_per_s']:,.0f} | "
+                f"{ratio:.2f} |"
+            )
+    names = [*(name for name, _ in CLASSES), "other"]
+    shown = [n for n in names if any(row["classes"].get(n) for r in results.values() for row in r)]
+    lines += ["", f"Microseconds of a step's kernels, {before} / {after}:", ""]
+    lines += ["| batch | " + " | ".join([*shown, "all"]) + " |"]
+    lines += ["| ---: |" + " ---: |" * (len(shown) + 1)]
+    for rows in zip(*results.values(), strict=True):
+        sums = [[row["classes"].get(n, 0.0) for n in shown] for row in rows]
+        sums = [[*times, sum(times)] for times in sums]
+        cells = (" / ".join(f"{times[i]:,.0f}" for times in sums) for i in range(len(shown) + 1))
+        lines.append(f"| {rows[0]['batch']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def run(side: str, arguments: list[str], environment: dict[str, str]) -> list[dict]:
+    """That side in a process of its own."""
+    command = [sys.executable, __file__, *arguments, "--work", side]
+    # In one process, where the profiler sees the kernels.
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **environment}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    found = re.search(r"^RESULTS (.*)$", done.stdout, re.MULTILINE)
+    if done.returncode or not found:
+        sys.exit(f"{done.stdout[-3000:]}{done.stderr[-3000:]}\n{side} ended with {done.returncode}")
+    return json.loads(found[1])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--batches", default="1,8,32,64")
     parser.add_argument("--format", choices=("fp8", "channel", "block"), default="channel")
+    parser.add_argument("--loop", choices=("vllm", "steps"))
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--work", metavar="MODEL", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    batches = [int(batch) for batch in arguments.batches.split(",")]
-    if arguments.work:
-        lengths = (QUICK_RUNS, QUICK_TOKENS) if arguments.quick else (RUNS, TOKENS)
-        work(arguments.work, batches, *lengths)
+    parser.add_argument("--save", type=Path, metavar="FILE.json")
+    parser.add_argument("--work", metavar="SIDE", help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    batches = [int(batch) for batch in options.batches.split(",")]
+    loop = options.loop or ("vllm" if importlib.util.find_spec("vllm") else "steps")
+    if options.work:
+        if loop == "steps":
+            results = work_steps(options.work, batches, options.quick)
+        else:
+            lengths = (QUICK_RUNS, QUICK_TOKENS) if options.quick else (RUNS, TOKENS)
+            results = work_vllm(options.model, batches, *lengths)
+        print("RESULTS " + json.dumps(results), flush=True)
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        shape = QUICK if arguments.quick else LLAMA_8B
-        write_model(Path(folder), shape, arguments.format)
-        for side, off in SIDES.items():
-            # In one process, where the profiler sees the kernels.
-            environment = {"ROCM_KERNELS_VLLM_OFF": off, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-            command = [sys.executable, __file__, *sys.argv[1:], "--work", folder]
-            done = subprocess.run(
-                command, env={**os.environ, **environment}, capture_output=True, text=True
-            )
-            if done.returncode:
-                print(done.stdout[-3000:] + done.stderr[-3000:], file=sys.stderr)
-                print(f"{side} ended with {done.returncode}", file=sys.stderr)
-                return 1
-            for line in re.findall(r"^RESULT (.*)$", done.stdout, re.MULTILINE):
-                result = json.loads(line)
-                print(
-                    f"{side:18} batch {result['batch']:3}: {result['step_ms']:8.2f} ms a step, "
-                    f"{result['tokens_per_s']:8.0f} tokens/s"
-                )
-                for name, time_us in result["classes"].items():
-                    print(f"{'':18} {name:14} {time_us:10.1f} us")
+        write_model(Path(folder), QUICK if options.quick else LLAMA_8B, options.format)
+        arguments = [*sys.argv[1:], "--loop", loop, "--model", folder]
+        if loop == "steps":
+            import step_loop
+
+            sides = {side: {} for side in step_loop.SIDES}
+        else:
+            sides = {side: {"ROCM_KERNELS_VLLM_OFF": off} for side, off in SIDES.items()}
+        results = {side: run(side, arguments, variables) for side, variables in sides.items()}
+    if options.save:
+        options.save.write_text(json.dumps(results, indent=1) + "\n")
+    print(tables(results))
     return 0
 
 

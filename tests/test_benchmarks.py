@@ -1,9 +1,13 @@
 """The pages of the GPU benchmarks come from their committed results."""
 
 import json
+import os
+import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 from project import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -12,6 +16,7 @@ import end_to_end
 import gpu_report
 import quality
 import serving
+import step_loop
 from tiny_models import tiny_llama
 
 import gemm
@@ -86,3 +91,45 @@ def test_the_mode_recommended_on_a_cpu_is_its_default(package):
     assert list(kl) == [*modes, *quality.FORMATS]
     recommended = modes[min(modes, key=kl.get)]
     assert package.models.quantize_model_(tiny_llama()).activations == recommended
+
+
+def test_a_server_before_and_after():
+    """Our own loop at work, with a toy on the CPU: each side's classes hold what its modules do,
+    and what the CPU calls its ops goes to the classes of the GPU's kernels."""
+    command = [sys.executable, "benchmarks/serving.py", "--loop", "steps", "--quick", "--batches=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    header, _, before, after, classes, _, times = rows
+    assert header[1] == "side" and [before[1], after[1]] == list(step_loop.SIDES)
+    times = dict(zip(classes[1:], times[1:], strict=True))
+    for name in ("SwiGLU", "RMSNorm", "quantisation", "attention", "GEMM"):
+        assert all(float(side.replace(",", "")) > 0 for side in times[name].split(" / ")), name
+
+
+def test_kernels_go_to_the_modules_that_used_them():
+    """One of an op within an MLP's linear, one whose name tells, one that no op is known of."""
+    cpu, gpu = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
+
+    def op(name, parent=None, **kernels):
+        kernels = [SimpleNamespace(name=key, duration=us) for key, us in kernels.items()]
+        return SimpleNamespace(name=name, device_type=cpu, cpu_parent=parent, kernels=kernels)
+
+    def kernel(name, us):
+        time_range = SimpleNamespace(elapsed_us=lambda: us)
+        return SimpleNamespace(name=name, device_type=gpu, time_range=time_range)
+
+    mlp = op("class: SwiGLU")
+    linear = op("class: quantisation", mlp)
+    events = [
+        mlp, linear, op("aten::amax", linear, reduce=2.0), op("aten::mul", mlp, elementwise=3.0),
+        op("aten::mm", linear, nvjet=5.0), kernel("reduce", 2.0), kernel("elementwise", 3.0),
+        kernel("nvjet", 5.0), kernel("Memset", 1.0), kernel("class: SwiGLU", 11.0),
+    ]  # fmt: skip
+    found = step_loop.launches(events, on_gpu=True)
+    assert found == [
+        ("reduce", 2.0, "quantisation"), ("elementwise", 3.0, "SwiGLU"),
+        ("nvjet", 5.0, "quantisation"), ("Memset", 1.0, "other"),
+    ]  # fmt: skip
+    assert serving.class_of("nvjet") == "GEMM"

@@ -2,18 +2,29 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
 from project import ROOT
 
 
-@pytest.mark.slow
-def test_with_vllm_itself():
-    """`make test-vllm`: the first time it fetches vLLM, a gigabyte, into build/vllm."""
+def make(arguments=""):
+    """`make test-vllm`, in the environment of these tests."""
     ours = ("LOCAL_KERNELS", "MAKEFLAGS", "MAKEOVERRIDES", "ARGS")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
-    done = subprocess.run(
-        ["make", "test-vllm"], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    command = ["make", "test-vllm", f"VENV={sys.prefix}", f"ARGS={arguments}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     assert " passed" in done.stdout
+
+
+def test_the_newest_vllm_has_every_hook():
+    if not (ROOT / "build" / "vllm" / "ready").exists():
+        pytest.skip("build/vllm is not there: make test-vllm fetches vLLM, some gigabytes")
+    make("-k 'newest and (hook_is_there or every_part)'")
+
+
+@pytest.mark.slow
+def test_with_vllm_itself():
+    """The first time it fetches vLLM, some gigabytes, into build/vllm."""
+    make()

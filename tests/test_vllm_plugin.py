@@ -81,6 +81,39 @@ def test_swiglu_fp8(plugin, package, group_size, static):
     )
 
 
+@pytest.mark.parametrize("weights", ["16-bit", "tensor", "channel", "block"])
+@pytest.mark.parametrize("mapped", [False, True], ids=["all experts", "a rank's experts"])
+def test_fused_moe(plugin, package, weights, mapped):
+    """A rank has every other expert; slots below 0 are nobody's."""
+    tokens, h, i, everywhere = 9, 256, 128, 6
+    experts = everywhere // 2 if mapped else everywhere
+    x = torch.randn(tokens, h).bfloat16()
+    gate_up, down = torch.randn(experts, 2 * i, h) / 16, torch.randn(experts, h, i) / 16
+    scales = {
+        "16-bit": (None, None),
+        "tensor": (torch.rand(experts), torch.rand(experts)),
+        "channel": (torch.rand(experts, 2 * i, 1), torch.rand(experts, h, 1)),
+        "block": (torch.rand(experts, 2, 2), torch.rand(experts, 2, 1)),
+    }[weights]
+    dtype = torch.bfloat16 if weights == "16-bit" else FP8
+    gate_up, down = gate_up.to(dtype), down.to(dtype)
+    ids = torch.stack([torch.randperm(everywhere)[:3] for _ in range(tokens)])
+    ids[2, 1] = -1
+    weights_of_slots = torch.rand(tokens, 3)
+    expert_map = torch.tensor([-1, 0, -1, 1, -1, 2], dtype=torch.int32) if mapped else None
+    out = torch.full((tokens, h), float("nan")).bfloat16()
+    plugin.ops.fused_moe(
+        out, x, gate_up, down, weights_of_slots, ids.int(), expert_map, *scales, None, None, "silu",
+        None, False,
+    )  # fmt: skip
+    if mapped:
+        ids = torch.tensor([[expert_map[e] if e >= 0 else -1 for e in row] for row in ids])
+    expected = package.reference.fused_moe(
+        x, gate_up, down, weights_of_slots, ids, scale_gate_up=scales[0], scale_down=scales[1]
+    )
+    assert (out - expected).double().norm() < 5e-3 * expected.double().norm()
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_ops_in_the_place_of_vllms(plugin, package, transposed):
     ops, reference = plugin.ops, package.reference
@@ -174,12 +207,17 @@ def test_parts_are_turned_off(hooked, monkeypatch, caplog):
     monkeypatch.setenv("ROCM_KERNELS_VLLM_OFF", "norm, skinny,nonsense")
     state = hooked.parts.register()
     assert state.off == ("norm", "skinny") and not {"norm", "skinny"} & set(hooked.done)
-    assert "names 'nonsense', which is no part" in caplog.text
+    assert "ROCM_KERNELS_VLLM_OFF names 'nonsense', which is no part" in caplog.text
+    assert not hooked.parts.asked_for("experts")
+    monkeypatch.setenv("ROCM_KERNELS_VLLM_ON", "experts")
+    assert hooked.parts.asked_for("experts")
     monkeypatch.setenv("ROCM_KERNELS_VLLM_OFF", "all")
     assert hooked.parts.register().on == ()
 
 
-@pytest.mark.parametrize("error", [AttributeError("no FUSED_OPS"), ImportError("no module x")])
+@pytest.mark.parametrize(
+    "error", [AttributeError("no FUSED_OPS"), ImportError("no module x"), RuntimeError("not here")]
+)
 def test_a_moved_hook_gets_one_sentence(hooked, caplog, error):
     def moved():
         raise error

@@ -3,8 +3,9 @@
 vLLM calls :func:`register` once in each of its processes. Nothing is loaded there: the kernels come
 with the first layer that asks for them, in the process that has the device.
 
-ops.py has the ops that vLLM's graphs hold, linear.py the FP8 linears, fusion.py norm and activation
-with FP8 results, skinny.py the 16-bit products; parts.py says which of them are on.
+ops.py has the ops that vLLM's graphs hold, linear.py the FP8 linears, experts.py mixtures of
+experts, fusion.py norm and activation with FP8 results, skinny.py the 16-bit products; parts.py
+says which of them are on.
 """
 
 from .parts import register

@@ -7,6 +7,7 @@ choice outside would be made once, when vLLM traces a prompt, and then serve dec
     weight_only_product  a @ (w * scale_w).T + bias, 16-bit a
     product_16bit        a @ w.T + bias
     swiglu_fp8           silu(gate) * up in FP8, with its scales
+    fused_moe            a layer of experts without its router
     the rest             what vLLM's own ops of these names compute, with their schemas: its fusion
                          passes put them into graphs in their place
 
@@ -135,6 +136,31 @@ def swiglu_fp8(
         x, scale=scale, group_size=group_size or None, fp8_dtype=fp8_dtype
     )
     return q, scales if scale is None else scales.reshape(1).clone()
+
+
+@_op(
+    "fused_moe(Tensor(a!) out, Tensor x, Tensor w_gate_up, Tensor w_down, Tensor topk_weights, "
+    "Tensor topk_ids, Tensor? expert_map, Tensor? scale_gate_up, Tensor? scale_down, "
+    "Tensor? bias_gate_up, Tensor? bias_down, str activation, float? limit, bool interleaved"
+    ") -> ()",
+    fake=_writes_only,
+)
+def fused_moe(
+    out, x, w_gate_up, w_down, topk_weights, topk_ids, expert_map, scale_gate_up, scale_down,
+    bias_gate_up, bias_down, activation, limit, interleaved,
+):  # fmt: skip
+    """rocm_kernels.fused_moe into ``out [M, H]``. ``expert_map``, of all experts, has this rank's
+    number of each, or -1; an id below 0 is no expert's already."""
+    if x.shape[0] == 0:
+        return
+    if expert_map is not None:
+        here = expert_map[topk_ids.clamp(min=0).long()]
+        topk_ids = torch.where(topk_ids < 0, -1, here)
+    kernels.package().fused_moe(
+        x, w_gate_up, w_down, topk_weights, topk_ids, scale_gate_up=scale_gate_up,
+        scale_down=scale_down, bias_gate_up=bias_gate_up, bias_down=bias_down,
+        activation=activation, limit=limit, interleaved=interleaved, out=out,
+    )  # fmt: skip
 
 
 # ---- in place of vLLM's fused ops, with their schemas --------------------------------------------

@@ -1,6 +1,7 @@
 """The parts of the plugin: which are on, and what becomes of those whose hook vLLM has moved.
 
 ``ROCM_KERNELS_VLLM_OFF`` names parts to leave to vLLM, separated by commas; ``all`` is every one.
+``ROCM_KERNELS_VLLM_ON`` names those to run where they are not on by themselves.
 """
 
 import importlib
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 VARIABLE = "ROCM_KERNELS_VLLM_OFF"
+VARIABLE_ON = "ROCM_KERNELS_VLLM_ON"
 # Counts what a graph that vLLM caches may rely on: the ops' schemas and their place in graphs.
 CACHED = "1"
 
@@ -25,6 +27,7 @@ PARTS: dict[str, Part] = {
     "fp8_linear": Part("linear", "FP8 linears, scales per tensor, per token and per channel"),
     "fp8_block_linear": Part("linear", "FP8 linears, scales per 128 x 128 block"),
     "weight_only": Part("linear", "FP8 weights with 16-bit activations"),
+    "experts": Part("experts", "mixtures of experts, FP8 and 16-bit weights"),
     "swiglu": Part("fusion", "SiLU, product and FP8 in one kernel, in models that ask for it"),
     "swiglu_pass": Part("fusion", "SiLU, product and FP8 in one kernel, in compiled graphs"),
     "norm": Part("fusion", "residual, RMSNorm and FP8 in one kernel, in compiled graphs"),
@@ -53,13 +56,24 @@ hooked_in = State((), (), {})  # what register() did in this process
 
 
 def turned_off() -> list[str]:
-    """The parts that the environment turns off; an unknown name turns nothing off, and is said."""
-    names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
-    for name in names:
-        if name != "all" and name not in PARTS:
-            message = "%s names %r, which is no part: they are %s, or all"
-            logger().warning(message, VARIABLE, name, ", ".join(PARTS))
+    """The parts that the environment turns off."""
+    names = _named_by(VARIABLE, "all")
     return [part for part in PARTS if part in names or "all" in names]
+
+
+def asked_for(part: str) -> bool:
+    """Whether the environment names it as one to run."""
+    return part in _named_by(VARIABLE_ON)
+
+
+def _named_by(variable: str, *more: str) -> list[str]:
+    """An unknown name does nothing, and is said."""
+    names = [name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()]
+    for name in names:
+        if name not in (*PARTS, *more):
+            message = "%s names %r, which is no part: they are %s"
+            logger().warning(message, variable, name, ", ".join((*PARTS, *more)))
+    return names
 
 
 def register() -> State:
@@ -73,7 +87,7 @@ def register() -> State:
             hook: Callable[[], bool] = getattr(_module(part.module), name)
             if hook():
                 on.append(name)
-        except (HookMoved, ImportError, AttributeError, KeyError, TypeError) as error:
+        except Exception as error:  # whatever a vLLM of other shape raises: a server must start
             failed[name] = f"{type(error).__name__}: {error}"
             message = "rocm-kernels: vLLM %s runs its own path for %s, as its hook has moved (%s)"
             logger().warning(message, version_of_vllm(), part.what, failed[name])

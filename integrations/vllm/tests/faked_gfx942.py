@@ -55,6 +55,10 @@ class FakedGfx942(CpuPlatform):
         return True
 
     @classmethod
+    def supports_fp8(cls) -> bool:
+        return True
+
+    @classmethod
     def get_device_capability(cls, device_id: int = 0):
         return DeviceCapability(9, 4)
 

@@ -40,6 +40,7 @@ def main() -> None:
         config = VllmConfig(compilation_config=CompilationConfig(custom_ops=["none", "+quant_fp8"]))
         with set_current_vllm_config(config):
             result |= {"rocm": current_platform.is_rocm(), "linears": linears()}
+            result |= {"experts": experts()}
             result |= {"graphs": graphs(config), "activation": activation(), "gemm": gemm()}
     print("RESULT " + json.dumps(result))
 
@@ -83,6 +84,75 @@ def linears() -> dict:
         )
     )  # fmt: skip
     return {name: cls.__name__ for name, cls in chosen.items()}
+
+
+def experts() -> dict:
+    """By scheme, the class that vLLM selects and the backend that it prepares the weights for; then
+    what vLLM is left with: a backend asked for by name, experts with LoRA, and what fused_moe does
+    not compute."""
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.config import (
+        FusedMoEConfig,
+        FusedMoEParallelConfig,
+        RoutingMethodType,
+    )
+    from vllm.model_executor.layers.quantization import fp8
+    from vllm.model_executor.layers.quantization.utils.quant_utils import (
+        kFp8Dynamic128Sym,
+        kFp8DynamicTensorSym,
+        kFp8DynamicTokenSym,
+        kFp8Static128BlockSym,
+        kFp8StaticChannelSym,
+        kFp8StaticTensorSym,
+    )
+
+    def config(**changes):
+        parallel = {
+            "tp_size": 1, "pcp_size": 1, "dp_size": 1, "ep_size": 1, "tp_rank": 0, "pcp_rank": 0,
+            "dp_rank": 0, "ep_rank": 0, "sp_size": 1, "use_ep": False, "all2all_backend": "naive",
+            "enable_eplb": False,
+        }  # fmt: skip
+        parallel |= changes.pop("parallel", {})
+        shape = {
+            "num_experts": 8, "experts_per_token": 2, "hidden_dim": 256, "intermediate_size": 512,
+            "num_local_experts": 8, "num_logical_experts": 8, "activation": MoEActivation.SILU,
+            "device": "cpu", "routing_method": RoutingMethodType.Renormalize,
+            "in_dtype": torch.bfloat16,
+        }  # fmt: skip
+        return FusedMoEConfig(
+            moe_parallel_config=FusedMoEParallelConfig(**parallel), **(shape | changes)
+        )
+
+    def selected(weight_key, activation_key, **changes):
+        if weight_key is None:
+            from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as method
+
+            backend, cls = method.select_unquantized_moe_backend(moe_config=config(**changes))
+        else:
+            backend, cls = fp8.select_fp8_moe_backend(
+                config=config(**changes), weight_key=weight_key, activation_key=activation_key
+            )
+        return [backend.name, cls.__name__]
+
+    block = (kFp8Static128BlockSym, kFp8Dynamic128Sym)
+    sixteen_bit = (None, None)
+    ranks = {"ep_size": 4, "use_ep": True}
+    exchanged = ranks | {"dp_size": 4, "all2all_backend": "deepep_high_throughput"}
+    return {
+        "static": selected(kFp8StaticTensorSym, kFp8StaticTensorSym),
+        "dynamic tensor": selected(kFp8StaticTensorSym, kFp8DynamicTensorSym),
+        "token, channel": selected(kFp8StaticChannelSym, kFp8DynamicTokenSym),
+        "block": selected(*block),
+        "16-bit": selected(*sixteen_bit),
+        "16-bit, GPT-OSS": selected(*sixteen_bit, activation=MoEActivation.SWIGLUOAI),
+        "expert parallel": selected(*block, parallel=ranks, num_local_experts=2),
+        "asked for": selected(*block, moe_backend="triton"),
+        "LoRA": selected(*sixteen_bit, is_lora_enabled=True),
+        "not gated": selected(*sixteen_bit, activation=MoEActivation.RELU2_NO_MUL),
+        "half a block": selected(*block, intermediate_size=192),
+        "many a token": selected(*block, num_experts=64, experts_per_token=32),
+        "exchanged": selected(*block, parallel=exchanged, num_local_experts=2),
+    }
 
 
 def graphs(config: VllmConfig) -> dict:

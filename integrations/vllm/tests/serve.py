@@ -1,6 +1,6 @@
 """Serves checkpoints in this process and prints, as JSON, what each generated and what ran.
 
-python serve.py CHECKPOINT... [--compile] [--count] [--wrong]
+python serve.py CHECKPOINT... [--compile] [--count] [--reference] [--wrong=FACTOR] [--ranks]
 """
 
 import collections
@@ -34,7 +34,8 @@ def main() -> None:
     if "--count" in sys.argv:
         from rocm_kernels_vllm import kernels
 
-        count_calls(kernels, calls, 1.0625 if "--wrong" in sys.argv else 1.0)
+        factors = [float(a.partition("=")[2]) for a in sys.argv if a.startswith("--wrong=")]
+        count_calls(kernels, calls, *factors)
     else:
         fused_act_quant._FUSED_ACT_QUANT.clear()  # vLLM's rows there call ops of its GPU builds
     for checkpoint in [argument for argument in sys.argv[1:] if not argument.startswith("--")]:
@@ -50,8 +51,13 @@ def serve(checkpoint: str) -> dict:
         skip_tokenizer_init=True,
         dtype="bfloat16",
         max_model_len=128,
+        max_num_seqs=4,
+        max_num_batched_tokens=128,  # as many it warms up with
         enforce_eager="--compile" not in sys.argv,
         seed=0,
+        # Calls are counted in this process alone: with --ranks the workers are others.
+        tensor_parallel_size=2 if "--ranks" in sys.argv else 1,
+        enable_expert_parallel="--ranks" in sys.argv,
     )
     parameters = SamplingParams(
         temperature=0, max_tokens=TOKENS, logprobs=5, detokenize=False, ignore_eos=True
@@ -67,22 +73,29 @@ def serve(checkpoint: str) -> dict:
     }
 
 
-def count_calls(kernels, calls: collections.Counter, factor: float) -> None:
+def count_calls(kernels, calls: collections.Counter, factor: float = 1.0) -> None:
     """Counts the package's functions that the plugin's ops call, by name and by class of rows. The
-    factor makes every product's scale wrong, for a test of the comparison."""
+    factor makes every product's scale wrong, for a test of the comparison; with --reference the
+    experts are the definition's."""
     package = kernels.package()
+    wrong = {"fp8_linear": "scale_x", "fused_moe": "scale_gate_up"}
 
     class Counting:
         def __getattr__(self, name):
             function = getattr(package, name)
+            if name == "fused_moe" and "--reference" in sys.argv:
+                function = defined
 
             def counted(x, *args, **kwargs):
                 calls[f"{name}, {'few' if x.shape[0] <= len(PROMPTS) else 'many'} rows"] += 1
-                if name == "fp8_linear":
-                    kwargs["scale_x"] = kwargs["scale_x"] * factor
+                if kwargs.get(wrong.get(name)) is not None:
+                    kwargs[wrong[name]] = kwargs[wrong[name]] * factor
                 return function(x, *args, **kwargs)
 
             return counted
+
+    def defined(x, *args, out, **kwargs):
+        return out.copy_(package.reference.fused_moe(x, *args, **kwargs))
 
     kernels.package = Counting
 

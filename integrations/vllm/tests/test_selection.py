@@ -13,7 +13,10 @@ from hooks import HOOKS
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = {"installed": None, "newest": os.environ.get("VLLM_NEWEST")}
-ALL_PARTS = ["fp8_linear", "fp8_block_linear", "weight_only", "swiglu", "swiglu_pass", "norm"]
+ALL_PARTS = [
+    "fp8_linear", "fp8_block_linear", "weight_only", "experts", "swiglu", "swiglu_pass", "norm",
+    "skinny",
+]  # fmt: skip
 
 
 @pytest.fixture(params=VERSIONS)
@@ -61,7 +64,7 @@ def test_the_hook_is_there(faked, version, hook):
 def test_every_part_is_on(faked, version, record_property):
     result, _ = faked(version)
     record_property("vllm", result["version"])
-    assert result["rocm"] and result["on"] == [*ALL_PARTS, "skinny"] and result["failed"] == {}
+    assert result["rocm"] and result["on"] == ALL_PARTS and result["failed"] == {}
 
 
 def test_linears_are_ours(faked, version):
@@ -71,6 +74,18 @@ def test_linears_are_ours(faked, version):
         **{name: "RocmKernelsFP8Linear" for name in plain},
         "block": "RocmKernelsFP8BlockLinear",
         "weight only": "RocmKernelsWeightOnlyLinear",
+    }
+
+
+def test_experts_are_ours(faked, version):
+    """What vLLM is to run itself it selects itself, as without the plugin."""
+    result, _ = faked(version)
+    ours = ("static", "dynamic tensor", "token, channel", "block", "expert parallel")
+    sixteen_bit = ("16-bit", "16-bit, GPT-OSS")
+    theirs = ("asked for", "LoRA", "not gated", "half a block", "many a token", "exchanged")
+    assert result["experts"] == {
+        **{name: ["TRITON", "RocmKernelsExperts"] for name in (*ours, *sixteen_bit)},
+        **{name: ["TRITON", "TritonExperts"] for name in theirs},
     }
 
 
@@ -96,6 +111,11 @@ def test_activations_and_16_bit_products_are_ours(faked, version):
     [
         ("vllm.model_executor.kernels.linear:_POSSIBLE_FP8_BLOCK_KERNELS", "fp8_block_linear"),
         ("vllm.model_executor.layers.utils:rocm_unquantized_gemm", "skinny"),
+        (
+            "vllm.model_executor.layers.fused_moe.oracle.unquantized:"
+            "select_unquantized_moe_backend",
+            "experts",
+        ),
         ("vllm.compilation.passes.fusion.rms_quant_fusion:FUSED_OPS", "norm"),
     ],
 )
@@ -104,14 +124,14 @@ def test_a_moved_hook_gets_one_sentence(faked, version, moved, part):
     result, log = faked(version, moved)
     name = moved.partition(":")[2]
     assert list(result["failed"]) == [part] and name in result["failed"][part]
-    assert result["on"] == [other for other in [*ALL_PARTS, "skinny"] if other != part]
+    assert result["on"] == [other for other in ALL_PARTS if other != part]
     sentences = [line for line in log.splitlines() if "as its hook has moved" in line]
     assert len(sentences) == 1 and result["version"] in sentences[0] and name in sentences[0]
 
 
 def test_parts_are_turned_off(faked):
     result, log = faked("installed", off="norm, swiglu_pass, nonsense")
-    expected = [part for part in [*ALL_PARTS, "skinny"] if part not in ("norm", "swiglu_pass")]
+    expected = [part for part in ALL_PARTS if part not in ("norm", "swiglu_pass")]
     assert result["on"] == expected and result["failed"] == {}
     assert "names 'nonsense', which is no part" in log
     assert result["graphs"]["static"] == ["_C.rms_norm_static_fp8_quant.default"]
