@@ -46,9 +46,13 @@ def operands(m: int, n: int, k: int, kind: str) -> list:
 def run(m: int, n: int, k: int, kind: str, config: str | None = None) -> tuple:
     """The product's operands, its output, and the config that it took."""
     out, given = aligned(torch.zeros(m, n, dtype=torch.bfloat16)), operands(m, n, k, kind)
-    op = "skinny_gemm" if m <= SKINNY_ROWS else "gemm"
-    config = config or getattr(simulated.ops, f"{op}_configs")(out, *given).splitlines()[0]
-    getattr(simulated.ops, f"{op}_with_config")(out, *given, None, config)
+    ops = simulated.ops
+    if m <= SKINNY_ROWS:
+        config = config or ops.skinny_gemm_configs(out, *given, False).splitlines()[0]
+        ops.skinny_gemm_with_config(out, *given, None, config)
+    else:
+        config = config or ops.gemm_configs(out, *given).splitlines()[0]
+        ops.gemm_with_config(out, *given, None, config)
     return given, out, config
 
 

@@ -30,14 +30,15 @@ inline int32_t workgroups_at_once(const GemmTile& tile, const Target& target) {
 }
 
 inline GemmTime modelled_time(const GemmShape& s, const GemmConfig& c, const Target& target) {
-  constexpr float kLaunchUs = 1.6f;               // dispatch, arguments, first loads
-  constexpr float kFirstLoadCycles = 530;         // of a tile, where no other fills its pauses
-  constexpr float kTurnCycles = 1640;             // of a line alone: barriers, the way through LDS
-  constexpr float kFillBytesPerCycle = 30;        // L2 to a compute unit, of 64
-  constexpr float kStoreBytesPerCycle = 6.3f;     // the end of a tile: factors, rounding, stores
-  constexpr float kScalingSums = 43;              // block-scaled a cycle
-  constexpr float kPartialBytesPerCycle = 14;     // the last contributor's reads
-  constexpr float kHandoffCycles = 370;           // of a contributor's sums, besides their bytes
+  constexpr float kLaunchUs = 1.6f;            // dispatch, arguments, first loads
+  constexpr float kFirstLoadCycles = 530;      // of a tile, where no other fills its pauses
+  constexpr float kTurnCycles = 1640;          // of a line alone: barriers, the way through LDS
+  constexpr float kFillBytesPerCycle = 30;     // L2 to a compute unit, of 64
+  constexpr float kStoreBytesPerCycle = 6.3f;  // the end of a tile: factors, rounding, stores
+  constexpr float kScalingSums = 43;           // block-scaled a cycle
+  constexpr float kPartialBytesPerCycle = 14;  // the last contributor's reads
+  constexpr float kSharingUs = 1.0f;     // tickets, and stores until the other workgroups see them
+  constexpr float kHandoffCycles = 370;  // of a contributor's sums, besides their bytes
   constexpr float kInfinityBytesPerUs = 10.6e6f;  // Infinity Cache to the L2s
   constexpr float kWriteBytesPerUs = 4.0e6f;
 
@@ -99,6 +100,7 @@ inline GemmTime modelled_time(const GemmShape& s, const GemmConfig& c, const Tar
         c.split_k != 0 ? static_cast<float>(c.split_k) : 1 + workgroups / shared_tiles;
     partials = left * outputs * 4;
     time.sharing =
+        kSharingUs +
         contributors * (outputs * 4 / kPartialBytesPerCycle + kHandoffCycles) / cycles_per_us +
         partials / kWriteBytesPerUs;
   }
