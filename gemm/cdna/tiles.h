@@ -32,16 +32,17 @@ struct GemmTile {
 // 256 registers that a wave gets where two share a SIMD.
 constexpr GemmTile kGemmTiles[] = {
     {256, 256, 2, 4, 256, false, 1}, {256, 128, 4, 2, 256, true, 2}, {128, 128, 2, 2, 256, true, 2},
-    {128, 64, 2, 2, 168, true, 2},   {64, 128, 2, 2, 168, true, 2},  {64, 64, 2, 2, 128, true, 2},
+    {128, 64, 2, 2, 192, true, 2},   {64, 128, 2, 2, 192, true, 2},  {64, 64, 2, 2, 128, true, 2},
 };
 constexpr size_t kGemmTileCount = sizeof(kGemmTiles) / sizeof(kGemmTiles[0]);
 
-// A tile of the table as a template argument. Block scales take the registers of a second line.
+// A tile of the table as a template argument. In large ones block scales take the registers of a
+// second line.
 template <int kTile, bool kBlockScales>
 struct GemmTileAt {
   static constexpr GemmTile shape() {
     GemmTile tile = kGemmTiles[kTile];
-    if (kBlockScales) tile.lines_ahead = 1;
+    if (kBlockScales && tile.wave_m() * tile.wave_n() > 64 * 32) tile.lines_ahead = 1;
     return tile;
   }
   static constexpr GemmTile kShape = shape();
