@@ -13,18 +13,17 @@ blocks of 128: cuBLASLt; one a row: CUTLASS) and F.linear. The floor: the rate o
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
 
 import gpu
+import page
 import torch
 import torch.nn.functional as F
-from gpu_report import DOCS, RESULTS, markdown
+from gpu_report import markdown
 
 # (N, K): layers of DeepSeek-V3 (TP8), Llama-3.1-8B, and what no table of the chooser has.
 SHAPES = [(7168, 2048), (4096, 7168), (2112, 7168), (24576, 1536), (28672, 4096), (4096, 14336),
@@ -119,11 +118,7 @@ def document(saved: dict) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--save", action="store_true", help="write the JSON and the page too")
-    parser.add_argument("--quick", action="store_true", help="two products, to see that it works")
-    parser.add_argument("--tflops", type=float, default=1979, help="FP8 peak of the device")
-    arguments = parser.parse_args()
+    arguments = page.arguments(__doc__, quick="two products")
     torch.manual_seed(0)
     package = gpu.load_package()
     shapes, rows = (SHAPES[:1], ROWS[:2]) if arguments.quick else (SHAPES, ROWS)
@@ -137,12 +132,7 @@ def main() -> int:
         "machine": gpu.machine(), "date": str(datetime.date.today()), "tflops": arguments.tflops,
         "read_rate": gpu.read_rate(package), "cells": cells,
     }  # fmt: skip
-    page = document(saved)
-    print(page)
-    if arguments.save:
-        name = f"{gpu.device_name()}_gemm"
-        (RESULTS / f"{name}.json").write_text(json.dumps(saved, indent=1) + "\n")
-        (DOCS / f"{name}.md").write_text(page)
+    page.publish(f"{gpu.device_name()}_gemm", saved, document(saved), arguments.save)
     return 0
 
 

@@ -14,9 +14,7 @@ measured in the same run, or of the products at --tflops.
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import json
 import statistics
 import sys
 from collections.abc import Callable
@@ -24,8 +22,9 @@ from collections.abc import Callable
 import cpu
 import gpu
 import kernels
+import page
 import torch
-from gpu_report import DOCS, RESULTS, markdown
+from gpu_report import markdown
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeConfig, Qwen3MoeExperts
 
 # (H, I, E, k) of a layer.
@@ -188,11 +187,7 @@ def document(saved: dict) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--save", action="store_true", help="write the JSON and the page too")
-    parser.add_argument("--quick", action="store_true", help="one model, to see that it works")
-    parser.add_argument("--tflops", type=float, default=1979, help="FP8 peak of the GPU")
-    arguments = parser.parse_args()
+    arguments = page.arguments(__doc__, quick="one model")
     torch.manual_seed(0)
     on_gpu = torch.cuda.is_available()
     device = "cuda" if on_gpu else "cpu"
@@ -215,12 +210,7 @@ def main() -> int:
         "machine": machine, "date": str(datetime.date.today()), "read_rate": rate,
         "tflops": arguments.tflops if on_gpu else None, "cells": cells,
     }  # fmt: skip
-    page = document(saved)
-    print(page)
-    if arguments.save:
-        name = f"{gpu.device_name()}_moe"
-        (RESULTS / f"{name}.json").write_text(json.dumps(saved, indent=1) + "\n")
-        (DOCS / f"{name}.md").write_text(page)
+    page.publish(f"{gpu.device_name()}_moe", saved, document(saved), arguments.save)
     return 0
 
 

@@ -11,12 +11,17 @@ bytes at 4.2 TB/s.
 
 from __future__ import annotations
 
-import argparse
-
 import torch
-from simulated_gemm import aligned, markdown, simulated, simulator
-
-from simulator import cycles
+from simulated_product import (
+    aligned,
+    arguments,
+    largest_shares,
+    last_played,
+    print_table,
+    read_product,
+    simulated,
+    start,
+)
 
 TERABYTES = 4.2
 
@@ -43,36 +48,27 @@ def operands(rows: int, experts: int, n: int, k: int, kind: str) -> tuple:
 
 
 def row(product: str, config: str | None) -> list[str]:
-    rows, experts, n, k, kind = (int(p) if p.isdigit() else p for p in product.split(","))
+    rows, experts, n, k, kind = read_product(product)
     out = aligned(torch.zeros(rows, n, dtype=torch.bfloat16))
     given = operands(rows, experts, n, k, kind)
     config = config or simulated.ops.grouped_gemm_configs(out, *given).splitlines()[0]
     simulated.ops.grouped_gemm_with_config(out, *given, config)
-    played = simulator.load_runtime().last().cycles
-    spent = played.raw["spent"]
-    largest = sorted(spent, key=spent.get, reverse=True)[:4]
+    played = last_played()
     floor = experts * n * k * given[1].element_size() / (TERABYTES * 1e6)
     return [
         f"{rows} of {experts} x {n} x {k} {kind}",
         f"`{config}`",
         f"{floor:.1f}",
         f"{played.seconds * 1e6:.1f}",
-        ", ".join(f"{name} {spent[name] / sum(spent.values()):.0%}" for name in largest),
+        largest_shares(played, 4),
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--product", nargs="+", default=PRODUCTS, help="R,E,N,K,row|block|bf16")
-    parser.add_argument("--config", nargs="+", default=[None], help="texts of configs")
-    arguments = parser.parse_args()
-    torch.manual_seed(0)
-    simulated.functional()
-    simulated.CHECKS = False
-    simulator.load_runtime().cycles(cycles.machine_for(simulated.TARGET, traced=4))
-    rows = [row(product, config) for product in arguments.product for config in arguments.config]
+    given = arguments(__doc__.partition("\n")[0], PRODUCTS, "R,E,N,K,row|block|bf16").parse_args()
+    start()
     header = ["rows of experts x N x K", "config", "floor us", "modelled us", "cycles of the SIMDs"]
-    print(markdown(header, rows))
+    print_table(header, row, given)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "tests")]
 
 import simulated  # noqa: E402
-from simulated_gemm import aligned  # noqa: E402
+from simulated_product import aligned  # noqa: E402
 
 import simulator  # noqa: E402
 

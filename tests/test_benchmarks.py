@@ -13,6 +13,7 @@ from project import ROOT
 sys.path.append(str(ROOT / "benchmarks"))
 import cpu
 import end_to_end
+import gemm_schedules
 import gpu_report
 import quality
 import serving
@@ -133,3 +134,57 @@ def test_kernels_go_to_the_modules_that_used_them():
         ("nvjet", 5.0, "quantisation"), ("Memset", 1.0, "other"),
     ]  # fmt: skip
     assert serving.class_of("nvjet") == "GEMM"
+
+
+# ---- gemm_schedules.py
+
+PRODUCTS = [gemm_schedules.Product(*p) for p in ((72, 512, 768, "row"), (1000, 2112, 7168, "bf16"))]
+
+
+def test_page_of_the_schedules_is_what_the_results_and_the_time_model_say():
+    page = gemm_schedules.document("gfx942", gemm_schedules.results_of("gfx942"))
+    assert (gpu_report.DOCS / "mi300x_gemm_schedules.md").read_text() == page
+
+
+@pytest.mark.parametrize("target", gemm_schedules.NAMES)
+def test_the_choice_is_the_best_of_the_three_by_the_time_model(target):
+    for best in gemm_schedules.modelled(target, PRODUCTS):
+        assert list(best) == [*gemm_schedules.SCHEDULES, "choice"]
+        assert best["choice"] == min(best[name] for name in gemm_schedules.SCHEDULES)
+        assert "split_k=1 " in best["data_parallel"][1]
+
+
+def test_the_grid_has_more_than_4000_products_of_each_kind():
+    products = gemm_schedules.grid()
+    assert len(set(products)) == len(products) == 2 * 4096
+    assert gemm_schedules.sample(60, products) == gemm_schedules.sample(60, products)
+
+
+def test_a_config_of_two_schedules_is_timed_once():
+    asked = []
+    best = {name: (1.0, "same") for name in gemm_schedules.SCHEDULES}
+    best["choice"] = (1.0, "other")
+    row = gemm_schedules.timed(PRODUCTS[0], best, lambda p, config: asked.append(config) or 7.001)
+    assert asked == ["same", "other"]
+    assert row == {"m": 72, "n": 512, "k": 768, "kind": "row", "data_parallel": 7.0,
+                   "split_k": 7.0, "stream_k": 7.0, "choice": 7.0}  # fmt: skip
+
+
+def test_weights_rotate_inside_the_pool():
+    places = gemm_schedules.weight_places(1000, 3000, 12000, 4)
+    assert places[:3] == [1024, 3840, 6912]
+    assert all(p % 256 == 0 and 1000 <= p <= 12000 - 3000 for p in places)
+    with pytest.raises(ValueError, match="do not fit"):
+        gemm_schedules.weight_places(1000, 3000, 3999, 1)
+
+
+def test_summary_of_schedules():
+    rows = [
+        {"m": 1, "n": 2, "data_parallel": 10.0, "split_k": 5.0, "stream_k": 20.0, "choice": 5.0},
+        {"m": 1, "n": 2, "data_parallel": 10.0, "split_k": 8.0, "stream_k": 10.0, "choice": 10.0},
+    ]
+    split_k, stream_k, choice = gemm_schedules.summary("t", rows)
+    assert split_k == ["t", "split-k", "2", "100.0%", "100.0%", "1.62", "2.00", "1.25", "", ""]
+    assert stream_k == ["t", "stream-k", "2", "0.0%", "50.0%", "0.75", "1.00", "0.50", "", ""]
+    assert choice[3:] == ["50.0%", "100.0%", "1.50", "2.00", "1.00", "50.0%", "1.25"]
+    assert gemm_schedules.dips("t", rows) == [["t", "2", "2", "0.50", "0.75", "1.00"]]

@@ -45,6 +45,17 @@ def test_scales(backend, package, scale_a, scale_w):
     check(backend, package, a, w, *scales, out_dtype=torch.bfloat16)
 
 
+@pytest.mark.parametrize("rows", [65, 96, 300])
+@pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16])
+def test_edges_of_rows_that_are_vectors(backend, package, out_dtype, rows):
+    """16 bytes at a time up to the last row and column, and none beyond; with a large K workgroups
+    share a sum."""
+    for n, k in ((168, 256), (24, 4096)):
+        a, w = (padded_fp8(count, k, backend.fp8_dtype, backend.device) for count in (rows, n))
+        scale_a, scale_w = (torch.rand(c, 1, device=backend.device) for c in (rows, n))
+        check(backend, package, a, w, scale_a, scale_w, out_dtype=out_dtype)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bit_operands(backend, package, dtype):
     a, w = (strided(count, 257, dtype, backend.device) for count in (130, 48))

@@ -76,6 +76,15 @@ def test_tiles_and_schedules(package, ops, tile, schedule):
     problem.check(package, problem.run(ops, text(tile, schedule)))
 
 
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile[0]}x{tile[1]}")
+def test_rows_of_16_bit_outputs(package, ops, tile):
+    """They go through LDS; both edges cut a tile."""
+    problem = Problem(tile[0] + 5, 2 * tile[1] - 24, 200)
+    for out_dtype in (torch.float16, torch.bfloat16):
+        actual = problem.run(ops, text(tile, "data_parallel"), out_dtype)
+        problem.check(package, actual)
+
+
 @pytest.mark.parametrize("k", [1, 15, 64, 128, 129, 257])
 def test_small_k(package, ops, k):
     problem = Problem(70, 66, k)

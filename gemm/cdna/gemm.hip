@@ -3,6 +3,7 @@
 #include "choose.h"
 #include "main_loop.h"
 #include "portable.h"
+#include "target.h"
 #include "tile_epilogue.h"
 
 namespace rocm_kernels {
@@ -19,6 +20,20 @@ ROCM_KERNELS_DEVICE const GemmProblem& reread_arguments() {
   asm volatile("" : "+s"(arguments));
   return *(const GemmProblem*)arguments;
 }
+
+// The same number, of which the compiler knows nothing: what a tile's begin and end need of it
+// would otherwise be computed before the first tile, and kept or spilled.
+ROCM_KERNELS_DEVICE int hidden(int lane) {
+  asm volatile("" : "+v"(lane));
+  return lane;
+}
+
+// Asks for a field of each of its cache lines together: else the scalar cache would miss them one
+// after another as the first tile begins.
+ROCM_KERNELS_DEVICE void fetch_arguments(const GemmProblem& p) {
+  asm volatile("" ::"s"(p.m), "s"(p.scale_a.row_stride), "s"(p.scale_w.row_stride), "s"(p.k),
+               "s"(p.schedule.k_blocks), "s"(p.order.tiles_m), "s"(p.launch));
+}
 #endif
 
 // Grid: schedule.workgroups(). LDS: a line of the tile's rows.
@@ -27,6 +42,7 @@ __global__ void __launch_bounds__(kGemmTiles[kTile].threads(), 2)
     gemm_tiled([[maybe_unused]] const GemmProblem arguments) {
 #if ROCM_KERNELS_CDNA
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
+  fetch_arguments(arguments);
   const int wave = __builtin_amdgcn_readfirstlane(threadIdx.x / kWaveSize);
   const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
   const int worker = arguments.schedule.worker_of(blockIdx.x);
@@ -38,11 +54,12 @@ __global__ void __launch_bounds__(kGemmTiles[kTile].threads(), 2)
       const WorkTile work = p.schedule.work_at(unit, units.end);
       typename TileEpilogue<kTile>::Sums sums = {};
       const TileOrder::Place place = p.order.place_of(work.tile);
-      TileProduct<kKind, GemmTileAt<kTile>, kBlockScales> product(
+      TileProduct<kKind, GemmTileAt<kTile, kBlockScales>, kBlockScales> product(
           DenseRows::of_a(p, place.m * kGemmTiles[kTile].block_m),
-          DenseRows::of_w(p, place.n * kGemmTiles[kTile].block_n), p.k, wave, lane);
+          DenseRows::of_w(p, place.n * kGemmTiles[kTile].block_n), p.k, wave, hidden(lane));
       product.run(work.k_begin, work.k_end, lds, sums);
-      TileEpilogue<kTile>(reread_arguments(), wave, lane, lds).finish(work.tile, worker, sums);
+      TileEpilogue<kTile>(reread_arguments(), wave, hidden(lane), lds)
+          .finish(work.tile, worker, sums);
       unit = work.next_unit;
       workgroup_barrier();
     }

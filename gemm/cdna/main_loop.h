@@ -14,6 +14,9 @@
 // Eight lanes then write one row, or read one chunk of eight rows, without meeting on a bank.
 #pragma once
 
+#include <type_traits>
+#include <utility>
+
 #include "../../common/cdna/buffer.h"
 #include "../../common/cdna/sync.h"
 #include "mma_line.h"
@@ -23,8 +26,9 @@ namespace rocm_kernels::cdna {
 
 #if ROCM_KERNELS_CDNA
 
-// One operand's rows of a tile on their way to LDS. kDecode: they are FP8 in memory, 16-bit in LDS.
-template <int kRows, int kThreads, bool kDecode, bool kBFloat>
+// One operand's rows of a tile on their way to LDS, in as many stages of registers as lines are
+// under way. kDecode: they are FP8 in memory, 16-bit in LDS.
+template <int kRows, int kThreads, int kStages, bool kDecode, bool kBFloat>
 class LineLoader {
  public:
   static constexpr int kRowsAtOnce = kThreads / 8;
@@ -41,25 +45,22 @@ class LineLoader {
     place_ = row * kLine + (chunk ^ row % 8) * 16;
   }
 
-  // Asks for line `index`.
-  ROCM_KERNELS_DEVICE void load(int index) {
+  // Asks for share `i` of line `index`. kOutside in `hide`: zeros, and nothing is fetched.
+  ROCM_KERNELS_DEVICE void load(int stage, int index, int i, uint32_t hide) {
     const uint32_t chunk = threadIdx.x % 8 * (kMemoryBytes / 8);
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      if constexpr (kDecode) {
-        const uint64_t two =
-            __builtin_bit_cast(uint64_t, __builtin_amdgcn_raw_buffer_load_b64(
-                                             buffer_, row_[i] + chunk, index * kMemoryBytes, 0));
-        staged_[i] = Words{static_cast<uint32_t>(two), static_cast<uint32_t>(two >> 32), 0, 0};
-      } else {
-        staged_[i] = load_words<Cache::kKeep>(buffer_, row_[i] + chunk, index * kMemoryBytes);
-      }
+    const uint32_t offset = (row_[i] + chunk) | hide;
+    if constexpr (kDecode) {
+      const uint64_t two = __builtin_bit_cast(
+          uint64_t, __builtin_amdgcn_raw_buffer_load_b64(buffer_, offset, index * kMemoryBytes, 0));
+      staged_[stage][i] = Words{static_cast<uint32_t>(two), static_cast<uint32_t>(two >> 32), 0, 0};
+    } else {
+      staged_[stage][i] = load_words<Cache::kKeep>(buffer_, offset, index * kMemoryBytes);
     }
   }
 
-  ROCM_KERNELS_DEVICE void store(uint8_t* lds) const {
+  ROCM_KERNELS_DEVICE void store(int stage, uint8_t* lds) const {
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) store(lds, i, staged_[i]);
+    for (int i = 0; i < kLoads; ++i) store(lds, i, staged_[stage][i]);
   }
 
   // The line that K cuts, straight to LDS: zeros beyond K. It comes once, so it need not be quick.
@@ -83,13 +84,14 @@ class LineLoader {
   Buffer buffer_;
   int place_;
   uint32_t row_[kLoads];  // bytes to the rows that the thread loads
-  Words staged_[kLoads];
+  Words staged_[kStages][kLoads];
 };
 
 // FP8 weights of a 16-bit a are decoded on their way to LDS.
 template <MmaKind kKind, class Tile>
-using LineLoaderW = LineLoader<Tile::kShape.block_n, Tile::kShape.threads(),
-                               (w_bytes(kKind) < a_bytes(kKind)), kKind == MmaKind::kBFloat16Fp8>;
+using LineLoaderW =
+    LineLoader<Tile::kShape.block_n, Tile::kShape.threads(), Tile::kShape.lines_ahead,
+               (w_bytes(kKind) < a_bytes(kKind)), kKind == MmaKind::kBFloat16Fp8>;
 
 // The tile of one workgroup: sums over lines [begin, end) of K, left in the waves' registers.
 // Tile::kShape says which tile; LoaderW brings the lines of w.
@@ -132,47 +134,74 @@ class TileProduct {
     const int whole = k_ / line_elements(kKind);
     const int last = end < whole ? end : whole;
     load_scales(begin);
-    if (begin < last) load(begin);
-    for (int line = begin; line < last; ++line) {
-      a_.store(lds);
-      w_.store(lds_w);
-      workgroup_barrier();
-      // Past the end: the last line again, which nobody stores. No branch, no wait for it.
-      load(line + 1 < last ? line + 1 : line);
-      multiply(lds, line, sums);
-      if (last_of_window(line)) load_scales(line + 1);
-      workgroup_barrier();
+    for_each<kAhead>([&](auto stage) {
+      for_each<kSteps>([&](auto step) { load_share<step>(stage, begin + stage, last); });
+    });
+    for (int first = begin; first < last; first += kAhead) {
+      for_each<kAhead>([&](auto stage) {
+        const int line = first + stage;
+        if (stage > 0 && line >= last) return;
+        a_.store(stage, lds);
+        if constexpr (kLinesOfW) {
+          w_.store(stage, lds_w);
+        } else {
+          w_.store(lds_w);
+        }
+        workgroup_barrier();
+        multiply(lds, line, sums, [&](auto step) { load_share<step>(stage, line + kAhead, last); });
+        if (last_of_window(line)) load_scales(line + 1);
+        workgroup_barrier();
+      });
     }
     if (last < end) {
       a_.copy_cut(whole, k_ * a_bytes(kKind), lds);
       w_.copy_cut(whole, k_ * w_bytes(kKind), lds_w);
       workgroup_barrier();
-      multiply(lds, whole, sums);
+      multiply(lds, whole, sums, [](auto) {});
       workgroup_barrier();
     }
   }
 
  private:
-  ROCM_KERNELS_DEVICE void load(int line) {
-    a_.load(line);
-    w_.load(line);
+  static constexpr int kAhead = kShape.lines_ahead;
+  // Else another loader, of one line at a time and all of it.
+  static constexpr bool kLinesOfW = std::is_same<LoaderW, LineLoaderW<kKind, Tile>>::value;
+  static_assert(kLinesOfW || kAhead == 1, "TileProduct: LoaderW has one stage");
+
+  // Loads of a line to come, none from `last` on, spread over the products of the current one: all
+  // at once they would fill the queue of the memory pipe, and products wait behind them. The
+  // scheduler may move neither them nor products: to save registers it would put all loads behind
+  // the last product.
+  template <int kStep>
+  ROCM_KERNELS_DEVICE void load_share(int stage, int line, int last) {
+    const uint32_t hide = line < last ? 0 : kOutside;
+    constexpr int kLoadsA = decltype(a_)::kLoads;
+    constexpr int kLoads = kLoadsA + (kLinesOfW ? LoaderW::kLoads : 1);
+    // One line ahead it is soon waited for.
+    constexpr int kLoadSteps = kAhead == 1 && kSteps > 1 ? kSteps / 2 : kSteps;
+    constexpr int kEach = (kLoads + kLoadSteps - 1) / kLoadSteps;
+#pragma unroll
+    for (int i = kStep * kEach; i < (kStep + 1) * kEach && i < kLoads; ++i) {
+      if (i < kLoadsA) {
+        a_.load(stage, line, i, hide);
+      } else if constexpr (kLinesOfW) {
+        w_.load(stage, line, i - kLoadsA, hide);
+      } else {
+        w_.load(line < last ? line : last - 1);
+      }
+    }
+    // With scales nothing may move: a product's own sums are to be scaled before the next ones take
+    // registers.
+    constexpr int kMovable = kBlockScales ? 0 : 0x86;  // arithmetic but for products, and LDS
+    __builtin_amdgcn_sched_barrier(kMovable);
   }
 
-  // Blocks of K whose scales are loaded together. gfx950's matrix instructions take operands of
-  // eight registers in a row, which leaves fewer for scales.
-#if defined(__gfx950__)
+  // Blocks of K whose scales are loaded together.
   static constexpr int kWindow = 2;
-  using Window = float __attribute__((ext_vector_type(2)));
+  using Window = float __attribute__((ext_vector_type(kWindow)));
   static ROCM_KERNELS_DEVICE Window load_window(const Buffer& scales, uint32_t row, int offset) {
     return __builtin_bit_cast(Window, __builtin_amdgcn_raw_buffer_load_b64(scales, row, offset, 0));
   }
-#else
-  static constexpr int kWindow = 4;
-  using Window = float __attribute__((ext_vector_type(4)));
-  static ROCM_KERNELS_DEVICE Window load_window(const Buffer& scales, uint32_t row, int offset) {
-    return __builtin_bit_cast(Window, load_words<Cache::kKeep>(scales, row, offset));
-  }
-#endif
   static constexpr int kBlockLines = static_cast<int>(kScaleBlock) / line_elements(kKind);
   static ROCM_KERNELS_DEVICE int block_of(int line) { return line / kBlockLines; }
   static ROCM_KERNELS_DEVICE bool last_of_window(int line) {
@@ -180,7 +209,7 @@ class TileProduct {
   }
 
   // Asks for the scales of the window that a line lies in. A row's scales lie side by side, and
-  // another row's on another cache line: four at a time spare three quarters of the lines.
+  // another row's on another cache line: two at a time spare half of the lines.
   ROCM_KERNELS_DEVICE void load_scales(int line) {
     if constexpr (kBlockScales) {
       // The last window begins earlier, so that it ends with the row.
@@ -215,12 +244,22 @@ class TileProduct {
     }
   }
 
-  static ROCM_KERNELS_DEVICE float pick(const Window& window, int at) {
-    const bool even = at % 2 == 0;
-    const float low = even ? window[0] : window[1];
-    if constexpr (kWindow == 2) return low;
-    const float high = even ? window[kWindow - 2] : window[kWindow - 1];
-    return at < 2 ? low : high;
+  // A line's scales: 1 where there are no blocks, whose windows are zeros from outside.
+  struct LineScales {
+    float a[kPartsM], w[kPartsN];
+  };
+  ROCM_KERNELS_DEVICE LineScales scales_of(int line) const {
+    int at = block_of(line) - window_begin_;
+    asm("" : "+v"(at));  // by lanes: the compiler would jump where all lanes agree
+    const auto pick = [&](const Window& window, bool blocks) {
+      return (at == 0 ? window[0] : window[1]) + (blocks ? 0.0f : 1.0f);
+    };
+    LineScales scales;
+#pragma unroll
+    for (int i = 0; i < kPartsM; ++i) scales.a[i] = pick(window_a_[i], blocks_a_);
+#pragma unroll
+    for (int j = 0; j < kPartsN; ++j) scales.w[j] = pick(window_w_[j], blocks_w_);
+    return scales;
   }
 
   // Fragments [first, first + kCount) of a part's line.
@@ -235,33 +274,42 @@ class TileProduct {
 
   // Half a line at a time where sums go on over K: the operands' registers are then half as many.
   static constexpr int kFragments = kBlockScales ? kLineFragments : kLineFragments / 2;
+  static constexpr int kSteps = kLineFragments / kFragments * kPartsM * kPartsN;
 
-  ROCM_KERNELS_DEVICE void multiply(const uint8_t* lds, int line, Sums& sums) const {
-#pragma unroll
-    for (int first = 0; first < kLineFragments; first += kFragments) {
-      Words w[kPartsN][kFragments];
-#pragma unroll
-      for (int j = 0; j < kPartsN; ++j) read(lds + w_rows_ + j * kPart * kLine, first, w[j]);
-#pragma unroll
-      for (int i = 0; i < kPartsM; ++i) {
-        Words a[kFragments];
-        read(lds + a_rows_ + i * kPart * kLine, first, a);
-#pragma unroll
-        for (int j = 0; j < kPartsN; ++j) {
-          if constexpr (kBlockScales) {
-            const int at = block_of(line) - window_begin_;
-            const float scale = (blocks_a_ ? pick(window_a_[i], at) : 1.0f) *
-                                (blocks_w_ ? pick(window_w_[j], at) : 1.0f);
-            sums[j][i] += mma_line<kKind>(w[j], a, PartSums{}) * scale;
-          } else {
-            sums[j][i] = mma_line<kKind>(w[j], a, sums[j][i]);
-          }
-        }
+  // A step multiplies two parts, over half a line or all of it; `before_step` is given its number
+  // as a constant.
+  template <class BeforeStep>
+  ROCM_KERNELS_DEVICE void multiply(const uint8_t* lds, int line, Sums& sums,
+                                    const BeforeStep& before_step) const {
+    Words w[kPartsN][kFragments], a[kFragments];
+    [[maybe_unused]] LineScales scales;
+    if constexpr (kBlockScales) scales = scales_of(line);
+    for_each<kSteps>([&](auto step) {
+      constexpr int j = step % kPartsN, i = step / kPartsN % kPartsM;
+      constexpr int first = step / (kPartsN * kPartsM) * kFragments;
+      before_step(step);
+      if constexpr (i == 0) read(lds + w_rows_ + j * kPart * kLine, first, w[j]);
+      if constexpr (j == 0) read(lds + a_rows_ + i * kPart * kLine, first, a);
+      if constexpr (kBlockScales) {
+        sums[j][i] += mma_line<kKind>(w[j], a, PartSums{}) * (scales.a[i] * scales.w[j]);
+      } else {
+        sums[j][i] = mma_line<kKind>(w[j], a, sums[j][i]);
       }
-    }
+    });
   }
 
-  LineLoader<kShape.block_m, kShape.threads(), false, false> a_;
+  // body(0), body(1), ... as constants.
+  template <int kCount, class Body>
+  static ROCM_KERNELS_DEVICE void for_each(const Body& body) {
+    for_each(body, std::make_integer_sequence<int, kCount>());
+  }
+  template <class Body, int... kNumbers>
+  static ROCM_KERNELS_DEVICE void for_each(const Body& body,
+                                           std::integer_sequence<int, kNumbers...>) {
+    (body(std::integral_constant<int, kNumbers>()), ...);
+  }
+
+  LineLoader<kShape.block_m, kShape.threads(), kAhead, false, false> a_;
   LoaderW w_;
   int k_;
   int fragment_;         // bytes to the lane's first fragment of a part

@@ -21,6 +21,7 @@ struct GemmProblem {
   int32_t waves;                  // of a workgroup
   int32_t producers, num_stages;  // specialised waves
   bool wide_stores;               // four neighbours of out can be stored together
+  bool vector_rows;               // out is 16-bit, its rows vectors of 16 bytes
   Schedule schedule;
   TileOrder order;    // full products
   uint64_t* tickets;  // [tiles]
@@ -47,6 +48,8 @@ inline GemmProblem make_problem(const GemmArgs& args) {
   p.bias_dtype = args.bias_dtype;
   const int64_t four = 4 * size_of(args.out_dtype);
   p.wide_stores = reinterpret_cast<uintptr_t>(args.out) % four == 0 && args.out_stride % 4 == 0;
+  p.vector_rows = args.out_dtype != DType::kFloat32 && args.n % 8 == 0 &&
+                  args.out_stride % 8 == 0 && reinterpret_cast<uintptr_t>(args.out) % 16 == 0;
   return p;
 }
 

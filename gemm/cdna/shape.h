@@ -31,6 +31,7 @@ inline GemmShape shape_of(const GemmArgs& args) {
           is_block_scaled(args)};
 }
 
+// The device; an MI300X unless said otherwise.
 struct Target {
   int32_t compute_units = 304;
   int32_t lds_bytes = 65536;  // a CU
@@ -42,6 +43,17 @@ struct Target {
   float terabytes_per_s = 4.2f;        // sustained, from memory
   float gigahertz = 2.1f;
 };
+
+inline Target mi355x() {
+  Target target;
+  target.compute_units = 256;
+  target.lds_bytes = 160 << 10;
+  target.gfx950 = true;
+  target.fp8 = DType::kFloat8E4M3FN;
+  target.terabytes_per_s = 6.1f;
+  target.gigahertz = 2.4f;
+  return target;
+}
 
 // choose(shape), kept by this thread for the shapes of a model's layers.
 template <typename Config, typename Choose>

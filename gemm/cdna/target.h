@@ -18,14 +18,10 @@ inline bool current_target(Target& target) {
     return false;
   }
   const bool gfx942 = major == 9 && minor == 4;
-  target.gfx950 = major == 9 && minor == 5;
+  if (major == 9 && minor == 5) target = mi355x();
   target.compute_units = facts.compute_units;
   target.lds_bytes = lds;
   target.matrix_instructions = gfx942 || target.gfx950;
-  if (target.gfx950) {
-    target.terabytes_per_s = 6.1f;
-    target.gigahertz = 2.4f;
-  }
   target.wave_size = facts.wave_size;
   target.fp8 = gfx942 ? DType::kFloat8E4M3FNUZ : DType::kFloat8E4M3FN;
   return true;

@@ -20,7 +20,11 @@ class TileEpilogue {
   using Sums = PartSums[kPartsN][kPartsM];
 
   ROCM_KERNELS_DEVICE TileEpilogue(const GemmProblem& p, int wave, int lane, uint8_t* lds)
-      : p_(p), wave_(wave), lane_(lane), factors_(*reinterpret_cast<Factors*>(lds)) {}
+      : p_(p),
+        wave_(wave),
+        lane_(lane),
+        factors_(*reinterpret_cast<Factors*>(lds)),
+        staging_(lds + kFactorBytes + wave * kStagingBytes) {}
 
   // All threads of the workgroup call it, after a barrier; LDS may be written again after another.
   // `sums`: over this worker's part of the tile's K.
@@ -34,7 +38,13 @@ class TileEpilogue {
     const TileOrder::Place place = p_.order.place_of(tile);
     factors_.fetch(p_, place);
     workgroup_barrier();
-    store_tile(place, sums);
+    if (!p_.vector_rows) {
+      store_tile(place, sums);
+    } else if (p_.out_dtype == DType::kFloat16) {
+      store_rows<float16>(place, sums);
+    } else {
+      store_rows<bfloat16>(place, sums);
+    }
   }
 
  private:
@@ -59,7 +69,14 @@ class TileEpilogue {
       }
     }
   };
-  static_assert(sizeof(Factors) <= kShape.lds_bytes(), "the factors lie where the lines were");
+  static constexpr int kFactorBytes = (sizeof(Factors) + 15) / 16 * 16;
+
+  // Behind them a wave's own place: a part's rows of 16-bit outputs, all columns of the wave.
+  static constexpr int kRowVectors = kShape.wave_n() / 8;       // of 16 bytes
+  static constexpr int kStagingPitch = (kRowVectors + 1) * 16;  // one more: fewer banks meet
+  static constexpr int kStagingBytes = kPart * kStagingPitch;
+  static_assert(kFactorBytes + kShape.waves() * kStagingBytes <= kShape.lds_bytes(),
+                "they lie where the lines were");
 
   static ROCM_KERNELS_DEVICE Accumulator quad_of(const PartSums& sums, int quad) {
     return {sums[4 * quad], sums[4 * quad + 1], sums[4 * quad + 2], sums[4 * quad + 3]};
@@ -111,19 +128,69 @@ class TileEpilogue {
   }
 
   // 3. Scales, bias, one rounding, the store.
+  //
+  // 16-bit rows go by way of LDS, so that neighbouring lanes store neighbouring vectors and L2 is
+  // given whole lines. As they lie in registers a line would come in 16 pieces, and a line that L2
+  // cannot keep until it is whole goes to memory several times.
+  template <typename T>
+  ROCM_KERNELS_DEVICE void store_rows(TileOrder::Place place, const Sums& sums) const {
+    constexpr int kRowsAtOnce = kWaveSize / kRowVectors;
+    const int row = lane_ % kPart, first_row = lane_ / kRowVectors;
+    const int first_m = place.m * kShape.block_m + row_m(), n_in_wave = lane_ % kRowVectors * 8;
+    const int n = place.n * kShape.block_n + row_n() + n_in_wave;
+#pragma unroll
+    for (int i = 0; i < kPartsM; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPartsN; ++j) {
+#pragma unroll
+        for (int quad = 0; quad < kQuads; ++quad) {
+          const int at = j * kPart + quad * 8 + lane_ / kPart * 4;
+          const Accumulator value =
+              finished(sums[j][i], quad, row_m() + i * kPart + row, row_n() + at);
+          Vec<T, 4> four;
+#pragma unroll
+          for (int e = 0; e < 4; ++e) four[e] = from_float<T>(static_cast<float>(value[e]));
+          *reinterpret_cast<Vec<T, 4>*>(staging_ + row * kStagingPitch + at * 2) = four;
+        }
+      }
+      __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+#pragma unroll
+      for (int r = 0; r < kPart; r += kRowsAtOnce) {
+        const auto vector = *reinterpret_cast<const Vec<T, 8>*>(
+            staging_ + (first_row + r) * kStagingPitch + n_in_wave * 2);
+        const int m = first_m + i * kPart + first_row + r;
+        if (m < p_.m && n < p_.n) {
+          store<Touch::kAgain>(static_cast<T*>(p_.out) + m * p_.out_stride + n, vector);
+        }
+      }
+      __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+    }
+  }
+
+  // Any other type and alignment, a lane's own four neighbours at a time.
   ROCM_KERNELS_DEVICE void store_tile(TileOrder::Place place, const Sums& sums) const {
-    const int row_m = wave_ % kShape.waves_m * kShape.wave_m() + lane_ % kPart;
-    const int row_n = wave_ / kShape.waves_m * kShape.wave_n() + lane_ / kPart * 4;
+    const int first_m = row_m() + lane_ % kPart, first_n = row_n() + lane_ / kPart * 4;
     for_each_quad([&](int j, int i, int quad) {
-      const int at_n = row_n + j * kPart + quad * 8, at_m = row_m + i * kPart;
+      const int at_n = first_n + j * kPart + quad * 8, at_m = first_m + i * kPart;
       const int n = place.n * kShape.block_n + at_n, m = place.m * kShape.block_m + at_m;
       if (m >= p_.m || n >= p_.n) return;
-      Accumulator value = quad_of(sums[j][i], quad) * factors_.scale_a[at_m];
-      value *= *reinterpret_cast<const Accumulator*>(factors_.scale_w + at_n);
-      value += *reinterpret_cast<const Accumulator*>(factors_.bias + at_n);
+      const Accumulator value = finished(sums[j][i], quad, at_m, at_n);
       store_four(p_, m * p_.out_stride + n, value, p_.n - n);
     });
   }
+
+  // Four sums with the factors of this row and these columns of the tile.
+  ROCM_KERNELS_DEVICE Accumulator finished(const PartSums& sums, int quad, int at_m,
+                                           int at_n) const {
+    Accumulator value = quad_of(sums, quad) * factors_.scale_a[at_m];
+    value *= *reinterpret_cast<const Accumulator*>(factors_.scale_w + at_n);
+    value += *reinterpret_cast<const Accumulator*>(factors_.bias + at_n);
+    return value;
+  }
+
+  // The wave's first row and column of the tile.
+  ROCM_KERNELS_DEVICE int row_m() const { return wave_ % kShape.waves_m * kShape.wave_m(); }
+  ROCM_KERNELS_DEVICE int row_n() const { return wave_ / kShape.waves_m * kShape.wave_n(); }
 
   template <typename Body>
   static ROCM_KERNELS_DEVICE void for_each_quad(const Body& body) {
@@ -146,6 +213,7 @@ class TileEpilogue {
   const GemmProblem& p_;
   const int wave_, lane_;
   Factors& factors_;
+  uint8_t* const staging_;
 };
 
 #endif

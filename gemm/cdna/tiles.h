@@ -19,6 +19,7 @@ struct GemmTile {
   int32_t waves_m, waves_n;  // of the workgroup, side by side
   int32_t vgprs;             // that no kernel of the tile exceeds
   bool block_scales;         // served with them, too
+  int32_t lines_ahead = 1;   // that are on their way to registers
 
   constexpr int32_t waves() const { return waves_m * waves_n; }
   constexpr int32_t threads() const { return waves() * 64; }
@@ -30,15 +31,21 @@ struct GemmTile {
 // Block scales need a second set of sums, so a wave has at most 64 x 64 there: 128 x 64 fills the
 // 256 registers that a wave gets where two share a SIMD.
 constexpr GemmTile kGemmTiles[] = {
-    {256, 256, 2, 4, 256, false}, {256, 128, 4, 2, 256, true}, {128, 128, 2, 2, 256, true},
-    {128, 64, 2, 2, 168, true},   {64, 128, 2, 2, 168, true},  {64, 64, 2, 2, 128, true},
+    {256, 256, 2, 4, 256, false, 1}, {256, 128, 4, 2, 256, true, 2}, {128, 128, 2, 2, 256, true, 2},
+    {128, 64, 2, 2, 192, true, 2},   {64, 128, 2, 2, 192, true, 2},  {64, 64, 2, 2, 128, true, 2},
 };
 constexpr size_t kGemmTileCount = sizeof(kGemmTiles) / sizeof(kGemmTiles[0]);
 
-// A tile of the table as a template argument.
-template <int kTile>
+// A tile of the table as a template argument. In large ones block scales take the registers of a
+// second line.
+template <int kTile, bool kBlockScales>
 struct GemmTileAt {
-  static constexpr GemmTile kShape = kGemmTiles[kTile];
+  static constexpr GemmTile shape() {
+    GemmTile tile = kGemmTiles[kTile];
+    if (kBlockScales && tile.wave_m() * tile.wave_n() > 64 * 32) tile.lines_ahead = 1;
+    return tile;
+  }
+  static constexpr GemmTile kShape = shape();
 };
 
 // The tile's number in the table, or -1.

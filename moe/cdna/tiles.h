@@ -15,7 +15,7 @@ constexpr GemmTile kMoeTiles[] = {
     {128, 256, 2, 4, 256, true},
     {128, 128, 2, 2, 256, true},
     {64, 128, 2, 2, 168, true},
-    {32, 128, 1, 2, 168, true},
+    {32, 128, 1, 2, 176, true},
 };
 constexpr size_t kMoeTileCount = sizeof(kMoeTiles) / sizeof(kMoeTiles[0]);
 

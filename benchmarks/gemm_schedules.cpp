@@ -1,0 +1,100 @@
+// For benchmarks/gemm_schedules.py: the best config of each schedule, and the choice, by the time
+// models that choose the configs of gemm.
+//
+//   gemm_schedules gfx942|gfx950|sm_90 < products
+//
+// A product is a line "m n k kind"; kind: row (FP8, scales of rows), block (FP8, 128 x 128) or
+// bf16. Four lines answer it: "schedule, modelled us, config", with tabs between, of data_parallel,
+// split_k, stream_k (all streamed, or the hybrid) and the choice. A schedule that no config of this
+// product has is that of data_parallel: there is nothing to divide.
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "../gemm/cdna/choose.h"
+#include "../gemm/cuda/choose.h"
+
+using namespace rocm_kernels;
+
+namespace {
+
+constexpr const char* kSchedules[] = {"data_parallel", "split_k", "stream_k"};
+enum Schedules : int { kDataParallel, kSplitK, kStreamK, kSchedulesCount };
+
+struct Product {
+  int m, n, k;
+  bool fp8, blocks;
+};
+
+struct Best {
+  double time = 0;
+  char config[kConfigTextBytes] = "";
+};
+
+template <typename Config>
+void take(Best& best, double time, const Config& config) {
+  if (best.config[0] != '\0' && best.time <= time) return;
+  best.time = time;
+  if (!write_config(config, best.config)) std::strcpy(best.config, "?");
+}
+
+void visit_amd(const Product& product, const cdna::Target& target, Best (&best)[kSchedulesCount]) {
+  const int bytes = product.fp8 ? 1 : 2;
+  const cdna::GemmShape shape{product.m, product.n, product.k, bytes, bytes, product.blocks};
+  cdna::for_each_gemm_config(shape, target, [&](const cdna::GemmConfig& config) {
+    const int schedule = config.split_k == 1 ? kDataParallel : config.split_k ? kSplitK : kStreamK;
+    take(best[schedule], cdna::modelled_time(shape, config, target).total(), config);
+  });
+}
+
+void visit_nvidia(const Product& product, const cuda::GemmDevice& device,
+                  Best (&best)[kSchedulesCount]) {
+  static char aligned[256] alignas(256);
+  GemmArgs args;
+  args.m = product.m, args.n = product.n, args.k = product.k;
+  args.a = args.w = aligned, args.out = aligned;
+  args.a_stride = args.w_stride = product.k, args.out_stride = product.n;
+  if (!product.fp8) args.a_dtype = args.w_dtype = DType::kBFloat16;
+  if (product.blocks) args.scale_a.kind = args.scale_w.kind = ScaleView::Kind::kBlock;
+  cuda::for_each_warpgroup_config(
+      args, device, [&](const cuda::GemmConfig& config, const cuda::TileTime& tile) {
+        const int schedule = config.schedule == cuda::GemmConfig::kDataParallel ? kDataParallel
+                             : config.schedule == cuda::GemmConfig::kSplitK     ? kSplitK
+                                                                                : kStreamK;
+        take(best[schedule], cuda::predict(args, config, tile, device), config);
+      });
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const std::string name = count == 2 ? arguments[1] : "";
+  if (name != "gfx942" && name != "gfx950" && name != "sm_90") {
+    std::fprintf(stderr, "required: gfx942, gfx950 or sm_90; got '%s'\n", name.c_str());
+    return 2;
+  }
+  cdna::Target target;
+  if (name == "gfx950") target = cdna::mi355x();
+  cuda::GemmDevice h200;
+  h200.sm_count = 132, h200.compute_capability = 90, h200.shared_bytes_per_block = 232448;
+
+  Product product;
+  char kind[16];
+  while (std::scanf("%d %d %d %15s", &product.m, &product.n, &product.k, kind) == 4) {
+    product.fp8 = std::strcmp(kind, "bf16") != 0;
+    product.blocks = std::strcmp(kind, "block") == 0;
+    Best best[kSchedulesCount];
+    if (name == "sm_90") {
+      visit_nvidia(product, h200, best);
+    } else {
+      visit_amd(product, target, best);
+    }
+    const Best* choice = best;
+    for (int i = 0; i < kSchedulesCount; ++i) {
+      const Best& shown = best[i].config[0] != '\0' ? best[i] : best[kDataParallel];
+      std::printf("%s\t%.3f\t%s\n", kSchedules[i], shown.time, shown.config);
+      if (shown.time < choice->time) choice = &shown;
+    }
+    std::printf("choice\t%.3f\t%s\n", choice->time, choice->config);
+  }
+}

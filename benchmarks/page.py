@@ -1,0 +1,25 @@
+"""What the scripts that write results/<name>.json, and docs/<name>.md from it, have in common."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from gpu_report import DOCS, RESULTS
+
+
+def arguments(description: str, quick: str) -> argparse.Namespace:
+    """description: the script's docstring; quick: what --quick leaves."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--save", action="store_true", help="write the JSON and the page too")
+    parser.add_argument("--quick", action="store_true", help=f"{quick}, to see that it works")
+    parser.add_argument("--tflops", type=float, default=1979, help="FP8 peak of the GPU")
+    return parser.parse_args()
+
+
+def publish(name: str, saved: dict, page: str, save: bool) -> None:
+    """Prints the page of `saved`, and writes both if asked to."""
+    print(page)
+    if save:
+        (RESULTS / f"{name}.json").write_text(json.dumps(saved, indent=1) + "\n")
+        (DOCS / f"{name}.md").write_text(page)
