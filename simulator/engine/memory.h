@@ -138,7 +138,8 @@ struct LdsRecord {
 };
 struct alignas(64) LdsCell {
   LdsRecord writers[2], readers[3];
-  u32 state = 0;  // of a first cell: twice the clockBase it is for, + 1 when all four have their own
+  u32 state =
+      0;  // of a first cell: twice the clockBase it is for, + 1 when all four have their own
 };
 static_assert(sizeof(LdsCell) == 64);
 struct LdsShadow {

@@ -135,9 +135,10 @@ class GlobalAccess {
   template <int kCount>
   void put(AccessRecord* slots, u64 mask) {
     auto mine = [&](const AccessRecord& r) {
-      return r.mask == 0 || (r.workgroup == record_.workgroup && r.component == record_.component &&
-                             r.stamp == record_.stamp && r.issued == record_.issued &&
-                             r.role.level == record_.role.level && r.role.flag == record_.role.flag);
+      return r.mask == 0 ||
+             (r.workgroup == record_.workgroup && r.component == record_.component &&
+              r.stamp == record_.stamp && r.issued == record_.issued &&
+              r.role.level == record_.role.level && r.role.flag == record_.role.flag);
     };
     int at = 0;
     while (at < kCount - 1 && !mine(slots[at])) ++at;
