@@ -1,6 +1,4 @@
 // What the cycle model found, as JSON: docs/simulator.md describes the fields.
-#include <algorithm>
-
 #include "cycles.h"
 
 using llvm::json::Array;
@@ -87,7 +85,8 @@ Object Device::report() const {
     busy += static_cast<double>(issued_[n]) * launch_.object->code[n].passes;
   }
   double allowed = p_.matrix_share * end_ * simds_.size();
-  double clock = p_.clock_hz / std::max(1.0, allowed ? busy / allowed : 0.0);
+  bool held = p_.matrix_share < 1 && busy > allowed;
+  double clock = held ? p_.clock_hz * allowed / busy : p_.clock_hz;
   const MemoryCounts& c = memory_.counts();
   double cycles = end_ + p_.launch_cycles;
   Object memory{{"l1_requests", num(c.l1Requests)},

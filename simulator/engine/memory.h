@@ -245,6 +245,12 @@ void notePoll(Wave& w, const MemOp& op);
 // Takes an operation's effect on memory and reads its result, once (memory_effects.cpp).
 void perform(Wave& w, MemOp& op);
 
+// The same for a load or store that needs no look at single lanes; says whether that was so
+// (memory_whole.cpp). offset: of an LDS instruction; row: the first of its data.
+bool performWhole(Wave& w, MemOp& op, bool write, u32 offset, u32 row);
+// The buffer that holds all of a range, or null.
+Buffer* findBuffer(Worker& worker, u64 address, u64 bytes);
+
 // Puts an operation under its wait counter, or completes it at once without late completion
 // (memory_pending.cpp).
 void issue(Wave& w, MemOp* op);
