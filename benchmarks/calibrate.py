@@ -5,13 +5,18 @@
 
 Nothing here was measured on an AMD GPU by this project. Sources:
 
-  laplacian  AMD's notes on an MI250X: 13 kernels, written anew in examples/laplacian
-  rows       hf-rocm-kernels' published MI300X times for its own two row kernels. They are compiled
-             from a checkout, build/calibration/hf-rocm-kernels or $HF_ROCM_KERNELS; without one the
-             source is named as missing.
+  laplacian  AMD's notes on an MI250X: 13 kernels, their own with clang 15, whose registers are the
+             published ones, or as written anew in examples/laplacian
+  rows       hf-rocm-kernels' published MI300X times for its own two row kernels
+  radeonflow RadeonFlow's FP8 product with block scales, its times on an MI300X
+  moonmath   its bfloat16 attention on an MI300X, with clang 19
   skinny     its table for FP8 products of few rows, beside *our* kernel: shown, not judged
   triton     a product of gfx950 in another Triton, beside the same in the Triton that is installed
              (pip install triton): shown, not judged
+
+Kernels of others are compiled from checkouts in build/calibration, amd-lab-notes, hf-rocm-kernels,
+radeonflow and moonmath, or where $AMD_LAB_NOTES, $HF_ROCM_KERNELS, $RADEONFLOW and $MOONMATH say;
+without one the source is named as missing.
 
 A constant of the model was chosen on points marked `fit`; those marked `judge` played no part.
 """
@@ -84,7 +89,15 @@ def _use(*key) -> str:
 
 def laplacian_points(kernels: list[str] | None, planes=laplacian.PLANES) -> Iterator[Point]:
     """FETCH_SIZE, hit rate, time and occupancy of the Laplacian's steps on an MI250X."""
-    code, known = laplacian.compiled(), laplacian.published()
+    from calibration import lab_notes
+
+    known = laplacian.published()
+    if lab_notes.available():
+        code = lab_notes.Kernels()
+    else:
+        print(f"laplacian: required a checkout in {lab_notes.checkout()} and {lab_notes.COMPILER}: "
+              "the kernels of examples/laplacian stand in", file=sys.stderr)  # fmt: skip
+        code = laplacian.compiled()
     for name in kernels or known:
         row, step = known[name], laplacian.step(code, name, planes)
         use, case = _use("laplacian", name), row["step"]
@@ -112,12 +125,17 @@ def _checkout() -> Path:
     return Path(os.environ.get("HF_ROCM_KERNELS", ROOT / "build/calibration/hf-rocm-kernels"))
 
 
+def _empty_headers() -> Path:
+    folder = ROOT / "build" / "calibration" / "include"
+    for header in HEADERS:
+        (folder / header).parent.mkdir(parents=True, exist_ok=True)
+        (folder / header).write_text("")
+    return folder
+
+
 def _row_kernels() -> simulator.CodeObject:
     checkout, folder = _checkout(), ROOT / "build" / "calibration"
-    for header in HEADERS:
-        (folder / "include" / header).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "include" / header).write_text("")
-    extra = (f"-I{folder / 'include'}", f"-I{checkout}", f"-I{checkout / 'csrc'}", "-w")
+    extra = (f"-I{_empty_headers()}", f"-I{checkout}", f"-I{checkout / 'csrc'}", "-w")
     source = ROOT / "benchmarks" / "calibration" / "hf_rocm_kernels.hip"
     command = rocm.find_toolchain().device_command(
         source, folder / "rows.co", "gfx942", extra=extra
@@ -204,6 +222,33 @@ def skinny_points(all_shapes: bool) -> Iterator[Point]:
         hip.cycles(None)
 
 
+def radeonflow_points() -> Iterator[Point]:
+    """RadeonFlow's product: transposes, main loop and sum, launched as its launcher does."""
+    from calibration import radeonflow
+
+    if not (radeonflow.checkout() / "src").exists():
+        print(f"radeonflow: {radeonflow.checkout()} has no checkout: left out", file=sys.stderr)
+        return
+    machine = simulator.machine_for("gfx942", warm=True)  # its benchmark repeats the launches
+    for case, got in radeonflow.cases(_array, machine):
+        name = f"FP8 product {case.m} x {case.n} x {case.k}, RadeonFlow"
+        yield Point("MI300X", name, "product, us", case.microseconds, got * 1e6, "judge")
+
+
+def moonmath_points() -> Iterator[Point]:
+    """moonmath's attention, one round of the GPU."""
+    from calibration import moonmath
+
+    if not (moonmath.checkout() / "csrc").exists() or not moonmath.compiler():
+        print(f"moonmath: required a checkout in {moonmath.checkout()} and {moonmath.COMPILER}: "
+              "left out", file=sys.stderr)  # fmt: skip
+        return
+    machine = simulator.machine_for("gfx942", warm=True)
+    published, got = moonmath.teraflops(_array, machine, _empty_headers())
+    name = f"attention, {moonmath.HEADS} heads x {moonmath.CONTEXT}, moonmath"
+    yield Point("MI300X", name, "attention, TFLOP/s", published, got, "judge")
+
+
 # TFLOP/s of 4096 x 4096 x 4096 in float16 on gfx950, by tile and LDS buffers: pull requests 1407
 # and 1548 of facebookexperimental/triton, the rows without warp pipelining.
 TRITON = {(256, 256, 3): 856, (256, 256, 2): 888, (256, 128, 3): 734, (128, 128, 3): 623}
@@ -251,7 +296,7 @@ def summary(points: list[Point]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    sources = ("laplacian", "rows", "skinny", "triton")
+    sources = ("laplacian", "rows", "radeonflow", "moonmath", "skinny", "triton")
     parser.add_argument("--sources", nargs="+", choices=sources, default=sources)
     parser.add_argument("--kernels", nargs="+", help="steps of the Laplacian")
     parser.add_argument("--rows", nargs="+", type=int, help="rows of the row kernels")
@@ -264,6 +309,8 @@ def main() -> None:
     print(head)
     for name, found in (("laplacian", lambda: laplacian_points(options.kernels)),
                         ("rows", lambda: row_points(options.rows)),
+                        ("radeonflow", radeonflow_points),
+                        ("moonmath", moonmath_points),
                         ("skinny", lambda: skinny_points(options.all_shapes)),
                         ("triton", triton_points)):  # fmt: skip
         for point in found() if name in options.sources else ():

@@ -21,6 +21,7 @@ FLAGS = [
     "-std=c++20",
     "-O3",
     "-march=native",
+    "-mprefer-vector-width=512",
     "-fPIC",
     "-ffp-contract=off",
     "-fno-math-errno",

@@ -5,6 +5,7 @@
 
 typedef __half half;
 typedef half half2 __attribute__((ext_vector_type(2)));
+typedef half2 __half2;
 typedef unsigned char __hip_fp8_storage_t;
 typedef unsigned short __hip_fp8x2_storage_t;
 enum { __HIP_SATFINITE, __HIP_E4M3_FNUZ };

@@ -266,6 +266,7 @@ struct MemOp {
   u64 mask = 0;
   bool performed = false;
   bool mixedLds = false;  // a flat access with lanes in LDS
+  bool inARow = false;    // a global access of all lanes, one behind the other
   u32 stamp = 0;          // of its wait counter; operations in flight at a release get a new one
   u32 issued = 0;         // kIssued at its issue
   u64 low = 0, high = 0;  // a global access lies in [low, high)

@@ -24,8 +24,8 @@ Array spans(const std::vector<Trace::Span>& all) {
   return out;
 }
 
-Object machine(const SimCycles& p) {
-  return Object{{"clock_hz", p.clock_hz},
+Object machine(const SimCycles& p, double clock) {
+  return Object{{"clock_hz", clock},
                 {"dies", p.dies},
                 {"units", p.units},
                 {"simds", p.simds},
@@ -79,6 +79,14 @@ Object Device::report() const {
                           {"awaited", awaited_[n]},
                           {"stood", stood_[n]}});
   }
+  // Matrix pipes that are busier than power allows slow the clock down.
+  double busy = 0;
+  for (size_t n = 0; n < issued_.size(); ++n) {
+    busy += static_cast<double>(issued_[n]) * launch_.object->code[n].passes;
+  }
+  double allowed = p_.matrix_share * end_ * simds_.size();
+  bool held = p_.matrix_share < 1 && busy > allowed;
+  double clock = held ? p_.clock_hz * allowed / busy : p_.clock_hz;
   const MemoryCounts& c = memory_.counts();
   double cycles = end_ + p_.launch_cycles;
   Object memory{{"l1_requests", num(c.l1Requests)},
@@ -98,7 +106,7 @@ Object Device::report() const {
   Object out{{"cycles", cycles},
              {"launch_cycles", p_.launch_cycles},
              {"drain_cycles", drained_},
-             {"seconds", cycles / p_.clock_hz},
+             {"seconds", cycles / clock},
              {"instructions", num(instructions_)},
              {"sampled_dies", p_.sampled},
              {"units", num(units_.size())},
@@ -110,7 +118,7 @@ Object Device::report() const {
              {"issued", std::move(issued)},
              {"memory", std::move(memory)},
              {"code", std::move(code)},
-             {"machine", machine(p_)}};
+             {"machine", machine(p_, clock)}};
   if (p_.traced) {
     Array waves, waits;
     for (const Trace::Life& w : trace_.waves) {

@@ -290,9 +290,8 @@ class Runner {
       if (shadows_.empty()) shadows_.push_back(std::make_unique<LdsShadow>());
       wg->shadow = std::move(shadows_.back());
       shadows_.pop_back();
-      if (wg->shadow->cells.size() < wg->ldsBytes / 4 + 1) {
-        wg->shadow->cells.resize(wg->ldsBytes / 4 + 1);
-      }
+      size_t cells = (wg->ldsBytes / 16 + 1) * LdsShadow::kShared;
+      if (wg->shadow->cells.size() < cells) wg->shadow->cells.resize(cells);
       initKnowledge(*wg);
     }
     return wg;

@@ -21,7 +21,7 @@ MemOp* Worker::takeOp() {
   }
   MemOp* op = freeOps.back();
   freeOps.pop_back();
-  op->performed = op->mixedLds = false;
+  op->performed = op->mixedLds = op->inARow = false;
   op->publish = op->publishForeign = op->acquired = op->acquiredForeign = nullptr;
   return op;
 }
@@ -234,6 +234,12 @@ void executeMemory(Wave& w, const Inst& i) {
       for (int l = 0; l < kLanes; ++l) lanes &= ~(static_cast<u64>(!op->validDwords[l]) << l);
     }
     std::swap(op->mask, lanes);
+    u64 apart = ~op->mask;
+    for (u32 l = 0; l < kLanes; ++l) apart |= op->addr[l] ^ (op->addr[0] + l * m.bytes);
+    if (m.space == Space::Buffer) {
+      for (u32 l = 0; l < kLanes; ++l) apart |= op->validDwords[l] * 4u < m.bytes;
+    }
+    op->inARow = !apart;
     countGlobal(w, *op, m.bytes, write);
     std::swap(op->mask, lanes);
   }

@@ -52,11 +52,13 @@ class TagCache {
     u64 evictedDirty;  // line + 1 of a dirty line that had to go, or 0
   };
   Result touch(u64 line, bool write);
+  void prefetch(u64 line) const;  // the host's caches will have its tags
   std::vector<u64> dirtyLines() const;
   u64 dirtyCount() const { return dirty_; }
 
  private:
   static constexpr u64 kDirty = 1ull << 63;
+  u64* setOf(u64 line) const;
   u32 sets_, ways_;
   u64 dirty_ = 0;
   std::unique_ptr<u64, decltype(&std::free)> tags_;  // pages that no line needs are never touched
@@ -67,6 +69,7 @@ class InfinityCache {
   InfinityCache();
   void read(u64 line, CacheCounts& counts);
   void write(u64 line, CacheCounts& counts);
+  void prefetch(u64 line) const;
   u64 dirtyBytes() const;
   bool shared = true;  // by several workers
 
@@ -125,8 +128,9 @@ class GlobalShadow {
   std::array<std::unordered_map<u64, std::unique_ptr<Page>>, kStripes> pages_;
 };
 
-// Race shadow of LDS, by dword with a byte mask. Clocks only grow within one worker, so records of
-// an earlier workgroup are older than every clock of the present one and need no clearing.
+// Race shadow of LDS, by dword with a byte mask. Four dwords that were only ever touched together
+// share the first one's cell. That cell also says so, and for which workgroup: clocks only grow
+// within one worker, so records of an earlier one need no clearing before they are met.
 struct LdsRecord {
   u32 stamp = 0, inst = 0;  // inst: index of the instruction
   u8 component = 0, mask = 0;
@@ -134,8 +138,12 @@ struct LdsRecord {
 };
 struct alignas(64) LdsCell {
   LdsRecord writers[2], readers[3];
+  u32 state =
+      0;  // of a first cell: twice the clockBase it is for, + 1 when all four have their own
 };
+static_assert(sizeof(LdsCell) == 64);
 struct LdsShadow {
+  static constexpr u32 kShared = 4;  // dwords
   std::vector<LdsCell> cells;
 };
 
@@ -199,7 +207,7 @@ struct Worker {
   u64 random = 0;
   u32 clockBase = 1;  // LDS stamps of finished workgroups lie below it
   u32 lastBuffer = 0;
-  std::array<std::pair<u64, GlobalShadow::Page*>, 256> pages{};  // number + 1, of the last ones
+  std::array<std::pair<u64, GlobalShadow::Page*>, 2048> pages{};  // number + 1, of the last ones
   std::vector<MemOp*> freeOps;
   std::deque<MemOp> allOps;
   Counters counters;
@@ -236,6 +244,12 @@ void notePoll(Wave& w, const MemOp& op);
 
 // Takes an operation's effect on memory and reads its result, once (memory_effects.cpp).
 void perform(Wave& w, MemOp& op);
+
+// The same for a load or store that needs no look at single lanes; says whether that was so
+// (memory_whole.cpp). offset: of an LDS instruction; row: the first of its data.
+bool performWhole(Wave& w, MemOp& op, bool write, u32 offset, u32 row);
+// The buffer that holds all of a range, or null.
+Buffer* findBuffer(Worker& worker, u64 address, u64 bytes);
 
 // Puts an operation under its wait counter, or completes it at once without late completion
 // (memory_pending.cpp).

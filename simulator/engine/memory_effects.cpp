@@ -8,20 +8,6 @@
 namespace sim {
 namespace {
 
-Buffer* findBuffer(Worker& worker, u64 address, u64 bytes) {
-  std::vector<Buffer*>& list = worker.launch->buffers;
-  if (list.empty()) return nullptr;
-  Buffer* b = list[worker.lastBuffer];
-  if (address >= b->begin && address + bytes <= b->end) return b;
-  auto it = std::upper_bound(list.begin(), list.end(), address,
-                             [](u64 a, const Buffer* x) { return a < x->begin; });
-  if (it == list.begin()) return nullptr;
-  --it;
-  if (address + bytes > (*it)->end) return nullptr;
-  worker.lastBuffer = it - list.begin();
-  return *it;
-}
-
 // The buffer that lies closest, for the message.
 std::string nearest(Launch& launch, u64 address) {
   const Buffer* best = nullptr;
@@ -280,23 +266,9 @@ void checkRaces(Wave& w, MemOp& op, bool write) {
   raceGlobal(w, op, globalLanes(op), write);
 }
 
-// Loads of which all lanes lie in one buffer of known contents need no look at each of them.
-bool loadWhole(Wave& w, MemOp& op) {
-  const MemSpec& m = op.inst->mem;
-  if (m.space != Space::Global || m.bytes < 4 || !op.high) return false;
-  Buffer* b = findBuffer(*w.wg->worker, op.low, op.high - op.low);
-  if (!b || b->written) return false;
-  for (u64 mask = op.mask; mask; mask &= mask - 1) {
-    int lane = __builtin_ctzll(mask);
-    const u8* p = reinterpret_cast<const u8*>(op.addr[lane]);
-    for (u32 r = 0; r < m.dwords; ++r) std::memcpy(&op.data[r][lane], p + 4 * r, 4);
-  }
-  return true;
-}
-
 void performLanes(Wave& w, MemOp& op, bool write, u32 offset, u32 firstRow) {
   const MemSpec& m = op.inst->mem;
-  if (!write && loadWhole(w, op)) return;
+  if (performWhole(w, op, write, offset, firstRow)) return;
   bool changed = false;
   for (u64 mask = op.mask; mask; mask &= mask - 1) {
     int lane = __builtin_ctzll(mask);

@@ -164,11 +164,11 @@ void checkPending(Wave& w, const Inst& i) {
     }
     return nullptr;
   };
-  bool allLanes = i.cls == Class::Matrix || i.name.starts_with("v_readlane") ||
-                  i.name.starts_with("v_writelane");
   auto complain = [&](u32 reg, bool scalar, bool writes) {
     const MemOp* op = find(reg, scalar);
     if (!op) return;
+    bool allLanes = i.cls == Class::Matrix || i.name.starts_with("v_readlane") ||
+                    i.name.starts_with("v_writelane");
     if (!scalar && !allLanes && !(op->mask & w.exec())) return;
     // Operations under one in-order counter may reuse a result register.
     bool vm = !scalar && std::find(w.vm.begin(), w.vm.end(), op) != w.vm.end();

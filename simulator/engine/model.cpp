@@ -36,10 +36,18 @@ TagCache::TagCache(u32 sets, u32 ways)
   if (!tags_) throw Error("no memory for the tags of a cache");
 }
 
-TagCache::Result TagCache::touch(u64 line, bool write) {
-  // Sets are hashed so that power-of-two strides do not pile up in one set.
+// Sets are hashed so that power-of-two strides do not pile up in one set.
+u64* TagCache::setOf(u64 line) const {
   u64 hash = line ^ line >> 11 ^ line >> 21;
-  u64* set = tags_.get() + hash % sets_ * ways_;
+  return tags_.get() + (hash & (sets_ - 1)) * ways_;  // the sets are a power of two
+}
+
+void TagCache::prefetch(u64 line) const {
+  for (u32 n = 0; n < ways_; n += 8) __builtin_prefetch(setOf(line) + n, 1);
+}
+
+TagCache::Result TagCache::touch(u64 line, bool write) {
+  u64* set = setOf(line);
   u64 tag = line + 1, found = 0, evicted = 0;
   u32 at = ways_ - 1;
   for (u32 first = 0; first < ways_; first += 8) {  // the ways are a multiple of 8
@@ -78,6 +86,10 @@ InfinityCache::InfinityCache() {
   for (u32 n = 0; n < kStripes; ++n) stripes_.emplace_back(8192, 16);
 }
 
+void InfinityCache::prefetch(u64 line) const {
+  stripes_[line % kStripes].prefetch(line / kStripes);
+}
+
 void InfinityCache::read(u64 line, CacheCounts& counts) {
   u32 stripe = line % kStripes;
   std::unique_lock guard(locks_[stripe], std::defer_lock);
@@ -111,21 +123,27 @@ void countGlobal(Wave& w, const MemOp& op, u32 bytes, bool write) {
   Counters& c = worker.counters;
   u64 lines[2 * kLanes], lines64 = 0;
   u32 count = 0;
-  u64 last64 = ~0ull;
-  u8 slots[256] = {};  // index + 1 in `lines`, by a hash of the line
-  for (u64 m = op.mask; m; m &= m - 1) {
-    u64 a = op.addr[__builtin_ctzll(m)];
-    (write ? c.writtenBytes : c.readBytes) += bytes;
-    for (u64 line = a / 64; line <= (a + bytes - 1) / 64; ++line) {
-      if (line == last64) continue;
-      last64 = line;
-      ++lines64;
-      u64 wide = line / 2;
-      u32 slot = (wide ^ wide >> 8) % 256;
-      while (slots[slot] && lines[slots[slot] - 1] != wide) slot = (slot + 1) % 256;
-      if (slots[slot]) continue;
-      lines[count] = wide;
-      slots[slot] = ++count;
+  (write ? c.writtenBytes : c.readBytes) += bytes * __builtin_popcountll(op.mask);
+  if (op.inARow) {
+    u64 first = op.addr[0], last = first + kLanes * bytes - 1;
+    lines64 = last / 64 - first / 64 + 1;
+    for (u64 line = first / kLineBytes; line <= last / kLineBytes; ++line) lines[count++] = line;
+  } else {
+    u64 last64 = ~0ull;
+    u8 slots[256] = {};  // index + 1 in `lines`, by a hash of the line
+    for (u64 m = op.mask; m; m &= m - 1) {
+      u64 a = op.addr[__builtin_ctzll(m)];
+      for (u64 line = a / 64; line <= (a + bytes - 1) / 64; ++line) {
+        if (line == last64) continue;
+        last64 = line;
+        ++lines64;
+        u64 wide = line / 2;
+        u32 slot = (wide ^ wide >> 8) % 256;
+        while (slots[slot] && lines[slots[slot] - 1] != wide) slot = (slot + 1) % 256;
+        if (slots[slot]) continue;
+        lines[count] = wide;
+        slots[slot] = ++count;
+      }
     }
   }
   c.lines64 += lines64;
@@ -133,22 +151,37 @@ void countGlobal(Wave& w, const MemOp& op, u32 bytes, bool write) {
   if (!launch.options.caches) return;
   XcdCaches& xcd = launch.xcds[w.wg->xcd];
   TagCache& l1 = xcd.l1[w.wg->cu];
+  // Level by level, so that the host has the tags of the next one on their way.
+  u32 asked = 0;
   for (u32 n = 0; n < count; ++n) {
     if (!write && !op.inst->sc1 && l1.touch(lines[n], false).hit) {
       ++c.cache.l1Hits;
       continue;
     }
+    xcd.l2.prefetch(lines[n]);
+    lines[asked++] = lines[n];
+  }
+  struct Beyond {
+    u64 line;
+    bool write;
+  } beyond[4 * kLanes];
+  u32 far = 0;
+  for (u32 n = 0; n < asked; ++n) {
     auto r = xcd.l2.touch(lines[n], write);
     if (r.evictedDirty) {
       ++c.cache.l2WriteBacks;
-      launch.infinity.write(r.evictedDirty - 1, c.cache);
+      beyond[far++] = {r.evictedDirty - 1, true};
     }
-    if (r.hit) {
-      ++c.cache.l2Hits;
+    ++(r.hit ? c.cache.l2Hits : c.cache.l2Misses);
+    // A store that covers a part of a line does not fetch it: L2 keeps byte masks.
+    if (!r.hit && !write) beyond[far++] = {lines[n], false};
+  }
+  for (u32 n = 0; n < far; ++n) launch.infinity.prefetch(beyond[n].line);
+  for (u32 n = 0; n < far; ++n) {
+    if (beyond[n].write) {
+      launch.infinity.write(beyond[n].line, c.cache);
     } else {
-      ++c.cache.l2Misses;
-      // A store that covers a part of a line does not fetch it: L2 keeps byte masks.
-      if (!write) launch.infinity.read(lines[n], c.cache);
+      launch.infinity.read(beyond[n].line, c.cache);
     }
   }
 }

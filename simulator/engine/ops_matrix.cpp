@@ -91,10 +91,49 @@ int lane64(int b, int i, int j) {
   return N == 16 ? 16 * (i % 4) + j : 16 * i + 4 * b + j;
 }
 
-template <class T>
-T fromBits(u32 x) {
-  if constexpr (std::is_same_v<T, i64>) return static_cast<i32>(x);
-  return bits<float>(x);
+// N neighbours, which the host computes at once.
+template <class T, int N>
+using Lanes = T __attribute__((ext_vector_type(N)));
+
+template <class T, int N>
+Lanes<T, N> lanesAt(const T* p) {
+  Lanes<T, N> r;
+  std::memcpy(&r, p, sizeof r);
+  return r;
+}
+
+template <class T, int N>
+Lanes<T, N> fromBits(Lanes<u32, N> x) {
+  if constexpr (std::is_same_v<T, i64>) {
+    return __builtin_convertvector(__builtin_bit_cast(Lanes<i32, N>, x), Lanes<T, N>);
+  } else {
+    return __builtin_convertvector(__builtin_bit_cast(Lanes<float, N>, x), Lanes<T, N>);
+  }
+}
+
+// x * y + acc; in double the product is exact anyway.
+template <class T, int N>
+Lanes<T, N> multiplyAdd(T x, Lanes<T, N> y, Lanes<T, N> acc) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return __builtin_elementwise_fma(Lanes<T, N>(x), y, acc);
+  } else {
+    return acc + Lanes<T, N>(x) * y;
+  }
+}
+
+// A sum as the result register has it.
+template <class T, int N>
+Lanes<u32, N> toBits(Lanes<T, N> sum, bool clamp) {
+  if constexpr (std::is_same_v<T, i64>) {
+    if (clamp) {
+      sum = __builtin_elementwise_max(sum, Lanes<T, N>(i64{INT32_MIN}));
+      sum = __builtin_elementwise_min(sum, Lanes<T, N>(i64{INT32_MAX}));
+    }
+    return __builtin_convertvector(sum, Lanes<u32, N>);
+  } else {
+    auto r = __builtin_convertvector(sum, Lanes<float, N>);
+    return r != r ? Lanes<u32, N>(kNan32) : __builtin_bit_cast(Lanes<u32, N>, r);
+  }
 }
 
 // Where a product goes: the result's first row, C, and the modifiers that act on it.
@@ -123,43 +162,20 @@ void multiply(Wave& w, const Sum& i, GetA a, GetB b) {
     // Four rows at a time: they lie in the same lanes of four registers.
     for (int r = 0; r < M; r += 4) {
       int g = r / 4 + block * M / 4, reg = 4 * (g / groups), lane = N * (g % groups);
-      alignas(64) T acc[4][N], c[4][N];
+      Lanes<T, N> c[4], acc[4];
       for (int q = 0; q < 4; ++q) {
-        if (rows) {
-          const u32* row = rows + (reg + q) * kLanes + lane;
-          for (int j = 0; j < N; ++j) c[q][j] = fromBits<T>(row[j]);
-        } else {
-          std::fill_n(c[q], N, fromBits<T>(literal32(i.c)));
-        }
-        for (int j = 0; j < N; ++j) acc[q][j] = std::is_same_v<T, float> ? c[q][j] : T(0);
+        c[q] = fromBits<T, N>(rows ? lanesAt<u32, N>(rows + (reg + q) * kLanes + lane)
+                                   : Lanes<u32, N>(literal32(i.c)));
+        acc[q] = std::is_same_v<T, float> ? c[q] : Lanes<T, N>(T(0));
       }
       for (int k = 0; k < K; ++k) {
-        const T* y = b(block, k);
-#pragma unroll
-        for (int q = 0; q < 4; ++q) {
-          T x = a(from, r + q, k);
-          for (int j = 0; j < N; ++j) {
-            if constexpr (std::is_floating_point_v<T>) {
-              acc[q][j] = std::fma(x, y[j], acc[q][j]);  // double: the product is exact anyway
-            } else {
-              acc[q][j] += x * y[j];
-            }
-          }
-        }
+        auto y = lanesAt<T, N>(b(block, k));
+        for (int q = 0; q < 4; ++q) acc[q] = multiplyAdd<T, N>(a(from, r + q, k), y, acc[q]);
       }
       for (int q = 0; q < 4; ++q) {
-        u32* out = w.row(i.dst + reg + q) + lane;
-        for (int j = 0; j < N; ++j) {
-          if constexpr (std::is_same_v<T, float>) {
-            out[j] = gpuNan(acc[q][j], false);
-          } else if constexpr (std::is_same_v<T, double>) {
-            out[j] = gpuNan(static_cast<float>(acc[q][j] + c[q][j]), false);
-          } else {
-            T sum = acc[q][j] + c[q][j];
-            if (i.clamp) sum = std::min<T>(std::max<T>(sum, INT32_MIN), INT32_MAX);
-            out[j] = static_cast<u32>(sum);
-          }
-        }
+        if (!std::is_same_v<T, float>) acc[q] += c[q];
+        auto out = toBits<T, N>(acc[q], i.clamp);
+        std::memcpy(w.row(i.dst + reg + q) + lane, &out, sizeof out);
       }
     }
   }

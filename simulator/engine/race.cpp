@@ -83,56 +83,77 @@ class Held {
   std::atomic_flag* busy_;
 };
 
-void raceLine(Wave& w, MemOp& op, const Role& role, u64 line, u64 mask, int lane) {
-  Launch& launch = *w.wg->launch;
-  const Inst* inst = op.inst;
-  bool write = role.write, fresh = write || role.level >= Role::kDevice;
-  u64 number = line / GlobalShadow::kPageLines;
-  auto& [known, page] = w.wg->worker->pages[number % 256];
-  if (known != number + 1) {
-    page = &launch.shadow.page(number);
-    known = number + 1;
+// One instruction's accesses to global memory in the shadow, line by line.
+class GlobalAccess {
+ public:
+  GlobalAccess(Wave& w, const MemOp& op, const Role& role)
+      : w_(w), op_(op), worker_(*w.wg->worker), shared_(w.wg->launch->workers > 1) {
+    const Inst* inst = op.inst;
+    bool scalar = inst->mem.space == Space::Scalar;
+    u8 component = kComponents * w.id + (scalar || op.mixedLds ? kLgkm : kDone);
+    bool writeBack = role.write && role.level < Role::kDevice && w.object->gpu->manyDies;
+    record_ = {0, w.wg->linear, op.stamp, op.issued, component, scalar, writeBack, role, inst};
   }
-  Held held(*page, launch.workers > 1);
-  u64 at = line % GlobalShadow::kPageLines;
-  if (write && !page->writers) {
-    page->writers = std::make_unique<LineWriters[]>(GlobalShadow::kPageLines);
+
+  void touch(u64 line, u64 mask, int lane) {
+    u64 number = line / GlobalShadow::kPageLines, at = line % GlobalShadow::kPageLines;
+    auto& [known, page] = worker_.pages[number % worker_.pages.size()];
+    if (known != number + 1) {
+      page = &worker_.launch->shadow.page(number);
+      known = number + 1;
+    }
+    Held held(*page, shared_);
+    bool write = record_.role.write;
+    if (write && !page->writers) {
+      page->writers = std::make_unique<LineWriters[]>(GlobalShadow::kPageLines);
+    }
+    LineReaders& readers = page->readers[at];
+    if (page->writers) {
+      for (const AccessRecord& r : page->writers[at].last) check(r, line, mask, lane, true);
+    }
+    if (write) {
+      for (const AccessRecord& r : readers.last) check(r, line, mask, lane, false);
+      put<4>(page->writers[at].last, mask);
+    } else {
+      put<3>(readers.last, mask);
+    }
   }
-  LineReaders& readers = page->readers[at];
-  LineWriters* writers = page->writers ? &page->writers[at] : nullptr;
-  bool scalar = inst->mem.space == Space::Scalar;
-  u8 component = kComponents * w.id + (scalar || op.mixedLds ? kLgkm : kDone);
-  u32 wg = w.wg->linear;
-  auto check = [&](const AccessRecord& r, bool earlierWrites) {
+
+ private:
+  void check(const AccessRecord& r, u64 line, u64 mask, int lane, bool earlierWrites) {
     if (!(r.mask & mask)) return;
-    if (ordered(w, op, r, fresh) || synchronise(w, role, r.role, r.workgroup == wg)) return;
+    const Role& role = record_.role;
+    bool fresh = role.write || role.level >= Role::kDevice;
+    if (ordered(w_, op_, r, fresh)) return;
+    if (synchronise(w_, role, r.role, r.workgroup == w_.wg->linear)) return;
     u64 address = line * 64 + __builtin_ctzll(r.mask & mask);
-    report(w, *inst, "global-race", address, lane,
-           describe(w, write ? "writes global memory" : "reads global memory", r.workgroup,
+    report(w_, *op_.inst, "global-race", address, lane,
+           describe(w_, role.write ? "writes global memory" : "reads global memory", r.workgroup,
                     r.component / kComponents, r.inst, earlierWrites, hintFor(role, r.role)));
-  };
-  if (writers) {
-    for (const AccessRecord& r : writers->last) check(r, true);
   }
-  if (write) {
-    for (const AccessRecord& r : readers.last) check(r, false);
-  }
-  bool writeBack = write && role.level < Role::kDevice && w.object->gpu->manyDies;
-  AccessRecord record{mask, wg, op.stamp, op.issued, component, scalar, writeBack, role, inst};
-  auto put = [&](AccessRecord* slots, int count) {
-    int at = 0;
+
+  template <int kCount>
+  void put(AccessRecord* slots, u64 mask) {
     auto mine = [&](const AccessRecord& r) {
       return r.mask == 0 ||
-             (r.workgroup == wg && r.component == component && r.stamp == op.stamp &&
-              r.issued == op.issued && r.role.level == role.level && r.role.flag == role.flag);
+             (r.workgroup == record_.workgroup && r.component == record_.component &&
+              r.stamp == record_.stamp && r.issued == record_.issued &&
+              r.role.level == record_.role.level && r.role.flag == record_.role.flag);
     };
-    while (at < count - 1 && !mine(slots[at])) ++at;
-    if (slots[at].mask && mine(slots[at])) record.mask |= slots[at].mask;
+    int at = 0;
+    while (at < kCount - 1 && !mine(slots[at])) ++at;
+    if (slots[at].mask && mine(slots[at])) mask |= slots[at].mask;
     for (; at > 0; --at) slots[at] = slots[at - 1];
-    slots[0] = record;
-  };
-  write ? put(writers->last, 4) : put(readers.last, 3);
-}
+    slots[0] = record_;
+    slots[0].mask = mask;
+  }
+
+  Wave& w_;
+  const MemOp& op_;
+  Worker& worker_;
+  bool shared_;  // other workers may hold a page
+  AccessRecord record_;
+};
 
 // Calls f(line, bytes of it, lane) once for each line that the lanes' ranges touch; `lane` is the
 // first that does.
@@ -179,58 +200,132 @@ GlobalShadow::Page& GlobalShadow::page(u64 number) {
   return *slot;
 }
 
-void raceLds(Wave& w, MemOp& op, u64 lanes, u32 bytes, u32 offset, bool write) {
-  Workgroup& wg = *w.wg;
-  const Inst* inst = op.inst;
-  Role role = roleOf(w, op);
-  role.write = write;
-  u8 component = kComponents * w.id + (inst->mem.access == Access::LoadToLds ? kDone : kLgkm);
-  u32 index = inst - w.object->code.data();
-  // Up to which stamp a record of each component is of an earlier workgroup, known, or the wave's.
-  alignas(64) u32 known[kClocks];
-  for (int n = 0; n < kClocks; ++n) known[n] = std::max(op.known->own.at[n], wg.clockBase - 1);
-  for (u32 n = 0; n < kComponents; ++n) known[kComponents * w.id + n] = ~0u;
-  // Keeps the newest records, one a wave, so that one wave cannot push out the others.
-  auto put = [&](LdsRecord* slots, int count, u8 mask) {
-    auto mine = [&](const LdsRecord& r) {
-      bool same = r.mask == mask && r.role.level == role.level;
-      return r.component == component && (same || r.stamp < wg.clockBase);
-    };
-    int at = 0;
-    while (at < count - 1 && !mine(slots[at])) ++at;
-    for (; at > 0; --at) slots[at] = slots[at - 1];
-    slots[0] = {op.stamp, index, component, mask, role};
-  };
-  for (u64 m = lanes; m; m &= m - 1) {
-    int lane = __builtin_ctzll(m);
-    u32 address = static_cast<u32>(op.addr[lane]) + offset, end = address + bytes;
-    if (end > wg.ldsBytes) continue;
-    for (u32 word = address / 4; word * 4 < end; ++word) {
-      u32 lo = word * 4 < address ? address - word * 4 : 0;
+namespace {
+
+// One LDS instruction in the shadow.
+class LdsAccess {
+ public:
+  LdsAccess(Wave& w, const MemOp& op, bool write)
+      : w_(w), wg_(*w.wg), cells_(w.wg->shadow->cells.data()), role_(roleOf(w, op)) {
+    role_.write = write;
+    inst_ = op.inst;
+    bool toLds = inst_->mem.access == Access::LoadToLds;
+    component_ = kComponents * w.id + (toLds ? kDone : kLgkm);
+    record_ = {op.stamp, static_cast<u32>(inst_ - w.object->code.data()), component_, 0, role_};
+    const Clock& own = op.known->own;
+    for (int n = 0; n < kClocks; ++n) known_[n] = std::max(own.at[n], wg_.clockBase - 1);
+    for (u32 n = 0; n < kComponents; ++n) known_[kComponents * w.id + n] = ~0u;
+  }
+
+  // Bytes [begin, end) of LDS; `lane` asks for them.
+  void touch(u32 begin, u32 end, int lane) {
+    constexpr u32 kBytes = 4 * LdsShadow::kShared;
+    u32 word = begin / 4;
+    while (word * 4 < end) {
+      LdsCell& first = cells_[word / LdsShadow::kShared * LdsShadow::kShared];
+      bool whole = word * 4 >= begin && word * 4 + kBytes <= end && word % LdsShadow::kShared == 0;
+      if (first.state >> 1 != wg_.clockBase) renew(&first, whole);
+      if (whole && !(first.state & 1)) {
+        meet(first, word, LdsShadow::kShared, 15, lane);
+        word += LdsShadow::kShared;
+        continue;
+      }
+      if (!(first.state & 1)) split(&first);
+      u32 lo = word * 4 < begin ? begin - word * 4 : 0;
       u32 hi = std::min(4u, end - word * 4);
-      u8 mask = (15 >> (4 - hi)) & (15 << lo);
-      LdsCell& cell = wg.shadow->cells[word];
-      auto meets = [&](const LdsRecord& r) {
-        return (r.mask & mask) && r.stamp > known[r.component];
-      };
-      auto check = [&](const LdsRecord& r, bool earlierWrites) {
-        if (!meets(r) || synchronise(w, role, r.role, true)) return;
-        report(w, *inst, "lds-race", word * 4, lane,
-               describe(w, write ? "writes LDS" : "reads LDS", wg.linear, r.component / kComponents,
-                        &w.object->code[r.inst], earlierWrites,
-                        role.level == r.role.level ? "" : hintFor(role, r.role)));
-      };
-      bool any = false;
-      for (const LdsRecord& r : cell.writers) any |= meets(r);
-      for (const LdsRecord& r : cell.readers) any |= write && meets(r);
-      if (any) [[unlikely]] {
-        for (const LdsRecord& r : cell.writers) check(r, true);
+      meet(cells_[word], word, 1, (15 >> (4 - hi)) & (15 << lo), lane);
+      ++word;
+    }
+  }
+
+ private:
+  // What an earlier workgroup left is no record.
+  void renew(LdsCell* first, bool whole) {
+    std::fill_n(first, whole ? 1 : LdsShadow::kShared, LdsCell{});
+    first->state = wg_.clockBase << 1 | !whole;
+  }
+
+  // From now on each dword has records of its own.
+  void split(LdsCell* first) {
+    for (u32 n = 1; n < LdsShadow::kShared; ++n) first[n] = first[0];
+    first->state |= 1;
+  }
+
+  // The access meets what a cell, which stands for `words` of them, has of others.
+  void meet(LdsCell& cell, u32 word, u32 words, u8 mask, int lane) {
+    auto meets = [&](const LdsRecord& r) {
+      return (r.mask & mask) && r.stamp > known_[r.component];
+    };
+    bool any = false;
+    for (const LdsRecord& r : cell.writers) any |= meets(r);
+    if (role_.write) {
+      for (const LdsRecord& r : cell.readers) any |= meets(r);
+    }
+    if (any) [[unlikely]] {
+      for (u32 n = 0; n < words; ++n) {
+        for (const LdsRecord& r : cell.writers) {
+          if (meets(r)) complain(r, word + n, lane, true);
+        }
         for (const LdsRecord& r : cell.readers) {
-          if (write) check(r, false);
+          if (role_.write && meets(r)) complain(r, word + n, lane, false);
         }
       }
-      write ? put(cell.writers, 2, mask) : put(cell.readers, 3, mask);
     }
+    role_.write ? put<2>(cell.writers, mask) : put<3>(cell.readers, mask);
+  }
+
+  // Keeps the newest records, one a wave, so that one wave cannot push out the others.
+  template <int kCount>
+  void put(LdsRecord* slots, u8 mask) {
+    auto mine = [&](const LdsRecord& r) {
+      return r.component == component_ && r.mask == mask && r.role.level == role_.level;
+    };
+    int at = 0;
+    while (at < kCount - 1 && !mine(slots[at])) ++at;
+    for (; at > 0; --at) slots[at] = slots[at - 1];
+    slots[0] = record_;
+    slots[0].mask = mask;
+  }
+
+  void complain(const LdsRecord& r, u32 word, int lane, bool earlierWrites) {
+    if (synchronise(w_, role_, r.role, true)) return;
+    report(w_, *inst_, "lds-race", word * 4, lane,
+           describe(w_, role_.write ? "writes LDS" : "reads LDS", wg_.linear,
+                    r.component / kComponents, &w_.object->code[r.inst], earlierWrites,
+                    role_.level == r.role.level ? "" : hintFor(role_, r.role)));
+  }
+
+  Wave& w_;
+  Workgroup& wg_;
+  LdsCell* cells_;
+  Role role_;
+  const Inst* inst_;
+  u8 component_;
+  LdsRecord record_;
+  // Up to which stamp a record of each component is known, or the wave's.
+  alignas(64) u32 known_[kClocks];
+};
+
+}  // namespace
+
+void raceLds(Wave& w, MemOp& op, u64 lanes, u32 bytes, u32 offset, bool write) {
+  LdsAccess access(w, op, write);
+  u32 limit = w.wg->ldsBytes;
+  u32 begin = static_cast<u32>(op.addr[0]) + offset;
+  bool inARow = lanes == ~0ull && begin <= limit && kLanes * bytes <= limit - begin;
+  for (u32 lane = 0; lane < kLanes && inARow; ++lane) {
+    inARow = static_cast<u32>(op.addr[lane]) + offset == begin + lane * bytes;
+  }
+  if (inARow && bytes < 16 && begin % 16 == 0) {
+    for (u32 n = 0; n < kLanes * bytes; n += 16) {
+      access.touch(begin + n, begin + n + 16, n / bytes);
+    }
+    return;
+  }
+  for (u64 m = lanes; m; m &= m - 1) {
+    int lane = __builtin_ctzll(m);
+    u32 address = static_cast<u32>(op.addr[lane]) + offset;
+    if (bytes <= limit && address <= limit - bytes) access.touch(address, address + bytes, lane);
   }
 }
 
@@ -245,8 +340,18 @@ void raceGlobal(Wave& w, MemOp& op, u64 lanes, bool write) {
     if (!buffer) return bytes;
     return bytes >= 4 ? op.validDwords[l] * 4u : op.validDwords[l] ? bytes : 0;
   };
-  forLines(op, lanes, size,
-           [&](u64 line, u64 mask, int lane) { raceLine(w, op, role, line, mask, lane); });
+  GlobalAccess access(w, op, role);
+  if (op.inARow && lanes == ~0ull) {
+    u64 begin = op.addr[0], end = begin + kLanes * bytes;
+    for (u64 at = begin; at < end;) {
+      u64 stop = std::min(end, (at / 64 + 1) * 64);
+      u64 part = stop - at == 64 ? ~0ull : ((1ull << (stop - at)) - 1) << at % 64;
+      access.touch(at / 64, part, (at - begin) / bytes);
+      at = stop;
+    }
+    return;
+  }
+  forLines(op, lanes, size, [&](u64 line, u64 mask, int lane) { access.touch(line, mask, lane); });
 }
 
 void raceScalar(Wave& w, MemOp& op) {
@@ -254,9 +359,10 @@ void raceScalar(Wave& w, MemOp& op) {
   u64 arguments = reinterpret_cast<u64>(launch.kernarg.data());
   if (!op.scalarDwords || op.scalarAddress - arguments < launch.kernarg.size()) return;
   op.addr[0] = op.scalarAddress;
+  GlobalAccess access(w, op, Role{});
   forLines(
       op, 1, [&](int) { return 4 * op.scalarDwords; },
-      [&](u64 line, u64 mask, int) { raceLine(w, op, Role{}, line, mask, 0); });
+      [&](u64 line, u64 mask, int) { access.touch(line, mask, 0); });
 }
 
 }  // namespace sim

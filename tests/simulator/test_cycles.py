@@ -1,6 +1,7 @@
 """The cycle model: instructions whose time is published, counted one by one, and where it says that
 the cycles went."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -139,6 +140,22 @@ def test_wide_matrix_instructions_reach_the_peak_of_an_mi355x(name, flops, peak)
         run(code, kernel, 256, machine=machine).cycles.raw["cycles"] for kernel in ("nothing", name)
     )
     assert (many - few) / 64 == pytest.approx(flops * 256 * 4 * 2.4e9 / peak, rel=0.03)
+
+
+def test_matrix_pipes_that_power_cannot_feed_slow_the_clock(code):
+    """The published sustained rate is a bound on time, not on what a pipe does in a cycle."""
+    free = dataclasses.replace(QUICK, matrix_share=1)
+    for kernel, busy in (("matrix32", True), ("vector", False)):
+        groups = 38 * 16  # all compute units of the die that is played
+        held, alone = (run(code, kernel, 256, groups=groups, machine=m).cycles
+                       for m in (QUICK, free))  # fmt: skip
+        cycles = held.raw["cycles"]
+        assert alone.raw["cycles"] == cycles == pytest.approx(alone.seconds * QUICK.clock_hz)
+        matrix = held.raw["issued"]["matrix"] * 32 / (38 * 4) / cycles
+        slowed = held.seconds / alone.seconds
+        assert slowed == pytest.approx(matrix / QUICK.matrix_share if busy else 1)
+        assert (slowed > 1.5) == busy
+        assert held.raw["machine"]["clock_hz"] == pytest.approx(QUICK.clock_hz / slowed)
 
 
 def test_scalar_instructions_of_four_simds_share_nothing(code):

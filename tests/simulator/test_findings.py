@@ -349,3 +349,47 @@ def test_split_k_without_release(code):
     args = [out, partial, np.zeros(1, u32), groups]
     result = code.launch("split_k_no_release", groups, 256, args)
     found(result, "global-race", "// SUM OF PARTIALS", span(partial))
+
+
+# Two waves and one stretch of LDS, each with its own width: bytes, dwords, 8, 16 bytes a lane.
+WIDTHS = """
+#define LDS __attribute__((address_space(3)))
+template <class T, bool Write> DEVICE void use(LDS char* at, u32* out) {
+  if (Write) *(LDS volatile T*)at = T(TID); else *(T*)out = *(LDS volatile T*)at;
+}
+template <class A, class B, bool Write, bool Ordered>
+DEVICE void meet(u32* out, int shift) {
+  SHARED u4 memory[128];
+  memory[TID] = u4(0);
+  LDS char* stretch = (LDS char*)memory;
+  sync();
+  for (int round = 0; round < 2; ++round) {
+    if (TID / 64 == round) use<A, true>(stretch + TID % 64 * sizeof(A), out);
+    if (Ordered) sync();
+    if (TID / 64 != round)
+      use<B, Write>(stretch + shift + TID % 16 * sizeof(B), out + (BID * 128 + TID) * 4);
+    sync();
+  }
+}
+#define MEET(name, A, B) \\
+  GLOBAL void name##_ww(u32* o, int s) { meet<A, B, true, false>(o, s); } \\
+  GLOBAL void name##_wr(u32* o, int s) { meet<A, B, false, false>(o, s); } \\
+  GLOBAL void name##_ordered(u32* o, int s) { meet<A, B, false, true>(o, s); }
+MEET(wide_word, u4, u32) MEET(word_wide, u32, u4) MEET(pair_byte, u64, unsigned char)
+MEET(byte_pair, unsigned char, u64) MEET(wide_wide, u4, u4) MEET(pair_word, u64, u32)
+"""
+
+
+@pytest.mark.parametrize("pair", ["wide_word", "word_wide", "pair_byte", "byte_pair", "wide_wide",
+                                  "pair_word"])  # fmt: skip
+@pytest.mark.parametrize("target", ["gfx942", "gfx950"])
+def test_lds_races_between_accesses_of_any_width(target, pair):
+    """Dwords that are touched together share a record; the first that is not has its own."""
+    code = device(WIDTHS, target=target)
+    for seed in range(3):
+        for kernel in (f"{pair}_ww", f"{pair}_wr"):
+            out = np.zeros(4 * 128 * 64, u32)
+            got = code.launch(kernel, 3, 128, [out, 0], seed=seed)
+            assert {f.kind for f in got.findings} >= {"lds-race"}, kernel
+        # Many workgroups, one after the other, use the same records.
+        code.launch(f"{pair}_ordered", 64, 128, [out, 0], seed=seed, threads=1).check()
