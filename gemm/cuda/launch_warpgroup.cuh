@@ -100,6 +100,7 @@ Status launch_fp8_tile(const GemmArgs& args, const GemmConfig& config,
   }
   ROCM_KERNELS_TILE(kType, false, 2, 128, kBlocks, 4)
   ROCM_KERNELS_TILE(kType, false, 1, 128, kBlocks, 4)
+  ROCM_KERNELS_TILE(kType, false, 2, 96, kBlocks, 4)
   ROCM_KERNELS_TILE(kType, false, 2, 64, kBlocks, 4)
   ROCM_KERNELS_TILE(kType, false, 1, 96, kBlocks, 4)
   ROCM_KERNELS_TILE(kType, false, 1, 64, kBlocks, 4)

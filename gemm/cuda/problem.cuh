@@ -57,6 +57,9 @@ struct WarpgroupTile {
   static constexpr int kChain =
       kChainLength;  // instructions that add up in the tensor core; 0: all
   static constexpr int kRows = kWaves * kWgmmaRows * kMathGroups;
+  // Sets of registers for products: a second one where the sums leave room, less of which is needed
+  // for the longer code of two sums a chunk.
+  static constexpr int kParts = (kWaves + 2) * kColumns <= (kChain == 4 ? 384 : 288) ? 2 : 1;
   static constexpr int kColumnTiles = kColumns / 8;
   // A step of the epilogue: the columns that a warp finishes together.
   static constexpr int kStepTiles = kColumnTiles < 4 ? kColumnTiles : 4;

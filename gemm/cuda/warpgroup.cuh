@@ -11,9 +11,10 @@
 //
 // Why promote. The FP8 tensor core adds in about 14 bits, so its sums of 128 elements of K (64 for
 // a float16 output) are added to float32 registers; where scales are blocks of 128 the same step
-// multiplies. A warpgroup's additions run while the other's products do: for 128 x 128 x 128 the
-// products take 512 cycles of the tensor cores and the additions 128 of the schedulers. 16-bit
-// operands whose output is 16-bit need none, and sum in place.
+// multiplies. A warpgroup's additions run while its next products do, in a second set of registers
+// (for 256 x 128 there is none, and the other warpgroup's products must fill the gap): for 128 x
+// 128 x 128 the products take 512 cycles of the tensor cores and the additions 128 of the
+// schedulers. 16-bit operands whose output is 16-bit need none, and sum in place.
 //
 // Why clusters. An SM multiplies 256 x 128 x 128 in about 1500 cycles and its two boxes are 48 KB:
 // 55 bytes a nanosecond, all that L2 gives. Two blocks that share an operand load half of it each
@@ -308,7 +309,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
         // A piece is what one group of instructions sums: a wave's part of a chunk.
         constexpr int kChains = kChunkBytes / kWgmmaKBytes / Tile::kChain;
         constexpr int kPieces = Tile::kWaves * kChains;
-        float part[Tile::kColumnTiles][4];
+        float part[Tile::kParts][Tile::kColumnTiles][4];
         float row_scale[Tile::kWaves][2], w_scale[Tile::kScaleGroups];
         const float* scales = nullptr;
         int in_run = unit.first_chunk % kScaleRun;
@@ -323,7 +324,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
           }
         }
         const auto issue = [&](auto constant) {
-          constexpr int piece = decltype(constant)::value;
+          constexpr int piece = decltype(constant)::value % kPieces;
+          constexpr int to = decltype(constant)::value % Tile::kParts;
           constexpr int wave = piece / kChains, begin = piece % kChains * Tile::kChain;
           if constexpr (piece == 0) mbarrier_wait(full + stage * 8, parity);
           const uint32_t rows = first_rows + stage * wgmma_offset(kStageBytes);
@@ -332,7 +334,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
 #pragma unroll
           for (int i = begin; i < begin + Tile::kChain; ++i) {
             wgmma_by_low_words<Tile::kType>(
-                part, rows + wgmma_offset(wave * kWgmmaRows * kChunkBytes + i * kWgmmaKBytes),
+                part[to], rows + wgmma_offset(wave * kWgmmaRows * kChunkBytes + i * kWgmmaKBytes),
                 columns + wgmma_offset(i * kWgmmaKBytes), i > begin);
           }
           wgmma_commit();
@@ -342,7 +344,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
         };
         // Before the wait for a chunk's first piece, which hides it.
         const auto read_scales = [&](auto constant) {
-          if constexpr (Tile::kBlockScales && decltype(constant)::value == 0) {
+          if constexpr (Tile::kBlockScales && decltype(constant)::value % kPieces == 0) {
             if (begins_run) mbarrier_wait(scale_full + scale_buffer * 8, scale_parity);
             scales = block_scales + scale_buffer * kBufferScales + in_run;
             if constexpr (Tile::kSwapped) {
@@ -361,10 +363,12 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
             }
           }
         };
-        const auto collect = [&](auto constant) {
-          constexpr int piece = decltype(constant)::value;
+        // `pending`: groups that may stay under way.
+        const auto collect = [&](auto constant, auto pending) {
+          constexpr int piece = decltype(constant)::value % kPieces;
+          constexpr int from = decltype(constant)::value % Tile::kParts;
           constexpr int wave = piece / kChains;
-          wgmma_wait<0>(part);
+          wgmma_wait<decltype(pending)::value>(part[from]);
           if constexpr (piece + 1 == kPieces) {
             release(collected);
             if (++collected == p.num_stages) collected = 0;
@@ -375,22 +379,22 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
             float (&sum)[4] = sums[wave][tile];
             if constexpr (!Tile::kBlockScales) {
 #pragma unroll
-              for (int j = 0; j < 4; ++j) sum[j] += part[tile][j];
+              for (int j = 0; j < 4; ++j) sum[j] += part[from][tile][j];
             } else if constexpr (Tile::kSwapped) {
               const float* const of_columns = scales + (tile * 8 + quad * 2) * kScaleRun;
               const float low = of_columns[0] * w_scale[0];
               const float high = of_columns[kScaleRun] * w_scale[0];
-              sum[0] = fmaf(part[tile][0], low, sum[0]);
-              sum[1] = fmaf(part[tile][1], high, sum[1]);
-              sum[2] = fmaf(part[tile][2], low, sum[2]);
-              sum[3] = fmaf(part[tile][3], high, sum[3]);
+              sum[0] = fmaf(part[from][tile][0], low, sum[0]);
+              sum[1] = fmaf(part[from][tile][1], high, sum[1]);
+              sum[2] = fmaf(part[from][tile][2], low, sum[2]);
+              sum[3] = fmaf(part[from][tile][3], high, sum[3]);
             } else {
               const float of_w = w_scale[tile * 8 / Tile::kScaleGroup];
               const float low = row_scale[wave][0] * of_w, high = row_scale[wave][1] * of_w;
-              sum[0] = fmaf(part[tile][0], low, sum[0]);
-              sum[1] = fmaf(part[tile][1], low, sum[1]);
-              sum[2] = fmaf(part[tile][2], high, sum[2]);
-              sum[3] = fmaf(part[tile][3], high, sum[3]);
+              sum[0] = fmaf(part[from][tile][0], low, sum[0]);
+              sum[1] = fmaf(part[from][tile][1], low, sum[1]);
+              sum[2] = fmaf(part[from][tile][2], high, sum[2]);
+              sum[3] = fmaf(part[from][tile][3], high, sum[3]);
             }
           }
           if constexpr (Tile::kBlockScales && piece + 1 == kPieces) {
@@ -404,12 +408,35 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
             }
           }
         };
-        while (left > 0) {
-          for_each_step<kPieces>([&](auto piece) {
-            issue(piece);
+        if constexpr (Tile::kParts == 1) {
+          while (left > 0) {
+            for_each_step<kPieces>([&](auto piece) {
+              issue(piece);
+              read_scales(piece);
+              collect(piece, std::integral_constant<int, 0>());
+            });
+          }
+        } else {
+          // The next piece's products run while this one's sums are added up. The loop goes by two
+          // chunks, so that a piece's registers are always the same.
+          const auto collect_and_issue = [&](auto piece) {
+            issue(std::integral_constant<int, (decltype(piece)::value + 1) % (2 * kPieces)>());
             read_scales(piece);
-            collect(piece);
-          });
+            collect(piece, std::integral_constant<int, 1>());
+          };
+          const auto collect_last = [&](auto piece) {
+            read_scales(piece);
+            collect(piece, std::integral_constant<int, 0>());
+          };
+          issue(std::integral_constant<int, 0>());
+          while (left > 2) for_each_step<2 * kPieces>(collect_and_issue);
+          if (left == 2) {
+            for_each_step<2 * kPieces - 1>(collect_and_issue);
+            collect_last(std::integral_constant<int, 2 * kPieces - 1>());
+          } else {
+            for_each_step<kPieces - 1>(collect_and_issue);
+            collect_last(std::integral_constant<int, kPieces - 1>());
+          }
         }
       }
 
