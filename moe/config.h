@@ -11,7 +11,7 @@ namespace rocm_kernels {
 struct MoeConfig {
   enum class Design : int32_t {
     kPlain,     // no matrix instructions: any types and alignment, any GPU (gpu/plain.h)
-    kStreamed,  // few rows an expert: weights from memory straight to registers (cdna/streamed.h)
+    kStreamed,  // few rows an expert: weights without a pause (cdna/streamed.h, cuda/streamed.cuh)
     kTiled,     // tiles by matrix instructions (cdna/tiled.h, cuda/tiled.cuh)
   };
   // In which order tiles of one part of K follow each other. Rows: all columns of a tile of rows,
@@ -26,6 +26,9 @@ struct MoeConfig {
 
   // Whether the gate_up product's tile has whole groups of 128 columns of h, and quantises them.
   bool ends_in_groups() const { return design == Design::kTiled && block_n == 256; }
+  // Whether products find each expert's rows by themselves, from the ids: nothing is routed before
+  // them, and a row's number is its slot's (cuda/streamed.cuh).
+  bool routes_itself(bool nvidia) const { return nvidia && design == Design::kStreamed; }
   // Tiles of rows that are walked down before the next columns; 0: all.
   int32_t walked() const { return order == kRow ? 1 : order == kColumn ? 0 : group_m; }
 

@@ -7,6 +7,8 @@
 //   down: h --> parts                                                      [split_k][slots][H]
 //   combine: weights . parts --> out                                       [T, H]
 //
+// A config that routes itself has no first line, and a row of h for each slot, in their order.
+//
 // Each part of a sum has a place of its own in memory and is added in order, so nothing is counted,
 // awaited or cleared, and no bit depends on the order in which workgroups run.
 #pragma once
@@ -112,11 +114,14 @@ class FusedMoeLayer {
         memory_(memory),
         facts_(facts),
         stream_(stream),
+        routes_itself_(config.routes_itself(kNvidia)),
         slots_(args.tokens * args.k),
         most_tiles_(most_row_tiles(slots_, args.experts, config.block_m)) {}
 
   Status launch() const {
-    if (const Status error = route()) return error;
+    if (!routes_itself_) {
+      if (const Status error = route()) return error;
+    }
     if (args_.intermediate > 0) {
       if (is_quantized(args_)) {
         if (const Status error = quantize_x()) return error;
@@ -154,9 +159,11 @@ class FusedMoeLayer {
     return launch_routing(p, facts_, stream_);
   }
 
+  enum class Rows { kTokens, kOfExperts };
   // `data`'s rows to FP8, by the scales that a product with `w` asks for.
-  Status quantize(const void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
-                  const ExpertWeights& w, uint8_t* out, float* scales, bool count_rows) const {
+  Status quantize(const void* data, DType dtype, int64_t stride, Rows kind, int64_t columns,
+                  const ExpertWeights& w, uint8_t* out, float* scales) const {
+    const int64_t rows = kind == Rows::kTokens ? args_.tokens : slots_;
     struct {
       void* out;
       int64_t out_stride;
@@ -179,7 +186,13 @@ class FusedMoeLayer {
     p.stride = stride;
     p.columns = static_cast<int32_t>(columns);
     p.aligned = !kNeedsAlignedVectors || rows_aligned(data, stride, size_of(dtype), 16);
-    p.row_count = count_rows ? memory_.tile_count + 1 : nullptr;
+    if (routes_itself_) {
+      p.ids = kind == Rows::kOfExperts ? args_.topk_ids : nullptr;
+      p.experts = args_.experts;
+      p.is_gate = kind == Rows::kTokens;
+    } else {
+      p.row_count = kind == Rows::kOfExperts ? memory_.tile_count + 1 : nullptr;
+    }
     p.output = make_output(to, columns, static_cast<int32_t>(16 / size_of(dtype)));
     const Launch launch = launch_of(rows, kRowThreads);
     if (dtype == DType::kFloat32) return launch_kernel(moe_quantize_kernel<float>, launch, p);
@@ -187,12 +200,12 @@ class FusedMoeLayer {
                                     : launch_kernel(moe_quantize_kernel<bfloat16>, launch, p);
   }
   Status quantize_x() const {
-    return quantize(args_.x, args_.x_dtype, args_.x_stride, args_.tokens, args_.hidden,
-                    args_.gate_up, memory_.x, memory_.x_scales, false);
+    return quantize(args_.x, args_.x_dtype, args_.x_stride, Rows::kTokens, args_.hidden,
+                    args_.gate_up, memory_.x, memory_.x_scales);
   }
   Status quantize_h() const {
-    return quantize(memory_.wide_h, DType::kFloat32, args_.intermediate, slots_, args_.intermediate,
-                    args_.down, memory_.h, memory_.h_scales, true);
+    return quantize(memory_.wide_h, DType::kFloat32, args_.intermediate, Rows::kOfExperts,
+                    args_.intermediate, args_.down, memory_.h, memory_.h_scales);
   }
 
   // The scales of rows of `columns` that quantize() wrote.
@@ -212,6 +225,10 @@ class FusedMoeLayer {
     p.split_k = 1;
     p.a_dtype = is_quantized(args_) ? w.dtype : args_.x_dtype;
     return p;
+  }
+
+  SlotIds slot_ids(bool first) const {
+    return {args_.topk_ids, static_cast<int32_t>(slots_), args_.experts, first};
   }
 
   Status gate_up() const {
@@ -239,7 +256,8 @@ class FusedMoeLayer {
       p.out_scales = memory_.h_scales;
     }
     p.wide_stores = has_wide_stores(p.out, p.out_stride, p.out_dtype);
-    return launch_product(GroupedEnd::kGateUp, p, config_, most_tiles_, facts_, stream_);
+    return launch_product(GroupedEnd::kGateUp, p, config_, most_tiles_,
+                          slot_ids(!is_quantized(args_)), facts_, stream_);
   }
 
   Status down() const {
@@ -259,7 +277,8 @@ class FusedMoeLayer {
     p.wide_stores = has_wide_stores(p.out, p.out_stride, p.out_dtype);
     p.slots = slots_;
     p.split_k = config_.split_k;
-    return launch_product(GroupedEnd::kDown, p, config_, most_tiles_, facts_, stream_);
+    return launch_product(GroupedEnd::kDown, p, config_, most_tiles_, slot_ids(false), facts_,
+                          stream_);
   }
 
   Status combine() const {
@@ -285,6 +304,7 @@ class FusedMoeLayer {
   const FusedMoeMemory& memory_;
   const DeviceFacts& facts_;
   Stream stream_;
+  bool routes_itself_;
   int64_t slots_, most_tiles_;
 };
 

@@ -9,9 +9,17 @@
 
 namespace rocm_kernels {
 
+// The slots of a layer, for a config that routes itself.
+struct SlotIds {
+  const int32_t* ids = nullptr;  // [slots]
+  int32_t slots = 0, experts = 0;
+  bool first = false;  // this product is the layer's first kernel
+};
+
 // Each GPU backend defines these once, in its grouped_gemm source.
 Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
-                      int64_t most_tiles, const DeviceFacts& facts, Stream stream);
+                      int64_t most_tiles, const SlotIds& slots, const DeviceFacts& facts,
+                      Stream stream);
 Status launch_routing(const RoutingProblem& p, const DeviceFacts& facts, Stream stream);
 
 // Pieces of the workspace, one after the other. Without memory it counts their bytes.

@@ -17,7 +17,10 @@ struct QuantizeProblem {
   int32_t columns;
   bool aligned;              // whole vectors may be loaded
   const int32_t* row_count;  // where the device alone knows it; nullptr: the grid's
-  Output output;             // kPerToken, or kPerGroup of 128
+  const int32_t* ids;        // [rows]: those whose id is no expert's are left out; nullptr: none is
+  int32_t experts;
+  bool is_gate;   // lets the next kernel begin when all before this one is done, and no sooner
+  Output output;  // kPerToken, or kPerGroup of 128
 };
 
 // Rows to FP8 with one scale a row or one for each 128 columns. Read twice, the second time from
@@ -28,9 +31,15 @@ __global__ void __launch_bounds__(kRowThreads) moe_quantize_kernel(const Quantiz
   constexpr int kStep = kRowThreads * kCount;
   __shared__ TeamScratch scratch;
   int slot = 0;
-  begin_after_previous_kernel();
+  if (p.is_gate) {
+    wait_for_previous_kernel();
+    allow_next_kernel();
+  } else {
+    begin_after_previous_kernel();
+  }
   const int row = static_cast<int>(blockIdx.x);
   if (p.row_count != nullptr && row >= *p.row_count) return;
+  if (p.ids != nullptr && (p.ids[row] < 0 || p.ids[row] >= p.experts)) return;
   const T* source = static_cast<const T*>(p.rows) + row * p.stride;
   const int begin = static_cast<int>(threadIdx.x) * kCount;
   const auto values_of = [&](int column, float (&values)[kCount]) {
