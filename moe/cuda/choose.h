@@ -47,6 +47,21 @@ inline Status check_streamed(const MoeShape& s, const MoeConfig& c, const MoeDev
   return nullptr;
 }
 
+inline Status check_warpgroup(const MoeShape& s, const MoeConfig& c, const MoeDevice& device) {
+  if (device.compute_capability != 90) return "moe config: the warpgroup design is sm_90a's";
+  if (s.a() != s.w()) return "moe config: the warpgroup design takes two operands of one type";
+  if (!is_moe_warpgroup_tile(c.block_m, c.block_n)) {
+    return "moe config: warpgroup tiles are 256 x 128, 128 x 128, 64 x 256 and 32 x 256";
+  }
+  if (c.split_k != 1) {
+    return "moe config: the warpgroup design does not divide K; split_k must be 1";
+  }
+  if (s.fused && (s.blocks & 1) != 0 && !s.interleaved && s.n / 2 % 64 != 0) {
+    return "moe config: warpgroup tiles of block scales take an I that is a multiple of 64";
+  }
+  return nullptr;
+}
+
 inline Status check_moe_config(const MoeShape& s, const MoeConfig& c, const MoeDevice& device) {
   if (c.design == MoeConfig::Design::kPlain) {
     return c == MoeConfig{} ? nullptr : "moe config: the plain design takes its default fields";
@@ -61,6 +76,7 @@ inline Status check_moe_config(const MoeShape& s, const MoeConfig& c, const MoeD
   if (!s.aligned) return "moe config: rows must start at multiples of 16 bytes";
   if (c.group_m < 1 || c.xcds != 1) return "moe config: group_m must be at least 1, xcds 1";
   if (c.design == MoeConfig::Design::kStreamed) return check_streamed(s, c, device);
+  if (c.design == MoeConfig::Design::kWarpgroup) return check_warpgroup(s, c, device);
   if (find_moe_tile(c.block_m, c.block_n) < 0) {
     return "moe config: block_m x block_n must be 128 x 128, 64 x 128, 32 x 64 or 16 x 64";
   }
@@ -80,6 +96,12 @@ inline float touched_experts(const MoeShape& s) {
   return s.experts * (1.0f - std::pow(1.0f - 1.0f / s.experts, static_cast<float>(s.rows)));
 }
 
+// Tiles that an expert of `rows` rows on average has: the last is half full on average, and one
+// there is.
+inline float tiles_of_expert(float rows, int32_t block_m) {
+  return std::max(1.0f, rows / block_m + 0.5f);
+}
+
 inline float bytes_of_w(const MoeShape& s) {
   return s.w() == DType::kFloat4E2M1x2 ? 0.53f : static_cast<float>(size_of(s.w()));
 }
@@ -97,7 +119,7 @@ inline float streamed_time(const MoeShape& s, const MoeConfig& c, const MoeDevic
   const int32_t n = n_of(s, product), k = k_of(s, product);
   const float touched = touched_experts(s);
   const float each = s.rows / touched;
-  const float tiles_m = touched * std::ceil(each / c.block_m);
+  const float tiles_m = touched * tiles_of_expert(each, c.block_m);
   const float units = tiles_m * std::ceil(static_cast<float>(n) / stage.block_n);
   const float busiest = std::ceil(units / device.sm_count);
   const float unit_bytes = stage.block_n * k * bytes_of_w(s);
@@ -107,6 +129,33 @@ inline float streamed_time(const MoeShape& s, const MoeConfig& c, const MoeDevic
   const float rows = std::ceil(std::min<float>(each, c.block_m) / 8);
   const float multiply = slices / 4 * (kSliceCycles + kRowsCycles * rows) / kCyclesPerUs;
   return std::max(load, multiply) + kOutsideUs;
+}
+
+// One product's time in us by the warpgroup kernel: the SM with the most tiles multiplies, or takes
+// them in from L2 or memory.
+inline float warpgroup_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device,
+                            int product) {
+  constexpr float kTerabytes = 4.2f;         // a second, sustained
+  constexpr float kL2BytesPerUs = 55e3f;     // that an SM gets
+  constexpr float kMacsPerUs = 4.5e6f;       // of FP8, of an SM; of 16-bit operands half as many
+  constexpr float kOutsideUs = 3.0f;         // launch, first bytes, last tile's end
+  constexpr float kStoreBytesPerUs = 15e3f;  // of a tile's end
+  const int32_t n = n_of(s, product), k = k_of(s, product);
+  const float bytes = static_cast<float>(size_of(s.a()));
+  const float touched = touched_experts(s), cluster = static_cast<float>(warpgroup_cluster(c));
+  const float tiles_m = touched * tiles_of_expert(s.rows / touched, c.block_m);
+  const float tiles = tiles_m * std::ceil(n / (c.block_n * cluster)) * cluster;
+  const float busiest = std::ceil(tiles / device.sm_count);
+  const float area = static_cast<float>(c.block_m) * c.block_n;
+  const float multiply = busiest * area * k * bytes / kMacsPerUs;
+  const float load = busiest * (c.block_m / cluster + c.block_n) * k * bytes / kL2BytesPerUs;
+  const float out_bytes = s.fused && product == 0 ? 2.0f : 4.0f;  // of each of w's rows
+  const float rows = std::min<float>(s.rows / touched, c.block_m);
+  const float store = busiest * rows * c.block_n * out_bytes / kStoreBytesPerUs;
+  const float memory =
+      (touched * n * k * bytes + 1.0f * s.rows * k * bytes + out_bytes * s.rows * n) /
+      (kTerabytes * 1e6f);
+  return std::max({multiply, load, memory}) + store + kOutsideUs;
 }
 
 // One tiled product's time in us.
@@ -148,6 +197,11 @@ inline float modelled_time(const MoeShape& s, const MoeConfig& c, const MoeDevic
   if (c.design == MoeConfig::Design::kStreamed) {
     return streamed_time(s, c, device, 0) + streamed_time(s, c, device, 1);
   }
+  if (c.design == MoeConfig::Design::kWarpgroup) {
+    if (!s.fused) return warpgroup_time(s, c, device, 0);
+    const float sorted = 2.0f * s.rows * s.k * size_of(s.a()) / 4e6f;
+    return kRouteUs + sorted + warpgroup_time(s, c, device, 0) + warpgroup_time(s, c, device, 1);
+  }
   if (!s.fused) return product_time(s, c, device, s.n, s.k, 1);
   return kRouteUs + product_time(s, c, device, s.n, s.k, 1) +
          product_time(s, c, device, s.k, s.n / 2, c.split_k);
@@ -175,6 +229,9 @@ void for_each_config(const MoeShape& s, const MoeDevice& device, const Visit& vi
     for (const int32_t block_n : {32, 64}) {
       consider(MoeConfig::Design::kStreamed, block_m, block_n);
     }
+  }
+  for (const MoeWarpgroupTile& tile : kMoeWarpgroupTiles) {
+    consider(MoeConfig::Design::kWarpgroup, tile.block_m, tile.block_n);
   }
   for (const MoeTile& tile : kMoeTiles) {
     consider(MoeConfig::Design::kTiled, tile.block_m, tile.block_n);

@@ -3,6 +3,7 @@
 #include "../gpu/plain.h"
 #include "../gpu/route_kernels.h"
 #include "choose.h"
+#include "launch_grouped_tiles.h"
 #include "launch_streamed.h"
 #include "tiled.cuh"
 
@@ -90,6 +91,19 @@ Status launch_streamed_product(GroupedEnd end, const GroupedProblem& p, const Mo
       stream);
 }
 
+Status launch_warpgroup_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
+                                const SlotIds& slots, Stream stream) {
+  MoeDevice device;
+  if (const Status error = current_moe_device(device)) return error;
+  const GroupedTilesLaunch call = {
+      end, p, config, slots.slots, slots.experts, device.sm_count, device.shared_bytes_per_block};
+  if (p.a_dtype == DType::kBFloat16) return launch_grouped_tiles_bf16(call, stream);
+  if (p.a_dtype == DType::kFloat16) return launch_grouped_tiles_fp16(call, stream);
+  return p.scale_a.is_blocked() || p.w.scale.is_blocked()
+             ? launch_grouped_tiles_fp8_block(call, stream)
+             : launch_grouped_tiles_fp8(call, stream);
+}
+
 }  // namespace
 }  // namespace cuda
 
@@ -122,6 +136,8 @@ Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& 
   switch (config.design) {
     case MoeConfig::Design::kStreamed:
       return cuda::launch_streamed_product(end, p, config, slots, stream);
+    case MoeConfig::Design::kWarpgroup:
+      return cuda::launch_warpgroup_product(end, p, config, slots, stream);
     case MoeConfig::Design::kTiled:
       return cuda::launch_tiled(end, p, config, most_tiles, facts, stream);
     default:

@@ -7,7 +7,8 @@
 //   down: h --> parts                                                      [split_k][slots][H]
 //   combine: weights . parts --> out                                       [T, H]
 //
-// A config that routes itself has no first line, and a row of h for each slot, in their order.
+// A config that routes itself has no first line, and a row of h for each slot, in their order. One
+// that sorts rows copies those of x, quantised or not, to the order of experts.
 //
 // Each part of a sum has a place of its own in memory and is added in order, so nothing is counted,
 // awaited or cleared, and no bit depends on the order in which workgroups run.
@@ -63,9 +64,9 @@ inline Status check_sizes(const FusedMoeArgs& args) {
 
 // What lies between the launches of a slice.
 struct FusedMoeMemory {
-  int32_t *counts, *row_slots, *tile_count;
+  int32_t *counts, *row_slots, *slot_rows, *tile_count;
   RowTile* tiles;
-  uint8_t *x, *h;  // FP8
+  uint8_t *x, *h;  // FP8; x sorted: what gate_up multiplies
   float *x_scales, *h_scales;
   void* wide_h;  // before it is quantised: float32; not quantised: x's type
   float* parts;
@@ -76,10 +77,12 @@ struct FusedMoeMemory {
     const bool quantized = is_quantized(args);
     counts = workspace.take<int32_t>(chunks(slots) * args.experts);
     row_slots = workspace.take<int32_t>(slots);
+    slot_rows = workspace.take<int32_t>(config.sorts_rows() ? slots : 0);
     tile_count = workspace.take<int32_t>(2);
     tiles = workspace.take<RowTile>(most_row_tiles(slots, args.experts, config.block_m));
-    x = workspace.take<uint8_t>(quantized ? tokens * args.hidden : 0);
-    x_scales = workspace.take<float>(quantized ? tokens * groups(args.hidden) : 0);
+    const int64_t x_rows = config.sorts_rows() ? slots : quantized ? tokens : 0;
+    x = workspace.take<uint8_t>(x_rows * args.hidden * (quantized ? 1 : size_of(args.x_dtype)));
+    x_scales = workspace.take<float>(quantized ? x_rows * groups(args.hidden) : 0);
     h = workspace.take<uint8_t>(quantized ? slots * args.intermediate : 0);
     h_scales = workspace.take<float>(quantized ? slots * groups(args.intermediate) : 0);
     const int64_t wide = quantized ? ends_quantized(args, config) ? 0 : 4 : size_of(args.x_dtype);
@@ -123,7 +126,7 @@ class FusedMoeLayer {
       if (const Status error = route()) return error;
     }
     if (args_.intermediate > 0) {
-      if (is_quantized(args_)) {
+      if (is_quantized(args_) || config_.sorts_rows()) {
         if (const Status error = quantize_x()) return error;
       }
       if (const Status error = gate_up()) return error;
@@ -154,13 +157,15 @@ class FusedMoeLayer {
     p.chunks = static_cast<int32_t>(FusedMoeMemory::chunks(slots_));
     p.counts = memory_.counts;
     p.row_slots = memory_.row_slots;
+    p.slot_rows = config_.sorts_rows() ? memory_.slot_rows : nullptr;
     p.tiles = memory_.tiles;
     p.tile_count = memory_.tile_count;
     return launch_routing(p, facts_, stream_);
   }
 
   enum class Rows { kTokens, kOfExperts };
-  // `data`'s rows to FP8, by the scales that a product with `w` asks for.
+  // `data`'s rows to what a product with `w` multiplies: FP8 by the scales that it asks for, or as
+  // they are.
   Status quantize(const void* data, DType dtype, int64_t stride, Rows kind, int64_t columns,
                   const ExpertWeights& w, uint8_t* out, float* scales) const {
     const int64_t rows = kind == Rows::kTokens ? args_.tokens : slots_;
@@ -177,15 +182,20 @@ class FusedMoeLayer {
             columns,
             nullptr,
             scales,
-            w.dtype,
+            is_quantized(args_) ? w.dtype : dtype,
             0.0f,
-            w.scale.is_blocked() ? Scaling::kPerGroup : Scaling::kPerToken,
+            !is_quantized(args_)   ? Scaling::kNone
+            : w.scale.is_blocked() ? Scaling::kPerGroup
+                                   : Scaling::kPerToken,
             static_cast<int32_t>(kScaleBlock)};
     QuantizeProblem p = {};
     p.rows = data;
     p.stride = stride;
     p.columns = static_cast<int32_t>(columns);
     p.aligned = !kNeedsAlignedVectors || rows_aligned(data, stride, size_of(dtype), 16);
+    const bool sorts = kind == Rows::kTokens && config_.sorts_rows();
+    p.slot_rows = sorts ? memory_.slot_rows : nullptr;
+    p.copies = sorts ? args_.k : 1;
     if (routes_itself_) {
       p.ids = kind == Rows::kOfExperts ? args_.topk_ids : nullptr;
       p.experts = args_.experts;
@@ -233,11 +243,11 @@ class FusedMoeLayer {
 
   Status gate_up() const {
     GroupedProblem p = product(args_.gate_up);
-    p.slots_of_token = args_.k;
-    if (is_quantized(args_)) {
+    p.slots_of_token = config_.sorts_rows() ? 0 : args_.k;
+    if (is_quantized(args_)) p.scale_a = scales_of(memory_.x_scales, args_.hidden, args_.gate_up);
+    if (is_quantized(args_) || config_.sorts_rows()) {
       p.a = memory_.x;
       p.a_stride = args_.hidden;
-      p.scale_a = scales_of(memory_.x_scales, args_.hidden, args_.gate_up);
     } else {
       p.a = args_.x;
       p.a_stride = args_.x_stride;

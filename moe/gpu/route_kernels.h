@@ -110,6 +110,8 @@ ROCM_KERNELS_DEVICE void place_chunk(const RoutingProblem& p, int chunk, Routing
       row = scratch.rows[expert] + before;
       p.row_slots[row] = static_cast<int32_t>(first) + thread;
     }
+    if (p.slot_rows != nullptr && thread < left)
+      p.slot_rows[first + thread] = expert >= 0 ? row : -1;
     lds_barrier();
     if (expert >= 0 && before == all - 1) scratch.rows[expert] = row + 1;
     lds_barrier();
@@ -161,6 +163,7 @@ __global__ void __launch_bounds__(kRouteThreads) moe_plan_kernel(const RoutingPr
     }
     rows = end > before ? end - before : 0;
   } else if (expert < p.experts) {
+#pragma unroll 8
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
       rows += p.counts[static_cast<int64_t>(chunk) * p.experts + expert];
     }
