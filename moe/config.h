@@ -60,9 +60,11 @@ struct MoeShape {
   int32_t aligned;         // every row of every operand begins at a multiple of 16 bytes
   int32_t compact;         // an expert's weights, and its scales, span less than 2 GiB
   int32_t interleaved;
+  int32_t out_type;  // DType of grouped_gemm's out
 
   DType a() const { return static_cast<DType>(a_type); }
   DType w() const { return static_cast<DType>(w_type); }
+  DType out() const { return static_cast<DType>(out_type); }
 };
 
 // Host: each GPU backend defines these once, in its grouped_gemm source.

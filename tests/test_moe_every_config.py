@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from compare import Guarded
-from test_moe import FP8, MX, ROUTINGS, WEIGHTS, Experts, random_routing
+from compare import Guarded, assert_product_close
+from test_moe import FP8, MX, ROUTINGS, WEIGHTS, Experts, random_experts, random_routing
 
 
 def configs_of(package, x, experts, weights, ids, **options):
@@ -84,3 +84,35 @@ def test_every_config_with_any_routing(best_package, device, routing):
         run(out.view, config)
         out.assert_guards_intact()
         assert (out.view - exact).norm() <= 4e-3 * exact.norm(), config
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "fp8-row", "fp8-block"])
+def test_every_config_of_grouped_gemm(best_package, device, kind):
+    """Experts with many rows, few, one and none, and rows beyond the last."""
+    maker = SimpleNamespace(device=device, fp8_dtype=best_package.native_fp8_dtype(device))
+    ops, reference = best_package.functional.ops, best_package.reference
+    w, scale = random_experts(kind, 5, 200, 288, maker)
+    w, ends = w.contiguous(), [270, 270, 271, 300, 333]
+    a = torch.randn(340, 288, device=device).to(w.dtype)
+    scale_a = None
+    if kind.startswith(FP8):
+        scale_a = 0.5 + torch.rand(340, 3 if kind == "fp8-block" else 1, device=device)
+    out_dtype = torch.float16 if kind == "float16" else torch.bfloat16
+    operands = (a, w, torch.tensor(ends, dtype=torch.int32, device=device), scale_a, scale)
+    listed = ops.grouped_gemm_configs(torch.empty(340, 200, dtype=out_dtype, device=device),
+                                      *operands).splitlines()  # fmt: skip
+    rows = reference.dequantize(a, scale_a, 1)
+    for config in (text for one in listed for text in in_every_order(one)):
+        out = Guarded(340, 200, out_dtype, device)
+        poisoned = out.view.contiguous().view(torch.uint8)
+        ops.grouped_gemm_with_config(out.view, *operands, config)
+        out.assert_guards_intact()
+        begin = 0
+        for expert, end in enumerate(ends):
+            scale_w = None if scale is None else scale[expert]
+            one = rows[begin:end], reference.dequantize_expert(w[expert], scale_w)
+            if begin < end:
+                assert_product_close(out.view[begin:end], one[0] @ one[1].t(), one)
+            begin = end
+        beyond = out.view[begin:].contiguous().view(torch.uint8)
+        assert torch.equal(beyond, poisoned[begin:]), config

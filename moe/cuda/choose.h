@@ -56,6 +56,11 @@ inline Status check_warpgroup(const MoeShape& s, const MoeConfig& c, const MoeDe
   if (c.split_k != 1) {
     return "moe config: the warpgroup design does not divide K; split_k must be 1";
   }
+  // What the tensor core's own sums lack shows in an output that is not rounded more than they are
+  // (gemm.md has the errors). A layer rounds h, and out.
+  if (!s.fused && s.out() != DType::kBFloat16 && (is_fp8(s.w()) || s.out() == DType::kFloat32)) {
+    return "moe config: the warpgroup design's sums are too coarse for this output";
+  }
   if (s.fused && (s.blocks & 1) != 0 && !s.interleaved && s.n / 2 % 64 != 0) {
     return "moe config: warpgroup tiles of block scales take an I that is a multiple of 64";
   }

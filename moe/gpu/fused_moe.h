@@ -53,7 +53,8 @@ inline MoeShape shape_of(const FusedMoeArgs& args) {
           has_aligned_rows(args.gate_up) && has_aligned_rows(args.down) && x_aligned &&
               args.intermediate * size_of(a) % 16 == 0,
           is_compact(args.gate_up, 2 * args.intermediate) && is_compact(args.down, args.hidden),
-          args.interleaved};
+          args.interleaved,
+          static_cast<int32_t>(args.out_dtype)};
 }
 
 inline Status check_sizes(const FusedMoeArgs& args) {

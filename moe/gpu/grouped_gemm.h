@@ -16,7 +16,8 @@ inline MoeShape shape_of(const GroupedGemmArgs& args) {
           args.scale_a.is_blocked() || args.w.scale.is_blocked(),
           has_aligned_rows(args.w) && has_aligned_rows(args.a, args.a_stride, args.a_dtype),
           is_compact(args.w, args.n) && args.a_stride < 1 << 22,
-          false};
+          false,
+          static_cast<int32_t>(args.out_dtype)};
 }
 
 inline Status check_sizes(const GroupedGemmArgs& args) {

@@ -170,12 +170,21 @@ __global__ void __launch_bounds__(kRouteThreads) moe_plan_kernel(const RoutingPr
   }
   plan_tiles(p, rows, scratch);
   if (p.ids == nullptr || expert >= p.experts) return;
+  // Counts become rows, some chunks at a time: loads that follow stores wait for each other.
+  constexpr int kAtOnce = 8;
   int32_t row = scratch.ends[0][expert] - rows;
-  for (int chunk = 0; chunk < p.chunks; ++chunk) {
-    int32_t& count = p.counts[static_cast<int64_t>(chunk) * p.experts + expert];
-    const int32_t own = count;
-    count = row;
-    row += own;
+  for (int first = 0; first < p.chunks; first += kAtOnce) {
+    int32_t* const counts = p.counts + static_cast<int64_t>(first) * p.experts + expert;
+    int32_t own[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      own[i] = first + i < p.chunks ? counts[static_cast<int64_t>(i) * p.experts] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i < p.chunks) counts[static_cast<int64_t>(i) * p.experts] = row;
+      row += own[i];
+    }
   }
 }
 
