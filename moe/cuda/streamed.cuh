@@ -107,7 +107,8 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
   const int stage_bytes = shape.bytes();
   const uint32_t partials = stages + s.num_stages * stage_bytes;
   uint8_t* const after_stages = dynamic_shared + padding + s.num_stages * stage_bytes;
-  const StreamedUnits units(s, after_stages + shape.sum_bytes());
+  // The slots' experts lie where sums do later: after_stages holds kStreamedMaxSlots of them.
+  const StreamedUnits units(s, after_stages + shape.sum_bytes(), after_stages);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int row_bytes = shape.row_bytes();
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
   // only when it has waited for what was before (dependent_launch.h).
   if (s.first) wait_for_previous_kernel();
   allow_next_kernel();
-  units.sort();
+  units.count_slots();
   const int tiles_m = units.tiles(), unit_count = tiles_m * s.order.tiles_n;
 
   if (warp == kStreamedWarps) {
@@ -167,6 +168,7 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
     __syncwarp();
   } else if (warp > kStreamedWarps) {
     // Looks up units; copies a, and the scales that change along K.
+    units.order_slots();
     wait_for_previous_kernel();
     const int a_bytes = p.k * Types::kABytes;
     const int row_vectors = shape.a_row_bytes() / 16;
@@ -180,10 +182,10 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
       const StreamedRows<kGateUp> rows_w{place.n * shape.block_n, shape.block_n, p.n,
                                          p.interleaved};
       mbarrier_wait(done + ahead * kMbarrierBytes, count / kStreamedAhead % 2 ^ 1);
-      units.find_slots(tile, info.slots);
       int a_row = 0;
       if (lane < tile.rows) {
-        const int slot = info.slots[lane];
+        const int slot = units.slot_of(tile, lane);
+        info.slots[lane] = slot;
         a_row = p.slots_of_token != 0 ? slot / p.slots_of_token : slot;
         info.a_rows[lane] = a_row;
       }

@@ -22,6 +22,8 @@ constexpr int kStreamedMaxN = 64;
 constexpr int kStreamedMaxSlots = 4096;        // each block sorts all of them for itself
 constexpr int kStreamedStaticBytes = 8 << 10;  // of shared memory: barriers, units
 
+static_assert(2 * kStreamedMaxSlots <= 8 * 1024, "slots lie where the sums of 8 rows do");
+
 // Two blocks an SM hide each other's barriers, and the next kernel's begin while this one's end;
 // the sums of 32 rows leave room for one.
 constexpr int streamed_blocks_per_sm(int block_m) { return block_m <= 16 ? 2 : 1; }
@@ -54,10 +56,10 @@ struct StreamedStage {
     return (scales_begin() + scales + 127) / 128 * 128;
   }
   // Of shared memory beside the stages: sums of warps that share K, how many slots and tiles each
-  // expert has, the slots' experts.
+  // expert has and where they begin, the slots by expert.
   ROCM_KERNELS_HOST_DEVICE constexpr int32_t sum_bytes() const { return block_m * 1024; }
   constexpr int32_t other_bytes(int32_t slots) const {
-    return 128 + sum_bytes() + 2 * 4 * static_cast<int32_t>(kMaxExperts) + (slots + 31) / 32 * 64;
+    return 128 + sum_bytes() + 3 * 4 * static_cast<int32_t>(kMaxExperts) + (slots + 31) / 32 * 64;
   }
 };
 

@@ -28,15 +28,18 @@ struct StreamedTile {
 
 class StreamedUnits {
  public:
-  // `memory`: 2 * kMaxExperts words, then 16 bits for each slot, padded to whole warps.
-  __device__ StreamedUnits(const StreamedProblem& s, uint8_t* memory)
+  // `memory`: 3 * kMaxExperts words, then 16 bits for each slot, padded to whole warps. `scratch`:
+  // as many for the slots, which order_slots() is done with.
+  __device__ StreamedUnits(const StreamedProblem& s, uint8_t* memory, uint8_t* scratch)
       : s_(s),
         counts_(reinterpret_cast<int32_t*>(memory)),
         tile_ends_(counts_ + kMaxExperts),
-        experts_(reinterpret_cast<int16_t*>(tile_ends_ + kMaxExperts)) {}
+        rows_(tile_ends_ + kMaxExperts),
+        slots_(reinterpret_cast<int16_t*>(rows_ + kMaxExperts)),
+        experts_(reinterpret_cast<int16_t*>(scratch)) {}
 
-  // All threads of the block call it.
-  __device__ void sort() const {
+  // Counts; all threads of the block call it.
+  __device__ void count_slots() const {
     for (int e = threadIdx.x; e < kMaxExperts; e += kStreamedThreads) counts_[e] = 0;
     __syncthreads();
     const int padded = (s_.slots + 31) / 32 * 32;
@@ -51,20 +54,28 @@ class StreamedUnits {
     if (threadIdx.x < 32) {
       constexpr int kEach = kMaxExperts / 32;
       const int first = threadIdx.x * kEach, block_m = s_.stage.block_m;
-      int ends[kEach], sum = 0;
+      int tiles = 0, rows = 0;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        sum += (counts_[first + i] + block_m - 1) / block_m;
-        ends[i] = sum;
+        tiles += (counts_[first + i] + block_m - 1) / block_m;
+        rows += counts_[first + i];
       }
-      int all = sum;
+      int tile = tiles, row = rows;  // of the lanes before, and this one
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
-        const int before = __shfl_up_sync(~0u, all, step);
-        if (static_cast<int>(threadIdx.x) >= step) all += before;
+        const int tiles_before = __shfl_up_sync(~0u, tile, step);
+        const int rows_before = __shfl_up_sync(~0u, row, step);
+        if (static_cast<int>(threadIdx.x) >= step) tile += tiles_before, row += rows_before;
       }
+      tile -= tiles, row -= rows;
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) tile_ends_[first + i] = all - sum + ends[i];
+      for (int i = 0; i < kEach; ++i) {
+        const int count = counts_[first + i];
+        tile += (count + block_m - 1) / block_m;
+        tile_ends_[first + i] = tile;
+        rows_[first + i] = row;
+        row += count;
+      }
     }
     __syncthreads();
   }
@@ -83,23 +94,31 @@ class StreamedUnits {
     return {expert, begin, min(s_.stage.block_m, counts_[expert] - begin)};
   }
 
-  // The tile's slots, by all lanes of a warp.
-  __device__ void find_slots(const StreamedTile& tile, int32_t* slots) const {
+  // Slots by expert, each expert's in their order: one warp's work, for itself alone.
+  __device__ void order_slots() const {
     const int lane = threadIdx.x % 32;
-    for (int first = 0, before = 0; before < tile.begin + tile.rows; first += 32) {
-      const bool mine = experts_[first + lane] == tile.expert;
-      const unsigned found = __ballot_sync(~0u, mine);
-      const int row = before + __popc(found & ((1u << lane) - 1)) - tile.begin;
-      if (mine && row >= 0 && row < tile.rows) slots[row] = first + lane;
-      before += __popc(found);
+    for (int first = 0; first < s_.slots; first += 32) {
+      const int expert = experts_[first + lane];
+      const unsigned same = __match_any_sync(~0u, expert);
+      const int before = __popc(same & ((1u << lane) - 1));
+      const int row = expert >= 0 ? rows_[expert] + before : 0;
+      if (expert >= 0) slots_[row] = static_cast<int16_t>(first + lane);
+      __syncwarp();
+      if (expert >= 0 && before == __popc(same) - 1) rows_[expert] = row + 1;
+      __syncwarp();
     }
-    __syncwarp();
+  }
+  // Slot `i` of a tile's.
+  __device__ int slot_of(const StreamedTile& tile, int i) const {
+    return slots_[rows_[tile.expert] - counts_[tile.expert] + tile.begin + i];
   }
 
  private:
   const StreamedProblem& s_;
   int32_t* counts_;     // slots of each expert
   int32_t* tile_ends_;  // tiles of all experts up to and with each
+  int32_t* rows_;       // where each expert's slots begin; once they are ordered, where they end
+  int16_t* slots_;      // by expert
   int16_t* experts_;    // of each slot, -1 for none
 };
 
