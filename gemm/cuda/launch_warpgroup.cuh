@@ -51,8 +51,8 @@ Status launch_tile(const GemmArgs& args, const GemmConfig& config, const Warpgro
   launch.shared_bytes = warpgroup_shared_bytes(config, Tile::kBlockScales);
   launch.cluster = problem.cluster;
   launch.early = true;
-  return launch_kernel(gemm_warpgroup_kernel<Tile>, launch, Tile::kSwapped ? w_map : a_map,
-                       Tile::kSwapped ? a_map : w_map, problem);
+  return launch_kernel(gemm_warpgroup_kernel<Tile, DenseTiles<Tile>>, launch,
+                       Tile::kSwapped ? w_map : a_map, Tile::kSwapped ? a_map : w_map, problem);
 }
 
 // The tiles that have kernels. Each type is compiled in a file of its own, which calls one of

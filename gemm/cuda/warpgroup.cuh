@@ -21,20 +21,19 @@
 // and send it to both.
 #pragma once
 
-#include "epilogue.cuh"
-#include "partial_sums.cuh"
-#include "problem.cuh"
+#include "dense_tiles.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
 
-// Grid: workers * cluster blocks of kWarpgroupThreads. Boxes: [block_r or half, 128 bytes] and
-// [block_c or half, 128 bytes]. Shared memory: warpgroup_shared_bytes().
-template <class Tile>
+// `Tiles` says which product's tiles these are. Grid: workers * cluster blocks of
+// kWarpgroupThreads. Boxes: [block_r or half, 128 bytes] and [block_c or half, 128 bytes]. Shared
+// memory: warpgroup_shared_bytes().
+template <class Tile, class Tiles = DenseTiles<Tile>>
 __global__ void __launch_bounds__(kWarpgroupThreads, 1)
     gemm_warpgroup_kernel(const __grid_constant__ CUtensorMap rows_map,
                           const __grid_constant__ CUtensorMap columns_map,
-                          const __grid_constant__ WarpgroupProblem p) {
+                          const __grid_constant__ typename Tiles::Problem p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kRowBytes = Tile::kRows * kChunkBytes;
   constexpr int kColumnBytes = Tile::kColumns * kChunkBytes;
@@ -90,19 +89,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   __syncthreads();
   if (p.cluster > 1) cluster_arrive(), cluster_wait();
 
-  // First row and column of this block's tile.
-  const auto origin_of = [&](int tile) {
-    int2 place = place_of_tile(p, tile);
-    if (p.cluster > 1) {
-      if (p.share_rows) {
-        place.y = place.y * 2 + rank;
-      } else {
-        place.x = place.x * 2 + rank;
-      }
-    }
-    return make_int2(place.x * Tile::kRows, place.y * Tile::kColumns);
-  };
-
+  Tiles tiles(p, rank);
   if (warp >= kMathGroups * 4) {
     drop_registers<40>();
     const int role = warp - kMathGroups * 4;
@@ -116,13 +103,15 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
       const int part = shared ? rank * (is_rows ? Tile::kRows : Tile::kColumns) / 2 : 0;
       const uint32_t to = stages + (is_rows ? 0 : kRowBytes) + part * kChunkBytes;
       const uint64_t policy = l2_policy(is_rows ? p.rows_policy : p.columns_policy);
-      Units units(p.schedule, worker);
+      bool waiting = true;
+      if constexpr (Tiles::kCountedOnDevice) wait_for_previous_kernel(), waiting = false;
+      const auto& schedule = tiles.schedule();
+      Units units(schedule, worker);
       Unit unit;
       int stage = 0, parity = 1;
-      bool waiting = true;
       while (units.take(unit)) {
-        const int2 origin = origin_of(unit.tile);
-        const int row = (is_rows ? origin.x : origin.y) + part;
+        const auto place = tiles.place_of(unit.tile);
+        const int row = (is_rows ? place.first_row : place.first_column) + part;
         if (waiting) {
           // Weights may be brought to L2 before the predecessor is done, though not read: L2 is
           // where its stores land.
@@ -141,8 +130,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
             load_box_2d_in_cluster(map, chunk * kChunkBytes, row, to + stage * kStageBytes,
                                    full + stage * 8, 3, policy);
           } else {
-            load_box_2d(map, chunk * kChunkBytes, row, to + stage * kStageBytes, full + stage * 8,
-                        policy);
+            tiles.load(map, is_rows == Tile::kSwapped, place, chunk * kChunkBytes, row,
+                       to + stage * kStageBytes, full + stage * 8, policy);
           }
           if (++stage == p.num_stages) stage = 0, parity ^= 1;
         }
@@ -151,14 +140,13 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
       // Block scales, a run of chunks at a time: rows of scales lie along K, and one word of each
       // would cost as much as four.
       constexpr int kLaneRows = (kScaleRows + 31) / 32;
-      // For w as rows, one block for each 128 rows; as columns, one for each group.
-      constexpr int kGroupSize = Tile::kSwapped ? 128 : Tile::kScaleGroup;
-      constexpr int kGroups = Tile::kSwapped ? Tile::kRows / 128 : Tile::kScaleGroups;
+      constexpr int kGroups = Tile::kWGroups;
       static_assert(kGroups <= kMaxScaleGroups, "");
       wait_for_previous_kernel();
+      const auto& schedule = tiles.schedule();
       const auto copy_run = [&](const ScaleView& scale, bool wide, int64_t row, bool there,
                                 int first, uint32_t to) {
-        const int count = there ? min(kScaleRun, p.schedule.chunks - first) : 0;
+        const int count = there ? min(kScaleRun, schedule.chunks - first) : 0;
         const float* from =
             there ? scale.data + row * scale.row_stride + first * scale.block_stride : scale.data;
         if (wide) {
@@ -169,15 +157,15 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
           }
         }
       };
-      Units units(p.schedule, worker);
+      Units units(schedule, worker);
       Unit unit;
       int buffer = 0, parity = 1;
       while (units.take(unit)) {
-        const int2 origin = origin_of(unit.tile);
-        const int first_a = Tile::kSwapped ? origin.y : origin.x;
-        const int a_rows = Tile::kSwapped ? p.columns : p.rows;
-        const int w_rows = Tile::kSwapped ? p.rows : p.columns;
-        const int w_row = (Tile::kSwapped ? origin.x : origin.y) + lane * kGroupSize;
+        const auto place = tiles.place_of(unit.tile);
+        const int first_a = Tile::kSwapped ? place.first_column : place.first_row;
+        const int a_rows = Tile::kSwapped ? place.end_column : place.end_row;
+        const ScaleView& scale_w = tiles.scale_w(place);
+        const int w_row = lane < kGroups ? tiles.w_row_of_group(place, lane, Tile::kWGroup) : -1;
         for (int first = unit.begin / kScaleRun * kScaleRun; first < unit.end; first += kScaleRun) {
           mbarrier_wait(scale_empty + buffer * 8, parity);
           const uint32_t to = shared_address(block_scales + buffer * kBufferScales);
@@ -191,8 +179,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
               }
             }
           }
-          if (p.scale_w.is_blocked() && lane < kGroups) {
-            copy_run(p.scale_w, p.wide_scale_w, w_row / kScaleBlock, w_row < w_rows, first,
+          if (scale_w.is_blocked() && lane < kGroups) {
+            copy_run(scale_w, p.wide_scale_w, w_row / kScaleBlock, w_row >= 0, first,
                      to + (kScaleRows + lane) * kScaleRun * 4);
           }
           mbarrier_arrive_after_copies(scale_full + buffer * 8);
@@ -203,7 +191,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
     } else if (role == 3) {
       // Looks up units and what their ends need from memory.
       wait_for_previous_kernel();
-      Units units(p.schedule, worker);
+      const auto& schedule = tiles.schedule();
+      Units units(schedule, worker);
       Unit unit;
       int buffer = 0, parity = 1;
       for (bool more = true; more;) {
@@ -211,34 +200,30 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
         mbarrier_wait(unit_empty + buffer * 8, parity);
         UnitInfo& info = units_ahead[buffer];
         if (more) {
-          const int2 origin = origin_of(unit.tile);
-          const ScaleView& of_rows = Tile::kSwapped ? p.scale_w : p.scale_a;
-          const ScaleView& of_columns = Tile::kSwapped ? p.scale_a : p.scale_w;
+          const auto place = tiles.place_of(unit.tile);
 #pragma unroll 4
           for (int i = lane; i < Tile::kRows; i += 32) {
-            const int64_t row = origin.x + i;
-            const bool there = row < p.rows;
-            info.row_factor[i] = there ? of_rows.outer(row) : 0.0f;
-            if (Tile::kSwapped) info.bias[i] = there ? load_bias(p.bias, p.bias_dtype, row) : 0.0f;
+            info.row_factor[i] =
+                Tile::kSwapped ? tiles.w_factor(place, i) : tiles.a_factor(place, i);
+            if (Tile::kSwapped) info.bias[i] = tiles.bias(place, i);
           }
 #pragma unroll 4
           for (int i = lane; i < Tile::kColumns; i += 32) {
-            const int64_t column = origin.y + i;
-            const bool there = column < p.columns;
-            info.column_factor[i] = there ? of_columns.outer(column) : 0.0f;
-            if (!Tile::kSwapped) {
-              info.bias[i] = there ? load_bias(p.bias, p.bias_dtype, column) : 0.0f;
-            }
+            info.column_factor[i] =
+                Tile::kSwapped ? tiles.a_factor(place, i) : tiles.w_factor(place, i);
+            if (!Tile::kSwapped) info.bias[i] = tiles.bias(place, i);
           }
           if (lane == 0) {
-            info.first_row = origin.x;
-            info.first_column = origin.y;
+            info.first_row = place.first_row;
+            info.first_column = place.first_column;
+            info.end_row = place.end_row;
+            info.end_column = place.end_column;
             info.contributor = unit.contributor;
             info.contributors = unit.contributors;
-            info.shared_tile = unit.tile - p.schedule.whole;
+            info.shared_tile = unit.tile - schedule.whole;
             info.first_slot = unit.first_slot;
-            info.other_slots = p.schedule.slot(unit, worker, 1) - p.schedule.slot_step();
-            info.slot_step = p.schedule.slot_step();
+            info.other_slots = schedule.slot(unit, worker, 1) - schedule.slot_step();
+            info.slot_step = schedule.slot_step();
             info.last = unit.last;
             info.zero = 0;
           }
@@ -310,7 +295,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
         constexpr int kChains = kChunkBytes / kWgmmaKBytes / Tile::kChain;
         constexpr int kPieces = Tile::kWaves * kChains;
         float part[Tile::kParts][Tile::kColumnTiles][4];
-        float row_scale[Tile::kWaves][2], w_scale[Tile::kScaleGroups];
+        float row_scale[Tile::kWaves][2], w_scale[Tile::kWScales];
         const float* scales = nullptr;
         int in_run = unit.first_chunk % kScaleRun;
         bool begins_run = true;
@@ -348,7 +333,11 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
             if (begins_run) mbarrier_wait(scale_full + scale_buffer * 8, scale_parity);
             scales = block_scales + scale_buffer * kBufferScales + in_run;
             if constexpr (Tile::kSwapped) {
-              w_scale[0] = scales[(kScaleRows + group * kGroupRows / 128) * kScaleRun];
+#pragma unroll
+              for (int i = 0; i < Tile::kWScales; ++i) {
+                w_scale[i] =
+                    scales[(kScaleRows + group * kGroupRows / Tile::kWGroup + i) * kScaleRun];
+              }
             } else {
 #pragma unroll
               for (int i = 0; i < Tile::kScaleGroups; ++i) {
@@ -382,8 +371,9 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
               for (int j = 0; j < 4; ++j) sum[j] += part[from][tile][j];
             } else if constexpr (Tile::kSwapped) {
               const float* const of_columns = scales + (tile * 8 + quad * 2) * kScaleRun;
-              const float low = of_columns[0] * w_scale[0];
-              const float high = of_columns[kScaleRun] * w_scale[0];
+              const float of_w = w_scale[Tile::kWScales > 1 ? wave : 0];
+              const float low = of_columns[0] * of_w;
+              const float high = of_columns[kScaleRun] * of_w;
               sum[0] = fmaf(part[from][tile][0], low, sum[0]);
               sum[1] = fmaf(part[from][tile][1], high, sum[1]);
               sum[2] = fmaf(part[from][tile][2], low, sum[2]);
@@ -443,12 +433,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
       // Computed from what the compiler does not know: or it keeps all that follows from it, for
       // every tile, in registers that the sums need.
       const int thread = threadIdx.x % 128 + unit.zero;
-      uint32_t steps = ~0u;
-      if (unit.contributors > 1) {
-        steps = publish_sums<Tile>(p, unit, rank, group, thread, finished_groups[group], sums);
-      }
-      finish_sums<Tile>(p, unit, rank, group, thread, after_stages + warp * kWarpStagingBytes,
-                        steps, sums);
+      tiles.finish(unit, group, thread, after_stages + warp * kWarpStagingBytes,
+                   finished_groups[group], sums);
       __syncwarp();
       if (lane == 0) mbarrier_arrive(unit_empty + buffer * 8);
       buffer ^= 1;
