@@ -49,7 +49,7 @@ void visit_amd(const Product& product, const cdna::Target& target, Best (&best)[
 
 void visit_nvidia(const Product& product, const cuda::GemmDevice& device,
                   Best (&best)[kSchedulesCount]) {
-  static char aligned[256] alignas(256);
+  alignas(256) static char aligned[256];
   GemmArgs args;
   args.m = product.m, args.n = product.n, args.k = product.k;
   args.a = args.w = aligned, args.out = aligned;

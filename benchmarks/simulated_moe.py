@@ -5,7 +5,7 @@
 Prints the table of docs/kernels/moe.md. A layer's two products, each as grouped_gemm: rows spread
 evenly over the experts that they touch. The launcher's machine code runs in the simulator (checkers
 off), and the cycle model plays it; nothing here was measured on an AMD GPU, and the model has been
-held against no matrix product. Without --config: what the choice takes. The floor is that of w's
+held against few matrix products. Without --config: what the choice takes. The floor is that of w's
 bytes at 4.2 TB/s.
 """
 

@@ -33,7 +33,7 @@ inline GemmTime modelled_time(const GemmShape& s, const GemmConfig& c, const Tar
   constexpr float kLaunchUs = 1.6f;            // dispatch, arguments, first loads
   constexpr float kFirstLoadCycles = 530;      // of a tile, where no other fills its pauses
   constexpr float kTurnCycles = 1640;          // of a line alone: barriers, the way through LDS
-  constexpr float kFillBytesPerCycle = 30;     // L2 to a compute unit, of 64
+  constexpr float kFillBytesPerCycle = 24;     // L2 to a compute unit, of 64
   constexpr float kStoreBytesPerCycle = 6.3f;  // the end of a tile: factors, rounding, stores
   constexpr float kScalingSums = 43;           // block-scaled a cycle
   constexpr float kPartialBytesPerCycle = 14;  // the last contributor's reads
