@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT / name) for name in ("tools", "tests", "examples")]
 import demo  # noqa: E402
 import load  # noqa: E402
+import marked  # noqa: E402
 import tiny_checkpoints  # noqa: E402
 from tiny_models import quantizing_inputs  # noqa: E402
 
@@ -152,9 +153,7 @@ def main():
     register_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False)
     made = table(package, args.tokens, args.greedy)
     if args.write:
-        page = PAGE.read_text()
-        before, _, rest = page.partition(BEGIN)
-        PAGE.write_text(before + BEGIN + made + END + rest.partition(END)[2])
+        marked.replace(PAGE, BEGIN, END, made)
     else:
         print(made, end="")
     return 0

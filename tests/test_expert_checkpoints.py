@@ -89,14 +89,20 @@ def values_meant(meant, name, which):
     return torch.stack([torch.cat(parts) for parts in rows])
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("family", ONE_BY_ONE)
+@pytest.mark.parametrize(
+    ("family", "name"),
+    # transformers' FP8Experts have no forward for Llama 4's.
+    [
+        (family, name)
+        for family in ONE_BY_ONE
+        for name in FORMATS
+        if family != "llama4_text" or not name.startswith("finegrained")
+    ],
+)
 @torch.no_grad()
 def test_a_checkpoints_experts_are_adopted(
     package, quantize_, run_kernelized, device, tmp_path, family, name
 ):
-    if name.startswith("finegrained") and family == "llama4_text":
-        pytest.skip("transformers' FP8Experts have no forward for Llama 4's")
     meant = write(tiny(family, **SIZES[family]), tmp_path, name, experts=True)
     model = load(package, tmp_path)
     report = quantize_(model)

@@ -99,12 +99,14 @@ def test_every_tile_is_covered_by_every_order(simulator, package, tile, order):
             begin = end
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile[0]}x{tile[1]}")
+@pytest.mark.parametrize(
+    ("tile", "kind"),
+    # MXFP4 weights are not streamed.
+    [(tile, kind) for tile in TILES for kind in KINDS if kind != "mxfp4" or tile[1] != 32],
+    ids=lambda given: given if isinstance(given, str) else f"{given[0]}x{given[1]}",
+)
 def test_layers(simulator, package, tile, kind):
     """K is cut within a line, and the parts of K of the second product are ragged."""
-    if kind == "mxfp4" and tile[1] == 32:
-        pytest.skip("MXFP4 weights are not streamed")
     layer = Layer(simulator, kind, 90, 160, 416)
     layer.check(package, layer.run(text(tile, split_k=3)))
 

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT / name) for name in ("tools", "tests")]
 import load  # noqa: E402
+import marked  # noqa: E402
 from test_families import FAMILIES, tiny  # noqa: E402
 from tiny_checkpoints import write  # noqa: E402
 from tiny_models import dequantized, quantizing_inputs, tokens  # noqa: E402
@@ -99,9 +100,7 @@ def main():
     arguments = parser.parse_args()
     made = table(load.load(load.choose()))
     if arguments.write:
-        page = PAGE.read_text()
-        before, _, rest = page.partition(BEGIN)
-        PAGE.write_text(before + BEGIN + made + END + rest.partition(END)[2])
+        marked.replace(PAGE, BEGIN, END, made)
     else:
         print(made, end="")
     return 0

@@ -1,0 +1,79 @@
+"""How fast the simulator executes this package's kernels on gfx942, its checks on.
+
+    python benchmarks/simulator_speed.py
+
+Prints the table of docs/simulator.md: wave-instructions, and processor time of one thread, which
+other work on the machine disturbs less than time of day; the least of five runs.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import simulated  # noqa: E402
+import torch  # noqa: E402
+from gpu_report import markdown  # noqa: E402
+
+import simulator  # noqa: E402
+
+RUNS = 5
+
+
+def product(ops, m: int, n: int, k: int):
+    blocks = -(-k // 128)
+    a, w = (torch.randn(rows, k).to(simulated.NATIVE) for rows in (m, n))
+    scale_a, scale_w = torch.rand(m, blocks) + 0.5, torch.rand(-(-n // 128), blocks) + 0.5
+    return lambda: ops.gemm(a, w, scale_a, scale_w)
+
+
+def skinny_product(ops, m: int, n: int, k: int):
+    a, w = (torch.randn(rows, k).to(simulated.NATIVE) for rows in (m, n))
+    one = torch.ones(1)
+    return lambda: ops.skinny_gemm(a, w, one, one)
+
+
+def norm(ops, rows: int, columns: int):
+    x, residual = (torch.randn(rows, columns).half() for _ in range(2))
+    weight, scale = torch.randn(columns).half(), torch.ones(1)
+    return lambda: ops.rms_norm_fp8(x, weight, residual=residual, scale=scale)
+
+
+def swiglu(ops, rows: int, columns: int):
+    x, scale = torch.randn(rows, columns).half(), torch.ones(1)
+    return lambda: ops.swiglu_fp8(x, scale=scale)
+
+
+CASES = {
+    "`gemm` FP8 with block scales, 512 x 3072 x 1536": (product, 512, 3072, 1536),
+    "`skinny_gemm` FP8, 8 x 2304 x 16384": (skinny_product, 8, 2304, 16384),
+    "residual + RMSNorm + FP8, 256 x 16384": (norm, 256, 16384),
+    "the same, 32 x 16384": (norm, 32, 16384),
+    "SwiGLU + FP8, 128 x 16384": (swiglu, 128, 16384),
+}
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    ops = simulated.functional()
+    hip = simulator.load_runtime()
+    lines = []
+    for name, (make, *sizes) in CASES.items():
+        call, seconds = make(ops, *sizes), []
+        for _ in range(RUNS):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+            call()
+            seconds.append(resource.getrusage(resource.RUSAGE_SELF).ru_utime - before)
+        count = hip.last().raw["counters"]["instructions"]
+        rate = count / min(seconds) / 1e6
+        lines.append([name, f"{count:,}", f"{min(seconds):.3f}", f"{rate:.1f}"])
+    print(markdown(["launch, checks on", "wave-instructions", "seconds", "M/s"], lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
