@@ -237,15 +237,14 @@ def test_saved_and_loaded(package, quantize_, run_kernelized, device, tmp_path, 
     assert torch.equal(other(ids.cpu()).logits, before)
 
 
-@torch.no_grad()
-def test_loaded_in_a_process_of_its_own(package, quantize_, run_kernelized, device, tmp_path):
-    """One that has the package and the file, and has quantised nothing."""
-    wide_llama().save_pretrained(tmp_path / "float")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "float", dtype="bfloat16").eval()
-    quantize_(model)
-    model.save_pretrained(tmp_path / "fp8")
+def told_by_a_clean_process(model, folder, asked, **options):
+    """Saves the model; a process that has the package and the file, and has quantised nothing,
+    loads it with the options. Returns what that prints: the model's dtype, `asked` of the report,
+    and whether the logits are the same to the bit."""
+    model.save_pretrained(folder / "fp8")
     ids = tokens(2, 7)
-    save_file({"ids": ids, "logits": model(ids).logits}, tmp_path / "expected")
+    with torch.no_grad():
+        save_file({"ids": ids, "logits": model(ids).logits}, folder / "expected")
     code = f"""
 import torch
 from kernels import get_kernel
@@ -253,14 +252,23 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 package = get_kernel({REPO_ID!r}, version=1, backend="cpu")
 with package.models.fp8_checkpoints():
-    model = AutoModelForCausalLM.from_pretrained({str(tmp_path / "fp8")!r}).eval()
-expected = load_file({str(tmp_path / "expected")!r})
+    model = AutoModelForCausalLM.from_pretrained({str(folder / "fp8")!r}, **{options!r}).eval()
+expected = load_file({str(folder / "expected")!r})
 report = package.models.quantize_model_(model)
 with torch.no_grad():
     same = torch.equal(model(expected["ids"]).logits, expected["logits"])
-print(model.dtype, len(report.adopted), len(report.fused), same)
+print(model.dtype, {asked}, same)
 """
-    assert run_python(code, LOCAL_KERNELS=f"{REPO_ID}={ROOT}") == "torch.bfloat16 14 4 True"
+    return run_python(code, LOCAL_KERNELS=f"{REPO_ID}={ROOT}")
+
+
+@torch.no_grad()
+def test_loaded_in_a_process_of_its_own(package, quantize_, run_kernelized, device, tmp_path):
+    wide_llama().save_pretrained(tmp_path / "float")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "float", dtype="bfloat16").eval()
+    quantize_(model)
+    asked = "len(report.adopted), len(report.fused)"
+    assert told_by_a_clean_process(model, tmp_path, asked) == "torch.bfloat16 14 4 True"
 
 
 @torch.no_grad()

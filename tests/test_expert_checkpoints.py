@@ -6,10 +6,9 @@ import re
 
 import pytest
 import torch
-from project import REPO_ID, ROOT
 from safetensors.torch import load_file, save_file
+from test_checkpoints import told_by_a_clean_process
 from test_families import tiny
-from test_package import run_python
 from tiny_checkpoints import write
 from tiny_models import quantizing_inputs, randomized, tokens
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -193,26 +192,8 @@ def test_saved_and_loaded(
 @torch.no_grad()
 def test_loaded_in_a_process_of_its_own(package, tmp_path, family):
     model = quantized(package, tmp_path / "float", family, None)
-    model.save_pretrained(tmp_path / "fp8")
-    ids = tokens(2, 7)
-    save_file({"ids": ids, "logits": model(ids).logits}, tmp_path / "expected")
-    code = f"""
-import torch
-from kernels import get_kernel
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
-package = get_kernel({REPO_ID!r}, version=1, backend="cpu")
-with package.models.fp8_checkpoints():
-    model = AutoModelForCausalLM.from_pretrained(
-        {str(tmp_path / "fp8")!r}, attn_implementation="eager"
-    ).eval()
-expected = load_file({str(tmp_path / "expected")!r})
-report = package.models.quantize_model_(model)
-with torch.no_grad():
-    same = torch.equal(model(expected["ids"]).logits, expected["logits"])
-print(model.dtype, set(report.experts.values()), same)
-"""
-    printed = run_python(code, LOCAL_KERNELS=f"{REPO_ID}={ROOT}")
+    asked = "set(report.experts.values())"
+    printed = told_by_a_clean_process(model, tmp_path, asked, attn_implementation="eager")
     assert printed == "torch.bfloat16 {'FP8 of the checkpoint'} True"
 
 
