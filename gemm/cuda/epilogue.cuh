@@ -1,8 +1,8 @@
 // The end of a tile: scales, bias, one rounding, the store.
 //
-// A warp finishes its sums in steps of up to 32 columns. Where the whole tile exists and out takes
-// 16-byte stores of 16-bit elements, a step goes through the warp's own place in shared memory, so
-// that lanes store rows; else each lane stores its elements.
+// A warp finishes its sums in steps of up to 32 columns. Where out takes 16-byte stores of 16-bit
+// elements, a step goes through the warp's own place in shared memory, so that lanes store rows;
+// else each lane stores its elements, which takes several times as long.
 #pragma once
 
 #include "partial_sums.cuh"
@@ -36,6 +36,7 @@ struct StagedStores {
   static constexpr int kRowsAtOnce = 32 / kVectors;
   uint32_t write_at, read_at;
   uint16_t* out;
+  int m_left, n_left;  // from the lane's first vector to the edges of out
   bool is_half, has_item;
 
   __device__ __forceinline__ StagedStores(const WarpgroupProblem& p, int first_row,
@@ -45,9 +46,11 @@ struct StagedStores {
     write_at = base + (Tile::kSwapped ? (matrix / 2 * 8 + lane % 8) * kPitch + half * 16
                                       : (half * 8 + lane % 8) * kPitch + matrix / 2 * 16);
     read_at = base + lane / kVectors * kPitch + lane % kVectors * 16;
-    const int64_t m = (Tile::kSwapped ? first_column : first_row) + lane / kVectors;
-    const int64_t n = (Tile::kSwapped ? first_row : first_column) + lane % kVectors * 8;
+    const int m = (Tile::kSwapped ? first_column : first_row) + lane / kVectors;
+    const int n = (Tile::kSwapped ? first_row : first_column) + lane % kVectors * 8;
     out = static_cast<uint16_t*>(p.out) + m * p.out_stride + n;
+    m_left = (Tile::kSwapped ? p.columns : p.rows) - m;
+    n_left = (Tile::kSwapped ? p.rows : p.columns) - n;
     is_half = p.out_dtype == DType::kFloat16;
     has_item = lane < kItems;
   }
@@ -68,10 +71,10 @@ struct StagedStores {
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < (kItems + 31) / 32; ++i) {
-      const int64_t m = (Tile::kSwapped ? first_tile * 8 : wave * kWgmmaRows) + i * kRowsAtOnce;
+      const int m = (Tile::kSwapped ? first_tile * 8 : wave * kWgmmaRows) + i * kRowsAtOnce;
       const int n = Tile::kSwapped ? wave * kWgmmaRows : first_tile * 8;
       const uint4 vector = load_shared(read_at + i * kRowsAtOnce * kPitch);
-      if (kItems >= 32 || has_item) {
+      if ((kItems >= 32 || has_item) && m < m_left && n < n_left) {
         *reinterpret_cast<uint4*>(out + m * p.out_stride + n) = vector;
       }
     }
@@ -109,11 +112,9 @@ __device__ __forceinline__ void finish_sums(
     uint8_t* staging, uint32_t steps, const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) {
   const int lane = thread % 32, quad = lane % 4;
   const int warp_row = group * Tile::kWaves * kWgmmaRows + thread / 32 * 16;  // within the tile
-  const bool is_whole = p.wide_stores && p.out_dtype != DType::kFloat32 &&
-                        unit.first_row + Tile::kRows <= p.rows &&
-                        unit.first_column + Tile::kColumns <= p.columns;
+  const bool by_vectors = p.wide_stores && p.out_dtype != DType::kFloat32;
   const StagedStores<Tile> stores(p, unit.first_row + warp_row, unit.first_column, lane, staging);
-  if (is_whole && unit.contributors == 1) {
+  if (by_vectors && unit.contributors == 1) {
     for_each_step<Tile::kSteps>([&](auto constant) {
       constexpr int step = decltype(constant)::value;
       constexpr int wave = step / Tile::kColumnSteps;
@@ -147,7 +148,7 @@ __device__ __forceinline__ void finish_sums(
     }
     const int lane_row = warp_row + wave * kWgmmaRows + lane / 4;
     apply_factors<Tile>(unit, lane_row, quad, first_tile, total, values);
-    if (is_whole) {
+    if (by_vectors) {
       stores.store(p, wave, first_tile, values);
       return;
     }

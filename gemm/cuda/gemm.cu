@@ -60,7 +60,8 @@ Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const Ge
   p.out = args.out;
   p.out_stride = args.out_stride;
   p.out_dtype = args.out_dtype;
-  p.wide_stores = reinterpret_cast<uintptr_t>(args.out) % 16 == 0 && args.out_stride % 8 == 0;
+  p.wide_stores = reinterpret_cast<uintptr_t>(args.out) % 16 == 0 && args.out_stride % 8 == 0 &&
+                  args.n % 8 == 0;
   const auto is_wide = [](const ScaleView& scale) {
     return scale.block_stride == 1 && scale.row_stride % kScaleRun == 0 &&
            reinterpret_cast<uintptr_t>(scale.data) % 16 == 0;

@@ -32,7 +32,7 @@ struct WarpgroupProblem {
   bool share_rows = false;  // the blocks of a cluster share the rows operand, else the columns
   L2Policy rows_policy = L2Policy::kEvictNormal, columns_policy = L2Policy::kEvictNormal;
   bool wide_scale_a = false, wide_scale_w = false;  // runs of block scales are 16-byte vectors
-  bool wide_stores = false;                         // rows of out are aligned to 16 bytes
+  bool wide_stores = false;                         // rows of out are aligned vectors of 16 bytes
 
   void* out = nullptr;
   int64_t out_stride = 0;
