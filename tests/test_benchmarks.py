@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import cpu
 import end_to_end
 import gemm_schedules
+import gemm_tiles
 import gpu_report
 import quality
 import serving
@@ -188,3 +190,39 @@ def test_summary_of_schedules():
     assert stream_k == ["t", "stream-k", "2", "0.0%", "50.0%", "0.75", "1.00", "0.50", "", ""]
     assert choice[3:] == ["50.0%", "100.0%", "1.50", "2.00", "1.00", "50.0%", "1.25"]
     assert gemm_schedules.dips("t", rows) == [["t", "2", "2", "0.50", "0.75", "1.00"]]
+
+
+def test_the_fit_of_tiles_finds_what_made_the_times():
+    """Times that the model gives, 3 % apart from it; judged on products that it has not seen."""
+    chance = random.Random(5)
+    tiles = {("128", "128"): (0.4, 2.0), ("256", "128"): (0.7, 3.0), ("128", "64"): (0.3, 1.5)}
+    rows = [
+        {"kind": "row", "m": m, "n": n, "k": k, "us": 1, "block_m": block_m, "block_n": block_n,
+         "rows": "a", "cluster_m": "1", "cluster_n": "1", "schedule": schedule, "split_k": split}
+        for m, n, k in [(chance.randrange(64, 4096), chance.randrange(512, 9000),
+                         chance.randrange(512, 9000)) for _ in range(60)]
+        for block_m, block_n in tiles
+        for schedule, split in (("data_parallel", "1"), ("split_k", "3"), ("hybrid", "1"))
+    ]  # fmt: skip
+    fit = gemm_tiles.Fit(rows)
+    true = {tile: tiles[tile[1:3]] for tile in fit.tiles}
+    fit.us = fit.predict(gemm_tiles.START, true)
+    fit.us *= [chance.uniform(0.97, 1.03) for _ in rows]
+    p, found = fit.run(2)
+    assert fit.regret(fit.predict(p, found), fit.judged).mean() < 1.03
+    # What a tile takes is told from what its end takes only roughly.
+    for tile, (chunk, _) in true.items():
+        assert found[tile][0] == pytest.approx(chunk, rel=0.2)
+    report = gemm_tiles.report(fit, p, found)
+    assert "{128, 64, false, {0." in report and "judged: 6 products" in report
+
+
+def test_the_cut_of_a_product_is_the_kernels():
+    row = {"kind": "block", "m": 512, "n": 2112, "k": 7168, "block_m": 128, "block_n": 128,
+           "rows": "a", "cluster_m": 2, "cluster_n": 1,
+           "schedule": "split_k", "split_k": 2}  # fmt: skip
+    # 2 x 17 tiles of pairs, split in two: 68 units for 66 workers, of 28 of 56 chunks.
+    assert gemm_tiles.geometry(row)[:2] == (56, 2)
+    # Streamed: less than one round, so all 34 x 56 chunks over 66 workers.
+    row |= {"schedule": "hybrid", "split_k": 1}
+    assert gemm_tiles.geometry(row)[:2] == (29, 1) and gemm_tiles.geometry(row)[4:] == (2, 1.0)

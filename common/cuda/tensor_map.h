@@ -67,5 +67,62 @@ inline Status make_tensor_map(CUtensorMap& map, const MatrixOfBytes& matrix, int
   return ok ? nullptr : "the driver could not describe the operands to the copy engine";
 }
 
+// Matrices of the same shape: `count` of them, the first row of each `stride_bytes` after that of
+// the one before; rows start at multiples of 16 bytes.
+struct StackOfBytes {
+  const void* data;
+  int64_t count, rows, row_bytes, row_stride_bytes, stride_bytes;
+};
+
+// Describes a stack as boxes of box_rows rows x box_bytes of one matrix, row after row without a
+// swizzle: load_box_3d(map, word of the row, row, matrix, ...). What lies outside of the matrix
+// reads as zero. Rows are whole numbers of 16 bytes, boxes of 32-bit words up to 256.
+inline Status make_stack_map(CUtensorMap& map, const StackOfBytes& stack, int box_rows,
+                             int box_bytes) {
+  static const detail::EncodeTiled encode = detail::find_encoder();
+  constexpr int kWord = 4;
+  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(stack.row_bytes / kWord),
+                               static_cast<cuuint64_t>(stack.rows),
+                               static_cast<cuuint64_t>(stack.count)};
+  // The stride of a lone row, or matrix, may be anything.
+  const int64_t row_stride = stack.rows == 1 ? stack.row_bytes : stack.row_stride_bytes;
+  const int64_t stride = stack.count == 1 ? row_stride * stack.rows : stack.stride_bytes;
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(row_stride),
+                                 static_cast<cuuint64_t>(stride)};
+  const cuuint32_t box[3] = {static_cast<cuuint32_t>(box_bytes / kWord),
+                             static_cast<cuuint32_t>(box_rows), 1};
+  const cuuint32_t steps[3] = {1, 1, 1};
+  const bool ok =
+      encode != nullptr &&
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 3, const_cast<void*>(stack.data), sizes, strides,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return ok ? nullptr : "the driver could not describe the weights to the copy engine";
+}
+
+// Describes a stack by boxes of 128 bytes of `parts` runs of box_rows rows, swizzled, a run after
+// the other: load_box_4d(map, byte of the row, row of the runs, 0, matrix, ...). The runs' rows are
+// row_stride_bytes apart, and `part_stride_bytes` lie between them: the gates and the ups of
+// experts. What lies outside of a run's stack.rows rows reads as zero. K may end anywhere.
+inline Status make_runs_map(CUtensorMap& map, const StackOfBytes& stack, int parts,
+                            int64_t part_stride_bytes, int box_rows) {
+  static const detail::EncodeTiled encode = detail::find_encoder();
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(stack.row_bytes),
+                               static_cast<cuuint64_t>(stack.rows), static_cast<cuuint64_t>(parts),
+                               static_cast<cuuint64_t>(stack.count)};
+  const cuuint64_t strides[3] = {static_cast<cuuint64_t>(stack.row_stride_bytes),
+                                 static_cast<cuuint64_t>(part_stride_bytes),
+                                 static_cast<cuuint64_t>(stack.stride_bytes)};
+  const cuuint32_t box[4] = {kChunkBytes, static_cast<cuuint32_t>(box_rows),
+                             static_cast<cuuint32_t>(parts), 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  const bool ok =
+      encode != nullptr &&
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, const_cast<void*>(stack.data), sizes, strides,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return ok ? nullptr : "the driver could not describe the weights to the copy engine";
+}
+
 }  // namespace cuda
 }  // namespace rocm_kernels

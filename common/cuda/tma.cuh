@@ -50,7 +50,28 @@ __device__ __forceinline__ void load_box_2d(const CUtensorMap& map, int x, int y
       : "memory");
 }
 
-// The same to this place in every block of the cluster that `mask` names, at each one's barrier.
+// The box at (x, y, z) of a three-dimensional map: `x` elements along row y of matrix z.
+__device__ __forceinline__ void load_box_3d(const CUtensorMap& map, int x, int y, int z,
+                                            uint32_t to, uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// The box at (x, y, z, w) of a four-dimensional map.
+__device__ __forceinline__ void load_box_4d(const CUtensorMap& map, int x, int y, int z, int w,
+                                            uint32_t to, uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// The two-dimensional box to this place in every block of the cluster that `mask` names, at each
+// one's barrier.
 __device__ __forceinline__ void load_box_2d_in_cluster(const CUtensorMap& map, int x, int y,
                                                        uint32_t to, uint32_t barrier, uint16_t mask,
                                                        uint64_t policy) {

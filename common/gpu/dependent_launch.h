@@ -2,7 +2,9 @@
 // the stream ends. On AMD kernels run one after the other, and nothing here does anything.
 //
 // A kernel launched with Launch::early (launch.h) calls wait_for_previous_kernel() in every thread
-// that reads what a kernel may have written, or stores anything.
+// that reads what a kernel may have written, or stores anything. One exception: where a kernel
+// before it has waited first and then allowed the next (a gate), all that is older than the gate is
+// complete, and may be read without waiting.
 #pragma once
 
 #include "device.h"

@@ -51,8 +51,8 @@ Status launch_tile(const GemmArgs& args, const GemmConfig& config, const Warpgro
   launch.shared_bytes = warpgroup_shared_bytes(config, Tile::kBlockScales);
   launch.cluster = problem.cluster;
   launch.early = true;
-  return launch_kernel(gemm_warpgroup_kernel<Tile>, launch, Tile::kSwapped ? w_map : a_map,
-                       Tile::kSwapped ? a_map : w_map, problem);
+  return launch_kernel(gemm_warpgroup_kernel<Tile, DenseTiles<Tile>>, launch,
+                       Tile::kSwapped ? w_map : a_map, Tile::kSwapped ? a_map : w_map, problem);
 }
 
 // The tiles that have kernels. Each type is compiled in a file of its own, which calls one of
@@ -75,6 +75,9 @@ Status launch_16_bit_tile(const GemmArgs& args, const GemmConfig& config,
   ROCM_KERNELS_TILE(kType, false, 1, 256, false, 0)
   ROCM_KERNELS_TILE(kType, false, 2, 128, false, 0)
   ROCM_KERNELS_TILE(kType, false, 1, 128, false, 0)
+  ROCM_KERNELS_TILE(kType, false, 2, 64, false, 0)
+  ROCM_KERNELS_TILE(kType, false, 1, 96, false, 0)
+  ROCM_KERNELS_TILE(kType, false, 1, 64, false, 0)
   ROCM_KERNELS_TILE(kType, true, 1, 32, false, 0)
   ROCM_KERNELS_TILE(kType, true, 1, 64, false, 0)
   ROCM_KERNELS_TILE(kType, true, 1, 96, false, 0)
@@ -97,6 +100,10 @@ Status launch_fp8_tile(const GemmArgs& args, const GemmConfig& config,
   }
   ROCM_KERNELS_TILE(kType, false, 2, 128, kBlocks, 4)
   ROCM_KERNELS_TILE(kType, false, 1, 128, kBlocks, 4)
+  ROCM_KERNELS_TILE(kType, false, 2, 96, kBlocks, 4)
+  ROCM_KERNELS_TILE(kType, false, 2, 64, kBlocks, 4)
+  ROCM_KERNELS_TILE(kType, false, 1, 96, kBlocks, 4)
+  ROCM_KERNELS_TILE(kType, false, 1, 64, kBlocks, 4)
   ROCM_KERNELS_TILE(kType, true, 1, 32, kBlocks, 4)
   ROCM_KERNELS_TILE(kType, true, 1, 64, kBlocks, 4)
   ROCM_KERNELS_TILE(kType, true, 1, 96, kBlocks, 4)

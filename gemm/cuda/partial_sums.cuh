@@ -130,24 +130,28 @@ __device__ __forceinline__ void add_up_step(
   constexpr int kFirstTile = kStep % Tile::kColumnSteps * Tile::kStepTiles;
   const int count = unit.contributors, me = unit.contributor;
   for (int first = 0; first < count; first += kAtOnce) {
-    float4 others[kAtOnce][Tile::kStepTiles];
+    // Its own where none are loaded: a register that only a load under a condition writes would
+    // keep what it holds through the whole K loop.
+    float4 parts[kAtOnce][Tile::kStepTiles];
 #pragma unroll
     for (int c = 0; c < kAtOnce; ++c) {
+#pragma unroll
+      for (int i = 0; i < Tile::kStepTiles; ++i) {
+        const float (&own)[4] = sums[kWave][kFirstTile + i];
+        parts[c][i] = make_float4(own[0], own[1], own[2], own[3]);
+      }
       if (first + c >= count || first + c == me) continue;
       const float4* const from = partial_sums_of<Tile>(p, unit, first + c, rank, group, thread) +
                                  kStep * Tile::kStepTiles * 128;
 #pragma unroll
-      for (int i = 0; i < Tile::kStepTiles; ++i) others[c][i] = __ldcg(from + i * 128);
+      for (int i = 0; i < Tile::kStepTiles; ++i) parts[c][i] = __ldcg(from + i * 128);
     }
 #pragma unroll
     for (int c = 0; c < kAtOnce; ++c) {
       if (first + c >= count) continue;
 #pragma unroll
       for (int i = 0; i < Tile::kStepTiles; ++i) {
-        const float (&own)[4] = sums[kWave][kFirstTile + i];
-        const bool mine = first + c == me;
-        const float part[4] = {mine ? own[0] : others[c][i].x, mine ? own[1] : others[c][i].y,
-                               mine ? own[2] : others[c][i].z, mine ? own[3] : others[c][i].w};
+        const float part[4] = {parts[c][i].x, parts[c][i].y, parts[c][i].z, parts[c][i].w};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           total[i][j] = first + c == 0 ? part[j] : total[i][j] + part[j];

@@ -47,16 +47,21 @@ struct WarpgroupProblem {
 
 // What one instance of the kernel is compiled for.
 template <DType kElementType, bool kRowsAreW, int kWaveCount, int kColumnCount, bool kBlocks,
-          int kChainLength>
+          int kChainLength, bool kPairedRows = false>
 struct WarpgroupTile {
   static constexpr DType kType = kElementType;
   static constexpr bool kSwapped = kRowsAreW;  // rows are w's
   static constexpr int kWaves = kWaveCount;    // of 64 rows, in a warpgroup
   static constexpr int kColumns = kColumnCount;
   static constexpr bool kBlockScales = kBlocks;
+  // Each 128 rows of w of a tile are 64 that belong to 64 others: gates and ups of experts.
+  static constexpr bool kPaired = kPairedRows;
   static constexpr int kChain =
       kChainLength;  // instructions that add up in the tensor core; 0: all
   static constexpr int kRows = kWaves * kWgmmaRows * kMathGroups;
+  // Sets of registers for products: a second one where the sums leave room, less of which is needed
+  // for the longer code of two sums a chunk.
+  static constexpr int kParts = (kWaves + 2) * kColumns <= (kChain == 4 ? 384 : 288) ? 2 : 1;
   static constexpr int kColumnTiles = kColumns / 8;
   // A step of the epilogue: the columns that a warp finishes together.
   static constexpr int kStepTiles = kColumnTiles < 4 ? kColumnTiles : 4;
@@ -64,10 +69,17 @@ struct WarpgroupTile {
   static constexpr int kSteps = kWaves * kColumnSteps;
   // Columns that surely lie in one block of 128 of w.
   static constexpr int kScaleGroup = kSwapped              ? kColumns
+                                     : kPaired             ? 64
                                      : kColumns % 128 == 0 ? 128
                                      : kColumns % 64 == 0  ? 64
                                                            : 32;
   static constexpr int kScaleGroups = kColumns / kScaleGroup;
+  // Of w, as rows or as columns: rows that share a block, such groups in a tile, and of these the
+  // ones that a thread multiplies.
+  static constexpr int kWGroup = !kSwapped ? kScaleGroup : kPaired ? 64 : 128;
+  static constexpr int kWGroups = kSwapped ? kRows / kWGroup : kScaleGroups;
+  static constexpr int kWScales = !kSwapped ? kScaleGroups : kPaired ? kWaves : 1;
+  static_assert(!kPaired || (kSwapped ? kWaves == 2 : kColumns == 128), "");
   static_assert(kColumns % kScaleGroup == 0 && kColumnTiles % kStepTiles == 0, "");
 };
 
@@ -113,6 +125,7 @@ struct UnitInfo {
   int32_t chunks;  // of K; 0: no more units
   int32_t first_chunk;
   int32_t first_row, first_column;
+  int32_t end_row, end_column;
   int32_t contributor, contributors;
   int32_t shared_tile;                         // counts the tiles that several workers share
   int32_t first_slot, other_slots, slot_step;  // of the contributors' partial sums

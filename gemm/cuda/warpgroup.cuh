@@ -11,29 +11,29 @@
 //
 // Why promote. The FP8 tensor core adds in about 14 bits, so its sums of 128 elements of K (64 for
 // a float16 output) are added to float32 registers; where scales are blocks of 128 the same step
-// multiplies. A warpgroup's additions run while the other's products do: for 128 x 128 x 128 the
-// products take 512 cycles of the tensor cores and the additions 128 of the schedulers. 16-bit
-// operands whose output is 16-bit need none, and sum in place.
+// multiplies. A warpgroup's additions run while its next products do, in a second set of registers
+// (for 256 x 128 there is none, and the other warpgroup's products must fill the gap): for 128 x
+// 128 x 128 the products take 512 cycles of the tensor cores and the additions 128 of the
+// schedulers. 16-bit operands whose output is 16-bit need none, and sum in place.
 //
 // Why clusters. An SM multiplies 256 x 128 x 128 in about 1500 cycles and its two boxes are 48 KB:
 // 55 bytes a nanosecond, all that L2 gives. Two blocks that share an operand load half of it each
 // and send it to both.
 #pragma once
 
-#include "epilogue.cuh"
-#include "partial_sums.cuh"
-#include "problem.cuh"
+#include "dense_tiles.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
 
-// Grid: workers * cluster blocks of kWarpgroupThreads. Boxes: [block_r or half, 128 bytes] and
-// [block_c or half, 128 bytes]. Shared memory: warpgroup_shared_bytes().
-template <class Tile>
+// `Tiles` says which product's tiles these are. Grid: workers * cluster blocks of
+// kWarpgroupThreads. Boxes: [block_r or half, 128 bytes] and [block_c or half, 128 bytes]. Shared
+// memory: warpgroup_shared_bytes().
+template <class Tile, class Tiles = DenseTiles<Tile>>
 __global__ void __launch_bounds__(kWarpgroupThreads, 1)
     gemm_warpgroup_kernel(const __grid_constant__ CUtensorMap rows_map,
                           const __grid_constant__ CUtensorMap columns_map,
-                          const __grid_constant__ WarpgroupProblem p) {
+                          const __grid_constant__ typename Tiles::Problem p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kRowBytes = Tile::kRows * kChunkBytes;
   constexpr int kColumnBytes = Tile::kColumns * kChunkBytes;
@@ -89,19 +89,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   __syncthreads();
   if (p.cluster > 1) cluster_arrive(), cluster_wait();
 
-  // First row and column of this block's tile.
-  const auto origin_of = [&](int tile) {
-    int2 place = place_of_tile(p, tile);
-    if (p.cluster > 1) {
-      if (p.share_rows) {
-        place.y = place.y * 2 + rank;
-      } else {
-        place.x = place.x * 2 + rank;
-      }
-    }
-    return make_int2(place.x * Tile::kRows, place.y * Tile::kColumns);
-  };
-
+  Tiles tiles(p, rank);
   if (warp >= kMathGroups * 4) {
     drop_registers<40>();
     const int role = warp - kMathGroups * 4;
@@ -115,13 +103,15 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
       const int part = shared ? rank * (is_rows ? Tile::kRows : Tile::kColumns) / 2 : 0;
       const uint32_t to = stages + (is_rows ? 0 : kRowBytes) + part * kChunkBytes;
       const uint64_t policy = l2_policy(is_rows ? p.rows_policy : p.columns_policy);
-      Units units(p.schedule, worker);
+      bool waiting = true;
+      if constexpr (Tiles::kCountedOnDevice) wait_for_previous_kernel(), waiting = false;
+      const auto& schedule = tiles.schedule();
+      Units units(schedule, worker);
       Unit unit;
       int stage = 0, parity = 1;
-      bool waiting = true;
       while (units.take(unit)) {
-        const int2 origin = origin_of(unit.tile);
-        const int row = (is_rows ? origin.x : origin.y) + part;
+        const auto place = tiles.place_of(unit.tile);
+        const int row = (is_rows ? place.first_row : place.first_column) + part;
         if (waiting) {
           // Weights may be brought to L2 before the predecessor is done, though not read: L2 is
           // where its stores land.
@@ -140,8 +130,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
             load_box_2d_in_cluster(map, chunk * kChunkBytes, row, to + stage * kStageBytes,
                                    full + stage * 8, 3, policy);
           } else {
-            load_box_2d(map, chunk * kChunkBytes, row, to + stage * kStageBytes, full + stage * 8,
-                        policy);
+            tiles.load(map, is_rows == Tile::kSwapped, place, chunk * kChunkBytes, row,
+                       to + stage * kStageBytes, full + stage * 8, policy);
           }
           if (++stage == p.num_stages) stage = 0, parity ^= 1;
         }
@@ -150,14 +140,13 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
       // Block scales, a run of chunks at a time: rows of scales lie along K, and one word of each
       // would cost as much as four.
       constexpr int kLaneRows = (kScaleRows + 31) / 32;
-      // For w as rows, one block for each 128 rows; as columns, one for each group.
-      constexpr int kGroupSize = Tile::kSwapped ? 128 : Tile::kScaleGroup;
-      constexpr int kGroups = Tile::kSwapped ? Tile::kRows / 128 : Tile::kScaleGroups;
+      constexpr int kGroups = Tile::kWGroups;
       static_assert(kGroups <= kMaxScaleGroups, "");
       wait_for_previous_kernel();
+      const auto& schedule = tiles.schedule();
       const auto copy_run = [&](const ScaleView& scale, bool wide, int64_t row, bool there,
                                 int first, uint32_t to) {
-        const int count = there ? min(kScaleRun, p.schedule.chunks - first) : 0;
+        const int count = there ? min(kScaleRun, schedule.chunks - first) : 0;
         const float* from =
             there ? scale.data + row * scale.row_stride + first * scale.block_stride : scale.data;
         if (wide) {
@@ -168,15 +157,15 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
           }
         }
       };
-      Units units(p.schedule, worker);
+      Units units(schedule, worker);
       Unit unit;
       int buffer = 0, parity = 1;
       while (units.take(unit)) {
-        const int2 origin = origin_of(unit.tile);
-        const int first_a = Tile::kSwapped ? origin.y : origin.x;
-        const int a_rows = Tile::kSwapped ? p.columns : p.rows;
-        const int w_rows = Tile::kSwapped ? p.rows : p.columns;
-        const int w_row = (Tile::kSwapped ? origin.x : origin.y) + lane * kGroupSize;
+        const auto place = tiles.place_of(unit.tile);
+        const int first_a = Tile::kSwapped ? place.first_column : place.first_row;
+        const int a_rows = Tile::kSwapped ? place.end_column : place.end_row;
+        const ScaleView& scale_w = tiles.scale_w(place);
+        const int w_row = lane < kGroups ? tiles.w_row_of_group(place, lane, Tile::kWGroup) : -1;
         for (int first = unit.begin / kScaleRun * kScaleRun; first < unit.end; first += kScaleRun) {
           mbarrier_wait(scale_empty + buffer * 8, parity);
           const uint32_t to = shared_address(block_scales + buffer * kBufferScales);
@@ -190,8 +179,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
               }
             }
           }
-          if (p.scale_w.is_blocked() && lane < kGroups) {
-            copy_run(p.scale_w, p.wide_scale_w, w_row / kScaleBlock, w_row < w_rows, first,
+          if (scale_w.is_blocked() && lane < kGroups) {
+            copy_run(scale_w, p.wide_scale_w, w_row / kScaleBlock, w_row >= 0, first,
                      to + (kScaleRows + lane) * kScaleRun * 4);
           }
           mbarrier_arrive_after_copies(scale_full + buffer * 8);
@@ -202,7 +191,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
     } else if (role == 3) {
       // Looks up units and what their ends need from memory.
       wait_for_previous_kernel();
-      Units units(p.schedule, worker);
+      const auto& schedule = tiles.schedule();
+      Units units(schedule, worker);
       Unit unit;
       int buffer = 0, parity = 1;
       for (bool more = true; more;) {
@@ -210,34 +200,30 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
         mbarrier_wait(unit_empty + buffer * 8, parity);
         UnitInfo& info = units_ahead[buffer];
         if (more) {
-          const int2 origin = origin_of(unit.tile);
-          const ScaleView& of_rows = Tile::kSwapped ? p.scale_w : p.scale_a;
-          const ScaleView& of_columns = Tile::kSwapped ? p.scale_a : p.scale_w;
+          const auto place = tiles.place_of(unit.tile);
 #pragma unroll 4
           for (int i = lane; i < Tile::kRows; i += 32) {
-            const int64_t row = origin.x + i;
-            const bool there = row < p.rows;
-            info.row_factor[i] = there ? of_rows.outer(row) : 0.0f;
-            if (Tile::kSwapped) info.bias[i] = there ? load_bias(p.bias, p.bias_dtype, row) : 0.0f;
+            info.row_factor[i] =
+                Tile::kSwapped ? tiles.w_factor(place, i) : tiles.a_factor(place, i);
+            if (Tile::kSwapped) info.bias[i] = tiles.bias(place, i);
           }
 #pragma unroll 4
           for (int i = lane; i < Tile::kColumns; i += 32) {
-            const int64_t column = origin.y + i;
-            const bool there = column < p.columns;
-            info.column_factor[i] = there ? of_columns.outer(column) : 0.0f;
-            if (!Tile::kSwapped) {
-              info.bias[i] = there ? load_bias(p.bias, p.bias_dtype, column) : 0.0f;
-            }
+            info.column_factor[i] =
+                Tile::kSwapped ? tiles.a_factor(place, i) : tiles.w_factor(place, i);
+            if (!Tile::kSwapped) info.bias[i] = tiles.bias(place, i);
           }
           if (lane == 0) {
-            info.first_row = origin.x;
-            info.first_column = origin.y;
+            info.first_row = place.first_row;
+            info.first_column = place.first_column;
+            info.end_row = place.end_row;
+            info.end_column = place.end_column;
             info.contributor = unit.contributor;
             info.contributors = unit.contributors;
-            info.shared_tile = unit.tile - p.schedule.whole;
+            info.shared_tile = unit.tile - schedule.whole;
             info.first_slot = unit.first_slot;
-            info.other_slots = p.schedule.slot(unit, worker, 1) - p.schedule.slot_step();
-            info.slot_step = p.schedule.slot_step();
+            info.other_slots = schedule.slot(unit, worker, 1) - schedule.slot_step();
+            info.slot_step = schedule.slot_step();
             info.last = unit.last;
             info.zero = 0;
           }
@@ -308,8 +294,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
         // A piece is what one group of instructions sums: a wave's part of a chunk.
         constexpr int kChains = kChunkBytes / kWgmmaKBytes / Tile::kChain;
         constexpr int kPieces = Tile::kWaves * kChains;
-        float part[Tile::kColumnTiles][4];
-        float row_scale[Tile::kWaves][2], w_scale[Tile::kScaleGroups];
+        float part[Tile::kParts][Tile::kColumnTiles][4];
+        float row_scale[Tile::kWaves][2], w_scale[Tile::kWScales];
         const float* scales = nullptr;
         int in_run = unit.first_chunk % kScaleRun;
         bool begins_run = true;
@@ -323,7 +309,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
           }
         }
         const auto issue = [&](auto constant) {
-          constexpr int piece = decltype(constant)::value;
+          constexpr int piece = decltype(constant)::value % kPieces;
+          constexpr int to = decltype(constant)::value % Tile::kParts;
           constexpr int wave = piece / kChains, begin = piece % kChains * Tile::kChain;
           if constexpr (piece == 0) mbarrier_wait(full + stage * 8, parity);
           const uint32_t rows = first_rows + stage * wgmma_offset(kStageBytes);
@@ -332,7 +319,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
 #pragma unroll
           for (int i = begin; i < begin + Tile::kChain; ++i) {
             wgmma_by_low_words<Tile::kType>(
-                part, rows + wgmma_offset(wave * kWgmmaRows * kChunkBytes + i * kWgmmaKBytes),
+                part[to], rows + wgmma_offset(wave * kWgmmaRows * kChunkBytes + i * kWgmmaKBytes),
                 columns + wgmma_offset(i * kWgmmaKBytes), i > begin);
           }
           wgmma_commit();
@@ -342,11 +329,15 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
         };
         // Before the wait for a chunk's first piece, which hides it.
         const auto read_scales = [&](auto constant) {
-          if constexpr (Tile::kBlockScales && decltype(constant)::value == 0) {
+          if constexpr (Tile::kBlockScales && decltype(constant)::value % kPieces == 0) {
             if (begins_run) mbarrier_wait(scale_full + scale_buffer * 8, scale_parity);
             scales = block_scales + scale_buffer * kBufferScales + in_run;
             if constexpr (Tile::kSwapped) {
-              w_scale[0] = scales[(kScaleRows + group * kGroupRows / 128) * kScaleRun];
+#pragma unroll
+              for (int i = 0; i < Tile::kWScales; ++i) {
+                w_scale[i] =
+                    scales[(kScaleRows + group * kGroupRows / Tile::kWGroup + i) * kScaleRun];
+              }
             } else {
 #pragma unroll
               for (int i = 0; i < Tile::kScaleGroups; ++i) {
@@ -361,10 +352,12 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
             }
           }
         };
-        const auto collect = [&](auto constant) {
-          constexpr int piece = decltype(constant)::value;
+        // `pending`: groups that may stay under way.
+        const auto collect = [&](auto constant, auto pending) {
+          constexpr int piece = decltype(constant)::value % kPieces;
+          constexpr int from = decltype(constant)::value % Tile::kParts;
           constexpr int wave = piece / kChains;
-          wgmma_wait<0>(part);
+          wgmma_wait<decltype(pending)::value>(part[from]);
           if constexpr (piece + 1 == kPieces) {
             release(collected);
             if (++collected == p.num_stages) collected = 0;
@@ -375,22 +368,23 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
             float (&sum)[4] = sums[wave][tile];
             if constexpr (!Tile::kBlockScales) {
 #pragma unroll
-              for (int j = 0; j < 4; ++j) sum[j] += part[tile][j];
+              for (int j = 0; j < 4; ++j) sum[j] += part[from][tile][j];
             } else if constexpr (Tile::kSwapped) {
               const float* const of_columns = scales + (tile * 8 + quad * 2) * kScaleRun;
-              const float low = of_columns[0] * w_scale[0];
-              const float high = of_columns[kScaleRun] * w_scale[0];
-              sum[0] = fmaf(part[tile][0], low, sum[0]);
-              sum[1] = fmaf(part[tile][1], high, sum[1]);
-              sum[2] = fmaf(part[tile][2], low, sum[2]);
-              sum[3] = fmaf(part[tile][3], high, sum[3]);
+              const float of_w = w_scale[Tile::kWScales > 1 ? wave : 0];
+              const float low = of_columns[0] * of_w;
+              const float high = of_columns[kScaleRun] * of_w;
+              sum[0] = fmaf(part[from][tile][0], low, sum[0]);
+              sum[1] = fmaf(part[from][tile][1], high, sum[1]);
+              sum[2] = fmaf(part[from][tile][2], low, sum[2]);
+              sum[3] = fmaf(part[from][tile][3], high, sum[3]);
             } else {
               const float of_w = w_scale[tile * 8 / Tile::kScaleGroup];
               const float low = row_scale[wave][0] * of_w, high = row_scale[wave][1] * of_w;
-              sum[0] = fmaf(part[tile][0], low, sum[0]);
-              sum[1] = fmaf(part[tile][1], low, sum[1]);
-              sum[2] = fmaf(part[tile][2], high, sum[2]);
-              sum[3] = fmaf(part[tile][3], high, sum[3]);
+              sum[0] = fmaf(part[from][tile][0], low, sum[0]);
+              sum[1] = fmaf(part[from][tile][1], low, sum[1]);
+              sum[2] = fmaf(part[from][tile][2], high, sum[2]);
+              sum[3] = fmaf(part[from][tile][3], high, sum[3]);
             }
           }
           if constexpr (Tile::kBlockScales && piece + 1 == kPieces) {
@@ -404,24 +398,43 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
             }
           }
         };
-        while (left > 0) {
-          for_each_step<kPieces>([&](auto piece) {
-            issue(piece);
+        if constexpr (Tile::kParts == 1) {
+          while (left > 0) {
+            for_each_step<kPieces>([&](auto piece) {
+              issue(piece);
+              read_scales(piece);
+              collect(piece, std::integral_constant<int, 0>());
+            });
+          }
+        } else {
+          // The next piece's products run while this one's sums are added up. The loop goes by two
+          // chunks, so that a piece's registers are always the same.
+          const auto collect_and_issue = [&](auto piece) {
+            issue(std::integral_constant<int, (decltype(piece)::value + 1) % (2 * kPieces)>());
             read_scales(piece);
-            collect(piece);
-          });
+            collect(piece, std::integral_constant<int, 1>());
+          };
+          const auto collect_last = [&](auto piece) {
+            read_scales(piece);
+            collect(piece, std::integral_constant<int, 0>());
+          };
+          issue(std::integral_constant<int, 0>());
+          while (left > 2) for_each_step<2 * kPieces>(collect_and_issue);
+          if (left == 2) {
+            for_each_step<2 * kPieces - 1>(collect_and_issue);
+            collect_last(std::integral_constant<int, 2 * kPieces - 1>());
+          } else {
+            for_each_step<kPieces - 1>(collect_and_issue);
+            collect_last(std::integral_constant<int, kPieces - 1>());
+          }
         }
       }
 
       // Computed from what the compiler does not know: or it keeps all that follows from it, for
       // every tile, in registers that the sums need.
       const int thread = threadIdx.x % 128 + unit.zero;
-      uint32_t steps = ~0u;
-      if (unit.contributors > 1) {
-        steps = publish_sums<Tile>(p, unit, rank, group, thread, finished_groups[group], sums);
-      }
-      finish_sums<Tile>(p, unit, rank, group, thread, after_stages + warp * kWarpStagingBytes,
-                        steps, sums);
+      tiles.finish(unit, group, thread, after_stages + warp * kWarpStagingBytes,
+                   finished_groups[group], sums);
       __syncwarp();
       if (lane == 0) mbarrier_arrive(unit_empty + buffer * 8);
       buffer ^= 1;

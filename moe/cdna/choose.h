@@ -38,6 +38,9 @@ inline Status check_config(const MoeShape& s, const MoeConfig& c, const Target& 
   if (c.design == MoeConfig::Design::kPlain) {
     return c == MoeConfig{} ? nullptr : "moe config: the plain design takes its default fields";
   }
+  if (c.design == MoeConfig::Design::kWarpgroup) {
+    return "moe config: the warpgroup design is NVIDIA's";
+  }
   if (const Status error = check_operands(s, target)) return error;
   if (c.design == MoeConfig::Design::kTiled && find_moe_tile(c.block_m, c.block_n) < 0) {
     return "moe config: block_m x block_n must be 128 x 256, 128 x 128, 64 x 128 or 32 x 128";

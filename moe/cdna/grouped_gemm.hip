@@ -112,7 +112,7 @@ Status visit_configs(const MoeShape& shape, void (*visit)(const MoeConfig& confi
 }
 
 Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
-                      int64_t most_tiles, const DeviceFacts& facts, Stream stream) {
+                      int64_t most_tiles, const SlotIds&, const DeviceFacts& facts, Stream stream) {
   if (config.design == MoeConfig::Design::kPlain) {
     return launch_plain_grouped(end, p, most_tiles, facts, stream);
   }

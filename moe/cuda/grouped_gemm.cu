@@ -3,6 +3,8 @@
 #include "../gpu/plain.h"
 #include "../gpu/route_kernels.h"
 #include "choose.h"
+#include "launch_grouped_tiles.h"
+#include "launch_streamed.h"
 #include "tiled.cuh"
 
 namespace rocm_kernels {
@@ -59,33 +61,88 @@ Status launch_tiled(GroupedEnd end, const GroupedProblem& p, const MoeConfig& co
   return launch_kernel(kernel, launch, p, order);
 }
 
+Status ask_moe_device(int id, MoeDevice& device) {
+  DeviceFacts facts;
+  if (const Status error = current_device(facts)) return error;
+  device.sm_count = facts.compute_units;
+  device.compute_capability = facts.compute_capability;
+  int sm_bytes = 0, block_bytes = 0;
+  cudaError_t error =
+      cudaDeviceGetAttribute(&sm_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, id);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&block_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
+  }
+  device.shared_bytes_per_sm = sm_bytes;
+  device.shared_bytes_per_block = block_bytes;
+  return status_of(error);
+}
+
+Status current_moe_device(MoeDevice& device) { return ask_once<ask_moe_device>(device); }
+
+Status launch_streamed_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
+                               const SlotIds& slots, Stream stream) {
+  MoeDevice device;
+  if (const Status error = current_moe_device(device)) return error;
+  const StreamedStage stage =
+      streamed_stage(config, p.a_dtype, p.w.dtype, p.k, p.w.scale.is_blocked());
+  return launch_streamed(
+      {end, p, slots.ids, slots.slots, slots.experts, stage,
+       streamed_stages(stage, slots.slots, device), config.walked(), slots.first, device.sm_count},
+      stream);
+}
+
+Status launch_warpgroup_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
+                                const SlotIds& slots, Stream stream) {
+  MoeDevice device;
+  if (const Status error = current_moe_device(device)) return error;
+  const GroupedTilesLaunch call = {
+      end, p, config, slots.slots, slots.experts, device.sm_count, device.shared_bytes_per_block};
+  if (p.a_dtype == DType::kBFloat16) return launch_grouped_tiles_bf16(call, stream);
+  if (p.a_dtype == DType::kFloat16) return launch_grouped_tiles_fp16(call, stream);
+  return p.scale_a.is_blocked() || p.w.scale.is_blocked()
+             ? launch_grouped_tiles_fp8_block(call, stream)
+             : launch_grouped_tiles_fp8(call, stream);
+}
+
 }  // namespace
 }  // namespace cuda
 
 // ---- What moe/config.h and moe/gpu/product.h ask of a backend -----------------------------------
 
 Status choose_config(const MoeShape& shape, MoeConfig& config) {
-  DeviceFacts facts;
-  if (const Status error = current_device(facts)) return error;
-  config = cuda::choose_config(shape, {facts.compute_units});
+  cuda::MoeDevice device;
+  if (const Status error = cuda::current_moe_device(device)) return error;
+  config = cuda::choose_config(shape, device);
   return nullptr;
 }
 
 Status check_config(const MoeShape& shape, const MoeConfig& config) {
-  return cuda::check_moe_config(shape, config);
+  cuda::MoeDevice device;
+  if (const Status error = cuda::current_moe_device(device)) return error;
+  return cuda::check_moe_config(shape, config, device);
 }
 
 Status visit_configs(const MoeShape& shape, void (*visit)(const MoeConfig& config, void* state),
                      void* state) {
-  cuda::for_each_config(shape, [&](const MoeConfig& config) { visit(config, state); });
+  cuda::MoeDevice device;
+  if (const Status error = cuda::current_moe_device(device)) return error;
+  cuda::for_each_config(shape, device, [&](const MoeConfig& config) { visit(config, state); });
   return nullptr;
 }
 
 Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
-                      int64_t most_tiles, const DeviceFacts& facts, Stream stream) {
-  return config.design == MoeConfig::Design::kTiled
-             ? cuda::launch_tiled(end, p, config, most_tiles, facts, stream)
-             : launch_plain_grouped(end, p, most_tiles, facts, stream);
+                      int64_t most_tiles, const SlotIds& slots, const DeviceFacts& facts,
+                      Stream stream) {
+  switch (config.design) {
+    case MoeConfig::Design::kStreamed:
+      return cuda::launch_streamed_product(end, p, config, slots, stream);
+    case MoeConfig::Design::kWarpgroup:
+      return cuda::launch_warpgroup_product(end, p, config, slots, stream);
+    case MoeConfig::Design::kTiled:
+      return cuda::launch_tiled(end, p, config, most_tiles, facts, stream);
+    default:
+      return launch_plain_grouped(end, p, most_tiles, facts, stream);
+  }
 }
 
 Status launch_routing(const RoutingProblem& p, const DeviceFacts& facts, Stream stream) {

@@ -32,15 +32,22 @@ struct Mxfp4Types {
   static constexpr int kParts = 2;
 };
 
-// A lane's 16 bytes of a row of w.
+// The exponent (E8M0) of the 32 elements that are number `block` of a row of w; MXFP4 alone has
+// one. By the byte from memory: a row's lie in one or two lines, which stay in L1.
+template <class Types>
+__device__ __forceinline__ uint32_t exponent_code(const GroupedProblem& p, int expert, int row,
+                                                  int block) {
+  if constexpr (Types::kPacked == 1) return 0;
+  if (row < 0 || block * static_cast<int>(kMxScaleBlock) >= p.k) return 127;
+  return p.w.mx_scales[expert * p.w.mx_expert_stride + row * p.w.mx_row_stride + block];
+}
+
+// A lane's 16 bytes of a row of w, from shared memory, and their exponent.
 template <class Types>
 struct WeightVector {
   uint4 codes;
 
-  // From shared memory. The row of w and the number of the 32 elements matter to MXFP4 alone.
-  __device__ __forceinline__ void load(uint32_t from, const GroupedProblem&, int, int, int) {
-    codes = load_shared(from);
-  }
+  __device__ __forceinline__ void load(uint32_t from, uint32_t) { codes = load_shared(from); }
   __device__ __forceinline__ Fragment<Types::kVectorMmas> fragment(int) const {
     return widen_w<Types>(codes);
   }
@@ -51,14 +58,8 @@ struct WeightVector<Mxfp4Types> {
   uint4 codes;
   uint32_t scale;  // two bfloat16
 
-  // Scales come from memory by the byte: a row's lie in one or two lines, which stay in L1.
-  __device__ __forceinline__ void load(uint32_t from, const GroupedProblem& p, int expert, int row,
-                                       int block) {
+  __device__ __forceinline__ void load(uint32_t from, uint32_t exponent) {
     codes = load_shared(from);
-    uint32_t exponent = 127;
-    if (row >= 0 && block * static_cast<int>(kMxScaleBlock) < p.k) {
-      exponent = p.w.mx_scales[expert * p.w.mx_expert_stride + row * p.w.mx_row_stride + block];
-    }
     const uint32_t bits = exponent == 255 ? 0x7FC0u : exponent == 0 ? 0x0040u : exponent << 7;
     scale = bits << 16 | bits;
   }

@@ -144,8 +144,9 @@ __global__ void __launch_bounds__(kMoeTiles[kTile].threads())
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = warp_n + i * kMmaN + half * 8 + group;
-        vectors_w[i][half].load(data + row * kMoeStepBytes + quad * 16, p, tile.expert,
-                                own_n[i][half], step * 4 + quad);
+        vectors_w[i][half].load(
+            data + row * kMoeStepBytes + quad * 16,
+            exponent_code<Types>(p, tile.expert, own_n[i][half], step * 4 + quad));
       }
     }
 #pragma unroll

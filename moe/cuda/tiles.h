@@ -10,6 +10,8 @@
 
 #include "../../common/core/compiler.h"
 #include "../../common/core/dtype.h"
+#include "../../gemm/cuda/config.h"
+#include "../config.h"
 
 namespace rocm_kernels {
 namespace cuda {
@@ -49,6 +51,39 @@ constexpr int find_moe_tile(int32_t block_m, int32_t block_n) {
     }
   }
   return -1;
+}
+
+// ---- The warpgroup kernel's (grouped_tiles.cuh) -------------------------------------------------
+
+struct MoeWarpgroupTile {
+  int32_t block_m, block_n;
+};
+// Of two that are modelled alike the first is taken: the one that has more bytes of w under way.
+constexpr MoeWarpgroupTile kMoeWarpgroupTiles[] = {{32, 256}, {64, 256}, {128, 128}, {256, 128}};
+
+constexpr bool is_moe_warpgroup_tile(int32_t block_m, int32_t block_n) {
+  for (const MoeWarpgroupTile& tile : kMoeWarpgroupTiles) {
+    if (tile.block_m == block_m && tile.block_n == block_n) return true;
+  }
+  return false;
+}
+
+// Blocks that share rows of a: where both operands' boxes of a tile are more than L2 gives
+// (gemm/cuda/warpgroup.cuh). For few rows w is most of the bytes, and nobody shares it.
+constexpr int warpgroup_cluster(const MoeConfig& c) { return c.block_n == 128 ? 2 : 1; }
+
+inline int64_t warpgroup_bytes(const MoeConfig& c, bool block_scales, int num_stages) {
+  GemmConfig gemm;
+  gemm.block_m = c.block_m;
+  gemm.block_n = c.block_n;
+  gemm.num_stages = num_stages;
+  return warpgroup_shared_bytes(gemm, block_scales);
+}
+// Stages that fit a block which may have `shared_bytes`.
+inline int warpgroup_stages(const MoeConfig& c, bool block_scales, int64_t shared_bytes) {
+  const int64_t stage = int64_t{c.block_m + c.block_n} * kChunkBytes;
+  const int64_t left = shared_bytes - kStaticBytes - warpgroup_bytes(c, block_scales, 0);
+  return static_cast<int>(std::min<int64_t>(left / stage, kMaxStages));
 }
 
 }  // namespace cuda

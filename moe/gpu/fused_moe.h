@@ -7,6 +7,9 @@
 //   down: h --> parts                                                      [split_k][slots][H]
 //   combine: weights . parts --> out                                       [T, H]
 //
+// A config that routes itself has no first line, and a row of h for each slot, in their order. One
+// that sorts rows copies those of x, quantised or not, to the order of experts.
+//
 // Each part of a sum has a place of its own in memory and is added in order, so nothing is counted,
 // awaited or cleared, and no bit depends on the order in which workgroups run.
 #pragma once
@@ -50,7 +53,8 @@ inline MoeShape shape_of(const FusedMoeArgs& args) {
           has_aligned_rows(args.gate_up) && has_aligned_rows(args.down) && x_aligned &&
               args.intermediate * size_of(a) % 16 == 0,
           is_compact(args.gate_up, 2 * args.intermediate) && is_compact(args.down, args.hidden),
-          args.interleaved};
+          args.interleaved,
+          static_cast<int32_t>(args.out_dtype)};
 }
 
 inline Status check_sizes(const FusedMoeArgs& args) {
@@ -61,9 +65,9 @@ inline Status check_sizes(const FusedMoeArgs& args) {
 
 // What lies between the launches of a slice.
 struct FusedMoeMemory {
-  int32_t *counts, *row_slots, *tile_count;
+  int32_t *counts, *row_slots, *slot_rows, *tile_count;
   RowTile* tiles;
-  uint8_t *x, *h;  // FP8
+  uint8_t *x, *h;  // FP8; x sorted: what gate_up multiplies
   float *x_scales, *h_scales;
   void* wide_h;  // before it is quantised: float32; not quantised: x's type
   float* parts;
@@ -74,10 +78,12 @@ struct FusedMoeMemory {
     const bool quantized = is_quantized(args);
     counts = workspace.take<int32_t>(chunks(slots) * args.experts);
     row_slots = workspace.take<int32_t>(slots);
+    slot_rows = workspace.take<int32_t>(config.sorts_rows() ? slots : 0);
     tile_count = workspace.take<int32_t>(2);
     tiles = workspace.take<RowTile>(most_row_tiles(slots, args.experts, config.block_m));
-    x = workspace.take<uint8_t>(quantized ? tokens * args.hidden : 0);
-    x_scales = workspace.take<float>(quantized ? tokens * groups(args.hidden) : 0);
+    const int64_t x_rows = config.sorts_rows() ? slots : quantized ? tokens : 0;
+    x = workspace.take<uint8_t>(x_rows * args.hidden * (quantized ? 1 : size_of(args.x_dtype)));
+    x_scales = workspace.take<float>(quantized ? x_rows * groups(args.hidden) : 0);
     h = workspace.take<uint8_t>(quantized ? slots * args.intermediate : 0);
     h_scales = workspace.take<float>(quantized ? slots * groups(args.intermediate) : 0);
     const int64_t wide = quantized ? ends_quantized(args, config) ? 0 : 4 : size_of(args.x_dtype);
@@ -112,13 +118,16 @@ class FusedMoeLayer {
         memory_(memory),
         facts_(facts),
         stream_(stream),
+        routes_itself_(config.routes_itself(kNvidia)),
         slots_(args.tokens * args.k),
         most_tiles_(most_row_tiles(slots_, args.experts, config.block_m)) {}
 
   Status launch() const {
-    if (const Status error = route()) return error;
+    if (!routes_itself_) {
+      if (const Status error = route()) return error;
+    }
     if (args_.intermediate > 0) {
-      if (is_quantized(args_)) {
+      if (is_quantized(args_) || config_.sorts_rows()) {
         if (const Status error = quantize_x()) return error;
       }
       if (const Status error = gate_up()) return error;
@@ -149,14 +158,18 @@ class FusedMoeLayer {
     p.chunks = static_cast<int32_t>(FusedMoeMemory::chunks(slots_));
     p.counts = memory_.counts;
     p.row_slots = memory_.row_slots;
+    p.slot_rows = config_.sorts_rows() ? memory_.slot_rows : nullptr;
     p.tiles = memory_.tiles;
     p.tile_count = memory_.tile_count;
     return launch_routing(p, facts_, stream_);
   }
 
-  // `data`'s rows to FP8, by the scales that a product with `w` asks for.
-  Status quantize(const void* data, DType dtype, int64_t stride, int64_t rows, int64_t columns,
-                  const ExpertWeights& w, uint8_t* out, float* scales, bool count_rows) const {
+  enum class Rows { kTokens, kOfExperts };
+  // `data`'s rows to what a product with `w` multiplies: FP8 by the scales that it asks for, or as
+  // they are.
+  Status quantize(const void* data, DType dtype, int64_t stride, Rows kind, int64_t columns,
+                  const ExpertWeights& w, uint8_t* out, float* scales) const {
+    const int64_t rows = kind == Rows::kTokens ? args_.tokens : slots_;
     struct {
       void* out;
       int64_t out_stride;
@@ -170,16 +183,27 @@ class FusedMoeLayer {
             columns,
             nullptr,
             scales,
-            w.dtype,
+            is_quantized(args_) ? w.dtype : dtype,
             0.0f,
-            w.scale.is_blocked() ? Scaling::kPerGroup : Scaling::kPerToken,
+            !is_quantized(args_)   ? Scaling::kNone
+            : w.scale.is_blocked() ? Scaling::kPerGroup
+                                   : Scaling::kPerToken,
             static_cast<int32_t>(kScaleBlock)};
     QuantizeProblem p = {};
     p.rows = data;
     p.stride = stride;
     p.columns = static_cast<int32_t>(columns);
     p.aligned = !kNeedsAlignedVectors || rows_aligned(data, stride, size_of(dtype), 16);
-    p.row_count = count_rows ? memory_.tile_count + 1 : nullptr;
+    const bool sorts = kind == Rows::kTokens && config_.sorts_rows();
+    p.slot_rows = sorts ? memory_.slot_rows : nullptr;
+    p.copies = sorts ? args_.k : 1;
+    if (routes_itself_) {
+      p.ids = kind == Rows::kOfExperts ? args_.topk_ids : nullptr;
+      p.experts = args_.experts;
+      p.is_gate = kind == Rows::kTokens;
+    } else {
+      p.row_count = kind == Rows::kOfExperts ? memory_.tile_count + 1 : nullptr;
+    }
     p.output = make_output(to, columns, static_cast<int32_t>(16 / size_of(dtype)));
     const Launch launch = launch_of(rows, kRowThreads);
     if (dtype == DType::kFloat32) return launch_kernel(moe_quantize_kernel<float>, launch, p);
@@ -187,12 +211,12 @@ class FusedMoeLayer {
                                     : launch_kernel(moe_quantize_kernel<bfloat16>, launch, p);
   }
   Status quantize_x() const {
-    return quantize(args_.x, args_.x_dtype, args_.x_stride, args_.tokens, args_.hidden,
-                    args_.gate_up, memory_.x, memory_.x_scales, false);
+    return quantize(args_.x, args_.x_dtype, args_.x_stride, Rows::kTokens, args_.hidden,
+                    args_.gate_up, memory_.x, memory_.x_scales);
   }
   Status quantize_h() const {
-    return quantize(memory_.wide_h, DType::kFloat32, args_.intermediate, slots_, args_.intermediate,
-                    args_.down, memory_.h, memory_.h_scales, true);
+    return quantize(memory_.wide_h, DType::kFloat32, args_.intermediate, Rows::kOfExperts,
+                    args_.intermediate, args_.down, memory_.h, memory_.h_scales);
   }
 
   // The scales of rows of `columns` that quantize() wrote.
@@ -214,13 +238,17 @@ class FusedMoeLayer {
     return p;
   }
 
+  SlotIds slot_ids(bool first) const {
+    return {args_.topk_ids, static_cast<int32_t>(slots_), args_.experts, first};
+  }
+
   Status gate_up() const {
     GroupedProblem p = product(args_.gate_up);
-    p.slots_of_token = args_.k;
-    if (is_quantized(args_)) {
+    p.slots_of_token = config_.sorts_rows() ? 0 : args_.k;
+    if (is_quantized(args_)) p.scale_a = scales_of(memory_.x_scales, args_.hidden, args_.gate_up);
+    if (is_quantized(args_) || config_.sorts_rows()) {
       p.a = memory_.x;
       p.a_stride = args_.hidden;
-      p.scale_a = scales_of(memory_.x_scales, args_.hidden, args_.gate_up);
     } else {
       p.a = args_.x;
       p.a_stride = args_.x_stride;
@@ -239,7 +267,8 @@ class FusedMoeLayer {
       p.out_scales = memory_.h_scales;
     }
     p.wide_stores = has_wide_stores(p.out, p.out_stride, p.out_dtype);
-    return launch_product(GroupedEnd::kGateUp, p, config_, most_tiles_, facts_, stream_);
+    return launch_product(GroupedEnd::kGateUp, p, config_, most_tiles_,
+                          slot_ids(!is_quantized(args_)), facts_, stream_);
   }
 
   Status down() const {
@@ -259,7 +288,8 @@ class FusedMoeLayer {
     p.wide_stores = has_wide_stores(p.out, p.out_stride, p.out_dtype);
     p.slots = slots_;
     p.split_k = config_.split_k;
-    return launch_product(GroupedEnd::kDown, p, config_, most_tiles_, facts_, stream_);
+    return launch_product(GroupedEnd::kDown, p, config_, most_tiles_, slot_ids(false), facts_,
+                          stream_);
   }
 
   Status combine() const {
@@ -285,6 +315,7 @@ class FusedMoeLayer {
   const FusedMoeMemory& memory_;
   const DeviceFacts& facts_;
   Stream stream_;
+  bool routes_itself_;
   int64_t slots_, most_tiles_;
 };
 

@@ -16,7 +16,8 @@ inline MoeShape shape_of(const GroupedGemmArgs& args) {
           args.scale_a.is_blocked() || args.w.scale.is_blocked(),
           has_aligned_rows(args.w) && has_aligned_rows(args.a, args.a_stride, args.a_dtype),
           is_compact(args.w, args.n) && args.a_stride < 1 << 22,
-          false};
+          false,
+          static_cast<int32_t>(args.out_dtype)};
 }
 
 inline Status check_sizes(const GroupedGemmArgs& args) {
@@ -78,7 +79,9 @@ inline Status launch_grouped_gemm_on_gpu(const GroupedGemmArgs& args, const Cont
   p.out_dtype = args.out_dtype;
   p.wide_stores = has_wide_stores(p.out, p.out_stride, p.out_dtype);
   p.split_k = 1;
-  return launch_product(GroupedEnd::kGrouped, p, config, most_tiles, facts, stream_of(context));
+  const SlotIds slots = {nullptr, static_cast<int32_t>(args.rows), args.experts, false};
+  return launch_product(GroupedEnd::kGrouped, p, config, most_tiles, slots, facts,
+                        stream_of(context));
 }
 
 }  // namespace rocm_kernels

@@ -9,9 +9,17 @@
 
 namespace rocm_kernels {
 
+// The rows that a product can have, and for a config that routes itself, whose they are.
+struct SlotIds {
+  const int32_t* ids = nullptr;  // [slots]; grouped_gemm has none
+  int32_t slots = 0, experts = 0;
+  bool first = false;  // this product is the layer's first kernel
+};
+
 // Each GPU backend defines these once, in its grouped_gemm source.
 Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
-                      int64_t most_tiles, const DeviceFacts& facts, Stream stream);
+                      int64_t most_tiles, const SlotIds& slots, const DeviceFacts& facts,
+                      Stream stream);
 Status launch_routing(const RoutingProblem& p, const DeviceFacts& facts, Stream stream);
 
 // Pieces of the workspace, one after the other. Without memory it counts their bytes.
@@ -41,11 +49,11 @@ inline bool is_compact(const ExpertWeights& w, int64_t rows) {
 inline bool has_wide_stores(const void* out, int64_t stride, DType dtype) {
   return reinterpret_cast<uintptr_t>(out) % (4 * size_of(dtype)) == 0 && stride % 4 == 0;
 }
-// Whether rows of an expert's weights all begin at multiples of 16 bytes.
+// Whether rows of an expert's weights all begin at multiples of 16 bytes, each at its own.
 inline bool has_aligned_rows(const ExpertWeights& w) {
   const int64_t bytes = size_of(w.dtype);
-  return reinterpret_cast<uintptr_t>(w.data) % 16 == 0 && w.row_stride * bytes % 16 == 0 &&
-         w.expert_stride * bytes % 16 == 0;
+  return w.row_stride > 0 && w.expert_stride > 0 && reinterpret_cast<uintptr_t>(w.data) % 16 == 0 &&
+         w.row_stride * bytes % 16 == 0 && w.expert_stride * bytes % 16 == 0;
 }
 inline bool has_aligned_rows(const void* data, int64_t stride, DType dtype) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride * size_of(dtype) % 16 == 0;

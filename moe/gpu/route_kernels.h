@@ -110,6 +110,8 @@ ROCM_KERNELS_DEVICE void place_chunk(const RoutingProblem& p, int chunk, Routing
       row = scratch.rows[expert] + before;
       p.row_slots[row] = static_cast<int32_t>(first) + thread;
     }
+    if (p.slot_rows != nullptr && thread < left)
+      p.slot_rows[first + thread] = expert >= 0 ? row : -1;
     lds_barrier();
     if (expert >= 0 && before == all - 1) scratch.rows[expert] = row + 1;
     lds_barrier();
@@ -161,18 +163,28 @@ __global__ void __launch_bounds__(kRouteThreads) moe_plan_kernel(const RoutingPr
     }
     rows = end > before ? end - before : 0;
   } else if (expert < p.experts) {
+#pragma unroll 8
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
       rows += p.counts[static_cast<int64_t>(chunk) * p.experts + expert];
     }
   }
   plan_tiles(p, rows, scratch);
   if (p.ids == nullptr || expert >= p.experts) return;
+  // Counts become rows, some chunks at a time: loads that follow stores wait for each other.
+  constexpr int kAtOnce = 8;
   int32_t row = scratch.ends[0][expert] - rows;
-  for (int chunk = 0; chunk < p.chunks; ++chunk) {
-    int32_t& count = p.counts[static_cast<int64_t>(chunk) * p.experts + expert];
-    const int32_t own = count;
-    count = row;
-    row += own;
+  for (int first = 0; first < p.chunks; first += kAtOnce) {
+    int32_t* const counts = p.counts + static_cast<int64_t>(first) * p.experts + expert;
+    int32_t own[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      own[i] = first + i < p.chunks ? counts[static_cast<int64_t>(i) * p.experts] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i < p.chunks) counts[static_cast<int64_t>(i) * p.experts] = row;
+      row += own[i];
+    }
   }
 }
 

@@ -26,6 +26,7 @@ struct RoutingProblem {
   int32_t chunks;
   int32_t* counts;      // [chunks][experts]: of each chunk; then the row of its first slot
   int32_t* row_slots;   // [slots]
+  int32_t* slot_rows;   // [slots], the reverse: -1 for a slot without a row; nullptr: not wanted
   RowTile* tiles;       // [most_row_tiles()]
   int32_t* tile_count;  // [2]: tiles, rows
 };

@@ -17,20 +17,33 @@ struct QuantizeProblem {
   int32_t columns;
   bool aligned;              // whole vectors may be loaded
   const int32_t* row_count;  // where the device alone knows it; nullptr: the grid's
-  Output output;             // kPerToken, or kPerGroup of 128
+  const int32_t* ids;        // [rows]: those whose id is no expert's are left out; nullptr: none is
+  int32_t experts;
+  const int32_t*
+      slot_rows;  // [rows, copies]: where each row's copies go; nullptr: to its own place
+  int32_t copies;
+  bool is_gate;   // lets the next kernel begin when all before this one is done, and no sooner
+  Output output;  // kPerToken, or kPerGroup of 128
 };
 
-// Rows to FP8 with one scale a row or one for each 128 columns. Read twice, the second time from
-// cache. Grid: a block a row, as many as there can be.
+// Rows to FP8 with one scale a row or one for each 128 columns, or as they are; read once for all
+// copies of them. A row that is scaled as a whole is read twice, the second time from cache. Grid:
+// a block a row, as many as there can be.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads) moe_quantize_kernel(const QuantizeProblem p) {
   constexpr int kCount = kVectorElements<T>;
   constexpr int kStep = kRowThreads * kCount;
   __shared__ TeamScratch scratch;
   int slot = 0;
-  begin_after_previous_kernel();
+  if (p.is_gate) {
+    wait_for_previous_kernel();
+    allow_next_kernel();
+  } else {
+    begin_after_previous_kernel();
+  }
   const int row = static_cast<int>(blockIdx.x);
   if (p.row_count != nullptr && row >= *p.row_count) return;
+  if (p.ids != nullptr && (p.ids[row] < 0 || p.ids[row] >= p.experts)) return;
   const T* source = static_cast<const T*>(p.rows) + row * p.stride;
   const int begin = static_cast<int>(threadIdx.x) * kCount;
   const auto values_of = [&](int column, float (&values)[kCount]) {
@@ -47,14 +60,21 @@ __global__ void __launch_bounds__(kRowThreads) moe_quantize_kernel(const Quantiz
     }
     amax = reduce_team<RowTeam<kRowThreads, 1>>(amax, MaxMagnitude{}, scratch, slot);
     const float scale = scale_of_amax(amax, p.output);
-    if (threadIdx.x == 0) p.output.scales[row] = scale;
+    if (static_cast<int>(threadIdx.x) < p.copies) {
+      const int to = p.slot_rows == nullptr ? row : p.slot_rows[row * p.copies + threadIdx.x];
+      if (to >= 0) p.output.scales[to] = scale;
+    }
     inverse = 1.0f / scale;
   }
   // All threads go on to the end: a group of columns is reduced over neighbouring lanes.
   for (int first = 0; first < p.columns; first += kStep) {
     float values[kCount] = {};
     if (first + begin < p.columns) values_of(first + begin, values);
-    store_output<T, Fit::kRagged>(values, inverse, row, first + begin, p.columns, p.output);
+    for (int copy = 0; copy < p.copies; ++copy) {
+      const int to = p.slot_rows == nullptr ? row : p.slot_rows[row * p.copies + copy];
+      if (to < 0) continue;
+      store_output<T, Fit::kRagged>(values, inverse, to, first + begin, p.columns, p.output);
+    }
   }
 }
 

@@ -1,0 +1,256 @@
+"""The tile times by which gemm chooses on NVIDIA (gemm/cuda/choose.h): measured, and fitted.
+
+    python benchmarks/gemm_tiles.py measure [--seconds 400]     # on a GPU of sm_90
+    python benchmarks/gemm_tiles.py fit                         # prints the table and its regret
+
+measure times every config that gemm_configs lists for products in random order, until the time is
+up, and writes results/<device>_gemm_tiles.csv. Weights rotate over 150 MB, more than the L2 holds.
+
+fit finds, for each tile and cluster, the times of a chunk of K and of a tile's end, and the
+constants of the model that is told in choose.h. It minimises the regret: how much longer the pick
+takes than the best config that was measured. A tenth of the products, kept out of the fit, judges.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SHAPES = [(4096, 7168), (28672, 4096), (7168, 2048), (8192, 8192), (5000, 4208), (2112, 7168),
+          (24576, 1536), (7168, 18432), (6144, 4096), (1280, 8192), (3072, 3072),
+          (11008, 2560)]  # fmt: skip
+ROWS = [33, 64, 96, 128, 192, 256, 400, 512, 1024, 2048, 4096]
+KINDS = ("row", "block", "bf16")
+COLUMNS = ("kind", "m", "n", "k", "us", "block_m", "block_n", "rows", "cluster_m", "cluster_n",
+           "schedule", "split_k")  # fmt: skip
+ROTATED_BYTES = 150 << 20
+BUDGET_US = 700  # of launches for one time
+
+# Of the model in choose.h: microseconds, and megabytes a millisecond.
+START = {"launch": 2.3, "memory": 5.5, "combine": 2.1, "kilobyte": 0.045, "streamed": 2.5,
+         "idle": 0.14}  # fmt: skip
+CHUNKS = np.exp(np.linspace(np.log(0.1), np.log(2.5), 70))
+ENDS = np.array([0, 0.3, 0.6, 1, 1.5, 2, 2.6, 3.3, 4.2, 5.5, 7])
+SMS = 132
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+# ---- measuring -----------------------------------------------------------------------------------
+
+
+def fields(config: str) -> dict[str, str] | None:
+    """Of the warpgroup kernel's configs."""
+    design, *rest = config.split()
+    return dict(field.split("=") for field in rest) if design == "warpgroup" else None
+
+
+def measure(seconds: float) -> None:
+    import gpu
+    import torch
+
+    import gemm
+
+    package = gpu.load_package()
+    ops = package._ops.ops
+    products = [(kind, m, n, k) for n, k in SHAPES for m in ROWS for kind in KINDS]
+    random.Random(1).shuffle(products)
+    until = time.monotonic() + seconds
+    with open(RESULTS / f"{gpu.device_name()}_gemm_tiles.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+        writer.writeheader()
+        for kind, m, n, k in products:
+            a, weights, scale_a, scale_w = gemm.operands(kind, m, n, k)
+            weights = weights[: max(1, ceil_div(ROTATED_BYTES, weights[0].nbytes))]
+            out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+            configs = ops.gemm_configs(out, a, weights[0], scale_a, scale_w).splitlines()
+            for config in configs:
+                if fields(config) is None:
+                    continue
+                if time.monotonic() > until:
+                    return
+
+                def call(w, config=config, operands=(out, a, scale_a, scale_w)):
+                    out, a, scale_a, scale_w = operands
+                    ops.gemm_with_config(out, a, w, scale_a, scale_w, None, config)
+
+                first = statistics.median(package.tuning.timing.graph_us(call, weights, 1))
+                replays = max(2, int(BUDGET_US / (first * len(weights))))
+                us = min(package.tuning.timing.graph_us(call, weights, replays))
+                writer.writerow(
+                    {"kind": kind, "m": m, "n": n, "k": k, "us": f"{us:.2f}", **fields(config)}
+                )
+            print(kind, m, n, k, flush=True)
+
+
+# ---- the model of choose.h -----------------------------------------------------------------------
+
+
+def geometry(row: dict) -> tuple:
+    """Chunks of the busiest worker, tiles that it ends, megabytes, kilobytes of a tile's sums, how
+    tiles are shared (0, 1 split, 2 streamed), the share of busy SMs."""
+    m, n, k = (int(row[name]) for name in ("m", "n", "k"))
+    block_m, block_n, cluster_m, cluster_n, split = (
+        int(row[name]) for name in ("block_m", "block_n", "cluster_m", "cluster_n", "split_k")
+    )
+    k_bytes = k * (2 if row["kind"] == "bf16" else 1)
+    chunks = ceil_div(k_bytes, 128)
+    workers = SMS // (cluster_m * cluster_n)
+    tiles = ceil_div(m, block_m * cluster_m) * ceil_div(n, block_n * cluster_n)
+    megabytes = ((m + n) * k_bytes + m * n * 2) / 1e6
+    kilobytes = block_m * block_n * 4 / 1000
+    if row["schedule"] == "hybrid" and tiles % workers != 0:
+        whole = max(0, tiles // workers - 1) * workers
+        taking_part = min(workers, (tiles - whole) * min(chunks, 30))
+        busiest = np.ceil(whole / workers * chunks + (tiles - whole) * chunks / taking_part)
+        busy = 1.0 if whole else min(1.0, taking_part / workers)
+        return busiest, np.ceil(whole / workers) + 1, megabytes, kilobytes, 2, busy
+    units = tiles * split
+    ends = ceil_div(units, workers)
+    shared = 1 if split > 1 else 0
+    busy = min(1.0, units / workers)
+    return ends * ceil_div(chunks, split), ends, megabytes, kilobytes, shared, busy
+
+
+class Fit:
+    def __init__(self, rows: list[dict]) -> None:
+        self.rows = rows
+        self.facts = np.array([geometry(row) for row in rows])
+        self.us = np.array([float(row["us"]) for row in rows])
+        self.tiles = self._groups("kind", "block_m", "block_n", "rows", "cluster_m", "cluster_n")
+        products = self._groups("kind", "m", "n", "k")
+        names = sorted(products)
+        random.Random(2).shuffle(names)
+        held = len(names) // 10
+        self.judged = [products[name] for name in names[:held]]
+        self.fitted = [products[name] for name in names[held:]]
+        # Configs near the best of their product are those whose times matter.
+        self.weight = np.zeros(len(rows))
+        for group in self.fitted:
+            self.weight[group] = np.exp(-3 * (self.us[group] / self.us[group].min() - 1))
+
+    def _groups(self, *names: str) -> dict[tuple, np.ndarray]:
+        found: dict[tuple, list[int]] = {}
+        for i, row in enumerate(self.rows):
+            found.setdefault(tuple(row[name] for name in names), []).append(i)
+        return {key: np.array(group) for key, group in found.items()}
+
+    def times(self, group: np.ndarray, p: dict, chunk, end):
+        """`chunk` and `end` are numbers, or grids along further axes."""
+        busiest, ends, megabytes, kilobytes, shared, busy = (
+            column.reshape(-1, *(1,) * np.ndim(chunk)) for column in self.facts[group].T
+        )
+        combine = p["combine"] + kilobytes * p["kilobyte"]
+        streamed = (p["combine"] + 1.5 * kilobytes * p["kilobyte"]) * p["streamed"]
+        extra = np.where(shared == 1, combine, np.where(shared == 2, streamed, 0.0))
+        fed = np.maximum(busiest * chunk * (1 - p["idle"] * (1 - busy)), megabytes / p["memory"])
+        return (p["launch"] + fed + ends * end + extra).squeeze()
+
+    def solve(self, p: dict) -> dict[tuple, tuple[float, float]]:
+        """The best times of a chunk and of an end for each tile."""
+        found = {}
+        chunk, end = np.meshgrid(CHUNKS, ENDS, indexing="ij")
+        for tile, group in self.tiles.items():
+            predicted = self.times(group, p, chunk, end).reshape(len(group), *chunk.shape)
+            error = np.abs(np.log(predicted / self.us[group][:, None, None]))
+            cost = (np.minimum(error, 0.6) * self.weight[group][:, None, None]).sum(0)
+            best = np.unravel_index(cost.argmin(), cost.shape)
+            found[tile] = (float(chunk[best]), float(end[best]))
+        return found
+
+    def predict(self, p: dict, tiles: dict) -> np.ndarray:
+        predicted = np.zeros(len(self.rows))
+        for tile, group in self.tiles.items():
+            predicted[group] = self.times(group, p, *tiles[tile])
+        return predicted
+
+    def regret(self, predicted: np.ndarray, products: list[np.ndarray]) -> np.ndarray:
+        return np.array(
+            [self.us[group[predicted[group].argmin()]] / self.us[group].min() for group in products]
+        )
+
+    def cost(self, predicted: np.ndarray) -> float:
+        over = self.regret(predicted, self.fitted) - 1
+        error = np.average(np.abs(np.log(predicted / self.us)), weights=self.weight)
+        return over.mean() + 0.1 * np.sqrt((over**2).mean()) + 0.15 * error
+
+    def run(self, seconds: float) -> tuple[dict, dict]:
+        """Constants first, each with its best tiles; then tiles are nudged."""
+        chance = random.Random(3)
+        p = dict(START)
+        tiles = self.solve(p)
+        best = self.cost(self.predict(p, tiles))
+        until = time.monotonic() + seconds / 2
+        while time.monotonic() < until:
+            tried = {**p}
+            for name in chance.sample(list(p), chance.choice((1, 2))):
+                tried[name] *= float(np.exp(chance.gauss(0, 0.2)))
+            tried["idle"] = min(tried["idle"], 0.8)
+            solved = self.solve(tried)
+            if (cost := self.cost(self.predict(tried, solved))) < best:
+                best, p, tiles = cost, tried, solved
+        until = time.monotonic() + seconds / 2
+        predicted = self.predict(p, tiles)
+        while time.monotonic() < until:
+            tile = chance.choice(list(tiles))
+            chunk, end = tiles[tile]
+            chunk *= float(np.exp(chance.gauss(0, 0.05)))
+            moved = (chunk, max(0, end + chance.gauss(0, 0.3)))
+            again = predicted.copy()
+            again[self.tiles[tile]] = self.times(self.tiles[tile], p, *moved)
+            if (cost := self.cost(again)) <= best:
+                best, predicted, tiles = cost, again, {**tiles, tile: moved}
+        return p, tiles
+
+
+def report(fit: Fit, p: dict, tiles: dict) -> str:
+    predicted = fit.predict(p, tiles)
+    lines = [", ".join(f"{name} {value:.3g}" for name, value in p.items())]
+    for kind in KINDS:
+        lines.append(f"{kind}:")
+        for block_m, block_n, rows in sorted(
+            {tile[1:4] for tile in tiles if tile[0] == kind}, key=lambda t: (t[2], -int(t[0]))
+        ):
+            both = [
+                tiles.get((kind, block_m, block_n, rows, *cluster), (0.0, 0.0))
+                for cluster in (("1", "1"), ("2", "1"), ("1", "2"))
+            ]
+            chunks, ends = (", ".join(f"{pair[i]:.{3 - 2 * i}f}" for pair in both) for i in (0, 1))
+            is_w = "true" if rows == "w" else "false"
+            lines.append(f"    {{{block_m}, {block_n}, {is_w}, {{{chunks}}}, {{{ends}}}}},")
+    for name, products in (("fitted", fit.fitted), ("judged", fit.judged)):
+        regret = fit.regret(predicted, products)
+        lines.append(
+            f"{name}: {len(products)} products, the pick takes {regret.mean():.3f} of the best on "
+            f"average, at most {np.quantile(regret, 0.95):.3f} in 95 %, {regret.max():.2f} at worst"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("step", choices=("measure", "fit"))
+    parser.add_argument("--seconds", type=float, default=400)
+    parser.add_argument("--device", default="h200", help="whose results are fitted")
+    arguments = parser.parse_args()
+    if arguments.step == "measure":
+        measure(arguments.seconds)
+        return 0
+    with open(RESULTS / f"{arguments.device}_gemm_tiles.csv", newline="") as file:
+        fit = Fit(list(csv.DictReader(file)))
+    print(report(fit, *fit.run(arguments.seconds)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""Every config of fused_moe on this GPU: held against the reference, then timed against the floor.
+
+    python benchmarks/moe_configs.py [--models NAME,...] [--tokens 1,8,...] [--kinds FP8,...]
+    python benchmarks/moe_configs.py --orders
+
+A layer without its router, random weights, uniform random routing, another one in every call. For
+each cell a table of the configs, the quickest first, and which of them the choice takes: "error" is
+the norm of what a config computes less the reference in float64, over the reference's. What takes
+more than three times the quickest is timed once. --minutes ends it early, the table whole.
+
+--orders is the study of the order of tiles (docs/kernels/moe.md) at Mixtral's shapes: each design
+in each order, with each split of the second product's K. Bytes are counted, not measured: those
+that tiles ask L2 for, and those that memory must give at least. Their difference over the first is
+the highest rate of hits that L2 can have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import gpu
+import torch
+from gpu_report import markdown
+
+from moe import GPU_MODELS, GPU_TOKENS, floor_us, random_routings
+
+KINDS = ["FP8", "FP8 blocks", "bf16", "MXFP4"]
+WEIGHT_BYTES = {"FP8": 1, "FP8 blocks": 1, "bf16": 2, "MXFP4": 0.53125}
+ORDERS = ["row group_m=1", "column group_m=1", "grouped group_m=2", "grouped group_m=8"]
+SLOW = 3.0  # times the quickest
+
+
+def random_weights(kind: str, shape: tuple) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weights of about 1 / sqrt(K), every element its own."""
+    experts, n, k = shape
+    if kind == "MXFP4":
+        w = torch.randint(256, (experts, n, k // 2), dtype=torch.uint8, device="cuda")
+        exponent = 127 + round(math.log2(k**-0.5 / 3))
+        scale = torch.randint(exponent - 1, exponent + 2, (experts, n, k // 32), device="cuda")
+        return w, scale.to(torch.uint8)
+    w = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+    for one in w:
+        one.normal_(0, k**-0.5 if kind == "bf16" else 60)
+    if kind == "bf16":
+        return w, None
+    codes = torch.stack([one.to(torch.float8_e4m3fn) for one in w])
+    size = (-(-n // 128), -(-k // 128)) if kind == "FP8 blocks" else (n, 1)
+    return codes, (0.5 + torch.rand(experts, *size, device="cuda")) * k**-0.5 / 60
+
+
+class Layer:
+    """One layer's weights, and its results by configs."""
+
+    def __init__(self, package, kind: str, shape: tuple):
+        hidden, intermediate, experts, _ = shape
+        self.package, self.kind, self.shape = package, kind, shape
+        both = (experts, 2 * intermediate, hidden), (experts, hidden, intermediate)
+        (self.gate_up, self.scale_gate_up), (self.down, self.scale_down) = (
+            random_weights(kind, one) for one in both
+        )
+
+    def operands(self, x, routing):
+        return (x, self.gate_up, self.down, *routing, self.scale_gate_up, self.scale_down, None,
+                None, "silu", math.inf, False, True)  # fmt: skip
+
+    def configs(self, x, routing) -> list[str]:
+        ops = self.package.functional.ops
+        return ops.fused_moe_configs(torch.empty_like(x), *self.operands(x, routing)).splitlines()
+
+    def run(self, out, x, routing, config: str) -> torch.Tensor:
+        operands = self.operands(x, routing)
+        self.package.functional.ops.fused_moe_with_config(out, *operands, config)
+        return out
+
+    def reference(self, x, routing) -> torch.Tensor:
+        return self.package.reference.fused_moe(
+            x, self.gate_up, self.down, *routing, scale_gate_up=self.scale_gate_up,
+            scale_down=self.scale_down, out_dtype=torch.float32,
+        ).double()  # fmt: skip
+
+    def once_us(self, x, routing, config: str) -> float:
+        out = torch.empty_like(x)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        self.run(out, x, routing, config)
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3
+
+    def median_us(self, x, routings, config: str, once: float) -> float:
+        """Of a few replays, each of some 20 ms."""
+        out, replays = torch.empty_like(x), 3
+        routings = routings[: max(4, int(20_000 / once))]
+        times = self.package.tuning.timing.graph_us(
+            lambda routing: self.run(out, x, routing, config), routings, replays
+        )
+        return statistics.median(times)
+
+
+def checked(layer: Layer, x, routing, configs: list[str]) -> dict[str, float]:
+    """Each config's error. All tokens run, and those that the reference has time for are compared;
+    NaN where an element of out is missing."""
+    exact = layer.reference(x[:256], tuple(t[:256].contiguous() for t in routing))
+    found = {}
+    for config in configs:
+        try:
+            out = torch.full(x.shape, math.nan, device="cuda")
+            layer.run(out, x, routing, config)
+            error = (out[:256].double() - exact).norm() / exact.norm()
+            complete = out.isfinite().all().item()
+            found[config] = error.item() if complete else math.nan
+        except RuntimeError as reason:
+            print(f"  {config}: {str(reason).splitlines()[0][:160]}")
+    return found
+
+
+def cell(layer: Layer, tokens: int, configs: list[str] | None, rate: float) -> dict:
+    hidden, _, experts, k = layer.shape
+    x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
+    routings = random_routings(tokens, experts, k, "cuda")
+    listed = layer.configs(x, routings[0])
+    configs = [c for c in (configs or listed) if not c.startswith("plain")]
+    errors = checked(layer, x, routings[0], configs)
+    once = {c: min(layer.once_us(x, routings[i], c) for i in range(3)) for c in errors}
+    best = min(once.values())
+    us = {c: layer.median_us(x, routings, c, t) if t < SLOW * best else t for c, t in once.items()}
+    touched = statistics.mean(len(ids.unique()) for _, ids in routings)
+    found = {"shape": layer.shape, "tokens": tokens, "touched": touched}
+    floor = floor_us(found, rate / WEIGHT_BYTES[layer.kind], 1979 if "FP8" in layer.kind else 989)
+    return {**found, "kind": layer.kind, "chosen": listed[0], "us": us, "errors": errors,
+            "floor": floor}  # fmt: skip
+
+
+def show(name: str, found: dict, most: int = 8) -> None:
+    order = sorted(found["us"], key=found["us"].get)
+    shown = [c for i, c in enumerate(order) if i < most or c == found["chosen"]]
+    rows = [
+        [("* " if c == found["chosen"] else "") + c, f"{found['us'][c]:,.1f}",
+         f"{found['us'][c] / found['floor']:.2f}", f"{found['errors'][c]:.1e}"]
+        for c in shown
+    ]  # fmt: skip
+    print(
+        f"\n## {name}, {found['kind']}, {found['tokens']} tokens: floor {found['floor']:,.1f} us\n"
+    )
+    print(markdown(["config (* the choice's)", "us", "x floor", "error"], rows), flush=True)
+    wrong = [c for c, e in found["errors"].items() if not e < 0.03]
+    if wrong:
+        print("\nWRONG:", *wrong, sep="\n  ", flush=True)
+
+
+def with_order(config: str, order: str, split_k: int) -> str:
+    config = re.sub(r"order=\w+ group_m=\d+", f"order={order}", config)
+    return re.sub(r"split_k=\d+", f"split_k={split_k}", config)
+
+
+def bytes_of(config: str, shape: tuple, counts: list[int], kind: str) -> tuple[float, float]:
+    """What a layer's tiles ask L2 for, and what memory must give: both products' operands."""
+    hidden, intermediate, _, _ = shape
+    block_m, block_n = (int(re.search(rf"{f}=(\d+)", config)[1]) for f in ("block_m", "block_n"))
+    w, a = WEIGHT_BYTES[kind], 1 if kind.startswith("FP8") else 2
+    asked = least = 0.0
+    for n, k in ((2 * intermediate, hidden), (hidden, intermediate)):
+        tiles = sum(-(-c // block_m) for c in counts)
+        asked += k * (tiles * n * w + sum(counts) * -(-n // block_n) * a)
+        least += k * (sum(c > 0 for c in counts) * n * w + sum(counts) * a)
+    return asked, least
+
+
+def study_orders(package, rate: float, tokens: list[int], kinds: list[str], ends: float) -> list:
+    cells, model = [], "Mixtral-8x7B"
+    shape = GPU_MODELS[model]
+    for kind in kinds:
+        layer = Layer(package, kind, shape)
+        for count in tokens:
+            if time.monotonic() > ends:
+                return cells
+            x = torch.randn(count, shape[0], device="cuda", dtype=torch.bfloat16)
+            routings = random_routings(count, shape[2], shape[3], "cuda")
+            bases = {}
+            for config in layer.configs(x, routings[0]):
+                if config.startswith("plain"):
+                    continue
+                base = with_order(config, ORDERS[0], 1)
+                bases[base] = min(layer.once_us(x, routings[i], base) for i in range(3))
+            # Of each design the quickest tile, in every order; K is divided by tiles alone.
+            best = {b.split()[0]: b for b in sorted(bases, key=bases.get, reverse=True)}
+            configs = [
+                with_order(base, order, split)
+                for design, base in best.items()
+                for order in ORDERS
+                for split in ((1, 2, 4) if design == "tiled" else (1,))
+            ]
+            found = cell(layer, count, configs, rate)
+            counts = torch.bincount(routings[0][1].flatten().long(), minlength=shape[2]).tolist()
+            rows = []
+            for config in sorted(found["us"], key=found["us"].get):
+                asked, least = bytes_of(config, shape, counts, kind)
+                rows.append([config, f"{found['us'][config]:,.1f}", f"{asked / 1e9:.2f}",
+                             f"{least / 1e9:.2f}", f"{1 - least / asked:.0%}",
+                             f"{found['errors'][config]:.1e}"])  # fmt: skip
+            print(f"\n## {model}, {kind}, {count} tokens: floor {found['floor']:,.1f} us\n")
+            header = ["config", "us", "GB asked of L2", "GB of memory, least", "hits, at most",
+                      "error"]  # fmt: skip
+            print(markdown(header, rows), flush=True)
+            cells.append(found)
+    return cells
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", help="names, with commas between; all")
+    parser.add_argument("--tokens", help="numbers, with commas between")
+    parser.add_argument("--kinds", default="FP8,FP8 blocks", help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--orders", action="store_true", help="the study of the order of tiles")
+    parser.add_argument("--minutes", type=float, default=8.0, help="begin no cell after these")
+    parser.add_argument("--output", type=Path, help="a file for all numbers, as JSON")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    ends = time.monotonic() + 60 * arguments.minutes
+    package = gpu.load_package()
+    rate = gpu.read_rate(package)
+    print(f"{gpu.machine()}; read rate {rate / 1e12:.2f} TB/s")
+    kinds = arguments.kinds.split(",")
+    tokens = [int(t) for t in arguments.tokens.split(",")] if arguments.tokens else GPU_TOKENS
+    cells = []
+    if arguments.orders:
+        cells = study_orders(package, rate, tokens, kinds, ends)
+    else:
+        models = arguments.models.split(",") if arguments.models else list(GPU_MODELS)
+        for name in models:
+            for kind in kinds:
+                if time.monotonic() > ends:
+                    break
+                layer = Layer(package, kind, GPU_MODELS[name])
+                for count in tokens:
+                    if time.monotonic() > ends:
+                        break
+                    cells.append({"model": name, **cell(layer, count, None, rate)})
+                    show(name, cells[-1])
+                del layer
+                torch.cuda.empty_cache()
+    if arguments.output:
+        arguments.output.write_text(
+            json.dumps({"read_rate": rate, "cells": cells}, indent=1) + "\n"
+        )
+    wrong = sum(not e < 0.03 for found in cells for e in found["errors"].values())
+    print(f"\n{len(cells)} cells; {wrong} configs were wrong")
+    return wrong > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

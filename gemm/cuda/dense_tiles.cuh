@@ -1,0 +1,92 @@
+// The tiles of one matrix product, as the warpgroup kernel (warpgroup.cuh) asks for them: how many
+// there are, where each lies, how its operands are fetched and what its end needs. The products of
+// experts have another such class (moe/cuda/grouped_tiles.cuh).
+#pragma once
+
+#include "epilogue.cuh"
+#include "partial_sums.cuh"
+#include "problem.cuh"
+
+namespace rocm_kernels {
+namespace cuda {
+
+// The first row and column of a tile; rows and columns of the product from the ends on are not the
+// tile's.
+struct TilePlace {
+  int32_t first_row, first_column;
+  int32_t end_row, end_column;
+};
+
+template <class Tile>
+class DenseTiles {
+ public:
+  using Problem = WarpgroupProblem;
+  using Place = TilePlace;
+  static constexpr bool kCountedOnDevice = false;  // the host knows how many there are
+
+  __device__ __forceinline__ DenseTiles(const Problem& p, int rank) : p_(p), rank_(rank) {}
+
+  __device__ __forceinline__ const TileSchedule& schedule() const { return p_.schedule; }
+
+  // This block's part of what its cluster takes.
+  __device__ __forceinline__ Place place_of(int tile) const {
+    int2 place = place_of_tile(p_, tile);
+    if (p_.cluster > 1) {
+      if (p_.share_rows) {
+        place.y = place.y * 2 + rank_;
+      } else {
+        place.x = place.x * 2 + rank_;
+      }
+    }
+    return {place.x * Tile::kRows, place.y * Tile::kColumns, p_.rows, p_.columns};
+  }
+
+  // 128 bytes of each row of an operand, from byte `x` on; row `row` of it is the first.
+  __device__ __forceinline__ void load(const CUtensorMap& map, bool, const Place&, int x, int row,
+                                       uint32_t to, uint32_t barrier, uint64_t policy) const {
+#if __CUDA_ARCH__ >= 900
+    load_box_2d(map, x, row, to, barrier, policy);
+#endif
+  }
+
+  __device__ __forceinline__ const ScaleView& scale_w(const Place&) const { return p_.scale_w; }
+  // The row of w that group `group` of `size` rows of w begins with; -1 for none.
+  __device__ __forceinline__ int w_row_of_group(const Place& place, int group, int size) const {
+    const int row = (Tile::kSwapped ? place.first_row : place.first_column) + group * size;
+    return row < (Tile::kSwapped ? p_.rows : p_.columns) ? row : -1;
+  }
+
+  // What row i of a, or of w, of the tile is multiplied by at the end; the bias of the latter.
+  __device__ __forceinline__ float a_factor(const Place& place, int i) const {
+    const int64_t row = (Tile::kSwapped ? place.first_column : place.first_row) + i;
+    return row < (Tile::kSwapped ? p_.columns : p_.rows) ? p_.scale_a.outer(row) : 0.0f;
+  }
+  __device__ __forceinline__ float w_factor(const Place& place, int i) const {
+    const int64_t row = (Tile::kSwapped ? place.first_row : place.first_column) + i;
+    return row < (Tile::kSwapped ? p_.rows : p_.columns) ? p_.scale_w.outer(row) : 0.0f;
+  }
+  __device__ __forceinline__ float bias(const Place& place, int i) const {
+    const int64_t row = (Tile::kSwapped ? place.first_row : place.first_column) + i;
+    return row < (Tile::kSwapped ? p_.rows : p_.columns) ? load_bias(p_.bias, p_.bias_dtype, row)
+                                                         : 0.0f;
+  }
+
+  // The end of a warpgroup's part of a tile. `staging`: the warp's own; `shared_word`: the
+  // warpgroup's.
+  __device__ __forceinline__ void finish(
+      const UnitInfo& unit, int group, int thread, uint8_t* staging, int& shared_word,
+      const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) const {
+    uint32_t steps = ~0u;
+    if (unit.contributors > 1) {
+      steps = publish_sums<Tile>(p_, unit, rank_, group, thread, shared_word, sums);
+    }
+    finish_sums<Tile>(p_, unit, rank_, group, thread, staging, steps, sums);
+  }
+
+ private:
+  const Problem& p_;
+  const int rank_;
+};
+
+}  // namespace cuda
+}  // namespace rocm_kernels

@@ -1,0 +1,94 @@
+// From a grouped product to an instance of the warpgroup kernel. Included by the files that hold
+// the instances.
+#pragma once
+
+#include "../../gemm/cuda/launch_warpgroup.cuh"
+#include "grouped_tiles.cuh"
+#include "launch_grouped_tiles.h"
+#include "tiles.h"
+
+namespace rocm_kernels {
+namespace cuda {
+
+// The map of all experts' weights: for gate_up a box has rows of gates and rows of ups.
+inline Status make_experts_map(CUtensorMap& map, const GroupedTilesLaunch& call) {
+  const ExpertWeights& w = call.product.w;
+  const int64_t bytes = size_of(w.dtype), row = w.row_stride * bytes;
+  const bool gate_up = call.end == GroupedEnd::kGateUp;
+  const int64_t rows = gate_up ? call.product.n / 2 : call.product.n;
+  const bool beside = gate_up && call.product.interleaved;
+  // The stride of a lone matrix may be anything.
+  const int64_t stride = call.experts == 1 ? row * call.product.n : w.expert_stride * bytes;
+  const StackOfBytes stack = {
+      w.data, call.experts, rows, call.product.k * bytes, beside ? 2 * row : row, stride};
+  return gate_up ? make_runs_map(map, stack, 2, beside ? row : rows * row, 64)
+                 : make_runs_map(map, stack, 1, rows * row, 128);
+}
+
+template <class Tile, bool kGateUp>
+Status launch_grouped_tile(const GroupedTilesLaunch& call, Stream stream) {
+  using Tiles = GroupedTiles<Tile, kGateUp>;
+  const GroupedProblem& p = call.product;
+  const int64_t bytes = size_of(p.a_dtype);
+  const int cluster = warpgroup_cluster(call.config);
+  CUtensorMap a_map, w_map;
+  // The blocks of a cluster share rows of a, and fetch half of them each.
+  if (const Status error = make_box_map(a_map, {p.a, call.rows, p.k * bytes, p.a_stride * bytes},
+                                        Tiles::kTileM / cluster)) {
+    return error;
+  }
+  if (const Status error = make_experts_map(w_map, call)) return error;
+  GroupedTilesProblem problem;
+  problem.product = p;
+  problem.tiles_n = static_cast<int32_t>(ceil_div(p.n, Tiles::kTileN * cluster));
+  problem.walked = call.config.walked();
+  problem.chunks = static_cast<int32_t>(ceil_div(p.k * bytes, kChunkBytes));
+  problem.workers = call.sm_count / cluster;
+  problem.num_stages =
+      warpgroup_stages(call.config, Tile::kBlockScales, call.shared_bytes_per_block);
+  problem.cluster = cluster;
+  problem.share_rows = !Tile::kSwapped;
+  const auto is_wide = [](const ScaleView& scale, int64_t stride) {
+    return scale.block_stride == 1 && scale.row_stride % kScaleRun == 0 &&
+           stride % kScaleRun == 0 && reinterpret_cast<uintptr_t>(scale.data) % 16 == 0;
+  };
+  problem.wide_scale_a = is_wide(p.scale_a, 0);
+  problem.wide_scale_w = is_wide(p.w.scale, p.w.scale_expert_stride);
+  problem.scale_a = p.scale_a;
+  Launch launch;
+  launch.grid = dim3(static_cast<unsigned>(problem.workers * cluster));
+  launch.block = kWarpgroupThreads;
+  launch.stream = stream;
+  launch.shared_bytes = warpgroup_bytes(call.config, Tile::kBlockScales, problem.num_stages);
+  launch.cluster = cluster;
+  launch.early = true;
+  return launch_kernel(gemm_warpgroup_kernel<Tile, Tiles>, launch, Tile::kSwapped ? w_map : a_map,
+                       Tile::kSwapped ? a_map : w_map, problem);
+}
+
+// The tiles of kMoeWarpgroupTiles.
+template <DType kType, bool kBlocks, int kChain>
+Status launch_grouped_tiles(const GroupedTilesLaunch& call, Stream stream) {
+  const MoeConfig& config = call.config;
+  const bool gate_up = call.end == GroupedEnd::kGateUp;
+#define ROCM_KERNELS_TILE(ROWS_ARE_W, WAVES, COLUMNS)                                           \
+  if (config.block_m == (ROWS_ARE_W ? COLUMNS : WAVES * 128) &&                                 \
+      config.block_n == (ROWS_ARE_W ? WAVES * 128 : COLUMNS)) {                                 \
+    return gate_up                                                                              \
+               ? launch_grouped_tile<                                                           \
+                     WarpgroupTile<kType, ROWS_ARE_W, WAVES, COLUMNS, kBlocks, kChain, true>,   \
+                     true>(call, stream)                                                        \
+               : launch_grouped_tile<                                                           \
+                     WarpgroupTile<kType, ROWS_ARE_W, WAVES, COLUMNS, kBlocks, kChain>, false>( \
+                     call, stream);                                                             \
+  }
+  ROCM_KERNELS_TILE(false, 2, 128)
+  ROCM_KERNELS_TILE(false, 1, 128)
+  ROCM_KERNELS_TILE(true, 2, 64)
+  ROCM_KERNELS_TILE(true, 2, 32)
+#undef ROCM_KERNELS_TILE
+  return "no kernel was built for this config; report a defect";
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

@@ -1,0 +1,81 @@
+// The instances of the streamed kernel (streamed.cuh), and their launch.
+#include "../../common/cuda/tensor_map.h"
+#include "../../common/gpu/launch.h"
+#include "launch_streamed.h"
+#include "streamed.cuh"
+
+namespace rocm_kernels {
+namespace cuda {
+namespace {
+
+using Kernel = void (*)(CUtensorMap, StreamedProblem);
+
+template <class Types, int kBlockM, bool kBlockScales>
+Kernel kernel_of(GroupedEnd end) {
+  return end == GroupedEnd::kGateUp ? moe_streamed_kernel<Types, kBlockM, true, kBlockScales>
+                                    : moe_streamed_kernel<Types, kBlockM, false, kBlockScales>;
+}
+
+// Up to 16 rows one kernel serves, which skips the tiles of 8 that have none.
+template <class Types, bool kBlockScales>
+Kernel kernel_of(GroupedEnd end, int block_m) {
+  return block_m <= 16 ? kernel_of<Types, 16, kBlockScales>(end)
+                       : kernel_of<Types, kStreamedMaxM, kBlockScales>(end);
+}
+
+template <DType kA>
+Kernel kernel_of_fp8(GroupedEnd end, int block_m, bool block_scales) {
+  using Types = GroupedTypes<kA, DType::kFloat8E4M3FN>;
+  return block_scales ? kernel_of<Types, true>(end, block_m)
+                      : kernel_of<Types, false>(end, block_m);
+}
+
+Kernel kernel_of(GroupedEnd end, const GroupedProblem& p, int block_m, bool block_scales) {
+  constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16;
+  if (p.w.dtype == DType::kFloat4E2M1x2) return kernel_of<Mxfp4Types, false>(end, block_m);
+  if (p.a_dtype == DType::kFloat8E4M3FN) {
+    return kernel_of_fp8<DType::kFloat8E4M3FN>(end, block_m, block_scales);
+  }
+  if (p.a_dtype == kHalf) {
+    return is_fp8(p.w.dtype) ? kernel_of_fp8<kHalf>(end, block_m, block_scales)
+                             : kernel_of<GroupedTypes<kHalf, kHalf>, false>(end, block_m);
+  }
+  return is_fp8(p.w.dtype) ? kernel_of_fp8<kBrain>(end, block_m, block_scales)
+                           : kernel_of<GroupedTypes<kBrain, kBrain>, false>(end, block_m);
+}
+
+}  // namespace
+
+Status launch_streamed(const StreamedLaunch& call, Stream stream) {
+  const GroupedProblem& p = call.product;
+  const int64_t packed = p.w.dtype == DType::kFloat4E2M1x2 ? 2 : 1;
+  const int64_t bytes = size_of(p.w.dtype);
+  const StackOfBytes weights = {p.w.data,
+                                call.experts,
+                                p.n,
+                                p.k / packed * bytes,
+                                p.w.row_stride * bytes,
+                                p.w.expert_stride * bytes};
+  CUtensorMap w_map;
+  if (const Status error =
+          make_stack_map(w_map, weights, call.stage.block_n / 2, call.stage.row_bytes())) {
+    return error;
+  }
+  const GroupedOrder order = {(p.n + call.stage.block_n - 1) / call.stage.block_n, 1, 1,
+                              call.walked};
+  const StreamedProblem s = {p,          call.ids,        call.slots, call.experts,
+                             call.stage, call.num_stages, order,      call.first};
+  const int64_t most = most_row_tiles(call.slots, call.experts, call.stage.block_m) * order.tiles_n;
+  const int64_t blocks = int64_t{call.sm_count} * streamed_blocks_per_sm(call.stage.block_m);
+  Launch launch;
+  launch.grid = dim3(static_cast<unsigned>(most < blocks ? most : blocks));
+  launch.block = kStreamedThreads;
+  launch.stream = stream;
+  launch.shared_bytes = call.num_stages * call.stage.bytes() + call.stage.other_bytes(call.slots);
+  launch.early = true;
+  return launch_kernel(kernel_of(call.end, p, call.stage.block_m, call.stage.block_scales), launch,
+                       w_map, s);
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

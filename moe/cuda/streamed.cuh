@@ -1,0 +1,457 @@
+// A layer's products for few rows an expert, sm_90 and later: the copy engine (TMA) streams each
+// expert's rows of w once, through stages in shared memory, into mma.sync. skinny_gemm's pipeline
+// (skinny_gemm/cuda/tma_pipeline.cuh) over units of all experts.
+//
+// clang-format off
+//   units: tiles of slots x block_n rows of w      a block: units b, b + blocks, ... without a pause
+//   +----------+----------+----                    +-----------------------------------------------+
+//   | expert 3 | expert 3 | ...                    | copies w   boxes of block_n rows x 512 B      |
+//   +----------+----------+----                    | copies a   the tile's rows, gathered; scales  |
+//   | expert 7 | expert 7 | ...        ->          |            looks up units                     |
+//   +----------+----------+----                    | 8 warps    32 rows of w x 64 B of K each      |
+//                                                  +-----------------------------------------------+
+//                             warps' sums -> shared memory -> added in order -> activation -> out
+// clang-format on
+//
+// Why so. An SM's share of 4.4 TB/s needs some 100 KB on its way all the time, from the first unit
+// to the last: so blocks stay, and the stages are filled with the next unit's weights while this
+// one's sums are added. A block has half of an SM, so that two hide each other's barriers, and the
+// blocks of the next kernel fill their stages while the last of this one end. Nothing that is
+// needed to read weights comes from a kernel just before: each block sorts the ids itself.
+//
+// Rows of w and gate_up: a warp has the gates and the ups of the same 16 columns of h as its two
+// instructions' rows, so a lane has both.
+#pragma once
+
+#include "../../common/cuda/async_copy.cuh"
+#include "../../common/cuda/mbarrier.cuh"
+#include "../../common/cuda/shared_memory.cuh"
+#include "../../common/cuda/tma.cuh"
+#include "../../common/gpu/dependent_launch.h"
+#include "operands.cuh"
+#include "streamed_units.cuh"
+
+namespace rocm_kernels {
+namespace cuda {
+
+// A unit as the multiplying warps need it.
+struct StreamedUnit {
+  int32_t rows;     // of a
+  int32_t first_n;  // of w, counted as a tile has them
+  int32_t expert;
+  int32_t slots[kStreamedMaxM];
+  int32_t a_rows[kStreamedMaxM];
+  float a_factor[kStreamedMaxM];  // of whole rows
+  float w_factor[kStreamedMaxN];  // in the order in which they lie in a stage
+  float bias[kStreamedMaxN];
+};
+
+// The rows of w of a unit, as they lie in a stage: the gates and then the ups of its columns, or
+// each gate beside its up where w has them so, or one after the other.
+template <bool kGateUp>
+struct StreamedRows {
+  int32_t first_n, block_n, n;
+  bool interleaved;
+
+  __device__ bool halves() const { return kGateUp && !interleaved; }
+  // Row of w where the box of a half begins.
+  __device__ int box_row(int half) const {
+    return halves() ? half * (n / 2) + first_n / 2 : first_n + half * (block_n / 2);
+  }
+  // Row of w of a place of the stage, -1 for none.
+  __device__ int w_row(int place) const {
+    if (!halves()) return first_n + place < n ? first_n + place : -1;
+    const int half = place >= block_n / 2, column = first_n / 2 + place - half * (block_n / 2);
+    return column < n / 2 ? half * (n / 2) + column : -1;
+  }
+  // Place of row `row` of 16 of an instruction's: `instruction` 0 has gates, 1 ups.
+  __device__ int place_of(int group, int instruction, int row) const {
+    if constexpr (!kGateUp) return group * kStreamedRows + instruction * kMmaN + row;
+    return interleaved ? 2 * (group * kMmaN + row) + instruction
+                       : instruction * (block_n / 2) + group * kMmaN + row;
+  }
+};
+
+// Where 16-byte vector `vector` of a row of `bytes` lies: how much of it there is.
+__device__ __forceinline__ int vector_bytes(int64_t left) {
+  return left >= 16 ? 16 : left > 0 ? static_cast<int>(left) : 0;
+}
+
+// Grid: streamed_blocks_per_sm() blocks an SM, or as many as there can be units. w_map: boxes of
+// [1, block_n / 2, row_bytes]. Rows of both operands start at multiples of 16 bytes and are whole
+// numbers of them. Shared memory: 128 + num_stages * stage.bytes() + stage.other_bytes().
+template <class Types, int kBlockM, bool kGateUp, bool kBlockScales>
+__global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBlockM))
+    moe_streamed_kernel(const __grid_constant__ CUtensorMap w_map,
+                        const __grid_constant__ StreamedProblem s) {
+#if __CUDA_ARCH__ >= 900
+  constexpr bool kMx = Types::kPacked > 1;
+  // The tensor cores truncate what float32 would round: but for short sums of FP8, those of a slice
+  // are added apart (skinny_gemm has the errors).
+  constexpr bool kSumApart = kBlockScales || !Types::kFp8A;
+  constexpr int kMTiles = kBlockM / kMmaM;
+  constexpr int kHalf = 2;  // instructions' rows of w of a warp
+  constexpr int kSliceABytes =
+      kStreamedSliceBytes / Types::kWBytes * Types::kPacked * Types::kABytes;
+
+  extern __shared__ uint8_t dynamic_shared[];
+  __shared__ uint64_t full_barriers[kStreamedStages], empty_barriers[kStreamedStages];
+  __shared__ uint64_t known_barriers[kStreamedAhead], done_barriers[kStreamedAhead];
+  __shared__ StreamedUnit units_ahead[kStreamedAhead];
+  const uint32_t full = pinned_address(full_barriers), empty = pinned_address(empty_barriers);
+  const uint32_t known = pinned_address(known_barriers), done = pinned_address(done_barriers);
+  const uint32_t padding = -shared_address(dynamic_shared) & 127;
+  const uint32_t stages = pinned_address(dynamic_shared + padding);
+  const GroupedProblem& p = s.product;
+  const StreamedStage& shape = s.stage;
+  const int stage_bytes = shape.bytes();
+  const uint32_t partials = stages + s.num_stages * stage_bytes;
+  uint8_t* const after_stages = dynamic_shared + padding + s.num_stages * stage_bytes;
+  // The slots' experts lie where sums do later: after_stages holds kStreamedMaxSlots of them.
+  const StreamedUnits units(s, after_stages + shape.sum_bytes(), after_stages);
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int row_bytes = shape.row_bytes();
+  const int k_bytes = p.k / Types::kPacked * Types::kWBytes;
+  const int steps = (k_bytes + row_bytes - 1) / row_bytes;
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < s.num_stages; ++i) {
+      mbarrier_init(full + i * kMbarrierBytes, 1 + 32);  // the box of w, the lanes that copy a
+      mbarrier_init(empty + i * kMbarrierBytes, kStreamedWarps);
+    }
+    for (int i = 0; i < kStreamedAhead; ++i) {
+      mbarrier_init(known + i * kMbarrierBytes, 1);
+      mbarrier_init(done + i * kMbarrierBytes, kStreamedWarps);
+    }
+    fence_mbarrier_init();
+  }
+  if constexpr (kBlockScales) {
+    // Scales that are not blocks count as 1 here and are applied at the end.
+    const int count = (shape.block_m + 2) * 4;
+    for (int i = threadIdx.x; i < s.num_stages * count; i += kStreamedThreads) {
+      reinterpret_cast<float*>(dynamic_shared + padding + i / count * stage_bytes +
+                               shape.scales_begin())[i % count] = 1.0f;
+    }
+  }
+  // The ids and the weights are older than the layer's first kernel, which lets the next ones begin
+  // only when it has waited for what was before (dependent_launch.h).
+  if (s.first) wait_for_previous_kernel();
+  allow_next_kernel();
+  units.count_slots();
+  const int tiles_m = units.tiles(), unit_count = tiles_m * s.order.tiles_n;
+
+  if (warp == kStreamedWarps) {
+    // Copies w.
+    if (lane == 0) {
+      const uint64_t policy = l2_policy(L2Policy::kEvictFirst);
+      PipelineState state{0, 1};
+      for (int unit = blockIdx.x; unit < unit_count; unit += gridDim.x) {
+        const GroupedOrder::Place place = s.order.place_of(unit, tiles_m);
+        const int expert = units.tile(place.m).expert;
+        const StreamedRows<kGateUp> rows{place.n * shape.block_n, shape.block_n, p.n,
+                                         p.interleaved};
+        for (int step = 0; step < steps; ++step) {
+          const uint32_t barrier = full + state.stage * kMbarrierBytes;
+          const uint32_t to = stages + state.stage * stage_bytes;
+          mbarrier_wait(empty + state.stage * kMbarrierBytes, state.parity);
+          mbarrier_arrive_expect(barrier, kStreamedBoxBytes);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            load_box_3d(w_map, step * (row_bytes / 4), rows.box_row(half), expert,
+                        to + half * (kStreamedBoxBytes / 2), barrier, policy);
+          }
+          state.advance(s.num_stages);
+        }
+      }
+    }
+    __syncwarp();
+  } else if (warp > kStreamedWarps) {
+    // Looks up units; copies a, and the scales that change along K.
+    units.order_slots();
+    wait_for_previous_kernel();
+    const int a_bytes = p.k * Types::kABytes;
+    const int row_vectors = shape.a_row_bytes() / 16;
+    const int shift = 31 - __clz(row_vectors);
+    PipelineState state{0, 1};
+    for (int unit = blockIdx.x, count = 0; unit < unit_count; unit += gridDim.x, ++count) {
+      const int ahead = count % kStreamedAhead;
+      StreamedUnit& info = units_ahead[ahead];
+      const GroupedOrder::Place place = s.order.place_of(unit, tiles_m);
+      const StreamedTile tile = units.tile(place.m);
+      const StreamedRows<kGateUp> rows_w{place.n * shape.block_n, shape.block_n, p.n,
+                                         p.interleaved};
+      mbarrier_wait(done + ahead * kMbarrierBytes, count / kStreamedAhead % 2 ^ 1);
+      int a_row = 0;
+      if (lane < tile.rows) {
+        const int slot = units.slot_of(tile, lane);
+        info.slots[lane] = slot;
+        a_row = p.slots_of_token != 0 ? slot / p.slots_of_token : slot;
+        info.a_rows[lane] = a_row;
+      }
+      // What the unit's end needs from memory comes while its first rows are asked for.
+      const ScaleView scale_w = p.w.scale_of(tile.expert);
+      const float a_factor = lane < tile.rows ? p.scale_a.outer(a_row) : 0.0f;
+      float w_factor[kStreamedMaxN / 32], bias[kStreamedMaxN / 32];
+#pragma unroll
+      for (int i = 0; i < kStreamedMaxN / 32; ++i) {
+        const int at = lane + i * 32;
+        const int row = at < shape.block_n ? rows_w.w_row(at) : -1;
+        w_factor[i] = row >= 0 ? scale_w.outer(row) : 0.0f;
+        bias[i] = row >= 0 ? p.bias(tile.expert, row) : 0.0f;
+      }
+      __syncwarp();
+
+      const auto copy_scales = [&](int step, uint32_t to) {
+        if constexpr (kBlockScales) {
+          // [row of a, or the two of w][block of the stage]
+          const int blocks = row_bytes / static_cast<int>(kScaleBlock);
+          const int all_blocks =
+              (p.k + static_cast<int>(kScaleBlock) - 1) / static_cast<int>(kScaleBlock);
+          const int block = step * blocks + lane % 4;
+          const bool is_block = lane % 4 < blocks && block < all_blocks;
+          if (p.scale_a.is_blocked()) {
+            for (int row = lane / 4; row < tile.rows; row += 8) {
+              const float* const from = p.scale_a.data + info.a_rows[row] * p.scale_a.row_stride;
+              copy_word(to + (row * 4 + lane % 4) * 4,
+                        is_block ? from + block * p.scale_a.block_stride : from, is_block);
+            }
+          }
+          if (scale_w.is_blocked() && lane < 8) {
+            const int row = rows_w.w_row(rows_w.place_of(0, lane / 4, 0));
+            const float* const from =
+                scale_w.data + (row < 0 ? 0 : row / kScaleBlock) * scale_w.row_stride;
+            copy_word(to + ((shape.block_m + lane / 4) * 4 + lane % 4) * 4,
+                      is_block ? from + block * scale_w.block_stride : from, is_block && row >= 0);
+          }
+        } else if constexpr (kMx) {
+          const int mx_bytes = p.k / static_cast<int>(kMxScaleBlock);
+          const auto first = reinterpret_cast<uintptr_t>(p.w.mx_scales) +
+                             static_cast<uintptr_t>(tile.expert * p.w.mx_expert_stride);
+          for (int at = lane; at < shape.block_n; at += 32) {
+            const int row = rows_w.w_row(at);
+            const uintptr_t begin =
+                first + static_cast<uintptr_t>((row < 0 ? 0 : row) * p.w.mx_row_stride);
+            const int64_t end = row < 0 ? 0 : static_cast<int64_t>(begin) + mx_bytes;
+            uintptr_t from = (begin + step * (row_bytes / 16)) & ~uintptr_t{15};
+            for (int byte = 0; byte < shape.mx_row_bytes(); byte += 16, from += 16) {
+              const int bytes = vector_bytes(end - static_cast<int64_t>(from));
+              copy_vector(to + at * shape.mx_row_bytes() + byte,
+                          reinterpret_cast<const void*>(bytes > 0 ? from : begin & ~uintptr_t{15}),
+                          bytes);
+            }
+          }
+        }
+      };
+      const auto copy_step = [&](int step) {
+        const uint32_t to = stages + state.stage * stage_bytes;
+        mbarrier_wait(empty + state.stage * kMbarrierBytes, state.parity);
+#pragma unroll 4
+        for (int i = lane; i < tile.rows << shift; i += 32) {
+          const int row = i >> shift, vector = i & (row_vectors - 1);
+          const int64_t byte = step * int64_t{shape.a_row_bytes()} + vector * 16;
+          const auto* const from =
+              static_cast<const uint8_t*>(p.a) + info.a_rows[row] * p.a_stride * Types::kABytes;
+          const int bytes = vector_bytes(a_bytes - byte);
+          copy_vector(to + shape.a_begin() + row * shape.a_pitch() + vector * 16,
+                      bytes > 0 ? from + byte : from, bytes);
+        }
+        copy_scales(step, to + shape.scales_begin());
+        mbarrier_arrive_after_copies(full + state.stage * kMbarrierBytes);
+        state.advance(s.num_stages);
+      };
+      copy_step(0);
+      if (lane == 0) {
+        info.rows = tile.rows;
+        info.first_n = rows_w.first_n;
+        info.expert = tile.expert;
+      }
+      if (lane < kStreamedMaxM) info.a_factor[lane] = a_factor;
+#pragma unroll
+      for (int i = 0; i < kStreamedMaxN / 32; ++i) {
+        info.w_factor[lane + i * 32] = w_factor[i];
+        info.bias[lane + i * 32] = bias[i];
+      }
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(known + ahead * kMbarrierBytes);
+      for (int step = 1; step < steps; ++step) copy_step(step);
+    }
+  } else {
+    // Multiply.
+    const int group = lane / 4, quad = lane % 4;
+    const int slices = row_bytes / kStreamedSliceBytes;
+    const int row_groups = kStreamedWarps / slices;
+    const int slice = warp % slices, row_group = warp / slices;
+    const auto consumers_barrier = [] { named_barrier<1, kStreamedWarps * 32>(); };
+    wait_for_previous_kernel();
+
+    const int a_at = shape.a_begin() + group * shape.a_pitch() + slice * kSliceABytes;
+    PipelineState state{0, 0};
+    for (int unit = blockIdx.x, count = 0; unit < unit_count; unit += gridDim.x, ++count) {
+      const int ahead = count % kStreamedAhead;
+      mbarrier_wait(known + ahead * kMbarrierBytes, count / kStreamedAhead % 2);
+      const StreamedUnit& info = units_ahead[ahead];
+      const int rows = info.rows;
+      const StreamedRows<kGateUp> rows_w{info.first_n, shape.block_n, p.n, p.interleaved};
+      uint32_t w_at[kHalf][2], exponents_at[kHalf][2];
+#pragma unroll
+      for (int i = 0; i < kHalf; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int place = rows_w.place_of(row_group, i, half * 8 + group);
+          w_at[i][half] = place * row_bytes + slice * kStreamedSliceBytes + quad * 16;
+          if constexpr (kMx) {
+            const int row = rows_w.w_row(place);
+            const auto begin = reinterpret_cast<uintptr_t>(p.w.mx_scales) +
+                               static_cast<uintptr_t>(info.expert * p.w.mx_expert_stride +
+                                                      (row < 0 ? 0 : row) * p.w.mx_row_stride);
+            exponents_at[i][half] = shape.scales_begin() + place * shape.mx_row_bytes() +
+                                    static_cast<uint32_t>(begin & 15) + slice * 4 + quad;
+          }
+        }
+      }
+
+      float sums[kHalf][kMTiles][4] = {};
+      for (int step = 0; step < steps; ++step) {
+        const uint32_t data = stages + state.stage * stage_bytes;
+        mbarrier_wait(full + state.stage * kMbarrierBytes, state.parity);
+        WeightVector<Types> vectors[kHalf][2];
+#pragma unroll
+        for (int i = 0; i < kHalf; ++i) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            uint32_t exponent = 0;
+            if constexpr (kMx) {
+              // Beyond K the codes are zeros, and their exponents anything.
+              const int k = step * row_bytes * 2 + slice * 128 + quad * 32;
+              exponent = k < p.k ? load_shared_byte(data + exponents_at[i][half]) : 127;
+            }
+            vectors[i][half].load(data + w_at[i][half], exponent);
+          }
+        }
+        float factor_w[kHalf] = {};
+        if constexpr (kBlockScales) {
+#pragma unroll
+          for (int i = 0; i < kHalf; ++i) {
+            factor_w[i] = load_shared_float(data + shape.scales_begin() +
+                                            ((shape.block_m + i) * 4 + slice / 2) * 4);
+          }
+        }
+#pragma unroll
+        for (int part = 0; part < Types::kParts; ++part) {
+          Fragment<Types::kVectorMmas> w[kHalf][2];
+#pragma unroll
+          for (int i = 0; i < kHalf; ++i) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) w[i][half] = vectors[i][half].fragment(part);
+          }
+#pragma unroll
+          for (int j = 0; j < kMTiles; ++j) {
+            if (j * kMmaM >= rows) continue;
+            uint4 a_vectors[Types::kAVectors];
+#pragma unroll
+            for (int v = 0; v < Types::kAVectors; ++v) {
+              const int vector = (quad * Types::kParts + part) * Types::kAVectors + v;
+              a_vectors[v] = load_shared(data + a_at + j * kMmaM * shape.a_pitch() + vector * 16);
+            }
+            const auto a = widen_a<Types>(a_vectors);
+            float factor_a[2] = {1.0f, 1.0f};
+            if constexpr (kBlockScales) {
+#pragma unroll
+              for (int e = 0; e < 2; ++e) {
+                factor_a[e] = load_shared_float(data + shape.scales_begin() +
+                                                ((j * kMmaM + quad * 2 + e) * 4 + slice / 2) * 4);
+              }
+            }
+#pragma unroll
+            for (int i = 0; i < kHalf; ++i) {
+              if constexpr (kSumApart) {
+                float apart[4] = {};
+                mma<Types>(apart, w[i][0], w[i][1], a);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                  const float factor = kBlockScales ? factor_w[i] * factor_a[e % 2] : 1.0f;
+                  sums[i][j][e] = fmaf(apart[e], factor, sums[i][j][e]);
+                }
+              } else {
+                mma<Types>(sums[i][j], w[i][0], w[i][1], a);
+              }
+            }
+          }
+        }
+        // The copy engine must not overtake loads that wait in the queue (skinny_gemm.md: a trap).
+        fence_async_proxy();
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(empty + state.stage * kMbarrierBytes);
+        state.advance(s.num_stages);
+      }
+
+      // [slice][row group][instruction][tile of a][lane]
+      const int m_tiles = shape.block_m / kMmaM;
+      const int slice_bytes = row_groups * kHalf * m_tiles * 512;
+      const auto partial_of = [&](int of_group, int i, int j) {
+        return partials + (((of_group * kHalf + i) * m_tiles + j) * 32 + lane) * 16;
+      };
+      const auto sum_of = [&](int of_group, int i, int j) {
+        float4 sum = {};
+        for (int of = 0; of < slices; ++of) {
+          const uint4 bits = load_shared(partial_of(of_group, i, j) + of * slice_bytes);
+          sum.x += __uint_as_float(bits.x), sum.y += __uint_as_float(bits.y);
+          sum.z += __uint_as_float(bits.z), sum.w += __uint_as_float(bits.w);
+        }
+        return sum;
+      };
+      consumers_barrier();  // the last unit's have been read
+#pragma unroll
+      for (int i = 0; i < kHalf; ++i) {
+#pragma unroll
+        for (int j = 0; j < kMTiles; ++j) {
+          if (j * kMmaM >= rows) continue;
+          const float (&sum)[4] = sums[i][j];
+          store_shared(partial_of(row_group, i, j) + slice * slice_bytes,
+                       float4{sum[0], sum[1], sum[2], sum[3]});
+        }
+      }
+      consumers_barrier();
+      const int tiles = (rows + kMmaM - 1) / kMmaM;
+      const int items = row_groups * tiles * (kGateUp ? 1 : kHalf);
+      for (int item = (warp + count) % kStreamedWarps; item < items; item += kStreamedWarps) {
+        const int j = item % tiles;
+        const int i = kGateUp ? 0 : item / tiles % kHalf;
+        const int of_group = kGateUp ? item / tiles : item / tiles / kHalf;
+        const auto finish = [&](const float4& sum, int instruction, float (&values)[4]) {
+          const float from[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int place = rows_w.place_of(of_group, instruction, e / 2 * 8 + group);
+            const int m = j * kMmaM + quad * 2 + e % 2;
+            values[e] = from[e] * info.a_factor[m] * info.w_factor[place] + info.bias[place];
+          }
+        };
+        float values[4];
+        finish(sum_of(of_group, i, j), i, values);
+        if constexpr (kGateUp) {
+          float ups[4];
+          finish(sum_of(of_group, 1, j), 1, ups);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) values[e] = gated(p.activation, p.limit, values[e], ups[e]);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int m = j * kMmaM + quad * 2 + e % 2, row = e / 2 * 8 + group;
+          const int column = kGateUp ? info.first_n / 2 + of_group * kMmaN + row
+                                     : info.first_n + rows_w.place_of(of_group, i, row);
+          if (m < rows && column < (kGateUp ? p.n / 2 : p.n)) {
+            store_element(p.out, p.out_dtype, info.slots[m] * p.out_stride + column, values[e]);
+          }
+        }
+      }
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(done + ahead * kMbarrierBytes);
+    }
+  }
+#endif
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

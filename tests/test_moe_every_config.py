@@ -1,0 +1,118 @@
+"""Whatever config fused_moe can run on this machine's best backend, in every order of tiles.
+
+test_moe.py has the cases of the config that is chosen, test_moe_configs.py AMD's.
+"""
+
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from compare import Guarded, assert_product_close
+from test_moe import FP8, MX, ROUTINGS, WEIGHTS, Experts, random_experts, random_routing
+
+
+def configs_of(package, x, experts, weights, ids, **options):
+    """What fused_moe can run for these operands, each beside a call that runs it."""
+    ops = package.functional.ops
+    scales = [experts.scales.get(f"{what}_{name}") for what in ("scale", "bias")
+              for name in ("gate_up", "down")]  # fmt: skip
+    rest = (options.get("activation", "silu"), math.inf, options.get("interleaved", False),
+            options.get("quantize_input", True))  # fmt: skip
+    operands = (x, *experts.weights, weights, ids, *scales, *rest)
+    listed = ops.fused_moe_configs(torch.empty_like(x), *operands).splitlines()
+    return listed, lambda out, config: ops.fused_moe_with_config(out, *operands, config)
+
+
+def in_every_order(config):
+    """A config with tiles, in each order of them."""
+    if " order=" not in config or config.startswith("plain"):
+        return [config]
+    orders = ("row group_m=1", "column group_m=1", "grouped group_m=2")
+    return [re.sub(r"order=\w+ group_m=\d+", f"order={order}", config) for order in orders]
+
+
+@pytest.mark.parametrize("tokens", [2, 24, 300])
+@pytest.mark.parametrize("kind", [*WEIGHTS, "interleaved and biased", "16-bit inputs"])
+def test_every_config_in_every_order(best_package, device, kind, tokens):
+    """Sizes that no tile divides, rows aligned so that all designs can serve, experts with many
+    rows, few and none. A tile that no block takes shows in the poisoned output."""
+    options, layout = {}, kind
+    if kind == "interleaved and biased":
+        options, layout = {"activation": "swigluoai", "interleaved": True}, MX
+    if kind == "16-bit inputs":
+        options, layout = {"quantize_input": False}, "fp8-block"
+    maker = SimpleNamespace(device=device, fp8_dtype=best_package.native_fp8_dtype(device))
+    dtype = torch.float16 if kind == "float16" else torch.bfloat16
+    experts = Experts(layout, 9, 352, 192, dtype, maker, biases=bool(options.get("interleaved")))
+    experts.weights = [w.contiguous() for w in experts.weights]
+    x = torch.randn(tokens, 352, device=device).to(dtype)
+    weights, ids = random_routing(tokens, 7, 3, maker)
+    ids[: tokens // 3] = torch.tensor([1, -1, 9], dtype=torch.int32, device=device)
+    exact = best_package.reference.fused_moe(
+        x, *experts.weights, weights, ids, **experts.scales, **options, out_dtype=torch.float32
+    ).double()
+    narrow = layout.startswith(FP8) and options.get("quantize_input", True)
+    listed, run = configs_of(best_package, x, experts, weights, ids, **options)
+    for config in (text for one in listed for text in in_every_order(one)):
+        out, again = (Guarded(tokens, 352, torch.float32, device) for _ in range(2))
+        run(out.view, config)
+        out.assert_guards_intact()
+        run(again.view, config)
+        assert torch.equal(out.view, again.view), f"{config}: not the same bits"
+        error = out.view.double() - exact
+        allowed = (4e-3 if narrow else 1e-3) if tokens >= 8 else (3e-2 if narrow else 2e-3)
+        assert error.norm() <= allowed * exact.norm(), (config, error.norm() / exact.norm())
+        by_row = error.norm(dim=1) - 0.1 * exact.norm(dim=1)
+        assert (by_row <= 1e-4 * exact.norm()).all(), (config, by_row)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_every_config_with_any_routing(best_package, device, routing):
+    maker = SimpleNamespace(device=device, fp8_dtype=best_package.native_fp8_dtype(device))
+    experts = Experts("fp8-block", 8, 256, 128, torch.bfloat16, maker)
+    x = torch.randn(150, 256, device=device).bfloat16()
+    ids = ROUTINGS[routing](150, 4).to(torch.int32).to(device)
+    weights = torch.rand(150, 4, device=device)
+    exact = best_package.reference.fused_moe(
+        x, *experts.weights, weights, ids, **experts.scales, out_dtype=torch.float32
+    )
+    listed, run = configs_of(best_package, x, experts, weights, ids)
+    for config in listed:
+        out = Guarded(150, 256, torch.float32, device)
+        run(out.view, config)
+        out.assert_guards_intact()
+        assert (out.view - exact).norm() <= 4e-3 * exact.norm(), config
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "fp8-row", "fp8-block"])
+def test_every_config_of_grouped_gemm(best_package, device, kind):
+    """Experts with many rows, few, one and none, and rows beyond the last."""
+    maker = SimpleNamespace(device=device, fp8_dtype=best_package.native_fp8_dtype(device))
+    ops, reference = best_package.functional.ops, best_package.reference
+    w, scale = random_experts(kind, 5, 200, 288, maker)
+    w, ends = w.contiguous(), [270, 270, 271, 300, 333]
+    a = torch.randn(340, 288, device=device).to(w.dtype)
+    scale_a = None
+    if kind.startswith(FP8):
+        scale_a = 0.5 + torch.rand(340, 3 if kind == "fp8-block" else 1, device=device)
+    out_dtype = torch.float16 if kind == "float16" else torch.bfloat16
+    operands = (a, w, torch.tensor(ends, dtype=torch.int32, device=device), scale_a, scale)
+    listed = ops.grouped_gemm_configs(torch.empty(340, 200, dtype=out_dtype, device=device),
+                                      *operands).splitlines()  # fmt: skip
+    rows = reference.dequantize(a, scale_a, 1)
+    for config in (text for one in listed for text in in_every_order(one)):
+        out = Guarded(340, 200, out_dtype, device)
+        poisoned = out.view.contiguous().view(torch.uint8)
+        ops.grouped_gemm_with_config(out.view, *operands, config)
+        out.assert_guards_intact()
+        begin = 0
+        for expert, end in enumerate(ends):
+            scale_w = None if scale is None else scale[expert]
+            one = rows[begin:end], reference.dequantize_expert(w[expert], scale_w)
+            if begin < end:
+                assert_product_close(out.view[begin:end], one[0] @ one[1].t(), one)
+            begin = end
+        beyond = out.view[begin:].contiguous().view(torch.uint8)
+        assert torch.equal(beyond, poisoned[begin:]), config
