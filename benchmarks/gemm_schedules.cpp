@@ -8,6 +8,7 @@
 // split_k, stream_k (all streamed, or the hybrid) and the choice. A schedule that no config of this
 // product has is that of data_parallel: there is nothing to divide.
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -58,6 +59,10 @@ void visit_nvidia(const Product& product, const cuda::GemmDevice& device,
   if (product.blocks) args.scale_a.kind = args.scale_w.kind = ScaleView::Kind::kBlock;
   cuda::for_each_warpgroup_config(
       args, device, [&](const cuda::GemmConfig& config, const cuda::TileTime& tile) {
+        if (const Status error = cuda::check(args, config, device)) {
+          std::fprintf(stderr, "%d %d %d: %s\n", product.m, product.n, product.k, error);
+          std::exit(1);
+        }
         const int schedule = config.schedule == cuda::GemmConfig::kDataParallel ? kDataParallel
                              : config.schedule == cuda::GemmConfig::kSplitK     ? kSplitK
                                                                                 : kStreamK;

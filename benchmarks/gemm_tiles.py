@@ -4,7 +4,7 @@
     python benchmarks/gemm_tiles.py fit                         # prints the table and its regret
 
 measure times every config that gemm_configs lists for products in random order, until the time is
-up, and writes results/<device>_gemm_tiles.csv. Weights rotate over 150 MB, more than the L2 holds.
+up, and writes results/<device>_gemm_tiles.csv.gz. Weights rotate over 150 MB, more than the L2 holds.
 
 fit finds, for each tile and cluster, the times of a chunk of K and of a tile's end, and the
 constants of the model that is told in choose.h. It minimises the regret: how much longer the pick
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import random
 import statistics
 import sys
@@ -34,9 +35,11 @@ COLUMNS = ("kind", "m", "n", "k", "us", "block_m", "block_n", "rows", "cluster_m
 ROTATED_BYTES = 150 << 20
 BUDGET_US = 700  # of launches for one time
 
-# Of the model in choose.h: microseconds, and megabytes a millisecond.
-START = {"launch": 2.3, "memory": 5.5, "combine": 2.1, "kilobyte": 0.045, "streamed": 2.5,
-         "idle": 0.14}  # fmt: skip
+# Of the model in choose.h: microseconds, and megabytes a microsecond.
+START = {"launch": 1.2, "memory": 5.0, "l2": 9.5, "combine": 2.0, "kilobyte": 0.045,
+         "streamed": 2.4, "idle": 0.14, "unaligned_l2": 0.6, "unaligned_row": 0.09,
+         "unaligned_block": 0.17, "unaligned_bf16": 0.08}  # fmt: skip
+NORM = 6  # how products, L2 and memory are joined: what nearly weighs as much adds to it
 CHUNKS = np.exp(np.linspace(np.log(0.1), np.log(2.5), 70))
 ENDS = np.array([0, 0.3, 0.6, 1, 1.5, 2, 2.6, 3.3, 4.2, 5.5, 7])
 SMS = 132
@@ -66,7 +69,7 @@ def measure(seconds: float) -> None:
     products = [(kind, m, n, k) for n, k in SHAPES for m in ROWS for kind in KINDS]
     random.Random(1).shuffle(products)
     until = time.monotonic() + seconds
-    with open(RESULTS / f"{gpu.device_name()}_gemm_tiles.csv", "w", newline="") as file:
+    with gzip.open(RESULTS / f"{gpu.device_name()}_gemm_tiles.csv.gz", "wt", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
         writer.writeheader()
         for kind, m, n, k in products:
@@ -97,8 +100,9 @@ def measure(seconds: float) -> None:
 
 
 def geometry(row: dict) -> tuple:
-    """Chunks of the busiest worker, tiles that it ends, megabytes, kilobytes of a tile's sums, how
-    tiles are shared (0, 1 split, 2 streamed), the share of busy SMs."""
+    """Chunks of the busiest worker, tiles that it ends, megabytes of memory and of L2, kilobytes of
+    a tile's sums, how tiles are shared (0, 1 split, 2 streamed), the share of busy SMs, whether K
+    ends in a line of 128 bytes."""
     m, n, k = (int(row[name]) for name in ("m", "n", "k"))
     block_m, block_n, cluster_m, cluster_n, split = (
         int(row[name]) for name in ("block_m", "block_n", "cluster_m", "cluster_n", "split_k")
@@ -108,18 +112,23 @@ def geometry(row: dict) -> tuple:
     workers = SMS // (cluster_m * cluster_n)
     tiles = ceil_div(m, block_m * cluster_m) * ceil_div(n, block_n * cluster_n)
     megabytes = ((m + n) * k_bytes + m * n * 2) / 1e6
+    shared_rows = min(block_m, m) / cluster_n + min(block_n, n) / cluster_m
+    l2_megabytes = tiles * cluster_m * cluster_n * shared_rows * k_bytes / 1e6
+    unaligned = float(k_bytes % 128 != 0)
     kilobytes = block_m * block_n * 4 / 1000
     if row["schedule"] == "hybrid" and tiles % workers != 0:
         whole = max(0, tiles // workers - 1) * workers
         taking_part = min(workers, (tiles - whole) * min(chunks, 30))
         busiest = np.ceil(whole / workers * chunks + (tiles - whole) * chunks / taking_part)
         busy = 1.0 if whole else min(1.0, taking_part / workers)
-        return busiest, np.ceil(whole / workers) + 1, megabytes, kilobytes, 2, busy
+        ends = np.ceil(whole / workers) + 1
+        return busiest, ends, megabytes, l2_megabytes, kilobytes, 2, busy, unaligned
     units = tiles * split
     ends = ceil_div(units, workers)
     shared = 1 if split > 1 else 0
     busy = min(1.0, units / workers)
-    return ends * ceil_div(chunks, split), ends, megabytes, kilobytes, shared, busy
+    busiest = ends * ceil_div(chunks, split)
+    return busiest, ends, megabytes, l2_megabytes, kilobytes, shared, busy, unaligned
 
 
 class Fit:
@@ -127,6 +136,7 @@ class Fit:
         self.rows = rows
         self.facts = np.array([geometry(row) for row in rows])
         self.us = np.array([float(row["us"]) for row in rows])
+        self.kinds = np.array([KINDS.index(row["kind"]) for row in rows])
         self.tiles = self._groups("kind", "block_m", "block_n", "rows", "cluster_m", "cluster_n")
         products = self._groups("kind", "m", "n", "k")
         names = sorted(products)
@@ -147,13 +157,21 @@ class Fit:
 
     def times(self, group: np.ndarray, p: dict, chunk, end):
         """`chunk` and `end` are numbers, or grids along further axes."""
-        busiest, ends, megabytes, kilobytes, shared, busy = (
-            column.reshape(-1, *(1,) * np.ndim(chunk)) for column in self.facts[group].T
+        shape = (-1, *(1,) * np.ndim(chunk))
+        busiest, ends, megabytes, l2_megabytes, kilobytes, shared, busy, unaligned = (
+            column.reshape(shape) for column in self.facts[group].T
         )
+        slower = np.array([p[f"unaligned_{kind}"] for kind in KINDS])[self.kinds[group]]
+        chunk = chunk * (1 + unaligned * slower.reshape(shape))
         combine = p["combine"] + kilobytes * p["kilobyte"]
         streamed = (p["combine"] + 1.5 * kilobytes * p["kilobyte"]) * p["streamed"]
         extra = np.where(shared == 1, combine, np.where(shared == 2, streamed, 0.0))
-        fed = np.maximum(busiest * chunk * (1 - p["idle"] * (1 - busy)), megabytes / p["memory"])
+        terms = (
+            busiest * chunk * (1 - p["idle"] * (1 - busy)),
+            megabytes / p["memory"],
+            l2_megabytes * (1 + unaligned * p["unaligned_l2"]) / p["l2"],
+        )
+        fed = sum(term**NORM for term in terms) ** (1 / NORM)
         return (p["launch"] + fed + ends * end + extra).squeeze()
 
     def solve(self, p: dict) -> dict[tuple, tuple[float, float]]:
@@ -246,7 +264,7 @@ def main() -> int:
     if arguments.step == "measure":
         measure(arguments.seconds)
         return 0
-    with open(RESULTS / f"{arguments.device}_gemm_tiles.csv", newline="") as file:
+    with gzip.open(RESULTS / f"{arguments.device}_gemm_tiles.csv.gz", "rt", newline="") as file:
         fit = Fit(list(csv.DictReader(file)))
     print(report(fit, *fit.run(arguments.seconds)))
     return 0

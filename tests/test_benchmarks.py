@@ -156,6 +156,20 @@ def test_the_choice_is_the_best_of_the_three_by_the_time_model(target):
         assert "split_k=1 " in best["data_parallel"][1]
 
 
+@pytest.mark.parametrize("target", gemm_schedules.NAMES)
+def test_every_config_that_is_weighed_can_run(target):
+    """gemm_schedules.cpp stops at one that the launch would refuse."""
+    chance = random.Random()
+    products = [
+        gemm_schedules.Product(
+            int(2 ** chance.uniform(5, 14)), 8 * chance.randrange(8, 4000),
+            16 * chance.randrange(8, 1100), kind,
+        )
+        for kind in ("row", "block", "bf16") for _ in range(40)
+    ]  # fmt: skip
+    assert len(gemm_schedules.modelled(target, products)) == len(products)
+
+
 def test_the_grid_has_more_than_4000_products_of_each_kind():
     products = gemm_schedules.grid()
     assert len(set(products)) == len(products) == 2 * 4096
@@ -225,4 +239,4 @@ def test_the_cut_of_a_product_is_the_kernels():
     assert gemm_tiles.geometry(row)[:2] == (56, 2)
     # Streamed: less than one round, so all 34 x 56 chunks over 66 workers.
     row |= {"schedule": "hybrid", "split_k": 1}
-    assert gemm_tiles.geometry(row)[:2] == (29, 1) and gemm_tiles.geometry(row)[4:] == (2, 1.0)
+    assert gemm_tiles.geometry(row)[:2] == (29, 1) and gemm_tiles.geometry(row)[5:7] == (2, 1.0)

@@ -82,6 +82,25 @@ __device__ __forceinline__ void load_box_2d_in_cluster(const CUtensorMap& map, i
       : "memory");
 }
 
+// `bytes` from shared memory to memory, both at multiples of 16 bytes and a whole number of them.
+// The copies of a thread since its last commit_stores() are one group.
+__device__ __forceinline__ void store_bulk(void* to, uint32_t from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void commit_stores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until all but the last kPending groups of this thread have been read from shared memory.
+template <int kPending>
+__device__ __forceinline__ void wait_for_reads_of_stores() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+__device__ __forceinline__ void wait_for_stores() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 // Bring the same boxes to L2 only.
 __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int y, int z) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {0, %1, %2}];" ::"l"(&map), "r"(y),

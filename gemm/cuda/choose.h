@@ -1,6 +1,7 @@
 // Which config serves a product: a model of its time over the tiles that are compiled.
 //
-//   time = launch + max(chunks that the busiest worker takes x time of a chunk, bytes / memory)
+//   time = launch + chunks that the busiest worker takes x time of a chunk
+//                   or bytes / memory, or bytes that tiles ask L2 for / L2, whichever is longest
 //          + tiles that it ends x time of an end + combining, where tiles are shared
 //
 // The times of a chunk and of an end are each tile's own. They were fitted on an H200 to 5,700
@@ -25,43 +26,43 @@ struct TileTime {
   float end[3];    // us for scales, rounding and stores, and the pipeline's start
 };
 constexpr TileTime kFp8Tiles[] = {
-    {256, 128, false, {0.920, 0.950, 0.950}, {3.4, 2.6, 2.6}},
-    {128, 128, false, {0.500, 0.490, 0.480}, {2.0, 1.8, 2.0}},
-    {256, 96, false, {0.720, 0.680, 0.680}, {3.0, 2.4, 2.6}},
-    {256, 64, false, {0.500, 0.480, 0.480}, {2.6, 2.2, 2.4}},
-    {128, 96, false, {0.431, 0.440, 0.422}, {1.9, 1.8, 2.0}},
-    {128, 64, false, {0.372, 0.313, 0.326}, {1.7, 1.6, 1.8}},
-    {32, 128, true, {0.342, 0.268, 0.311}, {1.2, 1.4, 2.6}},
-    {64, 128, true, {0.372, 0.313, 0.326}, {2.7, 3.0, 3.3}},
-    {96, 128, true, {0.431, 0.445, 0.422}, {3.0, 2.8, 3.5}},
-    {128, 128, true, {0.486, 0.454, 0.452}, {4.2, 4.4, 4.5}},
-    {64, 256, true, {0.448, 0.478, 0.476}, {6.8, 4.4, 6.8}},
+    {256, 96, false, {0.513, 0.609, 0.536}, {3.1, 1.1, 2.4}},
+    {256, 64, false, {0.355, 0.385, 0.392}, {1.4, 1.3, 2.0}},
+    {256, 128, false, {0.726, 0.726, 0.745}, {3.2, 2.9, 2.9}},
+    {128, 64, false, {0.244, 0.272, 0.243}, {0.8, 0.7, 1.5}},
+    {128, 96, false, {0.317, 0.325, 0.304}, {0.8, 0.7, 1.7}},
+    {128, 128, false, {0.356, 0.354, 0.356}, {1.1, 2.0, 1.9}},
+    {128, 128, true, {0.339, 0.379, 0.403}, {3.5, 4.1, 3.2}},
+    {96, 128, true, {0.311, 0.310, 0.331}, {2.3, 2.4, 2.6}},
+    {64, 256, true, {0.403, 0.393, 0.447}, {3.9, 3.6, 4.0}},
+    {64, 128, true, {0.270, 0.246, 0.266}, {1.7, 2.2, 2.4}},
+    {32, 128, true, {0.187, 0.212, 0.184}, {2.6, 1.9, 2.9}},
 };
 constexpr TileTime kFp8BlockTiles[] = {
-    {256, 128, false, {1.030, 1.020, 1.000}, {2.0, 2.6, 2.0}},
-    {128, 128, false, {0.560, 0.560, 0.550}, {1.6, 1.2, 1.6}},
-    {256, 96, false, {0.800, 0.780, 0.780}, {2.0, 2.0, 2.0}},
-    {256, 64, false, {0.560, 0.550, 0.550}, {1.8, 1.8, 1.8}},
-    {128, 96, false, {0.480, 0.480, 0.480}, {1.5, 1.2, 1.5}},
-    {128, 64, false, {0.390, 0.400, 0.400}, {1.4, 1.2, 1.4}},
-    {32, 128, true, {0.344, 0.341, 0.378}, {1.6, 1.3, 1.6}},
-    {64, 128, true, {0.388, 0.431, 0.443}, {2.8, 2.1, 2.4}},
-    {96, 128, true, {0.492, 0.521, 0.531}, {3.0, 3.5, 1.8}},
-    {128, 128, true, {0.612, 0.639, 0.621}, {3.5, 3.6, 3.6}},
-    {64, 256, true, {0.631, 0.606, 0.624}, {4.5, 3.3, 4.9}},
+    {256, 96, false, {0.763, 0.721, 0.726}, {1.9, 2.8, 3.0}},
+    {256, 64, false, {0.599, 0.644, 0.590}, {2.1, 1.3, 2.2}},
+    {256, 128, false, {0.868, 0.900, 0.901}, {3.6, 3.1, 3.1}},
+    {128, 64, false, {0.328, 0.279, 0.357}, {0.8, 1.5, 0.9}},
+    {128, 96, false, {0.389, 0.384, 0.373}, {1.3, 1.2, 2.0}},
+    {128, 128, false, {0.451, 0.450, 0.466}, {1.8, 1.9, 2.0}},
+    {128, 128, true, {0.587, 0.583, 0.599}, {3.0, 3.8, 3.1}},
+    {96, 128, true, {0.469, 0.471, 0.484}, {2.8, 3.1, 3.0}},
+    {64, 256, true, {0.619, 0.623, 0.628}, {3.7, 3.3, 3.9}},
+    {64, 128, true, {0.369, 0.375, 0.379}, {2.4, 2.4, 2.9}},
+    {32, 128, true, {0.255, 0.254, 0.274}, {2.2, 2.2, 2.6}},
 };
 constexpr TileTime k16BitTiles[] = {
-    {128, 256, false, {0.800, 0.755, 0.780}, {2.5, 1.2, 2.5}},
-    {256, 128, false, {0.820, 0.770, 0.762}, {1.5, 1.5, 1.2}},
-    {128, 128, false, {0.490, 0.435, 0.435}, {1.0, 0.8, 1.4}},
-    {256, 64, false, {0.490, 0.450, 0.470}, {1.2, 1.2, 1.2}},
-    {128, 96, false, {0.440, 0.340, 0.360}, {1.0, 0.8, 1.2}},
-    {128, 64, false, {0.365, 0.278, 0.334}, {0.9, 0.8, 1.0}},
-    {32, 128, true, {0.333, 0.238, 0.335}, {0.3, 0.5, 1.6}},
-    {64, 128, true, {0.365, 0.278, 0.334}, {2.7, 2.4, 2.9}},
-    {96, 128, true, {0.461, 0.331, 0.334}, {1.0, 3.3, 3.1}},
-    {128, 128, true, {0.491, 0.435, 0.449}, {1.6, 2.9, 2.4}},
-    {256, 128, true, {0.850, 0.790, 0.820}, {2.7, 2.5, 3.0}},
+    {256, 64, false, {0.357, 0.341, 0.369}, {0.1, 0.0, 1.7}},
+    {256, 128, false, {0.686, 0.639, 0.669}, {2.8, 3.6, 3.0}},
+    {128, 64, false, {0.208, 0.208, 0.233}, {0.3, 0.2, 1.5}},
+    {128, 256, false, {0.659, 0.672, 0.645}, {3.5, 2.0, 4.3}},
+    {128, 96, false, {0.231, 0.300, 0.242}, {0.9, 0.2, 2.1}},
+    {128, 128, false, {0.333, 0.345, 0.343}, {1.7, 1.0, 1.7}},
+    {256, 128, true, {0.748, 0.653, 0.739}, {4.2, 8.6, 4.1}},
+    {128, 128, true, {0.341, 0.352, 0.383}, {2.5, 3.6, 2.5}},
+    {96, 128, true, {0.259, 0.274, 0.347}, {2.5, 3.0, 2.3}},
+    {64, 128, true, {0.198, 0.225, 0.234}, {2.5, 1.9, 2.5}},
+    {32, 128, true, {0.156, 0.176, 0.159}, {3.3, 2.3, 4.2}},
 };
 
 // The tiles that are compiled for these operands, in `count`.
@@ -89,9 +90,12 @@ inline bool is_compiled(const GemmArgs& args, const TileTime& tile) {
 // Microseconds.
 inline double predict(const GemmArgs& args, const GemmConfig& c, const TileTime& tile,
                       const GemmDevice& device) {
-  constexpr double kLaunch = 2.3, kMemory = 5.5e6;  // us; bytes an us, some of them from L2
-  constexpr double kCombine = 2.1, kCombineKilobyte = 0.045, kStreamed = 2.5;
-  constexpr double kIdleGain = 0.14;  // of a chunk's time, were all other SMs idle
+  constexpr double kLaunch = 1.26;                  // us
+  constexpr double kMemory = 4.51e6, kL2 = 9.28e6;  // bytes an us; some of memory's from L2
+  constexpr double kCombine = 2, kCombineKilobyte = 0.045, kStreamed = 1.98;
+  constexpr double kIdleGain = 0.121;  // of a chunk's time, were all other SMs idle
+  // Rows that end in a line of 128 bytes: two lines for one, and block scales word by word.
+  constexpr double kUnalignedL2 = 0.466, kUnaligned = 0.0575, kUnalignedBlocks = 0.235;
   const int64_t k_bytes = args.k * size_of(args.a_dtype);
   const TileSchedule s = cut_product(c, args.m, args.n, k_bytes, device.sm_count);
   const int workers = device.sm_count / (c.cluster_m * c.cluster_n);
@@ -112,10 +116,21 @@ inline double predict(const GemmArgs& args, const GemmConfig& c, const TileTime&
     combine = (kCombine + 1.5 * kilobytes * kCombineKilobyte) * kStreamed;
   }
   const int cluster = c.cluster_m == 2 ? 1 : c.cluster_n == 2 ? 2 : 0;
-  const double chunk = tile.chunk[cluster] * (1 - kIdleGain * (1 - std::min(1.0, busy)));
+  const bool unaligned = k_bytes % kChunkBytes != 0;
+  const double slower =
+      !unaligned ? 1 : 1 + (is_block_scaled(args) ? kUnalignedBlocks : kUnaligned);
+  const double chunk = tile.chunk[cluster] * (1 - kIdleGain * (1 - std::min(1.0, busy))) * slower;
   const double bytes = (double(args.m) + double(args.n)) * k_bytes +
                        double(args.m) * args.n * size_of(args.out_dtype);
-  return kLaunch + std::max(chunks * chunk, bytes / kMemory) + ends * tile.end[cluster] + combine;
+  const double tile_rows = double(std::min<int64_t>(c.block_m, args.m)) / c.cluster_n +
+                           double(std::min<int64_t>(c.block_n, args.n)) / c.cluster_m;
+  const double l2_bytes = double(s.tiles) * c.cluster_m * c.cluster_n * tile_rows * k_bytes;
+  // What nearly weighs as much adds to the longest.
+  const auto to_sixth = [](double time) { return time * time * time * time * time * time; };
+  const double fed = std::pow(to_sixth(chunks * chunk) + to_sixth(bytes / kMemory) +
+                                  to_sixth(l2_bytes * (unaligned ? 1 + kUnalignedL2 : 1) / kL2),
+                              1.0 / 6);
+  return kLaunch + fed + ends * tile.end[cluster] + combine;
 }
 
 // Calls visit(config, tile) for every config of the warpgroup kernel that the model weighs.
@@ -141,8 +156,13 @@ void for_each_warpgroup_config(const GemmArgs& args, const GemmDevice& device, c
         continue;
       }
       constexpr int64_t kInFlight = 200 << 10;
-      c.num_stages = static_cast<int>(
-          std::clamp<int64_t>(kInFlight / ((c.block_m + c.block_n) * kChunkBytes), 3, kMaxStages));
+      const int64_t stage_bytes = int64_t{c.block_m + c.block_n} * kChunkBytes;
+      c.num_stages = 0;
+      const int64_t left = device.shared_bytes_per_block - kStaticBytes -
+                           warpgroup_shared_bytes(c, is_block_scaled(args));
+      c.num_stages =
+          static_cast<int>(std::min<int64_t>(std::min(kInFlight, left) / stage_bytes, kMaxStages));
+      if (c.num_stages < 2) continue;
       const int64_t count_tiles =
           ceil_div(args.m, c.block_m * c.cluster_m) * ceil_div(args.n, c.block_n * c.cluster_n);
       const int workers = device.sm_count / (c.cluster_m * c.cluster_n);

@@ -104,6 +104,13 @@ struct GemmConfig {
 constexpr Status kNoTile =
     "gemm config: no kernel has this tile; gemm_configs lists those that are";
 
+// Rows of an operand that one copy brings: a tile's, or all there are, and a part of them where
+// `sharing` blocks fetch one each. Whole patterns, so that parts join.
+inline int32_t box_rows(int64_t rows, int block, int sharing) {
+  return static_cast<int32_t>(
+      ceil_div(ceil_div(std::min<int64_t>(rows, block), sharing), kPatternLines) * kPatternLines);
+}
+
 // Bytes of shared memory that the warpgroup kernel asks for.
 inline int64_t warpgroup_shared_bytes(const GemmConfig& c, bool block_scales) {
   const int64_t stage = int64_t{c.block_m + c.block_n} * kChunkBytes;

@@ -10,11 +10,11 @@
 namespace rocm_kernels {
 namespace cuda {
 
-// The first row and column of a tile; rows and columns of the product from the ends on are not the
-// tile's.
+// The first row and column that a tile multiplies, and those that it stores: from its own on, up to
+// the ends. They differ in tiles that the product's edge would cut.
 struct TilePlace {
   int32_t first_row, first_column;
-  int32_t end_row, end_column;
+  int32_t own_row, own_column, end_row, end_column;
 };
 
 template <class Tile>
@@ -25,6 +25,9 @@ class DenseTiles {
   static constexpr bool kCountedOnDevice = false;  // the host knows how many there are
 
   __device__ __forceinline__ DenseTiles(const Problem& p, int rank) : p_(p), rank_(rank) {}
+
+  // Bytes of shared memory that a warp's outputs go through.
+  __device__ __forceinline__ static int warp_staging(const Problem&) { return kWarpStagingBytes; }
 
   __device__ __forceinline__ const TileSchedule& schedule() const { return p_.schedule; }
 
@@ -38,7 +41,13 @@ class DenseTiles {
         place.x = place.x * 2 + rank_;
       }
     }
-    return {place.x * Tile::kRows, place.y * Tile::kColumns, p_.rows, p_.columns};
+    const int own_row = place.x * Tile::kRows, own_column = place.y * Tile::kColumns;
+    return {first_of<Tile::kRows, Tile::kSwapped>(own_row, p_.rows),
+            first_of<Tile::kColumns, !Tile::kSwapped>(own_column, p_.columns),
+            own_row,
+            own_column,
+            p_.rows,
+            p_.columns};
   }
 
   // 128 bytes of each row of an operand, from byte `x` on; row `row` of it is the first.
@@ -82,8 +91,19 @@ class DenseTiles {
     }
     finish_sums<Tile>(p_, unit, rank_, group, thread, staging, steps, sums);
   }
+  // Of all tiles of a warp that multiplies.
+  __device__ __forceinline__ void end() const {}
 
  private:
+  // Where a tile of kSize rows begins to multiply so that it ends where the matrix does: the copy
+  // engine takes some 9 cycles for each row beyond it, as many as the products that it feeds. Not
+  // w with block scales, whose groups of rows begin at the tile's own.
+  template <int kSize, bool kIsW>
+  __device__ __forceinline__ static int first_of(int own, int size) {
+    if (kIsW && Tile::kBlockScales) return own;
+    return own + kSize > size && size >= kSize ? size - kSize : own;
+  }
+
   const Problem& p_;
   const int rank_;
 };

@@ -36,11 +36,12 @@ struct StagedStores {
   static constexpr int kRowsAtOnce = 32 / kVectors;
   uint32_t write_at, read_at;
   uint16_t* out;
-  int m_left, n_left;  // from the lane's first vector to the edges of out
+  int m_own, n_own, m_left, n_left;  // from the lane's first vector to what is stored, its end
   bool is_half, has_item;
 
-  __device__ __forceinline__ StagedStores(const WarpgroupProblem& p, int first_row,
-                                          int first_column, int lane, uint8_t* staging) {
+  __device__ __forceinline__ StagedStores(const WarpgroupProblem& p, const UnitInfo& unit,
+                                          int warp_row, int lane, uint8_t* staging) {
+    const int first_row = unit.first_row + warp_row, first_column = unit.first_column;
     const int matrix = lane / 8, half = matrix % 2;
     const uint32_t base = shared_address(staging);
     write_at = base + (Tile::kSwapped ? (matrix / 2 * 8 + lane % 8) * kPitch + half * 16
@@ -49,6 +50,8 @@ struct StagedStores {
     const int m = (Tile::kSwapped ? first_column : first_row) + lane / kVectors;
     const int n = (Tile::kSwapped ? first_row : first_column) + lane % kVectors * 8;
     out = static_cast<uint16_t*>(p.out) + m * p.out_stride + n;
+    m_own = (Tile::kSwapped ? unit.own_column : unit.own_row) - m;
+    n_own = (Tile::kSwapped ? unit.own_row : unit.own_column) - n;
     m_left = (Tile::kSwapped ? p.columns : p.rows) - m;
     n_left = (Tile::kSwapped ? p.rows : p.columns) - n;
     is_half = p.out_dtype == DType::kFloat16;
@@ -74,7 +77,7 @@ struct StagedStores {
       const int m = (Tile::kSwapped ? first_tile * 8 : wave * kWgmmaRows) + i * kRowsAtOnce;
       const int n = Tile::kSwapped ? wave * kWgmmaRows : first_tile * 8;
       const uint4 vector = load_shared(read_at + i * kRowsAtOnce * kPitch);
-      if ((kItems >= 32 || has_item) && m < m_left && n < n_left) {
+      if ((kItems >= 32 || has_item) && m >= m_own && m < m_left && n >= n_own && n < n_left) {
         *reinterpret_cast<uint4*>(out + m * p.out_stride + n) = vector;
       }
     }
@@ -113,7 +116,7 @@ __device__ __forceinline__ void finish_sums(
   const int lane = thread % 32, quad = lane % 4;
   const int warp_row = group * Tile::kWaves * kWgmmaRows + thread / 32 * 16;  // within the tile
   const bool by_vectors = p.wide_stores && p.out_dtype != DType::kFloat32;
-  const StagedStores<Tile> stores(p, unit.first_row + warp_row, unit.first_column, lane, staging);
+  const StagedStores<Tile> stores(p, unit, warp_row, lane, staging);
   if (by_vectors && unit.contributors == 1) {
     for_each_step<Tile::kSteps>([&](auto constant) {
       constexpr int step = decltype(constant)::value;
@@ -152,14 +155,16 @@ __device__ __forceinline__ void finish_sums(
       stores.store(p, wave, first_tile, values);
       return;
     }
-    const int last_row = p.rows - unit.first_row;
+    const int own_row = unit.own_row - unit.first_row, last_row = p.rows - unit.first_row;
+    const int own_column = unit.own_column - unit.first_column;
     const int last_column = p.columns - unit.first_column;
 #pragma unroll
     for (int i = 0; i < Tile::kStepTiles; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int row = lane_row + j / 2 * 8, column = (first_tile + i) * 8 + quad * 2 + j % 2;
-        if (row >= last_row || column >= last_column) continue;
+        if (row < own_row || row >= last_row) continue;
+        if (column < own_column || column >= last_column) continue;
         const int64_t r = unit.first_row + row, c = unit.first_column + column;
         const int64_t at = Tile::kSwapped ? c * p.out_stride + r : r * p.out_stride + c;
         if (p.out_dtype == DType::kFloat32) {

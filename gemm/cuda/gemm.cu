@@ -50,6 +50,8 @@ Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const Ge
   p.columns = static_cast<int32_t>(swapped ? args.m : args.n);
   p.tiles_r = static_cast<int32_t>(ceil_div(p.rows, config.block_r() * config.cluster_r()));
   p.tiles_c = static_cast<int32_t>(ceil_div(p.columns, config.block_c() * config.cluster_c()));
+  p.rows_box = box_rows(p.rows, config.block_r(), config.cluster_c());
+  p.columns_box = box_rows(p.columns, config.block_c(), config.cluster_r());
   p.group = config.group;
   p.num_stages = config.num_stages;
   // A weight that meets one tile of tokens is read once, and the tokens again and again.
@@ -97,7 +99,7 @@ int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
 
 // From measurements on an H200 (docs/kernels/gemm.md). With wgmma: block scales, and K that cuts a
 // line of 128, are slow in skinny_gemm beyond 16 rows; the library's product of scales per row is
-// slower than gemm up to 128 rows, and that of one scale a tensor is quicker from the first
+// slower than gemm up to 256 rows, and that of one scale a tensor is quicker from the first
 // row that skinny_gemm does not take. Without wgmma the library is quicker from 32 rows on.
 Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
   cuda::GemmDevice device;
@@ -111,7 +113,7 @@ Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
   const bool aligned = args.k % 16 == 0;
   limits.skinny_gemm =
       aligned && (is_block_scaled(args) || args.k % cuda::kChunkBytes != 0) ? 16 : 64;
-  if (library) limits.gemm = args.scale_w.kind == ScaleView::Kind::kRow ? 128 : 64;
+  if (library) limits.gemm = args.scale_w.kind == ScaleView::Kind::kRow ? 256 : 64;
   return nullptr;
 }
 

@@ -33,15 +33,14 @@ Status launch_tile(const GemmArgs& args, const GemmConfig& config, const Warpgro
                    void* stream) {
   const int64_t bytes_a = size_of(args.a_dtype), bytes_w = size_of(args.w_dtype);
   CUtensorMap a_map, w_map;
-  // The blocks of a cluster along n share a, and fetch a part of its tile each.
   if (const Status error =
           make_box_map(a_map, {args.a, args.m, args.k * bytes_a, args.a_stride * bytes_a},
-                       config.block_m / config.cluster_n)) {
+                       Tile::kSwapped ? problem.columns_box : problem.rows_box)) {
     return error;
   }
   if (const Status error =
           make_box_map(w_map, {args.w, args.n, args.k * bytes_w, args.w_stride * bytes_w},
-                       config.block_n / config.cluster_m)) {
+                       Tile::kSwapped ? problem.rows_box : problem.columns_box)) {
     return error;
   }
   Launch launch;

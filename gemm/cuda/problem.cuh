@@ -30,6 +30,7 @@ struct WarpgroupProblem {
   int32_t num_stages = 0;
   int32_t cluster = 1;
   bool share_rows = false;  // the blocks of a cluster share the rows operand, else the columns
+  int32_t rows_box = 0, columns_box = 0;  // rows that one copy brings; two of what is shared
   L2Policy rows_policy = L2Policy::kEvictNormal, columns_policy = L2Policy::kEvictNormal;
   bool wide_scale_a = false, wide_scale_w = false;  // runs of block scales are 16-byte vectors
   bool wide_stores = false;                         // rows of out are aligned vectors of 16 bytes
@@ -125,7 +126,7 @@ struct UnitInfo {
   int32_t chunks;  // of K; 0: no more units
   int32_t first_chunk;
   int32_t first_row, first_column;
-  int32_t end_row, end_column;
+  int32_t own_row, own_column, end_row, end_column;
   int32_t contributor, contributors;
   int32_t shared_tile;                         // counts the tiles that several workers share
   int32_t first_slot, other_slots, slot_step;  // of the contributors' partial sums

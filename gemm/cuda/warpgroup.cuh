@@ -27,8 +27,8 @@ namespace rocm_kernels {
 namespace cuda {
 
 // `Tiles` says which product's tiles these are. Grid: workers * cluster blocks of
-// kWarpgroupThreads. Boxes: [block_r or half, 128 bytes] and [block_c or half, 128 bytes]. Shared
-// memory: warpgroup_shared_bytes().
+// kWarpgroupThreads. Boxes: [rows_box, 128 bytes] and [columns_box, 128 bytes]. Shared memory:
+// warpgroup_shared_bytes(); rows of a tile that no box brings hold anything, and are not stored.
 template <class Tile, class Tiles = DenseTiles<Tile>>
 __global__ void __launch_bounds__(kWarpgroupThreads, 1)
     gemm_warpgroup_kernel(const __grid_constant__ CUtensorMap rows_map,
@@ -63,7 +63,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   const uint32_t stages = pinned_address(dynamic_shared + padding);
   uint8_t* const after_stages = dynamic_shared + padding + p.num_stages * kStageBytes;
   // [buffer][kScaleRows of a, then kMaxScaleGroups of w][kScaleRun]
-  float* const block_scales = reinterpret_cast<float*>(after_stages + kStagingBytes);
+  float* const block_scales =
+      reinterpret_cast<float*>(after_stages + kMathGroups * 4 * Tiles::warp_staging(p));
   constexpr int kBufferScales = (kScaleRows + kMaxScaleGroups) * kScaleRun;
 
   allow_next_kernel();
@@ -99,8 +100,9 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
       const CUtensorMap& map = is_rows ? rows_map : columns_map;
       prefetch_tensor_map(map);
       const bool shared = p.cluster > 1 && is_rows == p.share_rows;
-      const int bytes = is_rows ? kRowBytes : kColumnBytes;
-      const int part = shared ? rank * (is_rows ? Tile::kRows : Tile::kColumns) / 2 : 0;
+      const int box_rows = is_rows ? p.rows_box : p.columns_box;
+      const int bytes = box_rows * kChunkBytes * (shared ? 2 : 1);
+      const int part = shared ? rank * box_rows : 0;
       const uint32_t to = stages + (is_rows ? 0 : kRowBytes) + part * kChunkBytes;
       const uint64_t policy = l2_policy(is_rows ? p.rows_policy : p.columns_policy);
       bool waiting = true;
@@ -193,29 +195,49 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
       wait_for_previous_kernel();
       const auto& schedule = tiles.schedule();
       Units units(schedule, worker);
-      Unit unit;
-      int buffer = 0, parity = 1;
-      for (bool more = true; more;) {
-        more = units.take(unit);
-        mbarrier_wait(unit_empty + buffer * 8, parity);
+      Unit unit, next_unit;
+      bool more = units.take(unit);
+      typename Tiles::Place place{}, next_place{};
+      if (more) place = tiles.place_of(unit.tile);
+      for (int buffer = 0, parity = 1;;) {
         UnitInfo& info = units_ahead[buffer];
-        if (more) {
-          const auto place = tiles.place_of(unit.tile);
-#pragma unroll 4
-          for (int i = lane; i < Tile::kRows; i += 32) {
-            info.row_factor[i] =
-                Tile::kSwapped ? tiles.w_factor(place, i) : tiles.a_factor(place, i);
-            if (Tile::kSwapped) info.bias[i] = tiles.bias(place, i);
+        const bool more_follow = more && units.take(next_unit);
+        if (!more) {
+          mbarrier_wait(unit_empty + buffer * 8, parity);
+        } else {
+          // All loads are under way before any is waited for, and before the buffer is free.
+          constexpr int kRowLanes = (Tile::kRows + 31) / 32,
+                        kColumnLanes = (Tile::kColumns + 31) / 32;
+          constexpr int kBiasLanes = Tile::kSwapped ? kRowLanes : kColumnLanes;
+          float row_factor[kRowLanes], column_factor[kColumnLanes], bias[kBiasLanes];
+#pragma unroll
+          for (int i = 0; i < kRowLanes; ++i) {
+            const int row = lane + i * 32;
+            row_factor[i] =
+                Tile::kSwapped ? tiles.w_factor(place, row) : tiles.a_factor(place, row);
           }
-#pragma unroll 4
-          for (int i = lane; i < Tile::kColumns; i += 32) {
-            info.column_factor[i] =
-                Tile::kSwapped ? tiles.a_factor(place, i) : tiles.w_factor(place, i);
-            if (!Tile::kSwapped) info.bias[i] = tiles.bias(place, i);
+#pragma unroll
+          for (int i = 0; i < kColumnLanes; ++i) {
+            const int column = lane + i * 32;
+            column_factor[i] =
+                Tile::kSwapped ? tiles.a_factor(place, column) : tiles.w_factor(place, column);
           }
+#pragma unroll
+          for (int i = 0; i < kBiasLanes; ++i) bias[i] = tiles.bias(place, lane + i * 32);
+          if (more_follow) next_place = tiles.place_of(next_unit.tile);
+          mbarrier_wait(unit_empty + buffer * 8, parity);
+#pragma unroll
+          for (int i = 0; i < kRowLanes; ++i) info.row_factor[lane + i * 32] = row_factor[i];
+#pragma unroll
+          for (int i = 0; i < kColumnLanes; ++i)
+            info.column_factor[lane + i * 32] = column_factor[i];
+#pragma unroll
+          for (int i = 0; i < kBiasLanes; ++i) info.bias[lane + i * 32] = bias[i];
           if (lane == 0) {
             info.first_row = place.first_row;
             info.first_column = place.first_column;
+            info.own_row = place.own_row;
+            info.own_column = place.own_column;
             info.end_row = place.end_row;
             info.end_column = place.end_column;
             info.contributor = unit.contributor;
@@ -232,6 +254,10 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
         if (lane == 0) info.chunks = more ? unit.end - unit.begin : 0;
         __syncwarp();
         if (lane == 0) mbarrier_arrive(unit_full + buffer * 8);
+        if (!more) break;
+        more = more_follow;
+        unit = next_unit;
+        place = next_place;
         buffer ^= 1;
         if (buffer == 0) parity ^= 1;
       }
@@ -433,13 +459,14 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
       // Computed from what the compiler does not know: or it keeps all that follows from it, for
       // every tile, in registers that the sums need.
       const int thread = threadIdx.x % 128 + unit.zero;
-      tiles.finish(unit, group, thread, after_stages + warp * kWarpStagingBytes,
+      tiles.finish(unit, group, thread, after_stages + warp * Tiles::warp_staging(p),
                    finished_groups[group], sums);
       __syncwarp();
       if (lane == 0) mbarrier_arrive(unit_empty + buffer * 8);
       buffer ^= 1;
       if (buffer == 0) unit_parity ^= 1;
     }
+    tiles.end();
   }
   // A block must not end while the other of its cluster still sends to it.
   if (p.cluster > 1) {
