@@ -14,6 +14,7 @@ struct MoeConfig {
     kStreamed,   // few rows an expert: weights without a pause (cdna/streamed.h, cuda/streamed.cuh)
     kTiled,      // tiles by matrix instructions (cdna/tiled.h, cuda/tiled.cuh)
     kWarpgroup,  // many rows an expert: gemm's tiles by TMA and wgmma (cuda/grouped_tiles.cuh)
+    kResident,   // few tokens in FP8: blocks keep all rows, and quantise them (cuda/resident.cuh)
   };
   // In which order tiles of one part of K follow each other. Rows: all columns of a tile of rows,
   // then the next rows. Columns: all rows, whichever their expert, of a tile of columns.
@@ -29,14 +30,18 @@ struct MoeConfig {
   bool ends_in_groups() const { return design == Design::kTiled && block_n == 256; }
   // Whether products find each expert's rows by themselves, from the ids: nothing is routed before
   // them, and a row's number is its slot's (cuda/streamed.cuh).
-  bool routes_itself(bool nvidia) const { return nvidia && design == Design::kStreamed; }
+  bool routes_itself(bool nvidia) const {
+    return nvidia && (design == Design::kStreamed || is_resident());
+  }
+  // Whether products quantise their rows themselves, and down adds the slots of a token.
+  bool is_resident() const { return design == Design::kResident; }
   // Whether the gate_up product takes its rows of x in the order of experts: a copy, for the copy
   // engine cannot gather.
   bool sorts_rows() const { return design == Design::kWarpgroup; }
   // Tiles of rows that are walked down before the next columns; 0: all.
   int32_t walked() const { return order == kRow ? 1 : order == kColumn ? 0 : group_m; }
 
-  static constexpr const char* kDesigns[] = {"plain", "streamed", "tiled", "warpgroup"};
+  static constexpr const char* kDesigns[] = {"plain", "streamed", "tiled", "warpgroup", "resident"};
   static constexpr const char* kOrders[] = {"row", "column", "grouped"};
   static constexpr ConfigField<MoeConfig> kFields[] = {
       {"block_m", &MoeConfig::block_m},         {"block_n", &MoeConfig::block_n},
@@ -61,6 +66,7 @@ struct MoeShape {
   int32_t compact;         // an expert's weights, and its scales, span less than 2 GiB
   int32_t interleaved;
   int32_t out_type;  // DType of grouped_gemm's out
+  int32_t tokens;    // of a layer; grouped_gemm has none
 
   DType a() const { return static_cast<DType>(a_type); }
   DType w() const { return static_cast<DType>(w_type); }

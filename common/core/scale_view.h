@@ -25,6 +25,10 @@ struct ScaleView {
 
   ROCM_KERNELS_HOST_DEVICE bool is_blocked() const { return kind == Kind::kBlock; }
 
+  // Where the factor of a whole row lies; kTensor and kRow alone have one.
+  ROCM_KERNELS_HOST_DEVICE const float* outer_address(int64_t row) const {
+    return kind == Kind::kRow ? data + row * row_stride : data;
+  }
   // The factor of a whole row, applied to its finished sum; 1 where there is none.
   ROCM_KERNELS_HOST_DEVICE float outer(int64_t row) const {
     if (kind == Kind::kTensor) return ROCM_KERNELS_LOAD_CONSTANT(data);

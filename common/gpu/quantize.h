@@ -83,11 +83,10 @@ ROCM_KERNELS_DEVICE float reduce_group(float amax, int shift) {
   return amax;
 }
 
-// Stores y * inverse as FP8.
+// y * inverse as FP8.
 template <Fit kFit, int kCount>
-ROCM_KERNELS_DEVICE void store_fp8(const float (&y)[kCount], float inverse, int row, int column,
-                                   int columns, const Output& output) {
-  uint32_t codes[kCount / 4];
+ROCM_KERNELS_DEVICE void fp8_codes(const float (&y)[kCount], float inverse, const Output& output,
+                                   uint32_t (&codes)[kCount / 4]) {
 #pragma unroll
   for (int i = 0; i < kCount; i += 4) {
     const float a = y[i] * inverse, b = y[i + 1] * inverse;
@@ -96,8 +95,39 @@ ROCM_KERNELS_DEVICE void store_fp8(const float (&y)[kCount], float inverse, int 
     const bool fnuz = kFit == Fit::kWhole ? kPreferredFnuz : output.fnuz;
     codes[i / 4] = fnuz ? fp8x4_from_float<true>(a, b, c, d) : fp8x4_from_float<false>(a, b, c, d);
   }
+}
+
+// Stores codes of a lane's vector.
+template <Fit kFit, int kWords>
+ROCM_KERNELS_DEVICE void store_codes(const uint32_t (&codes)[kWords], int row, int column,
+                                     int columns, const Output& output) {
   store_words<1, kFit>(static_cast<uint8_t*>(output.data) + int64_t{row} * output.stride, column,
                        columns, output.aligned, codes);
+}
+
+// Stores y * inverse as FP8.
+template <Fit kFit, int kCount>
+ROCM_KERNELS_DEVICE void store_fp8(const float (&y)[kCount], float inverse, int row, int column,
+                                   int columns, const Output& output) {
+  uint32_t codes[kCount / 4];
+  fp8_codes<kFit>(y, inverse, output, codes);
+  store_codes<kFit>(codes, row, column, columns, output);
+}
+
+// The scale of the group of columns that a lane's vector is in, and its number, -1 in all but the
+// group's first lane. All lanes of a wave take part; those beyond the row have columns <= column.
+struct GroupScale {
+  float scale;
+  int group;
+};
+template <typename T>
+ROCM_KERNELS_DEVICE GroupScale group_scale(const float (&y)[kVectorElements<T>], int column,
+                                           int columns, const Output& output) {
+  const float amax = reduce_group(column < columns ? amax_of(y, 0.0f) : 0.0f, output.group_shift);
+  const int vector = column / kVectorElements<T>;
+  const int group = vector >> output.group_shift;
+  const bool is_first = column < columns && group << output.group_shift == vector;
+  return {scale_of_amax(amax, output), is_first ? group : -1};
 }
 
 // Stores a lane's values of one vector with every scaling that needs no other thread's values than
@@ -106,20 +136,16 @@ ROCM_KERNELS_DEVICE void store_fp8(const float (&y)[kCount], float inverse, int 
 template <typename T, Fit kFit>
 ROCM_KERNELS_DEVICE void store_output(const float (&y)[kVectorElements<T>], float inverse, int row,
                                       int column, int columns, const Output& output) {
-  constexpr int kCount = kVectorElements<T>;
   if (output.scaling == Scaling::kNone) {
     store_words<sizeof(T), kFit>(static_cast<T*>(output.data) + int64_t{row} * output.stride,
                                  column, columns, output.aligned, pack<T>(y).word);
     return;
   }
   if (output.scaling == Scaling::kPerGroup) {
-    const float amax = reduce_group(column < columns ? amax_of(y, 0.0f) : 0.0f, output.group_shift);
-    const float scale = scale_of_amax(amax, output);
-    inverse = 1.0f / scale;
-    const int vector = column / kCount;
-    const int group = vector >> output.group_shift;
-    if (column < columns && group << output.group_shift == vector) {
-      output.scales[int64_t{row} * output.groups + group] = scale;
+    const GroupScale of_group = group_scale<T>(y, column, columns, output);
+    inverse = 1.0f / of_group.scale;
+    if (of_group.group >= 0) {
+      output.scales[int64_t{row} * output.groups + of_group.group] = of_group.scale;
     }
   }
   store_fp8<kFit>(y, inverse, row, column, columns, output);

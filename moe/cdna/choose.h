@@ -38,8 +38,8 @@ inline Status check_config(const MoeShape& s, const MoeConfig& c, const Target& 
   if (c.design == MoeConfig::Design::kPlain) {
     return c == MoeConfig{} ? nullptr : "moe config: the plain design takes its default fields";
   }
-  if (c.design == MoeConfig::Design::kWarpgroup) {
-    return "moe config: the warpgroup design is NVIDIA's";
+  if (c.design == MoeConfig::Design::kWarpgroup || c.is_resident()) {
+    return "moe config: the warpgroup and the resident design are NVIDIA's";
   }
   if (const Status error = check_operands(s, target)) return error;
   if (c.design == MoeConfig::Design::kTiled && find_moe_tile(c.block_m, c.block_n) < 0) {

@@ -1,12 +1,13 @@
 // Which config serves the mixture-of-experts ops on an NVIDIA GPU: by the time that its bytes and
 // its rounds of blocks take. Pure functions of the shape and the device; no table of shapes. The
-// rates are published ones: nothing here is measured.
+// rates are published ones; what is measured says so.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 
 #include "../config.h"
+#include "resident.h"
 #include "streamed.h"
 #include "tiles.h"
 
@@ -20,6 +21,21 @@ inline int32_t k_of(const MoeShape& s, int product) { return product == 0 ? s.k 
 inline int32_t n_of(const MoeShape& s, int product) { return product == 0 ? s.n : s.k; }
 inline StreamedStage streamed_stage(const MoeShape& s, const MoeConfig& c, int product) {
   return streamed_stage(c, s.a(), s.w(), k_of(s, product), s.blocks >> product & 1);
+}
+
+inline ResidentShape resident_shape(const MoeShape& s, const MoeConfig& c, int product) {
+  const StreamedStage stage = streamed_stage(s, c, product);
+  return {product == 0 ? s.tokens : s.rows, k_of(s, product), stage.block_n,
+          product == 0 ? 0 : s.rows, stage.block_scales};
+}
+
+// By what the rows of w that share a block's scales ask for.
+inline Status check_halves(const MoeShape& s, const MoeConfig& c) {
+  if ((s.blocks & 1) != 0 && !s.interleaved &&
+      s.n / 2 % (streamed_stage(s, c, 0).block_n / 2) != 0) {
+    return "moe config: with block scales, I must be a multiple of half of block_n";
+  }
+  return nullptr;
 }
 
 inline Status check_streamed(const MoeShape& s, const MoeConfig& c, const MoeDevice& device) {
@@ -40,11 +56,27 @@ inline Status check_streamed(const MoeShape& s, const MoeConfig& c, const MoeDev
       return "moe config: an SM has too little shared memory to stream by this tile";
     }
   }
-  if ((s.blocks & 1) != 0 && !s.interleaved &&
-      s.n / 2 % (streamed_stage(s, c, 0).block_n / 2) != 0) {
-    return "moe config: streamed with block scales, I must be a multiple of half of block_n";
+  return check_halves(s, c);
+}
+
+inline Status check_resident(const MoeShape& s, const MoeConfig& c, const MoeDevice& device) {
+  if (device.compute_capability < 90) return "moe config: the resident design needs sm_90 or later";
+  if (!s.fused) return "moe config: the resident design serves fused_moe alone";
+  if (s.a() != DType::kFloat8E4M3FN) return "moe config: the resident design quantises to FP8";
+  if (c.block_m != kResidentBlockM || (c.block_n != 32 && c.block_n != kStreamedMaxN)) {
+    return "moe config: resident tiles are 8 x 32 or 64";
   }
-  return nullptr;
+  if (c.split_k != 1) return "moe config: the resident design does not divide K; split_k must be 1";
+  if (s.rows > kResidentSlots) return "moe config: more than 32 slots are not resident";
+  for (int product = 0; product < 2; ++product) {
+    if (k_of(s, product) % 16 != 0) {
+      return "moe config: resident rows must be whole numbers of 16 bytes";
+    }
+    if (resident_stages(resident_shape(s, c, product), device) < kResidentLeastStages) {
+      return "moe config: rows of this length leave too little shared memory to be resident";
+    }
+  }
+  return check_halves(s, c);
 }
 
 inline Status check_warpgroup(const MoeShape& s, const MoeConfig& c, const MoeDevice& device) {
@@ -81,6 +113,7 @@ inline Status check_moe_config(const MoeShape& s, const MoeConfig& c, const MoeD
   if (!s.aligned) return "moe config: rows must start at multiples of 16 bytes";
   if (c.group_m < 1 || c.xcds != 1) return "moe config: group_m must be at least 1, xcds 1";
   if (c.design == MoeConfig::Design::kStreamed) return check_streamed(s, c, device);
+  if (c.design == MoeConfig::Design::kResident) return check_resident(s, c, device);
   if (c.design == MoeConfig::Design::kWarpgroup) return check_warpgroup(s, c, device);
   if (find_moe_tile(c.block_m, c.block_n) < 0) {
     return "moe config: block_m x block_n must be 128 x 128, 64 x 128, 32 x 64 or 16 x 64";
@@ -111,16 +144,37 @@ inline float bytes_of_w(const MoeShape& s) {
   return s.w() == DType::kFloat4E2M1x2 ? 0.53f : static_cast<float>(size_of(s.w()));
 }
 
+// What work that goes on at once takes: what nearly weighs as much adds to the longest.
+inline float joined(float a, float b, float c = 0) {
+  const auto fourth = [](float x) { return x * x * x * x; };
+  return std::pow(fourth(a) + fourth(b) + fourth(c), 0.25f);
+}
+
+// What one product's operands cost to multiply.
+struct MultiplyRates {
+  float slice_cycles;    // streamed: of a scheduler, to widen 64 bytes of 32 rows of w
+  float rows_cycles;     // and to multiply them with 8 rows of a
+  float warpgroup_rate;  // multiply-adds an us of an SM, times bytes of an element
+  float mma_rate;        // of mma.sync, an us of an SM
+};
+inline MultiplyRates rates_of(const MoeShape& s, int product) {
+  if (s.w() == DType::kFloat4E2M1x2) return {760, 600, 0, 0.19e6f};
+  if (size_of(s.w()) == 2) return {10, 190, 5.3e6f, 0.39e6f};
+  if (s.blocks >> product & 1) return {170, 300, 3.6e6f, 0.255e6f};
+  return {150, 180, 3.95e6f, 0.43e6f};
+}
+
 // One streamed product's time in us: the SM with the most units takes in its bytes, or multiplies
 // them; and what no byte hides.
 inline float streamed_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device,
                            int product) {
-  constexpr float kTerabytes = 4.3f;   // a second, sustained
-  constexpr float kOutsideUs = 2.5f;   // launch, first bytes, last sums
-  constexpr float kSliceCycles = 150;  // of a scheduler: to widen 64 bytes of 32 rows of w
-  constexpr float kRowsCycles = 120;   // and to multiply them with 8 rows of a
+  constexpr float kTerabytes = 5.2f;  // a second, as if all SMs had as much as the busiest
+  constexpr float kOutsideUs = 5.8f;  // launch, first bytes, last sums; quantising, or the combine
+  constexpr float kUnitUs = 0.28f;
+  constexpr float kAloneFactor = 1.28f;  // for what one block an SM waits, which two would hide
   constexpr float kCyclesPerUs = 1755;
   const StreamedStage stage = streamed_stage(s, c, product);
+  const MultiplyRates rates = rates_of(s, product);
   const int32_t n = n_of(s, product), k = k_of(s, product);
   const float touched = touched_experts(s);
   const float each = s.rows / touched;
@@ -132,19 +186,25 @@ inline float streamed_time(const MoeShape& s, const MoeConfig& c, const MoeDevic
   const float slices =
       busiest * std::ceil(1.0f * w_row_bytes(s.w(), k) / stage.row_bytes()) * kStreamedWarps;
   const float rows = std::ceil(std::min<float>(each, c.block_m) / 8);
-  const float multiply = slices / 4 * (kSliceCycles + kRowsCycles * rows) / kCyclesPerUs;
-  return std::max(load, multiply) + kOutsideUs;
+  float multiply = slices / 4 * (rates.slice_cycles + rates.rows_cycles * rows) / kCyclesPerUs;
+  if (streamed_blocks_per_sm(c.block_m) == 1) multiply *= kAloneFactor;
+  return joined(load, multiply) + busiest * kUnitUs + kOutsideUs;
 }
+
+// What a resident layer gains beside a streamed one. With a scale a row each block reads its rows
+// twice before it can quantise them, and loses.
+inline float resident_gain(const MoeShape& s) { return s.blocks == 0 ? -1.0f : 5.5f; }
 
 // One product's time in us by the warpgroup kernel: the SM with the most tiles multiplies, or takes
 // them in from L2 or memory.
 inline float warpgroup_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device,
                             int product) {
-  constexpr float kTerabytes = 4.2f;         // a second, sustained
-  constexpr float kL2BytesPerUs = 55e3f;     // that an SM gets
-  constexpr float kMacsPerUs = 4.5e6f;       // of FP8, of an SM; of 16-bit operands half as many
-  constexpr float kOutsideUs = 3.0f;         // launch, first bytes, last tile's end
-  constexpr float kStoreBytesPerUs = 15e3f;  // of a tile's end
+  constexpr float kTerabytes = 3.45f;     // a second, sustained
+  constexpr float kL2BytesPerUs = 62e3f;  // that an SM gets
+  constexpr float kOutsideUs = 10.0f;     // launch, first bytes, last tile's end, and quantising h
+  constexpr float kEndUs = 0.55f;         // of a tile
+  constexpr float kStoreBytesPerUs = 35e3f, kStagedBytesPerUs = 80e3f;
+  constexpr float kColumnBytesPerUs = 24e3f;  // where w is the 64-row operand
   const int32_t n = n_of(s, product), k = k_of(s, product);
   const float bytes = static_cast<float>(size_of(s.a()));
   const float touched = touched_experts(s), cluster = static_cast<float>(warpgroup_cluster(c));
@@ -152,64 +212,60 @@ inline float warpgroup_time(const MoeShape& s, const MoeConfig& c, const MoeDevi
   const float tiles = tiles_m * std::ceil(n / (c.block_n * cluster)) * cluster;
   const float busiest = std::ceil(tiles / device.sm_count);
   const float area = static_cast<float>(c.block_m) * c.block_n;
-  const float multiply = busiest * area * k * bytes / kMacsPerUs;
+  const float multiply = busiest * area * k * bytes / rates_of(s, product).warpgroup_rate;
   const float load = busiest * (c.block_m / cluster + c.block_n) * k * bytes / kL2BytesPerUs;
   const float out_bytes = s.fused && product == 0 ? 2.0f : 4.0f;  // of each of w's rows
   const float rows = std::min<float>(s.rows / touched, c.block_m);
-  const float store = busiest * rows * c.block_n * out_bytes / kStoreBytesPerUs;
+  const bool staged = warp_staging_bytes(c, k * size_of(s.a()), s.fused && product == 1) > 0;
+  const float store = busiest * rows * c.block_n * out_bytes /
+                      (staged                  ? kStagedBytesPerUs
+                       : c.block_n > c.block_m ? kColumnBytesPerUs
+                                               : kStoreBytesPerUs);
   const float memory =
       (touched * n * k * bytes + 1.0f * s.rows * k * bytes + out_bytes * s.rows * n) /
       (kTerabytes * 1e6f);
-  return std::max({multiply, load, memory}) + store + kOutsideUs;
+  return joined(multiply, load, memory) + store + busiest * kEndUs + kOutsideUs;
 }
 
 // One tiled product's time in us.
-inline float product_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device, int32_t n,
-                          int32_t k, int32_t split_k) {
-  constexpr float kLaunchUs = 1.5f;
-  constexpr float kMemoryUs = 0.9f;          // a load from memory, under load
-  constexpr float kTerabytes = 4.0f;         // a second, sustained
-  constexpr float kMacsPerUs = 1.2e6f;       // of mma.sync, of an SM
-  constexpr float kSharedBytes = 200 << 10;  // an SM
-  constexpr float kThreads = 1024;           // that registers allow
-  const MoeTile& tile = kMoeTiles[find_moe_tile(c.block_m, c.block_n)];
-  const float a_bytes = static_cast<float>(size_of(s.a()));
-  const float w_bytes = bytes_of_w(s);
+inline float tiled_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device,
+                        int product) {
+  constexpr float kOutsideUs = 14.0f;
+  constexpr float kTerabytes = 1.8f;         // a second
+  constexpr float kLargeTileFactor = 1.38f;  // 128 rows of a, in registers that are too few
+  const int32_t n = n_of(s, product), k = k_of(s, product);
+  const float split_k = product == 1 ? static_cast<float>(c.split_k) : 1.0f;
   const float touched = touched_experts(s);
   const float tiles_m = touched * std::ceil(s.rows / touched / c.block_m);
   const float blocks = tiles_m * std::ceil(static_cast<float>(n) / c.block_n) * split_k;
-  const float stage = static_cast<float>(tile.stage_bytes(moe_step_bytes_a(s.a(), s.w())));
   const float busiest = std::ceil(blocks / device.sm_count);
-  const float at_once = std::min({busiest, std::floor(kSharedBytes / (stage * tile.num_stages)),
-                                  std::floor(kThreads / tile.threads())});
-  // A block takes in its bytes at the rate that its SM's stages under way allow.
-  const float taken = static_cast<float>(k) / split_k * (c.block_n * w_bytes + c.block_m * a_bytes);
-  const float in_flight = at_once * std::min(taken, stage * (tile.num_stages - 1));
-  const float load = busiest * taken * kMemoryUs / in_flight;
   // Reading and widening a fragment of w weighs as much as 8 rows of a.
-  const float multiply =
-      busiest * (c.block_m + 8) * c.block_n * (static_cast<float>(k) / split_k) / kMacsPerUs;
-  const float bytes = touched * n * k * w_bytes + 1.0f * s.rows * k * a_bytes +
+  const float multiply = busiest * (c.block_m + 8) * c.block_n * (k / split_k) /
+                         rates_of(s, product).mma_rate *
+                         (c.block_m == 128 ? kLargeTileFactor : 1.0f);
+  const float bytes = touched * n * k * bytes_of_w(s) + 1.0f * s.rows * k * size_of(s.a()) +
                       4.0f * s.rows * n * split_k * (split_k > 1 ? 2 : 1);
-  // They hide each other but for an eighth.
-  const float memory = bytes / (kTerabytes * 1e6f);
-  const float longest = std::max({load, multiply, memory});
-  return longest + (load + multiply + memory - longest) / 8 + kLaunchUs + kMemoryUs;
+  return joined(multiply, bytes / (kTerabytes * 1e6f)) + kOutsideUs;
 }
 
 inline float modelled_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device) {
-  constexpr float kRouteUs = 4.0f;  // before the first product, unless it routes itself
-  if (c.design == MoeConfig::Design::kStreamed) {
-    return streamed_time(s, c, device, 0) + streamed_time(s, c, device, 1);
+  const auto of_products = [&](auto time) {
+    return time(s, c, device, 0) + (s.fused ? time(s, c, device, 1) : 0.0f);
+  };
+  switch (c.design) {
+    case MoeConfig::Design::kResident:
+      return of_products(streamed_time) - resident_gain(s);
+    case MoeConfig::Design::kStreamed:
+      return of_products(streamed_time);
+    case MoeConfig::Design::kWarpgroup: {
+      if (!s.fused) return of_products(warpgroup_time);
+      constexpr float kRouteUs = 9.0f, kSortBytesPerUs = 2.4e6f;
+      const float sorted = 2.0f * s.rows * s.k * size_of(s.a());
+      return kRouteUs + sorted / kSortBytesPerUs + of_products(warpgroup_time);
+    }
+    default:
+      return of_products(tiled_time);
   }
-  if (c.design == MoeConfig::Design::kWarpgroup) {
-    if (!s.fused) return warpgroup_time(s, c, device, 0);
-    const float sorted = 2.0f * s.rows * s.k * size_of(s.a()) / 4e6f;
-    return kRouteUs + sorted + warpgroup_time(s, c, device, 0) + warpgroup_time(s, c, device, 1);
-  }
-  if (!s.fused) return product_time(s, c, device, s.n, s.k, 1);
-  return kRouteUs + product_time(s, c, device, s.n, s.k, 1) +
-         product_time(s, c, device, s.k, s.n / 2, c.split_k);
 }
 
 // Calls visit(config) for the configs that can serve the shape and are worth a try.
@@ -234,6 +290,9 @@ void for_each_config(const MoeShape& s, const MoeDevice& device, const Visit& vi
     for (const int32_t block_n : {32, 64}) {
       consider(MoeConfig::Design::kStreamed, block_m, block_n);
     }
+  }
+  for (const int32_t block_n : {32, 64}) {
+    consider(MoeConfig::Design::kResident, kResidentBlockM, block_n);
   }
   for (const MoeWarpgroupTile& tile : kMoeWarpgroupTiles) {
     consider(MoeConfig::Design::kWarpgroup, tile.block_m, tile.block_n);

@@ -4,6 +4,7 @@
 #include "../gpu/route_kernels.h"
 #include "choose.h"
 #include "launch_grouped_tiles.h"
+#include "launch_resident.h"
 #include "launch_streamed.h"
 #include "tiled.cuh"
 
@@ -91,6 +92,21 @@ Status launch_streamed_product(GroupedEnd end, const GroupedProblem& p, const Mo
       stream);
 }
 
+Status launch_resident_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
+                               const SlotIds& slots, Stream stream) {
+  MoeDevice device;
+  if (const Status error = current_moe_device(device)) return error;
+  const bool is_gate_up = end == GroupedEnd::kGateUp;
+  const StreamedStage stage =
+      streamed_stage(config, p.w.dtype, p.w.dtype, p.k, p.w.scale.is_blocked());
+  const int32_t rows = is_gate_up ? slots.slots / p.slots_of_token : slots.slots;
+  const ResidentShape shape = {rows, p.k, stage.block_n, is_gate_up ? 0 : slots.slots,
+                               stage.block_scales};
+  return launch_resident(
+      {end, p, slots, shape, resident_stages(shape, device), config.walked(), device.sm_count},
+      stream);
+}
+
 Status launch_warpgroup_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
                                 const SlotIds& slots, Stream stream) {
   MoeDevice device;
@@ -136,6 +152,8 @@ Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& 
   switch (config.design) {
     case MoeConfig::Design::kStreamed:
       return cuda::launch_streamed_product(end, p, config, slots, stream);
+    case MoeConfig::Design::kResident:
+      return cuda::launch_resident_product(end, p, config, slots, stream);
     case MoeConfig::Design::kWarpgroup:
       return cuda::launch_warpgroup_product(end, p, config, slots, stream);
     case MoeConfig::Design::kTiled:

@@ -12,6 +12,7 @@
 #include "../../gemm/cuda/warpgroup.cuh"
 #include "../../gemm/schedule.h"
 #include "../gpu/problem.h"
+#include "tiles.h"
 
 namespace rocm_kernels {
 namespace cuda {
@@ -27,6 +28,8 @@ struct GroupedTilesProblem {
   int32_t num_stages = 0;
   int32_t cluster = 1;
   bool share_rows = true;  // a
+  int32_t rows_box = 0, columns_box = 0;
+  int32_t warp_staging = 0;  // bytes; 0: threads store
   L2Policy rows_policy = L2Policy::kEvictNormal, columns_policy = L2Policy::kEvictNormal;
   bool wide_scale_a = false, wide_scale_w = false;
   ScaleView scale_a;
@@ -45,6 +48,7 @@ class GroupedTiles {
   static constexpr int kTileM = Tile::kSwapped ? Tile::kColumns : Tile::kRows;  // rows of a
   static constexpr int kTileN = Tile::kSwapped ? Tile::kRows : Tile::kColumns;  // rows of w
   static constexpr int kBoxRows = 128;                                          // of w
+  __device__ __forceinline__ static int warp_staging(const Problem& p) { return p.warp_staging; }
   static_assert(kTileN % kBoxRows == 0 && Tile::kPaired == kGateUp, "");
 
   __device__ __forceinline__ GroupedTiles(const Problem& all, int rank)
@@ -65,6 +69,8 @@ class GroupedTiles {
     Place found;
     found.first_row = Tile::kSwapped ? first_n : rows.begin;
     found.first_column = Tile::kSwapped ? rows.begin : first_n;
+    found.own_row = found.first_row;
+    found.own_column = found.first_column;
     found.end_row = Tile::kSwapped ? p_.n : rows.end;
     found.end_column = Tile::kSwapped ? rows.end : p_.n;
     found.expert = rows.expert;
@@ -103,16 +109,22 @@ class GroupedTiles {
     return row >= 0 ? p_.bias(place.expert, row) : 0.0f;
   }
 
-  // Each thread stores what it has: eight neighbours of a row are a whole sector of memory.
-  __device__ __forceinline__ void finish(
-      const UnitInfo& unit, int group, int thread, uint8_t*, int&,
-      const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) const {
+  // Sums of a short K go out by the copy engine (StagedRows), for its tiles are mostly their ends;
+  // else each thread stores what it has. What a path knows when it is compiled (the activation, how
+  // it stores) is told apart here, once a tile: asked at each element it was 36 instructions of an
+  // element's 40.
+  __device__ __forceinline__ void finish(const UnitInfo& unit, int group, int thread,
+                                         uint8_t* staging, int&,
+                                         const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) {
     if constexpr (kGateUp) {
-      // The activation is a constant of each path: told apart at each element it would be most of
-      // the code.
       using Activation = GatedActivation;
       const auto finish_by = [&](auto activation) {
-        finish_h<decltype(activation)::value>(unit, group, thread, sums);
+        constexpr Activation kActivation = decltype(activation)::value;
+        if (p_.wide_stores) {
+          finish_h<kActivation, true>(unit, group, thread, sums);
+        } else {
+          finish_h<kActivation, false>(unit, group, thread, sums);
+        }
       };
       switch (p_.activation) {
         case Activation::kSilu:
@@ -124,9 +136,25 @@ class GroupedTiles {
         case Activation::kSwigluOai:
           return finish_by(std::integral_constant<Activation, Activation::kSwigluOai>());
       }
+    } else if (p_.out_dtype != DType::kFloat32) {
+      if (p_.wide_stores) {
+        finish_rows<uint16_t, true>(unit, group, thread, sums);
+      } else {
+        finish_rows<uint16_t, false>(unit, group, thread, sums);
+      }
+    } else if (all_.warp_staging > 0) {
+      if constexpr (!Tile::kSwapped) stage_rows(unit, group, thread, staging, sums);
+    } else if (p_.wide_stores) {
+      finish_rows<float, true>(unit, group, thread, sums);
     } else {
-      finish_rows(unit, group, thread, sums);
+      finish_rows<float, false>(unit, group, thread, sums);
     }
+  }
+  // The copy engine has stored all rows of this warp.
+  __device__ __forceinline__ void end() const {
+#if __CUDA_ARCH__ >= 900
+    if (all_.warp_staging > 0) wait_for_stores();
+#endif
   }
 
  private:
@@ -140,22 +168,29 @@ class GroupedTiles {
     return p_.interleaved ? 2 * column + up : up * (p_.n / 2) + column;
   }
 
-  __device__ __forceinline__ void store_pair_of_row(int64_t at, int left, float low,
+  static constexpr int kStagedColumns = kMoeStagedColumns;
+  // h is what down multiplies, or float32 that will be quantised.
+  using HElement = std::conditional_t<is_fp8(Tile::kType), float, uint16_t>;
+
+  // Elements `at` of out and the next, whichever of the two lie before `left`. kWide: both or none.
+  template <class Element, bool kWide>
+  __device__ __forceinline__ void store_pair_of_row(Element* at, int left, float low,
                                                     float high) const {
-    if (p_.wide_stores && left >= 2) {
-      if (p_.out_dtype == DType::kFloat32) {
-        *reinterpret_cast<float2*>(static_cast<float*>(p_.out) + at) = make_float2(low, high);
-      } else {
-        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p_.out) + at) =
-            pack_pair(p_.out_dtype, low, high);
-      }
-      return;
+    if constexpr (!kWide) {
+      if (left >= 1) store_one(at, low);
+      if (left >= 2) store_one(at + 1, high);
+    } else if constexpr (sizeof(Element) == 4) {
+      if (left >= 2) *reinterpret_cast<float2*>(at) = make_float2(low, high);
+    } else {
+      if (left >= 2) *reinterpret_cast<uint32_t*>(at) = pack_pair(p_.out_dtype, low, high);
     }
-    if (left >= 1) store_element(p_.out, p_.out_dtype, at, low);
-    if (left >= 2) store_element(p_.out, p_.out_dtype, at + 1, high);
+  }
+  __device__ __forceinline__ void store_one(float* at, float value) const { *at = value; }
+  __device__ __forceinline__ void store_one(uint16_t* at, float value) const {
+    store_element(at, p_.out_dtype, 0, value);
   }
 
-  template <GatedActivation kActivation>
+  template <GatedActivation kActivation, bool kWide>
   __device__ __forceinline__ void finish_h(
       const UnitInfo& unit, int group, int thread,
       const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) const {
@@ -163,101 +198,218 @@ class GroupedTiles {
     const int lane = thread % 32, quad = lane % 4;
     const int warp_row = thread / 32 * 16 + lane / 4;  // of a wave
     const int columns = p_.n / 2;
+    HElement* const out = static_cast<HElement*>(p_.out);
     if constexpr (Tile::kSwapped) {
       const int place = group * kBoxRows + warp_row;  // of the gate
       const int column = unit.first_row / 2 + group * kUp + warp_row;
+      float factor[2][2], bias[2][2];  // [8 rows further][gate, up]
 #pragma unroll
-      for (int tile = 0; tile < Tile::kColumnTiles; ++tile) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int m = tile * 8 + quad * 2 + j % 2, down = j / 2 * 8;
-          const int row = unit.first_column + m;
-          if (row >= unit.end_column || column + down >= columns) continue;
-          const float of_a = unit.column_factor[m];
-          const float gate =
-              sums[0][tile][j] * of_a * unit.row_factor[place + down] + unit.bias[place + down];
-          const float up = sums[1][tile][j] * of_a * unit.row_factor[place + down + kUp] +
-                           unit.bias[place + down + kUp];
-          store_element(p_.out, p_.out_dtype, row * p_.out_stride + column + down,
-                        gated(kActivation, p_.limit, gate, up));
-        }
+      for (int i = 0; i < 4; ++i) {
+        factor[i / 2][i % 2] = unit.row_factor[place + i / 2 * 8 + i % 2 * kUp];
+        bias[i / 2][i % 2] = unit.bias[place + i / 2 * 8 + i % 2 * kUp];
       }
-    } else {
-#pragma unroll
-      for (int wave = 0; wave < Tile::kWaves; ++wave) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int m = (group * Tile::kWaves + wave) * kWgmmaRows + warp_row + half * 8;
-          const int row = unit.first_row + m;
-          if (row >= unit.end_row) continue;
-          const float of_a = unit.row_factor[m];
-#pragma unroll
-          for (int tile = 0; tile < Tile::kColumnTiles / 2; ++tile) {
-            const int place = tile * 8 + quad * 2, column = unit.first_column / 2 + place;
-            float h[2];
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              const float gate =
-                  sums[wave][tile][half * 2 + e] * of_a * unit.column_factor[place + e] +
-                  unit.bias[place + e];
-              const float up = sums[wave][tile + kUp / 8][half * 2 + e] * of_a *
-                                   unit.column_factor[place + e + kUp] +
-                               unit.bias[place + e + kUp];
-              h[e] = gated(kActivation, p_.limit, gate, up);
-            }
-            store_pair_of_row(row * p_.out_stride + column, columns - column, h[0], h[1]);
-          }
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void finish_rows(
-      const UnitInfo& unit, int group, int thread,
-      const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) const {
-    const int lane = thread % 32, quad = lane % 4;
-    const int warp_row = group * Tile::kWaves * kWgmmaRows + thread / 32 * 16 + lane / 4;
-    if constexpr (Tile::kSwapped) {
 #pragma unroll
       for (int tile = 0; tile < Tile::kColumnTiles; ++tile) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int m = tile * 8 + quad * 2 + e, row = unit.first_column + m;
           if (row >= unit.end_column) continue;
-          const int64_t start = p_.out_row(row, 0);
           const float of_a = unit.column_factor[m];
+          HElement* const at = out + row * p_.out_stride + column;
 #pragma unroll
-          for (int wave = 0; wave < Tile::kWaves; ++wave) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-              const int place = warp_row + wave * kWgmmaRows + half * 8;
-              const int n = unit.first_row + place;
-              if (n >= unit.end_row) continue;
-              store_element(p_.out, p_.out_dtype, start + n,
-                            sums[wave][tile][half * 2 + e] * of_a * unit.row_factor[place] +
-                                unit.bias[place]);
+          for (int half = 0; half < 2; ++half) {
+            const float gate = sums[0][tile][half * 2 + e] * of_a * factor[half][0] + bias[half][0];
+            const float up = sums[1][tile][half * 2 + e] * of_a * factor[half][1] + bias[half][1];
+            if (column + half * 8 < columns) {
+              store_one(at + half * 8, gated(kActivation, p_.limit, gate, up));
             }
           }
         }
       }
     } else {
+      HElement* starts[Tile::kWaves][2];
+      float of_a[Tile::kWaves][2];
+      bool is_there[Tile::kWaves][2];
+      const int first = unit.first_column / 2 + quad * 2;
 #pragma unroll
-      for (int wave = 0; wave < Tile::kWaves; ++wave) {
+      for (int i = 0; i < Tile::kWaves * 2; ++i) {
+        const int m = (group * Tile::kWaves + i / 2) * kWgmmaRows + warp_row + i % 2 * 8;
+        of_a[i / 2][i % 2] = unit.row_factor[m];
+        is_there[i / 2][i % 2] = unit.first_row + m < unit.end_row;
+        starts[i / 2][i % 2] = out + (unit.first_row + m) * p_.out_stride + first;
+      }
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int m = warp_row + wave * kWgmmaRows + half * 8, row = unit.first_row + m;
-          if (row >= unit.end_row) continue;
-          const int64_t start = p_.out_row(row, 0);
-          const float of_a = unit.row_factor[m];
+      for (int tile = 0; tile < Tile::kColumnTiles / 2; ++tile) {
+        const int place = tile * 8 + quad * 2;
+        float factor[2][2], bias[2][2];  // [gate, up][neighbour]
 #pragma unroll
-          for (int tile = 0; tile < Tile::kColumnTiles; ++tile) {
-            const int place = tile * 8 + quad * 2, n = unit.first_column + place;
-            const auto value = [&](int e) {
-              return sums[wave][tile][half * 2 + e] * of_a * unit.column_factor[place + e] +
-                     unit.bias[place + e];
-            };
-            store_pair_of_row(start + n, unit.end_column - n, value(0), value(1));
+        for (int i = 0; i < 4; ++i) {
+          factor[i / 2][i % 2] = unit.column_factor[place + i / 2 * kUp + i % 2];
+          bias[i / 2][i % 2] = unit.bias[place + i / 2 * kUp + i % 2];
+        }
+#pragma unroll
+        for (int i = 0; i < Tile::kWaves * 2; ++i) {
+          const int wave = i / 2, half = i % 2;
+          float h[2];
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const float gate =
+                sums[wave][tile][half * 2 + e] * of_a[wave][half] * factor[0][e] + bias[0][e];
+            const float up =
+                sums[wave][tile + kUp / 8][half * 2 + e] * of_a[wave][half] * factor[1][e] +
+                bias[1][e];
+            h[e] = gated(kActivation, p_.limit, gate, up);
           }
+          if (!is_there[wave][half]) continue;
+          store_pair_of_row<HElement, kWide>(starts[wave][half] + tile * 8,
+                                             columns - first - tile * 8, h[0], h[1]);
+        }
+      }
+    }
+  }
+
+  // Rows of float32 by way of the warp's staging: 16 rows x kStagedColumns at a time, each row then
+  // one copy of whole lines. Stored from registers, 8 rows x 32 bytes an instruction, the queue of
+  // stores was what a tile's end waited for: 4.7 us a tile of 128 x 128 on an H200.
+  // store(wave, first tile of columns, values of 8 tiles) is called with what lanes hold of a step.
+  class StagedRows {
+   public:
+    // `start`: where row `lane` of the 16 begins in out, its `left` first columns; lanes below 16.
+    __device__ __forceinline__ StagedRows(uint8_t* staging, int thread, int& step)
+        : staging_(staging), lane_(thread % 32), step_(step) {}
+
+    __device__ __forceinline__ void store(float* start, int left,
+                                          const float (&values)[kStagedColumns / 8][4]) {
+#if __CUDA_ARCH__ >= 900
+      uint8_t* const buffer = staging_ + step_ % kBuffers * kMoeStagedBytes;
+      ++step_;
+      if (lane_ < 16) wait_for_reads_of_stores<kBuffers - 1>();
+      __syncwarp();
+      float2* const at =
+          reinterpret_cast<float2*>(buffer + lane_ / 4 * kMoeStagedPitch) + lane_ % 4;
+#pragma unroll
+      for (int i = 0; i < kStagedColumns / 8; ++i) {
+        at[i * 4] = make_float2(values[i][0], values[i][1]);
+        at[i * 4 + kMoeStagedPitch] = make_float2(values[i][2], values[i][3]);  // 8 rows further
+      }
+      fence_async_proxy();
+      __syncwarp();
+      if (lane_ < 16) {
+        const int columns = min(left, kStagedColumns);
+        if (start != nullptr && columns > 0) {
+          store_bulk(start, shared_address(buffer + lane_ * kMoeStagedPitch), columns * 4);
+        }
+        commit_stores();
+      }
+#endif
+    }
+
+   private:
+    static constexpr int kBuffers = moe_staging_buffers(Tile::kWaves);
+    uint8_t* const staging_;
+    const int lane_;
+    int& step_;
+  };
+
+  __device__ __forceinline__ void stage_rows(
+      const UnitInfo& unit, int group, int thread, uint8_t* staging,
+      const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) {
+    const int lane = thread % 32, quad = lane % 4, warp_row = thread / 32 * 16;
+    // The slots of all rows are asked for before the first is needed.
+    float* starts[Tile::kWaves];
+#pragma unroll
+    for (int wave = 0; wave < Tile::kWaves; ++wave) {
+      const int row = unit.first_row + (group * Tile::kWaves + wave) * kWgmmaRows + warp_row + lane;
+      starts[wave] = lane < 16 && row < unit.end_row
+                         ? static_cast<float*>(p_.out) + p_.out_row(row, 0) + unit.first_column
+                         : nullptr;
+    }
+    StagedRows rows(staging, thread, staged_);
+#pragma unroll
+    for (int wave = 0; wave < Tile::kWaves; ++wave) {
+      const int first_m = (group * Tile::kWaves + wave) * kWgmmaRows + warp_row;
+#pragma unroll
+      for (int step = 0; step < Tile::kColumns / kStagedColumns; ++step) {
+        float values[kStagedColumns / 8][4];
+#pragma unroll
+        for (int tile = 0; tile < kStagedColumns / 8; ++tile) {
+          const int place = step * kStagedColumns + tile * 8 + quad * 2;
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            values[tile][j] = sums[wave][step * (kStagedColumns / 8) + tile][j] *
+                                  unit.row_factor[first_m + lane / 4 + j / 2 * 8] *
+                                  unit.column_factor[place + j % 2] +
+                              unit.bias[place + j % 2];
+          }
+        }
+        const int further = step * kStagedColumns;
+        rows.store(starts[wave] == nullptr ? nullptr : starts[wave] + further,
+                   unit.end_column - unit.first_column - further, values);
+      }
+    }
+  }
+
+  template <class Element, bool kWide>
+  __device__ __forceinline__ void finish_rows(
+      const UnitInfo& unit, int group, int thread,
+      const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) const {
+    const int lane = thread % 32, quad = lane % 4;
+    const int warp_row = group * Tile::kWaves * kWgmmaRows + thread / 32 * 16 + lane / 4;
+    Element* const out = static_cast<Element*>(p_.out);
+    // The slots of all rows are asked for before the first result is stored.
+    if constexpr (Tile::kSwapped) {
+      constexpr int kPlaces = Tile::kWaves * 2;
+      const int n = unit.first_row + warp_row;
+      float factor[kPlaces], bias[kPlaces];
+#pragma unroll
+      for (int i = 0; i < kPlaces; ++i) {
+        factor[i] = unit.row_factor[warp_row + i / 2 * kWgmmaRows + i % 2 * 8];
+        bias[i] = unit.bias[warp_row + i / 2 * kWgmmaRows + i % 2 * 8];
+      }
+      Element* starts[Tile::kColumnTiles][2];
+#pragma unroll
+      for (int i = 0; i < Tile::kColumnTiles * 2; ++i) {
+        const int row = unit.first_column + i / 2 * 8 + quad * 2 + i % 2;
+        starts[i / 2][i % 2] = row < unit.end_column ? out + p_.out_row(row, 0) + n : nullptr;
+      }
+#pragma unroll
+      for (int tile = 0; tile < Tile::kColumnTiles; ++tile) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (starts[tile][e] == nullptr) continue;
+          const float of_a = unit.column_factor[tile * 8 + quad * 2 + e];
+#pragma unroll
+          for (int i = 0; i < kPlaces; ++i) {
+            const int further = i / 2 * kWgmmaRows + i % 2 * 8;
+            if (n + further >= unit.end_row) continue;
+            store_one(starts[tile][e] + further,
+                      sums[i / 2][tile][i % 2 * 2 + e] * of_a * factor[i] + bias[i]);
+          }
+        }
+      }
+    } else {
+      constexpr int kPlaces = Tile::kWaves * 2;
+      const int n = unit.first_column + quad * 2;
+      float of_a[kPlaces];
+      Element* starts[kPlaces];
+#pragma unroll
+      for (int i = 0; i < kPlaces; ++i) {
+        const int m = warp_row + i / 2 * kWgmmaRows + i % 2 * 8, row = unit.first_row + m;
+        of_a[i] = unit.row_factor[m];
+        starts[i] = row < unit.end_row ? out + p_.out_row(row, 0) + n : nullptr;
+      }
+#pragma unroll
+      for (int tile = 0; tile < Tile::kColumnTiles; ++tile) {
+        const int place = tile * 8 + quad * 2;
+        const float factor[2] = {unit.column_factor[place], unit.column_factor[place + 1]};
+        const float bias[2] = {unit.bias[place], unit.bias[place + 1]};
+#pragma unroll
+        for (int i = 0; i < kPlaces; ++i) {
+          if (starts[i] == nullptr) continue;
+          const float (&sum)[4] = sums[i / 2][tile];
+          store_pair_of_row<Element, kWide>(starts[i] + tile * 8, unit.end_column - n - tile * 8,
+                                            sum[i % 2 * 2] * of_a[i] * factor[0] + bias[0],
+                                            sum[i % 2 * 2 + 1] * of_a[i] * factor[1] + bias[1]);
         }
       }
     }
@@ -267,6 +419,7 @@ class GroupedTiles {
   const GroupedProblem& p_;
   const int rank_;
   int tiles_m_ = 0;
+  int staged_ = 0;  // steps that went through this warp's staging
 };
 
 }  // namespace cuda

@@ -44,10 +44,14 @@ Status launch_grouped_tile(const GroupedTilesLaunch& call, Stream stream) {
   problem.walked = call.config.walked();
   problem.chunks = static_cast<int32_t>(ceil_div(p.k * bytes, kChunkBytes));
   problem.workers = call.sm_count / cluster;
-  problem.num_stages =
-      warpgroup_stages(call.config, Tile::kBlockScales, call.shared_bytes_per_block);
+  problem.warp_staging =
+      warp_staging_bytes(call.config, p.k * bytes, call.end == GroupedEnd::kDown && p.wide_stores);
+  problem.num_stages = warpgroup_stages(call.config, Tile::kBlockScales,
+                                        call.shared_bytes_per_block, problem.warp_staging);
   problem.cluster = cluster;
   problem.share_rows = !Tile::kSwapped;
+  problem.rows_box = problem.share_rows ? Tile::kRows / cluster : Tile::kRows;
+  problem.columns_box = problem.share_rows ? Tile::kColumns : Tile::kColumns / cluster;
   const auto is_wide = [](const ScaleView& scale, int64_t stride) {
     return scale.block_stride == 1 && scale.row_stride % kScaleRun == 0 &&
            stride % kScaleRun == 0 && reinterpret_cast<uintptr_t>(scale.data) % 16 == 0;
@@ -59,7 +63,8 @@ Status launch_grouped_tile(const GroupedTilesLaunch& call, Stream stream) {
   launch.grid = dim3(static_cast<unsigned>(problem.workers * cluster));
   launch.block = kWarpgroupThreads;
   launch.stream = stream;
-  launch.shared_bytes = warpgroup_bytes(call.config, Tile::kBlockScales, problem.num_stages);
+  launch.shared_bytes =
+      warpgroup_bytes(call.config, Tile::kBlockScales, problem.num_stages, problem.warp_staging);
   launch.cluster = cluster;
   launch.early = true;
   return launch_kernel(gemm_warpgroup_kernel<Tile, Tiles>, launch, Tile::kSwapped ? w_map : a_map,

@@ -16,7 +16,7 @@ struct StreamedLaunch {
   int32_t slots, experts;
   StreamedStage stage;
   int32_t num_stages;
-  int32_t walked;  // GroupedOrder's
+  int32_t walked;  // tiles of rows before the next columns; 0: all
   bool first;      // of the layer's kernels
   int32_t sm_count;
 };

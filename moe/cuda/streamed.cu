@@ -61,11 +61,11 @@ Status launch_streamed(const StreamedLaunch& call, Stream stream) {
           make_stack_map(w_map, weights, call.stage.block_n / 2, call.stage.row_bytes())) {
     return error;
   }
-  const GroupedOrder order = {(p.n + call.stage.block_n - 1) / call.stage.block_n, 1, 1,
-                              call.walked};
+  const int32_t tiles_n = (p.n + call.stage.block_n - 1) / call.stage.block_n;
   const StreamedProblem s = {p,          call.ids,        call.slots, call.experts,
-                             call.stage, call.num_stages, order,      call.first};
-  const int64_t most = most_row_tiles(call.slots, call.experts, call.stage.block_m) * order.tiles_n;
+                             call.stage, call.num_stages, tiles_n,    call.walked,
+                             call.first};
+  const int64_t most = most_row_tiles(call.slots, call.experts, call.stage.block_m) * tiles_n;
   const int64_t blocks = int64_t{call.sm_count} * streamed_blocks_per_sm(call.stage.block_m);
   Launch launch;
   launch.grid = dim3(static_cast<unsigned>(most < blocks ? most : blocks));

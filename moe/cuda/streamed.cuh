@@ -46,32 +46,6 @@ struct StreamedUnit {
   float bias[kStreamedMaxN];
 };
 
-// The rows of w of a unit, as they lie in a stage: the gates and then the ups of its columns, or
-// each gate beside its up where w has them so, or one after the other.
-template <bool kGateUp>
-struct StreamedRows {
-  int32_t first_n, block_n, n;
-  bool interleaved;
-
-  __device__ bool halves() const { return kGateUp && !interleaved; }
-  // Row of w where the box of a half begins.
-  __device__ int box_row(int half) const {
-    return halves() ? half * (n / 2) + first_n / 2 : first_n + half * (block_n / 2);
-  }
-  // Row of w of a place of the stage, -1 for none.
-  __device__ int w_row(int place) const {
-    if (!halves()) return first_n + place < n ? first_n + place : -1;
-    const int half = place >= block_n / 2, column = first_n / 2 + place - half * (block_n / 2);
-    return column < n / 2 ? half * (n / 2) + column : -1;
-  }
-  // Place of row `row` of 16 of an instruction's: `instruction` 0 has gates, 1 ups.
-  __device__ int place_of(int group, int instruction, int row) const {
-    if constexpr (!kGateUp) return group * kStreamedRows + instruction * kMmaN + row;
-    return interleaved ? 2 * (group * kMmaN + row) + instruction
-                       : instruction * (block_n / 2) + group * kMmaN + row;
-  }
-};
-
 // Where 16-byte vector `vector` of a row of `bytes` lies: how much of it there is.
 __device__ __forceinline__ int vector_bytes(int64_t left) {
   return left >= 16 ? 16 : left > 0 ? static_cast<int>(left) : 0;
@@ -108,23 +82,30 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
   const uint32_t partials = stages + s.num_stages * stage_bytes;
   uint8_t* const after_stages = dynamic_shared + padding + s.num_stages * stage_bytes;
   // The slots' experts lie where sums do later: after_stages holds kStreamedMaxSlots of them.
-  const StreamedUnits units(s, after_stages + shape.sum_bytes(), after_stages);
+  StreamedUnits units(s, after_stages + shape.sum_bytes(), after_stages);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int row_bytes = shape.row_bytes();
   const int k_bytes = p.k / Types::kPacked * Types::kWBytes;
   const int steps = (k_bytes + row_bytes - 1) / row_bytes;
 
-  if (threadIdx.x == 0) {
+  // The ids and the weights are older than the layer's first kernel, which lets the next ones begin
+  // only when it has waited for what was before (dependent_launch.h).
+  if (s.first) wait_for_previous_kernel();
+  allow_next_kernel();
+  const bool few = units.are_few();
+  if (few) units.find_tiles();
+  if (threadIdx.x == kStreamedWarps * 32) {
     for (int i = 0; i < s.num_stages; ++i) {
       mbarrier_init(full + i * kMbarrierBytes, 1 + 32);  // the box of w, the lanes that copy a
       mbarrier_init(empty + i * kMbarrierBytes, kStreamedWarps);
     }
     for (int i = 0; i < kStreamedAhead; ++i) {
-      mbarrier_init(known + i * kMbarrierBytes, 1);
+      mbarrier_init(known + i * kMbarrierBytes, 1 + 32);  // what is stored, the lanes that copy
       mbarrier_init(done + i * kMbarrierBytes, kStreamedWarps);
     }
     fence_mbarrier_init();
+    fence_async_proxy();
   }
   if constexpr (kBlockScales) {
     // Scales that are not blocks count as 1 here and are applied at the end.
@@ -134,23 +115,26 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
                                shape.scales_begin())[i % count] = 1.0f;
     }
   }
-  // The ids and the weights are older than the layer's first kernel, which lets the next ones begin
-  // only when it has waited for what was before (dependent_launch.h).
-  if (s.first) wait_for_previous_kernel();
-  allow_next_kernel();
-  units.count_slots();
-  const int tiles_m = units.tiles(), unit_count = tiles_m * s.order.tiles_n;
+  if (!few) {
+    units.count_slots();
+  } else if (warp == kStreamedWarps) {
+    // It made the barriers, and is the first to need them.
+    __syncwarp();
+    named_barrier_arrive<2, kStreamedThreads>();
+  } else {
+    named_barrier<2, kStreamedThreads>();
+  }
+  const int tiles_m = units.tiles(), unit_count = tiles_m * s.tiles_n;
 
   if (warp == kStreamedWarps) {
     // Copies w.
-    if (lane == 0) {
-      const uint64_t policy = l2_policy(L2Policy::kEvictFirst);
-      PipelineState state{0, 1};
-      for (int unit = blockIdx.x; unit < unit_count; unit += gridDim.x) {
-        const GroupedOrder::Place place = s.order.place_of(unit, tiles_m);
-        const int expert = units.tile(place.m).expert;
-        const StreamedRows<kGateUp> rows{place.n * shape.block_n, shape.block_n, p.n,
-                                         p.interleaved};
+    const uint64_t policy = l2_policy(L2Policy::kEvictFirst);
+    PipelineState state{0, 1};
+    for (int unit = blockIdx.x; unit < unit_count; unit += gridDim.x) {
+      const TileOrder::Place place = place_of_unit(unit, tiles_m, s.tiles_n, s.walked);
+      const int expert = units.tile(place.m).expert;
+      const StreamedRows<kGateUp> rows{place.n * shape.block_n, shape.block_n, p.n, p.interleaved};
+      if (lane == 0) {
         for (int step = 0; step < steps; ++step) {
           const uint32_t barrier = full + state.stage * kMbarrierBytes;
           const uint32_t to = stages + state.stage * stage_bytes;
@@ -164,11 +148,11 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
           state.advance(s.num_stages);
         }
       }
+      __syncwarp();
     }
-    __syncwarp();
   } else if (warp > kStreamedWarps) {
     // Looks up units; copies a, and the scales that change along K.
-    units.order_slots();
+    if (!few) units.order_slots();
     wait_for_previous_kernel();
     const int a_bytes = p.k * Types::kABytes;
     const int row_vectors = shape.a_row_bytes() / 16;
@@ -177,7 +161,7 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
     for (int unit = blockIdx.x, count = 0; unit < unit_count; unit += gridDim.x, ++count) {
       const int ahead = count % kStreamedAhead;
       StreamedUnit& info = units_ahead[ahead];
-      const GroupedOrder::Place place = s.order.place_of(unit, tiles_m);
+      const TileOrder::Place place = place_of_unit(unit, tiles_m, s.tiles_n, s.walked);
       const StreamedTile tile = units.tile(place.m);
       const StreamedRows<kGateUp> rows_w{place.n * shape.block_n, shape.block_n, p.n,
                                          p.interleaved};
@@ -189,17 +173,7 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
         a_row = p.slots_of_token != 0 ? slot / p.slots_of_token : slot;
         info.a_rows[lane] = a_row;
       }
-      // What the unit's end needs from memory comes while its first rows are asked for.
       const ScaleView scale_w = p.w.scale_of(tile.expert);
-      const float a_factor = lane < tile.rows ? p.scale_a.outer(a_row) : 0.0f;
-      float w_factor[kStreamedMaxN / 32], bias[kStreamedMaxN / 32];
-#pragma unroll
-      for (int i = 0; i < kStreamedMaxN / 32; ++i) {
-        const int at = lane + i * 32;
-        const int row = at < shape.block_n ? rows_w.w_row(at) : -1;
-        w_factor[i] = row >= 0 ? scale_w.outer(row) : 0.0f;
-        bias[i] = row >= 0 ? p.bias(tile.expert, row) : 0.0f;
-      }
       __syncwarp();
 
       const auto copy_scales = [&](int step, uint32_t to) {
@@ -218,11 +192,7 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
             }
           }
           if (scale_w.is_blocked() && lane < 8) {
-            const int row = rows_w.w_row(rows_w.place_of(0, lane / 4, 0));
-            const float* const from =
-                scale_w.data + (row < 0 ? 0 : row / kScaleBlock) * scale_w.row_stride;
-            copy_word(to + ((shape.block_m + lane / 4) * 4 + lane % 4) * 4,
-                      is_block ? from + block * scale_w.block_stride : from, is_block && row >= 0);
+            copy_block_scale(p, rows_w, tile.expert, step, lane, to + shape.block_m * 16);
           }
         } else if constexpr (kMx) {
           const int mx_bytes = p.k / static_cast<int>(kMxScaleBlock);
@@ -260,20 +230,29 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
         mbarrier_arrive_after_copies(full + state.stage * kMbarrierBytes);
         state.advance(s.num_stages);
       };
+      // A factor of a whole row, on its way past the registers: nobody waits for it here.
+      const auto copy_factor = [&](float& to, const ScaleView& scale, int row) {
+        if (scale.kind == ScaleView::Kind::kTensor || scale.kind == ScaleView::Kind::kRow) {
+          copy_word(shared_address(&to), row < 0 ? scale.data : scale.outer_address(row), row >= 0);
+        } else {
+          to = 1.0f;
+        }
+      };
       copy_step(0);
+      if (lane < tile.rows) copy_factor(info.a_factor[lane], p.scale_a, a_row);
+      for (int at = lane; at < shape.block_n; at += 32) {
+        const int row = rows_w.w_row(at);
+        copy_factor(info.w_factor[at], scale_w, row);
+        info.bias[at] = row >= 0 ? p.bias(tile.expert, row) : 0.0f;
+      }
       if (lane == 0) {
         info.rows = tile.rows;
         info.first_n = rows_w.first_n;
         info.expert = tile.expert;
       }
-      if (lane < kStreamedMaxM) info.a_factor[lane] = a_factor;
-#pragma unroll
-      for (int i = 0; i < kStreamedMaxN / 32; ++i) {
-        info.w_factor[lane + i * 32] = w_factor[i];
-        info.bias[lane + i * 32] = bias[i];
-      }
       __syncwarp();
       if (lane == 0) mbarrier_arrive(known + ahead * kMbarrierBytes);
+      mbarrier_arrive_after_copies(known + ahead * kMbarrierBytes);
       for (int step = 1; step < steps; ++step) copy_step(step);
     }
   } else {
@@ -394,6 +373,7 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
       };
       const auto sum_of = [&](int of_group, int i, int j) {
         float4 sum = {};
+#pragma unroll 4
         for (int of = 0; of < slices; ++of) {
           const uint4 bits = load_shared(partial_of(of_group, i, j) + of * slice_bytes);
           sum.x += __uint_as_float(bits.x), sum.y += __uint_as_float(bits.y);

@@ -8,7 +8,8 @@
 //   combine: weights . parts --> out                                       [T, H]
 //
 // A config that routes itself has no first line, and a row of h for each slot, in their order. One
-// that sorts rows copies those of x, quantised or not, to the order of experts.
+// that sorts rows copies those of x, quantised or not, to the order of experts. A resident one has
+// the two products alone.
 //
 // Each part of a sum has a place of its own in memory and is added in order, so nothing is counted,
 // awaited or cleared, and no bit depends on the order in which workgroups run.
@@ -54,7 +55,8 @@ inline MoeShape shape_of(const FusedMoeArgs& args) {
               args.intermediate * size_of(a) % 16 == 0,
           is_compact(args.gate_up, 2 * args.intermediate) && is_compact(args.down, args.hidden),
           args.interleaved,
-          static_cast<int32_t>(args.out_dtype)};
+          static_cast<int32_t>(args.out_dtype),
+          static_cast<int32_t>(MoeSlices::of(args).tokens)};
 }
 
 inline Status check_sizes(const FusedMoeArgs& args) {
@@ -65,17 +67,21 @@ inline Status check_sizes(const FusedMoeArgs& args) {
 
 // What lies between the launches of a slice.
 struct FusedMoeMemory {
-  int32_t *counts, *row_slots, *slot_rows, *tile_count;
-  RowTile* tiles;
-  uint8_t *x, *h;  // FP8; x sorted: what gate_up multiplies
-  float *x_scales, *h_scales;
-  void* wide_h;  // before it is quantised: float32; not quantised: x's type
-  float* parts;
+  int32_t *counts = nullptr, *row_slots = nullptr, *slot_rows = nullptr, *tile_count = nullptr;
+  RowTile* tiles = nullptr;
+  uint8_t *x = nullptr, *h = nullptr;  // FP8; x sorted: what gate_up multiplies
+  float *x_scales = nullptr, *h_scales = nullptr;
+  void* wide_h = nullptr;  // before it is quantised: float32; not quantised: x's type
+  float* parts = nullptr;
 
   FusedMoeMemory(Workspace& workspace, const FusedMoeArgs& args, const MoeConfig& config,
                  int64_t tokens) {
     const int64_t slots = tokens * args.k;
     const bool quantized = is_quantized(args);
+    if (config.is_resident()) {
+      wide_h = workspace.take<float>(slots * args.intermediate);
+      return;
+    }
     counts = workspace.take<int32_t>(chunks(slots) * args.experts);
     row_slots = workspace.take<int32_t>(slots);
     slot_rows = workspace.take<int32_t>(config.sorts_rows() ? slots : 0);
@@ -127,16 +133,16 @@ class FusedMoeLayer {
       if (const Status error = route()) return error;
     }
     if (args_.intermediate > 0) {
-      if (is_quantized(args_) || config_.sorts_rows()) {
+      if (has_quantized_rows() || config_.sorts_rows()) {
         if (const Status error = quantize_x()) return error;
       }
       if (const Status error = gate_up()) return error;
-      if (is_quantized(args_) && !FusedMoeMemory::ends_quantized(args_, config_)) {
+      if (has_quantized_rows() && !FusedMoeMemory::ends_quantized(args_, config_)) {
         if (const Status error = quantize_h()) return error;
       }
     }
     if (const Status error = down()) return error;
-    return combine();
+    return config_.is_resident() ? nullptr : combine();
   }
 
  private:
@@ -192,6 +198,7 @@ class FusedMoeLayer {
     QuantizeProblem p = {};
     p.rows = data;
     p.stride = stride;
+    p.row_count = static_cast<int32_t>(rows);
     p.columns = static_cast<int32_t>(columns);
     p.aligned = !kNeedsAlignedVectors || rows_aligned(data, stride, size_of(dtype), 16);
     const bool sorts = kind == Rows::kTokens && config_.sorts_rows();
@@ -202,13 +209,22 @@ class FusedMoeLayer {
       p.experts = args_.experts;
       p.is_gate = kind == Rows::kTokens;
     } else {
-      p.row_count = kind == Rows::kOfExperts ? memory_.tile_count + 1 : nullptr;
+      p.rows_there = kind == Rows::kOfExperts ? memory_.tile_count + 1 : nullptr;
     }
     p.output = make_output(to, columns, static_cast<int32_t>(16 / size_of(dtype)));
-    const Launch launch = launch_of(rows, kRowThreads);
-    if (dtype == DType::kFloat32) return launch_kernel(moe_quantize_kernel<float>, launch, p);
-    return dtype == DType::kFloat16 ? launch_kernel(moe_quantize_kernel<float16>, launch, p)
-                                    : launch_kernel(moe_quantize_kernel<bfloat16>, launch, p);
+    if (dtype == DType::kFloat32) return launch_quantize<float>(p);
+    return dtype == DType::kFloat16 ? launch_quantize<float16>(p) : launch_quantize<bfloat16>(p);
+  }
+  template <typename T>
+  Status launch_quantize(const QuantizeProblem& p) const {
+    // Short rows share a block where there are many.
+    constexpr int kTogether = kRowThreads / kFewThreads, kShort = 32 * kFewThreads;
+    if (p.columns <= kShort && p.row_count >= kTogether * facts_.compute_units) {
+      return launch_kernel(moe_quantize_kernel<T, kFewThreads>,
+                           launch_of((p.row_count + kTogether - 1) / kTogether, kRowThreads), p);
+    }
+    return launch_kernel(moe_quantize_kernel<T, kRowThreads>, launch_of(p.row_count, kRowThreads),
+                         p);
   }
   Status quantize_x() const {
     return quantize(args_.x, args_.x_dtype, args_.x_stride, Rows::kTokens, args_.hidden,
@@ -234,19 +250,21 @@ class FusedMoeLayer {
     p.tiles = memory_.tiles;
     p.tile_count = memory_.tile_count;
     p.split_k = 1;
-    p.a_dtype = is_quantized(args_) ? w.dtype : args_.x_dtype;
+    p.a_dtype = has_quantized_rows() ? w.dtype : args_.x_dtype;
     return p;
   }
 
   SlotIds slot_ids(bool first) const {
-    return {args_.topk_ids, static_cast<int32_t>(slots_), args_.experts, first};
+    return {args_.topk_ids, static_cast<int32_t>(slots_), args_.experts, first, args_.topk_weights};
   }
+  // Whether rows are quantised before a product, and not by it.
+  bool has_quantized_rows() const { return is_quantized(args_) && !config_.is_resident(); }
 
   Status gate_up() const {
     GroupedProblem p = product(args_.gate_up);
     p.slots_of_token = config_.sorts_rows() ? 0 : args_.k;
-    if (is_quantized(args_)) p.scale_a = scales_of(memory_.x_scales, args_.hidden, args_.gate_up);
-    if (is_quantized(args_) || config_.sorts_rows()) {
+    if (has_quantized_rows()) p.scale_a = scales_of(memory_.x_scales, args_.hidden, args_.gate_up);
+    if (has_quantized_rows() || config_.sorts_rows()) {
       p.a = memory_.x;
       p.a_stride = args_.hidden;
     } else {
@@ -268,7 +286,7 @@ class FusedMoeLayer {
     }
     p.wide_stores = has_wide_stores(p.out, p.out_stride, p.out_dtype);
     return launch_product(GroupedEnd::kGateUp, p, config_, most_tiles_,
-                          slot_ids(!is_quantized(args_)), facts_, stream_);
+                          slot_ids(!has_quantized_rows()), facts_, stream_);
   }
 
   Status down() const {
@@ -276,7 +294,7 @@ class FusedMoeLayer {
     p.n = static_cast<int32_t>(args_.hidden);
     p.k = static_cast<int32_t>(args_.intermediate);
     p.a_stride = args_.intermediate;
-    if (is_quantized(args_)) {
+    if (has_quantized_rows()) {
       p.a = memory_.h;
       p.scale_a = scales_of(memory_.h_scales, args_.intermediate, args_.down);
     } else {
@@ -285,6 +303,13 @@ class FusedMoeLayer {
     p.out = memory_.parts;
     p.out_stride = args_.hidden;
     p.out_dtype = DType::kFloat32;
+    if (config_.is_resident()) {
+      p.a_dtype = DType::kFloat32;
+      p.slots_of_token = args_.k;
+      p.out = args_.out;
+      p.out_stride = args_.out_stride;
+      p.out_dtype = args_.out_dtype;
+    }
     p.wide_stores = has_wide_stores(p.out, p.out_stride, p.out_dtype);
     p.slots = slots_;
     p.split_k = config_.split_k;
@@ -305,9 +330,18 @@ class FusedMoeLayer {
     p.out = args_.out;
     p.out_stride = args_.out_stride;
     p.out_dtype = args_.out_dtype;
+    // The first kernel of a layer that routes itself waits before it lets others begin.
+    p.gated = routes_itself_;
+    return p.hidden % 4 == 0 && has_wide_stores(p.out, p.out_stride, p.out_dtype)
+               ? launch_combine<4>(p)
+               : launch_combine<1>(p);
+  }
+  template <int kColumns>
+  Status launch_combine(const CombineProblem& p) const {
+    constexpr int kStep = kRowThreads * kColumns;
     Launch launch = launch_of(args_.tokens, kRowThreads);
-    launch.grid.y = static_cast<unsigned>((args_.hidden + kRowThreads - 1) / kRowThreads);
-    return launch_kernel(moe_combine_kernel, launch, p);
+    launch.grid.y = static_cast<unsigned>((args_.hidden + kStep - 1) / kStep);
+    return launch_kernel(moe_combine_kernel<kColumns>, launch, p);
   }
 
   const FusedMoeArgs& args_;

@@ -17,7 +17,8 @@ inline MoeShape shape_of(const GroupedGemmArgs& args) {
           has_aligned_rows(args.w) && has_aligned_rows(args.a, args.a_stride, args.a_dtype),
           is_compact(args.w, args.n) && args.a_stride < 1 << 22,
           false,
-          static_cast<int32_t>(args.out_dtype)};
+          static_cast<int32_t>(args.out_dtype),
+          0};
 }
 
 inline Status check_sizes(const GroupedGemmArgs& args) {

@@ -27,7 +27,8 @@ struct GroupedProblem {
   const void* a;
   int64_t a_stride;          // elements
   const int32_t* row_slots;  // [rows]; nullptr: grouped
-  int32_t slots_of_token;    // gate_up: row r of a is token row_slots[r] / slots_of_token; else 0
+  int32_t slots_of_token;    // gate_up: row r of a is token row_slots[r] / slots_of_token; else 0,
+                             // but for a down product that adds a token's slots itself
   DType a_dtype;
   ScaleView scale_a;  // by rows of a
   ExpertWeights w;

@@ -13,7 +13,8 @@ namespace rocm_kernels {
 struct SlotIds {
   const int32_t* ids = nullptr;  // [slots]; grouped_gemm has none
   int32_t slots = 0, experts = 0;
-  bool first = false;  // this product is the layer's first kernel
+  bool first = false;              // this product is the layer's first kernel
+  const float* weights = nullptr;  // [slots], of a down product that adds a token's slots itself
 };
 
 // Each GPU backend defines these once, in its grouped_gemm source.

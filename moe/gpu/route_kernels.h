@@ -18,7 +18,6 @@ namespace rocm_kernels {
 
 // What the threads of a block share.
 struct RoutingScratch {
-  alignas(16) int32_t ids[kRouteThreads];
   int32_t rows[kRouteThreads];     // counts, then the rows that experts' slots go to
   int32_t ends[2][kRouteThreads];  // of the experts' rows, of their tiles
 };
@@ -83,38 +82,54 @@ ROCM_KERNELS_DEVICE void plan_tiles(const RoutingProblem& p, int32_t rows,
   }
 }
 
-// row_slots of a chunk. scratch.rows: the row that each expert's first slot of it goes to.
+// The lanes of this wave whose expert is this lane's: how many there are, and how many before it.
+struct SameExpert {
+  int all, before;
+};
+ROCM_KERNELS_DEVICE SameExpert same_expert(int32_t expert) {
+  const unsigned lane = threadIdx.x % kWaveSize;
+#if defined(__CUDACC__)
+  const uint64_t same = __match_any_sync(~0u, expert);
+#else
+  // Of -1 to 511, a bit at a time: the lanes that have this lane's.
+  uint64_t same = ~uint64_t{0} >> (64 - kWaveSize);
+#pragma unroll
+  for (int bit = 0; bit < 10; ++bit) {
+    const bool is_set = expert >> bit & 1;
+    const uint64_t set = __builtin_amdgcn_ballot_w64(is_set);
+    same &= is_set ? set : ~set;
+  }
+#endif
+  const uint64_t before = same & ((uint64_t{1} << lane) - 1);
+#if defined(__CUDACC__)
+  return {__popc(static_cast<unsigned>(same)), __popc(static_cast<unsigned>(before))};
+#else
+  return {__builtin_popcountll(same), __builtin_popcountll(before)};
+#endif
+}
+
+// row_slots of a chunk. scratch.rows: the row that each expert's first slot of it goes to. Waves
+// take turns, so an expert's rows are in the order of slots.
 ROCM_KERNELS_DEVICE void place_chunk(const RoutingProblem& p, int chunk, RoutingScratch& scratch) {
   const int thread = static_cast<int>(threadIdx.x);
   for (int step = 0; step < kSlotsPerChunk; step += kRouteThreads) {
     const int64_t first = static_cast<int64_t>(chunk) * kSlotsPerChunk + step;
     if (first >= p.slots) return;
-    const int32_t expert = expert_of(p, first + thread);
-    scratch.ids[thread] = expert;
-    lds_barrier();
-    // Slots of the same expert before this one, and all of them.
-    const int64_t left = p.slots - first;
-    const int looked = left < kRouteThreads ? (static_cast<int>(left) + 3) / 4 * 4 : kRouteThreads;
-    int before = 0, all = 0;
-    for (int i = 0; i < looked; i += 4) {
-      const auto four = *reinterpret_cast<const Vec<int32_t, 4>*>(scratch.ids + i);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const bool same = four[j] == expert;
-        all += same;
-        before += same && i + j < thread;
+    const int64_t slot = first + thread;
+    const int32_t expert = expert_of(p, slot);
+    const SameExpert same = same_expert(expert);
+    int32_t row = -1;
+    for (int wave = 0; wave < kRouteThreads / kWaveSize; ++wave) {
+      if (thread / kWaveSize == wave) {
+        if (expert >= 0) row = scratch.rows[expert] + same.before;
+        wave_barrier();  // all lanes have read what one of them now writes
+        if (expert >= 0 && same.before == same.all - 1) scratch.rows[expert] = row + 1;
       }
+      lds_barrier();
     }
-    int32_t row = 0;
-    if (expert >= 0) {
-      row = scratch.rows[expert] + before;
-      p.row_slots[row] = static_cast<int32_t>(first) + thread;
-    }
-    if (p.slot_rows != nullptr && thread < left)
-      p.slot_rows[first + thread] = expert >= 0 ? row : -1;
-    lds_barrier();
-    if (expert >= 0 && before == all - 1) scratch.rows[expert] = row + 1;
-    lds_barrier();
+    if (slot >= p.slots) continue;
+    if (expert >= 0) p.row_slots[row] = static_cast<int32_t>(slot);
+    if (p.slot_rows != nullptr) p.slot_rows[slot] = row;
   }
 }
 

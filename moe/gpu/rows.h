@@ -12,69 +12,118 @@ namespace rocm_kernels {
 constexpr int kRowThreads = 256;
 
 struct QuantizeProblem {
-  const void* rows;  // [rows, columns], T
+  const void* rows;  // [row_count, columns], T
   int64_t stride;    // elements
-  int32_t columns;
-  bool aligned;              // whole vectors may be loaded
-  const int32_t* row_count;  // where the device alone knows it; nullptr: the grid's
-  const int32_t* ids;        // [rows]: those whose id is no expert's are left out; nullptr: none is
+  int32_t row_count, columns;
+  bool aligned;               // whole vectors may be loaded
+  const int32_t* rows_there;  // how many there are, where the device alone knows it; or nullptr
+  const int32_t* ids;  // [rows]: those whose id is no expert's are left out; nullptr: none is
   int32_t experts;
-  const int32_t*
-      slot_rows;  // [rows, copies]: where each row's copies go; nullptr: to its own place
-  int32_t copies;
-  bool is_gate;   // lets the next kernel begin when all before this one is done, and no sooner
-  Output output;  // kPerToken, or kPerGroup of 128
+  const int32_t* slot_rows;  // [rows, copies]: where each row's copies go, -1 for nowhere; nullptr:
+                             // to its own place
+  int32_t copies;            // at most kMaxTopk
+  bool is_gate;              // of the layer: it lets the next kernel begin once it has waited
+  Output output;
 };
 
-// Rows to FP8 with one scale a row or one for each 128 columns, or as they are; read once for all
-// copies of them. A row that is scaled as a whole is read twice, the second time from cache. Grid:
-// a block a row, as many as there can be.
-template <typename T>
+// Threads of a row: a block's, or some that are 32 neighbours, where there are more rows than
+// blocks to keep the device busy.
+constexpr int kFewThreads = 32;
+
+// Rows to FP8 with one scale a row or one for each 128 columns, or as they are; converted once for
+// all copies. A thread keeps what it has loaded; of rows that are longer than that the rest is read
+// again, from cache. Grid: kRowThreads / kTeam rows a block.
+template <typename T, int kTeam>
 __global__ void __launch_bounds__(kRowThreads) moe_quantize_kernel(const QuantizeProblem p) {
   constexpr int kCount = kVectorElements<T>;
-  constexpr int kStep = kRowThreads * kCount;
+  constexpr int kStep = kTeam * kCount;
+  constexpr int kRows = kRowThreads / kTeam;
+  constexpr int kKept = 8;  // vectors, by a thread
   __shared__ TeamScratch scratch;
-  int slot = 0;
+  __shared__ int32_t destinations[kRows][kMaxTopk];
   if (p.is_gate) {
     wait_for_previous_kernel();
     allow_next_kernel();
   } else {
     begin_after_previous_kernel();
   }
-  const int row = static_cast<int>(blockIdx.x);
-  if (p.row_count != nullptr && row >= *p.row_count) return;
-  if (p.ids != nullptr && (p.ids[row] < 0 || p.ids[row] >= p.experts)) return;
-  const T* source = static_cast<const T*>(p.rows) + row * p.stride;
-  const int begin = static_cast<int>(threadIdx.x) * kCount;
-  const auto values_of = [&](int column, float (&values)[kCount]) {
-    unpack<T>(load_vector<Touch::kAgain, Fit::kRagged>(source, column, p.columns, p.aligned),
-              values);
+  const int team = static_cast<int>(threadIdx.x) / kTeam;
+  const int thread = static_cast<int>(threadIdx.x) % kTeam;
+  const int row = static_cast<int>(blockIdx.x) * kRows + team;
+  const bool is_there = row < p.row_count && (p.rows_there == nullptr || row < *p.rows_there) &&
+                        (p.ids == nullptr || (p.ids[row] >= 0 && p.ids[row] < p.experts));
+  const int columns = is_there ? p.columns : 0;
+  if (thread < p.copies) {
+    destinations[team][thread] = !is_there                ? -1
+                                 : p.slot_rows != nullptr ? p.slot_rows[row * p.copies + thread]
+                                                          : row;
+  }
+  const T* const source = static_cast<const T*>(p.rows) + row * p.stride;
+  const auto load_at = [&](int column) {
+    return column < columns
+               ? load_vector<Touch::kAgain, Fit::kRagged>(source, column, columns, p.aligned)
+               : Vector{};
   };
-  float inverse = 1.0f;
+  const int begin = thread * kCount;
+  Vector kept[kKept];
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) kept[i] = load_at(i * kStep + begin);
+  lds_barrier();  // destinations
+
+  float scale = 1.0f;
   if (p.output.scaling == Scaling::kPerToken) {
     float amax = 0.0f;
-    for (int column = begin; column < p.columns; column += kStep) {
+    const auto weigh = [&](const Vector& vector) {
       float values[kCount];
-      values_of(column, values);
+      unpack<T>(vector, values);
       amax = amax_of(values, amax);
+    };
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) weigh(kept[i]);
+    for (int column = kKept * kStep + begin; column < columns; column += kStep) {
+      weigh(load_at(column));
     }
-    amax = reduce_team<RowTeam<kRowThreads, 1>>(amax, MaxMagnitude{}, scratch, slot);
-    const float scale = scale_of_amax(amax, p.output);
-    if (static_cast<int>(threadIdx.x) < p.copies) {
-      const int to = p.slot_rows == nullptr ? row : p.slot_rows[row * p.copies + threadIdx.x];
-      if (to >= 0) p.output.scales[to] = scale;
+    int slot = 0;
+    amax = reduce_team<RowTeam<kTeam, 1>>(amax, MaxMagnitude{}, scratch, slot);
+    scale = scale_of_amax(amax, p.output);
+    if (thread < p.copies && destinations[team][thread] >= 0) {
+      p.output.scales[destinations[team][thread]] = scale;
     }
-    inverse = 1.0f / scale;
   }
-  // All threads go on to the end: a group of columns is reduced over neighbouring lanes.
-  for (int first = 0; first < p.columns; first += kStep) {
-    float values[kCount] = {};
-    if (first + begin < p.columns) values_of(first + begin, values);
-    for (int copy = 0; copy < p.copies; ++copy) {
-      const int to = p.slot_rows == nullptr ? row : p.slot_rows[row * p.copies + copy];
-      if (to < 0) continue;
-      store_output<T, Fit::kRagged>(values, inverse, to, first + begin, p.columns, p.output);
+  // A group of columns is reduced over neighbouring lanes, so all of a team's go on to the end.
+  const auto store_at = [&](const Vector& vector, int column) {
+    if (p.output.scaling == Scaling::kNone) {
+      for (int copy = 0; copy < p.copies; ++copy) {
+        const int to = destinations[team][copy];
+        if (to < 0) continue;
+        store_words<sizeof(T), Fit::kRagged>(static_cast<T*>(p.output.data) + to * p.output.stride,
+                                             column, columns, p.output.aligned, vector.word);
+      }
+      return;
     }
+    float values[kCount];
+    unpack<T>(vector, values);
+    GroupScale of_group = {scale, -1};
+    if (p.output.scaling == Scaling::kPerGroup) {
+      of_group = group_scale<T>(values, column, columns, p.output);
+    }
+    uint32_t codes[kCount / 4];
+    fp8_codes<Fit::kRagged>(values, 1.0f / of_group.scale, p.output, codes);
+    for (int copy = 0; copy < p.copies; ++copy) {
+      const int to = destinations[team][copy];
+      if (to < 0) continue;
+      store_codes<Fit::kRagged>(codes, to, column, columns, p.output);
+      if (of_group.group >= 0) {
+        p.output.scales[int64_t{to} * p.output.groups + of_group.group] = of_group.scale;
+      }
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    if (i * kStep < columns) store_at(kept[i], i * kStep + begin);
+  }
+  for (int first = kKept * kStep; first < columns; first += kStep) {
+    store_at(load_at(first + begin), first + begin);
   }
 }
 
@@ -87,27 +136,83 @@ struct CombineProblem {
   void* out;  // [tokens, hidden]
   int64_t out_stride;
   DType out_dtype;
+  bool gated;  // ids and weights are older than the layer's first kernel, which is a gate
 };
 
+// Neighbours of a row, rounded to T, which lie at a multiple of all their bytes.
+template <typename T, int kCount>
+ROCM_KERNELS_DEVICE void store_run(void* out, int64_t at, const Vec<float, kCount>& values) {
+  constexpr int kPerWord = Word<T>::kElements;
+  uint32_t words[kCount / kPerWord];
+#pragma unroll
+  for (int i = 0; i < kCount; i += kPerWord) words[i / kPerWord] = Word<T>::pack(values.data + i);
+  store<Touch::kOnce>(static_cast<T*>(out) + at, words);
+}
+
 // out[t] = sum over its slots, in order, of weight * (sum over the parts of K, in order); rounded
-// once. Grid: tokens x blocks of kRowThreads columns.
+// once. Grid: tokens x blocks of kRowThreads * kColumns columns. The parts of several slots are on
+// their way at once.
+template <int kColumns>
 __global__ void __launch_bounds__(kRowThreads) moe_combine_kernel(const CombineProblem p) {
-  begin_after_previous_kernel();
-  const int64_t token = blockIdx.x;
-  const int column = static_cast<int>(blockIdx.y) * kRowThreads + static_cast<int>(threadIdx.x);
-  if (column >= p.hidden) return;
-  float sum = 0.0f;
-  for (int j = 0; j < p.k; ++j) {
-    const int64_t slot = token * p.k + j;
-    const int32_t id = p.ids[slot];
-    if (id < 0 || id >= p.experts) continue;
-    float value = 0.0f;
-    for (int part = 0; part < p.split_k; ++part) {
-      value += p.parts[(part * p.slots + slot) * p.hidden + column];
+  using Part = Vec<float, kColumns>;
+  constexpr int kAtOnce = 8;
+  const int64_t first_slot = int64_t{blockIdx.x} * p.k;
+  const int column =
+      (static_cast<int>(blockIdx.y) * kRowThreads + static_cast<int>(threadIdx.x)) * kColumns;
+  bool is_there[kAtOnce];
+  float weights[kAtOnce];
+  const auto read_slots = [&](int first) {
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int32_t id = first + j < p.k ? p.ids[first_slot + first + j] : -1;
+      is_there[j] = id >= 0 && id < p.experts;
+      weights[j] = first + j < p.k ? p.weights[first_slot + first + j] : 0.0f;
     }
-    sum = fmaf(p.weights[slot], value, sum);
+  };
+  allow_next_kernel();
+  if (p.gated) read_slots(0);
+  wait_for_previous_kernel();
+  if (!p.gated) read_slots(0);
+  if (column >= p.hidden) return;
+  Part sum = {};
+  for (int first = 0; first < p.k; first += kAtOnce) {
+    if (first > 0) read_slots(first);
+    Part values[kAtOnce] = {};
+    for (int part = 0; part < p.split_k; ++part) {
+      const float* const from = p.parts + (part * p.slots + first_slot + first) * p.hidden + column;
+      Part added[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const float* const address = from + int64_t{j} * p.hidden;
+        if constexpr (kColumns == 4) {
+          added[j] = load_if<Touch::kOnce, Part>(is_there[j], address);
+        } else {
+          if (is_there[j]) added[j] = load<Touch::kOnce, Part>(address);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) values[j][i] += added[j][i];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (!is_there[j]) continue;
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) sum[i] = fmaf(weights[j], values[j][i], sum[i]);
+    }
   }
-  store_element(p.out, p.out_dtype, token * p.out_stride + column, sum);
+  const int64_t to = blockIdx.x * p.out_stride + column;
+  if constexpr (kColumns == 1) {
+    store_element(p.out, p.out_dtype, to, sum[0]);
+  } else if (p.out_dtype == DType::kFloat32) {
+    store_run<float>(p.out, to, sum);
+  } else if (p.out_dtype == DType::kFloat16) {
+    store_run<float16>(p.out, to, sum);
+  } else {
+    store_run<bfloat16>(p.out, to, sum);
+  }
 }
 
 }  // namespace rocm_kernels
