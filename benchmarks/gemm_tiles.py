@@ -4,7 +4,7 @@
     python benchmarks/gemm_tiles.py fit                         # prints the table and its regret
 
 measure times every config that gemm_configs lists for products in random order, until the time is
-up, and writes results/<device>_gemm_tiles.csv.gz. Weights rotate over 150 MB, more than the L2 holds.
+up, and writes results/<device>_gemm_tiles.csv.gz. Weights rotate over 150 MB, more than L2 holds.
 
 fit finds, for each tile and cluster, the times of a chunk of K and of a tile's end, and the
 constants of the model that is told in choose.h. It minimises the regret: how much longer the pick

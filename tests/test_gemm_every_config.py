@@ -1,7 +1,7 @@
-"""Whatever config gemm can run on this machine's best backend, at sizes that its tiles divide and at
-such that they do not.
+"""Whatever config gemm can run on this machine's best backend, at sizes that its tiles divide and
+at such that they do not.
 
-test_gemm.py has the cases of the config that is chosen, test_gemm_configs.py AMD's on the simulator.
+test_gemm.py has the cases of the config that is chosen, test_gemm_configs.py AMD's, simulated.
 """
 
 import pytest

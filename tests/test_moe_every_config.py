@@ -11,8 +11,15 @@ import pytest
 import torch
 from compare import Guarded, assert_product_close
 from test_moe import (
-    FP8, MX, ROUTINGS, WEIGHTS, Experts, allowed_error, random_experts, random_routing,
-)  # fmt: skip
+    FP8,
+    MX,
+    ROUTINGS,
+    WEIGHTS,
+    Experts,
+    allowed_error,
+    random_experts,
+    random_routing,
+)
 
 
 def configs_of(package, x, experts, weights, ids, **options):
