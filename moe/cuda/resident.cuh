@@ -182,15 +182,7 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   const bool has_row_scales = !kBlockScales && p.w.scale.kind != ScaleView::Kind::kNone;
   if (in_cluster) cluster_arrive();
   const int rank = in_cluster ? cluster_rank() : 0;
-  const int tokens = s.slots / p.slots_of_token;
-  const int expert_of_lane = expert_of_slot(s.ids, lane, s.slots, s.experts);
-  // x is here before the first weights are asked for: behind them, which every block asks for at
-  // once, it came 5 us later on an H200. Its loads and the ids' are under way together.
-  if constexpr (kGateUp) {
-    if (warp < kStreamedWarps) quantize_resident<T, kBlockScales>(s, ~0u >> (32 - tokens), memory);
-    named_barrier<2, kResidentThreads>();  // a, and the barriers
-  }
-  const FewSlots slots(expert_of_lane, kResidentBlockM);
+  const FewSlots slots(expert_of_slot(s.ids, lane, s.slots, s.experts), kResidentBlockM);
 
   // Calls unit(tile of slots, block of columns), and of down the end of each block of columns.
   const auto for_each_unit = [&](const auto& unit, const auto& end_of_columns) {
@@ -209,7 +201,7 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
 
   if (warp == kStreamedWarps) {
     // Copies w. This warp made the barriers, and need not wait for those who use them later.
-    if constexpr (!kGateUp) named_barrier_arrive<2, kResidentThreads>();
+    named_barrier_arrive<2, kResidentThreads>();
     const uint64_t policy = l2_policy(L2Policy::kEvictFirst);
     PipelineState state{0, 1};
     const auto copy_unit = [&](int m, int n) {
@@ -252,15 +244,18 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   }
 
   // Quantise and multiply.
+  const int tokens = s.slots / p.slots_of_token;
   float own_weight = 0.0f;  // of slot `lane`
   if constexpr (!kGateUp) {
     if (lane < s.slots) own_weight = __ldcg(s.weights + lane);
     wait_for_previous_kernel();
-    const unsigned own_rows = __ballot_sync(~0u, slots.tile >= 0 && slots.tile % s.cluster == rank);
-    quantize_resident<T, kBlockScales>(s, own_rows, memory);
-    named_barrier<2, kResidentThreads>();  // a, and the barriers
   }
-  if (in_cluster) cluster_wait();  // the others run
+  const unsigned own_rows =
+      kGateUp ? ~0u >> (32 - tokens)
+              : __ballot_sync(~0u, slots.tile >= 0 && slots.tile % s.cluster == rank);
+  quantize_resident<T, kBlockScales>(s, own_rows, memory);
+  named_barrier<2, kResidentThreads>();  // a, and the barriers
+  if (in_cluster) cluster_wait();        // the others run
 
   const auto consumers_barrier = [] { named_barrier<1, kStreamedWarps * 32>(); };
   const int group = lane / 4, quad = lane % 4;
