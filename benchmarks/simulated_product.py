@@ -56,9 +56,11 @@ def read_product(text: str) -> list:
     return [int(part) if part.isdigit() else part for part in text.split(",")]
 
 
-def arguments(summary: str, products: list[str], form: str) -> argparse.ArgumentParser:
+def arguments(
+    summary: str, products: list[str], form: str, name: str = "product"
+) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=summary)
-    parser.add_argument("--product", nargs="+", default=products, help=form)
+    parser.add_argument(f"--{name}", nargs="+", dest="product", default=products, help=form)
     parser.add_argument("--config", nargs="+", default=[None], help="texts of configs")
     return parser
 

@@ -29,9 +29,11 @@ struct MoeConfig {
   // Whether the gate_up product's tile has whole groups of 128 columns of h, and quantises them.
   bool ends_in_groups() const { return design == Design::kTiled && block_n == 256; }
   // Whether products find each expert's rows by themselves, from the ids: nothing is routed before
-  // them, and a row's number is its slot's (cuda/streamed.cuh).
-  bool routes_itself(bool nvidia) const {
-    return nvidia && (design == Design::kStreamed || is_resident());
+  // them, and a row's number is its slot's (cuda/streamed.cuh; cdna/streamed_tile.h, where a wave
+  // has a lane for each slot).
+  static constexpr int64_t kSlotsOfWave = 64;
+  bool routes_itself(bool nvidia, int64_t slots) const {
+    return is_resident() || (design == Design::kStreamed && (nvidia || slots <= kSlotsOfWave));
   }
   // Whether products quantise their rows themselves, and down adds the slots of a token.
   bool is_resident() const { return design == Design::kResident; }

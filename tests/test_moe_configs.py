@@ -9,7 +9,9 @@ from compare import Guarded, assert_product_close, bits
 from test_moe import Experts, check_grouped, random_experts, random_routing
 
 simulated = pytest.importorskip("simulated")
-TILES = [(128, 256), (128, 128), (64, 128), (32, 128), (16, 32), (32, 32)]
+TILED = [(128, 256), (128, 128), (64, 128), (32, 128)]
+TILES = [*TILED, (16, 16), (16, 32), (32, 32)]
+MXFP4_TILES = [*TILED, (8, 16), (8, 32), (16, 32)]
 ORDERS = {"row": "order=row group_m=1", "column": "order=column group_m=1",
           "grouped": "order=grouped group_m=2"}  # fmt: skip
 KINDS = ["bfloat16", "float16", "fp8-tensor", "fp8-row", "fp8-block", "mxfp4"]
@@ -32,7 +34,7 @@ def simulator():
 
 def text(tile, order="grouped", split_k=1, xcds=2):
     m, n = tile
-    design = "streamed" if n == 32 else "tiled"
+    design = "streamed" if n <= 32 else "tiled"
     return f"{design} block_m={m} block_n={n} {ORDERS[order]} split_k={split_k} xcds={xcds}"
 
 
@@ -99,24 +101,52 @@ def test_every_tile_is_covered_by_every_order(simulator, package, tile, order):
             begin = end
 
 
-@pytest.mark.parametrize(
-    ("tile", "kind"),
-    # MXFP4 weights are not streamed.
-    [(tile, kind) for tile in TILES for kind in KINDS if kind != "mxfp4" or tile[1] != 32],
-    ids=lambda given: given if isinstance(given, str) else f"{given[0]}x{given[1]}",
-)
+def tiles_of(kind):
+    return MXFP4_TILES if kind == "mxfp4" else TILES
+
+
+def tiles_and_kinds(kinds, streamed=None):
+    """Each tile of each kind of weights; `streamed`: of that design alone, or of the others."""
+    cases = [(tile, kind) for kind in kinds for tile in tiles_of(kind)
+             if streamed is None or streamed == (tile not in TILED)]  # fmt: skip
+    name = lambda given: given if isinstance(given, str) else f"{given[0]}x{given[1]}"  # noqa: E731
+    return pytest.mark.parametrize(("tile", "kind"), cases, ids=name)
+
+
+@tiles_and_kinds(KINDS)
 def test_layers(simulator, package, tile, kind):
     """K is cut within a line, and the parts of K of the second product are ragged."""
-    layer = Layer(simulator, kind, 90, 160, 416)
-    layer.check(package, layer.run(text(tile, split_k=3)))
+    # MXFP4 streams lines of 256 elements.
+    layer = Layer(simulator, kind, 90, 288 if kind == "mxfp4" else 160, 416)
+    layer.check(package, layer.run(text(tile, split_k=2 if kind == "mxfp4" else 3)))
+
+
+@pytest.mark.parametrize("order", ["row", "grouped"])
+@tiles_and_kinds(KINDS, streamed=True)
+def test_a_wave_finds_its_tile(simulator, package, tile, kind, order):
+    """Up to 64 slots, so nothing is routed before. An expert has more rows than a tile, others one
+    or none; ids come twice in a token, and some are no expert's."""
+    layer = Layer(simulator, kind, 21, 288, 320, experts=7, k=3)
+    layer.ids[:20, 0] = 4
+    layer.ids[1, 1], layer.ids[2, 1:], layer.ids[3] = 4, -1, 7
+    layer.ids[4, 2], layer.ids[5] = 1 << 30, torch.tensor([6, 6, 6])
+    config = text(tile, order, split_k=2, xcds=1 if order == "row" else 2)
+    layer.check(package, layer.run(config))
+
+
+@pytest.mark.parametrize("tokens", [32, 33])
+def test_64_slots_and_more(simulator, package, tokens):
+    """All lanes of a wave have a slot, and one slot more than that is routed."""
+    layer = Layer(simulator, "fp8-row", tokens, 160, 288, experts=512, k=2)
+    layer.check(package, layer.run(text((16, 16), "row", xcds=1)))
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8-row", "fp8-block", "mxfp4"])
 def test_interleaved_and_biased(simulator, package, kind):
-    layer = Layer(simulator, kind, 40, 128, 160, activation="swigluoai", interleaved=True)
-    for name, n in (("bias_gate_up", 320), ("bias_down", 128)):
+    layer = Layer(simulator, kind, 40, 256, 288, activation="swigluoai", interleaved=True)
+    for name, n in (("bias_gate_up", 576), ("bias_down", 256)):
         layer.experts.scales[name] = torch.randn(3, n)
-    for tile in TILES[: 4 if kind == "mxfp4" else None]:
+    for tile in tiles_of(kind):
         layer.check(package, layer.run(text(tile)))
 
 
@@ -158,6 +188,7 @@ def test_grouped_gemm_of_other_scales(simulator, package):
         "tiled block_m=64 block_n=128 order=row group_m=1 split_k=9 xcds=1",
         "tiled block_m=64 block_n=128 order=row group_m=1 split_k=1 xcds=0",
         "streamed block_m=64 block_n=32 order=row group_m=1 split_k=1 xcds=1",
+        "streamed block_m=8 block_n=16 order=row group_m=1 split_k=1 xcds=1",
         "plain block_m=64 block_n=128 order=row group_m=1 split_k=1 xcds=1",
     ],
 )

@@ -34,11 +34,13 @@ int main() {
                     name_of(of.block_scaled), name_of(of.fp4), name_of(gate_up), tile.waves(),
                     tile.lds_bytes(), 512 / tile.vgprs);
       }
-      if (of.fp4) continue;
-      for (const int block_m : kStreamedBlockMs) {
-        std::printf("moe_streamed<%d, %d, %s, %s>\t%d\t%d\t%d\n", static_cast<int>(of.kind),
-                    block_m, name_of(of.block_scaled), name_of(gate_up), kStreamedWaves,
-                    streamed_lds_bytes(of.kind, block_m), kStreamedAtOnce);
+      for (const StreamedTileShape& tile : kStreamedTiles) {
+        if (!(of.fp4 ? tile.fp4 : tile.others)) continue;
+        std::printf("moe_streamed<%d, %d, %d, %s, %s, %s>\t%d\t%d\t%d\n", static_cast<int>(of.kind),
+                    tile.block_m, tile.block_n, name_of(of.block_scaled), name_of(of.fp4),
+                    name_of(gate_up), kStreamedWaves,
+                    streamed_lds_bytes(of.kind, tile.block_m, tile.block_n, kStreamedWaves),
+                    kStreamedAtOnce);
       }
     }
   }

@@ -55,8 +55,15 @@ class LdsTranspose {
 #pragma unroll
     for (int n = 0; n < kFragments; ++n) {
       // Chunk of the row: (n / kPerGroup) * 4 * kPerGroup + group * kPerGroup + n % kPerGroup.
-      const int in_line = kPerGroup == 1 ? n % 2 * 4 + group : group * 2 + n % 2;
-      fragments[n] = *at(row * kRowBytes + (in_line ^ row % 8) * 16, n / 2 * kLineBytes);
+      const int in_line = kPerGroup == 1   ? n % 2 * 4 + group
+                          : kPerGroup == 2 ? group * 2 + n % 2
+                                           : group % 2 * 4 + n % 4;
+      const int in_row = row * kRowBytes + (in_line ^ row % 8) * 16;
+      if constexpr (kPerGroup == 4) {
+        fragments[n] = *at(in_row + group / 2 * kLineBytes, n / 4 * 2 * kLineBytes);
+      } else {
+        fragments[n] = *at(in_row, n / 2 * kLineBytes);
+      }
     }
   }
 

@@ -62,7 +62,9 @@ class TileLoader {
     if constexpr (kBlockScaled) {
 #pragma unroll
       for (int j = 0; j < kTilesN; ++j) {
-        scale_w_tile_[j] = blocks_w_ ? w.scale_offset(j * kMmaRows) : kOutside;
+        // Of the rows whose sums the lane has.
+        const int row = j * kMmaRows + lane / kMmaRows * 4;
+        scale_w_tile_[j] = blocks_w_ ? w.scale_offset(row) : kOutside;
       }
 #pragma unroll
       for (int i = 0; i < kTilesM; ++i) {
@@ -249,10 +251,11 @@ ROCM_KERNELS_DEVICE void keep_order(Accumulator (&sums)[kTilesM][kTilesN]) {
 // A wave's K blocks [index, last) of a tile, with kNumStages of them in flight: it waits for the
 // oldest, multiplies it and asks for the next into the same registers, so the number of bytes under
 // way never drops until its part ends. `k_blocks`: of the tile; `place`: transpose_bytes() of LDS,
-// this wave's own.
-template <int kNumStages, class Loader>
+// this wave's own; `meanwhile()`: what there is to do once the first loads are under way.
+template <int kNumStages, class Loader, class Meanwhile>
 ROCM_KERNELS_DEVICE void stream_k_blocks(Loader& loader, int index, int last, int k_blocks,
-                                         uint8_t* place, typename Loader::Sums& sums) {
+                                         uint8_t* place, typename Loader::Sums& sums,
+                                         const Meanwhile& meanwhile) {
   const bool has_tail = index < last && last == k_blocks && loader.has_tail();
   loader.end_at(last);
   typename Loader::KBlock stages[kNumStages];
@@ -262,6 +265,7 @@ ROCM_KERNELS_DEVICE void stream_k_blocks(Loader& loader, int index, int last, in
     // Stage after stage, as in the loop: its first wait must fit the loads of both.
     __builtin_amdgcn_sched_barrier(0);
   }
+  meanwhile();
   for (; index + kNumStages < last; index += kNumStages) {
 #pragma unroll
     for (int stage = 0; stage < kNumStages; ++stage) {
@@ -280,6 +284,12 @@ ROCM_KERNELS_DEVICE void stream_k_blocks(Loader& loader, int index, int last, in
     loader.load_tail_block(tail);
     loader.multiply_add(tail, place, sums);
   }
+}
+
+template <int kNumStages, class Loader>
+ROCM_KERNELS_DEVICE void stream_k_blocks(Loader& loader, int index, int last, int k_blocks,
+                                         uint8_t* place, typename Loader::Sums& sums) {
+  stream_k_blocks<kNumStages>(loader, index, last, k_blocks, place, sums, [] {});
 }
 
 // The kernel's one argument, from memory again: what only the end needs would otherwise sit in

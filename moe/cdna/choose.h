@@ -46,10 +46,15 @@ inline Status check_config(const MoeShape& s, const MoeConfig& c, const Target& 
     return "moe config: block_m x block_n must be 128 x 256, 128 x 128, 64 x 128 or 32 x 128";
   }
   if (c.design == MoeConfig::Design::kStreamed) {
-    if ((c.block_m != 16 && c.block_m != 32) || c.block_n != kStreamedBlockN) {
-      return "moe config: streamed tiles are 16 x 32 or 32 x 32";
+    const bool fp4 = s.w() == DType::kFloat4E2M1x2;
+    if (!has_streamed_tile(c.block_m, c.block_n, fp4)) {
+      return "moe config: streamed tiles are 16 x 16, 16 x 32 or 32 x 32, of MXFP4 8 x 16, 8 x 32 "
+             "or 16 x 32";
     }
-    if (s.w() == DType::kFloat4E2M1x2) return "moe config: MXFP4 weights are not streamed";
+    if (fp4 && (s.k < streamed_k_block(true) || (s.fused && s.n / 2 < streamed_k_block(true)))) {
+      return "moe config: MXFP4 is streamed by lines of 256 elements of K, of which a row must "
+             "have one";
+    }
   }
   const int64_t lines = (int64_t{s.n} / 2 * size_of(s.a()) + kLine - 1) / kLine;
   if (c.split_k < 1 || c.split_k > (s.fused ? lines : 1)) {
@@ -71,6 +76,11 @@ inline float touched_experts(const MoeShape& s) {
   return s.experts * (1.0f - std::pow(1.0f - 1.0f / s.experts, static_cast<float>(s.rows)));
 }
 
+// Bytes of an element of w, MXFP4's with its scale.
+inline float w_bytes(const MoeShape& s) {
+  return s.w() == DType::kFloat4E2M1x2 ? 0.53f : static_cast<float>(size_of(s.w()));
+}
+
 // The time of two things that go on at once and wait for each other at barriers: they hide each
 // other but for an eighth.
 inline float overlapped(float a, float b) { return std::max(a, b) + std::min(a, b) / 8; }
@@ -78,8 +88,7 @@ inline float overlapped(float a, float b) { return std::max(a, b) + std::min(a, 
 // What a grouped product must take from memory and bring back, in us.
 inline float memory_time(const MoeShape& s, const Target& target, int32_t n, int32_t k,
                          int32_t split_k) {
-  const float w_bytes = s.w() == DType::kFloat4E2M1x2 ? 0.53f : static_cast<float>(size_of(s.w()));
-  const float bytes = touched_experts(s) * n * k * w_bytes + s.rows * 1.0f * k * size_of(s.a()) +
+  const float bytes = touched_experts(s) * n * k * w_bytes(s) + s.rows * 1.0f * k * size_of(s.a()) +
                       4.0f * s.rows * n * split_k * (split_k > 1 ? 2 : 1);
   return bytes / (target.terabytes_per_s * 1e6f);
 }
@@ -90,19 +99,27 @@ inline float streamed_time(const MoeShape& s, const MoeConfig& c, const Target& 
                            int32_t k, int32_t split_k) {
   constexpr float kLaunchUs = 1.0f, kMemoryUs = 0.8f, kSumUs = 0.3f;
   constexpr float kLinesInFlight = 32768;  // bytes that the L1 of a CU tracks at once
+  const bool fp4 = s.w() == DType::kFloat4E2M1x2;
   const float touched = touched_experts(s);
   const float tiles_m = touched * std::ceil(s.rows / touched / c.block_m);
   const float workgroups = tiles_m * std::ceil(static_cast<float>(n) / c.block_n) * split_k;
   const float tile_rows = std::min(s.rows / tiles_m, static_cast<float>(c.block_m));
-  const float bytes =
-      static_cast<float>(k) / split_k * (c.block_n * size_of(s.w()) + tile_rows * size_of(s.a()));
+  const float depth = static_cast<float>(k) / split_k;
+  const float bytes = depth * (c.block_n * w_bytes(s) + tile_rows * size_of(s.a()));
   const int32_t stages = size_of(s.a()) == 1 && c.block_m == 16 ? 4 : 2;
+  const float k_block = static_cast<float>(streamed_k_block(fp4));
+  const int32_t waves = streamed_waves(static_cast<int32_t>(depth / k_block));
   const float busiest = std::ceil(workgroups / target.compute_units);
-  const float at_once = std::min<float>(busiest, kStreamedAtOnce);
+  constexpr int32_t kSimds = 4;
+  const float at_once = std::min<float>(busiest, kStreamedAtOnce * kSimds / waves);
   const float in_flight = std::min(
-      kLinesInFlight,
-      at_once * std::min(bytes, kStreamedWaves * stages * 128.0f * c.block_n * size_of(s.w())));
-  const float unit = busiest * bytes * kMemoryUs / in_flight;
+      kLinesInFlight, at_once * std::min(bytes, waves * stages * k_block * c.block_n * w_bytes(s)));
+  float unit = busiest * bytes * kMemoryUs / in_flight;
+  if (fp4) {
+    // Vector instructions that decode an element, of the 64 lanes that a CU has in a cycle.
+    const float decoding = (target.gfx950 ? 1.0f : 3.1f) / 64;
+    unit = std::max(unit, busiest * depth * c.block_n * decoding / (target.gigahertz * 1000));
+  }
   // No barrier in its loop: what takes longest hides the rest.
   return std::max(unit, memory_time(s, target, n, k, split_k)) + kLaunchUs + kMemoryUs + kSumUs;
 }
@@ -146,6 +163,8 @@ inline float modelled_time(const MoeShape& s, const MoeConfig& c, const Target& 
   if (!s.fused) return product_time(s, c, target, s.n, s.k, 1);
   float time =
       product_time(s, c, target, s.n, s.k, 1) + product_time(s, c, target, s.k, s.n / 2, c.split_k);
+  constexpr float kRoutingUs = 3.0f;
+  if (!c.routes_itself(false, s.rows)) time += kRoutingUs;
   // h in float32 and again as FP8, where the first product does not end in groups.
   if (is_fp8(s.a()) && !(c.ends_in_groups() && (s.blocks & 2) != 0)) {
     time += 1.0f + 4.5f * s.rows * s.n / (target.terabytes_per_s * 1e6f);
@@ -171,6 +190,11 @@ void for_each_config(const MoeShape& s, const Target& target, const Visit& visit
     c.order = s.rows * int64_t{s.k} * size_of(s.a()) <= kL2Bytes ? MoeConfig::kColumn
                                                                  : MoeConfig::kGrouped;
     c.group_m = std::max(1, static_cast<int32_t>(std::ceil(s.rows / touched_experts(s) / block_m)));
+    // Weights that one tile of rows meets are shared by none: workgroups know theirs at once.
+    if (design == MoeConfig::Design::kStreamed && c.group_m == 1) {
+      c.order = MoeConfig::kRow;
+      c.xcds = 1;
+    }
     for (const int32_t split_k : {1, 2, 4, 8}) {
       c.split_k = split_k;
       if (check_config(s, c, target) == nullptr) visit(c);
@@ -179,8 +203,8 @@ void for_each_config(const MoeShape& s, const Target& target, const Visit& visit
   for (const GemmTile& tile : kMoeTiles) {
     consider(MoeConfig::Design::kTiled, tile.block_m, tile.block_n);
   }
-  for (const int block_m : kStreamedBlockMs) {
-    consider(MoeConfig::Design::kStreamed, block_m, kStreamedBlockN);
+  for (const StreamedTileShape& tile : kStreamedTiles) {
+    consider(MoeConfig::Design::kStreamed, tile.block_m, tile.block_n);
   }
 }
 

@@ -1,126 +1,222 @@
 // Grouped products of few rows an expert: weights stream from memory into registers, each once for
 // all rows of its expert that a tile holds. skinny_gemm's register pipeline over gathered rows.
 //
-// A workgroup has up to kBlockM rows of one expert and 32 rows of w: 32 columns, or the gates and
-// the ups of 16 columns of h. Its waves divide its part of K among them; their sums meet in LDS, in
-// the order of k.
+// A workgroup has up to kBlockM rows of one expert and kBlockN rows of w: as many columns, or the
+// gates and the ups of half as many columns of h. Its waves divide its part of K among them; their
+// sums meet in LDS, in the order of k.
+//
+// A product of few rows is over in microseconds, and a load takes one of them: so little is loaded
+// in turn. The tile comes from its number (streamed_tile.h), what the sums are multiplied by is
+// asked for before the first weight, and one barrier stands between the last weight and the stores.
 #pragma once
 
 #include "../../common/cdna/sync.h"
-#include "../../gemm/cdna/epilogue_lds.h"
 #include "../../gemm/cdna/store.h"
-#include "../../gemm/cdna/tile_loader.h"
-#include "../gpu/order.h"
-#include "rows.h"
+#include "mxfp4_stream.h"
+#include "streamed_tile.h"
 #include "tiles.h"
 
 namespace rocm_kernels::cdna {
 
+#if ROCM_KERNELS_CDNA
+
+// gated() of four neighbours, whose activation is looked at once.
+ROCM_KERNELS_DEVICE Accumulator gated_four(GatedActivation activation, float limit,
+                                           Accumulator gate, Accumulator up) {
+  const auto by = [&](GatedActivation known) {
+    Accumulator value;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float one = gate[e], other = up[e];
+      value[e] = gated(known, limit, one, other);
+    }
+    return value;
+  };
+  switch (activation) {
+    case GatedActivation::kSilu:
+      return by(GatedActivation::kSilu);
+    case GatedActivation::kGelu:
+      return by(GatedActivation::kGelu);
+    case GatedActivation::kGeluTanh:
+      return by(GatedActivation::kGeluTanh);
+    case GatedActivation::kSwigluOai:
+      return by(GatedActivation::kSwigluOai);
+  }
+  return gate;
+}
+
+// What a lane's row is multiplied by, asked for without a branch or a wait. `row`: -1 for none.
+class RowScale {
+ public:
+  ROCM_KERNELS_DEVICE void fetch(const ScaleView& scale, int row) {
+    exists_ = scale.kind == ScaleView::Kind::kTensor || scale.kind == ScaleView::Kind::kRow;
+    const uint32_t stride =
+        scale.kind == ScaleView::Kind::kRow ? static_cast<uint32_t>(scale.row_stride) * 4 : 0;
+    loaded_ = load_float(buffer_at(scale.data), exists_ && row >= 0 ? row * stride : kOutside, 0);
+  }
+  ROCM_KERNELS_DEVICE float value() const { return exists_ ? loaded_ : 1.0f; }
+
+ private:
+  bool exists_ = false;
+  float loaded_ = 0.0f;
+};
+
 // The waves' sums, from registers to where they belong. An item is four neighbouring columns of a
 // row.
-template <MmaKind kKind, int kBlockM, bool kGateUp>
+template <MmaKind kKind, int kBlockM, int kBlockN, bool kGateUp>
 class StreamedEnd {
  public:
-  static constexpr int kPitch = kStreamedBlockN + kSumPad;
-  static constexpr int kColumns = kGateUp ? kStreamedBlockN / 2 : kStreamedBlockN;
-  // LDS: [waves][kBlockM][kPitch] sums, then factors of rows of w, biases, factors of rows of a.
-  static constexpr int kWaveFloats = kBlockM * kPitch;
+  static constexpr int kPitch = kBlockN + kSumPad;
+  static constexpr int kColumns = kGateUp ? kBlockN / 2 : kBlockN;
+  using Sums = Accumulator[mma_tiles_of(kBlockM)][mma_tiles_of(kBlockN)];
+  using RowsW = ExpertRows<kGateUp, kBlockN / 2>;
 
-#if ROCM_KERNELS_CDNA
-  using Sums = Accumulator[mma_tiles_of(kBlockM)][mma_tiles_of(kStreamedBlockN)];
-  using RowsW = ExpertRows<kGateUp, kMmaRows>;
-
-  // All threads of the workgroup call it, after a barrier. `part`: of K.
-  static ROCM_KERNELS_DEVICE void finish(const GroupedProblem& p, const RowTile& tile, int n_begin,
-                                         int part, int wave, int lane, const Sums& sums,
-                                         float* lds) {
-    float* const scale_w = lds + kStreamedWaves * kWaveFloats;
-    float* const bias = scale_w + kStreamedBlockN;
-    float* const scale_a = bias + kStreamedBlockN;
-    const RowsW rows_w(p, tile.expert, n_begin, 1);
-    const int thread = static_cast<int>(threadIdx.x);
-    if (thread < kStreamedBlockN) {
-      const int row = rows_w.w_row(thread);
-      scale_w[thread] = row >= 0 ? rows_w.scale.outer(row) : 0.0f;
-      bias[thread] = row >= 0 && part == 0 ? p.bias(tile.expert, row) : 0.0f;
-    } else if (thread < kStreamedBlockN + kBlockM) {
-      const int row = tile.begin + thread - kStreamedBlockN;
-      scale_a[thread - kStreamedBlockN] = row < tile.end ? p.scale_a.outer(p.a_row(row)) : 0.0f;
+  // Asks for what rows of w and of a are multiplied by, and for biases: the first wave's lane r for
+  // row r, where it is needed. Nothing here waits for them. `part`: of K.
+  ROCM_KERNELS_DEVICE void fetch(const GroupedProblem& p, const StreamedTile& tile,
+                                 const RowsW& rows_w, int part, int lane) {
+    scale_w_.fetch(rows_w.scale, lane < kBlockN ? rows_w.w_row(lane) : -1);
+    scale_a_.fetch(tile.scales_of_a(p), lane < tile.rows ? tile.a_row - tile.first_row() : -1);
+    const int row = lane < kBlockN && part == 0 ? rows_w.w_row(lane) : -1;
+    if (p.w.bias == nullptr || row < 0) return;
+    const int64_t at = tile.expert * p.w.bias_expert_stride + row;
+    if (p.w.bias_dtype == DType::kFloat32) {
+      bias_ = static_cast<const uint32_t*>(p.w.bias)[at];
+    } else {
+      bias_ = static_cast<const uint16_t*>(p.w.bias)[at];
     }
-    const int rows = tile.end - tile.begin;
+  }
+
+  // All threads of the workgroup call it. LDS: a place of kPlaceBytes for each wave's sums, then
+  // factors of rows of w, those of rows of a, biases.
+  ROCM_KERNELS_DEVICE void finish(const GroupedProblem& p, const StreamedTile& tile, int n_begin,
+                                  int part, int waves, int wave, int lane, const Sums& sums,
+                                  uint8_t* lds) const {
+    constexpr int kPlaceFloats = streamed_place_bytes(kKind, kBlockM, kBlockN) / 4;
+    auto* const places = reinterpret_cast<float*>(lds);
+    float* const scale_w = places + waves * kPlaceFloats;
+    float* const scale_a = scale_w + kBlockN;
+    float* const bias = scale_a + kBlockM;
+    if (wave == 0) {
+      if (lane < kBlockN) scale_w[lane] = scale_w_.value();
+      if (lane < kBlockM) scale_a[lane] = scale_a_.value();
+      if (lane < kBlockN) bias[lane] = bias_of(p.w.bias_dtype);
+    }
 #pragma unroll
     for (int i = 0; i < mma_tiles_of(kBlockM); ++i) {
 #pragma unroll
-      for (int j = 0; j < mma_tiles_of(kStreamedBlockN); ++j) {
-        Mma<kKind>::template store_sums<kPitch>(lds + wave * kWaveFloats, i, j, rows,
-                                                kStreamedBlockN, lane, sums[i][j]);
+      for (int j = 0; j < mma_tiles_of(kBlockN); ++j) {
+        Mma<kKind>::template store_sums<kPitch>(places + wave * kPlaceFloats, i, j, tile.rows,
+                                                kBlockN, lane, sums[i][j]);
       }
     }
     workgroup_barrier();
-    for (int item = thread; item < rows * (kColumns / 4); item += kStreamedWaves * kWaveSize) {
+    const int items = tile.rows * (kColumns / 4);
+    for (int first = 0; first < items; first += waves * kWaveSize) {
+      const int item = first + wave * kWaveSize + lane;
       const int row = item / (kColumns / 4), at = item % (kColumns / 4) * 4;
+      const int out_row = of_lane(tile.out_row, row);  // by all lanes
       const int column = (kGateUp ? n_begin / 2 : n_begin) + at;
       const int columns = kGateUp ? p.n / 2 : p.n;
-      if (column >= columns) continue;
-      const auto value_of = [&](int from) {
-        Accumulator value = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-        for (int other = 0; other < kStreamedWaves; ++other) {
-          value += *reinterpret_cast<const Accumulator*>(lds + other * kWaveFloats + row * kPitch +
-                                                         from);
-        }
-        value *= scale_a[row];
-        value *= *reinterpret_cast<const Accumulator*>(scale_w + from);
-        value += *reinterpret_cast<const Accumulator*>(bias + from);
-        return value;
-      };
-      Accumulator value = value_of(at);
-      if constexpr (kGateUp) {
-        const Accumulator up = value_of(kMmaRows + at);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float one = value[e], other = up[e];
-          value[e] = gated(p.activation, p.limit, one, other);
-        }
+      if (item >= items || column >= columns) continue;
+      Accumulator value[kGateUp ? 2 : 1] = {};
+      const float* const own = places + row * kPitch + at;
+      if (waves == kStreamedWaves) {
+        add_waves<kStreamedWaves>(own, value);
+      } else if (waves == 2) {
+        add_waves<2>(own, value);
+      } else {
+        add_waves<1>(own, value);
       }
-      store_four(p.out, p.out_dtype, p.out_row(tile.begin + row, part) + column, value,
-                 columns - column, p.wide_stores);
+      for (int up = 0; up < (kGateUp ? 2 : 1); ++up) {
+        value[up] *= scale_a[row];
+        value[up] *= *reinterpret_cast<const Accumulator*>(scale_w + up * kColumns + at);
+        value[up] += *reinterpret_cast<const Accumulator*>(bias + up * kColumns + at);
+      }
+      if constexpr (kGateUp) value[0] = gated_four(p.activation, p.limit, value[0], value[1]);
+      const int64_t place = part * p.slots + out_row;
+      store_four(p.out, p.out_dtype, place * p.out_stride + column, value[0], columns - column,
+                 p.wide_stores);
     }
   }
-#endif
+
+ private:
+  // The sums of an item, and those of its ups: all are on their way before the first is added.
+  template <int kWaves, int kValues>
+  static ROCM_KERNELS_DEVICE void add_waves(const float* own, Accumulator (&value)[kValues]) {
+    constexpr int kPlaceFloats = streamed_place_bytes(kKind, kBlockM, kBlockN) / 4;
+    Accumulator sums[kValues][kWaves];
+#pragma unroll
+    for (int up = 0; up < kValues; ++up) {
+#pragma unroll
+      for (int wave = 0; wave < kWaves; ++wave) {
+        sums[up][wave] =
+            *reinterpret_cast<const Accumulator*>(own + wave * kPlaceFloats + up * kColumns);
+      }
+    }
+#pragma unroll
+    for (int up = 0; up < kValues; ++up) {
+#pragma unroll
+      for (int wave = 0; wave < kWaves; ++wave) value[up] += sums[up][wave];
+    }
+  }
+
+  ROCM_KERNELS_DEVICE float bias_of(DType dtype) const {
+    if (dtype == DType::kFloat32) return __builtin_bit_cast(float, bias_);
+    const auto bits = static_cast<uint16_t>(bias_);
+    return dtype == DType::kBFloat16 ? __builtin_bit_cast(float, bias_ << 16)
+                                     : static_cast<float>(__builtin_bit_cast(_Float16, bits));
+  }
+
+  RowScale scale_w_, scale_a_;
+  uint32_t bias_ = 0;  // as it is stored
 };
 
-// LDS: streamed_lds_bytes().
-template <MmaKind kKind, int kBlockM, bool kBlockScales, bool kGateUp>
+template <MmaKind kKind, int kBlockM, int kBlockN, bool kBlockScales, bool kFp4>
+struct StreamedLoader {
+  using Type = TileLoader<kKind, kBlockM, kBlockN, kBlockScales>;
+};
+template <MmaKind kKind, int kBlockM, int kBlockN>
+struct StreamedLoader<kKind, kBlockM, kBlockN, false, true> {
+  using Type = Mxfp4TileLoader<kBlockM, kBlockN>;
+};
+
+#endif
+
+// LDS: streamed_lds_bytes(). kFp4: w is MXFP4, a bfloat16.
+template <MmaKind kKind, int kBlockM, int kBlockN, bool kBlockScales, bool kFp4, bool kGateUp>
 __global__ void __launch_bounds__(kStreamedWaves * 64)
     moe_streamed([[maybe_unused]] const GroupedProblem p,
-                 [[maybe_unused]] const GroupedOrder order) {
+                 [[maybe_unused]] const StreamedWork work) {
 #if ROCM_KERNELS_CDNA
-  using Loader = TileLoader<kKind, kBlockM, kStreamedBlockN, kBlockScales>;
-  using End = StreamedEnd<kKind, kBlockM, kGateUp>;
+  using Loader = typename StreamedLoader<kKind, kBlockM, kBlockN, kBlockScales, kFp4>::Type;
+  using End = StreamedEnd<kKind, kBlockM, kBlockN, kGateUp>;
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   const int wave = __builtin_amdgcn_readfirstlane(threadIdx.x / kWaveSize);
   const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
-  const GroupedOrder::Place place = order.place_of(blockIdx.x, *p.tile_count);
-  if (place.m < 0) return;
-  const RowTile tile = p.tiles[place.m];
-  const int n_begin = place.n * kStreamedBlockN;
+  int n, part;
+  ask_for_arguments(p, work);
+  const StreamedTile tile = StreamedTile::of<kGateUp, kBlockM>(p, work, lane, n, part);
+  if (tile.expert < 0) return;
+  const int n_begin = n * kBlockN;
 
+  const typename End::RowsW rows_w(p, tile.expert, n_begin, kFp4 ? 1 : w_bytes(kKind));
+  End end;
   typename Loader::Sums sums = {};
   {
-    Loader loader(rows_of_a<kGateUp>(p, tile, a_bytes(kKind)),
-                  typename End::RowsW(p, tile.expert, n_begin, w_bytes(kKind)), p.k, lane);
-    const int k_blocks = k_blocks_of(p.k);
-    const EvenSplit parts = EvenSplit::of(k_blocks, order.split_k);
-    const int begin = parts.begin_of(place.part), end = parts.begin_of(place.part + 1);
-    const EvenSplit waves = EvenSplit::of(end - begin, kStreamedWaves);
-    stream_k_blocks<streamed_stages(kKind, kBlockM)>(loader, begin + waves.begin_of(wave),
-                                                     begin + waves.begin_of(wave + 1), k_blocks,
-                                                     lds + wave * Loader::kTileBytes, sums);
+    Loader loader(TileRowsOfA(p, tile, a_bytes(kKind)), rows_w, p.k, lane);
+    constexpr int kKBlock = streamed_k_block(kFp4);
+    const int k_blocks = (p.k + kKBlock - 1) / kKBlock;
+    const int begin = work.parts.begin_of(part);
+    const int blocks = work.parts.begin_of(part + 1) - begin;
+    const EvenSplit waves = {work.waves, blocks >> work.log2_waves, blocks & (work.waves - 1)};
+    stream_k_blocks<streamed_stages(kKind, kBlockM)>(
+        loader, begin + waves.begin_of(wave), begin + waves.begin_of(wave + 1), k_blocks,
+        lds + wave * streamed_place_bytes(kKind, kBlockM, kBlockN), sums, [&] {
+          if (wave == 0) end.fetch(p, tile, rows_w, part, lane);
+        });
   }
-  workgroup_barrier();  // the sums lie where other waves may still transpose tiles
-  End::finish(reread_problem(), tile, n_begin, place.part, wave, lane, sums,
-              reinterpret_cast<float*>(lds));
+  end.finish(reread_problem(), tile, n_begin, part, work.waves, wave, lane, sums, lds);
 #endif
 }
 

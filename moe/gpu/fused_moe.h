@@ -124,7 +124,7 @@ class FusedMoeLayer {
         memory_(memory),
         facts_(facts),
         stream_(stream),
-        routes_itself_(config.routes_itself(kNvidia)),
+        routes_itself_(config.routes_itself(kNvidia, args.tokens * args.k)),
         slots_(args.tokens * args.k),
         most_tiles_(most_row_tiles(slots_, args.experts, config.block_m)) {}
 
@@ -246,9 +246,11 @@ class FusedMoeLayer {
   GroupedProblem product(const ExpertWeights& w) const {
     GroupedProblem p = {};
     p.w = w;
-    p.row_slots = memory_.row_slots;
-    p.tiles = memory_.tiles;
-    p.tile_count = memory_.tile_count;
+    if (!routes_itself_) {
+      p.row_slots = memory_.row_slots;
+      p.tiles = memory_.tiles;
+      p.tile_count = memory_.tile_count;
+    }
     p.split_k = 1;
     p.a_dtype = has_quantized_rows() ? w.dtype : args_.x_dtype;
     return p;

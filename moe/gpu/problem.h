@@ -71,7 +71,7 @@ ROCM_KERNELS_DEVICE int w_row_of(int begin, int row, int n, bool interleaved) {
   if constexpr (!kPaired) return begin + row < n ? begin + row : -1;
   const int column = begin / 2 + row / (2 * kRun) * kRun + row % kRun, up = row / kRun % 2;
   if (column >= n / 2) return -1;
-  return interleaved ? 2 * column + up : up * (n / 2) + column;
+  return column * (interleaved ? 2 : 1) + up * (interleaved ? 1 : n / 2);  // without a branch
 }
 
 // What the activation makes of a gate and an up. A NaN stays one.

@@ -11,45 +11,64 @@
 
 #include "../../common/gpu/barrier.h"
 #include "../../common/gpu/dependent_launch.h"
+#include "../../common/gpu/lanes.h"
 #include "../../common/gpu/launch.h"
 #include "routing.h"
 
 namespace rocm_kernels {
 
+constexpr int kStepsOfChunk = kSlotsPerChunk / kRouteThreads;  // slots of a thread
+
 // What the threads of a block share.
 struct RoutingScratch {
   int32_t rows[kRouteThreads];     // counts, then the rows that experts' slots go to
   int32_t ends[2][kRouteThreads];  // of the experts' rows, of their tiles
+  int32_t totals[2][kRouteThreads / kWaveSize];
+  int32_t of_waves[kRouteThreads / kWaveSize][kRouteThreads];  // each wave's slots of each expert
 };
 
-// ends[i] becomes the sum of all up to and with i.
-ROCM_KERNELS_DEVICE void add_up(int32_t (&ends)[kRouteThreads]) {
+// ends[n][thread] becomes the sum of values[n] of all threads up to and with this one.
+ROCM_KERNELS_DEVICE void add_up(const int32_t (&values)[2], RoutingScratch& scratch) {
   const int thread = static_cast<int>(threadIdx.x);
-  for (int step = 1; step < kRouteThreads; step *= 2) {
-    lds_barrier();
-    const int32_t before = thread >= step ? ends[thread - step] : 0;
-    lds_barrier();
-    ends[thread] += before;
+  const int wave = thread / kWaveSize, lane = thread % kWaveSize;
+  int32_t sums[2];
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    sums[n] = sum_to_lane(values[n]);
+    if (lane == kWaveSize - 1) scratch.totals[n][wave] = sums[n];
+  }
+  lds_barrier();
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int other = 0; other < kRouteThreads / kWaveSize; ++other) {
+      sums[n] += other < wave ? scratch.totals[n][other] : 0;
+    }
+    scratch.ends[n][thread] = sums[n];
   }
   lds_barrier();
 }
 
-// The expert of slot `index` of a chunk's step, -1 for none.
-ROCM_KERNELS_DEVICE int32_t expert_of(const RoutingProblem& p, int64_t slot) {
-  if (slot >= p.slots) return -1;
-  const int32_t id = p.ids[slot];
-  return id >= 0 && id < p.experts ? id : -1;
+// The experts of a thread's slots of a chunk, -1 for none.
+ROCM_KERNELS_DEVICE void experts_of(const RoutingProblem& p, int chunk,
+                                    int32_t (&experts)[kStepsOfChunk]) {
+#pragma unroll
+  for (int step = 0; step < kStepsOfChunk; ++step) {
+    const int64_t slot = static_cast<int64_t>(chunk) * kSlotsPerChunk + step * kRouteThreads +
+                         static_cast<int>(threadIdx.x);
+    experts[step] = p.ids[slot < p.slots ? slot : p.slots - 1];
+    if (slot >= p.slots || experts[step] < 0 || experts[step] >= p.experts) experts[step] = -1;
+  }
 }
 
 // scratch.rows: how many slots of the chunk each expert has.
-ROCM_KERNELS_DEVICE void count_chunk(const RoutingProblem& p, int chunk, RoutingScratch& scratch) {
-  const int thread = static_cast<int>(threadIdx.x);
-  scratch.rows[thread] = 0;
+ROCM_KERNELS_DEVICE void count_chunk(const int32_t (&experts)[kStepsOfChunk],
+                                     RoutingScratch& scratch) {
+  scratch.rows[threadIdx.x] = 0;
   lds_barrier();
-  for (int step = 0; step < kSlotsPerChunk; step += kRouteThreads) {
-    const int64_t slot = static_cast<int64_t>(chunk) * kSlotsPerChunk + step + thread;
-    const int32_t expert = expert_of(p, slot);
-    if (expert >= 0) atomicAdd(&scratch.rows[expert], 1);
+#pragma unroll
+  for (int step = 0; step < kStepsOfChunk; ++step) {
+    if (experts[step] >= 0) atomicAdd(&scratch.rows[experts[step]], 1);
   }
   lds_barrier();
 }
@@ -59,10 +78,7 @@ ROCM_KERNELS_DEVICE void count_chunk(const RoutingProblem& p, int chunk, Routing
 ROCM_KERNELS_DEVICE void plan_tiles(const RoutingProblem& p, int32_t rows,
                                     RoutingScratch& scratch) {
   const int thread = static_cast<int>(threadIdx.x);
-  scratch.ends[0][thread] = rows;
-  scratch.ends[1][thread] = (rows + p.block_m - 1) / p.block_m;
-  add_up(scratch.ends[0]);
-  add_up(scratch.ends[1]);
+  add_up({rows, (rows + p.block_m - 1) / p.block_m}, scratch);
   const int32_t tiles = scratch.ends[1][kRouteThreads - 1];
   for (int tile = thread; tile < tiles; tile += kRouteThreads) {
     // The first expert whose tiles end beyond this one.
@@ -82,54 +98,46 @@ ROCM_KERNELS_DEVICE void plan_tiles(const RoutingProblem& p, int32_t rows,
   }
 }
 
-// The lanes of this wave whose expert is this lane's: how many there are, and how many before it.
-struct SameExpert {
-  int all, before;
-};
-ROCM_KERNELS_DEVICE SameExpert same_expert(int32_t expert) {
-  const unsigned lane = threadIdx.x % kWaveSize;
-#if defined(__CUDACC__)
-  const uint64_t same = __match_any_sync(~0u, expert);
-#else
-  // Of -1 to 511, a bit at a time: the lanes that have this lane's.
-  uint64_t same = ~uint64_t{0} >> (64 - kWaveSize);
-#pragma unroll
-  for (int bit = 0; bit < 10; ++bit) {
-    const bool is_set = expert >> bit & 1;
-    const uint64_t set = __builtin_amdgcn_ballot_w64(is_set);
-    same &= is_set ? set : ~set;
-  }
-#endif
-  const uint64_t before = same & ((uint64_t{1} << lane) - 1);
-#if defined(__CUDACC__)
-  return {__popc(static_cast<unsigned>(same)), __popc(static_cast<unsigned>(before))};
-#else
-  return {__builtin_popcountll(same), __builtin_popcountll(before)};
-#endif
-}
-
-// row_slots of a chunk. scratch.rows: the row that each expert's first slot of it goes to. Waves
-// take turns, so an expert's rows are in the order of slots.
-ROCM_KERNELS_DEVICE void place_chunk(const RoutingProblem& p, int chunk, RoutingScratch& scratch) {
-  const int thread = static_cast<int>(threadIdx.x);
-  for (int step = 0; step < kSlotsPerChunk; step += kRouteThreads) {
-    const int64_t first = static_cast<int64_t>(chunk) * kSlotsPerChunk + step;
+// row_slots of a chunk. scratch.rows: the row that each expert's first slot of it goes to.
+ROCM_KERNELS_DEVICE void place_chunk(const RoutingProblem& p, int chunk,
+                                     const int32_t (&experts)[kStepsOfChunk],
+                                     RoutingScratch& scratch) {
+  constexpr int kWaves = kRouteThreads / kWaveSize;
+  const int thread = static_cast<int>(threadIdx.x), wave = thread / kWaveSize;
+#pragma unroll 1
+  for (int step = 0; step < kStepsOfChunk; ++step) {
+    const int64_t first = static_cast<int64_t>(chunk) * kSlotsPerChunk + step * kRouteThreads;
     if (first >= p.slots) return;
-    const int64_t slot = first + thread;
-    const int32_t expert = expert_of(p, slot);
-    const SameExpert same = same_expert(expert);
-    int32_t row = -1;
-    for (int wave = 0; wave < kRouteThreads / kWaveSize; ++wave) {
-      if (thread / kWaveSize == wave) {
-        if (expert >= 0) row = scratch.rows[expert] + same.before;
-        wave_barrier();  // all lanes have read what one of them now writes
-        if (expert >= 0 && same.before == same.all - 1) scratch.rows[expert] = row + 1;
-      }
-      lds_barrier();
+    const int32_t expert = step == 0 ? experts[0] : experts[1];
+    static_assert(kStepsOfChunk == 2 && kMaxExperts <= 512,
+                  "place_chunk: an id has nine bits, and is kept in a register");
+#pragma unroll
+    for (int other = 0; other < kWaves; ++other) scratch.of_waves[other][thread] = 0;
+    const LaneMask same = same_lanes<9>(expert) & ballot(expert >= 0);
+    const int before = bits_below(same);
+    lds_barrier();
+    if (expert >= 0 && before == 0) scratch.of_waves[wave][expert] = bits_of(same);
+    lds_barrier();
+    // Counts become rows: of the thread's expert.
+    int32_t row = scratch.rows[thread];
+    int32_t counts[kWaves];
+#pragma unroll
+    for (int other = 0; other < kWaves; ++other) counts[other] = scratch.of_waves[other][thread];
+#pragma unroll
+    for (int other = 0; other < kWaves; ++other) {
+      scratch.of_waves[other][thread] = row;
+      row += counts[other];
     }
-    if (slot >= p.slots) continue;
-    if (expert >= 0) p.row_slots[row] = static_cast<int32_t>(slot);
-    if (p.slot_rows != nullptr) p.slot_rows[slot] = row;
+    scratch.rows[thread] = row;
+    lds_barrier();
+    if (expert >= 0) {
+      row = scratch.of_waves[wave][expert] + before;
+      p.row_slots[row] = static_cast<int32_t>(first) + thread;
+    }
+    if (p.slot_rows != nullptr && first + thread < p.slots) {
+      p.slot_rows[first + thread] = expert >= 0 ? row : -1;
+    }
+    lds_barrier();
   }
 }
 
@@ -138,12 +146,14 @@ __global__ void __launch_bounds__(kRouteThreads) moe_route_kernel(const RoutingP
   __shared__ RoutingScratch scratch;
   const int thread = static_cast<int>(threadIdx.x);
   begin_after_previous_kernel();
-  count_chunk(p, 0, scratch);
+  int32_t experts[kStepsOfChunk];
+  experts_of(p, 0, experts);
+  count_chunk(experts, scratch);
   const int32_t rows = scratch.rows[thread];
   plan_tiles(p, rows, scratch);
   scratch.rows[thread] = scratch.ends[0][thread] - rows;
   lds_barrier();
-  place_chunk(p, 0, scratch);
+  place_chunk(p, 0, experts, scratch);
 }
 
 // Grid: p.chunks blocks of kRouteThreads.
@@ -151,7 +161,9 @@ __global__ void __launch_bounds__(kRouteThreads) moe_count_kernel(const RoutingP
   __shared__ RoutingScratch scratch;
   const int thread = static_cast<int>(threadIdx.x), chunk = static_cast<int>(blockIdx.x);
   begin_after_previous_kernel();
-  count_chunk(p, chunk, scratch);
+  int32_t experts[kStepsOfChunk];
+  experts_of(p, chunk, experts);
+  count_chunk(experts, scratch);
   if (thread < p.experts) {
     p.counts[static_cast<int64_t>(chunk) * p.experts + thread] = scratch.rows[thread];
   }
@@ -211,8 +223,10 @@ __global__ void __launch_bounds__(kRouteThreads) moe_place_kernel(const RoutingP
   if (thread < p.experts) {
     scratch.rows[thread] = p.counts[static_cast<int64_t>(chunk) * p.experts + thread];
   }
+  int32_t experts[kStepsOfChunk];
+  experts_of(p, chunk, experts);
   lds_barrier();
-  place_chunk(p, chunk, scratch);
+  place_chunk(p, chunk, experts, scratch);
 }
 
 inline Status launch_routing_kernels(const RoutingProblem& p, const DeviceFacts& facts,
