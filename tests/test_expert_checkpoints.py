@@ -161,31 +161,40 @@ def quantized(package, folder, family, activations):
     return model
 
 
+@pytest.fixture
+def check_saved(package, quantize_, run_kernelized, device, tmp_path):
+    """Call it with a quantised model and what its experts are: saved and loaded, it has the same
+    logits to the bit, before kernelize and after. Returns the loaded one and its report."""
+
+    def check(model, experts):
+        ids = tokens(2, 7)
+        before = model(ids).logits
+        model.save_pretrained(tmp_path / "fp8")
+        loaded = load(package, tmp_path / "fp8", torch.bfloat16)
+        assert torch.equal(loaded(ids).logits, before)
+        report = quantize_(loaded)
+        assert set(report.experts.values()) == {experts} and not report.converted
+        loaded.save_pretrained(tmp_path / "again")
+        again = load_file(tmp_path / "again" / "model.safetensors")
+        first = load_file(tmp_path / "fp8" / "model.safetensors")
+        assert again.keys() == first.keys()
+        assert all(torch.equal(again[k].float(), first[k].float()) for k in first)
+        run_kernelized(model), run_kernelized(loaded)
+        ids = ids.to(device)
+        assert torch.equal(loaded(ids).logits, model(ids).logits)
+        return loaded, report
+
+    return check
+
+
 @pytest.mark.parametrize("activations", ["dynamic", "none"])
 @pytest.mark.parametrize("family", SIZES)
 @torch.no_grad()
-def test_saved_and_loaded(
-    package, quantize_, run_kernelized, device, tmp_path, family, activations
-):
-    """The same logits to the bit, before kernelize and after."""
+def test_saved_and_loaded(package, check_saved, tmp_path, family, activations):
     model = quantized(package, tmp_path / "float", family, activations)
-    ids = tokens(2, 7)
-    before = model(ids).logits
-    model.save_pretrained(tmp_path / "fp8")
-    loaded = load(package, tmp_path / "fp8", torch.bfloat16)
-    assert torch.equal(loaded(ids).logits, before)
-    report = quantize_(loaded)
-    assert set(report.experts.values()) == {"FP8 of the checkpoint"} and not report.converted
+    loaded, _ = check_saved(model, "FP8 of the checkpoint")
     schemes = {experts.activation_scheme for experts in experts_of(package, loaded).values()}
     assert schemes == {activations}
-    loaded.save_pretrained(tmp_path / "again")
-    again = load_file(tmp_path / "again" / "model.safetensors")
-    first = load_file(tmp_path / "fp8" / "model.safetensors")
-    assert again.keys() == first.keys()
-    assert all(torch.equal(again[k].float(), first[k].float()) for k in first)
-    run_kernelized(model), run_kernelized(loaded)
-    ids = ids.to(device)
-    assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
@@ -293,31 +302,14 @@ def with_mxfp4(package, folder, family, **options):
 
 @pytest.mark.parametrize("family", MXFP4)
 @torch.no_grad()
-def test_mxfp4_experts_are_saved_beside_fp8_linears(
-    package, quantize_, run_kernelized, device, tmp_path, family
-):
-    """The same bits, and so the same logits, before kernelize and after."""
+def test_mxfp4_experts_are_saved_beside_fp8_linears(package, check_saved, tmp_path, family):
     model = with_mxfp4(package, tmp_path / "float", family, activations="dynamic")
-    ids = tokens(2, 7)
-    before = model(ids).logits
-    model.save_pretrained(tmp_path / "fp8")
-    loaded = load(package, tmp_path / "fp8", torch.bfloat16)
-    assert torch.equal(loaded(ids).logits, before)
-    report = quantize_(loaded)
-    assert set(report.experts.values()) == {"MXFP4 of the checkpoint"}
-    assert report.adopted and not report.converted
+    loaded, report = check_saved(model, "MXFP4 of the checkpoint")
+    assert report.adopted
     for name, module in experts_of(package, loaded).items():
         assert module.activation_scheme == "none"
         for key, tensor in model.get_submodule(name).state_dict().items():
             assert torch.equal(module.state_dict()[key], tensor)
-    loaded.save_pretrained(tmp_path / "again")
-    again = load_file(tmp_path / "again" / "model.safetensors")
-    first = load_file(tmp_path / "fp8" / "model.safetensors")
-    assert again.keys() == first.keys()
-    assert all(torch.equal(again[k].float(), first[k].float()) for k in first)
-    run_kernelized(model), run_kernelized(loaded)
-    ids = ids.to(device)
-    assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
 @torch.no_grad()
