@@ -179,6 +179,13 @@ def run_kernelized(best_package: ModuleType, device: torch.device) -> Callable:
     return kernelized
 
 
+@pytest.fixture(scope="session")
+def on_the_simulator(request: pytest.FixtureRequest) -> None:
+    """For tests of the simulator's device alone."""
+    if "simulator" not in selected_devices(request.config):
+        pytest.skip("runs with --device simulator")
+
+
 @pytest.fixture
 def gpu(device: torch.device) -> torch.device:
     """For tests of a GPU alone."""
