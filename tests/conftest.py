@@ -180,6 +180,15 @@ def run_kernelized(best_package: ModuleType, device: torch.device) -> Callable:
 
 
 @pytest.fixture(scope="session")
+def toolchain() -> Any:
+    """The compiler for AMD GPUs (tools/rocm.py)."""
+    try:
+        return rocm.find_toolchain()
+    except rocm.ToolchainMissing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
 def on_the_simulator(request: pytest.FixtureRequest) -> None:
     """For tests of the simulator's device alone."""
     if "simulator" not in selected_devices(request.config):
