@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..functional import SCALE_BLOCK
-from .convert_experts import LOADED, PER_TOKEN, Stays, gate_of, is_experts, is_transposed
+from .convert_experts import LOADED, PER_TOKEN, Pair, Stays, gate_of, is_experts, is_transposed
 from .experts import WEIGHTS, Experts
 from .formats import Layout, LayoutOf
 from .mxfp4 import BLOCK
@@ -82,18 +82,8 @@ def _empty(module: nn.Module, layout: Layout) -> Experts:
             raise Stays(f"has rows of {k} values, not whole blocks of {BLOCK}")
         if layout.weights == "block" and (n // 2 if name == "gate_up_proj" else n) % SCALE_BLOCK:
             raise Stays(f"has {n} rows, not whole blocks of {SCALE_BLOCK}")
-        device = module._parameters[name].device
-        dtypes = (torch.float8_e4m3fn, torch.float32)
-        shapes = (n, k), (n, 1)
-        if layout.weights == "block":
-            shapes = (n, k), (-(-n // SCALE_BLOCK), -(-k // SCALE_BLOCK))
-        elif layout.weights == "mxfp4":
-            shapes, dtypes = ((n, k // 2), (n, k // BLOCK)), (torch.uint8, torch.uint8)
-        empty = [
-            torch.empty(experts, *shape, dtype=dtype, device=device)
-            for shape, dtype in zip(shapes, dtypes)
-        ]
-        pairs.append(tuple(empty))
+        with module._parameters[name].device:
+            pairs.append(_empty_pair(layout.weights, experts, n, k))
     biases = tuple(module._parameters.get(f"{name}_bias") for name in WEIGHTS)
     scheme = "dynamic" if layout.inputs == "static" else layout.inputs
     new = Experts(*pairs, biases, gate, scheme, transposed)
@@ -103,8 +93,19 @@ def _empty(module: nn.Module, layout: Layout) -> Experts:
     return new
 
 
+def _empty_pair(weights: str, experts: int, n: int, k: int) -> Pair:
+    if weights == "mxfp4":
+        shapes, dtypes = ((n, k // 2), (n, k // BLOCK)), (torch.uint8, torch.uint8)
+    else:
+        blocks = -(-n // SCALE_BLOCK), -(-k // SCALE_BLOCK)
+        shapes = (n, k), blocks if weights == "block" else (n, 1)
+        dtypes = torch.float8_e4m3fn, torch.float32
+    weight, scales = (torch.empty(experts, *s, dtype=d) for s, d in zip(shapes, dtypes))
+    return weight, scales
+
+
 def with_conversions(conversions: List[Any], model: Any) -> List[Any]:
-    """transformers' conversions of a model's weights, and those of its FP8 experts' scales."""
+    """transformers' conversions of a model's weights, and those of its experts in FP8 or MXFP4."""
     core = importlib.import_module("transformers.core_model_loading")
     names = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, Experts)}
     scales, result = [_scales_operation()()], []
