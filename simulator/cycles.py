@@ -150,22 +150,19 @@ MACHINES = {
         _GFX942, **_published("gfx950"), write_bytes_per_s=2.6e12, matrix_share=1
     ),
     # One of the two dies of the card.
-    "gfx90a": Machine(
+    "gfx90a": dataclasses.replace(
+        _GFX942,
         clock_hz=1.7e9,
         launch_s=5e-6,
-        l1_latency=120,
         l2_latency=250,
         infinity_latency=0,
         memory_latency=700,
-        scalar_latency=60,
-        lds_latency=64,
-        l2_bytes=128,
         fabric_bytes_per_s=3.2e12,
         write_bytes_per_s=3.2e12,
         memory_bytes_per_s=1.165e12,
+        matrix_share=1,
         dies=1,
         units=110,
-        lds_bytes=64 << 10,
         l1_size=16 << 10,
         l1_line=64,
         l2_size=29 << 18,

@@ -37,38 +37,32 @@ class Hardware:
 # workgroup does that adds up what others left in memory: store and release at agent scope (0.72 us
 # on one XCD, 0.98 on eight, as measured by others on an MI300X with ROCm 7.2), an atomic past L2
 # (0.26 to 0.6), load and acquire (0.79).
+_MI300X = Hardware(
+    compute_units=304,
+    simds=4,
+    clock_hz=2.1e9,
+    waves_per_simd=8,
+    vgprs_per_lane=512,
+    vgpr_granule=8,
+    lds_bytes=64 << 10,
+    memory_bytes_per_s=4.2e12,
+    infinity_bytes_per_s=11.9e12,
+    l2_bytes_per_s=25e12,
+    l1_bytes_per_cycle=64,
+    memory_latency_s=0.8e-6,
+    handoff_s=2.0e-6,
+    launch_s=1.1e-6,
+)
 HARDWARE = {
-    "gfx942": Hardware(
-        compute_units=304,
-        simds=4,
-        clock_hz=2.1e9,
-        waves_per_simd=8,
-        vgprs_per_lane=512,
-        vgpr_granule=8,
-        lds_bytes=64 << 10,
-        memory_bytes_per_s=4.2e12,
-        infinity_bytes_per_s=11.9e12,
-        l2_bytes_per_s=25e12,
-        l1_bytes_per_cycle=64,
-        memory_latency_s=0.8e-6,
-        handoff_s=2.0e-6,
-        launch_s=1.1e-6,
-    ),
-    "gfx950": Hardware(
+    "gfx942": _MI300X,
+    "gfx950": dataclasses.replace(
+        _MI300X,
         compute_units=256,
-        simds=4,
         clock_hz=2.4e9,
-        waves_per_simd=8,
-        vgprs_per_lane=512,
-        vgpr_granule=8,
         lds_bytes=160 << 10,
         memory_bytes_per_s=6.1e12,
         infinity_bytes_per_s=14e12,
         l2_bytes_per_s=30e12,
-        l1_bytes_per_cycle=64,
-        memory_latency_s=0.8e-6,
-        handoff_s=2.0e-6,
-        launch_s=1.1e-6,
     ),
 }
 

@@ -77,6 +77,11 @@ def available_devices() -> list[str]:
     return ["reference", "cpu", "simulator"]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Here and not in pyproject.toml, which kernel-builder's ci-test does not have.
+    config.addinivalue_line("markers", "not_on(device, ...): the case is not one of these devices'")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--device",
@@ -123,7 +128,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
-        names = selected_devices(metafunc.config)
+        left_out = {n for mark in metafunc.definition.iter_markers("not_on") for n in mark.args}
+        names = [name for name in selected_devices(metafunc.config) if name not in left_out]
         metafunc.parametrize("backend", names, indirect=True, scope="session")
 
 
@@ -171,6 +177,22 @@ def run_kernelized(best_package: ModuleType, device: torch.device) -> Callable:
             return kernels.kernelize(model.to(device), mode=mode)
 
     return kernelized
+
+
+@pytest.fixture(scope="session")
+def toolchain() -> Any:
+    """The compiler for AMD GPUs (tools/rocm.py)."""
+    try:
+        return rocm.find_toolchain()
+    except rocm.ToolchainMissing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def on_the_simulator(request: pytest.FixtureRequest) -> None:
+    """For tests of the simulator's device alone."""
+    if "simulator" not in selected_devices(request.config):
+        pytest.skip("runs with --device simulator")
 
 
 @pytest.fixture

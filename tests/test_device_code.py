@@ -67,12 +67,7 @@ src = ["probe.hip"]
     return release_check.Variant(root / done.stdout.split()[-1], root)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiler():
-    try:
-        rocm.find_toolchain()
-    except rocm.ToolchainMissing as missing:
-        pytest.skip(str(missing))
+pytestmark = pytest.mark.usefixtures("toolchain")
 
 
 @pytest.fixture(scope="module")

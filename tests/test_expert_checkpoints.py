@@ -161,31 +161,40 @@ def quantized(package, folder, family, activations):
     return model
 
 
+@pytest.fixture
+def check_saved(package, quantize_, run_kernelized, device, tmp_path):
+    """Call it with a quantised model and what its experts are: saved and loaded, it has the same
+    logits to the bit, before kernelize and after. Returns the loaded one and its report."""
+
+    def check(model, experts):
+        ids = tokens(2, 7)
+        before = model(ids).logits
+        model.save_pretrained(tmp_path / "fp8")
+        loaded = load(package, tmp_path / "fp8", torch.bfloat16)
+        assert torch.equal(loaded(ids).logits, before)
+        report = quantize_(loaded)
+        assert set(report.experts.values()) == {experts} and not report.converted
+        loaded.save_pretrained(tmp_path / "again")
+        again = load_file(tmp_path / "again" / "model.safetensors")
+        first = load_file(tmp_path / "fp8" / "model.safetensors")
+        assert again.keys() == first.keys()
+        assert all(torch.equal(again[k].float(), first[k].float()) for k in first)
+        run_kernelized(model), run_kernelized(loaded)
+        ids = ids.to(device)
+        assert torch.equal(loaded(ids).logits, model(ids).logits)
+        return loaded, report
+
+    return check
+
+
 @pytest.mark.parametrize("activations", ["dynamic", "none"])
 @pytest.mark.parametrize("family", SIZES)
 @torch.no_grad()
-def test_saved_and_loaded(
-    package, quantize_, run_kernelized, device, tmp_path, family, activations
-):
-    """The same logits to the bit, before kernelize and after."""
+def test_saved_and_loaded(package, check_saved, tmp_path, family, activations):
     model = quantized(package, tmp_path / "float", family, activations)
-    ids = tokens(2, 7)
-    before = model(ids).logits
-    model.save_pretrained(tmp_path / "fp8")
-    loaded = load(package, tmp_path / "fp8", torch.bfloat16)
-    assert torch.equal(loaded(ids).logits, before)
-    report = quantize_(loaded)
-    assert set(report.experts.values()) == {"FP8 of the checkpoint"} and not report.converted
+    loaded, _ = check_saved(model, "FP8 of the checkpoint")
     schemes = {experts.activation_scheme for experts in experts_of(package, loaded).values()}
     assert schemes == {activations}
-    loaded.save_pretrained(tmp_path / "again")
-    again = load_file(tmp_path / "again" / "model.safetensors")
-    first = load_file(tmp_path / "fp8" / "model.safetensors")
-    assert again.keys() == first.keys()
-    assert all(torch.equal(again[k].float(), first[k].float()) for k in first)
-    run_kernelized(model), run_kernelized(loaded)
-    ids = ids.to(device)
-    assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
@@ -260,6 +269,134 @@ def test_16_bit_experts_stay_so_in_a_file(package, quantize_, tmp_path):
     loaded = load(package, tmp_path / "fp8", torch.bfloat16)
     assert torch.equal(loaded(ids).logits, before)
     assert list(experts_of(package, loaded)) == ["model.layers.1.mlp.experts"]
+
+
+def of_mxfp4_(package, model):
+    """Puts values of MXFP4 into a model's experts, as transformers dequantises them."""
+    for module in model.modules():
+        for which in ("gate_up_proj", "down_proj"):
+            parameter = getattr(module, which, None)
+            if not isinstance(parameter, torch.nn.Parameter) or parameter.dim() != 3:
+                continue
+            transposed = getattr(module, "is_transposed", "Llama4" in type(module).__name__)
+            experts, n, k = parameter.mT.shape if transposed else parameter.shape
+            codes = torch.randint(256, (experts, n, k // 2), dtype=torch.uint8)
+            scales = torch.randint(120, 123, (experts, n, k // 32), dtype=torch.uint8)
+            pairs = zip(codes, scales, strict=True)
+            made = torch.stack([package.reference.dequantize_expert(*pair) for pair in pairs])
+            parameter.data = (made.mT if transposed else made).contiguous().to(parameter.dtype)
+    return model
+
+
+MXFP4 = {**SIZES, "granitemoe": {**WIDE, "num_local_experts": 4, "num_experts_per_tok": 2}}
+
+
+def with_mxfp4(package, folder, family, **options):
+    """A model of 16 bits whose experts hold values of MXFP4, quantised."""
+    of_mxfp4_(package, tiny(family, **MXFP4[family])).save_pretrained(folder)
+    model = load(package, folder, torch.bfloat16)
+    report = package.models.quantize_model_(model, **options)
+    assert set(report.experts.values()) == {"MXFP4 of the checkpoint"}
+    return model
+
+
+@pytest.mark.parametrize("family", MXFP4)
+@torch.no_grad()
+def test_mxfp4_experts_are_saved_beside_fp8_linears(package, check_saved, tmp_path, family):
+    model = with_mxfp4(package, tmp_path / "float", family, activations="dynamic")
+    loaded, report = check_saved(model, "MXFP4 of the checkpoint")
+    assert report.adopted
+    for name, module in experts_of(package, loaded).items():
+        assert module.activation_scheme == "none"
+        for key, tensor in model.get_submodule(name).state_dict().items():
+            assert torch.equal(module.state_dict()[key], tensor)
+
+
+@torch.no_grad()
+def test_gpt_oss_checkpoints_are_adopted(package, quantize_, tmp_path):
+    """As they are published: experts in MXFP4, all else in 16 bits. No value is dequantised."""
+    model = with_mxfp4(package, tmp_path, "gpt_oss", skip=["*.self_attn.*"])
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for name, module in experts_of(package, model).items():
+        for which in ("gate_up_proj", "down_proj"):
+            del tensors[f"{name}.{which}"]
+            blocks = getattr(module, which).unflatten(2, (-1, 16))
+            tensors[f"{name}.{which}_blocks"] = blocks.clone()
+            tensors[f"{name}.{which}_scales"] = getattr(module, f"{which}_scale_inv").clone()
+    save_file(tensors, file, {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    others = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": others}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = load(package, tmp_path, torch.bfloat16)
+    report = quantize_(loaded)
+    assert set(report.experts.values()) == {"MXFP4 of the checkpoint"} and report.converted
+    theirs, ours = experts_of(package, loaded), experts_of(package, model)
+    for name in ours:
+        for key, tensor in ours[name].state_dict().items():
+            assert torch.equal(theirs[name].state_dict()[key], tensor)
+
+
+@torch.no_grad()
+def test_mxfp4_and_fp8_experts_in_one_file(package, quantize_, tmp_path):
+    model = tiny("mixtral", **SIZES["mixtral"])
+    of_mxfp4_(package, model.model.layers[1])
+    model.save_pretrained(tmp_path / "float")
+    model = load(package, tmp_path / "float", torch.bfloat16)
+    quantize_(model)
+    ids = tokens(2, 7)
+    before = model(ids).logits
+    model.save_pretrained(tmp_path / "fp8")
+    loaded = load(package, tmp_path / "fp8", torch.bfloat16)
+    assert torch.equal(loaded(ids).logits, before)
+    told = quantize_(loaded).experts
+    assert [*told.values()] == ["FP8 of the checkpoint", "MXFP4 of the checkpoint"]
+
+
+@torch.no_grad()
+def test_mxfp4_experts_in_a_process_of_its_own(package, tmp_path):
+    model = with_mxfp4(package, tmp_path / "float", "gpt_oss")
+    asked = "set(report.experts.values())"
+    printed = told_by_a_clean_process(model, tmp_path, asked, attn_implementation="eager")
+    assert printed == "torch.bfloat16 {'MXFP4 of the checkpoint'} True"
+
+
+@pytest.mark.parametrize("family", ONE_BY_ONE)
+@torch.no_grad()
+def test_others_read_mxfp4_experts_beside_fp8_linears(package, tmp_path, family):
+    """compressed-tensors' own package, which dequantises both."""
+    model = with_mxfp4(package, tmp_path / "float", family, activations="none")
+    model.save_pretrained(tmp_path / "fp8")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "fp8", dtype=torch.bfloat16).eval()
+    ids = tokens(1, 7)
+    close = torch.nn.functional.cosine_similarity(
+        theirs(ids).logits.float(), model(ids).logits.float(), dim=-1
+    )
+    assert close.min() > 0.999
+
+
+@torch.no_grad()
+def test_mxfp4_experts_in_files(package, tmp_path):
+    """As GPT-OSS's own files have them, and as compressed-tensors packs them; the config says
+    which linears are what."""
+    with_mxfp4(package, tmp_path / "float", "gpt_oss").save_pretrained(tmp_path / "gpt_oss")
+    tensors = load_file(tmp_path / "gpt_oss" / "model.safetensors")
+    blocks = tensors["model.layers.1.mlp.experts.gate_up_proj_blocks"]
+    scales = tensors["model.layers.1.mlp.experts.gate_up_proj_scales"]
+    assert blocks.dtype == scales.dtype == torch.uint8
+    assert blocks.shape == (*scales.shape, 16) and blocks.shape[1:3] == (512, 8)
+    with_mxfp4(package, tmp_path / "float", "mixtral").save_pretrained(tmp_path / "mixtral")
+    tensors = load_file(tmp_path / "mixtral" / "model.safetensors")
+    w1 = "model.layers.1.block_sparse_moe.experts.3.w1.weight"
+    assert tensors[f"{w1}_packed"].shape == (256, 128) and tensors[f"{w1}_scale"].shape == (256, 8)
+    config = json.loads((tmp_path / "mixtral" / "config.json").read_text())["quantization_config"]
+    groups = {group["format"]: group for group in config["config_groups"].values()}
+    assert config["format"] == "mixed-precision"
+    assert groups.keys() == {"float-quantized", "mxfp4-pack-quantized"}
+    assert groups["mxfp4-pack-quantized"]["weights"]["group_size"] == 32
+    assert all("experts" in target for target in groups["mxfp4-pack-quantized"]["targets"])
+    assert "model.layers.1.self_attn.q_proj" in groups["float-quantized"]["targets"]
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ output is FP8 is made of."""
 import subprocess
 
 import pytest
-import rocm
 from project import ROOT
 
 KERNEL = """\
@@ -32,11 +31,7 @@ __global__ void __launch_bounds__(512)
 
 
 @pytest.mark.parametrize("target", ["gfx942", "gfx950"])
-def test_one_source_holds_a_product_and_a_quantised_output(tmp_path, target):
-    try:
-        toolchain = rocm.find_toolchain()
-    except rocm.ToolchainMissing as missing:
-        pytest.skip(str(missing))
+def test_one_source_holds_a_product_and_a_quantised_output(tmp_path, toolchain, target):
     source, assembly = tmp_path / "fused.hip", tmp_path / "fused.s"
     source.write_text(KERNEL.format(root=ROOT))
     command = toolchain.device_command(source, assembly, target, assembly=True)

@@ -19,10 +19,7 @@ SCHEDULES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def only_on_the_simulator(request):
-    if "simulator" not in request.config.getoption("--device"):
-        pytest.skip("runs with --device simulator")
+pytestmark = pytest.mark.usefixtures("on_the_simulator")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import torch
 from project import ROOT
 
 sys.path += [str(ROOT), str(ROOT / "tools")]
-import rocm
 
 import simulator
 
@@ -35,11 +34,7 @@ TOO_MANY_THREADS = 4096
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    try:
-        toolchain = rocm.find_toolchain()
-    except rocm.ToolchainMissing as missing:
-        pytest.skip(str(missing))
+def library(tmp_path_factory, toolchain):
     folder = tmp_path_factory.mktemp("launch")
     source, compiled, output = folder / "launch.hip", folder / "launch.o", folder / "liblaunch.so"
     source.write_text(SOURCE)

@@ -92,6 +92,15 @@ def test_files_that_a_comment_names_are_there(name):
     assert not (missing := set(named) - there), f"{name} speaks of {missing}"
 
 
+def test_long_files_say_why():
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in listed.split("\0"):
+        if name.endswith((*SUFFIXES, ".py", ".sh", ".md")) and (ROOT / name).is_file():
+            text = (ROOT / name).read_text()
+            assert text.count("\n") <= 500 or "Longer than 500 lines, because" in text, name
+
+
 def reached(source: str) -> set[str]:
     """All files that a source needs, itself included, whatever the preprocessor picks."""
     seen, todo = set(), [source]

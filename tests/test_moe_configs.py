@@ -17,10 +17,7 @@ ORDERS = {"row": "order=row group_m=1", "column": "order=column group_m=1",
 KINDS = ["bfloat16", "float16", "fp8-tensor", "fp8-row", "fp8-block", "mxfp4"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def only_on_the_simulator(request):
-    if "simulator" not in request.config.getoption("--device"):
-        pytest.skip("runs with --device simulator")
+pytestmark = pytest.mark.usefixtures("on_the_simulator")
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,7 @@ ROWS, GEMM = ["test_rms_norm_fp8.py", "test_swiglu_fp8.py"], ["test_skinny_gemm.
         pytest.param("gfx950", ROWS + GEMM, marks=pytest.mark.slow),
     ],
 )
-def test_cases(request, target, files):
-    if "simulator" not in request.config.getoption("--device"):
-        pytest.skip("needs --device simulator")
+def test_cases(on_the_simulator, target, files):
     paths = [str(ROOT / "tests" / name) for name in files]
     command = [sys.executable, "-m", "pytest", "-q", "--device", "simulator", *paths]
     environment = {**os.environ, "SIMULATOR_TARGET": target}

@@ -11,7 +11,6 @@ sys.path.append(str(ROOT / "tools"))
 import tomllib
 
 import resources
-import rocm
 
 BUDGETS = tomllib.loads((ROOT / "tools" / "resources.toml").read_text())
 PIPELINE = "void skinny_gemm_register_pipeline<0, 16, 16, 4, false>"
@@ -21,12 +20,7 @@ LEAN = resources.Kernel(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiler():
-    try:
-        rocm.find_toolchain()
-    except rocm.ToolchainMissing as missing:
-        pytest.skip(str(missing))
+pytestmark = pytest.mark.usefixtures("toolchain")
 
 
 @pytest.mark.parametrize(

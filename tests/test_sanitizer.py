@@ -28,13 +28,17 @@ def sanitize(tool: str, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=400)
 
 
-@pytest.mark.parametrize("part", ["rows", "products", "gemm"])
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+@pytest.mark.parametrize(
+    ("tool", "part"),
+    # racecheck does not follow cp.async.mbarrier.arrive, by which gemm's block scales come.
+    [
+        (tool, part)
+        for tool in ("memcheck", "racecheck", "synccheck")
+        for part in ("rows", "products", "gemm")
+        if (tool, part) != ("racecheck", "gemm")
+    ],
+)
 def test_nothing_is_found(device, tool, part):
-    if (tool, part) == ("racecheck", "gemm"):
-        pytest.skip(
-            "racecheck does not follow cp.async.mbarrier.arrive, by which block scales come"
-        )
     result = sanitize(tool, "--only", part)
     assert result.returncode == 0, (result.stdout + result.stderr)[-6000:]
     assert "done" in result.stdout

@@ -8,9 +8,7 @@ import torch
 
 
 @pytest.fixture(scope="module")
-def simulated(request):
-    if "simulator" not in request.config.getoption("--device").split(","):
-        pytest.skip("needs --device simulator")
+def simulated(on_the_simulator):
     import simulated
 
     simulated.functional()

@@ -91,9 +91,7 @@ class Device:
 
 
 @pytest.fixture(scope="module")
-def device(request) -> Device:
-    if "simulator" not in request.config.getoption("--device").split(","):
-        pytest.skip("runs with --device simulator")
+def device(on_the_simulator) -> Device:
     import simulated
 
     import simulator

@@ -192,10 +192,8 @@ def test_entries_change_while_others_multiply(package, operands):
         other.join()
 
 
-def test_tuning_the_amd_launchers(request, tmp_path):
+def test_tuning_the_amd_launchers(on_the_simulator, tmp_path):
     """The whole way on the simulator: candidates, contract, winner, file, table, launch."""
-    if "simulator" not in request.config.getoption("--device").split(","):
-        pytest.skip("runs with --device simulator")
     import simulated
 
     if simulated.TARGET != "gfx942":

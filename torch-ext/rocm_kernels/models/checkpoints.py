@@ -29,7 +29,7 @@ from .stored_experts import (
     with_conversions,
 )
 
-_FORMATS = ("compressed-tensors", "fbgemm_fp8", "quark")
+_FORMATS = ("compressed-tensors", "fbgemm_fp8", "mxfp4", "quark")
 
 
 @contextlib.contextmanager
@@ -37,9 +37,10 @@ def fp8_checkpoints() -> Iterator[None]:
     """Within it ``from_pretrained`` keeps FP8 checkpoints in FP8, on any device.
 
     Finegrained FP8 loads into transformers' own linears and experts, compressed-tensors, FBGEMM and
-    AMD Quark into :class:`FP8Linear`, with scales in float32, and without those packages;
-    :func:`quantize_model_` adopts both. What is not FP8, or FP8 in a way that is not known here, is
-    left to transformers. Scales of a KV cache are read over: the cache stays in 16 bits.
+    AMD Quark into :class:`FP8Linear`, with scales in float32, and without those packages; GPT-OSS's
+    experts stay MXFP4. :func:`quantize_model_` adopts all of these. What is not FP8, or FP8 in a
+    way that is not known here, is left to transformers. Scales of a KV cache are read over: the
+    cache stays in 16 bits.
     """
     auto = importlib.import_module("transformers.quantizers.auto")
     quantizers, configs = auto.AUTO_QUANTIZER_MAPPING, auto.AUTO_QUANTIZATION_CONFIG_MAPPING
@@ -173,8 +174,14 @@ def _fp8_quantizer() -> type:
             linears = {n: m for n, m in model.named_modules() if computes_linear(m)}
             for name, stored in stored_names(model, linears).items():
                 layout = layout_of(name, stored)
-                if layout is not None:
-                    model.set_submodule(name, _empty(linears[name], layout))
+                if layout is None:
+                    continue
+                if layout.weights == "mxfp4":
+                    raise ValueError(
+                        f"{name} is MXFP4 in this checkpoint, which experts alone can be here: "
+                        "load this model without fp8_checkpoints"
+                    )
+                model.set_submodule(name, _empty(linears[name], layout))
             place_experts(model, layout_of)
             ignored = set(model._keys_to_ignore_on_load_unexpected or ())
             ignored |= {r"\.(k|v)_scale$", r"\.output_scale$"}  # of a KV cache
@@ -245,11 +252,6 @@ def _require_all_ours(model: nn.Module) -> None:
             raise ValueError(
                 f"{name} is FP8 of another format, a {type(owner).__name__}, and one file holds "
                 "one format: save the model before quantize_model_"
-            )
-        if isinstance(owner, Experts) and not owner.is_fp8:
-            raise ValueError(
-                f"{name} is MXFP4, and one file holds one format: save the model before "
-                "quantize_model_"
             )
         if getattr(owner, "scale_ub", None) is not None:
             raise ValueError(

@@ -176,8 +176,8 @@ def _read(module: nn.Module, activations: Optional[str], scheme: str) -> _Own:
             raise Stays(f"{name} has no data, on the meta device")
     if type(module).__name__ == "Mxfp4GptOssExperts":
         raise Stays(
-            "MXFP4 in the layout of another kernel; load the model with "
-            "Mxfp4Config(dequantize=True), which keeps every value"
+            "MXFP4 in the layout of another kernel; load the model within fp8_checkpoints(), which "
+            "keeps them as its files have them"
         )
     gate, transposed = gate_of(module), is_transposed(module)
     views = tuple(w.data.transpose(1, 2) if transposed else w.data for w in weights)

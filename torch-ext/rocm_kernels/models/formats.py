@@ -1,9 +1,9 @@
 """FP8 checkpoints as their ``quantization_config`` describes them: which linears are FP8, and how.
-Each expert's are linears too.
+Each expert's are linears too, and may be MXFP4.
 
-Three formats are read here: compressed-tensors, which is also what a quantised model is saved as,
-AMD Quark and FBGEMM. All call a weight's scale ``weight_scale`` and a static one of the input
-``input_scale``.
+Four formats are read here: compressed-tensors, which is also what a quantised model is saved as,
+AMD Quark, FBGEMM, and GPT-OSS's own, whose experts are MXFP4 and whose linears have 16 bits. The
+first three call a weight's scale ``weight_scale`` and a static one of the input ``input_scale``.
 """
 
 import fnmatch
@@ -20,10 +20,11 @@ FINEGRAINED = "fp8"  # is transformers' own; a weight's scale is weight_scale_in
 
 @dataclass(frozen=True)
 class Layout:
-    """How an FP8 linear is stored.
+    """How an FP8 linear is stored, or experts.
 
     Attributes:
-        weights: what has one scale: ``"tensor"``, ``"channel"`` or ``"block"``, of 128 x 128.
+        weights: what has one scale: ``"tensor"``, ``"channel"`` or ``"block"``, of 128 x 128; or
+            ``"mxfp4"``, which experts alone may be.
         inputs: ``"dynamic"``, ``"static"`` or ``"none"``.
         scale_ub: largest magnitude that a computed scale of the inputs covers.
     """
@@ -57,7 +58,7 @@ def layouts_of(config: Dict[str, Any]) -> Optional[LayoutOf]:
 def _read_compressed_tensors(config: Dict[str, Any]) -> Optional[LayoutOf]:
     groups: List[Tuple[List[str], Layout]] = []
     for group in (config.get("config_groups") or {}).values():
-        layout = _of_group(group)
+        layout = _of_experts(group) if _is_mxfp4(group["weights"]) else _of_group(group)
         if layout is None:
             return None
         groups.append((group["targets"], layout))
@@ -101,6 +102,21 @@ def _of_group(group: Dict[str, Any]) -> Optional[Layout]:
     )
 
 
+def _of_experts(group: Dict[str, Any]) -> Optional[Layout]:
+    """MXFP4's, if its targets say that they are experts, with inputs as they are."""
+    if group.get("output_activations") or group.get("input_activations"):
+        return None
+    named = all(target.startswith("re:") and "experts" in target for target in group["targets"])
+    return Layout("mxfp4", "none") if named else None
+
+
+def _is_mxfp4(tensor: Dict[str, Any]) -> bool:
+    return _MXFP4.items() <= {"symmetric": True, **tensor}.items()
+
+
+_MXFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+
+
 def _is_fp8(tensor: Dict[str, Any]) -> bool:
     return (tensor["type"], tensor["num_bits"], tensor.get("symmetric", True)) == ("float", 8, True)
 
@@ -123,15 +139,16 @@ def describe(layouts: Dict[str, Layout], ignored: List[str]) -> Dict[str, Any]:
     targets: Dict[Layout, List[str]] = {}
     for target, layout in layouts.items():
         targets.setdefault(layout, []).append(target)
+    if len(targets) == 1 and "mxfp4" not in {layout.weights for layout in targets}:
+        targets = {layout: ["Linear"] for layout in targets}
+    groups = [_group(layout, names) for layout, names in targets.items()]
+    formats = {group["format"] for group in groups}
     return {
         "quant_method": "compressed-tensors",
-        "format": "float-quantized",
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "ignore": ignored,
-        "config_groups": {
-            f"group_{i}": _group(layout, ["Linear"] if len(targets) == 1 else names)
-            for i, (layout, names) in enumerate(targets.items())
-        },
+        "config_groups": {f"group_{i}": group for i, group in enumerate(groups)},
     }
 
 
@@ -142,6 +159,14 @@ def layout_of_linear(linear: nn.Module) -> Layout:
 
 
 def _group(layout: Layout, targets: List[str]) -> Dict[str, Any]:
+    if layout.weights == "mxfp4":
+        bytes_of_scales = {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
+        return {
+            "targets": targets,
+            "weights": {**_MXFP4, **bytes_of_scales, "dynamic": False},
+            "input_activations": None,
+            "format": "mxfp4-pack-quantized",
+        }
     fp8 = {"num_bits": 8, "type": "float", "symmetric": True}
     weights = {**fp8, "strategy": layout.weights, "dynamic": False}
     inputs = None
@@ -153,7 +178,12 @@ def _group(layout: Layout, targets: List[str]) -> Dict[str, Any]:
         inputs = {**fp8, "strategy": "group", "group_size": SCALE_BLOCK, "dynamic": True}
     elif layout.inputs == "dynamic":
         inputs = {**fp8, "strategy": "token", "dynamic": True}
-    return {"targets": targets, "weights": weights, "input_activations": inputs}
+    return {
+        "targets": targets,
+        "weights": weights,
+        "input_activations": inputs,
+        "format": "float-quantized",
+    }
 
 
 # ---- AMD Quark
@@ -211,8 +241,19 @@ def _read_fbgemm(config: Dict[str, Any]) -> Optional[LayoutOf]:
     return layout_of
 
 
+# ---- GPT-OSS
+
+
+def _read_mxfp4(_: Dict[str, Any]) -> LayoutOf:
+    def layout_of(*names: str) -> Optional[Layout]:
+        return Layout("mxfp4", "none") if any(".experts." in name for name in names) else None
+
+    return layout_of
+
+
 _READERS: Dict[str, Callable[[Dict[str, Any]], Optional[LayoutOf]]] = {
     "compressed-tensors": _read_compressed_tensors,
     "fbgemm_fp8": _read_fbgemm,
+    "mxfp4": _read_mxfp4,
     "quark": _read_quark,
 }

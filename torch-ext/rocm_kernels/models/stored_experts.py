@@ -1,5 +1,6 @@
 """Experts in FP8 checkpoints: a linear for each, as compressed-tensors and AMD Quark store them, or
-all in one tensor, as FBGEMM does. What a model calls them in its files is asked of transformers."""
+all in one tensor, as FBGEMM does. MXFP4 experts beside FP8 linears: as compressed-tensors packs
+them, or as GPT-OSS's files have them. What a model calls them there is asked of transformers."""
 
 import importlib
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
@@ -8,9 +9,10 @@ import torch
 from torch import nn
 
 from ..functional import SCALE_BLOCK
-from .convert_experts import LOADED, PER_TOKEN, Stays, gate_of, is_experts, is_transposed
+from .convert_experts import LOADED, PER_TOKEN, Pair, Stays, gate_of, is_experts, is_transposed
 from .experts import WEIGHTS, Experts
 from .formats import Layout, LayoutOf
+from .mxfp4 import BLOCK
 
 NO_BOUND = ", without a bound on its inputs' scales"
 
@@ -76,25 +78,34 @@ def _empty(module: nn.Module, layout: Layout) -> Experts:
     for name in WEIGHTS:
         shape = module._parameters[name].shape
         experts, n, k = (shape[0], shape[2], shape[1]) if transposed else shape
+        if layout.weights == "mxfp4" and k % BLOCK:
+            raise Stays(f"has rows of {k} values, not whole blocks of {BLOCK}")
         if layout.weights == "block" and (n // 2 if name == "gate_up_proj" else n) % SCALE_BLOCK:
             raise Stays(f"has {n} rows, not whole blocks of {SCALE_BLOCK}")
-        device = module._parameters[name].device
-        blocks = -(-n // SCALE_BLOCK), -(-k // SCALE_BLOCK)
-        shape = (experts, *blocks) if layout.weights == "block" else (experts, n, 1)
-        scales = torch.empty(shape, dtype=torch.float32, device=device)
-        weight = torch.empty(experts, n, k, dtype=torch.float8_e4m3fn, device=device)
-        pairs.append((weight, scales))
+        with module._parameters[name].device:
+            pairs.append(_empty_pair(layout.weights, experts, n, k))
     biases = tuple(module._parameters.get(f"{name}_bias") for name in WEIGHTS)
     scheme = "dynamic" if layout.inputs == "static" else layout.inputs
     new = Experts(*pairs, biases, gate, scheme, transposed)
-    new.loaded_as = LOADED.format("FP8")
+    new.loaded_as = LOADED.format("FP8" if new.is_fp8 else "MXFP4")
     new.loaded_as += PER_TOKEN if layout.inputs == "static" else ""
     new.loaded_as += NO_BOUND if layout.scale_ub is not None else ""
     return new
 
 
+def _empty_pair(weights: str, experts: int, n: int, k: int) -> Pair:
+    if weights == "mxfp4":
+        shapes, dtypes = ((n, k // 2), (n, k // BLOCK)), (torch.uint8, torch.uint8)
+    else:
+        blocks = -(-n // SCALE_BLOCK), -(-k // SCALE_BLOCK)
+        shapes = (n, k), blocks if weights == "block" else (n, 1)
+        dtypes = torch.float8_e4m3fn, torch.float32
+    weight, scales = (torch.empty(experts, *s, dtype=d) for s, d in zip(shapes, dtypes))
+    return weight, scales
+
+
 def with_conversions(conversions: List[Any], model: Any) -> List[Any]:
-    """transformers' conversions of a model's weights, and those of its FP8 experts' scales."""
+    """transformers' conversions of a model's weights, and those of its experts in FP8 or MXFP4."""
     core = importlib.import_module("transformers.core_model_loading")
     names = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, Experts)}
     scales, result = [_scales_operation()()], []
@@ -102,11 +113,17 @@ def with_conversions(conversions: List[Any], model: Any) -> List[Any]:
         own = [c for c in conversions if _makes(c, core, f"{name}.gate_up_proj")]
         if not own:
             result += _generic(core, name, scales)
+        for which in WEIGHTS:
+            result += _one_tensor(core, rf"\.{name}.{which}", "_blocks", "_scales")
     for conversion in conversions:
         result.append(conversion)
         if any(_makes(conversion, core, f"{name}.{which}") for name in names for which in WEIGHTS):
-            sources = [f"{source}_scale" for source in conversion._original_source_patterns]
-            targets = [f"{target}_scale_inv" for target in conversion._original_target_patterns]
+            sources = conversion._original_source_patterns
+            targets = conversion._original_target_patterns
+            packed = [f"{source}_packed" for source in sources]
+            result.append(conversion.copy(packed, targets, operations=conversion.operations))
+            sources = [f"{source}_scale" for source in sources]
+            targets = [f"{target}_scale_inv" for target in targets]
             result.append(conversion.copy(sources, targets, operations=scales))
     return result
 
@@ -127,12 +144,21 @@ def _generic(core: Any, name: str, scales: List[Any]) -> List[Any]:
         sources = [rf"\.{name}.*.{linear}.weight" for linear in linears]
         target = rf"\.{name}.{which}"
         operations = [merge, join] if len(sources) > 1 else [merge]
-        made.append(core.WeightConverter(sources, target, operations))
+        packed = [f"{source}_packed" for source in sources]
+        made += [core.WeightConverter(names, target, operations) for names in (sources, packed)]
+        made += _one_tensor(core, target, "", "_scale")
         sources = [f"{source}_scale" for source in sources]
         made.append(core.WeightConverter(sources, f"{target}_scale_inv", scales))
-        made.append(core.WeightConverter(target, target, [_transpose_operation()()]))
-        made.append(core.WeightConverter(f"{target}_scale", f"{target}_scale_inv", scales))
     return made
+
+
+def _one_tensor(core: Any, target: str, weight: str, scale: str) -> List[Any]:
+    """Of all experts in one tensor, whose name, and its scales', end so."""
+    own, scales = [_one_tensor_operation()()], [_scales_operation()()]
+    return [
+        core.WeightConverter(f"{target}{weight}", target, own),
+        core.WeightConverter(f"{target}{scale}", f"{target}_scale_inv", scales),
+    ]
 
 
 def _operation(convert: Callable[..., Dict[str, torch.Tensor]]) -> type:
@@ -155,13 +181,15 @@ def _scales_operation() -> type:
     return _operation(_joined_scales)
 
 
-def _transpose_operation() -> type:
+def _one_tensor_operation() -> type:
     return _operation(_as_ours)
 
 
 def _as_ours(tensors: Dict, _: str, experts: Experts, **rest: Any) -> torch.Tensor:
     (weight,) = tensors.values()
     weight = weight[0] if isinstance(weight, list) else weight
+    if not experts.is_fp8:
+        return weight.flatten(2)  # [E, N, K / 32, 16]
     return weight.transpose(1, 2).contiguous() if experts.is_transposed else weight
 
 
@@ -170,17 +198,19 @@ def _joined_scales(
 ) -> torch.Tensor:
     """Scales of any shape that mean one value, one a row or one a block, as ``Experts`` has
     them."""
-    count, rows, columns = getattr(experts, name.rpartition(".")[2]).shape
+    own = getattr(experts, name.rpartition(".")[2])
+    count, rows, columns = own.shape
     parts = [tensors[pattern] for pattern in source_patterns]
     parts = [part if isinstance(part, list) else [part] for part in parts]
     if len(parts) == 1 and len(parts[0]) == 1 < count:  # all experts in one tensor
-        return parts[0][0].float().reshape(count, -1, columns).expand(count, rows, columns)
+        scales = parts[0][0].to(own.dtype)
+        return scales.reshape(count, -1, columns).expand(count, rows, columns)
     made = []
     for pattern, part in zip(source_patterns, parts):
         if len(part) != count:
             raise ValueError(f"{pattern} must be {count} scales for {name}, got {len(part)}")
         made.append(torch.stack([_spread(s, rows // len(parts), columns) for s in part]))
-    return torch.cat(made, 1)
+    return torch.cat(made, 1).to(own.dtype)
 
 
 def _spread(scale: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -189,7 +219,7 @@ def _spread(scale: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
         raise ValueError(
             f"a scale must be one, or {rows} x {columns} values, got {tuple(scale.shape)}"
         )
-    return scale.float().reshape(-1, columns if scale.numel() > 1 else 1).expand(rows, columns)
+    return scale.reshape(-1, columns if scale.numel() > 1 else 1).expand(rows, columns)
 
 
 # ---- saving
@@ -198,7 +228,9 @@ def _spread(scale: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 def store_experts(model: Any, state_dict: Dict[str, torch.Tensor], suffix: str) -> None:
     """Gives a state dict, in place, the names and shapes that checkpoints have: a linear for each
     expert, where a model's own files have one, and where nothing speaks against it; else the
-    model's own tensors. A scale's name is the weight's, and ``suffix``."""
+    model's own tensors. A scale's name is the weight's, and ``suffix``. An MXFP4 weight's name is
+    that of a linear's, and ``packed``; of all experts' in one tensor, as in GPT-OSS's files, that
+    and ``blocks``, beside ``scales``."""
     core = importlib.import_module("transformers.core_model_loading")
     for name, module in model.named_modules():
         if not isinstance(module, Experts):
@@ -213,14 +245,22 @@ def store_experts(model: Any, state_dict: Dict[str, torch.Tensor], suffix: str) 
             key = f"{name}.{which}"
             weight, scale = state_dict.pop(key), state_dict.pop(f"{key}_scale_inv")
             split = core.revert_weight_conversion(model, {key: weight})
-            if len(split) > 1:  # transformers splits the weight so, once more
+            if len(split) > 1:
                 parts = core.revert_weight_conversion(model, {key: scale})
                 scales = {
                     f"{part}_{suffix}": value.reshape(-1, scale.shape[2]).clone()
                     for part, value in parts.items()
                 }
-                state_dict.update({key: weight, **scales})
+                # transformers splits a weight of this name so, once more.
+                weights = {key: weight}
+                if not module.is_fp8:
+                    weights = {f"{part}_packed": value for part, value in split.items()}
+                state_dict.update({**weights, **scales})
             elif _needs_one_tensor(module) or not any(w is weight for w in split.values()):
+                if not module.is_fp8:
+                    state_dict[f"{key}_blocks"] = weight.unflatten(2, (-1, BLOCK // 2))
+                    state_dict[f"{key}_scales"] = scale
+                    continue
                 state_dict[key] = weight  # in the model's own layout, which its conversion may make
                 if module.is_transposed and any(w is weight for w in split.values()):
                     state_dict[key] = weight.transpose(1, 2).contiguous()
@@ -232,7 +272,8 @@ def store_experts(model: Any, state_dict: Dict[str, torch.Tensor], suffix: str) 
                     )
                     for linear, w, s in zip(linears, weights, scales):
                         stored = f"{name}.{expert}.{linear}.weight"
-                        state_dict[stored], state_dict[f"{stored}_{suffix}"] = w, s.clone()
+                        state_dict[stored if module.is_fp8 else f"{stored}_packed"] = w
+                        state_dict[f"{stored}_{suffix}"] = s.clone()
 
 
 def _needs_one_tensor(module: Experts) -> bool:
@@ -240,5 +281,7 @@ def _needs_one_tensor(module: Experts) -> bool:
 
 
 def layout_of_experts(module: Experts) -> Layout:
+    if not module.is_fp8:
+        return Layout("mxfp4", "none")
     by_row = module.gate_up_proj_scale_inv.shape[1] == module.gate_up_proj.shape[1]
     return Layout("channel" if by_row else "block", module.activation_scheme)
