@@ -1,8 +1,9 @@
 """The CPU kernels beside what PyTorch offers for the same work, in one run on this machine.
 
-    python benchmarks/cpu.py [--save]
+    python benchmarks/cpu.py [--save] [--threads N]
 
 Candidates take turns, so that a slow moment of the machine meets all of them; the median is shown.
+With one thread its processor time counts, which other work on the machine does not stretch as much.
 Weights rotate over more than the last-level cache holds, activations stay hot as they do in a
 model. The floor is the time that the bytes take at the read bandwidth measured in the same run.
 """
@@ -17,6 +18,7 @@ import os
 import platform
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,8 +38,8 @@ REPORT = ROOT / "docs" / "cpu_benchmarks.md"
 ELEMENTWISE_SHAPES = [(1, 16384), (8, 16384), (256, 4096), (2048, 4096)]
 GEMM_SHAPES = [(2304, 16384), (13312, 16384), (16384, 6656)]
 GEMM_ROWS = [1, 8, 16, 32, 64]
-LINEAR_SHAPES = [(3072, 576), (576, 1536), (4096, 4096)]
-LINEAR_ROWS = [16, 32, 48, 64, 128, 200, 512]
+LINEAR_SHAPES = [(3072, 576), (576, 1536), (1000, 1000), (4096, 4096), (5000, 4208), (11008, 2560)]
+LINEAR_ROWS = [8, 16, 17, 32, 48, 64, 100, 128, 200, 512]
 ROTATED_BYTES = 256 << 20
 CACHED = (
     "Weights are cold. Activations are hot, as they are in a model: where they came out of a cache "
@@ -54,11 +56,17 @@ class Row:
     bytes: int
 
 
+def timer_of(statement: str, variables: dict) -> Timer:
+    threads = torch.get_num_threads()
+    clock = time.perf_counter if threads > 1 else time.thread_time
+    return Timer(statement, timer=clock, globals=variables, num_threads=threads)
+
+
 def medians_us(candidates: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
     """Median time of each candidate; they take turns for about ``seconds`` in all."""
     timers, counts = {}, {}
     for name, call in candidates.items():
-        timers[name] = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+        timers[name] = timer_of("call()", {"call": call})
         for _ in range(3):
             call()
         once = timers[name].timeit(1).median
@@ -73,8 +81,7 @@ def medians_us(candidates: dict[str, Callable[[], object]], seconds: float) -> d
 def read_bandwidth() -> float:
     """Bytes a second of reducing 1 GiB: the best of two reductions, a dozen times each."""
     data = torch.ones(1 << 28)
-    threads = torch.get_num_threads()
-    timers = [Timer(f"x.{op}()", globals={"x": data}, num_threads=threads) for op in ("sum", "max")]
+    timers = [timer_of(f"x.{op}()", {"x": data}) for op in ("sum", "max")]
     return max(data.nbytes / timer.timeit(1).median for timer in timers for _ in range(12))
 
 
@@ -241,10 +248,24 @@ def markdown(header: list[str], lines: list[list[str]]) -> str:
 
 
 def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
+    """Its name, and whether it has tiles, which F.linear multiplies bfloat16 by too."""
+    lines = dict(
+        map(str.strip, line.split(":", 1))
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if ":" in line
+    )
+    name = lines.get("model name", platform.machine())
+    return f"{name} with AMX" if "amx_bf16" in lines.get("flags", "") else name
+
+
+def command() -> str:
+    options = " ".join(["--save", *(f"--threads {n}" for n in [torch.get_num_threads()] if n == 1)])
+    return f'make bench ARGS="{options}"'
+
+
+def threads_used() -> str:
+    threads = torch.get_num_threads()
+    return f"{threads} threads" if threads > 1 else "the processor time of one thread"
 
 
 def main() -> int:
@@ -252,7 +273,9 @@ def main() -> int:
     parser.add_argument(
         "--save", action="store_true", help=f"write {RESULTS.name} and {REPORT.name} too"
     )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     os.environ.setdefault("LOCAL_KERNELS", f"org/rocm-kernels={ROOT}")
     package = kernels.get_kernel("org/rocm-kernels", version=1, backend="cpu")
     torch.manual_seed(0)
@@ -262,8 +285,8 @@ def main() -> int:
     gemm = gemm_rows(package)
     linear = linear_rows(package)
     machine = (
-        f"{processor()}, {torch.get_num_threads()} threads, read bandwidth "
-        f"{bandwidth / 1e9:.1f} GB/s; torch {torch.__version__}; {datetime.date.today()}"
+        f"{processor()}, {threads_used()}, read bandwidth {bandwidth / 1e9:.1f} GB/s; "
+        f"torch {torch.__version__}; {datetime.date.today()}"
     )
     tables = {
         "Norm and activation, bfloat16 in, static scale": table(
@@ -288,7 +311,7 @@ def main() -> int:
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         sections = [f"## {title}\n\n{markdown(*lines)}\n" for title, lines in tables.items()]
         REPORT.write_text(
-            f"# CPU benchmarks\n\nMeasured by `make bench ARGS=--save` on: {machine}.\n\n"
+            f"# CPU benchmarks\n\nMeasured by `{command()}` on: {machine}.\n\n"
             "Medians of candidates that take turns. Floor: the bytes that must move, at the read "
             f"bandwidth of the same run.\n{CACHED}\n\n" + "\n".join(sections)
         )

@@ -1,6 +1,6 @@
 """fused_moe beside transformers' own experts, on this GPU or, without one, on this CPU.
 
-    python benchmarks/moe.py [--save] [--quick]
+    python benchmarks/moe.py [--save] [--quick] [--threads N]
 
 A whole layer without its router, uniform random routing, another one in every call, so that the
 experts are cold. Times are medians, microseconds: of CUDA-graph replays (gpu.py has the clock), or
@@ -39,7 +39,7 @@ CPU_MODELS = {
     "Qwen3-30B-A3B": (2048, 768, 128, 8),
     "GPT-OSS-20B": (2880, 2880, 32, 4),
 }
-GPU_TOKENS, CPU_TOKENS = [1, 8, 64, 512, 4096], [1, 8, 64, 512]
+GPU_TOKENS, CPU_TOKENS = [1, 8, 64, 512, 4096], [1, 8, 64, 512, 2048]
 ROUTINGS = 32
 OURS = ["FP8", "FP8 blocks", "FP8, 16-bit inputs", "bf16", "MXFP4"]
 THEIRS = ["grouped_mm", "batched_mm"]
@@ -196,9 +196,9 @@ def main() -> int:
         rate = gpu.read_rate(package)
     else:
         package = kernels.get_local_kernel(cpu.ROOT, backend="cpu")
+        torch.set_num_threads(arguments.threads)
         rate = cpu.read_bandwidth()
-        threads = torch.get_num_threads()
-        machine = f"{cpu.processor()}, {threads} threads; torch {torch.__version__}"
+        machine = f"{cpu.processor()}, {cpu.threads_used()}; torch {torch.__version__}"
     models, tokens = (GPU_MODELS, GPU_TOKENS) if on_gpu else (CPU_MODELS, CPU_TOKENS)
     if arguments.quick:
         models, tokens = {"Qwen3-30B-A3B": models["Qwen3-30B-A3B"]}, tokens[:2]

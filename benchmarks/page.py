@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+import torch
 from gpu_report import DOCS, RESULTS
 
 
@@ -14,6 +15,7 @@ def arguments(description: str, quick: str) -> argparse.Namespace:
     parser.add_argument("--save", action="store_true", help="write the JSON and the page too")
     parser.add_argument("--quick", action="store_true", help=f"{quick}, to see that it works")
     parser.add_argument("--tflops", type=float, default=1979, help="FP8 peak of the GPU")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the CPU")
     return parser.parse_args()
 
 

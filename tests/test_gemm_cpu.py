@@ -22,9 +22,10 @@ def check(package, a, w, scale_a=None, scale_w=None, bias=None, out_dtype=torch.
     return out.view
 
 
-# Blocks of rows end at 256, tiles at 6 or 12; groups of columns at 8, 16 or 32; panels at 256 of K.
+# Blocks of rows end at 256 or 512, tiles at 6, 12 or 16; groups of columns at 8, 16 or 32; panels
+# at 256 of K, chunks at 64. Eight groups share a panel of a where a takes more than 1 MiB.
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (17, 127), (64, 512), (130, 1000), (96, 4099)])
-@pytest.mark.parametrize("rows", [1, 5, 12, 13, 33, 65, 131, 257, 530])
+@pytest.mark.parametrize("rows", [1, 2, 5, 12, 13, 16, 17, 33, 65, 131, 257, 530])
 def test_rows_and_shapes(package, rows, shape):
     n, k = shape
     a, w = padded_fp8(rows, k, FP8, CPU), padded_fp8(n, k, FP8, CPU)
@@ -105,6 +106,37 @@ def test_bits_do_not_depend_on_rows_threads_or_the_run(package):
         assert torch.equal(product(300), whole)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_products_beyond_the_caches(package):
+    """Several groups of columns, the last one short, share panels of a; two blocks of rows."""
+    rows, n, k = 1030, 32 * 19 + 7, 4160
+    for scale in ("row", "block"):
+        a, w = padded_fp8(rows, k, FP8, CPU), padded_fp8(n, k, FP8, CPU)
+        check(package, a, w, *(random_scale(scale, r, k, CPU, b) for r, b in ((rows, 1), (n, 128))))
+
+
+@pytest.mark.parametrize("rows", [2, 7, 40, 64])
+def test_skinny_gemm_has_the_same_bits_where_tiles_multiply(package, rows):
+    for dtype in (FP8, torch.bfloat16):
+        a, w = (torch.randn(r, 1000).to(dtype) for r in (rows, 90))
+        if package.gemm_config(a, w) != "amx":
+            pytest.skip("no AMX here, or it was not asked for")
+        outs = [torch.full((rows, 90), -1.0) for _ in range(2)]
+        for op, out in zip(("gemm", "skinny_gemm"), outs, strict=True):
+            package.functional.multiply(op, out, a, w, None, None, None)
+        assert torch.equal(bits(outs[0]), bits(outs[1]))
+
+
+def test_tiles_are_configured_in_every_call(package):
+    """oneDNN, which multiplies bfloat16 by AMX too, leaves a thread's tiles as it likes."""
+    x, v = torch.randn(100, 512).bfloat16(), torch.randn(300, 512).bfloat16()
+    theirs = torch.nn.functional.linear(x, v)
+    for rows in (3, 16, 100):
+        a, w = padded_fp8(rows, 512, FP8, CPU), padded_fp8(70, 512, FP8, CPU)
+        check(package, a, w)
+        assert torch.equal(torch.nn.functional.linear(x, v), theirs)
+        check(package, a, w)
 
 
 def test_empty(package):

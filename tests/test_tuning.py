@@ -12,7 +12,7 @@ from compare import bits
 from project import ROOT
 
 FP8 = torch.float8_e4m3fn
-CPU_NAMES = {"portable", "neon", "avx2", "avx512"}
+CPU_NAMES = {"portable", "neon", "avx2", "avx512", "amx"}
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-// The product of 1 to 64 rows on the CPU, which skinny_gemm and the products of experts run: what
-// their launchers must know. few_rows_body.h has the kernels.
+// The product of 1 to 64 rows on the CPU, which skinny_gemm and the products of experts run, where
+// the processor has tiles for one row alone (amx.h): what their launchers must know.
+// few_rows_body.h has the kernels.
 //
 // The time of M = 1 is the time to read w, so w is read once, in its own order, and everything else
 // stays in the caches.

@@ -10,6 +10,7 @@
 //     there, which keeps rounding errors small.
 #include "../gemm.h"
 
+#include "amx.h"
 #include "job.h"
 
 namespace rocm_kernels {
@@ -41,14 +42,20 @@ Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
 
 Status visit_gemm_configs(const GemmArgs& args, const Context&,
                           void (*visit)(const char* config, void* state), void* state) {
-  if (const Status error = cpu::check_config(args.config)) return error;
-  visit(cpu::config_name(), state);
+  const bool by_tiles = cpu::amx_serves(args.a_dtype, args.w_dtype);
+  if (const Status error = cpu::check_config(args.config, by_tiles)) return error;
+  visit(cpu::config_name(by_tiles), state);
   return nullptr;
 }
 
 Status launch_gemm(const GemmArgs& args, const Context& context) {
   if (args.m == 0 || args.n == 0) return nullptr;
-  if (const Status error = cpu::check_config(args.config)) return error;
+  const bool by_tiles = cpu::amx_serves(args.a_dtype, args.w_dtype);
+  if (const Status error = cpu::check_config(args.config, by_tiles)) return error;
+  if (by_tiles) {
+    cpu::launch_amx(args, context);
+    return nullptr;
+  }
   const cpu::GemmJob job(args, cpu::kPanelDepth, cpu::kMaxBlockRows);
   const auto pack = ROCM_KERNELS_CPU_SELECT(pack);
   const auto multiply = ROCM_KERNELS_CPU_SELECT(multiply);

@@ -38,12 +38,12 @@ inline int64_t packed_bytes(const GemmArgs& args) {
 }
 
 // The one config of a CPU product: its instruction set.
-inline const char* config_name() {
-  constexpr const char* kNames[] = {"portable", "neon", "avx2", "avx512"};
-  return kNames[static_cast<int>(isa())];
+inline const char* config_name(bool by_tiles) {
+  constexpr const char* kNames[] = {"portable", "neon", "avx2", "avx512", "amx"};
+  return kNames[static_cast<int>(isa() == Isa::kAmx && !by_tiles ? Isa::kAvx512 : isa())];
 }
-inline Status check_config(const char* config) {
-  if (config == nullptr || std::strcmp(config, config_name()) == 0) return nullptr;
+inline Status check_config(const char* config, bool by_tiles) {
+  if (config == nullptr || std::strcmp(config, config_name(by_tiles)) == 0) return nullptr;
   return "config: the CPU has one, and it bears the name of its instruction set";
 }
 

@@ -12,6 +12,7 @@
 #include "../fused_moe.h"
 
 #include "../../common/cpu/scale.h"
+#include "../../gemm/cpu/amx.h"
 #include "../../gemm/cpu/job.h"
 #include "product.h"
 
@@ -192,6 +193,11 @@ void run_chunk(const FusedMoeArgs& args, const Context& context) {
 }
 
 }  // namespace
+// Both products have operands of one kind.
+bool by_tiles(const FusedMoeArgs& args) {
+  return amx_serves(args.quantize_input ? args.gate_up.dtype : args.x_dtype, args.gate_up.dtype);
+}
+
 }  // namespace cpu
 
 int64_t fused_moe_workspace_bytes(const FusedMoeArgs& args, const Context&) {
@@ -204,13 +210,13 @@ int64_t fused_moe_workspace_bytes(const FusedMoeArgs& args, const Context&) {
 
 Status visit_fused_moe_configs(const FusedMoeArgs& args, const Context&,
                                void (*visit)(const char* config, void* state), void* state) {
-  if (const Status error = cpu::check_config(args.config)) return error;
-  visit(cpu::config_name(), state);
+  if (const Status error = cpu::check_config(args.config, cpu::by_tiles(args))) return error;
+  visit(cpu::config_name(cpu::by_tiles(args)), state);
   return nullptr;
 }
 
 Status launch_fused_moe(const FusedMoeArgs& args, const Context& context) {
-  if (const Status error = cpu::check_config(args.config)) return error;
+  if (const Status error = cpu::check_config(args.config, cpu::by_tiles(args))) return error;
   const int64_t chunk = cpu::chunk_tokens(args);
   for (int64_t begin = 0; begin < args.tokens; begin += chunk) {
     const int64_t end = begin + chunk < args.tokens ? begin + chunk : args.tokens;

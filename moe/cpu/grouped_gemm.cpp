@@ -1,6 +1,7 @@
 // grouped_gemm for the CPU: see grouped_gemm.h. product.cpp tells the mapping.
 #include "../grouped_gemm.h"
 
+#include "../../gemm/cpu/amx.h"
 #include "../../gemm/cpu/job.h"
 #include "product.h"
 
@@ -34,13 +35,15 @@ int64_t grouped_gemm_workspace_bytes(const GroupedGemmArgs& args, const Context&
 
 Status visit_grouped_gemm_configs(const GroupedGemmArgs& args, const Context&,
                                   void (*visit)(const char* config, void* state), void* state) {
-  if (const Status error = cpu::check_config(args.config)) return error;
-  visit(cpu::config_name(), state);
+  const bool by_tiles = cpu::amx_serves(args.a_dtype, args.w.dtype);
+  if (const Status error = cpu::check_config(args.config, by_tiles)) return error;
+  visit(cpu::config_name(by_tiles), state);
   return nullptr;
 }
 
 Status launch_grouped_gemm(const GroupedGemmArgs& args, const Context& context) {
-  if (const Status error = cpu::check_config(args.config)) return error;
+  const bool by_tiles = cpu::amx_serves(args.a_dtype, args.w.dtype);
+  if (const Status error = cpu::check_config(args.config, by_tiles)) return error;
   int64_t* const ends = static_cast<int64_t*>(args.workspace);
   int64_t last = 0;
   for (int32_t expert = 0; expert < args.experts; ++expert) {

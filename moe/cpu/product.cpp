@@ -1,13 +1,15 @@
 // Products of experts on the CPU. An expert's rows are one product of few rows (gemm/cpu/few_rows.h
-// tells how it reads w once), or several of up to kFewRows each: slices.
+// tells how it reads w once), or several of up to kFewRows each: slices. Where the processor has
+// tiles, slices of more than one row are theirs (gemm/cpu/amx.h), and longer.
 //   * All slices' columns are one range of work, which threads divide evenly: a column of a slice
 //     counts for its bytes of w and for its rows. So one expert with all rows and many experts with
 //     one row each keep all threads busy, without a meeting between experts.
-//   * MXFP4 is decoded to bfloat16 by groups of kGroup columns, in a buffer that each thread keeps.
+//   * MXFP4 is decoded to bfloat16 by groups of columns, in a buffer that each thread keeps.
 #include "product.h"
 
 #include <memory>
 
+#include "../../gemm/cpu/amx.h"
 #include "../../gemm/cpu/few_rows.h"
 
 #define ROCM_KERNELS_CPU_BODY "../../moe/cpu/product_body.h"
@@ -24,9 +26,23 @@ struct Slice {
   int32_t expert;
 
   int64_t rows() const { return end - begin; }
-  // What a unit of columns counts for.
-  int64_t ticks() const { return rows() + 1; }
 };
+
+// How a slice is multiplied: the columns of a unit, and what a unit counts for. A tick is the time
+// to read two columns of w, in which vectors multiply two columns by a row; tiles multiply by 48
+// rows in the time that reading takes.
+struct Kernel {
+  bool by_tiles;
+
+  int64_t columns() const { return by_tiles ? kAmxColumns : kUnit; }
+  int64_t ticks(const Slice& slice) const {
+    return by_tiles ? kAmxColumns / 2 + slice.rows() / 3 : slice.rows() + 1;
+  }
+};
+
+Kernel kernel_of(const ExpertProduct& product, int64_t rows) {
+  return {rows >= kAmxMinRows && amx_serves(product.a_dtype, product.w->dtype)};
+}
 
 int64_t max_slices(const ExpertProduct& product) {
   const int64_t touched = product.rows < product.experts ? product.rows : product.experts;
@@ -35,14 +51,15 @@ int64_t max_slices(const ExpertProduct& product) {
 
 // Fills slices, returns how many there are. The one after the last has the end of all ticks.
 int64_t make_slices(const ExpertProduct& product, Slice* slices) {
-  const int64_t units = ceil_div(product.n, kUnit);
   int64_t count = 0, begin = 0, tick = 0;
   for (int32_t expert = 0; expert < product.experts; ++expert) {
-    const int64_t rows = product.ends[expert] - begin, parts = ceil_div(rows, kFewRows);
+    const int64_t rows = product.ends[expert] - begin;
+    const Kernel kernel = kernel_of(product, rows);
+    const int64_t parts = ceil_div(rows, kernel.by_tiles ? kAmxMaxBlockRows : kFewRows);
     for (int64_t part = 0; part < parts; ++part) {
       Slice& slice = slices[count++];
       slice = {begin + rows * part / parts, begin + rows * (part + 1) / parts, tick, expert};
-      tick += units * slice.ticks();
+      tick += ceil_div(product.n, kernel.columns()) * kernel.ticks(slice);
     }
     begin += rows;
   }
@@ -56,7 +73,7 @@ int64_t slices_bytes(const ExpertProduct& product) {
 }
 
 // The slice's own product. MXFP4 gets its w later, in bfloat16.
-GemmJob job_of(const ExpertProduct& product, const Slice& slice) {
+GemmArgs args_of(const ExpertProduct& product, const Slice& slice) {
   const ExpertWeights& w = *product.w;
   GemmArgs args;
   args.m = product.rows;
@@ -81,7 +98,22 @@ GemmJob job_of(const ExpertProduct& product, const Slice& slice) {
   const int64_t packed_row = ceil_div(product.k, kScaleBlock) * kScaleBlock * sizeof(float);
   args.workspace =
       static_cast<char*>(product.workspace) + slices_bytes(product) + slice.begin * packed_row;
-  return GemmJob(args, kPanelDepth, kFewRows);
+  return args;
+}
+
+void pack_slice(const ExpertProduct& product, const Slice& slice) {
+  if (kernel_of(product, slice.rows()).by_tiles) {
+    const AmxJob job(args_of(product, slice));
+    return amx_pack(job, 0, job.pack_units());
+  }
+  const GemmJob job(args_of(product, slice), kPanelDepth, kFewRows);
+  ROCM_KERNELS_CPU_SELECT(pack)(job, 0, job.panel_rows());
+}
+
+// Units [begin, end) of columns of a slice.
+void multiply_units(Kernel kernel, const GemmArgs& args, int64_t begin, int64_t end) {
+  if (kernel.by_tiles) return amx_multiply(AmxJob(args), begin, end);
+  ROCM_KERNELS_CPU_SELECT(multiply)(GemmJob(args, kPanelDepth, kFewRows), begin, end);
 }
 
 // At least `count` values; what an earlier call left there.
@@ -95,17 +127,18 @@ BFloat16* thread_buffer(int64_t count) {
   return buffer.get();
 }
 
-// Units [begin, end) of a slice whose w is MXFP4.
+// The same where w is MXFP4.
 void multiply_mx(const ExpertProduct& product, const Slice& slice, int64_t begin, int64_t end) {
   static_assert(kGroup % kUnit == 0, "units do not reach across groups");
   const auto decode_row = ROCM_KERNELS_CPU_SELECT(decode_mx_row);
-  const auto multiply = ROCM_KERNELS_CPU_SELECT(multiply);
   const ExpertWeights& w = *product.w;
-  const GemmArgs whole = job_of(product, slice).args;
-  BFloat16* const rows = thread_buffer(kGroup * product.k);
-  const int64_t last = end * kUnit < product.n ? end * kUnit : product.n;
-  for (int64_t n = begin * kUnit, next; n < last; n = next) {
-    next = n / kGroup * kGroup + kGroup < last ? n / kGroup * kGroup + kGroup : last;
+  const Kernel kernel = kernel_of(product, slice.rows());
+  const int64_t group = kernel.by_tiles ? kAmxColumns : kGroup;
+  const GemmArgs whole = args_of(product, slice);
+  BFloat16* const rows = thread_buffer(group * product.k);
+  const int64_t stop = end * kernel.columns(), last = stop < product.n ? stop : product.n;
+  for (int64_t n = begin * kernel.columns(), next; n < last; n = next) {
+    next = n / group * group + group < last ? n / group * group + group : last;
     for (int64_t i = n; i < next; ++i) {
       decode_row(
           static_cast<const uint8_t*>(w.data) + slice.expert * w.expert_stride + i * w.row_stride,
@@ -117,21 +150,22 @@ void multiply_mx(const ExpertProduct& product, const Slice& slice, int64_t begin
     args.w = rows;
     args.w_stride = product.k;
     args.out = static_cast<char*>(whole.out) + n * size_of(whole.out_dtype);
-    multiply(GemmJob(args, kPanelDepth, kFewRows), 0, ceil_div(args.n, kUnit));
+    multiply_units(kernel, args, 0, ceil_div(args.n, kernel.columns()));
   }
 }
 
 // Those units of a slice whose first tick lies in [begin, end).
 void multiply_ticks(const ExpertProduct& product, const Slice& slice, int64_t begin, int64_t end) {
-  const int64_t units = ceil_div(product.n, kUnit);
+  const Kernel kernel = kernel_of(product, slice.rows());
+  const int64_t units = ceil_div(product.n, kernel.columns());
   const auto unit_at = [&](int64_t tick) {
-    const int64_t unit = ceil_div(tick - slice.first_tick, slice.ticks());
+    const int64_t unit = ceil_div(tick - slice.first_tick, kernel.ticks(slice));
     return unit < units ? unit : units;
   };
   const int64_t first = begin <= slice.first_tick ? 0 : unit_at(begin), last = unit_at(end);
   if (first >= last) return;
   if (product.w->dtype == DType::kFloat4E2M1x2) return multiply_mx(product, slice, first, last);
-  ROCM_KERNELS_CPU_SELECT(multiply)(job_of(product, slice), first, last);
+  multiply_units(kernel, args_of(product, slice), first, last);
 }
 
 }  // namespace
@@ -148,15 +182,11 @@ void multiply_experts(const ExpertProduct& product, const Context& context) {
   Slice* const slices = static_cast<Slice*>(product.workspace);
   const int64_t count = make_slices(product, slices);
   if (count == 0) return;
-  const auto pack = ROCM_KERNELS_CPU_SELECT(pack);
   const int64_t panels = ceil_div(product.k, kPanelDepth);
   const int64_t rows_a_slice = ceil_div(slices[count - 1].end, count);
   parallel_for(context, count, ceil_div(128, rows_a_slice * panels + 1),
                [&](int64_t begin, int64_t end) {
-                 for (int64_t i = begin; i < end; ++i) {
-                   const GemmJob job = job_of(product, slices[i]);
-                   pack(job, 0, job.panel_rows());
-                 }
+                 for (int64_t i = begin; i < end; ++i) pack_slice(product, slices[i]);
                });
   // As unit_bytes has it.
   const int64_t tick_bytes = kUnit * (product.k + 1) * size_of(product.w->dtype) / 2;

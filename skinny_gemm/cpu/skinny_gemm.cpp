@@ -1,6 +1,8 @@
-// skinny_gemm for the CPU: see skinny_gemm.h. gemm/cpu/few_rows.h tells the mapping.
+// skinny_gemm for the CPU: see skinny_gemm.h. gemm/cpu/few_rows.h tells the mapping; where the
+// processor has tiles, gemm/cpu/amx.h that of more than one row.
 #include "../skinny_gemm.h"
 
+#include "../../gemm/cpu/amx.h"
 #include "../../gemm/cpu/few_rows.h"
 
 #define ROCM_KERNELS_CPU_BODY "../../gemm/cpu/few_rows_body.h"
@@ -16,15 +18,21 @@ int64_t skinny_gemm_workspace_bytes(const GemmArgs& args, const Context&) {
 
 Status visit_skinny_gemm_configs(const GemmArgs& args, const Context&,
                                  void (*visit)(const char* config, void* state), void* state) {
-  if (const Status error = cpu::check_config(args.config)) return error;
-  visit(cpu::config_name(), state);
+  const bool by_tiles = cpu::amx_serves(args.a_dtype, args.w_dtype);
+  if (const Status error = cpu::check_config(args.config, by_tiles)) return error;
+  visit(cpu::config_name(by_tiles), state);
   return nullptr;
 }
 
 Status launch_skinny_gemm(const GemmArgs& args, const Context& context) {
   if (args.m == 0 || args.n == 0) return nullptr;
   if (args.m > kSkinnyGemmMaxRows) return "skinny_gemm takes at most 64 rows";
-  if (const Status error = cpu::check_config(args.config)) return error;
+  const bool by_tiles = cpu::amx_serves(args.a_dtype, args.w_dtype);
+  if (const Status error = cpu::check_config(args.config, by_tiles)) return error;
+  if (by_tiles && args.m >= cpu::kAmxMinRows) {
+    cpu::launch_amx(args, context);
+    return nullptr;
+  }
   const cpu::GemmJob job(args, cpu::kPanelDepth, cpu::kFewRows);
   const auto pack = ROCM_KERNELS_CPU_SELECT(pack);
   const auto multiply = ROCM_KERNELS_CPU_SELECT(multiply);

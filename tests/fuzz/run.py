@@ -32,6 +32,7 @@ SOURCES = [
     "rms_norm_fp8/rms_norm_fp8_cpu.cpp",
     "swiglu_fp8/swiglu_fp8_cpu.cpp",
     "skinny_gemm/cpu/skinny_gemm.cpp",
+    "gemm/cpu/amx.cpp",
     "gemm/cpu/gemm.cpp",
 ]
 SANITIZERS = {"address": "address,undefined", "thread": "thread"}
@@ -146,7 +147,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=60, help="for each fuzzer")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fuzzers", default=",".join(FUZZERS), help="comma-separated")
-    parser.add_argument("--isa", default="", help="ROCM_KERNELS_CPU_ISA: portable, avx2")
+    parser.add_argument("--isa", default="", help="ROCM_KERNELS_CPU_ISA: portable, avx2, avx512")
     arguments = parser.parse_args()
     failed = 0
     for fuzzer in arguments.fuzzers.split(","):
