@@ -184,7 +184,11 @@ __global__ void __launch_bounds__(kRowThreads) moe_combine_kernel(const CombineP
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
         const float* const address = from + int64_t{j} * p.hidden;
-        if constexpr (kColumns == 4) {
+        if constexpr (!kNvidia) {
+          // A load under a condition is awaited where its values meet others: one that nobody asks
+          // for instead, from where there is memory.
+          added[j] = load<Touch::kOnce, Part>(is_there[j] ? address : p.parts + column);
+        } else if constexpr (kColumns == 4) {
           added[j] = load_if<Touch::kOnce, Part>(is_there[j], address);
         } else {
           if (is_there[j]) added[j] = load<Touch::kOnce, Part>(address);
