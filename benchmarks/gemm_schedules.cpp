@@ -39,10 +39,18 @@ void take(Best& best, double time, const Config& config) {
   if (!write_config(config, best.config)) std::strcpy(best.config, "?");
 }
 
+// A config that is weighed and cannot run must not go unseen.
+void stop_at(Status error, const Product& product) {
+  if (error == nullptr) return;
+  std::fprintf(stderr, "%d %d %d: %s\n", product.m, product.n, product.k, error);
+  std::exit(1);
+}
+
 void visit_amd(const Product& product, const cdna::Target& target, Best (&best)[kSchedulesCount]) {
   const int bytes = product.fp8 ? 1 : 2;
   const cdna::GemmShape shape{product.m, product.n, product.k, bytes, bytes, product.blocks};
   cdna::for_each_gemm_config(shape, target, [&](const cdna::GemmConfig& config) {
+    stop_at(cdna::check_config(shape, config), product);
     const int schedule = config.split_k == 1 ? kDataParallel : config.split_k ? kSplitK : kStreamK;
     take(best[schedule], cdna::modelled_time(shape, config, target).total(), config);
   });
@@ -59,10 +67,7 @@ void visit_nvidia(const Product& product, const cuda::GemmDevice& device,
   if (product.blocks) args.scale_a.kind = args.scale_w.kind = ScaleView::Kind::kBlock;
   cuda::for_each_warpgroup_config(
       args, device, [&](const cuda::GemmConfig& config, const cuda::TileTime& tile) {
-        if (const Status error = cuda::check(args, config, device)) {
-          std::fprintf(stderr, "%d %d %d: %s\n", product.m, product.n, product.k, error);
-          std::exit(1);
-        }
+        stop_at(cuda::check(args, config, device), product);
         const int schedule = config.schedule == cuda::GemmConfig::kDataParallel ? kDataParallel
                              : config.schedule == cuda::GemmConfig::kSplitK     ? kSplitK
                                                                                 : kStreamK;

@@ -79,10 +79,11 @@ def test_every_config_in_every_order(best_package, device, kind, tokens):
 
 @pytest.mark.parametrize("tokens", [1, 8])
 @pytest.mark.parametrize("kind", [kind for kind in WEIGHTS if kind.startswith(FP8)])
-def test_the_same_sums_give_the_same_bits(best_package, device, kind, tokens):
+def test_the_same_sums_give_the_same_bits(best_package, gpu, kind, tokens):
     """Designs whose blocks are of one width add K in one order, and quantise to the same codes:
     `resident` and `streamed`. Rows of x that do not begin at vectors, more slots of an expert than
     a tile has, ids of no expert."""
+    device = gpu
     maker = SimpleNamespace(device=device, fp8_dtype=best_package.native_fp8_dtype(device))
     experts = Experts(kind, 3, 1040, 320, torch.bfloat16, maker)
     experts.weights = [w.contiguous() for w in experts.weights]
@@ -95,11 +96,11 @@ def test_the_same_sums_give_the_same_bits(best_package, device, kind, tokens):
         out = torch.full((tokens, 1040), math.nan, device=device)
         run(out, config)
         width = re.match(r"(resident|streamed) block_m=8 (block_n=\d+)", config)
-        found.setdefault(width[2] if width and device.type == "cuda" else config, []).append(out)
+        found.setdefault(width[2] if width and torch.version.cuda else config, []).append(out)
     for config, outs in found.items():
         assert outs[0].isfinite().all(), config
         assert all(torch.equal(outs[0], out) for out in outs), config
-    if device.type == "cuda" and torch.version.cuda and torch.cuda.get_device_capability()[0] >= 9:
+    if torch.version.cuda and torch.cuda.get_device_capability()[0] >= 9:
         assert {len(found[f"block_n={n}"]) for n in (32, 64)} == {2}
 
 
@@ -118,7 +119,7 @@ def test_every_config_with_any_routing(best_package, device, routing):
         out = Guarded(150, 256, torch.float32, device)
         run(out.view, config)
         out.assert_guards_intact()
-        assert (out.view - exact).norm() <= 4e-3 * exact.norm(), config
+        assert (out.view - exact).norm() <= allowed_error(True, 150, device) * exact.norm(), config
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "fp8-row", "fp8-block"])
