@@ -78,13 +78,13 @@ def sample(count: int, products: list[Product]) -> list[Product]:
 
 
 @functools.cache
-def program() -> Path:
-    """gemm_schedules.cpp, compiled."""
+def program(name: str = "gemm_schedules") -> Path:
+    """<name>.cpp beside this file, compiled."""
     compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
     if compiler is None:
         sys.exit("error: needs a C++ compiler (c++, g++ or clang++) on the PATH")
-    folder = Path(tempfile.mkdtemp(prefix="gemm_schedules"))
-    source = Path(__file__).with_suffix(".cpp")
+    folder = Path(tempfile.mkdtemp(prefix=name))
+    source = Path(__file__).with_name(f"{name}.cpp")
     subprocess.run(
         [compiler, "-std=c++17", "-O2", "-Wall", "-Werror", source, "-o", folder / "program"],
         check=True,

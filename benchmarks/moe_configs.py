@@ -2,6 +2,7 @@
 
     python benchmarks/moe_configs.py [--models NAME,...] [--tokens 1,8,...] [--kinds FP8,...]
     python benchmarks/moe_configs.py --orders
+    python benchmarks/moe_configs.py --page      # docs/h200_moe_configs.md, without a GPU
 
 A layer without its router, random weights, uniform random routing, another one in every call. For
 each cell a table of the configs, the quickest first, and which of them the choice takes: "error" is
@@ -21,13 +22,15 @@ import json
 import math
 import re
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import gpu
 import torch
-from gpu_report import markdown
+from gemm_schedules import program
+from gpu_report import DOCS, RESULTS, markdown
 
 from moe import GPU_MODELS, GPU_TOKENS, floor_us, random_routings
 
@@ -35,6 +38,9 @@ KINDS = ["FP8", "FP8 blocks", "bf16", "MXFP4"]
 WEIGHT_BYTES = {"FP8": 1, "FP8 blocks": 1, "bf16": 2, "MXFP4": 0.53125}
 ORDERS = ["row group_m=1", "column group_m=1", "grouped group_m=2", "grouped group_m=8"]
 SLOW = 3.0  # times the quickest
+NAME = "h200_moe_configs"  # of the saved results, and of their page
+PROMPT_AIMS = {"Mixtral-8x7B": 2650, "Qwen3-30B-A3B": 450, "DeepSeek-V3 TP8": 700,
+               "GPT-OSS-120B": 850}  # fmt: skip
 
 
 def random_weights(kind: str, shape: tuple) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -213,6 +219,68 @@ def study_orders(package, rate: float, tokens: list[int], kinds: list[str], ends
     return cells
 
 
+# ---- The page of saved results
+
+
+def choices(cells: list[dict]) -> list[str]:
+    """The config that moe/cuda/choose.h takes for each cell."""
+    kinds = dict(zip(KINDS, ("fp8", "block", "bf16", "mxfp4"), strict=True))
+    asked = "".join(
+        f"{c['tokens']} {' '.join(map(str, c['shape']))} {kinds[c['kind']]}\n" for c in cells
+    )
+    command = [program("moe_choice")]
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def regrets(cells: list[dict]) -> list[float]:
+    """How much longer the choice's config takes than the quickest of those timed."""
+    return [
+        c["us"][config] / min(c["us"].values())
+        for c, config in zip(cells, choices(cells), strict=True)
+    ]
+
+
+def aim_us(model: str, tokens: int, floor: float) -> float:
+    if tokens > 512:
+        return PROMPT_AIMS[model]
+    return 1.25 * floor + 8 if tokens <= 64 else 1.35 * floor + 10
+
+
+def document(saved: dict) -> str:
+    cells, rows = saved["cells"], []
+    taken = {
+        (c["model"], c["tokens"], c["kind"]): c["us"][config]
+        for c, config in zip(cells, choices(cells), strict=True)
+    }
+    shown = lambda us: f"{us:,.1f}" if us < 100 else f"{us:,.0f}"  # noqa: E731
+    for cell in cells:
+        if cell["kind"] != KINDS[0]:
+            continue
+        name, tokens = cell["model"], cell["tokens"]
+        aim = aim_us(name, tokens, cell["floor"])
+        times = [taken[name, tokens, kind] for kind in KINDS]
+        marked = [
+            f"**{shown(us)}**" if us <= aim and kind.startswith("FP8") else shown(us)
+            for us, kind in zip(times, KINDS, strict=True)
+        ]
+        rows.append([f"{name}, {tokens:,}", *marked, shown(cell["floor"]), shown(aim)])
+    over = regrets(cells)
+    return (
+        f"# Experts on {saved['machine']}\n\n"
+        f"Measured {saved['date']} by `python benchmarks/moe_configs.py --kinds "
+        f'"{",".join(KINDS)}"`;\nthis page by `--page`. us a layer without its router, medians of '
+        "graph replays,\ncold experts, uniform routing, of the config that the choice takes. Read "
+        f"rate {saved['read_rate'] / 1e12:.2f} TB/s. Aim: 1.25 times the\nfloor of FP8's bytes + "
+        "8 us, at 512 tokens 1.35 times + 10; bold where FP8 keeps it. What bounds it:\n"
+        "[kernels/moe.md](kernels/moe.md).\n\n"
+        + markdown(["model, tokens", *KINDS, "FP8 floor", "aim"], rows)
+        + f"\n\nOver these {len(cells)} cells the choice's config takes "
+        f"{statistics.mean(over):.3f} times the quickest of those timed on average,\n"
+        f"{max(over):.2f} times at worst.\n"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", help="names, with commas between; all")
@@ -221,7 +289,12 @@ def main() -> int:
     parser.add_argument("--orders", action="store_true", help="the study of the order of tiles")
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no cell after these")
     parser.add_argument("--output", type=Path, help="a file for all numbers, as JSON")
+    parser.add_argument("--page", action="store_true", help="write the page of the saved results")
     arguments = parser.parse_args()
+    if arguments.page:
+        saved = json.loads((RESULTS / f"{NAME}.json").read_text())
+        (DOCS / f"{NAME}.md").write_text(document(saved))
+        return 0
     torch.manual_seed(0)
     ends = time.monotonic() + 60 * arguments.minutes
     package = gpu.load_package()

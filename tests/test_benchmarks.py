@@ -17,6 +17,7 @@ import end_to_end
 import gemm_schedules
 import gemm_tiles
 import gpu_report
+import moe_configs
 import quality
 import serving
 import step_loop
@@ -240,3 +241,13 @@ def test_the_cut_of_a_product_is_the_kernels():
     # Streamed: less than one round, so all 34 x 56 chunks over 66 workers.
     row |= {"schedule": "hybrid", "split_k": 1}
     assert gemm_tiles.geometry(row)[:2] == (29, 1) and gemm_tiles.geometry(row)[5:7] == (2, 1.0)
+
+
+# ---- moe_configs.py
+
+
+def test_page_of_the_experts_is_what_the_results_and_the_choice_say():
+    saved = json.loads((gpu_report.RESULTS / f"{moe_configs.NAME}.json").read_text())
+    assert (gpu_report.DOCS / f"{moe_configs.NAME}.md").read_text() == moe_configs.document(saved)
+    over = moe_configs.regrets(saved["cells"])
+    assert sum(over) / len(over) < 1.03 and max(over) < 1.3

@@ -1,0 +1,35 @@
+// For benchmarks/moe_configs.py: the config of a layer of experts that NVIDIA's choice takes on an
+// H200, by the time model alone.
+//
+//   moe_choice < layers
+//
+// A layer is a line "tokens hidden intermediate experts k kind"; kind: fp8 (scales of channels),
+// block (128 x 128), bf16 or mxfp4. Its config answers it, a line.
+#include <cstdio>
+#include <cstring>
+
+#include "../moe/cuda/choose.h"
+
+using namespace rocm_kernels;
+
+int main() {
+  int tokens, hidden, intermediate, experts, k;
+  char kind[16];
+  while (std::scanf("%d %d %d %d %d %15s", &tokens, &hidden, &intermediate, &experts, &k, kind) ==
+         6) {
+    const bool fp8 = std::strcmp(kind, "fp8") == 0, blocks = std::strcmp(kind, "block") == 0;
+    MoeShape s = {};
+    s.rows = tokens * k, s.tokens = tokens, s.experts = experts;
+    s.n = 2 * intermediate, s.k = hidden;
+    s.fused = s.aligned = s.compact = 1;
+    s.w_type = static_cast<int32_t>(fp8 || blocks                    ? DType::kFloat8E4M3FN
+                                    : std::strcmp(kind, "bf16") == 0 ? DType::kBFloat16
+                                                                     : DType::kFloat4E2M1x2);
+    s.a_type = fp8 || blocks ? s.w_type : static_cast<int32_t>(DType::kBFloat16);
+    s.out_type = static_cast<int32_t>(DType::kBFloat16);
+    s.blocks = blocks ? 3 : 0;
+    char text[kConfigTextBytes];
+    if (!write_config(cuda::choose_config(s, cuda::MoeDevice()), text)) return 1;
+    std::puts(text);
+  }
+}
