@@ -2,6 +2,7 @@
 
     python benchmarks/gemm_tiles.py measure [--seconds 400]     # on a GPU of sm_90
     python benchmarks/gemm_tiles.py fit                         # prints the table and its regret
+    python benchmarks/gemm_tiles.py compare                     # beside what gemm.py saved
 
 measure times every config that gemm_configs lists for products in random order, until the time is
 up, and writes results/<device>_gemm_tiles.csv.gz. Weights rotate over 150 MB, more than L2 holds.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import json
 import random
 import statistics
 import sys
@@ -255,9 +257,34 @@ def report(fit: Fit, p: dict, tiles: dict) -> str:
     return "\n".join(lines)
 
 
+# ---- Beside the page of gemm.py ------------------------------------------------------------------
+
+
+def compare(rows: list[dict], saved: dict) -> str:
+    """What gemm and the library took by gemm.py's saved results, over the best config's time here:
+    least, median and most over the products that both have."""
+    best: dict[tuple, float] = {}
+    for row in rows:
+        key = (row["kind"], *(int(row[name]) for name in ("m", "n", "k")))
+        best[key] = min(best.get(key, float("inf")), float(row["us"]))
+    found: dict[tuple, list[float]] = {}
+    for cell in saved["cells"]:
+        if us := best.get((cell["kind"], cell["m"], cell["n"], cell["k"])):
+            for side in ("ours", "library"):
+                found.setdefault((cell["m"], cell["kind"], side), []).append(cell[side] / us)
+    spread = lambda v: f"{min(v):.2f}, {statistics.median(v):.2f}, {max(v):.2f}"  # noqa: E731
+    columns = [(kind, side) for side in ("ours", "library") for kind in KINDS]
+    lines = ["| M | " + " | ".join(f"{side}, {kind}" for kind, side in columns) + " |"]
+    lines.append("| ---: |" + " ---: |" * len(columns))
+    for m in sorted({key[0] for key in found}):
+        cells = [spread(found[m, *column]) for column in columns]
+        lines.append(f"| {m} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=("measure", "fit"))
+    parser.add_argument("step", choices=("measure", "fit", "compare"))
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--device", default="h200", help="whose results are fitted")
     arguments = parser.parse_args()
@@ -265,7 +292,12 @@ def main() -> int:
         measure(arguments.seconds)
         return 0
     with gzip.open(RESULTS / f"{arguments.device}_gemm_tiles.csv.gz", "rt", newline="") as file:
-        fit = Fit(list(csv.DictReader(file)))
+        rows = list(csv.DictReader(file))
+    if arguments.step == "compare":
+        saved = json.loads((RESULTS / f"{arguments.device}_gemm.json").read_text())
+        print(compare(rows, saved))
+        return 0
+    fit = Fit(rows)
     print(report(fit, *fit.run(arguments.seconds)))
     return 0
 

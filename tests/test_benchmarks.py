@@ -1,5 +1,7 @@
 """The pages of the GPU benchmarks come from their committed results."""
 
+import csv
+import gzip
 import json
 import os
 import random
@@ -241,6 +243,13 @@ def test_the_cut_of_a_product_is_the_kernels():
     # Streamed: less than one round, so all 34 x 56 chunks over 66 workers.
     row |= {"schedule": "hybrid", "split_k": 1}
     assert gemm_tiles.geometry(row)[:2] == (29, 1) and gemm_tiles.geometry(row)[5:7] == (2, 1.0)
+
+
+def test_table_of_products_then_and_now_is_what_the_results_say():
+    with gzip.open(gpu_report.RESULTS / "h200_gemm_tiles.csv.gz", "rt", newline="") as file:
+        rows = list(csv.DictReader(file))
+    saved = json.loads((gpu_report.RESULTS / "h200_gemm.json").read_text())
+    assert gemm_tiles.compare(rows, saved) in (gpu_report.DOCS / "kernels/gemm.md").read_text()
 
 
 # ---- moe_configs.py
