@@ -6,16 +6,7 @@
 #error "define ROCM_KERNELS_CPU_BODY as the path of the kernel's body, seen from common/cpu/"
 #endif
 
-#if defined(__GNUC__) && !defined(__clang__)
-// See each_isa.h.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
+#include "intrinsics.h"
 
 #if defined(__clang__)
 #pragma clang attribute push(                                                          \

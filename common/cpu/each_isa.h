@@ -7,21 +7,7 @@
 #error "define ROCM_KERNELS_CPU_BODY as the path of the kernel's body, seen from common/cpu/"
 #endif
 
-// Intrinsics carry their own instruction sets, so they are declared outside of the regions below.
-#if defined(__x86_64__)
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC's own _mm512_undefined_*() warn when inlined (GCC bug 105593).
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
-#elif defined(__aarch64__) && defined(__ARM_NEON)
-#include <arm_neon.h>
-#endif
+#include "intrinsics.h"
 
 #define ROCM_KERNELS_CPU_PORTABLE 1
 namespace rocm_kernels {
