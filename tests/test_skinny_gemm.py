@@ -124,7 +124,10 @@ def test_every_fp8_value_multiplies_exactly(backend, reference, fp8_dtype):
     codes = torch.arange(256, dtype=torch.uint8, device=backend.device).view(fp8_dtype)
     w = codes.view(256, 1).contiguous()
     a = torch.ones(1, 1, device=backend.device).to(fp8_dtype)
-    if backend.name in ("rocm", "simulator") and fp8_dtype != backend.fp8_dtype:
+    on_amd = backend.name in ("rocm", "simulator")
+    # GPUs without FP8 instructions have the portable design, which decodes both dialects.
+    portable = on_amd and backend.ops.skinny_gemm_config(a, w).startswith("portable")
+    if on_amd and fp8_dtype != backend.fp8_dtype and not portable:
         with pytest.raises(RuntimeError, match="w's FP8 dialect is not this GPU's"):
             backend.ops.skinny_gemm(a, w, out_dtype=torch.float32)
         return

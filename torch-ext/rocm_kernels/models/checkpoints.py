@@ -40,8 +40,9 @@ def fp8_checkpoints() -> Iterator[None]:
     AMD Quark into :class:`FP8Linear`, with scales in float32, and without those packages; GPT-OSS's
     experts stay MXFP4. :func:`quantize_model_` adopts all of these. What is not FP8, or FP8 in a
     way that is not known here, is left to transformers. Scales of a KV cache are read over: the
-    cache stays in 16 bits.
+    cache stays in 16 bits. A transformers that is too old for it raises an ImportError.
     """
+    _require_conversions()
     auto = importlib.import_module("transformers.quantizers.auto")
     quantizers, configs = auto.AUTO_QUANTIZER_MAPPING, auto.AUTO_QUANTIZATION_CONFIG_MAPPING
     before = dict(quantizers), dict(configs)
@@ -55,6 +56,16 @@ def fp8_checkpoints() -> Iterator[None]:
     finally:
         quantizers.update(before[0])
         configs.update(before[1])
+
+
+def _require_conversions() -> None:
+    loading = importlib.import_module("transformers.core_model_loading")
+    if not hasattr(loading.WeightTransform, "copy"):
+        version = importlib.import_module("transformers").__version__
+        raise ImportError(
+            f"FP8 models are loaded and saved with transformers 5.21 or later, got {version}: "
+            "install a later one; a 16-bit model is quantised and run with this one too"
+        )
 
 
 def names_in_files(model: nn.Module) -> Dict[str, str]:
@@ -200,6 +211,7 @@ def _fp8_quantizer() -> type:
             return with_conversions(weight_conversions, model) + self.get_weight_conversions()
 
         def get_state_dict_and_metadata(self, model: Any) -> Any:
+            _require_conversions()
             _require_all_ours(model)
             state_dict = model.state_dict()
             finegrained = model.config.quantization_config.quant_method == FINEGRAINED

@@ -34,8 +34,13 @@ def stored_names(model: Any, names: Iterable[str]) -> Dict[str, str]:
     renamings = [
         c.reverse_transform() for c in conversions[::-1] if isinstance(c, core.WeightRenaming)
     ]
-    weights = {name: core.apply_renamings(f"{name}.weight", renamings) for name in names}
-    return {name: weight.rpartition(".")[0] for name, weight in weights.items()}
+    found = {}
+    for name in names:
+        weight = f"{name}.weight"
+        for renaming in renamings:  # in turn; transformers has a function for it from 5.21 on
+            weight, _ = renaming.rename_source_key(weight)
+        found[name] = weight.rpartition(".")[0]
+    return found
 
 
 # ---- loading
