@@ -1,13 +1,14 @@
-"""A Llama of 8 billion random weights decodes: PyTorch eager, torch.compile, and these kernels.
+"""A model of random weights decodes: PyTorch eager, torch.compile, its FP8, and these kernels.
 
-    python benchmarks/end_to_end.py [--save]
+    python benchmarks/end_to_end.py [--model qwen3-30b-a3b] [--save]
 
 Each candidate and batch size is a process of its own. Those of one wave get ready (weights,
 compilation, graph capture) side by side, since that is the work of the CPU; then they are timed one
-at a time, with nothing else on the GPU. A step is one forward pass with transformers' static cache
-of 512 positions, of which the first 128 hold a prompt, and the choice of the most likely token. The
-attention is transformers' own everywhere. After the timing the profiler counts each kernel's time
-over a few steps.
+at a time, with nothing else on the GPU. Of a model too large for that a candidate is a process, and
+its batches follow each other. A step is one forward pass with transformers' static cache of 512
+positions, of which the first 128 hold a prompt, and the choice of the most likely token. The
+attention is transformers' own everywhere. With a batch of one a prompt of 2,048 tokens is timed
+too, without a cache. After the timing the profiler counts each kernel's time over a few steps.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,24 +36,47 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tools"))
 import load  # noqa: E402
 
-# Llama-3.1-8B's config.json, as far as it gives shapes.
-SHAPE = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-}
-PROMPT, CACHE = 128, 512
-WARM_UP, STEPS, PROFILED = 8, 96, 4
+
+@dataclass
+class Model:
+    """A config.json of transformers, as far as it gives shapes."""
+
+    classes: tuple[str, str]
+    shape: dict
+    saved: str  # what results and pictures end with
+    one_at_a_time: bool = False  # two do not fit into 139 GiB
+
+
+MODELS = {
+    "llama-8b": Model(
+        ("LlamaConfig", "LlamaForCausalLM"),
+        {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+         "max_position_embeddings": 131072, "tie_word_embeddings": False},
+        "model",
+    ),
+    "qwen3-30b-a3b": Model(
+        ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
+        {"hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
+         "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
+         "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+         "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960,
+         "tie_word_embeddings": False, "experts_implementation": "grouped_mm"},
+        "experts_model",
+        one_at_a_time=True,
+    ),
+}  # fmt: skip
+TINY = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 128,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "vocab_size": 512}  # fmt: skip
+PROMPT, CACHE, LONG_PROMPT = 128, 512, 2048
+WARM_UP, STEPS, PROFILED, PREFILLS = 8, 96, 4, 12
 DESCRIPTION = (
     f"Static cache of {CACHE} positions, {PROMPT} of them filled by a prompt; median of "
     f"{STEPS} decode steps, greedy. Weights are random, FP8 weights have a scale for each\n"
     "output channel and inputs one for each token, but where it says per tensor; the output "
-    "embedding stays bfloat16. Attention is transformers' SDPA in every row."
+    "embedding stays bfloat16. Attention is transformers' SDPA in every row. Prompt: the time to "
+    f"the first token of {LONG_PROMPT:,} tokens, without a cache."
 )
 
 # Those whose getting ready takes long first; each wave fits into 139 GiB of GPU memory.
@@ -59,12 +84,14 @@ WAVES = [
     ["bfloat16, torch.compile", "FP8 _scaled_mm per token, torch.compile"],
     ["FP8 _scaled_mm per tensor, torch.compile", "rocm-kernels, torch.compile"],
     ["bfloat16, eager", "bfloat16, CUDA graph"],
+    ["FP8 _scaled_mm per token, CUDA graph"],
     ["rocm-kernels, eager", "rocm-kernels, CUDA graph"],
 ]
 ORDER = [
     "bfloat16, eager",
     "bfloat16, CUDA graph",
     "bfloat16, torch.compile",
+    "FP8 _scaled_mm per token, CUDA graph",
     "FP8 _scaled_mm per token, torch.compile",
     "FP8 _scaled_mm per tensor, torch.compile",
     "rocm-kernels, eager",
@@ -73,50 +100,28 @@ ORDER = [
 ]
 
 
-class ScaledMMLinear(nn.Module):
-    """What PyTorch alone offers for FP8: inputs quantised as they come, and ``torch._scaled_mm``.
-
-    Scales are for each token and output channel, as ours are, or for whole tensors: coarser, and
-    quicker in the library.
-    """
-
-    def __init__(self, linear: nn.Linear, per_token: bool) -> None:
-        super().__init__()
-        self.per_token = per_token
-        scale = self.amax(linear.weight) / 448
-        weight = (linear.weight.float() / scale).to(torch.float8_e4m3fn)
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.scale = nn.Parameter(scale.t().contiguous(), requires_grad=False)
-
-    def amax(self, rows: torch.Tensor) -> torch.Tensor:
-        magnitudes = rows.abs()
-        largest = magnitudes.amax(1, keepdim=True) if self.per_token else magnitudes.amax()
-        return largest.float()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.flatten(0, -2)
-        scale = self.amax(rows).clamp(min=1e-12) / 448
-        q = (rows.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
-        out = torch._scaled_mm(
-            q, self.weight.t(), scale, self.scale, out_dtype=x.dtype, use_fast_accum=True
-        )
-        return out.view(*x.shape[:-1], -1)
-
-
-def make_model(shape: dict, device: torch.device):
-    from transformers import LlamaConfig, LlamaForCausalLM
+def make_model(name: str, shape: dict, device: torch.device) -> nn.Module:
+    import transformers
 
     torch.set_default_dtype(torch.bfloat16)
+    config, causal_lm = (getattr(transformers, kind) for kind in MODELS[name].classes)
     with device:
-        model = LlamaForCausalLM(LlamaConfig(**shape))
+        model = causal_lm(config(**shape))
     return model.eval().requires_grad_(False)
 
 
-def with_scaled_mm(model: nn.Module, per_token: bool) -> nn.Module:
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and name != "lm_head":
-                setattr(parent, name, ScaledMMLinear(child, per_token))
+def candidate_model(candidate: str, name: str, shape: dict, device: torch.device) -> nn.Module:
+    """That candidate's, and in it what it multiplies by."""
+    family, how = candidate.split(", ")
+    model = make_model(name, shape, device)
+    if family.startswith("FP8"):
+        import torch_fp8
+
+        model = torch_fp8.with_scaled_products(model, "per token" in family)
+    elif family == "rocm-kernels":
+        model = with_kernels(model, how == "torch.compile")
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # there may be others on this GPU
     return model
 
 
@@ -137,20 +142,13 @@ def with_kernels(model: nn.Module, compiled: bool) -> nn.Module:
 class Decoder:
     """A model with a prompt in its cache, and a step that decodes one more token a sequence."""
 
-    def __init__(self, candidate: str, batch: int, shape: dict, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, how: str, batch: int, device: torch.device) -> None:
         from transformers import StaticCache
 
-        family, how = candidate.split(", ")
-        model = make_model(shape, device)
-        if family.startswith("FP8"):
-            model = with_scaled_mm(model, "per token" in family)
-        elif family == "rocm-kernels":
-            model = with_kernels(model, how == "torch.compile")
-        if device.type == "cuda":
-            torch.cuda.empty_cache()  # there are others on this GPU
-        self.device, self.model = device, model
+        self.device, self.model, self.how = device, model, how
         self.cache = StaticCache(config=model.config, max_cache_len=CACHE)
-        prompt = torch.randint(0, shape["vocab_size"], (batch, PROMPT), device=device)
+        vocabulary = model.config.vocab_size
+        prompt = torch.randint(0, vocabulary, (batch, PROMPT), device=device)
         logits = model(prompt, past_key_values=self.cache, logits_to_keep=1).logits
         self.tokens = logits[:, -1:].argmax(-1)
         torch._dynamo.mark_static_address(self.tokens)
@@ -158,24 +156,36 @@ class Decoder:
         def forward(tokens: torch.Tensor) -> torch.Tensor:
             return model(tokens, past_key_values=self.cache).logits[:, -1:].argmax(-1)
 
-        if how == "torch.compile":
-            forward = torch.compile(forward, mode="reduce-overhead", fullgraph=True)
-        self.forward = forward
-        self.step: Callable[[], None] = self.eager_step
-        for _ in range(3):
-            self.step()
-        if how == "CUDA graph":
-            self.step = self.captured()
+        def prefill(tokens: torch.Tensor) -> torch.Tensor:
+            return model(tokens, use_cache=False, logits_to_keep=1).logits.argmax(-1)
+
+        self.forward = self.compiled(forward)
+        self.step = self.captured(self.eager_step)
+        self.prefill: Callable[[], object] | None = None
+        if batch == 1:
+            long = torch.randint(0, vocabulary, (1, LONG_PROMPT), device=device)
+            prefill = self.compiled(prefill)
+            self.prefill = self.captured(lambda: prefill(long))
         self.rewind()
+
+    def compiled(self, function: Callable) -> Callable:
+        if self.how != "torch.compile":
+            return function
+        return torch.compile(function, mode="reduce-overhead", fullgraph=True)
+
+    def captured(self, function: Callable) -> Callable[[], object]:
+        """Warm, and as one graph where the candidate is."""
+        for _ in range(3):
+            function()
+        if self.how != "CUDA graph":
+            return function
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            function()
+        return graph.replay
 
     def eager_step(self) -> None:
         self.tokens.copy_(self.forward(self.tokens))
-
-    def captured(self) -> Callable[[], None]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.eager_step()
-        return graph.replay
 
     def rewind(self) -> None:
         """Forgets what was decoded behind the prompt."""
@@ -189,13 +199,19 @@ class Decoder:
     def milliseconds(self) -> list[float]:
         """Of each step, the wait for its tokens included: the caller wants to see them."""
         self.rewind()
-        for _ in range(WARM_UP):
-            self.step()
+        return self.timed(self.step, WARM_UP, STEPS)
+
+    def prefill_milliseconds(self) -> list[float]:
+        return self.timed(self.prefill, 2, PREFILLS)
+
+    def timed(self, call: Callable, warm_up: int, calls: int) -> list[float]:
+        for _ in range(warm_up):
+            call()
         times = []
-        for _ in range(STEPS):
+        for _ in range(calls):
             self.synchronize()
             start = time.perf_counter()
-            self.step()
+            call()
             self.synchronize()
             times.append((time.perf_counter() - start) * 1e3)
         return times
@@ -234,13 +250,23 @@ def time_by_name(launches: list[tuple[float, float, str]]) -> dict[str, float]:
 
 
 @torch.inference_mode()
-def work(candidate: str, batch: int, shape: dict) -> None:
+def work(candidate: str, batches: list[int], name: str, shape: dict) -> None:
     """A process of one candidate: says when it is ready, and is timed when it is told to."""
     begin = time.perf_counter()
     torch.manual_seed(0)
-    decoder = Decoder(candidate, batch, shape, load.choose().device)
-    say({"ready": time.perf_counter() - begin})
-    sys.stdin.readline()
+    device = load.choose().device
+    model, how = candidate_model(candidate, name, shape, device), candidate.split(", ")[1]
+    for batch in batches:
+        decoder = Decoder(model, how, batch, device)
+        say({"ready": time.perf_counter() - begin})
+        sys.stdin.readline()
+        say(measured(decoder, batch))
+        del decoder
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def measured(decoder: Decoder, batch: int) -> dict:
     times = decoder.milliseconds()
     median = statistics.median(times)
     deciles = statistics.quantiles(times, n=10)
@@ -250,9 +276,11 @@ def work(candidate: str, batch: int, shape: dict) -> None:
         "low_ms": deciles[0],
         "high_ms": deciles[-1],
     }
+    if decoder.prefill is not None:
+        result["prefill_ms"] = statistics.median(decoder.prefill_milliseconds())
     with contextlib.suppress(Exception):  # the times count; a profiler may be refused
         result["kernels_us"] = decoder.kernels_us() if decoder.device.type == "cuda" else {}
-    say(result)
+    return result
 
 
 def say(message: dict) -> None:
@@ -262,9 +290,10 @@ def say(message: dict) -> None:
 class Process:
     """One candidate in its process; its messages come through a queue, None when it is gone."""
 
-    def __init__(self, candidate: str, batch: int, arguments: list[str]) -> None:
-        self.candidate, self.batch = candidate, batch
-        command = [sys.executable, __file__, "--work", candidate, "--batch", str(batch), *arguments]
+    def __init__(self, candidate: str, batches: list[int], arguments: list[str]) -> None:
+        self.candidate, self.batches = candidate, batches
+        command = [sys.executable, __file__, "--work", candidate, *arguments]
+        command += ["--batches", *map(str, batches)]
         environment = {"TORCHINDUCTOR_COMPILE_THREADS": "4", **os.environ}
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -308,18 +337,17 @@ class Process:
         self.process.wait()
 
 
-def run_wave(candidates: list[str], batches: list[int], arguments: list[str], limit: float):
+def run_wave(processes: list[Process], limit: float):
     """Yields (candidate, batch, result); all get ready first."""
-    deadline = time.monotonic() + limit
-    processes = [Process(c, b, arguments) for c in candidates for b in batches]
     try:
+        deadline = time.monotonic() + limit
         for process in processes:
             process.wait_ready(deadline)
         for process in processes:
-            if time.monotonic() >= deadline and process.messages.empty():
-                yield process.candidate, process.batch, {"error": f"not ready in {limit:.0f} s"}
-                continue
-            yield process.candidate, process.batch, process.result(deadline)
+            for index, batch in enumerate(process.batches):
+                # A later batch gets ready when the one before it is done.
+                until = time.monotonic() + limit if index else deadline
+                yield process.candidate, batch, process.result(until)
             process.end()
     finally:
         for process in processes:
@@ -328,21 +356,23 @@ def run_wave(candidates: list[str], batches: list[int], arguments: list[str], li
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, default="llama-8b")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--candidates", nargs="+", choices=ORDER, default=ORDER)
-    parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
+    parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--tiny", action="store_true", help="a toy, to see that the script works")
     parser.add_argument("--limit", type=float, default=240, help="seconds for a wave to get ready")
     parser.add_argument("--save", action="store_true", help="write the JSON, tables and plots too")
     parser.add_argument("--work", choices=ORDER, help=argparse.SUPPRESS)
-    parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    shape = {**SHAPE, "num_hidden_layers": options.layers}
+    model = MODELS[options.model]
+    shape = dict(model.shape)
+    if options.layers:
+        shape["num_hidden_layers"] = options.layers
     if options.tiny:
-        shape |= {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
-                  "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
+        shape |= {name: value for name, value in TINY.items() if name in shape}
     if options.work:
-        work(options.work, options.batch, shape)
+        work(options.work, options.batches, options.model, shape)
         return 0
 
     choice = load.choose()
@@ -354,29 +384,36 @@ def main() -> int:
     import gpu_report
     import transformers
 
-    with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
+    weights = make_model(options.model, shape, torch.device("meta")).parameters()
     saved = {
         "machine": gpu.machine(),
         "transformers": transformers.__version__,
         "date": str(datetime.date.today()),
+        "model": options.model,
         "description": DESCRIPTION,
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": sum(p.numel() for p in weights),
         "batches": options.batches,
         "candidates": {c: {} for c in ORDER if c in options.candidates},
     }
     device = gpu.device_name()
-    path = gpu_report.RESULTS / f"{device}_model.json"
-    arguments = ["--layers", str(options.layers), *(["--tiny"] if options.tiny else [])]
+    path = gpu_report.RESULTS / f"{device}_{model.saved}.json"
+    arguments = ["--model", options.model, *(["--tiny"] if options.tiny else [])]
+    arguments += ["--layers", str(options.layers)] if options.layers else []
     for wave in WAVES:
         wave = [candidate for candidate in wave if candidate in options.candidates]
-        for candidate, batch, result in run_wave(wave, options.batches, arguments, options.limit):
-            saved["candidates"][candidate][str(batch)] = result
-            shown = {key: value for key, value in result.items() if key != "kernels_us"}
-            print(f"{candidate}, batch {batch}: {shown}", flush=True)
-            if options.save:
-                path.write_text(json.dumps(saved, indent=1) + "\n")
-    print(gpu_report.model_document(saved, device))
+        if model.one_at_a_time:
+            groups = [[(candidate, options.batches)] for candidate in wave]
+        else:
+            groups = [[(candidate, [batch]) for candidate in wave for batch in options.batches]]
+        for group in groups:
+            processes = [Process(*of, arguments) for of in group]
+            for candidate, batch, result in run_wave(processes, options.limit):
+                saved["candidates"][candidate][str(batch)] = result
+                shown = {key: value for key, value in result.items() if key != "kernels_us"}
+                print(f"{candidate}, batch {batch}: {shown}", flush=True)
+                if options.save:
+                    path.write_text(json.dumps(saved, indent=1) + "\n")
+    print(gpu_report.model_document(saved, f"{device}_{model.saved}"))
     if options.save and (gpu_report.RESULTS / f"{device}.json").exists():
         gpu_report.write(device)
     return 0

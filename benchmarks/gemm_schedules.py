@@ -28,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -125,8 +126,14 @@ def weight_places(first: int, count: int, pool: int, copies: int) -> list[int]:
     return [begin + copy * count % (room + 1) // 256 * 256 for copy in range(copies)]
 
 
-def measured(products: list[Product], target: str) -> dict:
-    """Rows of the results on this GPU: some 19,000 configs, a few milliseconds each."""
+def measured(
+    products: list[Product],
+    target: str,
+    minutes: float,
+    tell: Callable[[Product, str, float], object] = lambda *_: None,
+) -> dict:
+    """Rows of the results on this GPU, in a random order: some 19,000 configs, a few milliseconds
+    each, and what is left after those minutes is left out. Each config's time is told."""
     import gpu
     import torch
 
@@ -145,14 +152,19 @@ def measured(products: list[Product], target: str) -> dict:
         places = weight_places(p.m * p.k, p.n * p.k, POOL_ELEMENTS, LAUNCHES)
         weights = [pools[p.kind][i : i + p.n * p.k].view(p.n, p.k) for i in places]
         given = (None, None) if p.kind == "bf16" else (scales[0, : p.m], scales[1, : p.n])
-        return statistics.median(
+        us = statistics.median(
             graph_us(
                 lambda w: ops.gemm_with_config(out, a, w, *given, None, config), weights, REPLAYS
             )
         )
+        tell(p, config, us)
+        return us
 
-    bests = modelled(target, products)
-    rows = [timed(p, best, time_us) for p, best in zip(products, bests, strict=True)]
+    products = random.Random(0).sample(products, len(products))
+    rows, end = [], time.monotonic() + 60 * minutes
+    for p, best in zip(products, modelled(target, products), strict=True):
+        if time.monotonic() < end:
+            rows.append(timed(p, best, time_us))
     return {"how": "measured", "machine": gpu.machine(), "rows": rows}
 
 
@@ -334,6 +346,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", choices=NAMES, help="default: gfx942; sm_90 with --measure")
     parser.add_argument("--measure", action="store_true", help="time the grid on this GPU")
+    parser.add_argument("--minutes", type=float, default=30, help="of measuring, at most")
     parser.add_argument("--simulate", type=int, metavar="COUNT", help="run so many products")
     parser.add_argument("--save", action="store_true", help="write results, page and charts")
     parser.add_argument("--quick", action="store_true", help="64 products, to see that it works")
@@ -343,7 +356,7 @@ def main() -> int:
         parser.error(f"--measure times CUDA GPUs (sm_90), not {target}")
     products, run = grid()[:: 128 if given.quick else 1], None
     if given.measure:
-        run = measured(products, target)
+        run = measured(products, target, given.minutes)
     elif given.simulate:
         run = simulated(sample(given.simulate, products), target)
     results = results_of(target)

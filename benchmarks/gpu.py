@@ -72,10 +72,12 @@ def load_package():
     return module
 
 
-def measure(package, call: Callable, inputs: list) -> Measured:
-    """Captures a call for each input, MIN_LAUNCHES or more in all, and replays the graph."""
-    inputs = inputs * -(-MIN_LAUNCHES // len(inputs))
-    times = package.tuning.timing.graph_us(call, inputs, REPLAYS)
+def measure(
+    package, call: Callable, inputs: list, launches: int = MIN_LAUNCHES, replays: int = REPLAYS
+) -> Measured:
+    """Captures a call for each input, `launches` or more in all, and replays the graph."""
+    inputs = inputs * -(-launches // len(inputs))
+    times = package.tuning.timing.graph_us(call, inputs, replays)
     deciles = statistics.quantiles(times, n=10)
     return Measured(statistics.median(times), deciles[0], deciles[-1])
 

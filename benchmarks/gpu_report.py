@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_report.py NAME
 
-reads ``results/NAME.json`` and, where there is one, ``results/NAME_model.json``; writes
-``docs/NAME_benchmarks.md`` and its pictures.
+reads ``results/NAME.json`` and, where there are such, ``results/NAME_model.json`` and
+``results/NAME_experts_model.json``; writes ``docs/NAME_benchmarks.md`` and its pictures.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ DOCS = ROOT / "docs"
 OURS = "rocm-kernels"
 WEIGHT_ONLY = "rocm-kernels, bf16 x FP8"
 LIBRARY = "cuBLASLt FP8"
+MODELS = ("model", "experts_model")  # what their results' names end with
 
 TITLES = {
     "skinny_gemm": "skinny_gemm: FP8 x FP8 to bfloat16, scales per tensor",
@@ -36,9 +37,10 @@ TITLES = {
 KINDS = {
     "torch.compile's kernels": r"^triton_",
     "matrix products": r"gemm|gemv|cutlass|nvjet|splitK|ring_kernel|stream_kernel|skinny|_mm_|dot_"
-    r"|wide_kernel|plain_kernel",
+    r"|wide_kernel|plain_kernel|moe_(streamed|tiled|resident)",
+    "experts: routing, sums": r"moe_(route|count|place|plan|combine)|topk|sort|searchsorted",
     "attention": r"flash|fmha|attention|sdpa|softmax|mem_eff",
-    "norm and FP8": r"rmsnorm|rms_norm",
+    "norm and FP8": r"rmsnorm|rms_norm|quantize",
     "activation, FP8": r"swiglu",
     "copies, cache, mask": r"copy|Memcpy|Memset|memset|memcpy|index|cat|fill|arange|gather|scatter",
     "element-wise and reductions": r"",
@@ -141,6 +143,7 @@ def model_document(saved: dict, name: str) -> str:
     """The part of the page that end_to_end.py measured."""
     batches = saved["batches"]
     header = ["tokens per second, median (spread)", *(f"batch {batch}" for batch in batches)]
+    header.append("prompt, ms")
     lines = []
     for candidate, results in saved["candidates"].items():
         cells = []
@@ -151,7 +154,8 @@ def model_document(saved: dict, name: str) -> str:
                 cells.append(f"{result['tokens_per_second']:,.0f} ({spread:.0%})")
             else:
                 cells.append("-")
-        lines.append([candidate, *cells])
+        prefill = results.get("1", {}).get("prefill_ms")
+        lines.append([candidate, *cells, "-" if prefill is None else f"{prefill:.1f}"])
     failed = [
         f"- {candidate}, batch {batch}: {result['error']}"
         for candidate, results in saved["candidates"].items()
@@ -159,13 +163,15 @@ def model_document(saved: dict, name: str) -> str:
         if "error" in result
     ]
     parts = [
-        f"## A model of {saved['parameters'] / 1e9:.1f} billion parameters decodes\n",
+        f"## A model of {saved['parameters'] / 1e9:.1f} billion parameters decodes: "
+        f"{saved['model']}\n",
         f"{saved['machine']}, transformers {saved['transformers']}, {saved['date']}; "
-        f"`make bench-model`, `benchmarks/end_to_end.py`, `results/{name}_model.json`.\n"
+        f"`python benchmarks/end_to_end.py --model {saved['model']} --save`, "
+        f"`results/{name}.json`.\n"
         f"{saved['description']}\n",
         markdown(header, lines) + "\n",
         *(["What broke:\n", *failed, ""] if failed else []),
-        f"![where a step's time goes](plots/{name}_model.png)\n",
+        f"![where a step's time goes](plots/{name}.png)\n",
     ]
     for batch in batches:
         profiles = {
@@ -279,8 +285,10 @@ def page(name: str) -> str:
     )
     head, rest = text.split("\n## ", 1)
     text = f"{head}\n{pictures}\n## {rest}"
-    model = read_saved(f"{name}_model")
-    return text + (f"\n{model_document(model, name)}" if model else "")
+    for of_model in MODELS:
+        model = read_saved(f"{name}_{of_model}")
+        text += f"\n{model_document(model, f'{name}_{of_model}')}" if model else ""
+    return text
 
 
 def write(name: str) -> None:
@@ -290,14 +298,16 @@ def write(name: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    saved, model = read_saved(name), read_saved(f"{name}_model")
+    saved = read_saved(name)
     cases, rate = read_cases(saved), saved["read_rate"]
     plots = DOCS / "plots"
     plots.mkdir(parents=True, exist_ok=True)
     plot_gemm(pyplot, cases, rate, plots / f"{name}_skinny_gemm.png")
     plot_rowwise(pyplot, cases, rate, plots / f"{name}_rowwise.png")
-    if model:
-        plot_model(pyplot, model, plots / f"{name}_model.png")
+    for of_model in MODELS:
+        model = read_saved(f"{name}_{of_model}")
+        if model:
+            plot_model(pyplot, model, plots / f"{name}_{of_model}.png")
     (DOCS / f"{name}_benchmarks.md").write_text(page(name))
 
 

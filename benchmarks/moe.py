@@ -5,9 +5,10 @@
 A whole layer without its router, uniform random routing, another one in every call, so that the
 experts are cold. Times are medians, microseconds: of CUDA-graph replays (gpu.py has the clock), or
 of calls that take turns (cpu.py). transformers' grouped_mm is torch's grouped product twice, its
-batched_mm gathers a weight for each slot; both in bfloat16, as they come. "x" is the quicker of
-theirs over ours in FP8. The floor is the time of the touched experts' FP8 bytes at the read rate
-measured in the same run, or of the products at --tflops.
+batched_mm gathers a weight for each slot; both in bfloat16, as they come. On a GPU torch's
+_scaled_grouped_mm in FP8 too (torch_fp8.py). "x" is the quickest of theirs over ours in FP8. The
+floor is the time of the touched experts' FP8 bytes at the read rate measured in the same run, or of
+the products at --tflops.
 
 --save writes results/<device>_moe.json, and docs/<device>_moe.md from it.
 """
@@ -24,6 +25,7 @@ import gpu
 import kernels
 import page
 import torch
+import torch_fp8
 from gpu_report import markdown
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeConfig, Qwen3MoeExperts
 
@@ -41,8 +43,9 @@ CPU_MODELS = {
 }
 GPU_TOKENS, CPU_TOKENS = [1, 8, 64, 512, 4096], [1, 8, 64, 512, 2048]
 ROUTINGS = 32
+LONG_CALLS = {"launches": 6, "replays": 5}  # from 512 tokens on, where a call takes milliseconds
 OURS = ["FP8", "FP8 blocks", "FP8, 16-bit inputs", "bf16", "MXFP4"]
-THEIRS = ["grouped_mm", "batched_mm"]
+THEIRS = ["grouped_mm", "batched_mm", "FP8 _scaled_grouped_mm"]
 
 
 def their_experts(w_gate_up: torch.Tensor, w_down: torch.Tensor) -> Qwen3MoeExperts:
@@ -90,13 +93,17 @@ def candidates(package, hidden: int, intermediate: int, experts: int, device) ->
         return call
 
     rows = [fp8(shape, False) for shape in shapes]
+    named = {name: transformers(name) for name in THEIRS[:2]}
+    if theirs.gate_up_proj.is_cuda:
+        scaled = torch_fp8.ScaledExperts(*wide)
+        named[THEIRS[2]] = lambda x, routing: scaled(x, routing[1], routing[0])
     return {
         "FP8": ours(rows),
         "FP8 blocks": ours([fp8(shape, True) for shape in shapes]),
         "FP8, 16-bit inputs": ours(rows, quantize_input=False),
         "bf16": ours([(w, None) for w in wide]),
         "MXFP4": ours([mxfp4(shape) for shape in shapes]),
-        **{name: transformers(name) for name in THEIRS},
+        **named,
     }
 
 
@@ -122,8 +129,10 @@ def times_us(package, calls: dict, x: torch.Tensor, routings: list) -> tuple[dic
         except RuntimeError as error:
             errors[name] = str(error).splitlines()[0][:120]
     if x.is_cuda:
+        counts = LONG_CALLS if x.shape[0] >= 512 else {}
+        routings = routings[: counts.get("launches")]
         for name, call in runnable.items():
-            measured = gpu.measure(package, lambda r, call=call: call(x, r), routings)
+            measured = gpu.measure(package, lambda r, call=call: call(x, r), routings, **counts)
             found[name] = measured.median
         return found, errors
     turn = {name: 0 for name in runnable}
@@ -156,6 +165,7 @@ def floor_us(found: dict, rate: float, tflops: float | None) -> float:
 
 
 def document(saved: dict) -> str:
+    theirs = [name for name in THEIRS if any(name in found["us"] for found in saved["cells"])]
     lines = []
     for found in saved["cells"]:
         us = found["us"]
@@ -163,12 +173,12 @@ def document(saved: dict) -> str:
         lines.append(
             [
                 f"{found['model']}, {found['tokens']}",
-                *(f"{us[name]:,.1f}" if name in us else "-" for name in [*OURS, *THEIRS]),
+                *(f"{us[name]:,.1f}" if name in us else "-" for name in [*OURS, *theirs]),
                 f"{floor_us(found, saved['read_rate'], saved['tflops']):,.1f}",
                 "-" if best is None or "FP8" not in us else f"{best / us['FP8']:.2f}",
             ]
         )
-    header = ["model, tokens", *OURS, *(f"theirs, {name}" for name in THEIRS), "FP8 floor", "x"]
+    header = ["model, tokens", *OURS, *(f"theirs, {name}" for name in theirs), "FP8 floor", "x"]
     rate = f"{saved['read_rate'] / 1e12:.2f} TB/s" if saved["tflops"] else (
         f"{saved['read_rate'] / 1e9:.1f} GB/s"
     )  # fmt: skip
@@ -177,7 +187,7 @@ def document(saved: dict) -> str:
             f"# Mixtures of experts on {saved['machine']}\n",
             f"Measured {saved['date']} by `python benchmarks/moe.py --save`: us a layer without "
             "its router, medians, cold experts.\nFP8: a scale a channel; theirs: transformers' "
-            f"experts in bfloat16. Floor: the touched experts' FP8 bytes at {rate}"
+            f"experts in bfloat16, or torch's FP8. Floor: the touched experts' FP8 bytes at {rate}"
             + (f",\nor {saved['tflops']:.0f} TFLOP/s. " if saved["tflops"] else ".\n")
             + "What bounds it: [kernels/moe.md](kernels/moe.md).\n",
             markdown(header, lines),

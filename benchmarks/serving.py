@@ -135,7 +135,7 @@ def work_steps(side: str, batches: list[int], quick: bool) -> list[dict]:
     import end_to_end
     import step_loop
 
-    shape = end_to_end.SHAPE | (QUICK if quick else LLAMA_8B)
+    shape = end_to_end.MODELS["llama-8b"].shape | (QUICK if quick else LLAMA_8B)
     if quick:
         end_to_end.WARM_UP, end_to_end.STEPS = 1, QUICK_TOKENS
     return step_loop.work(side, batches, shape, class_of)

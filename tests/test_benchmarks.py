@@ -1,7 +1,5 @@
 """The pages of the GPU benchmarks come from their committed results."""
 
-import csv
-import gzip
 import json
 import os
 import random
@@ -215,7 +213,8 @@ def test_the_fit_of_tiles_finds_what_made_the_times():
     tiles = {("128", "128"): (0.4, 2.0), ("256", "128"): (0.7, 3.0), ("128", "64"): (0.3, 1.5)}
     rows = [
         {"kind": "row", "m": m, "n": n, "k": k, "us": 1, "block_m": block_m, "block_n": block_n,
-         "rows": "a", "cluster_m": "1", "cluster_n": "1", "schedule": schedule, "split_k": split}
+         "rows": "a", "cluster_m": "1", "cluster_n": "1", "schedule": schedule, "split_k": split,
+         "apart": "0"}
         for m, n, k in [(chance.randrange(64, 4096), chance.randrange(512, 9000),
                          chance.randrange(512, 9000)) for _ in range(60)]
         for block_m, block_n in tiles
@@ -226,30 +225,23 @@ def test_the_fit_of_tiles_finds_what_made_the_times():
     fit.us = fit.predict(gemm_tiles.START, true)
     fit.us *= [chance.uniform(0.97, 1.03) for _ in rows]
     p, found = fit.run(2)
-    assert fit.regret(fit.predict(p, found), fit.judged).mean() < 1.03
+    assert fit.regret(fit.predict(p, found), fit.judged["0"]).mean() < 1.03
     # What a tile takes is told from what its end takes only roughly.
     for tile, (chunk, _) in true.items():
         assert found[tile][0] == pytest.approx(chunk, rel=0.2)
     report = gemm_tiles.report(fit, p, found)
-    assert "{128, 64, false, {0." in report and "judged: 6 products" in report
+    assert "{128, 64, false, {0." in report and "judged, every config: 6 products" in report
 
 
 def test_the_cut_of_a_product_is_the_kernels():
     row = {"kind": "block", "m": 512, "n": 2112, "k": 7168, "block_m": 128, "block_n": 128,
            "rows": "a", "cluster_m": 2, "cluster_n": 1,
-           "schedule": "split_k", "split_k": 2}  # fmt: skip
+           "schedule": "split_k", "split_k": 2, "apart": 0}  # fmt: skip
     # 2 x 17 tiles of pairs, split in two: 68 units for 66 workers, of 28 of 56 chunks.
     assert gemm_tiles.geometry(row)[:2] == (56, 2)
     # Streamed: less than one round, so all 34 x 56 chunks over 66 workers.
     row |= {"schedule": "hybrid", "split_k": 1}
-    assert gemm_tiles.geometry(row)[:2] == (29, 1) and gemm_tiles.geometry(row)[5:7] == (2, 1.0)
-
-
-def test_table_of_products_then_and_now_is_what_the_results_say():
-    with gzip.open(gpu_report.RESULTS / "h200_gemm_tiles.csv.gz", "rt", newline="") as file:
-        rows = list(csv.DictReader(file))
-    saved = json.loads((gpu_report.RESULTS / "h200_gemm.json").read_text())
-    assert gemm_tiles.compare(rows, saved) in (gpu_report.DOCS / "kernels/gemm.md").read_text()
+    assert gemm_tiles.geometry(row)[:2] == (29, 1) and gemm_tiles.geometry(row)[6:8] == (2, 1.0)
 
 
 # ---- moe_configs.py

@@ -306,12 +306,13 @@ def test_loops_keep_loads_in_flight(tmp_path, target):
 
 
 def k_loop_waits(assembly: str) -> dict[str, list[int]]:
-    """The vmcnt values waited for inside the K loop of each register pipeline."""
+    """The vmcnt values waited for inside the K loop of each register pipeline: the innermost one
+    that loads and multiplies, and so not the loop over tiles, where a pipeline ends."""
     waits = {}
     bodies = re.finditer(r"^(\w+skinny_gemm_register_pipeline\w+):.*?\n(.*?)^\.Lfunc_end", assembly,
                          re.S | re.M)  # fmt: skip
     for name, body in (match.groups() for match in bodies):
-        labels = {}
+        labels, shortest = {}, len(body)
         lines = body.split("\n")
         for number, line in enumerate(lines):
             if label := re.match(r"(\.LBB\w+):", line):
@@ -320,6 +321,7 @@ def k_loop_waits(assembly: str) -> dict[str, list[int]]:
             if branch is None or branch[1] not in labels:
                 continue
             loop = "\n".join(lines[labels[branch[1]] : number])
-            if "mfma" in loop and "buffer_load_dwordx4" in loop and "s_barrier" not in loop:
+            if "mfma" in loop and "buffer_load_dwordx4" in loop and len(loop) < shortest:
+                shortest = len(loop)
                 waits[name] = [int(count) for count in re.findall(r"vmcnt\((\d+)\)", loop)]
     return waits
