@@ -24,8 +24,11 @@ A constant of the model was chosen on points marked `fit`; those marked `judge` 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import csv
 import dataclasses
+import importlib.util
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -254,13 +257,19 @@ def moonmath_points() -> Iterator[Point]:
 TRITON = {(256, 256, 3): 856, (256, 256, 2): 888, (256, 128, 3): 734, (128, 128, 3): 623}
 
 
+def _triton_product(*case) -> tuple[Path, int, int]:
+    """Of a process of its own: Triton ends in a segmentation fault where torch and the simulated
+    launchers were loaded before it."""
+    from calibration import triton_product
+
+    return *triton_product.compiled(*case), triton_product.WAVES
+
+
 def triton_points(size: int = 4096) -> Iterator[Point]:
     """A product like the published one, compiled by the Triton that is installed: its code differs,
     so nothing is judged."""
-    try:
-        from calibration import triton_product
-    except ImportError as missing:
-        print(f"triton: {missing}: left out", file=sys.stderr)
+    if importlib.util.find_spec("triton") is None:
+        print("triton: required the package triton: left out", file=sys.stderr)
         return
     folder, random = ROOT / "build" / "calibration", np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
@@ -268,9 +277,12 @@ def triton_points(size: int = 4096) -> Iterator[Point]:
     c = _array((size, size), np.float16)
     machine = simulator.machine_for("gfx950", warm=True, sampled=2)
     for (block_m, block_n, stages), published in TRITON.items():
-        file, lds = triton_product.compiled("gfx950", block_m, block_n, stages, folder)
+        spawn = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(1, spawn) as process:
+            case = ("gfx950", block_m, block_n, stages, folder)
+            file, lds, waves = process.submit(_triton_product, *case).result()
         code = simulator.load(file, "gfx950")
-        grid, block = size // block_m * (size // block_n), 64 * triton_product.WAVES
+        grid, block = size // block_m * (size // block_n), 64 * waves
         arguments = [a, b, simulator.Out(c), size, size, size, None, None]
         got = code.launch("product", grid, block, arguments, lds, checks=False, caches=False,
                           cycles=machine).cycles.seconds  # fmt: skip

@@ -11,7 +11,7 @@ a CUDA graph of LAUNCHES calls whose weights rotate, the median of REPLAYS. --si
 on the simulated GPU, each result held against float64, and times it by the cycle model. What is
 modelled is called so everywhere. Sums are float32 in all schedules, and none uses float atomics.
 
---save adds the run to results/<gpu>_gemm_schedules.json, and writes docs/<gpu>_gemm_schedules.md
+--save adds the run to results/<gpu>_gemm_schedules.json.gz, and writes docs/<gpu>_gemm_schedules.md
 and its two charts from all that is known of that GPU.
 """
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
+import gzip
 import itertools
 import json
 import random
@@ -259,8 +260,8 @@ TITLES = {
 
 
 def saved(name: str) -> list[dict]:
-    path = RESULTS / f"{name}_gemm_schedules.json"
-    return json.loads(path.read_text()) if path.exists() else []
+    path = RESULTS / f"{name}_gemm_schedules.json.gz"
+    return json.loads(gzip.decompress(path.read_bytes())) if path.exists() else []
 
 
 def results_of(target: str) -> list[dict]:
@@ -368,21 +369,11 @@ def main() -> int:
     print(page)
     if given.save:
         if run:
-            path = RESULTS / f"{NAMES[target]}_gemm_schedules.json"
-            path.write_text(compact(results[1:]))
+            path = RESULTS / f"{NAMES[target]}_gemm_schedules.json.gz"
+            path.write_bytes(gzip.compress(json.dumps(results[1:]).encode(), mtime=0))
         (DOCS / f"{NAMES[target]}_gemm_schedules.md").write_text(page)
         draw(target, results)
     return 0
-
-
-def compact(results: list[dict]) -> str:
-    """JSON with a line for each product."""
-    lines = []
-    for result in results:
-        rows = ",\n".join(json.dumps(row) for row in result["rows"])
-        head = json.dumps({key: value for key, value in result.items() if key != "rows"})
-        lines.append(f'{head[:-1]}, "rows": [\n{rows}]}}')
-    return "[" + ",\n".join(lines) + "]\n"
 
 
 if __name__ == "__main__":

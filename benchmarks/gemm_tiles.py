@@ -42,12 +42,12 @@ BUDGET_US = 700  # of launches for one time
 # Of the model in choose.h: microseconds, and megabytes a microsecond.
 START = {"launch": 1.2, "memory": 5.0, "l2": 9.5, "combine": 2.0, "kilobyte": 0.045,
          "streamed": 2.4, "idle": 0.14, "unaligned_l2": 0.6, "unaligned_row": 0.09,
-         "unaligned_block": 0.17, "unaligned_bf16": 0.08, "missed": 0.6, "apart": 3.0}  # fmt: skip
+         "unaligned_block": 0.17, "unaligned_bf16": 0.08, "missed": 0.6, "l2_holds": 30.0,
+         "apart": 3.0}  # fmt: skip
 NORM = 6  # how products, L2 and memory are joined: what nearly weighs as much adds to it
 CHUNKS = np.exp(np.linspace(np.log(0.1), np.log(2.5), 70))
 ENDS = np.array([0, 0.3, 0.6, 1, 1.5, 2, 2.6, 3.3, 4.2, 5.5, 7])
 SMS = 132
-L2_MEGABYTES = 30  # of 50, as far as operands stay in it
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -141,9 +141,7 @@ def geometry(row: dict) -> tuple:
         busiest = np.ceil(whole / workers * chunks + (tiles - whole) * chunks / taking_part)
         busy = 1.0 if whole else min(1.0, taking_part / workers)
         ends = np.ceil(whole / workers) + 1
-        # Workers are at different places of K, so that L2 has an operand for one of them alone.
-        beyond = min(1.0, max(0.0, (m + n) * k_bytes / 1e6 / L2_MEGABYTES - 1))
-        again = l2_megabytes * (tiles - whole) / tiles * beyond
+        again = l2_megabytes * (tiles - whole) / tiles
         return (busiest, ends, megabytes, l2_megabytes, again, kilobytes, 2, busy, unaligned,
                 apart)  # fmt: skip
     units = tiles * split
@@ -197,9 +195,11 @@ class Fit:
         combine = p["combine"] + kilobytes * p["kilobyte"]
         streamed = (p["combine"] + 1.5 * kilobytes * p["kilobyte"]) * p["streamed"]
         extra = np.where(shared == 1, combine, np.where(shared == 2, streamed, 0.0))
+        # Workers are at different places of K, so that L2 has an operand for one of them alone.
+        beyond = np.clip(megabytes / p["l2_holds"] - 1, 0, 1)
         terms = (
             busiest * chunk * (1 - p["idle"] * (1 - busy)),
-            (megabytes + again * p["missed"]) / p["memory"],
+            (megabytes + again * beyond * p["missed"]) / p["memory"],
             l2_megabytes * (1 + unaligned * p["unaligned_l2"]) / p["l2"],
         )
         fed = sum(term**NORM for term in terms) ** (1 / NORM)

@@ -24,6 +24,7 @@ import step_loop
 from tiny_models import tiny_llama
 
 import gemm
+import moe
 
 
 @pytest.mark.parametrize("name", ["h200"])
@@ -31,9 +32,10 @@ def test_page_is_what_the_results_say(name):
     assert (gpu_report.DOCS / f"{name}_benchmarks.md").read_text() == gpu_report.page(name)
 
 
-def test_page_of_gemm_is_what_the_results_say():
-    saved = json.loads((gpu_report.RESULTS / "h200_gemm.json").read_text())
-    assert (gpu_report.DOCS / "h200_gemm.md").read_text() == gemm.document(saved)
+@pytest.mark.parametrize(("name", "script"), [("h200_gemm", gemm), ("h200_moe", moe)])
+def test_page_of_a_script_is_what_the_results_say(name, script):
+    saved = json.loads((gpu_report.RESULTS / f"{name}.json").read_text())
+    assert (gpu_report.DOCS / f"{name}.md").read_text() == script.document(saved)
 
 
 def test_overlapping_launches_are_counted_once():
@@ -144,9 +146,11 @@ def test_kernels_go_to_the_modules_that_used_them():
 PRODUCTS = [gemm_schedules.Product(*p) for p in ((72, 512, 768, "row"), (1000, 2112, 7168, "bf16"))]
 
 
-def test_page_of_the_schedules_is_what_the_results_and_the_time_model_say():
-    page = gemm_schedules.document("gfx942", gemm_schedules.results_of("gfx942"))
-    assert (gpu_report.DOCS / "mi300x_gemm_schedules.md").read_text() == page
+@pytest.mark.parametrize("target", ["gfx942", "sm_90"])
+def test_page_of_the_schedules_is_what_the_results_and_the_time_model_say(target):
+    page = gemm_schedules.document(target, gemm_schedules.results_of(target))
+    name = f"{gemm_schedules.NAMES[target]}_gemm_schedules.md"
+    assert (gpu_report.DOCS / name).read_text() == page
 
 
 @pytest.mark.parametrize("target", gemm_schedules.NAMES)

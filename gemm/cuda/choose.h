@@ -130,7 +130,7 @@ inline double predict(const GemmArgs& args, const GemmConfig& c, const TileTime&
   double again = 0;  // bytes that come from memory once more
   if (s.split == 0) {
     // Workers are at different places of K, so that L2 keeps an operand for one of them alone.
-    const double beyond = (double(args.m) + double(args.n)) * k_bytes / kL2Holds - 1;
+    const double beyond = bytes / kL2Holds - 1;
     again = kMissed * l2_bytes * shared / s.tiles * std::min(1.0, std::max(0.0, beyond));
   }
   // What nearly weighs as much adds to the longest.
