@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import subprocess
 import sys
 
 import pytest
@@ -74,3 +75,10 @@ def test_every_product_kernel_has_a_launch(name, count):
     with_matrix = {name for name in compiled if not re.search("portable|moe_[a-z]+_kernel", name)}
     launches = resources.launches_of(ROOT / BUDGETS[name]["launches"])
     assert with_matrix == set(launches) and len(with_matrix) >= count
+
+
+@pytest.mark.slow
+def test_every_kernel_is_within_its_budget():
+    command = [sys.executable, "tools/resources.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

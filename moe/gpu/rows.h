@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kRowThreads) moe_quantize_kernel(const Quantiz
     }
   }
   // A group of columns is reduced over neighbouring lanes, so all of a team's go on to the end.
-  const auto store_at = [&](const Vector& vector, int column) {
+  const auto store_at = [&](Vector vector, int column) {
     if (p.output.scaling == Scaling::kNone) {
       for (int copy = 0; copy < p.copies; ++copy) {
         const int to = destinations[team][copy];

@@ -12,13 +12,21 @@
 // (LdsTranspose): there is no barrier, and no wave waits for another, until the tile's sums meet.
 #pragma once
 
+#include <algorithm>
+
 #include "../../gemm/cdna/epilogue.h"
 #include "../../gemm/cdna/tile_loader.h"
 
 namespace rocm_kernels::cdna {
 
+// Block scales take registers that the choice of a config does not count: the compiler is told.
+template <MmaKind kKind, int kBlockM, int kBlockN, bool kBlockScaled>
+constexpr int kLeastWaves =
+    kBlockScaled ? std::max(2, waves_per_simd(kBlockM, kBlockN, a_bytes(kKind), w_bytes(kKind)))
+                 : 2;
+
 template <MmaKind kKind, int kBlockM, int kBlockN, int kNumStages, bool kBlockScaled>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(512, (kLeastWaves<kKind, kBlockM, kBlockN, kBlockScaled>))
     skinny_gemm_register_pipeline([[maybe_unused]] const GemmProblem arguments) {
   static_assert(kKind != MmaKind::kFp8Sparse || (kBlockM == 16 && !kBlockScaled),
                 "the sparse operand holds 8 rows, and its sums have no layout for block scales");
