@@ -29,6 +29,7 @@ from gpu_report import markdown
 SHAPES = [(7168, 2048), (4096, 7168), (2112, 7168), (24576, 1536), (28672, 4096), (4096, 14336),
           (8192, 8192), (5120, 3072)]  # fmt: skip
 ROWS = [24, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096]
+BANDS = [(24, 48, 64), (96, 128), (256,), (512,), (1024,), (2048,), (4096,)]  # of M, summed up
 TURNS = 2
 PAUSE_S = 0.03
 
@@ -84,6 +85,28 @@ def floor_us(cell: dict, rate: float, tflops: float) -> float:
     element = 2 if cell["kind"] == "bf16" else 1
     moved = element * (m + n) * k + 2 * m * n
     return max(moved / rate * 1e6, 2 * m * n * k / (tflops / element * 1e12) * 1e6)
+
+
+def summary(saved: dict) -> str:
+    """The library's time over ours by M: least, median and most over the layers; last against its
+    time with one scale a tensor."""
+    library = {(c["m"], c["n"], c["k"]): c.get("library") for c in saved["cells"]
+               if c["kind"] == "tensor"}  # fmt: skip
+    columns = [(kind, False) for kind in ("tensor", "row", "block", "bf16")]
+    columns += [("row", True), ("block", True)]
+    lines = []
+    for band in BANDS:
+        line = [f"{band[0]} to {band[-1]}" if len(band) > 1 else str(band[0])]
+        for kind, of_tensor in columns:
+            found = [
+                (library[c["m"], c["n"], c["k"]] if of_tensor else c["library"]) / c["ours"]
+                for c in saved["cells"]
+                if c["kind"] == kind and c["m"] in band and "library" in c
+            ]
+            line.append(f"{min(found):.2f}, {statistics.median(found):.2f}, {max(found):.2f}")
+        lines.append(line)
+    header = ["M", *(f"{kind}, per tensor's" if tensor else kind for kind, tensor in columns)]
+    return markdown(header, lines)
 
 
 def document(saved: dict) -> str:

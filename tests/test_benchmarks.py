@@ -38,6 +38,16 @@ def test_page_of_a_script_is_what_the_results_say(name, script):
     assert (gpu_report.DOCS / f"{name}.md").read_text() == script.document(saved)
 
 
+@pytest.mark.parametrize(
+    ("name", "table", "page"),
+    [("h200_gemm", gemm.summary, "kernels/gemm.md"),
+     ("h200_serving", serving.tables, "serving.md")],
+)  # fmt: skip
+def test_tables_in_pages_are_what_the_results_say(name, table, page):
+    saved = json.loads((gpu_report.RESULTS / f"{name}.json").read_text())
+    assert table(saved).strip() in (gpu_report.DOCS / page).read_text()
+
+
 def test_overlapping_launches_are_counted_once():
     launches = [(0.0, 10.0, "product"), (6.0, 12.0, "waits"), (7.0, 9.0, "inside"), (20, 21, "a")]
     assert end_to_end.time_by_name(launches) == {
