@@ -219,6 +219,27 @@ def study_orders(package, rate: float, tokens: list[int], kinds: list[str], ends
     return cells
 
 
+def orders_table(saved: dict) -> str:
+    """Of saved cells of the study: us of each design in each order, and with K divided."""
+    names = [order.replace(" group_m=", ", ").replace(", 1", "") for order in ORDERS]
+    lines = []
+    for found in saved["cells"]:
+        for design in dict.fromkeys(config.split()[0] for config in found["us"]):
+
+            def us(order: str, split: int, found=found, design=design) -> str:
+                for config, time_us in found["us"].items():
+                    asked = f"order={order} ", f"split_k={split} "
+                    if config.split()[0] == design and all(a in config for a in asked):
+                        return f"{time_us:,.1f}"
+                return "-"
+
+            title = f"{found['kind']}, {found['tokens']}, {design}"
+            splits = (us(ORDERS[0], split) for split in (2, 4))
+            lines.append([title, *(us(order, 1) for order in ORDERS), *splits])
+    header = ["us", *names, f"{names[0]}, split_k 2", f"{names[0]}, split_k 4"]
+    return markdown(header, lines)
+
+
 # ---- The page of saved results
 
 

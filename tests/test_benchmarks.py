@@ -41,6 +41,7 @@ def test_page_of_a_script_is_what_the_results_say(name, script):
 @pytest.mark.parametrize(
     ("name", "table", "page"),
     [("h200_gemm", gemm.summary, "kernels/gemm.md"),
+     ("h200_moe_orders", moe_configs.orders_table, "kernels/moe.md"),
      ("h200_serving", serving.tables, "serving.md")],
 )  # fmt: skip
 def test_tables_in_pages_are_what_the_results_say(name, table, page):

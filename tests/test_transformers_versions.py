@@ -40,6 +40,8 @@ def test_models_are_quantised_and_run(version):
     others, files = VERSIONS[version]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", *files]
     environment = {**os.environ, "PYTHONPATH": str(installed(version, others))}
+    asked = [sys.executable, "-c", "import transformers; print(transformers.__version__)"]
+    assert subprocess.check_output(asked, env=environment, text=True).split()[-1] == version
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
