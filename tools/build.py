@@ -286,6 +286,7 @@ def cuda_toolchain(package: Package, work: Path) -> Toolchain:
         device_suffix=".cu",
         device_command=" ".join(
             [
+                *repeatable(),
                 shlex.quote(nvcc),
                 "-std=c++17 -O3 -DNDEBUG --threads 0",
                 # No random names. One remains: a hash of the source's full path.
@@ -298,6 +299,22 @@ def cuda_toolchain(package: Package, work: Path) -> Toolchain:
             ]
         ),
     )
+
+
+def repeatable() -> list[str]:
+    """Words before nvcc's command, so that the same source gives the same code every time.
+
+    cicc, the front end of CUDA 13.0, orders some of its work by addresses. They follow its start
+    address, which Linux draws at random, and when jemalloc hands pages back, which goes by time.
+    """
+    words = ["env", "MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1"]
+    fixed = ["setarch", "--addr-no-randomize"]
+    try:
+        subprocess.run([*fixed, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):  # docker's default profile forbids it
+        print("note: addresses cannot be fixed here; a second build may differ", file=sys.stderr)
+        return words
+    return [*words, *fixed]
 
 
 def cuda_toolkit(nvcc: str) -> Path:
