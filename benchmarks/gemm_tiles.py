@@ -2,6 +2,8 @@
 
     python benchmarks/gemm_tiles.py measure [--seconds 400]     # on a GPU of sm_90
     python benchmarks/gemm_tiles.py fit                         # prints the table and its regret
+    python benchmarks/gemm_tiles.py measure --kinds weights,weights_block
+    python benchmarks/gemm_tiles.py fit --kinds weights,weights_block
 
 measure times every config that gemm_configs lists for products in random order, until the time is
 up, then the best of each schedule by the model for gemm_schedules.py's 8,192 products, and writes
@@ -12,6 +14,9 @@ fit finds, for each tile and cluster, the times of a chunk of K and of a tile's 
 constants of the model that is told in choose.h. It minimises the regret: how much longer the pick
 takes than the best config that was measured. Of either kind of times a tenth of the products, kept
 out of the fit, judges.
+
+--kinds: of these operands alone ("weights" are FP8 of a 16-bit a). Their times take the place of
+those that are saved; only their tiles are fitted, by the constants as they are.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ SHAPES = [(4096, 7168), (28672, 4096), (7168, 2048), (8192, 8192), (5000, 4208),
           (11008, 2560)]  # fmt: skip
 ROWS = [33, 64, 96, 128, 192, 256, 400, 512, 1024, 2048, 4096]
 KINDS = ("row", "block", "bf16")
+WIDENED = ("weights", "weights_block")  # FP8 weights of a bfloat16 a
 COLUMNS = ("kind", "m", "n", "k", "us", "block_m", "block_n", "rows", "cluster_m", "cluster_n",
            "schedule", "split_k", "apart")  # fmt: skip
 ROTATED_BYTES = 150 << 20
@@ -44,6 +50,18 @@ START = {"launch": 1.2, "memory": 5.0, "l2": 9.5, "combine": 2.0, "kilobyte": 0.
          "streamed": 2.4, "idle": 0.14, "unaligned_l2": 0.6, "unaligned_row": 0.09,
          "unaligned_block": 0.17, "unaligned_bf16": 0.08, "missed": 0.6, "l2_holds": 30.0,
          "apart": 3.0}  # fmt: skip
+FITTED = {
+    **START,
+    "launch": 1.57,
+    "memory": 4.98,
+    "l2": 9.51,
+    "combine": 1.9,
+    "streamed": 2.03,
+    "idle": 0.127,
+    "unaligned_l2": 0.504,
+    "missed": 0.763,
+    "l2_holds": 38.1,
+}  # choose.h has
 NORM = 6  # how products, L2 and memory are joined: what nearly weighs as much adds to it
 CHUNKS = np.exp(np.linspace(np.log(0.1), np.log(2.5), 70))
 ENDS = np.array([0, 0.3, 0.6, 1, 1.5, 2, 2.6, 3.3, 4.2, 5.5, 7])
@@ -63,24 +81,33 @@ def fields(config: str) -> dict[str, str] | None:
     return dict(field.split("=") for field in rest) if design == "warpgroup" else None
 
 
-def measure(seconds: float) -> None:
+def saved_rows(device: str) -> list[dict]:
+    with gzip.open(RESULTS / f"{device}_gemm_tiles.csv.gz", "rt", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def measure(seconds: float, kinds: list[str]) -> None:
     import gemm_schedules
     import gpu
 
-    with gzip.open(RESULTS / f"{gpu.device_name()}_gemm_tiles.csv.gz", "wt", newline="") as file:
+    device = gpu.device_name()
+    kept = [row for row in saved_rows(device) if row["kind"] not in kinds] if kinds else []
+    with gzip.open(RESULTS / f"{device}_gemm_tiles.csv.gz", "wt", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
         writer.writeheader()
+        writer.writerows(kept)
 
         def tell(product, config: str, us: float, apart: int = 1) -> None:
             if found := fields(config):
                 row = {**vars(product), "us": f"{us:.2f}", "apart": apart, **found}
                 writer.writerow(row)
 
-        measure_all_configs(seconds, lambda *row: tell(*row, apart=0))
-        gemm_schedules.measured(gemm_schedules.grid(), "sm_90", 30, tell)
+        measure_all_configs(seconds, kinds or KINDS + WIDENED, lambda *row: tell(*row, apart=0))
+        if not kinds:
+            gemm_schedules.measured(gemm_schedules.grid(), "sm_90", 30, tell)
 
 
-def measure_all_configs(seconds: float, tell: Callable) -> None:
+def measure_all_configs(seconds: float, kinds: list[str], tell: Callable) -> None:
     import gemm_schedules
     import gpu
     import torch
@@ -89,11 +116,14 @@ def measure_all_configs(seconds: float, tell: Callable) -> None:
 
     package = gpu.load_package()
     ops = package._ops.ops
-    products = [(kind, m, n, k) for n, k in SHAPES for m in ROWS for kind in KINDS]
+    products = [(kind, m, n, k) for n, k in SHAPES for m in ROWS for kind in kinds]
     random.Random(1).shuffle(products)
     until = time.monotonic() + seconds
     for kind, m, n, k in products:
-        a, weights, scale_a, scale_w = gemm.operands(kind, m, n, k)
+        of = {"weights": "row", "weights_block": "block"}.get(kind, kind)
+        a, weights, scale_a, scale_w = gemm.operands(of, m, n, k)
+        if kind in WIDENED:
+            a, scale_a = a.bfloat16(), None
         weights = weights[: max(1, ceil_div(ROTATED_BYTES, weights[0].nbytes))]
         out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
         for config in ops.gemm_configs(out, a, weights[0], scale_a, scale_w).splitlines():
@@ -125,12 +155,13 @@ def geometry(row: dict) -> tuple:
     block_m, block_n, cluster_m, cluster_n, split = (
         int(row[name]) for name in ("block_m", "block_n", "cluster_m", "cluster_n", "split_k")
     )
-    k_bytes = k * (2 if row["kind"] == "bf16" else 1)
+    k_bytes = k * (1 if row["kind"] in ("row", "block") else 2)
+    of_w = 0.5 if row["kind"] in WIDENED else 1  # bytes of an element, for one of a's
     chunks = ceil_div(k_bytes, 128)
     workers = SMS // (cluster_m * cluster_n)
     tiles = ceil_div(m, block_m * cluster_m) * ceil_div(n, block_n * cluster_n)
-    megabytes = ((m + n) * k_bytes + m * n * 2) / 1e6
-    shared_rows = min(block_m, m) / cluster_n + min(block_n, n) / cluster_m
+    megabytes = ((m + n * of_w) * k_bytes + m * n * 2) / 1e6
+    shared_rows = min(block_m, m) / cluster_n + min(block_n, n) / cluster_m * of_w
     l2_megabytes = tiles * cluster_m * cluster_n * shared_rows * k_bytes / 1e6
     unaligned = float(k_bytes % 128 != 0)
     kilobytes = block_m * block_n * 4 / 1000
@@ -158,7 +189,7 @@ class Fit:
         self.rows = rows
         self.facts = np.array([geometry(row) for row in rows])
         self.us = np.array([float(row["us"]) for row in rows])
-        self.kinds = np.array([KINDS.index(row["kind"]) for row in rows])
+        self.kinds = np.array([row["kind"] for row in rows])
         self.tiles = self._groups("kind", "block_m", "block_n", "rows", "cluster_m", "cluster_n")
         self.fitted: dict[str, np.ndarray] = {}  # by "apart": configs of a product, -1 behind them
         self.judged: dict[str, np.ndarray] = {}
@@ -190,7 +221,7 @@ class Fit:
         shape = (-1, *(1,) * np.ndim(chunk))
         (busiest, ends, megabytes, l2_megabytes, again, kilobytes, shared, busy, unaligned,
          apart) = (column.reshape(shape) for column in self.facts[group].T)  # fmt: skip
-        slower = np.array([p[f"unaligned_{kind}"] for kind in KINDS])[self.kinds[group]]
+        slower = np.array([p.get(f"unaligned_{kind}", 0.0) for kind in self.kinds[group]])
         chunk = chunk * (1 + unaligned * slower.reshape(shape))
         combine = p["combine"] + kilobytes * p["kilobyte"]
         streamed = (p["combine"] + 1.5 * kilobytes * p["kilobyte"]) * p["streamed"]
@@ -238,17 +269,17 @@ class Fit:
             cost += over.mean() + 0.2 * np.sqrt((over**2).mean())
         return cost
 
-    def run(self, seconds: float) -> tuple[dict, dict]:
-        """From START and each tile's best times by it, both are nudged."""
+    def run(self, seconds: float, start: dict, fixed: bool) -> tuple[dict, dict]:
+        """From `start` and each tile's best times by it, both are nudged, or the times alone."""
         chance = random.Random(7)
-        p = dict(START)
+        p = dict(start)
         tiles = self.solve(p)
         predicted = self.predict(p, tiles)
         best = self.cost(predicted)
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             tried, moved = p, tiles
-            if chance.random() < 0.15:
+            if not fixed and chance.random() < 0.15:
                 tried = dict(p)
                 for name in chance.sample(list(p), chance.choice((1, 1, 2))):
                     tried[name] *= float(np.exp(chance.gauss(0, 0.15)))
@@ -277,7 +308,7 @@ def padded(groups: list[np.ndarray]) -> np.ndarray:
 def report(fit: Fit, p: dict, tiles: dict) -> str:
     predicted = fit.predict(p, tiles)
     lines = [", ".join(f"{name} {value:.3g}" for name, value in p.items())]
-    for kind in KINDS:
+    for kind in dict.fromkeys(fit.kinds):
         lines.append(f"{kind}:")
         for block_m, block_n, rows in sorted(
             {tile[1:4] for tile in tiles if tile[0] == kind}, key=lambda t: (t[2], -int(t[0]))
@@ -306,14 +337,15 @@ def main() -> int:
     parser.add_argument("step", choices=("measure", "fit"))
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--device", default="h200", help="whose results are fitted")
+    parser.add_argument("--kinds", help=f"of {', '.join(KINDS + WIDENED)}, with commas between")
     arguments = parser.parse_args()
+    kinds = arguments.kinds.split(",") if arguments.kinds else []
     if arguments.step == "measure":
-        measure(arguments.seconds)
+        measure(arguments.seconds, kinds)
         return 0
-    with gzip.open(RESULTS / f"{arguments.device}_gemm_tiles.csv.gz", "rt", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = [row for row in saved_rows(arguments.device) if row["kind"] in (kinds or KINDS)]
     fit = Fit(rows)
-    print(report(fit, *fit.run(arguments.seconds)))
+    print(report(fit, *fit.run(arguments.seconds, FITTED if kinds else START, bool(kinds))))
     return 0
 
 

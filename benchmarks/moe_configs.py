@@ -34,13 +34,18 @@ from gpu_report import DOCS, RESULTS, markdown
 
 from moe import GPU_MODELS, GPU_TOKENS, floor_us, random_routings
 
-KINDS = ["FP8", "FP8 blocks", "bf16", "MXFP4"]
-WEIGHT_BYTES = {"FP8": 1, "FP8 blocks": 1, "bf16": 2, "MXFP4": 0.53125}
+KINDS = ["FP8", "FP8 blocks", "bf16", "MXFP4", "FP8 with 16-bit inputs",
+         "FP8 blocks with 16-bit inputs"]  # fmt: skip
+WEIGHT_BYTES = {kind: 1 for kind in KINDS} | {"bf16": 2, "MXFP4": 0.53125}
 ORDERS = ["row group_m=1", "column group_m=1", "grouped group_m=2", "grouped group_m=8"]
 SLOW = 3.0  # times the quickest
 NAME = "h200_moe_configs"  # of the saved results, and of their page
 PROMPT_AIMS = {"Mixtral-8x7B": 2650, "Qwen3-30B-A3B": 450, "DeepSeek-V3 TP8": 700,
                "GPT-OSS-120B": 850}  # fmt: skip
+
+
+def has_fp8_rows(kind: str) -> bool:
+    return kind.startswith("FP8") and "16-bit" not in kind
 
 
 def random_weights(kind: str, shape: tuple) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -57,7 +62,7 @@ def random_weights(kind: str, shape: tuple) -> tuple[torch.Tensor, torch.Tensor 
     if kind == "bf16":
         return w, None
     codes = torch.stack([one.to(torch.float8_e4m3fn) for one in w])
-    size = (-(-n // 128), -(-k // 128)) if kind == "FP8 blocks" else (n, 1)
+    size = (-(-n // 128), -(-k // 128)) if kind.startswith("FP8 blocks") else (n, 1)
     return codes, (0.5 + torch.rand(experts, *size, device="cuda")) * k**-0.5 / 60
 
 
@@ -74,7 +79,7 @@ class Layer:
 
     def operands(self, x, routing):
         return (x, self.gate_up, self.down, *routing, self.scale_gate_up, self.scale_down, None,
-                None, "silu", math.inf, False, True)  # fmt: skip
+                None, "silu", math.inf, False, "16-bit" not in self.kind)  # fmt: skip
 
     def configs(self, x, routing) -> list[str]:
         ops = self.package.functional.ops
@@ -88,7 +93,8 @@ class Layer:
     def reference(self, x, routing) -> torch.Tensor:
         return self.package.reference.fused_moe(
             x, self.gate_up, self.down, *routing, scale_gate_up=self.scale_gate_up,
-            scale_down=self.scale_down, out_dtype=torch.float32,
+            scale_down=self.scale_down, quantize_input="16-bit" not in self.kind,
+            out_dtype=torch.float32,
         ).double()  # fmt: skip
 
     def once_us(self, x, routing, config: str) -> float:
@@ -139,7 +145,9 @@ def cell(layer: Layer, tokens: int, configs: list[str] | None, rate: float) -> d
     us = {c: layer.median_us(x, routings, c, t) if t < SLOW * best else t for c, t in once.items()}
     touched = statistics.mean(len(ids.unique()) for _, ids in routings)
     found = {"shape": layer.shape, "tokens": tokens, "touched": touched}
-    floor = floor_us(found, rate / WEIGHT_BYTES[layer.kind], 1979 if "FP8" in layer.kind else 989)
+    floor = floor_us(
+        found, rate / WEIGHT_BYTES[layer.kind], 1979 if has_fp8_rows(layer.kind) else 989
+    )
     return {**found, "kind": layer.kind, "chosen": listed[0], "us": us, "errors": errors,
             "floor": floor}  # fmt: skip
 
@@ -170,7 +178,7 @@ def bytes_of(config: str, shape: tuple, counts: list[int], kind: str) -> tuple[f
     """What a layer's tiles ask L2 for, and what memory must give: both products' operands."""
     hidden, intermediate, _, _ = shape
     block_m, block_n = (int(re.search(rf"{f}=(\d+)", config)[1]) for f in ("block_m", "block_n"))
-    w, a = WEIGHT_BYTES[kind], 1 if kind.startswith("FP8") else 2
+    w, a = WEIGHT_BYTES[kind], 1 if has_fp8_rows(kind) else 2
     asked = least = 0.0
     for n, k in ((2 * intermediate, hidden), (hidden, intermediate)):
         tiles = sum(-(-c // block_m) for c in counts)
@@ -245,7 +253,9 @@ def orders_table(saved: dict) -> str:
 
 def choices(cells: list[dict]) -> list[str]:
     """The config that moe/cuda/choose.h takes for each cell."""
-    kinds = dict(zip(KINDS, ("fp8", "block", "bf16", "mxfp4"), strict=True))
+    kinds = dict(
+        zip(KINDS, ("fp8", "block", "bf16", "mxfp4", "fp8_wide", "block_wide"), strict=True)
+    )
     asked = "".join(
         f"{c['tokens']} {' '.join(map(str, c['shape']))} {kinds[c['kind']]}\n" for c in cells
     )
@@ -280,10 +290,14 @@ def document(saved: dict) -> str:
             continue
         name, tokens = cell["model"], cell["tokens"]
         aim = aim_us(name, tokens, cell["floor"])
-        times = [taken[name, tokens, kind] for kind in KINDS]
+        times = {kind: taken.get((name, tokens, kind)) for kind in KINDS}
         marked = [
-            f"**{shown(us)}**" if us <= aim and kind.startswith("FP8") else shown(us)
-            for us, kind in zip(times, KINDS, strict=True)
+            "-"
+            if us is None
+            else f"**{shown(us)}**"
+            if us <= aim and has_fp8_rows(kind)
+            else shown(us)
+            for kind, us in times.items()
         ]
         rows.append([f"{name}, {tokens:,}", *marked, shown(cell["floor"]), shown(aim)])
     over = regrets(cells)

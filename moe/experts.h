@@ -10,6 +10,11 @@ constexpr int64_t kMaxExperts = 512;
 constexpr int64_t kMaxTopk = 16;       // slots a token
 constexpr int64_t kMxScaleBlock = 32;  // elements of K that share an MXFP4 scale
 
+// Bytes of a row of w of `k` elements.
+inline int64_t w_row_bytes(DType w, int64_t k) {
+  return w == DType::kFloat4E2M1x2 ? k / 2 : k * size_of(w);
+}
+
 // w [E, N, K], one matrix an expert, row-major as checkpoints hold it; real value = stored * scale.
 struct ExpertWeights {
   const void* data = nullptr;

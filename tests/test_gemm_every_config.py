@@ -10,20 +10,21 @@ from compare import Guarded, assert_product_close
 from test_skinny_gemm import random_scale
 
 KINDS = ["tensor", "row", "block", "fp8 to float16", "blocks to float16", "bfloat16", "float16",
-         "bfloat16 to float32", "weights alone"]  # fmt: skip
+         "bfloat16 to float32", "weights alone", "weights alone, float16",
+         "weights alone in blocks"]  # fmt: skip
 FLOAT16, BFLOAT16 = torch.float16, torch.bfloat16
 
 
 def operands_of(kind, m, n, k, fp8, device):
     """a, w, their scales and the type of out."""
     blocks = "block" in kind
-    wide = FLOAT16 if kind == "float16" else BFLOAT16
+    wide = FLOAT16 if kind in ("float16", "weights alone, float16") else BFLOAT16
     a, w = (torch.randn(rows, k, device=device) for rows in (m, n))
-    if "float16" in kind and "to float16" not in kind:
+    if "float16" in kind and "to float16" not in kind and "weights" not in kind:
         return a.to(wide), w.to(wide), None, None, torch.float32 if "float32" in kind else wide
     scale = "tensor" if kind == "tensor" else "block" if blocks else "row"
     scale_w = random_scale(scale, n, k, device, 128)
-    if kind == "weights alone":
+    if kind.startswith("weights alone"):
         return a.to(wide), w.to(fp8), None, scale_w, wide
     out_dtype = FLOAT16 if "to float16" in kind else BFLOAT16
     return a.to(fp8), w.to(fp8), random_scale(scale, m, k, device, 1), scale_w, out_dtype

@@ -43,17 +43,27 @@ def in_every_order(config):
 
 
 @pytest.mark.parametrize("tokens", [2, 24, 300])
-@pytest.mark.parametrize("kind", [*WEIGHTS, "interleaved and biased", "16-bit inputs"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *WEIGHTS,
+        "interleaved and biased",
+        "16-bit inputs, blocks",
+        "16-bit inputs, rows",
+        "16-bit inputs, float16",
+    ],
+)
 def test_every_config_in_every_order(best_package, device, kind, tokens):
     """Sizes that no tile divides, rows aligned so that all designs can serve, experts with many
     rows, few and none. A tile that no block takes shows in the poisoned output."""
     options, layout = {}, kind
     if kind == "interleaved and biased":
         options, layout = {"activation": "swigluoai", "interleaved": True}, MX
-    if kind == "16-bit inputs":
-        options, layout = {"quantize_input": False}, "fp8-block"
+    if kind.startswith("16-bit inputs"):
+        layout = "fp8-block" if kind.endswith("blocks") else "fp8-row"
+        options = {"quantize_input": False}
     maker = SimpleNamespace(device=device, fp8_dtype=best_package.native_fp8_dtype(device))
-    dtype = torch.float16 if kind == "float16" else torch.bfloat16
+    dtype = torch.float16 if kind in ("float16", "16-bit inputs, float16") else torch.bfloat16
     experts = Experts(layout, 9, 352, 192, dtype, maker, biases=bool(options.get("interleaved")))
     experts.weights = [w.contiguous() for w in experts.weights]
     x = torch.randn(tokens, 352, device=device).to(dtype)

@@ -11,12 +11,8 @@
 // bits than float32.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <cstdint>
-
 #include "../core/dtype.h"
+#include "widen.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
@@ -42,38 +38,6 @@ struct MmaTypes {
                 "MmaTypes: e4m3fn alone is widened; e4m3fnuz goes to a plain kernel");
   static_assert(is_fp8(kW) || kA == kW, "16-bit weights take activations of the same type");
 };
-
-// Four FP8 codes to two pairs of float16, in order.
-__device__ __forceinline__ void halves_from_fp8(uint32_t codes, uint32_t& low, uint32_t& high) {
-#if __CUDA_ARCH__ >= 890
-  asm("{\n"
-      ".reg .b16 l, h;\n"
-      "mov.b32 {l, h}, %2;\n"
-      "cvt.rn.f16x2.e4m3x2 %0, l;\n"
-      "cvt.rn.f16x2.e4m3x2 %1, h;\n"
-      "}"
-      : "=r"(low), "=r"(high)
-      : "r"(codes));
-#else
-  // The code's fields placed in a float16 leave its exponent 8 too small; 2^8 restores it and makes
-  // subnormals normal. 480 is what the code of NaN would mean.
-  const auto widen = [](uint32_t spread) {
-    const uint32_t placed = (spread & 0x80008000u) | ((spread & 0x7F007F00u) >> 1);
-    const __half2 value =
-        __hmul2(*reinterpret_cast<const __half2*>(&placed), __float2half2_rn(256.0f));
-    return *reinterpret_cast<const uint32_t*>(&value) |
-           __hgt2_mask(__habs2(value), __float2half2_rn(448.0f));
-  };
-  low = widen((codes & 0xFFu) << 8 | (codes & 0xFF00u) << 16);
-  high = widen((codes & 0xFF0000u) >> 8 | (codes & 0xFF000000u));
-#endif
-}
-
-__device__ __forceinline__ uint32_t bfloats_from_halves(uint32_t halves) {
-  const float2 wide = __half22float2(*reinterpret_cast<const __half2*>(&halves));
-  const __nv_bfloat162 narrow = __float22bfloat162_rn(wide);
-  return *reinterpret_cast<const uint32_t*>(&narrow);
-}
 
 // One lane's share of the K side of kMmas products: two registers of two elements for each.
 template <int kMmas>

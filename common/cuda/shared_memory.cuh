@@ -44,6 +44,12 @@ __device__ __forceinline__ void store_shared(uint32_t address, float4 value) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared(uint32_t address, const uint4& value) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
 // The same place of another block of the cluster (common/gpu/cluster.h).
 __device__ __forceinline__ void store_in_cluster(uint32_t address, int rank, float4 value) {
 #if __CUDA_ARCH__ >= 900

@@ -28,5 +28,14 @@ ROCM_KERNELS_HOST_DEVICE constexpr int swizzled(int row, int chunk, int chunks, 
   return line * kChunkBytes + ((vector ^ (line & 7)) * 16);
 }
 
+// The narrower swizzles of the copy engine, for lines of 64 and of 32 bytes: 128 bytes hold two
+// lines, or four, and the vectors of eight neighbouring lines fall on different banks here too.
+template <int kLineBytes>
+ROCM_KERNELS_HOST_DEVICE constexpr int swizzled_narrow(int line, int vector) {
+  static_assert(kLineBytes == 64 || kLineBytes == 32, "");
+  constexpr int kVectors = kLineBytes / 16;
+  return line * kLineBytes + ((vector ^ (line / (kChunkBytes / kLineBytes) % kVectors)) * 16);
+}
+
 }  // namespace cuda
 }  // namespace rocm_kernels

@@ -100,12 +100,19 @@ inline Status make_stack_map(CUtensorMap& map, const StackOfBytes& stack, int bo
   return ok ? nullptr : "the driver could not describe the weights to the copy engine";
 }
 
-// Describes a stack by boxes of 128 bytes of `parts` runs of box_rows rows, swizzled, a run after
-// the other: load_box_4d(map, byte of the row, row of the runs, 0, matrix, ...). The runs' rows are
-// row_stride_bytes apart, and `part_stride_bytes` lie between them: the gates and the ups of
-// experts. What lies outside of a run's stack.rows rows reads as zero. K may end anywhere.
+// The swizzle of lines of 128, 64 or 32 bytes.
+constexpr CUtensorMapSwizzle swizzle_of(int line_bytes) {
+  return line_bytes == kChunkBytes       ? CU_TENSOR_MAP_SWIZZLE_128B
+         : line_bytes == kChunkBytes / 2 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                         : CU_TENSOR_MAP_SWIZZLE_32B;
+}
+
+// Describes a stack by boxes of `line_bytes` of `parts` runs of box_rows rows, swizzled, a run
+// after the other: load_box_4d(map, byte of the row, row of the runs, 0, matrix, ...). The runs'
+// rows are row_stride_bytes apart, and `part_stride_bytes` lie between them: the gates and the ups
+// of experts. What lies outside of a run's stack.rows rows reads as zero. K may end anywhere.
 inline Status make_runs_map(CUtensorMap& map, const StackOfBytes& stack, int parts,
-                            int64_t part_stride_bytes, int box_rows) {
+                            int64_t part_stride_bytes, int box_rows, int line_bytes) {
   static const detail::EncodeTiled encode = detail::find_encoder();
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(stack.row_bytes),
                                static_cast<cuuint64_t>(stack.rows), static_cast<cuuint64_t>(parts),
@@ -113,13 +120,13 @@ inline Status make_runs_map(CUtensorMap& map, const StackOfBytes& stack, int par
   const cuuint64_t strides[3] = {static_cast<cuuint64_t>(stack.row_stride_bytes),
                                  static_cast<cuuint64_t>(part_stride_bytes),
                                  static_cast<cuuint64_t>(stack.stride_bytes)};
-  const cuuint32_t box[4] = {kChunkBytes, static_cast<cuuint32_t>(box_rows),
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(line_bytes), static_cast<cuuint32_t>(box_rows),
                              static_cast<cuuint32_t>(parts), 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const bool ok =
       encode != nullptr &&
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, const_cast<void*>(stack.data), sizes, strides,
-             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(line_bytes),
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
   return ok ? nullptr : "the driver could not describe the weights to the copy engine";
 }

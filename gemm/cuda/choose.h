@@ -7,7 +7,8 @@
 // The times of a chunk and of an end are each tile's own. All were fitted on an H200 by
 // benchmarks/gemm_tiles.py: to 26,000 times of 396 products, of which every config was timed, and
 // to 25,000 of 8,192 products, of which the best of each schedule was, by two fits. Of those kept
-// out the pick takes 3.0 % longer than the best on average, and 0.9 %.
+// out the pick takes 3.0 % longer than the best on average, and 0.9 %. The tiles of weights that
+// are widened were fitted by themselves, to 5,200 times of 264 products: 1.1 %.
 #pragma once
 
 #include <algorithm>
@@ -65,12 +66,33 @@ constexpr TileTime k16BitTiles[] = {
     {32, 128, true, {0.153, 0.172, 0.197}, {3.1, 2.5, 3.3}},
 };
 
+// FP8 weights of a 16-bit a: chunks of 64 elements. Never in clusters along m, which would share w.
+constexpr TileTime kWidenedTiles[] = {
+    {256, 128, false, {0.667, 0, 0.682}, {4.8, 0, 5.0}},
+    {128, 128, false, {0.417, 0, 0.445}, {2.6, 0, 3.7}},
+    {128, 128, true, {0.460, 0, 0.463}, {3.9, 0, 4.4}},
+    {64, 128, true, {0.383, 0, 0.391}, {2.2, 0, 2.6}},
+    {32, 128, true, {0.336, 0, 0.337}, {1.5, 0, 2.1}},
+};
+constexpr TileTime kWidenedBlockTiles[] = {
+    {128, 128, false, {0.590, 0, 0.587}, {1.1, 0, 2.9}},
+    {128, 128, true, {0.708, 0, 0.707}, {3.7, 0, 4.3}},
+    {64, 128, true, {0.570, 0, 0.589}, {2.4, 0, 2.7}},
+    {32, 128, true, {0.459, 0, 0.483}, {1.4, 0, 1.6}},
+};
+
+// FP8 weights of a 16-bit a, which become its type on their way.
+inline bool is_widened(const GemmArgs& args) {
+  return size_of(args.w_dtype) < size_of(args.a_dtype);
+}
+
 // The tiles that are compiled for these operands, in `count`.
 inline const TileTime* tiles_of(const GemmArgs& args, int& count) {
   const auto all = [&](const auto& tiles) {
     count = static_cast<int>(sizeof(tiles) / sizeof(tiles[0]));
     return tiles;
   };
+  if (is_widened(args)) return is_block_scaled(args) ? all(kWidenedBlockTiles) : all(kWidenedTiles);
   if (!is_fp8(args.a_dtype)) return all(k16BitTiles);
   return is_block_scaled(args) ? all(kFp8BlockTiles) : all(kFp8Tiles);
 }
@@ -83,6 +105,7 @@ inline bool is_compiled(const GemmArgs& args, const TileTime& tile) {
     return args.out_dtype != DType::kFloat16 ||
            (tile.rows_are_w ? block_r == 128 && block_c <= 64 : block_c == 128);
   }
+  if (is_widened(args)) return true;
   return args.out_dtype != DType::kFloat32 ||
          (block_r == 128 && block_c == (tile.rows_are_w ? 32 : 128));
 }
@@ -122,10 +145,11 @@ inline double predict(const GemmArgs& args, const GemmConfig& c, const TileTime&
                             ? 1
                             : 1 + (is_block_scaled(args) ? kUnalignedBlocks : kUnaligned);
   const double chunk = tile.chunk[cluster] * (1 - kIdleGain * (1 - std::min(1.0, busy))) * slower;
-  const double bytes = (double(args.m) + double(args.n)) * k_bytes +
+  const double of_w = double(size_of(args.w_dtype)) / size_of(args.a_dtype);
+  const double bytes = (double(args.m) + double(args.n) * of_w) * k_bytes +
                        double(args.m) * args.n * size_of(args.out_dtype);
   const double tile_rows = double(std::min<int64_t>(c.block_m, args.m)) / c.cluster_n +
-                           double(std::min<int64_t>(c.block_n, args.n)) / c.cluster_m;
+                           double(std::min<int64_t>(c.block_n, args.n)) / c.cluster_m * of_w;
   const double l2_bytes = double(s.tiles) * c.cluster_m * c.cluster_n * tile_rows * k_bytes;
   double again = 0;  // bytes that come from memory once more
   if (s.split == 0) {
@@ -139,6 +163,15 @@ inline double predict(const GemmArgs& args, const GemmConfig& c, const TileTime&
                      to_sixth(l2_bytes * (unaligned ? 1 + kUnalignedL2 : 1) / kL2);
   const double fed = std::cbrt(std::sqrt(sum));  // double's pow is newer than manylinux_2_28
   return kLaunch + fed + ends * tile.end[cluster] + combine;
+}
+
+// Stages of FP8 weights before they are widened, by what a config leaves of shared memory.
+inline int narrow_stages_of(const GemmArgs& args, const GemmConfig& c, const GemmDevice& device) {
+  const int narrow = narrow_row_bytes(args.a_dtype, args.w_dtype);
+  if (narrow == 0) return 0;
+  const int64_t left = device.shared_bytes_per_block - kStaticBytes -
+                       warpgroup_shared_bytes(c, is_block_scaled(args));
+  return static_cast<int>(std::min<int64_t>(left / (c.block_n * narrow), kMaxStages));
 }
 
 // Calls visit(config, tile) for every config of the warpgroup kernel that the model weighs.
@@ -160,7 +193,8 @@ void for_each_warpgroup_config(const GemmArgs& args, const GemmDevice& device, c
     for (const int cluster : {0, 1, 2}) {
       c.cluster_m = cluster == 1 ? 2 : 1;
       c.cluster_n = cluster == 2 ? 2 : 1;
-      if ((c.cluster_m == 2 && args.m <= c.block_m) || (c.cluster_n == 2 && args.n <= c.block_n)) {
+      if ((c.cluster_m == 2 && (args.m <= c.block_m || is_widened(args))) ||
+          (c.cluster_n == 2 && args.n <= c.block_n)) {
         continue;
       }
       constexpr int64_t kInFlight = 200 << 10;
@@ -169,7 +203,13 @@ void for_each_warpgroup_config(const GemmArgs& args, const GemmDevice& device, c
       const int64_t left = device.shared_bytes_per_block - kStaticBytes -
                            warpgroup_shared_bytes(c, is_block_scaled(args));
       c.num_stages =
-          static_cast<int>(std::min<int64_t>(std::min(kInFlight, left) / stage_bytes, kMaxStages));
+          is_widened(args)
+              ? widened_stages(c.block_m, c.block_n, narrow_row_bytes(args.a_dtype, args.w_dtype),
+                               warpgroup_shared_bytes(c, is_block_scaled(args)),
+                               device.shared_bytes_per_block)
+                    .wide
+              : static_cast<int>(
+                    std::min<int64_t>(std::min(kInFlight, left) / stage_bytes, kMaxStages));
       if (c.num_stages < 2) continue;
       const int64_t count_tiles =
           ceil_div(args.m, c.block_m * c.cluster_m) * ceil_div(args.n, c.block_n * c.cluster_n);
@@ -194,14 +234,17 @@ void for_each_warpgroup_config(const GemmArgs& args, const GemmDevice& device, c
   }
 }
 
-// Whether wgmma serves these operands: sm_90a, both of one type, aligned; FP8 sums are short of
+// Whether wgmma serves these operands: sm_90a, w of a's type or FP8, aligned; FP8 sums are short of
 // float32, so their output is 16-bit, and float16 wants more than one of them to average.
 inline bool fits_warpgroup(const GemmArgs& args, const GemmDevice& device) {
-  return device.compute_capability == 90 && args.k > 0 && args.a_dtype == args.w_dtype &&
-         args.a_dtype != DType::kFloat8E4M3FNUZ && has_aligned_rows(args) &&
+  const bool fnuz =
+      args.a_dtype == DType::kFloat8E4M3FNUZ || args.w_dtype == DType::kFloat8E4M3FNUZ;
+  return device.compute_capability == 90 && args.k > 0 && !fnuz && has_aligned_rows(args) &&
+         (args.a_dtype == args.w_dtype ||
+          (is_widened(args) && args.out_dtype != DType::kFloat32)) &&
          (!is_fp8(args.a_dtype) || args.out_dtype == DType::kBFloat16 ||
           (args.out_dtype == DType::kFloat16 && args.k >= kScaleBlock)) &&
-         (is_fp8(args.a_dtype) || !is_block_scaled(args)) &&
+         (is_fp8(args.w_dtype) || !is_block_scaled(args)) &&
          (args.m == 1 || args.a_stride >= args.k) && (args.n == 1 || args.w_stride >= args.k);
 }
 
@@ -227,8 +270,8 @@ inline Status check(const GemmArgs& args, const GemmConfig& c, const GemmDevice&
   if (fnuz || args.k == 0) return "gemm config: only plain serves e4m3fnuz, and no K";
   if (c.design == GemmConfig::Design::kMma) return nullptr;
   if (!fits_warpgroup(args, device)) {
-    return "gemm config: warpgroup asks for sm_90, operands of one type with rows at multiples of "
-           "16 bytes, and a 16-bit output of FP8";
+    return "gemm config: warpgroup asks for sm_90, operands of one type or FP8 weights, rows at "
+           "multiples of 16 bytes, and a 16-bit output where one of them is FP8";
   }
   int count;
   const TileTime* const tiles = tiles_of(args, count);
@@ -240,11 +283,15 @@ inline Status check(const GemmArgs& args, const GemmConfig& c, const GemmDevice&
   }
   if (c.num_stages < 2 || c.num_stages > kMaxStages) return "gemm config: num_stages: 2 to 8";
   if (warpgroup_shared_bytes(c, is_block_scaled(args)) + kStaticBytes >
-      device.shared_bytes_per_block) {
+          device.shared_bytes_per_block ||
+      (is_widened(args) && narrow_stages_of(args, c, device) < 2)) {
     return "gemm config: num_stages do not fit in shared memory";
   }
   if (c.cluster_m < 1 || c.cluster_n < 1 || int64_t{c.cluster_m} * c.cluster_n > 2) {
     return "gemm config: a cluster has one block, or two along m or n";
+  }
+  if (is_widened(args) && c.cluster_m > 1) {
+    return "gemm config: blocks do not share weights that are widened; cluster_m must be 1";
   }
   if (c.split_k < 1 || c.group < 1 || c.group > 1024) {
     return "gemm config: split_k must be at least 1, group 1 to 1024";

@@ -17,6 +17,7 @@ namespace cuda {
 // The warpgroup kernel's units (warpgroup.cuh).
 constexpr int kMathGroups = 2;          // warpgroups that multiply
 constexpr int kWarpgroupThreads = 384;  // and one that fetches
+constexpr int kWidenThreads = 128;      // of each warpgroup that widens weights narrower than a
 constexpr int kMaxStages = 8;
 constexpr int kStageAlignment = kPatternBytes;
 constexpr int kMaxRows = 256;  // of a tile
@@ -111,12 +112,37 @@ inline int32_t box_rows(int64_t rows, int block, int sharing) {
       ceil_div(ceil_div(std::min<int64_t>(rows, block), sharing), kPatternLines) * kPatternLines);
 }
 
-// Bytes of shared memory that the warpgroup kernel asks for.
+// Bytes of a row of w beside 128 of one of a, where w is narrower and has stages of its own; else
+// 0.
+constexpr int narrow_row_bytes(DType a, DType w) {
+  return size_of(w) == size_of(a)    ? 0
+         : w == DType::kFloat4E2M1x2 ? kChunkBytes / 4
+                                     : kChunkBytes / 2;
+}
+
+// Bytes of shared memory that the warpgroup kernel asks for, narrow stages of w apart.
 inline int64_t warpgroup_shared_bytes(const GemmConfig& c, bool block_scales) {
   const int64_t stage = int64_t{c.block_m + c.block_n} * kChunkBytes;
   const int64_t scales =
       block_scales ? kScaleBuffers * (c.block_m + kMaxScaleGroups) * kScaleRun * 4 : 0;
   return kStageAlignment + kStagingBytes + c.num_stages * stage + scales;
+}
+
+// Stages of weights that are widened: before they are (`narrow`), and of what is multiplied. Few
+// rows wait for bytes from memory, which are under way in the former; many for the tensor cores.
+struct WidenedStages {
+  int narrow = 0, wide = 0;
+};
+inline WidenedStages widened_stages(int64_t block_m, int64_t block_n, int narrow_row_bytes,
+                                    int64_t other_bytes, int64_t shared_bytes_per_block) {
+  const int least = block_m < 128 ? 4 : 3;
+  const int64_t narrow = block_n * narrow_row_bytes, wide = (block_m + block_n) * kChunkBytes;
+  const int64_t left = shared_bytes_per_block - kStaticBytes - other_bytes;
+  WidenedStages stages;
+  stages.wide = static_cast<int>(std::min<int64_t>((left - least * narrow) / wide, kMaxStages));
+  stages.narrow =
+      static_cast<int>(std::min<int64_t>((left - stages.wide * wide) / narrow, kMaxStages));
+  return stages;
 }
 
 // The cut of a product by a config: tiles as workers take them.

@@ -1,6 +1,6 @@
 // CUDA launcher of gemm: picks a kernel, describes the operands to it, starts it.
 //
-//   warpgroup.cuh  sm_90a: the copy engine and wgmma; FP8 x FP8 and 16-bit x the same
+//   warpgroup.cuh  sm_90a: the copy engine and wgmma; FP8 x FP8, 16-bit x the same or FP8
 //   mma.cuh        sm_80 and later: any types of e4m3fn and 16 bits, any alignment
 //   plain.cu       e4m3fnuz, no K
 #include <cuda_runtime.h>
@@ -54,6 +54,7 @@ Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const Ge
   p.columns_box = box_rows(p.columns, config.block_c(), config.cluster_r());
   p.group = config.group;
   p.num_stages = config.num_stages;
+  p.narrow_stages = narrow_stages_of(args, config, device);
   // A weight that meets one tile of tokens is read once, and the tokens again and again.
   if (args.m <= config.block_m * config.cluster_m) {
     (swapped ? p.rows_policy : p.columns_policy) = L2Policy::kEvictFirst;
@@ -78,7 +79,12 @@ Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const Ge
   p.flags = static_cast<uint64_t*>(args.workspace);
   p.partials = reinterpret_cast<float*>(static_cast<uint8_t*>(args.workspace) +
                                         flag_bytes(p.schedule, p.cluster));
-  if (args.a_dtype == DType::kBFloat16) return launch_warpgroup_bf16(args, config, p, stream);
+  const bool is_bf16 = args.a_dtype == DType::kBFloat16;
+  if (is_widened(args)) {
+    return is_bf16 ? launch_warpgroup_bf16_fp8(args, config, p, stream)
+                   : launch_warpgroup_fp16_fp8(args, config, p, stream);
+  }
+  if (is_bf16) return launch_warpgroup_bf16(args, config, p, stream);
   if (args.a_dtype == DType::kFloat16) return launch_warpgroup_fp16(args, config, p, stream);
   return is_block_scaled(args) ? launch_warpgroup_fp8_block(args, config, p, stream)
                                : launch_warpgroup_fp8(args, config, p, stream);

@@ -18,6 +18,10 @@ Status launch_warpgroup_bf16(const GemmArgs& args, const GemmConfig& config,
                              const WarpgroupProblem& problem, void* stream);
 Status launch_warpgroup_fp16(const GemmArgs& args, const GemmConfig& config,
                              const WarpgroupProblem& problem, void* stream);
+Status launch_warpgroup_bf16_fp8(const GemmArgs& args, const GemmConfig& config,
+                                 const WarpgroupProblem& problem, void* stream);
+Status launch_warpgroup_fp16_fp8(const GemmArgs& args, const GemmConfig& config,
+                                 const WarpgroupProblem& problem, void* stream);
 
 }  // namespace cuda
 }  // namespace rocm_kernels

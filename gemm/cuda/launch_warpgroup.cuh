@@ -8,9 +8,10 @@
 namespace rocm_kernels {
 namespace cuda {
 
-// Describes a matrix as boxes of box_rows x 128 bytes, swizzled; what lies outside reads as zero.
+// Describes a matrix as boxes of box_rows x line_bytes, swizzled; what lies outside reads as zero.
 // Rows start at multiples of 16 bytes; K may end anywhere, unlike make_tensor_map()'s.
-inline Status make_box_map(CUtensorMap& map, const MatrixOfBytes& matrix, int box_rows) {
+inline Status make_box_map(CUtensorMap& map, const MatrixOfBytes& matrix, int box_rows,
+                           int line_bytes = kChunkBytes) {
   static const detail::EncodeTiled encode = detail::find_encoder();
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(matrix.row_bytes),
                                static_cast<cuuint64_t>(matrix.rows)};
@@ -18,12 +19,13 @@ inline Status make_box_map(CUtensorMap& map, const MatrixOfBytes& matrix, int bo
   const int64_t stride =
       matrix.rows == 1 ? ceil_div(matrix.row_bytes, 16) * 16 : matrix.stride_bytes;
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride)};
-  const cuuint32_t box[2] = {kChunkBytes, static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(line_bytes),
+                             static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[2] = {1, 1};
   const bool ok =
       encode != nullptr &&
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(matrix.data), sizes, strides,
-             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(line_bytes),
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
   return ok ? nullptr : "gemm: the driver could not describe the operands to the copy engine";
 }
@@ -40,14 +42,15 @@ Status launch_tile(const GemmArgs& args, const GemmConfig& config, const Warpgro
   }
   if (const Status error =
           make_box_map(w_map, {args.w, args.n, args.k * bytes_w, args.w_stride * bytes_w},
-                       Tile::kSwapped ? problem.rows_box : problem.columns_box)) {
+                       Tile::kSwapped ? problem.rows_box : problem.columns_box, Tile::kWRowBytes)) {
     return error;
   }
   Launch launch;
   launch.grid = dim3(static_cast<unsigned>(problem.schedule.workers * problem.cluster));
-  launch.block = kWarpgroupThreads;
+  launch.block = Tile::kThreads;
   launch.stream = static_cast<Stream>(stream);
-  launch.shared_bytes = warpgroup_shared_bytes(config, Tile::kBlockScales);
+  launch.shared_bytes = warpgroup_shared_bytes(config, Tile::kBlockScales) +
+                        problem.narrow_stages * Tile::kNarrowBytes;
   launch.cluster = problem.cluster;
   launch.early = true;
   return launch_kernel(gemm_warpgroup_kernel<Tile, DenseTiles<Tile>>, launch,
@@ -108,6 +111,28 @@ Status launch_fp8_tile(const GemmArgs& args, const GemmConfig& config,
   ROCM_KERNELS_TILE(kType, true, 1, 96, kBlocks, 4)
   ROCM_KERNELS_TILE(kType, true, 1, 128, kBlocks, 4)
   ROCM_KERNELS_TILE(kType, true, 2, 64, kBlocks, 4)
+  return kNoTile;
+}
+
+#undef ROCM_KERNELS_TILE
+#define ROCM_KERNELS_TILE(ROWS_ARE_W, WAVES, COLUMNS)                                              \
+  if (config.rows_are_w() == ROWS_ARE_W && config.block_r() == WAVES * 128 &&                      \
+      config.block_c() == COLUMNS) {                                                               \
+    return launch_tile<WarpgroupTile<kType, ROWS_ARE_W, WAVES, COLUMNS, kBlocks, kBlocks ? 4 : 0,  \
+                                     false, DType::kFloat8E4M3FN>>(args, config, problem, stream); \
+  }
+
+// 16-bit a, FP8 weights.
+template <DType kType, bool kBlocks>
+Status launch_widened_tile(const GemmArgs& args, const GemmConfig& config,
+                           const WarpgroupProblem& problem, void* stream) {
+  if constexpr (!kBlocks) {
+    ROCM_KERNELS_TILE(false, 2, 128)
+  }
+  ROCM_KERNELS_TILE(false, 1, 128)
+  ROCM_KERNELS_TILE(true, 1, 32)
+  ROCM_KERNELS_TILE(true, 1, 64)
+  ROCM_KERNELS_TILE(true, 1, 128)
   return kNoTile;
 }
 

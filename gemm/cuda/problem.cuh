@@ -28,6 +28,7 @@ struct WarpgroupProblem {
   int32_t group = 1;  // tiles of rows that consecutive tiles go through before the next columns
   int32_t rows = 0, columns = 0;
   int32_t num_stages = 0;
+  int32_t narrow_stages = 0;  // of weights that are widened
   int32_t cluster = 1;
   bool share_rows = false;  // the blocks of a cluster share the rows operand, else the columns
   int32_t rows_box = 0, columns_box = 0;  // rows that one copy brings; two of what is shared
@@ -48,11 +49,13 @@ struct WarpgroupProblem {
 
 // What one instance of the kernel is compiled for.
 template <DType kElementType, bool kRowsAreW, int kWaveCount, int kColumnCount, bool kBlocks,
-          int kChainLength, bool kPairedRows = false>
+          int kChainLength, bool kPairedRows = false, DType kWeightType = kElementType>
 struct WarpgroupTile {
-  static constexpr DType kType = kElementType;
-  static constexpr bool kSwapped = kRowsAreW;  // rows are w's
-  static constexpr int kWaves = kWaveCount;    // of 64 rows, in a warpgroup
+  static constexpr DType kType = kElementType;  // of a, and of what is multiplied
+  static constexpr DType kWType = kWeightType;
+  static constexpr bool kWidened = kWType != kType;  // w on its way: widen.cuh
+  static constexpr bool kSwapped = kRowsAreW;        // rows are w's
+  static constexpr int kWaves = kWaveCount;          // of 64 rows, in a warpgroup
   static constexpr int kColumns = kColumnCount;
   static constexpr bool kBlockScales = kBlocks;
   // Each 128 rows of w of a tile are 64 that belong to 64 others: gates and ups of experts.
@@ -61,8 +64,28 @@ struct WarpgroupTile {
       kChainLength;  // instructions that add up in the tensor core; 0: all
   static constexpr int kRows = kWaves * kWgmmaRows * kMathGroups;
   // Sets of registers for products: a second one where the sums leave room, less of which is needed
-  // for the longer code of two sums a chunk.
-  static constexpr int kParts = (kWaves + 2) * kColumns <= (kChain == 4 ? 384 : 288) ? 2 : 1;
+  // for the longer code of two sums a chunk. A third kind of warps leaves none.
+  static constexpr int kParts =
+      !kWidened && (kWaves + 2) * kColumns <= (kChain == 4 ? 384 : 288) ? 2 : 1;
+  static constexpr int kStageBytes = (kRows + kColumns) * kChunkBytes;
+  static constexpr int kTileRowsOfW = kSwapped ? kRows : kColumns;
+  // Two warpgroups widen where the sums leave them registers: FP8 in turns, a stage each. MXFP4
+  // together, for a row's scales are then looked up by one thread and not by two.
+  static constexpr int kSums = kWaves * kColumns / 2 + (kChain == 0 ? 0 : kColumns / 2);
+  static constexpr int kWidenGroups = !kWidened ? 0 : kSums <= 96 ? 2 : 1;
+  static constexpr int kWidenTurns = is_fp8(kWType) ? kWidenGroups : 1;
+  static constexpr int kWidenWarps = kWidenGroups * (kWidenThreads / 32);
+  static constexpr int kThreads = kWarpgroupThreads + kWidenGroups * kWidenThreads;
+  // Of a thread that multiplies, fetches, widens: together no more than an SM's 65536.
+  static constexpr int kMathRegisters = !kWidened ? 232 : kWidenGroups == 1 ? 192 : 144;
+  static constexpr int kFetchRegisters = !kWidened ? 40 : kWidenGroups == 1 ? 56 : 48;
+  static constexpr int kWidenRegisters = 72;
+  static constexpr int kWRowBytes = kWidened ? narrow_row_bytes(kType, kWType) : kChunkBytes;
+  static constexpr int kNarrowBytes = kWidened ? kTileRowsOfW * kWRowBytes : 0;  // of a stage
+  static constexpr int kScaleRows = kSwapped ? kColumns : kRows;                 // of a, in a tile
+  static constexpr int kBufferScales = (kScaleRows + kMaxScaleGroups) * kScaleRun;
+  static constexpr int kChunksOfBlock =
+      kScaleBlock * static_cast<int>(size_of(kType)) / kChunkBytes;
   static constexpr int kColumnTiles = kColumns / 8;
   // A step of the epilogue: the columns that a warp finishes together.
   static constexpr int kStepTiles = kColumnTiles < 4 ? kColumnTiles : 4;

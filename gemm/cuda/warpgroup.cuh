@@ -1,4 +1,5 @@
-// gemm for sm_90a: the copy engine fills stages in shared memory, two warpgroups multiply.
+// gemm for sm_90a: the copy engine fills stages in shared memory, two warpgroups multiply. Weights
+// narrower than a are widened between the two by a third (widen.cuh).
 //
 //   rows operand [R, K]     a worker's unit: block_r x block_c x an interval of K
 //   columns operand [C, K]    producer warps   boxes of block_r (block_c) rows x 128 bytes of K
@@ -21,25 +22,27 @@
 // and send it to both.
 #pragma once
 
+#include "block_scales.cuh"
 #include "dense_tiles.cuh"
+#include "widen.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
 
-// `Tiles` says which product's tiles these are. Grid: workers * cluster blocks of
-// kWarpgroupThreads. Boxes: [rows_box, 128 bytes] and [columns_box, 128 bytes]. Shared memory:
-// warpgroup_shared_bytes(); rows of a tile that no box brings hold anything, and are not stored.
+// `Tiles` says which product's tiles these are. Grid: workers * cluster blocks of Tile::kThreads.
+// Boxes: [rows_box, 128 bytes] and [columns_box, 128 bytes], but kWRowBytes of w. Shared memory:
+// warpgroup_shared_bytes() and narrow_stages; rows of a tile that no box brings hold anything, and
+// are not stored. Blocks of a cluster do not share weights that are widened.
 template <class Tile, class Tiles = DenseTiles<Tile>>
-__global__ void __launch_bounds__(kWarpgroupThreads, 1)
+__global__ void __launch_bounds__(Tile::kThreads, 1)
     gemm_warpgroup_kernel(const __grid_constant__ CUtensorMap rows_map,
                           const __grid_constant__ CUtensorMap columns_map,
                           const __grid_constant__ typename Tiles::Problem p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kRowBytes = Tile::kRows * kChunkBytes;
-  constexpr int kColumnBytes = Tile::kColumns * kChunkBytes;
-  constexpr int kStageBytes = kRowBytes + kColumnBytes;
-  constexpr int kGroupRows = Tile::kWaves * kWgmmaRows;                      // rows of a warpgroup
-  constexpr int kScaleRows = Tile::kSwapped ? Tile::kColumns : Tile::kRows;  // of a, in a tile
+  constexpr int kStageBytes = Tile::kStageBytes;
+  constexpr int kGroupRows = Tile::kWaves * kWgmmaRows;  // rows of a warpgroup
+  constexpr int kScaleRows = Tile::kScaleRows;
 
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, as registers go
   const int lane = threadIdx.x % 32;
@@ -48,6 +51,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
 
   extern __shared__ uint8_t dynamic_shared[];
   __shared__ uint64_t full_barriers[kMaxStages], empty_barriers[kMaxStages];
+  __shared__ uint64_t narrow_full_barriers[kMaxStages], narrow_empty_barriers[kMaxStages];
   __shared__ uint64_t unit_full_barriers[2], unit_empty_barriers[2];
   __shared__ uint64_t scale_full_barriers[kScaleBuffers], scale_empty_barriers[kScaleBuffers];
   __shared__ UnitInfo units_ahead[2];
@@ -61,17 +65,25 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   static_assert(kScaleBuffers == 2, "a buffer's number is a bit");
   const uint32_t padding = -shared_address(dynamic_shared) & (kStageAlignment - 1);
   const uint32_t stages = pinned_address(dynamic_shared + padding);
-  uint8_t* const after_stages = dynamic_shared + padding + p.num_stages * kStageBytes;
+  const uint32_t narrow = stages + p.num_stages * kStageBytes;
+  uint8_t* const after_stages =
+      dynamic_shared + padding + p.num_stages * kStageBytes + p.narrow_stages * Tile::kNarrowBytes;
   // [buffer][kScaleRows of a, then kMaxScaleGroups of w][kScaleRun]
   float* const block_scales =
       reinterpret_cast<float*>(after_stages + kMathGroups * 4 * Tiles::warp_staging(p));
-  constexpr int kBufferScales = (kScaleRows + kMaxScaleGroups) * kScaleRun;
+  constexpr int kBufferScales = Tile::kBufferScales;
 
   allow_next_kernel();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < p.num_stages; ++stage) {
-      mbarrier_init(full + stage * 8, 2);
+      mbarrier_init(full + stage * 8, Tile::kWidened ? 1 + Tile::kWidenWarps : 2);
       mbarrier_init(empty + stage * 8, kMathGroups * 4 * p.cluster);
+    }
+    if constexpr (Tile::kWidened) {
+      for (int stage = 0; stage < p.narrow_stages; ++stage) {
+        mbarrier_init(shared_address(narrow_full_barriers) + stage * 8, 1);
+        mbarrier_init(shared_address(narrow_empty_barriers) + stage * 8, Tile::kWidenWarps);
+      }
     }
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(unit_full + i * 8, 1);
@@ -83,7 +95,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   }
   if constexpr (Tile::kBlockScales) {
     // Scales that are not blocks count as 1 here and are applied at the end.
-    for (int i = threadIdx.x; i < kScaleBuffers * kBufferScales; i += kWarpgroupThreads) {
+    for (int i = threadIdx.x; i < kScaleBuffers * kBufferScales; i += Tile::kThreads) {
       block_scales[i] = 1.0f;
     }
   }
@@ -91,19 +103,37 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   if (p.cluster > 1) cluster_arrive(), cluster_wait();
 
   Tiles tiles(p, rank);
-  if (warp >= kMathGroups * 4) {
-    drop_registers<40>();
+  if (Tile::kWidened && warp >= kWarpgroupThreads / 32) {
+    if constexpr (Tile::kWidened) {
+      drop_registers<Tile::kWidenRegisters>();
+      const WideningStages at = {narrow,
+                                 shared_address(narrow_full_barriers),
+                                 shared_address(narrow_empty_barriers),
+                                 stages + (Tile::kSwapped ? 0 : kRowBytes),
+                                 full,
+                                 empty};
+      widen_weights<Tile>(tiles, p, worker, threadIdx.x - kWarpgroupThreads, at);
+    }
+    __syncwarp();
+  } else if (warp >= kMathGroups * 4) {
+    drop_registers<Tile::kFetchRegisters>();
     const int role = warp - kMathGroups * 4;
     if (role < 2 && lane == 0) {
       // Two producers, one for each operand.
-      const bool is_rows = role == 0;
+      const bool is_rows = role == 0, is_w = is_rows == Tile::kSwapped;
+      const bool widens = Tile::kWidened && is_w;
+      const int row_bytes = widens ? Tile::kWRowBytes : kChunkBytes;
+      const int num_stages = widens ? p.narrow_stages : p.num_stages;
+      const int stage_bytes = widens ? Tile::kNarrowBytes : kStageBytes;
+      const uint32_t is_full = widens ? shared_address(narrow_full_barriers) : full;
+      const uint32_t is_empty = widens ? shared_address(narrow_empty_barriers) : empty;
       const CUtensorMap& map = is_rows ? rows_map : columns_map;
       prefetch_tensor_map(map);
       const bool shared = p.cluster > 1 && is_rows == p.share_rows;
       const int box_rows = is_rows ? p.rows_box : p.columns_box;
-      const int bytes = box_rows * kChunkBytes * (shared ? 2 : 1);
+      const int bytes = box_rows * row_bytes * (shared ? 2 : 1);
       const int part = shared ? rank * box_rows : 0;
-      const uint32_t to = stages + (is_rows ? 0 : kRowBytes) + part * kChunkBytes;
+      const uint32_t to = widens ? narrow : stages + (is_rows ? 0 : kRowBytes) + part * kChunkBytes;
       const uint64_t policy = l2_policy(is_rows ? p.rows_policy : p.columns_policy);
       bool waiting = true;
       if constexpr (Tiles::kCountedOnDevice) wait_for_previous_kernel(), waiting = false;
@@ -117,79 +147,29 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
         if (waiting) {
           // Weights may be brought to L2 before the predecessor is done, though not read: L2 is
           // where its stores land.
-          if (is_rows == Tile::kSwapped) {
+          if (is_w) {
             for (int chunk = unit.begin; chunk < unit.end && chunk < unit.begin + 2; ++chunk) {
-              prefetch_box_2d(map, chunk * kChunkBytes, row);
+              prefetch_box_2d(map, chunk * row_bytes, row);
             }
           }
           wait_for_previous_kernel();
           waiting = false;
         }
         for (int chunk = unit.begin; chunk < unit.end; ++chunk) {
-          mbarrier_wait(empty + stage * 8, parity);
-          mbarrier_arrive_expect(full + stage * 8, bytes);
+          mbarrier_wait(is_empty + stage * 8, parity);
+          mbarrier_arrive_expect(is_full + stage * 8, bytes);
           if (shared) {
-            load_box_2d_in_cluster(map, chunk * kChunkBytes, row, to + stage * kStageBytes,
-                                   full + stage * 8, 3, policy);
+            load_box_2d_in_cluster(map, chunk * row_bytes, row, to + stage * stage_bytes,
+                                   is_full + stage * 8, 3, policy);
           } else {
-            tiles.load(map, is_rows == Tile::kSwapped, place, chunk * kChunkBytes, row,
-                       to + stage * kStageBytes, full + stage * 8, policy);
+            tiles.load(map, is_w, place, chunk * row_bytes, row, to + stage * stage_bytes,
+                       is_full + stage * 8, policy);
           }
-          if (++stage == p.num_stages) stage = 0, parity ^= 1;
+          if (++stage == num_stages) stage = 0, parity ^= 1;
         }
       }
     } else if (Tile::kBlockScales && role == 2) {
-      // Block scales, a run of chunks at a time: rows of scales lie along K, and one word of each
-      // would cost as much as four.
-      constexpr int kLaneRows = (kScaleRows + 31) / 32;
-      constexpr int kGroups = Tile::kWGroups;
-      static_assert(kGroups <= kMaxScaleGroups, "");
-      wait_for_previous_kernel();
-      const auto& schedule = tiles.schedule();
-      const auto copy_run = [&](const ScaleView& scale, bool wide, int64_t row, bool there,
-                                int first, uint32_t to) {
-        const int count = there ? min(kScaleRun, schedule.chunks - first) : 0;
-        const float* from =
-            there ? scale.data + row * scale.row_stride + first * scale.block_stride : scale.data;
-        if (wide) {
-          copy_vector(to, from, count * 4);
-        } else {
-          for (int i = 0; i < kScaleRun; ++i) {
-            copy_word(to + i * 4, i < count ? from + i * scale.block_stride : from, i < count);
-          }
-        }
-      };
-      Units units(schedule, worker);
-      Unit unit;
-      int buffer = 0, parity = 1;
-      while (units.take(unit)) {
-        const auto place = tiles.place_of(unit.tile);
-        const int first_a = Tile::kSwapped ? place.first_column : place.first_row;
-        const int a_rows = Tile::kSwapped ? place.end_column : place.end_row;
-        const ScaleView& scale_w = tiles.scale_w(place);
-        const int w_row = lane < kGroups ? tiles.w_row_of_group(place, lane, Tile::kWGroup) : -1;
-        for (int first = unit.begin / kScaleRun * kScaleRun; first < unit.end; first += kScaleRun) {
-          mbarrier_wait(scale_empty + buffer * 8, parity);
-          const uint32_t to = shared_address(block_scales + buffer * kBufferScales);
-          if (p.scale_a.is_blocked()) {
-#pragma unroll
-            for (int i = 0; i < kLaneRows; ++i) {
-              const int row = lane + i * 32;
-              if (row < kScaleRows) {
-                copy_run(p.scale_a, p.wide_scale_a, first_a + row, first_a + row < a_rows, first,
-                         to + row * kScaleRun * 4);
-              }
-            }
-          }
-          if (scale_w.is_blocked() && lane < kGroups) {
-            copy_run(scale_w, p.wide_scale_w, w_row / kScaleBlock, w_row >= 0, first,
-                     to + (kScaleRows + lane) * kScaleRun * 4);
-          }
-          mbarrier_arrive_after_copies(scale_full + buffer * 8);
-          buffer ^= 1;
-          if (buffer == 0) parity ^= 1;
-        }
-      }
+      fetch_block_scales<Tile>(tiles, p, worker, lane, block_scales, scale_full, scale_empty);
     } else if (role == 3) {
       // Looks up units and what their ends need from memory.
       wait_for_previous_kernel();
@@ -264,7 +244,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
     }
     __syncwarp();
   } else {
-    raise_registers<232>();
+    raise_registers<Tile::kMathRegisters>();
     const int group = warp / 4;
     const int quad = lane % 4;
     const int row_in_group = warp % 4 * 16 + lane / 4;  // of a wave's 64, and the one 8 further

@@ -81,16 +81,17 @@ inline Status check_resident(const MoeShape& s, const MoeConfig& c, const MoeDev
 
 inline Status check_warpgroup(const MoeShape& s, const MoeConfig& c, const MoeDevice& device) {
   if (device.compute_capability != 90) return "moe config: the warpgroup design is sm_90a's";
-  if (s.a() != s.w()) return "moe config: the warpgroup design takes two operands of one type";
-  if (!is_moe_warpgroup_tile(c.block_m, c.block_n)) {
-    return "moe config: warpgroup tiles are 256 x 128, 128 x 128, 64 x 256 and 32 x 256";
+  if (!is_moe_warpgroup_tile(c.block_m, c.block_n) ||
+      !fits_registers({c.block_m, c.block_n}, s.blocks != 0, s.a() != s.w())) {
+    return "moe config: warpgroup tiles are 256 x 128, but for block scales with 16-bit inputs, "
+           "128 x 128, 64 x 256 and 32 x 256";
   }
   if (c.split_k != 1) {
     return "moe config: the warpgroup design does not divide K; split_k must be 1";
   }
   // What the tensor core's own sums lack shows in an output that is not rounded more than they are
   // (gemm.md has the errors). A layer rounds h, and out.
-  if (!s.fused && s.out() != DType::kBFloat16 && (is_fp8(s.w()) || s.out() == DType::kFloat32)) {
+  if (!s.fused && s.out() != DType::kBFloat16 && (is_fp8(s.a()) || s.out() == DType::kFloat32)) {
     return "moe config: the warpgroup design's sums are too coarse for this output";
   }
   if (s.fused && (s.blocks & 1) != 0 && !s.interleaved && s.n / 2 % 64 != 0) {
@@ -145,9 +146,9 @@ inline float bytes_of_w(const MoeShape& s) {
 }
 
 // What work that goes on at once takes: what nearly weighs as much adds to the longest.
-inline float joined(float a, float b, float c = 0) {
+inline float joined(float a, float b, float c = 0, float d = 0) {
   const auto fourth = [](float x) { return x * x * x * x; };
-  return std::pow(fourth(a) + fourth(b) + fourth(c), 0.25f);
+  return std::pow(fourth(a) + fourth(b) + fourth(c) + fourth(d), 0.25f);
 }
 
 // What one product's operands cost to multiply.
@@ -156,12 +157,18 @@ struct MultiplyRates {
   float rows_cycles;     // and to multiply them with 8 rows of a
   float warpgroup_rate;  // multiply-adds an us of an SM, times bytes of an element
   float mma_rate;        // of mma.sync, an us of an SM
+  float widen_rate;      // elements of w that become wider, an us of an SM; 0: none do
 };
 inline MultiplyRates rates_of(const MoeShape& s, int product) {
-  if (s.w() == DType::kFloat4E2M1x2) return {760, 600, 0, 0.19e6f};
-  if (size_of(s.w()) == 2) return {10, 190, 5.3e6f, 0.39e6f};
-  if (s.blocks >> product & 1) return {170, 300, 3.6e6f, 0.255e6f};
-  return {150, 180, 3.95e6f, 0.43e6f};
+  if (s.w() == DType::kFloat4E2M1x2) return {600, 480, 4.2e6f, 0.19e6f, 19.5e3f};
+  if (size_of(s.w()) == 2) return {10, 190, 5.3e6f, 0.39e6f, 0};
+  const bool blocks = s.blocks >> product & 1;
+  if (size_of(s.a()) == 2) {
+    if (blocks) return {170, 390, 3.5e6f, 0.255e6f, 24.1e3f};
+    return {150, 240, 4.85e6f, 0.43e6f, 27.2e3f};
+  }
+  if (blocks) return {170, 300, 3.6e6f, 0.255e6f, 0};
+  return {150, 180, 3.95e6f, 0.43e6f, 0};
 }
 
 // One streamed product's time in us: the SM with the most units takes in its bytes, or multiplies
@@ -206,14 +213,18 @@ inline float warpgroup_time(const MoeShape& s, const MoeConfig& c, const MoeDevi
   constexpr float kStoreBytesPerUs = 35e3f, kStagedBytesPerUs = 80e3f;
   constexpr float kColumnBytesPerUs = 24e3f;  // where w is the 64-row operand
   const int32_t n = n_of(s, product), k = k_of(s, product);
-  const float bytes = static_cast<float>(size_of(s.a()));
+  const float bytes = static_cast<float>(size_of(s.a())), w_bytes = bytes_of_w(s);
   const float touched = touched_experts(s), cluster = static_cast<float>(warpgroup_cluster(c));
   const float tiles_m = touched * tiles_of_expert(s.rows / touched, c.block_m);
   const float tiles = tiles_m * std::ceil(n / (c.block_n * cluster)) * cluster;
   const float busiest = std::ceil(tiles / device.sm_count);
   const float area = static_cast<float>(c.block_m) * c.block_n;
-  const float multiply = busiest * area * k * bytes / rates_of(s, product).warpgroup_rate;
-  const float load = busiest * (c.block_m / cluster + c.block_n) * k * bytes / kL2BytesPerUs;
+  const MultiplyRates rates = rates_of(s, product);
+  const float multiply = busiest * area * k * bytes / rates.warpgroup_rate;
+  const float widen =
+      rates.widen_rate > 0 ? busiest * c.block_n * static_cast<float>(k) / rates.widen_rate : 0;
+  const float load =
+      busiest * (c.block_m / cluster * bytes + c.block_n * w_bytes) * k / kL2BytesPerUs;
   const float out_bytes = s.fused && product == 0 ? 2.0f : 4.0f;  // of each of w's rows
   const float rows = std::min<float>(s.rows / touched, c.block_m);
   const bool staged = warp_staging_bytes(c, k * size_of(s.a()), s.fused && product == 1) > 0;
@@ -222,9 +233,9 @@ inline float warpgroup_time(const MoeShape& s, const MoeConfig& c, const MoeDevi
                        : c.block_n > c.block_m ? kColumnBytesPerUs
                                                : kStoreBytesPerUs);
   const float memory =
-      (touched * n * k * bytes + 1.0f * s.rows * k * bytes + out_bytes * s.rows * n) /
+      (touched * n * k * w_bytes + 1.0f * s.rows * k * bytes + out_bytes * s.rows * n) /
       (kTerabytes * 1e6f);
-  return joined(multiply, load, memory) + store + busiest * kEndUs + kOutsideUs;
+  return joined(multiply, load, memory, widen) + store + busiest * kEndUs + kOutsideUs;
 }
 
 // One tiled product's time in us.

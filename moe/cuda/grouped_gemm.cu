@@ -113,7 +113,13 @@ Status launch_warpgroup_product(GroupedEnd end, const GroupedProblem& p, const M
   if (const Status error = current_moe_device(device)) return error;
   const GroupedTilesLaunch call = {
       end, p, config, slots.slots, slots.experts, device.sm_count, device.shared_bytes_per_block};
-  if (p.a_dtype == DType::kBFloat16) return launch_grouped_tiles_bf16(call, stream);
+  const bool is_bf16 = p.a_dtype == DType::kBFloat16;
+  if (p.w.dtype == DType::kFloat4E2M1x2) return launch_grouped_tiles_bf16_mxfp4(call, stream);
+  if (is_fp8(p.w.dtype) && !is_fp8(p.a_dtype)) {
+    return is_bf16 ? launch_grouped_tiles_bf16_fp8(call, stream)
+                   : launch_grouped_tiles_fp16_fp8(call, stream);
+  }
+  if (is_bf16) return launch_grouped_tiles_bf16(call, stream);
   if (p.a_dtype == DType::kFloat16) return launch_grouped_tiles_fp16(call, stream);
   return p.scale_a.is_blocked() || p.w.scale.is_blocked()
              ? launch_grouped_tiles_fp8_block(call, stream)

@@ -26,10 +26,12 @@ struct GroupedTilesProblem {
 
   // What the kernel asks of any problem; see WarpgroupProblem.
   int32_t num_stages = 0;
+  int32_t narrow_stages = 0;
   int32_t cluster = 1;
   bool share_rows = true;  // a
   int32_t rows_box = 0, columns_box = 0;
-  int32_t warp_staging = 0;  // bytes; 0: threads store
+  int32_t warp_staging = 0;     // bytes; 0: threads store
+  bool even_exponents = false;  // MXFP4's rows of scales begin at even bytes
   L2Policy rows_policy = L2Policy::kEvictNormal, columns_policy = L2Policy::kEvictNormal;
   bool wide_scale_a = false, wide_scale_w = false;
   ScaleView scale_a;
@@ -85,7 +87,8 @@ class GroupedTiles {
 #pragma unroll
     for (int i = 0; i < kTileN / kBoxRows; ++i) {
       const int first = kGateUp ? row / 2 + i * (kBoxRows / 2) : row + i * kBoxRows;
-      load_box_4d(map, x, first, 0, place.expert, to + i * kBoxRows * kChunkBytes, barrier, policy);
+      load_box_4d(map, x, first, 0, place.expert, to + i * kBoxRows * Tile::kWRowBytes, barrier,
+                  policy);
     }
 #endif
   }
@@ -95,6 +98,15 @@ class GroupedTiles {
   }
   __device__ __forceinline__ int w_row_of_group(const Place& place, int group, int size) const {
     return w_row(place, group * size);
+  }
+  // To the MXFP4 scales of row i of w of the tile, from a chunk of 64 elements on.
+  __device__ __forceinline__ void begin_exponents(Mxfp4Exponents& exponents, const Place& place,
+                                                  int i, int chunk) const {
+    const int row = w_row(place, i);
+    const uint8_t* const of_row =
+        row < 0 ? nullptr
+                : p_.w.mx_scales + place.expert * p_.w.mx_expert_stride + row * p_.w.mx_row_stride;
+    exponents.begin(of_row, 2 * chunk, p_.k / kMxScaleBlock, all_.even_exponents);
   }
   __device__ __forceinline__ float a_factor(const Place& place, int i) const {
     const int row = (Tile::kSwapped ? place.first_column : place.first_row) + i;

@@ -11,7 +11,7 @@ namespace rocm_kernels {
 namespace cuda {
 
 // The map of all experts' weights: for gate_up a box has rows of gates and rows of ups.
-inline Status make_experts_map(CUtensorMap& map, const GroupedTilesLaunch& call) {
+inline Status make_experts_map(CUtensorMap& map, const GroupedTilesLaunch& call, int line_bytes) {
   const ExpertWeights& w = call.product.w;
   const int64_t bytes = size_of(w.dtype), row = w.row_stride * bytes;
   const bool gate_up = call.end == GroupedEnd::kGateUp;
@@ -20,9 +20,10 @@ inline Status make_experts_map(CUtensorMap& map, const GroupedTilesLaunch& call)
   // The stride of a lone matrix may be anything.
   const int64_t stride = call.experts == 1 ? row * call.product.n : w.expert_stride * bytes;
   const StackOfBytes stack = {
-      w.data, call.experts, rows, call.product.k * bytes, beside ? 2 * row : row, stride};
-  return gate_up ? make_runs_map(map, stack, 2, beside ? row : rows * row, 64)
-                 : make_runs_map(map, stack, 1, rows * row, 128);
+      w.data, call.experts, rows, w_row_bytes(w.dtype, call.product.k), beside ? 2 * row : row,
+      stride};
+  return gate_up ? make_runs_map(map, stack, 2, beside ? row : rows * row, 64, line_bytes)
+                 : make_runs_map(map, stack, 1, rows * row, 128, line_bytes);
 }
 
 template <class Tile, bool kGateUp>
@@ -37,7 +38,7 @@ Status launch_grouped_tile(const GroupedTilesLaunch& call, Stream stream) {
                                         Tiles::kTileM / cluster)) {
     return error;
   }
-  if (const Status error = make_experts_map(w_map, call)) return error;
+  if (const Status error = make_experts_map(w_map, call, Tile::kWRowBytes)) return error;
   GroupedTilesProblem problem;
   problem.product = p;
   problem.tiles_n = static_cast<int32_t>(ceil_div(p.n, Tiles::kTileN * cluster));
@@ -46,8 +47,19 @@ Status launch_grouped_tile(const GroupedTilesLaunch& call, Stream stream) {
   problem.workers = call.sm_count / cluster;
   problem.warp_staging =
       warp_staging_bytes(call.config, p.k * bytes, call.end == GroupedEnd::kDown && p.wide_stores);
-  problem.num_stages = warpgroup_stages(call.config, Tile::kBlockScales,
-                                        call.shared_bytes_per_block, problem.warp_staging);
+  if constexpr (Tile::kWidened) {
+    const WidenedStages stages =
+        widened_stages(call.config.block_m, call.config.block_n, Tile::kWRowBytes,
+                       warpgroup_bytes(call.config, Tile::kBlockScales, 0, problem.warp_staging),
+                       call.shared_bytes_per_block);
+    problem.num_stages = stages.wide;
+    problem.narrow_stages = stages.narrow;
+  } else {
+    problem.num_stages = warpgroup_stages(call.config, Tile::kBlockScales,
+                                          call.shared_bytes_per_block, problem.warp_staging);
+  }
+  problem.even_exponents = p.w.mx_row_stride % 2 == 0 && p.w.mx_expert_stride % 2 == 0 &&
+                           reinterpret_cast<uintptr_t>(p.w.mx_scales) % 2 == 0;
   problem.cluster = cluster;
   problem.share_rows = !Tile::kSwapped;
   problem.rows_box = problem.share_rows ? Tile::kRows / cluster : Tile::kRows;
@@ -61,33 +73,35 @@ Status launch_grouped_tile(const GroupedTilesLaunch& call, Stream stream) {
   problem.scale_a = p.scale_a;
   Launch launch;
   launch.grid = dim3(static_cast<unsigned>(problem.workers * cluster));
-  launch.block = kWarpgroupThreads;
+  launch.block = Tile::kThreads;
   launch.stream = stream;
   launch.shared_bytes =
-      warpgroup_bytes(call.config, Tile::kBlockScales, problem.num_stages, problem.warp_staging);
+      warpgroup_bytes(call.config, Tile::kBlockScales, problem.num_stages, problem.warp_staging) +
+      problem.narrow_stages * Tile::kNarrowBytes;
   launch.cluster = cluster;
   launch.early = true;
   return launch_kernel(gemm_warpgroup_kernel<Tile, Tiles>, launch, Tile::kSwapped ? w_map : a_map,
                        Tile::kSwapped ? a_map : w_map, problem);
 }
 
-// The tiles of kMoeWarpgroupTiles.
-template <DType kType, bool kBlocks, int kChain>
+// The tiles of kMoeWarpgroupTiles, but for those whose sums find no room (fits_registers()).
+template <DType kType, bool kBlocks, int kChain, DType kWType = kType>
 Status launch_grouped_tiles(const GroupedTilesLaunch& call, Stream stream) {
   const MoeConfig& config = call.config;
   const bool gate_up = call.end == GroupedEnd::kGateUp;
-#define ROCM_KERNELS_TILE(ROWS_ARE_W, WAVES, COLUMNS)                                           \
-  if (config.block_m == (ROWS_ARE_W ? COLUMNS : WAVES * 128) &&                                 \
-      config.block_n == (ROWS_ARE_W ? WAVES * 128 : COLUMNS)) {                                 \
-    return gate_up                                                                              \
-               ? launch_grouped_tile<                                                           \
-                     WarpgroupTile<kType, ROWS_ARE_W, WAVES, COLUMNS, kBlocks, kChain, true>,   \
-                     true>(call, stream)                                                        \
-               : launch_grouped_tile<                                                           \
-                     WarpgroupTile<kType, ROWS_ARE_W, WAVES, COLUMNS, kBlocks, kChain>, false>( \
-                     call, stream);                                                             \
+#define ROCM_KERNELS_TILE(ROWS_ARE_W, WAVES, COLUMNS)                                              \
+  if (config.block_m == (ROWS_ARE_W ? COLUMNS : WAVES * 128) &&                                    \
+      config.block_n == (ROWS_ARE_W ? WAVES * 128 : COLUMNS)) {                                    \
+    return gate_up ? launch_grouped_tile<WarpgroupTile<kType, ROWS_ARE_W, WAVES, COLUMNS, kBlocks, \
+                                                       kChain, true, kWType>,                      \
+                                         true>(call, stream)                                       \
+                   : launch_grouped_tile<WarpgroupTile<kType, ROWS_ARE_W, WAVES, COLUMNS, kBlocks, \
+                                                       kChain, false, kWType>,                     \
+                                         false>(call, stream);                                     \
   }
-  ROCM_KERNELS_TILE(false, 2, 128)
+  if constexpr (fits_registers({256, 128}, kBlocks, kType != kWType)) {
+    ROCM_KERNELS_TILE(false, 2, 128)
+  }
   ROCM_KERNELS_TILE(false, 1, 128)
   ROCM_KERNELS_TILE(true, 2, 64)
   ROCM_KERNELS_TILE(true, 2, 32)

@@ -23,6 +23,10 @@ Status launch_grouped_tiles_fp8(const GroupedTilesLaunch& call, Stream stream);
 Status launch_grouped_tiles_fp8_block(const GroupedTilesLaunch& call, Stream stream);
 Status launch_grouped_tiles_bf16(const GroupedTilesLaunch& call, Stream stream);
 Status launch_grouped_tiles_fp16(const GroupedTilesLaunch& call, Stream stream);
+// 16-bit rows and narrower weights.
+Status launch_grouped_tiles_bf16_fp8(const GroupedTilesLaunch& call, Stream stream);
+Status launch_grouped_tiles_fp16_fp8(const GroupedTilesLaunch& call, Stream stream);
+Status launch_grouped_tiles_bf16_mxfp4(const GroupedTilesLaunch& call, Stream stream);
 
 }  // namespace cuda
 }  // namespace rocm_kernels

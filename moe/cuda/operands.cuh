@@ -60,35 +60,20 @@ struct WeightVector<Mxfp4Types> {
 
   __device__ __forceinline__ void load(uint32_t from, uint32_t exponent) {
     codes = load_shared(from);
-    const uint32_t bits = exponent == 255 ? 0x7FC0u : exponent == 0 ? 0x0040u : exponent << 7;
-    scale = bits << 16 | bits;
+    scale = bfloats_of_exponent(exponent);
   }
   // 16 of the 32 elements.
   __device__ __forceinline__ Fragment<4> fragment(int part) const {
     Fragment<4> result;
     const uint32_t words[2] = {part == 0 ? codes.x : codes.z, part == 0 ? codes.y : codes.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t four = words[i / 2] >> (i % 2 * 16);
-      // A code's low three bits look up the bytes of its magnitude: 0, 0.5, 1, 1.5, 2, 3, 4, 6.
-      const uint32_t select = four & 0x7777u;
-      const uint32_t low = __byte_perm(0xC0800000u, 0xC0804000u, select);
-      const uint32_t high = __byte_perm(0x3F3F3F00u, 0x40404040u, select);
-      const uint32_t first =
-          __byte_perm(low, high, 0x5140) | (four << 12 & 0x8000u) | (four << 24 & 0x80000000u);
-      const uint32_t second =
-          __byte_perm(low, high, 0x7362) | (four << 4 & 0x8000u) | (four << 16 & 0x80000000u);
-      result.pair[i][0] = scaled(first);
-      result.pair[i][1] = scaled(second);
+    for (int i = 0; i < 2; ++i) {
+      uint32_t pairs[4];
+      bfloats_from_fp4(words[i], scale, pairs);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) result.pair[2 * i + j / 2][j % 2] = pairs[j];
     }
     return result;
-  }
-
- private:
-  __device__ __forceinline__ uint32_t scaled(uint32_t pair) const {
-    const __nv_bfloat162 product = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pair),
-                                           *reinterpret_cast<const __nv_bfloat162*>(&scale));
-    return *reinterpret_cast<const uint32_t*>(&product);
   }
 };
 

@@ -63,11 +63,6 @@ struct StreamedStage {
   }
 };
 
-// Bytes of a row of w of `k` elements.
-inline int64_t w_row_bytes(DType w, int64_t k) {
-  return w == DType::kFloat4E2M1x2 ? k / 2 : k * size_of(w);
-}
-
 // The stage of one product of a layer, rows of a of type `a` times w of `k` columns. Where a stage
 // of 32 rows would end half empty, 64 rows share it.
 inline StreamedStage streamed_stage(const MoeConfig& c, DType a, DType w, int64_t k,

@@ -68,6 +68,12 @@ constexpr bool is_moe_warpgroup_tile(int32_t block_m, int32_t block_n) {
   return false;
 }
 
+// Widened weights leave a thread 208 registers, of which 128 sums and a block's 64 products are
+// most.
+constexpr bool fits_registers(const MoeWarpgroupTile& tile, bool block_scales, bool widened) {
+  return !(block_scales && widened && tile.block_m == 256);
+}
+
 // Blocks that share rows of a: where both operands' boxes of a tile are more than L2 gives
 // (gemm/cuda/warpgroup.cuh). For few rows w is most of the bytes, and nobody shares it.
 constexpr int warpgroup_cluster(const MoeConfig& c) { return c.block_n == 128 ? 2 : 1; }

@@ -1,0 +1,16 @@
+// The warpgroup kernel for bfloat16 a and FP8 weights.
+#include "instances.h"
+#include "launch_warpgroup.cuh"
+
+namespace rocm_kernels {
+namespace cuda {
+
+Status launch_warpgroup_bf16_fp8(const GemmArgs& args, const GemmConfig& config,
+                                 const WarpgroupProblem& problem, void* stream) {
+  return is_block_scaled(args)
+             ? launch_widened_tile<DType::kBFloat16, true>(args, config, problem, stream)
+             : launch_widened_tile<DType::kBFloat16, false>(args, config, problem, stream);
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

@@ -1,0 +1,16 @@
+// The warpgroup kernel for float16 a and FP8 weights.
+#include "instances.h"
+#include "launch_warpgroup.cuh"
+
+namespace rocm_kernels {
+namespace cuda {
+
+Status launch_warpgroup_fp16_fp8(const GemmArgs& args, const GemmConfig& config,
+                                 const WarpgroupProblem& problem, void* stream) {
+  return is_block_scaled(args)
+             ? launch_widened_tile<DType::kFloat16, true>(args, config, problem, stream)
+             : launch_widened_tile<DType::kFloat16, false>(args, config, problem, stream);
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels
