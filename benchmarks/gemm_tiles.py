@@ -269,7 +269,7 @@ class Fit:
             cost += over.mean() + 0.2 * np.sqrt((over**2).mean())
         return cost
 
-    def run(self, seconds: float, start: dict, fixed: bool) -> tuple[dict, dict]:
+    def run(self, seconds: float, start: dict = START, fixed: bool = False) -> tuple[dict, dict]:
         """From `start` and each tile's best times by it, both are nudged, or the times alone."""
         chance = random.Random(7)
         p = dict(start)

@@ -72,8 +72,9 @@ struct LinearLimits {
   int64_t gemm = kAnyRows;
 };
 
-// The limits on the current device for args.n, args.k and the kinds of scales; nothing else of args
-// is read. Each backend defines it once.
+// The limits on the current device for args.n, args.k, the operands' types (of a 16-bit a the
+// library takes w unpacked) and the kinds of scales; nothing else of args is read. Each backend
+// defines it once.
 Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits);
 
 // Whether torch._scaled_mm takes such a product.

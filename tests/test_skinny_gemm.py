@@ -224,6 +224,11 @@ def test_fp8_linear_path_can_be_asked(best_package, device):
     assert package.fp8_linear_path(4096, w, scale) == library
     blocks = torch.ones(1, 2, device=device)
     assert package.fp8_linear_path(4096, w, blocks) == "gemm"
+    # Weights alone: where wgmma widens them, or none but our kernels do, no library.
+    older = library == "scaled_mm" and torch.cuda.get_device_capability(device) != (9, 0)
+    expected = "scaled_mm" if older else "gemm"
+    for scales in (scale, blocks):
+        assert package.fp8_linear_path(4096, w, scales, weight_only=True) == expected
 
 
 def test_dialect_conversion_is_exact(package, reference):

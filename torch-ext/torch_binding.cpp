@@ -32,7 +32,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "gemm_with_config(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
       "Tensor? bias, str config) -> ()");
   ops.def("gemm_configs(Tensor out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w) -> str");
-  ops.def("linear_limits(int device, int n, int k, str scales) -> (int, int)");
+  ops.def("linear_limits(int device, int n, int k, str scales, bool weight_only) -> (int, int)");
   ops.def(
       "topk(Tensor(a!) weights, Tensor(b!) ids, Tensor logits, Tensor? bias, str scoring, int "
       "groups, int groups_kept, bool renormalize, float scale) -> ()");

@@ -70,9 +70,9 @@ std::string gemm_configs(const torch::stable::Tensor& out, const torch::stable::
 
 // The most rows for which skinny_gemm, and then gemm, is the quickest way through a linear layer
 // with a w of [n, k]: beyond both it is torch's own product. device: as in tune_skinny_gemm;
-// scales: "tensor", "row" or "block", the finest of a's and w's.
-std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k,
-                                           std::string scales);
+// scales: "tensor", "row" or "block", the finest of a's and w's; weight_only: a has 16 bits.
+std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k, std::string scales,
+                                           bool weight_only);
 
 // weights [T, k] float32 and ids [T, k] int32 are written: the k experts of each row of logits
 // [T, E], as moe/topk.h says. scoring: "softmax" or "sigmoid"; bias [E] float32, groups and scale

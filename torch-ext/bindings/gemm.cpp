@@ -53,14 +53,15 @@ std::string gemm_configs(const Tensor& out, const Tensor& a, const Tensor& w,
   return lines;
 }
 
-std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k,
-                                           std::string scales) {
+std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k, std::string scales,
+                                           bool weight_only) {
   using Kind = ScaleView::Kind;
   require(scales == "tensor" || scales == "row" || scales == "block",
           "scales must be tensor, row or block, got ", scales);
   GemmArgs args;
   args.n = n;
   args.k = k;
+  if (weight_only) args.a_dtype = DType::kBFloat16;
   args.scale_w.kind = scales == "tensor" ? Kind::kTensor
                       : scales == "row"  ? Kind::kRow
                                          : Kind::kBlock;

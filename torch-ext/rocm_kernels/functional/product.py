@@ -120,13 +120,20 @@ def skinny_gemm(
 
 
 def fp8_linear_path(
-    rows: int, w: torch.Tensor, scale_w: torch.Tensor, scale_x: Optional[torch.Tensor] = None
+    rows: int,
+    w: torch.Tensor,
+    scale_w: torch.Tensor,
+    scale_x: Optional[torch.Tensor] = None,
+    *,
+    weight_only: bool = False,
 ) -> str:
-    """Which path :func:`fp8_linear` takes for this many rows, as the backend decides it.
+    """Which path :func:`fp8_linear` takes for this many rows, as the backend decides it; with
+    ``weight_only``, :func:`weight_only_linear`.
 
     Returns:
         ``"skinny_gemm"``: the kernel for few rows; ``"gemm"``: the one for any number;
-        ``"scaled_mm"``: ``torch._scaled_mm``, where that is quicker.
+        ``"scaled_mm"``: ``torch._scaled_mm``, where that is quicker, or for weights alone
+        ``torch.nn.functional.linear`` with w in x's dtype.
     """
     if torch.compiler.is_exporting():
         return "gemm"  # an exported graph has one path for all numbers of rows
@@ -138,7 +145,7 @@ def fp8_linear_path(
     device = -1 if w.device.type == "cpu" else w.device.index
     # torch.compile does not look into caches, and may have symbols for sizes.
     limits = _linear_limits if torch.compiler.is_compiling() else _known_linear_limits
-    skinny_rows, gemm_rows = limits(device, w.shape[0], w.shape[1], scales)
+    skinny_rows, gemm_rows = limits(device, w.shape[0], w.shape[1], scales, weight_only)
     if rows <= skinny_rows:
         return "skinny_gemm"
     return "gemm" if rows <= gemm_rows else "scaled_mm"
@@ -208,13 +215,13 @@ def weight_only_linear(
         bias: ``[N]``, as in :func:`skinny_gemm`.
 
     Returns:
-        ``[rows, N]`` in x's dtype.
+        ``[rows, N]`` in x's dtype. :func:`fp8_linear_path` tells which kernel ran.
     """
     if needs_gradient(x, w, scale_w, bias):
         refuse_gradient("weight_only_linear", x=x, w=w, scale_w=scale_w, bias=bias)
     terms = [x] if x.dtype != torch.float32 else _bfloat16_terms(x)
     a = x if len(terms) == 1 else torch.cat(terms)
-    path = fp8_linear_path(a.shape[0], w, scale_w)
+    path = fp8_linear_path(a.shape[0], w, scale_w, weight_only=True)
     if path == "scaled_mm":
         # Where the library is quicker for many rows, unpacking the weight is a small part of it.
         bias = None if bias is None else bias.to(x.dtype)
