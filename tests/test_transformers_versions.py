@@ -14,8 +14,9 @@ from tiny_models import tiny_llama
 OLD_HUB = ("huggingface_hub==1.33.0", "httpx==0.28.1", "httpcore==1.0.9", "h11==0.16.0",
            "anyio==4.16.0", "certifi", "idna", "typing_extensions")  # fmt: skip
 MODELS = ("tests/test_models.py", "tests/test_layers.py", "tests/test_moe_models.py")
+NO_DEMO = ("-k", "not smollm2")  # which reads its file by GgufConfig, newer than this
 VERSIONS = {
-    "5.16.1": (OLD_HUB, MODELS),
+    "5.16.1": (OLD_HUB, (*MODELS, *NO_DEMO)),
     "5.17.0": (OLD_HUB, MODELS),
     "5.21.1": (OLD_HUB, (*MODELS, "tests/test_checkpoints.py", "tests/test_expert_checkpoints.py")),
     "5.23.0": ((), (*MODELS, "tests/test_checkpoints.py", "tests/test_expert_checkpoints.py")),

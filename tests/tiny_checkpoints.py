@@ -154,14 +154,17 @@ def write(model, folder, name, static_of=static_scale, experts=False):
     elif experts:
         one_by_one(tensors)
         linears += [k.removesuffix(".weight") for k in tensors if re.search(EXPERT, k)]
+    # compressed-tensors writes vectors of one value; older files have plain values, as others do.
+    one = (1,) if config["quant_method"] == "compressed-tensors" else ()
     for linear in linears:
         q, scale = by(tensors[f"{linear}.weight"].float())
         meant[linear] = dequantised(q, scale)
         if ".experts." in linear and config["quant_method"] == "fp8" and scale.dim() == 0:
             scale = scale.reshape(1, 1)  # or transformers cannot join them
+        scale = scale.reshape(one) if scale.dim() == 0 else scale
         tensors[f"{linear}.weight"], tensors[f"{linear}.{scale_name}"] = q, scale
         if name.endswith("static"):
-            tensors[f"{linear}.{static_name}"] = torch.tensor(static_of(linear))
+            tensors[f"{linear}.{static_name}"] = torch.tensor(static_of(linear)).reshape(one)
         if config["quant_method"] == "quark" and linear.endswith(("k_proj", "v_proj")):
             tensors[f"{linear}.output_scale"] = torch.tensor(0.5)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

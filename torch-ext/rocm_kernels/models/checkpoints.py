@@ -168,7 +168,10 @@ def _fp8_quantizer() -> type:
                 return {full_layer_name: scale.float().reshape(1)}
             n, k = linear.out_features, linear.in_features
             blocks = scale.dim() == 2 and scale.shape[0] != n and scale.numel() > 1
-            return {full_layer_name: weight_scale(scale, n, k, blocks)}
+            scale = weight_scale(scale, n, k, blocks)
+            if scale.numel() == 1:  # of a weight that is one block, too
+                scale = scale.expand(linear.weight_scale_inv.shape).contiguous()
+            return {full_layer_name: scale}
 
         @property
         def reverse_op(self) -> Any:

@@ -1,0 +1,54 @@
+// Barriers with the phases and parities of mbarrier, and a thread of the host for each of a block.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+struct EmulatedBarriers {
+  struct Barrier {
+    int expected = 0, pending = 0;
+    uint32_t phases = 0;  // complete
+  };
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<uint32_t, Barrier> all;
+
+  void init(uint32_t address, int arrivals) { all[address] = {arrivals, arrivals, 0}; }
+};
+inline EmulatedBarriers emulated_barriers;
+
+namespace rocm_kernels {
+namespace cuda {
+
+struct PipelineState {
+  int stage;
+  int parity;
+
+  void advance(int num_stages) {
+    if (++stage == num_stages) stage = 0, parity ^= 1;
+  }
+};
+
+// As the hardware's: of two phases it tells no more than which parity is under way.
+inline void mbarrier_wait(uint32_t address, uint32_t parity) {
+  EmulatedBarriers& barriers = emulated_barriers;
+  std::unique_lock<std::mutex> lock(barriers.mutex);
+  const EmulatedBarriers::Barrier& barrier = barriers.all.at(address);
+  barriers.changed.wait(lock, [&] { return (barrier.phases & 1) != parity; });
+}
+inline void mbarrier_arrive(uint32_t address) {
+  EmulatedBarriers& barriers = emulated_barriers;
+  std::lock_guard<std::mutex> lock(barriers.mutex);
+  EmulatedBarriers::Barrier& barrier = barriers.all.at(address);
+  if (--barrier.pending == 0) {
+    barrier.pending = barrier.expected;
+    ++barrier.phases;
+    barriers.changed.notify_all();
+  }
+}
+inline void fence_async_proxy() {}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

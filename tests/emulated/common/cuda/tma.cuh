@@ -1,0 +1,10 @@
+// What headers need of the copy engine's to be read.
+#pragma once
+
+namespace rocm_kernels {
+namespace cuda {
+
+enum class L2Policy : int { kEvictNormal, kEvictFirst, kEvictLast };
+
+}  // namespace cuda
+}  // namespace rocm_kernels
