@@ -1,11 +1,12 @@
-"""gemm beside the library on this GPU: every kind of scales, and bfloat16.
+"""gemm beside the library on this GPU: every kind of scales, bfloat16, and FP8 weights alone.
 
     python benchmarks/gemm.py [--save] [--quick]
 
 Times are medians of CUDA-graph replays with the weights rotated over 600 MB (gpu.py has the clock),
 microseconds a product. Both sides of a cell run in turns with a pause before each, because a GPU at
 its power limit slows whatever runs last. The library is torch._scaled_mm (one scale a tensor and
-blocks of 128: cuBLASLt; one a row: CUTLASS) and F.linear. The floor: the rate of --tflops for FP8
+blocks of 128: cuBLASLt; one a row: CUTLASS) and F.linear; beside FP8 weights of a bfloat16 a it is
+F.linear of bfloat16 ones. The floor: the rate of --tflops for FP8
 (half of it for bfloat16), or the bytes at the read rate measured in the same run.
 
 --save writes results/<device>_gemm.json, and docs/<device>_gemm.md from it.
@@ -30,6 +31,7 @@ SHAPES = [(7168, 2048), (4096, 7168), (2112, 7168), (24576, 1536), (28672, 4096)
           (8192, 8192), (5120, 3072)]  # fmt: skip
 ROWS = [24, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096]
 BANDS = [(24, 48, 64), (96, 128), (256,), (512,), (1024,), (2048,), (4096,)]  # of M, summed up
+KINDS = ("tensor", "row", "block", "bf16", "weights")
 TURNS = 2
 PAUSE_S = 0.03
 
@@ -40,6 +42,8 @@ def operands(kind: str, m: int, n: int, k: int) -> tuple:
     if kind == "bf16":
         w = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
         return x, [w.clone() for _ in range(gpu.buffers(2 * n * k))], None, None
+    if kind == "weights":
+        return x, gpu.fp8_weights(n, k), None, torch.rand(n, 1, device="cuda") + 0.5
     blocks = -(-k // 128)
     sizes = {"tensor": ((1,), (1,)), "row": ((m, 1), (n, 1)),
              "block": ((m, blocks), (-(-n // 128), blocks))}[kind]  # fmt: skip
@@ -61,10 +65,9 @@ def library(kind: str, a, scale_a, scale_w) -> Callable:
 def cell(package, kind: str, m: int, n: int, k: int) -> dict:
     a, weights, scale_a, scale_w = operands(kind, m, n, k)
     out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-    calls = {
-        "ours": lambda w: package.gemm(a, w, scale_a, scale_w, out=out),
-        "library": library(kind, a, scale_a, scale_w),
-    }
+    calls = {"ours": lambda w: package.gemm(a, w, scale_a, scale_w, out=out)}
+    if kind != "weights":  # beside which the library's time is bf16's
+        calls["library"] = library(kind, a, scale_a, scale_w)
     found = {
         "kind": kind, "m": m, "n": n, "k": k,
         "config": package.gemm_config(a, weights[0], scale_a, scale_w),
@@ -82,31 +85,29 @@ def cell(package, kind: str, m: int, n: int, k: int) -> dict:
 
 def floor_us(cell: dict, rate: float, tflops: float) -> float:
     m, n, k = cell["m"], cell["n"], cell["k"]
-    element = 2 if cell["kind"] == "bf16" else 1
+    element = 2 if cell["kind"] in ("bf16", "weights") else 1
     moved = element * (m + n) * k + 2 * m * n
     return max(moved / rate * 1e6, 2 * m * n * k / (tflops / element * 1e12) * 1e6)
 
 
 def summary(saved: dict) -> str:
     """The library's time over ours by M: least, median and most over the layers; last against its
-    time with one scale a tensor."""
-    library = {(c["m"], c["n"], c["k"]): c.get("library") for c in saved["cells"]
-               if c["kind"] == "tensor"}  # fmt: skip
-    columns = [(kind, False) for kind in ("tensor", "row", "block", "bf16")]
-    columns += [("row", True), ("block", True)]
+    time with one scale a tensor, or with bfloat16 weights."""
+    library = {(c["kind"], c["m"], c["n"], c["k"]): c.get("library") for c in saved["cells"]}
+    columns = {kind: (kind, kind) for kind in KINDS[:4]}
+    columns |= {f"{kind}, per tensor's": (kind, "tensor") for kind in ("row", "block")}
+    if any(c["kind"] == "weights" for c in saved["cells"]):
+        columns["weights, bf16's"] = "weights", "bf16"
     lines = []
     for band in BANDS:
         line = [f"{band[0]} to {band[-1]}" if len(band) > 1 else str(band[0])]
-        for kind, of_tensor in columns:
-            found = [
-                (library[c["m"], c["n"], c["k"]] if of_tensor else c["library"]) / c["ours"]
-                for c in saved["cells"]
-                if c["kind"] == kind and c["m"] in band and "library" in c
-            ]
+        for kind, beside in columns.values():
+            cells = [c for c in saved["cells"] if c["kind"] == kind and c["m"] in band]
+            times = [(library[beside, c["m"], c["n"], c["k"]], c["ours"]) for c in cells]
+            found = [theirs / ours for theirs, ours in times if theirs is not None]
             line.append(f"{min(found):.2f}, {statistics.median(found):.2f}, {max(found):.2f}")
         lines.append(line)
-    header = ["M", *(f"{kind}, per tensor's" if tensor else kind for kind, tensor in columns)]
-    return markdown(header, lines)
+    return markdown(["M", *columns], lines)
 
 
 def document(saved: dict) -> str:
@@ -117,11 +118,13 @@ def document(saved: dict) -> str:
     header = ["M, N x K"]
     for kind in kinds:
         header += [f"{kind}: ours", "library", "x"]
+    alone = "; FP8 weights alone beside bfloat16's library" if "weights" in kinds else ""
     lines = []
     for (n, k, m), found in by_shape.items():
         line = [f"{m}, {n} x {k}"]
         for kind in kinds:
-            ours, theirs = found[kind]["ours"], found[kind].get("library")
+            ours = found[kind]["ours"]
+            theirs = found["bf16" if kind == "weights" else kind].get("library")
             line += [f"{ours:.1f}", "-" if theirs is None else f"{theirs:.1f}"]
             line += ["-" if theirs is None else f"{theirs / ours:.2f}"]
         floor = floor_us(found["row"], saved["read_rate"], saved["tflops"])
@@ -131,7 +134,7 @@ def document(saved: dict) -> str:
             f"# gemm on {saved['machine']}\n",
             f"Measured {saved['date']} by `python benchmarks/gemm.py --save`: us, medians; "
             "x: the library's time\nover ours. Scales: one a tensor, one a row, blocks of 128; and "
-            f"bfloat16. Floor: of FP8, {saved['tflops']:.0f} TFLOP/s or\n"
+            f"bfloat16{alone}. Floor: of FP8, {saved['tflops']:.0f} TFLOP/s or\n"
             f"{saved['read_rate'] / 1e12:.2f} TB/s. What bounds it: "
             "[kernels/gemm.md](kernels/gemm.md).\n",
             markdown([*header, "FP8 floor"], lines),
@@ -145,12 +148,7 @@ def main() -> int:
     torch.manual_seed(0)
     package = gpu.load_package()
     shapes, rows = (SHAPES[:1], ROWS[:2]) if arguments.quick else (SHAPES, ROWS)
-    cells = [
-        cell(package, kind, m, n, k)
-        for n, k in shapes
-        for m in rows
-        for kind in ("tensor", "row", "block", "bf16")
-    ]
+    cells = [cell(package, kind, m, n, k) for n, k in shapes for m in rows for kind in KINDS]
     saved = {
         "machine": gpu.machine(), "date": str(datetime.date.today()), "tflops": arguments.tflops,
         "read_rate": gpu.read_rate(package), "cells": cells,
