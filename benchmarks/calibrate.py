@@ -10,13 +10,16 @@ Nothing here was measured on an AMD GPU by this project. Sources:
   rows       hf-rocm-kernels' published MI300X times for its own two row kernels
   radeonflow RadeonFlow's FP8 product with block scales, its times on an MI300X
   moonmath   its bfloat16 attention on an MI300X, with clang 19
+  hipkittens its bfloat16 products on an MI325X and an MI355X
   skinny     its table for FP8 products of few rows, beside *our* kernel: shown, not judged
   triton     a product of gfx950 in another Triton, beside the same in the Triton that is installed
              (pip install triton): shown, not judged
 
 Kernels of others are compiled from checkouts in build/calibration, amd-lab-notes, hf-rocm-kernels,
 radeonflow and moonmath, or where $AMD_LAB_NOTES, $HF_ROCM_KERNELS, $RADEONFLOW and $MOONMATH say;
-without one the source is named as missing.
+without one the source is named as missing. hipkittens ($HIPKITTENS) has a folder for each of its
+branches main and cdna3, and needs a checkout of ROCm/clr, whose headers have the 8-bit and bfloat16
+types that a distribution's lack, in build/calibration/clr or $ROCM_CLR.
 
 A constant of the model was chosen on points marked `fit`; those marked `judge` played no part.
 """
@@ -252,6 +255,23 @@ def moonmath_points() -> Iterator[Point]:
     yield Point("MI300X", name, "attention, TFLOP/s", published, got, "judge")
 
 
+def hipkittens_points() -> Iterator[Point]:
+    """HipKittens' products, all workgroups, some of K."""
+    from calibration import hipkittens
+
+    include = _empty_headers()
+    for case in hipkittens.CASES:
+        needed = (hipkittens.checkout() / case.file, hipkittens.headers() / "hip/amd_detail")
+        if missing := [str(path) for path in needed if not path.exists()]:
+            print(f"hipkittens: {' and '.join(missing)} not found: left out", file=sys.stderr)
+            continue
+        found = hipkittens.findings(case, _array, include)
+        print(f"hipkittens: {case.gpu}: instructions with findings: {found}", file=sys.stderr)
+        got = hipkittens.teraflops(case, _array, include)
+        name = f"bfloat16 product, {case.size}^3, HipKittens"
+        yield Point(case.gpu, name, "TFLOP/s", case.teraflops, got, "judge")
+
+
 # TFLOP/s of 4096 x 4096 x 4096 in float16 on gfx950, by tile and LDS buffers: pull requests 1407
 # and 1548 of facebookexperimental/triton, the rows without warp pipelining.
 TRITON = {(256, 256, 3): 856, (256, 256, 2): 888, (256, 128, 3): 734, (128, 128, 3): 623}
@@ -308,7 +328,7 @@ def summary(points: list[Point]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    sources = ("laplacian", "rows", "radeonflow", "moonmath", "skinny", "triton")
+    sources = ("laplacian", "rows", "radeonflow", "moonmath", "hipkittens", "skinny", "triton")
     parser.add_argument("--sources", nargs="+", choices=sources, default=sources)
     parser.add_argument("--kernels", nargs="+", help="steps of the Laplacian")
     parser.add_argument("--rows", nargs="+", type=int, help="rows of the row kernels")
@@ -323,6 +343,7 @@ def main() -> None:
                         ("rows", lambda: row_points(options.rows)),
                         ("radeonflow", radeonflow_points),
                         ("moonmath", moonmath_points),
+                        ("hipkittens", hipkittens_points),
                         ("skinny", lambda: skinny_points(options.all_shapes)),
                         ("triton", triton_points)):  # fmt: skip
         for point in found() if name in options.sources else ():
