@@ -2,7 +2,7 @@
 
 C [N, N] = A B^T with a and b [N, N] in bfloat16. All workgroups are played with two short K, and
 what a step of K adds between them is carried on to the published one. Rows in memory keep the
-published length, as it chooses how the kernel's buffers are addressed: from 8192 on they are plain.
+published length: with multiples of 8192 the kernel asks for no swizzled buffers.
 """
 
 from __future__ import annotations
