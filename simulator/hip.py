@@ -90,5 +90,7 @@ class Runtime:
 
 @functools.cache
 def load_runtime() -> Runtime:
-    """Loads the stand-in so that libraries opened later resolve HIP functions to it."""
-    return Runtime(ctypes.CDLL(str(runtime()), mode=ctypes.RTLD_GLOBAL))
+    """Loads the stand-in so that libraries opened later that are linked to it, or to its name,
+    resolve HIP functions to it. Not for all of the process: its LLVM would take the place of that
+    in Triton."""
+    return Runtime(ctypes.CDLL(str(runtime())))

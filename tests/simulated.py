@@ -73,7 +73,7 @@ def build_launchers() -> Path:
 _OPS_PY = """
 import ctypes
 import torch
-runtime = ctypes.CDLL({runtime!r}, mode=ctypes.RTLD_GLOBAL)
+runtime = ctypes.CDLL({runtime!r})
 # Without what tests/simulated.py's package() does: kernels may touch whatever torch allocates.
 runtime.sim_register_buffer(ctypes.c_void_p(4096), ctypes.c_uint64(1 << 47), b"all memory")
 from . import {name}
