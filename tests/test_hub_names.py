@@ -1,12 +1,12 @@
 """Functions and layers by the names of the Hub's `activation` and `rmsnorm` packages."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
 from compare import Guarded, assert_close
 from kernels import LocalLayerRepository, Mode, kernelize, use_kernel_mapping
-from project import ROOT
 from tiny_models import tiny_llama, tokens
 from torch import nn
 
@@ -48,8 +48,9 @@ def test_apply_rms_norm(backend, package):
     assert_close(out, package.reference.rms_norm(x.cpu(), weight.cpu(), 1e-5))
 
 
-def repository(layer):
-    return LocalLayerRepository(ROOT / "build", layer_name=layer)
+def repository(package, layer):
+    """The variant's own folder: by how torch was built the client would look for another."""
+    return LocalLayerRepository(Path(package.__file__).parent, layer_name=layer)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -60,7 +61,7 @@ def test_layers(package, name):
         def forward(self, x):
             raise AssertionError("the module's own forward ran")
 
-    with use_kernel_mapping({name: {"cpu": repository(name)}}, inherit_mapping=False):
+    with use_kernel_mapping({name: {"cpu": repository(package, name)}}, inherit_mapping=False):
         module = kernelize(Own(), mode=Mode.INFERENCE | Mode.TORCH_COMPILE, device="cpu")
     x = torch.randn(2, 3, 128).bfloat16()
     torch._dynamo.reset()
@@ -70,7 +71,7 @@ def test_layers(package, name):
 
 def test_rms_norm_leaves_training_to_the_model_and_compiles(package):
     """With modes as transformers registers its own: liger's norm has no TORCH_COMPILE."""
-    norm = repository("RMSNorm")
+    norm = repository(package, "RMSNorm")
     mapping = {"RMSNorm": {"cpu": {Mode.INFERENCE | Mode.TORCH_COMPILE: norm}}}
     with use_kernel_mapping(mapping, inherit_mapping=False):
         trained = kernelize(tiny_llama(), mode=Mode.TRAINING, device="cpu")
