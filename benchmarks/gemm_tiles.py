@@ -4,6 +4,7 @@
     python benchmarks/gemm_tiles.py fit                         # prints the table and its regret
     python benchmarks/gemm_tiles.py measure --kinds weights,weights_block
     python benchmarks/gemm_tiles.py fit --kinds weights,weights_block
+    python benchmarks/gemm_tiles.py widened                     # the table of docs/kernels/gemm.md
 
 measure times every config that gemm_configs lists for products in random order, until the time is
 up, then the best of each schedule by the model for gemm_schedules.py's 8,192 products, and writes
@@ -332,9 +333,30 @@ def report(fit: Fit, p: dict, tiles: dict) -> str:
     return "\n".join(lines)
 
 
+def widened_table(rows: list[dict]) -> str:
+    """By rows of a, the time of FP8 weights over that of bfloat16 ones, the best config of each:
+    least, median and most of the weights that were measured."""
+    best: dict[tuple, float] = {}
+    for row in rows:
+        key = (row["kind"], int(row["m"]), int(row["n"]), int(row["k"]))
+        if row["apart"] == "0":
+            best[key] = min(best.get(key, np.inf), float(row["us"]))
+    bands = {"33, 64": (33, 64), "96 to 256": (96, 128, 192, 256), "400 to 1024": (400, 512, 1024),
+             "2048, 4096": (2048, 4096)}  # fmt: skip
+    lines = ["| M | scales of rows | blocks |", "| --- | ---: | ---: |"]
+    for title, band in bands.items():
+        shown = []
+        for asked in WIDENED:
+            found = [key for key in best if key[0] == asked and key[1] in band]
+            over = [best[key] / best["bf16", *key[1:]] for key in found]
+            shown.append(f"{min(over):.2f}, {statistics.median(over):.2f}, {max(over):.2f}")
+        lines.append(f"| {title} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=("measure", "fit"))
+    parser.add_argument("step", choices=("measure", "fit", "widened"))
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--device", default="h200", help="whose results are fitted")
     parser.add_argument("--kinds", help=f"of {', '.join(KINDS + WIDENED)}, with commas between")
@@ -342,6 +364,9 @@ def main() -> int:
     kinds = arguments.kinds.split(",") if arguments.kinds else []
     if arguments.step == "measure":
         measure(arguments.seconds, kinds)
+        return 0
+    if arguments.step == "widened":
+        print(widened_table(saved_rows(arguments.device)))
         return 0
     rows = [row for row in saved_rows(arguments.device) if row["kind"] in (kinds or KINDS)]
     fit = Fit(rows)

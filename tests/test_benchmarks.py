@@ -49,6 +49,11 @@ def test_tables_in_pages_are_what_the_results_say(name, table, page):
     assert table(saved).strip() in (gpu_report.DOCS / page).read_text()
 
 
+def test_the_page_has_what_narrow_weights_took():
+    table = gemm_tiles.widened_table(gemm_tiles.saved_rows("h200"))
+    assert table in (gpu_report.DOCS / "kernels/gemm.md").read_text()
+
+
 def test_overlapping_launches_are_counted_once():
     launches = [(0.0, 10.0, "product"), (6.0, 12.0, "waits"), (7.0, 9.0, "inside"), (20, 21, "a")]
     assert end_to_end.time_by_name(launches) == {

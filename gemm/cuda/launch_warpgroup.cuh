@@ -135,6 +135,12 @@ Status launch_widened_tile(const GemmArgs& args, const GemmConfig& config,
   ROCM_KERNELS_TILE(true, 1, 128)
   return kNoTile;
 }
+template <DType kType>
+Status launch_widened_tile(const GemmArgs& args, const GemmConfig& config,
+                           const WarpgroupProblem& problem, void* stream) {
+  return is_block_scaled(args) ? launch_widened_tile<kType, true>(args, config, problem, stream)
+                               : launch_widened_tile<kType, false>(args, config, problem, stream);
+}
 
 #undef ROCM_KERNELS_TILE
 

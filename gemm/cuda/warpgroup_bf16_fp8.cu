@@ -7,9 +7,7 @@ namespace cuda {
 
 Status launch_warpgroup_bf16_fp8(const GemmArgs& args, const GemmConfig& config,
                                  const WarpgroupProblem& problem, void* stream) {
-  return is_block_scaled(args)
-             ? launch_widened_tile<DType::kBFloat16, true>(args, config, problem, stream)
-             : launch_widened_tile<DType::kBFloat16, false>(args, config, problem, stream);
+  return launch_widened_tile<DType::kBFloat16>(args, config, problem, stream);
 }
 
 }  // namespace cuda

@@ -109,5 +109,14 @@ Status launch_grouped_tiles(const GroupedTilesLaunch& call, Stream stream) {
   return "no kernel was built for this config; report a defect";
 }
 
+// FP8 weights of 16-bit rows.
+template <DType kType>
+Status launch_widened_tiles(const GroupedTilesLaunch& call, Stream stream) {
+  constexpr DType kWType = DType::kFloat8E4M3FN;
+  return call.product.w.scale.is_blocked()
+             ? launch_grouped_tiles<kType, true, 4, kWType>(call, stream)
+             : launch_grouped_tiles<kType, false, 0, kWType>(call, stream);
+}
+
 }  // namespace cuda
 }  // namespace rocm_kernels

@@ -128,7 +128,7 @@ def fp8_linear_path(
     weight_only: bool = False,
 ) -> str:
     """Which path :func:`fp8_linear` takes for this many rows, as the backend decides it; with
-    ``weight_only``, :func:`weight_only_linear`.
+    ``weight_only``, :func:`weight_only_linear` of a 16-bit x.
 
     Returns:
         ``"skinny_gemm"``: the kernel for few rows; ``"gemm"``: the one for any number;
@@ -221,7 +221,8 @@ def weight_only_linear(
         refuse_gradient("weight_only_linear", x=x, w=w, scale_w=scale_w, bias=bias)
     terms = [x] if x.dtype != torch.float32 else _bfloat16_terms(x)
     a = x if len(terms) == 1 else torch.cat(terms)
-    path = fp8_linear_path(a.shape[0], w, scale_w, weight_only=True)
+    # A float32 result is not among wgmma's: its rows go to the library where FP8's do.
+    path = fp8_linear_path(a.shape[0], w, scale_w, weight_only=len(terms) == 1)
     if path == "scaled_mm":
         # Where the library is quicker for many rows, unpacking the weight is a small part of it.
         bias = None if bias is None else bias.to(x.dtype)
