@@ -89,6 +89,14 @@ __device__ __forceinline__ void store_bulk(void* to, uint32_t from, int bytes) {
                "r"(bytes)
                : "memory");
 }
+// The box at (x, y) of a two-dimensional map of bytes, from shared memory; what lies outside of the
+// matrix is not stored.
+__device__ __forceinline__ void store_box_2d(const CUtensorMap& map, int x, int y, uint32_t from) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
+      "r"(x), "r"(y), "r"(from)
+      : "memory");
+}
 __device__ __forceinline__ void commit_stores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

@@ -81,11 +81,6 @@ constexpr TileTime kWidenedBlockTiles[] = {
     {32, 128, true, {0.459, 0, 0.483}, {1.4, 0, 1.6}},
 };
 
-// FP8 weights of a 16-bit a, which become its type on their way.
-inline bool is_widened(const GemmArgs& args) {
-  return size_of(args.w_dtype) < size_of(args.a_dtype);
-}
-
 // The tiles that are compiled for these operands, in `count`.
 inline const TileTime* tiles_of(const GemmArgs& args, int& count) {
   const auto all = [&](const auto& tiles) {
@@ -170,7 +165,7 @@ inline int narrow_stages_of(const GemmArgs& args, const GemmConfig& c, const Gem
   const int narrow = narrow_row_bytes(args.a_dtype, args.w_dtype);
   if (narrow == 0) return 0;
   const int64_t left = device.shared_bytes_per_block - kStaticBytes -
-                       warpgroup_shared_bytes(c, is_block_scaled(args));
+                       warpgroup_shared_bytes(args, c);
   return static_cast<int>(std::min<int64_t>(left / (c.block_n * narrow), kMaxStages));
 }
 
@@ -201,11 +196,11 @@ void for_each_warpgroup_config(const GemmArgs& args, const GemmDevice& device, c
       const int64_t stage_bytes = int64_t{c.block_m + c.block_n} * kChunkBytes;
       c.num_stages = 0;
       const int64_t left = device.shared_bytes_per_block - kStaticBytes -
-                           warpgroup_shared_bytes(c, is_block_scaled(args));
+                           warpgroup_shared_bytes(args, c);
       c.num_stages =
           is_widened(args)
               ? widened_stages(c.block_m, c.block_n, narrow_row_bytes(args.a_dtype, args.w_dtype),
-                               warpgroup_shared_bytes(c, is_block_scaled(args)),
+                               warpgroup_shared_bytes(args, c),
                                device.shared_bytes_per_block)
                     .wide
               : static_cast<int>(
@@ -282,7 +277,7 @@ inline Status check(const GemmArgs& args, const GemmConfig& c, const GemmDevice&
     return kNoTile;
   }
   if (c.num_stages < 2 || c.num_stages > kMaxStages) return "gemm config: num_stages: 2 to 8";
-  if (warpgroup_shared_bytes(c, is_block_scaled(args)) + kStaticBytes >
+  if (warpgroup_shared_bytes(args, c) + kStaticBytes >
           device.shared_bytes_per_block ||
       (is_widened(args) && narrow_stages_of(args, c, device) < 2)) {
     return "gemm config: num_stages do not fit in shared memory";

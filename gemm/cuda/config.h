@@ -22,14 +22,16 @@ constexpr int kMaxStages = 8;
 constexpr int kStageAlignment = kPatternBytes;
 constexpr int kMaxRows = 256;  // of a tile
 constexpr int kMaxColumns = 256;
-constexpr int kWarpStagingBytes = 1536;  // outputs on their way
-constexpr int kStagingBytes = kMathGroups * 4 * kWarpStagingBytes;
+constexpr int kStagedRows = 16;  // of out, that a warp stores by one copy (epilogue.cuh)
+// What a warp needs to store 16 rows of 32 columns by itself, and 32 rows of 16.
+constexpr int kWarpRowsBytes = 1280, kWarpColumnsBytes = 1536;
 constexpr int kMaxScaleGroups = 4;  // of w, in a tile
 constexpr int kScaleRun = 4;        // chunks whose block scales are fetched together
 constexpr int kScaleBuffers = 2;
 constexpr int kMaxSteps = 16;         // of an epilogue, each finished by one contributor
 constexpr int kMaxContributors = 32;  // of a tile: a warp looks at their flags
 constexpr int kStaticBytes = 7 << 10;
+constexpr int kSharedBytes = 227 << 10;  // that a block of sm_90 can ask for
 
 // The mma kernel's (mma.cuh).
 constexpr int kMmaBlockM = 128, kMmaBlockN = 128;
@@ -120,12 +122,57 @@ constexpr int narrow_row_bytes(DType a, DType w) {
                                      : kChunkBytes / 2;
 }
 
-// Bytes of shared memory that the warpgroup kernel asks for, narrow stages of w apart.
-inline int64_t warpgroup_shared_bytes(const GemmConfig& c, bool block_scales) {
-  const int64_t stage = int64_t{c.block_m + c.block_n} * kChunkBytes;
+// FP8 weights of a 16-bit a, which become its type on their way.
+inline bool is_widened(const GemmArgs& args) {
+  return size_of(args.w_dtype) < size_of(args.a_dtype);
+}
+
+// Bytes of shared memory of the warpgroup kernel, narrow stages of w apart.
+constexpr int64_t warpgroup_shared_bytes(int64_t block_m, int64_t block_n, int num_stages,
+                                         bool block_scales, int64_t warp_staging) {
   const int64_t scales =
-      block_scales ? kScaleBuffers * (c.block_m + kMaxScaleGroups) * kScaleRun * 4 : 0;
-  return kStageAlignment + kStagingBytes + c.num_stages * stage + scales;
+      block_scales ? kScaleBuffers * (block_m + kMaxScaleGroups) * kScaleRun * 4 : 0;
+  return kStageAlignment + kMathGroups * 4 * warp_staging +
+         num_stages * (block_m + block_n) * kChunkBytes + scales;
+}
+
+// Outputs on their way to memory: boxes of kStagedRows x staged_columns() of 16 bits. With room for
+// all of its boxes of a tile a warp never waits, and the copy engine stores them while the next
+// tile is multiplied; but stages come first, so that operands for 1,900 cycles of products are
+// under way beside the one that is multiplied, and 16-bit types hold another
+// (docs/kernels/gemm_journal.md). Widened weights leave room for one. Where w is the 64-row operand
+// a warp stores by itself, 32 rows of 16 columns at a time.
+constexpr int staged_columns(int block_c) { return block_c % 64 == 0 ? 64 : 32; }
+constexpr int staged_box_bytes(int block_c) { return kStagedRows * staged_columns(block_c) * 2; }
+constexpr int boxes_of_tile(int block_r, int block_c) {
+  return block_r / (kMathGroups * 64) * (block_c / staged_columns(block_c));
+}
+constexpr int staged_boxes(int block_r, int block_c, bool fp8, bool block_scales, bool widened) {
+  const int box = staged_box_bytes(block_c), all = boxes_of_tile(block_r, block_c);
+  const int least = (kWarpRowsBytes + box - 1) / box;
+  if (widened) return least;
+  const int64_t left =
+      kSharedBytes - kStaticBytes - warpgroup_shared_bytes(block_r, block_c, 0, block_scales, 0);
+  const int64_t stage = int64_t{block_r + block_c} * kChunkBytes;
+  const int cycles = block_r * block_c / 32;
+  const int64_t wanted = 1 + (fp8 ? 0 : 1) + (1900 + cycles - 1) / cycles;
+  const int64_t most = (left - kMathGroups * 4 * least * box) / stage;
+  const int64_t stages = std::min<int64_t>({wanted, most, kMaxStages});
+  return static_cast<int>(
+      std::clamp<int64_t>((left - stages * stage) / (kMathGroups * 4 * box), least, all));
+}
+constexpr int warp_staging_bytes(int block_r, int block_c, bool rows_are_w, bool fp8,
+                                 bool block_scales, bool widened) {
+  return rows_are_w ? kWarpColumnsBytes
+                    : staged_boxes(block_r, block_c, fp8, block_scales, widened) *
+                          staged_box_bytes(block_c);
+}
+
+inline int64_t warpgroup_shared_bytes(const GemmArgs& args, const GemmConfig& c) {
+  return warpgroup_shared_bytes(
+      c.block_m, c.block_n, c.num_stages, is_block_scaled(args),
+      warp_staging_bytes(c.block_r(), c.block_c(), c.rows_are_w(), is_fp8(args.a_dtype),
+                         is_block_scaled(args), is_widened(args)));
 }
 
 // Stages of weights that are widened: before they are (`narrow`), and of what is multiplied. Few

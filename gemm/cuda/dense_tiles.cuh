@@ -27,7 +27,7 @@ class DenseTiles {
   __device__ __forceinline__ DenseTiles(const Problem& p, int rank) : p_(p), rank_(rank) {}
 
   // Bytes of shared memory that a warp's outputs go through.
-  __device__ __forceinline__ static int warp_staging(const Problem&) { return kWarpStagingBytes; }
+  __device__ __forceinline__ static int warp_staging(const Problem&) { return Tile::kWarpStaging; }
 
   __device__ __forceinline__ const TileSchedule& schedule() const { return p_.schedule; }
 
@@ -74,6 +74,7 @@ class DenseTiles {
     const int64_t row = (Tile::kSwapped ? place.first_row : place.first_column) + i;
     return row < (Tile::kSwapped ? p_.rows : p_.columns) ? p_.scale_w.outer(row) : 0.0f;
   }
+  __device__ __forceinline__ bool has_bias() const { return p_.bias != nullptr; }
   __device__ __forceinline__ float bias(const Place& place, int i) const {
     const int64_t row = (Tile::kSwapped ? place.first_row : place.first_column) + i;
     return row < (Tile::kSwapped ? p_.rows : p_.columns) ? load_bias(p_.bias, p_.bias_dtype, row)
@@ -91,8 +92,12 @@ class DenseTiles {
     }
     finish_sums<Tile>(p_, unit, rank_, group, thread, staging, steps, sums);
   }
-  // Of all tiles of a warp that multiplies.
-  __device__ __forceinline__ void end() const {}
+  // Of all tiles of a warp that multiplies: the copy engine has stored them.
+  __device__ __forceinline__ void end() const {
+#if __CUDA_ARCH__ >= 900
+    if (!Tile::kSwapped) wait_for_stores();
+#endif
+  }
 
  private:
   // Where a tile of kSize rows begins to multiply so that it ends where the matrix does: the copy

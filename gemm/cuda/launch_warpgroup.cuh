@@ -27,11 +27,11 @@ inline Status make_box_map(CUtensorMap& map, const MatrixOfBytes& matrix, int bo
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(matrix.data), sizes, strides,
              box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(line_bytes),
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-  return ok ? nullptr : "gemm: the driver could not describe the operands to the copy engine";
+  return ok ? nullptr : "gemm: the driver could not describe the matrices to the copy engine";
 }
 
 template <class Tile>
-Status launch_tile(const GemmArgs& args, const GemmConfig& config, const WarpgroupProblem& problem,
+Status launch_tile(const GemmArgs& args, const GemmConfig& config, WarpgroupProblem problem,
                    void* stream) {
   const int64_t bytes_a = size_of(args.a_dtype), bytes_w = size_of(args.w_dtype);
   CUtensorMap a_map, w_map;
@@ -45,12 +45,19 @@ Status launch_tile(const GemmArgs& args, const GemmConfig& config, const Warpgro
                        Tile::kSwapped ? problem.rows_box : problem.columns_box, Tile::kWRowBytes)) {
     return error;
   }
+  if (!Tile::kSwapped && problem.wide_stores) {
+    const MatrixOfBytes out = {args.out, args.m, args.n * 2, args.out_stride * 2};
+    if (const Status error =
+            make_box_map(problem.out_map, out, kStagedRows, staged_columns(Tile::kColumns) * 2)) {
+      return error;
+    }
+  }
   Launch launch;
   launch.grid = dim3(static_cast<unsigned>(problem.schedule.workers * problem.cluster));
   launch.block = Tile::kThreads;
   launch.stream = static_cast<Stream>(stream);
-  launch.shared_bytes = warpgroup_shared_bytes(config, Tile::kBlockScales) +
-                        problem.narrow_stages * Tile::kNarrowBytes;
+  launch.shared_bytes =
+      warpgroup_shared_bytes(args, config) + problem.narrow_stages * Tile::kNarrowBytes;
   launch.cluster = problem.cluster;
   launch.early = true;
   return launch_kernel(gemm_warpgroup_kernel<Tile, DenseTiles<Tile>>, launch,

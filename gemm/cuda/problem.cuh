@@ -34,8 +34,9 @@ struct WarpgroupProblem {
   int32_t rows_box = 0, columns_box = 0;  // rows that one copy brings; two of what is shared
   L2Policy rows_policy = L2Policy::kEvictNormal, columns_policy = L2Policy::kEvictNormal;
   bool wide_scale_a = false, wide_scale_w = false;  // runs of block scales are 16-byte vectors
-  bool wide_stores = false;                         // rows of out are aligned vectors of 16 bytes
+  bool wide_stores = false;  // rows of out are aligned vectors of 16 bytes, of 16-bit elements
 
+  CUtensorMap out_map = {};  // boxes of kStagedRows x staged_columns(); see epilogue.cuh
   void* out = nullptr;
   int64_t out_stride = 0;
   DType out_dtype = DType::kBFloat16, bias_dtype = DType::kBFloat16;
@@ -91,6 +92,16 @@ struct WarpgroupTile {
   static constexpr int kStepTiles = kColumnTiles < 4 ? kColumnTiles : 4;
   static constexpr int kColumnSteps = kColumnTiles / kStepTiles;
   static constexpr int kSteps = kWaves * kColumnSteps;
+  // Boxes of outputs, the steps of one, and those that a warp can have on their way.
+  static constexpr int kBoxSteps = staged_columns(kColumns) / 32;
+  static constexpr int kStagedBoxes =
+      staged_boxes(kRows, kColumns, is_fp8(kType), kBlockScales, kWidened);
+  // What the launcher takes an instance of FP8 operands for; it asks for two sums of a chunk where
+  // out is float16.
+  static constexpr bool kOutIsKnown = is_fp8(kType);
+  static constexpr DType kKnownOut = kChain == 2 ? DType::kFloat16 : DType::kBFloat16;
+  static constexpr int kWarpStaging =
+      warp_staging_bytes(kRows, kColumns, kSwapped, is_fp8(kType), kBlockScales, kWidened);
   // Columns that surely lie in one block of 128 of w.
   static constexpr int kScaleGroup = kSwapped              ? kColumns
                                      : kPaired             ? 64
@@ -118,7 +129,6 @@ __device__ __forceinline__ uint32_t pack_pair(DType dtype, float low, float high
 }
 
 __device__ __forceinline__ float load_bias(const void* bias, DType dtype, int64_t n) {
-  if (bias == nullptr) return 0.0f;
   if (dtype == DType::kFloat32) return static_cast<const float*>(bias)[n];
   if (dtype == DType::kFloat16) return __half2float(static_cast<const __half*>(bias)[n]);
   return __bfloat162float(static_cast<const __nv_bfloat16*>(bias)[n]);
@@ -143,6 +153,8 @@ __device__ __forceinline__ int2 place_of_tile(const WarpgroupProblem& p, int til
   return make_int2(first + rest % height, rest / height);
 }
 
+constexpr int kBiases = kMaxRows > kMaxColumns ? kMaxRows : kMaxColumns;
+
 // A unit as the multiplying warps need it, put in shared memory by the warp that looks it up: what
 // they keep in registers beside the sums is spilled.
 struct UnitInfo {
@@ -156,7 +168,7 @@ struct UnitInfo {
   int32_t last;                                // of this worker
   int32_t zero;                                // 0, which the compiler does not know
   alignas(16) float row_factor[kMaxRows], column_factor[kMaxColumns];
-  float bias[kMaxRows > kMaxColumns ? kMaxRows : kMaxColumns];  // of n, be it rows or columns
+  float bias[kBiases];  // of n, be it rows or columns; 0 where there is none
 
   __device__ int slot(int of) const { return of == 0 ? first_slot : other_slots + of * slot_step; }
 };

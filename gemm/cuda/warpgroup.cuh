@@ -52,13 +52,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   extern __shared__ uint8_t dynamic_shared[];
   __shared__ uint64_t full_barriers[kMaxStages], empty_barriers[kMaxStages];
   __shared__ uint64_t narrow_full_barriers[kMaxStages], narrow_empty_barriers[kMaxStages];
-  __shared__ uint64_t unit_full_barriers[2], unit_empty_barriers[2];
+  __shared__ uint64_t unit_full_barriers[2], factors_full_barriers[2], unit_empty_barriers[2];
   __shared__ uint64_t scale_full_barriers[kScaleBuffers], scale_empty_barriers[kScaleBuffers];
   __shared__ UnitInfo units_ahead[2];
   __shared__ int finished_groups[kMathGroups];
   const uint32_t full = pinned_address(full_barriers);
   const uint32_t empty = pinned_address(empty_barriers);
   const uint32_t unit_full = pinned_address(unit_full_barriers);
+  const uint32_t factors_full = pinned_address(factors_full_barriers);
   const uint32_t unit_empty = pinned_address(unit_empty_barriers);
   const uint32_t scale_full = pinned_address(scale_full_barriers);
   const uint32_t scale_empty = pinned_address(scale_empty_barriers);
@@ -87,11 +88,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(unit_full + i * 8, 1);
+      mbarrier_init(factors_full + i * 8, 1);
       mbarrier_init(unit_empty + i * 8, kMathGroups * 4);
       mbarrier_init(scale_full + i * 8, 32);
       mbarrier_init(scale_empty + i * 8, kMathGroups * 4);
     }
     fence_mbarrier_init();
+  }
+  for (int i = threadIdx.x; i < kBiases; i += Tile::kThreads) {
+    for (UnitInfo& info : units_ahead) info.bias[i] = 0.0f;
   }
   if constexpr (Tile::kBlockScales) {
     // Scales that are not blocks count as 1 here and are applied at the end.
@@ -171,73 +176,68 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     } else if (Tile::kBlockScales && role == 2) {
       fetch_block_scales<Tile>(tiles, p, worker, lane, block_scales, scale_full, scale_empty);
     } else if (role == 3) {
-      // Looks up units and what their ends need from memory.
+      // Looks up units, and then what their ends need from memory: so that the products of the
+      // first need not wait for it.
       wait_for_previous_kernel();
       const auto& schedule = tiles.schedule();
       Units units(schedule, worker);
-      Unit unit, next_unit;
-      bool more = units.take(unit);
-      typename Tiles::Place place{}, next_place{};
-      if (more) place = tiles.place_of(unit.tile);
+      Unit unit;
       for (int buffer = 0, parity = 1;;) {
         UnitInfo& info = units_ahead[buffer];
-        const bool more_follow = more && units.take(next_unit);
-        if (!more) {
-          mbarrier_wait(unit_empty + buffer * 8, parity);
-        } else {
-          // All loads are under way before any is waited for, and before the buffer is free.
-          constexpr int kRowLanes = (Tile::kRows + 31) / 32,
-                        kColumnLanes = (Tile::kColumns + 31) / 32;
+        const bool more = units.take(unit);
+        typename Tiles::Place place{};
+        if (more) place = tiles.place_of(unit.tile);
+        mbarrier_wait(unit_empty + buffer * 8, parity);
+        if (lane == 0) {
+          info.chunks = more ? unit.end - unit.begin : 0;
+          info.first_chunk = unit.begin;
+          info.first_row = place.first_row;
+          info.first_column = place.first_column;
+          info.own_row = place.own_row;
+          info.own_column = place.own_column;
+          info.end_row = place.end_row;
+          info.end_column = place.end_column;
+          info.contributor = unit.contributor;
+          info.contributors = unit.contributors;
+          info.shared_tile = unit.tile - schedule.whole;
+          info.first_slot = unit.first_slot;
+          info.other_slots = schedule.slot(unit, worker, 1) - schedule.slot_step();
+          info.slot_step = schedule.slot_step();
+          info.last = unit.last;
+          info.zero = 0;
+          mbarrier_arrive(unit_full + buffer * 8);
+        }
+        if (!more) break;
+        // All loads are under way before any is waited for. With those of the bias, or the next
+        // unit's place, they would not fit in this warp's registers, and be awaited one by one.
+        constexpr int kRowLanes = (Tile::kRows + 31) / 32,
+                      kColumnLanes = (Tile::kColumns + 31) / 32;
+        float row_factor[kRowLanes], column_factor[kColumnLanes];
+#pragma unroll
+        for (int i = 0; i < kRowLanes; ++i) {
+          const int row = lane + i * 32;
+          row_factor[i] = Tile::kSwapped ? tiles.w_factor(place, row) : tiles.a_factor(place, row);
+        }
+#pragma unroll
+        for (int i = 0; i < kColumnLanes; ++i) {
+          const int column = lane + i * 32;
+          column_factor[i] =
+              Tile::kSwapped ? tiles.a_factor(place, column) : tiles.w_factor(place, column);
+        }
+#pragma unroll
+        for (int i = 0; i < kRowLanes; ++i) info.row_factor[lane + i * 32] = row_factor[i];
+#pragma unroll
+        for (int i = 0; i < kColumnLanes; ++i) info.column_factor[lane + i * 32] = column_factor[i];
+        if (tiles.has_bias()) {
           constexpr int kBiasLanes = Tile::kSwapped ? kRowLanes : kColumnLanes;
-          float row_factor[kRowLanes], column_factor[kColumnLanes], bias[kBiasLanes];
-#pragma unroll
-          for (int i = 0; i < kRowLanes; ++i) {
-            const int row = lane + i * 32;
-            row_factor[i] =
-                Tile::kSwapped ? tiles.w_factor(place, row) : tiles.a_factor(place, row);
-          }
-#pragma unroll
-          for (int i = 0; i < kColumnLanes; ++i) {
-            const int column = lane + i * 32;
-            column_factor[i] =
-                Tile::kSwapped ? tiles.a_factor(place, column) : tiles.w_factor(place, column);
-          }
+          float bias[kBiasLanes];
 #pragma unroll
           for (int i = 0; i < kBiasLanes; ++i) bias[i] = tiles.bias(place, lane + i * 32);
-          if (more_follow) next_place = tiles.place_of(next_unit.tile);
-          mbarrier_wait(unit_empty + buffer * 8, parity);
-#pragma unroll
-          for (int i = 0; i < kRowLanes; ++i) info.row_factor[lane + i * 32] = row_factor[i];
-#pragma unroll
-          for (int i = 0; i < kColumnLanes; ++i)
-            info.column_factor[lane + i * 32] = column_factor[i];
 #pragma unroll
           for (int i = 0; i < kBiasLanes; ++i) info.bias[lane + i * 32] = bias[i];
-          if (lane == 0) {
-            info.first_row = place.first_row;
-            info.first_column = place.first_column;
-            info.own_row = place.own_row;
-            info.own_column = place.own_column;
-            info.end_row = place.end_row;
-            info.end_column = place.end_column;
-            info.contributor = unit.contributor;
-            info.contributors = unit.contributors;
-            info.shared_tile = unit.tile - schedule.whole;
-            info.first_slot = unit.first_slot;
-            info.other_slots = schedule.slot(unit, worker, 1) - schedule.slot_step();
-            info.slot_step = schedule.slot_step();
-            info.last = unit.last;
-            info.zero = 0;
-          }
         }
-        if (lane == 0) info.first_chunk = unit.begin;
-        if (lane == 0) info.chunks = more ? unit.end - unit.begin : 0;
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(unit_full + buffer * 8);
-        if (!more) break;
-        more = more_follow;
-        unit = next_unit;
-        place = next_place;
+        if (lane == 0) mbarrier_arrive(factors_full + buffer * 8);
         buffer ^= 1;
         if (buffer == 0) parity ^= 1;
       }
@@ -439,6 +439,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       // Computed from what the compiler does not know: or it keeps all that follows from it, for
       // every tile, in registers that the sums need.
       const int thread = threadIdx.x % 128 + unit.zero;
+      mbarrier_wait(factors_full + buffer * 8, unit_parity);
       tiles.finish(unit, group, thread, after_stages + warp * Tiles::warp_staging(p),
                    finished_groups[group], sums);
       __syncwarp();

@@ -116,6 +116,7 @@ class GroupedTiles {
     const int row = w_row(place, i);
     return row >= 0 ? scale_w(place).outer(row) : 0.0f;
   }
+  __device__ __forceinline__ bool has_bias() const { return p_.w.bias != nullptr; }
   __device__ __forceinline__ float bias(const Place& place, int i) const {
     const int row = w_row(place, i);
     return row >= 0 ? p_.bias(place.expert, row) : 0.0f;

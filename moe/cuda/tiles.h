@@ -97,12 +97,7 @@ inline int warp_staging_bytes(const MoeConfig& c, int64_t k_bytes, bool wide_flo
 
 inline int64_t warpgroup_bytes(const MoeConfig& c, bool block_scales, int num_stages,
                                int warp_staging) {
-  GemmConfig gemm;
-  gemm.block_m = c.block_m;
-  gemm.block_n = c.block_n;
-  gemm.num_stages = num_stages;
-  return warpgroup_shared_bytes(gemm, block_scales) - kStagingBytes +
-         kMathGroups * 4 * warp_staging;
+  return warpgroup_shared_bytes(c.block_m, c.block_n, num_stages, block_scales, warp_staging);
 }
 // Stages that fit a block which may have `shared_bytes`.
 inline int warpgroup_stages(const MoeConfig& c, bool block_scales, int64_t shared_bytes,

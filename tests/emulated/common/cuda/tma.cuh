@@ -1,6 +1,8 @@
 // What headers need of the copy engine's to be read.
 #pragma once
 
+struct CUtensorMap {};
+
 namespace rocm_kernels {
 namespace cuda {
 
