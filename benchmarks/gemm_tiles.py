@@ -53,15 +53,20 @@ START = {"launch": 1.2, "memory": 5.0, "l2": 9.5, "combine": 2.0, "kilobyte": 0.
          "apart": 3.0}  # fmt: skip
 FITTED = {
     **START,
-    "launch": 1.57,
-    "memory": 4.98,
-    "l2": 9.51,
-    "combine": 1.9,
-    "streamed": 2.03,
-    "idle": 0.127,
-    "unaligned_l2": 0.504,
-    "missed": 0.763,
-    "l2_holds": 38.1,
+    "launch": 1.93,
+    "memory": 4.95,
+    "l2": 9.5,
+    "combine": 1.8,
+    "kilobyte": 0.0367,
+    "streamed": 2.55,
+    "idle": 0.145,
+    "unaligned_l2": 0.557,
+    "unaligned_row": 0.0929,
+    "unaligned_block": 0.206,
+    "unaligned_bf16": 0.0,
+    "missed": 0.512,
+    "l2_holds": 88.7,
+    "apart": 2.54,
 }  # choose.h has
 NORM = 6  # how products, L2 and memory are joined: what nearly weighs as much adds to it
 CHUNKS = np.exp(np.linspace(np.log(0.1), np.log(2.5), 70))

@@ -25,7 +25,7 @@ constexpr int kMaxColumns = 256;
 constexpr int kStagedRows = 16;  // of out, that a warp stores by one copy (epilogue.cuh)
 // What a warp needs to store 16 rows of 32 columns by itself, and 32 rows of 16.
 constexpr int kWarpRowsBytes = 1280, kWarpColumnsBytes = 1536;
-constexpr int kMaxScaleGroups = 4;  // of w, in a tile
+constexpr int kMaxScaleGroups = 5;  // of w, in a tile
 constexpr int kScaleRun = 4;        // chunks whose block scales are fetched together
 constexpr int kScaleBuffers = 2;
 constexpr int kMaxSteps = 16;         // of an epilogue, each finished by one contributor

@@ -83,6 +83,8 @@ Status launch_16_bit_tile(const GemmArgs& args, const GemmConfig& config,
   }
   ROCM_KERNELS_TILE(kType, false, 1, 256, false, 0)
   ROCM_KERNELS_TILE(kType, false, 2, 128, false, 0)
+  ROCM_KERNELS_TILE(kType, false, 1, 192, false, 0)
+  ROCM_KERNELS_TILE(kType, false, 1, 160, false, 0)
   ROCM_KERNELS_TILE(kType, false, 1, 128, false, 0)
   ROCM_KERNELS_TILE(kType, false, 2, 64, false, 0)
   ROCM_KERNELS_TILE(kType, false, 1, 96, false, 0)
@@ -108,6 +110,8 @@ Status launch_fp8_tile(const GemmArgs& args, const GemmConfig& config,
     return kNoTile;
   }
   ROCM_KERNELS_TILE(kType, false, 2, 128, kBlocks, 4)
+  ROCM_KERNELS_TILE(kType, false, 1, 192, kBlocks, 4)
+  ROCM_KERNELS_TILE(kType, false, 1, 160, kBlocks, 4)
   ROCM_KERNELS_TILE(kType, false, 1, 128, kBlocks, 4)
   ROCM_KERNELS_TILE(kType, false, 2, 96, kBlocks, 4)
   ROCM_KERNELS_TILE(kType, false, 2, 64, kBlocks, 4)
