@@ -101,7 +101,7 @@ struct GemmConfig {
   };
   static constexpr Status kMustRead =
       "gemm config: it must read like 'warpgroup block_m=128 block_n=128 rows=a cluster_m=1 "
-      "cluster_n=1 num_stages=6 schedule=data_parallel split_k=1 group=8'";
+      "cluster_n=1 num_stages=5 schedule=data_parallel split_k=1 group=8'";
 };
 
 constexpr Status kNoTile =
