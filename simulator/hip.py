@@ -32,6 +32,7 @@ class Runtime:
         library.sim_register_output.argtypes = library.sim_register_buffer.argtypes
         library.sim_unregister_buffer.argtypes = [ctypes.c_void_p]
         library.sim_set_options.argtypes = [ctypes.c_int, ctypes.c_uint64]
+        library.sim_set_threads.argtypes = [ctypes.c_uint32]
         library.sim_set_cycles.argtypes = [ctypes.c_void_p]
         library.sim_launch_count.restype = ctypes.c_uint64
         library.sim_finding_count.restype = ctypes.c_uint64
@@ -55,6 +56,10 @@ class Runtime:
     def options(self, checks: bool = True, seed: int = 0) -> None:
         """Switches the adversarial modes and checkers, and picks the order of waves."""
         self._library.sim_set_options(checks, seed)
+
+    def threads(self, count: int) -> None:
+        """Host threads of every launch from now on; 0: one a core, as at first."""
+        self._library.sim_set_threads(count)
 
     def cycles(self, machine: Machine | None) -> None:
         """Plays every launch from now on on `machine` too; None ends that."""

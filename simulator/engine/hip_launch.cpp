@@ -186,6 +186,9 @@ void sim_set_options(int checks, uint64_t seed) {
   o.seed = seed;
 }
 
+// Host threads of every launch from now on; 0: one a core.
+void sim_set_threads(uint32_t threads) { runtime().options.threads = threads; }
+
 // Plays every launch on the cycle model from now on; null: none.
 void sim_set_cycles(const SimCycles* cycles) {
   Runtime& r = runtime();
