@@ -132,7 +132,7 @@ def measure_all_configs(seconds: float, kinds: list[str], tell: Callable) -> Non
             a, scale_a = a.bfloat16(), None
         weights = weights[: max(1, ceil_div(ROTATED_BYTES, weights[0].nbytes))]
         out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-        for config in ops.gemm_configs(out, a, weights[0], scale_a, scale_w).splitlines():
+        for config in ops.gemm_configs(out, a, weights[0], scale_a, scale_w, False).splitlines():
             if fields(config) is None:
                 continue
             if time.monotonic() > until:

@@ -50,7 +50,7 @@ def run(m: int, n: int, k: int, kind: str, config: str | None = None) -> tuple:
         config = config or ops.skinny_gemm_configs(out, *given, False).splitlines()[0]
         ops.skinny_gemm_with_config(out, *given, None, config)
     else:
-        config = config or ops.gemm_configs(out, *given).splitlines()[0]
+        config = config or ops.gemm_configs(out, *given, False).splitlines()[0]
         ops.gemm_with_config(out, *given, None, config)
     return given, out, config
 

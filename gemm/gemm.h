@@ -42,6 +42,15 @@ inline bool is_block_scaled(const GemmArgs& args) {
   return args.scale_a.is_blocked() || args.scale_w.is_blocked();
 }
 
+// Tuned configs of gemm are for classes of M, each named by its last row: a power of two, beyond
+// which, up to twice, a product has a similar number of tiles. The last class has no end.
+constexpr int64_t kLastGemmClass = 16384;
+constexpr int64_t last_row_of_gemm_class(int64_t m) {
+  int64_t last = 1;
+  while (last < m && last < kLastGemmClass) last *= 2;
+  return last;
+}
+
 // The product of rows [begin, end) of a.
 inline GemmArgs rows_of(GemmArgs args, int64_t begin, int64_t end) {
   args.m = end - begin;
@@ -57,6 +66,9 @@ int64_t gemm_workspace_bytes(const GemmArgs& args, const Context& context);
 // Caller's duty: m, n, k >= 0 and dtypes as above. Any M, N, K, stride and element alignment is
 // served; rows that are 16-byte aligned are quickest.
 Status launch_gemm(const GemmArgs& args, const Context& context);
+
+// nullptr where args.config can serve args on the current device, else why it cannot.
+Status check_gemm_config(const GemmArgs& args, const Context& context);
 
 // Tells visit(text, state) every config that can serve args on the current device: first the one
 // that launch_gemm(args) takes, then the others that are worth timing, each once. Nothing that args

@@ -50,7 +50,7 @@ def test_every_config(best_package, device, kind, m, n, k):
     ops, dequantize = best_package.functional.ops, best_package.reference.dequantize
     wide = dequantize(a, scale_a, 1), dequantize(w, scale_w, 128)
     exact = wide[0] @ wide[1].t() + bias.double()
-    listed = ops.gemm_configs(torch.empty_like(exact, dtype=dtype), a, w, scale_a, scale_w)
+    listed = ops.gemm_configs(torch.empty_like(exact, dtype=dtype), a, w, scale_a, scale_w, False)
     for config in listed.splitlines():
         out, again = (Guarded(m, n, dtype, device) for _ in range(2))
         ops.gemm_with_config(out.view, a, w, scale_a, scale_w, bias, config)

@@ -1,4 +1,4 @@
-"""Which config skinny_gemm runs with: asked for, forced, tuned, loaded from a file."""
+"""Which config skinny_gemm and gemm run with: asked for, forced, tuned, loaded from a file."""
 
 import json
 import os
@@ -77,6 +77,70 @@ def test_cpu_has_nothing_to_choose(package, document):
         (times,) = entry["median_us"].values()
         assert all(0 < microseconds < 1e6 for microseconds in times.values())
     assert package.tuning.load_tuning(path) == 0
+
+
+def test_gemm_is_tuned_for_classes_that_end_at_powers_of_two(package, tmp_path):
+    path = tmp_path / "gemm.json"
+    rows = [65, 100, 128, 129, 20000]
+    package.tuning.tune_gemm([(17, 64)], rows=rows, device="cpu", output=path)
+    entries = json.loads(path.read_text())["entries"]
+    assert [(entry["op"], entry["m"]) for entry in entries] == [
+        ("gemm", 128), ("gemm", 256), ("gemm", 16384)
+    ]  # fmt: skip
+    for entry, members in zip(entries, (rows[:3], rows[3:4], rows[4:])):
+        assert entry["config"] == entry["default"] in CPU_NAMES
+        assert list(entry["median_us"][entry["config"]]) == [str(m) for m in members]
+    assert package.tuning.load_tuning(path) == 0
+    package.tuning.clear_tuning({"entries": entries})
+    with pytest.raises(ValueError, match="rows must be at least 1, got .5, 0"):
+        package.tuning.tune_gemm([(17, 64)], rows=[5, 0])
+
+
+def test_every_candidate_of_gemm_can_be_forced(best_package, device):
+    package, tuning = best_package, best_package.tuning
+    dtype = package.native_fp8_dtype(device)
+    a, w = (torch.randn(n, 256, device=device).to(dtype) for n in (70, 48))
+    scale = torch.rand(48, 1, device=device)
+    expected = package.gemm(a, w, None, scale)
+    configs = tuning.gemm_candidates(a, w, None, scale)
+    assert configs[0] == package.gemm_config(a, w, None, scale)
+    for config in configs:
+        actual = tuning.gemm_with_config(config, a, w, None, scale)
+        torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
+    with pytest.raises(RuntimeError, match="got 'fast' for M = 70, N = 48"):
+        tuning.gemm_with_config("fast", a, w, None, scale)
+
+
+def test_gemm_takes_the_config_in_force_where_it_serves(best_package, device):
+    """On CUDA: a config of the tensor cores does not serve operands of odd strides."""
+    package, ops = best_package, best_package.functional.ops
+    dtype = package.native_fp8_dtype(device)
+    wide = torch.randn(70, 272, device=device).to(dtype)
+    a, odd, w = wide[:, :256], wide[:, 1:257], torch.randn(48, 256, device=device).to(dtype)
+    configs = package.tuning.gemm_candidates(a, w)
+    index = -1 if device.type == "cpu" else torch.cuda.current_device()
+    names = [str(t.dtype).removeprefix("torch.") for t in (a, w)]
+    key = (index, 100, 48, 256, *names, False)  # of the class of 70
+    own = package.gemm_config(odd, w)
+    ops.tune_gemm(*key, configs[-1])
+    try:
+        assert package.gemm_config(a, w) == configs[-1]
+        assert package.gemm_config(a[:64], w) == package.tuning.gemm_candidates(a[:64], w)[0]
+        assert package.gemm_config(odd, w) in (own, configs[-1])
+        for operand in (a, odd):
+            exact = operand.double() @ w.double().t()
+            torch.testing.assert_close(
+                package.gemm(operand, w).double(), exact, rtol=1e-2, atol=1e-2
+            )
+        ops.tune_gemm(*key, configs[0])
+        assert package.gemm_config(a, w) == configs[0]
+        assert package.gemm_config(odd, w) == own
+    finally:
+        ops.tune_gemm(*key, "")
+    with pytest.raises(RuntimeError, match="got 'fast'"):
+        ops.tune_gemm(*key, "fast")
+    with pytest.raises(RuntimeError, match="rows must be at least 1, got 0"):
+        ops.tune_gemm(index, 0, *key[2:], "")
 
 
 @pytest.mark.parametrize(

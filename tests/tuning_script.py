@@ -25,6 +25,7 @@ runtime.sim_last_launch.restype = ctypes.c_char_p
 
 N, K, FP8 = 48, 640, torch.float8_e4m3fnuz
 WINNER = "specialised_waves block_n=16 waves=8 split_k=3 workgroups=0 xcds=8 producers=4 sparse=0"
+winner = WINNER
 timed = set()
 
 
@@ -33,11 +34,11 @@ def last_kernel() -> str:
 
 
 def from_table(call, inputs, replays):
-    """Calls once, with 1 us for WINNER and 2 us for the others."""
+    """Calls once, with 1 us for the winner and 2 us for the others."""
     call(inputs[0])
     config = call.__closure__[call.__code__.co_freevars.index("config")].cell_contents
     timed.add(config)
-    return 1.0 if config == WINNER else 2.0
+    return 1.0 if config == winner else 2.0
 
 
 tuning.tuner.median_us = from_table
@@ -106,5 +107,35 @@ for _ in range(60):
     torch.testing.assert_close(out.double(), exact, rtol=1e-2, atol=1e-2)
 done.set()
 other.join()
+
+# gemm: a class that ends at a power of two, and its own choice where the config cannot serve.
+N, K = 128, 640
+weight = torch.randn(N, K).to(FP8)
+a = {rows: torch.randn(rows, K).to(FP8) for rows in (150, 256, 257)}
+everything = tuning.gemm_candidates(a[256], weight)
+winner = everything[-1]
+path = path.with_name("gemm.json")
+document = tuning.tune_gemm([tuning.GemmShape(N, K, FP8, FP8)], rows=[256], output=path)
+(entry,) = document["entries"]
+assert len(everything) > 5 and entry["config"] == winner != entry["default"] == everything[0], entry
+assert package.gemm_config(a[150], weight) == package.gemm_config(a[256], weight) == winner
+assert package.gemm_config(a[257], weight) != winner
+tuning.clear_tuning(document)
+assert package.gemm_config(a[256], weight) == entry["default"]
+assert tuning.load_tuning(path) == 1 and package.gemm_config(a[256], weight) == winner
+
+key = (-1, 256, N, K, "float8_e4m3fnuz", "float8_e4m3fnuz", False)
+rounds = "tiled block_m=64 block_n=64 split_k=0 workgroups=6 whole_rounds=1 group_m=2 xcds=2"
+package.functional.ops.tune_gemm(*key, rounds)
+assert package.gemm_config(a[256], weight) == rounds
+own = tuning.gemm_candidates(a[150], weight)[0]  # six tiles: none is left after the first round
+assert package.gemm_config(a[150], weight) == own
+for rows in (150, 256):
+    exact = a[rows].double() @ weight.double().t()
+    out = package.gemm(a[rows], weight)
+    torch.testing.assert_close(out.double(), exact, rtol=1e-2, atol=1e-2)
+    config = rounds if rows == 256 else own
+    assert torch.equal(out, tuning.gemm_with_config(config, a[rows], weight))
+tuning.clear_tuning(document)
 assert runtime.sim_finding_count() == 0
 print("done")

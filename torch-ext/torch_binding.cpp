@@ -31,7 +31,12 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "gemm_with_config(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
       "Tensor? bias, str config) -> ()");
-  ops.def("gemm_configs(Tensor out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w) -> str");
+  ops.def(
+      "gemm_configs(Tensor out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
+      "bool tuned) -> str");
+  ops.def(
+      "tune_gemm(int device, int rows, int n, int k, str a_dtype, str w_dtype, "
+      "bool block_scales, str config) -> ()");
   ops.def("linear_limits(int device, int n, int k, str scales, bool weight_only) -> (int, int)");
   ops.def(
       "topk(Tensor(a!) weights, Tensor(b!) ids, Tensor logits, Tensor? bias, str scoring, int "
@@ -65,6 +70,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
 // These take no tensor that would tell the device.
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
   ops.impl("tune_skinny_gemm", TORCH_BOX(&tune_skinny_gemm));
+  ops.impl("tune_gemm", TORCH_BOX(&tune_gemm));
   ops.impl("linear_limits", TORCH_BOX(&linear_limits));
 }
 

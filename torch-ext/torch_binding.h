@@ -62,11 +62,17 @@ void gemm_with_config(torch::stable::Tensor& out, const torch::stable::Tensor& a
                       std::optional<torch::stable::Tensor> scale_w,
                       std::optional<torch::stable::Tensor> bias, std::string config);
 
-// One config a line: what gemm runs for these operands, then what else is worth timing.
+// One config a line: what gemm runs for these operands, then what else is worth timing. Not `tuned`:
+// entries of tune_gemm count as not set.
 std::string gemm_configs(const torch::stable::Tensor& out, const torch::stable::Tensor& a,
                          const torch::stable::Tensor& w,
                          std::optional<torch::stable::Tensor> scale_a,
-                         std::optional<torch::stable::Tensor> scale_w);
+                         std::optional<torch::stable::Tensor> scale_w, bool tuned);
+
+// As tune_skinny_gemm, with M of the class of `rows` that gemm.h has. A call that this config
+// cannot serve takes the backend's own choice.
+void tune_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::string a_dtype,
+               std::string w_dtype, bool block_scales, std::string config);
 
 // The most rows for which skinny_gemm, and then gemm, is the quickest way through a linear layer
 // with a w of [n, k]: beyond both it is torch's own product. device: as in tune_skinny_gemm;

@@ -206,6 +206,13 @@ int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
          int64_t{schedule.slots()} * config.block_m * config.block_n * 4;
 }
 
+Status check_gemm_config(const GemmArgs& args, const Context&) {
+  cdna::Target target;
+  cdna::GemmConfig config;
+  if (!cdna::current_target(target)) return cdna::kNoDevice;
+  return cdna::config_of(args, target, config);
+}
+
 Status visit_gemm_configs(const GemmArgs& args, const Context&,
                           void (*visit)(const char* config, void* state), void* state) {
   cdna::Target target;

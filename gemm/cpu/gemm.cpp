@@ -40,6 +40,10 @@ Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
   return nullptr;
 }
 
+Status check_gemm_config(const GemmArgs& args, const Context&) {
+  return cpu::check_config(args.config, cpu::amx_serves(args.a_dtype, args.w_dtype));
+}
+
 Status visit_gemm_configs(const GemmArgs& args, const Context&,
                           void (*visit)(const char* config, void* state), void* state) {
   const bool by_tiles = cpu::amx_serves(args.a_dtype, args.w_dtype);

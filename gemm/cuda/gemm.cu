@@ -144,6 +144,13 @@ Status launch_gemm(const GemmArgs& args, const Context& context) {
              : cuda::launch_plain(args, device.compute_capability >= 90, context.stream);
 }
 
+Status check_gemm_config(const GemmArgs& args, const Context&) {
+  cuda::GemmDevice device;
+  cuda::GemmConfig config;
+  if (const Status status = cuda::ask_device(device)) return status;
+  return cuda::config_of(args, device, config);
+}
+
 Status visit_gemm_configs(const GemmArgs& args, const Context&,
                           void (*visit)(const char* config, void* state), void* state) {
   cuda::GemmDevice device;

@@ -8,16 +8,31 @@ using namespace rocm_kernels;
 
 namespace {
 
+TuningKey tuning_key(int64_t device, const GemmArgs& args) {
+  return product_tuning_key("gemm", device, last_row_of_gemm_class(args.m), args);
+}
+
+// The config to take of those that are in force, nullptr where the backend chooses. One that serves
+// its class may not serve these addresses, strides or output: gemm_configs tells then that it is
+// not taken.
+const char* usable_config(const TunedConfig& tuned, GemmArgs args, const Context& context) {
+  args.config = tuned.text();
+  if (args.config == nullptr || check_gemm_config(args, context) != nullptr) return nullptr;
+  return args.config;
+}
+
 void check_gemm_status(Status status, const GemmArgs& args) {
   if (status == nullptr || args.config == nullptr) return check_status(status, "gemm");
   fail("gemm: ", status, "; got '", args.config, "' for M = ", args.m, ", N = ", args.n,
        ", K = ", args.k, "; gemm_configs tells what these operands take");
 }
 
-void launch(const Tensor& a, GemmArgs args) {
+// `tuned`: taken where args names no config.
+void launch(const Tensor& a, GemmArgs args, const TunedConfig* tuned = nullptr) {
   if (args.m == 0 || args.n == 0) return;
   const auto launch = [&](const Context& context) {
     Workspace workspace;
+    if (tuned != nullptr) args.config = usable_config(*tuned, args, context);
     args.workspace = workspace.allocate(gemm_workspace_bytes(args, context), a);
     return launch_gemm(args, context);
   };
@@ -28,7 +43,9 @@ void launch(const Tensor& a, GemmArgs args) {
 
 void gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
           std::optional<Tensor> scale_w, std::optional<Tensor> bias) {
-  launch(a, describe_product(out, a, w, scale_a, scale_w, bias));
+  const GemmArgs args = describe_product(out, a, w, scale_a, scale_w, bias);
+  const TunedConfig tuned(tuning_key(a.get_device_index(), args));
+  launch(a, args, &tuned);
 }
 
 void gemm_with_config(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
@@ -40,17 +57,31 @@ void gemm_with_config(Tensor& out, const Tensor& a, const Tensor& w, std::option
 }
 
 std::string gemm_configs(const Tensor& out, const Tensor& a, const Tensor& w,
-                         std::optional<Tensor> scale_a, std::optional<Tensor> scale_w) {
-  const GemmArgs args = describe_product(out, a, w, scale_a, scale_w, std::nullopt);
+                         std::optional<Tensor> scale_a, std::optional<Tensor> scale_w, bool tuned) {
+  GemmArgs args = describe_product(out, a, w, scale_a, scale_w, std::nullopt);
+  const TunedConfig in_force(tuning_key(a.get_device_index(), args));
   std::string lines;
   const auto add_line = [](const char* config, void* text) {
     static_cast<std::string*>(text)->append(config).append("\n");
   };
   const auto visit = [&](const Context& context) {
+    if (tuned) args.config = usable_config(in_force, args, context);
     return visit_gemm_configs(args, context, add_line, &lines);
   };
   check_gemm_status(with_context(a, visit), args);
   return lines;
+}
+
+void tune_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::string a_dtype,
+               std::string w_dtype, bool block_scales, std::string config) {
+  require(rows >= 1, "rows must be at least 1, got ", rows);
+  GemmArgs args = describe_tuned_product(rows, n, k, a_dtype, w_dtype, block_scales);
+  if (!config.empty()) {
+    args.config = config.c_str();
+    const auto check = [&] { return check_gemm_config(args, Context{}); };
+    check_gemm_status(on_device(device, check), args);
+  }
+  set_tuned_config(tuning_key(device, args), config);
 }
 
 std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k, std::string scales,

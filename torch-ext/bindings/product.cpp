@@ -1,7 +1,24 @@
 // Checks of a matrix product's tensors.
 #include "product.h"
 
+#include <utility>
+
 namespace rocm_kernels {
+namespace {
+
+DType parse_dtype(const std::string& name) {
+  constexpr std::pair<ScalarType, DType> kTypes[] = {
+      {ScalarType::Half, DType::kFloat16},
+      {ScalarType::BFloat16, DType::kBFloat16},
+      {ScalarType::Float8_e4m3fn, DType::kFloat8E4M3FN},
+      {ScalarType::Float8_e4m3fnuz, DType::kFloat8E4M3FNUZ}};
+  for (const auto& [type, dtype] : kTypes) {
+    if (name == name_of(type)) return dtype;
+  }
+  fail("a dtype must be float16, bfloat16, float8_e4m3fn or float8_e4m3fnuz, got ", name);
+}
+
+}  // namespace
 
 ScaleView parse_product_scale(const std::optional<Tensor>& scale, const char* name, int64_t rows,
                               int64_t row_block, int64_t k, const Tensor& a) {
@@ -81,6 +98,28 @@ GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
   args.out = out.data_ptr();
   args.out_stride = row_stride(out);
   return args;
+}
+
+GemmArgs describe_tuned_product(int64_t rows, int64_t n, int64_t k, const std::string& a_dtype,
+                                const std::string& w_dtype, bool block_scales) {
+  GemmArgs args;
+  args.m = rows;
+  args.n = n;
+  args.k = k;
+  args.a_stride = args.w_stride = k;
+  args.out_stride = n;
+  args.a_dtype = parse_dtype(a_dtype);
+  args.w_dtype = parse_dtype(w_dtype);
+  if (block_scales) args.scale_w.kind = ScaleView::Kind::kBlock;
+  return args;
+}
+
+TuningKey product_tuning_key(std::string_view op, int64_t device, int64_t last_row,
+                             const GemmArgs& args) {
+  return {op,
+          device,
+          {last_row, args.n, args.k, static_cast<int64_t>(args.a_dtype),
+           static_cast<int64_t>(args.w_dtype), is_block_scaled(args)}};
 }
 
 }  // namespace rocm_kernels

@@ -1,12 +1,9 @@
 #include "../../skinny_gemm/skinny_gemm.h"
 
-#include <utility>
-
 #include "../torch_binding.h"
 #include "checks.h"
 #include "launch.h"
 #include "product.h"
-#include "tuning.h"
 
 namespace rocm_kernels {
 namespace {
@@ -21,12 +18,8 @@ GemmArgs describe_skinny_product(const Tensor& out, const Tensor& a, const Tenso
   return args;
 }
 
-// The last row of M's class, N, K, dtypes of a and w, whether scales are of blocks.
 TuningKey tuning_key(int64_t device, const GemmArgs& args) {
-  return {"skinny_gemm",
-          device,
-          {last_row_of_class(args.m), args.n, args.k, static_cast<int64_t>(args.a_dtype),
-           static_cast<int64_t>(args.w_dtype), is_block_scaled(args)}};
+  return product_tuning_key("skinny_gemm", device, last_row_of_class(args.m), args);
 }
 
 void check_config_status(Status status, const GemmArgs& args) {
@@ -43,18 +36,6 @@ void launch(const Tensor& a, GemmArgs& args) {
     return launch_skinny_gemm(args, context);
   };
   check_config_status(with_context(a, launch), args);
-}
-
-DType parse_gemm_dtype(const std::string& name) {
-  constexpr std::pair<ScalarType, DType> kTypes[] = {
-      {ScalarType::Half, DType::kFloat16},
-      {ScalarType::BFloat16, DType::kBFloat16},
-      {ScalarType::Float8_e4m3fn, DType::kFloat8E4M3FN},
-      {ScalarType::Float8_e4m3fnuz, DType::kFloat8E4M3FNUZ}};
-  for (const auto& [type, dtype] : kTypes) {
-    if (name == name_of(type)) return dtype;
-  }
-  fail("a dtype must be float16, bfloat16, float8_e4m3fn or float8_e4m3fnuz, got ", name);
 }
 
 }  // namespace
@@ -99,13 +80,7 @@ void tune_skinny_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::s
                       std::string w_dtype, bool block_scales, std::string config) {
   require(1 <= rows && rows <= kSkinnyGemmMaxRows, "rows must be 1 to ", kSkinnyGemmMaxRows,
           ", got ", rows);
-  GemmArgs args;
-  args.m = rows;
-  args.n = n;
-  args.k = k;
-  args.a_dtype = parse_gemm_dtype(a_dtype);
-  args.w_dtype = parse_gemm_dtype(w_dtype);
-  if (block_scales) args.scale_w.kind = ScaleView::Kind::kBlock;
+  GemmArgs args = describe_tuned_product(rows, n, k, a_dtype, w_dtype, block_scales);
   if (!config.empty()) {
     args.config = config.c_str();
     const auto ignore = [](const char*, void*) {};

@@ -78,6 +78,7 @@ def gemm_config(
     """The config that ``gemm(a, w, scale_a, scale_w, out_dtype=out_dtype)`` runs with, in words.
 
     Returns:
+        The tuned config where one is in force and serves these operands, else the backend's choice.
         The backend's own text: the kernel's name, then ``name=value`` for each of its parameters;
         on the CPU the instruction set. ``portable`` (AMD), ``plain`` and ``mma`` (CUDA) are the
         slower kernels that take what the matrix units' own kernel does not.
@@ -85,7 +86,8 @@ def gemm_config(
     out = _allocate(None, out_dtype, a, w)
     rows = input_rows(a)
     scale = _row_scale(scale_a, rows)
-    return ops.gemm_configs(written_rows(out, "out"), rows, w, scale, scale_w).splitlines()[0]
+    configs = ops.gemm_configs(written_rows(out, "out"), rows, w, scale, scale_w, True)
+    return configs.splitlines()[0]
 
 
 def skinny_gemm(

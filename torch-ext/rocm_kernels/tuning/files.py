@@ -9,20 +9,19 @@ from typing import Any, Dict, List, Tuple, Union
 
 import torch
 
-from . import skinny_gemm
+from . import gemm, skinny_gemm
 
 SCHEMA = "rocm-kernels tuning 1"
 VARIABLE = "ROCM_KERNELS_TUNING"
 
-# Sets what an op's launcher does for a key, by the op's name.
-_FORCE = {"skinny_gemm": skinny_gemm.force}
+_OPS = {op.name: op for op in (skinny_gemm.OP, gemm.OP)}
 
 
 def load_tuning(path: Union[str, "os.PathLike[str]"]) -> int:
     """Puts the configs of a file into force, on every device of the file's kind.
 
     Args:
-        path: a file that :func:`tune_skinny_gemm` wrote.
+        path: a file that :func:`tune_skinny_gemm` or :func:`tune_gemm` wrote.
 
     Returns:
         How many products now run with another config than the backend's choice.
@@ -35,7 +34,7 @@ def load_tuning(path: Union[str, "os.PathLike[str]"]) -> int:
 
 
 def clear_tuning(document: Dict[str, Any]) -> None:
-    """Gives the products of what :func:`tune_skinny_gemm` returned back to the backend's choice."""
+    """Gives the products of what a tuner returned back to the backend's choice."""
     for index, _ in _devices():
         for entry in document["entries"]:
             force(index, entry, "")
@@ -48,8 +47,10 @@ def force(device: int, entry: Dict[str, Any], config: str) -> None:
         device: a GPU's index; -1: the CPU.
         entry: of a tuning file.
     """
+    op = _OPS[entry["op"]]
+    key = [entry[name] for name in ("m", "n", "k", "a_dtype", "w_dtype", "block_scales")]
     # The backend's own choice needs no entry in its table.
-    _FORCE[entry["op"]](device, entry, "" if config == entry["default"] else config)
+    op.force(device, *key, "" if config == entry["default"] else config)
 
 
 def document_of(entries: List[Dict[str, Any]], device: torch.device) -> Dict[str, Any]:
@@ -134,16 +135,17 @@ def _install(document: Dict[str, Any], path: Union[str, "os.PathLike[str]"]) -> 
 
 
 def load_from_environment() -> None:
-    """What an import does: loads the file that ROCM_KERNELS_TUNING names, or warns why not."""
-    path = os.environ.get(VARIABLE)
-    if not path:
+    """What an import does: loads the files that ROCM_KERNELS_TUNING names, or warns why not."""
+    paths = [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
+    if not paths:
         return
 
     def install() -> None:
-        try:
-            load_tuning(path)
-        except ValueError as error:
-            warnings.warn(f"{VARIABLE}: {error}", RuntimeWarning, stacklevel=2)
+        for path in paths:
+            try:
+                load_tuning(path)
+            except ValueError as error:
+                warnings.warn(f"{VARIABLE}: {error}", RuntimeWarning, stacklevel=2)
 
     if _package()["backend"]["type"] == "cpu":
         install()

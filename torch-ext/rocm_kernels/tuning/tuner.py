@@ -10,15 +10,18 @@ import torch
 from torch import nn
 
 from ..functional import SKINNY_GEMM_MAX_ROWS, native_fp8_dtype
+from . import gemm, skinny_gemm
 from .files import device_names, document_of, force
-from .skinny_gemm import CLASSES, GemmCase, GemmShape, Weights, class_of, shapes_of
+from .products import GemmShape, ProductCase, ProductOp, Weights, shapes_of
 from .timing import median_us
 
 WORTH_IT = 0.99  # of the default's time: a win within the noise is none
 
+What = Union[nn.Module, Iterable[Union[GemmShape, Tuple[int, int]]]]
+
 
 def tune_skinny_gemm(
-    what: Union[nn.Module, Iterable[Union[GemmShape, Tuple[int, int]]]],
+    what: What,
     *,
     rows: Sequence[int] = (1, 8, 16, 32),
     device: Optional[torch.device] = None,
@@ -47,21 +50,61 @@ def tune_skinny_gemm(
     Raises:
         ValueError: rows are beyond the kernel's, or the output cannot be written.
     """
+    if not rows or not all(1 <= count <= SKINNY_GEMM_MAX_ROWS for count in rows):
+        raise ValueError(f"rows must be of 1 to {SKINNY_GEMM_MAX_ROWS}, got {tuple(rows)}")
+    return _tune(skinny_gemm.OP, what, rows, device, output, progress)
+
+
+def tune_gemm(
+    what: What,
+    *,
+    rows: Sequence[int] = (128, 256, 512, 1024, 2048, 4096),
+    device: Optional[torch.device] = None,
+    output: Union[str, "os.PathLike[str]", None] = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Dict[str, Any]:
+    """:func:`tune_skinny_gemm` for ``gemm``: any number of rows, classes that end at powers of two.
+
+    A call that a tuned config cannot serve, by its addresses, strides or the output's dtype, takes
+    the backend's own choice; ``gemm_config`` tells what runs. Judged by bfloat16 outputs.
+
+    Args:
+        what, device, output, progress: as in :func:`tune_skinny_gemm`.
+        rows: numbers of rows to time; the class of 16,384 has what is beyond too.
+
+    Returns:
+        What the file holds.
+
+    Raises:
+        ValueError: a number of rows is below 1, or the output cannot be written.
+    """
+    if not rows or min(rows) < 1:
+        raise ValueError(f"rows must be at least 1, got {tuple(rows)}")
+    return _tune(gemm.OP, what, rows, device, output, progress)
+
+
+def _tune(
+    op: ProductOp,
+    what: What,
+    rows: Sequence[int],
+    device: Optional[torch.device],
+    output: Union[str, "os.PathLike[str]", None],
+    progress: Callable[[str], None],
+) -> Dict[str, Any]:
     if device is None and isinstance(what, nn.Module):
         device = next(what.parameters()).device
     device = torch.device(device_names()[0] if device is None else device)
-    if not rows or not all(1 <= count <= SKINNY_GEMM_MAX_ROWS for count in rows):
-        raise ValueError(f"rows must be of 1 to {SKINNY_GEMM_MAX_ROWS}, got {tuple(rows)}")
     if output is not None:
         _require_writable(Path(output))
     shapes = shapes_of(what) if isinstance(what, nn.Module) else [_shape(s, device) for s in what]
+    classes: Dict[int, List[int]] = {}
+    for m in sorted(set(rows)):
+        classes.setdefault(op.last_row_of_class(m), []).append(m)
     entries = []
     for shape in shapes:
         weights = Weights(shape, device)
-        for last in CLASSES:
-            members = sorted({m for m in rows if class_of(m) == last})
-            if members:
-                entries.append(choose(GemmCase(shape, last, members, weights), progress))
+        for members in classes.values():
+            entries.append(choose(ProductCase(op, shape, members, weights), progress))
     index = device.index
     if device.type == "cuda" and index is None:
         index = torch.cuda.current_device()
