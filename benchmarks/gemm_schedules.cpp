@@ -5,8 +5,9 @@
 //
 // A product is a line "m n k kind"; kind: row (FP8, scales of rows), block (FP8, 128 x 128) or
 // bf16. Four lines answer it: "schedule, modelled us, config", with tabs between, of data_parallel,
-// split_k, stream_k (all streamed, or the hybrid) and the choice. A schedule that no config of this
-// product has is that of data_parallel: there is nothing to divide.
+// split_k, stream_k (all streamed, or the hybrid) and the choice, which is not always the least of
+// the three: it may ask sharing for a margin. A schedule that no config of this product has is that
+// of data_parallel: there is nothing to divide.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -46,7 +47,8 @@ void stop_at(Status error, const Product& product) {
   std::exit(1);
 }
 
-void visit_amd(const Product& product, const cdna::Target& target, Best (&best)[kSchedulesCount]) {
+// The best of each schedule; returns the choice.
+Best visit_amd(const Product& product, const cdna::Target& target, Best (&best)[kSchedulesCount]) {
   const int bytes = product.fp8 ? 1 : 2;
   const cdna::GemmShape shape{product.m, product.n, product.k, bytes, bytes, product.blocks};
   cdna::for_each_gemm_config(shape, target, [&](const cdna::GemmConfig& config) {
@@ -54,10 +56,15 @@ void visit_amd(const Product& product, const cdna::Target& target, Best (&best)[
     const int schedule = config.split_k == 1 ? kDataParallel : config.split_k ? kSplitK : kStreamK;
     take(best[schedule], cdna::modelled_time(shape, config, target).total(), config);
   });
+  Best choice;
+  const cdna::GemmConfig chosen = cdna::choose_config(shape, target);
+  take(choice, cdna::modelled_time(shape, chosen, target).total(), chosen);
+  return choice;
 }
 
-void visit_nvidia(const Product& product, const cuda::GemmDevice& device,
+Best visit_nvidia(const Product& product, const cuda::GemmDevice& device,
                   Best (&best)[kSchedulesCount]) {
+  Best choice;
   alignas(256) static char aligned[256];
   GemmArgs args;
   args.m = product.m, args.n = product.n, args.k = product.k;
@@ -65,14 +72,18 @@ void visit_nvidia(const Product& product, const cuda::GemmDevice& device,
   args.a_stride = args.w_stride = product.k, args.out_stride = product.n;
   if (!product.fp8) args.a_dtype = args.w_dtype = DType::kBFloat16;
   if (product.blocks) args.scale_a.kind = args.scale_w.kind = ScaleView::Kind::kBlock;
+  const cuda::GemmConfig chosen = cuda::choose(args, device);
   cuda::for_each_warpgroup_config(
       args, device, [&](const cuda::GemmConfig& config, const cuda::TileTime& tile) {
         stop_at(cuda::check(args, config, device), product);
         const int schedule = config.schedule == cuda::GemmConfig::kDataParallel ? kDataParallel
                              : config.schedule == cuda::GemmConfig::kSplitK     ? kSplitK
                                                                                 : kStreamK;
-        take(best[schedule], cuda::predict(args, config, tile, device), config);
+        const double time = cuda::predict(args, config, tile, device);
+        take(best[schedule], time, config);
+        if (equal_configs(config, chosen)) take(choice, time, config);
       });
+  return choice;
 }
 
 }  // namespace
@@ -94,17 +105,12 @@ int main(int count, char** arguments) {
     product.fp8 = std::strcmp(kind, "bf16") != 0;
     product.blocks = std::strcmp(kind, "block") == 0;
     Best best[kSchedulesCount];
-    if (name == "sm_90") {
-      visit_nvidia(product, h200, best);
-    } else {
-      visit_amd(product, target, best);
-    }
-    const Best* choice = best;
+    const Best choice =
+        name == "sm_90" ? visit_nvidia(product, h200, best) : visit_amd(product, target, best);
     for (int i = 0; i < kSchedulesCount; ++i) {
       const Best& shown = best[i].config[0] != '\0' ? best[i] : best[kDataParallel];
       std::printf("%s\t%.3f\t%s\n", kSchedules[i], shown.time, shown.config);
-      if (shown.time < choice->time) choice = &shown;
     }
-    std::printf("choice\t%.3f\t%s\n", choice->time, choice->config);
+    std::printf("choice\t%.3f\t%s\n", choice.time, choice.config);
   }
 }

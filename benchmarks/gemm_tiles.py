@@ -53,20 +53,20 @@ START = {"launch": 1.2, "memory": 5.0, "l2": 9.5, "combine": 2.0, "kilobyte": 0.
          "apart": 3.0}  # fmt: skip
 FITTED = {
     **START,
-    "launch": 1.93,
-    "memory": 4.95,
-    "l2": 9.5,
-    "combine": 1.8,
-    "kilobyte": 0.0367,
-    "streamed": 2.55,
-    "idle": 0.145,
-    "unaligned_l2": 0.557,
-    "unaligned_row": 0.0929,
-    "unaligned_block": 0.206,
+    "launch": 2.38,
+    "memory": 4.99,
+    "l2": 10.7,
+    "combine": 1.24,
+    "kilobyte": 0.0475,
+    "streamed": 2.48,
+    "idle": 0.143,
+    "unaligned_l2": 0.412,
+    "unaligned_row": 0.048,
+    "unaligned_block": 0.142,
     "unaligned_bf16": 0.0,
-    "missed": 0.512,
-    "l2_holds": 88.7,
-    "apart": 2.54,
+    "missed": 0.552,
+    "l2_holds": 102.0,
+    "apart": 2.42,
 }  # choose.h has
 NORM = 6  # how products, L2 and memory are joined: what nearly weighs as much adds to it
 CHUNKS = np.exp(np.linspace(np.log(0.1), np.log(2.5), 70))

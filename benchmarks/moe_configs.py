@@ -1,6 +1,7 @@
 """Every config of fused_moe on this GPU: held against the reference, then timed against the floor.
 
     python benchmarks/moe_configs.py [--models NAME,...] [--tokens 1,8,...] [--kinds FP8,...]
+                                     [--save]
     python benchmarks/moe_configs.py --orders
     python benchmarks/moe_configs.py --page      # docs/h200_moe_configs.md, without a GPU
 
@@ -18,6 +19,7 @@ the highest rate of hits that L2 can have.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import math
 import re
@@ -25,7 +27,6 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import gpu
 import torch
@@ -278,8 +279,21 @@ def aim_us(model: str, tokens: int, floor: float) -> float:
     return 1.25 * floor + 8 if tokens <= 64 else 1.35 * floor + 10
 
 
+def merged(saved: dict, cells: list[dict], rate: float) -> dict:
+    """The saved results with these cells, of today, in the place of their like."""
+    key = lambda cell: (cell["model"], cell["tokens"], cell["kind"])  # noqa: E731
+    today = str(datetime.date.today())
+    by_key = {key(cell): cell for cell in saved["cells"]}
+    by_key |= {key(cell): {**cell, "date": today} for cell in cells}
+    return {"machine": gpu.machine(), "read_rate": rate, "cells": list(by_key.values())}
+
+
 def document(saved: dict) -> str:
     cells, rows = saved["cells"], []
+    dates: dict[str, set] = {kind: set() for kind in KINDS}
+    for cell in cells:
+        dates[cell["kind"]].add(cell["date"])
+    header = [f"{kind} ({', '.join(sorted(dates[kind]))})" for kind in KINDS]
     taken = {
         (c["model"], c["tokens"], c["kind"]): c["us"][config]
         for c, config in zip(cells, choices(cells), strict=True)
@@ -303,13 +317,14 @@ def document(saved: dict) -> str:
     over = regrets(cells)
     return (
         f"# Experts on {saved['machine']}\n\n"
-        f"Measured {saved['date']} by `python benchmarks/moe_configs.py --kinds "
-        f'"{",".join(KINDS)}"`;\nthis page by `--page`. us a layer without its router, medians of '
-        "graph replays,\ncold experts, uniform routing, of the config that the choice takes. Read "
-        f"rate {saved['read_rate'] / 1e12:.2f} TB/s. Aim: 1.25 times the\nfloor of FP8's bytes + "
-        "8 us, at 512 tokens 1.35 times + 10; bold where FP8 keeps it. What bounds it:\n"
+        "Measured, each column on its day, by `python benchmarks/moe_configs.py --kinds "
+        f'"{",".join(KINDS)}" --save`;\nthis page by `--page`. us a layer without its router, '
+        "medians of graph replays,\ncold experts, uniform routing, of the config that the choice "
+        f"takes. Read rate {saved['read_rate'] / 1e12:.2f} TB/s. Aim: 1.25 times the\n"
+        "floor of FP8's bytes + 8 us, at 512 tokens 1.35 times + 10; bold where FP8 keeps it.\n"
+        "What bounds it: "
         "[kernels/moe.md](kernels/moe.md).\n\n"
-        + markdown(["model, tokens", *KINDS, "FP8 floor", "aim"], rows)
+        + markdown(["model, tokens", *header, "FP8 floor", "aim"], rows)
         + f"\n\nOver these {len(cells)} cells the choice's config takes "
         f"{statistics.mean(over):.3f} times the quickest of those timed on average,\n"
         f"{max(over):.2f} times at worst.\n"
@@ -323,12 +338,12 @@ def main() -> int:
     parser.add_argument("--kinds", default="FP8,FP8 blocks", help=f"of {', '.join(KINDS)}")
     parser.add_argument("--orders", action="store_true", help="the study of the order of tiles")
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no cell after these")
-    parser.add_argument("--output", type=Path, help="a file for all numbers, as JSON")
+    parser.add_argument("--save", action="store_true", help=f"put the cells into {NAME}.json")
     parser.add_argument("--page", action="store_true", help="write the page of the saved results")
     arguments = parser.parse_args()
+    results = RESULTS / f"{NAME}.json"
     if arguments.page:
-        saved = json.loads((RESULTS / f"{NAME}.json").read_text())
-        (DOCS / f"{NAME}.md").write_text(document(saved))
+        (DOCS / f"{NAME}.md").write_text(document(json.loads(results.read_text())))
         return 0
     torch.manual_seed(0)
     ends = time.monotonic() + 60 * arguments.minutes
@@ -354,10 +369,9 @@ def main() -> int:
                     show(name, cells[-1])
                 del layer
                 torch.cuda.empty_cache()
-    if arguments.output:
-        arguments.output.write_text(
-            json.dumps({"read_rate": rate, "cells": cells}, indent=1) + "\n"
-        )
+    if arguments.save and not arguments.orders:
+        saved = merged(json.loads(results.read_text()), cells, rate)
+        results.write_text(json.dumps(saved, indent=1) + "\n")
     wrong = sum(not e < 0.03 for found in cells for e in found["errors"].values())
     print(f"\n{len(cells)} cells; {wrong} configs were wrong")
     return wrong > 0

@@ -87,12 +87,12 @@ def test_gemm_is_tuned_for_classes_that_end_at_powers_of_two(package, tmp_path):
     assert [(entry["op"], entry["m"]) for entry in entries] == [
         ("gemm", 128), ("gemm", 256), ("gemm", 16384)
     ]  # fmt: skip
-    for entry, members in zip(entries, (rows[:3], rows[3:4], rows[4:])):
+    for entry, members in zip(entries, (rows[:3], rows[3:4], rows[4:]), strict=True):
         assert entry["config"] == entry["default"] in CPU_NAMES
         assert list(entry["median_us"][entry["config"]]) == [str(m) for m in members]
     assert package.tuning.load_tuning(path) == 0
     package.tuning.clear_tuning({"entries": entries})
-    with pytest.raises(ValueError, match="rows must be at least 1, got .5, 0"):
+    with pytest.raises(ValueError, match=r"rows must be at least 1, got \(5, 0\)"):
         package.tuning.tune_gemm([(17, 64)], rows=[5, 0])
 
 

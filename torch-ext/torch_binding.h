@@ -62,8 +62,8 @@ void gemm_with_config(torch::stable::Tensor& out, const torch::stable::Tensor& a
                       std::optional<torch::stable::Tensor> scale_w,
                       std::optional<torch::stable::Tensor> bias, std::string config);
 
-// One config a line: what gemm runs for these operands, then what else is worth timing. Not `tuned`:
-// entries of tune_gemm count as not set.
+// One config a line: what gemm runs for these operands, then what else is worth timing. Not
+// `tuned`: entries of tune_gemm count as not set.
 std::string gemm_configs(const torch::stable::Tensor& out, const torch::stable::Tensor& a,
                          const torch::stable::Tensor& w,
                          std::optional<torch::stable::Tensor> scale_a,

@@ -9,22 +9,23 @@
 namespace rocm_kernels {
 namespace cuda {
 
-// What L2 does with the lines that a copy brings.
+// What L2 does with the lines that a copy brings. Requests with a hint are not joined: on an H200
+// SMs that ask for the same lines at about the same time are given them by one read of L2, but only
+// if their requests have no hint, whatever it says (docs/kernels/gemm_journal.md).
 enum class L2Policy : int32_t {
-  kEvictNormal,
-  kEvictFirst,  // read once: weights
-  kEvictLast,   // read by every block: activations
+  kNoHint,
+  kEvictFirst,  // read once: weights that meet one tile of tokens
+  kEvictLast,   // those tokens, which every block reads
 };
 
 #if __CUDA_ARCH__ >= 900
+// What the copies below take; 0 for no hint.
 __device__ __forceinline__ uint64_t l2_policy(L2Policy kind) {
-  uint64_t policy;
+  uint64_t policy = 0;
   if (kind == L2Policy::kEvictFirst) {
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   } else if (kind == L2Policy::kEvictLast) {
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  } else {
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   }
   return policy;
 }
@@ -33,6 +34,14 @@ __device__ __forceinline__ uint64_t l2_policy(L2Policy kind) {
 // `barrier`. One thread's work.
 __device__ __forceinline__ void load_box(const CUtensorMap& map, int y, int z, uint32_t to,
                                          uint32_t barrier, uint64_t policy) {
+  if (policy == 0) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {0, %2, %3}], [%4];" ::"r"(to),
+        "l"(&map), "r"(y), "r"(z), "r"(barrier)
+        : "memory");
+    return;
+  }
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {0, %2, %3}], [%4], %5;" ::"r"(to),
@@ -43,6 +52,14 @@ __device__ __forceinline__ void load_box(const CUtensorMap& map, int y, int z, u
 // The box at (x, y) of a two-dimensional map of bytes: `x` bytes along a row, row `y`.
 __device__ __forceinline__ void load_box_2d(const CUtensorMap& map, int x, int y, uint32_t to,
                                             uint32_t barrier, uint64_t policy) {
+  if (policy == 0) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+        "l"(&map), "r"(x), "r"(y), "r"(barrier)
+        : "memory");
+    return;
+  }
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
@@ -53,6 +70,14 @@ __device__ __forceinline__ void load_box_2d(const CUtensorMap& map, int x, int y
 // The box at (x, y, z) of a three-dimensional map: `x` elements along row y of matrix z.
 __device__ __forceinline__ void load_box_3d(const CUtensorMap& map, int x, int y, int z,
                                             uint32_t to, uint32_t barrier, uint64_t policy) {
+  if (policy == 0) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+        "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+        : "memory");
+    return;
+  }
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
@@ -63,6 +88,14 @@ __device__ __forceinline__ void load_box_3d(const CUtensorMap& map, int x, int y
 // The box at (x, y, z, w) of a four-dimensional map.
 __device__ __forceinline__ void load_box_4d(const CUtensorMap& map, int x, int y, int z, int w,
                                             uint32_t to, uint32_t barrier, uint64_t policy) {
+  if (policy == 0) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+        "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
+        : "memory");
+    return;
+  }
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
@@ -75,6 +108,14 @@ __device__ __forceinline__ void load_box_4d(const CUtensorMap& map, int x, int y
 __device__ __forceinline__ void load_box_2d_in_cluster(const CUtensorMap& map, int x, int y,
                                                        uint32_t to, uint32_t barrier, uint16_t mask,
                                                        uint64_t policy) {
+  if (policy == 0) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(mask)
+        : "memory");
+    return;
+  }
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),

@@ -76,7 +76,7 @@ struct GemmConfig {
   int32_t num_stages = 4;
   int32_t schedule = kDataParallel;
   int32_t split_k = 1;  // kSplitK
-  int32_t group = 8;    // tiles of rows before the next columns
+  int32_t group = 32;   // tiles of rows before the next columns
 
   bool rows_are_w() const { return rows == kRowsOfW; }
   int block_r() const { return rows_are_w() ? block_n : block_m; }
@@ -101,7 +101,7 @@ struct GemmConfig {
   };
   static constexpr Status kMustRead =
       "gemm config: it must read like 'warpgroup block_m=128 block_n=128 rows=a cluster_m=1 "
-      "cluster_n=1 num_stages=5 schedule=data_parallel split_k=1 group=8'";
+      "cluster_n=1 num_stages=5 schedule=data_parallel split_k=1 group=32'";
 };
 
 constexpr Status kNoTile =

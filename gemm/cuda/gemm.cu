@@ -105,8 +105,8 @@ int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
 
 // From measurements on an H200 (docs/kernels/gemm.md). With wgmma: block scales, and K that cuts a
 // line of 128, are slow in skinny_gemm beyond 16 rows; the library's product of scales per row is
-// slower than gemm up to 256 rows, and that of one scale a tensor is quicker from the first
-// row that skinny_gemm does not take. Without wgmma the library is quicker from 32 rows on. Weights
+// slower than gemm, or as quick, and that of one scale a tensor is quicker from the first row that
+// skinny_gemm does not take. Without wgmma the library is quicker from 32 rows on. Weights
 // alone: by wgmma gemm takes 1.0 to 1.2 times what 16-bit weights do, and unpacking them is spared.
 Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
   cuda::GemmDevice device;
@@ -126,7 +126,7 @@ Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
   const bool aligned = args.k % 16 == 0;
   limits.skinny_gemm =
       aligned && (is_block_scaled(args) || args.k % cuda::kChunkBytes != 0) ? 16 : 64;
-  if (library) limits.gemm = args.scale_w.kind == ScaleView::Kind::kRow ? 256 : 64;
+  if (library && args.scale_w.kind != ScaleView::Kind::kRow) limits.gemm = 64;
   return nullptr;
 }
 

@@ -32,7 +32,7 @@ struct WarpgroupProblem {
   int32_t cluster = 1;
   bool share_rows = false;  // the blocks of a cluster share the rows operand, else the columns
   int32_t rows_box = 0, columns_box = 0;  // rows that one copy brings; two of what is shared
-  L2Policy rows_policy = L2Policy::kEvictNormal, columns_policy = L2Policy::kEvictNormal;
+  L2Policy rows_policy = L2Policy::kNoHint, columns_policy = L2Policy::kNoHint;
   bool wide_scale_a = false, wide_scale_w = false;  // runs of block scales are 16-byte vectors
   bool wide_stores = false;  // rows of out are aligned vectors of 16 bytes, of 16-bit elements
 

@@ -18,8 +18,9 @@
 // schedulers. 16-bit operands whose output is 16-bit need none, and sum in place.
 //
 // Why clusters. An SM multiplies 256 x 128 x 128 in about 1500 cycles and its two boxes are 48 KB:
-// 55 bytes a nanosecond, all that L2 gives. Two blocks that share an operand load half of it each
-// and send it to both.
+// 55 bytes a nanosecond, all that L2 gives. SMs that ask for the same lines at about the same time
+// are given them by one read of L2 (tma.cuh), but they drift apart. Two blocks that share an
+// operand can load half of it each and send it to both; then each waits for the other's stages too.
 #pragma once
 
 #include "block_scales.cuh"

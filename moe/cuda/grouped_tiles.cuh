@@ -32,7 +32,7 @@ struct GroupedTilesProblem {
   int32_t rows_box = 0, columns_box = 0;
   int32_t warp_staging = 0;     // bytes; 0: threads store
   bool even_exponents = false;  // MXFP4's rows of scales begin at even bytes
-  L2Policy rows_policy = L2Policy::kEvictNormal, columns_policy = L2Policy::kEvictNormal;
+  L2Policy rows_policy = L2Policy::kNoHint, columns_policy = L2Policy::kNoHint;
   bool wide_scale_a = false, wide_scale_w = false;
   ScaleView scale_a;
 };

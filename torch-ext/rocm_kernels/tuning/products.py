@@ -1,6 +1,6 @@
 """What the tuner knows of matrix products: their key, their data and their contract."""
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn

@@ -6,7 +6,7 @@ struct CUtensorMap {};
 namespace rocm_kernels {
 namespace cuda {
 
-enum class L2Policy : int { kEvictNormal, kEvictFirst, kEvictLast };
+enum class L2Policy : int { kNoHint, kEvictFirst, kEvictLast };
 
 }  // namespace cuda
 }  // namespace rocm_kernels
