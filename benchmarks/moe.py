@@ -189,7 +189,8 @@ def document(saved: dict) -> str:
             "its router, medians, cold experts.\nFP8: a scale a channel; theirs: transformers' "
             f"experts in bfloat16, or torch's FP8. Floor: the touched experts' FP8 bytes at {rate}"
             + (f",\nor {saved['tflops']:.0f} TFLOP/s. " if saved["tflops"] else ".\n")
-            + "What bounds it: [kernels/moe.md](kernels/moe.md).\n",
+            + "What bounds it: [kernels/moe.md](kernels/moe.md)."
+            + (f"\n{saved['note']}\n" if "note" in saved else "\n"),
             markdown(header, lines),
             "",
         ]

@@ -24,7 +24,7 @@ int main() {
     MoeShape s = {};
     s.rows = tokens * k, s.tokens = tokens, s.experts = experts;
     s.n = 2 * intermediate, s.k = hidden;
-    s.fused = s.aligned = s.compact = 1;
+    s.fused = s.aligned = s.x_aligned = s.compact = 1;
     s.w_type = static_cast<int32_t>(fp8                              ? DType::kFloat8E4M3FN
                                     : std::strcmp(kind, "bf16") == 0 ? DType::kBFloat16
                                                                      : DType::kFloat4E2M1x2);

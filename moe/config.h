@@ -56,6 +56,13 @@ struct MoeConfig {
 
 inline bool operator==(const MoeConfig& a, const MoeConfig& b) { return equal_configs(a, b); }
 
+// Tiles of block_m rows that `rows` rows can take whichever experts they belong to: each of those
+// that have any has at most one that is not full.
+inline int64_t most_row_tiles(int64_t rows, int64_t experts, int64_t block_m) {
+  const int64_t touched = rows < experts ? rows : experts;
+  return (rows - touched) / block_m + touched;
+}
+
 // What the choice of a config depends on.
 struct MoeShape {
   int32_t rows;  // slots of tokens, or grouped_gemm's rows
@@ -67,8 +74,9 @@ struct MoeShape {
   int32_t aligned;         // every row of every operand begins at a multiple of 16 bytes
   int32_t compact;         // an expert's weights, and its scales, span less than 2 GiB
   int32_t interleaved;
-  int32_t out_type;  // DType of grouped_gemm's out
-  int32_t tokens;    // of a layer; grouped_gemm has none
+  int32_t out_type;   // DType of grouped_gemm's out
+  int32_t tokens;     // of a layer; grouped_gemm has none
+  int32_t x_aligned;  // of a layer: every row of x, before it is quantised, likewise
 
   DType a() const { return static_cast<DType>(a_type); }
   DType w() const { return static_cast<DType>(w_type); }

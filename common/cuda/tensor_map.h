@@ -100,9 +100,10 @@ inline Status make_stack_map(CUtensorMap& map, const StackOfBytes& stack, int bo
   return ok ? nullptr : "the driver could not describe the weights to the copy engine";
 }
 
-// The swizzle of lines of 128, 64 or 32 bytes.
+// The swizzle of lines of 128, 64 or 32 bytes; longer ones, up to 256, have none.
 constexpr CUtensorMapSwizzle swizzle_of(int line_bytes) {
-  return line_bytes == kChunkBytes       ? CU_TENSOR_MAP_SWIZZLE_128B
+  return line_bytes > kChunkBytes        ? CU_TENSOR_MAP_SWIZZLE_NONE
+         : line_bytes == kChunkBytes     ? CU_TENSOR_MAP_SWIZZLE_128B
          : line_bytes == kChunkBytes / 2 ? CU_TENSOR_MAP_SWIZZLE_64B
                                          : CU_TENSOR_MAP_SWIZZLE_32B;
 }

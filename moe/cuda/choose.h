@@ -23,10 +23,12 @@ inline StreamedStage streamed_stage(const MoeShape& s, const MoeConfig& c, int p
   return streamed_stage(c, s.a(), s.w(), k_of(s, product), s.blocks >> product & 1);
 }
 
-inline ResidentShape resident_shape(const MoeShape& s, const MoeConfig& c, int product) {
-  const StreamedStage stage = streamed_stage(s, c, product);
-  return {product == 0 ? s.tokens : s.rows, k_of(s, product), stage.block_n,
-          product == 0 ? 0 : s.rows, stage.block_scales};
+inline ResidentShape resident_shape(const MoeShape& s, const MoeDevice& device, int product) {
+  const ResidentSplit split =
+      resident_split(product == 1, most_row_tiles(s.rows, s.experts, kResidentBlockM),
+                     n_of(s, product) / kResidentBlockN, k_of(s, product), device.sm_count);
+  return resident_shape(product == 1, s.tokens, s.rows, k_of(s, product), s.blocks >> product & 1,
+                        split);
 }
 
 // By what the rows of w that share a block's scales ask for.
@@ -63,20 +65,21 @@ inline Status check_resident(const MoeShape& s, const MoeConfig& c, const MoeDev
   if (device.compute_capability < 90) return "moe config: the resident design needs sm_90 or later";
   if (!s.fused) return "moe config: the resident design serves fused_moe alone";
   if (s.a() != DType::kFloat8E4M3FN) return "moe config: the resident design quantises to FP8";
-  if (c.block_m != kResidentBlockM || (c.block_n != 32 && c.block_n != kStreamedMaxN)) {
-    return "moe config: resident tiles are 8 x 32 or 64";
+  if (c.block_m != kResidentBlockM || c.block_n != kResidentBlockN) {
+    return "moe config: resident tiles are 8 x 16";
   }
   if (c.split_k != 1) return "moe config: the resident design does not divide K; split_k must be 1";
+  if (!s.x_aligned) return "moe config: resident rows of x must start at multiples of 16 bytes";
   if (s.rows > kResidentSlots) return "moe config: more than 32 slots are not resident";
   for (int product = 0; product < 2; ++product) {
     if (k_of(s, product) % 16 != 0) {
       return "moe config: resident rows must be whole numbers of 16 bytes";
     }
-    if (resident_stages(resident_shape(s, c, product), device) < kResidentLeastStages) {
+    if (resident_stages(resident_shape(s, device, product), device) < kResidentLeastStages) {
       return "moe config: rows of this length leave too little shared memory to be resident";
     }
   }
-  return check_halves(s, c);
+  return nullptr;
 }
 
 inline Status check_warpgroup(const MoeShape& s, const MoeConfig& c, const MoeDevice& device) {
@@ -198,9 +201,12 @@ inline float streamed_time(const MoeShape& s, const MoeConfig& c, const MoeDevic
   return joined(load, multiply) + busiest * kUnitUs + kOutsideUs;
 }
 
-// What a resident layer gains beside a streamed one. With a scale a row each block reads its rows
-// twice before it can quantise them, and loses.
-inline float resident_gain(const MoeShape& s) { return s.blocks == 0 ? -1.0f : 5.5f; }
+// What a resident layer gains beside a streamed one, us: measured with one to four tokens. The more
+// tiles there are, the worse its units divide among the warps of a block.
+inline float resident_gain(const MoeShape& s) {
+  const float more = static_cast<float>(s.tokens - 1);
+  return s.blocks == 0 ? 8.0f - 10.5f * more : 12.5f - 7.0f * more;
+}
 
 // One product's time in us by the warpgroup kernel: the SM with the most tiles multiplies, or takes
 // them in from L2 or memory.
@@ -264,8 +270,12 @@ inline float modelled_time(const MoeShape& s, const MoeConfig& c, const MoeDevic
     return time(s, c, device, 0) + (s.fused ? time(s, c, device, 1) : 0.0f);
   };
   switch (c.design) {
-    case MoeConfig::Design::kResident:
-      return of_products(streamed_time) - resident_gain(s);
+    case MoeConfig::Design::kResident: {
+      MoeConfig streamed = c;
+      streamed.design = MoeConfig::Design::kStreamed;
+      streamed.block_n = 32;
+      return modelled_time(s, streamed, device) - resident_gain(s);
+    }
     case MoeConfig::Design::kStreamed:
       return of_products(streamed_time);
     case MoeConfig::Design::kWarpgroup: {
@@ -302,9 +312,7 @@ void for_each_config(const MoeShape& s, const MoeDevice& device, const Visit& vi
       consider(MoeConfig::Design::kStreamed, block_m, block_n);
     }
   }
-  for (const int32_t block_n : {32, 64}) {
-    consider(MoeConfig::Design::kResident, kResidentBlockM, block_n);
-  }
+  consider(MoeConfig::Design::kResident, kResidentBlockM, kResidentBlockN);
   for (const MoeWarpgroupTile& tile : kMoeWarpgroupTiles) {
     consider(MoeConfig::Design::kWarpgroup, tile.block_m, tile.block_n);
   }

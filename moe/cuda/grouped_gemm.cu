@@ -92,19 +92,18 @@ Status launch_streamed_product(GroupedEnd end, const GroupedProblem& p, const Mo
       stream);
 }
 
-Status launch_resident_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
-                               const SlotIds& slots, Stream stream) {
+Status launch_resident_product(GroupedEnd end, const GroupedProblem& p, const SlotIds& slots,
+                               Stream stream) {
   MoeDevice device;
   if (const Status error = current_moe_device(device)) return error;
-  const bool is_gate_up = end == GroupedEnd::kGateUp;
-  const StreamedStage stage =
-      streamed_stage(config, p.w.dtype, p.w.dtype, p.k, p.w.scale.is_blocked());
-  const int32_t rows = is_gate_up ? slots.slots / p.slots_of_token : slots.slots;
-  const ResidentShape shape = {rows, p.k, stage.block_n, is_gate_up ? 0 : slots.slots,
-                               stage.block_scales};
+  const bool is_down = end == GroupedEnd::kDown;
+  const ResidentSplit split =
+      resident_split(is_down, most_row_tiles(slots.slots, slots.experts, kResidentBlockM),
+                     p.n / kResidentBlockN, p.k, device.sm_count);
+  const ResidentShape shape = resident_shape(is_down, slots.slots / p.slots_of_token, slots.slots,
+                                             p.k, p.w.scale.is_blocked(), split);
   return launch_resident(
-      {end, p, slots, shape, resident_stages(shape, device), config.walked(), device.sm_count},
-      stream);
+      {end, p, slots, split, shape, resident_stages(shape, device), device.sm_count}, stream);
 }
 
 Status launch_warpgroup_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
@@ -159,7 +158,7 @@ Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& 
     case MoeConfig::Design::kStreamed:
       return cuda::launch_streamed_product(end, p, config, slots, stream);
     case MoeConfig::Design::kResident:
-      return cuda::launch_resident_product(end, p, config, slots, stream);
+      return cuda::launch_resident_product(end, p, slots, stream);
     case MoeConfig::Design::kWarpgroup:
       return cuda::launch_warpgroup_product(end, p, config, slots, stream);
     case MoeConfig::Design::kTiled:

@@ -12,9 +12,9 @@ struct ResidentLaunch {
   GroupedEnd end;
   const GroupedProblem& product;  // a: x, or h in float32; out: h, or the layer's
   const SlotIds& slots;
+  ResidentSplit split;
   ResidentShape shape;
   int32_t num_stages;
-  int32_t walked;  // gate_up: tiles of rows before the next columns; 0: all
   int32_t sm_count;
 };
 

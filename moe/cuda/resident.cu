@@ -1,4 +1,6 @@
 // The instances of the resident kernels (resident.cuh), and their launch.
+#include <algorithm>
+
 #include "../../common/cuda/tensor_map.h"
 #include "launch_resident.h"
 #include "resident.cuh"
@@ -25,39 +27,32 @@ Kernel kernel_of(GroupedEnd end, DType a, bool block_scales) {
 
 Status launch_resident(const ResidentLaunch& call, Stream stream) {
   const GroupedProblem& p = call.product;
-  const ResidentShape& shape = call.shape;
-  const StackOfBytes weights = {p.w.data, call.slots.experts, p.n,
+  const bool is_down = call.end == GroupedEnd::kDown, halves = !is_down && !p.interleaved;
+  // A box: 8 rows of w and 8 more, the ups of the same columns or the rows behind them.
+  constexpr int32_t kHalf = kResidentBlockN / 2;
+  const int64_t stack_rows = halves ? p.n / 2 : p.n;
+  const StackOfBytes weights = {p.w.data, call.slots.experts, stack_rows,
                                 p.k,      p.w.row_stride,     p.w.expert_stride};
   CUtensorMap w_map;
-  if (const Status error = make_stack_map(w_map, weights, shape.block_n / 2, shape.row_bytes())) {
+  if (const Status error =
+          make_runs_map(w_map, weights, 2, (halves ? stack_rows : kHalf) * p.w.row_stride, kHalf,
+                        kResidentRowBytes)) {
     return error;
   }
-  const int32_t tiles_n = (p.n + shape.block_n - 1) / shape.block_n;
-  const int64_t most_tiles = most_row_tiles(call.slots.slots, call.slots.experts, kResidentBlockM);
-  const int64_t most_blocks = 2 * int64_t{call.sm_count};
-  const bool is_down = call.end == GroupedEnd::kDown;
-  const int32_t cluster = is_down ? resident_cluster(most_tiles, tiles_n, call.sm_count) : 1;
-  const int64_t blocks = tiles_n * (is_down ? cluster : most_tiles);
-  const bool aligned = rows_aligned(p.a, p.a_stride, size_of(p.a_dtype), 16);
-  const ResidentProblem s = {p,
-                             call.slots.ids,
-                             call.slots.weights,
-                             call.slots.slots,
-                             call.slots.experts,
-                             shape,
-                             call.num_stages,
-                             tiles_n,
-                             call.walked,
-                             cluster,
-                             aligned};
+  const int32_t columns_n = p.n / kResidentBlockN, cluster = call.split.cluster;
+  const int32_t clusters = std::min(call.sm_count / cluster, columns_n);
+  const ResidentProblem s = {
+      p,          call.slots.ids,  call.slots.weights, call.slots.slots, call.slots.experts,
+      call.shape, call.num_stages, columns_n,          cluster};
   Launch launch;
-  launch.grid = dim3(static_cast<unsigned>(blocks < most_blocks ? blocks : most_blocks));
+  launch.grid = dim3(static_cast<unsigned>(is_down ? clusters * cluster : call.sm_count));
   launch.block = kResidentThreads;
   launch.stream = stream;
-  launch.shared_bytes = call.num_stages * shape.stage_bytes() + shape.other_bytes();
+  launch.shared_bytes =
+      kResidentWarps * call.num_stages * kResidentStageBytes + call.shape.other_bytes();
   launch.cluster = cluster;
   launch.early = true;
-  return launch_kernel(kernel_of(call.end, p.a_dtype, shape.block_scales), launch, w_map, s);
+  return launch_kernel(kernel_of(call.end, p.a_dtype, call.shape.block_scales), launch, w_map, s);
 }
 
 }  // namespace cuda

@@ -1,20 +1,22 @@
 // A layer of FP8 for so few tokens that a block can keep all rows of a, sm_90 and later: two
 // kernels, which quantise what they multiply and write out themselves.
 //
-//   gate_up   x --> FP8 --. h of a tile of slots x block_n / 2 columns, float32
-//   down      h --> FP8 --. for block_n columns of out, the tiles one after the other; the slots'
-//                           sums meet in shared memory:  out = sum_j weight * sum, rounded once
+//   gate_up   x --> FP8 --. unit: 8 columns of h, their gates and ups, of a tile of slots
+//   down      h --> FP8 --. unit: 16 columns of out, of a tile; the slots' sums meet in shared
+//                           memory:  out = sum_j weight * sum, rounded once
 //
-// Each block quantises for itself what it needs, while the first weights are on their way; what a
-// kernel between the products would take (launch, read, write, end) is several times that. As in
-// streamed.cuh the copy engine brings boxes of 16 KB of w through stages, and eight warps multiply
-// 64 bytes of K each; the sums are added in the same order, and all bits are the same.
+// Why so. A layer of one token is some 10 us of bytes. What counts beside them is how soon the
+// first are asked for, that all SMs read as many, and that no thread waits for another:
+//   - Each warp streams units of its own (16 rows of w, 256 bytes of each at a time) through stages
+//     of its own, and adds up all of K by itself: nobody is awaited between a's quantising and the
+//     end. Only where a block has fewer units than warps do some share one's K (`parts`).
+//   - A block an SM, of half its memory: down's blocks ask for their weights while gate_up's end.
+//   - a is quantised before weights are asked for. What is asked for behind 100 KB of weights an
+//     SM, be it a load or the code that comes next, waits 3 us for them.
 //
-// Blocks of a cluster share the tiles of a block of columns: the first one's shared memory has the
-// place of each slot's sum, whoever makes it, so nothing is added out of order.
+// Two blocks of a cluster share the tiles of down's columns where that divides better; the first
+// one's shared memory has the place of each slot's sum, so nothing is added out of order.
 #pragma once
-
-#include <cfloat>
 
 #include "../../common/cuda/async_copy.cuh"
 #include "../../common/cuda/mbarrier.cuh"
@@ -22,409 +24,343 @@
 #include "../../common/cuda/tma.cuh"
 #include "../../common/gpu/cluster.h"
 #include "../../common/gpu/dependent_launch.h"
-#include "../../common/gpu/quantize.h"
 #include "operands.cuh"
-#include "resident.h"
+#include "resident_rows.cuh"
 #include "streamed_units.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
 
-constexpr float kLargest = fp8_max(DType::kFloat8E4M3FN);
-
-struct ResidentProblem {
-  GroupedProblem product;
-  const int32_t* ids;    // [slots]
-  const float* weights;  // [slots]; down
-  int32_t slots, experts;
-  ResidentShape shape;
-  int32_t num_stages;
-  int32_t tiles_n;
-  int32_t walked;   // gate_up: tiles of rows before the next columns; 0: all
-  int32_t cluster;  // down: blocks that share the tiles of a block of columns
-  bool aligned;     // whole vectors of a may be loaded
+// One of the products of 16 elements of K that a lane's vectors feed.
+struct ResidentMma : GroupedTypes<DType::kFloat8E4M3FN, DType::kFloat8E4M3FN> {
+  static constexpr int kVectorMmas = 1;
 };
 
-// Rows of a, `rows` by their numbers, to FP8 in shared memory, with zeros up to whole stages: the
-// bits of moe_quantize_kernel. The multiplying warps' work.
-template <typename T, bool kGroups>
-__device__ __forceinline__ void quantize_resident(const ResidentProblem& s, unsigned rows,
-                                                  uint8_t* memory) {
-  constexpr int kCount = 8;                          // values of a lane
-  constexpr int kVectors = kCount * sizeof(T) / 16;  // and their vectors
-  constexpr int kAtOnce = 4;                         // chunks under way
-  static_assert(kCount * 32 == kResidentChunk, "a warp takes a chunk");
-  const ResidentShape& shape = s.shape;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int chunks = shape.chunks(), items = __popc(rows) * chunks, columns = s.product.k;
-  float* const scales = reinterpret_cast<float*>(memory + shape.scales_begin());
-  float* const amaxes = reinterpret_cast<float*>(memory + shape.amaxes_begin());
-  Output output = {};
-  output.fp8_max = kLargest;
-  output.amax_bound = FLT_MAX;
-
-  const auto row_of = [&](int item) { return set_bit(rows, item / chunks); };
-  const auto column_of = [&](int item) { return item % chunks * kResidentChunk + lane * kCount; };
-  Vector kept[kAtOnce][kVectors];
-  int kept_from = -1;
-  const auto load_from = [&](int first) {
-    if (kept_from == first) return;
-    kept_from = first;
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int item = first + i * kStreamedWarps;
-      const bool is_there = item < items && column_of(item) < columns;
-      const T* const from = static_cast<const T*>(s.product.a) +
-                            (is_there ? row_of(item) * s.product.a_stride + column_of(item) : 0);
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        constexpr int kEach = kVectorElements<T>;
-        kept[i][v] = s.aligned ? load_if<Touch::kAgain, Vector>(is_there, from + v * kEach)
-                               : load_vector<Touch::kAgain, Fit::kRagged>(
-                                     from + v * kEach, 0, is_there ? kEach : 0, false);
-      }
-    }
-  };
-  const auto values_of = [&](const Vector(&vectors)[kVectors], float (&values)[kCount]) {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      float some[kVectorElements<T>];
-      unpack<T>(vectors[v], some);
-#pragma unroll
-      for (int i = 0; i < kVectorElements<T>; ++i) values[v * kVectorElements<T> + i] = some[i];
-    }
-  };
-  const auto for_each_item = [&](const auto& visit) {
-    for (int first = warp; first < items; first += kStreamedWarps * kAtOnce) {
-      load_from(first);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int item = first + i * kStreamedWarps;
-        float values[kCount];
-        values_of(kept[i], values);
-        if (item < items) visit(item, values);
-      }
-    }
-  };
-
-  if constexpr (!kGroups) {
-    for_each_item([&](int item, const float (&values)[kCount]) {
-      const float amax = reduce_lanes<32>(amax_of(values, 0.0f), MaxMagnitude{});
-      if (lane == 0) amaxes[item] = amax;
-    });
-    named_barrier<1, kStreamedWarps * 32>();
-  }
-  for_each_item([&](int item, const float (&values)[kCount]) {
-    const int row = row_of(item), column = column_of(item);
-    float amax = 0.0f;
-    if constexpr (kGroups) {
-      amax = reduce_group(amax_of(values, 0.0f), 4);  // 16 lanes have 128 columns
-    } else {
-      for (int chunk = lane; chunk < chunks; chunk += 32) {
-        amax = MaxMagnitude{}(amax, amaxes[item - item % chunks + chunk]);
-      }
-      amax = reduce_lanes<32>(amax, MaxMagnitude{});
-    }
-    const float scale = scale_of_amax(amax, output);
-    if (kGroups ? lane % 16 == 0 : lane == 0) {
-      scales[row * shape.row_scales() + (kGroups ? column / static_cast<int>(kScaleBlock) : 0)] =
-          scale;
-    }
-    const float inverse = 1.0f / scale;
-    uint32_t codes[kCount / 4];
-#pragma unroll
-    for (int i = 0; i < kCount; i += 4) {
-      codes[i / 4] = fp8x4_from_float<false>(values[i] * inverse, values[i + 1] * inverse,
-                                             values[i + 2] * inverse, values[i + 3] * inverse);
-    }
-    *reinterpret_cast<uint2*>(memory + shape.a_begin() + row * shape.a_pitch() + column) =
-        make_uint2(codes[0], codes[1]);
-  });
-}
-
-// Grid: gate_up: two blocks an SM, or as many as there can be units; down: a cluster a block of
-// columns, or two blocks an SM that take them in turn, each alone. Shared memory: num_stages *
-// stage_bytes() + other_bytes().
+// Grid: a block an SM; down: clusters that take blocks of columns in turn. w_map: boxes of
+// [1, 2, 8, 256]: gates and ups, or 16 rows. Rows of a start at multiples of 16 bytes. Shared
+// memory: kResidentWarps * num_stages * kResidentStageBytes + other_bytes().
 template <typename T, bool kGateUp, bool kBlockScales>
 __global__ void __launch_bounds__(kResidentThreads, 2)
     moe_resident_kernel(const __grid_constant__ CUtensorMap w_map,
                         const __grid_constant__ ResidentProblem s) {
 #if __CUDA_ARCH__ >= 900
   using Types = GroupedTypes<DType::kFloat8E4M3FN, DType::kFloat8E4M3FN>;
-  constexpr int kHalf = 2;  // instructions' rows of w of a warp
+  constexpr int kHalf = kResidentBlockN / 2;
   extern __shared__ uint8_t dynamic_shared[];
-  __shared__ uint64_t full_barriers[kResidentStages], empty_barriers[kResidentStages];
-  const uint32_t full = pinned_address(full_barriers), empty = pinned_address(empty_barriers);
-  const uint32_t padding = -shared_address(dynamic_shared) & 127;
-  const uint32_t stages = pinned_address(dynamic_shared + padding);
+  __shared__ uint64_t barriers[kResidentWarps][kResidentStages];
   const GroupedProblem& p = s.product;
   const ResidentShape& shape = s.shape;
-  const int stage_bytes = shape.stage_bytes(), row_bytes = shape.row_bytes();
-  const int block_n = shape.block_n, steps = shape.steps();
-  uint8_t* const memory = dynamic_shared + padding + s.num_stages * stage_bytes;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int steps = shape.steps(), parts = shape.parts;
+  const int all_stages_bytes = kResidentWarps * s.num_stages * kResidentStageBytes;
+  const uint32_t padding = -shared_address(dynamic_shared) & 127;
+  const uint32_t all_stages = pinned_address(dynamic_shared + padding);
+  const uint32_t stages = all_stages + warp * s.num_stages * kResidentStageBytes;
+  const uint32_t shares = all_stages + all_stages_bytes;
+  const uint32_t full = pinned_address(barriers[warp]);
+  uint8_t* const memory = dynamic_shared + padding + all_stages_bytes;
+  const float* const scales = reinterpret_cast<const float*>(memory + shape.scales_begin());
+  float* const slot_sums = reinterpret_cast<float*>(memory + shape.sums_begin());
 
-  if (threadIdx.x == kStreamedWarps * 32) {
+  // A warp's stages are its own, and so are their barriers: a stage is empty when the warp says so.
+  if (lane == 0) {
     prefetch_tensor_map(w_map);
     for (int i = 0; i < s.num_stages; ++i) {
       mbarrier_init(full + i * kMbarrierBytes, 1 + 32);  // the box, the lanes that copy scales
-      mbarrier_init(empty + i * kMbarrierBytes, kStreamedWarps);
     }
     fence_mbarrier_init();
     fence_async_proxy();
   }
   __syncwarp();
-  // gate_up is the layer's first kernel. What is older than it, ids and weights, down may read
-  // without waiting (dependent_launch.h).
-  if constexpr (kGateUp) wait_for_previous_kernel();
-  allow_next_kernel();
   const bool in_cluster = !kGateUp && s.cluster > 1;
-  const bool has_row_scales = !kBlockScales && p.w.scale.kind != ScaleView::Kind::kNone;
   if (in_cluster) cluster_arrive();
   const int rank = in_cluster ? cluster_rank() : 0;
-  const FewSlots slots(expert_of_slot(s.ids, lane, s.slots, s.experts), kResidentBlockM);
 
-  // Calls unit(tile of slots, block of columns), and of down the end of each block of columns.
-  const auto for_each_unit = [&](const auto& unit, const auto& end_of_columns) {
+  // ---- Whose the units are ----------------------------------------------------------------------
+  const int tokens = s.slots / p.slots_of_token;
+  const int clusters = gridDim.x / s.cluster, cluster = blockIdx.x / s.cluster;
+  const int own_columns = kGateUp ? 0 : (s.columns_n - cluster + clusters - 1) / clusters;
+  FewSlots slots = {};
+  int own_tiles = 0, units = 0;  // the block's; tiles: down alone
+  struct Unit {
+    int column;        // block of columns
+    unsigned members;  // slots
+    int expert;
+  };
+  const auto unit_of = [&](int number) {
+    Unit unit;
+    int tile;
     if constexpr (kGateUp) {
-      for (int i = blockIdx.x; i < slots.tiles * s.tiles_n; i += gridDim.x) {
-        const TileOrder::Place place = place_of_unit(i, slots.tiles, s.tiles_n, s.walked);
-        unit(place.m, place.n);
-      }
+      number = blockIdx.x + number * gridDim.x;
+      tile = number / s.columns_n;
+      unit.column = number - tile * s.columns_n;
     } else {
-      for (int n = blockIdx.x / s.cluster; n < s.tiles_n; n += gridDim.x / s.cluster) {
-        for (int m = rank; m < slots.tiles; m += s.cluster) unit(m, n);
-        end_of_columns(n);
+      const int column = number / own_tiles;
+      tile = (number - column * own_tiles) * s.cluster + rank;
+      unit.column = cluster + column * clusters;
+    }
+    unit.members = slots.slots_of(tile);
+    unit.expert = slots.expert_of(unit.members);
+    return unit;
+  };
+  const auto rows_of = [&](const Unit& unit) {
+    return StreamedRows<kGateUp>{unit.column * kResidentBlockN, kResidentBlockN, p.n,
+                                 p.interleaved};
+  };
+  // A team is the `parts` warps that share a unit; it takes every teams-th one.
+  const int teams = kResidentWarps / parts, team = warp / parts, part = warp % parts;
+
+  // ---- Copies of w ------------------------------------------------------------------------------
+  const uint64_t policy = l2_policy(L2Policy::kEvictFirst);
+  const bool has_row_scales = !kBlockScales && p.w.scale.kind != ScaleView::Kind::kNone;
+  int next = team, next_step = part;
+  Unit next_unit = {};
+  const auto copy_next = [&](int stage) {
+    if (next >= units) return;
+    const uint32_t barrier = full + stage * kMbarrierBytes;
+    const uint32_t to = stages + stage * kResidentStageBytes;
+    if (lane == 0) {
+      const int row = next_unit.column * (kGateUp && !p.interleaved ? kHalf : kResidentBlockN);
+      mbarrier_arrive_expect(barrier, kResidentBoxBytes);
+      load_box_4d(w_map, next_step * kResidentRowBytes, row, 0, next_unit.expert, to, barrier,
+                  policy);
+    }
+    const StreamedRows<kGateUp> rows = rows_of(next_unit);
+    const ScaleView scale = p.w.scale_of(next_unit.expert);
+    if constexpr (kBlockScales) {
+      if (lane < 4) {
+        // [half of the rows][block of K]
+        const int block = next_step * 2 + lane % 2;
+        const int64_t row = rows.w_row(lane / 2 * (p.interleaved ? 1 : kHalf)) / kScaleBlock;
+        const bool is_there = block * static_cast<int>(kScaleBlock) < p.k;
+        copy_word(to + kResidentBoxBytes + lane * 4,
+                  scale.data + (is_there ? row * scale.row_stride + block * scale.block_stride : 0),
+                  is_there);
       }
+    } else if (has_row_scales && next_step == 0 && lane < kResidentBlockN) {
+      copy_word(to + kResidentBoxBytes + lane * 4, scale.outer_address(rows.w_row(lane)), true);
+    }
+    mbarrier_arrive_after_copies(barrier);
+    next_step += parts;
+    if (next_step >= steps) {
+      next_step = part;
+      next += teams;
+      if (next < units) next_unit = unit_of(next);
     }
   };
-
-  if (warp == kStreamedWarps) {
-    // Copies w. This warp made the barriers, and need not wait for those who use them later.
-    named_barrier_arrive<2, kResidentThreads>();
-    const uint64_t policy = l2_policy(L2Policy::kEvictFirst);
-    PipelineState state{0, 1};
-    const auto copy_unit = [&](int m, int n) {
-      const int expert = slots.expert_of(slots.slots_of(m));
-      const StreamedRows<kGateUp> rows{n * block_n, block_n, p.n, p.interleaved};
-      for (int step = 0; step < steps; ++step) {
-        const uint32_t barrier = full + state.stage * kMbarrierBytes;
-        const uint32_t to = stages + state.stage * stage_bytes;
-        mbarrier_wait(empty + state.stage * kMbarrierBytes, state.parity);
-        if (lane == 0) {
-          mbarrier_arrive_expect(barrier, kStreamedBoxBytes);
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            load_box_3d(w_map, step * (row_bytes / 4), rows.box_row(half), expert,
-                        to + half * (kStreamedBoxBytes / 2), barrier, policy);
-          }
-        }
-        __syncwarp();
-        if constexpr (kBlockScales) {
-          if (lane < 8) copy_block_scale(p, rows, expert, step, lane, to + kStreamedBoxBytes);
-        } else if (step == 0 && has_row_scales) {
-          const ScaleView scale = p.w.scale_of(expert);
-          for (int at = lane; at < block_n; at += 32) {
-            const int row = rows.w_row(at);
-            copy_word(to + kStreamedBoxBytes + at * 4, scale.outer_address(row < 0 ? 0 : row),
-                      row >= 0);
-          }
-        }
-        mbarrier_arrive_after_copies(barrier);
-        state.advance(s.num_stages);
-      }
-    };
-    for_each_unit(copy_unit, [](int) {});
-    if (in_cluster) {
-      cluster_wait();
-      cluster_arrive();
-      cluster_wait();
+  const auto begin_copies = [&](int lane_expert) {
+    slots = FewSlots(lane_expert, kResidentBlockM);
+    if constexpr (kGateUp) {
+      const int blocks = gridDim.x, block = blockIdx.x;
+      units = (slots.tiles * s.columns_n - block + blocks - 1) / blocks;
+    } else {
+      own_tiles = (slots.tiles - rank + s.cluster - 1) / s.cluster;
+      units = own_tiles * own_columns;
     }
-    return;
-  }
+    if (next < units) next_unit = unit_of(next);
+    for (int stage = 0; stage < s.num_stages; ++stage) copy_next(stage);
+  };
 
-  // Quantise and multiply.
-  const int tokens = s.slots / p.slots_of_token;
-  float own_weight = 0.0f;  // of slot `lane`
-  if constexpr (!kGateUp) {
-    if (lane < s.slots) own_weight = __ldcg(s.weights + lane);
-    wait_for_previous_kernel();
-  }
-  const unsigned own_rows =
-      kGateUp ? ~0u >> (32 - tokens)
-              : __ballot_sync(~0u, slots.tile >= 0 && slots.tile % s.cluster == rank);
-  quantize_resident<T, kBlockScales>(s, own_rows, memory);
-  named_barrier<2, kResidentThreads>();  // a, and the barriers
-  if (in_cluster) cluster_wait();        // the others run
-
-  const auto consumers_barrier = [] { named_barrier<1, kStreamedWarps * 32>(); };
+  // ---- The unit that comes next, as a lane needs it ---------------------------------------------
   const int group = lane / 4, quad = lane % 4;
-  const int slices = row_bytes / kStreamedSliceBytes, row_groups = kStreamedWarps / slices;
-  const int slice = warp % slices, row_group = warp / slices;
-  const int slice_bytes = row_groups * kHalf * 512;
-  const uint32_t partials = pinned_address(memory);
-  const float* const scales = reinterpret_cast<const float*>(memory + shape.scales_begin());
-  float* const slot_sums = reinterpret_cast<float*>(memory + shape.sums_begin());
-  // The column of the unit whose sums this thread ends, of some rows.
-  const int columns = kGateUp ? block_n / 2 : block_n;
-  const int own_column = threadIdx.x % columns;
-  PipelineState state{0, 0};
-
-  const auto multiply_unit = [&](int tile, int n) {
-    const unsigned members = slots.slots_of(tile);
-    const int expert = slots.expert_of(members), rows = __popc(members);
-    const StreamedRows<kGateUp> rows_w{n * block_n, block_n, p.n, p.interleaved};
-    // The row of a of row `m` of the tile; beyond its last it is any.
-    const auto a_row_of = [&](int m) {
-      const int slot = set_bit(members, min(m, rows - 1));
-      return kGateUp ? slot / p.slots_of_token : slot;
-    };
-    // What the end needs: a bias from memory while w comes, factors with its first box.
-    constexpr int kOfColumn = kGateUp ? 2 : 1;
-    const auto place_of = [&](int i) {
-      return kGateUp ? rows_w.place_of(own_column / kMmaN, i, own_column % kMmaN) : own_column;
-    };
-    float w_factor[kOfColumn], bias[kOfColumn];
+  // Places in a stage of the lane's two rows of w: a gate and its up, or of 16 one after the other.
+  const bool is_pair = kGateUp && p.interleaved;
+  const int place[2] = {is_pair ? 2 * group : group, is_pair ? 2 * group + 1 : kHalf + group};
+  Unit unit = {};
+  int number = team, unit_rows = 0;
+  int a_rows[2];  // of the lane's two sums
+  uint32_t a_at;
+  float w_factor[2], bias[2];
+  // The slot of row `m` of the unit, or of its last.
+  const auto slot_of = [&](int m) { return set_bit(unit.members, min(m, unit_rows - 1)); };
+  const auto a_row_of = [&](int m) { return kGateUp ? slot_of(m) / p.slots_of_token : slot_of(m); };
+  const auto look_up = [&] {
+    unit = unit_of(number);
+    unit_rows = __popc(unit.members);
+    const StreamedRows<kGateUp> rows = rows_of(unit);
 #pragma unroll
-    for (int i = 0; i < kOfColumn; ++i) {
-      const int row = rows_w.w_row(place_of(i));
-      w_factor[i] = 1.0f;
-      bias[i] = row >= 0 ? p.bias(expert, row) : 0.0f;
+    for (int half = 0; half < 2; ++half) {
+      a_rows[half] = a_row_of(quad * 2 + half);
+      w_factor[half] = 1.0f;
+      bias[half] = p.bias(unit.expert, rows.w_row(place[half]));
     }
-    uint32_t w_at[kHalf][2];
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
+    a_at = shares + shape.a_begin() + a_row_of(group) * shape.a_pitch() + part * kResidentRowBytes +
+           quad * 16;
+  };
+
+  // ---- a ----------------------------------------------------------------------------------------
+  float own_weight = 0.0f;  // of slot `lane`
+  if constexpr (kGateUp) {
+    // The layer's first kernel: what is older than it, ids and weights, down may read without
+    // waiting (dependent_launch.h).
+    ResidentRows<T, kBlockScales> rows(s, ~0u >> (32 - tokens));
+    wait_for_previous_kernel();
+    const int lane_expert = expert_of_slot(s.ids, lane, s.slots, s.experts);
+    rows.load();
+    rows.quantize(memory);
+    begin_copies(lane_expert);
+    if (number < units) look_up();
+    __syncthreads();
+    allow_next_kernel();
+  } else {
+    allow_next_kernel();
+    const int lane_expert = expert_of_slot(s.ids, lane, s.slots, s.experts);
+    if (lane < s.slots) own_weight = __ldcg(s.weights + lane);
+    begin_copies(lane_expert);
+    ResidentRows<T, kBlockScales> rows(
+        s, __ballot_sync(~0u, slots.tile >= 0 && slots.tile % s.cluster == rank));
+    if (number < units) look_up();
+    wait_for_previous_kernel();
+    rows.load();
+    rows.quantize(memory);
+    __syncthreads();
+    if (in_cluster) cluster_wait();  // the other runs
+  }
+
+  // ---- The units --------------------------------------------------------------------------------
+  PipelineState state{0, 0};
+  int turn = 0;
+  while (number < units) {
+    float sums[4] = {};
+    for (int step = part; step < steps; step += parts) {
+      const uint32_t data = stages + state.stage * kResidentStageBytes;
+      mbarrier_wait(full + state.stage * kMbarrierBytes, state.parity);
+      const uint32_t factors = data + kResidentBoxBytes;
+
+      uint4 w[2][4];
+      float block_factor[2][2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int place = rows_w.place_of(row_group, i, half * 8 + group);
-        w_at[i][half] = place * row_bytes + slice * kStreamedSliceBytes + quad * 16;
-      }
-    }
-    uint32_t a_at = partials + shape.a_begin() + a_row_of(group) * shape.a_pitch() +
-                    slice * kStreamedSliceBytes + quad * 16;
-    uint32_t a_scales_at[2] = {};
-    if constexpr (kBlockScales) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        a_scales_at[e] = partials + shape.scales_begin() +
-                         (a_row_of(quad * 2 + e) * shape.row_scales() + slice / 2) * 4;
-      }
-    }
-
-    float sums[kHalf][4] = {};
-    for (int step = 0; step < steps; ++step) {
-      const uint32_t data = stages + state.stage * stage_bytes;
-      mbarrier_wait(full + state.stage * kMbarrierBytes, state.parity);
-      if (step == 0 && has_row_scales) {
-#pragma unroll
-        for (int i = 0; i < kOfColumn; ++i) {
-          w_factor[i] = load_shared_float(data + kStreamedBoxBytes + place_of(i) * 4);
+        for (int slice = 0; slice < 4; ++slice) {
+          w[half][slice] =
+              load_shared(data + place[half] * kResidentRowBytes + slice * 64 + quad * 16);
         }
-      }
-      const uint4 a_vector[1] = {load_shared(a_at)};
-      WeightVector<Types> vectors[kHalf][2];
-#pragma unroll
-      for (int i = 0; i < kHalf; ++i) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) vectors[i][half].load(data + w_at[i][half], 0);
-      }
-      const auto a = widen_a<Types>(a_vector);
-      float factor_a[2] = {};
-      if constexpr (kBlockScales) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) factor_a[e] = load_shared_float(a_scales_at[e]);
-      }
-#pragma unroll
-      for (int i = 0; i < kHalf; ++i) {
-        const auto low = vectors[i][0].fragment(0), high = vectors[i][1].fragment(0);
+        if (has_row_scales && step == 0) {
+          w_factor[half] = load_shared_float(factors + place[half] * 4);
+        }
         if constexpr (kBlockScales) {
-          const float factor_w =
-              load_shared_float(data + kStreamedBoxBytes + (i * 4 + slice / 2) * 4);
-          float apart[4] = {};
-          mma<Types>(apart, low, high, a);
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            sums[i][e] = fmaf(apart[e], factor_w * factor_a[e % 2], sums[i][e]);
+          for (int block = 0; block < 2; ++block) {
+            block_factor[half][block] = load_shared_float(factors + (half * 2 + block) * 4);
           }
-        } else {
-          mma<Types>(sums[i], low, high, a);
         }
       }
-      // The copy engine must not overtake loads that wait in the queue (skinny_gemm.md: a trap).
+      // The stage is in registers. The copy engine must not overtake loads that wait in the queue
+      // (skinny_gemm.md: a trap).
       fence_async_proxy();
       __syncwarp();
-      if (lane == 0) mbarrier_arrive(empty + state.stage * kMbarrierBytes);
+      copy_next(state.stage);
       state.advance(s.num_stages);
-      a_at += row_bytes;
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        a_scales_at[e] += row_bytes / static_cast<int>(kScaleBlock) * 4;
+      for (int block = 0; block < 2; ++block) {
+        Fragment<4> low[2], high[2], a[2];
+#pragma unroll
+        for (int slice = 0; slice < 2; ++slice) {
+          const uint4 a_vector[1] = {load_shared(a_at + block * 128 + slice * 64)};
+          low[slice] = widen_w<Types>(w[0][block * 2 + slice]);
+          high[slice] = widen_w<Types>(w[1][block * 2 + slice]);
+          a[slice] = widen_a<Types>(a_vector);
+        }
+        // Two sums, in turn: a product waits for the one that it adds to.
+        float apart[2][4] = {};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+          for (int slice = 0; slice < 2; ++slice) {
+            const auto one = [&](const Fragment<4>& of) {
+              return Fragment<1>{{{of.pair[i][0], of.pair[i][1]}}};
+            };
+            mma<ResidentMma>(apart[slice], one(low[slice]), one(high[slice]), one(a[slice]));
+          }
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float sum = apart[0][e] + apart[1][e];
+          if constexpr (kBlockScales) {
+            const float a_factor = scales[a_rows[e % 2] * shape.row_scales() + step * 2 + block];
+            sums[e] = fmaf(sum, block_factor[e / 2][block] * a_factor, sums[e]);
+          } else {
+            sums[e] += sum;
+          }
+        }
       }
+      a_at += parts * kResidentRowBytes;
     }
 
-    // [slice][row group][instruction][lane]
-    consumers_barrier();  // the last unit's have been read
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      store_shared(partials + slice * slice_bytes + ((row_group * kHalf + i) * 32 + lane) * 16,
-                   float4{sums[i][0], sums[i][1], sums[i][2], sums[i][3]});
+    if (parts > 1) {
+      // Of two units in turn: the first warp reads one's shares while the others write the next's.
+      const auto share_of = [&](int of) {
+        return shares + ((turn * kResidentWarps + of) * 32 + lane) * 16;
+      };
+      if (part > 0) store_shared(share_of(warp), float4{sums[0], sums[1], sums[2], sums[3]});
+      named_barrier(1 + team, parts * 32);
+      for (int of = warp + 1; part == 0 && of < warp + parts; ++of) {
+        const uint4 share = load_shared(share_of(of));
+        sums[0] += __uint_as_float(share.x), sums[1] += __uint_as_float(share.y);
+        sums[2] += __uint_as_float(share.z), sums[3] += __uint_as_float(share.w);
+      }
+      turn ^= 1;
     }
-    consumers_barrier();
-    for (int m = threadIdx.x / columns; m < rows; m += kStreamedWarps * 32 / columns) {
-      const int slot = set_bit(members, m);
-      const float a_factor = kBlockScales ? 1.0f : scales[kGateUp ? slot / p.slots_of_token : slot];
-      float values[kOfColumn];
 #pragma unroll
-      for (int i = 0; i < kOfColumn; ++i) {
-        // 16 rows of w: an instruction's.
-        const int sixteen = kGateUp ? own_column / kMmaN * kHalf + i : own_column / kMmaN;
-        const int row = own_column % kMmaN;
-        const uint32_t from =
-            partials + (sixteen * 32 + row % 8 * 4 + m / 2) * 16 + (row / 8 * 2 + m % 2) * 4;
-        float sum = 0.0f;
-#pragma unroll 4
-        for (int of = 0; of < slices; ++of) sum += load_shared_float(from + of * slice_bytes);
-        values[i] = sum * a_factor * w_factor[i] + bias[i];
+    for (int m = 0; m < 2; ++m) {
+      if (part > 0 || quad * 2 + m >= unit_rows) continue;
+      const int slot = slot_of(quad * 2 + m);
+      const float a_factor = kBlockScales ? 1.0f : scales[a_rows[m]];
+      float values[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        values[half] = sums[half * 2 + m] * a_factor * w_factor[half] + bias[half];
       }
       if constexpr (kGateUp) {
-        const int column = n * columns + own_column;
-        if (column < p.n / 2) {
-          store_element(p.out, p.out_dtype, slot * p.out_stride + column,
-                        gated(p.activation, p.limit, values[0], values[1]));
-        }
+        store_element(p.out, p.out_dtype, slot * p.out_stride + unit.column * kHalf + group,
+                      gated(p.activation, p.limit, values[0], values[1]));
       } else {
-        float& place = slot_sums[slot * block_n + own_column];
-        if (in_cluster) {
-          rocm_kernels::store_in_cluster(place, values[0], 0);
-        } else {
-          place = values[0];
+        float* const sum =
+            slot_sums + (number / own_tiles * s.slots + slot) * kResidentBlockN + group;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (in_cluster) {
+            rocm_kernels::store_in_cluster(sum[half * kHalf], values[half], 0);
+          } else {
+            sum[half * kHalf] = values[half];
+          }
         }
       }
     }
-  };
-  const auto end_columns = [&](int n) {
+    number += teams;
+    if (number < units) look_up();
+  }
+
+  // ---- down: the sums of slots ------------------------------------------------------------------
+  if constexpr (!kGateUp) {
+    const unsigned there = __ballot_sync(~0u, slots.expert >= 0);
+    const int each = tokens * kResidentBlockN, count = own_columns * each;
     if (in_cluster) {
       cluster_arrive();
       cluster_wait();
       if (rank != 0) return;
     } else {
-      consumers_barrier();
+      __syncthreads();
     }
-    const unsigned there = __ballot_sync(~0u, slots.expert >= 0);
-    for (int i = threadIdx.x; i < tokens * block_n; i += kStreamedWarps * 32) {
-      const int token = i / block_n, column = i % block_n;
+    for (int begin = 0; begin < count; begin += kResidentThreads) {
+      const int i = begin + threadIdx.x, own_column = i / each;
+      const int token = i % each / kResidentBlockN, column = i % kResidentBlockN;
       float sum = 0.0f;
+#pragma unroll 4
       for (int j = 0; j < p.slots_of_token; ++j) {
         const int slot = token * p.slots_of_token + j;
         const float weight = __shfl_sync(~0u, own_weight, slot);
-        if (there >> slot & 1) sum = fmaf(weight, slot_sums[slot * block_n + column], sum);
+        const float value =
+            i < count ? slot_sums[(own_column * s.slots + slot) * kResidentBlockN + column] : 0.0f;
+        if (there >> slot & 1) sum = fmaf(weight, value, sum);
       }
-      if (n * block_n + column < p.n) {
-        store_element(p.out, p.out_dtype, token * p.out_stride + n * block_n + column, sum);
+      if (i < count) {
+        const int out_column = (cluster + own_column * clusters) * kResidentBlockN + column;
+        store_element(p.out, p.out_dtype, token * p.out_stride + out_column, sum);
       }
     }
-  };
-  for_each_unit(multiply_unit, end_columns);
+  }
 #endif
 }
 

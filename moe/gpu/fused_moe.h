@@ -56,7 +56,8 @@ inline MoeShape shape_of(const FusedMoeArgs& args) {
           is_compact(args.gate_up, 2 * args.intermediate) && is_compact(args.down, args.hidden),
           args.interleaved,
           static_cast<int32_t>(args.out_dtype),
-          static_cast<int32_t>(MoeSlices::of(args).tokens)};
+          static_cast<int32_t>(MoeSlices::of(args).tokens),
+          has_aligned_rows(args.x, args.x_stride, args.x_dtype)};
 }
 
 inline Status check_sizes(const FusedMoeArgs& args) {

@@ -10,13 +10,6 @@ namespace rocm_kernels {
 constexpr int kRouteThreads = kMaxExperts;
 constexpr int kSlotsPerChunk = 2 * kRouteThreads;
 
-// Tiles of block_m rows that `rows` rows can take whichever experts they belong to: each of those
-// that have any has at most one that is not full.
-inline int64_t most_row_tiles(int64_t rows, int64_t experts, int64_t block_m) {
-  const int64_t touched = rows < experts ? rows : experts;
-  return (rows - touched) / block_m + touched;
-}
-
 struct RoutingProblem {
   const int32_t* ids;      // [slots]; nullptr: grouped_gemm
   const int32_t* offsets;  // [experts]: grouped_gemm's ends
