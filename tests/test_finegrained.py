@@ -217,7 +217,7 @@ MLA = {
     "q_lora_rank": 128,
     "kv_lora_rank": 128,
     "qk_nope_head_dim": 64,
-    "qk_rope_head_dim": 64,
+    "qk_rope_head_dim": 128,  # transformers quantises whole blocks alone, 128 + 128 rows here
     "v_head_dim": 64,
 }
 GROUPS = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
@@ -267,9 +267,13 @@ def test_checkpoints(served, monkeypatch, tmp_path, name, implementation):
     same model whose products are the reference's."""
     config = CONFIGS[name]()
     randomized(AutoModelForCausalLM.from_config(config)).bfloat16().save_pretrained(tmp_path / "16")
-    quantized = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "16", quantization_config=FineGrainedFP8Config(), dtype=torch.bfloat16
+    quantized, loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "16",
+        quantization_config=FineGrainedFP8Config(),
+        dtype=torch.bfloat16,
+        output_loading_info=True,
     )
+    assert not loaded["missing_keys"], "scales that nobody wrote"
     quantized.save_pretrained(tmp_path / "8")
     arguments = {} if implementation is None else {"experts_implementation": implementation}
     model = AutoModelForCausalLM.from_pretrained(
@@ -283,15 +287,20 @@ def test_checkpoints(served, monkeypatch, tmp_path, name, implementation):
     assert generated.shape == (2, 12)
     serve_by(module_of_reference(served), monkeypatch)
     expected = model(ids).logits
-    # In float32 the two differ by the order of sums, which FP8 inputs then round: rarely otherwise.
-    assert (ours - expected).norm() < 0.02 * expected.norm()
+
+    def usual_error(logits):
+        return ((logits - expected).norm(dim=-1) / expected.norm(dim=-1)).median()
+
+    # In float32 the two differ by the order of sums, which FP8 inputs then round: rarely otherwise,
+    # but then a token may go to another expert, and those behind it see that.
+    assert usual_error(ours) < 0.001
     wrong = ModuleType("wrong")  # a scale that is off by a sixteenth is found
     wrong.__dict__.update(vars(module_of_reference(served)))
     wrong.matmul_2d = lambda a, b, s, *args, **kw: served.reference.matmul_2d(
         a, b, s * 1.0625, *args, **kw
     )
     serve_by(wrong, monkeypatch)
-    assert (model(ids).logits - expected).norm() > 0.02 * expected.norm()
+    assert usual_error(model(ids).logits) > 0.02
 
 
 def test_transformers_that_moved_its_hooks_is_named(package, monkeypatch):
