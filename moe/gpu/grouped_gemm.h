@@ -18,7 +18,8 @@ inline MoeShape shape_of(const GroupedGemmArgs& args) {
           is_compact(args.w, args.n) && args.a_stride < 1 << 22,
           false,
           static_cast<int32_t>(args.out_dtype),
-          0};
+          0,
+          false};
 }
 
 inline Status check_sizes(const GroupedGemmArgs& args) {
