@@ -26,7 +26,9 @@ import pytest
 HERE = Path(__file__).resolve().parent
 LOGPROB = 0.8  # seen: up to 0.61; with a scale that is off by a sixteenth: from 1.3
 LOGPROB_EXPERTS = 2.0  # of experts in FP8 with bfloat16's; seen: up to 1.5
-LOGPROB_DEFINED = 0.1  # with their definition's; seen: 0; with a scale off by a sixteenth: from 0.9
+# With their definition's; seen: 0, and 0.23 where sums in another order round a code of FP8
+# otherwise (AVX-512); with a scale off by a sixteenth: from 0.9.
+LOGPROB_DEFINED = 0.4
 GAP = 0.2  # of two tokens' log-probabilities that may change places; seen: up to 0.07
 GAP_16_BIT = 1.0  # the same where the own path quantises no activations; seen: up to 0.69
 
