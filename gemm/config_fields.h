@@ -88,7 +88,7 @@ class ConfigReader {
   bool read(Config& config) {
     size_t design = 0;
     for (const char* const name : Config::kDesigns) {
-      if (word(name)) break;
+      if (whole_word(name)) break;
       ++design;
     }
     if (design == sizeof(Config::kDesigns) / sizeof(Config::kDesigns[0])) return false;
@@ -102,6 +102,13 @@ class ConfigReader {
   }
 
  private:
+  // A name is not another that begins with it.
+  bool whole_word(const char* expected) {
+    const char* const begin = rest_;
+    if (word(expected) && *rest_ == ' ') return true;
+    rest_ = begin;
+    return false;
+  }
   bool word(const char* expected) {
     const size_t length = std::strlen(expected);
     if (std::strncmp(rest_, expected, length) != 0) return false;

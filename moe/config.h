@@ -15,6 +15,7 @@ struct MoeConfig {
     kTiled,      // tiles by matrix instructions (cdna/tiled.h, cuda/tiled.cuh)
     kWarpgroup,  // many rows an expert: gemm's tiles by TMA and wgmma (cuda/grouped_tiles.cuh)
     kResident,   // few tokens in FP8: blocks keep all rows, and quantise them (cuda/resident.cuh)
+    kStreamedWgmma,  // few rows an expert in FP8: streamed to wgmma (cuda/streamed_wgmma.cuh)
   };
   // In which order tiles of one part of K follow each other. Rows: all columns of a tile of rows,
   // then the next rows. Columns: all rows, whichever their expert, of a tile of columns.
@@ -33,7 +34,8 @@ struct MoeConfig {
   // has a lane for each slot).
   static constexpr int64_t kSlotsOfWave = 64;
   bool routes_itself(bool nvidia, int64_t slots) const {
-    return is_resident() || (design == Design::kStreamed && (nvidia || slots <= kSlotsOfWave));
+    return is_resident() || design == Design::kStreamedWgmma ||
+           (design == Design::kStreamed && (nvidia || slots <= kSlotsOfWave));
   }
   // Whether products quantise their rows themselves, and down adds the slots of a token.
   bool is_resident() const { return design == Design::kResident; }
@@ -43,7 +45,8 @@ struct MoeConfig {
   // Tiles of rows that are walked down before the next columns; 0: all.
   int32_t walked() const { return order == kRow ? 1 : order == kColumn ? 0 : group_m; }
 
-  static constexpr const char* kDesigns[] = {"plain", "streamed", "tiled", "warpgroup", "resident"};
+  static constexpr const char* kDesigns[] = {"plain",     "streamed", "tiled",
+                                             "warpgroup", "resident", "streamed_wgmma"};
   static constexpr const char* kOrders[] = {"row", "column", "grouped"};
   static constexpr ConfigField<MoeConfig> kFields[] = {
       {"block_m", &MoeConfig::block_m},         {"block_n", &MoeConfig::block_n},

@@ -132,5 +132,34 @@ inline Status make_runs_map(CUtensorMap& map, const StackOfBytes& stack, int par
   return ok ? nullptr : "the driver could not describe the weights to the copy engine";
 }
 
+// Describes a stack by boxes of a chunk of 128 bytes of `box_groups` groups of 8 rows, swizzled, as
+// a wgmma operand has them: load_group_box(map, byte of the row, group, matrix, ...). A group has 8
+// rows of each of `parts` runs, one after the other: the gates and the ups of 8 columns of h. The
+// runs' rows are row_stride_bytes apart, and `part_stride_bytes` lie between them. stack.rows, of a
+// run, is a multiple of 8; what lies outside of it reads as zero. K may end anywhere.
+inline Status make_groups_map(CUtensorMap& map, const StackOfBytes& stack, int parts,
+                              int64_t part_stride_bytes, int box_groups) {
+  static const detail::EncodeTiled encode = detail::find_encoder();
+  constexpr int kRows = kPatternLines;
+  const cuuint64_t sizes[5] = {
+      static_cast<cuuint64_t>(stack.row_bytes), kRows, static_cast<cuuint64_t>(parts),
+      static_cast<cuuint64_t>(stack.rows / kRows), static_cast<cuuint64_t>(stack.count)};
+  // The stride of a lone matrix may be anything.
+  const int64_t stride =
+      stack.count == 1 ? stack.row_stride_bytes * stack.rows * parts : stack.stride_bytes;
+  const cuuint64_t strides[4] = {
+      static_cast<cuuint64_t>(stack.row_stride_bytes), static_cast<cuuint64_t>(part_stride_bytes),
+      static_cast<cuuint64_t>(stack.row_stride_bytes * kRows), static_cast<cuuint64_t>(stride)};
+  const cuuint32_t box[5] = {kChunkBytes, kRows, static_cast<cuuint32_t>(parts),
+                             static_cast<cuuint32_t>(box_groups), 1};
+  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+  const bool ok =
+      encode != nullptr &&
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 5, const_cast<void*>(stack.data), sizes, strides,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return ok ? nullptr : "the driver could not describe the weights to the copy engine";
+}
+
 }  // namespace cuda
 }  // namespace rocm_kernels

@@ -103,6 +103,24 @@ __device__ __forceinline__ void load_box_4d(const CUtensorMap& map, int x, int y
       : "memory");
 }
 
+// A box of make_groups_map()'s: from byte `x` of the rows of group `group` of matrix `matrix` on.
+__device__ __forceinline__ void load_group_box(const CUtensorMap& map, int x, int group, int matrix,
+                                               uint32_t to, uint32_t barrier, uint64_t policy) {
+  if (policy == 0) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, 0, 0, %3, %4}], [%5];" ::"r"(to),
+        "l"(&map), "r"(x), "r"(group), "r"(matrix), "r"(barrier)
+        : "memory");
+    return;
+  }
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, 0, 0, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(&map), "r"(x), "r"(group), "r"(matrix), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
 // The two-dimensional box to this place in every block of the cluster that `mask` names, at each
 // one's barrier.
 __device__ __forceinline__ void load_box_2d_in_cluster(const CUtensorMap& map, int x, int y,

@@ -1,4 +1,4 @@
-// The warpgroup's matrix instructions (wgmma) of sm_90a: 64 rows x 32 to 256 columns of FP8,
+// The warpgroup's matrix instructions (wgmma) of sm_90a: 64 rows x 8 to 256 columns of FP8,
 // bfloat16 or float16, both operands in shared memory, sums in registers.
 //
 //   sum[t][0..1]  row lane / 4 of the warp's 16, columns 8 * t + 2 * (lane % 4) and the next
@@ -30,9 +30,8 @@ __device__ __forceinline__ uint64_t wgmma_operand(uint32_t address) {
 // What to add for an operand so much further on; it never carries beyond the low word.
 __device__ constexpr uint64_t wgmma_offset(int bytes) { return bytes >> 4; }
 
-#define ROCM_KERNELS_SUMS_8(i)                                                             \
-  "+f"(sum[i][0]), "+f"(sum[i][1]), "+f"(sum[i][2]), "+f"(sum[i][3]), "+f"(sum[i + 1][0]), \
-      "+f"(sum[i + 1][1]), "+f"(sum[i + 1][2]), "+f"(sum[i + 1][3])
+#define ROCM_KERNELS_SUMS_4(i) "+f"(sum[i][0]), "+f"(sum[i][1]), "+f"(sum[i][2]), "+f"(sum[i][3])
+#define ROCM_KERNELS_SUMS_8(i) ROCM_KERNELS_SUMS_4(i), ROCM_KERNELS_SUMS_4(i + 1)
 #define ROCM_KERNELS_SUMS_16(i) ROCM_KERNELS_SUMS_8(i), ROCM_KERNELS_SUMS_8(i + 2)
 #define ROCM_KERNELS_SUMS_32(i) ROCM_KERNELS_SUMS_16(i), ROCM_KERNELS_SUMS_16(i + 4)
 #define ROCM_KERNELS_SUMS_64(i) ROCM_KERNELS_SUMS_32(i), ROCM_KERNELS_SUMS_32(i + 8)
@@ -69,6 +68,9 @@ __device__ constexpr uint64_t wgmma_offset(int bytes) { return bytes >> 4; }
   }
 #define ROCM_KERNELS_LIST(...) __VA_ARGS__
 
+ROCM_KERNELS_WGMMA_WIDTH(8, "%0, %1, %2, %3", "%4", "%5", "%6", ROCM_KERNELS_SUMS_4(0))
+ROCM_KERNELS_WGMMA_WIDTH(16, "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", "%10",
+                         ROCM_KERNELS_SUMS_8(0))
 ROCM_KERNELS_WGMMA_WIDTH(32, "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15",
                          "%16", "%17", "%18", ROCM_KERNELS_SUMS_16(0))
 ROCM_KERNELS_WGMMA_WIDTH(
@@ -128,6 +130,7 @@ ROCM_KERNELS_WGMMA_WIDTH(
 #undef ROCM_KERNELS_WGMMA
 #undef ROCM_KERNELS_WGMMA_WIDTH
 #undef ROCM_KERNELS_LIST
+#undef ROCM_KERNELS_SUMS_4
 #undef ROCM_KERNELS_SUMS_8
 #undef ROCM_KERNELS_SUMS_16
 #undef ROCM_KERNELS_SUMS_32

@@ -9,6 +9,7 @@
 #include "../config.h"
 #include "resident.h"
 #include "streamed.h"
+#include "streamed_wgmma.h"
 #include "tiles.h"
 
 namespace rocm_kernels {
@@ -59,6 +60,34 @@ inline Status check_streamed(const MoeShape& s, const MoeConfig& c, const MoeDev
     }
   }
   return check_halves(s, c);
+}
+
+inline Status check_streamed_wgmma(const MoeShape& s, const MoeConfig& c, const MoeDevice& device) {
+  if (device.compute_capability != 90) return "moe config: the streamed_wgmma design is sm_90a's";
+  if (!s.fused) return "moe config: the streamed_wgmma design serves fused_moe alone";
+  if (s.a() != DType::kFloat8E4M3FN || s.w() != DType::kFloat8E4M3FN) {
+    return "moe config: the streamed_wgmma design multiplies FP8 alone";
+  }
+  if (!is_streamed_wgmma_tile(c.block_m, c.block_n)) {
+    return "moe config: streamed_wgmma tiles are 8, 16, 32 or 64 x 64 or 128";
+  }
+  if (c.split_k != 1) {
+    return "moe config: the streamed_wgmma design does not divide K; split_k must be 1";
+  }
+  if (s.rows > kStreamedMaxSlots) return "moe config: more than 4096 slots are not streamed";
+  for (int product = 0; product < 2; ++product) {
+    if (k_of(s, product) % 16 != 0) {
+      return "moe config: streamed rows must be whole numbers of 16 bytes";
+    }
+    if (streamed_wgmma_stages(streamed_wgmma_stage(c, s.blocks >> product & 1), s.rows, device) <
+        2) {
+      return "moe config: an SM has too little shared memory to stream by this tile";
+    }
+  }
+  if ((s.blocks & 1) != 0 && !s.interleaved && s.n / 2 % (c.block_n / 2) != 0) {
+    return "moe config: with block scales, I must be a multiple of half of block_n";
+  }
+  return nullptr;
 }
 
 inline Status check_resident(const MoeShape& s, const MoeConfig& c, const MoeDevice& device) {
@@ -117,6 +146,7 @@ inline Status check_moe_config(const MoeShape& s, const MoeConfig& c, const MoeD
   if (!s.aligned) return "moe config: rows must start at multiples of 16 bytes";
   if (c.group_m < 1 || c.xcds != 1) return "moe config: group_m must be at least 1, xcds 1";
   if (c.design == MoeConfig::Design::kStreamed) return check_streamed(s, c, device);
+  if (c.design == MoeConfig::Design::kStreamedWgmma) return check_streamed_wgmma(s, c, device);
   if (c.design == MoeConfig::Design::kResident) return check_resident(s, c, device);
   if (c.design == MoeConfig::Design::kWarpgroup) return check_warpgroup(s, c, device);
   if (find_moe_tile(c.block_m, c.block_n) < 0) {
@@ -201,6 +231,22 @@ inline float streamed_time(const MoeShape& s, const MoeConfig& c, const MoeDevic
   return joined(load, multiply) + busiest * kUnitUs + kOutsideUs;
 }
 
+// The same of a product streamed to wgmma: its bytes, and what no byte hides.
+inline float streamed_wgmma_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device,
+                                 int product) {
+  constexpr float kTerabytes = 4.9f;  // a second, as if all SMs had as much as the busiest
+  constexpr float kOutsideUs = 6.0f;  // launch, first bytes, last sums; quantising, or the combine
+  constexpr float kUnitUs = 0.2f;
+  const int32_t n = n_of(s, product), k = k_of(s, product);
+  const float touched = touched_experts(s);
+  const float tiles_m = touched * tiles_of_expert(s.rows / touched, c.block_m);
+  const float units = tiles_m * std::ceil(static_cast<float>(n) / c.block_n);
+  const float busiest = std::ceil(units / device.sm_count);
+  const float load =
+      busiest * c.block_n * k * bytes_of_w(s) * device.sm_count / (kTerabytes * 1e6f);
+  return load + busiest * kUnitUs + kOutsideUs;
+}
+
 // What a resident layer gains beside a streamed one, us: measured with one to four tokens. The more
 // tiles there are, the worse its units divide among the warps of a block.
 inline float resident_gain(const MoeShape& s) {
@@ -278,6 +324,8 @@ inline float modelled_time(const MoeShape& s, const MoeConfig& c, const MoeDevic
     }
     case MoeConfig::Design::kStreamed:
       return of_products(streamed_time);
+    case MoeConfig::Design::kStreamedWgmma:
+      return of_products(streamed_wgmma_time);
     case MoeConfig::Design::kWarpgroup: {
       if (!s.fused) return of_products(warpgroup_time);
       constexpr float kRouteUs = 9.0f, kSortBytesPerUs = 2.4e6f;
@@ -310,6 +358,11 @@ void for_each_config(const MoeShape& s, const MoeDevice& device, const Visit& vi
   for (const int32_t block_m : {8, 16, 32}) {
     for (const int32_t block_n : {32, 64}) {
       consider(MoeConfig::Design::kStreamed, block_m, block_n);
+    }
+  }
+  for (const int32_t block_m : {8, 16, 32, 64}) {
+    for (const int32_t block_n : {64, 128}) {
+      consider(MoeConfig::Design::kStreamedWgmma, block_m, block_n);
     }
   }
   consider(MoeConfig::Design::kResident, kResidentBlockM, kResidentBlockN);

@@ -6,6 +6,7 @@
 #include "launch_grouped_tiles.h"
 #include "launch_resident.h"
 #include "launch_streamed.h"
+#include "launch_streamed_wgmma.h"
 #include "tiled.cuh"
 
 namespace rocm_kernels {
@@ -92,6 +93,17 @@ Status launch_streamed_product(GroupedEnd end, const GroupedProblem& p, const Mo
       stream);
 }
 
+Status launch_streamed_wgmma_product(GroupedEnd end, const GroupedProblem& p,
+                                     const MoeConfig& config, const SlotIds& slots, Stream stream) {
+  MoeDevice device;
+  if (const Status error = current_moe_device(device)) return error;
+  const StreamedWgmmaStage stage = streamed_wgmma_stage(config, p.w.scale.is_blocked());
+  return launch_streamed_wgmma(
+      {end, p, slots, stage, streamed_wgmma_stages(stage, slots.slots, device), config.walked(),
+       device.sm_count},
+      stream);
+}
+
 Status launch_resident_product(GroupedEnd end, const GroupedProblem& p, const SlotIds& slots,
                                Stream stream) {
   MoeDevice device;
@@ -159,6 +171,8 @@ Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& 
       return cuda::launch_streamed_product(end, p, config, slots, stream);
     case MoeConfig::Design::kResident:
       return cuda::launch_resident_product(end, p, slots, stream);
+    case MoeConfig::Design::kStreamedWgmma:
+      return cuda::launch_streamed_wgmma_product(end, p, config, slots, stream);
     case MoeConfig::Design::kWarpgroup:
       return cuda::launch_warpgroup_product(end, p, config, slots, stream);
     case MoeConfig::Design::kTiled:

@@ -62,8 +62,9 @@ Status launch_streamed(const StreamedLaunch& call, Stream stream) {
     return error;
   }
   const int32_t tiles_n = (p.n + call.stage.block_n - 1) / call.stage.block_n;
-  const StreamedProblem s = {p,          call.ids,        call.slots, call.experts,
-                             call.stage, call.num_stages, tiles_n,    call.walked,
+  const StreamedProblem s = {p,          {call.ids, call.slots, call.experts, call.stage.block_m},
+                             call.stage, call.num_stages,
+                             tiles_n,    call.walked,
                              call.first};
   const int64_t most = most_row_tiles(call.slots, call.experts, call.stage.block_m) * tiles_n;
   const int64_t blocks = int64_t{call.sm_count} * streamed_blocks_per_sm(call.stage.block_m);

@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
   const uint32_t partials = stages + s.num_stages * stage_bytes;
   uint8_t* const after_stages = dynamic_shared + padding + s.num_stages * stage_bytes;
   // The slots' experts lie where sums do later: after_stages holds kStreamedMaxSlots of them.
-  StreamedUnits units(s, after_stages + shape.sum_bytes(), after_stages);
+  StreamedUnits units(s.slots, after_stages + shape.sum_bytes(), after_stages);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int row_bytes = shape.row_bytes();

@@ -13,10 +13,15 @@
 namespace rocm_kernels {
 namespace cuda {
 
+// The slots that a block sorts, to tiles of block_m.
+struct StreamedSlots {
+  const int32_t* ids;  // [count]
+  int32_t count, experts, block_m;
+};
+
 struct StreamedProblem {
   GroupedProblem product;  // its rows are slots; tiles, tile_count and row_slots are not used
-  const int32_t* ids;      // [slots]
-  int32_t slots, experts;
+  StreamedSlots slots;
   StreamedStage stage;
   int32_t num_stages;
   int32_t tiles_n;
@@ -116,6 +121,7 @@ struct FewSlots {
 };
 
 constexpr int kFewSlots = 32;
+constexpr int kMostTileRows = 127;  // 7 bits of a tile's entry, below
 
 struct StreamedTile {
   int32_t expert, rows;
@@ -127,7 +133,7 @@ class StreamedUnits {
  public:
   // `memory`: 3 * kMaxExperts words, then 16 bits for each slot, padded to whole warps. `scratch`:
   // as many for the slots, which order_slots() is done with. Few slots need neither.
-  __device__ StreamedUnits(const StreamedProblem& s, uint8_t* memory, uint8_t* scratch)
+  __device__ StreamedUnits(const StreamedSlots& s, uint8_t* memory, uint8_t* scratch)
       : s_(s),
         counts_(reinterpret_cast<int32_t*>(memory)),
         table_(reinterpret_cast<uint32_t*>(memory)),
@@ -135,12 +141,12 @@ class StreamedUnits {
         slots_(reinterpret_cast<int16_t*>(rows_ + kMaxExperts)),
         experts_(reinterpret_cast<int16_t*>(scratch)) {}
 
-  __device__ bool are_few() const { return s_.slots <= kFewSlots; }
+  __device__ bool are_few() const { return s_.count <= kFewSlots; }
 
   // Few slots: each warp finds the tiles for itself.
   __device__ void find_tiles() {
     const int lane = threadIdx.x % 32;
-    few_ = FewSlots(expert_of_slot(s_.ids, lane, s_.slots, s_.experts), s_.stage.block_m);
+    few_ = FewSlots(expert_of_slot(s_.ids, lane, s_.count, s_.experts), s_.block_m);
     tiles_ = few_.tiles;
   }
 
@@ -148,9 +154,9 @@ class StreamedUnits {
   __device__ void count_slots() {
     for (int e = threadIdx.x; e < kMaxExperts; e += kStreamedThreads) counts_[e] = 0;
     __syncthreads();
-    const int padded = (s_.slots + 31) / 32 * 32;
+    const int padded = (s_.count + 31) / 32 * 32;
     for (int slot = threadIdx.x; slot < padded; slot += kStreamedThreads) {
-      const int expert = expert_of_slot(s_.ids, slot, s_.slots, s_.experts);
+      const int expert = expert_of_slot(s_.ids, slot, s_.count, s_.experts);
       experts_[slot] = static_cast<int16_t>(expert);
       if (expert >= 0) atomicAdd(counts_ + expert, 1);
     }
@@ -169,14 +175,14 @@ class StreamedUnits {
       return {few_.expert_of(slots), __popc(slots), 0, slots};
     }
     const uint32_t entry = table_[number];
-    return {static_cast<int32_t>(entry & 511), static_cast<int32_t>(entry >> 9 & 63),
-            static_cast<int32_t>(entry >> 15), 0};
+    return {static_cast<int32_t>(entry & 511), static_cast<int32_t>(entry >> 9 & 127),
+            static_cast<int32_t>(entry >> 16), 0};
   }
 
   // Slots by expert, each expert's in their order: one warp's work, for itself alone.
   __device__ void order_slots() const {
     const int lane = threadIdx.x % 32;
-    for (int first = 0; first < s_.slots; first += 32) {
+    for (int first = 0; first < s_.count; first += 32) {
       const int expert = experts_[first + lane];
       const unsigned same = __match_any_sync(~0u, expert);
       const int before = __popc(same & ((1u << lane) - 1));
@@ -194,15 +200,15 @@ class StreamedUnits {
 
  private:
   static constexpr int kEach = kMaxExperts / 32;  // experts of a lane
-  // A tile's entry: 9 bits of its expert, 6 of its rows, then where they begin. The last word
+  // A tile's entry: 9 bits of its expert, 7 of its rows, then where they begin. The last word
   // before rows_ holds how many tiles there are.
-  static_assert(kMaxExperts <= 512 && kStreamedMaxM < 64, "an entry has 9 and 6 bits");
+  static_assert(kMaxExperts <= 512 && kStreamedMaxM <= kMostTileRows, "what an entry holds");
   static_assert((kStreamedMaxSlots - kMaxExperts) / 8 + kMaxExperts < 2 * kMaxExperts,
                 "the tiles' entries take the place of the counts and as much again");
 
   // One warp: where each expert's slots begin, and the tiles.
   __device__ void make_table() const {
-    const int lane = threadIdx.x, first = lane * kEach, block_m = s_.stage.block_m;
+    const int lane = threadIdx.x, first = lane * kEach, block_m = s_.block_m;
     int counts[kEach];
     int tiles = 0, rows = 0;
 #pragma unroll
@@ -225,13 +231,13 @@ class StreamedUnits {
     for (int i = 0; i < kEach; ++i) {
       rows_[first + i] = row;
       for (int begin = 0; begin < counts[i]; begin += block_m, ++tile) {
-        table_[tile] = (first + i) | min(block_m, counts[i] - begin) << 9 | (row + begin) << 15;
+        table_[tile] = (first + i) | min(block_m, counts[i] - begin) << 9 | (row + begin) << 16;
       }
       row += counts[i];
     }
   }
 
-  const StreamedProblem& s_;
+  const StreamedSlots& s_;
   int32_t* counts_;   // slots of each expert
   uint32_t* table_;   // the tiles, once they are counted
   int32_t* rows_;     // where each expert's slots begin; once they are ordered, where they end

@@ -1,0 +1,81 @@
+// The instances of the streamed_wgmma kernel (streamed_wgmma.cuh), and their launch.
+#include "../../common/cuda/tensor_map.h"
+#include "../../common/gpu/launch.h"
+#include "launch_streamed_wgmma.h"
+#include "streamed_wgmma.cuh"
+
+namespace rocm_kernels {
+namespace cuda {
+namespace {
+
+using Kernel = void (*)(CUtensorMap, StreamedWgmmaProblem);
+
+template <int kBlockM, int kBlockN>
+Kernel kernel_of(bool is_gate_up, bool block_scales) {
+  if (is_gate_up) {
+    return block_scales ? moe_streamed_wgmma_kernel<kBlockM, kBlockN, true, true>
+                        : moe_streamed_wgmma_kernel<kBlockM, kBlockN, true, false>;
+  }
+  return block_scales ? moe_streamed_wgmma_kernel<kBlockM, kBlockN, false, true>
+                      : moe_streamed_wgmma_kernel<kBlockM, kBlockN, false, false>;
+}
+
+template <int kBlockM>
+Kernel kernel_of(int block_n, bool is_gate_up, bool block_scales) {
+  return block_n == kStreamedWgmmaRows
+             ? kernel_of<kBlockM, kStreamedWgmmaRows>(is_gate_up, block_scales)
+             : kernel_of<kBlockM, kStreamedWgmmaMaxN>(is_gate_up, block_scales);
+}
+
+Kernel kernel_of(const StreamedWgmmaStage& stage, bool is_gate_up) {
+  switch (stage.block_m) {
+    case 8:
+      return kernel_of<8>(stage.block_n, is_gate_up, stage.block_scales);
+    case 16:
+      return kernel_of<16>(stage.block_n, is_gate_up, stage.block_scales);
+    case 32:
+      return kernel_of<32>(stage.block_n, is_gate_up, stage.block_scales);
+    default:
+      return kernel_of<kStreamedWgmmaMaxM>(stage.block_n, is_gate_up, stage.block_scales);
+  }
+}
+
+}  // namespace
+
+Status launch_streamed_wgmma(const StreamedWgmmaLaunch& call, Stream stream) {
+  const GroupedProblem& p = call.product;
+  const StreamedWgmmaStage& stage = call.stage;
+  const bool is_gate_up = call.end == GroupedEnd::kGateUp;
+  const bool beside = is_gate_up && p.interleaved;
+  const int parts = is_gate_up ? 2 : 1;
+  const int64_t row = p.w.row_stride, rows = p.n / parts;
+  const StackOfBytes weights = {p.w.data, call.slots.experts,     rows,
+                                p.k,      beside ? 2 * row : row, p.w.expert_stride};
+  CUtensorMap w_map;
+  if (const Status error = make_groups_map(w_map, weights, parts, beside ? row : rows * row,
+                                           stage.block_n / kPatternLines / parts)) {
+    return error;
+  }
+  const int32_t tiles_n = (p.n + stage.block_n - 1) / stage.block_n;
+  const StreamedWgmmaProblem s = {
+      p,
+      {call.slots.ids, call.slots.slots, call.slots.experts, stage.block_m},
+      call.num_stages,
+      tiles_n,
+      call.walked,
+      call.slots.first};
+  const int64_t most =
+      most_row_tiles(call.slots.slots, call.slots.experts, stage.block_m) * tiles_n;
+  const int64_t blocks = int64_t{call.sm_count} * streamed_wgmma_blocks_per_sm(stage.block_m);
+  Launch launch;
+  launch.grid = dim3(static_cast<unsigned>(most < blocks ? most : blocks));
+  launch.block = kStreamedThreads;
+  launch.stream = stream;
+  launch.shared_bytes =
+      call.num_stages * (stage.bytes() + stage.scale_bytes()) + stage.other_bytes(call.slots.slots);
+  launch.early = true;
+  return launch_kernel(kernel_of(stage, is_gate_up), launch, w_map, s);
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

@@ -1,0 +1,373 @@
+// A layer's products for few rows an expert in FP8, sm_90a: the pipeline of streamed.cuh, whose
+// weights the tensor core takes from shared memory by itself (wgmma).
+//
+//   sums[n, m] = w[n, :] . a[m, :]     64 rows of w an instruction, 8 to 64 rows of a its columns
+//
+// clang-format off
+//   a stage                                          a block
+//   +-----------------------------+                  +---------------------------------------------+
+//   | w  block_n rows x 128 B     | x chunks of K    | copies w       a box a chunk                |
+//   | a  block_m rows x 128 B     |                  | looks up units, copies their rows and scales|
+//   +-----------------------------+                  | 2 warpgroups   64 rows of w each            |
+//                                                    +---------------------------------------------+
+//   block_n = 128: both warpgroups take each unit; 64: they take turns, and a stage has two chunks.
+// clang-format on
+//
+// Why so. mma.sync takes operands from registers, and FP8 as float16: with eight rows of a the
+// conversions and loads were as long as the bytes took, and block scales longer. wgmma reads both
+// operands from shared memory in FP8, so multiplying is a tenth of the time, a thread has all of
+// K of its sums, and nobody exchanges any. Each chunk of 128 of K is summed apart and added in
+// float32, by its scales where there are blocks: the tensor core's own sums of FP8 are short.
+//
+// Rows of w and gate_up: of 16 rows of the operand 8 are gates, and 8 the ups of the same columns
+// of h, so a thread has both.
+#pragma once
+
+#include "../../common/cuda/async_copy.cuh"
+#include "../../common/cuda/mbarrier.cuh"
+#include "../../common/cuda/shared_memory.cuh"
+#include "../../common/cuda/tma.cuh"
+#include "../../common/cuda/wgmma.cuh"
+#include "../../common/gpu/dependent_launch.h"
+#include "streamed_units.cuh"
+#include "streamed_wgmma.h"
+
+namespace rocm_kernels {
+namespace cuda {
+
+struct StreamedWgmmaProblem {
+  GroupedProblem product;  // its rows are slots; tiles, tile_count and row_slots are not used
+  StreamedSlots slots;
+  int32_t num_stages;
+  int32_t tiles_n;
+  int32_t walked;  // tiles of rows that are walked down before the next columns; 0: all
+  bool first;      // of the layer's kernels: the ids may be the previous kernel's
+};
+
+// A unit as the warpgroups need it.
+template <int kBlockM>
+struct StreamedWgmmaUnit {
+  int32_t rows;     // of a
+  int32_t first_n;  // of w, counted as a tile has them
+  int32_t slots[kBlockM];
+  int32_t a_rows[kBlockM];
+  float a_factor[kBlockM];             // of whole rows
+  float w_factor[kStreamedWgmmaMaxN];  // in the order in which they lie in a stage
+  float bias[kStreamedWgmmaMaxN];
+};
+
+// Grid: streamed_wgmma_blocks_per_sm() blocks an SM, or as many as there can be units. w_map: boxes
+// of block_n rows, in groups of 8 (make_groups_map). Rows of both operands start at multiples of 16
+// bytes and are whole numbers of them. Shared memory: num_stages * (stage.bytes() +
+// stage.scale_bytes()) + stage.other_bytes().
+template <int kBlockM, int kBlockN, bool kGateUp, bool kBlockScales>
+__global__ void __launch_bounds__(kStreamedThreads, streamed_wgmma_blocks_per_sm(kBlockM))
+    moe_streamed_wgmma_kernel(const __grid_constant__ CUtensorMap w_map,
+                              const __grid_constant__ StreamedWgmmaProblem s) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr StreamedWgmmaStage kStage{kBlockM, kBlockN, kBlockScales};
+  constexpr int kChunks = kStage.chunks(), kAhead = streamed_wgmma_ahead(kBlockM);
+  constexpr int kABegin = kStreamedBoxBytes, kChunkABytes = kBlockM * kChunkBytes;
+  constexpr int kColumnTiles = kBlockM / 8;
+  constexpr bool kTakeTurns = kBlockN == kStreamedWgmmaRows;
+  constexpr int kUnitWarps = kTakeTurns ? 4 : kStreamedWarps;
+  constexpr int kFirstTurn = 3;        // the warpgroups' barriers: named_barrier()
+  constexpr int kRun = kPatternLines;  // rows of w: gates, then as many ups
+  using Unit = StreamedWgmmaUnit<kBlockM>;
+
+  extern __shared__ uint8_t dynamic_shared[];
+  __shared__ uint64_t full_barriers[kStreamedStages], empty_barriers[kStreamedStages];
+  __shared__ uint64_t known_barriers[kAhead], done_barriers[kAhead];
+  __shared__ Unit units_ahead[kAhead];
+  static_assert(sizeof(Unit) * kAhead + 16 * (kStreamedStages + kAhead) <= kStage.static_bytes(),
+                "");
+  static_assert(kBlockM <= kMostTileRows, "");
+  const uint32_t full = pinned_address(full_barriers), empty = pinned_address(empty_barriers);
+  const uint32_t known = pinned_address(known_barriers), done = pinned_address(done_barriers);
+  const uint32_t padding = -shared_address(dynamic_shared) & (kPatternBytes - 1);
+  const uint32_t stages = pinned_address(dynamic_shared + padding);
+  const GroupedProblem& p = s.product;
+  const uint32_t scales = stages + s.num_stages * kStage.bytes();
+  const int scale_bytes = s.num_stages * kStage.scale_bytes();
+  uint8_t* const after_stages = dynamic_shared + padding + s.num_stages * kStage.bytes();
+  uint8_t* const slot_memory = after_stages + (scale_bytes + 15) / 16 * 16;
+  StreamedUnits units(s.slots, slot_memory + (s.slots.count + 31) / 32 * 64, slot_memory);
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int chunks = (p.k + kChunkBytes - 1) / kChunkBytes;
+  const int steps = (chunks + kChunks - 1) / kChunks;
+
+  // The ids and the weights are older than the layer's first kernel, which lets the next ones begin
+  // only when it has waited for what was before (dependent_launch.h).
+  if (s.first) wait_for_previous_kernel();
+  allow_next_kernel();
+  const bool few = units.are_few();
+  if (few) units.find_tiles();
+  if (threadIdx.x == kStreamedWarps * 32) {
+    for (int i = 0; i < s.num_stages; ++i) {
+      mbarrier_init(full + i * kMbarrierBytes, 1 + 32);  // the boxes of w, the lanes that copy a
+      mbarrier_init(empty + i * kMbarrierBytes, kUnitWarps);
+    }
+    for (int i = 0; i < kAhead; ++i) {
+      mbarrier_init(known + i * kMbarrierBytes, 1 + 32);  // what is stored, the lanes that copy
+      mbarrier_init(done + i * kMbarrierBytes, kUnitWarps);
+    }
+    fence_mbarrier_init();
+    fence_async_proxy();
+  }
+  if constexpr (kBlockScales) {
+    // Scales that are not blocks count as 1 here and are applied at the end.
+    for (int i = threadIdx.x; i < scale_bytes / 4; i += kStreamedThreads) {
+      reinterpret_cast<float*>(after_stages)[i] = 1.0f;
+    }
+  }
+  if (!few) {
+    units.count_slots();
+  } else if (warp == kStreamedWarps) {
+    // It made the barriers, and is the first to need them.
+    __syncwarp();
+    named_barrier_arrive<2, kStreamedThreads>();
+  } else {
+    named_barrier<2, kStreamedThreads>();
+  }
+  const int tiles_m = units.tiles(), unit_count = tiles_m * s.tiles_n;
+
+  if (warp == kStreamedWarps) {
+    // Copies w.
+    const uint64_t policy = l2_policy(L2Policy::kEvictFirst);
+    PipelineState state{0, 1};
+    for (int unit = blockIdx.x; unit < unit_count; unit += gridDim.x) {
+      const TileOrder::Place place = place_of_unit(unit, tiles_m, s.tiles_n, s.walked);
+      const int expert = units.tile(place.m).expert;
+      const int group = place.n * (kBlockN / kRun / (kGateUp ? 2 : 1));
+      if (lane == 0) {
+        for (int step = 0; step < steps; ++step) {
+          const uint32_t barrier = full + state.stage * kMbarrierBytes;
+          const uint32_t to = stages + state.stage * kStage.bytes();
+          mbarrier_wait(empty + state.stage * kMbarrierBytes, state.parity);
+          mbarrier_arrive_expect(barrier, kStreamedBoxBytes);
+#pragma unroll
+          for (int c = 0; c < kChunks; ++c) {
+            load_group_box(w_map, (step * kChunks + c) * kChunkBytes, group, expert,
+                           to + c * kBlockN * kChunkBytes, barrier, policy);
+          }
+          state.advance(s.num_stages);
+        }
+      }
+      __syncwarp();
+    }
+  } else if (warp > kStreamedWarps) {
+    // Looks up units; copies a, and the scales that change along K.
+    if (!few) units.order_slots();
+    wait_for_previous_kernel();
+    // A lane copies the same vector of a chunk of each fourth row.
+    constexpr int kLaneRows = kBlockM / 4;
+    const int first_row = lane / 8, vector = lane % 8;
+    PipelineState state{0, 1};
+    for (int unit = blockIdx.x, count = 0; unit < unit_count; unit += gridDim.x, ++count) {
+      const int ahead = count % kAhead;
+      Unit& info = units_ahead[ahead];
+      const TileOrder::Place place = place_of_unit(unit, tiles_m, s.tiles_n, s.walked);
+      const StreamedTile tile = units.tile(place.m);
+      const int first_n = place.n * kBlockN;
+      const auto w_row = [&](int i) {
+        return w_row_of<kGateUp, kRun>(first_n, i, p.n, p.interleaved);
+      };
+      mbarrier_wait(done + ahead * kMbarrierBytes, count / kAhead % 2 ^ 1);
+      for (int i = lane; i < tile.rows; i += 32) {
+        const int slot = units.slot_of(tile, i);
+        info.slots[i] = slot;
+        info.a_rows[i] = p.slots_of_token != 0 ? slot / p.slots_of_token : slot;
+      }
+      const ScaleView scale_w = p.w.scale_of(tile.expert);
+      __syncwarp();
+      const uint8_t* rows[kLaneRows];
+#pragma unroll
+      for (int i = 0; i < kLaneRows; ++i) {
+        const int row = first_row + i * 4;
+        rows[i] = row < tile.rows ? static_cast<const uint8_t*>(p.a) + info.a_rows[row] * p.a_stride
+                                  : nullptr;
+      }
+
+      const auto copy_scales = [&](int step, uint32_t to) {
+        if constexpr (kBlockScales) {
+          if (p.scale_a.is_blocked()) {
+#pragma unroll
+            for (int c = 0; c < kChunks; ++c) {
+              const int block = step * kChunks + c;
+              for (int row = lane; row < tile.rows; row += 32) {
+                const float* const from = p.scale_a.data + info.a_rows[row] * p.scale_a.row_stride;
+                copy_word(to + (c * (kBlockM + 2) + row) * 4,
+                          block < chunks ? from + block * p.scale_a.block_stride : from,
+                          block < chunks);
+              }
+            }
+          }
+          if (scale_w.is_blocked() && lane < 2 * kChunks) {
+            const int c = lane / 2, block = step * kChunks + c, row = w_row(lane % 2 * kRun);
+            const bool is_there = block < chunks && row >= 0;
+            copy_word(to + (c * (kBlockM + 2) + kBlockM + lane % 2) * 4,
+                      scale_w.data + (is_there ? row / kScaleBlock * scale_w.row_stride +
+                                                     block * scale_w.block_stride
+                                               : 0),
+                      is_there);
+          }
+        }
+      };
+      const auto copy_step = [&](int step) {
+        const uint32_t to = stages + state.stage * kStage.bytes() + kABegin;
+        mbarrier_wait(empty + state.stage * kMbarrierBytes, state.parity);
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c) {
+          const int byte = (step * kChunks + c) * kChunkBytes + vector * 16;
+#pragma unroll
+          for (int i = 0; i < kLaneRows; ++i) {
+            if (rows[i] == nullptr) continue;
+            const int row = first_row + i * 4;
+            copy_vector(to + c * kChunkABytes + swizzled(row, 0, 1, vector),
+                        byte < p.k ? rows[i] + byte : rows[i], byte < p.k ? 16 : 0);
+          }
+        }
+        copy_scales(step, scales + state.stage * kStage.scale_bytes());
+        mbarrier_arrive_after_copies(full + state.stage * kMbarrierBytes);
+        state.advance(s.num_stages);
+      };
+      // A factor of a whole row, on its way past the registers: nobody waits for it here.
+      const auto copy_factor = [&](float& to, const ScaleView& scale, int row) {
+        if (scale.kind == ScaleView::Kind::kTensor || scale.kind == ScaleView::Kind::kRow) {
+          copy_word(shared_address(&to), row < 0 ? scale.data : scale.outer_address(row), row >= 0);
+        } else {
+          to = 1.0f;
+        }
+      };
+      copy_step(0);
+      for (int i = lane; i < tile.rows; i += 32) {
+        copy_factor(info.a_factor[i], p.scale_a, info.a_rows[i]);
+      }
+      for (int i = lane; i < kBlockN; i += 32) {
+        const int row = w_row(i);
+        copy_factor(info.w_factor[i], scale_w, row);
+        info.bias[i] = row >= 0 ? p.bias(tile.expert, row) : 0.0f;
+      }
+      if (lane == 0) info.rows = tile.rows, info.first_n = first_n;
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(known + ahead * kMbarrierBytes);
+      mbarrier_arrive_after_copies(known + ahead * kMbarrierBytes);
+      for (int step = 1; step < steps; ++step) copy_step(step);
+    }
+  } else {
+    // Multiply.
+    const int warpgroup = warp / 4, quad = lane % 4;
+    // Of the rows of w of a unit: the thread's first; its second is 8 further.
+    const int place = (kTakeTurns ? 0 : warpgroup * kStreamedWgmmaRows) + warp % 4 * 16 + lane / 4;
+    const uint32_t first_w =
+        wgmma_operand_low(stages + (kTakeTurns ? 0 : warpgroup * kStreamedWgmmaRows * kChunkBytes));
+    const uint32_t first_a = wgmma_operand_low(stages + kABegin);
+    wait_for_previous_kernel();
+
+    PipelineState state{0, 0};
+    for (int unit = blockIdx.x, count = 0; unit < unit_count; unit += gridDim.x, ++count) {
+      if (kTakeTurns && count % 2 != warpgroup) {
+        const int next = state.stage + steps;
+        state = {next % s.num_stages, state.parity ^ (next / s.num_stages & 1)};
+        continue;
+      }
+      const int ahead = count % kAhead;
+      mbarrier_wait(known + ahead * kMbarrierBytes, count / kAhead % 2);
+      const Unit& info = units_ahead[ahead];
+      // One warpgroup multiplies while the other ends its unit. None may wait for a stage that will
+      // be filled twice before it is its own: barriers tell one round from the next and no more.
+      if (kTakeTurns && count > 0) named_barrier(kFirstTurn + warpgroup, kStreamedWarps * 32);
+      float sums[kColumnTiles][4] = {};
+      for (int step = 0; step < steps; ++step) {
+        mbarrier_wait(full + state.stage * kMbarrierBytes, state.parity);
+        fence_async_proxy();  // rows of a came another way than the tensor core reads
+        const uint32_t w = first_w + state.stage * wgmma_offset(kStage.bytes());
+        const uint32_t a = first_a + state.stage * wgmma_offset(kStage.bytes());
+        float parts[kChunks][kColumnTiles][4];
+        wgmma_fence();
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+          for (int i = 0; i < kChunkBytes / kWgmmaKBytes; ++i) {
+            wgmma_by_low_words<DType::kFloat8E4M3FN>(
+                parts[c], w + wgmma_offset(c * kBlockN * kChunkBytes + i * kWgmmaKBytes),
+                a + wgmma_offset(c * kChunkABytes + i * kWgmmaKBytes), i > 0);
+          }
+          wgmma_commit();
+        }
+        float of_w[kChunks][2], of_a[kChunks][kColumnTiles][2];
+        if constexpr (kBlockScales) {
+          const uint32_t from = scales + state.stage * kStage.scale_bytes();
+#pragma unroll
+          for (int c = 0; c < kChunks; ++c) {
+            const uint32_t of_chunk = from + c * (kBlockM + 2) * 4;
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              of_w[c][e] = load_shared_float(of_chunk + (kBlockM + e) * 4);
+#pragma unroll
+              for (int j = 0; j < kColumnTiles; ++j) {
+                of_a[c][j][e] = load_shared_float(of_chunk + (j * 8 + quad * 2 + e) * 4);
+              }
+            }
+          }
+        }
+        wgmma_wait<0>();
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c) {
+          wgmma_pin(parts[c]);
+#pragma unroll
+          for (int j = 0; j < kColumnTiles; ++j) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              if constexpr (kBlockScales) {
+                sums[j][e] = fmaf(parts[c][j][e], of_w[c][e / 2] * of_a[c][j][e % 2], sums[j][e]);
+              } else {
+                sums[j][e] += parts[c][j][e];
+              }
+            }
+          }
+        }
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(empty + state.stage * kMbarrierBytes);
+        state.advance(s.num_stages);
+      }
+
+      if (kTakeTurns && unit + static_cast<int>(gridDim.x) < unit_count) {
+        named_barrier_arrive(kFirstTurn + (warpgroup ^ 1), kStreamedWarps * 32);
+      }
+
+      const int first_n = info.first_n;
+      const float factor[2] = {info.w_factor[place], info.w_factor[place + kRun]};
+      const float bias[2] = {info.bias[place], info.bias[place + kRun]};
+      // Of h, whose columns the rows of w are in pairs; or of out.
+      const int column = kGateUp ? first_n / 2 + place / 16 * kRun + lane / 4 : first_n + place;
+      const int columns = kGateUp ? p.n / 2 : p.n;
+      float* const out = static_cast<float*>(p.out) + column;
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int m = j * 8 + quad * 2 + e;
+          if (m >= info.rows) continue;
+          const float of_a = info.a_factor[m];
+          const float first = sums[j][e] * of_a * factor[0] + bias[0];
+          const float second = sums[j][2 + e] * of_a * factor[1] + bias[1];
+          float* const to = out + info.slots[m] * p.out_stride;
+          if constexpr (kGateUp) {
+            if (column < columns) *to = gated(p.activation, p.limit, first, second);
+          } else {
+            if (column < columns) to[0] = first;
+            if (column + kRun < columns) to[kRun] = second;
+          }
+        }
+      }
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(done + ahead * kMbarrierBytes);
+    }
+  }
+#endif
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels
