@@ -33,9 +33,8 @@ inline ResidentShape resident_shape(const MoeShape& s, const MoeDevice& device, 
 }
 
 // By what the rows of w that share a block's scales ask for.
-inline Status check_halves(const MoeShape& s, const MoeConfig& c) {
-  if ((s.blocks & 1) != 0 && !s.interleaved &&
-      s.n / 2 % (streamed_stage(s, c, 0).block_n / 2) != 0) {
+inline Status check_halves(const MoeShape& s, int32_t block_n) {
+  if ((s.blocks & 1) != 0 && !s.interleaved && s.n / 2 % (block_n / 2) != 0) {
     return "moe config: with block scales, I must be a multiple of half of block_n";
   }
   return nullptr;
@@ -59,7 +58,7 @@ inline Status check_streamed(const MoeShape& s, const MoeConfig& c, const MoeDev
       return "moe config: an SM has too little shared memory to stream by this tile";
     }
   }
-  return check_halves(s, c);
+  return check_halves(s, streamed_stage(s, c, 0).block_n);
 }
 
 inline Status check_streamed_wgmma(const MoeShape& s, const MoeConfig& c, const MoeDevice& device) {
@@ -68,8 +67,9 @@ inline Status check_streamed_wgmma(const MoeShape& s, const MoeConfig& c, const 
   if (s.a() != DType::kFloat8E4M3FN || s.w() != DType::kFloat8E4M3FN) {
     return "moe config: the streamed_wgmma design multiplies FP8 alone";
   }
-  if (!is_streamed_wgmma_tile(c.block_m, c.block_n)) {
-    return "moe config: streamed_wgmma tiles are 8, 16, 32 or 64 x 64 or 128";
+  if ((c.block_m != 8 && c.block_m != 16 && c.block_m != kStreamedMaxM) ||
+      c.block_n != kStreamedWgmmaN) {
+    return "moe config: streamed_wgmma tiles are 8, 16 or 32 x 64";
   }
   if (c.split_k != 1) {
     return "moe config: the streamed_wgmma design does not divide K; split_k must be 1";
@@ -79,15 +79,12 @@ inline Status check_streamed_wgmma(const MoeShape& s, const MoeConfig& c, const 
     if (k_of(s, product) % 16 != 0) {
       return "moe config: streamed rows must be whole numbers of 16 bytes";
     }
-    if (streamed_wgmma_stages(streamed_wgmma_stage(c, s.blocks >> product & 1), s.rows, device) <
-        2) {
+    const StreamedWgmmaStage stage = {c.block_m, (s.blocks >> product & 1) != 0};
+    if (streamed_wgmma_stages(stage, s.rows, device) < kStreamedWgmmaLeastStages) {
       return "moe config: an SM has too little shared memory to stream by this tile";
     }
   }
-  if ((s.blocks & 1) != 0 && !s.interleaved && s.n / 2 % (c.block_n / 2) != 0) {
-    return "moe config: with block scales, I must be a multiple of half of block_n";
-  }
-  return nullptr;
+  return check_halves(s, c.block_n);
 }
 
 inline Status check_resident(const MoeShape& s, const MoeConfig& c, const MoeDevice& device) {
@@ -231,34 +228,53 @@ inline float streamed_time(const MoeShape& s, const MoeConfig& c, const MoeDevic
   return joined(load, multiply) + busiest * kUnitUs + kOutsideUs;
 }
 
-// The same of a product streamed to wgmma: its bytes, and what no byte hides.
+// The same of a product streamed to wgmma: its bytes, or the steps of the SM with the most units;
+// and what its sums take to memory, and back.
 inline float streamed_wgmma_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device,
                                  int product) {
-  constexpr float kTerabytes = 4.9f;  // a second, as if all SMs had as much as the busiest
-  constexpr float kOutsideUs = 6.0f;  // launch, first bytes, last sums; quantising, or the combine
-  constexpr float kUnitUs = 0.2f;
+  constexpr float kTerabytes = 4.47f;  // a second
+  constexpr float kStepUs = 0.27f;     // of a stage; and, with 8 rows of a, their square
+  constexpr float kBlockRowsUs = 0.019f, kRowsSquareUs = 0.022f;
+  constexpr float kStoreBytesPerUs = 1.38e6f;
+  constexpr float kOutsideUs = 6.2f, kOutsideRowsUs = 1.2f;  // and for each 8 rows of a tile
+  constexpr int32_t kStepBytes = kStreamedWgmmaChunks * kChunkBytes;
   const int32_t n = n_of(s, product), k = k_of(s, product);
-  const float touched = touched_experts(s);
-  const float tiles_m = touched * tiles_of_expert(s.rows / touched, c.block_m);
-  const float units = tiles_m * std::ceil(static_cast<float>(n) / c.block_n);
-  const float busiest = std::ceil(units / device.sm_count);
-  const float load =
-      busiest * c.block_n * k * bytes_of_w(s) * device.sm_count / (kTerabytes * 1e6f);
-  return load + busiest * kUnitUs + kOutsideUs;
+  const float touched = touched_experts(s), each = s.rows / touched;
+  const float tiles = tiles_of_expert(each, c.block_m), eights = each / tiles / 8;
+  const float units = touched * tiles * std::ceil(static_cast<float>(n) / kStreamedWgmmaN);
+  const float load = touched * n * k / (kTerabytes * 1e6f);
+  const bool blocks = s.blocks >> product & 1;
+  const float step =
+      kStepUs + (blocks ? kBlockRowsUs * eights : 0.0f) + kRowsSquareUs * eights * eights;
+  const float steps =
+      std::ceil(units / device.sm_count) * std::ceil(static_cast<float>(k) / kStepBytes) * step;
+  const float store = s.rows * (product == 0 ? 2.0f : 8.0f) * n / kStoreBytesPerUs;
+  return joined(load, steps) + store + kOutsideUs + kOutsideRowsUs * (c.block_m / 8.0f);
 }
 
 // What a resident layer gains beside a streamed one, us: measured with one to four tokens. The more
 // tiles there are, the worse its units divide among the warps of a block.
-inline float resident_gain(const MoeShape& s) {
+inline float resident_gain(const MoeShape& s, bool beside_wgmma) {
   const float more = static_cast<float>(s.tokens - 1);
+  if (beside_wgmma) return 5.0f - 10.0f * more;
   return s.blocks == 0 ? 8.0f - 10.5f * more : 12.5f - 7.0f * more;
+}
+
+// Whether FP8 can be streamed to wgmma, by the smallest of its tiles.
+inline bool streams_to_wgmma(const MoeShape& s, const MoeDevice& device) {
+  MoeConfig config;
+  config.design = MoeConfig::Design::kStreamedWgmma;
+  config.block_m = 8;
+  config.block_n = kStreamedWgmmaN;
+  return check_moe_config(s, config, device) == nullptr;
 }
 
 // One product's time in us by the warpgroup kernel: the SM with the most tiles multiplies, or takes
 // them in from L2 or memory.
 inline float warpgroup_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device,
                             int product) {
-  constexpr float kTerabytes = 3.45f;     // a second, sustained
+  // A second, sustained; where weights are read once, and L2 is told so.
+  const float terabytes = reads_weights_once(s.rows, s.experts, c.block_m) ? 4.4f : 3.45f;
   constexpr float kL2BytesPerUs = 62e3f;  // that an SM gets
   constexpr float kOutsideUs = 10.0f;     // launch, first bytes, last tile's end, and quantising h
   constexpr float kEndUs = 0.55f;         // of a tile
@@ -286,7 +302,7 @@ inline float warpgroup_time(const MoeShape& s, const MoeConfig& c, const MoeDevi
                                                : kStoreBytesPerUs);
   const float memory =
       (touched * n * k * w_bytes + 1.0f * s.rows * k * bytes + out_bytes * s.rows * n) /
-      (kTerabytes * 1e6f);
+      (terabytes * 1e6f);
   return joined(multiply, load, memory, widen) + store + busiest * kEndUs + kOutsideUs;
 }
 
@@ -318,9 +334,10 @@ inline float modelled_time(const MoeShape& s, const MoeConfig& c, const MoeDevic
   switch (c.design) {
     case MoeConfig::Design::kResident: {
       MoeConfig streamed = c;
-      streamed.design = MoeConfig::Design::kStreamed;
-      streamed.block_n = 32;
-      return modelled_time(s, streamed, device) - resident_gain(s);
+      const bool by_wgmma = streams_to_wgmma(s, device);
+      streamed.design = by_wgmma ? MoeConfig::Design::kStreamedWgmma : MoeConfig::Design::kStreamed;
+      streamed.block_n = by_wgmma ? kStreamedWgmmaN : 32;
+      return modelled_time(s, streamed, device) - resident_gain(s, by_wgmma);
     }
     case MoeConfig::Design::kStreamed:
       return of_products(streamed_time);
@@ -359,11 +376,7 @@ void for_each_config(const MoeShape& s, const MoeDevice& device, const Visit& vi
     for (const int32_t block_n : {32, 64}) {
       consider(MoeConfig::Design::kStreamed, block_m, block_n);
     }
-  }
-  for (const int32_t block_m : {8, 16, 32, 64}) {
-    for (const int32_t block_n : {64, 128}) {
-      consider(MoeConfig::Design::kStreamedWgmma, block_m, block_n);
-    }
+    consider(MoeConfig::Design::kStreamedWgmma, block_m, kStreamedWgmmaN);
   }
   consider(MoeConfig::Design::kResident, kResidentBlockM, kResidentBlockN);
   for (const MoeWarpgroupTile& tile : kMoeWarpgroupTiles) {
@@ -380,6 +393,8 @@ inline MoeConfig choose_config(const MoeShape& s, const MoeDevice& device) {
   float best_time = 0;
   for_each_config(s, device, [&](const MoeConfig& config) {
     if (config.design == MoeConfig::Design::kPlain) return;
+    // Measured: never behind.
+    if (config.design == MoeConfig::Design::kStreamed && streams_to_wgmma(s, device)) return;
     const float time = modelled_time(s, config, device);
     if (best_time == 0 || time < best_time) best = config, best_time = time;
   });

@@ -97,7 +97,7 @@ Status launch_streamed_wgmma_product(GroupedEnd end, const GroupedProblem& p,
                                      const MoeConfig& config, const SlotIds& slots, Stream stream) {
   MoeDevice device;
   if (const Status error = current_moe_device(device)) return error;
-  const StreamedWgmmaStage stage = streamed_wgmma_stage(config, p.w.scale.is_blocked());
+  const StreamedWgmmaStage stage = {config.block_m, p.w.scale.is_blocked()};
   return launch_streamed_wgmma(
       {end, p, slots, stage, streamed_wgmma_stages(stage, slots.slots, device), config.walked(),
        device.sm_count},

@@ -70,6 +70,9 @@ Status launch_grouped_tile(const GroupedTilesLaunch& call, Stream stream) {
   };
   problem.wide_scale_a = is_wide(p.scale_a, 0);
   problem.wide_scale_w = is_wide(p.w.scale, p.w.scale_expert_stride);
+  if (reads_weights_once(call.rows, call.experts, call.config.block_m)) {
+    problem.rows_policy = L2Policy::kEvictFirst;  // rows of w are the operand's
+  }
   problem.scale_a = p.scale_a;
   Launch launch;
   launch.grid = dim3(static_cast<unsigned>(problem.workers * cluster));

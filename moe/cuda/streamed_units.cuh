@@ -152,10 +152,11 @@ class StreamedUnits {
 
   // More of them: all threads of the block call it.
   __device__ void count_slots() {
-    for (int e = threadIdx.x; e < kMaxExperts; e += kStreamedThreads) counts_[e] = 0;
+    const int threads = static_cast<int>(blockDim.x);
+    for (int e = threadIdx.x; e < kMaxExperts; e += threads) counts_[e] = 0;
     __syncthreads();
     const int padded = (s_.count + 31) / 32 * 32;
-    for (int slot = threadIdx.x; slot < padded; slot += kStreamedThreads) {
+    for (int slot = threadIdx.x; slot < padded; slot += threads) {
       const int expert = expert_of_slot(s_.ids, slot, s_.count, s_.experts);
       experts_[slot] = static_cast<int16_t>(expert);
       if (expert >= 0) atomicAdd(counts_ + expert, 1);

@@ -10,34 +10,20 @@ namespace {
 
 using Kernel = void (*)(CUtensorMap, StreamedWgmmaProblem);
 
-template <int kBlockM, int kBlockN>
+template <int kBlockM>
 Kernel kernel_of(bool is_gate_up, bool block_scales) {
   if (is_gate_up) {
-    return block_scales ? moe_streamed_wgmma_kernel<kBlockM, kBlockN, true, true>
-                        : moe_streamed_wgmma_kernel<kBlockM, kBlockN, true, false>;
+    return block_scales ? moe_streamed_wgmma_kernel<kBlockM, true, true>
+                        : moe_streamed_wgmma_kernel<kBlockM, true, false>;
   }
-  return block_scales ? moe_streamed_wgmma_kernel<kBlockM, kBlockN, false, true>
-                      : moe_streamed_wgmma_kernel<kBlockM, kBlockN, false, false>;
-}
-
-template <int kBlockM>
-Kernel kernel_of(int block_n, bool is_gate_up, bool block_scales) {
-  return block_n == kStreamedWgmmaRows
-             ? kernel_of<kBlockM, kStreamedWgmmaRows>(is_gate_up, block_scales)
-             : kernel_of<kBlockM, kStreamedWgmmaMaxN>(is_gate_up, block_scales);
+  return block_scales ? moe_streamed_wgmma_kernel<kBlockM, false, true>
+                      : moe_streamed_wgmma_kernel<kBlockM, false, false>;
 }
 
 Kernel kernel_of(const StreamedWgmmaStage& stage, bool is_gate_up) {
-  switch (stage.block_m) {
-    case 8:
-      return kernel_of<8>(stage.block_n, is_gate_up, stage.block_scales);
-    case 16:
-      return kernel_of<16>(stage.block_n, is_gate_up, stage.block_scales);
-    case 32:
-      return kernel_of<32>(stage.block_n, is_gate_up, stage.block_scales);
-    default:
-      return kernel_of<kStreamedWgmmaMaxM>(stage.block_n, is_gate_up, stage.block_scales);
-  }
+  if (stage.block_m == 8) return kernel_of<8>(is_gate_up, stage.block_scales);
+  if (stage.block_m == 16) return kernel_of<16>(is_gate_up, stage.block_scales);
+  return kernel_of<kStreamedMaxM>(is_gate_up, stage.block_scales);
 }
 
 }  // namespace
@@ -53,10 +39,10 @@ Status launch_streamed_wgmma(const StreamedWgmmaLaunch& call, Stream stream) {
                                 p.k,      beside ? 2 * row : row, p.w.expert_stride};
   CUtensorMap w_map;
   if (const Status error = make_groups_map(w_map, weights, parts, beside ? row : rows * row,
-                                           stage.block_n / kPatternLines / parts)) {
+                                           kStreamedWgmmaN / kPatternLines / parts)) {
     return error;
   }
-  const int32_t tiles_n = (p.n + stage.block_n - 1) / stage.block_n;
+  const int32_t tiles_n = (p.n + kStreamedWgmmaN - 1) / kStreamedWgmmaN;
   const StreamedWgmmaProblem s = {
       p,
       {call.slots.ids, call.slots.slots, call.slots.experts, stage.block_m},
@@ -66,10 +52,10 @@ Status launch_streamed_wgmma(const StreamedWgmmaLaunch& call, Stream stream) {
       call.slots.first};
   const int64_t most =
       most_row_tiles(call.slots.slots, call.slots.experts, stage.block_m) * tiles_n;
-  const int64_t blocks = int64_t{call.sm_count} * streamed_wgmma_blocks_per_sm(stage.block_m);
+  const int64_t blocks = int64_t{call.sm_count} * kStreamedWgmmaBlocksPerSm;
   Launch launch;
   launch.grid = dim3(static_cast<unsigned>(most < blocks ? most : blocks));
-  launch.block = kStreamedThreads;
+  launch.block = kStreamedWgmmaThreads;
   launch.stream = stream;
   launch.shared_bytes =
       call.num_stages * (stage.bytes() + stage.scale_bytes()) + stage.other_bytes(call.slots.slots);

@@ -1,16 +1,15 @@
 // A layer's products for few rows an expert in FP8, sm_90a: the pipeline of streamed.cuh, whose
 // weights the tensor core takes from shared memory by itself (wgmma).
 //
-//   sums[n, m] = w[n, :] . a[m, :]     64 rows of w an instruction, 8 to 64 rows of a its columns
+//   sums[n, m] = w[n, :] . a[m, :]     64 rows of w an instruction, 8 to 32 rows of a its columns
 //
 // clang-format off
 //   a stage                                          a block
-//   +-----------------------------+                  +---------------------------------------------+
-//   | w  block_n rows x 128 B     | x chunks of K    | copies w       a box a chunk                |
-//   | a  block_m rows x 128 B     |                  | looks up units, copies their rows and scales|
-//   +-----------------------------+                  | 2 warpgroups   64 rows of w each            |
-//                                                    +---------------------------------------------+
-//   block_n = 128: both warpgroups take each unit; 64: they take turns, and a stage has two chunks.
+//   +-----------------------------+                  +--------------------------------------------+
+//   | w  64 rows x 128 B          | x 2 chunks of K  | 1 warp         copies w, a box a chunk     |
+//   | a  block_m rows x 128 B     |                  | 3 warps        look up units, gather a     |
+//   +-----------------------------+                  | 2 warpgroups   a unit each, in turn        |
+//                                                    +--------------------------------------------+
 // clang-format on
 //
 // Why so. mma.sync takes operands from registers, and FP8 as float16: with eight rows of a the
@@ -50,28 +49,29 @@ struct StreamedWgmmaUnit {
   int32_t rows;     // of a
   int32_t first_n;  // of w, counted as a tile has them
   int32_t slots[kBlockM];
-  int32_t a_rows[kBlockM];
-  float a_factor[kBlockM];             // of whole rows
-  float w_factor[kStreamedWgmmaMaxN];  // in the order in which they lie in a stage
-  float bias[kStreamedWgmmaMaxN];
+  float a_factor[kBlockM];          // of whole rows
+  float w_factor[kStreamedWgmmaN];  // in the order in which they lie in a stage
+  float bias[kStreamedWgmmaN];
 };
 
-// Grid: streamed_wgmma_blocks_per_sm() blocks an SM, or as many as there can be units. w_map: boxes
-// of block_n rows, in groups of 8 (make_groups_map). Rows of both operands start at multiples of 16
-// bytes and are whole numbers of them. Shared memory: num_stages * (stage.bytes() +
-// stage.scale_bytes()) + stage.other_bytes().
-template <int kBlockM, int kBlockN, bool kGateUp, bool kBlockScales>
-__global__ void __launch_bounds__(kStreamedThreads, streamed_wgmma_blocks_per_sm(kBlockM))
+// Grid: kStreamedWgmmaBlocksPerSm blocks an SM, or as many as there can be units. w_map: boxes of
+// 64 rows, in groups of 8 (make_groups_map). Rows of both operands start at multiples of 16 bytes
+// and are whole numbers of them. Shared memory: num_stages * (stage.bytes() + stage.scale_bytes())
+// + stage.other_bytes().
+template <int kBlockM, bool kGateUp, bool kBlockScales>
+__global__ void __launch_bounds__(kStreamedWgmmaThreads, kStreamedWgmmaBlocksPerSm)
     moe_streamed_wgmma_kernel(const __grid_constant__ CUtensorMap w_map,
                               const __grid_constant__ StreamedWgmmaProblem s) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr StreamedWgmmaStage kStage{kBlockM, kBlockN, kBlockScales};
-  constexpr int kChunks = kStage.chunks(), kAhead = streamed_wgmma_ahead(kBlockM);
-  constexpr int kABegin = kStreamedBoxBytes, kChunkABytes = kBlockM * kChunkBytes;
+  constexpr StreamedWgmmaStage kStage{kBlockM, kBlockScales};
+  constexpr int kBlockN = kStreamedWgmmaN, kChunks = kStreamedWgmmaChunks,
+                kAhead = streamed_wgmma_ahead(kBlockM);
+  constexpr int kABegin = kStage.kWBytes, kChunkABytes = kBlockM * kChunkBytes;
   constexpr int kColumnTiles = kBlockM / 8;
-  constexpr bool kTakeTurns = kBlockN == kStreamedWgmmaRows;
-  constexpr int kUnitWarps = kTakeTurns ? 4 : kStreamedWarps;
-  constexpr int kFirstTurn = 3;        // the warpgroups' barriers: named_barrier()
+  constexpr int kUnitWarps = 4;
+  constexpr int kCopyRegisters = 64, kMultiplyRegisters = 88;  // on average 80
+  // Named barriers beside that of all threads: number 2 below, the warpgroups' turns, the copiers'.
+  constexpr int kFirstTurn = 3, kOrderedBarrier = 5;
   constexpr int kRun = kPatternLines;  // rows of w: gates, then as many ups
   using Unit = StreamedWgmmaUnit<kBlockM>;
 
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_wgmma_blocks_per_sm
   }
   if constexpr (kBlockScales) {
     // Scales that are not blocks count as 1 here and are applied at the end.
-    for (int i = threadIdx.x; i < scale_bytes / 4; i += kStreamedThreads) {
+    for (int i = threadIdx.x; i < scale_bytes / 4; i += kStreamedWgmmaThreads) {
       reinterpret_cast<float*>(after_stages)[i] = 1.0f;
     }
   }
@@ -126,14 +126,15 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_wgmma_blocks_per_sm
   } else if (warp == kStreamedWarps) {
     // It made the barriers, and is the first to need them.
     __syncwarp();
-    named_barrier_arrive<2, kStreamedThreads>();
+    named_barrier_arrive<2, kStreamedWgmmaThreads>();
   } else {
-    named_barrier<2, kStreamedThreads>();
+    named_barrier<2, kStreamedWgmmaThreads>();
   }
   const int tiles_m = units.tiles(), unit_count = tiles_m * s.tiles_n;
 
   if (warp == kStreamedWarps) {
     // Copies w.
+    drop_registers<kCopyRegisters>();
     const uint64_t policy = l2_policy(L2Policy::kEvictFirst);
     PipelineState state{0, 1};
     for (int unit = blockIdx.x; unit < unit_count; unit += gridDim.x) {
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_wgmma_blocks_per_sm
           const uint32_t barrier = full + state.stage * kMbarrierBytes;
           const uint32_t to = stages + state.stage * kStage.bytes();
           mbarrier_wait(empty + state.stage * kMbarrierBytes, state.parity);
-          mbarrier_arrive_expect(barrier, kStreamedBoxBytes);
+          mbarrier_arrive_expect(barrier, kStage.kWBytes);
 #pragma unroll
           for (int c = 0; c < kChunks; ++c) {
             load_group_box(w_map, (step * kChunks + c) * kChunkBytes, group, expert,
@@ -157,117 +158,145 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_wgmma_blocks_per_sm
       __syncwarp();
     }
   } else if (warp > kStreamedWarps) {
-    // Looks up units; copies a, and the scales that change along K.
-    if (!few) units.order_slots();
+    drop_registers<kCopyRegisters>();
+    // Look up units; copy a, and the scales that change along K. Each takes every third stage; who
+    // has a unit's first tells the warpgroups what they must know.
+    const int copier = warp - kStreamedWarps - 1;
+    if (!few) {
+      if (copier == 0) units.order_slots();
+      named_barrier<kOrderedBarrier, kStreamedWgmmaCopiers * 32>();
+    }
     wait_for_previous_kernel();
     // A lane copies the same vector of a chunk of each fourth row.
-    constexpr int kLaneRows = kBlockM / 4;
+    constexpr int kLaneRows = kBlockM / 4, kScaleRows = (kBlockM + 31) / 32;
     const int first_row = lane / 8, vector = lane % 8;
-    PipelineState state{0, 1};
+    const auto row_vectors = static_cast<uint32_t>(p.a_stride / 16);
+    PipelineState state{copier, 1};
+    int first_step = copier;  // of the unit's, that is this warp's
     for (int unit = blockIdx.x, count = 0; unit < unit_count; unit += gridDim.x, ++count) {
-      const int ahead = count % kAhead;
-      Unit& info = units_ahead[ahead];
+      const int step_of_unit = first_step;
+      first_step = (first_step - steps % kStreamedWgmmaCopiers + kStreamedWgmmaCopiers) %
+                   kStreamedWgmmaCopiers;
+      if (step_of_unit >= steps) continue;
       const TileOrder::Place place = place_of_unit(unit, tiles_m, s.tiles_n, s.walked);
       const StreamedTile tile = units.tile(place.m);
       const int first_n = place.n * kBlockN;
       const auto w_row = [&](int i) {
         return w_row_of<kGateUp, kRun>(first_n, i, p.n, p.interleaved);
       };
-      mbarrier_wait(done + ahead * kMbarrierBytes, count / kAhead % 2 ^ 1);
-      for (int i = lane; i < tile.rows; i += 32) {
-        const int slot = units.slot_of(tile, i);
-        info.slots[i] = slot;
-        info.a_rows[i] = p.slots_of_token != 0 ? slot / p.slots_of_token : slot;
-      }
+      const auto a_row_of_slot = [&](int slot) {
+        return p.slots_of_token != 0 ? slot / p.slots_of_token : slot;
+      };
+      const auto a_row = [&](int i) { return a_row_of_slot(units.slot_of(tile, i)); };
       const ScaleView scale_w = p.w.scale_of(tile.expert);
-      __syncwarp();
-      const uint8_t* rows[kLaneRows];
+      uint32_t from_a[kLaneRows];  // in vectors
 #pragma unroll
       for (int i = 0; i < kLaneRows; ++i) {
         const int row = first_row + i * 4;
-        rows[i] = row < tile.rows ? static_cast<const uint8_t*>(p.a) + info.a_rows[row] * p.a_stride
-                                  : nullptr;
+        from_a[i] = row < tile.rows ? a_row(row) * row_vectors + vector : 0;
       }
-
-      const auto copy_scales = [&](int step, uint32_t to) {
-        if constexpr (kBlockScales) {
-          if (p.scale_a.is_blocked()) {
+      // Of a: row lane, and 32 further; of w: the gates' and the ups' in turn.
+      const float *scales_a[kScaleRows] = {}, *scales_w = nullptr;
+      if constexpr (kBlockScales) {
+        if (p.scale_a.is_blocked()) {
 #pragma unroll
-            for (int c = 0; c < kChunks; ++c) {
-              const int block = step * kChunks + c;
-              for (int row = lane; row < tile.rows; row += 32) {
-                const float* const from = p.scale_a.data + info.a_rows[row] * p.scale_a.row_stride;
-                copy_word(to + (c * (kBlockM + 2) + row) * 4,
-                          block < chunks ? from + block * p.scale_a.block_stride : from,
-                          block < chunks);
-              }
-            }
-          }
-          if (scale_w.is_blocked() && lane < 2 * kChunks) {
-            const int c = lane / 2, block = step * kChunks + c, row = w_row(lane % 2 * kRun);
-            const bool is_there = block < chunks && row >= 0;
-            copy_word(to + (c * (kBlockM + 2) + kBlockM + lane % 2) * 4,
-                      scale_w.data + (is_there ? row / kScaleBlock * scale_w.row_stride +
-                                                     block * scale_w.block_stride
-                                               : 0),
-                      is_there);
+          for (int i = 0; i < kScaleRows; ++i) {
+            if (lane + i * 32 >= tile.rows) continue;
+            scales_a[i] = p.scale_a.data + a_row(lane + i * 32) * p.scale_a.row_stride;
           }
         }
-      };
+        const int row = w_row(lane % 2 * kRun);
+        if (scale_w.is_blocked() && lane < 2 * kChunks && row >= 0) {
+          scales_w = scale_w.data + row / kScaleBlock * scale_w.row_stride;
+        }
+      }
+
       const auto copy_step = [&](int step) {
         const uint32_t to = stages + state.stage * kStage.bytes() + kABegin;
         mbarrier_wait(empty + state.stage * kMbarrierBytes, state.parity);
 #pragma unroll
         for (int c = 0; c < kChunks; ++c) {
-          const int byte = (step * kChunks + c) * kChunkBytes + vector * 16;
+          const int byte = (step * kChunks + c) * kChunkBytes;
+          const int bytes = byte + vector * 16 < p.k ? 16 : 0;
+          const uint4* const from = static_cast<const uint4*>(p.a) + (bytes > 0 ? byte / 16 : 0);
 #pragma unroll
           for (int i = 0; i < kLaneRows; ++i) {
-            if (rows[i] == nullptr) continue;
-            const int row = first_row + i * 4;
-            copy_vector(to + c * kChunkABytes + swizzled(row, 0, 1, vector),
-                        byte < p.k ? rows[i] + byte : rows[i], byte < p.k ? 16 : 0);
+            if (first_row + i * 4 >= tile.rows) continue;
+            copy_vector(to + c * kChunkABytes + swizzled(first_row + i * 4, 0, 1, vector),
+                        from + from_a[i], bytes);
           }
         }
-        copy_scales(step, scales + state.stage * kStage.scale_bytes());
-        mbarrier_arrive_after_copies(full + state.stage * kMbarrierBytes);
-        state.advance(s.num_stages);
-      };
-      // A factor of a whole row, on its way past the registers: nobody waits for it here.
-      const auto copy_factor = [&](float& to, const ScaleView& scale, int row) {
-        if (scale.kind == ScaleView::Kind::kTensor || scale.kind == ScaleView::Kind::kRow) {
-          copy_word(shared_address(&to), row < 0 ? scale.data : scale.outer_address(row), row >= 0);
-        } else {
-          to = 1.0f;
+        if constexpr (kBlockScales) {
+          const uint32_t to_scales = scales + state.stage * kStage.scale_bytes();
+#pragma unroll
+          for (int c = 0; c < kChunks; ++c) {
+            const int block = step * kChunks + c;
+#pragma unroll
+            for (int i = 0; i < kScaleRows; ++i) {
+              if (scales_a[i] == nullptr) continue;
+              copy_word(to_scales + (c * (kBlockM + 2) + lane + i * 32) * 4,
+                        scales_a[i] + (block < chunks ? block * p.scale_a.block_stride : 0),
+                        block < chunks);
+            }
+          }
+          if (scales_w != nullptr) {
+            const int c = lane / 2, block = step * kChunks + c;
+            copy_word(to_scales + (c * (kBlockM + 2) + kBlockM + lane % 2) * 4,
+                      scales_w + (block < chunks ? block * scale_w.block_stride : 0),
+                      block < chunks);
+          }
         }
+        mbarrier_arrive_after_copies(full + state.stage * kMbarrierBytes);
+        state.stage += kStreamedWgmmaCopiers;
+        if (state.stage >= s.num_stages) state.stage -= s.num_stages, state.parity ^= 1;
       };
-      copy_step(0);
-      for (int i = lane; i < tile.rows; i += 32) {
-        copy_factor(info.a_factor[i], p.scale_a, info.a_rows[i]);
+      copy_step(step_of_unit);
+      if (step_of_unit == 0) {
+        const int ahead = count % kAhead;
+        Unit& info = units_ahead[ahead];
+        mbarrier_wait(done + ahead * kMbarrierBytes, count / kAhead % 2 ^ 1);
+        // A factor of a whole row, on its way past the registers: nobody waits for it here.
+        const auto copy_factor = [&](float& to, const ScaleView& scale, int row) {
+          if (scale.kind == ScaleView::Kind::kTensor || scale.kind == ScaleView::Kind::kRow) {
+            copy_word(shared_address(&to), row < 0 ? scale.data : scale.outer_address(row),
+                      row >= 0);
+          } else {
+            to = 1.0f;
+          }
+        };
+        for (int i = lane; i < tile.rows; i += 32) {
+          const int slot = units.slot_of(tile, i);
+          info.slots[i] = slot;
+          copy_factor(info.a_factor[i], p.scale_a, a_row_of_slot(slot));
+        }
+        for (int i = lane; i < kBlockN; i += 32) {
+          const int row = w_row(i);
+          copy_factor(info.w_factor[i], scale_w, row);
+          info.bias[i] = row >= 0 ? p.bias(tile.expert, row) : 0.0f;
+        }
+        if (lane == 0) info.rows = tile.rows, info.first_n = first_n;
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(known + ahead * kMbarrierBytes);
+        mbarrier_arrive_after_copies(known + ahead * kMbarrierBytes);
       }
-      for (int i = lane; i < kBlockN; i += 32) {
-        const int row = w_row(i);
-        copy_factor(info.w_factor[i], scale_w, row);
-        info.bias[i] = row >= 0 ? p.bias(tile.expert, row) : 0.0f;
+      for (int step = step_of_unit + kStreamedWgmmaCopiers; step < steps;
+           step += kStreamedWgmmaCopiers) {
+        copy_step(step);
       }
-      if (lane == 0) info.rows = tile.rows, info.first_n = first_n;
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(known + ahead * kMbarrierBytes);
-      mbarrier_arrive_after_copies(known + ahead * kMbarrierBytes);
-      for (int step = 1; step < steps; ++step) copy_step(step);
     }
   } else {
     // Multiply.
+    raise_registers<kMultiplyRegisters>();
     const int warpgroup = warp / 4, quad = lane % 4;
     // Of the rows of w of a unit: the thread's first; its second is 8 further.
-    const int place = (kTakeTurns ? 0 : warpgroup * kStreamedWgmmaRows) + warp % 4 * 16 + lane / 4;
-    const uint32_t first_w =
-        wgmma_operand_low(stages + (kTakeTurns ? 0 : warpgroup * kStreamedWgmmaRows * kChunkBytes));
+    const int place = warp % 4 * 16 + lane / 4;
+    const uint32_t first_w = wgmma_operand_low(stages);
     const uint32_t first_a = wgmma_operand_low(stages + kABegin);
     wait_for_previous_kernel();
 
     PipelineState state{0, 0};
     for (int unit = blockIdx.x, count = 0; unit < unit_count; unit += gridDim.x, ++count) {
-      if (kTakeTurns && count % 2 != warpgroup) {
+      if (count % 2 != warpgroup) {
         const int next = state.stage + steps;
         state = {next % s.num_stages, state.parity ^ (next / s.num_stages & 1)};
         continue;
@@ -277,7 +306,7 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_wgmma_blocks_per_sm
       const Unit& info = units_ahead[ahead];
       // One warpgroup multiplies while the other ends its unit. None may wait for a stage that will
       // be filled twice before it is its own: barriers tell one round from the next and no more.
-      if (kTakeTurns && count > 0) named_barrier(kFirstTurn + warpgroup, kStreamedWarps * 32);
+      if (count > 0) named_barrier(kFirstTurn + warpgroup, kStreamedWarps * 32);
       float sums[kColumnTiles][4] = {};
       for (int step = 0; step < steps; ++step) {
         mbarrier_wait(full + state.stage * kMbarrierBytes, state.parity);
@@ -333,7 +362,7 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_wgmma_blocks_per_sm
         state.advance(s.num_stages);
       }
 
-      if (kTakeTurns && unit + static_cast<int>(gridDim.x) < unit_count) {
+      if (unit + static_cast<int>(gridDim.x) < unit_count) {
         named_barrier_arrive(kFirstTurn + (warpgroup ^ 1), kStreamedWarps * 32);
       }
 

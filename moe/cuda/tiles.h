@@ -78,6 +78,11 @@ constexpr bool fits_registers(const MoeWarpgroupTile& tile, bool block_scales, b
 // (gemm/cuda/warpgroup.cuh). For few rows w is most of the bytes, and nobody shares it.
 constexpr int warpgroup_cluster(const MoeConfig& c) { return c.block_n == 128 ? 2 : 1; }
 
+// Whether most experts have one tile, of those for few rows, so that their weights are read once.
+constexpr bool reads_weights_once(int64_t rows, int64_t experts, int32_t block_m) {
+  return block_m <= 64 && 4 * rows <= 3 * experts * block_m;
+}
+
 // Float32 sums on their way to memory: 16 rows of a warp's, padded so that lanes fall on different
 // banks; in two buffers where a warp has but two such steps in a tile. They take two stages' place,
 // and pay where K is short: on an H200 the down product of 32768 rows took 475 us for 775 at K =
