@@ -190,7 +190,7 @@ def document(saved: dict) -> str:
             f"experts in bfloat16, or torch's FP8. Floor: the touched experts' FP8 bytes at {rate}"
             + (f",\nor {saved['tflops']:.0f} TFLOP/s. " if saved["tflops"] else ".\n")
             + "What bounds it: [kernels/moe.md](kernels/moe.md)."
-            + (f"\n{saved['note']}\n" if "note" in saved else "\n"),
+            + "\n",
             markdown(header, lines),
             "",
         ]

@@ -149,8 +149,9 @@ def cell(layer: Layer, tokens: int, configs: list[str] | None, rate: float) -> d
     floor = floor_us(
         found, rate / WEIGHT_BYTES[layer.kind], 1979 if has_fp8_rows(layer.kind) else 989
     )
-    return {**found, "kind": layer.kind, "chosen": listed[0], "us": us, "errors": errors,
-            "floor": floor}  # fmt: skip
+    return {**found, "kind": layer.kind, "chosen": listed[0], "floor": floor,
+            "us": {c: round(t, 2) for c, t in us.items()},
+            "errors": {c: float(f"{e:.1e}") for c, e in errors.items()}}  # fmt: skip
 
 
 def show(name: str, found: dict, most: int = 8) -> None:
@@ -285,7 +286,12 @@ def merged(saved: dict, cells: list[dict], rate: float) -> dict:
     today = str(datetime.date.today())
     by_key = {key(cell): cell for cell in saved["cells"]}
     by_key |= {key(cell): {**cell, "date": today} for cell in cells}
-    return {"machine": gpu.machine(), "read_rate": rate, "cells": list(by_key.values())}
+    models = list(GPU_MODELS)
+    ordered = sorted(
+        by_key.values(),
+        key=lambda c: (models.index(c["model"]), c["tokens"], KINDS.index(c["kind"])),
+    )
+    return {"machine": gpu.machine(), "read_rate": rate, "cells": ordered}
 
 
 def document(saved: dict) -> str:

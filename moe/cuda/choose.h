@@ -217,7 +217,8 @@ inline float streamed_time(const MoeShape& s, const MoeConfig& c, const MoeDevic
   const float each = s.rows / touched;
   const float tiles_m = touched * tiles_of_expert(each, c.block_m);
   const float units = tiles_m * std::ceil(static_cast<float>(n) / stage.block_n);
-  const float busiest = std::ceil(units / device.sm_count);
+  // By whole rounds of two blocks an SM.
+  const float busiest = 2 * std::ceil(units / (2 * device.sm_count));
   const float unit_bytes = stage.block_n * k * bytes_of_w(s);
   const float load = busiest * unit_bytes * device.sm_count / (kTerabytes * 1e6f);
   const float slices =
