@@ -115,6 +115,28 @@ def test_rows_of_x_anywhere(best_package, gpu, kind, tokens):
         assert {config.split()[0] for config in set(aligned) - set(odd)} == {"resident"}
 
 
+@pytest.mark.parametrize("kind", ["fp8-row", "fp8-block"])
+def test_long_rows_and_many_units(best_package, gpu, kind):
+    """K that goes through every pipeline's stages several times, in more units than blocks."""
+    maker = SimpleNamespace(device=gpu, fp8_dtype=best_package.native_fp8_dtype(gpu))
+    experts = Experts(kind, 8, 4096, 2048, torch.bfloat16, maker)
+    experts.weights = [w.contiguous() for w in experts.weights]
+    x = torch.randn(24, 4096, device=gpu).bfloat16()
+    weights, ids = random_routing(24, 8, 2, maker)
+    exact = best_package.reference.fused_moe(
+        x, *experts.weights, weights, ids, **experts.scales, out_dtype=torch.float32
+    ).double()
+    listed, run = configs_of(best_package, x, experts, weights, ids)
+    for config in listed:
+        out, again = (Guarded(24, 4096, torch.float32, gpu) for _ in range(2))
+        run(out.view, config)
+        out.assert_guards_intact()
+        run(again.view, config)
+        assert torch.equal(out.view, again.view), f"{config}: not the same bits"
+        error = (out.view.double() - exact).norm() / exact.norm()
+        assert error <= allowed_error(True, 24, gpu), (config, error)
+
+
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_every_config_with_any_routing(best_package, device, routing):
     maker = SimpleNamespace(device=device, fp8_dtype=best_package.native_fp8_dtype(device))

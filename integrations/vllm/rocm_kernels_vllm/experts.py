@@ -70,7 +70,7 @@ FP8_SCHEMES = {
 
 def experts() -> bool:
     if current_platform.is_cuda() and not parts.asked_for("experts"):
-        return False  # NVIDIA's fused_moe is right, and not yet quick: docs/kernels/moe.md
+        return False  # NVIDIA's fused_moe was not measured beside vLLM's own: docs/kernels/moe.md
     _require_hooks()
     found = []
     for oracle, function, backends in SELECTED:
