@@ -131,6 +131,18 @@ def test_a_wave_finds_its_tile(simulator, package, tile, kind, order):
     layer.check(package, layer.run(config))
 
 
+@pytest.mark.parametrize("tokens, k", [(300, 7), (1025, 4), (2100, 16)])
+def test_routing_of_many_slots(simulator, package, tokens, k):
+    """Several blocks place the slots, the last of whose chunks is ragged: each counts all of them,
+    up to 32,768; beyond it, three launches do. Some ids are no expert's, one expert has no slot."""
+    layer = Layer(simulator, "fp8-row", tokens, 64, 32, experts=20, k=k)
+    layer.ids[torch.rand(tokens, k) < 0.1] = 20
+    layer.ids[layer.ids == 7] = -1
+    first = layer.run()
+    layer.check(package, first)
+    assert torch.equal(bits(layer.run(seed=5)), bits(first))
+
+
 @pytest.mark.parametrize("tokens", [32, 33])
 def test_64_slots_and_more(simulator, package, tokens):
     """All lanes of a wave have a slot, and one slot more than that is routed."""
