@@ -38,6 +38,7 @@ MODELS = {
     # token, all of them here.
     "DeepSeek-V3-EP8-all": (7168, 2048, 33, 33, 9, {}),
     "GPT-OSS-120B": (2880, 2880, 128, 128, 4, OAI),
+    "Routing": (64, 32, 128, 128, 8, {}),  # of a layer whose products are next to nothing
 }
 LAYERS = [
     "Qwen3-30B-A3B,1,row", "Qwen3-30B-A3B,8,row", "Qwen3-30B-A3B,64,row",

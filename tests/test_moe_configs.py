@@ -131,10 +131,10 @@ def test_a_wave_finds_its_tile(simulator, package, tile, kind, order):
     layer.check(package, layer.run(config))
 
 
-@pytest.mark.parametrize("tokens, k", [(300, 7), (1025, 4), (2100, 16)])
+@pytest.mark.parametrize("tokens, k", [(300, 7), (1100, 9), (2048, 16), (2100, 16)])
 def test_routing_of_many_slots(simulator, package, tokens, k):
-    """Several blocks place the slots, the last of whose chunks is ragged: each counts all of them,
-    up to 32,768; beyond it, three launches do. Some ids are no expert's, one expert has no slot."""
+    """3, 10 and 32 blocks place chunks of slots, of which each counts all; 33 chunks are routed by
+    three launches. Some ids are no expert's, one expert has no slot."""
     layer = Layer(simulator, "fp8-row", tokens, 64, 32, experts=20, k=k)
     layer.ids[torch.rand(tokens, k) < 0.1] = 20
     layer.ids[layer.ids == 7] = -1

@@ -2,7 +2,7 @@
 //
 //   route   a block a chunk of slots, which counts all slots for itself and places its own
 //
-// or, where counting them all in each block would cost more than two launches:
+// or, of more than kMostChunksTogether chunks:
 //
 //   count   a block a chunk of slots: how many each expert has of it
 //   plan    one block: where each expert's rows begin, where each chunk's lie among them, the tiles
@@ -21,8 +21,8 @@
 namespace rocm_kernels {
 
 constexpr int kStepsOfChunk = kSlotsPerChunk / kRouteThreads;  // slots of a thread
-// Chunks of one launch. On an MI300X the model gives it 5.4 us at 4,096 slots for three launches'
-// 9.0, and 8.4 at 32,768 for 10.2, what lies between launches apart.
+// Chunks that one launch routes: each block reads all ids, so that its time grows with them, and
+// that of three launches less (docs/kernels/moe_journal.md).
 constexpr int kMostChunksTogether = 32;
 
 // What the threads of a block share.
@@ -67,16 +67,13 @@ ROCM_KERNELS_DEVICE void experts_of(const RoutingProblem& p, int chunk,
   }
 }
 
-// scratch.rows: how many slots of the chunk each expert has.
-ROCM_KERNELS_DEVICE void count_chunk(const int32_t (&experts)[kStepsOfChunk],
-                                     RoutingScratch& scratch) {
-  scratch.rows[threadIdx.x] = 0;
-  lds_barrier();
+// Adds a thread's slots to those of their experts.
+ROCM_KERNELS_DEVICE void count_slots(const int32_t (&experts)[kStepsOfChunk],
+                                     int32_t (&counts)[kRouteThreads]) {
 #pragma unroll
-  for (int step = 0; step < kStepsOfChunk; ++step) {
-    if (experts[step] >= 0) atomicAdd(&scratch.rows[experts[step]], 1);
+  for (const int32_t expert : experts) {
+    if (expert >= 0) atomicAdd(&counts[expert], 1);
   }
-  lds_barrier();
 }
 
 // Block `block`'s share of the tiles, of `blocks`, and how many there are. `rows`: of expert
@@ -160,10 +157,7 @@ __global__ void __launch_bounds__(kRouteThreads) moe_route_kernel(const RoutingP
   experts_of(p, chunk, experts);
   lds_barrier();
   if (p.chunks == 1) {
-#pragma unroll
-    for (const int32_t expert : experts) {
-      if (expert >= 0) atomicAdd(&counts[1][expert], 1);
-    }
+    count_slots(experts, counts[1]);
   } else {
 #pragma unroll 1
     for (int first = 0; first < p.chunks; first += kAtOnce) {
@@ -171,12 +165,7 @@ __global__ void __launch_bounds__(kRouteThreads) moe_route_kernel(const RoutingP
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) experts_of(p, first + i, of_all[i]);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-#pragma unroll
-        for (const int32_t expert : of_all[i]) {
-          if (expert >= 0) atomicAdd(&counts[first + i >= chunk][expert], 1);
-        }
-      }
+      for (int i = 0; i < kAtOnce; ++i) count_slots(of_all[i], counts[first + i >= chunk]);
     }
   }
   lds_barrier();
@@ -193,8 +182,11 @@ __global__ void __launch_bounds__(kRouteThreads) moe_count_kernel(const RoutingP
   const int thread = static_cast<int>(threadIdx.x), chunk = static_cast<int>(blockIdx.x);
   begin_after_previous_kernel();
   int32_t experts[kStepsOfChunk];
+  scratch.rows[thread] = 0;
   experts_of(p, chunk, experts);
-  count_chunk(experts, scratch);
+  lds_barrier();
+  count_slots(experts, scratch.rows);
+  lds_barrier();
   if (thread < p.experts) {
     p.counts[static_cast<int64_t>(chunk) * p.experts + thread] = scratch.rows[thread];
   }
