@@ -48,9 +48,8 @@ BUDGET_US = 700  # of launches for one time
 
 # Of the model in choose.h: microseconds, and megabytes a microsecond.
 START = {"launch": 1.2, "memory": 5.0, "l2": 9.5, "combine": 2.0, "kilobyte": 0.045,
-         "streamed": 2.4, "idle": 0.14, "unaligned_l2": 0.6, "unaligned_row": 0.09,
-         "unaligned_block": 0.17, "unaligned_bf16": 0.08, "missed": 0.6, "l2_holds": 30.0,
-         "apart": 3.0}  # fmt: skip
+         "streamed": 2.4, "idle": 0.14, "unaligned_l2": 0.6, "unaligned_fp8": 0.09, "missed": 0.6,
+         "l2_holds": 30.0, "apart": 3.0}  # fmt: skip
 FITTED = {
     **START,
     "launch": 2.38,
@@ -61,9 +60,7 @@ FITTED = {
     "streamed": 2.48,
     "idle": 0.143,
     "unaligned_l2": 0.412,
-    "unaligned_row": 0.048,
-    "unaligned_block": 0.142,
-    "unaligned_bf16": 0.0,
+    "unaligned_fp8": 0.048,
     "missed": 0.552,
     "l2_holds": 102.0,
     "apart": 2.42,
@@ -109,8 +106,9 @@ def measure(seconds: float, kinds: list[str]) -> None:
                 writer.writerow(row)
 
         measure_all_configs(seconds, kinds or KINDS + WIDENED, lambda *row: tell(*row, apart=0))
-        if not kinds:
-            gemm_schedules.measured(gemm_schedules.grid(), "sm_90", 30, tell)
+        both = [kind for kind in gemm_schedules.KINDS if not kinds or kind in kinds]
+        if both:
+            gemm_schedules.measured(gemm_schedules.grid(both), "sm_90", 30, tell)
 
 
 def measure_all_configs(seconds: float, kinds: list[str], tell: Callable) -> None:
@@ -227,7 +225,7 @@ class Fit:
         shape = (-1, *(1,) * np.ndim(chunk))
         (busiest, ends, megabytes, l2_megabytes, again, kilobytes, shared, busy, unaligned,
          apart) = (column.reshape(shape) for column in self.facts[group].T)  # fmt: skip
-        slower = np.array([p.get(f"unaligned_{kind}", 0.0) for kind in self.kinds[group]])
+        slower = p["unaligned_fp8"] * np.isin(self.kinds[group], ("row", "block"))
         chunk = chunk * (1 + unaligned * slower.reshape(shape))
         combine = p["combine"] + kilobytes * p["kilobyte"]
         streamed = (p["combine"] + 1.5 * kilobytes * p["kilobyte"]) * p["streamed"]

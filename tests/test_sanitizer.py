@@ -30,7 +30,8 @@ def sanitize(tool: str, *arguments: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize(
     ("tool", "part"),
-    # racecheck does not follow cp.async.mbarrier.arrive, by which gemm's block scales come.
+    # Of gemm racecheck reports what a warp's lanes write before a __syncwarp and one of them passes
+    # on by an mbarrier: the factors of a unit.
     [
         (tool, part)
         for tool in ("memcheck", "racecheck", "synccheck")

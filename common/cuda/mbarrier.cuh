@@ -28,6 +28,16 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrival
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 
+// The barriers of a pipeline of `stages`: how many arrive at each of `full`, and at each of
+// `empty`.
+__device__ __forceinline__ void init_pipeline(uint32_t full, uint32_t empty, int stages,
+                                              uint32_t at_full, uint32_t at_empty) {
+  for (int i = 0; i < stages; ++i) {
+    mbarrier_init(full + i * kMbarrierBytes, at_full);
+    mbarrier_init(empty + i * kMbarrierBytes, at_empty);
+  }
+}
+
 // After the last mbarrier_init(), before the barrier that shows them to the block or the cluster.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -37,11 +47,14 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives at the same barrier of another block of the cluster.
-__device__ __forceinline__ void mbarrier_arrive_in_cluster(uint32_t barrier, int rank) {
+// The same barrier of block `rank` of the cluster, which may be this one; and an arrival at it.
+__device__ __forceinline__ uint32_t mbarrier_in_cluster(uint32_t barrier, int rank) {
   uint32_t there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(barrier), "r"(rank));
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+  return there;
+}
+__device__ __forceinline__ void mbarrier_arrive_in_cluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // Arrives, and announces bytes that asynchronous copies will bring.

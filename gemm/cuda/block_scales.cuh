@@ -1,7 +1,15 @@
-// The warp that fetches scales of blocks of 128 for gemm's warpgroup kernel (warpgroup.cuh).
+// Scales of blocks of 128 for gemm's warpgroup kernel (warpgroup.cuh).
 //
-// A run of chunks at a time: rows of scales lie along K, and one word of each would cost as much as
-// four. A buffer is [rows of a of a tile, then kMaxScaleGroups of w][kScaleRun].
+// The warps that multiply fetch them for themselves, a run of four chunks of K at a time and one
+// run ahead: lane i has rows i / 4, i / 4 + 8, ... and chunk i % 4. When a run begins they write
+// the products with w's to a table in shared memory, from where a thread reads those of its sums.
+// Rows of a that are rows belong to one warp, which has a table of its own. Rows of a that are
+// columns are a warpgroup's, so its four warps fetch a quarter each; a barrier a run, and two
+// tables in turn, keep them together.
+//
+// A warp that fetched for all, with barriers for full and empty buffers, cost a thread that
+// multiplies 33 instructions a chunk of 128 x 128 x 128, and the tensor cores wait for those
+// (docs/kernels/gemm_journal.md).
 #pragma once
 
 #include "problem.cuh"
@@ -9,66 +17,163 @@
 namespace rocm_kernels {
 namespace cuda {
 
-// All lanes of one warp. `block_scales`: kScaleBuffers of Tile::kBufferScales; what is not a
-// block's scale there stays as it was.
-template <class Tile, class Tiles>
-__device__ __forceinline__ void fetch_block_scales(Tiles& tiles, const typename Tiles::Problem& p,
-                                                   int worker, int lane, float* block_scales,
-                                                   uint32_t scale_full, uint32_t scale_empty) {
-#if __CUDA_ARCH__ >= 900
-  constexpr int kLaneRows = (Tile::kScaleRows + 31) / 32;
-  constexpr int kGroups = Tile::kWGroups;
-  static_assert(kGroups <= kMaxScaleGroups, "");
-  wait_for_previous_kernel();
-  const auto& schedule = tiles.schedule();
-  const auto copy_run = [&](const ScaleView& scale, bool wide, int64_t row, bool there, int first,
-                            uint32_t to) {
-    const int count = there ? min(kScaleRun, schedule.chunks - first) : 0;
-    const float* const from = there ? scale.data + row * scale.row_stride : scale.data;
-    const auto of_chunk = [&](int chunk) {
-      return from + chunk / Tile::kChunksOfBlock * scale.block_stride;
-    };
-    if (wide && Tile::kChunksOfBlock == 1) {
-      copy_vector(to, there ? of_chunk(first) : from, count * 4);
-    } else {
-      for (int i = 0; i < kScaleRun; ++i) {
-        copy_word(to + i * 4, i < count ? of_chunk(first + i) : from, i < count);
-      }
-    }
-  };
-  Units units(schedule, worker);
-  Unit unit;
-  int buffer = 0, parity = 1;
-  while (units.take(unit)) {
-    const auto place = tiles.place_of(unit.tile);
-    const int first_a = Tile::kSwapped ? place.first_column : place.first_row;
-    const int a_rows = Tile::kSwapped ? place.end_column : place.end_row;
-    const ScaleView& scale_w = tiles.scale_w(place);
-    const int w_row = lane < kGroups ? tiles.w_row_of_group(place, lane, Tile::kWGroup) : -1;
-    for (int first = unit.begin / kScaleRun * kScaleRun; first < unit.end; first += kScaleRun) {
-      mbarrier_wait(scale_empty + buffer * 8, parity);
-      const uint32_t to = shared_address(block_scales + buffer * Tile::kBufferScales);
-      if (p.scale_a.is_blocked()) {
+// In its place where no scale is a block's.
+struct NoBlockScales {
+  __device__ __forceinline__ NoBlockScales(int, int, float*) {}
+  template <class Tiles>
+  __device__ __forceinline__ void begin(const Tiles&, const UnitInfo&) {}
+  template <int, int, class Tiles>
+  __device__ __forceinline__ void advance(const Tiles&) {}
+  template <class Scales>
+  __device__ __forceinline__ void read_rows(int, Scales&, Scales&) const {}
+};
+
+template <class Tile>
+class BlockScales {
+ public:
+  static constexpr int kGroups = Tile::kWScales;
+
+  // For warp `warp` of those that multiply. `tables`: Tile::kWarpScaleBytes for each of these.
+  __device__ __forceinline__ BlockScales(int warp, int lane, float* tables)
+      : table_(tables + warp / kSharers * kSharers * (Tile::kWarpScaleBytes / 4)),
+        warp_(warp),
+        lane_(lane) {}
+
+  // From here on the chunks of `unit`.
+  template <class Tiles>
+  __device__ __forceinline__ void begin(const Tiles& tiles, const UnitInfo& unit) {
+    const ScaleView& a = tiles.scale_a();
+    const ScaleView& w = tiles.blocks_of_w();
+    const int group = warp_ / 4, chunk = lane_ % kScaleRun;
+    const int64_t block = (unit.first_chunk + chunk) / Tile::kChunksOfBlock;
+    const int row = Tile::kSwapped
+                        ? unit.first_column + own_row()
+                        : unit.first_row + group * Tile::kGroupRows + warp_ % 4 * 16 + own_row();
+    rows_ = a.is_blocked() ? (Tile::kSwapped ? unit.end_column : unit.end_row) - row : 0;
+    a_ = a.data + row * a.row_stride + block * a.block_stride;
+    const int first_group = Tile::kSwapped ? group * Tile::kGroupRows / Tile::kWGroup : 0;
+    w_ = unit.w_scales[first_group + min(lane_ / kScaleRun, kGroups - 1)] + block * w.block_stride;
+    left_ = unit.chunks - chunk;
+    in_run_ = 0;
+    // What is no block's scale counts as 1 here, and is applied at the end.
 #pragma unroll
-        for (int i = 0; i < kLaneRows; ++i) {
-          const int row = lane + i * 32;
-          if (row < Tile::kScaleRows) {
-            copy_run(p.scale_a, p.wide_scale_a, first_a + row, first_a + row < a_rows, first,
-                     to + row * kScaleRun * 4);
-          }
-        }
-      }
-      if (scale_w.is_blocked() && lane < kGroups) {
-        copy_run(scale_w, p.wide_scale_w, w_row / kScaleBlock, w_row >= 0, first,
-                 to + (Tile::kScaleRows + lane) * kScaleRun * 4);
-      }
-      mbarrier_arrive_after_copies(scale_full + buffer * 8);
-      buffer ^= 1;
-      if (buffer == 0) parity ^= 1;
+    for (float& value : next_a_) value = 1.0f;
+    next_w_ = 1.0f;
+    fetch(tiles);
+  }
+
+  // To chunk kChunk of the kLoopChunks that the caller's loop goes by.
+  template <int kChunk, int kLoopChunks, class Tiles>
+  __device__ __forceinline__ void advance(const Tiles& tiles) {
+    if constexpr (kChunk == 0) {
+      if (in_run_ == 0) begin_run(tiles);
+      now_ = table_ + (turn_ * kScaleRun + in_run_) * kChunkScales;
+      in_run_ = (in_run_ + kLoopChunks) % kScaleRun;
+    } else {
+      now_ += kChunkScales;
     }
   }
-#endif
-}
+
+  // Of the thread's two rows of wave `wave`, with each group of columns of w.
+  __device__ __forceinline__ void read_rows(int wave, float (&low)[kGroups],
+                                            float (&high)[kGroups]) const {
+    read_row(wave * 2, low);
+    read_row(wave * 2 + 1, high);
+  }
+  // Of the thread's two tokens of 8 columns, where rows are w's; with group `group` of these.
+  __device__ __forceinline__ float2 read_columns(int tile, int group) const {
+    return *reinterpret_cast<const float2*>(now_ + group * kRows + tile * 8 + lane_ % 4 * 2);
+  }
+
+ private:
+  static constexpr int kSharers = Tile::kSwapped ? 4 : 1;  // warps that have a table together
+  static constexpr int kTurns = Tile::kSwapped ? 2 : 1;
+  static constexpr int kRows = scale_rows(Tile::kRows, Tile::kColumns, Tile::kSwapped);
+  static constexpr int kLaneRows = kRows / 8 / kSharers;
+  static constexpr int kPadded = Tile::kSwapped ? 1 : padded_groups(kGroups);
+  static constexpr int kChunkScales = kRows * (Tile::kSwapped ? kGroups : kPadded) + kScaleSkew;
+  static_assert(kTurns * kScaleRun * kChunkScales * 4 == kSharers * Tile::kWarpScaleBytes, "");
+
+  // The first row of the lane's, of kRows.
+  __device__ __forceinline__ int own_row() const {
+    return (Tile::kSwapped ? warp_ % kSharers * 8 : 0) + lane_ / kScaleRun;
+  }
+
+  __device__ __forceinline__ void read_row(int i, float (&scales)[kGroups]) const {
+    const float* const from = now_ + (i * 8 + lane_ / kScaleRun) * kPadded;
+    if constexpr (kGroups == 1) {
+      scales[0] = from[0];
+    } else if constexpr (kGroups == 2) {
+      const float2 pair = *reinterpret_cast<const float2*>(from);
+      scales[0] = pair.x, scales[1] = pair.y;
+    } else {
+#pragma unroll
+      for (int j = 0; j < kGroups; j += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(from + j);
+        const float values[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int k = 0; k < 4 && j + k < kGroups; ++k) scales[j + k] = values[k];
+      }
+    }
+  }
+
+  template <class Tiles>
+  __device__ __forceinline__ void begin_run(const Tiles& tiles) {
+    float w[kGroups];
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      w[j] = __shfl_sync(~0u, next_w_, j * kScaleRun + lane_ % kScaleRun);
+    }
+    if constexpr (Tile::kSwapped) {
+      turn_ ^= 1;  // a warp that is late still reads the last run's
+    } else {
+      __syncwarp();  // every lane has read the last run's
+    }
+    float* const to = table_ + (turn_ * kScaleRun + lane_ % kScaleRun) * kChunkScales;
+#pragma unroll
+    for (int i = 0; i < kLaneRows; ++i) {
+      const int row = own_row() + i * 8 * kSharers;
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+        to[Tile::kSwapped ? j * kRows + row : row * kPadded + j] = next_a_[i] * w[j];
+      }
+    }
+    if constexpr (Tile::kSwapped) {
+      named_barrier(1 + warp_ / 4, 128);
+    } else {
+      __syncwarp();
+    }
+    fetch(tiles);
+  }
+
+  // Of the run that comes next, if the unit has it.
+  template <class Tiles>
+  __device__ __forceinline__ void fetch(const Tiles& tiles) {
+    const ScaleView& a = tiles.scale_a();
+    const ScaleView& w = tiles.blocks_of_w();
+    const int rows = left_ > 0 ? rows_ : 0;
+#pragma unroll
+    for (int i = 0; i < kLaneRows; ++i) {
+      const int row = Tile::kSwapped ? i * 8 * kSharers : i / 2 * kWgmmaRows + i % 2 * 8;
+      if (row < rows) next_a_[i] = a_[row * a.row_stride];
+    }
+    if (left_ > 0 && w.is_blocked()) next_w_ = *w_;
+    left_ -= kScaleRun;
+    constexpr int kBlocks = kScaleRun / Tile::kChunksOfBlock;
+    a_ += kBlocks * a.block_stride;
+    w_ += kBlocks * w.block_stride;
+  }
+
+  // [kTurns][kScaleRun], then [kRows][kPadded] or [kGroups][kRows], and kScaleSkew
+  float* const table_;
+  const float* now_;  // the chunk's part of it
+  const float *a_, *w_;
+  int rows_;  // of a from the lane's first one on
+  int left_;  // chunks that await fetching, from the lane's on
+  const int warp_, lane_;
+  uint32_t in_run_ = 0, turn_ = 0;
+  float next_a_[kLaneRows], next_w_;
+};
 
 }  // namespace cuda
 }  // namespace rocm_kernels

@@ -5,10 +5,9 @@
 //          + tiles that it ends x time of an end + combining, where tiles are shared
 //
 // The times of a chunk and of an end are each tile's own. All were fitted on an H200 by
-// benchmarks/gemm_tiles.py: to 32,000 times of 396 products, of which every config was timed, and
-// to 18,000 of 8,192 products, of which the best of each schedule was. Of those kept out the pick
-// takes 2.1 % longer than the best on average, and 0.2 %. The tiles of weights that
-// are widened were fitted by themselves, to 5,600 times of 264 products: 1.3 %.
+// benchmarks/gemm_tiles.py, to products of which every config was timed and to others of which the
+// best of each schedule was; the tiles of weights that are widened by themselves. How near the
+// picks are to the best: docs/kernels/gemm.md, "The choice".
 #pragma once
 
 #include <algorithm>
@@ -27,34 +26,34 @@ struct TileTime {
   float end[3];    // us for scales, rounding and stores, and the pipeline's start
 };
 constexpr TileTime kFp8Tiles[] = {
-    {256, 64, false, {0.285, 0.353, 0.384}, {0.9, 0.7, 1.2}},
-    {256, 128, false, {0.754, 0.787, 0.793}, {1.2, 1.5, 1.1}},
-    {256, 96, false, {0.503, 0.514, 0.536}, {0.4, 1.7, 1.5}},
-    {128, 64, false, {0.263, 0.256, 0.283}, {0.0, 0.7, 0.2}},
-    {128, 160, false, {0.466, 0.463, 0.496}, {1.2, 1.8, 1.5}},
-    {128, 128, false, {0.324, 0.365, 0.367}, {0.6, 1.2, 1.3}},
-    {128, 192, false, {0.531, 0.581, 0.579}, {1.6, 1.4, 1.7}},
-    {128, 96, false, {0.296, 0.282, 0.283}, {0.0, 1.3, 1.6}},
-    {128, 128, true, {0.339, 0.381, 0.407}, {2.0, 3.4, 2.2}},
-    {96, 128, true, {0.291, 0.313, 0.313}, {1.8, 2.2, 2.6}},
-    {64, 256, true, {0.371, 0.403, 0.416}, {2.1, 2.2, 2.5}},
-    {64, 128, true, {0.266, 0.259, 0.265}, {1.2, 1.9, 2.2}},
-    {32, 128, true, {0.173, 0.220, 0.188}, {1.6, 1.3, 2.2}},
+    {256, 128, false, {0.686, 0.701, 0.734}, {1.0, 2.1, 1.1}},
+    {256, 96, false, {0.444, 0.511, 0.537}, {0.8, 1.5, 0.9}},
+    {256, 64, false, {0.267, 0.331, 0.373}, {0.8, 0.7, 1.0}},
+    {128, 160, false, {0.398, 0.436, 0.446}, {1.3, 1.6, 1.4}},
+    {128, 128, false, {0.309, 0.347, 0.366}, {0.6, 0.9, 0.6}},
+    {128, 192, false, {0.455, 0.554, 0.515}, {1.1, 0.6, 1.6}},
+    {128, 96, false, {0.285, 0.301, 0.284}, {0.4, 0.3, 1.0}},
+    {128, 64, false, {0.254, 0.207, 0.223}, {0.2, 0.3, 1.5}},
+    {128, 128, true, {0.333, 0.314, 0.405}, {2.2, 4.6, 2.1}},
+    {96, 128, true, {0.274, 0.294, 0.310}, {1.9, 2.1, 2.2}},
+    {64, 128, true, {0.216, 0.216, 0.261}, {1.0, 1.7, 1.9}},
+    {64, 256, true, {0.363, 0.406, 0.429}, {2.3, 2.0, 2.5}},
+    {32, 128, true, {0.183, 0.189, 0.180}, {0.9, 1.5, 2.1}},
 };
 constexpr TileTime kFp8BlockTiles[] = {
-    {256, 64, false, {0.493, 0.518, 0.517}, {1.2, 0.9, 1.7}},
-    {256, 128, false, {0.870, 0.884, 0.876}, {2.7, 2.6, 2.8}},
-    {256, 96, false, {0.656, 0.621, 0.649}, {1.3, 2.7, 2.6}},
-    {128, 64, false, {0.274, 0.295, 0.308}, {2.0, 1.7, 1.9}},
-    {128, 160, false, {0.528, 0.573, 0.554}, {1.8, 1.7, 2.0}},
-    {128, 128, false, {0.426, 0.470, 0.462}, {1.5, 1.2, 1.6}},
-    {128, 192, false, {0.634, 0.639, 0.646}, {1.7, 2.1, 1.9}},
-    {128, 96, false, {0.335, 0.386, 0.356}, {1.7, 1.0, 2.0}},
-    {128, 128, true, {0.560, 0.566, 0.575}, {2.9, 3.7, 3.1}},
-    {96, 128, true, {0.455, 0.465, 0.469}, {2.5, 2.6, 2.6}},
-    {64, 256, true, {0.600, 0.622, 0.623}, {3.7, 2.8, 3.6}},
-    {64, 128, true, {0.308, 0.356, 0.301}, {2.6, 2.3, 2.9}},
-    {32, 128, true, {0.264, 0.282, 0.283}, {1.5, 1.5, 1.9}},
+    {256, 96, false, {0.690, 0.704, 0.697}, {1.3, 1.4, 1.8}},
+    {256, 64, false, {0.428, 0.484, 0.469}, {0.3, 0.5, 0.8}},
+    {256, 128, false, {0.770, 0.802, 0.779}, {1.3, 0.9, 2.0}},
+    {128, 64, false, {0.266, 0.252, 0.231}, {0.0, 0.7, 1.4}},
+    {128, 128, false, {0.359, 0.386, 0.399}, {0.7, 1.6, 1.3}},
+    {128, 96, false, {0.296, 0.333, 0.331}, {0.5, 1.1, 1.3}},
+    {128, 160, false, {0.594, 0.625, 0.606}, {1.6, 1.3, 1.7}},
+    {128, 192, false, {0.644, 0.666, 0.652}, {0.8, 0.7, 1.6}},
+    {128, 128, true, {0.548, 0.540, 0.566}, {2.2, 4.3, 2.4}},
+    {96, 128, true, {0.440, 0.441, 0.453}, {2.1, 3.0, 2.4}},
+    {64, 128, true, {0.340, 0.346, 0.350}, {2.0, 2.1, 2.4}},
+    {64, 256, true, {0.592, 0.603, 0.614}, {3.1, 2.5, 3.3}},
+    {32, 128, true, {0.229, 0.211, 0.225}, {1.4, 1.9, 2.2}},
 };
 constexpr TileTime k16BitTiles[] = {
     {256, 64, false, {0.331, 0.296, 0.368}, {0.0, 1.0, 0.8}},
@@ -118,9 +117,9 @@ inline double predict(const GemmArgs& args, const GemmConfig& c, const TileTime&
   constexpr double kMemory = 4.99e6, kL2 = 10.7e6;  // bytes an us; some of memory's from L2
   constexpr double kL2Holds = 102e6, kMissed = 0.552;
   constexpr double kCombine = 1.24, kCombineKilobyte = 0.0475, kStreamed = 2.48;
-  constexpr double kIdleGain = 0.143;  // of a chunk's time, were all other SMs idle
-  // FP8 rows that end in a line of 128 bytes: two lines for one, and block scales word by word.
-  constexpr double kUnalignedL2 = 0.412, kUnaligned = 0.048, kUnalignedBlocks = 0.142;
+  constexpr double kIdleGain = 0.143;      // of a chunk's time, were all other SMs idle
+  constexpr double kUnalignedL2 = 0.412;   // rows that end in a line of 128 bytes: two for one
+  constexpr double kUnalignedFp8 = 0.048;  // of a chunk's time
   const int64_t k_bytes = args.k * size_of(args.a_dtype);
   const TileSchedule s = cut_product(c, args.m, args.n, k_bytes, device.sm_count);
   const int workers = device.sm_count / (c.cluster_m * c.cluster_n);
@@ -142,9 +141,7 @@ inline double predict(const GemmArgs& args, const GemmConfig& c, const TileTime&
   }
   const int cluster = c.cluster_m == 2 ? 1 : c.cluster_n == 2 ? 2 : 0;
   const bool unaligned = k_bytes % kChunkBytes != 0;
-  const double slower = !unaligned || !is_fp8(args.a_dtype)
-                            ? 1
-                            : 1 + (is_block_scaled(args) ? kUnalignedBlocks : kUnaligned);
+  const double slower = unaligned && is_fp8(args.a_dtype) ? 1 + kUnalignedFp8 : 1;
   const double chunk = tile.chunk[cluster] * (1 - kIdleGain * (1 - std::min(1.0, busy))) * slower;
   const double of_w = double(size_of(args.w_dtype)) / size_of(args.a_dtype);
   const double bytes = (double(args.m) + double(args.n) * of_w) * k_bytes +

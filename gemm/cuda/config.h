@@ -25,9 +25,9 @@ constexpr int kMaxColumns = 256;
 constexpr int kStagedRows = 16;  // of out, that a warp stores by one copy (epilogue.cuh)
 // What a warp needs to store 16 rows of 32 columns by itself, and 32 rows of 16.
 constexpr int kWarpRowsBytes = 1280, kWarpColumnsBytes = 1536;
-constexpr int kMaxScaleGroups = 5;  // of w, in a tile
-constexpr int kScaleRun = 4;        // chunks whose block scales are fetched together
-constexpr int kScaleBuffers = 2;
+constexpr int kMaxScaleGroups = 5;    // of w, in a tile
+constexpr int kScaleRun = 4;          // chunks whose block scales are fetched together
+constexpr int kScaleSkew = 8;         // words between theirs, for lanes write four chunks at once
 constexpr int kMaxSteps = 16;         // of an epilogue, each finished by one contributor
 constexpr int kMaxContributors = 32;  // of a tile: a warp looks at their flags
 constexpr int kStaticBytes = 7 << 10;
@@ -127,13 +127,31 @@ inline bool is_widened(const GemmArgs& args) {
   return size_of(args.w_dtype) < size_of(args.a_dtype);
 }
 
-// Bytes of shared memory of the warpgroup kernel, narrow stages of w apart.
+// Bytes of shared memory of the warpgroup kernel, narrow stages of w apart; `warp_bytes` for each
+// warp that multiplies.
 constexpr int64_t warpgroup_shared_bytes(int64_t block_m, int64_t block_n, int num_stages,
-                                         bool block_scales, int64_t warp_staging) {
-  const int64_t scales =
-      block_scales ? kScaleBuffers * (block_m + kMaxScaleGroups) * kScaleRun * 4 : 0;
-  return kStageAlignment + kMathGroups * 4 * warp_staging +
-         num_stages * (block_m + block_n) * kChunkBytes + scales;
+                                         int64_t warp_bytes) {
+  return kStageAlignment + kMathGroups * 4 * warp_bytes +
+         num_stages * (block_m + block_n) * kChunkBytes;
+}
+
+// Columns of a tile that surely lie in one block of 128 of w; `paired`: each 128 rows of w are 64
+// gates and their ups.
+constexpr int columns_of_block(int block_c, bool paired) {
+  return paired ? 64 : block_c % 128 == 0 ? 128 : block_c % 64 == 0 ? 64 : 32;
+}
+// Block scales in shared memory (block_scales.cuh): rows of a in a table, groups of w beside each,
+// bytes for each warp. Tables of a warpgroup that take turns are half a warp's each.
+constexpr int scale_rows(int block_r, int block_c, bool rows_are_w) {
+  return rows_are_w ? ceil_div(block_c, 32) * 32 : block_r / 8;
+}
+constexpr int padded_groups(int groups) { return groups <= 2 ? groups : ceil_div(groups, 4) * 4; }
+constexpr int warp_scale_bytes(int block_r, int block_c, bool rows_are_w, bool paired) {
+  const int groups = rows_are_w ? (paired ? block_r / 128 : 1)
+                                : padded_groups(block_c / columns_of_block(block_c, paired));
+  const int bytes =
+      kScaleRun * (scale_rows(block_r, block_c, rows_are_w) * groups + kScaleSkew) * 4;
+  return rows_are_w ? bytes / 2 : bytes;
 }
 
 // Outputs on their way to memory: boxes of kStagedRows x staged_columns() of 16 bits. With room for
@@ -147,12 +165,12 @@ constexpr int staged_box_bytes(int block_c) { return kStagedRows * staged_column
 constexpr int boxes_of_tile(int block_r, int block_c) {
   return block_r / (kMathGroups * 64) * (block_c / staged_columns(block_c));
 }
-constexpr int staged_boxes(int block_r, int block_c, bool fp8, bool block_scales, bool widened) {
+constexpr int staged_boxes(int block_r, int block_c, bool fp8, int scale_bytes, bool widened) {
   const int box = staged_box_bytes(block_c), all = boxes_of_tile(block_r, block_c);
   const int least = (kWarpRowsBytes + box - 1) / box;
   if (widened) return least;
   const int64_t left =
-      kSharedBytes - kStaticBytes - warpgroup_shared_bytes(block_r, block_c, 0, block_scales, 0);
+      kSharedBytes - kStaticBytes - warpgroup_shared_bytes(block_r, block_c, 0, scale_bytes);
   const int64_t stage = int64_t{block_r + block_c} * kChunkBytes;
   const int cycles = block_r * block_c / 32;
   const int64_t wanted = 1 + (fp8 ? 0 : 1) + (1900 + cycles - 1) / cycles;
@@ -162,17 +180,19 @@ constexpr int staged_boxes(int block_r, int block_c, bool fp8, bool block_scales
       std::clamp<int64_t>((left - stages * stage) / (kMathGroups * 4 * box), least, all));
 }
 constexpr int warp_staging_bytes(int block_r, int block_c, bool rows_are_w, bool fp8,
-                                 bool block_scales, bool widened) {
+                                 int scale_bytes, bool widened) {
   return rows_are_w ? kWarpColumnsBytes
-                    : staged_boxes(block_r, block_c, fp8, block_scales, widened) *
+                    : staged_boxes(block_r, block_c, fp8, scale_bytes, widened) *
                           staged_box_bytes(block_c);
 }
 
 inline int64_t warpgroup_shared_bytes(const GemmArgs& args, const GemmConfig& c) {
+  const int scales =
+      is_block_scaled(args) ? warp_scale_bytes(c.block_r(), c.block_c(), c.rows_are_w(), false) : 0;
   return warpgroup_shared_bytes(
-      c.block_m, c.block_n, c.num_stages, is_block_scaled(args),
-      warp_staging_bytes(c.block_r(), c.block_c(), c.rows_are_w(), is_fp8(args.a_dtype),
-                         is_block_scaled(args), is_widened(args)));
+      c.block_m, c.block_n, c.num_stages,
+      scales + warp_staging_bytes(c.block_r(), c.block_c(), c.rows_are_w(), is_fp8(args.a_dtype),
+                                  scales, is_widened(args)));
 }
 
 // Stages of weights that are widened: before they are (`narrow`), and of what is multiplied. Few

@@ -58,6 +58,9 @@ class DenseTiles {
 #endif
   }
 
+  __device__ __forceinline__ const ScaleView& scale_a() const { return p_.scale_a; }
+  // Its kind and strides, wherever a tile lies.
+  __device__ __forceinline__ const ScaleView& blocks_of_w() const { return p_.scale_w; }
   __device__ __forceinline__ const ScaleView& scale_w(const Place&) const { return p_.scale_w; }
   // The row of w that group `group` of `size` rows of w begins with; -1 for none.
   __device__ __forceinline__ int w_row_of_group(const Place& place, int group, int size) const {

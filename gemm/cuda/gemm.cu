@@ -65,12 +65,6 @@ Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const Ge
   p.out_dtype = args.out_dtype;
   p.wide_stores = reinterpret_cast<uintptr_t>(args.out) % 16 == 0 && args.out_stride % 8 == 0 &&
                   args.n % 8 == 0 && args.out_dtype != DType::kFloat32;
-  const auto is_wide = [](const ScaleView& scale) {
-    return scale.block_stride == 1 && scale.row_stride % kScaleRun == 0 &&
-           reinterpret_cast<uintptr_t>(scale.data) % 16 == 0;
-  };
-  p.wide_scale_a = is_wide(args.scale_a);
-  p.wide_scale_w = is_wide(args.scale_w);
   p.bias = args.bias;
   p.bias_dtype = args.bias_dtype;
   p.scale_a = args.scale_a;

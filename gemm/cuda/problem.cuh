@@ -33,7 +33,6 @@ struct WarpgroupProblem {
   bool share_rows = false;  // the blocks of a cluster share the rows operand, else the columns
   int32_t rows_box = 0, columns_box = 0;  // rows that one copy brings; two of what is shared
   L2Policy rows_policy = L2Policy::kNoHint, columns_policy = L2Policy::kNoHint;
-  bool wide_scale_a = false, wide_scale_w = false;  // runs of block scales are 16-byte vectors
   bool wide_stores = false;  // rows of out are aligned vectors of 16 bytes, of 16-bit elements
 
   CUtensorMap out_map = {};  // boxes of kStagedRows x staged_columns(); see epilogue.cuh
@@ -63,11 +62,14 @@ struct WarpgroupTile {
   static constexpr bool kPaired = kPairedRows;
   static constexpr int kChain =
       kChainLength;  // instructions that add up in the tensor core; 0: all
-  static constexpr int kRows = kWaves * kWgmmaRows * kMathGroups;
+  static constexpr int kGroupRows = kWaves * kWgmmaRows;  // of a warpgroup
+  static constexpr int kRows = kGroupRows * kMathGroups;
   // Sets of registers for products: a second one where the sums leave room, less of which is needed
-  // for the longer code of two sums a chunk. A third kind of warps leaves none.
+  // for the longer code of two sums a chunk, and by 128 tokens whose block scales are columns'. A
+  // third kind of warps leaves none.
+  static constexpr bool kFewRegisters = kChain == 2 || (kBlocks && kSwapped);
   static constexpr int kParts =
-      !kWidened && (kWaves + 2) * kColumns <= (kChain == 4 ? 384 : 288) ? 2 : 1;
+      !kWidened && (kWaves + 2) * kColumns <= (kFewRegisters ? 352 : 384) ? 2 : 1;
   static constexpr int kStageBytes = (kRows + kColumns) * kChunkBytes;
   static constexpr int kTileRowsOfW = kSwapped ? kRows : kColumns;
   // Two warpgroups widen where the sums leave them registers: FP8 in turns, a stage each. MXFP4
@@ -83,8 +85,8 @@ struct WarpgroupTile {
   static constexpr int kWidenRegisters = 72;
   static constexpr int kWRowBytes = kWidened ? narrow_row_bytes(kType, kWType) : kChunkBytes;
   static constexpr int kNarrowBytes = kWidened ? kTileRowsOfW * kWRowBytes : 0;  // of a stage
-  static constexpr int kScaleRows = kSwapped ? kColumns : kRows;                 // of a, in a tile
-  static constexpr int kBufferScales = (kScaleRows + kMaxScaleGroups) * kScaleRun;
+  static constexpr int kWarpScaleBytes =
+      kBlockScales ? warp_scale_bytes(kRows, kColumns, kSwapped, kPaired) : 0;
   static constexpr int kChunksOfBlock =
       kScaleBlock * static_cast<int>(size_of(kType)) / kChunkBytes;
   static constexpr int kColumnTiles = kColumns / 8;
@@ -95,19 +97,15 @@ struct WarpgroupTile {
   // Boxes of outputs, the steps of one, and those that a warp can have on their way.
   static constexpr int kBoxSteps = staged_columns(kColumns) / 32;
   static constexpr int kStagedBoxes =
-      staged_boxes(kRows, kColumns, is_fp8(kType), kBlockScales, kWidened);
+      staged_boxes(kRows, kColumns, is_fp8(kType), kWarpScaleBytes, kWidened);
   // What the launcher takes an instance of FP8 operands for; it asks for two sums of a chunk where
   // out is float16.
   static constexpr bool kOutIsKnown = is_fp8(kType);
   static constexpr DType kKnownOut = kChain == 2 ? DType::kFloat16 : DType::kBFloat16;
   static constexpr int kWarpStaging =
-      warp_staging_bytes(kRows, kColumns, kSwapped, is_fp8(kType), kBlockScales, kWidened);
+      warp_staging_bytes(kRows, kColumns, kSwapped, is_fp8(kType), kWarpScaleBytes, kWidened);
   // Columns that surely lie in one block of 128 of w.
-  static constexpr int kScaleGroup = kSwapped              ? kColumns
-                                     : kPaired             ? 64
-                                     : kColumns % 128 == 0 ? 128
-                                     : kColumns % 64 == 0  ? 64
-                                                           : 32;
+  static constexpr int kScaleGroup = kSwapped ? kColumns : columns_of_block(kColumns, kPaired);
   static constexpr int kScaleGroups = kColumns / kScaleGroup;
   // Of w, as rows or as columns: rows that share a block, such groups in a tile, and of these the
   // ones that a thread multiplies.
@@ -167,6 +165,7 @@ struct UnitInfo {
   int32_t first_slot, other_slots, slot_step;  // of the contributors' partial sums
   int32_t last;                                // of this worker
   int32_t zero;                                // 0, which the compiler does not know
+  const float* w_scales[kMaxScaleGroups];      // of groups of rows of w: where their blocks' are
   alignas(16) float row_factor[kMaxRows], column_factor[kMaxColumns];
   float bias[kBiases];  // of n, be it rows or columns; 0 where there is none
 

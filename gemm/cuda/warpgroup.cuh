@@ -42,8 +42,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kRowBytes = Tile::kRows * kChunkBytes;
   constexpr int kStageBytes = Tile::kStageBytes;
-  constexpr int kGroupRows = Tile::kWaves * kWgmmaRows;  // rows of a warpgroup
-  constexpr int kScaleRows = Tile::kScaleRows;
+  constexpr int kGroupRows = Tile::kGroupRows;
 
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, as registers go
   const int lane = threadIdx.x % 32;
@@ -54,7 +53,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __shared__ uint64_t full_barriers[kMaxStages], empty_barriers[kMaxStages];
   __shared__ uint64_t narrow_full_barriers[kMaxStages], narrow_empty_barriers[kMaxStages];
   __shared__ uint64_t unit_full_barriers[2], factors_full_barriers[2], unit_empty_barriers[2];
-  __shared__ uint64_t scale_full_barriers[kScaleBuffers], scale_empty_barriers[kScaleBuffers];
   __shared__ UnitInfo units_ahead[2];
   __shared__ int finished_groups[kMathGroups];
   const uint32_t full = pinned_address(full_barriers);
@@ -62,48 +60,26 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const uint32_t unit_full = pinned_address(unit_full_barriers);
   const uint32_t factors_full = pinned_address(factors_full_barriers);
   const uint32_t unit_empty = pinned_address(unit_empty_barriers);
-  const uint32_t scale_full = pinned_address(scale_full_barriers);
-  const uint32_t scale_empty = pinned_address(scale_empty_barriers);
-  static_assert(kScaleBuffers == 2, "a buffer's number is a bit");
   const uint32_t padding = -shared_address(dynamic_shared) & (kStageAlignment - 1);
   const uint32_t stages = pinned_address(dynamic_shared + padding);
   const uint32_t narrow = stages + p.num_stages * kStageBytes;
   uint8_t* const after_stages =
       dynamic_shared + padding + p.num_stages * kStageBytes + p.narrow_stages * Tile::kNarrowBytes;
-  // [buffer][kScaleRows of a, then kMaxScaleGroups of w][kScaleRun]
-  float* const block_scales =
-      reinterpret_cast<float*>(after_stages + kMathGroups * 4 * Tiles::warp_staging(p));
-  constexpr int kBufferScales = Tile::kBufferScales;
 
   allow_next_kernel();
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < p.num_stages; ++stage) {
-      mbarrier_init(full + stage * 8, Tile::kWidened ? 1 + Tile::kWidenWarps : 2);
-      mbarrier_init(empty + stage * 8, kMathGroups * 4 * p.cluster);
-    }
+    init_pipeline(full, empty, p.num_stages, Tile::kWidened ? 1 + Tile::kWidenWarps : 2,
+                  kMathGroups * 4 * p.cluster);
     if constexpr (Tile::kWidened) {
-      for (int stage = 0; stage < p.narrow_stages; ++stage) {
-        mbarrier_init(shared_address(narrow_full_barriers) + stage * 8, 1);
-        mbarrier_init(shared_address(narrow_empty_barriers) + stage * 8, Tile::kWidenWarps);
-      }
+      init_pipeline(shared_address(narrow_full_barriers), shared_address(narrow_empty_barriers),
+                    p.narrow_stages, 1, Tile::kWidenWarps);
     }
-    for (int i = 0; i < 2; ++i) {
-      mbarrier_init(unit_full + i * 8, 1);
-      mbarrier_init(factors_full + i * 8, 1);
-      mbarrier_init(unit_empty + i * 8, kMathGroups * 4);
-      mbarrier_init(scale_full + i * 8, 32);
-      mbarrier_init(scale_empty + i * 8, kMathGroups * 4);
-    }
+    init_pipeline(unit_full, unit_empty, 2, 1, kMathGroups * 4);
+    for (int i = 0; i < 2; ++i) mbarrier_init(factors_full + i * 8, 1);
     fence_mbarrier_init();
   }
   for (int i = threadIdx.x; i < kBiases; i += Tile::kThreads) {
     for (UnitInfo& info : units_ahead) info.bias[i] = 0.0f;
-  }
-  if constexpr (Tile::kBlockScales) {
-    // Scales that are not blocks count as 1 here and are applied at the end.
-    for (int i = threadIdx.x; i < kScaleBuffers * kBufferScales; i += Tile::kThreads) {
-      block_scales[i] = 1.0f;
-    }
   }
   __syncthreads();
   if (p.cluster > 1) cluster_arrive(), cluster_wait();
@@ -174,9 +150,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
           if (++stage == num_stages) stage = 0, parity ^= 1;
         }
       }
-    } else if (Tile::kBlockScales && role == 2) {
-      fetch_block_scales<Tile>(tiles, p, worker, lane, block_scales, scale_full, scale_empty);
-    } else if (role == 3) {
+    } else if (role == 2) {
       // Looks up units, and then what their ends need from memory: so that the products of the
       // first need not wait for it.
       wait_for_previous_kernel();
@@ -206,6 +180,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
           info.slot_step = schedule.slot_step();
           info.last = unit.last;
           info.zero = 0;
+          if constexpr (Tile::kBlockScales) {
+            const ScaleView& scale_w = tiles.scale_w(place);
+#pragma unroll
+            for (int i = 0; i < Tile::kWGroups; ++i) {
+              const int row = more ? tiles.w_row_of_group(place, i, Tile::kWGroup) : 0;
+              info.w_scales[i] = scale_w.data + max(row, 0) / kScaleBlock * scale_w.row_stride;
+            }
+          }
           mbarrier_arrive(unit_full + buffer * 8);
         }
         if (!more) break;
@@ -247,13 +229,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   } else {
     raise_registers<Tile::kMathRegisters>();
     const int group = warp / 4;
-    const int quad = lane % 4;
-    const int row_in_group = warp % 4 * 16 + lane / 4;  // of a wave's 64, and the one 8 further
     wait_for_previous_kernel();
 
     const uint32_t first_rows = wgmma_operand_low(stages + group * kGroupRows * kChunkBytes);
     const uint32_t first_columns = wgmma_operand_low(stages + kRowBytes);
-    int stage = 0, parity = 0, scale_buffer = 0, scale_parity = 0;
+    // A lane for each block of the cluster tells it of stages that are read.
+    const uint32_t empty_there = mbarrier_in_cluster(empty, lane < p.cluster ? lane : 0);
+    std::conditional_t<Tile::kBlockScales, BlockScales<Tile>, NoBlockScales> scales(
+        warp, lane,
+        reinterpret_cast<float*>(after_stages + kMathGroups * 4 * Tiles::warp_staging(p)));
+    int stage = 0, parity = 0;
     for (int buffer = 0, unit_parity = 0;;) {
       mbarrier_wait(unit_full + buffer * 8, unit_parity);
       const UnitInfo& unit = units_ahead[buffer];
@@ -262,11 +247,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
       float sums[Tile::kWaves][Tile::kColumnTiles][4];
       const auto release = [&](int of_stage) {
-        if (p.cluster == 1) {
-          if (lane == 0) mbarrier_arrive(empty + of_stage * 8);
-        } else if (lane < 2) {
-          mbarrier_arrive_in_cluster(empty + of_stage * 8, lane);
-        }
+        if (lane < p.cluster) mbarrier_arrive_in_cluster(empty_there + of_stage * 8);
       };
 
       if constexpr (Tile::kChain == 0) {
@@ -301,11 +282,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         // A piece is what one group of instructions sums: a wave's part of a chunk.
         constexpr int kChains = kChunkBytes / kWgmmaKBytes / Tile::kChain;
         constexpr int kPieces = Tile::kWaves * kChains;
+        constexpr int kLoopChunks = Tile::kParts;
         float part[Tile::kParts][Tile::kColumnTiles][4];
-        float row_scale[Tile::kWaves][2], w_scale[Tile::kWScales];
-        const float* scales = nullptr;
-        int in_run = unit.first_chunk % kScaleRun;
-        bool begins_run = true;
+        scales.begin(tiles, unit);
+        float low[Tile::kWScales], high[Tile::kWScales];  // of the thread's two rows of a wave
         int collected = stage, left = chunks;  // stage of, and chunks that await, collect()
 #pragma unroll
         for (int wave = 0; wave < Tile::kWaves; ++wave) {
@@ -334,28 +314,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
             if (++stage == p.num_stages) stage = 0, parity ^= 1;
           }
         };
-        // Before the wait for a chunk's first piece, which hides it.
         const auto read_scales = [&](auto constant) {
-          if constexpr (Tile::kBlockScales && decltype(constant)::value % kPieces == 0) {
-            if (begins_run) mbarrier_wait(scale_full + scale_buffer * 8, scale_parity);
-            scales = block_scales + scale_buffer * kBufferScales + in_run;
-            if constexpr (Tile::kSwapped) {
-#pragma unroll
-              for (int i = 0; i < Tile::kWScales; ++i) {
-                w_scale[i] =
-                    scales[(kScaleRows + group * kGroupRows / Tile::kWGroup + i) * kScaleRun];
-              }
-            } else {
-#pragma unroll
-              for (int i = 0; i < Tile::kScaleGroups; ++i) {
-                w_scale[i] = scales[(kScaleRows + i) * kScaleRun];
-              }
-#pragma unroll
-              for (int wave = 0; wave < Tile::kWaves; ++wave) {
-                const int row = group * kGroupRows + wave * kWgmmaRows + row_in_group;
-                row_scale[wave][0] = scales[row * kScaleRun];
-                row_scale[wave][1] = scales[(row + 8) * kScaleRun];
-              }
+          constexpr int piece = decltype(constant)::value % kPieces;
+          if constexpr (Tile::kBlockScales) {
+            if constexpr (piece == 0) {
+              scales.template advance<decltype(constant)::value / kPieces, kLoopChunks>(tiles);
+            }
+            if constexpr (!Tile::kSwapped && piece % kChains == 0) {
+              scales.read_rows(piece / kChains, low, high);
             }
           }
         };
@@ -377,31 +343,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #pragma unroll
               for (int j = 0; j < 4; ++j) sum[j] += part[from][tile][j];
             } else if constexpr (Tile::kSwapped) {
-              const float* const of_columns = scales + (tile * 8 + quad * 2) * kScaleRun;
-              const float of_w = w_scale[Tile::kWScales > 1 ? wave : 0];
-              const float low = of_columns[0] * of_w;
-              const float high = of_columns[kScaleRun] * of_w;
-              sum[0] = fmaf(part[from][tile][0], low, sum[0]);
-              sum[1] = fmaf(part[from][tile][1], high, sum[1]);
-              sum[2] = fmaf(part[from][tile][2], low, sum[2]);
-              sum[3] = fmaf(part[from][tile][3], high, sum[3]);
+              const float2 of = scales.read_columns(tile, Tile::kWScales > 1 ? wave : 0);
+              sum[0] = fmaf(part[from][tile][0], of.x, sum[0]);
+              sum[1] = fmaf(part[from][tile][1], of.y, sum[1]);
+              sum[2] = fmaf(part[from][tile][2], of.x, sum[2]);
+              sum[3] = fmaf(part[from][tile][3], of.y, sum[3]);
             } else {
-              const float of_w = w_scale[tile * 8 / Tile::kScaleGroup];
-              const float low = row_scale[wave][0] * of_w, high = row_scale[wave][1] * of_w;
-              sum[0] = fmaf(part[from][tile][0], low, sum[0]);
-              sum[1] = fmaf(part[from][tile][1], low, sum[1]);
-              sum[2] = fmaf(part[from][tile][2], high, sum[2]);
-              sum[3] = fmaf(part[from][tile][3], high, sum[3]);
-            }
-          }
-          if constexpr (Tile::kBlockScales && piece + 1 == kPieces) {
-            begins_run = ++in_run == kScaleRun;
-            if (begins_run || left == 0) {
-              __syncwarp();  // every lane has read its scales
-              if (lane == 0) mbarrier_arrive(scale_empty + scale_buffer * 8);
-              in_run = 0;
-              scale_buffer ^= 1;
-              if (scale_buffer == 0) scale_parity ^= 1;
+              constexpr int kTiles = Tile::kScaleGroup / 8;  // of a group of columns
+              sum[0] = fmaf(part[from][tile][0], low[tile / kTiles], sum[0]);
+              sum[1] = fmaf(part[from][tile][1], low[tile / kTiles], sum[1]);
+              sum[2] = fmaf(part[from][tile][2], high[tile / kTiles], sum[2]);
+              sum[3] = fmaf(part[from][tile][3], high[tile / kTiles], sum[3]);
             }
           }
         };
@@ -417,8 +369,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
           // The next piece's products run while this one's sums are added up. The loop goes by two
           // chunks, so that a piece's registers are always the same.
           const auto collect_and_issue = [&](auto piece) {
+            read_scales(piece);  // first, for its latency hides behind the issue
             issue(std::integral_constant<int, (decltype(piece)::value + 1) % (2 * kPieces)>());
-            read_scales(piece);
             collect(piece, std::integral_constant<int, 1>());
           };
           const auto collect_last = [&](auto piece) {

@@ -33,7 +33,6 @@ struct GroupedTilesProblem {
   int32_t warp_staging = 0;     // bytes; 0: threads store
   bool even_exponents = false;  // MXFP4's rows of scales begin at even bytes
   L2Policy rows_policy = L2Policy::kNoHint, columns_policy = L2Policy::kNoHint;
-  bool wide_scale_a = false, wide_scale_w = false;
   ScaleView scale_a;
 };
 
@@ -93,6 +92,8 @@ class GroupedTiles {
 #endif
   }
 
+  __device__ __forceinline__ const ScaleView& scale_a() const { return p_.scale_a; }
+  __device__ __forceinline__ const ScaleView& blocks_of_w() const { return p_.w.scale; }
   __device__ __forceinline__ ScaleView scale_w(const Place& place) const {
     return p_.w.scale_of(place.expert);
   }

@@ -50,12 +50,12 @@ Status launch_grouped_tile(const GroupedTilesLaunch& call, Stream stream) {
   if constexpr (Tile::kWidened) {
     const WidenedStages stages =
         widened_stages(call.config.block_m, call.config.block_n, Tile::kWRowBytes,
-                       warpgroup_bytes(call.config, Tile::kBlockScales, 0, problem.warp_staging),
+                       warpgroup_bytes(call.config, Tile::kWarpScaleBytes, 0, problem.warp_staging),
                        call.shared_bytes_per_block);
     problem.num_stages = stages.wide;
     problem.narrow_stages = stages.narrow;
   } else {
-    problem.num_stages = warpgroup_stages(call.config, Tile::kBlockScales,
+    problem.num_stages = warpgroup_stages(call.config, Tile::kWarpScaleBytes,
                                           call.shared_bytes_per_block, problem.warp_staging);
   }
   problem.even_exponents = p.w.mx_row_stride % 2 == 0 && p.w.mx_expert_stride % 2 == 0 &&
@@ -64,12 +64,6 @@ Status launch_grouped_tile(const GroupedTilesLaunch& call, Stream stream) {
   problem.share_rows = !Tile::kSwapped;
   problem.rows_box = problem.share_rows ? Tile::kRows / cluster : Tile::kRows;
   problem.columns_box = problem.share_rows ? Tile::kColumns : Tile::kColumns / cluster;
-  const auto is_wide = [](const ScaleView& scale, int64_t stride) {
-    return scale.block_stride == 1 && scale.row_stride % kScaleRun == 0 &&
-           stride % kScaleRun == 0 && reinterpret_cast<uintptr_t>(scale.data) % 16 == 0;
-  };
-  problem.wide_scale_a = is_wide(p.scale_a, 0);
-  problem.wide_scale_w = is_wide(p.w.scale, p.w.scale_expert_stride);
   if (reads_weights_once(call.rows, call.experts, call.config.block_m)) {
     problem.rows_policy = L2Policy::kEvictFirst;  // rows of w are the operand's
   }
@@ -78,9 +72,9 @@ Status launch_grouped_tile(const GroupedTilesLaunch& call, Stream stream) {
   launch.grid = dim3(static_cast<unsigned>(problem.workers * cluster));
   launch.block = Tile::kThreads;
   launch.stream = stream;
-  launch.shared_bytes =
-      warpgroup_bytes(call.config, Tile::kBlockScales, problem.num_stages, problem.warp_staging) +
-      problem.narrow_stages * Tile::kNarrowBytes;
+  launch.shared_bytes = warpgroup_bytes(call.config, Tile::kWarpScaleBytes, problem.num_stages,
+                                        problem.warp_staging) +
+                        problem.narrow_stages * Tile::kNarrowBytes;
   launch.cluster = cluster;
   launch.early = true;
   return launch_kernel(gemm_warpgroup_kernel<Tile, Tiles>, launch, Tile::kSwapped ? w_map : a_map,

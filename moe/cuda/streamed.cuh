@@ -96,14 +96,9 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
   const bool few = units.are_few();
   if (few) units.find_tiles();
   if (threadIdx.x == kStreamedWarps * 32) {
-    for (int i = 0; i < s.num_stages; ++i) {
-      mbarrier_init(full + i * kMbarrierBytes, 1 + 32);  // the box of w, the lanes that copy a
-      mbarrier_init(empty + i * kMbarrierBytes, kStreamedWarps);
-    }
-    for (int i = 0; i < kStreamedAhead; ++i) {
-      mbarrier_init(known + i * kMbarrierBytes, 1 + 32);  // what is stored, the lanes that copy
-      mbarrier_init(done + i * kMbarrierBytes, kStreamedWarps);
-    }
+    // The box of w, or what is stored of a unit, and the lanes that copy.
+    init_pipeline(full, empty, s.num_stages, 1 + 32, kStreamedWarps);
+    init_pipeline(known, done, kStreamedAhead, 1 + 32, kStreamedWarps);
     fence_mbarrier_init();
     fence_async_proxy();
   }

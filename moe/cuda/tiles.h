@@ -100,16 +100,16 @@ inline int warp_staging_bytes(const MoeConfig& c, int64_t k_bytes, bool wide_flo
   return moe_staging_buffers(c.block_m / 128) * kMoeStagedBytes;
 }
 
-inline int64_t warpgroup_bytes(const MoeConfig& c, bool block_scales, int num_stages,
+inline int64_t warpgroup_bytes(const MoeConfig& c, int scale_bytes, int num_stages,
                                int warp_staging) {
-  return warpgroup_shared_bytes(c.block_m, c.block_n, num_stages, block_scales, warp_staging);
+  return warpgroup_shared_bytes(c.block_m, c.block_n, num_stages, scale_bytes + warp_staging);
 }
 // Stages that fit a block which may have `shared_bytes`.
-inline int warpgroup_stages(const MoeConfig& c, bool block_scales, int64_t shared_bytes,
+inline int warpgroup_stages(const MoeConfig& c, int scale_bytes, int64_t shared_bytes,
                             int warp_staging) {
   const int64_t stage = int64_t{c.block_m + c.block_n} * kChunkBytes;
   const int64_t left =
-      shared_bytes - kStaticBytes - warpgroup_bytes(c, block_scales, 0, warp_staging);
+      shared_bytes - kStaticBytes - warpgroup_bytes(c, scale_bytes, 0, warp_staging);
   return static_cast<int>(std::min<int64_t>(left / stage, kMaxStages));
 }
 

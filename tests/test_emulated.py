@@ -1,4 +1,5 @@
-"""The warps that widen weights for wgmma (gemm/cuda/widen.cuh), on the host.
+"""Parts of the kernels for wgmma on the host: the warps that widen weights (gemm/cuda/widen.cuh),
+and the scales of blocks (gemm/cuda/block_scales.cuh).
 
 A thread stands for each of the block's, and barriers have mbarrier's phases (tests/emulated): every
 code of FP8 and MXFP4, scales at odd places, stages that come round in any order. On a GPU
@@ -17,15 +18,17 @@ NVCC = shutil.which("nvcc")
 
 
 @pytest.mark.skipif(not (NVCC and shutil.which("g++")), reason="needs nvcc's headers and g++")
-def test_every_element_is_widened_whoever_is_first(tmp_path):
+@pytest.mark.parametrize("part, tiles", [("widen", 21), ("block_scales", 36)])
+def test_every_value_is_right_whoever_is_first(tmp_path, part, tiles):
     for folder in ("common", "gemm", "moe"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copytree(ROOT / "tests" / "emulated", tmp_path, dirs_exist_ok=True)
     told = subprocess.run([NVCC, "--dryrun", "-c", "-x", "cu", "/dev/null", "-o", "/dev/null"],
                           capture_output=True, text=True, check=True).stderr  # fmt: skip
     toolkit = Path(re.search(r"^#\$ TOP=(.+)$", told, re.MULTILINE)[1])
-    command = ["g++", "-std=c++20", "-O1", "-pthread", f"-I{tmp_path}", f"-I{toolkit}/include"]
-    subprocess.run([*command, tmp_path / "widen.cpp", "-o", tmp_path / "widen"], check=True)
+    command = ["g++", "-std=c++20", "-O1", "-pthread", "-fsanitize=address"]
+    command += [f"-I{tmp_path}", f"-I{toolkit}/include"]
+    subprocess.run([*command, tmp_path / f"{part}.cpp", "-o", tmp_path / part], check=True)
     for _ in range(3):
-        done = subprocess.run([tmp_path / "widen"], capture_output=True, text=True, timeout=120)
-        assert done.stdout == "tiles 21, wrong 0\n", done.stdout + done.stderr
+        done = subprocess.run([tmp_path / part], capture_output=True, text=True, timeout=120)
+        assert done.stdout == f"tiles {tiles}, wrong 0\n", done.stdout + done.stderr
