@@ -7,7 +7,7 @@
 For each product of a grid of M, N and K: the best config of data-parallel, of split-K and of
 stream-K (all streamed, or the hybrid), and the choice, by the time model that chooses configs
 (gemm_schedules.cpp asks the project's own headers). --measure times these four on this GPU, each as
-a CUDA graph of LAUNCHES calls whose weights rotate, the median of REPLAYS. --simulate runs a sample
+a CUDA graph of calls whose weights rotate; replays of the four take turns. --simulate runs a sample
 on the simulated GPU, each result held against float64, and times it by the cycle model. What is
 modelled is called so everywhere. Sums are float32 in all schedules, and none uses float atomics.
 
@@ -49,8 +49,10 @@ DEPTHS = [256, 512, 768, 1024, 1536, 2048, 2304, 3072, 4096, 5120, 6144, 7168, 8
           16384]  # fmt: skip
 KINDS = ["row", "bf16"]  # FP8 with scales of rows; bfloat16
 SIMULATED_PRODUCTS = 6e8  # multiply-adds at most, so that one takes seconds
-LAUNCHES, REPLAYS = 4, 3
 POOL_ELEMENTS = 1 << 30  # of a, and of the weights that rotate
+ROTATED_BYTES = 150 << 20  # more than L2 holds
+LEAST_LAUNCHES, MOST_LAUNCHES = 4, 48
+BUDGET_US = 3000  # of launches for a product
 SLOWER = 1.03  # the choice is not to be further behind the best of the three
 EVEN = 0.005  # times closer than this are the same
 
@@ -111,10 +113,13 @@ def modelled(target: str, products: list[Product]) -> list[dict]:
 # ---- What is run
 
 
-def timed(product: Product, best: dict, time_us: Callable[[Product, str], float]) -> dict:
+def timed(
+    product: Product, best: dict, times_us: Callable[[Product, list[str]], list[float]]
+) -> dict:
     """The product's row of the results; a config that two schedules share is timed once."""
-    times = functools.cache(lambda config: round(time_us(product, config), 2))
-    return {**asdict(product), **{name: times(config) for name, (_, config) in best.items()}}
+    configs = list(dict.fromkeys(config for _, config in best.values()))
+    us = dict(zip(configs, times_us(product, configs), strict=True))
+    return {**asdict(product), **{name: round(us[config], 2) for name, (_, config) in best.items()}}
 
 
 def weight_places(first: int, count: int, pool: int, copies: int) -> list[int]:
@@ -133,13 +138,13 @@ def measured(
     minutes: float,
     tell: Callable[[Product, str, float], object] = lambda *_: None,
 ) -> dict:
-    """Rows of the results on this GPU, in a random order: some 19,000 configs, a few milliseconds
+    """Rows of the results on this GPU, in a random order: some 8,000 products, ten milliseconds
     each, and what is left after those minutes is left out. Each config's time is told."""
     import gpu
     import torch
 
     package = gpu.load_package()
-    ops, graph_us = sys.modules[f"{package.__name__}._ops"].ops, package.tuning.timing.graph_us
+    ops = sys.modules[f"{package.__name__}._ops"].ops
     dtypes = {"row": torch.float8_e4m3fn, "bf16": torch.bfloat16}
     pools = {
         kind: torch.randn(POOL_ELEMENTS, device="cuda", dtype=torch.bfloat16).to(dtype)
@@ -148,24 +153,27 @@ def measured(
     scales = torch.rand(2, max(ROWS + COLUMNS), 1, device="cuda") + 0.5
     outputs = torch.empty(max(ROWS) * max(COLUMNS), device="cuda", dtype=torch.bfloat16)
 
-    def time_us(p: Product, config: str) -> float:
+    def times_us(p: Product, configs: list[str]) -> list[float]:
         a, out = pools[p.kind][: p.m * p.k].view(p.m, p.k), outputs[: p.m * p.n].view(p.m, p.n)
-        places = weight_places(p.m * p.k, p.n * p.k, POOL_ELEMENTS, LAUNCHES)
+        rotated = ROTATED_BYTES // (p.n * p.k * a.element_size()) + 1
+        launches = min(max(rotated, LEAST_LAUNCHES), MOST_LAUNCHES)
+        places = weight_places(p.m * p.k, p.n * p.k, POOL_ELEMENTS, launches)
         weights = [pools[p.kind][i : i + p.n * p.k].view(p.n, p.k) for i in places]
         given = (None, None) if p.kind == "bf16" else (scales[0, : p.m], scales[1, : p.n])
-        us = statistics.median(
-            graph_us(
-                lambda w: ops.gemm_with_config(out, a, w, *given, None, config), weights, REPLAYS
-            )
-        )
-        tell(p, config, us)
-        return us
+        calls = [
+            lambda w, config=config: ops.gemm_with_config(out, a, w, *given, None, config)
+            for config in configs
+        ]
+        times = gpu.in_turns_us(package, calls, weights, BUDGET_US)
+        for config, us in zip(configs, times, strict=True):
+            tell(p, config, us)
+        return times
 
     products = random.Random(0).sample(products, len(products))
     rows, end = [], time.monotonic() + 60 * minutes
     for p, best in zip(products, modelled(target, products), strict=True):
         if time.monotonic() < end:
-            rows.append(timed(p, best, time_us))
+            rows.append(timed(p, best, times_us))
     return {"how": "measured", "machine": gpu.machine(), "rows": rows}
 
 
@@ -178,7 +186,7 @@ def simulated(products: list[Product], target: str) -> dict:
     simulated_product.start()
     package = simulated_product.simulated.functional()
 
-    def time_us(p: Product, config: str) -> float:
+    def play_us(p: Product, config: str) -> float:
         (a, w, scale_a, scale_w), out, _ = simulated_gemm.run(p.m, p.n, p.k, p.kind, config)
         us = simulated_product.last_played().seconds * 1e6
         operands = [
@@ -190,7 +198,7 @@ def simulated(products: list[Product], target: str) -> dict:
 
     rows = []
     for p, best in zip(products, modelled(target, products), strict=True):
-        rows.append(timed(p, best, time_us))
+        rows.append(timed(p, best, lambda p, configs: [play_us(p, config) for config in configs]))
         print(f"{len(rows)} of {len(products)}: {rows[-1]}", file=sys.stderr, flush=True)
     return {"how": "simulated", "machine": target, "rows": rows}
 

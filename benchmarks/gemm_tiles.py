@@ -4,12 +4,13 @@
     python benchmarks/gemm_tiles.py fit                         # prints the table and its regret
     python benchmarks/gemm_tiles.py measure --kinds weights,weights_block
     python benchmarks/gemm_tiles.py fit --kinds weights,weights_block
-    python benchmarks/gemm_tiles.py widened                     # the table of docs/kernels/gemm.md
 
 measure times every config that gemm_configs lists for products in random order, until the time is
 up, then the best of each schedule by the model for gemm_schedules.py's 8,192 products, and writes
-results/<device>_gemm_tiles.csv.gz. Weights rotate over 150 MB, more than L2 holds; "apart" are the
-latter's times, whose graphs are short, so that a launch costs more in them.
+results/<device>_gemm_tiles.csv.gz. A config is timed by itself, by its quickest replay, and in
+turns with all others, when the GPU runs without a pause and its clock falls: some tiles lose more
+by that, and the geometric mean of the two counts. Weights rotate over 150 MB, more than L2 holds.
+"apart" are the times of gemm_schedules.py, in turns alone.
 
 fit finds, for each tile and cluster, the times of a chunk of K and of a tile's end, and the
 constants of the model that is told in choose.h. It minimises the regret: how much longer the pick
@@ -48,26 +49,30 @@ BUDGET_US = 700  # of launches for one time
 
 # Of the model in choose.h: microseconds, and megabytes a microsecond.
 START = {"launch": 1.2, "memory": 5.0, "l2": 9.5, "combine": 2.0, "kilobyte": 0.045,
-         "streamed": 2.4, "idle": 0.14, "unaligned_l2": 0.6, "unaligned_fp8": 0.09, "missed": 0.6,
-         "l2_holds": 30.0, "apart": 3.0}  # fmt: skip
+         "streamed": 2.4, "idle": 0.14, "unaligned_l2": 0.6, "unaligned_fp8": 0.09, "missed": 0.8,
+         "l2_holds": 87.0, "apart": 1.0, "l2_power": 0.9, "contributor": 0.15,
+         "heat": 0.02}  # fmt: skip
 FITTED = {
-    **START,
-    "launch": 2.38,
-    "memory": 4.99,
-    "l2": 10.7,
-    "combine": 1.24,
-    "kilobyte": 0.0475,
-    "streamed": 2.48,
-    "idle": 0.143,
-    "unaligned_l2": 0.412,
-    "unaligned_fp8": 0.048,
-    "missed": 0.552,
-    "l2_holds": 102.0,
-    "apart": 2.42,
+    "launch": 1.6,
+    "memory": 3.95,
+    "l2": 8.54,
+    "combine": 1.08,
+    "kilobyte": 0.0402,
+    "streamed": 3.02,
+    "idle": 0.219,
+    "unaligned_l2": 0.536,
+    "unaligned_fp8": 0.0796,
+    "missed": 0.975,
+    "l2_holds": 110,
+    "apart": 1.13,
+    "l2_power": 0.85,
+    "contributor": 0.159,
+    "heat": 0.0199,
 }  # choose.h has
-NORM = 6  # how products, L2 and memory are joined: what nearly weighs as much adds to it
-CHUNKS = np.exp(np.linspace(np.log(0.1), np.log(2.5), 70))
-ENDS = np.array([0, 0.3, 0.6, 1, 1.5, 2, 2.6, 3.3, 4.2, 5.5, 7])
+NORM = 4  # how products, L2 and memory are joined: what nearly weighs as much adds to it
+OF_STREAMED = ("missed", "l2_holds")  # few products tell them: by the regret alone
+CHUNKS = np.exp(np.linspace(np.log(0.12), np.log(1.3), 48))
+ENDS = np.array([0, 0.5, 1, 1.5, 2, 2.7, 3.5, 4.5, 6])
 SMS = 132
 
 
@@ -130,43 +135,45 @@ def measure_all_configs(seconds: float, kinds: list[str], tell: Callable) -> Non
             a, scale_a = a.bfloat16(), None
         weights = weights[: max(1, ceil_div(ROTATED_BYTES, weights[0].nbytes))]
         out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-        for config in ops.gemm_configs(out, a, weights[0], scale_a, scale_w, False).splitlines():
-            if fields(config) is None:
-                continue
-            if time.monotonic() > until:
-                return
+        listed = ops.gemm_configs(out, a, weights[0], scale_a, scale_w, False).splitlines()
+        configs = [config for config in listed if fields(config)]
 
-            def call(w, config=config, operands=(out, a, scale_a, scale_w)):
-                out, a, scale_a, scale_w = operands
-                ops.gemm_with_config(out, a, w, scale_a, scale_w, None, config)
+        def call(config, out=out, a=a, scales=(scale_a, scale_w)):
+            return lambda w: ops.gemm_with_config(out, a, w, *scales, None, config)
 
-            first = statistics.median(package.tuning.timing.graph_us(call, weights, 1))
-            replays = max(2, int(BUDGET_US / (first * len(weights))))
-            us = min(package.tuning.timing.graph_us(call, weights, replays))
+        calls = [call(config) for config in configs]
+        cool = [min(package.tuning.timing.graph_us(call, weights, 3)) for call in calls]
+        hot = gpu.in_turns_us(package, calls, weights, BUDGET_US * len(calls))
+        for config, *both in zip(configs, cool, hot, strict=True):
+            us = statistics.geometric_mean(both)
             tell(gemm_schedules.Product(m, n, k, kind), config, us)
         print(kind, m, n, k, flush=True)
+        if time.monotonic() > until:
+            return
 
 
 # ---- the model of choose.h -----------------------------------------------------------------------
 
 
 def geometry(row: dict) -> tuple:
-    """Chunks of the busiest worker, tiles that it ends, megabytes of memory and of L2, those that
-    streamed tiles ask of memory again, kilobytes of a tile's sums, how tiles are shared (0, 1
-    split, 2 streamed), the share of busy SMs, whether K ends in a line of 128 bytes, whether
+    """Chunks of the busiest worker, tiles that it ends, megabytes of memory, those of a and of w
+    that tiles ask L2 for, and how many tiles ask for the same; megabytes that streamed tiles ask
+    of memory again, kilobytes of a tile's sums, its contributors, how tiles are shared (0, 1 split,
+    2 streamed), the share of busy SMs, whether K ends in a line of 128 bytes, whether
     gemm_schedules.py timed it."""
     m, n, k = (int(row[name]) for name in ("m", "n", "k"))
     block_m, block_n, cluster_m, cluster_n, split = (
         int(row[name]) for name in ("block_m", "block_n", "cluster_m", "cluster_n", "split_k")
     )
     k_bytes = k * (1 if row["kind"] in ("row", "block") else 2)
-    of_w = 0.5 if row["kind"] in WIDENED else 1  # bytes of an element, for one of a's
+    w_bytes = 0.5 if row["kind"] in WIDENED else 1  # of an element, for one of a's
     chunks = ceil_div(k_bytes, 128)
     workers = SMS // (cluster_m * cluster_n)
     tiles = ceil_div(m, block_m * cluster_m) * ceil_div(n, block_n * cluster_n)
-    megabytes = ((m + n * of_w) * k_bytes + m * n * 2) / 1e6
-    shared_rows = min(block_m, m) / cluster_n + min(block_n, n) / cluster_m * of_w
-    l2_megabytes = tiles * cluster_m * cluster_n * shared_rows * k_bytes / 1e6
+    megabytes = ((m + n * w_bytes) * k_bytes + m * n * 2) / 1e6
+    of_a = tiles * cluster_m * min(block_m, m) * k_bytes / 1e6
+    of_w = tiles * cluster_n * min(block_n, n) * w_bytes * k_bytes / 1e6
+    asked = (of_a, ceil_div(n, block_n * cluster_n), of_w, ceil_div(m, block_m * cluster_m))
     unaligned = float(k_bytes % 128 != 0)
     kilobytes = block_m * block_n * 4 / 1000
     apart = float(row["apart"])
@@ -176,16 +183,14 @@ def geometry(row: dict) -> tuple:
         busiest = np.ceil(whole / workers * chunks + (tiles - whole) * chunks / taking_part)
         busy = 1.0 if whole else min(1.0, taking_part / workers)
         ends = np.ceil(whole / workers) + 1
-        again = l2_megabytes * (tiles - whole) / tiles
-        return (busiest, ends, megabytes, l2_megabytes, again, kilobytes, 2, busy, unaligned,
-                apart)  # fmt: skip
+        again = (of_a + of_w) * (tiles - whole) / tiles
+        return (busiest, ends, megabytes, *asked, again, kilobytes, 0, 2, busy, unaligned, apart)
     units = tiles * split
     ends = ceil_div(units, workers)
     shared = 1 if split > 1 else 0
     busy = min(1.0, units / workers)
     busiest = ends * ceil_div(chunks, split)
-    return (busiest, ends, megabytes, l2_megabytes, 0.0, kilobytes, shared, busy, unaligned,
-            apart)  # fmt: skip
+    return (busiest, ends, megabytes, *asked, 0.0, kilobytes, split, shared, busy, unaligned, apart)
 
 
 class Fit:
@@ -223,15 +228,18 @@ class Fit:
     def times(self, group: np.ndarray, p: dict, chunk, end):
         """`chunk` and `end` are numbers, or grids along further axes."""
         shape = (-1, *(1,) * np.ndim(chunk))
-        (busiest, ends, megabytes, l2_megabytes, again, kilobytes, shared, busy, unaligned,
-         apart) = (column.reshape(shape) for column in self.facts[group].T)  # fmt: skip
+        (busiest, ends, megabytes, of_a, ask_a, of_w, ask_w, again, kilobytes, split, shared, busy,
+         unaligned, apart) = (column.reshape(shape) for column in self.facts[group].T)  # fmt: skip
         slower = p["unaligned_fp8"] * np.isin(self.kinds[group], ("row", "block"))
-        chunk = chunk * (1 + unaligned * slower.reshape(shape))
-        combine = p["combine"] + kilobytes * p["kilobyte"]
+        chunk = chunk * (1 + unaligned * slower.reshape(shape)) * (busiest / 64) ** p["heat"]
+        combine = p["combine"] + kilobytes * p["kilobyte"] + split * p["contributor"]
         streamed = (p["combine"] + 1.5 * kilobytes * p["kilobyte"]) * p["streamed"]
         extra = np.where(shared == 1, combine, np.where(shared == 2, streamed, 0.0))
         # Workers are at different places of K, so that L2 has an operand for one of them alone.
         beyond = np.clip(megabytes / p["l2_holds"] - 1, 0, 1)
+        # What several SMs ask for at about the same time is partly served by one read.
+        once = p["l2_power"] - 1
+        l2_megabytes = of_a * ask_a**once + of_w * ask_w**once
         terms = (
             busiest * chunk * (1 - p["idle"] * (1 - busy)),
             (megabytes + again * beyond * p["missed"]) / p["memory"],
@@ -273,20 +281,43 @@ class Fit:
             cost += over.mean() + 0.2 * np.sqrt((over**2).mean())
         return cost
 
+    def constants(self, seconds: float, p: dict) -> dict:
+        """From `p`, one constant nudged after another, each tile's times solved for every trial."""
+        chance = random.Random(3)
+
+        def cost(tried: dict) -> float:
+            predicted = self.predict(tried, self.solve(tried))
+            error = np.minimum(np.abs(np.log(predicted / self.us)), 0.6)
+            return np.average(error, weights=self.weight) + 0.5 * self.cost(predicted)
+
+        best, step = cost(p), dict.fromkeys(p, 0.25)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            name = chance.choice([name for name in p if name not in OF_STREAMED])
+            factor = float(np.exp(chance.choice((-1, 1)) * step[name] * chance.uniform(0.3, 1)))
+            tried = {**p, name: p[name] * factor}
+            if (now := cost(tried)) < best:
+                best, p = now, tried
+                step[name] = min(0.5, step[name] * 1.3)
+            else:
+                step[name] = max(0.03, step[name] * 0.85)
+        return p
+
     def run(self, seconds: float, start: dict = START, fixed: bool = False) -> tuple[dict, dict]:
-        """From `start` and each tile's best times by it, both are nudged, or the times alone."""
+        """From `start`: the constants; then they and the tiles' times are nudged by the regret, or
+        with `fixed` the tiles' times alone."""
         chance = random.Random(7)
-        p = dict(start)
+        p = dict(start) if fixed else self.constants(seconds / 2, dict(start))
         tiles = self.solve(p)
         predicted = self.predict(p, tiles)
         best = self.cost(predicted)
-        until = time.monotonic() + seconds
+        until = time.monotonic() + (seconds if fixed else seconds / 2)
         while time.monotonic() < until:
             tried, moved = p, tiles
             if not fixed and chance.random() < 0.15:
                 tried = dict(p)
                 for name in chance.sample(list(p), chance.choice((1, 1, 2))):
-                    tried[name] *= float(np.exp(chance.gauss(0, 0.15)))
+                    tried[name] *= float(np.exp(chance.gauss(0, 0.1)))
                 tried["idle"] = min(tried["idle"], 0.8)
                 tried["missed"] = min(tried["missed"], 1.0)
                 again = self.predict(tried, tiles)
@@ -336,30 +367,9 @@ def report(fit: Fit, p: dict, tiles: dict) -> str:
     return "\n".join(lines)
 
 
-def widened_table(rows: list[dict]) -> str:
-    """By rows of a, the time of FP8 weights over that of bfloat16 ones, the best config of each:
-    least, median and most of the weights that were measured."""
-    best: dict[tuple, float] = {}
-    for row in rows:
-        key = (row["kind"], int(row["m"]), int(row["n"]), int(row["k"]))
-        if row["apart"] == "0":
-            best[key] = min(best.get(key, np.inf), float(row["us"]))
-    bands = {"33, 64": (33, 64), "96 to 256": (96, 128, 192, 256), "400 to 1024": (400, 512, 1024),
-             "2048, 4096": (2048, 4096)}  # fmt: skip
-    lines = ["| M | scales of rows | blocks |", "| --- | ---: | ---: |"]
-    for title, band in bands.items():
-        shown = []
-        for asked in WIDENED:
-            found = [key for key in best if key[0] == asked and key[1] in band]
-            over = [best[key] / best["bf16", *key[1:]] for key in found]
-            shown.append(f"{min(over):.2f}, {statistics.median(over):.2f}, {max(over):.2f}")
-        lines.append(f"| {title} | {' | '.join(shown)} |")
-    return "\n".join(lines)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=("measure", "fit", "widened"))
+    parser.add_argument("step", choices=("measure", "fit"))
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--device", default="h200", help="whose results are fitted")
     parser.add_argument("--kinds", help=f"of {', '.join(KINDS + WIDENED)}, with commas between")
@@ -367,9 +377,6 @@ def main() -> int:
     kinds = arguments.kinds.split(",") if arguments.kinds else []
     if arguments.step == "measure":
         measure(arguments.seconds, kinds)
-        return 0
-    if arguments.step == "widened":
-        print(widened_table(saved_rows(arguments.device)))
         return 0
     rows = [row for row in saved_rows(arguments.device) if row["kind"] in (kinds or KINDS)]
     fit = Fit(rows)

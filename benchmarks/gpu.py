@@ -82,6 +82,26 @@ def measure(
     return Measured(statistics.median(times), deciles[0], deciles[-1])
 
 
+def in_turns_us(package, calls: list[Callable], inputs: list, budget_us: float) -> list[float]:
+    """Median microseconds of each call; replays take turns, so that the clock of the GPU is the
+    same for all, and follow each other without a pause."""
+    timing = package.tuning.timing
+    graphs = [timing.captured(call, inputs) for call in calls]
+    rounds: list[list] = []
+    warm, most = 2, 15
+    while len(rounds) < warm + most:
+        rounds.append([timing.replayed(graph) for graph in graphs])
+        if len(rounds) == warm:
+            torch.cuda.synchronize()
+            took = sum(start.elapsed_time(end) for start, end in rounds[-1]) * 1e3
+            most = int(min(most, max(3, budget_us / took)))
+    torch.cuda.synchronize()
+    return [
+        statistics.median(start.elapsed_time(end) for start, end in turns) * 1e3 / len(inputs)
+        for turns in zip(*rounds[warm:], strict=True)
+    ]
+
+
 def buffers(bytes_each: int) -> int:
     return max(2, min(MAX_BUFFERS, ROTATED_BYTES // bytes_each + 1))
 

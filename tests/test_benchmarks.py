@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -47,11 +48,6 @@ def test_page_of_a_script_is_what_the_results_say(name, script):
 def test_tables_in_pages_are_what_the_results_say(name, table, page):
     saved = json.loads((gpu_report.RESULTS / f"{name}.json").read_text())
     assert table(saved).strip() in (gpu_report.DOCS / page).read_text()
-
-
-def test_the_page_has_what_narrow_weights_took():
-    table = gemm_tiles.widened_table(gemm_tiles.saved_rows("h200"))
-    assert table in (gpu_report.DOCS / "kernels/gemm.md").read_text()
 
 
 def test_overlapping_launches_are_counted_once():
@@ -205,7 +201,7 @@ def test_a_config_of_two_schedules_is_timed_once():
     asked = []
     best = {name: (1.0, "same") for name in gemm_schedules.SCHEDULES}
     best["choice"] = (1.0, "other")
-    row = gemm_schedules.timed(PRODUCTS[0], best, lambda p, config: asked.append(config) or 7.001)
+    row = gemm_schedules.timed(PRODUCTS[0], best, lambda p, c: asked.extend(c) or [7.001] * len(c))
     assert asked == ["same", "other"]
     assert row == {"m": 72, "n": 512, "k": 768, "kind": "row", "data_parallel": 7.0,
                    "split_k": 7.0, "stream_k": 7.0, "choice": 7.0}  # fmt: skip
@@ -265,7 +261,42 @@ def test_the_cut_of_a_product_is_the_kernels():
     assert gemm_tiles.geometry(row)[:2] == (56, 2)
     # Streamed: less than one round, so all 34 x 56 chunks over 66 workers.
     row |= {"schedule": "hybrid", "split_k": 1}
-    assert gemm_tiles.geometry(row)[:2] == (29, 1) and gemm_tiles.geometry(row)[6:8] == (2, 1.0)
+    assert gemm_tiles.geometry(row)[:2] == (29, 1) and gemm_tiles.geometry(row)[10:12] == (2, 1.0)
+
+
+def test_the_model_that_is_fitted_is_the_kernels():
+    """What choose.h says of random products, from its table and the constants saved here."""
+    chance = random.Random(6)
+    products = [
+        gemm_schedules.Product(chance.randrange(40, 5000), 8 * chance.randrange(60, 1000),
+                               16 * chance.randrange(40, 1000), kind)
+        for kind in ("row", "block", "bf16") for _ in range(12)
+    ]  # fmt: skip
+    rows, said = [], []
+    for product, best in zip(products, gemm_schedules.modelled("sm_90", products), strict=True):
+        for us, config in best.values():
+            rows.append({**vars(product), **gemm_tiles.fields(config), "us": us, "apart": 0})
+            said.append(us)
+    fit = gemm_tiles.Fit(rows)
+    tiles = {name: tile_times()[name] for name in fit.tiles}
+    assert fit.predict(gemm_tiles.FITTED, tiles) == pytest.approx(said, rel=2e-3)
+
+
+def tile_times() -> dict[tuple, tuple[float, float]]:
+    """Of choose.h, by kind, tile and cluster."""
+    source = (ROOT / "gemm" / "cuda" / "choose.h").read_text()
+    names = {"row": "kFp8Tiles", "block": "kFp8BlockTiles", "bf16": "k16BitTiles"}
+    clusters = ("1", "1"), ("2", "1"), ("1", "2")
+    found = {}
+    for kind, name in names.items():
+        table = re.search(name + r"\[\] = \{(.*?)\n\};", source, re.DOTALL)[1]
+        lines = re.findall(r"\{(\d+), (\d+), (\w+), \{(.*?)\}, \{(.*?)\}\}", table)
+        for block_m, block_n, is_w, chunks, ends in lines:
+            times = zip(clusters, chunks.split(","), ends.split(","), strict=True)
+            for cluster, chunk, end in times:
+                tile = kind, block_m, block_n, "w" if is_w == "true" else "a", *cluster
+                found[tile] = float(chunk), float(end)
+    return found
 
 
 # ---- moe_configs.py

@@ -2,7 +2,8 @@
 //
 //   time = launch + chunks that the busiest worker takes x time of a chunk
 //                   or bytes / memory, or bytes that tiles ask L2 for / L2, whichever is longest
-//          + tiles that it ends x time of an end + combining, where tiles are shared
+//          + tiles that it ends x time of an end + combining by contributors, where tiles are
+//          shared
 //
 // The times of a chunk and of an end are each tile's own. All were fitted on an H200 by
 // benchmarks/gemm_tiles.py, to products of which every config was timed and to others of which the
@@ -26,64 +27,64 @@ struct TileTime {
   float end[3];    // us for scales, rounding and stores, and the pipeline's start
 };
 constexpr TileTime kFp8Tiles[] = {
-    {256, 128, false, {0.686, 0.701, 0.734}, {1.0, 2.1, 1.1}},
-    {256, 96, false, {0.444, 0.511, 0.537}, {0.8, 1.5, 0.9}},
-    {256, 64, false, {0.267, 0.331, 0.373}, {0.8, 0.7, 1.0}},
-    {128, 160, false, {0.398, 0.436, 0.446}, {1.3, 1.6, 1.4}},
-    {128, 128, false, {0.309, 0.347, 0.366}, {0.6, 0.9, 0.6}},
-    {128, 192, false, {0.455, 0.554, 0.515}, {1.1, 0.6, 1.6}},
-    {128, 96, false, {0.285, 0.301, 0.284}, {0.4, 0.3, 1.0}},
-    {128, 64, false, {0.254, 0.207, 0.223}, {0.2, 0.3, 1.5}},
-    {128, 128, true, {0.333, 0.314, 0.405}, {2.2, 4.6, 2.1}},
-    {96, 128, true, {0.274, 0.294, 0.310}, {1.9, 2.1, 2.2}},
-    {64, 128, true, {0.216, 0.216, 0.261}, {1.0, 1.7, 1.9}},
-    {64, 256, true, {0.363, 0.406, 0.429}, {2.3, 2.0, 2.5}},
-    {32, 128, true, {0.183, 0.189, 0.180}, {0.9, 1.5, 2.1}},
+    {256, 128, false, {0.737, 0.744, 0.749}, {1.4, 1.9, 1.8}},
+    {256, 96, false, {0.563, 0.535, 0.540}, {0.9, 1.7, 1.3}},
+    {256, 64, false, {0.363, 0.402, 0.379}, {1.0, 1.3, 1.3}},
+    {128, 160, false, {0.420, 0.459, 0.455}, {1.6, 1.6, 1.6}},
+    {128, 128, false, {0.332, 0.364, 0.348}, {0.8, 1.0, 1.3}},
+    {128, 192, false, {0.509, 0.531, 0.524}, {1.4, 1.3, 1.8}},
+    {128, 96, false, {0.274, 0.325, 0.286}, {0.6, 1.0, 1.3}},
+    {128, 64, false, {0.273, 0.244, 0.246}, {0.0, 0.9, 1.0}},
+    {128, 128, true, {0.395, 0.379, 0.414}, {1.5, 3.4, 1.8}},
+    {96, 128, true, {0.328, 0.293, 0.330}, {1.3, 2.9, 1.8}},
+    {64, 128, true, {0.294, 0.286, 0.289}, {1.1, 1.5, 1.4}},
+    {64, 256, true, {0.460, 0.421, 0.482}, {1.7, 2.0, 2.0}},
+    {32, 128, true, {0.257, 0.211, 0.209}, {0.4, 0.8, 1.8}},
 };
 constexpr TileTime kFp8BlockTiles[] = {
-    {256, 96, false, {0.690, 0.704, 0.697}, {1.3, 1.4, 1.8}},
-    {256, 64, false, {0.428, 0.484, 0.469}, {0.3, 0.5, 0.8}},
-    {256, 128, false, {0.770, 0.802, 0.779}, {1.3, 0.9, 2.0}},
-    {128, 64, false, {0.266, 0.252, 0.231}, {0.0, 0.7, 1.4}},
-    {128, 128, false, {0.359, 0.386, 0.399}, {0.7, 1.6, 1.3}},
-    {128, 96, false, {0.296, 0.333, 0.331}, {0.5, 1.1, 1.3}},
-    {128, 160, false, {0.594, 0.625, 0.606}, {1.6, 1.3, 1.7}},
-    {128, 192, false, {0.644, 0.666, 0.652}, {0.8, 0.7, 1.6}},
-    {128, 128, true, {0.548, 0.540, 0.566}, {2.2, 4.3, 2.4}},
-    {96, 128, true, {0.440, 0.441, 0.453}, {2.1, 3.0, 2.4}},
-    {64, 128, true, {0.340, 0.346, 0.350}, {2.0, 2.1, 2.4}},
-    {64, 256, true, {0.592, 0.603, 0.614}, {3.1, 2.5, 3.3}},
-    {32, 128, true, {0.229, 0.211, 0.225}, {1.4, 1.9, 2.2}},
+    {256, 96, false, {0.706, 0.725, 0.696}, {1.2, 1.2, 2.3}},
+    {256, 64, false, {0.481, 0.510, 0.468}, {0.6, 0.5, 1.1}},
+    {256, 128, false, {0.862, 0.836, 0.842}, {0.8, 1.5, 1.5}},
+    {128, 64, false, {0.259, 0.258, 0.261}, {1.0, 1.2, 1.3}},
+    {128, 128, false, {0.336, 0.393, 0.382}, {2.0, 1.5, 1.5}},
+    {128, 96, false, {0.331, 0.346, 0.333}, {0.8, 1.6, 1.5}},
+    {128, 160, false, {0.616, 0.671, 0.632}, {1.9, 1.3, 1.8}},
+    {128, 192, false, {0.655, 0.692, 0.673}, {1.7, 1.5, 1.7}},
+    {128, 128, true, {0.595, 0.592, 0.592}, {2.3, 3.2, 2.6}},
+    {96, 128, true, {0.474, 0.451, 0.478}, {2.0, 3.0, 2.4}},
+    {64, 128, true, {0.381, 0.349, 0.362}, {1.1, 2.5, 2.3}},
+    {64, 256, true, {0.637, 0.622, 0.654}, {2.6, 2.8, 2.8}},
+    {32, 128, true, {0.247, 0.219, 0.246}, {1.4, 1.8, 2.0}},
 };
 constexpr TileTime k16BitTiles[] = {
-    {256, 64, false, {0.331, 0.296, 0.368}, {0.0, 1.0, 0.8}},
-    {256, 128, false, {0.611, 0.657, 0.698}, {1.2, 1.5, 0.6}},
-    {128, 64, false, {0.209, 0.208, 0.243}, {0.0, 0.1, 0.7}},
-    {128, 160, false, {0.330, 0.407, 0.409}, {0.7, 1.2, 1.9}},
-    {128, 128, false, {0.267, 0.328, 0.332}, {0.6, 0.7, 1.6}},
-    {128, 96, false, {0.274, 0.265, 0.253}, {0.1, 0.0, 1.5}},
-    {128, 192, false, {0.457, 0.506, 0.480}, {2.0, 1.0, 2.6}},
-    {128, 256, false, {0.589, 0.670, 0.648}, {3.5, 2.1, 3.2}},
-    {256, 128, true, {0.679, 0.663, 0.732}, {3.2, 7.8, 2.7}},
-    {128, 128, true, {0.323, 0.312, 0.360}, {2.4, 4.1, 2.6}},
-    {96, 128, true, {0.251, 0.293, 0.291}, {2.4, 2.8, 2.7}},
-    {64, 128, true, {0.209, 0.220, 0.228}, {1.0, 1.9, 2.8}},
-    {32, 128, true, {0.178, 0.212, 0.204}, {2.1, 0.9, 2.5}},
+    {256, 64, false, {0.330, 0.392, 0.364}, {0.6, 1.1, 1.1}},
+    {256, 128, false, {0.681, 0.737, 0.665}, {1.6, 0.2, 2.0}},
+    {128, 64, false, {0.222, 0.223, 0.240}, {0.0, 0.7, 0.3}},
+    {128, 160, false, {0.406, 0.438, 0.429}, {1.1, 1.0, 1.3}},
+    {128, 128, false, {0.342, 0.368, 0.341}, {1.0, 0.3, 0.7}},
+    {128, 96, false, {0.269, 0.265, 0.277}, {0.1, 1.1, 0.7}},
+    {128, 192, false, {0.516, 0.516, 0.504}, {0.9, 1.9, 1.5}},
+    {128, 256, false, {0.661, 0.714, 0.723}, {1.9, 1.4, 1.1}},
+    {256, 128, true, {0.764, 0.720, 0.769}, {2.3, 7.7, 2.7}},
+    {128, 128, true, {0.376, 0.340, 0.384}, {1.4, 2.4, 1.6}},
+    {96, 128, true, {0.291, 0.291, 0.317}, {1.2, 2.0, 1.5}},
+    {64, 128, true, {0.276, 0.209, 0.268}, {0.3, 1.7, 1.5}},
+    {32, 128, true, {0.204, 0.199, 0.211}, {1.6, 1.0, 2.0}},
 };
 
 // FP8 weights of a 16-bit a: chunks of 64 elements. Never in clusters along m, which would share w.
 constexpr TileTime kWidenedTiles[] = {
-    {256, 128, false, {0.738, 0, 0.747}, {0.8, 0, 1.8}},
-    {128, 128, false, {0.404, 0, 0.410}, {3.9, 0, 4.5}},
-    {128, 128, true, {0.451, 0, 0.453}, {3.0, 0, 3.9}},
-    {64, 128, true, {0.396, 0, 0.390}, {0.5, 0, 1.4}},
-    {32, 128, true, {0.334, 0, 0.336}, {1.2, 0, 1.6}},
+    {256, 128, false, {0.696, 0, 0.715}, {3.3, 0, 3.9}},
+    {128, 128, false, {0.377, 0, 0.390}, {5.2, 0, 5.5}},
+    {128, 128, true, {0.432, 0, 0.439}, {4.0, 0, 4.7}},
+    {64, 128, true, {0.365, 0, 0.364}, {2.6, 0, 3.3}},
+    {32, 128, true, {0.311, 0, 0.319}, {2.4, 0, 2.7}},
 };
 constexpr TileTime kWidenedBlockTiles[] = {
-    {128, 128, false, {0.546, 0, 0.575}, {2.0, 0, 2.0}},
-    {128, 128, true, {0.702, 0, 0.721}, {3.1, 0, 3.7}},
-    {64, 128, true, {0.569, 0, 0.587}, {2.0, 0, 2.4}},
-    {32, 128, true, {0.440, 0, 0.466}, {1.2, 0, 1.4}},
+    {128, 128, false, {0.526, 0, 0.550}, {2.4, 0, 3.2}},
+    {128, 128, true, {0.671, 0, 0.693}, {4.3, 0, 4.8}},
+    {64, 128, true, {0.531, 0, 0.576}, {3.0, 0, 3.4}},
+    {32, 128, true, {0.427, 0, 0.452}, {2.2, 0, 2.4}},
 };
 
 // The tiles that are compiled for these operands, in `count`.
@@ -113,13 +114,16 @@ inline bool is_compiled(const GemmArgs& args, const TileTime& tile) {
 // Microseconds.
 inline double predict(const GemmArgs& args, const GemmConfig& c, const TileTime& tile,
                       const GemmDevice& device) {
-  constexpr double kLaunch = 2.38;                  // us
-  constexpr double kMemory = 4.99e6, kL2 = 10.7e6;  // bytes an us; some of memory's from L2
-  constexpr double kL2Holds = 102e6, kMissed = 0.552;
-  constexpr double kCombine = 1.24, kCombineKilobyte = 0.0475, kStreamed = 2.48;
-  constexpr double kIdleGain = 0.143;      // of a chunk's time, were all other SMs idle
-  constexpr double kUnalignedL2 = 0.412;   // rows that end in a line of 128 bytes: two for one
-  constexpr double kUnalignedFp8 = 0.048;  // of a chunk's time
+  constexpr double kLaunch = 1.6;                   // us
+  constexpr double kMemory = 3.95e6, kL2 = 8.54e6;  // bytes an us
+  constexpr float kL2Power = 0.85;                  // tiles that ask at once count so
+  constexpr double kL2Holds = 110e6, kMissed = 0.975;
+  constexpr double kCombine = 1.08, kCombineKilobyte = 0.0402, kContributor = 0.159;
+  constexpr double kStreamed = 3.02;
+  constexpr float kHeat = 0.0199;
+  constexpr double kIdleGain = 0.219;       // of a chunk's time, were all other SMs idle
+  constexpr double kUnalignedL2 = 0.536;    // rows that end in a line of 128 bytes: two for one
+  constexpr double kUnalignedFp8 = 0.0796;  // of a chunk's time
   const int64_t k_bytes = args.k * size_of(args.a_dtype);
   const TileSchedule s = cut_product(c, args.m, args.n, k_bytes, device.sm_count);
   const int workers = device.sm_count / (c.cluster_m * c.cluster_n);
@@ -131,7 +135,7 @@ inline double predict(const GemmArgs& args, const GemmConfig& c, const TileTime&
     ends = std::ceil(units / workers);
     chunks = ends * std::ceil(double(s.chunks) / s.split);
     busy = units / workers;
-    if (shared > 0) combine = kCombine + kilobytes * kCombineKilobyte;
+    if (shared > 0) combine = kCombine + kilobytes * kCombineKilobyte + s.split * kContributor;
   } else {
     const double rounds = double(s.whole) / workers;
     ends = std::ceil(rounds) + 1;
@@ -142,24 +146,35 @@ inline double predict(const GemmArgs& args, const GemmConfig& c, const TileTime&
   const int cluster = c.cluster_m == 2 ? 1 : c.cluster_n == 2 ? 2 : 0;
   const bool unaligned = k_bytes % kChunkBytes != 0;
   const double slower = unaligned && is_fp8(args.a_dtype) ? 1 + kUnalignedFp8 : 1;
-  const double chunk = tile.chunk[cluster] * (1 - kIdleGain * (1 - std::min(1.0, busy))) * slower;
+  // The clock falls with time. (float's pow: double's is newer than manylinux_2_28.)
+  const double warm = std::pow(float(chunks / 64), kHeat);
+  const double chunk =
+      tile.chunk[cluster] * (1 - kIdleGain * (1 - std::min(1.0, busy))) * slower * warm;
   const double of_w = double(size_of(args.w_dtype)) / size_of(args.a_dtype);
   const double bytes = (double(args.m) + double(args.n) * of_w) * k_bytes +
                        double(args.m) * args.n * size_of(args.out_dtype);
-  const double tile_rows = double(std::min<int64_t>(c.block_m, args.m)) / c.cluster_n +
-                           double(std::min<int64_t>(c.block_n, args.n)) / c.cluster_m * of_w;
-  const double l2_bytes = double(s.tiles) * c.cluster_m * c.cluster_n * tile_rows * k_bytes;
+  // What tiles ask L2 for, and how many of them ask for the same at about the same time, which is
+  // partly served by one read.
+  const double a_bytes =
+      double(s.tiles) * c.cluster_m * std::min<int64_t>(c.block_m, args.m) * k_bytes;
+  const double w_bytes =
+      double(s.tiles) * c.cluster_n * std::min<int64_t>(c.block_n, args.n) * of_w * k_bytes;
+  const auto at_once = [](int64_t length, int tile) {
+    return double(std::pow(float(ceil_div(length, tile)), kL2Power - 1));
+  };
+  const double l2_bytes = a_bytes * at_once(args.n, c.block_n * c.cluster_n) +
+                          w_bytes * at_once(args.m, c.block_m * c.cluster_m);
   double again = 0;  // bytes that come from memory once more
   if (s.split == 0) {
     // Workers are at different places of K, so that L2 keeps an operand for one of them alone.
     const double beyond = bytes / kL2Holds - 1;
-    again = kMissed * l2_bytes * shared / s.tiles * std::min(1.0, std::max(0.0, beyond));
+    again = kMissed * (a_bytes + w_bytes) * shared / s.tiles * std::min(1.0, std::max(0.0, beyond));
   }
   // What nearly weighs as much adds to the longest.
-  const auto to_sixth = [](double time) { return time * time * time * time * time * time; };
-  const double sum = to_sixth(chunks * chunk) + to_sixth((bytes + again) / kMemory) +
-                     to_sixth(l2_bytes * (unaligned ? 1 + kUnalignedL2 : 1) / kL2);
-  const double fed = std::cbrt(std::sqrt(sum));  // double's pow is newer than manylinux_2_28
+  const auto to_fourth = [](double time) { return time * time * time * time; };
+  const double sum = to_fourth(chunks * chunk) + to_fourth((bytes + again) / kMemory) +
+                     to_fourth(l2_bytes * (unaligned ? 1 + kUnalignedL2 : 1) / kL2);
+  const double fed = std::sqrt(std::sqrt(sum));
   return kLaunch + fed + ends * tile.end[cluster] + combine;
 }
 
@@ -245,11 +260,10 @@ inline bool fits_warpgroup(const GemmArgs& args, const GemmDevice& device) {
          (args.m == 1 || args.a_stride >= args.k) && (args.n == 1 || args.w_stride >= args.k);
 }
 
-// Data-parallel unless sharing sums is thought to be that much quicker. The model errs by some
-// percent, and sharing loses more where it is wrongly taken than it gains where it is just taken:
-// on an H200, over 8,192 products, the pick is so on average nearer to the best of the schedules,
-// and slower than data-parallel in 0.6 % of them, not in 3 % (docs/kernels/gemm_journal.md).
-constexpr double kSharedMargin = 1.04;
+// Data-parallel unless sharing sums is thought to be that much quicker: the model errs by some
+// percent, and with it the pick is seldomer slower than data-parallel
+// (docs/kernels/gemm_journal.md, "A margin for sharing").
+constexpr double kSharedMargin = 1.03;
 
 inline GemmConfig choose(const GemmArgs& args, const GemmDevice& device) {
   GemmConfig best;

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from typing import Any, Callable, List, Sequence
+from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 
@@ -19,11 +19,21 @@ def median_us(
 
 
 def graph_us(call: Callable[[Any], object], inputs: Sequence[Any], replays: int) -> List[float]:
-    """Microseconds of a call on the current GPU: the mean over the inputs, for each replay.
+    """Microseconds of a call on the current GPU: the mean over the inputs, for each replay."""
+    graph = captured(call, inputs)
+    for _ in range(2):
+        graph.replay()
+    times = []
+    for _ in range(replays):
+        start, end = replayed(graph)
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / len(inputs))
+    return times
 
-    A call with each input is captured into one CUDA graph, so that what is timed is the launches'
-    own time and not Python's.
-    """
+
+def captured(call: Callable[[Any], object], inputs: Sequence[Any]) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of a call with each input: what it takes is the launches' own time and not
+    Python's."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -33,17 +43,16 @@ def graph_us(call: Callable[[Any], object], inputs: Sequence[Any], replays: int)
     with torch.cuda.graph(graph):
         for item in inputs:
             call(item)
-    for _ in range(2):
-        graph.replay()
-    times = []
-    for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(inputs))
-    return times
+    return graph
+
+
+def replayed(graph: torch.cuda.CUDAGraph) -> Tuple[torch.cuda.Event, torch.cuda.Event]:
+    """The events before and after a replay, which this does not wait for."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    return start, end
 
 
 def _called_us(call: Callable[[Any], object], inputs: Sequence[Any], replays: int) -> List[float]:
