@@ -35,6 +35,19 @@ def calls(package, device):
         q, scale = package.quantize_fp8(x)
         return (package.skinny_gemm(q, w, scale, scale_w),)
 
+    def many_rows(x):
+        q, scale = package.quantize_fp8(x)
+        return (package.gemm(q, w, scale, scale_w),)
+
+    def schedules(x):  # K is long beside M and N, so most configs share sums
+        q, scale = package.quantize_fp8(x)
+        ops, outputs = package.functional.ops, []
+        out = torch.empty(len(x), len(w), **half)
+        for config in ops.gemm_configs(out, q, w, scale, scale_w, False).splitlines()[::4]:
+            outputs.append(torch.empty_like(out))
+            ops.gemm_with_config(outputs[-1], q, w, scale, scale_w, None, config)
+        return outputs
+
     def experts(x):  # whose routing changes between replays
         weights, ids = package.topk_softmax(x[:, :16], 4)
         scales = {"scale_gate_up": scale_gate_up, "scale_down": scale_down}
@@ -48,6 +61,10 @@ def calls(package, device):
         "swiglu_fp8 static": (lambda x: package.swiglu_fp8(x, scale=static), [2, 300]),
         "quantize_fp8": (lambda x: package.quantize_fp8(x, group_size=128), [2, 300]),
         "FP8 x FP8": (product, ROWS),
+        "gemm": (many_rows, [65, 300]),
+        "gemm, its schedules": (schedules, [100]),
+        "gemm, 16 bits": (lambda x: (package.gemm(x, w16),), [65, 300]),
+        "gemm, weight only": (lambda x: (package.gemm(x, w, None, scale_w),), [65, 300]),
         "16 bits": (lambda x: (package.skinny_gemm(x, w16),), ROWS),
         "weight only": (lambda x: (package.skinny_gemm(x, w, None, scale_w),), ROWS),
     }
