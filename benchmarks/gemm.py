@@ -110,6 +110,37 @@ def summary(saved: dict) -> str:
     return markdown(["M", *columns], lines)
 
 
+def aims(saved: dict) -> str:
+    """How many cells take no longer than the project wants, than 1.03 and than 1.1 times that."""
+    times = {(c["kind"], c["m"], c["n"], c["k"]): c for c in saved["cells"]}
+    at = sorted({key[1:] for key in times})
+    prompts = [shape for shape in at if 96 <= shape[0] <= 256]
+
+    def library(kind: str, shape: tuple) -> float:
+        return times[kind, *shape]["library"]
+
+    def wanted_of_few(kind: str, shape: tuple) -> float:
+        floor = floor_us(times[kind, *shape], saved["read_rate"], saved["tflops"])
+        return max(library(kind, shape) / 1.2, 1.25 * floor)
+
+    wanted = {
+        "row: the library's time with one scale a tensor":
+            ("row", at, lambda s: library("tensor", s)),
+        "block: 1.1 times that": ("block", at, lambda s: 1.1 * library("tensor", s)),
+        "block: the library's time in blocks": ("block", at, lambda s: library("block", s)),
+        "bf16: the library's over 0.95": ("bf16", at, lambda s: library("bf16", s) / 0.95),
+        "row, M = 96 to 256: the library's over 1.2, or 1.25 times the floor":
+            ("row", prompts, lambda s: wanted_of_few("row", s)),
+        "block, M = 96 to 256: the same": ("block", prompts, lambda s: wanted_of_few("block", s)),
+    }  # fmt: skip
+    lines = []
+    for name, (kind, shapes, limit) in wanted.items():
+        over = [times[kind, *shape]["ours"] / limit(shape) for shape in shapes]
+        kept = [str(sum(x <= allowed for x in over)) for allowed in (1, 1.03, 1.1)]
+        lines.append([name, str(len(over)), *kept])
+    return markdown(["wanted", "cells", "kept", "within 3 %", "within 10 %"], lines)
+
+
 def document(saved: dict) -> str:
     kinds = list(dict.fromkeys(cell["kind"] for cell in saved["cells"]))
     by_shape: dict[tuple, dict] = {}

@@ -2,6 +2,7 @@
 
     python benchmarks/gemm_tiles.py measure [--seconds 400]     # on a GPU of sm_90
     python benchmarks/gemm_tiles.py fit                         # prints the table and its regret
+    python benchmarks/gemm_tiles.py judge                       # the regret of what choose.h has
     python benchmarks/gemm_tiles.py measure --kinds weights,weights_block
     python benchmarks/gemm_tiles.py fit --kinds weights,weights_block
 
@@ -10,7 +11,8 @@ up, then the best of each schedule by the model for gemm_schedules.py's 8,192 pr
 results/<device>_gemm_tiles.csv.gz. A config is timed by itself, by its quickest replay, and in
 turns with all others, when the GPU runs without a pause and its clock falls: some tiles lose more
 by that, and the geometric mean of the two counts. Weights rotate over 150 MB, more than L2 holds.
-"apart" are the times of gemm_schedules.py, in turns alone.
+"apart" are the times of gemm_schedules.py, in turns alone. (Of "weights" the saved times are of
+configs by themselves alone.)
 
 fit finds, for each tile and cluster, the times of a chunk of K and of a tile's end, and the
 constants of the model that is told in choose.h. It minimises the regret: how much longer the pick
@@ -27,6 +29,7 @@ import argparse
 import csv
 import gzip
 import random
+import re
 import statistics
 import sys
 import time
@@ -44,7 +47,6 @@ KINDS = ("row", "block", "bf16")
 WIDENED = ("weights", "weights_block")  # FP8 weights of a bfloat16 a
 COLUMNS = ("kind", "m", "n", "k", "us", "block_m", "block_n", "rows", "cluster_m", "cluster_n",
            "schedule", "split_k", "apart")  # fmt: skip
-ROTATED_BYTES = 150 << 20
 BUDGET_US = 700  # of launches for one time
 
 # Of the model in choose.h: microseconds, and megabytes a microsecond.
@@ -73,6 +75,7 @@ NORM = 4  # how products, L2 and memory are joined: what nearly weighs as much a
 OF_STREAMED = ("missed", "l2_holds")  # few products tell them: by the regret alone
 CHUNKS = np.exp(np.linspace(np.log(0.12), np.log(1.3), 48))
 ENDS = np.array([0, 0.5, 1, 1.5, 2, 2.7, 3.5, 4.5, 6])
+CLUSTERS = (("1", "1"), ("2", "1"), ("1", "2"))  # of blocks along m, along n
 SMS = 132
 
 
@@ -133,7 +136,7 @@ def measure_all_configs(seconds: float, kinds: list[str], tell: Callable) -> Non
         a, weights, scale_a, scale_w = gemm.operands(of, m, n, k)
         if kind in WIDENED:
             a, scale_a = a.bfloat16(), None
-        weights = weights[: max(1, ceil_div(ROTATED_BYTES, weights[0].nbytes))]
+        weights = weights[: max(1, ceil_div(gemm_schedules.ROTATED_BYTES, weights[0].nbytes))]
         out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
         listed = ops.gemm_configs(out, a, weights[0], scale_a, scale_w, False).splitlines()
         configs = [config for config in listed if fields(config)]
@@ -340,8 +343,23 @@ def padded(groups: list[np.ndarray]) -> np.ndarray:
     return found
 
 
+def kept_tiles() -> dict[tuple, tuple[float, float]]:
+    """The times of a chunk and of an end that choose.h has, by kind, tile and cluster."""
+    tables = {"row": "kFp8Tiles", "block": "kFp8BlockTiles", "bf16": "k16BitTiles",
+              "weights": "kWidenedTiles", "weights_block": "kWidenedBlockTiles"}  # fmt: skip
+    source = (RESULTS.parent.parent / "gemm" / "cuda" / "choose.h").read_text()
+    found = {}
+    for kind, name in tables.items():
+        table = re.search(name + r"\[\] = \{(.*?)\n\};", source, re.DOTALL)[1]
+        lines = re.findall(r"\{(\d+), (\d+), (\w+), \{(.*?)\}, \{(.*?)\}\}", table)
+        for block_m, block_n, is_w, chunks, ends in lines:
+            rows = "w" if is_w == "true" else "a"
+            for cluster, *times in zip(CLUSTERS, chunks.split(","), ends.split(","), strict=True):
+                found[kind, block_m, block_n, rows, *cluster] = tuple(map(float, times))
+    return found
+
+
 def report(fit: Fit, p: dict, tiles: dict) -> str:
-    predicted = fit.predict(p, tiles)
     lines = [", ".join(f"{name} {value:.3g}" for name, value in p.items())]
     for kind in dict.fromkeys(fit.kinds):
         lines.append(f"{kind}:")
@@ -350,11 +368,16 @@ def report(fit: Fit, p: dict, tiles: dict) -> str:
         ):
             both = [
                 tiles.get((kind, block_m, block_n, rows, *cluster), (0.0, 0.0))
-                for cluster in (("1", "1"), ("2", "1"), ("1", "2"))
+                for cluster in CLUSTERS
             ]
             chunks, ends = (", ".join(f"{pair[i]:.{3 - 2 * i}f}" for pair in both) for i in (0, 1))
             is_w = "true" if rows == "w" else "false"
             lines.append(f"    {{{block_m}, {block_n}, {is_w}, {{{chunks}}}, {{{ends}}}}},")
+    return "\n".join([*lines, judgement(fit, fit.predict(p, tiles))])
+
+
+def judgement(fit: Fit, predicted: np.ndarray) -> str:
+    lines = []
     for name, by_kind in (("fitted", fit.fitted), ("judged", fit.judged)):
         for apart, products in by_kind.items():
             regret = fit.regret(predicted, products)
@@ -369,7 +392,7 @@ def report(fit: Fit, p: dict, tiles: dict) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=("measure", "fit"))
+    parser.add_argument("step", choices=("measure", "fit", "judge"))
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--device", default="h200", help="whose results are fitted")
     parser.add_argument("--kinds", help=f"of {', '.join(KINDS + WIDENED)}, with commas between")
@@ -380,6 +403,10 @@ def main() -> int:
         return 0
     rows = [row for row in saved_rows(arguments.device) if row["kind"] in (kinds or KINDS)]
     fit = Fit(rows)
+    if arguments.step == "judge":
+        tiles = kept_tiles()
+        print(judgement(fit, fit.predict(FITTED, {name: tiles[name] for name in fit.tiles})))
+        return 0
     print(report(fit, *fit.run(arguments.seconds, FITTED if kinds else START, bool(kinds))))
     return 0
 

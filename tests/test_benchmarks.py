@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -42,6 +41,7 @@ def test_page_of_a_script_is_what_the_results_say(name, script):
 @pytest.mark.parametrize(
     ("name", "table", "page"),
     [("h200_gemm", gemm.summary, "kernels/gemm.md"),
+     ("h200_gemm", gemm.aims, "kernels/gemm.md"),
      ("h200_moe_orders", moe_configs.orders_table, "kernels/moe.md"),
      ("h200_serving", serving.tables, "serving.md")],
 )  # fmt: skip
@@ -278,25 +278,9 @@ def test_the_model_that_is_fitted_is_the_kernels():
             rows.append({**vars(product), **gemm_tiles.fields(config), "us": us, "apart": 0})
             said.append(us)
     fit = gemm_tiles.Fit(rows)
-    tiles = {name: tile_times()[name] for name in fit.tiles}
+    kept = gemm_tiles.kept_tiles()
+    tiles = {name: kept[name] for name in fit.tiles}
     assert fit.predict(gemm_tiles.FITTED, tiles) == pytest.approx(said, rel=2e-3)
-
-
-def tile_times() -> dict[tuple, tuple[float, float]]:
-    """Of choose.h, by kind, tile and cluster."""
-    source = (ROOT / "gemm" / "cuda" / "choose.h").read_text()
-    names = {"row": "kFp8Tiles", "block": "kFp8BlockTiles", "bf16": "k16BitTiles"}
-    clusters = ("1", "1"), ("2", "1"), ("1", "2")
-    found = {}
-    for kind, name in names.items():
-        table = re.search(name + r"\[\] = \{(.*?)\n\};", source, re.DOTALL)[1]
-        lines = re.findall(r"\{(\d+), (\d+), (\w+), \{(.*?)\}, \{(.*?)\}\}", table)
-        for block_m, block_n, is_w, chunks, ends in lines:
-            times = zip(clusters, chunks.split(","), ends.split(","), strict=True)
-            for cluster, chunk, end in times:
-                tile = kind, block_m, block_n, "w" if is_w == "true" else "a", *cluster
-                found[tile] = float(chunk), float(end)
-    return found
 
 
 # ---- moe_configs.py

@@ -6,13 +6,12 @@ code of FP8 and MXFP4, scales at odd places, stages that come round in any order
 test_gemm_every_config.py and test_moe_every_config.py have the same kernels whole.
 """
 
-import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from project import ROOT
+from simulated import build
 
 NVCC = shutil.which("nvcc")
 
@@ -23,11 +22,8 @@ def test_every_value_is_right_whoever_is_first(tmp_path, part, tiles):
     for folder in ("common", "gemm", "moe"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copytree(ROOT / "tests" / "emulated", tmp_path, dirs_exist_ok=True)
-    told = subprocess.run([NVCC, "--dryrun", "-c", "-x", "cu", "/dev/null", "-o", "/dev/null"],
-                          capture_output=True, text=True, check=True).stderr  # fmt: skip
-    toolkit = Path(re.search(r"^#\$ TOP=(.+)$", told, re.MULTILINE)[1])
     command = ["g++", "-std=c++20", "-O1", "-pthread", "-fsanitize=address"]
-    command += [f"-I{tmp_path}", f"-I{toolkit}/include"]
+    command += [f"-I{tmp_path}", f"-I{build.cuda_toolkit(NVCC)}/include"]
     subprocess.run([*command, tmp_path / f"{part}.cpp", "-o", tmp_path / part], check=True)
     for _ in range(3):
         done = subprocess.run([tmp_path / part], capture_output=True, text=True, timeout=120)

@@ -22,10 +22,6 @@ struct NoBlockScales {
   __device__ __forceinline__ NoBlockScales(int, int, float*) {}
   template <class Tiles>
   __device__ __forceinline__ void begin(const Tiles&, const UnitInfo&) {}
-  template <int, int, class Tiles>
-  __device__ __forceinline__ void advance(const Tiles&) {}
-  template <class Scales>
-  __device__ __forceinline__ void read_rows(int, Scales&, Scales&) const {}
 };
 
 template <class Tile>

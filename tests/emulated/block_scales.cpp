@@ -2,24 +2,9 @@
 // at paces that chance has.
 //
 // Prints "tiles N, wrong M".
-#include <algorithm>
-#include <barrier>
-#include <chrono>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <memory>
-#include <random>
-#include <thread>
 #include <type_traits>
-#include <vector>
 
-#define __device__
-#define __forceinline__ inline
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <vector_functions.h>
-using std::min;
+#include "host.h"
 
 struct EmulatedWarp {
   std::barrier<> all{32};
@@ -38,11 +23,6 @@ static float __shfl_sync(unsigned, float value, int from) {
   return result;
 }
 
-template <class T>
-static T __ldg(const T* from) {
-  return *from;
-}
-
 namespace rocm_kernels {
 namespace cuda {
 static void named_barrier(int id, int) { warpgroups[id - 1].arrive_and_wait(); }
@@ -54,9 +34,6 @@ static void named_barrier(int id, int) { warpgroups[id - 1].arrive_and_wait(); }
 
 using namespace rocm_kernels;
 using namespace rocm_kernels::cuda;
-
-static std::mt19937 chance{std::random_device()()};
-static int below(int n) { return static_cast<int>(chance() % n); }
 
 // The scales of one operand: `rows` of `blocks`, in rows, in columns, or none of blocks.
 struct Scales {

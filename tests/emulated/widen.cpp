@@ -2,24 +2,7 @@
 // weights and one that takes the wide ones, at paces that chance has.
 //
 // Prints "tiles N, wrong M".
-#include <algorithm>
-#include <barrier>
-#include <chrono>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <memory>
-#include <random>
-#include <thread>
-#include <vector>
-
-#define __device__
-#define __forceinline__ inline
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <vector_functions.h>
-using std::min;
+#include "host.h"
 
 static thread_local std::barrier<>* this_warp;
 #define __syncwarp() this_warp->arrive_and_wait()
@@ -32,11 +15,6 @@ static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
   }
   return result;
 }
-template <class T>
-static T __ldg(const T* from) {
-  if (reinterpret_cast<uintptr_t>(from) % sizeof(T) != 0) std::abort();
-  return *from;
-}
 
 #define __CUDA_ARCH__ 800  // FP8 by arithmetic, not by an instruction
 #include "common/cuda/widen.cuh"
@@ -46,9 +24,6 @@ static T __ldg(const T* from) {
 
 using namespace rocm_kernels;
 using namespace rocm_kernels::cuda;
-
-static std::mt19937 chance{std::random_device()()};
-static int below(int n) { return static_cast<int>(chance() % n); }
 
 struct TestProblem {
   int num_stages, narrow_stages;
