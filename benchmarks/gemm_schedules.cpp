@@ -47,6 +47,8 @@ void stop_at(Status error, const Product& product) {
   std::exit(1);
 }
 
+constexpr Status kAnothers = "the choice that is kept for this product is another's";
+
 // The best of each schedule; returns the choice.
 Best visit_amd(const Product& product, const cdna::Target& target, Best (&best)[kSchedulesCount]) {
   const int bytes = product.fp8 ? 1 : 2;
@@ -58,6 +60,7 @@ Best visit_amd(const Product& product, const cdna::Target& target, Best (&best)[
   });
   Best choice;
   const cdna::GemmConfig chosen = cdna::choose_config(shape, target);
+  if (!equal_configs(chosen, cdna::cached_choice(shape, target))) stop_at(kAnothers, product);
   take(choice, cdna::modelled_time(shape, chosen, target).total(), chosen);
   return choice;
 }
@@ -72,7 +75,8 @@ Best visit_nvidia(const Product& product, const cuda::GemmDevice& device,
   args.a_stride = args.w_stride = product.k, args.out_stride = product.n;
   if (!product.fp8) args.a_dtype = args.w_dtype = DType::kBFloat16;
   if (product.blocks) args.scale_a.kind = args.scale_w.kind = ScaleView::Kind::kBlock;
-  const cuda::GemmConfig chosen = cuda::choose(args, device);
+  const cuda::GemmConfig chosen = cuda::choose_config(args, device);
+  if (!equal_configs(chosen, cuda::cached_choice(args, device))) stop_at(kAnothers, product);
   cuda::for_each_warpgroup_config(
       args, device, [&](const cuda::GemmConfig& config, const cuda::TileTime& tile) {
         stop_at(cuda::check(args, config, device), product);

@@ -50,6 +50,27 @@ size_t hash_fields(const ConfigField<Struct> (&fields)[kCount], const Struct& a)
   return hash >> 32;  // sizes are multiples of large powers of two: their low bits say little
 }
 
+// choose(), the choice of a config for `shape` on the current device, kept by this thread for the
+// shapes of a model's layers. `fields`: all that a shape has; `device` tells GPUs of a host apart.
+template <typename Config, typename Shape, size_t kCount, typename Choose>
+Config kept_choice(const ConfigField<Shape> (&fields)[kCount], const Shape& shape, int32_t device,
+                   const Choose& choose) {
+  static_assert(sizeof(Shape) == kCount * sizeof(int32_t), "a shape's field is not in the list");
+  struct Choice {
+    Shape shape;
+    int32_t device;
+    bool is_there;
+    Config config;
+  };
+  constexpr size_t kChoices = 256;
+  thread_local Choice choices[kChoices] = {};
+  Choice& choice = choices[hash_fields(fields, shape) % kChoices];
+  if (!choice.is_there || choice.device != device || !equal_fields(fields, choice.shape, shape)) {
+    choice = {shape, device, true, choose()};
+  }
+  return choice.config;
+}
+
 template <typename Config>
 bool equal_configs(const Config& a, const Config& b) {
   return a.design == b.design && equal_fields(Config::kFields, a, b);

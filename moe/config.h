@@ -85,6 +85,22 @@ struct MoeShape {
   DType w() const { return static_cast<DType>(w_type); }
   DType out() const { return static_cast<DType>(out_type); }
 };
+constexpr ConfigField<MoeShape> kMoeShapeFields[] = {
+    {"rows", &MoeShape::rows},
+    {"experts", &MoeShape::experts},
+    {"n", &MoeShape::n},
+    {"k", &MoeShape::k},
+    {"fused", &MoeShape::fused},
+    {"a_type", &MoeShape::a_type},
+    {"w_type", &MoeShape::w_type},
+    {"blocks", &MoeShape::blocks},
+    {"aligned", &MoeShape::aligned},
+    {"compact", &MoeShape::compact},
+    {"interleaved", &MoeShape::interleaved},
+    {"out_type", &MoeShape::out_type},
+    {"tokens", &MoeShape::tokens},
+    {"x_aligned", &MoeShape::x_aligned},
+};
 
 // Host: each GPU backend defines these once, in its grouped_gemm source.
 

@@ -65,7 +65,8 @@ inline GemmConfig choose_config(const GemmShape& shape, const Target& target) {
 }
 
 inline GemmConfig cached_choice(const GemmShape& shape, const Target& target) {
-  return kept_choice<GemmConfig>(shape, target, choose_config);
+  return kept_choice<GemmConfig>(kGemmShapeFields, shape, target.compute_units,
+                                 [&] { return choose_config(shape, target); });
 }
 
 }  // namespace rocm_kernels::cdna

@@ -55,22 +55,4 @@ inline Target mi355x() {
   return target;
 }
 
-// choose(shape), kept by this thread for the shapes of a model's layers.
-template <typename Config, typename Choose>
-Config kept_choice(const GemmShape& shape, const Target& target, const Choose& choose) {
-  struct Choice {
-    GemmShape shape = {};
-    int32_t compute_units = 0;
-    Config config;
-  };
-  constexpr size_t kChoices = 256;
-  thread_local Choice choices[kChoices];
-  Choice& choice = choices[hash_fields(kGemmShapeFields, shape) % kChoices];
-  if (choice.compute_units != target.compute_units ||
-      !equal_fields(kGemmShapeFields, choice.shape, shape)) {
-    choice = {shape, target.compute_units, choose(shape, target)};
-  }
-  return choice.config;
-}
-
 }  // namespace rocm_kernels::cdna

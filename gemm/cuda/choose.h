@@ -265,7 +265,7 @@ inline bool fits_warpgroup(const GemmArgs& args, const GemmDevice& device) {
 // (docs/kernels/gemm_journal.md, "A margin for sharing").
 constexpr double kSharedMargin = 1.03;
 
-inline GemmConfig choose(const GemmArgs& args, const GemmDevice& device) {
+inline GemmConfig choose_config(const GemmArgs& args, const GemmDevice& device) {
   GemmConfig best;
   const bool fnuz =
       args.a_dtype == DType::kFloat8E4M3FNUZ || args.w_dtype == DType::kFloat8E4M3FNUZ;
@@ -279,6 +279,37 @@ inline GemmConfig choose(const GemmArgs& args, const GemmDevice& device) {
     if (time < best_time) best_time = time, best = c;
   });
   return best;
+}
+
+// What choose_config() depends on.
+struct GemmShape {
+  int32_t m, n, k;
+  int32_t a_dtype, w_dtype, out_dtype;
+  int32_t block_scaled, fits_warpgroup;  // 0 or 1
+};
+constexpr ConfigField<GemmShape> kGemmShapeFields[] = {
+    {"m", &GemmShape::m},
+    {"n", &GemmShape::n},
+    {"k", &GemmShape::k},
+    {"a_dtype", &GemmShape::a_dtype},
+    {"w_dtype", &GemmShape::w_dtype},
+    {"out_dtype", &GemmShape::out_dtype},
+    {"block_scaled", &GemmShape::block_scaled},
+    {"fits_warpgroup", &GemmShape::fits_warpgroup},
+};
+
+// choose_config() weighs some 200 configs in 7 us of a host thread, and a call asks twice.
+inline GemmConfig cached_choice(const GemmArgs& args, const GemmDevice& device) {
+  const GemmShape shape = {static_cast<int32_t>(args.m),
+                           static_cast<int32_t>(args.n),
+                           static_cast<int32_t>(args.k),
+                           static_cast<int32_t>(args.a_dtype),
+                           static_cast<int32_t>(args.w_dtype),
+                           static_cast<int32_t>(args.out_dtype),
+                           is_block_scaled(args),
+                           fits_warpgroup(args, device)};
+  return kept_choice<GemmConfig>(kGemmShapeFields, shape, device.sm_count,
+                                 [&] { return choose_config(args, device); });
 }
 
 inline Status check(const GemmArgs& args, const GemmConfig& c, const GemmDevice& device) {

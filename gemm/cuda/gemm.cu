@@ -32,7 +32,7 @@ Status ask_device(GemmDevice& device) { return ask_once<ask_gemm_device>(device)
 
 Status config_of(const GemmArgs& args, const GemmDevice& device, GemmConfig& config) {
   if (args.config == nullptr) {
-    config = choose(args, device);
+    config = cached_choice(args, device);
     return nullptr;
   }
   if (const Status status = read_config(args.config, config)) return status;

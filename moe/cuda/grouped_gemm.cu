@@ -145,7 +145,8 @@ Status launch_warpgroup_product(GroupedEnd end, const GroupedProblem& p, const M
 Status choose_config(const MoeShape& shape, MoeConfig& config) {
   cuda::MoeDevice device;
   if (const Status error = cuda::current_moe_device(device)) return error;
-  config = cuda::choose_config(shape, device);
+  config = kept_choice<MoeConfig>(kMoeShapeFields, shape, device.sm_count,
+                                  [&] { return cuda::choose_config(shape, device); });
   return nullptr;
 }
 

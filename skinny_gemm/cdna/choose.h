@@ -61,7 +61,9 @@ inline SkinnyGemmConfig choose_config(const GemmShape& shape, const Target& targ
 
 // choose_config() weighs some 100 configs in 7 us of a host thread.
 inline SkinnyGemmConfig cached_choice(const GemmShape& shape, const Target& target) {
-  return kept_choice<SkinnyGemmConfig>(class_of(shape), target, choose_config);
+  const GemmShape of_class = class_of(shape);
+  return kept_choice<SkinnyGemmConfig>(kGemmShapeFields, of_class, target.compute_units,
+                                       [&] { return choose_config(of_class, target); });
 }
 
 // Calls visit(config) for every config that is worth timing on the device: the choice looks at the
