@@ -274,9 +274,10 @@ def regrets(cells: list[dict]) -> list[float]:
     ]
 
 
-def aim_us(model: str, tokens: int, floor: float) -> float:
+def aim_us(model: str, tokens: int, floor: float) -> float | None:
+    """None: there is none between 512 tokens and 4,096."""
     if tokens > 512:
-        return PROMPT_AIMS[model]
+        return PROMPT_AIMS[model] if tokens == 4096 else None
     return 1.25 * floor + 8 if tokens <= 64 else 1.35 * floor + 10
 
 
@@ -315,11 +316,12 @@ def document(saved: dict) -> str:
             "-"
             if us is None
             else f"**{shown(us)}**"
-            if us <= aim and has_fp8_rows(kind)
+            if aim is not None and us <= aim and has_fp8_rows(kind)
             else shown(us)
             for kind, us in times.items()
         ]
-        rows.append([f"{name}, {tokens:,}", *marked, shown(cell["floor"]), shown(aim)])
+        rows.append([f"{name}, {tokens:,}", *marked, shown(cell["floor"]),
+                     "-" if aim is None else shown(aim)])  # fmt: skip
     over = regrets(cells)
     return (
         f"# Experts on {saved['machine']}\n\n"
