@@ -55,21 +55,21 @@ START = {"launch": 1.2, "memory": 5.0, "l2": 9.5, "combine": 2.0, "kilobyte": 0.
          "l2_holds": 87.0, "apart": 1.0, "l2_power": 0.9, "contributor": 0.15,
          "heat": 0.02}  # fmt: skip
 FITTED = {
-    "launch": 1.6,
-    "memory": 3.95,
-    "l2": 8.54,
-    "combine": 1.08,
+    "launch": 1.604,
+    "memory": 3.951,
+    "l2": 8.544,
+    "combine": 1.084,
     "kilobyte": 0.0402,
-    "streamed": 3.02,
-    "idle": 0.219,
-    "unaligned_l2": 0.536,
-    "unaligned_fp8": 0.0796,
-    "missed": 0.975,
-    "l2_holds": 110,
-    "apart": 1.13,
-    "l2_power": 0.85,
-    "contributor": 0.159,
-    "heat": 0.0199,
+    "streamed": 3.025,
+    "idle": 0.2186,
+    "unaligned_l2": 0.5356,
+    "unaligned_fp8": 0.07959,
+    "missed": 0.9753,
+    "l2_holds": 109.7,
+    "apart": 1.128,
+    "l2_power": 0.8503,
+    "contributor": 0.1586,
+    "heat": 0.01986,
 }  # choose.h has
 NORM = 4  # how products, L2 and memory are joined: what nearly weighs as much adds to it
 OF_STREAMED = ("missed", "l2_holds")  # few products tell them: by the regret alone
@@ -360,7 +360,7 @@ def kept_tiles() -> dict[tuple, tuple[float, float]]:
 
 
 def report(fit: Fit, p: dict, tiles: dict) -> str:
-    lines = [", ".join(f"{name} {value:.3g}" for name, value in p.items())]
+    lines = [", ".join(f"{name} {value:.4g}" for name, value in p.items())]
     for kind in dict.fromkeys(fit.kinds):
         lines.append(f"{kind}:")
         for block_m, block_n, rows in sorted(
@@ -370,7 +370,7 @@ def report(fit: Fit, p: dict, tiles: dict) -> str:
                 tiles.get((kind, block_m, block_n, rows, *cluster), (0.0, 0.0))
                 for cluster in CLUSTERS
             ]
-            chunks, ends = (", ".join(f"{pair[i]:.{3 - 2 * i}f}" for pair in both) for i in (0, 1))
+            chunks, ends = (", ".join(f"{pair[i]:.{4 - i}f}" for pair in both) for i in (0, 1))
             is_w = "true" if rows == "w" else "false"
             lines.append(f"    {{{block_m}, {block_n}, {is_w}, {{{chunks}}}, {{{ends}}}}},")
     return "\n".join([*lines, judgement(fit, fit.predict(p, tiles))])
