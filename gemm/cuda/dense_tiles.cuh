@@ -58,6 +58,11 @@ class DenseTiles {
 #endif
   }
 
+  // Whether all rows of warpgroup `group` lie behind the tile's last; and how many of the boxes
+  // that the two blocks of a cluster fetch of what they share have rows before it.
+  __device__ __forceinline__ bool is_beyond_end(const UnitInfo&, int) const { return false; }
+  __device__ __forceinline__ int boxes_of_pair(const Place&, int) const { return 2; }
+
   __device__ __forceinline__ const ScaleView& scale_a() const { return p_.scale_a; }
   // Its kind and strides, wherever a tile lies.
   __device__ __forceinline__ const ScaleView& blocks_of_w() const { return p_.scale_w; }

@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       prefetch_tensor_map(map);
       const bool shared = p.cluster > 1 && is_rows == p.share_rows;
       const int box_rows = is_rows ? p.rows_box : p.columns_box;
-      const int bytes = box_rows * row_bytes * (shared ? 2 : 1);
+      const int box_bytes = box_rows * row_bytes;
       const int part = shared ? rank * box_rows : 0;
       const uint32_t to = widens ? narrow : stages + (is_rows ? 0 : kRowBytes) + part * kChunkBytes;
       const uint64_t policy = l2_policy(is_rows ? p.rows_policy : p.columns_policy);
@@ -126,6 +126,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       while (units.take(unit)) {
         const auto place = tiles.place_of(unit.tile);
         const int row = (is_rows ? place.first_row : place.first_column) + part;
+        const int boxes = shared ? tiles.boxes_of_pair(place, box_rows) : 1;
         if (waiting) {
           // Weights may be brought to L2 before the predecessor is done, though not read: L2 is
           // where its stores land.
@@ -139,10 +140,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         }
         for (int chunk = unit.begin; chunk < unit.end; ++chunk) {
           mbarrier_wait(is_empty + stage * 8, parity);
-          mbarrier_arrive_expect(is_full + stage * 8, bytes);
+          mbarrier_arrive_expect(is_full + stage * 8, boxes * box_bytes);
           if (shared) {
-            load_box_2d_in_cluster(map, chunk * row_bytes, row, to + stage * stage_bytes,
-                                   is_full + stage * 8, 3, policy);
+            if (rank < boxes) {
+              load_box_2d_in_cluster(map, chunk * row_bytes, row, to + stage * stage_bytes,
+                                     is_full + stage * 8, 3, policy);
+            }
           } else {
             tiles.load(map, is_w, place, chunk * row_bytes, row, to + stage * stage_bytes,
                        is_full + stage * 8, policy);
@@ -245,11 +248,26 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       const int chunks = unit.chunks;
       if (chunks == 0) break;
 
-      float sums[Tile::kWaves][Tile::kColumnTiles][4];
       const auto release = [&](int of_stage) {
         if (lane < p.cluster) mbarrier_arrive_in_cluster(empty_there + of_stage * 8);
       };
+      const auto next_unit = [&] {
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(unit_empty + buffer * 8);
+        buffer ^= 1;
+        if (buffer == 0) unit_parity ^= 1;
+      };
+      if (tiles.is_beyond_end(unit, group)) {
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+          mbarrier_wait(full + stage * 8, parity);
+          release(stage);
+          if (++stage == p.num_stages) stage = 0, parity ^= 1;
+        }
+        next_unit();
+        continue;
+      }
 
+      float sums[Tile::kWaves][Tile::kColumnTiles][4];
       if constexpr (Tile::kChain == 0) {
         // One group of instructions stays under way while the next is issued.
         int previous = -1;
@@ -395,10 +413,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       mbarrier_wait(factors_full + buffer * 8, unit_parity);
       tiles.finish(unit, group, thread, after_stages + warp * Tiles::warp_staging(p),
                    finished_groups[group], sums);
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(unit_empty + buffer * 8);
-      buffer ^= 1;
-      if (buffer == 0) unit_parity ^= 1;
+      next_unit();
     }
     tiles.end();
   }

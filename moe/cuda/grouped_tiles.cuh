@@ -64,7 +64,12 @@ class GroupedTiles {
 
   __device__ __forceinline__ Place place_of(int tile) const {
     const int height = all_.walked == 0 || all_.walked > tiles_m_ ? tiles_m_ : all_.walked;
-    const TileOrder::Place place = TileOrder{tiles_m_, all_.tiles_n, height}.place_of(tile);
+    // The last tile of an expert is less work. A worker that goes by a fixed stride through the
+    // experts' tiles could have none of these, so each round starts with another worker.
+    const int round = tile / all_.workers, first = round * all_.workers;
+    const int of_round = min(all_.workers, tiles_m_ * all_.tiles_n - first);
+    const TileOrder::Place place = TileOrder{tiles_m_, all_.tiles_n, height}.place_of(
+        first + (tile - first + round) % of_round);
     const RowTile rows = p_.tiles[place.m];
     const int first_n = (place.n * all_.cluster + rank_) * kTileN;
     Place found;
@@ -90,6 +95,14 @@ class GroupedTiles {
                   policy);
     }
 #endif
+  }
+
+  // An expert's last tile is half empty on average: a warpgroup without rows multiplies nothing.
+  __device__ __forceinline__ bool is_beyond_end(const UnitInfo& unit, int group) const {
+    return !Tile::kSwapped && unit.first_row + group * Tile::kGroupRows >= unit.end_row;
+  }
+  __device__ __forceinline__ int boxes_of_pair(const Place& place, int box_rows) const {
+    return place.first_row + box_rows < place.end_row ? 2 : 1;
   }
 
   __device__ __forceinline__ const ScaleView& scale_a() const { return p_.scale_a; }
