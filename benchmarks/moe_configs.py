@@ -38,9 +38,11 @@ from moe import GPU_MODELS, GPU_TOKENS, floor_us, random_routings
 KINDS = ["FP8", "FP8 blocks", "bf16", "MXFP4", "FP8 with 16-bit inputs",
          "FP8 blocks with 16-bit inputs"]  # fmt: skip
 WEIGHT_BYTES = {kind: 1 for kind in KINDS} | {"bf16": 2, "MXFP4": 0.53125}
-ORDERS = ["row group_m=1", "column group_m=1", "grouped group_m=2", "grouped group_m=8"]
+ORDERS = ["row group_m=1", "column group_m=1", "grouped group_m=2", "grouped group_m=8",
+          "expert group_m=16"]  # fmt: skip
 SLOW = 3.0  # times the quickest
 NAME = "h200_moe_configs"  # of the saved results, and of their page
+ORDERS_NAME = "h200_moe_orders"
 PROMPT_AIMS = {"Mixtral-8x7B": 2650, "Qwen3-30B-A3B": 450, "DeepSeek-V3 TP8": 700,
                "GPT-OSS-120B": 850}  # fmt: skip
 
@@ -231,7 +233,7 @@ def study_orders(package, rate: float, tokens: list[int], kinds: list[str], ends
 
 def orders_table(saved: dict) -> str:
     """Of saved cells of the study: us of each design in each order, and with K divided."""
-    names = [order.replace(" group_m=", ", ").replace(", 1", "") for order in ORDERS]
+    names = [order.removesuffix(" group_m=1").replace(" group_m=", ", ") for order in ORDERS]
     lines = []
     for found in saved["cells"]:
         for design in dict.fromkeys(config.split()[0] for config in found["us"]):
@@ -346,10 +348,10 @@ def main() -> int:
     parser.add_argument("--kinds", default="FP8,FP8 blocks", help=f"of {', '.join(KINDS)}")
     parser.add_argument("--orders", action="store_true", help="the study of the order of tiles")
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no cell after these")
-    parser.add_argument("--save", action="store_true", help=f"put the cells into {NAME}.json")
+    parser.add_argument("--save", action="store_true", help="put the cells into the saved results")
     parser.add_argument("--page", action="store_true", help="write the page of the saved results")
     arguments = parser.parse_args()
-    results = RESULTS / f"{NAME}.json"
+    results = RESULTS / f"{ORDERS_NAME if arguments.orders else NAME}.json"
     if arguments.page:
         (DOCS / f"{NAME}.md").write_text(document(json.loads(results.read_text())))
         return 0
@@ -377,8 +379,12 @@ def main() -> int:
                     show(name, cells[-1])
                 del layer
                 torch.cuda.empty_cache()
-    if arguments.save and not arguments.orders:
-        saved = merged(json.loads(results.read_text()), cells, rate)
+    if arguments.save:
+        saved = (
+            {"read_rate": rate, "cells": cells}
+            if arguments.orders
+            else merged(json.loads(results.read_text()), cells, rate)
+        )
         results.write_text(json.dumps(saved, indent=1) + "\n")
     wrong = sum(not e < 0.03 for found in cells for e in found["errors"].values())
     print(f"\n{len(cells)} cells; {wrong} configs were wrong")

@@ -18,12 +18,14 @@ struct MoeConfig {
     kStreamedWgmma,  // few rows an expert in FP8: streamed to wgmma (cuda/streamed_wgmma.cuh)
   };
   // In which order tiles of one part of K follow each other. Rows: all columns of a tile of rows,
-  // then the next rows. Columns: all rows, whichever their expert, of a tile of columns.
-  enum Order : int32_t { kRow, kColumn, kGrouped };
+  // then the next rows. Columns: all rows, whichever their expert, of a tile of columns. Grouped:
+  // group_m tiles of rows of a tile of columns, all columns, then the next tiles of rows. Expert:
+  // the same of one expert's tiles, up to group_m of them (warpgroup).
+  enum Order : int32_t { kRow, kColumn, kGrouped, kExpert };
   Design design = Design::kPlain;
   int32_t block_m = 8, block_n = 4;  // rows of a, and of w, that a workgroup multiplies at a time
   int32_t order = kGrouped;
-  int32_t group_m = 8;  // grouped: tiles of rows that are walked down before the next columns
+  int32_t group_m = 8;  // grouped, expert: tiles of rows that are walked down together
   int32_t split_k = 1;  // fused_moe's down product: workgroups that share the K of a tile
   int32_t xcds = 1;     // > 1: neighbouring tiles run on one XCD
 
@@ -44,13 +46,14 @@ struct MoeConfig {
   bool sorts_rows() const { return design == Design::kWarpgroup; }
   // Tiles of rows that are walked down before the next columns; 0: all.
   int32_t walked() const { return order == kRow ? 1 : order == kColumn ? 0 : group_m; }
+  bool walks_experts() const { return order == kExpert; }
 
   static constexpr const char* kDesigns[] = {"plain",     "streamed", "tiled",
                                              "warpgroup", "resident", "streamed_wgmma"};
-  static constexpr const char* kOrders[] = {"row", "column", "grouped"};
+  static constexpr const char* kOrders[] = {"row", "column", "grouped", "expert"};
   static constexpr ConfigField<MoeConfig> kFields[] = {
       {"block_m", &MoeConfig::block_m},         {"block_n", &MoeConfig::block_n},
-      {"order", &MoeConfig::order, kOrders, 3}, {"group_m", &MoeConfig::group_m},
+      {"order", &MoeConfig::order, kOrders, 4}, {"group_m", &MoeConfig::group_m},
       {"split_k", &MoeConfig::split_k},         {"xcds", &MoeConfig::xcds}};
   static constexpr Status kMustRead =
       "moe config: it must read like 'tiled block_m=64 block_n=128 order=grouped group_m=8 "

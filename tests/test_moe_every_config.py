@@ -39,6 +39,8 @@ def in_every_order(config):
     if " order=" not in config or config.startswith("plain"):
         return [config]
     orders = ("row group_m=1", "column group_m=1", "grouped group_m=2")
+    if config.startswith("warpgroup"):
+        orders += ("expert group_m=1",)
     return [re.sub(r"order=\w+ group_m=\d+", f"order={order}", config) for order in orders]
 
 

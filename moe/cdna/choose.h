@@ -63,6 +63,7 @@ inline Status check_config(const MoeShape& s, const MoeConfig& c, const Target& 
            "each), and 1 for grouped_gemm";
   }
   if (c.group_m < 1 || c.xcds < 1) return "moe config: group_m and xcds must be at least 1";
+  if (c.walks_experts()) return "moe config: order=expert is NVIDIA's warpgroup design's";
   const int64_t columns = std::max(s.n, s.k);
   const int64_t tiles = int64_t{s.rows} * ((columns + c.block_n - 1) / c.block_n) * c.split_k;
   if (tiles >= int64_t{1} << 31) return "moe config: 2^31 tiles or more; take a larger tile";

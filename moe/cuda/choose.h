@@ -16,10 +16,15 @@ namespace rocm_kernels {
 namespace cuda {
 
 constexpr int64_t kL2Bytes = int64_t{32} << 20;  // that tiles may count on
+// Of them, for an expert's rows while its weights go by. Measured up to 18 MB.
+constexpr int64_t kRowsInL2Bytes = int64_t{16} << 20;
 
 // The products of a layer: gate_up and down. (grouped_gemm's is the first.)
 inline int32_t k_of(const MoeShape& s, int product) { return product == 0 ? s.k : s.n / 2; }
 inline int32_t n_of(const MoeShape& s, int product) { return product == 0 ? s.n : s.k; }
+inline int32_t longest_k(const MoeShape& s) {
+  return s.fused ? std::max(k_of(s, 0), k_of(s, 1)) : s.k;
+}
 inline StreamedStage streamed_stage(const MoeShape& s, const MoeConfig& c, int product) {
   return streamed_stage(c, s.a(), s.w(), k_of(s, product), s.blocks >> product & 1);
 }
@@ -142,6 +147,9 @@ inline Status check_moe_config(const MoeShape& s, const MoeConfig& c, const MoeD
   }
   if (!s.aligned) return "moe config: rows must start at multiples of 16 bytes";
   if (c.group_m < 1 || c.xcds != 1) return "moe config: group_m must be at least 1, xcds 1";
+  if (c.walks_experts() && c.design != MoeConfig::Design::kWarpgroup) {
+    return "moe config: order=expert is the warpgroup design's";
+  }
   if (c.design == MoeConfig::Design::kStreamed) return check_streamed(s, c, device);
   if (c.design == MoeConfig::Design::kStreamedWgmma) return check_streamed_wgmma(s, c, device);
   if (c.design == MoeConfig::Design::kResident) return check_resident(s, c, device);
@@ -190,15 +198,15 @@ struct MultiplyRates {
   float widen_rate;      // elements of w that become wider, an us of an SM; 0: none do
 };
 inline MultiplyRates rates_of(const MoeShape& s, int product) {
-  if (s.w() == DType::kFloat4E2M1x2) return {600, 480, 4.2e6f, 0.19e6f, 19.5e3f};
-  if (size_of(s.w()) == 2) return {10, 190, 5.3e6f, 0.39e6f, 0};
+  if (s.w() == DType::kFloat4E2M1x2) return {600, 480, 3.6e6f, 0.19e6f, 21.6e3f};
+  if (size_of(s.w()) == 2) return {10, 190, 5.83e6f, 0.39e6f, 0};
   const bool blocks = s.blocks >> product & 1;
   if (size_of(s.a()) == 2) {
-    if (blocks) return {170, 390, 3.5e6f, 0.255e6f, 24.1e3f};
-    return {150, 240, 4.85e6f, 0.43e6f, 27.2e3f};
+    if (blocks) return {170, 390, 3.45e6f, 0.255e6f, 24.8e3f};
+    return {150, 240, 4.05e6f, 0.43e6f, 29.9e3f};
   }
-  if (blocks) return {170, 300, 3.6e6f, 0.255e6f, 0};
-  return {150, 180, 3.95e6f, 0.43e6f, 0};
+  if (blocks) return {170, 300, 3.86e6f, 0.255e6f, 0};
+  return {150, 180, 4.32e6f, 0.43e6f, 0};
 }
 
 // One streamed product's time in us: the SM with the most units takes in its bytes, or multiplies
@@ -274,13 +282,17 @@ inline bool streams_to_wgmma(const MoeShape& s, const MoeDevice& device) {
 // them in from L2 or memory.
 inline float warpgroup_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device,
                             int product) {
-  // A second, sustained; where weights are read once, and L2 is told so.
-  const float terabytes = reads_weights_once(s.rows, s.experts, c.block_m) ? 4.4f : 3.45f;
-  constexpr float kL2BytesPerUs = 62e3f;  // that an SM gets
-  constexpr float kOutsideUs = 10.0f;     // launch, first bytes, last tile's end, and quantising h
-  constexpr float kEndUs = 0.55f;         // of a tile
-  constexpr float kStoreBytesPerUs = 35e3f, kStagedBytesPerUs = 80e3f;
-  constexpr float kColumnBytesPerUs = 24e3f;  // where w is the 64-row operand
+  constexpr float kTerabytes = 4.55f;     // a second
+  constexpr float kL2BytesPerUs = 69e3f;  // that an SM gets
+  constexpr float kOutsideUs = 8.1f;      // launch, first bytes, last tile's end, and quantising h
+  constexpr float kEndUs = 0.78f;         // of a tile
+  constexpr float kStoreBytesPerUs = 46.7e3f;
+  constexpr float kStagedBytesPerUs = 68.6e3f, kStagedAloneBytesPerUs = 26.3e3f;  // in one buffer
+  constexpr float kColumnBytesPerUs = 22.4e3f;  // where w is the 64-row operand
+  // Of 256 rows: their sums have no second set of registers, but weights are widened once for all.
+  constexpr float kTallRate = 0.93f, kTallWidenedRate = 1.27f;
+  // Of a warpgroup's products, what is spared where an expert's last tile has no rows for it.
+  constexpr float kSpared = 0.69f;
   const int32_t n = n_of(s, product), k = k_of(s, product);
   const float bytes = static_cast<float>(size_of(s.a())), w_bytes = bytes_of_w(s);
   const float touched = touched_experts(s), cluster = static_cast<float>(warpgroup_cluster(c));
@@ -289,7 +301,14 @@ inline float warpgroup_time(const MoeShape& s, const MoeConfig& c, const MoeDevi
   const float busiest = std::ceil(tiles / device.sm_count);
   const float area = static_cast<float>(c.block_m) * c.block_n;
   const MultiplyRates rates = rates_of(s, product);
-  const float multiply = busiest * area * k * bytes / rates.warpgroup_rate;
+  const bool rows_are_w = c.block_n > c.block_m, tall = c.block_m == 256;
+  const float halves = touched * tiles_of_expert(s.rows / touched, c.block_m / 2);
+  const float multiplied =
+      rows_are_w ? 1.0f : 1.0f - kSpared * (1.0f - halves / (2 * tiles_m));  // of the tiles' area
+  const float rate = rates.warpgroup_rate * (!tall                  ? 1.0f
+                                             : rates.widen_rate > 0 ? kTallWidenedRate
+                                                                    : kTallRate);
+  const float multiply = busiest * multiplied * area * k * bytes / rate;
   const float widen =
       rates.widen_rate > 0 ? busiest * c.block_n * static_cast<float>(k) / rates.widen_rate : 0;
   const float load =
@@ -298,12 +317,12 @@ inline float warpgroup_time(const MoeShape& s, const MoeConfig& c, const MoeDevi
   const float rows = std::min<float>(s.rows / touched, c.block_m);
   const bool staged = warp_staging_bytes(c, k * size_of(s.a()), s.fused && product == 1) > 0;
   const float store = busiest * rows * c.block_n * out_bytes /
-                      (staged                  ? kStagedBytesPerUs
-                       : c.block_n > c.block_m ? kColumnBytesPerUs
-                                               : kStoreBytesPerUs);
+                      (staged       ? tall ? kStagedAloneBytesPerUs : kStagedBytesPerUs
+                       : rows_are_w ? kColumnBytesPerUs
+                                    : kStoreBytesPerUs);
   const float memory =
       (touched * n * k * w_bytes + 1.0f * s.rows * k * bytes + out_bytes * s.rows * n) /
-      (terabytes * 1e6f);
+      (kTerabytes * 1e6f);
   return joined(multiply, load, memory, widen) + store + busiest * kEndUs + kOutsideUs;
 }
 
@@ -363,11 +382,18 @@ void for_each_config(const MoeShape& s, const MoeDevice& device, const Visit& vi
     c.design = design;
     c.block_m = block_m;
     c.block_n = block_n;
-    // Tiles of one expert's rows meet each of its weights together. Where the rows of all experts
-    // fit L2, so may all tiles of rows.
-    c.order = s.rows * int64_t{s.k} * size_of(s.a()) <= kL2Bytes ? MoeConfig::kColumn
-                                                                 : MoeConfig::kGrouped;
-    c.group_m = std::max(1, static_cast<int32_t>(std::ceil(s.rows / touched_experts(s) / block_m)));
+    // Tiles of one expert's rows meet each of its weights together.
+    if (design == MoeConfig::Design::kWarpgroup) {
+      const int64_t tile_bytes = int64_t{block_m} * longest_k(s) * size_of(s.a());
+      c.order = MoeConfig::kExpert;
+      c.group_m = static_cast<int32_t>(std::max<int64_t>(1, kRowsInL2Bytes / tile_bytes));
+    } else {
+      // Where the rows of all experts fit L2, so may all tiles of rows.
+      c.order = s.rows * int64_t{s.k} * size_of(s.a()) <= kL2Bytes ? MoeConfig::kColumn
+                                                                   : MoeConfig::kGrouped;
+      c.group_m =
+          std::max(1, static_cast<int32_t>(std::ceil(s.rows / touched_experts(s) / block_m)));
+    }
     for (const int32_t split_k : {1, 2, 4, 8}) {
       c.split_k = split_k;
       if (check_moe_config(s, c, device) == nullptr) visit(c);

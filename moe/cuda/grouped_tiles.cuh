@@ -20,7 +20,7 @@ namespace cuda {
 struct GroupedTilesProblem {
   GroupedProblem product;
   int32_t tiles_n = 0;  // in pairs where a cluster takes two
-  int32_t walked = 0;   // tiles of rows before the next columns; 0: all
+  int32_t walked = 0;   // tiles of rows before the next columns; 0: all; not by groups
   int32_t chunks = 0;   // of K
   int32_t workers = 1;
 
@@ -63,15 +63,28 @@ class GroupedTiles {
   }
 
   __device__ __forceinline__ Place place_of(int tile) const {
-    const int height = all_.walked == 0 || all_.walked > tiles_m_ ? tiles_m_ : all_.walked;
     // The last tile of an expert is less work. A worker that goes by a fixed stride through the
     // experts' tiles could have none of these, so each round starts with another worker.
     const int round = tile / all_.workers, first = round * all_.workers;
     const int of_round = min(all_.workers, tiles_m_ * all_.tiles_n - first);
-    const TileOrder::Place place = TileOrder{tiles_m_, all_.tiles_n, height}.place_of(
-        first + (tile - first + round) % of_round);
-    const RowTile rows = p_.tiles[place.m];
-    const int first_n = (place.n * all_.cluster + rank_) * kTileN;
+    const int turned = first + (tile - first + round) % of_round;
+    RowTile rows;
+    int n;
+    if (p_.groups != nullptr) {
+      // A group of `count` tiles of rows has count * tiles_n tiles, one after the other.
+      const TileGroup of = p_.groups[turned / all_.tiles_n];
+      const int within = turned - of.first * all_.tiles_n;
+      n = within / of.count;
+      rows.expert = of.expert;
+      rows.begin = of.begin + (within - n * of.count) * kTileM;
+      rows.end = min(of.end, rows.begin + kTileM);
+    } else {
+      const int height = all_.walked == 0 || all_.walked > tiles_m_ ? tiles_m_ : all_.walked;
+      const TileOrder::Place place = TileOrder{tiles_m_, all_.tiles_n, height}.place_of(turned);
+      rows = p_.tiles[place.m];
+      n = place.n;
+    }
+    const int first_n = (n * all_.cluster + rank_) * kTileN;
     Place found;
     found.first_row = Tile::kSwapped ? first_n : rows.begin;
     found.first_column = Tile::kSwapped ? rows.begin : first_n;

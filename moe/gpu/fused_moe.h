@@ -70,6 +70,7 @@ inline Status check_sizes(const FusedMoeArgs& args) {
 struct FusedMoeMemory {
   int32_t *counts = nullptr, *row_slots = nullptr, *slot_rows = nullptr, *tile_count = nullptr;
   RowTile* tiles = nullptr;
+  TileGroup* tile_groups = nullptr;
   uint8_t *x = nullptr, *h = nullptr;  // FP8; x sorted: what gate_up multiplies
   float *x_scales = nullptr, *h_scales = nullptr;
   void* wide_h = nullptr;  // before it is quantised: float32; not quantised: x's type
@@ -87,7 +88,9 @@ struct FusedMoeMemory {
     row_slots = workspace.take<int32_t>(slots);
     slot_rows = workspace.take<int32_t>(config.sorts_rows() ? slots : 0);
     tile_count = workspace.take<int32_t>(2);
-    tiles = workspace.take<RowTile>(most_row_tiles(slots, args.experts, config.block_m));
+    const int64_t most_tiles = most_row_tiles(slots, args.experts, config.block_m);
+    tiles = workspace.take<RowTile>(most_tiles);
+    if (config.walks_experts()) tile_groups = workspace.take<TileGroup>(most_tiles);
     const int64_t x_rows = config.sorts_rows() ? slots : quantized ? tokens : 0;
     x = workspace.take<uint8_t>(x_rows * args.hidden * (quantized ? 1 : size_of(args.x_dtype)));
     x_scales = workspace.take<float>(quantized ? x_rows * groups(args.hidden) : 0);
@@ -168,6 +171,8 @@ class FusedMoeLayer {
     p.slot_rows = config_.sorts_rows() ? memory_.slot_rows : nullptr;
     p.tiles = memory_.tiles;
     p.tile_count = memory_.tile_count;
+    p.groups = memory_.tile_groups;
+    p.group_m = config_.group_m;
     return launch_routing(p, facts_, stream_);
   }
 
@@ -251,6 +256,7 @@ class FusedMoeLayer {
       p.row_slots = memory_.row_slots;
       p.tiles = memory_.tiles;
       p.tile_count = memory_.tile_count;
+      p.groups = memory_.tile_groups;
     }
     p.split_k = 1;
     p.a_dtype = has_quantized_rows() ? w.dtype : args_.x_dtype;

@@ -33,9 +33,12 @@ inline Status check_sizes(const GroupedGemmArgs& args) {
 struct GroupedGemmMemory {
   RowTile* tiles;
   int32_t* tile_count;
+  TileGroup* groups = nullptr;
 
-  GroupedGemmMemory(Workspace& workspace, int64_t most_tiles)
-      : tiles(workspace.take<RowTile>(most_tiles)), tile_count(workspace.take<int32_t>(2)) {}
+  GroupedGemmMemory(Workspace& workspace, const MoeConfig& config, int64_t most_tiles)
+      : tiles(workspace.take<RowTile>(most_tiles)), tile_count(workspace.take<int32_t>(2)) {
+    if (config.walks_experts()) groups = workspace.take<TileGroup>(most_tiles);
+  }
 };
 
 inline int64_t grouped_gemm_bytes_on_gpu(const GroupedGemmArgs& args) {
@@ -43,7 +46,7 @@ inline int64_t grouped_gemm_bytes_on_gpu(const GroupedGemmArgs& args) {
   // What is wrong, the launch will say.
   if (check_sizes(args) || config_of(args.config, shape_of(args), config)) return 0;
   Workspace workspace(nullptr);
-  GroupedGemmMemory(workspace, most_row_tiles(args.rows, args.experts, config.block_m));
+  GroupedGemmMemory(workspace, config, most_row_tiles(args.rows, args.experts, config.block_m));
   return workspace.bytes();
 }
 
@@ -55,7 +58,7 @@ inline Status launch_grouped_gemm_on_gpu(const GroupedGemmArgs& args, const Cont
   if (const Status error = config_of(args.config, shape_of(args), config)) return error;
   const int64_t most_tiles = most_row_tiles(args.rows, args.experts, config.block_m);
   Workspace workspace(args.workspace);
-  const GroupedGemmMemory memory(workspace, most_tiles);
+  const GroupedGemmMemory memory(workspace, config, most_tiles);
 
   RoutingProblem plan = {};
   plan.offsets = args.offsets;
@@ -64,6 +67,8 @@ inline Status launch_grouped_gemm_on_gpu(const GroupedGemmArgs& args, const Cont
   plan.block_m = config.block_m;
   plan.tiles = memory.tiles;
   plan.tile_count = memory.tile_count;
+  plan.groups = memory.groups;
+  plan.group_m = config.group_m;
   if (const Status error = launch_routing(plan, facts, stream_of(context))) return error;
 
   GroupedProblem p = {};
@@ -76,6 +81,7 @@ inline Status launch_grouped_gemm_on_gpu(const GroupedGemmArgs& args, const Cont
   p.k = static_cast<int32_t>(args.k);
   p.tiles = memory.tiles;
   p.tile_count = memory.tile_count;
+  p.groups = memory.groups;
   p.out = args.out;
   p.out_stride = args.out_stride;
   p.out_dtype = args.out_dtype;

@@ -21,6 +21,11 @@ struct RowTile {
   int32_t expert, begin, end, unused;
 };
 
+// The tiles of an expert that are walked together, `count` from `first` on, and their rows.
+struct TileGroup {
+  int32_t expert, first, count, begin, end;
+};
+
 enum class GroupedEnd : int32_t { kGateUp, kDown, kGrouped };
 
 struct GroupedProblem {
@@ -35,6 +40,7 @@ struct GroupedProblem {
   int32_t n, k;
   const RowTile* tiles;
   const int32_t* tile_count;
+  const TileGroup* groups;  // [tiles]: the group of each; nullptr: not by experts
 
   GatedActivation activation;  // gate_up
   float limit;

@@ -22,6 +22,8 @@ struct RoutingProblem {
   int32_t* slot_rows;   // [slots], the reverse: -1 for a slot without a row; nullptr: not wanted
   RowTile* tiles;       // [most_row_tiles()]
   int32_t* tile_count;  // [2]: tiles, rows
+  TileGroup* groups;    // [most_row_tiles()]: of up to group_m tiles; nullptr: not wanted
+  int32_t group_m;
 };
 
 }  // namespace rocm_kernels
