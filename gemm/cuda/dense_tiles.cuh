@@ -23,6 +23,7 @@ class DenseTiles {
   using Problem = WarpgroupProblem;
   using Place = TilePlace;
   static constexpr bool kCountedOnDevice = false;  // the host knows how many there are
+  static constexpr int kPlaces = 0;                // rows of out are the tile's own
 
   __device__ __forceinline__ DenseTiles(const Problem& p, int rank) : p_(p), rank_(rank) {}
 
@@ -92,8 +93,8 @@ class DenseTiles {
   // The end of a warpgroup's part of a tile. `staging`: the warp's own; `shared_word`: the
   // warpgroup's.
   __device__ __forceinline__ void finish(
-      const UnitInfo& unit, int group, int thread, uint8_t* staging, int& shared_word,
-      const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) const {
+      const UnitInfo& unit, const int32_t*, int group, int thread, uint8_t* staging,
+      int& shared_word, const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) const {
     uint32_t steps = ~0u;
     if (unit.contributors > 1) {
       steps = publish_sums<Tile>(p_, unit, rank_, group, thread, shared_word, sums);

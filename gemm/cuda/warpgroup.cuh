@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __shared__ uint64_t unit_full_barriers[2], factors_full_barriers[2], unit_empty_barriers[2];
   __shared__ UnitInfo units_ahead[2];
   __shared__ int finished_groups[kMathGroups];
+  __shared__ int32_t places_ahead[2][Tiles::kPlaces > 0 ? Tiles::kPlaces : 1];
   const uint32_t full = pinned_address(full_barriers);
   const uint32_t empty = pinned_address(empty_barriers);
   const uint32_t unit_full = pinned_address(unit_full_barriers);
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                     p.narrow_stages, 1, Tile::kWidenWarps);
     }
     init_pipeline(unit_full, unit_empty, 2, 1, kMathGroups * 4);
-    for (int i = 0; i < 2; ++i) mbarrier_init(factors_full + i * 8, 1);
+    for (int i = 0; i < 2; ++i) mbarrier_init(factors_full + i * 8, Tiles::kPlaces > 0 ? 2 : 1);
     fence_mbarrier_init();
   }
   for (int i = threadIdx.x; i < kBiases; i += Tile::kThreads) {
@@ -226,6 +227,28 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         if (lane == 0) mbarrier_arrive(factors_full + buffer * 8);
         buffer ^= 1;
         if (buffer == 0) parity ^= 1;
+      }
+    } else if (role == 3) {
+      if constexpr (Tiles::kPlaces > 0) {
+        // Where rows of a unit's sums go, so that its end need not ask memory.
+        wait_for_previous_kernel();
+        const auto& schedule = tiles.schedule();
+        Units units(schedule, worker);
+        Unit unit;
+        for (int buffer = 0, parity = 1; units.take(unit);) {
+          const auto place = tiles.place_of(unit.tile);
+          constexpr int kLanes = (Tiles::kPlaces + 31) / 32;
+          int32_t places[kLanes];
+#pragma unroll
+          for (int i = 0; i < kLanes; ++i) places[i] = tiles.place_of_row(place, lane + i * 32);
+          mbarrier_wait(unit_empty + buffer * 8, parity);
+#pragma unroll
+          for (int i = 0; i < kLanes; ++i) places_ahead[buffer][lane + i * 32] = places[i];
+          __syncwarp();
+          if (lane == 0) mbarrier_arrive(factors_full + buffer * 8);
+          buffer ^= 1;
+          if (buffer == 0) parity ^= 1;
+        }
       }
     }
     __syncwarp();
@@ -411,8 +434,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       // every tile, in registers that the sums need.
       const int thread = threadIdx.x % 128 + unit.zero;
       mbarrier_wait(factors_full + buffer * 8, unit_parity);
-      tiles.finish(unit, group, thread, after_stages + warp * Tiles::warp_staging(p),
-                   finished_groups[group], sums);
+      tiles.finish(unit, places_ahead[buffer], group, thread,
+                   after_stages + warp * Tiles::warp_staging(p), finished_groups[group], sums);
       next_unit();
     }
     tiles.end();

@@ -49,6 +49,8 @@ class GroupedTiles {
   static constexpr int kTileM = Tile::kSwapped ? Tile::kColumns : Tile::kRows;  // rows of a
   static constexpr int kTileN = Tile::kSwapped ? Tile::kRows : Tile::kColumns;  // rows of w
   static constexpr int kBoxRows = 128;                                          // of w
+  // Rows whose sums go to places of their own; those of h lie as they are.
+  static constexpr int kPlaces = kGateUp ? 0 : kTileM;
   __device__ __forceinline__ static int warp_staging(const Problem& p) { return p.warp_staging; }
   static_assert(kTileN % kBoxRows == 0 && Tile::kPaired == kGateUp, "");
 
@@ -143,18 +145,25 @@ class GroupedTiles {
     const int row = w_row(place, i);
     return row >= 0 ? scale_w(place).outer(row) : 0.0f;
   }
+  // The row of out for row i of a of the tile; -1: there is none.
+  __device__ __forceinline__ int32_t place_of_row(const Place& place, int i) const {
+    const int row = (Tile::kSwapped ? place.first_column : place.first_row) + i;
+    if (row >= (Tile::kSwapped ? place.end_column : place.end_row)) return -1;
+    return p_.slots != 0 ? p_.row_slots[row] : row;
+  }
   __device__ __forceinline__ bool has_bias() const { return p_.w.bias != nullptr; }
   __device__ __forceinline__ float bias(const Place& place, int i) const {
     const int row = w_row(place, i);
     return row >= 0 ? p_.bias(place.expert, row) : 0.0f;
   }
 
-  // Sums of a short K go out by the copy engine (StagedRows), for its tiles are mostly their ends;
-  // else each thread stores what it has. What a path knows when it is compiled (the activation, how
+  // Sums of a short K go out by the copy engine, for its tiles are mostly their ends; else each
+  // thread stores what it has. `places`: of the tile's rows of a, by place_of_row(). What a path
+  // knows when it is compiled (the activation, how
   // it stores) is told apart here, once a tile: asked at each element it was 36 instructions of an
   // element's 40.
-  __device__ __forceinline__ void finish(const UnitInfo& unit, int group, int thread,
-                                         uint8_t* staging, int&,
+  __device__ __forceinline__ void finish(const UnitInfo& unit, const int32_t* places, int group,
+                                         int thread, uint8_t* staging, int&,
                                          const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) {
     if constexpr (kGateUp) {
       using Activation = GatedActivation;
@@ -178,16 +187,16 @@ class GroupedTiles {
       }
     } else if (p_.out_dtype != DType::kFloat32) {
       if (p_.wide_stores) {
-        finish_rows<uint16_t, true>(unit, group, thread, sums);
+        finish_rows<uint16_t, true>(unit, places, group, thread, sums);
       } else {
-        finish_rows<uint16_t, false>(unit, group, thread, sums);
+        finish_rows<uint16_t, false>(unit, places, group, thread, sums);
       }
     } else if (all_.warp_staging > 0) {
-      if constexpr (!Tile::kSwapped) stage_rows(unit, group, thread, staging, sums);
+      if constexpr (!Tile::kSwapped) stage_rows(unit, places, group, thread, staging, sums);
     } else if (p_.wide_stores) {
-      finish_rows<float, true>(unit, group, thread, sums);
+      finish_rows<float, true>(unit, places, group, thread, sums);
     } else {
-      finish_rows<float, false>(unit, group, thread, sums);
+      finish_rows<float, false>(unit, places, group, thread, sums);
     }
   }
   // The copy engine has stored all rows of this warp.
@@ -352,38 +361,33 @@ class GroupedTiles {
   };
 
   __device__ __forceinline__ void stage_rows(
-      const UnitInfo& unit, int group, int thread, uint8_t* staging,
+      const UnitInfo& unit, const int32_t* places, int group, int thread, uint8_t* staging,
       const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) {
     const int lane = thread % 32, quad = lane % 4, warp_row = thread / 32 * 16;
-    // The slots of all rows are asked for before the first is needed.
-    float* starts[Tile::kWaves];
-#pragma unroll
-    for (int wave = 0; wave < Tile::kWaves; ++wave) {
-      const int row = unit.first_row + (group * Tile::kWaves + wave) * kWgmmaRows + warp_row + lane;
-      starts[wave] = lane < 16 && row < unit.end_row
-                         ? static_cast<float*>(p_.out) + p_.out_row(row, 0) + unit.first_column
-                         : nullptr;
-    }
     StagedRows rows(staging, thread, staged_);
 #pragma unroll
     for (int wave = 0; wave < Tile::kWaves; ++wave) {
       const int first_m = (group * Tile::kWaves + wave) * kWgmmaRows + warp_row;
+      const int32_t place = lane < 16 ? places[first_m + lane] : -1;
+      float* const start =
+          place >= 0 ? static_cast<float*>(p_.out) + place * p_.out_stride + unit.first_column
+                     : nullptr;
 #pragma unroll
       for (int step = 0; step < Tile::kColumns / kStagedColumns; ++step) {
         float values[kStagedColumns / 8][4];
 #pragma unroll
         for (int tile = 0; tile < kStagedColumns / 8; ++tile) {
-          const int place = step * kStagedColumns + tile * 8 + quad * 2;
+          const int column = step * kStagedColumns + tile * 8 + quad * 2;
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             values[tile][j] = sums[wave][step * (kStagedColumns / 8) + tile][j] *
                                   unit.row_factor[first_m + lane / 4 + j / 2 * 8] *
-                                  unit.column_factor[place + j % 2] +
-                              unit.bias[place + j % 2];
+                                  unit.column_factor[column + j % 2] +
+                              unit.bias[column + j % 2];
           }
         }
         const int further = step * kStagedColumns;
-        rows.store(starts[wave] == nullptr ? nullptr : starts[wave] + further,
+        rows.store(start == nullptr ? nullptr : start + further,
                    unit.end_column - unit.first_column - further, values);
       }
     }
@@ -391,12 +395,11 @@ class GroupedTiles {
 
   template <class Element, bool kWide>
   __device__ __forceinline__ void finish_rows(
-      const UnitInfo& unit, int group, int thread,
+      const UnitInfo& unit, const int32_t* places, int group, int thread,
       const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) const {
     const int lane = thread % 32, quad = lane % 4;
     const int warp_row = group * Tile::kWaves * kWgmmaRows + thread / 32 * 16 + lane / 4;
     Element* const out = static_cast<Element*>(p_.out);
-    // The slots of all rows are asked for before the first result is stored.
     if constexpr (Tile::kSwapped) {
       constexpr int kPlaces = Tile::kWaves * 2;
       const int n = unit.first_row + warp_row;
@@ -409,8 +412,8 @@ class GroupedTiles {
       Element* starts[Tile::kColumnTiles][2];
 #pragma unroll
       for (int i = 0; i < Tile::kColumnTiles * 2; ++i) {
-        const int row = unit.first_column + i / 2 * 8 + quad * 2 + i % 2;
-        starts[i / 2][i % 2] = row < unit.end_column ? out + p_.out_row(row, 0) + n : nullptr;
+        const int32_t place = places[i / 2 * 8 + quad * 2 + i % 2];
+        starts[i / 2][i % 2] = place >= 0 ? out + place * p_.out_stride + n : nullptr;
       }
 #pragma unroll
       for (int tile = 0; tile < Tile::kColumnTiles; ++tile) {
@@ -434,9 +437,9 @@ class GroupedTiles {
       Element* starts[kPlaces];
 #pragma unroll
       for (int i = 0; i < kPlaces; ++i) {
-        const int m = warp_row + i / 2 * kWgmmaRows + i % 2 * 8, row = unit.first_row + m;
+        const int m = warp_row + i / 2 * kWgmmaRows + i % 2 * 8;
         of_a[i] = unit.row_factor[m];
-        starts[i] = row < unit.end_row ? out + p_.out_row(row, 0) + n : nullptr;
+        starts[i] = places[m] >= 0 ? out + places[m] * p_.out_stride + n : nullptr;
       }
 #pragma unroll
       for (int tile = 0; tile < Tile::kColumnTiles; ++tile) {

@@ -51,7 +51,7 @@ Status launch_grouped_tile(const GroupedTilesLaunch& call, Stream stream) {
     const WidenedStages stages =
         widened_stages(call.config.block_m, call.config.block_n, Tile::kWRowBytes,
                        warpgroup_bytes(call.config, Tile::kWarpScaleBytes, 0, problem.warp_staging),
-                       call.shared_bytes_per_block);
+                       call.shared_bytes_per_block - moe_static_bytes(call.config) + kStaticBytes);
     problem.num_stages = stages.wide;
     problem.narrow_stages = stages.narrow;
   } else {

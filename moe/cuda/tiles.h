@@ -104,12 +104,14 @@ inline int64_t warpgroup_bytes(const MoeConfig& c, int scale_bytes, int num_stag
                                int warp_staging) {
   return warpgroup_shared_bytes(c.block_m, c.block_n, num_stages, scale_bytes + warp_staging);
 }
+// Of static shared memory: gemm's, and the places of two tiles' rows.
+inline int64_t moe_static_bytes(const MoeConfig& c) { return kStaticBytes + 8 * c.block_m; }
 // Stages that fit a block which may have `shared_bytes`.
 inline int warpgroup_stages(const MoeConfig& c, int scale_bytes, int64_t shared_bytes,
                             int warp_staging) {
   const int64_t stage = int64_t{c.block_m + c.block_n} * kChunkBytes;
   const int64_t left =
-      shared_bytes - kStaticBytes - warpgroup_bytes(c, scale_bytes, 0, warp_staging);
+      shared_bytes - moe_static_bytes(c) - warpgroup_bytes(c, scale_bytes, 0, warp_staging);
   return static_cast<int>(std::min<int64_t>(left / stage, kMaxStages));
 }
 
