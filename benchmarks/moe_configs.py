@@ -2,13 +2,16 @@
 
     python benchmarks/moe_configs.py [--models NAME,...] [--tokens 1,8,...] [--kinds FP8,...]
                                      [--save]
-    python benchmarks/moe_configs.py --orders
+    python benchmarks/moe_configs.py --unseen [--save]
+    python benchmarks/moe_configs.py --orders [--save]
     python benchmarks/moe_configs.py --page      # docs/h200_moe_configs.md, without a GPU
 
 A layer without its router, random weights, uniform random routing, another one in every call. For
 each cell a table of the configs, the quickest first, and which of them the choice takes: "error" is
 the norm of what a config computes less the reference in float64, over the reference's. What takes
 more than three times the quickest is timed once. --minutes ends it early, the table whole.
+
+--unseen: the same of models and numbers of tokens that no rate of the choice was fitted to.
 
 --orders is the study of the order of tiles (docs/kernels/moe.md) at Mixtral's shapes: each design
 in each order, with each split of the second product's K. Bytes are counted, not measured: those
@@ -43,6 +46,14 @@ ORDERS = ["row group_m=1", "column group_m=1", "grouped group_m=2", "grouped gro
 SLOW = 3.0  # times the quickest
 NAME = "h200_moe_configs"  # of the saved results, and of their page
 ORDERS_NAME = "h200_moe_orders"
+UNSEEN_MODELS = {
+    "Llama-4-Scout": (5120, 8192, 16, 1),
+    "Qwen3-235B-A22B": (4096, 1536, 128, 8),
+    "DeepSeek-V2-Lite": (2048, 1408, 64, 6),
+    "Phi-3.5-MoE TP2": (4096, 3200, 16, 2),
+    "Qwen3-Next-80B": (2048, 512, 512, 10),
+}
+UNSEEN_TOKENS = [6, 48, 300, 1500, 6000]
 PROMPT_AIMS = {"Mixtral-8x7B": 2650, "Qwen3-30B-A3B": 450, "DeepSeek-V3 TP8": 700,
                "GPT-OSS-120B": 850}  # fmt: skip
 
@@ -283,18 +294,31 @@ def aim_us(model: str, tokens: int, floor: float) -> float | None:
     return 1.25 * floor + 8 if tokens <= 64 else 1.35 * floor + 10
 
 
-def merged(saved: dict, cells: list[dict], rate: float) -> dict:
+def merged(saved: dict, cells: list[dict], rate: float, unseen: bool) -> dict:
     """The saved results with these cells, of today, in the place of their like."""
     key = lambda cell: (cell["model"], cell["tokens"], cell["kind"])  # noqa: E731
-    today = str(datetime.date.today())
-    by_key = {key(cell): cell for cell in saved["cells"]}
+    today, part = str(datetime.date.today()), "unseen" if unseen else "cells"
+    by_key = {key(cell): cell for cell in saved[part]}
     by_key |= {key(cell): {**cell, "date": today} for cell in cells}
-    models = list(GPU_MODELS)
+    models = list(UNSEEN_MODELS if unseen else GPU_MODELS)
     ordered = sorted(
         by_key.values(),
         key=lambda c: (models.index(c["model"]), c["tokens"], KINDS.index(c["kind"])),
     )
-    return {"machine": gpu.machine(), "read_rate": rate, "cells": ordered}
+    return {**saved, "machine": gpu.machine(), "read_rate": rate, part: ordered}
+
+
+def unseen_table(cells: list[dict]) -> str:
+    """us of what the choice takes, and that over the quickest of all configs."""
+    found: dict[tuple, list[str]] = {}
+    for c, config, regret in zip(cells, choices(cells), regrets(cells), strict=True):
+        line = found.setdefault((c["model"], c["tokens"]), [f"{c['floor']:,.0f}"])
+        line += [f"{c['us'][config]:,.0f}", f"{regret:.3f}"]
+    rows = [[f"{model}, {tokens:,}", *line] for (model, tokens), line in found.items()]
+    header = ["model, tokens", "floor"]
+    for kind in KINDS[:2]:
+        header += [kind, "x the quickest"]
+    return markdown(header, rows)
 
 
 def document(saved: dict) -> str:
@@ -324,7 +348,7 @@ def document(saved: dict) -> str:
         ]
         rows.append([f"{name}, {tokens:,}", *marked, shown(cell["floor"]),
                      "-" if aim is None else shown(aim)])  # fmt: skip
-    over = regrets(cells)
+    over, unseen = regrets(cells), regrets(saved["unseen"])
     return (
         f"# Experts on {saved['machine']}\n\n"
         "Measured, each column on its day, by `python benchmarks/moe_configs.py --kinds "
@@ -337,7 +361,11 @@ def document(saved: dict) -> str:
         + markdown(["model, tokens", *header, "FP8 floor", "aim"], rows)
         + f"\n\nOver these {len(cells)} cells the choice's config takes "
         f"{statistics.mean(over):.3f} times the quickest of those timed on average,\n"
-        f"{max(over):.2f} times at worst.\n"
+        f"{max(over):.2f} times at worst.\n\n"
+        "## Models that no rate was fitted to\n\n"
+        f"By `--unseen --save`, {saved['unseen'][0]['date']}. The choice's config takes "
+        f"{statistics.mean(unseen):.3f} times the quickest on average, {max(unseen):.2f} at "
+        "worst.\n\n" + unseen_table(saved["unseen"]) + "\n"
     )
 
 
@@ -346,6 +374,7 @@ def main() -> int:
     parser.add_argument("--models", help="names, with commas between; all")
     parser.add_argument("--tokens", help="numbers, with commas between")
     parser.add_argument("--kinds", default="FP8,FP8 blocks", help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--unseen", action="store_true", help="models that no rate was fitted to")
     parser.add_argument("--orders", action="store_true", help="the study of the order of tiles")
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no cell after these")
     parser.add_argument("--save", action="store_true", help="put the cells into the saved results")
@@ -361,17 +390,21 @@ def main() -> int:
     rate = gpu.read_rate(package)
     print(f"{gpu.machine()}; read rate {rate / 1e12:.2f} TB/s")
     kinds = arguments.kinds.split(",")
-    tokens = [int(t) for t in arguments.tokens.split(",")] if arguments.tokens else GPU_TOKENS
+    shapes, tokens = (
+        (UNSEEN_MODELS, UNSEEN_TOKENS) if arguments.unseen else (GPU_MODELS, GPU_TOKENS)
+    )
+    if arguments.tokens:
+        tokens = [int(t) for t in arguments.tokens.split(",")]
     cells = []
     if arguments.orders:
         cells = study_orders(package, rate, tokens, kinds, ends)
     else:
-        models = arguments.models.split(",") if arguments.models else list(GPU_MODELS)
+        models = arguments.models.split(",") if arguments.models else list(shapes)
         for name in models:
             for kind in kinds:
                 if time.monotonic() > ends:
                     break
-                layer = Layer(package, kind, GPU_MODELS[name])
+                layer = Layer(package, kind, shapes[name])
                 for count in tokens:
                     if time.monotonic() > ends:
                         break
@@ -383,7 +416,7 @@ def main() -> int:
         saved = (
             {"read_rate": rate, "cells": cells}
             if arguments.orders
-            else merged(json.loads(results.read_text()), cells, rate)
+            else merged(json.loads(results.read_text()), cells, rate, arguments.unseen)
         )
         results.write_text(json.dumps(saved, indent=1) + "\n")
     wrong = sum(not e < 0.03 for found in cells for e in found["errors"].values())
