@@ -1,5 +1,5 @@
-"""Parts of the kernels for wgmma on the host: the warps that widen weights (gemm/cuda/widen.cuh),
-and the scales of blocks (gemm/cuda/block_scales.cuh).
+"""Parts of the kernels on the host: the warps that widen weights for wgmma (gemm/cuda/widen.cuh),
+the scales of blocks (gemm/cuda/block_scales.cuh), the orders of experts' tiles (moe/gpu/order.h).
 
 A thread stands for each of the block's, and barriers have mbarrier's phases (tests/emulated): every
 code of FP8 and MXFP4, scales at odd places, stages that come round in any order. On a GPU
@@ -17,7 +17,7 @@ NVCC = shutil.which("nvcc")
 
 
 @pytest.mark.skipif(not (NVCC and shutil.which("g++")), reason="needs nvcc's headers and g++")
-@pytest.mark.parametrize("part, tiles", [("widen", 21), ("block_scales", 36)])
+@pytest.mark.parametrize("part, tiles", [("widen", 21), ("block_scales", 36), ("orders", 2000)])
 def test_every_value_is_right_whoever_is_first(tmp_path, part, tiles):
     for folder in ("common", "gemm", "moe"):
         shutil.copytree(ROOT / folder, tmp_path / folder)

@@ -73,13 +73,10 @@ class GroupedTiles {
     RowTile rows;
     int n;
     if (p_.groups != nullptr) {
-      // A group of `count` tiles of rows has count * tiles_n tiles, one after the other.
-      const TileGroup of = p_.groups[turned / all_.tiles_n];
-      const int within = turned - of.first * all_.tiles_n;
-      n = within / of.count;
-      rows.expert = of.expert;
-      rows.begin = of.begin + (within - n * of.count) * kTileM;
-      rows.end = min(of.end, rows.begin + kTileM);
+      const TileGroup group = p_.groups[turned / all_.tiles_n];
+      const TileGroup::Place place = group.place_of(turned, all_.tiles_n, kTileM);
+      rows = {group.expert, place.begin, place.end, 0};
+      n = place.n;
     } else {
       const int height = all_.walked == 0 || all_.walked > tiles_m_ ? tiles_m_ : all_.walked;
       const TileOrder::Place place = TileOrder{tiles_m_, all_.tiles_n, height}.place_of(turned);

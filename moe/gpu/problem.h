@@ -13,17 +13,13 @@
 #include "../../common/gpu/element.h"
 #include "../fused_moe.h"
 #include "../grouped_gemm.h"
+#include "order.h"
 
 namespace rocm_kernels {
 
 // block_m rows at most, of one expert: what one workgroup multiplies at a time.
 struct RowTile {
   int32_t expert, begin, end, unused;
-};
-
-// The tiles of an expert that are walked together, `count` from `first` on, and their rows.
-struct TileGroup {
-  int32_t expert, first, count, begin, end;
 };
 
 enum class GroupedEnd : int32_t { kGateUp, kDown, kGrouped };

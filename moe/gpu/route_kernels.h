@@ -95,12 +95,8 @@ ROCM_KERNELS_DEVICE void plan_tiles(const RoutingProblem& p, int32_t rows, Routi
     const int32_t end = scratch.ends[0][expert];
     p.tiles[tile] = {expert, begin, end < begin + p.block_m ? end : begin + p.block_m, 0};
     if (kNvidia && p.groups != nullptr) {
-      const int32_t before = (tile - first) / p.group_m * p.group_m;
-      const int32_t left = scratch.ends[1][expert] - first - before;
-      const int32_t count = left < p.group_m ? left : p.group_m;
-      const int32_t rows_before = first_row + before * p.block_m;
-      const int32_t most = rows_before + count * p.block_m;
-      p.groups[tile] = {expert, first + before, count, rows_before, end < most ? end : most};
+      p.groups[tile] = TileGroup::of(tile, expert, {first, scratch.ends[1][expert]},
+                                     {first_row, end}, p.block_m, p.group_m);
     }
   }
   if (block == 0 && thread == 0) {
