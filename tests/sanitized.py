@@ -12,6 +12,7 @@ import argparse
 import os
 import re
 import sys
+from types import SimpleNamespace
 
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
@@ -19,6 +20,8 @@ import kernels
 import torch
 from compare import assert_product_close, assert_quantized_close
 from project import REPO_ID, ROOT
+from test_moe import Experts, allowed_error, random_routing
+from test_moe_every_config import configs_of, in_every_order
 
 os.environ.setdefault("LOCAL_KERNELS", f"{REPO_ID}={ROOT}")
 
@@ -44,7 +47,7 @@ class Beyond:
         }
 
 
-def check_rows(package) -> None:
+def check_rows(package, _) -> None:
     reference, half = package.reference, {"device": "cuda", "dtype": torch.bfloat16}
     for rows, columns in ROW_SHAPES:
         for mode in MODES:
@@ -61,7 +64,7 @@ def check_rows(package) -> None:
         package.swiglu(x)
 
 
-def check_products(package) -> None:
+def check_products(package, _) -> None:
     reference = package.reference
     for n, k in GEMM_SHAPES:
         w16 = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
@@ -81,7 +84,14 @@ def check_products(package) -> None:
         package.skinny_gemm(x, w, None, scale_w)
 
 
-def check_gemm(package) -> None:
+def one_of_each(configs: list[str], without: str | None) -> list[str]:
+    """One config of each design and schedule: of those that differ in numbers alone the last.
+    `without`: a design that is left out."""
+    kept = [config for config in configs if without is None or not config.startswith(without)]
+    return list({re.sub(r"\d+", "", config): config for config in kept}.values())
+
+
+def check_gemm(package, without: str | None) -> None:
     """Every kernel of gemm, and every schedule of the tiled one."""
     ops = package.functional.ops
     for rows, n, k in ((70, 392, 1024), (300, 640, 2064), (130, 200, 333)):
@@ -95,8 +105,7 @@ def check_gemm(package) -> None:
             (x, w, None, scale_w),
         ):  # fmt: skip
             configs = ops.gemm_configs(out, *operands, False).splitlines()
-            by_schedule = {re.sub(r"\d+", "", config): config for config in configs}
-            for config in by_schedule.values():
+            for config in one_of_each(configs, without):
                 out.fill_(torch.nan)
                 ops.gemm_with_config(out, *operands, None, config)
                 dequantize = package.reference.dequantize
@@ -107,12 +116,46 @@ def check_gemm(package) -> None:
                 assert_product_close(out, wide[0] @ wide[1].t(), wide)
 
 
-CHECKS = {"rows": check_rows, "products": check_products, "gemm": check_gemm}
+def check_experts(package, without: str | None) -> None:
+    """Every kernel of fused_moe, the sorting and the sums included, in every order of tiles."""
+    fp8_dtype = package.native_fp8_dtype(torch.device("cuda"))
+    maker = SimpleNamespace(device=torch.device("cuda"), fp8_dtype=fp8_dtype)
+    for kind in "fp8-row", "fp8-block", "16-bit inputs", "bfloat16", "mxfp4":
+        options = {"quantize_input": kind != "16-bit inputs"}
+        narrow = kind.startswith("fp8")
+        kind = "fp8-row" if kind == "16-bit inputs" else kind
+        experts = Experts(kind, 9, 352, 192, torch.bfloat16, maker)
+        experts.weights = [w.contiguous() for w in experts.weights]
+        for tokens in (2, 24, 300):
+            x = torch.randn(tokens, 352, device="cuda").bfloat16()
+            weights, ids = random_routing(tokens, 7, 3, maker)
+            ids[0] = torch.tensor([1, -1, 9])
+            exact = package.reference.fused_moe(
+                x, *experts.weights, weights, ids, **experts.scales, **options,
+                out_dtype=torch.float32,
+            )  # fmt: skip
+            listed, run = configs_of(package, x, experts, weights, ids, **options)
+            for config in (
+                order for one in one_of_each(listed, without) for order in in_every_order(one)
+            ):
+                out = torch.full((tokens, 352), torch.nan, device="cuda")
+                run(out, config)
+                error = (out - exact).norm() / exact.norm()
+                assert error <= allowed_error(narrow, tokens, out.device), (config, error)
+    for tokens, count in (1, 8), (300, 512):
+        package.topk_softmax(torch.randn(tokens, count, device="cuda"), 8)
+        package.topk_sigmoid(torch.randn(tokens, count, device="cuda"), 4, groups=4, groups_kept=2)
+
+
+CHECKS = {
+    "rows": check_rows, "products": check_products, "gemm": check_gemm, "experts": check_experts,
+}  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=CHECKS, help="one part")
+    parser.add_argument("--without", help="a design of configs that is left out")
     parser.add_argument("--planted", action="store_true", help="make a mistake, to be found")
     arguments = parser.parse_args()
     package = kernels.get_kernel(REPO_ID, version=1, backend="cuda")
@@ -124,7 +167,7 @@ def main() -> int:
     else:
         for name, check in CHECKS.items():
             if arguments.only in (None, name):
-                check(package)
+                check(package, arguments.without)
     torch.cuda.synchronize()
     print("done")
     return 0
