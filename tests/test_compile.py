@@ -116,6 +116,20 @@ def test_compiled_fp8_linear(package, block_inputs, device, dynamic):
     assert graphs.frame_count == 2
 
 
+def test_few_compiled_rows_take_the_kernel_for_few(package, block_inputs):
+    """Not gemm, as in an exported graph: torch.compile before torch 2.13 says that it exports."""
+    x, _, _, w, scale_w = block_inputs
+    called = []
+
+    def record(graph, _):
+        called.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch.compile(package.fp8_linear, fullgraph=True, backend=record)(x, w, scale_w)
+    products = [name for name in called if "gemm" in name]
+    assert len(products) == 1 and "skinny_gemm" in products[0], called
+
+
 def test_inference_mode(package, block_inputs):
     x, residual, *rest = block_inputs
     expected = mlp_block(package, x, residual.clone(), *rest)

@@ -137,7 +137,7 @@ def fp8_linear_path(
         ``"scaled_mm"``: ``torch._scaled_mm``, where that is quicker, or for weights alone
         ``torch.nn.functional.linear`` with w in x's dtype.
     """
-    if torch.compiler.is_exporting():
+    if _is_exporting():
         return "gemm"  # an exported graph has one path for all numbers of rows
     given = [scale for scale in (scale_w, scale_x) if scale is not None]
     if _is_block_scale(scale_w, w.shape[0]) or any(_is_block_scale(s, rows) for s in given[1:]):
@@ -151,6 +151,13 @@ def fp8_linear_path(
     if rows <= skinny_rows:
         return "skinny_gemm"
     return "gemm" if rows <= gemm_rows else "scaled_mm"
+
+
+def _is_exporting() -> bool:
+    """``torch.compiler.is_exporting()``, which torch.compile takes for true before torch 2.13
+    (pytorch/pytorch#176347): few rows would go to ``gemm``. The flag behind it is read instead."""
+    flag = getattr(torch.compiler, "_is_exporting_flag", None)
+    return torch.compiler.is_exporting() if flag is None else flag
 
 
 def fp8_linear(
