@@ -11,15 +11,17 @@ import sys
 import pytest
 from project import ROOT
 
-ROWS, GEMM = ["test_rms_norm_fp8.py", "test_swiglu_fp8.py"], ["test_skinny_gemm.py"]
+ROWS = ["test_rms_norm_fp8.py", "test_swiglu_fp8.py"]
+PRODUCTS = ["test_skinny_gemm.py", "test_gemm.py", "test_moe.py"]
+CONFIGS = ["test_gemm_configs.py", "test_moe_configs.py"]  # of the tiles, which gfx90a has not
 
 
 @pytest.mark.parametrize(
     ("target", "files"),
     [
         ("gfx90a", ROWS),
-        pytest.param("gfx90a", GEMM, marks=pytest.mark.slow),
-        pytest.param("gfx950", ROWS + GEMM, marks=pytest.mark.slow),
+        pytest.param("gfx90a", PRODUCTS, marks=pytest.mark.slow),
+        pytest.param("gfx950", ROWS + PRODUCTS + CONFIGS, marks=pytest.mark.slow),
     ],
 )
 def test_cases(on_the_simulator, target, files):
@@ -29,4 +31,4 @@ def test_cases(on_the_simulator, target, files):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     # The cases ran: a run that deselects everything would end well too.
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 50 * len(files), done.stdout[-300:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 30 * len(files), done.stdout[-300:]
