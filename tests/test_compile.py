@@ -117,7 +117,7 @@ def test_compiled_fp8_linear(package, block_inputs, device, dynamic):
 
 
 def test_few_compiled_rows_take_the_kernel_for_few(package, block_inputs):
-    """Not gemm, as in an exported graph: torch.compile before torch 2.13 says that it exports."""
+    """Not gemm, as in an exported graph: torch.compile of torch 2.11 says that it exports."""
     x, _, _, w, scale_w = block_inputs
     called = []
 

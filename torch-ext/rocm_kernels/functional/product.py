@@ -154,8 +154,8 @@ def fp8_linear_path(
 
 
 def _is_exporting() -> bool:
-    """``torch.compiler.is_exporting()``, which torch.compile takes for true before torch 2.13
-    (pytorch/pytorch#176347): few rows would go to ``gemm``. The flag behind it is read instead."""
+    """``torch.compiler.is_exporting()``, which torch.compile takes for true in torch 2.11, not in
+    2.13 (pytorch/pytorch#176347): few rows would go to ``gemm``. The flag behind it is read."""
     flag = getattr(torch.compiler, "_is_exporting_flag", None)
     return torch.compiler.is_exporting() if flag is None else flag
 
