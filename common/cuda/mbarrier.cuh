@@ -63,12 +63,39 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
                : "memory");
 }
 
+// Writes to `place` of block `rank` of the cluster, and counts as 4 bytes brought at its `barrier`.
+__device__ __forceinline__ void store_async_in_cluster(uint32_t place, float value,
+                                                       uint32_t barrier, int rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there, tells;\n"
+      "mapa.shared::cluster.u32 there, %0, %3;\n"
+      "mapa.shared::cluster.u32 tells, %2, %3;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %1, [tells];\n"
+      "}\n" ::"r"(place),
+      "r"(__float_as_uint(value)), "r"(barrier), "r"(rank)
+      : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
       "again:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// The same where another block of the cluster has written what is waited for.
+__device__ __forceinline__ void mbarrier_wait_for_cluster(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
       "@!done bra again;\n"
       "}\n" ::"r"(barrier),
       "r"(parity)

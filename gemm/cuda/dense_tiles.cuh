@@ -25,7 +25,11 @@ class DenseTiles {
   static constexpr bool kCountedOnDevice = false;  // the host knows how many there are
   static constexpr int kPlaces = 0;                // rows of out are the tile's own
 
-  __device__ __forceinline__ DenseTiles(const Problem& p, int rank) : p_(p), rank_(rank) {}
+  // What tiles' ends need in shared memory, and how one thread makes it ready.
+  struct Shared {};
+  __device__ __forceinline__ static void init(Shared&) {}
+
+  __device__ __forceinline__ DenseTiles(const Problem& p, int rank, Shared&) : p_(p), rank_(rank) {}
 
   // Bytes of shared memory that a warp's outputs go through.
   __device__ __forceinline__ static int warp_staging(const Problem&) { return Tile::kWarpStaging; }

@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __shared__ UnitInfo units_ahead[2];
   __shared__ int finished_groups[kMathGroups];
   __shared__ int32_t places_ahead[2][Tiles::kPlaces > 0 ? Tiles::kPlaces : 1];
+  __shared__ typename Tiles::Shared of_ends;
   const uint32_t full = pinned_address(full_barriers);
   const uint32_t empty = pinned_address(empty_barriers);
   const uint32_t unit_full = pinned_address(unit_full_barriers);
@@ -77,6 +78,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
     init_pipeline(unit_full, unit_empty, 2, 1, kMathGroups * 4);
     for (int i = 0; i < 2; ++i) mbarrier_init(factors_full + i * 8, Tiles::kPlaces > 0 ? 2 : 1);
+    Tiles::init(of_ends);
     fence_mbarrier_init();
   }
   for (int i = threadIdx.x; i < kBiases; i += Tile::kThreads) {
@@ -85,7 +87,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __syncthreads();
   if (p.cluster > 1) cluster_arrive(), cluster_wait();
 
-  Tiles tiles(p, rank);
+  Tiles tiles(p, rank, of_ends);
   if (Tile::kWidened && warp >= kWarpgroupThreads / 32) {
     if constexpr (Tile::kWidened) {
       drop_registers<Tile::kWidenRegisters>();

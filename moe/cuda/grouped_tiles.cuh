@@ -6,9 +6,12 @@
 //
 // gate_up: each 128 rows of w of a tile are the gates of 64 columns of h, then their ups. As
 // columns they are the halves of a tile of 128; as rows, the two waves of a warpgroup. So each
-// thread has the gate and the up of its columns.
+// thread has the gate and the up of its columns. Two blocks of a cluster, which share rows of a,
+// have 128 columns of h: where these have a scale of their own, the blocks tell each other each
+// row's greatest magnitude, and h leaves as FP8.
 #pragma once
 
+#include "../../common/gpu/quantize.h"
 #include "../../gemm/cuda/warpgroup.cuh"
 #include "../../gemm/schedule.h"
 #include "../gpu/problem.h"
@@ -54,8 +57,32 @@ class GroupedTiles {
   __device__ __forceinline__ static int warp_staging(const Problem& p) { return p.warp_staging; }
   static_assert(kTileN % kBoxRows == 0 && Tile::kPaired == kGateUp, "");
 
-  __device__ __forceinline__ GroupedTiles(const Problem& all, int rank)
-      : all_(all), p_(all.product), rank_(rank) {}
+  // Whether h can leave as FP8 (ends_in_groups() of MoeConfig).
+  static constexpr bool kEndsInGroups = kGateUp && is_fp8(Tile::kType) && !Tile::kSwapped;
+
+  // What the cluster's other block has found in this one's rows: of two tiles, for a warp may be
+  // one ahead of the other block's.
+  struct Exchange {
+    uint64_t barriers[2][kMathGroups * 4];
+    float greatest[2][kTileM];
+    int finished[kMathGroups * 4];  // tiles of each warp; a register more would be spilled
+  };
+  struct Nothing {};
+  using Shared = std::conditional_t<kEndsInGroups, Exchange, Nothing>;
+  __device__ __forceinline__ static void init(Shared& shared) {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kEndsInGroups) {
+      for (int warp = 0; warp < kMathGroups * 4; ++warp) {
+        mbarrier_init(shared_address(&shared.barriers[0][warp]), 1);
+        mbarrier_init(shared_address(&shared.barriers[1][warp]), 1);
+        shared.finished[warp] = 0;
+      }
+    }
+#endif
+  }
+
+  __device__ __forceinline__ GroupedTiles(const Problem& all, int rank, Shared& shared)
+      : all_(all), p_(all.product), rank_(rank), shared_(shared) {}
 
   // After wait_for_previous_kernel().
   __device__ __forceinline__ TileSchedule schedule() {
@@ -166,6 +193,9 @@ class GroupedTiles {
       using Activation = GatedActivation;
       const auto finish_by = [&](auto activation) {
         constexpr Activation kActivation = decltype(activation)::value;
+        if constexpr (kEndsInGroups) {
+          if (p_.out_scales != nullptr) return finish_groups<kActivation>(unit, group, thread, sums);
+        }
         if (p_.wide_stores) {
           finish_h<kActivation, true>(unit, group, thread, sums);
         } else {
@@ -273,43 +303,158 @@ class GroupedTiles {
         }
       }
     } else {
-      HElement* starts[Tile::kWaves][2];
-      float of_a[Tile::kWaves][2];
-      bool is_there[Tile::kWaves][2];
+      HElement* starts[kRowsOfThread];
+      bool is_there[kRowsOfThread];
       const int first = unit.first_column / 2 + quad * 2;
 #pragma unroll
-      for (int i = 0; i < Tile::kWaves * 2; ++i) {
-        const int m = (group * Tile::kWaves + i / 2) * kWgmmaRows + warp_row + i % 2 * 8;
-        of_a[i / 2][i % 2] = unit.row_factor[m];
-        is_there[i / 2][i % 2] = unit.first_row + m < unit.end_row;
-        starts[i / 2][i % 2] = out + (unit.first_row + m) * p_.out_stride + first;
+      for (int i = 0; i < kRowsOfThread; ++i) {
+        const int row = row_of_thread(unit, group, thread, i);
+        is_there[i] = row < unit.end_row;
+        starts[i] = out + row * p_.out_stride + first;
+      }
+      for_each_pair_of_h<kActivation>(
+          unit, group, thread, sums, [&](int i, int tile, float low, float high) {
+            if (!is_there[i]) return;
+            store_pair_of_row<HElement, kWide>(starts[i] + tile * 8, columns - first - tile * 8,
+                                               low, high);
+          });
+    }
+  }
+
+  static constexpr float kLargestFp8 = fp8_max(DType::kFloat8E4M3FN);
+  // The rows of a tile of which a thread has columns, where a is the 64-row operand.
+  static constexpr int kRowsOfThread = Tile::kWaves * 2;
+  __device__ __forceinline__ static int place_of_thread(int group, int thread, int i) {
+    return (group * Tile::kWaves + i / 2) * kWgmmaRows + thread / 32 * 16 + thread % 32 / 4 +
+           i % 2 * 8;
+  }
+  __device__ __forceinline__ static int row_of_thread(const UnitInfo& unit, int group, int thread,
+                                                      int i) {
+    return unit.first_row + place_of_thread(group, thread, i);
+  }
+
+  // Calls use(i, tile, low, high) with what h has in the thread's row i, in columns 8 * tile + 2 *
+  // (lane % 4) of the tile's and the next.
+  template <GatedActivation kActivation, class Use>
+  __device__ __forceinline__ void for_each_pair_of_h(
+      const UnitInfo& unit, int group, int thread,
+      const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4], const Use& use) const {
+    constexpr int kUp = kBoxRows / 2;  // from a gate to its up
+    float of_a[kRowsOfThread];
+#pragma unroll
+    for (int i = 0; i < kRowsOfThread; ++i) {
+      of_a[i] = unit.row_factor[place_of_thread(group, thread, i)];
+    }
+#pragma unroll
+    for (int tile = 0; tile < Tile::kColumnTiles / 2; ++tile) {
+      const int place = tile * 8 + thread % 4 * 2;
+      float factor[2][2], bias[2][2];  // [gate, up][neighbour]
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        factor[i / 2][i % 2] = unit.column_factor[place + i / 2 * kUp + i % 2];
+        bias[i / 2][i % 2] = unit.bias[place + i / 2 * kUp + i % 2];
       }
 #pragma unroll
-      for (int tile = 0; tile < Tile::kColumnTiles / 2; ++tile) {
-        const int place = tile * 8 + quad * 2;
-        float factor[2][2], bias[2][2];  // [gate, up][neighbour]
+      for (int i = 0; i < kRowsOfThread; ++i) {
+        const int wave = i / 2, half = i % 2;
+        float h[2];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          factor[i / 2][i % 2] = unit.column_factor[place + i / 2 * kUp + i % 2];
-          bias[i / 2][i % 2] = unit.bias[place + i / 2 * kUp + i % 2];
+        for (int e = 0; e < 2; ++e) {
+          const float gate = sums[wave][tile][half * 2 + e] * of_a[i] * factor[0][e] + bias[0][e];
+          const float up =
+              sums[wave][tile + kUp / 8][half * 2 + e] * of_a[i] * factor[1][e] + bias[1][e];
+          h[e] = gated(kActivation, p_.limit, gate, up);
         }
+        use(i, tile, h[0], h[1]);
+      }
+    }
+  }
+
+  // h as FP8, with one scale for each 128 columns of a row: 64 are this block's, 64 the other's of
+  // the cluster. Rows of h are multiples of 16 columns.
+  template <GatedActivation kActivation>
+  __device__ __forceinline__ void finish_groups(
+      const UnitInfo& unit, int group, int thread,
+      const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) {
+#if __CUDA_ARCH__ >= 900
+    constexpr int kTiles = Tile::kColumnTiles / 2;
+    const int lane = thread % 32, quad = lane % 4, warp = group * 4 + thread / 32;
+    const int columns = p_.n / 2, first = unit.first_column / 2;
+    float h[kRowsOfThread][kTiles][2], greatest[kRowsOfThread] = {};
+    for_each_pair_of_h<kActivation>(
+        unit, group, thread, sums, [&](int i, int tile, float low, float high) {
+          // Columns beyond h: their factors and biases are 0, but swigluoai makes no 0 of them.
+          const bool is_there = first + tile * 8 < columns;
+          h[i][tile][0] = is_there ? low : 0.0f;
+          h[i][tile][1] = is_there ? high : 0.0f;
+          greatest[i] = fmaxf(greatest[i], fmaxf(fabsf(h[i][tile][0]), fabsf(h[i][tile][1])));
+        });
+
+    const int finished = shared_.finished[warp];
+    const int buffer = finished % 2, parity = finished / 2 % 2;
+    const uint32_t barrier = shared_address(&shared_.barriers[buffer][warp]);
+    __syncwarp();
+    if (lane == 0) {
+      shared_.finished[warp] = finished + 1;
+      mbarrier_arrive_expect(barrier, kRowsOfThread * 8 * sizeof(float));
+    }
 #pragma unroll
-        for (int i = 0; i < Tile::kWaves * 2; ++i) {
-          const int wave = i / 2, half = i % 2;
-          float h[2];
+    for (int i = 0; i < kRowsOfThread; ++i) {
+      greatest[i] = fmaxf(greatest[i], __shfl_xor_sync(~0u, greatest[i], 1));
+      greatest[i] = fmaxf(greatest[i], __shfl_xor_sync(~0u, greatest[i], 2));
+      if (quad == 0) {
+        store_async_in_cluster(
+            shared_address(&shared_.greatest[buffer][place_of_thread(group, thread, i)]),
+            greatest[i], barrier, rank_ ^ 1);
+      }
+    }
+    mbarrier_wait_for_cluster(barrier, parity);
+
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const float gate =
-                sums[wave][tile][half * 2 + e] * of_a[wave][half] * factor[0][e] + bias[0][e];
-            const float up =
-                sums[wave][tile + kUp / 8][half * 2 + e] * of_a[wave][half] * factor[1][e] +
-                bias[1][e];
-            h[e] = gated(kActivation, p_.limit, gate, up);
-          }
-          if (!is_there[wave][half]) continue;
-          store_pair_of_row<HElement, kWide>(starts[wave][half] + tile * 8,
-                                             columns - first - tile * 8, h[0], h[1]);
-        }
+    for (int i = 0; i < kRowsOfThread; ++i) {
+      const int row = row_of_thread(unit, group, thread, i);
+      const float amax =
+          fmaxf(greatest[i], shared_.greatest[buffer][place_of_thread(group, thread, i)]);
+      const float scale = fmaxf(fminf(amax, FLT_MAX) / kLargestFp8, kMinScale);
+      const float inverse = 1.0f / scale;
+      uint32_t codes[4];  // of tiles 2 j and 2 j + 1
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        codes[j] = fp8x4_from_float<false>(h[i][2 * j][0] * inverse, h[i][2 * j][1] * inverse,
+                                           h[i][2 * j + 1][0] * inverse,
+                                           h[i][2 * j + 1][1] * inverse);
+      }
+      // Each of the row's four lanes gets two tiles whole: 16 columns.
+      transpose_of_quad(codes, quad);
+      if (row >= unit.end_row) continue;
+      const int column = first + quad * 16;
+      if (column < columns) {
+        *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p_.out) + row * p_.out_stride + column) =
+            make_uint4(__byte_perm(codes[0], codes[1], 0x5410),
+                       __byte_perm(codes[2], codes[3], 0x5410),
+                       __byte_perm(codes[0], codes[1], 0x7632),
+                       __byte_perm(codes[2], codes[3], 0x7632));
+      }
+      if (quad == 0 && rank_ == 0) {
+        const int groups = (columns + static_cast<int>(kScaleBlock) - 1) / kScaleBlock;
+        p_.out_scales[static_cast<int64_t>(row) * groups + first / kScaleBlock] = scale;
+      }
+    }
+#endif
+  }
+
+  // Lane i of four neighbours, and word j of its own, change places.
+  __device__ __forceinline__ static void transpose_of_quad(uint32_t (&words)[4], int quad) {
+#pragma unroll
+    for (int distance = 1; distance <= 2; distance *= 2) {
+      const bool is_upper = quad & distance;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (j & distance) continue;
+        const uint32_t sent = is_upper ? words[j] : words[j + distance];
+        const uint32_t received = __shfl_xor_sync(~0u, sent, distance);
+        words[j] = is_upper ? received : words[j];
+        words[j + distance] = is_upper ? words[j + distance] : received;
       }
     }
   }
@@ -459,6 +604,7 @@ class GroupedTiles {
   const GroupedProblem& p_;
   const int rank_;
   int tiles_m_ = 0;
+  Shared& shared_;
   int staged_ = 0;  // steps that went through this warp's staging
 };
 
