@@ -100,7 +100,7 @@ bench-gpu: $(ENVIRONMENT) ## the kernels beside their peers on this machine's GP
 	@$(PYTHON) tools/build.py --backend $(GPU)
 	$(PYTHON) benchmarks/gpu.py $(ARGS)
 	$(PYTHON) benchmarks/gemm.py $(filter --save --quick,$(ARGS))
-	$(PYTHON) benchmarks/moe.py $(filter --save --quick,$(ARGS))
+	$(PYTHON) benchmarks/moe.py $(ARGS)
 
 bench-model: $(ENVIRONMENT) ## a Llama of 8 billion random weights decodes on this machine's GPU
 	@$(PYTHON) tools/load.py --need-gpu

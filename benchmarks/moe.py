@@ -1,14 +1,15 @@
 """fused_moe beside transformers' own experts, on this GPU or, without one, on this CPU.
 
-    python benchmarks/moe.py [--save] [--quick] [--threads N]
+    python benchmarks/moe.py [--save] [--quick] [--threads N] [--peers FOLDER]
 
 A whole layer without its router, uniform random routing, another one in every call, so that the
 experts are cold. Times are medians, microseconds: of CUDA-graph replays (gpu.py has the clock), or
 of calls that take turns (cpu.py). transformers' grouped_mm is torch's grouped product twice, its
 batched_mm gathers a weight for each slot; both in bfloat16, as they come. On a GPU torch's
-_scaled_grouped_mm in FP8 too (torch_fp8.py). "x" is the quickest of theirs over ours in FP8. The
-floor is the time of the touched experts' FP8 bytes at the read rate measured in the same run, or of
-the products at --tflops.
+_scaled_grouped_mm in FP8 too (torch_fp8.py), and with --peers, of what peers.py has built, vLLM's
+fused MoE (vllm_experts.py), of the same weights as ours; where its result is not ours, it is not
+timed. "x" is the quickest of theirs over ours in FP8. The floor is the time of the touched experts'
+FP8 bytes at the read rate measured in the same run, or of the products at --tflops.
 
 --save writes results/<device>_moe.json, and docs/<device>_moe.md from it.
 """
@@ -26,6 +27,7 @@ import kernels
 import page
 import torch
 import torch_fp8
+import vllm_experts
 from gpu_report import markdown
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeConfig, Qwen3MoeExperts
 
@@ -45,7 +47,13 @@ GPU_TOKENS, CPU_TOKENS = [1, 8, 64, 512, 4096], [1, 8, 64, 512, 2048]
 ROUTINGS = 32
 LONG_CALLS = {"launches": 6, "replays": 5}  # from 512 tokens on, where a call takes milliseconds
 OURS = ["FP8", "FP8 blocks", "FP8, 16-bit inputs", "bf16", "MXFP4"]
-THEIRS = ["grouped_mm", "batched_mm", "FP8 _scaled_grouped_mm"]
+# vLLM's, by ours of the same weights.
+VLLM = {"vLLM FP8": "FP8", "vLLM FP8 blocks": "FP8 blocks", "vLLM bf16": "bf16"}
+THEIRS = ["grouped_mm", "batched_mm", "FP8 _scaled_grouped_mm", *VLLM]
+# What vLLM's may differ by, norm over norm. What stands between the products is rounded to bfloat16
+# there, which moves some inputs of the second one by a step of FP8: up to 4% in trials on a CPU.
+# Scales of a neighbour's, random as they are, made it 37% or more.
+TOLERANCE = 0.1
 
 
 def their_experts(w_gate_up: torch.Tensor, w_down: torch.Tensor) -> Qwen3MoeExperts:
@@ -60,7 +68,9 @@ def their_experts(w_gate_up: torch.Tensor, w_down: torch.Tensor) -> Qwen3MoeExpe
     return experts
 
 
-def candidates(package, hidden: int, intermediate: int, experts: int, device) -> dict:
+def candidates(
+    package, hidden: int, intermediate: int, experts: int, device, with_vllm: bool
+) -> dict:
     """Name -> call(x, routing), of the same bfloat16 weights."""
     shapes = (experts, 2 * intermediate, hidden), (experts, hidden, intermediate)
     wide = [torch.randn(s, device=device, dtype=torch.bfloat16).mul_(s[2] ** -0.5) for s in shapes]
@@ -92,14 +102,19 @@ def candidates(package, hidden: int, intermediate: int, experts: int, device) ->
 
         return call
 
-    rows = [fp8(shape, False) for shape in shapes]
+    rows, blocks = ([fp8(shape, of_blocks) for shape in shapes] for of_blocks in (False, True))
     named = {name: transformers(name) for name in THEIRS[:2]}
     if theirs.gate_up_proj.is_cuda:
         scaled = torch_fp8.ScaledExperts(*wide)
         named[THEIRS[2]] = lambda x, routing: scaled(x, routing[1], routing[0])
+    if with_vllm:
+        of_kinds = rows, blocks, [(w, None) for w in wide]
+        for name, pairs, block in zip(VLLM, of_kinds, (0, 128, 0), strict=True):
+            weights, scales = zip(*pairs, strict=True)
+            named[name] = vllm_experts.call(*weights, scales, block)
     return {
         "FP8": ours(rows),
-        "FP8 blocks": ours([fp8(shape, True) for shape in shapes]),
+        "FP8 blocks": ours(blocks),
         "FP8, 16-bit inputs": ours(rows, quantize_input=False),
         "bf16": ours([(w, None) for w in wide]),
         "MXFP4": ours([mxfp4(shape) for shape in shapes]),
@@ -115,6 +130,14 @@ def random_routings(tokens: int, experts: int, k: int, device) -> list[tuple]:
     return found
 
 
+def difference(call: Callable, reference: Callable, x: torch.Tensor, routings: list) -> float:
+    """Norm over norm, of 32 results or more: weights here are one row, so that a single result is a
+    single sum, which may be near nothing."""
+    pairs = [(call(x, r).float(), reference(x, r).float()) for r in routings[: -(-32 // len(x))]]
+    theirs, ours = (torch.cat(results) for results in zip(*pairs, strict=True))
+    return ((theirs - ours).norm() / ours.norm()).item()
+
+
 def times_us(package, calls: dict, x: torch.Tensor, routings: list) -> tuple[dict, dict]:
     """Median of each call, and the errors of those that this device cannot run."""
     found, errors = {}, {}
@@ -125,9 +148,13 @@ def times_us(package, calls: dict, x: torch.Tensor, routings: list) -> tuple[dic
             continue
         try:
             call(x, routings[0])
+            if name in VLLM:
+                over = difference(call, calls[VLLM[name]], x, routings)
+                if not over < TOLERANCE:
+                    raise RuntimeError(f"differs from ours by {over:.1%}")
             runnable[name] = call
-        except RuntimeError as error:
-            errors[name] = str(error).splitlines()[0][:120]
+        except Exception as error:  # whatever a foreign package may raise
+            errors[name] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
     if x.is_cuda:
         counts = LONG_CALLS if x.shape[0] >= 512 else {}
         routings = routings[: counts.get("launches")]
@@ -164,6 +191,26 @@ def floor_us(found: dict, rate: float, tflops: float | None) -> float:
     return max(moved, done) * 1e6
 
 
+def about_vllm(saved: dict) -> str:
+    """What of vLLM ran, and what did not."""
+    tuned = "; ".join(
+        f"{model}: {', '.join(names)}" for model, names in saved["vllm"]["tuned"].items() if names
+    )
+    missing: dict[str, list[str]] = {}
+    for found in saved["cells"]:
+        for name, error in found["errors"].items():
+            if name in VLLM:
+                label = f"{name}, {found['model']} ({error})"
+                missing.setdefault(label, []).append(str(found["tokens"]))
+    left_out = "; ".join(f"{label}, {' '.join(tokens)} tokens" for label, tokens in missing.items())
+    return (
+        f"vLLM {saved['vllm']['version']}, of our weights: its modular kernel without expert "
+        "parallelism, its Triton kernel and its CUDA ops,\nfrom its own files, without DeepGEMM. "
+        f"Its configs tuned for this GPU: {tuned or 'none'}; its default ones elsewhere.\n"
+        f"Not measured: {left_out or 'none'}.\n"
+    )
+
+
 def document(saved: dict) -> str:
     theirs = [name for name in THEIRS if any(name in found["us"] for found in saved["cells"])]
     lines = []
@@ -191,14 +238,24 @@ def document(saved: dict) -> str:
             + (f",\nor {saved['tflops']:.0f} TFLOP/s. " if saved["tflops"] else ".\n")
             + "What bounds it: [kernels/moe.md](kernels/moe.md)."
             + "\n",
+            *([about_vllm(saved)] if saved.get("vllm") else []),
             markdown(header, lines),
             "",
         ]
     )
 
 
+def tuned_names(shape: tuple) -> list[str]:
+    """Which of vLLM's calls run by a config that was tuned for this GPU."""
+    _, intermediate, experts, _ = shape
+    kinds = zip(VLLM, (True, True, False), (0, 128, 0), strict=True)
+    return [
+        n for n, fp8, block in kinds if vllm_experts.is_tuned(experts, intermediate, fp8, block)
+    ]
+
+
 def main() -> int:
-    arguments = page.arguments(__doc__, quick="one model")
+    arguments = page.arguments(__doc__, quick="one model", peers="vLLM's experts on a GPU")
     torch.manual_seed(0)
     on_gpu = torch.cuda.is_available()
     device = "cuda" if on_gpu else "cpu"
@@ -213,13 +270,18 @@ def main() -> int:
     models, tokens = (GPU_MODELS, GPU_TOKENS) if on_gpu else (CPU_MODELS, CPU_TOKENS)
     if arguments.quick:
         models, tokens = {"Qwen3-30B-A3B": models["Qwen3-30B-A3B"]}, tokens[:2]
+    vllm = None
+    if on_gpu and arguments.peers:
+        version = vllm_experts.load(arguments.peers, torch.device(device))
+        tuned = {model: tuned_names(shape) for model, shape in models.items()}
+        vllm = {"version": version, "tuned": tuned}
     cells = []
     for model, shape in models.items():
-        calls = candidates(package, *shape[:3], device)
+        calls = candidates(package, *shape[:3], device, vllm is not None)
         cells += [cell(package, model, shape, count, calls, device) for count in tokens]
     saved = {
         "machine": machine, "date": str(datetime.date.today()), "read_rate": rate,
-        "tflops": arguments.tflops if on_gpu else None, "cells": cells,
+        "tflops": arguments.tflops if on_gpu else None, "vllm": vllm, "cells": cells,
     }  # fmt: skip
     page.publish(f"{gpu.device_name()}_moe", saved, document(saved), arguments.save)
     return 0

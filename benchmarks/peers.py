@@ -1,10 +1,11 @@
 """Public kernels for the same work as ours, each measured where it is there.
 
-    python benchmarks/peers.py --flashinfer FOLDER --flashinfer-version VERSION \\
-        --vllm FOLDER --vllm-version VERSION --out FOLDER
+    python benchmarks/peers.py --out FOLDER --vllm FOLDER --vllm-version VERSION \\
+        [--flashinfer FOLDER --flashinfer-version VERSION]
 
-builds a library of FlashInfer's and one of vLLM's kernels from their sources, repositories or
-unpacked packages; ``gpu.py --peers OUT`` loads them. Liger and quack are taken when they are
+builds libraries of FlashInfer's and vLLM's kernels from their sources, repositories or unpacked
+packages; ``gpu.py --peers OUT`` and ``moe.py --peers OUT`` load them. vLLM's experts are in Python
+files too, which stay where they are (vllm_experts.py). Liger and quack are taken when they are
 importable. Nothing of theirs is part of this repository.
 """
 
@@ -14,6 +15,7 @@ import argparse
 import ctypes
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +26,18 @@ import torch
 
 EPS = 1e-6
 OPS = ("rms_norm_fp8", "swiglu_fp8", "rms_norm", "swiglu")
+
+# Of vLLM's csrc, what is in which library.
+VLLM_KERNELS = {
+    "vllm": ("layernorm_quant_kernels.cu", "quantization/activation_kernels.cu"),
+    "vllm_experts": (
+        "activation_kernels.cu",
+        "moe/moe_align_sum_kernels.cu",
+        "quantization/fused_kernels/fused_silu_mul_block_quant.cu",
+        "quantization/w8a8/fp8/common.cu",
+        "quantization/w8a8/fp8/per_token_group_quant.cu",
+    ),
+}
 
 # Of the four ops; x, residual [rows, hidden] and scale as in gpu.py's row-wise cases.
 Norm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -151,7 +165,7 @@ def load_quack():
 def build(name: str, sources: list[Path], includes: list[Path], out: Path) -> None:
     command = ["nvcc", "-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC"]
     command += ["--expt-relaxed-constexpr", "--expt-extended-lambda", "--threads", "0"]
-    command += ["-gencode=arch=compute_90,code=sm_90", "-diag-suppress", "20012,550,177"]
+    command += ["-gencode=arch=compute_90,code=sm_90", "-diag-suppress", "20012,550,177,1835,3288"]
     command += ["-DUSE_CUDA", "-DENABLE_FP8", "-DENABLE_BF16"]
     command += ["-DTORCH_TARGET_VERSION=0x020b000000000000"]
     command += [argument for path in includes for argument in ("-isystem", str(path))]
@@ -161,10 +175,10 @@ def build(name: str, sources: list[Path], includes: list[Path], out: Path) -> No
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Builds FlashInfer's and vLLM's kernels.")
-    parser.add_argument("--flashinfer", type=Path, required=True, help="its sources or wheel")
-    parser.add_argument("--flashinfer-version", required=True, help="what is said of it in tables")
     parser.add_argument("--vllm", type=Path, required=True, help="its sources")
-    parser.add_argument("--vllm-version", required=True)
+    parser.add_argument("--vllm-version", required=True, help="what is said of it in tables")
+    parser.add_argument("--flashinfer", type=Path, help="its sources or wheel")
+    parser.add_argument("--flashinfer-version")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--include", type=Path, action="append", default=[], help="more headers")
     arguments = parser.parse_args()
@@ -173,15 +187,20 @@ def main() -> int:
     out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     here = Path(__file__).parent
-    header = next(arguments.flashinfer.rglob("include/flashinfer/norm.cuh"))
-    includes = [header.parent.parent, *arguments.include]
-    build("flashinfer", [here / "peers_flashinfer.cu"], includes, out)
+    versions = {
+        "vllm": arguments.vllm_version,
+        "vllm_files": os.path.relpath(arguments.vllm, out),  # the two may move together
+    }
+    if arguments.flashinfer:
+        header = next(arguments.flashinfer.rglob("include/flashinfer/norm.cuh"))
+        includes = [header.parent.parent, *arguments.include]
+        build("flashinfer", [here / "peers_flashinfer.cu"], includes, out)
+        versions["flashinfer"] = arguments.flashinfer_version
     csrc = arguments.vllm / "csrc"
-    kernels = ("layernorm_quant_kernels.cu", "quantization/activation_kernels.cu")
     includes = [csrc, *map(Path, cpp_extension.include_paths()), *arguments.include]
-    sources = [here / "peers_vllm.cpp", *(csrc / kernel for kernel in kernels)]
-    build("vllm", sources, includes, out)
-    versions = {"flashinfer": arguments.flashinfer_version, "vllm": arguments.vllm_version}
+    for name, kernels in VLLM_KERNELS.items():
+        sources = [here / f"peers_{name}.cpp", *(csrc / kernel for kernel in kernels)]
+        build(name, sources, includes, out)
     (out / "versions.json").write_text(json.dumps(versions) + "\n")
     return 0
 

@@ -21,6 +21,7 @@ import moe_configs
 import quality
 import serving
 import step_loop
+import vllm_experts
 from tiny_models import tiny_llama
 
 import gemm
@@ -294,3 +295,73 @@ def test_page_of_the_experts_is_what_the_results_and_the_choice_say():
     assert (gpu_report.DOCS / f"{moe_configs.NAME}.md").read_text() == moe_configs.document(saved)
     over = moe_configs.regrets(saved["cells"])
     assert sum(over) / len(over) < 1.03 and max(over) < 1.3
+
+
+# ---- moe.py beside vLLM
+
+
+@pytest.fixture
+def vllm_files(tmp_path, monkeypatch):
+    """A vLLM of three files, of which two are run; and nothing of it left in this process."""
+    files = {
+        "layer": "from vllm import kernel\nfrom vllm.logger import init_logger\n"
+        "from vllm.parallel import Group, get_group\nlogger = init_logger(__name__)\n"
+        "def apply(x: int | Group): return kernel.twice(x), isinstance(x, Group.Inner)\n"
+        "def apply_in_parallel(): return get_group()\n",
+        "kernel": "def twice(x): return 2 * x\n",
+        "parallel": "raise AssertionError('this file is not brought')\n",
+    }
+    (tmp_path / "vllm").mkdir()
+    for name, text in files.items():
+        (tmp_path / "vllm" / f"{name}.py").write_text(text)
+    given = {"vllm.logger": {"init_logger": lambda name: f"logger of {name}"}}
+    finder = vllm_experts.Finder(tmp_path, {"vllm.layer", "vllm.kernel"}, given)
+    before = {name for name in sys.modules if name.partition(".")[0] == "vllm"}
+    assert not before
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
+
+
+def test_of_vllm_its_own_files_run_and_what_was_not_brought_raises(vllm_files):
+    from vllm import layer
+
+    assert layer.logger == "logger of vllm.layer"
+    assert layer.apply(3) == (6, False)
+    with pytest.raises(RuntimeError, match=r"vllm\.parallel\.get_group is not among"):
+        layer.apply_in_parallel()
+
+
+def test_a_result_that_is_not_ours_is_not_timed(package, monkeypatch):
+    """Each of vLLM's is compared with ours of the same weights; a neighbour's scale is seen."""
+
+    def theirs(w_gate_up, w_down, scales, block):
+        scale_gate_up, scale_down = scales
+        if block:
+            scale_down = scale_down.roll(1, 0)
+        return lambda x, routing: package.fused_moe(
+            x, w_gate_up, w_down, *routing, scale_gate_up=scale_gate_up, scale_down=scale_down
+        )
+
+    monkeypatch.setattr(vllm_experts, "call", theirs)
+    calls = moe.candidates(package, 256, 256, 4, "cpu", with_vllm=True)
+    calls = {name: call for name, call in calls.items() if name in {*moe.VLLM, *moe.OURS}}
+    monkeypatch.setattr(cpu, "medians_us", lambda timed, seconds: dict.fromkeys(timed, 1.0))
+    x = torch.randn(8, 256, dtype=torch.bfloat16)
+    found, errors = moe.times_us(package, calls, x, moe.random_routings(8, 4, 2, "cpu"))
+    assert set(found) == {*moe.OURS, "vLLM FP8", "vLLM bf16"}
+    assert set(errors) == {"vLLM FP8 blocks"} and "differs from ours" in errors["vLLM FP8 blocks"]
+
+
+def test_the_page_of_experts_says_what_of_vllm_ran():
+    saved = json.loads((gpu_report.RESULTS / "h200_moe.json").read_text())
+    saved["vllm"] = {"version": "1.2.3", "tuned": {"Mixtral-8x7B": ["vLLM FP8"], "other": []}}
+    for found in saved["cells"]:
+        found["us"]["vLLM FP8"] = found["us"]["FP8"] * 1.25
+        if found["model"] == "GPT-OSS-120B":
+            found["errors"]["vLLM FP8 blocks"] = "not of 128"
+    page = moe.document(saved)
+    assert "theirs, vLLM FP8 |" in page and "| 1.25 |" in page
+    assert "vLLM 1.2.3" in page and "tuned for this GPU: Mixtral-8x7B: vLLM FP8; its" in page
+    assert "vLLM FP8 blocks, GPT-OSS-120B (not of 128), 1 8 64 512 4096 tokens." in page
