@@ -50,6 +50,7 @@ def in_every_order(config):
     [
         *WEIGHTS,
         "interleaved and biased",
+        "interleaved and biased, blocks",
         "16-bit inputs, blocks",
         "16-bit inputs, rows",
         "16-bit inputs, float16",
@@ -59,8 +60,9 @@ def test_every_config_in_every_order(best_package, device, kind, tokens):
     """Sizes that no tile divides, rows aligned so that all designs can serve, experts with many
     rows, few and none. A tile that no block takes shows in the poisoned output."""
     options, layout = {}, kind
-    if kind == "interleaved and biased":
-        options, layout = {"activation": "swigluoai", "interleaved": True}, MX
+    if kind.startswith("interleaved and biased"):
+        options = {"activation": "swigluoai", "interleaved": True}
+        layout = "fp8-block" if kind.endswith("blocks") else MX
     if kind.startswith("16-bit inputs"):
         layout = "fp8-block" if kind.endswith("blocks") else "fp8-row"
         options = {"quantize_input": False}
@@ -115,6 +117,23 @@ def test_rows_of_x_anywhere(best_package, gpu, kind, tokens):
         assert torch.equal(out, aligned[config]), config
     if torch.version.cuda and torch.cuda.get_device_capability()[0] >= 9:
         assert {config.split()[0] for config in set(aligned) - set(odd)} == {"resident"}
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8-block"])
+def test_rows_of_x_that_are_one(best_package, gpu, kind):
+    """An expanded row has a stride of 0: what gathers tokens must take it as it is."""
+    maker = SimpleNamespace(device=gpu, fp8_dtype=best_package.native_fp8_dtype(gpu))
+    experts = Experts(kind, 5, 320, 192, torch.bfloat16, maker)
+    experts.weights = [w.contiguous() for w in experts.weights]
+    x = torch.randn(1, 320, device=gpu).bfloat16().expand(200, 320)
+    weights, ids = random_routing(200, 5, 2, maker)
+    listed, run = configs_of(best_package, x, experts, weights, ids)
+    _, run_copied = configs_of(best_package, x.contiguous(), experts, weights, ids)
+    for config in listed:
+        out, expected = (Guarded(200, 320, torch.float32, gpu) for _ in range(2))
+        run(out.view, config)
+        run_copied(expected.view, config)
+        assert out.view.isfinite().all() and torch.equal(out.view, expected.view), config
 
 
 @pytest.mark.parametrize("kind", ["fp8-row", "fp8-block"])

@@ -194,7 +194,8 @@ class GroupedTiles {
       const auto finish_by = [&](auto activation) {
         constexpr Activation kActivation = decltype(activation)::value;
         if constexpr (kEndsInGroups) {
-          if (p_.out_scales != nullptr) return finish_groups<kActivation>(unit, group, thread, sums);
+          if (p_.out_scales != nullptr)
+            return finish_groups<kActivation>(unit, group, thread, sums);
         }
         if (p_.wide_stores) {
           finish_h<kActivation, true>(unit, group, thread, sums);
@@ -420,9 +421,9 @@ class GroupedTiles {
       uint32_t codes[4];  // of tiles 2 j and 2 j + 1
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        codes[j] = fp8x4_from_float<false>(h[i][2 * j][0] * inverse, h[i][2 * j][1] * inverse,
-                                           h[i][2 * j + 1][0] * inverse,
-                                           h[i][2 * j + 1][1] * inverse);
+        codes[j] =
+            fp8x4_from_float<false>(h[i][2 * j][0] * inverse, h[i][2 * j][1] * inverse,
+                                    h[i][2 * j + 1][0] * inverse, h[i][2 * j + 1][1] * inverse);
       }
       // Each of the row's four lanes gets two tiles whole: 16 columns.
       transpose_of_quad(codes, quad);
@@ -430,10 +431,9 @@ class GroupedTiles {
       const int column = first + quad * 16;
       if (column < columns) {
         *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p_.out) + row * p_.out_stride + column) =
-            make_uint4(__byte_perm(codes[0], codes[1], 0x5410),
-                       __byte_perm(codes[2], codes[3], 0x5410),
-                       __byte_perm(codes[0], codes[1], 0x7632),
-                       __byte_perm(codes[2], codes[3], 0x7632));
+            make_uint4(
+                __byte_perm(codes[0], codes[1], 0x5410), __byte_perm(codes[2], codes[3], 0x5410),
+                __byte_perm(codes[0], codes[1], 0x7632), __byte_perm(codes[2], codes[3], 0x7632));
       }
       if (quad == 0 && rank_ == 0) {
         const int groups = (columns + static_cast<int>(kScaleBlock) - 1) / kScaleBlock;
