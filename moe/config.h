@@ -29,8 +29,8 @@ struct MoeConfig {
   int32_t split_k = 1;  // fused_moe's down product: workgroups that share the K of a tile
   int32_t xcds = 1;     // > 1: neighbouring tiles run on one XCD
 
-  // Whether the gate_up product's tile, or that of two blocks, has whole groups of 128 columns of h,
-  // and quantises them.
+  // Whether the gate_up product's tile, or that of two blocks, has whole groups of 128 columns of
+  // h, and quantises them.
   bool ends_in_groups() const {
     return (design == Design::kTiled && block_n == 256) ||
            (design == Design::kWarpgroup && block_n == 128);
