@@ -262,6 +262,23 @@ ROCM_KERNELS_DEVICE T opaque(T value) {
   return value;
 }
 
+// Has an argument of the kernel loaded here, with those that are used here: each 64 bytes of them
+// are else a load from memory of their own, awaited at their first use. Does nothing on NVIDIA.
+template <typename T>
+ROCM_KERNELS_DEVICE void ask_for(T argument) {
+#if defined(__AMDGCN__)
+  asm volatile("" ::"s"(argument));
+#endif
+}
+
+// On AMD no instruction moves across: loads before it are all under way when what follows begins.
+// clang else spreads them among what uses them, which spares registers and waits for each in turn.
+ROCM_KERNELS_DEVICE void keep_order() {
+#if defined(__AMDGCN__)
+  __builtin_amdgcn_sched_barrier(0);
+#endif
+}
+
 // ---- FP8 --------------------------------------------------------------------------------------
 
 // Four floats to four FP8 codes, the first in the low byte: round to nearest even, saturate at the

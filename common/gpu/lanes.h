@@ -45,6 +45,15 @@ ROCM_KERNELS_DEVICE int of_lane(int value, int lane) {
 #endif
 }
 
+// `value` of one lane, the same for all who ask.
+ROCM_KERNELS_DEVICE float of_one_lane(float value, int lane) {
+#if defined(__CUDACC__)
+  return __shfl_sync(0xFFFFFFFFu, value, lane);
+#else
+  return __builtin_bit_cast(float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, value), lane));
+#endif
+}
+
 // The lanes whose `value`, of kBits bits, is this one's.
 template <int kBits>
 ROCM_KERNELS_DEVICE LaneMask same_lanes(int value) {

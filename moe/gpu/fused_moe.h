@@ -221,16 +221,48 @@ class FusedMoeLayer {
     if (dtype == DType::kFloat32) return launch_quantize<float>(p);
     return dtype == DType::kFloat16 ? launch_quantize<float16>(p) : launch_quantize<bfloat16>(p);
   }
+  // Short rows share a block where there are many.
+  static constexpr int kTogether = kRowThreads / kFewThreads, kShort = 32 * kFewThreads;
+  bool share_blocks(const QuantizeProblem& p) const {
+    return p.columns <= kShort && p.row_count >= kTogether * facts_.compute_units;
+  }
   template <typename T>
-  Status launch_quantize(const QuantizeProblem& p) const {
-    // Short rows share a block where there are many.
-    constexpr int kTogether = kRowThreads / kFewThreads, kShort = 32 * kFewThreads;
-    if (p.columns <= kShort && p.row_count >= kTogether * facts_.compute_units) {
+  Status launch_quantize(QuantizeProblem& p) const {
+    if constexpr (!kNvidia) {
+      if (p.columns % kVectorElements<T> == 0 && fits(p.output, facts_)) {
+        return p.output.scaling == Scaling::kPerGroup
+                   ? launch_quantize_whole<T, Scaling::kPerGroup>(p)
+                   : launch_quantize_whole<T, Scaling::kPerToken>(p);
+      }
+    }
+    if (share_blocks(p)) {
       return launch_kernel(moe_quantize_kernel<T, kFewThreads>,
                            launch_of((p.row_count + kTogether - 1) / kTogether, kRowThreads), p);
     }
     return launch_kernel(moe_quantize_kernel<T, kRowThreads>, launch_of(p.row_count, kRowThreads),
                          p);
+  }
+  template <typename T, Scaling kScaling>
+  Status launch_quantize_whole(QuantizeProblem& p) const {
+    constexpr int kStep = kRowThreads * kVectorElements<T>, kManyThreads = 1024;
+    if (p.ids == nullptr) p.ids = args_.topk_ids, p.experts = 0;  // none is left out
+    p.block_columns = p.columns;
+    if (share_blocks(p)) {
+      return launch_kernel(moe_quantize_whole_kernel<T, kFewThreads, kScaling>,
+                           launch_of((p.row_count + kTogether - 1) / kTogether, kRowThreads), p);
+    }
+    // A compute unit has few lines on their way: where rows are few, several share one, or at least
+    // more waves ask for it.
+    const bool few = p.row_count < facts_.compute_units;
+    Launch launch = launch_of(p.row_count, kRowThreads);
+    if constexpr (kScaling == Scaling::kPerGroup) {
+      if (few) p.block_columns = kStep;
+      launch.grid.y = static_cast<unsigned>((p.columns + p.block_columns - 1) / p.block_columns);
+    } else if (few && p.columns > 4 * kStep) {
+      launch.block = kManyThreads;
+      return launch_kernel(moe_quantize_whole_kernel<T, kManyThreads, kScaling>, launch, p);
+    }
+    return launch_kernel(moe_quantize_whole_kernel<T, kRowThreads, kScaling>, launch, p);
   }
   Status quantize_x() const {
     return quantize(args_.x, args_.x_dtype, args_.x_stride, Rows::kTokens, args_.hidden,
@@ -347,10 +379,17 @@ class FusedMoeLayer {
   }
   template <int kColumns>
   Status launch_combine(const CombineProblem& p) const {
-    constexpr int kStep = kRowThreads * kColumns;
-    Launch launch = launch_of(args_.tokens, kRowThreads);
+    constexpr int kThreads = kNvidia ? kRowThreads : kCombineThreads;
+    constexpr int kStep = kThreads * kColumns;
+    Launch launch = launch_of(args_.tokens, kThreads);
     launch.grid.y = static_cast<unsigned>((args_.hidden + kStep - 1) / kStep);
-    return launch_kernel(moe_combine_kernel<kColumns>, launch, p);
+    if constexpr (kNvidia) {
+      return launch_kernel(moe_combine_kernel<kColumns>, launch, p);
+    } else {
+      // Where the slots fit a wave, the bytes that nobody needs are few.
+      return routes_itself_ ? launch_kernel(moe_combine_narrow_kernel<kColumns, true>, launch, p)
+                            : launch_kernel(moe_combine_narrow_kernel<kColumns, false>, launch, p);
+    }
   }
 
   const FusedMoeArgs& args_;
