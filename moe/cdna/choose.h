@@ -77,6 +77,21 @@ inline float touched_experts(const MoeShape& s) {
   return s.experts * (1.0f - std::pow(1.0f - 1.0f / s.experts, static_cast<float>(s.rows)));
 }
 
+// Tiles of block_m rows that they make. How many rows an expert has is about normal, and each
+// multiple of block_m that they exceed is one tile more.
+inline float tiles_of_rows(const MoeShape& s, int32_t block_m) {
+  const float mean = static_cast<float>(s.rows) / s.experts;
+  const float deviation = std::sqrt(mean * (1.0f - 1.0f / s.experts));
+  const float reach = 4 * deviation;  // beyond it there is next to nothing
+  // Beside its first: those that an expert has for sure, then those that it may have.
+  const float sure = std::max(0.0f, std::floor((mean - 0.5f - reach) / block_m));
+  float others = sure;
+  for (float i = sure + 1; i * block_m < mean + reach; ++i) {
+    others += std::erfc((i * block_m + 0.5f - mean) / (deviation * std::sqrt(2.0f))) / 2;
+  }
+  return touched_experts(s) + s.experts * others;
+}
+
 // Bytes of an element of w, MXFP4's with its scale.
 inline float w_bytes(const MoeShape& s) {
   return s.w() == DType::kFloat4E2M1x2 ? 0.53f : static_cast<float>(size_of(s.w()));
@@ -85,6 +100,11 @@ inline float w_bytes(const MoeShape& s) {
 // The time of two things that go on at once and wait for each other at barriers: they hide each
 // other but for an eighth.
 inline float overlapped(float a, float b) { return std::max(a, b) + std::min(a, b) / 8; }
+
+// 128 bytes a cycle and channel, 16 channels an XCD.
+inline float l2_bytes_per_us(const Target& target) {
+  return 128.0f * 16 * target.xcds * target.gigahertz * 1000;
+}
 
 // What a grouped product must take from memory and bring back, in us.
 inline float memory_time(const MoeShape& s, const Target& target, int32_t n, int32_t k,
@@ -101,8 +121,7 @@ inline float streamed_time(const MoeShape& s, const MoeConfig& c, const Target& 
   constexpr float kLaunchUs = 1.0f, kMemoryUs = 0.8f, kSumUs = 0.3f;
   constexpr float kLinesInFlight = 32768;  // bytes that the L1 of a CU tracks at once
   const bool fp4 = s.w() == DType::kFloat4E2M1x2;
-  const float touched = touched_experts(s);
-  const float tiles_m = touched * std::ceil(s.rows / touched / c.block_m);
+  const float tiles_m = tiles_of_rows(s, c.block_m);
   const float workgroups = tiles_m * std::ceil(static_cast<float>(n) / c.block_n) * split_k;
   const float tile_rows = std::min(s.rows / tiles_m, static_cast<float>(c.block_m));
   const float depth = static_cast<float>(k) / split_k;
@@ -121,8 +140,11 @@ inline float streamed_time(const MoeShape& s, const MoeConfig& c, const Target& 
     const float decoding = (target.gfx950 ? 1.0f : 3.1f) / 64;
     unit = std::max(unit, busiest * depth * c.block_n * decoding / (target.gigahertz * 1000));
   }
+  // An expert's second tile reads its weights again, from the L2 of the XCD that both run on.
+  const float again = (tiles_m - touched_experts(s)) * n * k * w_bytes(s);
+  const float memory = memory_time(s, target, n, k, split_k) + again / l2_bytes_per_us(target);
   // No barrier in its loop: what takes longest hides the rest.
-  return std::max(unit, memory_time(s, target, n, k, split_k)) + kLaunchUs + kMemoryUs + kSumUs;
+  return std::max(unit, memory) + kLaunchUs + kMemoryUs + kSumUs;
 }
 
 // One tiled product's time in us.
@@ -134,8 +156,7 @@ inline float tiled_time(const MoeShape& s, const MoeConfig& c, const Target& tar
   constexpr float kFillBytesPerCycle = 48;  // L2 to L1, of 64
   const GemmTile& tile = kMoeTiles[find_moe_tile(c.block_m, c.block_n)];
   const float a_bytes = static_cast<float>(size_of(s.a()));
-  const float touched = touched_experts(s);
-  const float tiles_m = touched * std::ceil(s.rows / touched / c.block_m);
+  const float tiles_m = tiles_of_rows(s, c.block_m);
   const float workgroups = tiles_m * std::ceil(static_cast<float>(n) / c.block_n) * split_k;
   const float lines = std::ceil(k * a_bytes / kLine / split_k);
 
