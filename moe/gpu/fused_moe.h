@@ -373,23 +373,31 @@ class FusedMoeLayer {
     p.out_dtype = args_.out_dtype;
     // The first kernel of a layer that routes itself waits before it lets others begin.
     p.gated = routes_itself_;
-    return p.hidden % 4 == 0 && has_wide_stores(p.out, p.out_stride, p.out_dtype)
-               ? launch_combine<4>(p)
-               : launch_combine<1>(p);
+    const bool wide = p.hidden % 4 == 0 && has_wide_stores(p.out, p.out_stride, p.out_dtype);
+    if constexpr (kNvidia) {
+      return wide ? launch_combine<4>(moe_combine_kernel<4>, kRowThreads, p)
+                  : launch_combine<1>(moe_combine_kernel<1>, kRowThreads, p);
+    } else if (args_.k <= 8) {  // all slots of a token at once
+      return wide ? launch_combine_narrow<4, 8>(p) : launch_combine_narrow<1, 8>(p);
+    } else {
+      return wide ? launch_combine_narrow<2, 16>(p) : launch_combine_narrow<1, 16>(p);
+    }
+  }
+  template <int kColumns, int kAtOnce>
+  Status launch_combine_narrow(const CombineProblem& p) const {
+    // Where the slots fit a wave, the bytes that nobody needs are few.
+    return launch_combine<kColumns>(routes_itself_
+                                        ? moe_combine_narrow_kernel<kColumns, kAtOnce, true>
+                                        : moe_combine_narrow_kernel<kColumns, kAtOnce, false>,
+                                    kCombineThreads, p);
   }
   template <int kColumns>
-  Status launch_combine(const CombineProblem& p) const {
-    constexpr int kThreads = kNvidia ? kRowThreads : kCombineThreads;
-    constexpr int kStep = kThreads * kColumns;
-    Launch launch = launch_of(args_.tokens, kThreads);
-    launch.grid.y = static_cast<unsigned>((args_.hidden + kStep - 1) / kStep);
-    if constexpr (kNvidia) {
-      return launch_kernel(moe_combine_kernel<kColumns>, launch, p);
-    } else {
-      // Where the slots fit a wave, the bytes that nobody needs are few.
-      return routes_itself_ ? launch_kernel(moe_combine_narrow_kernel<kColumns, true>, launch, p)
-                            : launch_kernel(moe_combine_narrow_kernel<kColumns, false>, launch, p);
-    }
+  Status launch_combine(void (*kernel)(CombineProblem), int threads,
+                        const CombineProblem& p) const {
+    Launch launch = launch_of(args_.tokens, threads);
+    const int64_t step = int64_t{threads} * kColumns;
+    launch.grid.y = static_cast<unsigned>((args_.hidden + step - 1) / step);
+    return launch_kernel(kernel, launch, p);
   }
 
   const FusedMoeArgs& args_;

@@ -305,11 +305,10 @@ __global__ void __launch_bounds__(kRowThreads) moe_combine_kernel(const CombineP
 // The same on AMD: small blocks, so that few tokens meet many compute units. kAllParts: those of
 // slots that are left out are loaded, too, so that no load waits for ids; memory is there for them.
 constexpr int kCombineThreads = 64;
-template <int kColumns, bool kAllParts>
+template <int kColumns, int kAtOnce, bool kAllParts>
 __global__ void __launch_bounds__(kCombineThreads)
     moe_combine_narrow_kernel(const CombineProblem p) {
   using Part = Vec<float, kColumns>;
-  constexpr int kAtOnce = 8;
   ask_for(p.out_dtype);
   // A lane a slot; those without one have the last.
   static_assert(kMaxTopk <= 32, "moe_combine_narrow_kernel: a wave has a lane for each slot");
