@@ -150,6 +150,19 @@ def test_64_slots_and_more(simulator, package, tokens):
     layer.check(package, layer.run(text((16, 16), "row", xcds=1)))
 
 
+@pytest.mark.parametrize("kind", ["fp8-row", "fp8-block"])
+@pytest.mark.parametrize(
+    "tokens, hidden, intermediate", [(2, 8456, 64), (2, 64, 4384), (160, 64, 8352), (2500, 64, 96)]
+)
+def test_rows_to_fp8(simulator, package, kind, tokens, hidden, intermediate):
+    """Of x and of h. Few long ones, which more threads or several workgroups have; many, of which a
+    thread keeps a part and reads the rest again; short ones, which share a workgroup. Some are of
+    no expert."""
+    layer = Layer(simulator, kind, tokens, hidden, intermediate)
+    layer.ids[tokens // 2 :, 1] = -1
+    layer.check(package, layer.run())
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8-row", "fp8-block", "mxfp4"])
 def test_interleaved_and_biased(simulator, package, kind):
     layer = Layer(simulator, kind, 40, 256, 288, activation="swigluoai", interleaved=True)
