@@ -80,6 +80,9 @@ def assert_product_close(
 ) -> None:
     """A matrix product: at most twice the error of float32 arithmetic rounded once.
 
+    Of few outputs the greatest error is a matter of the order of K: by which torch's product goes
+    depends on the CPU, so there it is the worst of four.
+
     Args:
         exact: the product in float64.
         operands: the dequantised a [M, K] and w [N, K] (bias left out: exact has it).
@@ -87,16 +90,22 @@ def assert_product_close(
     a, w = (operand.float().cpu() for operand in operands)
     exact = exact.double().cpu()
     offset = exact - operands[0].double().cpu() @ operands[1].double().cpu().t()
-    baseline = ((a @ w.t()).double() + offset).to(actual.dtype).double() - exact
+    pairs = [(a, w)]
+    if exact.numel() < 10_000:
+        generator = torch.Generator().manual_seed(0)
+        orders = (torch.randperm(a.shape[1], generator=generator) for _ in range(3))
+        pairs += [(a[:, order], w[:, order]) for order in orders]
+    baselines = [
+        ((x @ y.t()).double() + offset).to(actual.dtype).double() - exact for x, y in pairs
+    ]
     error = actual.cpu().double() - exact
     # float32 arithmetic may be exact where the terms are few: half a unit is then granted.
     unit = exact.abs().max() * torch.finfo(torch.float32).eps / 2
     assert error.isfinite().all(), "not every output is finite"
     for norm in (torch.inf, 2):
         ours = torch.linalg.vector_norm(error, norm)
-        allowed = 2 * torch.linalg.vector_norm(baseline, norm) + unit * (
-            1 if norm == torch.inf else math.sqrt(error.numel())
-        )
+        worst = max(torch.linalg.vector_norm(baseline, norm) for baseline in baselines)
+        allowed = 2 * worst + unit * (1 if norm == torch.inf else math.sqrt(error.numel()))
         assert ours <= allowed, f"error {ours:.3g} exceeds {allowed:.3g} (norm {norm})"
 
 
