@@ -243,7 +243,8 @@ def study_orders(package, rate: float, tokens: list[int], kinds: list[str], ends
 
 
 def orders_table(saved: dict) -> str:
-    """Of saved cells of the study: us of each design in each order, and with K divided."""
+    """Of saved cells of the study: us of each design in each order, and with K divided. Bytes are
+    those of its tiles where the touched experts have as many rows each: no order changes them."""
     names = [order.removesuffix(" group_m=1").replace(" group_m=", ", ") for order in ORDERS]
     lines = []
     for found in saved["cells"]:
@@ -258,8 +259,15 @@ def orders_table(saved: dict) -> str:
 
             title = f"{found['kind']}, {found['tokens']}, {design}"
             splits = (us(ORDERS[0], split) for split in (2, 4))
-            lines.append([title, *(us(order, 1) for order in ORDERS), *splits])
-    header = ["us", *names, f"{names[0]}, split_k 2", f"{names[0]}, split_k 4"]
+            config = next(c for c in found["us"] if c.split()[0] == design)
+            touched, slots = round(found["touched"]), found["tokens"] * found["shape"][3]
+            counts = [-(-(slots - i) // touched) for i in range(touched)]
+            asked, least = bytes_of(config, found["shape"], counts, found["kind"])
+            lines.append([title, *(us(order, 1) for order in ORDERS), *splits,
+                          f"{asked / 1e9:.2f}", f"{least / 1e9:.2f}",
+                          f"{1 - least / asked:.0%}"])  # fmt: skip
+    header = ["us", *names, f"{names[0]}, split_k 2", f"{names[0]}, split_k 4",
+              "GB asked of L2", "GB of memory, least", "L2 hits, at most"]  # fmt: skip
     return markdown(header, lines)
 
 
