@@ -110,7 +110,7 @@ inline float l2_bytes_per_us(const Target& target) {
 inline float memory_time(const MoeShape& s, const Target& target, int32_t n, int32_t k,
                          int32_t split_k) {
   const float bytes = touched_experts(s) * n * k * w_bytes(s) + s.rows * 1.0f * k * size_of(s.a()) +
-                      4.0f * s.rows * n * split_k * (split_k > 1 ? 2 : 1);
+                      4.0f * s.rows * n * split_k;
   return bytes / (target.terabytes_per_s * 1e6f);
 }
 
@@ -191,7 +191,8 @@ inline float modelled_time(const MoeShape& s, const MoeConfig& c, const Target& 
   if (is_fp8(s.a()) && !(c.ends_in_groups() && (s.blocks & 2) != 0)) {
     time += 1.0f + 4.5f * s.rows * s.n / (target.terabytes_per_s * 1e6f);
   }
-  return time;
+  // The sums of slots read every part, and no product hides that.
+  return time + 4.0f * s.rows * s.k * c.split_k / (target.terabytes_per_s * 1e6f);
 }
 
 // ---- The choice ---------------------------------------------------------------------------------
