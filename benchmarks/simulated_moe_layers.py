@@ -109,7 +109,7 @@ def by_step(reports: list[dict]) -> dict[str, float]:
         if re.search("moe_(route|count|plan|place)", kernel):
             step = "route"
         elif "moe_combine" in kernel:
-            step = "combine"
+            step, products = "combine", 0  # the next is of another slice of tokens
         elif "moe_quantize" in kernel:
             step = "h to FP8" if products else "x to FP8"
         else:
