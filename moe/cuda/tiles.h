@@ -104,7 +104,8 @@ inline int64_t warpgroup_bytes(const MoeConfig& c, int scale_bytes, int num_stag
                                int warp_staging) {
   return warpgroup_shared_bytes(c.block_m, c.block_n, num_stages, scale_bytes + warp_staging);
 }
-// Of static shared memory: gemm's, and the places of two tiles' rows.
+// Of static shared memory: gemm's, and the places of two tiles' rows, or the greatest magnitudes of
+// two tiles' rows that the other block of the cluster has found.
 inline int64_t moe_static_bytes(const MoeConfig& c) { return kStaticBytes + 8 * c.block_m; }
 // Stages that fit a block which may have `shared_bytes`.
 inline int warpgroup_stages(const MoeConfig& c, int scale_bytes, int64_t shared_bytes,
