@@ -358,10 +358,13 @@ def test_the_page_of_experts_says_what_of_vllm_ran():
     saved = json.loads((gpu_report.RESULTS / "h200_moe.json").read_text())
     saved["vllm"] = {"version": "1.2.3", "tuned": {"Mixtral-8x7B": ["vLLM FP8"], "other": []}}
     for found in saved["cells"]:
-        found["us"]["vLLM FP8"] = found["us"]["FP8"] * 1.25
+        found["us"] = {name: found["us"][name] for name in moe.OURS}
+        found["us"]["vLLM FP8"] = found["us"]["FP8"] * 7
+        found["errors"] = {}
         if found["model"] == "GPT-OSS-120B":
             found["errors"]["vLLM FP8 blocks"] = "not of 128"
     page = moe.document(saved)
-    assert "theirs, vLLM FP8 |" in page and "| 1.25 |" in page
+    assert "theirs, vLLM FP8 |" in page and "theirs, vLLM bf16" not in page
+    assert page.count("| 7.00 |") == len(saved["cells"])
     assert "vLLM 1.2.3" in page and "tuned for this GPU: Mixtral-8x7B: vLLM FP8; its" in page
     assert "vLLM FP8 blocks, GPT-OSS-120B (not of 128), 1 8 64 512 4096 tokens." in page
