@@ -1,8 +1,9 @@
 // For benchmarks/gemm_schedules.py: the best config of each schedule, and the choice, by the time
 // models that choose the configs of gemm.
 //
-//   gemm_schedules gfx942|gfx950|sm_90 < products
+//   gemm_schedules gfx942|gfx950|sm_90 [h100] < products
 //
+// sm_90 is an H200, or the H100 where that is named.
 // A product is a line "m n k kind"; kind: row (FP8, scales of rows), block (FP8, 128 x 128) or
 // bf16. Four lines answer it: "schedule, modelled us, config", with tabs between, of data_parallel,
 // split_k, stream_k (all streamed, or the hybrid) and the choice, which is not always the least of
@@ -93,15 +94,16 @@ Best visit_nvidia(const Product& product, const cuda::GemmDevice& device,
 }  // namespace
 
 int main(int count, char** arguments) {
-  const std::string name = count == 2 ? arguments[1] : "";
+  const std::string name = count >= 2 ? arguments[1] : "";
   if (name != "gfx942" && name != "gfx950" && name != "sm_90") {
     std::fprintf(stderr, "required: gfx942, gfx950 or sm_90; got '%s'\n", name.c_str());
     return 2;
   }
   cdna::Target target;
   if (name == "gfx950") target = cdna::mi355x();
-  cuda::GemmDevice h200;
-  h200.sm_count = 132, h200.compute_capability = 90, h200.shared_bytes_per_block = 232448;
+  cuda::GemmDevice card;
+  card.sm_count = 132, card.compute_capability = 90, card.shared_bytes_per_block = 232448;
+  if (count == 3 && std::strcmp(arguments[2], "h100") == 0) card.memory = cuda::h100_memory();
 
   Product product;
   char kind[16];
@@ -110,7 +112,7 @@ int main(int count, char** arguments) {
     product.blocks = std::strcmp(kind, "block") == 0;
     Best best[kSchedulesCount];
     const Best choice =
-        name == "sm_90" ? visit_nvidia(product, h200, best) : visit_amd(product, target, best);
+        name == "sm_90" ? visit_nvidia(product, card, best) : visit_amd(product, target, best);
     for (int i = 0; i < kSchedulesCount; ++i) {
       const Best& shown = best[i].config[0] != '\0' ? best[i] : best[kDataParallel];
       std::printf("%s\t%.3f\t%s\n", kSchedules[i], shown.time, shown.config);

@@ -96,11 +96,12 @@ def program(name: str = "gemm_schedules") -> Path:
     return folder / "program"
 
 
-def modelled(target: str, products: list[Product]) -> list[dict]:
-    """For each product: schedule, or "choice" -> (modelled us, config)."""
+def modelled(target: str, products: list[Product], *card: str) -> list[dict]:
+    """For each product: schedule, or "choice" -> (modelled us, config). `card` is that of sm_90: an
+    H200, or h100."""
     asked = "".join(f"{p.m} {p.n} {p.k} {p.kind}\n" for p in products)
     done = subprocess.run(
-        [program(), target], input=asked, capture_output=True, text=True, check=True
+        [program(), target, *card], input=asked, capture_output=True, text=True, check=True
     )
     answers = [line.split("\t") for line in done.stdout.splitlines()]
     step = len(SCHEDULES) + 1

@@ -2,7 +2,7 @@
 
     python benchmarks/gemm_tiles.py measure [--seconds 400]     # on a GPU of sm_90
     python benchmarks/gemm_tiles.py fit                         # prints the table and its regret
-    python benchmarks/gemm_tiles.py judge                       # the regret of what choose.h has
+    python benchmarks/gemm_tiles.py judge [--device h100]       # the regret of what choose.h has
     python benchmarks/gemm_tiles.py measure --kinds weights,weights_block
     python benchmarks/gemm_tiles.py fit --kinds weights,weights_block
 
@@ -14,7 +14,9 @@ by that, and the geometric mean of the two counts. Weights rotate over 150 MB, m
 "apart" are the times of gemm_schedules.py, in turns alone. (Of "weights" the saved times are of
 configs by themselves alone.)
 
-fit finds, for each tile and cluster, the times of a chunk of K and of a tile's end, and the
+fit takes the results of all CARDS together. Memory's rate is a share of what the card could read,
+and L2's follows its size, for a card has as many slices of it as it has memory for. It finds, for
+each tile and cluster, the times of a chunk of K and of a tile's end, and the
 constants of the model that is told in choose.h. It minimises the regret: how much longer the pick
 takes than the best config that was measured. Of either kind of times a tenth of the products, kept
 out of the fit, judges.
@@ -49,27 +51,29 @@ COLUMNS = ("kind", "m", "n", "k", "us", "block_m", "block_n", "rows", "cluster_m
            "schedule", "split_k", "apart")  # fmt: skip
 BUDGET_US = 700  # of launches for one time
 
-# Of the model in choose.h: microseconds, and megabytes a microsecond.
-START = {"launch": 1.2, "memory": 5.0, "l2": 9.5, "combine": 2.0, "kilobyte": 0.045,
+# What a card could read, by its memory's clock and bus, megabytes a microsecond; megabytes of L2.
+CARDS = {"h200": (4.917, 62.9), "h100": (3.352, 52.4)}
+# Of the model in choose.h: microseconds; shares of these rates.
+START = {"launch": 1.2, "memory": 0.85, "l2": 0.15, "combine": 2.0, "kilobyte": 0.045,
          "streamed": 2.4, "idle": 0.14, "unaligned_l2": 0.6, "unaligned_fp8": 0.09, "missed": 0.8,
-         "l2_holds": 87.0, "apart": 1.0, "l2_power": 0.9, "contributor": 0.15,
+         "l2_holds": 1.4, "apart": 1.0, "l2_power": 0.9, "contributor": 0.15,
          "heat": 0.02}  # fmt: skip
 FITTED = {
-    "launch": 1.604,
-    "memory": 3.951,
-    "l2": 8.544,
-    "combine": 1.084,
-    "kilobyte": 0.0402,
-    "streamed": 3.025,
-    "idle": 0.2186,
-    "unaligned_l2": 0.5356,
-    "unaligned_fp8": 0.07959,
-    "missed": 0.9753,
-    "l2_holds": 109.7,
-    "apart": 1.128,
-    "l2_power": 0.8503,
-    "contributor": 0.1586,
-    "heat": 0.01986,
+    "launch": 1.741,
+    "memory": 0.8043,
+    "l2": 0.1356,
+    "combine": 0.8441,
+    "kilobyte": 0.04261,
+    "streamed": 2.759,
+    "idle": 0.2684,
+    "unaligned_l2": 0.5829,
+    "unaligned_fp8": 0.1712,
+    "missed": 0.8769,
+    "l2_holds": 1.644,
+    "apart": 1.165,
+    "l2_power": 0.7672,
+    "contributor": 0.1257,
+    "heat": 0.02121,
 }  # choose.h has
 NORM = 4  # how products, L2 and memory are joined: what nearly weighs as much adds to it
 OF_STREAMED = ("missed", "l2_holds")  # few products tell them: by the regret alone
@@ -93,8 +97,11 @@ def fields(config: str) -> dict[str, str] | None:
 
 
 def saved_rows(device: str) -> list[dict]:
-    with gzip.open(RESULTS / f"{device}_gemm_tiles.csv.gz", "rt", newline="") as file:
-        return list(csv.DictReader(file))
+    path = RESULTS / f"{device}_gemm_tiles.csv.gz"
+    if not path.exists():
+        return []
+    with gzip.open(path, "rt", newline="") as file:
+        return [{**row, "card": device} for row in csv.DictReader(file)]
 
 
 def measure(seconds: float, kinds: list[str]) -> None:
@@ -163,7 +170,7 @@ def geometry(row: dict) -> tuple:
     that tiles ask L2 for, and how many tiles ask for the same; megabytes that streamed tiles ask
     of memory again, kilobytes of a tile's sums, its contributors, how tiles are shared (0, 1 split,
     2 streamed), the share of busy SMs, whether K ends in a line of 128 bytes, whether
-    gemm_schedules.py timed it."""
+    gemm_schedules.py timed it; the card's memory rate and L2."""
     m, n, k = (int(row[name]) for name in ("m", "n", "k"))
     block_m, block_n, cluster_m, cluster_n, split = (
         int(row[name]) for name in ("block_m", "block_n", "cluster_m", "cluster_n", "split_k")
@@ -179,7 +186,7 @@ def geometry(row: dict) -> tuple:
     asked = (of_a, ceil_div(n, block_n * cluster_n), of_w, ceil_div(m, block_m * cluster_m))
     unaligned = float(k_bytes % 128 != 0)
     kilobytes = block_m * block_n * 4 / 1000
-    apart = float(row["apart"])
+    of_product = (unaligned, float(row["apart"]), *CARDS[row["card"]])
     if row["schedule"] == "hybrid" and tiles % workers != 0:
         whole = max(0, tiles // workers - 1) * workers
         taking_part = min(workers, (tiles - whole) * min(chunks, 30))
@@ -187,13 +194,13 @@ def geometry(row: dict) -> tuple:
         busy = 1.0 if whole else min(1.0, taking_part / workers)
         ends = np.ceil(whole / workers) + 1
         again = (of_a + of_w) * (tiles - whole) / tiles
-        return (busiest, ends, megabytes, *asked, again, kilobytes, 0, 2, busy, unaligned, apart)
+        return (busiest, ends, megabytes, *asked, again, kilobytes, 0, 2, busy, *of_product)
     units = tiles * split
     ends = ceil_div(units, workers)
     shared = 1 if split > 1 else 0
     busy = min(1.0, units / workers)
     busiest = ends * ceil_div(chunks, split)
-    return (busiest, ends, megabytes, *asked, 0.0, kilobytes, split, shared, busy, unaligned, apart)
+    return (busiest, ends, megabytes, *asked, 0.0, kilobytes, split, shared, busy, *of_product)
 
 
 class Fit:
@@ -207,7 +214,7 @@ class Fit:
         self.judged: dict[str, np.ndarray] = {}
         # Configs near the best of their product are those whose times matter.
         self.weight = np.zeros(len(rows))
-        products = self._groups("apart", "kind", "m", "n", "k")
+        products = self._groups("apart", "card", "kind", "m", "n", "k")
         for apart, share in (("0", 1.0), ("1", 0.3)):
             names = sorted(name for name in products if name[0] == apart)
             if not names:
@@ -231,22 +238,23 @@ class Fit:
     def times(self, group: np.ndarray, p: dict, chunk, end):
         """`chunk` and `end` are numbers, or grids along further axes."""
         shape = (-1, *(1,) * np.ndim(chunk))
+        facts = (column.reshape(shape) for column in self.facts[group].T)
         (busiest, ends, megabytes, of_a, ask_a, of_w, ask_w, again, kilobytes, split, shared, busy,
-         unaligned, apart) = (column.reshape(shape) for column in self.facts[group].T)  # fmt: skip
+         unaligned, apart, memory, l2) = facts  # fmt: skip
         slower = p["unaligned_fp8"] * np.isin(self.kinds[group], ("row", "block"))
         chunk = chunk * (1 + unaligned * slower.reshape(shape)) * (busiest / 64) ** p["heat"]
         combine = p["combine"] + kilobytes * p["kilobyte"] + split * p["contributor"]
         streamed = (p["combine"] + 1.5 * kilobytes * p["kilobyte"]) * p["streamed"]
         extra = np.where(shared == 1, combine, np.where(shared == 2, streamed, 0.0))
         # Workers are at different places of K, so that L2 has an operand for one of them alone.
-        beyond = np.clip(megabytes / p["l2_holds"] - 1, 0, 1)
+        beyond = np.clip(megabytes / (p["l2_holds"] * l2) - 1, 0, 1)
         # What several SMs ask for at about the same time is partly served by one read.
         once = p["l2_power"] - 1
         l2_megabytes = of_a * ask_a**once + of_w * ask_w**once
         terms = (
             busiest * chunk * (1 - p["idle"] * (1 - busy)),
-            (megabytes + again * beyond * p["missed"]) / p["memory"],
-            l2_megabytes * (1 + unaligned * p["unaligned_l2"]) / p["l2"],
+            (megabytes + again * beyond * p["missed"]) / (p["memory"] * memory),
+            l2_megabytes * (1 + unaligned * p["unaligned_l2"]) / (p["l2"] * l2),
         )
         fed = sum(term**NORM for term in terms) ** (1 / NORM)
         launch = p["launch"] + apart * p["apart"]
@@ -394,14 +402,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("step", choices=("measure", "fit", "judge"))
     parser.add_argument("--seconds", type=float, default=400)
-    parser.add_argument("--device", default="h200", help="whose results are fitted")
+    parser.add_argument("--device", help=f"whose results count, of {', '.join(CARDS)}; all")
     parser.add_argument("--kinds", help=f"of {', '.join(KINDS + WIDENED)}, with commas between")
     arguments = parser.parse_args()
     kinds = arguments.kinds.split(",") if arguments.kinds else []
     if arguments.step == "measure":
         measure(arguments.seconds, kinds)
         return 0
-    rows = [row for row in saved_rows(arguments.device) if row["kind"] in (kinds or KINDS)]
+    cards = [arguments.device] if arguments.device else list(CARDS)
+    rows = [row for card in cards for row in saved_rows(card) if row["kind"] in (kinds or KINDS)]
     fit = Fit(rows)
     if arguments.step == "judge":
         tiles = kept_tiles()

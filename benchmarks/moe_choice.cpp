@@ -1,7 +1,7 @@
 // For benchmarks/moe_configs.py: the config of a layer of experts that NVIDIA's choice takes on an
-// H200, by the time model alone.
+// H200 or an H100, by the time model alone.
 //
-//   moe_choice < layers
+//   moe_choice [h100] < layers
 //
 // A layer is a line "tokens hidden intermediate experts k kind"; kind: fp8 (scales of channels),
 // block (128 x 128), the same with 16-bit inputs (fp8_wide, block_wide), bf16 or mxfp4. Its config
@@ -13,7 +13,9 @@
 
 using namespace rocm_kernels;
 
-int main() {
+int main(int count, char** arguments) {
+  cuda::MoeDevice device;
+  if (count == 2 && std::strcmp(arguments[1], "h100") == 0) device.memory = cuda::h100_memory();
   int tokens, hidden, intermediate, experts, k;
   char kind[16];
   while (std::scanf("%d %d %d %d %d %15s", &tokens, &hidden, &intermediate, &experts, &k, kind) ==
@@ -32,7 +34,7 @@ int main() {
     s.out_type = static_cast<int32_t>(DType::kBFloat16);
     s.blocks = blocks ? 3 : 0;
     char text[kConfigTextBytes];
-    if (!write_config(cuda::choose_config(s, cuda::MoeDevice()), text)) return 1;
+    if (!write_config(cuda::choose_config(s, device), text)) return 1;
     std::puts(text);
   }
 }

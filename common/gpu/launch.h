@@ -68,6 +68,8 @@ struct DeviceFacts {
   int32_t wave_size = 0;           // lanes of a wave or warp
   int32_t compute_capability = 0;  // NVIDIA: 90 for sm_90; 0 on AMD
   bool fnuz = false;               // its FP8 is FNUZ: kPreferredFnuz of the code that it runs
+  double memory_bytes_per_us = 0;  // NVIDIA: what the memory could read; 0: the driver does not say
+  double l2_bytes = 0;             // NVIDIA
 
   // Thread block clusters, and kernels that start while the previous one ends.
   bool is_hopper_or_later() const { return compute_capability >= 90; }
@@ -76,7 +78,7 @@ struct DeviceFacts {
 namespace detail {
 inline Status ask_device_facts(int device, DeviceFacts& facts) {
 #if defined(__CUDACC__)
-  int major = 0, minor = 0;
+  int major = 0, minor = 0, memory_khz = 0, bus_bits = 0, l2_bytes = 0;
   cudaError_t error = cudaSuccess;
   const auto ask = [&](int32_t& answer, cudaDeviceAttr attribute) {
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&answer, attribute, device);
@@ -85,6 +87,11 @@ inline Status ask_device_facts(int device, DeviceFacts& facts) {
   ask(facts.wave_size, cudaDevAttrWarpSize);
   ask(major, cudaDevAttrComputeCapabilityMajor);
   ask(minor, cudaDevAttrComputeCapabilityMinor);
+  ask(memory_khz, cudaDevAttrMemoryClockRate);
+  ask(bus_bits, cudaDevAttrGlobalMemoryBusWidth);
+  ask(l2_bytes, cudaDevAttrL2CacheSize);
+  facts.memory_bytes_per_us = 2.0 * memory_khz * bus_bits / 8 / 1000;  // twice a clock
+  facts.l2_bytes = l2_bytes;
   facts.compute_capability = major * 10 + minor;
   return status_of(error);
 #else

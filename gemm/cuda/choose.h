@@ -5,10 +5,11 @@
 //          + tiles that it ends x time of an end + combining by contributors, where tiles are
 //          shared
 //
-// The times of a chunk and of an end are each tile's own. All were fitted on an H200 by
-// benchmarks/gemm_tiles.py, to products of which every config was timed and to others of which the
-// best of each schedule was; the tiles of weights that are widened by themselves. How near the
-// picks are to the best: docs/kernels/gemm.md, "The choice".
+// The times of a chunk and of an end are each tile's own; memory and L2 are the device's. All were
+// fitted on an H200 and an H100 together by benchmarks/gemm_tiles.py, to products of which every
+// config was timed and to others of which the best of each schedule was; the tiles of weights that
+// are widened by themselves, on an H200. How near the picks are to the best: docs/kernels/gemm.md,
+// "The choice".
 #pragma once
 
 #include <algorithm>
@@ -27,49 +28,49 @@ struct TileTime {
   float end[3];    // us for scales, rounding and stores, and the pipeline's start
 };
 constexpr TileTime kFp8Tiles[] = {
-    {256, 128, false, {0.7371, 0.7437, 0.7490}, {1.375, 1.866, 1.773}},
-    {256, 96, false, {0.5632, 0.5353, 0.5400}, {0.911, 1.657, 1.254}},
-    {256, 64, false, {0.3626, 0.4023, 0.3787}, {0.985, 1.300, 1.271}},
-    {128, 160, false, {0.4195, 0.4589, 0.4554}, {1.596, 1.550, 1.572}},
-    {128, 128, false, {0.3319, 0.3644, 0.3480}, {0.798, 0.999, 1.318}},
-    {128, 192, false, {0.5092, 0.5314, 0.5239}, {1.370, 1.308, 1.839}},
-    {128, 96, false, {0.2738, 0.3246, 0.2863}, {0.576, 0.961, 1.293}},
-    {128, 64, false, {0.2728, 0.2437, 0.2459}, {0.008, 0.879, 0.996}},
-    {128, 128, true, {0.3950, 0.3787, 0.4135}, {1.526, 3.429, 1.769}},
-    {96, 128, true, {0.3280, 0.2929, 0.3298}, {1.337, 2.911, 1.813}},
-    {64, 128, true, {0.2938, 0.2859, 0.2892}, {1.143, 1.497, 1.412}},
-    {64, 256, true, {0.4605, 0.4209, 0.4815}, {1.748, 1.962, 1.985}},
-    {32, 128, true, {0.2566, 0.2112, 0.2093}, {0.377, 0.828, 1.826}},
+    {256, 128, false, {0.7321, 0.7677, 0.7288}, {1.541, 1.397, 2.131}},
+    {256, 64, false, {0.3869, 0.4222, 0.3886}, {0.874, 1.144, 1.332}},
+    {256, 96, false, {0.5636, 0.5782, 0.5487}, {1.191, 1.112, 1.836}},
+    {128, 192, false, {0.5316, 0.5728, 0.5437}, {1.416, 1.332, 1.659}},
+    {128, 96, false, {0.3309, 0.3462, 0.3031}, {0.108, 0.891, 1.095}},
+    {128, 64, false, {0.2725, 0.2388, 0.2559}, {0.000, 1.129, 0.486}},
+    {128, 128, false, {0.4008, 0.3851, 0.3709}, {0.567, 1.000, 1.155}},
+    {128, 160, false, {0.4501, 0.4732, 0.4734}, {1.639, 1.276, 1.451}},
+    {128, 128, true, {0.4284, 0.3989, 0.4381}, {1.497, 3.086, 1.918}},
+    {96, 128, true, {0.3554, 0.3144, 0.3487}, {1.289, 2.760, 1.850}},
+    {64, 128, true, {0.3257, 0.2916, 0.2959}, {0.330, 1.418, 1.594}},
+    {64, 256, true, {0.5411, 0.4287, 0.5039}, {0.882, 2.021, 2.135}},
+    {32, 128, true, {0.2258, 0.2037, 0.2079}, {0.773, 1.350, 2.136}},
 };
 constexpr TileTime kFp8BlockTiles[] = {
-    {256, 96, false, {0.7057, 0.7251, 0.6958}, {1.218, 1.230, 2.335}},
-    {256, 64, false, {0.4808, 0.5101, 0.4684}, {0.609, 0.514, 1.090}},
-    {256, 128, false, {0.8620, 0.8357, 0.8418}, {0.849, 1.530, 1.524}},
-    {128, 64, false, {0.2589, 0.2580, 0.2609}, {0.961, 1.231, 1.277}},
-    {128, 128, false, {0.3359, 0.3934, 0.3815}, {2.047, 1.462, 1.527}},
-    {128, 96, false, {0.3310, 0.3457, 0.3333}, {0.817, 1.557, 1.484}},
-    {128, 160, false, {0.6156, 0.6705, 0.6320}, {1.863, 1.275, 1.805}},
-    {128, 192, false, {0.6548, 0.6918, 0.6730}, {1.731, 1.500, 1.730}},
-    {128, 128, true, {0.5952, 0.5922, 0.5916}, {2.327, 3.189, 2.635}},
-    {96, 128, true, {0.4737, 0.4509, 0.4776}, {1.950, 2.996, 2.364}},
-    {64, 128, true, {0.3813, 0.3489, 0.3619}, {1.146, 2.526, 2.257}},
-    {64, 256, true, {0.6373, 0.6216, 0.6540}, {2.607, 2.782, 2.848}},
-    {32, 128, true, {0.2474, 0.2188, 0.2458}, {1.425, 1.819, 1.991}},
+    {256, 128, false, {0.8221, 0.8265, 0.8075}, {1.231, 1.460, 1.901}},
+    {256, 64, false, {0.5028, 0.5217, 0.4796}, {0.492, 0.717, 1.008}},
+    {256, 96, false, {0.6958, 0.7416, 0.7081}, {0.879, 0.996, 1.953}},
+    {128, 192, false, {0.6995, 0.6553, 0.6767}, {0.734, 2.105, 1.579}},
+    {128, 96, false, {0.3557, 0.3663, 0.3374}, {0.876, 1.569, 1.657}},
+    {128, 128, false, {0.4000, 0.3987, 0.4054}, {1.160, 2.104, 1.417}},
+    {128, 160, false, {0.6067, 0.6399, 0.6280}, {2.053, 1.639, 1.964}},
+    {128, 64, false, {0.2841, 0.2945, 0.2542}, {0.500, 0.976, 1.403}},
+    {128, 128, true, {0.5977, 0.5827, 0.5939}, {2.504, 3.621, 2.801}},
+    {96, 128, true, {0.4774, 0.4511, 0.4729}, {2.167, 3.159, 2.581}},
+    {64, 128, true, {0.3788, 0.3487, 0.3699}, {1.779, 2.699, 2.433}},
+    {64, 256, true, {0.6393, 0.6172, 0.6479}, {2.700, 2.868, 3.087}},
+    {32, 128, true, {0.2562, 0.2188, 0.2562}, {1.620, 2.358, 2.359}},
 };
 constexpr TileTime k16BitTiles[] = {
-    {256, 64, false, {0.3299, 0.3924, 0.3636}, {0.649, 1.091, 1.144}},
-    {256, 128, false, {0.6810, 0.7370, 0.6646}, {1.635, 0.227, 1.950}},
-    {128, 64, false, {0.2217, 0.2233, 0.2403}, {0.000, 0.653, 0.283}},
-    {128, 160, false, {0.4063, 0.4382, 0.4292}, {1.126, 0.976, 1.252}},
-    {128, 128, false, {0.3418, 0.3684, 0.3414}, {0.983, 0.318, 0.695}},
-    {128, 96, false, {0.2694, 0.2650, 0.2770}, {0.073, 1.072, 0.748}},
-    {128, 192, false, {0.5162, 0.5159, 0.5044}, {0.941, 1.899, 1.487}},
-    {128, 256, false, {0.6606, 0.7139, 0.7233}, {1.944, 1.441, 1.100}},
-    {256, 128, true, {0.7638, 0.7196, 0.7686}, {2.276, 7.697, 2.687}},
-    {128, 128, true, {0.3762, 0.3398, 0.3843}, {1.375, 2.419, 1.598}},
-    {96, 128, true, {0.2911, 0.2906, 0.3171}, {1.248, 2.030, 1.500}},
-    {64, 128, true, {0.2763, 0.2093, 0.2677}, {0.331, 1.661, 1.462}},
-    {32, 128, true, {0.2044, 0.1986, 0.2114}, {1.637, 0.970, 2.047}},
+    {256, 128, false, {0.6821, 0.7046, 0.6726}, {1.954, 1.241, 2.000}},
+    {256, 64, false, {0.3851, 0.4249, 0.3765}, {0.500, 0.762, 1.327}},
+    {128, 192, false, {0.5205, 0.5143, 0.4992}, {1.322, 1.577, 1.746}},
+    {128, 96, false, {0.2631, 0.2931, 0.2772}, {0.825, 0.741, 1.350}},
+    {128, 128, false, {0.3476, 0.3661, 0.3640}, {0.993, 1.522, 1.230}},
+    {128, 160, false, {0.4089, 0.4262, 0.4212}, {1.918, 1.500, 1.333}},
+    {128, 256, false, {0.6696, 0.7254, 0.6872}, {2.100, 0.717, 1.950}},
+    {128, 64, false, {0.2211, 0.2153, 0.2157}, {0.000, 0.710, 0.725}},
+    {256, 128, true, {0.7801, 0.7310, 0.7696}, {2.197, 7.459, 2.967}},
+    {128, 128, true, {0.4026, 0.3389, 0.4019}, {1.392, 4.235, 1.781}},
+    {96, 128, true, {0.3380, 0.3242, 0.3356}, {0.939, 1.318, 1.566}},
+    {64, 128, true, {0.2820, 0.2289, 0.2797}, {0.854, 1.583, 1.475}},
+    {32, 128, true, {0.2124, 0.1913, 0.2176}, {1.653, 1.259, 2.396}},
 };
 
 // FP8 weights of a 16-bit a: chunks of 64 elements. Never in clusters along m, which would share w.
@@ -114,16 +115,17 @@ inline bool is_compiled(const GemmArgs& args, const TileTime& tile) {
 // Microseconds.
 inline double predict(const GemmArgs& args, const GemmConfig& c, const TileTime& tile,
                       const GemmDevice& device) {
-  constexpr double kLaunch = 1.604;                   // us
-  constexpr double kMemory = 3.951e6, kL2 = 8.544e6;  // bytes an us
-  constexpr float kL2Power = 0.8503;                  // tiles that ask at once count so
-  constexpr double kL2Holds = 109.7e6, kMissed = 0.9753;
-  constexpr double kCombine = 1.084, kCombineKilobyte = 0.0402, kContributor = 0.1586;
-  constexpr double kStreamed = 3.025;
-  constexpr float kHeat = 0.01986;
-  constexpr double kIdleGain = 0.2186;       // of a chunk's time, were all other SMs idle
-  constexpr double kUnalignedL2 = 0.5356;    // rows that end in a line of 128 bytes: two for one
-  constexpr double kUnalignedFp8 = 0.07959;  // of a chunk's time
+  constexpr double kLaunch = 1.741;   // us
+  constexpr double kMemory = 0.8043;  // of what the memory could read
+  constexpr double kL2 = 0.1356;      // of L2, an us
+  constexpr float kL2Power = 0.7672;  // tiles that ask at once count so
+  constexpr double kL2Holds = 1.644, kMissed = 0.8769;
+  constexpr double kCombine = 0.8441, kCombineKilobyte = 0.04261, kContributor = 0.1257;
+  constexpr double kStreamed = 2.759;
+  constexpr float kHeat = 0.02121;
+  constexpr double kIdleGain = 0.2684;      // of a chunk's time, were all other SMs idle
+  constexpr double kUnalignedL2 = 0.5829;   // rows that end in a line of 128 bytes: two for one
+  constexpr double kUnalignedFp8 = 0.1712;  // of a chunk's time
   const int64_t k_bytes = args.k * size_of(args.a_dtype);
   const TileSchedule s = cut_product(c, args.m, args.n, k_bytes, device.sm_count);
   const int workers = device.sm_count / (c.cluster_m * c.cluster_n);
@@ -167,13 +169,15 @@ inline double predict(const GemmArgs& args, const GemmConfig& c, const TileTime&
   double again = 0;  // bytes that come from memory once more
   if (s.split == 0) {
     // Workers are at different places of K, so that L2 keeps an operand for one of them alone.
-    const double beyond = bytes / kL2Holds - 1;
+    const double beyond = bytes / (kL2Holds * device.memory.l2_bytes) - 1;
     again = kMissed * (a_bytes + w_bytes) * shared / s.tiles * std::min(1.0, std::max(0.0, beyond));
   }
   // What nearly weighs as much adds to the longest.
   const auto to_fourth = [](double time) { return time * time * time * time; };
-  const double sum = to_fourth(chunks * chunk) + to_fourth((bytes + again) / kMemory) +
-                     to_fourth(l2_bytes * (unaligned ? 1 + kUnalignedL2 : 1) / kL2);
+  const double sum =
+      to_fourth(chunks * chunk) +
+      to_fourth((bytes + again) / (kMemory * device.memory.bytes_per_us)) +
+      to_fourth(l2_bytes * (unaligned ? 1 + kUnalignedL2 : 1) / (kL2 * device.memory.l2_bytes));
   const double fed = std::sqrt(std::sqrt(sum));
   return kLaunch + fed + ends * tile.end[cluster] + combine;
 }
@@ -308,7 +312,8 @@ inline GemmConfig cached_choice(const GemmArgs& args, const GemmDevice& device) 
                            static_cast<int32_t>(args.out_dtype),
                            is_block_scaled(args),
                            fits_warpgroup(args, device)};
-  return kept_choice<GemmConfig>(kGemmShapeFields, shape, device.sm_count,
+  return kept_choice<GemmConfig>(kGemmShapeFields, shape,
+                                 device.memory.name_beside(device.sm_count),
                                  [&] { return choose_config(args, device); });
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "../../common/core/math.h"
+#include "../../common/cuda/memory_rates.h"
 #include "../../common/cuda/swizzle.h"
 #include "../config_fields.h"
 #include "../gemm.h"
@@ -59,6 +60,7 @@ struct GemmDevice {
   int sm_count = 0;
   int compute_capability = 0;          // 90 for sm_90
   int64_t shared_bytes_per_block = 0;  // most that a block can ask for
+  MemoryRates memory;
 };
 
 struct GemmConfig {

@@ -25,6 +25,7 @@ Status ask_gemm_device(int id, GemmDevice& device) {
   const Status error =
       status_of(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
   device.shared_bytes_per_block = bytes;
+  device.memory = memory_rates(facts);
   return error;
 }
 

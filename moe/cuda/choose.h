@@ -189,6 +189,11 @@ inline float joined(float a, float b, float c = 0, float d = 0) {
   return std::pow(fourth(a) + fourth(b) + fourth(c) + fourth(d), 0.25f);
 }
 
+// Bytes an us, of what the memory could read.
+inline float memory_rate(const MoeDevice& device, float share) {
+  return share * static_cast<float>(device.memory.bytes_per_us);
+}
+
 // What one product's operands cost to multiply.
 struct MultiplyRates {
   float slice_cycles;    // streamed: of a scheduler, to widen 64 bytes of 32 rows of w
@@ -213,7 +218,7 @@ inline MultiplyRates rates_of(const MoeShape& s, int product) {
 // them; and what no byte hides.
 inline float streamed_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device,
                            int product) {
-  constexpr float kTerabytes = 5.2f;  // a second, as if all SMs had as much as the busiest
+  constexpr float kMemory = 1.058f;   // of its rate, as if all SMs had as much as the busiest
   constexpr float kOutsideUs = 5.8f;  // launch, first bytes, last sums; quantising, or the combine
   constexpr float kUnitUs = 0.28f;
   constexpr float kAloneFactor = 1.28f;  // for what one block an SM waits, which two would hide
@@ -228,7 +233,7 @@ inline float streamed_time(const MoeShape& s, const MoeConfig& c, const MoeDevic
   // By whole rounds of two blocks an SM.
   const float busiest = 2 * std::ceil(units / (2 * device.sm_count));
   const float unit_bytes = stage.block_n * k * bytes_of_w(s);
-  const float load = busiest * unit_bytes * device.sm_count / (kTerabytes * 1e6f);
+  const float load = busiest * unit_bytes * device.sm_count / memory_rate(device, kMemory);
   const float slices =
       busiest * std::ceil(1.0f * w_row_bytes(s.w(), k) / stage.row_bytes()) * kStreamedWarps;
   const float rows = std::ceil(std::min<float>(each, c.block_m) / 8);
@@ -241,8 +246,8 @@ inline float streamed_time(const MoeShape& s, const MoeConfig& c, const MoeDevic
 // and what its sums take to memory, and back.
 inline float streamed_wgmma_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device,
                                  int product) {
-  constexpr float kTerabytes = 4.47f;  // a second
-  constexpr float kStepUs = 0.27f;     // of a stage; and, with 8 rows of a, their square
+  constexpr float kMemory = 0.909f;
+  constexpr float kStepUs = 0.27f;  // of a stage; and, with 8 rows of a, their square
   constexpr float kBlockRowsUs = 0.019f, kRowsSquareUs = 0.022f;
   constexpr float kStoreBytesPerUs = 1.38e6f;
   constexpr float kOutsideUs = 6.2f, kOutsideRowsUs = 1.2f;  // and for each 8 rows of a tile
@@ -251,7 +256,7 @@ inline float streamed_wgmma_time(const MoeShape& s, const MoeConfig& c, const Mo
   const float touched = touched_experts(s), each = s.rows / touched;
   const float tiles = tiles_of_expert(each, c.block_m), eights = each / tiles / 8;
   const float units = touched * tiles * std::ceil(static_cast<float>(n) / kStreamedWgmmaN);
-  const float load = touched * n * k / (kTerabytes * 1e6f);
+  const float load = touched * n * k / memory_rate(device, kMemory);
   const bool blocks = s.blocks >> product & 1;
   const float step =
       kStepUs + (blocks ? kBlockRowsUs * eights : 0.0f) + kRowsSquareUs * eights * eights;
@@ -282,7 +287,7 @@ inline bool streams_to_wgmma(const MoeShape& s, const MoeDevice& device) {
 // them in from L2 or memory.
 inline float warpgroup_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device,
                             int product) {
-  constexpr float kTerabytes = 4.55f;     // a second
+  constexpr float kMemory = 0.925f;
   constexpr float kL2BytesPerUs = 69e3f;  // that an SM gets
   constexpr float kOutsideUs = 8.1f;      // launch, first bytes, last tile's end, and quantising h
   constexpr float kEndUs = 0.78f;         // of a tile
@@ -322,7 +327,7 @@ inline float warpgroup_time(const MoeShape& s, const MoeConfig& c, const MoeDevi
                                     : kStoreBytesPerUs);
   const float memory =
       (touched * n * k * w_bytes + 1.0f * s.rows * k * bytes + out_bytes * s.rows * n) /
-      (kTerabytes * 1e6f);
+      memory_rate(device, kMemory);
   return joined(multiply, load, memory, widen) + store + busiest * kEndUs + kOutsideUs;
 }
 
@@ -330,7 +335,7 @@ inline float warpgroup_time(const MoeShape& s, const MoeConfig& c, const MoeDevi
 inline float tiled_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device,
                         int product) {
   constexpr float kOutsideUs = 14.0f;
-  constexpr float kTerabytes = 1.8f;         // a second
+  constexpr float kMemory = 0.366f;
   constexpr float kLargeTileFactor = 1.38f;  // 128 rows of a, in registers that are too few
   const int32_t n = n_of(s, product), k = k_of(s, product);
   const float split_k = product == 1 ? static_cast<float>(c.split_k) : 1.0f;
@@ -344,7 +349,7 @@ inline float tiled_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& 
                          (c.block_m == 128 ? kLargeTileFactor : 1.0f);
   const float bytes = touched * n * k * bytes_of_w(s) + 1.0f * s.rows * k * size_of(s.a()) +
                       4.0f * s.rows * n * split_k * (split_k > 1 ? 2 : 1);
-  return joined(multiply, bytes / (kTerabytes * 1e6f)) + kOutsideUs;
+  return joined(multiply, bytes / memory_rate(device, kMemory)) + kOutsideUs;
 }
 
 inline float modelled_time(const MoeShape& s, const MoeConfig& c, const MoeDevice& device) {

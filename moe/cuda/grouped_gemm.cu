@@ -76,6 +76,7 @@ Status ask_moe_device(int id, MoeDevice& device) {
   }
   device.shared_bytes_per_sm = sm_bytes;
   device.shared_bytes_per_block = block_bytes;
+  device.memory = memory_rates(facts);
   return status_of(error);
 }
 
@@ -145,8 +146,9 @@ Status launch_warpgroup_product(GroupedEnd end, const GroupedProblem& p, const M
 Status choose_config(const MoeShape& shape, MoeConfig& config) {
   cuda::MoeDevice device;
   if (const Status error = cuda::current_moe_device(device)) return error;
-  config = kept_choice<MoeConfig>(kMoeShapeFields, shape, device.sm_count,
-                                  [&] { return cuda::choose_config(shape, device); });
+  config =
+      kept_choice<MoeConfig>(kMoeShapeFields, shape, device.memory.name_beside(device.sm_count),
+                             [&] { return cuda::choose_config(shape, device); });
   return nullptr;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../../common/core/compiler.h"
+#include "../../common/cuda/memory_rates.h"
 #include "../config.h"
 
 namespace rocm_kernels {
@@ -83,6 +84,7 @@ struct MoeDevice {
   int32_t compute_capability = 90;
   int64_t shared_bytes_per_sm = 228 << 10;
   int64_t shared_bytes_per_block = 227 << 10;  // most that a block can ask for
+  MemoryRates memory;
 };
 
 // How many stages fit a block's part of an SM.
