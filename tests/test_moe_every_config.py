@@ -28,7 +28,7 @@ def configs_of(package, x, experts, weights, ids, **options):
     scales = [experts.scales.get(f"{what}_{name}") for what in ("scale", "bias")
               for name in ("gate_up", "down")]  # fmt: skip
     rest = (options.get("activation", "silu"), math.inf, options.get("interleaved", False),
-            options.get("quantize_input", True))  # fmt: skip
+            options.get("quantize_input", True), options.get("scale_fmt") == "ue8m0")  # fmt: skip
     operands = (x, *experts.weights, weights, ids, *scales, *rest)
     listed = ops.fused_moe_configs(torch.empty_like(x), *operands).splitlines()
     return listed, lambda out, config: ops.fused_moe_with_config(out, *operands, config)

@@ -6,7 +6,7 @@ from typing import Callable, Optional, Tuple
 import torch
 
 from .._ops import add_op_namespace_prefix, ops
-from .fp8 import FP8_DTYPES
+from .fp8 import FP8_DTYPES, is_e8m0, is_ue8m0
 from .rows import explain, input_rows, written_rows
 
 _topk = ops.topk.default
@@ -21,13 +21,13 @@ def _(weights, ids, logits, bias, scoring, groups, groups_kept, renormalize, sca
 
 @torch.library.register_fake(add_op_namespace_prefix("fused_moe"))
 def _(out, x, w_gate_up, w_down, topk_weights, topk_ids, scale_gate_up, scale_down, bias_gate_up,
-      bias_down, activation, limit, interleaved, quantize_input):  # fmt: skip
+      bias_down, activation, limit, interleaved, quantize_input, ue8m0):  # fmt: skip
     return None
 
 
 @torch.library.register_fake(add_op_namespace_prefix("fused_moe_with_config"))
 def _(out, x, w_gate_up, w_down, topk_weights, topk_ids, scale_gate_up, scale_down, bias_gate_up,
-      bias_down, activation, limit, interleaved, quantize_input, config):  # fmt: skip
+      bias_down, activation, limit, interleaved, quantize_input, ue8m0, config):  # fmt: skip
     return None
 
 
@@ -126,6 +126,7 @@ def fused_moe(
     limit: Optional[float] = None,
     interleaved: bool = False,
     quantize_input: bool = True,
+    scale_fmt: Optional[str] = None,
     out_dtype: Optional[torch.dtype] = None,
     out: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
@@ -153,6 +154,8 @@ def fused_moe(
             token, or one for each 128 columns where the weight has block scales. False: the
             products take x, and the activated product rounded to x's dtype, as they do with other
             weights.
+        scale_fmt: ``"ue8m0"``: the scales of x and of the activated product are powers of two. For
+            FP8 weights with quantize_input.
         out_dtype: float32 or x's dtype, which None means.
         out: ``[..., H]`` to write the result to; it need not be zeroed.
 
@@ -171,6 +174,7 @@ def fused_moe(
             _slots(topk_weights, torch.float32), _slots(topk_ids, torch.int32),
             _bytes(scale_gate_up), _bytes(scale_down), bias_gate_up, bias_down, activation,
             math.inf if limit is None else limit, interleaved, quantize_input,
+            is_ue8m0(scale_fmt, None),
         )  # fmt: skip
         return out
     except Exception:
@@ -266,6 +270,6 @@ def _slots(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _bytes(scale: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     """E8M0 scales as the bytes that they are; others as they are."""
-    if scale is None or scale.dtype is not getattr(torch, "float8_e8m0fnu", None):
+    if scale is None or not is_e8m0(scale):
         return scale
     return scale.view(torch.uint8)

@@ -166,6 +166,7 @@ def fp8_linear(
     scale_w: torch.Tensor,
     *,
     scale_x: Optional[torch.Tensor] = None,
+    scale_fmt: Optional[str] = None,
     bias: Optional[torch.Tensor] = None,
     out_dtype: Optional[torch.dtype] = None,
 ) -> torch.Tensor:
@@ -178,6 +179,8 @@ def fp8_linear(
             else per row.
         scale_x: float32, one value: x is quantised with it instead. For an FP8 x: its scale, of
             any shape that :func:`skinny_gemm` takes.
+        scale_fmt: ``"ue8m0"``: x's computed scales are powers of two. For an x that is not FP8, and
+            without scale_x.
         bias: ``[N]``, as in :func:`skinny_gemm`.
         out_dtype: None: x's dtype, or bfloat16 for an FP8 x.
 
@@ -189,12 +192,16 @@ def fp8_linear(
             refuse_gradient("fp8_linear", x=x, w=w, scale_w=scale_w, scale_x=scale_x, bias=bias)
         rows = input_rows(x)
         if x.dtype in FP8_DTYPES:
+            if scale_fmt is not None:
+                raise ValueError(f"scale_fmt is for an x to quantise, got one of {x.dtype}")
             q, scale = rows, _row_scale(scale_x, rows)
             out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
         else:
             blocks = scale_x is None and _is_block_scale(scale_w, w.shape[0])
             group_size = SCALE_BLOCK if blocks else None
-            q, scale = quantize_fp8(rows, scale=scale_x, group_size=group_size, fp8_dtype=w.dtype)
+            q, scale = quantize_fp8(
+                rows, scale=scale_x, group_size=group_size, scale_fmt=scale_fmt, fp8_dtype=w.dtype
+            )
             out_dtype = x.dtype if out_dtype is None else out_dtype
         count = rows.shape[0]
         path = fp8_linear_path(count, w, scale_w, scale)
