@@ -149,10 +149,7 @@ def matmul_2d(
 ) -> torch.Tensor:
     whole = block_size is None or tuple(block_size) == tuple(B.shape)
     group_size = None if whole or activation_scale is not None else SCALE_BLOCK
-    scale_fmt = "ue8m0" if Bs.dtype == torch.float8_e8m0fnu else None  # a checkpoint has one
-    q, scale = quantize_fp8(
-        A, scale=activation_scale, group_size=group_size, scale_fmt=scale_fmt, fp8_dtype=B.dtype
-    )
+    q, scale = quantize_fp8(A, scale=activation_scale, group_size=group_size, fp8_dtype=B.dtype)
     out_dtype = A.dtype if output_dtype is None else output_dtype
     # A weight's two scales, of gate and up, become one for each row.
     Bs = Bs.float()

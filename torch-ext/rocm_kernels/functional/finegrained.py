@@ -6,9 +6,9 @@
                                                 matmul_grouped   rows sorted by expert (prompts)
 
 A is 16-bit or float32 and quantised here: per 128 columns beside weights with 128 x 128 blocks, per
-row beside a weight with one scale, or with ``activation_scale``. Beside UE8M0 scales of the weight,
-as transformers holds those of a checkpoint with ``scale_fmt="ue8m0"``, A's are powers of two, too.
-Arguments that the three share:
+row beside a weight with one scale, or with ``activation_scale``. Computed scales of A are not
+rounded to powers of two beside UE8M0 scales of B, here as there: ``scale_fmt`` of
+:func:`fp8_linear` does that, and ``quantize_model_`` asks for it. Arguments that the three share:
 
 ``B``
     ``[N, K]`` or, for experts, ``[E, N, K]``; FP8 in either dialect. On an FNUZ device a weight in
@@ -30,7 +30,7 @@ from typing import Optional, Sequence
 import torch
 
 from .dialect import native_weight
-from .fp8 import FP8_DTYPES, SCALE_BLOCK, is_e8m0, quantize_fp8
+from .fp8 import FP8_DTYPES, SCALE_BLOCK, quantize_fp8
 from .moe import grouped_gemm
 from .product import fp8_linear
 from .rows import require_tensors
@@ -55,15 +55,12 @@ def matmul_2d(
         ``[..., N]``.
     """
     require_tensors({"A": A, "B": B, "Bs": Bs}, {"activation_scale": activation_scale})
-    scale_fmt = _scale_fmt(Bs) if activation_scale is None else None
     _whole(B, block_size)
     w, scale_w = native_weight(B, Bs)
     if activation_scale is not None and w.dtype != B.dtype:
         activation_scale = activation_scale * 2  # FNUZ reaches half as far
     out_dtype = A.dtype if output_dtype is None else output_dtype
-    return fp8_linear(
-        A, w, scale_w, scale_x=activation_scale, scale_fmt=scale_fmt, out_dtype=out_dtype
-    )
+    return fp8_linear(A, w, scale_w, scale_x=activation_scale, out_dtype=out_dtype)
 
 
 def matmul_batched(
@@ -114,11 +111,6 @@ def matmul_grouped(
     return _expert_products(A, B, Bs, offsets, block_size, output_dtype)
 
 
-def _scale_fmt(Bs: torch.Tensor) -> Optional[str]:
-    """Of A's scales: a checkpoint has one for both."""
-    return "ue8m0" if is_e8m0(Bs) else None
-
-
 def _whole(w: torch.Tensor, block_size: Optional[Sequence[int]]) -> bool:
     """Whether a weight has one scale; raises for what has no kernel here."""
     if w.dtype not in FP8_DTYPES:
@@ -148,8 +140,7 @@ def _expert_products(
         )
     whole = _whole(B, block_size)
     w, scale_w = native_weight(B, Bs)
-    group_size = None if whole else SCALE_BLOCK
-    q, scale = quantize_fp8(A, group_size=group_size, scale_fmt=_scale_fmt(Bs), fp8_dtype=w.dtype)
+    q, scale = quantize_fp8(A, group_size=None if whole else SCALE_BLOCK, fp8_dtype=w.dtype)
     out = A.new_empty(A.shape[0], B.shape[1], dtype=output_dtype)
     grouped_gemm(q, w, offsets, scale, _scale_of_experts(scale_w, w, whole), out=out)
     # Where the experts' rows end is known on the device alone.

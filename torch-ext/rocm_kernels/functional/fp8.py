@@ -20,7 +20,7 @@ _swiglu_fp8 = ops.swiglu_fp8.default
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 SCALE_BLOCK = 128
-_E8M0 = getattr(torch, "float8_e8m0fnu", None)
+E8M0 = getattr(torch, "float8_e8m0fnu", None)  # torch has it from 2.7 on
 
 QuantizedOut = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor], None]
 
@@ -111,11 +111,6 @@ def to_native_fp8(
     largest = torch.where(magnitude == 0x7F, bits - 1, bits)
     converted = torch.where(bits == 0x80, 0x7F, largest)
     return converted.to(torch.uint8).view(fp8_dtype), scale / 2
-
-
-def is_e8m0(scale: torch.Tensor) -> bool:
-    """Whether scales are bytes that are exponents; torch has a dtype for them from 2.7 on."""
-    return scale.dtype is _E8M0
 
 
 def is_ue8m0(scale_fmt: Optional[str], given: Optional[torch.Tensor]) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..functional import FP8_DTYPES, SCALE_BLOCK, to_native_fp8
-from ..functional.fp8 import is_e8m0, is_ue8m0
+from ..functional.fp8 import E8M0, is_ue8m0
 from ..reference import dequantize
 
 
@@ -227,7 +227,7 @@ def checked_scale_fmt(scale_fmt: Optional[str], activation_scheme: str) -> Optio
 def scale_fmt_of(module: nn.Module, scale: str = "weight_scale_inv") -> Optional[str]:
     """Of the computed scales of a module's input. transformers' own linears and experts keep a
     checkpoint's ``scale_fmt``, which is of both, as the dtype of the weight's ``scale`` alone."""
-    if is_e8m0(getattr(module, scale)):
+    if getattr(module, scale).dtype is E8M0:
         return "ue8m0"
     return getattr(module, "scale_fmt", None)
 
