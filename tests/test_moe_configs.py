@@ -173,6 +173,14 @@ def test_interleaved_and_biased(simulator, package, kind):
         layer.check(package, layer.run(text(tile)))
 
 
+@pytest.mark.parametrize("kind", ["fp8-row", "fp8-block"])
+def test_scales_that_are_powers_of_two(simulator, package, kind):
+    """Of x, and of h: by a kernel of its own or by the end of each tile."""
+    layer = Layer(simulator, kind, 40, 256, 288, scale_fmt="ue8m0")
+    for tile in tiles_of(kind):
+        layer.check(package, layer.run(text(tile)))
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8-block"])
 def test_no_bit_depends_on_the_order_of_workgroups_or_tiles(simulator, kind):
     layer = Layer(simulator, kind, 70, 128, 256)
