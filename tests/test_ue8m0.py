@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_moe import Experts, check, random_routing
 from test_properties import SETTINGS, fp8_dtypes
+from tiny_models import quantizing_inputs, tiny_llama, tokens
+from transformers.integrations.finegrained_fp8 import FP8Linear
 
 FP8_DTYPES = [torch.float8_e4m3fn, torch.float8_e4m3fnuz]
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
@@ -87,7 +89,7 @@ def test_rows_that_are_not_finite_and_tiny_ones(backend, package, fp8_dtype, gro
     x[6] *= 1e-40
     how = {"fp8_dtype": fp8_dtype, "group_size": group_size, **UE8M0}
     q, scale = backend.ops.quantize_fp8(x, **how)
-    assert torch.equal(q.isnan().cpu(), x.isnan().cpu())
+    assert torch.equal(q.float().isnan(), x.isnan())
     assert (scale[[1, 5, 6]] == SMALLEST).all()
     # Infinity counts as the largest float, so that the row's finite numbers are not lost.
     infinite = 2.0**120 if fp8_dtype == torch.float8_e4m3fn else 2.0**121
@@ -266,3 +268,58 @@ def test_the_ops_refuse_it_without_computed_scales(package):
         ops.swiglu_fp8(torch.empty_like(x), None, x, None, None, "identity", 0, 0.0, True)
     with pytest.raises(RuntimeError, match=message):
         ops.rms_norm_fp8(fp8(2, 8), None, x, None, x[0], ONE, 1e-6, 0, 0.0, True)
+
+
+# ---- Layers
+
+
+def test_linears_that_differ_are_not_joined(package):
+    model = tiny_llama()
+    quantize = package.models.quantize_model_
+    quantize(model, activations="dynamic", fuse=False)
+    first, second = model.model.layers
+    for linear in (first.mlp.gate_proj, *linears_of(package, second)):
+        linear.scale_fmt = "ue8m0"
+    fused = quantize(model).fused
+    assert "model.layers.0.mlp.gate_up_proj" not in fused and len(fused) == 3
+    qkv = second.self_attn.qkv_proj
+    assert qkv.scale_fmt == second.self_attn.q_proj.scale_fmt == "ue8m0"
+    assert first.self_attn.qkv_proj.scale_fmt is None
+
+
+def linears_of(package, module):
+    return [m for m in module.modules() if isinstance(m, package.models.FP8Linear)]
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@torch.no_grad()
+def test_a_kernelized_model_quantises_so(best_package, run_kernelized, device, fuse):
+    """Norms, gated MLPs and linears: each input that is quantised has such scales."""
+    model = tiny_llama()
+    best_package.models.quantize_model_(model, activations="dynamic", fuse=False)
+    for linear in linears_of(best_package, model):
+        linear.scale_fmt = "ue8m0"
+    if fuse:
+        assert len(best_package.models.quantize_model_(model).fused) == 4
+    ids = tokens(2, 9)
+    exact = model(ids).logits
+    expected = quantizing_inputs(best_package, model)(ids).logits
+    run_kernelized(model)
+    actual = model(ids.to(device)).logits.cpu()
+    assert (actual - expected).abs().mean() < 0.1 * (expected - exact).abs().mean()
+
+
+def test_transformers_own_linear_says_it_by_its_scales(package):
+    """It keeps no scale_fmt; the weight's scales have the dtype."""
+    linear = FP8Linear(256, 128, block_size=(128, 128), scale_fmt="ue8m0").requires_grad_(False)
+    linear.weight.data = fp8(128, 256)
+    linear.weight_scale_inv.data = e8m0(1, 2, device="cpu")
+    x = torch.randn(3, 256)
+    layer = package.layers.FP8Linear.forward.__get__(linear.eval())
+    wide = linear.weight_scale_inv.float()
+    assert torch.equal(layer(x), package.fp8_linear(x, linear.weight, wide, **UE8M0))
+    assert not torch.equal(layer(x), package.fp8_linear(x, linear.weight, wide))
+    model = torch.nn.ModuleDict({"linear": linear})
+    package.models.quantize_model_(model)
+    assert model["linear"].scale_fmt == "ue8m0" and "scale_fmt='ue8m0'" in repr(model)
+    assert torch.equal(model["linear"].weight_scale_inv, wide)
