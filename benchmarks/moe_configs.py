@@ -93,7 +93,7 @@ class Layer:
 
     def operands(self, x, routing):
         return (x, self.gate_up, self.down, *routing, self.scale_gate_up, self.scale_down, None,
-                None, "silu", math.inf, False, "16-bit" not in self.kind)  # fmt: skip
+                None, "silu", math.inf, False, "16-bit" not in self.kind, False)  # fmt: skip
 
     def configs(self, x, routing) -> list[str]:
         ops = self.package.functional.ops

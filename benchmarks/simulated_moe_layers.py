@@ -84,7 +84,7 @@ def run(name: str, tokens: int, kind: str, config: str | None) -> tuple[str, flo
     options = {"activation": "silu", "limit": math.inf, "interleaved": False, **options}
     quantised = kind in ("row", "block")
     given = (torch.zeros_like(x), x, gate_up, down, topk_weights, ids, scale_gate_up, scale_down,
-             *biases, *options.values(), quantised)  # fmt: skip
+             *biases, *options.values(), quantised, False)  # fmt: skip
     config = config or simulated.ops.fused_moe_configs(*given).splitlines()[0]
     simulated.ops.fused_moe_with_config(*given, config)
     touched = len({e for e in ids.flatten().tolist() if e < experts})

@@ -14,7 +14,8 @@
 // What the products multiply: 16-bit or MXFP4 weights take x as it is and h rounded to x's type.
 // FP8 weights do so too without `quantize_input`; with it x and h are quantised to the weights'
 // dialect, one scale a token (for x) or a row (for h), or one for each 128 columns where that
-// product's weights have block scales. scale = max(amax / largest, 2^-126), as quantize_fp8 does.
+// product's weights have block scales. scale = max(amax / largest, 2^-126), as quantize_fp8 does,
+// rounded up to a power of two with `ue8m0`.
 //
 // Each backend defines the functions below once.
 #pragma once
@@ -51,6 +52,7 @@ struct FusedMoeArgs {
   float limit = 0.0f;  // infinity: none
   bool interleaved = false;
   bool quantize_input = true;  // of FP8 weights alone; false with others
+  bool ue8m0 = false;          // scales of x and h are powers of two; with quantize_input alone
 
   // Scratch of at least fused_moe_workspace_bytes(args), 256-byte aligned, contents undefined.
   void* workspace = nullptr;

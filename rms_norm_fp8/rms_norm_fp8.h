@@ -33,6 +33,7 @@ struct RmsNormFp8Args {
   float eps = 1e-6f;
   float scale_ub = 0.0f;   // upper bound of the amax that dynamic scales use; 0: none
   int32_t group_size = 0;  // columns a group, kPerGroup only
+  bool ue8m0 = false;      // computed scales are powers of two, rounded up
 
   DType x_dtype = DType::kBFloat16;       // float32, float16 or bfloat16
   DType weight_dtype = DType::kBFloat16;  // x_dtype or float32

@@ -93,7 +93,8 @@ void write(const NormalisedRow<X, W>& y, float inverse_scale, Out* out, int64_t 
 
 template <class X, class W, class Out>
 void normalise_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
-  const DynamicScale scale_for{fp8_max(args.out_dtype), args.scale_ub};
+  const DynamicScale scale_for{fp8_max(args.out_dtype), args.scale_ub,
+                               ScaleRounding::of(args.ue8m0)};
   const int64_t hidden = args.hidden;
   for (int64_t row = begin; row < end; ++row) {
     const X* const x = static_cast<const X*>(args.x) + row * args.x_stride;

@@ -33,6 +33,7 @@ struct SwigluFp8Args {
 
   float scale_ub = 0.0f;   // upper bound of the amax that dynamic scales use; 0: none
   int32_t group_size = 0;  // columns a group, kPerGroup only
+  bool ue8m0 = false;      // computed scales are powers of two, rounded up
 
   DType in_dtype = DType::kBFloat16;   // float32, float16 or bfloat16
   DType out_dtype = DType::kBFloat16;  // in_dtype for kNone, an FP8 type otherwise

@@ -120,7 +120,8 @@ void run_tiles(float inverse_scale, Activate<In> activate, const In* gate, const
 template <class In, class Out>
 void run_piece(const SwigluFp8Args& args, Activate<In> activate, const In* gate, const In* up,
                Out* out, float* scales, int64_t columns) {
-  const DynamicScale scale_for{fp8_max(args.out_dtype), args.scale_ub};
+  const DynamicScale scale_for{fp8_max(args.out_dtype), args.scale_ub,
+                               ScaleRounding::of(args.ue8m0)};
   switch (args.scaling) {
     case Scaling::kNone:
       return run_tiles(1.0f, activate, gate, up, out, columns);

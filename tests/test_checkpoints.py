@@ -60,6 +60,7 @@ def test_a_checkpoint_is_loaded_adopted_and_fused(
         assert module.weight.dtype == torch.float8_e4m3fn
         scheme = {"static": "static", "weights alone": "none", "none": "none"}
         assert module.activation_scheme == scheme.get(name.rpartition(", ")[2], "dynamic")
+        assert module.scale_fmt == ("ue8m0" if name.endswith("ue8m0") else None)
         if module.activation_scheme == "static":
             assert module.activation_scale.item() == pytest.approx(static_scale(linear))
     quantize_(reference, fuse=False)
@@ -87,7 +88,9 @@ def test_nothing_is_left_of_the_loader(package):
     assert before == (auto.AUTO_QUANTIZER_MAPPING, auto.AUTO_QUANTIZATION_CONFIG_MAPPING)
 
 
-@pytest.mark.parametrize("name", ["finegrained, blocks", "compressed-tensors, tensor, static"])
+@pytest.mark.parametrize(
+    "name", ["finegrained, blocks", "finegrained, ue8m0", "compressed-tensors, tensor, static"]
+)
 @pytest.mark.parametrize("activations", ["dynamic", "none"])
 @torch.no_grad()
 def test_inputs_are_taken_as_asked(
@@ -102,6 +105,8 @@ def test_inputs_are_taken_as_asked(
     linears = [m for m in model.modules() if isinstance(m, package.models.FP8Linear)]
     assert {m.activation_scheme for m in linears} == {activations}
     assert all(m.activation_scale is None for m in linears)
+    kept = "ue8m0" if name.endswith("ue8m0") and activations == "dynamic" else None
+    assert {m.scale_fmt for m in linears} == {kept}
     ids = tokens(1, 5)
     exact = model(ids).logits.to(device)
     quantize_(reference, activations=activations, fuse=False)
@@ -322,6 +327,7 @@ def test_an_adopted_checkpoint_is_saved_again(package, quantize_, tmp_path, name
     for one, other in zip(model.modules(), loaded.modules(), strict=True):
         if isinstance(one, package.models.FP8Linear):
             assert one.activation_scheme == other.activation_scheme
+            assert one.scale_fmt == other.scale_fmt
 
 
 def test_what_one_file_cannot_hold_is_refused(package, quantize_, tmp_path):
@@ -331,6 +337,26 @@ def test_what_one_file_cannot_hold_is_refused(package, quantize_, tmp_path):
     quantize_(model)
     with pytest.raises(ValueError, match="bound on its input's scale, as FBGEMM does"):
         model.save_pretrained(tmp_path / "again")
+
+
+@torch.no_grad()
+def test_powers_of_two_are_saved_where_a_file_can_say_so(package, quantize_, tmp_path):
+    write(wide_llama(), tmp_path, "finegrained, ue8m0")
+    with package.models.fp8_checkpoints():
+        model, other = (AutoModelForCausalLM.from_pretrained(tmp_path) for _ in range(2))
+    quantize_(model)
+    model.save_pretrained(tmp_path / "again")
+    described = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert described["quantization_config"]["scale_fmt"] == "ue8m0"
+    up = model.model.layers[0].mlp.up_proj
+    up.weight_scale_inv[0, 0] *= 1.5
+    with pytest.raises(ValueError, match=r"gate_up_proj.weight_scale_inv must be powers of two"):
+        model.save_pretrained(tmp_path / "rounded")
+    up.weight_scale_inv[0, 0] /= 1.5
+    # One linear of another layout, and the file is compressed-tensors.
+    quantize_(other, lm_head=True)
+    with pytest.raises(ValueError, match=r"powers of two, and compressed-tensors cannot say so"):
+        other.save_pretrained(tmp_path / "mixed")
 
 
 def test_a_state_dict_does_not_show_fusing(quantize_):

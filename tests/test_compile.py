@@ -39,7 +39,9 @@ def test_opcheck_rms_norm_fp8(ops, package, device, with_residual, scales):
     computed = torch.empty(4, 1, device=device) if scales else None
     residual = torch.randn_like(x) if with_residual else None
     weight = torch.randn(64, device=device)
-    opcheck(ops.rms_norm_fp8.default, (out, computed, x, residual, weight, None, 1e-6, 0, 0.0))
+    opcheck(
+        ops.rms_norm_fp8.default, (out, computed, x, residual, weight, None, 1e-6, 0, 0.0, scales)
+    )
 
 
 @pytest.mark.parametrize("scales", [False, True])
@@ -50,7 +52,7 @@ def test_opcheck_swiglu_fp8(ops, package, device, with_up, scales):
     out = torch.empty_like(gate, dtype=dtype)
     computed = torch.empty(4, 1, device=device) if scales else None
     up = torch.randn_like(gate) if with_up else None
-    opcheck(ops.swiglu_fp8.default, (out, computed, gate, up, None, "silu", 0, 0.0))
+    opcheck(ops.swiglu_fp8.default, (out, computed, gate, up, None, "silu", 0, 0.0, scales))
 
 
 @pytest.mark.parametrize("fp8", [False, True])

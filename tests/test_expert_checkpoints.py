@@ -33,6 +33,7 @@ ONE_BY_ONE = ("mixtral", "qwen3_moe", "deepseek_v3", "llama4_text")
 FORMATS = (
     "finegrained, blocks",
     "finegrained, static",
+    "finegrained, ue8m0",
     "FBGEMM",
     "compressed-tensors, channel, dynamic",
     "compressed-tensors, tensor, dynamic",
@@ -116,6 +117,7 @@ def test_a_checkpoints_experts_are_adopted(
             torch.testing.assert_close(values(package, experts, which), wanted, rtol=1e-6, atol=0)
         scheme = "none" if name.endswith(("none", "alone")) else "dynamic"
         assert experts.activation_scheme == scheme
+        assert experts.scale_fmt == ("ue8m0" if name.endswith("ue8m0") else None)
     ids = tokens(2, 9)
     unquantised = model(ids).logits.to(device)
     expected = quantizing_inputs(package, model)(ids).logits.to(device)

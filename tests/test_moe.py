@@ -394,7 +394,7 @@ def test_opcheck(best_package, device):
     scales = [found.pop(f"scale_{name}") for name in ("gate_up", "down")]
     utils = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     out = torch.empty(3, 96, device=device)
-    arguments = (out, *found.values(), *scales, None, None, "silu", math.inf, False, True)
+    arguments = (out, *found.values(), *scales, None, None, "silu", math.inf, False, True, True)
     torch.library.opcheck(ops.fused_moe.default, arguments, test_utils=utils)
     weights, ids = torch.empty(3, 2, device=device), torch.empty(3, 2, device=device).int()
     logits = torch.randn(3, 8, device=device)
@@ -431,7 +431,7 @@ def test_meta_tensors_have_shapes(best_package):
 def test_a_config_can_be_asked_for(best_package, device):
     ops, found = best_package.functional.ops, layer(best_package, device)
     scales = [found.pop(f"scale_{name}") for name in ("gate_up", "down")]
-    options = (*found.values(), *scales, None, None, "silu", math.inf, False, True)
+    options = (*found.values(), *scales, None, None, "silu", math.inf, False, True, False)
     out, again = torch.empty(3, 96, device=device), torch.empty(3, 96, device=device)
     ops.fused_moe(out, *options)
     config = ops.fused_moe_configs(out, *options).splitlines()[0]

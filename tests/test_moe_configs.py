@@ -44,13 +44,14 @@ class Layer:
         self.x = torch.randn(tokens, hidden).to(dtype)
         self.weights, self.ids = random_routing(tokens, experts, k, simulator)
         self.options = {"activation": "silu", "limit": math.inf, "interleaved": False,
-                        "quantize_input": True, **options}  # fmt: skip
+                        "quantize_input": True, "scale_fmt": None, **options}  # fmt: skip
 
     def operands(self):
         scales = (self.experts.scales.get(name) for name in
                   ("scale_gate_up", "scale_down", "bias_gate_up", "bias_down"))  # fmt: skip
-        return (self.x, *self.experts.weights, self.weights, self.ids, *scales,
-                *self.options.values())  # fmt: skip
+        *options, scale_fmt = self.options.values()
+        return (self.x, *self.experts.weights, self.weights, self.ids, *scales, *options,
+                scale_fmt == "ue8m0")  # fmt: skip
 
     def run(self, config=None, seed=None):
         out = Guarded(*self.x.shape, torch.float32, torch.device("cpu"))
@@ -168,6 +169,14 @@ def test_interleaved_and_biased(simulator, package, kind):
     layer = Layer(simulator, kind, 40, 256, 288, activation="swigluoai", interleaved=True)
     for name, n in (("bias_gate_up", 576), ("bias_down", 256)):
         layer.experts.scales[name] = torch.randn(3, n)
+    for tile in tiles_of(kind):
+        layer.check(package, layer.run(text(tile)))
+
+
+@pytest.mark.parametrize("kind", ["fp8-row", "fp8-block"])
+def test_scales_that_are_powers_of_two(simulator, package, kind):
+    """Of x, and of h: by a kernel of its own or by the end of each tile."""
+    layer = Layer(simulator, kind, 40, 256, 288, scale_fmt="ue8m0")
     for tile in tiles_of(kind):
         layer.check(package, layer.run(text(tile)))
 

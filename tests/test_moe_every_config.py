@@ -28,7 +28,7 @@ def configs_of(package, x, experts, weights, ids, **options):
     scales = [experts.scales.get(f"{what}_{name}") for what in ("scale", "bias")
               for name in ("gate_up", "down")]  # fmt: skip
     rest = (options.get("activation", "silu"), math.inf, options.get("interleaved", False),
-            options.get("quantize_input", True))  # fmt: skip
+            options.get("quantize_input", True), options.get("scale_fmt") == "ue8m0")  # fmt: skip
     operands = (x, *experts.weights, weights, ids, *scales, *rest)
     listed = ops.fused_moe_configs(torch.empty_like(x), *operands).splitlines()
     return listed, lambda out, config: ops.fused_moe_with_config(out, *operands, config)
@@ -51,6 +51,8 @@ def in_every_order(config):
         *WEIGHTS,
         "interleaved and biased",
         "interleaved and biased, blocks",
+        "powers of two, rows",
+        "powers of two, blocks",
         "16-bit inputs, blocks",
         "16-bit inputs, rows",
         "16-bit inputs, float16",
@@ -63,6 +65,9 @@ def test_every_config_in_every_order(best_package, device, kind, tokens):
     if kind.startswith("interleaved and biased"):
         options = {"activation": "swigluoai", "interleaved": True}
         layout = "fp8-block" if kind.endswith("blocks") else MX
+    if kind.startswith("powers of two"):
+        layout = "fp8-block" if kind.endswith("blocks") else "fp8-row"
+        options = {"scale_fmt": "ue8m0"}
     if kind.startswith("16-bit inputs"):
         layout = "fp8-block" if kind.endswith("blocks") else "fp8-row"
         options = {"quantize_input": False}

@@ -11,6 +11,8 @@ MODES = {
     "per_token": {},
     "per_group": {"group_size": 128},
     "per_token_ub": {"scale_ub": 1.5},
+    "per_token_ub_ue8m0": {"scale_ub": 1.5, "scale_fmt": "ue8m0"},
+    "per_group_ue8m0": {"group_size": 128, "scale_fmt": "ue8m0"},
 }
 
 
@@ -19,6 +21,13 @@ def mode_arguments(mode, device):
     if "scale" in arguments:
         arguments["scale"] = torch.tensor([arguments["scale"]], device=device)
     return arguments
+
+
+def scales_a_row(mode, columns):
+    """How many a call writes."""
+    if mode == "static":
+        return 0
+    return -(-columns // 128) if "group_size" in MODES[mode] else 1
 
 
 def make_inputs(rows, hidden, dtype, device, weight_dtype=None):
@@ -84,7 +93,7 @@ def test_writes_only_its_outputs(backend, hidden, mode):
     residual.view.copy_(strided(rows, hidden, torch.bfloat16, device))
     out = Guarded(rows, hidden, backend.fp8_dtype, device)
     arguments = mode_arguments(mode, device)
-    columns = {"static": 0, "per_group": -(-hidden // 128)}.get(mode, 1)
+    columns = scales_a_row(mode, hidden)
     scales = torch.full((rows + 2, columns), 7.0, device=device)
     if columns:
         arguments["out"] = (out.view, scales[1:-1])

@@ -16,7 +16,7 @@ def simulated(on_the_simulator):
 
 
 def norm(simulated, x, out, weight, residual=None):
-    simulated.ops.rms_norm_fp8.unchecked(out, None, x, residual, weight, None, 1e-6, 0, 0.0)
+    simulated.ops.rms_norm_fp8.unchecked(out, None, x, residual, weight, None, 1e-6, 0, 0.0, False)
 
 
 @pytest.mark.parametrize("hidden", [520, 523])
@@ -82,5 +82,5 @@ def test_scratch_memory_ends_where_the_binding_asked(simulated, short, monkeypat
 def test_tensors_of_a_call(simulated):
     out, scales, x, residual, weight = (torch.empty(i + 1) for i in range(5))
     op = simulated.ops.rms_norm_fp8
-    written, read = op.tensors((out, scales, x, residual, weight, None, 1e-6, 0, 0.0))
+    written, read = op.tensors((out, scales, x, residual, weight, None, 1e-6, 0, 0.0, False))
     assert [len(t) for t in written] == [1, 2] and [len(t) for t in read] == [3, 4, 5]

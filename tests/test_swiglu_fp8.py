@@ -3,7 +3,7 @@
 import pytest
 import torch
 from compare import Guarded, assert_close, assert_quantized_close, bits, strided
-from test_rms_norm_fp8 import FLOATS, MODES, SHAPES, mode_arguments
+from test_rms_norm_fp8 import FLOATS, MODES, SHAPES, mode_arguments, scales_a_row
 
 ACTIVATIONS = ["silu", "gelu", "gelu_tanh"]
 FP8_DTYPES = [torch.float8_e4m3fn, torch.float8_e4m3fnuz]
@@ -86,7 +86,7 @@ def test_writes_only_its_outputs(backend, columns, mode):
     before = x.clone()
     out = Guarded(rows, columns, backend.fp8_dtype, device)
     arguments = mode_arguments(mode, device)
-    width = {"static": 0, "per_group": -(-columns // 128)}.get(mode, 1)
+    width = scales_a_row(mode, columns)
     scales = torch.full((rows + 2, width), 7.0, device=device)
     destination = (out.view, scales[1:-1]) if width else out.view
     backend.ops.swiglu_fp8(x, **arguments, out=destination)

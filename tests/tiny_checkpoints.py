@@ -2,6 +2,7 @@
 from float32 weights to what stands in the file and in its config."""
 
 import copy
+import functools
 import importlib
 import json
 import re
@@ -35,12 +36,13 @@ def by_channel(weight):
     return quantised(weight, weight.abs().amax(1, keepdim=True))
 
 
-def by_block(weight):
+def by_block(weight, powers_of_two=False):
     n, k = weight.shape
     rows, columns = -(-n // 128), -(-k // 128)
     padded = torch.zeros(rows * 128, columns * 128)
     padded[:n, :k] = weight
     scale = padded.view(rows, 128, columns, 128).abs().amax((1, 3)) / 448
+    scale = torch.exp2(scale.log2().ceil()) if powers_of_two else scale
     spread = scale.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
     return (weight / spread).to(FP8), scale
 
@@ -62,6 +64,12 @@ def finegrained(scheme, blocks):
         "modules_to_not_convert": ["lm_head"],
     }
     return config, by_block if blocks else by_tensor, "weight_scale_inv", "activation_scale"
+
+
+def ue8m0():
+    """DeepSeek-V3.1's: its files have such scales in float32."""
+    config, by, *names = finegrained("dynamic", True)
+    return {**config, "scale_fmt": "ue8m0"}, functools.partial(by, powers_of_two=True), *names
 
 
 def compressed_tensors(weights, inputs):
@@ -127,6 +135,7 @@ FORMATS = {
     "finegrained, blocks": finegrained("dynamic", True),
     "finegrained, tensor": finegrained("dynamic", False),
     "finegrained, static": finegrained("static", False),
+    "finegrained, ue8m0": ue8m0(),
     "FBGEMM": fbgemm(),
     **{
         f"compressed-tensors, {weights}, {inputs}": compressed_tensors(weights, inputs)

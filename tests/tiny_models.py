@@ -63,7 +63,7 @@ def reference_experts(package, module, x, top_k_index=None, top_k_weights=None):
         scale_gate_up=module.gate_up_proj_scale_inv, scale_down=module.down_proj_scale_inv,
         bias_gate_up=module.gate_up_proj_bias, bias_down=module.down_proj_bias,
         activation=module.activation, limit=module.limit, interleaved=module.interleaved,
-        quantize_input=module.activation_scheme == "dynamic",
+        quantize_input=module.activation_scheme == "dynamic", scale_fmt=module.scale_fmt,
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def reference_linear(reference, linear, x):
     blocks = scale_w.dim() == 2 and scale_w.shape[1] > 1 and static is None
     q, scale = reference.quantize_fp8(
         rows, scale=static, group_size=128 if blocks else None, scale_ub=linear.scale_ub,
-        fp8_dtype=linear.weight.dtype,
+        scale_fmt=linear.scale_fmt, fp8_dtype=linear.weight.dtype,
     )  # fmt: skip
     out = reference.gemm(q, linear.weight, scale, scale_w, bias=linear.bias, out_dtype=x.dtype)
     return out.view(*x.shape[:-1], out.shape[-1])

@@ -9,10 +9,10 @@
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "rms_norm_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor x, Tensor(c!)? residual, "
-      "Tensor weight, Tensor? scale, float eps, int group_size, float scale_ub) -> ()");
+      "Tensor weight, Tensor? scale, float eps, int group_size, float scale_ub, bool ue8m0) -> ()");
   ops.def(
       "swiglu_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor gate, Tensor? up, Tensor? scale, "
-      "str activation, int group_size, float scale_ub) -> ()");
+      "str activation, int group_size, float scale_ub, bool ue8m0) -> ()");
   ops.def(
       "skinny_gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
       "Tensor? bias) -> ()");
@@ -45,17 +45,17 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "fused_moe(Tensor(a!) out, Tensor x, Tensor w_gate_up, Tensor w_down, Tensor "
       "topk_weights, Tensor topk_ids, Tensor? scale_gate_up, Tensor? scale_down, Tensor? "
       "bias_gate_up, Tensor? bias_down, str activation, float limit, bool interleaved, bool "
-      "quantize_input) -> ()");
+      "quantize_input, bool ue8m0) -> ()");
   ops.def(
       "fused_moe_with_config(Tensor(a!) out, Tensor x, Tensor w_gate_up, Tensor w_down, Tensor "
       "topk_weights, Tensor topk_ids, Tensor? scale_gate_up, Tensor? scale_down, Tensor? "
       "bias_gate_up, Tensor? bias_down, str activation, float limit, bool interleaved, bool "
-      "quantize_input, str config) -> ()");
+      "quantize_input, bool ue8m0, str config) -> ()");
   ops.def(
       "fused_moe_configs(Tensor out, Tensor x, Tensor w_gate_up, Tensor w_down, Tensor "
       "topk_weights, Tensor topk_ids, Tensor? scale_gate_up, Tensor? scale_down, Tensor? "
       "bias_gate_up, Tensor? bias_down, str activation, float limit, bool interleaved, bool "
-      "quantize_input) -> str");
+      "quantize_input, bool ue8m0) -> str");
   ops.def(
       "grouped_gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor offsets, Tensor? scale_a, "
       "Tensor? scale_w) -> ()");

@@ -12,17 +12,17 @@
 // out, scales and residual are written. Rows are dim 0; the last dim has stride 1.
 // out: x's dtype (no quantisation) or FP8. With FP8, exactly one of `scale` ([1]: static) and
 // `scales` (written: [rows, 1] when group_size is 0, else [rows, ceil(hidden / group_size)]) is
-// given.
+// given. ue8m0: those written are powers of two.
 void rms_norm_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> scales,
                   const torch::stable::Tensor& x, std::optional<torch::stable::Tensor> residual,
                   const torch::stable::Tensor& weight, std::optional<torch::stable::Tensor> scale,
-                  double eps, int64_t group_size, double scale_ub);
+                  double eps, int64_t group_size, double scale_ub, bool ue8m0);
 
 // As above. Without `up` the activation alone; with activation "identity" plain quantisation.
 void swiglu_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> scales,
                 const torch::stable::Tensor& gate, std::optional<torch::stable::Tensor> up,
                 std::optional<torch::stable::Tensor> scale, std::string activation,
-                int64_t group_size, double scale_ub);
+                int64_t group_size, double scale_ub, bool ue8m0);
 
 // out [M, N] = a [M, K] x w [N, K]^T, 1 <= M <= 64. A scale is [1], [M, 1] or [M, ceil(K / 128)]
 // for a; [1], [N, 1] or [ceil(N / 128), ceil(K / 128)] for w.
@@ -98,7 +98,7 @@ void fused_moe(torch::stable::Tensor& out, const torch::stable::Tensor& x,
                std::optional<torch::stable::Tensor> scale_down,
                std::optional<torch::stable::Tensor> bias_gate_up,
                std::optional<torch::stable::Tensor> bias_down, std::string activation, double limit,
-               bool interleaved, bool quantize_input);
+               bool interleaved, bool quantize_input, bool ue8m0);
 
 // The same with a config that fused_moe_configs gave.
 void fused_moe_with_config(torch::stable::Tensor& out, const torch::stable::Tensor& x,
@@ -110,7 +110,8 @@ void fused_moe_with_config(torch::stable::Tensor& out, const torch::stable::Tens
                            std::optional<torch::stable::Tensor> scale_down,
                            std::optional<torch::stable::Tensor> bias_gate_up,
                            std::optional<torch::stable::Tensor> bias_down, std::string activation,
-                           double limit, bool interleaved, bool quantize_input, std::string config);
+                           double limit, bool interleaved, bool quantize_input, bool ue8m0,
+                           std::string config);
 
 // One config a line: what fused_moe runs for these operands, then what else is worth timing.
 std::string fused_moe_configs(const torch::stable::Tensor& out, const torch::stable::Tensor& x,
@@ -123,7 +124,7 @@ std::string fused_moe_configs(const torch::stable::Tensor& out, const torch::sta
                               std::optional<torch::stable::Tensor> bias_gate_up,
                               std::optional<torch::stable::Tensor> bias_down,
                               std::string activation, double limit, bool interleaved,
-                              bool quantize_input);
+                              bool quantize_input, bool ue8m0);
 
 // out [R, N]: rows of a [R, K], sorted by expert, times their experts' w [E, N, K], as
 // moe/grouped_gemm.h says. offsets [E] int32; scale_a as in gemm, w and scale_w as in fused_moe.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../core/dtype.h"
+#include "../core/scale_rounding.h"
 
 namespace rocm_kernels {
 namespace cpu {
@@ -9,6 +10,7 @@ namespace cpu {
 struct DynamicScale {
   float fp8_max;
   float upper_bound;  // of the amax; 0: none
+  ScaleRounding rounding;
 
   float operator()(float amax) const {
     constexpr float kLargestFloat = 3.40282347e+38f;
@@ -16,7 +18,7 @@ struct DynamicScale {
     if (amax > kLargestFloat) amax = kLargestFloat;
     if (upper_bound > 0.0f && amax > upper_bound) amax = upper_bound;
     const float scale = amax / fp8_max;
-    return scale > kMinScale ? scale : kMinScale;
+    return rounding(scale > kMinScale ? scale : kMinScale);
   }
 };
 

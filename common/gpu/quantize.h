@@ -5,6 +5,7 @@
 #include <cfloat>
 
 #include "../core/dtype.h"
+#include "../core/scale_rounding.h"
 #include "launch.h"
 #include "reduce.h"
 #include "vector.h"
@@ -13,12 +14,13 @@ namespace rocm_kernels {
 
 // Where results go and how they are quantised; built by the launcher, passed by value.
 struct Output {
-  void* data;           // [rows, columns]
-  int64_t stride;       // elements between rows
-  float* scales;        // [rows] or [rows, groups]; kPerToken and kPerGroup
-  const float* scale;   // [1]; kStatic
-  float fp8_max;        // 448 or 240
-  float amax_bound;     // FLT_MAX, or the caller's scale_ub
+  void* data;          // [rows, columns]
+  int64_t stride;      // elements between rows
+  float* scales;       // [rows] or [rows, groups]; kPerToken and kPerGroup
+  const float* scale;  // [1]; kStatic
+  float fp8_max;       // 448 or 240
+  float amax_bound;    // FLT_MAX, or the caller's scale_ub
+  ScaleRounding scale_rounding;
   int32_t groups;       // a row
   int32_t group_shift;  // 1 << group_shift neighbouring lanes share a group
   Scaling scaling;
@@ -40,6 +42,7 @@ Output make_output(const Args& args, int64_t columns, int32_t lane_elements) {
   output.scale = args.static_scale;
   output.fp8_max = fp8_max(args.out_dtype);
   output.amax_bound = args.scale_ub > 0.0f ? args.scale_ub : FLT_MAX;
+  output.scale_rounding = ScaleRounding::of(args.ue8m0);
   if (args.scaling == Scaling::kPerGroup) {
     output.groups = static_cast<int32_t>((columns + args.group_size - 1) / args.group_size);
     // A row that is one short group takes no more lanes than it has: its team may have no others.
@@ -61,7 +64,7 @@ inline bool fits(const Output& output, const DeviceFacts& facts) {
 }
 
 ROCM_KERNELS_DEVICE float scale_of_amax(float amax, const Output& output) {
-  return fmaxf(fminf(amax, output.amax_bound) / output.fp8_max, kMinScale);
+  return output.scale_rounding(fmaxf(fminf(amax, output.amax_bound) / output.fp8_max, kMinScale));
 }
 
 // Largest magnitude of a lane's values and `amax`; NaN is ignored.

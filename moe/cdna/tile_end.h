@@ -180,7 +180,7 @@ class GroupedTileEnd {
       for (int wave = 0; wave < kShape.waves_n; ++wave) {
         greatest = fmaxf(greatest, factors_.greatest[wave][row_m_ + i * kPart]);
       }
-      const float scale = fmaxf(fminf(greatest, FLT_MAX) / largest, kMinScale);
+      const float scale = p_.scale_rounding(fmaxf(fminf(greatest, FLT_MAX) / largest, kMinScale));
       const float inverse = 1.0f / scale;
       const int groups = (columns + static_cast<int>(kScaleBlock) - 1) / kScaleBlock;
       if (wave_n_ == 0 && half_ == 0) {

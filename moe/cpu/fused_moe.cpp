@@ -28,6 +28,7 @@ struct Operand {
   float* scales = nullptr;  // [rows, groups]; nullptr: not quantised
   int64_t group = 0;        // columns that share a scale
   int64_t groups = 1;       // of a row
+  ScaleRounding rounding{};
 
   void* row(int64_t i) const { return static_cast<char*>(rows) + i * columns * size_of(dtype); }
   ScaleView scale() const {
@@ -82,6 +83,7 @@ Operand operand_of(const FusedMoeArgs& args, const ExpertWeights& w, int64_t col
   const bool blocks = w.scale.is_blocked();
   operand.group = blocks ? kScaleBlock : columns;
   operand.groups = blocks ? ceil_div(columns, kScaleBlock) : 1;
+  operand.rounding = ScaleRounding::of(args.ue8m0);
   return operand;
 }
 

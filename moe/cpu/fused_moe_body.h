@@ -22,12 +22,13 @@ ROCM_KERNELS_VECTOR void store_columns(T* p, const Block& block, int64_t n) {
 // ---- Quantising a row
 
 template <class In, bool kFnuz>
-void quantize_group(const In* in, int64_t columns, Float8E4M3<kFnuz>* out, float* scale) {
+void quantize_group(const In* in, int64_t columns, ScaleRounding rounding, Float8E4M3<kFnuz>* out,
+                    float* scale) {
   Block amax = all(0.0f);
   for (int64_t c = 0; c < columns; c += kBlock) {
     amax = max_magnitude(load_columns<In>(in + c, columns - c), amax);
   }
-  *scale = DynamicScale{kFnuz ? 240.0f : 448.0f, 0.0f}(largest(amax));
+  *scale = DynamicScale{kFnuz ? 240.0f : 448.0f, 0.0f, rounding}(largest(amax));
   const Block inverse = all(1.0f / *scale);
   for (int64_t c = 0; c < columns; c += kBlock) {
     store_columns<In>(out + c, load_columns<In>(in + c, columns - c) * inverse, columns - c);
@@ -41,11 +42,11 @@ void quantize_row(const Operand& operand, const In* in, int64_t row) {
   for (int64_t group = 0; group < operand.groups; ++group) {
     const int64_t c = group * operand.group, n = smaller(operand.group, operand.columns - c);
     if (operand.dtype == DType::kFloat8E4M3FNUZ) {
-      quantize_group(in + c, n, static_cast<Float8E4M3<true>*>(operand.row(row)) + c,
-                     scales + group);
+      quantize_group(in + c, n, operand.rounding,
+                     static_cast<Float8E4M3<true>*>(operand.row(row)) + c, scales + group);
     } else {
-      quantize_group(in + c, n, static_cast<Float8E4M3<false>*>(operand.row(row)) + c,
-                     scales + group);
+      quantize_group(in + c, n, operand.rounding,
+                     static_cast<Float8E4M3<false>*>(operand.row(row)) + c, scales + group);
     }
   }
 }

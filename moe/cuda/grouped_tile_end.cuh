@@ -292,7 +292,7 @@ class GroupedTileEnd {
       const int row = row_of_thread(unit, group, thread, i);
       const float amax =
           fmaxf(greatest[i], shared_.greatest[buffer][place_of_thread(group, thread, i)]);
-      const float scale = fmaxf(fminf(amax, FLT_MAX) / kLargestFp8, kMinScale);
+      const float scale = p_.scale_rounding(fmaxf(fminf(amax, FLT_MAX) / kLargestFp8, kMinScale));
       const float inverse = 1.0f / scale;
       uint32_t codes[4];  // of tiles 2 j and 2 j + 1
 #pragma unroll

@@ -99,6 +99,7 @@ struct ResidentRows {
     Output output = {};
     output.fp8_max = kLargest;
     output.amax_bound = FLT_MAX;
+    output.scale_rounding = s.product.scale_rounding;
     if constexpr (!kGroups) {
       for_each_few([&] {
         float amax[kAtOnce];

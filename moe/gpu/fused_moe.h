@@ -191,6 +191,7 @@ class FusedMoeLayer {
       float scale_ub;
       Scaling scaling;
       int32_t group_size;
+      bool ue8m0;
     } to = {out,
             columns,
             nullptr,
@@ -200,7 +201,8 @@ class FusedMoeLayer {
             !is_quantized(args_)   ? Scaling::kNone
             : w.scale.is_blocked() ? Scaling::kPerGroup
                                    : Scaling::kPerToken,
-            static_cast<int32_t>(kScaleBlock)};
+            static_cast<int32_t>(kScaleBlock),
+            args_.ue8m0};
     QuantizeProblem p = {};
     p.rows = data;
     p.stride = stride;
@@ -292,6 +294,7 @@ class FusedMoeLayer {
     }
     p.split_k = 1;
     p.a_dtype = has_quantized_rows() ? w.dtype : args_.x_dtype;
+    p.scale_rounding = ScaleRounding::of(args_.ue8m0);
     return p;
   }
 

@@ -9,6 +9,7 @@
 // never depend on its place, only on its own values.
 #pragma once
 
+#include "../../common/core/scale_rounding.h"
 #include "../../common/gpu/activation.h"
 #include "../../common/gpu/element.h"
 #include "../fused_moe.h"
@@ -46,9 +47,10 @@ struct GroupedProblem {
   int64_t out_stride;  // elements
   DType out_dtype;     // gate_up: float32, a 16-bit type, or FP8 with a scale for each 128 columns
   float* out_scales;   // gate_up to FP8: [rows, ceil(n / 2 / 128)]
-  bool wide_stores;    // four neighbours of out can be stored together
-  int64_t slots;       // down
-  int32_t split_k;     // down: parts of K
+  ScaleRounding scale_rounding;  // of scales that the product computes
+  bool wide_stores;              // four neighbours of out can be stored together
+  int64_t slots;                 // down
+  int32_t split_k;               // down: parts of K
 
   // The row of a that `row` multiplies.
   ROCM_KERNELS_DEVICE int64_t a_row(int row) const {

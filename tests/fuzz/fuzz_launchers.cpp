@@ -166,6 +166,7 @@ void fuzz_rms_norm_fp8(Input& input) {
   args.out_dtype = args.scaling == Scaling::kNone ? args.x_dtype : any_fp8(input);
   args.group_size = args.scaling == Scaling::kPerGroup ? 128 : 0;
   args.scale_ub = input.flag() ? 1200.0f : 0.0f;
+  args.ue8m0 = input.flag();
   const int64_t element = size_of(args.x_dtype);
   Matrix x(args.rows, args.hidden, element, input),
       residual(args.rows, args.hidden, element, input);
@@ -205,6 +206,7 @@ void fuzz_swiglu_fp8(Input& input) {
   args.out_dtype = args.scaling == Scaling::kNone ? args.in_dtype : any_fp8(input);
   args.group_size = args.scaling == Scaling::kPerGroup ? 128 : 0;
   args.scale_ub = input.flag() ? 1200.0f : 0.0f;
+  args.ue8m0 = input.flag();
   const int64_t element = size_of(args.in_dtype);
   Matrix gate(args.rows, args.columns, element, input), up(args.rows, args.columns, element, input);
   Matrix out(args.rows, args.columns, size_of(args.out_dtype), input);

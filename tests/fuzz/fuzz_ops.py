@@ -120,7 +120,7 @@ class Case:
 
 
 def quantization(case: Case, rows: int, columns: int, in_dtype: torch.dtype, out: torch.Tensor):
-    """Scales for a call, as (scales, scale, group_size, scale_ub)."""
+    """Scales for a call, as (scales, scale, group_size, scale_ub, ue8m0)."""
     mode = case.random.choice(("none", "token", "group", "static"))
     if (out.dtype in FP8) == (mode == "none") and not case.odd():
         mode = case.random.choice(("token", "group", "static")) if out.dtype in FP8 else "none"
@@ -133,14 +133,16 @@ def quantization(case: Case, rows: int, columns: int, in_dtype: torch.dtype, out
     if mode == "static" or case.odd():
         scale = case.scale((1,), (1, 1), ())
     bound = case.random.choice((0.0, 0.0, 0.5, 1200.0, -1.0 if case.odd() else 0.0))
-    return scales, scale, group, bound
+    ue8m0 = case.random.random() < 0.3 and (scales is not None or case.odd())
+    return scales, scale, group, bound, ue8m0
 
 
-def reference_quantization(scales, scale, group, bound, out) -> dict:
+def reference_quantization(scales, scale, group, bound, ue8m0, out) -> dict:
     return {
         "scale": scale,
         "group_size": group or None,
         "scale_ub": bound or None,
+        "scale_fmt": "ue8m0" if ue8m0 else None,
         "fp8_dtype": out.dtype,
     }
 
@@ -154,16 +156,16 @@ def fuzz_rmsnorm(case: Case, ops, reference) -> tuple:
     if case.random.random() < 0.5:
         residual = case.matrix(rows, hidden, case.dtype((dtype,)))
     out = case.matrix(rows, hidden, case.dtype((dtype, *FP8)), fill=False)
-    scales, scale, group, bound = quantization(case, rows, hidden, dtype, out)
+    scales, scale, group, bound, ue8m0 = quantization(case, rows, hidden, dtype, out)
     eps = case.random.choice((1e-6, 1e-5, 0.0 if case.odd() else 1e-6))
 
     def call():
-        ops.rms_norm_fp8(out, scales, x, residual, weight, scale, eps, group, bound)
+        ops.rms_norm_fp8(out, scales, x, residual, weight, scale, eps, group, bound, ue8m0)
 
     def expect(copy):
         h = copy(residual)
         if out.dtype in FP8:
-            options = reference_quantization(copy(scales), copy(scale), group, bound, out)
+            options = reference_quantization(copy(scales), copy(scale), group, bound, ue8m0, out)
             result = reference.rms_norm_fp8(copy(x), copy(weight), eps, h, **options)
         else:
             result = reference.rms_norm(copy(x), copy(weight), eps, h), None
@@ -184,15 +186,15 @@ def fuzz_swiglu(case: Case, ops, reference) -> tuple:
     names = ("silu", "gelu", "gelu_tanh") if up is not None else ("identity",)
     activation = case.random.choice(("relu", "", "SILU", "identity") if case.odd() else names)
     out = case.matrix(rows, columns, case.dtype((dtype, *FP8)), fill=False)
-    scales, scale, group, bound = quantization(case, rows, columns, dtype, out)
+    scales, scale, group, bound, ue8m0 = quantization(case, rows, columns, dtype, out)
 
     def call():
-        ops.swiglu_fp8(out, scales, gate, up, scale, activation, group, bound)
+        ops.swiglu_fp8(out, scales, gate, up, scale, activation, group, bound, ue8m0)
 
     def expect(copy):
         if (activation == "identity") != (up is None):
             return None  # allowed at the op, never asked for by the API
-        options = reference_quantization(copy(scales), copy(scale), group, bound, out)
+        options = reference_quantization(copy(scales), copy(scale), group, bound, ue8m0, out)
         if up is None:
             if out.dtype not in FP8:
                 return [(out, copy(gate).clone())]

@@ -22,7 +22,7 @@ FusedMoeArgs describe_fused_moe(const Tensor& out, const Tensor& x, const Tensor
                                 const std::optional<Tensor>& bias_gate_up,
                                 const std::optional<Tensor>& bias_down,
                                 const std::string& activation, double limit, bool interleaved,
-                                bool quantize_input) {
+                                bool quantize_input, bool ue8m0) {
   FusedMoeArgs args;
   require_matrix(x, "x");
   require_matrix(topk_ids, "topk_ids");
@@ -74,6 +74,10 @@ FusedMoeArgs describe_fused_moe(const Tensor& out, const Tensor& x, const Tensor
   args.limit = static_cast<float>(limit);
   args.interleaved = interleaved;
   args.quantize_input = quantize_input && is_fp8(args.gate_up.dtype);
+  require(!ue8m0 || args.quantize_input,
+          "ue8m0 is for inputs that are quantised: FP8 weights with quantize_input, got ",
+          name_of(w_gate_up.scalar_type()), quantize_input ? " with" : " without", " it");
+  args.ue8m0 = ue8m0;
   args.x = x.data_ptr();
   args.x_stride = row_stride(x);
   args.out = out.data_ptr();
@@ -109,10 +113,11 @@ void fused_moe(Tensor& out, const Tensor& x, const Tensor& w_gate_up, const Tens
                const Tensor& topk_weights, const Tensor& topk_ids,
                std::optional<Tensor> scale_gate_up, std::optional<Tensor> scale_down,
                std::optional<Tensor> bias_gate_up, std::optional<Tensor> bias_down,
-               std::string activation, double limit, bool interleaved, bool quantize_input) {
+               std::string activation, double limit, bool interleaved, bool quantize_input,
+               bool ue8m0) {
   launch(x, describe_fused_moe(out, x, w_gate_up, w_down, topk_weights, topk_ids, scale_gate_up,
                                scale_down, bias_gate_up, bias_down, activation, limit, interleaved,
-                               quantize_input));
+                               quantize_input, ue8m0));
 }
 
 void fused_moe_with_config(Tensor& out, const Tensor& x, const Tensor& w_gate_up,
@@ -120,10 +125,10 @@ void fused_moe_with_config(Tensor& out, const Tensor& x, const Tensor& w_gate_up
                            std::optional<Tensor> scale_gate_up, std::optional<Tensor> scale_down,
                            std::optional<Tensor> bias_gate_up, std::optional<Tensor> bias_down,
                            std::string activation, double limit, bool interleaved,
-                           bool quantize_input, std::string config) {
+                           bool quantize_input, bool ue8m0, std::string config) {
   FusedMoeArgs args = describe_fused_moe(out, x, w_gate_up, w_down, topk_weights, topk_ids,
                                          scale_gate_up, scale_down, bias_gate_up, bias_down,
-                                         activation, limit, interleaved, quantize_input);
+                                         activation, limit, interleaved, quantize_input, ue8m0);
   args.config = config.c_str();
   launch(x, args);
 }
@@ -133,10 +138,10 @@ std::string fused_moe_configs(const Tensor& out, const Tensor& x, const Tensor& 
                               const Tensor& topk_ids, std::optional<Tensor> scale_gate_up,
                               std::optional<Tensor> scale_down, std::optional<Tensor> bias_gate_up,
                               std::optional<Tensor> bias_down, std::string activation, double limit,
-                              bool interleaved, bool quantize_input) {
-  const FusedMoeArgs args = describe_fused_moe(out, x, w_gate_up, w_down, topk_weights, topk_ids,
-                                               scale_gate_up, scale_down, bias_gate_up, bias_down,
-                                               activation, limit, interleaved, quantize_input);
+                              bool interleaved, bool quantize_input, bool ue8m0) {
+  const FusedMoeArgs args = describe_fused_moe(
+      out, x, w_gate_up, w_down, topk_weights, topk_ids, scale_gate_up, scale_down, bias_gate_up,
+      bias_down, activation, limit, interleaved, quantize_input, ue8m0);
   std::string lines;
   const auto add_line = [](const char* config, void* text) {
     static_cast<std::string*>(text)->append(config).append("\n");

@@ -17,11 +17,12 @@ struct Quantization {
 inline Quantization check_quantization(const Tensor& out, DType out_dtype, DType in_dtype,
                                        const std::optional<Tensor>& scale,
                                        const std::optional<Tensor>& scales, int64_t group_size,
-                                       double scale_ub, const Tensor& first,
+                                       double scale_ub, bool ue8m0, const Tensor& first,
                                        const char* first_name) {
   const int64_t rows = out.size(0), columns = out.size(1);
   Quantization result;
   require(scale_ub >= 0.0, "scale_ub must not be negative, got ", scale_ub);
+  require(!ue8m0 || scales, "ue8m0 is for computed scales, got none to write");
   if (!is_fp8(out_dtype)) {
     require(out_dtype == in_dtype, "out must be FP8 or have the dtype of ", first_name, ", got ",
             name_of(out.scalar_type()), " and ", name_of(first.scalar_type()));

@@ -9,7 +9,7 @@ using namespace rocm_kernels;
 
 void rms_norm_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& x,
                   std::optional<Tensor> residual, const Tensor& weight, std::optional<Tensor> scale,
-                  double eps, int64_t group_size, double scale_ub) {
+                  double eps, int64_t group_size, double scale_ub, bool ue8m0) {
   RmsNormFp8Args args;
   require_matrix(x, "x");
   args.rows = x.size(0);
@@ -40,7 +40,7 @@ void rms_norm_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& x,
     args.residual_stride = row_stride(*residual);
   }
   const Quantization quantization = check_quantization(out, args.out_dtype, args.x_dtype, scale,
-                                                       scales, group_size, scale_ub, x, "x");
+                                                       scales, group_size, scale_ub, ue8m0, x, "x");
   if (scales) require_no_overlap(*scales, "scales", weight, "weight");
   if (scales && residual) require_no_overlap(*scales, "scales", *residual, "residual");
   if (scale && residual) require_no_overlap(*residual, "residual", *scale, "scale");
@@ -58,6 +58,7 @@ void rms_norm_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& x,
   args.eps = static_cast<float>(eps);
   args.scale_ub = static_cast<float>(scale_ub);
   args.group_size = static_cast<int32_t>(group_size);
+  args.ue8m0 = ue8m0;
   check_status(
       with_context(x, [&](const Context& context) { return launch_rms_norm_fp8(args, context); }),
       "rms_norm_fp8");

@@ -21,7 +21,7 @@ Activation parse_activation(const std::string& name) {
 
 void swiglu_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& gate,
                 std::optional<Tensor> up, std::optional<Tensor> scale, std::string activation,
-                int64_t group_size, double scale_ub) {
+                int64_t group_size, double scale_ub, bool ue8m0) {
   SwigluFp8Args args;
   const char* const gate_name = up ? "gate" : "x";  // quantize_fp8 has an x
   require_matrix(gate, gate_name);
@@ -43,8 +43,8 @@ void swiglu_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& gate,
     args.up = up->data_ptr();
     args.up_stride = row_stride(*up);
   }
-  const Quantization quantization = check_quantization(out, args.out_dtype, args.in_dtype, scale,
-                                                       scales, group_size, scale_ub, gate, "gate");
+  const Quantization quantization = check_quantization(
+      out, args.out_dtype, args.in_dtype, scale, scales, group_size, scale_ub, ue8m0, gate, "gate");
   if (scales && up) require_no_overlap(*scales, "scales", *up, "up");
   if (args.columns == 0 && scales) torch::stable::fill_(*scales, kMinScale);
   if (args.rows == 0 || args.columns == 0) return;
@@ -58,6 +58,7 @@ void swiglu_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& gate,
   args.scales = quantization.scales;
   args.scale_ub = static_cast<float>(scale_ub);
   args.group_size = static_cast<int32_t>(group_size);
+  args.ue8m0 = ue8m0;
   check_status(
       with_context(gate, [&](const Context& context) { return launch_swiglu_fp8(args, context); }),
       "swiglu_fp8");

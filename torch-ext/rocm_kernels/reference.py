@@ -33,10 +33,13 @@ def rms_norm_fp8(
     scale: Optional[torch.Tensor] = None,
     group_size: Optional[int] = None,
     scale_ub: Optional[float] = None,
+    scale_fmt: Optional[str] = None,
     fp8_dtype: Optional[torch.dtype] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """``residual`` is updated in place."""
-    return _quantize(_rms_norm(x, weight, eps, residual), scale, group_size, scale_ub, fp8_dtype)
+    return _quantize(
+        _rms_norm(x, weight, eps, residual), scale, group_size, scale_ub, scale_fmt, fp8_dtype
+    )
 
 
 def swiglu(
@@ -53,9 +56,10 @@ def swiglu_fp8(
     scale: Optional[torch.Tensor] = None,
     group_size: Optional[int] = None,
     scale_ub: Optional[float] = None,
+    scale_fmt: Optional[str] = None,
     fp8_dtype: Optional[torch.dtype] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    return _quantize(_swiglu(x, up, activation), scale, group_size, scale_ub, fp8_dtype)
+    return _quantize(_swiglu(x, up, activation), scale, group_size, scale_ub, scale_fmt, fp8_dtype)
 
 
 def quantize_fp8(
@@ -64,9 +68,10 @@ def quantize_fp8(
     scale: Optional[torch.Tensor] = None,
     group_size: Optional[int] = None,
     scale_ub: Optional[float] = None,
+    scale_fmt: Optional[str] = None,
     fp8_dtype: Optional[torch.dtype] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    return _quantize(x.float(), scale, group_size, scale_ub, fp8_dtype)
+    return _quantize(x.float(), scale, group_size, scale_ub, scale_fmt, fp8_dtype)
 
 
 def gemm(
@@ -108,6 +113,7 @@ def fp8_linear(
     scale_w: torch.Tensor,
     *,
     scale_x: Optional[torch.Tensor] = None,
+    scale_fmt: Optional[str] = None,
     bias: Optional[torch.Tensor] = None,
     out_dtype: Optional[torch.dtype] = None,
 ) -> torch.Tensor:
@@ -115,7 +121,9 @@ def fp8_linear(
         return gemm(x, w, scale_x, scale_w, bias=bias, out_dtype=out_dtype)
     blocks = scale_w.dim() == 2 and scale_w.shape[1] > 1 and scale_x is None
     group_size = SCALE_BLOCK if blocks else None
-    q, scale = quantize_fp8(x, scale=scale_x, group_size=group_size, fp8_dtype=w.dtype)
+    q, scale = quantize_fp8(
+        x, scale=scale_x, group_size=group_size, scale_fmt=scale_fmt, fp8_dtype=w.dtype
+    )
     out_dtype = x.dtype if out_dtype is None else out_dtype
     return gemm(q, w, scale, scale_w, bias=bias, out_dtype=out_dtype)
 
@@ -221,6 +229,7 @@ def _quantize(
     scale: Optional[torch.Tensor],
     group_size: Optional[int],
     scale_ub: Optional[float],
+    scale_fmt: Optional[str],
     fp8_dtype: Optional[torch.dtype],
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """Quantises the float32 ``y [..., columns]``; NaN does not count in a computed scale."""
@@ -239,9 +248,19 @@ def _quantize(
             amax = amax.clamp(max=scale_ub)
         # By a tensor: on CUDA, torch divides by a number through its reciprocal.
         scale = (amax / amax.new_tensor(largest)).clamp(min=MIN_SCALE)
+        if scale_fmt == "ue8m0":
+            scale = next_power_of_two(scale)
         full = scale.repeat_interleave(width, -1)[..., :columns]
     q = (y * (1.0 / full)).clamp(-largest, largest).to(fp8_dtype)
     return q, scale
+
+
+def next_power_of_two(scale: torch.Tensor) -> torch.Tensor:
+    """The least one that is not below ``scale``, float32, positive and normal: ``2 **
+    ceil(log2(scale))`` without a logarithm's rounding. Where the mantissa is not zero, it goes, and
+    the exponent is one more."""
+    bits = scale.view(torch.int32)
+    return ((bits + 0x7FFFFF) & 0x7F800000).view(torch.float32)
 
 
 def topk_softmax(
@@ -295,6 +314,7 @@ def fused_moe(
     limit: Optional[float] = None,
     interleaved: bool = False,
     quantize_input: bool = True,
+    scale_fmt: Optional[str] = None,
     out_dtype: Optional[torch.dtype] = None,
 ) -> torch.Tensor:
     """Products and sums in float64: the kernels, in float32, are held to an error bound."""
@@ -310,7 +330,7 @@ def fused_moe(
     def product(a, w, scale, bias, expert):
         scale_e = None if scale is None else scale[expert]
         if quantize:
-            a = _quantized_like(a, w.dtype, scale_e)
+            a = _quantized_like(a, w.dtype, scale_e, scale_fmt)
         out = a.double() @ dequantize_expert(w[expert], scale_e).t()
         return out if bias is None else out + bias[expert].double()
 
@@ -373,14 +393,18 @@ def gated_experts(
 
 
 def _quantized_like(
-    a: torch.Tensor, fp8_dtype: torch.dtype, scale: Optional[torch.Tensor]
+    a: torch.Tensor,
+    fp8_dtype: torch.dtype,
+    scale: Optional[torch.Tensor],
+    scale_fmt: Optional[str],
 ) -> torch.Tensor:
     """``a [rows, K]`` through FP8 and back, in groups of 128 beside block scales, in float64."""
     # Of one expert: 0-d per tensor, [N, 1] per channel, else blocks. A K of one block is the same
     # by either rule.
     blocks = scale is not None and scale.dim() == 2 and scale.shape[1] > 1
+    group_size = SCALE_BLOCK if blocks else None
     q, scales = quantize_fp8(
-        a.float(), group_size=SCALE_BLOCK if blocks else None, fp8_dtype=fp8_dtype
+        a.float(), group_size=group_size, scale_fmt=scale_fmt, fp8_dtype=fp8_dtype
     )
     return dequantize(q, scales, 1)
 

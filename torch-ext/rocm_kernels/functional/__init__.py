@@ -18,6 +18,10 @@ share these keyword arguments:
     128: one computed scale for each 128 columns. None, without ``scale``: one for each row.
 ``scale_ub``
     Upper bound of the largest magnitude that a computed scale covers (FBGEMM checkpoints: 1200).
+``scale_fmt``
+    ``"ue8m0"``: computed scales are powers of two, rounded up, as DeepSeek-V3.1 and later want
+    their inputs quantised (the ``scale_fmt`` of their configs). They stay float32. Not with
+    ``scale``. None: as they come.
 ``fp8_dtype``
     ``torch.float8_e4m3fn`` or ``torch.float8_e4m3fnuz``; None: :func:`native_fp8_dtype`.
 ``out``

@@ -5,7 +5,7 @@ from typing import Callable, Optional, Tuple
 import torch
 
 from .._ops import add_op_namespace_prefix, ops
-from .fp8 import QuantizedOut, quantized_out, written_pair
+from .fp8 import QuantizedOut, is_ue8m0, quantized_out, written_pair
 from .gradients import mark_written, needs_gradient, refuse_gradient
 from .rows import explain, input_rows, optional_rows, written_rows
 
@@ -13,7 +13,7 @@ _swiglu_fp8 = ops.swiglu_fp8.default
 
 
 @torch.library.register_fake(add_op_namespace_prefix("swiglu_fp8"))
-def _(out, scales, gate, up, scale, activation, group_size, scale_ub):
+def _(out, scales, gate, up, scale, activation, group_size, scale_ub, ue8m0):
     return None
 
 
@@ -40,7 +40,7 @@ def swiglu(
             refuse_gradient("swiglu", x=x, up=up)
         gate, up, columns = _gate_and_up(x, up, activation)
         result = x.new_empty(*x.shape[:-1], columns) if out is None else out
-        _swiglu_fp8(written_rows(result, "out"), None, gate, up, None, activation, 0, 0.0)
+        _swiglu_fp8(written_rows(result, "out"), None, gate, up, None, activation, 0, 0.0, False)
         mark_written(out)
         return result
     except Exception:
@@ -56,6 +56,7 @@ def swiglu_fp8(
     scale: Optional[torch.Tensor] = None,
     group_size: Optional[int] = None,
     scale_ub: Optional[float] = None,
+    scale_fmt: Optional[str] = None,
     fp8_dtype: Optional[torch.dtype] = None,
     out: QuantizedOut = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -70,7 +71,7 @@ def swiglu_fp8(
         q, scales = quantized_out(x, columns, scale, group_size, fp8_dtype, out)
         _swiglu_fp8(
             written_rows(q, "out"), optional_rows(scales, "scales"), gate, up, scale, activation,
-            group_size or 0, scale_ub or 0.0,
+            group_size or 0, scale_ub or 0.0, is_ue8m0(scale_fmt, scale),
         )  # fmt: skip
         mark_written(*written_pair(out))
         return q, (scales if scale is None else scale)

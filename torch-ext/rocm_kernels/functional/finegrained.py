@@ -6,7 +6,9 @@
                                                 matmul_grouped   rows sorted by expert (prompts)
 
 A is 16-bit or float32 and quantised here: per 128 columns beside weights with 128 x 128 blocks, per
-row beside a weight with one scale, or with ``activation_scale``. Arguments that the three share:
+row beside a weight with one scale, or with ``activation_scale``. Computed scales of A are not
+rounded to powers of two beside UE8M0 scales of B, here as there: ``scale_fmt`` of
+:func:`fp8_linear` does that, and ``quantize_model_`` asks for it. Arguments that the three share:
 
 ``B``
     ``[N, K]`` or, for experts, ``[E, N, K]``; FP8 in either dialect. On an FNUZ device a weight in

@@ -20,6 +20,7 @@ _swiglu_fp8 = ops.swiglu_fp8.default
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 SCALE_BLOCK = 128
+E8M0 = getattr(torch, "float8_e8m0fnu", None)  # torch has it from 2.7 on
 
 QuantizedOut = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor], None]
 
@@ -43,14 +44,15 @@ def quantize_fp8(
     scale: Optional[torch.Tensor] = None,
     group_size: Optional[int] = None,
     scale_ub: Optional[float] = None,
+    scale_fmt: Optional[str] = None,
     fp8_dtype: Optional[torch.dtype] = None,
     out: QuantizedOut = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """Quantises ``x [..., columns]`` (float32, float16 or bfloat16) to FP8.
 
     ``q = round(clamp(x * (1 / scale)))``, to nearest even; NaN stays NaN, infinities saturate. A
-    computed scale is ``max(amax / largest, 2^-126)``. Args as in the module's text; returns
-    ``(q, scale)``.
+    computed scale is ``max(amax / largest, 2^-126)``, rounded up to a power of two if ``scale_fmt``
+    says so. Args as in the module's text; returns ``(q, scale)``.
     """
     try:
         if needs_gradient(x, scale):
@@ -58,7 +60,7 @@ def quantize_fp8(
         q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, out)
         _swiglu_fp8(
             written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x), None, scale,
-            "identity", group_size or 0, scale_ub or 0.0,
+            "identity", group_size or 0, scale_ub or 0.0, is_ue8m0(scale_fmt, scale),
         )  # fmt: skip
         mark_written(*written_pair(out))
         return q, (scales if scale is None else scale)
@@ -109,6 +111,18 @@ def to_native_fp8(
     largest = torch.where(magnitude == 0x7F, bits - 1, bits)
     converted = torch.where(bits == 0x80, 0x7F, largest)
     return converted.to(torch.uint8).view(fp8_dtype), scale / 2
+
+
+def is_ue8m0(scale_fmt: Optional[str], given: Optional[torch.Tensor]) -> bool:
+    """Whether computed scales are to be powers of two; ``given`` is the scale that would be taken
+    instead of computed ones."""
+    if scale_fmt is None:
+        return False
+    if scale_fmt != "ue8m0":
+        raise ValueError(f"scale_fmt must be None or 'ue8m0', got {scale_fmt!r}")
+    if given is not None:
+        raise ValueError("scale_fmt is for scales that are computed, got one that is given, too")
+    return True
 
 
 def written_pair(out: QuantizedOut) -> Tuple[Optional[torch.Tensor], ...]:

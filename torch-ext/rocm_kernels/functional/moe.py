@@ -6,7 +6,7 @@ from typing import Callable, Optional, Tuple
 import torch
 
 from .._ops import add_op_namespace_prefix, ops
-from .fp8 import FP8_DTYPES
+from .fp8 import E8M0, FP8_DTYPES, is_ue8m0
 from .rows import explain, input_rows, written_rows
 
 _topk = ops.topk.default
@@ -21,13 +21,13 @@ def _(weights, ids, logits, bias, scoring, groups, groups_kept, renormalize, sca
 
 @torch.library.register_fake(add_op_namespace_prefix("fused_moe"))
 def _(out, x, w_gate_up, w_down, topk_weights, topk_ids, scale_gate_up, scale_down, bias_gate_up,
-      bias_down, activation, limit, interleaved, quantize_input):  # fmt: skip
+      bias_down, activation, limit, interleaved, quantize_input, ue8m0):  # fmt: skip
     return None
 
 
 @torch.library.register_fake(add_op_namespace_prefix("fused_moe_with_config"))
 def _(out, x, w_gate_up, w_down, topk_weights, topk_ids, scale_gate_up, scale_down, bias_gate_up,
-      bias_down, activation, limit, interleaved, quantize_input, config):  # fmt: skip
+      bias_down, activation, limit, interleaved, quantize_input, ue8m0, config):  # fmt: skip
     return None
 
 
@@ -126,6 +126,7 @@ def fused_moe(
     limit: Optional[float] = None,
     interleaved: bool = False,
     quantize_input: bool = True,
+    scale_fmt: Optional[str] = None,
     out_dtype: Optional[torch.dtype] = None,
     out: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
@@ -142,8 +143,9 @@ def fused_moe(
         topk_ids: ``[..., k]``, converted to int32. An id below 0 or not below E is skipped: under
             expert parallelism another rank's.
         scale_gate_up, scale_down: of FP8 weights, float32: ``[E]`` per tensor, ``[E, N, 1]`` per
-            output channel, or ``[E, ceil(N / 128), ceil(K / 128)]`` per 128 x 128 block. Of MXFP4
-            weights ``[E, N, K / 32]``, uint8 or float8_e8m0fnu: powers of two.
+            output channel, or ``[E, ceil(N / 128), ceil(K / 128)]`` per 128 x 128 block;
+            float8_e8m0fnu is converted to float32 first, in a launch of its own. Of MXFP4 weights
+            ``[E, N, K / 32]``, uint8 or float8_e8m0fnu: powers of two.
         bias_gate_up, bias_down: ``[E, 2 * I]`` and ``[E, H]``, float32, float16 or bfloat16.
         activation: ``"silu"``, ``"gelu"``, ``"gelu_tanh"``: ``act(gate) * up``; ``"swigluoai"``:
             ``gate * sigmoid(1.702 * gate) * (up + 1)`` (GPT-OSS).
@@ -153,6 +155,8 @@ def fused_moe(
             token, or one for each 128 columns where the weight has block scales. False: the
             products take x, and the activated product rounded to x's dtype, as they do with other
             weights.
+        scale_fmt: ``"ue8m0"``: the scales of x and of the activated product are powers of two. For
+            FP8 weights with quantize_input.
         out_dtype: float32 or x's dtype, which None means.
         out: ``[..., H]`` to write the result to; it need not be zeroed.
 
@@ -169,8 +173,9 @@ def fused_moe(
         _fused_moe(
             written_rows(out, "out"), rows, w_gate_up, w_down,
             _slots(topk_weights, torch.float32), _slots(topk_ids, torch.int32),
-            _bytes(scale_gate_up), _bytes(scale_down), bias_gate_up, bias_down, activation,
-            math.inf if limit is None else limit, interleaved, quantize_input,
+            _scale_of(w_gate_up, scale_gate_up), _scale_of(w_down, scale_down),
+            bias_gate_up, bias_down, activation, math.inf if limit is None else limit,
+            interleaved, quantize_input, is_ue8m0(scale_fmt, None),
         )  # fmt: skip
         return out
     except Exception:
@@ -244,7 +249,7 @@ def grouped_gemm(
                 out_dtype = torch.bfloat16 if a.dtype in FP8_DTYPES else a.dtype
             out = a.new_empty(a.shape[0], w.shape[1], dtype=out_dtype)
         _require_dtype(out, out_dtype)
-        _grouped_gemm(out, a, w, offsets, scale_a, _bytes(scale_w))
+        _grouped_gemm(out, a, w, offsets, scale_a, _scale_of(w, scale_w))
         return out
     except Exception:
         explain(
@@ -264,8 +269,9 @@ def _slots(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return input_rows(tensor).to(dtype).contiguous()
 
 
-def _bytes(scale: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    """E8M0 scales as the bytes that they are; others as they are."""
-    if scale is None or scale.dtype is not getattr(torch, "float8_e8m0fnu", None):
+def _scale_of(w: torch.Tensor, scale: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """E8M0 scales as the op takes them: of MXFP4 as the bytes that they are, of FP8 in float32;
+    others as they are."""
+    if scale is None or scale.dtype is not E8M0:
         return scale
-    return scale.view(torch.uint8)
+    return scale.view(torch.uint8) if w.dtype == torch.uint8 else scale.float()

@@ -5,7 +5,7 @@ from typing import Optional, Tuple
 import torch
 
 from .._ops import add_op_namespace_prefix, ops
-from .fp8 import QuantizedOut, quantized_out, written_pair
+from .fp8 import QuantizedOut, is_ue8m0, quantized_out, written_pair
 from .gradients import mark_written, needs_gradient, refuse_gradient
 from .rows import empty_rows_like, explain, input_rows, optional_rows, written_rows
 
@@ -13,7 +13,7 @@ _rms_norm_fp8 = ops.rms_norm_fp8.default
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rms_norm_fp8"))
-def _(out, scales, x, residual, weight, scale, eps, group_size, scale_ub):
+def _(out, scales, x, residual, weight, scale, eps, group_size, scale_ub, ue8m0):
     return None
 
 
@@ -45,7 +45,7 @@ def rms_norm(
         result = empty_rows_like(x, x.dtype) if out is None else out
         _rms_norm_fp8(
             written_rows(result, "out"), None, input_rows(x), optional_rows(residual, "residual"),
-            weight, None, eps, 0, 0.0,
+            weight, None, eps, 0, 0.0, False,
         )  # fmt: skip
         mark_written(residual, out)
         return result
@@ -68,6 +68,7 @@ def rms_norm_fp8(
     scale: Optional[torch.Tensor] = None,
     group_size: Optional[int] = None,
     scale_ub: Optional[float] = None,
+    scale_fmt: Optional[str] = None,
     fp8_dtype: Optional[torch.dtype] = None,
     out: QuantizedOut = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -82,7 +83,7 @@ def rms_norm_fp8(
         _rms_norm_fp8(
             written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x),
             optional_rows(residual, "residual"), weight, scale, eps, group_size or 0,
-            scale_ub or 0.0,
+            scale_ub or 0.0, is_ue8m0(scale_fmt, scale),
         )  # fmt: skip
         mark_written(residual, *written_pair(out))
         return q, (scales if scale is None else scale)

@@ -6,7 +6,7 @@ from typing import Callable, List, Optional
 import torch
 
 from .._ops import add_op_namespace_prefix, ops
-from .fp8 import FP8_DTYPES, SCALE_BLOCK, quantize_fp8
+from .fp8 import E8M0, FP8_DTYPES, SCALE_BLOCK, quantize_fp8
 from .gradients import mark_written, needs_gradient, refuse_gradient
 from .rows import explain, input_rows, written_rows
 
@@ -53,7 +53,8 @@ def gemm(
         scale_a: float32; ``[1]`` per tensor, ``[..., 1]`` per row or ``[..., ceil(K / 128)]`` per
             1 x 128 block. For an FP8 a.
         scale_w: float32; ``[1]``, ``[N, 1]`` or ``[N]`` per output channel, or
-            ``[ceil(N / 128), ceil(K / 128)]`` per 128 x 128 block. For an FP8 w.
+            ``[ceil(N / 128), ceil(K / 128)]`` per 128 x 128 block. For an FP8 w. float8_e8m0fnu is
+            converted to float32 first, in a launch of its own.
         bias: ``[N]``, the output's dtype or float32.
         out_dtype: float32, bfloat16 or float16. None: a's dtype, or bfloat16 for an FP8 a.
         out: ``[..., N]`` to write the result to; it need not be zeroed.
@@ -86,6 +87,7 @@ def gemm_config(
     out = _allocate(None, out_dtype, a, w)
     rows = input_rows(a)
     scale = _row_scale(scale_a, rows)
+    scale_w = _in_float32(scale_w)
     configs = ops.gemm_configs(written_rows(out, "out"), rows, w, scale, scale_w, True)
     return configs.splitlines()[0]
 
@@ -109,7 +111,8 @@ def skinny_gemm(
         scale_a: float32; ``[1]`` per tensor, ``[..., 1]`` per row or ``[..., ceil(K / 128)]`` per
             1 x 128 block. For an FP8 a.
         scale_w: float32; ``[1]``, ``[N, 1]`` or ``[N]`` per output channel, or
-            ``[ceil(N / 128), ceil(K / 128)]`` per 128 x 128 block. For an FP8 w.
+            ``[ceil(N / 128), ceil(K / 128)]`` per 128 x 128 block. For an FP8 w. float8_e8m0fnu is
+            converted to float32 first, in a launch of its own.
         bias: ``[N]``, the output's dtype or float32. Another floating dtype is converted to float32
             first, in a launch of its own.
         out_dtype: float32, bfloat16 or float16. None: a's dtype, or bfloat16 for an FP8 a.
@@ -166,6 +169,7 @@ def fp8_linear(
     scale_w: torch.Tensor,
     *,
     scale_x: Optional[torch.Tensor] = None,
+    scale_fmt: Optional[str] = None,
     bias: Optional[torch.Tensor] = None,
     out_dtype: Optional[torch.dtype] = None,
 ) -> torch.Tensor:
@@ -178,6 +182,8 @@ def fp8_linear(
             else per row.
         scale_x: float32, one value: x is quantised with it instead. For an FP8 x: its scale, of
             any shape that :func:`skinny_gemm` takes.
+        scale_fmt: ``"ue8m0"``: x's computed scales are powers of two. For an x that is not FP8, and
+            without scale_x.
         bias: ``[N]``, as in :func:`skinny_gemm`.
         out_dtype: None: x's dtype, or bfloat16 for an FP8 x.
 
@@ -188,13 +194,18 @@ def fp8_linear(
         if needs_gradient(x, w, scale_w, scale_x, bias):
             refuse_gradient("fp8_linear", x=x, w=w, scale_w=scale_w, scale_x=scale_x, bias=bias)
         rows = input_rows(x)
+        scale_w = _in_float32(scale_w)
         if x.dtype in FP8_DTYPES:
+            if scale_fmt is not None:
+                raise ValueError(f"scale_fmt is for an x to quantise, got one of {x.dtype}")
             q, scale = rows, _row_scale(scale_x, rows)
             out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
         else:
             blocks = scale_x is None and _is_block_scale(scale_w, w.shape[0])
             group_size = SCALE_BLOCK if blocks else None
-            q, scale = quantize_fp8(rows, scale=scale_x, group_size=group_size, fp8_dtype=w.dtype)
+            q, scale = quantize_fp8(
+                rows, scale=scale_x, group_size=group_size, scale_fmt=scale_fmt, fp8_dtype=w.dtype
+            )
             out_dtype = x.dtype if out_dtype is None else out_dtype
         count = rows.shape[0]
         path = fp8_linear_path(count, w, scale_w, scale)
@@ -228,6 +239,7 @@ def weight_only_linear(
     """
     if needs_gradient(x, w, scale_w, bias):
         refuse_gradient("weight_only_linear", x=x, w=w, scale_w=scale_w, bias=bias)
+    scale_w = _in_float32(scale_w)
     terms = [x] if x.dtype != torch.float32 else _bfloat16_terms(x)
     a = x if len(terms) == 1 else torch.cat(terms)
     # A float32 result is not among wgmma's: its rows go to the library where FP8's do.
@@ -307,7 +319,7 @@ def _product(
         result = _allocate(out, out_dtype, a, w)
         rows = input_rows(a)
         scale_a, bias = _row_scale(scale_a, rows), _usable_bias(bias, result.dtype)
-        op(written_rows(result, "out"), rows, w, scale_a, scale_w, bias)
+        op(written_rows(result, "out"), rows, w, scale_a, _in_float32(scale_w), bias)
         mark_written(out)
         return result
     except Exception:
@@ -330,6 +342,11 @@ def _allocate(
     if out_dtype is not None and out.dtype != out_dtype:
         raise ValueError(f"out must have out_dtype, got {out.dtype} and {out_dtype}")
     return out
+
+
+def _in_float32(scale: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """E8M0 scales in float32, which holds each; others as they are."""
+    return scale.float() if scale is not None and scale.dtype is E8M0 else scale
 
 
 def _row_scale(scale: Optional[torch.Tensor], rows: torch.Tensor) -> Optional[torch.Tensor]:

@@ -14,8 +14,8 @@ layer                  module attributes that it reads
                        ``variance_epsilon`` or ``eps``
 ``FP8Linear``          ``weight`` (FP8), ``weight_scale_inv``, ``bias``, ``activation_scheme``,
                        ``activation_scale``: transformers' finegrained FP8, whose conventions
-                       ``models.FP8Linear`` follows; of that one ``scale_ub`` and
-                       ``process_group`` too
+                       ``models.FP8Linear`` follows; of that one ``scale_ub``,
+                       ``scale_fmt`` and ``process_group`` too
 ``FP8LinearPart``      the same, and ``fused``, ``start``, ``stop`` (see ``models``)
 ``FbgemmFp8Linear``    ``weight`` (FP8), ``weight_scale``, ``input_scale_ub``, ``bias``
 ``SwiGLUMLP``          ``gate_proj``, ``up_proj``, ``down_proj``, ``act_fn``, or what

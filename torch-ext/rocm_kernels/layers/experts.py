@@ -55,6 +55,7 @@ def experts(
         limit=module.limit,
         interleaved=module.interleaved,
         quantize_input=module.activation_scheme == "dynamic",
+        scale_fmt=module.scale_fmt,
     )
 
 

@@ -12,7 +12,7 @@ from ..functional import SCALE_BLOCK, fp8_linear, quantize_fp8
 from ..functional.fp8 import quantize_fp8_within
 from ..functional.product import weight_only_linear
 from ..models import linear as models
-from ..models.linear import Projected, Quantized, finished, inner_bias
+from ..models.linear import Projected, Quantized, finished, inner_bias, scale_fmt_of
 from .training import for_inference
 
 
@@ -66,6 +66,7 @@ def quantization(fp8: nn.Module) -> Dict[str, Any]:
         "scale": static,
         "group_size": SCALE_BLOCK if blocks else None,
         "scale_ub": getattr(fp8, "scale_ub", None),
+        "scale_fmt": scale_fmt_of(fp8) if static is None else None,
         "fp8_dtype": fp8.weight.dtype,
     }
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ..functional import FP8_DTYPES, SCALE_BLOCK
+from .linear import scale_fmt_of
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Stored:
         scheme: of the activations: ``"dynamic"``, ``"static"`` or ``"none"``.
         static: ``[1]``, the activations' scale.
         scale_ub: largest magnitude that a computed scale of the activations covers.
+        scale_fmt: of computed scales of the activations, as ``FP8Linear`` takes it.
     """
 
     weight: torch.Tensor
@@ -26,6 +28,7 @@ class Stored:
     scheme: str = "dynamic"
     static: Optional[torch.Tensor] = None
     scale_ub: Optional[float] = None
+    scale_fmt: Optional[str] = None
 
 
 class Unreadable(Exception):
@@ -84,8 +87,11 @@ def _finegrained(module: nn.Module) -> Stored:
     blocks = module.block_size
     if blocks is not None and tuple(blocks) != (SCALE_BLOCK, SCALE_BLOCK):
         raise Unreadable(f"has scale blocks of {tuple(blocks)}, not {(SCALE_BLOCK, SCALE_BLOCK)}")
-    static = {} if module.activation_scale is None else _static(module.activation_scale)
-    return _stored(module.weight, module.weight_scale_inv, blocks is not None, **static)
+    if module.activation_scale is not None:
+        inputs = _static(module.activation_scale)
+    else:
+        inputs = {"scale_fmt": scale_fmt_of(module)}
+    return _stored(module.weight, module.weight_scale_inv, blocks is not None, **inputs)
 
 
 def _fbgemm(module: nn.Module) -> Stored:

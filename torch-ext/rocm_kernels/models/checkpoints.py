@@ -255,6 +255,7 @@ def _empty(linear: nn.Linear, layout: Any) -> FP8Linear:
         layout.inputs,
         activation_scale=torch.empty(1, device=device) if static else None,
         scale_ub=layout.scale_ub,
+        scale_fmt=layout.scale_fmt,
     )
     new.is_loaded = True
     return new
@@ -268,9 +269,25 @@ def _require_all_ours(model: nn.Module) -> None:
                 f"{name} is FP8 of another format, a {type(owner).__name__}, and one file holds "
                 "one format: save the model before quantize_model_"
             )
+        if getattr(owner, "scale_fmt", None) is not None:
+            _require_powers_of_two(model, name, parameter)
         if getattr(owner, "scale_ub", None) is not None:
             raise ValueError(
                 f"{name} has a bound on its input's scale, as FBGEMM does, and compressed-tensors "
                 "cannot say so: save the model before quantize_model_, or quantize it with "
                 "activations='none'"
             )
+
+
+def _require_powers_of_two(model: Any, name: str, parameter: torch.Tensor) -> None:
+    """Of finegrained files, whose ``scale_fmt`` is of inputs and weights; no other has one."""
+    if model.config.quantization_config.quant_method != FINEGRAINED:
+        raise ValueError(
+            f"{name} has inputs with scales that are powers of two, and compressed-tensors cannot "
+            "say so: save the model before quantize_model_, or quantize it with activations='none'"
+        )
+    if name.endswith("scale_inv") and not bool((parameter.frexp().mantissa == 0.5).all()):
+        raise ValueError(
+            f"{name} must be powers of two, as its input's scales are: a checkpoint with "
+            "scale_fmt='ue8m0' holds no others"
+        )

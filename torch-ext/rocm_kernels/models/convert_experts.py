@@ -15,6 +15,7 @@ from .experts import WEIGHTS, Experts, Gate
 from .families import ACTIVATIONS
 from .hooks import hand_over, is_offloaded, is_wrapped
 from .known import make_known
+from .linear import scale_fmt_of
 from .mxfp4 import encode_mxfp4
 
 Pair = Tuple[torch.Tensor, torch.Tensor]  # a weight and its scales
@@ -92,7 +93,8 @@ class ExpertsPlan:
             old = self.model.get_submodule(name)
             pairs, self.found[name] = own.pairs(self.fp8_dtype)
             scheme = own.scheme if pairs[0][0].dtype in FP8_DTYPES else "none"
-            new = Experts(*pairs, own.biases, own.gate, scheme, own.is_transposed)
+            scale_fmt = own.scale_fmt if scheme == "dynamic" else None
+            new = Experts(*pairs, own.biases, own.gate, scheme, own.is_transposed, scale_fmt)
             hand_over(old, new)
             for parent in list(self.model.modules()):
                 for child_name, child in list(parent._modules.items()):
@@ -105,6 +107,8 @@ class ExpertsPlan:
                     module.take_dialect(self.fp8_dtype)
                 if self.activations is not None and module.is_fp8:
                     module.activation_scheme = self.activations
+                    if self.activations == "none":
+                        module.scale_fmt = None
             elif type(module).__name__ == "Llama4TextMoe":
                 make_known(
                     type(module), "Llama4TextMoe", lambda moe: isinstance(moe.experts, Experts)
@@ -119,7 +123,7 @@ class _Own:
         weights: gate's and up's ``[E, 2 * I, H]``, and down's ``[E, H, I]``: views, if the model
             holds them transposed.
         scales: of FP8 weights.
-        blocks: 128 x 128 of the weight share a scale.
+        scale_fmt: of the inputs' computed scales.
     """
 
     weights: Tuple[torch.Tensor, torch.Tensor]
@@ -129,6 +133,7 @@ class _Own:
     scheme: str
     is_transposed: bool
     becomes: str
+    scale_fmt: Optional[str]
 
     @property
     def is_16_bit(self) -> bool:
@@ -181,10 +186,12 @@ def _read(module: nn.Module, activations: Optional[str], scheme: str) -> _Own:
         )
     gate, transposed = gate_of(module), is_transposed(module)
     views = tuple(w.data.transpose(1, 2) if transposed else w.data for w in weights)
-    scales, becomes = None, "FP8, a scale a channel"
+    scales, becomes, scale_fmt = None, "FP8, a scale a channel", None
     if hasattr(module, "gate_up_proj_scale_inv"):
         scales = tuple(_scales(module, name) for name in WEIGHTS)
         scheme = activations or module.activation_scheme
+        if module.activation_scheme == "dynamic":
+            scale_fmt = scale_fmt_of(module, "gate_up_proj_scale_inv")
         becomes = LOADED.format("FP8" if views[0].dtype in FP8_DTYPES else "MXFP4")
         if scheme == "static":
             scheme, becomes = "dynamic", becomes + PER_TOKEN
@@ -202,7 +209,7 @@ def _read(module: nn.Module, activations: Optional[str], scheme: str) -> _Own:
                 f"{tuple(weights[1].shape)}, which are not the same gated experts"
             )
     biases = tuple(module._parameters.get(f"{name}_bias") for name in WEIGHTS)
-    return _Own(views, scales, biases, gate, scheme, transposed, becomes)
+    return _Own(views, scales, biases, gate, scheme, transposed, becomes, scale_fmt)
 
 
 def gate_of(module: nn.Module) -> Gate:

@@ -7,6 +7,7 @@ from torch import nn
 
 from ..functional import FP8_DTYPES, to_native_fp8
 from ..reference import dequantize_expert, gated_experts
+from .linear import checked_scale_fmt
 
 WEIGHTS = ("gate_up_proj", "down_proj")
 
@@ -24,7 +25,8 @@ class Experts(nn.Module):
 
     ``gate_up_proj [E, 2 * I, H]`` and ``down_proj [E, H, I]`` are FP8 with float32
     ``gate_up_proj_scale_inv`` and ``down_proj_scale_inv`` (despite the name they dequantise), or
-    uint8: MXFP4. ``activation_scheme`` is ``"dynamic"``: inputs are quantised; or ``"none"``.
+    uint8: MXFP4. ``activation_scheme`` is ``"dynamic"``: inputs are quantised, with scales that
+    are powers of two if ``scale_fmt`` is ``"ue8m0"``; or ``"none"``.
 
     This class's forward is the reference: plain torch, with a gradient for the input, no
     quantisation of the input. ``kernelize`` puts the kernels in its place.
@@ -42,11 +44,13 @@ class Experts(nn.Module):
         gate: Gate,
         activation_scheme: str,
         is_transposed: bool = False,
+        scale_fmt: Optional[str] = None,
     ) -> None:
         super().__init__()
         self.num_experts = gate_up[0].shape[0]
         self.activation, self.limit, self.interleaved = gate
         self.activation_scheme = activation_scheme
+        self.scale_fmt = checked_scale_fmt(scale_fmt, activation_scheme)
         self.is_transposed = is_transposed  # in the model's own tensors, and so in its files
         for name, (weight, scale), bias in zip(WEIGHTS, (gate_up, down), biases):
             self.register_parameter(name, nn.Parameter(weight, requires_grad=False))
@@ -88,6 +92,7 @@ class Experts(nn.Module):
         return (
             f"num_experts={self.num_experts}, dtype={self.gate_up_proj.dtype}, "
             f"activation={self.activation!r}, activation_scheme={self.activation_scheme!r}"
+            + (f", scale_fmt={self.scale_fmt!r}" if self.scale_fmt is not None else "")
         )
 
     @property

@@ -27,11 +27,13 @@ class Layout:
             ``"mxfp4"``, which experts alone may be.
         inputs: ``"dynamic"``, ``"static"`` or ``"none"``.
         scale_ub: largest magnitude that a computed scale of the inputs covers.
+        scale_fmt: of computed scales of the inputs, as ``FP8Linear`` takes it.
     """
 
     weights: str
     inputs: str
     scale_ub: Optional[float] = None
+    scale_fmt: Optional[str] = None
 
     def scale_shape(self, n: int, k: int) -> Tuple[int, ...]:
         """As ``FP8Linear`` has it."""
@@ -129,13 +131,16 @@ def describe(layouts: Dict[str, Layout], ignored: List[str]) -> Dict[str, Any]:
         layouts: of each target: the name of an FP8 linear, or ``re:`` and a pattern of names.
         ignored: the same, of what could be FP8, and is not.
     """
-    if set(layouts.values()) == {Layout("block", "dynamic")}:
-        return {
-            "quant_method": FINEGRAINED,
-            "activation_scheme": "dynamic",
-            "weight_block_size": [SCALE_BLOCK, SCALE_BLOCK],
-            "modules_to_not_convert": [name.removeprefix("re:") for name in ignored],
-        }
+    all_alike = set(layouts.values())
+    for scale_fmt in (None, "ue8m0"):
+        if all_alike == {Layout("block", "dynamic", scale_fmt=scale_fmt)}:
+            return {
+                "quant_method": FINEGRAINED,
+                "activation_scheme": "dynamic",
+                "weight_block_size": [SCALE_BLOCK, SCALE_BLOCK],
+                "modules_to_not_convert": [name.removeprefix("re:") for name in ignored],
+                **({} if scale_fmt is None else {"scale_fmt": scale_fmt}),
+            }
     targets: Dict[Layout, List[str]] = {}
     for target, layout in layouts.items():
         targets.setdefault(layout, []).append(target)
@@ -155,7 +160,7 @@ def describe(layouts: Dict[str, Layout], ignored: List[str]) -> Dict[str, Any]:
 def layout_of_linear(linear: nn.Module) -> Layout:
     scale = linear.weight_scale_inv
     by = "tensor" if scale.numel() == 1 else "channel" if scale.shape[1] == 1 else "block"
-    return Layout(by, linear.activation_scheme)
+    return Layout(by, linear.activation_scheme, scale_fmt=linear.scale_fmt)
 
 
 def _group(layout: Layout, targets: List[str]) -> Dict[str, Any]:

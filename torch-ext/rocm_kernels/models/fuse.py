@@ -64,6 +64,7 @@ def _joined(linears: List[Optional[nn.Module]]) -> Optional[FP8Linear]:
             linear.bias is None,
             linear.activation_scheme,
             linear.scale_ub,
+            linear.scale_fmt,
             linear.process_group,
             linear.weight.device,
             linear.weight.dtype,
@@ -85,6 +86,7 @@ def _joined(linears: List[Optional[nn.Module]]) -> Optional[FP8Linear]:
         first.activation_scheme,
         activation_scale=first.activation_scale,
         scale_ub=first.scale_ub,
+        scale_fmt=first.scale_fmt,
         process_group=first.process_group,
     )
     joined.is_joined, joined.is_share = True, first.is_share

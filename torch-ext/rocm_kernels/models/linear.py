@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ..functional import FP8_DTYPES, SCALE_BLOCK, to_native_fp8
+from ..functional.fp8 import E8M0, is_ue8m0
 from ..reference import dequantize
 
 
@@ -47,7 +48,8 @@ class FP8Linear(nn.Linear):
 
     The attributes are those of transformers' finegrained ``FP8Linear``: ``weight``,
     ``weight_scale_inv`` (float32; despite the name it dequantises), ``bias``, ``activation_scheme``
-    and ``activation_scale``; one more bounds computed scales, as FBGEMM does.
+    and ``activation_scale``; two more say how the input's scales are computed: a bound, as FBGEMM
+    has it, and powers of two, as DeepSeek-V3.1 has them.
 
     This class's forward is the reference: plain torch, with a gradient for the input, no
     quantisation of the input. ``kernelize`` puts the kernels in its place. Given a
@@ -61,6 +63,7 @@ class FP8Linear(nn.Linear):
             columns where the weight has blocks); ``"static"``, quantised with
             ``activation_scale [1]``; or ``"none"``, as it is.
         scale_ub: largest magnitude that a computed scale covers.
+        scale_fmt: ``"ue8m0"``: computed scales are powers of two. With ``"dynamic"`` alone.
         process_group: of tensor parallelism, where K is divided: results are summed over it.
     """
 
@@ -78,12 +81,14 @@ class FP8Linear(nn.Linear):
         *,
         activation_scale: Optional[torch.Tensor] = None,
         scale_ub: Optional[float] = None,
+        scale_fmt: Optional[str] = None,
         process_group: Optional[Any] = None,
     ) -> None:
         nn.Module.__init__(self)
         self.out_features, self.in_features = weight.shape
         self.activation_scheme = activation_scheme
         self.scale_ub = scale_ub
+        self.scale_fmt = checked_scale_fmt(scale_fmt, activation_scheme)
         self.process_group = process_group
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.weight_scale_inv = nn.Parameter(weight_scale_inv, requires_grad=False)
@@ -183,6 +188,10 @@ class FP8LinearPart(nn.Linear):
         return self.fused.scale_ub
 
     @property
+    def scale_fmt(self) -> Optional[str]:
+        return self.fused.scale_fmt
+
+    @property
     def process_group(self) -> Optional[Any]:
         return self.fused.process_group
 
@@ -203,6 +212,24 @@ class FP8LinearPart(nn.Linear):
 
     def _load_from_state_dict(self, state_dict: Dict, prefix: str, *rest: Any) -> None:
         load_linear(self, state_dict, prefix, *rest)
+
+
+def checked_scale_fmt(scale_fmt: Optional[str], activation_scheme: str) -> Optional[str]:
+    """``scale_fmt`` itself, if inputs of that scheme can have such scales."""
+    if is_ue8m0(scale_fmt, None) and activation_scheme != "dynamic":
+        raise ValueError(
+            f"scale_fmt is for scales that are computed, with activation_scheme 'dynamic', got "
+            f"{scale_fmt!r} and {activation_scheme!r}"
+        )
+    return scale_fmt
+
+
+def scale_fmt_of(module: nn.Module, scale: str = "weight_scale_inv") -> Optional[str]:
+    """Of the computed scales of a module's input. transformers' own linears and experts keep a
+    checkpoint's ``scale_fmt``, which is of both, as the dtype of the weight's ``scale`` alone."""
+    if getattr(module, scale).dtype is E8M0:
+        return "ue8m0"
+    return getattr(module, "scale_fmt", None)
 
 
 def computes_linear(module: nn.Module) -> bool:
@@ -322,4 +349,5 @@ def _extra_repr(linear: nn.Module) -> str:
         f"in_features={linear.in_features}, out_features={linear.out_features}, "
         f"bias={linear.bias is not None}, dtype={linear.weight.dtype}, "
         f"activation_scheme={linear.activation_scheme!r}"
+        + (f", scale_fmt={linear.scale_fmt!r}" if linear.scale_fmt is not None else "")
     )

@@ -215,6 +215,7 @@ class _Plan:
             stored.scheme,
             activation_scale=tensors.get("activation_scale"),
             scale_ub=stored.scale_ub,
+            scale_fmt=stored.scale_fmt,
         )
         return new
 
@@ -222,7 +223,7 @@ class _Plan:
 def _take_inputs(linear: FP8Linear, activations: str) -> None:
     linear.activation_scheme, linear.activation_scale = activations, None
     if activations == "none":
-        linear.scale_ub = None
+        linear.scale_ub = linear.scale_fmt = None
 
 
 def _why_not(model: nn.Module, name: str, module: nn.Module) -> Optional[str]:

@@ -91,7 +91,7 @@ def _empty(module: nn.Module, layout: Layout) -> Experts:
             pairs.append(_empty_pair(layout.weights, experts, n, k))
     biases = tuple(module._parameters.get(f"{name}_bias") for name in WEIGHTS)
     scheme = "dynamic" if layout.inputs == "static" else layout.inputs
-    new = Experts(*pairs, biases, gate, scheme, transposed)
+    new = Experts(*pairs, biases, gate, scheme, transposed, layout.scale_fmt)
     new.loaded_as = LOADED.format("FP8" if new.is_fp8 else "MXFP4")
     new.loaded_as += PER_TOKEN if layout.inputs == "static" else ""
     new.loaded_as += NO_BOUND if layout.scale_ub is not None else ""
@@ -289,4 +289,5 @@ def layout_of_experts(module: Experts) -> Layout:
     if not module.is_fp8:
         return Layout("mxfp4", "none")
     by_row = module.gate_up_proj_scale_inv.shape[1] == module.gate_up_proj.shape[1]
-    return Layout("channel" if by_row else "block", module.activation_scheme)
+    by = "channel" if by_row else "block"
+    return Layout(by, module.activation_scheme, scale_fmt=module.scale_fmt)
