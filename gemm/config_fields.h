@@ -51,7 +51,8 @@ size_t hash_fields(const ConfigField<Struct> (&fields)[kCount], const Struct& a)
 }
 
 // choose(), the choice of a config for `shape` on the current device, kept by this thread for the
-// shapes of a model's layers. `fields`: all that a shape has; `device` tells GPUs of a host apart.
+// shapes of a model's layers. `fields`: all that a shape has; `device`: the current one's number.
+// (GPUs that have as many multiprocessors can differ in what they can run.)
 template <typename Config, typename Shape, size_t kCount, typename Choose>
 Config kept_choice(const ConfigField<Shape> (&fields)[kCount], const Shape& shape, int32_t device,
                    const Choose& choose) {

@@ -1,7 +1,9 @@
 """common/gpu/launch.h: a launch answers for itself, not for what an earlier call left behind. On
-the simulator, from a kernel of one store."""
+the simulator, from a kernel of one store. And CUDA's limits of shared memory, which all threads
+share, on a stand-in for its runtime (tests/launches)."""
 
 import ctypes
+import re
 import subprocess
 import sys
 
@@ -74,3 +76,16 @@ def test_a_bad_launch_reports_its_own_error_and_leaves_none(library, out):
     assert b"InvalidConfiguration" in library.launch(out.data_ptr(), TOO_MANY_THREADS)
     assert out.item() == -1
     assert library.last_error() == 0
+
+
+def test_threads_do_not_lower_each_other_s_limit_of_shared_memory(tmp_path):
+    """The runtime keeps one limit a kernel and device. It is set a few times, not with each launch:
+    by each of 8 threads that first find 3 kernels on 2 devices untold, at most."""
+    program = tmp_path / "limits"
+    command = ["g++", "-std=c++17", "-O1", "-pthread", f"-I{ROOT}", f"-I{ROOT}/tests/launches"]
+    command += [ROOT / "tests/launches/limits.cpp", "-o", program]
+    subprocess.run(command, check=True)
+    for _ in range(3):
+        output = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+        told = re.fullmatch(r"launches 170000, failed 0, told (\d+) times\n", output)
+        assert told and 6 <= int(told[1]) <= 8 * 3 * 2, output

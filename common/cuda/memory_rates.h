@@ -10,11 +10,6 @@ namespace cuda {
 struct MemoryRates {
   double bytes_per_us = 4.917e6;  // that the memory could read, by its clock and the bus
   double l2_bytes = 62.9e6;  // its rate follows its size: it has a slice for each part of memory
-
-  // Tells GPUs of a host apart, whose choices differ.
-  int32_t name_beside(int32_t sm_count) const {
-    return static_cast<int32_t>(bytes_per_us / 1e3) * 1024 + sm_count;
-  }
 };
 
 inline MemoryRates h100_memory() { return {3.352e6, 52.4e6}; }

@@ -8,6 +8,8 @@
 
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
+
+#include "../cuda/shared_limit.h"
 #else
 #include <hip/hip_runtime.h>
 #endif
@@ -157,9 +159,7 @@ Status launch_kernel(void (*kernel)(Params...), const Launch& launch, const Para
 #if defined(__CUDACC__)
   cudaError_t error = cudaSuccess;
   if (launch.shared_bytes > 0) {
-    // Beyond 48 KB a kernel must be told that it may.
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(launch.shared_bytes));
+    error = cuda::allow_shared_memory(reinterpret_cast<const void*>(kernel));
   }
   if (error == cudaSuccess) {
     const LaunchConfig launched(launch);

@@ -65,7 +65,7 @@ inline GemmConfig choose_config(const GemmShape& shape, const Target& target) {
 }
 
 inline GemmConfig cached_choice(const GemmShape& shape, const Target& target) {
-  return kept_choice<GemmConfig>(kGemmShapeFields, shape, target.compute_units,
+  return kept_choice<GemmConfig>(kGemmShapeFields, shape, target.id,
                                  [&] { return choose_config(shape, target); });
 }
 

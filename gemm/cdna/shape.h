@@ -42,6 +42,7 @@ struct Target {
   DType fp8 = DType::kFloat8E4M3FNUZ;  // the dialect of its matrix instructions
   float terabytes_per_s = 4.2f;        // sustained, from memory
   float gigahertz = 2.1f;
+  int32_t id = 0;  // among the GPUs of the host
 };
 
 inline Target mi355x() {

@@ -19,6 +19,7 @@ inline bool current_target(Target& target) {
   }
   const bool gfx942 = major == 9 && minor == 4;
   if (major == 9 && minor == 5) target = mi355x();
+  target.id = id;
   target.compute_units = facts.compute_units;
   target.lds_bytes = lds;
   target.matrix_instructions = gfx942 || target.gfx950;

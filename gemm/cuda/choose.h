@@ -312,8 +312,7 @@ inline GemmConfig cached_choice(const GemmArgs& args, const GemmDevice& device) 
                            static_cast<int32_t>(args.out_dtype),
                            is_block_scaled(args),
                            fits_warpgroup(args, device)};
-  return kept_choice<GemmConfig>(kGemmShapeFields, shape,
-                                 device.memory.name_beside(device.sm_count),
+  return kept_choice<GemmConfig>(kGemmShapeFields, shape, device.id,
                                  [&] { return choose_config(args, device); });
 }
 

@@ -60,6 +60,7 @@ struct GemmDevice {
   int sm_count = 0;
   int compute_capability = 0;          // 90 for sm_90
   int64_t shared_bytes_per_block = 0;  // most that a block can ask for
+  int id = 0;                          // among the GPUs of the host
   MemoryRates memory;
 };
 

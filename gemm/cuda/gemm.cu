@@ -19,6 +19,7 @@ namespace {
 Status ask_gemm_device(int id, GemmDevice& device) {
   DeviceFacts facts;
   if (const Status error = current_device(facts)) return error;
+  device.id = id;
   device.sm_count = facts.compute_units;
   device.compute_capability = facts.compute_capability;
   int bytes = 0;

@@ -38,8 +38,9 @@ inline Status check_config(const MoeShape& s, const MoeConfig& c, const Target& 
   if (c.design == MoeConfig::Design::kPlain) {
     return c == MoeConfig{} ? nullptr : "moe config: the plain design takes its default fields";
   }
-  if (c.design == MoeConfig::Design::kWarpgroup || c.is_resident()) {
-    return "moe config: the warpgroup and the resident design are NVIDIA's";
+  // By the designs that there are kernels of: config.h has NVIDIA's, too.
+  if (c.design != MoeConfig::Design::kStreamed && c.design != MoeConfig::Design::kTiled) {
+    return "moe config: AMD's designs are plain, streamed and tiled";
   }
   if (const Status error = check_operands(s, target)) return error;
   if (c.design == MoeConfig::Design::kTiled && find_moe_tile(c.block_m, c.block_n) < 0) {

@@ -135,7 +135,7 @@ Status launch_grouped(GroupedEnd end, const GroupedProblem& p, const MoeConfig& 
 Status choose_config(const MoeShape& shape, MoeConfig& config) {
   cdna::Target target;
   if (!cdna::current_target(target)) return cdna::kNoDevice;
-  config = kept_choice<MoeConfig>(kMoeShapeFields, shape, target.compute_units,
+  config = kept_choice<MoeConfig>(kMoeShapeFields, shape, target.id,
                                   [&] { return cdna::choose_config(shape, target); });
   return nullptr;
 }

@@ -154,8 +154,13 @@ inline Status check_moe_config(const MoeShape& s, const MoeConfig& c, const MoeD
   if (c.design == MoeConfig::Design::kStreamedWgmma) return check_streamed_wgmma(s, c, device);
   if (c.design == MoeConfig::Design::kResident) return check_resident(s, c, device);
   if (c.design == MoeConfig::Design::kWarpgroup) return check_warpgroup(s, c, device);
-  if (find_moe_tile(c.block_m, c.block_n) < 0) {
+  const int tile = find_moe_tile(c.block_m, c.block_n);
+  if (tile < 0) {
     return "moe config: block_m x block_n must be 128 x 128, 64 x 128, 32 x 64 or 16 x 64";
+  }
+  if (kMoeTiles[tile].shared_bytes(moe_step_bytes_a(s.a(), s.w())) >
+      device.shared_bytes_per_block) {
+    return "moe config: a block of this GPU has too little shared memory for this tile";
   }
   const int64_t blocks = (int64_t{s.n} / 2 + kScaleBlock - 1) / kScaleBlock;
   if (c.split_k < 1 || c.split_k > (s.fused ? blocks : 1)) {

@@ -58,7 +58,7 @@ Status launch_tiled(GroupedEnd end, const GroupedProblem& p, const MoeConfig& co
   launch.grid = dim3(static_cast<unsigned>(most_tiles * order.tiles_n * p.split_k));
   launch.block = tile.threads();
   launch.stream = stream;
-  launch.shared_bytes = tile.num_stages * tile.stage_bytes(moe_step_bytes_a(p.a_dtype, p.w.dtype));
+  launch.shared_bytes = tile.shared_bytes(moe_step_bytes_a(p.a_dtype, p.w.dtype));
   launch.early = facts.is_hopper_or_later();
   return launch_kernel(kernel, launch, p, order);
 }
@@ -66,6 +66,7 @@ Status launch_tiled(GroupedEnd end, const GroupedProblem& p, const MoeConfig& co
 Status ask_moe_device(int id, MoeDevice& device) {
   DeviceFacts facts;
   if (const Status error = current_device(facts)) return error;
+  device.id = id;
   device.sm_count = facts.compute_units;
   device.compute_capability = facts.compute_capability;
   int sm_bytes = 0, block_bytes = 0;
@@ -146,9 +147,8 @@ Status launch_warpgroup_product(GroupedEnd end, const GroupedProblem& p, const M
 Status choose_config(const MoeShape& shape, MoeConfig& config) {
   cuda::MoeDevice device;
   if (const Status error = cuda::current_moe_device(device)) return error;
-  config =
-      kept_choice<MoeConfig>(kMoeShapeFields, shape, device.memory.name_beside(device.sm_count),
-                             [&] { return cuda::choose_config(shape, device); });
+  config = kept_choice<MoeConfig>(kMoeShapeFields, shape, device.id,
+                                  [&] { return cuda::choose_config(shape, device); });
   return nullptr;
 }
 

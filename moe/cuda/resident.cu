@@ -48,8 +48,7 @@ Status launch_resident(const ResidentLaunch& call, Stream stream) {
   launch.grid = dim3(static_cast<unsigned>(is_down ? clusters * cluster : call.sm_count));
   launch.block = kResidentThreads;
   launch.stream = stream;
-  launch.shared_bytes =
-      kResidentWarps * call.num_stages * kResidentStageBytes + call.shape.other_bytes();
+  launch.shared_bytes = resident_shared_bytes(call.shape, call.num_stages);
   launch.cluster = cluster;
   launch.early = true;
   return launch_kernel(kernel_of(call.end, p.a_dtype, call.shape.block_scales), launch, w_map, s);

@@ -115,16 +115,18 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   const bool has_row_scales = !kBlockScales && p.w.scale.kind != ScaleView::Kind::kNone;
   int next = team, next_step = part;
   Unit next_unit = {};
-  const auto copy_next = [&](int stage) {
-    if (next >= units) return;
+  const auto copy_box = [&](int stage) {
     const uint32_t barrier = full + stage * kMbarrierBytes;
-    const uint32_t to = stages + stage * kResidentStageBytes;
     if (lane == 0) {
       const int row = next_unit.column * (kGateUp && !p.interleaved ? kHalf : kResidentBlockN);
       mbarrier_arrive_expect(barrier, kResidentBoxBytes);
-      load_box_4d(w_map, next_step * kResidentRowBytes, row, 0, next_unit.expert, to, barrier,
-                  policy);
+      load_box_4d(w_map, next_step * kResidentRowBytes, row, 0, next_unit.expert,
+                  stages + stage * kResidentStageBytes, barrier, policy);
     }
+  };
+  const auto copy_scales = [&](int stage) {
+    const uint32_t barrier = full + stage * kMbarrierBytes;
+    const uint32_t to = stages + stage * kResidentStageBytes;
     const StreamedRows<kGateUp> rows = rows_of(next_unit);
     const ScaleView scale = p.w.scale_of(next_unit.expert);
     if constexpr (kBlockScales) {
@@ -141,6 +143,8 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
       copy_word(to + kResidentBoxBytes + lane * 4, scale.outer_address(rows.w_row(lane)), true);
     }
     mbarrier_arrive_after_copies(barrier);
+  };
+  const auto go_on = [&] {
     next_step += parts;
     if (next_step >= steps) {
       next_step = part;
@@ -148,7 +152,19 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
       if (next < units) next_unit = unit_of(next);
     }
   };
-  const auto begin_copies = [&](int lane_expert) {
+  const auto copy_next = [&](int stage) {
+    if (next >= units) return;
+    copy_box(stage);
+    copy_scales(stage);
+    go_on();
+  };
+  // The first stages in two halves: the copy engine may fetch boxes before the kernel waits, which
+  // copies of scales may not precede (dependent_launch.h).
+  const auto begin_at = [&](int unit) {
+    next = unit, next_step = part;
+    if (next < units) next_unit = unit_of(next);
+  };
+  const auto begin_boxes = [&](int lane_expert) {
     slots = FewSlots(lane_expert, kResidentBlockM);
     if constexpr (kGateUp) {
       const int blocks = gridDim.x, block = blockIdx.x;
@@ -157,8 +173,12 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
       own_tiles = (slots.tiles - rank + s.cluster - 1) / s.cluster;
       units = own_tiles * own_columns;
     }
-    if (next < units) next_unit = unit_of(next);
-    for (int stage = 0; stage < s.num_stages; ++stage) copy_next(stage);
+    begin_at(team);
+    for (int stage = 0; stage < s.num_stages && next < units; ++stage) copy_box(stage), go_on();
+  };
+  const auto begin_scales = [&] {
+    begin_at(team);
+    for (int stage = 0; stage < s.num_stages && next < units; ++stage) copy_scales(stage), go_on();
   };
 
   // ---- The unit that comes next, as a lane needs it ---------------------------------------------
@@ -198,20 +218,22 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
     const int lane_expert = expert_of_slot(s.ids, lane, s.slots, s.experts);
     rows.load();
     rows.quantize(memory);
-    begin_copies(lane_expert);
+    begin_boxes(lane_expert);
+    begin_scales();
     if (number < units) look_up();
     __syncthreads();
     allow_next_kernel();
   } else {
     allow_next_kernel();
     const int lane_expert = expert_of_slot(s.ids, lane, s.slots, s.experts);
-    if (lane < s.slots) own_weight = __ldcg(s.weights + lane);
-    begin_copies(lane_expert);
+    if (lane < s.slots) own_weight = load_older(s.weights + lane);
+    begin_boxes(lane_expert);
     ResidentRows<T, kBlockScales> rows(
         s, __ballot_sync(~0u, slots.tile >= 0 && slots.tile % s.cluster == rank));
-    if (number < units) look_up();
     wait_for_previous_kernel();
     rows.load();
+    begin_scales();
+    if (number < units) look_up();
     rows.quantize(memory);
     __syncthreads();
     if (in_cluster) cluster_wait();  // the other runs

@@ -67,6 +67,11 @@ struct ResidentShape {
 };
 static_assert(kResidentRowBytes == kResidentChunk, "stages are whole chunks");
 
+// Dynamic shared memory of a block.
+constexpr int64_t resident_shared_bytes(const ResidentShape& shape, int num_stages) {
+  return int64_t{kResidentWarps} * num_stages * kResidentStageBytes + shape.other_bytes();
+}
+
 // Of down, or of gate_up, for `slots` slots of `tokens` tokens.
 inline ResidentShape resident_shape(bool is_down, int32_t tokens, int32_t slots, int32_t k,
                                     bool block_scales, const ResidentSplit& split) {

@@ -72,7 +72,7 @@ Status launch_streamed(const StreamedLaunch& call, Stream stream) {
   launch.grid = dim3(static_cast<unsigned>(most < blocks ? most : blocks));
   launch.block = kStreamedThreads;
   launch.stream = stream;
-  launch.shared_bytes = call.num_stages * call.stage.bytes() + call.stage.other_bytes(call.slots);
+  launch.shared_bytes = streamed_shared_bytes(call.stage, call.num_stages, call.slots);
   launch.early = true;
   return launch_kernel(kernel_of(call.end, p, call.stage.block_m, call.stage.block_scales), launch,
                        w_map, s);

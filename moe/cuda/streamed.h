@@ -78,12 +78,18 @@ inline StreamedStage streamed_stage(const MoeConfig& c, DType a, DType w, int64_
   return stage;
 }
 
+// Dynamic shared memory of a block.
+constexpr int64_t streamed_shared_bytes(const StreamedStage& stage, int num_stages, int32_t slots) {
+  return int64_t{num_stages} * stage.bytes() + stage.other_bytes(slots);
+}
+
 // What the choice of a config depends on besides the shape.
 struct MoeDevice {
   int32_t sm_count = 132;
   int32_t compute_capability = 90;
   int64_t shared_bytes_per_sm = 228 << 10;
   int64_t shared_bytes_per_block = 227 << 10;  // most that a block can ask for
+  int32_t id = 0;                              // among the GPUs of the host
   MemoryRates memory;
 };
 

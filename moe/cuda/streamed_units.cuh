@@ -6,6 +6,7 @@
 
 #include "../../common/cuda/async_copy.cuh"
 #include "../../common/cuda/mma.cuh"
+#include "../../common/gpu/dependent_launch.h"
 #include "../../gemm/schedule.h"
 #include "../gpu/problem.h"
 #include "streamed.h"
@@ -81,11 +82,10 @@ __device__ __forceinline__ TileOrder::Place place_of_unit(int unit, int tiles_m,
   return TileOrder{tiles_m, tiles_n, height}.place_of(unit);
 }
 
-// The id of slot `slot`, -1 for none. From L2: another block's early start may have left an older
-// line in L1.
+// The id of slot `slot`, -1 for none.
 __device__ __forceinline__ int expert_of_slot(const int32_t* ids, int slot, int slots,
                                               int experts) {
-  const int id = slot < slots ? __ldcg(ids + slot) : -1;
+  const int id = slot < slots ? load_older(ids + slot) : -1;
   return id >= 0 && id < experts ? id : -1;
 }
 

@@ -57,8 +57,7 @@ Status launch_streamed_wgmma(const StreamedWgmmaLaunch& call, Stream stream) {
   launch.grid = dim3(static_cast<unsigned>(most < blocks ? most : blocks));
   launch.block = kStreamedWgmmaThreads;
   launch.stream = stream;
-  launch.shared_bytes =
-      call.num_stages * (stage.bytes() + stage.scale_bytes()) + stage.other_bytes(call.slots.slots);
+  launch.shared_bytes = streamed_wgmma_shared_bytes(stage, call.num_stages, call.slots.slots);
   launch.early = true;
   return launch_kernel(kernel_of(stage, is_gate_up), launch, w_map, s);
 }

@@ -49,6 +49,12 @@ struct StreamedWgmmaStage {
   }
 };
 
+// Dynamic shared memory of a block.
+constexpr int64_t streamed_wgmma_shared_bytes(const StreamedWgmmaStage& stage, int num_stages,
+                                              int32_t slots) {
+  return int64_t{num_stages} * (stage.bytes() + stage.scale_bytes()) + stage.other_bytes(slots);
+}
+
 // How many stages fit a block's part of an SM.
 inline int32_t streamed_wgmma_stages(const StreamedWgmmaStage& stage, int32_t slots,
                                      const MoeDevice& device) {

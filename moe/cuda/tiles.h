@@ -37,6 +37,9 @@ struct MoeTile {
   ROCM_KERNELS_HOST_DEVICE constexpr int32_t stage_bytes(int32_t step_bytes) const {
     return block_n * kMoeStepBytes + block_m * step_bytes;
   }
+  ROCM_KERNELS_HOST_DEVICE constexpr int32_t shared_bytes(int32_t step_bytes) const {
+    return num_stages * stage_bytes(step_bytes);
+  }
 };
 
 // Few rows an expert: small tiles of many stages, several a multiprocessor.

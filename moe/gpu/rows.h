@@ -260,9 +260,10 @@ __global__ void __launch_bounds__(kRowThreads) moe_combine_kernel(const CombineP
   const auto read_slots = [&](int first) {
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      const int32_t id = first + j < p.k ? p.ids[first_slot + first + j] : -1;
+      const int64_t slot = first_slot + first + j;
+      const int32_t id = first + j < p.k ? load_older(p.ids + slot) : -1;
       is_there[j] = id >= 0 && id < p.experts;
-      weights[j] = first + j < p.k ? p.weights[first_slot + first + j] : 0.0f;
+      weights[j] = first + j < p.k ? load_older(p.weights + slot) : 0.0f;
     }
   };
   allow_next_kernel();

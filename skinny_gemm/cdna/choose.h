@@ -62,7 +62,7 @@ inline SkinnyGemmConfig choose_config(const GemmShape& shape, const Target& targ
 // choose_config() weighs some 100 configs in 7 us of a host thread.
 inline SkinnyGemmConfig cached_choice(const GemmShape& shape, const Target& target) {
   const GemmShape of_class = class_of(shape);
-  return kept_choice<SkinnyGemmConfig>(kGemmShapeFields, of_class, target.compute_units,
+  return kept_choice<SkinnyGemmConfig>(kGemmShapeFields, of_class, target.id,
                                        [&] { return choose_config(of_class, target); });
 }
 

@@ -62,8 +62,7 @@ Status ask_skinny_gemm_device(int id, SkinnyGemmDevice& device) {
   constexpr int kWarpgroups = 2;
   const auto kernel = skinny_gemm_warpgroup_kernel<64, kWarpgroups>;
   bytes -= kStaticBytes;
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel));
   device.clusters[0] = device.sm_count;
   for (int i = 1; i < 3 && error == cudaSuccess; ++i) {
     Launch launch{dim3(1 << i), warpgroup_threads(kWarpgroups), nullptr, bytes};

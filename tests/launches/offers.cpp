@@ -1,0 +1,125 @@
+// Every config that NVIDIA's choices take or offer, on every generation of GPUs: a block of it must
+// find its shared memory. By the sizes that the launchers go by; no GPU, no CUDA header.
+//
+// Prints a line for each config that does not fit, then "offers N, misfits M".
+#include "offers.h"
+
+#include <set>
+#include <string>
+
+#include "gemm/cuda/choose.h"
+#include "moe/cuda/choose.h"
+
+using namespace rocm_kernels;
+
+constexpr Gpu kGpus[] = {{80, 108, 164, 163}, {86, 84, 100, 99},    {89, 142, 100, 99},
+                         {90, 132, 228, 227}, {100, 148, 228, 227}, {120, 188, 100, 99}};
+constexpr DType kFp8 = DType::kFloat8E4M3FN, kBf16 = DType::kBFloat16, kHalf = DType::kFloat16;
+
+static std::set<std::string> designs;  // of moe, met on the GPU at hand
+
+static void check_moe(const Gpu& gpu, const MoeShape& s) {
+  cuda::MoeDevice device;
+  device.sm_count = gpu.sm_count;
+  device.compute_capability = gpu.compute_capability;
+  device.shared_bytes_per_sm = gpu.sm_kilobytes << 10;
+  device.shared_bytes_per_block = gpu.block_kilobytes << 10;
+  const auto check = [&](const MoeConfig& c) {
+    using Design = MoeConfig::Design;
+    designs.insert(MoeConfig::kDesigns[static_cast<size_t>(c.design)]);
+    for (int product = 0; product < (s.fused ? 2 : 1); ++product) {
+      const bool blocks = (s.blocks >> product & 1) != 0;
+      if (c.design == Design::kTiled) {
+        const cuda::MoeTile& tile = cuda::kMoeTiles[cuda::find_moe_tile(c.block_m, c.block_n)];
+        expect_fit(gpu, c, tile.shared_bytes(cuda::moe_step_bytes_a(s.a(), s.w())));
+      } else if (c.design == Design::kStreamed) {
+        const cuda::StreamedStage stage = cuda::streamed_stage(s, c, product);
+        const int stages = cuda::streamed_stages(stage, s.rows, device);
+        expect_fit(gpu, c,
+                   cuda::kStreamedStaticBytes + cuda::streamed_shared_bytes(stage, stages, s.rows),
+                   cuda::streamed_blocks_per_sm(c.block_m));
+      } else if (c.design == Design::kStreamedWgmma) {
+        const cuda::StreamedWgmmaStage stage = {c.block_m, blocks};
+        const int stages = cuda::streamed_wgmma_stages(stage, s.rows, device);
+        expect_fit(gpu, c,
+                   stage.static_bytes() + cuda::streamed_wgmma_shared_bytes(stage, stages, s.rows),
+                   cuda::kStreamedWgmmaBlocksPerSm);
+      } else if (c.design == Design::kResident) {
+        const cuda::ResidentShape shape = cuda::resident_shape(s, device, product);
+        const int stages = cuda::resident_stages(shape, device);
+        expect_fit(gpu, c, 512 + cuda::resident_shared_bytes(shape, stages), 2);
+      }
+    }
+  };
+  check(cuda::choose_config(s, device));
+  cuda::for_each_config(s, device, check);
+}
+
+static void check_all_moe(const Gpu& gpu) {
+  const std::pair<DType, DType> types[] = {{kBf16, kBf16}, {kHalf, kHalf},
+                                           {kBf16, kFp8},  {kHalf, kFp8},
+                                           {kFp8, kFp8},   {kBf16, DType::kFloat4E2M1x2}};
+  const std::pair<int, int> layers[] = {{2048, 768},   {7168, 2048}, {2880, 2880},
+                                        {4096, 14336}, {128, 128},   {64, 32}};
+  for (const auto& [a, w] : types) {
+    for (const auto& [hidden, intermediate] : layers) {
+      for (const int experts : {8, 128, 512}) {
+        for (const int tokens : {1, 4, 16, 128, 1024, 16384}) {
+          for (const int blocks : {0, 3}) {
+            if (blocks != 0 && w != kFp8) continue;
+            for (const bool fused : {true, false}) {
+              MoeShape s = {};
+              s.fused = fused;
+              s.tokens = fused ? tokens : 0;
+              s.rows = fused ? tokens * 4 : tokens;
+              s.experts = experts;
+              s.n = 2 * intermediate, s.k = hidden;
+              s.aligned = s.x_aligned = s.compact = 1;
+              s.a_type = static_cast<int32_t>(a), s.w_type = static_cast<int32_t>(w);
+              s.out_type = static_cast<int32_t>(kBf16);
+              s.blocks = fused ? blocks : blocks & 1;
+              check_moe(gpu, s);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+static void check_products(const Gpu& gpu) {
+  cuda::GemmDevice device;
+  device.sm_count = gpu.sm_count;
+  device.compute_capability = gpu.compute_capability;
+  device.shared_bytes_per_block = gpu.block_kilobytes << 10;
+  for_each_product([&](const GemmArgs& args) {
+    const auto check = [&](const cuda::GemmConfig& c) {
+      using Design = cuda::GemmConfig::Design;
+      if (c.design == Design::kMma) expect_fit(gpu, c, cuda::mma_shared_bytes(args));
+      if (c.design != Design::kWarpgroup) return;
+      const int64_t narrow = cuda::narrow_stages_of(args, c, device) * int64_t{c.block_n} *
+                             cuda::narrow_row_bytes(args.a_dtype, args.w_dtype);
+      expect_fit(gpu, c, cuda::kStaticBytes + cuda::warpgroup_shared_bytes(args, c) + narrow);
+    };
+    cuda::GemmConfig mma;
+    mma.design = cuda::GemmConfig::Design::kMma;
+    if (cuda::check(args, mma, device) == nullptr) check(mma);
+    check(cuda::choose_config(args, device));
+    if (!cuda::fits_warpgroup(args, device)) return;
+    cuda::for_each_warpgroup_config(
+        args, device, [&](const cuda::GemmConfig& c, const cuda::TileTime&) { check(c); });
+  });
+}
+
+int main() {
+  for (const Gpu& gpu : kGpus) {
+    designs.clear();
+    check_all_moe(gpu);
+    check_products(gpu);
+    check_skinny_products(gpu);
+    std::printf("sm_%d:", gpu.compute_capability);
+    for (const std::string& design : designs) std::printf(" %s", design.c_str());
+    std::printf("\n");
+  }
+  std::printf("offers %d, misfits %d\n", offers, misfits);
+}
