@@ -8,12 +8,17 @@ from torch import nn
 
 
 def for_inference(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's forward that leaves a module in training mode to the module's own."""
+    """A layer's forward that leaves a module in training mode to the module's own.
+
+    Under no_grad too: reentrant checkpointing computes a layer twice, first without a gradient, and
+    both must be the same. Inference mode alone can have no gradient after it.
+    """
 
     @functools.wraps(forward)
     def either(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self.training and torch.is_grad_enabled():
-            return type(self).forward(self, *args, **kwargs)
+        own = type(self).forward
+        if self.training and own is not either and not torch.is_inference_mode_enabled():
+            return own(self, *args, **kwargs)
         return forward(self, *args, **kwargs)
 
     return either
