@@ -210,7 +210,7 @@ def fp8_linear(
             out = _scaled_mm(q, w, scale, scale_w, bias, out_dtype)
         else:
             out = x.new_empty(count, w.shape[0], dtype=out_dtype)
-            multiply(path, out, q, w, scale, scale_w, _usable_bias(bias, out_dtype))
+            _multiply(path, out, q, w, scale, scale_w, _usable_bias(bias, out_dtype))
         return out if x.dim() == 2 else out.view(*x.shape[:-1], w.shape[0])
     except Exception:
         explain({"x": x, "w": w, "scale_w": scale_w}, {"scale_x": scale_x, "bias": bias})
@@ -247,9 +247,9 @@ def weight_only_linear(
         return torch.nn.functional.linear(x, _unpacked(w, scale_w).to(x.dtype), bias)
     out = x.new_empty(a.shape[0], w.shape[0])
     if len(terms) == 1:
-        multiply(path, out, a, w, None, scale_w, _usable_bias(bias, x.dtype))
+        _multiply(path, out, a, w, None, scale_w, _usable_bias(bias, x.dtype))
         return out
-    multiply(path, out, a, w, None, scale_w, None)
+    _multiply(path, out, a, w, None, scale_w, None)
     out = out.view(len(terms), x.shape[0], w.shape[0]).sum(0)
     return out if bias is None else out + bias
 
@@ -284,8 +284,16 @@ def multiply(
 ) -> None:
     """:func:`skinny_gemm` of ``a [rows, K]`` to ``out`` by a path of :func:`fp8_linear_path`, of
     those that are this package's kernels."""
-    product = _skinny_gemm if path == "skinny_gemm" else _gemm
-    product(out, a, w, scale_a, scale_w, bias)
+    run_product(_op_of(path), a, w, scale_a, scale_w, bias, None, out)
+
+
+def _multiply(path: str, out: torch.Tensor, *operands: Optional[torch.Tensor]) -> None:
+    """The same of what has been looked at."""
+    _op_of(path)(out, *operands)
+
+
+def _op_of(path: str) -> Callable[..., None]:
+    return _skinny_gemm if path == "skinny_gemm" else _gemm
 
 
 def _is_block_scale(scale: torch.Tensor, rows: int) -> bool:
