@@ -54,7 +54,7 @@ def test_a_gradient_that_is_wanted_is_refused(package, every_call):
         for path in floats(call):
             wanting = wants(call, path)
             before = {p: t.detach().clone() for p, t in wanting.tensors().items()}
-            with pytest.raises(RuntimeError, match="has no gradient, got .* with requires_grad: "):
+            with pytest.raises(RuntimeError, match=r"has no gradient, got .* with requires_grad"):
                 wanting.run(package)
             for p, tensor in wanting.tensors().items():
                 assert same(tensor, before[p]), f"{call} wrote {p}"

@@ -49,8 +49,8 @@ def topk_softmax(
     al., 2017; Mixtral, Qwen-MoE, GPT-OSS).
 
     Args:
-        logits: ``[..., E]``, float32, float16 or bfloat16; E up to 512.
-        k: 1 to 16, at most E.
+        logits: ``[..., E]``, float32, float16 or bfloat16; E up to 2,048.
+        k: 1 to 32, at most E.
         renormalize: True: the k weights sum to 1; False: softmax over all E.
 
     Returns:
@@ -75,8 +75,8 @@ def topk_sigmoid(
     ``s = sigmoid(logits)``; experts are chosen by ``s + bias`` and weighted by s.
 
     Args:
-        logits: ``[..., E]``, float32, float16 or bfloat16; E up to 512.
-        k: 1 to 16, at most the experts of the groups kept.
+        logits: ``[..., E]``, float32, float16 or bfloat16; E up to 2,048.
+        k: 1 to 32, at most the experts of the groups kept.
         bias: ``[E]`` float32, for choosing alone.
         groups: equal runs of experts, of which a token keeps some: E is a multiple of it.
         groups_kept: how many; those with the greatest sum of their two greatest ``s + bias``.
@@ -140,11 +140,11 @@ def fused_moe(
 
     Args:
         x: ``[..., H]``, float16, bfloat16, or float32, which is rounded to bfloat16 first.
-        w_gate_up: ``[E, 2 * I, H]``, E up to 512: gate's rows, then up's. x's 16-bit dtype, FP8 of
+        w_gate_up: ``[E, 2 * I, H]``, E up to 2,048: gate's rows, then up's. x's 16-bit dtype, FP8 of
             the device's dialect, or MXFP4: uint8 ``[E, 2 * I, H / 2]``, two e2m1 values of K a
             byte, the even one in the low half, as GPT-OSS's checkpoints hold them.
         w_down: ``[E, H, I]`` of the same dtype; MXFP4 ``[E, H, I / 2]``.
-        topk_weights: ``[..., k]``, k of 1 to 16; converted to float32.
+        topk_weights: ``[..., k]``, k of 1 to 32; converted to float32.
         topk_ids: ``[..., k]``, integers. An id below 0 or not below E is skipped: under expert
             parallelism another rank's. int32 takes one launch less than int64.
         scale_gate_up, scale_down: of FP8 weights, float32: ``[E]`` per tensor, ``[E, N, 1]`` per
@@ -243,7 +243,7 @@ def grouped_gemm(
 
     Args:
         a: ``[R, K]``. FP8, bfloat16 or float16.
-        w: ``[E, N, K]``, E up to 512. FP8 of a's dialect or a's 16-bit dtype; with a 16-bit a also
+        w: ``[E, N, K]``, E up to 2,048. FP8 of a's dialect or a's 16-bit dtype; with a 16-bit a also
             FP8 or MXFP4, as in :func:`fused_moe`.
         offsets: ``[E]`` int32 on the device, ascending: expert e has rows ``offsets[e - 1]`` (0 for
             the first) to ``offsets[e]``, as in ``torch._grouped_mm``. One below 0, below the one
