@@ -284,7 +284,7 @@ def test_integer_ids_of_any_dtype(backend):
             assert torch.equal(layer(given), layer(skipped)), (dtype, other)
     if backend.name != "reference":
         for dtype in (torch.bool, torch.float32):
-            with pytest.raises(ValueError, match="topk_ids must be integers, got torch."):
+            with pytest.raises(ValueError, match=r"topk_ids must be integers, got torch\."):
                 layer(ids.to(dtype))
 
 
@@ -424,7 +424,7 @@ def test_offsets_out_of_range_touch_nothing_else(backend, ends, more):
     a = padded_fp8(10, 128, backend.fp8_dtype, backend.device)
     clamped = []
     for end in ends:
-        clamped.append(max(clamped[-1:] + [min(end, 10), 0]))
+        clamped.append(max(*clamped[-1:], min(end, 10), 0))
 
     def product(ends):
         offsets = torch.tensor([0] * more + ends, dtype=torch.int32, device=backend.device)

@@ -140,8 +140,8 @@ def fused_moe(
 
     Args:
         x: ``[..., H]``, float16, bfloat16, or float32, which is rounded to bfloat16 first.
-        w_gate_up: ``[E, 2 * I, H]``, E up to 2,048: gate's rows, then up's. x's 16-bit dtype, FP8 of
-            the device's dialect, or MXFP4: uint8 ``[E, 2 * I, H / 2]``, two e2m1 values of K a
+        w_gate_up: ``[E, 2 * I, H]``, E up to 2,048: gate's rows, then up's. x's 16-bit dtype, FP8
+            of the device's dialect, or MXFP4: uint8 ``[E, 2 * I, H / 2]``, two e2m1 values of K a
             byte, the even one in the low half, as GPT-OSS's checkpoints hold them.
         w_down: ``[E, H, I]`` of the same dtype; MXFP4 ``[E, H, I / 2]``.
         topk_weights: ``[..., k]``, k of 1 to 32; converted to float32.
@@ -243,8 +243,8 @@ def grouped_gemm(
 
     Args:
         a: ``[R, K]``. FP8, bfloat16 or float16.
-        w: ``[E, N, K]``, E up to 2,048. FP8 of a's dialect or a's 16-bit dtype; with a 16-bit a also
-            FP8 or MXFP4, as in :func:`fused_moe`.
+        w: ``[E, N, K]``, E up to 2,048. FP8 of a's dialect or a's 16-bit dtype; with a 16-bit a
+            also FP8 or MXFP4, as in :func:`fused_moe`.
         offsets: ``[E]`` int32 on the device, ascending: expert e has rows ``offsets[e - 1]`` (0 for
             the first) to ``offsets[e]``, as in ``torch._grouped_mm``. One below 0, below the one
             before or beyond R counts as the nearest that is none of these.
