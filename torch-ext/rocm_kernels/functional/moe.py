@@ -14,6 +14,10 @@ _topk = ops.topk.default
 _fused_moe = ops.fused_moe.default
 _grouped_gemm = ops.grouped_gemm.default
 
+# moe/experts.h has them.
+MAX_EXPERTS = 2048
+MAX_TOPK = 32  # slots a token
+
 
 @torch.library.register_fake(add_op_namespace_prefix("topk"))
 def _(weights, ids, logits, bias, scoring, groups, groups_kept, renormalize, scale):
