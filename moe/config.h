@@ -37,11 +37,12 @@ struct MoeConfig {
   }
   // Whether products find each expert's rows by themselves, from the ids: nothing is routed before
   // them, and a row's number is its slot's (cuda/streamed.cuh; cdna/streamed_tile.h, where a wave
-  // has a lane for each slot).
+  // has a lane for each slot, and an id nine bits).
   static constexpr int64_t kSlotsOfWave = 64;
-  bool routes_itself(bool nvidia, int64_t slots) const {
+  bool routes_itself(bool nvidia, int64_t slots, int64_t experts) const {
     return is_resident() || design == Design::kStreamedWgmma ||
-           (design == Design::kStreamed && (nvidia || slots <= kSlotsOfWave));
+           (design == Design::kStreamed &&
+            (nvidia || (slots <= kSlotsOfWave && experts <= kFewExperts)));
   }
   // Whether products quantise their rows themselves, and down adds the slots of a token.
   bool is_resident() const { return design == Design::kResident; }
@@ -81,7 +82,7 @@ struct MoeShape {
   int32_t fused;           // a layer, whose down product has N = k and K = n / 2; else grouped_gemm
   int32_t a_type, w_type;  // DType of what is multiplied
   int32_t blocks;          // of scales: bit 0 gate_up's, bit 1 down's; grouped_gemm: its a's or w's
-  int32_t aligned;         // every row of every operand begins at a multiple of 16 bytes
+  int32_t aligned;         // rows of all operands begin at multiples of 16 bytes and do not overlap
   int32_t compact;         // an expert's weights, and its scales, span less than 2 GiB
   int32_t interleaved;
   int32_t out_type;   // DType of grouped_gemm's out

@@ -6,8 +6,11 @@
 
 namespace rocm_kernels {
 
-constexpr int64_t kMaxExperts = 512;
-constexpr int64_t kMaxTopk = 16;       // slots a token
+constexpr int64_t kMaxExperts = 2048;
+constexpr int64_t kMaxTopk = 32;  // slots a token
+// Up to so many, which is what models have, GPU kernels count with a thread for each expert and an
+// id has nine bits; beyond them they have instances of their own.
+constexpr int64_t kFewExperts = 512;
 constexpr int64_t kMxScaleBlock = 32;  // elements of K that share an MXFP4 scale
 
 // Bytes of a row of w of `k` elements.

@@ -30,7 +30,10 @@ CASES = {
         lambda p: p.rms_norm(f32(2, 8), f32(8).half()),
         "weight must be float32 or have the dtype of x, got float16 and float32",
     ),
-    "x not contiguous": (lambda p: p.rms_norm(f32(8, 2).t(), f32(8)), "contiguous .* stride of 2"),
+    "out not contiguous": (
+        lambda p: p.rms_norm(f32(2, 8), f32(8), out=f32(8, 2).t()),
+        "out must be contiguous in its last dimension, got a stride of 2",
+    ),
     "residual dtype": (
         lambda p: p.rms_norm(f32(2, 8), f32(8), residual=f32(2, 8).half()),
         "residual must have the dtype of x",

@@ -1,7 +1,10 @@
 """Gradients: never lost without a word."""
 
+import inspect
+
 import pytest
 import torch
+from every_call import FLOATS, FP8_DTYPES, OTHERS, calls, function, public_functions, same
 from kernels import Mode
 from tiny_models import tiny_llama, tokens
 from torch import nn
@@ -14,91 +17,112 @@ def package(best_package):
     return best_package
 
 
-def calls(package, device):
-    """Name -> (a call of one tensor, that tensor), for every function that computes."""
-    fp8 = package.native_fp8_dtype(device)
-    weight = torch.ones(64, device=device)
-    w = torch.randn(48, 64, device=device).to(fp8)
-    scale = torch.ones(48, 1, device=device)
-    x = torch.randn(3, 64, device=device)
-    half = x.bfloat16()
-    return {
-        "rms_norm": (lambda x: package.rms_norm(x, weight), x),
-        "rms_norm_fp8": (lambda x: package.rms_norm_fp8(x, weight)[1], x),
-        "swiglu": (package.swiglu, x),
-        "swiglu_fp8": (lambda x: package.swiglu_fp8(x)[1], x),
-        "quantize_fp8": (lambda x: package.quantize_fp8(x)[1], x),
-        "fp8_linear": (lambda x: package.fp8_linear(x, w, scale), x),
-        "skinny_gemm": (lambda x: package.skinny_gemm(x, w, None, scale), half),
-        "gemm": (lambda x: package.gemm(x, w, None, scale), half),
-    }
+# ---- functions: every public one, in each of its forms
 
 
-# ---- functions
+@pytest.fixture(scope="module")
+def every_call(best_package, device):
+    torch.manual_seed(0)
+    return [*calls(best_package, device)]
 
 
-def test_a_gradient_that_is_wanted_is_refused(package, device):
-    for name, (call, x) in calls(package, device).items():
-        wanting = x.clone().requires_grad_()
-        with pytest.raises(RuntimeError, match=r"has no gradient, got .* with requires_grad: call"):
-            call(wanting)
-        with torch.no_grad():
-            assert torch.equal(call(wanting), call(x)), name
+def wants(call, path):
+    """The call with a gradient wanted of one of its tensors."""
+    return call.with_tensor(path, call.tensors()[path].clone().requires_grad_())
 
 
-def test_any_argument_may_want_it(package, device):
-    x, weight = torch.randn(3, 64, device=device), torch.ones(64, device=device)
-    residual = x.clone()
-    with pytest.raises(RuntimeError, match="rms_norm has no gradient, got weight with"):
-        package.rms_norm(x, weight.clone().requires_grad_())
-    with pytest.raises(RuntimeError, match="got residual with"):
-        package.rms_norm_fp8(x, weight, residual=residual.clone().requires_grad_() * 1)
-    w = torch.randn(48, 64, device=device).to(package.native_fp8_dtype(device))
-    bias = torch.zeros(48, device=device, requires_grad=True)
-    with pytest.raises(RuntimeError, match="fp8_linear has no gradient, got bias with"):
-        package.fp8_linear(x, w, torch.ones(1, device=device), bias=bias)
+def floats(call):
+    dtypes = (*FLOATS, *FP8_DTYPES)
+    return [path for path, tensor in call.tensors().items() if tensor.dtype in dtypes]
 
 
-def test_transforms_of_torch_func_are_refused(package, device):
-    for name, (call, x) in calls(package, device).items():
-        total = lambda x, call=call: call(x).sum()  # noqa: E731
-        for transformed in (
-            lambda x, f=total: torch.func.grad(f)(x.float()),
-            lambda x, f=total: torch.func.jacrev(f)(x.float()),
-            lambda x, f=total: torch.func.jvp(f, (x,), (x,)),
-            lambda x, f=total: torch.func.vmap(f)(x[None]),
-        ):
-            with pytest.raises(RuntimeError, match=r"inside a torch\.func transform|must be"):
-                transformed(x)
-        with torch.no_grad(), pytest.raises(RuntimeError, match=r"torch\.func transform"):
-            torch.func.vmap(call)(x[None])
+def test_every_public_function_has_a_call(package, every_call):
+    """One that has none here, and no reason, is not guarded by what follows."""
+    public = public_functions(package)
+    called = {call.name for call in every_call}
+    assert not called & {*OTHERS} and public == called | {*OTHERS}
+    for name in called:
+        taken = {path for call in every_call if call.name == name for path in call.arguments}
+        parameters = inspect.signature(function(package, name)).parameters.values()
+        tensors = {p.name for p in parameters if "Tensor" in str(p.annotation)}
+        assert tensors <= taken, f"{name} is called without {tensors - taken}"
+
+
+def test_a_gradient_that_is_wanted_is_refused(package, every_call):
+    for call in every_call:
+        expected = call.fresh().run(package)
+        for path in floats(call):
+            wanting = wants(call, path)
+            before = {p: t.detach().clone() for p, t in wanting.tensors().items()}
+            with pytest.raises(RuntimeError, match=r"has no gradient, got .* with requires_grad"):
+                wanting.run(package)
+            for p, tensor in wanting.tensors().items():
+                assert same(tensor, before[p]), f"{call} wrote {p}"
+            with torch.no_grad():
+                found = wanting.fresh().run(package)
+            assert all(map(same, found, expected)), f"{call}: {path}"
+
+
+def test_transforms_of_torch_func_are_refused(package, every_call):
+    for call in every_call:
+        for path in floats(call):
+            tensor = call.tensors()[path]
+
+            def total(tensor, call=call, path=path):
+                return call.with_tensor(path, tensor).fresh().run(package)[0].float().sum()
+
+            transforms = [lambda t, f=total: torch.func.vmap(f)(t[None])]
+            if tensor.dtype in FLOATS:
+                transforms += [
+                    lambda t, f=total: torch.func.grad(f)(t),
+                    lambda t, f=total: torch.func.jacrev(f)(t),
+                    lambda t, f=total: torch.func.jvp(f, (t,), (t,)),
+                ]
+            for transformed in transforms:
+                with torch.no_grad(), pytest.raises(RuntimeError, match=r"torch\.func transform"):
+                    transformed(tensor)
         with forward_ad.dual_level():
-            call(x)  # nothing to differentiate
-            with pytest.raises(RuntimeError, match="a tangent"):
-                call(forward_ad.make_dual(x, x)), name
+            call.fresh().run(package)  # nothing to differentiate
+            for path in floats(call):
+                tensor = call.tensors()[path]
+                if tensor.dtype not in FLOATS:
+                    continue  # torch has no tangents of FP8
+                dual = call.with_tensor(path, forward_ad.make_dual(tensor, tensor))
+                with pytest.raises(RuntimeError, match="a tangent"):
+                    dual.run(package)
 
 
-def test_what_is_written_bumps_its_version(package, device):
+def test_what_is_written_bumps_its_version(package, every_call):
+    for call in every_call:
+        fresh = call.fresh()
+        tensors = fresh.tensors()
+        before = {path: tensor._version for path, tensor in tensors.items()}
+        fresh.run(package)
+        for path, tensor in tensors.items():
+            assert (tensor._version > before[path]) == (path in call.written), f"{call}: {path}"
+
+
+def test_a_saved_value_that_was_overwritten_is_noticed(package, device):
     x, weight = torch.randn(3, 64, device=device), torch.ones(64, device=device)
     residual = torch.randn_like(x)
-    for write in (
-        lambda t: package.rms_norm(x, weight, residual=t),
-        lambda t: package.rms_norm_fp8(x, weight, residual=t.view(3, 64)),
-        lambda t: package.rms_norm(x, weight, out=t),
-        lambda t: package.swiglu(torch.cat([x, x], 1), out=t),
-        lambda t: package.skinny_gemm(x.bfloat16(), x.new_ones(64, 64).bfloat16(), out=t),
-        lambda t: package.gemm(x.bfloat16(), x.new_ones(64, 64).bfloat16(), out=t),
-    ):
-        before = residual._version
-        write(residual)
-        assert residual._version > before
     factor = torch.ones(64, device=device, requires_grad=True)
     product = factor * residual  # saves the residual
     package.rms_norm(x, weight, residual=residual)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.sum().backward()
+    before = residual._version
+    package.rms_norm(x, weight, residual=residual.view(3, 8, 8).view(3, 64))
+    assert residual._version > before, "through a view"
     with torch.inference_mode():  # tensors made there have no version
         package.rms_norm(x.clone(), weight, residual=residual.clone())
+
+
+def test_the_scale_of_a_converted_weight_keeps_its_gradient(package, device):
+    w = torch.randn(4, 8, device=device).to(torch.float8_e4m3fn)
+    scale = torch.ones(1, device=device, requires_grad=True)
+    for dialect in FP8_DTYPES:
+        _, converted = package.to_native_fp8(w, scale, fp8_dtype=dialect)
+        assert converted.requires_grad
 
 
 # ---- kernelized models

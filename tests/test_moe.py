@@ -17,7 +17,18 @@ WEIGHTS = ["bfloat16", "float16", *(f"{FP8}-{scale}" for scale in ("tensor", "ro
 
 @pytest.mark.parametrize("renormalize", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape, k", [((0, 8), 2), ((1, 1), 1), ((3, 5, 60), 7), ((70, 512), 16)])
+@pytest.mark.parametrize(
+    "shape, k",
+    [
+        ((0, 8), 2),
+        ((1, 1), 1),
+        ((3, 5, 60), 7),
+        ((70, 512), 16),
+        ((9, 40), 32),
+        ((7, 513), 32),
+        ((6, 2048), 32),
+    ],
+)
 def test_topk_softmax(backend, package, shape, k, dtype, renormalize):
     logits = (3 * torch.randn(shape, device=backend.device)).to(dtype)
     weights, ids = backend.ops.topk_softmax(logits, k, renormalize=renormalize)
@@ -52,7 +63,15 @@ def test_any_logits_give_ids_of_experts(backend):
 
 @pytest.mark.parametrize("renormalize, scale", [(True, 2.5), (False, 1.0)])
 @pytest.mark.parametrize(
-    "experts, k, groups, kept", [(256, 8, 8, 4), (64, 6, 1, 1), (24, 16, 3, 2), (8, 3, 8, 5)]
+    "experts, k, groups, kept",
+    [
+        (256, 8, 8, 4),
+        (64, 6, 1, 1),
+        (24, 16, 3, 2),
+        (8, 3, 8, 5),
+        (2048, 32, 8, 3),
+        (600, 20, 1, 1),
+    ],
 )
 def test_topk_sigmoid(backend, package, experts, k, groups, kept, renormalize, scale):
     logits = torch.randn(33, experts, device=backend.device)
@@ -219,17 +238,54 @@ def test_any_routing(backend, package, kind, routing):
     check(backend, package, x, experts, weights, ids)
 
 
-@pytest.mark.parametrize("k", [1, 5, 16])
+@pytest.mark.parametrize("k", [1, 5, 16, 17, 32])
 def test_slots(backend, package, k):
     experts = Experts("fp8-row", 16, 128, 64, torch.bfloat16, backend)
     x = strided(11, 128, torch.bfloat16, backend.device)
     check(backend, package, x, experts, *random_routing(11, 16, k, backend))
 
 
-def test_many_experts(backend, package):
-    experts = Experts("fp8-row", 512, 64, 32, torch.bfloat16, backend)
-    x = strided(50, 64, torch.bfloat16, backend.device)
-    check(backend, package, x, experts, *random_routing(50, 512, 8, backend))
+@pytest.mark.parametrize(
+    "tokens, count, k", [(50, 512, 8), (2, 520, 6), (70, 520, 22), (9, 2048, 32)]
+)
+def test_many_experts(backend, package, tokens, count, k):
+    experts = Experts("fp8-row", count, 64, 32, torch.bfloat16, backend)
+    x = strided(tokens, 64, torch.bfloat16, backend.device)
+    check(backend, package, x, experts, *random_routing(tokens, count, k, backend))
+
+
+@pytest.mark.parametrize("count", [40, 600])
+def test_many_slots(backend, package, count):
+    """More than GPUs route in one launch."""
+    experts = Experts("bfloat16", count, 32, 16, torch.bfloat16, backend)
+    x = strided(1100, 32, torch.bfloat16, backend.device)
+    check(backend, package, x, experts, *random_routing(1100, count, 32, backend))
+
+
+def test_integer_ids_of_any_dtype(backend):
+    """What is no expert's stays none, and does not wrap around to one."""
+    experts = Experts("bfloat16", 6, 64, 32, torch.bfloat16, backend)
+    x = strided(7, 64, torch.bfloat16, backend.device)
+    weights, ids = random_routing(7, 6, 3, backend)
+
+    def layer(ids):
+        return backend.ops.fused_moe(x, *experts.weights, weights, ids)
+
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.int64,
+                  torch.uint64):  # fmt: skip
+        limits = torch.iinfo(dtype)
+        others = (6, 127, limits.min, limits.max, 2**31, 2**32 + 3, 2**63 + 2)
+        for other in {n for n in others if n != 0 and limits.min <= n <= limits.max}:
+            given, skipped = ids.tolist(), ids.clone()
+            for row in given:
+                row[1] = other
+            skipped[:, 1] = -1
+            given = torch.tensor(given, dtype=dtype, device=x.device)
+            assert torch.equal(layer(given), layer(skipped)), (dtype, other)
+    if backend.name != "reference":
+        for dtype in (torch.bool, torch.float32):
+            with pytest.raises(ValueError, match=r"topk_ids must be integers, got torch\."):
+                layer(ids.to(dtype))
 
 
 @pytest.mark.parametrize("tokens", [4096, 4097, 8200])
@@ -358,18 +414,29 @@ def test_mxfp4_scales_at_their_ends(backend, package):
     assert (error[finite] < 1e-5).all()
 
 
-def test_offsets_out_of_range_touch_nothing_else(backend):
+@pytest.mark.parametrize("ends", [[7, -5, 1000], [-(2**31), 2**31 - 1, 3], [0, 9, 4], [3, 2, 1]])
+@pytest.mark.parametrize("more", [0, 697])  # experts without rows
+def test_offsets_out_of_range_touch_nothing_else(backend, ends, more):
     if backend.name == "reference":
         return
     w, scale = random_experts("fp8-row", 3, 64, 128, backend)
+    w, scale = (torch.cat([t[:1].expand(more, -1, -1), t]) for t in (w.contiguous(), scale))
     a = padded_fp8(10, 128, backend.fp8_dtype, backend.device)
-    offsets = torch.tensor([7, -5, 1000], dtype=torch.int32, device=backend.device)
-    out = Guarded(10, 64, torch.float32, backend.device)
-    backend.ops.grouped_gemm(a, w, offsets, None, scale, out=out.view)
-    out.assert_guards_intact()
-    clamped = torch.tensor([7, 7, 10], dtype=torch.int32, device=backend.device)
-    expected = backend.ops.grouped_gemm(a, w, clamped, None, scale, out_dtype=torch.float32)
-    assert torch.equal(out.view, expected)
+    clamped = []
+    for end in ends:
+        clamped.append(max(*clamped[-1:], min(end, 10), 0))
+
+    def product(ends):
+        offsets = torch.tensor([0] * more + ends, dtype=torch.int32, device=backend.device)
+        out = Guarded(10, 64, torch.float32, backend.device)
+        backend.ops.grouped_gemm(a, w, offsets, None, scale, out=out.view)
+        out.assert_guards_intact()
+        return out.view
+
+    found, expected = product(ends), product(clamped)
+    assert torch.equal(
+        found.contiguous().view(torch.int32), expected.contiguous().view(torch.int32)
+    )
 
 
 # ---- As torch sees them, and what they refuse; on the best backend of this machine
@@ -445,12 +512,12 @@ REFUSED = {
     "x float64": ({"x": torch.randn(3, 96).double()}, "x must be .* got float64"),
     "odd rows": ({"w_gate_up": torch.empty(4, 63, 96).bfloat16()}, "an even number of rows"),
     "no matrix an expert": ({"w_gate_up": torch.empty(64, 96).bfloat16()}, "three dimensions"),
-    "too many experts": ({"w_gate_up": torch.empty(513, 2, 96).bfloat16()}, "1 to 512 experts"),
+    "too many experts": ({"w_gate_up": torch.empty(2049, 2, 96).bfloat16()}, "1 to 2048 experts"),
     "another I": (
         {"w_down": torch.empty(4, 96, 33).bfloat16()},
         r"w_down must have shape \[4, 96, 32\], got \[4, 96, 33\]",
     ),
-    "slots": ({"topk_ids": torch.zeros(3, 17).int()}, "topk_ids must have 1 to 16 slots a token"),
+    "slots": ({"topk_ids": torch.zeros(3, 33).int()}, "topk_ids must have 1 to 32 slots a token"),
     "weights of other slots": (
         {"topk_weights": torch.rand(3, 3)},
         r"topk_weights must have shape \[3, 2\], got \[3, 3\]",

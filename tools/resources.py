@@ -145,8 +145,10 @@ def _short(name: str) -> str:
 
 
 def budget_of(kernel: Kernel, table: dict) -> dict:
-    """The part of a source's budget table that is for this kernel: that of its name, or all."""
-    return table.get(kernel.name.partition("<")[0].split()[-1], table)
+    """The part of a source's budget table that is for this kernel: that of its name, with its
+    template arguments or without, or all."""
+    whole = kernel.name.removeprefix("void ")
+    return table.get(whole) or table.get(whole.partition("<")[0], table)
 
 
 def listed_sources() -> dict[str, Path]:

@@ -187,7 +187,7 @@ inline float modelled_time(const MoeShape& s, const MoeConfig& c, const Target& 
   float time =
       product_time(s, c, target, s.n, s.k, 1) + product_time(s, c, target, s.k, s.n / 2, c.split_k);
   constexpr float kRoutingUs = 3.0f;
-  if (!c.routes_itself(false, s.rows)) time += kRoutingUs;
+  if (!c.routes_itself(false, s.rows, s.experts)) time += kRoutingUs;
   // h in float32 and again as FP8, where the first product does not end in groups.
   if (is_fp8(s.a()) && !(c.ends_in_groups() && (s.blocks & 2) != 0)) {
     time += 1.0f + 4.5f * s.rows * s.n / (target.terabytes_per_s * 1e6f);

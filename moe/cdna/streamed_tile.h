@@ -77,7 +77,7 @@ struct StreamedTile {
   ROCM_KERNELS_DEVICE void find(const StreamedWork& work, int m, int lane, int& slot) {
     const int id = lane < work.slots ? work.ids[lane] : -1;
     const bool routed = id >= 0 && id < work.experts;
-    static_assert(kMaxExperts <= 512, "StreamedTile: an id has nine bits");
+    static_assert(kFewExperts <= 512, "StreamedTile: an id has nine bits");
     const LaneMask same = same_lanes<9>(id) & ballot(routed);  // slots of the lane's expert
     const int rank = bits_below(same);
     const bool begins = routed && rank % kBlockM == 0;

@@ -1,4 +1,4 @@
-// Routing on the CPU: a thread takes whole tokens. The scores of a token, at most kMaxExperts, stay
+// Routing on the CPU: a thread takes whole tokens. The scores of a token stay
 // in the first level cache while its k greatest are picked one after the other.
 #include "../topk.h"
 

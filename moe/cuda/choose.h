@@ -54,6 +54,7 @@ inline Status check_streamed(const MoeShape& s, const MoeConfig& c, const MoeDev
   }
   if (c.split_k != 1) return "moe config: the streamed design does not divide K; split_k must be 1";
   if (s.rows > kStreamedMaxSlots) return "moe config: more than 4096 slots are not streamed";
+  if (s.experts > kFewExperts) return "moe config: more than 512 experts are not streamed";
   for (int product = 0; product < 2; ++product) {
     const int32_t k = k_of(s, product);
     if (k * size_of(s.a()) % 16 != 0 || w_row_bytes(s.w(), k) % 16 != 0) {
@@ -80,6 +81,7 @@ inline Status check_streamed_wgmma(const MoeShape& s, const MoeConfig& c, const 
     return "moe config: the streamed_wgmma design does not divide K; split_k must be 1";
   }
   if (s.rows > kStreamedMaxSlots) return "moe config: more than 4096 slots are not streamed";
+  if (s.experts > kFewExperts) return "moe config: more than 512 experts are not streamed";
   for (int product = 0; product < 2; ++product) {
     if (k_of(s, product) % 16 != 0) {
       return "moe config: streamed rows must be whole numbers of 16 bytes";
@@ -145,7 +147,7 @@ inline Status check_moe_config(const MoeShape& s, const MoeConfig& c, const MoeD
   if (s.w() == DType::kFloat4E2M1x2 && s.a() != DType::kBFloat16) {
     return "moe config: only the plain design takes float16 with MXFP4";
   }
-  if (!s.aligned) return "moe config: rows must start at multiples of 16 bytes";
+  if (!s.aligned) return "moe config: rows must start at multiples of 16 bytes, and not overlap";
   if (c.group_m < 1 || c.xcds != 1) return "moe config: group_m must be at least 1, xcds 1";
   if (c.walks_experts() && c.design != MoeConfig::Design::kWarpgroup) {
     return "moe config: order=expert is the warpgroup design's";

@@ -60,7 +60,7 @@ struct StreamedStage {
   // expert has and where they begin, the slots by expert.
   ROCM_KERNELS_HOST_DEVICE constexpr int32_t sum_bytes() const { return block_m * 1024; }
   constexpr int32_t other_bytes(int32_t slots) const {
-    return 128 + sum_bytes() + 3 * 4 * static_cast<int32_t>(kMaxExperts) + (slots + 31) / 32 * 64;
+    return 128 + sum_bytes() + 3 * 4 * static_cast<int32_t>(kFewExperts) + (slots + 31) / 32 * 64;
   }
 };
 

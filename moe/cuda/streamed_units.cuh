@@ -131,14 +131,14 @@ struct StreamedTile {
 
 class StreamedUnits {
  public:
-  // `memory`: 3 * kMaxExperts words, then 16 bits for each slot, padded to whole warps. `scratch`:
+  // `memory`: 3 * kFewExperts words, then 16 bits for each slot, padded to whole warps. `scratch`:
   // as many for the slots, which order_slots() is done with. Few slots need neither.
   __device__ StreamedUnits(const StreamedSlots& s, uint8_t* memory, uint8_t* scratch)
       : s_(s),
         counts_(reinterpret_cast<int32_t*>(memory)),
         table_(reinterpret_cast<uint32_t*>(memory)),
-        rows_(counts_ + 2 * kMaxExperts),
-        slots_(reinterpret_cast<int16_t*>(rows_ + kMaxExperts)),
+        rows_(counts_ + 2 * kFewExperts),
+        slots_(reinterpret_cast<int16_t*>(rows_ + kFewExperts)),
         experts_(reinterpret_cast<int16_t*>(scratch)) {}
 
   __device__ bool are_few() const { return s_.count <= kFewSlots; }
@@ -153,7 +153,7 @@ class StreamedUnits {
   // More of them: all threads of the block call it.
   __device__ void count_slots() {
     const int threads = static_cast<int>(blockDim.x);
-    for (int e = threadIdx.x; e < kMaxExperts; e += threads) counts_[e] = 0;
+    for (int e = threadIdx.x; e < kFewExperts; e += threads) counts_[e] = 0;
     __syncthreads();
     const int padded = (s_.count + 31) / 32 * 32;
     for (int slot = threadIdx.x; slot < padded; slot += threads) {
@@ -200,11 +200,11 @@ class StreamedUnits {
   }
 
  private:
-  static constexpr int kEach = kMaxExperts / 32;  // experts of a lane
+  static constexpr int kEach = kFewExperts / 32;  // experts of a lane
   // A tile's entry: 9 bits of its expert, 7 of its rows, then where they begin. The last word
   // before rows_ holds how many tiles there are.
-  static_assert(kMaxExperts <= 512 && kStreamedMaxM <= kMostTileRows, "what an entry holds");
-  static_assert((kStreamedMaxSlots - kMaxExperts) / 8 + kMaxExperts < 2 * kMaxExperts,
+  static_assert(kFewExperts <= 512 && kStreamedMaxM <= kMostTileRows, "what an entry holds");
+  static_assert((kStreamedMaxSlots - kFewExperts) / 8 + kFewExperts < 2 * kFewExperts,
                 "the tiles' entries take the place of the counts and as much again");
 
   // One warp: where each expert's slots begin, and the tiles.

@@ -41,7 +41,7 @@ struct StreamedWgmmaStage {
   // Of shared memory beside the stages and their scales: the padding to whole patterns, how many
   // slots and tiles each expert has and where they begin, the slots by expert, and their experts.
   constexpr int32_t other_bytes(int32_t slots) const {
-    return kPatternBytes + 3 * 4 * static_cast<int32_t>(kMaxExperts) + (slots + 31) / 32 * 128;
+    return kPatternBytes + 3 * 4 * static_cast<int32_t>(kFewExperts) + (slots + 31) / 32 * 128;
   }
   // At most, of its barriers and of the units ahead.
   ROCM_KERNELS_HOST_DEVICE constexpr int32_t static_bytes() const {

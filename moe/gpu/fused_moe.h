@@ -51,7 +51,8 @@ inline MoeShape shape_of(const FusedMoeArgs& args) {
           static_cast<int32_t>(a),
           static_cast<int32_t>(args.gate_up.dtype),
           args.gate_up.scale.is_blocked() + 2 * args.down.scale.is_blocked(),
-          has_aligned_rows(args.gate_up) && has_aligned_rows(args.down) && x_aligned &&
+          has_aligned_rows(args.gate_up, args.hidden) &&
+              has_aligned_rows(args.down, args.intermediate) && x_aligned &&
               args.intermediate * size_of(a) % 16 == 0,
           is_compact(args.gate_up, 2 * args.intermediate) && is_compact(args.down, args.hidden),
           args.interleaved,
@@ -128,7 +129,7 @@ class FusedMoeLayer {
         memory_(memory),
         facts_(facts),
         stream_(stream),
-        routes_itself_(config.routes_itself(kNvidia, args.tokens * args.k)),
+        routes_itself_(config.routes_itself(kNvidia, args.tokens * args.k, args.experts)),
         slots_(args.tokens * args.k),
         most_tiles_(most_row_tiles(slots_, args.experts, config.block_m)) {}
 

@@ -14,7 +14,9 @@ inline MoeShape shape_of(const GroupedGemmArgs& args) {
           static_cast<int32_t>(args.a_dtype),
           static_cast<int32_t>(args.w.dtype),
           args.scale_a.is_blocked() || args.w.scale.is_blocked(),
-          has_aligned_rows(args.w) && has_aligned_rows(args.a, args.a_stride, args.a_dtype),
+          has_aligned_rows(args.w, args.k) &&
+              has_aligned_rows(args.a, args.a_stride, args.a_dtype) &&
+              (args.rows == 1 || args.a_stride >= args.k),
           is_compact(args.w, args.n) && args.a_stride < 1 << 22,
           false,
           static_cast<int32_t>(args.out_dtype),

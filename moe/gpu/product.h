@@ -50,11 +50,13 @@ inline bool is_compact(const ExpertWeights& w, int64_t rows) {
 inline bool has_wide_stores(const void* out, int64_t stride, DType dtype) {
   return reinterpret_cast<uintptr_t>(out) % (4 * size_of(dtype)) == 0 && stride % 4 == 0;
 }
-// Whether rows of an expert's weights all begin at multiples of 16 bytes, each at its own.
-inline bool has_aligned_rows(const ExpertWeights& w) {
+// Whether rows of `k` elements of an expert's weights all begin at multiples of 16 bytes and do not
+// overlap: the copy engine takes no others.
+inline bool has_aligned_rows(const ExpertWeights& w, int64_t k) {
   const int64_t bytes = size_of(w.dtype);
-  return w.row_stride > 0 && w.expert_stride > 0 && reinterpret_cast<uintptr_t>(w.data) % 16 == 0 &&
-         w.row_stride * bytes % 16 == 0 && w.expert_stride * bytes % 16 == 0;
+  return w.row_stride * bytes >= w_row_bytes(w.dtype, k) && w.expert_stride > 0 &&
+         reinterpret_cast<uintptr_t>(w.data) % 16 == 0 && w.row_stride * bytes % 16 == 0 &&
+         w.expert_stride * bytes % 16 == 0;
 }
 inline bool has_aligned_rows(const void* data, int64_t stride, DType dtype) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride * size_of(dtype) % 16 == 0;

@@ -7,7 +7,7 @@
 
 namespace rocm_kernels {
 
-constexpr int kRouteThreads = kMaxExperts;
+constexpr int kRouteThreads = kFewExperts;
 constexpr int kSlotsPerChunk = 2 * kRouteThreads;
 
 struct RoutingProblem {

@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(kCombineThreads)
       const float* const from = p.parts + (part * p.slots + first_slot) * p.hidden;
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        const int offset = slots[j] * p.hidden + (is_column ? column : 0);  // below 2^28
+        const int offset = slots[j] * p.hidden + (is_column ? column : 0);  // below 2^29
         loaded[j] = load<Touch::kOnce, Part>(at(from, offset * static_cast<int>(sizeof(float))));
       }
       keep_order();

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "../../common/gpu/barrier.h"
 #include "../../common/gpu/dependent_launch.h"
@@ -18,7 +19,7 @@
 
 namespace rocm_kernels {
 
-constexpr int kTopkWaves = 4;  // of a block, a token each
+constexpr int kTopkWaves = 4;  // of a block, a token each; one where experts are many
 
 namespace detail {
 
@@ -44,15 +45,16 @@ ROCM_KERNELS_DEVICE float sigmoid(float v) {
 
 }  // namespace detail
 
-// Grid: ceil(T / kTopkWaves) blocks of kTopkWaves waves.
-__global__ void __launch_bounds__(kTopkWaves * 64) topk_kernel(const TopkArgs p) {
-  __shared__ float all_scores[kTopkWaves][kMaxExperts];   // what weights are made of
-  __shared__ float all_choices[kTopkWaves][kMaxExperts];  // what ids are chosen by
-  __shared__ float all_groups[kTopkWaves][kMaxExperts];   // of each group, its two greatest choices
+// Grid: ceil(T / kWaves) blocks of kWaves waves. kExperts: at most.
+template <int kExperts, int kWaves>
+__global__ void __launch_bounds__(kWaves * 64) topk_kernel(const TopkArgs p) {
+  __shared__ float all_scores[kWaves][kExperts];   // what weights are made of
+  __shared__ float all_choices[kWaves][kExperts];  // what ids are chosen by
+  __shared__ float all_groups[kWaves][kExperts];   // of each group, its two greatest choices
   const int wave = static_cast<int>(threadIdx.x) / kWaveSize;
   const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
   float *scores = all_scores[wave], *choices = all_choices[wave], *groups = all_groups[wave];
-  const int64_t token = static_cast<int64_t>(blockIdx.x) * kTopkWaves + wave;
+  const int64_t token = static_cast<int64_t>(blockIdx.x) * kWaves + wave;
   const bool exists = token < p.tokens;
   const bool softmax = p.scoring == Scoring::kSoftmax;
   const int experts = exists ? p.experts : 0;
@@ -73,7 +75,8 @@ __global__ void __launch_bounds__(kTopkWaves * 64) topk_kernel(const TopkArgs p)
 
   // 2. Groups, each by one lane; those of lower rank have their experts taken from the start.
   const int group_size = p.experts / p.groups;
-  uint32_t taken = 0;  // bit i: expert lane + i * kWaveSize
+  using Taken = std::conditional_t<(kExperts > 32 * kWaveSize), uint64_t, uint32_t>;
+  Taken taken = 0;  // bit i: expert lane + i * kWaveSize
   if (p.groups > 1) {
     for (int g = lane; g < (exists ? p.groups : 0); g += kWaveSize) {
       float first = -INFINITY, second = -INFINITY;
@@ -91,7 +94,7 @@ __global__ void __launch_bounds__(kTopkWaves * 64) topk_kernel(const TopkArgs p)
       for (int g = 0; g < p.groups; ++g) {
         rank += groups[g] > groups[own] || (groups[g] == groups[own] && g < own);
       }
-      if (rank >= p.groups_kept) taken |= 1u << i;
+      if (rank >= p.groups_kept) taken |= Taken{1} << i;
     }
   }
 
@@ -108,6 +111,7 @@ __global__ void __launch_bounds__(kTopkWaves * 64) topk_kernel(const TopkArgs p)
   }
 
   // 4. The k greatest; lane j keeps the j-th.
+  static_assert(kMaxTopk <= 32, "topk_kernel: a wave has a lane for each slot");
   constexpr float kNone = 1e9f;
   float weight = 0.0f, sum = 0.0f;
   int own_id = 0;
@@ -124,7 +128,7 @@ __global__ void __launch_bounds__(kTopkWaves * 64) topk_kernel(const TopkArgs p)
         -reduce_lanes<kWaveSize>(best == winner ? -best_id : -kNone, detail::Max{});
     if (!exists) continue;
     const int id = static_cast<int>(lowest);
-    if (id % kWaveSize == lane) taken |= 1u << (id / kWaveSize);
+    if (id % kWaveSize == lane) taken |= Taken{1} << (id / kWaveSize);
     sum += scores[id];
     if (j == lane) weight = scores[id], own_id = id;
   }
@@ -144,14 +148,17 @@ __global__ void __launch_bounds__(kTopkWaves * 64) topk_kernel(const TopkArgs p)
 inline Status launch_topk_on_gpu(const TopkArgs& args, const Context& context) {
   DeviceFacts facts;
   if (const Status error = current_device(facts)) return error;
-  const int64_t blocks = (args.tokens + kTopkWaves - 1) / kTopkWaves;
-  if (blocks > INT32_MAX) return "topk: more than 2^33 tokens";
+  const bool few = args.experts <= kFewExperts;
+  const int waves = few ? kTopkWaves : 1;
+  const int64_t blocks = (args.tokens + waves - 1) / waves;
+  if (blocks > INT32_MAX) return "topk: too many tokens for one launch";
   Launch launch;
   launch.grid = dim3(static_cast<unsigned>(blocks));
-  launch.block = kTopkWaves * facts.wave_size;
+  launch.block = waves * facts.wave_size;
   launch.stream = stream_of(context);
   launch.early = facts.is_hopper_or_later();
-  return launch_kernel(topk_kernel, launch, args);
+  return launch_kernel(few ? topk_kernel<kFewExperts, kTopkWaves> : topk_kernel<kMaxExperts, 1>,
+                       launch, args);
 }
 
 }  // namespace rocm_kernels

@@ -127,7 +127,7 @@ inline void require_device(const Tensor& tensor, const char* name, const Tensor&
 
 inline void require_matrix(const Tensor& tensor, const char* name) {
   require(tensor.dim() == 2, name, " must have two dimensions, got ", shape_of(tensor));
-  require(tensor.size(1) <= 1 || tensor.stride(1) == 1, name,
+  require(tensor.size(1) <= 1 || tensor.stride(1) == 1 || tensor.size(0) == 0, name,
           " must be contiguous in its last dimension, got a stride of ", tensor.stride(1),
           "; call .contiguous() first");
 }

@@ -52,7 +52,7 @@ ACTIVATIONS = {
 SWIGLUOAI_LIMIT = 7.0  # what vLLM's own op of this activation has built in
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 BLOCK = 128
-MAX_EXPERTS, MAX_TOPK = 512, 16  # of fused_moe
+MAX_EXPERTS, MAX_TOPK = 2048, 32  # of fused_moe
 
 # By the weights' scales, the activations that fused_moe quantises as well or better: by token, or
 # by 128 columns where the weights have blocks. That is finer than one scale for all, static or not.

@@ -6,8 +6,13 @@ checkpoints in finegrained.py, quantising and the FP8 dialects in fp8.py. Beside
 stand its fake, which has nothing to allocate because everything that an op writes is an argument,
 and its overload, looked up once: a decode step makes hundreds of calls of a few microseconds.
 
-Shapes are written with ``...`` for any leading dimensions, folded into rows. The last dimension
-must be contiguous; rows may be further apart than they are long.
+Shapes are written with ``...`` for any leading dimensions, folded into rows. Inputs may have any
+strides: rows may be further apart than they are long, and what does not fold, or has a last
+dimension that is not contiguous, is copied, as ``nn.Linear`` does. Matrices of weights (``w``) must
+be contiguous in their last dimension: they would be copied with every call. What is written
+(``out``, ``residual``) must be so too, and must fold without a copy.
+
+No function has a gradient: one that is asked for is refused (gradients.py).
 
 A *scale* always dequantises: real value = FP8 value * scale, in float32. The quantising functions
 share these keyword arguments:

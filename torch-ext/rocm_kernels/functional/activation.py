@@ -36,8 +36,8 @@ def swiglu(
         ``[..., d]`` in x's dtype, rounded once.
     """
     try:
-        if needs_gradient(x, up):
-            refuse_gradient("swiglu", x=x, up=up)
+        if needs_gradient(x, up, out):
+            refuse_gradient("swiglu", x=x, up=up, out=out)
         gate, up, columns = _gate_and_up(x, up, activation)
         result = x.new_empty(*x.shape[:-1], columns) if out is None else out
         _swiglu_fp8(written_rows(result, "out"), None, gate, up, None, activation, 0, 0.0, False)
@@ -65,8 +65,8 @@ def swiglu_fp8(
     Args as :func:`swiglu` and the module's text; returns ``(q, scale)``.
     """
     try:
-        if needs_gradient(x, up, scale):
-            refuse_gradient("swiglu_fp8", x=x, up=up, scale=scale)
+        if needs_gradient(x, up, scale, *written_pair(out)):
+            refuse_gradient("swiglu_fp8", x=x, up=up, scale=scale, out=out)
         gate, up, columns = _gate_and_up(x, up, activation)
         q, scales = quantized_out(x, columns, scale, group_size, fp8_dtype, out)
         _swiglu_fp8(

@@ -31,6 +31,8 @@ import torch
 
 from .dialect import native_weight
 from .fp8 import FP8_DTYPES, SCALE_BLOCK, quantize_fp8
+from .gradients import needs_gradient, refuse_gradient
+from .moe import expert_ids as int32_ids
 from .moe import grouped_gemm
 from .product import fp8_linear
 from .rows import require_tensors
@@ -55,6 +57,8 @@ def matmul_2d(
         ``[..., N]``.
     """
     require_tensors({"A": A, "B": B, "Bs": Bs}, {"activation_scale": activation_scale})
+    if needs_gradient(A, B, Bs, activation_scale):
+        refuse_gradient("matmul_2d", A=A, B=B, Bs=Bs, activation_scale=activation_scale)
     _whole(B, block_size)
     w, scale_w = native_weight(B, Bs)
     if activation_scale is not None and w.dtype != B.dtype:
@@ -75,15 +79,26 @@ def matmul_batched(
 
     Args:
         A: ``[S, K]``.
-        expert_ids: ``[S]``, integers. Ids of E and beyond stand for experts that live elsewhere.
+        expert_ids: ``[S]``, integers. Ids of E and beyond, and negative ones, stand for experts
+            that live elsewhere.
 
     Returns:
         ``[S, N]``; zeros where the expert lives elsewhere.
     """
     require_tensors({"A": A, "B": B, "Bs": Bs, "expert_ids": expert_ids}, {})
-    sorted_ids, order = torch.sort(expert_ids)
-    experts = torch.arange(B.shape[0], device=A.device, dtype=sorted_ids.dtype)
-    offsets = torch.searchsorted(sorted_ids, experts, right=True, out_int32=True)
+    if needs_gradient(A, B, Bs):
+        refuse_gradient("matmul_batched", A=A, B=B, Bs=Bs)
+    experts = B.shape[0]
+    if expert_ids.shape != A.shape[:1]:
+        raise ValueError(
+            f"expert_ids must be [S] for an A of [S, K], got {tuple(expert_ids.shape)} and "
+            f"{tuple(A.shape)}"
+        )
+    ids = int32_ids(expert_ids, "expert_ids", experts)
+    # Those that live elsewhere go last.
+    sorted_ids, order = torch.sort(torch.where(ids < 0, experts, ids))
+    own = torch.arange(experts, device=A.device, dtype=sorted_ids.dtype)
+    offsets = torch.searchsorted(sorted_ids, own, right=True, out_int32=True)
     out = _expert_products(A[order], B, Bs, offsets, block_size, output_dtype)
     return torch.empty_like(out).index_copy_(0, order, out)
 
@@ -101,13 +116,15 @@ def matmul_grouped(
 
     Args:
         A: ``[S, K]``.
-        offsets: ``[E]``, int32: where each expert's rows end.
+        offsets: ``[E]``, int32: where each expert's rows end, as in :func:`grouped_gemm`.
         tokens_per_expert: ``[E]``; not read, ``offsets`` says it.
 
     Returns:
         ``[S, N]``; zeros after the last expert's rows.
     """
     require_tensors({"A": A, "B": B, "Bs": Bs, "offsets": offsets}, {})
+    if needs_gradient(A, B, Bs):
+        refuse_gradient("matmul_grouped", A=A, B=B, Bs=Bs)
     return _expert_products(A, B, Bs, offsets, block_size, output_dtype)
 
 
@@ -141,11 +158,9 @@ def _expert_products(
     whole = _whole(B, block_size)
     w, scale_w = native_weight(B, Bs)
     q, scale = quantize_fp8(A, group_size=None if whole else SCALE_BLOCK, fp8_dtype=w.dtype)
-    out = A.new_empty(A.shape[0], B.shape[1], dtype=output_dtype)
-    grouped_gemm(q, w, offsets, scale, _scale_of_experts(scale_w, w, whole), out=out)
     # Where the experts' rows end is known on the device alone.
-    rows = torch.arange(A.shape[0], device=A.device)
-    return out.masked_fill_((rows >= offsets[-1])[:, None], 0)
+    out = A.new_zeros(A.shape[0], B.shape[1], dtype=output_dtype)
+    return grouped_gemm(q, w, offsets, scale, _scale_of_experts(scale_w, w, whole), out=out)
 
 
 def _scale_of_experts(scale: torch.Tensor, w: torch.Tensor, whole: bool) -> torch.Tensor:

@@ -55,8 +55,8 @@ def quantize_fp8(
     says so. Args as in the module's text; returns ``(q, scale)``.
     """
     try:
-        if needs_gradient(x, scale):
-            refuse_gradient("quantize_fp8", x=x, scale=scale)
+        if needs_gradient(x, scale, *written_pair(out)):
+            refuse_gradient("quantize_fp8", x=x, scale=scale, out=out)
         q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, out)
         _swiglu_fp8(
             written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x), None, scale,

@@ -1,10 +1,12 @@
 """No op here has a derivative: a call that would need one is refused, and what is written says so.
 
 torch does neither for an op that writes its arguments: the result would be a constant to it, and a
-gradient zero or missing without a word.
+gradient zero or missing without a word. So every function of the API asks :func:`needs_gradient`
+about all its tensors, those that it writes too, and calls :func:`mark_written` on what a caller
+gave it to write; tests/test_gradients.py calls each of them to see that it does.
 """
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch.autograd import forward_ad
@@ -28,10 +30,14 @@ def needs_gradient(*tensors: Optional[torch.Tensor]) -> bool:
     )
 
 
-def refuse_gradient(function: str, **tensors: Optional[torch.Tensor]) -> None:
-    """Raises for a call of which :func:`needs_gradient` is true."""
-    named = [name for name, tensor in tensors.items() if tensor is not None]
-    wanting = [name for name in named if tensors[name].requires_grad]
+def refuse_gradient(function: str, **tensors: Any) -> None:
+    """Raises for a call of which :func:`needs_gradient` is true. A pair, or None, is as good as a
+    tensor."""
+    wanting = []
+    for name, given in tensors.items():
+        several = given if isinstance(given, tuple) else (given,)
+        if any(tensor is not None and tensor.requires_grad for tensor in several):
+            wanting.append(name)
     if not torch.compiler.is_compiling() and _transform() is not None:
         what = "got a call inside a torch.func transform"
     elif torch.is_grad_enabled() and wanting:

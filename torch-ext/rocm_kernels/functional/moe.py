@@ -7,11 +7,16 @@ import torch
 
 from .._ops import add_op_namespace_prefix, ops
 from .fp8 import E8M0, FP8_DTYPES, is_ue8m0
-from .rows import explain, input_rows, written_rows
+from .gradients import mark_written, needs_gradient, refuse_gradient
+from .rows import explain, input_rows, input_vector, optional_vector, written_rows
 
 _topk = ops.topk.default
 _fused_moe = ops.fused_moe.default
 _grouped_gemm = ops.grouped_gemm.default
+
+# moe/experts.h has them.
+MAX_EXPERTS = 2048
+MAX_TOPK = 32  # slots a token
 
 
 @torch.library.register_fake(add_op_namespace_prefix("topk"))
@@ -48,15 +53,15 @@ def topk_softmax(
     al., 2017; Mixtral, Qwen-MoE, GPT-OSS).
 
     Args:
-        logits: ``[..., E]``, float32, float16 or bfloat16; E up to 512.
-        k: 1 to 16, at most E.
+        logits: ``[..., E]``, float32, float16 or bfloat16; E up to 2,048.
+        k: 1 to 32, at most E.
         renormalize: True: the k weights sum to 1; False: softmax over all E.
 
     Returns:
         ``(weights [..., k] float32, ids [..., k] int32)``, the greatest first; of equal logits the
         lower id comes first. A NaN counts as -infinity in choosing and makes its row's weights NaN.
     """
-    return _route(logits, k, None, "softmax", 1, 1, renormalize, 1.0)
+    return _route("topk_softmax", logits, k, None, "softmax", 1, 1, renormalize, 1.0)
 
 
 def topk_sigmoid(
@@ -74,8 +79,8 @@ def topk_sigmoid(
     ``s = sigmoid(logits)``; experts are chosen by ``s + bias`` and weighted by s.
 
     Args:
-        logits: ``[..., E]``, float32, float16 or bfloat16; E up to 512.
-        k: 1 to 16, at most the experts of the groups kept.
+        logits: ``[..., E]``, float32, float16 or bfloat16; E up to 2,048.
+        k: 1 to 32, at most the experts of the groups kept.
         bias: ``[E]`` float32, for choosing alone.
         groups: equal runs of experts, of which a token keeps some: E is a multiple of it.
         groups_kept: how many; those with the greatest sum of their two greatest ``s + bias``.
@@ -85,10 +90,13 @@ def topk_sigmoid(
     Returns:
         As :func:`topk_softmax`, in descending order of ``s + bias``.
     """
-    return _route(logits, k, bias, "sigmoid", groups, groups_kept, renormalize, scale)
+    return _route(
+        "topk_sigmoid", logits, k, bias, "sigmoid", groups, groups_kept, renormalize, scale
+    )
 
 
 def _route(
+    name: str,
     logits: torch.Tensor,
     k: int,
     bias: Optional[torch.Tensor],
@@ -99,11 +107,13 @@ def _route(
     scale: float,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     try:
+        if needs_gradient(logits, bias):
+            refuse_gradient(name, logits=logits, bias=bias)
         weights = logits.new_empty(*logits.shape[:-1], k, dtype=torch.float32)
         ids = logits.new_empty(*logits.shape[:-1], k, dtype=torch.int32)
         _topk(
-            written_rows(weights, "weights"), written_rows(ids, "ids"), input_rows(logits), bias,
-            scoring, groups, groups_kept, renormalize, scale,
+            written_rows(weights, "weights"), written_rows(ids, "ids"), input_rows(logits),
+            optional_vector(bias), scoring, groups, groups_kept, renormalize, scale,
         )  # fmt: skip
         return weights, ids
     except Exception:
@@ -135,13 +145,13 @@ def fused_moe(
 
     Args:
         x: ``[..., H]``, float16, bfloat16, or float32, which is rounded to bfloat16 first.
-        w_gate_up: ``[E, 2 * I, H]``, E up to 512: gate's rows, then up's. x's 16-bit dtype, FP8 of
-            the device's dialect, or MXFP4: uint8 ``[E, 2 * I, H / 2]``, two e2m1 values of K a
+        w_gate_up: ``[E, 2 * I, H]``, E up to 2,048: gate's rows, then up's. x's 16-bit dtype, FP8
+            of the device's dialect, or MXFP4: uint8 ``[E, 2 * I, H / 2]``, two e2m1 values of K a
             byte, the even one in the low half, as GPT-OSS's checkpoints hold them.
         w_down: ``[E, H, I]`` of the same dtype; MXFP4 ``[E, H, I / 2]``.
-        topk_weights: ``[..., k]``, k of 1 to 16; converted to float32.
-        topk_ids: ``[..., k]``, converted to int32. An id below 0 or not below E is skipped: under
-            expert parallelism another rank's.
+        topk_weights: ``[..., k]``, k of 1 to 32; converted to float32.
+        topk_ids: ``[..., k]``, integers. An id below 0 or not below E is skipped: under expert
+            parallelism another rank's. int32 takes one launch less than int64.
         scale_gate_up, scale_down: of FP8 weights, float32: ``[E]`` per tensor, ``[E, N, 1]`` per
             output channel, or ``[E, ceil(N / 128), ceil(K / 128)]`` per 128 x 128 block;
             float8_e8m0fnu is converted to float32 first, in a launch of its own. Of MXFP4 weights
@@ -165,19 +175,31 @@ def fused_moe(
         float32 and rounded once. The same operands give the same bits in every call.
     """
     try:
+        given = (x, w_gate_up, w_down, topk_weights, scale_gate_up, scale_down, bias_gate_up,
+                 bias_down, out)  # fmt: skip
+        if needs_gradient(*given):
+            refuse_gradient(
+                "fused_moe", x=x, w_gate_up=w_gate_up, w_down=w_down, topk_weights=topk_weights,
+                scale_gate_up=scale_gate_up, scale_down=scale_down, bias_gate_up=bias_gate_up,
+                bias_down=bias_down, out=out,
+            )  # fmt: skip
+        result = out
         if out is None:
-            out = x.new_empty(x.shape, dtype=x.dtype if out_dtype is None else out_dtype)
-        _require_dtype(out, out_dtype)
+            result = x.new_empty(x.shape, dtype=x.dtype if out_dtype is None else out_dtype)
+        _require_dtype(result, out_dtype)
         rows = input_rows(x)
         rows = rows.bfloat16() if x.dtype == torch.float32 else rows
         _fused_moe(
-            written_rows(out, "out"), rows, w_gate_up, w_down,
-            _slots(topk_weights, torch.float32), _slots(topk_ids, torch.int32),
+            written_rows(result, "out"), rows, w_gate_up, w_down,
+            input_rows(topk_weights).to(torch.float32).contiguous(),
+            input_rows(expert_ids(topk_ids, "topk_ids", w_gate_up.shape[0])).contiguous(),
             _scale_of(w_gate_up, scale_gate_up), _scale_of(w_down, scale_down),
-            bias_gate_up, bias_down, activation, math.inf if limit is None else limit,
-            interleaved, quantize_input, is_ue8m0(scale_fmt, None),
+            _bias_rows(bias_gate_up), _bias_rows(bias_down), activation,
+            math.inf if limit is None else limit, interleaved, quantize_input,
+            is_ue8m0(scale_fmt, None),
         )  # fmt: skip
-        return out
+        mark_written(out)
+        return result
     except Exception:
         explain(
             {"x": x, "w_gate_up": w_gate_up, "w_down": w_down, "topk_weights": topk_weights,
@@ -230,10 +252,11 @@ def grouped_gemm(
 
     Args:
         a: ``[R, K]``. FP8, bfloat16 or float16.
-        w: ``[E, N, K]``, E up to 512. FP8 of a's dialect or a's 16-bit dtype; with a 16-bit a also
-            FP8 or MXFP4, as in :func:`fused_moe`.
+        w: ``[E, N, K]``, E up to 2,048. FP8 of a's dialect or a's 16-bit dtype; with a 16-bit a
+            also FP8 or MXFP4, as in :func:`fused_moe`.
         offsets: ``[E]`` int32 on the device, ascending: expert e has rows ``offsets[e - 1]`` (0 for
-            the first) to ``offsets[e]``, as in ``torch._grouped_mm``.
+            the first) to ``offsets[e]``, as in ``torch._grouped_mm``. One below 0, below the one
+            before or beyond R counts as the nearest that is none of these.
         scale_a: float32; ``[1]``, ``[R, 1]`` or ``[R, ceil(K / 128)]``. For an FP8 a.
         scale_w: as in :func:`fused_moe`.
         out_dtype: float32, bfloat16 or float16. None: a's dtype, or bfloat16 for an FP8 a.
@@ -244,13 +267,19 @@ def grouped_gemm(
         same operands give the same bits in every call.
     """
     try:
+        if needs_gradient(a, w, scale_a, scale_w, out):
+            refuse_gradient("grouped_gemm", a=a, w=w, scale_a=scale_a, scale_w=scale_w, out=out)
+        result = out
         if out is None:
             if out_dtype is None:
                 out_dtype = torch.bfloat16 if a.dtype in FP8_DTYPES else a.dtype
-            out = a.new_empty(a.shape[0], w.shape[1], dtype=out_dtype)
-        _require_dtype(out, out_dtype)
-        _grouped_gemm(out, a, w, offsets, scale_a, _scale_of(w, scale_w))
-        return out
+            result = a.new_empty(a.shape[0], w.shape[1], dtype=out_dtype)
+        _require_dtype(result, out_dtype)
+        _grouped_gemm(
+            result, input_rows(a), w, input_vector(offsets), scale_a, _scale_of(w, scale_w)
+        )
+        mark_written(out)
+        return result
     except Exception:
         explain(
             {"a": a, "w": w, "offsets": offsets},
@@ -264,9 +293,28 @@ def _require_dtype(out: torch.Tensor, out_dtype: Optional[torch.dtype]) -> None:
         raise ValueError(f"out must have out_dtype, got {out.dtype} and {out_dtype}")
 
 
-def _slots(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Of each token, as a contiguous ``[T, k]``."""
-    return input_rows(tensor).to(dtype).contiguous()
+def expert_ids(ids: torch.Tensor, name: str, experts: int) -> torch.Tensor:
+    """Ids of any integer dtype as int32: what is no expert's stays none, and may become another
+    that is none."""
+    if ids.dtype == torch.int32:
+        return ids
+    if ids.dtype not in _INTEGERS:
+        raise ValueError(f"{name} must be integers, got {ids.dtype}")
+    if ids.dtype == torch.uint64:
+        ids = ids.view(torch.int64)  # half of them become negative: those were beyond E, too
+    elif ids.dtype == torch.uint32:
+        ids = ids.to(torch.int64)
+    if ids.dtype == torch.int64:
+        ids = ids.clamp(-1, experts)
+    return ids.to(torch.int32)
+
+
+_INTEGERS = (torch.int64, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32,
+             torch.uint64)  # fmt: skip
+
+
+def _bias_rows(bias: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    return None if bias is None else input_rows(bias)
 
 
 def _scale_of(w: torch.Tensor, scale: Optional[torch.Tensor]) -> Optional[torch.Tensor]:

@@ -7,7 +7,14 @@ import torch
 from .._ops import add_op_namespace_prefix, ops
 from .fp8 import QuantizedOut, is_ue8m0, quantized_out, written_pair
 from .gradients import mark_written, needs_gradient, refuse_gradient
-from .rows import empty_rows_like, explain, input_rows, optional_rows, written_rows
+from .rows import (
+    empty_rows_like,
+    explain,
+    input_rows,
+    input_vector,
+    optional_rows,
+    written_rows,
+)
 
 _rms_norm_fp8 = ops.rms_norm_fp8.default
 
@@ -40,12 +47,12 @@ def rms_norm(
         ``[..., hidden]`` in x's dtype, rounded once.
     """
     try:
-        if needs_gradient(x, weight, residual):
-            refuse_gradient("rms_norm", x=x, weight=weight, residual=residual)
+        if needs_gradient(x, weight, residual, out):
+            refuse_gradient("rms_norm", x=x, weight=weight, residual=residual, out=out)
         result = empty_rows_like(x, x.dtype) if out is None else out
         _rms_norm_fp8(
             written_rows(result, "out"), None, input_rows(x), optional_rows(residual, "residual"),
-            weight, None, eps, 0, 0.0, False,
+            input_vector(weight), None, eps, 0, 0.0, False,
         )  # fmt: skip
         mark_written(residual, out)
         return result
@@ -77,13 +84,15 @@ def rms_norm_fp8(
     Args as :func:`rms_norm` and the module's text; returns ``(q, scale)``.
     """
     try:
-        if needs_gradient(x, weight, residual, scale):
-            refuse_gradient("rms_norm_fp8", x=x, weight=weight, residual=residual, scale=scale)
+        if needs_gradient(x, weight, residual, scale, *written_pair(out)):
+            refuse_gradient(
+                "rms_norm_fp8", x=x, weight=weight, residual=residual, scale=scale, out=out
+            )
         q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, out)
         _rms_norm_fp8(
             written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x),
-            optional_rows(residual, "residual"), weight, scale, eps, group_size or 0,
-            scale_ub or 0.0, is_ue8m0(scale_fmt, scale),
+            optional_rows(residual, "residual"), input_vector(weight), scale, eps,
+            group_size or 0, scale_ub or 0.0, is_ue8m0(scale_fmt, scale),
         )  # fmt: skip
         mark_written(residual, *written_pair(out))
         return q, (scales if scale is None else scale)

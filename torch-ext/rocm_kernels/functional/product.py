@@ -8,7 +8,7 @@ import torch
 from .._ops import add_op_namespace_prefix, ops
 from .fp8 import E8M0, FP8_DTYPES, SCALE_BLOCK, quantize_fp8
 from .gradients import mark_written, needs_gradient, refuse_gradient
-from .rows import explain, input_rows, written_rows
+from .rows import explain, input_rows, optional_vector, written_rows
 
 _skinny_gemm = ops.skinny_gemm.default
 _gemm = ops.gemm.default
@@ -65,7 +65,7 @@ def gemm(
         between products of different M; :func:`gemm_config` tells how it is divided. On the CPU a
         row's bits do not depend on M.
     """
-    return _product(_gemm, a, w, scale_a, scale_w, bias, out_dtype, out)
+    return run_product(_gemm, a, w, scale_a, scale_w, bias, out_dtype, out)
 
 
 def gemm_config(
@@ -121,7 +121,7 @@ def skinny_gemm(
     Returns:
         ``[..., N]``, rounded once.
     """
-    return _product(_skinny_gemm, a, w, scale_a, scale_w, bias, out_dtype, out)
+    return run_product(_skinny_gemm, a, w, scale_a, scale_w, bias, out_dtype, out)
 
 
 def fp8_linear_path(
@@ -131,14 +131,18 @@ def fp8_linear_path(
     scale_x: Optional[torch.Tensor] = None,
     *,
     weight_only: bool = False,
+    out_dtype: Optional[torch.dtype] = None,
 ) -> str:
     """Which path :func:`fp8_linear` takes for this many rows, as the backend decides it; with
     ``weight_only``, :func:`weight_only_linear` of a 16-bit x.
 
+    Args:
+        out_dtype: of the result; None: bfloat16.
+
     Returns:
         ``"skinny_gemm"``: the kernel for few rows; ``"gemm"``: the one for any number;
-        ``"scaled_mm"``: ``torch._scaled_mm``, where that is quicker, or for weights alone
-        ``torch.nn.functional.linear`` with w in x's dtype.
+        ``"scaled_mm"``: ``torch._scaled_mm``, where that is quicker and rounds once to out_dtype,
+        or for weights alone ``torch.nn.functional.linear`` with w in x's dtype.
     """
     if _is_exporting():
         return "gemm"  # an exported graph has one path for all numbers of rows
@@ -153,7 +157,11 @@ def fp8_linear_path(
     skinny_rows, gemm_rows = limits(device, w.shape[0], w.shape[1], scales, weight_only)
     if rows <= skinny_rows:
         return "skinny_gemm"
-    return "gemm" if rows <= gemm_rows else "scaled_mm"
+    if rows <= gemm_rows:
+        return "gemm"
+    # The library rounds a product with scales by row to bfloat16, whatever is asked for.
+    rounds_twice = scales == "row" and out_dtype not in (None, torch.bfloat16)
+    return "gemm" if rounds_twice and not weight_only else "scaled_mm"
 
 
 def _is_exporting() -> bool:
@@ -208,12 +216,12 @@ def fp8_linear(
             )
             out_dtype = x.dtype if out_dtype is None else out_dtype
         count = rows.shape[0]
-        path = fp8_linear_path(count, w, scale_w, scale)
+        path = fp8_linear_path(count, w, scale_w, scale, out_dtype=out_dtype)
         if path == "scaled_mm":
             out = _scaled_mm(q, w, scale, scale_w, bias, out_dtype)
         else:
             out = x.new_empty(count, w.shape[0], dtype=out_dtype)
-            multiply(path, out, q, w, scale, scale_w, _usable_bias(bias, out_dtype))
+            _multiply(path, out, q, w, scale, scale_w, _usable_bias(bias, out_dtype))
         return out if x.dim() == 2 else out.view(*x.shape[:-1], w.shape[0])
     except Exception:
         explain({"x": x, "w": w, "scale_w": scale_w}, {"scale_x": scale_x, "bias": bias})
@@ -239,7 +247,7 @@ def weight_only_linear(
     """
     if needs_gradient(x, w, scale_w, bias):
         refuse_gradient("weight_only_linear", x=x, w=w, scale_w=scale_w, bias=bias)
-    scale_w = _in_float32(scale_w)
+    x, scale_w = input_rows(x), _in_float32(scale_w)
     terms = [x] if x.dtype != torch.float32 else _bfloat16_terms(x)
     a = x if len(terms) == 1 else torch.cat(terms)
     # A float32 result is not among wgmma's: its rows go to the library where FP8's do.
@@ -250,9 +258,9 @@ def weight_only_linear(
         return torch.nn.functional.linear(x, _unpacked(w, scale_w).to(x.dtype), bias)
     out = x.new_empty(a.shape[0], w.shape[0])
     if len(terms) == 1:
-        multiply(path, out, a, w, None, scale_w, _usable_bias(bias, x.dtype))
+        _multiply(path, out, a, w, None, scale_w, _usable_bias(bias, x.dtype))
         return out
-    multiply(path, out, a, w, None, scale_w, None)
+    _multiply(path, out, a, w, None, scale_w, None)
     out = out.view(len(terms), x.shape[0], w.shape[0]).sum(0)
     return out if bias is None else out + bias
 
@@ -287,8 +295,16 @@ def multiply(
 ) -> None:
     """:func:`skinny_gemm` of ``a [rows, K]`` to ``out`` by a path of :func:`fp8_linear_path`, of
     those that are this package's kernels."""
-    product = _skinny_gemm if path == "skinny_gemm" else _gemm
-    product(out, a, w, scale_a, scale_w, bias)
+    run_product(_op_of(path), a, w, scale_a, scale_w, bias, None, out)
+
+
+def _multiply(path: str, out: torch.Tensor, *operands: Optional[torch.Tensor]) -> None:
+    """The same of what has been looked at."""
+    _op_of(path)(out, *operands)
+
+
+def _op_of(path: str) -> Callable[..., None]:
+    return _skinny_gemm if path == "skinny_gemm" else _gemm
 
 
 def _is_block_scale(scale: torch.Tensor, rows: int) -> bool:
@@ -297,13 +313,14 @@ def _is_block_scale(scale: torch.Tensor, rows: int) -> bool:
 
 
 def _usable_bias(bias: Optional[torch.Tensor], out_dtype: torch.dtype) -> Optional[torch.Tensor]:
-    """The bias in a dtype that the kernels add: the output's, or float32."""
+    """The bias as the kernels add it: side by side, in the output's dtype or float32."""
+    bias = optional_vector(bias)
     if bias is None or bias.dtype == out_dtype or not bias.dtype.is_floating_point:
         return bias
     return bias.float()  # of a float32 one: itself
 
 
-def _product(
+def run_product(
     op: Callable[..., None],
     a: torch.Tensor,
     w: torch.Tensor,
@@ -313,9 +330,12 @@ def _product(
     out_dtype: Optional[torch.dtype],
     out: Optional[torch.Tensor],
 ) -> torch.Tensor:
+    """What :func:`gemm` and :func:`skinny_gemm` do, by ``op``, which takes what their ops take."""
     try:
-        if needs_gradient(a, w, scale_a, scale_w, bias):
-            refuse_gradient("a product", a=a, w=w, scale_a=scale_a, scale_w=scale_w, bias=bias)
+        if needs_gradient(a, w, scale_a, scale_w, bias, out):
+            refuse_gradient(
+                "a product", a=a, w=w, scale_a=scale_a, scale_w=scale_w, bias=bias, out=out
+            )
         result = _allocate(out, out_dtype, a, w)
         rows = input_rows(a)
         scale_a, bias = _row_scale(scale_a, rows), _usable_bias(bias, result.dtype)
@@ -372,9 +392,5 @@ def _scaled_mm(
         scale_w = scale_w.reshape(1, -1).expand(1, w.shape[0]).contiguous()
     else:
         scale, scale_w = scale.reshape(()), scale_w.reshape(())
-    # Row-wise scaling is offered with a bfloat16 output alone.
-    mm_dtype = torch.bfloat16 if per_row else out_dtype
-    out = torch._scaled_mm(q, w.t(), scale, scale_w, out_dtype=mm_dtype)
-    if bias is not None:
-        out = out + bias
-    return out.to(out_dtype)
+    out = torch._scaled_mm(q, w.t(), scale, scale_w, out_dtype=out_dtype)
+    return out if bias is None else (out + bias).to(out_dtype)

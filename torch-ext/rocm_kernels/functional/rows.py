@@ -42,12 +42,27 @@ def optional_rows(tensor: Optional[torch.Tensor], name: str) -> Optional[torch.T
 
 
 def input_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """An input as ``[rows, columns]``; leading dimensions that do not fold are copied."""
-    if tensor.dim() == 2:
+    """An input as ``[rows, columns]`` with neighbours in a row side by side.
+
+    Where its strides do not allow that it is copied, as ``nn.Linear`` does.
+    """
+    if tensor.dim() != 2:
+        if tensor.dim() == 0:
+            raise ValueError("an input must have at least one dimension, got a scalar")
+        tensor = tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+    # First the question that is cheap to ask: a stride takes a quarter of a microsecond.
+    if tensor.is_contiguous() or tensor.stride(1) == 1:
         return tensor
-    if tensor.dim() == 0:
-        raise ValueError("an input must have at least one dimension, got a scalar")
-    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+    return tensor.contiguous()
+
+
+def input_vector(tensor: torch.Tensor) -> torch.Tensor:
+    """An input of one dimension with neighbours side by side."""
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def optional_vector(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    return None if tensor is None else input_vector(tensor)
 
 
 def empty_rows_like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

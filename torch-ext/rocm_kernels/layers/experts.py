@@ -1,5 +1,6 @@
 """Mixtures of experts."""
 
+import inspect
 from typing import Optional, Tuple
 
 import torch
@@ -7,12 +8,14 @@ from torch import nn
 
 from ..functional.moe import each_expert_in_turn, fused_moe, moe_of_weighted_inputs
 from ..models.families import ACTIVATIONS
+from .training import for_inference
 
 
 class Experts(nn.Module):
     has_backward = False
     can_torch_compile = True
 
+    @for_inference
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -28,6 +31,7 @@ class Llama4TextMoe(nn.Module):
     has_backward = False
     can_torch_compile = True
 
+    @for_inference
     def forward(self, hidden_states: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         rows = hidden_states.reshape(-1, self.hidden_dim)
         scores, logits = self.router(rows)
@@ -73,8 +77,12 @@ def experts_forward(
 
     For 16-bit experts with ``[E, N, K]`` weights and one of the activations of ``fused_moe``. Of
     those whose weights are transposed, that have biases or compute their gate in a way of their
-    own, such as GPT-OSS's, it raises a ValueError: ``quantize_model_`` converts them.
+    own, such as GPT-OSS's, it raises a ValueError: ``quantize_model_`` converts them. A module in
+    training mode computes its own forward, as the layers do.
     """
+    if module.training and not torch.is_inference_mode_enabled():
+        own = inspect.unwrap(type(module).forward)  # without a choice of implementations
+        return own(module, hidden_states, top_k_index, top_k_weights)
     activation = ACTIVATIONS.get(type(getattr(module, "act_fn", None)).__name__)
     own_gate = type(module)._apply_gate.__name__ != "_default_apply_gate"
     if module.is_transposed or module.has_bias or own_gate or activation is None:

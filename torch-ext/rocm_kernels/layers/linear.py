@@ -93,8 +93,6 @@ def linear(x: Union[torch.Tensor, Quantized], fp8: nn.Module) -> torch.Tensor:
     if x.dim() != 2:
         out = linear(x.reshape(-1, x.shape[-1]), fp8)
         return out.view(*x.shape[:-1], out.shape[-1])
-    if x.stride(1) != 1:  # nn.Linear takes it, and Mamba hands on a transposed one
-        x = x.contiguous()
     if is_weight_only(fp8):
         return _finished(weight_only_linear(x, fp8.weight, fp8.weight_scale_inv, _bias(fp8)), fp8)
     q, scale = quantize_fp8(x, **quantization(fp8))

@@ -6,14 +6,36 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
+from ..functional.gradients import needs_gradient
+
 
 def for_inference(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's forward that leaves a module in training mode to the module's own."""
+    """A layer's forward that leaves a module in training mode to the module's own.
+
+    Under no_grad too: reentrant checkpointing computes a layer twice, first without a gradient, and
+    both must be the same. Inference mode alone can have no gradient after it.
+    """
 
     @functools.wraps(forward)
     def either(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self.training and torch.is_grad_enabled():
+        if self.training and not torch.is_inference_mode_enabled():
             return type(self).forward(self, *args, **kwargs)
         return forward(self, *args, **kwargs)
+
+    return either
+
+
+def without_weights(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a layer of one input and nothing else: what wants no gradient is no training.
+
+    Made by itself it has no other forward: then ``forward`` runs, whatever is wanted.
+    """
+
+    @functools.wraps(forward)
+    def either(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        own = type(self).forward
+        if self.training and own is not either and needs_gradient(x):
+            return own(self, x)
+        return forward(self, x)
 
     return either

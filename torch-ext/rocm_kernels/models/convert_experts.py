@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..functional import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, to_native_fp8
+from ..functional.moe import MAX_EXPERTS, MAX_TOPK
 from ..reference import gated_experts, quantize_fp8
 from .experts import WEIGHTS, Experts, Gate
 from .families import ACTIVATIONS
@@ -64,6 +65,7 @@ class ExpertsPlan:
                 self.found[name] = "stays: asked to skip"
                 continue
             try:
+                _require_limits(model, name, module)
                 self._own[name] = _read(module, activations, scheme)
                 _try_once(tried, module, self._own[name])
                 self.found[name] = self._own[name].becomes
@@ -166,6 +168,34 @@ def is_transposed(module: nn.Module) -> bool:
 
 
 _TRANSPOSED = ("Llama4TextExperts", "FbgemmFp8Llama4TextExperts")
+
+
+def _require_limits(model: nn.Module, name: str, module: nn.Module) -> None:
+    experts = module._parameters[WEIGHTS[0]].shape[0]
+    if experts > MAX_EXPERTS:
+        raise Stays(f"has {experts} experts, of which fused_moe serves {MAX_EXPERTS}")
+    slots = _slots_of(model, name)
+    if slots > MAX_TOPK:
+        raise Stays(f"takes {slots} experts a token, of which fused_moe serves {MAX_TOPK}")
+
+
+_SLOTS = ("top_k", "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk",
+          "moe_top_k", "moe_k")  # fmt: skip
+
+
+def _slots_of(model: nn.Module, name: str) -> int:
+    """Experts of a token, by what is told of it around a module of experts: by the block that holds
+    it and its router, else by the model's config; 0 where nobody tells."""
+    block = model.get_submodule(name.rpartition(".")[0])
+    config = getattr(model, "config", None)
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    for places in ((block, *block.children()), (config,)):
+        told = [vars(place).get(field) for place in places if place is not None for field in _SLOTS]
+        slots = [value for value in told if isinstance(value, int)]
+        if slots:
+            return max(slots)
+    return 0
 
 
 def _read(module: nn.Module, activations: Optional[str], scheme: str) -> _Own:

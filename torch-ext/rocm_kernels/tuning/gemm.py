@@ -5,6 +5,8 @@ from typing import List, Optional
 import torch
 
 from .._ops import ops
+from ..functional.product import run_product
+from ..functional.rows import input_rows
 from .products import ProductOp
 
 LAST_CLASS = 16384  # M beyond is of this class too
@@ -22,6 +24,7 @@ def gemm_candidates(
     Args:
         a: ``[M, K]``; w, scale_a, scale_w as in ``gemm``.
     """
+    a = input_rows(a)
     out = torch.empty((a.shape[0], w.shape[0]), dtype=torch.bfloat16, device=a.device)
     return ops.gemm_configs(out, a, w, scale_a, scale_w, False).splitlines()
 
@@ -42,9 +45,11 @@ def gemm_with_config(
         config: as :func:`gemm_candidates` words it.
         a: ``[M, K]``; the others as in ``gemm``.
     """
-    out = torch.empty((a.shape[0], w.shape[0]), dtype=out_dtype, device=a.device)
-    ops.gemm_with_config(out, a, w, scale_a, scale_w, bias, config)
-    return out
+
+    def run(*operands: Optional[torch.Tensor]) -> None:
+        ops.gemm_with_config(*operands, config)
+
+    return run_product(run, a, w, scale_a, scale_w, bias, out_dtype, None)
 
 
 def _last_row_of_class(m: int) -> int:

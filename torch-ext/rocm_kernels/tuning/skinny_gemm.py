@@ -5,6 +5,8 @@ from typing import List, Optional
 import torch
 
 from .._ops import add_op_namespace_prefix, ops
+from ..functional.product import run_product
+from ..functional.rows import input_rows
 from .products import ProductOp
 
 CLASSES = (16, 32, 64)  # the last M of each
@@ -59,9 +61,11 @@ def skinny_gemm_with_config(
         config: as :func:`candidates` words it.
         a: ``[M, K]``; the others as in ``skinny_gemm``.
     """
-    out = torch.empty((a.shape[0], w.shape[0]), dtype=out_dtype, device=a.device)
-    ops.skinny_gemm_with_config(out, a, w, scale_a, scale_w, bias, config)
-    return out
+
+    def run(*operands: Optional[torch.Tensor]) -> None:
+        ops.skinny_gemm_with_config(*operands, config)
+
+    return run_product(run, a, w, scale_a, scale_w, bias, out_dtype, None)
 
 
 def _configs(
@@ -71,6 +75,7 @@ def _configs(
     scale_w: Optional[torch.Tensor],
     tuned: bool,
 ) -> List[str]:
+    a = input_rows(a)
     out = torch.empty((a.shape[0], w.shape[0]), dtype=torch.bfloat16, device=a.device)
     return ops.skinny_gemm_configs(out, a, w, scale_a, scale_w, tuned).splitlines()
 
