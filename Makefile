@@ -27,7 +27,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --quiet --disable-pip-version-check
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help given-environment writable llvm demo build test test-all test-vllm test-gpu sanitize-gpu bench bench-gpu bench-model resources fuzz calibrate release-check lint format clean
+.PHONY: help given-environment writable llvm demo build test test-all test-vllm test-gpu sanitize-gpu bench bench-gpu bench-model resources fuzz mutants calibrate release-check lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -112,6 +112,14 @@ resources: $(ENVIRONMENT) llvm ## registers, LDS and spills of every kernel for 
 
 fuzz: $(ENVIRONMENT) ## the CPU variant under sanitizers, ARGS="--seconds N" for each of three fuzzers
 	$(PYTHON) tests/fuzz/run.py $(ARGS)
+
+build/mutants/cosmic-ray/ready: requirements-mutants.txt | $(ENVIRONMENT) writable
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --upgrade \
+	  --target $(@D) -r $<
+	@touch $@
+
+mutants: $(ENVIRONMENT) llvm $(if $(findstring --python,$(ARGS)),build/mutants/cosmic-ray/ready) ## plants faults, and says which the tests notice
+	$(PYTHON) tools/mutants.py $(ARGS)
 
 calibrate: build llvm ## the cycle model beside what others measured on AMD GPUs; writes docs/calibration_table.md
 	$(PYTHON) benchmarks/calibrate.py --write $(ARGS)

@@ -56,6 +56,7 @@ import simulator  # noqa: E402
 
 DATA = ROOT / "benchmarks" / "data"
 OUTPUT = ROOT / "docs" / "calibration_table.md"
+POINTS = ROOT / "benchmarks" / "results" / "calibration.csv"
 COLUMNS = 16384
 # Points on which constants were chosen: L2's share and queue depths of gfx90a; launch_s and
 # write_bytes_per_s of gfx942.
@@ -326,6 +327,29 @@ def summary(points: list[Point]) -> str:
     return "\n".join(lines)
 
 
+HEAD = """\
+| GPU | case | quantity | published | modelled | error | use |
+|---|---|---|---|---|---|---|"""
+
+
+def saved() -> list[Point]:
+    """The points of the last run that was written."""
+    with open(POINTS, newline="") as file:
+        return [
+            Point(**{**row, **{name: float(row[name]) for name in ("published", "modelled")}})
+            for row in csv.DictReader(file)
+        ]
+
+
+def document(points: list[Point]) -> str:
+    """The page."""
+    table = "\n".join([HEAD, *(point.line() for point in points)])
+    return (
+        "# Published against modelled\n\nWritten by `make calibrate`; "
+        f"[simulator.md](simulator.md) says what it means.\n\n{summary(points)}\n\n{table}\n"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     sources = ("laplacian", "rows", "radeonflow", "moonmath", "hipkittens", "skinny", "triton")
@@ -333,12 +357,12 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="+", help="steps of the Laplacian")
     parser.add_argument("--rows", nargs="+", type=int, help="rows of the row kernels")
     parser.add_argument("--all-shapes", action="store_true", help="the large products too")
-    parser.add_argument("--write", action="store_true", help=f"writes {OUTPUT.relative_to(ROOT)}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"writes {POINTS.name} and {OUTPUT.name}"
+    )
     options = parser.parse_args()
     points = []
-    head = ("| GPU | case | quantity | published | modelled | error | use |\n"
-            "|---|---|---|---|---|---|---|")  # fmt: skip
-    print(head)
+    print(HEAD)
     for name, found in (("laplacian", lambda: laplacian_points(options.kernels)),
                         ("rows", lambda: row_points(options.rows)),
                         ("radeonflow", radeonflow_points),
@@ -351,10 +375,11 @@ def main() -> None:
             print(point.line(), flush=True)
     print("\n" + summary(points))
     if options.write:
-        table = "\n".join([head, *(p.line() for p in points)])
-        OUTPUT.write_text("# Published against modelled\n\nWritten by `make calibrate`; "
-                          "[simulator.md](simulator.md) says what it means.\n\n"
-                          f"{summary(points)}\n\n{table}\n")  # fmt: skip
+        with open(POINTS, "w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(field.name for field in dataclasses.fields(Point))
+            writer.writerows(dataclasses.astuple(point) for point in points)
+        OUTPUT.write_text(document(points))
 
 
 if __name__ == "__main__":

@@ -233,6 +233,35 @@ def table(rows: list[Row], bandwidth: float, baseline: str, ours: str):
     return header, lines
 
 
+# Title of each table, and the columns that it compares: a row belongs to the table whose own
+# candidate it has.
+TABLES = {
+    "Norm and activation, bfloat16 in, static scale": ("eager", "rocm-kernels"),
+    "Matrix products, cold weights": ("F.linear bf16", "rocm-kernels FP8"),
+    "Linear layers of many rows, cold weights, and which product fp8_linear chose":
+        ("F.linear bf16", "fp8_linear"),
+}  # fmt: skip
+
+
+def tables(saved: dict) -> dict[str, tuple[list[str], list[list[str]]]]:
+    """Header and lines of each table of saved results, by its title."""
+    rows = [Row(**row) for row in saved["rows"]]
+    return {
+        title: table([r for r in rows if ours in r.times_us], saved["bandwidth"], baseline, ours)
+        for title, (baseline, ours) in TABLES.items()
+    }
+
+
+def document(saved: dict) -> str:
+    """The page of saved results."""
+    sections = [f"## {title}\n\n{markdown(*lines)}\n" for title, lines in tables(saved).items()]
+    return (
+        f"# CPU benchmarks\n\nMeasured by `{saved['command']}` on: {saved['machine']}.\n\n"
+        "Medians of candidates that take turns. Floor: the bytes that must move, at the read "
+        f"bandwidth of the same run.\n{CACHED}\n\n" + "\n".join(sections)
+    )
+
+
 def show(console: Console, title: str, header: list[str], lines: list[list[str]]) -> None:
     grid = Table(title=title, title_justify="left")
     for index, name in enumerate(header):
@@ -288,33 +317,16 @@ def main() -> int:
         f"{processor()}, {threads_used()}, read bandwidth {bandwidth / 1e9:.1f} GB/s; "
         f"torch {torch.__version__}; {datetime.date.today()}"
     )
-    tables = {
-        "Norm and activation, bfloat16 in, static scale": table(
-            elementwise, bandwidth, "eager", "rocm-kernels"
-        ),
-        "Matrix products, cold weights": table(
-            gemm, bandwidth, "F.linear bf16", "rocm-kernels FP8"
-        ),
-        "Linear layers of many rows, cold weights, and which product fp8_linear chose": table(
-            linear, bandwidth, "F.linear bf16", "fp8_linear"
-        ),
-    }
+    saved = {"command": command(), "machine": machine, "bandwidth": bandwidth}
+    saved["rows"] = [asdict(row) for row in elementwise + gemm + linear]
     console = Console(width=150 if not sys.stdout.isatty() else None)
     console.print(machine)
-    for title, (header, lines) in tables.items():
+    for title, (header, lines) in tables(saved).items():
         show(console, title, header, lines)
     console.print(CACHED)
     if arguments.save:
-        RESULTS.parent.mkdir(exist_ok=True)
-        results = {"machine": machine, "bandwidth": bandwidth}
-        results["rows"] = [asdict(row) for row in elementwise + gemm + linear]
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-        sections = [f"## {title}\n\n{markdown(*lines)}\n" for title, lines in tables.items()]
-        REPORT.write_text(
-            f"# CPU benchmarks\n\nMeasured by `{command()}` on: {machine}.\n\n"
-            "Medians of candidates that take turns. Floor: the bytes that must move, at the read "
-            f"bandwidth of the same run.\n{CACHED}\n\n" + "\n".join(sections)
-        )
+        RESULTS.write_text(json.dumps(saved, indent=1) + "\n")
+        REPORT.write_text(document(saved))
     return 0
 
 

@@ -1,7 +1,7 @@
 """What FP8 costs SmolLM2-135M-Instruct in accuracy: each mode, and each checkpoint format.
 
     python benchmarks/quality.py            # prints the table of docs/models.md
-    python benchmarks/quality.py --write    # puts it there
+    python benchmarks/quality.py --write    # saves it to results/tables, and puts it there
 
 Read are pages of Python's own language reference, as pydoc ships them. Predictions after each token
 are compared with bfloat16's. Then each model continues a prompt greedily, and its definition, with
@@ -23,15 +23,15 @@ from kernels import Mode, kernelize, register_kernel_mapping
 from transformers import AutoModelForCausalLM
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path += [str(ROOT / name) for name in ("tools", "tests", "examples")]
+sys.path += [str(ROOT / name) for name in ("tools", "tests", "examples", "benchmarks")]
 import demo  # noqa: E402
 import load  # noqa: E402
-import marked  # noqa: E402
+import pages  # noqa: E402
 import tiny_checkpoints  # noqa: E402
 from tiny_models import quantizing_inputs  # noqa: E402
 
 PAGE = ROOT / "docs" / "models.md"
-BEGIN, END = "<!-- benchmarks/quality.py -->\n", "<!-- end of quality -->\n"
+HEADER = ["", "perplexity", "same most likely token", "KL, nats", "greedy tokens as defined"]
 
 PAGES = ("assignment", "class", "exceptions", "for", "import", "lambda", "try", "while")
 PROMPT = "Write a short story about a river, a mill and a miller who cannot sleep."
@@ -106,11 +106,11 @@ def table(package, tokens, greedy):
     sample = tokenizer(demo.TEXT, return_tensors="pt")["input_ids"].to(demo.DEVICE)
     inputs = demo.chat(tokenizer, PROMPT)
     base = predictions(bf16, ids)
-    lines = []
+    rows = []
 
-    def show(line):
-        lines.append(line)
-        print(line, file=sys.stderr, flush=True)
+    def show(*cells):
+        rows.append(cells)
+        print(*cells, sep=" | ", file=sys.stderr, flush=True)
 
     def perplexity(log_p):
         return math.exp(-log_p.gather(1, ids[0, 1:, None]).mean().item())
@@ -123,12 +123,10 @@ def table(package, tokens, greedy):
         top1 = (log_q.argmax(-1) == base.argmax(-1)).float().mean().item()
         kl = (base.exp() * (base - log_q)).sum(-1).mean().item()
         same = greedy_agreement(model, definition, inputs, greedy)
-        show(f"| {name} | {perplexity(log_q):.2f} | {top1:.1%} | {kl:.4f} | {same:.1%} |")
+        show(name, f"{perplexity(log_q):.2f}", f"{top1:.1%}", f"{kl:.4f}", f"{same:.1%}")
         return report
 
-    show("| | perplexity | same most likely token | KL, nats | greedy tokens as defined |")
-    show("| --- | ---: | ---: | ---: | ---: |")
-    show(f"| bfloat16 | {perplexity(base):.2f} | | | |")
+    show("bfloat16", f"{perplexity(base):.2f}", "", "", "")
     for activations in MODES:
         row(f'`activations="{activations}"`', copy.deepcopy(bf16), activations=activations)
     static_of = calibrated(bf16, sample)
@@ -138,9 +136,7 @@ def table(package, tokens, greedy):
     for name in FORMATS:
         report = row(name, of_format(package, bf16, name, static_of))
         assert not report.converted, "adopted, with the checkpoint's own values"
-    python = ".".join(platform.python_version_tuple()[:2])
-    read = f"{ids.shape[1]} tokens of the reference of Python {python}"
-    return f"{demo.CHOICE}: {read}, {greedy} greedy tokens.\n\n" + "\n".join(lines) + "\n"
+    return rows
 
 
 def main():
@@ -151,11 +147,17 @@ def main():
     args = parser.parse_args()
     package = load.load(demo.CHOICE)
     register_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False)
-    made = table(package, args.tokens, args.greedy)
+    rows = table(package, args.tokens, args.greedy)
     if args.write:
-        marked.replace(PAGE, BEGIN, END, made)
+        python = ".".join(platform.python_version_tuple()[:2])
+        source = (
+            f"python benchmarks/quality.py --write; {demo.CHOICE}; {args.tokens} tokens of the "
+            f"reference of Python {python}, {args.greedy} greedy tokens"
+        )
+        pages.save_printed("quality", source, HEADER, rows)
+        PAGE.write_text(pages.rendered(PAGE.read_text()))
     else:
-        print(made, end="")
+        print(pages.markdown(HEADER, rows), end="")
     return 0
 
 

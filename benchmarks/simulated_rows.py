@@ -1,8 +1,9 @@
 """rms_norm_fp8 and swiglu_fp8 on the simulated MI300X: counters, and a modelled time.
 
-    python benchmarks/simulated_rows.py [--rows 1 32 2048]
+    python benchmarks/simulated_rows.py [--rows 1 32 2048] [--save]
 
-Prints the tables of docs/kernels/rms_norm_fp8.md and docs/kernels/swiglu_fp8.md. The launchers'
+Prints the tables of docs/kernels/rms_norm_fp8.md and docs/kernels/swiglu_fp8.md; --save writes
+results/tables, from where `python benchmarks/pages.py --write` puts them there. The launchers'
 machine code runs in the simulator (checkers off, they are for tests) on float16 rows of 16384
 columns with a static scale. Counters are exact, of what the code does; times are modelled, by the
 quick bound from them and by the cycle model with what fits already in the Infinity Cache, as it is
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import datetime
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "tests")]
 
+import pages  # noqa: E402
 import simulated  # noqa: E402
 from simulated_product import aligned  # noqa: E402
 
@@ -103,31 +106,34 @@ def published(op: str) -> dict[int, dict[str, float]]:
     }
 
 
-def print_table(op: str, runs: dict[int, Simulated]) -> None:
-    known = published(op)
-    print(f"\n### {op}, float16, rows of {COLUMNS} columns\n")
-    print("| rows | bytes requested / floor | HBM reads / floor | vector instr. an element | "
-          "LDS conflict cycles | waves a SIMD | blocks | modelled us (memory, issue) | "
-          "modelled / 4.2 TB/s floor | cycle model us | published us: vLLM | "
-          "hf-rocm-kernels |")  # fmt: skip
-    print("|" + " ---: |" * 12)
+HEADER = [
+    "rows", "bytes requested / floor", "HBM reads / floor", "vector instr. an element",
+    "LDS conflict cycles", "waves a SIMD", "blocks", "modelled us (memory, issue)",
+    "modelled / 4.2 TB/s floor", "cycle model us", "published us: vLLM", "hf-rocm-kernels",
+]  # fmt: skip
+
+
+def table(op: str, runs: dict[int, Simulated]) -> list[list[str]]:
+    known, lines = published(op), []
     for rows, run in runs.items():
         time = run.time
         floor = (run.read_floor + run.write_floor) / 4.2e6
         reference = known.get(rows, {"vllm": float("nan"), "hf_rocm_kernels": float("nan")})
-        print(
-            f"| {rows} | {run.requested:.3f} | {run.memory_reads:.3f} | "
-            f"{run.vector_instructions:.1f} | {run.counters['lds_conflict_cycles']} | "
-            f"{time.waves_per_simd} | {run.counters['workgroups']} | {run.modelled_us:.2f} "
-            f"({time.memory * 1e6:.2f}, {time.issue * 1e6:.2f}) | {run.modelled_us / floor:.2f} | "
-            f"{run.played_us:.2f} | "
-            f"{reference['vllm']:.2f} | {reference['hf_rocm_kernels']:.2f} |"
-        )
+        lines.append([
+            str(rows), f"{run.requested:.3f}", f"{run.memory_reads:.3f}",
+            f"{run.vector_instructions:.1f}", str(run.counters["lds_conflict_cycles"]),
+            str(time.waves_per_simd), str(run.counters["workgroups"]),
+            f"{run.modelled_us:.2f} ({time.memory * 1e6:.2f}, {time.issue * 1e6:.2f})",
+            f"{run.modelled_us / floor:.2f}", f"{run.played_us:.2f}",
+            f"{reference['vllm']:.2f}", f"{reference['hf_rocm_kernels']:.2f}",
+        ])  # fmt: skip
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--save", action="store_true", help="write results/tables too")
     arguments = parser.parse_args()
     if min(arguments.rows) < 1:
         parser.error(f"--rows must be at least 1, got {min(arguments.rows)}")
@@ -135,7 +141,11 @@ def main() -> None:
     simulated.CHECKS = False
     simulator.load_runtime().cycles(simulator.machine_for(simulated.TARGET, warm=True))
     for op, launch in (("rms_norm_fp8", norm), ("swiglu_fp8", activation)):
-        print_table(op, {rows: launch(rows) for rows in arguments.rows})
+        lines = table(op, {rows: launch(rows) for rows in arguments.rows})
+        print(f"\n### {op}, float16, rows of {COLUMNS} columns\n\n{pages.markdown(HEADER, lines)}")
+        if arguments.save:
+            source = f"python benchmarks/simulated_rows.py, {datetime.date.today()}; modelled"
+            pages.save_printed(f"{op}_mi300x", source, HEADER, lines)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
 """How fast the simulator executes this package's kernels on gfx942, its checks on.
 
-    python benchmarks/simulator_speed.py
+    python benchmarks/simulator_speed.py [--save]
 
-Prints the tables of docs/simulator.md. The first has wave-instructions, and processor time of one
-thread, which other work on the machine disturbs less than time of day; the least of five runs. The
-second has the time of day with one host thread and with as many as there are cores, and beside it
-what the host itself gains: the same work hashed by so many threads that share nothing.
+Prints the tables of docs/simulator.md; --save writes results/tables, from where `python
+benchmarks/pages.py --write` puts them there. The first has wave-instructions, and processor time of
+one thread, which other work on the machine disturbs less than time of day; the least of five runs.
+The second has the time of day with one host thread and with as many as there are cores, and beside
+it what the host itself gains: the same work hashed by so many threads that share nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
+import datetime
 import hashlib
 import os
 import resource
@@ -22,9 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import pages  # noqa: E402
 import simulated  # noqa: E402
 import torch  # noqa: E402
-from gpu_report import markdown  # noqa: E402
 
 import simulator  # noqa: E402
 
@@ -91,6 +94,9 @@ def hashes(threads: int) -> Callable:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--save", action="store_true", help="write results/tables too")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     ops = simulated.functional()
     hip = simulator.load_runtime()
@@ -107,9 +113,16 @@ def main() -> int:
         scaling.append([name, f"{alone:.3f}", f"{shared:.3f}", f"{alone / shared:.2f}"])
     alone, shared = (least(time.perf_counter, hashes(threads)) for threads in (1, cores))
     scaling.append(["the host, hashing", f"{alone:.3f}", f"{shared:.3f}", f"{alone / shared:.2f}"])
-    print(markdown(["launch, checks on", "wave-instructions", "seconds", "M/s"], speed) + "\n")
-    header = ["time of day, seconds", "one thread", f"{cores} threads", "gain"]
-    print(markdown(header, scaling))
+    tables = {
+        "simulator_speed": (["launch, checks on", "wave-instructions", "seconds", "M/s"], speed),
+        "simulator_threads":
+            (["time of day, seconds", "one thread", f"{cores} threads", "gain"], scaling),
+    }  # fmt: skip
+    for name, (header, rows) in tables.items():
+        print(pages.markdown(header, rows))
+        if arguments.save:
+            source = f"python benchmarks/simulator_speed.py, {datetime.date.today()}"
+            pages.save_printed(name, source, header, rows)
     return 0
 
 

@@ -18,6 +18,7 @@ import gemm_schedules
 import gemm_tiles
 import gpu_report
 import moe_configs
+import pages
 import quality
 import serving
 import step_loop
@@ -37,18 +38,6 @@ def test_page_is_what_the_results_say(name):
 def test_page_of_a_script_is_what_the_results_say(name, script):
     saved = json.loads((gpu_report.RESULTS / f"{name}.json").read_text())
     assert (gpu_report.DOCS / f"{name}.md").read_text() == script.document(saved)
-
-
-@pytest.mark.parametrize(
-    ("name", "table", "page"),
-    [("h200_gemm", gemm.summary, "kernels/gemm.md"),
-     ("h200_gemm", gemm.aims, "kernels/gemm.md"),
-     ("h200_moe_orders", moe_configs.orders_table, "kernels/moe.md"),
-     ("h200_serving", serving.tables, "serving.md")],
-)  # fmt: skip
-def test_tables_in_pages_are_what_the_results_say(name, table, page):
-    saved = json.loads((gpu_report.RESULTS / f"{name}.json").read_text())
-    assert table(saved).strip() in (gpu_report.DOCS / page).read_text()
 
 
 def test_overlapping_launches_are_counted_once():
@@ -103,9 +92,8 @@ def test_kernels_of_a_server_by_class():
 
 def test_the_mode_recommended_on_a_cpu_is_its_default(package):
     """That of docs/models.md which is closer to bfloat16; the page has every mode and format."""
-    table = quality.PAGE.read_text().partition(quality.BEGIN)[2].partition(quality.END)[0]
-    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
-    kl = {name: float(row[2]) for name, *row in rows[3:]}  # under the head, and bfloat16's
+    _, (_, *rows) = pages.printed("quality")  # the first is bfloat16's
+    kl = {name: float(row[2]) for name, *row in rows}
     modes = {f'`activations="{mode}"`': mode for mode in quality.MODES}
     assert list(kl) == [*modes, *quality.FORMATS]
     recommended = modes[min(modes, key=kl.get)]

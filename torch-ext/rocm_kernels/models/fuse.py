@@ -7,7 +7,7 @@ from torch import nn
 
 from ..functional import SCALE_BLOCK
 from .families import BY_DECODER, BY_MLP, Join
-from .hooks import is_hooked
+from .hooks import hand_over, is_hooked
 from .linear import FP8Linear, FP8LinearPart
 
 
@@ -48,7 +48,7 @@ def _join(parent: nn.Module, prefix: str, join: Join) -> Dict[str, Tuple[str, ..
     start = 0
     for name, linear in zip(names, linears):
         part = FP8LinearPart(joined, start, start + linear.out_features)
-        part.train(linear.training)
+        hand_over(linear, part)  # hooks of its backward; those of a forward keep it apart
         setattr(parent, name, part)
         start += linear.out_features
     return {prefix + join.name: tuple(prefix + name for name in names)}

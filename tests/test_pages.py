@@ -1,0 +1,101 @@
+"""Tables and sentences of the pages say what the saved results say: a number changed on one side
+alone is noticed."""
+
+import json
+import random
+import re
+import sys
+
+import pytest
+from project import ROOT
+
+sys.path.append(str(ROOT / "benchmarks"))
+import calibrate
+import cpu
+import gemm_schedules
+import pages
+import sentences
+
+NAMES = [path.relative_to(ROOT).as_posix() for path in pages.pages()]
+# Pages that a script makes whole. gemm_schedules's need a compiler: tests/test_benchmarks.py has
+# them, and those of gpu_report.py, gemm.py, moe.py and moe_configs.py.
+WHOLE = {
+    "docs/cpu_benchmarks.md": lambda: cpu.document(json.loads(cpu.RESULTS.read_text())),
+    "docs/calibration_table.md": lambda: calibrate.document(calibrate.saved()),
+}
+WHOLE_ELSEWHERE = {
+    *(f"docs/{name}_gemm_schedules.md" for name in gemm_schedules.NAMES.values()),
+    "docs/h200_benchmarks.md", "docs/h200_gemm.md", "docs/h200_moe.md", "docs/h200_moe_configs.md",
+}  # fmt: skip
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_are_what_the_results_say(name):
+    text = text_of(name)
+    assert text == pages.rendered(text), "run `python benchmarks/pages.py --write`"
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_page_is_what_the_results_say(name):
+    assert text_of(name) == WHOLE[name]()
+
+
+@pytest.mark.parametrize("name", sentences.SENTENCES)
+def test_sentences_are_what_the_results_say(name):
+    assert not sentences.missing(name, text_of(name))
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - {*WHOLE} - WHOLE_ELSEWHERE))
+def test_no_table_of_results_is_typed_by_hand(name):
+    """A table most of whose cells are numbers stands between marks."""
+    text = text_of(name)
+    lines = pages.typed_by_hand(text)
+    assert not lines, f"{name} at lines {lines}: put it into benchmarks/results/tables"
+    marks = re.findall(r"<!-- (results: |end of results)", text)
+    assert marks == ["results: ", "end of results"] * (len(marks) // 2)
+
+
+def test_every_table_of_results_is_in_a_page():
+    shown = {mark for name in NAMES for _, mark, *_ in pages.BLOCK.findall(text_of(name))}
+    kept = {path.stem for path in (pages.RESULTS / "tables").glob("*.csv")}
+    assert shown == kept | {*pages.TABLES}
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if pages.BLOCK.search(text_of(n))])
+def test_a_changed_number_is_noticed(name):
+    """Of every number of every table that stands between marks, one after the other."""
+    text = text_of(name)
+    for block in pages.BLOCK.finditer(text):
+        for number in re.finditer(r"\d+", block[3]):
+            at = block.start(3) + number.start()
+            other = random.choice([d for d in "0123456789" if d != text[at]])
+            changed = text[:at] + other + text[at + 1 :]
+            found = next(b for b in pages.BLOCK.finditer(changed) if b.start() == block.start())
+            assert found[3] != pages.made(found[2]), number
+
+
+@pytest.mark.parametrize("name", sentences.SENTENCES)
+def test_a_changed_number_in_a_sentence_is_noticed(name):
+    for sentence in sentences.SENTENCES[name]():
+        numbers = list(re.finditer(r"\d", sentence))
+        assert numbers, sentence
+        words = " ".join(text_of(name).split())
+        for digit in numbers:
+            at = words.index(sentence) + digit.start()
+            changed = words[:at] + str((int(digit[0]) + 1) % 10) + words[at + 1 :]
+            assert sentence in sentences.missing(name, changed)
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [("| a | 1.5 us | - |", True), ("| a | up to 64 rows | 3 | yes |", False)],
+)
+def test_which_tables_hold_results(row, found):
+    text = f"words\n\n| | x | y |\n| --- | --- | --- |\n{row}\n"
+    assert pages.typed_by_hand(text) == ([3] if found else [])
+    marked = text.replace("| | x", "<!-- results: t -->\n| | x") + "<!-- end of results -->\n"
+    assert pages.typed_by_hand(marked) == []
