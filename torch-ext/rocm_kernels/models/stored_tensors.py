@@ -1,5 +1,5 @@
-"""What a checkpoint's files hold, read from their headers before any tensor is loaded: a config says
-what was meant, the files what is."""
+"""What a checkpoint's files hold, read from their headers before any tensor is loaded: a config
+says what was meant, the files what is."""
 
 import importlib
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
@@ -38,7 +38,8 @@ def read_headers(files: Optional[Sequence[str]]) -> Dict[str, Header]:
     for file in files or ():
         if file.endswith(".safetensors"):
             with importlib.import_module("safetensors").safe_open(file, framework="pt") as opened:
-                for name in opened.keys():
+                names = opened.keys()  # it is no iterable itself
+                for name in names:
                     stored = opened.get_slice(name)
                     found[name] = Header(_DTYPES.get(stored.get_dtype()), (*stored.get_shape(),))
         else:
