@@ -1,0 +1,89 @@
+"""What a checkpoint's files hold, read from their headers before any tensor is loaded: a config says
+what was meant, the files what is."""
+
+import importlib
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+# safetensors' names of what FP8 checkpoints hold, and of what may stand beside it.
+_DTYPES = {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": getattr(torch, "float8_e8m0fnu", None),
+    "F4": getattr(torch, "float4_e2m1fn_x2", None),
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "BOOL": torch.bool,
+}
+
+
+class Header(NamedTuple):
+    """Of a tensor in a file; ``dtype`` is None if this torch has no such type."""
+
+    dtype: Optional[torch.dtype]
+    shape: Tuple[int, ...]
+
+
+def read_headers(files: Optional[Sequence[str]]) -> Dict[str, Header]:
+    """Each tensor's, by its name in a checkpoint's files; None, as for a model that is loaded from
+    a state dict: nothing is known."""
+    found: Dict[str, Header] = {}
+    for file in files or ():
+        if file.endswith(".safetensors"):
+            with importlib.import_module("safetensors").safe_open(file, framework="pt") as opened:
+                for name in opened.keys():
+                    stored = opened.get_slice(name)
+                    found[name] = Header(_DTYPES.get(stored.get_dtype()), (*stored.get_shape(),))
+        else:
+            transformers = importlib.import_module("transformers.modeling_utils")
+            for name, tensor in transformers.load_state_dict(file, map_location="meta").items():
+                found[name] = Header(tensor.dtype, (*tensor.shape,))
+    return found
+
+
+def by_module(model: Any, headers: Dict[str, Header]) -> Dict[str, Dict[str, Header]]:
+    """The same, sorted by what a transformers model has for them: name of a module, then names in
+    the files of all tensors that transformers would load into it. What belongs to no module of the
+    model is under ``""``.
+
+    Call it before modules are replaced. Scales go where their weight goes, and of experts that
+    stand one by one in the files all go to the module that holds them joined.
+    """
+    core = importlib.import_module("transformers.core_model_loading")
+    mapping = importlib.import_module("transformers.conversion_mapping")
+    conversions = mapping.get_model_conversion_mapping(model)
+    renamings = [c for c in conversions if isinstance(c, core.WeightRenaming)]
+    converters = [c for c in conversions if isinstance(c, core.WeightConverter)]
+    own, base = model.state_dict(), model.base_model_prefix
+    modules = {name for name, _ in model.named_modules()}
+
+    def owner(name: str) -> str:
+        renamed, _ = core.rename_source_key(name, renamings, converters, base, own)
+        # transformers adds or drops the prefix only where that makes a parameter's name.
+        for key in (renamed, f"{base}.{renamed}", renamed.removeprefix(f"{base}.")):
+            while key not in modules:
+                key = key.rpartition(".")[0]
+            if key not in ("", base):
+                return key
+        return ""
+
+    owners: Dict[str, str] = {}  # of the names of linears in files
+    found: Dict[str, Dict[str, Header]] = {}
+    for name, header in headers.items():
+        linear = name.rpartition(".")[0]
+        if any(f"{linear}.{weight}" in headers for weight in ("weight", "weight_packed")):
+            # Converters know weights alone, by whole names: scales are asked for by their weight's.
+            if linear not in owners:
+                owners[linear] = owner(f"{linear}.weight")
+            place = owners[linear]
+        else:
+            place = owner(name)
+        found.setdefault(place, {})[name] = header
+    return found
