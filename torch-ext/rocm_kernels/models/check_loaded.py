@@ -17,6 +17,8 @@ from .stored_tensors import Header, header_of
 
 # Scales that nothing here takes: of a cache of keys and values in FP8, and of queries beside them.
 CACHE_SCALES = r"\.(q|k|v|kv|prob)_(scale|zero_point)$|\.(output|kv_cache)_scale$"
+# Static ones of experts' inputs: quantize_model_ has one a token in their place.
+INPUTS_OF_EXPERTS = r"\.experts\.(\d+\.)?\w+[._](input|activation)_scale$"
 _SCALE = re.compile(r"scale(_inv|s)?$|scale_weight$")
 _FP8 = tuple(getattr(torch, f"float8_{e}") for e in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"))
 _METHODS = ("fp8", "mxfp8")  # transformers' own modules, whose parameters are named as ours are
@@ -89,7 +91,8 @@ def _problems(
     fp8 = {name for name, dtype in own.items() if dtype in _FP8}
     holders = {_owner(name) for name in fp8}
     holders |= {name for name, module in model.named_modules() if isinstance(module, Experts)}
-    needed = {n for n in own if n in fp8 or (_owner(n) in holders and _SCALE.search(n))}
+    scales = {name for name in own if _owner(name) in holders and _SCALE.search(name)}
+    needed = fp8 | {name for name in scales if not re.search(INPUTS_OF_EXPERTS, name)}
     unset = sorted(needed & set(missing) - set(getattr(model, "all_tied_weights_keys", ())))
     if unset:
         yield (
@@ -122,8 +125,7 @@ def _problems(
             "its scales would be left out: take these modules off the config's list of what stays "
             "in 16 bits, or, if config.json has no quantization_config, add what made the files"
         )
-    left = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
-    left_out = re.compile("|".join([CACHE_SCALES, *left]))
+    left_out = re.compile(f"{CACHE_SCALES}|{INPUTS_OF_EXPERTS}")
     unused = [
         name
         for name, landing in landings.items()

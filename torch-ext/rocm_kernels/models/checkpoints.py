@@ -17,7 +17,7 @@ from torch import nn
 
 from ..functional import FP8_DTYPES
 from .adopt import weight_scale
-from .check_loaded import CACHE_SCALES, checking
+from .check_loaded import CACHE_SCALES, INPUTS_OF_EXPERTS, checking
 from .convert_experts import is_experts
 from .experts import Experts
 from .formats import FINEGRAINED, Layout, describe, layout_of_linear, layouts_of
@@ -205,9 +205,7 @@ def _fp8_quantizer() -> type:
                 model.set_submodule(name, _empty(linears[name], layout))
             place_experts(model, layout_of)
             ignored = set(model._keys_to_ignore_on_load_unexpected or ())
-            ignored.add(CACHE_SCALES)
-            # Static ones of experts' inputs: one a token is finer.
-            ignored |= {r"\.\d+\.\w+\.(input|activation)_scale$"}
+            ignored |= {CACHE_SCALES, INPUTS_OF_EXPERTS}
             model._keys_to_ignore_on_load_unexpected = ignored
 
         def get_weight_conversions(self) -> Any:
