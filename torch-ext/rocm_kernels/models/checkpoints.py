@@ -17,6 +17,7 @@ from torch import nn
 
 from ..functional import FP8_DTYPES
 from .adopt import weight_scale
+from .check_loaded import CACHE_SCALES, INPUTS_OF_EXPERTS, checking
 from .convert_experts import is_experts
 from .experts import Experts
 from .formats import FINEGRAINED, Layout, describe, layout_of_linear, layouts_of
@@ -44,9 +45,12 @@ def fp8_checkpoints() -> Iterator[None]:
     """
     _require_conversions()
     auto = importlib.import_module("transformers.quantizers.auto")
+    modeling = importlib.import_module("transformers.modeling_utils")
     quantizers, configs = auto.AUTO_QUANTIZER_MAPPING, auto.AUTO_QUANTIZATION_CONFIG_MAPPING
+    load = modeling.convert_and_load_state_dict_in_model
     before = dict(quantizers), dict(configs)
     try:
+        modeling.convert_and_load_state_dict_in_model = checking(load)
         # transformers' own linears do; only its test of the machine stands in the way.
         quantizers["fp8"] = _on_any_machine(quantizers["fp8"])
         for method in _FORMATS:
@@ -56,6 +60,7 @@ def fp8_checkpoints() -> Iterator[None]:
     finally:
         quantizers.update(before[0])
         configs.update(before[1])
+        modeling.convert_and_load_state_dict_in_model = load
 
 
 def _require_conversions() -> None:
@@ -180,6 +185,8 @@ def _fp8_quantizer() -> type:
     class Fp8Quantizer(base.HfQuantizer):
         """Loads into ``FP8Linear``, and saves a model that has them."""
 
+        loads_into_fp8_linears = True
+
         def _convert_model_for_quantization(self, model: Any) -> None:
             """transformers has Llama 4's experts as linears then; here they are one module."""
 
@@ -198,9 +205,7 @@ def _fp8_quantizer() -> type:
                 model.set_submodule(name, _empty(linears[name], layout))
             place_experts(model, layout_of)
             ignored = set(model._keys_to_ignore_on_load_unexpected or ())
-            ignored |= {r"\.(k|v)_scale$", r"\.output_scale$"}  # of a KV cache
-            # Static ones of experts' inputs: one a token is finer.
-            ignored |= {r"\.\d+\.\w+\.(input|activation)_scale$"}
+            ignored |= {CACHE_SCALES, INPUTS_OF_EXPERTS}
             model._keys_to_ignore_on_load_unexpected = ignored
 
         def get_weight_conversions(self) -> Any:
@@ -250,10 +255,10 @@ def _empty(linear: nn.Linear, layout: Any) -> FP8Linear:
     device, static = linear.weight.device, layout.inputs == "static"
     new = FP8Linear(
         torch.empty(n, k, dtype=torch.float8_e4m3fn, device=device),
-        torch.empty(layout.scale_shape(n, k), dtype=torch.float32, device=device),
+        torch.full(layout.scale_shape(n, k), torch.nan, dtype=torch.float32, device=device),
         linear.bias,
         layout.inputs,
-        activation_scale=torch.empty(1, device=device) if static else None,
+        activation_scale=torch.full((1,), torch.nan, device=device) if static else None,
         scale_ub=layout.scale_ub,
         scale_fmt=layout.scale_fmt,
     )

@@ -31,6 +31,13 @@ class Header(NamedTuple):
     shape: Tuple[int, ...]
 
 
+def header_of(stored: Any) -> Header:
+    """Of a tensor, or of what safetensors gives in place of one that is not read yet."""
+    if isinstance(stored, torch.Tensor):
+        return Header(stored.dtype, (*stored.shape,))
+    return Header(_DTYPES.get(stored.get_dtype()), (*stored.get_shape(),))
+
+
 def read_headers(files: Optional[Sequence[str]]) -> Dict[str, Header]:
     """Each tensor's, by its name in a checkpoint's files; None, as for a model that is loaded from
     a state dict: nothing is known."""
@@ -39,13 +46,11 @@ def read_headers(files: Optional[Sequence[str]]) -> Dict[str, Header]:
         if file.endswith(".safetensors"):
             with importlib.import_module("safetensors").safe_open(file, framework="pt") as opened:
                 names = opened.keys()  # it is no iterable itself
-                for name in names:
-                    stored = opened.get_slice(name)
-                    found[name] = Header(_DTYPES.get(stored.get_dtype()), (*stored.get_shape(),))
+                found.update({name: header_of(opened.get_slice(name)) for name in names})
         else:
             transformers = importlib.import_module("transformers.modeling_utils")
-            for name, tensor in transformers.load_state_dict(file, map_location="meta").items():
-                found[name] = Header(tensor.dtype, (*tensor.shape,))
+            tensors = transformers.load_state_dict(file, map_location="meta")
+            found.update({name: header_of(tensor) for name, tensor in tensors.items()})
     return found
 
 
