@@ -325,7 +325,7 @@ def test_a_chain_of_kernels_that_start_early(best_package, device, gpu):
     w = [
         new(experts, 2 * intermediate, hidden, dtype=fp8),
         new(experts, hidden, intermediate, dtype=fp8),
-    ]  # noqa: E501
+    ]
     scales = [new(experts, 2 * intermediate, 1), new(experts, hidden, 1)]
     for tokens in (1, 3, 8, 30, 100):
         x = torch.randn(tokens, hidden, **half)
