@@ -71,7 +71,8 @@ def swiglu_fp8(
         q, scales = quantized_out(x, columns, scale, group_size, fp8_dtype, out)
         _swiglu_fp8(
             written_rows(q, "out"), optional_rows(scales, "scales"), gate, up, scale, activation,
-            group_size or 0, scale_ub or 0.0, is_ue8m0(scale_fmt, scale),
+            group_size or 0, scale_ub or 0.0,
+            scale_fmt is not None and is_ue8m0(scale_fmt, scale),
         )  # fmt: skip
         mark_written(*written_pair(out))
         return q, (scales if scale is None else scale)

@@ -60,7 +60,8 @@ def quantize_fp8(
         q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, out)
         _swiglu_fp8(
             written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x), None, scale,
-            "identity", group_size or 0, scale_ub or 0.0, is_ue8m0(scale_fmt, scale),
+            "identity", group_size or 0, scale_ub or 0.0,
+            scale_fmt is not None and is_ue8m0(scale_fmt, scale),
         )  # fmt: skip
         mark_written(*written_pair(out))
         return q, (scales if scale is None else scale)
@@ -113,11 +114,9 @@ def to_native_fp8(
     return converted.to(torch.uint8).view(fp8_dtype), scale / 2
 
 
-def is_ue8m0(scale_fmt: Optional[str], given: Optional[torch.Tensor]) -> bool:
+def is_ue8m0(scale_fmt: str, given: Optional[torch.Tensor]) -> bool:
     """Whether computed scales are to be powers of two; ``given`` is the scale that would be taken
-    instead of computed ones."""
-    if scale_fmt is None:
-        return False
+    instead of computed ones. Callers ask for None first: a call costs a tenth of a microsecond."""
     if scale_fmt != "ue8m0":
         raise ValueError(f"scale_fmt must be None or 'ue8m0', got {scale_fmt!r}")
     if given is not None:

@@ -196,7 +196,7 @@ def fused_moe(
             _scale_of(w_gate_up, scale_gate_up), _scale_of(w_down, scale_down),
             _bias_rows(bias_gate_up), _bias_rows(bias_down), activation,
             math.inf if limit is None else limit, interleaved, quantize_input,
-            is_ue8m0(scale_fmt, None),
+            scale_fmt is not None and is_ue8m0(scale_fmt, None),
         )  # fmt: skip
         mark_written(out)
         return result

@@ -92,7 +92,8 @@ def rms_norm_fp8(
         _rms_norm_fp8(
             written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x),
             optional_rows(residual, "residual"), input_vector(weight), scale, eps,
-            group_size or 0, scale_ub or 0.0, is_ue8m0(scale_fmt, scale),
+            group_size or 0, scale_ub or 0.0,
+            scale_fmt is not None and is_ue8m0(scale_fmt, scale),
         )  # fmt: skip
         mark_written(residual, *written_pair(out))
         return q, (scales if scale is None else scale)

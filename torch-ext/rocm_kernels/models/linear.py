@@ -216,6 +216,8 @@ class FP8LinearPart(nn.Linear):
 
 def checked_scale_fmt(scale_fmt: Optional[str], activation_scheme: str) -> Optional[str]:
     """``scale_fmt`` itself, if inputs of that scheme can have such scales."""
+    if scale_fmt is None:
+        return None
     if is_ue8m0(scale_fmt, None) and activation_scheme != "dynamic":
         raise ValueError(
             f"scale_fmt is for scales that are computed, with activation_scheme 'dynamic', got "
