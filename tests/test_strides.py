@@ -3,6 +3,7 @@
 import pytest
 import torch
 from every_call import T, calls, same
+from every_layer import cases
 
 WEIGHTS = {"w", "w_gate_up", "w_down", "B"}  # a copy for each call would cost more than the product
 
@@ -154,3 +155,23 @@ def test_no_rows(package, every_call):
                     none = none.with_tensor(path, rows[:0])
             for result in none.run(package):
                 assert result.shape[0] == 0 or result.numel() == 1, call
+
+
+# ---- Layers, which are given what the modules that they replace are given
+
+
+@torch.no_grad()
+def test_layers(package, run_kernelized, device):
+    for case in cases(package, device):
+        run_kernelized(case.root)
+        for name, tensor in case.inputs.items():
+            views = [laid for _, laid in layouts_of(tensor)]
+            if tensor.dim() == 3:
+                views.append(tensor.transpose(0, 1).contiguous().transpose(0, 1))
+                views.append(tensor.permute(2, 1, 0).contiguous().permute(2, 1, 0))
+            views.append(tensor[:1].expand(tensor.shape))
+            for view in views:
+                expected, found = case.run(**{name: view.contiguous()}), case.run(**{name: view})
+                assert same(found, expected), f"{case.layer}: {name} {view.stride()}"
+            if "Decoder" not in case.layer and len(case.inputs) == 1:
+                assert case.run(**{name: transposed(tensor)[:0]}).shape[0] == 0

@@ -88,7 +88,7 @@ def gemm(
         out_dtype = torch.bfloat16 if a.dtype in FP8_MAX else a.dtype
     rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
     if scale_a is not None and scale_a.dim() > 2:
-        scale_a = scale_a.reshape(rows.shape[0], -1)
+        scale_a = scale_a.reshape(rows.shape[0], scale_a.shape[-1])
     out = dequantize(rows, scale_a, 1) @ dequantize(w, scale_w, SCALE_BLOCK).t()
     if bias is not None:
         out = out + bias.double()

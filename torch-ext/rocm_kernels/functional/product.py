@@ -373,7 +373,7 @@ def _row_scale(scale: Optional[torch.Tensor], rows: torch.Tensor) -> Optional[to
     """scale_a with its leading dimensions folded like a's; ``[1]`` and ``[rows]`` pass through."""
     if scale is None or scale.dim() <= 2:
         return scale
-    return scale.reshape(rows.shape[0], -1)
+    return scale.reshape(rows.shape[0], scale.shape[-1])
 
 
 def _scaled_mm(

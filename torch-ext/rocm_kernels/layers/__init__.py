@@ -4,8 +4,8 @@ A layer is pure: no constructor, no state, no arithmetic. Its forward reads attr
 that it is bound to and calls the functional API. All work under ``torch.compile(fullgraph=True)``.
 
 All are for inference. ``has_backward`` is False, so ``kernelize(mode=Mode.TRAINING)`` keeps the
-model's own forward; so does a kernelized module in training mode, for as long as it is. In
-evaluation mode a forward that would need a gradient raises.
+model's own forward; so does a kernelized module in training mode, for as long as it is and unless
+gradients are turned off. In evaluation mode a forward that would need a gradient raises.
 
 =====================  ============================================================================
 layer                  module attributes that it reads

@@ -80,7 +80,7 @@ def experts_forward(
     own, such as GPT-OSS's, it raises a ValueError: ``quantize_model_`` converts them. A module in
     training mode computes its own forward, as the layers do.
     """
-    if module.training and not torch.is_inference_mode_enabled():
+    if module.training and torch.is_grad_enabled():
         own = inspect.unwrap(type(module).forward)  # without a choice of implementations
         return own(module, hidden_states, top_k_index, top_k_weights)
     activation = ACTIVATIONS.get(type(getattr(module, "act_fn", None)).__name__)

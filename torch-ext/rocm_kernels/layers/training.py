@@ -12,13 +12,14 @@ from ..functional.gradients import needs_gradient
 def for_inference(forward: Callable[..., Any]) -> Callable[..., Any]:
     """A layer's forward that leaves a module in training mode to the module's own.
 
-    Under no_grad too: reentrant checkpointing computes a layer twice, first without a gradient, and
-    both must be the same. Inference mode alone can have no gradient after it.
+    Under no_grad, where nothing trains, the layer runs. So reentrant checkpointing, whose first
+    pass is under no_grad, takes its values from the layer and its gradients from the module's own
+    forward; checkpointing with ``use_reentrant=False`` takes both from the latter.
     """
 
     @functools.wraps(forward)
     def either(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self.training and not torch.is_inference_mode_enabled():
+        if self.training and torch.is_grad_enabled():
             return type(self).forward(self, *args, **kwargs)
         return forward(self, *args, **kwargs)
 

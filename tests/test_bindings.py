@@ -1,0 +1,346 @@
+"""Every check of the bindings fails some call, and what is written shares memory with nothing.
+
+Calls go to the ops, below the functional API. From one that is right come those that are wrong: an
+argument left out, of another dtype, shape or layout, or in another's memory. Then each message that
+is stored of an op (binding_sources.py) must have come: a check that is taken out, or a new one that
+nothing reaches, fails.
+"""
+
+import json
+import math
+import re
+
+import pytest
+import torch
+from binding_sources import FORMS, STORED, current, matches, messages_of
+from binding_sources import ops as defined_ops
+
+pytestmark = pytest.mark.usefixtures("on_device")
+
+FP8 = torch.float8_e4m3fn
+M, K, N, E, SLOTS = 3, 256, 160, 4, 2  # rows, columns, columns of a result, experts, slots a token
+
+
+@pytest.fixture
+def ops(best_package):
+    return best_package.functional.ops
+
+
+def fp8(*shape):
+    return torch.randn(shape).to(FP8)
+
+
+def half(*shape):
+    return torch.randn(shape).bfloat16()
+
+
+def rand(*shape):
+    return torch.rand(shape) + 0.5
+
+
+def codes(*shape):
+    return torch.randint(110, 140, shape, dtype=torch.uint8)
+
+
+def quantized(*, static):
+    return {"out": fp8(M, K), "scales": None if static else rand(M, 1)}
+
+
+def norms():
+    rest = {"eps": 1e-6, "group_size": 0, "scale_ub": 0.0}
+    for static in (False, True):
+        inputs = {"x": torch.randn(M, K), "residual": torch.randn(M, K), "weight": rand(K)}
+        yield {**quantized(static=static), **inputs, "scale": rand(1) if static else None, **rest}
+    groups = {"scales": rand(M, 2), "group_size": 128, "scale": None}
+    yield {**quantized(static=False), **inputs, **rest, **groups}
+    yield {**quantized(static=True), **inputs, "scale": None, **rest, "out": torch.randn(M, K)}
+
+
+def activations():
+    rest = {"activation": "silu", "group_size": 0, "scale_ub": 0.0}
+    for static in (False, True):
+        inputs = {"gate": torch.randn(M, K), "up": torch.randn(M, K)}
+        yield {**quantized(static=static), **inputs, "scale": rand(1) if static else None, **rest}
+    groups = {"scales": rand(M, 2), "group_size": 128, "scale": None}
+    yield {**quantized(static=False), **inputs, **rest, **groups}
+    plain = {"up": None, "scale": None, "activation": "identity"}
+    yield {**quantized(static=False), **inputs, **rest, **plain}
+    yield {**quantized(static=True), **inputs, **rest, "scale": None, "out": torch.randn(M, K)}
+
+
+def products():
+    operands = {"out": half(M, N), "a": fp8(M, K), "w": fp8(N, K)}
+    yield {**operands, "scale_a": rand(M, 1), "scale_w": rand(N, 1), "bias": half(N)}
+    yield {**operands, "scale_a": rand(M, 2), "scale_w": rand(2, 2), "bias": None}
+    without = {"scale_a": None, "scale_w": None, "bias": None}
+    yield {**operands, "a": half(M, K), "w": half(N, K), **without}
+    yield {**operands, "a": half(M, K), **without, "scale_w": rand(1)}
+
+
+def routings():
+    operands = {"weights": rand(M, 4), "ids": torch.zeros(M, 4).int(), "logits": half(M, 8)}
+    rest = {"renormalize": True, "scale": 1.0}
+    yield {**operands, "bias": rand(8), "scoring": "sigmoid", "groups": 4, "groups_kept": 2, **rest}
+    yield {**operands, "bias": None, "scoring": "softmax", "groups": 1, "groups_kept": 1, **rest}
+
+
+def layers():
+    routing = {
+        "topk_weights": rand(M, SLOTS),
+        "topk_ids": torch.randint(0, E, (M, SLOTS), dtype=torch.int32),
+    }
+    rest = {"activation": "silu", "limit": math.inf, "interleaved": False, "quantize_input": True}
+    x = {"out": half(M, K), "x": half(M, K)}
+    weights = {"w_gate_up": fp8(E, 2 * N, K), "w_down": fp8(E, K, N)}
+    scales = {"scale_gate_up": rand(E, 2 * N, 1), "scale_down": rand(E)}
+    biases = {"bias_gate_up": half(E, 2 * N), "bias_down": half(E, K)}
+    yield {**x, **weights, **routing, **scales, **biases, **rest}
+    none = {"bias_gate_up": None, "bias_down": None}
+    weights = {"w_gate_up": codes(E, 2 * N, K // 2), "w_down": codes(E, K, N // 2)}
+    scales = {"scale_gate_up": codes(E, 2 * N, K // 32), "scale_down": codes(E, K, N // 32)}
+    yield {**x, **weights, **routing, **scales, **none, **rest}
+    weights = {"w_gate_up": half(E, 2 * N, K), "w_down": half(E, K, N)}
+    scales = {"scale_gate_up": None, "scale_down": None}
+    yield {**x, **weights, **routing, **scales, **none, **rest}
+
+
+def grouped():
+    rows = {"out": half(M, N), "offsets": torch.tensor([1, 1, 2, M]).int()}
+    yield {**rows, "a": fp8(M, K), "w": fp8(E, N, K), "scale_a": rand(M, 1), "scale_w": rand(E)}
+    mx = {"w": codes(E, N, K // 2), "scale_w": codes(E, N, K // 32)}
+    yield {**rows, "a": half(M, K), **mx, "scale_a": None}
+    yield {**rows, "a": half(M, K), "w": half(E, N, K), "scale_a": None, "scale_w": None}
+
+
+def tuned():
+    dtypes = {"a_dtype": "bfloat16", "w_dtype": "bfloat16", "block_scales": False}
+    yield {"device": -1, "rows": 4, "n": N, "k": K, **dtypes, "config": ""}
+
+
+def limits():
+    yield {"device": -1, "n": N, "k": K, "scales": "row", "weight_only": False}
+
+
+WITH_CONFIG = {"config": "nonsense"}
+# Name of each op -> right calls of it, and what else they take.
+CALLS = {
+    "rms_norm_fp8": (norms, {}),
+    "swiglu_fp8": (activations, {}),
+    **{
+        f"{op}{form}": (products, more)
+        for op in ("skinny_gemm", "gemm")
+        for form, more in (("", {}), ("_with_config", WITH_CONFIG), ("_configs", {"tuned": True}))
+    },
+    "tune_skinny_gemm": (tuned, {}),
+    "tune_gemm": (tuned, {}),
+    "linear_limits": (limits, {}),
+    "topk": (routings, {}),
+    **{
+        f"{op}{form}": (calls, more)
+        for op, calls in (("fused_moe", layers), ("grouped_gemm", grouped))
+        for form, more in (("", {}), ("_with_config", WITH_CONFIG), ("_configs", {}))
+    },
+}
+every_op = pytest.mark.parametrize("op", CALLS)
+
+
+def schema(ops, op):
+    return getattr(ops, op).default._schema.arguments
+
+
+def right_calls(ops, op):
+    """By the names of the op's schema; nobody has tried a with_config's nonsense yet."""
+    calls, more = CALLS[op]
+    names = {argument.name for argument in schema(ops, op)}
+    for call in calls():
+        yield {name: value for name, value in {**call, **more}.items() if name in names}
+
+
+def run(ops, op, call):
+    """What it raised, or an empty text."""
+    try:
+        getattr(ops, op)(**call)
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    return ""
+
+
+def test_every_op_has_calls(ops):
+    assert defined_ops() == {*CALLS}
+    assert all(hasattr(ops, op) for op in CALLS)
+
+
+@every_op
+def test_right_calls_are_right(ops, op):
+    for call in right_calls(ops, op):
+        nonsense = call.get("config") == "nonsense"
+        assert ("'nonsense'" in run(ops, op, call)) == nonsense
+
+
+# ---- Memory
+
+
+def in_one_buffer(first, second, offset):
+    """Both from one buffer, with their values, the second `offset` bytes behind the first."""
+    behind = max(-offset, 0)
+    sizes = first.nbytes, second.nbytes
+    buffer = torch.empty(behind + max(sizes[0], offset + sizes[1]) + 64, dtype=torch.uint8)
+
+    def at(begin, like):
+        part = buffer[begin : begin + like.nbytes].view(like.dtype).view(like.shape)
+        return part.copy_(like)
+
+    return at(behind, first), at(behind + offset, second)
+
+
+def written(ops, op):
+    aliases = [(a.name, a.alias_info) for a in schema(ops, op)]
+    return [name for name, alias in aliases if alias is not None and alias.is_write]
+
+
+def pairs(ops, op, call):
+    tensors = [name for name, value in call.items() if isinstance(value, torch.Tensor)]
+    for one in {*written(ops, op)} & {*tensors}:
+        yield from ((one, other) for other in tensors if one != other)
+
+
+@every_op
+def test_what_is_written_shares_no_memory(ops, op):
+    for call in right_calls(ops, op):
+        for one, other in pairs(ops, op, call):
+            first, second = call[one], call[other]
+            size = max(first.element_size(), second.element_size())
+            inside = (first.nbytes - 1) // size * size  # the last element of one, the first of both
+            before = -((second.nbytes - 1) // size * size)
+            for offset in {0, inside, before}:
+                a, b = in_one_buffer(first, second, offset)
+                message = run(ops, op, {**call, one: a, other: b})
+                assert re.fullmatch(
+                    f"({one} is written and must not share memory with {other}"
+                    f"|{other} is written and must not share memory with {one})",
+                    message,
+                ), f"{one} and {other}, {offset} bytes apart: {message or 'nothing was raised'}"
+            a, b = in_one_buffer(first, second, -(-first.nbytes // 16) * 16)
+            assert "share" not in run(ops, op, {**call, one: a, other: b}), "side by side"
+
+
+@every_op
+def test_what_is_written_has_rows_of_its_own(ops, op):
+    for call in right_calls(ops, op):
+        for name in {one for one, _ in pairs(ops, op, call)}:
+            message = run(ops, op, {**call, name: call[name][:1].expand(call[name].shape)})
+            assert re.search("must not overlap|contiguous", message), f"{name}: {message}"
+
+
+# ---- Messages
+
+OTHER_DTYPES = (torch.float64, torch.float32, torch.float16, torch.int64, torch.uint8, FP8)
+
+
+def spaced(tensor):
+    return torch.stack([tensor, tensor], -1)[..., 0]
+
+
+def far_apart(tensor):
+    return torch.cat([tensor, tensor], -1)[..., : tensor.shape[-1]]
+
+
+def wrong_tensors(tensor):
+    for dtype in {*OTHER_DTYPES} - {tensor.dtype}:
+        yield tensor.to(dtype)
+    yield tensor[0]
+    yield tensor[None]
+    for dim in range(tensor.dim()):
+        yield torch.cat([tensor, tensor], dim)
+        yield tensor.narrow(dim, 0, tensor.shape[dim] - 1)
+        yield tensor.narrow(dim, 0, 0)
+    if tensor.element_size() > 1 or tensor.dtype == torch.uint8:
+        yield spaced(tensor)
+    else:
+        yield spaced(tensor.view(torch.uint8)).view(torch.uint8).view(tensor.dtype)
+    yield far_apart(tensor)
+    yield tensor[:1].expand(tensor.shape)
+
+
+WRONG_VALUES = {str: ("nonsense",), int: (-1, 0, 3, 100, 129), float: (-1.0, 2.0), bool: ()}
+
+
+def wrong_calls(ops, op):
+    for call in right_calls(ops, op):
+        for name, value in call.items():
+            if isinstance(value, torch.Tensor):
+                for other in wrong_tensors(value):
+                    yield {**call, name: other}
+            elif value is not None:
+                yield from ({**call, name: other} for other in WRONG_VALUES[type(value)])
+        optional = [a.name for a in schema(ops, op) if str(a.type) == "Optional[Tensor]"]
+        for name in {*optional} & {*call}:
+            yield {**call, name: None}
+        for other in right_calls(ops, op):  # what belongs to another form of the call
+            for name in call:
+                yield {**call, name: other[name]}
+        # What tells configs asks for the same as what runs them, and writes nothing.
+        for one, other in pairs(ops, op.removesuffix("_configs"), call):
+            a, b = in_one_buffer(call[one], call[other], 0)
+            yield {**call, one: a, other: b}
+    yield from beyond(op)
+
+
+def beyond(op):
+    """Limits, and what takes two changes."""
+    calls, more = CALLS[op]
+    call = {**next(calls()), **more}
+    if op.startswith("skinny_gemm"):
+        yield {**call, "out": half(65, N), "a": fp8(65, K), "scale_a": None}
+    if op.startswith("fused_moe"):
+        yield {**call, "topk_ids": torch.zeros(M, 33).int(), "topk_weights": rand(M, 33)}
+        yield {**call, "w_gate_up": torch.empty(2049, 2, K).bfloat16()}
+        mx = [*calls()][1]
+        yield {**mx, **more, "w_gate_up": codes(E, 2 * N, 24), "x": half(M, 48), "out": half(M, 48)}
+        yield {**mx, **more, "w_gate_up": codes(E, 40, K // 2), "scale_gate_up": codes(E, 40, 8)}
+        wide = [*calls()][2]
+        yield {**wide, **more, **{name: wide[name].half() for name in ("w_gate_up", "w_down")}}
+    if op.startswith("grouped_gemm"):
+        yield {**call, "w": fp8(2049, N, K)}
+        mx = [*calls()][1]
+        yield {**mx, **more, "w": codes(E, N, 24), "a": half(M, 48)}
+    if op == "topk":
+        yield {**call, "logits": half(M, 2049), "bias": None}
+
+
+def test_stored_messages_are_those_of_the_sources():
+    """Or a check has come, or gone: if that is meant, `python tests/binding_sources.py --write`."""
+    assert json.loads(STORED.read_text()) == current()
+
+
+def wanted(op, on_gpu):
+    """Of the messages that are stored those that this op can give."""
+    stored = {*json.loads(STORED.read_text())[FORMS.sub("", op)]}
+    if op.endswith("gemm_configs") and not op.startswith("grouped"):
+        stored &= messages_of(op)  # it is asked without a bias
+    return {message for message in stored if ("on the device of" in message) == on_gpu}
+
+
+def assert_each_came(messages, raised):
+    missed = [text for text in messages if not any(matches(text, other) for other in raised)]
+    assert not missed, "nothing failed by:\n" + "\n".join(sorted(missed))
+
+
+@every_op
+def test_every_check_fails_some_call(ops, op):
+    names = {argument.name for argument in schema(ops, op)}
+    calls = ({n: v for n, v in call.items() if n in names} for call in wrong_calls(ops, op))
+    messages = wanted(op, on_gpu=False)
+    assert messages
+    assert_each_came(messages, {run(ops, op, call) for call in calls})
+
+
+@every_op
+@pytest.mark.usefixtures("gpu")
+def test_every_tensor_is_on_one_device(ops, op):
+    raised = set()
+    for call in right_calls(ops, op):
+        for name, value in call.items():
+            if isinstance(value, torch.Tensor):
+                raised.add(run(ops, op, {**call, name: value.cpu()}))
+    assert_each_came(wanted(op, on_gpu=True), raised)
