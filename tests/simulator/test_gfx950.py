@@ -117,12 +117,12 @@ def parts(label):
     return count, to if down else source, source if down else to, down, "sr" in words
 
 
-def run(code, label, data, seeds=None, before=0, suffix=""):
+def run(code, label, data, seeds=None, before=0, suffix="", scales=SCALES):
     results, sources, _ = FORMS[label]
     out = np.full((64, results), before, u32)
     seeds = np.zeros(64, u32) if seeds is None else seeds
     data = np.ascontiguousarray(data).reshape(64, sources)
-    args = [out, data, SCALES.view(u32), seeds]
+    args = [out, data, scales.view(u32), seeds]
     code.launch(f"cvt_{label}{suffix}", 1, 64, args).check()
     return out
 
@@ -157,6 +157,29 @@ def test_to_narrow(code, label):
     width = NARROW[narrow][1]
     got = elements(run(code, label, wide_words(x, wide, label)), width, count)
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("label", [f for f in FORMS if parts(f)[3] and not parts(f)[4]])
+def test_ties_and_overflow_to_narrow(code, label):
+    """Values of the narrow format, ties between neighbours, and what lies just beside them."""
+    count, narrow, wide, _, _ = parts(label)
+    dtype, width = NARROW[narrow]
+    values = np.arange(2**width, dtype=u8).view(dtype).astype(np.float64)
+    values = np.unique(values[np.isfinite(values)])
+    step = values[-1] - values[-2]
+    hard = np.concatenate([values, (values[1:] + values[:-1]) / 2, values[-1] + step * np.arange(
+        0.25, 2, 0.25)]).astype(WIDE[wide])  # fmt: skip
+    hard = np.concatenate([hard, -hard])
+    infinity = np.full_like(hard, np.inf)
+    hard = np.concatenate([hard, np.nextafter(hard, infinity), np.nextafter(hard, -infinity)])
+    rows = -(-len(hard) // (64 * count))
+    # Scales that leave float16 its bits.
+    scales = SCALES if wide != "f16" else np.ones_like(SCALES)
+    for x in np.resize(hard, (rows, 64, count)).astype(np.float64):
+        given = (x * scales[:, None]).astype(WIDE[wide])
+        want = rounded(given.astype(np.float64) / scales[:, None], narrow)
+        got = run(code, label, wide_words(given, wide, label), scales=scales)
+        np.testing.assert_array_equal(elements(got, width, count), want)
 
 
 @pytest.mark.parametrize("label", [f for f in FORMS if not parts(f)[3]])
