@@ -3,11 +3,11 @@
 import math
 
 import pytest
+import simulated
 import torch
 from compare import Guarded, assert_product_close, bits, strided
 from test_skinny_gemm import padded_fp8, random_scale
 
-simulated = pytest.importorskip("simulated")
 CPU = torch.device("cpu")
 TILES = [(256, 256), (256, 128), (128, 128), (128, 64), (64, 128), (64, 64)]
 # As text, without the tile: each way to divide the work.

@@ -4,11 +4,11 @@ be. test_moe.py has the cases that all backends share."""
 import math
 
 import pytest
+import simulated
 import torch
 from compare import Guarded, assert_product_close, bits
 from test_moe import Experts, check_grouped, random_experts, random_routing
 
-simulated = pytest.importorskip("simulated")
 TILED = [(128, 256), (128, 128), (64, 128), (32, 128)]
 TILES = [*TILED, (16, 16), (16, 32), (32, 32)]
 MXFP4_TILES = [*TILED, (8, 16), (8, 32), (16, 32)]

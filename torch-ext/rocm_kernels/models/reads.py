@@ -8,7 +8,8 @@ worse, does not. Which code does so is asked of its byte code.
 import dis
 import functools
 import inspect
-from typing import Dict, FrozenSet, List
+import types
+from typing import Dict, FrozenSet, Iterator, List
 
 from torch import nn
 
@@ -41,7 +42,7 @@ def _weights_read(cls: type) -> FrozenSet[str]:
             if key in _BEFORE or not inspect.isfunction(method):
                 continue
             path: List[str] = []
-            for step in dis.get_instructions(method):
+            for step in _instructions(method.__code__):
                 if step.opname != "LOAD_ATTR":
                     path = []
                 elif step.argval == "weight" and path:
@@ -49,3 +50,11 @@ def _weights_read(cls: type) -> FrozenSet[str]:
                 else:
                     path.append(step.argval)
     return frozenset(paths)
+
+
+def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+    """Those of the functions and comprehensions inside too."""
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _instructions(constant)
