@@ -63,19 +63,14 @@ ROCM_KERNELS_DEVICE void normalize(const Vector& h, float rstd, float (&scaled)[
   multiply<T>(h, factors, scaled);
 }
 
-// y = scaled * (weight + offset). The branch is the same for all threads, and spares the usual
-// norm, without an offset, the conversion of a float16 weight and the sum.
+// y = scaled * (weight + offset).
 template <typename T, int kCount>
 ROCM_KERNELS_DEVICE void apply_weight(const Vector& weight, float offset,
                                       const float (&scaled)[kCount], float (&y)[kCount]) {
-  if (offset == 0.0f) {
-    multiply<T>(weight, scaled, y);
-    return;
-  }
-  float w[kCount];
-  unpack<T>(weight, w);
+  float factors[kCount];
+  plus<T>(weight, offset, factors);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) y[i] = scaled[i] * (w[i] + offset);
+  for (int i = 0; i < kCount; ++i) y[i] = scaled[i] * factors[i];
 }
 
 // Whether a block has registers for one row and no more. Then it does one row, and asks for the
