@@ -129,12 +129,14 @@ def _sum_and_addend(
     return written_rows(residual_out, "residual_out"), input_rows(residual)
 
 
-def add_residual_(residual: torch.Tensor, x: torch.Tensor, multiplier: float = 1.0) -> None:
-    """``residual += multiplier * x``, both ``[..., hidden]``: the sum that no norm follows, by
+def add_residual(
+    residual: torch.Tensor, x: torch.Tensor, multiplier: Optional[float] = None
+) -> torch.Tensor:
+    """``residual + multiplier * x``, both ``[..., hidden]``: the sum that no norm follows, by
     torch."""
-    residual.add_(x, alpha=multiplier)
+    return torch.add(residual, x, alpha=1.0 if multiplier is None else multiplier)
 
 
-def multiply_(x: torch.Tensor, multiplier: float) -> None:
-    """``x *= multiplier``, by torch."""
-    x.mul_(multiplier)
+def multiply(x: torch.Tensor, multiplier: float) -> torch.Tensor:
+    """``multiplier * x``, by torch."""
+    return torch.mul(x, multiplier)
