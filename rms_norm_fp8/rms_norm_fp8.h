@@ -1,7 +1,7 @@
 // Residual add + RMSNorm + FP8 quantisation in one pass over memory.
 //
 //   h[r, c]   = x[r, c] + residual[r, c]          rounded to x's type, written back to residual
-//   y[r, c]   = h[r, c] * rsqrt(mean_c(h[r, c]^2) + eps) * weight[c]             in float32
+//   y[r, c]   = h[r, c] * rsqrt(mean_c(h[r, c]^2) + eps) * (weight[c] + weight_offset)   in float32
 //   out[r, c] = y                                 Scaling::kNone: rounded once to x's type
 //             = fp8(y / scale)                    otherwise; scale as `Scaling` says
 //
@@ -22,6 +22,9 @@ struct RmsNormFp8Args {
   int64_t x_stride = 0;      // elements between rows, as all strides here
   void* residual = nullptr;  // [rows, hidden], x_dtype, updated in place; nullptr: no residual
   int64_t residual_stride = 0;
+  const void* addend = nullptr;  // [rows, hidden], x_dtype: h is x + addend, and residual is only
+                                 // written; nullptr: residual itself
+  int64_t addend_stride = 0;
   const void* weight = nullptr;  // [hidden], weight_dtype, contiguous
   void* out = nullptr;           // [rows, hidden], out_dtype
   int64_t out_stride = 0;
@@ -31,9 +34,10 @@ struct RmsNormFp8Args {
                                         // kPerToken and kPerGroup, contiguous
 
   float eps = 1e-6f;
-  float scale_ub = 0.0f;   // upper bound of the amax that dynamic scales use; 0: none
-  int32_t group_size = 0;  // columns a group, kPerGroup only
-  bool ue8m0 = false;      // computed scales are powers of two, rounded up
+  float weight_offset = 0.0f;  // added to the weight in float32: 1 in Gemma's norms
+  float scale_ub = 0.0f;       // upper bound of the amax that dynamic scales use; 0: none
+  int32_t group_size = 0;      // columns a group, kPerGroup only
+  bool ue8m0 = false;          // computed scales are powers of two, rounded up
 
   DType x_dtype = DType::kBFloat16;       // float32, float16 or bfloat16
   DType weight_dtype = DType::kBFloat16;  // x_dtype or float32

@@ -14,53 +14,58 @@ constexpr int64_t kSumColumns = 64 * kLanes;
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 template <bool kResidual, bool kWhole, class X>
-ROCM_KERNELS_VECTOR Block load_h(const X* x, X* residual, int n) {
+ROCM_KERNELS_VECTOR Block load_h(const X* x, const X* addend, X* residual, int n) {
   Block h = kWhole ? load_block<X>(x) : load_block<X>(x, n);
   if constexpr (kResidual) {
-    const Block r = kWhole ? load_block<X>(residual) : load_block<X>(residual, n);
+    const Block r = kWhole ? load_block<X>(addend) : load_block<X>(addend, n);
     h = kWhole ? store_block<X>(residual, h + r) : store_block<X>(residual, h + r, n);
   }
   return h;
 }
 
 template <bool kResidual, class X>
-float sum_of_squares(const X* x, X* residual, int64_t columns) {
+float sum_of_squares(const X* x, const X* addend, X* residual, int64_t columns) {
   Block total = all(0.0f);
   int64_t c = 0;
   for (; c + kBlock <= columns; c += kBlock) {
-    const Block h = load_h<kResidual, true>(x + c, kResidual ? residual + c : nullptr, kBlock);
+    const Block h = load_h<kResidual, true>(x + c, kResidual ? addend + c : nullptr,
+                                            kResidual ? residual + c : nullptr, kBlock);
     total = fma(h, h, total);
   }
   if (c < columns) {
     const int n = static_cast<int>(columns - c);
-    const Block h = load_h<kResidual, false>(x + c, kResidual ? residual + c : nullptr, n);
+    const Block h = load_h<kResidual, false>(x + c, kResidual ? addend + c : nullptr,
+                                             kResidual ? residual + c : nullptr, n);
     total = fma(h, h, total);
   }
   return sum(total);
 }
 
 template <bool kResidual, class X>
-float reciprocal_rms(const X* x, X* residual, int64_t hidden, float eps) {
+float reciprocal_rms(const X* x, const X* addend, X* residual, int64_t hidden, float eps) {
   double total = 0.0;
   for (int64_t c = 0; c < hidden; c += kSumColumns) {
     const int64_t columns = smaller(kSumColumns, hidden - c);
-    total += sum_of_squares<kResidual>(x + c, kResidual ? residual + c : nullptr, columns);
+    total += sum_of_squares<kResidual>(x + c, kResidual ? addend + c : nullptr,
+                                       kResidual ? residual + c : nullptr, columns);
   }
   return 1.0f / __builtin_sqrtf(static_cast<float>(total / static_cast<double>(hidden)) + eps);
 }
 
-// What the passes after the first one read: y[c] = (h[c] * rstd) * weight[c].
+// What the passes after the first one read: y[c] = (h[c] * rstd) * (weight[c] + offset).
+// An offset of -0 is none: w + -0 is w for every w.
 template <class X, class W>
 struct NormalisedRow {
   const X* h;
   const W* weight;
   float rstd;
+  float offset;
 
   template <bool kWhole>
   ROCM_KERNELS_VECTOR Block at(int64_t c, int n) const {
     const Block input = kWhole ? load_block<X>(h + c) : load_block<X>(h + c, n);
     const Block factor = kWhole ? load_block<X>(weight + c) : load_block<X>(weight + c, n);
-    return input * all(rstd) * factor;
+    return input * all(rstd) * (factor + all(offset));
   }
 };
 
@@ -96,16 +101,20 @@ void normalise_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
   const DynamicScale scale_for{fp8_max(args.out_dtype), args.scale_ub,
                                ScaleRounding::of(args.ue8m0)};
   const int64_t hidden = args.hidden;
+  const float offset = args.weight_offset == 0.0f ? -0.0f : args.weight_offset;
   for (int64_t row = begin; row < end; ++row) {
     const X* const x = static_cast<const X*>(args.x) + row * args.x_stride;
     Out* const out = static_cast<Out*>(args.out) + row * args.out_stride;
-    NormalisedRow<X, W> y{x, static_cast<const W*>(args.weight), 0.0f};
+    NormalisedRow<X, W> y{x, static_cast<const W*>(args.weight), 0.0f, offset};
     if (args.residual != nullptr) {
       X* const residual = static_cast<X*>(args.residual) + row * args.residual_stride;
-      y.rstd = reciprocal_rms<true>(x, residual, hidden, args.eps);
+      const X* const addend = args.addend == nullptr
+                                  ? residual
+                                  : static_cast<const X*>(args.addend) + row * args.addend_stride;
+      y.rstd = reciprocal_rms<true, X>(x, addend, residual, hidden, args.eps);
       y.h = residual;
     } else {
-      y.rstd = reciprocal_rms<false, X>(x, nullptr, hidden, args.eps);
+      y.rstd = reciprocal_rms<false, X>(x, nullptr, nullptr, hidden, args.eps);
     }
 
     if (args.scaling == Scaling::kNone) {

@@ -19,16 +19,19 @@ template <typename T>
 struct RmsNormParams {
   int32_t rows;
   const T* x;          // [rows, hidden]
-  T* residual;         // [rows, hidden] or nullptr
+  T* residual;         // [rows, hidden] or nullptr; written
+  const T* addend;     // [rows, hidden]; residual itself, or what is read in its place
   const void* weight;  // [hidden], T or float
   int32_t x_stride;
   int32_t residual_stride;
+  int32_t addend_stride;
   int32_t hidden;
   float inverse_hidden;
   float eps;
+  float weight_offset;  // -0 where there is none: w + -0 is w for every w
   // Flags are words: scalar loads have no bytes.
   int32_t float_weight;  // T is a 16-bit type and the weight is float32
-  int32_t aligned;       // whole vectors may be loaded from x, residual and weight
+  int32_t aligned;       // whole vectors may be loaded from x, residual, addend and weight
   Output output;
 };
 
@@ -58,6 +61,16 @@ ROCM_KERNELS_DEVICE void normalize(const Vector& h, float rstd, float (&scaled)[
 #pragma unroll
   for (int i = 0; i < kCount; ++i) factors[i] = rstd;
   multiply<T>(h, factors, scaled);
+}
+
+// y = scaled * (weight + offset).
+template <typename T, int kCount>
+ROCM_KERNELS_DEVICE void apply_weight(const Vector& weight, float offset,
+                                      const float (&scaled)[kCount], float (&y)[kCount]) {
+  float factors[kCount];
+  plus<T>(weight, offset, factors);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) y[i] = scaled[i] * factors[i];
 }
 
 // Whether a block has registers for one row and no more. Then it does one row, and asks for the
@@ -94,7 +107,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       residual[v] = load_vector<Touch::kOnce, Fit::kWhole>(
-          p.residual + int64_t{row} * p.residual_stride, column_of(v), columns, p.aligned);
+          p.addend + int64_t{row} * p.addend_stride, column_of(v), columns, p.aligned);
     }
   };
 
@@ -155,7 +168,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
     const auto y_of = [&](int v, float (&y)[kCount]) {
       float scaled[kCount];
       normalize<T>(h[v], rstd, scaled);
-      multiply<T>(weight[v], scaled, y);
+      apply_weight<T>(weight[v], p.weight_offset, scaled, y);
     };
     if (p.output.scaling == Scaling::kPerToken) {
       float amax = 0.0f;
@@ -204,7 +217,9 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
     for (int column = begin; column < end; column += kTeam * kCount) {
       Vector h = load_vector<Touch::kAgain, Fit::kRagged>(x_row, column, p.hidden, p.aligned);
       if (p.residual != nullptr) {
-        h = add<T>(h, load_vector<Touch::kAgain, Fit::kRagged>(h_row, column, p.hidden, p.aligned));
+        const T* addend_row = p.addend + int64_t{row} * p.addend_stride;
+        h = add<T>(
+            h, load_vector<Touch::kAgain, Fit::kRagged>(addend_row, column, p.hidden, p.aligned));
         store_words<sizeof(T), Fit::kRagged>(p.residual + int64_t{row} * p.residual_stride, column,
                                              p.hidden, p.aligned, h.word);
       }
@@ -219,8 +234,9 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
                    rstd, scaled);
       if (!p.float_weight) {
         const T* weight = static_cast<const T*>(p.weight);
-        multiply<T>(load_vector<Touch::kAgain, Fit::kRagged>(weight, column, p.hidden, p.aligned),
-                    scaled, y);
+        apply_weight<T>(
+            load_vector<Touch::kAgain, Fit::kRagged>(weight, column, p.hidden, p.aligned),
+            p.weight_offset, scaled, y);
         return;
       }
       const float* weight = static_cast<const float*>(p.weight);
@@ -229,7 +245,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
         unpack<float>(
             load_vector<Touch::kAgain, Fit::kRagged>(weight, column + i, p.hidden, p.aligned),
             quad);
-        for (int j = 0; j < 4; ++j) y[i + j] = scaled[i + j] * quad[j];
+        for (int j = 0; j < 4; ++j) y[i + j] = scaled[i + j] * (quad[j] + p.weight_offset);
       }
     };
 
@@ -263,16 +279,21 @@ Status launch_typed(const RmsNormFp8Args& args, const DeviceFacts& facts, Stream
   p.rows = static_cast<int32_t>(args.rows);
   p.x = static_cast<const T*>(args.x);
   p.residual = static_cast<T*>(args.residual);
+  p.addend = static_cast<const T*>(args.addend != nullptr ? args.addend : args.residual);
   p.weight = args.weight;
   p.x_stride = static_cast<int32_t>(args.x_stride);
   p.residual_stride = static_cast<int32_t>(args.residual_stride);
+  p.addend_stride =
+      static_cast<int32_t>(args.addend != nullptr ? args.addend_stride : args.residual_stride);
   p.hidden = static_cast<int32_t>(args.hidden);
   p.inverse_hidden = 1.0f / static_cast<float>(args.hidden);
   p.eps = args.eps;
+  p.weight_offset = args.weight_offset == 0.0f ? -0.0f : args.weight_offset;
   p.float_weight = args.weight_dtype != args.x_dtype;
   p.aligned = !kNeedsAlignedVectors ||
               (rows_aligned(args.x, args.x_stride, sizeof(T), sizeof(Vector)) &&
                rows_aligned(args.residual, args.residual_stride, sizeof(T), sizeof(Vector)) &&
+               rows_aligned(args.addend, args.addend_stride, sizeof(T), sizeof(Vector)) &&
                rows_aligned(args.weight, 0, sizeof(T), sizeof(Vector)));
   p.output = make_output(args, args.hidden, kCount);
 
@@ -297,7 +318,8 @@ Status launch_rms_norm_fp8(const RmsNormFp8Args& args, const Context& context) {
     return launch_typed<decltype(element)>(args, facts, stream);
   };
   return launch_rows(args, args.x_dtype, args.hidden,
-                     {args.x_stride, args.residual_stride, args.out_stride}, context, launch);
+                     {args.x_stride, args.residual_stride, args.addend_stride, args.out_stride},
+                     context, launch);
 }
 
 }  // namespace rocm_kernels

@@ -178,7 +178,8 @@ class Workspaces(TorchDispatchMode):
             self.hip.unregister(part)
 
 
-READ_TOO = ("residual",)  # arguments that are read before they are written
+# Arguments that are read before they are written, and what is read in their place if it is given.
+READ_TOO = {"residual": "addend"}
 
 
 class CheckedOp:
@@ -190,10 +191,14 @@ class CheckedOp:
     def tensors(self, arguments: tuple) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Those that a call writes and those that it reads."""
         written, read = [], []
+        names = [argument.name for argument in self.op._schema.arguments]
+        given = dict(zip(names, arguments, strict=True))
         for argument, value in zip(self.op._schema.arguments, arguments, strict=True):
             if isinstance(value, torch.Tensor):
                 writes = argument.alias_info is not None and argument.alias_info.is_write
-                (written if writes and argument.name not in READ_TOO else read).append(value)
+                name = argument.name
+                read_too = name in READ_TOO and given.get(READ_TOO[name]) is None
+                (written if writes and not read_too else read).append(value)
         return written, read
 
     def __call__(self, *arguments, seed: int | None = None):

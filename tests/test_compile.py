@@ -31,17 +31,17 @@ def opcheck(op, arguments):
 
 
 @pytest.mark.parametrize("scales", [False, True])
-@pytest.mark.parametrize("with_residual", [False, True])
-def test_opcheck_rms_norm_fp8(ops, package, device, with_residual, scales):
+@pytest.mark.parametrize("residuals", [0, 1, 2])
+def test_opcheck_rms_norm_fp8(ops, package, device, residuals, scales):
     fp8 = package.native_fp8_dtype(device)
     x = torch.randn(4, 64, device=device)
     out = torch.empty_like(x, dtype=fp8 if scales else x.dtype)
     computed = torch.empty(4, 1, device=device) if scales else None
-    residual = torch.randn_like(x) if with_residual else None
+    residual = torch.randn_like(x) if residuals else None
+    addend = torch.randn_like(x) if residuals == 2 else None
     weight = torch.randn(64, device=device)
-    opcheck(
-        ops.rms_norm_fp8.default, (out, computed, x, residual, weight, None, 1e-6, 0, 0.0, scales)
-    )
+    arguments = (out, computed, x, residual, weight, None, 1e-6, 0, 0.0, scales, 1.0, addend)
+    opcheck(ops.rms_norm_fp8.default, arguments)
 
 
 @pytest.mark.parametrize("scales", [False, True])

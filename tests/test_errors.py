@@ -50,6 +50,18 @@ CASES = {
         lambda p: p.rms_norm(f32(2, 3, 8), f32(8), residual=f32(3, 2, 8).transpose(0, 1)),
         "leading dimensions must fold",
     ),
+    "residual_out alone": (
+        lambda p: p.rms_norm(f32(2, 8), f32(8), residual_out=f32(2, 8)),
+        "residual_out must come with a residual, got none",
+    ),
+    "residual_out dtype": (
+        lambda p: p.rms_norm(f32(2, 8), f32(8), residual=f32(2, 8), residual_out=f32(2, 8).half()),
+        "residual_out must have the dtype of x, got float16 and float32",
+    ),
+    "residual beside residual_out": (
+        lambda p: p.rms_norm(f32(2, 8), f32(8), residual=f32(2, 8).half(), residual_out=f32(2, 8)),
+        "residual must have the dtype of x, got float16 and float32",
+    ),
     "out shape": (
         lambda p: p.rms_norm(f32(2, 8), f32(8), out=f32(2, 9)),
         r"out must have shape \[2, 8\], got \[2, 9\]",
@@ -187,6 +199,16 @@ def test_outputs_may_not_share_memory_with_inputs(package):
     buffer = f32(4, 32)
     with pytest.raises(RuntimeError, match="must not share memory"):
         package.rms_norm(buffer[:, :16], f32(16), out=buffer[:, 8:24])
+    residual = f32(4, 16)
+    for sum_out, name in ((residual, "residual"), (x, "x")):
+        with pytest.raises(
+            RuntimeError, match=f"residual_out .* must not share memory with {name}"
+        ):
+            package.rms_norm(x, f32(16), residual=residual, residual_out=sum_out)
+    with pytest.raises(
+        RuntimeError, match="out is written and must not share memory with residual"
+    ):
+        package.rms_norm(x, f32(16), residual=residual, residual_out=f32(4, 16), out=residual)
     # Side by side in one buffer is no overlap.
     package.rms_norm(buffer[:, :16], f32(16), out=buffer[:, 16:])
 

@@ -74,6 +74,47 @@ def test_float32_weight(backend, reference, dtype):
     assert_close(backend.ops.rms_norm(x, weight), reference.rms_norm(x, weight))
 
 
+@pytest.mark.parametrize("mode", [None, *MODES])
+@pytest.mark.parametrize("weight_dtype", [None, torch.float32])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(2, 576), (3, 769)])
+def test_weight_offset(backend, reference, shape, dtype, weight_dtype, mode):
+    """Weights of which 1 + weight in their own 16 bits would be another number."""
+    x, _, _ = make_inputs(*shape, dtype, backend.device)
+    weight = (torch.randn(shape[1], device=backend.device) / 64).to(weight_dtype or dtype)
+    if mode is None:
+        actual = backend.ops.rms_norm(x, weight, 1e-5, weight_offset=1.0)
+        h = x.double()
+        normed = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-5)
+        assert_close(actual, (normed * (1 + weight.double())).to(dtype))
+        return
+    arguments = {**mode_arguments(mode, backend.device), "fp8_dtype": backend.fp8_dtype}
+    actual = backend.ops.rms_norm_fp8(x, weight, 1e-5, weight_offset=1.0, **arguments)
+    weight = weight.float() + 1
+    expected = reference.rms_norm_fp8(x, weight, 1e-5, **arguments)
+    assert_quantized_close(actual, expected)
+
+
+@pytest.mark.parametrize("quantizes", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(3, 576), (3, 769), (2, 16384)])
+def test_the_sum_goes_to_residual_out(backend, shape, dtype, quantizes):
+    """The same bits as in place, and the residual is left as it was."""
+    x, residual, weight = make_inputs(*shape, dtype, backend.device)
+    in_place, before = residual.clone(), residual.clone()
+    h = Guarded(*shape, dtype, backend.device)
+    op = backend.ops.rms_norm_fp8 if quantizes else backend.ops.rms_norm
+    expected = op(x, weight, 1e-5, in_place)
+    actual = op(x, weight, 1e-5, residual, residual_out=h.view)
+    assert torch.equal(residual, before)
+    assert torch.equal(h.view, in_place)
+    h.assert_guards_intact()
+    if not quantizes:
+        expected, actual = [expected], [actual]
+    for one, other in zip(actual, expected, strict=True):
+        assert torch.equal(bits(one), bits(other))
+
+
 @pytest.mark.parametrize("shape", [(2, 5), (6, 4096)])
 def test_leading_dimensions(backend, reference, shape):
     x = torch.randn(2, *shape, dtype=torch.bfloat16, device=backend.device)

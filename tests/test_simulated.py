@@ -16,7 +16,9 @@ def simulated(on_the_simulator):
 
 
 def norm(simulated, x, out, weight, residual=None):
-    simulated.ops.rms_norm_fp8.unchecked(out, None, x, residual, weight, None, 1e-6, 0, 0.0, False)
+    simulated.ops.rms_norm_fp8.unchecked(
+        out, None, x, residual, weight, None, 1e-6, 0, 0.0, False, 0.0, None
+    )
 
 
 @pytest.mark.parametrize("hidden", [520, 523])

@@ -64,7 +64,7 @@ class Calls:
                 "rms_norm_fp8",
                 lambda x=x: (self.empty(*x.shape, dtype=self.fp8), x.new_empty(len(x), 1).float()),
                 lambda out, scales, x=x, weight=weight: self.ops.rms_norm_fp8(
-                    out, scales, x, None, weight, None, 1e-6, 0, 0.0
+                    out, scales, x, None, weight, None, 1e-6, 0, 0.0, False
                 ),
             )
 
@@ -78,7 +78,7 @@ class Calls:
                     self.empty(len(g), g.shape[1] // 128, dtype=torch.float32),
                 ),
                 lambda out, scales, gate=gate, up=up: self.ops.swiglu_fp8(
-                    out, scales, gate, up, None, "silu", 128, 0.0
+                    out, scales, gate, up, None, "silu", 128, 0.0, False
                 ),
             )
 
@@ -138,7 +138,19 @@ class Calls:
                 routing = make_routing()
                 route(*routing)
                 x = self.random(rows, hidden)
-                layer = (x, *w, *routing, *scales, None, None, "silu", float("inf"), False, True)
+                layer = (
+                    x,
+                    *w,
+                    *routing,
+                    *scales,
+                    None,
+                    None,
+                    "silu",
+                    float("inf"),
+                    False,
+                    True,
+                    False,
+                )
                 a = self.random(rows, hidden, dtype=self.fp8)
                 ends = torch.arange(1, experts + 1) * rows // experts
                 scale_a = self.scales(rows, hidden // 128) if blocks else self.scales(rows, 1)
@@ -335,11 +347,31 @@ def test_a_chain_of_kernels_that_start_early(best_package, device, gpu):
         def step(i, out, x=x, logits=logits, weights=weights, ids=ids):
             for q, scale, source in zip(w, scales, wide[i % 3], strict=True):
                 ops.swiglu_fp8(
-                    q.view(source.shape), scale.view(-1, 1), source, None, None, "identity", 0, 0.0
+                    q.view(source.shape),
+                    scale.view(-1, 1),
+                    source,
+                    None,
+                    None,
+                    "identity",
+                    0,
+                    0.0,
+                    False,
                 )
             ops.topk(weights, ids, logits[i % 5], None, "softmax", 1, 1, True, 1.0)
             ops.fused_moe(
-                out, x, *w, weights, ids, *scales, None, None, "silu", float("inf"), False, True
+                out,
+                x,
+                *w,
+                weights,
+                ids,
+                *scales,
+                None,
+                None,
+                "silu",
+                float("inf"),
+                False,
+                True,
+                False,
             )
 
         expected = []

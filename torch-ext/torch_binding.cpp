@@ -9,7 +9,8 @@
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "rms_norm_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor x, Tensor(c!)? residual, "
-      "Tensor weight, Tensor? scale, float eps, int group_size, float scale_ub, bool ue8m0) -> ()");
+      "Tensor weight, Tensor? scale, float eps, int group_size, float scale_ub, bool ue8m0, "
+      "float weight_offset=0.0, Tensor? addend=None) -> ()");
   ops.def(
       "swiglu_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor gate, Tensor? up, Tensor? scale, "
       "str activation, int group_size, float scale_ub, bool ue8m0) -> ()");

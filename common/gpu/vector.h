@@ -41,6 +41,10 @@ struct Word<float> {
     unpack(word, &x);
     products[0] = x * factors[0];
   }
+  ROCM_KERNELS_DEVICE static void plus(uint32_t word, float addend, float* sums) {
+    unpack(word, sums);
+    sums[0] += addend;
+  }
 };
 
 template <>
@@ -71,6 +75,10 @@ struct Word<bfloat16> {
     float x[2];
     unpack(word, x);
     products[0] = x[0] * factors[0], products[1] = x[1] * factors[1];
+  }
+  ROCM_KERNELS_DEVICE static void plus(uint32_t word, float addend, float* sums) {
+    unpack(word, sums);
+    sums[0] += addend, sums[1] += addend;
   }
 };
 
@@ -119,6 +127,18 @@ struct Word<float16> {
     products[0] = x[0] * factors[0], products[1] = x[1] * factors[1];
 #endif
   }
+  ROCM_KERNELS_DEVICE static void plus(uint32_t word, float addend, float* sums) {
+#if defined(__AMDGCN__)
+    // As above: x * 1 + addend.
+    asm("v_fma_mix_f32 %0, %1, 1.0, %2 op_sel_hi:[1,0,0]" : "=v"(sums[0]) : "v"(word), "s"(addend));
+    asm("v_fma_mix_f32 %0, %1, 1.0, %2 op_sel:[1,0,0] op_sel_hi:[1,0,0]"
+        : "=v"(sums[1])
+        : "v"(word), "s"(addend));
+#else
+    unpack(word, sums);
+    sums[0] += addend, sums[1] += addend;
+#endif
+  }
 };
 
 // The vector as if computed right here: see opaque().
@@ -143,6 +163,14 @@ ROCM_KERNELS_DEVICE void multiply(const Vector& v, const float (&factors)[kCount
   for (int w = 0; w < 4; ++w) {
     Word<T>::multiply(v.word[w], factors + w * kPerWord, products + w * kPerWord);
   }
+}
+
+// sums[i] = element i + addend, which is the same for the whole wave.
+template <typename T, int kCount>
+ROCM_KERNELS_DEVICE void plus(const Vector& v, float addend, float (&sums)[kCount]) {
+  constexpr int kPerWord = Word<T>::kElements;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) Word<T>::plus(v.word[w], addend, sums + w * kPerWord);
 }
 
 template <typename T>

@@ -152,30 +152,39 @@ def fuzz_rmsnorm(case: Case, ops, reference) -> tuple:
     dtype = case.dtype(FLOATS)
     x = case.matrix(rows, hidden, dtype)
     weight = case.vector(hidden, case.dtype((dtype, torch.float32)))
-    residual = None
+    residual, addend = None, None
     if case.random.random() < 0.5:
         residual = case.matrix(rows, hidden, case.dtype((dtype,)))
+    if (residual is not None and case.random.random() < 0.5) or case.odd():
+        addend = case.matrix(rows, hidden, case.dtype((dtype,)))
     out = case.matrix(rows, hidden, case.dtype((dtype, *FP8)), fill=False)
     scales, scale, group, bound, ue8m0 = quantization(case, rows, hidden, dtype, out)
     eps = case.random.choice((1e-6, 1e-5, 0.0 if case.odd() else 1e-6))
+    offset = case.random.choice((0.0, 1.0))
 
     def call():
-        ops.rms_norm_fp8(out, scales, x, residual, weight, scale, eps, group, bound, ue8m0)
+        ops.rms_norm_fp8(
+            out, scales, x, residual, weight, scale, eps, group, bound, ue8m0, offset, addend
+        )  # fmt: skip
 
     def expect(copy):
         h = copy(residual)
+        added = h if addend is None else copy(addend)
+        options = {"weight_offset": offset, "residual_out": h}
         if out.dtype in FP8:
-            options = reference_quantization(copy(scales), copy(scale), group, bound, ue8m0, out)
-            result = reference.rms_norm_fp8(copy(x), copy(weight), eps, h, **options)
+            quantizing = reference_quantization(copy(scales), copy(scale), group, bound, ue8m0, out)
+            result = reference.rms_norm_fp8(
+                copy(x), copy(weight), eps, added, **options, **quantizing
+            )
         else:
-            result = reference.rms_norm(copy(x), copy(weight), eps, h), None
+            result = reference.rms_norm(copy(x), copy(weight), eps, added, **options), None
         return [
             (out, result[0]),
             (scales, result[1] if scales is not None else None),
             (residual, h),
         ]
 
-    return call, expect, (out, scales, residual), (x, weight, scale)
+    return call, expect, (out, scales, residual), (x, weight, scale, addend)
 
 
 def fuzz_swiglu(case: Case, ops, reference) -> tuple:

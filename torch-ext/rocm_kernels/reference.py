@@ -19,9 +19,12 @@ def rms_norm(
     weight: torch.Tensor,
     eps: float = 1e-6,
     residual: Optional[torch.Tensor] = None,
+    *,
+    weight_offset: float = 0.0,
+    residual_out: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
-    """``residual`` is updated in place."""
-    return _rms_norm(x, weight, eps, residual).to(x.dtype)
+    """The sum goes to ``residual_out``, or else to ``residual``, in place."""
+    return _rms_norm(x, weight, eps, residual, weight_offset, residual_out).to(x.dtype)
 
 
 def rms_norm_fp8(
@@ -35,11 +38,12 @@ def rms_norm_fp8(
     scale_ub: Optional[float] = None,
     scale_fmt: Optional[str] = None,
     fp8_dtype: Optional[torch.dtype] = None,
+    weight_offset: float = 0.0,
+    residual_out: Optional[torch.Tensor] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """``residual`` is updated in place."""
-    return _quantize(
-        _rms_norm(x, weight, eps, residual), scale, group_size, scale_ub, scale_fmt, fp8_dtype
-    )
+    """The sum goes to ``residual_out``, or else to ``residual``, in place."""
+    y = _rms_norm(x, weight, eps, residual, weight_offset, residual_out)
+    return _quantize(y, scale, group_size, scale_ub, scale_fmt, fp8_dtype)
 
 
 def swiglu(
@@ -201,13 +205,18 @@ def dequantize(q: torch.Tensor, scale: Optional[torch.Tensor], row_block: int) -
 
 
 def _rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: Optional[torch.Tensor]
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: Optional[torch.Tensor],
+    weight_offset: float,
+    residual_out: Optional[torch.Tensor],
 ) -> torch.Tensor:
     if residual is not None:
-        residual.add_(x)
-        x = residual
+        x = (residual if residual_out is None else residual_out).copy_(x + residual)
     h = x.float()
-    return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps) * weight.float()
+    rstd = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
+    return h * rstd * (weight.float() + weight_offset)
 
 
 def _swiglu(x: torch.Tensor, up: Optional[torch.Tensor], activation: str) -> torch.Tensor:

@@ -20,7 +20,10 @@ _rms_norm_fp8 = ops.rms_norm_fp8.default
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rms_norm_fp8"))
-def _(out, scales, x, residual, weight, scale, eps, group_size, scale_ub, ue8m0):
+def _(
+    out, scales, x, residual, weight, scale, eps, group_size, scale_ub, ue8m0, weight_offset=0.0,
+    addend=None,
+):  # fmt: skip
     return None
 
 
@@ -30,34 +33,44 @@ def rms_norm(
     eps: float = 1e-6,
     residual: Optional[torch.Tensor] = None,
     *,
+    weight_offset: float = 0.0,
+    residual_out: Optional[torch.Tensor] = None,
     out: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """Residual add and RMSNorm (Zhang and Sennrich, 2019).
 
-    ``h = x + residual`` rounded to x's dtype; ``h * rsqrt(mean(h^2) + eps) * weight`` in float32.
+    ``h = x + residual`` rounded to x's dtype; ``h * rsqrt(mean(h^2) + eps) * (weight +
+    weight_offset)`` in float32.
 
     Args:
         x: ``[..., hidden]``, float32, float16 or bfloat16.
         weight: ``[hidden]``, x's dtype or float32.
         eps: added to the mean of squares.
-        residual: ``[..., hidden]`` like x; h is written back to it.
+        residual: ``[..., hidden]`` like x; h is written back to it, unless there is residual_out.
+        weight_offset: 1 for norms that multiply by 1 + weight, as Gemma's do.
+        residual_out: like x, to write h to: then the residual is only read.
         out: like x, to write the result to.
 
     Returns:
         ``[..., hidden]`` in x's dtype, rounded once.
     """
     try:
-        if needs_gradient(x, weight, residual, out):
-            refuse_gradient("rms_norm", x=x, weight=weight, residual=residual, out=out)
+        if needs_gradient(x, weight, residual, residual_out, out):
+            refuse_gradient(
+                "rms_norm", x=x, weight=weight, residual=residual, residual_out=residual_out,
+                out=out,
+            )  # fmt: skip
         result = empty_rows_like(x, x.dtype) if out is None else out
+        h, addend = _sum_and_addend(residual, residual_out)
         _rms_norm_fp8(
-            written_rows(result, "out"), None, input_rows(x), optional_rows(residual, "residual"),
-            input_vector(weight), None, eps, 0, 0.0, False,
+            written_rows(result, "out"), None, input_rows(x), h, input_vector(weight), None, eps,
+            0, 0.0, False, weight_offset, addend,
         )  # fmt: skip
-        mark_written(residual, out)
+        mark_written(residual if residual_out is None else residual_out, out)
         return result
     except Exception:
-        explain({"x": x, "weight": weight}, {"residual": residual, "out": out})
+        optional = {"residual": residual, "residual_out": residual_out, "out": out}
+        explain({"x": x, "weight": weight}, optional)
         raise
 
 
@@ -77,6 +90,8 @@ def rms_norm_fp8(
     scale_ub: Optional[float] = None,
     scale_fmt: Optional[str] = None,
     fp8_dtype: Optional[torch.dtype] = None,
+    weight_offset: float = 0.0,
+    residual_out: Optional[torch.Tensor] = None,
     out: QuantizedOut = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """:func:`rms_norm` whose float32 result is quantised in the same pass over memory.
@@ -84,30 +99,45 @@ def rms_norm_fp8(
     Args as :func:`rms_norm` and the module's text; returns ``(q, scale)``.
     """
     try:
-        if needs_gradient(x, weight, residual, scale, *written_pair(out)):
+        if needs_gradient(x, weight, residual, scale, residual_out, *written_pair(out)):
             refuse_gradient(
-                "rms_norm_fp8", x=x, weight=weight, residual=residual, scale=scale, out=out
-            )
+                "rms_norm_fp8", x=x, weight=weight, residual=residual, scale=scale,
+                residual_out=residual_out, out=out,
+            )  # fmt: skip
         q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, out)
+        h, addend = _sum_and_addend(residual, residual_out)
         _rms_norm_fp8(
-            written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x),
-            optional_rows(residual, "residual"), input_vector(weight), scale, eps,
-            group_size or 0, scale_ub or 0.0,
-            scale_fmt is not None and is_ue8m0(scale_fmt, scale),
+            written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x), h,
+            input_vector(weight), scale, eps, group_size or 0, scale_ub or 0.0,
+            scale_fmt is not None and is_ue8m0(scale_fmt, scale), weight_offset, addend,
         )  # fmt: skip
-        mark_written(residual, *written_pair(out))
+        mark_written(residual if residual_out is None else residual_out, *written_pair(out))
         return q, (scales if scale is None else scale)
     except Exception:
-        explain({"x": x, "weight": weight}, {"residual": residual, "scale": scale})
+        optional = {"residual": residual, "residual_out": residual_out, "scale": scale}
+        explain({"x": x, "weight": weight}, optional)
         raise
 
 
-def add_residual_(residual: torch.Tensor, x: torch.Tensor, multiplier: float = 1.0) -> None:
-    """``residual += multiplier * x``, both ``[..., hidden]``: the sum that no norm follows, by
+def _sum_and_addend(
+    residual: Optional[torch.Tensor], residual_out: Optional[torch.Tensor]
+) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
+    """What the op leaves h in, and what it reads in that one's place."""
+    if residual_out is None:
+        return optional_rows(residual, "residual"), None
+    if residual is None:
+        raise ValueError("residual_out must come with a residual, got none")
+    return written_rows(residual_out, "residual_out"), input_rows(residual)
+
+
+def add_residual(
+    residual: torch.Tensor, x: torch.Tensor, multiplier: Optional[float] = None
+) -> torch.Tensor:
+    """``residual + multiplier * x``, both ``[..., hidden]``: the sum that no norm follows, by
     torch."""
-    residual.add_(x, alpha=multiplier)
+    return torch.add(residual, x, alpha=1.0 if multiplier is None else multiplier)
 
 
-def multiply_(x: torch.Tensor, multiplier: float) -> None:
-    """``x *= multiplier``, by torch."""
-    x.mul_(multiplier)
+def multiply(x: torch.Tensor, multiplier: float) -> torch.Tensor:
+    """``multiplier * x``, by torch."""
+    return torch.mul(x, multiplier)

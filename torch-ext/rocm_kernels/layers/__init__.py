@@ -10,8 +10,10 @@ gradients are turned off. In evaluation mode a forward that would need a gradien
 =====================  ============================================================================
 layer                  module attributes that it reads
 =====================  ============================================================================
-``RMSNorm``            ``weight``, or ``kernel_weight`` where ``quantize_model_`` left it, and
-                       ``variance_epsilon`` or ``eps``
+``RMSNorm``            ``weight``, and ``variance_epsilon`` or ``eps``, unless ``quantize_model_``
+                       left a ``kernel_norm``, which says another name or 1 + weight
+``RMSNormZero-``       ``weight`` and ``kernel_norm``; without that the module's own forward runs
+``Centered``
 ``FP8Linear``          ``weight`` (FP8), ``weight_scale_inv``, ``bias``, ``activation_scheme``,
                        ``activation_scale``: transformers' finegrained FP8, whose conventions
                        ``models.FP8Linear`` follows; of that one ``scale_ub``,
@@ -21,11 +23,13 @@ layer                  module attributes that it reads
 ``SwiGLUMLP``          ``gate_proj``, ``up_proj``, ``down_proj``, ``act_fn``, or what
                        ``kernel_family`` calls them. With FP8 weights the activation quantises its
                        own result for ``down_proj``
-``LlamaDecoderLayer``  ``kernel_family``, which ``quantize_model_`` leaves there, and what it names:
-                       the attention, the MLP and a norm for each. The norms quantise their own
-                       result, the one before the MLP adds the residual too. Where an adapter or a
-                       hook has come between, the module's own forward runs
-``GemmaDecoderLayer``  the same, with the parameters of Gemma's and Mixtral's forward
+``LlamaDecoderLayer``  ``kernel_family`` and ``kernel_call``, which ``quantize_model_`` leaves
+                       there, and what they name: the attention, the MLP and a norm for each. The
+                       norms quantise their own result, the one before the MLP adds the residual
+                       too. Where an adapter or a hook has come between, plain tensors are handed
+                       over, or the module's own forward runs
+``GemmaDecoderLayer``  the same, for forwards with other numbers of parameters, which ``kernelize``
+``DecoderLayer4``, ..  compares: so there is a class for each
 ``Experts``            those of a ``models.Experts``: all experts of a layer in one call
 ``Llama4TextMoe``      ``router``, ``shared_expert``, ``experts``, ``hidden_dim``, ``top_k``
 ``SiluAndMul``,        none: ``[..., 2 * d]`` in, ``[..., d]`` out, as in the Hub's ``activation``
@@ -44,12 +48,13 @@ from typing import Any, Callable, Dict, Optional, Type
 
 from torch import nn
 
+from . import decoder
 from .activation import GeluAndMul, GeluTanhAndMul, MulAndSilu, SiluAndMul
 from .decoder import GemmaDecoderLayer, LlamaDecoderLayer
 from .experts import Experts, Llama4TextMoe, experts_forward
 from .linear import FbgemmFp8Linear, FP8Linear, FP8LinearPart
 from .mlp import SwiGLUMLP
-from .norm import RMSNorm
+from .norm import RMSNorm, RMSNormZeroCentered
 
 __all__ = [
     "Experts",
@@ -63,22 +68,25 @@ __all__ = [
     "LlamaDecoderLayer",
     "MulAndSilu",
     "RMSNorm",
+    "RMSNormZeroCentered",
     "SiluAndMul",
     "SwiGLUMLP",
     "experts_forward",
     "kernel_mapping",
 ]
 
+globals().update(decoder.LAYERS)
+
 # Name of a kernel layer in models -> the layer here.
 LAYERS = {
     "RMSNorm": "RMSNorm",
+    "RMSNormZeroCentered": "RMSNormZeroCentered",
     "FP8Linear": "FP8Linear",
     "FP8LinearPart": "FP8LinearPart",
     "FbgemmFp8Linear": "FbgemmFp8Linear",
     "LlamaMLP": "SwiGLUMLP",
     "SwiGLUMLP": "SwiGLUMLP",
-    "LlamaDecoderLayer": "LlamaDecoderLayer",
-    "GemmaDecoderLayer": "GemmaDecoderLayer",
+    **{name: name for name in decoder.LAYERS},
     "Experts": "Experts",
     "Llama4TextMoe": "Llama4TextMoe",
     "SiluAndMul": "SiluAndMul",
@@ -102,7 +110,6 @@ OTHER_NAMES = (
     "QuickGELU",
     "Qwen3_5GatedDeltaNet",
     "RMSNormGated",
-    "RMSNormZeroCentered",
     "SiLU",
     "SoftmaxTopKRouter",
     "rotary_pos_emb",

@@ -1,105 +1,120 @@
 """Whole decoder layers of models that ``quantize_model_`` has prepared."""
 
-from typing import Any, Optional
+import inspect
+from typing import Any, Dict, Optional, Tuple, Type
 
-import torch
 from torch import nn
 
-from ..functional.norm import add_residual_, multiply_
+from ..functional.norm import add_residual, multiply
 from ..models.fuse import has_fused
-from ..models.hooks import is_hooked
+from ..models.hooks import is_hooked, is_unseen
+from ..models.known import DECODER_LAYERS, skipped_by
 from ..models.linear import Projected
-from .norm import norm_linear, norm_rows
+from .norm import norm_linear, norm_rows, norm_sum, norm_sum_linear
 
 
-class LlamaDecoderLayer(nn.Module):
-    has_backward = False
-    can_torch_compile = True
+def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """What ``layer.kernel_family`` says, with the arguments of the layer's own forward.
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: Optional[torch.Tensor] = None,
-        position_ids: Optional[torch.Tensor] = None,
-        past_key_values: Optional[Any] = None,
-        use_cache: Optional[bool] = False,
-        position_embeddings: Optional[Any] = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        return decoder_layer(
-            self,
-            hidden_states,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            position_embeddings=position_embeddings,
-            **kwargs,
-        )
-
-
-class GemmaDecoderLayer(nn.Module):
-    """As ``LlamaDecoderLayer``, for families whose forward names its arguments differently."""
-
-    has_backward = False
-    can_torch_compile = True
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_embeddings: Optional[Any] = None,
-        attention_mask: Optional[torch.Tensor] = None,
-        position_ids: Optional[torch.Tensor] = None,
-        past_key_values: Optional[Any] = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        return decoder_layer(
-            self,
-            hidden_states,
-            position_embeddings=position_embeddings,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            **kwargs,
-        )
-
-
-def decoder_layer(layer: nn.Module, hidden_states: torch.Tensor, **arguments: Any) -> torch.Tensor:
-    """What ``layer.kernel_family`` says; the attention gets the arguments.
-
-    In training, and where something has come between the layer and what it would compute itself, an
-    adapter or a hook, its own forward runs.
+    In training, and where somebody wants to see a norm of it run, or gives other arguments than
+    its own forward takes, that one runs. An attention or MLP whose input somebody sees gets a plain
+    tensor.
     """
-    family = layer.kernel_family
+    family, call = layer.kernel_family, layer.kernel_call
+    if layer.training or not _fits(call, args, kwargs) or any(map(is_hooked, skipped_by(layer))):
+        return type(layer).forward(layer, *args, **kwargs)
+    given = {**dict(zip(call.parameters, args)), **kwargs}
+    hidden_states = given[call.hidden]
     attention, mlp = getattr(layer, family.attention), getattr(layer, family.mlp)
-    hooked = any(is_hooked(getattr(layer, name)) for name in family.norms)
-    if layer.training or hooked or not has_fused(attention, family.qkv):
-        return type(layer).forward(layer, hidden_states, **arguments)
     multiplier = _named(layer, family.residual_multiplier)
     # Rows are folded once: at batch 1 each view costs a tenth of an op.
     x = hidden_states.flatten(0, -2)
-    norm, projection = _named(layer, family.attention_norm), getattr(attention, family.qkv.name)
-    qkv = norm_linear(x, None, norm, projection)
-    attended, _ = attention(
-        hidden_states=Projected(qkv.view(*hidden_states.shape[:-1], qkv.shape[-1])), **arguments
-    )
-    # The attention's result is fresh, so the residual sum may take its place. The layer's input may
-    # not be written: output_hidden_states keeps it.
-    attended = attended.view(x.shape).to(x.dtype)  # autocast may have made it 16 bits
-    residual = norm_rows(attended, None, _named(layer, family.attention_out_norm))
+    norm = _named(layer, family.attention_norm)
+    if has_fused(attention, family.qkv) and is_unseen(attention):
+        qkv = norm_linear(x, norm, getattr(attention, family.qkv.name))
+        projected = Projected(qkv.view(*hidden_states.shape[:-1], qkv.shape[-1]))
+        results = _attend(attention, projected, call, given)
+    else:
+        normed = norm_rows(x, norm).view(hidden_states.shape)
+        results = _attend(attention, normed, call, given)
+    results = results if isinstance(results, tuple) else (results,)
+    # Whoever has seen the attention's result, or the layer's input, may still hold it: what is
+    # written here is this function's own. autocast may have made the result 16 bits.
+    attended = results[0].reshape(x.shape).to(x.dtype)
+    attended = norm_rows(attended, _named(layer, family.attention_out_norm))
     if multiplier is not None:
-        multiply_(residual, multiplier)
+        attended = multiply(attended, multiplier)
     norm = _named(layer, family.mlp_norm)
-    if has_fused(mlp, family.gate_up):
-        gate_up = norm_linear(x, residual, norm, getattr(mlp, family.gate_up.name))
+    if hasattr(mlp, "kernel_family") and has_fused(mlp, family.gate_up) and _are_unseen(mlp):
+        residual, gate_up = norm_sum_linear(x, attended, norm, getattr(mlp, family.gate_up.name))
         out = mlp(Projected(gate_up))
-    else:  # experts, or an MLP that was left in 16 bits
-        out = mlp(norm_rows(x, residual, norm).view(hidden_states.shape))
-        out = (out[0] if isinstance(out, tuple) else out).view(x.shape)  # with what a router says
-    out = norm_rows(out.to(x.dtype), None, _named(layer, family.mlp_out_norm))
-    add_residual_(residual, out, 1.0 if multiplier is None else multiplier)
-    return residual.view(hidden_states.shape)
+    else:  # experts, an MLP that was left in 16 bits, or one with a hook
+        residual, normed = norm_sum(x, attended, norm)
+        out = mlp(normed.view(hidden_states.shape))
+        out = (out[0] if isinstance(out, tuple) else out).reshape(x.shape)  # a router's too
+    out = norm_rows(out.to(x.dtype), _named(layer, family.mlp_out_norm))
+    out = add_residual(residual, out, multiplier).view(hidden_states.shape)
+    if call.returns is None:
+        return out
+    return (out, *(results[place] for place in call.returns[1:]))
+
+
+def _attend(attention: nn.Module, x: Any, call: Any, given: Dict[str, Any]) -> Any:
+    keywords = {
+        keyword: argument.constant
+        if argument.parameter is None
+        else given[argument.parameter]
+        if argument.parameter in given
+        else call.defaults[argument.parameter]
+        for keyword, argument in call.attention
+    }
+    if call.hands_others:
+        keywords.update((name, value) for name, value in given.items() if name not in call.names)
+    if call.attention_hidden is None:
+        return attention(x, **keywords)
+    return attention(**{call.attention_hidden: x}, **keywords)
+
+
+def _fits(call: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+    """Whether the layer's own forward takes the arguments: if not, it says so best."""
+    by_position = call.parameters[: len(args)]
+    return (
+        len(args) <= len(call.parameters)
+        and all(name not in by_position for name in kwargs)
+        and all(name in by_position or name in kwargs for name in (call.hidden, *call.required))
+        and (call.takes_others or all(name in call.names for name in kwargs))
+    )
+
+
+def _are_unseen(mlp: nn.Module) -> bool:
+    return is_unseen(mlp) and all(is_unseen(child) for child in mlp.children())
 
 
 def _named(layer: nn.Module, name: Optional[str]) -> Any:
     return None if name is None else getattr(layer, name)
+
+
+# ---- one class for each number of arguments ---------------------------------------------------
+
+
+def _made(name: str, positional: int, by_name: int, others: bool) -> Type[nn.Module]:
+    """A layer of as many arguments: ``kernelize`` compares their number and kinds with those of the
+    forward that the layer replaces. The names are that one's own."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return decoder_layer(self, args, kwargs)
+
+    parameter = inspect.Parameter
+    taken = [parameter("self", parameter.POSITIONAL_OR_KEYWORD)]
+    taken += [parameter(f"a{i}", parameter.POSITIONAL_OR_KEYWORD) for i in range(positional)]
+    taken += [parameter(f"k{i}", parameter.KEYWORD_ONLY) for i in range(by_name)]
+    taken += [parameter("kwargs", parameter.VAR_KEYWORD)] if others else []
+    forward.__signature__ = inspect.Signature(taken)
+    forward.__qualname__ = f"{name}.forward"
+    members = {"forward": forward, "has_backward": False, "can_torch_compile": True}
+    return type(name, (nn.Module,), {**members, "__module__": __name__})
+
+
+LAYERS = {name: _made(name, *takes) for takes, name in DECODER_LAYERS.items()}
+LlamaDecoderLayer = LAYERS["LlamaDecoderLayer"]
+GemmaDecoderLayer = LAYERS["GemmaDecoderLayer"]

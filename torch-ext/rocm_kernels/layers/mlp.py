@@ -9,7 +9,7 @@ from ..functional import quantize_fp8, swiglu, swiglu_fp8
 from ..functional.activation import gated
 from ..models.families import ACTIVATIONS, LLAMA, Family
 from ..models.fuse import has_fused
-from ..models.hooks import is_hooked
+from ..models.hooks import is_hooked, is_unseen
 from ..models.linear import Projected, Quantized
 from .linear import apply, is_fp8, is_weight_only, quantization
 from .training import for_inference
@@ -21,7 +21,7 @@ class SwiGLUMLP(nn.Module):
 
     @for_inference
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if isinstance(x, Projected) or x.dim() == 2:
+        if isinstance(x, Projected) or x.dim() == 2 or any(map(is_hooked, self.children())):
             return _gated_mlp(x, self)
         out = _gated_mlp(x.reshape(-1, x.shape[-1]), self)
         return out.view(*x.shape[:-1], out.shape[-1])
@@ -34,7 +34,7 @@ def _gated_mlp(x: Union[torch.Tensor, Projected], mlp: nn.Module) -> torch.Tenso
     activation = None if is_hooked(act_fn) else ACTIVATIONS.get(type(act_fn).__name__)
     if activation is None:
         return down(gated(act_fn, gate, up))
-    if not is_fp8(down) or is_weight_only(down):
+    if not is_fp8(down) or is_weight_only(down) or not is_unseen(down):
         return down(swiglu(gate, up, activation=activation))
     q, scale = swiglu_fp8(gate, up, activation=activation, **quantization(down))
     return apply(down, Quantized(q, scale, x.dtype))
@@ -50,7 +50,8 @@ def _gate_and_up(
         return getattr(mlp, family.gate_up.name)(x).chunk(2, -1)
     gate, up = [getattr(mlp, name) for name in family.gate_up.of(mlp)]
     alike = is_fp8(gate) and is_fp8(up) and gate.activation_scheme == "dynamic"
-    if not alike or quantization(gate) != quantization(up) or is_hooked(gate) or is_hooked(up):
+    alike = alike and quantization(gate) == quantization(up)
+    if not alike or not is_unseen(gate) or not is_unseen(up):
         return gate(x), up(x)
     quantized = Quantized(*quantize_fp8(x, **quantization(gate)), x.dtype)
     return apply(gate, quantized), apply(up, quantized)

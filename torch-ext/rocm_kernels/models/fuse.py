@@ -7,20 +7,23 @@ from torch import nn
 
 from ..functional import SCALE_BLOCK
 from .families import BY_DECODER, BY_MLP, Join
-from .hooks import hand_over, is_hooked
+from .hooks import hand_over, is_hooked, is_unseen
 from .linear import FP8Linear, FP8LinearPart
 
 
 def fuse_projections(model: nn.Module) -> Dict[str, Tuple[str, ...]]:
-    """Joins what the families of the model's modules say; returns what became of which."""
+    """Joins what the families of the model's modules say; returns what became of which. Of an MLP
+    that computes something else, by the name of a family, nothing is joined."""
     fused: Dict[str, Tuple[str, ...]] = {}
     for name, module in list(model.named_modules()):
         prefix = f"{name}." if name else ""
-        if family := BY_MLP.get(type(module).__name__):
+        if hasattr(module, "kernel_family") and type(module).__name__ in BY_MLP:
+            family = module.kernel_family
             fused.update(_join(module, prefix, family.gate_up))
         elif family := BY_DECODER.get(type(module).__name__):
-            attention = getattr(module, family.attention)
-            fused.update(_join(attention, f"{prefix}{family.attention}.", family.qkv))
+            attention = module._modules.get(family.attention)
+            if attention is not None:
+                fused.update(_join(attention, f"{prefix}{family.attention}.", family.qkv))
     return fused
 
 
@@ -30,9 +33,25 @@ def has_fused(parent: nn.Module, join: Join) -> bool:
     if not isinstance(parent._modules.get(join.name), FP8Linear):
         return False
     return all(
-        type(linear) in (FP8LinearPart, FP8Linear) and not is_hooked(linear)
+        type(linear) in (FP8LinearPart, FP8Linear) and is_unseen(linear)
         for linear in (parent._modules[name] for name in join.of(parent))
     )
+
+
+def why_not_fused(parent: nn.Module, join: Join) -> Optional[str]:
+    """Of :func:`has_fused`; None: it has."""
+    if has_fused(parent, join):
+        return None
+    names = join.of(parent)
+    for name in names:
+        linear = parent._modules.get(name)
+        if linear is None:
+            return f"{name} is missing"
+        if type(linear) not in (FP8LinearPart, FP8Linear):
+            return f"{name} is a {type(linear).__name__}"
+        if not is_unseen(linear):
+            return f"{name} has a hook"
+    return f"{', '.join(names)} are not joined"
 
 
 def _join(parent: nn.Module, prefix: str, join: Join) -> Dict[str, Tuple[str, ...]]:

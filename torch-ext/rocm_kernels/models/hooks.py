@@ -30,7 +30,34 @@ def hand_over(old: nn.Module, new: nn.Module) -> None:
 
 def is_hooked(module: nn.Module) -> bool:
     """Whether something happens around a module's forward: then its parent calls it."""
-    return bool(module._forward_hooks) or bool(module._forward_pre_hooks)
+    every = torch.nn.modules.module
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or every._global_forward_hooks
+        or every._global_forward_pre_hooks
+    )
+
+
+def is_unseen(module: nn.Module) -> bool:
+    """Whether a call reaches a module's own forward, or a layer's of this package, and nobody sees
+    its arguments on the way: then they may be of this package's own types."""
+    if is_hooked(module):
+        return False
+    forward = module.__dict__.get("forward")
+    if forward is None:
+        return True
+    function = getattr(forward, "__func__", None)
+    return function is type(module).forward or is_layer(function)
+
+
+# Not imported: the layers import this package.
+_LAYERS = __name__.rpartition(".models.")[0] + ".layers."
+
+
+def is_layer(function: Any) -> bool:
+    """Whether a function is a forward of this package's layers."""
+    return getattr(function, "__module__", "").startswith(_LAYERS)
 
 
 def is_offloaded(module: nn.Module) -> bool:
@@ -46,6 +73,7 @@ def is_wrapped(module: nn.Module) -> bool:
         forward is None
         or "_hf_hook" in vars(module)
         or getattr(forward, "__func__", None) is type(module).forward
+        or is_layer(getattr(forward, "__func__", None))
     )
 
 
@@ -54,19 +82,16 @@ def keep_accelerate_hooks(model: nn.Module) -> None:
     ``kernelize`` puts a kernel's. Those of modules that it may see move into torch's hooks.
 
     One that brings inputs to where the module around has brought them already does nothing, and is
-    dropped: it would keep a decoder layer from being replaced.
+    dropped: it would keep a decoder layer from being replaced, or its attention from getting what
+    is projected already.
     """
     devices: Dict[str, Any] = {}
     for name, module in model.named_modules():
         around = devices.get(name.rpartition(".")[0])
         hook = vars(module).get("_hf_hook")
         devices[name] = getattr(hook, "execution_device", around) if name else None
-        if hook is None or not hasattr(type(module), "kernel_layer_name"):
+        if hook is None:
             continue
-        if getattr(vars(module).get("forward"), "func", None) is not None:
-            del module.forward, module._old_forward
-        elif _before in module._forward_pre_hooks.values():
-            continue  # done, by an earlier call
         does_nothing = (
             type(hook).__name__ == "AlignDevicesHook"
             and not hook.offload
@@ -74,6 +99,12 @@ def keep_accelerate_hooks(model: nn.Module) -> None:
             and None not in (around, hook.execution_device)
             and torch.device(hook.execution_device) == torch.device(around)
         )
+        if not does_nothing and not hasattr(type(module), "kernel_layer_name"):
+            continue
+        if getattr(vars(module).get("forward"), "func", None) is not None:
+            del module.forward, module._old_forward
+        elif _before in module._forward_pre_hooks.values():
+            continue  # done, by an earlier call
         if does_nothing:
             del module._hf_hook
         else:

@@ -1,77 +1,211 @@
-"""Which modules ``kernelize`` gets to see, and as what."""
+"""Which modules ``kernelize`` gets to see, and as what; and which it does not, and why."""
 
 import inspect
-from typing import Callable, Optional
+from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 from torch import nn
 
-from .families import ACTIVATIONS, BY_DECODER, BY_MLP
-from .fuse import has_fused
-from .hooks import is_offloaded
+from .ask import Differs, ask_decoder_layer, ask_mlp
+from .families import BY_DECODER, BY_MLP, Family
+from .fuse import why_not_fused
+from .hooks import is_hooked, is_layer, is_wrapped
 from .linear import FP8Linear, FP8LinearPart
-from .norms import computes_rms_norm, is_norm, prepare_norm
+from .norms import computes_rms_norm, formula_of
+
+# Kernel layers for norms, by what is added to the weight. The names are transformers' own.
+_NORM_LAYERS = {0.0: "RMSNorm", 1.0: "RMSNormZeroCentered"}
 
 
-def make_known(cls: type, layer_name: str, condition: Callable[[nn.Module], bool]) -> None:
+class _Condition(NamedTuple):
+    """Keeps ``kernelize`` from instances that are not prepared, and from subclasses, which inherit
+    a class's name."""
+
+    cls: type
+    condition: Callable[[nn.Module], bool]
+
+    def __call__(self, module: nn.Module) -> bool:
+        return type(module) is self.cls and self.condition(module)
+
+
+def make_known(
+    cls: type,
+    layer_name: str,
+    condition: Callable[[nn.Module], bool],
+    alike: Sequence[str] = (),
+) -> None:
     """Lets ``kernelize`` see a class, as ``kernels.replace_kernel_forward_from_hub`` does.
 
-    The condition keeps it from instances that are not prepared, and from subclasses, which inherit
-    the name.
+    A name that somebody else gave the class stays if it is this one, or one of those that mean the
+    same here. Any other would keep the class from the layers, and gives way.
     """
-    if "kernel_layer_name" not in vars(cls):  # its own, not one that it inherits
+    own = vars(cls)  # not what it inherits
+    ours = isinstance(own.get("kernel_condition"), _Condition)
+    if ours or own.get("kernel_layer_name") not in (layer_name, *alike):
         cls.kernel_layer_name = layer_name
-        cls.kernel_condition = staticmethod(
-            lambda module: type(module) is cls and condition(module)
-        )
+        cls.kernel_condition = _Condition(cls, condition)
 
 
 def make_modules_known(model: nn.Module) -> None:
-    """Shows a model's MLPs, decoder layers and norms to ``kernelize``, and each of the first two
-    its family to the layers, as ``kernel_family``."""
+    """Shows a model's MLPs, decoder layers and norms to ``kernelize``, and to the layers what was
+    found out about each: of an MLP its family, as ``kernel_family``, of a decoder layer that and
+    how it calls its attention, as ``kernel_call``, of a norm its formula, as ``kernel_norm``."""
     for module in model.modules():
         name = type(module).__name__
-        if name in BY_MLP:
-            module.kernel_family = BY_MLP[name]
-            make_known(type(module), "LlamaMLP", _is_fp8_mlp)
-        elif name in BY_DECODER:
-            module.kernel_family = BY_DECODER[name]
-            layer = _decoder_layer_name(type(module))
-            if layer is not None:
+        for fact in ("kernel_family", "kernel_call", "kernel_norm"):
+            module.__dict__.pop(fact, None)  # what an earlier call has found out
+        try:
+            if name in BY_MLP:
+                ask_mlp(module, BY_MLP[name])
+                module.kernel_family = BY_MLP[name]
+                make_known(type(module), "LlamaMLP", _is_fp8_mlp, alike=["SwiGLUMLP"])
+            elif name in BY_DECODER:
+                call = ask_decoder_layer(module, BY_DECODER[name])
+                layer = _decoder_layer_name(type(module))
+                module.kernel_family, module.kernel_call = BY_DECODER[name], call
                 make_known(type(module), layer, _is_fused_decoder_layer)
-        elif is_norm(module):
-            if not is_offloaded(module):
-                prepare_norm(module)
-            if computes_rms_norm(module):
-                # transformers does so too, but only beside the kernels that it was made for.
-                make_known(type(module), "RMSNorm", computes_rms_norm)
+        except Differs:
+            continue  # layers_left_alone tells why
+        formula = formula_of(module)
+        if formula is not None:
+            module.kernel_norm = formula
+            # transformers does so too, but only beside the kernels that it was made for, and by
+            # names of which the next may be new.
+            layer, both = _NORM_LAYERS[formula.weight_offset], _NORM_LAYERS.values()
+            make_known(type(module), layer, computes_rms_norm, alike=[*both])
 
 
-_GEMMA = {"hidden_states", "attention_mask", "position_ids", "past_key_values",
-          "position_embeddings", "kwargs"}  # fmt: skip
-# By what their forwards take, besides the module.
-_DECODER_LAYERS = {"LlamaDecoderLayer": {*_GEMMA, "use_cache"}, "GemmaDecoderLayer": _GEMMA}
+def layers_left_alone(model: nn.Module) -> Dict[str, str]:
+    """Names of MLPs and decoder layers of known classes that keep their own forward, and why."""
+    found: Dict[str, str] = {}
+    for name, module in model.named_modules():
+        cls = type(module).__name__
+        try:
+            if cls in BY_MLP:
+                _require_fp8_mlp(module, BY_MLP[cls])
+            elif cls in BY_DECODER:
+                _require_fused_decoder_layer(module, BY_DECODER[cls])
+                hooked = [child for child in skipped_by(module) if is_hooked(child)]
+                if hooked:
+                    raise Differs(f"a hook on {_name_in(module, hooked[0])} wants to see it run")
+        except Differs as reason:
+            found[name] = str(reason)
+    return found
 
 
-def _decoder_layer_name(cls: type) -> Optional[str]:
-    """``kernelize`` wants a layer to have as many parameters as what it replaces; None: no layer
-    has, as may be in another version of transformers."""
-    names = {*inspect.signature(cls.forward).parameters} - {"self"}
-    return next((layer for layer, own in _DECODER_LAYERS.items() if own == names), None)
+def unkernelized_layers(model: nn.Module) -> Dict[str, str]:
+    """Names of modules that a layer of this package could run, and does not, after ``kernelize``;
+    and why. Empty: nothing is missing.
+
+    They are MLPs and decoder layers of families that are known (docs/models.md), FP8 linears,
+    experts and RMSNorms.
+    """
+    found = layers_left_alone(model)
+    for name, module in model.named_modules():
+        cls = type(module)
+        if name in found or not (
+            cls.__name__ in BY_MLP
+            or cls.__name__ in BY_DECODER
+            or hasattr(module, "kernel_norm")
+            or ("kernel_layer_name" in vars(cls) and _is_of_this_package(cls))
+        ):
+            continue
+        forward = module.__dict__.get("forward")
+        if forward is None:
+            found[name] = "kernelize has not seen it"
+        elif not is_layer(getattr(forward, "__func__", None)):
+            found[name] = (
+                f"kernelize has no layer of this package for {cls.kernel_layer_name}, on this "
+                "device and in this mode"
+            )
+    return found
+
+
+def _is_of_this_package(cls: type) -> bool:
+    return cls.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]
+
+
+def skipped_by(layer: nn.Module) -> List[nn.Module]:
+    """Modules of a decoder layer that its kernel layer does not call, but does the work of."""
+    called = (layer.kernel_family.attention, layer.kernel_family.mlp)
+    return [m for name, m in layer._modules.items() if m is not None and name not in called]
+
+
+def _name_in(parent: nn.Module, child: nn.Module) -> str:
+    return next(name for name, module in parent._modules.items() if module is child)
+
+
+def _decoder_layer_name(cls: type) -> str:
+    """The kernel layer with as many parameters as a class's forward, which is what ``kernelize``
+    looks at."""
+    signature = inspect.signature(cls.forward)
+    kinds = [parameter.kind for parameter in signature.parameters.values()][1:]
+    takes = (
+        kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        kinds.count(inspect.Parameter.KEYWORD_ONLY),
+        inspect.Parameter.VAR_KEYWORD in kinds,
+    )
+    if takes not in DECODER_LAYERS:
+        raise Differs(f"no layer takes as many arguments as its forward{signature}")
+    return DECODER_LAYERS[takes]
+
+
+def _decoder_layers() -> Dict[Tuple[int, int, bool], str]:
+    names = {}
+    for positional in range(1, 13):
+        for by_name in range(9):
+            for others in (False, True):
+                name = f"DecoderLayer{positional}"
+                name += f"And{by_name}ByName" if by_name else ""
+                names[positional, by_name, others] = name + ("AndOthers" if others else "")
+    return {**names, (6, 0, True): "LlamaDecoderLayer", (5, 0, True): "GemmaDecoderLayer"}
+
+
+# Kernel layers for decoder layers, by what their forwards take besides the module: how many
+# arguments by position or name, how many by name alone, and whether any others.
+DECODER_LAYERS = _decoder_layers()
+
+
+def _require_fp8_mlp(module: nn.Module, family: Family) -> None:
+    if is_wrapped(module):
+        raise Differs("its forward was replaced")
+    ask_mlp(module, family)
+    for name in (*family.gate_up.of(module), family.down):
+        linear = getattr(module, name)
+        if not isinstance(linear, (FP8Linear, FP8LinearPart)):
+            raise Differs(f"its {name} is a {type(linear).__name__}")
 
 
 def _is_fp8_mlp(module: nn.Module) -> bool:
-    family = getattr(module, "kernel_family", None)  # None: another model's, not prepared
-    if family is None or type(getattr(module, family.activation)).__name__ not in ACTIVATIONS:
-        return False
-    linears = (*family.gate_up.of(module), family.down)
-    return all(isinstance(getattr(module, name), (FP8Linear, FP8LinearPart)) for name in linears)
+    return _is_prepared(module, _require_fp8_mlp)
+
+
+def _require_fused_decoder_layer(module: nn.Module, family: Family) -> None:
+    if is_wrapped(module):
+        raise Differs("its forward was replaced")
+    call = ask_decoder_layer(module, family)
+    _decoder_layer_name(type(module))
+    if call != getattr(module, "kernel_call", None):
+        raise Differs("is not what quantize_model_ has seen")
+    for name in family.norms:
+        norm = getattr(module, name)
+        if not computes_rms_norm(norm):
+            raise Differs(f"its {name} is a {type(norm).__name__}, which computes no RMSNorm")
+    attention = getattr(module, family.attention)
+    why = why_not_fused(attention, family.qkv)
+    if why is not None:
+        raise Differs(f"its {family.attention}'s {why}")
 
 
 def _is_fused_decoder_layer(module: nn.Module) -> bool:
-    family = getattr(module, "kernel_family", None)
+    return _is_prepared(module, _require_fused_decoder_layer)
+
+
+def _is_prepared(module: nn.Module, require: Callable[[nn.Module, Family], None]) -> bool:
+    family = getattr(module, "kernel_family", None)  # None: another model's
     if family is None:
         return False
-    norms = [getattr(module, name) for name in family.norms]
-    return has_fused(getattr(module, family.attention), family.qkv) and all(
-        computes_rms_norm(norm) for norm in norms
-    )
+    try:
+        require(module, family)
+    except Differs:
+        return False
+    return True

@@ -1,74 +1,69 @@
-"""Which norms are the ``RMSNorm`` layer's formula, and the weights that they multiply by."""
+"""Which norms are the ``RMSNorm`` layer's formula, asked of their own code."""
 
 import copy
-from typing import Any, Dict, Optional
+from typing import Dict, NamedTuple, Optional
 
 import torch
 from torch import nn
 
 from ..reference import rms_norm
+from .hooks import is_wrapped
+
+
+class NormFormula(NamedTuple):
+    """What a norm computes: ``x * rsqrt(mean(x^2) + eps) * (weight + weight_offset)``.
+
+    ``quantize_model_`` leaves it on each norm that it has asked, as ``kernel_norm``. The offset is
+    1 in Gemma's; ``eps`` is the name of the attribute.
+    """
+
+    weight_offset: float
+    eps: str
+
+
+def weight_offset_of(norm: nn.Module) -> float:
+    formula = getattr(norm, "kernel_norm", None)
+    return 0.0 if formula is None else formula.weight_offset
 
 
 def eps_of(norm: nn.Module) -> float:
+    formula = getattr(norm, "kernel_norm", None)
+    if formula is not None:
+        return getattr(norm, formula.eps)
     return norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
 
 
-def weight_of(norm: nn.Module) -> torch.Tensor:
-    """What a norm multiplies by: its weight, or 1 + weight where :func:`prepare_norm` left that."""
-    return norm.kernel_weight if hasattr(norm, "kernel_weight") else norm.weight
-
-
-def is_norm(module: nn.Module) -> bool:
-    return type(module).__name__.endswith("Norm") and not module._modules
-
-
-def prepare_norm(norm: nn.Module) -> None:
-    """Gives a norm that multiplies by 1 + weight, as Gemma's do, that sum, in float32.
-
-    Made here and not in each forward, where it would cost a launch. It is no part of the state
-    dict, and made anew when a weight is loaded.
-    """
-    if hasattr(norm, "kernel_weight"):
-        _offset_weight(norm)
-    elif _weight_offset(norm) == 1.0:
-        norm.register_buffer("kernel_weight", None, persistent=False)
-        _offset_weight(norm)
-        norm.register_load_state_dict_post_hook(_offset_weight)
-
-
-def computes_rms_norm(norm: nn.Module) -> bool:
-    """Whether a norm's own forward is the formula of the ``RMSNorm`` layer, with the weight that
-    :func:`weight_of` tells."""
-    offset = _weight_offset(norm)
-    return offset is not None and (offset == 1.0) == hasattr(norm, "kernel_weight")
-
-
-def _offset_weight(norm: nn.Module, _: Any = None) -> None:
-    norm.kernel_weight = norm.weight.detach().float() + 1
-
-
-def _weight_offset(norm: nn.Module) -> Optional[float]:
-    """0 for a norm that multiplies by its weight, 1 for one that multiplies by 1 + weight, None for
-    one that computes something else: asked of it, with numbers, for there are over a hundred such
-    classes."""
+def formula_of(norm: nn.Module) -> Optional[NormFormula]:
+    """None for a module that computes something else: asked of it, with numbers, for there are over
+    a hundred such classes, and the next may have any name."""
     weight = norm._parameters.get("weight")
-    if set(norm._parameters) != {"weight"} or weight is None or weight.dim() != 1:
-        return None
-    if not isinstance(getattr(norm, "variance_epsilon", getattr(norm, "eps", None)), float):
+    if norm._modules or set(norm._parameters) != {"weight"} or weight is None or weight.dim() != 1:
         return None
     exactly = {"dtype": torch.float32, "device": "cpu"}
     probe, size = copy.copy(norm), weight.shape[0]
-    probe._parameters = {"weight": nn.Parameter(torch.linspace(0.5, 1.5, size, **exactly))}
-    x = torch.linspace(-3, 4, 2 * size, **exactly).view(2, size)
-    try:
-        with torch.no_grad():
-            computed = type(norm).forward(probe, x)
-    except Exception:  # it takes something else: the report names it
-        return None
-    for offset in (0.0, 1.0):
-        if torch.allclose(computed, rms_norm(x, probe.weight + offset, eps_of(norm)), 1e-4, 1e-5):
-            return offset
+    probe._parameters = {"weight": nn.Parameter(torch.linspace(-0.5, 1.5, size, **exactly))}
+    rows = torch.linspace(-3, 4, 2 * size, **exactly).view(2, size)
+    names = [name for name, value in vars(norm).items() if isinstance(value, float)]
+    for name in sorted(names, key=lambda name: "eps" not in name):
+        eps = getattr(norm, name)
+        # Rows of which eps is nothing, rows that it is half of, and some that a limit would meet.
+        x = torch.cat([rows, rows * (abs(eps) ** 0.5 or 1.0), rows * 1e3])
+        try:
+            with torch.no_grad():
+                computed = type(norm).forward(probe, x)
+            for offset in (0.0, 1.0):
+                expected = rms_norm(x, probe.weight, eps, weight_offset=offset)
+                if torch.allclose(computed, expected, 1e-4, 1e-5):
+                    return NormFormula(offset, name)
+        except Exception:  # it takes something else: the report names it
+            return None
     return None
+
+
+def computes_rms_norm(norm: nn.Module) -> bool:
+    """Whether a norm's own forward is still what ``quantize_model_`` has seen."""
+    formula = getattr(norm, "kernel_norm", None)
+    return formula is not None and formula == formula_of(norm) and not is_wrapped(norm)
 
 
 def other_norms(model: nn.Module) -> Dict[str, int]:
@@ -76,8 +71,7 @@ def other_norms(model: nn.Module) -> Dict[str, int]:
     counts: Dict[str, int] = {}
     for module in model.modules():
         cls = type(module)
-        condition = getattr(cls, "kernel_condition", lambda _: True)
-        known = getattr(cls, "kernel_layer_name", None) == "RMSNorm" and condition(module)
-        if is_norm(module) and not known:
+        is_norm = "Norm" in cls.__name__ and not module._modules
+        if is_norm and not hasattr(module, "kernel_norm"):
             counts[cls.__name__] = counts.get(cls.__name__, 0) + 1
     return counts

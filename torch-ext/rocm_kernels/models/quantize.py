@@ -14,7 +14,7 @@ from .convert_experts import ExpertsPlan, is_experts
 from .experts import Experts
 from .fuse import fuse_projections
 from .hooks import hand_over, is_offloaded, is_wrapped, keep_accelerate_hooks
-from .known import make_modules_known
+from .known import layers_left_alone, make_modules_known
 from .linear import FP8Linear, FP8LinearPart, computes_linear, in_dialect
 from .norms import other_norms
 from .reads import read_by_their_owner
@@ -85,6 +85,7 @@ def quantize_model_(
         experts=experts.found,
         kept={name: count / bytes_after for name, count in kept_bytes(model).items()},
         norms=other_norms(model),
+        layers=layers_left_alone(model),
         bytes_before=bytes_before,
         bytes_after=bytes_after,
         fp8_dtype=_native(model, fp8_dtype),

@@ -28,6 +28,8 @@ class QuantizationReport:
         kept: what did not become FP8: name of each parameter, ``*`` for the numbers in it, and its
             share of ``bytes_after``. Experts come first, then by share.
         norms: class of each norm that no kernel layer replaces, and how many there are of it.
+        layers: name of each decoder layer and MLP of a known family that keeps its own forward, its
+            linears served all the same, and why.
         bytes_before, bytes_after: of the model's parameters and buffers, shared ones counted once.
         fp8_dtype: the dialect of the weights.
         activations: how the linears take their inputs, ``"dynamic"`` or ``"none"``.
@@ -40,6 +42,7 @@ class QuantizationReport:
     experts: Dict[str, str]
     kept: Dict[str, float]
     norms: Dict[str, int]
+    layers: Dict[str, str]
     bytes_before: int
     bytes_after: int
     fp8_dtype: torch.dtype
@@ -59,6 +62,8 @@ class QuantizationReport:
             f"skipped {name}: {why}" + (f" ({count})" if count > 1 else "")
             for (name, why), count in skipped.items()
         ]
+        layers = Counter((_starred(name), why) for name, why in self.layers.items())
+        lines += [f"not whole: {count} {name}: {why}" for (name, why), count in layers.items()]
         lines += [f"not replaced: {count} {name}" for name, count in self.norms.items()]
         return "\n".join(lines)
 
