@@ -11,36 +11,16 @@ from torch import nn
 from ..functional import SCALE_BLOCK
 from .convert_experts import LOADED, PER_TOKEN, Pair, Stays, gate_of, is_experts, is_transposed
 from .experts import WEIGHTS, Experts
+from .formats import BLOCK as SCALES
 from .formats import Layout, LayoutOf
 from .mxfp4 import BLOCK
+from .names import listed_names
 
 NO_BOUND = ", without a bound on its inputs' scales"
 
 # Of one expert's linears: those that gate_up_proj joins, in order, and down's, by either name.
 _GATE_UP, _DOWN = ("gate_proj", "up_proj"), ("down_proj",)
 _MIXTRALS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-
-
-def stored_names(model: Any, names: Iterable[str]) -> Dict[str, str]:
-    """What a transformers model's modules are called in its checkpoints: as it was loaded, or as
-    transformers would write it."""
-    core = importlib.import_module("transformers.core_model_loading")
-    conversions = getattr(model, "_weight_conversions", None)
-    if conversions is None:
-        mapping = importlib.import_module("transformers.conversion_mapping")
-        conversions = mapping.get_model_conversion_mapping(model, add_legacy=False)
-        # Which file has such a prefix is known after loading alone.
-        conversions = [c for c in conversions if not isinstance(c, core.PrefixChange)]
-    renamings = [
-        c.reverse_transform() for c in conversions[::-1] if isinstance(c, core.WeightRenaming)
-    ]
-    found = {}
-    for name in names:
-        weight = f"{name}.weight"
-        for renaming in renamings:  # in turn; transformers has a function for it from 5.21 on
-            weight, _ = renaming.rename_source_key(weight)
-        found[name] = weight.rpartition(".")[0]
-    return found
 
 
 # ---- loading
@@ -50,10 +30,9 @@ def place_experts(model: Any, layout_of: LayoutOf) -> None:
     """Puts an empty :class:`Experts` in the place of each module whose experts a checkpoint has in
     FP8."""
     modules = {name: module for name, module in model.named_modules() if is_experts(module)}
-    for name, stored in stored_names(model, modules).items():
+    for name, names in listed_names(model, modules, {}).items():
         module = modules[name]
-        both = {name, stored}
-        gate_up, down = (_layout(layout_of, both, linears) for linears in (_GATE_UP, _DOWN))
+        gate_up, down = (_layout(layout_of, names, linears) for linears in (_GATE_UP, _DOWN))
         if gate_up is None and down is None:
             continue
         try:
@@ -85,6 +64,8 @@ def _empty(module: nn.Module, layout: Layout) -> Experts:
         experts, n, k = (shape[0], shape[2], shape[1]) if transposed else shape
         if layout.weights == "mxfp4" and k % BLOCK:
             raise Stays(f"has rows of {k} values, not whole blocks of {BLOCK}")
+        if layout.weights == "block" and layout.block != SCALES:
+            raise Stays(f"has scale blocks of {layout.block}, not {SCALES}")
         if layout.weights == "block" and (n // 2 if name == "gate_up_proj" else n) % SCALE_BLOCK:
             raise Stays(f"has {n} rows, not whole blocks of {SCALE_BLOCK}")
         with module._parameters[name].device:
