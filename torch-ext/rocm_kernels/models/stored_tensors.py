@@ -38,13 +38,6 @@ def header_of(stored: Any) -> Header:
     return Header(_DTYPES.get(stored.get_dtype()), (*stored.get_shape(),))
 
 
-def header_of(stored: Any) -> Header:
-    """Of a tensor, or of what safetensors gives in place of one that is not read yet."""
-    if isinstance(stored, torch.Tensor):
-        return Header(stored.dtype, (*stored.shape,))
-    return Header(_DTYPES.get(stored.get_dtype()), (*stored.get_shape(),))
-
-
 def read_headers(files: Optional[Sequence[str]]) -> Dict[str, Header]:
     """Each tensor's, by its name in a checkpoint's files; None, as for a model that is loaded from
     a state dict: nothing is known."""
