@@ -22,9 +22,11 @@ from .check_loaded import CACHE_SCALES, INPUTS_OF_EXPERTS, checking
 from .convert_experts import is_experts
 from .experts import Experts
 from .formats import FINEGRAINED, FORMATS, Layout, describe, layout_of_linear, layouts_of
+from .join_experts import with_conversions, without_ours
 from .linear import FP8Linear, FP8LinearPart
 from .names import stored_names
-from .stored_experts import layout_of_experts, place_experts, store_experts, with_conversions
+from .store_experts import store_experts
+from .stored_experts import layout_of_experts, place_experts
 from .stored_linears import (
     conversions_of_embeddings,
     conversions_of_linears,
@@ -241,7 +243,7 @@ def _fp8_quantizer() -> type:
             layout_of = layouts_of(self.quantization_config.to_dict())
             files = by_module(model, read_headers(checkpoint_files))
             self.embeddings = place_linears(model, layout_of, files)
-            place_experts(model, layout_of)
+            place_experts(model, layout_of, files)
             ignored = set(model._keys_to_ignore_on_load_unexpected or ())
             ignored |= {CACHE_SCALES, INPUTS_OF_EXPERTS}
             model._keys_to_ignore_on_load_unexpected = ignored
@@ -249,6 +251,7 @@ def _fp8_quantizer() -> type:
         def finish_loading(self, model: Any) -> None:
             """Once all tensors are there, and nothing has been moved away from its device."""
             regroup_linears(model)
+            model._weight_conversions = without_ours(model._weight_conversions)
 
         def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
             return [
