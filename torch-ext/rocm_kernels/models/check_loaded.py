@@ -40,6 +40,8 @@ def checking(load: Callable[..., Any]) -> Callable[..., Any]:
             if problems:
                 source = config.pretrained_model_name_or_path
                 raise ValueError(f"{source} cannot be loaded as it is: " + "; ".join(problems))
+            if hasattr(config.hf_quantizer, "finish_loading"):
+                config.hf_quantizer.finish_loading(model)
         return result
 
     return load_and_check
@@ -48,7 +50,7 @@ def checking(load: Callable[..., Any]) -> Callable[..., Any]:
 def _is_ours_to_check(model: Any, quantizer: Any) -> bool:
     if getattr(model, "_hf_peft_config_loaded", False):  # an adapter's file, beside the model's
         return False
-    if quantizer is None or hasattr(quantizer, "loads_into_fp8_linears"):
+    if quantizer is None or hasattr(quantizer, "finish_loading"):
         return True
     return str(getattr(quantizer.quantization_config, "quant_method", "")) in _METHODS
 
@@ -103,7 +105,9 @@ def _problems(
     wide = [
         f"{landing.name} ({headers[name].dtype})"
         for name, landing in landings.items()
-        if landing.name in fp8 and headers[name].dtype != own[landing.name]
+        if landing.name in fp8
+        and headers[name].dtype != own[landing.name]
+        and not landing.is_converted
     ]
     if wide:
         yield (

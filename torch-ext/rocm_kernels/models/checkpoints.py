@@ -8,59 +8,104 @@ of transformers is imported before a model of its, or that function, asks for it
 import contextlib
 import functools
 import importlib
+import json
 import re
 import sys
-from typing import Any, Dict, Iterator
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Optional
 
 import torch
 from torch import nn
 
 from ..functional import FP8_DTYPES
-from .adopt import weight_scale
 from .check_loaded import CACHE_SCALES, INPUTS_OF_EXPERTS, checking
 from .convert_experts import is_experts
 from .experts import Experts
-from .formats import FINEGRAINED, Layout, describe, layout_of_linear, layouts_of
-from .linear import FP8Linear, FP8LinearPart, computes_linear
-from .stored_experts import (
-    layout_of_experts,
-    place_experts,
-    store_experts,
-    stored_names,
-    with_conversions,
+from .formats import FINEGRAINED, FORMATS, Layout, describe, layout_of_linear, layouts_of
+from .join_experts import with_conversions, without_ours
+from .linear import FP8Linear, FP8LinearPart
+from .names import stored_names
+from .store_experts import store_experts
+from .stored_experts import layout_of_experts, place_experts
+from .stored_linears import (
+    conversions_of_embeddings,
+    conversions_of_linears,
+    place_linears,
+    regroup_linears,
 )
-
-_FORMATS = ("compressed-tensors", "fbgemm_fp8", "mxfp4", "quark")
+from .stored_tensors import by_module, read_headers
 
 
 @contextlib.contextmanager
 def fp8_checkpoints() -> Iterator[None]:
     """Within it ``from_pretrained`` keeps FP8 checkpoints in FP8, on any device.
 
-    Finegrained FP8 loads into transformers' own linears and experts, compressed-tensors, FBGEMM and
-    AMD Quark into :class:`FP8Linear`, with scales in float32, and without those packages; GPT-OSS's
-    experts stay MXFP4. :func:`quantize_model_` adopts all of these. What is not FP8, or FP8 in a
-    way that is not known here, is left to transformers. Scales of a KV cache are read over: the
-    cache stays in 16 bits. A transformers that is too old for it raises an ImportError.
+    Finegrained FP8 loads into transformers' own linears and experts; compressed-tensors, AMD Quark,
+    NVIDIA ModelOpt, AutoFP8, FBGEMM and MXFP8 into :class:`FP8Linear`, with scales in float32, and
+    without those packages; GPT-OSS's experts stay MXFP4. :func:`quantize_model_` adopts all of
+    these. What is not FP8, or FP8 in a way that is not known here, is left to transformers. Scales
+    of a KV cache are read over: the cache stays in 16 bits.
+
+    Raises:
+        ImportError: transformers is too old for it.
+        ValueError: by ``from_pretrained``: an FP8 weight or a scale is missing, would be cast
+            without its scale, or is not what the checkpoint's ``quantization_config`` says; or
+            that says what nothing here computes.
     """
     _require_conversions()
     auto = importlib.import_module("transformers.quantizers.auto")
     modeling = importlib.import_module("transformers.modeling_utils")
-    quantizers, configs = auto.AUTO_QUANTIZER_MAPPING, auto.AUTO_QUANTIZATION_CONFIG_MAPPING
-    load = modeling.convert_and_load_state_dict_in_model
-    before = dict(quantizers), dict(configs)
+    tables = auto.AUTO_QUANTIZER_MAPPING, auto.AUTO_QUANTIZATION_CONFIG_MAPPING
+    quantizers, configs = tables
+    before = [dict(table) for table in tables]
+    load, choose = modeling.convert_and_load_state_dict_in_model, modeling.get_hf_quantizer
     try:
         modeling.convert_and_load_state_dict_in_model = checking(load)
-        # transformers' own linears do; only its test of the machine stands in the way.
-        quantizers["fp8"] = _on_any_machine(quantizers["fp8"])
-        for method in _FORMATS:
-            configs[method] = _config_class(configs[method])
-            quantizers[method] = _chooser(quantizers[method])
+        modeling.get_hf_quantizer = _reading_hf_quant_config(choose)
+        for method in (format.method for format in FORMATS):
+            quantizers[method] = _chooser(quantizers.get(method))
+            configs[method] = _config_class(configs.get(method))
         yield
     finally:
-        quantizers.update(before[0])
-        configs.update(before[1])
+        for table, old in zip(tables, before):
+            table.clear()
+            table.update(old)
         modeling.convert_and_load_state_dict_in_model = load
+        modeling.get_hf_quantizer = choose
+
+
+def _reading_hf_quant_config(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """transformers' ``get_hf_quantizer``, which knows of ModelOpt's file beside config.json."""
+
+    @functools.wraps(choose)
+    def read_and_choose(config: Any, quantization_config: Any, *args: Any, **kwargs: Any) -> Any:
+        text = config.get_text_config(decoder=True)
+        said = [getattr(c, "quantization_config", None) for c in (config, text)]
+        if quantization_config is None and said == [None, None]:
+            found = _hf_quant_config(getattr(config, "name_or_path", ""))
+            if found is not None:
+                config.quantization_config = found
+        return choose(config, quantization_config, *args, **kwargs)
+
+    return read_and_choose
+
+
+def _hf_quant_config(checkpoint: str) -> Optional[Dict[str, Any]]:
+    hub = importlib.import_module("transformers.utils.hub")
+    file = Path(checkpoint, "hf_quant_config.json")
+    if not Path(checkpoint).is_dir():  # of the Hub, so it is beside a config that is in the cache
+        file = hub.cached_file(
+            checkpoint,
+            file.name,
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    if file is None or not Path(file).is_file():
+        return None
+    said = json.loads(Path(file).read_text())
+    has_weights = (said.get("quantization") or {}).get("quant_algo") is not None
+    return {"quant_method": "modelopt", **said} if has_weights else None
 
 
 def _require_conversions() -> None:
@@ -123,10 +168,6 @@ def _could_be_quantised(module: nn.Module) -> bool:
     return matrix and not isinstance(module, nn.Embedding)
 
 
-def _on_any_machine(quantizer: type) -> type:
-    return type(quantizer.__name__, (quantizer,), {"validate_environment": lambda *_, **__: None})
-
-
 @functools.cache
 def _config_class(other: Any) -> type:
     base = importlib.import_module("transformers.utils.quantization_config")
@@ -149,74 +190,75 @@ def _config_class(other: Any) -> type:
     return Fp8CheckpointConfig
 
 
-def _chooser(other: type) -> Any:
+def _chooser(other: Optional[type]) -> Any:
     def quantizer(config: Any, **kwargs: Any) -> Any:
-        ours = type(config).__name__ == "Fp8CheckpointConfig"
-        return (_fp8_quantizer() if ours else other)(config, **kwargs)
+        if type(config).__name__ == "Fp8CheckpointConfig":
+            return _fp8_quantizer()(config, **kwargs)
+        finegrained = str(getattr(config, "quant_method", "")) in ("fp8", "mxfp8")
+        return (_finegrained_quantizer(other) if finegrained else other)(config, **kwargs)
 
     return quantizer
+
+
+def _finegrained_quantizer(base: type) -> type:
+    """transformers' own, on any machine: its linears do that, and only its test of the machine
+    stands in the way. Scales may have the names that others' files give them."""
+    core = importlib.import_module("transformers.core_model_loading")
+
+    def validate_environment(*_: Any, **__: Any) -> None:
+        pass
+
+    def update_weight_conversions(quantizer: Any, conversions: Any, model: Any) -> Any:
+        names = {"weight_scale": "weight_scale_inv", "input_scale": "activation_scale"}
+        return [
+            *(core.WeightRenaming(rf"\.{old}$", f".{new}") for old, new in names.items()),
+            *base.update_weight_conversions(quantizer, conversions, model),
+        ]
+
+    return type(
+        base.__name__,
+        (base,),
+        {
+            "validate_environment": validate_environment,
+            "update_weight_conversions": update_weight_conversions,
+        },
+    )
 
 
 @functools.cache
 def _fp8_quantizer() -> type:
     base = importlib.import_module("transformers.quantizers.base")
-    loading = importlib.import_module("transformers.core_model_loading")
-
-    class StoredScale(loading.ConversionOps):
-        """A scale of any shape, as the linear that it belongs to has it."""
-
-        def convert(self, tensors: Dict, model: Any, full_layer_name: str, **_: Any) -> Dict:
-            (scale,) = tensors.values()
-            scale = scale[0] if isinstance(scale, list) else scale
-            linear = model.get_submodule(full_layer_name.rpartition(".")[0])
-            if full_layer_name.endswith("activation_scale"):
-                return {full_layer_name: scale.float().reshape(1)}
-            n, k = linear.out_features, linear.in_features
-            blocks = scale.dim() == 2 and scale.shape[0] != n and scale.numel() > 1
-            scale = weight_scale(scale, n, k, blocks)
-            if scale.numel() == 1:  # of a weight that is one block, too
-                scale = scale.expand(linear.weight_scale_inv.shape).contiguous()
-            return {full_layer_name: scale}
-
-        @property
-        def reverse_op(self) -> Any:
-            return self
 
     class Fp8Quantizer(base.HfQuantizer):
         """Loads into ``FP8Linear``, and saves a model that has them."""
 
-        loads_into_fp8_linears = True
+        embeddings = ()  # names of those that the files have in FP8
 
         def _convert_model_for_quantization(self, model: Any) -> None:
             """transformers has Llama 4's experts as linears then; here they are one module."""
 
-        def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
+        def _process_model_before_weight_loading(
+            self, model: Any, checkpoint_files: Any = None, **_: Any
+        ) -> None:
             layout_of = layouts_of(self.quantization_config.to_dict())
-            linears = {n: m for n, m in model.named_modules() if computes_linear(m)}
-            for name, stored in stored_names(model, linears).items():
-                layout = layout_of(name, stored)
-                if layout is None:
-                    continue
-                if layout.weights == "mxfp4":
-                    raise ValueError(
-                        f"{name} is MXFP4 in this checkpoint, which experts alone can be here: "
-                        "load this model without fp8_checkpoints"
-                    )
-                model.set_submodule(name, _empty(linears[name], layout))
-            place_experts(model, layout_of)
+            files = by_module(model, read_headers(checkpoint_files))
+            self.embeddings = place_linears(model, layout_of, files)
+            place_experts(model, layout_of, files)
             ignored = set(model._keys_to_ignore_on_load_unexpected or ())
             ignored |= {CACHE_SCALES, INPUTS_OF_EXPERTS}
             model._keys_to_ignore_on_load_unexpected = ignored
 
-        def get_weight_conversions(self) -> Any:
-            names = {"weight_scale": "weight_scale_inv", "input_scale": "activation_scale"}
-            return [
-                loading.WeightConverter(f"{stored}$", name, operations=[StoredScale()])
-                for stored, name in names.items()
-            ]
+        def finish_loading(self, model: Any) -> None:
+            """Once all tensors are there, and nothing has been moved away from its device."""
+            regroup_linears(model)
+            model._weight_conversions = without_ours(model._weight_conversions)
 
         def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
-            return with_conversions(weight_conversions, model) + self.get_weight_conversions()
+            return [
+                *conversions_of_embeddings(self, self.embeddings),
+                *with_conversions(weight_conversions, model),
+                *conversions_of_linears(),
+            ]
 
         def get_state_dict_and_metadata(self, model: Any) -> Any:
             _require_conversions()
@@ -248,22 +290,6 @@ def _fp8_quantizer() -> type:
             return True
 
     return Fp8Quantizer
-
-
-def _empty(linear: nn.Linear, layout: Any) -> FP8Linear:
-    n, k = linear.out_features, linear.in_features
-    device, static = linear.weight.device, layout.inputs == "static"
-    new = FP8Linear(
-        torch.empty(n, k, dtype=torch.float8_e4m3fn, device=device),
-        torch.full(layout.scale_shape(n, k), torch.nan, dtype=torch.float32, device=device),
-        linear.bias,
-        layout.inputs,
-        activation_scale=torch.full((1,), torch.nan, device=device) if static else None,
-        scale_ub=layout.scale_ub,
-        scale_fmt=layout.scale_fmt,
-    )
-    new.is_loaded = True
-    return new
 
 
 def _require_all_ours(model: nn.Module) -> None:

@@ -22,6 +22,7 @@ from .mxfp4 import encode_mxfp4
 Pair = Tuple[torch.Tensor, torch.Tensor]  # a weight and its scales
 
 LOADED = "{} of the checkpoint"
+DEQUANTISED = "16 bits, dequantised from the checkpoint's {}: {}"
 PER_TOKEN = ", its inputs' static scales replaced by one a token"
 
 
@@ -61,11 +62,14 @@ class ExpertsPlan:
                 continue
             if not is_experts(module):
                 continue
+            if hasattr(module, "dequantised_from"):
+                self.found[name] = module.dequantised_from
+                continue
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
                 self.found[name] = "stays: asked to skip"
                 continue
             try:
-                _require_limits(model, name, module)
+                require_limits(model, name, module)
                 self._own[name] = _read(module, activations, scheme)
                 _try_once(tried, module, self._own[name])
                 self.found[name] = self._own[name].becomes
@@ -157,9 +161,21 @@ class _Own:
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Whether a module holds all experts of a layer in two tensors, and is none of ours."""
-    weights = [module._parameters.get(name) for name in WEIGHTS]
-    return not isinstance(module, Experts) and all(w is not None and w.dim() >= 3 for w in weights)
+    """Whether a module holds all experts of a layer in two tensors, gated or not, and is none of
+    ours."""
+    return not isinstance(module, Experts) and weights_of(module) is not None
+
+
+def weights_of(module: nn.Module) -> Optional[Tuple[nn.Parameter, nn.Parameter]]:
+    """Of a model's own experts: what they multiply their inputs with, and down's."""
+    for names in (WEIGHTS, _WITHOUT_GATE):
+        first, down = (module._parameters.get(name) for name in names)
+        if first is not None and down is not None and first.dim() >= 3 and down.dim() >= 3:
+            return first, down
+    return None
+
+
+_WITHOUT_GATE = ("up_proj", "down_proj")
 
 
 def is_transposed(module: nn.Module) -> bool:
@@ -170,8 +186,9 @@ def is_transposed(module: nn.Module) -> bool:
 _TRANSPOSED = ("Llama4TextExperts", "FbgemmFp8Llama4TextExperts")
 
 
-def _require_limits(model: nn.Module, name: str, module: nn.Module) -> None:
-    experts = module._parameters[WEIGHTS[0]].shape[0]
+def require_limits(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Raises :class:`Stays` for more experts than ``fused_moe`` serves."""
+    experts = weights_of(module)[0].shape[0]
     if experts > MAX_EXPERTS:
         raise Stays(f"has {experts} experts, of which fused_moe serves {MAX_EXPERTS}")
     slots = _slots_of(model, name)
@@ -199,6 +216,7 @@ def _slots_of(model: nn.Module, name: str) -> int:
 
 
 def _read(module: nn.Module, activations: Optional[str], scheme: str) -> _Own:
+    _require_gate(module)
     weights = [module._parameters[name] for name in WEIGHTS]
     if is_offloaded(module):
         raise Stays("their weights are offloaded by accelerate")
@@ -245,7 +263,8 @@ def _read(module: nn.Module, activations: Optional[str], scheme: str) -> _Own:
 def gate_of(module: nn.Module) -> Gate:
     """What a module computes between its products: asked of its own code, with numbers that meet
     every limit, against all that ``fused_moe`` can do."""
-    if not getattr(module, "has_gate", True) or getattr(module, "has_post_expert_norm", False):
+    _require_gate(module)
+    if getattr(module, "has_post_expert_norm", False):
         raise Stays("computes something else than gated experts")
     act_fn = getattr(module, "act_fn", None)
     interleaved = not getattr(module, "is_concatenated", True)
@@ -271,6 +290,11 @@ def gate_of(module: nn.Module) -> Gate:
             if torch.allclose(gated_experts(both, *gate), expected, rtol=1e-4, atol=1e-5):
                 return gate
     raise Stays("computes its gate in a way of its own")
+
+
+def _require_gate(module: nn.Module) -> None:
+    if WEIGHTS[0] not in module._parameters or not getattr(module, "has_gate", True):
+        raise Stays("has no gate, and fused_moe computes gated experts alone")
 
 
 def _random(*shape: int) -> torch.Tensor:

@@ -28,6 +28,10 @@ class Experts(nn.Module):
     uint8: MXFP4. ``activation_scheme`` is ``"dynamic"``: inputs are quantised, with scales that
     are powers of two if ``scale_fmt`` is ``"ue8m0"``; or ``"none"``.
 
+    I may be more than the model's ``intermediate_size``. What is beyond it are zeros, in gate's
+    rows, up's and down's columns, so that no block of gate's scales is one of up's too; they add
+    nothing, for ``act(0) * 0`` is 0, and no file has them.
+
     This class's forward is the reference: plain torch, with a gradient for the input, no
     quantisation of the input. ``kernelize`` puts the kernels in its place.
     """
@@ -45,6 +49,7 @@ class Experts(nn.Module):
         activation_scheme: str,
         is_transposed: bool = False,
         scale_fmt: Optional[str] = None,
+        intermediate_size: Optional[int] = None,
     ) -> None:
         super().__init__()
         self.num_experts = gate_up[0].shape[0]
@@ -52,6 +57,8 @@ class Experts(nn.Module):
         self.activation_scheme = activation_scheme
         self.scale_fmt = checked_scale_fmt(scale_fmt, activation_scheme)
         self.is_transposed = is_transposed  # in the model's own tensors, and so in its files
+        held = gate_up[0].shape[1] // 2
+        self.intermediate_size = held if intermediate_size is None else intermediate_size
         for name, (weight, scale), bias in zip(WEIGHTS, (gate_up, down), biases):
             self.register_parameter(name, nn.Parameter(weight, requires_grad=False))
             self.register_parameter(f"{name}_scale_inv", nn.Parameter(scale, requires_grad=False))
@@ -94,6 +101,11 @@ class Experts(nn.Module):
             f"activation={self.activation!r}, activation_scheme={self.activation_scheme!r}"
             + (f", scale_fmt={self.scale_fmt!r}" if self.scale_fmt is not None else "")
         )
+
+    @property
+    def padding_in_words(self) -> str:
+        held, meant = self.gate_up_proj.shape[1] // 2, self.intermediate_size
+        return "" if held == meant else f", {meant} rows of gate and up each held as {held}"
 
     @property
     def is_fp8(self) -> bool:

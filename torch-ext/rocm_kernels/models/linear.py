@@ -70,7 +70,7 @@ class FP8Linear(nn.Linear):
     kernel_layer_name = "FP8Linear"
     is_joined = False  # of FP8LinearParts, which stand for it in a state dict
     is_share = False  # one process's, of tensor parallelism
-    is_loaded = False  # by fp8_checkpoints, and quantize_model_ has not seen it yet
+    stored_as: Optional[Any] = None  # its Layout, if quantize_model_ has not seen it since loading
 
     def __init__(
         self,

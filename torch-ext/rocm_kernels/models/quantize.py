@@ -126,7 +126,7 @@ class _Plan:
             ours = isinstance(module, FP8Linear)
             stored = None if ours else read_stored(module)
             if ours:
-                self.adopted += [name] if module.is_loaded else []
+                self.adopted += [name] if module.stored_as is not None else []
                 continue
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
                 reason = "asked to skip"
@@ -178,7 +178,7 @@ class _Plan:
         for name in self.adopted:
             linear = self.model.get_submodule(name)
             if isinstance(linear, FP8Linear):
-                linear.is_loaded = False
+                linear.stored_as = None
                 linear.take_dialect(self.fp8_dtype)
             else:
                 _replace(self.model, linear, self._adopted(linear, read_stored(linear)))

@@ -1,101 +1,224 @@
-"""Experts in FP8 checkpoints: a linear for each, as compressed-tensors and AMD Quark store them, or
-all in one tensor, as FBGEMM does. MXFP4 experts beside FP8 linears: as compressed-tensors packs
-them, or as GPT-OSS's files have them. What a model calls them there is asked of transformers."""
+"""What a checkpoint's files have for a model's experts, and the module that is made ready for them.
 
-import importlib
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+Files have a linear for each expert, as compressed-tensors and AMD Quark write them, or all experts
+in one tensor, as FBGEMM and GPT-OSS's files do. What they hold decides: a config's lists name
+linears, and experts in one tensor were none for the tool that wrote it. FP8 and MXFP4 that
+``fused_moe`` can compute go into an :class:`Experts` as they are; what it cannot is dequantised
+into the model's own module.
+"""
+
+import re
+from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
 
 from ..functional import SCALE_BLOCK
-from .convert_experts import LOADED, PER_TOKEN, Pair, Stays, gate_of, is_experts, is_transposed
+from .convert_experts import (
+    DEQUANTISED,
+    LOADED,
+    PER_TOKEN,
+    Pair,
+    Stays,
+    gate_of,
+    is_experts,
+    is_transposed,
+    require_limits,
+    weights_of,
+)
 from .experts import WEIGHTS, Experts
 from .formats import Layout, LayoutOf
 from .mxfp4 import BLOCK
+from .names import listed_names
+from .stored_tensors import Header
 
 NO_BOUND = ", without a bound on its inputs' scales"
 
-# Of one expert's linears: those that gate_up_proj joins, in order, and down's, by either name.
-_GATE_UP, _DOWN = ("gate_proj", "up_proj"), ("down_proj",)
-_MIXTRALS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+# Ends of names in files, of a weight and of its scale.
+WEIGHT_ENDS = ("", "_packed", "_blocks")
+SCALE_ENDS = ("_scale", "_scale_inv", "_scales", "_weight_scale", "_weight_scale_inv")
+
+# Blocks of weights that share a scale, of which files tell by the scales' shape.
+_BLOCKS = ((SCALE_BLOCK, SCALE_BLOCK), (32, 32), (1, 32), (64, 64), (1, SCALE_BLOCK), (1, 64))
 
 
-def stored_names(model: Any, names: Iterable[str]) -> Dict[str, str]:
-    """What a transformers model's modules are called in its checkpoints: as it was loaded, or as
-    transformers would write it."""
-    core = importlib.import_module("transformers.core_model_loading")
-    conversions = getattr(model, "_weight_conversions", None)
-    if conversions is None:
-        mapping = importlib.import_module("transformers.conversion_mapping")
-        conversions = mapping.get_model_conversion_mapping(model, add_legacy=False)
-        # Which file has such a prefix is known after loading alone.
-        conversions = [c for c in conversions if not isinstance(c, core.PrefixChange)]
-    renamings = [
-        c.reverse_transform() for c in conversions[::-1] if isinstance(c, core.WeightRenaming)
-    ]
-    found = {}
-    for name in names:
-        weight = f"{name}.weight"
-        for renaming in renamings:  # in turn; transformers has a function for it from 5.21 on
-            weight, _ = renaming.rename_source_key(weight)
-        found[name] = weight.rpartition(".")[0]
-    return found
+def makes_several(conversion: Any) -> bool:
+    """Whether a conversion makes many tensors of many, as of Ernie's experts, of which some are the
+    text's and some the images'."""
+    targets = conversion._original_target_patterns
+    return len(targets) > 1 and len(conversion._original_source_patterns) > 0
 
 
-# ---- loading
+def place_experts(model: Any, layout_of: LayoutOf, stored: Dict[str, Dict[str, Header]]) -> None:
+    """Makes each module of experts ready for what a checkpoint's files have of it.
 
-
-def place_experts(model: Any, layout_of: LayoutOf) -> None:
-    """Puts an empty :class:`Experts` in the place of each module whose experts a checkpoint has in
-    FP8."""
+    Args:
+        layout_of: what the config says; of it the inputs are taken, and where nothing is known of
+            the files, all.
+        stored: what the files hold, by module.
+    """
     modules = {name: module for name, module in model.named_modules() if is_experts(module)}
-    for name, stored in stored_names(model, modules).items():
-        module = modules[name]
-        both = {name, stored}
-        gate_up, down = (_layout(layout_of, both, linears) for linears in (_GATE_UP, _DOWN))
-        if gate_up is None and down is None:
+    for name, names in listed_names(model, modules, {}).items():
+        module, headers = modules[name], stored.get(name, {})
+        layout = _layout(layout_of, names, headers)
+        if stored:
+            held = _held(module, headers)
+        else:
+            held = None if layout is None else _Held(layout.weights, True)
+        if held is None:
             continue
         try:
-            if gate_up != down:
-                raise Stays("has its down_proj in another layout than its gate_proj and up_proj")
-            model.set_submodule(name, _empty(module, gate_up))
+            if held.weights is None:
+                raise Stays(held.why)
+            require_limits(model, name, module)
+            model.set_submodule(name, _empty(module, held, layout or Layout("channel", "none")))
         except Stays as reason:
-            raise ValueError(
-                f"{name} is FP8 in this checkpoint, and cannot be taken over: it {reason}; load "
-                "this model without fp8_checkpoints"
-            ) from None
+            module.dequantised_from = DEQUANTISED.format(held.kind, reason)
 
 
 def _layout(
-    layout_of: LayoutOf, experts: Iterable[str], linears: Tuple[str, ...]
+    layout_of: LayoutOf, names: Iterable[str], headers: Dict[str, Header]
 ) -> Optional[Layout]:
-    for linear in linears:
-        for stored in (linear, _MIXTRALS[linear]):
-            layout = layout_of(*(f"{name}.0.{stored}" for name in experts))
-            if layout is not None:
-                return layout
-    return None
+    """What the config says of the experts' linears, by the names that these may have."""
+    found = [re.fullmatch(r"(.+)\.(\d+\.\w+)\.weight(_packed)?", name) for name in headers]
+    prefixes = {*names, *(match[1] for match in found if match)}
+    linears = {match[2].partition(".")[2]: match[2] for match in found if match}
+    linears = linears or {name: f"0.{name}" for name in ("gate_proj", "up_proj", "down_proj", "w1")}
+    layouts = (layout_of(*(f"{p}.{linear}" for p in prefixes)) for linear in linears.values())
+    return next((layout for layout in layouts if layout is not None), None)
 
 
-def _empty(module: nn.Module, layout: Layout) -> Experts:
-    gate, transposed, pairs = gate_of(module), is_transposed(module), []
-    for name in WEIGHTS:
-        shape = module._parameters[name].shape
-        experts, n, k = (shape[0], shape[2], shape[1]) if transposed else shape
-        if layout.weights == "mxfp4" and k % BLOCK:
-            raise Stays(f"has rows of {k} values, not whole blocks of {BLOCK}")
-        if layout.weights == "block" and (n // 2 if name == "gate_up_proj" else n) % SCALE_BLOCK:
-            raise Stays(f"has {n} rows, not whole blocks of {SCALE_BLOCK}")
-        with module._parameters[name].device:
-            pairs.append(_empty_pair(layout.weights, experts, n, k))
-    biases = tuple(module._parameters.get(f"{name}_bias") for name in WEIGHTS)
+class _Held(NamedTuple):
+    """What files have for a layer's experts.
+
+    Attributes:
+        weights: ``"channel"``, ``"block"`` or ``"mxfp4"``; None: what :class:`Experts` cannot hold.
+        is_apart: whether gate and up are tensors of their own, and so are their scales.
+        kind: in words.
+        why: they cannot be held.
+    """
+
+    weights: Optional[str]
+    is_apart: bool
+    kind: str = "FP8"
+    why: str = ""
+
+
+_PLAIN = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _held(module: nn.Module, headers: Dict[str, Header]) -> Optional[_Held]:
+    """None: 16 bits, or nothing."""
+    weights = {name: header for name, header in headers.items() if not _SMALL.search(name)}
+    kinds: Dict[str, str] = {}
+    for name, header in weights.items():
+        kinds[name] = "16 bits" if header.dtype in _PLAIN else _kind(module, name, headers)
+    found = set(kinds.values())
+    if found <= {"16 bits"}:
+        return None
+    is_apart = any(re.search(r"\.\d+\.\w+\.weight(_packed)?$", name) for name in weights)
+    if "tensor" in found:
+        found = found - {"tensor"} | {"channel"}
+    quantised = {weights[name].dtype for name, kind in kinds.items() if kind != "16 bits"}
+    words = "MXFP4" if quantised == {torch.uint8} else "FP8"
+    if len(found) > 1:
+        return _Held(None, is_apart, words, "has its weights in more than one format")
+    (kind,) = found
+    if kind not in ("channel", "block", "mxfp4"):
+        return _Held(None, is_apart, words, f"has {kind}")
+    if torch.float8_e5m2 in quantised:
+        return _Held(None, is_apart, words, "has weights of float8_e5m2")
+    return _Held(kind, is_apart, words)
+
+
+# Scales and biases, by the ends of their names.
+_SMALL = re.compile(r"_scales?(_inv)?$|[._]bias$|_zero_point$|_global_scale$|_shape$")
+
+
+def _kind(module: nn.Module, name: str, headers: Dict[str, Header]) -> str:
+    """Of a quantised weight: how it is scaled."""
+    dtype, shape = headers[name]
+    base = re.sub("(_packed|_blocks)$", "", name)
+    scale = next((headers[base + end] for end in SCALE_ENDS if base + end in headers), None)
+    if scale is None:
+        raise ValueError(
+            f"{name} is {dtype} in the files, which have no scale for it: use the files of which "
+            "none is left out"
+        )
+    if dtype == torch.uint8 and name != base:
+        return "mxfp4"
+    if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
+        raise ValueError(
+            f"{name} is {dtype} in the files, and experts can be FP8, MXFP4 or 16 bits here: load "
+            "this model without fp8_checkpoints"
+        )
+    scales = scale.shape
+    if len(shape) == 2:
+        return _scaled_by(scales, *shape)
+    experts, n, k = shape  # all experts in one tensor, whose scales may be each one's
+    scales = scales[1:] if scales[:1] == (experts,) else scales
+    if is_transposed_in_files(module, name.rpartition(".")[2], shape):
+        n, k, scales = k, n, scales if n in scales or k in scales else scales[::-1]
+    return _scaled_by(scales, n, k)
+
+
+def _scaled_by(scales: Tuple[int, ...], n: int, k: int) -> str:
+    if len(scales) == 4:  # ModelOpt's, [rows, 1, columns, 1]
+        scales = scales[::2]
+    if all(size == 1 for size in scales):
+        return "tensor"
+    if scales in ((n,), (n, 1), (1, n)):
+        return "channel"
+    for rows, columns in _BLOCKS:
+        if scales == (-(-n // rows), -(-k // columns)):
+            return "block" if rows == columns == SCALE_BLOCK else f"{rows} x {columns} blocks"
+    if scales in ((2,), (2, 1)):  # of gate, and of up
+        return "tensor"
+    return f"scales of {scales} for weights of {(n, k)}"
+
+
+def is_transposed_in_files(module: nn.Module, which: str, shape: Tuple[int, ...]) -> bool:
+    """Whether all experts in one tensor of that shape are ``[E, K, N]`` there; what could be either
+    is as the model has it."""
+    own = next((p for name, p in module._parameters.items() if which.startswith(name)), None)
+    own_shape = shape if own is None else tuple(own.shape)
+    return is_transposed(module) == (shape == own_shape)
+
+
+def _empty(module: nn.Module, held: _Held, layout: Layout) -> Experts:
+    gate, transposed = gate_of(module), is_transposed(module)
+    if held.is_apart:
+        gate = gate._replace(interleaved=False)
+    shapes = [tuple(weight.shape) for weight in weights_of(module)]
+    shapes = [(s[0], s[2], s[1]) if transposed else s for s in shapes]
+    (experts, _, hidden), inner = shapes[0], shapes[1][2]
+    if held.weights == "mxfp4" and hidden % BLOCK:
+        raise Stays(f"has rows of {hidden} values, not whole blocks of {BLOCK}")
+    padded = padded_size(held.weights, inner, held.is_apart)
+    device = module._parameters[WEIGHTS[0]].device
+    pairs, biases = [], []
+    for name, n, k in ((WEIGHTS[0], 2 * padded, hidden), (WEIGHTS[1], hidden, padded)):
+        bias = module._parameters.get(f"{name}_bias")
+        with device:
+            pairs.append(_empty_pair(held.weights, experts, n, k))
+            biases.append(None if bias is None else torch.empty(experts, n, dtype=bias.dtype))
     scheme = "dynamic" if layout.inputs == "static" else layout.inputs
-    new = Experts(*pairs, biases, gate, scheme, transposed, layout.scale_fmt)
-    new.loaded_as = LOADED.format("FP8" if new.is_fp8 else "MXFP4")
+    scheme = "none" if held.weights == "mxfp4" else scheme
+    scale_fmt = layout.scale_fmt if scheme == "dynamic" else None
+    new = Experts(*pairs, tuple(biases), gate, scheme, transposed, scale_fmt, inner)
+    new.loaded_as = LOADED.format(held.kind)
     new.loaded_as += PER_TOKEN if layout.inputs == "static" else ""
     new.loaded_as += NO_BOUND if layout.scale_ub is not None else ""
+    new.loaded_as += f", {layout.instead}" if layout.instead is not None else ""
+    new.loaded_as += new.padding_in_words
     return new
+
+
+def padded_size(weights: str, inner: int, is_apart: bool = True) -> int:
+    """Of gate's rows, up's rows and down's columns, as :class:`Experts` holds them: whole blocks,
+    where a block of gate's is none of up's."""
+    block = {"block": SCALE_BLOCK if is_apart else 1, "mxfp4": BLOCK}.get(weights, 1)
+    return -(-inner // block) * block
 
 
 def _empty_pair(weights: str, experts: int, n: int, k: int) -> Pair:
@@ -106,183 +229,7 @@ def _empty_pair(weights: str, experts: int, n: int, k: int) -> Pair:
         shapes = (n, k), blocks if weights == "block" else (n, 1)
         dtypes = torch.float8_e4m3fn, torch.float32
     weight, scales = (torch.empty(experts, *s, dtype=d) for s, d in zip(shapes, dtypes))
-    return weight, scales
-
-
-def with_conversions(conversions: List[Any], model: Any) -> List[Any]:
-    """transformers' conversions of a model's weights, and those of its experts in FP8 or MXFP4."""
-    core = importlib.import_module("transformers.core_model_loading")
-    names = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, Experts)}
-    scales, result = [_scales_operation()()], []
-    for name in names:
-        own = [c for c in conversions if _makes(c, core, f"{name}.gate_up_proj")]
-        if not own:
-            result += _generic(core, name, scales)
-        for which in WEIGHTS:
-            result += _one_tensor(core, rf"\.{name}.{which}", "_blocks", "_scales")
-    for conversion in conversions:
-        result.append(conversion)
-        if any(_makes(conversion, core, f"{name}.{which}") for name in names for which in WEIGHTS):
-            sources = conversion._original_source_patterns
-            targets = conversion._original_target_patterns
-            packed = [f"{source}_packed" for source in sources]
-            result.append(conversion.copy(packed, targets, operations=conversion.operations))
-            sources = [f"{source}_scale" for source in sources]
-            targets = [f"{target}_scale_inv" for target in targets]
-            result.append(conversion.copy(sources, targets, operations=scales))
-    return result
-
-
-def _makes(conversion: Any, core: Any, target: str) -> bool:
-    if not isinstance(conversion, core.WeightConverter):
-        return False
-    return any(pattern.endswith(target) for pattern in conversion._original_target_patterns)
-
-
-def _generic(core: Any, name: str, scales: List[Any]) -> List[Any]:
-    """Of a model whose own checkpoints hold all experts in one tensor: of files with a linear for
-    each, and of files as its own."""
-    made = []
-    merge, join = core.MergeModulelist(dim=0), core.Concatenate(dim=1)
-    for which, linears in zip(WEIGHTS, (_GATE_UP, _DOWN)):
-        # Patterns: a dot by itself is any character, and shared_experts are others.
-        sources = [rf"\.{name}.*.{linear}.weight" for linear in linears]
-        target = rf"\.{name}.{which}"
-        operations = [merge, join] if len(sources) > 1 else [merge]
-        packed = [f"{source}_packed" for source in sources]
-        made += [core.WeightConverter(names, target, operations) for names in (sources, packed)]
-        made += _one_tensor(core, target, "", "_scale")
-        sources = [f"{source}_scale" for source in sources]
-        made.append(core.WeightConverter(sources, f"{target}_scale_inv", scales))
-    return made
-
-
-def _one_tensor(core: Any, target: str, weight: str, scale: str) -> List[Any]:
-    """Of all experts in one tensor, whose name, and its scales', end so."""
-    own, scales = [_one_tensor_operation()()], [_scales_operation()()]
-    return [
-        core.WeightConverter(f"{target}{weight}", target, own),
-        core.WeightConverter(f"{target}{scale}", f"{target}_scale_inv", scales),
-    ]
-
-
-def _operation(convert: Callable[..., Dict[str, torch.Tensor]]) -> type:
-    """A class of transformers' operations on tensors as they are loaded."""
-    core = importlib.import_module("transformers.core_model_loading")
-
-    class Operation(core.ConversionOps):
-        def convert(self, tensors: Dict, full_layer_name: str, model: Any, **rest: Any) -> Dict:
-            experts = model.get_submodule(full_layer_name.rpartition(".")[0])
-            return {full_layer_name: convert(tensors, full_layer_name, experts, **rest)}
-
-        @property
-        def reverse_op(self) -> Any:
-            return self
-
-    return Operation
-
-
-def _scales_operation() -> type:
-    return _operation(_joined_scales)
-
-
-def _one_tensor_operation() -> type:
-    return _operation(_as_ours)
-
-
-def _as_ours(tensors: Dict, _: str, experts: Experts, **rest: Any) -> torch.Tensor:
-    (weight,) = tensors.values()
-    weight = weight[0] if isinstance(weight, list) else weight
-    if not experts.is_fp8:
-        return weight.flatten(2)  # [E, N, K / 32, 16]
-    return weight.transpose(1, 2).contiguous() if experts.is_transposed else weight
-
-
-def _joined_scales(
-    tensors: Dict, name: str, experts: Experts, source_patterns: List[str], **_: Any
-) -> torch.Tensor:
-    """Scales of any shape that mean one value, one a row or one a block, as ``Experts`` has
-    them."""
-    own = getattr(experts, name.rpartition(".")[2])
-    count, rows, columns = own.shape
-    parts = [tensors[pattern] for pattern in source_patterns]
-    parts = [part if isinstance(part, list) else [part] for part in parts]
-    if len(parts) == 1 and len(parts[0]) == 1 < count:  # all experts in one tensor
-        scales = parts[0][0].to(own.dtype)
-        return scales.reshape(count, -1, columns).expand(count, rows, columns)
-    made = []
-    for pattern, part in zip(source_patterns, parts):
-        if len(part) != count:
-            raise ValueError(f"{pattern} must be {count} scales for {name}, got {len(part)}")
-        made.append(torch.stack([_spread(s, rows // len(parts), columns) for s in part]))
-    return torch.cat(made, 1).to(own.dtype)
-
-
-def _spread(scale: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """One expert's, to ``[rows, columns]``."""
-    if scale.numel() not in (1, rows * columns):
-        raise ValueError(
-            f"a scale must be one, or {rows} x {columns} values, got {tuple(scale.shape)}"
-        )
-    return scale.reshape(-1, columns if scale.numel() > 1 else 1).expand(rows, columns)
-
-
-# ---- saving
-
-
-def store_experts(model: Any, state_dict: Dict[str, torch.Tensor], suffix: str) -> None:
-    """Gives a state dict, in place, the names and shapes that checkpoints have: a linear for each
-    expert, where a model's own files have one, and where nothing speaks against it; else the
-    model's own tensors. A scale's name is the weight's, and ``suffix``. An MXFP4 weight's name is
-    that of a linear's, and ``packed``; of all experts' in one tensor, as in GPT-OSS's files, that
-    and ``blocks``, beside ``scales``."""
-    core = importlib.import_module("transformers.core_model_loading")
-    for name, module in model.named_modules():
-        if not isinstance(module, Experts):
-            continue
-        if layout_of_experts(module).weights == "block" and module.down_proj.shape[2] % SCALE_BLOCK:
-            raise ValueError(
-                f"{name} has {module.down_proj.shape[2]} rows each of gate and up, which are not "
-                f"whole blocks of {SCALE_BLOCK}, and a file has their scales apart: save the model "
-                "before quantize_model_"
-            )
-        for which, linears in zip(WEIGHTS, (_GATE_UP, _DOWN)):
-            key = f"{name}.{which}"
-            weight, scale = state_dict.pop(key), state_dict.pop(f"{key}_scale_inv")
-            split = core.revert_weight_conversion(model, {key: weight})
-            if len(split) > 1:
-                parts = core.revert_weight_conversion(model, {key: scale})
-                scales = {
-                    f"{part}_{suffix}": value.reshape(-1, scale.shape[2]).clone()
-                    for part, value in parts.items()
-                }
-                # transformers splits a weight of this name so, once more.
-                weights = {key: weight}
-                if not module.is_fp8:
-                    weights = {f"{part}_packed": value for part, value in split.items()}
-                state_dict.update({**weights, **scales})
-            elif _needs_one_tensor(module) or not any(w is weight for w in split.values()):
-                if not module.is_fp8:
-                    state_dict[f"{key}_blocks"] = weight.unflatten(2, (-1, BLOCK // 2))
-                    state_dict[f"{key}_scales"] = scale
-                    continue
-                state_dict[key] = weight  # in the model's own layout, which its conversion may make
-                if module.is_transposed and any(w is weight for w in split.values()):
-                    state_dict[key] = weight.transpose(1, 2).contiguous()
-                state_dict[f"{key}_{suffix}"] = scale
-            else:
-                for expert in range(module.num_experts):
-                    weights, scales = (
-                        tensor[expert].chunk(len(linears)) for tensor in (weight, scale)
-                    )
-                    for linear, w, s in zip(linears, weights, scales):
-                        stored = f"{name}.{expert}.{linear}.weight"
-                        state_dict[stored if module.is_fp8 else f"{stored}_packed"] = w
-                        state_dict[f"{stored}_{suffix}"] = s.clone()
-
-
-def _needs_one_tensor(module: Experts) -> bool:
-    return module.interleaved or module.gate_up_proj_bias is not None
+    return weight, scales if weights == "mxfp4" else scales.fill_(torch.nan)
 
 
 def layout_of_experts(module: Experts) -> Layout:

@@ -1,0 +1,51 @@
+"""Formats that one or two fields describe: AutoFP8, finegrained FP8 in small blocks, FBGEMM,
+GPT-OSS's own."""
+
+import re
+from typing import Any, Dict, Optional, Tuple
+
+from .layout import LINEAR, MX_BLOCK, ONE_A_TENSOR, ONE_FOR_32, Layout, LayoutOf, is_listed
+
+
+def read_fp8(config: Dict[str, Any]) -> Optional[LayoutOf]:
+    """AutoFP8's, which says nothing of blocks, and finegrained FP8 whose blocks are small. All
+    others transformers loads: None."""
+    scheme = config.get("activation_scheme", "dynamic")
+    is_mxfp8 = config["quant_method"] == "mxfp8"
+    block = config.get("weight_block_size", MX_BLOCK if is_mxfp8 else ())
+    if block == ():
+        layout = Layout("tensor", scheme, instead=ONE_A_TENSOR if scheme == "dynamic" else None)
+    elif block is None or tuple(block) not in (MX_BLOCK, (32, 32)) or scheme != "dynamic":
+        return None
+    else:
+        scale_fmt = "ue8m0" if is_mxfp8 or config.get("scale_fmt") == "ue8m0" else None
+        layout = Layout("block", scheme, None, scale_fmt, tuple(block), ONE_FOR_32)
+    left = config.get("ignored_layers") or config.get("modules_to_not_convert") or []
+    return _of_linears(layout, left)
+
+
+def read_fbgemm(config: Dict[str, Any]) -> LayoutOf:
+    layout = Layout("channel", "dynamic", config["activation_scale_ub"])
+    return _of_linears(layout, config.get("modules_to_not_convert") or [])
+
+
+def _of_linears(layout: Layout, left: Any) -> LayoutOf:
+    """Of all linears but those of a list as transformers takes it: a name, its beginning or its
+    end, up to a dot, or an expression of its beginning."""
+    expressions = [entry for entry in left if not entry.startswith(("re:", "*"))]
+    patterns = [re.compile(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))") for entry in expressions]
+
+    def layout_of(*names: str, classes: Tuple[str, ...] = LINEAR) -> Optional[Layout]:
+        kept = is_listed(left, names)
+        kept = kept or any(name.endswith(end) for end in left for name in names)
+        kept = kept or any(pattern.match(name) for pattern in patterns for name in names)
+        return None if kept or "Linear" not in classes else layout
+
+    return layout_of
+
+
+def read_mxfp4(_: Dict[str, Any]) -> LayoutOf:
+    def layout_of(*names: str, classes: Tuple[str, ...] = LINEAR) -> Optional[Layout]:
+        return Layout("mxfp4", "none") if any(".experts." in name for name in names) else None
+
+    return layout_of
