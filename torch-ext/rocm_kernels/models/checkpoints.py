@@ -10,7 +10,7 @@ import functools
 import importlib
 import re
 import sys
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterator, Tuple
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from .convert_experts import is_experts
 from .experts import Experts
 from .formats import FINEGRAINED, Layout, describe, layout_of_linear, layouts_of
 from .linear import FP8Linear, FP8LinearPart, computes_linear
+from .pickling import reduced
 from .stored_experts import (
     layout_of_experts,
     place_experts,
@@ -118,8 +119,16 @@ def _could_be_quantised(module: nn.Module) -> bool:
     return matrix and not isinstance(module, nn.Embedding)
 
 
+@functools.cache
 def _on_any_machine(quantizer: type) -> type:
-    return type(quantizer.__name__, (quantizer,), {"validate_environment": lambda *_, **__: None})
+    class OnAnyMachine(quantizer):
+        def validate_environment(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def __reduce__(self) -> Tuple:
+            return reduced(self, _on_any_machine, quantizer)
+
+    return OnAnyMachine
 
 
 @functools.cache
@@ -140,6 +149,9 @@ def _config_class(other: Any) -> type:
 
         def to_dict(self) -> Dict[str, Any]:
             return dict(self.stored)
+
+        def __reduce__(self) -> Tuple:
+            return reduced(self, _config_class, None)
 
     return Fp8CheckpointConfig
 
@@ -241,6 +253,9 @@ def _fp8_quantizer() -> type:
         @property
         def is_compileable(self) -> bool:
             return True
+
+        def __reduce__(self) -> Tuple:
+            return reduced(self, _fp8_quantizer)
 
     return Fp8Quantizer
 

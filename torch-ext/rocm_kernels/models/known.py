@@ -1,7 +1,7 @@
 """Which modules ``kernelize`` gets to see, and as what."""
 
 import inspect
-from typing import Callable, Optional
+from typing import Callable, Optional, Tuple
 
 from torch import nn
 
@@ -25,6 +25,20 @@ def make_known(cls: type, layer_name: str, condition: Callable[[nn.Module], bool
         )
 
 
+class KnownAs:
+    """Makes a prepared module's class known. Kept on the module and pickled with it, it does so in
+    the process that unpickles it too: the condition is a function that pickle finds by name."""
+
+    def __init__(
+        self, cls: type, layer_name: str, condition: Callable[[nn.Module], bool]
+    ) -> None:
+        self._arguments = cls, layer_name, condition
+        make_known(*self._arguments)
+
+    def __reduce__(self) -> Tuple:
+        return KnownAs, self._arguments
+
+
 def make_modules_known(model: nn.Module) -> None:
     """Shows a model's MLPs, decoder layers and norms to ``kernelize``, and each of the first two
     its family to the layers, as ``kernel_family``."""
@@ -32,18 +46,18 @@ def make_modules_known(model: nn.Module) -> None:
         name = type(module).__name__
         if name in BY_MLP:
             module.kernel_family = BY_MLP[name]
-            make_known(type(module), "LlamaMLP", _is_fp8_mlp)
+            module.known_as = KnownAs(type(module), "LlamaMLP", _is_fp8_mlp)
         elif name in BY_DECODER:
             module.kernel_family = BY_DECODER[name]
             layer = _decoder_layer_name(type(module))
             if layer is not None:
-                make_known(type(module), layer, _is_fused_decoder_layer)
+                module.known_as = KnownAs(type(module), layer, _is_fused_decoder_layer)
         elif is_norm(module):
             if not is_offloaded(module):
                 prepare_norm(module)
             if computes_rms_norm(module):
                 # transformers does so too, but only beside the kernels that it was made for.
-                make_known(type(module), "RMSNorm", computes_rms_norm)
+                module.known_as = KnownAs(type(module), "RMSNorm", computes_rms_norm)
 
 
 _GEMMA = {"hidden_states", "attention_mask", "position_ids", "past_key_values",
