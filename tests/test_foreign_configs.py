@@ -108,7 +108,7 @@ def calls(backend):
     layer = (
         y, x, random(experts, 2 * n, k), random(experts, k, n), torch.rand(m, 2, device=device),
         ids, scales(experts, 2 * n, 1), scales(experts, k, 1), None, None, "silu", float("inf"),
-        False, True,
+        False, True, False,
     )  # fmt: skip
     return {
         "gemm": (

@@ -12,6 +12,7 @@ import pytest
 import torch
 from kernels import Mode, kernelize, use_kernel_mapping
 from project import REPO_ID, ROOT
+from test_families import tiny
 from tiny_models import dequantized, tiny_llama, tokens
 from torch import nn
 from transformers import (
@@ -453,3 +454,19 @@ def test_linears_that_are_more_than_linears_stay(package, quantize_):
         "1": "its weight has no data, on the meta device",
         "2": "its forward was replaced",
     }
+
+
+@pytest.mark.parametrize("skip", ["*.down_proj", ["*.down_proj"], iter(["*.down_proj"])], ids=str)
+def test_what_to_skip_may_be_one_pattern(package, quantize_, skip):
+    """Linears and experts, which both read it."""
+    report = quantize_(tiny_llama(), skip=skip)
+    assert len(report.converted) == 12
+    names = {name.rpartition(".")[2] for name, why in report.skipped.items() if "skip" in why}
+    assert names == {"down_proj"}
+
+
+def test_experts_are_skipped_by_one_pattern(package, quantize_):
+    report = quantize_(tiny("mixtral"), skip="*.experts")
+    assert set(report.experts.values()) == {"stays: asked to skip"} and report.converted
+    report = quantize_(tiny("mixtral"), skip=iter(["*.experts"]))
+    assert set(report.experts.values()) == {"stays: asked to skip"}

@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from .formats import FINEGRAINED, FORMATS, Layout, describe, layout_of_linear, l
 from .join_experts import with_conversions, without_ours
 from .linear import FP8Linear, FP8LinearPart
 from .names import stored_names
+from .pickling import reduced
 from .store_experts import store_experts
 from .stored_experts import layout_of_experts, place_experts
 from .stored_linears import (
@@ -187,6 +188,9 @@ def _config_class(other: Any) -> type:
         def to_dict(self) -> Dict[str, Any]:
             return dict(self.stored)
 
+        def __reduce__(self) -> Tuple:
+            return reduced(self, _config_class, None)
+
     return Fp8CheckpointConfig
 
 
@@ -288,6 +292,9 @@ def _fp8_quantizer() -> type:
         @property
         def is_compileable(self) -> bool:
             return True
+
+        def __reduce__(self) -> Tuple:
+            return reduced(self, _fp8_quantizer)
 
     return Fp8Quantizer
 

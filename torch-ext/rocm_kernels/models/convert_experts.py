@@ -15,7 +15,7 @@ from ..reference import gated_experts, quantize_fp8
 from .experts import WEIGHTS, Experts, Gate
 from .families import ACTIVATIONS
 from .hooks import hand_over, is_offloaded, is_wrapped
-from .known import make_known
+from .known import KnownAs
 from .linear import scale_fmt_of
 from .mxfp4 import encode_mxfp4
 
@@ -116,9 +116,11 @@ class ExpertsPlan:
                     if self.activations == "none":
                         module.scale_fmt = None
             elif type(module).__name__ == "Llama4TextMoe":
-                make_known(
-                    type(module), "Llama4TextMoe", lambda moe: isinstance(moe.experts, Experts)
-                )
+                module.known_as = KnownAs(type(module), "Llama4TextMoe", _has_our_experts)
+
+
+def _has_our_experts(moe: nn.Module) -> bool:
+    return isinstance(moe.experts, Experts)
 
 
 @dataclass

@@ -1,10 +1,13 @@
 """transformers' finegrained FP8 checkpoints (DeepSeek-V3, Qwen3-FP8), loaded on these kernels."""
 
+import functools
 import importlib
 import sys
-from typing import Any
+from typing import Any, Tuple
 
 import torch
+
+from .pickling import reduced
 
 
 def serve_finegrained_fp8() -> None:
@@ -32,14 +35,20 @@ def serve_finegrained_fp8() -> None:
     mapping["finegrained-fp8"] = package
     finegrained._FINEGRAINED_FP8 = None  # another kernel may have been looked up before
     if not getattr(base, "keeps_fp8_on_the_cpu", False):
-        auto.AUTO_QUANTIZER_MAPPING["fp8"] = type(
-            base.__name__,
-            (base,),
-            {"keeps_fp8_on_the_cpu": True, "validate_environment": _validate_environment},
-        )
+        auto.AUTO_QUANTIZER_MAPPING["fp8"] = _on_the_cpu_too(base)
 
 
-def _validate_environment(quantizer: Any, *args: Any, **kwargs: Any) -> None:
-    """transformers' own checks where there is a GPU; the CPU has kernels too."""
-    if torch.cuda.is_available():
-        super(type(quantizer), quantizer).validate_environment(*args, **kwargs)
+@functools.cache
+def _on_the_cpu_too(base: type) -> type:
+    class OnTheCpuToo(base):
+        keeps_fp8_on_the_cpu = True
+
+        def validate_environment(self, *args: Any, **kwargs: Any) -> None:
+            """transformers' own checks where there is a GPU; the CPU has kernels too."""
+            if torch.cuda.is_available():
+                super().validate_environment(*args, **kwargs)
+
+        def __reduce__(self) -> Tuple:
+            return reduced(self, _on_the_cpu_too, base)
+
+    return OnTheCpuToo

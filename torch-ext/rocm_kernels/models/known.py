@@ -45,24 +45,45 @@ def make_known(
         cls.kernel_condition = _Condition(cls, condition)
 
 
+class KnownAs:
+    """:func:`make_known` of a prepared module's class. Kept on the module and pickled with it, it
+    does so in the process that unpickles it too: the condition is a function that pickle finds by
+    name."""
+
+    def __init__(
+        self,
+        cls: type,
+        layer_name: str,
+        condition: Callable[[nn.Module], bool],
+        alike: Sequence[str] = (),
+    ) -> None:
+        self._arguments = cls, layer_name, condition, tuple(alike)
+        make_known(*self._arguments)
+
+    def __reduce__(self) -> Tuple:
+        return KnownAs, self._arguments
+
+
 def make_modules_known(model: nn.Module) -> None:
     """Shows a model's MLPs, decoder layers and norms to ``kernelize``, and to the layers what was
     found out about each: of an MLP its family, as ``kernel_family``, of a decoder layer that and
     how it calls its attention, as ``kernel_call``, of a norm its formula, as ``kernel_norm``."""
     for module in model.modules():
         name = type(module).__name__
-        for fact in ("kernel_family", "kernel_call", "kernel_norm"):
+        for fact in ("kernel_family", "kernel_call", "kernel_norm", "known_as"):
             module.__dict__.pop(fact, None)  # what an earlier call has found out
         try:
             if name in BY_MLP:
                 ask_mlp(module, BY_MLP[name])
                 module.kernel_family = BY_MLP[name]
-                make_known(type(module), "LlamaMLP", _is_fp8_mlp, alike=["SwiGLUMLP"])
+                module.known_as = KnownAs(
+                    type(module), "LlamaMLP", _is_fp8_mlp, alike=["SwiGLUMLP"]
+                )
             elif name in BY_DECODER:
                 call = ask_decoder_layer(module, BY_DECODER[name])
                 layer = _decoder_layer_name(type(module))
                 module.kernel_family, module.kernel_call = BY_DECODER[name], call
-                make_known(type(module), layer, _is_fused_decoder_layer)
+                module.known_as = KnownAs(type(module), layer, _is_fused_decoder_layer)
         except Differs:
             continue  # layers_left_alone tells why
         formula = formula_of(module)
@@ -71,7 +92,7 @@ def make_modules_known(model: nn.Module) -> None:
             # transformers does so too, but only beside the kernels that it was made for, and by
             # names of which the next may be new.
             layer, both = _NORM_LAYERS[formula.weight_offset], _NORM_LAYERS.values()
-            make_known(type(module), layer, computes_rms_norm, alike=[*both])
+            module.known_as = KnownAs(type(module), layer, computes_rms_norm, alike=[*both])
 
 
 def layers_left_alone(model: nn.Module) -> Dict[str, str]:

@@ -1,7 +1,7 @@
 """``quantize_model_``: FP8 weights for a loaded model, in place."""
 
 import fnmatch
-from typing import Dict, List, Optional, Sequence, Set
+from typing import Dict, List, Optional, Sequence, Set, Union
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from .hooks import hand_over, is_offloaded, is_wrapped, keep_accelerate_hooks
 from .known import layers_left_alone, make_modules_known
 from .linear import FP8Linear, FP8LinearPart, computes_linear, in_dialect
 from .norms import other_norms
+from .pickling import name_kernel_funcs
 from .reads import read_by_their_owner
 from .report import QuantizationReport, bytes_of, kept_bytes
 from .shares import Share, is_shared_out, largest_of_rows, share_of, why_not_shareable
@@ -27,7 +28,7 @@ def quantize_model_(
     *,
     activations: Optional[str] = None,
     lm_head: bool = False,
-    skip: Sequence[str] = (),
+    skip: Union[str, Sequence[str]] = (),
     fuse: bool = True,
     fp8_dtype: Optional[torch.dtype] = None,
 ) -> QuantizationReport:
@@ -47,7 +48,8 @@ def quantize_model_(
         lm_head: also convert heads: the output embedding, and what a model has outside its base
             model, such as a classifier. If an output embedding is tied to the input embedding, that
             one keeps its own weight, and the model grows by the FP8 copy.
-        skip: ``fnmatch`` patterns of names to leave as they are, such as ``"*.down_proj"``.
+        skip: ``fnmatch`` patterns of names to leave as they are, such as ``["*.down_proj"]``; a
+            string is one pattern.
         fuse: join q/k/v and gate/up projections, so that ``kernelize`` replaces whole decoder
             layers.
         fp8_dtype: the weights' dialect; None: that of the device they are on.
@@ -64,6 +66,7 @@ def quantize_model_(
             f"model must have linears in it, got a bare {type(model).__name__}, which cannot be "
             "replaced in place: put it into an nn.Sequential"
         )
+    skip = [skip] if isinstance(skip, str) else list(skip)
     bytes_before = bytes_of(model)
     plan = _Plan(model, activations, lm_head, skip, fp8_dtype)
     experts = ExpertsPlan(model, activations, plan.scheme, skip, fp8_dtype)
@@ -73,6 +76,7 @@ def quantize_model_(
     plan.perform()
     experts.perform()
     make_modules_known(model)
+    name_kernel_funcs(model)
     keep_accelerate_hooks(model)
     fused = fuse_projections(model) if fuse else {}
     describe_checkpoint(model, names)
