@@ -48,6 +48,7 @@ def by_block(weight, powers_of_two=False):
 
 
 def dequantised(q, scale):
+    scale = scale.flatten(2).flatten(0, 1) if scale.dim() == 4 else scale
     if (scale.dim() == 2 and scale.shape[1] > 1) or scale.numel() not in (1, q.shape[0]):
         scale = scale.repeat_interleave(128, 0)[: q.shape[0]]
         scale = scale.repeat_interleave(128, 1)[:, : q.shape[1]]
@@ -75,6 +76,7 @@ def ue8m0():
 def compressed_tensors(weights, inputs):
     fp8 = {"num_bits": 8, "type": "float", "symmetric": True}
     dynamic = {**fp8, "strategy": "token", "dynamic": True}
+    for_all = {**fp8, "strategy": "tensor", "dynamic": True}
     if weights == "block":
         dynamic = {**fp8, "strategy": "group", "group_size": 128, "dynamic": True}
     group = {
@@ -82,6 +84,7 @@ def compressed_tensors(weights, inputs):
         "weights": {**fp8, "strategy": weights, "dynamic": False},
         "input_activations": {
             "dynamic": dynamic,
+            "one for all tokens": for_all,
             "static": {**fp8, "strategy": "tensor", "dynamic": False},
             "none": None,
         }[inputs],
@@ -103,8 +106,14 @@ def quark(inputs):
     fp8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False, "ch_axis": None,
            "group_size": None, "observer_cls": "PerTensorMinMaxObserver", "symmetric": None,
            "round_method": None, "scale_type": None}  # fmt: skip
-    layer = {"weight": fp8, "input_tensors": fp8 if inputs == "static" else None,
-             "output_tensors": None, "bias": None}  # fmt: skip
+    channels = {**fp8, "qscheme": "per_channel", "observer_cls": "PerChannelMinMaxObserver"}
+    layer = {
+        "weight": {**channels, "ch_axis": 0} if inputs == "per token" else fp8,
+        "input_tensors": {
+            "static": fp8, "none": None, "per token": {**channels, "ch_axis": 1, "is_dynamic": True}
+        }[inputs],
+        "output_tensors": None, "bias": None,
+    }  # fmt: skip
     config = {
         "quant_method": "quark",
         "global_quant_config": layer,
@@ -119,6 +128,35 @@ def quark(inputs):
         "export": {"kv_cache_group": ["*k_proj", "*v_proj"], "pack_method": "reorder",
                    "weight_format": "real_quantized", "weight_merge_groups": None},
     }  # fmt: skip
+    by = by_channel if inputs == "per token" else by_tensor
+    return config, by, "weight_scale", "input_scale"
+
+
+def modelopt(algorithm):
+    config = {
+        "quant_method": "modelopt",
+        "quant_algo": algorithm,
+        "ignore": ["lm_head"],
+        "producer": {"name": "modelopt", "version": "0.40.0"},
+        "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+    }
+    by = {"FP8": by_tensor, "FP8_PER_CHANNEL_PER_TOKEN": by_row, "FP8_PB_WO": by_block_of_four}
+    return config, by[algorithm], "weight_scale", "input_scale"
+
+
+def by_row(weight):
+    q, scale = by_channel(weight)
+    return q, scale.squeeze(1)
+
+
+def by_block_of_four(weight):
+    """Scales ``[rows, 1, columns, 1]``."""
+    q, scale = by_block(weight)
+    return q, scale[:, None, :, None]
+
+
+def autofp8(scheme):
+    config = {"quant_method": "fp8", "activation_scheme": scheme, "ignored_layers": ["re:.*head"]}
     return config, by_tensor, "weight_scale", "input_scale"
 
 
@@ -142,10 +180,17 @@ FORMATS = {
         for weights, inputs in (
             ("channel", "dynamic"), ("tensor", "dynamic"), ("tensor", "static"),
             ("channel", "static"), ("channel", "none"), ("block", "dynamic"),
+            ("channel", "one for all tokens"),
         )
     },
     "Quark, static": quark("static"),
     "Quark, weights alone": quark("none"),
+    "Quark, per token": quark("per token"),
+    "ModelOpt, static": modelopt("FP8"),
+    "ModelOpt, per token": modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
+    "ModelOpt, blocks, none": modelopt("FP8_PB_WO"),
+    "AutoFP8, static": autofp8("static"),
+    "AutoFP8, dynamic": autofp8("dynamic"),
 }  # fmt: skip
 
 
@@ -176,6 +221,8 @@ def write(model, folder, name, static_of=static_scale, experts=False):
             tensors[f"{linear}.{static_name}"] = torch.tensor(static_of(linear)).reshape(one)
         if config["quant_method"] == "quark" and linear.endswith(("k_proj", "v_proj")):
             tensors[f"{linear}.output_scale"] = torch.tensor(0.5)
+        if config["quant_method"] == "modelopt" and linear.endswith(("k_proj", "v_proj")):
+            tensors[f"{linear}.{linear[-6]}_scale"] = torch.tensor(0.5)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     described = json.loads((folder / "config.json").read_text())
     config = copy.deepcopy(config)
@@ -217,9 +264,12 @@ def without_experts(config, model):
     """The config, of a checkpoint that has a model's experts in 16 bits."""
     experts = [name for name, _ in model.named_modules() if name.endswith(".experts")]
     if experts and config["quant_method"] in ("fp8", "fbgemm_fp8"):
-        config["modules_to_not_convert"] += experts
+        left = "ignored_layers" if "ignored_layers" in config else "modules_to_not_convert"
+        config[left] += experts
     elif experts and config["quant_method"] == "compressed-tensors":
         config["ignore"].append(r"re:.*\.experts\..*")
+    elif experts and config["quant_method"] == "modelopt":
+        config["ignore"].append("*.experts*")
     elif experts:
         config["exclude"].append("*.experts.*")
     return config

@@ -7,6 +7,9 @@ import torch
 from torch import nn
 
 from ..functional import FP8_DTYPES, SCALE_BLOCK
+from .formats import BLOCK
+from .formats.compressed_tensors import layout_of_scheme
+from .formats.layout import ONE_A_TENSOR, Unknown
 from .linear import scale_fmt_of
 
 
@@ -21,6 +24,7 @@ class Stored:
         static: ``[1]``, the activations' scale.
         scale_ub: largest magnitude that a computed scale of the activations covers.
         scale_fmt: of computed scales of the activations, as ``FP8Linear`` takes it.
+        instead: what is done here instead of what the checkpoint says.
     """
 
     weight: torch.Tensor
@@ -29,6 +33,7 @@ class Stored:
     static: Optional[torch.Tensor] = None
     scale_ub: Optional[float] = None
     scale_fmt: Optional[str] = None
+    instead: Optional[str] = None
 
 
 class Unreadable(Exception):
@@ -48,7 +53,7 @@ def read_stored(module: nn.Module) -> Union[Stored, str, None]:
         return None
     try:
         return reader(module)
-    except Unreadable as reason:
+    except (Unknown, Unreadable) as reason:
         return str(reason)
 
 
@@ -104,30 +109,34 @@ def _compressed_tensors_kernel(module: nn.Module) -> Stored:
 
 def _compressed_tensors(module: nn.Module) -> Stored:
     scheme = module.quantization_scheme
-    weights, inputs = scheme.weights, scheme.input_activations
-    if weights is None or (_text(weights.type), weights.num_bits) != ("float", 8):
-        raise Unreadable("is compressed-tensors, not FP8")
     if scheme.output_activations is not None:
         raise Unreadable("quantises its output")
-    strategy, block = _text(weights.strategy), weights.block_structure
-    if strategy not in ("tensor", "channel", "block") or not weights.symmetric:
-        raise Unreadable(f"has weight scales by {strategy}")
-    if strategy == "block" and list(block) != [SCALE_BLOCK, SCALE_BLOCK]:
-        raise Unreadable(f"has scale blocks of {tuple(block)}, not {(SCALE_BLOCK, SCALE_BLOCK)}")
-    rest: Dict[str, Any] = {}
-    if inputs is None:
-        rest["scheme"] = "none"
-    elif (_text(inputs.type), inputs.num_bits) != ("float", 8):
-        raise Unreadable(f"quantises its input to {inputs.num_bits} bits, {_text(inputs.type)}")
-    elif not inputs.dynamic:
+    if scheme.weights is None:
+        raise Unreadable("is compressed-tensors, and its weight is not quantised")
+    weights, inputs = (_fields(said) for said in (scheme.weights, scheme.input_activations))
+    layout = layout_of_scheme(weights, inputs)
+    if layout.block != BLOCK:
+        raise Unreadable(f"has scale blocks of {layout.block}, not {BLOCK}")
+    rest: Dict[str, Any] = {"scheme": layout.inputs, "instead": layout.instead}
+    if layout.inputs == "static":
         rest = _static(module.input_scale)
-    elif (_text(inputs.strategy), inputs.group_size) not in _DYNAMIC[strategy == "block"]:
-        raise Unreadable(f"takes its input's scale by {_text(inputs.strategy)}")
-    return _stored(module.weight, module.weight_scale, strategy == "block", **rest)
+    return _stored(module.weight, module.weight_scale, layout.weights == "block", **rest)
 
 
-# How inputs may be quantised on the fly: without blocks of the weight, and with them.
-_DYNAMIC = ((("token", None),), (("group", SCALE_BLOCK),))
+def _fields(said: Any) -> Optional[Dict[str, Any]]:
+    """As they stand in a config."""
+    if said is None:
+        return None
+    block = said.block_structure
+    return {
+        "type": _text(said.type),
+        "num_bits": said.num_bits,
+        "symmetric": said.symmetric,
+        "strategy": None if said.strategy is None else _text(said.strategy),
+        "dynamic": said.dynamic,
+        "group_size": said.group_size,
+        "block_structure": None if block is None else [*block],
+    }
 
 
 def _text(value: Any) -> str:
@@ -144,7 +153,8 @@ def _quark(module: nn.Module) -> Stored:
     elif not inputs.qspec.is_dynamic:
         rest = _static(inputs.scale)
     else:
-        raise Unreadable("quantises its input on the fly, as no published Quark checkpoint does")
+        per_tensor = _text(inputs.qspec.qscheme).endswith("per_tensor")
+        rest = {"scheme": "dynamic", "instead": ONE_A_TENSOR if per_tensor else None}
     return _stored(module.weight, module.weight_quantizer.scale, **rest)
 
 
@@ -155,9 +165,11 @@ def _torchao(module: nn.Module) -> Stored:
     if not blocks and block not in ((1, k), (n, k)):
         raise Unreadable(f"has scale blocks of {block}")
     inputs = weight.act_quant_kwargs
-    scheme = "none" if inputs is None else "dynamic"  # one scale a tensor: one a token is finer
-    bound = None if inputs is None else inputs.hp_value_ub
-    return _stored(weight.qdata, weight.scale, blocks, scheme=scheme, scale_ub=bound)
+    if inputs is None:
+        return _stored(weight.qdata, weight.scale, blocks, scheme="none")
+    per_tensor = type(inputs.granularity).__name__ == "PerTensor"
+    rest = {"scale_ub": inputs.hp_value_ub, "instead": ONE_A_TENSOR if per_tensor else None}
+    return _stored(weight.qdata, weight.scale, blocks, **rest)
 
 
 _READERS: Dict[str, Callable[[nn.Module], Stored]] = {

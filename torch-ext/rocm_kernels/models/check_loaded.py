@@ -11,6 +11,7 @@ import re
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import torch
+from torch import nn
 
 from .experts import Experts
 from .stored_tensors import Header, header_of
@@ -143,6 +144,30 @@ def _problems(
             f"nothing takes the scales {_few(unused)}, though it takes their weights: "
             "quantization_config must say how these modules were quantised, inputs too"
         )
+
+
+def require_set(name: str, module: nn.Module) -> None:
+    """Of a linear or experts in FP8, however they were loaded: raises a ValueError if a scale was
+    never set, as far as that can be seen. Memory that nobody has set may look like a scale; that
+    transformers has loaded the weight and not the scale tells it, as long as neither was copied."""
+    weight = next((p for p in module.parameters() if p.dtype in _FP8), None)
+    for key, scale in (*module.named_parameters(), *module.named_buffers()):
+        if not _SCALE.search(key) or scale.device.type == "meta":
+            continue
+        if not hasattr(module, "in_features") and "activation_scale" in key:
+            continue  # one a token takes its place
+        unloaded = isinstance(scale, nn.Parameter) and not _is_loaded(scale) and _is_loaded(weight)
+        values = scale.detach().float()
+        if unloaded or not bool(((values >= 0) & values.isfinite()).all()):
+            what = "was in no file" if unloaded else "is not finite, or below zero"
+            raise ValueError(
+                f"{name} is FP8, and its {key} {what}: load the model within fp8_checkpoints(), "
+                f"which says what is missing; skip=[{name!r}] leaves it as it is"
+            )
+
+
+def _is_loaded(parameter: Optional[torch.Tensor]) -> bool:
+    return getattr(parameter, "_is_hf_initialized", False)
 
 
 def _owner(name: str) -> str:

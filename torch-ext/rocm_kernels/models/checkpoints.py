@@ -31,6 +31,7 @@ from .stored_experts import layout_of_experts, place_experts
 from .stored_linears import (
     conversions_of_embeddings,
     conversions_of_linears,
+    left_in_16_bits,
     place_linears,
     regroup_linears,
 )
@@ -219,14 +220,22 @@ def _finegrained_quantizer(base: type) -> type:
             *base.update_weight_conversions(quantizer, conversions, model),
         ]
 
-    return type(
-        base.__name__,
-        (base,),
-        {
-            "validate_environment": validate_environment,
-            "update_weight_conversions": update_weight_conversions,
-        },
-    )
+    def process_before(
+        quantizer: Any, model: Any, checkpoint_files: Any = None, **rest: Any
+    ) -> Any:
+        said = quantizer.quantization_config
+        if said.modules_to_not_convert:
+            files = by_module(model, read_headers(checkpoint_files))
+            left = left_in_16_bits(model, said.modules_to_not_convert, files)
+            said.modules_to_not_convert = [*said.modules_to_not_convert, *left]
+        return base._process_model_before_weight_loading(quantizer, model, **given)
+
+    changed = {
+        "validate_environment": validate_environment,
+        "update_weight_conversions": update_weight_conversions,
+        "_process_model_before_weight_loading": process_before,
+    }
+    return type(base.__name__, (base,), changed)
 
 
 @functools.cache

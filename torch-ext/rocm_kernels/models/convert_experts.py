@@ -12,6 +12,7 @@ from torch import nn
 from ..functional import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, to_native_fp8
 from ..functional.moe import MAX_EXPERTS, MAX_TOPK
 from ..reference import gated_experts, quantize_fp8
+from .check_loaded import require_set
 from .experts import WEIGHTS, Experts, Gate
 from .families import ACTIVATIONS
 from .hooks import hand_over, is_offloaded, is_wrapped
@@ -70,6 +71,8 @@ class ExpertsPlan:
                 continue
             try:
                 require_limits(model, name, module)
+                if hasattr(module, f"{WEIGHTS[0]}_scale_inv"):
+                    require_set(name, module)
                 self._own[name] = _read(module, activations, scheme)
                 _try_once(tried, module, self._own[name])
                 self.found[name] = self._own[name].becomes

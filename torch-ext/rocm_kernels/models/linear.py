@@ -118,7 +118,7 @@ class FP8Linear(nn.Linear):
         super()._apply(fn, recurse)
         old, device = kept["weight"].device, self.weight.device
         if device != old and old.type == "meta":  # to_empty: there is nothing to move
-            kept = {name: torch.empty_like(was, device=device) for name, was in kept.items()}
+            kept = {name: _unset(was, device) for name, was in kept.items()}
         elif device != old:
             kept = {name: was.to(device) for name, was in kept.items()}
         for name, tensor in kept.items():
@@ -256,6 +256,12 @@ def computes_linear(module: nn.Module) -> bool:
     except Exception:  # it takes something else: the report names it
         return False
     return isinstance(computed, torch.Tensor) and torch.allclose(computed, expected, rtol=1e-5)
+
+
+def _unset(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """No scale looks set before it is."""
+    empty = torch.empty_like(tensor, device=device)
+    return empty if tensor.dtype in FP8_DTYPES else empty.fill_(torch.nan)
 
 
 _OF_FP8 = ("weight", "weight_scale_inv", "activation_scale")

@@ -9,6 +9,7 @@ from torch import nn
 from ..functional import FP8_DTYPES, native_fp8_dtype
 from ..reference import quantize_fp8
 from .adopt import Stored, read_stored
+from .check_loaded import require_set
 from .checkpoints import describe_checkpoint, names_in_files
 from .convert_experts import ExpertsPlan, is_experts
 from .experts import Experts
@@ -21,6 +22,7 @@ from .pickling import name_kernel_funcs
 from .reads import read_by_their_owner
 from .report import QuantizationReport, bytes_of, kept_bytes
 from .shares import Share, is_shared_out, largest_of_rows, share_of, why_not_shareable
+from .stored_linears import IN_FP8
 
 
 def quantize_model_(
@@ -85,6 +87,7 @@ def quantize_model_(
         converted=tuple(plan.converted),
         fused=fused,
         adopted=tuple(plan.adopted),
+        instead=plan.instead,
         skipped=plan.skipped,
         experts=experts.found,
         kept={name: count / bytes_after for name, count in kept_bytes(model).items()},
@@ -104,6 +107,7 @@ class _Plan:
         scheme: of the activations of converted linears.
         converted, adopted: names of linears.
         skipped: name of each linear that stays, and why.
+        instead: name of each module that a checkpoint wants otherwise, and what is done instead.
     """
 
     def __init__(
@@ -121,17 +125,21 @@ class _Plan:
         self.converted: List[str] = []
         self.adopted: List[str] = []
         self.skipped: Dict[str, str] = {}
+        self.instead: Dict[str, str] = {}
         heads = {} if lm_head else _heads(model)
         read, adapters, routers = read_by_their_owner(model), _adapters(model), _routers(model)
         self.skipped.update(_other_matrices(model))
+        self.instead.update(
+            {n: IN_FP8 for n, m in model.named_modules() if vars(m).get("stored_as") == IN_FP8}
+        )
         for name, module in model.named_modules():
             if not hasattr(module, "in_features") or isinstance(module, FP8LinearPart):
                 continue
-            ours = isinstance(module, FP8Linear)
-            stored = None if ours else read_stored(module)
-            if ours:
-                self.adopted += [name] if module.stored_as is not None else []
+            if isinstance(module, FP8Linear):
+                if module.stored_as is not None:
+                    self._adopt(name, module.stored_as.instead)
                 continue
+            stored = read_stored(module)
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
                 reason = "asked to skip"
             elif name in heads:
@@ -142,7 +150,8 @@ class _Plan:
                 reason = f"{read[name]} reads its weight itself"
             elif stored is not None:
                 reason = stored if isinstance(stored, str) else None
-                self.adopted += [name] if reason is None else []
+                if reason is None:
+                    self._adopt(name, stored.instead)
             elif name in routers:
                 reason = "chooses experts"
             else:
@@ -154,6 +163,12 @@ class _Plan:
             left = [name for name in self.converted if name not in _heads(model)]
             self.converted = [name for name in self.converted if name not in left]
             self.skipped.update(dict.fromkeys(left, "its checkpoint has it in 16 bits"))
+
+    def _adopt(self, name: str, instead: Optional[str]) -> None:
+        require_set(name, self.model.get_submodule(name))
+        self.adopted.append(name)
+        if instead is not None and self.activations is None:
+            self.instead[name] = instead
 
     def rehearse(self) -> None:
         """Does for a row of each linear, and for the whole of the largest, what will be done for

@@ -23,6 +23,8 @@ class QuantizationReport:
         converted: names of the linears whose weights became FP8.
         fused: name of each fused projection, and the linears that became parts of it.
         adopted: names of the linears that held FP8 already, from an FP8 checkpoint.
+        instead: name of each module that its FP8 checkpoint wants computed otherwise, such as with
+            one scale for all tokens, and what is done instead.
         skipped: name of each linear left as it was, and of what else holds matrices, and why.
         experts: name of each layer's experts, and what their weights have become, or why they stay.
         kept: what did not become FP8: name of each parameter, ``*`` for the numbers in it, and its
@@ -38,6 +40,7 @@ class QuantizationReport:
     converted: Tuple[str, ...]
     fused: Dict[str, Tuple[str, ...]]
     adopted: Tuple[str, ...]
+    instead: Dict[str, str]
     skipped: Dict[str, str]
     experts: Dict[str, str]
     kept: Dict[str, float]
@@ -57,6 +60,8 @@ class QuantizationReport:
         experts = Counter((_starred(name), what) for name, what in self.experts.items())
         lines += [f"{count} layers of {name}: {what}" for (name, what), count in experts.items()]
         lines += [f"not FP8: {share:.1%} of the bytes, {name}" for name, share in self.kept.items()]
+        instead = Counter((_starred(name), what) for name, what in self.instead.items())
+        lines += [f"{name}: {what} ({count})" for (name, what), count in instead.items()]
         skipped = Counter((_starred(name), why) for name, why in self.skipped.items())
         lines += [
             f"skipped {name}: {why}" + (f" ({count})" if count > 1 else "")

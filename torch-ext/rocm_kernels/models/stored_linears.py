@@ -1,7 +1,7 @@
 """Linears of FP8 checkpoints, read into ``FP8Linear``; embeddings in FP8, which become 16 bits."""
 
 import importlib
-from typing import Any, Dict, Iterable, List
+from typing import Any, Dict, Iterable, List, Sequence
 
 import torch
 from torch import nn
@@ -9,6 +9,7 @@ from torch import nn
 from ..functional import SCALE_BLOCK
 from .adopt import weight_scale
 from .formats import BLOCK, Layout, LayoutOf
+from .formats.others import is_left_out
 from .linear import FP8Linear, computes_linear
 from .names import listed_names
 from .regroup import decoded, regrouped
@@ -61,6 +62,15 @@ def place_linears(
             else layout(name) is not None
         )
     ]
+
+
+def left_in_16_bits(
+    model: Any, entries: Sequence[str], files: Dict[str, Dict[str, Header]]
+) -> List[str]:
+    """Names of linears that a list of finegrained FP8's leaves out by whatever name they have."""
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    names = listed_names(model, linears, files)
+    return [name for name in linears if name not in entries and is_left_out(entries, names[name])]
 
 
 def _empty(linear: nn.Linear, layout: Layout) -> FP8Linear:

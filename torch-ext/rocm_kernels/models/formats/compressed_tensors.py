@@ -14,6 +14,7 @@ from .layout import (
     Layout,
     LayoutOf,
     NotServed,
+    Unknown,
     matches,
 )
 
@@ -21,10 +22,6 @@ from .layout import (
 class _Group(NamedTuple):
     targets: List[str]
     layout: Optional[Layout]  # None: it has no weights, as an attention's
-
-
-class _Unknown(Exception):
-    """The config says what is another reader's: integers, four bits, outputs."""
 
 
 def read(config: Dict[str, Any]) -> Optional[LayoutOf]:
@@ -37,7 +34,7 @@ def read(config: Dict[str, Any]) -> Optional[LayoutOf]:
             )
     try:
         groups = [_read_group(group) for group in (config.get("config_groups") or {}).values()]
-    except _Unknown:
+    except Unknown:
         return None
     if not any(group.layout for group in groups):
         return None
@@ -73,15 +70,15 @@ def _group_of(
 def _read_group(group: Dict[str, Any]) -> _Group:
     targets, weights = group["targets"], group.get("weights")
     if group.get("output_activations") and not _are_of_a_cache(targets):
-        raise _Unknown
+        raise Unknown("quantises its output")
     if weights is None:
         return _Group(targets, None)
     if _is_mxfp4(weights):
         named = all(target.startswith("re:") and "experts" in target for target in targets)
         if group.get("input_activations") or not named:
-            raise _Unknown
+            raise Unknown("is MXFP4, and not experts alone")
         return _Group(targets, Layout("mxfp4", "none"))
-    return _Group(targets, _layout(weights, group.get("input_activations")))
+    return _Group(targets, layout_of_scheme(weights, group.get("input_activations")))
 
 
 def _are_of_a_cache(targets: List[str]) -> bool:
@@ -89,36 +86,45 @@ def _are_of_a_cache(targets: List[str]) -> bool:
     return all(target.rstrip("$").endswith(("k_proj", "v_proj")) for target in targets)
 
 
-def _layout(weights: Dict[str, Any], inputs: Optional[Dict[str, Any]]) -> Layout:
-    if not _is_fp8(weights) or not (inputs is None or _is_fp8(inputs)):
-        raise _Unknown
+def layout_of_scheme(weights: Dict[str, Any], inputs: Optional[Dict[str, Any]]) -> Layout:
+    """Of one linear, by what compressed-tensors says of its weight and inputs. Raises
+    :class:`Unknown`."""
+    if not _is_fp8(weights):
+        raise Unknown("is compressed-tensors, not FP8 with scales alone")
     by, block = _strategy(weights), BLOCK
     if by == "group" and weights.get("group_size") == MX_BLOCK[1]:
         by, block = "block", MX_BLOCK
     elif by == "block":
         block = tuple(weights.get("block_structure") or ())
-    if by not in ("tensor", "channel", "block") or block not in (BLOCK, MX_BLOCK, (32, 32)):
-        raise _Unknown
+    if by not in ("tensor", "channel", "block"):
+        raise Unknown(f"has weight scales by {by}")
+    if block not in (BLOCK, MX_BLOCK, (32, 32)):
+        raise Unknown(f"has scale blocks of {block}, not {BLOCK}")
     if inputs is None:
         return Layout(by, "none", block=block)
+    if not _is_fp8(inputs):
+        bits, kind = inputs.get("num_bits"), inputs.get("type")
+        raise Unknown(f"quantises its input to {bits} bits, {kind}")
+    inputs_by, size = _strategy(inputs), inputs.get("group_size")
     if not inputs.get("dynamic"):
-        if _strategy(inputs) != "tensor":
-            raise _Unknown
+        if inputs_by != "tensor":
+            raise Unknown(f"has static scales of its input by {inputs_by}")
         return Layout(by, "static", block=block)
     # What is computed here has as many scales, or more; MXFP8's have no other way to run.
     known = {
-        ("tensor", "token"): None,
-        ("tensor", "tensor"): ONE_A_TENSOR,
-        ("channel", "token"): None,
-        ("channel", "tensor"): ONE_A_TENSOR,
-        ("block", "group"): None if inputs.get("group_size") == SCALE_BLOCK else ONE_FOR_32,
-        ("block", "token"): ONE_A_TOKEN,
-        ("block", "tensor"): ONE_A_TENSOR,
+        ("tensor", "token", None): None,
+        ("tensor", "tensor", None): ONE_A_TENSOR,
+        ("channel", "token", None): None,
+        ("channel", "tensor", None): ONE_A_TENSOR,
+        ("block", "group", SCALE_BLOCK): None,
+        ("block", "token", None): ONE_A_TOKEN,
+        ("block", "tensor", None): ONE_A_TENSOR,
     }
-    how = (by, _strategy(inputs))
-    if how not in known or (how[1] == "group" and inputs["group_size"] not in (block[1], 128)):
-        raise _Unknown
-    return Layout(by, "dynamic", block=block, instead=known[how])
+    if block != BLOCK:
+        known["block", "group", block[1]] = ONE_FOR_32
+    if (by, inputs_by, size) not in known:
+        raise Unknown(f"takes its input's scale by {inputs_by}")
+    return Layout(by, "dynamic", block=block, instead=known[by, inputs_by, size])
 
 
 def _strategy(tensor: Dict[str, Any]) -> str:

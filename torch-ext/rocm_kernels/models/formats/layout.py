@@ -15,6 +15,10 @@ class NotServed(ValueError):
     """What a ``quantization_config`` says and nothing here computes."""
 
 
+class Unknown(Exception):
+    """What is another reader's, and why: integers, four bits, outputs that are quantised."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """How an FP8 linear is stored, or experts.

@@ -2,7 +2,7 @@
 GPT-OSS's own."""
 
 import re
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from .layout import LINEAR, MX_BLOCK, ONE_A_TENSOR, ONE_FOR_32, Layout, LayoutOf, is_listed
 
@@ -29,19 +29,23 @@ def read_fbgemm(config: Dict[str, Any]) -> LayoutOf:
     return _of_linears(layout, config.get("modules_to_not_convert") or [])
 
 
-def _of_linears(layout: Layout, left: Any) -> LayoutOf:
-    """Of all linears but those of a list as transformers takes it: a name, its beginning or its
-    end, up to a dot, or an expression of its beginning."""
-    expressions = [entry for entry in left if not entry.startswith(("re:", "*"))]
-    patterns = [re.compile(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))") for entry in expressions]
-
+def _of_linears(layout: Layout, left: Sequence[str]) -> LayoutOf:
     def layout_of(*names: str, classes: Tuple[str, ...] = LINEAR) -> Optional[Layout]:
-        kept = is_listed(left, names)
-        kept = kept or any(name.endswith(end) for end in left for name in names)
-        kept = kept or any(pattern.match(name) for pattern in patterns for name in names)
-        return None if kept or "Linear" not in classes else layout
+        return None if "Linear" not in classes or is_left_out(left, names) else layout
 
     return layout_of
+
+
+def is_left_out(left: Sequence[str], names: Sequence[str]) -> bool:
+    """Of a list as transformers takes it: a name, its beginning or its end, up to a dot, or an
+    expression of its beginning. AutoFP8 marks expressions by ``re:``."""
+    expressions = [entry for entry in left if not entry.startswith(("re:", "*"))]
+    patterns = [re.compile(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))") for entry in expressions]
+    return (
+        is_listed(left, names)
+        or any(name.endswith(entry) for entry in left for name in names)
+        or any(pattern.match(name) for pattern in patterns for name in names)
+    )
 
 
 def read_mxfp4(_: Dict[str, Any]) -> LayoutOf:

@@ -2,11 +2,7 @@
 
 from typing import Any, Dict, Optional, Tuple
 
-from .layout import LINEAR, ONE_A_TENSOR, Layout, LayoutOf, is_listed
-
-
-class _Unknown(Exception):
-    """The config says what is another reader's."""
+from .layout import LINEAR, ONE_A_TENSOR, Layout, LayoutOf, Unknown, is_listed
 
 
 def read(config: Dict[str, Any]) -> Optional[LayoutOf]:
@@ -21,7 +17,7 @@ def read(config: Dict[str, Any]) -> Optional[LayoutOf]:
         classed = {
             name.strip("<>'").rpartition(".")[2]: _layout(layer) for name, layer in by_class.items()
         }
-    except _Unknown:
+    except Unknown:
         return None
     if not any((default, *named.values(), *classed.values())):
         return None
@@ -48,23 +44,23 @@ def _layout(config: Optional[Dict[str, Any]]) -> Optional[Layout]:
     if weight is None and inputs is None:
         return None
     if not isinstance(weight, dict) or isinstance(inputs, list) or config.get("bias"):
-        raise _Unknown
+        raise Unknown
     by = {"per_tensor": "tensor", "per_channel": "channel"}.get(weight["qscheme"])
     if weight["dtype"] != "fp8_e4m3" or by is None or weight.get("is_dynamic"):
-        raise _Unknown
+        raise Unknown
     if by == "channel" and weight.get("ch_axis") not in (None, 0):
-        raise _Unknown
+        raise Unknown
     if inputs is None:
         return Layout(by, "none")
     if inputs["dtype"] != "fp8_e4m3":
-        raise _Unknown
+        raise Unknown
     if not inputs.get("is_dynamic"):
         if inputs["qscheme"] != "per_tensor":
-            raise _Unknown
+            raise Unknown
         return Layout(by, "static")
     if inputs["qscheme"] == "per_tensor":
         return Layout(by, "dynamic", instead=ONE_A_TENSOR)
     # Of inputs [tokens, K] a scale for each of axis 1, as Quark counts it: a scale a token.
     if inputs["qscheme"] not in ("per_channel", "per_token"):
-        raise _Unknown
+        raise Unknown
     return Layout(by, "dynamic")
