@@ -80,6 +80,7 @@ def test_experts(backend, package, name, whole):
     device, n, k = backend.device, 256, 384
     ids = torch.tensor([1] * 70 + [3] * 2 + [4] + [EXPERTS] * 3 + [EXPERTS + 2])
     if name == "matmul_batched":
+        ids = torch.cat([ids, torch.tensor([-1, -1, -(2**40), 2**40, 2**32 + 3])])
         ids = ids[torch.randperm(len(ids))]
     x = torch.randn(len(ids), k, device=device)
     w = fp8_weight(EXPERTS, n, k, device=device)
@@ -95,12 +96,42 @@ def test_experts(backend, package, name, whole):
             x, w, scale_w, offsets=counts.cumsum(0, dtype=torch.int32).to(device),
             tokens_per_expert=counts.float().to(device), block_size=block_size,
         )  # fmt: skip
-    assert out.shape == (len(ids), n) and not out[ids.to(device) >= EXPERTS].any()
+    elsewhere = ((ids < 0) | (ids >= EXPERTS)).to(device)
+    assert out.shape == (len(ids), n) and not out[elsewhere].any()
     for expert in (1, 3, 4):
         rows = (ids == expert).to(device)
         scale = scale_w[expert]
         scale = scale.repeat_interleave(n // 2, 0) if whole else scale
         check(package, backend.fp8_dtype, out[rows], x[rows], w[expert], scale, whole=whole)
+
+
+@pytest.mark.parametrize("ends", [[-1, 2, 2], [2, -3, -1], [9, 9, 9], [0, 0, 0]])
+def test_offsets_out_of_range(package, ends):
+    """As grouped_gemm takes them; what no expert has is zeros."""
+    x, w, scale_w = torch.randn(6, 128), fp8_weight(3, 128, 128), torch.ones(3, 1, 1)
+    nearest = []
+    for end in ends:
+        nearest.append(max(*nearest[-1:], 0, min(end, 6)))
+    found, expected = (
+        package.matmul_grouped(x, w, scale_w, torch.tensor(given).int(), None, BLOCKS)
+        for given in (ends, nearest)
+    )
+    assert torch.equal(found, expected) and not found[nearest[-1] :].any()
+    assert found[: nearest[-1]].any() == (nearest[-1] > 0)
+
+
+def test_ids_and_offsets_that_are_no_integers_are_refused(package):
+    x, w, scale_w = torch.randn(3, 128), fp8_weight(3, 128, 128), torch.ones(3, 1, 1)
+    for dtype in (torch.float32, torch.bool):
+        with pytest.raises(ValueError, match="expert_ids must be integers, got"):
+            package.matmul_batched(x, w, scale_w, torch.zeros(3).to(dtype), BLOCKS)
+    with pytest.raises(
+        ValueError, match=r"expert_ids must be \[S\] for an A of \[S, K\], got \(2,\)"
+    ):
+        package.matmul_batched(x, w, scale_w, torch.zeros(2).int(), BLOCKS)
+    for dtype in (torch.float32, torch.bool, torch.int64):
+        with pytest.raises(RuntimeError, match="offsets must be int32, got"):
+            package.matmul_grouped(x, w, scale_w, torch.zeros(3).to(dtype), None, BLOCKS)
 
 
 def test_outputs_have_the_dtype_that_is_asked_for(backend):

@@ -171,7 +171,7 @@ def matmul_batched(
 ) -> torch.Tensor:
     out = A.new_zeros(A.shape[0], B.shape[1], dtype=output_dtype)
     for row, expert in enumerate(expert_ids.tolist()):
-        if expert < B.shape[0]:
+        if 0 <= expert < B.shape[0]:
             product = matmul_2d(A[row : row + 1], B[expert], Bs[expert], block_size, output_dtype)
             out[row : row + 1] = product
     return out
