@@ -205,35 +205,35 @@ def _chooser(other: Optional[type]) -> Any:
     return quantizer
 
 
+@functools.cache
 def _finegrained_quantizer(base: type) -> type:
     """transformers' own, on any machine: its linears do that, and only its test of the machine
     stands in the way. Scales may have the names that others' files give them."""
     core = importlib.import_module("transformers.core_model_loading")
 
-    def validate_environment(*_: Any, **__: Any) -> None:
-        pass
+    class FinegrainedQuantizer(base):
+        def validate_environment(self, *_: Any, **__: Any) -> None:
+            pass
 
-    def update_weight_conversions(quantizer: Any, conversions: Any, model: Any) -> Any:
-        names = {"weight_scale": "weight_scale_inv", "input_scale": "activation_scale"}
-        return [
-            *(core.WeightRenaming(rf"\.{old}$", f".{new}") for old, new in names.items()),
-            *base.update_weight_conversions(quantizer, conversions, model),
-        ]
+        def update_weight_conversions(self, conversions: Any, model: Any) -> Any:
+            names = {"weight_scale": "weight_scale_inv", "input_scale": "activation_scale"}
+            return [
+                *(core.WeightRenaming(rf"\.{old}$", f".{new}") for old, new in names.items()),
+                *super().update_weight_conversions(conversions, model),
+            ]
 
-    def process_before(quantizer: Any, model: Any, **given: Any) -> Any:
-        said = quantizer.quantization_config
-        if said.modules_to_not_convert:
-            files = by_module(model, read_headers(given.get("checkpoint_files")))
-            left = left_in_16_bits(model, said.modules_to_not_convert, files)
-            said.modules_to_not_convert = [*said.modules_to_not_convert, *left]
-        return base._process_model_before_weight_loading(quantizer, model, **given)
+        def _process_model_before_weight_loading(self, model: Any, **given: Any) -> Any:
+            said = self.quantization_config
+            if said.modules_to_not_convert:
+                files = by_module(model, read_headers(given.get("checkpoint_files")))
+                left = left_in_16_bits(model, said.modules_to_not_convert, files)
+                said.modules_to_not_convert = [*said.modules_to_not_convert, *left]
+            return super()._process_model_before_weight_loading(model, **given)
 
-    changed = {
-        "validate_environment": validate_environment,
-        "update_weight_conversions": update_weight_conversions,
-        "_process_model_before_weight_loading": process_before,
-    }
-    return type(base.__name__, (base,), changed)
+        def __reduce__(self) -> Tuple:
+            return reduced(self, _finegrained_quantizer, base)
+
+    return FinegrainedQuantizer
 
 
 @functools.cache

@@ -67,7 +67,7 @@ def make_modules_known(model: nn.Module) -> None:
     how it calls its attention, as ``kernel_call``, of a norm its formula, as ``kernel_norm``."""
     for module in model.modules():
         name = type(module).__name__
-        for fact in ("kernel_family", "kernel_call", "kernel_norm", "known_as"):
+        for fact in ("kernel_family", "kernel_call", "kernel_norm"):
             module.__dict__.pop(fact, None)  # what an earlier call has found out
         try:
             if name in BY_MLP:
