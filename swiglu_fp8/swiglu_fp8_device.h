@@ -222,8 +222,12 @@ Status launch_flat(const SwigluParams<T>& p, int64_t vectors, bool whole, const 
       row_launch(blocks, kFlatThreads, facts, stream), p, divisor);
 }
 
+// Items, the vectors of a launch, are counted in 31 bits: very large tensors take several launches.
+constexpr int64_t kMostItems = int64_t{1} << 30;
+
 template <typename T>
-Status launch_typed(const SwigluFp8Args& args, const DeviceFacts& facts, Stream stream) {
+Status launch_typed(const SwigluFp8Args& args, const DeviceFacts& facts, Stream stream,
+                    int64_t most_items = kMostItems) {
   constexpr int kCount = kVectorElements<T>;
   SwigluParams<T> p{};
   p.gate = static_cast<const T*>(args.gate);
@@ -241,8 +245,7 @@ Status launch_typed(const SwigluFp8Args& args, const DeviceFacts& facts, Stream 
   const int64_t vectors = (args.columns + kCount - 1) / kCount;
   const bool whole = args.columns % kCount == 0 && p.aligned && fits(p.output, facts);
   if (args.scaling == Scaling::kPerToken) return launch_token(p, vectors, whole, facts, stream);
-  // Items are counted in 31 bits: very large tensors take several launches.
-  const int64_t slice = ((int64_t{1} << 30) - 1) / (vectors + kLargestGroup) + 1;
+  const int64_t slice = (most_items - 1) / (vectors + kLargestGroup) + 1;
   for (int64_t begin = 0; begin < args.rows; begin += slice) {
     SwigluParams<T> part = p;
     part.rows = static_cast<int32_t>(args.rows - begin < slice ? args.rows - begin : slice);

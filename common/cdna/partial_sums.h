@@ -24,6 +24,12 @@ ROCM_KERNELS_DEVICE void publish(float* target, Accumulator sum) {
                        __HIP_MEMORY_SCOPE_AGENT);
   }
 }
+// Every wave calls it between its stores and the barrier before one thread counts the workgroup's
+// arrival. That thread's release waits for the stores of its own wave; the barrier waits for none,
+// for within a workgroup their order is enough.
+ROCM_KERNELS_DEVICE void await_published() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent"); }
+// After the barrier behind which all know that theirs is the last workgroup. It needs no fence: the
+// counting thread has acquired, and no cache is asked.
 ROCM_KERNELS_DEVICE Accumulator collect(float* source) {
   Accumulator sum;
 #pragma unroll

@@ -161,18 +161,16 @@ class Epilogue {
     }
   }
 
-  // 3. The last contributor to arrive adds up the slots. Each wave's stores are complete (release,
-  // agent scope) before the barrier, and the ticket comes after it.
+  // 3. The last contributor to arrive adds up the slots.
   ROCM_KERNELS_DEVICE bool is_last(const Contributors& contributors, int tile) const {
     __shared__ bool last;
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+    await_published();
     workgroup_barrier();
     if (thread_ == 0) last = arrives_last(p_.tickets + tile, p_.launch, contributors.count);
     workgroup_barrier();
     return last;
   }
   ROCM_KERNELS_DEVICE void add_workgroups(const Contributors& contributors) const {
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
     for (int item = thread_; item < items_; item += threads_) {
       Accumulator sum = {0.0f, 0.0f, 0.0f, 0.0f};
       constexpr int kAtOnce = 4;  // loads in flight

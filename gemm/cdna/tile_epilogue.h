@@ -102,7 +102,7 @@ class TileEpilogue {
   // 2. The last to arrive adds up all slots in the order of k, its own among them: the bits do not
   // depend on who that is. Nobody waits, so not all workgroups need be resident at once.
   ROCM_KERNELS_DEVICE bool is_last(const Contributors& contributors, int tile) const {
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+    await_published();
     workgroup_barrier();
     if (threadIdx.x == 0) {
       factors_.is_last = arrives_last(p_.tickets + tile, p_.launch, contributors.count);
@@ -111,7 +111,6 @@ class TileEpilogue {
     return factors_.is_last != 0;
   }
   ROCM_KERNELS_DEVICE void add_contributors(const Contributors& contributors, Sums& sums) const {
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
 #pragma unroll
     for (int j = 0; j < kPartsN; ++j) {
 #pragma unroll

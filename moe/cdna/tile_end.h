@@ -155,8 +155,7 @@ class GroupedTileEnd {
         h[i][quad] = h_of(sums, i, quad);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          // Columns beyond h: their scales and biases are 0, but swigluoai makes no 0 of them.
-          if (h_column(quad) + e >= columns) h[i][quad][e] = 0.0f;
+          // 0 beyond h's columns, where scales and biases are 0 and so are gate and up.
           const float value = h[i][quad][e];
           greatest = fmaxf(greatest, fabsf(value));
         }

@@ -72,7 +72,7 @@ void writeBackWorkgroup(const Wave& w, const MemOp& fence) {
     for (std::deque<MemOp*>* queue : {&other.vm, &other.lgkm}) {
       for (MemOp* op : *queue) {
         if (op->born > fence.born) break;
-        perform(other, *op);
+        if (op->inst->mem.space != Space::Scalar) perform(other, *op);  // those pass the L1 by
       }
     }
   }

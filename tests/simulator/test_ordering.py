@@ -113,6 +113,48 @@ GLOBAL void scalar_race(u32* o, u32* data) {
   o[TID] = r;
 }
 
+// Scalar loads have a cache of their own: that a wave has issued a store says nothing to them, and
+// that one of theirs is issued says nothing to a store.
+#define SCALAR_LOAD(p, byte) \\
+  asm volatile("s_load_dword s20, %0, " #byte :: "s"(p) : "s20", "memory")
+#define SCALAR_VALUE(r) \\
+  asm volatile("s_waitcnt lgkmcnt(0)\\n v_mov_b32 %0, s20" : "=v"(r) :: "memory")
+#define BARRIER asm volatile("s_barrier" ::: "memory")
+GLOBAL void scalar_after_store(u32* o, u32* g) {
+  u32 r; g[TID] = 3 * TID; asm volatile("s_waitcnt vmcnt(0)" ::: "memory"); BARRIER;
+  SCALAR_LOAD(g, 0x200); SCALAR_VALUE(r); o[TID] = r;
+}
+GLOBAL void scalar_too_early(u32* o, u32* g) {
+  u32 r; g[TID] = 3 * TID; BARRIER;
+  SCALAR_LOAD(g, 0x200);                                                      // SCALAR TOO EARLY
+  SCALAR_VALUE(r); o[TID] = r;
+}
+GLOBAL void store_after_scalar(u32* o, u32* g) {
+  u32 r; SCALAR_LOAD(g, 0x200); SCALAR_VALUE(r); BARRIER; g[TID] = 3 * TID; o[TID] = r;
+}
+GLOBAL void store_too_early(u32* o, u32* g) {
+  u32 r; SCALAR_LOAD(g, 0x200); BARRIER;                                           // LOAD IN FLIGHT
+  g[TID] = 3 * TID;                                                              // STORE TOO EARLY
+  SCALAR_VALUE(r); o[TID] = r;
+}
+// A write-back is none of a scalar load's business: the flag goes out while it is under way.
+#define SCALAR_HAND(name, wait) GLOBAL void name(u32* o, u32* data, u32* flag) { \\
+    u32 r = 0; \\
+    if (BID == 0 && TID < 64) { \\
+      SCALAR_LOAD(data, 0x0); \\
+      asm volatile(wait "buffer_wbl2 sc1\\n s_waitcnt vmcnt(0)\\n" \\
+                   "global_store_dword %0, %1, off sc1" :: "v"(flag), "v"(1) : "memory"); \\
+      SCALAR_VALUE(r); \\
+      o[TID] = r; \\
+    } else if (BID == 1 && TID == 0) { \\
+      POLL(flag, DEV); \\
+      ACQUIRE; \\
+      *data = 7; \\
+    } \\
+  }
+SCALAR_HAND(scalar_awaited, "s_waitcnt lgkmcnt(0)\\n")
+SCALAR_HAND(scalar_outrun, "")                                                  // SCALAR OUTRUN
+
 // ---- plain accesses and atomics on one word -----------------------------------------------------
 GLOBAL void zero_beside_add(u32* o, u32* sum) {
   if (TID == 0) *sum = 0;                                                         // ZERO BESIDE ADD
@@ -286,6 +328,8 @@ WITHIN = {
     "bins": np.full(256, 16),
     "bins_device": np.full(256, 16),
     "generic_pointer": 3 * (255 - T),
+    "scalar_after_store": np.full(256, 3 * 128),
+    "store_after_scalar": np.zeros(256),
     "sum_in_order": np.full(256, 512),
     "lock": np.full(256, 4),
 }
@@ -329,6 +373,13 @@ def test_what_a_flag_hands_over_is_clean(code, kernel, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_a_scalar_load_that_is_awaited_may_be_overwritten(code, seed):
+    result, o = launch(code, "scalar_awaited", seed, groups=2)
+    result.check()
+    assert not o[:64].any()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_flag_and_data_in_one_packet(code, seed):
     result, o = launch(code, "packet", seed, groups=2)
     result.check()
@@ -358,6 +409,9 @@ BAD = {
     "write_back_not_awaited": ("global-race", 2, ["// NOT AWAITED"]),
     "others_write_back": ("global-race", 2, ["// OTHER'S WRITE BACK"]),
     "first_is_flag": ("global-race", 2, ["// FIRST IS A FLAG"]),
+    "scalar_too_early": ("global-race", 1, ["// SCALAR TOO EARLY"]),
+    "store_too_early": ("global-race", 1, ["// STORE TOO EARLY", "// LOAD IN FLIGHT"]),
+    "scalar_outrun": ("global-race", 2, ["// SCALAR OUTRUN"]),
     "scalar_race": ("global-race", 2, ["// SCALAR RACE", "data[TID] = TID * 7; return"]),
     "zero_beside_add": ("global-race", 1, ["// ZERO BESIDE ADD", "// ADD BESIDE ZERO"]),
     "zero_beside_add_lds": ("lds-race", 1, ["// ZERO BESIDE ADD LDS", "// ADD BESIDE ZERO LDS"]),
