@@ -12,9 +12,6 @@ from .hooks import is_hooked, is_layer, is_wrapped
 from .linear import FP8Linear, FP8LinearPart
 from .norms import computes_rms_norm, formula_of
 
-# Kernel layers for norms, by what is added to the weight. The names are transformers' own.
-_NORM_LAYERS = {0.0: "RMSNorm", 1.0: "RMSNormZeroCentered"}
-
 
 class _Condition(NamedTuple):
     """Keeps ``kernelize`` from instances that are not prepared, and from subclasses, which inherit
@@ -70,8 +67,7 @@ def make_modules_known(model: nn.Module) -> None:
             module.kernel_norm = formula
             # transformers does so too, but only beside the kernels that it was made for, and by
             # names of which the next may be new.
-            layer, both = _NORM_LAYERS[formula.weight_offset], _NORM_LAYERS.values()
-            make_known(type(module), layer, computes_rms_norm, alike=[*both])
+            make_known(type(module), "RMSNorm", computes_rms_norm, alike=["RMSNormZeroCentered"])
 
 
 def layers_left_alone(model: nn.Module) -> Dict[str, str]:
