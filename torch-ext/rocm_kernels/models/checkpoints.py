@@ -220,12 +220,10 @@ def _finegrained_quantizer(base: type) -> type:
             *base.update_weight_conversions(quantizer, conversions, model),
         ]
 
-    def process_before(
-        quantizer: Any, model: Any, checkpoint_files: Any = None, **rest: Any
-    ) -> Any:
+    def process_before(quantizer: Any, model: Any, **given: Any) -> Any:
         said = quantizer.quantization_config
         if said.modules_to_not_convert:
-            files = by_module(model, read_headers(checkpoint_files))
+            files = by_module(model, read_headers(given.get("checkpoint_files")))
             left = left_in_16_bits(model, said.modules_to_not_convert, files)
             said.modules_to_not_convert = [*said.modules_to_not_convert, *left]
         return base._process_model_before_weight_loading(quantizer, model, **given)
