@@ -222,7 +222,6 @@ def _finegrained_quantizer(base: type) -> type:
                 *super().update_weight_conversions(conversions, model),
             ]
 
-<<<<<<< HEAD
         def _process_model_before_weight_loading(self, model: Any, **given: Any) -> Any:
             said = self.quantization_config
             if said.modules_to_not_convert:
@@ -230,15 +229,6 @@ def _finegrained_quantizer(base: type) -> type:
                 left = left_in_16_bits(model, said.modules_to_not_convert, files)
                 said.modules_to_not_convert = [*said.modules_to_not_convert, *left]
             return super()._process_model_before_weight_loading(model, **given)
-=======
-    def process_before(quantizer: Any, model: Any, **given: Any) -> Any:
-        said = quantizer.quantization_config
-        if said.modules_to_not_convert:
-            files = by_module(model, read_headers(given.get("checkpoint_files")))
-            left = left_in_16_bits(model, said.modules_to_not_convert, files)
-            said.modules_to_not_convert = [*said.modules_to_not_convert, *left]
-        return base._process_model_before_weight_loading(quantizer, model, **given)
->>>>>>> ck
 
         def __reduce__(self) -> Tuple:
             return reduced(self, _finegrained_quantizer, base)
