@@ -1,4 +1,4 @@
-"""What MLPs and decoder layers of known names compute, asked of their own code.
+"""What MLPs, decoder layers and Llama 4's experts compute, asked of their own code.
 
 A name is not enough: a newer version of a class may take other arguments, return something else, or
 compute a little more, such as a limit. So the class's own forward runs once, in float32 on the CPU,
@@ -247,6 +247,34 @@ def ask_mlp(mlp: nn.Module, family: Family) -> None:
         raise Differs("computes something else than a gated MLP")
 
 
+def ask_llama4_moe(moe: nn.Module) -> None:
+    """
+    Raises:
+        Differs: it computes something else than ``shared_expert(x)`` and the sum of the experts of
+            x times each score, or returns something else than that and the router's logits.
+    """
+    for name in ("router", "experts", "shared_expert"):
+        if moe._modules.get(name) is None:
+            raise Differs(f"has no {name}")
+    count, x = moe.num_experts, _random(3, moe.hidden_dim)
+    chosen = _random(3, count).topk(moe.top_k, -1).indices
+    scores = torch.zeros(3, count, **_CPU).scatter_(1, chosen, 0.2 + 0.7 * chosen / count)
+    router = _Router(moe._modules["router"], scores)
+    experts = _Columns(moe._modules["experts"], 1, moe.hidden_dim)
+    shared = _Affine(moe._modules["shared_expert"], 2)
+    expected = shared.of(x) + experts.of(x[:, None] * scores[..., None]).sum(1)
+    stand_ins = {"router": router, "experts": experts, "shared_expert": shared}
+    try:
+        with torch.no_grad():
+            out = type(moe).forward(_probe(moe, stand_ins), x[None])
+    except Exception as failure:
+        raise Differs(f"its forward cannot be asked what it computes: {failure}") from failure
+    if not isinstance(out, tuple) or len(out) != 2 or out[1] is not router.logits:
+        raise Differs("returns something else than its result and its router's logits")
+    if not _is_close(out[0], expected):
+        raise Differs("computes something else than Llama 4's experts")
+
+
 # ---- stand-ins
 
 
@@ -306,16 +334,25 @@ class _Columns(_StandIn):
     """In a linear's place: each of its output columns is one of its input's, times a number. As
     wide as it, and takes a row's time for it."""
 
-    def __init__(self, linear: nn.Module, seed: int) -> None:
+    def __init__(self, linear: nn.Module, seed: int, width: Optional[int] = None) -> None:
         super().__init__(linear)
-        self.seed = seed
+        self.seed, self.width = seed, linear.out_features if width is None else width
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        columns = torch.arange(self.out_features, device="cpu") % x.shape[-1]
-        return x[..., columns] * _random(self.out_features, seed=self.seed)
+        columns = torch.arange(self.width, device="cpu") % x.shape[-1]
+        return x[..., columns] * _random(self.width, seed=self.seed)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.of(x)
+
+
+class _Router(_StandIn):
+    def __init__(self, module: nn.Module, scores: torch.Tensor) -> None:
+        super().__init__(module)
+        self.scores, self.logits = scores, _Given("logits")
+
+    def __call__(self, x: torch.Tensor) -> Tuple[torch.Tensor, Any]:
+        return self.scores, self.logits
 
 
 class _Own(_StandIn):

@@ -16,7 +16,6 @@ from .check_loaded import require_set
 from .experts import WEIGHTS, Experts, Gate
 from .families import ACTIVATIONS
 from .hooks import hand_over, is_offloaded, is_wrapped
-from .known import KnownAs
 from .linear import scale_fmt_of
 from .mxfp4 import encode_mxfp4
 
@@ -118,12 +117,6 @@ class ExpertsPlan:
                     module.activation_scheme = self.activations
                     if self.activations == "none":
                         module.scale_fmt = None
-            elif type(module).__name__ == "Llama4TextMoe":
-                module.known_as = KnownAs(type(module), "Llama4TextMoe", _has_our_experts)
-
-
-def _has_our_experts(moe: nn.Module) -> bool:
-    return isinstance(moe.experts, Experts)
 
 
 @dataclass
@@ -278,10 +271,13 @@ def gate_of(module: nn.Module) -> Gate:
         activation = ACTIVATIONS.get(type(act_fn).__name__)
         if activation is None:
             raise Stays(f"its activation is {type(act_fn).__name__}")
-        return Gate(activation, None, interleaved)
+        return Gate(activation, None, interleaved)  # which _try_once tries
     weight = module.gate_up_proj
     columns = weight.shape[2 if getattr(module, "is_transposed", False) else 1]  # 2 * I
-    both = 8 * _random(16, columns)
+    # Small numbers, and such as a limit would meet.
+    both = (
+        _random(16, columns) * torch.tensor([1.0, 8.0, 100.0, 1e4], device="cpu").repeat(4)[:, None]
+    )
     both = both if weight.device.type == "meta" else both.to(weight.device)
     try:
         with torch.no_grad():
@@ -311,8 +307,8 @@ def _random(*shape: int) -> torch.Tensor:
 def _try_once(tried: Dict[Any, Optional[Stays]], module: nn.Module, own: _Own) -> None:
     """Raises :class:`Stays` if the module's own forward, of 16-bit experts, is not the one of
     :class:`Experts`; tried with one module of each kind."""
-    if not own.is_16_bit or not hasattr(module, "_apply_gate"):
-        return  # Llama 4's forward takes no routing
+    if not own.is_16_bit:
+        return
     kind = (type(module), own.gate)
     if kind not in tried:
         try:
@@ -325,32 +321,37 @@ def _try_once(tried: Dict[Any, Optional[Stays]], module: nn.Module, own: _Own) -
 
 def _compare(module: nn.Module, own: _Own) -> Optional[Stays]:
     """The first expert in the place of each, in float32 on the CPU, where nothing can break."""
-    experts = own.weights[0].shape[0]
+    experts, routed = own.weights[0].shape[0], hasattr(module, "_apply_gate")
+    # Llama 4's forward takes no routing: some rows of each expert, here of a single one.
+    copies = experts if routed else 1
     probe = copy.copy(module)
     probe._parameters = {
-        name: None if p is None else nn.Parameter(_like_the_first(p.data, experts))
+        name: None if p is None else nn.Parameter(_like_the_first(p.data, experts, copies))
         for name, p in module._parameters.items()
     }
     x, weights = _random(4, own.weights[0].shape[2]), _random(4, 2)
+    # Of sizes that a limit would meet, whatever the weights.
+    x = x * torch.tensor([[1.0], [10.0], [100.0], [1e3]], device="cpu")
     ids = torch.tensor([[0, experts - 1]] * 4, device="cpu")
     one = [weight[:1].float().cpu() for weight in own.weights]
     one_bias = [None if bias is None else bias[:1].detach().float().cpu() for bias in own.biases]
     both = nn.functional.linear(x, one[0][0], None if one_bias[0] is None else one_bias[0][0])
     y = gated_experts(both, *own.gate)
     y = nn.functional.linear(y, one[1][0], None if one_bias[1] is None else one_bias[1][0])
-    expected = y * weights.sum(1, keepdim=True)
+    expected = y * weights.sum(1, keepdim=True) if routed else y
     forward = inspect.unwrap(type(module).forward)  # without a choice of implementations
     with torch.no_grad():
-        computed = forward(probe, x, ids, weights)
-    if torch.allclose(computed, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item()):
+        computed = forward(probe, x, ids, weights) if routed else forward(probe, x)
+    size = expected.abs().amax(-1, keepdim=True)
+    if ((computed - expected).abs() <= 1e-3 * expected.abs() + 1e-4 * size).all():
         return None
     return Stays("computes something else than gated experts")
 
 
-def _like_the_first(parameter: torch.Tensor, experts: int) -> torch.Tensor:
+def _like_the_first(parameter: torch.Tensor, experts: int, copies: int) -> torch.Tensor:
     if parameter.dim() < 2 or parameter.shape[0] != experts:
         return parameter.float().cpu()
-    return parameter[:1].float().cpu().expand(parameter.shape)
+    return parameter[:1].float().cpu().expand(copies, *parameter.shape[1:])
 
 
 def _quantized(weight: torch.Tensor, fp8_dtype: Optional[torch.dtype]) -> Pair:

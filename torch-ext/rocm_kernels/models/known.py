@@ -5,7 +5,8 @@ from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 from torch import nn
 
-from .ask import Differs, ask_decoder_layer, ask_mlp
+from .ask import Differs, ask_decoder_layer, ask_llama4_moe, ask_mlp
+from .experts import Experts
 from .families import BY_DECODER, BY_MLP, Family
 from .fuse import why_not_fused
 from .hooks import is_hooked, is_layer, is_wrapped
@@ -81,6 +82,9 @@ def make_modules_known(model: nn.Module) -> None:
                 layer = _decoder_layer_name(type(module))
                 module.kernel_family, module.kernel_call = BY_DECODER[name], call
                 module.known_as = KnownAs(type(module), layer, _is_fused_decoder_layer)
+            elif name == _LLAMA4_MOE:
+                ask_llama4_moe(module)
+                module.known_as = KnownAs(type(module), _LLAMA4_MOE, _has_our_experts)
         except Differs:
             continue  # layers_left_alone tells why
         formula = formula_of(module)
@@ -101,6 +105,8 @@ def layers_left_alone(model: nn.Module) -> Dict[str, str]:
         try:
             if cls in BY_MLP:
                 _require_fp8_mlp(module, BY_MLP[cls])
+            elif cls == _LLAMA4_MOE:
+                _require_our_experts(module)
             elif cls in BY_DECODER:
                 _require_fused_decoder_layer(module, BY_DECODER[cls])
                 hooked = [child for child in skipped_by(module) if is_hooked(child)]
@@ -122,8 +128,7 @@ def unkernelized_layers(model: nn.Module) -> Dict[str, str]:
     for name, module in model.named_modules():
         cls = type(module)
         if name in found or not (
-            cls.__name__ in BY_MLP
-            or cls.__name__ in BY_DECODER
+            cls.__name__ in (*BY_MLP, *BY_DECODER, _LLAMA4_MOE)
             or hasattr(module, "kernel_norm")
             or ("kernel_layer_name" in vars(cls) and _is_of_this_package(cls))
         ):
@@ -217,6 +222,23 @@ def _require_fused_decoder_layer(module: nn.Module, family: Family) -> None:
 
 def _is_fused_decoder_layer(module: nn.Module) -> bool:
     return _is_prepared(module, _require_fused_decoder_layer)
+
+
+_LLAMA4_MOE = "Llama4TextMoe"
+
+
+def _require_our_experts(module: nn.Module) -> None:
+    ask_llama4_moe(module)
+    if not isinstance(module.experts, Experts):
+        raise Differs(f"its experts are a {type(module.experts).__name__}")
+
+
+def _has_our_experts(module: nn.Module) -> bool:
+    try:
+        _require_our_experts(module)
+    except Differs:
+        return False
+    return True
 
 
 def _is_prepared(module: nn.Module, require: Callable[[nn.Module, Family], None]) -> bool:
