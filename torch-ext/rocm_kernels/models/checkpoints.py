@@ -27,7 +27,12 @@ from .linear import FP8Linear, FP8LinearPart
 from .names import stored_names
 from .pickling import reduced
 from .store_experts import store_experts
-from .stored_experts import layout_of_experts, place_experts
+from .stored_experts import (
+    is_taken,
+    layout_of_experts,
+    place_experts,
+    place_finegrained_experts,
+)
 from .stored_linears import (
     conversions_of_embeddings,
     conversions_of_linears,
@@ -131,7 +136,12 @@ def names_in_files(model: nn.Module) -> Dict[str, str]:
 def describe_checkpoint(model: nn.Module, names: Dict[str, str]) -> None:
     """Has ``save_pretrained`` write a quantised transformers model as an FP8 checkpoint; ``names``
     are its :func:`names_in_files`."""
-    if not names or not any(isinstance(m, (FP8Linear, Experts)) for m in model.modules()):
+    if not names:
+        return
+    if not any(isinstance(m, (FP8Linear, Experts)) for m in model.modules()):
+        if type(getattr(model, "hf_quantizer", None)) is _fp8_quantizer():
+            # All that was FP8 has been dequantised.
+            model.hf_quantizer.remove_quantization_config(model)
         return
     if not any(hasattr(module, "quantization_scheme") for module in model.modules()):
         hook = getattr(model, "ct_decompress_hook", None)
@@ -208,27 +218,45 @@ def _chooser(other: Optional[type]) -> Any:
 @functools.cache
 def _finegrained_quantizer(base: type) -> type:
     """transformers' own, on any machine: its linears do that, and only its test of the machine
-    stands in the way. Scales may have the names that others' files give them."""
+    stands in the way. Scales may have the names that others' files give them. Of experts, those
+    that its own module cannot hold are ours."""
     core = importlib.import_module("transformers.core_model_loading")
 
     class FinegrainedQuantizer(base):
         def validate_environment(self, *_: Any, **__: Any) -> None:
             pass
 
+        def _process_model_before_weight_loading(self, model: Any, **given: Any) -> Any:
+            said = self.quantization_config
+            files = by_module(model, read_headers(given.get("checkpoint_files")))
+            taken = place_finegrained_experts(model, said, files)
+            if said.modules_to_not_convert:
+                taken += left_in_16_bits(model, said.modules_to_not_convert, files)
+            if taken:
+                said.modules_to_not_convert = [
+                    *(said.modules_to_not_convert or self.get_modules_to_not_convert(model)),
+                    *taken,
+                ]
+            return super()._process_model_before_weight_loading(model, **given)
+
         def update_weight_conversions(self, conversions: Any, model: Any) -> Any:
             names = {"weight_scale": "weight_scale_inv", "input_scale": "activation_scale"}
+            if any(map(is_taken, model.modules())):
+                conversions = with_conversions(conversions, model)
             return [
                 *(core.WeightRenaming(rf"\.{old}$", f".{new}") for old, new in names.items()),
                 *super().update_weight_conversions(conversions, model),
             ]
 
-        def _process_model_before_weight_loading(self, model: Any, **given: Any) -> Any:
-            said = self.quantization_config
-            if said.modules_to_not_convert:
-                files = by_module(model, read_headers(given.get("checkpoint_files")))
-                left = left_in_16_bits(model, said.modules_to_not_convert, files)
-                said.modules_to_not_convert = [*said.modules_to_not_convert, *left]
-            return super()._process_model_before_weight_loading(model, **given)
+        def finish_loading(self, model: Any) -> None:
+            model._weight_conversions = without_ours(model._weight_conversions)
+
+        def get_state_dict_and_metadata(self, model: Any) -> Any:
+            if not any(isinstance(module, Experts) for module in model.modules()):
+                return super().get_state_dict_and_metadata(model)
+            state_dict = model.state_dict()
+            store_experts(model, state_dict, "scale_inv")
+            return state_dict, {}
 
         def __reduce__(self) -> Tuple:
             return reduced(self, _finegrained_quantizer, base)

@@ -102,7 +102,16 @@ class ExpertsPlan:
             pairs, self.found[name] = own.pairs(self.fp8_dtype)
             scheme = own.scheme if pairs[0][0].dtype in FP8_DTYPES else "none"
             scale_fmt = own.scale_fmt if scheme == "dynamic" else None
-            new = Experts(*pairs, own.biases, own.gate, scheme, own.is_transposed, scale_fmt)
+            new = Experts(
+                *pairs,
+                own.biases,
+                own.gate,
+                scheme,
+                own.is_transposed,
+                scale_fmt,
+                own.intermediate_size,
+            )
+            self.found[name] += new.padding_in_words
             hand_over(old, new)
             for parent in list(self.model.modules()):
                 for child_name, child in list(parent._modules.items()):
@@ -140,6 +149,11 @@ class _Own:
     scale_fmt: Optional[str]
 
     @property
+    def intermediate_size(self) -> int:
+        columns = self.weights[1].shape[2]
+        return 2 * columns if self.weights[1].dtype == torch.uint8 else columns
+
+    @property
     def is_16_bit(self) -> bool:
         return self.scales is None
 
@@ -151,9 +165,11 @@ class _Own:
                 return tuple(encoded), LOADED.format("MXFP4")
             made = [_quantized(weight, fp8_dtype) for weight in self.weights]
             return tuple(made), self.becomes
-        if self.weights[0].dtype not in FP8_DTYPES:
-            return tuple(zip(self.weights, self.scales)), self.becomes
         both = zip(self.weights, self.scales)
+        if self.weights[0].dtype not in FP8_DTYPES:
+            return tuple(both), self.becomes
+        if self.scales[1].shape[1] != self.weights[1].shape[1]:  # blocks
+            both = _padded(self.weights, self.scales)
         made = [to_native_fp8(w, scale, fp8_dtype=fp8_dtype) for w, scale in both]
         return tuple(made), self.becomes
 
@@ -162,6 +178,16 @@ def is_experts(module: nn.Module) -> bool:
     """Whether a module holds all experts of a layer in two tensors, gated or not, and is none of
     ours."""
     return not isinstance(module, Experts) and weights_of(module) is not None
+
+
+def are_of_fp8_checkpoint(module: nn.Module) -> bool:
+    """Whether experts came in FP8, and :class:`ExpertsPlan` has not seen to them."""
+    if isinstance(module, Experts):
+        return module.is_fp8 and module.loaded_as is not None
+    if DEQUANTISED.format("FP8", "") in getattr(module, "dequantised_from", ""):
+        return True
+    weights = weights_of(module)
+    return weights is not None and weights[0].dtype in FP8_DTYPES
 
 
 def weights_of(module: nn.Module) -> Optional[Tuple[nn.Parameter, nn.Parameter]]:
@@ -376,10 +402,31 @@ def _scales(module: nn.Module, name: str) -> torch.Tensor:
     if weight.dtype not in FP8_DTYPES:
         raise Stays(f"{name} is {weight.dtype}")
     scale = scale.float()
-    blocks = (experts, -(-n // SCALE_BLOCK), -(-columns // SCALE_BLOCK))
+    rows, blocks = -(-n // SCALE_BLOCK), -(-columns // SCALE_BLOCK)
+    apart = 2 * -(-n // 2 // SCALE_BLOCK)  # of gate and up in files, where none is shared
+    known = {rows, apart} if name == WEIGHTS[0] else {rows}
     if scale.shape[2] == 1 and n % scale.shape[1] == 0 and module.block_size is None:
         # One for the weight, or for each of gate and up.
         scale = scale.repeat_interleave(n // scale.shape[1], 1)
-    elif tuple(module.block_size or ()) != (SCALE_BLOCK, SCALE_BLOCK) or scale.shape != blocks:
+    elif tuple(module.block_size or ()) != (SCALE_BLOCK, SCALE_BLOCK) or scale.shape not in {
+        (experts, count, blocks) for count in known
+    }:
         raise Stays(f"has scales of {tuple(scale.shape)}, blocks of {module.block_size}")
     return scale.contiguous()
+
+
+def _padded(
+    weights: Tuple[torch.Tensor, torch.Tensor], scales: Tuple[torch.Tensor, torch.Tensor]
+) -> Tuple[Pair, Pair]:
+    """With zeros in gate's and up's last rows and down's last columns, so that a block of gate's
+    scales is none of up's, if the scales are apart."""
+    (gate_up, down), inner = weights, weights[1].shape[2]
+    held = -(-inner // SCALE_BLOCK) * SCALE_BLOCK
+    if inner == held or scales[0].shape[1] != 2 * held // SCALE_BLOCK:
+        return tuple(zip(weights, scales))
+    wide = gate_up.new_zeros(gate_up.shape[0], 2 * held, gate_up.shape[2], dtype=torch.uint8)
+    halves = gate_up.view(torch.uint8).unflatten(1, (2, inner))
+    wide.unflatten(1, (2, held))[:, :, :inner] = halves
+    long = down.new_zeros(*down.shape[:2], held, dtype=torch.uint8)
+    long[:, :, :inner] = down.view(torch.uint8)
+    return (wide.view(gate_up.dtype), scales[0]), (long.view(down.dtype), scales[1])

@@ -294,7 +294,7 @@ def _dequantised(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     scale = scale.flatten(2).flatten(0, 1) if scale.dim() == 4 else scale  # ModelOpt's
     if scale.numel() == 1:
         return weight.float() * scale.reshape(())
-    if scale.numel() in (2, n) and scale.squeeze().dim() == 1:
+    if tuple(scale.shape) in ((n,), (n, 1), (1, n), (2,), (2, 1)):
         return weight.float() * scale.reshape(-1, 1).repeat_interleave(n // scale.numel(), 0)
     rows, columns = (_block(size, blocks) for size, blocks in zip((n, k), scale.shape))
     spread = scale.repeat_interleave(rows, 0)[:n].repeat_interleave(columns, 1)[:, :k]

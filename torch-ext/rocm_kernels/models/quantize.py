@@ -11,7 +11,7 @@ from ..reference import quantize_fp8
 from .adopt import Stored, read_stored
 from .check_loaded import require_set
 from .checkpoints import describe_checkpoint, names_in_files
-from .convert_experts import ExpertsPlan, is_experts
+from .convert_experts import ExpertsPlan, are_of_fp8_checkpoint, is_experts
 from .experts import Experts
 from .fuse import fuse_projections
 from .hooks import hand_over, is_offloaded, is_wrapped, keep_accelerate_hooks
@@ -159,7 +159,8 @@ class _Plan:
                 self.converted += [name] if reason is None else []
             if reason is not None:
                 self.skipped[name] = reason
-        if self.adopted and hasattr(getattr(model, "config", None), "quantization_config"):
+        from_fp8 = self.adopted or any(map(are_of_fp8_checkpoint, model.modules()))
+        if from_fp8 and hasattr(getattr(model, "config", None), "quantization_config"):
             left = [name for name in self.converted if name not in _heads(model)]
             self.converted = [name for name in self.converted if name not in left]
             self.skipped.update(dict.fromkeys(left, "its checkpoint has it in 16 bits"))

@@ -7,8 +7,9 @@ linears, and experts in one tensor were none for the tool that wrote it. FP8 and
 into the model's own module.
 """
 
+import importlib
 import re
-from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -43,21 +44,77 @@ _BLOCKS = ((SCALE_BLOCK, SCALE_BLOCK), (32, 32), (1, 32), (64, 64), (1, SCALE_BL
 
 
 def makes_several(conversion: Any) -> bool:
-    """Whether a conversion makes many tensors of many, as of Ernie's experts, of which some are the
-    text's and some the images'."""
-    targets = conversion._original_target_patterns
-    return len(targets) > 1 and len(conversion._original_source_patterns) > 0
+    """Whether a conversion makes several tensors, as of Ernie's experts, of which files have the
+    text's and the images' in one row."""
+    return len(conversion._original_target_patterns) > 1
 
 
-def place_experts(model: Any, layout_of: LayoutOf, stored: Dict[str, Dict[str, Header]]) -> None:
+def _of_several(model: Any, names: Iterable[str]) -> List[str]:
+    """Names of experts that share such a conversion."""
+    core = importlib.import_module("transformers.core_model_loading")
+    mapping = importlib.import_module("transformers.conversion_mapping")
+    conversions = mapping.get_model_conversion_mapping(model)
+    targets = [
+        target.rpartition(".")[0]
+        for c in conversions
+        if isinstance(c, core.WeightConverter) and makes_several(c)
+        for target in c._original_target_patterns
+    ]
+    return [name for name in names if any(t and name.endswith(t) for t in targets)]
+
+
+def place_finegrained_experts(
+    model: Any, config: Any, stored: Dict[str, Dict[str, Header]]
+) -> List[str]:
+    """Does for experts of a finegrained FP8 checkpoint what :func:`place_experts` does, where
+    transformers' own ``FP8Experts`` could not hold them: these have gates, no biases and whole
+    blocks. Returns their names."""
+    names = []
+    for name, module in model.named_modules():
+        if not is_experts(module) or _held_by_transformers(module, config.weight_block_size):
+            continue
+        held = stored.get(name, {}).values()
+        names += [name] if any(h.dtype == torch.float8_e4m3fn for h in held) else []
+    by = "channel" if config.weight_block_size is None else "block"
+    scale_fmt = config.scale_fmt if getattr(config, "scale_fmt", None) == "ue8m0" else None
+    layout = Layout(by, config.activation_scheme, scale_fmt=scale_fmt)
+    place_experts(model, lambda *_: layout, {name: stored[name] for name in names}, names)
+    return names
+
+
+def _held_by_transformers(module: nn.Module, block: Optional[Sequence[int]]) -> bool:
+    inner = weights_of(module)[1].shape[1 if is_transposed(module) else 2]
+    return (
+        WEIGHTS[0] in module._parameters
+        and getattr(module, "has_gate", True)
+        and not getattr(module, "has_bias", False)
+        and not is_transposed(module)
+        and (block is None or inner % block[0] == 0)
+    )
+
+
+def is_taken(module: nn.Module) -> bool:
+    """Whether :func:`place_experts` has seen to a module."""
+    return isinstance(module, Experts) or hasattr(module, "dequantised_from")
+
+
+def place_experts(
+    model: Any,
+    layout_of: LayoutOf,
+    stored: Dict[str, Dict[str, Header]],
+    only: Optional[Sequence[str]] = None,
+) -> None:
     """Makes each module of experts ready for what a checkpoint's files have of it.
 
     Args:
         layout_of: what the config says; of it the inputs are taken, and where nothing is known of
             the files, all.
         stored: what the files hold, by module.
+        only: names of modules; None: all.
     """
     modules = {name: module for name, module in model.named_modules() if is_experts(module)}
+    modules = {n: module for n, module in modules.items() if only is None or n in only}
+    shared = _of_several(model, modules)
     for name, names in listed_names(model, modules, {}).items():
         module, headers = modules[name], stored.get(name, {})
         layout = _layout(layout_of, names, headers)
@@ -68,6 +125,8 @@ def place_experts(model: Any, layout_of: LayoutOf, stored: Dict[str, Dict[str, H
         if held is None:
             continue
         try:
+            if name in shared:
+                raise Stays("has its experts in one row with another module's in the files")
             if held.weights is None:
                 raise Stays(held.why)
             require_limits(model, name, module)
