@@ -222,7 +222,7 @@ def _finegrained_quantizer(base: type) -> type:
 
     def process_before(quantizer: Any, model: Any, **given: Any) -> Any:
         said = quantizer.quantization_config
-        if said.modules_to_not_convert:
+        if said.modules_to_not_convert is not None:
             files = by_module(model, read_headers(given.get("checkpoint_files")))
             left = left_in_16_bits(model, said.modules_to_not_convert, files)
             said.modules_to_not_convert = [*said.modules_to_not_convert, *left]
