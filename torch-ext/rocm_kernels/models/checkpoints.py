@@ -230,7 +230,7 @@ def _finegrained_quantizer(base: type) -> type:
             said = self.quantization_config
             files = by_module(model, read_headers(given.get("checkpoint_files")))
             taken = place_finegrained_experts(model, said, files)
-            if said.modules_to_not_convert:
+            if said.modules_to_not_convert is not None:
                 taken += left_in_16_bits(model, said.modules_to_not_convert, files)
             if taken:
                 said.modules_to_not_convert = [

@@ -1,7 +1,7 @@
 """Linears of FP8 checkpoints, read into ``FP8Linear``; embeddings in FP8, which become 16 bits."""
 
 import importlib
-from typing import Any, Dict, Iterable, List, Sequence
+from typing import Any, Dict, Iterable, List, Sequence, Set
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from .formats import BLOCK, Layout, LayoutOf
 from .formats.others import is_left_out
 from .linear import FP8Linear, computes_linear
 from .names import listed_names
+from .reads import read_by_their_owner
 from .regroup import decoded, regrouped
 from .stored_tensors import Header
 
@@ -40,10 +41,10 @@ def place_linears(
             *names[name], classes=tuple(c.__name__ for c in type(modules[name]).__mro__)
         )
 
-    tied = {name.rpartition(".")[0] for name in model.all_tied_weights_keys}
+    others = _without_tensors(model, files) | set(read_by_their_owner(model))
     for name, linear in linears.items():
-        if name in tied and not files.get(name):
-            continue  # it will have its embedding's weight
+        if name in others:
+            continue
         found = layout(name)
         if found is not None and found.weights == "mxfp4":
             raise ValueError(
@@ -67,10 +68,24 @@ def place_linears(
 def left_in_16_bits(
     model: Any, entries: Sequence[str], files: Dict[str, Dict[str, Header]]
 ) -> List[str]:
-    """Names of linears that a list of finegrained FP8's leaves out by whatever name they have."""
+    """Names of linears that a list of finegrained FP8's leaves out by whatever name they have, and
+    of heads of which the files have nothing."""
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     names = listed_names(model, linears, files)
-    return [name for name in linears if name not in entries and is_left_out(entries, names[name])]
+    left = {name for name in linears if is_left_out(entries, names[name])}
+    return sorted((left | _without_tensors(model, files)) - {*entries})
+
+
+def _without_tensors(model: Any, files: Dict[str, Dict[str, Header]]) -> Set[str]:
+    """Heads of which the files have nothing: tied ones, which will have their embedding's weight,
+    and a new task's, which transformers sets."""
+    names = {key.rpartition(".")[0] for key in model.all_tied_weights_keys}
+    base = model.base_model_prefix
+    if files and base in model._modules:
+        outside = [name for name, _ in model.named_children() if name != base]
+        for name in outside:
+            names |= {inner for inner, _ in model.get_submodule(name).named_modules(prefix=name)}
+    return {name for name in names if not files.get(name)}
 
 
 def _empty(linear: nn.Linear, layout: Layout) -> FP8Linear:
