@@ -9,6 +9,7 @@ Which weights are fit already is remembered by their memory: a module may hand o
 its experts with each call.
 """
 
+import threading
 from typing import Dict, NamedTuple, Optional, Tuple
 
 import torch
@@ -43,20 +44,35 @@ class _Entry(NamedTuple):
 
 
 _remembered: Dict[Tuple, _Entry] = {}
+_remembering = threading.Lock()
 
 
 def _fnuz_scale(w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Makes w fit to be read as FNUZ, and returns its scale for that."""
-    if _recall(w) is None:
-        bits = w.data.view(torch.uint8)  # .data: a write that changes no value is no new version
-        if bool(((bits & 0x7F) == 0x7F).any()):
-            raise ValueError("w must not hold NaN to be read as FNUZ, where its code is a number")
-        bits.masked_fill_(bits == 0x80, 0)
-        _remember(w, None)
-    entry = _recall(scale)
-    if entry is None:
-        entry = _remember(scale, scale.detach().float() * 2)
-    return entry.result
+    with _remembering:
+        if _recall(w) is None:
+            bits = w.data.view(
+                torch.uint8
+            )  # .data: a write that changes no value is no new version
+            if bool(((bits & 0x7F) == 0x7F).any()):
+                raise ValueError(
+                    "w must not hold NaN to be read as FNUZ, where its code is a number"
+                )
+            bits.masked_fill_(bits == 0x80, 0)
+            _finish(w)
+            _remember(w, None)
+        entry = _recall(scale)
+        if entry is None:
+            doubled = scale.detach().float() * 2
+            _finish(doubled)
+            entry = _remember(scale, doubled)
+        return entry.result
+
+
+def _finish(tensor: torch.Tensor) -> None:
+    """Awaits what was done to it: whoever finds it remembered may be on another stream."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 @torch.library.custom_op(add_op_namespace_prefix("fnuz_scale"), mutates_args=())
