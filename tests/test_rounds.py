@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 import torch
-from compare import Guarded, bits
+from compare import Guarded, assert_product_close, bits
 from project import ROOT
 from test_moe import check
 from test_moe_configs import Experts
@@ -177,3 +177,22 @@ def test_a_layer_in_slices_of_tokens(package, kind):
     weights = torch.rand(tokens, 2)
     ids = torch.stack([torch.randperm(4)[:2] for _ in range(tokens)]).int()
     check(backend, package, x, experts, weights, ids)
+
+
+def test_a_portable_product_in_slices_of_rows():
+    """A launch counts 32,768 groups of 8 rows; 9 are left over."""
+    simulated.functional()
+    m, n, k = 8 * 32768 + 9, 4, 16
+    a, w = (torch.randn(rows, k).to(simulated.NATIVE) for rows in (m, n))
+    scale_a, scale_w = torch.rand(m, 1) + 0.5, torch.rand(n, 1) + 0.5
+    config = next(
+        f"portable {text.partition(' ')[2]}"
+        for text in simulated.ops.gemm_configs(
+            torch.empty(8, n), a[:8], w, scale_a[:8], scale_w, False
+        ).splitlines()
+    )
+    out = Guarded(m, n, torch.float32, CPU)
+    simulated.ops.gemm_with_config(out.view, a, w, scale_a, scale_w, None, config)
+    out.assert_guards_intact()
+    operands = a.double() * scale_a, w.double() * scale_w
+    assert_product_close(out.view, operands[0] @ operands[1].t(), operands)

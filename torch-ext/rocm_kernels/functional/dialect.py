@@ -51,9 +51,8 @@ def _fnuz_scale(w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Makes w fit to be read as FNUZ, and returns its scale for that."""
     with _remembering:
         if _recall(w) is None:
-            bits = w.data.view(
-                torch.uint8
-            )  # .data: a write that changes no value is no new version
+            # .data: a write that changes no value is no new version.
+            bits = w.data.view(torch.uint8)
             if bool(((bits & 0x7F) == 0x7F).any()):
                 raise ValueError(
                     "w must not hold NaN to be read as FNUZ, where its code is a number"
