@@ -51,9 +51,14 @@ def checking(load: Callable[..., Any]) -> Callable[..., Any]:
 def _is_ours_to_check(model: Any, quantizer: Any) -> bool:
     if getattr(model, "_hf_peft_config_loaded", False):  # an adapter's file, beside the model's
         return False
-    if quantizer is None or hasattr(quantizer, "finish_loading"):
+    if quantizer is None:
         return True
-    return str(getattr(quantizer.quantization_config, "quant_method", "")) in _METHODS
+    if not quantizer.pre_quantized:  # transformers makes FP8 of 16 bits as it loads them
+        return False
+    if hasattr(quantizer, "finish_loading"):
+        return True
+    method = getattr(quantizer.quantization_config, "quant_method", "")
+    return getattr(method, "value", method) in _METHODS
 
 
 class _Landing(NamedTuple):

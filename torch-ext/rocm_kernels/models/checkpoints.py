@@ -209,7 +209,8 @@ def _chooser(other: Optional[type]) -> Any:
     def quantizer(config: Any, **kwargs: Any) -> Any:
         if type(config).__name__ == "Fp8CheckpointConfig":
             return _fp8_quantizer()(config, **kwargs)
-        finegrained = str(getattr(config, "quant_method", "")) in ("fp8", "mxfp8")
+        method = getattr(config, "quant_method", "")  # a text of a file, or transformers' enum
+        finegrained = getattr(method, "value", method) in ("fp8", "mxfp8")
         return (_finegrained_quantizer(other) if finegrained else other)(config, **kwargs)
 
     return quantizer
