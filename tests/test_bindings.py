@@ -47,17 +47,21 @@ def quantized(*, static):
 
 
 def norms():
-    rest = {"eps": 1e-6, "group_size": 0, "scale_ub": 0.0}
+    rest = {"eps": 1e-6, "group_size": 0, "scale_ub": 0.0, "ue8m0": False}
+    rest |= {"weight_offset": 0.0, "addend": None}
     for static in (False, True):
         inputs = {"x": torch.randn(M, K), "residual": torch.randn(M, K), "weight": rand(K)}
         yield {**quantized(static=static), **inputs, "scale": rand(1) if static else None, **rest}
     groups = {"scales": rand(M, 2), "group_size": 128, "scale": None}
     yield {**quantized(static=False), **inputs, **rest, **groups}
-    yield {**quantized(static=True), **inputs, "scale": None, **rest, "out": torch.randn(M, K)}
+    plain = {"scale": None, **rest, "out": torch.randn(M, K)}
+    yield {**quantized(static=True), **inputs, **plain}
+    yield {**quantized(static=True), **inputs, **plain, "addend": torch.randn(M, K)}
+    yield {**quantized(static=False), **inputs, "scale": None, **rest, "addend": torch.randn(M, K)}
 
 
 def activations():
-    rest = {"activation": "silu", "group_size": 0, "scale_ub": 0.0}
+    rest = {"activation": "silu", "group_size": 0, "scale_ub": 0.0, "ue8m0": False}
     for static in (False, True):
         inputs = {"gate": torch.randn(M, K), "up": torch.randn(M, K)}
         yield {**quantized(static=static), **inputs, "scale": rand(1) if static else None, **rest}
@@ -90,6 +94,7 @@ def layers():
         "topk_ids": torch.randint(0, E, (M, SLOTS), dtype=torch.int32),
     }
     rest = {"activation": "silu", "limit": math.inf, "interleaved": False, "quantize_input": True}
+    rest["ue8m0"] = False
     x = {"out": half(M, K), "x": half(M, K)}
     weights = {"w_gate_up": fp8(E, 2 * N, K), "w_down": fp8(E, K, N)}
     scales = {"scale_gate_up": rand(E, 2 * N, 1), "scale_down": rand(E)}
@@ -204,6 +209,12 @@ def pairs(ops, op, call):
         yield from ((one, other) for other in tensors if one != other)
 
 
+def user_name(name, call):
+    """With an addend, which users know as the residual, the sum goes to residual_out."""
+    names = {"residual": "residual_out", "addend": "residual"}
+    return names.get(name, name) if call.get("addend") is not None else name
+
+
 @every_op
 def test_what_is_written_shares_no_memory(ops, op):
     for call in right_calls(ops, op):
@@ -215,9 +226,10 @@ def test_what_is_written_shares_no_memory(ops, op):
             for offset in {0, inside, before}:
                 a, b = in_one_buffer(first, second, offset)
                 message = run(ops, op, {**call, one: a, other: b})
+                x, y = user_name(one, call), user_name(other, call)
                 assert re.fullmatch(
-                    f"({one} is written and must not share memory with {other}"
-                    f"|{other} is written and must not share memory with {one})",
+                    f"({x} is written and must not share memory with {y}"
+                    f"|{y} is written and must not share memory with {x})",
                     message,
                 ), f"{one} and {other}, {offset} bytes apart: {message or 'nothing was raised'}"
             a, b = in_one_buffer(first, second, -(-first.nbytes // 16) * 16)
@@ -290,6 +302,12 @@ def beyond(op):
     """Limits, and what takes two changes."""
     calls, more = CALLS[op]
     call = {**next(calls()), **more}
+    if "ue8m0" in call:
+        yield from ({**right, **more, "ue8m0": True} for right in calls())
+    if "addend" in call:
+        yield {**call, "residual": None, "addend": torch.randn(M, K)}
+    if op.startswith("fused_moe"):
+        yield {**call, "ue8m0": True, "quantize_input": False}
     if op.startswith("skinny_gemm"):
         yield {**call, "out": half(65, N), "a": fp8(65, K), "scale_a": None}
     if op.startswith("fused_moe"):
