@@ -9,7 +9,7 @@
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
 
-#include "../cuda/shared_limit.h"
+#include "shared_limit.h"
 #else
 #include <hip/hip_runtime.h>
 #endif
