@@ -131,11 +131,21 @@ def test_a_checkpoints_experts_are_adopted(
 
 
 @torch.no_grad()
-def test_what_cannot_be_taken_over_is_named(package, tmp_path):
+def test_what_cannot_be_taken_over_is_dequantised_and_named(package, tmp_path):
     model = tiny("mixtral", hidden_act="relu")
-    write(model, tmp_path / "gate", "Quark, static", experts=True)
-    with pytest.raises(ValueError, match="computes its gate in a way of its own"):
-        load(package, tmp_path / "gate")
+    meant = write(model, tmp_path, "Quark, static", experts=True)
+    loaded = load(package, tmp_path)
+    report = package.models.quantize_model_(loaded, activations="none")
+    for what in report.experts.values():
+        assert what.startswith("16 bits, dequantised from the checkpoint's FP8"), what
+        assert "computes its gate in a way of its own" in what
+    for layer, block in enumerate(loaded.model.layers):
+        for i in range(4):
+            stored = f"model.layers.{layer}.block_sparse_moe.experts.{i}"
+            gate, up, down = (meant[f"{stored}.{name}"] for name in ("w1", "w3", "w2"))
+            both = torch.cat([gate, up]).float()
+            torch.testing.assert_close(block.mlp.experts.gate_up_proj[i], both)
+            torch.testing.assert_close(block.mlp.experts.down_proj[i], down.float())
 
 
 @torch.no_grad()
