@@ -1,6 +1,10 @@
 // What every compiler of the package is asked for in its own words.
 #pragma once
 
+#if defined(__HIP__)
+#include <hip/hip_runtime.h>  // memcpy of the device
+#endif
+
 // For functions that hosts and devices both call.
 #if defined(__HIPCC__) || defined(__CUDACC__) || defined(__HIP__)
 #define ROCM_KERNELS_HOST_DEVICE __host__ __device__
