@@ -31,6 +31,8 @@ def test_the_limits_are_the_kernels(package):
     limits = {name: int(n) for name, n in re.findall(r"int64_t (kMax\w+) = (\d+);", header)}
     moe = package.functional.moe
     assert limits == {"kMaxExperts": moe.MAX_EXPERTS, "kMaxTopk": moe.MAX_TOPK}
+    plugin = (ROOT / "integrations/vllm/rocm_kernels_vllm/experts.py").read_text()
+    assert f"MAX_EXPERTS, MAX_TOPK = {moe.MAX_EXPERTS}, {moe.MAX_TOPK}" in plugin
 
 
 @pytest.mark.parametrize("experts, slots", [(64, 22), (520, 8), (2048, 32)])
