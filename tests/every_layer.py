@@ -1,6 +1,7 @@
 """A module for every kernel layer: the rules that all keep are tested on these.
 
-A new layer without one fails tests/test_training.py, so it cannot be forgotten.
+A new layer without one fails tests/test_training.py, so it cannot be forgotten; whole decoder layers
+have tests/test_decoder_layers.py besides.
 """
 
 from __future__ import annotations
