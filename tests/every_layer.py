@@ -1,7 +1,7 @@
 """A module for every kernel layer: the rules that all keep are tested on these.
 
-A new layer without one fails tests/test_training.py, so it cannot be forgotten; whole decoder layers
-have tests/test_decoder_layers.py besides.
+A new layer without one fails tests/test_training.py, so it cannot be forgotten. Whole decoder
+layers have tests/test_decoder_layers.py besides.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import nn
 from transformers import Gemma2Config, Gemma2ForCausalLM
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
 
 
 @dataclass
@@ -39,7 +40,8 @@ class Case:
         return self.root.get_submodule(self.path)
 
     def run(self, **changes: torch.Tensor) -> torch.Tensor:
-        out = self.module(**{**self.inputs, **changes}, **self.others)
+        # By position: a norm's parameter has many names.
+        out = self.module(*{**self.inputs, **changes}.values(), **self.others)
         return out[0] if isinstance(out, tuple) else out
 
 
@@ -93,6 +95,10 @@ def cases(package: ModuleType, device: torch.device) -> Iterator[Case]:
     package.models.known.make_known(LlamaRMSNorm, "RMSNorm", lambda module: True)
     norm.weight.data = torch.rand(64) + 0.5
     yield Case("RMSNorm", norm.to(device).eval(), {"hidden_states": randn(2, 3, 64)})
+
+    norm = nn.ModuleDict({"norm": Qwen3_5RMSNorm(64)})
+    norm["norm"].weight.data = torch.rand(64) - 0.5
+    yield Case("RMSNormZeroCentered", quantized(norm), {"x": randn(2, 3, 64)}, "norm")
 
     q, scale = package.reference.quantize_fp8(
         torch.randn(48, 64), fp8_dtype=package.native_fp8_dtype(device)
