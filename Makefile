@@ -27,7 +27,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --quiet --disable-pip-version-check
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help given-environment writable llvm demo build test test-all test-vllm test-gpu sanitize-gpu bench bench-gpu bench-model resources fuzz mutants calibrate release-check lint format clean
+.PHONY: help given-environment writable llvm demo build test test-all test-simulator test-vllm test-gpu sanitize-gpu bench bench-gpu bench-model bench-simulator resources fuzz mutants calibrate release-check lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -66,6 +66,9 @@ test: build llvm ## the tests, on all devices of this machine and on the simulat
 
 test-all: build llvm ## the slow ones too: full sizes on the simulator
 	$(PYTHON) -m pytest --slow $(ARGS)
+
+test-simulator: $(ENVIRONMENT) llvm ## the simulator's own tests, without the kernels (simulator/tests)
+	$(PYTHON) -m pytest simulator/tests $(ARGS)
 
 $(VLLM_VENV)/ready: integrations/vllm/requirements.txt integrations/vllm/pyproject.toml | writable
 	$(PYTHON3) -m venv $(VLLM_VENV)
@@ -107,6 +110,9 @@ bench-model: $(ENVIRONMENT) ## a Llama of 8 billion random weights decodes on th
 	@$(PYTHON) tools/build.py --backend $(GPU)
 	$(PYTHON) benchmarks/end_to_end.py $(ARGS)
 
+bench-simulator: build llvm ## how fast the simulator executes these kernels
+	$(PYTHON) simulator/calibration/speed.py $(ARGS)
+
 resources: $(ENVIRONMENT) llvm ## registers, LDS and spills of every kernel for every AMD target
 	@$(PYTHON) tools/resources.py $(ARGS)
 
@@ -121,8 +127,8 @@ build/mutants/cosmic-ray/ready: requirements-mutants.txt | $(ENVIRONMENT) writab
 mutants: $(ENVIRONMENT) llvm $(if $(findstring --python,$(ARGS)),build/mutants/cosmic-ray/ready) ## plants faults, and says which the tests notice
 	$(PYTHON) tools/mutants.py $(ARGS)
 
-calibrate: build llvm ## the cycle model beside what others measured on AMD GPUs; writes docs/calibration_table.md
-	$(PYTHON) benchmarks/calibrate.py --write $(ARGS)
+calibrate: build llvm ## the cycle model beside what others measured on AMD GPUs; writes simulator/docs/calibration_table.md
+	$(PYTHON) simulator/calibration/calibrate.py --write $(ARGS)
 
 release-check: build ## what build/ holds is what it says, and builds again to the same bytes
 	$(PYTHON) tools/release_check.py --reproduce $(ARGS)

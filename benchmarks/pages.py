@@ -33,14 +33,16 @@ from gpu_report import Case, read_cases  # noqa: E402
 import gemm  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
+CALIBRATION = ROOT / "simulator" / "calibration"
 BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n)(.*?)(<!-- end of results -->\n)", re.DOTALL)
 
 
 def pages() -> list[Path]:
     """All pages that people read."""
-    folders = (ROOT, ROOT / "docs", ROOT / "docs" / "kernels", ROOT / "simulator")
+    folders = (ROOT, ROOT / "docs", ROOT / "docs" / "kernels")
     found = [path for folder in folders for path in folder.glob("*.md")]
-    return sorted([*found, *(ROOT / "integrations").glob("*/*.md")])
+    found += [*(ROOT / "integrations").glob("*/*.md"), *(ROOT / "simulator").rglob("*.md")]
+    return sorted(found)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -207,7 +209,7 @@ def readme_measured() -> str:
 
 def calibrated() -> dict[str, float]:
     """What the cycle model says of each case of the calibration's times."""
-    with open(RESULTS / "calibration.csv", newline="") as file:
+    with open(CALIBRATION / "points.csv", newline="") as file:
         found = csv.DictReader(file)
         return {r["case"]: float(r["modelled"]) for r in found if r["quantity"] == "time, us"}
 

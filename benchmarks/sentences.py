@@ -38,7 +38,7 @@ def readme_sentences() -> list[str]:
 
 
 def calibration() -> list[dict]:
-    with open(pages.RESULTS / "calibration.csv", newline="") as file:
+    with open(pages.CALIBRATION / "points.csv", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -159,7 +159,7 @@ def moe_sentences() -> list[str]:
 SENTENCES = {
     "README.md": readme_sentences,
     "docs/models.md": model_sentences,
-    "docs/simulator.md": simulator_sentences,
+    "simulator/docs/simulator.md": simulator_sentences,
     "docs/kernels/skinny_gemm.md": skinny_gemm_sentences,
     "docs/kernels/rms_norm_fp8.md": rms_norm_sentences,
     "docs/kernels/swiglu_fp8.md": swiglu_sentences,

@@ -2,7 +2,7 @@
 
 The engine plays what the waves executed on compute units, caches and memory that take time
 (engine/cycles.h). Here is the one table of its numbers; docs/simulator.md says which are
-published, assumed, or fitted to a part of what benchmarks/calibrate.py compares.
+published, assumed, or fitted to a part of what calibration/calibrate.py compares.
 """
 
 from __future__ import annotations

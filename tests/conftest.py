@@ -88,7 +88,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=",".join(available_devices()),
         help=f"comma-separated devices to run the kernels' cases on, of {', '.join(DEVICES)}",
     )
-    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
 
 
 def selected_devices(config: pytest.Config) -> list[str]:
@@ -117,8 +116,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     on_gpu_alone = set(selected_devices(config)) <= {"cuda", "rocm"}
 
     def is_kept(item: pytest.Item) -> bool:
-        if "slow" in item.keywords and not config.getoption("--slow"):
-            return False
         # Packaging, the simulator and the like are the same on every machine.
         return not on_gpu_alone or _reaches_the_device(item)
 

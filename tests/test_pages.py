@@ -9,7 +9,7 @@ import sys
 import pytest
 from project import ROOT
 
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "simulator" / "calibration")]
 import calibrate
 import cpu
 import gemm_schedules
@@ -21,7 +21,7 @@ NAMES = [path.relative_to(ROOT).as_posix() for path in pages.pages()]
 # them, and those of gpu_report.py, gemm.py, moe.py and moe_configs.py.
 WHOLE = {
     "docs/cpu_benchmarks.md": lambda: cpu.document(json.loads(cpu.RESULTS.read_text())),
-    "docs/calibration_table.md": lambda: calibrate.document(calibrate.saved()),
+    "simulator/docs/calibration_table.md": lambda: calibrate.document(calibrate.saved()),
 }
 WHOLE_ELSEWHERE = {
     *(f"docs/{name}_gemm_schedules.md" for name in gemm_schedules.NAMES.values()),
@@ -37,6 +37,12 @@ def text_of(name: str) -> str:
 def test_tables_are_what_the_results_say(name):
     text = text_of(name)
     assert text == pages.rendered(text), "run `python benchmarks/pages.py --write`"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name):
+    for target in re.findall(r"\]\((?!\w+:)([^)#]+)", text_of(name)):
+        assert (ROOT / name).parent.joinpath(target).exists(), target
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -79,8 +79,3 @@ def test_make_targets_exist():
     assert {"demo", "test"} <= named
     for target in named:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-
-
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\((?!http)([^)#]+)", README):
-        assert (ROOT / target).exists(), target

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "benchmarks"), str(ROOT / "examples" / "laplacian")]
+sys.path += [str(ROOT / "simulator" / part) for part in ("calibration", "examples/laplacian")]
 
 import calibrate  # noqa: E402
 import laplacian  # noqa: E402

@@ -1,7 +1,7 @@
 """Use 1 of the simulator by itself: a HIP kernel of one's own, wrong at first.
 
     pip install ./simulator
-    python examples/simulator/own_kernel.py [--html FILE]
+    python simulator/examples/own_kernel.py [--html FILE]
 
 Each workgroup sums 256 floats through LDS. The first version reads what other waves wrote without
 waiting for them: on a GPU it is right most of the time. The simulator names the line.

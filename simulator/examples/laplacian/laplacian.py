@@ -1,6 +1,6 @@
 """The tutorial's table: every step of laplacian.hip on the cycle model of an MI250X.
 
-    python examples/laplacian/laplacian.py [--kernels baseline tiled_8] [--planes 24 48]
+    python simulator/examples/laplacian/laplacian.py [--kernels baseline tiled_8] [--planes 24 48]
 
 A grid of 512 x 512 x 512 takes minutes a step to execute, so two shallower grids are played and
 what a plane adds between them is carried on to 512 planes: the planes keep their size, and with it
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path += [str(ROOT), str(ROOT / "tools")]
 
 import rocm  # noqa: E402
@@ -28,7 +28,7 @@ import simulator  # noqa: E402
 from simulator.timing import occupancy_of  # noqa: E402
 
 SOURCE = Path(__file__).with_name("laplacian.hip")
-PUBLISHED = ROOT / "benchmarks" / "data" / "mi250x_laplacian.csv"
+PUBLISHED = Path(__file__).with_name("published.csv")
 TARGET = "gfx90a"
 NX = NY = NZ = 512
 THREADS = 256

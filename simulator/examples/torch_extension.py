@@ -1,7 +1,7 @@
 """Use 3 of the simulator by itself: a PyTorch extension with its launcher, on CPU tensors.
 
     pip install ./simulator torch           # and the HIP headers: libamdhip64-dev
-    python examples/simulator/torch_extension.py
+    python simulator/examples/torch_extension.py
 
 The extension is compiled as for a GPU but for one thing: it is linked with the stand-in for the HIP
 runtime, and registered for CPU tensors. Every launch is executed, checked and, here, timed.

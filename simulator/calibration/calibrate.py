@@ -1,7 +1,7 @@
 """What others measured on AMD GPUs beside what the cycle model says of the same kernels.
 
-    make calibrate                          all sources, minutes to half an hour; writes the table
-    python benchmarks/calibrate.py --sources rows --rows 1 128    a part, on the screen only
+    make calibrate                 all sources, minutes to half an hour; writes the table
+    python simulator/calibration/calibrate.py --sources rows --rows 1 128    a part, to the screen
 
 Nothing here was measured on an AMD GPU by this project. Sources:
 
@@ -41,12 +41,12 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path += [
     str(ROOT),
     str(ROOT / "tests"),
     str(ROOT / "tools"),
-    str(ROOT / "examples" / "laplacian"),
+    str(ROOT / "simulator" / "examples" / "laplacian"),
 ]
 
 import laplacian  # noqa: E402
@@ -55,8 +55,8 @@ import rocm  # noqa: E402
 import simulator  # noqa: E402
 
 DATA = ROOT / "benchmarks" / "data"
-OUTPUT = ROOT / "docs" / "calibration_table.md"
-POINTS = ROOT / "benchmarks" / "results" / "calibration.csv"
+OUTPUT = ROOT / "simulator" / "docs" / "calibration_table.md"
+POINTS = Path(__file__).with_name("points.csv")
 COLUMNS = 16384
 # Points on which constants were chosen: L2's share and queue depths of gfx90a; launch_s and
 # write_bytes_per_s of gfx942.
@@ -65,7 +65,7 @@ FITTED = (
     | {("swiglu", rows) for rows in (1, 32, 256, 1024)}
     | {("rmsnorm", rows) for rows in (512, 1024)}
 )
-# What hf-rocm-kernels' files include; calibration/hf_rocm_kernels.hip has what they need of it.
+# What hf-rocm-kernels' files include; hf_rocm_kernels.hip has what they need of it.
 HEADERS = ("torch/all.h", "hip/hip_bf16.h", "hip/hip_fp16.h", "hip/hip_fp8.h",
            "hipcub/util_type.hpp", "hipcub/hipcub.hpp")  # fmt: skip
 
@@ -96,7 +96,7 @@ def _use(*key) -> str:
 
 def laplacian_points(kernels: list[str] | None, planes=laplacian.PLANES) -> Iterator[Point]:
     """FETCH_SIZE, hit rate, time and occupancy of the Laplacian's steps on an MI250X."""
-    from calibration import lab_notes
+    import lab_notes
 
     known = laplacian.published()
     if lab_notes.available():
@@ -143,7 +143,7 @@ def _empty_headers() -> Path:
 def _row_kernels() -> simulator.CodeObject:
     checkout, folder = _checkout(), ROOT / "build" / "calibration"
     extra = (f"-I{_empty_headers()}", f"-I{checkout}", f"-I{checkout / 'csrc'}", "-w")
-    source = ROOT / "benchmarks" / "calibration" / "hf_rocm_kernels.hip"
+    source = Path(__file__).with_name("hf_rocm_kernels.hip")
     command = rocm.find_toolchain().device_command(
         source, folder / "rows.co", "gfx942", extra=extra
     )
@@ -231,7 +231,7 @@ def skinny_points(all_shapes: bool) -> Iterator[Point]:
 
 def radeonflow_points() -> Iterator[Point]:
     """RadeonFlow's product: transposes, main loop and sum, launched as its launcher does."""
-    from calibration import radeonflow
+    import radeonflow
 
     if not (radeonflow.checkout() / "src").exists():
         print(f"radeonflow: {radeonflow.checkout()} has no checkout: left out", file=sys.stderr)
@@ -244,7 +244,7 @@ def radeonflow_points() -> Iterator[Point]:
 
 def moonmath_points() -> Iterator[Point]:
     """moonmath's attention, one round of the GPU."""
-    from calibration import moonmath
+    import moonmath
 
     if not (moonmath.checkout() / "csrc").exists() or not moonmath.compiler():
         print(f"moonmath: required a checkout in {moonmath.checkout()} and {moonmath.COMPILER}: "
@@ -258,7 +258,7 @@ def moonmath_points() -> Iterator[Point]:
 
 def hipkittens_points() -> Iterator[Point]:
     """HipKittens' products, all workgroups, some of K."""
-    from calibration import hipkittens
+    import hipkittens
 
     include = _empty_headers()
     for case in hipkittens.CASES:
@@ -281,7 +281,7 @@ TRITON = {(256, 256, 3): 856, (256, 256, 2): 888, (256, 128, 3): 734, (128, 128,
 def _triton_product(*case) -> tuple[Path, int, int]:
     """Of a process of its own: Triton ends in a segmentation fault where torch and the simulated
     launchers were loaded before it."""
-    from calibration import triton_product
+    import triton_product
 
     return *triton_product.compiled(*case), triton_product.WAVES
 

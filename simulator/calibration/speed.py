@@ -1,6 +1,6 @@
 """How fast the simulator executes this package's kernels on gfx942, its checks on.
 
-    python benchmarks/simulator_speed.py [--save]
+    python simulator/calibration/speed.py [--save]
 
 Prints the tables of docs/simulator.md; --save writes results/tables, from where `python
 benchmarks/pages.py --write` puts them there. The first has wave-instructions, and processor time of
@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import pages  # noqa: E402
 import simulated  # noqa: E402
@@ -121,7 +121,7 @@ def main() -> int:
     for name, (header, rows) in tables.items():
         print(pages.markdown(header, rows))
         if arguments.save:
-            source = f"python benchmarks/simulator_speed.py, {datetime.date.today()}"
+            source = f"python simulator/calibration/speed.py, {datetime.date.today()}"
             pages.save_printed(name, source, header, rows)
     return 0
 

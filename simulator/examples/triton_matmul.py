@@ -1,7 +1,7 @@
 """Use 2 of the simulator by itself: a Triton kernel, compiled for an MI300X where there is none.
 
     pip install ./simulator triton
-    python examples/simulator/triton_matmul.py [--target gfx950] [--html FILE]
+    python simulator/examples/triton_matmul.py [--target gfx950] [--html FILE]
 
 Triton compiles ahead of time for a target that it is told. Its kernels take LDS at launch
 (`metadata.shared`) and two hidden pointers behind their own arguments.

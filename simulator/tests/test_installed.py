@@ -11,7 +11,7 @@ import pytest
 import simulator
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "examples" / "simulator"
+EXAMPLES = ROOT / "simulator" / "examples"
 
 
 def run(*command, cwd, **environment) -> str:
