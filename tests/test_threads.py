@@ -285,41 +285,6 @@ def test_threads_at_once(work, devices):
     assert sum(caller.calls for caller in callers) >= len(work)
 
 
-def test_weights_of_the_other_dialect(package, monkeypatch):
-    """What is remembered of weights, while threads come with new ones and drop theirs."""
-    dialect = package.functional.dialect
-    monkeypatch.setattr(dialect, "native_fp8_dtype", lambda device: torch.float8_e4m3fnuz)
-    interval = sys.getswitchinterval()
-    errors = []
-
-    def work(number):
-        try:
-            chance = torch.Generator().manual_seed(number)
-            kept = []
-            for i in range(400):
-                w = torch.randn(4, 4, generator=chance).to(torch.float8_e4m3fn)
-                w.view(torch.uint8)[0, 0] = 0x80  # -0, which FNUZ takes for NaN
-                scale = torch.rand(4, 1, generator=chance)
-                expected = w.float() * scale
-                for _ in range(2):
-                    view, doubled = dialect.native_weight(w, scale)
-                    assert torch.equal(view.float() * doubled, expected)
-                kept = [*kept[-(i % 50) :], (w, scale)]
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not errors, errors
-
-
 FIRST_CALLS = """
 import sys, threading
 sys.path.insert(0, "tests")

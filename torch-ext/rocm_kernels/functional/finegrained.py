@@ -12,7 +12,7 @@ rounded to powers of two beside UE8M0 scales of B, here as there: ``scale_fmt`` 
 
 ``B``
     ``[N, K]`` or, for experts, ``[E, N, K]``; FP8 in either dialect. On an FNUZ device a weight in
-    OCP is read as FNUZ from its first call on, see dialect.py.
+    OCP is read as FNUZ, see dialect.py.
 ``Bs``
     float32 or UE8M0; it dequantises. Blocks: ``[ceil(N / 128), ceil(K / 128)]``; whole: one value.
     For experts with a leading ``E``, and whole ones may have a scale each for gate and up,
