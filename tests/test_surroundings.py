@@ -1,4 +1,4 @@
-"""What surrounds a model: hooks, accelerate, tensor parallelism, peft, dtypes, export, failures."""
+"""What surrounds a model: hooks, accelerate, tensor parallelism, peft, dtypes, failures."""
 
 import copy
 import functools
@@ -355,34 +355,6 @@ def test_to_empty(package, quantize_):
     hollow.model.rotary_emb = model.model.rotary_emb  # its buffers are in no state dict
     ids = tokens(1, 5)
     assert torch.equal(hollow(ids).logits, model(ids).logits)
-
-
-# ---- export
-
-
-class Logits(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids):
-        return self.model(ids, use_cache=False).logits
-
-
-@pytest.mark.parametrize("activations", ["none", "dynamic"])
-@torch.no_grad()
-def test_export_with_a_dynamic_length(package, quantize_, run_kernelized, device, activations):
-    model = tiny_llama().to(device)
-    quantize_(model, activations=activations)
-    run_kernelized(model, Mode.INFERENCE | Mode.TORCH_COMPILE)
-    length = torch.export.Dim("length", min=2, max=512)
-    program = torch.export.export(
-        Logits(model), (tokens(1, 9, device),), dynamic_shapes={"ids": {1: length}}
-    )
-    for count in (2, 30, 100):
-        ids = tokens(1, count, device)
-        actual = program.module()(ids)
-        torch.testing.assert_close(actual, model(ids).logits, rtol=1e-3, atol=5e-3)
 
 
 # ---- heads, bare linears, failures
