@@ -27,7 +27,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --quiet --disable-pip-version-check
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help given-environment writable llvm demo build test test-all test-simulator test-vllm test-gpu sanitize-gpu bench bench-gpu bench-model bench-simulator resources fuzz mutants calibrate release-check lint format clean
+.PHONY: help given-environment writable llvm demo build test test-all test-simulator test-vllm test-gpu sanitize-gpu bench bench-gpu bench-model bench-simulator resources fuzz mutants calibrate neighbours release-check lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -126,6 +126,9 @@ build/mutants/cosmic-ray/ready: requirements-mutants.txt | $(ENVIRONMENT) writab
 
 mutants: $(ENVIRONMENT) llvm $(if $(findstring --python,$(ARGS)),build/mutants/cosmic-ray/ready) ## plants faults, and says which the tests notice
 	$(PYTHON) tools/mutants.py $(ARGS)
+
+neighbours: build ## the tests of models beside the newest versions of their packages on PyPI
+	$(PYTHON) tools/neighbours.py $(ARGS)
 
 calibrate: build llvm ## the cycle model beside what others measured on AMD GPUs; writes simulator/docs/calibration_table.md
 	$(PYTHON) simulator/calibration/calibrate.py --write $(ARGS)
