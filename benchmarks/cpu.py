@@ -98,7 +98,7 @@ def quantize_eager(y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (y / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
-def rms_norm_eager(x, residual, weight, scale):
+def rmsnorm_eager(x, residual, weight, scale):
     residual.add_(x)
     h = residual.float()
     y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * weight.float()
@@ -115,12 +115,12 @@ def norm_row(package, compiled: Callable, count: int, columns: int) -> Row:
     weight, scale = torch.randn(columns).bfloat16(), torch.tensor([0.05])
     # Zeroing keeps the residual from growing without bounds; it is no part of the op.
     calls = {
-        "eager": lambda: rms_norm_eager(x, residual.zero_(), weight, scale),
+        "eager": lambda: rmsnorm_eager(x, residual.zero_(), weight, scale),
         "torch.compile": lambda: compiled(x, residual.zero_(), weight, scale),
-        "rocm-kernels": lambda: package.rms_norm_fp8(
+        "rocm-kernels": lambda: package.rmsnorm_fp8(
             x, weight, residual=residual.zero_(), scale=scale
         ),
-        "per token": lambda: package.rms_norm_fp8(x, weight, residual=residual.zero_()),
+        "per token": lambda: package.rmsnorm_fp8(x, weight, residual=residual.zero_()),
         "zeroing": residual.zero_,
     }
     times = medians_us(calls, 2.0)
@@ -146,7 +146,7 @@ def activation_row(package, compiled: Callable, count: int, columns: int) -> Row
 def elementwise_rows(package) -> list[Row]:
     norm, activation = (
         torch.compile(eager, fullgraph=True, dynamic=False)
-        for eager in (rms_norm_eager, swiglu_eager)
+        for eager in (rmsnorm_eager, swiglu_eager)
     )
     rows = []
     for shape in track(ELEMENTWISE_SHAPES, description="norm and activation", transient=True):

@@ -166,14 +166,14 @@ def quantize_eager(y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (y / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
-def rms_norm_fp8_eager(x, residual, weight, scale):
+def rmsnorm_fp8_eager(x, residual, weight, scale):
     residual.add_(x)
     h = residual.float()
     y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS) * weight.float()
     return quantize_eager(y, scale)
 
 
-def rms_norm_eager(x, residual, weight, scale):
+def rmsnorm_eager(x, residual, weight, scale):
     residual.add_(x)
     return F.rms_norm(residual, weight.shape, weight, EPS)
 
@@ -189,9 +189,9 @@ def swiglu_eager(x, scale):
 
 
 EAGER = {
-    "rms_norm_fp8": rms_norm_fp8_eager,
+    "rmsnorm_fp8": rmsnorm_fp8_eager,
     "swiglu_fp8": swiglu_fp8_eager,
-    "rms_norm": rms_norm_eager,
+    "rmsnorm": rmsnorm_eager,
     "swiglu": swiglu_eager,
 }
 
@@ -199,9 +199,9 @@ EAGER = {
 def rowwise_candidates(package, found: peers.Peers) -> dict[str, dict[str, Callable]]:
     """For each op: the calls to compare, with the arguments of the eager ones."""
     ours = {
-        "rms_norm_fp8": lambda x, r, w, s: package.rms_norm_fp8(x, w, EPS, r, scale=s)[0],
+        "rmsnorm_fp8": lambda x, r, w, s: package.rmsnorm_fp8(x, w, EPS, r, scale=s)[0],
         "swiglu_fp8": lambda x, s: package.swiglu_fp8(x, scale=s)[0],
-        "rms_norm": lambda x, r, w, s: package.rms_norm(x, w, EPS, r),
+        "rmsnorm": lambda x, r, w, s: package.rmsnorm(x, w, EPS, r),
         "swiglu": lambda x, s: package.swiglu(x),
     }
     return {
@@ -234,7 +234,7 @@ def rowwise_cases(package, candidates: dict, found: peers.Peers, rows: int) -> l
     cases = []
     for op, calls in candidates.items():
         quantised = op.endswith("fp8")
-        if op.startswith("rms_norm"):
+        if op.startswith("rmsnorm"):
             items = [(*pair, weight, scale) for pair in pairs]
             moved = elements * (7 if quantised else 8)
         else:

@@ -27,9 +27,9 @@ MODELS = ("model", "experts_model")  # what their results' names end with
 TITLES = {
     "skinny_gemm": "skinny_gemm: FP8 x FP8 to bfloat16, scales per tensor",
     "gemv_fp16": "skinny_gemm: one row, float16",
-    "rms_norm_fp8": "Residual + RMSNorm + FP8, {k} columns, float16, static scale",
+    "rmsnorm_fp8": "Residual + RMSNorm + FP8, {k} columns, float16, static scale",
     "swiglu_fp8": "SwiGLU + FP8, {k} to {half} columns, float16, static scale",
-    "rms_norm": "Residual + RMSNorm without quantisation, {k} columns, float16",
+    "rmsnorm": "Residual + RMSNorm without quantisation, {k} columns, float16",
     "swiglu": "SwiGLU without quantisation, {k} to {half} columns, float16",
 }
 
@@ -225,7 +225,7 @@ def plot_times(axis, cases: list[Case], rate: float, styles: dict[str, str]) -> 
 
 
 def plot_rowwise(pyplot, cases: list[Case], rate: float, path: Path) -> None:
-    ops = [op for op in ("rms_norm_fp8", "swiglu_fp8", "rms_norm", "swiglu")
+    ops = [op for op in ("rmsnorm_fp8", "swiglu_fp8", "rmsnorm", "swiglu")
            if any(c.op == op for c in cases)]  # fmt: skip
     figure, axes = pyplot.subplots(-(-len(ops) // 2), 2, figsize=(11, 8), layout="constrained")
     names = ("o-", "s--", "^:", "v--", "D--", "x--", "P--")

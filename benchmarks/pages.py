@@ -174,11 +174,11 @@ def readme_measured() -> str:
     bf16, dynamic, _ = (row[1] for row in printed("demo")[1])
     add("SmolLM2-135M decodes, CPU (`make demo`)", 1, f"{float(dynamic):.0f} tokens/s",
         f"bfloat16, eager {float(bf16):.0f}")  # fmt: skip
-    norm = "`rms_norm_fp8`, 16384 columns, H200"
+    norm = "`rmsnorm_fp8`, 16384 columns, H200"
     product = "`skinny_gemm` FP8, {} x 16384, H200"
     for op, count, n, title, peers in [
-        ("rms_norm_fp8", 1, 0, norm, ["FlashInfer", "torch.compile"]),
-        ("rms_norm_fp8", 2048, 0, norm, ["FlashInfer", "torch.compile"]),
+        ("rmsnorm_fp8", 1, 0, norm, ["FlashInfer", "torch.compile"]),
+        ("rmsnorm_fp8", 2048, 0, norm, ["FlashInfer", "torch.compile"]),
         ("swiglu_fp8", 2048, 0, "`swiglu_fp8`, 16384 to 8192 columns, H200",
          ["torch.compile", "vLLM"]),
         ("skinny_gemm", 8, 2304, product, ["cuBLASLt FP8"]),
@@ -193,7 +193,7 @@ def readme_measured() -> str:
         f"`torch._scaled_mm` {microseconds(cell['library'])}")  # fmt: skip
     linear = "F.linear bf16"
     for title, count, name, ours, peer, peer_title in [
-        ("`rms_norm_fp8`, 2048 x 4096, CPU", 2048, "residual + RMSNorm + FP8, 2048 x 4096",
+        ("`rmsnorm_fp8`, 2048 x 4096, CPU", 2048, "residual + RMSNorm + FP8, 2048 x 4096",
          "rocm-kernels", "torch.compile", "torch.compile"),
         ("`skinny_gemm` FP8, 16384 x 6656, CPU", 1, "M 1, N 16384, K 6656",
          "rocm-kernels FP8", linear, "bfloat16 `F.linear`"),
@@ -229,7 +229,7 @@ def readme_modelled() -> str:
         rows.append([f"`skinny_gemm` FP8, {shape}", "8", f"{row[7]} us",
                      f"{played:.1f} us" if played else "", f"{row[9]} us"])  # fmt: skip
     for op, title, note in [
-        ("rms_norm_fp8", "`rms_norm_fp8`, 16384 columns", ""),
+        ("rmsnorm_fp8", "`rmsnorm_fp8`, 16384 columns", ""),
         ("swiglu_fp8", "`swiglu_fp8`, 16384 to 8192 columns",
          ", [from cache](docs/kernels/swiglu_fp8.md#mi300x-counted-and-modelled)"),
     ]:  # fmt: skip

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 EPS = 1e-6
-OPS = ("rms_norm_fp8", "swiglu_fp8", "rms_norm", "swiglu")
+OPS = ("rmsnorm_fp8", "swiglu_fp8", "rmsnorm", "swiglu")
 
 # Of vLLM's csrc, what is in which library.
 VLLM_KERNELS = {
@@ -48,7 +48,7 @@ Activation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Peers:
     """What was found: for each op the peers' calls, the versions that ran, and who is missing.
 
-    ``rms_norm*`` are called with (x, residual, weight, scale), ``swiglu*`` with (x, scale); they
+    ``rmsnorm*`` are called with (x, residual, weight, scale), ``swiglu*`` with (x, scale); they
     return the result and may write the residual sum wherever they like.
     """
 
@@ -115,7 +115,7 @@ def load_flashinfer(folder: Path | None):
         checked(library.flashinfer_swiglu(out.data_ptr(), x.data_ptr(), rows, d, stream()))
         return out
 
-    return version, {"rms_norm_fp8": norm_fp8, "rms_norm": norm, "swiglu": swiglu}
+    return version, {"rmsnorm_fp8": norm_fp8, "rmsnorm": norm, "swiglu": swiglu}
 
 
 def load_vllm(folder: Path | None):
@@ -135,7 +135,7 @@ def load_vllm(folder: Path | None):
         ops.swiglu_fp8(out, x, scale)
         return out
 
-    return version, {"rms_norm_fp8": norm_fp8, "swiglu_fp8": swiglu_fp8}
+    return version, {"rmsnorm_fp8": norm_fp8, "swiglu_fp8": swiglu_fp8}
 
 
 def load_liger():
@@ -143,7 +143,7 @@ def load_liger():
     from liger_kernel.ops.swiglu import swiglu_fused_gate_up_forward
 
     calls = {
-        "rms_norm": lambda x, residual, weight, scale: fused_add_rms_norm_forward(
+        "rmsnorm": lambda x, residual, weight, scale: fused_add_rms_norm_forward(
             x, residual, weight, EPS, 0.0, "llama"
         )[0],
         "swiglu": lambda x, scale: swiglu_fused_gate_up_forward(x)[1],
@@ -155,7 +155,7 @@ def load_quack():
     from quack.rmsnorm import rmsnorm_fwd
 
     calls = {
-        "rms_norm": lambda x, residual, weight, scale: rmsnorm_fwd(
+        "rmsnorm": lambda x, residual, weight, scale: rmsnorm_fwd(
             x, weight, residual=residual, eps=EPS
         )[0]
     }

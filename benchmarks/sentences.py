@@ -97,8 +97,8 @@ def skinny_gemm_sentences() -> list[str]:
     ]
 
 
-def rms_norm_sentences() -> list[str]:
-    one, many = (pages.case("rms_norm_fp8", m).times["rocm-kernels"].median for m in (1, 2048))
+def rmsnorm_sentences() -> list[str]:
+    one, many = (pages.case("rmsnorm_fp8", m).times["rocm-kernels"].median for m in (1, 2048))
     return [f"1 row takes {one:.2f} us, 2048 rows {many:.1f} us"]
 
 
@@ -161,7 +161,7 @@ SENTENCES = {
     "docs/models.md": model_sentences,
     "simulator/docs/simulator.md": simulator_sentences,
     "docs/kernels/skinny_gemm.md": skinny_gemm_sentences,
-    "docs/kernels/rms_norm_fp8.md": rms_norm_sentences,
+    "docs/kernels/rmsnorm_fp8.md": rmsnorm_sentences,
     "docs/kernels/swiglu_fp8.md": swiglu_sentences,
     "docs/kernels/gemm.md": gemm_sentences,
     "docs/kernels/moe.md": moe_sentences,

@@ -1,8 +1,8 @@
-"""rms_norm_fp8 and swiglu_fp8 on the simulated MI300X: counters, and a modelled time.
+"""rmsnorm_fp8 and swiglu_fp8 on the simulated MI300X: counters, and a modelled time.
 
     python benchmarks/simulated_rows.py [--rows 1 32 2048] [--save]
 
-Prints the tables of docs/kernels/rms_norm_fp8.md and docs/kernels/swiglu_fp8.md; --save writes
+Prints the tables of docs/kernels/rmsnorm_fp8.md and docs/kernels/swiglu_fp8.md; --save writes
 results/tables, from where `python benchmarks/pages.py --write` puts them there. The launchers'
 machine code runs in the simulator (checkers off, they are for tests) on float16 rows of 16384
 columns with a static scale. Counters are exact, of what the code does; times are modelled, by the
@@ -79,7 +79,7 @@ def norm(rows: int) -> Simulated:
     x, residual = (aligned(torch.randn(rows, COLUMNS).half()) for _ in range(2))
     weight, scale = aligned(torch.randn(COLUMNS).half()), torch.full((1,), 0.02)
     out = aligned(torch.zeros(rows, COLUMNS).to(simulated.NATIVE))
-    simulated.functional().rms_norm_fp8(x, weight, 1e-6, residual, scale=scale, out=out)
+    simulated.functional().rmsnorm_fp8(x, weight, 1e-6, residual, scale=scale, out=out)
     reads, writes = (4 * rows + 2) * COLUMNS, 3 * rows * COLUMNS
     return _last(reads, writes, rows * COLUMNS)
 
@@ -140,7 +140,7 @@ def main() -> None:
     simulated.functional()
     simulated.CHECKS = False
     simulator.load_runtime().cycles(simulator.machine_for(simulated.TARGET, warm=True))
-    for op, launch in (("rms_norm_fp8", norm), ("swiglu_fp8", activation)):
+    for op, launch in (("rmsnorm_fp8", norm), ("swiglu_fp8", activation)):
         lines = table(op, {rows: launch(rows) for rows in arguments.rows})
         print(f"\n### {op}, float16, rows of {COLUMNS} columns\n\n{pages.markdown(HEADER, lines)}")
         if arguments.save:

@@ -6,7 +6,7 @@
 // Unless a scale depends on a whole row, no thread needs another's elements, so rows are one long
 // run of vectors, one a thread, in blocks that come and go. With a scale a token, a team of threads
 // holds its row's results in registers between the reduction of their magnitude and their scaling,
-// as in rms_norm_fp8.
+// as in rmsnorm_fp8.
 #pragma once
 
 #include "../common/gpu/activation.h"

@@ -79,11 +79,11 @@ def row_ops(ops, data: Data, widths) -> Iterator[tuple[str, list[torch.Tensor]]]
         x, weight = data(rows, width, dtype=dtype), data(width, dtype=dtype)
         for with_residual in (False, True):
             residual = data(rows, width + 1, dtype=dtype)[:, 1:] if with_residual else None
-            y = ops.rms_norm(x, weight, residual=residual)
-            yield "rms_norm", [y, residual if with_residual else y]
+            y = ops.rmsnorm(x, weight, residual=residual)
+            yield "rmsnorm", [y, residual if with_residual else y]
             for scaling in SCALINGS:
-                q = ops.rms_norm_fp8(x, weight, residual=residual, **quantising(data, scaling))
-                yield f"rms_norm_fp8 {scaling}", list(q)
+                q = ops.rmsnorm_fp8(x, weight, residual=residual, **quantising(data, scaling))
+                yield f"rmsnorm_fp8 {scaling}", list(q)
         both = data(rows, 2 * width, dtype=dtype)
         for activation in ("silu", "gelu", "gelu_tanh"):
             yield f"swiglu {activation}", [ops.swiglu(both, activation=activation)]

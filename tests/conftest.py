@@ -27,7 +27,7 @@ sys.path.append(str(ROOT / "tools"))
 # kernel-builder's ci-test has one variant, the sources and tests/*.py; no tools, no simulator, and
 # of Python's packages those that flake.nix names.
 IN_BUILDER = not (ROOT / "tools").is_dir()
-BUILDER_TESTS = ("test_compile", "test_rms_norm_fp8", "test_skinny_gemm", "test_swiglu_fp8")
+BUILDER_TESTS = ("test_compile", "test_rmsnorm_fp8", "test_skinny_gemm", "test_swiglu_fp8")
 collect_ignore = []
 if IN_BUILDER:
     modules = [*Path(__file__).parent.glob("test_*.py"), *Path(__file__).parent.glob("*/")]

@@ -120,8 +120,8 @@ def calls(package: ModuleType, device: torch.device) -> Iterator[Call]:
     q_out = torch.empty(T, H, device=device, dtype=fp8)
     for out in ({}, {"out": randn(T, H)}):
         norm = {"x": x, "weight": weight, "residual": randn(T, H), **out}
-        yield Call("rms_norm", norm, ("residual", *out))
-        yield Call("rms_norm", {**norm, "residual_out": randn(T, H)}, ("residual_out", *out))
+        yield Call("rmsnorm", norm, ("residual", *out))
+        yield Call("rmsnorm", {**norm, "residual_out": randn(T, H)}, ("residual_out", *out))
         yield Call("swiglu", {"x": x, "up": randn(T, H), **out}, (*out,))
         wide = {"x": randn(T, 2 * H), **out}
         yield Call("swiglu", wide, (*out,))
@@ -141,9 +141,9 @@ def calls(package: ModuleType, device: torch.device) -> Iterator[Call]:
         yield Call("quantize_fp8", {"x": x, **options}, written)
         yield Call("swiglu_fp8", {"x": x, "up": randn(T, H), **options}, written)
         arguments = {"x": x, "weight": weight, "residual": randn(T, H), **options}
-        yield Call("rms_norm_fp8", arguments, ("residual", *written))
+        yield Call("rmsnorm_fp8", arguments, ("residual", *written))
         apart = {**arguments, "residual_out": randn(T, H)}
-        yield Call("rms_norm_fp8", apart, ("residual_out", *written))
+        yield Call("rmsnorm_fp8", apart, ("residual_out", *written))
 
     a, w = randn(T, H).to(fp8), randn(N, H).to(fp8)
     by_row = {"scale_a": positive(T, 1), "scale_w": positive(N, 1)}

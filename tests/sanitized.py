@@ -55,12 +55,12 @@ def check_rows(package, _) -> None:
                     for k, v in mode.items()}  # fmt: skip
             x, weight = torch.randn(rows, columns, **half), torch.randn(columns, **half)
             residuals = [x.flip(1).clone() for _ in range(2)]
-            actual = package.rms_norm_fp8(x, weight, residual=residuals[0], **mode)
-            expected = reference.rms_norm_fp8(x, weight, residual=residuals[1], **mode)
+            actual = package.rmsnorm_fp8(x, weight, residual=residuals[0], **mode)
+            expected = reference.rmsnorm_fp8(x, weight, residual=residuals[1], **mode)
             assert_quantized_close(actual, expected)
             assert torch.equal(*residuals)
             assert_quantized_close(package.swiglu_fp8(x, **mode), reference.swiglu_fp8(x, **mode))
-        package.rms_norm(x, weight)
+        package.rmsnorm(x, weight)
         package.swiglu(x)
 
 
@@ -163,7 +163,7 @@ def main() -> int:
     if arguments.planted:
         # A whole allocation unit of the driver, so that what follows is not mapped.
         x = torch.as_tensor(Beyond(torch.zeros(1 << 19, device="cuda")))[-2048:]
-        package.rms_norm(x.view(1, -1), torch.ones(2048, device="cuda"))
+        package.rmsnorm(x.view(1, -1), torch.ones(2048, device="cuda"))
     else:
         for name, check in CHECKS.items():
             if arguments.only in (None, name):

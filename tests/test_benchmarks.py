@@ -53,7 +53,7 @@ def test_overlapping_launches_are_counted_once():
         ("nvjet_sm90_tst_64x8_64x16_2x1_v_bz_splitK_TNT", "matrix products"),
         ("void rocm_kernels::cuda::skinny_gemm_ring_kernel<Operands>", "matrix products"),
         ("triton_red_fused__scaled_mm__to_copy_abs_amax_8", "torch.compile's kernels"),
-        ("void rocm_kernels::(anonymous namespace)::rms_norm_fp8_kernel<half>", "norm and FP8"),
+        ("void rocm_kernels::(anonymous namespace)::rmsnorm_fp8_kernel<half>", "norm and FP8"),
         ("cudnn_generated_fort_native_sdpa_sm80_flash_fprop", "attention"),
         ("void at::native::reduce_kernel<512, 1, ArgMaxOps>", "element-wise and reductions"),
     ],
@@ -70,7 +70,7 @@ def test_what_a_cache_delivered_has_no_share_of_the_floor():
 
 def test_kernels_of_a_server_by_class():
     times = {
-        "rms_norm_fp8_kernel<bf16>": 2.0,
+        "rmsnorm_fp8_kernel<bf16>": 2.0,
         "vllm::fused_add_rms_norm_static_fp8_quant_kernel": 3.0,
         "void swiglu_fp8_kernel": 1.0,
         "skinny_gemm_register_pipeline": 10.0,

@@ -129,7 +129,7 @@ def limits():
 WITH_CONFIG = {"config": "nonsense"}
 # Name of each op -> right calls of it, and what else they take.
 CALLS = {
-    "rms_norm_fp8": (norms, {}),
+    "rmsnorm_fp8": (norms, {}),
     "swiglu_fp8": (activations, {}),
     **{
         f"{op}{form}": (products, more)

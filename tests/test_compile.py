@@ -32,7 +32,7 @@ def opcheck(op, arguments):
 
 @pytest.mark.parametrize("scales", [False, True])
 @pytest.mark.parametrize("residuals", [0, 1, 2])
-def test_opcheck_rms_norm_fp8(ops, package, device, residuals, scales):
+def test_opcheck_rmsnorm_fp8(ops, package, device, residuals, scales):
     fp8 = package.native_fp8_dtype(device)
     x = torch.randn(4, 64, device=device)
     out = torch.empty_like(x, dtype=fp8 if scales else x.dtype)
@@ -41,7 +41,7 @@ def test_opcheck_rms_norm_fp8(ops, package, device, residuals, scales):
     addend = torch.randn_like(x) if residuals == 2 else None
     weight = torch.randn(64, device=device)
     arguments = (out, computed, x, residual, weight, None, 1e-6, 0, 0.0, scales, 1.0, addend)
-    opcheck(ops.rms_norm_fp8.default, arguments)
+    opcheck(ops.rmsnorm_fp8.default, arguments)
 
 
 @pytest.mark.parametrize("scales", [False, True])
@@ -77,10 +77,10 @@ def test_opcheck_gemm(ops, package, device, fp8):
 
 def mlp_block(package, x, residual, weight, w, scale_w):
     """Every op of a decoder's MLP, with the residual updated in place."""
-    q, scale = package.rms_norm_fp8(x, weight, residual=residual)
+    q, scale = package.rmsnorm_fp8(x, weight, residual=residual)
     hidden = package.skinny_gemm(q, w, scale, scale_w, out_dtype=torch.bfloat16)
     q, scale = package.swiglu_fp8(hidden)
-    return package.swiglu(hidden), package.rms_norm(x, weight), q.float() * scale, residual + 1
+    return package.swiglu(hidden), package.rmsnorm(x, weight), q.float() * scale, residual + 1
 
 
 @pytest.fixture
@@ -146,6 +146,6 @@ def test_meta_tensors_have_shapes(package):
     w = torch.empty(64, 256, dtype=FP8, device="meta")
     q, scale = package.swiglu_fp8(x, fp8_dtype=FP8)
     assert q.shape == (2, 5, 128) and scale.shape == (2, 5, 1)
-    q, scale = package.rms_norm_fp8(x, x[0, 0], group_size=128, fp8_dtype=FP8)
+    q, scale = package.rmsnorm_fp8(x, x[0, 0], group_size=128, fp8_dtype=FP8)
     assert scale.shape == (2, 5, 2)
     assert package.skinny_gemm(q, w).shape == (2, 5, 64)

@@ -11,7 +11,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 CASES = [
-    f"test_{name}.py" for name in ("rms_norm_fp8", "swiglu_fp8", "skinny_gemm", "gemm_cpu", "moe")
+    f"test_{name}.py" for name in ("rmsnorm_fp8", "swiglu_fp8", "skinny_gemm", "gemm_cpu", "moe")
 ]
 
 
@@ -68,7 +68,7 @@ def test_an_unknown_instruction_set_is_refused() -> None:
     code = (
         "import kernels, torch\n"
         "package = kernels.get_kernel('org/rocm-kernels', version=1, backend='cpu')\n"
-        "package.rms_norm(torch.ones(512, 512), torch.ones(512))"
+        "package.rmsnorm(torch.ones(512, 512), torch.ones(512))"
     )
     result = subprocess.run(
         [sys.executable, "-c", code],

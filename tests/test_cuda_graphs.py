@@ -28,7 +28,7 @@ def calls(package, device):
 
     def norm(x):
         residual = x.flip(0).clone()
-        q, scale = package.rms_norm_fp8(x, weight, residual=residual)
+        q, scale = package.rmsnorm_fp8(x, weight, residual=residual)
         return q, scale, residual
 
     def product(x):
@@ -55,8 +55,8 @@ def calls(package, device):
 
     calls = {
         "experts": (experts, [1, 30, 300]),
-        "rms_norm": (lambda x: (package.rms_norm(x, weight),), [2, 300]),
-        "rms_norm_fp8": (norm, [2, 300]),
+        "rmsnorm": (lambda x: (package.rmsnorm(x, weight),), [2, 300]),
+        "rmsnorm_fp8": (norm, [2, 300]),
         "swiglu_fp8": (lambda x: package.swiglu_fp8(x), [2, 300]),
         "swiglu_fp8 static": (lambda x: package.swiglu_fp8(x, scale=static), [2, 300]),
         "quantize_fp8": (lambda x: package.quantize_fp8(x, group_size=128), [2, 300]),

@@ -33,7 +33,7 @@ __global__ void probe(int* out) { *out = 1; }
 
 def targets() -> list[str]:
     """What build.toml builds the kernels for."""
-    return release_check.Variant(ROOT, ROOT).config["kernel"]["rms_norm_fp8_rocm"]["rocm-archs"]
+    return release_check.Variant(ROOT, ROOT).config["kernel"]["rmsnorm_fp8_rocm"]["rocm-archs"]
 
 
 def build_of_a_probe(root: Path, probe: str) -> release_check.Variant:

@@ -24,50 +24,50 @@ def fp8(*shape):
 
 # name -> (call, what the message must say)
 CASES = {
-    "x dtype": (lambda p: p.rms_norm(f32(2, 8).double(), f32(8)), "x must be .* got float64"),
-    "weight length": (lambda p: p.rms_norm(f32(2, 8), f32(7)), r"weight .* \[8\], got \[7\]"),
+    "x dtype": (lambda p: p.rmsnorm(f32(2, 8).double(), f32(8)), "x must be .* got float64"),
+    "weight length": (lambda p: p.rmsnorm(f32(2, 8), f32(7)), r"weight .* \[8\], got \[7\]"),
     "weight dtype": (
-        lambda p: p.rms_norm(f32(2, 8), f32(8).half()),
+        lambda p: p.rmsnorm(f32(2, 8), f32(8).half()),
         "weight must be float32 or have the dtype of x, got float16 and float32",
     ),
     "out not contiguous": (
-        lambda p: p.rms_norm(f32(2, 8), f32(8), out=f32(8, 2).t()),
+        lambda p: p.rmsnorm(f32(2, 8), f32(8), out=f32(8, 2).t()),
         "out must be contiguous in its last dimension, got a stride of 2",
     ),
     "residual dtype": (
-        lambda p: p.rms_norm(f32(2, 8), f32(8), residual=f32(2, 8).half()),
+        lambda p: p.rmsnorm(f32(2, 8), f32(8), residual=f32(2, 8).half()),
         "residual must have the dtype of x",
     ),
     "residual shape": (
-        lambda p: p.rms_norm(f32(2, 8), f32(8), residual=f32(3, 8)),
+        lambda p: p.rmsnorm(f32(2, 8), f32(8), residual=f32(3, 8)),
         r"residual must have shape \[2, 8\], got \[3, 8\]",
     ),
     "residual expanded": (
-        lambda p: p.rms_norm(f32(2, 8), f32(8), residual=f32(1, 8).expand(2, 8)),
+        lambda p: p.rmsnorm(f32(2, 8), f32(8), residual=f32(1, 8).expand(2, 8)),
         "residual is written, so its rows must not overlap",
     ),
     "residual not foldable": (
-        lambda p: p.rms_norm(f32(2, 3, 8), f32(8), residual=f32(3, 2, 8).transpose(0, 1)),
+        lambda p: p.rmsnorm(f32(2, 3, 8), f32(8), residual=f32(3, 2, 8).transpose(0, 1)),
         "leading dimensions must fold",
     ),
     "residual_out alone": (
-        lambda p: p.rms_norm(f32(2, 8), f32(8), residual_out=f32(2, 8)),
+        lambda p: p.rmsnorm(f32(2, 8), f32(8), residual_out=f32(2, 8)),
         "residual_out must come with a residual, got none",
     ),
     "residual_out dtype": (
-        lambda p: p.rms_norm(f32(2, 8), f32(8), residual=f32(2, 8), residual_out=f32(2, 8).half()),
+        lambda p: p.rmsnorm(f32(2, 8), f32(8), residual=f32(2, 8), residual_out=f32(2, 8).half()),
         "residual_out must have the dtype of x, got float16 and float32",
     ),
     "residual beside residual_out": (
-        lambda p: p.rms_norm(f32(2, 8), f32(8), residual=f32(2, 8).half(), residual_out=f32(2, 8)),
+        lambda p: p.rmsnorm(f32(2, 8), f32(8), residual=f32(2, 8).half(), residual_out=f32(2, 8)),
         "residual must have the dtype of x, got float16 and float32",
     ),
     "out shape": (
-        lambda p: p.rms_norm(f32(2, 8), f32(8), out=f32(2, 9)),
+        lambda p: p.rmsnorm(f32(2, 8), f32(8), out=f32(2, 9)),
         r"out must have shape \[2, 8\], got \[2, 9\]",
     ),
     "out dtype": (
-        lambda p: p.rms_norm(f32(2, 8), f32(8), out=f32(2, 8).half()),
+        lambda p: p.rmsnorm(f32(2, 8), f32(8), out=f32(2, 8).half()),
         "out must be FP8 or have the dtype of x, got float16 and float32",
     ),
     "fp8 dtype": (
@@ -140,11 +140,11 @@ CASES = {
 
 # What a beginner passes: (call, what the message must say).
 NO_TENSORS = {
-    "no weight": (lambda p: p.rms_norm(f32(2, 8), None), "weight must be a torch.Tensor, got None"),
-    "list for x": (lambda p: p.rms_norm([1.0], f32(1)), "x must be a torch.Tensor, got a list"),
-    "list for weight": (lambda p: p.rms_norm(f32(2, 1), [1.0]), "weight must .* got a list"),
+    "no weight": (lambda p: p.rmsnorm(f32(2, 8), None), "weight must be a torch.Tensor, got None"),
+    "list for x": (lambda p: p.rmsnorm([1.0], f32(1)), "x must be a torch.Tensor, got a list"),
+    "list for weight": (lambda p: p.rmsnorm(f32(2, 1), [1.0]), "weight must .* got a list"),
     "list for residual": (
-        lambda p: p.rms_norm_fp8(f32(2, 8), f32(8), 1e-6, [1.0]),
+        lambda p: p.rmsnorm_fp8(f32(2, 8), f32(8), 1e-6, [1.0]),
         "residual must",
     ),
     "number for scale": (lambda p: p.quantize_fp8(f32(2, 8), scale=0.5), "scale must .* a float"),
@@ -154,8 +154,8 @@ NO_TENSORS = {
     "number for scale_a": (lambda p: p.skinny_gemm(fp8(2, 8), fp8(4, 8), 0.5), "scale_a must"),
     "no scale_w": (lambda p: p.fp8_linear(f32(2, 8), fp8(4, 8), None), "scale_w must .* got None"),
     "no scale": (lambda p: p.to_native_fp8(fp8(2, 8), None), "scale must be a torch.Tensor"),
-    "scalar to rms_norm": (
-        lambda p: p.rms_norm(f32(), f32(1)),
+    "scalar to rmsnorm": (
+        lambda p: p.rmsnorm(f32(), f32(1)),
         "x must have .* dimension, got a s",
     ),
     "scalar to quantize": (lambda p: p.quantize_fp8(f32()), "x must have at least one dimension"),
@@ -188,35 +188,35 @@ def test_nothing_is_written_on_error(package):
     x, residual = f32(2, 8), f32(2, 8)
     before, out = residual.clone(), torch.full((2, 8), 7.0)
     with pytest.raises(RuntimeError):
-        package.rms_norm(x, f32(7), residual=residual, out=out)
+        package.rmsnorm(x, f32(7), residual=residual, out=out)
     assert torch.equal(residual, before) and (out == 7).all()
 
 
 def test_outputs_may_not_share_memory_with_inputs(package):
     x = f32(4, 16)
     with pytest.raises(RuntimeError, match="out is written and must not share memory with x"):
-        package.rms_norm(x, f32(16), out=x)
+        package.rmsnorm(x, f32(16), out=x)
     buffer = f32(4, 32)
     with pytest.raises(RuntimeError, match="must not share memory"):
-        package.rms_norm(buffer[:, :16], f32(16), out=buffer[:, 8:24])
+        package.rmsnorm(buffer[:, :16], f32(16), out=buffer[:, 8:24])
     residual = f32(4, 16)
     for sum_out, name in ((residual, "residual"), (x, "x")):
         with pytest.raises(
             RuntimeError, match=f"residual_out .* must not share memory with {name}"
         ):
-            package.rms_norm(x, f32(16), residual=residual, residual_out=sum_out)
+            package.rmsnorm(x, f32(16), residual=residual, residual_out=sum_out)
     with pytest.raises(
         RuntimeError, match="out is written and must not share memory with residual"
     ):
-        package.rms_norm(x, f32(16), residual=residual, residual_out=f32(4, 16), out=residual)
+        package.rmsnorm(x, f32(16), residual=residual, residual_out=f32(4, 16), out=residual)
     # Side by side in one buffer is no overlap.
-    package.rms_norm(buffer[:, :16], f32(16), out=buffer[:, 16:])
+    package.rmsnorm(buffer[:, :16], f32(16), out=buffer[:, 16:])
 
 
 @pytest.mark.usefixtures("gpu")
 def test_mixed_devices(package):
     with pytest.raises(RuntimeError, match="weight must be on the device of x"):
-        package.rms_norm(f32(2, 8).cuda(), f32(8).cpu())
+        package.rmsnorm(f32(2, 8).cuda(), f32(8).cpu())
 
 
 @pytest.mark.parametrize("rows", [2, 100])

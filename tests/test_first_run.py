@@ -49,7 +49,7 @@ def test_the_backend_is_chosen_and_said(build, machine):
 @pytest.mark.parametrize("build", ["cuda", "rocm"], indirect=True)
 def test_tests_run(build, machine):
     command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
-    done = run(*command, "tests/test_layers.py", "-k", "rms_norm or mapping", **machine)
+    done = run(*command, "tests/test_layers.py", "-k", "rmsnorm or mapping", **machine)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     assert f"users get: cpu backend ({WHY[build]})" in done.stdout
     refused = run(*command, "--device", "rocm", **machine)

@@ -9,7 +9,7 @@ import itertools
 import pytest
 import torch
 from compare import assert_close, bits, steps
-from test_rms_norm_fp8 import mode_arguments
+from test_rmsnorm_fp8 import mode_arguments
 
 SHAPES = [(1, 16384), (8, 16384), (32, 16384), (256, 16384), (2048, 4096)]
 DTYPES = [torch.float16, torch.bfloat16]
@@ -47,19 +47,19 @@ def assert_rounds_from(actual, value, scale, arguments):
 
 
 @pytest.mark.parametrize(("shape", "dtype", "mode"), cases())
-def test_rms_norm_fp8(backend, reference, shape, dtype, mode):
+def test_rmsnorm_fp8(backend, reference, shape, dtype, mode):
     x, residual = (torch.randn(shape, device=backend.device).to(dtype) for _ in range(2))
     weight = (torch.randn(shape[1], device=backend.device) + 1).to(dtype)
     arguments = {**mode_arguments(mode, backend.device), "fp8_dtype": backend.fp8_dtype}
     h = residual + x
-    _, scale = reference.rms_norm_fp8(h, weight, 1e-6, **arguments)
-    value = reference.rms_norm(h.float(), weight.float(), 1e-6)
+    _, scale = reference.rmsnorm_fp8(h, weight, 1e-6, **arguments)
+    value = reference.rmsnorm(h.float(), weight.float(), 1e-6)
     updated = residual.clone()
-    actual = backend.ops.rms_norm_fp8(x, weight, 1e-6, updated, **arguments)
+    actual = backend.ops.rmsnorm_fp8(x, weight, 1e-6, updated, **arguments)
     assert torch.equal(updated, h)
     assert_rounds_from(actual, value, scale, arguments)
     # A row alone gives the bits that it gives among the others.
-    alone, _ = backend.ops.rms_norm_fp8(x[-1:], weight, 1e-6, residual[-1:].clone(), **arguments)
+    alone, _ = backend.ops.rmsnorm_fp8(x[-1:], weight, 1e-6, residual[-1:].clone(), **arguments)
     assert torch.equal(bits(alone), bits(actual[0][-1:]))
 
 
@@ -79,5 +79,5 @@ def test_swiglu_fp8(backend, reference, shape, dtype, mode):
 def test_unquantized(backend, reference, shape):
     x = torch.randn(shape, device=backend.device).bfloat16()
     weight = torch.randn(shape[1], device=backend.device).bfloat16()
-    assert_close(backend.ops.rms_norm(x, weight), reference.rms_norm(x, weight))
+    assert_close(backend.ops.rmsnorm(x, weight), reference.rmsnorm(x, weight))
     assert_close(backend.ops.swiglu(x), reference.swiglu(x), rtol=4e-6)

@@ -107,14 +107,14 @@ def test_a_saved_value_that_was_overwritten_is_noticed(package, device):
     residual = torch.randn_like(x)
     factor = torch.ones(64, device=device, requires_grad=True)
     product = factor * residual  # saves the residual
-    package.rms_norm(x, weight, residual=residual)
+    package.rmsnorm(x, weight, residual=residual)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.sum().backward()
     before = residual._version
-    package.rms_norm(x, weight, residual=residual.view(3, 8, 8).view(3, 64))
+    package.rmsnorm(x, weight, residual=residual.view(3, 8, 8).view(3, 64))
     assert residual._version > before, "through a view"
     with torch.inference_mode():  # tensors made there have no version
-        package.rms_norm(x.clone(), weight, residual=residual.clone())
+        package.rmsnorm(x.clone(), weight, residual=residual.clone())
 
 
 def test_the_scale_of_a_converted_weight_keeps_its_gradient(package, device):

@@ -45,7 +45,7 @@ def test_apply_rms_norm(backend, package):
         return
     x, weight = torch.randn(2, 3, 96, device=backend.device), torch.rand(96, device=backend.device)
     out = backend.ops.apply_rms_norm(x, weight, 1e-5)
-    assert_close(out, package.reference.rms_norm(x.cpu(), weight.cpu(), 1e-5))
+    assert_close(out, package.reference.rmsnorm(x.cpu(), weight.cpu(), 1e-5))
 
 
 def repository(package, layer):
@@ -69,7 +69,7 @@ def test_layers(package, name):
         assert_close(run(x), expected(package, x, *LAYERS[name]))
 
 
-def test_rms_norm_leaves_training_to_the_model_and_compiles(package):
+def test_rmsnorm_leaves_training_to_the_model_and_compiles(package):
     """With modes as transformers registers its own: liger's norm has no TORCH_COMPILE."""
     norm = repository(package, "RMSNorm")
     mapping = {"RMSNorm": {"cpu": {Mode.INFERENCE | Mode.TORCH_COMPILE: norm}}}

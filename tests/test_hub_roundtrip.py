@@ -16,7 +16,7 @@ PUBLISHER = "org"
 REPO_ID = f"{PUBLISHER}/rocm-kernels"
 CPU_VARIANT = "torch-stable-abi211-cpu-x86_64-linux"
 
-USE = "import torch; print(round(package.rms_norm(torch.ones(1, 64), torch.ones(64)).sum().item()))"
+USE = "import torch; print(round(package.rmsnorm(torch.ones(1, 64), torch.ones(64)).sum().item()))"
 KERNELS = "from kernels.cli import main; main()"
 LOAD = f"import kernels; package = kernels.get_kernel({REPO_ID!r}, version=1); {USE}"
 

@@ -23,9 +23,9 @@ def rows(backend):
 
 def test_norm(backend, package, rows):
     weight = torch.randn(COLUMNS, device=rows.device).bfloat16()
-    q, scale = backend.ops.rms_norm_fp8(rows, weight)
+    q, scale = backend.ops.rmsnorm_fp8(rows, weight)
     for part in (slice(0, LAST), slice(-LAST, None)):
-        expected = package.reference.rms_norm_fp8(rows[part], weight, fp8_dtype=q.dtype)
+        expected = package.reference.rmsnorm_fp8(rows[part], weight, fp8_dtype=q.dtype)
         assert_quantized_close((q[part], scale[part]), expected)
     assert not (q[LAST:-LAST].view(torch.uint8) & 0x7F).any()  # zeros of either sign
 

@@ -161,7 +161,7 @@ def test_layers_are_pure(package, mapping):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_rms_norm(package, device, run_kernelized, dtype):
+def test_rmsnorm(package, device, run_kernelized, dtype):
     norm = LlamaRMSNorm(96, eps=1e-5)
     # As quantize_model_ does: transformers names the class only beside its own version of kernels.
     package.models.known.make_known(LlamaRMSNorm, "RMSNorm", lambda module: True)
@@ -169,10 +169,10 @@ def test_rms_norm(package, device, run_kernelized, dtype):
     norm = run_kernelized(norm.to(dtype))
     assert runs(norm, package, "RMSNorm")
     x = torch.randn(2, 3, 96, device=device).to(dtype)
-    assert_close(norm(x), package.reference.rms_norm(x, norm.weight, 1e-5))
+    assert_close(norm(x), package.reference.rmsnorm(x, norm.weight, 1e-5))
 
 
-def test_rms_norm_takes_eps_by_either_name(package, device, run_kernelized):
+def test_rmsnorm_takes_eps_by_either_name(package, device, run_kernelized):
     class Norm(nn.Module):
         kernel_layer_name = "RMSNorm"
 
@@ -186,7 +186,7 @@ def test_rms_norm_takes_eps_by_either_name(package, device, run_kernelized):
 
     x = torch.randn(4, 40, device=device)
     norm = run_kernelized(Norm())
-    assert_close(norm(x), package.reference.rms_norm(x, norm.weight, 0.5))
+    assert_close(norm(x), package.reference.rmsnorm(x, norm.weight, 0.5))
 
 
 # ---- FP8 linears in their several conventions ---------------------------------------------------

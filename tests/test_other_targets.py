@@ -11,7 +11,7 @@ import sys
 import pytest
 from project import ROOT
 
-ROWS = ["test_rms_norm_fp8.py", "test_swiglu_fp8.py"]
+ROWS = ["test_rmsnorm_fp8.py", "test_swiglu_fp8.py"]
 PRODUCTS = ["test_skinny_gemm.py", "test_gemm.py", "test_moe.py"]
 CONFIGS = ["test_gemm_configs.py", "test_moe_configs.py"]  # of the tiles, which gfx90a has not
 

@@ -31,7 +31,7 @@ COMMITS = {1: "1" * 40, 2: "2" * 40}
 
 GET_KERNEL = f"import kernels; package = kernels.get_kernel({REPO_ID!r}, version=1, backend='cpu')"
 # Prints one number that only a working op can give: the sum of a norm of ones is the width.
-USE = "import torch; print(round(package.rms_norm(torch.ones(1, 64), torch.ones(64)).sum().item()))"
+USE = "import torch; print(round(package.rmsnorm(torch.ones(1, 64), torch.ones(64)).sum().item()))"
 
 
 @pytest.fixture(scope="session")
@@ -194,7 +194,7 @@ def test_two_versions_in_one_process(tmp_path, variant, second_version):
         "one, package = load(1), load(2)\n"
         "assert one.functional.ops is not package.functional.ops\n"
         "import torch; x = torch.randn(3, 40); w = torch.randn(40)\n"
-        f"assert torch.equal(one.rms_norm(x, w), package.rms_norm(x, w))\n{USE}"
+        f"assert torch.equal(one.rmsnorm(x, w), package.rmsnorm(x, w))\n{USE}"
     )
     assert run_python(code, HF_HUB_CACHE=str(cache)) == "64"
 

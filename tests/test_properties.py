@@ -33,15 +33,15 @@ def random(rows, columns, dtype, exponent, stride=0):
 
 @SETTINGS
 @given(rows, columns, dtypes, exponents, st.integers(0, 5), st.booleans(), st.booleans())
-def test_rms_norm_equals_the_reference(
+def test_rmsnorm_equals_the_reference(
     package, rows, columns, dtype, exponent, stride, with_residual, grouped
 ):
     x = random(rows, columns, dtype, exponent, stride)
     weight = torch.randn(columns).to(dtype)
     residuals = [x.flip(0).clone() if with_residual else None for _ in range(2)]
     arguments = {"group_size": 128 if grouped else None}
-    actual = package.rms_norm_fp8(x, weight, 1e-6, residuals[0], **arguments)
-    expected = package.reference.rms_norm_fp8(x, weight, 1e-6, residuals[1], **arguments)
+    actual = package.rmsnorm_fp8(x, weight, 1e-6, residuals[0], **arguments)
+    expected = package.reference.rmsnorm_fp8(x, weight, 1e-6, residuals[1], **arguments)
     assert_quantized_close(actual, expected)
     if with_residual:
         assert torch.equal(residuals[0], residuals[1])
@@ -102,10 +102,10 @@ def test_products_keep_the_error_bound(package, device, m, n, k, fp8_dtype):
 def test_out_arguments_give_the_same(package, rows, columns, dtype):
     x, weight = random(rows, columns, dtype, 0), torch.randn(columns).to(dtype)
     out = torch.empty_like(x)
-    assert package.rms_norm(x, weight, out=out) is out
-    assert_close(out, package.rms_norm(x, weight))
+    assert package.rmsnorm(x, weight, out=out) is out
+    assert_close(out, package.rmsnorm(x, weight))
     q, scale = torch.empty_like(x, dtype=torch.float8_e4m3fn), torch.empty(rows, 1)
-    result = package.rms_norm_fp8(x, weight, out=(q, scale))
+    result = package.rmsnorm_fp8(x, weight, out=(q, scale))
     assert result[0] is q and result[1] is scale
-    expected = package.rms_norm_fp8(x, weight)
+    expected = package.rmsnorm_fp8(x, weight)
     assert torch.equal(bits(q), bits(expected[0])) and torch.equal(scale, expected[1])

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("on_the_simulator")
 
 CPU = torch.device("cpu")
 SOURCE = """\
-#include "rms_norm_fp8/rms_norm_fp8_device.h"
+#include "rmsnorm_fp8/rmsnorm_fp8_device.h"
 #include "swiglu_fp8/swiglu_fp8_device.h"
 
 using namespace rocm_kernels;
@@ -45,7 +45,7 @@ void set_output(Args& args, void* out, float* scales, int64_t columns, int group
 extern "C" const char* norm(void* out, float* scales, const void* x, void* residual,
                             const void* weight, int64_t rows, int64_t columns, int group,
                             int compute_units) {
-  RmsNormFp8Args args;
+  RmsnormFp8Args args;
   args.rows = rows;
   args.hidden = columns;
   args.x = x;

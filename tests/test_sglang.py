@@ -86,7 +86,7 @@ def test_its_client_loads_variants_of_one_torch(package, tmp_path):
         "import sys, torch, kernels; from pathlib import Path\n"
         "assert kernels.__version__ == '0.14.1'\n"
         "package = kernels.get_local_kernel(Path(sys.argv[1]) / 'build', backend='cpu')\n"
-        "print(package.rms_norm(torch.ones(1, 64), torch.ones(64)).sum().item())"
+        "print(package.rmsnorm(torch.ones(1, 64), torch.ones(64)).sum().item())"
     )
 
     def load(folder):

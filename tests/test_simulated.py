@@ -16,7 +16,7 @@ def simulated(on_the_simulator):
 
 
 def norm(simulated, x, out, weight, residual=None):
-    simulated.ops.rms_norm_fp8.unchecked(
+    simulated.ops.rmsnorm_fp8.unchecked(
         out, None, x, residual, weight, None, 1e-6, 0, 0.0, False, 0.0, None
     )
 
@@ -83,7 +83,7 @@ def test_scratch_memory_ends_where_the_binding_asked(simulated, short, monkeypat
 
 def test_tensors_of_a_call(simulated):
     out, scales, x, residual, weight = (torch.empty(i + 1) for i in range(5))
-    op = simulated.ops.rms_norm_fp8
+    op = simulated.ops.rmsnorm_fp8
     arguments = (out, scales, x, residual, weight, None, 1e-6, 0, 0.0, False, 0.0, None)
     written, read = op.tensors(arguments)
     assert [len(t) for t in written] == [1, 2] and [len(t) for t in read] == [3, 4, 5]

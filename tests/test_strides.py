@@ -135,8 +135,8 @@ def test_what_cannot_be_folded_is_refused(package, device):
     x, weight = torch.randn(2, 3, 64, device=device), torch.ones(64, device=device)
     apart = torch.randn(3, 2, 64, device=device).transpose(0, 1)
     for call in (
-        lambda: package.rms_norm(x, weight, residual=apart),
-        lambda: package.rms_norm(x, weight, out=apart),
+        lambda: package.rmsnorm(x, weight, residual=apart),
+        lambda: package.rmsnorm(x, weight, out=apart),
         lambda: package.swiglu(torch.cat([x, x], -1), out=apart),
     ):
         with pytest.raises(ValueError, match="is written, so its leading dimensions must fold"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from compare import Guarded, assert_close, assert_quantized_close, bits, strided
-from test_rms_norm_fp8 import FLOATS, MODES, SHAPES, mode_arguments, scales_a_row
+from test_rmsnorm_fp8 import FLOATS, MODES, SHAPES, mode_arguments, scales_a_row
 
 ACTIVATIONS = ["silu", "gelu", "gelu_tanh"]
 FP8_DTYPES = [torch.float8_e4m3fn, torch.float8_e4m3fnuz]

@@ -61,9 +61,9 @@ class Calls:
         for rows, columns in itertools.product(self.rows, (256, 4096, 16384)):
             x, weight = self.random(rows, columns), self.random(columns)
             self.add(
-                "rms_norm_fp8",
+                "rmsnorm_fp8",
                 lambda x=x: (self.empty(*x.shape, dtype=self.fp8), x.new_empty(len(x), 1).float()),
-                lambda out, scales, x=x, weight=weight: self.ops.rms_norm_fp8(
+                lambda out, scales, x=x, weight=weight: self.ops.rmsnorm_fp8(
                     out, scales, x, None, weight, None, 1e-6, 0, 0.0, False
                 ),
             )

@@ -35,7 +35,7 @@ def next_power_of_two(scale):
 QUANTIZING = {
     "quantize_fp8": lambda ops, x, **how: ops.quantize_fp8(x, **how),
     "swiglu_fp8": lambda ops, x, **how: ops.swiglu_fp8(x, x.flip(0), **how),
-    "rms_norm_fp8": lambda ops, x, **how: ops.rms_norm_fp8(x, x[0] + 1, **how),
+    "rmsnorm_fp8": lambda ops, x, **how: ops.rmsnorm_fp8(x, x[0] + 1, **how),
 }
 
 
@@ -228,7 +228,7 @@ GIVEN = "scale_fmt is for scales that are computed, got one that is given"
 WORD = "scale_fmt must be None or 'ue8m0', got 'float'"
 REFUSED = {
     "static": (lambda p: p.quantize_fp8(torch.ones(2, 8), scale=ONE, **UE8M0), GIVEN),
-    "static norm": (lambda p: p.rms_norm_fp8(torch.ones(2, 8), ONE, scale=ONE, **UE8M0), GIVEN),
+    "static norm": (lambda p: p.rmsnorm_fp8(torch.ones(2, 8), ONE, scale=ONE, **UE8M0), GIVEN),
     "static activation": (lambda p: p.swiglu_fp8(torch.ones(2, 8), scale=ONE, **UE8M0), GIVEN),
     "static linear": (
         lambda p: p.fp8_linear(torch.ones(2, 8), fp8(4, 8), ONE, scale_x=ONE, **UE8M0), GIVEN),
@@ -267,7 +267,7 @@ def test_the_ops_refuse_it_without_computed_scales(package):
     with pytest.raises(RuntimeError, match=message):
         ops.swiglu_fp8(torch.empty_like(x), None, x, None, None, "identity", 0, 0.0, True)
     with pytest.raises(RuntimeError, match=message):
-        ops.rms_norm_fp8(fp8(2, 8), None, x, None, x[0], ONE, 1e-6, 0, 0.0, True)
+        ops.rmsnorm_fp8(fp8(2, 8), None, x, None, x[0], ONE, 1e-6, 0, 0.0, True)
 
 
 # ---- Layers

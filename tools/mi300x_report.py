@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BACKENDS = {"rocm": "rocm", "cuda": "cuda", "cpu": "cpu", "simulator": "cpu"}
 # Llama 405B's weights on one of eight GPUs, N,K.
 TUNED_SHAPES = ["2304,16384", "13312,16384", "16384,6656"]
-KERNEL_TESTS = ["rms_norm_fp8", "swiglu_fp8", "skinny_gemm"]
+KERNEL_TESTS = ["rmsnorm_fp8", "swiglu_fp8", "skinny_gemm"]
 TAIL = 20_000  # characters of a step's output that are kept
 
 DEVICE_FACTS = """

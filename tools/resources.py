@@ -1,6 +1,6 @@
 """Compiles every kernel for every AMD target and checks its registers, LDS and scratch.
 
-    python tools/resources.py [--target gfx942 ...] [--kernel rms_norm_fp8 ...] [--all]
+    python tools/resources.py [--target gfx942 ...] [--kernel rmsnorm_fp8 ...] [--all]
 
 The figures are those of the code objects' own metadata, and of the launches that the kernels' own
 configs ask for: LDS given at launch counts. A kernel that uses scratch memory or spills vector

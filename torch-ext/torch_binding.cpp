@@ -8,7 +8,7 @@
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
-      "rms_norm_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor x, Tensor(c!)? residual, "
+      "rmsnorm_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor x, Tensor(c!)? residual, "
       "Tensor weight, Tensor? scale, float eps, int group_size, float scale_ub, bool ue8m0, "
       "float weight_offset=0.0, Tensor? addend=None) -> ()");
   ops.def(
@@ -80,7 +80,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 #else  // ROCm registers under the CUDA key, as torch does.
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
 #endif
-  ops.impl("rms_norm_fp8", TORCH_BOX(&rms_norm_fp8));
+  ops.impl("rmsnorm_fp8", TORCH_BOX(&rmsnorm_fp8));
   ops.impl("swiglu_fp8", TORCH_BOX(&swiglu_fp8));
   ops.impl("skinny_gemm", TORCH_BOX(&skinny_gemm));
   ops.impl("skinny_gemm_with_config", TORCH_BOX(&skinny_gemm_with_config));

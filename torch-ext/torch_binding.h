@@ -14,7 +14,7 @@
 // out: x's dtype (no quantisation) or FP8. With FP8, exactly one of `scale` ([1]: static) and
 // `scales` (written: [rows, 1] when group_size is 0, else [rows, ceil(hidden / group_size)]) is
 // given. ue8m0: those written are powers of two.
-void rms_norm_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> scales,
+void rmsnorm_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> scales,
                   const torch::stable::Tensor& x, std::optional<torch::stable::Tensor> residual,
                   const torch::stable::Tensor& weight, std::optional<torch::stable::Tensor> scale,
                   double eps, int64_t group_size, double scale_ub, bool ue8m0, double weight_offset,

@@ -185,7 +185,7 @@ def row_points(rows: list[int] | None) -> Iterator[Point]:
             "MI300X", f"SwiGLU + FP8, {n} rows", "time, us", time, got * 1e6, _use("swiglu", n)
         )
     weight = _array(COLUMNS, np.float16, random)
-    for n, time in _published("rms_norm_fp8").items():
+    for n, time in _published("rmsnorm_fp8").items():
         if rows and n not in rows:
             continue
         threads = 768 if 16 < n <= 32 else 960 if 64 < n <= 256 else 1024

@@ -51,7 +51,7 @@ def skinny_product(ops, m: int, n: int, k: int):
 def norm(ops, rows: int, columns: int):
     x, residual = (torch.randn(rows, columns).half() for _ in range(2))
     weight, scale = torch.randn(columns).half(), torch.ones(1)
-    return lambda: ops.rms_norm_fp8(x, weight, residual=residual, scale=scale)
+    return lambda: ops.rmsnorm_fp8(x, weight, residual=residual, scale=scale)
 
 
 def swiglu(ops, rows: int, columns: int):

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "../../gemm/gemm.h"
-#include "../../rms_norm_fp8/rms_norm_fp8.h"
+#include "../../rmsnorm_fp8/rmsnorm_fp8.h"
 #include "../../skinny_gemm/skinny_gemm.h"
 #include "../../swiglu_fp8/swiglu_fp8.h"
 
@@ -155,8 +155,8 @@ int64_t any_rows(Input& input, int64_t columns, int64_t largest) {
   return rows < fit ? rows : fit < 1 ? 1 : fit;
 }
 
-void fuzz_rms_norm_fp8(Input& input) {
-  RmsNormFp8Args args;
+void fuzz_rmsnorm_fp8(Input& input) {
+  RmsnormFp8Args args;
   args.hidden = any_columns(input, 5200);
   args.rows = any_rows(input, args.hidden, 70);
   args.x_dtype = any_float(input);
@@ -191,7 +191,7 @@ void fuzz_rms_norm_fp8(Input& input) {
         out.poison();
         residual.fill(seed + 2);
       },
-      [&](const Context& context) { return launch_rms_norm_fp8(args, context); });
+      [&](const Context& context) { return launch_rmsnorm_fp8(args, context); });
 }
 
 void fuzz_swiglu_fp8(Input& input) {
@@ -303,7 +303,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   rocm_kernels::Input input(data, size);
   switch (input.up_to(2)) {
     case 0:
-      rocm_kernels::fuzz_rms_norm_fp8(input);
+      rocm_kernels::fuzz_rmsnorm_fp8(input);
       break;
     case 1:
       rocm_kernels::fuzz_swiglu_fp8(input);

@@ -163,7 +163,7 @@ def fuzz_rmsnorm(case: Case, ops, reference) -> tuple:
     offset = case.random.choice((0.0, 1.0))
 
     def call():
-        ops.rms_norm_fp8(
+        ops.rmsnorm_fp8(
             out, scales, x, residual, weight, scale, eps, group, bound, ue8m0, offset, addend
         )  # fmt: skip
 
@@ -173,11 +173,11 @@ def fuzz_rmsnorm(case: Case, ops, reference) -> tuple:
         options = {"weight_offset": offset, "residual_out": h}
         if out.dtype in FP8:
             quantizing = reference_quantization(copy(scales), copy(scale), group, bound, ue8m0, out)
-            result = reference.rms_norm_fp8(
+            result = reference.rmsnorm_fp8(
                 copy(x), copy(weight), eps, added, **options, **quantizing
             )
         else:
-            result = reference.rms_norm(copy(x), copy(weight), eps, added, **options), None
+            result = reference.rmsnorm(copy(x), copy(weight), eps, added, **options), None
         return [
             (out, result[0]),
             (scales, result[1] if scales is not None else None),

@@ -29,7 +29,7 @@ FOLDER = Path(__file__).resolve().parent
 WORK = ROOT / "build" / "fuzz"
 SOURCES = [
     "tests/fuzz/fuzz_launchers.cpp",
-    "rms_norm_fp8/rms_norm_fp8_cpu.cpp",
+    "rmsnorm_fp8/rmsnorm_fp8_cpu.cpp",
     "swiglu_fp8/swiglu_fp8_cpu.cpp",
     "skinny_gemm/cpu/skinny_gemm.cpp",
     "gemm/cpu/amx.cpp",

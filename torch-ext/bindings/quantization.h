@@ -1,4 +1,4 @@
-// The quantisation arguments that rms_norm_fp8 and swiglu_fp8 have in common.
+// The quantisation arguments that rmsnorm_fp8 and swiglu_fp8 have in common.
 #pragma once
 
 #include "../../common/core/dtype.h"

@@ -14,7 +14,7 @@ MIN_SCALE = torch.finfo(torch.float32).tiny
 SCALE_BLOCK = 128
 
 
-def rms_norm(
+def rmsnorm(
     x: torch.Tensor,
     weight: torch.Tensor,
     eps: float = 1e-6,
@@ -24,10 +24,10 @@ def rms_norm(
     residual_out: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """The sum goes to ``residual_out``, or else to ``residual``, in place."""
-    return _rms_norm(x, weight, eps, residual, weight_offset, residual_out).to(x.dtype)
+    return _rmsnorm(x, weight, eps, residual, weight_offset, residual_out).to(x.dtype)
 
 
-def rms_norm_fp8(
+def rmsnorm_fp8(
     x: torch.Tensor,
     weight: torch.Tensor,
     eps: float = 1e-6,
@@ -42,7 +42,7 @@ def rms_norm_fp8(
     residual_out: Optional[torch.Tensor] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """The sum goes to ``residual_out``, or else to ``residual``, in place."""
-    y = _rms_norm(x, weight, eps, residual, weight_offset, residual_out)
+    y = _rmsnorm(x, weight, eps, residual, weight_offset, residual_out)
     return _quantize(y, scale, group_size, scale_ub, scale_fmt, fp8_dtype)
 
 
@@ -204,7 +204,7 @@ def dequantize(q: torch.Tensor, scale: Optional[torch.Tensor], row_block: int) -
     return values * blocks.repeat_interleave(SCALE_BLOCK, 1)[:, : q.shape[1]]
 
 
-def _rms_norm(
+def _rmsnorm(
     x: torch.Tensor,
     weight: torch.Tensor,
     eps: float,

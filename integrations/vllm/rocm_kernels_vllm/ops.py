@@ -172,7 +172,7 @@ def fused_moe(
     fake=_writes_only,
 )
 def rms_norm_static_fp8_quant(result, input, weight, scale, epsilon):
-    kernels.package().rms_norm_fp8(input, weight, epsilon, scale=scale, out=result)
+    kernels.package().rmsnorm_fp8(input, weight, epsilon, scale=scale, out=result)
 
 
 @_op(
@@ -181,7 +181,7 @@ def rms_norm_static_fp8_quant(result, input, weight, scale, epsilon):
     fake=_writes_only,
 )
 def fused_add_rms_norm_static_fp8_quant(result, input, residual, weight, scale, epsilon):
-    kernels.package().rms_norm_fp8(input, weight, epsilon, residual, scale=scale, out=result)
+    kernels.package().rmsnorm_fp8(input, weight, epsilon, residual, scale=scale, out=result)
 
 
 @_op(
@@ -191,7 +191,7 @@ def fused_add_rms_norm_static_fp8_quant(result, input, residual, weight, scale, 
 )
 def rms_norm_dynamic_per_token_quant(result, input, weight, scale, epsilon, scale_ub, residual):
     _no_bound(scale_ub)
-    kernels.package().rms_norm_fp8(input, weight, epsilon, residual, out=(result, scale))
+    kernels.package().rmsnorm_fp8(input, weight, epsilon, residual, out=(result, scale))
 
 
 @_op(
@@ -205,7 +205,7 @@ def rms_norm_per_block_quant(
 ):
     _no_bound(scale_ub)
     scales = _row_major(scale)
-    kernels.package().rms_norm_fp8(
+    kernels.package().rmsnorm_fp8(
         input, weight, epsilon, residual, group_size=group_size, out=(result, scales)
     )
     _give_back(scale, scales)

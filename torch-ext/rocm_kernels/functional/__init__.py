@@ -1,6 +1,6 @@
 """The functional API: dtypes and output allocation; the ops check and compute.
 
-``rms_norm`` and ``rms_norm_fp8`` are in norm.py, the gated activations in activation.py, products
+``rmsnorm`` and ``rmsnorm_fp8`` are in norm.py, the gated activations in activation.py, products
 and linear layers in product.py, mixtures of experts in moe.py, the products of finegrained FP8
 checkpoints in finegrained.py, quantising and the FP8 dialects in fp8.py. Beside an op's functions
 stand its fake, which has nothing to allocate because everything that an op writes is an argument,
@@ -51,7 +51,7 @@ from .activation import (
 from .finegrained import matmul_2d, matmul_batched, matmul_grouped
 from .fp8 import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, quantize_fp8, to_native_fp8
 from .moe import fused_moe, grouped_gemm, topk_sigmoid, topk_softmax
-from .norm import apply_rms_norm, rms_norm, rms_norm_fp8
+from .norm import apply_rms_norm, rmsnorm, rmsnorm_fp8
 from .product import (
     SKINNY_GEMM_MAX_ROWS,
     fp8_linear,
@@ -82,8 +82,8 @@ __all__ = [
     "multiply",
     "native_fp8_dtype",
     "quantize_fp8",
-    "rms_norm",
-    "rms_norm_fp8",
+    "rmsnorm",
+    "rmsnorm_fp8",
     "silu_and_mul",
     "skinny_gemm",
     "swiglu",

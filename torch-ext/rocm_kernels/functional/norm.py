@@ -16,10 +16,10 @@ from .rows import (
     written_rows,
 )
 
-_rms_norm_fp8 = ops.rms_norm_fp8.default
+_rmsnorm_fp8 = ops.rmsnorm_fp8.default
 
 
-@torch.library.register_fake(add_op_namespace_prefix("rms_norm_fp8"))
+@torch.library.register_fake(add_op_namespace_prefix("rmsnorm_fp8"))
 def _(
     out, scales, x, residual, weight, scale, eps, group_size, scale_ub, ue8m0, weight_offset=0.0,
     addend=None,
@@ -27,7 +27,7 @@ def _(
     return None
 
 
-def rms_norm(
+def rmsnorm(
     x: torch.Tensor,
     weight: torch.Tensor,
     eps: float = 1e-6,
@@ -57,12 +57,12 @@ def rms_norm(
     try:
         if needs_gradient(x, weight, residual, residual_out, out):
             refuse_gradient(
-                "rms_norm", x=x, weight=weight, residual=residual, residual_out=residual_out,
+                "rmsnorm", x=x, weight=weight, residual=residual, residual_out=residual_out,
                 out=out,
             )  # fmt: skip
         result = empty_rows_like(x, x.dtype) if out is None else out
         h, addend = _sum_and_addend(residual, residual_out)
-        _rms_norm_fp8(
+        _rmsnorm_fp8(
             written_rows(result, "out"), None, input_rows(x), h, input_vector(weight), None, eps,
             0, 0.0, False, weight_offset, addend,
         )  # fmt: skip
@@ -75,11 +75,11 @@ def rms_norm(
 
 
 def apply_rms_norm(input: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """:func:`rms_norm` by the name and arguments of the Hub's ``rmsnorm`` package."""
-    return rms_norm(input, weight, eps)
+    """:func:`rmsnorm` by the name and arguments of the Hub's ``rmsnorm`` package."""
+    return rmsnorm(input, weight, eps)
 
 
-def rms_norm_fp8(
+def rmsnorm_fp8(
     x: torch.Tensor,
     weight: torch.Tensor,
     eps: float = 1e-6,
@@ -94,19 +94,19 @@ def rms_norm_fp8(
     residual_out: Optional[torch.Tensor] = None,
     out: QuantizedOut = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """:func:`rms_norm` whose float32 result is quantised in the same pass over memory.
+    """:func:`rmsnorm` whose float32 result is quantised in the same pass over memory.
 
-    Args as :func:`rms_norm` and the module's text; returns ``(q, scale)``.
+    Args as :func:`rmsnorm` and the module's text; returns ``(q, scale)``.
     """
     try:
         if needs_gradient(x, weight, residual, scale, residual_out, *written_pair(out)):
             refuse_gradient(
-                "rms_norm_fp8", x=x, weight=weight, residual=residual, scale=scale,
+                "rmsnorm_fp8", x=x, weight=weight, residual=residual, scale=scale,
                 residual_out=residual_out, out=out,
             )  # fmt: skip
         q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, out)
         h, addend = _sum_and_addend(residual, residual_out)
-        _rms_norm_fp8(
+        _rmsnorm_fp8(
             written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x), h,
             input_vector(weight), scale, eps, group_size or 0, scale_ub or 0.0,
             scale_fmt is not None and is_ue8m0(scale_fmt, scale), weight_offset, addend,

@@ -5,7 +5,7 @@ from typing import Optional, Tuple
 import torch
 from torch import nn
 
-from ..functional import rms_norm, rms_norm_fp8
+from ..functional import rmsnorm, rmsnorm_fp8
 from ..functional.norm import add_residual
 from ..functional.rows import empty_rows_like
 from ..models.hooks import is_unseen
@@ -42,7 +42,7 @@ def norm_rows(x: torch.Tensor, norm: Optional[nn.Module]) -> torch.Tensor:
     """``norm(x)``, or x itself without a norm."""
     if norm is None:
         return x
-    return rms_norm(x, _weight_for(x, norm), eps_of(norm), weight_offset=weight_offset_of(norm))
+    return rmsnorm(x, _weight_for(x, norm), eps_of(norm), weight_offset=weight_offset_of(norm))
 
 
 def norm_sum(
@@ -53,7 +53,7 @@ def norm_sum(
         h = add_residual(x, residual)
         return h, h
     h = empty_rows_like(x, x.dtype)
-    normed = rms_norm(
+    normed = rmsnorm(
         x, _weight_for(x, norm), eps_of(norm), residual, residual_out=h,
         weight_offset=weight_offset_of(norm),
     )  # fmt: skip
@@ -64,7 +64,7 @@ def norm_linear(x: torch.Tensor, norm: Optional[nn.Module], fp8: nn.Module) -> t
     """``fp8(norm_rows(x, norm))``."""
     if _quantizes_apart(norm, fp8):
         return fp8(norm_rows(x, norm))
-    q, scale = rms_norm_fp8(
+    q, scale = rmsnorm_fp8(
         x, _weight_for(x, norm), eps_of(norm), weight_offset=weight_offset_of(norm),
         **quantization(fp8),
     )  # fmt: skip
@@ -79,7 +79,7 @@ def norm_sum_linear(
         h, normed = norm_sum(x, residual, norm)
         return h, fp8(normed)
     h = empty_rows_like(x, x.dtype)
-    q, scale = rms_norm_fp8(
+    q, scale = rmsnorm_fp8(
         x, _weight_for(x, norm), eps_of(norm), residual, residual_out=h,
         weight_offset=weight_offset_of(norm), **quantization(fp8),
     )  # fmt: skip

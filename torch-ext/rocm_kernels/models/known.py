@@ -11,7 +11,7 @@ from .families import BY_DECODER, BY_MLP, Family
 from .fuse import why_not_fused
 from .hooks import is_hooked, is_layer, is_wrapped
 from .linear import FP8Linear, FP8LinearPart
-from .norms import computes_rms_norm, formula_of
+from .norms import computes_rmsnorm, formula_of
 
 
 class _Condition(NamedTuple):
@@ -93,7 +93,7 @@ def make_modules_known(model: nn.Module) -> None:
             # transformers does so too, but only beside the kernels that it was made for, and by
             # names of which the next may be new.
             module.known_as = KnownAs(
-                type(module), "RMSNorm", computes_rms_norm, alike=["RMSNormZeroCentered"]
+                type(module), "RMSNorm", computes_rmsnorm, alike=["RMSNormZeroCentered"]
             )
 
 
@@ -212,7 +212,7 @@ def _require_fused_decoder_layer(module: nn.Module, family: Family) -> None:
         raise Differs("is not what quantize_model_ has seen")
     for name in family.norms:
         norm = getattr(module, name)
-        if not computes_rms_norm(norm):
+        if not computes_rmsnorm(norm):
             raise Differs(f"its {name} is a {type(norm).__name__}, which computes no RMSNorm")
     attention = getattr(module, family.attention)
     why = why_not_fused(attention, family.qkv)

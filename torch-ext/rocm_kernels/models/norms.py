@@ -6,7 +6,7 @@ from typing import Dict, NamedTuple, Optional
 import torch
 from torch import nn
 
-from ..reference import rms_norm
+from ..reference import rmsnorm
 from .hooks import is_wrapped
 
 
@@ -52,7 +52,7 @@ def formula_of(norm: nn.Module) -> Optional[NormFormula]:
             with torch.no_grad():
                 computed = type(norm).forward(probe, x)
             for offset in (0.0, 1.0):
-                expected = rms_norm(x, probe.weight, eps, weight_offset=offset)
+                expected = rmsnorm(x, probe.weight, eps, weight_offset=offset)
                 if torch.allclose(computed, expected, 1e-4, 1e-5):
                     return NormFormula(offset, name)
         except Exception:  # it takes something else: the report names it
@@ -60,7 +60,7 @@ def formula_of(norm: nn.Module) -> Optional[NormFormula]:
     return None
 
 
-def computes_rms_norm(norm: nn.Module) -> bool:
+def computes_rmsnorm(norm: nn.Module) -> bool:
     """Whether a norm's own forward is still what ``quantize_model_`` has seen."""
     formula = getattr(norm, "kernel_norm", None)
     return formula is not None and formula == formula_of(norm) and not is_wrapped(norm)

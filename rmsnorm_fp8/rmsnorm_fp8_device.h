@@ -1,4 +1,4 @@
-// Device code and launcher of rms_norm_fp8 for both GPU families; see rms_norm_fp8.h for the maths.
+// Device code and launcher of rmsnorm_fp8 for both GPU families; see rmsnorm_fp8.h for the maths.
 //
 // The kernel reads four bytes and writes three for each 16-bit element and does about nine
 // instructions on it: memory decides. So every byte is touched once. A team of threads holds its
@@ -10,13 +10,13 @@
 
 #include "../common/gpu/math.h"
 #include "../common/gpu/row_launch.h"
-#include "rms_norm_fp8.h"
+#include "rmsnorm_fp8.h"
 
 namespace rocm_kernels {
 namespace {
 
 template <typename T>
-struct RmsNormParams {
+struct RmsnormParams {
   int32_t rows;
   const T* x;          // [rows, hidden]
   T* residual;         // [rows, hidden] or nullptr; written
@@ -83,7 +83,7 @@ constexpr bool kOneRow =
 // Rows that fit in the registers of a team. Grid: any number of blocks; a block a row if kOneRow.
 template <typename T, typename Team>
 __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentThreads)
-    rms_norm_fp8_kernel(const RmsNormParams<T> p) {
+    rmsnorm_fp8_kernel(const RmsnormParams<T> p) {
   begin_after_previous_kernel();
   constexpr int kVectors = Team::kVectors;
   constexpr int kCount = kVectorElements<T>;
@@ -198,7 +198,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
 // later passes, mostly from cache.
 template <typename T, int kTeam>
 __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
-    rms_norm_fp8_any_kernel(const RmsNormParams<T> p) {
+    rmsnorm_fp8_any_kernel(const RmsnormParams<T> p) {
   begin_after_previous_kernel();
   constexpr int kCount = kVectorElements<T>;
   __shared__ TeamScratch scratch;
@@ -273,9 +273,9 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
 // ---- Launcher ---------------------------------------------------------------------------------
 
 template <typename T>
-Status launch_typed(const RmsNormFp8Args& args, const DeviceFacts& facts, Stream stream) {
+Status launch_typed(const RmsnormFp8Args& args, const DeviceFacts& facts, Stream stream) {
   constexpr int kCount = kVectorElements<T>;
-  RmsNormParams<T> p{};
+  RmsnormParams<T> p{};
   p.rows = static_cast<int32_t>(args.rows);
   p.x = static_cast<const T*>(args.x);
   p.residual = static_cast<T*>(args.residual);
@@ -304,16 +304,16 @@ Status launch_typed(const RmsNormFp8Args& args, const DeviceFacts& facts, Stream
   const auto launch_held = [&](auto team) {
     using Team = decltype(team);
     status =
-        launch_team<Team, kOneRow<Team>>(rms_norm_fp8_kernel<T, Team>, args.rows, p, facts, stream);
+        launch_team<Team, kOneRow<Team>>(rmsnorm_fp8_kernel<T, Team>, args.rows, p, facts, stream);
   };
   if (whole && with_row_team(vectors, args.rows, facts, launch_held)) return status;
-  return launch_any_row(rms_norm_fp8_any_kernel<T, 256>, rms_norm_fp8_any_kernel<T, 1024>, vectors,
+  return launch_any_row(rmsnorm_fp8_any_kernel<T, 256>, rmsnorm_fp8_any_kernel<T, 1024>, vectors,
                         args.rows, p, facts, stream);
 }
 
 }  // namespace
 
-Status launch_rms_norm_fp8(const RmsNormFp8Args& args, const Context& context) {
+Status launch_rmsnorm_fp8(const RmsnormFp8Args& args, const Context& context) {
   const auto launch = [&](auto element, const DeviceFacts& facts, Stream stream) {
     return launch_typed<decltype(element)>(args, facts, stream);
   };

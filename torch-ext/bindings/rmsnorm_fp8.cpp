@@ -1,4 +1,4 @@
-#include "../../rms_norm_fp8/rms_norm_fp8.h"
+#include "../../rmsnorm_fp8/rmsnorm_fp8.h"
 
 #include "../torch_binding.h"
 #include "checks.h"
@@ -7,11 +7,11 @@
 
 using namespace rocm_kernels;
 
-void rms_norm_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& x,
+void rmsnorm_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& x,
                   std::optional<Tensor> residual, const Tensor& weight, std::optional<Tensor> scale,
                   double eps, int64_t group_size, double scale_ub, bool ue8m0, double weight_offset,
                   std::optional<Tensor> addend) {
-  RmsNormFp8Args args;
+  RmsnormFp8Args args;
   require_matrix(x, "x");
   args.rows = x.size(0);
   args.hidden = x.size(1);
@@ -76,6 +76,6 @@ void rms_norm_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& x,
   args.group_size = static_cast<int32_t>(group_size);
   args.ue8m0 = ue8m0;
   check_status(
-      with_context(x, [&](const Context& context) { return launch_rms_norm_fp8(args, context); }),
-      "rms_norm_fp8");
+      with_context(x, [&](const Context& context) { return launch_rmsnorm_fp8(args, context); }),
+      "rmsnorm_fp8");
 }

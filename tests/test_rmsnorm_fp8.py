@@ -1,4 +1,4 @@
-"""rms_norm and rms_norm_fp8 against the reference, on every backend of --device."""
+"""rmsnorm and rmsnorm_fp8 against the reference, on every backend of --device."""
 
 import pytest
 import torch
@@ -47,8 +47,8 @@ def reference(package):
 def test_unquantized(backend, reference, shape, dtype, with_residual):
     x, residual, weight = make_inputs(*shape, dtype, backend.device)
     expected_residual, actual_residual = residual.clone(), residual.clone()
-    expected = reference.rms_norm(x, weight, 1e-5, expected_residual if with_residual else None)
-    actual = backend.ops.rms_norm(x, weight, 1e-5, actual_residual if with_residual else None)
+    expected = reference.rmsnorm(x, weight, 1e-5, expected_residual if with_residual else None)
+    actual = backend.ops.rmsnorm(x, weight, 1e-5, actual_residual if with_residual else None)
     assert_close(actual, expected)
     assert torch.equal(actual_residual, expected_residual)
 
@@ -62,8 +62,8 @@ def test_quantized(backend, reference, shape, dtype, mode, fp8_dtype):
     x, residual, weight = make_inputs(*shape, dtype, backend.device)
     arguments = {**mode_arguments(mode, backend.device), "fp8_dtype": fp8_dtype}
     expected_residual, actual_residual = residual.clone(), residual.clone()
-    expected = reference.rms_norm_fp8(x, weight, 1e-6, expected_residual, **arguments)
-    actual = backend.ops.rms_norm_fp8(x, weight, 1e-6, actual_residual, **arguments)
+    expected = reference.rmsnorm_fp8(x, weight, 1e-6, expected_residual, **arguments)
+    actual = backend.ops.rmsnorm_fp8(x, weight, 1e-6, actual_residual, **arguments)
     assert_quantized_close(actual, expected)
     assert torch.equal(actual_residual, expected_residual)
 
@@ -71,7 +71,7 @@ def test_quantized(backend, reference, shape, dtype, mode, fp8_dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_float32_weight(backend, reference, dtype):
     x, _, weight = make_inputs(4, 770, dtype, backend.device, weight_dtype=torch.float32)
-    assert_close(backend.ops.rms_norm(x, weight), reference.rms_norm(x, weight))
+    assert_close(backend.ops.rmsnorm(x, weight), reference.rmsnorm(x, weight))
 
 
 @pytest.mark.parametrize("mode", [None, *MODES])
@@ -83,15 +83,15 @@ def test_weight_offset(backend, reference, shape, dtype, weight_dtype, mode):
     x, _, _ = make_inputs(*shape, dtype, backend.device)
     weight = (torch.randn(shape[1], device=backend.device) / 64).to(weight_dtype or dtype)
     if mode is None:
-        actual = backend.ops.rms_norm(x, weight, 1e-5, weight_offset=1.0)
+        actual = backend.ops.rmsnorm(x, weight, 1e-5, weight_offset=1.0)
         h = x.double()
         normed = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-5)
         assert_close(actual, (normed * (1 + weight.double())).to(dtype))
         return
     arguments = {**mode_arguments(mode, backend.device), "fp8_dtype": backend.fp8_dtype}
-    actual = backend.ops.rms_norm_fp8(x, weight, 1e-5, weight_offset=1.0, **arguments)
+    actual = backend.ops.rmsnorm_fp8(x, weight, 1e-5, weight_offset=1.0, **arguments)
     weight = weight.float() + 1
-    expected = reference.rms_norm_fp8(x, weight, 1e-5, **arguments)
+    expected = reference.rmsnorm_fp8(x, weight, 1e-5, **arguments)
     assert_quantized_close(actual, expected)
 
 
@@ -103,7 +103,7 @@ def test_the_sum_goes_to_residual_out(backend, shape, dtype, quantizes):
     x, residual, weight = make_inputs(*shape, dtype, backend.device)
     in_place, before = residual.clone(), residual.clone()
     h = Guarded(*shape, dtype, backend.device)
-    op = backend.ops.rms_norm_fp8 if quantizes else backend.ops.rms_norm
+    op = backend.ops.rmsnorm_fp8 if quantizes else backend.ops.rmsnorm
     expected = op(x, weight, 1e-5, in_place)
     actual = op(x, weight, 1e-5, residual, residual_out=h.view)
     assert torch.equal(residual, before)
@@ -119,9 +119,9 @@ def test_the_sum_goes_to_residual_out(backend, shape, dtype, quantizes):
 def test_leading_dimensions(backend, reference, shape):
     x = torch.randn(2, *shape, dtype=torch.bfloat16, device=backend.device)
     weight = torch.randn(shape[-1], dtype=torch.bfloat16, device=backend.device)
-    q, scale = backend.ops.rms_norm_fp8(x, weight)
+    q, scale = backend.ops.rmsnorm_fp8(x, weight)
     assert q.shape == x.shape and scale.shape == (2, shape[0], 1)
-    assert_quantized_close((q, scale), reference.rms_norm_fp8(x, weight, fp8_dtype=q.dtype))
+    assert_quantized_close((q, scale), reference.rmsnorm_fp8(x, weight, fp8_dtype=q.dtype))
 
 
 @pytest.mark.not_on("reference")  # it allocates its outputs
@@ -142,13 +142,13 @@ def test_writes_only_its_outputs(backend, hidden, mode):
         arguments["out"] = out.view
     copy = residual.view.clone()
     x_before = x.clone()
-    backend.ops.rms_norm_fp8(x, weight, residual=residual.view, **arguments)
+    backend.ops.rmsnorm_fp8(x, weight, residual=residual.view, **arguments)
     out.assert_guards_intact()
     residual.assert_guards_intact()
     assert (scales[0] == 7).all() and (scales[-1] == 7).all()
     assert torch.equal(x, x_before)
     arguments.pop("out")
-    expected = backend.ops.rms_norm_fp8(x, weight, residual=copy, **arguments)
+    expected = backend.ops.rmsnorm_fp8(x, weight, residual=copy, **arguments)
     assert torch.equal(bits(out.view), bits(expected[0]))
 
 
@@ -161,18 +161,18 @@ def test_not_finite_and_zero_rows(backend, reference):
     weight = torch.randn(600, device=backend.device)
     for dtype in FLOATS:
         args = x.to(dtype), weight.to(dtype)
-        assert_close(backend.ops.rms_norm(*args), reference.rms_norm(*args))
+        assert_close(backend.ops.rmsnorm(*args), reference.rmsnorm(*args))
         for arguments in ({}, {"group_size": 128}, {"scale": torch.ones(1, device=backend.device)}):
             arguments["fp8_dtype"] = backend.fp8_dtype
-            actual = backend.ops.rms_norm_fp8(*args, **arguments)
-            assert_quantized_close(actual, reference.rms_norm_fp8(*args, **arguments))
+            actual = backend.ops.rmsnorm_fp8(*args, **arguments)
+            assert_quantized_close(actual, reference.rmsnorm_fp8(*args, **arguments))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9])
 def test_a_row_does_not_depend_on_the_others(backend, rows):
     x, residual, weight = make_inputs(64, 2050, torch.bfloat16, backend.device)
-    whole, _ = backend.ops.rms_norm_fp8(x, weight, residual=residual.clone())
-    part, scale = backend.ops.rms_norm_fp8(x[:rows], weight, residual=residual[:rows].clone())
+    whole, _ = backend.ops.rmsnorm_fp8(x, weight, residual=residual.clone())
+    part, scale = backend.ops.rmsnorm_fp8(x[:rows], weight, residual=residual[:rows].clone())
     assert part.shape == (rows, 2050) and scale.shape == (rows, 1)
     assert torch.equal(bits(part), bits(whole[:rows]))
 
@@ -180,13 +180,13 @@ def test_a_row_does_not_depend_on_the_others(backend, rows):
 @pytest.mark.parametrize("hidden", [16384, 16389])
 def test_same_bits_every_run(backend, hidden):
     x, residual, weight = make_inputs(17, hidden, torch.float16, backend.device)
-    runs = [backend.ops.rms_norm_fp8(x, weight, residual=residual.clone()) for _ in range(3)]
+    runs = [backend.ops.rmsnorm_fp8(x, weight, residual=residual.clone()) for _ in range(3)]
     for q, scale in runs[1:]:
         assert torch.equal(bits(q), bits(runs[0][0])) and torch.equal(scale, runs[0][1])
 
 
 def test_empty_rows(backend):
     x = torch.empty(3, 0, device=backend.device)
-    assert backend.ops.rms_norm(x, x[0]).shape == (3, 0)
-    q, scale = backend.ops.rms_norm_fp8(x, x[0])
+    assert backend.ops.rmsnorm(x, x[0]).shape == (3, 0)
+    q, scale = backend.ops.rmsnorm_fp8(x, x[0])
     assert q.shape == (3, 0) and (scale == torch.finfo(torch.float32).tiny).all()

@@ -1,4 +1,4 @@
-// The rows of rms_norm_fp8 on a CPU; compiled once for each instruction set (common/cpu/isa.h).
+// The rows of rmsnorm_fp8 on a CPU; compiled once for each instruction set (common/cpu/isa.h).
 //
 // A row is read from memory once. Its first pass adds the residual, writes h back and sums h^2;
 // the later ones find h, two bytes a column, in the first or second level cache: h is the
@@ -97,7 +97,7 @@ void write(const NormalisedRow<X, W>& y, float inverse_scale, Out* out, int64_t 
 }
 
 template <class X, class W, class Out>
-void normalise_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
+void normalise_rows(const RmsnormFp8Args& args, int64_t begin, int64_t end) {
   const DynamicScale scale_for{fp8_max(args.out_dtype), args.scale_ub,
                                ScaleRounding::of(args.ue8m0)};
   const int64_t hidden = args.hidden;
@@ -137,7 +137,7 @@ void normalise_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
 }
 
 template <class X, class W>
-void normalise_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
+void normalise_rows(const RmsnormFp8Args& args, int64_t begin, int64_t end) {
   switch (args.out_dtype) {
     case DType::kFloat8E4M3FN:
       return normalise_rows<X, W, Float8E4M3<false>>(args, begin, end);
@@ -148,7 +148,7 @@ void normalise_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
   }
 }
 
-inline void rms_norm_fp8_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
+inline void rmsnorm_fp8_rows(const RmsnormFp8Args& args, int64_t begin, int64_t end) {
   const bool float_weight = args.weight_dtype == DType::kFloat32;
   if (args.x_dtype == DType::kFloat32) return normalise_rows<float, float>(args, begin, end);
   if (args.x_dtype == DType::kFloat16) {

@@ -5,8 +5,8 @@
 //   out[r, c] = y                                 Scaling::kNone: rounded once to x's type
 //             = fp8(y / scale)                    otherwise; scale as `Scaling` says
 //
-// Each backend defines launch_rms_norm_fp8 once: rms_norm_fp8.hip, rms_norm_fp8.cu,
-// rms_norm_fp8_cpu.cpp.
+// Each backend defines launch_rmsnorm_fp8 once: rmsnorm_fp8.hip, rmsnorm_fp8.cu,
+// rmsnorm_fp8_cpu.cpp.
 #pragma once
 
 #include "../common/core/context.h"
@@ -14,7 +14,7 @@
 
 namespace rocm_kernels {
 
-struct RmsNormFp8Args {
+struct RmsnormFp8Args {
   int64_t rows = 0;
   int64_t hidden = 0;
 
@@ -47,6 +47,6 @@ struct RmsNormFp8Args {
 
 // Caller's duty: rows > 0, hidden > 0, dtypes and scaling consistent as above, rows do not overlap.
 // Any hidden size, stride and element alignment is served; 16-byte aligned rows are quickest.
-Status launch_rms_norm_fp8(const RmsNormFp8Args& args, const Context& context);
+Status launch_rmsnorm_fp8(const RmsnormFp8Args& args, const Context& context);
 
 }  // namespace rocm_kernels
