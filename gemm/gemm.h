@@ -1,46 +1,9 @@
-// Matrix product: out[m, n] = sum_k(a[m, k] * w[n, k] * scale_a * scale_w) + bias[n], and the
-// arguments that every product of the package takes.
-//
-// float32 accumulation, one rounding at the end. w is row-major [N, K], as checkpoints hold it.
-// Operands: FP8 x FP8 (one dialect), 16-bit x the same 16-bit type, or 16-bit a with FP8 w.
+// Matrix product of any number of rows. ../blocks/product/args.h has the maths and the arguments.
 #pragma once
 
-#include "../common/core/context.h"
-#include "../common/core/dtype.h"
-#include "../common/core/scale_view.h"
+#include "../blocks/product/args.h"
 
 namespace rocm_kernels {
-
-struct GemmArgs {
-  int64_t m = 0, n = 0, k = 0;
-
-  const void* a = nullptr;  // [M, K], a_dtype
-  int64_t a_stride = 0;     // elements between rows, as all strides here
-  const void* w = nullptr;  // [N, K], w_dtype
-  int64_t w_stride = 0;
-  void* out = nullptr;  // [M, N], out_dtype; need not be zeroed
-  int64_t out_stride = 0;
-  const void* bias = nullptr;  // [N], bias_dtype, contiguous; nullptr: none
-
-  ScaleView scale_a;
-  ScaleView scale_w;
-
-  DType a_dtype = DType::kFloat8E4M3FN;
-  DType w_dtype = DType::kFloat8E4M3FN;
-  DType out_dtype = DType::kBFloat16;   // float32, float16 or bfloat16
-  DType bias_dtype = DType::kBFloat16;  // out_dtype or float32
-
-  // Scratch of at least <op>_workspace_bytes(args), 256-byte aligned, contents undefined.
-  void* workspace = nullptr;
-
-  // Which kernel, and how the work is cut: a text that visit_<op>_configs() gives. nullptr: the
-  // backend chooses.
-  const char* config = nullptr;
-};
-
-inline bool is_block_scaled(const GemmArgs& args) {
-  return args.scale_a.is_blocked() || args.scale_w.is_blocked();
-}
 
 // Tuned configs of gemm are for classes of M, each named by its last row: a power of two, beyond
 // which, up to twice, a product has a similar number of tiles. The last class has no end.
@@ -49,15 +12,6 @@ constexpr int64_t last_row_of_gemm_class(int64_t m) {
   int64_t last = 1;
   while (last < m && last < kLastGemmClass) last *= 2;
   return last;
-}
-
-// The product of rows [begin, end) of a.
-inline GemmArgs rows_of(GemmArgs args, int64_t begin, int64_t end) {
-  args.m = end - begin;
-  args.a = static_cast<const char*>(args.a) + begin * args.a_stride * size_of(args.a_dtype);
-  args.out = static_cast<char*>(args.out) + begin * args.out_stride * size_of(args.out_dtype);
-  args.scale_a.data += begin * args.scale_a.row_stride;  // 0 where there is one scale, or none
-  return args;
 }
 
 // Bytes of scratch that launch_gemm needs for these sizes; pointers in args are not read.

@@ -3,7 +3,7 @@
 // include it too.
 #pragma once
 
-#include "../gemm/config_fields.h"
+#include "../blocks/product/config_fields.h"
 #include "grouped_gemm.h"
 
 namespace rocm_kernels {

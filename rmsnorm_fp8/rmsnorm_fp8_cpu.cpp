@@ -1,11 +1,11 @@
 // rmsnorm_fp8 on the CPU: a thread takes whole rows. The arithmetic is in rmsnorm_fp8_cpu_body.h,
 // the reasons and the measurements in docs/kernels/rmsnorm_fp8.md.
+#include "../blocks/rows/cpu/scale.h"
 #include "../common/core/fp8.h"
 #include "../common/core/half.h"
 #include "../common/core/math.h"
 #include "../common/cpu/isa.h"
 #include "../common/cpu/parallel.h"
-#include "../common/cpu/scale.h"
 #include "rmsnorm_fp8.h"
 
 #define ROCM_KERNELS_CPU_BODY "../../rmsnorm_fp8/rmsnorm_fp8_cpu_body.h"

@@ -5,7 +5,7 @@
 // residual's row, or x's own without one, so there is no buffer. y = (h * rstd) * weight is cheaper
 // to compute again for each pass than to keep.
 
-#include "../common/cpu/block.h"
+#include "../blocks/rows/cpu/block.h"
 
 // Columns whose squares are summed in float32, 64 in each lane; these sums are added in float64. So
 // the error does not grow with the hidden size.

@@ -8,8 +8,8 @@
 // time. Blocks stay for many rows, with the weight in registers.
 #pragma once
 
+#include "../blocks/rows/gpu/row_launch.h"
 #include "../common/gpu/math.h"
-#include "../common/gpu/row_launch.h"
 #include "rmsnorm_fp8.h"
 
 namespace rocm_kernels {

@@ -9,7 +9,7 @@
 // cpu/skinny_gemm.cpp.
 #pragma once
 
-#include "../gemm/gemm.h"
+#include "../blocks/product/args.h"
 
 namespace rocm_kernels {
 

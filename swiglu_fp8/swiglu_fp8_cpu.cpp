@@ -1,12 +1,12 @@
 // swiglu_fp8 on the CPU: a thread takes pieces of rows, so that a single long row keeps several of
 // them busy; only a per-token scale needs whole rows. The arithmetic is in
 // swiglu_fp8_cpu_body.h, the reasons and the measurements in docs/kernels/swiglu_fp8.md.
+#include "../blocks/rows/cpu/scale.h"
 #include "../common/core/fp8.h"
 #include "../common/core/half.h"
 #include "../common/core/math.h"
 #include "../common/cpu/isa.h"
 #include "../common/cpu/parallel.h"
-#include "../common/cpu/scale.h"
 #include "swiglu_fp8.h"
 
 namespace rocm_kernels {

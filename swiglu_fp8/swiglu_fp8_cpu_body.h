@@ -5,7 +5,7 @@
 // the amax of all its columns first, so their y are kept, up to kKeptColumns of them; the tiles of
 // a row that is longer than that are computed twice.
 
-#include "../common/cpu/activation.h"
+#include "../blocks/rows/cpu/activation.h"
 
 constexpr int64_t kTileColumns = 1024;
 constexpr int64_t kKeptColumns = 16 * kTileColumns;

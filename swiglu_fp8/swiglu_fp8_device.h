@@ -9,8 +9,8 @@
 // as in rmsnorm_fp8.
 #pragma once
 
-#include "../common/gpu/activation.h"
-#include "../common/gpu/row_launch.h"
+#include "../blocks/rows/gpu/activation.h"
+#include "../blocks/rows/gpu/row_launch.h"
 #include "swiglu_fp8.h"
 
 namespace rocm_kernels {

@@ -1,5 +1,5 @@
-"""Parts of the kernels on the host: the warps that widen weights for wgmma (gemm/cuda/widen.cuh),
-the scales of blocks (gemm/cuda/block_scales.cuh), the orders of experts' tiles (moe/gpu/order.h).
+"""Parts of the kernels on the host: the warps that widen weights for wgmma (blocks/product/cuda/widen.cuh),
+the scales of blocks (blocks/product/cuda/block_scales.cuh), the orders of experts' tiles (moe/gpu/order.h).
 
 A thread stands for each of the block's, and barriers have mbarrier's phases (tests/emulated): every
 code of FP8 and MXFP4, scales at odd places, stages that come round in any order. On a GPU

@@ -10,7 +10,7 @@ from project import ROOT
 pytestmark = pytest.mark.not_on("reference")
 
 CONFIG_FILES = {
-    "gemm": ["gemm/cdna/config.h", "gemm/cuda/config.h"],
+    "gemm": ["gemm/cdna/config.h", "blocks/product/cuda/config.h"],
     "skinny_gemm": ["skinny_gemm/cdna/config.h", "skinny_gemm/cuda/config.h"],
     "fused_moe": ["moe/config.h"],
     "grouped_gemm": ["moe/config.h"],

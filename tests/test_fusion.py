@@ -7,9 +7,9 @@ import pytest
 from project import ROOT
 
 KERNEL = """\
-#include "{root}/common/gpu/quantize.h"
-#include "{root}/gemm/cdna/epilogue.h"
-#include "{root}/gemm/cdna/tile_loader.h"
+#include "{root}/blocks/rows/gpu/quantize.h"
+#include "{root}/blocks/product/cdna/epilogue.h"
+#include "{root}/blocks/product/cdna/tile_loader.h"
 
 namespace rocm_kernels::cdna {{
 __global__ void __launch_bounds__(512)

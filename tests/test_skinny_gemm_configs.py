@@ -291,7 +291,7 @@ def test_loops_keep_loads_in_flight(tmp_path, target):
     """A wait for everything inside a K loop would empty the pipeline once an iteration.
 
     It comes back easily: the compiler puts it there when a request and the last use of the
-    registers that it fills overlap (keep_order in gemm/cdna/tile_loader.h).
+    registers that it fills overlap (keep_order in blocks/product/cdna/tile_loader.h).
     """
     import rocm
 

@@ -15,10 +15,10 @@
 // `scales` (written: [rows, 1] when group_size is 0, else [rows, ceil(hidden / group_size)]) is
 // given. ue8m0: those written are powers of two.
 void rmsnorm_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> scales,
-                  const torch::stable::Tensor& x, std::optional<torch::stable::Tensor> residual,
-                  const torch::stable::Tensor& weight, std::optional<torch::stable::Tensor> scale,
-                  double eps, int64_t group_size, double scale_ub, bool ue8m0, double weight_offset,
-                  std::optional<torch::stable::Tensor> addend);
+                 const torch::stable::Tensor& x, std::optional<torch::stable::Tensor> residual,
+                 const torch::stable::Tensor& weight, std::optional<torch::stable::Tensor> scale,
+                 double eps, int64_t group_size, double scale_ub, bool ue8m0, double weight_offset,
+                 std::optional<torch::stable::Tensor> addend);
 
 // As above. Without `up` the activation alone; with activation "identity" plain quantisation.
 void swiglu_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> scales,

@@ -2,9 +2,9 @@
 // it asks of the device. No HIP header: tests and tools include it too.
 #pragma once
 
-#include "../schedule.h"
-#include "problem.h"
-#include "shape.h"
+#include "../../blocks/product/cdna/problem.h"
+#include "../../blocks/product/cdna/shape.h"
+#include "../../blocks/product/schedule.h"
 #include "tiles.h"
 
 namespace rocm_kernels::cdna {

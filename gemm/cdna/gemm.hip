@@ -1,9 +1,9 @@
 // AMD backend of gemm: the kernel, checks, the choice of a config, the launch.
-#include "../../common/cdna/partial_sums.h"
+#include "../../blocks/product/cdna/main_loop.h"
+#include "../../blocks/product/cdna/partial_sums.h"
+#include "../../blocks/product/cdna/portable.h"
+#include "../../blocks/product/cdna/target.h"
 #include "choose.h"
-#include "main_loop.h"
-#include "portable.h"
-#include "target.h"
 #include "tile_epilogue.h"
 
 namespace rocm_kernels {

@@ -3,10 +3,10 @@
 // Every sum is taken in a fixed order.
 #pragma once
 
-#include "../../common/cdna/partial_sums.h"
+#include "../../blocks/product/cdna/mma_line.h"
+#include "../../blocks/product/cdna/partial_sums.h"
+#include "../../blocks/product/cdna/store.h"
 #include "../../common/cdna/sync.h"
-#include "mma_line.h"
-#include "store.h"
 
 namespace rocm_kernels::cdna {
 

@@ -1,32 +1,12 @@
-// The tiles that the AMD gemm exists for, and what one costs: registers and LDS. Dispatch, checks,
-// candidates and tools/resources.py go by this table. No HIP header.
+// The tiles that the AMD gemm exists for. Dispatch, checks, candidates and tools/resources.py go by
+// this table. No HIP header.
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
-#include "../../common/cdna/operands.h"
+#include "../../blocks/product/cdna/tile.h"
 
 namespace rocm_kernels::cdna {
-
-// K is walked in lines: 128 bytes of each row of both operands, 128 elements of FP8 or 64 of 16
-// bits. FP8 weights of a 16-bit a are decoded on their way to LDS, and so have 64 elements a line.
-constexpr int kLine = 128;
-constexpr int32_t line_elements(MmaKind kind) { return kLine / a_bytes(kind); }
-
-struct GemmTile {
-  int32_t block_m, block_n;
-  int32_t waves_m, waves_n;  // of the workgroup, side by side
-  int32_t vgprs;             // that no kernel of the tile exceeds
-  bool block_scales;         // served with them, too
-  int32_t lines_ahead = 1;   // that are on their way to registers
-
-  constexpr int32_t waves() const { return waves_m * waves_n; }
-  constexpr int32_t threads() const { return waves() * 64; }
-  constexpr int32_t lds_bytes() const { return (block_m + block_n) * kLine; }
-  constexpr int32_t wave_m() const { return block_m / waves_m; }
-  constexpr int32_t wave_n() const { return block_n / waves_n; }
-};
 
 // Block scales need a second set of sums, so a wave has at most 64 x 64 there: 128 x 64 fills the
 // 256 registers that a wave gets where two share a SIMD.

@@ -23,12 +23,6 @@ struct GemmTime {
   float total() const { return std::max(units + tiles, memory) + sharing + launch; }
 };
 
-// Workgroups of a tile that a compute unit holds at once.
-inline int32_t workgroups_at_once(const GemmTile& tile, const Target& target) {
-  const int32_t by_registers = 512 / tile.vgprs * 4 / tile.waves();
-  return std::max(1, std::min(by_registers, target.lds_bytes / tile.lds_bytes()));
-}
-
 inline GemmTime modelled_time(const GemmShape& s, const GemmConfig& c, const Target& target) {
   constexpr float kLaunchUs = 1.6f;            // dispatch, arguments, first loads
   constexpr float kFirstLoadCycles = 530;      // of a tile, where no other fills its pauses

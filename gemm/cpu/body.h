@@ -1,8 +1,8 @@
 // The kernels of gemm/cpu/gemm.cpp, for one instruction set (see common/cpu/isa.h): no include
 // guard. The mapping is told in gemm/cpu/gemm.cpp.
 
+#include "../../blocks/product/cpu/operands.h"
 #include "../../common/cpu/vector.h"
-#include "operands.h"
 
 constexpr int kTileVectors = 2;
 constexpr int kGroup = kTileVectors * F32Sums::kSumLanes;  // columns of a tile
@@ -15,8 +15,8 @@ constexpr int kMaxTileRows = 12;
 constexpr int kMaxTileRows = 6;
 #endif
 
-#include "product.h"
-#include "transpose.h"
+#include "../../blocks/product/cpu/product.h"
+#include "../../blocks/product/cpu/transpose.h"
 
 static int64_t group_columns() { return kGroup; }
 

@@ -10,8 +10,8 @@
 //     there, which keeps rounding errors small.
 #include "../gemm.h"
 
-#include "amx.h"
-#include "job.h"
+#include "../../blocks/product/cpu/amx.h"
+#include "../../blocks/product/cpu/job.h"
 
 namespace rocm_kernels {
 namespace cpu {

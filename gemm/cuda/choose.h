@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "config.h"
+#include "../../blocks/product/cuda/config.h"
 
 namespace rocm_kernels {
 namespace cuda {

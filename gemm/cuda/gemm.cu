@@ -5,12 +5,12 @@
 //   plain.cu       e4m3fnuz, no K
 #include <cuda_runtime.h>
 
+#include "../../blocks/product/cuda/warpgroup.cuh"
 #include "../../common/gpu/launch.h"
 #include "../../common/gpu/launch_name.h"
 #include "choose.h"
 #include "instances.h"
 #include "plain.h"
-#include "warpgroup.cuh"
 
 namespace rocm_kernels {
 namespace cuda {

@@ -11,12 +11,12 @@
 // there block scales are applied.
 #pragma once
 
+#include "../../blocks/product/cuda/config.h"
+#include "../../blocks/product/cuda/output.cuh"
 #include "../../common/cuda/async_copy.cuh"
 #include "../../common/cuda/mma.cuh"
 #include "../../common/cuda/shared_memory.cuh"
 #include "../../common/gpu/dependent_launch.h"
-#include "config.h"
-#include "output.cuh"
 
 namespace rocm_kernels {
 namespace cuda {

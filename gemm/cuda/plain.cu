@@ -3,10 +3,10 @@
 // loads single elements, and learns their types at run time.
 #include <algorithm>
 
+#include "../../blocks/product/cuda/output.cuh"
 #include "../../common/core/math.h"
 #include "../../common/gpu/dependent_launch.h"
 #include "../../common/gpu/launch.h"
-#include "output.cuh"
 #include "plain.h"
 
 namespace rocm_kernels {

@@ -1,6 +1,6 @@
 // The warpgroup kernel for bfloat16 operands.
+#include "../../blocks/product/cuda/launch_warpgroup.cuh"
 #include "instances.h"
-#include "launch_warpgroup.cuh"
 
 namespace rocm_kernels {
 namespace cuda {

@@ -1,6 +1,6 @@
 // The warpgroup kernel for float16 a and FP8 weights.
+#include "../../blocks/product/cuda/launch_warpgroup.cuh"
 #include "instances.h"
-#include "launch_warpgroup.cuh"
 
 namespace rocm_kernels {
 namespace cuda {

@@ -1,6 +1,6 @@
 // The warpgroup kernel for FP8 operands and scales of whole rows or tensors.
+#include "../../blocks/product/cuda/launch_warpgroup.cuh"
 #include "instances.h"
-#include "launch_warpgroup.cuh"
 
 namespace rocm_kernels {
 namespace cuda {

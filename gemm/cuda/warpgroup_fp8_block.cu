@@ -1,6 +1,6 @@
 // The warpgroup kernel for FP8 operands and scales of blocks of 128.
+#include "../../blocks/product/cuda/launch_warpgroup.cuh"
 #include "instances.h"
-#include "launch_warpgroup.cuh"
 
 namespace rocm_kernels {
 namespace cuda {

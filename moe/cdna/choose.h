@@ -6,8 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../../gemm/cdna/shape.h"
-#include "../../gemm/cdna/time_model.h"
+#include "../../blocks/product/cdna/shape.h"
 #include "../config.h"
 #include "tiles.h"
 

@@ -1,5 +1,5 @@
 // Grouped products for AMD GPUs: the kernels, the choice of a config, the launches.
-#include "../../gemm/cdna/target.h"
+#include "../../blocks/product/cdna/target.h"
 #include "../gpu/grouped_gemm.h"
 #include "../gpu/plain.h"
 #include "../gpu/route_kernels.h"

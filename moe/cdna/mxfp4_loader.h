@@ -3,7 +3,7 @@
 // A line is 64 elements, 32 bytes of a row; a thread brings 8 of them and the byte of their scale.
 #pragma once
 
-#include "../../gemm/cdna/main_loop.h"
+#include "../../blocks/product/cdna/main_loop.h"
 #include "mxfp4.h"
 #include "rows.h"
 

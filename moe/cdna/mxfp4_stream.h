@@ -6,7 +6,7 @@
 //   a   512 bytes a row, half by half through LDS, in the same order of k
 #pragma once
 
-#include "../../gemm/cdna/tile_loader.h"
+#include "../../blocks/product/cdna/tile_loader.h"
 #include "mxfp4.h"
 #include "tiles.h"
 

@@ -1,8 +1,8 @@
-// The rows of a grouped product's operands that meet in a tile, as gemm/cdna/rows.h has those of a
-// product.
+// The rows of a grouped product's operands that meet in a tile, as blocks/product/cdna/rows.h has
+// those of a product.
 #pragma once
 
-#include "../../gemm/cdna/rows.h"
+#include "../../blocks/product/cdna/rows.h"
 #include "../gpu/problem.h"
 
 namespace rocm_kernels::cdna {

@@ -10,8 +10,8 @@
 // asked for before the first weight, and one barrier stands between the last weight and the stores.
 #pragma once
 
+#include "../../blocks/product/cdna/store.h"
 #include "../../common/cdna/sync.h"
-#include "../../gemm/cdna/store.h"
 #include "mxfp4_stream.h"
 #include "streamed_tile.h"
 #include "tiles.h"

@@ -118,7 +118,7 @@ struct StreamedTile {
   }
 };
 
-// A tile's rows of a, as gemm/cdna/rows.h has those of a product.
+// A tile's rows of a, as blocks/product/cdna/rows.h has those of a product.
 struct TileRowsOfA {
   const uint8_t* matrix;  // where the tile's first row begins; it spans less than 2 GiB
   int64_t stride;         // bytes

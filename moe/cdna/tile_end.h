@@ -3,10 +3,10 @@
 // they belong; one rounding, the store.
 #pragma once
 
+#include "../../blocks/product/cdna/mma_line.h"
+#include "../../blocks/product/cdna/store.h"
+#include "../../blocks/rows/gpu/quantize.h"
 #include "../../common/cdna/sync.h"
-#include "../../common/gpu/quantize.h"
-#include "../../gemm/cdna/mma_line.h"
-#include "../../gemm/cdna/store.h"
 #include "rows.h"
 #include "tiles.h"
 

@@ -5,7 +5,7 @@
 // tiles; those that the routing leaves without one leave at once.
 #pragma once
 
-#include "../../gemm/cdna/main_loop.h"
+#include "../../blocks/product/cdna/main_loop.h"
 #include "../gpu/order.h"
 #include "mxfp4_loader.h"
 #include "tile_end.h"

@@ -6,8 +6,8 @@
 // columns of h and quantises them.
 #pragma once
 
-#include "../../gemm/cdna/epilogue_lds.h"
-#include "../../gemm/cdna/tiles.h"
+#include "../../blocks/product/cdna/epilogue_lds.h"
+#include "../../blocks/product/cdna/tile.h"
 
 namespace rocm_kernels::cdna {
 

@@ -11,9 +11,9 @@
 // neither on other tokens nor on the number of threads.
 #include "../fused_moe.h"
 
-#include "../../common/cpu/scale.h"
-#include "../../gemm/cpu/amx.h"
-#include "../../gemm/cpu/job.h"
+#include "../../blocks/product/cpu/amx.h"
+#include "../../blocks/product/cpu/job.h"
+#include "../../blocks/rows/cpu/scale.h"
 #include "product.h"
 
 namespace rocm_kernels {

@@ -1,7 +1,7 @@
 // The steps of moe/cpu/fused_moe.cpp between the products, for one instruction set (see
 // common/cpu/isa.h): no include guard.
 
-#include "../../common/cpu/activation.h"
+#include "../../blocks/rows/cpu/activation.h"
 
 ROCM_KERNELS_VECTOR int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 

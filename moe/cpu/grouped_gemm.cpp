@@ -1,8 +1,8 @@
 // grouped_gemm for the CPU: see grouped_gemm.h. product.cpp tells the mapping.
 #include "../grouped_gemm.h"
 
-#include "../../gemm/cpu/amx.h"
-#include "../../gemm/cpu/job.h"
+#include "../../blocks/product/cpu/amx.h"
+#include "../../blocks/product/cpu/job.h"
 #include "product.h"
 
 namespace rocm_kernels {

@@ -1,6 +1,7 @@
-// Products of experts on the CPU. An expert's rows are one product of few rows (gemm/cpu/few_rows.h
-// tells how it reads w once), or several of up to kFewRows each: slices. Where the processor has
-// tiles, slices of more than one row are theirs (gemm/cpu/amx.h), and longer.
+// Products of experts on the CPU. An expert's rows are one product of few rows
+// (blocks/product/cpu/few_rows.h tells how it reads w once), or several of up to kFewRows each:
+// slices. Where the processor has tiles, slices of more than one row are theirs
+// (blocks/product/cpu/amx.h), and longer.
 //   * All slices' columns are one range of work, which threads divide evenly: a column of a slice
 //     counts for its bytes of w and for its rows. So one expert with all rows and many experts with
 //     one row each keep all threads busy, without a meeting between experts.
@@ -9,8 +10,8 @@
 
 #include <memory>
 
-#include "../../gemm/cpu/amx.h"
-#include "../../gemm/cpu/few_rows.h"
+#include "../../blocks/product/cpu/amx.h"
+#include "../../blocks/product/cpu/few_rows.h"
 
 #define ROCM_KERNELS_CPU_BODY "../../moe/cpu/product_body.h"
 #include "../../common/cpu/each_isa.h"

@@ -1,7 +1,7 @@
 // The kernels of moe/cpu/product.cpp, for one instruction set (see common/cpu/isa.h): those of few
 // rows, and MXFP4 to bfloat16, which holds every value of it. No include guard.
 
-#include "../../gemm/cpu/few_rows_body.h"
+#include "../../blocks/product/cpu/few_rows_body.h"
 
 // One block of 32 values, by the definition; scale 255 is NaN.
 static void decode_mx_block(const uint8_t* codes, int scale, BFloat16* out) {

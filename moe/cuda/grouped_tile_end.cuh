@@ -7,8 +7,8 @@
 // as FP8.
 #pragma once
 
-#include "../../common/gpu/quantize.h"
-#include "../../gemm/cuda/problem.cuh"
+#include "../../blocks/product/cuda/problem.cuh"
+#include "../../blocks/rows/gpu/quantize.h"
 #include "../gpu/problem.h"
 #include "tiles.h"
 

@@ -1,5 +1,5 @@
-// The tiles of grouped products for gemm's warpgroup kernel (gemm/cuda/warpgroup.cuh), which asks
-// this class where a tile lies and what its end is. sm_90a.
+// The tiles of grouped products for gemm's warpgroup kernel (blocks/product/cuda/warpgroup.cuh),
+// which asks this class where a tile lies and what its end is. sm_90a.
 //
 //   a: rows in the order of experts, as routing.h has them         tile: rows of one expert
 //   w: one map of all experts, [K bytes, rows, 2, E] or [K bytes, rows, 1, E]
@@ -9,8 +9,8 @@
 // thread has the gate and the up of its columns.
 #pragma once
 
-#include "../../gemm/cuda/warpgroup.cuh"
-#include "../../gemm/schedule.h"
+#include "../../blocks/product/cuda/warpgroup.cuh"
+#include "../../blocks/product/schedule.h"
 #include "grouped_tile_end.cuh"
 
 namespace rocm_kernels {

@@ -2,7 +2,7 @@
 // the instances.
 #pragma once
 
-#include "../../gemm/cuda/launch_warpgroup.cuh"
+#include "../../blocks/product/cuda/launch_warpgroup.cuh"
 #include "grouped_tiles.cuh"
 #include "launch_grouped_tiles.h"
 #include "tiles.h"

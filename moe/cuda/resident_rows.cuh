@@ -3,8 +3,8 @@
 
 #include <cfloat>
 
+#include "../../blocks/rows/gpu/quantize.h"
 #include "../../common/gpu/lanes.h"
-#include "../../common/gpu/quantize.h"
 #include "resident.h"
 #include "streamed_units.cuh"
 

@@ -4,10 +4,10 @@
 //   unit = a tile (at most block_m slots of one expert, in the order of slots) x block_n rows of w
 #pragma once
 
+#include "../../blocks/product/schedule.h"
 #include "../../common/cuda/async_copy.cuh"
 #include "../../common/cuda/mma.cuh"
 #include "../../common/gpu/dependent_launch.h"
-#include "../../gemm/schedule.h"
 #include "../gpu/problem.h"
 #include "streamed.h"
 

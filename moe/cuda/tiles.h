@@ -8,9 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../blocks/product/cuda/config.h"
 #include "../../common/core/compiler.h"
 #include "../../common/core/dtype.h"
-#include "../../gemm/cuda/config.h"
 #include "../config.h"
 
 namespace rocm_kernels {
@@ -78,7 +78,7 @@ constexpr bool fits_registers(const MoeWarpgroupTile& tile, bool block_scales, b
 }
 
 // Blocks that share rows of a: where both operands' boxes of a tile are more than L2 gives
-// (gemm/cuda/warpgroup.cuh). For few rows w is most of the bytes, and nobody shares it.
+// (blocks/product/cuda/warpgroup.cuh). For few rows w is most of the bytes, and nobody shares it.
 constexpr int warpgroup_cluster(const MoeConfig& c) { return c.block_n == 128 ? 2 : 1; }
 
 // Whether most experts have one tile, of those for few rows, so that their weights are read once.

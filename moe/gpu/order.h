@@ -1,7 +1,7 @@
 // Which tile of a grouped product a workgroup has, in the config's order. Host and device.
 #pragma once
 
-#include "../../gemm/schedule.h"
+#include "../../blocks/product/schedule.h"
 
 namespace rocm_kernels {
 

@@ -9,8 +9,8 @@
 // never depend on its place, only on its own values.
 #pragma once
 
+#include "../../blocks/rows/gpu/activation.h"
 #include "../../common/core/scale_rounding.h"
-#include "../../common/gpu/activation.h"
 #include "../../common/gpu/element.h"
 #include "../fused_moe.h"
 #include "../grouped_gemm.h"

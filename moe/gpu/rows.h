@@ -3,10 +3,10 @@
 // one, as their values meet: in these a load depends on what addresses need, and on nothing else.
 #pragma once
 
+#include "../../blocks/rows/gpu/quantize.h"
+#include "../../blocks/rows/gpu/row.h"
 #include "../../common/gpu/dependent_launch.h"
 #include "../../common/gpu/lanes.h"
-#include "../../common/gpu/quantize.h"
-#include "../../common/gpu/row.h"
 #include "problem.h"
 
 namespace rocm_kernels {

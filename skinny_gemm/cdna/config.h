@@ -2,9 +2,9 @@
 // and what it asks of a workgroup. No HIP header: tests and tools include it too.
 #pragma once
 
-#include "../../gemm/cdna/epilogue_lds.h"
-#include "../../gemm/cdna/shape.h"
-#include "../../gemm/schedule.h"
+#include "../../blocks/product/cdna/epilogue_lds.h"
+#include "../../blocks/product/cdna/shape.h"
+#include "../../blocks/product/schedule.h"
 #include "../skinny_gemm.h"
 #include "tiles.h"
 

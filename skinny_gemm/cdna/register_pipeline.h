@@ -14,8 +14,8 @@
 
 #include <algorithm>
 
-#include "../../gemm/cdna/epilogue.h"
-#include "../../gemm/cdna/tile_loader.h"
+#include "../../blocks/product/cdna/epilogue.h"
+#include "../../blocks/product/cdna/tile_loader.h"
 
 namespace rocm_kernels::cdna {
 

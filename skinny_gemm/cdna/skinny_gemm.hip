@@ -1,7 +1,7 @@
 // AMD backend of skinny_gemm: checks, the choice of a kernel, the launch.
-#include "../../common/cdna/partial_sums.h"
-#include "../../gemm/cdna/portable.h"
-#include "../../gemm/cdna/target.h"
+#include "../../blocks/product/cdna/partial_sums.h"
+#include "../../blocks/product/cdna/portable.h"
+#include "../../blocks/product/cdna/target.h"
 #include "choose.h"
 #include "kernels.h"
 

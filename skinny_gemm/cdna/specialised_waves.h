@@ -18,8 +18,8 @@
 // that it cannot keep its own loads going.
 #pragma once
 
-#include "../../gemm/cdna/epilogue.h"
-#include "../../gemm/cdna/tile_loader.h"
+#include "../../blocks/product/cdna/epilogue.h"
+#include "../../blocks/product/cdna/tile_loader.h"
 
 namespace rocm_kernels::cdna {
 

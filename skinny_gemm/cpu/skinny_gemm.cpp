@@ -1,11 +1,11 @@
-// skinny_gemm for the CPU: see skinny_gemm.h. gemm/cpu/few_rows.h tells the mapping; where the
-// processor has tiles, gemm/cpu/amx.h that of more than one row.
+// skinny_gemm for the CPU: see skinny_gemm.h. blocks/product/cpu/few_rows.h tells the mapping;
+// where the processor has tiles, blocks/product/cpu/amx.h that of more than one row.
 #include "../skinny_gemm.h"
 
-#include "../../gemm/cpu/amx.h"
-#include "../../gemm/cpu/few_rows.h"
+#include "../../blocks/product/cpu/amx.h"
+#include "../../blocks/product/cpu/few_rows.h"
 
-#define ROCM_KERNELS_CPU_BODY "../../gemm/cpu/few_rows_body.h"
+#define ROCM_KERNELS_CPU_BODY "../../blocks/product/cpu/few_rows_body.h"
 #include "../../common/cpu/each_isa.h"
 
 namespace rocm_kernels {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "../../blocks/product/config_fields.h"
 #include "../../common/cuda/swizzle.h"
-#include "../../gemm/config_fields.h"
 #include "../skinny_gemm.h"
 
 namespace rocm_kernels {

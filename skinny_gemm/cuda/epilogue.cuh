@@ -1,7 +1,7 @@
 // From a sum to outputs, beyond gemm's element at a time: pairs, and factors in shared memory.
 #pragma once
 
-#include "../../gemm/cuda/output.cuh"
+#include "../../blocks/product/cuda/output.cuh"
 #include "../skinny_gemm.h"
 
 namespace rocm_kernels {

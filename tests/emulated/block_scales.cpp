@@ -1,5 +1,5 @@
-// gemm/cuda/block_scales.cuh, compiled for the host: a thread for each of the warps that multiply,
-// at paces that chance has.
+// blocks/product/cuda/block_scales.cuh, compiled for the host: a thread for each of the warps that
+// multiply, at paces that chance has.
 //
 // Prints "tiles N, wrong M".
 #include <type_traits>
@@ -30,7 +30,7 @@ static void named_barrier(int id, int) { warpgroups[id - 1].arrive_and_wait(); }
 }  // namespace rocm_kernels
 
 #define __CUDA_ARCH__ 900
-#include "gemm/cuda/block_scales.cuh"
+#include "blocks/product/cuda/block_scales.cuh"
 
 using namespace rocm_kernels;
 using namespace rocm_kernels::cuda;

@@ -1,5 +1,5 @@
-// gemm/cuda/widen.cuh, compiled for the host: a thread for each that widens, one that brings narrow
-// weights and one that takes the wide ones, at paces that chance has.
+// blocks/product/cuda/widen.cuh, compiled for the host: a thread for each that widens, one that
+// brings narrow weights and one that takes the wide ones, at paces that chance has.
 //
 // Prints "tiles N, wrong M".
 #include "host.h"
@@ -20,7 +20,7 @@ static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
 #include "common/cuda/widen.cuh"
 #undef __CUDA_ARCH__
 #define __CUDA_ARCH__ 900
-#include "gemm/cuda/widen.cuh"
+#include "blocks/product/cuda/widen.cuh"
 
 using namespace rocm_kernels;
 using namespace rocm_kernels::cuda;

@@ -32,7 +32,7 @@ SOURCES = [
     "rmsnorm_fp8/rmsnorm_fp8_cpu.cpp",
     "swiglu_fp8/swiglu_fp8_cpu.cpp",
     "skinny_gemm/cpu/skinny_gemm.cpp",
-    "gemm/cpu/amx.cpp",
+    "blocks/product/cpu/amx.cpp",
     "gemm/cpu/gemm.cpp",
 ]
 SANITIZERS = {"address": "address,undefined", "thread": "thread"}

@@ -8,9 +8,9 @@
 using namespace rocm_kernels;
 
 void rmsnorm_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& x,
-                  std::optional<Tensor> residual, const Tensor& weight, std::optional<Tensor> scale,
-                  double eps, int64_t group_size, double scale_ub, bool ue8m0, double weight_offset,
-                  std::optional<Tensor> addend) {
+                 std::optional<Tensor> residual, const Tensor& weight, std::optional<Tensor> scale,
+                 double eps, int64_t group_size, double scale_ub, bool ue8m0, double weight_offset,
+                 std::optional<Tensor> addend) {
   RmsnormFp8Args args;
   require_matrix(x, "x");
   args.rows = x.size(0);

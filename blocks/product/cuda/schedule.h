@@ -1,0 +1,161 @@
+// Who multiplies what, when many tiles meet few SMs.
+//
+// A worker (a block, or a cluster of two that share an operand) takes units: a tile's sum over an
+// interval of chunks of K, one after another.
+//
+//   data-parallel  every tile is a unit; a worker takes every `workers`-th of them
+//   split-K        every tile is cut into `split` units of equal length
+//   stream-K       tiles x chunks laid end to end are cut into one interval for each worker,
+//                  wherever tiles begin
+//   hybrid         whole tiles as long as they come out even, the others streamed
+//
+// All four are: `whole` tiles first, then the others split or streamed.
+//
+// Why this is not ../schedule.h, AMD's: there data-parallel and split-K start a workgroup for each
+// unit, workers are numbered by XCD, and 32 bits count the units. Here workers are as many as run
+// at once and take units one after another in every schedule, so that the next one's operands come
+// while the last one's end is computed. The warps that fetch operands, fetch scales and look up
+// ends walk through the units apart, each with its own `Units`; and 64 bits count what is streamed.
+#pragma once
+
+#include <cstdint>
+
+#include "../../../common/core/compiler.h"
+
+namespace rocm_kernels {
+namespace cuda {
+
+// A length cut into parts as equal as whole numbers allow: the first `longer` parts have one more.
+struct EvenCut {
+  int64_t length = 0;
+  int32_t parts = 1, longer = 0;
+
+  static ROCM_KERNELS_HOST_DEVICE EvenCut of(int64_t total, int32_t parts) {
+    EvenCut cut;
+    cut.length = total / parts;
+    cut.parts = parts;
+    cut.longer = static_cast<int32_t>(total % parts);
+    return cut;
+  }
+  ROCM_KERNELS_HOST_DEVICE int64_t begin_of(int32_t part) const {
+    return part * length + (part < longer ? part : longer);
+  }
+  // The part that holds a point.
+  ROCM_KERNELS_HOST_DEVICE int32_t part_at(int64_t point) const {
+    const int64_t edge = longer * (length + 1);
+    return static_cast<int32_t>(point < edge ? point / (length + 1)
+                                             : longer + (point - edge) / length);
+  }
+};
+
+// Chunks [begin, end) of K of a tile. Its contributors are numbered in the order of k.
+struct Unit {
+  int32_t tile = 0, begin = 0, end = 0;
+  int32_t contributor = 0, contributors = 1;
+  int32_t first_slot = 0;  // of the first contributor's partial sums
+  bool last = false;       // of this worker
+};
+
+struct TileSchedule {
+  int32_t tiles = 0;    // of the product, in the order that workers take them
+  int32_t chunks = 0;   // of K in a tile
+  int32_t whole = 0;    // tiles that nobody shares
+  int32_t split = 0;    // units of each other tile; 0: they are streamed
+  int32_t workers = 1;  // at once
+  EvenCut cut;          // of a tile's chunks if split, of the line if streamed
+
+  static ROCM_KERNELS_HOST_DEVICE TileSchedule make(int32_t tiles, int32_t chunks, int32_t whole,
+                                                    int32_t split, int32_t workers) {
+    TileSchedule s;
+    s.tiles = tiles;
+    s.chunks = chunks;
+    s.whole = whole;
+    s.split = split;
+    s.workers = workers;
+    s.cut = split > 0 ? EvenCut::of(chunks, split)
+                      : EvenCut::of(static_cast<int64_t>(tiles - whole) * chunks, workers);
+    return s;
+  }
+
+  ROCM_KERNELS_HOST_DEVICE int32_t shared_tiles() const { return tiles - whole; }
+
+  // Slots of partial sums that the workspace must hold.
+  ROCM_KERNELS_HOST_DEVICE int64_t slots() const {
+    if (shared_tiles() == 0 || split == 1) return 0;
+    return split > 0 ? int64_t{shared_tiles()} * split : int64_t{2} * workers;
+  }
+
+  // Where a contributor of `unit`, which is of `worker`, leaves partial sums. An interval of a
+  // streamed line shares at most two tiles with others: the one that it begins in (its even slot)
+  // and the one that it ends in (its odd slot).
+  ROCM_KERNELS_HOST_DEVICE int32_t slot(const Unit& unit, int32_t worker, int32_t of) const {
+    if (of == 0) return unit.first_slot;
+    return split > 0 ? unit.first_slot + of : 2 * (worker - unit.contributor + of);
+  }
+  ROCM_KERNELS_HOST_DEVICE int32_t slot_step() const { return split > 0 ? 1 : 2; }
+};
+
+// The units of one worker, in turn.
+class Units {
+ public:
+  ROCM_KERNELS_HOST_DEVICE Units(const TileSchedule& schedule, int32_t worker)
+      : s_(schedule), next_(worker), worker_(worker) {
+    if (s_.split == 0) {
+      at_ = s_.cut.begin_of(worker);
+      end_ = s_.cut.begin_of(worker + 1);
+    }
+  }
+
+  ROCM_KERNELS_HOST_DEVICE bool take(Unit& unit) {
+    unit = Unit();
+    if (next_ < s_.whole) {
+      unit.tile = static_cast<int32_t>(next_);
+      unit.end = s_.chunks;
+      next_ += s_.workers;
+      return true;
+    }
+    return s_.split > 0 ? take_split(unit) : take_streamed(unit);
+  }
+
+ private:
+  ROCM_KERNELS_HOST_DEVICE bool take_split(Unit& unit) {
+    const int64_t index = next_ - s_.whole;
+    if (index >= int64_t{s_.shared_tiles()} * s_.split) return false;
+    const int32_t tile = static_cast<int32_t>(index / s_.split);
+    unit.contributor = static_cast<int32_t>(index - int64_t{tile} * s_.split);
+    unit.contributors = s_.split;
+    unit.tile = s_.whole + tile;
+    unit.begin = static_cast<int32_t>(s_.cut.begin_of(unit.contributor));
+    unit.end = static_cast<int32_t>(s_.cut.begin_of(unit.contributor + 1));
+    unit.first_slot = tile * s_.split;
+    next_ += s_.workers;
+    unit.last = next_ - s_.whole >= int64_t{s_.shared_tiles()} * s_.split;
+    return true;
+  }
+
+  ROCM_KERNELS_HOST_DEVICE bool take_streamed(Unit& unit) {
+    if (at_ >= end_) return false;
+    const int32_t tile = static_cast<int32_t>(at_ / s_.chunks);
+    const int64_t tile_begin = int64_t{tile} * s_.chunks;
+    const int64_t tile_end = tile_begin + s_.chunks;
+    const int64_t stop = end_ < tile_end ? end_ : tile_end;
+    const int32_t first = s_.cut.part_at(tile_begin);
+    unit.tile = s_.whole + tile;
+    unit.begin = static_cast<int32_t>(at_ - tile_begin);
+    unit.end = static_cast<int32_t>(stop - tile_begin);
+    unit.contributor = worker_ - first;
+    unit.contributors = s_.cut.part_at(tile_end - 1) - first + 1;
+    unit.first_slot = 2 * first + (s_.cut.begin_of(first) < tile_begin ? 1 : 0);
+    at_ = stop;
+    unit.last = at_ == end_;
+    return true;
+  }
+
+  const TileSchedule& s_;
+  int64_t next_;
+  int32_t worker_;
+  int64_t at_ = 0, end_ = 0;
+};
+
+}  // namespace cuda
+}  // namespace rocm_kernels
