@@ -1,5 +1,6 @@
-"""Parts of the kernels on the host: the warps that widen weights for wgmma (blocks/product/cuda/widen.cuh),
-the scales of blocks (blocks/product/cuda/block_scales.cuh), the orders of experts' tiles (moe/gpu/order.h).
+"""Parts of the kernels on the host: the warps that widen weights for wgmma
+(blocks/product/cuda/widen.cuh), the scales of blocks (block_scales.cuh beside it), the orders of
+experts' tiles (moe/gpu/order.h).
 
 A thread stands for each of the block's, and barriers have mbarrier's phases (tests/emulated): every
 code of FP8 and MXFP4, scales at odd places, stages that come round in any order. On a GPU
@@ -19,7 +20,7 @@ NVCC = shutil.which("nvcc")
 @pytest.mark.skipif(not (NVCC and shutil.which("g++")), reason="needs nvcc's headers and g++")
 @pytest.mark.parametrize("part, tiles", [("widen", 21), ("block_scales", 36), ("orders", 2000)])
 def test_every_value_is_right_whoever_is_first(tmp_path, part, tiles):
-    for folder in ("common", "gemm", "moe"):
+    for folder in ("blocks", "common", "moe"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copytree(ROOT / "tests" / "emulated", tmp_path, dirs_exist_ok=True)
     command = ["g++", "-std=c++20", "-O1", "-pthread", "-fsanitize=address"]

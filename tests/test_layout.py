@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from project import ROOT
 
-# Rooms from the top floor down: ops, blocks, common. A file includes from its own room and from those
-# it may reach.
+# Rooms from the top floor down: ops, blocks, common. A file includes from its own room and from
+# those it may reach.
 COMMON = {"common/gpu", "common/cdna", "common/cuda", "common/cpu", "common/core"}
 MAY_INCLUDE = {
     "torch-ext": {"ops", "blocks", "common/core"},

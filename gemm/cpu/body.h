@@ -2,7 +2,6 @@
 // guard. The mapping is told in gemm/cpu/gemm.cpp.
 
 #include "../../blocks/product/cpu/operands.h"
-#include "../../common/cpu/vector.h"
 
 constexpr int kTileVectors = 2;
 constexpr int kGroup = kTileVectors * F32Sums::kSumLanes;  // columns of a tile

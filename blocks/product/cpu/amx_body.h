@@ -1,7 +1,6 @@
 // The kernels of blocks/product/cpu/amx.cpp: no include guard (see common/cpu/isa.h). The mapping
 // is told in blocks/product/cpu/amx.h.
 
-#include "../../../common/cpu/vector.h"
 #include "operands.h"
 
 constexpr int kGroup = kAmxColumns;

@@ -1,7 +1,6 @@
 // The product of few rows, for one instruction set (see common/cpu/isa.h): no include guard. The
 // mapping is told in few_rows.h, whose constants it takes.
 
-#include "../../../common/cpu/vector.h"
 #include "operands.h"
 #include "product.h"
 

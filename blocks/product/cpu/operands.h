@@ -11,6 +11,8 @@
 // kGain are the values. NaN codes become NaN, and no FP8 value becomes a subnormal number, which
 // VDPBF16PS would take for zero, or the FMA where the caller flushes denormals.
 
+#include "../../../common/cpu/vector.h"
+
 template <bool kFnuz>
 using Fp8 = Float8E4M3<kFnuz>;
 
