@@ -83,8 +83,8 @@ def test_what_is_written_may_have_any_length(package, device):
     class Written(nn.Module):
         def forward(self, x, weight, out):
             residual = torch.nn.functional.linear(x, torch.eye(96, device=x.device))
-            package.functional.rms_norm(x, weight, 1e-5, residual=residual, out=out)
-            q, scale = package.functional.rms_norm_fp8(x, weight, 1e-5, residual=residual)
+            package.functional.rmsnorm(x, weight, 1e-5, residual=residual, out=out)
+            q, scale = package.functional.rmsnorm_fp8(x, weight, 1e-5, residual=residual)
             return residual, out, q.float() * scale
 
     def arguments(batch, length):
