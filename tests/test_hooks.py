@@ -1,6 +1,8 @@
 """Hooks of every kind, on every module of a model, before and after its forwards are replaced; and
 modules that move to a device of another dialect."""
 
+import functools
+
 import pytest
 import torch
 from kernels import Mode, kernelize, use_kernel_mapping
@@ -24,6 +26,7 @@ def kernelized(package):
 
 
 LAYER = "model.layers.1"
+JOINED = ("qkv_proj", "gate_up_proj")
 INSIDE = ["", *(name for name, _ in tiny_llama().model.layers[1].named_modules() if name)]
 
 
@@ -48,15 +51,46 @@ def test_one_hook_is_called_once_and_changes_nothing(kernelized, inside, when, k
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("inside", [name for name in INSIDE if name.endswith("norm")])
+@pytest.mark.parametrize("when", ["before", "after"])
 @torch.no_grad()
-def test_what_a_hook_of_a_norm_returns_counts(kernelized, inside):
-    """Of a norm that a whole layer would compute by itself."""
+def test_hooks_on_all_modules_are_called_once(kernelized, when):
+    """Until they are removed. Not on joined projections: the model's own code calls none."""
+    seen, handles = [], []
+
+    def hook(model):
+        for name, module in model.named_modules():
+            if not isinstance(module, nn.ModuleList) and not name.endswith(JOINED):
+                note = functools.partial(lambda name, *_: seen.append(name), name)
+                handles.append(module.register_forward_hook(note))
+
+    ids = tokens(1, 5)
+    model = kernelized(hook if when == "before" else lambda model: None)
+    if when == "after":
+        hook(model)
+    model(ids)
+    assert sorted(seen) == sorted(
+        name for name, module in model.named_modules() if module._forward_hooks
+    )
+    assert {f"{LAYER}.{name}".rstrip(".") for name in INSIDE} < set(seen)
+    seen.clear()
+    for handle in handles:
+        handle.remove()
+    model(ids)
+    assert seen == []
+
+
+NORMS = [name for name in INSIDE if name.endswith("norm")]
+
+
+@pytest.mark.parametrize("inside", [*NORMS, "self_attn.v_proj"])
+@torch.no_grad()
+def test_what_a_hook_returns_counts(kernelized, inside):
+    """Of a norm or a joined projection, which a whole layer would compute by itself."""
     ids = tokens(2, 5)
     before = kernelized()(ids).logits
     model = kernelized()
-    norm = model.get_submodule(f"{LAYER}.{inside}")
-    handle = norm.register_forward_hook(lambda module, args, output: output * 3)
+    module = model.get_submodule(f"{LAYER}.{inside}")
+    handle = module.register_forward_hook(lambda module, args, output: output * 3)
     assert (model(ids).logits - before).abs().max() > 0.1
     handle.remove()
     assert torch.equal(model(ids).logits, before)
@@ -145,25 +179,27 @@ class Counts:
         return output
 
 
-@pytest.mark.parametrize("inside", ["self_attn.o_proj", "mlp.down_proj", "mlp", "input_layernorm"])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("inside", INSIDE)
 @torch.no_grad()
-def test_accelerates_hooks_in_sequence_are_all_called(kernelized, inside):
+def test_accelerates_hooks_are_all_called(kernelized, inside, count):
+    """One, and a sequence of them."""
     from accelerate.hooks import ModelHook, SequentialHook, add_hook_to_module
 
     counting = type("Counting", (Counts, ModelHook), {})
-    hooks = [counting(), counting()]
+    hooks = [counting() for _ in range(count)]
 
     def add(model):
-        module = model.get_submodule(f"{LAYER}.{inside}")
+        module = model.get_submodule(f"{LAYER}.{inside}".rstrip("."))
         for hook in hooks:
             add_hook_to_module(module, hook, append=True)
-        assert isinstance(module._hf_hook, SequentialHook)
+        assert isinstance(module._hf_hook, SequentialHook) == (count > 1)
 
     ids = tokens(1, 5)
     expected = kernelized()(ids).logits
     model = kernelized(add)
     torch.testing.assert_close(model(ids).logits, expected, rtol=2e-2, atol=2e-2)
-    assert [hook.calls for hook in hooks] == 2 * [["before", "after"]]
+    assert [hook.calls for hook in hooks] == count * [["before", "after"]]
 
 
 @pytest.mark.parametrize("place", ["first", "last"])

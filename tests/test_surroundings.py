@@ -1,4 +1,4 @@
-"""What surrounds a model: hooks, accelerate, tensor parallelism, peft, dtypes, failures."""
+"""What surrounds a model: accelerate, tensor parallelism, peft, dtypes, failures."""
 
 import copy
 import functools
@@ -45,63 +45,6 @@ def quantize_(package):
     return package.models.quantize_model_
 
 
-# ---- hooks
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@torch.no_grad()
-def test_forward_hooks_are_called(package, quantize_, run_kernelized, device, when):
-    """Of every module, whether they were there before, or come when all has been replaced."""
-    plain = tiny_llama().to(device)
-    ids = tokens(1, 5, device)
-    quantize_(plain)
-    run_kernelized(plain)
-    expected = plain(ids).logits
-
-    model, seen, handles = tiny_llama().to(device), {}, []
-    model.load_state_dict(model.state_dict())
-
-    def hook_all():
-        for name, module in model.named_modules():
-            if (
-                not isinstance(module, nn.ModuleList)
-                and "qkv" not in name
-                and "gate_up" not in name
-            ):
-                count = lambda *_, name=name: seen.update({name: seen.get(name, 0) + 1})  # noqa: E731
-                handles.append(module.register_forward_hook(count))
-
-    if when == "before":
-        hook_all()
-    quantize_(model)
-    run_kernelized(model)
-    if when == "after":
-        hook_all()
-    model(ids)
-    names = {name for name, module in model.named_modules() if module._forward_hooks}
-    assert set(seen) == names and set(seen.values()) == {1}
-    assert "model.layers.0.self_attn.q_proj" in seen and "model.layers.1.input_layernorm" in seen
-    for handle in handles:
-        handle.remove()
-    model(ids)
-    assert set(seen.values()) == {1}, "the handles still take them away"
-    assert expected.isfinite().all()
-
-
-@torch.no_grad()
-def test_a_hook_may_change_what_a_layer_returns(package, quantize_, run_kernelized, device):
-    model = tiny_llama().to(device)
-    ids = tokens(1, 5, device)
-    attention = model.model.layers[0].self_attn
-    attention.v_proj.register_forward_hook(lambda module, args, output: output * 0)
-    quantize_(model)
-    reference = model(ids).logits
-    run_kernelized(model)
-    torch.testing.assert_close(model(ids).logits, reference, rtol=0.05, atol=0.2)
-    attention.v_proj._forward_hooks.clear()
-    assert (model(ids).logits - reference).abs().max() > 0.5
-
-
 # ---- accelerate
 
 
@@ -135,45 +78,6 @@ def test_offloaded_layers_stay_and_the_rest_is_served(
     assert counts["LlamaDecoderLayer", "LlamaDecoderLayer"] == 1
     torch.testing.assert_close(model(ids).logits, whole(ids).logits)
     assert model.model.norm.weight.device.type == "meta", "and its weight is put away again"
-
-
-@torch.no_grad()
-def test_accelerates_hooks_still_place_inputs(package, quantize_, run_kernelized):
-    """On linears, norms, layers: before they are replaced and after."""
-    from accelerate.hooks import ModelHook, add_hook_to_module
-
-    class Counts(ModelHook):
-        def __init__(self):
-            self.calls = []
-
-        def pre_forward(self, module, *args, **kwargs):
-            self.calls.append("before")
-            return args, kwargs
-
-        def post_forward(self, module, output):
-            self.calls.append("after")
-            return output
-
-    model = tiny_llama()
-    layer = model.model.layers[0]
-    hooks = {}
-    for name in (
-        "",
-        "self_attn.o_proj",
-        "self_attn.k_proj",
-        "mlp",
-        "mlp.down_proj",
-        "input_layernorm",
-    ):
-        hooks[name] = Counts()
-        add_hook_to_module(layer.get_submodule(name), hooks[name])
-    quantize_(model)
-    ids = tokens(1, 5)
-    expected = model(ids).logits
-    assert all(hook.calls == ["before", "after"] for hook in hooks.values())
-    run_kernelized(model)
-    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-3, atol=1e-3)
-    assert all(hook.calls == 2 * ["before", "after"] for hook in hooks.values())
 
 
 # ---- tensor parallelism
