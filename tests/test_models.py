@@ -15,6 +15,7 @@ from kernels import Mode, kernelize, use_kernel_mapping
 from tiny_models import dequantized, quantizing_inputs, randomized, tiny_llama, tokens
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import is_kernels_available
 
 ROOT = Path(__file__).resolve().parent.parent
 LINEARS = (
@@ -349,10 +350,12 @@ def test_training_mode_keeps_every_forward(package, quantize_, run_kernelized):
 
 
 def test_other_instances_are_left_alone(package, quantize_, run_kernelized):
-    """quantize_model_ makes classes known to kernelize; models that it has not seen keep theirs."""
+    """quantize_model_ makes classes known to kernelize; models that it has not seen keep theirs,
+    but for what transformers itself makes known, beside the kernels that it was made for."""
     quantize_(tiny_llama())
     other = run_kernelized(tiny_llama())
-    assert package.models.kernelized_layers(other) == {("LlamaRMSNorm", "RMSNorm"): 5}
+    known = {("LlamaRMSNorm", "RMSNorm"): 5} if is_kernels_available() else {}
+    assert package.models.kernelized_layers(other) == known
 
 
 # ---- norms ---------------------------------------------------------------------------------------

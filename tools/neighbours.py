@@ -28,9 +28,11 @@ import mi300x_report  # noqa: E402
 
 NEIGHBOURS = ("transformers", "accelerate", "compressed-tensors", "peft", "kernels", "torchao")
 TESTS = (
-    "tests/test_families.py", "tests/test_decoder_layers.py", "tests/test_moe_models.py",
-    "tests/test_surroundings.py", "tests/test_checkpoints.py", "tests/test_expert_checkpoints.py",
-    "tests/test_published_checkpoints.py", "tests/test_expert_files.py",
+    "tests/test_layers.py", "tests/test_models.py", "tests/test_moe_models.py",
+    "tests/test_families.py", "tests/test_decoder_layers.py", "tests/test_hooks.py",
+    "tests/test_surroundings.py", "tests/test_export.py", "tests/test_checkpoints.py",
+    "tests/test_expert_checkpoints.py", "tests/test_published_checkpoints.py",
+    "tests/test_expert_files.py",
 )  # fmt: skip
 UNKNOWN = "unknown to it"
 
