@@ -9,9 +9,12 @@ def library(package, monkeypatch):
     """The CPU's package, told that the library is quicker; what was asked of that."""
     asked = []
 
-    def scaled_mm(a, w, scale_a, scale_w, out_dtype):
+    def scaled_mm(a, w, scale_a, scale_w, bias, out_dtype):
         asked.append(out_dtype)
         product = (a.float() @ w.float()) * scale_a * scale_w
+        if bias is not None:  # as torch demands it
+            assert out_dtype != torch.float32 and bias.dtype == out_dtype and bias.is_contiguous()
+            product = product + bias.float()
         # As torch does: with scales by row it has kernels of bfloat16 results alone.
         assert scale_a.numel() == 1 or out_dtype == torch.bfloat16
         return product.to(out_dtype)
@@ -30,19 +33,24 @@ def operands(package, per_row):
 
 @pytest.mark.parametrize("per_row", [True, False], ids=["by row", "by tensor"])
 @pytest.mark.parametrize("out_dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_results_are_rounded_once(package, library, out_dtype, per_row, with_bias):
+@pytest.mark.parametrize("bias", [None, torch.float32, torch.float16, torch.bfloat16])
+def test_results_are_rounded_once(package, library, out_dtype, per_row, bias):
+    """With their bias, of whatever dtype and however large."""
     q, scale, w, scale_w = operands(package, per_row)
-    bias = torch.randn(48) if with_bias else None
+    bias = None if bias is None else (100 * torch.randn(48, 2)).to(bias)[:, 0]
     out = package.fp8_linear(q, w, scale_w, scale_x=scale, bias=bias, out_dtype=out_dtype)
+    assert out.dtype == out_dtype
     path = package.fp8_linear_path(40, w, scale_w, scale, out_dtype=out_dtype)
     by_library = not per_row or out_dtype == torch.bfloat16
     assert path == ("scaled_mm" if by_library else "gemm")
-    assert library == ([out_dtype] if by_library else [])
+    alike = bias is None or bias.dtype == out_dtype
+    if per_row and not alike:  # the library has no float32 result
+        assert library == []
+    else:
+        assert library == ([out_dtype if alike else torch.float32] if by_library else [])
     exact = package.reference.gemm(q, w, scale, scale_w, bias=bias, out_dtype=torch.float64)
     error = (out.double() - exact).abs() - torch.finfo(out_dtype).eps / 2 * exact.abs()
-    if not (by_library and with_bias):  # the library's product is rounded before the bias
-        assert (error <= 1e-6 * (exact.abs().max())).all()
+    assert (error <= 1e-6 * (exact.abs().max())).all()
 
 
 def test_what_a_path_is_told_without_a_dtype(package, library):

@@ -196,7 +196,8 @@ def fp8_linear(
         out_dtype: None: x's dtype, or bfloat16 for an FP8 x.
 
     Returns:
-        ``[..., N]``. :func:`fp8_linear_path` tells which kernel ran.
+        ``[..., N]``, rounded once. :func:`fp8_linear_path` tells which kernel ran; a bias of
+        another dtype than the result's makes it that of a float32 result.
     """
     try:
         if needs_gradient(x, w, scale_w, scale_x, bias):
@@ -216,7 +217,7 @@ def fp8_linear(
             )
             out_dtype = x.dtype if out_dtype is None else out_dtype
         count = rows.shape[0]
-        path = fp8_linear_path(count, w, scale_w, scale, out_dtype=out_dtype)
+        path = fp8_linear_path(count, w, scale_w, scale, out_dtype=_sum_dtype(bias, out_dtype))
         if path == "scaled_mm":
             out = _scaled_mm(q, w, scale, scale_w, bias, out_dtype)
         else:
@@ -384,7 +385,8 @@ def _scaled_mm(
     bias: Optional[torch.Tensor],
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """``torch._scaled_mm`` takes both scales per tensor or both per row, and a 16-bit bias."""
+    """``torch._scaled_mm`` takes both scales per tensor or both per row, and a bias of its 16-bit
+    result's dtype; another is added to a float32 result, so that the sum is rounded once."""
     scale = scale_w.new_ones(()) if scale is None else scale
     per_row = scale.numel() > 1 or scale_w.numel() > 1
     if per_row:
@@ -392,5 +394,12 @@ def _scaled_mm(
         scale_w = scale_w.reshape(1, -1).expand(1, w.shape[0]).contiguous()
     else:
         scale, scale_w = scale.reshape(()), scale_w.reshape(())
-    out = torch._scaled_mm(q, w.t(), scale, scale_w, out_dtype=out_dtype)
-    return out if bias is None else (out + bias).to(out_dtype)
+    sum_dtype = _sum_dtype(bias, out_dtype)
+    taken = optional_vector(bias) if sum_dtype != torch.float32 else None
+    out = torch._scaled_mm(q, w.t(), scale, scale_w, bias=taken, out_dtype=sum_dtype)
+    return out if bias is None or taken is not None else (out + bias).to(out_dtype)
+
+
+def _sum_dtype(bias: Optional[torch.Tensor], out_dtype: torch.dtype) -> torch.dtype:
+    """Of the library's product to which a bias is added: its result's, if that has the bias."""
+    return out_dtype if bias is None or bias.dtype == out_dtype else torch.float32
