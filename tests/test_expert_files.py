@@ -141,6 +141,45 @@ def test_blocks_that_gate_and_up_do_not_fill(check, tmp_path, family, inner, con
     assert stored and all(torch.equal(stored[n].float(), first[n].float()) for n in stored)
 
 
+@pytest.mark.parametrize("inner", [192, 320, 40])
+@pytest.mark.parametrize("by", ["tensor", "channel", "block"])
+@pytest.mark.parametrize("apart", [True, False], ids=["one by one", "in one tensor"])
+@pytest.mark.parametrize("family", GATED)
+@torch.no_grad()
+def test_any_size(package, tmp_path, family, apart, by, inner):
+    """In one tensor, too, gate's last block and up's first have a scale each."""
+    if by == "block" and not apart and family == "gpt_oss":
+        pytest.skip("rows of gate and up in turn have blocks of both")
+    write(tiny(family, inner), tmp_path, by, apart)
+    is_what_the_files_mean(package, tmp_path)
+
+
+@pytest.mark.parametrize("inner", [96, 160, 80])
+@pytest.mark.parametrize("apart", [True, False], ids=["one by one", "in one tensor"])
+@pytest.mark.parametrize("family", GATED)
+@torch.no_grad()
+def test_mxfp4_of_any_size(package, tmp_path, family, apart, inner):
+    """80 columns are two blocks of 32 and a half."""
+    write(tiny(family, inner), tmp_path, "mxfp4", apart)
+    report = is_what_the_files_mean(package, tmp_path)
+    held = -(-inner // 32) * 32
+    padding = "" if held == inner else f", {inner} rows of gate and up each held as {held}"
+    assert set(report.experts.values()) == {f"MXFP4 of the checkpoint{padding}"}
+
+
+def is_what_the_files_mean(package, folder):
+    """Loaded; and saved again. Returns the report."""
+    model = load(package, folder / "fp8")
+    linears = [n for n, m in model.named_modules() if type(m) is torch.nn.Linear]
+    report = package.models.quantize_model_(model, activations="none", skip=linears)
+    ids = tokens(2, 9)
+    expected = logits_meant(folder, ids)
+    close(model(ids).logits, expected)
+    model.save_pretrained(folder / "saved")
+    close(load(package, folder / "saved")(ids).logits, expected)
+    return report
+
+
 @pytest.mark.parametrize("by", ["tensor", "channel", "block"])
 @pytest.mark.parametrize("apart", [True, False], ids=["one by one", "in one tensor"])
 @torch.no_grad()

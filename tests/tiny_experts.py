@@ -55,6 +55,13 @@ def by_small_block(rows, columns):
     return quantised
 
 
+def by_mxfp4(weight):
+    """Codes of 4 bits, two a byte, of blocks of 32 columns; the last may be a part of one."""
+    n, k = weight.shape
+    codes = torch.randint(256, (n, k // 2), dtype=torch.uint8)
+    return codes, torch.randint(120, 123, (n, -(-k // 32)), dtype=torch.uint8)
+
+
 # How one expert's weight [N, K] is quantised.
 BY = {
     "tensor": by_tensor,
@@ -62,6 +69,7 @@ BY = {
     "block": by_block,
     "32 x 32": by_small_block(32, 32),
     "1 x 32": by_small_block(1, 32),
+    "mxfp4": by_mxfp4,
     "16 bits": None,
 }
 
@@ -69,6 +77,11 @@ BY = {
 def meaning(q, scale):
     """What the numbers of a file stand for, in float32."""
     n, k = q.shape
+    if q.dtype == torch.uint8:
+        codes = torch.stack([q & 15, q >> 4], -1).flatten(1).int()
+        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7] * (1 - 2 * (codes >> 3))
+        spread = scale.int().repeat_interleave(32, 1)[:, : 2 * k] - 127
+        return torch.ldexp(values, spread)
     if scale.dtype == torch.uint8:
         scale = torch.ldexp(torch.ones(scale.shape), scale.int() - 127)
         rows, columns = n // scale.shape[0], k // scale.shape[1]
@@ -92,6 +105,8 @@ def config_of(by, inputs="none"):
     if by == "block":
         weights["block_structure"] = [128, 128]
         dynamic = {**fp8, "strategy": "group", "group_size": 128, "dynamic": True}
+    if by == "mxfp4":
+        weights = {**weights, "num_bits": 4, "strategy": "group", "group_size": 32}
     group = {"targets": [r"re:.*\.experts\..*"], "weights": weights,
              "input_activations": dynamic if inputs == "dynamic" else None}  # fmt: skip
     return {"quant_method": "compressed-tensors", "format": "float-quantized",
@@ -142,7 +157,8 @@ def write(model, folder, by, apart=True, config=None, scale="_scale", choose=Non
         meant.update(_as_own(stored, block, family, {**values, **biases}))
         if apart:
             for name, (weight, own_scale) in pairs.items():
-                written[f"{block}.{name}.weight"] = weight
+                packed = "_packed" if weight.dtype == torch.uint8 else ""
+                written[f"{block}.{name}.weight{packed}"] = weight
                 if own_scale is not None:
                     written[f"{block}.{name}.weight{scale}"] = own_scale
             written.update({f"{block}.{name}": bias for name, bias in biases.items()})
@@ -214,7 +230,24 @@ def _in_one(block, family, linears, pairs, biases, scale):
     found = {}
     halves = (linears[:-1], linears[-1:])
     names = ("gate_up_proj" if len(linears) == 3 else "up_proj", "down_proj")
+
+    def add_bias(which, parts):
+        own = [[biases.get(f"{e}.{part}.bias") for part in parts] for e in range(4)]
+        if own[0][0] is not None:
+            found[f"{block}.{which}_bias"] = torch.stack([_joined(rows, family) for rows in own])
+
     for which, parts in zip(names, halves, strict=True):
+        if pairs[f"0.{parts[0]}"][0].dtype == torch.uint8:  # as GPT-OSS has them, of any family
+            own = [[pairs[f"{e}.{part}"] for part in parts] for e in range(4)]
+            codes, of_codes = (
+                torch.stack([_joined([pair[i] for pair in each], family) for each in own])
+                for i in range(2)
+            )
+            codes = torch.nn.functional.pad(codes, (0, -codes.shape[2] % 16))
+            found[f"{block}.{which}_blocks"] = codes.unflatten(2, (-1, 16))
+            found[f"{block}.{which}_scales"] = of_codes
+            add_bias(which, parts)
+            continue
         weights, scales = [], []
         for expert in range(4):
             own = [pairs[f"{expert}.{part}"] for part in parts]
@@ -225,8 +258,5 @@ def _in_one(block, family, linears, pairs, biases, scale):
         weights = torch.stack([w.t() if turned else w for w in weights])
         found[f"{block}.{which}"] = weights.contiguous().view(torch.float8_e4m3fn)
         found[f"{block}.{which}{scale}"] = torch.stack([s.t() if turned else s for s in scales])
-        own = [[biases.get(f"{e}.{part}.bias") for part in parts] for e in range(4)]
-        if own[0][0] is not None:
-            bias = torch.stack([_joined(rows, family) for rows in own])
-            found[f"{block}.{which}_bias"] = bias
+        add_bias(which, parts)
     return found

@@ -386,7 +386,7 @@ def dequantize_expert(w: torch.Tensor, scale: Optional[torch.Tensor]) -> torch.T
     halves = torch.stack([w & 0xF, w >> 4], -1).flatten(-2)
     exponents = scale.view(torch.uint8).double()
     powers = torch.where(exponents == 255, math.nan, torch.exp2(exponents - 127))
-    return values[halves.long()] * powers.repeat_interleave(32, -1)
+    return values[halves.long()] * powers.repeat_interleave(32, -1)[..., : halves.shape[-1]]
 
 
 def gated_experts(

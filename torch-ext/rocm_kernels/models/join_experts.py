@@ -13,7 +13,14 @@ from .convert_experts import is_experts, is_transposed
 from .experts import WEIGHTS, Experts
 from .mxfp4 import BLOCK
 from .regroup import decoded
-from .stored_experts import SCALE_ENDS, WEIGHT_ENDS, is_transposed_in_files, makes_several
+from .stored_experts import (
+    SCALE_ENDS,
+    WEIGHT_ENDS,
+    are_apart,
+    block_of,
+    is_transposed_in_files,
+    makes_several,
+)
 
 _ENDS = (*WEIGHT_ENDS, *SCALE_ENDS)
 # Of one expert's linears: those that a model joins, in order, and down's.
@@ -235,7 +242,7 @@ def _spread(
             return scale.reshape(-1, 1).expand(n, 1)
         if scale.numel() == 2:
             return scale.reshape(2, 1).repeat_interleave(n // 2, 0)
-    blocks = (-(-n // SCALE_BLOCK), -(-k // SCALE_BLOCK)) if is_fp8 else (n, 2 * k // BLOCK)
+    blocks = (-(-n // SCALE_BLOCK), -(-k // SCALE_BLOCK)) if is_fp8 else (n, -(-2 * k // BLOCK))
     if scale.numel() != blocks[0] * blocks[1] or blocks[0] > rows:
         raise ValueError(f"scales of {tuple(scale.shape)} for a weight of {(n, k)}")
     return scale.reshape(blocks)
@@ -252,7 +259,9 @@ def _plain(module: nn.Module, which: str, part: _Part, dtype: torch.dtype) -> Li
     if len(weights) == 1 and weights[0].dim() == 4:
         pairs = zip(weights[0].flatten(2), scales[0])
         made = torch.stack([dequantize_expert(*pair).to(dtype) for pair in pairs])
-        return [made.mT.contiguous() if is_transposed(module) else made]
+        own, transposed = module._parameters[which].shape, is_transposed(module)
+        made = made[:, :, : own[1 if transposed else 2]]  # files have whole blocks
+        return [(made.mT if transposed else made).contiguous()]
     if len(weights) == 1 and weights[0].dim() == 3:
         return [_all_dequantised(module, which, weights[0], scales[0], dtype)]
     quantised = [w for w in weights if w.element_size() == 1]
@@ -287,7 +296,7 @@ def _all_dequantised(
 
 
 def _dequantised(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """``[N, K]`` in float32, by scales of any shape that divides it into equal blocks."""
+    """``[N, K]`` in float32, by scales of any shape that is known."""
     if weight.dtype == torch.uint8:
         return dequantize_expert(weight, scale.view(torch.uint8)).float()
     scale, (n, k) = decoded(scale), weight.shape
@@ -296,19 +305,13 @@ def _dequantised(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return weight.float() * scale.reshape(())
     if tuple(scale.shape) in ((n,), (n, 1), (1, n), (2,), (2, 1)):
         return weight.float() * scale.reshape(-1, 1).repeat_interleave(n // scale.numel(), 0)
-    rows, columns = (_block(size, blocks) for size, blocks in zip((n, k), scale.shape))
-    spread = scale.repeat_interleave(rows, 0)[:n].repeat_interleave(columns, 1)[:, :k]
+    if are_apart(scale.shape, n, k):
+        return torch.cat([_dequantised(w, s) for w, s in zip(weight.chunk(2), scale.chunk(2))])
+    block = block_of(scale.shape, n, k)
+    if block is None:
+        raise ValueError(f"scales of {tuple(scale.shape)} for a weight of {(n, k)}")
+    spread = scale.repeat_interleave(block[0], 0)[:n].repeat_interleave(block[1], 1)[:, :k]
     return weight.float() * spread
-
-
-def _block(size: int, blocks: int) -> int:
-    """How many of them share a scale: a power of two, or all."""
-    rows = 1
-    while -(-size // rows) > blocks:
-        rows *= 2
-    if -(-size // rows) != blocks:
-        raise ValueError(f"{blocks} scales do not divide {size} rows or columns of a weight")
-    return rows
 
 
 def _as_the_model_has_it(

@@ -25,7 +25,6 @@ def store_experts(model: Any, state_dict: Dict[str, torch.Tensor], suffix: str) 
     for name, module in model.named_modules():
         if not isinstance(module, Experts):
             continue
-        _require_whole_blocks(name, module)
         for which, linears in zip(WEIGHTS, _LINEARS):
             key = f"{name}.{which}"
             weight, scale = _without_padding(
@@ -36,6 +35,7 @@ def store_experts(model: Any, state_dict: Dict[str, torch.Tensor], suffix: str) 
             split = core.revert_weight_conversion(model, {key: weight})
             is_own = any(w is weight for w in split.values())
             if len(split) > 1 and bias is None:
+                _require_whole_blocks(name, module)
                 parts = core.revert_weight_conversion(model, {key: scale})
                 scales = {
                     f"{part}_{suffix}": value.reshape(-1, scale.shape[2]).clone()
@@ -50,7 +50,8 @@ def store_experts(model: Any, state_dict: Dict[str, torch.Tensor], suffix: str) 
                 if bias is not None:
                     state_dict[f"{key}_bias"] = bias
                 if not module.is_fp8:
-                    state_dict[f"{key}_blocks"] = weight.unflatten(2, (-1, BLOCK // 2))
+                    whole = torch.nn.functional.pad(weight, (0, -weight.shape[2] % (BLOCK // 2)))
+                    state_dict[f"{key}_blocks"] = whole.unflatten(2, (-1, BLOCK // 2))
                     state_dict[f"{key}_scales"] = scale
                     continue
                 state_dict[key] = weight  # in the model's own layout, which its conversion may make
@@ -58,6 +59,7 @@ def store_experts(model: Any, state_dict: Dict[str, torch.Tensor], suffix: str) 
                     state_dict[key] = weight.transpose(1, 2).contiguous()
                 state_dict[f"{key}_{suffix}"] = scale
             else:
+                _require_whole_blocks(name, module)
                 for expert in range(module.num_experts):
                     tensors = [t[expert].chunk(len(linears)) for t in (weight, scale)]
                     if bias is not None:

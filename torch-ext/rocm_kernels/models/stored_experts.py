@@ -41,6 +41,8 @@ SCALE_ENDS = ("_scale", "_scale_inv", "_scales", "_weight_scale", "_weight_scale
 
 # Blocks of weights that share a scale, of which files tell by the scales' shape.
 _BLOCKS = ((SCALE_BLOCK, SCALE_BLOCK), (32, 32), (1, 32), (64, 64), (1, SCALE_BLOCK), (1, 64))
+# Of gate and up in one tensor: none of the scales is of both.
+_BLOCKS_APART = "blocks of gate and blocks of up"
 
 
 def makes_several(conversion: Any) -> bool:
@@ -176,8 +178,9 @@ def _held(module: nn.Module, headers: Dict[str, Header]) -> Optional[_Held]:
     if found <= {"16 bits"}:
         return None
     is_apart = any(re.search(r"\.\d+\.\w+\.weight(_packed)?$", name) for name in weights)
-    if "tensor" in found:
-        found = found - {"tensor"} | {"channel"}
+    is_apart = is_apart or _BLOCKS_APART in found
+    same = {"tensor": "channel", _BLOCKS_APART: "block"}
+    found = {same.get(kind, kind) for kind in found}
     quantised = {weights[name].dtype for name, kind in kinds.items() if kind != "16 bits"}
     words = "MXFP4" if quantised == {torch.uint8} else "FP8"
     if len(found) > 1:
@@ -218,6 +221,8 @@ def _kind(module: nn.Module, name: str, headers: Dict[str, Header]) -> str:
     scales = scales[1:] if scales[:1] == (experts,) else scales
     if is_transposed_in_files(module, name.rpartition(".")[2], shape):
         n, k, scales = k, n, scales if n in scales or k in scales else scales[::-1]
+    if getattr(module, "is_concatenated", True) and are_apart(scales, n, k):
+        return _BLOCKS_APART
     return _scaled_by(scales, n, k)
 
 
@@ -228,12 +233,27 @@ def _scaled_by(scales: Tuple[int, ...], n: int, k: int) -> str:
         return "tensor"
     if scales in ((n,), (n, 1), (1, n)):
         return "channel"
-    for rows, columns in _BLOCKS:
-        if scales == (-(-n // rows), -(-k // columns)):
-            return "block" if rows == columns == SCALE_BLOCK else f"{rows} x {columns} blocks"
+    block = block_of(scales, n, k)
+    if block is not None:
+        return "block" if block == (SCALE_BLOCK, SCALE_BLOCK) else "{} x {} blocks".format(*block)
     if scales in ((2,), (2, 1)):  # of gate, and of up
         return "tensor"
     return f"scales of {scales} for weights of {(n, k)}"
+
+
+def block_of(scales: Sequence[int], n: int, k: int) -> Optional[Tuple[int, int]]:
+    """The rows and columns of a block, of those that are known."""
+    for rows, columns in _BLOCKS:
+        if tuple(scales) == (-(-n // rows), -(-k // columns)):
+            return rows, columns
+    return None
+
+
+def are_apart(scales: Sequence[int], n: int, k: int) -> bool:
+    """Whether scales are of gate's blocks, and then of up's, each with a last one that is not
+    whole, and not of the blocks of both in one."""
+    apart = 2 * -(-n // 2 // SCALE_BLOCK), -(-k // SCALE_BLOCK)
+    return n % 2 == 0 and tuple(scales) == apart and apart[0] != -(-n // SCALE_BLOCK)
 
 
 def is_transposed_in_files(module: nn.Module, which: str, shape: Tuple[int, ...]) -> bool:
