@@ -3,6 +3,7 @@
 #include "../../blocks/product/cdna/partial_sums.h"
 #include "../../blocks/product/cdna/portable.h"
 #include "../../blocks/product/cdna/target.h"
+#include "../gemm.h"
 #include "choose.h"
 #include "tile_epilogue.h"
 
