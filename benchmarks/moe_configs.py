@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gzip
 import json
 import math
 import re
@@ -45,7 +46,8 @@ ORDERS = ["row group_m=1", "column group_m=1", "grouped group_m=2", "grouped gro
           "expert group_m=16"]  # fmt: skip
 SLOW = 3.0  # times the quickest
 NAME = "h200_moe_configs"  # of the saved results, and of their page
-ORDERS_NAME = "h200_moe_orders"
+SAVED = RESULTS / f"{NAME}.json.gz"
+SAVED_ORDERS = RESULTS / "h200_moe_orders.json"
 UNSEEN_MODELS = {
     "Llama-4-Scout": (5120, 8192, 16, 1),
     "Qwen3-235B-A22B": (4096, 1536, 128, 8),
@@ -274,6 +276,10 @@ def orders_table(saved: dict) -> str:
 # ---- The page of saved results
 
 
+def saved_results() -> dict:
+    return json.loads(gzip.decompress(SAVED.read_bytes()))
+
+
 def choices(cells: list[dict]) -> list[str]:
     """The config that moe/cuda/choose.h takes for each cell."""
     kinds = dict(
@@ -388,9 +394,8 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help="put the cells into the saved results")
     parser.add_argument("--page", action="store_true", help="write the page of the saved results")
     arguments = parser.parse_args()
-    results = RESULTS / f"{ORDERS_NAME if arguments.orders else NAME}.json"
     if arguments.page:
-        (DOCS / f"{NAME}.md").write_text(document(json.loads(results.read_text())))
+        (DOCS / f"{NAME}.md").write_text(document(saved_results()))
         return 0
     torch.manual_seed(0)
     ends = time.monotonic() + 60 * arguments.minutes
@@ -420,13 +425,12 @@ def main() -> int:
                     show(name, cells[-1])
                 del layer
                 torch.cuda.empty_cache()
-    if arguments.save:
-        saved = (
-            {"read_rate": rate, "cells": cells}
-            if arguments.orders
-            else merged(json.loads(results.read_text()), cells, rate, arguments.unseen)
-        )
-        results.write_text(json.dumps(saved, indent=1) + "\n")
+    if arguments.save and arguments.orders:
+        saved = {"read_rate": rate, "cells": cells}
+        SAVED_ORDERS.write_text(json.dumps(saved, indent=1) + "\n")
+    elif arguments.save:
+        saved = merged(saved_results(), cells, rate, arguments.unseen)
+        SAVED.write_bytes(gzip.compress(json.dumps(saved).encode(), mtime=0))
     wrong = sum(not e < 0.03 for found in cells for e in found["errors"].values())
     print(f"\n{len(cells)} cells; {wrong} configs were wrong")
     return wrong > 0
