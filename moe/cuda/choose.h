@@ -1,6 +1,8 @@
 // Which config serves the mixture-of-experts ops on an NVIDIA GPU: by the time that its bytes and
-// its rounds of blocks take. Pure functions of the shape and the device; no table of shapes. The
-// rates are published ones; what is measured says so.
+// its rounds of blocks take. Pure functions of the shape and the device; no table of shapes.
+//
+// The constants of the model were fitted to layers timed on an H200 (docs/h200_moe_configs.md, by
+// benchmarks/moe_configs.py). The memory's rate is the device's own (common/cuda/memory_rates.h).
 #pragma once
 
 #include <algorithm>
@@ -180,8 +182,8 @@ inline float touched_experts(const MoeShape& s) {
   return s.experts * (1.0f - std::pow(1.0f - 1.0f / s.experts, static_cast<float>(s.rows)));
 }
 
-// Tiles that an expert of `rows` rows on average has: the last is half full on average, and one
-// there is.
+// How many tiles an expert has that gets `rows` rows on average. Its last tile is half full on
+// average, which adds half a tile; no expert that has rows has less than one.
 inline float tiles_of_expert(float rows, int32_t block_m) {
   return std::max(1.0f, rows / block_m + 0.5f);
 }
@@ -190,13 +192,14 @@ inline float bytes_of_w(const MoeShape& s) {
   return s.w() == DType::kFloat4E2M1x2 ? 0.53f : static_cast<float>(size_of(s.w()));
 }
 
-// What work that goes on at once takes: what nearly weighs as much adds to the longest.
+// The time of pieces of work that run at once. The longest hides the others, but not quite one that
+// takes nearly as long.
 inline float joined(float a, float b, float c = 0, float d = 0) {
   const auto fourth = [](float x) { return x * x * x * x; };
   return std::pow(fourth(a) + fourth(b) + fourth(c) + fourth(d), 0.25f);
 }
 
-// Bytes an us, of what the memory could read.
+// Bytes that the memory delivers in a microsecond, if it reaches `share` of its rate.
 inline float memory_rate(const MoeDevice& device, float share) {
   return share * static_cast<float>(device.memory.bytes_per_us);
 }

@@ -7,9 +7,11 @@
 //   down: h --> parts                                                      [split_k][slots][H]
 //   combine: weights . parts --> out                                       [T, H]
 //
-// A config that routes itself has no first line, and a row of h for each slot, in their order. One
-// that sorts rows copies those of x, quantised or not, to the order of experts. A resident one has
-// the two products alone.
+// A config may change these launches (MoeConfig's functions in config.h):
+//   routes_itself   no route; h has a row for each slot, in the order of slots
+//   sorts_rows      the second launch copies the rows of x to the order of experts, and quantises
+//                   them if they are to be quantised
+//   is_resident     the two products alone: they route, quantise and combine
 //
 // Each part of a sum has a place of its own in memory and is added in order, so nothing is counted,
 // awaited or cleared, and no bit depends on the order in which workgroups run.

@@ -9,9 +9,10 @@
 
 namespace rocm_kernels {
 
-// The rows that a product can have, and for a config that routes itself, whose they are.
+// The slots of a layer, with the expert of each: a product whose config routes itself sorts them by
+// their ids. grouped_gemm gives the number of its rows for slots, and no ids.
 struct SlotIds {
-  const int32_t* ids = nullptr;  // [slots]; grouped_gemm has none
+  const int32_t* ids = nullptr;  // [slots]
   int32_t slots = 0, experts = 0;
   bool first = false;              // this product is the layer's first kernel
   const float* weights = nullptr;  // [slots], of a down product that adds a token's slots itself
