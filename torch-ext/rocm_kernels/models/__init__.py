@@ -10,9 +10,9 @@ weight each, and ``q_proj``, ``k_proj``, ``v_proj``, ``gate_proj``, ``up_proj`` 
 it, each usable by itself. The attention's own forward stays the model's: when the decoder layer has
 projected already, it hands over a ``Projected``, out of which the parts cut their columns.
 
-families.py says what models call these modules, linear.py has those that take their place,
-quantize.py makes them: of 16-bit linears, of FP8 ones that adopt.py reads, of one process's shares
-(shares.py). reads.py tells which must stay, hooks.py keeps what hangs on a module, fuse.py joins,
+families.py says what models call these modules, linear.py has those that take their place, state.py
+loads them from state dicts. quantize.py makes them: of 16-bit linears, of FP8 ones that adopt.py
+reads, of one process's shares (shares.py). reads.py tells which must stay, hooks.py keeps what hangs on a module, fuse.py joins,
 norms.py and ask.py tell what norms, MLPs and decoder layers compute, known.py shows the result to
 ``kernelize``. experts.py has the module for experts, convert_experts.py makes it of theirs,
 mxfp4.py finds their format again, stored_experts.py knows them in files. formats.py knows FP8

@@ -72,7 +72,7 @@ class ExpertsPlan:
                 require_limits(model, name, module)
                 if hasattr(module, f"{WEIGHTS[0]}_scale_inv"):
                     require_set(name, module)
-                self._own[name] = _read(module, activations, scheme)
+                self._own[name] = _read(module, activations, scheme, is_a_form(model))
                 _try_once(tried, module, self._own[name])
                 self.found[name] = self._own[name].becomes
             except Stays as reason:
@@ -239,7 +239,12 @@ def _slots_of(model: nn.Module, name: str) -> int:
     return 0
 
 
-def _read(module: nn.Module, activations: Optional[str], scheme: str) -> _Own:
+def is_a_form(model: nn.Module) -> bool:
+    """Whether a model has no data anywhere yet: what is made of it is filled by a state dict."""
+    return all(parameter.device.type == "meta" for parameter in model.parameters())
+
+
+def _read(module: nn.Module, activations: Optional[str], scheme: str, in_a_form: bool) -> _Own:
     _require_gate(module)
     weights = [module._parameters[name] for name in WEIGHTS]
     if is_offloaded(module):
@@ -249,7 +254,7 @@ def _read(module: nn.Module, activations: Optional[str], scheme: str) -> _Own:
     for name, weight in zip(WEIGHTS, weights):
         if type(weight) is not nn.Parameter:
             raise Stays(f"{name} is a {type(weight).__name__}")
-        if weight.device.type == "meta":
+        if weight.device.type == "meta" and not in_a_form:
             raise Stays(f"{name} has no data, on the meta device")
     if type(module).__name__ == "Mxfp4GptOssExperts":
         raise Stays(
@@ -359,8 +364,9 @@ def _compare(module: nn.Module, own: _Own) -> Optional[Stays]:
     # Of sizes that a limit would meet, whatever the weights.
     x = x * torch.tensor([[1.0], [10.0], [100.0], [1e3]], device="cpu")
     ids = torch.tensor([[0, experts - 1]] * 4, device="cpu")
-    one = [weight[:1].float().cpu() for weight in own.weights]
-    one_bias = [None if bias is None else bias[:1].detach().float().cpu() for bias in own.biases]
+    one = [probe._parameters[name].detach()[:1] for name in WEIGHTS]
+    one = [weight.transpose(1, 2) if own.is_transposed else weight for weight in one]
+    one_bias = [probe._parameters.get(f"{name}_bias") for name in WEIGHTS]
     both = nn.functional.linear(x, one[0][0], None if one_bias[0] is None else one_bias[0][0])
     y = gated_experts(both, *own.gate)
     y = nn.functional.linear(y, one[1][0], None if one_bias[1] is None else one_bias[1][0])
@@ -376,8 +382,12 @@ def _compare(module: nn.Module, own: _Own) -> Optional[Stays]:
 
 def _like_the_first(parameter: torch.Tensor, experts: int, copies: int) -> torch.Tensor:
     if parameter.dim() < 2 or parameter.shape[0] != experts:
-        return parameter.float().cpu()
-    return parameter[:1].float().cpu().expand(copies, *parameter.shape[1:])
+        return _numbers(parameter)
+    return _numbers(parameter[:1]).expand(copies, *parameter.shape[1:])
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    return _random(*tensor.shape) if tensor.device.type == "meta" else tensor.float().cpu()
 
 
 def _quantized(weight: torch.Tensor, fp8_dtype: Optional[torch.dtype]) -> Pair:

@@ -8,6 +8,7 @@ from torch import nn
 from ..functional import FP8_DTYPES, to_native_fp8
 from ..reference import dequantize_expert, gated_experts
 from .linear import checked_scale_fmt
+from .state import load_experts, unset
 
 WEIGHTS = ("gate_up_proj", "down_proj")
 
@@ -133,7 +134,7 @@ class Experts(nn.Module):
         device, old = self.gate_up_proj.device, before["gate_up_proj"].device
         for name, was in before.items():
             if device != old and old.type == "meta":  # to_empty: there is nothing to move
-                was = torch.empty_like(was, device=device)
+                was = unset(was, device) if self.is_fp8 else torch.empty_like(was, device=device)
             getattr(self, name).data = was.to(device)
         if device != old and "meta" not in (device.type, old.type):
             self.take_dialect()
@@ -155,22 +156,10 @@ class Experts(nn.Module):
         unexpected: List[str],
         errors: List[str],
     ) -> None:
-        given = dict(state_dict)
-        for name in WEIGHTS:
-            key, scale_key = prefix + name, f"{prefix}{name}_scale_inv"
-            weight = given.get(key)
-            if weight is None or scale_key not in given:
-                continue
-            own = getattr(self, name).dtype
-            if (weight.dtype in FP8_DTYPES) != self.is_fp8 or not (
-                self.is_fp8 or weight.dtype == own
-            ):
-                errors.append(f"{key} must be {own}, got {weight.dtype}")
-                return
-            if self.is_fp8:
-                given[key], given[scale_key] = to_native_fp8(
-                    weight, given[scale_key], fp8_dtype=own
-                )
+        given = load_experts(self, state_dict, prefix, local_metadata)
+        if isinstance(given, str):
+            errors.append(given)
+            return
         super()._load_from_state_dict(
             given, prefix, local_metadata, strict, missing, unexpected, errors
         )

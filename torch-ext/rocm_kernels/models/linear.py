@@ -1,14 +1,15 @@
 """The linears that quantisation puts in place: whole ones, and parts of fused ones."""
 
 import copy
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, NamedTuple, Optional
 
 import torch
 from torch import nn
 
-from ..functional import FP8_DTYPES, SCALE_BLOCK, to_native_fp8
+from ..functional import SCALE_BLOCK
 from ..functional.fp8 import E8M0, is_ue8m0
 from ..reference import dequantize
+from .state import fp8_tensors, in_dialect, load_linear, save_linear, unset
 
 
 class Projected(NamedTuple):
@@ -108,17 +109,17 @@ class FP8Linear(nn.Linear):
 
     def take_dialect(self, fp8_dtype: Optional[torch.dtype] = None) -> None:
         """Has the weight, and what scales it, in a dialect of FP8; None: in the device's."""
-        for name, tensor in in_dialect(_fp8_tensors(self), fp8_dtype).items():
+        for name, tensor in in_dialect(fp8_tensors(self), fp8_dtype).items():
             self._parameters[name].data = tensor
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         """Keeps the FP8 bits and float32 scales through ``model.half()`` and the like, and gives
         them the dialect of the device that they move to."""
-        kept = _fp8_tensors(self)
+        kept = fp8_tensors(self)
         super()._apply(fn, recurse)
         old, device = kept["weight"].device, self.weight.device
         if device != old and old.type == "meta":  # to_empty: there is nothing to move
-            kept = {name: _unset(was, device) for name, was in kept.items()}
+            kept = {name: unset(was, device) for name, was in kept.items()}
         elif device != old:
             kept = {name: was.to(device) for name, was in kept.items()}
         for name, tensor in kept.items():
@@ -256,80 +257,6 @@ def computes_linear(module: nn.Module) -> bool:
     except Exception:  # it takes something else: the report names it
         return False
     return isinstance(computed, torch.Tensor) and torch.allclose(computed, expected, rtol=1e-5)
-
-
-def _unset(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """No scale looks set before it is."""
-    empty = torch.empty_like(tensor, device=device)
-    return empty if tensor.dtype in FP8_DTYPES else empty.fill_(torch.nan)
-
-
-_OF_FP8 = ("weight", "weight_scale_inv", "activation_scale")
-
-
-def _fp8_tensors(linear: nn.Module) -> Dict[str, torch.Tensor]:
-    tensors = {name: getattr(linear, name) for name in _OF_FP8}
-    return {name: tensor.detach() for name, tensor in tensors.items() if tensor is not None}
-
-
-def in_dialect(
-    tensors: Dict[str, torch.Tensor], fp8_dtype: Optional[torch.dtype] = None
-) -> Dict[str, torch.Tensor]:
-    """An FP8 linear's tensors in another dialect; None: in their device's."""
-    weight, scale = tensors["weight"], tensors["weight_scale_inv"]
-    converted, scale = to_native_fp8(weight, scale, fp8_dtype=fp8_dtype)
-    changed = {**tensors, "weight": converted, "weight_scale_inv": scale}
-    if "activation_scale" in tensors:
-        none = weight[:0]
-        static = tensors["activation_scale"]
-        _, changed["activation_scale"] = to_native_fp8(none, static, fp8_dtype=converted.dtype)
-    return changed
-
-
-def save_linear(linear: nn.Module, destination: Dict, prefix: str) -> None:
-    """In OCP's dialect, which is what checkpoints hold, wherever the model runs."""
-    if linear.is_share:
-        raise RuntimeError(
-            f"{prefix}weight is one process's share of a tensor-parallel model, and the whole "
-            "is not put together here: save the model on one process, before it is divided"
-        )
-    tensors = _fp8_tensors(linear)
-    if tensors["weight"].device.type != "meta":
-        tensors = in_dialect(tensors, torch.float8_e4m3fn)
-    if linear.bias is not None:
-        tensors["bias"] = linear.bias.detach()
-    destination.update({prefix + name: tensor for name, tensor in tensors.items()})
-
-
-def load_linear(
-    linear: nn.Module,
-    state_dict: Dict[str, torch.Tensor],
-    prefix: str,
-    local_metadata: Dict,
-    strict: bool,
-    missing: List[str],
-    unexpected: List[str],
-    errors: List[str],
-) -> None:
-    own = {name: getattr(linear, name) for name in (*_OF_FP8, "bias")}
-    own = {name: tensor for name, tensor in own.items() if tensor is not None}
-    given = {name: state_dict[prefix + name] for name in own if prefix + name in state_dict}
-    missing += [prefix + name for name in own if name not in given]
-    unexpected += [k for k in state_dict if k.startswith(prefix) and k[len(prefix) :] not in own]
-    for name, tensor in given.items():
-        if tensor.shape != own[name].shape:
-            errors.append(
-                f"{prefix}{name} must be {tuple(own[name].shape)}, got {tuple(tensor.shape)}"
-            )
-    if errors or len(given) < len(own):
-        return
-    if given["weight"].dtype not in FP8_DTYPES:
-        errors.append(f"{prefix}weight must be FP8, got {given['weight'].dtype}")
-        return
-    given = in_dialect(given, own["weight"].dtype)
-    with torch.no_grad():
-        for name, tensor in given.items():
-            own[name].copy_(tensor)
 
 
 def _reference_linear(x: torch.Tensor, linear: nn.Module) -> torch.Tensor:

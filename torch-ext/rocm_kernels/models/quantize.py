@@ -11,17 +11,18 @@ from ..reference import quantize_fp8
 from .adopt import Stored, read_stored
 from .check_loaded import require_set
 from .checkpoints import describe_checkpoint, names_in_files
-from .convert_experts import ExpertsPlan, are_of_fp8_checkpoint, is_experts
+from .convert_experts import ExpertsPlan, are_of_fp8_checkpoint, is_a_form, is_experts
 from .experts import Experts
 from .fuse import fuse_projections
 from .hooks import hand_over, is_offloaded, is_wrapped, keep_accelerate_hooks
 from .known import layers_left_alone, make_modules_known
-from .linear import FP8Linear, FP8LinearPart, computes_linear, in_dialect
+from .linear import FP8Linear, FP8LinearPart, computes_linear
 from .norms import other_norms
 from .pickling import name_kernel_funcs
 from .reads import read_by_their_owner
 from .report import QuantizationReport, bytes_of, kept_bytes
 from .shares import Share, is_shared_out, largest_of_rows, share_of, why_not_shareable
+from .state import in_dialect
 from .stored_linears import IN_FP8
 
 
@@ -43,7 +44,8 @@ def quantize_model_(
 
     Args:
         model: a transformers model, or any module that has linears in it. Quantise where it will
-            run, or move it after: the weights follow their device's FP8 dialect.
+            run, or move it after: the weights follow their device's FP8 dialect. One that is whole
+            on the meta device becomes a form, which ``load_state_dict(..., assign=True)`` fills.
         activations: ``"dynamic"``: inputs are quantised to FP8 per token; ``"none"``: they stay
             16-bit and only weights are FP8. None: an FP8 checkpoint's linears take them as it says,
             other linears as is quicker, ``"none"`` on the CPU and ``"dynamic"`` elsewhere.
@@ -257,7 +259,7 @@ def _why_not(model: nn.Module, name: str, module: nn.Module) -> Optional[str]:
         return "its weight is offloaded by accelerate"
     if is_shared_out(module):
         return why_not_shareable(model, name, module)
-    if module.weight.device.type == "meta":
+    if module.weight.device.type == "meta" and not is_a_form(model):
         return "its weight has no data, on the meta device"
     if type(module.weight) is not nn.Parameter:
         return f"its weight is a {type(module.weight).__name__}"
