@@ -36,8 +36,13 @@ COLUMNS = {
     "compressed-tensors, channel": "compressed-tensors, channel, dynamic",
     "compressed-tensors, static": "compressed-tensors, tensor, static",
     "Quark": "Quark, static",
+    "Quark, per token": "Quark, per token",
+    "ModelOpt": "ModelOpt, static",
+    "AutoFP8": "AutoFP8, dynamic",
     "FBGEMM": "FBGEMM",
 }
+# Families whose checkpoints have experts in FP8, too: GPT-OSS's are MXFP4.
+IN_FP8 = ("mixtral", "qwen3_moe", "deepseek_v3", "llama4_text")
 # Widths of whole blocks, so that those of q, k, v, gate and up can be joined.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}
 OWN = {
@@ -54,7 +59,7 @@ def cell(package, family, checkpoint):
     model = tiny(family, **WIDE, **OWN.get(family, {}))
     if checkpoint is not None:
         with tempfile.TemporaryDirectory() as folder:
-            write(model, Path(folder), checkpoint, experts=has_experts(family, checkpoint))
+            write(model, Path(folder), checkpoint, experts=family in IN_FP8)
             with package.models.fp8_checkpoints():
                 model = AutoModelForCausalLM.from_pretrained(
                     folder, dtype=torch.float32, attn_implementation="eager"
@@ -75,14 +80,6 @@ def cell(package, family, checkpoint):
     if layers < len(model.model.layers):
         return "linears"
     return "whole layers" if replaced["SwiGLUMLP"] + replaced["Experts"] >= layers else "attention"
-
-
-def has_experts(family, checkpoint):
-    """Whether FP8 checkpoints of a format hold a family's experts in FP8: GPT-OSS's are MXFP4, and
-    transformers has no finegrained experts for Llama 4."""
-    if family == "llama4_text":
-        return not checkpoint.startswith("finegrained")
-    return family in ("mixtral", "qwen3_moe", "deepseek_v3")
 
 
 def table(package, rows=ROWS):

@@ -234,6 +234,7 @@ def _finegrained_quantizer(base: type) -> type:
             if said.modules_to_not_convert is not None:
                 taken += left_in_16_bits(model, said.modules_to_not_convert, files)
             if taken:
+                _read_over(model, INPUTS_OF_EXPERTS)
                 said.modules_to_not_convert = [
                     *(said.modules_to_not_convert or self.get_modules_to_not_convert(model)),
                     *taken,
@@ -284,9 +285,7 @@ def _fp8_quantizer() -> type:
             files = by_module(model, read_headers(checkpoint_files))
             self.embeddings = place_linears(model, layout_of, files)
             place_experts(model, layout_of, files)
-            ignored = set(model._keys_to_ignore_on_load_unexpected or ())
-            ignored |= {CACHE_SCALES, INPUTS_OF_EXPERTS}
-            model._keys_to_ignore_on_load_unexpected = ignored
+            _read_over(model, CACHE_SCALES, INPUTS_OF_EXPERTS)
 
         def finish_loading(self, model: Any) -> None:
             """Once all tensors are there, and nothing has been moved away from its device."""
@@ -333,6 +332,12 @@ def _fp8_quantizer() -> type:
             return reduced(self, _fp8_quantizer)
 
     return Fp8Quantizer
+
+
+def _read_over(model: Any, *names: str) -> None:
+    """Has transformers say nothing of tensors, by patterns of their names, that nothing takes."""
+    known = set(model._keys_to_ignore_on_load_unexpected or ())
+    model._keys_to_ignore_on_load_unexpected = known | {*names}
 
 
 def _require_all_ours(model: nn.Module) -> None:
