@@ -12,8 +12,8 @@ import torch
 from kernels import Mode, kernelize, use_kernel_mapping
 from project import REPO_ID, ROOT
 from test_families import tiny
-from tiny_models import tiny_llama, tokens
-from transformers import AutoModelForCausalLM, FineGrainedFP8Config
+from tiny_models import randomized, tiny_llama, tokens
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config, LlamaForCausalLM
 
 
 @pytest.fixture
@@ -272,3 +272,52 @@ def test_joined_linears_that_have_one_scale_get_no_two(package):
         RuntimeError, match=r"k.weight_scale_inv must be that .* \[0.5\], got \[0.25\]"
     ):
         parts.load_state_dict(state)
+
+
+# ---- dtype
+
+
+class HeadFirst(LlamaForCausalLM):
+    """Its first parameter is a linear's."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self._modules["model"] = self._modules.pop("model")
+
+
+class InAnother(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.tower = model
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@torch.no_grad()
+def test_a_models_dtype_is_what_it_computes_in(package, quantize_, tmp_path, dtype):
+    model = randomized(HeadFirst(tiny_llama(tie_word_embeddings=False).config)).to(dtype)
+    quantize_(InAnother(model), lm_head=True)
+    assert next(model.parameters()).dtype == torch.float8_e4m3fn
+    assert model.dtype == dtype
+    quantize_(model, lm_head=True)
+    model.save_pretrained(tmp_path)
+    with package.models.fp8_checkpoints():
+        loaded = HeadFirst.from_pretrained(tmp_path)
+    assert loaded.dtype == dtype == loaded.config.dtype
+    quantize_(loaded)
+    assert loaded.dtype == dtype
+    assert same_results(model, loaded)
+    assert loaded.to(torch.float16).dtype == torch.float16
+    assert tiny_llama().dtype == torch.float32, "and other models have theirs"
+
+
+@torch.no_grad()
+def test_a_pickled_model_keeps_its_dtype(quantize_):
+    """In a process that has not seen its class quantised yet."""
+    model = HeadFirst(tiny_llama(tie_word_embeddings=False).config).to(torch.bfloat16)
+    quantize_(model, lm_head=True)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    del HeadFirst.dtype
+    assert model.dtype == torch.float8_e4m3fn
+    buffer.seek(0)
+    assert torch.load(buffer, weights_only=False).dtype == torch.bfloat16

@@ -19,6 +19,7 @@ from torch import nn
 
 from ..functional import FP8_DTYPES
 from .check_loaded import CACHE_SCALES, INPUTS_OF_EXPERTS, checking
+from .compute_dtype import keep_dtype
 from .convert_experts import is_experts
 from .experts import Experts
 from .formats import FINEGRAINED, FORMATS, Layout, describe, layout_of_linear, layouts_of
@@ -252,6 +253,7 @@ def _finegrained_quantizer(base: type) -> type:
 
         def finish_loading(self, model: Any) -> None:
             model._weight_conversions = without_ours(model._weight_conversions)
+            keep_dtype(model)
 
         def get_state_dict_and_metadata(self, model: Any) -> Any:
             if not any(isinstance(module, Experts) for module in model.modules()):
@@ -291,6 +293,7 @@ def _fp8_quantizer() -> type:
             """Once all tensors are there, and nothing has been moved away from its device."""
             regroup_linears(model)
             model._weight_conversions = without_ours(model._weight_conversions)
+            keep_dtype(model)
 
         def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
             return [

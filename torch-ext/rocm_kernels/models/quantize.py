@@ -11,6 +11,7 @@ from ..reference import quantize_fp8
 from .adopt import Stored, read_stored
 from .check_loaded import require_set
 from .checkpoints import describe_checkpoint, names_in_files
+from .compute_dtype import keep_dtype
 from .convert_experts import ExpertsPlan, are_of_fp8_checkpoint, is_a_form, is_experts
 from .experts import Experts
 from .fuse import fuse_projections
@@ -81,6 +82,7 @@ def quantize_model_(
     experts.perform()
     make_modules_known(model)
     name_kernel_funcs(model)
+    keep_dtype(model)
     keep_accelerate_hooks(model)
     fused = fuse_projections(model) if fuse else {}
     describe_checkpoint(model, names)
