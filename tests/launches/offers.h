@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "gemm/config_fields.h"
+#include "blocks/product/config_fields.h"
 #include "gemm/gemm.h"
 
 struct Gpu {
