@@ -67,7 +67,7 @@ def test_a_compiled_kernel_beyond_its_budget_fails(tmp_path):
     assert "lds 16384" in fault
 
 
-@pytest.mark.parametrize("name, count", [("skinny_gemm", 60), ("grouped_gemm", 80)])
+@pytest.mark.parametrize("name, count", [("skinny_gemm", 60), ("products", 80)])
 def test_every_product_kernel_has_a_launch(name, count):
     """On a target without matrix instructions, where the kernels are quickly compiled."""
     source = resources.listed_sources()[name]

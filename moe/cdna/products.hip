@@ -1,7 +1,7 @@
 // Grouped products for AMD GPUs: the kernels, the choice of a config, the launches.
 #include "../../blocks/product/cdna/target.h"
-#include "../gpu/grouped_gemm.h"
 #include "../gpu/plain.h"
+#include "../gpu/product.h"
 #include "../gpu/route_kernels.h"
 #include "choose.h"
 #include "streamed.h"
@@ -165,20 +165,6 @@ Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& 
 
 Status launch_routing(const RoutingProblem& p, const DeviceFacts& facts, Stream stream) {
   return launch_routing_kernels(p, facts, stream);
-}
-
-int64_t grouped_gemm_workspace_bytes(const GroupedGemmArgs& args, const Context&) {
-  return grouped_gemm_bytes_on_gpu(args);
-}
-
-Status launch_grouped_gemm(const GroupedGemmArgs& args, const Context& context) {
-  return launch_grouped_gemm_on_gpu(args, context);
-}
-
-Status visit_grouped_gemm_configs(const GroupedGemmArgs& args, const Context&,
-                                  void (*visit)(const char* config, void* state), void* state) {
-  if (const Status error = check_sizes(args)) return error;
-  return tell_configs(args.config, shape_of(args), visit, state);
 }
 
 }  // namespace rocm_kernels

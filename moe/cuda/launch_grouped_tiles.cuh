@@ -4,38 +4,42 @@
 
 #include "../../blocks/product/cuda/launch_warpgroup.cuh"
 #include "grouped_tiles.cuh"
-#include "launch_grouped_tiles.h"
+#include "launches.h"
 #include "tiles.h"
 
 namespace rocm_kernels {
 namespace cuda {
 
 // The map of all experts' weights: for gate_up a box has rows of gates and rows of ups.
-inline Status make_experts_map(CUtensorMap& map, const GroupedTilesLaunch& call, int line_bytes) {
+inline Status make_experts_map(CUtensorMap& map, const ProductLaunch& call, int line_bytes) {
   const ExpertWeights& w = call.product.w;
   const int64_t bytes = size_of(w.dtype), row = w.row_stride * bytes;
   const bool gate_up = call.end == GroupedEnd::kGateUp;
   const int64_t rows = gate_up ? call.product.n / 2 : call.product.n;
   const bool beside = gate_up && call.product.interleaved;
   // The stride of a lone matrix may be anything.
-  const int64_t stride = call.experts == 1 ? row * call.product.n : w.expert_stride * bytes;
-  const StackOfBytes stack = {
-      w.data, call.experts, rows, w_row_bytes(w.dtype, call.product.k), beside ? 2 * row : row,
-      stride};
+  const int64_t stride = call.slots.experts == 1 ? row * call.product.n : w.expert_stride * bytes;
+  const StackOfBytes stack = {w.data,
+                              call.slots.experts,
+                              rows,
+                              w_row_bytes(w.dtype, call.product.k),
+                              beside ? 2 * row : row,
+                              stride};
   return gate_up ? make_runs_map(map, stack, 2, beside ? row : rows * row, 64, line_bytes)
                  : make_runs_map(map, stack, 1, rows * row, 128, line_bytes);
 }
 
 template <class Tile, bool kGateUp>
-Status launch_grouped_tile(const GroupedTilesLaunch& call, Stream stream) {
+Status launch_tile(const ProductLaunch& call, Stream stream) {
   using Tiles = GroupedTiles<Tile, kGateUp>;
   const GroupedProblem& p = call.product;
   const int64_t bytes = size_of(p.a_dtype);
   const int cluster = warpgroup_cluster(call.config);
   CUtensorMap a_map, w_map;
   // The blocks of a cluster share rows of a, and fetch half of them each.
-  if (const Status error = make_box_map(a_map, {p.a, call.rows, p.k * bytes, p.a_stride * bytes},
-                                        Tiles::kTileM / cluster)) {
+  if (const Status error =
+          make_box_map(a_map, {p.a, call.slots.slots, p.k * bytes, p.a_stride * bytes},
+                       Tiles::kTileM / cluster)) {
     return error;
   }
   if (const Status error = make_experts_map(w_map, call, Tile::kWRowBytes)) return error;
@@ -44,19 +48,19 @@ Status launch_grouped_tile(const GroupedTilesLaunch& call, Stream stream) {
   problem.tiles_n = static_cast<int32_t>(ceil_div(p.n, Tiles::kTileN * cluster));
   problem.walked = call.config.walked();
   problem.chunks = static_cast<int32_t>(ceil_div(p.k * bytes, kChunkBytes));
-  problem.workers = call.sm_count / cluster;
+  problem.workers = call.device.sm_count / cluster;
   problem.warp_staging =
       warp_staging_bytes(call.config, p.k * bytes, call.end == GroupedEnd::kDown && p.wide_stores);
   if constexpr (Tile::kWidened) {
-    const WidenedStages stages =
-        widened_stages(call.config.block_m, call.config.block_n, Tile::kWRowBytes,
-                       warpgroup_bytes(call.config, Tile::kWarpScaleBytes, 0, problem.warp_staging),
-                       call.shared_bytes_per_block - moe_static_bytes(call.config) + kStaticBytes);
+    const WidenedStages stages = widened_stages(
+        call.config.block_m, call.config.block_n, Tile::kWRowBytes,
+        warpgroup_bytes(call.config, Tile::kWarpScaleBytes, 0, problem.warp_staging),
+        call.device.shared_bytes_per_block - moe_static_bytes(call.config) + kStaticBytes);
     problem.num_stages = stages.wide;
     problem.narrow_stages = stages.narrow;
   } else {
     problem.num_stages = warpgroup_stages(call.config, Tile::kWarpScaleBytes,
-                                          call.shared_bytes_per_block, problem.warp_staging);
+                                          call.device.shared_bytes_per_block, problem.warp_staging);
   }
   problem.even_exponents = p.w.mx_row_stride % 2 == 0 && p.w.mx_expert_stride % 2 == 0 &&
                            reinterpret_cast<uintptr_t>(p.w.mx_scales) % 2 == 0;
@@ -64,7 +68,7 @@ Status launch_grouped_tile(const GroupedTilesLaunch& call, Stream stream) {
   problem.share_rows = !Tile::kSwapped;
   problem.rows_box = problem.share_rows ? Tile::kRows / cluster : Tile::kRows;
   problem.columns_box = problem.share_rows ? Tile::kColumns : Tile::kColumns / cluster;
-  if (reads_weights_once(call.rows, call.experts, call.config.block_m)) {
+  if (reads_weights_once(call.slots.slots, call.slots.experts, call.config.block_m)) {
     problem.rows_policy = L2Policy::kEvictFirst;  // rows of w are the operand's
   }
   problem.scale_a = p.scale_a;
@@ -81,38 +85,28 @@ Status launch_grouped_tile(const GroupedTilesLaunch& call, Stream stream) {
                        Tile::kSwapped ? a_map : w_map, problem);
 }
 
-// The tiles of kMoeWarpgroupTiles, but for those whose sums find no room (fits_registers()).
-template <DType kType, bool kBlocks, int kChain, DType kWType = kType>
-Status launch_grouped_tiles(const GroupedTilesLaunch& call, Stream stream) {
-  const MoeConfig& config = call.config;
-  const bool gate_up = call.end == GroupedEnd::kGateUp;
-#define ROCM_KERNELS_TILE(ROWS_ARE_W, WAVES, COLUMNS)                                              \
-  if (config.block_m == (ROWS_ARE_W ? COLUMNS : WAVES * 128) &&                                    \
-      config.block_n == (ROWS_ARE_W ? WAVES * 128 : COLUMNS)) {                                    \
-    return gate_up ? launch_grouped_tile<WarpgroupTile<kType, ROWS_ARE_W, WAVES, COLUMNS, kBlocks, \
-                                                       kChain, true, kWType>,                      \
-                                         true>(call, stream)                                       \
-                   : launch_grouped_tile<WarpgroupTile<kType, ROWS_ARE_W, WAVES, COLUMNS, kBlocks, \
-                                                       kChain, false, kWType>,                     \
-                                         false>(call, stream);                                     \
+// The instance of the config's tile: tile `kTile` of kMoeWarpgroupTiles or one behind it. Some have
+// no registers for their sums.
+template <DType kType, bool kBlocks, int kChain, DType kWType = kType, size_t kTile = 0>
+Status launch_tiles_of(const ProductLaunch& call, Stream stream) {
+  if constexpr (kTile == kMoeWarpgroupTileCount) {
+    return "no kernel was built for this config; report a defect";
+  } else {
+    constexpr MoeWarpgroupTile kIs = kMoeWarpgroupTiles[kTile];
+    if constexpr (fits_registers(kIs, kBlocks, kType != kWType)) {
+      if (call.config.block_m == kIs.block_m && call.config.block_n == kIs.block_n) {
+        constexpr int kWaves = kIs.waves(), kColumns = kIs.columns();
+        return call.end == GroupedEnd::kGateUp
+                   ? launch_tile<WarpgroupTile<kType, kIs.rows_are_w(), kWaves, kColumns, kBlocks,
+                                               kChain, true, kWType>,
+                                 true>(call, stream)
+                   : launch_tile<WarpgroupTile<kType, kIs.rows_are_w(), kWaves, kColumns, kBlocks,
+                                               kChain, false, kWType>,
+                                 false>(call, stream);
+      }
+    }
+    return launch_tiles_of<kType, kBlocks, kChain, kWType, kTile + 1>(call, stream);
   }
-  if constexpr (fits_registers({256, 128}, kBlocks, kType != kWType)) {
-    ROCM_KERNELS_TILE(false, 2, 128)
-  }
-  ROCM_KERNELS_TILE(false, 1, 128)
-  ROCM_KERNELS_TILE(true, 2, 64)
-  ROCM_KERNELS_TILE(true, 2, 32)
-#undef ROCM_KERNELS_TILE
-  return "no kernel was built for this config; report a defect";
-}
-
-// FP8 weights of 16-bit rows.
-template <DType kType>
-Status launch_widened_tiles(const GroupedTilesLaunch& call, Stream stream) {
-  constexpr DType kWType = DType::kFloat8E4M3FN;
-  return call.product.w.scale.is_blocked()
-             ? launch_grouped_tiles<kType, true, 4, kWType>(call, stream)
-             : launch_grouped_tiles<kType, false, 0, kWType>(call, stream);
 }
 
 }  // namespace cuda

@@ -1,12 +1,9 @@
 // Grouped products for NVIDIA GPUs: the kernels, the choice of a config, the launches.
-#include "../gpu/grouped_gemm.h"
 #include "../gpu/plain.h"
+#include "../gpu/product.h"
 #include "../gpu/route_kernels.h"
 #include "choose.h"
-#include "launch_grouped_tiles.h"
-#include "launch_resident.h"
-#include "launch_streamed.h"
-#include "launch_streamed_wgmma.h"
+#include "launches.h"
 #include "tiled.cuh"
 
 namespace rocm_kernels {
@@ -83,62 +80,6 @@ Status ask_moe_device(int id, MoeDevice& device) {
 
 Status current_moe_device(MoeDevice& device) { return ask_once<ask_moe_device>(device); }
 
-Status launch_streamed_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
-                               const SlotIds& slots, Stream stream) {
-  MoeDevice device;
-  if (const Status error = current_moe_device(device)) return error;
-  const StreamedStage stage =
-      streamed_stage(config, p.a_dtype, p.w.dtype, p.k, p.w.scale.is_blocked());
-  return launch_streamed(
-      {end, p, slots.ids, slots.slots, slots.experts, stage,
-       streamed_stages(stage, slots.slots, device), config.walked(), slots.first, device.sm_count},
-      stream);
-}
-
-Status launch_streamed_wgmma_product(GroupedEnd end, const GroupedProblem& p,
-                                     const MoeConfig& config, const SlotIds& slots, Stream stream) {
-  MoeDevice device;
-  if (const Status error = current_moe_device(device)) return error;
-  const StreamedWgmmaStage stage = {config.block_m, p.w.scale.is_blocked()};
-  return launch_streamed_wgmma(
-      {end, p, slots, stage, streamed_wgmma_stages(stage, slots.slots, device), config.walked(),
-       device.sm_count},
-      stream);
-}
-
-Status launch_resident_product(GroupedEnd end, const GroupedProblem& p, const SlotIds& slots,
-                               Stream stream) {
-  MoeDevice device;
-  if (const Status error = current_moe_device(device)) return error;
-  const bool is_down = end == GroupedEnd::kDown;
-  const ResidentSplit split =
-      resident_split(is_down, most_row_tiles(slots.slots, slots.experts, kResidentBlockM),
-                     p.n / kResidentBlockN, p.k, device.sm_count);
-  const ResidentShape shape = resident_shape(is_down, slots.slots / p.slots_of_token, slots.slots,
-                                             p.k, p.w.scale.is_blocked(), split);
-  return launch_resident(
-      {end, p, slots, split, shape, resident_stages(shape, device), device.sm_count}, stream);
-}
-
-Status launch_warpgroup_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
-                                const SlotIds& slots, Stream stream) {
-  MoeDevice device;
-  if (const Status error = current_moe_device(device)) return error;
-  const GroupedTilesLaunch call = {
-      end, p, config, slots.slots, slots.experts, device.sm_count, device.shared_bytes_per_block};
-  const bool is_bf16 = p.a_dtype == DType::kBFloat16;
-  if (p.w.dtype == DType::kFloat4E2M1x2) return launch_grouped_tiles_bf16_mxfp4(call, stream);
-  if (is_fp8(p.w.dtype) && !is_fp8(p.a_dtype)) {
-    return is_bf16 ? launch_grouped_tiles_bf16_fp8(call, stream)
-                   : launch_grouped_tiles_fp16_fp8(call, stream);
-  }
-  if (is_bf16) return launch_grouped_tiles_bf16(call, stream);
-  if (p.a_dtype == DType::kFloat16) return launch_grouped_tiles_fp16(call, stream);
-  return p.scale_a.is_blocked() || p.w.scale.is_blocked()
-             ? launch_grouped_tiles_fp8_block(call, stream)
-             : launch_grouped_tiles_fp8(call, stream);
-}
-
 }  // namespace
 }  // namespace cuda
 
@@ -155,7 +96,7 @@ Status choose_config(const MoeShape& shape, MoeConfig& config) {
 Status check_config(const MoeShape& shape, const MoeConfig& config) {
   cuda::MoeDevice device;
   if (const Status error = cuda::current_moe_device(device)) return error;
-  return cuda::check_moe_config(shape, config, device);
+  return cuda::check_config(shape, config, device);
 }
 
 Status visit_configs(const MoeShape& shape, void (*visit)(const MoeConfig& config, void* state),
@@ -169,38 +110,24 @@ Status visit_configs(const MoeShape& shape, void (*visit)(const MoeConfig& confi
 Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
                       int64_t most_tiles, const SlotIds& slots, const DeviceFacts& facts,
                       Stream stream) {
-  switch (config.design) {
-    case MoeConfig::Design::kStreamed:
-      return cuda::launch_streamed_product(end, p, config, slots, stream);
-    case MoeConfig::Design::kResident:
-      return cuda::launch_resident_product(end, p, slots, stream);
-    case MoeConfig::Design::kStreamedWgmma:
-      return cuda::launch_streamed_wgmma_product(end, p, config, slots, stream);
-    case MoeConfig::Design::kWarpgroup:
-      return cuda::launch_warpgroup_product(end, p, config, slots, stream);
-    case MoeConfig::Design::kTiled:
-      return cuda::launch_tiled(end, p, config, most_tiles, facts, stream);
-    default:
-      return launch_plain_grouped(end, p, most_tiles, facts, stream);
+  using Design = MoeConfig::Design;
+  if (config.design == Design::kPlain)
+    return launch_plain_grouped(end, p, most_tiles, facts, stream);
+  if (config.design == Design::kTiled) {
+    return cuda::launch_tiled(end, p, config, most_tiles, facts, stream);
   }
+  cuda::MoeDevice device;
+  if (const Status error = cuda::current_moe_device(device)) return error;
+  const cuda::ProductLaunch call = {end, p, config, slots, device};
+  if (config.design == Design::kStreamed) return cuda::launch_streamed(call, stream);
+  if (config.design == Design::kResident) return cuda::launch_resident(call, stream);
+  if (config.design == Design::kStreamedWgmma) return cuda::launch_streamed_wgmma(call, stream);
+  return p.w.dtype == p.a_dtype ? cuda::launch_grouped_tiles(call, stream)
+                                : cuda::launch_widened_tiles(call, stream);
 }
 
 Status launch_routing(const RoutingProblem& p, const DeviceFacts& facts, Stream stream) {
   return launch_routing_kernels(p, facts, stream);
-}
-
-int64_t grouped_gemm_workspace_bytes(const GroupedGemmArgs& args, const Context&) {
-  return grouped_gemm_bytes_on_gpu(args);
-}
-
-Status launch_grouped_gemm(const GroupedGemmArgs& args, const Context& context) {
-  return launch_grouped_gemm_on_gpu(args, context);
-}
-
-Status visit_grouped_gemm_configs(const GroupedGemmArgs& args, const Context&,
-                                  void (*visit)(const char* config, void* state), void* state) {
-  if (const Status error = check_sizes(args)) return error;
-  return tell_configs(args.config, shape_of(args), visit, state);
 }
 
 }  // namespace rocm_kernels

@@ -5,7 +5,7 @@
 
 #include "../../blocks/rows/gpu/quantize.h"
 #include "../../common/gpu/lanes.h"
-#include "resident.h"
+#include "pipelines.h"
 #include "streamed_units.cuh"
 
 namespace rocm_kernels {

@@ -1,7 +1,6 @@
 // The instances of the streamed kernel (streamed.cuh), and their launch.
 #include "../../common/cuda/tensor_map.h"
-#include "../../common/gpu/launch.h"
-#include "launch_streamed.h"
+#include "launches.h"
 #include "streamed.cuh"
 
 namespace rocm_kernels {
@@ -46,36 +45,38 @@ Kernel kernel_of(GroupedEnd end, const GroupedProblem& p, int block_m, bool bloc
 
 }  // namespace
 
-Status launch_streamed(const StreamedLaunch& call, Stream stream) {
+Status launch_streamed(const ProductLaunch& call, Stream stream) {
   const GroupedProblem& p = call.product;
+  const SlotIds& slots = call.slots;
+  const StreamedStage stage =
+      streamed_stage(call.config, p.a_dtype, p.w.dtype, p.k, p.w.scale.is_blocked());
+  const int32_t num_stages = streamed_stages(stage, slots.slots, call.device);
   const int64_t packed = p.w.dtype == DType::kFloat4E2M1x2 ? 2 : 1;
   const int64_t bytes = size_of(p.w.dtype);
   const StackOfBytes weights = {p.w.data,
-                                call.experts,
+                                slots.experts,
                                 p.n,
                                 p.k / packed * bytes,
                                 p.w.row_stride * bytes,
                                 p.w.expert_stride * bytes};
   CUtensorMap w_map;
-  if (const Status error =
-          make_stack_map(w_map, weights, call.stage.block_n / 2, call.stage.row_bytes())) {
+  if (const Status error = make_stack_map(w_map, weights, stage.block_n / 2, stage.row_bytes())) {
     return error;
   }
-  const int32_t tiles_n = (p.n + call.stage.block_n - 1) / call.stage.block_n;
-  const StreamedProblem s = {p,          {call.ids, call.slots, call.experts, call.stage.block_m},
-                             call.stage, call.num_stages,
-                             tiles_n,    call.walked,
-                             call.first};
-  const int64_t most = most_row_tiles(call.slots, call.experts, call.stage.block_m) * tiles_n;
-  const int64_t blocks = int64_t{call.sm_count} * streamed_blocks_per_sm(call.stage.block_m);
+  const int32_t tiles_n = (p.n + stage.block_n - 1) / stage.block_n;
+  const StreamedProblem s = {p,          {slots.ids, slots.slots, slots.experts, stage.block_m},
+                             stage,      num_stages,
+                             tiles_n,    call.config.walked(),
+                             slots.first};
+  const int64_t most = most_row_tiles(slots.slots, slots.experts, stage.block_m) * tiles_n;
+  const int64_t blocks = int64_t{call.device.sm_count} * streamed_blocks_per_sm(stage.block_m);
   Launch launch;
   launch.grid = dim3(static_cast<unsigned>(most < blocks ? most : blocks));
   launch.block = kStreamedThreads;
   launch.stream = stream;
-  launch.shared_bytes = streamed_shared_bytes(call.stage, call.num_stages, call.slots);
+  launch.shared_bytes = streamed_shared_bytes(stage, num_stages, slots.slots);
   launch.early = true;
-  return launch_kernel(kernel_of(call.end, p, call.stage.block_m, call.stage.block_scales), launch,
-                       w_map, s);
+  return launch_kernel(kernel_of(call.end, p, stage.block_m, stage.block_scales), launch, w_map, s);
 }
 
 }  // namespace cuda

@@ -9,7 +9,7 @@
 #include "../../common/cuda/mma.cuh"
 #include "../../common/gpu/dependent_launch.h"
 #include "../gpu/problem.h"
-#include "streamed.h"
+#include "pipelines.h"
 
 namespace rocm_kernels {
 namespace cuda {

@@ -1,7 +1,6 @@
 // The instances of the streamed_wgmma kernel (streamed_wgmma.cuh), and their launch.
 #include "../../common/cuda/tensor_map.h"
-#include "../../common/gpu/launch.h"
-#include "launch_streamed_wgmma.h"
+#include "launches.h"
 #include "streamed_wgmma.cuh"
 
 namespace rocm_kernels {
@@ -28,9 +27,10 @@ Kernel kernel_of(const StreamedWgmmaStage& stage, bool is_gate_up) {
 
 }  // namespace
 
-Status launch_streamed_wgmma(const StreamedWgmmaLaunch& call, Stream stream) {
+Status launch_streamed_wgmma(const ProductLaunch& call, Stream stream) {
   const GroupedProblem& p = call.product;
-  const StreamedWgmmaStage& stage = call.stage;
+  const StreamedWgmmaStage stage = {call.config.block_m, p.w.scale.is_blocked()};
+  const int32_t num_stages = streamed_wgmma_stages(stage, call.slots.slots, call.device);
   const bool is_gate_up = call.end == GroupedEnd::kGateUp;
   const bool beside = is_gate_up && p.interleaved;
   const int parts = is_gate_up ? 2 : 1;
@@ -46,18 +46,18 @@ Status launch_streamed_wgmma(const StreamedWgmmaLaunch& call, Stream stream) {
   const StreamedWgmmaProblem s = {
       p,
       {call.slots.ids, call.slots.slots, call.slots.experts, stage.block_m},
-      call.num_stages,
+      num_stages,
       tiles_n,
-      call.walked,
+      call.config.walked(),
       call.slots.first};
   const int64_t most =
       most_row_tiles(call.slots.slots, call.slots.experts, stage.block_m) * tiles_n;
-  const int64_t blocks = int64_t{call.sm_count} * kStreamedWgmmaBlocksPerSm;
+  const int64_t blocks = int64_t{call.device.sm_count} * kStreamedWgmmaBlocksPerSm;
   Launch launch;
   launch.grid = dim3(static_cast<unsigned>(most < blocks ? most : blocks));
   launch.block = kStreamedWgmmaThreads;
   launch.stream = stream;
-  launch.shared_bytes = streamed_wgmma_shared_bytes(stage, call.num_stages, call.slots.slots);
+  launch.shared_bytes = streamed_wgmma_shared_bytes(stage, num_stages, call.slots.slots);
   launch.early = true;
   return launch_kernel(kernel_of(stage, is_gate_up), launch, w_map, s);
 }

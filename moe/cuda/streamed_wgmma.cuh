@@ -28,8 +28,8 @@
 #include "../../common/cuda/tma.cuh"
 #include "../../common/cuda/wgmma.cuh"
 #include "../../common/gpu/dependent_launch.h"
+#include "pipelines.h"
 #include "streamed_units.cuh"
-#include "streamed_wgmma.h"
 
 namespace rocm_kernels {
 namespace cuda {

@@ -60,9 +60,18 @@ constexpr int find_moe_tile(int32_t block_m, int32_t block_n) {
 
 struct MoeWarpgroupTile {
   int32_t block_m, block_n;
+
+  // wgmma takes 64 rows of one operand and 8 to 256 of the other, its columns. For few rows of a, w
+  // is the 64-row operand.
+  constexpr bool rows_are_w() const { return block_n > block_m; }
+  constexpr int32_t rows() const { return rows_are_w() ? block_n : block_m; }
+  constexpr int32_t columns() const { return rows_are_w() ? block_m : block_n; }
+  constexpr int32_t waves() const { return rows() / (kMathGroups * 64); }  // of a warpgroup
 };
 // Of two that are modelled alike the first is taken: the one that has more bytes of w under way.
 constexpr MoeWarpgroupTile kMoeWarpgroupTiles[] = {{32, 256}, {64, 256}, {128, 128}, {256, 128}};
+constexpr size_t kMoeWarpgroupTileCount =
+    sizeof(kMoeWarpgroupTiles) / sizeof(kMoeWarpgroupTiles[0]);
 
 constexpr bool is_moe_warpgroup_tile(int32_t block_m, int32_t block_n) {
   for (const MoeWarpgroupTile& tile : kMoeWarpgroupTiles) {

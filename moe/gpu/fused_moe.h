@@ -1,5 +1,5 @@
-// fused_moe on GPUs: the launches of a layer. Host code of both families, and the kernels of
-// rows.h.
+// fused_moe on GPUs: the launches of a layer. Host code of both families, which one source of each
+// includes, and the kernels of rows.h.
 //
 //   ids --route--> rows, tiles        x --quantise--> FP8                  (quantize_input alone)
 //   gate_up: rows of x, gathered --> h = act(gate, up)                     [rows, I]
@@ -112,7 +112,7 @@ struct FusedMoeMemory {
   }
 };
 
-inline int64_t fused_moe_bytes_on_gpu(const FusedMoeArgs& args) {
+int64_t fused_moe_workspace_bytes(const FusedMoeArgs& args, const Context&) {
   MoeConfig config;
   // What is wrong, the launch will say.
   if (check_sizes(args) || config_of(args.config, shape_of(args), config)) return 0;
@@ -415,7 +415,7 @@ class FusedMoeLayer {
   int64_t slots_, most_tiles_;
 };
 
-inline Status launch_fused_moe_on_gpu(const FusedMoeArgs& args, const Context& context) {
+Status launch_fused_moe(const FusedMoeArgs& args, const Context& context) {
   DeviceFacts facts;
   MoeConfig config;
   if (const Status error = check_sizes(args)) return error;
@@ -435,6 +435,12 @@ inline Status launch_fused_moe_on_gpu(const FusedMoeArgs& args, const Context& c
     if (const Status error = layer.launch()) return error;
   }
   return nullptr;
+}
+
+Status visit_fused_moe_configs(const FusedMoeArgs& args, const Context&,
+                               void (*visit)(const char* config, void* state), void* state) {
+  if (const Status error = check_sizes(args)) return error;
+  return tell_configs(args.config, shape_of(args), visit, state);
 }
 
 }  // namespace rocm_kernels

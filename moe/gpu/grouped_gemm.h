@@ -1,4 +1,5 @@
-// grouped_gemm on GPUs: the plan of its tiles, then the product. Host code of both families.
+// grouped_gemm on GPUs: the plan of its tiles, then the product. Host code of both families, which
+// one source of each includes.
 #pragma once
 
 #include "product.h"
@@ -43,7 +44,7 @@ struct GroupedGemmMemory {
   }
 };
 
-inline int64_t grouped_gemm_bytes_on_gpu(const GroupedGemmArgs& args) {
+int64_t grouped_gemm_workspace_bytes(const GroupedGemmArgs& args, const Context&) {
   MoeConfig config;
   // What is wrong, the launch will say.
   if (check_sizes(args) || config_of(args.config, shape_of(args), config)) return 0;
@@ -52,7 +53,7 @@ inline int64_t grouped_gemm_bytes_on_gpu(const GroupedGemmArgs& args) {
   return workspace.bytes();
 }
 
-inline Status launch_grouped_gemm_on_gpu(const GroupedGemmArgs& args, const Context& context) {
+Status launch_grouped_gemm(const GroupedGemmArgs& args, const Context& context) {
   DeviceFacts facts;
   MoeConfig config;
   if (const Status error = check_sizes(args)) return error;
@@ -92,6 +93,12 @@ inline Status launch_grouped_gemm_on_gpu(const GroupedGemmArgs& args, const Cont
   const SlotIds slots = {nullptr, static_cast<int32_t>(args.rows), args.experts, false};
   return launch_product(GroupedEnd::kGrouped, p, config, most_tiles, slots, facts,
                         stream_of(context));
+}
+
+Status visit_grouped_gemm_configs(const GroupedGemmArgs& args, const Context&,
+                                  void (*visit)(const char* config, void* state), void* state) {
+  if (const Status error = check_sizes(args)) return error;
+  return tell_configs(args.config, shape_of(args), visit, state);
 }
 
 }  // namespace rocm_kernels

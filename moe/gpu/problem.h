@@ -2,7 +2,7 @@
 //
 //   gate_up   rows of a are tokens, gathered; the end of a tile applies the activation
 //   down      rows of a are the ones that gate_up left; sums go to the slot's row, one for each
-//             part of K, and the combine kernel (fused_moe.h) adds them
+//             part of K, and the combine kernel (rows.h) adds them
 //   grouped   grouped_gemm: rows as they lie, rounded once
 //
 // A row is a slot (token * k + slot of the token) in the order of experts: routing.h. Its sums

@@ -1,5 +1,5 @@
 // The router on GPUs: a wave a token, its experts spread over the lanes. See ../topk.h for the
-// maths.
+// maths. One source of each family includes it.
 //
 // Scores lie in LDS. The k greatest are found one after the other: each lane offers its greatest
 // that is not taken yet, the wave takes the greatest of those, of equal ones the lowest id. That is
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kWaves * 64) topk_kernel(const TopkArgs p) {
   }
 }
 
-inline Status launch_topk_on_gpu(const TopkArgs& args, const Context& context) {
+Status launch_topk(const TopkArgs& args, const Context& context) {
   DeviceFacts facts;
   if (const Status error = current_device(facts)) return error;
   const bool few = args.experts <= kFewExperts;

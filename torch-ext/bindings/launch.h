@@ -1,8 +1,9 @@
 // What a binding asks torch for, to run a launcher: the tensor's stream or torch's threads, and
 // scratch memory.
 //
-// CPU_KERNEL is defined where tensors lie in the CPU's memory. Where ROCM_KERNEL is defined too, the
-// launchers are AMD's, and the simulator runs their kernels on such tensors (tests/simulated.py).
+// CPU_KERNEL is defined where tensors lie in the CPU's memory. Where ROCM_KERNEL is defined too,
+// the launchers are AMD's, and the simulator runs their kernels on such tensors
+// (tests/simulated.py).
 #pragma once
 
 #include <torch/csrc/stable/library.h>
