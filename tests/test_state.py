@@ -259,7 +259,7 @@ def test_joined_linears_that_have_one_scale_get_no_two(package):
     models = package.models
     weight = torch.ones(8, 16).to(torch.float8_e4m3fn)
     fused = models.FP8Linear(weight, torch.ones(1))
-    fused.is_joined = True
+    fused.joins = ("q", "k")
     parts = torch.nn.ModuleDict(
         {n: models.FP8LinearPart(fused, i, i + 4) for n, i in (("q", 0), ("k", 4))}
     )

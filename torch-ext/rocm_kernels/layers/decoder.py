@@ -7,7 +7,7 @@ from torch import nn
 
 from ..functional.norm import add_residual, multiply
 from ..models.fuse import has_fused
-from ..models.hooks import is_hooked, is_unseen
+from ..models.hooks import is_called, is_unseen
 from ..models.known import DECODER_LAYERS, skipped_by
 from ..models.linear import Projected
 from .norm import norm_linear, norm_rows, norm_sum, norm_sum_linear
@@ -21,7 +21,7 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
     tensor.
     """
     family, call = layer.kernel_family, layer.kernel_call
-    if layer.training or not _fits(call, args, kwargs) or any(map(is_hooked, skipped_by(layer))):
+    if layer.training or not _fits(call, args, kwargs) or any(map(is_called, skipped_by(layer))):
         return type(layer).forward(layer, *args, **kwargs)
     given = {**dict(zip(call.parameters, args)), **kwargs}
     hidden_states = given[call.hidden]

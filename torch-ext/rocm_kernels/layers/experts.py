@@ -8,7 +8,7 @@ from torch import nn
 
 from ..functional.moe import each_expert_in_turn, fused_moe, moe_of_weighted_inputs
 from ..models.families import ACTIVATIONS
-from ..models.hooks import is_hooked
+from ..models.hooks import is_called
 from .training import for_inference
 
 
@@ -34,7 +34,7 @@ class Llama4TextMoe(nn.Module):
 
     @for_inference
     def forward(self, hidden_states: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        if is_hooked(self.experts):  # its own forward calls them as a module
+        if is_called(self.experts):  # its own forward calls them as a module
             return type(self).forward(self, hidden_states)
         rows = hidden_states.reshape(-1, self.hidden_dim)
         scores, logits = self.router(rows)

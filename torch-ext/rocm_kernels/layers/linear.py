@@ -12,6 +12,7 @@ from ..functional import SCALE_BLOCK, fp8_linear, quantize_fp8
 from ..functional.fp8 import quantize_fp8_within
 from ..functional.product import weight_only_linear
 from ..models import linear as models
+from ..models.hooks import is_offloaded
 from ..models.linear import Projected, Quantized, finished, inner_bias, scale_fmt_of
 from .training import for_inference
 
@@ -35,6 +36,8 @@ class FP8LinearPart(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if isinstance(input, Projected):
             return input.result[..., self.start : self.stop]
+        if is_offloaded(self.fused):  # it alone brings its weight
+            return self.fused(input)[..., self.start : self.stop]
         return linear(input, self)
 
 

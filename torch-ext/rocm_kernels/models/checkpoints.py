@@ -162,7 +162,7 @@ def _described(model: Any, names_in_files: Dict[str, str]) -> Dict[str, Any]:
     for name, module in model.named_modules():
         names = dict.fromkeys((name, names_in_files.get(name, name)))
         experts = [rf"re:{re.escape(name)}\." for name in names]
-        whole = isinstance(module, FP8Linear) and not module.is_joined
+        whole = isinstance(module, FP8Linear) and not module.joins
         if whole or isinstance(module, FP8LinearPart):
             layouts.update(dict.fromkeys(names, layout_of_linear(module)))
         elif isinstance(module, Experts):

@@ -7,7 +7,9 @@ from torch import nn
 
 from ..functional import FP8_DTYPES, to_native_fp8
 from ..reference import dequantize_expert, gated_experts
+from .hooks import make_way
 from .linear import checked_scale_fmt
+from .offload import Offloadable
 from .state import load_experts, unset
 
 WEIGHTS = ("gate_up_proj", "down_proj")
@@ -21,7 +23,7 @@ class Gate(NamedTuple):
     interleaved: bool
 
 
-class Experts(nn.Module):
+class Experts(Offloadable):
     """All experts of a layer: ``fused_moe``'s weights, in its layout and under transformers' names.
 
     ``gate_up_proj [E, 2 * I, H]`` and ``down_proj [E, H, I]`` are FP8 with float32
@@ -38,6 +40,7 @@ class Experts(nn.Module):
     """
 
     kernel_layer_name = "Experts"
+    kernel_condition = staticmethod(make_way)
     # What fp8_checkpoints read, in words, until quantize_model_ has seen it.
     loaded_as: Optional[str] = None
 

@@ -63,6 +63,7 @@ def _join(parent: nn.Module, prefix: str, join: Join) -> Dict[str, Tuple[str, ..
     joined = _joined(linears)
     if joined is None:
         return {}
+    joined.joins = tuple(names)
     setattr(parent, join.name, joined)
     start = 0
     for name, linear in zip(names, linears):
@@ -108,7 +109,7 @@ def _joined(linears: List[Optional[nn.Module]]) -> Optional[FP8Linear]:
         scale_fmt=first.scale_fmt,
         process_group=first.process_group,
     )
-    joined.is_joined, joined.is_share = True, first.is_share
+    joined.is_share = first.is_share
     joined.train(first.training)
     return joined
 

@@ -25,7 +25,7 @@ def hand_over(old: nn.Module, new: nn.Module) -> None:
         setattr(new, name, getattr(old, name))
     new.train(old.training)
     if "_hf_hook" in vars(old):
-        new._hf_hook = old._hf_hook
+        vars(new)["_hf_hook"] = old._hf_hook  # nothing has moved
 
 
 def is_hooked(module: nn.Module) -> bool:
@@ -37,6 +37,12 @@ def is_hooked(module: nn.Module) -> bool:
         or every._global_forward_hooks
         or every._global_forward_pre_hooks
     )
+
+
+def is_called(module: nn.Module) -> bool:
+    """Whether something happens around a module's forward, by accelerate too, which may bring its
+    weights for it."""
+    return "_hf_hook" in module.__dict__ or is_hooked(module)
 
 
 def is_unseen(module: nn.Module) -> bool:
@@ -62,8 +68,13 @@ def is_layer(function: Any) -> bool:
 
 def is_offloaded(module: nn.Module) -> bool:
     """Whether accelerate brings a module's weights to the device for each call."""
-    hook = vars(module).get("_hf_hook")
-    return any(getattr(part, "offload", False) for part in getattr(hook, "hooks", (hook,)))
+    return any(getattr(hook, "offload", False) for hook in parts_of_hook(module))
+
+
+def parts_of_hook(module: nn.Module) -> Tuple:
+    """accelerate's hooks of a module, of which it makes one if there are several."""
+    hook = module.__dict__.get("_hf_hook")
+    return () if hook is None else tuple(getattr(hook, "hooks", (hook,)))
 
 
 def is_wrapped(module: nn.Module) -> bool:
@@ -101,22 +112,43 @@ def keep_accelerate_hooks(model: nn.Module) -> None:
         )
         if not does_nothing and not hasattr(type(module), "kernel_layer_name"):
             continue
-        if getattr(vars(module).get("forward"), "func", None) is not None:
-            del module.forward, module._old_forward
-        elif _before in module._forward_pre_hooks.values():
-            continue  # done, by an earlier call
         if does_nothing:
-            del module._hf_hook
+            if _is_in_forward(module):
+                del module.forward, module._old_forward
+            del vars(module)["_hf_hook"]
         else:
-            module.register_forward_pre_hook(_before, with_kwargs=True, prepend=True)
-            module.register_forward_hook(_after)
+            make_way(module)
+
+
+def make_way(module: nn.Module) -> bool:
+    """Moves accelerate's hook out of a module's forward, which ``kernelize`` is about to replace:
+    every kernel layer's condition ends with it. Always True."""
+    if _is_in_forward(module):
+        del module.forward, module._old_forward
+    elif "_hf_hook" not in vars(module):
+        return True
+    if _before not in module._forward_pre_hooks.values():
+        module.register_forward_pre_hook(_before, with_kwargs=True, prepend=True)
+        module.register_forward_hook(_after)
+    return True
+
+
+def _is_in_forward(module: nn.Module) -> bool:
+    """accelerate's hook, which it puts before the module's forward."""
+    forward = vars(module).get("forward")
+    return "_hf_hook" in vars(module) and getattr(forward, "func", None) is not None
 
 
 def _before(module: nn.Module, args: Tuple, kwargs: Dict) -> Optional[Tuple[Tuple, Dict]]:
-    hook = vars(module).get("_hf_hook")
+    hook = _moved_hook(module)
     return None if hook is None else hook.pre_forward(module, *args, **kwargs)
 
 
 def _after(module: nn.Module, args: Tuple, output: Any) -> Any:
-    hook = vars(module).get("_hf_hook")
+    hook = _moved_hook(module)
     return None if hook is None else hook.post_forward(module, output)
+
+
+def _moved_hook(module: nn.Module) -> Any:
+    """None if it was removed, or put before the forward once more by a later call of accelerate."""
+    return None if _is_in_forward(module) else vars(module).get("_hf_hook")

@@ -1,7 +1,7 @@
 """Which modules ``kernelize`` gets to see, and as what; and which it does not, and why."""
 
 import inspect
-from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from torch import nn
 
@@ -9,7 +9,7 @@ from .ask import Differs, ask_decoder_layer, ask_llama4_moe, ask_mlp
 from .experts import Experts
 from .families import BY_DECODER, BY_MLP, Family
 from .fuse import why_not_fused
-from .hooks import is_hooked, is_layer, is_wrapped
+from .hooks import is_called, is_layer, is_wrapped, make_way
 from .linear import FP8Linear, FP8LinearPart
 from .norms import computes_rmsnorm, formula_of
 
@@ -22,7 +22,16 @@ class _Condition(NamedTuple):
     condition: Callable[[nn.Module], bool]
 
     def __call__(self, module: nn.Module) -> bool:
-        return type(module) is self.cls and self.condition(module)
+        return type(module) is self.cls and self.condition(module) and make_way(module)
+
+
+class _TheirCondition(NamedTuple):
+    """What somebody else gave a class."""
+
+    condition: Optional[Callable[[nn.Module], bool]]
+
+    def __call__(self, module: nn.Module) -> bool:
+        return (self.condition is None or self.condition(module)) and make_way(module)
 
 
 def make_known(
@@ -41,6 +50,8 @@ def make_known(
     if ours or own.get("kernel_layer_name") not in (layer_name, *alike):
         cls.kernel_layer_name = layer_name
         cls.kernel_condition = _Condition(cls, condition)
+    elif not isinstance(own.get("kernel_condition"), _TheirCondition):
+        cls.kernel_condition = _TheirCondition(getattr(cls, "kernel_condition", None))
 
 
 class KnownAs:
@@ -109,7 +120,7 @@ def layers_left_alone(model: nn.Module) -> Dict[str, str]:
                 _require_our_experts(module)
             elif cls in BY_DECODER:
                 _require_fused_decoder_layer(module, BY_DECODER[cls])
-                hooked = [child for child in skipped_by(module) if is_hooked(child)]
+                hooked = [child for child in skipped_by(module) if is_called(child)]
                 if hooked:
                     raise Differs(f"a hook on {_name_in(module, hooked[0])} wants to see it run")
         except Differs as reason:

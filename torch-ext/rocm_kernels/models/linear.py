@@ -9,6 +9,8 @@ from torch import nn
 from ..functional import SCALE_BLOCK
 from ..functional.fp8 import E8M0, is_ue8m0
 from ..reference import dequantize
+from .hooks import is_offloaded, make_way
+from .offload import Offloadable
 from .state import fp8_tensors, in_dialect, load_linear, save_linear, unset
 
 
@@ -44,7 +46,7 @@ class Quantized(NamedTuple):
     dtype: torch.dtype  # of the result
 
 
-class FP8Linear(nn.Linear):
+class FP8Linear(Offloadable, nn.Linear):
     """Linear layer with an FP8 weight ``[N, K]``.
 
     The attributes are those of transformers' finegrained ``FP8Linear``: ``weight``,
@@ -69,7 +71,8 @@ class FP8Linear(nn.Linear):
     """
 
     kernel_layer_name = "FP8Linear"
-    is_joined = False  # of FP8LinearParts, which stand for it in a state dict
+    kernel_condition = staticmethod(make_way)
+    joins = ()  # names of its FP8LinearParts, beside it, which stand for it in a state dict
     is_share = False  # one process's, of tensor parallelism
     stored_as: Optional[Any] = None  # its Layout, if quantize_model_ has not seen it since loading
 
@@ -129,15 +132,15 @@ class FP8Linear(nn.Linear):
         return self
 
     def _save_to_state_dict(self, destination: Dict, prefix: str, keep_vars: bool) -> None:
-        if not self.is_joined:
+        if not self.joins:
             save_linear(self, destination, prefix)
 
     def _load_from_state_dict(self, state_dict: Dict, prefix: str, *rest: Any) -> None:
-        if not self.is_joined:
+        if not self.joins:
             load_linear(self, state_dict, prefix, *rest)
 
 
-class FP8LinearPart(nn.Linear):
+class FP8LinearPart(Offloadable, nn.Linear):
     """Output channels ``start`` to ``stop`` of a fused :class:`FP8Linear`.
 
     Takes the fused projection's input ``[..., K]``; or, of its result, the :class:`Projected`, of
@@ -146,6 +149,7 @@ class FP8LinearPart(nn.Linear):
     """
 
     kernel_layer_name = "FP8LinearPart"
+    kernel_condition = staticmethod(make_way)
 
     def __init__(self, fused: FP8Linear, start: int, stop: int) -> None:
         nn.Module.__init__(self)
@@ -203,6 +207,8 @@ class FP8LinearPart(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if isinstance(input, Projected):
             return input.result[..., self.start : self.stop]
+        if is_offloaded(self.fused):  # it alone brings its weight
+            return self.fused(input)[..., self.start : self.stop]
         return _reference_linear(input, self)
 
     def extra_repr(self) -> str:
