@@ -162,8 +162,7 @@ def measured(
         weights = [pools[p.kind][i : i + p.n * p.k].view(p.n, p.k) for i in places]
         given = (None, None) if p.kind == "bf16" else (scales[0, : p.m], scales[1, : p.n])
         calls = [
-            lambda w, config=config: ops.gemm_with_config(out, a, w, *given, None, config)
-            for config in configs
+            lambda w, config=config: ops.gemm(out, a, w, *given, None, config) for config in configs
         ]
         times = gpu.in_turns_us(package, calls, weights, BUDGET_US)
         for config, us in zip(configs, times, strict=True):

@@ -149,7 +149,7 @@ def measure_all_configs(seconds: float, kinds: list[str], tell: Callable) -> Non
         configs = [config for config in listed if fields(config)]
 
         def call(config, out=out, a=a, scales=(scale_a, scale_w)):
-            return lambda w: ops.gemm_with_config(out, a, w, *scales, None, config)
+            return lambda w: ops.gemm(out, a, w, *scales, None, config)
 
         calls = [call(config) for config in configs]
         cool = [min(package.tuning.timing.graph_us(call, weights, 3)) for call in calls]

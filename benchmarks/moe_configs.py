@@ -103,7 +103,7 @@ class Layer:
 
     def run(self, out, x, routing, config: str) -> torch.Tensor:
         operands = self.operands(x, routing)
-        self.package.functional.ops.fused_moe_with_config(out, *operands, config)
+        self.package.functional.ops.fused_moe(out, *operands, config)
         return out
 
     def reference(self, x, routing) -> torch.Tensor:

@@ -48,10 +48,10 @@ def run(m: int, n: int, k: int, kind: str, config: str | None = None) -> tuple:
     ops = simulated.ops
     if m <= SKINNY_ROWS:
         config = config or ops.skinny_gemm_configs(out, *given, False).splitlines()[0]
-        ops.skinny_gemm_with_config(out, *given, None, config)
+        ops.skinny_gemm(out, *given, None, config)
     else:
         config = config or ops.gemm_configs(out, *given, False).splitlines()[0]
-        ops.gemm_with_config(out, *given, None, config)
+        ops.gemm(out, *given, None, config)
     return given, out, config
 
 

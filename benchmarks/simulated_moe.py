@@ -52,7 +52,7 @@ def row(product: str, config: str | None) -> list[str]:
     out = aligned(torch.zeros(rows, n, dtype=torch.bfloat16))
     given = operands(rows, experts, n, k, kind)
     config = config or simulated.ops.grouped_gemm_configs(out, *given).splitlines()[0]
-    simulated.ops.grouped_gemm_with_config(out, *given, config)
+    simulated.ops.grouped_gemm(out, *given, config)
     played = last_played()
     floor = experts * n * k * given[1].element_size() / (TERABYTES * 1e6)
     return [

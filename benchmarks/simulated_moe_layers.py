@@ -86,7 +86,7 @@ def run(name: str, tokens: int, kind: str, config: str | None) -> tuple[str, flo
     given = (torch.zeros_like(x), x, gate_up, down, topk_weights, ids, scale_gate_up, scale_down,
              *biases, *options.values(), quantised, False)  # fmt: skip
     config = config or simulated.ops.fused_moe_configs(*given).splitlines()[0]
-    simulated.ops.fused_moe_with_config(*given, config)
+    simulated.ops.fused_moe(*given, config)
     touched = len({e for e in ids.flatten().tolist() if e < experts})
     tensors = [t for t in (gate_up, down, scale_gate_up, scale_down) if t is not None]
     return config, sum(t.nbytes for t in tensors) / experts * touched / (TERABYTES * 1e6)

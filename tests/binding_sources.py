@@ -6,7 +6,7 @@ What the code puts into a message at run time is ``{}`` here. Names that a helpe
 caller are followed, so each call of ``require_matrix(x, "x")`` is a message of its own.
 
 They are stored in binding_messages.json, so that a check that is taken out is missed: there the ops
-of a family, such as ``gemm_with_config`` beside ``gemm``, are one.
+of a family, such as ``gemm_configs`` beside ``gemm``, are one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from project import ROOT
 
 ANYTHING = "{}"
 STORED = ROOT / "tests" / "binding_messages.json"
-FORMS = re.compile("_(with_config|configs)$")  # of an op
+FORMS = re.compile("_configs$")  # of an op
 LITERALS = re.compile(r'\s*("(?:[^"\\]|\\.)*"\s*)+')
 
 

@@ -32,8 +32,8 @@ OTHERS = {
     "tuning.main": "a command",
     "tuning.shapes_of": "tells shapes",
     "tuning.skinny_gemm_config": "tells a config",
-    "tuning.tune_gemm": "times a call of tuning.gemm_with_config's op",
-    "tuning.tune_skinny_gemm": "times a call of tuning.skinny_gemm_with_config's op",
+    "tuning.tune_gemm": "times calls of gemm's op",
+    "tuning.tune_skinny_gemm": "times calls of gemm's op",
 }
 
 

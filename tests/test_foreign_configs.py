@@ -113,19 +113,19 @@ def calls(backend):
     return {
         "gemm": (
             lambda: ops.gemm_configs(*product, False),
-            lambda config: ops.gemm_with_config(*product, None, config),
+            lambda config: ops.gemm(*product, None, config),
         ),
         "skinny_gemm": (
             lambda: ops.skinny_gemm_configs(*product, False),
-            lambda config: ops.skinny_gemm_with_config(*product, None, config),
+            lambda config: ops.skinny_gemm(*product, None, config),
         ),
         "fused_moe": (
             lambda: ops.fused_moe_configs(*layer),
-            lambda config: ops.fused_moe_with_config(*layer, config),
+            lambda config: ops.fused_moe(*layer, config),
         ),
         "grouped_gemm": (
             lambda: ops.grouped_gemm_configs(*grouped),
-            lambda config: ops.grouped_gemm_with_config(*grouped, config),
+            lambda config: ops.grouped_gemm(*grouped, config),
         ),
     }
 

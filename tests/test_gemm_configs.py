@@ -52,7 +52,7 @@ class Problem:
         if config is None:
             ops.gemm(*call, seed=seed)
         else:
-            ops.gemm_with_config(*call, config, seed=seed)
+            ops.gemm(*call, config, seed=seed)
         out.assert_guards_intact()
         return out.view.clone()
 

@@ -53,9 +53,9 @@ def test_every_config(best_package, device, kind, m, n, k):
     listed = ops.gemm_configs(torch.empty_like(exact, dtype=dtype), a, w, scale_a, scale_w, False)
     for config in listed.splitlines():
         out, again = (Guarded(m, n, dtype, device) for _ in range(2))
-        ops.gemm_with_config(out.view, a, w, scale_a, scale_w, bias, config)
+        ops.gemm(out.view, a, w, scale_a, scale_w, bias, config)
         out.assert_guards_intact()
-        ops.gemm_with_config(again.view, a, w, scale_a, scale_w, bias, config)
+        ops.gemm(again.view, a, w, scale_a, scale_w, bias, config)
         assert torch.equal(out.view, again.view), f"{config}: not the same bits"
         try:
             assert_product_close(out.view, exact, wide)

@@ -423,10 +423,10 @@ def test_a_config_can_be_asked_for(best_package, device):
     out, again = torch.empty(3, 96, device=device), torch.empty(3, 96, device=device)
     ops.fused_moe(out, *options)
     config = ops.fused_moe_configs(out, *options).splitlines()[0]
-    ops.fused_moe_with_config(again, *options, config)
+    ops.fused_moe(again, *options, config)
     assert torch.equal(out, again)
     with pytest.raises(RuntimeError, match="got 'nonsense' for T = 3, H = 96, I = 32, E = 4"):
-        ops.fused_moe_with_config(again, *options, "nonsense")
+        ops.fused_moe(again, *options, "nonsense")
 
 
 REFUSED = {

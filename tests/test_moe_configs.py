@@ -58,7 +58,7 @@ class Layer:
         if config is None:
             simulated.ops.fused_moe(out.view, *self.operands(), seed=seed)
         else:
-            simulated.ops.fused_moe_with_config(out.view, *self.operands(), config, seed=seed)
+            simulated.ops.fused_moe(out.view, *self.operands(), config, seed=seed)
         out.assert_guards_intact()
         return out.view.clone()
 
@@ -88,7 +88,7 @@ def test_every_tile_is_covered_by_every_order(simulator, package, tile, order):
     for xcds in (1, 8):
         out.view.fill_(math.nan)
         config = text(tile, order, xcds=xcds)
-        simulated.ops.grouped_gemm_with_config(out.view, a, w, offsets, None, None, config)
+        simulated.ops.grouped_gemm(out.view, a, w, offsets, None, None, config)
         out.assert_guards_intact()
         begin = 0
         for expert, end in enumerate(ends):

@@ -31,7 +31,7 @@ def configs_of(package, x, experts, weights, ids, **options):
             options.get("quantize_input", True), options.get("scale_fmt") == "ue8m0")  # fmt: skip
     operands = (x, *experts.weights, weights, ids, *scales, *rest)
     listed = ops.fused_moe_configs(torch.empty_like(x), *operands).splitlines()
-    return listed, lambda out, config: ops.fused_moe_with_config(out, *operands, config)
+    return listed, lambda out, config: ops.fused_moe(out, *operands, config)
 
 
 def in_every_order(config):
@@ -200,7 +200,7 @@ def test_every_config_of_grouped_gemm(best_package, device, kind):
     for config in (text for one in listed for text in in_every_order(one)):
         out = Guarded(340, 200, out_dtype, device)
         poisoned = out.view.contiguous().view(torch.uint8)
-        ops.grouped_gemm_with_config(out.view, *operands, config)
+        ops.grouped_gemm(out.view, *operands, config)
         out.assert_guards_intact()
         begin = 0
         for expert, end in enumerate(ends):

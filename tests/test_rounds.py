@@ -192,7 +192,7 @@ def test_a_portable_product_in_slices_of_rows():
         ).splitlines()
     )
     out = Guarded(m, n, torch.float32, CPU)
-    simulated.ops.gemm_with_config(out.view, a, w, scale_a, scale_w, None, config)
+    simulated.ops.gemm(out.view, a, w, scale_a, scale_w, None, config)
     out.assert_guards_intact()
     operands = a.double() * scale_a, w.double() * scale_w
     assert_product_close(out.view, operands[0] @ operands[1].t(), operands)

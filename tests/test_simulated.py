@@ -75,9 +75,9 @@ def test_scratch_memory_ends_where_the_binding_asked(simulated, short, monkeypat
     call = (out, a, w, None, None, None, config)
     if short:
         with pytest.raises(AssertionError, match="out-of-bounds"):
-            simulated.ops.skinny_gemm_with_config(*call)
+            simulated.ops.skinny_gemm(*call)
     else:
-        simulated.ops.skinny_gemm_with_config(*call)
+        simulated.ops.skinny_gemm(*call)
     assert sizes and all(sizes)
 
 

@@ -86,7 +86,7 @@ class Device:
         if config is None:
             self.ops.skinny_gemm(*call, seed=seed)
         else:
-            self.ops.skinny_gemm_with_config(*call, config, seed=seed)
+            self.ops.skinny_gemm(*call, config, seed=seed)
         return self.hip.last()
 
 

@@ -84,7 +84,7 @@ class Calls:
 
     def products(self):
         for op, counts in (("skinny_gemm", self.rows), ("gemm", [*self.rows, 200])):
-            run, run_with = getattr(self.ops, op), getattr(self.ops, f"{op}_with_config")
+            run = getattr(self.ops, op)
             configs = getattr(self.ops, f"{op}_configs")
             for (n, k), rows, blocks in itertools.product(self.sizes, counts, (False, True)):
                 a, w = self.random(rows, k, dtype=self.fp8), self.random(n, k, dtype=self.fp8)
@@ -108,9 +108,9 @@ class Calls:
                 )
                 for config in listed.splitlines()[::7]:
                     self.add(
-                        f"{op}_with_config",
+                        f"{op} by config",
                         make,
-                        lambda out, o=operands, c=config, run=run_with: run(out, *o, None, c),
+                        lambda out, o=operands, c=config, run=run: run(out, *o, None, c),
                     )
 
     def experts(self):
@@ -162,7 +162,7 @@ class Calls:
                     self.of_experts(op, operands, (rows, columns))
 
     def of_experts(self, op, operands, shape):
-        run, run_with = getattr(self.ops, op), getattr(self.ops, f"{op}_with_config")
+        run = getattr(self.ops, op)
         configs = getattr(self.ops, f"{op}_configs")
 
         def make():
@@ -176,7 +176,7 @@ class Calls:
             lambda out: self.expect(configs(out.zero_(), *operands), listed),
         )
         for config in listed.splitlines()[::3]:
-            self.add(f"{op}_with_config", make, lambda out, c=config: run_with(out, *operands, c))
+            self.add(f"{op} by config", make, lambda out, c=config: run(out, *operands, c))
 
     def tuning(self):
         """A table that other calls read is replaced; of products that none of them has."""

@@ -16,10 +16,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "str activation, int group_size, float scale_ub, bool ue8m0) -> ()");
   ops.def(
       "skinny_gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
-      "Tensor? bias) -> ()");
-  ops.def(
-      "skinny_gemm_with_config(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, "
-      "Tensor? scale_w, Tensor? bias, str config) -> ()");
+      "Tensor? bias, str config=\"\") -> ()");
   ops.def(
       "skinny_gemm_configs(Tensor out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
       "bool tuned) -> str");
@@ -28,10 +25,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "bool block_scales, str config) -> ()");
   ops.def(
       "gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
-      "Tensor? bias) -> ()");
-  ops.def(
-      "gemm_with_config(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
-      "Tensor? bias, str config) -> ()");
+      "Tensor? bias, str config=\"\") -> ()");
   ops.def(
       "gemm_configs(Tensor out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
       "bool tuned) -> str");
@@ -46,12 +40,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "fused_moe(Tensor(a!) out, Tensor x, Tensor w_gate_up, Tensor w_down, Tensor "
       "topk_weights, Tensor topk_ids, Tensor? scale_gate_up, Tensor? scale_down, Tensor? "
       "bias_gate_up, Tensor? bias_down, str activation, float limit, bool interleaved, bool "
-      "quantize_input, bool ue8m0) -> ()");
-  ops.def(
-      "fused_moe_with_config(Tensor(a!) out, Tensor x, Tensor w_gate_up, Tensor w_down, Tensor "
-      "topk_weights, Tensor topk_ids, Tensor? scale_gate_up, Tensor? scale_down, Tensor? "
-      "bias_gate_up, Tensor? bias_down, str activation, float limit, bool interleaved, bool "
-      "quantize_input, bool ue8m0, str config) -> ()");
+      "quantize_input, bool ue8m0, str config=\"\") -> ()");
   ops.def(
       "fused_moe_configs(Tensor out, Tensor x, Tensor w_gate_up, Tensor w_down, Tensor "
       "topk_weights, Tensor topk_ids, Tensor? scale_gate_up, Tensor? scale_down, Tensor? "
@@ -59,10 +48,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "quantize_input, bool ue8m0) -> str");
   ops.def(
       "grouped_gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor offsets, Tensor? scale_a, "
-      "Tensor? scale_w) -> ()");
-  ops.def(
-      "grouped_gemm_with_config(Tensor(a!) out, Tensor a, Tensor w, Tensor offsets, Tensor? "
-      "scale_a, Tensor? scale_w, str config) -> ()");
+      "Tensor? scale_w, str config=\"\") -> ()");
   ops.def(
       "grouped_gemm_configs(Tensor out, Tensor a, Tensor w, Tensor offsets, Tensor? scale_a, "
       "Tensor? scale_w) -> str");
@@ -83,17 +69,13 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("rmsnorm_fp8", TORCH_BOX(&rmsnorm_fp8));
   ops.impl("swiglu_fp8", TORCH_BOX(&swiglu_fp8));
   ops.impl("skinny_gemm", TORCH_BOX(&skinny_gemm));
-  ops.impl("skinny_gemm_with_config", TORCH_BOX(&skinny_gemm_with_config));
   ops.impl("skinny_gemm_configs", TORCH_BOX(&skinny_gemm_configs));
   ops.impl("gemm", TORCH_BOX(&gemm));
-  ops.impl("gemm_with_config", TORCH_BOX(&gemm_with_config));
   ops.impl("gemm_configs", TORCH_BOX(&gemm_configs));
   ops.impl("topk", TORCH_BOX(&topk));
   ops.impl("fused_moe", TORCH_BOX(&fused_moe));
-  ops.impl("fused_moe_with_config", TORCH_BOX(&fused_moe_with_config));
   ops.impl("fused_moe_configs", TORCH_BOX(&fused_moe_configs));
   ops.impl("grouped_gemm", TORCH_BOX(&grouped_gemm));
-  ops.impl("grouped_gemm_with_config", TORCH_BOX(&grouped_gemm_with_config));
   ops.impl("grouped_gemm_configs", TORCH_BOX(&grouped_gemm_configs));
 }
 

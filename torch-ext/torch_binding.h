@@ -1,6 +1,8 @@
 // The package's torch ops. Each checks its tensors, fills the launcher's struct and launches on the
 // current stream (GPU) or torch's thread pool (CPU). All raise RuntimeError before anything is
 // written when an argument is not as required.
+//
+// config: a text of <op>_configs; empty: the one in force, or the backend's choice.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -31,14 +33,7 @@ void swiglu_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor>
 void skinny_gemm(torch::stable::Tensor& out, const torch::stable::Tensor& a,
                  const torch::stable::Tensor& w, std::optional<torch::stable::Tensor> scale_a,
                  std::optional<torch::stable::Tensor> scale_w,
-                 std::optional<torch::stable::Tensor> bias);
-
-// The same with a config that skinny_gemm_configs gave.
-void skinny_gemm_with_config(torch::stable::Tensor& out, const torch::stable::Tensor& a,
-                             const torch::stable::Tensor& w,
-                             std::optional<torch::stable::Tensor> scale_a,
-                             std::optional<torch::stable::Tensor> scale_w,
-                             std::optional<torch::stable::Tensor> bias, std::string config);
+                 std::optional<torch::stable::Tensor> bias, std::string config);
 
 // One config a line: what skinny_gemm runs for these operands, then what else can serve all M of
 // their class. Not `tuned`: entries of tune_skinny_gemm count as not set.
@@ -56,13 +51,8 @@ void tune_skinny_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::s
 // skinny_gemm for any M >= 0.
 void gemm(torch::stable::Tensor& out, const torch::stable::Tensor& a,
           const torch::stable::Tensor& w, std::optional<torch::stable::Tensor> scale_a,
-          std::optional<torch::stable::Tensor> scale_w, std::optional<torch::stable::Tensor> bias);
-
-// The same with a config that gemm_configs gave.
-void gemm_with_config(torch::stable::Tensor& out, const torch::stable::Tensor& a,
-                      const torch::stable::Tensor& w, std::optional<torch::stable::Tensor> scale_a,
-                      std::optional<torch::stable::Tensor> scale_w,
-                      std::optional<torch::stable::Tensor> bias, std::string config);
+          std::optional<torch::stable::Tensor> scale_w, std::optional<torch::stable::Tensor> bias,
+          std::string config);
 
 // One config a line: what gemm runs for these operands, then what else is worth timing. Not
 // `tuned`: entries of tune_gemm count as not set.
@@ -100,20 +90,7 @@ void fused_moe(torch::stable::Tensor& out, const torch::stable::Tensor& x,
                std::optional<torch::stable::Tensor> scale_down,
                std::optional<torch::stable::Tensor> bias_gate_up,
                std::optional<torch::stable::Tensor> bias_down, std::string activation, double limit,
-               bool interleaved, bool quantize_input, bool ue8m0);
-
-// The same with a config that fused_moe_configs gave.
-void fused_moe_with_config(torch::stable::Tensor& out, const torch::stable::Tensor& x,
-                           const torch::stable::Tensor& w_gate_up,
-                           const torch::stable::Tensor& w_down,
-                           const torch::stable::Tensor& topk_weights,
-                           const torch::stable::Tensor& topk_ids,
-                           std::optional<torch::stable::Tensor> scale_gate_up,
-                           std::optional<torch::stable::Tensor> scale_down,
-                           std::optional<torch::stable::Tensor> bias_gate_up,
-                           std::optional<torch::stable::Tensor> bias_down, std::string activation,
-                           double limit, bool interleaved, bool quantize_input, bool ue8m0,
-                           std::string config);
+               bool interleaved, bool quantize_input, bool ue8m0, std::string config);
 
 // One config a line: what fused_moe runs for these operands, then what else is worth timing.
 std::string fused_moe_configs(const torch::stable::Tensor& out, const torch::stable::Tensor& x,
@@ -133,13 +110,7 @@ std::string fused_moe_configs(const torch::stable::Tensor& out, const torch::sta
 void grouped_gemm(torch::stable::Tensor& out, const torch::stable::Tensor& a,
                   const torch::stable::Tensor& w, const torch::stable::Tensor& offsets,
                   std::optional<torch::stable::Tensor> scale_a,
-                  std::optional<torch::stable::Tensor> scale_w);
-
-// The same with a config that grouped_gemm_configs gave.
-void grouped_gemm_with_config(torch::stable::Tensor& out, const torch::stable::Tensor& a,
-                              const torch::stable::Tensor& w, const torch::stable::Tensor& offsets,
-                              std::optional<torch::stable::Tensor> scale_a,
-                              std::optional<torch::stable::Tensor> scale_w, std::string config);
+                  std::optional<torch::stable::Tensor> scale_w, std::string config);
 
 // One config a line: what grouped_gemm runs for these operands, then what else is worth timing.
 std::string grouped_gemm_configs(const torch::stable::Tensor& out, const torch::stable::Tensor& a,

@@ -114,22 +114,11 @@ void fused_moe(Tensor& out, const Tensor& x, const Tensor& w_gate_up, const Tens
                std::optional<Tensor> scale_gate_up, std::optional<Tensor> scale_down,
                std::optional<Tensor> bias_gate_up, std::optional<Tensor> bias_down,
                std::string activation, double limit, bool interleaved, bool quantize_input,
-               bool ue8m0) {
-  launch(x, describe_fused_moe(out, x, w_gate_up, w_down, topk_weights, topk_ids, scale_gate_up,
-                               scale_down, bias_gate_up, bias_down, activation, limit, interleaved,
-                               quantize_input, ue8m0));
-}
-
-void fused_moe_with_config(Tensor& out, const Tensor& x, const Tensor& w_gate_up,
-                           const Tensor& w_down, const Tensor& topk_weights, const Tensor& topk_ids,
-                           std::optional<Tensor> scale_gate_up, std::optional<Tensor> scale_down,
-                           std::optional<Tensor> bias_gate_up, std::optional<Tensor> bias_down,
-                           std::string activation, double limit, bool interleaved,
-                           bool quantize_input, bool ue8m0, std::string config) {
+               bool ue8m0, std::string config) {
   FusedMoeArgs args = describe_fused_moe(out, x, w_gate_up, w_down, topk_weights, topk_ids,
                                          scale_gate_up, scale_down, bias_gate_up, bias_down,
                                          activation, limit, interleaved, quantize_input, ue8m0);
-  args.config = config.c_str();
+  if (!config.empty()) args.config = config.c_str();
   launch(x, args);
 }
 

@@ -42,18 +42,14 @@ void launch(const Tensor& a, GemmArgs args, const TunedConfig* tuned = nullptr) 
 }  // namespace
 
 void gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
-          std::optional<Tensor> scale_w, std::optional<Tensor> bias) {
-  const GemmArgs args = describe_product(out, a, w, scale_a, scale_w, bias);
+          std::optional<Tensor> scale_w, std::optional<Tensor> bias, std::string config) {
+  GemmArgs args = describe_product(out, a, w, scale_a, scale_w, bias);
+  if (!config.empty()) {
+    args.config = config.c_str();
+    return launch(a, args);
+  }
   const TunedConfig tuned(tuning_key(a.get_device_index(), args));
   launch(a, args, &tuned);
-}
-
-void gemm_with_config(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
-                      std::optional<Tensor> scale_w, std::optional<Tensor> bias,
-                      std::string config) {
-  GemmArgs args = describe_product(out, a, w, scale_a, scale_w, bias);
-  args.config = config.c_str();
-  launch(a, args);
 }
 
 std::string gemm_configs(const Tensor& out, const Tensor& a, const Tensor& w,

@@ -70,15 +70,10 @@ void launch(const Tensor& a, GroupedGemmArgs args) {
 using namespace rocm_kernels;
 
 void grouped_gemm(Tensor& out, const Tensor& a, const Tensor& w, const Tensor& offsets,
-                  std::optional<Tensor> scale_a, std::optional<Tensor> scale_w) {
-  launch(a, describe_grouped_gemm(out, a, w, offsets, scale_a, scale_w));
-}
-
-void grouped_gemm_with_config(Tensor& out, const Tensor& a, const Tensor& w, const Tensor& offsets,
-                              std::optional<Tensor> scale_a, std::optional<Tensor> scale_w,
-                              std::string config) {
+                  std::optional<Tensor> scale_a, std::optional<Tensor> scale_w,
+                  std::string config) {
   GroupedGemmArgs args = describe_grouped_gemm(out, a, w, offsets, scale_a, scale_w);
-  args.config = config.c_str();
+  if (!config.empty()) args.config = config.c_str();
   launch(a, args);
 }
 

@@ -44,18 +44,10 @@ void launch(const Tensor& a, GemmArgs& args) {
 using namespace rocm_kernels;
 
 void skinny_gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
-                 std::optional<Tensor> scale_w, std::optional<Tensor> bias) {
+                 std::optional<Tensor> scale_w, std::optional<Tensor> bias, std::string config) {
   GemmArgs args = describe_skinny_product(out, a, w, scale_a, scale_w, bias);
   const TunedConfig tuned(tuning_key(a.get_device_index(), args));
-  args.config = tuned.text();
-  launch(a, args);
-}
-
-void skinny_gemm_with_config(Tensor& out, const Tensor& a, const Tensor& w,
-                             std::optional<Tensor> scale_a, std::optional<Tensor> scale_w,
-                             std::optional<Tensor> bias, std::string config) {
-  GemmArgs args = describe_skinny_product(out, a, w, scale_a, scale_w, bias);
-  args.config = config.c_str();
+  args.config = config.empty() ? tuned.text() : config.c_str();
   launch(a, args);
 }
 

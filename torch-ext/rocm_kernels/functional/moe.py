@@ -26,23 +26,12 @@ def _(weights, ids, logits, bias, scoring, groups, groups_kept, renormalize, sca
 
 @torch.library.register_fake(add_op_namespace_prefix("fused_moe"))
 def _(out, x, w_gate_up, w_down, topk_weights, topk_ids, scale_gate_up, scale_down, bias_gate_up,
-      bias_down, activation, limit, interleaved, quantize_input, ue8m0):  # fmt: skip
-    return None
-
-
-@torch.library.register_fake(add_op_namespace_prefix("fused_moe_with_config"))
-def _(out, x, w_gate_up, w_down, topk_weights, topk_ids, scale_gate_up, scale_down, bias_gate_up,
-      bias_down, activation, limit, interleaved, quantize_input, ue8m0, config):  # fmt: skip
+      bias_down, activation, limit, interleaved, quantize_input, ue8m0, config=""):  # fmt: skip
     return None
 
 
 @torch.library.register_fake(add_op_namespace_prefix("grouped_gemm"))
-def _(out, a, w, offsets, scale_a, scale_w):
-    return None
-
-
-@torch.library.register_fake(add_op_namespace_prefix("grouped_gemm_with_config"))
-def _(out, a, w, offsets, scale_a, scale_w, config):
+def _(out, a, w, offsets, scale_a, scale_w, config=""):
     return None
 
 

@@ -19,17 +19,12 @@ SKINNY_GEMM_MAX_ROWS = 64
 
 
 @torch.library.register_fake(add_op_namespace_prefix("skinny_gemm"))
-def _(out, a, w, scale_a, scale_w, bias):
+def _(out, a, w, scale_a, scale_w, bias, config=""):
     return None
 
 
 @torch.library.register_fake(add_op_namespace_prefix("gemm"))
-def _(out, a, w, scale_a, scale_w, bias):
-    return None
-
-
-@torch.library.register_fake(add_op_namespace_prefix("gemm_with_config"))
-def _(out, a, w, scale_a, scale_w, bias, config):
+def _(out, a, w, scale_a, scale_w, bias, config=""):
     return None
 
 

@@ -47,7 +47,7 @@ def gemm_with_config(
     """
 
     def run(*operands: Optional[torch.Tensor]) -> None:
-        ops.gemm_with_config(*operands, config)
+        ops.gemm(*operands, config)
 
     return run_product(run, a, w, scale_a, scale_w, bias, out_dtype, None)
 
@@ -62,7 +62,7 @@ OP = ProductOp(
     "gemm",
     _last_row_of_class,
     gemm_candidates,
-    ops.gemm_with_config,
+    ops.gemm,
     ops.tune_gemm,
     torch.bfloat16,
 )

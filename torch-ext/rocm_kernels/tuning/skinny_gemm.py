@@ -4,17 +4,12 @@ from typing import List, Optional
 
 import torch
 
-from .._ops import add_op_namespace_prefix, ops
+from .._ops import ops
 from ..functional.product import run_product
 from ..functional.rows import input_rows
 from .products import ProductOp
 
 CLASSES = (16, 32, 64)  # the last M of each
-
-
-@torch.library.register_fake(add_op_namespace_prefix("skinny_gemm_with_config"))
-def _(out, a, w, scale_a, scale_w, bias, config):
-    return None
 
 
 def skinny_gemm_config(
@@ -63,7 +58,7 @@ def skinny_gemm_with_config(
     """
 
     def run(*operands: Optional[torch.Tensor]) -> None:
-        ops.skinny_gemm_with_config(*operands, config)
+        ops.skinny_gemm(*operands, config)
 
     return run_product(run, a, w, scale_a, scale_w, bias, out_dtype, None)
 
@@ -84,7 +79,7 @@ OP = ProductOp(
     "skinny_gemm",
     lambda m: next(last for last in CLASSES if m <= last),
     candidates,
-    ops.skinny_gemm_with_config,
+    ops.skinny_gemm,
     ops.tune_skinny_gemm,
     torch.float32,
 )
