@@ -27,6 +27,7 @@ sys.path += [str(ROOT / name) for name in ("tools", "tests", "examples", "benchm
 import demo  # noqa: E402
 import load  # noqa: E402
 import pages  # noqa: E402
+import tables  # noqa: E402
 import tiny_checkpoints  # noqa: E402
 from tiny_models import quantizing_inputs  # noqa: E402
 
@@ -154,10 +155,10 @@ def main():
             f"python benchmarks/quality.py --write; {demo.CHOICE}; {args.tokens} tokens of the "
             f"reference of Python {python}, {args.greedy} greedy tokens"
         )
-        pages.save_printed("quality", source, HEADER, rows)
+        tables.save_printed("quality", source, HEADER, rows)
         PAGE.write_text(pages.rendered(PAGE.read_text()))
     else:
-        print(pages.markdown(HEADER, rows), end="")
+        print(tables.markdown(HEADER, rows), end="")
     return 0
 
 

@@ -8,14 +8,14 @@ import csv
 import statistics
 
 import gemm_schedules
-import pages
+import tables
 
 THEIRS = ("grouped_mm", "batched_mm", "FP8 _scaled_grouped_mm")
 VLLM = {"FP8": "vLLM FP8", "FP8 blocks": "vLLM FP8 blocks", "bf16": "vLLM bf16"}
 
 
 def model_sentences() -> list[str]:
-    candidates = pages.saved("h200_model")["candidates"]
+    candidates = tables.saved("h200_model")["candidates"]
     eager = [
         (step["high_ms"] - step["low_ms"]) / step["median_ms"]
         for name in ("bfloat16, eager", "rocm-kernels, eager")
@@ -38,7 +38,7 @@ def readme_sentences() -> list[str]:
 
 
 def calibration() -> list[dict]:
-    with open(pages.CALIBRATION / "points.csv", newline="") as file:
+    with open(tables.CALIBRATION / "points.csv", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -86,9 +86,9 @@ def simulator_sentences() -> list[str]:
 
 
 def skinny_gemm_sentences() -> list[str]:
-    played = pages.calibrated()
+    played = tables.calibrated()
     times = [f"{played[f'FP8 product {m} x 2304 x 16384, ours']:.1f}" for m in (1, 8, 32)]
-    rows = {(row[0], row[1]): row for row in pages.printed("skinny_gemm_mi300x")[1]}
+    rows = {(row[0], row[1]): row for row in tables.printed("skinny_gemm_mi300x")[1]}
     theirs = [rows[m, "2304 x 16384"][9] for m in ("1", "8", "32")]
     return [
         f"for 2304 x 16384 it gives {times[0]}, {times[1]} and {times[2]} us at M = 1, 8 and 32, "
@@ -98,13 +98,13 @@ def skinny_gemm_sentences() -> list[str]:
 
 
 def rmsnorm_sentences() -> list[str]:
-    one, many = (pages.case("rmsnorm_fp8", m).times["rocm-kernels"].median for m in (1, 2048))
+    one, many = (tables.case("rmsnorm_fp8", m).times["rocm-kernels"].median for m in (1, 2048))
     return [f"1 row takes {one:.2f} us, 2048 rows {many:.1f} us"]
 
 
 def swiglu_sentences() -> list[str]:
-    one, many = (pages.case("swiglu_fp8", m) for m in (1, 2048))
-    floor = many.bytes / pages.saved("h200")["read_rate"] * 1e6
+    one, many = (tables.case("swiglu_fp8", m) for m in (1, 2048))
+    floor = many.bytes / tables.saved("h200")["read_rate"] * 1e6
     took = many.times["rocm-kernels"].median
     return [
         f"1 row takes {one.times['rocm-kernels'].median:.2f} us, 2048 rows {took:.1f} us",
@@ -113,7 +113,7 @@ def swiglu_sentences() -> list[str]:
 
 
 def gemm_sentences() -> list[str]:
-    rows = [row for row in pages.saved("cpu")["rows"] if "fp8_linear" in row["times_us"]]
+    rows = [row for row in tables.saved("cpu")["rows"] if "fp8_linear" in row["times_us"]]
     ratios = {
         name: [r["times_us"]["F.linear bf16"] / r["times_us"][name] for r in rows]
         for name in ("gemm", "fp8_linear")
@@ -138,7 +138,7 @@ def gemm_sentences() -> list[str]:
 
 
 def moe_sentences() -> list[str]:
-    cells = pages.saved("h200_moe")["cells"]
+    cells = tables.saved("h200_moe")["cells"]
     theirs = [name for name in (*THEIRS, *VLLM.values())]
     ahead = [min(c["us"][t] for t in theirs if t in c["us"]) / c["us"]["FP8"] for c in cells]
     torchs = [min(c["us"][t] for t in THEIRS if t in c["us"]) / c["us"]["FP8"] for c in cells]

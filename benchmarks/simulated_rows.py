@@ -25,8 +25,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "tests")]
 
-import pages  # noqa: E402
 import simulated  # noqa: E402
+import tables  # noqa: E402
 from simulated_product import aligned  # noqa: E402
 
 import simulator  # noqa: E402
@@ -142,10 +142,10 @@ def main() -> None:
     simulator.load_runtime().cycles(simulator.machine_for(simulated.TARGET, warm=True))
     for op, launch in (("rmsnorm_fp8", norm), ("swiglu_fp8", activation)):
         lines = table(op, {rows: launch(rows) for rows in arguments.rows})
-        print(f"\n### {op}, float16, rows of {COLUMNS} columns\n\n{pages.markdown(HEADER, lines)}")
+        print(f"\n### {op}, float16, rows of {COLUMNS} columns\n\n{tables.markdown(HEADER, lines)}")
         if arguments.save:
             source = f"python benchmarks/simulated_rows.py, {datetime.date.today()}; modelled"
-            pages.save_printed(f"{op}_mi300x", source, HEADER, lines)
+            tables.save_printed(f"{op}_mi300x", source, HEADER, lines)
 
 
 if __name__ == "__main__":

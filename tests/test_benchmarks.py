@@ -18,10 +18,10 @@ import gemm_schedules
 import gemm_tiles
 import gpu_report
 import moe_configs
-import pages
 import quality
 import serving
 import step_loop
+import tables
 import vllm_experts
 from tiny_models import tiny_llama
 
@@ -92,7 +92,7 @@ def test_kernels_of_a_server_by_class():
 
 def test_the_mode_recommended_on_a_cpu_is_its_default(package):
     """That of docs/models.md which is closer to bfloat16; the page has every mode and format."""
-    _, (_, *rows) = pages.printed("quality")  # the first is bfloat16's
+    _, (_, *rows) = tables.printed("quality")  # the first is bfloat16's
     kl = {name: float(row[2]) for name, *row in rows}
     modes = {f'`activations="{mode}"`': mode for mode in quality.MODES}
     assert list(kl) == [*modes, *quality.FORMATS]

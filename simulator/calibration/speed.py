@@ -25,8 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
-import pages  # noqa: E402
 import simulated  # noqa: E402
+import tables  # noqa: E402
 import torch  # noqa: E402
 
 import simulator  # noqa: E402
@@ -113,16 +113,16 @@ def main() -> int:
         scaling.append([name, f"{alone:.3f}", f"{shared:.3f}", f"{alone / shared:.2f}"])
     alone, shared = (least(time.perf_counter, hashes(threads)) for threads in (1, cores))
     scaling.append(["the host, hashing", f"{alone:.3f}", f"{shared:.3f}", f"{alone / shared:.2f}"])
-    tables = {
+    printed = {
         "simulator_speed": (["launch, checks on", "wave-instructions", "seconds", "M/s"], speed),
         "simulator_threads":
             (["time of day, seconds", "one thread", f"{cores} threads", "gain"], scaling),
     }  # fmt: skip
-    for name, (header, rows) in tables.items():
-        print(pages.markdown(header, rows))
+    for name, (header, rows) in printed.items():
+        print(tables.markdown(header, rows))
         if arguments.save:
             source = f"python simulator/calibration/speed.py, {datetime.date.today()}"
-            pages.save_printed(name, source, header, rows)
+            tables.save_printed(name, source, header, rows)
     return 0
 
 
