@@ -13,7 +13,7 @@ more than three times the quickest is timed once. --minutes ends it early, the t
 
 --unseen: the same of models and numbers of tokens that no rate of the choice was fitted to.
 
---orders is the study of the order of tiles (docs/kernels/moe.md) at Mixtral's shapes: each design
+--orders is the study of the order of tiles (docs/results/moe.md) at Mixtral's shapes: each design
 in each order, with each split of the second product's K. Bytes are counted, not measured: those
 that tiles ask L2 for, and those that memory must give at least. Their difference over the first is
 the highest rate of hits that L2 can have.

@@ -3,7 +3,7 @@
     python benchmarks/simulated_gemm.py [--product 1024,4608,7168,block ...] [--config TEXT ...]
     python benchmarks/simulated_gemm.py --product 512,3072,1536,block --html FILE --trace FILE
 
-Prints the table of docs/kernels/gemm.md. The launcher's machine code runs in the simulator
+Prints the table of docs/results/gemm.md. The launcher's machine code runs in the simulator
 (checkers off), and the cycle model plays it; nothing here was measured on an AMD GPU. Up to 64 rows
 the product is skinny_gemm's, as in fp8_linear. Without --config: what the choice takes. --html
 (checkers on) and --trace show the last launch as a page and as a timeline for Perfetto.

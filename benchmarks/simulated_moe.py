@@ -2,7 +2,7 @@
 
     python benchmarks/simulated_moe.py [--product 8,8,1536,2048,row ...] [--config TEXT ...]
 
-What docs/kernels/moe.md says of large prompts comes from here; whole layers are
+What docs/kernels/moe_journal.md says of large prompts comes from here; whole layers are
 simulated_moe_layers.py's. Each product is a grouped_gemm: rows spread evenly over the experts that
 they touch. The launcher's machine code runs in the simulator (checkers off), and the cycle model
 plays it; nothing here was measured on an AMD GPU, and the model has been held against few matrix

@@ -2,7 +2,7 @@
 
     python benchmarks/simulated_moe_layers.py [--layer NAME,TOKENS,KIND ...] [--config TEXT ...]
 
-Prints the table of docs/kernels/moe.md. Every token meets k different experts of all that the model
+Prints the table of docs/results/moe.md. Every token meets k different experts of all that the model
 has, as likely as one another; a part of eight (EP8) holds the first eighth of them and skips the
 other ids. The launchers' machine code runs in the simulator (checkers off) and the cycle model
 plays each launch, caches cold: nothing here was measured on an AMD GPU. The floor is that of the

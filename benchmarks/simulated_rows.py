@@ -2,7 +2,7 @@
 
     python benchmarks/simulated_rows.py [--rows 1 32 2048] [--save]
 
-Prints the tables of docs/kernels/rmsnorm_fp8.md and docs/kernels/swiglu_fp8.md; --save writes
+Prints the tables of docs/results/rmsnorm_fp8.md and docs/results/swiglu_fp8.md; --save writes
 results/tables, from where `python benchmarks/pages.py --write` puts them there. The launchers'
 machine code runs in the simulator (checkers off, they are for tests) on float16 rows of 16384
 columns with a static scale. Counters are exact, of what the code does; times are modelled, by the
@@ -36,7 +36,7 @@ COLUMNS = 16384
 # published number, 1.93 us for SwiGLU of 1 row by hf-rocm-kernels, a kernel of the same mapping as
 # ours (one vector a thread), whose longest part is modelled as 0.34 us. The other published SwiGLU
 # times then judge the model: it is 8 to 20 % above them from 64 rows on, as
-# docs/kernels/swiglu_fp8.md tells.
+# docs/results/swiglu_fp8.md tells.
 FIXED_US = 1.6
 PUBLISHED = ROOT / "benchmarks" / "data" / "mi300x_published_us.csv"
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]

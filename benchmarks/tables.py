@@ -24,6 +24,7 @@ import serving  # noqa: E402
 from gpu_report import Case, read_cases  # noqa: E402
 
 import gemm  # noqa: E402
+import moe  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 CALIBRATION = ROOT / "simulator" / "calibration"
@@ -215,7 +216,7 @@ def readme_modelled() -> str:
     for op, title, note in [
         ("rmsnorm_fp8", "`rmsnorm_fp8`, 16384 columns", ""),
         ("swiglu_fp8", "`swiglu_fp8`, 16384 to 8192 columns",
-         ", [from cache](docs/kernels/swiglu_fp8.md#mi300x-counted-and-modelled)"),
+         ", [from cache](docs/results/swiglu_fp8.md#mi300x-counted-and-modelled)"),
     ]:  # fmt: skip
         quick, cycles, published = of_rows(op)
         rows.append([title, "2048", f"{float(quick):.1f} us", f"{float(cycles):.1f} us",
@@ -260,7 +261,122 @@ def moe_prompts() -> str:
     return markdown([*header, "measured"], rows)
 
 
+# ---- The few numbers at the head of a kernel's page
+
+
+def numbers(rows: Sequence[Sequence[str]]) -> str:
+    """What, our time, the quickest of others with its name, the floor."""
+    return markdown(["", "us", "quickest other", "floor, us"], rows)
+
+
+def short(us: float) -> str:
+    """Microseconds to three figures, without their unit."""
+    return microseconds(us).removesuffix(" us")
+
+
+def quickest(times: dict[str, float]) -> str:
+    name = min(times, key=lambda name: times[name])
+    return f"{short(times[name])} {name}"
+
+
+def h200_numbers(op: str, title: str, m: int, n: int = 0) -> list[str]:
+    found = case(op, m, n)
+    others = {k: t.median for k, t in found.times.items() if not k.startswith("rocm-kernels")}
+    floor = found.bytes / saved("h200")["read_rate"] * 1e6
+    ours = found.times["rocm-kernels"].median
+    return [f"H200, measured: {title}", short(ours), quickest(others), short(floor)]
+
+
+def cpu_numbers(title: str, name: str, ours: str, others: Sequence[str]) -> list[str]:
+    """A dash where ours is quicker than memory: the floor says nothing of data in a cache."""
+    row = next(row for row in saved("cpu")["rows"] if row["case"] == name)
+    times, floor = row["times_us"], row["bytes"] / saved("cpu")["bandwidth"] * 1e6
+    return [f"CPU with AMX, two threads, measured: {title}", short(times[ours]),
+            quickest({other: times[other] for other in others}),
+            short(floor) if floor < times[ours] else "-"]  # fmt: skip
+
+
+def row_kernel_numbers(op: str, title: str, cpu: str) -> str:
+    rows = [h200_numbers(op, f"{m} x {title}", m) for m in (1, 2048)]
+    for row in printed(f"{op}_mi300x")[1]:
+        if row[0] in ("1", "2048"):
+            floor = float(row[7].split()[0]) / float(row[8])
+            rows.append([f"MI300X, modelled (quick bound): {row[0]} x {title}", row[7].split()[0],
+                         f"{row[11]} hf-rocm-kernels, published", short(floor)])  # fmt: skip
+    rows.append(cpu_numbers(cpu, cpu, "rocm-kernels", ("eager", "torch.compile")))
+    return numbers(rows)
+
+
+def skinny_gemm_numbers() -> str:
+    rows = [
+        h200_numbers("skinny_gemm", f"{m} x {n} x 16384", m, n)
+        for n in (2304, 13312)
+        for m in (1, 8, 64)
+    ]
+    for row in printed("skinny_gemm_mi300x")[1]:
+        if row[0] == "8" and "x 16384" in row[1]:
+            rows.append([f"MI300X, modelled (quick bound): 8 x {row[1]}", row[7],
+                         f"{row[9]} hf-rocm-kernels, published",
+                         short(float(row[7]) / float(row[8]))])  # fmt: skip
+    rows += [
+        cpu_numbers(f"{m} x 16384 x 6656", f"M {m}, N 16384, K 6656", "rocm-kernels FP8",
+                    ["F.linear bf16"])
+        for m in (1, 64)
+    ]  # fmt: skip
+    return numbers(rows)
+
+
+def gemm_numbers() -> str:
+    results = saved("h200_gemm")
+    rows = []
+    for kind, title in (("row", "scales per row"), ("block", "blocks"), ("bf16", "bfloat16")):
+        for m in (128, 4096):
+            cell = gemm_cell(m, 4096, 7168, kind)
+            floor = gemm.floor_us(cell, results["read_rate"], results["tflops"])
+            rows.append([f"H200, measured: {m} x 4096 x 7168, {title}", short(cell["ours"]),
+                         f"{short(cell['library'])} torch, the same scales",
+                         short(floor)])  # fmt: skip
+    for row in printed("gemm_mi300x")[1]:
+        if row[0] in ("1024 x 4608 x 7168, blocks", "4096^3, per row", "4096^3, bf16"):
+            rows.append([f"MI300X, modelled (cycle model): {row[0]}", row[2], "", ""])
+    rows.append(cpu_numbers("128 x 4096 x 4096", "M 128, N 4096, K 4096: gemm", "gemm",
+                            ["F.linear bf16"]))  # fmt: skip
+    return numbers(rows)
+
+
+def moe_numbers() -> str:
+    results = saved("h200_moe")
+    rows = []
+    for cell in results["cells"]:
+        if cell["model"] in ("Qwen3-30B-A3B", "DeepSeek-V3 TP8") and cell["tokens"] in (
+            1,
+            64,
+            4096,
+        ):
+            others = {name: us for name, us in cell["us"].items() if name in moe.THEIRS}
+            floor = moe.floor_us(cell, results["read_rate"], results["tflops"])
+            rows.append([f"H200, measured: {cell['model']}, {cell['tokens']} tokens",
+                         short(cell["us"]["FP8"]), quickest(others), short(floor)])  # fmt: skip
+    for row in printed("moe_mi300x")[1]:
+        if row[0] in ("Qwen3-30B-A3B, 1, FP8", "Qwen3-30B-A3B, 64, FP8"):
+            rows.append([f"MI300X, modelled (cycle model): {row[0]}", row[3], "", row[2]])
+    for row in printed("moe_cpu")[1]:
+        if row[0] in ("1", "64"):
+            rows.append([f"CPU with AMX, one thread, measured: Qwen3-30B-A3B, {row[0]} tokens",
+                         row[1], f"{row[6]} grouped_mm", row[8]])  # fmt: skip
+    return numbers(rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "rmsnorm_fp8_numbers": lambda: row_kernel_numbers(
+        "rmsnorm_fp8", "16384", "residual + RMSNorm + FP8, 2048 x 4096"
+    ),
+    "swiglu_fp8_numbers": lambda: row_kernel_numbers(
+        "swiglu_fp8", "16384", "SwiGLU + FP8, 2048 x 4096 -> 2048"
+    ),
+    "skinny_gemm_numbers": skinny_gemm_numbers,
+    "gemm_numbers": gemm_numbers,
+    "moe_numbers": moe_numbers,
     "readme_measured": readme_measured,
     "readme_modelled": readme_modelled,
     "decode_llama": lambda: decode_table("h200_model", LLAMA),

@@ -5,6 +5,7 @@ import json
 import random
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from project import ROOT
@@ -44,6 +45,41 @@ def test_tables_are_what_the_results_say(name):
 def test_links_lead_somewhere(name):
     for target in re.findall(r"\]\((?!\w+:)([^)#]+)", text_of(name)):
         assert (ROOT / name).parent.joinpath(target).exists(), target
+
+
+def anchors(text: str) -> set[str]:
+    """Where a link may lead in a page, as GitHub names headings."""
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE
+    )
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_to_headings(name):
+    for target, anchor in re.findall(r"\]\((?!\w+:)([^)#]*)#([^)]+)\)", text_of(name)):
+        page = (ROOT / name).parent / target if target else ROOT / name
+        assert anchor in anchors(page.read_text()), f"{target}#{anchor}"
+
+
+# Read in ten minutes each: the maths, a drawing a backend, promises, a few numbers.
+KERNELS = sorted(
+    name for name in NAMES if name.startswith("docs/kernels/") and not name.endswith("_journal.md")
+)
+MOST_LINES = 180
+TIMED = re.compile(r"\d (?:us|ms|ns|TFLOP/s|GFLOPS|tokens/s|%)(?!\w)")
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernels_page_is_read_in_ten_minutes(name):
+    text = text_of(name)
+    assert text.count("\n") <= MOST_LINES, "results go to docs/results, trials to the journal"
+    for heading in ("What it computes", "The numbers that matter", "How it is mapped",
+                    "What bounds it", "Promises"):  # fmt: skip
+        assert f"\n## {heading}\n" in text
+    op = Path(name).stem
+    assert [mark for _, mark, *_ in pages.BLOCK.findall(text)] == [f"{op}_numbers"]
+    assert not TIMED.findall(pages.BLOCK.sub("", text)), "times are made of results: tables.py"
 
 
 @pytest.mark.parametrize("name", WHOLE)
