@@ -15,7 +15,7 @@ loads them from state dicts. quantize.py makes them: of 16-bit linears, of FP8 o
 reads, of one process's shares (shares.py). reads.py tells which must stay, hooks.py keeps what
 hangs on a module, offload.py serves accelerate's, fuse.py joins, norms.py and ask.py tell what
 norms, MLPs and decoder layers compute, known.py shows the result to ``kernelize``, compute_dtype.py
-keeps ``model.dtype``.
+keeps ``model.dtype``, edits.py has peft merge and heads resized.
 experts.py has the module for experts, convert_experts.py makes it of theirs, mxfp4.py finds their
 format again, stored_experts.py knows them in files. formats knows FP8 checkpoints, checkpoints.py
 loads and saves them through transformers; finegrained.py is another way in: transformers' own FP8

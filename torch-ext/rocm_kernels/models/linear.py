@@ -9,6 +9,7 @@ from torch import nn
 from ..functional import SCALE_BLOCK
 from ..functional.fp8 import E8M0, is_ue8m0
 from ..reference import dequantize
+from .edits import Edited
 from .hooks import is_offloaded, make_way
 from .offload import Offloadable
 from .state import fp8_tensors, in_dialect, load_linear, save_linear, unset
@@ -46,7 +47,7 @@ class Quantized(NamedTuple):
     dtype: torch.dtype  # of the result
 
 
-class FP8Linear(Offloadable, nn.Linear):
+class FP8Linear(Offloadable, Edited, nn.Linear):
     """Linear layer with an FP8 weight ``[N, K]``.
 
     The attributes are those of transformers' finegrained ``FP8Linear``: ``weight``,
@@ -140,7 +141,7 @@ class FP8Linear(Offloadable, nn.Linear):
             load_linear(self, state_dict, prefix, *rest)
 
 
-class FP8LinearPart(Offloadable, nn.Linear):
+class FP8LinearPart(Offloadable, Edited, nn.Linear):
     """Output channels ``start`` to ``stop`` of a fused :class:`FP8Linear`.
 
     Takes the fused projection's input ``[..., K]``; or, of its result, the :class:`Projected`, of
@@ -167,6 +168,13 @@ class FP8LinearPart(Offloadable, nn.Linear):
     def weight(self) -> torch.Tensor:
         return self.fused.weight[self.start : self.stop]
 
+    @weight.setter
+    def weight(self, weight: torch.Tensor) -> None:
+        if weight.dtype != self.weight.dtype:  # a cast would leave its scale out
+            raise ValueError(f"weight must be {self.weight.dtype}, got {weight.dtype}")
+        with torch.no_grad():  # peft hands a layer that it lets go what it has already
+            self.weight.copy_(weight)
+
     @property
     def weight_scale_inv(self) -> torch.Tensor:
         scale = self.fused.weight_scale_inv
@@ -179,6 +187,12 @@ class FP8LinearPart(Offloadable, nn.Linear):
     def bias(self) -> Optional[torch.Tensor]:
         bias = self.fused.bias
         return None if bias is None else bias[self.start : self.stop]
+
+    @bias.setter
+    def bias(self, bias: Optional[torch.Tensor]) -> None:
+        if bias is not None:
+            with torch.no_grad():
+                self.bias.copy_(bias)
 
     @property
     def activation_scheme(self) -> str:

@@ -13,6 +13,7 @@ from .check_loaded import require_set
 from .checkpoints import describe_checkpoint, names_in_files
 from .compute_dtype import keep_dtype
 from .convert_experts import ExpertsPlan, are_of_fp8_checkpoint, is_a_form, is_experts
+from .edits import serve_merging, serve_resizing
 from .experts import Experts
 from .fuse import fuse_projections
 from .hooks import hand_over, is_offloaded, is_wrapped, keep_accelerate_hooks
@@ -83,6 +84,8 @@ def quantize_model_(
     make_modules_known(model)
     name_kernel_funcs(model)
     keep_dtype(model)
+    serve_merging()
+    serve_resizing(model)
     keep_accelerate_hooks(model)
     fused = fuse_projections(model) if fuse else {}
     describe_checkpoint(model, names)
