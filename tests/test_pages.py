@@ -62,6 +62,29 @@ def test_links_lead_to_headings(name):
         assert anchor in anchors(page.read_text()), f"{target}#{anchor}"
 
 
+# What examples/add_kernel.patch adds, and what is built, is not there.
+NOT_THERE = ("softcap", "build/")
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if not n.endswith("_journal.md")])
+def test_named_files_exist(name):
+    """`folder/file` in a page, by patterns too."""
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir()}
+    for file in re.findall(r"`([\w.-]+/[\w./*-]*)`", text_of(name)):
+        if file.split("/")[0] in folders and not any(word in file for word in NOT_THERE):
+            assert list(ROOT.glob(file.rstrip("/"))), file
+
+
+def test_the_map_leads_to_files():
+    """Each question of CONTRIBUTING.md's table has a file or folder, and a test."""
+    (table,) = (rows for _, rows in pages.tables(text_of("CONTRIBUTING.md")))
+    assert len(table) >= 10
+    for question, where, test in table:
+        for file in (re.search(r"`([^`]+)`", cell) for cell in (where, test)):
+            assert file, question
+            assert (ROOT / file[1]).exists(), f"{question}: {file[1]}"
+
+
 # Read in ten minutes each: the maths, a drawing a backend, promises, a few numbers.
 KERNELS = sorted(
     name for name in NAMES if name.startswith("docs/kernels/") and not name.endswith("_journal.md")
