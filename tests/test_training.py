@@ -174,6 +174,53 @@ def test_training_compiles(both, layer):
         torch.testing.assert_close(found, eager)
 
 
+# ---- Calls by keyword
+
+
+def renamed(module, names):
+    """Has a module's own forward take other names, whatever runs in its place."""
+    own = type(module)
+
+    def forward(self, *args, **kwargs):
+        return own.forward(self, *args, *kwargs.values())
+
+    parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names]
+    self_ = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    forward.__signature__ = inspect.Signature([self_, *parameters])
+    module.__class__ = type(own.__name__, (own,), {"forward": forward})
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("layer", [name for name in LAYERS if "Decoder" not in name])
+def test_a_layer_takes_the_call_of_the_module_that_it_replaces(both, layer, training):
+    """By the names that its own forward has for its parameters; others say that they are wrong."""
+    _, case = both(layer)
+    case.module.train(training)
+    signature = inspect.signature(type(case.module).forward)
+    own = [*signature.parameters][1 : 1 + len(case.inputs)]
+    with torch.set_grad_enabled(training):
+        expected = case.run()
+        for names in (own, [f"other_{name}" for name in own]):
+            if names != own:
+                renamed(case.module, names)
+            out = case.module(**dict(zip(names, case.inputs.values(), strict=True)), **case.others)
+            out = out[0] if isinstance(out, tuple) else out
+            assert torch.equal(out, expected), names
+        if not training:
+            with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
+                case.module(unknown=next(iter(case.inputs.values())))
+
+
+@torch.no_grad()
+def test_a_call_by_another_keyword_compiles(both):
+    _, case = both("RMSNorm", Mode.INFERENCE | Mode.TORCH_COMPILE)
+    expected = case.run()
+    renamed(case.module, ["x"])
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: case.module(x=x), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*case.inputs.values()), expected)
+
+
 # ---- Activations that replace nothing
 
 

@@ -1,7 +1,9 @@
-"""Training: the layers are for inference, so there the model's own forward runs."""
+"""Calls of a layer: in training the model's own forward runs, for the layers are for inference; and
+keywords are those of that one, which may have other names for its parameters."""
 
 import functools
-from typing import Any, Callable
+import inspect
+from typing import Any, Callable, Dict, Tuple
 
 import torch
 from torch import nn
@@ -17,11 +19,13 @@ def for_inference(forward: Callable[..., Any]) -> Callable[..., Any]:
     forward; checkpointing with ``use_reentrant=False`` takes both from the latter.
     """
 
+    names = _parameters(forward)
+
     @functools.wraps(forward)
     def either(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled():
             return type(self).forward(self, *args, **kwargs)
-        return forward(self, *args, **kwargs)
+        return forward(self, *args, **_renamed(self, kwargs, names))
 
     return either
 
@@ -32,11 +36,30 @@ def without_weights(forward: Callable[..., Any]) -> Callable[..., Any]:
     Made by itself it has no other forward: then ``forward`` runs, whatever is wanted.
     """
 
+    names = _parameters(forward)
+
     @functools.wraps(forward)
-    def either(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def either(self: nn.Module, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
         own = type(self).forward
-        if self.training and own is not either and needs_gradient(x):
-            return own(self, x)
-        return forward(self, x)
+        if self.training and own is not either and needs_gradient(*args, *kwargs.values()):
+            return own(self, *args, **kwargs)
+        return forward(self, *args, **_renamed(self, kwargs, names))
 
     return either
+
+
+def _renamed(module: nn.Module, kwargs: Dict[str, Any], names: Tuple[str, ...]) -> Dict[str, Any]:
+    """Keywords of the module's own forward by the names that the layer has in the same places."""
+    if all(name in names for name in kwargs):
+        return kwargs
+    own = dict(zip(_parameters_of(type(module)), names))
+    return {own.get(name, name): value for name, value in kwargs.items()}
+
+
+@torch.compiler.assume_constant_result
+def _parameters_of(cls: type) -> Tuple[str, ...]:
+    return _parameters(cls.forward)
+
+
+def _parameters(forward: Callable[..., Any]) -> Tuple[str, ...]:
+    return tuple(inspect.signature(forward).parameters)[1:]
