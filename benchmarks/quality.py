@@ -1,6 +1,6 @@
 """What FP8 costs SmolLM2-135M-Instruct in accuracy: each mode, and each checkpoint format.
 
-    python benchmarks/quality.py            # prints the table of docs/models.md
+    python benchmarks/quality.py            # prints the table of docs/results/models.md
     python benchmarks/quality.py --write    # saves it to results/tables, and puts it there
 
 Read are pages of Python's own language reference, as pydoc ships them. Predictions after each token
@@ -31,7 +31,7 @@ import tables  # noqa: E402
 import tiny_checkpoints  # noqa: E402
 from tiny_models import quantizing_inputs  # noqa: E402
 
-PAGE = ROOT / "docs" / "models.md"
+PAGE = ROOT / "docs" / "results" / "models.md"
 HEADER = ["", "perplexity", "same most likely token", "KL, nats", "greedy tokens as defined"]
 
 PAGES = ("assignment", "class", "exceptions", "for", "import", "lambda", "try", "while")

@@ -158,7 +158,7 @@ def moe_sentences() -> list[str]:
 
 SENTENCES = {
     "README.md": readme_sentences,
-    "docs/models.md": model_sentences,
+    "docs/results/models.md": model_sentences,
     "simulator/docs/simulator.md": simulator_sentences,
     "docs/results/skinny_gemm.md": skinny_gemm_sentences,
     "docs/results/rmsnorm_fp8.md": rmsnorm_sentences,

@@ -196,7 +196,7 @@ def test_torchao_is_adopted(package, quantize_, inputs):
 
 
 def test_the_page_has_what_the_script_finds(package):
-    """Two rows of docs/models.md; all of them take minutes."""
+    """Two rows of docs/results/models.md; all of them take minutes."""
     sys.path.append(str(ROOT / "tools"))
     models_table = importlib.import_module("models_table")
     *_, row, moe = models_table.table(package, rows=("llama", "mixtral")).splitlines()

@@ -1,7 +1,7 @@
-"""The table of docs/models.md: families of models x FP8 checkpoints, and what runs of each.
+"""The table of docs/results/models.md: families of models x FP8 checkpoints, and what runs of each.
 
     python tools/models_table.py            # prints it
-    python tools/models_table.py --write    # puts it into docs/models.md
+    python tools/models_table.py --write    # puts it into docs/results/models.md
 
 Each cell is a tiny random model: written in the format, loaded within ``fp8_checkpoints``,
 quantised, kernelized, and compared with its own forwards on linears that the reference computes.
@@ -25,7 +25,7 @@ from test_families import FAMILIES, tiny  # noqa: E402
 from tiny_checkpoints import write  # noqa: E402
 from tiny_models import dequantized, quantizing_inputs, tokens  # noqa: E402
 
-PAGE = ROOT / "docs" / "models.md"
+PAGE = ROOT / "docs" / "results" / "models.md"
 BEGIN, END = "<!-- tools/models_table.py -->\n", "<!-- end -->\n"
 
 ROWS = ("llama", "mistral", "qwen2", "qwen3", "smollm3", *FAMILIES)

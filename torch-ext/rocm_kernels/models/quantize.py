@@ -41,7 +41,7 @@ def quantize_model_(
 
     So do experts, whose weights no ``nn.Linear`` holds: each layer's become one ``Experts``.
     Embeddings, norms and heads stay as they are. Linears of FP8 checkpoints are adopted: they keep
-    their values and scales, and take the device's dialect (docs/models.md has the formats). If
+    their values and scales, and take the device's dialect (docs/checkpoints.md has the formats). If
     something fails, the model is as it was before.
 
     Args:
