@@ -241,6 +241,34 @@ def test_a_missing_scale_is_named(package, tmp_path):
         load(package, tmp_path / "fp8")
 
 
+@pytest.mark.parametrize("by", ["channel", "mxfp4", "32 x 32"])
+@torch.no_grad()
+def test_a_missing_expert_is_no_zero(package, tmp_path, by):
+    """Of one linear, weight and scale: nothing is made of the others."""
+    write(tiny("mixtral"), tmp_path, by)
+    file = tmp_path / "fp8" / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if ".layers.0." in name and ".experts.2.w1." in name]:
+        del tensors[name]
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises((ValueError, RuntimeError)):
+        load(package, tmp_path / "fp8")
+
+
+@torch.no_grad()
+def test_another_fp8_is_dequantised(check, tmp_path):
+    """float8_e5m2, which no kernel here takes."""
+    write(tiny("mixtral"), tmp_path, "channel")
+    files = [tmp_path / folder / "model.safetensors" for folder in ("fp8", "meant")]
+    stored, meant = map(load_file, files)
+    for name in [name for name in stored if re.search(r"experts\..*\.weight$", name)]:
+        stored[name] = stored[name].float().to(torch.float8_e5m2)
+        meant[name] = stored[name].float() * stored[f"{name}_scale"]
+    for tensors, file in zip((stored, meant), files, strict=True):
+        save_file(tensors, file, {"format": "pt"})
+    check(DEQUANTISED + "has weights of float8_e5m2")
+
+
 @torch.no_grad()
 def test_saved_as_loaded_without_quantize_model_(package, tmp_path):
     """Conversions that a file came by are not those that it is saved by."""

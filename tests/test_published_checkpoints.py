@@ -22,7 +22,7 @@ from published import (
     projections,
 )
 from safetensors.torch import load_file
-from tiny_checkpoints import FORMATS, by_channel, by_tensor, write
+from tiny_checkpoints import FORMATS, by_block, by_channel, by_tensor, write
 from tiny_models import randomized, tokens
 from torch import nn
 from transformers import (
@@ -365,6 +365,23 @@ def test_small_blocks_become_large_where_no_value_changes(package, tmp_path, nam
 
 
 @torch.no_grad()
+def test_small_blocks_that_are_offloaded_are_refused(package, tmp_path):
+    block, scale_name, dtype, config = SMALL["mxfp8"]
+    llama(tie_word_embeddings=False).save_pretrained(tmp_path)
+
+    def change(tensors):
+        for key in [key for key in tensors if "_proj.weight" in key]:
+            tensors[key], scale, _ = in_blocks(tensors[key], *block, 4)
+            tensors[f"{key.removesuffix('.weight')}.{scale_name}"] = scale.view(dtype)
+
+    change_tensors(tmp_path, change)
+    change_config(tmp_path, lambda said: said.update(quantization_config=config))
+    places = {"": "cpu", "model.layers.1": "disk"}
+    with pytest.raises(ValueError, match=r"layers\.1\..*offloaded: give it a device in device_map"):
+        load(package, tmp_path, device_map=places, offload_folder=tmp_path / "offloaded")
+
+
+@torch.no_grad()
 def test_compressed_tensors_reads_the_same_mxfp8(package, tmp_path):
     """Its own package, on the file of the test before."""
     model = llama(tie_word_embeddings=False, num_hidden_layers=1)
@@ -391,16 +408,20 @@ def test_compressed_tensors_reads_the_same_mxfp8(package, tmp_path):
 # ---- embeddings and heads
 
 
-@pytest.mark.parametrize("by", [by_tensor, by_channel])
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("by", [by_tensor, by_channel, by_block])
 @pytest.mark.parametrize("tied", [False, True])
 @torch.no_grad()
-def test_an_embedding_in_fp8_takes_the_models_dtype(package, tmp_path, tied, by):
-    config = compressed(group(), group("channel", None, ["Embedding"]), ignore=["lm_head"])
+def test_an_embedding_in_fp8_takes_the_models_dtype(package, tmp_path, tied, by, named):
+    """Whether the config says so or not: the files have it. More rows than are made at once."""
+    embeddings = [group("channel", None, ["Embedding"])] if named else []
+    config = compressed(group(), *embeddings, ignore=["lm_head"])
 
     def quantised(name):
         return by if name.endswith("embed_tokens") else projections(name)
 
-    meant = checkpoint(llama(tie_word_embeddings=tied), tmp_path, config, quantised)
+    model = llama(tie_word_embeddings=tied, num_hidden_layers=1, vocab_size=4300)
+    meant = checkpoint(model, tmp_path, config, quantised)
     loaded = load(package, tmp_path, dtype=torch.bfloat16)
     assert torch.equal(loaded.model.embed_tokens.weight, meant.model.embed_tokens.weight.bfloat16())
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied

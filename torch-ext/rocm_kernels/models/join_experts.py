@@ -210,8 +210,7 @@ def _each(module: Experts, which: str, part: _Part) -> _Part:
     scale = scales[0]
     if scale.shape[:1] != weight.shape[:1]:  # one of all
         return _Part(each, [scale] * len(each))
-    turns = is_turned and scale.dim() == 3 and scale.shape[1] not in (n, 1)
-    return _Part(each, [s.t() if turns else s for s in scale])
+    return _Part(each, [s.t() if is_turned and s.dim() == 2 else s for s in scale])
 
 
 def _halves(part: _Part) -> List[_Part]:
@@ -285,11 +284,10 @@ def _all_dequantised(
     if scale.shape[:1] != weight.shape[:1]:
         return (weight.float() * scale).to(dtype)
     turned = is_transposed_in_files(module, which, tuple(weight.shape))
-    n = weight.shape[2 if turned else 1]
     made = []
     for w, s in zip(weight, scale):
         w = w.t() if turned else w
-        s = s.t() if turned and s.dim() == 2 and s.shape[0] not in (n, 1) else s
+        s = s.t() if turned and s.dim() == 2 else s
         value = _dequantised(w, s).to(dtype)
         made.append(value.t() if turned else value)
     return torch.stack(made)

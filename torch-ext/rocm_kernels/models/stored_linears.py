@@ -161,8 +161,9 @@ def regroup_linears(model: Any) -> None:
         if made is None:
             raise ValueError(
                 f"{name} has scale blocks of {rows} x {columns}, and products here take one scale "
-                "for 128 x 128 or for a row: its scales differ by more than FP8's range allows "
-                "without a change in value; load this model without fp8_checkpoints"
+                "for 128 x 128 or for a row: its scales differ by more than FP8's range allows, or "
+                "by what is no power of two, so that values would change; load this model without "
+                "fp8_checkpoints"
             )
         weight, scale = made
         if scale.shape[1] == 1:  # a block of 128 rows, or a row

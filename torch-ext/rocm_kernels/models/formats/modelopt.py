@@ -17,8 +17,6 @@ def read(config: Dict[str, Any]) -> LayoutOf:
     said = config.get("quantization") or config
     excluded = said.get("exclude_modules") or said.get("ignore") or []
     layers = said.get("quantized_layers") or {}
-    # A module's whole tree is excluded by its name, and by its name and a star.
-    excluded = [*excluded, *(f"{entry[:-1]}.*" for entry in excluded if entry[-1:] == "*")]
     if _algorithm(said) == "MIXED_PRECISION":
         named, default = {name: _layout(layer) for name, layer in layers.items()}, None
     else:
