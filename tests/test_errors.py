@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from every_call import calls, same
 
 FP8 = torch.float8_e4m3fn
 pytestmark = pytest.mark.usefixtures("on_device")
@@ -233,3 +234,21 @@ def test_a_bias_of_another_floating_dtype_is_converted(package, device, dtype, r
     a = x[:2].bfloat16()
     actual = package.skinny_gemm(a, w, None, scale, bias=bias)
     assert torch.equal(actual, package.skinny_gemm(a, w, None, scale, bias=bias.float()))
+
+
+def test_one_operand_without_data_never_leaves_a_result_unset(best_package, device):
+    """On the meta device torch asks an op for shapes alone: then nothing may look computed."""
+    refused = set()
+    for call in calls(best_package, device):
+        expected = call.fresh().run(best_package)
+        for path, tensor in call.tensors().items():
+            changed = call.fresh().with_tensor(path, tensor.to("meta"))
+            try:
+                found = changed.run(best_package)
+            except (RuntimeError, ValueError, NotImplementedError):
+                refused.add(call.name)
+                continue
+            for one, other in zip(found, expected, strict=True):
+                # Of one operand, or of one that is not read.
+                assert one.device.type == "meta" or same(one, other), f"{call}: {path}"
+    assert {"rmsnorm", "swiglu", "gemm", "skinny_gemm", "fused_moe", "grouped_gemm"} <= refused

@@ -4,17 +4,16 @@ from typing import Callable, Optional, Tuple
 
 import torch
 
-from .._ops import add_op_namespace_prefix, ops
+from .._ops import ops
 from .fp8 import QuantizedOut, is_ue8m0, quantized_out, written_pair
 from .gradients import mark_written, needs_gradient, refuse_gradient
 from .rows import explain, input_rows, optional_rows, written_rows
+from .shapes import register_shapes
 
 _swiglu_fp8 = ops.swiglu_fp8.default
 
 
-@torch.library.register_fake(add_op_namespace_prefix("swiglu_fp8"))
-def _(out, scales, gate, up, scale, activation, group_size, scale_ub, ue8m0):
-    return None
+register_shapes("swiglu_fp8")
 
 
 def swiglu(

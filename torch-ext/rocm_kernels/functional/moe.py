@@ -5,10 +5,11 @@ from typing import Callable, Optional, Tuple
 
 import torch
 
-from .._ops import add_op_namespace_prefix, ops
+from .._ops import ops
 from .fp8 import E8M0, FP8_DTYPES, is_ue8m0
 from .gradients import mark_written, needs_gradient, refuse_gradient
 from .rows import explain, input_rows, input_vector, optional_vector, written_rows
+from .shapes import register_shapes
 
 _topk = ops.topk.default
 _fused_moe = ops.fused_moe.default
@@ -19,20 +20,9 @@ MAX_EXPERTS = 2048
 MAX_TOPK = 32  # slots a token
 
 
-@torch.library.register_fake(add_op_namespace_prefix("topk"))
-def _(weights, ids, logits, bias, scoring, groups, groups_kept, renormalize, scale):
-    return None
-
-
-@torch.library.register_fake(add_op_namespace_prefix("fused_moe"))
-def _(out, x, w_gate_up, w_down, topk_weights, topk_ids, scale_gate_up, scale_down, bias_gate_up,
-      bias_down, activation, limit, interleaved, quantize_input, ue8m0, config=""):  # fmt: skip
-    return None
-
-
-@torch.library.register_fake(add_op_namespace_prefix("grouped_gemm"))
-def _(out, a, w, offsets, scale_a, scale_w, config=""):
-    return None
+register_shapes("topk")
+register_shapes("fused_moe")
+register_shapes("grouped_gemm")
 
 
 def topk_softmax(

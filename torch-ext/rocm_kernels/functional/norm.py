@@ -4,7 +4,7 @@ from typing import Optional, Tuple
 
 import torch
 
-from .._ops import add_op_namespace_prefix, ops
+from .._ops import ops
 from .fp8 import QuantizedOut, is_ue8m0, quantized_out, written_pair
 from .gradients import mark_written, needs_gradient, refuse_gradient
 from .rows import (
@@ -15,16 +15,12 @@ from .rows import (
     optional_rows,
     written_rows,
 )
+from .shapes import register_shapes
 
 _rmsnorm_fp8 = ops.rmsnorm_fp8.default
 
 
-@torch.library.register_fake(add_op_namespace_prefix("rmsnorm_fp8"))
-def _(
-    out, scales, x, residual, weight, scale, eps, group_size, scale_ub, ue8m0, weight_offset=0.0,
-    addend=None,
-):  # fmt: skip
-    return None
+register_shapes("rmsnorm_fp8")
 
 
 def rmsnorm(

@@ -5,10 +5,11 @@ from typing import Callable, List, Optional
 
 import torch
 
-from .._ops import add_op_namespace_prefix, ops
+from .._ops import ops
 from .fp8 import E8M0, FP8_DTYPES, SCALE_BLOCK, quantize_fp8
 from .gradients import mark_written, needs_gradient, refuse_gradient
 from .rows import explain, input_rows, optional_vector, written_rows
+from .shapes import register_shapes
 
 _skinny_gemm = ops.skinny_gemm.default
 _gemm = ops.gemm.default
@@ -18,14 +19,8 @@ _known_linear_limits = functools.lru_cache(maxsize=None)(_linear_limits)  # an o
 SKINNY_GEMM_MAX_ROWS = 64
 
 
-@torch.library.register_fake(add_op_namespace_prefix("skinny_gemm"))
-def _(out, a, w, scale_a, scale_w, bias, config=""):
-    return None
-
-
-@torch.library.register_fake(add_op_namespace_prefix("gemm"))
-def _(out, a, w, scale_a, scale_w, bias, config=""):
-    return None
+register_shapes("skinny_gemm")
+register_shapes("gemm")
 
 
 def gemm(
