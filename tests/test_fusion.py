@@ -8,7 +8,7 @@ from project import ROOT
 
 KERNEL = """\
 #include "{root}/blocks/rows/gpu/quantize.h"
-#include "{root}/blocks/product/cdna/epilogue.h"
+#include "{root}/blocks/product/cdna/waves_sink.h"
 #include "{root}/blocks/product/cdna/tile_loader.h"
 
 namespace rocm_kernels::cdna {{

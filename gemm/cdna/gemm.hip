@@ -3,9 +3,10 @@
 #include "../../blocks/product/cdna/partial_sums.h"
 #include "../../blocks/product/cdna/portable.h"
 #include "../../blocks/product/cdna/target.h"
+#include "../../common/cdna/arguments.h"
 #include "../gemm.h"
 #include "choose.h"
-#include "tile_epilogue.h"
+#include "tile_sink.h"
 
 namespace rocm_kernels {
 namespace cdna {
@@ -14,14 +15,6 @@ namespace {
 // ---- The kernels that exist -------------------------------------------------------------------
 
 #if ROCM_KERNELS_CDNA
-// The kernel's one argument, from memory again: what only the end needs would otherwise sit in
-// scalar registers through the loop, or be spilled.
-ROCM_KERNELS_DEVICE const GemmProblem& reread_arguments() {
-  auto arguments = __builtin_amdgcn_kernarg_segment_ptr();
-  asm volatile("" : "+s"(arguments));
-  return *(const GemmProblem*)arguments;
-}
-
 // The same number, of which the compiler knows nothing: what a tile's begin and end need of it
 // would otherwise be computed before the first tile, and kept or spilled.
 ROCM_KERNELS_DEVICE int hidden(int lane) {
@@ -42,6 +35,9 @@ template <MmaKind kKind, int kTile, bool kBlockScales>
 __global__ void __launch_bounds__(kGemmTiles[kTile].threads(), 2)
     gemm_tiled([[maybe_unused]] const GemmProblem arguments) {
 #if ROCM_KERNELS_CDNA
+  using Product = TileProduct<kKind, GemmTileAt<kTile, kBlockScales>, kBlockScales>;
+  using Sink = TileSink<kTile>;
+  static_assert(kIsSinkOf<Sink, typename Product::Sums&>, "");
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   fetch_arguments(arguments);
   const int wave = __builtin_amdgcn_readfirstlane(threadIdx.x / kWaveSize);
@@ -51,16 +47,15 @@ __global__ void __launch_bounds__(kGemmTiles[kTile].threads(), 2)
   for (int round = 0; round <= rounds; ++round) {
     const Range units = arguments.schedule.units_of(worker, round);
     for (int unit = units.begin; unit < units.end;) {
-      const GemmProblem& p = reread_arguments();
+      const GemmProblem& p = reread_problem<GemmProblem>();
       const WorkTile work = p.schedule.work_at(unit, units.end);
-      typename TileEpilogue<kTile>::Sums sums = {};
+      typename Sink::Sums sums = {};
       const TileOrder::Place place = p.order.place_of(work.tile);
-      TileProduct<kKind, GemmTileAt<kTile, kBlockScales>, kBlockScales> product(
-          DenseRows::of_a(p, place.m * kGemmTiles[kTile].block_m),
-          DenseRows::of_w(p, place.n * kGemmTiles[kTile].block_n), p.k, wave, hidden(lane));
+      Product product(DenseRows::of_a(p, place.m * kGemmTiles[kTile].block_m),
+                      DenseRows::of_w(p, place.n * kGemmTiles[kTile].block_n), p.k, wave,
+                      hidden(lane));
       product.run(work.k_begin, work.k_end, lds, sums);
-      TileEpilogue<kTile>(reread_arguments(), wave, hidden(lane), lds)
-          .finish(work.tile, worker, sums);
+      Sink(reread_problem<GemmProblem>(), work.tile, worker, wave, hidden(lane), lds).finish(sums);
       unit = work.next_unit;
       workgroup_barrier();
     }

@@ -86,13 +86,6 @@ struct ExpertRows {
   }
 };
 
-// The kernel's first argument, from memory again: see gemm_tiled.
-ROCM_KERNELS_DEVICE const GroupedProblem& reread_problem() {
-  auto arguments = __builtin_amdgcn_kernarg_segment_ptr();
-  asm volatile("" : "+s"(arguments));
-  return *(const GroupedProblem*)arguments;
-}
-
 #endif
 
 }  // namespace rocm_kernels::cdna

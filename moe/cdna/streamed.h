@@ -11,8 +11,10 @@
 #pragma once
 
 #include "../../blocks/product/cdna/store.h"
+#include "../../blocks/product/sink.h"
+#include "../../common/cdna/arguments.h"
 #include "../../common/cdna/sync.h"
-#include "mxfp4_stream.h"
+#include "mxfp4.h"
 #include "streamed_tile.h"
 #include "tiles.h"
 
@@ -20,10 +22,10 @@ namespace rocm_kernels::cdna {
 
 #if ROCM_KERNELS_CDNA
 
-// gated() of four neighbours, whose activation is looked at once.
+// gated() of four neighbours.
 ROCM_KERNELS_DEVICE Accumulator gated_four(GatedActivation activation, float limit,
                                            Accumulator gate, Accumulator up) {
-  const auto by = [&](GatedActivation known) {
+  return with_activation(activation, [&](auto known) {
     Accumulator value;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -31,18 +33,7 @@ ROCM_KERNELS_DEVICE Accumulator gated_four(GatedActivation activation, float lim
       value[e] = gated(known, limit, one, other);
     }
     return value;
-  };
-  switch (activation) {
-    case GatedActivation::kSilu:
-      return by(GatedActivation::kSilu);
-    case GatedActivation::kGelu:
-      return by(GatedActivation::kGelu);
-    case GatedActivation::kGeluTanh:
-      return by(GatedActivation::kGeluTanh);
-    case GatedActivation::kSwigluOai:
-      return by(GatedActivation::kSwigluOai);
-  }
-  return gate;
+  });
 }
 
 // What a lane's row is multiplied by, asked for without a branch or a wait. `row`: -1 for none.
@@ -61,18 +52,13 @@ class RowScale {
   float loaded_ = 0.0f;
 };
 
-// The waves' sums, from registers to where they belong. An item is four neighbouring columns of a
-// row.
-template <MmaKind kKind, int kBlockM, int kBlockN, bool kGateUp>
-class StreamedEnd {
+// What rows of w and of a are multiplied by, and the biases: the first wave's lane r has those of
+// row r.
+template <int kBlockN>
+class StreamedFactors {
  public:
-  static constexpr int kPitch = kBlockN + kSumPad;
-  static constexpr int kColumns = kGateUp ? kBlockN / 2 : kBlockN;
-  using Sums = Accumulator[mma_tiles_of(kBlockM)][mma_tiles_of(kBlockN)];
-  using RowsW = ExpertRows<kGateUp, kBlockN / 2>;
-
-  // Asks for what rows of w and of a are multiplied by, and for biases: the first wave's lane r for
-  // row r, where it is needed. Nothing here waits for them. `part`: of K.
+  // Asks for them, where they are needed. Nothing here waits for them. `part`: of K.
+  template <class RowsW>
   ROCM_KERNELS_DEVICE void fetch(const GroupedProblem& p, const StreamedTile& tile,
                                  const RowsW& rows_w, int part, int lane) {
     scale_w_.fetch(rows_w.scale, lane < kBlockN ? rows_w.w_row(lane) : -1);
@@ -87,43 +73,78 @@ class StreamedEnd {
     }
   }
 
-  // All threads of the workgroup call it. LDS: a place of kPlaceBytes for each wave's sums, then
-  // factors of rows of w, those of rows of a, biases.
-  ROCM_KERNELS_DEVICE void finish(const GroupedProblem& p, const StreamedTile& tile, int n_begin,
-                                  int part, int waves, int wave, int lane, const Sums& sums,
-                                  uint8_t* lds) const {
+  // To LDS: [kBlockN] of w, [block_m] of a, [kBlockN] biases.
+  ROCM_KERNELS_DEVICE void store(DType bias_dtype, int block_m, int lane, float* scale_w,
+                                 float* scale_a, float* bias) const {
+    if (lane < kBlockN) scale_w[lane] = scale_w_.value();
+    if (lane < block_m) scale_a[lane] = scale_a_.value();
+    if (lane < kBlockN) bias[lane] = bias_of(bias_dtype);
+  }
+
+ private:
+  ROCM_KERNELS_DEVICE float bias_of(DType dtype) const {
+    if (dtype == DType::kFloat32) return __builtin_bit_cast(float, bias_);
+    const auto bits = static_cast<uint16_t>(bias_);
+    return dtype == DType::kBFloat16 ? __builtin_bit_cast(float, bias_ << 16)
+                                     : static_cast<float>(__builtin_bit_cast(_Float16, bits));
+  }
+
+  RowScale scale_w_, scale_a_;
+  uint32_t bias_ = 0;  // as it is stored
+};
+
+// The Sink (blocks/product/sink.h): the waves' sums, from registers to where they belong. An item
+// is four neighbouring columns of a row.
+template <MmaKind kKind, int kBlockM, int kBlockN, bool kGateUp>
+class StreamedSink {
+ public:
+  static constexpr int kPitch = kBlockN + kSumPad;
+  static constexpr int kColumns = kGateUp ? kBlockN / 2 : kBlockN;
+  using Sums = Accumulator[mma_tiles_of(kBlockM)][mma_tiles_of(kBlockN)];
+
+  // `part`: of K. LDS: a place of streamed_place_bytes() for each wave's sums, then the factors.
+  ROCM_KERNELS_DEVICE StreamedSink(const GroupedProblem& p, const StreamedTile& tile, int n_begin,
+                                   int part, int waves, int wave, int lane,
+                                   const StreamedFactors<kBlockN>& factors, uint8_t* lds)
+      : p_(p),
+        tile_(tile),
+        factors_(factors),
+        n_begin_(n_begin),
+        part_(part),
+        waves_(waves),
+        wave_(wave),
+        lane_(lane),
+        lds_(lds) {}
+
+  ROCM_KERNELS_DEVICE void finish(const Sums& sums) const {
     constexpr int kPlaceFloats = streamed_place_bytes(kKind, kBlockM, kBlockN) / 4;
-    auto* const places = reinterpret_cast<float*>(lds);
-    float* const scale_w = places + waves * kPlaceFloats;
+    auto* const places = reinterpret_cast<float*>(lds_);
+    float* const scale_w = places + waves_ * kPlaceFloats;
     float* const scale_a = scale_w + kBlockN;
     float* const bias = scale_a + kBlockM;
-    if (wave == 0) {
-      if (lane < kBlockN) scale_w[lane] = scale_w_.value();
-      if (lane < kBlockM) scale_a[lane] = scale_a_.value();
-      if (lane < kBlockN) bias[lane] = bias_of(p.w.bias_dtype);
-    }
+    if (wave_ == 0) factors_.store(p_.w.bias_dtype, kBlockM, lane_, scale_w, scale_a, bias);
 #pragma unroll
     for (int i = 0; i < mma_tiles_of(kBlockM); ++i) {
 #pragma unroll
       for (int j = 0; j < mma_tiles_of(kBlockN); ++j) {
-        Mma<kKind>::template store_sums<kPitch>(places + wave * kPlaceFloats, i, j, tile.rows,
-                                                kBlockN, lane, sums[i][j]);
+        Mma<kKind>::template store_sums<kPitch>(places + wave_ * kPlaceFloats, i, j, tile_.rows,
+                                                kBlockN, lane_, sums[i][j]);
       }
     }
     workgroup_barrier();
-    const int items = tile.rows * (kColumns / 4);
-    for (int first = 0; first < items; first += waves * kWaveSize) {
-      const int item = first + wave * kWaveSize + lane;
+    const int items = tile_.rows * (kColumns / 4);
+    for (int first = 0; first < items; first += waves_ * kWaveSize) {
+      const int item = first + wave_ * kWaveSize + lane_;
       const int row = item / (kColumns / 4), at = item % (kColumns / 4) * 4;
-      const int out_row = of_lane(tile.out_row, row);  // by all lanes
-      const int column = (kGateUp ? n_begin / 2 : n_begin) + at;
-      const int columns = kGateUp ? p.n / 2 : p.n;
+      const int out_row = of_lane(tile_.out_row, row);  // by all lanes
+      const int column = (kGateUp ? n_begin_ / 2 : n_begin_) + at;
+      const int columns = kGateUp ? p_.n / 2 : p_.n;
       if (item >= items || column >= columns) continue;
       Accumulator value[kGateUp ? 2 : 1] = {};
       const float* const own = places + row * kPitch + at;
-      if (waves == kStreamedWaves) {
+      if (waves_ == kStreamedWaves) {
         add_waves<kStreamedWaves>(own, value);
-      } else if (waves == 2) {
+      } else if (waves_ == 2) {
         add_waves<2>(own, value);
       } else {
         add_waves<1>(own, value);
@@ -133,10 +154,10 @@ class StreamedEnd {
         value[up] *= *reinterpret_cast<const Accumulator*>(scale_w + up * kColumns + at);
         value[up] += *reinterpret_cast<const Accumulator*>(bias + up * kColumns + at);
       }
-      if constexpr (kGateUp) value[0] = gated_four(p.activation, p.limit, value[0], value[1]);
-      const int64_t place = part * p.slots + out_row;
-      store_four(p.out, p.out_dtype, place * p.out_stride + column, value[0], columns - column,
-                 p.wide_stores);
+      if constexpr (kGateUp) value[0] = gated_four(p_.activation, p_.limit, value[0], value[1]);
+      const int64_t place = part_ * p_.slots + out_row;
+      store_four(p_.out, p_.out_dtype, place * p_.out_stride + column, value[0], columns - column,
+                 p_.wide_stores);
     }
   }
 
@@ -161,15 +182,11 @@ class StreamedEnd {
     }
   }
 
-  ROCM_KERNELS_DEVICE float bias_of(DType dtype) const {
-    if (dtype == DType::kFloat32) return __builtin_bit_cast(float, bias_);
-    const auto bits = static_cast<uint16_t>(bias_);
-    return dtype == DType::kBFloat16 ? __builtin_bit_cast(float, bias_ << 16)
-                                     : static_cast<float>(__builtin_bit_cast(_Float16, bits));
-  }
-
-  RowScale scale_w_, scale_a_;
-  uint32_t bias_ = 0;  // as it is stored
+  const GroupedProblem& p_;
+  const StreamedTile& tile_;
+  const StreamedFactors<kBlockN>& factors_;
+  const int n_begin_, part_, waves_, wave_, lane_;
+  uint8_t* const lds_;
 };
 
 template <MmaKind kKind, int kBlockM, int kBlockN, bool kBlockScales, bool kFp4>
@@ -190,7 +207,8 @@ __global__ void __launch_bounds__(kStreamedWaves * 64)
                  [[maybe_unused]] const StreamedWork work) {
 #if ROCM_KERNELS_CDNA
   using Loader = typename StreamedLoader<kKind, kBlockM, kBlockN, kBlockScales, kFp4>::Type;
-  using End = StreamedEnd<kKind, kBlockM, kBlockN, kGateUp>;
+  using Sink = StreamedSink<kKind, kBlockM, kBlockN, kGateUp>;
+  static_assert(kIsSinkOf<Sink, typename Loader::Sums&>, "");
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   const int wave = __builtin_amdgcn_readfirstlane(threadIdx.x / kWaveSize);
   const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
@@ -200,8 +218,8 @@ __global__ void __launch_bounds__(kStreamedWaves * 64)
   if (tile.expert < 0) return;
   const int n_begin = n * kBlockN;
 
-  const typename End::RowsW rows_w(p, tile.expert, n_begin, kFp4 ? 1 : w_bytes(kKind));
-  End end;
+  const ExpertRows<kGateUp, kBlockN / 2> rows_w(p, tile.expert, n_begin, kFp4 ? 1 : w_bytes(kKind));
+  StreamedFactors<kBlockN> factors;
   typename Loader::Sums sums = {};
   {
     Loader loader(TileRowsOfA(p, tile, a_bytes(kKind)), rows_w, p.k, lane);
@@ -213,10 +231,11 @@ __global__ void __launch_bounds__(kStreamedWaves * 64)
     stream_k_blocks<streamed_stages(kKind, kBlockM)>(
         loader, begin + waves.begin_of(wave), begin + waves.begin_of(wave + 1), k_blocks,
         lds + wave * streamed_place_bytes(kKind, kBlockM, kBlockN), sums, [&] {
-          if (wave == 0) end.fetch(p, tile, rows_w, part, lane);
+          if (wave == 0) factors.fetch(p, tile, rows_w, part, lane);
         });
   }
-  end.finish(reread_problem(), tile, n_begin, part, work.waves, wave, lane, sums, lds);
+  Sink(reread_problem<GroupedProblem>(), tile, n_begin, part, work.waves, wave, lane, factors, lds)
+      .finish(sums);
 #endif
 }
 

@@ -1,7 +1,7 @@
 // Which rows of which expert a workgroup of the streamed design has.
 //
 // Up to 64 slots no kernel routes before the products: each wave finds its tile among the ids, a
-// lane a slot. Beyond them tiles are listed (gpu/routing.h).
+// lane a slot. Beyond them tiles are listed (gpu/route_kernels.h).
 #pragma once
 
 #include "../../common/gpu/lanes.h"

@@ -1,14 +1,15 @@
 // Grouped products by tiles, on AMD's matrix instructions: gemm's main loop over gathered rows.
 //
-// A workgroup takes a tile of rows of one expert (routing.h), a tile of columns, and a part of K:
-// worker_of() says which, in the config's order. There are as many workgroups as there can be
+// A workgroup takes a tile of rows of one expert (gpu/product.h), a tile of columns, and a part of
+// K: worker_of() says which, in the config's order. There are as many workgroups as there can be
 // tiles; those that the routing leaves without one leave at once.
 #pragma once
 
 #include "../../blocks/product/cdna/main_loop.h"
+#include "../../common/cdna/arguments.h"
 #include "../gpu/order.h"
-#include "mxfp4_loader.h"
-#include "tile_end.h"
+#include "mxfp4.h"
+#include "tile_sink.h"
 
 namespace rocm_kernels::cdna {
 
@@ -38,19 +39,22 @@ __global__ void __launch_bounds__(kMoeTiles[kTile].threads(), 2)
   if (place.m < 0) return;
   const RowTile tile = p.tiles[place.m];
 
-  using End = GroupedTileEnd<kTile, kGateUp>;
-  typename End::Sums sums = {};
+  using LoaderW = typename GroupedLoaderW<kKind, kTile, kFp4>::Type;
+  using Product = TileProduct<kKind, MoeTileAt<kTile>, kBlockScales, LoaderW>;
+  using Sink = GroupedTileSink<kTile, kGateUp>;
+  static_assert(kIsSinkOf<Sink, typename Product::Sums&>, "");
+  typename Sink::Sums sums = {};
   {
     constexpr int kBytesW = kFp4 ? 1 : w_bytes(kKind);
     const ExpertRows<kGateUp, kPart> rows_w(p, tile.expert, place.n * kShape.block_n, kBytesW);
-    using LoaderW = typename GroupedLoaderW<kKind, kTile, kFp4>::Type;
-    TileProduct<kKind, MoeTileAt<kTile>, kBlockScales, LoaderW> product(
-        rows_of_a<kGateUp>(p, tile, a_bytes(kKind)), rows_w, p.k, wave, lane);
+    Product product(rows_of_a<kGateUp>(p, tile, a_bytes(kKind)), rows_w, p.k, wave, lane);
     const int lines = (p.k + line_elements(kKind) - 1) / line_elements(kKind);
     const EvenSplit parts = EvenSplit::of(lines, order.split_k);
     product.run(parts.begin_of(place.part), parts.begin_of(place.part + 1), lds, sums);
   }
-  End(reread_problem(), tile, place.n * kShape.block_n, place.part, wave, lane, lds).finish(sums);
+  Sink(reread_problem<GroupedProblem>(), tile, place.n * kShape.block_n, place.part, wave, lane,
+       lds)
+      .finish(sums);
 #endif
 }
 

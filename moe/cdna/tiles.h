@@ -6,7 +6,7 @@
 // columns of h and quantises them.
 #pragma once
 
-#include "../../blocks/product/cdna/epilogue_lds.h"
+#include "../../blocks/product/cdna/sink_lds.h"
 #include "../../blocks/product/cdna/tile.h"
 
 namespace rocm_kernels::cdna {

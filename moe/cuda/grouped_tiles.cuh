@@ -1,7 +1,7 @@
 // The tiles of grouped products for gemm's warpgroup kernel (blocks/product/cuda/warpgroup.cuh),
-// which asks this class where a tile lies and what its end is. sm_90a.
+// which asks this class where a tile lies and what its rows are. sm_90a.
 //
-//   a: rows in the order of experts, as routing.h has them         tile: rows of one expert
+//   a: rows in the order of experts, as route_kernels.h has them         tile: rows of one expert
 //   w: one map of all experts, [K bytes, rows, 2, E] or [K bytes, rows, 1, E]
 //
 // gate_up: each 128 rows of w of a tile are the gates of 64 columns of h, then their ups. As
@@ -11,7 +11,7 @@
 
 #include "../../blocks/product/cuda/warpgroup.cuh"
 #include "../../blocks/product/schedule.h"
-#include "grouped_tile_end.cuh"
+#include "grouped_sink.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
@@ -26,20 +26,14 @@ class GroupedTiles {
   using Problem = GroupedTilesProblem;
   using Place = GroupedPlace;
   static constexpr bool kCountedOnDevice = true;
-  static constexpr int kTileM = GroupedTileEnd<Tile, kGateUp>::kTileM;          // rows of a
+  using Sink = GroupedSink<Tile, kGateUp>;
+  static constexpr int kTileM = Sink::kTileM;                                   // rows of a
   static constexpr int kTileN = Tile::kSwapped ? Tile::kRows : Tile::kColumns;  // rows of w
-  static constexpr int kBoxRows = GroupedTileEnd<Tile, kGateUp>::kBoxRows;      // of w
-  // Rows whose sums go to places of their own; those of h lie as they are.
-  static constexpr int kPlaces = kGateUp ? 0 : kTileM;
-  __device__ __forceinline__ static int warp_staging(const Problem& p) { return p.warp_staging; }
+  static constexpr int kBoxRows = Sink::kBoxRows;                               // of w
   static_assert(kTileN % kBoxRows == 0 && Tile::kPaired == kGateUp, "");
 
-  using End = GroupedTileEnd<Tile, kGateUp>;
-  using Shared = typename End::Shared;
-  __device__ __forceinline__ static void init(Shared& shared) { End::init(shared); }
-
-  __device__ __forceinline__ GroupedTiles(const Problem& all, int rank, Shared& shared)
-      : all_(all), p_(all.product), rank_(rank), end_(all, rank, shared) {}
+  __device__ __forceinline__ GroupedTiles(const Problem& all, int rank)
+      : all_(all), p_(all.product), rank_(rank) {}
 
   // After wait_for_previous_kernel().
   __device__ __forceinline__ TileSchedule schedule() {
@@ -138,13 +132,6 @@ class GroupedTiles {
     return row >= 0 ? p_.bias(place.expert, row) : 0.0f;
   }
 
-  __device__ __forceinline__ void finish(const UnitInfo& unit, const int32_t* places, int group,
-                                         int thread, uint8_t* staging, int&,
-                                         const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) {
-    end_.finish(unit, places, group, thread, staging, sums);
-  }
-  __device__ __forceinline__ void end() const { end_.end(); }
-
  private:
   // Row of w that is row i of the tile's; -1 for none.
   __device__ __forceinline__ int w_row(const Place& place, int i) const {
@@ -160,7 +147,6 @@ class GroupedTiles {
   const GroupedProblem& p_;
   const int rank_;
   int tiles_m_ = 0;
-  End end_;
 };
 
 }  // namespace cuda

@@ -1,7 +1,7 @@
 // Grouped products by tiles, on any tensor core (sm_80 and later): mma.sync, FP8 widened to float16
 // exactly, rows of a gathered as they are copied to shared memory.
 //
-//   a block: a tile of rows of one expert (routing.h) x a tile of rows of w x a part of K
+//   a block: a tile of rows of one expert (gpu/product.h) x a tile of rows of w x a part of K
 //   K goes by in steps of 64 bytes of w, num_stages of them under way to shared memory
 //
 // A lane reads 16 consecutive bytes of a row as its share of several mma (common/cuda/mma.cuh). The

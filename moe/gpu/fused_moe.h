@@ -185,27 +185,16 @@ class FusedMoeLayer {
   Status quantize(const void* data, DType dtype, int64_t stride, Rows kind, int64_t columns,
                   const ExpertWeights& w, uint8_t* out, float* scales) const {
     const int64_t rows = kind == Rows::kTokens ? args_.tokens : slots_;
-    struct {
-      void* out;
-      int64_t out_stride;
-      const float* static_scale;
-      float* scales;
-      DType out_dtype;
-      float scale_ub;
-      Scaling scaling;
-      int32_t group_size;
-      bool ue8m0;
-    } to = {out,
-            columns,
-            nullptr,
-            scales,
-            is_quantized(args_) ? w.dtype : dtype,
-            0.0f,
-            !is_quantized(args_)   ? Scaling::kNone
-            : w.scale.is_blocked() ? Scaling::kPerGroup
-                                   : Scaling::kPerToken,
-            static_cast<int32_t>(kScaleBlock),
-            args_.ue8m0};
+    const bool quantized = is_quantized(args_);
+    const OutputArgs to = {out,
+                           columns,
+                           quantized ? w.dtype : dtype,
+                           !quantized             ? Scaling::kNone
+                           : w.scale.is_blocked() ? Scaling::kPerGroup
+                                                  : Scaling::kPerToken,
+                           scales,
+                           static_cast<int32_t>(kScaleBlock),
+                           args_.ue8m0};
     QuantizeProblem p = {};
     p.rows = data;
     p.stride = stride;

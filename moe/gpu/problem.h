@@ -5,9 +5,11 @@
 //             part of K, and the combine kernel (rows.h) adds them
 //   grouped   grouped_gemm: rows as they lie, rounded once
 //
-// A row is a slot (token * k + slot of the token) in the order of experts: routing.h. Its sums
-// never depend on its place, only on its own values.
+// A row is a slot (token * k + slot of the token) in the order of experts (route_kernels.h). Its
+// sums never depend on its place, only on its own values.
 #pragma once
+
+#include <type_traits>
 
 #include "../../blocks/rows/gpu/activation.h"
 #include "../../common/core/scale_rounding.h"
@@ -78,21 +80,35 @@ ROCM_KERNELS_DEVICE int w_row_of(int begin, int row, int n, bool interleaved) {
   return column * (interleaved ? 2 : 1) + up * (interleaved ? 1 : n / 2);  // without a branch
 }
 
+// Calls use(activation) with the activation as a constant, so that what `use` does for many
+// elements asks once which it is.
+template <class Use>
+ROCM_KERNELS_DEVICE auto with_activation(GatedActivation activation, const Use& use) {
+  using Activation = GatedActivation;
+  switch (activation) {
+    case Activation::kSilu:
+      return use(std::integral_constant<Activation, Activation::kSilu>());
+    case Activation::kGelu:
+      return use(std::integral_constant<Activation, Activation::kGelu>());
+    case Activation::kGeluTanh:
+      return use(std::integral_constant<Activation, Activation::kGeluTanh>());
+    case Activation::kSwigluOai:
+      return use(std::integral_constant<Activation, Activation::kSwigluOai>());
+  }
+  return decltype(use(std::integral_constant<Activation, Activation::kSilu>()))();
+}
+
 // What the activation makes of a gate and an up. A NaN stays one.
 ROCM_KERNELS_DEVICE float gated(GatedActivation activation, float limit, float gate, float up) {
   gate = gate > limit ? limit : gate;
   up = up > limit ? limit : up < -limit ? -limit : up;
-  switch (activation) {
-    case GatedActivation::kSilu:
-      return silu(gate) * up;
-    case GatedActivation::kGelu:
-      return gelu(gate) * up;
-    case GatedActivation::kGeluTanh:
-      return gelu_tanh(gate) * up;
-    case GatedActivation::kSwigluOai:
-      return times_sigmoid(gate, kSwigluOaiSlope * gate) * (up + 1.0f);
-  }
-  return 0.0f;
+  return with_activation(activation, [=](auto known) {
+    constexpr GatedActivation kIs = decltype(known)::value;
+    if constexpr (kIs == GatedActivation::kSilu) return silu(gate) * up;
+    if constexpr (kIs == GatedActivation::kGelu) return gelu(gate) * up;
+    if constexpr (kIs == GatedActivation::kGeluTanh) return gelu_tanh(gate) * up;
+    return times_sigmoid(gate, kSwigluOaiSlope * gate) * (up + 1.0f);
+  });
 }
 
 }  // namespace rocm_kernels

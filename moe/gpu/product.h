@@ -1,11 +1,10 @@
-// Host: a grouped product's launch, as fused_moe and grouped_gemm ask for it, and memory for what
-// lies between launches.
+// Host: the launches of routing and of a grouped product, as fused_moe and grouped_gemm ask for
+// them, and memory for what lies between launches.
 #pragma once
 
 #include "../../common/gpu/launch.h"
 #include "../config.h"
 #include "problem.h"
-#include "routing.h"
 
 namespace rocm_kernels {
 
@@ -18,7 +17,29 @@ struct SlotIds {
   const float* weights = nullptr;  // [slots], of a down product that adds a token's slots itself
 };
 
-// Each GPU backend defines these once, in its grouped_gemm source.
+// From ids to work: which slots each expert has, in the order of slots, and the tiles of rows that
+// workgroups take. All on the device; the host knows only how many there can be. The kernels:
+// route_kernels.h.
+constexpr int kRouteThreads = kFewExperts;
+constexpr int kSlotsPerChunk = 2 * kRouteThreads;
+
+struct RoutingProblem {
+  const int32_t* ids;      // [slots]; nullptr: grouped_gemm
+  const int32_t* offsets;  // [experts]: grouped_gemm's ends
+  int64_t slots;           // grouped_gemm: rows
+  int32_t experts;
+  int32_t block_m;
+  int32_t chunks;
+  int32_t* counts;      // [chunks][experts]: of each chunk; then the row of its first slot
+  int32_t* row_slots;   // [slots]
+  int32_t* slot_rows;   // [slots], the reverse: -1 for a slot without a row; nullptr: not wanted
+  RowTile* tiles;       // [most_row_tiles()]
+  int32_t* tile_count;  // [2]: tiles, rows
+  TileGroup* groups;    // [most_row_tiles()]: of up to group_m tiles; nullptr: not wanted
+  int32_t group_m;
+};
+
+// Each GPU backend defines these once, in products.hip or products.cu.
 Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
                       int64_t most_tiles, const SlotIds& slots, const DeviceFacts& facts,
                       Stream stream);

@@ -1,4 +1,4 @@
-// The kernels of routing.h.
+// The kernels of routing (product.h).
 //
 //   route   a block a chunk of slots, which counts all slots for itself and places its own
 //
@@ -19,7 +19,7 @@
 #include "../../common/gpu/dependent_launch.h"
 #include "../../common/gpu/lanes.h"
 #include "../../common/gpu/launch.h"
-#include "routing.h"
+#include "product.h"
 
 namespace rocm_kernels {
 

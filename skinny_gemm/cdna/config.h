@@ -2,8 +2,8 @@
 // and what it asks of a workgroup. No HIP header: tests and tools include it too.
 #pragma once
 
-#include "../../blocks/product/cdna/epilogue_lds.h"
 #include "../../blocks/product/cdna/shape.h"
+#include "../../blocks/product/cdna/sink_lds.h"
 #include "../../blocks/product/schedule.h"
 #include "../skinny_gemm.h"
 #include "tiles.h"
@@ -61,14 +61,14 @@ inline int32_t num_lds_stages(const GemmShape& s, const SkinnyGemmConfig& c) {
   return 8 * (lds_stage_bytes(s, c) + 8) <= kLdsLimit ? 8 : 4;
 }
 
-// LDS of a workgroup: the main loop's, and in the same place, later, the epilogue's.
+// LDS of a workgroup: the main loop's, and in the same place, later, the Sink's.
 inline int32_t lds_bytes_of(const GemmShape& s, const SkinnyGemmConfig& c) {
   const bool specialised = c.design == SkinnyGemmConfig::Design::kSpecialisedWaves;
   const int32_t adders = specialised ? c.waves - c.producers : c.waves;
-  const int32_t epilogue = epilogue_lds_bytes(adders, s.m, c.block_n);
+  const int32_t sink = waves_sink_bytes(adders, s.m, c.block_n);
   const int32_t loop = specialised ? num_lds_stages(s, c) * (lds_stage_bytes(s, c) + 8)
                                    : c.waves * transpose_bytes(s.a_bytes, s.w_bytes);
-  return epilogue > loop ? epilogue : loop;
+  return sink > loop ? sink : loop;
 }
 
 // Whether the design can serve the shape: nullptr, or why not.

@@ -14,8 +14,9 @@
 
 #include <algorithm>
 
-#include "../../blocks/product/cdna/epilogue.h"
 #include "../../blocks/product/cdna/tile_loader.h"
+#include "../../blocks/product/cdna/waves_sink.h"
+#include "../../common/cdna/arguments.h"
 
 namespace rocm_kernels::cdna {
 
@@ -32,6 +33,8 @@ __global__ void __launch_bounds__(512, (kLeastWaves<kKind, kBlockM, kBlockN, kBl
                 "the sparse operand holds 8 rows, and its sums have no layout for block scales");
 #if ROCM_KERNELS_CDNA
   using Loader = TileLoader<kKind, kBlockM, kBlockN, kBlockScaled>;
+  using Sink = WavesSink<kKind, kBlockM, kBlockN>;
+  static_assert(kIsSinkOf<Sink, typename Loader::Sums&>, "");
   extern __shared__ __attribute__((aligned(16))) float lds[];
   const int wave = __builtin_amdgcn_readfirstlane(threadIdx.x / kWaveSize);
   const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
@@ -40,7 +43,7 @@ __global__ void __launch_bounds__(512, (kLeastWaves<kKind, kBlockM, kBlockN, kBl
   const int worker = arguments.schedule.worker_of(blockIdx.x);
   const Range units = arguments.schedule.units_of(worker);
   for (int unit = units.begin; unit < units.end;) {
-    const GemmProblem& p = reread_arguments();
+    const GemmProblem& p = reread_problem<GemmProblem>();
     const WorkTile work = p.schedule.work_at(unit, units.end);
     const int k_blocks = p.schedule.k_blocks;
     const int n_begin = work.tile * kBlockN;
@@ -55,9 +58,9 @@ __global__ void __launch_bounds__(512, (kLeastWaves<kKind, kBlockM, kBlockN, kBl
     stream_k_blocks<kNumStages>(loader, begin, end, k_blocks, place, sums);
 
     workgroup_barrier();  // the sums lie where other waves may still transpose tiles
-    const GemmProblem& late = reread_arguments();
-    Epilogue<kKind, kBlockM, kBlockN>(late, late.waves, late.waves, 0, n_begin, late.m, lds)
-        .finish(wave, worker, work.tile, factors, sums);
+    const GemmProblem& late = reread_problem<GemmProblem>();
+    Sink(late, work.tile, worker, wave, late.waves, late.waves, 0, n_begin, late.m, factors, lds)
+        .finish(sums);
     unit = work.next_unit;
     if (unit < units.end) workgroup_barrier();
   }

@@ -18,8 +18,9 @@
 // that it cannot keep its own loads going.
 #pragma once
 
-#include "../../blocks/product/cdna/epilogue.h"
 #include "../../blocks/product/cdna/tile_loader.h"
+#include "../../blocks/product/cdna/waves_sink.h"
+#include "../../common/cdna/arguments.h"
 
 namespace rocm_kernels::cdna {
 
@@ -29,6 +30,8 @@ __global__ void __launch_bounds__(512)
     skinny_gemm_specialised_waves([[maybe_unused]] const GemmProblem arguments) {
 #if ROCM_KERNELS_CDNA
   using Loader = TileLoader<kKind, kBlockM, kBlockN, false>;
+  using Sink = WavesSink<kKind, kBlockM, kBlockN>;
+  static_assert(kIsSinkOf<Sink, typename Loader::Sums&>, "");
   constexpr int kStageBytes = (Loader::kTilesM + Loader::kTilesN) * Loader::kTileBytes;
   extern __shared__ __attribute__((aligned(16))) float lds[];
   uint8_t* const stages = reinterpret_cast<uint8_t*>(lds);
@@ -43,7 +46,7 @@ __global__ void __launch_bounds__(512)
   const int worker = arguments.schedule.worker_of(blockIdx.x);
   const Range units = arguments.schedule.units_of(worker);
   for (int unit = units.begin; unit < units.end;) {
-    const GemmProblem& p = reread_arguments();
+    const GemmProblem& p = reread_problem<GemmProblem>();
     const WorkTile work = p.schedule.work_at(unit, units.end);
     const int n_begin = work.tile * kBlockN;
     const int k_blocks = p.schedule.k_blocks;
@@ -97,9 +100,9 @@ __global__ void __launch_bounds__(512)
       loader.multiply_add(tail, stages, sums);
     }
     workgroup_barrier();
-    const GemmProblem& late = reread_arguments();
-    Epilogue<kKind, kBlockM, kBlockN>(late, late.waves, consumers, 0, n_begin, late.m, lds)
-        .finish(wave, worker, work.tile, factors, sums);
+    const GemmProblem& late = reread_problem<GemmProblem>();
+    Sink(late, work.tile, worker, wave, late.waves, consumers, 0, n_begin, late.m, factors, lds)
+        .finish(sums);
     unit = work.next_unit;
     if (unit < units.end) workgroup_barrier();
   }

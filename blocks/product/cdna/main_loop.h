@@ -26,11 +26,26 @@ namespace rocm_kernels::cdna {
 
 #if ROCM_KERNELS_CDNA
 
+// A line of K that loaders are asked for ahead. From `last` on there is none to multiply.
+struct LineAhead {
+  int index, last;
+  uint32_t hide;  // kOutside where there is none, else 0: a load's offset with it fetches nothing
+
+  ROCM_KERNELS_DEVICE LineAhead(int line, int end)
+      : index(line), last(end), hide(line < end ? 0 : kOutside) {}
+};
+
 // One operand's rows of a tile on their way to LDS, in as many stages of registers as lines are
-// under way. kDecode: they are FP8 in memory, 16-bit in LDS.
-template <int kRows, int kThreads, int kStages, bool kDecode, bool kBFloat>
+// under way. kDecode: they are FP8 in memory, 16-bit in LDS. What TileProduct asks of a loader:
+//
+//   kLoads, kStages                   shares of a line; lines that may be under way
+//   load(stage, line, share)          asks for a share of a line
+//   store(stage, lds)                 the line of a stage to LDS
+//   copy_cut(index, row_bytes, lds)   the line that K ends in
+template <int kRows, int kThreads, int kNumStages, bool kDecode, bool kBFloat>
 class LineLoader {
  public:
+  static constexpr int kStages = kNumStages;
   static constexpr int kRowsAtOnce = kThreads / 8;
   static constexpr int kLoads = kRows / kRowsAtOnce;
   static_assert(kRows % kRowsAtOnce == 0, "LineLoader: the workgroup must cover whole rows");
@@ -45,16 +60,17 @@ class LineLoader {
     place_ = row * kLine + (chunk ^ row % 8) * 16;
   }
 
-  // Asks for share `i` of line `index`. kOutside in `hide`: zeros, and nothing is fetched.
-  ROCM_KERNELS_DEVICE void load(int stage, int index, int i, uint32_t hide) {
+  // Asks for share `i` of a line, whose words are zeros where there is none.
+  ROCM_KERNELS_DEVICE void load(int stage, const LineAhead& line, int i) {
     const uint32_t chunk = threadIdx.x % 8 * (kMemoryBytes / 8);
-    const uint32_t offset = (row_[i] + chunk) | hide;
+    const uint32_t offset = (row_[i] + chunk) | line.hide;
     if constexpr (kDecode) {
       const uint64_t two = __builtin_bit_cast(
-          uint64_t, __builtin_amdgcn_raw_buffer_load_b64(buffer_, offset, index * kMemoryBytes, 0));
+          uint64_t,
+          __builtin_amdgcn_raw_buffer_load_b64(buffer_, offset, line.index * kMemoryBytes, 0));
       staged_[stage][i] = Words{static_cast<uint32_t>(two), static_cast<uint32_t>(two >> 32), 0, 0};
     } else {
-      staged_[stage][i] = load_words<Cache::kKeep>(buffer_, offset, index * kMemoryBytes);
+      staged_[stage][i] = load_words<Cache::kKeep>(buffer_, offset, line.index * kMemoryBytes);
     }
   }
 
@@ -142,11 +158,7 @@ class TileProduct {
         const int line = first + stage;
         if (stage > 0 && line >= last) return;
         a_.store(stage, lds);
-        if constexpr (kLinesOfW) {
-          w_.store(stage, lds_w);
-        } else {
-          w_.store(lds_w);
-        }
+        w_.store(stage, lds_w);
         workgroup_barrier();
         multiply(lds, line, sums, [&](auto step) { load_share<step>(stage, line + kAhead, last); });
         if (last_of_window(line)) load_scales(line + 1);
@@ -164,9 +176,7 @@ class TileProduct {
 
  private:
   static constexpr int kAhead = kShape.lines_ahead;
-  // Else another loader, of one line at a time and all of it.
-  static constexpr bool kLinesOfW = std::is_same<LoaderW, LineLoaderW<kKind, Tile>>::value;
-  static_assert(kLinesOfW || kAhead == 1, "TileProduct: LoaderW has one stage");
+  static_assert(kAhead <= LoaderW::kStages, "TileProduct: LoaderW has too few stages");
 
   // Loads of a line to come, none from `last` on, spread over the products of the current one: all
   // at once they would fill the queue of the memory pipe, and products wait behind them. The
@@ -174,20 +184,18 @@ class TileProduct {
   // the last product.
   template <int kStep>
   ROCM_KERNELS_DEVICE void load_share(int stage, int line, int last) {
-    const uint32_t hide = line < last ? 0 : kOutside;
+    const LineAhead ahead(line, last);
     constexpr int kLoadsA = decltype(a_)::kLoads;
-    constexpr int kLoads = kLoadsA + (kLinesOfW ? LoaderW::kLoads : 1);
+    constexpr int kLoads = kLoadsA + LoaderW::kLoads;
     // One line ahead it is soon waited for.
     constexpr int kLoadSteps = kAhead == 1 && kSteps > 1 ? kSteps / 2 : kSteps;
     constexpr int kEach = (kLoads + kLoadSteps - 1) / kLoadSteps;
 #pragma unroll
     for (int i = kStep * kEach; i < (kStep + 1) * kEach && i < kLoads; ++i) {
       if (i < kLoadsA) {
-        a_.load(stage, line, i, hide);
-      } else if constexpr (kLinesOfW) {
-        w_.load(stage, line, i - kLoadsA, hide);
+        a_.load(stage, ahead, i);
       } else {
-        w_.load(line < last ? line : last - 1);
+        w_.load(stage, ahead, i - kLoadsA);
       }
     }
     // With scales nothing may move: a product's own sums are to be scaled before the next ones take

@@ -292,14 +292,6 @@ ROCM_KERNELS_DEVICE void stream_k_blocks(Loader& loader, int index, int last, in
   stream_k_blocks<kNumStages>(loader, index, last, k_blocks, place, sums, [] {});
 }
 
-// The kernel's one argument, from memory again: what only the end needs would otherwise sit in
-// scalar registers through the loop, or be spilled.
-ROCM_KERNELS_DEVICE const GemmProblem& reread_arguments() {
-  auto arguments = __builtin_amdgcn_kernarg_segment_ptr();
-  asm volatile("" : "+s"(arguments));
-  return *(const GemmProblem*)arguments;
-}
-
 #endif
 
 }  // namespace rocm_kernels::cdna

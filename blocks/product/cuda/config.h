@@ -23,13 +23,13 @@ constexpr int kMaxStages = 8;
 constexpr int kStageAlignment = kPatternBytes;
 constexpr int kMaxRows = 256;  // of a tile
 constexpr int kMaxColumns = 256;
-constexpr int kStagedRows = 16;  // of out, that a warp stores by one copy (epilogue.cuh)
+constexpr int kStagedRows = 16;  // of out, that a warp stores by one copy (dense_sink.cuh)
 // What a warp needs to store 16 rows of 32 columns by itself, and 32 rows of 16.
 constexpr int kWarpRowsBytes = 1280, kWarpColumnsBytes = 1536;
 constexpr int kMaxScaleGroups = 5;    // of w, in a tile
 constexpr int kScaleRun = 4;          // chunks whose block scales are fetched together
 constexpr int kScaleSkew = 8;         // words between theirs, for lanes write four chunks at once
-constexpr int kMaxSteps = 16;         // of an epilogue, each finished by one contributor
+constexpr int kMaxSteps = 16;         // of a Sink, each finished by one contributor
 constexpr int kMaxContributors = 32;  // of a tile: a warp looks at their flags
 constexpr int kStaticBytes = 7 << 10;
 constexpr int kSharedBytes = 227 << 10;  // that a block of sm_90 can ask for

@@ -1,10 +1,9 @@
 // The tiles of one matrix product, as the warpgroup kernel (warpgroup.cuh) asks for them: how many
-// there are, where each lies, how its operands are fetched and what its end needs. The products of
-// experts have another such class (moe/cuda/grouped_tiles.cuh).
+// there are, where each lies, how its operands are fetched, and what their rows are multiplied by
+// at the end. The products of experts have another such class (moe/cuda/grouped_tiles.cuh).
 #pragma once
 
-#include "epilogue.cuh"
-#include "partial_sums.cuh"
+#include "dense_sink.cuh"
 #include "problem.cuh"
 
 namespace rocm_kernels {
@@ -23,16 +22,9 @@ class DenseTiles {
   using Problem = WarpgroupProblem;
   using Place = TilePlace;
   static constexpr bool kCountedOnDevice = false;  // the host knows how many there are
-  static constexpr int kPlaces = 0;                // rows of out are the tile's own
+  using Sink = DenseSink<Tile>;
 
-  // What tiles' ends need in shared memory, and how one thread makes it ready.
-  struct Shared {};
-  __device__ __forceinline__ static void init(Shared&) {}
-
-  __device__ __forceinline__ DenseTiles(const Problem& p, int rank, Shared&) : p_(p), rank_(rank) {}
-
-  // Bytes of shared memory that a warp's outputs go through.
-  __device__ __forceinline__ static int warp_staging(const Problem&) { return Tile::kWarpStaging; }
+  __device__ __forceinline__ DenseTiles(const Problem& p, int rank) : p_(p), rank_(rank) {}
 
   __device__ __forceinline__ const TileSchedule& schedule() const { return p_.schedule; }
 
@@ -92,24 +84,6 @@ class DenseTiles {
     const int64_t row = (Tile::kSwapped ? place.first_row : place.first_column) + i;
     return row < (Tile::kSwapped ? p_.rows : p_.columns) ? load_bias(p_.bias, p_.bias_dtype, row)
                                                          : 0.0f;
-  }
-
-  // The end of a warpgroup's part of a tile. `staging`: the warp's own; `shared_word`: the
-  // warpgroup's.
-  __device__ __forceinline__ void finish(
-      const UnitInfo& unit, const int32_t*, int group, int thread, uint8_t* staging,
-      int& shared_word, const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) const {
-    uint32_t steps = ~0u;
-    if (unit.contributors > 1) {
-      steps = publish_sums<Tile>(p_, unit, rank_, group, thread, shared_word, sums);
-    }
-    finish_sums<Tile>(p_, unit, rank_, group, thread, staging, steps, sums);
-  }
-  // Of all tiles of a warp that multiplies: the copy engine has stored them.
-  __device__ __forceinline__ void end() const {
-#if __CUDA_ARCH__ >= 900
-    if (!Tile::kSwapped) wait_for_stores();
-#endif
   }
 
  private:

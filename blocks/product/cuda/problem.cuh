@@ -35,7 +35,7 @@ struct WarpgroupProblem {
   L2Policy rows_policy = L2Policy::kNoHint, columns_policy = L2Policy::kNoHint;
   bool wide_stores = false;  // rows of out are aligned vectors of 16 bytes, of 16-bit elements
 
-  CUtensorMap out_map = {};  // boxes of kStagedRows x staged_columns(); see epilogue.cuh
+  CUtensorMap out_map = {};  // boxes of kStagedRows x staged_columns(); see dense_sink.cuh
   void* out = nullptr;
   int64_t out_stride = 0;
   DType out_dtype = DType::kBFloat16, bias_dtype = DType::kBFloat16;
@@ -90,7 +90,7 @@ struct WarpgroupTile {
   static constexpr int kChunksOfBlock =
       kScaleBlock * static_cast<int>(size_of(kType)) / kChunkBytes;
   static constexpr int kColumnTiles = kColumns / 8;
-  // A step of the epilogue: the columns that a warp finishes together.
+  // A step of a Sink: the columns that a warp finishes together.
   static constexpr int kStepTiles = kColumnTiles < 4 ? kColumnTiles : 4;
   static constexpr int kColumnSteps = kColumnTiles / kStepTiles;
   static constexpr int kSteps = kWaves * kColumnSteps;
@@ -170,6 +170,15 @@ struct UnitInfo {
   float bias[kBiases];  // of n, be it rows or columns; 0 where there is none
 
   __device__ int slot(int of) const { return of == 0 ? first_slot : other_slots + of * slot_step; }
+};
+
+// A warpgroup's part of a unit, whose sums a Sink takes.
+struct UnitPart {
+  const UnitInfo& unit;
+  const int32_t* places;  // [Sink::kPlaces]: the row of out for each row of a of the tile, -1: none
+  int group, thread;      // the warpgroup, and the thread in it
+  uint8_t* staging;       // the warp's own shared memory, Sink::warp_staging() bytes
+  int& shared_word;       // the warpgroup's
 };
 
 }  // namespace cuda

@@ -30,10 +30,11 @@
 namespace rocm_kernels {
 namespace cuda {
 
-// `Tiles` says which product's tiles these are. Grid: workers * cluster blocks of Tile::kThreads.
-// Boxes: [rows_box, 128 bytes] and [columns_box, 128 bytes], but kWRowBytes of w. Shared memory:
-// warpgroup_shared_bytes() and narrow_stages; rows of a tile that no box brings hold anything, and
-// are not stored. Blocks of a cluster do not share weights that are widened.
+// `Tiles` says which product's tiles these are, and Tiles::Sink what becomes of their sums. Grid:
+// workers * cluster blocks of Tile::kThreads. Boxes: [rows_box, 128 bytes] and [columns_box, 128
+// bytes], but kWRowBytes of w. Shared memory: warpgroup_shared_bytes() and narrow_stages; rows of a
+// tile that no box brings hold anything, and are not stored. Blocks of a cluster do not share
+// weights that are widened.
 template <class Tile, class Tiles = DenseTiles<Tile>>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     gemm_warpgroup_kernel(const __grid_constant__ CUtensorMap rows_map,
@@ -55,8 +56,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __shared__ uint64_t unit_full_barriers[2], factors_full_barriers[2], unit_empty_barriers[2];
   __shared__ UnitInfo units_ahead[2];
   __shared__ int finished_groups[kMathGroups];
-  __shared__ int32_t places_ahead[2][Tiles::kPlaces > 0 ? Tiles::kPlaces : 1];
-  __shared__ typename Tiles::Shared of_ends;
+  using Sink = typename Tiles::Sink;
+  static_assert(kIsSinkOf<Sink, UnitPart, float (&)[Tile::kWaves][Tile::kColumnTiles][4]>, "");
+  __shared__ int32_t places_ahead[2][Sink::kPlaces > 0 ? Sink::kPlaces : 1];
+  __shared__ typename Sink::Shared of_sink;
   const uint32_t full = pinned_address(full_barriers);
   const uint32_t empty = pinned_address(empty_barriers);
   const uint32_t unit_full = pinned_address(unit_full_barriers);
@@ -77,8 +80,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                     p.narrow_stages, 1, Tile::kWidenWarps);
     }
     init_pipeline(unit_full, unit_empty, 2, 1, kMathGroups * 4);
-    for (int i = 0; i < 2; ++i) mbarrier_init(factors_full + i * 8, Tiles::kPlaces > 0 ? 2 : 1);
-    Tiles::init(of_ends);
+    for (int i = 0; i < 2; ++i) mbarrier_init(factors_full + i * 8, Sink::kPlaces > 0 ? 2 : 1);
+    Sink::init(of_sink);
     fence_mbarrier_init();
   }
   for (int i = threadIdx.x; i < kBiases; i += Tile::kThreads) {
@@ -87,7 +90,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __syncthreads();
   if (p.cluster > 1) cluster_arrive(), cluster_wait();
 
-  Tiles tiles(p, rank, of_ends);
+  Tiles tiles(p, rank);
   if (Tile::kWidened && warp >= kWarpgroupThreads / 32) {
     if constexpr (Tile::kWidened) {
       drop_registers<Tile::kWidenRegisters>();
@@ -231,7 +234,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         if (buffer == 0) parity ^= 1;
       }
     } else if (role == 3) {
-      if constexpr (Tiles::kPlaces > 0) {
+      if constexpr (Sink::kPlaces > 0) {
         // Where rows of a unit's sums go, so that its end need not ask memory.
         wait_for_previous_kernel();
         const auto& schedule = tiles.schedule();
@@ -239,7 +242,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         Unit unit;
         for (int buffer = 0, parity = 1; units.take(unit);) {
           const auto place = tiles.place_of(unit.tile);
-          constexpr int kLanes = (Tiles::kPlaces + 31) / 32;
+          constexpr int kLanes = (Sink::kPlaces + 31) / 32;
           int32_t places[kLanes];
 #pragma unroll
           for (int i = 0; i < kLanes; ++i) places[i] = tiles.place_of_row(place, lane + i * 32);
@@ -257,6 +260,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   } else {
     raise_registers<Tile::kMathRegisters>();
     const int group = warp / 4;
+    Sink sink(p, rank, of_sink);
     wait_for_previous_kernel();
 
     const uint32_t first_rows = wgmma_operand_low(stages + group * kGroupRows * kChunkBytes);
@@ -265,7 +269,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const uint32_t empty_there = mbarrier_in_cluster(empty, lane < p.cluster ? lane : 0);
     std::conditional_t<Tile::kBlockScales, BlockScales<Tile>, NoBlockScales> scales(
         warp, lane,
-        reinterpret_cast<float*>(after_stages + kMathGroups * 4 * Tiles::warp_staging(p)));
+        reinterpret_cast<float*>(after_stages + kMathGroups * 4 * Sink::warp_staging(p)));
     int stage = 0, parity = 0;
     for (int buffer = 0, unit_parity = 0;;) {
       mbarrier_wait(unit_full + buffer * 8, unit_parity);
@@ -436,11 +440,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       // every tile, in registers that the sums need.
       const int thread = threadIdx.x % 128 + unit.zero;
       mbarrier_wait(factors_full + buffer * 8, unit_parity);
-      tiles.finish(unit, places_ahead[buffer], group, thread,
-                   after_stages + warp * Tiles::warp_staging(p), finished_groups[group], sums);
+      sink.finish({unit, places_ahead[buffer], group, thread,
+                   after_stages + warp * Sink::warp_staging(p), finished_groups[group]},
+                  sums);
       next_unit();
     }
-    tiles.end();
+    sink.end();
   }
   // A block must not end while the other of its cluster still sends to it.
   if (p.cluster > 1) {

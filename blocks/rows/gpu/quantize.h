@@ -32,6 +32,19 @@ struct Output {
 // within a row of 16 lanes (32 for float32).
 constexpr int32_t kLargestGroup = 128;
 
+// What make_output() asks for, where no op's arguments say so: an op's own have these names too.
+struct OutputArgs {
+  void* out;
+  int64_t out_stride;
+  DType out_dtype;
+  Scaling scaling;
+  float* scales;
+  int32_t group_size;
+  bool ue8m0;
+  const float* static_scale = nullptr;
+  float scale_ub = 0.0f;  // none
+};
+
 // From a launcher's arguments; `lane_elements`: of a vector.
 template <typename Args>
 Output make_output(const Args& args, int64_t columns, int32_t lane_elements) {

@@ -1,4 +1,4 @@
-// The LDS that a tile's epilogue takes, for hosts too.
+// The LDS that Sinks take (waves_sink.h), for hosts too.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ constexpr int kSumPad = 4;       // floats; keeps the rows of a tile on differen
 
 // Sums of `adders` waves, [adders][rows][block_n + kSumPad], then factors of columns, biases and
 // factors of rows.
-constexpr int32_t epilogue_lds_bytes(int32_t adders, int32_t rows, int32_t block_n) {
+constexpr int32_t waves_sink_bytes(int32_t adders, int32_t rows, int32_t block_n) {
   return 4 * (adders * rows * (block_n + kSumPad) + rows + 2 * block_n);
 }
 

@@ -1,10 +1,11 @@
-// The end of a tile of a grouped product, whose sums lie in the registers of the waves that own
-// them: scales and bias, then the activation and perhaps the quantisation of h, or rows to where
-// they belong; one rounding, the store.
+// The Sink (blocks/product/sink.h) of a tile of a grouped product, whose sums lie in the registers
+// of the waves that own them: scales and bias, then the activation and perhaps the quantisation of
+// h, or rows to where they belong; one rounding, the store.
 #pragma once
 
 #include "../../blocks/product/cdna/mma_line.h"
 #include "../../blocks/product/cdna/store.h"
+#include "../../blocks/product/sink.h"
 #include "../../blocks/rows/gpu/quantize.h"
 #include "../../common/cdna/sync.h"
 #include "rows.h"
@@ -15,7 +16,7 @@ namespace rocm_kernels::cdna {
 #if ROCM_KERNELS_CDNA
 
 template <int kTile, bool kGateUp>
-class GroupedTileEnd {
+class GroupedTileSink {
  public:
   static constexpr GemmTile kShape = kMoeTiles[kTile];
   static constexpr int kPartsM = kShape.wave_m() / kPart, kPartsN = kShape.wave_n() / kPart;
@@ -24,8 +25,8 @@ class GroupedTileEnd {
   using Sums = PartSums[kPartsN][kPartsM];
 
   // `part`: of K.
-  ROCM_KERNELS_DEVICE GroupedTileEnd(const GroupedProblem& p, const RowTile& tile, int n_begin,
-                                     int part, int wave, int lane, uint8_t* lds)
+  ROCM_KERNELS_DEVICE GroupedTileSink(const GroupedProblem& p, const RowTile& tile, int n_begin,
+                                      int part, int wave, int lane, uint8_t* lds)
       : p_(p),
         tile_(tile),
         n_begin_(n_begin),
@@ -35,7 +36,6 @@ class GroupedTileEnd {
         half_(lane / kPart),
         factors_(*reinterpret_cast<Factors*>(lds)) {}
 
-  // All threads of the workgroup call it, after a barrier.
   ROCM_KERNELS_DEVICE void finish(const Sums& sums) {
     fetch_factors();
     workgroup_barrier();

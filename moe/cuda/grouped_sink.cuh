@@ -1,5 +1,5 @@
-// The end of a tile of grouped products on gemm's warpgroup kernel: scales and bias, the
-// activation, perhaps h's quantisation, and the stores. sm_90a.
+// The Sink (blocks/product/sink.h) of grouped products on the warpgroup kernel: scales and bias,
+// the activation, perhaps h's quantisation, and the stores. sm_90a.
 //
 // gate_up: a thread has the gate and the up of its columns (grouped_tiles.cuh). Where a is the
 // 64-row operand two blocks of a cluster, which share rows of a, have 128 columns of h: if these
@@ -8,6 +8,7 @@
 #pragma once
 
 #include "../../blocks/product/cuda/problem.cuh"
+#include "../../blocks/product/sink.h"
 #include "../../blocks/rows/gpu/quantize.h"
 #include "../gpu/problem.h"
 #include "tiles.h"
@@ -35,10 +36,15 @@ struct GroupedTilesProblem {
 };
 
 template <class Tile, bool kGateUp>
-class GroupedTileEnd {
+class GroupedSink {
  public:
   static constexpr int kTileM = Tile::kSwapped ? Tile::kColumns : Tile::kRows;  // rows of a
   static constexpr int kBoxRows = 128;                                          // of w
+  // Rows whose sums go to places of their own; those of h lie as they are.
+  static constexpr int kPlaces = kGateUp ? 0 : kTileM;
+  __device__ __forceinline__ static int warp_staging(const GroupedTilesProblem& p) {
+    return p.warp_staging;
+  }
   // Whether h can leave as FP8 (ends_in_groups() of MoeConfig).
   static constexpr bool kEndsInGroups = kGateUp && is_fp8(Tile::kType) && !Tile::kSwapped;
 
@@ -63,21 +69,21 @@ class GroupedTileEnd {
 #endif
   }
 
-  __device__ __forceinline__ GroupedTileEnd(const GroupedTilesProblem& all, int rank,
-                                            Shared& shared)
+  __device__ __forceinline__ GroupedSink(const GroupedTilesProblem& all, int rank, Shared& shared)
       : all_(all), p_(all.product), rank_(rank), shared_(shared) {}
 
   // Sums of a short K go out by the copy engine, for its tiles are mostly their ends; else each
-  // thread stores what it has. `places`: of the tile's rows of a. What a path knows when it is
+  // thread stores what it has. What a path knows when it is
   // compiled (the activation, how it stores) is told apart here, once a tile: asked at each element
   // it was 36 instructions of an element's 40.
-  __device__ __forceinline__ void finish(const UnitInfo& unit, const int32_t* places, int group,
-                                         int thread, uint8_t* staging,
+  __device__ __forceinline__ void finish(const UnitPart& part,
                                          const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) {
+    const UnitInfo& unit = part.unit;
+    const int32_t* const places = part.places;
+    const int group = part.group, thread = part.thread;
     if constexpr (kGateUp) {
-      using Activation = GatedActivation;
-      const auto finish_by = [&](auto activation) {
-        constexpr Activation kActivation = decltype(activation)::value;
+      with_activation(p_.activation, [&](auto activation) {
+        constexpr GatedActivation kActivation = decltype(activation)::value;
         if constexpr (kEndsInGroups) {
           if (p_.out_scales != nullptr) {
             return finish_groups<kActivation>(unit, group, thread, sums);
@@ -88,17 +94,7 @@ class GroupedTileEnd {
         } else {
           finish_h<kActivation, false>(unit, group, thread, sums);
         }
-      };
-      switch (p_.activation) {
-        case Activation::kSilu:
-          return finish_by(std::integral_constant<Activation, Activation::kSilu>());
-        case Activation::kGelu:
-          return finish_by(std::integral_constant<Activation, Activation::kGelu>());
-        case Activation::kGeluTanh:
-          return finish_by(std::integral_constant<Activation, Activation::kGeluTanh>());
-        case Activation::kSwigluOai:
-          return finish_by(std::integral_constant<Activation, Activation::kSwigluOai>());
-      }
+      });
     } else if (p_.out_dtype != DType::kFloat32) {
       if (p_.wide_stores) {
         finish_rows<uint16_t, true>(unit, places, group, thread, sums);
@@ -106,7 +102,7 @@ class GroupedTileEnd {
         finish_rows<uint16_t, false>(unit, places, group, thread, sums);
       }
     } else if (all_.warp_staging > 0) {
-      if constexpr (!Tile::kSwapped) stage_rows(unit, places, group, thread, staging, sums);
+      if constexpr (!Tile::kSwapped) stage_rows(unit, places, group, thread, part.staging, sums);
     } else if (p_.wide_stores) {
       finish_rows<float, true>(unit, places, group, thread, sums);
     } else {

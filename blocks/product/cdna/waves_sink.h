@@ -1,12 +1,14 @@
-// The end of a tile: sums of a workgroup's waves, then of the workgroups that share the tile, then
-// scales, bias, rounding and the store. Every sum is taken in a fixed order.
+// The Sink (../sink.h) of a tile whose K the waves of a workgroup divided: their sums are added,
+// then those of the workgroups that share the tile; then scales, bias, rounding and the store.
+// Every sum is taken in a fixed order.
 #pragma once
 
 #include "../../../common/cdna/mfma_sparse.h"
 #include "../../../common/cdna/sync.h"
-#include "epilogue_lds.h"
+#include "../sink.h"
 #include "partial_sums.h"
 #include "problem.h"
+#include "sink_lds.h"
 #include "store.h"
 
 namespace rocm_kernels::cdna {
@@ -75,13 +77,19 @@ struct TileFactors {
 // columns of one row, and has one thread from step 2 on: no barrier is needed between the steps.
 // `adders` waves have sums, the first ones.
 template <MmaKind kKind, int kBlockM, int kBlockN>
-class Epilogue {
+class WavesSink {
  public:
   using Sums = Accumulator[mma_tiles_of(kBlockM)][mma_tiles_of(kBlockN)];
 
-  ROCM_KERNELS_DEVICE Epilogue(const GemmProblem& p, int waves, int adders, int m_begin,
-                               int n_begin, int rows, float* lds)
+  // `wave`, `worker`: the caller's own. `factors`: fetched for the same rows.
+  ROCM_KERNELS_DEVICE WavesSink(const GemmProblem& p, int tile, int worker, int wave, int waves,
+                                int adders, int m_begin, int n_begin, int rows,
+                                const TileFactors& factors, float* lds)
       : p_(p),
+        factors_(factors),
+        tile_(tile),
+        worker_(worker),
+        wave_(wave),
         thread_(static_cast<int>(threadIdx.x)),
         threads_(waves * kWaveSize),
         adders_(adders),
@@ -95,16 +103,14 @@ class Epilogue {
         bias_(factor_w_ + kBlockN),
         factor_a_(bias_ + kBlockN) {}
 
-  // All threads of the workgroup call it; LDS may be written again after a barrier.
-  ROCM_KERNELS_DEVICE void finish(int wave, int worker, int tile, const TileFactors& factors,
-                                  const Sums& sums) {
-    factors.store(p_, kBlockN, rows_, factor_w_);
-    store_sums(wave, sums);
+  ROCM_KERNELS_DEVICE void finish(const Sums& sums) {
+    factors_.store(p_, kBlockN, rows_, factor_w_);
+    store_sums(sums);
     workgroup_barrier();
-    const Contributors contributors = p_.schedule.contributors_of(tile);
-    add_waves(contributors, worker);
+    const Contributors contributors = p_.schedule.contributors_of(tile_);
+    add_waves(contributors);
     if (contributors.count > 1) {
-      if (!is_last(contributors, tile)) return;
+      if (!is_last(contributors)) return;
       add_workgroups(contributors);
     }
     store_tile();
@@ -122,10 +128,10 @@ class Epilogue {
   }
 
   // 1. Every wave's sums to LDS, [wave][row of out][column of the tile].
-  ROCM_KERNELS_DEVICE void store_sums(int wave, const Sums& sums) const {
-    float* own = lds_ + wave * wave_floats_;
+  ROCM_KERNELS_DEVICE void store_sums(const Sums& sums) const {
+    float* own = lds_ + wave_ * wave_floats_;
     const int lane = thread_ % kWaveSize;
-    const int rows = wave < adders_ ? rows_ : 0;
+    const int rows = wave_ < adders_ ? rows_ : 0;
 #pragma unroll
     for (int i = 0; i < mma_tiles_of(kBlockM); ++i) {
 #pragma unroll
@@ -137,10 +143,10 @@ class Epilogue {
 
   // 2. Sums over the waves: to this workgroup's slot where the tile has several contributors, else
   // to the first wave's place.
-  ROCM_KERNELS_DEVICE void add_waves(const Contributors& contributors, int worker) const {
+  ROCM_KERNELS_DEVICE void add_waves(const Contributors& contributors) const {
     const bool shared = contributors.count > 1;
     float* target = p_.partials;
-    if (shared) target = slot(contributors, worker);
+    if (shared) target = slot(contributors, worker_);
     for (int item = thread_; item < items_; item += threads_) {
       const float* source = reinterpret_cast<const float*>(place_of(item));
       Accumulator sum = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -162,11 +168,11 @@ class Epilogue {
   }
 
   // 3. The last contributor to arrive adds up the slots.
-  ROCM_KERNELS_DEVICE bool is_last(const Contributors& contributors, int tile) const {
+  ROCM_KERNELS_DEVICE bool is_last(const Contributors& contributors) const {
     __shared__ bool last;
     await_published();
     workgroup_barrier();
-    if (thread_ == 0) last = arrives_last(p_.tickets + tile, p_.launch, contributors.count);
+    if (thread_ == 0) last = arrives_last(p_.tickets + tile_, p_.launch, contributors.count);
     workgroup_barrier();
     return last;
   }
@@ -206,6 +212,8 @@ class Epilogue {
   }
 
   const GemmProblem& p_;
+  const TileFactors& factors_;
+  const int tile_, worker_, wave_;
   const int thread_, threads_, adders_, m_begin_, n_begin_, rows_, wave_floats_, items_;
   float *const lds_, *const factor_w_, *const bias_, *const factor_a_;
 };

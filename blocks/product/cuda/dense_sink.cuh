@@ -1,4 +1,4 @@
-// The end of a tile: scales, bias, one rounding, the store.
+// The Sink (sink.h) of one matrix product: scales, bias, one rounding, the store to rows of out.
 //
 // A warp finishes its sums in steps of up to 32 columns. Where out takes 16-byte stores of 16-bit
 // elements, a step goes through the warp's own place in shared memory. From there the copy engine
@@ -8,6 +8,7 @@
 // takes several times as long.
 #pragma once
 
+#include "../sink.h"
 #include "partial_sums.cuh"
 
 namespace rocm_kernels {
@@ -247,6 +248,40 @@ __device__ __forceinline__ void finish_sums(
     }
   });
 }
+
+template <class Tile>
+class DenseSink {
+ public:
+  static constexpr int kPlaces = 0;  // rows of out are the tile's own
+  struct Shared {};
+  __device__ __forceinline__ static void init(Shared&) {}
+  __device__ __forceinline__ static int warp_staging(const WarpgroupProblem&) {
+    return Tile::kWarpStaging;
+  }
+
+  __device__ __forceinline__ DenseSink(const WarpgroupProblem& p, int rank, Shared&)
+      : p_(p), rank_(rank) {}
+
+  __device__ __forceinline__ void finish(
+      const UnitPart& part, const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) const {
+    const UnitInfo& unit = part.unit;
+    uint32_t steps = ~0u;
+    if (unit.contributors > 1) {
+      steps = publish_sums<Tile>(p_, unit, rank_, part.group, part.thread, part.shared_word, sums);
+    }
+    finish_sums<Tile>(p_, unit, rank_, part.group, part.thread, part.staging, steps, sums);
+  }
+  // The copy engine has stored them.
+  __device__ __forceinline__ void end() const {
+#if __CUDA_ARCH__ >= 900
+    if (!Tile::kSwapped) wait_for_stores();
+#endif
+  }
+
+ private:
+  const WarpgroupProblem& p_;
+  const int rank_;
+};
 
 }  // namespace cuda
 }  // namespace rocm_kernels

@@ -1,11 +1,12 @@
-// The end of a tile of the AMD gemm, whose sums lie in the registers of the waves that own them:
-// the sums of the workgroups that share the tile, then scales, bias, one rounding, and the store.
-// Every sum is taken in a fixed order.
+// The Sink (blocks/product/sink.h) of a tile of the AMD gemm, whose sums lie in the registers of
+// the waves that own them: the sums of the workgroups that share the tile, then scales, bias, one
+// rounding, and the store. Every sum is taken in a fixed order.
 #pragma once
 
 #include "../../blocks/product/cdna/mma_line.h"
 #include "../../blocks/product/cdna/partial_sums.h"
 #include "../../blocks/product/cdna/store.h"
+#include "../../blocks/product/sink.h"
 #include "../../common/cdna/sync.h"
 
 namespace rocm_kernels::cdna {
@@ -13,29 +14,31 @@ namespace rocm_kernels::cdna {
 #if ROCM_KERNELS_CDNA
 
 template <int kTile>
-class TileEpilogue {
+class TileSink {
  public:
   static constexpr GemmTile kShape = kGemmTiles[kTile];
   static constexpr int kPartsM = kShape.wave_m() / kPart, kPartsN = kShape.wave_n() / kPart;
   using Sums = PartSums[kPartsN][kPartsM];
 
-  ROCM_KERNELS_DEVICE TileEpilogue(const GemmProblem& p, int wave, int lane, uint8_t* lds)
+  ROCM_KERNELS_DEVICE TileSink(const GemmProblem& p, int tile, int worker, int wave, int lane,
+                               uint8_t* lds)
       : p_(p),
+        tile_(tile),
+        worker_(worker),
         wave_(wave),
         lane_(lane),
         factors_(*reinterpret_cast<Factors*>(lds)),
         staging_(lds + kFactorBytes + wave * kStagingBytes) {}
 
-  // All threads of the workgroup call it, after a barrier; LDS may be written again after another.
   // `sums`: over this worker's part of the tile's K.
-  ROCM_KERNELS_DEVICE void finish(int tile, int worker, Sums& sums) {
-    const Contributors contributors = p_.schedule.contributors_of(tile);
+  ROCM_KERNELS_DEVICE void finish(Sums& sums) {
+    const Contributors contributors = p_.schedule.contributors_of(tile_);
     if (contributors.count > 1) {
-      publish_sums(contributors, worker, sums);
-      if (!is_last(contributors, tile)) return;
+      publish_sums(contributors, sums);
+      if (!is_last(contributors)) return;
       add_contributors(contributors, sums);
     }
-    const TileOrder::Place place = p_.order.place_of(tile);
+    const TileOrder::Place place = p_.order.place_of(tile_);
     factors_.fetch(p_, place);
     workgroup_barrier();
     if (!p_.vector_rows) {
@@ -92,20 +95,19 @@ class TileEpilogue {
   }
 
   // 1. Where a tile has several contributors, each leaves its sums in its slot.
-  ROCM_KERNELS_DEVICE void publish_sums(const Contributors& contributors, int worker,
-                                        const Sums& sums) const {
+  ROCM_KERNELS_DEVICE void publish_sums(const Contributors& contributors, const Sums& sums) const {
     for_each_quad([&](int j, int i, int quad) {
-      publish(slot(contributors, worker, j, i, quad), quad_of(sums[j][i], quad));
+      publish(slot(contributors, worker_, j, i, quad), quad_of(sums[j][i], quad));
     });
   }
 
   // 2. The last to arrive adds up all slots in the order of k, its own among them: the bits do not
   // depend on who that is. Nobody waits, so not all workgroups need be resident at once.
-  ROCM_KERNELS_DEVICE bool is_last(const Contributors& contributors, int tile) const {
+  ROCM_KERNELS_DEVICE bool is_last(const Contributors& contributors) const {
     await_published();
     workgroup_barrier();
     if (threadIdx.x == 0) {
-      factors_.is_last = arrives_last(p_.tickets + tile, p_.launch, contributors.count);
+      factors_.is_last = arrives_last(p_.tickets + tile_, p_.launch, contributors.count);
     }
     workgroup_barrier();
     return factors_.is_last != 0;
@@ -210,7 +212,7 @@ class TileEpilogue {
   }
 
   const GemmProblem& p_;
-  const int wave_, lane_;
+  const int tile_, worker_, wave_, lane_;
   Factors& factors_;
   uint8_t* const staging_;
 };
