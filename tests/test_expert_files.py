@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_checkpoints import by_block, dequantised
 from tiny_experts import FAMILIES, config_of, finegrained, tiny, write
 from tiny_models import quantizing_inputs, tokens
 from transformers import AutoModelForCausalLM
@@ -267,6 +268,59 @@ def test_another_fp8_is_dequantised(check, tmp_path):
     for tensors, file in zip((stored, meant), files, strict=True):
         save_file(tensors, file, {"format": "pt"})
     check(DEQUANTISED + "has weights of float8_e5m2")
+
+
+@torch.no_grad()
+def test_mxfp4_whose_rows_end_within_a_block(package, tmp_path):
+    write(tiny("qwen3_moe", 96, hidden_size=240), tmp_path, "mxfp4")
+    model = load(package, tmp_path / "fp8")
+    ids = tokens(2, 9)
+    close(model(ids).logits, logits_meant(tmp_path, ids))
+    told = set(package.models.quantize_model_(model).experts.values())
+    why = "has rows of 240 values, not whole blocks of 32"
+    assert told == {DEQUANTISED.replace("FP8", "MXFP4") + why}
+
+
+@pytest.mark.parametrize("family", ["mixtral", "llama4_text"])
+@torch.no_grad()
+def test_inputs_of_experts_have_scales_that_are_powers_of_two(package, tmp_path, family):
+    config = {**finegrained([128, 128]), "scale_fmt": "ue8m0"}
+    write(tiny(family, 192), tmp_path, "block", config=config, scale="_scale_inv")
+    model = load(package, tmp_path / "fp8")
+    package.models.quantize_model_(model)
+    found = [m for m in model.modules() if isinstance(m, package.models.Experts)]
+    assert found and {experts.scale_fmt for experts in found} == {"ue8m0"}
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe_text"])
+@torch.no_grad()
+def test_blocks_of_gate_and_up_in_one(package, tmp_path, family):
+    """As of a tool that quantised one tensor: the scale of a block is of gate's last rows and of
+    up's first. No file of linears can hold that, and saving says so."""
+    write(tiny(family, 192), tmp_path, "block", apart=False)
+    files = [tmp_path / folder / "model.safetensors" for folder in ("fp8", "meant")]
+    stored, meant = map(load_file, files)
+    for name in [name for name in stored if name.endswith("gate_up_proj")]:
+        made = [by_block(torch.randn(384, 256)) for _ in range(4)]
+        stored[name], stored[f"{name}_scale"] = map(torch.stack, zip(*made, strict=True))
+        values = [dequantised(*pair) for pair in made]
+        if name in meant:
+            meant[name] = torch.stack(values)
+            continue
+        for i, value in enumerate(values):
+            gate, up = value.chunk(2)
+            experts = f"{name.rpartition('.')[0]}.{i}"
+            meant[f"{experts}.gate_proj.weight"] = gate.contiguous()
+            meant[f"{experts}.up_proj.weight"] = up.contiguous()
+    for tensors, file in zip((stored, meant), files, strict=True):
+        save_file(tensors, file, {"format": "pt"})
+    model = load(package, tmp_path / "fp8")
+    ids = tokens(2, 9)
+    close(model(ids).logits, logits_meant(tmp_path, ids))
+    report = package.models.quantize_model_(model)
+    assert set(report.experts.values()) == {"FP8 of the checkpoint"}
+    with pytest.raises(ValueError, match="192 rows each of gate and up, which are not whole"):
+        model.save_pretrained(tmp_path / "saved")
 
 
 @torch.no_grad()

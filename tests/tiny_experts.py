@@ -34,10 +34,10 @@ _OWN = {
 }
 
 
-def tiny(family, inner=128):
+def tiny(family, inner=128, **changes):
     sizes = {**SIZES, "intermediate_size": inner, "moe_intermediate_size": inner,
              "intermediate_size_mlp": 128, "moe_shared_expert_intermediate_size": 128}  # fmt: skip
-    config = AutoConfig.for_model(family, **{**sizes, **_OWN.get(family, {})})
+    config = AutoConfig.for_model(family, **{**sizes, **_OWN.get(family, {}), **changes})
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
 
 
