@@ -2,14 +2,34 @@
 // weights the tensor core takes from shared memory by itself (wgmma).
 //
 //   sums[n, m] = w[n, :] . a[m, :]     64 rows of w an instruction, 8 to 32 rows of a its columns
+//   out[slot of m, n] = sums[n, m], or act(gate, up) of two of them, with scales and biases
 //
 // clang-format off
 //   a stage                                          a block
 //   +-----------------------------+                  +--------------------------------------------+
-//   | w  64 rows x 128 B          | x 2 chunks of K  | 1 warp         copies w, a box a chunk     |
-//   | a  block_m rows x 128 B     |                  | 3 warps        look up units, gather a     |
-//   +-----------------------------+                  | 2 warpgroups   a unit each, in turn        |
+//   | w  64 rows x 128 B          | x 2 chunks of K  | 1 lane         fetch_w    a box a chunk    |
+//   | a  block_m rows x 128 B     |                  | 3 warps        fetch_a    every third stage|
+//   +-----------------------------+                  | 2 warpgroups   multiply   a unit each, in  |
+//                                                    |                end_unit   turn             |
 //                                                    +--------------------------------------------+
+//
+// Timeline of a block. Barriers: full and empty of each stage, known and done of each unit ahead.
+//
+//   who       waits for                 does                                    then tells
+//   all       the kernel before, in a   sort the ids of all slots: the tiles    each other: all threads, or
+//             layer's first kernel                                              2 where slots are few
+//   fetch_w   empty[stage]              orders a step's boxes of w              full[stage]: their bytes
+//   fetch_a   each other: 5             the slots are in order
+//             the kernel before
+//             empty[stage]              gathers a step's rows of a, scales      full[stage]: its copies
+//             done[unit]                of a unit's first: slots, factors       known[unit]
+//   multiply  the kernel before
+//             known[unit], its turn
+//             full[stage]               multiplies a step, adds it in float32   empty[stage]
+//                                       behind the last step                    the other's turn: 3, 4
+//   end_unit                            ends its sums and stores them           done[unit]
+//
+// So one warpgroup ends its unit while the other multiplies.
 // clang-format on
 //
 // Why so. mma.sync takes operands from registers, and FP8 as float16: with eight rows of a the
@@ -54,81 +74,36 @@ struct StreamedWgmmaUnit {
   float bias[kStreamedWgmmaN];
 };
 
-// Grid: kStreamedWgmmaBlocksPerSm blocks an SM, or as many as there can be units. w_map: boxes of
-// 64 rows, in groups of 8 (make_groups_map). Rows of both operands start at multiples of 16 bytes
-// and are whole numbers of them. Shared memory: num_stages * (stage.bytes() + stage.scale_bytes())
-// + stage.other_bytes().
-template <int kBlockM, bool kGateUp, bool kBlockScales>
-__global__ void __launch_bounds__(kStreamedWgmmaThreads, kStreamedWgmmaBlocksPerSm)
-    moe_streamed_wgmma_kernel(const __grid_constant__ CUtensorMap w_map,
-                              const __grid_constant__ StreamedWgmmaProblem s) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr StreamedWgmmaStage kStage{kBlockM, kBlockScales};
-  constexpr int kBlockN = kStreamedWgmmaN, kChunks = kStreamedWgmmaChunks,
-                kAhead = streamed_wgmma_ahead(kBlockM);
-  constexpr int kABegin = kStage.kWBytes, kChunkABytes = kBlockM * kChunkBytes;
-  constexpr int kColumnTiles = kBlockM / 8;
-  constexpr int kUnitWarps = 4;
-  constexpr int kCopyRegisters = 64, kMultiplyRegisters = 88;  // on average 80
-  // Named barriers beside that of all threads: number 2 below, the warpgroups' turns, the copiers'.
-  constexpr int kFirstTurn = 3, kOrderedBarrier = 5;
-  constexpr int kRun = kPatternLines;  // rows of w: gates, then as many ups
+
+// The roles of a block's warps, and what they share.
+template <int kBlockM, bool kGateUp, bool kBlockScales>
+struct StreamedWgmmaBlock {
+  static constexpr StreamedWgmmaStage kStage{kBlockM, kBlockScales};
+  static constexpr int kBlockN = kStreamedWgmmaN, kChunks = kStreamedWgmmaChunks,
+                       kAhead = streamed_wgmma_ahead(kBlockM);
+  static constexpr int kABegin = kStage.kWBytes, kChunkABytes = kBlockM * kChunkBytes;
+  static constexpr int kColumnTiles = kBlockM / 8;
+  static constexpr int kCopyRegisters = 64, kMultiplyRegisters = 88;  // on average 80
+  // Named barriers beside that of all threads: number 2 in the kernel, the warpgroups' turns, the
+  // copiers'.
+  static constexpr int kFirstTurn = 3, kOrderedBarrier = 5;
+  static constexpr int kRun = kPatternLines;  // rows of w: gates, then as many ups
   using Unit = StreamedWgmmaUnit<kBlockM>;
+  using Sums = float[kColumnTiles][4];
 
-  extern __shared__ uint8_t dynamic_shared[];
-  __shared__ uint64_t full_barriers[kStreamedStages], empty_barriers[kStreamedStages];
-  __shared__ uint64_t known_barriers[kAhead], done_barriers[kAhead];
-  __shared__ Unit units_ahead[kAhead];
-  static_assert(sizeof(Unit) * kAhead + 16 * (kStreamedStages + kAhead) <= kStage.static_bytes(),
-                "");
-  static_assert(kBlockM <= kMostTileRows, "");
-  const uint32_t full = pinned_address(full_barriers), empty = pinned_address(empty_barriers);
-  const uint32_t known = pinned_address(known_barriers), done = pinned_address(done_barriers);
-  const uint32_t padding = -shared_address(dynamic_shared) & (kPatternBytes - 1);
-  const uint32_t stages = pinned_address(dynamic_shared + padding);
-  const GroupedProblem& p = s.product;
-  const uint32_t scales = stages + s.num_stages * kStage.bytes();
-  const int scale_bytes = s.num_stages * kStage.scale_bytes();
-  uint8_t* const after_stages = dynamic_shared + padding + s.num_stages * kStage.bytes();
-  uint8_t* const slot_memory = after_stages + (scale_bytes + 15) / 16 * 16;
-  StreamedUnits units(s.slots, slot_memory + (s.slots.count + 31) / 32 * 64, slot_memory);
+  const StreamedWgmmaProblem& s;
+  const GroupedProblem& p;
+  const StreamedUnits& units;
+  Unit (&units_ahead)[kAhead];
+  uint32_t full, empty, known, done;  // barriers: of stages, of units ahead
+  uint32_t stages, scales;            // shared memory
+  int warp, lane;
+  int chunks, steps, tiles_m, unit_count;
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int chunks = (p.k + kChunkBytes - 1) / kChunkBytes;
-  const int steps = (chunks + kChunks - 1) / kChunks;
+  // ---- Who fetches w: a lane --------------------------------------------------------------------
 
-  // The ids and the weights are older than the layer's first kernel, which lets the next ones begin
-  // only when it has waited for what was before (dependent_launch.h).
-  if (s.first) wait_for_previous_kernel();
-  allow_next_kernel();
-  const bool few = units.are_few();
-  if (few) units.find_tiles();
-  if (threadIdx.x == kStreamedWarps * 32) {
-    // The boxes of w, or what is stored of a unit, and the lanes that copy.
-    init_pipeline(full, empty, s.num_stages, 1 + 32, kUnitWarps);
-    init_pipeline(known, done, kAhead, 1 + 32, kUnitWarps);
-    fence_mbarrier_init();
-    fence_async_proxy();
-  }
-  if constexpr (kBlockScales) {
-    // Scales that are not blocks count as 1 here and are applied at the end.
-    for (int i = threadIdx.x; i < scale_bytes / 4; i += kStreamedWgmmaThreads) {
-      reinterpret_cast<float*>(after_stages)[i] = 1.0f;
-    }
-  }
-  if (!few) {
-    units.count_slots();
-  } else if (warp == kStreamedWarps) {
-    // It made the barriers, and is the first to need them.
-    __syncwarp();
-    named_barrier_arrive<2, kStreamedWgmmaThreads>();
-  } else {
-    named_barrier<2, kStreamedWgmmaThreads>();
-  }
-  const int tiles_m = units.tiles(), unit_count = tiles_m * s.tiles_n;
-
-  if (warp == kStreamedWarps) {
-    // Copies w.
+  __device__ __forceinline__ void fetch_w(const CUtensorMap& w_map) const {
     drop_registers<kCopyRegisters>();
     const uint64_t policy = l2_policy(L2Policy::kEvictFirst);
     PipelineState state{0, 1};
@@ -152,12 +127,15 @@ __global__ void __launch_bounds__(kStreamedWgmmaThreads, kStreamedWgmmaBlocksPer
       }
       __syncwarp();
     }
-  } else if (warp > kStreamedWarps) {
+  }
+
+  // ---- Who look up units, and fetch a and the scales along K: three warps -----------------------
+
+  // Each takes every third stage; who has a unit's first tells the warpgroups what they must know.
+  __device__ __forceinline__ void fetch_a() const {
     drop_registers<kCopyRegisters>();
-    // Look up units; copy a, and the scales that change along K. Each takes every third stage; who
-    // has a unit's first tells the warpgroups what they must know.
     const int copier = warp - kStreamedWarps - 1;
-    if (!few) {
+    if (!units.are_few()) {
       if (copier == 0) units.order_slots();
       named_barrier<kOrderedBarrier, kStreamedWgmmaCopiers * 32>();
     }
@@ -250,15 +228,6 @@ __global__ void __launch_bounds__(kStreamedWgmmaThreads, kStreamedWgmmaBlocksPer
         const int ahead = count % kAhead;
         Unit& info = units_ahead[ahead];
         mbarrier_wait(done + ahead * kMbarrierBytes, count / kAhead % 2 ^ 1);
-        // A factor of a whole row, on its way past the registers: nobody waits for it here.
-        const auto copy_factor = [&](float& to, const ScaleView& scale, int row) {
-          if (scale.kind == ScaleView::Kind::kTensor || scale.kind == ScaleView::Kind::kRow) {
-            copy_word(shared_address(&to), row < 0 ? scale.data : scale.outer_address(row),
-                      row >= 0);
-          } else {
-            to = 1.0f;
-          }
-        };
         for (int i = lane; i < tile.rows; i += 32) {
           const int slot = units.slot_of(tile, i);
           info.slots[i] = slot;
@@ -279,10 +248,22 @@ __global__ void __launch_bounds__(kStreamedWgmmaThreads, kStreamedWgmmaBlocksPer
         copy_step(step);
       }
     }
-  } else {
-    // Multiply.
+  }
+
+  // A factor of a whole row, on its way past the registers: nobody waits for it here.
+  __device__ __forceinline__ static void copy_factor(float& to, const ScaleView& scale, int row) {
+    if (scale.kind == ScaleView::Kind::kTensor || scale.kind == ScaleView::Kind::kRow) {
+      copy_word(shared_address(&to), row < 0 ? scale.data : scale.outer_address(row), row >= 0);
+    } else {
+      to = 1.0f;
+    }
+  }
+
+  // ---- Who multiply, and end units: two warpgroups in turn --------------------------------------
+
+  __device__ __forceinline__ void multiply() const {
     raise_registers<kMultiplyRegisters>();
-    const int warpgroup = warp / 4, quad = lane % 4;
+    const int warpgroup = warp / 4;
     // Of the rows of w of a unit: the thread's first; its second is 8 further.
     const int place = warp % 4 * 16 + lane / 4;
     const uint32_t first_w = wgmma_operand_low(stages);
@@ -306,52 +287,7 @@ __global__ void __launch_bounds__(kStreamedWgmmaThreads, kStreamedWgmmaBlocksPer
       for (int step = 0; step < steps; ++step) {
         mbarrier_wait(full + state.stage * kMbarrierBytes, state.parity);
         fence_async_proxy();  // rows of a came another way than the tensor core reads
-        const uint32_t w = first_w + state.stage * wgmma_offset(kStage.bytes());
-        const uint32_t a = first_a + state.stage * wgmma_offset(kStage.bytes());
-        float parts[kChunks][kColumnTiles][4];
-        wgmma_fence();
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-#pragma unroll
-          for (int i = 0; i < kChunkBytes / kWgmmaKBytes; ++i) {
-            wgmma_by_low_words<DType::kFloat8E4M3FN>(
-                parts[c], w + wgmma_offset(c * kBlockN * kChunkBytes + i * kWgmmaKBytes),
-                a + wgmma_offset(c * kChunkABytes + i * kWgmmaKBytes), i > 0);
-          }
-          wgmma_commit();
-        }
-        float of_w[kChunks][2], of_a[kChunks][kColumnTiles][2];
-        if constexpr (kBlockScales) {
-          const uint32_t from = scales + state.stage * kStage.scale_bytes();
-#pragma unroll
-          for (int c = 0; c < kChunks; ++c) {
-            const uint32_t of_chunk = from + c * (kBlockM + 2) * 4;
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              of_w[c][e] = load_shared_float(of_chunk + (kBlockM + e) * 4);
-#pragma unroll
-              for (int j = 0; j < kColumnTiles; ++j) {
-                of_a[c][j][e] = load_shared_float(of_chunk + (j * 8 + quad * 2 + e) * 4);
-              }
-            }
-          }
-        }
-        wgmma_wait<0>();
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-          wgmma_pin(parts[c]);
-#pragma unroll
-          for (int j = 0; j < kColumnTiles; ++j) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-              if constexpr (kBlockScales) {
-                sums[j][e] = fmaf(parts[c][j][e], of_w[c][e / 2] * of_a[c][j][e % 2], sums[j][e]);
-              } else {
-                sums[j][e] += parts[c][j][e];
-              }
-            }
-          }
-        }
+        multiply_step(first_w, first_a, state.stage, sums);
         __syncwarp();
         if (lane == 0) mbarrier_arrive(empty + state.stage * kMbarrierBytes);
         state.advance(s.num_stages);
@@ -361,34 +297,172 @@ __global__ void __launch_bounds__(kStreamedWgmmaThreads, kStreamedWgmmaBlocksPer
         named_barrier_arrive(kFirstTurn + (warpgroup ^ 1), kStreamedWarps * 32);
       }
 
-      const int first_n = info.first_n;
-      const float factor[2] = {info.w_factor[place], info.w_factor[place + kRun]};
-      const float bias[2] = {info.bias[place], info.bias[place + kRun]};
-      // Of h, whose columns the rows of w are in pairs; or of out.
-      const int column = kGateUp ? first_n / 2 + place / 16 * kRun + lane / 4 : first_n + place;
-      const int columns = kGateUp ? p.n / 2 : p.n;
-      float* const out = static_cast<float*>(p.out) + column;
-#pragma unroll
-      for (int j = 0; j < kColumnTiles; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int m = j * 8 + quad * 2 + e;
-          if (m >= info.rows) continue;
-          const float of_a = info.a_factor[m];
-          const float first = sums[j][e] * of_a * factor[0] + bias[0];
-          const float second = sums[j][2 + e] * of_a * factor[1] + bias[1];
-          float* const to = out + info.slots[m] * p.out_stride;
-          if constexpr (kGateUp) {
-            if (column < columns) *to = gated(p.activation, p.limit, first, second);
-          } else {
-            if (column < columns) to[0] = first;
-            if (column + kRun < columns) to[kRun] = second;
-          }
-        }
-      }
+      end_unit(info, place, sums);
       __syncwarp();
       if (lane == 0) mbarrier_arrive(done + ahead * kMbarrierBytes);
     }
+  }
+
+  // A stage's products: each chunk of K summed apart, then added in float32.
+  __device__ __forceinline__ void multiply_step(uint32_t first_w, uint32_t first_a, int stage,
+                                                Sums& sums) const {
+    const int quad = lane % 4;
+    const uint32_t w = first_w + stage * wgmma_offset(kStage.bytes());
+    const uint32_t a = first_a + stage * wgmma_offset(kStage.bytes());
+    float parts[kChunks][kColumnTiles][4];
+    wgmma_fence();
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+      for (int i = 0; i < kChunkBytes / kWgmmaKBytes; ++i) {
+        wgmma_by_low_words<DType::kFloat8E4M3FN>(
+            parts[c], w + wgmma_offset(c * kBlockN * kChunkBytes + i * kWgmmaKBytes),
+            a + wgmma_offset(c * kChunkABytes + i * kWgmmaKBytes), i > 0);
+      }
+      wgmma_commit();
+    }
+    float of_w[kChunks][2], of_a[kChunks][kColumnTiles][2];
+    if constexpr (kBlockScales) {
+      const uint32_t from = scales + stage * kStage.scale_bytes();
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        const uint32_t of_chunk = from + c * (kBlockM + 2) * 4;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          of_w[c][e] = load_shared_float(of_chunk + (kBlockM + e) * 4);
+#pragma unroll
+          for (int j = 0; j < kColumnTiles; ++j) {
+            of_a[c][j][e] = load_shared_float(of_chunk + (j * 8 + quad * 2 + e) * 4);
+          }
+        }
+      }
+    }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      wgmma_pin(parts[c]);
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if constexpr (kBlockScales) {
+            sums[j][e] = fmaf(parts[c][j][e], of_w[c][e / 2] * of_a[c][j][e % 2], sums[j][e]);
+          } else {
+            sums[j][e] += parts[c][j][e];
+          }
+        }
+      }
+    }
+  }
+
+  // Scales, bias, the activation, and the store. `place`: of the unit's rows of w, the thread's
+  // first; its second is kRun further.
+  __device__ __forceinline__ void end_unit(const Unit& info, int place, const Sums& sums) const {
+    const int quad = lane % 4;
+    const int first_n = info.first_n;
+    const float factor[2] = {info.w_factor[place], info.w_factor[place + kRun]};
+    const float bias[2] = {info.bias[place], info.bias[place + kRun]};
+    // Of h, whose columns the rows of w are in pairs; or of out.
+    const int column = kGateUp ? first_n / 2 + place / 16 * kRun + lane / 4 : first_n + place;
+    const int columns = kGateUp ? p.n / 2 : p.n;
+    float* const out = static_cast<float*>(p.out) + column;
+#pragma unroll
+    for (int j = 0; j < kColumnTiles; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int m = j * 8 + quad * 2 + e;
+        if (m >= info.rows) continue;
+        const float of_a = info.a_factor[m];
+        const float first = sums[j][e] * of_a * factor[0] + bias[0];
+        const float second = sums[j][2 + e] * of_a * factor[1] + bias[1];
+        float* const to = out + info.slots[m] * p.out_stride;
+        if constexpr (kGateUp) {
+          if (column < columns) *to = gated(p.activation, p.limit, first, second);
+        } else {
+          if (column < columns) to[0] = first;
+          if (column + kRun < columns) to[kRun] = second;
+        }
+      }
+    }
+  }
+};
+
+#endif
+
+// Grid: kStreamedWgmmaBlocksPerSm blocks an SM, or as many as there can be units. w_map: boxes of
+// 64 rows, in groups of 8 (make_groups_map). Rows of both operands start at multiples of 16 bytes
+// and are whole numbers of them. Shared memory: num_stages * (stage.bytes() + stage.scale_bytes())
+// + stage.other_bytes().
+template <int kBlockM, bool kGateUp, bool kBlockScales>
+__global__ void __launch_bounds__(kStreamedWgmmaThreads, kStreamedWgmmaBlocksPerSm)
+    moe_streamed_wgmma_kernel(const __grid_constant__ CUtensorMap w_map,
+                              const __grid_constant__ StreamedWgmmaProblem s) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Block = StreamedWgmmaBlock<kBlockM, kGateUp, kBlockScales>;
+  using Unit = typename Block::Unit;
+  constexpr StreamedWgmmaStage kStage = Block::kStage;
+  constexpr int kAhead = Block::kAhead, kUnitWarps = 4;
+
+  extern __shared__ uint8_t dynamic_shared[];
+  __shared__ uint64_t full_barriers[kStreamedStages], empty_barriers[kStreamedStages];
+  __shared__ uint64_t known_barriers[kAhead], done_barriers[kAhead];
+  __shared__ Unit units_ahead[kAhead];
+  static_assert(sizeof(Unit) * kAhead + 16 * (kStreamedStages + kAhead) <= kStage.static_bytes(),
+                "");
+  static_assert(kBlockM <= kMostTileRows, "");
+  const uint32_t full = pinned_address(full_barriers), empty = pinned_address(empty_barriers);
+  const uint32_t known = pinned_address(known_barriers), done = pinned_address(done_barriers);
+  const uint32_t padding = -shared_address(dynamic_shared) & (kPatternBytes - 1);
+  const uint32_t stages = pinned_address(dynamic_shared + padding);
+  const GroupedProblem& p = s.product;
+  const uint32_t scales = stages + s.num_stages * kStage.bytes();
+  const int scale_bytes = s.num_stages * kStage.scale_bytes();
+  uint8_t* const after_stages = dynamic_shared + padding + s.num_stages * kStage.bytes();
+  uint8_t* const slot_memory = after_stages + (scale_bytes + 15) / 16 * 16;
+  StreamedUnits units(s.slots, slot_memory + (s.slots.count + 31) / 32 * 64, slot_memory);
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int chunks = (p.k + kChunkBytes - 1) / kChunkBytes;
+  const int steps = (chunks + Block::kChunks - 1) / Block::kChunks;
+
+  // The ids and the weights are older than the layer's first kernel, which lets the next ones begin
+  // only when it has waited for what was before (dependent_launch.h).
+  if (s.first) wait_for_previous_kernel();
+  allow_next_kernel();
+  const bool few = units.are_few();
+  if (few) units.find_tiles();
+  if (threadIdx.x == kStreamedWarps * 32) {
+    // The boxes of w, or what is stored of a unit, and the lanes that copy.
+    init_pipeline(full, empty, s.num_stages, 1 + 32, kUnitWarps);
+    init_pipeline(known, done, kAhead, 1 + 32, kUnitWarps);
+    fence_mbarrier_init();
+    fence_async_proxy();
+  }
+  if constexpr (kBlockScales) {
+    // Scales that are not blocks count as 1 here and are applied at the end.
+    for (int i = threadIdx.x; i < scale_bytes / 4; i += kStreamedWgmmaThreads) {
+      reinterpret_cast<float*>(after_stages)[i] = 1.0f;
+    }
+  }
+  if (!few) {
+    units.count_slots();
+  } else if (warp == kStreamedWarps) {
+    // It made the barriers, and is the first to need them.
+    __syncwarp();
+    named_barrier_arrive<2, kStreamedWgmmaThreads>();
+  } else {
+    named_barrier<2, kStreamedWgmmaThreads>();
+  }
+  const int tiles_m = units.tiles(), unit_count = tiles_m * s.tiles_n;
+
+  const Block block{s,      p,      units, units_ahead, full,   empty, known,   done,
+                    stages, scales, warp,  lane,        chunks, steps, tiles_m, unit_count};
+  if (warp == kStreamedWarps) {
+    block.fetch_w(w_map);
+  } else if (warp > kStreamedWarps) {
+    block.fetch_a();
+  } else {
+    block.multiply();
   }
 #endif
 }
