@@ -11,7 +11,7 @@
 //   | expert 3 | expert 3 | ...                    | 1 lane     fetch_w    boxes of block_n rows   |
 //   +----------+----------+----                    | 1 warp     fetch_a    the tile's rows, scales |
 //   | expert 7 | expert 7 | ...        ->          | 8 warps    multiply   32 rows of w x 64 B of K|
-//   +----------+----------+----                    |            end_unit                           |
+//   +----------+----------+----                    |            its Sink   ends a unit            |
 //                                                  +-----------------------------------------------+
 //
 // Timeline of a block. Barriers: full and empty of each stage, known and done of each unit ahead.
@@ -26,7 +26,7 @@
 //   multiply  the kernel before
 //             known[unit]
 //             full[stage]               multiplies a step into registers        empty[stage]
-//   end_unit  each other: 1             leaves its sums in shared memory        each other: 1
+//   its Sink  each other: 1             leaves its sums in shared memory        each other: 1
 //                                       adds some in order, ends, stores them   done[unit]
 //
 // While units end, the stages fill with the next one's weights.
@@ -48,22 +48,10 @@
 #include "../../common/cuda/tma.cuh"
 #include "../../common/gpu/dependent_launch.h"
 #include "operands.cuh"
-#include "streamed_units.cuh"
+#include "streamed_sink.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
-
-// A unit as the multiplying warps need it.
-struct StreamedUnit {
-  int32_t rows;     // of a
-  int32_t first_n;  // of w, counted as a tile has them
-  int32_t expert;
-  int32_t slots[kStreamedMaxM];
-  int32_t a_rows[kStreamedMaxM];
-  float a_factor[kStreamedMaxM];  // of whole rows
-  float w_factor[kStreamedMaxN];  // in the order in which they lie in a stage
-  float bias[kStreamedMaxN];
-};
 
 // Where 16-byte vector `vector` of a row of `bytes` lies: how much of it there is.
 __device__ __forceinline__ int vector_bytes(int64_t left) {
@@ -75,26 +63,16 @@ __device__ __forceinline__ int vector_bytes(int64_t left) {
 // The roles of a block's warps, and what they share.
 template <class Types, int kBlockM, bool kGateUp, bool kBlockScales>
 struct StreamedBlock {
+  using Rows = StreamedRows<kGateUp>;
+  using Sink = StreamedSink<kBlockM, kGateUp>;
+  using Sums = typename Sink::Sums;
   static constexpr bool kMx = Types::kPacked > 1;
   // The tensor cores truncate what float32 would round: but for short sums of FP8, those of a slice
   // are added apart (skinny_gemm has the errors).
   static constexpr bool kSumApart = kBlockScales || !Types::kFp8A;
-  static constexpr int kMTiles = kBlockM / kMmaM;
-  static constexpr int kHalf = 2;  // instructions' rows of w of a warp
+  static constexpr int kMTiles = Sink::kMTiles, kHalf = Sink::kHalf;
   static constexpr int kSliceABytes =
       kStreamedSliceBytes / Types::kWBytes * Types::kPacked * Types::kABytes;
-  using Rows = StreamedRows<kGateUp>;
-  using Sums = float[kHalf][kMTiles][4];
-
-  // A warp's share of a stage: 64 bytes of K of 32 rows of w.
-  struct Share {
-    int slices, row_groups, slice, row_group;
-    __device__ __forceinline__ Share(int row_bytes, int warp)
-        : slices(row_bytes / kStreamedSliceBytes),
-          row_groups(kStreamedWarps / slices),
-          slice(warp % slices),
-          row_group(warp / slices) {}
-  };
 
   const StreamedProblem& s;
   const GroupedProblem& p;
@@ -244,11 +222,12 @@ struct StreamedBlock {
     }
   }
 
-  // ---- Who multiplies, and ends a unit: the other warps -----------------------------------------
+  // ---- Who multiplies: the other warps ----------------------------------------------------------
 
   __device__ __forceinline__ void multiply() const {
     const int group = lane / 4, quad = lane % 4;
-    const Share share(row_bytes, warp);
+    const StreamedShare share(row_bytes, warp);
+    const Sink sink(p, shape, share, partials, warp, lane);
     const int slice = share.slice, row_group = share.row_group;
     wait_for_previous_kernel();
 
@@ -290,7 +269,7 @@ struct StreamedBlock {
         state.advance(s.num_stages);
       }
 
-      end_unit(info, rows_w, rows, share, count, sums);
+      sink.finish(info, rows_w, rows, count, sums);
       __syncwarp();
       if (lane == 0) mbarrier_arrive(done + ahead * kMbarrierBytes);
     }
@@ -363,77 +342,6 @@ struct StreamedBlock {
           } else {
             mma<Types>(sums[i][j], w[i][0], w[i][1], a);
           }
-        }
-      }
-    }
-  }
-
-  // The warps that share K leave their sums in shared memory; then each adds up some in the order
-  // of K, and stores what becomes of them.
-  __device__ __forceinline__ void end_unit(const StreamedUnit& info, const Rows& rows_w, int rows,
-                                           const Share& share, int count, const Sums& sums) const {
-    const int group = lane / 4, quad = lane % 4;
-    const int slices = share.slices, row_groups = share.row_groups;
-    const int slice = share.slice, row_group = share.row_group;
-    const auto consumers_barrier = [] { named_barrier<1, kStreamedWarps * 32>(); };
-    // [slice][row group][instruction][tile of a][lane]
-    const int m_tiles = shape.block_m / kMmaM;
-    const int slice_bytes = row_groups * kHalf * m_tiles * 512;
-    const auto partial_of = [&](int of_group, int i, int j) {
-      return partials + (((of_group * kHalf + i) * m_tiles + j) * 32 + lane) * 16;
-    };
-    const auto sum_of = [&](int of_group, int i, int j) {
-      float4 sum = {};
-#pragma unroll 4
-      for (int of = 0; of < slices; ++of) {
-        const uint4 bits = load_shared(partial_of(of_group, i, j) + of * slice_bytes);
-        sum.x += __uint_as_float(bits.x), sum.y += __uint_as_float(bits.y);
-        sum.z += __uint_as_float(bits.z), sum.w += __uint_as_float(bits.w);
-      }
-      return sum;
-    };
-    consumers_barrier();  // the last unit's have been read
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-#pragma unroll
-      for (int j = 0; j < kMTiles; ++j) {
-        if (j * kMmaM >= rows) continue;
-        const float (&sum)[4] = sums[i][j];
-        store_shared(partial_of(row_group, i, j) + slice * slice_bytes,
-                     float4{sum[0], sum[1], sum[2], sum[3]});
-      }
-    }
-    consumers_barrier();
-    const int tiles = (rows + kMmaM - 1) / kMmaM;
-    const int items = row_groups * tiles * (kGateUp ? 1 : kHalf);
-    for (int item = (warp + count) % kStreamedWarps; item < items; item += kStreamedWarps) {
-      const int j = item % tiles;
-      const int i = kGateUp ? 0 : item / tiles % kHalf;
-      const int of_group = kGateUp ? item / tiles : item / tiles / kHalf;
-      const auto finish = [&](const float4& sum, int instruction, float (&values)[4]) {
-        const float from[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int place = rows_w.place_of(of_group, instruction, e / 2 * 8 + group);
-          const int m = j * kMmaM + quad * 2 + e % 2;
-          values[e] = from[e] * info.a_factor[m] * info.w_factor[place] + info.bias[place];
-        }
-      };
-      float values[4];
-      finish(sum_of(of_group, i, j), i, values);
-      if constexpr (kGateUp) {
-        float ups[4];
-        finish(sum_of(of_group, 1, j), 1, ups);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) values[e] = gated(p.activation, p.limit, values[e], ups[e]);
-      }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int m = j * kMmaM + quad * 2 + e % 2, row = e / 2 * 8 + group;
-        const int column = kGateUp ? info.first_n / 2 + of_group * kMmaN + row
-                                   : info.first_n + rows_w.place_of(of_group, i, row);
-        if (m < rows && column < (kGateUp ? p.n / 2 : p.n)) {
-          store_element(p.out, p.out_dtype, info.slots[m] * p.out_stride + column, values[e]);
         }
       }
     }

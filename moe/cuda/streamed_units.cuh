@@ -30,6 +30,18 @@ struct StreamedProblem {
   bool first;      // of the layer's kernels: the ids may be the previous kernel's
 };
 
+// A unit as the multiplying warps need it.
+struct StreamedUnit {
+  int32_t rows;     // of a
+  int32_t first_n;  // of w, counted as a tile has them
+  int32_t expert;
+  int32_t slots[kStreamedMaxM];
+  int32_t a_rows[kStreamedMaxM];
+  float a_factor[kStreamedMaxM];  // of whole rows
+  float w_factor[kStreamedMaxN];  // in the order in which they lie in a stage
+  float bias[kStreamedMaxN];
+};
+
 // The rows of w of a unit, as they lie in a stage: the gates and then the ups of its columns, or
 // each gate beside its up where w has them so, or one after the other.
 template <bool kGateUp>
