@@ -54,14 +54,16 @@ constexpr Status kAnothers = "the choice that is kept for this product is anothe
 Best visit_amd(const Product& product, const cdna::Target& target, Best (&best)[kSchedulesCount]) {
   const int bytes = product.fp8 ? 1 : 2;
   const cdna::GemmShape shape{product.m, product.n, product.k, bytes, bytes, product.blocks};
-  cdna::for_each_gemm_config(shape, target, [&](const cdna::GemmConfig& config) {
+  cdna::for_each_tiled_config(shape, target, [&](const cdna::GemmConfig& config) {
     stop_at(cdna::check_config(shape, config), product);
     const int schedule = config.split_k == 1 ? kDataParallel : config.split_k ? kSplitK : kStreamK;
     take(best[schedule], cdna::modelled_time(shape, config, target).total(), config);
   });
   Best choice;
-  const cdna::GemmConfig chosen = cdna::choose_config(shape, target);
-  if (!equal_configs(chosen, cdna::cached_choice(shape, target))) stop_at(kAnothers, product);
+  const cdna::GemmConfig chosen = cdna::choose_tiles(shape, target);
+  if (!equal_configs(cdna::choose_config(shape, target), cdna::cached_choice(shape, target))) {
+    stop_at(kAnothers, product);
+  }
   take(choice, cdna::modelled_time(shape, chosen, target).total(), chosen);
   return choice;
 }
@@ -76,11 +78,13 @@ Best visit_nvidia(const Product& product, const cuda::GemmDevice& device,
   args.a_stride = args.w_stride = product.k, args.out_stride = product.n;
   if (!product.fp8) args.a_dtype = args.w_dtype = DType::kBFloat16;
   if (product.blocks) args.scale_a.kind = args.scale_w.kind = ScaleView::Kind::kBlock;
-  const cuda::GemmConfig chosen = cuda::choose_config(args, device);
-  if (!equal_configs(chosen, cuda::cached_choice(args, device))) stop_at(kAnothers, product);
+  const cuda::GemmConfig chosen = cuda::choose_tiles(args, device);
+  if (!equal_configs(cuda::choose_config(args, device), cuda::cached_choice(args, device))) {
+    stop_at(kAnothers, product);
+  }
   cuda::for_each_warpgroup_config(
       args, device, [&](const cuda::GemmConfig& config, const cuda::TileTime& tile) {
-        stop_at(cuda::check(args, config, device), product);
+        stop_at(cuda::check_config(args, config, device), product);
         const int schedule = config.schedule == cuda::GemmConfig::kDataParallel ? kDataParallel
                              : config.schedule == cuda::GemmConfig::kSplitK     ? kSplitK
                                                                                 : kStreamK;

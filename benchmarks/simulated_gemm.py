@@ -4,9 +4,9 @@
     python benchmarks/simulated_gemm.py --product 512,3072,1536,block --html FILE --trace FILE
 
 Prints the table of docs/results/gemm.md. The launcher's machine code runs in the simulator
-(checkers off), and the cycle model plays it; nothing here was measured on an AMD GPU. Up to 64 rows
-the product is skinny_gemm's, as in fp8_linear. Without --config: what the choice takes. --html
-(checkers on) and --trace show the last launch as a page and as a timeline for Perfetto.
+(checkers off), and the cycle model plays it; nothing here was measured on an AMD GPU. Without
+--config: what the choice takes. --html (checkers on) and --trace show the last launch as a page and
+as a timeline for Perfetto.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from simulated_product import (
 PRODUCTS = ["1024,4608,7168,block", "512,3072,1536,block", "16,4608,7168,block",
             "2048,2048,2048,row", "2048,2048,2048,bf16", "4096,4096,4096,row",
             "4096,4096,4096,bf16"]  # fmt: skip
-SKINNY_ROWS = 64
 
 
 def operands(m: int, n: int, k: int, kind: str) -> list:
@@ -46,12 +45,8 @@ def run(m: int, n: int, k: int, kind: str, config: str | None = None) -> tuple:
     """The product's operands, its output, and the config that it took."""
     out, given = aligned(torch.zeros(m, n, dtype=torch.bfloat16)), operands(m, n, k, kind)
     ops = simulated.ops
-    if m <= SKINNY_ROWS:
-        config = config or ops.skinny_gemm_configs(out, *given, False).splitlines()[0]
-        ops.skinny_gemm(out, *given, None, config)
-    else:
-        config = config or ops.gemm_configs(out, *given, False).splitlines()[0]
-        ops.gemm(out, *given, None, config)
+    config = config or ops.gemm_configs(out, *given, False).splitlines()[0]
+    ops.gemm(out, *given, None, config)
     return given, out, config
 
 

@@ -1,17 +1,26 @@
 // Matrix product of any number of rows. ../blocks/product/args.h has the maths and the arguments.
+// This folder has the kernels that make tiles, ../skinny_gemm/ the designs for few rows, which read
+// w once; the choice takes the quicker.
 #pragma once
 
 #include "../blocks/product/args.h"
 
 namespace rocm_kernels {
 
-// Tuned configs of gemm are for classes of M, each named by its last row: a power of two, beyond
-// which, up to twice, a product has a similar number of tiles. The last class has no end.
-constexpr int64_t kLastGemmClass = 16384;
-constexpr int64_t last_row_of_gemm_class(int64_t m) {
-  int64_t last = 1;
-  while (last < m && last < kLastGemmClass) last *= 2;
+constexpr int64_t kSkinnyGemmMaxRows = 64;  // of the designs for few rows
+
+// Classes of M, each named by its last row: 16, and powers of two, up to twice as many rows as the
+// last of the class before. The last class has no end. Tuned configs are for a class; of up to 64
+// rows the choice is, too, so that the bits of a row are the same for every M of its class.
+constexpr int64_t kLastClass = 16384;
+constexpr int64_t last_row_of_class(int64_t m) {
+  int64_t last = 16;
+  while (last < m && last < kLastClass) last *= 2;
   return last;
+}
+// The M by which a config is chosen.
+constexpr int64_t judged_rows(int64_t m) {
+  return m <= kSkinnyGemmMaxRows ? last_row_of_class(m) : m;
 }
 
 // Bytes of scratch that launch_gemm needs for these sizes; pointers in args are not read.
@@ -30,18 +39,11 @@ Status check_gemm_config(const GemmArgs& args, const Context& context);
 Status visit_gemm_configs(const GemmArgs& args, const Context& context,
                           void (*visit)(const char* config, void* state), void* state);
 
-// The quickest way through a linear layer by its number of rows: skinny_gemm up to `skinny_gemm`
-// rows, gemm up to `gemm`, then the product of torch's own library.
+// The most rows for which gemm is the quickest way through a linear layer; beyond, it is the
+// product of torch's own library. On the current device for args.n, args.k, the operands' types (of
+// a 16-bit a the library takes w unpacked) and the kinds of scales; nothing else of args is read.
 constexpr int64_t kAnyRows = INT64_MAX;
-struct LinearLimits {
-  int64_t skinny_gemm = 0;
-  int64_t gemm = kAnyRows;
-};
-
-// The limits on the current device for args.n, args.k, the operands' types (of a 16-bit a the
-// library takes w unpacked) and the kinds of scales; nothing else of args is read. Each backend
-// defines it once.
-Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits);
+Status choose_linear_limit(const GemmArgs& args, int64_t& rows);
 
 // Whether torch._scaled_mm takes such a product.
 inline bool fits_scaled_mm(const GemmArgs& args) {

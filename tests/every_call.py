@@ -21,19 +21,15 @@ T, H, N, E = 5, 256, 128, 4  # tokens, columns, columns of a result, experts
 OTHERS = {
     "fp8_linear_path": "tells a path",
     "gemm_config": "tells a config",
-    "skinny_gemm_config": "tells a config",
     "native_fp8_dtype": "tells a dtype",
     "to_native_fp8": "torch's own ops, on bits and on the scale",
     "tuning.GemmShape": "a shape",
-    "tuning.candidates": "tells configs",
     "tuning.clear_tuning": "of a table",
     "tuning.gemm_candidates": "tells configs",
     "tuning.load_tuning": "of a table",
     "tuning.main": "a command",
     "tuning.shapes_of": "tells shapes",
-    "tuning.skinny_gemm_config": "tells a config",
     "tuning.tune_gemm": "times calls of gemm's op",
-    "tuning.tune_skinny_gemm": "times calls of gemm's op",
 }
 
 
@@ -154,12 +150,8 @@ def calls(package: ModuleType, device: torch.device) -> Iterator[Call]:
         for name in ("gemm", "skinny_gemm"):
             yield Call(name, operands)
             yield Call(name, {**operands, **out}, ("out",))
-            tuning = f"tuning.{'skinny_gemm_' if name == 'skinny_gemm' else 'gemm_'}with_config"
-            candidates = "candidates" if name == "skinny_gemm" else "gemm_candidates"
-            config = getattr(package.tuning, candidates)(a, w, *scales.values())[0]
-            yield Call(tuning, {"config": config, **operands})
-            multiply = {"path": name, **out, **operands}
-            yield Call("multiply", multiply, ("out",))
+        config = package.tuning.gemm_candidates(a, w, *scales.values())[0]
+        yield Call("tuning.gemm_with_config", {"config": config, **operands})
         yield Call(
             "fp8_linear",
             {"x": a, "w": w, "scale_w": scales["scale_w"], "scale_x": scales["scale_a"]},

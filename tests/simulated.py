@@ -190,10 +190,10 @@ class CheckedOp:
 
     def tensors(self, arguments: tuple) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Those that a call writes and those that it reads."""
-        written, read = [], []
-        names = [argument.name for argument in self.op._schema.arguments]
-        given = dict(zip(names, arguments, strict=True))
-        for argument, value in zip(self.op._schema.arguments, arguments, strict=True):
+        written, read, schema = [], [], self.op._schema.arguments
+        arguments += tuple(argument.default_value for argument in schema[len(arguments) :])
+        given = dict(zip((argument.name for argument in schema), arguments, strict=True))
+        for argument, value in zip(schema, arguments, strict=True):
             if isinstance(value, torch.Tensor):
                 writes = argument.alias_info is not None and argument.alias_info.is_write
                 name = argument.name
@@ -223,7 +223,7 @@ class CheckedOps:
 
     def linear_limits(self, *_) -> tuple[int, int]:
         """torch._scaled_mm would be the CPU's."""
-        return 64, torch.iinfo(torch.int64).max
+        return (torch.iinfo(torch.int64).max,) * 2
 
     linear_limits.default = linear_limits
 

@@ -123,19 +123,15 @@ def tuned():
 
 
 def limits():
-    yield {"device": -1, "n": N, "k": K, "scales": "row", "weight_only": False}
+    yield {"device": -1, "n": N, "k": K, "scales": "row"}
 
 
 # Name of each op -> right calls of it, and what else they take.
 CALLS = {
     "rmsnorm_fp8": (norms, {}),
     "swiglu_fp8": (activations, {}),
-    **{
-        f"{op}{form}": (products, more)
-        for op in ("skinny_gemm", "gemm")
-        for form, more in (("", {"config": ""}), ("_configs", {"tuned": True}))
-    },
-    "tune_skinny_gemm": (tuned, {}),
+    "gemm": (products, {"config": ""}),
+    "gemm_configs": (products, {"tuned": True}),
     "tune_gemm": (tuned, {}),
     "linear_limits": (limits, {}),
     "topk": (routings, {}),
@@ -308,8 +304,6 @@ def beyond(op):
         yield {**call, "residual": None, "addend": torch.randn(M, K)}
     if op.startswith("fused_moe"):
         yield {**call, "ue8m0": True, "quantize_input": False}
-    if op.startswith("skinny_gemm"):
-        yield {**call, "out": half(65, N), "a": fp8(65, K), "scale_a": None}
     if op.startswith("fused_moe"):
         yield {**call, "topk_ids": torch.zeros(M, 33).int(), "topk_weights": rand(M, 33)}
         yield {**call, "w_gate_up": torch.empty(2049, 2, K).bfloat16()}

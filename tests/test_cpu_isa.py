@@ -22,7 +22,7 @@ def config(isa: str, dtype: str = "float8_e4m3fn") -> str:
         "package = kernels.get_kernel('org/rocm-kernels', version=1, backend='cpu')\n"
         f"a, w = (torch.ones(40, 64).to(torch.{dtype}) for _ in range(2))\n"
         "out = torch.empty(40, 40)\n"
-        "package.functional.multiply('gemm', out, a, w, None, None, None)\n"
+        "package.gemm(a, w, out=out)\n"
         "assert out.eq(64).all()\n"
         "print(package.gemm_config(a, w))"
     )

@@ -10,17 +10,20 @@ from project import ROOT
 pytestmark = pytest.mark.not_on("reference")
 
 CONFIG_FILES = {
-    "gemm": ["gemm/cdna/config.h", "blocks/product/cuda/config.h"],
-    "skinny_gemm": ["skinny_gemm/cdna/config.h", "skinny_gemm/cuda/config.h"],
+    "gemm": [
+        "gemm/cdna/config.h", "blocks/product/cuda/config.h",
+        "skinny_gemm/cdna/config.h", "skinny_gemm/cuda/config.h",
+    ],
     "fused_moe": ["moe/config.h"],
     "grouped_gemm": ["moe/config.h"],
-}
+}  # fmt: skip
 # Of each backend; the CPU's configs have names of instruction sets.
 OWN = {
-    "gemm": {"cdna": {"tiled", "portable"}, "cuda": {"plain", "mma", "warpgroup"}},
-    "skinny_gemm": {
-        "cdna": {"register_pipeline", "specialised_waves", "portable"},
-        "cuda": {"warpgroup", "tma_pipeline", "register_pipeline", "plain"},
+    "gemm": {
+        "cdna": {"tiled", "portable", "register_pipeline", "specialised_waves"},
+        "cuda": {
+            "plain", "mma", "warpgroup", "skinny_warpgroup", "tma_pipeline", "register_pipeline",
+        },
     },
     "fused_moe": {
         "cdna": {"plain", "streamed", "tiled"},
@@ -30,7 +33,7 @@ OWN = {
         "cdna": {"plain", "streamed", "tiled"},
         "cuda": {"plain", "tiled", "warpgroup"},
     },
-}
+}  # fmt: skip
 FAMILY = {"simulator": "cdna", "rocm": "cdna", "cuda": "cuda", "cpu": None}
 # A config of each design as one of its backends writes it, where that is not this test's.
 EXAMPLES = [
@@ -114,10 +117,6 @@ def calls(backend):
         "gemm": (
             lambda: ops.gemm_configs(*product, False),
             lambda config: ops.gemm(*product, None, config),
-        ),
-        "skinny_gemm": (
-            lambda: ops.skinny_gemm_configs(*product, False),
-            lambda config: ops.skinny_gemm(*product, None, config),
         ),
         "fused_moe": (
             lambda: ops.fused_moe_configs(*layer),

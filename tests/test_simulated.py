@@ -70,14 +70,14 @@ def test_scratch_memory_ends_where_the_binding_asked(simulated, short, monkeypat
     monkeypatch.setattr(simulated.simulator.hip.Runtime, "register", shorter)
     a, w = (torch.randn(rows, 1024).to(simulated.NATIVE) for rows in (1, 48))
     out = torch.empty(1, 48)
-    configs = simulated.ops.skinny_gemm_configs(out, a, w, None, None, False).splitlines()
+    configs = simulated.ops.gemm_configs(out, a, w, None, None, False).splitlines()
     config = next(text for text in configs if "split_k=2" in text)
     call = (out, a, w, None, None, None, config)
     if short:
         with pytest.raises(AssertionError, match="out-of-bounds"):
-            simulated.ops.skinny_gemm(*call)
+            simulated.ops.gemm(*call)
     else:
-        simulated.ops.skinny_gemm(*call)
+        simulated.ops.gemm(*call)
     assert sizes and all(sizes)
 
 

@@ -125,12 +125,9 @@ def test_every_fp8_value_multiplies_exactly(backend, reference, fp8_dtype):
     w = codes.view(256, 1).contiguous()
     a = torch.ones(1, 1, device=backend.device).to(fp8_dtype)
     on_amd = backend.name in ("rocm", "simulator")
-    # GPUs without FP8 instructions have the portable design, which decodes both dialects.
-    portable = on_amd and backend.ops.skinny_gemm_config(a, w).startswith("portable")
-    if on_amd and fp8_dtype != backend.fp8_dtype and not portable:
-        with pytest.raises(RuntimeError, match="w's FP8 dialect is not this GPU's"):
-            backend.ops.skinny_gemm(a, w, out_dtype=torch.float32)
-        return
+    # Matrix instructions know one dialect; the portable design decodes both.
+    if on_amd and fp8_dtype != backend.fp8_dtype:
+        assert backend.ops.gemm_config(a, w).startswith("portable")
     out = backend.ops.skinny_gemm(a, w, out_dtype=torch.float32)[0]
     values = codes.float()
     assert torch.equal(out.isnan(), values.isnan())
@@ -170,14 +167,31 @@ def test_same_bits_every_run(backend, rows):
         assert torch.equal(bits(backend.ops.skinny_gemm(a, w)), bits(first))
 
 
-def test_a_row_does_not_depend_on_the_others_up_to_16(backend):
-    a = padded_fp8(16, 2048, backend.fp8_dtype, backend.device)
+@pytest.mark.parametrize("scales", ["none", "block"])
+@pytest.mark.parametrize(
+    "last, others", [(16, (1, 2, 5, 8, 9, 15)), (32, (17, 31)), (64, (33, 50))]
+)
+def test_a_row_does_not_depend_on_the_others_of_its_class(backend, last, others, scales):
+    a = padded_fp8(last, 2048, backend.fp8_dtype, backend.device)
     w = padded_fp8(100, 2048, backend.fp8_dtype, backend.device)
-    whole = backend.ops.skinny_gemm(a, w)
+    scale_a = random_scale(scales, last, 2048, backend.device, 1)
+    scale_w = random_scale(scales, 100, 2048, backend.device, 128)
+    whole = backend.ops.skinny_gemm(a, w, scale_a, scale_w)
     # AMX's tiles take two rows or more; one alone is summed in an order of its own.
-    by_tiles = backend.name == "cpu" and backend.ops.skinny_gemm_config(a, w) == "amx"
-    for rows in (2, 5, 8, 9, 15) if by_tiles else (1, 2, 5, 8, 9, 15):
-        assert torch.equal(bits(backend.ops.skinny_gemm(a[:rows], w)), bits(whole[:rows]))
+    by_tiles = backend.name == "cpu" and backend.ops.gemm_config(a, w) == "amx"
+    for rows in others[1:] if by_tiles and last == 16 else others:
+        part = None if scale_a is None else scale_a[:rows]
+        assert torch.equal(
+            bits(backend.ops.skinny_gemm(a[:rows], w, part, scale_w)), bits(whole[:rows])
+        )
+
+
+@pytest.mark.not_on("reference")
+@pytest.mark.parametrize("rows", [1, 16, 30, 64])
+def test_gemm_of_few_rows_is_the_same(backend, rows):
+    a = padded_fp8(rows, 2048, backend.fp8_dtype, backend.device)
+    w = padded_fp8(100, 2048, backend.fp8_dtype, backend.device)
+    assert torch.equal(bits(backend.ops.skinny_gemm(a, w)), bits(backend.ops.gemm(a, w)))
 
 
 def test_empty(backend):
@@ -220,7 +234,7 @@ def test_fp8_linear_path_can_be_asked(best_package, device):
     w = torch.zeros(16, 16, device=device).to(package.native_fp8_dtype(device))
     scale = torch.ones(16, 1, device=device)
     nvidia = device.type == "cuda" and torch.version.hip is None
-    assert package.fp8_linear_path(16, w, scale) == "skinny_gemm"
+    assert package.fp8_linear_path(16, w, scale) == "gemm"
     one = torch.ones(1, device=device)
     assert package.fp8_linear_path(4096, w, one) == ("scaled_mm" if nvidia else "gemm")
     blocks = torch.ones(1, 2, device=device)

@@ -83,35 +83,33 @@ class Calls:
             )
 
     def products(self):
-        for op, counts in (("skinny_gemm", self.rows), ("gemm", [*self.rows, 200])):
-            run = getattr(self.ops, op)
-            configs = getattr(self.ops, f"{op}_configs")
-            for (n, k), rows, blocks in itertools.product(self.sizes, counts, (False, True)):
-                a, w = self.random(rows, k, dtype=self.fp8), self.random(n, k, dtype=self.fp8)
-                if blocks:
-                    scales = self.scales(rows, k // 128), self.scales(-(-n // 128), k // 128)
-                else:
-                    scales = self.scales(rows, 1), self.scales(n, 1)
-                operands = (a, w, *scales)
+        run, configs = self.ops.gemm, self.ops.gemm_configs
+        for (n, k), rows, blocks in itertools.product(self.sizes, [*self.rows, 200], (False, True)):
+            a, w = self.random(rows, k, dtype=self.fp8), self.random(n, k, dtype=self.fp8)
+            if blocks:
+                scales = self.scales(rows, k // 128), self.scales(-(-n // 128), k // 128)
+            else:
+                scales = self.scales(rows, 1), self.scales(n, 1)
+            operands = (a, w, *scales)
 
-                def make(rows=rows, n=n):
-                    return (self.empty(rows, n),)
+            def make(rows=rows, n=n):
+                return (self.empty(rows, n),)
 
-                self.add(op, make, lambda out, o=operands, run=run: run(out, *o, None))
-                listed = configs(*make(), *operands, False)
+            self.add("gemm", make, lambda out, o=operands: run(out, *o, None))
+            listed = configs(*make(), *operands, False)
+            self.add(
+                "gemm_configs",
+                make,
+                lambda out, o=operands, listed=listed: self.expect(
+                    configs(out.zero_(), *o, False), listed
+                ),
+            )
+            for config in listed.splitlines()[::7]:
                 self.add(
-                    f"{op}_configs",
+                    "gemm",
                     make,
-                    lambda out, o=operands, configs=configs, listed=listed: self.expect(
-                        configs(out.zero_(), *o, False), listed
-                    ),
+                    lambda out, o=operands, c=config: run(out, *o, None, c),
                 )
-                for config in listed.splitlines()[::7]:
-                    self.add(
-                        f"{op} by config",
-                        make,
-                        lambda out, o=operands, c=config, run=run: run(out, *o, None, c),
-                    )
 
     def experts(self):
         experts, k = 8, 2
@@ -176,7 +174,7 @@ class Calls:
             lambda out: self.expect(configs(out.zero_(), *operands), listed),
         )
         for config in listed.splitlines()[::3]:
-            self.add(f"{op} by config", make, lambda out, c=config: run(out, *operands, c))
+            self.add(op, make, lambda out, c=config: run(out, *operands, c))
 
     def tuning(self):
         """A table that other calls read is replaced; of products that none of them has."""
@@ -184,20 +182,18 @@ class Calls:
         a, w = self.random(3, 640, dtype=self.fp8), self.random(48, 640, dtype=self.fp8)
         operands = (self.empty(3, 48), a, w, self.scales(3, 1), self.scales(48, 1))
         dtype = str(self.fp8).rpartition(".")[2]
-        for op in ("skinny_gemm", "gemm"):
-            config = getattr(self.ops, f"{op}_configs")(*operands, False).splitlines()[0]
-            tune = getattr(self.ops, f"tune_{op}")
-            for text in (config, ""):
-                self.add(
-                    f"tune_{op}",
-                    tuple,
-                    lambda text=text, tune=tune: tune(index, 3, 48, 640, dtype, dtype, False, text),
-                )
-        limits = self.ops.linear_limits(index, 4096, 4096, "row", False)
+        config = self.ops.gemm_configs(*operands, False).splitlines()[0]
+        for text in (config, ""):
+            self.add(
+                "tune_gemm",
+                tuple,
+                lambda text=text: self.ops.tune_gemm(index, 3, 48, 640, dtype, dtype, False, text),
+            )
+        limits = self.ops.linear_limits(index, 4096, 4096, "row")
         self.add(
             "linear_limits",
             tuple,
-            lambda: self.expect(self.ops.linear_limits(index, 4096, 4096, "row", False), limits),
+            lambda: self.expect(self.ops.linear_limits(index, 4096, 4096, "row"), limits),
         )
 
     @staticmethod
@@ -229,7 +225,7 @@ def work(best_package, devices):
 
 def test_every_op_of_the_binding_is_called(work):
     assert {name for _, name, *_ in work} == OPS
-    assert len(OPS) >= 18
+    assert len(OPS) >= 11
 
 
 class Caller(threading.Thread):

@@ -44,7 +44,7 @@ def from_table(call, inputs, replays):
 tuning.tuner.median_us = from_table
 lines = []
 shape = tuning.GemmShape(N, K, FP8, FP8)
-document = tuning.tune_skinny_gemm([shape], rows=[1, 9], output=path, progress=lines.append)
+document = tuning.tune_gemm([shape], rows=[1, 9], output=path, progress=lines.append)
 (entry,) = document["entries"]
 assert entry["m"] == 16 and entry["config"] == WINNER != entry["default"], entry
 assert len(lines) == 2 and "wrong" not in "".join(lines), lines
@@ -52,23 +52,23 @@ assert len(lines) == 2 and "wrong" not in "".join(lines), lines
 # In force, for all rows of the class and no others.
 weight = torch.randn(N, K).to(FP8)
 a = {rows: torch.randn(rows, K).to(FP8) for rows in (1, 16, 17)}
-everything = tuning.candidates(a[1], weight)
+everything = tuning.gemm_candidates(a[1], weight)
 assert timed == set(everything) and len(everything) > 20
 assert everything[0] == entry["default"]
 for rows in (1, 16):
-    assert package.skinny_gemm_config(a[rows], weight) == WINNER
-    package.skinny_gemm(a[rows], weight)
+    assert package.gemm_config(a[rows], weight) == WINNER
+    package.gemm(a[rows], weight)
     assert "specialised_waves" in last_kernel(), last_kernel()
-assert package.skinny_gemm_config(a[17], weight) != WINNER
-assert package.skinny_gemm_config(a[1], weight[:32]) != WINNER
+assert package.gemm_config(a[17], weight) != WINNER
+assert package.gemm_config(a[1], weight[:32]) != WINNER
 
 # Cleared, and loaded from the file.
 tuning.clear_tuning(document)
-assert package.skinny_gemm_config(a[1], weight) == entry["default"]
-package.skinny_gemm(a[1], weight)
+assert package.gemm_config(a[1], weight) == entry["default"]
+package.gemm(a[1], weight)
 assert "register_pipeline" in last_kernel()
 assert tuning.load_tuning(path) == 1
-assert package.skinny_gemm_config(a[1], weight) == WINNER
+assert package.gemm_config(a[1], weight) == WINNER
 
 # A file whose config cannot serve the class is refused as a whole.
 broken = json.loads(path.read_text())
@@ -82,12 +82,10 @@ except ValueError as error:
     assert "K blocks" in str(error) and "split_k=6" in str(error), error
 else:
     raise AssertionError("a config that cannot be was loaded")
-assert package.skinny_gemm_config(a[1], weight) == entry["default"]
+assert package.gemm_config(a[1], weight) == entry["default"]
 
 # A call keeps one config from its workspace to its launch, whatever other threads set.
-expected = {
-    config: tuning.skinny_gemm_with_config(config, a[16], weight) for config in everything[:4]
-}
+expected = {config: tuning.gemm_with_config(config, a[16], weight) for config in everything[:4]}
 exact = a[16].double() @ weight.double().t()
 done = threading.Event()
 
@@ -96,13 +94,13 @@ def keep_changing() -> None:
     key = (-1, 16, N, K, "float8_e4m3fnuz", "float8_e4m3fnuz", False)
     while not done.is_set():
         for config in ("", *everything[:4]):
-            package.functional.ops.tune_skinny_gemm(*key, config)
+            package.functional.ops.tune_gemm(*key, config)
 
 
 other = threading.Thread(target=keep_changing)
 other.start()
 for _ in range(60):
-    out = package.skinny_gemm(a[16], weight)
+    out = package.gemm(a[16], weight)
     assert any(torch.equal(out, one) for one in expected.values())
     torch.testing.assert_close(out.double(), exact, rtol=1e-2, atol=1e-2)
 done.set()

@@ -132,7 +132,7 @@ def test_results(path: Path) -> dict:
 
 
 def tune(package: str, shapes: list[str], rows: str) -> tuple[dict, dict]:
-    """Times every config of skinny_gemm; the step, and the tuning file that the package reads."""
+    """Times every config of products of few rows; the step, and the file that the package reads."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "tuning.json"
         command = [sys.executable, package, "--rows", rows, "--output", str(output)]

@@ -141,7 +141,9 @@ def as_launched(kernel: Kernel, launches: list[Launch]) -> Kernel:
 
 def _short(name: str) -> str:
     """Without namespaces, and without the types of enumerators among template arguments."""
-    return re.sub(r"rocm_kernels::|cdna::|\(anonymous namespace\)::|\([\w:]+\)(?=\d)", "", name)
+    return re.sub(
+        r"rocm_kernels::|cdna::|skinny::|\(anonymous namespace\)::|\([\w:]+\)(?=\d)", "", name
+    )
 
 
 def budget_of(kernel: Kernel, table: dict) -> dict:

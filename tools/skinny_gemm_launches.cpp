@@ -7,6 +7,7 @@
 #include "../skinny_gemm/cdna/config.h"
 
 using namespace rocm_kernels::cdna;
+using namespace rocm_kernels::cdna::skinny;
 using Design = SkinnyGemmConfig::Design;
 
 namespace {

@@ -15,15 +15,6 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "swiglu_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor gate, Tensor? up, Tensor? scale, "
       "str activation, int group_size, float scale_ub, bool ue8m0) -> ()");
   ops.def(
-      "skinny_gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
-      "Tensor? bias, str config=\"\") -> ()");
-  ops.def(
-      "skinny_gemm_configs(Tensor out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
-      "bool tuned) -> str");
-  ops.def(
-      "tune_skinny_gemm(int device, int rows, int n, int k, str a_dtype, str w_dtype, "
-      "bool block_scales, str config) -> ()");
-  ops.def(
       "gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
       "Tensor? bias, str config=\"\") -> ()");
   ops.def(
@@ -32,7 +23,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "tune_gemm(int device, int rows, int n, int k, str a_dtype, str w_dtype, "
       "bool block_scales, str config) -> ()");
-  ops.def("linear_limits(int device, int n, int k, str scales, bool weight_only) -> (int, int)");
+  ops.def("linear_limits(int device, int n, int k, str scales) -> (int, int)");
   ops.def(
       "topk(Tensor(a!) weights, Tensor(b!) ids, Tensor logits, Tensor? bias, str scoring, int "
       "groups, int groups_kept, bool renormalize, float scale) -> ()");
@@ -56,7 +47,6 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
 
 // These take no tensor that would tell the device.
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
-  ops.impl("tune_skinny_gemm", TORCH_BOX(&tune_skinny_gemm));
   ops.impl("tune_gemm", TORCH_BOX(&tune_gemm));
   ops.impl("linear_limits", TORCH_BOX(&linear_limits));
 }
@@ -68,8 +58,6 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
 #endif
   ops.impl("rmsnorm_fp8", TORCH_BOX(&rmsnorm_fp8));
   ops.impl("swiglu_fp8", TORCH_BOX(&swiglu_fp8));
-  ops.impl("skinny_gemm", TORCH_BOX(&skinny_gemm));
-  ops.impl("skinny_gemm_configs", TORCH_BOX(&skinny_gemm_configs));
   ops.impl("gemm", TORCH_BOX(&gemm));
   ops.impl("gemm_configs", TORCH_BOX(&gemm_configs));
   ops.impl("topk", TORCH_BOX(&topk));

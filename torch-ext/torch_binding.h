@@ -28,27 +28,8 @@ void swiglu_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor>
                 std::optional<torch::stable::Tensor> scale, std::string activation,
                 int64_t group_size, double scale_ub, bool ue8m0);
 
-// out [M, N] = a [M, K] x w [N, K]^T, 1 <= M <= 64. A scale is [1], [M, 1] or [M, ceil(K / 128)]
-// for a; [1], [N, 1] or [ceil(N / 128), ceil(K / 128)] for w.
-void skinny_gemm(torch::stable::Tensor& out, const torch::stable::Tensor& a,
-                 const torch::stable::Tensor& w, std::optional<torch::stable::Tensor> scale_a,
-                 std::optional<torch::stable::Tensor> scale_w,
-                 std::optional<torch::stable::Tensor> bias, std::string config);
-
-// One config a line: what skinny_gemm runs for these operands, then what else can serve all M of
-// their class. Not `tuned`: entries of tune_skinny_gemm count as not set.
-std::string skinny_gemm_configs(const torch::stable::Tensor& out, const torch::stable::Tensor& a,
-                                const torch::stable::Tensor& w,
-                                std::optional<torch::stable::Tensor> scale_a,
-                                std::optional<torch::stable::Tensor> scale_w, bool tuned);
-
-// From now on skinny_gemm takes `config` for such operands: on this device (its index; -1: the
-// CPU), with M of the class of `rows`, these N, K and dtypes, block scales or not. An empty config:
-// the backend's own choice again.
-void tune_skinny_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::string a_dtype,
-                      std::string w_dtype, bool block_scales, std::string config);
-
-// skinny_gemm for any M >= 0.
+// out [M, N] = a [M, K] x w [N, K]^T. A scale is [1], [M, 1] or [M, ceil(K / 128)] for a; [1],
+// [N, 1] or [ceil(N / 128), ceil(K / 128)] for w.
 void gemm(torch::stable::Tensor& out, const torch::stable::Tensor& a,
           const torch::stable::Tensor& w, std::optional<torch::stable::Tensor> scale_a,
           std::optional<torch::stable::Tensor> scale_w, std::optional<torch::stable::Tensor> bias,
@@ -61,16 +42,17 @@ std::string gemm_configs(const torch::stable::Tensor& out, const torch::stable::
                          std::optional<torch::stable::Tensor> scale_a,
                          std::optional<torch::stable::Tensor> scale_w, bool tuned);
 
-// As tune_skinny_gemm, with M of the class of `rows` that gemm.h has. A call that this config
-// cannot serve takes the backend's own choice.
+// From now on gemm takes `config` for such operands where it can serve them: on this device (its
+// index; -1: the CPU), with M of the class of `rows`, these N, K and dtypes, block scales or not.
+// An empty config: the backend's own choice again.
 void tune_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::string a_dtype,
                std::string w_dtype, bool block_scales, std::string config);
 
-// The most rows for which skinny_gemm, and then gemm, is the quickest way through a linear layer
-// with a w of [n, k]: beyond both it is torch's own product. device: as in tune_skinny_gemm;
-// scales: "tensor", "row" or "block", the finest of a's and w's; weight_only: a has 16 bits.
-std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k, std::string scales,
-                                           bool weight_only);
+// The most rows for which gemm is the quickest way through a linear layer with a w of [n, k], for
+// an FP8 a and for one of 16 bits: beyond it is torch's own product. device: as in tune_gemm;
+// scales: "tensor", "row" or "block", the finest of a's and w's.
+std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k,
+                                           std::string scales);
 
 // weights [T, k] float32 and ids [T, k] int32 are written: the k experts of each row of logits
 // [T, E], as moe/topk.h says. scoring: "softmax" or "sigmoid"; bias [E] float32, groups and scale

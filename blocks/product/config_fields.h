@@ -106,15 +106,23 @@ class ConfigReader {
  public:
   explicit ConfigReader(const char* text) : rest_(text) {}
 
+  // Whether the text begins with the name of one, which is then read.
   template <typename Config>
-  bool read(Config& config) {
+  bool has_design_of(Config& config) {
     size_t design = 0;
     for (const char* const name : Config::kDesigns) {
-      if (whole_word(name)) break;
+      if (whole_word(name)) {
+        config.design = static_cast<decltype(config.design)>(design);
+        return true;
+      }
       ++design;
     }
-    if (design == sizeof(Config::kDesigns) / sizeof(Config::kDesigns[0])) return false;
-    config.design = static_cast<decltype(config.design)>(design);
+    return false;
+  }
+
+  template <typename Config>
+  bool read(Config& config) {
+    if (!has_design_of(config)) return false;
     for (const ConfigField<Config>& field : Config::kFields) {
       if (!(word(" ") && word(field.name) && word("="))) return false;
       int32_t& value = config.*field.value;

@@ -1,18 +1,19 @@
 // Which config of gemm serves a shape on a device, and which are worth timing: pure functions.
 #pragma once
 
+#include "../../blocks/product/choice.h"
+#include "../../skinny_gemm/cdna/choose.h"
+#include "../gemm.h"
 #include "time_model.h"
 
 namespace rocm_kernels::cdna {
 
-// Calls visit(config) for the configs that can serve the shape and are worth a try.
+using Config = std::variant<GemmConfig, skinny::SkinnyGemmConfig>;
+
+// Calls visit(config) for the tiled configs that can serve the shape and are worth a try.
 template <typename Visit>
-void for_each_gemm_config(const GemmShape& shape, const Target& target, const Visit& visit) {
+void for_each_tiled_config(const GemmShape& shape, const Target& target, const Visit& visit) {
   GemmConfig candidate;
-  if (!target.matrix_instructions) {
-    candidate.design = GemmConfig::Design::kPortable;
-    return visit(candidate);
-  }
   for (const GemmTile& tile : kGemmTiles) {
     candidate = GemmConfig{};
     candidate.block_m = tile.block_m;
@@ -51,22 +52,52 @@ void for_each_gemm_config(const GemmShape& shape, const Target& target, const Vi
   }
 }
 
-// Chooses by modelled time.
-inline GemmConfig choose_config(const GemmShape& shape, const Target& target) {
+// The two time models are apart by some percent where memory bounds both kinds: tiles are taken for
+// few rows where they are thought this much quicker.
+constexpr float kTilesMargin = 1.05f;
+
+// The tiles of the least modelled time.
+inline GemmConfig choose_tiles(const GemmShape& shape, const Target& target) {
   GemmConfig best;
   best.design = GemmConfig::Design::kPortable;  // beyond 2^31 lines of K even in the largest tiles
-  float best_time = 0;
-  for_each_gemm_config(shape, target, [&](const GemmConfig& config) {
-    if (config.design == GemmConfig::Design::kPortable) return;
+  if (!target.matrix_instructions) return best;
+  float best_time = INFINITY;
+  for_each_tiled_config(shape, target, [&](const GemmConfig& config) {
     const float time = modelled_time(shape, config, target).total();
-    if (best_time == 0 || time < best_time) best = config, best_time = time;
+    if (time < best_time) best = config, best_time = time;
   });
   return best;
 }
 
-inline GemmConfig cached_choice(const GemmShape& shape, const Target& target) {
-  return kept_choice<GemmConfig>(kGemmShapeFields, shape, target.id,
-                                 [&] { return choose_config(shape, target); });
+// Chooses by modelled time.
+inline Config choose_config(const GemmShape& shape, const Target& target) {
+  GemmShape judged = shape;
+  judged.m = static_cast<int32_t>(judged_rows(shape.m));
+  const GemmConfig tiles = choose_tiles(judged, target);
+  if (shape.m > kSkinnyGemmMaxRows || !target.matrix_instructions) return tiles;
+  const skinny::SkinnyGemmConfig few_rows = skinny::choose_config(judged, target);
+  const float few_rows_time = skinny::modelled_time(judged, few_rows, target).total();
+  if (tiles.design == GemmConfig::Design::kPortable) return few_rows;
+  const float tiles_time = modelled_time(judged, tiles, target).total();
+  return tiles_time * kTilesMargin < few_rows_time ? Config(tiles) : Config(few_rows);
+}
+
+// choose_config() weighs some 100 configs in 7 us of a host thread.
+inline Config cached_choice(const GemmShape& shape, const Target& target) {
+  return kept_choice<Config>(kGemmShapeFields, shape, target.id,
+                             [&] { return choose_config(shape, target); });
+}
+
+// Calls visit(config) for every config that is worth timing. A tile has 64 rows or more.
+template <typename Visit>
+void for_each_config(const GemmShape& shape, const Target& target, const Visit& visit) {
+  if (!target.matrix_instructions) return visit(choose_config(shape, target));
+  if (shape.m <= kSkinnyGemmMaxRows) {
+    skinny::for_each_config(shape, target, [&](const auto& config) { visit(Config(config)); });
+  }
+  if (shape.m > 16) {
+    for_each_tiled_config(shape, target, [&](const auto& config) { visit(Config(config)); });
+  }
 }
 
 }  // namespace rocm_kernels::cdna

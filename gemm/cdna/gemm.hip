@@ -4,6 +4,7 @@
 #include "../../blocks/product/cdna/portable.h"
 #include "../../blocks/product/cdna/target.h"
 #include "../../common/cdna/arguments.h"
+#include "../../skinny_gemm/cdna/skinny_gemm.h"
 #include "../gemm.h"
 #include "choose.h"
 #include "tile_sink.h"
@@ -117,24 +118,26 @@ Status check_sizes(const GemmArgs& args) {
   return nullptr;
 }
 
-// The config of a call: the one that args name, or the chosen one.
-Status config_of(const GemmArgs& args, const Target& target, GemmConfig& config) {
+// The config of a call: the one that args name, or the chosen one. Matrix instructions know one
+// dialect of FP8.
+Status config_of(const GemmArgs& args, const Target& target, Config& config) {
+  const bool other_dialect = is_fp8(args.w_dtype) && args.w_dtype != target.fp8;
+  GemmConfig portable;
+  portable.design = GemmConfig::Design::kPortable;
   if (args.config == nullptr) {
-    config = cached_choice(shape_of(args), target);
-    // Matrix instructions know one dialect.
-    if (is_fp8(args.w_dtype) && args.w_dtype != target.fp8) {
-      config.design = GemmConfig::Design::kPortable;
-    }
+    config = other_dialect ? portable : cached_choice(shape_of(args), target);
   } else {
     if (Status error = read_config(args.config, config)) return error;
-    if (config.design == GemmConfig::Design::kTiled) {
+    const GemmConfig* const own = std::get_if<GemmConfig>(&config);
+    if (own == nullptr || own->design != GemmConfig::Design::kPortable) {
       if (!target.matrix_instructions) return "gemm config: only the portable design runs here";
-      if (is_fp8(args.w_dtype) && args.w_dtype != target.fp8) {
+      if (other_dialect) {
         return "gemm config: w's FP8 dialect is not this GPU's; only the portable design takes it";
       }
     }
   }
-  return check_config(shape_of(args), config);
+  const GemmShape shape = shape_of(args);
+  return std::visit([&](const auto& family) { return check_config(shape, family); }, config);
 }
 
 Kernel portable_kernel(DType a, DType w) {
@@ -172,8 +175,6 @@ Status launch_tiled(const GemmArgs& args, const GemmConfig& config, const Contex
   return launch_kernel(kernel, launch, p);
 }
 
-}  // namespace
-
 // The grid counts rows of a along y, of which a launch has at most 65,535 groups.
 Status launch_portable(const GemmArgs& args, int32_t wave_size, const Context& context) {
   constexpr int64_t kRows = int64_t{kPortableRows} * 32768;
@@ -188,23 +189,37 @@ Status launch_portable(const GemmArgs& args, int32_t wave_size, const Context& c
   return nullptr;
 }
 
+}  // namespace
+
+// Beside skinny_gemm.h's, for either family of configs.
+static int64_t workspace_bytes(const GemmArgs& args, const GemmConfig& config) {
+  if (config.design == GemmConfig::Design::kPortable) return 0;
+  const Schedule schedule = schedule_of(shape_of(args), config);
+  if (schedule.slots() == 0) return 0;
+  return ticket_bytes(schedule) + int64_t{schedule.slots()} * config.block_m * config.block_n * 4;
+}
+
+static Status launch(const GemmArgs& args, const GemmConfig& config, const Target& target,
+                     const Context& context) {
+  if (Status error = check_sizes(args)) return error;
+  return config.design == GemmConfig::Design::kPortable
+             ? launch_portable(args, target.wave_size, context)
+             : launch_tiled(args, config, context);
+}
+
 }  // namespace cdna
 
 int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
   cdna::Target target;
-  cdna::GemmConfig config;
+  cdna::Config config;
   // What is wrong, the launch will say.
   if (!cdna::current_target(target) || cdna::config_of(args, target, config) != nullptr) return 0;
-  if (config.design == cdna::GemmConfig::Design::kPortable) return 0;
-  const Schedule schedule = cdna::schedule_of(cdna::shape_of(args), config);
-  if (schedule.slots() == 0) return 0;
-  return cdna::ticket_bytes(schedule) +
-         int64_t{schedule.slots()} * config.block_m * config.block_n * 4;
+  return std::visit([&](const auto& family) { return workspace_bytes(args, family); }, config);
 }
 
 Status check_gemm_config(const GemmArgs& args, const Context&) {
   cdna::Target target;
-  cdna::GemmConfig config;
+  cdna::Config config;
   if (!cdna::current_target(target)) return cdna::kNoDevice;
   return cdna::config_of(args, target, config);
 }
@@ -212,40 +227,32 @@ Status check_gemm_config(const GemmArgs& args, const Context&) {
 Status visit_gemm_configs(const GemmArgs& args, const Context&,
                           void (*visit)(const char* config, void* state), void* state) {
   cdna::Target target;
-  cdna::GemmConfig first;
+  cdna::Config first;
   if (!cdna::current_target(target)) return cdna::kNoDevice;
   if (Status error = cdna::config_of(args, target, first)) return error;
-  const auto tell = [&](const cdna::GemmConfig& config) {
-    char text[kConfigTextBytes];
-    if (write_config(config, text)) visit(text, state);
+  const cdna::GemmConfig* const own = std::get_if<cdna::GemmConfig>(&first);
+  const bool portable = own != nullptr && own->design == cdna::GemmConfig::Design::kPortable;
+  const auto for_each = [&](const auto& tell) {
+    if (!portable) cdna::for_each_config(cdna::shape_of(args), target, tell);
   };
-  tell(first);
-  if (first.design == cdna::GemmConfig::Design::kPortable) return nullptr;
-  cdna::for_each_gemm_config(cdna::shape_of(args), target, [&](const cdna::GemmConfig& config) {
-    if (!equal_configs(config, first)) tell(config);
-  });
+  visit_texts(first, for_each, visit, state);
   return nullptr;
 }
 
 Status launch_gemm(const GemmArgs& args, const Context& context) {
   if (args.m == 0 || args.n == 0) return nullptr;
   cdna::Target target;
-  cdna::GemmConfig config;
+  cdna::Config config;
   if (!cdna::current_target(target)) return cdna::kNoDevice;
   if (Status error = cdna::check_dtypes(args)) return error;
-  if (Status error = cdna::check_sizes(args)) return error;
   if (Status error = cdna::config_of(args, target, config)) return error;
-  if (config.design == cdna::GemmConfig::Design::kPortable) {
-    return cdna::launch_portable(args, target.wave_size, context);
-  }
-  return cdna::launch_tiled(args, config, context);
+  return std::visit([&](const auto& family) { return launch(args, family, target, context); },
+                    config);
 }
 
-// Nothing is measured on AMD GPUs. skinny_gemm reads w once for up to 64 rows; from there on the
-// matrix units decide.
-Status choose_linear_limits(const GemmArgs&, LinearLimits& limits) {
-  constexpr int64_t kSkinnyRows = 64;
-  limits.skinny_gemm = kSkinnyRows;
+// Nothing is measured on AMD GPUs.
+Status choose_linear_limit(const GemmArgs&, int64_t& rows) {
+  rows = kAnyRows;
   return nullptr;
 }
 

@@ -12,6 +12,7 @@
 
 #include "../../blocks/product/cpu/amx.h"
 #include "../../blocks/product/cpu/job.h"
+#include "../../skinny_gemm/cpu/skinny_gemm.h"
 
 namespace rocm_kernels {
 namespace cpu {
@@ -34,9 +35,9 @@ int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
   return cpu::packed_bytes(args);
 }
 
-// torch._scaled_mm is slow on a CPU. docs/cpu_benchmarks.md has the times.
-Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
-  limits.skinny_gemm = args.k <= 2048 ? 32 : 64;
+// torch._scaled_mm is slow on a CPU.
+Status choose_linear_limit(const GemmArgs&, int64_t& rows) {
+  rows = kAnyRows;
   return nullptr;
 }
 
@@ -56,6 +57,12 @@ Status launch_gemm(const GemmArgs& args, const Context& context) {
   if (args.m == 0 || args.n == 0) return nullptr;
   const bool by_tiles = cpu::amx_serves(args.a_dtype, args.w_dtype);
   if (const Status error = cpu::check_config(args.config, by_tiles)) return error;
+  // Rows that vectors along K serve sooner; docs/cpu_benchmarks.md has the times.
+  const int64_t few = by_tiles ? cpu::kAmxMinRows - 1 : args.k <= 2048 ? 32 : kSkinnyGemmMaxRows;
+  if (args.m <= few) {
+    cpu::launch_few_rows(args, context);
+    return nullptr;
+  }
   if (by_tiles) {
     cpu::launch_amx(args, context);
     return nullptr;

@@ -15,7 +15,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../../blocks/product/choice.h"
 #include "../../blocks/product/cuda/config.h"
+#include "../../skinny_gemm/cuda/choose.h"
 
 namespace rocm_kernels {
 namespace cuda {
@@ -269,27 +271,62 @@ inline bool fits_warpgroup(const GemmArgs& args, const GemmDevice& device) {
 // (docs/kernels/gemm_journal.md, "A margin for sharing").
 constexpr double kSharedMargin = 1.03;
 
-inline GemmConfig choose_config(const GemmArgs& args, const GemmDevice& device) {
+// What the tensor cores' kernels leave: e4m3fnuz, and no K.
+inline bool needs_plain(const GemmArgs& args) {
+  return args.a_dtype == DType::kFloat8E4M3FNUZ || args.w_dtype == DType::kFloat8E4M3FNUZ ||
+         args.k == 0;
+}
+
+// Calls visit(config, tile) for what the model weighs by the M of the class: a class of few rows
+// has as many tiles for each M, so that the work is cut alike.
+template <class Visit>
+void for_each_judged_config(GemmArgs args, const GemmDevice& device, const Visit& visit) {
+  args.m = judged_rows(args.m);
+  for_each_warpgroup_config(args, device, [&](const GemmConfig& c, const TileTime& tile) {
+    visit(c, predict(args, c, tile, device));
+  });
+}
+
+inline GemmConfig choose_tiles(const GemmArgs& args, const GemmDevice& device) {
   GemmConfig best;
-  const bool fnuz =
-      args.a_dtype == DType::kFloat8E4M3FNUZ || args.w_dtype == DType::kFloat8E4M3FNUZ;
-  if (fnuz || args.k == 0) return best;
+  if (needs_plain(args)) return best;
   best.design = GemmConfig::Design::kMma;
   if (!fits_warpgroup(args, device)) return best;
   double best_time = INFINITY;
-  for_each_warpgroup_config(args, device, [&](const GemmConfig& c, const TileTime& tile) {
-    const double margin = c.schedule == GemmConfig::kDataParallel ? 1 : kSharedMargin;
-    const double time = predict(args, c, tile, device) * margin;
+  for_each_judged_config(args, device, [&](const GemmConfig& c, double time) {
+    if (c.schedule != GemmConfig::kDataParallel) time *= kSharedMargin;
     if (time < best_time) best_time = time, best = c;
   });
   return best;
+}
+
+// Up to how many rows the designs for few rows are the quicker where they serve, from measurements
+// on an H200 and an H100 (docs/kernels/gemm.md). mma.sync keeps up with the weight for 16 rows, for
+// 32 where a has 16 bits: with block scales 32 and 64 rows took 132 and 193 us that wgmma takes 50
+// for. FP8 has wgmma among these designs, too.
+inline int64_t few_rows(const GemmArgs& args, const GemmDevice& device) {
+  if (!fits_warpgroup(args, device)) return kSkinnyGemmMaxRows;
+  if (!is_fp8(args.a_dtype)) return 32;
+  const bool cut_line = args.k % kChunkBytes != 0;
+  return is_block_scaled(args) || cut_line ? 16 : kSkinnyGemmMaxRows;
+}
+
+using Config = std::variant<GemmConfig, skinny::SkinnyGemmConfig>;
+
+inline Config choose_config(const GemmArgs& args, const GemmDevice& device) {
+  if (args.m <= kSkinnyGemmMaxRows && skinny::serves(args) && args.m <= few_rows(args, device)) {
+    return skinny::choose_config(args, device);
+  }
+  // Rows that are not aligned: mma.cuh makes 128 rows of a whatever there are.
+  if (args.m <= 16 && !skinny::serves(args)) return GemmConfig{};
+  return choose_tiles(args, device);
 }
 
 // What choose_config() depends on.
 struct GemmShape {
   int32_t m, n, k;
   int32_t a_dtype, w_dtype, out_dtype;
-  int32_t block_scaled, fits_warpgroup;  // 0 or 1
+  int32_t block_scaled, fits_warpgroup, serves_few, chunks;  // 0 or 1
 };
 constexpr ConfigField<GemmShape> kGemmShapeFields[] = {
     {"m", &GemmShape::m},
@@ -300,10 +337,12 @@ constexpr ConfigField<GemmShape> kGemmShapeFields[] = {
     {"out_dtype", &GemmShape::out_dtype},
     {"block_scaled", &GemmShape::block_scaled},
     {"fits_warpgroup", &GemmShape::fits_warpgroup},
+    {"serves_few", &GemmShape::serves_few},
+    {"chunks", &GemmShape::chunks},
 };
 
 // choose_config() weighs some 200 configs in 7 us of a host thread, and a call asks twice.
-inline GemmConfig cached_choice(const GemmArgs& args, const GemmDevice& device) {
+inline Config cached_choice(const GemmArgs& args, const GemmDevice& device) {
   const GemmShape shape = {static_cast<int32_t>(args.m),
                            static_cast<int32_t>(args.n),
                            static_cast<int32_t>(args.k),
@@ -311,16 +350,16 @@ inline GemmConfig cached_choice(const GemmArgs& args, const GemmDevice& device) 
                            static_cast<int32_t>(args.w_dtype),
                            static_cast<int32_t>(args.out_dtype),
                            is_block_scaled(args),
-                           fits_warpgroup(args, device)};
-  return kept_choice<GemmConfig>(kGemmShapeFields, shape, device.id,
-                                 [&] { return choose_config(args, device); });
+                           fits_warpgroup(args, device),
+                           skinny::serves(args),
+                           skinny::alignment_of(args).chunks};
+  return kept_choice<Config>(kGemmShapeFields, shape, device.id,
+                             [&] { return choose_config(args, device); });
 }
 
-inline Status check(const GemmArgs& args, const GemmConfig& c, const GemmDevice& device) {
-  const bool fnuz =
-      args.a_dtype == DType::kFloat8E4M3FNUZ || args.w_dtype == DType::kFloat8E4M3FNUZ;
+inline Status check_config(const GemmArgs& args, const GemmConfig& c, const GemmDevice& device) {
   if (c.design == GemmConfig::Design::kPlain) return nullptr;
-  if (fnuz || args.k == 0) return "gemm config: only plain serves e4m3fnuz, and no K";
+  if (needs_plain(args)) return "gemm config: only plain serves e4m3fnuz, and no K";
   if (c.design == GemmConfig::Design::kMma) return nullptr;
   if (!fits_warpgroup(args, device)) {
     return "gemm config: warpgroup asks for sm_90, operands of one type or FP8 weights, rows at "
@@ -352,6 +391,20 @@ inline Status check(const GemmArgs& args, const GemmConfig& c, const GemmDevice&
       cut_product(c, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count);
   if (s.split > kMaxContributors) return "gemm config: split_k is at most 32";
   return nullptr;
+}
+
+// Calls visit(config) for every config that is worth timing.
+template <class Visit>
+void for_each_config(const GemmArgs& args, const GemmDevice& device, const Visit& visit) {
+  if (skinny::serves(args)) visit(Config(skinny::choose_config(args, device)));
+  if (!needs_plain(args) && fits_warpgroup(args, device)) {
+    for_each_judged_config(args, device, [&](const GemmConfig& c, double) { visit(Config(c)); });
+  }
+  for (const auto design : {GemmConfig::Design::kMma, GemmConfig::Design::kPlain}) {
+    GemmConfig c;
+    c.design = design;
+    if (check_config(args, c, device) == nullptr) visit(Config(c));
+  }
 }
 
 }  // namespace cuda

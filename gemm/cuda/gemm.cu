@@ -2,12 +2,14 @@
 //
 //   warpgroup.cuh  sm_90a: the copy engine and wgmma; FP8 x FP8, 16-bit x the same or FP8
 //   mma.cuh        sm_80 and later: any types of e4m3fn and 16 bits, any alignment
-//   plain.cu       e4m3fnuz, no K
+//   plain.cu       e4m3fnuz, no K, few rows that are not aligned
+//   skinny_gemm/   the designs for few rows
 #include <cuda_runtime.h>
 
 #include "../../blocks/product/cuda/warpgroup.cuh"
 #include "../../common/gpu/launch.h"
 #include "../../common/gpu/launch_name.h"
+#include "../../skinny_gemm/cuda/skinny_gemm.h"
 #include "choose.h"
 #include "instances.h"
 #include "plain.h"
@@ -27,18 +29,19 @@ Status ask_gemm_device(int id, GemmDevice& device) {
       status_of(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
   device.shared_bytes_per_block = bytes;
   device.memory = memory_rates(facts);
-  return error;
+  if (error != nullptr || device.compute_capability != 90) return error;
+  return skinny::ask_clusters(device.sm_count, device.clusters);
 }
 
 Status ask_device(GemmDevice& device) { return ask_once<ask_gemm_device>(device); }
 
-Status config_of(const GemmArgs& args, const GemmDevice& device, GemmConfig& config) {
+Status config_of(const GemmArgs& args, const GemmDevice& device, Config& config) {
   if (args.config == nullptr) {
     config = cached_choice(args, device);
     return nullptr;
   }
   if (const Status status = read_config(args.config, config)) return status;
-  return check(args, config, device);
+  return std::visit([&](const auto& family) { return check_config(args, family, device); }, config);
 }
 
 Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const GemmDevice& device,
@@ -87,62 +90,65 @@ Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const Ge
 }
 
 }  // namespace
+
+// Beside skinny_gemm.h's, for either family of configs.
+static int64_t workspace_bytes(const GemmArgs& args, const GemmConfig& config,
+                               const GemmDevice& device) {
+  if (config.design != GemmConfig::Design::kWarpgroup) return 0;
+  return workspace_bytes(
+      config, cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count));
+}
+
+static Status launch(const GemmArgs& args, const GemmConfig& config, const GemmDevice& device,
+                     void* stream) {
+  using Design = GemmConfig::Design;
+  if (config.design == Design::kWarpgroup) return launch_warpgroup(args, config, device, stream);
+  return config.design == Design::kMma
+             ? launch_mma(args, device, stream)
+             : launch_plain(args, device.compute_capability >= 90, stream);
+}
+
 }  // namespace cuda
 
 int64_t gemm_workspace_bytes(const GemmArgs& args, const Context&) {
   cuda::GemmDevice device;
-  cuda::GemmConfig config;
+  cuda::Config config;
   if (args.m == 0 || cuda::ask_device(device) || cuda::config_of(args, device, config)) return 0;
-  if (config.design != cuda::GemmConfig::Design::kWarpgroup) return 0;
-  return cuda::workspace_bytes(
-      config,
-      cuda::cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count));
+  return std::visit([&](const auto& family) { return workspace_bytes(args, family, device); },
+                    config);
 }
 
-// From measurements on an H200 (docs/kernels/gemm.md). With wgmma: block scales, and K that cuts a
-// line of 128, are slow in skinny_gemm beyond 16 rows; the library's product of scales per row is
-// slower than gemm, or as quick, and that of one scale a tensor is quicker from the first row that
-// skinny_gemm does not take. Without wgmma the library is quicker from 32 rows on. Weights
-// alone: by wgmma gemm takes 1.0 to 1.2 times what 16-bit weights do, and unpacking them is spared.
-Status choose_linear_limits(const GemmArgs& args, LinearLimits& limits) {
+// From measurements on an H200 (docs/kernels/gemm.md). With wgmma the library's product of scales
+// per row is slower than gemm, or as quick, and that of one scale a tensor is quicker beyond 64
+// rows. Without wgmma the library is quicker from 32 rows on. Weights alone: by wgmma gemm
+// takes 1.0 to 1.2 times what 16-bit weights do, and unpacking them is spared.
+Status choose_linear_limit(const GemmArgs& args, int64_t& rows) {
   cuda::GemmDevice device;
   if (const Status status = cuda::ask_device(device)) return status;
+  const bool hopper = device.compute_capability == 90;
+  rows = kAnyRows;
   if (cuda::is_widened(args)) {
-    const bool wgmma = device.compute_capability == 90 && args.k % 16 == 0;
-    limits.skinny_gemm = 32;  // which reads w once for that many rows of 16 bits
-    if (!wgmma) limits.gemm = 32;
-    return nullptr;
+    if (!hopper || args.k % 16 != 0) rows = 32;
+  } else if (fits_scaled_mm(args)) {
+    if (!hopper) rows = 32;
+    if (hopper && args.scale_w.kind != ScaleView::Kind::kRow) rows = 64;
   }
-  const bool library = fits_scaled_mm(args);
-  if (device.compute_capability != 90) {
-    limits.skinny_gemm = library ? 32 : 64;
-    if (library) limits.gemm = 32;
-    return nullptr;
-  }
-  const bool aligned = args.k % 16 == 0;
-  limits.skinny_gemm =
-      aligned && (is_block_scaled(args) || args.k % cuda::kChunkBytes != 0) ? 16 : 64;
-  if (library && args.scale_w.kind != ScaleView::Kind::kRow) limits.gemm = 64;
   return nullptr;
 }
 
 Status launch_gemm(const GemmArgs& args, const Context& context) {
   if (args.m == 0 || args.n == 0) return nullptr;
   cuda::GemmDevice device;
-  cuda::GemmConfig config;
+  cuda::Config config;
   if (const Status status = cuda::ask_device(device)) return status;
   if (const Status status = cuda::config_of(args, device, config)) return status;
-  if (config.design == cuda::GemmConfig::Design::kWarpgroup) {
-    return cuda::launch_warpgroup(args, config, device, context.stream);
-  }
-  return config.design == cuda::GemmConfig::Design::kMma
-             ? cuda::launch_mma(args, device, context.stream)
-             : cuda::launch_plain(args, device.compute_capability >= 90, context.stream);
+  return std::visit(
+      [&](const auto& family) { return launch(args, family, device, context.stream); }, config);
 }
 
 Status check_gemm_config(const GemmArgs& args, const Context&) {
   cuda::GemmDevice device;
-  cuda::GemmConfig config;
+  cuda::Config config;
   if (const Status status = cuda::ask_device(device)) return status;
   return cuda::config_of(args, device, config);
 }
@@ -150,28 +156,11 @@ Status check_gemm_config(const GemmArgs& args, const Context&) {
 Status visit_gemm_configs(const GemmArgs& args, const Context&,
                           void (*visit)(const char* config, void* state), void* state) {
   cuda::GemmDevice device;
-  cuda::GemmConfig first;
+  cuda::Config first;
   if (const Status status = cuda::ask_device(device)) return status;
   if (const Status status = cuda::config_of(args, device, first)) return status;
-  const auto visit_text = [&](const cuda::GemmConfig& config) {
-    char text[kConfigTextBytes];
-    if (write_config(config, text)) visit(text, state);
-  };
-  const auto visit_other = [&](const cuda::GemmConfig& config) {
-    if (!equal_configs(config, first)) visit_text(config);
-  };
-  visit_text(first);
-  using Design = cuda::GemmConfig::Design;
-  cuda::GemmConfig config;
-  if (first.design == Design::kWarpgroup) {
-    cuda::for_each_warpgroup_config(
-        args, device,
-        [&](const cuda::GemmConfig& config, const cuda::TileTime&) { visit_other(config); });
-  }
-  for (const Design design : {Design::kMma, Design::kPlain}) {
-    config.design = design;
-    if (cuda::check(args, config, device) == nullptr) visit_other(config);
-  }
+  visit_texts(
+      first, [&](const auto& tell) { cuda::for_each_config(args, device, tell); }, visit, state);
   return nullptr;
 }
 

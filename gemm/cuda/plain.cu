@@ -1,6 +1,6 @@
-// Products that no tensor core takes, of any number of rows: e4m3fnuz operands, no K at all, and
-// for skinny_gemm rows that are not aligned to 16 bytes. A warp has one row of w and eight of a,
-// loads single elements, and learns their types at run time.
+// Products that no tensor core takes: e4m3fnuz operands, no K at all, and few rows that are not
+// aligned to 16 bytes. A warp has one row of w and eight of a, loads single elements, and learns
+// their types at run time.
 #include <algorithm>
 
 #include "../../blocks/product/cuda/output.cuh"

@@ -1,4 +1,4 @@
-// Starts the kernel that takes any types and alignment (plain.cu), for gemm and skinny_gemm.
+// Starts the kernel that takes any types and alignment (plain.cu).
 #pragma once
 
 #include "../gemm.h"

@@ -1,9 +1,10 @@
-// Which config serves a shape on a device, and which are worth timing: pure functions of the two.
+// Which config for few rows serves a shape on a device with matrix instructions, and which are
+// worth timing: pure functions of the two.
 #pragma once
 
 #include "time_model.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::skinny {
 
 // Calls visit(config) for the configs of a design that can serve the shape and are worth a try.
 template <typename Visit>
@@ -40,12 +41,7 @@ void for_each_config_of(SkinnyGemmConfig::Design design, const GemmShape& shape,
 
 // Chooses by modelled time, for the shape's class.
 inline SkinnyGemmConfig choose_config(const GemmShape& shape, const Target& target) {
-  using Design = SkinnyGemmConfig::Design;
   SkinnyGemmConfig best;
-  if (!target.matrix_instructions) {
-    best.design = Design::kPortable;
-    return best;
-  }
   const GemmShape judged = class_of(shape);
   float best_time = 0;
   const auto weigh = [&](const SkinnyGemmConfig& candidate) {
@@ -55,15 +51,8 @@ inline SkinnyGemmConfig choose_config(const GemmShape& shape, const Target& targ
     const float time = parts.total() + parts.unit / 10;
     if (best_time == 0 || time < best_time) best = candidate, best_time = time;
   };
-  for_each_config_of(Design::kRegisterPipeline, judged, target, weigh);
+  for_each_config_of(SkinnyGemmConfig::Design::kRegisterPipeline, judged, target, weigh);
   return best;
-}
-
-// choose_config() weighs some 100 configs in 7 us of a host thread.
-inline SkinnyGemmConfig cached_choice(const GemmShape& shape, const Target& target) {
-  const GemmShape of_class = class_of(shape);
-  return kept_choice<SkinnyGemmConfig>(kGemmShapeFields, of_class, target.id,
-                                       [&] { return choose_config(of_class, target); });
 }
 
 // Calls visit(config) for every config that is worth timing on the device: the choice looks at the
@@ -71,10 +60,9 @@ inline SkinnyGemmConfig cached_choice(const GemmShape& shape, const Target& targ
 template <typename Visit>
 void for_each_config(const GemmShape& shape, const Target& target, const Visit& visit) {
   using Design = SkinnyGemmConfig::Design;
-  if (!target.matrix_instructions) return visit(choose_config(shape, target));
   for (const Design design : {Design::kRegisterPipeline, Design::kSpecialisedWaves}) {
     for_each_config_of(design, class_of(shape), target, visit);
   }
 }
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::skinny

@@ -5,16 +5,15 @@
 #include "../../blocks/product/cdna/shape.h"
 #include "../../blocks/product/cdna/sink_lds.h"
 #include "../../blocks/product/schedule.h"
-#include "../skinny_gemm.h"
+#include "../../gemm/gemm.h"
 #include "tiles.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::skinny {
 
 struct SkinnyGemmConfig {
   enum class Design : int32_t {
     kRegisterPipeline,  // each wave streams w into registers (register_pipeline.h)
     kSpecialisedWaves,  // producers fill stages in LDS, consumers multiply (specialised_waves.h)
-    kPortable,          // no matrix instructions: any GPU (portable.h)
   };
   Design design = Design::kRegisterPipeline;
   int32_t block_n = 16;    // rows of w of a tile: see tiles.h
@@ -25,7 +24,7 @@ struct SkinnyGemmConfig {
   int32_t producers = 0;   // kSpecialisedWaves: waves that load; the others multiply
   int32_t sparse = 0;      // 1: the 4:2 sparse instruction serves 8 dense rows (FP8, M <= 8)
 
-  static constexpr const char* kDesigns[] = {"register_pipeline", "specialised_waves", "portable"};
+  static constexpr const char* kDesigns[] = {"register_pipeline", "specialised_waves"};
   static constexpr ConfigField<SkinnyGemmConfig> kFields[] = {
       {"block_n", &SkinnyGemmConfig::block_n}, {"waves", &SkinnyGemmConfig::waves},
       {"split_k", &SkinnyGemmConfig::split_k}, {"workgroups", &SkinnyGemmConfig::workgroups},
@@ -33,7 +32,7 @@ struct SkinnyGemmConfig {
       {"sparse", &SkinnyGemmConfig::sparse},
   };
   static constexpr Status kMustRead =
-      "skinny_gemm config: it must read like 'register_pipeline block_n=16 waves=4 split_k=2 "
+      "gemm config: it must read like 'register_pipeline block_n=16 waves=4 split_k=2 "
       "workgroups=0 xcds=8 producers=0 sparse=0'";
 };
 
@@ -74,45 +73,45 @@ inline int32_t lds_bytes_of(const GemmShape& s, const SkinnyGemmConfig& c) {
 // Whether the design can serve the shape: nullptr, or why not.
 inline Status check_config(const GemmShape& s, const SkinnyGemmConfig& c) {
   using Design = SkinnyGemmConfig::Design;
-  if (c.design == Design::kPortable) return nullptr;
+  if (s.m > kSkinnyGemmMaxRows) return "gemm config: the designs for few rows take 1 to 64";
   const bool fp8 = s.a_bytes == 1 && s.w_bytes == 1;
   const int tile = find_tile(block_m_of(s.m), c.block_n, s.a_bytes);
   if (tile < 0) {
-    return "skinny_gemm config: block_n must be 8 (M <= 32), 16, 32 (not for 16-bit a of M > 32) "
+    return "gemm config: block_n must be 8 (M <= 32), 16, 32 (not for 16-bit a of M > 32) "
            "or 64 (FP8 a of M = 17 to 32)";
   }
-  if (s.block_scaled && s.w_bytes != 1) return "skinny_gemm: block scales need FP8 w";
-  if (c.waves != 4 && c.waves != 8) return "skinny_gemm config: waves must be 4 or 8";
+  if (s.block_scaled && s.w_bytes != 1) return "block scales need FP8 w";
+  if (c.waves != 4 && c.waves != 8) return "gemm config: waves must be 4 or 8";
   if (c.design == Design::kSpecialisedWaves &&
       (c.waves != 8 || c.producers != 4 || !kSkinnyTiles[tile].specialised || !fp8 ||
        s.block_scaled)) {
-    return "skinny_gemm config: specialised_waves needs 8 waves, 4 of them producers, block_n of "
+    return "gemm config: specialised_waves needs 8 waves, 4 of them producers, block_n of "
            "16 or more, FP8 operands and no block scales";
   }
   if (c.sparse < 0 || c.sparse > 1 || (c.sparse && (s.m > 8 || !fp8 || s.block_scaled))) {
-    return "skinny_gemm config: sparse must be 0, or 1 with FP8 operands, M <= 8 and no block "
+    return "gemm config: sparse must be 0, or 1 with FP8 operands, M <= 8 and no block "
            "scales";
   }
   if (c.split_k < 0 || c.split_k > 255 || (c.split_k == 0 && c.workgroups < 1)) {
-    return "skinny_gemm config: split_k must be 1 to 255, or 0 with workgroups >= 1 (stream-K)";
+    return "gemm config: split_k must be 1 to 255, or 0 with workgroups >= 1 (stream-K)";
   }
   if (c.split_k > k_blocks_of(s.k)) {
-    return "skinny_gemm config: split_k must not exceed the K blocks (128 elements each)";
+    return "gemm config: split_k must not exceed the K blocks (128 elements each)";
   }
-  if (c.xcds < 1) return "skinny_gemm config: xcds must be at least 1";
+  if (c.xcds < 1) return "gemm config: xcds must be at least 1";
   if (lds_bytes_of(s, c) > kLdsLimit) {
-    return "skinny_gemm config: the sums of so many waves, rows and columns exceed 64 KiB of LDS";
+    return "gemm config: the sums of so many waves, rows and columns exceed 64 KiB of LDS";
   }
   const Schedule schedule = schedule_of(s, c);
   if (c.split_k == 0 &&
       (c.workgroups > schedule.tiles * schedule.k_blocks || c.workgroups / schedule.tiles >= 254)) {
-    return "skinny_gemm config: more stream-K workgroups than K blocks of all tiles, or than 253 a "
+    return "gemm config: more stream-K workgroups than K blocks of all tiles, or than 253 a "
            "tile";
   }
   if (c.xcds > schedule.workgroups()) {
-    return "skinny_gemm config: xcds must be at most the number of workgroups";
+    return "gemm config: xcds must be at most the number of workgroups";
   }
   return nullptr;
 }
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::skinny

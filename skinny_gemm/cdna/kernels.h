@@ -7,7 +7,7 @@
 #include "specialised_waves.h"
 #include "tiles.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::skinny {
 
 using SkinnyKernel = void (*)(GemmProblem);
 
@@ -70,4 +70,4 @@ inline SkinnyKernel skinny_kernel(MmaKind kind, bool specialised, bool block_sca
   return nullptr;
 }
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::skinny

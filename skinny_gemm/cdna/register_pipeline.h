@@ -17,8 +17,9 @@
 #include "../../blocks/product/cdna/tile_loader.h"
 #include "../../blocks/product/cdna/waves_sink.h"
 #include "../../common/cdna/arguments.h"
+#include "tiles.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::skinny {
 
 // Block scales take registers that the choice of a config does not count: the compiler is told.
 template <MmaKind kKind, int kBlockM, int kBlockN, bool kBlockScaled>
@@ -67,4 +68,4 @@ __global__ void __launch_bounds__(512, (kLeastWaves<kKind, kBlockM, kBlockN, kBl
 #endif
 }
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::skinny

@@ -22,7 +22,7 @@
 #include "../../blocks/product/cdna/waves_sink.h"
 #include "../../common/cdna/arguments.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::skinny {
 
 // kRegisterStages: K blocks that a producer has in flight in registers.
 template <MmaKind kKind, int kBlockM, int kBlockN, int kRegisterStages>
@@ -109,4 +109,4 @@ __global__ void __launch_bounds__(512)
 #endif
 }
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::skinny

@@ -6,7 +6,7 @@
 
 #include "../../common/cdna/operands.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::skinny {
 
 struct SkinnyTile {
   int32_t block_m;   // rows of a that registers are held for; M is at most this
@@ -69,4 +69,4 @@ constexpr int32_t waves_per_simd(int32_t block_m, int32_t block_n, int32_t bytes
   return 512 / ((register_pipeline_vgprs(block_m, block_n, bytes_a, bytes_w) + 7) / 8 * 8);
 }
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::skinny

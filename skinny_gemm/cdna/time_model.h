@@ -6,7 +6,7 @@
 
 #include "config.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::skinny {
 
 // Parts of a modelled time, in microseconds. Published rates and latencies, not measurements; what
 // they were checked against is in docs/kernels/skinny_gemm.md.
@@ -76,4 +76,4 @@ inline SkinnyGemmTime modelled_time(const GemmShape& s, const SkinnyGemmConfig& 
   return time;
 }
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::skinny

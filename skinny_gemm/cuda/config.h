@@ -4,21 +4,18 @@
 
 #include <algorithm>
 
-#include "../../blocks/product/config_fields.h"
-#include "../../common/cuda/swizzle.h"
-#include "../skinny_gemm.h"
+#include "../../blocks/product/cuda/config.h"
+#include "../../gemm/gemm.h"
 
 namespace rocm_kernels {
-namespace cuda {
-
-enum class Design : int32_t {
-  kWarpgroup,         // TMA pipeline into wgmma: sm_90a alone (warpgroup.cuh)
-  kTmaPipeline,       // TMA pipeline into mma.sync: sm_90 and later (tma_pipeline.cuh)
-  kRegisterPipeline,  // w straight to registers: sm_80 and later (register_pipeline.cuh)
-  kPlain,             // any alignment, any dialect (gemm/cuda/plain.cu)
-};
+namespace cuda::skinny {
 
 struct SkinnyGemmConfig {
+  enum class Design : int32_t {
+    kWarpgroup,         // TMA pipeline into wgmma: sm_90a alone (warpgroup.cuh)
+    kTmaPipeline,       // TMA pipeline into mma.sync: sm_90 and later (tma_pipeline.cuh)
+    kRegisterPipeline,  // w straight to registers: sm_80 and later (register_pipeline.cuh)
+  };
   int32_t block_n = 0;     // rows of w that a block owns, kWarpgroup: a cluster of blocks
   int32_t k_chunks = 1;    // K of a stage, in chunks of 128 bytes of w: 1, 2, 4 or 8
   int32_t m_groups = 1;    // kTmaPipeline: sets of warps that share block_m
@@ -28,10 +25,10 @@ struct SkinnyGemmConfig {
   int32_t split_k = 1;     // kWarpgroup: blocks of a cluster, each for its part of K
   int32_t warpgroups = 0;  // kWarpgroup: of a block, without the producers
   int32_t n_groups = 1;    // kWarpgroup: 64-row parts of block_n; warpgroups of a part share K
-  Design design = Design::kPlain;
+  Design design = Design::kRegisterPipeline;
 
-  static constexpr const char* kDesigns[] = {"warpgroup", "tma_pipeline", "register_pipeline",
-                                             "plain"};
+  static constexpr const char* kDesigns[] = {"skinny_warpgroup", "tma_pipeline",
+                                             "register_pipeline"};
   static constexpr ConfigField<SkinnyGemmConfig> kFields[] = {
       {"block_m", &SkinnyGemmConfig::block_m},   {"block_n", &SkinnyGemmConfig::block_n},
       {"k_chunks", &SkinnyGemmConfig::k_chunks}, {"num_stages", &SkinnyGemmConfig::num_stages},
@@ -40,9 +37,11 @@ struct SkinnyGemmConfig {
       {"n_groups", &SkinnyGemmConfig::n_groups},
   };
   static constexpr Status kMustRead =
-      "skinny_gemm config: it must read like 'tma_pipeline block_m=8 block_n=32 k_chunks=4 "
+      "gemm config: it must read like 'tma_pipeline block_m=8 block_n=32 k_chunks=4 "
       "num_stages=6 prefetch=2 m_groups=1 split_k=1 warpgroups=0 n_groups=1'";
 };
+
+using Design = SkinnyGemmConfig::Design;
 
 // ---- The kernels that exist --------------------------------------------------------------------
 
@@ -179,5 +178,5 @@ constexpr int64_t warpgroup_shared_bytes(const SkinnyGemmConfig& config, int64_t
   return std::max(kHalf, kPatternBytes + warpgroup_stage_bytes(config, m) + exchange);
 }
 
-}  // namespace cuda
+}  // namespace cuda::skinny
 }  // namespace rocm_kernels

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "../../blocks/product/cuda/output.cuh"
-#include "../skinny_gemm.h"
+#include "../../gemm/gemm.h"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::skinny {
 
 // Rounds once and stores out[m, n] and, if `both`, out[m, n + 1] of a 16-bit type.
 __device__ __forceinline__ void store_pair(const GemmArgs& args, int64_t m, int64_t n, float low,
@@ -50,5 +50,5 @@ struct SharedFactors {
   }
 };
 
-}  // namespace cuda
+}  // namespace cuda::skinny
 }  // namespace rocm_kernels

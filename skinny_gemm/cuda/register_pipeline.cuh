@@ -13,7 +13,7 @@
 #include "epilogue.cuh"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::skinny {
 
 constexpr int kRegisterPipelineWarps = 8;
 constexpr int kStepBytes = 64;  // four lanes x 16 bytes
@@ -168,5 +168,5 @@ __global__ void __launch_bounds__(kRegisterPipelineWarps * 32)
   }
 }
 
-}  // namespace cuda
+}  // namespace cuda::skinny
 }  // namespace rocm_kernels

@@ -1,39 +1,19 @@
-// CUDA launcher of skinny_gemm: asks for a config, describes the operands to its kernel, launches
-// it.
+// Starts the kernels for few rows: describes the operands to that of a config.
 //
 //   warpgroup.cuh          sm_90a, FP8 x FP8, M beyond 16: shared-memory pipeline into wgmma
 //   tma_pipeline.cuh       sm_90 and later: shared-memory pipeline into mma.sync
 //   register_pipeline.cuh  sm_80 and later: w straight to registers
-//   gemm/cuda/plain.cu     any alignment and dialect
 #include "../../common/gpu/launch.h"
-#include "../../gemm/cuda/plain.h"
-#include "choose_config.h"
 #include "register_pipeline.cuh"
+#include "skinny_gemm.h"
 #include "tma_pipeline.cuh"
 #include "warpgroup.cuh"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::skinny {
 namespace {
 
-// ---- The device and the operands ---------------------------------------------------------------
-
-GemmAlignment alignment_of(const GemmArgs& args) {
-  const auto aligned = [&](const void* data, int64_t stride, int64_t rows, DType dtype) {
-    return reinterpret_cast<uintptr_t>(data) % 16 == 0 &&
-           (rows == 1 || stride * size_of(dtype) % 16 == 0);
-  };
-  const int64_t a_bytes = args.k * size_of(args.a_dtype);
-  const int64_t w_bytes = args.k * size_of(args.w_dtype);
-  GemmAlignment alignment;
-  alignment.vectors = aligned(args.a, args.a_stride, args.m, args.a_dtype) &&
-                      aligned(args.w, args.w_stride, args.n, args.w_dtype) && a_bytes % 16 == 0 &&
-                      w_bytes % 16 == 0;
-  // The copy engine counts 128-byte chunks and takes no rows that overlap.
-  alignment.chunks = w_bytes % kChunkBytes == 0 && (args.m == 1 || args.a_stride >= args.k) &&
-                     (args.n == 1 || args.w_stride >= args.k);
-  return alignment;
-}
+// ---- The operands ------------------------------------------------------------------------------
 
 MatrixOfBytes matrix_a(const GemmArgs& args) {
   const int64_t bytes = size_of(args.a_dtype);
@@ -45,37 +25,6 @@ MatrixOfBytes matrix_w(const GemmArgs& args) {
 }
 
 constexpr int warpgroup_threads(int warpgroups) { return (warpgroups * 4 + kProducers) * 32; }
-
-Status ask_skinny_gemm_device(int id, SkinnyGemmDevice& device) {
-  DeviceFacts facts;
-  if (const Status error = current_device(facts)) return error;
-  device.sm_count = facts.compute_units;
-  device.compute_capability = facts.compute_capability;
-  int bytes = 0;
-  if (const Status error =
-          status_of(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id))) {
-    return error;
-  }
-  device.shared_bytes_per_block = bytes;
-  if (device.compute_capability != 90) return nullptr;
-  // Larger clusters do not fill the device: its SMs come in groups of 16 and 18.
-  constexpr int kWarpgroups = 2;
-  const auto kernel = skinny_gemm_warpgroup_kernel<64, kWarpgroups>;
-  bytes -= kStaticBytes;
-  cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel));
-  device.clusters[0] = device.sm_count;
-  for (int i = 1; i < 3 && error == cudaSuccess; ++i) {
-    Launch launch{dim3(1 << i), warpgroup_threads(kWarpgroups), nullptr, bytes};
-    launch.cluster = 1 << i;
-    const LaunchConfig asked(launch);
-    error = cudaOccupancyMaxActiveClusters(&device.clusters[i], kernel, &asked.config);
-  }
-  return status_of(error);
-}
-
-Status current_skinny_gemm_device(SkinnyGemmDevice& device) {
-  return ask_once<ask_skinny_gemm_device>(device);
-}
 
 // ---- The kernels -------------------------------------------------------------------------------
 
@@ -156,13 +105,13 @@ Status launch_tile(const Call& call) {
   } else if constexpr (kIt.design == Design::kWarpgroup && Types::kFp8A && !kBlockScales) {
     return launch_warpgroup<kIt.m, kIt.n / kWarpgroupN>(call);
   } else {
-    return "skinny_gemm: no kernel of this config takes these types and scales";
+    return "no kernel of this config takes these types and scales";
   }
 }
 
 template <class Types, bool kBlockScales, size_t... kTile>
 Status launch_typed(const Call& call, std::index_sequence<kTile...>) {
-  Status status = "skinny_gemm: no kernel has the tile of this config";
+  Status status = "no kernel has the tile of this config";
   // The first tile that fits ends the search.
   static_cast<void>(((is_tile_of(kSkinnyTiles[kTile], call.config) &&
                       (status = launch_tile<Types, kBlockScales, kTile>(call), true)) ||
@@ -171,9 +120,6 @@ Status launch_typed(const Call& call, std::index_sequence<kTile...>) {
 }
 
 Status launch_config(const Call& call) {
-  if (call.config.design == Design::kPlain) {
-    return launch_plain(call.args, call.early, call.stream);
-  }
   const auto with = [&](auto types) {
     using Types = decltype(types);
     constexpr auto kTiles = std::make_index_sequence<kSkinnyTileCount>();
@@ -189,42 +135,29 @@ Status launch_config(const Call& call) {
   return fp8_w ? with(MmaTypes<kBrain, kFp8>()) : with(MmaTypes<kBrain, kBrain>());
 }
 
-// The config of a call: CUDA has one for given sizes and addresses, and args may name no other.
-Status config_of(const GemmArgs& args, const SkinnyGemmDevice& device, SkinnyGemmConfig& config) {
-  config = choose_config(args, alignment_of(args), device);
-  if (args.config == nullptr) return nullptr;
-  SkinnyGemmConfig named;
-  if (const Status error = read_config(args.config, named)) return error;
-  if (equal_configs(named, config)) return nullptr;
-  return "skinny_gemm config: CUDA has one for these sizes and addresses; skinny_gemm_config tells "
-         "it";
-}
-
 }  // namespace
-}  // namespace cuda
 
-// The sums never leave their block: no scratch.
-int64_t skinny_gemm_workspace_bytes(const GemmArgs&, const Context&) { return 0; }
-
-Status visit_skinny_gemm_configs(const GemmArgs& args, const Context&,
-                                 void (*visit)(const char* config, void* state), void* state) {
-  cuda::SkinnyGemmDevice device;
-  cuda::SkinnyGemmConfig config;
-  if (const Status error = cuda::current_skinny_gemm_device(device)) return error;
-  if (const Status error = cuda::config_of(args, device, config)) return error;
-  char text[kConfigTextBytes];
-  write_config(config, text);
-  visit(text, state);
-  return nullptr;
+Status ask_clusters(int sm_count, int (&clusters)[3]) {
+  // Larger clusters do not fill the device: its SMs come in groups of 16 and 18.
+  constexpr int kWarpgroups = 2;
+  const auto kernel = skinny_gemm_warpgroup_kernel<64, kWarpgroups>;
+  clusters[0] = sm_count;
+  cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel));
+  for (int i = 1; i < 3 && error == cudaSuccess; ++i) {
+    Launch launch{dim3(1 << i), warpgroup_threads(kWarpgroups), nullptr,
+                  kSharedBytes - kStaticBytes};
+    launch.cluster = 1 << i;
+    const LaunchConfig asked(launch);
+    error = cudaOccupancyMaxActiveClusters(&clusters[i], kernel, &asked.config);
+  }
+  return status_of(error);
 }
 
-Status launch_skinny_gemm(const GemmArgs& args, const Context& context) {
-  if (args.m == 0 || args.n == 0) return nullptr;
-  cuda::SkinnyGemmDevice device;
-  cuda::SkinnyGemmConfig config;
-  if (const Status error = cuda::current_skinny_gemm_device(device)) return error;
-  if (const Status error = cuda::config_of(args, device, config)) return error;
-  return cuda::launch_config({args, config, stream_of(context), device.compute_capability >= 90});
+Status launch(const GemmArgs& args, const SkinnyGemmConfig& config, const GemmDevice& device,
+              void* stream) {
+  return launch_config(
+      {args, config, static_cast<Stream>(stream), device.compute_capability >= 90});
 }
 
+}  // namespace cuda::skinny
 }  // namespace rocm_kernels

@@ -24,7 +24,7 @@
 #include "tma_producer.cuh"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::skinny {
 
 // Eight lanes, so two groups of a warp, read shared memory at once. Their two lines (swizzle.h)
 // must differ in bit 2, or their 64-byte halves fall on the same banks. So the eight slots of an
@@ -240,5 +240,5 @@ __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
 #endif
 }
 
-}  // namespace cuda
+}  // namespace cuda::skinny
 }  // namespace rocm_kernels

@@ -10,7 +10,7 @@
 #include "config.h"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::skinny {
 
 // Two barriers a stage, and the stages.
 struct Pipeline {
@@ -87,5 +87,5 @@ __device__ __forceinline__ uint64_t policy_of(bool is_w) {
 }
 #endif
 
-}  // namespace cuda
+}  // namespace cuda::skinny
 }  // namespace rocm_kernels

@@ -27,7 +27,7 @@
 #include "tma_producer.cuh"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::skinny {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // The sum of `count` vectors, `stride` bytes apart, in this order.
@@ -226,5 +226,5 @@ __global__ void __launch_bounds__((kWarpgroups * 4 + kProducers) * 32, 1)
 #endif
 }
 
-}  // namespace cuda
+}  // namespace cuda::skinny
 }  // namespace rocm_kernels

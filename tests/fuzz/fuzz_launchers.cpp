@@ -14,7 +14,6 @@
 
 #include "../../gemm/gemm.h"
 #include "../../rmsnorm_fp8/rmsnorm_fp8.h"
-#include "../../skinny_gemm/skinny_gemm.h"
 #include "../../swiglu_fp8/swiglu_fp8.h"
 
 namespace rocm_kernels {
@@ -258,8 +257,7 @@ void fuzz_gemm(Input& input) {
   GemmArgs args;
   args.k = input.up_to(15) == 0 ? 0 : any_columns(input, 2200);
   args.n = any_rows(input, args.k + 1, 700);
-  const bool many_rows = input.flag();
-  args.m = 1 + input.up_to(many_rows ? 600 : 63);
+  args.m = 1 + input.up_to(input.flag() ? 600 : 63);
   const bool fp8_w = input.flag(), fp8_a = fp8_w && input.flag();
   const DType wide = input.one_of({DType::kFloat16, DType::kBFloat16});
   args.w_dtype = fp8_w ? any_fp8(input) : wide;
@@ -284,13 +282,11 @@ void fuzz_gemm(Input& input) {
   run(
       input, {&out}, [&] { out.poison(); },
       [&](const Context& context) {
-        const int64_t bytes = many_rows ? gemm_workspace_bytes(args, context)
-                                        : skinny_gemm_workspace_bytes(args, context);
+        const int64_t bytes = gemm_workspace_bytes(args, context);
         // aligned_alloc takes multiples of the alignment, so the scratch may end a little late.
         void* workspace = bytes > 0 ? std::aligned_alloc(256, (bytes + 255) / 256 * 256) : nullptr;
         args.workspace = workspace;
-        const Status status =
-            many_rows ? launch_gemm(args, context) : launch_skinny_gemm(args, context);
+        const Status status = launch_gemm(args, context);
         std::free(workspace);
         return status;
       });

@@ -2,8 +2,7 @@
 // find its shared memory. By the sizes that the launchers go by; no GPU, no CUDA header.
 //
 // Prints a line for each config that does not fit, then "offers N, misfits M".
-#include "offers.h"
-
+#include <cstdio>
 #include <set>
 #include <string>
 
@@ -12,9 +11,57 @@
 
 using namespace rocm_kernels;
 
+struct Gpu {
+  int compute_capability, sm_count, sm_kilobytes, block_kilobytes;
+};
+constexpr int64_t kReserved = 1 << 10;  // by the runtime, of each block
+
+static int offers = 0, misfits = 0;
+
 constexpr Gpu kGpus[] = {{80, 108, 164, 163}, {86, 84, 100, 99},    {89, 142, 100, 99},
                          {90, 132, 228, 227}, {100, 148, 228, 227}, {120, 188, 100, 99}};
 constexpr DType kFp8 = DType::kFloat8E4M3FN, kBf16 = DType::kBFloat16, kHalf = DType::kFloat16;
+
+// `blocks`: that an SM is to have at once.
+template <typename Config>
+void expect_fit(const Gpu& gpu, const Config& config, int64_t bytes, int blocks = 1) {
+  ++offers;
+  if (bytes <= int64_t{gpu.block_kilobytes} << 10 &&
+      (bytes + kReserved) * blocks <= int64_t{gpu.sm_kilobytes} << 10) {
+    return;
+  }
+  ++misfits;
+  char text[kConfigTextBytes] = "?";
+  write_config(config, text);
+  std::printf("sm_%d: %lld bytes: %s\n", gpu.compute_capability, static_cast<long long>(bytes),
+              text);
+}
+
+// Calls visit(args) for products of many kinds and sizes.
+template <typename Visit>
+void for_each_product(const Visit& visit) {
+  struct Types {
+    DType a, w;
+  };
+  for (const Types& types : {Types{kBf16, kBf16}, Types{kHalf, kHalf}, Types{kBf16, kFp8},
+                             Types{kHalf, kFp8}, Types{kFp8, kFp8}}) {
+    for (const bool blocks : {false, true}) {
+      if (blocks && types.w != kFp8) continue;
+      for (const int64_t m : {1, 8, 16, 17, 33, 64, 128, 1000, 8192}) {
+        for (const int64_t n : {16, 128, 2304, 4096, 13312, 28672}) {
+          for (const int64_t k : {64, 128, 2048, 4096, 16384}) {
+            GemmArgs args;
+            args.m = m, args.n = n, args.k = k;
+            args.a_stride = args.w_stride = k, args.out_stride = n;
+            args.a_dtype = types.a, args.w_dtype = types.w;
+            if (blocks) args.scale_w.kind = ScaleView::Kind::kBlock;
+            visit(args);
+          }
+        }
+      }
+    }
+  }
+}
 
 static std::set<std::string> designs;  // of moe, met on the GPU at hand
 
@@ -87,27 +134,40 @@ static void check_all_moe(const Gpu& gpu) {
   }
 }
 
+static void check_fit(const Gpu& gpu, const GemmArgs& args, const cuda::GemmConfig& c,
+                      const cuda::GemmDevice& device) {
+  using Design = cuda::GemmConfig::Design;
+  if (c.design == Design::kMma) expect_fit(gpu, c, cuda::mma_shared_bytes(args));
+  if (c.design != Design::kWarpgroup) return;
+  const int64_t narrow = cuda::narrow_stages_of(args, c, device) * int64_t{c.block_n} *
+                         cuda::narrow_row_bytes(args.a_dtype, args.w_dtype);
+  expect_fit(gpu, c, cuda::kStaticBytes + cuda::warpgroup_shared_bytes(args, c) + narrow);
+}
+
+static void check_fit(const Gpu& gpu, const GemmArgs& args, const cuda::skinny::SkinnyGemmConfig& c,
+                      const cuda::GemmDevice&) {
+  using namespace cuda::skinny;
+  if (c.design == Design::kTmaPipeline) {
+    const int a_chunks = is_fp8(args.w_dtype) && !is_fp8(args.a_dtype) ? 2 : 1;
+    expect_fit(gpu, c, cuda::skinny::kStaticBytes + tma_shared_bytes(c, a_chunks));
+  } else if (c.design == Design::kWarpgroup) {
+    expect_fit(gpu, c,
+               cuda::skinny::kStaticBytes + cuda::skinny::warpgroup_shared_bytes(c, args.m));
+  }
+}
+
 static void check_products(const Gpu& gpu) {
   cuda::GemmDevice device;
   device.sm_count = gpu.sm_count;
   device.compute_capability = gpu.compute_capability;
   device.shared_bytes_per_block = gpu.block_kilobytes << 10;
+  for (int i = 0; i < 3; ++i) device.clusters[i] = gpu.sm_count >> i;
   for_each_product([&](const GemmArgs& args) {
-    const auto check = [&](const cuda::GemmConfig& c) {
-      using Design = cuda::GemmConfig::Design;
-      if (c.design == Design::kMma) expect_fit(gpu, c, cuda::mma_shared_bytes(args));
-      if (c.design != Design::kWarpgroup) return;
-      const int64_t narrow = cuda::narrow_stages_of(args, c, device) * int64_t{c.block_n} *
-                             cuda::narrow_row_bytes(args.a_dtype, args.w_dtype);
-      expect_fit(gpu, c, cuda::kStaticBytes + cuda::warpgroup_shared_bytes(args, c) + narrow);
+    const auto check = [&](const cuda::Config& config) {
+      std::visit([&](const auto& family) { check_fit(gpu, args, family, device); }, config);
     };
-    cuda::GemmConfig mma;
-    mma.design = cuda::GemmConfig::Design::kMma;
-    if (cuda::check(args, mma, device) == nullptr) check(mma);
     check(cuda::choose_config(args, device));
-    if (!cuda::fits_warpgroup(args, device)) return;
-    cuda::for_each_warpgroup_config(
-        args, device, [&](const cuda::GemmConfig& c, const cuda::TileTime&) { check(c); });
+    cuda::for_each_config(args, device, check);
   });
 }
 
@@ -116,7 +176,6 @@ int main() {
     designs.clear();
     check_all_moe(gpu);
     check_products(gpu);
-    check_skinny_products(gpu);
     std::printf("sm_%d:", gpu.compute_capability);
     for (const std::string& design : designs) std::printf(" %s", design.c_str());
     std::printf("\n");

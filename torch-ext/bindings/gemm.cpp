@@ -3,13 +3,18 @@
 #include "../torch_binding.h"
 #include "launch.h"
 #include "product.h"
+#include "tuning.h"
 
 using namespace rocm_kernels;
 
 namespace {
 
+// By the last row of M's class, N, K, dtypes of a and w, whether scales are of blocks.
 TuningKey tuning_key(int64_t device, const GemmArgs& args) {
-  return product_tuning_key("gemm", device, last_row_of_gemm_class(args.m), args);
+  return {"gemm",
+          device,
+          {last_row_of_class(args.m), args.n, args.k, static_cast<int64_t>(args.a_dtype),
+           static_cast<int64_t>(args.w_dtype), is_block_scaled(args)}};
 }
 
 // The config to take of those that are in force, nullptr where the backend chooses. One that serves
@@ -71,7 +76,7 @@ std::string gemm_configs(const Tensor& out, const Tensor& a, const Tensor& w,
 void tune_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::string a_dtype,
                std::string w_dtype, bool block_scales, std::string config) {
   require(rows >= 1, "rows must be at least 1, got ", rows);
-  GemmArgs args = describe_tuned_product(rows, n, k, a_dtype, w_dtype, block_scales);
+  GemmArgs args = describe_tuned_product(judged_rows(rows), n, k, a_dtype, w_dtype, block_scales);
   if (!config.empty()) {
     args.config = config.c_str();
     const auto check = [&] { return check_gemm_config(args, Context{}); };
@@ -80,20 +85,23 @@ void tune_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::string a
   set_tuned_config(tuning_key(device, args), config);
 }
 
-std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k, std::string scales,
-                                           bool weight_only) {
+std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k,
+                                           std::string scales) {
   using Kind = ScaleView::Kind;
   require(scales == "tensor" || scales == "row" || scales == "block",
           "scales must be tensor, row or block, got ", scales);
   GemmArgs args;
   args.n = n;
   args.k = k;
-  if (weight_only) args.a_dtype = DType::kBFloat16;
   args.scale_w.kind = scales == "tensor" ? Kind::kTensor
                       : scales == "row"  ? Kind::kRow
                                          : Kind::kBlock;
-  LinearLimits limits;
-  check_status(on_device(device, [&] { return choose_linear_limits(args, limits); }),
-               "linear_limits");
-  return {limits.skinny_gemm, limits.gemm};
+  const auto limit_of = [&](DType a_dtype) {
+    int64_t rows = 0;
+    args.a_dtype = a_dtype;
+    const auto ask = [&] { return choose_linear_limit(args, rows); };
+    check_status(on_device(device, ask), "linear_limits");
+    return rows;
+  };
+  return {limit_of(DType::kFloat8E4M3FN), limit_of(DType::kBFloat16)};
 }

@@ -114,12 +114,4 @@ GemmArgs describe_tuned_product(int64_t rows, int64_t n, int64_t k, const std::s
   return args;
 }
 
-TuningKey product_tuning_key(std::string_view op, int64_t device, int64_t last_row,
-                             const GemmArgs& args) {
-  return {op,
-          device,
-          {last_row, args.n, args.k, static_cast<int64_t>(args.a_dtype),
-           static_cast<int64_t>(args.w_dtype), is_block_scaled(args)}};
-}
-
 }  // namespace rocm_kernels

@@ -1,13 +1,11 @@
-// The arguments that matrix products take: skinny_gemm and gemm, and in part grouped_gemm.
+// The arguments that matrix products take: gemm, and in part grouped_gemm.
 #pragma once
 
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "../../gemm/gemm.h"
 #include "checks.h"
-#include "tuning.h"
 
 namespace rocm_kernels {
 
@@ -24,9 +22,5 @@ GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
 // What an entry of a tuning file says of a product; contiguous, its output in bfloat16.
 GemmArgs describe_tuned_product(int64_t rows, int64_t n, int64_t k, const std::string& a_dtype,
                                 const std::string& w_dtype, bool block_scales);
-
-// By the last row of M's class, N, K, dtypes of a and w, whether scales are of blocks.
-TuningKey product_tuning_key(std::string_view op, int64_t device, int64_t last_row,
-                             const GemmArgs& args);
 
 }  // namespace rocm_kernels

@@ -31,7 +31,6 @@ from .functional import (
     topk_sigmoid,
     topk_softmax,
 )
-from .tuning import skinny_gemm_config
 from .tuning.files import load_from_environment
 
 load_from_environment()
@@ -59,7 +58,6 @@ __all__ = [
     "rmsnorm_fp8",
     "silu_and_mul",
     "skinny_gemm",
-    "skinny_gemm_config",
     "swiglu",
     "swiglu_fp8",
     "to_native_fp8",

@@ -102,7 +102,4 @@ __global__ void __launch_bounds__(256) gemm_portable(const GemmProblem p) {
   }
 }
 
-// Host: launches it for any M; defined in gemm.hip, for skinny_gemm too. `wave_size`: the device's.
-Status launch_portable(const GemmArgs& args, int32_t wave_size, const Context& context);
-
 }  // namespace rocm_kernels::cdna

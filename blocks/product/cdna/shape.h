@@ -1,4 +1,4 @@
-// What the choice of a config depends on, for gemm and skinny_gemm: the shape and the device. No
+// What the choice of a config depends on, for products: the shape and the device. No
 // HIP header: tests and tools include it too.
 #pragma once
 

@@ -61,6 +61,8 @@ struct GemmDevice {
   int compute_capability = 0;          // 90 for sm_90
   int64_t shared_bytes_per_block = 0;  // most that a block can ask for
   int id = 0;                          // among the GPUs of the host
+  // sm_90: clusters of 1, 2 and 4 blocks, each block with an SM of its own, that it holds at once.
+  int clusters[3] = {};
   MemoryRates memory;
 };
 

@@ -78,9 +78,7 @@ def weight_only_product(
     a: torch.Tensor, w: torch.Tensor, scale_w: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """``a [M, K]`` 16-bit, ``w [N, K]`` FP8, ``scale_w`` per tensor, per channel or per block."""
-    package = kernels.package()
-    product = package.skinny_gemm if 0 < a.shape[0] <= MAX_SKINNY_ROWS else package.gemm
-    return product(a, w, None, scale_w, bias=bias)
+    return kernels.package().gemm(a, w, None, scale_w, bias=bias)
 
 
 @_op("product_16bit(Tensor a, Tensor w, Tensor? bias) -> Tensor", fake=_product_like)

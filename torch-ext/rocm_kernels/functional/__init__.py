@@ -58,7 +58,6 @@ from .product import (
     fp8_linear_path,
     gemm,
     gemm_config,
-    multiply,
     skinny_gemm,
 )
 
@@ -79,7 +78,6 @@ __all__ = [
     "matmul_batched",
     "matmul_grouped",
     "mul_and_silu",
-    "multiply",
     "native_fp8_dtype",
     "quantize_fp8",
     "rmsnorm",

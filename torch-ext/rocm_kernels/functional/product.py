@@ -11,7 +11,6 @@ from .gradients import mark_written, needs_gradient, refuse_gradient
 from .rows import explain, input_rows, optional_vector, written_rows
 from .shapes import register_shapes
 
-_skinny_gemm = ops.skinny_gemm.default
 _gemm = ops.gemm.default
 _linear_limits = ops.linear_limits.default
 _known_linear_limits = functools.lru_cache(maxsize=None)(_linear_limits)  # an op costs 2 us
@@ -19,7 +18,6 @@ _known_linear_limits = functools.lru_cache(maxsize=None)(_linear_limits)  # an o
 SKINNY_GEMM_MAX_ROWS = 64
 
 
-register_shapes("skinny_gemm")
 register_shapes("gemm")
 
 
@@ -50,10 +48,10 @@ def gemm(
         out: ``[..., N]`` to write the result to; it need not be zeroed.
 
     Returns:
-        ``[..., N]``, rounded once. The same operands give the same bits in every call. On a GPU K
-        may be divided among workgroups, by a rule that looks at M too, so a row's bits may differ
-        between products of different M; :func:`gemm_config` tells how it is divided. On the CPU a
-        row's bits do not depend on M.
+        ``[..., N]``, rounded once. The same operands give the same bits in every call. A row's bits
+        are the same for every M of 1 to 16, of 17 to 32 and of 33 to 64, but as
+        docs/kernels/skinny_gemm.md says. Beyond, a GPU may divide K by a rule that looks at M,
+        which :func:`gemm_config` tells; on the CPU a row's bits do not depend on M there.
     """
     return run_product(_gemm, a, w, scale_a, scale_w, bias, out_dtype, out)
 
@@ -92,26 +90,21 @@ def skinny_gemm(
     out_dtype: Optional[torch.dtype] = None,
     out: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
-    """Matrix product for few rows: ``(a @ w.T) * scale_a * scale_w + bias``, float32 accumulation.
+    """:func:`gemm` of few rows, 1 to 64 in all: the same product, by the same kernels.
 
     Args:
-        a: ``[..., K]`` with 1 to 64 rows in all. FP8, bfloat16 or float16.
-        w: ``[N, K]``, as checkpoints hold it. FP8 of a's dialect, a's 16-bit dtype, or FP8 with a
-            16-bit a (weight only).
-        scale_a: float32; ``[1]`` per tensor, ``[..., 1]`` per row or ``[..., ceil(K / 128)]`` per
-            1 x 128 block. For an FP8 a.
-        scale_w: float32; ``[1]``, ``[N, 1]`` or ``[N]`` per output channel, or
-            ``[ceil(N / 128), ceil(K / 128)]`` per 128 x 128 block. For an FP8 w. float8_e8m0fnu is
-            converted to float32 first, in a launch of its own.
-        bias: ``[N]``, the output's dtype or float32. Another floating dtype is converted to float32
-            first, in a launch of its own.
-        out_dtype: float32, bfloat16 or float16. None: a's dtype, or bfloat16 for an FP8 a.
-        out: ``[..., N]`` to write the result to; it need not be zeroed.
+        a: ``[..., K]`` with at most 64 rows in all; this and the others as in :func:`gemm`.
 
     Returns:
         ``[..., N]``, rounded once.
     """
-    return run_product(_skinny_gemm, a, w, scale_a, scale_w, bias, out_dtype, out)
+    scalar = not isinstance(a, torch.Tensor) or a.dim() == 0  # run_product says what is wrong
+    if not scalar and a.numel() > SKINNY_GEMM_MAX_ROWS * a.shape[-1]:
+        raise ValueError(
+            f"skinny_gemm takes at most {SKINNY_GEMM_MAX_ROWS} rows, got a of {tuple(a.shape)}; "
+            "gemm takes any number"
+        )
+    return run_product(_gemm, a, w, scale_a, scale_w, bias, out_dtype, out)
 
 
 def fp8_linear_path(
@@ -130,9 +123,9 @@ def fp8_linear_path(
         out_dtype: of the result; None: bfloat16.
 
     Returns:
-        ``"skinny_gemm"``: the kernel for few rows; ``"gemm"``: the one for any number;
-        ``"scaled_mm"``: ``torch._scaled_mm``, where that is quicker and rounds once to out_dtype,
-        or for weights alone ``torch.nn.functional.linear`` with w in x's dtype.
+        ``"gemm"``: :func:`gemm`; ``"scaled_mm"``: ``torch._scaled_mm``, where that is quicker and
+        rounds once to out_dtype, or for weights alone ``torch.nn.functional.linear`` with w in x's
+        dtype.
     """
     if _is_exporting():
         return "gemm"  # an exported graph has one path for all numbers of rows
@@ -144,10 +137,8 @@ def fp8_linear_path(
     device = -1 if w.device.type == "cpu" else w.device.index
     # torch.compile does not look into caches, and may have symbols for sizes.
     limits = _linear_limits if torch.compiler.is_compiling() else _known_linear_limits
-    skinny_rows, gemm_rows = limits(device, w.shape[0], w.shape[1], scales, weight_only)
-    if rows <= skinny_rows:
-        return "skinny_gemm"
-    if rows <= gemm_rows:
+    fp8_rows, wide_rows = limits(device, w.shape[0], w.shape[1], scales)
+    if rows <= (wide_rows if weight_only else fp8_rows):
         return "gemm"
     # The library rounds a product with scales by row to bfloat16, whatever is asked for.
     rounds_twice = scales == "row" and out_dtype not in (None, torch.bfloat16)
@@ -156,7 +147,7 @@ def fp8_linear_path(
 
 def _is_exporting() -> bool:
     """``torch.compiler.is_exporting()``, which torch.compile takes for true in torch 2.11, not in
-    2.13 (pytorch/pytorch#176347): few rows would go to ``gemm``. The flag behind it is read."""
+    2.13 (pytorch/pytorch#176347): many rows would miss the library's product. The flag is read."""
     flag = getattr(torch.compiler, "_is_exporting_flag", None)
     return torch.compiler.is_exporting() if flag is None else flag
 
@@ -176,13 +167,13 @@ def fp8_linear(
     Args:
         x: ``[..., K]``, float32, float16 or bfloat16; or FP8, already quantised.
         w: ``[N, K]`` FP8 in the device's dialect (see :func:`to_native_fp8`).
-        scale_w: as in :func:`skinny_gemm`. With 128 x 128 blocks x is quantised per 128 columns,
+        scale_w: as in :func:`gemm`. With 128 x 128 blocks x is quantised per 128 columns,
             else per row.
         scale_x: float32, one value: x is quantised with it instead. For an FP8 x: its scale, of
-            any shape that :func:`skinny_gemm` takes.
+            any shape that :func:`gemm` takes.
         scale_fmt: ``"ue8m0"``: x's computed scales are powers of two. For an x that is not FP8, and
             without scale_x.
-        bias: ``[N]``, as in :func:`skinny_gemm`.
+        bias: ``[N]``, as in :func:`gemm`.
         out_dtype: None: x's dtype, or bfloat16 for an FP8 x.
 
     Returns:
@@ -212,7 +203,7 @@ def fp8_linear(
             out = _scaled_mm(q, w, scale, scale_w, bias, out_dtype)
         else:
             out = x.new_empty(count, w.shape[0], dtype=out_dtype)
-            _multiply(path, out, q, w, scale, scale_w, _usable_bias(bias, out_dtype))
+            _gemm(out, q, w, scale, scale_w, _usable_bias(bias, out_dtype))
         return out if x.dim() == 2 else out.view(*x.shape[:-1], w.shape[0])
     except Exception:
         explain({"x": x, "w": w, "scale_w": scale_w}, {"scale_x": scale_x, "bias": bias})
@@ -230,8 +221,8 @@ def weight_only_linear(
     Args:
         x: ``[rows, K]``, float32, float16 or bfloat16.
         w: ``[N, K]`` FP8 in the device's dialect.
-        scale_w: as in :func:`skinny_gemm`.
-        bias: ``[N]``, as in :func:`skinny_gemm`.
+        scale_w: as in :func:`gemm`.
+        bias: ``[N]``, as in :func:`gemm`.
 
     Returns:
         ``[rows, N]`` in x's dtype. :func:`fp8_linear_path` tells which kernel ran.
@@ -249,9 +240,9 @@ def weight_only_linear(
         return torch.nn.functional.linear(x, _unpacked(w, scale_w).to(x.dtype), bias)
     out = x.new_empty(a.shape[0], w.shape[0])
     if len(terms) == 1:
-        _multiply(path, out, a, w, None, scale_w, _usable_bias(bias, x.dtype))
+        _gemm(out, a, w, None, scale_w, _usable_bias(bias, x.dtype))
         return out
-    _multiply(path, out, a, w, None, scale_w, None)
+    _gemm(out, a, w, None, scale_w, None)
     out = out.view(len(terms), x.shape[0], w.shape[0]).sum(0)
     return out if bias is None else out + bias
 
@@ -273,29 +264,6 @@ def _unpacked(w: torch.Tensor, scale_w: torch.Tensor) -> torch.Tensor:
     elif scale_w.dim() == 1 and scale_w.numel() > 1:
         scale_w = scale_w[:, None]
     return w.float() * scale_w
-
-
-def multiply(
-    path: str,
-    out: torch.Tensor,
-    a: torch.Tensor,
-    w: torch.Tensor,
-    scale_a: Optional[torch.Tensor],
-    scale_w: Optional[torch.Tensor],
-    bias: Optional[torch.Tensor],
-) -> None:
-    """:func:`skinny_gemm` of ``a [rows, K]`` to ``out`` by a path of :func:`fp8_linear_path`, of
-    those that are this package's kernels."""
-    run_product(_op_of(path), a, w, scale_a, scale_w, bias, None, out)
-
-
-def _multiply(path: str, out: torch.Tensor, *operands: Optional[torch.Tensor]) -> None:
-    """The same of what has been looked at."""
-    _op_of(path)(out, *operands)
-
-
-def _op_of(path: str) -> Callable[..., None]:
-    return _skinny_gemm if path == "skinny_gemm" else _gemm
 
 
 def _is_block_scale(scale: torch.Tensor, rows: int) -> bool:
@@ -321,7 +289,7 @@ def run_product(
     out_dtype: Optional[torch.dtype],
     out: Optional[torch.Tensor],
 ) -> torch.Tensor:
-    """What :func:`gemm` and :func:`skinny_gemm` do, by ``op``, which takes what their ops take."""
+    """What :func:`gemm` does, by ``op``, which takes what its op takes."""
     try:
         if needs_gradient(a, w, scale_a, scale_w, bias, out):
             refuse_gradient(

@@ -9,9 +9,8 @@ import torch
 from ..functional import native_fp8_dtype
 from .files import VARIABLE, device_names
 from .products import GemmShape
-from .tuner import tune_gemm, tune_skinny_gemm
+from .tuner import tune_gemm
 
-_TUNERS = {"skinny_gemm": tune_skinny_gemm, "gemm": tune_gemm}
 _OPERANDS = {  # of a and w; None: FP8 of the device's dialect
     "fp8": (None, None),
     "bfloat16": (torch.bfloat16, torch.bfloat16),
@@ -27,7 +26,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         description="Times a product's configs on this device and writes the quickest to a file."
     )
     parser.add_argument("--shape", action="append", type=_pair, required=True, metavar="N,K")
-    parser.add_argument("--op", choices=sorted(_TUNERS), default="skinny_gemm")
     parser.add_argument("--rows", type=_numbers, metavar="M,M,...")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.json")
     parser.add_argument(
@@ -41,7 +39,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     shapes = [GemmShape(n, k, dtypes[0], dtypes[1], given.block_scales) for n, k in given.shape]
     try:
         rows = {} if given.rows is None else {"rows": given.rows}
-        _TUNERS[given.op](shapes, device=device, output=given.output, progress=print, **rows)
+        tune_gemm(shapes, device=device, output=given.output, progress=print, **rows)
     except ValueError as error:
         parser.error(str(error))
     print(f"wrote {given.output}; to use it, set {VARIABLE} to its path or call load_tuning")

@@ -9,19 +9,19 @@ from typing import Any, Dict, List, Tuple, Union
 
 import torch
 
-from . import gemm, skinny_gemm
+from . import gemm
 
 SCHEMA = "rocm-kernels tuning 1"
 VARIABLE = "ROCM_KERNELS_TUNING"
 
-_OPS = {op.name: op for op in (skinny_gemm.OP, gemm.OP)}
+_OPS = {gemm.OP.name: gemm.OP}
 
 
 def load_tuning(path: Union[str, "os.PathLike[str]"]) -> int:
     """Puts the configs of a file into force, on every device of the file's kind.
 
     Args:
-        path: a file that :func:`tune_skinny_gemm` or :func:`tune_gemm` wrote.
+        path: a file that :func:`tune_gemm` wrote.
 
     Returns:
         How many products now run with another config than the backend's choice.

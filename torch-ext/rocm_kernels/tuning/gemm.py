@@ -53,8 +53,8 @@ def gemm_with_config(
 
 
 def _last_row_of_class(m: int) -> int:
-    """A power of two, as gemm.h has it."""
-    return min(1 << (m - 1).bit_length(), LAST_CLASS)
+    """16 or a further power of two, as gemm.h has it."""
+    return min(max(16, 1 << (m - 1).bit_length()), LAST_CLASS)
 
 
 # A 16-bit output: the kernels of FP8 tensor cores have no other, and are judged by it.

@@ -9,10 +9,10 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Protocol, Sequ
 import torch
 from torch import nn
 
-from ..functional import SKINNY_GEMM_MAX_ROWS, native_fp8_dtype
-from . import gemm, skinny_gemm
+from ..functional import native_fp8_dtype
+from . import gemm
 from .files import device_names, document_of, force
-from .products import GemmShape, ProductCase, ProductOp, Weights, shapes_of
+from .products import GemmShape, ProductCase, Weights, shapes_of
 from .timing import median_us
 
 WORTH_IT = 0.99  # of the default's time: a win within the noise is none
@@ -20,10 +20,10 @@ WORTH_IT = 0.99  # of the default's time: a win within the noise is none
 What = Union[nn.Module, Iterable[Union[GemmShape, Tuple[int, int]]]]
 
 
-def tune_skinny_gemm(
+def tune_gemm(
     what: What,
     *,
-    rows: Sequence[int] = (1, 8, 16, 32),
+    rows: Sequence[int] = (1, 8, 16, 32, 128, 256, 512, 1024, 2048, 4096),
     device: Optional[torch.device] = None,
     output: Union[str, "os.PathLike[str]", None] = None,
     progress: Callable[[str], None] = lambda line: None,
@@ -31,46 +31,20 @@ def tune_skinny_gemm(
     """Times every config for some products, keeps the quickest and puts it in force.
 
     A candidate must first give results within the contract (at most twice the error of a float32
-    product rounded once), on random data, for every number of rows. Times are medians of replays of
-    a captured graph, over copies of the weight that no cache holds; the quickest four are timed
-    again beside the default, and one wins only if it is at least 1 % quicker.
+    product, both rounded once to bfloat16), on random data, for every number of rows. Times are
+    medians of replays of a captured graph, over copies of the weight that no cache holds; the
+    quickest four are timed again beside the default, and one wins only if it is at least 1 %
+    quicker. A call that a tuned config cannot serve, by its addresses, strides or the output's
+    dtype, takes the backend's own choice; ``gemm_config`` tells what runs.
 
     Args:
         what: a model (see :func:`shapes_of`), or shapes; a pair ``(n, k)`` is FP8 x FP8 in the
             device's dialect.
         rows: numbers of rows to time; those of one class get one config, the one with the least
-            mean of times relative to the default's.
+            mean of times relative to the default's. The class of 16,384 has what is beyond too.
         device: None: the model's; for shapes the current GPU, or the CPU without one.
         output: a file to write for :func:`load_tuning`.
         progress: gets a line for each result.
-
-    Returns:
-        What the file holds.
-
-    Raises:
-        ValueError: rows are beyond the kernel's, or the output cannot be written.
-    """
-    if not rows or not all(1 <= count <= SKINNY_GEMM_MAX_ROWS for count in rows):
-        raise ValueError(f"rows must be of 1 to {SKINNY_GEMM_MAX_ROWS}, got {tuple(rows)}")
-    return _tune(skinny_gemm.OP, what, rows, device, output, progress)
-
-
-def tune_gemm(
-    what: What,
-    *,
-    rows: Sequence[int] = (128, 256, 512, 1024, 2048, 4096),
-    device: Optional[torch.device] = None,
-    output: Union[str, "os.PathLike[str]", None] = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> Dict[str, Any]:
-    """:func:`tune_skinny_gemm` for ``gemm``: any number of rows, classes that end at powers of two.
-
-    A call that a tuned config cannot serve, by its addresses, strides or the output's dtype, takes
-    the backend's own choice; ``gemm_config`` tells what runs. Judged by bfloat16 outputs.
-
-    Args:
-        what, device, output, progress: as in :func:`tune_skinny_gemm`.
-        rows: numbers of rows to time; the class of 16,384 has what is beyond too.
 
     Returns:
         What the file holds.
@@ -80,17 +54,6 @@ def tune_gemm(
     """
     if not rows or min(rows) < 1:
         raise ValueError(f"rows must be at least 1, got {tuple(rows)}")
-    return _tune(gemm.OP, what, rows, device, output, progress)
-
-
-def _tune(
-    op: ProductOp,
-    what: What,
-    rows: Sequence[int],
-    device: Optional[torch.device],
-    output: Union[str, "os.PathLike[str]", None],
-    progress: Callable[[str], None],
-) -> Dict[str, Any]:
     if device is None and isinstance(what, nn.Module):
         device = next(what.parameters()).device
     device = torch.device(device_names()[0] if device is None else device)
@@ -99,12 +62,12 @@ def _tune(
     shapes = shapes_of(what) if isinstance(what, nn.Module) else [_shape(s, device) for s in what]
     classes: Dict[int, List[int]] = {}
     for m in sorted(set(rows)):
-        classes.setdefault(op.last_row_of_class(m), []).append(m)
+        classes.setdefault(gemm.OP.last_row_of_class(m), []).append(m)
     entries = []
     for shape in shapes:
         weights = Weights(shape, device)
         for members in classes.values():
-            entries.append(choose(ProductCase(op, shape, members, weights), progress))
+            entries.append(choose(ProductCase(gemm.OP, shape, members, weights), progress))
     index = device.index
     if device.type == "cuda" and index is None:
         index = torch.cuda.current_device()

@@ -1,31 +1,39 @@
-// Which CUDA kernel serves a product, and how the work is divided: one pure function of the sizes,
-// the types and the device. Measurements named here are of an H200 (docs/kernels/skinny_gemm.md).
-// No CUDA header.
+// Which kernel for few rows serves a product, and how the work is divided: one pure function of the
+// sizes, the types, the alignment and the device. Measurements named here are of an H200
+// (docs/kernels/skinny_gemm.md). No CUDA header.
 #pragma once
 
 #include "config.h"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::skinny {
 
-// What the choice depends on besides the arguments.
-struct SkinnyGemmDevice {
-  int sm_count = 0;
-  int compute_capability = 0;          // 90 for sm_90
-  int64_t shared_bytes_per_block = 0;  // most that a block can ask for
-  // Clusters of 1, 2 and 4 blocks, each block with an SM of its own, that the device holds at once.
-  int clusters[3] = {};
-};
-
-// What the tensor-core kernels ask of the operands besides their types.
-struct GemmAlignment {
+// What the kernels ask of the operands besides their types.
+struct Alignment {
   bool vectors = false;  // both operands' rows start, and K ends, at multiples of 16 bytes
   bool chunks = false;   // and a row of w is a whole number of 128-byte chunks
 };
 
+inline Alignment alignment_of(const GemmArgs& args) {
+  const int64_t a_bytes = args.k * size_of(args.a_dtype);
+  const int64_t w_bytes = args.k * size_of(args.w_dtype);
+  Alignment alignment;
+  alignment.vectors = has_aligned_rows(args) && a_bytes % 16 == 0 && w_bytes % 16 == 0;
+  // The copy engine counts 128-byte chunks and takes no rows that overlap.
+  alignment.chunks = w_bytes % kChunkBytes == 0 && (args.m == 1 || args.a_stride >= args.k) &&
+                     (args.n == 1 || args.w_stride >= args.k);
+  return alignment;
+}
+
+// Whether these kernels serve the product at all.
+inline bool serves(const GemmArgs& args) {
+  return args.m <= kSkinnyGemmMaxRows && args.k > 0 && args.a_dtype != DType::kFloat8E4M3FNUZ &&
+         args.w_dtype != DType::kFloat8E4M3FNUZ && alignment_of(args).vectors;
+}
+
 // The TMA pipeline with N divided over `waves` blocks an SM, one after another; no stages if none
 // fits.
-inline SkinnyGemmConfig choose_tma_pipeline(const GemmArgs& args, const SkinnyGemmDevice& device,
+inline SkinnyGemmConfig choose_tma_pipeline(const GemmArgs& args, const GemmDevice& device,
                                             int waves) {
   constexpr int kMinBlockN = 4;         // smaller boxes cost more to issue than to read
   constexpr int kInFlight = 100 << 10;  // half of it starves an SM; twice makes the last box late
@@ -68,7 +76,7 @@ inline SkinnyGemmConfig choose_tma_pipeline(const GemmArgs& args, const SkinnyGe
 }
 
 // No stages if the device holds no cluster that is wanted, or too little shared memory.
-inline SkinnyGemmConfig choose_warpgroup(const GemmArgs& args, const SkinnyGemmDevice& device) {
+inline SkinnyGemmConfig choose_warpgroup(const GemmArgs& args, const GemmDevice& device) {
   // Below this many rows of w, a outweighs w: 64 rows of a take 14.2 us with 78 rows and clusters
   // of four, 26.9 with 18 rows (2304 x 16384). More blocks in a cluster gain nothing, and leave SMs
   // idle.
@@ -109,13 +117,9 @@ inline SkinnyGemmConfig choose_warpgroup(const GemmArgs& args, const SkinnyGemmD
   return config;
 }
 
-inline SkinnyGemmConfig choose_config(const GemmArgs& args, const GemmAlignment& alignment,
-                                      const SkinnyGemmDevice& device) {
+// For what is served.
+inline SkinnyGemmConfig choose_config(const GemmArgs& args, const GemmDevice& device) {
   SkinnyGemmConfig config;
-  const bool fnuz =
-      args.a_dtype == DType::kFloat8E4M3FNUZ || args.w_dtype == DType::kFloat8E4M3FNUZ;
-  if (fnuz || args.k == 0 || !alignment.vectors) return config;
-
   config.design = Design::kRegisterPipeline;
   config.block_m = tile_m(config.design, args.m);
   // One block fits an SM; rows for a second one are better taken by the first (4096 x 128 in 16
@@ -126,7 +130,7 @@ inline SkinnyGemmConfig choose_config(const GemmArgs& args, const GemmAlignment&
   // through registers, 2.8 through shared memory.
   const bool small = args.n * args.k * size_of(args.w_dtype) <= (2 << 20);
   const bool block_scaled = is_block_scaled(args);
-  if (device.compute_capability < 90 || !alignment.chunks || small ||
+  if (device.compute_capability < 90 || !alignment_of(args).chunks || small ||
       (block_scaled && !is_fp8(args.w_dtype))) {
     return config;
   }
@@ -145,5 +149,18 @@ inline SkinnyGemmConfig choose_config(const GemmArgs& args, const GemmAlignment&
   return config;
 }
 
-}  // namespace cuda
+// A product has one config of these kernels.
+inline Status check_config(const GemmArgs& args, const SkinnyGemmConfig& config,
+                           const GemmDevice& device) {
+  if (!serves(args)) {
+    return "gemm config: the designs for few rows take 1 to 64, no e4m3fnuz, a K beyond 0 and rows "
+           "at multiples of 16 bytes";
+  }
+  if (equal_configs(config, choose_config(args, device))) return nullptr;
+  return "gemm config: these sizes and addresses have one config of the designs for few rows, "
+         "which "
+         "gemm_configs lists";
+}
+
+}  // namespace cuda::skinny
 }  // namespace rocm_kernels
