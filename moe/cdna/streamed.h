@@ -5,6 +5,19 @@
 // gates and the ups of half as many columns of h. Its waves divide its part of K among them; their
 // sums meet in LDS, in the order of k.
 //
+//   sums[row, n] = sum_k a[row of x, or of h, k] * w[expert, n, k]       of one tile
+//   out = what StreamedSink makes of them: h = act(gate, up), or a slot's sums of a part of K
+//
+// clang-format off
+// Timeline of a workgroup. Its waves do the same with K blocks of their own; | is a barrier of all.
+//
+//   ask for the arguments; whose the tile's rows are, by the ids or by the list       (streamed_tile.h)
+//   ask for the first K blocks of w and a                                             (stream_k_blocks)
+//   the first wave: ask for factors and biases                                        (StreamedFactors)
+//   each K block: wait for it, through the wave's own LDS, multiply, ask for another
+//   sums to LDS; the first wave: factors to LDS | add the waves' in order, scale, activate, store
+// clang-format on
+//
 // A product of few rows is over in microseconds, and a load takes one of them: so little is loaded
 // in turn. The tile comes from its number (streamed_tile.h), what the sums are multiplied by is
 // asked for before the first weight, and one barrier stands between the last weight and the stores.

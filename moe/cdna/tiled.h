@@ -1,5 +1,19 @@
 // Grouped products by tiles, on AMD's matrix instructions: gemm's main loop over gathered rows.
 //
+//   sums[row, n] = sum_k a[row of x, or of h, k] * w[expert, n, k]       of one tile
+//   out = what GroupedTileSink makes of them: h = act(gate, up), perhaps as FP8; or rows as they
+//   are
+//
+// clang-format off
+// Timeline of a workgroup, whose waves all do the same. | is a barrier of all.
+//
+//   its place in the order; none: leave            rows that its tile gathers
+//   ask for the first line of K of a and w
+//   each line:    store it to LDS | multiply it, and ask for another | ...           (main_loop.h)
+//   the Sink:     read the arguments again, factors to LDS | scale, activate, store
+//                 of whole groups: each row's greatest to LDS | quantise, store      (tile_sink.h)
+// clang-format on
+//
 // A workgroup takes a tile of rows of one expert (gpu/product.h), a tile of columns, and a part of
 // K: worker_of() says which, in the config's order. There are as many workgroups as there can be
 // tiles; those that the routing leaves without one leave at once.

@@ -1,6 +1,20 @@
 // The Sink (blocks/product/sink.h) of grouped products on the warpgroup kernel: scales and bias,
 // the activation, perhaps h's quantisation, and the stores. sm_90a.
 //
+// clang-format off
+//   value = sum * scale_a * scale_w + bias
+//   gate_up   h[row, i] = act(gate value, up value), as it is or as FP8 by groups    [rows, I]
+//   down      out[place of row, n] = value, float32                                  [slots, H]
+//   grouped   out[row, n] = value                                                    [rows, N]
+//
+// finish() picks one of four functions:
+//   finish_groups   h as FP8: a row's greatest goes to the cluster's other block, and its own comes
+//                   (a barrier for each warp); then the scale, the codes, 16 bytes a lane
+//   finish_h        h as it is, by elements or pairs
+//   stage_rows      rows of float32 by way of shared memory and the copy engine; end() waits for it
+//   finish_rows     rows by elements or pairs
+// clang-format on
+//
 // gate_up: a thread has the gate and the up of its columns (grouped_tiles.cuh). Where a is the
 // 64-row operand two blocks of a cluster, which share rows of a, have 128 columns of h: if these
 // have a scale of their own, the blocks tell each other each row's greatest magnitude, and h leaves

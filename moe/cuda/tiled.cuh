@@ -4,6 +4,19 @@
 //   a block: a tile of rows of one expert (gpu/product.h) x a tile of rows of w x a part of K
 //   K goes by in steps of 64 bytes of w, num_stages of them under way to shared memory
 //
+//   sums[row, n] = sum_k a[row of x, or of h, k] * w[expert, n, k]
+//   out = sums with scales and biases: h = act(gate, up), or rows where they belong
+//
+// clang-format off
+// Timeline of a block, whose threads all do the same. | is a barrier of all.
+//
+//   the kernel before; the block's place in the order: none, and it leaves
+//   ask for num_stages - 1 steps of K
+//   each step: its copies have arrived | ask for another, to the stage that was read last;
+//              read, widen, multiply; behind each 64 elements of K add, by their scales
+//   scales, bias, activation, stores of elements
+// clang-format on
+//
 // A lane reads 16 consecutive bytes of a row as its share of several mma (common/cuda/mma.cuh). The
 // tensor core truncates where float32 rounds, so the sums of each 64 elements of K are added apart;
 // there block scales are applied.

@@ -79,7 +79,7 @@ struct FusedMoeMemory {
   void* wide_h = nullptr;  // before it is quantised: float32; not quantised: x's type
   float* parts = nullptr;
 
-  FusedMoeMemory(Workspace& workspace, const FusedMoeArgs& args, const MoeConfig& config,
+  FusedMoeMemory(WorkspacePieces& workspace, const FusedMoeArgs& args, const MoeConfig& config,
                  int64_t tokens) {
     const int64_t slots = tokens * args.k;
     const bool quantized = is_quantized(args);
@@ -116,7 +116,7 @@ int64_t fused_moe_workspace_bytes(const FusedMoeArgs& args, const Context&) {
   MoeConfig config;
   // What is wrong, the launch will say.
   if (check_sizes(args) || config_of(args.config, shape_of(args), config)) return 0;
-  Workspace workspace(nullptr);
+  WorkspacePieces workspace(nullptr);
   FusedMoeMemory(workspace, args, config, MoeSlices::of(args).tokens);
   return workspace.bytes();
 }
@@ -411,7 +411,7 @@ Status launch_fused_moe(const FusedMoeArgs& args, const Context& context) {
   if (const Status error = current_device(facts)) return error;
   if (const Status error = config_of(args.config, shape_of(args), config)) return error;
   const MoeSlices slices = MoeSlices::of(args);
-  Workspace workspace(args.workspace);
+  WorkspacePieces workspace(args.workspace);
   const FusedMoeMemory memory(workspace, args, config, slices.tokens);
   for (int64_t begin = 0; begin < args.tokens; begin += slices.tokens) {
     FusedMoeArgs slice = args;

@@ -38,7 +38,7 @@ struct GroupedGemmMemory {
   int32_t* tile_count;
   TileGroup* groups = nullptr;
 
-  GroupedGemmMemory(Workspace& workspace, const MoeConfig& config, int64_t most_tiles)
+  GroupedGemmMemory(WorkspacePieces& workspace, const MoeConfig& config, int64_t most_tiles)
       : tiles(workspace.take<RowTile>(most_tiles)), tile_count(workspace.take<int32_t>(2)) {
     if (config.walks_experts()) groups = workspace.take<TileGroup>(most_tiles);
   }
@@ -48,7 +48,7 @@ int64_t grouped_gemm_workspace_bytes(const GroupedGemmArgs& args, const Context&
   MoeConfig config;
   // What is wrong, the launch will say.
   if (check_sizes(args) || config_of(args.config, shape_of(args), config)) return 0;
-  Workspace workspace(nullptr);
+  WorkspacePieces workspace(nullptr);
   GroupedGemmMemory(workspace, config, most_row_tiles(args.rows, args.experts, config.block_m));
   return workspace.bytes();
 }
@@ -60,7 +60,7 @@ Status launch_grouped_gemm(const GroupedGemmArgs& args, const Context& context) 
   if (const Status error = current_device(facts)) return error;
   if (const Status error = config_of(args.config, shape_of(args), config)) return error;
   const int64_t most_tiles = most_row_tiles(args.rows, args.experts, config.block_m);
-  Workspace workspace(args.workspace);
+  WorkspacePieces workspace(args.workspace);
   const GroupedGemmMemory memory(workspace, config, most_tiles);
 
   RoutingProblem plan = {};

@@ -46,9 +46,9 @@ Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& 
 Status launch_routing(const RoutingProblem& p, const DeviceFacts& facts, Stream stream);
 
 // Pieces of the workspace, one after the other. Without memory it counts their bytes.
-class Workspace {
+class WorkspacePieces {
  public:
-  explicit Workspace(void* memory) : memory_(static_cast<uint8_t*>(memory)) {}
+  explicit WorkspacePieces(void* memory) : memory_(static_cast<uint8_t*>(memory)) {}
   template <typename T>
   T* take(int64_t count) {
     T* const piece = reinterpret_cast<T*>(memory_ + bytes_);
