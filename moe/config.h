@@ -3,7 +3,7 @@
 // include it too.
 #pragma once
 
-#include "../blocks/product/config_fields.h"
+#include "../blocks/product/choice.h"
 #include "grouped_gemm.h"
 
 namespace rocm_kernels {
@@ -131,22 +131,19 @@ inline Status config_of(const char* text, const MoeShape& shape, MoeConfig& conf
 // visit_<op>_configs() of both ops: the one that is taken first, then the others.
 inline Status tell_configs(const char* text, const MoeShape& shape,
                            void (*visit)(const char* config, void* state), void* state) {
-  struct Teller {
-    MoeConfig first;
-    void (*visit)(const char* config, void* state);
-    void* state;
-    void tell(const MoeConfig& config) const {
-      char text[kConfigTextBytes];
-      if (write_config(config, text)) visit(text, state);
-    }
-  } teller{{}, visit, state};
-  if (const Status error = config_of(text, shape, teller.first)) return error;
-  teller.tell(teller.first);
-  const auto tell_other = [](const MoeConfig& config, void* data) {
-    const auto& teller = *static_cast<const Teller*>(data);
-    if (!(config == teller.first)) teller.tell(config);
+  MoeConfig first;
+  if (const Status error = config_of(text, shape, first)) return error;
+  Status error = nullptr;
+  const auto for_each = [&](const auto& tell) {
+    using Tell = std::remove_reference_t<decltype(tell)>;
+    const Tell* told = &tell;
+    error = visit_configs(
+        shape,
+        [](const MoeConfig& config, void* data) { (**static_cast<const Tell**>(data))(config); },
+        &told);
   };
-  return visit_configs(shape, tell_other, &teller);
+  visit_texts(first, for_each, visit, state);
+  return error;
 }
 
 }  // namespace rocm_kernels

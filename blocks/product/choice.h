@@ -2,6 +2,7 @@
 // No HIP header: tests and tools include it too.
 #pragma once
 
+#include <cmath>
 #include <type_traits>
 #include <variant>
 
@@ -39,6 +40,21 @@ Status read_config(const char* text, std::variant<First, Others...>& config) {
   static_cast<void>(read(First{}) || (read(Others{}) || ...));
   return status;
 }
+
+// The config of least time of those that are offered, the first of equals; `otherwise` if none is.
+template <typename Config>
+class Quickest {
+ public:
+  explicit Quickest(const Config& otherwise = {}) : config_(otherwise) {}
+  void offer(const Config& config, double time) {
+    if (time < time_) config_ = config, time_ = time;
+  }
+  const Config& config() const { return config_; }
+
+ private:
+  Config config_;
+  double time_ = INFINITY;
+};
 
 // What visit_<op>_configs() does: tells visit(text, state) the first config, then those that
 // for_each(tell) has, each once.

@@ -44,14 +44,12 @@ void for_each_config(const MoeShape& s, const Target& target, const Visit& visit
 }
 
 inline MoeConfig choose_config(const MoeShape& s, const Target& target) {
-  MoeConfig best;
-  float best_time = 0;
+  Quickest<MoeConfig> quickest;
   for_each_config(s, target, [&](const MoeConfig& config) {
     if (config.design == MoeConfig::Design::kPlain) return;
-    const float time = modelled_time(s, config, target);
-    if (best_time == 0 || time < best_time) best = config, best_time = time;
+    quickest.offer(config, modelled_time(s, config, target));
   });
-  return best;
+  return quickest.config();
 }
 
 }  // namespace rocm_kernels::cdna

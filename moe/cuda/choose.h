@@ -56,16 +56,14 @@ void for_each_config(const MoeShape& s, const MoeDevice& device, const Visit& vi
 }
 
 inline MoeConfig choose_config(const MoeShape& s, const MoeDevice& device) {
-  MoeConfig best;
-  float best_time = 0;
+  Quickest<MoeConfig> quickest;
   for_each_config(s, device, [&](const MoeConfig& config) {
     if (config.design == MoeConfig::Design::kPlain) return;
     // Measured: never behind.
     if (config.design == MoeConfig::Design::kStreamed && streams_to_wgmma(s, device)) return;
-    const float time = modelled_time(s, config, device);
-    if (best_time == 0 || time < best_time) best = config, best_time = time;
+    quickest.offer(config, modelled_time(s, config, device));
   });
-  return best;
+  return quickest.config();
 }
 
 }  // namespace cuda
