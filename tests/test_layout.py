@@ -1,6 +1,7 @@
 """The layout that docs/design.md describes, read from the sources: which folder may include which,
 where code may ask which vendor compiles it, and that build.toml lists what is included."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -99,6 +100,16 @@ def test_files_that_a_comment_names_are_there(name):
     # Up to a suffix: `tiles_*.h` and `<dtype>.cu` name several files.
     named = re.findall(r"(?<![\w*>.])(\w+\.(?:h|cuh|hip|cu))\b", "\n".join(comments))
     assert not (missing := set(named) - there), f"{name} speaks of {missing}"
+
+
+@pytest.mark.parametrize("folder", ["gemm/cdna", "skinny_gemm/cdna", "moe/cdna", "moe/cuda"])
+def test_a_choice_is_four_files(folder):
+    """What a config asks of a device, the tiles that there are, how long it would take, the least
+    of these: in the files of these names, each of which includes the one before."""
+    files = [f"{folder}/{name}.h" for name in ("tiles", "config", "time_model", "choose")]
+    for below, above in itertools.pairwise(files):
+        assert below in reached(above)
+    assert not set(files[1:]) & reached(files[0])
 
 
 def test_long_files_say_why():

@@ -115,7 +115,7 @@ struct WarpgroupBlock {
     const auto& schedule = tiles.schedule();
     Units units(schedule, worker);
     Unit unit;
-    int stage = 0, parity = 1;
+    PipelineState state{0, 1};
     while (units.take(unit)) {
       const auto place = tiles.place_of(unit.tile);
       const int row = (is_rows ? place.first_row : place.first_column) + part;
@@ -132,18 +132,18 @@ struct WarpgroupBlock {
         waiting = false;
       }
       for (int chunk = unit.begin; chunk < unit.end; ++chunk) {
-        mbarrier_wait(is_empty + stage * 8, parity);
-        mbarrier_arrive_expect(is_full + stage * 8, boxes * box_bytes);
+        mbarrier_wait(is_empty + state.stage * 8, state.parity);
+        mbarrier_arrive_expect(is_full + state.stage * 8, boxes * box_bytes);
         if (shared) {
           if (rank < boxes) {
-            load_box_2d_in_cluster(map, chunk * row_bytes, row, to + stage * stage_bytes,
-                                   is_full + stage * 8, 3, policy);
+            load_box_2d_in_cluster(map, chunk * row_bytes, row, to + state.stage * stage_bytes,
+                                   is_full + state.stage * 8, 3, policy);
           }
         } else {
-          tiles.load(map, is_w, place, chunk * row_bytes, row, to + stage * stage_bytes,
-                     is_full + stage * 8, policy);
+          tiles.load(map, is_w, place, chunk * row_bytes, row, to + state.stage * stage_bytes,
+                     is_full + state.stage * 8, policy);
         }
-        if (++stage == num_stages) stage = 0, parity ^= 1;
+        state.advance(num_stages);
       }
     }
   }
@@ -156,12 +156,12 @@ struct WarpgroupBlock {
     const auto& schedule = tiles.schedule();
     Units units(schedule, worker);
     Unit unit;
-    for (int buffer = 0, parity = 1;;) {
-      UnitInfo& info = units_ahead[buffer];
+    for (PipelineState ahead{0, 1};; ahead.advance(2)) {
+      UnitInfo& info = units_ahead[ahead.stage];
       const bool more = units.take(unit);
       typename Tiles::Place place{};
       if (more) place = tiles.place_of(unit.tile);
-      mbarrier_wait(unit_empty + buffer * 8, parity);
+      mbarrier_wait(unit_empty + ahead.stage * 8, ahead.parity);
       if (lane == 0) {
         info.chunks = more ? unit.end - unit.begin : 0;
         info.first_chunk = unit.begin;
@@ -187,7 +187,7 @@ struct WarpgroupBlock {
             info.w_scales[i] = scale_w.data + max(row, 0) / kScaleBlock * scale_w.row_stride;
           }
         }
-        mbarrier_arrive(unit_full + buffer * 8);
+        mbarrier_arrive(unit_full + ahead.stage * 8);
       }
       if (!more) break;
       // All loads are under way before any is waited for. With those of the bias, or the next
@@ -218,9 +218,7 @@ struct WarpgroupBlock {
         for (int i = 0; i < kBiasLanes; ++i) info.bias[lane + i * 32] = bias[i];
       }
       __syncwarp();
-      if (lane == 0) mbarrier_arrive(factors_full + buffer * 8);
-      buffer ^= 1;
-      if (buffer == 0) parity ^= 1;
+      if (lane == 0) mbarrier_arrive(factors_full + ahead.stage * 8);
     }
   }
 
@@ -233,19 +231,17 @@ struct WarpgroupBlock {
       const auto& schedule = tiles.schedule();
       Units units(schedule, worker);
       Unit unit;
-      for (int buffer = 0, parity = 1; units.take(unit);) {
+      for (PipelineState ahead{0, 1}; units.take(unit); ahead.advance(2)) {
         const auto place = tiles.place_of(unit.tile);
         constexpr int kLanes = (Sink::kPlaces + 31) / 32;
         int32_t places[kLanes];
 #pragma unroll
         for (int i = 0; i < kLanes; ++i) places[i] = tiles.place_of_row(place, lane + i * 32);
-        mbarrier_wait(unit_empty + buffer * 8, parity);
+        mbarrier_wait(unit_empty + ahead.stage * 8, ahead.parity);
 #pragma unroll
-        for (int i = 0; i < kLanes; ++i) places_ahead[buffer][lane + i * 32] = places[i];
+        for (int i = 0; i < kLanes; ++i) places_ahead[ahead.stage][lane + i * 32] = places[i];
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(factors_full + buffer * 8);
-        buffer ^= 1;
-        if (buffer == 0) parity ^= 1;
+        if (lane == 0) mbarrier_arrive(factors_full + ahead.stage * 8);
       }
     }
   }
@@ -265,10 +261,10 @@ struct WarpgroupBlock {
     std::conditional_t<Tile::kBlockScales, BlockScales<Tile>, NoBlockScales> scales(
         warp, lane,
         reinterpret_cast<float*>(after_stages + kMathGroups * 4 * Sink::warp_staging(p)));
-    int stage = 0, parity = 0;
-    for (int buffer = 0, unit_parity = 0;;) {
-      mbarrier_wait(unit_full + buffer * 8, unit_parity);
-      const UnitInfo& unit = units_ahead[buffer];
+    PipelineState state{0, 0};
+    for (PipelineState ahead{0, 0};;) {
+      mbarrier_wait(unit_full + ahead.stage * 8, ahead.parity);
+      const UnitInfo& unit = units_ahead[ahead.stage];
       const int chunks = unit.chunks;
       if (chunks == 0) break;
 
@@ -277,15 +273,14 @@ struct WarpgroupBlock {
       };
       const auto next_unit = [&] {
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(unit_empty + buffer * 8);
-        buffer ^= 1;
-        if (buffer == 0) unit_parity ^= 1;
+        if (lane == 0) mbarrier_arrive(unit_empty + ahead.stage * 8);
+        ahead.advance(2);
       };
       if (tiles.is_beyond_end(unit, group)) {
         for (int chunk = 0; chunk < chunks; ++chunk) {
-          mbarrier_wait(full + stage * 8, parity);
-          release(stage);
-          if (++stage == p.num_stages) stage = 0, parity ^= 1;
+          mbarrier_wait(full + state.stage * 8, state.parity);
+          release(state.stage);
+          state.advance(p.num_stages);
         }
         next_unit();
         continue;
@@ -296,9 +291,9 @@ struct WarpgroupBlock {
         // One group of instructions stays under way while the next is issued.
         int previous = -1;
         for (int chunk = 0; chunk < chunks; ++chunk) {
-          mbarrier_wait(full + stage * 8, parity);
-          const uint32_t rows = first_rows + stage * wgmma_offset(kStageBytes);
-          const uint32_t columns = first_columns + stage * wgmma_offset(kStageBytes);
+          mbarrier_wait(full + state.stage * 8, state.parity);
+          const uint32_t rows = first_rows + state.stage * wgmma_offset(kStageBytes);
+          const uint32_t columns = first_columns + state.stage * wgmma_offset(kStageBytes);
           wgmma_fence();
 #pragma unroll
           for (int i = 0; i < kChunkBytes / kWgmmaKBytes; ++i) {
@@ -313,8 +308,8 @@ struct WarpgroupBlock {
           wgmma_commit();
           wgmma_wait<1>();
           if (previous >= 0) release(previous);
-          previous = stage;
-          if (++stage == p.num_stages) stage = 0, parity ^= 1;
+          previous = state.stage;
+          state.advance(p.num_stages);
         }
         wgmma_wait<0>();
 #pragma unroll
@@ -328,7 +323,7 @@ struct WarpgroupBlock {
         float part[Tile::kParts][Tile::kColumnTiles][4];
         scales.begin(tiles, unit);
         float low[Tile::kWScales], high[Tile::kWScales];  // of the thread's two rows of a wave
-        int collected = stage, left = chunks;  // stage of, and chunks that await, collect()
+        int collected = state.stage, left = chunks;  // stage of, and chunks that await, collect()
 #pragma unroll
         for (int wave = 0; wave < Tile::kWaves; ++wave) {
 #pragma unroll
@@ -341,9 +336,9 @@ struct WarpgroupBlock {
           constexpr int piece = decltype(constant)::value % kPieces;
           constexpr int to = decltype(constant)::value % Tile::kParts;
           constexpr int wave = piece / kChains, begin = piece % kChains * Tile::kChain;
-          if constexpr (piece == 0) mbarrier_wait(full + stage * 8, parity);
-          const uint32_t rows = first_rows + stage * wgmma_offset(kStageBytes);
-          const uint32_t columns = first_columns + stage * wgmma_offset(kStageBytes);
+          if constexpr (piece == 0) mbarrier_wait(full + state.stage * 8, state.parity);
+          const uint32_t rows = first_rows + state.stage * wgmma_offset(kStageBytes);
+          const uint32_t columns = first_columns + state.stage * wgmma_offset(kStageBytes);
           wgmma_fence();
 #pragma unroll
           for (int i = begin; i < begin + Tile::kChain; ++i) {
@@ -353,7 +348,7 @@ struct WarpgroupBlock {
           }
           wgmma_commit();
           if constexpr (piece + 1 == kPieces) {
-            if (++stage == p.num_stages) stage = 0, parity ^= 1;
+            state.advance(p.num_stages);
           }
         };
         const auto read_scales = [&](auto constant) {
@@ -434,8 +429,8 @@ struct WarpgroupBlock {
       // Computed from what the compiler does not know: or it keeps all that follows from it, for
       // every tile, in registers that the sums need.
       const int thread = threadIdx.x % 128 + unit.zero;
-      mbarrier_wait(factors_full + buffer * 8, unit_parity);
-      sink.finish({unit, places_ahead[buffer], group, thread,
+      mbarrier_wait(factors_full + ahead.stage * 8, ahead.parity);
+      sink.finish({unit, places_ahead[ahead.stage], group, thread,
                    after_stages + warp * Sink::warp_staging(p), finished_groups[group]},
                   sums);
       next_unit();
