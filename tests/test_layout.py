@@ -102,6 +102,20 @@ def test_files_that_a_comment_names_are_there(name):
     assert not (missing := set(named) - there), f"{name} speaks of {missing}"
 
 
+def test_no_two_headers_define_a_class_of_one_name():
+    """In one namespace: a library that holds both would break the one-definition rule. Bodies are
+    compiled for each instruction set, in namespaces of their own."""
+    places = {}
+    for name in sources():
+        if not name.endswith((".h", ".cuh")) or name.endswith("_body.h"):
+            continue
+        text = (ROOT / name).read_text()
+        namespace = "::".join(re.findall(r"^namespace ([\w:]+) \{", text, re.MULTILINE))
+        for other in re.findall(r"^(?:struct|class) (\w+)(?: :[^\n]*)? \{", text, re.MULTILINE):
+            places.setdefault((namespace, other), []).append(name)
+    assert not {key: names for key, names in places.items() if len(names) > 1}
+
+
 @pytest.mark.parametrize("folder", ["gemm/cdna", "skinny_gemm/cdna", "moe/cdna", "moe/cuda"])
 def test_a_choice_is_four_files(folder):
     """What a config asks of a device, the tiles that there are, how long it would take, the least
