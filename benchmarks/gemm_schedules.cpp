@@ -82,16 +82,15 @@ Best visit_nvidia(const Product& product, const cuda::GemmDevice& device,
   if (!equal_configs(cuda::choose_config(args, device), cuda::cached_choice(args, device))) {
     stop_at(kAnothers, product);
   }
-  cuda::for_each_warpgroup_config(
-      args, device, [&](const cuda::GemmConfig& config, const cuda::TileTime& tile) {
-        stop_at(cuda::check_config(args, config, device), product);
-        const int schedule = config.schedule == cuda::GemmConfig::kDataParallel ? kDataParallel
-                             : config.schedule == cuda::GemmConfig::kSplitK     ? kSplitK
-                                                                                : kStreamK;
-        const double time = cuda::predict(args, config, tile, device);
-        take(best[schedule], time, config);
-        if (equal_configs(config, chosen)) take(choice, time, config);
-      });
+  cuda::for_each_warpgroup_config(args, device, [&](const cuda::GemmConfig& config) {
+    stop_at(cuda::check_config(args, config, device), product);
+    const int schedule = config.schedule == cuda::GemmConfig::kDataParallel ? kDataParallel
+                         : config.schedule == cuda::GemmConfig::kSplitK     ? kSplitK
+                                                                            : kStreamK;
+    const double time = cuda::modelled_time(args, config, device);
+    take(best[schedule], time, config);
+    if (equal_configs(config, chosen)) take(choice, time, config);
+  });
   return choice;
 }
 

@@ -1,8 +1,8 @@
-"""The tile times by which gemm chooses on NVIDIA (gemm/cuda/choose.h): measured, and fitted.
+"""The tile times by which gemm chooses on NVIDIA (gemm/cuda/time_model.h): measured, and fitted.
 
     python benchmarks/gemm_tiles.py measure [--seconds 400]     # on a GPU of sm_90
     python benchmarks/gemm_tiles.py fit                         # prints the table and its regret
-    python benchmarks/gemm_tiles.py judge [--device h100]       # the regret of what choose.h has
+    python benchmarks/gemm_tiles.py judge [--device h100]       # the regret of what time_model.h has
     python benchmarks/gemm_tiles.py measure --kinds weights,weights_block
     python benchmarks/gemm_tiles.py fit --kinds weights,weights_block
 
@@ -17,7 +17,7 @@ configs by themselves alone.)
 fit takes the results of all CARDS together. Memory's rate is a share of what the card could read,
 and L2's follows its size, for a card has as many slices of it as it has memory for. It finds, for
 each tile and cluster, the times of a chunk of K and of a tile's end, and the
-constants of the model that is told in choose.h. It minimises the regret: how much longer the pick
+constants of the model that is told in time_model.h. It minimises the regret: how much longer the pick
 takes than the best config that was measured. Of either kind of times a tenth of the products, kept
 out of the fit, judges.
 
@@ -47,13 +47,13 @@ SHAPES = [(4096, 7168), (28672, 4096), (7168, 2048), (8192, 8192), (5000, 4208),
 ROWS = [33, 64, 96, 128, 192, 256, 400, 512, 1024, 2048, 4096]
 KINDS = ("row", "block", "bf16")
 WIDENED = ("weights", "weights_block")  # FP8 weights of a bfloat16 a
-COLUMNS = ("kind", "m", "n", "k", "us", "block_m", "block_n", "rows", "cluster_m", "cluster_n",
+COLUMNS = ("kind", "m", "n", "k", "us", "block_m", "block_n", "swap_ab", "cluster_m", "cluster_n",
            "schedule", "split_k", "apart")  # fmt: skip
 BUDGET_US = 700  # of launches for one time
 
 # What a card could read, by its memory's clock and bus, megabytes a microsecond; megabytes of L2.
 CARDS = {"h200": (4.917, 62.9), "h100": (3.352, 52.4)}
-# Of the model in choose.h: microseconds; shares of these rates.
+# Of the model in time_model.h: microseconds; shares of these rates.
 START = {"launch": 1.2, "memory": 0.85, "l2": 0.15, "combine": 2.0, "kilobyte": 0.045,
          "streamed": 2.4, "idle": 0.14, "unaligned_l2": 0.6, "unaligned_fp8": 0.09, "missed": 0.8,
          "l2_holds": 1.4, "apart": 1.0, "l2_power": 0.9, "contributor": 0.15,
@@ -74,7 +74,7 @@ FITTED = {
     "l2_power": 0.7672,
     "contributor": 0.1257,
     "heat": 0.02121,
-}  # choose.h has
+}  # time_model.h has
 NORM = 4  # how products, L2 and memory are joined: what nearly weighs as much adds to it
 OF_STREAMED = ("missed", "l2_holds")  # few products tell them: by the regret alone
 CHUNKS = np.exp(np.linspace(np.log(0.12), np.log(1.3), 48))
@@ -162,7 +162,7 @@ def measure_all_configs(seconds: float, kinds: list[str], tell: Callable) -> Non
             return
 
 
-# ---- the model of choose.h -----------------------------------------------------------------------
+# ---- the model of time_model.h -----------------------------------------------------------------------
 
 
 def geometry(row: dict) -> tuple:
@@ -209,7 +209,7 @@ class Fit:
         self.facts = np.array([geometry(row) for row in rows])
         self.us = np.array([float(row["us"]) for row in rows])
         self.kinds = np.array([row["kind"] for row in rows])
-        self.tiles = self._groups("kind", "block_m", "block_n", "rows", "cluster_m", "cluster_n")
+        self.tiles = self._groups("kind", "block_m", "block_n", "swap_ab", "cluster_m", "cluster_n")
         self.fitted: dict[str, np.ndarray] = {}  # by "apart": configs of a product, -1 behind them
         self.judged: dict[str, np.ndarray] = {}
         # Configs near the best of their product are those whose times matter.
@@ -352,18 +352,27 @@ def padded(groups: list[np.ndarray]) -> np.ndarray:
 
 
 def kept_tiles() -> dict[tuple, tuple[float, float]]:
-    """The times of a chunk and of an end that choose.h has, by kind, tile and cluster."""
-    tables = {"row": "kFp8Tiles", "block": "kFp8BlockTiles", "bf16": "k16BitTiles",
-              "weights": "kWidenedTiles", "weights_block": "kWidenedBlockTiles"}  # fmt: skip
-    source = (RESULTS.parent.parent / "gemm" / "cuda" / "choose.h").read_text()
+    """The times of a chunk and of an end that time_model.h has for the tiles of tiles.h, by kind,
+    tile and cluster."""
+    tables = {"row": "Fp8", "block": "Fp8Block", "bf16": "16Bit", "weights": "Widened",
+              "weights_block": "WidenedBlock"}  # fmt: skip
+    folder = RESULTS.parent.parent / "gemm" / "cuda"
+    tiles, times = ((folder / name).read_text() for name in ("tiles.h", "time_model.h"))
+
+    def entries(source: str, table: str, entry: str) -> list[tuple[str, ...]]:
+        return re.findall(entry, re.search(table + r"\[\] = \{(.*?)\};", source, re.DOTALL)[1])
+
     found = {}
     for kind, name in tables.items():
-        table = re.search(name + r"\[\] = \{(.*?)\n\};", source, re.DOTALL)[1]
-        lines = re.findall(r"\{(\d+), (\d+), (\w+), \{(.*?)\}, \{(.*?)\}\}", table)
-        for block_m, block_n, is_w, chunks, ends in lines:
-            rows = "w" if is_w == "true" else "a"
-            for cluster, *times in zip(CLUSTERS, chunks.split(","), ends.split(","), strict=True):
-                found[kind, block_m, block_n, rows, *cluster] = tuple(map(float, times))
+        both = zip(
+            entries(tiles, f"k{name}Tiles", r"\{(\d+), (\d+), (\w+)\}"),
+            entries(times, f"k{name}Times", r"\{\{([^{]*?)\}, \{(.*?)\}\}"),
+            strict=True,
+        )
+        for (block_m, block_n, swapped), (chunks, ends) in both:
+            tile = kind, block_m, block_n, str(int(swapped == "true"))
+            for cluster, *us in zip(CLUSTERS, chunks.split(","), ends.split(","), strict=True):
+                found[(*tile, *cluster)] = tuple(map(float, us))
     return found
 
 
@@ -371,16 +380,11 @@ def report(fit: Fit, p: dict, tiles: dict) -> str:
     lines = [", ".join(f"{name} {value:.4g}" for name, value in p.items())]
     for kind in dict.fromkeys(fit.kinds):
         lines.append(f"{kind}:")
-        for block_m, block_n, rows in sorted(
-            {tile[1:4] for tile in tiles if tile[0] == kind}, key=lambda t: (t[2], -int(t[0]))
-        ):
-            both = [
-                tiles.get((kind, block_m, block_n, rows, *cluster), (0.0, 0.0))
-                for cluster in CLUSTERS
-            ]
+        for tile in dict.fromkeys(tile[:4] for tile in kept_tiles() if tile[0] == kind):
+            both = [tiles.get((*tile, *cluster), (0.0, 0.0)) for cluster in CLUSTERS]
             chunks, ends = (", ".join(f"{pair[i]:.{4 - i}f}" for pair in both) for i in (0, 1))
-            is_w = "true" if rows == "w" else "false"
-            lines.append(f"    {{{block_m}, {block_n}, {is_w}, {{{chunks}}}, {{{ends}}}}},")
+            name = f"{tile[1]} x {tile[2]}{', swapped' if tile[3] == '1' else ''}"
+            lines.append(f"    {{{{{chunks}}}, {{{ends}}}}},  // {name}")
     return "\n".join([*lines, judgement(fit, fit.predict(p, tiles))])
 
 

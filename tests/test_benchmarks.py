@@ -222,7 +222,7 @@ def test_the_fit_of_tiles_finds_what_made_the_times():
     tiles = {("128", "128"): (0.4, 2.0), ("256", "128"): (0.7, 3.0), ("128", "64"): (0.3, 1.5)}
     rows = [
         {"kind": "row", "m": m, "n": n, "k": k, "us": 1, "block_m": block_m, "block_n": block_n,
-         "rows": "a", "cluster_m": "1", "cluster_n": "1", "schedule": schedule, "split_k": split,
+         "swap_ab": "0", "cluster_m": "1", "cluster_n": "1", "schedule": schedule, "split_k": split,
          "apart": "0", "card": card}
         for card in gemm_tiles.CARDS
         for m, n, k in [(chance.randrange(64, 4096), chance.randrange(512, 9000),
@@ -240,12 +240,12 @@ def test_the_fit_of_tiles_finds_what_made_the_times():
     for tile, (chunk, _) in true.items():
         assert found[tile][0] == pytest.approx(chunk, rel=0.2)
     report = gemm_tiles.report(fit, p, found)
-    assert "{128, 64, false, {0." in report and "judged, every config: 6 products" in report
+    assert "}},  // 128 x 64\n" in report and "judged, every config: 6 products" in report
 
 
 def test_the_cut_of_a_product_is_the_kernels():
     row = {"kind": "block", "m": 512, "n": 2112, "k": 7168, "block_m": 128, "block_n": 128,
-           "rows": "a", "cluster_m": 2, "cluster_n": 1,
+           "swap_ab": "0", "cluster_m": 2, "cluster_n": 1,
            "schedule": "split_k", "split_k": 2, "apart": 0, "card": "h200"}  # fmt: skip
     # 2 x 17 tiles of pairs, split in two: 68 units for 66 workers, of 28 of 56 chunks.
     assert gemm_tiles.geometry(row)[:2] == (56, 2)
@@ -256,7 +256,7 @@ def test_the_cut_of_a_product_is_the_kernels():
 
 @pytest.mark.parametrize("card", gemm_tiles.CARDS)
 def test_the_model_that_is_fitted_is_the_kernels(card):
-    """What choose.h says of random products, from its table and the constants saved here. The
+    """What time_model.h says of random products, from its table and the constants saved here. The
     program also compares each choice with the one that gemm keeps by shape."""
     chance = random.Random(6)
     shapes = [(chance.randrange(65, 5000), 8 * chance.randrange(60, 1000),

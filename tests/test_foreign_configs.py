@@ -11,7 +11,7 @@ pytestmark = pytest.mark.not_on("reference")
 
 CONFIG_FILES = {
     "gemm": [
-        "gemm/cdna/config.h", "blocks/product/cuda/config.h",
+        "gemm/cdna/config.h", "gemm/cuda/config.h",
         "skinny_gemm/cdna/config.h", "skinny_gemm/cuda/config.h",
     ],
     "fused_moe": ["moe/config.h"],
@@ -39,10 +39,10 @@ FAMILY = {"simulator": "cdna", "rocm": "cdna", "cuda": "cuda", "cpu": None}
 EXAMPLES = [
     "tiled block_m=128 block_n=128 split_k=1 workgroups=0 whole_rounds=0 group_m=8 xcds=8",
     "portable block_m=128 block_n=128 split_k=1 workgroups=0 whole_rounds=0 group_m=8 xcds=8",
-    "mma block_m=128 block_n=128 rows=a cluster_m=1 cluster_n=1 num_stages=4 "
-    "schedule=data_parallel split_k=1 group=32",
-    "warpgroup block_m=128 block_n=128 rows=a cluster_m=1 cluster_n=1 num_stages=4 "
-    "schedule=data_parallel split_k=1 group=32",
+    "mma block_m=128 block_n=128 swap_ab=0 cluster_m=1 cluster_n=1 num_stages=4 "
+    "schedule=data_parallel split_k=1 group_m=32",
+    "warpgroup block_m=128 block_n=128 swap_ab=0 cluster_m=1 cluster_n=1 num_stages=4 "
+    "schedule=data_parallel split_k=1 group_m=32",
     "register_pipeline block_n=16 waves=4 split_k=1 workgroups=0 xcds=8 producers=0 sparse=0",
     "specialised_waves block_n=16 waves=8 split_k=1 workgroups=0 xcds=8 producers=4 sparse=0",
     "tma_pipeline block_m=8 block_n=32 k_chunks=4 num_stages=6 prefetch=2 m_groups=1 split_k=1 "

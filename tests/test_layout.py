@@ -116,14 +116,28 @@ def test_no_two_headers_define_a_class_of_one_name():
     assert not {key: names for key, names in places.items() if len(names) > 1}
 
 
-@pytest.mark.parametrize("folder", ["gemm/cdna", "skinny_gemm/cdna", "moe/cdna", "moe/cuda"])
+CHOICES = [
+    f"{op}/{backend}" for op in ("gemm", "skinny_gemm", "moe") for backend in ("cdna", "cuda")
+]
+
+
+@pytest.mark.parametrize("folder", CHOICES)
 def test_a_choice_is_four_files(folder):
     """What a config asks of a device, the tiles that there are, how long it would take, the least
-    of these: in the files of these names, each of which includes the one before."""
+    of these: in the files of these names, each of which includes the one before, and in functions
+    of the same names."""
     files = [f"{folder}/{name}.h" for name in ("tiles", "config", "time_model", "choose")]
     for below, above in itertools.pairwise(files):
         assert below in reached(above)
     assert not set(files[1:]) & reached(files[0])
+    functions = {"choose": ["choose_config", "for_each_config"], "time_model": ["modelled_time"]}
+    if folder == "skinny_gemm/cuda":  # thresholds that were measured, no model
+        functions["time_model"] = ["quickest_rows"]
+    for file, names in functions.items():
+        text = (ROOT / folder / f"{file}.h").read_text()
+        assert not [name for name in names if not re.search(rf"\b{name}\(", text)]
+    texts = [(ROOT / folder / name).read_text() for name in ("config.h", "choose.h")]
+    assert any(re.search(r"\bcheck_config\(", text) for text in texts)
 
 
 def test_long_files_say_why():

@@ -61,12 +61,11 @@ inline GemmConfig choose_tiles(const GemmShape& shape, const Target& target) {
   GemmConfig best;
   best.design = GemmConfig::Design::kPortable;  // beyond 2^31 lines of K even in the largest tiles
   if (!target.matrix_instructions) return best;
-  float best_time = INFINITY;
+  Quickest<GemmConfig> quickest(best);
   for_each_tiled_config(shape, target, [&](const GemmConfig& config) {
-    const float time = modelled_time(shape, config, target).total();
-    if (time < best_time) best = config, best_time = time;
+    quickest.offer(config, modelled_time(shape, config, target).total());
   });
-  return best;
+  return quickest.config();
 }
 
 // Chooses by modelled time.

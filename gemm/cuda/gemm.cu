@@ -47,23 +47,23 @@ Status config_of(const GemmArgs& args, const GemmDevice& device, Config& config)
 Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const GemmDevice& device,
                         void* stream) {
   WarpgroupProblem p;
-  const bool swapped = config.rows_are_w();
+  const bool swap_ab = config.swap_ab != 0;
   p.schedule = cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count);
   p.cluster = config.cluster_m * config.cluster_n;
   p.share_rows = config.cluster_c() == 2;
-  p.rows = static_cast<int32_t>(swapped ? args.n : args.m);
-  p.columns = static_cast<int32_t>(swapped ? args.m : args.n);
+  p.rows = static_cast<int32_t>(swap_ab ? args.n : args.m);
+  p.columns = static_cast<int32_t>(swap_ab ? args.m : args.n);
   p.tiles_r = static_cast<int32_t>(ceil_div(p.rows, config.block_r() * config.cluster_r()));
   p.tiles_c = static_cast<int32_t>(ceil_div(p.columns, config.block_c() * config.cluster_c()));
   p.rows_box = box_rows(p.rows, config.block_r(), config.cluster_c());
   p.columns_box = box_rows(p.columns, config.block_c(), config.cluster_r());
-  p.group = config.group;
+  p.group_m = config.group_m;
   p.num_stages = config.num_stages;
   p.narrow_stages = narrow_stages_of(args, config, device);
   // A weight that meets one tile of tokens is read once, and the tokens again and again.
   if (args.m <= config.block_m * config.cluster_m) {
-    (swapped ? p.rows_policy : p.columns_policy) = L2Policy::kEvictFirst;
-    (swapped ? p.columns_policy : p.rows_policy) = L2Policy::kEvictLast;
+    (swap_ab ? p.rows_policy : p.columns_policy) = L2Policy::kEvictFirst;
+    (swap_ab ? p.columns_policy : p.rows_policy) = L2Policy::kEvictLast;
   }
   p.out = args.out;
   p.out_stride = args.out_stride;

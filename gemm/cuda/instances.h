@@ -1,7 +1,7 @@
 // The warpgroup kernel's instances, compiled in files of their own.
 #pragma once
 
-#include "../../blocks/product/cuda/config.h"
+#include "config.h"
 
 namespace rocm_kernels {
 namespace cuda {

@@ -11,8 +11,8 @@
 // there block scales are applied.
 #pragma once
 
-#include "../../blocks/product/cuda/config.h"
 #include "../../blocks/product/cuda/output.cuh"
+#include "../../blocks/product/cuda/shape.h"
 #include "../../common/cuda/async_copy.cuh"
 #include "../../common/cuda/mma.cuh"
 #include "../../common/cuda/shared_memory.cuh"

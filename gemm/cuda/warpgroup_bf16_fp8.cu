@@ -1,13 +1,15 @@
 // The warpgroup kernel for bfloat16 a and FP8 weights.
-#include "../../blocks/product/cuda/launch_warpgroup.cuh"
-#include "instances.h"
+#include "launch_tiles.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
 
 Status launch_warpgroup_bf16_fp8(const GemmArgs& args, const GemmConfig& config,
                                  const WarpgroupProblem& problem, void* stream) {
-  return launch_widened_tile<DType::kBFloat16>(args, config, problem, stream);
+  constexpr DType kType = DType::kBFloat16, kOut = DType::kBFloat16;
+  return is_block_scaled(args)
+             ? launch_tiles<kType, TileKind::kWidenedBlock, kOut>(args, config, problem, stream)
+             : launch_tiles<kType, TileKind::kWidened, kOut>(args, config, problem, stream);
 }
 
 }  // namespace cuda

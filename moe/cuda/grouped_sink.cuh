@@ -52,15 +52,15 @@ struct GroupedTilesProblem {
 template <class Tile, bool kGateUp>
 class GroupedSink {
  public:
-  static constexpr int kTileM = Tile::kSwapped ? Tile::kColumns : Tile::kRows;  // rows of a
-  static constexpr int kBoxRows = 128;                                          // of w
+  static constexpr int kTileM = Tile::kSwapAb ? Tile::kColumns : Tile::kRows;  // rows of a
+  static constexpr int kBoxRows = 128;                                         // of w
   // Rows whose sums go to places of their own; those of h lie as they are.
   static constexpr int kPlaces = kGateUp ? 0 : kTileM;
   __device__ __forceinline__ static int warp_staging(const GroupedTilesProblem& p) {
     return p.warp_staging;
   }
   // Whether h can leave as FP8 (ends_in_groups() of MoeConfig).
-  static constexpr bool kEndsInGroups = kGateUp && is_fp8(Tile::kType) && !Tile::kSwapped;
+  static constexpr bool kEndsInGroups = kGateUp && is_fp8(Tile::kType) && !Tile::kSwapAb;
 
   // What the cluster's other block has found in this one's rows: of two tiles, for a warp may be
   // one ahead of the other block's.
@@ -116,7 +116,7 @@ class GroupedSink {
         finish_rows<uint16_t, false>(unit, places, group, thread, sums);
       }
     } else if (all_.warp_staging > 0) {
-      if constexpr (!Tile::kSwapped) stage_rows(unit, places, group, thread, part.staging, sums);
+      if constexpr (!Tile::kSwapAb) stage_rows(unit, places, group, thread, part.staging, sums);
     } else if (p_.wide_stores) {
       finish_rows<float, true>(unit, places, group, thread, sums);
     } else {
@@ -162,7 +162,7 @@ class GroupedSink {
     const int warp_row = thread / 32 * 16 + lane / 4;  // of a wave
     const int columns = p_.n / 2;
     HElement* const out = static_cast<HElement*>(p_.out);
-    if constexpr (Tile::kSwapped) {
+    if constexpr (Tile::kSwapAb) {
       const int place = group * kBoxRows + warp_row;  // of the gate
       const int column = unit.first_row / 2 + group * kUp + warp_row;
       float factor[2][2], bias[2][2];  // [8 rows further][gate, up]
@@ -428,7 +428,7 @@ class GroupedSink {
     const int lane = thread % 32, quad = lane % 4;
     const int warp_row = group * Tile::kWaves * kWgmmaRows + thread / 32 * 16 + lane / 4;
     Element* const out = static_cast<Element*>(p_.out);
-    if constexpr (Tile::kSwapped) {
+    if constexpr (Tile::kSwapAb) {
       constexpr int kPlaces = Tile::kWaves * 2;
       const int n = unit.first_row + warp_row;
       float factor[kPlaces], bias[kPlaces];

@@ -27,9 +27,9 @@ class GroupedTiles {
   using Place = GroupedPlace;
   static constexpr bool kCountedOnDevice = true;
   using Sink = GroupedSink<Tile, kGateUp>;
-  static constexpr int kTileM = Sink::kTileM;                                   // rows of a
-  static constexpr int kTileN = Tile::kSwapped ? Tile::kRows : Tile::kColumns;  // rows of w
-  static constexpr int kBoxRows = Sink::kBoxRows;                               // of w
+  static constexpr int kTileM = Sink::kTileM;                                  // rows of a
+  static constexpr int kTileN = Tile::kSwapAb ? Tile::kRows : Tile::kColumns;  // rows of w
+  static constexpr int kBoxRows = Sink::kBoxRows;                              // of w
   static_assert(kTileN % kBoxRows == 0 && Tile::kPaired == kGateUp, "");
 
   __device__ __forceinline__ GroupedTiles(const Problem& all, int rank)
@@ -63,12 +63,12 @@ class GroupedTiles {
     }
     const int first_n = (n * all_.cluster + rank_) * kTileN;
     Place found;
-    found.first_row = Tile::kSwapped ? first_n : rows.begin;
-    found.first_column = Tile::kSwapped ? rows.begin : first_n;
+    found.first_row = Tile::kSwapAb ? first_n : rows.begin;
+    found.first_column = Tile::kSwapAb ? rows.begin : first_n;
     found.own_row = found.first_row;
     found.own_column = found.first_column;
-    found.end_row = Tile::kSwapped ? p_.n : rows.end;
-    found.end_column = Tile::kSwapped ? rows.end : p_.n;
+    found.end_row = Tile::kSwapAb ? p_.n : rows.end;
+    found.end_column = Tile::kSwapAb ? rows.end : p_.n;
     found.expert = rows.expert;
     return found;
   }
@@ -89,7 +89,7 @@ class GroupedTiles {
 
   // An expert's last tile is half empty on average: a warpgroup without rows multiplies nothing.
   __device__ __forceinline__ bool is_beyond_end(const UnitInfo& unit, int group) const {
-    return !Tile::kSwapped && unit.first_row + group * Tile::kGroupRows >= unit.end_row;
+    return !Tile::kSwapAb && unit.first_row + group * Tile::kGroupRows >= unit.end_row;
   }
   __device__ __forceinline__ int boxes_of_pair(const Place& place, int box_rows) const {
     return place.first_row + box_rows < place.end_row ? 2 : 1;
@@ -113,8 +113,8 @@ class GroupedTiles {
     exponents.begin(of_row, 2 * chunk, p_.k / kMxScaleBlock, all_.even_exponents);
   }
   __device__ __forceinline__ float a_factor(const Place& place, int i) const {
-    const int row = (Tile::kSwapped ? place.first_column : place.first_row) + i;
-    return row < (Tile::kSwapped ? place.end_column : place.end_row) ? p_.scale_a.outer(row) : 0.0f;
+    const int row = (Tile::kSwapAb ? place.first_column : place.first_row) + i;
+    return row < (Tile::kSwapAb ? place.end_column : place.end_row) ? p_.scale_a.outer(row) : 0.0f;
   }
   __device__ __forceinline__ float w_factor(const Place& place, int i) const {
     const int row = w_row(place, i);
@@ -122,8 +122,8 @@ class GroupedTiles {
   }
   // The row of out for row i of a of the tile; -1: there is none.
   __device__ __forceinline__ int32_t place_of_row(const Place& place, int i) const {
-    const int row = (Tile::kSwapped ? place.first_column : place.first_row) + i;
-    if (row >= (Tile::kSwapped ? place.end_column : place.end_row)) return -1;
+    const int row = (Tile::kSwapAb ? place.first_column : place.first_row) + i;
+    if (row >= (Tile::kSwapAb ? place.end_column : place.end_row)) return -1;
     return p_.slots != 0 ? p_.row_slots[row] : row;
   }
   __device__ __forceinline__ bool has_bias() const { return p_.w.bias != nullptr; }
@@ -135,7 +135,7 @@ class GroupedTiles {
  private:
   // Row of w that is row i of the tile's; -1 for none.
   __device__ __forceinline__ int w_row(const Place& place, int i) const {
-    const int first = Tile::kSwapped ? place.first_row : place.first_column;
+    const int first = Tile::kSwapAb ? place.first_row : place.first_column;
     if constexpr (!kGateUp) return first + i < p_.n ? first + i : -1;
     const int up = i / (kBoxRows / 2) % 2;
     const int column = first / 2 + i / kBoxRows * (kBoxRows / 2) + i % (kBoxRows / 2);

@@ -65,7 +65,7 @@ Status launch_tile(const ProductLaunch& call, Stream stream) {
   problem.even_exponents = p.w.mx_row_stride % 2 == 0 && p.w.mx_expert_stride % 2 == 0 &&
                            reinterpret_cast<uintptr_t>(p.w.mx_scales) % 2 == 0;
   problem.cluster = cluster;
-  problem.share_rows = !Tile::kSwapped;
+  problem.share_rows = !Tile::kSwapAb;
   problem.rows_box = problem.share_rows ? Tile::kRows / cluster : Tile::kRows;
   problem.columns_box = problem.share_rows ? Tile::kColumns : Tile::kColumns / cluster;
   if (reads_weights_once(call.slots.slots, call.slots.experts, call.config.block_m)) {
@@ -81,8 +81,8 @@ Status launch_tile(const ProductLaunch& call, Stream stream) {
                         problem.narrow_stages * Tile::kNarrowBytes;
   launch.cluster = cluster;
   launch.early = true;
-  return launch_kernel(gemm_warpgroup_kernel<Tile, Tiles>, launch, Tile::kSwapped ? w_map : a_map,
-                       Tile::kSwapped ? a_map : w_map, problem);
+  return launch_kernel(gemm_warpgroup_kernel<Tile, Tiles>, launch, Tile::kSwapAb ? w_map : a_map,
+                       Tile::kSwapAb ? a_map : w_map, problem);
 }
 
 // The instance of the config's tile: tile `kTile` of kMoeWarpgroupTiles or one behind it. Some have
@@ -97,10 +97,10 @@ Status launch_tiles_of(const ProductLaunch& call, Stream stream) {
       if (call.config.block_m == kIs.block_m && call.config.block_n == kIs.block_n) {
         constexpr int kWaves = kIs.waves(), kColumns = kIs.columns();
         return call.end == GroupedEnd::kGateUp
-                   ? launch_tile<WarpgroupTile<kType, kIs.rows_are_w(), kWaves, kColumns, kBlocks,
+                   ? launch_tile<WarpgroupTile<kType, kIs.swap_ab(), kWaves, kColumns, kBlocks,
                                                kChain, true, kWType>,
                                  true>(call, stream)
-                   : launch_tile<WarpgroupTile<kType, kIs.rows_are_w(), kWaves, kColumns, kBlocks,
+                   : launch_tile<WarpgroupTile<kType, kIs.swap_ab(), kWaves, kColumns, kBlocks,
                                                kChain, false, kWType>,
                                  false>(call, stream);
       }

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../../blocks/product/cuda/config.h"
+#include "../../blocks/product/cuda/shape.h"
 #include "../../common/core/compiler.h"
 #include "../../common/core/dtype.h"
 #include "../config.h"
@@ -63,9 +63,9 @@ struct MoeWarpgroupTile {
 
   // wgmma takes 64 rows of one operand and 8 to 256 of the other, its columns. For few rows of a, w
   // is the 64-row operand.
-  constexpr bool rows_are_w() const { return block_n > block_m; }
-  constexpr int32_t rows() const { return rows_are_w() ? block_n : block_m; }
-  constexpr int32_t columns() const { return rows_are_w() ? block_m : block_n; }
+  constexpr bool swap_ab() const { return block_n > block_m; }
+  constexpr int32_t rows() const { return swap_ab() ? block_n : block_m; }
+  constexpr int32_t columns() const { return swap_ab() ? block_m : block_n; }
   constexpr int32_t waves() const { return rows() / (kMathGroups * 64); }  // of a warpgroup
 };
 // Of two that are modelled alike the first is taken: the one that has more bytes of w under way.
@@ -107,8 +107,8 @@ constexpr int moe_staging_buffers(int waves) { return waves == 1 ? 2 : 1; }
 
 // Bytes of a warp's, 0 where threads store what they have: where w is the 64-row operand, too.
 inline int warp_staging_bytes(const MoeConfig& c, int64_t k_bytes, bool wide_float32) {
-  const bool rows_are_w = c.block_n > c.block_m;
-  if (rows_are_w || !wide_float32 || k_bytes > kMoeStagedMostChunks * kChunkBytes) return 0;
+  const bool swap_ab = c.block_n > c.block_m;
+  if (swap_ab || !wide_float32 || k_bytes > kMoeStagedMostChunks * kChunkBytes) return 0;
   return moe_staging_buffers(c.block_m / 128) * kMoeStagedBytes;
 }
 

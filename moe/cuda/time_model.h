@@ -143,10 +143,10 @@ inline float warpgroup_time(const MoeShape& s, const MoeConfig& c, const MoeDevi
   const float busiest = std::ceil(tiles / device.sm_count);
   const float area = static_cast<float>(c.block_m) * c.block_n;
   const MultiplyRates rates = rates_of(s, product);
-  const bool rows_are_w = c.block_n > c.block_m, tall = c.block_m == 256;
+  const bool swap_ab = c.block_n > c.block_m, tall = c.block_m == 256;
   const float halves = touched * tiles_of_expert(s.rows / touched, c.block_m / 2);
   const float multiplied =
-      rows_are_w ? 1.0f : 1.0f - kSpared * (1.0f - halves / (2 * tiles_m));  // of the tiles' area
+      swap_ab ? 1.0f : 1.0f - kSpared * (1.0f - halves / (2 * tiles_m));  // of the tiles' area
   const float rate = rates.warpgroup_rate * (!tall                  ? 1.0f
                                              : rates.widen_rate > 0 ? kTallWidenedRate
                                                                     : kTallRate);
@@ -159,9 +159,9 @@ inline float warpgroup_time(const MoeShape& s, const MoeConfig& c, const MoeDevi
   const float rows = std::min<float>(s.rows / touched, c.block_m);
   const bool staged = warp_staging_bytes(c, k * size_of(s.a()), s.fused && product == 1) > 0;
   const float store = busiest * rows * c.block_n * out_bytes /
-                      (staged       ? tall ? kStagedAloneBytesPerUs : kStagedBytesPerUs
-                       : rows_are_w ? kColumnBytesPerUs
-                                    : kStoreBytesPerUs);
+                      (staged    ? tall ? kStagedAloneBytesPerUs : kStagedBytesPerUs
+                       : swap_ab ? kColumnBytesPerUs
+                                 : kStoreBytesPerUs);
   const float memory =
       (touched * n * k * w_bytes + 1.0f * s.rows * k * bytes + out_bytes * s.rows * n) /
       memory_rate(device, kMemory);

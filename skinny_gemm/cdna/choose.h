@@ -2,6 +2,7 @@
 // worth timing: pure functions of the two.
 #pragma once
 
+#include "../../blocks/product/choice.h"
 #include "time_model.h"
 
 namespace rocm_kernels::cdna::skinny {
@@ -41,18 +42,16 @@ void for_each_config_of(SkinnyGemmConfig::Design design, const GemmShape& shape,
 
 // Chooses by modelled time, for the shape's class.
 inline SkinnyGemmConfig choose_config(const GemmShape& shape, const Target& target) {
-  SkinnyGemmConfig best;
   const GemmShape judged = class_of(shape);
-  float best_time = 0;
-  const auto weigh = [&](const SkinnyGemmConfig& candidate) {
+  Quickest<SkinnyGemmConfig> quickest;
+  const auto weigh = [&](const SkinnyGemmConfig& config) {
     // Where memory bounds several alike, the one whose CUs have most to spare: some of their time
     // counts.
-    const SkinnyGemmTime parts = modelled_time(judged, candidate, target);
-    const float time = parts.total() + parts.unit / 10;
-    if (best_time == 0 || time < best_time) best = candidate, best_time = time;
+    const SkinnyGemmTime parts = modelled_time(judged, config, target);
+    quickest.offer(config, parts.total() + parts.unit / 10);
   };
   for_each_config_of(SkinnyGemmConfig::Design::kRegisterPipeline, judged, target, weigh);
-  return best;
+  return quickest.config();
 }
 
 // Calls visit(config) for every config that is worth timing on the device: the choice looks at the

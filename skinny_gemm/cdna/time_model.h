@@ -26,7 +26,7 @@ inline SkinnyGemmTime modelled_time(const GemmShape& s, const SkinnyGemmConfig& 
   constexpr float kLaunchUs = 1.0f;         // dispatch, arguments, first instructions
   constexpr float kSumUs = 0.3f;            // LDS, barriers, the store
   constexpr float kPartialSumsUs = 2.0f;    // stores written through, ticket, partial sums read
-  constexpr float kCacheTerabytes = 25;     // a second, from all L2s
+  constexpr float kCacheTerabytes = 25;     // a second, from all L2s: of 34.4 at most (AMD's)
   constexpr float kLinesInFlight = 32768;   // bytes that the L1 of a CU tracks at once
   constexpr float kFillBytesPerClock = 48;  // L2 to L1, of 64
   constexpr float kSumBytesPerClock = 16;   // partial sums that a workgroup reads

@@ -3,40 +3,15 @@
 // (docs/kernels/skinny_gemm.md). No CUDA header.
 #pragma once
 
-#include "config.h"
+#include "time_model.h"
 
 namespace rocm_kernels {
 namespace cuda::skinny {
-
-// What the kernels ask of the operands besides their types.
-struct Alignment {
-  bool vectors = false;  // both operands' rows start, and K ends, at multiples of 16 bytes
-  bool chunks = false;   // and a row of w is a whole number of 128-byte chunks
-};
-
-inline Alignment alignment_of(const GemmArgs& args) {
-  const int64_t a_bytes = args.k * size_of(args.a_dtype);
-  const int64_t w_bytes = args.k * size_of(args.w_dtype);
-  Alignment alignment;
-  alignment.vectors = has_aligned_rows(args) && a_bytes % 16 == 0 && w_bytes % 16 == 0;
-  // The copy engine counts 128-byte chunks and takes no rows that overlap.
-  alignment.chunks = w_bytes % kChunkBytes == 0 && (args.m == 1 || args.a_stride >= args.k) &&
-                     (args.n == 1 || args.w_stride >= args.k);
-  return alignment;
-}
-
-// Whether these kernels serve the product at all.
-inline bool serves(const GemmArgs& args) {
-  return args.m <= kSkinnyGemmMaxRows && args.k > 0 && args.a_dtype != DType::kFloat8E4M3FNUZ &&
-         args.w_dtype != DType::kFloat8E4M3FNUZ && alignment_of(args).vectors;
-}
 
 // The TMA pipeline with N divided over `waves` blocks an SM, one after another; no stages if none
 // fits.
 inline SkinnyGemmConfig choose_tma_pipeline(const GemmArgs& args, const GemmDevice& device,
                                             int waves) {
-  constexpr int kMinBlockN = 4;         // smaller boxes cost more to issue than to read
-  constexpr int kInFlight = 100 << 10;  // half of it starves an SM; twice makes the last box late
   const int64_t blocks = static_cast<int64_t>(device.sm_count) * waves;
   const int64_t row_bytes = args.k * size_of(args.w_dtype);
   const int a_chunks = is_fp8(args.w_dtype) && !is_fp8(args.a_dtype) ? 2 : 1;
@@ -45,7 +20,8 @@ inline SkinnyGemmConfig choose_tma_pipeline(const GemmArgs& args, const GemmDevi
   config.design = Design::kTmaPipeline;
   config.m_groups = args.m <= 32 ? 1 : 2;
   config.block_m = tile_m(config.design, args.m) * config.m_groups;
-  config.block_n = static_cast<int>(std::max<int64_t>(kMinBlockN, (args.n + blocks - 1) / blocks));
+  config.block_n =
+      static_cast<int>(std::max<int64_t>(kTmaMinBlockN, (args.n + blocks - 1) / blocks));
   if (config.block_n > kMaxTmaBlockN) return config;
 
   // The widest box within 16 KB, but two chunks up to 128 rows: longer pieces of a row are kinder
@@ -63,7 +39,7 @@ inline SkinnyGemmConfig choose_tma_pipeline(const GemmArgs& args, const GemmDevi
       continue;
     }
     const int box = config.block_n * config.k_chunks * kChunkBytes;
-    for (config.num_stages = std::clamp((kInFlight + box / 2) / box, 3, kMaxStages);
+    for (config.num_stages = std::clamp((kTmaInFlight + box / 2) / box, 3, kMaxStages);
          config.num_stages > 1; --config.num_stages) {
       if (kStaticBytes + tma_shared_bytes(config, a_chunks) <= device.shared_bytes_per_block) {
         config.prefetch = kPrefetch;
@@ -77,13 +53,6 @@ inline SkinnyGemmConfig choose_tma_pipeline(const GemmArgs& args, const GemmDevi
 
 // No stages if the device holds no cluster that is wanted, or too little shared memory.
 inline SkinnyGemmConfig choose_warpgroup(const GemmArgs& args, const GemmDevice& device) {
-  // Below this many rows of w, a outweighs w: 64 rows of a take 14.2 us with 78 rows and clusters
-  // of four, 26.9 with 18 rows (2304 x 16384). More blocks in a cluster gain nothing, and leave SMs
-  // idle.
-  constexpr int kEnoughRows = 40;
-  // Fewer starve an SM; more make the last boxes late.
-  constexpr int kInFlight = 70 << 10;
-
   SkinnyGemmConfig config;
   config.design = Design::kWarpgroup;
   config.block_m = tile_m(config.design, args.m);
@@ -106,7 +75,7 @@ inline SkinnyGemmConfig choose_warpgroup(const GemmArgs& args, const GemmDevice&
   const int k_groups = config.warpgroups / config.n_groups;
   const int step = k_groups > config.k_chunks ? k_groups / config.k_chunks : 1;
   const int box = box_bytes(warpgroup_box_n(config), config.k_chunks);
-  for (int stages = std::clamp((kInFlight + box / 2) / box, 3, 6); stages > 1; --stages) {
+  for (int stages = std::clamp((kWarpgroupInFlight + box / 2) / box, 3, 6); stages > 1; --stages) {
     config.num_stages = (stages + step - 1) / step * step;
     if (config.num_stages <= kMaxStages &&
         kStaticBytes + warpgroup_shared_bytes(config, args.m) <= device.shared_bytes_per_block) {
@@ -126,9 +95,7 @@ inline SkinnyGemmConfig choose_config(const GemmArgs& args, const GemmDevice& de
   // bits: 2.0 us against 3.4).
   config.block_n = args.n > int64_t{16} * device.sm_count ? 32 : 16;
 
-  // Up to 2 MB of weights are read before a pipeline is full: 128 x 128 in 16 bits takes 1.7 us
-  // through registers, 2.8 through shared memory.
-  const bool small = args.n * args.k * size_of(args.w_dtype) <= (2 << 20);
+  const bool small = args.n * args.k * size_of(args.w_dtype) <= kSmallBytes;
   const bool block_scaled = is_block_scaled(args);
   if (device.compute_capability < 90 || !alignment_of(args).chunks || small ||
       (block_scaled && !is_fp8(args.w_dtype))) {
@@ -150,6 +117,11 @@ inline SkinnyGemmConfig choose_config(const GemmArgs& args, const GemmDevice& de
 }
 
 // A product has one config of these kernels.
+template <class Visit>
+void for_each_config(const GemmArgs& args, const GemmDevice& device, const Visit& visit) {
+  visit(choose_config(args, device));
+}
+
 inline Status check_config(const GemmArgs& args, const SkinnyGemmConfig& config,
                            const GemmDevice& device) {
   if (!serves(args)) {

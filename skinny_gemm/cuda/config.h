@@ -4,18 +4,16 @@
 
 #include <algorithm>
 
-#include "../../blocks/product/cuda/config.h"
+#include "../../blocks/product/config_fields.h"
+#include "../../blocks/product/cuda/shape.h"
 #include "../../gemm/gemm.h"
+#include "tiles.h"
 
 namespace rocm_kernels {
 namespace cuda::skinny {
 
 struct SkinnyGemmConfig {
-  enum class Design : int32_t {
-    kWarpgroup,         // TMA pipeline into wgmma: sm_90a alone (warpgroup.cuh)
-    kTmaPipeline,       // TMA pipeline into mma.sync: sm_90 and later (tma_pipeline.cuh)
-    kRegisterPipeline,  // w straight to registers: sm_80 and later (register_pipeline.cuh)
-  };
+  using Design = skinny::Design;
   int32_t block_n = 0;     // rows of w that a block owns, kWarpgroup: a cluster of blocks
   int32_t k_chunks = 1;    // K of a stage, in chunks of 128 bytes of w: 1, 2, 4 or 8
   int32_t m_groups = 1;    // kTmaPipeline: sets of warps that share block_m
@@ -41,31 +39,6 @@ struct SkinnyGemmConfig {
       "num_stages=6 prefetch=2 m_groups=1 split_k=1 warpgroups=0 n_groups=1'";
 };
 
-using Design = SkinnyGemmConfig::Design;
-
-// ---- The kernels that exist --------------------------------------------------------------------
-
-constexpr int kWarpN = 32;       // kTmaPipeline: rows of w of a warp, two mma tiles
-constexpr int kWarpgroupN = 64;  // kWarpgroup: rows of w of a warpgroup
-
-// What a kernel is compiled for. Dispatch and the choice of a config go by this table.
-struct SkinnyTile {
-  Design design;
-  int32_t m;  // rows of a that registers are held for: of a block, kTmaPipeline: of a warp
-  int32_t n;  // rows of w likewise, kWarpgroup: of all warpgroups
-};
-constexpr SkinnyTile kSkinnyTiles[] = {
-    {Design::kRegisterPipeline, 8, 16},        {Design::kRegisterPipeline, 8, 32},
-    {Design::kRegisterPipeline, 16, 16},       {Design::kRegisterPipeline, 16, 32},
-    {Design::kRegisterPipeline, 32, 16},       {Design::kRegisterPipeline, 32, 32},
-    {Design::kTmaPipeline, 8, kWarpN},         {Design::kTmaPipeline, 16, kWarpN},
-    {Design::kTmaPipeline, 32, kWarpN},        {Design::kWarpgroup, 32, 2 * kWarpgroupN},
-    {Design::kWarpgroup, 48, 2 * kWarpgroupN}, {Design::kWarpgroup, 64, 2 * kWarpgroupN},
-    {Design::kWarpgroup, 32, 4 * kWarpgroupN}, {Design::kWarpgroup, 48, 4 * kWarpgroupN},
-    {Design::kWarpgroup, 64, 4 * kWarpgroupN},
-};
-constexpr size_t kSkinnyTileCount = sizeof(kSkinnyTiles) / sizeof(kSkinnyTiles[0]);
-
 constexpr bool is_tile_of(const SkinnyTile& tile, const SkinnyGemmConfig& config) {
   if (tile.design != config.design) return false;
   if (config.design == Design::kRegisterPipeline) {
@@ -73,17 +46,6 @@ constexpr bool is_tile_of(const SkinnyTile& tile, const SkinnyGemmConfig& config
   }
   if (config.design == Design::kTmaPipeline) return tile.m == config.block_m / config.m_groups;
   return tile.m == config.block_m && tile.n == config.warpgroups * kWarpgroupN;
-}
-
-// The least m of a design's tiles that holds `rows`, or the largest that there is.
-constexpr int32_t tile_m(Design design, int64_t rows) {
-  int32_t found = 0;
-  for (const SkinnyTile& tile : kSkinnyTiles) {
-    if (tile.design != design) continue;
-    const bool holds = tile.m >= rows;
-    if (found < rows ? tile.m > found : holds && tile.m < found) found = tile.m;
-  }
-  return found;
 }
 
 // ---- What a config asks of a block: kTmaPipeline and kWarpgroup --------------------------------
@@ -176,6 +138,31 @@ constexpr int64_t warpgroup_shared_bytes(const SkinnyGemmConfig& config, int64_t
                           : int64_t{4} * config.split_k * (config.warpgroups / config.n_groups) *
                                 warpgroup_share(config) * kWarpRows * warpgroup_box_m(m);
   return std::max(kHalf, kPatternBytes + warpgroup_stage_bytes(config, m) + exchange);
+}
+
+// ---- What a config asks of the operands ---------------------------------------------------------
+
+// What the kernels ask of the operands besides their types.
+struct Alignment {
+  bool vectors = false;  // both operands' rows start, and K ends, at multiples of 16 bytes
+  bool chunks = false;   // and a row of w is a whole number of 128-byte chunks
+};
+
+inline Alignment alignment_of(const GemmArgs& args) {
+  const int64_t a_bytes = args.k * size_of(args.a_dtype);
+  const int64_t w_bytes = args.k * size_of(args.w_dtype);
+  Alignment alignment;
+  alignment.vectors = has_aligned_rows(args) && a_bytes % 16 == 0 && w_bytes % 16 == 0;
+  // The copy engine counts 128-byte chunks and takes no rows that overlap.
+  alignment.chunks = w_bytes % kChunkBytes == 0 && (args.m == 1 || args.a_stride >= args.k) &&
+                     (args.n == 1 || args.w_stride >= args.k);
+  return alignment;
+}
+
+// Whether these kernels serve the product at all.
+inline bool serves(const GemmArgs& args) {
+  return args.m <= kSkinnyGemmMaxRows && args.k > 0 && args.a_dtype != DType::kFloat8E4M3FNUZ &&
+         args.w_dtype != DType::kFloat8E4M3FNUZ && alignment_of(args).vectors;
 }
 
 }  // namespace cuda::skinny

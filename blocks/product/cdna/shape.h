@@ -40,7 +40,7 @@ struct Target {
   bool matrix_instructions = true;  // gfx942, gfx950
   bool gfx950 = false;
   DType fp8 = DType::kFloat8E4M3FNUZ;  // the dialect of its matrix instructions
-  float terabytes_per_s = 4.2f;        // sustained, from memory
+  float terabytes_per_s = 4.2f;        // that people measure from its memory, of 5.3
   float gigahertz = 2.1f;
   int32_t id = 0;  // among the GPUs of the host
 };

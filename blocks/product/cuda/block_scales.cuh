@@ -42,12 +42,12 @@ class BlockScales {
     const ScaleView& w = tiles.blocks_of_w();
     const int group = warp_ / 4, chunk = lane_ % kScaleRun;
     const int64_t block = (unit.first_chunk + chunk) / Tile::kChunksOfBlock;
-    const int row = Tile::kSwapped
+    const int row = Tile::kSwapAb
                         ? unit.first_column + own_row()
                         : unit.first_row + group * Tile::kGroupRows + warp_ % 4 * 16 + own_row();
-    rows_ = a.is_blocked() ? (Tile::kSwapped ? unit.end_column : unit.end_row) - row : 0;
+    rows_ = a.is_blocked() ? (Tile::kSwapAb ? unit.end_column : unit.end_row) - row : 0;
     a_ = a.data + row * a.row_stride + block * a.block_stride;
-    const int first_group = Tile::kSwapped ? group * Tile::kGroupRows / Tile::kWGroup : 0;
+    const int first_group = Tile::kSwapAb ? group * Tile::kGroupRows / Tile::kWGroup : 0;
     w_ = unit.w_scales[first_group + min(lane_ / kScaleRun, kGroups - 1)] + block * w.block_stride;
     left_ = unit.chunks - chunk;
     in_run_ = 0;
@@ -82,17 +82,17 @@ class BlockScales {
   }
 
  private:
-  static constexpr int kSharers = Tile::kSwapped ? 4 : 1;  // warps that have a table together
-  static constexpr int kTurns = Tile::kSwapped ? 2 : 1;
-  static constexpr int kRows = scale_rows(Tile::kRows, Tile::kColumns, Tile::kSwapped);
+  static constexpr int kSharers = Tile::kSwapAb ? 4 : 1;  // warps that have a table together
+  static constexpr int kTurns = Tile::kSwapAb ? 2 : 1;
+  static constexpr int kRows = scale_rows(Tile::kRows, Tile::kColumns, Tile::kSwapAb);
   static constexpr int kLaneRows = kRows / 8 / kSharers;
-  static constexpr int kPadded = Tile::kSwapped ? 1 : padded_groups(kGroups);
-  static constexpr int kChunkScales = kRows * (Tile::kSwapped ? kGroups : kPadded) + kScaleSkew;
+  static constexpr int kPadded = Tile::kSwapAb ? 1 : padded_groups(kGroups);
+  static constexpr int kChunkScales = kRows * (Tile::kSwapAb ? kGroups : kPadded) + kScaleSkew;
   static_assert(kTurns * kScaleRun * kChunkScales * 4 == kSharers * Tile::kWarpScaleBytes, "");
 
   // The first row of the lane's, of kRows.
   __device__ __forceinline__ int own_row() const {
-    return (Tile::kSwapped ? warp_ % kSharers * 8 : 0) + lane_ / kScaleRun;
+    return (Tile::kSwapAb ? warp_ % kSharers * 8 : 0) + lane_ / kScaleRun;
   }
 
   __device__ __forceinline__ void read_row(int i, float (&scales)[kGroups]) const {
@@ -120,7 +120,7 @@ class BlockScales {
     for (int j = 0; j < kGroups; ++j) {
       w[j] = __shfl_sync(~0u, next_w_, j * kScaleRun + lane_ % kScaleRun);
     }
-    if constexpr (Tile::kSwapped) {
+    if constexpr (Tile::kSwapAb) {
       turn_ ^= 1;  // a warp that is late still reads the last run's
     } else {
       __syncwarp();  // every lane has read the last run's
@@ -131,10 +131,10 @@ class BlockScales {
       const int row = own_row() + i * 8 * kSharers;
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) {
-        to[Tile::kSwapped ? j * kRows + row : row * kPadded + j] = next_a_[i] * w[j];
+        to[Tile::kSwapAb ? j * kRows + row : row * kPadded + j] = next_a_[i] * w[j];
       }
     }
-    if constexpr (Tile::kSwapped) {
+    if constexpr (Tile::kSwapAb) {
       named_barrier(1 + warp_ / 4, 128);
     } else {
       __syncwarp();
@@ -150,7 +150,7 @@ class BlockScales {
     const int rows = left_ > 0 ? rows_ : 0;
 #pragma unroll
     for (int i = 0; i < kLaneRows; ++i) {
-      const int row = Tile::kSwapped ? i * 8 * kSharers : i / 2 * kWgmmaRows + i % 2 * 8;
+      const int row = Tile::kSwapAb ? i * 8 * kSharers : i / 2 * kWgmmaRows + i % 2 * 8;
       if (row < rows) next_a_[i] = a_[row * a.row_stride];
     }
     if (left_ > 0 && w.is_blocked()) next_w_ = *w_;

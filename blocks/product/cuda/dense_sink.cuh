@@ -33,9 +33,9 @@ __device__ __forceinline__ void store_matrices(uint32_t at, uint32_t a, uint32_t
 // Where a warp's steps go by way of its staging, computed once a tile.
 template <class Tile>
 struct StagedStores {
-  static constexpr int kPitch = Tile::kSwapped ? 48 : 80;  // bytes; no bank is met twice
-  static constexpr int kVectors = Tile::kSwapped ? 2 : Tile::kStepTiles;  // in a row of the staging
-  static constexpr int kStagedRows = Tile::kSwapped ? Tile::kStepTiles * 8 : 16;
+  static constexpr int kPitch = Tile::kSwapAb ? 48 : 80;  // bytes; no bank is met twice
+  static constexpr int kVectors = Tile::kSwapAb ? 2 : Tile::kStepTiles;  // in a row of the staging
+  static constexpr int kStagedRows = Tile::kSwapAb ? Tile::kStepTiles * 8 : 16;
   static constexpr int kItems = kStagedRows * kVectors;
   static constexpr int kRowsAtOnce = 32 / kVectors;
   uint32_t write_at, read_at;
@@ -48,16 +48,16 @@ struct StagedStores {
     const int first_row = unit.first_row + warp_row, first_column = unit.first_column;
     const int matrix = lane / 8, half = matrix % 2;
     const uint32_t base = shared_address(staging);
-    write_at = base + (Tile::kSwapped ? (matrix / 2 * 8 + lane % 8) * kPitch + half * 16
-                                      : (half * 8 + lane % 8) * kPitch + matrix / 2 * 16);
+    write_at = base + (Tile::kSwapAb ? (matrix / 2 * 8 + lane % 8) * kPitch + half * 16
+                                     : (half * 8 + lane % 8) * kPitch + matrix / 2 * 16);
     read_at = base + lane / kVectors * kPitch + lane % kVectors * 16;
-    const int m = (Tile::kSwapped ? first_column : first_row) + lane / kVectors;
-    const int n = (Tile::kSwapped ? first_row : first_column) + lane % kVectors * 8;
+    const int m = (Tile::kSwapAb ? first_column : first_row) + lane / kVectors;
+    const int n = (Tile::kSwapAb ? first_row : first_column) + lane % kVectors * 8;
     out = static_cast<uint16_t*>(p.out) + m * p.out_stride + n;
-    m_own = (Tile::kSwapped ? unit.own_column : unit.own_row) - m;
-    n_own = (Tile::kSwapped ? unit.own_row : unit.own_column) - n;
-    m_left = (Tile::kSwapped ? p.columns : p.rows) - m;
-    n_left = (Tile::kSwapped ? p.rows : p.columns) - n;
+    m_own = (Tile::kSwapAb ? unit.own_column : unit.own_row) - m;
+    n_own = (Tile::kSwapAb ? unit.own_row : unit.own_column) - n;
+    m_left = (Tile::kSwapAb ? p.columns : p.rows) - m;
+    n_left = (Tile::kSwapAb ? p.rows : p.columns) - n;
     is_half = p.out_dtype == DType::kFloat16;
     has_item = lane < kItems;
   }
@@ -69,17 +69,17 @@ struct StagedStores {
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < Tile::kStepTiles; i += 2) {
-      store_matrices<Tile::kSwapped>(write_at + (Tile::kSwapped ? i * 8 * kPitch : i * 16),
-                                     pack_pair(dtype, values[i][0], values[i][1]),
-                                     pack_pair(dtype, values[i][2], values[i][3]),
-                                     pack_pair(dtype, values[i + 1][0], values[i + 1][1]),
-                                     pack_pair(dtype, values[i + 1][2], values[i + 1][3]));
+      store_matrices<Tile::kSwapAb>(write_at + (Tile::kSwapAb ? i * 8 * kPitch : i * 16),
+                                    pack_pair(dtype, values[i][0], values[i][1]),
+                                    pack_pair(dtype, values[i][2], values[i][3]),
+                                    pack_pair(dtype, values[i + 1][0], values[i + 1][1]),
+                                    pack_pair(dtype, values[i + 1][2], values[i + 1][3]));
     }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < (kItems + 31) / 32; ++i) {
-      const int m = (Tile::kSwapped ? first_tile * 8 : wave * kWgmmaRows) + i * kRowsAtOnce;
-      const int n = Tile::kSwapped ? wave * kWgmmaRows : first_tile * 8;
+      const int m = (Tile::kSwapAb ? first_tile * 8 : wave * kWgmmaRows) + i * kRowsAtOnce;
+      const int n = Tile::kSwapAb ? wave * kWgmmaRows : first_tile * 8;
       const uint4 vector = load_shared(read_at + i * kRowsAtOnce * kPitch);
       if ((kItems >= 32 || has_item) && m >= m_own && m < m_left && n >= n_own && n < n_left) {
         *reinterpret_cast<uint4*>(out + m * p.out_stride + n) = vector;
@@ -99,12 +99,12 @@ __device__ __forceinline__ void apply_factors(const UnitInfo& unit, int lane_row
     const int column = (first_tile + i) * 8 + quad * 2;
     const float2 of_columns = *reinterpret_cast<const float2*>(unit.column_factor + column);
     float2 bias = make_float2(0.0f, 0.0f);
-    if (!Tile::kSwapped) bias = *reinterpret_cast<const float2*>(unit.bias + column);
+    if (!Tile::kSwapAb) bias = *reinterpret_cast<const float2*>(unit.bias + column);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane_row + half * 8;
       const float of_row = unit.row_factor[row];
-      if (Tile::kSwapped) bias.x = bias.y = unit.bias[row];
+      if (Tile::kSwapAb) bias.x = bias.y = unit.bias[row];
       values[i][half * 2] = sums[i][half * 2] * of_row * of_columns.x + bias.x;
       values[i][half * 2 + 1] = sums[i][half * 2 + 1] * of_row * of_columns.y + bias.y;
     }
@@ -177,7 +177,7 @@ __device__ __forceinline__ void finish_sums(
     uint8_t* staging, uint32_t steps, const float (&sums)[Tile::kWaves][Tile::kColumnTiles][4]) {
   const int lane = thread % 32, quad = lane % 4;
   const int warp_row = group * Tile::kWaves * kWgmmaRows + thread / 32 * 16;  // within the tile
-  if constexpr (!Tile::kSwapped) {
+  if constexpr (!Tile::kSwapAb) {
     if (p.wide_stores && unit.contributors == 1 && unit.own_row == unit.first_row &&
         unit.own_column == unit.first_column) {
       return store_boxes<Tile>(p, unit, warp_row, lane, staging, sums);
@@ -188,7 +188,7 @@ __device__ __forceinline__ void finish_sums(
 #endif
   }
   const StagedStores<Tile> stores(p, unit, warp_row, lane, staging);
-  if (Tile::kSwapped && p.wide_stores && unit.contributors == 1) {
+  if (Tile::kSwapAb && p.wide_stores && unit.contributors == 1) {
     for_each_step<Tile::kSteps>([&](auto constant) {
       constexpr int step = decltype(constant)::value;
       constexpr int wave = step / Tile::kColumnSteps;
@@ -237,7 +237,7 @@ __device__ __forceinline__ void finish_sums(
         if (row < own_row || row >= last_row) continue;
         if (column < own_column || column >= last_column) continue;
         const int64_t r = unit.first_row + row, c = unit.first_column + column;
-        const int64_t at = Tile::kSwapped ? c * p.out_stride + r : r * p.out_stride + c;
+        const int64_t at = Tile::kSwapAb ? c * p.out_stride + r : r * p.out_stride + c;
         if (p.out_dtype == DType::kFloat32) {
           static_cast<float*>(p.out)[at] = values[i][j];
         } else {
@@ -274,7 +274,7 @@ class DenseSink {
   // The copy engine has stored them.
   __device__ __forceinline__ void end() const {
 #if __CUDA_ARCH__ >= 900
-    if (!Tile::kSwapped) wait_for_stores();
+    if (!Tile::kSwapAb) wait_for_stores();
 #endif
   }
 

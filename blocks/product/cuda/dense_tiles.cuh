@@ -39,8 +39,8 @@ class DenseTiles {
       }
     }
     const int own_row = place.x * Tile::kRows, own_column = place.y * Tile::kColumns;
-    return {first_of<Tile::kRows, Tile::kSwapped>(own_row, p_.rows),
-            first_of<Tile::kColumns, !Tile::kSwapped>(own_column, p_.columns),
+    return {first_of<Tile::kRows, Tile::kSwapAb>(own_row, p_.rows),
+            first_of<Tile::kColumns, !Tile::kSwapAb>(own_column, p_.columns),
             own_row,
             own_column,
             p_.rows,
@@ -66,24 +66,24 @@ class DenseTiles {
   __device__ __forceinline__ const ScaleView& scale_w(const Place&) const { return p_.scale_w; }
   // The row of w that group `group` of `size` rows of w begins with; -1 for none.
   __device__ __forceinline__ int w_row_of_group(const Place& place, int group, int size) const {
-    const int row = (Tile::kSwapped ? place.first_row : place.first_column) + group * size;
-    return row < (Tile::kSwapped ? p_.rows : p_.columns) ? row : -1;
+    const int row = (Tile::kSwapAb ? place.first_row : place.first_column) + group * size;
+    return row < (Tile::kSwapAb ? p_.rows : p_.columns) ? row : -1;
   }
 
   // What row i of a, or of w, of the tile is multiplied by at the end; the bias of the latter.
   __device__ __forceinline__ float a_factor(const Place& place, int i) const {
-    const int64_t row = (Tile::kSwapped ? place.first_column : place.first_row) + i;
-    return row < (Tile::kSwapped ? p_.columns : p_.rows) ? p_.scale_a.outer(row) : 0.0f;
+    const int64_t row = (Tile::kSwapAb ? place.first_column : place.first_row) + i;
+    return row < (Tile::kSwapAb ? p_.columns : p_.rows) ? p_.scale_a.outer(row) : 0.0f;
   }
   __device__ __forceinline__ float w_factor(const Place& place, int i) const {
-    const int64_t row = (Tile::kSwapped ? place.first_row : place.first_column) + i;
-    return row < (Tile::kSwapped ? p_.rows : p_.columns) ? p_.scale_w.outer(row) : 0.0f;
+    const int64_t row = (Tile::kSwapAb ? place.first_row : place.first_column) + i;
+    return row < (Tile::kSwapAb ? p_.rows : p_.columns) ? p_.scale_w.outer(row) : 0.0f;
   }
   __device__ __forceinline__ bool has_bias() const { return p_.bias != nullptr; }
   __device__ __forceinline__ float bias(const Place& place, int i) const {
-    const int64_t row = (Tile::kSwapped ? place.first_row : place.first_column) + i;
-    return row < (Tile::kSwapped ? p_.rows : p_.columns) ? load_bias(p_.bias, p_.bias_dtype, row)
-                                                         : 0.0f;
+    const int64_t row = (Tile::kSwapAb ? place.first_row : place.first_column) + i;
+    return row < (Tile::kSwapAb ? p_.rows : p_.columns) ? load_bias(p_.bias, p_.bias_dtype, row)
+                                                        : 0.0f;
   }
 
  private:

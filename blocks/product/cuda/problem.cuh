@@ -15,8 +15,8 @@
 #include "../../../common/gpu/cluster.h"
 #include "../../../common/gpu/dependent_launch.h"
 #include "../args.h"
-#include "config.h"
 #include "schedule.h"
+#include "shape.h"
 
 namespace rocm_kernels {
 namespace cuda {
@@ -25,7 +25,7 @@ struct WarpgroupProblem {
   TileSchedule schedule;
   int32_t tiles_r = 0;  // of the product, in pairs where a cluster takes two
   int32_t tiles_c = 0;
-  int32_t group = 1;  // tiles of rows that consecutive tiles go through before the next columns
+  int32_t group_m = 1;  // tiles of rows that consecutive tiles go through before the next columns
   int32_t rows = 0, columns = 0;
   int32_t num_stages = 0;
   int32_t narrow_stages = 0;  // of weights that are widened
@@ -48,13 +48,13 @@ struct WarpgroupProblem {
 };
 
 // What one instance of the kernel is compiled for.
-template <DType kElementType, bool kRowsAreW, int kWaveCount, int kColumnCount, bool kBlocks,
+template <DType kElementType, bool kSwapsAb, int kWaveCount, int kColumnCount, bool kBlocks,
           int kChainLength, bool kPairedRows = false, DType kWeightType = kElementType>
 struct WarpgroupTile {
   static constexpr DType kType = kElementType;  // of a, and of what is multiplied
   static constexpr DType kWType = kWeightType;
   static constexpr bool kWidened = kWType != kType;  // w on its way: widen.cuh
-  static constexpr bool kSwapped = kRowsAreW;        // rows are w's
+  static constexpr bool kSwapAb = kSwapsAb;          // w is the 64-row operand: rows are w's
   static constexpr int kWaves = kWaveCount;          // of 64 rows, in a warpgroup
   static constexpr int kColumns = kColumnCount;
   static constexpr bool kBlockScales = kBlocks;
@@ -67,11 +67,11 @@ struct WarpgroupTile {
   // Sets of registers for products: a second one where the sums leave room, less of which is needed
   // for the longer code of two sums a chunk, and by 128 tokens whose block scales are columns'. A
   // third kind of warps leaves none.
-  static constexpr bool kFewRegisters = kChain == 2 || (kBlocks && kSwapped);
+  static constexpr bool kFewRegisters = kChain == 2 || (kBlocks && kSwapAb);
   static constexpr int kParts =
       !kWidened && (kWaves + 2) * kColumns <= (kFewRegisters ? 352 : 384) ? 2 : 1;
   static constexpr int kStageBytes = (kRows + kColumns) * kChunkBytes;
-  static constexpr int kTileRowsOfW = kSwapped ? kRows : kColumns;
+  static constexpr int kTileRowsOfW = kSwapAb ? kRows : kColumns;
   // Two warpgroups widen where the sums leave them registers: FP8 in turns, a stage each. MXFP4
   // together, for a row's scales are then looked up by one thread and not by two.
   static constexpr int kSums = kWaves * kColumns / 2 + (kChain == 0 ? 0 : kColumns / 2);
@@ -86,7 +86,7 @@ struct WarpgroupTile {
   static constexpr int kWRowBytes = kWidened ? narrow_row_bytes(kType, kWType) : kChunkBytes;
   static constexpr int kNarrowBytes = kWidened ? kTileRowsOfW * kWRowBytes : 0;  // of a stage
   static constexpr int kWarpScaleBytes =
-      kBlockScales ? warp_scale_bytes(kRows, kColumns, kSwapped, kPaired) : 0;
+      kBlockScales ? warp_scale_bytes(kRows, kColumns, kSwapAb, kPaired) : 0;
   static constexpr int kChunksOfBlock =
       kScaleBlock * static_cast<int>(size_of(kType)) / kChunkBytes;
   static constexpr int kColumnTiles = kColumns / 8;
@@ -103,16 +103,16 @@ struct WarpgroupTile {
   static constexpr bool kOutIsKnown = is_fp8(kType);
   static constexpr DType kKnownOut = kChain == 2 ? DType::kFloat16 : DType::kBFloat16;
   static constexpr int kWarpStaging =
-      warp_staging_bytes(kRows, kColumns, kSwapped, is_fp8(kType), kWarpScaleBytes, kWidened);
+      warp_staging_bytes(kRows, kColumns, kSwapAb, is_fp8(kType), kWarpScaleBytes, kWidened);
   // Columns that surely lie in one block of 128 of w.
-  static constexpr int kScaleGroup = kSwapped ? kColumns : columns_of_block(kColumns, kPaired);
+  static constexpr int kScaleGroup = kSwapAb ? kColumns : columns_of_block(kColumns, kPaired);
   static constexpr int kScaleGroups = kColumns / kScaleGroup;
   // Of w, as rows or as columns: rows that share a block, such groups in a tile, and of these the
   // ones that a thread multiplies.
-  static constexpr int kWGroup = !kSwapped ? kScaleGroup : kPaired ? 64 : 128;
-  static constexpr int kWGroups = kSwapped ? kRows / kWGroup : kScaleGroups;
-  static constexpr int kWScales = !kSwapped ? kScaleGroups : kPaired ? kWaves : 1;
-  static_assert(!kPaired || (kSwapped ? kWaves == 2 : kColumns == 128), "");
+  static constexpr int kWGroup = !kSwapAb ? kScaleGroup : kPaired ? 64 : 128;
+  static constexpr int kWGroups = kSwapAb ? kRows / kWGroup : kScaleGroups;
+  static constexpr int kWScales = !kSwapAb ? kScaleGroups : kPaired ? kWaves : 1;
+  static_assert(!kPaired || (kSwapAb ? kWaves == 2 : kColumns == 128), "");
   static_assert(kColumns % kScaleGroup == 0 && kColumnTiles % kStepTiles == 0, "");
 };
 
@@ -141,12 +141,12 @@ __device__ __forceinline__ void for_each_step(const Body& body) {
   }
 }
 
-// Where a tile lies: consecutive tiles go down `group` tiles of rows, then to the next columns.
+// Where a tile lies: consecutive tiles go down `group_m` tiles of rows, then to the next columns.
 __device__ __forceinline__ int2 place_of_tile(const WarpgroupProblem& p, int tile) {
-  const int per_group = p.group * p.tiles_c;
+  const int per_group = p.group_m * p.tiles_c;
   const int group = tile / per_group;
-  const int first = group * p.group;
-  const int height = min(p.group, p.tiles_r - first);
+  const int first = group * p.group_m;
+  const int height = min(p.group_m, p.tiles_r - first);
   const int rest = tile - group * per_group;
   return make_int2(first + rest % height, rest / height);
 }

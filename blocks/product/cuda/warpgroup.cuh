@@ -84,9 +84,8 @@ struct WarpgroupBlock {
   __device__ __forceinline__ void widen() const {
     if constexpr (Tile::kWidened) {
       drop_registers<Tile::kWidenRegisters>();
-      const WideningStages at = {narrow,       narrow_full,
-                                 narrow_empty, stages + (Tile::kSwapped ? 0 : kRowBytes),
-                                 full,         empty};
+      const WideningStages at = {
+          narrow, narrow_full, narrow_empty, stages + (Tile::kSwapAb ? 0 : kRowBytes), full, empty};
       widen_weights<Tile>(tiles, p, worker, threadIdx.x - kWarpgroupThreads, at);
     }
   }
@@ -95,7 +94,7 @@ struct WarpgroupBlock {
 
   __device__ __forceinline__ void fetch(const CUtensorMap& rows_map, const CUtensorMap& columns_map,
                                         int role) const {
-    const bool is_rows = role == 0, is_w = is_rows == Tile::kSwapped;
+    const bool is_rows = role == 0, is_w = is_rows == Tile::kSwapAb;
     const bool widens = Tile::kWidened && is_w;
     const int row_bytes = widens ? Tile::kWRowBytes : kChunkBytes;
     const int num_stages = widens ? p.narrow_stages : p.num_stages;
@@ -197,20 +196,20 @@ struct WarpgroupBlock {
 #pragma unroll
       for (int i = 0; i < kRowLanes; ++i) {
         const int row = lane + i * 32;
-        row_factor[i] = Tile::kSwapped ? tiles.w_factor(place, row) : tiles.a_factor(place, row);
+        row_factor[i] = Tile::kSwapAb ? tiles.w_factor(place, row) : tiles.a_factor(place, row);
       }
 #pragma unroll
       for (int i = 0; i < kColumnLanes; ++i) {
         const int column = lane + i * 32;
         column_factor[i] =
-            Tile::kSwapped ? tiles.a_factor(place, column) : tiles.w_factor(place, column);
+            Tile::kSwapAb ? tiles.a_factor(place, column) : tiles.w_factor(place, column);
       }
 #pragma unroll
       for (int i = 0; i < kRowLanes; ++i) info.row_factor[lane + i * 32] = row_factor[i];
 #pragma unroll
       for (int i = 0; i < kColumnLanes; ++i) info.column_factor[lane + i * 32] = column_factor[i];
       if (tiles.has_bias()) {
-        constexpr int kBiasLanes = Tile::kSwapped ? kRowLanes : kColumnLanes;
+        constexpr int kBiasLanes = Tile::kSwapAb ? kRowLanes : kColumnLanes;
         float bias[kBiasLanes];
 #pragma unroll
         for (int i = 0; i < kBiasLanes; ++i) bias[i] = tiles.bias(place, lane + i * 32);
@@ -357,7 +356,7 @@ struct WarpgroupBlock {
             if constexpr (piece == 0) {
               scales.template advance<decltype(constant)::value / kPieces, kLoopChunks>(tiles);
             }
-            if constexpr (!Tile::kSwapped && piece % kChains == 0) {
+            if constexpr (!Tile::kSwapAb && piece % kChains == 0) {
               scales.read_rows(piece / kChains, low, high);
             }
           }
@@ -379,7 +378,7 @@ struct WarpgroupBlock {
             if constexpr (!Tile::kBlockScales) {
 #pragma unroll
               for (int j = 0; j < 4; ++j) sum[j] += part[from][tile][j];
-            } else if constexpr (Tile::kSwapped) {
+            } else if constexpr (Tile::kSwapAb) {
               const float2 of = scales.read_columns(tile, Tile::kWScales > 1 ? wave : 0);
               sum[0] = fmaf(part[from][tile][0], of.x, sum[0]);
               sum[1] = fmaf(part[from][tile][1], of.y, sum[1]);

@@ -1,5 +1,5 @@
-// A config of the CUDA gemm: which kernel, and how the work is divided. As a struct, as text, and
-// what it asks of the device. No CUDA header.
+// What the warpgroup kernel and gemm's others ask of an NVIDIA GPU and of the operands, for gemm
+// and for the products of experts. No CUDA header.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,6 @@
 #include "../../../common/cuda/memory_rates.h"
 #include "../../../common/cuda/swizzle.h"
 #include "../args.h"
-#include "../config_fields.h"
-#include "schedule.h"
 
 namespace rocm_kernels {
 namespace cuda {
@@ -66,52 +64,6 @@ struct GemmDevice {
   MemoryRates memory;
 };
 
-struct GemmConfig {
-  enum class Design : int32_t {
-    kPlain,      // any types, one element at a time (plain.cu)
-    kMma,        // mma.sync: sm_80 and later (mma.cuh)
-    kWarpgroup,  // TMA into wgmma: sm_90a alone (warpgroup.cuh), to which all fields belong
-  };
-  enum Rows : int32_t { kRowsOfA, kRowsOfW };  // the 64-row operand of wgmma
-  enum Schedule : int32_t { kDataParallel, kSplitK, kStreamK, kHybrid };  // see schedule.h
-  Design design = Design::kPlain;
-  int32_t block_m = 128, block_n = 128;
-  int32_t rows = kRowsOfA;
-  int32_t cluster_m = 1, cluster_n = 1;  // blocks that share tiles of w, of a
-  int32_t num_stages = 4;
-  int32_t schedule = kDataParallel;
-  int32_t split_k = 1;  // kSplitK
-  int32_t group = 32;   // tiles of rows before the next columns
-
-  bool rows_are_w() const { return rows == kRowsOfW; }
-  int block_r() const { return rows_are_w() ? block_n : block_m; }
-  int block_c() const { return rows_are_w() ? block_m : block_n; }
-  int cluster_r() const { return rows_are_w() ? cluster_n : cluster_m; }
-  int cluster_c() const { return rows_are_w() ? cluster_m : cluster_n; }
-
-  static constexpr const char* kRowsNames[] = {"a", "w"};
-  static constexpr const char* kScheduleNames[] = {"data_parallel", "split_k", "stream_k",
-                                                   "hybrid"};
-  static constexpr const char* kDesigns[] = {"plain", "mma", "warpgroup"};
-  static constexpr ConfigField<GemmConfig> kFields[] = {
-      {"block_m", &GemmConfig::block_m},
-      {"block_n", &GemmConfig::block_n},
-      {"rows", &GemmConfig::rows, kRowsNames, 2},
-      {"cluster_m", &GemmConfig::cluster_m},
-      {"cluster_n", &GemmConfig::cluster_n},
-      {"num_stages", &GemmConfig::num_stages},
-      {"schedule", &GemmConfig::schedule, kScheduleNames, 4},
-      {"split_k", &GemmConfig::split_k},
-      {"group", &GemmConfig::group},
-  };
-  static constexpr Status kMustRead =
-      "gemm config: it must read like 'warpgroup block_m=128 block_n=128 rows=a cluster_m=1 "
-      "cluster_n=1 num_stages=5 schedule=data_parallel split_k=1 group=32'";
-};
-
-constexpr Status kNoTile =
-    "gemm config: no kernel has this tile; gemm_configs lists those that are";
-
 // Rows of an operand that one copy brings: a tile's, or all there are, and a part of them where
 // `sharing` blocks fetch one each. Whole patterns, so that parts join.
 inline int32_t box_rows(int64_t rows, int block, int sharing) {
@@ -147,16 +99,15 @@ constexpr int columns_of_block(int block_c, bool paired) {
 }
 // Block scales in shared memory (block_scales.cuh): rows of a in a table, groups of w beside each,
 // bytes for each warp. Tables of a warpgroup that take turns are half a warp's each.
-constexpr int scale_rows(int block_r, int block_c, bool rows_are_w) {
-  return rows_are_w ? ceil_div(block_c, 32) * 32 : block_r / 8;
+constexpr int scale_rows(int block_r, int block_c, bool swap_ab) {
+  return swap_ab ? ceil_div(block_c, 32) * 32 : block_r / 8;
 }
 constexpr int padded_groups(int groups) { return groups <= 2 ? groups : ceil_div(groups, 4) * 4; }
-constexpr int warp_scale_bytes(int block_r, int block_c, bool rows_are_w, bool paired) {
-  const int groups = rows_are_w ? (paired ? block_r / 128 : 1)
-                                : padded_groups(block_c / columns_of_block(block_c, paired));
-  const int bytes =
-      kScaleRun * (scale_rows(block_r, block_c, rows_are_w) * groups + kScaleSkew) * 4;
-  return rows_are_w ? bytes / 2 : bytes;
+constexpr int warp_scale_bytes(int block_r, int block_c, bool swap_ab, bool paired) {
+  const int groups = swap_ab ? (paired ? block_r / 128 : 1)
+                             : padded_groups(block_c / columns_of_block(block_c, paired));
+  const int bytes = kScaleRun * (scale_rows(block_r, block_c, swap_ab) * groups + kScaleSkew) * 4;
+  return swap_ab ? bytes / 2 : bytes;
 }
 
 // Outputs on their way to memory: boxes of kStagedRows x staged_columns() of 16 bits. With room for
@@ -184,20 +135,11 @@ constexpr int staged_boxes(int block_r, int block_c, bool fp8, int scale_bytes, 
   return static_cast<int>(
       std::clamp<int64_t>((left - stages * stage) / (kMathGroups * 4 * box), least, all));
 }
-constexpr int warp_staging_bytes(int block_r, int block_c, bool rows_are_w, bool fp8,
-                                 int scale_bytes, bool widened) {
-  return rows_are_w ? kWarpColumnsBytes
-                    : staged_boxes(block_r, block_c, fp8, scale_bytes, widened) *
-                          staged_box_bytes(block_c);
-}
-
-inline int64_t warpgroup_shared_bytes(const GemmArgs& args, const GemmConfig& c) {
-  const int scales =
-      is_block_scaled(args) ? warp_scale_bytes(c.block_r(), c.block_c(), c.rows_are_w(), false) : 0;
-  return warpgroup_shared_bytes(
-      c.block_m, c.block_n, c.num_stages,
-      scales + warp_staging_bytes(c.block_r(), c.block_c(), c.rows_are_w(), is_fp8(args.a_dtype),
-                                  scales, is_widened(args)));
+constexpr int warp_staging_bytes(int block_r, int block_c, bool swap_ab, bool fp8, int scale_bytes,
+                                 bool widened) {
+  return swap_ab ? kWarpColumnsBytes
+                 : staged_boxes(block_r, block_c, fp8, scale_bytes, widened) *
+                       staged_box_bytes(block_c);
 }
 
 // Stages of weights that are widened: before they are (`narrow`), and of what is multiplied. Few
@@ -215,52 +157,6 @@ inline WidenedStages widened_stages(int64_t block_m, int64_t block_n, int narrow
   stages.narrow =
       static_cast<int>(std::min<int64_t>((left - stages.wide * wide) / narrow, kMaxStages));
   return stages;
-}
-
-// The cut of a product by a config: tiles as workers take them.
-inline TileSchedule cut_product(const GemmConfig& c, int64_t m, int64_t n, int64_t k_bytes,
-                                int sm_count) {
-  const int64_t tiles = ceil_div(m, c.block_m * c.cluster_m) * ceil_div(n, c.block_n * c.cluster_n);
-  const int chunks = static_cast<int>(ceil_div(k_bytes, kChunkBytes));
-  const int most = sm_count / (c.cluster_m * c.cluster_n);
-  int64_t whole = tiles;
-  int split = 1;
-  int64_t units = tiles;
-  switch (c.schedule) {
-    case GemmConfig::kDataParallel:
-      break;
-    case GemmConfig::kSplitK:
-      split = std::min(c.split_k, chunks);
-      if (split > 1) whole = 0;
-      units = tiles * split;
-      break;
-    case GemmConfig::kStreamK:
-      whole = 0, split = 0;
-      units = std::min(tiles * chunks, tiles * (kMaxContributors - 2));
-      break;
-    case GemmConfig::kHybrid:
-      // The last wave that is not full, and the one before it, so that no interval is short.
-      whole = tiles % most == 0 ? tiles : std::max<int64_t>(0, tiles / most - 1) * most;
-      split = whole == tiles ? 1 : 0;
-      units = whole == tiles ? tiles : std::min(tiles * chunks, tiles * (kMaxContributors - 2));
-      break;
-  }
-  return TileSchedule::make(static_cast<int32_t>(tiles), chunks, static_cast<int32_t>(whole), split,
-                            static_cast<int32_t>(std::min<int64_t>(most, units)));
-}
-
-// Flags first, then the partial sums.
-inline int64_t flag_bytes(const TileSchedule& schedule, int cluster) {
-  if (schedule.slots() == 0) return 0;
-  return ceil_div(int64_t{schedule.shared_tiles()} * cluster * kMathGroups * kMaxSteps *
-                      kMaxContributors * 8,
-                  256) *
-         256;
-}
-inline int64_t workspace_bytes(const GemmConfig& c, const TileSchedule& schedule) {
-  const int cluster = c.cluster_m * c.cluster_n;
-  return flag_bytes(schedule, cluster) +
-         schedule.slots() * cluster * int64_t{c.block_m} * c.block_n * 4;
 }
 
 }  // namespace cuda
