@@ -1,0 +1,629 @@
+// Attention of few queries: what a decode step asks for, bound by the bytes of keys and values.
+//
+//   S^T [keys, rows] = K [keys, D] Q^T          rows: the queries that share a KV head, q_len *
+//   group O^T [D, rows]   += V^T [D, keys] P^T        P^T = exp2(S^T - max)
+//
+// A block of four warps has one sequence, one KV head, up to 8 * kTiles rows and a part of the
+// keys. Each warp is alone until the end:
+//
+//   all warps   copy their own tiles of kKeys keys and values to stages of their own, some ahead
+//               (cp.async, no barrier), multiply, keep a running maximum and sum
+//   at the end  the four warps' sums meet in shared memory, then those of the blocks of a cluster,
+//               which have the other parts of the keys: each block finishes a share of the outputs
+//               from the shared memory of all. Where there are more parts than a cluster has
+//               blocks, they meet in memory, and a second kernel joins them.
+//
+// Why keys are the 16 rows of mma.m16n8k16: a decode step has 4 or 8 rows of queries, which are
+// then its 8 columns, and a warp's O^T takes half the registers.
+//
+// FP8 keys and values are widened to float16, exactly, between shared memory and the instruction:
+// an 8 x 8 matrix of 16-bit words is one of 8 x 16 codes. The queries then are float16 too, each
+// row times a power of two that keeps it in range.
+#pragma once
+
+#include <type_traits>
+
+#include "../../common/cuda/async_copy.cuh"
+#include "../../common/cuda/shared_memory.cuh"
+#include "../../common/cuda/widen.cuh"
+#include "../../common/gpu/cluster.h"
+#include "../../common/gpu/dependent_launch.h"
+#include "problem.cuh"
+
+namespace rocm_kernels {
+namespace cuda {
+
+constexpr int kMaxCluster = 16;
+
+// Bytes between rows in shared memory: an odd number of 16 bytes, so that eight rows' vectors lie
+// on different banks.
+constexpr int row_pitch(int bytes) { return bytes / 16 % 2 == 0 ? bytes + 16 : bytes; }
+
+// kD: elements of a head of q, k and v, rounded up; what is beyond the head is zero.
+template <typename T, bool kFp8KV, int kHeadDim, int kRowTiles>
+struct DecodeShape {
+  using Q = T;                                        // of q and out
+  using Mma = std::conditional_t<kFp8KV, __half, T>;  // that are multiplied
+  static constexpr bool kFp8 = kFp8KV;
+  static constexpr int kD = kHeadDim, kTiles = kRowTiles;
+  static constexpr int kRows = 8 * kTiles;
+  static constexpr int kBytes = kFp8 ? 1 : 2;
+  static constexpr int kRowBytes = kD * kBytes;
+  static constexpr int kPitch = row_pitch(kRowBytes);
+  static constexpr int kKeys = kRowBytes <= 128 ? 32 : 16;  // of a tile
+  static constexpr int kTileBytes = kKeys * kPitch;         // of K, or of V
+  static constexpr int kWarps = kD <= 256 ? 4 : 2;
+  static constexpr int kThreads = 32 * kWarps;
+  // Two blocks a multiprocessor where each still has two tiles under way, else one.
+  static constexpr int kStageBytes = 2 * kTileBytes * kWarps;
+  static constexpr int kStages =
+      3 * kStageBytes <= 111 << 10 || 2 * kStageBytes > 111 << 10 ? 3 : 2;
+  static constexpr int kBlocks = kStages * kStageBytes <= 111 << 10 ? 2 : 1;  // a multiprocessor
+  static constexpr int kWarpBytes = 2 * kStages * kTileBytes;
+  static constexpr int kOutPitch = kD + 4;  // floats
+  static constexpr int kSumsBytes = kWarps * kRows * (kOutPitch + 2) * 4;
+  // The ring, in whose place the warps' sums come; then what the blocks of the cluster send.
+  static constexpr int kRingBytes =
+      kWarps * kWarpBytes > kSumsBytes ? kWarps* kWarpBytes : kSumsBytes;
+  static constexpr int kSharedBytes = kRingBytes + 4 * (kRows * kD + 2 * kMaxCluster * kRows);
+};
+
+// How the work is divided.
+struct DecodeGrid {
+  Window window;
+  int heads_per_kv;
+  uint32_t heads_magic;  // ceil(2^32 / heads_per_kv)
+  int parts;             // of the keys: cluster * outer
+  int cluster;           // that meet in shared memory
+  int row_blocks;        // of kRows rows
+  float* partial;  // [row of q, head][outer][D + 2], where outer > 1: sums, maximum (log2), sum
+
+  // Of a row of the sequence, its query; the rest is the head among those of the KV head.
+  __device__ __forceinline__ int query_of(int row) const {
+    return heads_per_kv == 1 ? row
+                             : static_cast<int>(__umulhi(static_cast<uint32_t>(row), heads_magic));
+  }
+};
+
+// One warp's tiles on their way to its shared memory.
+template <class Shape>
+class TileCopies {
+ public:
+  static constexpr int kVectors = Shape::kRowBytes / 16;  // of a row
+  static constexpr int kCopies = Shape::kKeys * kVectors / 32;
+  // Lanes keep their place in rows from copy to copy, which then are a number of rows apart.
+  static constexpr bool kRegular = 32 % kVectors == 0 || kVectors % 32 == 0;
+  static_assert(Shape::kKeys * kVectors % 32 == 0, "each lane copies as many vectors");
+
+  __device__ TileCopies(const AttentionArgs& args, const Sequence& s, int head, KeyRange keys)
+      : pages_(s.pages), keys_(keys), page_size_(static_cast<uint32_t>(args.page_size)) {
+    k_row_ = args.k.row_stride * Shape::kBytes;
+    v_row_ = args.v.row_stride * Shape::kBytes;
+    k_page_ = args.k.batch_stride * Shape::kBytes;
+    v_page_ = args.v.batch_stride * Shape::kBytes;
+    k_ = static_cast<const char*>(args.k.data) + s.k_begin * k_row_ +
+         (s.k_batch + head * args.k.head_stride) * Shape::kBytes;
+    v_ = static_cast<const char*>(args.v.data) + s.k_begin * v_row_ +
+         (s.v_batch + head * args.v.head_stride) * Shape::kBytes;
+    k_bytes_ = static_cast<int>(args.head_dim) * Shape::kBytes;
+    v_bytes_ = static_cast<int>(args.head_dim_v) * Shape::kBytes;
+    whole_rows_ = kRegular && k_bytes_ == Shape::kRowBytes && v_bytes_ == Shape::kRowBytes;
+    whole_pages_ = pages_ == nullptr || page_size_ % Shape::kKeys == 0;
+  }
+
+  // Looks up where the keys of the tile at `first` lie; before start() of the same tile.
+  __device__ void look_up(int first) {
+    if (pages_ == nullptr) return;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int key = whole_pages_ ? first : first + lane % Shape::kKeys;
+    if (whole_pages_ || (key >= keys_.begin && key < keys_.end)) {
+      const uint32_t page = static_cast<uint32_t>(key) / page_size_;
+      page_ = pages_[page];
+      row_ = static_cast<int>(static_cast<uint32_t>(key) - page * page_size_);
+    }
+  }
+
+  __device__ void start(int first, uint32_t k_stage, uint32_t v_stage) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (whole_rows_ && whole_pages_ && first >= keys_.begin && first + Shape::kKeys <= keys_.end) {
+      const int64_t row = (pages_ != nullptr ? row_ : first) + lane / kVectors;
+      const int byte = lane % kVectors * 16;
+      const char* k = k_ + row * k_row_ + byte;
+      const char* v = v_ + row * v_row_ + byte;
+      if (pages_ != nullptr) {
+        k += page_ * k_page_;
+        v += page_ * v_page_;
+      }
+      const uint32_t to = static_cast<uint32_t>(lane / kVectors * Shape::kPitch + byte);
+      constexpr int kRowsAtOnce = kVectors < 32 ? 32 / kVectors : 1;
+      constexpr int kCopiesOfRow = kVectors < 32 ? 1 : kVectors / 32;
+#pragma unroll
+      for (int i = 0; i < kCopies / kCopiesOfRow; ++i) {
+#pragma unroll
+        for (int j = 0; j < kCopiesOfRow; ++j) {
+          const uint32_t at = to + i * kRowsAtOnce * Shape::kPitch + j * 512;
+          copy_vector(k_stage + at, k + j * 512, 16);
+          copy_vector(v_stage + at, v + j * 512, 16);
+        }
+        k += kRowsAtOnce * k_row_;
+        v += kRowsAtOnce * v_row_;
+      }
+      return;
+    }
+    // Keys that nobody sees, and what is beyond a head, are zeros: nothing of them is read.
+#pragma unroll 1
+    for (int i = 0; i < kCopies; ++i) {
+      const int vector = i * 32 + lane;
+      const int row = vector / kVectors, byte = vector % kVectors * 16;
+      const int key = first + row;
+      int64_t page = 0, in_page = key;
+      if (pages_ != nullptr) {
+        page = __shfl_sync(~0u, page_, row);
+        in_page = whole_pages_ ? row_ + row : __shfl_sync(~0u, row_, row);
+      }
+      const bool there = key >= keys_.begin && key < keys_.end;
+      const int k_left = there ? min(max(k_bytes_ - byte, 0), 16) : 0;
+      const int v_left = there ? min(max(v_bytes_ - byte, 0), 16) : 0;
+      const uint32_t to = static_cast<uint32_t>(row * Shape::kPitch + byte);
+      copy_vector(k_stage + to, k_left > 0 ? k_ + page * k_page_ + in_page * k_row_ + byte : k_,
+                  k_left);
+      copy_vector(v_stage + to, v_left > 0 ? v_ + page * v_page_ + in_page * v_row_ + byte : v_,
+                  v_left);
+    }
+  }
+
+ private:
+  const int32_t* pages_;
+  KeyRange keys_;
+  uint32_t page_size_;
+  const char *k_, *v_;
+  int64_t k_row_, v_row_, k_page_, v_page_;  // bytes
+  int k_bytes_, v_bytes_;                    // of a row
+  bool whole_rows_, whole_pages_;            // a tile's rows, all one after the other
+  int page_ = 0, row_ = 0;                   // of the tile's first key, or of key lane % kKeys
+};
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    attention_decode(const __grid_constant__ AttentionArgs args, const DecodeGrid grid) {
+  using Mma = typename Shape::Mma;
+  using Q = typename Shape::Q;
+  constexpr int kD = Shape::kD, kTiles = Shape::kTiles, kRows = Shape::kRows;
+  constexpr int kKeys = Shape::kKeys, kSteps = kD / 16;
+  constexpr int kPitch = Shape::kPitch;
+
+  extern __shared__ __align__(16) char shared[];
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int group = lane / 4, quad = lane % 4;
+
+  // ---- Which work is this block's: part, KV head and rows, sequence
+  const int part = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.z);
+  int head = static_cast<int>(blockIdx.y), row_block = 0;
+  if (grid.row_blocks > 1) {
+    row_block = grid.row_blocks - 1 - head / static_cast<int>(args.kv_heads);
+    head %= static_cast<int>(args.kv_heads);
+  }
+  const int heads_per_kv = grid.heads_per_kv;
+  const int first_row = row_block * kRows;
+  if (grid.cluster > 1) cluster_arrive();  // awaited before anything is sent to another block
+  allow_next_kernel();
+  wait_for_previous_kernel();
+  const Sequence s = sequence_of(args, b);
+  const int row_count = s.q_count * heads_per_kv;  // of the sequence's rows for this KV head
+  // Blocks of a cluster are alike in this.
+  if (first_row >= row_count) {
+    if (grid.cluster > 1) cluster_wait();
+    return;
+  }
+  const int last_row = min(first_row + kRows, row_count) - 1;
+  const KeyRange first_sees =
+      grid.window.seen(s, grid.query_of(first_row), grid.query_of(first_row));
+  const KeyRange last_sees = grid.window.seen(s, grid.query_of(last_row), grid.query_of(last_row));
+  const KeyRange keys = {min(first_sees.begin, last_sees.end), last_sees.end};
+
+  // ---- Q^T as columns, of row first_row + 8 t + group what this lane multiplies; and scales.
+  // Asked for now, needed when the first keys are there.
+  uint32_t q[kTiles][kSteps][2];
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    const int row = min(first_row + 8 * t + group, last_row), query = grid.query_of(row);
+    const Q* const from = static_cast<const Q*>(args.q.data) +
+                          (args.cu_seqlens_q == nullptr ? b * args.q.batch_stride : 0) +
+                          (s.q_begin + query) * args.q.row_stride +
+                          (head * heads_per_kv + row - query * heads_per_kv) * args.q.head_stride;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      // FP8: four codes that follow each other are a lane's share of both halves of K.
+      const int at0 = step * 16 + (Shape::kFp8 ? 4 * quad : 2 * quad);
+      const int at1 = Shape::kFp8 ? at0 + 2 : at0 + 8;
+      q[t][step][0] = at0 < args.head_dim ? *reinterpret_cast<const uint32_t*>(from + at0) : 0;
+      q[t][step][1] = at1 < args.head_dim ? *reinterpret_cast<const uint32_t*>(from + at1) : 0;
+    }
+  }
+  const auto scale_of = [&](const float* scales, int64_t batch_stride, int64_t head_stride) {
+    return scales == nullptr ? 1.0f : scales[b * batch_stride + head * head_stride];
+  };
+  const float k_descale =
+      scale_of(args.k_descale, args.k_descale_batch_stride, args.k_descale_head_stride);
+  const float v_descale =
+      scale_of(args.v_descale, args.v_descale_batch_stride, args.v_descale_head_stride);
+
+  // ---- The block's part of the keys, in whole tiles from the first that is seen on.
+  const int tiles_begin = keys.begin / kKeys, tiles_end = (keys.end + kKeys - 1) / kKeys;
+  const int tiles = max(tiles_end - tiles_begin, 0);
+  const int tiles_a_part = (tiles + grid.parts - 1) / grid.parts;
+  const int begin = tiles_begin + min(part * tiles_a_part, tiles);
+  const int end = tiles_begin + min((part + 1) * tiles_a_part, tiles);
+
+  const uint32_t ring = pinned_address(shared) + warp * Shape::kWarpBytes;
+  TileCopies<Shape> copies(args, s, head, keys);
+
+  // ---- First tiles on their way
+  int next = begin + warp;
+#pragma unroll
+  for (int stage = 0; stage < Shape::kStages - 1; ++stage) {
+    if (next < end) {
+      const uint32_t at = ring + stage * 2 * Shape::kTileBytes;
+      copies.look_up(next * kKeys);
+      copies.start(next * kKeys, at, at + Shape::kTileBytes);
+    }
+    next += Shape::kWarps;
+    copies_commit();
+  }
+  if (next < end) copies.look_up(next * kKeys);
+
+  // ---- Of FP8 keys, queries as float16: each row divided by a power of two, its largest element
+  // then lies in [2^13, 2^14)
+  const bool capped = args.softcap > 0;
+  const float factor = k_descale * args.scale * (capped ? 1.0f / args.softcap : kLog2E);
+  float row_scale[kTiles];
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    row_scale[t] = factor;
+    if constexpr (Shape::kFp8 && !std::is_same<Q, __half>::value) {
+      __nv_bfloat162 most = __float2bfloat162_rn(0.0f);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          most =
+              __hmax2(most, __habs2(*reinterpret_cast<const __nv_bfloat162*>(&q[t][step][half])));
+        }
+      }
+      float largest = fmaxf(__low2float(most), __high2float(most));
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+      uint32_t exponent = max(__float_as_uint(largest) >> 23, 14u) - 13;  // biased by 127
+      if (exponent > 240) exponent = 127;                                 // infinite, or NaN
+      const float inverse = __uint_as_float((254 - exponent) << 23);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float2 pair =
+              __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&q[t][step][half]));
+          q[t][step][half] = pack<__half>(pair.x * inverse, pair.y * inverse);
+        }
+      }
+      row_scale[t] *= __uint_as_float(exponent << 23);
+    }
+  }
+
+  // ---- The lane's columns of S^T: rows first_row + 8 t + 2 quad + {0, 1}, and what they see
+  float scale[kTiles][2];
+  KeyRange sees[kTiles][2];
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      scale[t][c] = __shfl_sync(~0u, row_scale[t], (2 * quad + c) * 4);
+      const int query = grid.query_of(min(first_row + 8 * t + 2 * quad + c, last_row));
+      sees[t][c] = grid.window.seen(s, query, query);
+    }
+  }
+  const int all_begin = last_sees.begin, all_end = first_sees.end;  // that every row sees
+  const float cap = args.softcap * kLog2E;
+
+  float maximum[kTiles][2], sum[kTiles][2];
+  float out[kTiles][kSteps][4];
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    maximum[t][0] = maximum[t][1] = -CUDART_INF_F;
+    sum[t][0] = sum[t][1] = 0;
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) out[t][i][j] = 0;
+    }
+  }
+
+  // A lane's row and vector for ldmatrix: matrices of keys 0-7 and 8-15, then the next 16 bytes.
+  const uint32_t k_lane = static_cast<uint32_t>((lane % 16) * kPitch + lane / 16 * 16);
+  // Transposed: of 16-bit values keys 0-7 of two vectors, then keys 8-15; of FP8 as K.
+  const uint32_t v_lane =
+      Shape::kFp8 ? k_lane
+                  : static_cast<uint32_t>((lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16);
+
+  int stage = 0, filled = Shape::kStages - 1;
+  for (int tile = begin + warp; tile < end; tile += Shape::kWarps) {
+    copies_wait<Shape::kStages - 2>();
+    __syncwarp();
+    if (next < end) {
+      const uint32_t at = ring + filled * 2 * Shape::kTileBytes;
+      copies.start(next * kKeys, at, at + Shape::kTileBytes);
+    }
+    copies_commit();
+    next += Shape::kWarps;
+    if (next < end) copies.look_up(next * kKeys);
+    filled = filled + 1 == Shape::kStages ? 0 : filled + 1;
+    const uint32_t k_at = ring + stage * 2 * Shape::kTileBytes + k_lane;
+    const uint32_t v_at = ring + stage * 2 * Shape::kTileBytes + Shape::kTileBytes + v_lane;
+    stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
+
+#pragma unroll
+    for (int half = 0; half < kKeys / 16; ++half) {
+      // ---- S^T of 16 keys, in two sums: an instruction waits for the one that it adds to
+      float scores[kTiles][4] = {}, others[kTiles][4] = {};
+      constexpr int kLoads = Shape::kRowBytes / 32;
+#pragma unroll
+      for (int load = 0; load < kLoads; ++load) {
+        uint32_t words[4];
+        load_matrices(words, k_at + half * 16 * kPitch + load * 32);
+        if constexpr (Shape::kFp8) {
+          uint32_t a[2][4];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            halves_from_fp8(words[2 * i], a[i][0], a[i][2]);
+            halves_from_fp8(words[2 * i + 1], a[i][1], a[i][3]);
+          }
+#pragma unroll
+          for (int t = 0; t < kTiles; ++t) {
+            multiply_16x8<Mma>(scores[t], a[0], q[t][2 * load][0], q[t][2 * load][1]);
+            multiply_16x8<Mma>(others[t], a[1], q[t][2 * load + 1][0], q[t][2 * load + 1][1]);
+          }
+        } else {
+#pragma unroll
+          for (int t = 0; t < kTiles; ++t) {
+            multiply_16x8<Mma>(load % 2 == 0 ? scores[t] : others[t], words, q[t][load][0],
+                               q[t][load][1]);
+          }
+        }
+      }
+
+      // ---- P^T = exp2(S^T - maximum). Sums are moved to a new maximum only where one has grown by
+      // 2^8 since, so that most tiles ask each other nothing but that.
+      const int first_key = tile * kKeys + half * 16;
+      const bool all_seen = first_key >= all_begin && first_key + 16 <= all_end;
+      uint32_t p[kTiles][2];
+      bool grows = false;
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int c = i % 2, at = first_key + group + i / 2 * 8;
+          float score = (scores[t][i] + others[t][i]) * scale[t][c];
+          if (capped) score = cap * tanhf(score);
+          if (!all_seen && (at < sees[t][c].begin || at >= sees[t][c].end)) score = -CUDART_INF_F;
+          scores[t][i] = score;
+          grows = grows || score > maximum[t][c] + 8;
+        }
+      }
+      if (__any_sync(~0u, grows)) {
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          float by[2];
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            float most = fmaxf(scores[t][c], scores[t][c + 2]);
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 4));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 8));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 16));
+            most = fmaxf(most, maximum[t][c]);
+            by[c] = most == -CUDART_INF_F ? 1.0f : exp2_fast(maximum[t][c] - most);
+            maximum[t][c] = most;
+            sum[t][c] *= by[c];
+          }
+#pragma unroll
+          for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) out[t][i][j] *= by[j % 2];
+          }
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          // A row that has seen nothing yet: of -inf - -inf.
+          const float most = fmaxf(maximum[t][i % 2], -3e38f);
+          scores[t][i] = exp2_fast(scores[t][i] - most);
+          sum[t][i % 2] += scores[t][i];
+        }
+        p[t][0] = transpose_matrix(pack<Mma>(scores[t][0], scores[t][1]));
+        p[t][1] = transpose_matrix(pack<Mma>(scores[t][2], scores[t][3]));
+      }
+
+      // ---- O^T
+#pragma unroll
+      for (int load = 0; load < kLoads; ++load) {
+        uint32_t words[4];
+        load_transposed(words, v_at + half * 16 * kPitch + load * 32);
+        if constexpr (Shape::kFp8) {
+          // Words hold elements 2 group and 2 group + 1 of two keys: rows `group` and group + 8.
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            uint32_t a[4];
+            halves_from_fp8(__byte_perm(words[2 * i], 0, 0x3120), a[0], a[1]);
+            halves_from_fp8(__byte_perm(words[2 * i + 1], 0, 0x3120), a[2], a[3]);
+#pragma unroll
+            for (int t = 0; t < kTiles; ++t) {
+              multiply_16x8<Mma>(out[t][2 * load + i], a, p[t][0], p[t][1]);
+            }
+          }
+        } else {
+#pragma unroll
+          for (int t = 0; t < kTiles; ++t) {
+            multiply_16x8<Mma>(out[t][load], words, p[t][0], p[t][1]);
+          }
+        }
+      }
+    }
+  }
+
+  // ---- The warps' sums meet
+  constexpr int kOutPitch = Shape::kOutPitch;
+  copies_wait<0>();
+  __syncthreads();
+  float* const sums = reinterpret_cast<float*>(shared);            // [warps][kRows][kOutPitch]
+  float* const maxima = sums + Shape::kWarps * kRows * kOutPitch;  // [warps][kRows]
+  float* const totals = maxima + Shape::kWarps * kRows;
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      float total = sum[t][c];
+      total += __shfl_xor_sync(~0u, total, 4);
+      total += __shfl_xor_sync(~0u, total, 8);
+      total += __shfl_xor_sync(~0u, total, 16);
+      const int row = 8 * t + 2 * quad + c;
+      if (group == 0) {
+        maxima[warp * kRows + row] = maximum[t][c];
+        totals[warp * kRows + row] = total;
+      }
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        float* const to = sums + (warp * kRows + row) * kOutPitch + i * 16;
+        if constexpr (Shape::kFp8) {
+          to[2 * group] = out[t][i][c];
+          to[2 * group + 1] = out[t][i][2 + c];
+        } else {
+          to[group] = out[t][i][c];
+          to[group + 8] = out[t][i][2 + c];
+        }
+      }
+    }
+  }
+  __syncthreads();
+  // ---- The blocks' sums meet: a block owns kD / cluster columns. Each sends every other its sums
+  // of their columns, finishes its own, and may leave once all have sent.
+  const int cluster = grid.cluster, rank = cluster > 1 ? cluster_rank() : 0;
+  const int here = last_row - first_row + 1, own = kD / cluster;
+  float* const sent = reinterpret_cast<float*>(shared + Shape::kRingBytes);  // [cluster][rows][own]
+  float* const sent_maxima = sent + kRows * kD;                              // [cluster][kRows]
+  float* const sent_totals = sent_maxima + kMaxCluster * kRows;              // [cluster][kRows]
+  if (cluster > 1) cluster_wait();
+  constexpr int kRowsAtOnce = kD < Shape::kThreads ? Shape::kThreads / kD : 1;
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int column = thread % (kRowsAtOnce * kD) % kD; column < kD && thread < kRowsAtOnce * kD;
+       column += Shape::kThreads) {
+    const int owner = column / own, its_column = column - owner * own;
+    for (int row = thread / kD % kRowsAtOnce; row < here; row += kRowsAtOnce) {
+      float most = -CUDART_INF_F, total = 0, value = 0;
+#pragma unroll
+      for (int w = 0; w < Shape::kWarps; ++w) most = fmaxf(most, maxima[w * kRows + row]);
+      const float from = fmaxf(most, -3e38f);
+#pragma unroll
+      for (int w = 0; w < Shape::kWarps; ++w) {
+        const float by = exp2_fast(maxima[w * kRows + row] - from);
+        total += by * totals[w * kRows + row];
+        value += by * sums[(w * kRows + row) * kOutPitch + column];
+      }
+      float& to = sent[(rank * kRows + row) * own + its_column];
+      if (cluster == 1) {
+        to = value;
+        if (column == 0) {
+          sent_maxima[row] = most;
+          sent_totals[row] = total;
+        }
+      } else {
+        rocm_kernels::store_in_cluster(to, value, owner);
+        if (its_column == 0) {
+          rocm_kernels::store_in_cluster(sent_maxima[rank * kRows + row], most, owner);
+          rocm_kernels::store_in_cluster(sent_totals[rank * kRows + row], total, owner);
+        }
+      }
+    }
+  }
+  if (cluster > 1) {
+    cluster_arrive();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
+  const int outer = grid.parts / cluster;
+  for (int at = thread; at < here * own; at += Shape::kThreads) {
+    const int row = at / own, its_column = at - row * own, column = rank * own + its_column;
+    float most = -CUDART_INF_F, total = 0, value = 0;
+    for (int other = 0; other < cluster; ++other) {
+      most = fmaxf(most, sent_maxima[other * kRows + row]);
+    }
+    const float from = fmaxf(most, -3e38f);
+    for (int other = 0; other < cluster; ++other) {
+      const float by = exp2_fast(sent_maxima[other * kRows + row] - from);
+      total += by * sent_totals[other * kRows + row];
+      value += by * sent[(other * kRows + row) * own + its_column];
+    }
+    const int q_row = grid.query_of(first_row + row);
+    const int q_head = head * heads_per_kv + first_row + row - q_row * heads_per_kv;
+    if (outer > 1) {
+      const int64_t rows = args.cu_seqlens_q == nullptr ? b * args.max_seqlen_q : 0;
+      float* const to =
+          grid.partial +
+          (((rows + s.q_begin + q_row) * args.heads + q_head) * outer + part / cluster) * (kD + 2);
+      to[column] = value;
+      if (column == 0) {
+        to[kD] = most;
+        to[kD + 1] = total;
+      }
+    } else if (column < args.head_dim_v) {
+      finish_element<Q>(args, b, s.q_begin, q_row, q_head, column, most, total, value, v_descale);
+    }
+  }
+}
+
+// Joins the parts that met in memory: a warp a row of q and a head.
+template <typename Q>
+__global__ void __launch_bounds__(128)
+    attention_join(const __grid_constant__ AttentionArgs args, const float* partial, int outer,
+                   int columns, int64_t rows) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
+  const int64_t item = int64_t{blockIdx.x} * 4 + threadIdx.x / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (item >= rows * args.heads) return;
+  const int64_t row = item / args.heads;
+  const int head = static_cast<int>(item % args.heads);
+  int b = 0, q_begin = 0, q_row = 0;
+  if (args.cu_seqlens_q == nullptr) {
+    b = static_cast<int>(row / args.max_seqlen_q);
+    q_row = static_cast<int>(row % args.max_seqlen_q);
+  } else {
+    if (row >= args.cu_seqlens_q[args.batch]) return;
+    while (row >= args.cu_seqlens_q[b + 1]) ++b;
+    q_begin = args.cu_seqlens_q[b];
+    q_row = static_cast<int>(row - q_begin);
+  }
+  const int kv_head = head / static_cast<int>(args.heads / args.kv_heads);
+  const float v_descale =
+      args.v_descale == nullptr
+          ? 1.0f
+          : args.v_descale[b * args.v_descale_batch_stride + kv_head * args.v_descale_head_stride];
+  const float* const from = partial + item * outer * (columns + 2);
+  float most = -CUDART_INF_F;
+  for (int part = 0; part < outer; ++part) most = fmaxf(most, from[part * (columns + 2) + columns]);
+  for (int column = lane; column < args.head_dim_v; column += 32) {
+    float total = 0, value = 0;
+    if (most > -CUDART_INF_F) {
+      for (int part = 0; part < outer; ++part) {
+        const float* const its = from + part * (columns + 2);
+        const float by = exp2_fast(its[columns] - most);
+        total += by * its[columns + 1];
+        value += by * its[column];
+      }
+    }
+    finish_element<Q>(args, b, q_begin, q_row, head, column, most, total, value, v_descale);
+  }
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels
