@@ -40,7 +40,8 @@ struct AttentionArgs {
   // max_seqlen_q.
   AttentionRows q;
   const int32_t* cu_seqlens_q = nullptr;  // [batch + 1]
-  int64_t max_seqlen_q = 0;
+  int64_t max_seqlen_q = 0;  // no sequence has more
+  int64_t total_q = 0;       // rows of q
 
   // Keys and values: rows [cu_seqlens_k[b], cu_seqlens_k[b + 1]); or the sequence's own
   // max_seqlen_k; or, in pages, row j % page_size of page block_table[b, j / page_size]. Of those

@@ -8,6 +8,11 @@
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
+      "attention(Tensor(a!) out, Tensor(b!)? lse, Tensor q, Tensor k, Tensor v, "
+      "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? block_table, "
+      "Tensor? k_descale, Tensor? v_descale, Tensor? sinks, int max_seqlen_q, int max_seqlen_k, "
+      "float scale, int window_left, int window_right, float softcap, str config=\"\") -> ()");
+  ops.def(
       "rmsnorm_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor x, Tensor(c!)? residual, "
       "Tensor weight, Tensor? scale, float eps, int group_size, float scale_ub, bool ue8m0, "
       "float weight_offset=0.0, Tensor? addend=None) -> ()");
@@ -56,6 +61,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 #else  // ROCm registers under the CUDA key, as torch does.
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
 #endif
+  ops.impl("attention", TORCH_BOX(&attention));
   ops.impl("rmsnorm_fp8", TORCH_BOX(&rmsnorm_fp8));
   ops.impl("swiglu_fp8", TORCH_BOX(&swiglu_fp8));
   ops.impl("gemm", TORCH_BOX(&gemm));

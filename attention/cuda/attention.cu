@@ -9,7 +9,7 @@
 namespace rocm_kernels {
 namespace cuda {
 namespace {
-bool early = false;
+int early = 0;
 
 template <class Shape>
 Status launch_decode_as(const AttentionArgs& args, DecodeGrid grid, const Context& context) {
@@ -28,8 +28,9 @@ Status launch_decode_as(const AttentionArgs& args, DecodeGrid grid, const Contex
   launch.block = Shape::kThreads;
   launch.stream = stream_of(context);
   launch.shared_bytes = Shape::kSharedBytes;
+  if (early & 2) launch.shared_bytes = std::max<int64_t>(launch.shared_bytes, 120 << 10);
   launch.cluster = grid.cluster;
-  launch.early = early;
+  launch.early = early & 1;
   if (grid.cluster > 8) {
     const Status error = status_of(cudaFuncSetAttribute(
         attention_decode<Shape>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));

@@ -1,4 +1,4 @@
-"""FP8 kernels: fused norm, fused activation, matrix products and mixtures of experts.
+"""FP8 kernels: fused norm, fused activation, matrix products, mixtures of experts and attention.
 
 Every function takes torch tensors on the CPU, a ROCm or a CUDA device and has a plain definition of
 the same name in ``rocm_kernels.reference``.
@@ -7,6 +7,9 @@ the same name in ``rocm_kernels.reference``.
 from . import layers, models, reference, tuning
 from .functional import (
     apply_rms_norm,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
     fp8_linear,
     fp8_linear_path,
     fused_moe,
@@ -37,6 +40,9 @@ load_from_environment()
 
 __all__ = [
     "apply_rms_norm",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "fp8_linear",
     "fp8_linear_path",
     "fused_moe",

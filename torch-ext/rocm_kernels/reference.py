@@ -425,3 +425,81 @@ def _greatest(values: torch.Tensor, k: int) -> torch.Tensor:
 
 def _nan_last(values: torch.Tensor) -> torch.Tensor:
     return torch.where(values.isnan(), -math.inf, values)
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Optional[torch.Tensor] = None,
+    *,
+    k_descale: Optional[torch.Tensor] = None,
+    v_descale: Optional[torch.Tensor] = None,
+    seqused_k: Optional[torch.Tensor] = None,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """``(out, lse)`` of ``[batch, rows, heads, D]``, in float32, or in float64 for float64.
+
+    ``seqused_k``: int ``[batch]``, the keys of each sequence that count. ``k_descale``,
+    ``v_descale``: ``[batch, KV heads]``.
+    """
+    outs, sums = [], []
+    for b in range(q.shape[0]):
+        count = k.shape[1] if seqused_k is None else int(seqused_k[b])
+        scales = [None if s is None else s[b] for s in (k_descale, v_descale)]
+        out, lse = attention(
+            q[b], k[b, :count], v[b, :count], softmax_scale, causal, window_size, softcap, s_aux,
+            *scales,
+        )  # fmt: skip
+        outs.append(out)
+        sums.append(lse)
+    return torch.stack(outs), torch.stack(sums)
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Optional[torch.Tensor] = None,
+    k_descale: Optional[torch.Tensor] = None,
+    v_descale: Optional[torch.Tensor] = None,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """``(out, lse)`` of one sequence: q ``[rows, heads, D]``, k and v ``[keys, KV heads, D]``;
+    descales ``[KV heads]``. Nothing is rounded: out is float32, or float64 for float64."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    rows, heads, size = q.shape
+    keys, kv_heads = k.shape[:2]
+    k, v = k.to(wide), v.to(wide)
+    if k_descale is not None:
+        k = k * k_descale.to(wide)[:, None]
+    if v_descale is not None:
+        v = v * v_descale.to(wide)[:, None]
+    k, v = (t.repeat_interleave(heads // kv_heads, 1) for t in (k, v))
+    scale = size**-0.5 if softmax_scale is None else softmax_scale
+    scores = torch.einsum("qhd,khd->hqk", q.to(wide), k) * scale
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    position = torch.arange(rows, device=q.device)[:, None] + keys - rows
+    key = torch.arange(keys, device=q.device)[None]
+    left, right = window_size[0], 0 if causal else window_size[1]
+    seen = torch.ones(rows, keys, dtype=torch.bool, device=q.device)
+    if left >= 0:
+        seen &= key >= position - left
+    if right >= 0:
+        seen &= key <= position + right
+    scores = scores.masked_fill(~seen, -math.inf)
+    if s_aux is not None:
+        sink = s_aux.to(wide)[:, None, None].expand(heads, rows, 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    lse = torch.logsumexp(scores, dim=-1)
+    p = torch.exp(scores - lse[..., None]).nan_to_num(0.0)[..., :keys]
+    # What no query sees may hold anything.
+    v = v.masked_fill(~seen.any(0)[:, None, None], 0.0)
+    return torch.einsum("hqk,khd->qhd", p, v), lse

@@ -2,7 +2,7 @@
 
 ``rmsnorm`` and ``rmsnorm_fp8`` are in norm.py, the gated activations in activation.py, products
 and linear layers in product.py, mixtures of experts in moe.py, the products of finegrained FP8
-checkpoints in finegrained.py, quantising and the FP8 dialects in fp8.py. Beside an op's functions
+checkpoints in finegrained.py, attention in attention.py, quantising and the FP8 dialects in fp8.py. Beside an op's functions
 stand its fake, which has nothing to allocate because everything that an op writes is an argument,
 and its overload, looked up once: a decode step makes hundreds of calls of a few microseconds.
 
@@ -48,6 +48,7 @@ from .activation import (
     swiglu,
     swiglu_fp8,
 )
+from .attention import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from .finegrained import matmul_2d, matmul_batched, matmul_grouped
 from .fp8 import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, quantize_fp8, to_native_fp8
 from .moe import fused_moe, grouped_gemm, topk_sigmoid, topk_softmax
@@ -66,6 +67,9 @@ __all__ = [
     "SCALE_BLOCK",
     "SKINNY_GEMM_MAX_ROWS",
     "apply_rms_norm",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "fp8_linear",
     "fp8_linear_path",
     "fused_moe",

@@ -1,0 +1,313 @@
+"""Attention by the names and arguments of flash-attn, so that it takes its place.
+
+Queries are ``[batch, rows, heads, D]``, or ``[rows, heads, D]`` with ``cu_seqlens_q``; keys and
+values have fewer heads, each shared by as many query heads in a row, and values may have heads of
+their own size. Keys and values have the queries' dtype, or are FP8.
+
+The functions share these arguments:
+
+``softmax_scale``
+    Factor of the scores; None: ``D ** -0.5``.
+``causal``
+    A query sees no key behind its own position. Queries are the last positions of their sequence.
+``window_size``
+    ``(left, right)``: keys that a query sees before and behind its position; -1: all.
+``softcap``
+    Scores become ``softcap * tanh(score / softcap)``; 0: they stay.
+``s_aux``
+    ``[heads]``: of each head a score more in the sum, of which no value comes (a sink).
+``k_descale``, ``v_descale``
+    Factors of FP8 keys and values: a number, or float32 of one element, ``[KV heads]`` or
+    ``[batch, KV heads]``.
+``deterministic``, ``num_splits``
+    For those who give them. Results are always the same; the backend divides the work.
+``return_lse``, ``return_softmax_lse``, ``return_attn_probs``
+    Also return float32 ``log(sum(exp(scores)))``: ``[batch, heads, rows]``, or ``[heads, rows]``
+    with ``cu_seqlens_q``; -inf of a query that sees no key, whose result is 0.
+``out``
+    A tensor to write the result to.
+
+Source of the formula: Vaswani et al., 2017; of sinks: GPT-OSS; of soft caps: Gemma 2.
+"""
+
+from typing import Optional, Tuple, Union
+
+import torch
+
+from .._ops import add_op_namespace_prefix, ops
+from .fp8 import FP8_DTYPES
+from .gradients import mark_written, needs_gradient, refuse_gradient
+from .rows import require_tensors
+
+_attention = ops.attention.default
+
+Result = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+Scale = Union[None, float, torch.Tensor]
+
+
+@torch.library.register_fake(add_op_namespace_prefix("attention"))
+def _(
+    out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, k_descale, v_descale,
+    sinks, max_seqlen_q, max_seqlen_k, scale, window_left, window_right, softcap, config="",
+):  # fmt: skip
+    return None
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Optional[torch.Tensor] = None,
+    *,
+    k_descale: Scale = None,
+    v_descale: Scale = None,
+    deterministic: bool = False,
+    num_splits: int = 0,
+    return_lse: bool = False,
+    return_softmax_lse: bool = False,
+    return_attn_probs: bool = False,
+    out: Optional[torch.Tensor] = None,
+) -> Result:
+    """Attention of sequences of one length.
+
+    Args:
+        q: ``[batch, rows, heads, D]``.
+        k: ``[batch, keys, KV heads, D]``.
+        v: ``[batch, keys, KV heads, Dv]``.
+
+    The rest as in the module's text. Returns ``[batch, rows, heads, Dv]`` in q's dtype.
+    """
+    return _run(
+        "flash_attn_func", q, k, v, None, None, None, None, None, None, softmax_scale, causal,
+        window_size, softcap, s_aux, k_descale, v_descale,
+        return_lse or return_softmax_lse or return_attn_probs, out,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: Optional[torch.Tensor] = None,
+    max_seqlen_q: Optional[int] = None,
+    max_seqlen_k: Optional[int] = None,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Optional[torch.Tensor] = None,
+    block_table: Optional[torch.Tensor] = None,
+    *,
+    seqused_k: Optional[torch.Tensor] = None,
+    k_descale: Scale = None,
+    v_descale: Scale = None,
+    deterministic: bool = False,
+    num_splits: int = 0,
+    return_lse: bool = False,
+    return_softmax_lse: bool = False,
+    return_attn_probs: bool = False,
+    out: Optional[torch.Tensor] = None,
+) -> Result:
+    """Attention of sequences of any lengths, one after the other.
+
+    Args:
+        q: ``[rows, heads, D]``; sequence i has rows ``cu_seqlens_q[i]`` to ``cu_seqlens_q[i + 1]``.
+        k: ``[keys, KV heads, D]`` by ``cu_seqlens_k`` likewise; with ``block_table`` the cache,
+            ``[pages, rows of a page, KV heads, D]``.
+        v: as k, with heads of Dv.
+        cu_seqlens_q: int32 ``[batch + 1]``.
+        cu_seqlens_k: int32 ``[batch + 1]``. With a block table only its differences count.
+        max_seqlen_q: rows of the longest sequence, or more; None: those of q.
+        max_seqlen_k: keys of the longest; None: those of k, or of a whole row of the block table.
+        block_table: int32 ``[batch, pages]``: the pages of each sequence, in order.
+        seqused_k: int32 ``[batch]``: keys of each sequence that count.
+
+    The rest as in the module's text. Returns ``[rows, heads, Dv]`` in q's dtype.
+    """
+    if cu_seqlens_k is None and seqused_k is None:
+        raise ValueError("cu_seqlens_k or seqused_k must say how long sequences are, got neither")
+    if block_table is None and cu_seqlens_k is None:
+        raise ValueError("cu_seqlens_k must say where sequences begin, or block_table, got neither")
+    if block_table is not None:
+        if seqused_k is None:
+            seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+        cu_seqlens_k = None
+    return _run(
+        "flash_attn_varlen_func", q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table,
+        max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap, s_aux, k_descale,
+        v_descale, return_lse or return_softmax_lse or return_attn_probs, out,
+    )  # fmt: skip
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: Optional[torch.Tensor] = None,
+    v: Optional[torch.Tensor] = None,
+    cache_seqlens: Union[None, int, torch.Tensor] = None,
+    block_table: Optional[torch.Tensor] = None,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Optional[torch.Tensor] = None,
+    *,
+    page_table: Optional[torch.Tensor] = None,
+    k_descale: Scale = None,
+    v_descale: Scale = None,
+    max_seqlen_k: Optional[int] = None,
+    deterministic: bool = False,
+    num_splits: int = 0,
+    return_lse: bool = False,
+    return_softmax_lse: bool = False,
+    return_attn_probs: bool = False,
+    out: Optional[torch.Tensor] = None,
+) -> Result:
+    """Attention to a cache of keys and values, to which new ones are appended first.
+
+    Args:
+        q: ``[batch, rows, heads, D]``, any number of rows a sequence.
+        k_cache: ``[batch, keys, KV heads, D]``; with a block table ``[pages, rows of a page, KV
+            heads, D]``.
+        v_cache: as k_cache, with heads of Dv.
+        k: ``[batch, new rows, KV heads, D]``, written to the cache behind each sequence's keys; an
+            FP8 cache gets ``k / k_descale``, rounded. None: nothing is appended.
+        v: as k, with heads of Dv.
+        cache_seqlens: int32 ``[batch]`` or a number: keys of each sequence before those that are
+            appended; None: the whole cache.
+        block_table: int32 ``[batch, pages]``: the pages of each sequence, in order. Also named
+            ``page_table``.
+        max_seqlen_k: no sequence has more keys, new ones counted; None: what the cache holds.
+
+    The rest as in the module's text. Returns ``[batch, rows, heads, Dv]`` in q's dtype.
+    """
+    if block_table is None:
+        block_table = page_table
+    if (k is None) != (v is None):
+        raise ValueError("k and v are appended together, got one of them")
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    if k is not None:
+        if cache_seqlens is None:
+            raise ValueError("cache_seqlens must say where k and v are appended, got None")
+        if needs_gradient(k, v, k_cache, v_cache):
+            refuse_gradient("flash_attn_with_kvcache", k=k, v=v, k_cache=k_cache, v_cache=v_cache)
+        _append(k_cache, k, cache_seqlens, block_table, k_descale, "k_descale")
+        _append(v_cache, v, cache_seqlens, block_table, v_descale, "v_descale")
+        cache_seqlens = cache_seqlens + k.shape[1]
+    return _run(
+        "flash_attn_with_kvcache", q, k_cache, v_cache, None, None, cache_seqlens, block_table,
+        None, max_seqlen_k, softmax_scale, causal, window_size, softcap, s_aux, k_descale,
+        v_descale, return_lse or return_softmax_lse or return_attn_probs, out,
+        cache_names=True,
+    )  # fmt: skip
+
+
+def _run(
+    name, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
+    softmax_scale, causal, window_size, softcap, s_aux, k_descale, v_descale, with_lse, out,
+    cache_names=False,
+):  # fmt: skip
+    keys, values = ("k_cache", "v_cache") if cache_names else ("k", "v")
+    tensors = {
+        "q": q, keys: k, values: v, "s_aux": s_aux, "k_descale": k_descale,
+        "v_descale": v_descale, "out": out,
+    }  # fmt: skip
+    floats = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)}
+    require_tensors({"q": q, keys: k, values: v}, {"s_aux": s_aux, "out": out})
+    if needs_gradient(*floats.values()):
+        refuse_gradient(name, **floats)
+    q, k, v = _side_by_side(q), _side_by_side(k), _side_by_side(v)
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    if max_seqlen_k is None:
+        if block_table is not None:
+            max_seqlen_k = block_table.shape[1] * k.shape[1]
+        else:
+            max_seqlen_k = k.shape[0] if cu_seqlens_k is not None else k.shape[1]
+    if max_seqlen_q is None:
+        max_seqlen_q = q.shape[0] if cu_seqlens_q is not None else q.shape[1]
+    kv_heads = k.shape[-2]
+    result = out
+    if out is None:
+        result = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
+    lse = None
+    if with_lse:
+        shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else (batch, q.shape[2], q.shape[1])
+        lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+    _attention(
+        result, lse, q, k, v, _integers(cu_seqlens_q), _integers(cu_seqlens_k),
+        _integers(seqused_k), _integers(block_table),
+        _descale(k_descale, "k_descale", batch, kv_heads, q),
+        _descale(v_descale, "v_descale", batch, kv_heads, q),
+        s_aux, max_seqlen_q, max_seqlen_k,
+        q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
+        window_size[0], 0 if causal else window_size[1], softcap,
+    )  # fmt: skip
+    mark_written(out)
+    return (result, lse) if with_lse else result
+
+
+def _side_by_side(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose last dimension is contiguous."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def _integers(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    if tensor is None or tensor.dtype == torch.int32:
+        return tensor
+    return tensor.to(torch.int32)
+
+
+def _descale(
+    scale: Scale, name: str, batch: int, kv_heads: int, q: torch.Tensor
+) -> Optional[torch.Tensor]:
+    """As ``[batch, KV heads]``."""
+    if scale is None:
+        return None
+    if not isinstance(scale, torch.Tensor):
+        return torch.full((1, 1), scale, dtype=torch.float32, device=q.device).expand(
+            batch, kv_heads
+        )
+    if scale.numel() == 1:
+        scale = scale.reshape(1, 1)
+    if scale.dim() > 2 or scale.shape[-1] not in (1, kv_heads):
+        raise ValueError(
+            f"{name} must be a number, or have one element, {kv_heads} or {[batch, kv_heads]}, got "
+            f"shape {list(scale.shape)}"
+        )
+    return scale.float().expand(batch, kv_heads)
+
+
+def _append(
+    cache: torch.Tensor,
+    new: torch.Tensor,
+    lengths: torch.Tensor,
+    block_table: Optional[torch.Tensor],
+    descale: Scale,
+    name: str,
+) -> None:
+    """Writes rows ``new`` behind each sequence's keys."""
+    batch, count = new.shape[:2]
+    at = lengths.to(torch.int64)[:, None] + torch.arange(count, device=new.device)
+    if cache.dtype in FP8_DTYPES and new.dtype != cache.dtype:
+        scale = _descale(descale, name, batch, new.shape[2], new)
+        values = new.float() if scale is None else new.float() / scale[:, None, :, None]
+        largest = torch.finfo(cache.dtype).max
+        new = values.clamp(-largest, largest)
+    new = new.to(cache.dtype)
+    if block_table is None:
+        place = (torch.arange(batch, device=new.device)[:, None].expand_as(at), at)
+    else:
+        size = cache.shape[1]
+        place = (block_table.to(torch.int64).gather(1, at // size), at % size)
+    if new.dtype in FP8_DTYPES:  # torch copies no FP8 by indices
+        cache.view(torch.uint8)[place] = new.view(torch.uint8)
+    else:
+        cache[place] = new
+    mark_written(cache)
