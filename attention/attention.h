@@ -1,10 +1,9 @@
 // Attention of few or many queries to keys and values where they lie: contiguous, ragged, or in
 // pages of a cache.
 //
-//   s[i, j]   = cap(scale * k_descale * sum_d q[i, d] k[j, d])    cap(x) = softcap tanh(x / softcap)
-//   z[i]      = sum_j exp(s[i, j]) + exp(sink)                    over the keys that query i sees
-//   out[i, e] = v_descale * sum_j exp(s[i, j]) / z[i] * v[j, e]
-//   lse[i]    = log z[i]
+//   s[i, j]   = cap(scale * k_descale * sum_d q[i, d] k[j, d])    cap(x) = softcap tanh(x /
+//   softcap) z[i]      = sum_j exp(s[i, j]) + exp(sink)                    over the keys that query
+//   i sees out[i, e] = v_descale * sum_j exp(s[i, j]) / z[i] * v[j, e] lse[i]    = log z[i]
 //
 // once for each sequence and query head; query heads h * group to (h + 1) * group - 1 share KV head
 // h. Queries are the last positions of their sequence: query i of a sequence of len_q queries and
@@ -40,8 +39,8 @@ struct AttentionArgs {
   // max_seqlen_q.
   AttentionRows q;
   const int32_t* cu_seqlens_q = nullptr;  // [batch + 1]
-  int64_t max_seqlen_q = 0;  // no sequence has more
-  int64_t total_q = 0;       // rows of q
+  int64_t max_seqlen_q = 0;               // no sequence has more
+  int64_t total_q = 0;                    // rows of q
 
   // Keys and values: rows [cu_seqlens_k[b], cu_seqlens_k[b + 1]); or the sequence's own
   // max_seqlen_k; or, in pages, row j % page_size of page block_table[b, j / page_size]. Of those

@@ -28,54 +28,38 @@
 #include "../../common/cuda/widen.cuh"
 #include "../../common/gpu/cluster.h"
 #include "../../common/gpu/dependent_launch.h"
-#include "problem.cuh"
+#include "../gpu/problem.h"
+#include "matrix.cuh"
+#include "tiles.h"
 
 namespace rocm_kernels {
 namespace cuda {
 
-constexpr int kMaxCluster = 16;
-
-// Bytes between rows in shared memory: an odd number of 16 bytes, so that eight rows' vectors lie
-// on different banks.
-constexpr int row_pitch(int bytes) { return bytes / 16 % 2 == 0 ? bytes + 16 : bytes; }
-
-// kD: elements of a head of q, k and v, rounded up; what is beyond the head is zero.
-template <typename T, bool kFp8KV, int kHeadDim, int kRowTiles>
+// T: of q and out. kTile: of kDecodeTiles.
+template <typename T, bool kFp8KV, int kTile>
 struct DecodeShape {
-  using Q = T;                                        // of q and out
+  using Q = T;
   using Mma = std::conditional_t<kFp8KV, __half, T>;  // that are multiplied
   static constexpr bool kFp8 = kFp8KV;
-  static constexpr int kD = kHeadDim, kTiles = kRowTiles;
-  static constexpr int kRows = 8 * kTiles;
-  static constexpr int kBytes = kFp8 ? 1 : 2;
-  static constexpr int kRowBytes = kD * kBytes;
+  static constexpr DecodeBlock kBlock = {kDecodeTiles[kTile].head_dim, kDecodeTiles[kTile].rows,
+                                         kFp8 ? 1 : 2, false};
+  static constexpr int kD = kBlock.head_dim, kRows = kBlock.rows, kTiles = kRows / 8;
+  static constexpr int kBytes = kBlock.bytes, kRowBytes = kBlock.row_bytes();
   static constexpr int kPitch = row_pitch(kRowBytes);
-  static constexpr int kKeys = kRowBytes <= 128 ? 32 : 16;  // of a tile
-  static constexpr int kTileBytes = kKeys * kPitch;         // of K, or of V
-  static constexpr int kWarps = kD <= 256 ? 4 : 2;
-  static constexpr int kThreads = 32 * kWarps;
-  // Two blocks a multiprocessor where each still has two tiles under way, else one.
-  static constexpr int kStageBytes = 2 * kTileBytes * kWarps;
-  static constexpr int kStages =
-      3 * kStageBytes <= 111 << 10 || 2 * kStageBytes > 111 << 10 ? 3 : 2;
-  static constexpr int kBlocks = kStages * kStageBytes <= 111 << 10 ? 2 : 1;  // a multiprocessor
-  static constexpr int kWarpBytes = 2 * kStages * kTileBytes;
-  static constexpr int kOutPitch = kD + 4;  // floats
-  static constexpr int kSumsBytes = kWarps * kRows * (kOutPitch + 2) * 4;
-  // The ring, in whose place the warps' sums come; then what the blocks of the cluster send.
-  static constexpr int kRingBytes =
-      kWarps * kWarpBytes > kSumsBytes ? kWarps* kWarpBytes : kSumsBytes;
-  static constexpr int kSharedBytes = kRingBytes + 4 * (kRows * kD + 2 * kMaxCluster * kRows);
+  static constexpr int kKeys = kBlock.keys(), kTileBytes = kBlock.tile_bytes();
+  static constexpr int kWarps = kBlock.warps(), kThreads = 32 * kWarps;
+  static constexpr int kOutPitch = kBlock.out_pitch();
 };
 
 // How the work is divided.
 struct DecodeGrid {
   Window window;
   int heads_per_kv;
-  uint32_t heads_magic;  // ceil(2^32 / heads_per_kv)
-  int parts;             // of the keys: cluster * outer
-  int cluster;           // that meet in shared memory
-  int row_blocks;        // of kRows rows
+  uint32_t heads_magic;    // ceil(2^32 / heads_per_kv)
+  int parts;               // of the keys: cluster * outer
+  int cluster;             // that meet in shared memory
+  int row_blocks;          // of kRows rows
+  int stages, ring_bytes;  // of DecodeBlock
   float* partial;  // [row of q, head][outer][D + 2], where outer > 1: sums, maximum (log2), sum
 
   // Of a row of the sequence, its query; the rest is the head among those of the KV head.
@@ -184,7 +168,7 @@ class TileCopies {
 };
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once())
     attention_decode(const __grid_constant__ AttentionArgs args, const DecodeGrid grid) {
   using Mma = typename Shape::Mma;
   using Q = typename Shape::Q;
@@ -255,13 +239,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int begin = tiles_begin + min(part * tiles_a_part, tiles);
   const int end = tiles_begin + min((part + 1) * tiles_a_part, tiles);
 
-  const uint32_t ring = pinned_address(shared) + warp * Shape::kWarpBytes;
+  const int stages = grid.stages;
+  const uint32_t ring = pinned_address(shared) + warp * stages * 2 * Shape::kTileBytes;
   TileCopies<Shape> copies(args, s, head, keys);
 
   // ---- First tiles on their way
   int next = begin + warp;
-#pragma unroll
-  for (int stage = 0; stage < Shape::kStages - 1; ++stage) {
+#pragma unroll 1
+  for (int stage = 0; stage < stages - 1; ++stage) {
     if (next < end) {
       const uint32_t at = ring + stage * 2 * Shape::kTileBytes;
       copies.look_up(next * kKeys);
@@ -328,7 +313,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   float out[kTiles][kSteps][4];
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
-    maximum[t][0] = maximum[t][1] = -CUDART_INF_F;
+    maximum[t][0] = maximum[t][1] = -kInfinity;
     sum[t][0] = sum[t][1] = 0;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
@@ -344,9 +329,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       Shape::kFp8 ? k_lane
                   : static_cast<uint32_t>((lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16);
 
-  int stage = 0, filled = Shape::kStages - 1;
+  int stage = 0, filled = stages - 1;
   for (int tile = begin + warp; tile < end; tile += Shape::kWarps) {
-    copies_wait<Shape::kStages - 2>();
+    if (stages == 2) {
+      copies_wait<0>();
+    } else {
+      copies_wait<1>();
+    }
     __syncwarp();
     if (next < end) {
       const uint32_t at = ring + filled * 2 * Shape::kTileBytes;
@@ -355,10 +344,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     copies_commit();
     next += Shape::kWarps;
     if (next < end) copies.look_up(next * kKeys);
-    filled = filled + 1 == Shape::kStages ? 0 : filled + 1;
+    filled = filled + 1 == stages ? 0 : filled + 1;
     const uint32_t k_at = ring + stage * 2 * Shape::kTileBytes + k_lane;
     const uint32_t v_at = ring + stage * 2 * Shape::kTileBytes + Shape::kTileBytes + v_lane;
-    stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
+    stage = stage + 1 == stages ? 0 : stage + 1;
 
 #pragma unroll
     for (int half = 0; half < kKeys / 16; ++half) {
@@ -403,7 +392,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
           const int c = i % 2, at = first_key + group + i / 2 * 8;
           float score = (scores[t][i] + others[t][i]) * scale[t][c];
           if (capped) score = cap * tanhf(score);
-          if (!all_seen && (at < sees[t][c].begin || at >= sees[t][c].end)) score = -CUDART_INF_F;
+          if (!all_seen && (at < sees[t][c].begin || at >= sees[t][c].end)) score = -kInfinity;
           scores[t][i] = score;
           grows = grows || score > maximum[t][c] + 8;
         }
@@ -419,7 +408,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
             most = fmaxf(most, __shfl_xor_sync(~0u, most, 8));
             most = fmaxf(most, __shfl_xor_sync(~0u, most, 16));
             most = fmaxf(most, maximum[t][c]);
-            by[c] = most == -CUDART_INF_F ? 1.0f : exp2_fast(maximum[t][c] - most);
+            by[c] = most == -kInfinity ? 1.0f : fast_exp2(maximum[t][c] - most);
             maximum[t][c] = most;
             sum[t][c] *= by[c];
           }
@@ -436,7 +425,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         for (int i = 0; i < 4; ++i) {
           // A row that has seen nothing yet: of -inf - -inf.
           const float most = fmaxf(maximum[t][i % 2], -3e38f);
-          scores[t][i] = exp2_fast(scores[t][i] - most);
+          scores[t][i] = fast_exp2(scores[t][i] - most);
           sum[t][i % 2] += scores[t][i];
         }
         p[t][0] = transpose_matrix(pack<Mma>(scores[t][0], scores[t][1]));
@@ -508,9 +497,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   // of their columns, finishes its own, and may leave once all have sent.
   const int cluster = grid.cluster, rank = cluster > 1 ? cluster_rank() : 0;
   const int here = last_row - first_row + 1, own = kD / cluster;
-  float* const sent = reinterpret_cast<float*>(shared + Shape::kRingBytes);  // [cluster][rows][own]
-  float* const sent_maxima = sent + kRows * kD;                              // [cluster][kRows]
-  float* const sent_totals = sent_maxima + kMaxCluster * kRows;              // [cluster][kRows]
+  float* const sent = reinterpret_cast<float*>(shared + grid.ring_bytes);  // [cluster][rows][own]
+  float* const sent_maxima = sent + kRows * kD;                            // [cluster][kRows]
+  float* const sent_totals = sent_maxima + kMaxCluster * kRows;            // [cluster][kRows]
   if (cluster > 1) cluster_wait();
   constexpr int kRowsAtOnce = kD < Shape::kThreads ? Shape::kThreads / kD : 1;
   const int thread = static_cast<int>(threadIdx.x);
@@ -518,13 +507,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
        column += Shape::kThreads) {
     const int owner = column / own, its_column = column - owner * own;
     for (int row = thread / kD % kRowsAtOnce; row < here; row += kRowsAtOnce) {
-      float most = -CUDART_INF_F, total = 0, value = 0;
+      float most = -kInfinity, total = 0, value = 0;
 #pragma unroll
       for (int w = 0; w < Shape::kWarps; ++w) most = fmaxf(most, maxima[w * kRows + row]);
       const float from = fmaxf(most, -3e38f);
 #pragma unroll
       for (int w = 0; w < Shape::kWarps; ++w) {
-        const float by = exp2_fast(maxima[w * kRows + row] - from);
+        const float by = fast_exp2(maxima[w * kRows + row] - from);
         total += by * totals[w * kRows + row];
         value += by * sums[(w * kRows + row) * kOutPitch + column];
       }
@@ -553,13 +542,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int outer = grid.parts / cluster;
   for (int at = thread; at < here * own; at += Shape::kThreads) {
     const int row = at / own, its_column = at - row * own, column = rank * own + its_column;
-    float most = -CUDART_INF_F, total = 0, value = 0;
+    float most = -kInfinity, total = 0, value = 0;
     for (int other = 0; other < cluster; ++other) {
       most = fmaxf(most, sent_maxima[other * kRows + row]);
     }
     const float from = fmaxf(most, -3e38f);
     for (int other = 0; other < cluster; ++other) {
-      const float by = exp2_fast(sent_maxima[other * kRows + row] - from);
+      const float by = fast_exp2(sent_maxima[other * kRows + row] - from);
       total += by * sent_totals[other * kRows + row];
       value += by * sent[(other * kRows + row) * own + its_column];
     }
@@ -585,12 +574,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 template <typename Q>
 __global__ void __launch_bounds__(128)
     attention_join(const __grid_constant__ AttentionArgs args, const float* partial, int outer,
-                   int columns, int64_t rows) {
+                   int columns) {
   allow_next_kernel();
   wait_for_previous_kernel();
   const int64_t item = int64_t{blockIdx.x} * 4 + threadIdx.x / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (item >= rows * args.heads) return;
+  if (item >= args.total_q * args.heads) return;
   const int64_t row = item / args.heads;
   const int head = static_cast<int>(item % args.heads);
   int b = 0, q_begin = 0, q_row = 0;
@@ -609,14 +598,14 @@ __global__ void __launch_bounds__(128)
           ? 1.0f
           : args.v_descale[b * args.v_descale_batch_stride + kv_head * args.v_descale_head_stride];
   const float* const from = partial + item * outer * (columns + 2);
-  float most = -CUDART_INF_F;
+  float most = -kInfinity;
   for (int part = 0; part < outer; ++part) most = fmaxf(most, from[part * (columns + 2) + columns]);
   for (int column = lane; column < args.head_dim_v; column += 32) {
     float total = 0, value = 0;
-    if (most > -CUDART_INF_F) {
+    if (most > -kInfinity) {
       for (int part = 0; part < outer; ++part) {
         const float* const its = from + part * (columns + 2);
-        const float by = exp2_fast(its[columns] - most);
+        const float by = fast_exp2(its[columns] - most);
         total += by * its[columns + 1];
         value += by * its[column];
       }

@@ -2,9 +2,10 @@
 
 ``rmsnorm`` and ``rmsnorm_fp8`` are in norm.py, the gated activations in activation.py, products
 and linear layers in product.py, mixtures of experts in moe.py, the products of finegrained FP8
-checkpoints in finegrained.py, attention in attention.py, quantising and the FP8 dialects in fp8.py. Beside an op's functions
-stand its fake, which has nothing to allocate because everything that an op writes is an argument,
-and its overload, looked up once: a decode step makes hundreds of calls of a few microseconds.
+checkpoints in finegrained.py, attention in attention.py, quantising and the FP8 dialects in fp8.py.
+Beside an op's functions stand its fake, which has nothing to allocate because everything that an op
+writes is an argument, and its overload, looked up once: a decode step makes hundreds of calls of a
+few microseconds.
 
 Shapes are written with ``...`` for any leading dimensions, folded into rows. Inputs may have any
 strides: rows may be further apart than they are long, and what does not fold, or has a last

@@ -42,7 +42,7 @@ from .rows import require_tensors
 _attention = ops.attention.default
 
 Result = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
-Scale = Union[None, float, torch.Tensor]
+Scale = Union[float, torch.Tensor, None]
 
 
 @torch.library.register_fake(add_op_namespace_prefix("attention"))
@@ -150,7 +150,7 @@ def flash_attn_with_kvcache(
     v_cache: torch.Tensor,
     k: Optional[torch.Tensor] = None,
     v: Optional[torch.Tensor] = None,
-    cache_seqlens: Union[None, int, torch.Tensor] = None,
+    cache_seqlens: Union[int, torch.Tensor, None] = None,
     block_table: Optional[torch.Tensor] = None,
     softmax_scale: Optional[float] = None,
     causal: bool = False,

@@ -1,0 +1,49 @@
+// Which config serves attention on an NVIDIA GPU: a pure function of sizes and device. No CUDA
+// header.
+#pragma once
+
+#include "time_model.h"
+
+namespace rocm_kernels {
+namespace cuda {
+
+// Calls visit(config) for the configs that can serve args and are worth a try.
+template <typename Visit>
+void for_each_config(const AttentionArgs& args, const AttentionDevice& device, const Visit& visit) {
+  const int64_t rows = rows_of_kv_head(args);
+  for (const int32_t block_rows : {8, 16, 32}) {
+    // The fewest rows that hold all, or the most.
+    const bool holds = block_rows >= rows;
+    const int32_t more = 2 * block_rows;
+    if (!holds && more <= 32 && find_decode_tile(args, more) >= 0) continue;
+    for (int32_t cluster = 1; cluster <= kMaxCluster; cluster *= 2) {
+      for (int32_t outer = 1; outer <= 32; outer *= 2) {
+        AttentionConfig c;
+        c.design = AttentionConfig::Design::kDecode;
+        c.rows = block_rows;
+        c.cluster = cluster;
+        c.outer = outer;
+        if (check_config(args, c, device) == nullptr) visit(c);
+      }
+    }
+    if (holds) break;
+  }
+  visit(AttentionConfig{});
+}
+
+inline AttentionConfig choose_config(const AttentionArgs& args, const AttentionDevice& device) {
+  AttentionConfig best;
+  float best_time = 0;
+  bool found = false;
+  for_each_config(args, device, [&](const AttentionConfig& c) {
+    const float time = modelled_time(args, c, device);
+    if (found && time >= best_time) return;
+    best = c;
+    best_time = time;
+    found = true;
+  });
+  return best;
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

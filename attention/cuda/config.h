@@ -1,0 +1,119 @@
+// A config of attention on NVIDIA GPUs: which kernel, and into how many parts the keys are divided.
+// No CUDA header.
+#pragma once
+
+#include <algorithm>
+
+#include "../../blocks/product/config_fields.h"
+#include "../../common/cuda/memory_rates.h"
+#include "../attention.h"
+#include "tiles.h"
+
+namespace rocm_kernels {
+namespace cuda {
+
+struct AttentionDevice {
+  int32_t sm_count = 0;
+  int32_t compute_capability = 0;      // 90 for sm_90
+  int64_t shared_bytes_per_block = 0;  // most that a block can ask for
+  MemoryRates memory;
+};
+
+struct AttentionConfig {
+  enum class Design : int32_t {
+    kPlain,   // any types and sizes, a row a warp (gpu/plain.h)
+    kDecode,  // few rows a sequence: bound by the bytes of keys and values (decode.cuh)
+  };
+  Design design = Design::kPlain;
+  int32_t rows = 8;     // of a block
+  int32_t cluster = 1;  // parts of the keys whose sums meet in shared memory
+  int32_t outer = 1;    // parts whose sums meet in memory, each of `cluster`
+
+  static constexpr const char* kDesigns[] = {"plain", "decode"};
+  static constexpr ConfigField<AttentionConfig> kFields[] = {
+      {"rows", &AttentionConfig::rows},
+      {"cluster", &AttentionConfig::cluster},
+      {"outer", &AttentionConfig::outer},
+  };
+  static constexpr Status kMustRead =
+      "attention config: it must read like 'decode rows=8 cluster=8 outer=1'";
+};
+
+// The number in kDecodeTiles of the tile that serves the heads by that many rows, or -1.
+inline int find_decode_tile(const AttentionArgs& args, int32_t rows) {
+  const int64_t size = std::max(args.head_dim, args.head_dim_v);
+  for (size_t i = 0; i < kDecodeTileCount; ++i) {
+    if (kDecodeTiles[i].rows == rows && kDecodeTiles[i].head_dim >= size)
+      return static_cast<int>(i);
+  }
+  return -1;
+}
+
+inline DecodeBlock decode_block(const AttentionArgs& args, const AttentionConfig& c,
+                                const AttentionDevice& device) {
+  const DecodeTile& tile = kDecodeTiles[find_decode_tile(args, c.rows)];
+  return {tile.head_dim, tile.rows, static_cast<int32_t>(size_of(args.kv_dtype)),
+          device.shared_bytes_per_block < 112 << 10};
+}
+
+// Rows of the longest sequence that share a KV head.
+inline int64_t rows_of_kv_head(const AttentionArgs& args) {
+  return args.max_seqlen_q * (args.heads / args.kv_heads);
+}
+inline int64_t row_blocks(const AttentionArgs& args, const AttentionConfig& c) {
+  return (rows_of_kv_head(args) + c.rows - 1) / c.rows;
+}
+
+// Whether vectors of 16 bytes can be loaded from every row of every head.
+inline bool has_aligned_heads(const AttentionArgs& args) {
+  const auto aligned = [](const AttentionRows& rows, DType dtype, int64_t head_dim) {
+    const int64_t elements = 16 / size_of(dtype);
+    return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.batch_stride % elements == 0 &&
+           rows.row_stride % elements == 0 && rows.head_stride % elements == 0 &&
+           head_dim % elements == 0;
+  };
+  return aligned(args.k, args.kv_dtype, args.head_dim) &&
+         aligned(args.v, args.kv_dtype, args.head_dim_v) &&
+         reinterpret_cast<uintptr_t>(args.q.data) % 4 == 0 && args.q.batch_stride % 2 == 0 &&
+         args.q.row_stride % 2 == 0 && args.q.head_stride % 2 == 0;
+}
+
+// Whether the config can serve args on the device: nullptr, or why not.
+inline Status check_config(const AttentionArgs& args, const AttentionConfig& c,
+                           const AttentionDevice& device) {
+  if (c.design == AttentionConfig::Design::kPlain) {
+    return equal_configs(c, AttentionConfig{})
+               ? nullptr
+               : "attention config: the plain design takes its default fields";
+  }
+  if (device.compute_capability < 80) return "attention config: decode needs sm_80 or later";
+  if (args.q_dtype == DType::kFloat32) return "attention config: decode takes float16 and bfloat16";
+  if (args.kv_dtype == DType::kFloat8E4M3FNUZ) {
+    return "attention config: only the plain design takes float8_e4m3fnuz here";
+  }
+  if (!has_aligned_heads(args)) {
+    return "attention config: decode takes rows of k and v that begin at multiples of 16 bytes, "
+           "and "
+           "heads of whole 16 bytes";
+  }
+  if (find_decode_tile(args, c.rows) < 0) {
+    return "attention config: decode has no tile of so many rows for heads of that size";
+  }
+  if (c.cluster < 1 || c.cluster > kMaxCluster || (c.cluster & (c.cluster - 1)) != 0) {
+    return "attention config: cluster must be 1, 2, 4, 8 or 16";
+  }
+  if (c.cluster > 1 && device.compute_capability < 90) {
+    return "attention config: clusters need sm_90 or later";
+  }
+  if (c.outer < 1 || c.outer > 64) return "attention config: outer must be 1 to 64";
+  if (decode_block(args, c, device).shared_bytes() > device.shared_bytes_per_block) {
+    return "attention config: a block of that tile needs more shared memory than the device has";
+  }
+  if (args.kv_heads * row_blocks(args, c) > 65535 || args.batch > 65535) {
+    return "attention config: decode takes at most 65,535 sequences, and blocks of rows a sequence";
+  }
+  return nullptr;
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

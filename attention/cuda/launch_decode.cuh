@@ -1,0 +1,66 @@
+// Host: the launch of a decode kernel, and of the one that joins outer parts.
+#pragma once
+
+#include "../../common/gpu/launch.h"
+#include "decode.cuh"
+#include "decode.h"
+
+namespace rocm_kernels {
+namespace cuda {
+
+template <class Shape>
+Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& config,
+                          const AttentionDevice& device, float* partial, void* stream) {
+  const DecodeBlock block = decode_block(args, config, device);
+  const int64_t heads_per_kv = args.heads / args.kv_heads;
+  constexpr uint64_t kOne = uint64_t{1} << 32;
+  DecodeGrid grid = {};
+  grid.window = Window::of(args);
+  grid.heads_per_kv = static_cast<int>(heads_per_kv);
+  grid.heads_magic = static_cast<uint32_t>((kOne + heads_per_kv - 1) / heads_per_kv);
+  grid.cluster = config.cluster;
+  grid.parts = config.cluster * config.outer;
+  grid.row_blocks = static_cast<int>(row_blocks(args, config));
+  grid.stages = block.stages();
+  grid.ring_bytes = block.ring_bytes();
+  grid.partial = partial;
+  Launch launch;
+  launch.grid = dim3(static_cast<unsigned>(grid.parts),
+                     static_cast<unsigned>(args.kv_heads * grid.row_blocks),
+                     static_cast<unsigned>(args.batch));
+  launch.block = Shape::kThreads;
+  launch.stream = static_cast<Stream>(stream);
+  launch.shared_bytes = block.shared_bytes();
+  launch.cluster = config.cluster;
+  launch.early = device.compute_capability >= 90;
+  if (config.cluster > 8) {
+    // The same for all launches of the kernel: another thread may set it at the same time.
+    const Status error = status_of(cudaFuncSetAttribute(
+        attention_decode<Shape>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+    if (error) return error;
+  }
+  if (const Status error = launch_kernel(attention_decode<Shape>, launch, args, grid)) return error;
+  if (config.outer == 1) return nullptr;
+  Launch join;
+  join.grid = dim3(static_cast<unsigned>((args.total_q * args.heads + 3) / 4));
+  join.block = 128;
+  join.stream = launch.stream;
+  join.early = launch.early;
+  return launch_kernel(attention_join<typename Shape::Q>, join, args,
+                       static_cast<const float*>(partial), config.outer, Shape::kD);
+}
+
+template <typename T, bool kFp8, int kTile = 0>
+Status launch_decode(const AttentionArgs& args, const AttentionConfig& config,
+                     const AttentionDevice& device, float* partial, void* stream) {
+  if (find_decode_tile(args, config.rows) == kTile) {
+    return launch_decode_tile<DecodeShape<T, kFp8, kTile>>(args, config, device, partial, stream);
+  }
+  if constexpr (kTile + 1 < static_cast<int>(kDecodeTileCount)) {
+    return launch_decode<T, kFp8, kTile + 1>(args, config, device, partial, stream);
+  }
+  return "attention config: decode has no tile of so many rows for heads of that size";
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

@@ -1,0 +1,111 @@
+// What attention kernels of both GPU families share: where a sequence's keys lie, which of them a
+// query sees, and how a row ends.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "../../common/gpu/device.h"
+#include "../../common/gpu/math.h"
+#include "../attention.h"
+
+namespace rocm_kernels {
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kInfinity = __builtin_inff();
+
+// ---- A sequence --------------------------------------------------------------------------------
+
+struct Sequence {
+  int q_begin, q_count;      // its queries, as rows of q
+  int64_t k_begin;           // its first key, as a row of k; 0 in pages
+  int k_count;               // keys that count
+  const int32_t* pages;      // its row of the block table, or nullptr
+  int64_t k_batch, v_batch;  // elements before its first row
+};
+
+ROCM_KERNELS_DEVICE Sequence sequence_of(const AttentionArgs& args, int b) {
+  Sequence s;
+  s.q_begin = 0;
+  s.q_count = static_cast<int>(args.max_seqlen_q);
+  if (args.cu_seqlens_q != nullptr) {
+    s.q_begin = args.cu_seqlens_q[b];
+    s.q_count = args.cu_seqlens_q[b + 1] - s.q_begin;
+  }
+  s.k_begin = 0;
+  s.k_count = static_cast<int>(args.max_seqlen_k);
+  if (args.cu_seqlens_k != nullptr) {
+    s.k_begin = args.cu_seqlens_k[b];
+    s.k_count = args.cu_seqlens_k[b + 1] - args.cu_seqlens_k[b];
+  }
+  if (args.seqused_k != nullptr) s.k_count = min(s.k_count, args.seqused_k[b]);
+  s.pages = nullptr;
+  if (args.block_table != nullptr) s.pages = args.block_table + b * args.block_table_stride;
+  const bool apart = args.block_table == nullptr;
+  s.k_batch = apart ? b * args.k.batch_stride : 0;
+  s.v_batch = apart ? b * args.v.batch_stride : 0;
+  return s;
+}
+
+// Keys [begin, end).
+struct KeyRange {
+  int begin, end;
+};
+
+// The window of each query; no bound is one of 2^30 keys, so that sums of positions fit 32 bits.
+struct Window {
+  int left, right;
+
+  static Window of(const AttentionArgs& args) {
+    constexpr int64_t kAll = int64_t{1} << 29;
+    const auto bound = [](int64_t asked) {
+      return static_cast<int>(asked < 0 || asked > kAll ? kAll : asked);
+    };
+    return {bound(args.window_left), bound(args.window_right)};
+  }
+
+  // Keys that some query of [first, last] of a sequence sees.
+  ROCM_KERNELS_DEVICE KeyRange seen(const Sequence& s, int first, int last) const {
+    const int offset = s.k_count - s.q_count;
+    const int end = max(min(last + offset + 1 + right, s.k_count), 0);
+    return {min(max(first + offset - left, 0), end), end};
+  }
+};
+
+// ---- The end of a row --------------------------------------------------------------------------
+
+ROCM_KERNELS_DEVICE float sink_of(const AttentionArgs& args, int head) {
+  if (args.sink_dtype == DType::kFloat32) return static_cast<const float*>(args.sinks)[head];
+  if (args.sink_dtype == DType::kFloat16) {
+    return to_float(static_cast<const float16*>(args.sinks)[head]);
+  }
+  return to_float(static_cast<const bfloat16*>(args.sinks)[head]);
+}
+
+// Element `column` of out for query `q_row` of sequence b: `value` of sums on the scale of
+// `most` (log2), of which `total` is the sum of exponentials. Column 0 stores lse.
+template <typename Q>
+ROCM_KERNELS_DEVICE void finish_element(const AttentionArgs& args, int b, int q_begin, int q_row,
+                                        int head, int column, float most, float total, float value,
+                                        float v_descale) {
+  if (args.sinks != nullptr) {
+    const float sink = sink_of(args, head) * kLog2E;
+    const float both = fmaxf(most, sink);
+    if (both > -kInfinity) {
+      const float by = fast_exp2(most - both);
+      total = total * by + fast_exp2(sink - both);
+      value *= by;
+      most = both;
+    }
+  }
+  const int64_t own = args.cu_seqlens_q == nullptr ? b : 0;
+  if (column == 0 && args.lse != nullptr) {
+    args.lse[own * args.lse_batch_stride + head * args.lse_head_stride + q_begin + q_row] =
+        total > 0 ? (most + log2f(total)) / kLog2E : -kInfinity;
+  }
+  const float result = total > 0 ? value / total * v_descale : total == 0 ? 0.0f : total;
+  static_cast<Q*>(args.out)[own * args.out_batch_stride + (q_begin + q_row) * args.out_row_stride +
+                            head * args.out_head_stride + column] = from_float<Q>(result);
+}
+
+}  // namespace rocm_kernels
