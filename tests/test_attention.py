@@ -14,8 +14,8 @@ pytestmark = pytest.mark.not_on("reference")
 FLOATS = (torch.float16, torch.bfloat16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 NOWHERE = 2**30  # a page number
-# P is rounded to the queries' type before it meets the values, and the result is rounded once: two
-# roundings of up to half a unit in the last place each. FP8 keys and values are exact in both types.
+# P is rounded to the type of the queries before it meets the values, and the result once: two
+# roundings of up to half a unit in the last place. FP8 keys and values are exact in both types.
 MOST = {torch.float32: 2**-20, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 
 

@@ -247,7 +247,7 @@ def _run(
         _descale(v_descale, "v_descale", batch, kv_heads, q),
         s_aux, max_seqlen_q, max_seqlen_k,
         q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
-        window_size[0], 0 if causal else window_size[1], softcap,
+        window_size[0], 0 if causal else window_size[1], softcap, "",
     )  # fmt: skip
     mark_written(out)
     return (result, lse) if with_lse else result
