@@ -87,6 +87,17 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
+def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bit by bit on the CPU. On a GPU inputs of another layout may take another kernel, whose sums
+    have another order: then by the norm of the difference."""
+    if a.device.type == "cpu" or not a.dtype.is_floating_point:
+        return same(a, b)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = a.float(), b.float()
+    return bool((a - b).norm() <= 0.02 * b.norm())
+
+
 def function(package: Any, name: str) -> Callable:
     """Of the package, of a module that it lists, or of ``functional``."""
     owner, _, own = name.rpartition(".")
@@ -99,6 +110,43 @@ def public_functions(package: ModuleType) -> set[str]:
     names = {*package.__all__, *package.functional.__all__}
     names |= {f"tuning.{name}" for name in package.tuning.__all__}
     return {name for name in names if callable(function(package, name))}
+
+
+def attention_calls(device: torch.device) -> Iterator[Call]:
+    """Of sequences of one length, of any, and of a cache in both layouts."""
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device).bfloat16()
+
+    def integers(*values: int) -> torch.Tensor:
+        return torch.tensor(values, device=device, dtype=torch.int32)
+
+    rest = {"causal": True, "s_aux": randn(4)}
+    for name in ("k_descale", "v_descale"):
+        rest[name] = torch.rand(2, 2, device=device) + 0.5
+    equal = {"q": randn(2, 3, 4, 64), "k": randn(2, 5, 2, 64), "v": randn(2, 5, 2, 64), **rest}
+    yield Call("flash_attn_func", {**equal, "return_lse": True})
+    yield Call("flash_attn_func", {**equal, "out": randn(2, 3, 4, 64)}, ("out",))
+    ends = {"cu_seqlens_q": integers(0, 2, 6), "cu_seqlens_k": integers(0, 3, 10)}
+    ragged = {"q": randn(6, 4, 64), **ends, "out": randn(6, 4, 64), **rest}
+    rows = {"k": randn(10, 2, 64), "v": randn(10, 2, 64), "seqused_k": integers(3, 7)}
+    yield Call("flash_attn_varlen_func", {**ragged, **rows}, ("out",))
+    table = torch.arange(4, device=device, dtype=torch.int32).flip(0).view(2, 2)
+    pages = {"k": randn(4, 4, 2, 64), "v": randn(4, 4, 2, 64), "block_table": table}
+    yield Call("flash_attn_varlen_func", {**ragged, **pages}, ("out",))
+    caches = ("k_cache", "v_cache")
+    new = {"q": randn(2, 3, 4, 64), "k": randn(2, 3, 2, 64), "v": randn(2, 3, 2, 64), **rest}
+    lengths = {"cache_seqlens": integers(2, 5)}
+    for more, written in (
+        ({name: randn(2, 8, 2, 64) for name in caches}, caches),
+        ({name: randn(4, 4, 2, 64) for name in caches} | {"block_table": table}, caches),
+        (
+            {name: randn(4, 4, 2, 64) for name in caches}
+            | {"page_table": table, "out": randn(2, 3, 4, 64)},
+            (*caches, "out"),
+        ),
+    ):
+        yield Call("flash_attn_with_kvcache", {**new, **lengths, **more}, written)
 
 
 def calls(package: ModuleType, device: torch.device) -> Iterator[Call]:
@@ -140,6 +188,8 @@ def calls(package: ModuleType, device: torch.device) -> Iterator[Call]:
         yield Call("rmsnorm_fp8", arguments, ("residual", *written))
         apart = {**arguments, "residual_out": randn(T, H)}
         yield Call("rmsnorm_fp8", apart, ("residual_out", *written))
+
+    yield from attention_calls(device)
 
     a, w = randn(T, H).to(fp8), randn(N, H).to(fp8)
     by_row = {"scale_a": positive(T, 1), "scale_w": positive(N, 1)}

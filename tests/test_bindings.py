@@ -72,6 +72,24 @@ def activations():
     yield {**quantized(static=True), **inputs, **rest, "scale": None, "out": torch.randn(M, K)}
 
 
+def attentions():
+    rest = {"max_seqlen_q": M, "max_seqlen_k": 5, "scale": 0.1, "window_left": -1}
+    rest |= {"window_right": 0, "softcap": 0.0}
+    common = {"k_descale": rand(2, 2), "v_descale": rand(2, 2), "sinks": half(4), **rest}
+    ends = {"cu_seqlens_q": None, "cu_seqlens_k": None}
+    q = {"out": half(2, M, 4, 64), "lse": rand(2, 4, M), "q": half(2, M, 4, 64), **ends}
+    used = torch.tensor([5, 2]).int()
+    rows = {"k": half(2, 5, 2, 64), "v": half(2, 5, 2, 64), "block_table": None}
+    yield {**q, **rows, "seqused_k": used, **common}
+    table = torch.tensor([[2, 0], [1, 3]]).int()
+    pages = {"k": fp8(4, 3, 2, 64), "v": fp8(4, 3, 2, 64), "block_table": table}
+    yield {**q, **pages, "seqused_k": used, **common}
+    ends = {"cu_seqlens_q": torch.tensor([0, 1, M]).int(), "block_table": None}
+    ends["cu_seqlens_k"] = torch.tensor([0, 2, 7]).int()
+    ragged = {"out": half(M, 4, 32), "lse": rand(4, M), "q": half(M, 4, 64), **ends}
+    yield {**ragged, "k": half(7, 2, 64), "v": half(7, 2, 32), "seqused_k": None, **common}
+
+
 def products():
     operands = {"out": half(M, N), "a": fp8(M, K), "w": fp8(N, K)}
     yield {**operands, "scale_a": rand(M, 1), "scale_w": rand(N, 1), "bias": half(N)}
@@ -130,6 +148,7 @@ def limits():
 CALLS = {
     "rmsnorm_fp8": (norms, {}),
     "swiglu_fp8": (activations, {}),
+    "attention": (attentions, {"config": ""}),
     "gemm": (products, {"config": ""}),
     "gemm_configs": (products, {"tuned": True}),
     "tune_gemm": (tuned, {}),

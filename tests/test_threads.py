@@ -36,6 +36,7 @@ class Calls:
         self.activations()
         self.products()
         self.experts()
+        self.attentions()
         self.tuning()
 
     def random(self, *size, dtype=torch.bfloat16):
@@ -55,7 +56,7 @@ class Calls:
             run(*outputs)
             return outputs
 
-        self.all[name].append(call)
+        self.all.setdefault(name, []).append(call)
 
     def norms(self):
         for rows, columns in itertools.product(self.rows, (256, 4096, 16384)):
@@ -79,6 +80,19 @@ class Calls:
                 ),
                 lambda out, scales, gate=gate, up=up: self.ops.swiglu_fp8(
                     out, scales, gate, up, None, "silu", 128, 0.0, False
+                ),
+            )
+
+    def attentions(self):
+        for rows, keys, size in itertools.product((1, 3), (64, 700), (64, 128)):
+            q = self.random(2, rows, 8, size)
+            k, v = self.random(2, keys, 2, size), self.random(2, keys, 2, size)
+            nothing = [None] * 7
+            self.add(
+                "attention",
+                lambda q=q: (torch.empty_like(q), q.new_empty(2, 8, q.shape[1]).float()),
+                lambda out, lse, q=q, k=k, v=v, nothing=nothing: self.ops.attention(
+                    out, lse, q, k, v, *nothing, q.shape[1], k.shape[1], 0.1, -1, 0, 0.0
                 ),
             )
 

@@ -94,6 +94,8 @@ def matmul_batched(
             f"expert_ids must be [S] for an A of [S, K], got {tuple(expert_ids.shape)} and "
             f"{tuple(A.shape)}"
         )
+    if expert_ids.device != A.device:
+        raise ValueError(f"expert_ids must be on A's {A.device}, got {expert_ids.device}")
     ids = int32_ids(expert_ids, "expert_ids", experts)
     # Those that live elsewhere go last.
     sorted_ids, order = torch.sort(torch.where(ids < 0, experts, ids))
