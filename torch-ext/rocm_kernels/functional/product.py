@@ -140,8 +140,8 @@ def fp8_linear_path(
     fp8_rows, wide_rows = limits(device, w.shape[0], w.shape[1], scales)
     if rows <= (wide_rows if weight_only else fp8_rows):
         return "gemm"
-    # The library adds up FP8 products in fewer bits than float32 has, which a 16-bit result does not
-    # show; and it rounds a product with scales by row to bfloat16, whatever is asked for.
+    # The library adds up FP8 products in fewer bits than float32 has, which a 16-bit result hides;
+    # and it rounds a product with scales by row to bfloat16, whatever is asked for.
     by_row = scales == "row" and out_dtype == torch.float16
     loses_bits = by_row or out_dtype == torch.float32
     return "gemm" if loses_bits and not weight_only else "scaled_mm"
