@@ -44,10 +44,11 @@ struct AttentionArgs {
 
   // Keys and values: rows [cu_seqlens_k[b], cu_seqlens_k[b + 1]); or the sequence's own
   // max_seqlen_k; or, in pages, row j % page_size of page block_table[b, j / page_size]. Of those
-  // the first seqused_k[b] count, where given.
+  // the first seqused_k[b] count, where given, and the first leftpad_k[b] are not seen.
   AttentionRows k, v;
   const int32_t* cu_seqlens_k = nullptr;  // [batch + 1]
   const int32_t* seqused_k = nullptr;     // [batch]
+  const int32_t* leftpad_k = nullptr;     // [batch]
   const int32_t* block_table = nullptr;   // [batch, block_table_stride]; entries past a sequence's
   int64_t block_table_stride = 0;         // last page are not read
   int64_t page_size = 0;                  // of a page, where there is a block_table

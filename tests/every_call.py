@@ -136,7 +136,7 @@ def attention_calls(device: torch.device) -> Iterator[Call]:
     yield Call("flash_attn_varlen_func", {**ragged, **pages}, ("out",))
     caches = ("k_cache", "v_cache")
     new = {"q": randn(2, 3, 4, 64), "k": randn(2, 3, 2, 64), "v": randn(2, 3, 2, 64), **rest}
-    lengths = {"cache_seqlens": integers(2, 5)}
+    lengths = {"cache_seqlens": integers(2, 5), "cache_leftpad": integers(1, 0)}
     for more, written in (
         ({name: randn(2, 8, 2, 64) for name in caches}, caches),
         ({name: randn(4, 4, 2, 64) for name in caches} | {"block_table": table}, caches),

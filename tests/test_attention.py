@@ -47,7 +47,10 @@ class Case:
         from project import REPO_ID
 
         reference = kernels.get_kernel(REPO_ID, version=1, backend="cpu").reference
-        wide = {n: t.double() if torch.is_tensor(t) else t for n, t in self.options.items()}
+        wide = {
+            name: t.double() if torch.is_tensor(t) and t.is_floating_point() else t
+            for name, t in self.options.items()
+        }
         return reference.flash_attn_func(
             self.q.double(), self.k.float().double(), self.v.float().double(),
             seqused_k=self.lengths, **wide,
@@ -182,6 +185,16 @@ def test_empty_sequences(backend):
     case = Case(backend, [0, 0], s_aux=torch.randn(8))
     out, lse = case.run()
     assert (out == 0).all() and torch.allclose(lse.cpu()[0, :, 0], case.options["s_aux"])
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_left_padding(backend, rows):
+    """Keys before a sequence's first are not seen, and may hold anything."""
+    case = Case(backend, lengths_for(backend, 120, 30, 6), rows=rows, size=64, causal=True)
+    case.options["cache_leftpad"] = torch.tensor([4, 0, 6], dtype=torch.int32)
+    case.expected, case.lse = case.definition()
+    case.k[0, :4] = case.v[0, :4] = math.nan
+    case.check(*case.run())
 
 
 def test_large_scores_stay_finite(backend):

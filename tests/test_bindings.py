@@ -79,6 +79,7 @@ def attentions():
     ends = {"cu_seqlens_q": None, "cu_seqlens_k": None}
     q = {"out": half(2, M, 4, 64), "lse": rand(2, 4, M), "q": half(2, M, 4, 64), **ends}
     used = torch.tensor([5, 2]).int()
+    common["leftpad_k"] = torch.tensor([1, 0]).int()
     rows = {"k": half(2, 5, 2, 64), "v": half(2, 5, 2, 64), "block_table": None}
     yield {**q, **rows, "seqused_k": used, **common}
     table = torch.tensor([[2, 0], [1, 3]]).int()

@@ -87,7 +87,7 @@ class Calls:
         for rows, keys, size in itertools.product((1, 3), (64, 700), (64, 128)):
             q = self.random(2, rows, 8, size)
             k, v = self.random(2, keys, 2, size), self.random(2, keys, 2, size)
-            nothing = [None] * 7
+            nothing = [None] * 8
             self.add(
                 "attention",
                 lambda q=q: (torch.empty_like(q), q.new_empty(2, 8, q.shape[1]).float()),

@@ -9,7 +9,8 @@
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "attention(Tensor(a!) out, Tensor(b!)? lse, Tensor q, Tensor k, Tensor v, "
-      "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? block_table, "
+      "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? leftpad_k, Tensor? "
+      "block_table, "
       "Tensor? k_descale, Tensor? v_descale, Tensor? sinks, int max_seqlen_q, int max_seqlen_k, "
       "float scale, int window_left, int window_right, float softcap, str config=\"\") -> ()");
   ops.def(

@@ -11,22 +11,28 @@
 #include <string>
 #include <tuple>
 
-// out, scales and residual are written. Rows are dim 0; the last dim has stride 1. With an addend,
-// residual is written only: x + addend.
-// out: x's dtype (no quantisation) or FP8. With FP8, exactly one of `scale` ([1]: static) and
-// `scales` (written: [rows, 1] when group_size is 0, else [rows, ceil(hidden / group_size)]) is
-// given. ue8m0: those written are powers of two.
+// out and lse are written. q and out: [sequences, rows, heads, elements], or [rows, heads,
+// elements] with cu_seqlens_q; k and v likewise with cu_seqlens_k, or pages of a cache by
+// block_table
+// (../attention/attention.h). A window of -1 has no bound.
 void attention(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> lse,
                const torch::stable::Tensor& q, const torch::stable::Tensor& k,
                const torch::stable::Tensor& v, std::optional<torch::stable::Tensor> cu_seqlens_q,
                std::optional<torch::stable::Tensor> cu_seqlens_k,
                std::optional<torch::stable::Tensor> seqused_k,
+               std::optional<torch::stable::Tensor> leftpad_k,
                std::optional<torch::stable::Tensor> block_table,
                std::optional<torch::stable::Tensor> k_descale,
                std::optional<torch::stable::Tensor> v_descale,
                std::optional<torch::stable::Tensor> sinks, int64_t max_seqlen_q,
                int64_t max_seqlen_k, double scale, int64_t window_left, int64_t window_right,
                double softcap, std::string config);
+
+// out, scales and residual are written. Rows are dim 0; the last dim has stride 1. With an addend,
+// residual is written only: x + addend.
+// out: x's dtype (no quantisation) or FP8. With FP8, exactly one of `scale` ([1]: static) and
+// `scales` (written: [rows, 1] when group_size is 0, else [rows, ceil(hidden / group_size)]) is
+// given. ue8m0: those written are powers of two.
 void rmsnorm_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> scales,
                  const torch::stable::Tensor& x, std::optional<torch::stable::Tensor> residual,
                  const torch::stable::Tensor& weight, std::optional<torch::stable::Tensor> scale,

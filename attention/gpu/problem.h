@@ -19,6 +19,7 @@ constexpr float kInfinity = __builtin_inff();
 struct Sequence {
   int q_begin, q_count;      // its queries, as rows of q
   int64_t k_begin;           // its first key, as a row of k; 0 in pages
+  int k_first;               // keys before it are not seen
   int k_count;               // keys that count
   const int32_t* pages;      // its row of the block table, or nullptr
   int64_t k_batch, v_batch;  // elements before its first row
@@ -39,6 +40,7 @@ ROCM_KERNELS_DEVICE Sequence sequence_of(const AttentionArgs& args, int b) {
     s.k_count = args.cu_seqlens_k[b + 1] - args.cu_seqlens_k[b];
   }
   if (args.seqused_k != nullptr) s.k_count = min(s.k_count, args.seqused_k[b]);
+  s.k_first = args.leftpad_k == nullptr ? 0 : min(max(args.leftpad_k[b], 0), s.k_count);
   s.pages = nullptr;
   if (args.block_table != nullptr) s.pages = args.block_table + b * args.block_table_stride;
   const bool apart = args.block_table == nullptr;
@@ -68,7 +70,7 @@ struct Window {
   ROCM_KERNELS_DEVICE KeyRange seen(const Sequence& s, int first, int last) const {
     const int offset = s.k_count - s.q_count;
     const int end = max(min(last + offset + 1 + right, s.k_count), 0);
-    return {min(max(first + offset - left, 0), end), end};
+    return {min(max(first + offset - left, s.k_first), end), end};
   }
 };
 

@@ -13,10 +13,10 @@ namespace {
 void require_heads(const Tensor& tensor, const char* name, int64_t dimensions) {
   require(tensor.dim() == dimensions, name, " must have ", dimensions, " dimensions, got ",
           shape_of(tensor));
-  require(tensor.size(dimensions - 1) <= 1 || tensor.numel() == 0 ||
-              tensor.stride(dimensions - 1) == 1,
-          name, " must be contiguous in its last dimension, got a stride of ",
-          tensor.stride(dimensions - 1), "; call .contiguous() first");
+  require(
+      tensor.size(dimensions - 1) <= 1 || tensor.numel() == 0 || tensor.stride(dimensions - 1) == 1,
+      name, " must be contiguous in its last dimension, got a stride of ",
+      tensor.stride(dimensions - 1), "; call .contiguous() first");
 }
 
 AttentionRows rows_of(const Tensor& tensor) {
@@ -49,10 +49,11 @@ const float* require_descale(const Tensor& tensor, const char* name, const Tenso
 void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Tensor& k,
                const Tensor& v, std::optional<Tensor> cu_seqlens_q,
                std::optional<Tensor> cu_seqlens_k, std::optional<Tensor> seqused_k,
-               std::optional<Tensor> block_table, std::optional<Tensor> k_descale,
-               std::optional<Tensor> v_descale, std::optional<Tensor> sinks, int64_t max_seqlen_q,
-               int64_t max_seqlen_k, double scale, int64_t window_left, int64_t window_right,
-               double softcap, std::string config) {
+               std::optional<Tensor> leftpad_k, std::optional<Tensor> block_table,
+               std::optional<Tensor> k_descale, std::optional<Tensor> v_descale,
+               std::optional<Tensor> sinks, int64_t max_seqlen_q, int64_t max_seqlen_k,
+               double scale, int64_t window_left, int64_t window_right, double softcap,
+               std::string config) {
   AttentionArgs args;
   const int64_t q_dims = cu_seqlens_q ? 3 : 4, k_dims = cu_seqlens_k ? 3 : 4;
   require_heads(q, "q", q_dims);
@@ -99,8 +100,9 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
   args.batch = cu_seqlens_q ? cu_seqlens_q->numel() - 1 : q.size(0);
   require(args.batch >= 0, "cu_seqlens_q must have a first and a last, got ",
           cu_seqlens_q ? cu_seqlens_q->numel() : 0, " elements");
-  require(!(cu_seqlens_k && block_table), "keys lie in pages or follow each other: give "
-                                          "cu_seqlens_k or block_table, got both");
+  require(!(cu_seqlens_k && block_table),
+          "keys lie in pages or follow each other: give "
+          "cu_seqlens_k or block_table, got both");
   if (cu_seqlens_q) {
     args.cu_seqlens_q = require_integers(*cu_seqlens_q, "cu_seqlens_q", q, args.batch + 1);
   }
@@ -109,6 +111,9 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
   }
   if (seqused_k) {
     args.seqused_k = require_integers(*seqused_k, "seqused_k", q, args.batch);
+  }
+  if (leftpad_k) {
+    args.leftpad_k = require_integers(*leftpad_k, "leftpad_k", q, args.batch);
   }
   args.max_seqlen_q = cu_seqlens_q ? max_seqlen_q : q.size(1);
   args.max_seqlen_k = max_seqlen_k;
@@ -144,6 +149,7 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
     apart(cu_seqlens_q, "cu_seqlens_q");
     apart(cu_seqlens_k, "cu_seqlens_k");
     apart(seqused_k, "seqused_k");
+    apart(leftpad_k, "leftpad_k");
     apart(block_table, "block_table");
     apart(k_descale, "k_descale");
     apart(v_descale, "v_descale");
@@ -166,8 +172,10 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
     require(last == q_dims - 2 && (q_dims == 3 || lse->size(0) == args.batch) &&
                 lse->size(last - 1) == args.heads && lse->size(last) == q.size(q_dims - 3) &&
                 (lse->size(last) <= 1 || lse->stride(last) == 1),
-            "lse must be [", q_dims == 3 ? "" : "batch, ", "heads, rows] of q, contiguous in its "
-            "last dimension, got ", shape_of(*lse), " for ", shape_of(q));
+            "lse must be [", q_dims == 3 ? "" : "batch, ",
+            "heads, rows] of q, contiguous in its "
+            "last dimension, got ",
+            shape_of(*lse), " for ", shape_of(q));
     require_no_overlap(*lse, "lse", q, "q");
     require_no_overlap(*lse, "lse", k, "k");
     require_no_overlap(*lse, "lse", v, "v");
@@ -215,8 +223,8 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
   Workspace workspace;
   check_status(with_context(q,
                             [&](const Context& context) {
-                              args.workspace = workspace.allocate(
-                                  attention_workspace_bytes(args, context), q);
+                              args.workspace =
+                                  workspace.allocate(attention_workspace_bytes(args, context), q);
                               return launch_attention(args, context);
                             }),
                "attention");

@@ -440,11 +440,12 @@ def flash_attn_func(
     k_descale: Optional[torch.Tensor] = None,
     v_descale: Optional[torch.Tensor] = None,
     seqused_k: Optional[torch.Tensor] = None,
+    cache_leftpad: Optional[torch.Tensor] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """``(out, lse)`` of ``[batch, rows, heads, D]``, in float32, or in float64 for float64.
 
-    ``seqused_k``: int ``[batch]``, the keys of each sequence that count. ``k_descale``,
-    ``v_descale``: ``[batch, KV heads]``.
+    ``seqused_k``: int ``[batch]``, the keys of each sequence that count; ``cache_leftpad``: those
+    at its beginning that are not seen. ``k_descale``, ``v_descale``: ``[batch, KV heads]``.
     """
     outs, sums = [], []
     for b in range(q.shape[0]):
@@ -452,7 +453,7 @@ def flash_attn_func(
         scales = [None if s is None else s[b] for s in (k_descale, v_descale)]
         out, lse = attention(
             q[b], k[b, :count], v[b, :count], softmax_scale, causal, window_size, softcap, s_aux,
-            *scales,
+            *scales, 0 if cache_leftpad is None else int(cache_leftpad[b]),
         )  # fmt: skip
         outs.append(out)
         sums.append(lse)
@@ -470,6 +471,7 @@ def attention(
     s_aux: Optional[torch.Tensor] = None,
     k_descale: Optional[torch.Tensor] = None,
     v_descale: Optional[torch.Tensor] = None,
+    leftpad: int = 0,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """``(out, lse)`` of one sequence: q ``[rows, heads, D]``, k and v ``[keys, KV heads, D]``;
     descales ``[KV heads]``. Nothing is rounded: out is float32, or float64 for float64."""
@@ -489,11 +491,11 @@ def attention(
     position = torch.arange(rows, device=q.device)[:, None] + keys - rows
     key = torch.arange(keys, device=q.device)[None]
     left, right = window_size[0], 0 if causal else window_size[1]
-    seen = torch.ones(rows, keys, dtype=torch.bool, device=q.device)
+    seen = (key >= leftpad).expand(rows, keys)
     if left >= 0:
-        seen &= key >= position - left
+        seen = seen & (key >= position - left)
     if right >= 0:
-        seen &= key <= position + right
+        seen = seen & (key <= position + right)
     scores = scores.masked_fill(~seen, -math.inf)
     if s_aux is not None:
         sink = s_aux.to(wide)[:, None, None].expand(heads, rows, 1)

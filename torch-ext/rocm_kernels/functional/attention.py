@@ -47,8 +47,8 @@ Scale = Union[float, torch.Tensor, None]
 
 @torch.library.register_fake(add_op_namespace_prefix("attention"))
 def _(
-    out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, k_descale, v_descale,
-    sinks, max_seqlen_q, max_seqlen_k, scale, window_left, window_right, softcap, config="",
+    out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, k_descale,
+    v_descale, sinks, max_seqlen_q, max_seqlen_k, scale, window_left, window_right, softcap, config="",
 ):  # fmt: skip
     return None
 
@@ -159,6 +159,7 @@ def flash_attn_with_kvcache(
     s_aux: Optional[torch.Tensor] = None,
     *,
     page_table: Optional[torch.Tensor] = None,
+    cache_leftpad: Optional[torch.Tensor] = None,
     k_descale: Scale = None,
     v_descale: Scale = None,
     max_seqlen_k: Optional[int] = None,
@@ -183,6 +184,8 @@ def flash_attn_with_kvcache(
             appended; None: the whole cache.
         block_table: int32 ``[batch, pages]``: the pages of each sequence, in order. Also named
             ``page_table``.
+        cache_leftpad: int32 ``[batch]``: how many keys at the beginning of each sequence no query
+            sees.
         max_seqlen_k: no sequence has more keys, new ones counted; None: what the cache holds.
 
     The rest as in the module's text. Returns ``[batch, rows, heads, Dv]`` in q's dtype.
@@ -205,14 +208,14 @@ def flash_attn_with_kvcache(
         "flash_attn_with_kvcache", q, k_cache, v_cache, None, None, cache_seqlens, block_table,
         None, max_seqlen_k, softmax_scale, causal, window_size, softcap, s_aux, k_descale,
         v_descale, return_lse or return_softmax_lse or return_attn_probs, out,
-        cache_names=True,
+        cache_leftpad, cache_names=True,
     )  # fmt: skip
 
 
 def _run(
     name, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
     softmax_scale, causal, window_size, softcap, s_aux, k_descale, v_descale, with_lse, out,
-    cache_names=False,
+    leftpad_k=None, cache_names=False,
 ):  # fmt: skip
     keys, values = ("k_cache", "v_cache") if cache_names else ("k", "v")
     tensors = {
@@ -242,7 +245,7 @@ def _run(
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
     _attention(
         result, lse, q, k, v, _integers(cu_seqlens_q), _integers(cu_seqlens_k),
-        _integers(seqused_k), _integers(block_table),
+        _integers(seqused_k), _integers(leftpad_k), _integers(block_table),
         _descale(k_descale, "k_descale", batch, kv_heads, q),
         _descale(v_descale, "v_descale", batch, kv_heads, q),
         s_aux, max_seqlen_q, max_seqlen_k,
