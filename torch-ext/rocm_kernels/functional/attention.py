@@ -48,7 +48,8 @@ Scale = Union[float, torch.Tensor, None]
 @torch.library.register_fake(add_op_namespace_prefix("attention"))
 def _(
     out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, k_descale,
-    v_descale, sinks, max_seqlen_q, max_seqlen_k, scale, window_left, window_right, softcap, config="",
+    v_descale, sinks, max_seqlen_q, max_seqlen_k, scale, window_left, window_right, softcap,
+    config="",
 ):  # fmt: skip
     return None
 
