@@ -1,12 +1,181 @@
-// Attention on the CPU.
+// Attention on the CPU: tasks of some rows and all keys that they see (task.h), whose splits are
+// work of their own where their states fit the workspace. Whoever has time takes the next one. The
+// arithmetic is in attention_body.h.
 #include "../attention.h"
 
+#include <atomic>
+#include <cstring>
+
+#include "../../common/core/fp8.h"
+#include "../../common/core/half.h"
+#include "../../common/core/math.h"
+#include "../../common/cpu/isa.h"
+#include "../../common/cpu/parallel.h"
+#include "task.h"
+
+#define ROCM_KERNELS_CPU_BODY "../../attention/cpu/attention_body.h"
+#include "../../common/cpu/each_isa.h"
+
 namespace rocm_kernels {
+namespace {
 
-int64_t attention_workspace_bytes(const AttentionArgs&, const Context&) { return 0; }
+using cpu::AttentionState;
+using cpu::AttentionTask;
 
-Status launch_attention(const AttentionArgs&, const Context&) {
-  return "attention has no CPU kernel yet";
+// States of splits: more than this is not kept, since there is work enough without.
+constexpr int64_t kMaxStateFloats = int64_t{1} << 24;
+
+// A task, and its splits among those of all.
+struct Listed {
+  AttentionTask task;
+  int64_t first_unit;
+  int64_t first_float;  // of its states
+};
+
+int64_t rows_of_group(const AttentionArgs& args) { return args.heads / args.kv_heads; }
+
+// No more tasks than these.
+int64_t most_tasks(const AttentionArgs& args) {
+  const int64_t rows = cpu::task_rows(args), group = rows_of_group(args);
+  const int64_t by_length = args.batch * ceil_div(args.max_seqlen_q * group, rows);
+  const int64_t by_total = args.total_q * group / rows + args.batch;
+  return args.kv_heads * (by_length < by_total ? by_length : by_total);
+}
+
+int64_t most_state_floats(const AttentionArgs& args) {
+  const int64_t rows = args.total_q * args.heads;
+  const int64_t floats = ceil_div(args.max_seqlen_k, cpu::kSplitKeys) *
+                         AttentionState::floats(1, args.head_dim_v);
+  return rows > kMaxStateFloats / (floats > 0 ? floats : 1) ? kMaxStateFloats : rows * floats;
+}
+
+int64_t list_bytes(const AttentionArgs& args) {
+  return ceil_div(most_tasks(args) * static_cast<int64_t>(sizeof(Listed)), 64) * 64;
+}
+
+// The tasks of a sequence's rows [row, row + rows), of the keys that they see.
+AttentionTask task_of(const AttentionArgs& args, int64_t b) {
+  AttentionTask task{};
+  task.sequence = b;
+  task.q_count = args.max_seqlen_q;
+  if (args.cu_seqlens_q != nullptr) {
+    task.q_begin = args.cu_seqlens_q[b];
+    task.q_count = args.cu_seqlens_q[b + 1] - task.q_begin;
+  }
+  task.k_count = args.max_seqlen_k;
+  if (args.cu_seqlens_k != nullptr) {
+    task.k_begin = args.cu_seqlens_k[b];
+    task.k_count = args.cu_seqlens_k[b + 1] - task.k_begin;
+  }
+  if (args.seqused_k != nullptr && args.seqused_k[b] < task.k_count) {
+    task.k_count = args.seqused_k[b];
+  }
+  return task;
+}
+
+void see_keys(const AttentionArgs& args, AttentionTask& task) {
+  const int64_t group = rows_of_group(args), offset = task.k_count - task.q_count;
+  const int64_t first = task.row / group + offset;
+  const int64_t last = (task.row + task.rows - 1) / group + offset;
+  task.first_key = 0;
+  task.last_key = task.k_count;
+  if (args.window_left >= 0 && first - args.window_left > 0) {
+    task.first_key = first - args.window_left;
+  }
+  if (args.window_right >= 0 && last + args.window_right + 1 < task.last_key) {
+    task.last_key = last + args.window_right + 1;
+  }
+  if (task.last_key < task.first_key) task.last_key = task.first_key;
+}
+
+// All tasks, those with most keys first; returns their number.
+int64_t list_tasks(const AttentionArgs& args, Listed* list, int64_t& units, int64_t& floats) {
+  const int64_t block = cpu::task_rows(args), group = rows_of_group(args);
+  int64_t count = 0;
+  units = floats = 0;
+  for (int64_t b = 0; b < args.batch; ++b) {
+    AttentionTask task = task_of(args, b);
+    const int64_t rows = task.q_count * group;
+    for (task.kv_head = 0; task.kv_head < args.kv_heads; ++task.kv_head) {
+      for (int64_t i = ceil_div(rows, block) - 1; i >= 0; --i) {
+        task.row = i * block;
+        task.rows = rows - task.row < block ? rows - task.row : block;
+        see_keys(args, task);
+        const int64_t splits = task.splits();
+        list[count++] = {task, units, floats};
+        units += splits > 1 ? splits : 1;
+        if (splits > 1) floats += splits * AttentionState::floats(task.rows, args.head_dim_v);
+      }
+    }
+  }
+  return count;
+}
+
+// The last task whose first unit is at most `unit`.
+const Listed& find_unit(const Listed* list, int64_t count, int64_t unit) {
+  int64_t begin = 0, end = count;
+  while (end - begin > 1) {
+    const int64_t middle = (begin + end) / 2;
+    (list[middle].first_unit <= unit ? begin : end) = middle;
+  }
+  return list[begin];
+}
+
+// work(i) for all i in [0, count), each by the thread that comes first.
+template <class Work>
+void take_turns(const Context& context, int64_t count, int64_t grain, const Work& work) {
+  std::atomic<int64_t> next{0};
+  cpu::parallel_for(context, count, grain, [&](int64_t, int64_t) {
+    for (int64_t i = next++; i < count; i = next++) work(i);
+  });
+}
+
+}  // namespace
+
+int64_t attention_workspace_bytes(const AttentionArgs& args, const Context&) {
+  return list_bytes(args) + most_state_floats(args) * static_cast<int64_t>(sizeof(float));
+}
+
+Status launch_attention(const AttentionArgs& args, const Context& context) {
+  if (args.config != nullptr && std::strcmp(args.config, "plain") != 0) {
+    return "the CPU has one config of attention, \"plain\"; leave config empty";
+  }
+  if (args.batch == 0 || args.total_q == 0 || args.heads == 0) return nullptr;
+  Listed* const list = static_cast<Listed*>(args.workspace);
+  float* const states =
+      reinterpret_cast<float*>(static_cast<char*>(args.workspace) + list_bytes(args));
+  int64_t units, floats;
+  const int64_t count = list_tasks(args, list, units, floats);
+  if (count == 0) return nullptr;
+  const auto attend = ROCM_KERNELS_CPU_SELECT(attend_task);
+  const auto join = ROCM_KERNELS_CPU_SELECT(join_task);
+  if (floats > most_state_floats(args)) {
+    take_turns(context, count, 1, [&](int64_t i) {
+      const AttentionTask& task = list[i].task;
+      attend(args, task, task.first_split(), task.first_split() + task.splits(), {});
+    });
+    return nullptr;
+  }
+
+  // Units worth a thread of their own: below, waking it costs more than it saves.
+  const int64_t keys = args.max_seqlen_k < cpu::kSplitKeys ? args.max_seqlen_k : cpu::kSplitKeys;
+  constexpr int64_t kElementsPerThread = 16384;
+  const int64_t grain = kElementsPerThread / (keys * (args.head_dim + args.head_dim_v) + 1) + 1;
+  take_turns(context, units, grain, [&](int64_t unit) {
+    const Listed& in = find_unit(list, count, unit);
+    const AttentionTask& task = in.task;
+    const int64_t splits = task.splits(), first = task.first_split();
+    if (splits <= 1) return attend(args, task, first, first + splits, {});
+    const int64_t split = unit - in.first_unit;
+    float* const memory = states + in.first_float +
+                          split * AttentionState::floats(task.rows, args.head_dim_v);
+    attend(args, task, first + split, first + split + 1, AttentionState::at(memory, task.rows));
+  });
+  if (floats == 0) return nullptr;
+  take_turns(context, count, 8, [&](int64_t i) {
+    if (list[i].task.splits() > 1) join(args, list[i].task, states + list[i].first_float);
+  });
+  return nullptr;
 }
 
 }  // namespace rocm_kernels

@@ -29,6 +29,7 @@ namespace {
 }  // namespace cpu
 }  // namespace rocm_kernels
 #undef ROCM_KERNELS_CPU_AVX512
+#undef ROCM_KERNELS_CPU_VECTOR_INCLUDED
 #if defined(__clang__)
 #pragma clang attribute pop
 #else

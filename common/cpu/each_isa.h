@@ -20,6 +20,7 @@ namespace {
 }  // namespace cpu
 }  // namespace rocm_kernels
 #undef ROCM_KERNELS_CPU_PORTABLE
+#undef ROCM_KERNELS_CPU_VECTOR_INCLUDED
 
 #if defined(__x86_64__)
 
@@ -40,6 +41,7 @@ namespace {
 }  // namespace cpu
 }  // namespace rocm_kernels
 #undef ROCM_KERNELS_CPU_AVX2
+#undef ROCM_KERNELS_CPU_VECTOR_INCLUDED
 #if defined(__clang__)
 #pragma clang attribute pop
 #else
@@ -67,6 +69,7 @@ namespace {
 }  // namespace cpu
 }  // namespace rocm_kernels
 #undef ROCM_KERNELS_CPU_AVX512
+#undef ROCM_KERNELS_CPU_VECTOR_INCLUDED
 #if defined(__clang__)
 #pragma clang attribute pop
 #else
@@ -86,6 +89,7 @@ namespace {
 }  // namespace cpu
 }  // namespace rocm_kernels
 #undef ROCM_KERNELS_CPU_NEON
+#undef ROCM_KERNELS_CPU_VECTOR_INCLUDED
 
 #endif
 

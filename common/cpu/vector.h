@@ -1,5 +1,6 @@
 // The vectors that CPU kernels compute with, included by a kernel's body (see isa.h) in the
-// namespace and instruction set that it is compiled for. No include guard, for that reason.
+// namespace and instruction set that it is compiled for: once for each, so each_isa.h and amx_isa.h
+// lift its include guard after every copy.
 //
 // clang-format off
 //   F32                            kLanes floats; + - * / and unary - work on it
@@ -18,6 +19,9 @@
 // clang-format on
 //
 // Element types: float, Float16, BFloat16. block.h adds FP8.
+
+#ifndef ROCM_KERNELS_CPU_VECTOR_INCLUDED
+#define ROCM_KERNELS_CPU_VECTOR_INCLUDED
 
 #define ROCM_KERNELS_VECTOR inline __attribute__((always_inline))
 
@@ -46,3 +50,5 @@ ROCM_KERNELS_VECTOR F32 store(T* p, F32 v, int n) {
   __builtin_memcpy(p, lanes, n * sizeof(T));
   return stored;
 }
+
+#endif

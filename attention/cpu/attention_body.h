@@ -1,0 +1,449 @@
+// Attention of one task; compiled once for each instruction set (common/cpu/isa.h).
+//
+// Keys are taken kKeyBlock at a time: scores of all rows, their softmax with a running maximum, and
+// the product with the values. Scores are dot products along the elements, with their sums across
+// the lanes at the end; the product with values has the elements of out in its lanes.
+
+#include "../../blocks/product/cpu/operands.h"
+#include "../../blocks/rows/cpu/activation.h"
+
+using Operand = F32Multiplier::Operand;
+using Sum = F32Multiplier::Sum;
+constexpr int kParts = F32Multiplier::kParts;
+constexpr int kWidth = F32Multiplier::kWidth;
+constexpr int kChunk = F32Multiplier::kChunk;
+static_assert(kElementAlign % kChunk == 0 && kKeyBlock % kBlock == 0, "");
+
+// The score of a key that a row does not see, and the least that counts as a score: the exponential
+// of their difference is 0, and so is that of a row that has seen nothing.
+constexpr float kUnseen = -3e38f;
+constexpr float kLeast = -1e38f;
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// ---- Vectors -----------------------------------------------------------------------------------
+
+ROCM_KERNELS_VECTOR F32 larger_of(F32 a, F32 b) { return where_negative(a - b, b, a); }
+
+ROCM_KERNELS_VECTOR float largest_value(const Block& a) {
+  return largest(larger_of(larger_of(a.v[0], a.v[1]), larger_of(a.v[2], a.v[3])));
+}
+
+// e^v for v <= 0: 0 below -86, and NaN for NaN.
+ROCM_KERNELS_VECTOR Block exp_of_negative(const Block& v) {
+  const Block power = fma(v, all(0.0f), exp(v));
+  return where_negative(v + all(86.0f), all(0.0f), power);
+}
+
+// tanh to 2e-7: near 0 an odd polynomial, since 1 - 2 / (e^2x + 1) cancels.
+ROCM_KERNELS_VECTOR Block tanh(const Block& x) {
+  const Block magnitude = where_negative(x, -x, x);
+  const Block square = x * x;
+  Block p = all(0.00205446454f);
+  p = fma(p, square, all(-0.00807907525f));
+  p = fma(p, square, all(0.0216602553f));
+  p = fma(p, square, all(-0.0539392456f));
+  p = fma(p, square, all(0.133331448f));
+  p = fma(p, square, all(-0.333333284f));
+  const Block near = fma(p * square, magnitude, magnitude);
+  const Block far = all(1.0f) - all(2.0f) / (exp(magnitude + magnitude) + all(1.0f));
+  const Block result = where_negative(magnitude - all(0.65f), near, far);
+  return where_negative(x, -result, result);
+}
+
+// ---- Rows in memory ----------------------------------------------------------------------------
+
+// Rows of a sequence's keys or values of one head.
+template <class T>
+struct KeyRows {
+  const T* data;
+  int64_t row_stride;
+  int64_t page_stride;
+  const int32_t* pages;  // nullptr: the rows follow each other
+  int64_t page_size;
+
+  static KeyRows of(const AttentionArgs& args, const AttentionRows& rows,
+                    const AttentionTask& task) {
+    const T* data = static_cast<const T*>(rows.data) + task.kv_head * rows.head_stride;
+    const int32_t* pages = nullptr;
+    if (args.block_table != nullptr) {
+      pages = args.block_table + task.sequence * args.block_table_stride;
+    } else if (args.cu_seqlens_k == nullptr) {
+      data += task.sequence * rows.batch_stride;
+    }
+    return {data + task.k_begin * rows.row_stride, rows.row_stride, rows.batch_stride, pages,
+            args.page_size};
+  }
+
+  // Where rows [begin, begin + count) lie.
+  void find(int64_t begin, int64_t count, const T** rows) const {
+    if (pages == nullptr) {
+      for (int64_t j = 0; j < count; ++j) rows[j] = data + (begin + j) * row_stride;
+      return;
+    }
+    int64_t page = begin / page_size, row = begin % page_size;
+    for (int64_t j = 0; j < count;) {
+      const T* const in_page = data + pages[page++] * page_stride;
+      for (; row < page_size && j < count; ++row, ++j) rows[j] = in_page + row * row_stride;
+      row = 0;
+    }
+  }
+};
+
+template <class T>
+ROCM_KERNELS_VECTOR void prefetch(const T* row, int64_t elements) {
+  const char* const bytes = reinterpret_cast<const char*>(row);
+  for (int64_t at = 0; at < elements * static_cast<int64_t>(sizeof(T)); at += 64) {
+    __builtin_prefetch(bytes + at);
+  }
+}
+
+template <class Q>
+void load_queries(const AttentionArgs& args, const AttentionTask& task, float* q) {
+  const int64_t group = args.heads / args.kv_heads, stride = aligned_size(args.head_dim);
+  const Q* data = static_cast<const Q*>(args.q.data);
+  if (args.cu_seqlens_q == nullptr) data += task.sequence * args.q.batch_stride;
+  for (int64_t r = 0; r < task.rows; ++r, q += stride) {
+    const int64_t i = (task.row + r) / group, g = (task.row + r) % group;
+    const Q* const from = data + (task.q_begin + i) * args.q.row_stride +
+                          (task.kv_head * group + g) * args.q.head_stride;
+    int64_t d = 0;
+    for (; d + kLanes <= args.head_dim; d += kLanes) store(q + d, load(from + d));
+    if (d < args.head_dim) {
+      store(q + d, load(from + d, static_cast<int>(args.head_dim - d)));
+      d += kLanes;
+    }
+    for (; d < stride; ++d) q[d] = 0.0f;
+  }
+}
+
+// ---- Scores ------------------------------------------------------------------------------------
+
+#if ROCM_KERNELS_CPU_AVX512 || ROCM_KERNELS_CPU_NEON
+constexpr int kTileKeys = 4;
+#else
+constexpr int kTileKeys = 2;
+#endif
+
+// Dot products of kRows queries and kKeys keys: scores[r * kKeyBlock + j].
+template <int kRows, int kKeys, class T>
+ROCM_KERNELS_VECTOR void score_tile(const float* q, int64_t q_stride, const T* const* keys,
+                                    int64_t elements, float* scores) {
+  Sum sums[kRows][kKeys];
+  for (int r = 0; r < kRows; ++r) {
+    for (int j = 0; j < kKeys; ++j) sums[r][j] = F32Multiplier::zero();
+  }
+  for (int64_t d = 0; d < elements; d += kChunk) {
+    Operand k[kKeys][kParts];
+    for (int j = 0; j < kKeys; ++j) {
+      if (d + kChunk <= elements) {
+        Decode<F32Multiplier, T>::chunk(keys[j] + d, k[j]);
+      } else {
+        decode_tail<F32Multiplier, T>(keys[j] + d, elements - d, k[j]);
+      }
+    }
+    for (int part = 0; part < kParts; ++part) {
+      for (int r = 0; r < kRows; ++r) {
+        const Operand a = F32Multiplier::load_operand(q + r * q_stride + d + part * kWidth);
+        for (int j = 0; j < kKeys; ++j) {
+          sums[r][j] = F32Multiplier::dot(sums[r][j], a, k[j][part]);
+        }
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int j = 0; j < kKeys; ++j) scores[r * kKeyBlock + j] = F32Multiplier::total(sums[r][j]);
+  }
+}
+
+template <int kRows, class T>
+void score_rows(const float* q, int64_t q_stride, const T* const* keys, int64_t count,
+                int64_t elements, float* scores) {
+  int64_t j = 0;
+  for (; j + kTileKeys <= count; j += kTileKeys) {
+    score_tile<kRows, kTileKeys>(q, q_stride, keys + j, elements, scores + j);
+  }
+  for (; j < count; ++j) score_tile<kRows, 1>(q, q_stride, keys + j, elements, scores + j);
+}
+
+template <class T>
+void score(const float* q, int64_t rows, int64_t q_stride, const T* const* keys, int64_t count,
+           int64_t elements, float* scores) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    score_rows<4>(q + r * q_stride, q_stride, keys, count, elements, scores + r * kKeyBlock);
+  }
+  q += r * q_stride;
+  scores += r * kKeyBlock;
+  if (rows - r == 3) score_rows<3>(q, q_stride, keys, count, elements, scores);
+  if (rows - r == 2) score_rows<2>(q, q_stride, keys, count, elements, scores);
+  if (rows - r == 1) score_rows<1>(q, q_stride, keys, count, elements, scores);
+}
+
+// ---- Softmax -----------------------------------------------------------------------------------
+
+// Which keys rows see, and what becomes of a score.
+struct Sight {
+  int64_t group, offset;  // row i * group + g stands at key i + offset
+  int64_t left, right;
+  float factor, softcap;
+};
+
+// Makes exponentials of the scores of keys [first, first + count), and rescales what there is.
+void softmax(const Sight& sight, const AttentionTask& task, int64_t first, int64_t count,
+             float* scores, AttentionState state, int64_t value_stride) {
+  const Block factor = all(sight.factor);
+  for (int64_t r = 0; r < task.rows; ++r, scores += kKeyBlock) {
+    const int64_t position = (task.row + r) / sight.group + sight.offset - first;
+    const int64_t begin = sight.left < 0 ? 0 : larger(position - sight.left, 0);
+    const int64_t end = sight.right < 0 ? count : smaller(position + sight.right + 1, count);
+    Block most = all(kUnseen);
+    for (int64_t j = 0; j < kKeyBlock; j += kBlock) {
+      Block s = load_block<float>(scores + j) * factor;
+      if (sight.softcap > 0) s = tanh(s * all(1.0f / sight.softcap)) * all(sight.softcap);
+      store_block<float>(scores + j, s);
+    }
+    for (int64_t j = 0; j < smaller(begin, kKeyBlock); ++j) scores[j] = kUnseen;
+    for (int64_t j = larger(end, 0); j < kKeyBlock; ++j) scores[j] = kUnseen;
+    for (int64_t j = 0; j < kKeyBlock; j += kBlock) {
+      const Block s = load_block<float>(scores + j);
+      for (int i = 0; i < kVectors; ++i) most.v[i] = larger_of(s.v[i], most.v[i]);
+    }
+    float now = largest_value(most);
+    if (now < state.most[r]) now = state.most[r];
+    const float base = now < kLeast ? kLeast : now;
+    Block total = all(0.0f);
+    for (int64_t j = 0; j < kKeyBlock; j += kBlock) {
+      const Block p = exp_of_negative(load_block<float>(scores + j) - all(base));
+      store_block<float>(scores + j, p);
+      total = total + p;
+    }
+    if (now != state.most[r]) {
+      float by[kBlock];
+      store_block<float>(by, exp_of_negative(all(state.most[r] - base)));
+      state.most[r] = now;
+      state.total[r] *= by[0];
+      float* const values = state.values + r * value_stride;
+      for (int64_t e = 0; e < value_stride; e += kLanes) {
+        store(values + e, load(values + e) * set1(by[0]));
+      }
+    }
+    state.total[r] += sum(total);
+  }
+}
+
+// ---- Values ------------------------------------------------------------------------------------
+
+// Adds p times the values of `count` keys to kRows rows.
+template <int kRows, class T>
+void add_values(const float* p, const T* const* rows, int64_t count, int64_t elements,
+                float* values, int64_t stride) {
+  for (int64_t e = 0; e < elements; e += kChunk) {
+    Sum sums[kRows][kParts];
+    for (int r = 0; r < kRows; ++r) {
+      for (int part = 0; part < kParts; ++part) {
+        sums[r][part] = F32Multiplier::load_sum(values + r * stride + e + part * kWidth);
+      }
+    }
+    for (int64_t j = 0; j < count; ++j) {
+      Operand v[kParts];
+      if (e + kChunk <= elements) {
+        Decode<F32Multiplier, T>::chunk(rows[j] + e, v);
+      } else {
+        decode_tail<F32Multiplier, T>(rows[j] + e, elements - e, v);
+      }
+      for (int r = 0; r < kRows; ++r) {
+        for (int part = 0; part < kParts; ++part) {
+          sums[r][part] =
+              F32Multiplier::add_scaled(sums[r][part], v[part], p[r * kKeyBlock + j]);
+        }
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      for (int part = 0; part < kParts; ++part) {
+        F32Multiplier::store_sum(values + r * stride + e + part * kWidth, sums[r][part]);
+      }
+    }
+  }
+}
+
+template <class T>
+void add_values(const float* p, int64_t rows, const T* const* value_rows, int64_t count,
+                int64_t elements, float* values, int64_t stride) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    add_values<4>(p + r * kKeyBlock, value_rows, count, elements, values + r * stride, stride);
+  }
+  p += r * kKeyBlock;
+  values += r * stride;
+  if (rows - r == 3) add_values<3>(p, value_rows, count, elements, values, stride);
+  if (rows - r == 2) add_values<2>(p, value_rows, count, elements, values, stride);
+  if (rows - r == 1) add_values<1>(p, value_rows, count, elements, values, stride);
+}
+
+// ---- States ------------------------------------------------------------------------------------
+
+inline void clear(AttentionState state, int64_t rows, int64_t stride) {
+  for (int64_t r = 0; r < rows; ++r) {
+    state.most[r] = kUnseen;
+    state.total[r] = 0.0f;
+  }
+  for (int64_t e = 0; e < rows * stride; ++e) state.values[e] = 0.0f;
+}
+
+// state becomes that of its own keys and of those of `next`.
+void join_states(AttentionState state, AttentionState next, int64_t rows, int64_t stride) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const float most = state.most[r] < next.most[r] ? next.most[r] : state.most[r];
+    const float base = most < kLeast ? kLeast : most;
+    float by[kBlock], next_by[kBlock];
+    store_block<float>(by, exp_of_negative(all(state.most[r] - base)));
+    store_block<float>(next_by, exp_of_negative(all(next.most[r] - base)));
+    state.most[r] = most;
+    state.total[r] = state.total[r] * by[0] + next.total[r] * next_by[0];
+    float* const values = state.values + r * stride;
+    const float* const added = next.values + r * stride;
+    for (int64_t e = 0; e < stride; e += kLanes) {
+      store(values + e, fma(load(added + e), set1(next_by[0]), load(values + e) * set1(by[0])));
+    }
+  }
+}
+
+inline float sink_of(const AttentionArgs& args, int64_t head) {
+  if (args.sink_dtype == DType::kFloat32) return static_cast<const float*>(args.sinks)[head];
+  if (args.sink_dtype == DType::kFloat16) {
+    return sum(load(static_cast<const Float16*>(args.sinks) + head, 1));
+  }
+  return sum(load(static_cast<const BFloat16*>(args.sinks) + head, 1));
+}
+
+// Rows of out and lse. `gain`: of the values in the state.
+template <class Q>
+void finish(const AttentionArgs& args, const AttentionTask& task, AttentionState state,
+            float gain) {
+  const int64_t group = args.heads / args.kv_heads, stride = aligned_size(args.head_dim_v);
+  const bool ragged = args.cu_seqlens_q != nullptr;
+  if (args.v_descale != nullptr) {
+    gain *= args.v_descale[task.sequence * args.v_descale_batch_stride +
+                           task.kv_head * args.v_descale_head_stride];
+  }
+  for (int64_t r = 0; r < task.rows; ++r) {
+    const int64_t i = task.q_begin + (task.row + r) / group;
+    const int64_t head = task.kv_head * group + (task.row + r) % group;
+    float most = state.most[r], total = state.total[r], factor = 1.0f;
+    if (args.sinks != nullptr) {
+      const float sink = sink_of(args, head), both = sink < most ? most : sink;
+      if (both >= kLeast) {
+        float by[kBlock], of_sink[kBlock];
+        store_block<float>(by, exp_of_negative(all(most - both)));
+        store_block<float>(of_sink, exp_of_negative(all(sink - both)));
+        factor = by[0];
+        total = total * factor + of_sink[0];
+        most = both;
+      }
+    }
+    if (args.lse != nullptr) {
+      args.lse[(ragged ? 0 : task.sequence * args.lse_batch_stride) + head * args.lse_head_stride +
+               i] = total == 0.0f ? -__builtin_inff() : most + __builtin_logf(total);
+    }
+    factor = total == 0.0f ? 0.0f : factor / total * gain;
+    Q* const out = static_cast<Q*>(args.out) +
+                   (ragged ? 0 : task.sequence * args.out_batch_stride) + i * args.out_row_stride +
+                   head * args.out_head_stride;
+    const float* const values = state.values + r * stride;
+    int64_t e = 0;
+    for (; e + kLanes <= args.head_dim_v; e += kLanes) {
+      store(out + e, load(values + e) * set1(factor));
+    }
+    if (e < args.head_dim_v) {
+      store(out + e, load(values + e) * set1(factor), static_cast<int>(args.head_dim_v - e));
+    }
+  }
+}
+
+// ---- A task ------------------------------------------------------------------------------------
+
+// The state of keys [first, last) of a split, from nothing.
+template <class T>
+void attend_split(const AttentionArgs& args, const AttentionTask& task, const Sight& sight,
+                  const float* q, int64_t first, int64_t last, AttentionState state) {
+  alignas(64) float scores[kMaxTaskRows * kKeyBlock];
+  const T* key_rows[kKeyBlock];
+  const T* value_rows[kKeyBlock];
+  const KeyRows<T> k = KeyRows<T>::of(args, args.k, task), v = KeyRows<T>::of(args, args.v, task);
+  const int64_t q_stride = aligned_size(args.head_dim), stride = aligned_size(args.head_dim_v);
+  clear(state, task.rows, stride);
+  for (int64_t begin = first; begin < last;) {
+    const int64_t end = smaller((begin / kKeyBlock + 1) * kKeyBlock, last), count = end - begin;
+    k.find(begin, count, key_rows);
+    v.find(begin, count, value_rows);
+    score(q, task.rows, q_stride, key_rows, count, args.head_dim, scores);
+    softmax(sight, task, begin, count, scores, state, stride);
+    add_values(scores, task.rows, value_rows, count, args.head_dim_v, state.values, stride);
+    begin = end;
+  }
+}
+
+// Splits [first, last) of a task. Into `result`, or out where that has no memory.
+template <class T, class Q>
+void attend(const AttentionArgs& args, const AttentionTask& task, int64_t first, int64_t last,
+            AttentionState result) {
+  alignas(64) float q[kMaxTaskElements];
+  alignas(64) float own[kMaxTaskElements + 2 * kMaxTaskRows];
+  alignas(64) float next[kMaxTaskElements + 2 * kMaxTaskRows];
+  constexpr float kGain = Decode<F32Multiplier, T>::kGain;
+  const int64_t group = args.heads / args.kv_heads, stride = aligned_size(args.head_dim_v);
+  Sight sight{group,           task.k_count - task.q_count, args.window_left, args.window_right,
+              args.scale * kGain, args.softcap};
+  if (args.k_descale != nullptr) {
+    sight.factor *= args.k_descale[task.sequence * args.k_descale_batch_stride +
+                                   task.kv_head * args.k_descale_head_stride];
+  }
+  load_queries<Q>(args, task, q);
+  const bool ends = result.values == nullptr;
+  const AttentionState state = ends ? AttentionState::at(own, task.rows) : result;
+  if (first == last) clear(state, task.rows, stride);
+  for (int64_t split = first; split < last; ++split) {
+    const AttentionState into = split == first ? state : AttentionState::at(next, task.rows);
+    attend_split<T>(args, task, sight, q, larger(split * kSplitKeys, task.first_key),
+                    smaller((split + 1) * kSplitKeys, task.last_key), into);
+    if (split != first) join_states(state, into, task.rows, stride);
+  }
+  if (ends) finish<Q>(args, task, state, kGain);
+}
+
+template <class Q>
+void attend_keys(const AttentionArgs& args, const AttentionTask& task, int64_t first, int64_t last,
+                 AttentionState result) {
+  if (args.kv_dtype == DType::kFloat8E4M3FN) {
+    return attend<Fp8<false>, Q>(args, task, first, last, result);
+  }
+  if (args.kv_dtype == DType::kFloat8E4M3FNUZ) {
+    return attend<Fp8<true>, Q>(args, task, first, last, result);
+  }
+  return attend<Q, Q>(args, task, first, last, result);
+}
+
+inline void attend_task(const AttentionArgs& args, const AttentionTask& task, int64_t first,
+                        int64_t last, AttentionState result) {
+  if (args.q_dtype == DType::kFloat32) return attend_keys<float>(args, task, first, last, result);
+  if (args.q_dtype == DType::kFloat16) return attend_keys<Float16>(args, task, first, last, result);
+  return attend_keys<BFloat16>(args, task, first, last, result);
+}
+
+// Joins the states of a task's splits, which follow each other in memory, and ends the task.
+inline void join_task(const AttentionArgs& args, const AttentionTask& task, float* states) {
+  const int64_t stride = aligned_size(args.head_dim_v);
+  const int64_t floats = AttentionState::floats(task.rows, args.head_dim_v);
+  const AttentionState state = AttentionState::at(states, task.rows);
+  for (int64_t split = 1; split < task.splits(); ++split) {
+    join_states(state, AttentionState::at(states + split * floats, task.rows), task.rows, stride);
+  }
+  float gain = 1.0f;
+  if (args.kv_dtype == DType::kFloat8E4M3FN) gain = Decode<F32Multiplier, Fp8<false>>::kGain;
+  if (args.kv_dtype == DType::kFloat8E4M3FNUZ) gain = Decode<F32Multiplier, Fp8<true>>::kGain;
+  if (args.q_dtype == DType::kFloat32) return finish<float>(args, task, state, gain);
+  if (args.q_dtype == DType::kFloat16) return finish<Float16>(args, task, state, gain);
+  return finish<BFloat16>(args, task, state, gain);
+}
