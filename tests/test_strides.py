@@ -153,6 +153,8 @@ def test_no_rows(package, every_call):
                 if tensor.shape[0] == T:
                     rows = tensor if path in call.written or tensor.dim() < 2 else layout(tensor)
                     none = none.with_tensor(path, rows[:0])
+            if none is call:  # one whose first dimension is not rows
+                continue
             for result in none.run(package):
                 assert result.shape[0] == 0 or result.numel() == 1, call
 

@@ -79,7 +79,10 @@ void see_keys(const AttentionArgs& args, AttentionTask& task) {
   const int64_t last = (task.row + task.rows - 1) / group + offset;
   task.first_key = 0;
   task.last_key = task.k_count;
-  if (args.window_left >= 0 && first - args.window_left > 0) {
+  if (args.leftpad_k != nullptr && args.leftpad_k[task.sequence] > 0) {
+    task.first_key = args.leftpad_k[task.sequence];
+  }
+  if (args.window_left >= 0 && first - args.window_left > task.first_key) {
     task.first_key = first - args.window_left;
   }
   if (args.window_right >= 0 && last + args.window_right + 1 < task.last_key) {

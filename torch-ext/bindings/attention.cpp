@@ -176,6 +176,11 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
             "heads, rows] of q, contiguous in its "
             "last dimension, got ",
             shape_of(*lse), " for ", shape_of(q));
+    for (int64_t i = 0; i < last; ++i) {
+      require(lse->size(i) <= 1 || lse->stride(i) >= lse->size(last),
+              "lse is written, so its heads must not overlap, got a stride of ", lse->stride(i),
+              " for ", lse->size(last), " rows");
+    }
     require_no_overlap(*lse, "lse", q, "q");
     require_no_overlap(*lse, "lse", k, "k");
     require_no_overlap(*lse, "lse", v, "v");
@@ -221,11 +226,12 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
   args.total_q = cu_seqlens_q ? q.size(0) : args.batch * args.max_seqlen_q;
   args.config = config.empty() ? nullptr : config.c_str();
   Workspace workspace;
-  check_status(with_context(q,
-                            [&](const Context& context) {
-                              args.workspace =
-                                  workspace.allocate(attention_workspace_bytes(args, context), q);
-                              return launch_attention(args, context);
-                            }),
-               "attention");
+  const Status status = with_context(q, [&](const Context& context) {
+    args.workspace = workspace.allocate(attention_workspace_bytes(args, context), q);
+    return launch_attention(args, context);
+  });
+  if (status != nullptr && args.config != nullptr) {
+    fail("attention: ", status, "; got '", args.config, "'");
+  }
+  check_status(status, "attention");
 }

@@ -159,10 +159,21 @@ inline const float* require_static_scale(const Tensor& scale) {
   return static_cast<const float*>(scale.data_ptr());
 }
 
-// Whether two matrices share a byte. Views side by side in one buffer (equal row strides, disjoint
-// columns) do not.
+// From a tensor's first byte to its last.
+inline int64_t span_bytes(const Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  return (last + 1) * static_cast<int64_t>(tensor.element_size());
+}
+
+// Whether two tensors share a byte. Matrices side by side in one buffer (equal row strides,
+// disjoint columns) do not; of more dimensions all between the first byte and the last counts.
 inline bool overlap(const Tensor& a, const Tensor& b) {
   if (a.numel() == 0 || b.numel() == 0) return false;
+  if (a.dim() > 2 || b.dim() > 2) {
+    const auto at = [](const Tensor& t) { return reinterpret_cast<intptr_t>(t.data_ptr()); };
+    return at(a) < at(b) + span_bytes(b) && at(b) < at(a) + span_bytes(a);
+  }
   // From a row's first byte to its last; what lies between the elements of a strided one counts
   // too.
   const auto row_bytes = [](const Tensor& t) {

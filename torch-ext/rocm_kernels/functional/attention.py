@@ -34,10 +34,11 @@ from typing import Optional, Tuple, Union
 
 import torch
 
-from .._ops import add_op_namespace_prefix, ops
+from .._ops import ops
 from .fp8 import FP8_DTYPES
 from .gradients import mark_written, needs_gradient, refuse_gradient
-from .rows import require_tensors
+from .rows import optional_vector, require_tensors
+from .shapes import register_shapes
 
 _attention = ops.attention.default
 
@@ -45,13 +46,7 @@ Result = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 Scale = Union[float, torch.Tensor, None]
 
 
-@torch.library.register_fake(add_op_namespace_prefix("attention"))
-def _(
-    out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, k_descale,
-    v_descale, sinks, max_seqlen_q, max_seqlen_k, scale, window_left, window_right, softcap,
-    config="",
-):  # fmt: skip
-    return None
+register_shapes("attention")
 
 
 def flash_attn_func(
@@ -193,6 +188,10 @@ def flash_attn_with_kvcache(
     """
     if block_table is None:
         block_table = page_table
+    _refuse(
+        "flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, s_aux=s_aux,
+        k_descale=k_descale, v_descale=v_descale, out=out,
+    )  # fmt: skip
     if (k is None) != (v is None):
         raise ValueError("k and v are appended together, got one of them")
     if isinstance(cache_seqlens, int):
@@ -219,14 +218,11 @@ def _run(
     leftpad_k=None, cache_names=False,
 ):  # fmt: skip
     keys, values = ("k_cache", "v_cache") if cache_names else ("k", "v")
-    tensors = {
-        "q": q, keys: k, values: v, "s_aux": s_aux, "k_descale": k_descale,
-        "v_descale": v_descale, "out": out,
-    }  # fmt: skip
-    floats = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)}
     require_tensors({"q": q, keys: k, values: v}, {"s_aux": s_aux, "out": out})
-    if needs_gradient(*floats.values()):
-        refuse_gradient(name, **floats)
+    _refuse(
+        name, **{"q": q, keys: k, values: v}, s_aux=s_aux, k_descale=k_descale,
+        v_descale=v_descale, out=out,
+    )  # fmt: skip
     q, k, v = _side_by_side(q), _side_by_side(k), _side_by_side(v)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if max_seqlen_k is None:
@@ -249,12 +245,19 @@ def _run(
         _integers(seqused_k), _integers(leftpad_k), _integers(block_table),
         _descale(k_descale, "k_descale", batch, kv_heads, q),
         _descale(v_descale, "v_descale", batch, kv_heads, q),
-        s_aux, max_seqlen_q, max_seqlen_k,
+        optional_vector(s_aux), max_seqlen_q, max_seqlen_k,
         q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
         window_size[0], 0 if causal else window_size[1], softcap, "",
     )  # fmt: skip
     mark_written(out)
     return (result, lse) if with_lse else result
+
+
+def _refuse(name: str, **given: object) -> None:
+    """Raises where a gradient is wanted of one of the tensors."""
+    tensors = {key: value for key, value in given.items() if isinstance(value, torch.Tensor)}
+    if needs_gradient(*tensors.values()):
+        refuse_gradient(name, **tensors)
 
 
 def _side_by_side(tensor: torch.Tensor) -> torch.Tensor:
@@ -263,9 +266,9 @@ def _side_by_side(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _integers(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    if tensor is None or tensor.dtype == torch.int32:
-        return tensor
-    return tensor.to(torch.int32)
+    if tensor is None:
+        return None
+    return _side_by_side(tensor.to(torch.int32))
 
 
 def _descale(
