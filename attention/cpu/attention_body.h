@@ -91,13 +91,22 @@ struct KeyRows {
   }
 };
 
+// Rows that are read next. They lie apart from each other, so the machine does not foresee them.
 template <class T>
-ROCM_KERNELS_VECTOR void prefetch(const T* row, int64_t elements) {
-  const char* const bytes = reinterpret_cast<const char*>(row);
-  for (int64_t at = 0; at < elements * static_cast<int64_t>(sizeof(T)); at += 64) {
-    __builtin_prefetch(bytes + at);
+struct Ahead {
+  const T* const* rows;
+  int64_t count;
+  int64_t elements;
+
+  // Elements [from, to) of rows [first, first + some).
+  ROCM_KERNELS_VECTOR void fetch(int64_t first, int64_t some, int64_t from, int64_t to) const {
+    constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+    to = smaller(to, elements);
+    for (int64_t j = first; j < smaller(first + some, count); ++j) {
+      for (int64_t at = from; at < to; at += kLine) __builtin_prefetch(rows[j] + at);
+    }
   }
-}
+};
 
 template <class Q>
 void load_queries(const AttentionArgs& args, const AttentionTask& task, float* q) {
@@ -120,65 +129,102 @@ void load_queries(const AttentionArgs& args, const AttentionTask& task, float* q
 
 // ---- Scores ------------------------------------------------------------------------------------
 
+// Sums of a tile: as many as registers hold beside the operands.
 #if ROCM_KERNELS_CPU_AVX512 || ROCM_KERNELS_CPU_NEON
-constexpr int kTileKeys = 4;
+constexpr int kTileSums = 16;
 #else
-constexpr int kTileKeys = 2;
+constexpr int kTileSums = 8;
 #endif
 
-// Dot products of kRows queries and kKeys keys: scores[r * kKeyBlock + j].
-template <int kRows, int kKeys, class T>
-ROCM_KERNELS_VECTOR void score_tile(const float* q, int64_t q_stride, const T* const* keys,
-                                    int64_t elements, float* scores) {
-  Sum sums[kRows][kKeys];
-  for (int r = 0; r < kRows; ++r) {
-    for (int j = 0; j < kKeys; ++j) sums[r][j] = F32Multiplier::zero();
+// Each sum's total across its lanes.
+ROCM_KERNELS_VECTOR void total_lanes(const Sum* sums, float* totals) {
+#if ROCM_KERNELS_CPU_AVX512
+  // Pairs of vectors become one of half as many lanes each: 45 operations for 16 sums of 16 lanes.
+  F32 quads[4];  // [4 lanes' sum of vectors i to i + 3] four times
+  for (int i = 0; i < 4; ++i) {
+    const Sum* const s = sums + 4 * i;
+    const __m512d low =
+        _mm512_castps_pd(_mm512_unpacklo_ps(s[0], s[1]) + _mm512_unpackhi_ps(s[0], s[1]));
+    const __m512d high =
+        _mm512_castps_pd(_mm512_unpacklo_ps(s[2], s[3]) + _mm512_unpackhi_ps(s[2], s[3]));
+    quads[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high)) +
+               _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
   }
-  for (int64_t d = 0; d < elements; d += kChunk) {
-    Operand k[kKeys][kParts];
-    for (int j = 0; j < kKeys; ++j) {
-      if (d + kChunk <= elements) {
-        Decode<F32Multiplier, T>::chunk(keys[j] + d, k[j]);
-      } else {
-        decode_tail<F32Multiplier, T>(keys[j] + d, elements - d, k[j]);
-      }
+  F32 halves[2];
+  for (int i = 0; i < 2; ++i) {
+    halves[i] = _mm512_shuffle_f32x4(quads[2 * i], quads[2 * i + 1], 0x44) +
+                _mm512_shuffle_f32x4(quads[2 * i], quads[2 * i + 1], 0xEE);
+  }
+  store(totals, _mm512_shuffle_f32x4(halves[0], halves[1], 0x88) +
+                    _mm512_shuffle_f32x4(halves[0], halves[1], 0xDD));
+#else
+  for (int i = 0; i < kTileSums; ++i) totals[i] = F32Multiplier::total(sums[i]);
+#endif
+}
+
+template <int kRows, int kKeys, bool kWhole, class T>
+ROCM_KERNELS_VECTOR void score_chunk(const float* q, int64_t q_stride, const T* const* keys,
+                                     int64_t d, int64_t elements, Sum* sums) {
+  Operand a[kRows][kParts];
+  for (int r = 0; r < kRows; ++r) {
+    for (int part = 0; part < kParts; ++part) {
+      a[r][part] = F32Multiplier::load_operand(q + r * q_stride + d + part * kWidth);
+    }
+  }
+  for (int j = 0; j < kKeys; ++j) {
+    Operand k[kParts];
+    if (kWhole) {
+      Decode<F32Multiplier, T>::chunk(keys[j] + d, k);
+    } else {
+      decode_tail<F32Multiplier, T>(keys[j] + d, elements - d, k);
     }
     for (int part = 0; part < kParts; ++part) {
       for (int r = 0; r < kRows; ++r) {
-        const Operand a = F32Multiplier::load_operand(q + r * q_stride + d + part * kWidth);
-        for (int j = 0; j < kKeys; ++j) {
-          sums[r][j] = F32Multiplier::dot(sums[r][j], a, k[j][part]);
-        }
+        Sum& sum = sums[r * kKeys + j];
+        sum = F32Multiplier::dot(sum, a[r][part], k[part]);
       }
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int j = 0; j < kKeys; ++j) scores[r * kKeyBlock + j] = F32Multiplier::total(sums[r][j]);
-  }
 }
 
+// Dot products of kRows queries with `count` keys, rounded up to whole tiles, for which there are
+// pointers too: scores[r * kKeyBlock + j]. Meanwhile rows `ahead` are on their way.
 template <int kRows, class T>
 void score_rows(const float* q, int64_t q_stride, const T* const* keys, int64_t count,
-                int64_t elements, float* scores) {
-  int64_t j = 0;
-  for (; j + kTileKeys <= count; j += kTileKeys) {
-    score_tile<kRows, kTileKeys>(q, q_stride, keys + j, elements, scores + j);
+                int64_t elements, float* scores, Ahead<T> ahead) {
+  constexpr int kKeys = kTileSums / (kRows == 3 ? 4 : kRows);
+  for (int64_t j = 0; j < count; j += kKeys) {
+    ahead.fetch(j, kKeys, 0, ahead.elements);
+    Sum sums[kTileSums];
+    for (Sum& sum : sums) sum = F32Multiplier::zero();
+    int64_t d = 0;
+    for (; d + kChunk <= elements; d += kChunk) {
+      score_chunk<kRows, kKeys, true>(q, q_stride, keys + j, d, elements, sums);
+    }
+    if (d < elements) {
+      score_chunk<kRows, kKeys, false>(q, q_stride, keys + j, d, elements, sums);
+    }
+    alignas(64) float totals[kTileSums];
+    total_lanes(sums, totals);
+    for (int r = 0; r < kRows; ++r) {
+      __builtin_memcpy(scores + r * kKeyBlock + j, totals + r * kKeys, kKeys * sizeof(float));
+    }
   }
-  for (; j < count; ++j) score_tile<kRows, 1>(q, q_stride, keys + j, elements, scores + j);
 }
 
 template <class T>
 void score(const float* q, int64_t rows, int64_t q_stride, const T* const* keys, int64_t count,
-           int64_t elements, float* scores) {
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    score_rows<4>(q + r * q_stride, q_stride, keys, count, elements, scores + r * kKeyBlock);
+           int64_t elements, float* scores, Ahead<T> ahead) {
+  for (int64_t r = 0; r < rows; r += 4) {
+    const float* const from = q + r * q_stride;
+    float* const to = scores + r * kKeyBlock;
+    const int64_t left = rows - r;
+    if (left >= 4) score_rows<4>(from, q_stride, keys, count, elements, to, ahead);
+    if (left == 3) score_rows<3>(from, q_stride, keys, count, elements, to, ahead);
+    if (left == 2) score_rows<2>(from, q_stride, keys, count, elements, to, ahead);
+    if (left == 1) score_rows<1>(from, q_stride, keys, count, elements, to, ahead);
+    ahead.count = 0;
   }
-  q += r * q_stride;
-  scores += r * kKeyBlock;
-  if (rows - r == 3) score_rows<3>(q, q_stride, keys, count, elements, scores);
-  if (rows - r == 2) score_rows<2>(q, q_stride, keys, count, elements, scores);
-  if (rows - r == 1) score_rows<1>(q, q_stride, keys, count, elements, scores);
 }
 
 // ---- Softmax -----------------------------------------------------------------------------------
@@ -235,51 +281,77 @@ void softmax(const Sight& sight, const AttentionTask& task, int64_t first, int64
 
 // ---- Values ------------------------------------------------------------------------------------
 
-// Adds p times the values of `count` keys to kRows rows.
-template <int kRows, class T>
-void add_values(const float* p, const T* const* rows, int64_t count, int64_t elements,
-                float* values, int64_t stride) {
-  for (int64_t e = 0; e < elements; e += kChunk) {
-    Sum sums[kRows][kParts];
-    for (int r = 0; r < kRows; ++r) {
+// Adds p times the values of `count` keys to kChunks chunks of kRows rows.
+template <int kRows, int kChunks, bool kWhole, class T>
+ROCM_KERNELS_VECTOR void add_chunks(const float* p, const T* const* rows, int64_t count, int64_t e,
+                                    int64_t elements, float* values, int64_t stride,
+                                    Ahead<T> ahead) {
+  Sum sums[kRows][kChunks][kParts];
+  for (int r = 0; r < kRows; ++r) {
+    for (int c = 0; c < kChunks; ++c) {
       for (int part = 0; part < kParts; ++part) {
-        sums[r][part] = F32Multiplier::load_sum(values + r * stride + e + part * kWidth);
+        sums[r][c][part] =
+            F32Multiplier::load_sum(values + r * stride + e + c * kChunk + part * kWidth);
       }
     }
-    for (int64_t j = 0; j < count; ++j) {
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    ahead.fetch(j, 1, e, e + kChunks * kChunk);
+    for (int c = 0; c < kChunks; ++c) {
       Operand v[kParts];
-      if (e + kChunk <= elements) {
-        Decode<F32Multiplier, T>::chunk(rows[j] + e, v);
+      if (kWhole) {
+        Decode<F32Multiplier, T>::chunk(rows[j] + e + c * kChunk, v);
       } else {
         decode_tail<F32Multiplier, T>(rows[j] + e, elements - e, v);
       }
       for (int r = 0; r < kRows; ++r) {
         for (int part = 0; part < kParts; ++part) {
-          sums[r][part] =
-              F32Multiplier::add_scaled(sums[r][part], v[part], p[r * kKeyBlock + j]);
+          Sum& sum = sums[r][c][part];
+          sum = F32Multiplier::add_scaled(sum, v[part], p[r * kKeyBlock + j]);
         }
       }
     }
-    for (int r = 0; r < kRows; ++r) {
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int c = 0; c < kChunks; ++c) {
       for (int part = 0; part < kParts; ++part) {
-        F32Multiplier::store_sum(values + r * stride + e + part * kWidth, sums[r][part]);
+        F32Multiplier::store_sum(values + r * stride + e + c * kChunk + part * kWidth,
+                                 sums[r][c][part]);
       }
     }
   }
 }
 
+template <int kRows, class T>
+void add_rows(const float* p, const T* const* rows, int64_t count, int64_t elements, float* values,
+              int64_t stride, Ahead<T> ahead) {
+  constexpr int kMost = kTileSums / (kRows == 3 ? 4 : kRows) / kParts;
+  constexpr int kChunks = kMost > 4 ? 4 : kMost;
+  int64_t e = 0;
+  for (; e + kChunks * kChunk <= elements; e += kChunks * kChunk) {
+    add_chunks<kRows, kChunks, true>(p, rows, count, e, elements, values, stride, ahead);
+  }
+  for (; e + kChunk <= elements; e += kChunk) {
+    add_chunks<kRows, 1, true>(p, rows, count, e, elements, values, stride, ahead);
+  }
+  if (e < elements) {
+    add_chunks<kRows, 1, false>(p, rows, count, e, elements, values, stride, ahead);
+  }
+}
+
 template <class T>
 void add_values(const float* p, int64_t rows, const T* const* value_rows, int64_t count,
-                int64_t elements, float* values, int64_t stride) {
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    add_values<4>(p + r * kKeyBlock, value_rows, count, elements, values + r * stride, stride);
+                int64_t elements, float* values, int64_t stride, Ahead<T> ahead) {
+  for (int64_t r = 0; r < rows; r += 4) {
+    const float* const from = p + r * kKeyBlock;
+    float* const to = values + r * stride;
+    const int64_t left = rows - r;
+    if (left >= 4) add_rows<4>(from, value_rows, count, elements, to, stride, ahead);
+    if (left == 3) add_rows<3>(from, value_rows, count, elements, to, stride, ahead);
+    if (left == 2) add_rows<2>(from, value_rows, count, elements, to, stride, ahead);
+    if (left == 1) add_rows<1>(from, value_rows, count, elements, to, stride, ahead);
+    ahead.count = 0;
   }
-  p += r * kKeyBlock;
-  values += r * stride;
-  if (rows - r == 3) add_values<3>(p, value_rows, count, elements, values, stride);
-  if (rows - r == 2) add_values<2>(p, value_rows, count, elements, values, stride);
-  if (rows - r == 1) add_values<1>(p, value_rows, count, elements, values, stride);
 }
 
 // ---- States ------------------------------------------------------------------------------------
@@ -364,6 +436,16 @@ void finish(const AttentionArgs& args, const AttentionTask& task, AttentionState
 
 // ---- A task ------------------------------------------------------------------------------------
 
+// Finds the keys from `begin` to the end of their block or `last`, with pointers for a whole block.
+template <class T>
+int64_t find_block(const KeyRows<T>& k, int64_t begin, int64_t last, const T** rows) {
+  if (begin >= last) return 0;
+  const int64_t count = smaller((begin / kKeyBlock + 1) * kKeyBlock, last) - begin;
+  k.find(begin, count, rows);
+  for (int64_t j = count; j < kKeyBlock; ++j) rows[j] = rows[count - 1];
+  return count;
+}
+
 // The state of keys [first, last) of a split, from nothing.
 template <class T>
 void attend_split(const AttentionArgs& args, const AttentionTask& task, const Sight& sight,
@@ -374,14 +456,17 @@ void attend_split(const AttentionArgs& args, const AttentionTask& task, const Si
   const KeyRows<T> k = KeyRows<T>::of(args, args.k, task), v = KeyRows<T>::of(args, args.v, task);
   const int64_t q_stride = aligned_size(args.head_dim), stride = aligned_size(args.head_dim_v);
   clear(state, task.rows, stride);
+  int64_t count = find_block(k, first, last, key_rows);
   for (int64_t begin = first; begin < last;) {
-    const int64_t end = smaller((begin / kKeyBlock + 1) * kKeyBlock, last), count = end - begin;
-    k.find(begin, count, key_rows);
     v.find(begin, count, value_rows);
-    score(q, task.rows, q_stride, key_rows, count, args.head_dim, scores);
+    score(q, task.rows, q_stride, key_rows, count, args.head_dim, scores,
+          Ahead<T>{value_rows, count, args.head_dim_v});
     softmax(sight, task, begin, count, scores, state, stride);
-    add_values(scores, task.rows, value_rows, count, args.head_dim_v, state.values, stride);
+    const int64_t end = begin + count, next = find_block(k, end, last, key_rows);
+    add_values(scores, task.rows, value_rows, count, args.head_dim_v, state.values, stride,
+               Ahead<T>{key_rows, next, args.head_dim});
     begin = end;
+    count = next;
   }
 }
 
