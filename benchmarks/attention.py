@@ -41,13 +41,14 @@ def inputs_of(batch: int, keys: int, dtype: torch.dtype) -> list[tuple[torch.Ten
 
 
 def their_time(package, backend: SDPBackend, inputs: list) -> float:
-    def call(q, k, v):
+    def call(qkv):
+        q, k, v = qkv
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(
                 q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=True
             )
 
-    return gpu.measure(package, call, inputs).us
+    return gpu.measure(package, call, inputs).median
 
 
 def main() -> int:
@@ -60,20 +61,20 @@ def main() -> int:
     for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float8_e4m3fn, "FP8")):
         for batch, keys in SHAPES:
             inputs = inputs_of(batch, keys, dtype)
-            ours = gpu.measure(package, package.flash_attn_func, inputs).us
+            ours = gpu.measure(package, lambda qkv: package.flash_attn_func(*qkv), inputs).median
             theirs = {}
             if dtype == torch.bfloat16:
                 theirs = {n: their_time(package, b, inputs) for n, b in BACKENDS.items()}
             best = min(theirs, key=theirs.get, default=None)
-            floor = 2 * batch * keys * KV_HEADS * SIZE * dtype.itemsize / rate
+            floor = 2 * batch * keys * KV_HEADS * SIZE * dtype.itemsize / rate * 1e6
             beside = f"{theirs[best]:.1f} {best}" if best else ""
             rows.append([f"{name}, {batch} x {keys:,}", f"{ours:.1f}", beside, f"{floor:.1f}"])
             print(*rows[-1], sep="\t", flush=True)
             del inputs
     if options.save:
         source = f"python benchmarks/attention.py --save\n{gpu.machine()}"
-        header = [f"{gpu.device_name()}, measured: cache, sequences x keys", "us", "quickest SDPA",
-                  "floor, us"]  # fmt: skip
+        first = f"{torch.cuda.get_device_name()}, measured: cache, sequences x keys"
+        header = [first, "us", "quickest SDPA", "floor, us"]
         tables.save_printed("attention_numbers", source, header, rows)
     return 0
 

@@ -2,7 +2,7 @@
 
     python benchmarks/gemm_tiles.py measure [--seconds 400]     # on a GPU of sm_90
     python benchmarks/gemm_tiles.py fit                         # prints the table and its regret
-    python benchmarks/gemm_tiles.py judge [--device h100]       # the regret of what time_model.h has
+    python benchmarks/gemm_tiles.py judge [--device h100]       # the regret of time_model.h
     python benchmarks/gemm_tiles.py measure --kinds weights,weights_block
     python benchmarks/gemm_tiles.py fit --kinds weights,weights_block
 
@@ -17,8 +17,7 @@ configs by themselves alone.)
 fit takes the results of all CARDS together. Memory's rate is a share of what the card could read,
 and L2's follows its size, for a card has as many slices of it as it has memory for. It finds, for
 each tile and cluster, the times of a chunk of K and of a tile's end, and the
-constants of the model that is told in time_model.h. It minimises the regret: how much longer the pick
-takes than the best config that was measured. Of either kind of times a tenth of the products, kept
+constants of the model in time_model.h. It minimises the regret: how much longer the pick takes than the best config that was measured. Of either kind of times a tenth of the products, kept
 out of the fit, judges.
 
 --kinds: of these operands alone ("weights" are FP8 of a 16-bit a). Their times take the place of
@@ -162,7 +161,7 @@ def measure_all_configs(seconds: float, kinds: list[str], tell: Callable) -> Non
             return
 
 
-# ---- the model of time_model.h -----------------------------------------------------------------------
+# ---- the model of time_model.h -------------------------------------------------------------------
 
 
 def geometry(row: dict) -> tuple:
