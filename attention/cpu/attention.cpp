@@ -25,21 +25,22 @@ using cpu::AttentionTask;
 // States of splits: more than this is not kept, since there is work enough without.
 constexpr int64_t kMaxStateFloats = int64_t{1} << 24;
 
-// A task, and its splits among those of all.
+// The tasks of some rows for all KV heads. Their units of work, one for each split and head, have
+// the heads of a split side by side: keys of all heads share the memory's pages.
 struct Listed {
-  AttentionTask task;
-  int64_t first_unit;
-  int64_t first_float;  // of its states
+  AttentionTask task;   // of KV head 0
+  int64_t first_unit;   // among the units of all
+  int64_t first_float;  // of its states, [head, split]
 };
 
 int64_t rows_of_group(const AttentionArgs& args) { return args.heads / args.kv_heads; }
 
-// No more tasks than these.
-int64_t most_tasks(const AttentionArgs& args) {
+// No more entries than these.
+int64_t most_listed(const AttentionArgs& args) {
   const int64_t rows = cpu::task_rows(args), group = rows_of_group(args);
   const int64_t by_length = args.batch * ceil_div(args.max_seqlen_q * group, rows);
   const int64_t by_total = args.total_q * group / rows + args.batch;
-  return args.kv_heads * (by_length < by_total ? by_length : by_total);
+  return by_length < by_total ? by_length : by_total;
 }
 
 int64_t most_state_floats(const AttentionArgs& args) {
@@ -50,7 +51,7 @@ int64_t most_state_floats(const AttentionArgs& args) {
 }
 
 int64_t list_bytes(const AttentionArgs& args) {
-  return ceil_div(most_tasks(args) * static_cast<int64_t>(sizeof(Listed)), 64) * 64;
+  return ceil_div(most_listed(args) * static_cast<int64_t>(sizeof(Listed)), 64) * 64;
 }
 
 // The tasks of a sequence's rows [row, row + rows), of the keys that they see.
@@ -99,22 +100,22 @@ int64_t list_tasks(const AttentionArgs& args, Listed* list, int64_t& units, int6
   for (int64_t b = 0; b < args.batch; ++b) {
     AttentionTask task = task_of(args, b);
     const int64_t rows = task.q_count * group;
-    for (task.kv_head = 0; task.kv_head < args.kv_heads; ++task.kv_head) {
-      for (int64_t i = ceil_div(rows, block) - 1; i >= 0; --i) {
-        task.row = i * block;
-        task.rows = rows - task.row < block ? rows - task.row : block;
-        see_keys(args, task);
-        const int64_t splits = task.splits();
-        list[count++] = {task, units, floats};
-        units += splits > 1 ? splits : 1;
-        if (splits > 1) floats += splits * AttentionState::floats(task.rows, args.head_dim_v);
+    for (int64_t i = ceil_div(rows, block) - 1; i >= 0; --i) {
+      task.row = i * block;
+      task.rows = rows - task.row < block ? rows - task.row : block;
+      see_keys(args, task);
+      const int64_t splits = task.splits();
+      list[count++] = {task, units, floats};
+      units += (splits > 1 ? splits : 1) * args.kv_heads;
+      if (splits > 1) {
+        floats += splits * args.kv_heads * AttentionState::floats(task.rows, args.head_dim_v);
       }
     }
   }
   return count;
 }
 
-// The last task whose first unit is at most `unit`.
+// The last entry whose first unit is at most `unit`.
 const Listed& find_unit(const Listed* list, int64_t count, int64_t unit) {
   int64_t begin = 0, end = count;
   while (end - begin > 1) {
@@ -124,12 +125,19 @@ const Listed& find_unit(const Listed* list, int64_t count, int64_t unit) {
   return list[begin];
 }
 
-// work(i) for all i in [0, count), each by the thread that comes first.
+// work(i) for all i in [0, count), by whichever thread has time, several of [0, together) at once
+// where there are enough.
 template <class Work>
-void take_turns(const Context& context, int64_t count, int64_t grain, const Work& work) {
+void take_turns(const Context& context, int64_t count, int64_t grain, int64_t together,
+                const Work& work) {
   std::atomic<int64_t> next{0};
-  cpu::parallel_for(context, count, grain, [&](int64_t, int64_t) {
-    for (int64_t i = next++; i < count; i = next++) work(i);
+  cpu::parallel_for(context, count, grain, [&](int64_t share_begin, int64_t share_end) {
+    constexpr int64_t kTurns = 4;  // that a thread takes, at least
+    int64_t step = (share_end - share_begin) / kTurns;
+    step = step < 1 ? 1 : step > together ? together : step;
+    for (int64_t i = next.fetch_add(step); i < count; i = next.fetch_add(step)) {
+      for (int64_t j = i; j < i + step && j < count; ++j) work(j);
+    }
   });
 }
 
@@ -148,13 +156,14 @@ Status launch_attention(const AttentionArgs& args, const Context& context) {
   float* const states =
       reinterpret_cast<float*>(static_cast<char*>(args.workspace) + list_bytes(args));
   int64_t units, floats;
-  const int64_t count = list_tasks(args, list, units, floats);
+  const int64_t count = list_tasks(args, list, units, floats), heads = args.kv_heads;
   if (count == 0) return nullptr;
   const auto attend = ROCM_KERNELS_CPU_SELECT(attend_task);
   const auto join = ROCM_KERNELS_CPU_SELECT(join_task);
   if (floats > most_state_floats(args)) {
-    take_turns(context, count, 1, [&](int64_t i) {
-      const AttentionTask& task = list[i].task;
+    take_turns(context, count * heads, 1, 1, [&](int64_t i) {
+      AttentionTask task = list[i / heads].task;
+      task.kv_head = i % heads;
       attend(args, task, task.first_split(), task.first_split() + task.splits(), {});
     });
     return nullptr;
@@ -164,19 +173,27 @@ Status launch_attention(const AttentionArgs& args, const Context& context) {
   const int64_t keys = args.max_seqlen_k < cpu::kSplitKeys ? args.max_seqlen_k : cpu::kSplitKeys;
   constexpr int64_t kElementsPerThread = 16384;
   const int64_t grain = kElementsPerThread / (keys * (args.head_dim + args.head_dim_v) + 1) + 1;
-  take_turns(context, units, grain, [&](int64_t unit) {
+  take_turns(context, units, grain, heads, [&](int64_t unit) {
     const Listed& in = find_unit(list, count, unit);
-    const AttentionTask& task = in.task;
+    AttentionTask task = in.task;
+    task.kv_head = (unit - in.first_unit) % heads;
     const int64_t splits = task.splits(), first = task.first_split();
     if (splits <= 1) return attend(args, task, first, first + splits, {});
-    const int64_t split = unit - in.first_unit;
+    const int64_t split = (unit - in.first_unit) / heads;
     float* const memory = states + in.first_float +
-                          split * AttentionState::floats(task.rows, args.head_dim_v);
+                          (task.kv_head * splits + split) *
+                              AttentionState::floats(task.rows, args.head_dim_v);
     attend(args, task, first + split, first + split + 1, AttentionState::at(memory, task.rows));
   });
   if (floats == 0) return nullptr;
-  take_turns(context, count, 8, [&](int64_t i) {
-    if (list[i].task.splits() > 1) join(args, list[i].task, states + list[i].first_float);
+  take_turns(context, count * heads, 8, 1, [&](int64_t i) {
+    AttentionTask task = list[i / heads].task;
+    task.kv_head = i % heads;
+    const int64_t splits = task.splits();
+    if (splits <= 1) return;
+    join(args, task,
+         states + list[i / heads].first_float +
+             task.kv_head * splits * AttentionState::floats(task.rows, args.head_dim_v));
   });
   return nullptr;
 }
