@@ -45,8 +45,8 @@ int64_t most_listed(const AttentionArgs& args) {
 
 int64_t most_state_floats(const AttentionArgs& args) {
   const int64_t rows = args.total_q * args.heads;
-  const int64_t floats = ceil_div(args.max_seqlen_k, cpu::kSplitKeys) *
-                         AttentionState::floats(1, args.head_dim_v);
+  const int64_t floats =
+      ceil_div(args.max_seqlen_k, cpu::kSplitKeys) * AttentionState::floats(1, args.head_dim_v);
   return rows > kMaxStateFloats / (floats > 0 ? floats : 1) ? kMaxStateFloats : rows * floats;
 }
 
@@ -180,9 +180,9 @@ Status launch_attention(const AttentionArgs& args, const Context& context) {
     const int64_t splits = task.splits(), first = task.first_split();
     if (splits <= 1) return attend(args, task, first, first + splits, {});
     const int64_t split = (unit - in.first_unit) / heads;
-    float* const memory = states + in.first_float +
-                          (task.kv_head * splits + split) *
-                              AttentionState::floats(task.rows, args.head_dim_v);
+    float* const memory =
+        states + in.first_float +
+        (task.kv_head * splits + split) * AttentionState::floats(task.rows, args.head_dim_v);
     attend(args, task, first + split, first + split + 1, AttentionState::at(memory, task.rows));
   });
   if (floats == 0) return nullptr;

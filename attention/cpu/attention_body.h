@@ -2,17 +2,14 @@
 //
 // Keys are taken kKeyBlock at a time: scores of all rows, their softmax with a running maximum, and
 // the product with the values. Scores are dot products along the elements, with their sums across
-// the lanes at the end; the product with values has the elements of out in its lanes.
+// the lanes at the end; the product with values has the elements of out in its lanes. Queries of
+// bfloat16 meet pairs of bfloat16 where the machine multiplies these, and so do their exponentials;
+// all other products are of floats.
 
 #include "../../blocks/product/cpu/operands.h"
 #include "../../blocks/rows/cpu/activation.h"
 
-using Operand = F32Multiplier::Operand;
-using Sum = F32Multiplier::Sum;
-constexpr int kParts = F32Multiplier::kParts;
-constexpr int kWidth = F32Multiplier::kWidth;
-constexpr int kChunk = F32Multiplier::kChunk;
-static_assert(kElementAlign % kChunk == 0 && kKeyBlock % kBlock == 0, "");
+static_assert(kKeyBlock % kBlock == 0, "");
 
 // The score of a key that a row does not see, and the least that counts as a score: the exponential
 // of their difference is 0, and so is that of a row that has seen nothing.
@@ -108,8 +105,119 @@ struct Ahead {
   }
 };
 
-template <class Q>
-void load_queries(const AttentionArgs& args, const AttentionTask& task, float* q) {
+// ---- How elements are multiplied ---------------------------------------------------------------
+
+// For queries Q and keys and values T: the multiplier of scores and the order that it wants queries
+// in; of values, how many keys it adds at once, to how many vectors of a chunk.
+template <class Q, class T>
+struct Kind {
+  using Multiplier = F32Multiplier;
+  using Order = Q;
+  using Weight = float;
+  static constexpr int kPairs = 1;
+  static constexpr int kParts = Multiplier::kParts;
+  static constexpr int kChunk = Multiplier::kChunk;
+  static constexpr float kGain = Decode<Multiplier, T>::kGain;  // of values
+  static constexpr bool kInOrder = true;
+};
+
+// The last `count` < kChunk elements of a row, zeros after them.
+template <class Multiplier, class T>
+ROCM_KERNELS_VECTOR void decode_rest(const T* p, int64_t count,
+                                     typename Multiplier::Operand* operands) {
+#if ROCM_KERNELS_CPU_AVX512
+  constexpr int64_t kBytes = Multiplier::kChunk * sizeof(T);
+  alignas(64) char chunk[kBytes < 64 ? 64 : kBytes];
+  const char* const from = reinterpret_cast<const char*>(p);
+  const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+  for (int64_t at = 0; at < kBytes; at += 64) {
+    const int64_t left = smaller(larger(bytes - at, 0), 64);
+    const __mmask64 mask = left == 0 ? 0 : ~uint64_t{0} >> (64 - left);
+    _mm512_store_si512(chunk + at, _mm512_maskz_loadu_epi8(mask, from + at));
+  }
+  Decode<Multiplier, T>::chunk(reinterpret_cast<const T*>(chunk), operands);
+#else
+  decode_tail<Multiplier, T>(p, count, operands);
+#endif
+}
+
+// Vectors of a chunk of values, kWhole or its first `count` elements, of kPairs keys.
+template <class K, bool kWhole, class T>
+ROCM_KERNELS_VECTOR void load_values(const T* const* rows, int64_t e, int64_t count,
+                                     F32Multiplier::Operand* v) {
+  if (kWhole) {
+    Decode<F32Multiplier, T>::chunk(rows[0] + e, v);
+  } else {
+    decode_rest<F32Multiplier, T>(rows[0] + e, count, v);
+  }
+}
+
+ROCM_KERNELS_VECTOR F32Multiplier::Sum add_weighted(F32Multiplier::Sum sum,
+                                                    F32Multiplier::Operand v, const float* weight) {
+  return F32Multiplier::add_scaled(sum, v, *weight);
+}
+
+#if ROCM_KERNELS_CPU_AVX512
+
+// Keys in pairs: the elements of two rows are interleaved within each 128 bits, so the elements of
+// out lie in quads, lane by lane through all vectors of a chunk.
+template <class T, int kPartsOfChunk, class OrderOfQueries>
+struct PairKind {
+  using Multiplier = BF16Multiplier;
+  using Order = OrderOfQueries;
+  using Weight = BFloat16;
+  static constexpr int kPairs = 2;
+  static constexpr int kParts = kPartsOfChunk;
+  static constexpr int kChunk = kParts * kLanes;
+  static constexpr float kGain = Decode<Multiplier, T>::kGain;
+  static constexpr bool kInOrder = false;
+};
+template <>
+struct Kind<BFloat16, BFloat16> : PairKind<BFloat16, 2, BFloat16> {};
+template <bool kFnuz>
+struct Kind<BFloat16, Fp8<kFnuz>> : PairKind<Fp8<kFnuz>, 4, BFloat16InFp8Order> {};
+
+ROCM_KERNELS_VECTOR __m512i load_bytes(const void* p, int64_t bytes) {
+  return _mm512_maskz_loadu_epi8(bytes >= 64 ? ~uint64_t{0} : (uint64_t{1} << bytes) - 1, p);
+}
+
+template <class K, bool kWhole>
+ROCM_KERNELS_VECTOR void load_values(const BFloat16* const* rows, int64_t e, int64_t count,
+                                     __m512i* v) {
+  const __m512i a = kWhole ? _mm512_loadu_si512(rows[0] + e) : load_bytes(rows[0] + e, 2 * count);
+  const __m512i b = kWhole ? _mm512_loadu_si512(rows[1] + e) : load_bytes(rows[1] + e, 2 * count);
+  v[0] = _mm512_unpacklo_epi16(a, b);
+  v[1] = _mm512_unpackhi_epi16(a, b);
+}
+
+template <class K, bool kWhole, bool kFnuz>
+ROCM_KERNELS_VECTOR void load_values(const Fp8<kFnuz>* const* rows, int64_t e, int64_t count,
+                                     __m512i* v) {
+  __m512i a[2], b[2];
+  if (kWhole) {
+    Decode<BF16Multiplier, Fp8<kFnuz>>::chunk(rows[0] + e, a);
+    Decode<BF16Multiplier, Fp8<kFnuz>>::chunk(rows[1] + e, b);
+  } else {
+    decode_rest<BF16Multiplier, Fp8<kFnuz>>(rows[0] + e, count, a);
+    decode_rest<BF16Multiplier, Fp8<kFnuz>>(rows[1] + e, count, b);
+  }
+  for (int i = 0; i < 2; ++i) {
+    v[2 * i] = _mm512_unpacklo_epi16(a[i], b[i]);
+    v[2 * i + 1] = _mm512_unpackhi_epi16(a[i], b[i]);
+  }
+}
+
+ROCM_KERNELS_VECTOR F32 add_weighted(F32 sum, __m512i v, const BFloat16* weights) {
+  int32_t pair;
+  __builtin_memcpy(&pair, weights, sizeof(pair));
+  return BF16Multiplier::dot(sum, v, _mm512_set1_epi32(pair));
+}
+
+#endif
+
+template <class Multiplier, class Order, class Q>
+void load_queries(const AttentionArgs& args, const AttentionTask& task,
+                  typename Multiplier::Value* q) {
   const int64_t group = args.heads / args.kv_heads, stride = aligned_size(args.head_dim);
   const Q* data = static_cast<const Q*>(args.q.data);
   if (args.cu_seqlens_q == nullptr) data += task.sequence * args.q.batch_stride;
@@ -117,13 +225,15 @@ void load_queries(const AttentionArgs& args, const AttentionTask& task, float* q
     const int64_t i = (task.row + r) / group, g = (task.row + r) % group;
     const Q* const from = data + (task.q_begin + i) * args.q.row_stride +
                           (task.kv_head * group + g) * args.q.head_stride;
-    int64_t d = 0;
-    for (; d + kLanes <= args.head_dim; d += kLanes) store(q + d, load(from + d));
-    if (d < args.head_dim) {
-      store(q + d, load(from + d, static_cast<int>(args.head_dim - d)));
-      d += kLanes;
+    for (int64_t d = 0; d < args.head_dim; d += Multiplier::kChunk) {
+      Order chunk[Multiplier::kChunk] = {};
+      __builtin_memcpy(chunk, from + d, smaller(args.head_dim - d, Multiplier::kChunk) * sizeof(Q));
+      typename Multiplier::Operand operands[Multiplier::kParts];
+      Decode<Multiplier, Order>::chunk(chunk, operands);
+      for (int part = 0; part < Multiplier::kParts; ++part) {
+        Multiplier::store_operand(q + d + part * Multiplier::kWidth, operands[part]);
+      }
     }
-    for (; d < stride; ++d) q[d] = 0.0f;
   }
 }
 
@@ -137,12 +247,12 @@ constexpr int kTileSums = 8;
 #endif
 
 // Each sum's total across its lanes.
-ROCM_KERNELS_VECTOR void total_lanes(const Sum* sums, float* totals) {
+ROCM_KERNELS_VECTOR void total_lanes(const F32Multiplier::Sum* sums, float* totals) {
 #if ROCM_KERNELS_CPU_AVX512
   // Pairs of vectors become one of half as many lanes each: 45 operations for 16 sums of 16 lanes.
   F32 quads[4];  // [4 lanes' sum of vectors i to i + 3] four times
   for (int i = 0; i < 4; ++i) {
-    const Sum* const s = sums + 4 * i;
+    const F32* const s = sums + 4 * i;
     const __m512d low =
         _mm512_castps_pd(_mm512_unpacklo_ps(s[0], s[1]) + _mm512_unpackhi_ps(s[0], s[1]));
     const __m512d high =
@@ -162,26 +272,28 @@ ROCM_KERNELS_VECTOR void total_lanes(const Sum* sums, float* totals) {
 #endif
 }
 
-template <int kRows, int kKeys, bool kWhole, class T>
-ROCM_KERNELS_VECTOR void score_chunk(const float* q, int64_t q_stride, const T* const* keys,
-                                     int64_t d, int64_t elements, Sum* sums) {
-  Operand a[kRows][kParts];
+template <class Multiplier, int kRows, int kKeys, bool kWhole, class T>
+ROCM_KERNELS_VECTOR void score_chunk(const typename Multiplier::Value* q, int64_t q_stride,
+                                     const T* const* keys, int64_t d, int64_t elements,
+                                     typename Multiplier::Sum* sums) {
+  constexpr int kParts = Multiplier::kParts;
+  typename Multiplier::Operand a[kRows][kParts];
   for (int r = 0; r < kRows; ++r) {
     for (int part = 0; part < kParts; ++part) {
-      a[r][part] = F32Multiplier::load_operand(q + r * q_stride + d + part * kWidth);
+      a[r][part] = Multiplier::load_operand(q + r * q_stride + d + part * Multiplier::kWidth);
     }
   }
   for (int j = 0; j < kKeys; ++j) {
-    Operand k[kParts];
+    typename Multiplier::Operand k[kParts];
     if (kWhole) {
-      Decode<F32Multiplier, T>::chunk(keys[j] + d, k);
+      Decode<Multiplier, T>::chunk(keys[j] + d, k);
     } else {
-      decode_tail<F32Multiplier, T>(keys[j] + d, elements - d, k);
+      decode_rest<Multiplier, T>(keys[j] + d, elements - d, k);
     }
     for (int part = 0; part < kParts; ++part) {
       for (int r = 0; r < kRows; ++r) {
-        Sum& sum = sums[r * kKeys + j];
-        sum = F32Multiplier::dot(sum, a[r][part], k[part]);
+        typename Multiplier::Sum& sum = sums[r * kKeys + j];
+        sum = Multiplier::dot(sum, a[r][part], k[part]);
       }
     }
   }
@@ -189,20 +301,21 @@ ROCM_KERNELS_VECTOR void score_chunk(const float* q, int64_t q_stride, const T* 
 
 // Dot products of kRows queries with `count` keys, rounded up to whole tiles, for which there are
 // pointers too: scores[r * kKeyBlock + j]. Meanwhile rows `ahead` are on their way.
-template <int kRows, class T>
-void score_rows(const float* q, int64_t q_stride, const T* const* keys, int64_t count,
-                int64_t elements, float* scores, Ahead<T> ahead) {
+template <class Multiplier, int kRows, class T>
+void score_rows(const typename Multiplier::Value* q, int64_t q_stride, const T* const* keys,
+                int64_t count, int64_t elements, float* scores, Ahead<T> ahead) {
+  constexpr int kChunk = Multiplier::kChunk;
   constexpr int kKeys = kTileSums / (kRows == 3 ? 4 : kRows);
   for (int64_t j = 0; j < count; j += kKeys) {
     ahead.fetch(j, kKeys, 0, ahead.elements);
-    Sum sums[kTileSums];
-    for (Sum& sum : sums) sum = F32Multiplier::zero();
+    typename Multiplier::Sum sums[kTileSums];
+    for (int i = 0; i < kTileSums; ++i) sums[i] = Multiplier::zero();
     int64_t d = 0;
     for (; d + kChunk <= elements; d += kChunk) {
-      score_chunk<kRows, kKeys, true>(q, q_stride, keys + j, d, elements, sums);
+      score_chunk<Multiplier, kRows, kKeys, true>(q, q_stride, keys + j, d, elements, sums);
     }
     if (d < elements) {
-      score_chunk<kRows, kKeys, false>(q, q_stride, keys + j, d, elements, sums);
+      score_chunk<Multiplier, kRows, kKeys, false>(q, q_stride, keys + j, d, elements, sums);
     }
     alignas(64) float totals[kTileSums];
     total_lanes(sums, totals);
@@ -212,17 +325,17 @@ void score_rows(const float* q, int64_t q_stride, const T* const* keys, int64_t 
   }
 }
 
-template <class T>
-void score(const float* q, int64_t rows, int64_t q_stride, const T* const* keys, int64_t count,
-           int64_t elements, float* scores, Ahead<T> ahead) {
+template <class Multiplier, class T>
+void score(const typename Multiplier::Value* q, int64_t rows, int64_t q_stride,
+           const T* const* keys, int64_t count, int64_t elements, float* scores, Ahead<T> ahead) {
   for (int64_t r = 0; r < rows; r += 4) {
-    const float* const from = q + r * q_stride;
+    const typename Multiplier::Value* const from = q + r * q_stride;
     float* const to = scores + r * kKeyBlock;
     const int64_t left = rows - r;
-    if (left >= 4) score_rows<4>(from, q_stride, keys, count, elements, to, ahead);
-    if (left == 3) score_rows<3>(from, q_stride, keys, count, elements, to, ahead);
-    if (left == 2) score_rows<2>(from, q_stride, keys, count, elements, to, ahead);
-    if (left == 1) score_rows<1>(from, q_stride, keys, count, elements, to, ahead);
+    if (left >= 4) score_rows<Multiplier, 4>(from, q_stride, keys, count, elements, to, ahead);
+    if (left == 3) score_rows<Multiplier, 3>(from, q_stride, keys, count, elements, to, ahead);
+    if (left == 2) score_rows<Multiplier, 2>(from, q_stride, keys, count, elements, to, ahead);
+    if (left == 1) score_rows<Multiplier, 1>(from, q_stride, keys, count, elements, to, ahead);
     ahead.count = 0;
   }
 }
@@ -236,7 +349,9 @@ struct Sight {
   float factor, softcap;
 };
 
-// Makes exponentials of the scores of keys [first, first + count), and rescales what there is.
+// Makes exponentials of the scores of keys [first, first + count), as Weight in the same rows of
+// memory, and rescales what there is.
+template <class Weight>
 void softmax(const Sight& sight, const AttentionTask& task, int64_t first, int64_t count,
              float* scores, AttentionState state, int64_t value_stride) {
   const Block factor = all(sight.factor);
@@ -262,7 +377,8 @@ void softmax(const Sight& sight, const AttentionTask& task, int64_t first, int64
     Block total = all(0.0f);
     for (int64_t j = 0; j < kKeyBlock; j += kBlock) {
       const Block p = exp_of_negative(load_block<float>(scores + j) - all(base));
-      store_block<float>(scores + j, p);
+      Weight* const weights = reinterpret_cast<Weight*>(scores) + j;
+      for (int i = 0; i < kVectors; ++i) store(weights + i * kLanes, p.v[i]);
       total = total + p;
     }
     if (now != state.most[r]) {
@@ -281,33 +397,35 @@ void softmax(const Sight& sight, const AttentionTask& task, int64_t first, int64
 
 // ---- Values ------------------------------------------------------------------------------------
 
+// Exponentials of a row lie where its scores did.
+template <class K>
+constexpr int64_t kWeightStride = kKeyBlock * sizeof(float) / sizeof(typename K::Weight);
+
 // Adds p times the values of `count` keys to kChunks chunks of kRows rows.
-template <int kRows, int kChunks, bool kWhole, class T>
-ROCM_KERNELS_VECTOR void add_chunks(const float* p, const T* const* rows, int64_t count, int64_t e,
-                                    int64_t elements, float* values, int64_t stride,
-                                    Ahead<T> ahead) {
-  Sum sums[kRows][kChunks][kParts];
+template <class K, int kRows, int kChunks, bool kWhole, class T>
+ROCM_KERNELS_VECTOR void add_chunks(const typename K::Weight* p, const T* const* rows,
+                                    int64_t count, int64_t e, int64_t elements, float* values,
+                                    int64_t stride, Ahead<T> ahead) {
+  using Multiplier = typename K::Multiplier;
+  constexpr int kParts = K::kParts, kChunk = K::kChunk, kWidth = kChunk / kParts;
+  typename Multiplier::Sum sums[kRows][kChunks][kParts];
   for (int r = 0; r < kRows; ++r) {
     for (int c = 0; c < kChunks; ++c) {
       for (int part = 0; part < kParts; ++part) {
         sums[r][c][part] =
-            F32Multiplier::load_sum(values + r * stride + e + c * kChunk + part * kWidth);
+            Multiplier::load_sum(values + r * stride + e + c * kChunk + part * kWidth);
       }
     }
   }
-  for (int64_t j = 0; j < count; ++j) {
-    ahead.fetch(j, 1, e, e + kChunks * kChunk);
+  for (int64_t j = 0; j < count; j += K::kPairs) {
+    ahead.fetch(j, K::kPairs, e, e + kChunks * kChunk);
     for (int c = 0; c < kChunks; ++c) {
-      Operand v[kParts];
-      if (kWhole) {
-        Decode<F32Multiplier, T>::chunk(rows[j] + e + c * kChunk, v);
-      } else {
-        decode_tail<F32Multiplier, T>(rows[j] + e, elements - e, v);
-      }
+      typename Multiplier::Operand v[kParts];
+      load_values<K, kWhole>(rows + j, e + c * kChunk, elements - e, v);
       for (int r = 0; r < kRows; ++r) {
         for (int part = 0; part < kParts; ++part) {
-          Sum& sum = sums[r][c][part];
-          sum = F32Multiplier::add_scaled(sum, v[part], p[r * kKeyBlock + j]);
+          typename Multiplier::Sum& sum = sums[r][c][part];
+          sum = add_weighted(sum, v[part], p + r * kWeightStride<K> + j);
         }
       }
     }
@@ -315,41 +433,44 @@ ROCM_KERNELS_VECTOR void add_chunks(const float* p, const T* const* rows, int64_
   for (int r = 0; r < kRows; ++r) {
     for (int c = 0; c < kChunks; ++c) {
       for (int part = 0; part < kParts; ++part) {
-        F32Multiplier::store_sum(values + r * stride + e + c * kChunk + part * kWidth,
-                                 sums[r][c][part]);
+        Multiplier::store_sum(values + r * stride + e + c * kChunk + part * kWidth,
+                              sums[r][c][part]);
       }
     }
   }
 }
 
-template <int kRows, class T>
-void add_rows(const float* p, const T* const* rows, int64_t count, int64_t elements, float* values,
-              int64_t stride, Ahead<T> ahead) {
-  constexpr int kMost = kTileSums / (kRows == 3 ? 4 : kRows) / kParts;
+template <class K, int kRows, class T>
+void add_rows(const typename K::Weight* p, const T* const* rows, int64_t count, int64_t elements,
+              float* values, int64_t stride, Ahead<T> ahead) {
+  constexpr int kChunk = K::kChunk;
+  constexpr int kFit = kTileSums / (kRows == 3 ? 4 : kRows) / K::kParts;
+  constexpr int kMost = kFit > 1 ? kFit : 1;
   constexpr int kChunks = kMost > 4 ? 4 : kMost;
   int64_t e = 0;
   for (; e + kChunks * kChunk <= elements; e += kChunks * kChunk) {
-    add_chunks<kRows, kChunks, true>(p, rows, count, e, elements, values, stride, ahead);
+    add_chunks<K, kRows, kChunks, true>(p, rows, count, e, elements, values, stride, ahead);
   }
   for (; e + kChunk <= elements; e += kChunk) {
-    add_chunks<kRows, 1, true>(p, rows, count, e, elements, values, stride, ahead);
+    add_chunks<K, kRows, 1, true>(p, rows, count, e, elements, values, stride, ahead);
   }
   if (e < elements) {
-    add_chunks<kRows, 1, false>(p, rows, count, e, elements, values, stride, ahead);
+    add_chunks<K, kRows, 1, false>(p, rows, count, e, elements, values, stride, ahead);
   }
 }
 
-template <class T>
-void add_values(const float* p, int64_t rows, const T* const* value_rows, int64_t count,
-                int64_t elements, float* values, int64_t stride, Ahead<T> ahead) {
+// There are pointers for whole pairs of keys.
+template <class K, class T>
+void add_values(const typename K::Weight* p, int64_t rows, const T* const* value_rows,
+                int64_t count, int64_t elements, float* values, int64_t stride, Ahead<T> ahead) {
   for (int64_t r = 0; r < rows; r += 4) {
-    const float* const from = p + r * kKeyBlock;
+    const typename K::Weight* const from = p + r * kWeightStride<K>;
     float* const to = values + r * stride;
     const int64_t left = rows - r;
-    if (left >= 4) add_rows<4>(from, value_rows, count, elements, to, stride, ahead);
-    if (left == 3) add_rows<3>(from, value_rows, count, elements, to, stride, ahead);
-    if (left == 2) add_rows<2>(from, value_rows, count, elements, to, stride, ahead);
-    if (left == 1) add_rows<1>(from, value_rows, count, elements, to, stride, ahead);
+    if (left >= 4) add_rows<K, 4>(from, value_rows, count, elements, to, stride, ahead);
+    if (left == 3) add_rows<K, 3>(from, value_rows, count, elements, to, stride, ahead);
+    if (left == 2) add_rows<K, 2>(from, value_rows, count, elements, to, stride, ahead);
+    if (left == 1) add_rows<K, 1>(from, value_rows, count, elements, to, stride, ahead);
     ahead.count = 0;
   }
 }
@@ -390,10 +511,25 @@ inline float sink_of(const AttentionArgs& args, int64_t head) {
   return sum(load(static_cast<const BFloat16*>(args.sinks) + head, 1));
 }
 
-// Rows of out and lse. `gain`: of the values in the state.
-template <class Q>
-void finish(const AttentionArgs& args, const AttentionTask& task, AttentionState state,
-            float gain) {
+// The values of a state, from the order of their kind.
+template <class K>
+void put_in_order(float* values, int64_t elements) {
+  constexpr int kQuad = 4, kQuads = K::kChunk / kQuad;
+  for (int64_t e = 0; e < elements; e += K::kChunk) {
+    float chunk[K::kChunk];
+    __builtin_memcpy(chunk, values + e, sizeof(chunk));
+    for (int quad = 0; quad < kQuads; ++quad) {
+      const int part = quad % K::kParts, lane = quad / K::kParts * kQuad;
+      __builtin_memcpy(values + e + quad * kQuad, chunk + part * kLanes + lane,
+                       kQuad * sizeof(float));
+    }
+  }
+}
+
+// Rows of out and lse.
+template <class K, class Q>
+void finish(const AttentionArgs& args, const AttentionTask& task, AttentionState state) {
+  float gain = K::kGain;
   const int64_t group = args.heads / args.kv_heads, stride = aligned_size(args.head_dim_v);
   const bool ragged = args.cu_seqlens_q != nullptr;
   if (args.v_descale != nullptr) {
@@ -423,7 +559,8 @@ void finish(const AttentionArgs& args, const AttentionTask& task, AttentionState
     Q* const out = static_cast<Q*>(args.out) +
                    (ragged ? 0 : task.sequence * args.out_batch_stride) + i * args.out_row_stride +
                    head * args.out_head_stride;
-    const float* const values = state.values + r * stride;
+    float* const values = state.values + r * stride;
+    if constexpr (!K::kInOrder) put_in_order<K>(values, args.head_dim_v);
     int64_t e = 0;
     for (; e + kLanes <= args.head_dim_v; e += kLanes) {
       store(out + e, load(values + e) * set1(factor));
@@ -447,24 +584,26 @@ int64_t find_block(const KeyRows<T>& k, int64_t begin, int64_t last, const T** r
 }
 
 // The state of keys [first, last) of a split, from nothing.
-template <class T>
+template <class K, class T>
 void attend_split(const AttentionArgs& args, const AttentionTask& task, const Sight& sight,
-                  const float* q, int64_t first, int64_t last, AttentionState state) {
+                  const typename K::Multiplier::Value* q, int64_t first, int64_t last,
+                  AttentionState state) {
   alignas(64) float scores[kMaxTaskRows * kKeyBlock];
   const T* key_rows[kKeyBlock];
-  const T* value_rows[kKeyBlock];
+  const T* value_rows[kKeyBlock + 1];  // and one for a pair's second
   const KeyRows<T> k = KeyRows<T>::of(args, args.k, task), v = KeyRows<T>::of(args, args.v, task);
   const int64_t q_stride = aligned_size(args.head_dim), stride = aligned_size(args.head_dim_v);
   clear(state, task.rows, stride);
   int64_t count = find_block(k, first, last, key_rows);
   for (int64_t begin = first; begin < last;) {
     v.find(begin, count, value_rows);
-    score(q, task.rows, q_stride, key_rows, count, args.head_dim, scores,
-          Ahead<T>{value_rows, count, args.head_dim_v});
-    softmax(sight, task, begin, count, scores, state, stride);
+    value_rows[count] = value_rows[count - 1];
+    score<typename K::Multiplier>(q, task.rows, q_stride, key_rows, count, args.head_dim, scores,
+                                  Ahead<T>{value_rows, count, args.head_dim_v});
+    softmax<typename K::Weight>(sight, task, begin, count, scores, state, stride);
     const int64_t end = begin + count, next = find_block(k, end, last, key_rows);
-    add_values(scores, task.rows, value_rows, count, args.head_dim_v, state.values, stride,
-               Ahead<T>{key_rows, next, args.head_dim});
+    add_values<K>(reinterpret_cast<const typename K::Weight*>(scores), task.rows, value_rows, count,
+                  args.head_dim_v, state.values, stride, Ahead<T>{key_rows, next, args.head_dim});
     begin = end;
     count = next;
   }
@@ -474,28 +613,33 @@ void attend_split(const AttentionArgs& args, const AttentionTask& task, const Si
 template <class T, class Q>
 void attend(const AttentionArgs& args, const AttentionTask& task, int64_t first, int64_t last,
             AttentionState result) {
-  alignas(64) float q[kMaxTaskElements];
+  using K = Kind<Q, T>;
+  using Multiplier = typename K::Multiplier;
+  alignas(64) typename Multiplier::Value q[kMaxTaskElements];
   alignas(64) float own[kMaxTaskElements + 2 * kMaxTaskRows];
   alignas(64) float next[kMaxTaskElements + 2 * kMaxTaskRows];
-  constexpr float kGain = Decode<F32Multiplier, T>::kGain;
   const int64_t group = args.heads / args.kv_heads, stride = aligned_size(args.head_dim_v);
-  Sight sight{group,           task.k_count - task.q_count, args.window_left, args.window_right,
-              args.scale * kGain, args.softcap};
+  Sight sight{group,
+              task.k_count - task.q_count,
+              args.window_left,
+              args.window_right,
+              args.scale * Decode<Multiplier, T>::kGain,
+              args.softcap};
   if (args.k_descale != nullptr) {
     sight.factor *= args.k_descale[task.sequence * args.k_descale_batch_stride +
                                    task.kv_head * args.k_descale_head_stride];
   }
-  load_queries<Q>(args, task, q);
+  load_queries<Multiplier, typename K::Order, Q>(args, task, q);
   const bool ends = result.values == nullptr;
   const AttentionState state = ends ? AttentionState::at(own, task.rows) : result;
   if (first == last) clear(state, task.rows, stride);
   for (int64_t split = first; split < last; ++split) {
     const AttentionState into = split == first ? state : AttentionState::at(next, task.rows);
-    attend_split<T>(args, task, sight, q, larger(split * kSplitKeys, task.first_key),
-                    smaller((split + 1) * kSplitKeys, task.last_key), into);
+    attend_split<K, T>(args, task, sight, q, larger(split * kSplitKeys, task.first_key),
+                       smaller((split + 1) * kSplitKeys, task.last_key), into);
     if (split != first) join_states(state, into, task.rows, stride);
   }
-  if (ends) finish<Q>(args, task, state, kGain);
+  if (ends) finish<K, Q>(args, task, state);
 }
 
 template <class Q>
@@ -518,17 +662,25 @@ inline void attend_task(const AttentionArgs& args, const AttentionTask& task, in
 }
 
 // Joins the states of a task's splits, which follow each other in memory, and ends the task.
-inline void join_task(const AttentionArgs& args, const AttentionTask& task, float* states) {
+template <class Q>
+void join_keys(const AttentionArgs& args, const AttentionTask& task, float* states) {
   const int64_t stride = aligned_size(args.head_dim_v);
   const int64_t floats = AttentionState::floats(task.rows, args.head_dim_v);
   const AttentionState state = AttentionState::at(states, task.rows);
   for (int64_t split = 1; split < task.splits(); ++split) {
     join_states(state, AttentionState::at(states + split * floats, task.rows), task.rows, stride);
   }
-  float gain = 1.0f;
-  if (args.kv_dtype == DType::kFloat8E4M3FN) gain = Decode<F32Multiplier, Fp8<false>>::kGain;
-  if (args.kv_dtype == DType::kFloat8E4M3FNUZ) gain = Decode<F32Multiplier, Fp8<true>>::kGain;
-  if (args.q_dtype == DType::kFloat32) return finish<float>(args, task, state, gain);
-  if (args.q_dtype == DType::kFloat16) return finish<Float16>(args, task, state, gain);
-  return finish<BFloat16>(args, task, state, gain);
+  if (args.kv_dtype == DType::kFloat8E4M3FN) {
+    return finish<Kind<Q, Fp8<false>>, Q>(args, task, state);
+  }
+  if (args.kv_dtype == DType::kFloat8E4M3FNUZ) {
+    return finish<Kind<Q, Fp8<true>>, Q>(args, task, state);
+  }
+  return finish<Kind<Q, Q>, Q>(args, task, state);
+}
+
+inline void join_task(const AttentionArgs& args, const AttentionTask& task, float* states) {
+  if (args.q_dtype == DType::kFloat32) return join_keys<float>(args, task, states);
+  if (args.q_dtype == DType::kFloat16) return join_keys<Float16>(args, task, states);
+  return join_keys<BFloat16>(args, task, states);
 }

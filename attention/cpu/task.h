@@ -3,9 +3,9 @@
 //
 // The query heads of a KV head and the queries of a sequence make the rows of one matrix, row
 // i * group + g for query i and head g of the group, so that each key and value is read once for
-// all of them. Keys are taken in splits of kSplitKeys, counted from the sequence's first key: each gives
-// a State from nothing, and states join in their order. So the bits depend neither on who computes
-// which split nor on the other sequences, and a long sequence has sums of two levels.
+// all of them. Keys are taken in splits of kSplitKeys, counted from the sequence's first key: each
+// gives a State from nothing, and states join in their order. So the bits depend neither on who
+// computes which split nor on the other sequences, and a long sequence has sums of two levels.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@
 namespace rocm_kernels {
 namespace cpu {
 
-constexpr int64_t kKeyBlock = 64;             // keys whose scores are held at a time
-constexpr int64_t kSplitKeys = 8 * kKeyBlock;     // keys of a State
-constexpr int64_t kMaxTaskRows = 64;          // rows of a task,
+constexpr int64_t kKeyBlock = 64;              // keys whose scores are held at a time
+constexpr int64_t kSplitKeys = 8 * kKeyBlock;  // keys of a State
+constexpr int64_t kMaxTaskRows = 64;           // rows of a task,
 constexpr int64_t kMaxTaskElements = 1 << 14;  // and elements of its matrices
-constexpr int64_t kElementAlign = 32;         // the elements of a row of these, at most kMaxHeadDim
+constexpr int64_t kElementAlign = 64;  // the elements of a row of these, at most kMaxHeadDim
 
 inline int64_t aligned_size(int64_t elements) {
   return ceil_div(elements, kElementAlign) * kElementAlign;
