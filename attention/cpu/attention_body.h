@@ -108,10 +108,12 @@ struct Ahead {
 // ---- How elements are multiplied ---------------------------------------------------------------
 
 // For queries Q and keys and values T: the multiplier of scores and the order that it wants queries
-// in; of values, how many keys it adds at once, to how many vectors of a chunk.
+// in; what decoded keys are stored as; of values, how many keys it adds at once, to how many
+// vectors of a chunk.
 template <class Q, class T>
 struct Kind {
   using Multiplier = F32Multiplier;
+  using Stored = float;
   using Order = Q;
   using Weight = float;
   static constexpr int kPairs = 1;
@@ -143,8 +145,8 @@ ROCM_KERNELS_VECTOR void decode_rest(const T* p, int64_t count,
 
 // Vectors of a chunk of values, kWhole or its first `count` elements, of kPairs keys.
 template <class K, bool kWhole, class T>
-ROCM_KERNELS_VECTOR void load_values(const T* const* rows, int64_t e, int64_t count,
-                                     F32Multiplier::Operand* v) {
+ROCM_KERNELS_VECTOR void decode_values(const T* const* rows, int64_t e, int64_t count,
+                                       F32Multiplier::Operand* v) {
   if (kWhole) {
     Decode<F32Multiplier, T>::chunk(rows[0] + e, v);
   } else {
@@ -164,6 +166,7 @@ ROCM_KERNELS_VECTOR F32Multiplier::Sum add_weighted(F32Multiplier::Sum sum,
 template <class T, int kPartsOfChunk, class OrderOfQueries>
 struct PairKind {
   using Multiplier = BF16Multiplier;
+  using Stored = BFloat16;
   using Order = OrderOfQueries;
   using Weight = BFloat16;
   static constexpr int kPairs = 2;
@@ -182,8 +185,8 @@ ROCM_KERNELS_VECTOR __m512i load_bytes(const void* p, int64_t bytes) {
 }
 
 template <class K, bool kWhole>
-ROCM_KERNELS_VECTOR void load_values(const BFloat16* const* rows, int64_t e, int64_t count,
-                                     __m512i* v) {
+ROCM_KERNELS_VECTOR void decode_values(const BFloat16* const* rows, int64_t e, int64_t count,
+                                       __m512i* v) {
   const __m512i a = kWhole ? _mm512_loadu_si512(rows[0] + e) : load_bytes(rows[0] + e, 2 * count);
   const __m512i b = kWhole ? _mm512_loadu_si512(rows[1] + e) : load_bytes(rows[1] + e, 2 * count);
   v[0] = _mm512_unpacklo_epi16(a, b);
@@ -191,8 +194,8 @@ ROCM_KERNELS_VECTOR void load_values(const BFloat16* const* rows, int64_t e, int
 }
 
 template <class K, bool kWhole, bool kFnuz>
-ROCM_KERNELS_VECTOR void load_values(const Fp8<kFnuz>* const* rows, int64_t e, int64_t count,
-                                     __m512i* v) {
+ROCM_KERNELS_VECTOR void decode_values(const Fp8<kFnuz>* const* rows, int64_t e, int64_t count,
+                                       __m512i* v) {
   __m512i a[2], b[2];
   if (kWhole) {
     Decode<BF16Multiplier, Fp8<kFnuz>>::chunk(rows[0] + e, a);
@@ -232,6 +235,88 @@ void load_queries(const AttentionArgs& args, const AttentionTask& task,
       Decode<Multiplier, Order>::chunk(chunk, operands);
       for (int part = 0; part < Multiplier::kParts; ++part) {
         Multiplier::store_operand(q + d + part * Multiplier::kWidth, operands[part]);
+      }
+    }
+  }
+}
+
+// ---- Packed blocks -----------------------------------------------------------------------------
+
+// Many rows meet keys and values that were decoded once for all of them.
+constexpr int64_t kFewRows = 4;
+
+template <class A, class B>
+constexpr bool kSame = false;
+template <class A>
+constexpr bool kSame<A, A> = true;
+
+// Operands of kPairs rows of values, as decode_values gives them, side by side.
+template <class K>
+struct PackedValue {
+  typename K::Multiplier::Value value;
+};
+
+template <class T>
+constexpr bool kPacked = false;
+template <class K>
+constexpr bool kPacked<PackedValue<K>> = true;
+
+template <class K, bool kWhole, class T>
+ROCM_KERNELS_VECTOR void load_values(const T* const* rows, int64_t e, int64_t count,
+                                     typename K::Multiplier::Operand* v) {
+  if constexpr (kPacked<T>) {
+    const typename K::Multiplier::Value* const from = &rows[0]->value + e * K::kPairs;
+    for (int part = 0; part < K::kParts; ++part) {
+      v[part] = K::Multiplier::load_operand(from + part * K::Multiplier::kWidth);
+    }
+  } else {
+    decode_values<K, kWhole>(rows, e, count, v);
+  }
+}
+
+inline int64_t rounded_up(int64_t elements, int64_t chunk) {
+  return (elements + chunk - 1) / chunk * chunk;
+}
+
+// Keys, `stride` elements apart, with zeros to the end of a chunk; and where they are.
+template <class K, class T>
+void pack_keys(const T* const* rows, int64_t count, int64_t elements,
+               typename K::Multiplier::Value* to, int64_t stride,
+               const typename K::Stored** packed) {
+  using Multiplier = typename K::Multiplier;
+  for (int64_t j = 0; j < kKeyBlock; ++j) {
+    packed[j] = reinterpret_cast<const typename K::Stored*>(to + smaller(j, count - 1) * stride);
+  }
+  for (int64_t j = 0; j < count; ++j, to += stride) {
+    for (int64_t d = 0; d < elements; d += Multiplier::kChunk) {
+      typename Multiplier::Operand k[Multiplier::kParts];
+      if (d + Multiplier::kChunk <= elements) {
+        Decode<Multiplier, T>::chunk(rows[j] + d, k);
+      } else {
+        decode_rest<Multiplier, T>(rows[j] + d, elements - d, k);
+      }
+      for (int part = 0; part < Multiplier::kParts; ++part) {
+        Multiplier::store_operand(to + d + part * Multiplier::kWidth, k[part]);
+      }
+    }
+  }
+}
+
+template <class K, class T>
+void pack_values(const T* const* rows, int64_t count, int64_t elements, PackedValue<K>* to,
+                 int64_t stride, const PackedValue<K>** packed) {
+  using Multiplier = typename K::Multiplier;
+  for (int64_t j = 0; j < count; j += K::kPairs, to += K::kPairs * stride) {
+    packed[j] = to;
+    for (int64_t e = 0; e < elements; e += K::kChunk) {
+      typename Multiplier::Operand v[K::kParts];
+      if (e + K::kChunk <= elements) {
+        decode_values<K, true>(rows + j, e, K::kChunk, v);
+      } else {
+        decode_values<K, false>(rows + j, e, elements - e, v);
+      }
+      for (int part = 0; part < K::kParts; ++part) {
+        Multiplier::store_operand(&to->value + e * K::kPairs + part * Multiplier::kWidth, v[part]);
       }
     }
   }
@@ -301,9 +386,9 @@ ROCM_KERNELS_VECTOR void score_chunk(const typename Multiplier::Value* q, int64_
 
 // Dot products of kRows queries with `count` keys, rounded up to whole tiles, for which there are
 // pointers too: scores[r * kKeyBlock + j]. Meanwhile rows `ahead` are on their way.
-template <class Multiplier, int kRows, class T>
+template <class Multiplier, int kRows, class T, class Next>
 void score_rows(const typename Multiplier::Value* q, int64_t q_stride, const T* const* keys,
-                int64_t count, int64_t elements, float* scores, Ahead<T> ahead) {
+                int64_t count, int64_t elements, float* scores, Ahead<Next> ahead) {
   constexpr int kChunk = Multiplier::kChunk;
   constexpr int kKeys = kTileSums / (kRows == 3 ? 4 : kRows);
   for (int64_t j = 0; j < count; j += kKeys) {
@@ -325,9 +410,10 @@ void score_rows(const typename Multiplier::Value* q, int64_t q_stride, const T* 
   }
 }
 
-template <class Multiplier, class T>
+template <class Multiplier, class T, class Next>
 void score(const typename Multiplier::Value* q, int64_t rows, int64_t q_stride,
-           const T* const* keys, int64_t count, int64_t elements, float* scores, Ahead<T> ahead) {
+           const T* const* keys, int64_t count, int64_t elements, float* scores,
+           Ahead<Next> ahead) {
   for (int64_t r = 0; r < rows; r += 4) {
     const typename Multiplier::Value* const from = q + r * q_stride;
     float* const to = scores + r * kKeyBlock;
@@ -402,10 +488,10 @@ template <class K>
 constexpr int64_t kWeightStride = kKeyBlock * sizeof(float) / sizeof(typename K::Weight);
 
 // Adds p times the values of `count` keys to kChunks chunks of kRows rows.
-template <class K, int kRows, int kChunks, bool kWhole, class T>
+template <class K, int kRows, int kChunks, bool kWhole, class T, class Next>
 ROCM_KERNELS_VECTOR void add_chunks(const typename K::Weight* p, const T* const* rows,
                                     int64_t count, int64_t e, int64_t elements, float* values,
-                                    int64_t stride, Ahead<T> ahead) {
+                                    int64_t stride, Ahead<Next> ahead) {
   using Multiplier = typename K::Multiplier;
   constexpr int kParts = K::kParts, kChunk = K::kChunk, kWidth = kChunk / kParts;
   typename Multiplier::Sum sums[kRows][kChunks][kParts];
@@ -440,9 +526,9 @@ ROCM_KERNELS_VECTOR void add_chunks(const typename K::Weight* p, const T* const*
   }
 }
 
-template <class K, int kRows, class T>
+template <class K, int kRows, class T, class Next>
 void add_rows(const typename K::Weight* p, const T* const* rows, int64_t count, int64_t elements,
-              float* values, int64_t stride, Ahead<T> ahead) {
+              float* values, int64_t stride, Ahead<Next> ahead) {
   constexpr int kChunk = K::kChunk;
   constexpr int kFit = kTileSums / (kRows == 3 ? 4 : kRows) / K::kParts;
   constexpr int kMost = kFit > 1 ? kFit : 1;
@@ -460,9 +546,9 @@ void add_rows(const typename K::Weight* p, const T* const* rows, int64_t count, 
 }
 
 // There are pointers for whole pairs of keys.
-template <class K, class T>
+template <class K, class T, class Next>
 void add_values(const typename K::Weight* p, int64_t rows, const T* const* value_rows,
-                int64_t count, int64_t elements, float* values, int64_t stride, Ahead<T> ahead) {
+                int64_t count, int64_t elements, float* values, int64_t stride, Ahead<Next> ahead) {
   for (int64_t r = 0; r < rows; r += 4) {
     const typename K::Weight* const from = p + r * kWeightStride<K>;
     float* const to = values + r * stride;
@@ -594,16 +680,38 @@ void attend_split(const AttentionArgs& args, const AttentionTask& task, const Si
   const KeyRows<T> k = KeyRows<T>::of(args, args.k, task), v = KeyRows<T>::of(args, args.v, task);
   const int64_t q_stride = aligned_size(args.head_dim), stride = aligned_size(args.head_dim_v);
   clear(state, task.rows, stride);
+  using Multiplier = typename K::Multiplier;
+  using Weight = typename K::Weight;
+  alignas(64) typename Multiplier::Value packed[kKeyBlock * aligned_size(kMaxHeadDim)];
+  const typename K::Stored* packed_keys[kKeyBlock];
+  const PackedValue<K>* packed_values[kKeyBlock];
+  const bool many = task.rows > kFewRows;
+  const int64_t size = args.head_dim, size_v = args.head_dim_v;
   int64_t count = find_block(k, first, last, key_rows);
   for (int64_t begin = first; begin < last;) {
     v.find(begin, count, value_rows);
     value_rows[count] = value_rows[count - 1];
-    score<typename K::Multiplier>(q, task.rows, q_stride, key_rows, count, args.head_dim, scores,
-                                  Ahead<T>{value_rows, count, args.head_dim_v});
-    softmax<typename K::Weight>(sight, task, begin, count, scores, state, stride);
+    const Ahead<T> values_ahead{value_rows, count, size_v};
+    if (many && !kSame<T, typename K::Stored>) {
+      pack_keys<K>(key_rows, count, size, packed, q_stride, packed_keys);
+      score<Multiplier>(q, task.rows, q_stride, packed_keys, count,
+                        rounded_up(size, Multiplier::kChunk), scores, values_ahead);
+    } else {
+      score<Multiplier>(q, task.rows, q_stride, key_rows, count, size, scores, values_ahead);
+    }
+    softmax<Weight>(sight, task, begin, count, scores, state, stride);
     const int64_t end = begin + count, next = find_block(k, end, last, key_rows);
-    add_values<K>(reinterpret_cast<const typename K::Weight*>(scores), task.rows, value_rows, count,
-                  args.head_dim_v, state.values, stride, Ahead<T>{key_rows, next, args.head_dim});
+    const Ahead<T> keys_ahead{key_rows, next, size};
+    const Weight* const weights = reinterpret_cast<const Weight*>(scores);
+    if (many && !kSame<T, float>) {
+      pack_values<K>(value_rows, count, size_v, reinterpret_cast<PackedValue<K>*>(packed), stride,
+                     packed_values);
+      add_values<K>(weights, task.rows, packed_values, count, rounded_up(size_v, K::kChunk),
+                    state.values, stride, keys_ahead);
+    } else {
+      add_values<K>(weights, task.rows, value_rows, count, size_v, state.values, stride,
+                    keys_ahead);
+    }
     begin = end;
     count = next;
   }

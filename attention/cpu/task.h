@@ -22,7 +22,7 @@ constexpr int64_t kMaxTaskRows = 64;           // rows of a task,
 constexpr int64_t kMaxTaskElements = 1 << 14;  // and elements of its matrices
 constexpr int64_t kElementAlign = 64;  // the elements of a row of these, at most kMaxHeadDim
 
-inline int64_t aligned_size(int64_t elements) {
+constexpr int64_t aligned_size(int64_t elements) {
   return ceil_div(elements, kElementAlign) * kElementAlign;
 }
 
