@@ -35,12 +35,9 @@ struct Listed {
 
 int64_t rows_of_group(const AttentionArgs& args) { return args.heads / args.kv_heads; }
 
-// No more entries than these.
+// No more entries than these: a sequence's last block of rows may not be whole.
 int64_t most_listed(const AttentionArgs& args) {
-  const int64_t rows = cpu::task_rows(args), group = rows_of_group(args);
-  const int64_t by_length = args.batch * ceil_div(args.max_seqlen_q * group, rows);
-  const int64_t by_total = args.total_q * group / rows + args.batch;
-  return by_length < by_total ? by_length : by_total;
+  return args.total_q * rows_of_group(args) / cpu::task_rows(args) + args.batch;
 }
 
 int64_t most_state_floats(const AttentionArgs& args) {
@@ -92,15 +89,18 @@ void see_keys(const AttentionArgs& args, AttentionTask& task) {
   if (task.last_key < task.first_key) task.last_key = task.first_key;
 }
 
-// All tasks, those with most keys first; returns their number.
+// All tasks, a sequence's last rows first, since they may see most; returns their number, or -1
+// where sequences have more rows than q.
 int64_t list_tasks(const AttentionArgs& args, Listed* list, int64_t& units, int64_t& floats) {
   const int64_t block = cpu::task_rows(args), group = rows_of_group(args);
   int64_t count = 0;
   units = floats = 0;
   for (int64_t b = 0; b < args.batch; ++b) {
     AttentionTask task = task_of(args, b);
-    const int64_t rows = task.q_count * group;
-    for (int64_t i = ceil_div(rows, block) - 1; i >= 0; --i) {
+    const int64_t rows = task.q_count > 0 ? task.q_count * group : 0;
+    const int64_t blocks = ceil_div(rows, block);
+    if (count + blocks > most_listed(args)) return -1;
+    for (int64_t i = blocks - 1; i >= 0; --i) {
       task.row = i * block;
       task.rows = rows - task.row < block ? rows - task.row : block;
       see_keys(args, task);
@@ -157,6 +157,7 @@ Status launch_attention(const AttentionArgs& args, const Context& context) {
       reinterpret_cast<float*>(static_cast<char*>(args.workspace) + list_bytes(args));
   int64_t units, floats;
   const int64_t count = list_tasks(args, list, units, floats), heads = args.kv_heads;
+  if (count < 0) return "cu_seqlens_q must ascend from 0 to the rows of q";
   if (count == 0) return nullptr;
   const auto attend = ROCM_KERNELS_CPU_SELECT(attend_task);
   const auto join = ROCM_KERNELS_CPU_SELECT(join_task);
