@@ -4,6 +4,7 @@
 #include "../../common/gpu/launch.h"
 #include "decode.cuh"
 #include "decode.h"
+#include "join.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
