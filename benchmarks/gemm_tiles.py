@@ -16,9 +16,9 @@ configs by themselves alone.)
 
 fit takes the results of all CARDS together. Memory's rate is a share of what the card could read,
 and L2's follows its size, for a card has as many slices of it as it has memory for. It finds, for
-each tile and cluster, the times of a chunk of K and of a tile's end, and the
-constants of the model in time_model.h. It minimises the regret: how much longer the pick takes than the best config that was measured. Of either kind of times a tenth of the products, kept
-out of the fit, judges.
+each tile and cluster, the times of a chunk of K and of a tile's end, and the constants of the model
+in time_model.h. It minimises the regret: how much longer the pick takes than the best config that
+was measured. Of either kind of times a tenth of the products, kept out of the fit, judges.
 
 --kinds: of these operands alone ("weights" are FP8 of a 16-bit a). Their times take the place of
 those that are saved; only their tiles are fitted, by the constants as they are.

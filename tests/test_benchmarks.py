@@ -91,7 +91,7 @@ def test_kernels_of_a_server_by_class():
 
 
 def test_the_mode_recommended_on_a_cpu_is_its_default(package):
-    """That of docs/results/models.md which is closer to bfloat16; the page has every mode and format."""
+    """That of docs/results/models.md which is closer to bfloat16; the page has every mode."""
     _, (_, *rows) = tables.printed("quality")  # the first is bfloat16's
     kl = {name: float(row[2]) for name, *row in rows}
     modes = {f'`activations="{mode}"`': mode for mode in quality.MODES}

@@ -2,6 +2,8 @@
 
 The functions have the names, arguments and results of the functional API, less the ``out``
 arguments. See ``rocm_kernels.functional`` for shapes and units.
+
+Longer than 500 lines, because every definition stands here.
 """
 
 import math
