@@ -59,6 +59,8 @@ def test_inputs_have_any_strides(package, every_call):
                 try:
                     found = call.fresh().with_tensor(path, laid).run(package)
                 except RuntimeError as refusal:
+                    if "config" in call.arguments and "gemm_configs tells" in str(refusal):
+                        continue  # a config that is named serves some layouts
                     # MXFP4's scales are as many as a weight's bytes, nearly.
                     assert path in WEIGHTS or laid.dtype == torch.uint8, f"{call}: {path} {name}"
                     assert "contiguous in its last dimension" in str(refusal), refusal

@@ -192,7 +192,7 @@ class Calls:
 
     def tuning(self):
         """A table that other calls read is replaced; of products that none of them has."""
-        index = -1 if self.device.type == "cpu" else self.device.index
+        index = -1 if self.device.type == "cpu" else self.device.index or 0
         a, w = self.random(3, 640, dtype=self.fp8), self.random(48, 640, dtype=self.fp8)
         operands = (self.empty(3, 48), a, w, self.scales(3, 1), self.scales(48, 1))
         dtype = str(self.fp8).rpartition(".")[2]

@@ -76,7 +76,7 @@ std::string gemm_configs(const Tensor& out, const Tensor& a, const Tensor& w,
 void tune_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::string a_dtype,
                std::string w_dtype, bool block_scales, std::string config) {
   require(rows >= 1, "rows must be at least 1, got ", rows);
-  GemmArgs args = describe_tuned_product(judged_rows(rows), n, k, a_dtype, w_dtype, block_scales);
+  GemmArgs args = describe_tuned_product(rows, n, k, a_dtype, w_dtype, block_scales);
   if (!config.empty()) {
     args.config = config.c_str();
     const auto check = [&] { return check_gemm_config(args, Context{}); };
