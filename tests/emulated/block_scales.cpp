@@ -63,7 +63,7 @@ struct TestTiles {
 template <class Tile>
 int64_t wrong_products() {
   constexpr int kUnits = 3, kLoopChunks = Tile::kParts;
-  constexpr int kTileA = Tile::kSwapped ? Tile::kColumns : Tile::kRows;
+  constexpr int kTileA = Tile::kSwapAb ? Tile::kColumns : Tile::kRows;
   const int chunks_of_k = 1 + below(40);
   const int blocks = (chunks_of_k + Tile::kChunksOfBlock - 1) / Tile::kChunksOfBlock;
   const int a_rows = kTileA + below(kTileA), w_rows = 12;
@@ -77,8 +77,8 @@ int64_t wrong_products() {
     unit.first_chunk = below(chunks_of_k);
     unit.chunks = 1 + below(chunks_of_k - unit.first_chunk);
     const int first = below(a_rows), end = std::min(a_rows, first + 1 + below(kTileA));
-    (Tile::kSwapped ? unit.first_column : unit.first_row) = first;
-    (Tile::kSwapped ? unit.end_column : unit.end_row) = end;
+    (Tile::kSwapAb ? unit.first_column : unit.first_row) = first;
+    (Tile::kSwapAb ? unit.end_column : unit.end_row) = end;
     for (int i = 0; i < Tile::kWGroups; ++i) {
       unit.rows_of_w[i] = below(w_rows);
       unit.w_scales[i] = w.view.data + unit.rows_of_w[i] * w.view.row_stride;
@@ -95,8 +95,8 @@ int64_t wrong_products() {
       }
     };
     for (const Unit& unit : units) {
-      const int first = Tile::kSwapped ? unit.first_column : unit.first_row;
-      const int end = Tile::kSwapped ? unit.end_column : unit.end_row;
+      const int first = Tile::kSwapAb ? unit.first_column : unit.first_row;
+      const int end = Tile::kSwapAb ? unit.end_column : unit.end_row;
       scales.begin(tiles, unit);
       const auto check = [&](int chunk, int row, int group, float got) {
         if (row >= end) return;
@@ -111,7 +111,7 @@ int64_t wrong_products() {
           scales.template advance<1, kLoopChunks>(tiles);
         }
         pause();
-        if constexpr (Tile::kSwapped) {
+        if constexpr (Tile::kSwapAb) {
           for (int tile = 0; tile < Tile::kColumnTiles; ++tile) {
             for (int i = 0; i < Tile::kWScales; ++i) {
               const float2 two = scales.read_columns(tile, i);

@@ -46,7 +46,7 @@ def _fnuz_scale(w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     matrix = (-2, -1)
     has_nan = (codes.amax(matrix) == 0x7F) | (codes.view(torch.uint8).amax(matrix) == 0xFF)
     codes.fmod_(-0x80)  # -0x80 becomes 0, all else stays
-    has_nan = has_nan.view(*has_nan.shape, *(1,) * (scale.dim() - has_nan.dim()))
+    has_nan = has_nan.view((*has_nan.shape, *(1,) * (scale.dim() - has_nan.dim())))
     return (scale.detach().float() * 2).masked_fill(has_nan, torch.nan)
 
 
