@@ -15,6 +15,7 @@ import calibrate
 import cpu
 import gemm_schedules
 import pages
+import picture
 import sentences
 import tables
 
@@ -114,6 +115,11 @@ def test_a_kernels_page_has_few_numbers(name):
 @pytest.mark.parametrize("name", WHOLE)
 def test_page_is_what_the_results_say(name):
     assert text_of(name) == WHOLE[name]()
+
+
+def test_the_picture_is_what_the_results_say():
+    made = picture.picture(picture.gains())
+    assert picture.PICTURE.read_text() == made, "run `python benchmarks/picture.py`"
 
 
 @pytest.mark.parametrize("name", sentences.SENTENCES)
