@@ -202,6 +202,22 @@ def test_accelerates_hooks_are_all_called(kernelized, inside, count):
     assert [hook.calls for hook in hooks] == count * [["before", "after"]]
 
 
+@torch.no_grad()
+def test_accelerates_hook_on_an_activation_that_kernelize_does_not_see(kernelized):
+    """As most are beside a transformers that decorates none: its hook stays in its forward."""
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    hook = type("Counting", (Counts, ModelHook), {})()
+
+    def add(model):
+        mlp = model.get_submodule(f"{LAYER}.mlp")
+        mlp.act_fn = add_hook_to_module(nn.SiLU(), hook)
+
+    model = kernelized(add)
+    model(tokens(1, 5))
+    assert hook.calls == ["before", "after"]
+
+
 @pytest.mark.parametrize("place", ["first", "last"])
 @torch.no_grad()
 def test_a_weight_that_one_hook_in_a_sequence_offloads_stays(kernelized, package, place):

@@ -9,7 +9,7 @@ from ..functional import quantize_fp8, swiglu, swiglu_fp8
 from ..functional.activation import gated
 from ..models.families import ACTIVATIONS, LLAMA, Family
 from ..models.fuse import has_fused
-from ..models.hooks import is_hooked, is_unseen
+from ..models.hooks import is_called, is_unseen
 from ..models.linear import Projected, Quantized
 from .linear import apply, is_fp8, is_weight_only, quantization
 from .training import for_inference
@@ -23,9 +23,7 @@ class SwiGLUMLP(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if isinstance(x, Projected):
             return _gated_mlp(x, self)
-        if any(
-            map(is_hooked, self.children())
-        ):  # they see what the module's own forward gives them
+        if any(map(is_called, self.children())):  # they see what its own forward gives them
             return type(self).forward(self, x)
         if x.dim() == 2:
             return _gated_mlp(x, self)
