@@ -53,6 +53,7 @@ struct AttentionArgs {
   int64_t block_table_stride = 0;         // last page are not read
   int64_t page_size = 0;                  // of a page, where there is a block_table
   int64_t max_seqlen_k = 0;               // no sequence has more keys
+  int64_t total_k = 0;                    // rows of k, with cu_seqlens_k
 
   const float* k_descale = nullptr;  // [batch, kv_heads] by these strides; nullptr: 1
   const float* v_descale = nullptr;

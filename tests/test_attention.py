@@ -316,3 +316,39 @@ def test_gradients_are_refused(backend):
     case.q.requires_grad_()
     with pytest.raises(RuntimeError, match=r"flash_attn_with_kvcache has no gradient, got q"):
         case.run()
+
+
+@pytest.mark.parametrize("name, other", [
+    ("k", lambda k: k[:, :, :1]), ("v", lambda v: v[..., :32]), ("v", lambda v: v[:, :2]),
+    ("v_cache", lambda cache: cache.half()), ("cache_seqlens", lambda n: n + 6),
+])  # fmt: skip
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_refused_call_appends_nothing(package, paged, name, other):
+    caches = torch.randn(2, 4, 8, 2, 64).bfloat16()
+    call = {
+        "q": torch.randn(2, 3, 4, 64).bfloat16(), "k_cache": caches[0], "v_cache": caches[1],
+        "k": torch.randn(2, 3, 2, 64).bfloat16(), "v": torch.randn(2, 3, 2, 64).bfloat16(),
+        "cache_seqlens": torch.tensor([8, 2], dtype=torch.int32),
+    }  # fmt: skip
+    if paged:
+        call["block_table"] = torch.tensor([[0, 2], [3, 1]], dtype=torch.int32)
+    else:
+        caches = caches[:, :2].repeat_interleave(2, 2)[:, :, :16].clone()
+        call |= {"k_cache": caches[0], "v_cache": caches[1]}
+    before = caches.clone()
+    package.flash_attn_with_kvcache(**{n: t.clone() for n, t in call.items()}, causal=True)
+    with pytest.raises(ValueError, match="must"):
+        package.flash_attn_with_kvcache(**{**call, name: other(call[name])}, causal=True)
+    assert torch.equal(caches, before)
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k"])
+@pytest.mark.parametrize("ends", [[5, 6], [0, 7], [4, 2], [-1, 3]])
+def test_ends_of_sequences_that_lead_out_are_refused_on_a_cpu(package, name, ends):
+    rows = torch.randn(4, 2, 64).bfloat16()
+    right = torch.tensor([0, 4], dtype=torch.int32)
+    call = {"cu_seqlens_q": right, "cu_seqlens_k": right}
+    package.flash_attn_varlen_func(rows, rows, rows, **call)
+    with pytest.raises(RuntimeError, match="must ascend from 0"):
+        call[name] = torch.tensor(ends, dtype=torch.int32)
+        package.flash_attn_varlen_func(rows, rows, rows, **call)

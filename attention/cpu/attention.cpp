@@ -89,6 +89,11 @@ void see_keys(const AttentionArgs& args, AttentionTask& task) {
   if (task.last_key < task.first_key) task.last_key = task.first_key;
 }
 
+// Whether rows that cu_seqlens gave, if it did, are among `total`.
+bool is_inside(int64_t begin, int64_t count, const int32_t* cu_seqlens, int64_t total) {
+  return cu_seqlens == nullptr || (begin >= 0 && count >= 0 && begin + count <= total);
+}
+
 // All tasks, a sequence's last rows first, since they may see most; returns their number, or -1
 // where sequences have more rows than q.
 int64_t list_tasks(const AttentionArgs& args, Listed* list, int64_t& units, int64_t& floats) {
@@ -99,7 +104,11 @@ int64_t list_tasks(const AttentionArgs& args, Listed* list, int64_t& units, int6
     AttentionTask task = task_of(args, b);
     const int64_t rows = task.q_count > 0 ? task.q_count * group : 0;
     const int64_t blocks = ceil_div(rows, block);
-    if (count + blocks > most_listed(args)) return -1;
+    if (!is_inside(task.q_begin, task.q_count, args.cu_seqlens_q, args.total_q) ||
+        !is_inside(task.k_begin, task.k_count, args.cu_seqlens_k, args.total_k) ||
+        count + blocks > most_listed(args)) {
+      return -1;
+    }
     for (int64_t i = blocks - 1; i >= 0; --i) {
       task.row = i * block;
       task.rows = rows - task.row < block ? rows - task.row : block;
@@ -157,7 +166,8 @@ Status launch_attention(const AttentionArgs& args, const Context& context) {
       reinterpret_cast<float*>(static_cast<char*>(args.workspace) + list_bytes(args));
   int64_t units, floats;
   const int64_t count = list_tasks(args, list, units, floats), heads = args.kv_heads;
-  if (count < 0) return "cu_seqlens_q must ascend from 0 to the rows of q";
+  if (count < 0)
+    return "cu_seqlens_q and cu_seqlens_k must ascend from 0 to the rows of q and k at most";
   if (count == 0) return nullptr;
   const auto attend = ROCM_KERNELS_CPU_SELECT(attend_task);
   const auto join = ROCM_KERNELS_CPU_SELECT(join_task);

@@ -118,8 +118,8 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
   args.max_seqlen_q = cu_seqlens_q ? max_seqlen_q : q.size(1);
   args.max_seqlen_k = max_seqlen_k;
   require(max_seqlen_q >= 0 && max_seqlen_k >= 0 && max_seqlen_k < (int64_t{1} << 30),
-          "max_seqlen_q and max_seqlen_k must be 0 to 2^30, got ", max_seqlen_q, " and ",
-          max_seqlen_k);
+          "max_seqlen_q and max_seqlen_k must be at least 0 and less than 2^30, got ", max_seqlen_q,
+          " and ", max_seqlen_k);
   if (block_table) {
     require(block_table->scalar_type() == ScalarType::Int, "block_table must be int32, got ",
             name_of(block_table->scalar_type()));
@@ -223,6 +223,7 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
   args.softcap = static_cast<float>(softcap);
   args.window_left = window_left < 0 ? -1 : window_left;
   args.window_right = window_right < 0 ? -1 : window_right;
+  args.total_k = cu_seqlens_k ? k.size(0) : 0;
   args.total_q = cu_seqlens_q ? q.size(0) : args.batch * args.max_seqlen_q;
   args.config = config.empty() ? nullptr : config.c_str();
   Workspace workspace;

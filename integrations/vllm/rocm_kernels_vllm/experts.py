@@ -70,7 +70,8 @@ FP8_SCHEMES = {
 
 def experts() -> bool:
     if current_platform.is_cuda() and not parts.asked_for("experts"):
-        return False  # NVIDIA's fused_moe was not measured beside vLLM's own: docs/kernels/moe.md
+        # Alone they are the quicker (docs/h200_moe.md); that they are inside vLLM was not shown.
+        return False
     _require_hooks()
     found = []
     for oracle, function, backends in SELECTED:

@@ -199,8 +199,14 @@ def flash_attn_with_kvcache(
     if k is not None:
         if cache_seqlens is None:
             raise ValueError("cache_seqlens must say where k and v are appended, got None")
-        if needs_gradient(k, v, k_cache, v_cache):
-            refuse_gradient("flash_attn_with_kvcache", k=k, v=v, k_cache=k_cache, v_cache=v_cache)
+        # Both before either is written.
+        _require_room(k_cache, k, "k", q.shape[0], cache_seqlens, block_table)
+        _require_room(v_cache, v, "v", q.shape[0], cache_seqlens, block_table)
+        if k_cache.dtype != v_cache.dtype or k.shape[1] != v.shape[1]:
+            raise ValueError(
+                "k and v must have as many new rows and caches of one dtype, got "
+                f"{k.shape[1]} and {v.shape[1]} rows, {k_cache.dtype} and {v_cache.dtype}"
+            )
         _append(k_cache, k, cache_seqlens, block_table, k_descale, "k_descale")
         _append(v_cache, v, cache_seqlens, block_table, v_descale, "v_descale")
         cache_seqlens = cache_seqlens + k.shape[1]
@@ -289,6 +295,30 @@ def _descale(
             f"shape {list(scale.shape)}"
         )
     return scale.float().expand(batch, kv_heads)
+
+
+def _require_room(
+    cache: torch.Tensor,
+    new: torch.Tensor,
+    name: str,
+    batch: int,
+    lengths: torch.Tensor,
+    block_table: Optional[torch.Tensor],
+) -> None:
+    """Raises unless the new rows are the cache's, and fit. Whether they fit is asked on the CPU
+    alone: a GPU would have to be waited for."""
+    if new.dim() != 4 or new.shape[0] != batch or new.shape[2:] != cache.shape[2:]:
+        expected = f"[{batch}, new rows, {', '.join(map(str, cache.shape[2:]))}]"
+        raise ValueError(f"{name} must be {expected} as its cache, got {list(new.shape)}")
+    if lengths.device.type != "cpu" or torch.compiler.is_compiling() or lengths.numel() == 0:
+        return
+    rows = cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    least, most = int(lengths.min()), int(lengths.max())
+    if least < 0 or most + new.shape[1] > rows:
+        raise ValueError(
+            f"{new.shape[1]} new rows of {name} must fit a sequence's {rows} rows of the cache, "
+            f"got cache_seqlens of {least} to {most}"
+        )
 
 
 def _append(
