@@ -32,7 +32,7 @@ TESTS = (
     "tests/test_families.py", "tests/test_decoder_layers.py", "tests/test_hooks.py",
     "tests/test_surroundings.py", "tests/test_export.py", "tests/test_checkpoints.py",
     "tests/test_expert_checkpoints.py", "tests/test_published_checkpoints.py",
-    "tests/test_expert_files.py",
+    "tests/test_expert_files.py", "tests/test_attention_models.py",
 )  # fmt: skip
 UNKNOWN = "unknown to it"
 

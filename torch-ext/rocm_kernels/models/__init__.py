@@ -19,9 +19,11 @@ keeps ``model.dtype``, edits.py has peft merge and heads resized.
 experts.py has the module for experts, convert_experts.py makes it of theirs, mxfp4.py finds their
 format again, stored_experts.py knows them in files. formats knows FP8 checkpoints, checkpoints.py
 loads and saves them through transformers; finegrained.py is another way in: transformers' own FP8
-modules, with the products of this package.
+modules, with the products of this package. attention.py gives transformers this package's
+attention by name.
 """
 
+from .attention import delegated_attention, use_attention
 from .checkpoints import fp8_checkpoints
 from .experts import Experts
 from .finegrained import serve_finegrained_fp8
@@ -35,9 +37,11 @@ __all__ = [
     "FP8Linear",
     "FP8LinearPart",
     "QuantizationReport",
+    "delegated_attention",
     "fp8_checkpoints",
     "kernelized_layers",
     "quantize_model_",
     "serve_finegrained_fp8",
     "unkernelized_layers",
+    "use_attention",
 ]

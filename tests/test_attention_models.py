@@ -1,0 +1,323 @@
+"""transformers' attention on this package's: tiny models against their own eager attention."""
+
+import copy
+import importlib
+
+import pytest
+import torch
+from tiny_models import randomized, tokens
+from transformers import StaticCache
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 160,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
+FAMILIES = {
+    "Llama": {},
+    "Mistral": {"sliding_window": 7},
+    "Gemma2": {**MIXED, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16},
+    "Gemma3Text": {**MIXED, "query_pre_attn_scalar": 16},
+    "GptOss": {**MIXED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen3": {"num_key_value_heads": 1},
+}
+
+
+@pytest.fixture
+def package(best_package):
+    best_package.models.use_attention()
+    best_package.models.attention._DELEGATED.clear()
+    return best_package
+
+
+def tiny(family, dtype=torch.float32, **changes):
+    """Two models of the same weights: eager attention's, and ours."""
+    module = importlib.import_module("transformers")
+    name = {"Gemma3Text": "Gemma3"}.get(family, family)
+    config = getattr(module, f"{family}Config")(**{**SIZES, **FAMILIES[family], **changes})
+    config._attn_implementation = "eager"
+    eager = randomized(getattr(module, f"{name}ForCausalLM")(config)).to(dtype)
+    ours = copy.deepcopy(eager)
+    ours.set_attn_implementation("rocm_kernels")
+    return eager, ours
+
+
+def prompt(rows=3, columns=12, padding=(0, 4, 1)):
+    """Tokens, and a mask of as many paddings on the left of each row."""
+    ids = tokens(rows, columns) % 150 + 5
+    mask = torch.arange(columns) >= torch.tensor(padding)[:, None]
+    return {"input_ids": ids.where(mask, 0), "attention_mask": mask.long()}
+
+
+def assert_same_logits(ours, eager, mask):
+    seen = mask.bool()
+    torch.testing.assert_close(ours[seen], eager[seen], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("padding", [(0, 0, 0), (0, 4, 1)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_eagers(package, family, padding):
+    eager, ours = tiny(family)
+    given = prompt(padding=padding)
+    with torch.no_grad():
+        assert_same_logits(ours(**given).logits, eager(**given).logits, given["attention_mask"])
+    assert package.models.delegated_attention() == {}
+
+
+WAYS = {
+    "greedy": {},
+    "static": {"cache_implementation": "static"},
+    "beams": {"num_beams": 3},
+    "static beams": {"num_beams": 2, "cache_implementation": "static"},
+    "chunks": {"prefill_chunk_size": 5},
+    "prompt lookup": {"prompt_lookup_num_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generates_what_eager_does(package, family, way):
+    eager, ours = tiny(family)
+    alone = "prompt lookup" in way
+    given = prompt(1, 12, (0,)) if alone else prompt()
+    options = {"max_new_tokens": 12, "do_sample": False, **WAYS[way]}
+    expected = eager.generate(**given, **options)
+    assert torch.equal(ours.generate(**given, **options), expected)
+    assert package.models.delegated_attention() == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_are_as_near_as_eager(package, dtype):
+    eager, ours = tiny("Mistral")
+    given = prompt()
+    with torch.no_grad():
+        exact = eager(**given).logits
+        errors = [
+            (model.to(dtype)(**given).logits.float() - exact)[given["attention_mask"].bool()].norm()
+            for model in (eager, ours)
+        ]
+    assert errors[1] <= 1.5 * errors[0]
+
+
+def test_the_kernel_computes_it(package, monkeypatch):
+    """Or every comparison here would be one of transformers with itself."""
+    calls = []
+    theirs = package.models.attention.flash_attn_with_kvcache
+
+    def counted(q, *args, **options):
+        calls.append((q.shape[1], options["cache_leftpad"] is not None))
+        return theirs(q, *args, **options)
+
+    monkeypatch.setattr(package.models.attention, "flash_attn_with_kvcache", counted)
+    _, ours = tiny("Llama")
+    ours.generate(**prompt(), max_new_tokens=3)
+    assert calls == [(12, True)] * 2 + [(1, True)] * 4  # two layers
+    calls.clear()
+    ours.generate(**prompt(padding=(0, 0, 0)), max_new_tokens=2, cache_implementation="static")
+    assert calls == [(12, False)] * 2 + [(1, False)] * 2
+
+
+def test_assisted_decoding_says_what_eager_does(package):
+    eager, ours = tiny("Mistral")
+    _, draft = tiny("Mistral", num_hidden_layers=1)
+    given = prompt(1, 12, (0,))
+    expected = eager.generate(**given, max_new_tokens=12, do_sample=False)
+    got = ours.generate(**given, max_new_tokens=12, do_sample=False, assistant_model=draft)
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("way", [{}, {"cache_implementation": "static"}])
+def test_a_conversation_goes_on_in_its_cache(package, way):
+    """A second prompt behind keys that are there: more than one query, and keys before them."""
+    eager, ours = tiny("Gemma2")
+    given = prompt()
+    said = []
+    for model in (eager, ours):
+        first = model.generate(**given, max_new_tokens=5, return_dict_in_generate=True, **way)
+        more = torch.cat([first.sequences, given["input_ids"][:, -3:]], 1)
+        mask = torch.cat([given["attention_mask"], torch.ones(3, 8, dtype=torch.int64)], 1)
+        cache = {} if way else {"past_key_values": first.past_key_values}
+        said.append(model.generate(more, attention_mask=mask, max_new_tokens=5, **cache, **way))
+    assert torch.equal(*said)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "GptOss"])
+def test_a_decode_step_is_one_graph(package, family):
+    """Whole, with a static cache whose length the step asks of nobody."""
+    eager, ours = tiny(family)
+    given = prompt()
+    step = torch.compile(ours.forward, fullgraph=True, backend="aot_eager")
+    logits = []
+    for model, call in ((eager, eager.forward), (ours, step)):
+        cache = StaticCache(config=model.config, max_cache_len=20)
+        mask = given["attention_mask"]
+        with torch.no_grad():
+            model(**given, past_key_values=cache)
+            for token in range(3):
+                mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
+                made = model.prepare_inputs_for_generation(
+                    torch.full((3, 1), 7 + token), attention_mask=mask, past_key_values=cache,
+                    position_ids=(mask.sum(-1) - 1)[:, None], is_first_iteration=False,
+                    next_sequence_length=1,
+                )  # fmt: skip
+                logits.append(call(**made).logits)
+    for expected, got in zip(logits[:3], logits[3:], strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral"])
+def test_a_whole_call_is_one_graph(package, family):
+    """With the making of the mask, where no code may look at values."""
+    eager, ours = tiny(family)
+    given = prompt()
+    with torch.no_grad():
+        got = torch.compile(ours, fullgraph=True, backend="aot_eager")(**given, use_cache=False)
+        expected = eager(**given, use_cache=False)
+    assert_same_logits(got.logits, expected.logits, given["attention_mask"])
+
+
+def test_right_padding_and_no_cache(package):
+    eager, ours = tiny("Mistral")
+    given = prompt()
+    given = {name: value.flip(-1) for name, value in given.items()}
+    with torch.no_grad():
+        assert_same_logits(ours(**given).logits, eager(**given).logits, given["attention_mask"])
+    assert package.models.delegated_attention() == {}
+
+
+ELSEWHERE = {
+    "holes": "the mask is more than a window and padding at its ends",
+    "mask of its own": "the mask is more than a window and padding at its ends",
+    "gradient": "a gradient is wanted",
+    "probabilities": "probabilities are asked for",
+    "dropout": "dropout",
+}
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "GptOss"])
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_what_goes_elsewhere_is_right_and_said(package, family, case):
+    eager, ours = tiny(family)
+    given = prompt()
+    context = torch.no_grad()
+    if case == "holes":
+        given["attention_mask"][:, 6] = 0
+    if case == "mask of its own":
+        del given["attention_mask"]
+        seen = (torch.rand(3, 1, 12, 12) < 0.6) | torch.eye(12, dtype=torch.bool)
+        seen = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+        kinds = getattr(eager.config, "layer_types", None)
+        given["attention_mask"] = dict.fromkeys(kinds, seen) if kinds else seen
+    if case == "gradient":
+        context = torch.enable_grad()
+    if case == "probabilities":
+        given["output_attentions"] = True
+    if case == "dropout":
+        for model in (eager, ours):
+            model.train()
+            for module in model.modules():
+                if hasattr(module, "attention_dropout"):
+                    module.attention_dropout = 0.5
+    results = []
+    for model in (eager, ours):
+        torch.manual_seed(3)
+        with context:
+            results.append(model(**given))
+    if case != "dropout" or family != "Llama":  # SDPA drops others
+        mask = prompt()["attention_mask"] * 0 + 1
+        if torch.is_tensor(given.get("attention_mask")) and given["attention_mask"].dim() == 2:
+            mask = given["attention_mask"]
+        assert_same_logits(results[1].logits, results[0].logits, mask)
+    if case == "gradient":
+        seen = given["attention_mask"].bool()
+        for result in results:
+            result.logits[seen].square().sum().backward()
+        for one, other in zip(eager.parameters(), ours.parameters(), strict=True):
+            torch.testing.assert_close(other.grad, one.grad, rtol=1e-3, atol=1e-3)
+    if case == "probabilities":
+        assert len(results[1].attentions) == 2
+    name = {"GptOss": "GptOssAttention"}.get(family, f"{family}Attention")
+    assert package.models.delegated_attention() == {name: ELSEWHERE[case]}
+
+
+def test_a_dtype_of_no_kernel_goes_elsewhere(package):
+    eager, ours = tiny("Gemma2", torch.float64)
+    given = prompt(padding=(0, 0, 0))  # eager's least score is no float32
+    with torch.no_grad():
+        assert_same_logits(ours(**given).logits, eager(**given).logits, given["attention_mask"])
+    said = {"Gemma2Attention": "queries are torch.float64"}
+    assert package.models.delegated_attention() == said
+
+
+def encoder(name):
+    module = importlib.import_module("transformers")
+    common = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96,
+              "num_hidden_layers": 2, "vocab_size": 160}  # fmt: skip
+    if name == "Bert":
+        model = module.BertModel(module.BertConfig(**common))
+    else:
+        model = module.ModernBertModel(
+            module.ModernBertConfig(
+                **common, pad_token_id=0, local_attention=6, global_attn_every_n_layers=2
+            )
+        )
+    return randomized(model)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["Bert", "ModernBert"])
+def test_encoders(package, name, side):
+    eager = encoder(name)
+    eager.set_attn_implementation("eager")
+    ours = copy.deepcopy(eager)
+    ours.set_attn_implementation("rocm_kernels")
+    given = prompt()
+    if side == "right":
+        given = {key: value.flip(-1) for key, value in given.items()}
+    with torch.no_grad():
+        assert_same_logits(
+            ours(**given).last_hidden_state, eager(**given).last_hidden_state,
+            given["attention_mask"],
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["Bart", "T5"])
+def test_an_encoder_and_a_decoder(package, name):
+    """Cross attention, with the encoder's padding; T5's bias of scores goes to SDPA."""
+    module = importlib.import_module("transformers")
+    if name == "Bart":
+        config = module.BartConfig(
+            vocab_size=160, d_model=64, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=96,
+            encoder_attention_heads=4, decoder_attention_heads=4, decoder_ffn_dim=96,
+            max_position_embeddings=64, pad_token_id=0, forced_eos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
+    else:
+        config = module.T5Config(
+            vocab_size=160, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, pad_token_id=0,
+            decoder_start_token_id=0, eos_token_id=None,
+        )  # fmt: skip
+    eager = randomized(getattr(module, f"{name}ForConditionalGeneration")(config))
+    eager.set_attn_implementation("eager")
+    ours = copy.deepcopy(eager)
+    ours.set_attn_implementation("rocm_kernels")
+    given = {key: value.flip(-1) for key, value in prompt().items()}
+    expected = eager.generate(**given, max_new_tokens=8, do_sample=False)
+    assert torch.equal(ours.generate(**given, max_new_tokens=8, do_sample=False), expected)
+    if name == "Bart":
+        assert package.models.delegated_attention() == {}
+
+
+def test_a_version_that_makes_masks_otherwise_is_named(package, monkeypatch):
+    masks = importlib.import_module("transformers.masking_utils")
+    monkeypatch.setattr(masks, "sdpa_mask", lambda batch_size, cache_position: None)
+    with pytest.raises(ImportError, match=r"as 5\.22 to 5\.24 do"):
+        package.models.use_attention()

@@ -1,0 +1,384 @@
+"""transformers' attention on this package's, by name.
+
+A model calls its attention by a name in its config, and has its mask made by a function of the same
+name. Two names are ours:
+
+``rocm_kernels``
+    For ``generate`` and plain calls. Its mask function makes no mask where one of ``_Pattern`` will
+    do, but two numbers a sequence, its *span*: the first key that is no padding, and the end of the
+    keys. Both are made on the device, so a decode step waits for nothing. The name has no "flash"
+    in it, which would have transformers cut padding out with ``nonzero`` and give up whole graphs.
+``rocm_kernels_flash_attention_2``
+    For continuous batching. transformers asks "flash" and a 2 of a name before it hands block
+    tables to ``flash_attn_with_kvcache``.
+
+What the kernel does not compute goes where it would go without us: to SDPA, or to the model's own
+eager attention where SDPA does not know soft caps and sinks. :func:`delegated_attention` says what
+went there, and why.
+"""
+
+import functools
+import importlib
+import inspect
+import logging
+import sys
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+from torch import nn
+
+from ..functional import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from ..functional.gradients import needs_gradient
+
+ATTENTION = "rocm_kernels"
+FLASH_ATTENTION = "rocm_kernels_flash_attention_2"
+
+_MOST_OF_A_HEAD = 512  # kMaxHeadDim of attention/attention.h
+_log = logging.getLogger(__name__)
+
+
+def use_attention(model: Optional[nn.Module] = None) -> None:
+    """Makes this package's attention known to transformers, and has a model use it.
+
+    From then on ``attn_implementation="rocm_kernels"`` is a name for ``from_pretrained`` and
+    ``set_attn_implementation``; ``"rocm_kernels_flash_attention_2"`` is the one for continuous
+    batching (``generate_batch``).
+
+    Args:
+        model: a transformers model, which gets the first name; None: no model changes.
+
+    Raises:
+        ImportError: transformers is not installed, or makes masks in another way than 5.22 does.
+    """
+    masks = importlib.import_module("transformers.masking_utils")
+    modeling = importlib.import_module("transformers.modeling_utils")
+    flash = importlib.import_module("transformers.modeling_flash_attention_utils")
+    known = inspect.signature(masks.sdpa_mask).parameters
+    if not {"q_length", "q_offset", "kv_offset"} <= set(known) or not hasattr(
+        flash, "_lazy_imports"
+    ):
+        raise ImportError(
+            "transformers must make masks from q_offset and q_length, and look flash attention up "
+            "in _lazy_imports, as 5.22 to 5.24 do; this version does not: use one of those"
+        )
+    modeling.AttentionInterface.register(ATTENTION, attend)
+    masks.AttentionMaskInterface.register(ATTENTION, make_mask)
+    modeling.AttentionInterface.register(
+        FLASH_ATTENTION, modeling.AttentionInterface._global_mapping["flash_attention_2"]
+    )
+    masks.AttentionMaskInterface.register(
+        FLASH_ATTENTION, masks.AttentionMaskInterface._global_mapping["flash_attention_2"]
+    )
+    _serve_flash_name(flash)
+    if model is not None:
+        model.set_attn_implementation(ATTENTION)
+
+
+def delegated_attention() -> Dict[str, str]:
+    """What was computed by transformers' own attention so far, and why: ``{class of the attention:
+    reason}``. Calls inside a compiled graph are not seen."""
+    return dict(_DELEGATED)
+
+
+# ---- masks
+
+
+class _Pattern(NamedTuple):
+    """What queries see between the ends of a span: ``window_size``, and whether keys before it are
+    padding."""
+
+    left: int
+    right: int
+    padded: bool
+
+
+# A span's second dimension is as long as its pattern's place in this list, counted from 1: a shape
+# is known without asking the device, and survives what happens to masks on their way to a layer.
+_PATTERNS: List[_Pattern] = []
+
+_DELEGATED: Dict[str, str] = {}
+
+
+def make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Optional[Callable] = None,
+    attention_mask: Optional[torch.Tensor] = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """transformers' mask function: int32 spans ``[batch, pattern, 1, 2]``, or a mask of booleans
+    ``[batch, 1, q_length, kv_length]`` where spans do not say it all."""
+    masks = sys.modules["transformers.masking_utils"]
+    window = _window_of(mask_function, masks, kwargs)
+    device = torch.device(kwargs.get("device", "cpu"))
+    span = None
+    if window is not None:
+        if window == (-1, -1):
+            end: Any = kv_length
+        else:
+            end = q_offset + q_length - kv_offset
+        span = _span(
+            batch_size, end, kv_length, kv_offset, attention_mask, window, device,
+            is_step=q_length == 1 and not kwargs.get("allow_is_causal_skip", True),
+        )  # fmt: skip
+    if span is None:
+        kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+        return masks.sdpa_mask(
+            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
+            kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,
+            **kwargs,
+        )  # fmt: skip
+    pattern = _Pattern(*window, padded=attention_mask is not None)
+    if pattern not in _PATTERNS:
+        _PATTERNS.append(pattern)
+    # [2, batch] in memory: a layer takes either row as it is.
+    return span.t()[:, None, None].expand(-1, 1 + _PATTERNS.index(pattern), -1, -1)
+
+
+def _window_of(
+    mask_function: Optional[Callable], masks: Any, kwargs: Dict[str, Any]
+) -> Optional[Tuple[int, int]]:
+    """The ``window_size`` that a mask function means; None if it is none of those known here."""
+    if mask_function is None or mask_function is masks.causal_mask_function:
+        return (-1, 0)
+    if mask_function is masks.bidirectional_mask_function:
+        return (-1, -1)
+    size = kwargs.get("local_size")
+    if size is None or kwargs.get("use_vmap"):
+        return None
+    causal = masks.sliding_window_causal_mask_function(size)
+    if torch.compiler.is_compiling():
+        # What a function closes over is not to be had. The same code with this size may also mean
+        # chunks, which models have that have no window.
+        config = kwargs.get("config")
+        chunked = getattr(config, "attention_chunk_size", None) is not None
+        is_window = getattr(config, "sliding_window", None) == size and not chunked
+        is_causal = getattr(config, "is_causal", True)
+        same = mask_function.__code__ is causal.__code__
+        return (size - 1, 0) if same and is_window and is_causal else None
+    if _is_same(mask_function, causal):
+        return (size - 1, 0)
+    if _is_same(mask_function, masks.sliding_window_bidirectional_mask_function(size)):
+        return (size, size)
+    return None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two functions, or what they close over, are equal in code and numbers."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if inspect.isfunction(one):
+        cells = tuple(cell.cell_contents for cell in one.__closure__ or ())
+        others = tuple(cell.cell_contents for cell in other.__closure__ or ())
+        return one.__code__ is other.__code__ and _is_same(cells, others)
+    return isinstance(one, int) and one == other
+
+
+def _span(
+    batch: int,
+    end: Any,
+    kv_length: int,
+    kv_offset: int,
+    real: Optional[torch.Tensor],
+    window: Tuple[int, int],
+    device: torch.device,
+    is_step: bool,
+) -> Optional[torch.Tensor]:
+    """int32 ``[2, batch]``: the first key that is no padding, the end of the keys. None if padding
+    lies elsewhere too.
+
+    real: ``[batch, positions]``, False where there is padding.
+    is_step: this is a decode step before a graph: nobody waits for the device.
+    """
+    bidirectional = window == (-1, -1)
+    if isinstance(end, torch.Tensor):
+        end = end.to(device=device, dtype=torch.int32).reshape(-1).expand(batch)
+    else:
+        end = torch.full((batch,), end, dtype=torch.int32, device=device)
+    if real is None:
+        return torch.stack([torch.zeros_like(end), end])
+    # The first and the last that is real; of none that is, all are taken.
+    count = real.shape[-1]
+    first = real.int().argmax(-1)
+    last = count - 1 - real.flip(-1).int().argmax(-1)
+    if not torch.compiler.is_compiling():
+        at = torch.arange(count, device=real.device)
+        behind = last if window[1] <= 0 else count  # where a window looks ahead, none may be behind
+        fine = real | (at < first[:, None]) | (at > torch.as_tensor(behind).reshape(-1, 1))
+        if is_step and device.type != "cpu" and not bidirectional:
+            torch._assert_async(
+                fine.all(), "attention_mask must have padding on the left alone in decode steps"
+            )
+        elif not fine.all():
+            return None
+    first = (first - kv_offset).clamp(min=0)
+    if bidirectional:
+        end = torch.minimum(end, (last + 1 - kv_offset).to(end.dtype))
+    return torch.stack([first.to(torch.int32), end])
+
+
+def _is_span(mask: Optional[torch.Tensor]) -> bool:
+    return mask is not None and mask.dtype == torch.int32 and mask.dim() == 4
+
+
+def _written_out(
+    span: torch.Tensor, pattern: _Pattern, q_length: int, kv_length: int
+) -> torch.Tensor:
+    """A span as booleans ``[batch, 1, q_length, kv_length]``."""
+    first, end = (span[:, :1, :1, i, None] for i in range(2))
+    key = torch.arange(kv_length, device=span.device)
+    position = torch.arange(q_length, device=span.device)[:, None] + (end - q_length)
+    seen = (key >= first) & (key < end)
+    if pattern.left >= 0:
+        seen = seen & (key >= position - pattern.left)
+    if pattern.right >= 0:
+        seen = seen & (key <= position + pattern.right)
+    return seen.expand(-1, -1, q_length, -1)
+
+
+# ---- attention
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Optional[torch.Tensor] = None,
+    dropout: float = 0.0,
+    scaling: Optional[float] = None,
+    softcap: Optional[float] = None,
+    is_causal: Optional[bool] = None,
+    s_aux: Optional[torch.Tensor] = None,
+    **kwargs: Any,
+) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """transformers' attention function: ``[batch, heads, rows, D]`` to ``[batch, rows, heads,
+    Dv]``, and None for the probabilities, which nobody keeps."""
+    pattern = None
+    if _is_span(attention_mask):
+        pattern = _PATTERNS[attention_mask.shape[1] - 1]
+    why = _why_not(query, key, value, attention_mask, dropout, s_aux, kwargs)
+    if why is not None:
+        if not torch.compiler.is_compiling():
+            _note(type(module).__name__, why)
+        if pattern is not None:
+            attention_mask = _written_out(attention_mask, pattern, query.shape[2], key.shape[2])
+        return _delegate(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
+            softcap=softcap, is_causal=is_causal, s_aux=s_aux, **kwargs,
+        )  # fmt: skip
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    options = {"softmax_scale": scaling, "softcap": softcap or 0.0, "s_aux": s_aux}
+    if pattern is not None:
+        out = flash_attn_with_kvcache(
+            q, k, v, cache_seqlens=attention_mask[:, 0, 0, 1],
+            cache_leftpad=attention_mask[:, 0, 0, 0] if pattern.padded else None,
+            window_size=(pattern.left, pattern.right), **options,
+        )  # fmt: skip
+    else:
+        if is_causal is None:
+            is_causal = getattr(module, "is_causal", True)
+        causal = bool(is_causal) and q.shape[1] > 1
+        if causal and k.shape[1] > q.shape[1]:  # as SDPA does: a static cache's empty rest
+            k, v = k[:, : q.shape[1]], v[:, : q.shape[1]]
+        out = flash_attn_func(q, k, v, causal=causal, **options)
+    return out, None
+
+
+def _why_not(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Optional[torch.Tensor],
+    dropout: float,
+    s_aux: Optional[torch.Tensor],
+    kwargs: Dict[str, Any],
+) -> Optional[str]:
+    """Why a call is not the kernel's; None: it is."""
+    if needs_gradient(query, key, value, s_aux):
+        return "a gradient is wanted"
+    if dropout > 0:
+        return "dropout"
+    if query.dtype not in (torch.float16, torch.bfloat16) and not (
+        query.dtype == torch.float32 and query.device.type == "cpu"
+    ):
+        return f"queries are {query.dtype}"
+    if key.dtype != query.dtype or value.dtype != query.dtype:
+        return f"queries are {query.dtype}, keys {key.dtype} and values {value.dtype}"
+    if max(query.shape[-1], value.shape[-1]) > _MOST_OF_A_HEAD:
+        return f"heads are larger than {_MOST_OF_A_HEAD}"
+    if kwargs.get("position_bias") is not None:
+        return "scores have a bias"
+    if kwargs.get("output_attentions"):
+        return "probabilities are asked for"
+    if kwargs.get("cache") is not None:
+        return f"continuous batching: set the attention to {FLASH_ATTENTION!r}"
+    if mask is not None and not _is_span(mask):
+        return "the mask is more than a window and padding at its ends"
+    return None
+
+
+def _note(name: str, why: str) -> None:
+    if _DELEGATED.get(name) != why:
+        _DELEGATED[name] = why
+        _log.info("%s is computed by transformers: %s", name, why)
+
+
+def _delegate(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Optional[torch.Tensor],
+    **kwargs: Any,
+) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """SDPA, or the model's own eager attention where SDPA does not do."""
+    asked = {name: given for name, given in kwargs.items() if given is not None}
+    if not any(map(asked.get, ("softcap", "output_attentions"))) and "s_aux" not in asked:
+        modeling = sys.modules["transformers.modeling_utils"]
+        sdpa = modeling.AttentionInterface._global_mapping["sdpa"]
+        return sdpa(module, query, key, value, mask, **asked)
+    source = sys.modules[type(module).__module__]
+    eager = getattr(source, "eager_attention_forward", None)
+    if eager is None:
+        raise NotImplementedError(
+            f"{type(module).__name__} needs soft caps, sinks or probabilities, which SDPA does not "
+            f"have, and {source.__name__} has no eager_attention_forward: set its attention to "
+            "'eager'"
+        )
+    if mask is None and asked.get("is_causal", getattr(module, "is_causal", True)):
+        rows, keys = query.shape[2], key.shape[2]
+        mask = torch.ones(rows, keys, dtype=torch.bool, device=query.device)
+        mask = mask.tril() if rows > 1 else mask
+    if mask is not None and mask.dtype == torch.bool:
+        least = torch.finfo(query.dtype).min
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, least)
+    return eager(module, query, key, value, mask, **asked)
+
+
+# ---- continuous batching
+
+
+def _serve_flash_name(flash: Any) -> None:
+    """transformers looks functions up by a name once, in a function that knows packages and the
+    Hub. It gets to know this name too."""
+    theirs = flash._lazy_imports
+    if getattr(theirs, "knows_rocm_kernels", False):
+        return
+
+    @functools.wraps(theirs)
+    def lazy_imports(implementation: Optional[str], *args: Any, **kwargs: Any) -> Tuple:
+        if implementation != FLASH_ATTENTION:
+            return theirs(implementation, *args, **kwargs)
+        ours = (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache)
+        return (*ours, flash._pad_input, flash._unpad_input)
+
+    lazy_imports.knows_rocm_kernels = True
+    flash._lazy_imports = lazy_imports
