@@ -117,7 +117,9 @@ def test_no_two_headers_define_a_class_of_one_name():
 
 
 CHOICES = [
-    f"{op}/{backend}" for op in ("gemm", "skinny_gemm", "moe") for backend in ("cdna", "cuda")
+    f"{op}/{backend}"
+    for op in ("gemm", "skinny_gemm", "moe", "attention")
+    for backend in ("cdna", "cuda")
 ]
 
 

@@ -1,0 +1,106 @@
+// A config of attention on AMD GPUs: which kernel, and into how many parts the keys are divided.
+// No HIP header.
+#pragma once
+
+#include <algorithm>
+
+#include "../../blocks/product/cdna/shape.h"
+#include "../../blocks/product/config_fields.h"
+#include "../attention.h"
+#include "tiles.h"
+
+namespace rocm_kernels::cdna {
+
+struct AttentionConfig {
+  enum class Design : int32_t {
+    kPlain,   // any types and sizes, a row a wave (gpu/plain.h)
+    kDecode,  // few rows a sequence: bound by the bytes of keys and values (decode.h)
+  };
+  Design design = Design::kPlain;
+  int32_t rows = 16;  // of a workgroup
+  int32_t parts = 1;  // of the keys, whose sums the last to arrive adds up
+
+  static constexpr const char* kDesigns[] = {"plain", "decode"};
+  static constexpr ConfigField<AttentionConfig> kFields[] = {
+      {"rows", &AttentionConfig::rows},
+      {"parts", &AttentionConfig::parts},
+  };
+  static constexpr Status kMustRead =
+      "attention config: it must read like 'decode rows=16 parts=8'";
+};
+
+// The number in kDecodeTiles of the tile that serves the heads by that many rows, or -1.
+inline int find_decode_tile(const AttentionArgs& args, int32_t rows) {
+  const int64_t size = std::max(args.head_dim, args.head_dim_v);
+  for (size_t i = 0; i < kDecodeTileCount; ++i) {
+    if (kDecodeTiles[i].rows == rows && kDecodeTiles[i].head_dim >= size) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+// Rows of the longest sequence that share a KV head.
+inline int64_t rows_of_kv_head(const AttentionArgs& args) {
+  return args.max_seqlen_q * (args.heads / args.kv_heads);
+}
+inline int64_t row_blocks(const AttentionArgs& args, const AttentionConfig& c) {
+  return (rows_of_kv_head(args) + c.rows - 1) / c.rows;
+}
+
+// A key's page is key * magic / 2^32; 0 for pages of one key.
+inline uint64_t page_magic(int64_t page_size) {
+  return page_size <= 1 ? 0 : ((uint64_t{1} << 32) + page_size - 1) / page_size;
+}
+inline bool has_page_magic(const AttentionArgs& args) {
+  if (args.block_table == nullptr || args.page_size <= 1) return true;
+  const uint64_t over = page_magic(args.page_size) * args.page_size - (uint64_t{1} << 32);
+  return static_cast<uint64_t>(args.max_seqlen_k) * over < uint64_t{1} << 32;
+}
+
+// Scratch of the parts' sums: tickets, then [item][part][rows][head_dim + 4] floats.
+inline int64_t decode_items(const AttentionArgs& args, const AttentionConfig& c) {
+  return args.batch * args.kv_heads * row_blocks(args, c);
+}
+inline int64_t decode_ticket_bytes(const AttentionArgs& args, const AttentionConfig& c) {
+  return (decode_items(args, c) * 8 + 255) / 256 * 256;
+}
+inline int64_t decode_workspace_bytes(const AttentionArgs& args, const AttentionConfig& c) {
+  if (c.design != AttentionConfig::Design::kDecode || c.parts == 1) return 0;
+  const int64_t pitch = kDecodeTiles[find_decode_tile(args, c.rows)].head_dim + 4;
+  return decode_ticket_bytes(args, c) +
+         decode_items(args, c) * c.parts * c.rows * pitch * int64_t{sizeof(float)};
+}
+
+// Whether the config can serve args on the device: nullptr, or why not.
+inline Status check_config(const AttentionArgs& args, const AttentionConfig& c,
+                           const Target& target) {
+  if (c.design == AttentionConfig::Design::kPlain) {
+    return equal_configs(c, AttentionConfig{})
+               ? nullptr
+               : "attention config: the plain design takes its default fields";
+  }
+  if (!target.matrix_instructions) return "attention config: decode needs gfx942 or gfx950";
+  if (args.q_dtype == DType::kFloat32) return "attention config: decode takes float16 and bfloat16";
+  if (is_fp8(args.kv_dtype) && args.kv_dtype != target.fp8) {
+    return "attention config: only the plain design takes another FP8 dialect than the device's";
+  }
+  if (args.head_dim % (is_fp8(args.kv_dtype) ? 16 : 8) != 0 || args.head_dim_v % 8 != 0) {
+    return "attention config: decode takes keys of whole 16 bytes, and values of whole 8 elements";
+  }
+  if (find_decode_tile(args, c.rows) < 0) {
+    return "attention config: decode has no tile of so many rows for heads of that size";
+  }
+  if (c.parts < 1 || c.parts * c.rows > kMostParts) {
+    return "attention config: parts must be 1 to 128, and parts times rows at most 2,048";
+  }
+  if (!has_page_magic(args)) {
+    return "attention config: decode takes pages of another size only below 2^32 / page_size keys";
+  }
+  if (args.kv_heads * row_blocks(args, c) > 65535 || args.batch > 65535) {
+    return "attention config: decode takes at most 65,535 sequences, and blocks of rows a sequence";
+  }
+  return nullptr;
+}
+
+}  // namespace rocm_kernels::cdna

@@ -1,0 +1,245 @@
+// Keys, values and queries as operands of 16 x 16 matrix instructions, for a step of 32 keys:
+//
+//   S^T [32 keys, 16 rows]  = K [32, D] Q^T        two instructions high: key tiles t = 0, 1
+//   O^T [D, 16 rows]       += V^T [D, 32] P^T
+//
+// Lane 16 g + i. Operands have 8 elements a lane (gfx942 takes them four by four):
+//
+//   K     row 16 t + i of the step, elements 8 g .. 8 g + 7 of each 32 (FP8: 16 of each 64)
+//   Q^T   row i of q, the same elements
+//   S^T   register r of tile t: key 16 t + 4 g + r, row i of q
+//   P^T   slot 4 t + r of a lane: key 16 t + 4 g + r, row i: the registers of S^T as they are
+//   V^T   slot 4 t + r: the same key, of a column; a lane has kColumns neighbours of 8 keys, which
+//         is a load of whole rows: no register crosses lanes, v_perm_b32 alone turns 2 x 2 elements
+//   O^T   register r of accumulator kColumns p + c: column 16 kColumns p + kColumns (4 g + r) + c
+//
+// An instruction does not care how k is permuted as long as both operands are alike: so P^T needs
+// no exchange of registers, and V follows it.
+#pragma once
+
+#include <type_traits>
+
+#include "../../common/cdna/mfma.h"
+#include "../../common/gpu/lanes.h"
+#include "../gpu/problem.h"
+#include "tiles.h"
+
+namespace rocm_kernels::cdna {
+
+template <typename Type, bool kIsFp8, int kDim>
+struct HeadShape {
+  using Q = Type;
+  static constexpr bool kBFloat = std::is_same_v<Q, bfloat16>, kFp8 = kIsFp8;
+  static constexpr int kD = kDim;
+  static constexpr int kFragments = kD / 32;                  // of a row of q or k
+  static constexpr int kLoads = kFragments / (kFp8 ? 2 : 1);  // of 16 bytes, of a row of k
+  static constexpr int kColumns = kD % 128 == 0 ? 8 : 4;      // of v, side by side in a lane
+  static constexpr int kPieces = kD / (16 * kColumns);        // of a row of v
+  static constexpr int kVWords = kColumns / (kFp8 ? 4 : 2);   // of a load of v
+};
+
+#if ROCM_KERNELS_CDNA
+
+// Where the keys of a step lie. Each lane looks one up, of key lane % 32; page numbers are asked
+// for a step before they are used. Keys outside of [begin, end) stand for the nearest inside.
+class StepPlaces {
+ public:
+  ROCM_KERNELS_DEVICE StepPlaces(const AttentionArgs& args, const Sequence& s, KeyRange keys,
+                                 uint32_t magic)
+      : args_(args), s_(s), keys_(keys), magic_(magic) {}
+
+  ROCM_KERNELS_DEVICE void look_up(int first_key, int lane) {
+    int key = first_key + lane % kStepKeys;
+    key = min(max(key, keys_.begin), keys_.end - 1);
+    row_ = static_cast<int>(s_.k_begin) + key;
+    if (s_.pages != nullptr) {
+      const int at = magic_ == 0 ? key : static_cast<int>(__umulhi(key, magic_));
+      row_ = key - at * static_cast<int>(args_.page_size);
+      page_ = s_.pages[at];
+    }
+  }
+
+  // Elements from the first key of the first page, of a step that was looked up.
+  ROCM_KERNELS_DEVICE int64_t k_offset() const {
+    return page_ * args_.k.batch_stride + row_ * args_.k.row_stride;
+  }
+  ROCM_KERNELS_DEVICE int64_t v_offset() const {
+    return page_ * args_.v.batch_stride + row_ * args_.v.row_stride;
+  }
+
+ private:
+  const AttentionArgs& args_;
+  const Sequence& s_;
+  const KeyRange keys_;
+  const uint32_t magic_;
+  int row_ = 0;
+  int64_t page_ = 0;
+};
+
+ROCM_KERNELS_DEVICE int64_t of_lane64(int64_t value, int lane) {
+  const uint32_t low = of_lane(static_cast<int>(value), lane);
+  return static_cast<int64_t>(of_lane(static_cast<int>(value >> 32), lane)) << 32 | low;
+}
+
+// ---- K -----------------------------------------------------------------------------------------
+
+template <class Shape>
+struct KeyTile {  // 16 keys
+  Words words[Shape::kLoads];
+
+  // `row`: the lane's own row of k, of `row_bytes`; what is beyond is the row's last, and meets
+  // zeros of q.
+  ROCM_KERNELS_DEVICE void load(const uint8_t* row, int row_bytes, int group) {
+#pragma unroll
+    for (int i = 0; i < Shape::kLoads; ++i) {
+      const auto loaded = rocm_kernels::load<Touch::kAgain, Vec<uint32_t, 4>>(
+          row + min(64 * i + 16 * group, row_bytes - 16));
+      words[i] = __builtin_bit_cast(Words, loaded);
+    }
+  }
+  ROCM_KERNELS_DEVICE Words fragment(int i) const {
+    if constexpr (Shape::kFp8) {
+      const Words both = words[i / 2];
+      return detail::decode8<Shape::kBFloat>(i % 2 == 0 ? detail::low(both) : detail::high(both));
+    } else {
+      return words[i];
+    }
+  }
+};
+
+// ---- Q -----------------------------------------------------------------------------------------
+
+// `row`: the lane's own row of q.
+template <class Shape>
+ROCM_KERNELS_DEVICE void load_query(Words (&q)[Shape::kFragments], const typename Shape::Q* row,
+                                    int head_dim, int group) {
+#pragma unroll
+  for (int i = 0; i < Shape::kFragments; ++i) {
+    const int at = Shape::kFp8 ? 64 * (i / 2) + 16 * group + 8 * (i % 2) : 32 * i + 8 * group;
+    const auto loaded =
+        rocm_kernels::load<Touch::kAgain, Vec<uint32_t, 4>>(row + min(at, head_dim - 8));
+    q[i] = at < head_dim ? __builtin_bit_cast(Words, loaded) : Words{0, 0, 0, 0};
+  }
+}
+
+// ---- V -----------------------------------------------------------------------------------------
+
+template <class Shape>
+struct ValueTile {                    // 16 keys, a piece of their columns
+  uint32_t words[4][Shape::kVWords];  // [key 4 g + r][columns]
+
+  // `row_bytes`: of a row of v; columns beyond are others', and go nowhere.
+  ROCM_KERNELS_DEVICE void load(const uint8_t* row, int r, int row_bytes, int piece, int i) {
+    constexpr int kBytes = 4 * Shape::kVWords;
+    const auto loaded = rocm_kernels::load<Touch::kAgain, Vec<uint32_t, Shape::kVWords>>(
+        row + min((16 * piece + i) * kBytes, row_bytes - kBytes));
+#pragma unroll
+    for (int w = 0; w < Shape::kVWords; ++w) words[r][w] = loaded[w];
+  }
+  // Column c of the lane's kColumns: four keys.
+  ROCM_KERNELS_DEVICE detail::Words2 column(int c) const {
+    if constexpr (Shape::kFp8) {
+      const int w = c / 4;
+      const uint32_t pick = c % 4 < 2 ? 0x05010400u : 0x07030602u;
+      const uint32_t first = __builtin_amdgcn_perm(words[1][w], words[0][w], pick);
+      const uint32_t second = __builtin_amdgcn_perm(words[3][w], words[2][w], pick);
+      const uint32_t halves = c % 2 == 0 ? 0x05040100u : 0x07060302u;
+      return detail::decode<Shape::kBFloat>(__builtin_amdgcn_perm(second, first, halves));
+    } else {
+      const int w = c / 2;
+      const uint32_t halves = c % 2 == 0 ? 0x05040100u : 0x07060302u;
+      return {__builtin_amdgcn_perm(words[1][w], words[0][w], halves),
+              __builtin_amdgcn_perm(words[3][w], words[2][w], halves)};
+    }
+  }
+};
+
+ROCM_KERNELS_DEVICE Words join_words(detail::Words2 low, detail::Words2 high) {
+  return __builtin_shufflevector(low, high, 0, 1, 2, 3);
+}
+
+// ---- The softmax of a lane's row ---------------------------------------------------------------
+
+template <class Shape>
+ROCM_KERNELS_DEVICE detail::Words2 round_p(Accumulator p) {
+  using Four = typename Shape::Q __attribute__((ext_vector_type(4)));
+  return __builtin_bit_cast(detail::Words2, __builtin_convertvector(p, Four));
+}
+
+// Of a value over the four lanes that share a row of q.
+template <class Reduce>
+ROCM_KERNELS_DEVICE float over_groups(float value, int lane, const Reduce& reduce) {
+#pragma unroll
+  for (int step = 16; step <= 32; step *= 2) {
+    value = reduce(value,
+                   __builtin_bit_cast(float, of_lane(__builtin_bit_cast(int, value), lane ^ step)));
+  }
+  return value;
+}
+
+// A lane's row of q on the scale of a maximum, in log2.
+struct RowState {
+  float maximum = -kInfinity;
+  float total = 0;  // of the lane's own keys
+  KeyRange sees = {0, 0};
+};
+
+// Scores to the base of 2, once masked; sums are moved to a new maximum only where one has grown
+// by 2^8 since, so that most steps ask other lanes nothing but that.
+template <int kRows, int kSums>
+ROCM_KERNELS_DEVICE void to_exponentials(Accumulator (&scores)[2][kRows], RowState (&rows)[kRows],
+                                         Accumulator (&out)[kRows][kSums], float scale, float cap,
+                                         int first_key, bool all_seen, int lane) {
+  const int group = lane / 16;
+  bool grows = false;
+#pragma unroll
+  for (int n = 0; n < kRows; ++n) {
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        float score = scores[t][n][r] * scale;
+        if (cap > 0) score = cap * tanhf(score);
+        const int key = first_key + 16 * t + 4 * group + r;
+        if (!all_seen && (key < rows[n].sees.begin || key >= rows[n].sees.end)) score = -kInfinity;
+        scores[t][n][r] = score;
+        grows = grows || score > rows[n].maximum + 8;
+      }
+    }
+  }
+  if (ballot(grows) != 0) {
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+      float most = rows[n].maximum;
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) most = fmaxf(most, scores[t][n][r]);
+      }
+      most = over_groups(most, lane, [](float a, float b) { return fmaxf(a, b); });
+      const float by = most == -kInfinity ? 1.0f : fast_exp2(rows[n].maximum - most);
+      rows[n].maximum = most;
+      rows[n].total *= by;
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) out[n][i] *= by;
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kRows; ++n) {
+    // A row that has seen nothing yet: of -inf - -inf.
+    const float most = fmaxf(rows[n].maximum, -3e38f);
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const float p = fast_exp2(scores[t][n][r] - most);
+        scores[t][n][r] = p;
+        rows[n].total += p;
+      }
+    }
+  }
+}
+
+#endif
+
+}  // namespace rocm_kernels::cdna

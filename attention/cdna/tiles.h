@@ -1,0 +1,31 @@
+// The tiles that attention's kernels exist for on AMD GPUs. Dispatch, checks and candidates go by
+// this table. No HIP header.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rocm_kernels::cdna {
+
+constexpr int kStepKeys = 32;  // keys of a step of a wave: two matrix instructions high
+
+struct DecodeTile {
+  int32_t head_dim;  // that q, k and v are rounded up to
+  int32_t rows;      // of q times the heads that share a KV head
+  int32_t waves;     // a SIMD, that the registers allow: of a workgroup, one a SIMD
+};
+constexpr DecodeTile kDecodeTiles[] = {
+    {64, 16, 3}, {64, 32, 3}, {128, 16, 2}, {128, 32, 2}, {192, 16, 2}, {256, 16, 1}, {512, 16, 1},
+};
+constexpr size_t kDecodeTileCount = sizeof(kDecodeTiles) / sizeof(kDecodeTiles[0]);
+constexpr int kDecodeWaves = 4;  // of a workgroup
+
+// LDS in which the waves' sums meet: 16 rows by 64 columns of each, with maxima and totals.
+constexpr int kSumsPitch = 64 + 4;  // floats; rows on different banks
+constexpr int kMostParts = 2048;    // times rows: whose maxima and totals have the same place later
+static_assert(2 * kMostParts <= kDecodeWaves * 16 * kSumsPitch);
+constexpr int32_t decode_lds_bytes() {
+  return kDecodeWaves * 16 * (kSumsPitch + 2) * static_cast<int32_t>(sizeof(float));
+}
+
+}  // namespace rocm_kernels::cdna

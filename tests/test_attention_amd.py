@@ -1,0 +1,122 @@
+"""The AMD kernels of attention on the simulator, by their configs: what test_attention.py's short
+sequences do not reach. Machine code is executed instruction by instruction, so sizes are small but
+for the slow ones."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_attention import Case
+
+pytestmark = pytest.mark.usefixtures("on_the_simulator")
+BF16, FP16 = torch.bfloat16, torch.float16
+
+
+@pytest.fixture
+def amd(monkeypatch):
+    """The package on the simulator; its ``config`` is what the next calls run."""
+    import simulated
+
+    package = simulated.functional()
+    module = sys.modules["simulated_rocm_kernels.functional.attention"]
+    native, found = module._attention, SimpleNamespace(name="simulator", ops=package, config="")
+    found.device, found.fp8 = torch.device("cpu"), simulated.NATIVE
+    found.foreign = ({torch.float8_e4m3fn, torch.float8_e4m3fnuz} - {found.fp8}).pop()
+    monkeypatch.setattr(module, "_attention", lambda *a: native(*a[:-1], found.config))
+    return found
+
+
+def decode(rows=16, parts=1):
+    return f"decode rows={rows} parts={parts}"
+
+
+@pytest.mark.parametrize("size, dtype, kv", [
+    (64, FP16, None), (64, BF16, "fp8"), (80, BF16, None), (96, FP16, "fp8"), (128, BF16, None),
+    (128, FP16, "fp8"), (192, BF16, "fp8"), (256, FP16, None), (512, BF16, None),
+    (512, FP16, "fp8"),
+])  # fmt: skip
+def test_decode_of_long_sequences(amd, size, dtype, kv):
+    """Several steps of each wave, beginnings and ends inside of a step, in pages."""
+    amd.config = decode()
+    kv_dtype = amd.fp8 if kv else None
+    case = Case(
+        amd, [290, 131, 1], size=size, dtype=dtype, kv_dtype=kv_dtype, page=48, heads=(4, 1)
+    )
+    case.check(*case.run())
+
+
+@pytest.mark.parametrize("parts", [2, 3, 7])
+@pytest.mark.parametrize(
+    "rows, queries, heads", [(16, 2, (16, 2)), (32, 8, (4, 1)), (16, 3, (14, 1))]
+)
+def test_parts_of_the_keys_meet(amd, rows, queries, heads, parts):
+    """More parts than a short sequence has steps, and rows that need several workgroups."""
+    amd.config = decode(rows, parts)
+    case = Case(amd, [250, 40, 0, 3], rows=queries, heads=heads, size=64, causal=True)
+    first = case.run()
+    case.check(*first)
+    assert all(map(torch.equal, first, case.run()))  # another order of arrival
+
+
+@pytest.mark.parametrize("options", [
+    {"window_size": (37, -1)}, {"window_size": (70, 3)}, {"softcap": 5.0, "causal": True},
+    {"s_aux": torch.randn(8), "window_size": (20, 0)},
+])  # fmt: skip
+def test_windows_caps_and_sinks_over_parts(amd, options):
+    amd.config = decode(16, 2)
+    case = Case(amd, [200, 77], rows=3, size=128, page=16, **options)
+    case.check(*case.run())
+
+
+def test_maxima_that_grow_late(amd):
+    """Sums move to a new maximum only where a score exceeds the old one by 2^8."""
+    amd.config = decode()
+    case = Case(amd, [300], size=64, heads=(2, 1), softmax_scale=1.0)
+    case.k *= torch.linspace(0.01, 3, 300)[:, None, None].to(BF16)
+    case.expected, case.lse = case.definition()
+    case.check(*case.run())
+
+
+def test_ragged_sequences(amd, package):
+    rows, keys = [3, 0, 2, 1], [40, 9, 130, 70]
+    amd.config = decode(16, 2)
+    starts = [torch.tensor([0, *n]).cumsum(0).to(torch.int32) for n in (rows, keys)]
+    q = torch.randn(sum(rows), 8, 64).bfloat16()
+    k, v = torch.randn(2, sum(keys), 2, 64).bfloat16()
+    out, lse = amd.ops.flash_attn_varlen_func(
+        q, k, v, *starts, max(rows), max(keys), causal=True, return_lse=True
+    )
+    for b in (0, 2, 3):
+        of_q, of_k = (slice(at[b], at[b + 1]) for at in starts)
+        expected, sums = package.reference.attention(
+            q[of_q].double(), k[of_k].double(), v[of_k].double(), causal=True
+        )
+        assert (out[of_q].double() - expected).norm() / expected.norm() < 2**-8
+        torch.testing.assert_close(lse[:, of_q].double(), sums, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("size, kv, config, words", [
+    (64, "foreign", "decode rows=16 parts=1", "another FP8 dialect"),
+    (72, "fp8", "decode rows=16 parts=1", "whole 16 bytes"),
+    (64, None, "decode rows=8 parts=1", "no tile of so many rows"),
+    (64, None, "decode rows=16 parts=0", "parts must be 1 to 128"),
+    (64, None, "decode rows=16", "must read like"),
+    (64, None, "plain rows=32 parts=1", "default fields"),
+])  # fmt: skip
+def test_configs_that_cannot_serve_say_why(amd, size, kv, config, words):
+    amd.config = config
+    kv_dtype = {"foreign": amd.foreign, "fp8": amd.fp8, None: None}[kv]
+    case = Case(amd, [5], size=size, kv_dtype=kv_dtype)
+    with pytest.raises(RuntimeError, match=words):
+        case.run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv", [None, "fp8"])
+@pytest.mark.parametrize("page", [None, 16, 1568])
+def test_full_size(amd, kv, page):
+    """What the choice takes for a decode step of Llama 3."""
+    kv_dtype = amd.fp8 if kv else None
+    case = Case(amd, [4096, 1000], size=128, heads=(32, 8), page=page, kv_dtype=kv_dtype)
+    case.check(*case.run())
