@@ -92,7 +92,7 @@ def cases(package: ModuleType, device: torch.device) -> Iterator[Case]:
         return torch.randn(shape, device=device)
 
     norm = LlamaRMSNorm(64)
-    package.models.known.make_known(LlamaRMSNorm, "RMSNorm", lambda module: True)
+    package.models.registration.register_layer(LlamaRMSNorm, "RMSNorm", lambda module: True)
     norm.weight.data = torch.rand(64) + 0.5
     yield Case("RMSNorm", norm.to(device).eval(), {"hidden_states": randn(2, 3, 64)})
 

@@ -151,7 +151,7 @@ def test_what_cannot_be_merged_says_so(package, why):
     down = model.model.layers[0].mlp.down_proj
     adapted = peft.get_peft_model(model, CONFIGS["lora"](["down_proj"]))
     if why == "share":
-        down.is_share = True
+        down.is_shard = True
     else:
         down.to("meta")
     found = {

@@ -253,7 +253,7 @@ def test_what_kernelize_has_not_replaced_is_named(package, run_kernelized):
 
 def test_there_is_a_pure_layer_for_each_number_of_arguments(package):
     mapping = package.layers.kernel_mapping()
-    for takes, name in package.models.known.DECODER_LAYERS.items():
+    for takes, name in package.models.registration.DECODER_LAYERS.items():
         positional, by_name, others = takes
         text = [f"a{i}" for i in range(positional)] + (["*"] if by_name else [])
         text += [f"k{i}" for i in range(by_name)] + (["**kwargs"] if others else [])

@@ -57,7 +57,7 @@ DIFFERENCES = {
     "powers of two": (set_to("scale_fmt", "ue8m0"), lambda _: None, "scale_fmt"),
     "a bias": (with_bias, lambda _: None, "bias"),
     "processes": (set_to("process_group", "some"), lambda _: None, "process_group"),
-    "a dialect": (lambda linear: linear.take_dialect(torch.float8_e4m3fnuz), lambda _: None,
+    "a dialect": (lambda linear: linear.convert_dialect(torch.float8_e4m3fnuz), lambda _: None,
                   "weight"),
 }  # fmt: skip
 
@@ -181,7 +181,7 @@ def test_static_scales_have_the_weights_dialect(package):
     fnuz, ocp = models
     for linear in fnuz.modules():
         if isinstance(linear, package.models.FP8Linear):
-            linear.take_dialect(torch.float8_e4m3fnuz)
+            linear.convert_dialect(torch.float8_e4m3fnuz)
     package.models.quantize_model_(fnuz)
     package.models.quantize_model_(ocp)
     assert fnuz.model.layers[0].mlp.gate_up_proj.weight.dtype == torch.float8_e4m3fnuz

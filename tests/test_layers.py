@@ -52,7 +52,7 @@ def run_kernelized(mapping, device):
 
 
 @pytest.fixture
-def make_known(monkeypatch):
+def register_layer(monkeypatch):
     """``replace_kernel_forward_from_hub`` for one test."""
 
     def known(cls, layer_name):
@@ -164,7 +164,7 @@ def test_layers_are_pure(package, mapping):
 def test_rmsnorm(package, device, run_kernelized, dtype):
     norm = LlamaRMSNorm(96, eps=1e-5)
     # As quantize_model_ does: transformers names the class only beside its own version of kernels.
-    package.models.known.make_known(LlamaRMSNorm, "RMSNorm", lambda module: True)
+    package.models.registration.register_layer(LlamaRMSNorm, "RMSNorm", lambda module: True)
     norm.weight.data = torch.randn(96)
     norm = run_kernelized(norm.to(dtype))
     assert runs(norm, package, "RMSNorm")
@@ -223,8 +223,8 @@ def test_fp8_linear_weight_only(package, device, run_kernelized, rows):
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("n", "k"), [(384, 256), (200, 300)])
-def test_finegrained_blocks(package, device, run_kernelized, make_known, n, k, rows):
-    make_known(FP8Linear, "FP8Linear")
+def test_finegrained_blocks(package, device, run_kernelized, register_layer, n, k, rows):
+    register_layer(FP8Linear, "FP8Linear")
     linear = FP8Linear(k, n, block_size=(128, 128), has_bias=True)
     linear.weight.data = torch.randn(n, k).to(torch.float8_e4m3fn)
     linear.weight_scale_inv.data = torch.rand(-(-n // 128), -(-k // 128)) + 0.5
@@ -240,8 +240,8 @@ def test_finegrained_blocks(package, device, run_kernelized, make_known, n, k, r
 
 
 @pytest.mark.parametrize("scheme", ["dynamic", "static"])
-def test_finegrained_per_tensor(package, device, run_kernelized, make_known, scheme):
-    make_known(FP8Linear, "FP8Linear")
+def test_finegrained_per_tensor(package, device, run_kernelized, register_layer, scheme):
+    register_layer(FP8Linear, "FP8Linear")
     linear = FP8Linear(64, 48, activation_scheme=scheme)
     linear.weight.data, linear.weight_scale_inv.data = package.to_native_fp8(
         torch.randn(48, 64).to(torch.float8_e4m3fn).to(device), torch.tensor(0.25, device=device)
@@ -256,8 +256,8 @@ def test_finegrained_per_tensor(package, device, run_kernelized, make_known, sch
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_fbgemm(package, device, run_kernelized, make_known, rows):
-    make_known(FbgemmFp8Linear, "FbgemmFp8Linear")
+def test_fbgemm(package, device, run_kernelized, register_layer, rows):
+    register_layer(FbgemmFp8Linear, "FbgemmFp8Linear")
     linear = FbgemmFp8Linear(64, 48, bias=True)
     linear.requires_grad_(False)
     linear.weight.data, linear.weight_scale.data = package.to_native_fp8(
@@ -285,8 +285,8 @@ def make_mlp(activation, dtype=torch.bfloat16):
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh", "relu2"])
-def test_mlp_with_16_bit_weights(package, device, run_kernelized, make_known, activation):
-    make_known(LlamaMLP, "LlamaMLP")
+def test_mlp_with_16_bit_weights(package, device, run_kernelized, register_layer, activation):
+    register_layer(LlamaMLP, "LlamaMLP")
     mlp = make_mlp(activation, torch.float32)
     x = torch.randn(2, 3, 48)
     expected = mlp(x)
@@ -320,8 +320,8 @@ def test_mlp_with_fp8_weights(package, device, run_kernelized, activation, fuse)
         assert torch.equal(mlp(projected), mlp(x)), "an input that is projected already"
 
 
-def test_mlp_of_a_finegrained_checkpoint(package, device, run_kernelized, make_known):
-    make_known(LlamaMLP, "LlamaMLP")
+def test_mlp_of_a_finegrained_checkpoint(package, device, run_kernelized, register_layer):
+    register_layer(LlamaMLP, "LlamaMLP")
     mlp = make_mlp("silu")
     for name, n, k in (("gate_proj", 160, 48), ("up_proj", 160, 48), ("down_proj", 48, 160)):
         linear = FP8Linear(k, n, block_size=(128, 128))
@@ -352,7 +352,7 @@ def compiled_equals_eager(module, *inputs):
         assert torch.equal(compiled(*inputs), module(*inputs))
 
 
-def test_norm_and_linears_compile(package, device, run_kernelized, make_known):
+def test_norm_and_linears_compile(package, device, run_kernelized, register_layer):
     mode = Mode.INFERENCE | Mode.TORCH_COMPILE
     x = torch.randn(3, 64, device=device).to(torch.bfloat16)
     compiled_equals_eager(run_kernelized(LlamaRMSNorm(64).to(x.dtype), mode), x)
@@ -361,7 +361,7 @@ def test_norm_and_linears_compile(package, device, run_kernelized, make_known):
     for scheme in ("dynamic", "none"):
         linear = package.models.FP8Linear(q, scale, activation_scheme=scheme)
         compiled_equals_eager(run_kernelized(linear, mode), x)
-    make_known(FbgemmFp8Linear, "FbgemmFp8Linear")
+    register_layer(FbgemmFp8Linear, "FbgemmFp8Linear")
     linear = FbgemmFp8Linear(64, 48, bias=False).requires_grad_(False)
     linear.weight.data, linear.weight_scale.data = q, scale
     linear.input_scale_ub.fill_(2.0)
@@ -369,8 +369,8 @@ def test_norm_and_linears_compile(package, device, run_kernelized, make_known):
 
 
 @pytest.mark.parametrize("quantize", [False, True])
-def test_mlp_compiles(package, device, run_kernelized, make_known, quantize):
-    make_known(LlamaMLP, "LlamaMLP")
+def test_mlp_compiles(package, device, run_kernelized, register_layer, quantize):
+    register_layer(LlamaMLP, "LlamaMLP")
     mlp = make_mlp("silu").to(device)
     if quantize:
         package.models.quantize_model_(mlp)

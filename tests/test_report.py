@@ -114,7 +114,7 @@ def test_layers_of_others_do_not_count(package):
     assert package.models.kernelized_layers(model) == {("Linear", "FP8Linear"): 2}
 
 
-# ---- reads.py
+# ---- weight_access.py
 
 
 class Reads(nn.Module):
@@ -140,8 +140,8 @@ class Reads(nn.Module):
 def test_linears_whose_weight_is_read_are_named(of, package):
     """By a method of any name but the constructor; calling alone is no reading."""
     read = {"read", "inner.deep", "blocks.0.out", "blocks.1.out"}
-    assert of("reads").read_by_their_owner(Reads()) == dict.fromkeys(read, "Reads")
-    nested = of("reads").read_by_their_owner(nn.ModuleDict({"m": Reads()}))
+    assert of("weight_access").linears_read_without_a_call(Reads()) == dict.fromkeys(read, "Reads")
+    nested = of("weight_access").linears_read_without_a_call(nn.ModuleDict({"m": Reads()}))
     assert nested == {f"m.{name}": "Reads" for name in read}
     report = package.models.quantize_model_(nn.ModuleDict({"m": Reads()}))
     assert report.converted == ("m.called", "m.made")
@@ -153,11 +153,13 @@ def test_what_a_base_class_reads_counts(of):
         def forward(self, x):
             return self.called(x)
 
-    assert "inner.deep" in of("reads").read_by_their_owner(Derived())
-    assert "read" in of("reads").read_by_their_owner(Derived()), "its base's forward may be called"
+    assert "inner.deep" in of("weight_access").linears_read_without_a_call(Derived())
+    assert "read" in of("weight_access").linears_read_without_a_call(Derived()), (
+        "its base's forward may be called"
+    )
 
 
-# ---- shares.py
+# ---- tensor_parallel.py
 
 
 class Divided:
@@ -189,27 +191,29 @@ class Divided:
 def test_which_plans_of_tensor_parallelism_are_served(of, style, dimensions, reason):
     linear = SimpleNamespace(weight=Divided(torch.zeros(2, 2), dimensions=dimensions))
     model = SimpleNamespace(tp_plan={"layers.*.q_proj": style} if style else None)
-    found = of("shares").why_not_shareable(model, "layers.3.q_proj", linear)
+    found = of("tensor_parallel").why_shard_stays(model, "layers.3.q_proj", linear)
     assert found == reason
-    assert of("shares").is_shared_out(linear) and not of("shares").is_shared_out(nn.Linear(2, 2))
+    assert of("tensor_parallel").is_sharded(linear) and not of("tensor_parallel").is_sharded(
+        nn.Linear(2, 2)
+    )
 
 
 @pytest.mark.parametrize("divides_k", [False, True])
-def test_a_share_has_a_group_where_k_is_divided(of, divides_k):
-    shares = of("shares")
+def test_a_shard_has_a_group_where_k_is_divided(of, divides_k):
+    shards = of("tensor_parallel")
     weight, bias = torch.randn(4, 6), torch.randn(4)
     linear = SimpleNamespace(weight=Divided(weight, divides_k), bias=Divided(bias))
-    share = shares.share_of(linear)
-    assert share.process_group == ("the group" if divides_k else None)
-    assert share.weight is weight
-    assert torch.equal(share.bias.data, bias) and isinstance(share.bias, nn.Parameter)
+    shard = shards.local_shard(linear)
+    assert shard.process_group == ("the group" if divides_k else None)
+    assert shard.weight is weight
+    assert torch.equal(shard.bias.data, bias) and isinstance(shard.bias, nn.Parameter)
     plain = nn.Parameter(bias)
-    assert shares.share_of(SimpleNamespace(weight=Divided(weight), bias=plain)).bias is plain
+    assert shards.local_shard(SimpleNamespace(weight=Divided(weight), bias=plain)).bias is plain
     if not divides_k:
-        assert shares.largest_of_rows(share) is None, "each row is in one share"
+        assert shards.row_amax_of_all_shards(shard) is None, "each row is in one shard"
 
 
-def test_the_largest_of_rows_is_over_all_shares(of, monkeypatch):
+def test_the_largest_of_rows_is_over_all_shards(of, monkeypatch):
     asked = []
 
     def all_reduce(tensor, op, group):
@@ -217,8 +221,10 @@ def test_the_largest_of_rows_is_over_all_shares(of, monkeypatch):
         tensor.clamp_(min=2.0)  # what another process has
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    share = of("shares").Share(torch.tensor([[1.0, -3.0], [-0.5, 0.25]]), None, "the group")
-    assert of("shares").largest_of_rows(share).tolist() == [[3.0], [2.0]]
+    shard = of("tensor_parallel").Shard(
+        torch.tensor([[1.0, -3.0], [-0.5, 0.25]]), None, "the group"
+    )
+    assert of("tensor_parallel").row_amax_of_all_shards(shard).tolist() == [[3.0], [2.0]]
     assert asked == [(torch.distributed.ReduceOp.MAX, "the group")]
 
 

@@ -8,8 +8,8 @@ from torch import nn
 from ..functional.norm import add_residual, multiply
 from ..models.fuse import has_fused
 from ..models.hooks import is_called, is_unseen
-from ..models.known import DECODER_LAYERS, skipped_by
 from ..models.linear import Projected
+from ..models.registration import DECODER_LAYERS, skipped_by
 from .norm import norm_linear, norm_rows, norm_sum, norm_sum_linear
 
 

@@ -10,26 +10,29 @@ weight each, and ``q_proj``, ``k_proj``, ``v_proj``, ``gate_proj``, ``up_proj`` 
 it, each usable by itself. The attention's own forward stays the model's: when the decoder layer has
 projected already, it hands over a ``Projected``, out of which the parts cut their columns.
 
-families.py says what models call these modules, linear.py has those that take their place, state.py
-loads them from state dicts. quantize.py makes them: of 16-bit linears, of FP8 ones that adopt.py
-reads, of one process's shares (shares.py). reads.py tells which must stay, hooks.py keeps what
-hangs on a module, offload.py serves accelerate's, fuse.py joins, norms.py and ask.py tell what
-norms, MLPs and decoder layers compute, known.py shows the result to ``kernelize``, compute_dtype.py
-keeps ``model.dtype``, edits.py has peft merge and heads resized.
-experts.py has the module for experts, convert_experts.py makes it of theirs, mxfp4.py finds their
-format again, stored_experts.py knows them in files. formats knows FP8 checkpoints, checkpoints.py
-loads and saves them through transformers; finegrained.py is another way in: transformers' own FP8
-modules, with the products of this package. attention.py gives transformers this package's
-attention by name.
+The files, by what they are about:
+
+- linears: linear.py has the modules, quantize.py makes them, fuse.py joins those of one input,
+  tensor_parallel.py handles one process's shard, weight_access.py finds the linears that must stay,
+  edits.py serves adapters and resized heads, state.py state dicts, offload.py accelerate.
+- experts: experts.py has the module, convert_experts.py makes it, mxfp4.py encodes MXFP4.
+- kernel layers: families.py has the names in each family, probe.py and norms.py run a module's own
+  forward to learn what it computes, registration.py registers it for ``kernelize``, hooks.py keeps
+  forward hooks.
+- checkpoints: formats/ has a record a format, checkpoints.py loads and saves through transformers,
+  stored_linears.py and stored_experts.py put empty modules in place, join_experts.py fills those
+  of experts, store_experts.py saves them, check_loaded.py finds what is missing, compute_dtype.py
+  keeps ``model.dtype``. finegrained.py runs transformers' own FP8 modules on these kernels.
+- attention.py gives transformers this package's attention by name.
 """
 
 from .attention import delegated_attention, use_attention
 from .checkpoints import fp8_checkpoints
 from .experts import Experts
 from .finegrained import serve_finegrained_fp8
-from .known import unkernelized_layers
 from .linear import FP8Linear, FP8LinearPart
 from .quantize import quantize_model_
+from .registration import unkernelized_layers
 from .report import QuantizationReport, kernelized_layers
 
 __all__ = [

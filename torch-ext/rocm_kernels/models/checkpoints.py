@@ -23,7 +23,7 @@ from .compute_dtype import keep_dtype
 from .convert_experts import is_experts
 from .experts import Experts
 from .formats import FINEGRAINED, FORMATS, Layout, describe, layout_of_linear, layouts_of
-from .join_experts import with_conversions, without_ours
+from .join_experts import add_expert_conversions, restore_conversions
 from .linear import FP8Linear, FP8LinearPart
 from .names import stored_names
 from .pickling import reduced
@@ -235,7 +235,7 @@ def _finegrained_quantizer(base: type) -> type:
             if said.modules_to_not_convert is not None:
                 taken += left_in_16_bits(model, said.modules_to_not_convert, files)
             if taken:
-                _read_over(model, INPUTS_OF_EXPERTS)
+                _ignore_unexpected(model, INPUTS_OF_EXPERTS)
                 said.modules_to_not_convert = [
                     *(said.modules_to_not_convert or self.get_modules_to_not_convert(model)),
                     *taken,
@@ -245,14 +245,14 @@ def _finegrained_quantizer(base: type) -> type:
         def update_weight_conversions(self, conversions: Any, model: Any) -> Any:
             names = {"weight_scale": "weight_scale_inv", "input_scale": "activation_scale"}
             if any(map(is_taken, model.modules())):
-                conversions = with_conversions(conversions, model)
+                conversions = add_expert_conversions(conversions, model)
             return [
                 *(core.WeightRenaming(rf"\.{old}$", f".{new}") for old, new in names.items()),
                 *super().update_weight_conversions(conversions, model),
             ]
 
         def finish_loading(self, model: Any) -> None:
-            model._weight_conversions = without_ours(model._weight_conversions)
+            model._weight_conversions = restore_conversions(model._weight_conversions)
             keep_dtype(model)
 
         def get_state_dict_and_metadata(self, model: Any) -> Any:
@@ -287,18 +287,18 @@ def _fp8_quantizer() -> type:
             files = by_module(model, read_headers(checkpoint_files))
             self.embeddings = place_linears(model, layout_of, files)
             place_experts(model, layout_of, files)
-            _read_over(model, CACHE_SCALES, INPUTS_OF_EXPERTS)
+            _ignore_unexpected(model, CACHE_SCALES, INPUTS_OF_EXPERTS)
 
         def finish_loading(self, model: Any) -> None:
             """Once all tensors are there, and nothing has been moved away from its device."""
             regroup_linears(model)
-            model._weight_conversions = without_ours(model._weight_conversions)
+            model._weight_conversions = restore_conversions(model._weight_conversions)
             keep_dtype(model)
 
         def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
             return [
                 *conversions_of_embeddings(self, self.embeddings),
-                *with_conversions(weight_conversions, model),
+                *add_expert_conversions(weight_conversions, model),
                 *conversions_of_linears(),
             ]
 
@@ -337,7 +337,7 @@ def _fp8_quantizer() -> type:
     return Fp8Quantizer
 
 
-def _read_over(model: Any, *names: str) -> None:
+def _ignore_unexpected(model: Any, *names: str) -> None:
     """Has transformers say nothing of tensors, by patterns of their names, that nothing takes."""
     known = set(model._keys_to_ignore_on_load_unexpected or ())
     model._keys_to_ignore_on_load_unexpected = known | {*names}

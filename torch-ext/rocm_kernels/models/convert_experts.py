@@ -15,7 +15,7 @@ from ..reference import gated_experts, quantize_fp8
 from .check_loaded import require_set
 from .experts import WEIGHTS, Experts, Gate
 from .families import ACTIVATIONS
-from .hooks import hand_over, is_offloaded, is_wrapped
+from .hooks import is_offloaded, is_wrapped, move_hooks
 from .linear import scale_fmt_of
 from .mxfp4 import encode_mxfp4
 
@@ -72,7 +72,7 @@ class ExpertsPlan:
                 require_limits(model, name, module)
                 if hasattr(module, f"{WEIGHTS[0]}_scale_inv"):
                     require_set(name, module)
-                self._own[name] = _read(module, activations, scheme, is_a_form(model))
+                self._own[name] = _read(module, activations, scheme, is_on_meta(model))
                 _try_once(tried, module, self._own[name])
                 self.found[name] = self._own[name].becomes
             except Stays as reason:
@@ -112,7 +112,7 @@ class ExpertsPlan:
                 own.intermediate_size,
             )
             self.found[name] += new.padding_in_words
-            hand_over(old, new)
+            move_hooks(old, new)
             for parent in list(self.model.modules()):
                 for child_name, child in list(parent._modules.items()):
                     if child is old:
@@ -121,7 +121,7 @@ class ExpertsPlan:
             if isinstance(module, Experts):
                 if module.loaded_as is not None:
                     module.loaded_as = None
-                    module.take_dialect(self.fp8_dtype)
+                    module.convert_dialect(self.fp8_dtype)
                 if self.activations is not None and module.is_fp8:
                     module.activation_scheme = self.activations
                     if self.activations == "none":
@@ -239,12 +239,12 @@ def _slots_of(model: nn.Module, name: str) -> int:
     return 0
 
 
-def is_a_form(model: nn.Module) -> bool:
+def is_on_meta(model: nn.Module) -> bool:
     """Whether a model has no data anywhere yet: what is made of it is filled by a state dict."""
     return all(parameter.device.type == "meta" for parameter in model.parameters())
 
 
-def _read(module: nn.Module, activations: Optional[str], scheme: str, in_a_form: bool) -> _Own:
+def _read(module: nn.Module, activations: Optional[str], scheme: str, on_meta: bool) -> _Own:
     _require_gate(module)
     weights = [module._parameters[name] for name in WEIGHTS]
     if is_offloaded(module):
@@ -254,7 +254,7 @@ def _read(module: nn.Module, activations: Optional[str], scheme: str, in_a_form:
     for name, weight in zip(WEIGHTS, weights):
         if type(weight) is not nn.Parameter:
             raise Stays(f"{name} is a {type(weight).__name__}")
-        if weight.device.type == "meta" and not in_a_form:
+        if weight.device.type == "meta" and not on_meta:
             raise Stays(f"{name} has no data, on the meta device")
     if type(module).__name__ == "Mxfp4GptOssExperts":
         raise Stays(

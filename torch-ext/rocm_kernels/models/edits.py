@@ -73,7 +73,7 @@ def in_float32(linear: Any) -> nn.Linear:
             "an FP8 weight must be on a device to be changed, got one that accelerate has put "
             "away: do so before it is offloaded"
         )
-    if linear.is_share:
+    if linear.is_shard:
         raise RuntimeError(
             "an FP8 weight must be whole to be changed, got one process's share of a "
             "tensor-parallel model: do so on one process, before it is divided"

@@ -7,7 +7,7 @@ from torch import nn
 
 from ..functional import FP8_DTYPES, to_native_fp8
 from ..reference import dequantize_expert, gated_experts
-from .hooks import make_way
+from .hooks import move_accelerate_hook
 from .linear import checked_scale_fmt
 from .offload import Offloadable
 from .state import load_experts, unset
@@ -40,7 +40,7 @@ class Experts(Offloadable):
     """
 
     kernel_layer_name = "Experts"
-    kernel_condition = staticmethod(make_way)
+    kernel_condition = staticmethod(move_accelerate_hook)
     # What fp8_checkpoints read, in words, until quantize_model_ has seen it.
     loaded_as: Optional[str] = None
 
@@ -122,7 +122,7 @@ class Experts(Offloadable):
             return weight, scale
         return to_native_fp8(weight, scale, fp8_dtype=torch.float8_e4m3fn)
 
-    def take_dialect(self, fp8_dtype: Optional[torch.dtype] = None) -> None:
+    def convert_dialect(self, fp8_dtype: Optional[torch.dtype] = None) -> None:
         """Has FP8 weights in a dialect; None: in the device's."""
         for name in WEIGHTS if self.is_fp8 else ():
             weight, scale = getattr(self, name), getattr(self, f"{name}_scale_inv")
@@ -140,7 +140,7 @@ class Experts(Offloadable):
                 was = unset(was, device) if self.is_fp8 else torch.empty_like(was, device=device)
             getattr(self, name).data = was.to(device)
         if device != old and "meta" not in (device.type, old.type):
-            self.take_dialect()
+            self.convert_dialect()
         return self
 
     def _save_to_state_dict(self, destination: Dict, prefix: str, keep_vars: bool) -> None:

@@ -7,7 +7,7 @@ from torch import nn
 
 from ..functional import SCALE_BLOCK
 from .families import BY_DECODER, BY_MLP, Join
-from .hooks import hand_over, is_hooked, is_unseen
+from .hooks import is_hooked, is_unseen, move_hooks
 from .linear import FP8Linear, FP8LinearPart
 
 
@@ -68,7 +68,7 @@ def _join(parent: nn.Module, prefix: str, join: Join) -> Dict[str, Tuple[str, ..
     start = 0
     for name, linear in zip(names, linears):
         part = FP8LinearPart(joined, start, start + linear.out_features)
-        hand_over(linear, part)  # hooks of its backward; those of a forward keep it apart
+        move_hooks(linear, part)  # hooks of its backward; those of a forward keep it apart
         setattr(parent, name, part)
         start += linear.out_features
     return {prefix + join.name: tuple(prefix + name for name in names)}
@@ -109,7 +109,7 @@ def _joined(linears: List[Optional[nn.Module]]) -> Optional[FP8Linear]:
         scale_fmt=first.scale_fmt,
         process_group=first.process_group,
     )
-    joined.is_share = first.is_share
+    joined.is_shard = first.is_shard
     joined.train(first.training)
     return joined
 

@@ -18,7 +18,7 @@ _HOOKS = (
 )
 
 
-def hand_over(old: nn.Module, new: nn.Module) -> None:
+def move_hooks(old: nn.Module, new: nn.Module) -> None:
     """Gives a module's hooks, and whether it trains, to the one that takes its place. The handles
     that were given out keep working, for the tables are the same."""
     for name in _HOOKS:
@@ -117,10 +117,10 @@ def keep_accelerate_hooks(model: nn.Module) -> None:
                 del module.forward, module._old_forward
             del vars(module)["_hf_hook"]
         else:
-            make_way(module)
+            move_accelerate_hook(module)
 
 
-def make_way(module: nn.Module) -> bool:
+def move_accelerate_hook(module: nn.Module) -> bool:
     """Moves accelerate's hook out of a module's forward, which ``kernelize`` is about to replace:
     every kernel layer's condition ends with it. Always True."""
     if _is_in_forward(module):

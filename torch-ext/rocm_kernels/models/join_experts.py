@@ -31,7 +31,7 @@ _LINEARS = {
 }
 
 
-def with_conversions(conversions: List[Any], model: Any) -> List[Any]:
+def add_expert_conversions(conversions: List[Any], model: Any) -> List[Any]:
     """transformers' conversions of a model's weights, with those of its experts' made to take them
     in every form that files have: one by one or in one tensor, with scales or without."""
     core = importlib.import_module("transformers.core_model_loading")
@@ -78,9 +78,9 @@ def with_conversions(conversions: List[Any], model: Any) -> List[Any]:
     return result + generic
 
 
-def without_ours(conversions: List[Any]) -> List[Any]:
+def restore_conversions(conversions: List[Any]) -> List[Any]:
     """Conversions that were used in loading, with transformers' own in the place of those that
-    :func:`with_conversions` made, by which it saves."""
+    :func:`add_expert_conversions` made, by which it saves."""
     kept = []
     for conversion in conversions:
         operations = getattr(conversion, "operations", None) or [None]

@@ -10,7 +10,7 @@ from ..functional import SCALE_BLOCK
 from ..functional.fp8 import E8M0, is_ue8m0
 from ..reference import dequantize
 from .edits import Edited
-from .hooks import is_offloaded, make_way
+from .hooks import is_offloaded, move_accelerate_hook
 from .offload import Offloadable
 from .state import fp8_tensors, in_dialect, load_linear, save_linear, unset
 
@@ -72,9 +72,9 @@ class FP8Linear(Offloadable, Edited, nn.Linear):
     """
 
     kernel_layer_name = "FP8Linear"
-    kernel_condition = staticmethod(make_way)
+    kernel_condition = staticmethod(move_accelerate_hook)
     joins = ()  # names of its FP8LinearParts, beside it, which stand for it in a state dict
-    is_share = False  # one process's, of tensor parallelism
+    is_shard = False  # one process's, of tensor parallelism
     stored_as: Optional[Any] = None  # its Layout, if quantize_model_ has not seen it since loading
 
     def __init__(
@@ -111,7 +111,7 @@ class FP8Linear(Offloadable, Edited, nn.Linear):
     def extra_repr(self) -> str:
         return _extra_repr(self)
 
-    def take_dialect(self, fp8_dtype: Optional[torch.dtype] = None) -> None:
+    def convert_dialect(self, fp8_dtype: Optional[torch.dtype] = None) -> None:
         """Has the weight, and what scales it, in a dialect of FP8; None: in the device's."""
         for name, tensor in in_dialect(fp8_tensors(self), fp8_dtype).items():
             self._parameters[name].data = tensor
@@ -129,7 +129,7 @@ class FP8Linear(Offloadable, Edited, nn.Linear):
         for name, tensor in kept.items():
             self._parameters[name].data = tensor
         if device != old and "meta" not in (device.type, old.type):
-            self.take_dialect()
+            self.convert_dialect()
         return self
 
     def _save_to_state_dict(self, destination: Dict, prefix: str, keep_vars: bool) -> None:
@@ -150,7 +150,7 @@ class FP8LinearPart(Offloadable, Edited, nn.Linear):
     """
 
     kernel_layer_name = "FP8LinearPart"
-    kernel_condition = staticmethod(make_way)
+    kernel_condition = staticmethod(move_accelerate_hook)
 
     def __init__(self, fused: FP8Linear, start: int, stop: int) -> None:
         nn.Module.__init__(self)
@@ -215,8 +215,8 @@ class FP8LinearPart(Offloadable, Edited, nn.Linear):
         return self.fused.process_group
 
     @property
-    def is_share(self) -> bool:
-        return self.fused.is_share
+    def is_shard(self) -> bool:
+        return self.fused.is_shard
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if isinstance(input, Projected):

@@ -47,7 +47,7 @@ def _settle(module: Any) -> None:
                 module._parameters[name] = nn.Parameter(form, requires_grad=False)
     owner = getattr(module, "fused", module)
     if all(p.device.type != "meta" for p in owner._parameters.values() if p is not None):
-        owner.take_dialect()
+        owner.convert_dialect()
 
 
 # A weight, or a scale that goes with it.

@@ -12,20 +12,20 @@ from .adopt import Stored, read_stored
 from .check_loaded import require_set
 from .checkpoints import describe_checkpoint, names_in_files
 from .compute_dtype import keep_dtype
-from .convert_experts import ExpertsPlan, are_of_fp8_checkpoint, is_a_form, is_experts
+from .convert_experts import ExpertsPlan, are_of_fp8_checkpoint, is_experts, is_on_meta
 from .edits import serve_merging, serve_resizing
 from .experts import Experts
 from .fuse import fuse_projections
-from .hooks import hand_over, is_offloaded, is_wrapped, keep_accelerate_hooks
-from .known import layers_left_alone, make_modules_known
+from .hooks import is_offloaded, is_wrapped, keep_accelerate_hooks, move_hooks
 from .linear import FP8Linear, FP8LinearPart, computes_linear
 from .norms import other_norms
 from .pickling import name_kernel_funcs
-from .reads import read_by_their_owner
+from .registration import layers_left_alone, register_layers
 from .report import QuantizationReport, bytes_of, kept_bytes
-from .shares import Share, is_shared_out, largest_of_rows, share_of, why_not_shareable
 from .state import in_dialect
 from .stored_linears import IN_FP8
+from .tensor_parallel import Shard, is_sharded, local_shard, row_amax_of_all_shards, why_shard_stays
+from .weight_access import linears_read_without_a_call
 
 
 def quantize_model_(
@@ -81,7 +81,7 @@ def quantize_model_(
     experts.rehearse()
     plan.perform()
     experts.perform()
-    make_modules_known(model)
+    register_layers(model)
     name_kernel_funcs(model)
     keep_dtype(model)
     serve_merging()
@@ -134,7 +134,11 @@ class _Plan:
         self.skipped: Dict[str, str] = {}
         self.instead: Dict[str, str] = {}
         heads = {} if lm_head else _heads(model)
-        read, adapters, routers = read_by_their_owner(model), _adapters(model), _routers(model)
+        read, adapters, routers = (
+            linears_read_without_a_call(model),
+            _adapters(model),
+            _routers(model),
+        )
         self.skipped.update(_other_matrices(model))
         self.instead.update(
             {n: IN_FP8 for n, m in model.named_modules() if vars(m).get("stored_as") == IN_FP8}
@@ -206,7 +210,7 @@ class _Plan:
             linear = self.model.get_submodule(name)
             if isinstance(linear, FP8Linear):
                 linear.stored_as = None
-                linear.take_dialect(self.fp8_dtype)
+                linear.convert_dialect(self.fp8_dtype)
             else:
                 _replace(self.model, linear, self._adopted(linear, read_stored(linear)))
         for module in self.model.modules():
@@ -214,10 +218,10 @@ class _Plan:
                 _take_inputs(module, self.activations)
 
     def _quantized(self, linear: nn.Linear, rows: Optional[int] = None) -> FP8Linear:
-        divided = is_shared_out(linear)
-        share = share_of(linear) if divided else Share(linear.weight.detach(), linear.bias, None)
-        largest = largest_of_rows(share)
-        weight = share.weight[:rows]
+        divided = is_sharded(linear)
+        shard = local_shard(linear) if divided else Shard(linear.weight.detach(), linear.bias, None)
+        largest = row_amax_of_all_shards(shard)
+        weight = shard.weight[:rows]
         if largest is not None:
             weight = torch.cat([weight, largest[:rows]], 1)
         dialect = native_fp8_dtype(weight.device) if self.fp8_dtype is None else self.fp8_dtype
@@ -227,8 +231,8 @@ class _Plan:
         q, scale = quantize_fp8(weight, fp8_dtype=dialect)
         if largest is not None:
             q = q[:, :-1].contiguous()
-        new = FP8Linear(q, scale, share.bias, self.scheme, process_group=share.process_group)
-        new.is_share = divided
+        new = FP8Linear(q, scale, shard.bias, self.scheme, process_group=shard.process_group)
+        new.is_shard = divided
         return new
 
     def _adopted(self, linear: nn.Module, stored: Stored) -> FP8Linear:
@@ -262,9 +266,9 @@ def _why_not(model: nn.Module, name: str, module: nn.Module) -> Optional[str]:
         return f"weight is {module.weight.dtype}"
     if is_offloaded(module):
         return "its weight is offloaded by accelerate"
-    if is_shared_out(module):
-        return why_not_shareable(model, name, module)
-    if module.weight.device.type == "meta" and not is_a_form(model):
+    if is_sharded(module):
+        return why_shard_stays(model, name, module)
+    if module.weight.device.type == "meta" and not is_on_meta(model):
         return "its weight has no data, on the meta device"
     if type(module.weight) is not nn.Parameter:
         return f"its weight is a {type(module.weight).__name__}"
@@ -340,7 +344,7 @@ def _adapters(model: nn.Module) -> Set[str]:
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Wherever it is: a module may be shared."""
-    hand_over(old, new)
+    move_hooks(old, new)
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child is old:

@@ -62,7 +62,7 @@ def came_alone(given: str, absent: str) -> str:
 
 
 def save_linear(linear: nn.Module, destination: Dict, prefix: str) -> None:
-    if linear.is_share:
+    if linear.is_shard:
         raise RuntimeError(
             f"{prefix}weight is one process's share of a tensor-parallel model, and the whole "
             "is not put together here: save the model on one process, before it is divided"

@@ -12,9 +12,9 @@ from .formats import BLOCK, Layout, LayoutOf
 from .formats.others import is_left_out
 from .linear import FP8Linear, computes_linear
 from .names import listed_names
-from .reads import read_by_their_owner
 from .regroup import decoded, regrouped
 from .stored_tensors import Header
+from .weight_access import linears_read_without_a_call
 
 # By the names that formats give them.
 _SCALES = {
@@ -41,7 +41,7 @@ def place_linears(
             *names[name], classes=tuple(c.__name__ for c in type(modules[name]).__mro__)
         )
 
-    others = _without_tensors(model, files) | set(read_by_their_owner(model))
+    others = _without_tensors(model, files) | set(linears_read_without_a_call(model))
     for name, linear in linears.items():
         if name in others:
             continue

@@ -1,17 +1,18 @@
-"""Which modules ``kernelize`` gets to see, and as what; and which it does not, and why."""
+"""Registers modules for ``kernelize``: each class gets the name of the kernel layer that may
+replace its forward, and a condition. Also says which modules keep their own forward, and why."""
 
 import inspect
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from torch import nn
 
-from .ask import Differs, ask_decoder_layer, ask_llama4_moe, ask_mlp
 from .experts import Experts
 from .families import BY_DECODER, BY_MLP, Family
 from .fuse import why_not_fused
-from .hooks import is_called, is_layer, is_wrapped, make_way
+from .hooks import is_called, is_layer, is_wrapped, move_accelerate_hook
 from .linear import FP8Linear, FP8LinearPart
 from .norms import computes_rmsnorm, formula_of
+from .probe import Differs, probe_decoder_layer, probe_llama4_moe, probe_mlp
 
 
 class _Condition(NamedTuple):
@@ -22,7 +23,7 @@ class _Condition(NamedTuple):
     condition: Callable[[nn.Module], bool]
 
     def __call__(self, module: nn.Module) -> bool:
-        return type(module) is self.cls and self.condition(module) and make_way(module)
+        return type(module) is self.cls and self.condition(module) and move_accelerate_hook(module)
 
 
 class _TheirCondition(NamedTuple):
@@ -31,16 +32,16 @@ class _TheirCondition(NamedTuple):
     condition: Optional[Callable[[nn.Module], bool]]
 
     def __call__(self, module: nn.Module) -> bool:
-        return (self.condition is None or self.condition(module)) and make_way(module)
+        return (self.condition is None or self.condition(module)) and move_accelerate_hook(module)
 
 
-def make_known(
+def register_layer(
     cls: type,
     layer_name: str,
     condition: Callable[[nn.Module], bool],
     alike: Sequence[str] = (),
 ) -> None:
-    """Lets ``kernelize`` see a class, as ``kernels.replace_kernel_forward_from_hub`` does.
+    """Names the kernel layer of a class, as ``kernels.replace_kernel_forward_from_hub`` does.
 
     A name that somebody else gave the class stays if it is this one, or one of those that mean the
     same here. Any other would keep the class from the layers, and gives way.
@@ -54,10 +55,9 @@ def make_known(
         cls.kernel_condition = _TheirCondition(getattr(cls, "kernel_condition", None))
 
 
-class KnownAs:
-    """:func:`make_known` of a prepared module's class. Kept on the module and pickled with it, it
-    does so in the process that unpickles it too: the condition is a function that pickle finds by
-    name."""
+class Registration:
+    """Calls :func:`register_layer` for a prepared module's class, also in a process that unpickles
+    the module: the record is kept on the module, and pickle finds the condition by its name."""
 
     def __init__(
         self,
@@ -67,35 +67,42 @@ class KnownAs:
         alike: Sequence[str] = (),
     ) -> None:
         self._arguments = cls, layer_name, condition, tuple(alike)
-        make_known(*self._arguments)
+        register_layer(*self._arguments)
 
     def __reduce__(self) -> Tuple:
-        return KnownAs, self._arguments
+        return Registration, self._arguments
 
 
-def make_modules_known(model: nn.Module) -> None:
-    """Shows a model's MLPs, decoder layers and norms to ``kernelize``, and to the layers what was
-    found out about each: of an MLP its family, as ``kernel_family``, of a decoder layer that and
-    how it calls its attention, as ``kernel_call``, of a norm its formula, as ``kernel_norm``."""
+def register_layers(model: nn.Module) -> None:
+    """Registers a model's MLPs, decoder layers and norms for ``kernelize``.
+
+    Each module also gets what its kernel layer needs to know: an MLP its family, as
+    ``kernel_family``; a decoder layer that, and how it calls its attention, as ``kernel_call``; a
+    norm its formula, as ``kernel_norm``.
+    """
     for module in model.modules():
         name = type(module).__name__
         for fact in ("kernel_family", "kernel_call", "kernel_norm"):
             module.__dict__.pop(fact, None)  # what an earlier call has found out
         try:
             if name in BY_MLP:
-                ask_mlp(module, BY_MLP[name])
+                probe_mlp(module, BY_MLP[name])
                 module.kernel_family = BY_MLP[name]
-                module.known_as = KnownAs(
+                module.layer_registration = Registration(
                     type(module), "LlamaMLP", _is_fp8_mlp, alike=["SwiGLUMLP"]
                 )
             elif name in BY_DECODER:
-                call = ask_decoder_layer(module, BY_DECODER[name])
+                call = probe_decoder_layer(module, BY_DECODER[name])
                 layer = _decoder_layer_name(type(module))
                 module.kernel_family, module.kernel_call = BY_DECODER[name], call
-                module.known_as = KnownAs(type(module), layer, _is_fused_decoder_layer)
+                module.layer_registration = Registration(
+                    type(module), layer, _is_fused_decoder_layer
+                )
             elif name == _LLAMA4_MOE:
-                ask_llama4_moe(module)
-                module.known_as = KnownAs(type(module), _LLAMA4_MOE, _has_our_experts)
+                probe_llama4_moe(module)
+                module.layer_registration = Registration(
+                    type(module), _LLAMA4_MOE, _has_our_experts
+                )
         except Differs:
             continue  # layers_left_alone tells why
         formula = formula_of(module)
@@ -103,7 +110,7 @@ def make_modules_known(model: nn.Module) -> None:
             module.kernel_norm = formula
             # transformers does so too, but only beside the kernels that it was made for, and by
             # names of which the next may be new.
-            module.known_as = KnownAs(
+            module.layer_registration = Registration(
                 type(module), "RMSNorm", computes_rmsnorm, alike=["RMSNormZeroCentered"]
             )
 
@@ -203,7 +210,7 @@ DECODER_LAYERS = _decoder_layers()
 def _require_fp8_mlp(module: nn.Module, family: Family) -> None:
     if is_wrapped(module):
         raise Differs("its forward was replaced")
-    ask_mlp(module, family)
+    probe_mlp(module, family)
     for name in (*family.gate_up.of(module), family.down):
         linear = getattr(module, name)
         if not isinstance(linear, (FP8Linear, FP8LinearPart)):
@@ -217,7 +224,7 @@ def _is_fp8_mlp(module: nn.Module) -> bool:
 def _require_fused_decoder_layer(module: nn.Module, family: Family) -> None:
     if is_wrapped(module):
         raise Differs("its forward was replaced")
-    call = ask_decoder_layer(module, family)
+    call = probe_decoder_layer(module, family)
     _decoder_layer_name(type(module))
     if call != getattr(module, "kernel_call", None):
         raise Differs("is not what quantize_model_ has seen")
@@ -239,7 +246,7 @@ _LLAMA4_MOE = "Llama4TextMoe"
 
 
 def _require_our_experts(module: nn.Module) -> None:
-    ask_llama4_moe(module)
+    probe_llama4_moe(module)
     if not isinstance(module.experts, Experts):
         raise Differs(f"its experts are a {type(module.experts).__name__}")
 

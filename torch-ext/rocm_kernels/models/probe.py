@@ -1,10 +1,9 @@
-"""What MLPs, decoder layers and Llama 4's experts compute, asked of their own code.
+"""Checks by a run of their own forward what MLPs, decoder layers and Llama 4's experts compute.
 
-A name is not enough: a newer version of a class may take other arguments, return something else, or
-compute a little more, such as a limit. So the class's own forward runs once, in float32 on the CPU,
-with stand-ins for the modules in it, and what comes out is compared with what a family's record
-says. The stand-ins take few operations, whatever the model's size, and tell what they were called
-with.
+The name of a class is not enough: a newer version may take other arguments, return something else,
+or apply a limit. So the class's own forward runs once, in float32 on the CPU, with stand-ins for
+the modules in it, and its result is compared with what the family's record says. The stand-ins are
+small, whatever the model's size, and record the arguments of each call.
 """
 
 import copy
@@ -65,7 +64,7 @@ class DecoderCall(NamedTuple):
     returns: Optional[Tuple[int, ...]]
 
 
-def ask_decoder_layer(layer: nn.Module, family: Family) -> DecoderCall:
+def probe_decoder_layer(layer: nn.Module, family: Family) -> DecoderCall:
     """
     Raises:
         Differs: it computes, hands on or returns something that no layer here does.
@@ -89,8 +88,8 @@ def ask_decoder_layer(layer: nn.Module, family: Family) -> DecoderCall:
     given = {name: _Given(name) for name in names if name != hidden}
     others = {_OTHER: _Given(_OTHER)} if takes_others else {}
     # With every argument, and with none that has a default: the layer's way is what both say.
-    key, call, returns = _ask_once(layer, family, hidden, {**given, **others})
-    bare_key, bare, bare_returns = _ask_once(
+    key, call, returns = _probe_once(layer, family, hidden, {**given, **others})
+    bare_key, bare, bare_returns = _probe_once(
         layer, family, hidden, {name: given[name] for name in required}
     )
     if (key, returns) != (bare_key, bare_returns):
@@ -129,7 +128,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return one is other or (type(one) in _PLAIN and one == other)
 
 
-def _ask_once(
+def _probe_once(
     layer: nn.Module, family: Family, hidden: str, arguments: Dict[str, Any]
 ) -> Tuple[Optional[str], Dict[str, Any], Optional[Tuple[int, ...]]]:
     """The keyword of the attention's hidden states, what else it gets, and what the layer returns,
@@ -216,7 +215,7 @@ def _hidden_size(norms: Dict[str, nn.Module]) -> int:
 # ---- MLPs
 
 
-def ask_mlp(mlp: nn.Module, family: Family) -> None:
+def probe_mlp(mlp: nn.Module, family: Family) -> None:
     """
     Raises:
         Differs: it computes something else than ``down(activation(gate(x)) * up(x))``.
@@ -247,7 +246,7 @@ def ask_mlp(mlp: nn.Module, family: Family) -> None:
         raise Differs("computes something else than a gated MLP")
 
 
-def ask_llama4_moe(moe: nn.Module) -> None:
+def probe_llama4_moe(moe: nn.Module) -> None:
     """
     Raises:
         Differs: it computes something else than ``shared_expert(x)`` and the sum of the experts of

@@ -1,8 +1,8 @@
-"""Linears whose weight a model's own code reads, besides calling them: they stay as they are.
+"""Finds linears whose weight the model's own code reads without calling the linear: they stay.
 
-T5 casts to its linear's dtype, Mamba multiplies with its weight, torch's encoder layer hands
-weights to a kernel of its own: each meets FP8 numbers without their scales there, and fails, or
-worse, does not. Which code does so is asked of its byte code.
+T5 casts inputs to its linear's dtype, Mamba multiplies by a linear's weight, and torch's encoder
+layer passes weights to a kernel of its own. With an FP8 weight such code would ignore the scales:
+it would fail, or compute wrong numbers. The byte code of the classes tells which linears these are.
 """
 
 import dis
@@ -17,7 +17,7 @@ from torch import nn
 _BEFORE = ("__init__", "_init_weights", "_reset_parameters", "reset_parameters", "tie_weights")
 
 
-def read_by_their_owner(model: nn.Module) -> Dict[str, str]:
+def linears_read_without_a_call(model: nn.Module) -> Dict[str, str]:
     """Names of linears that a module around them reads, and the class of that one."""
     found: Dict[str, str] = {}
     for prefix, owner in model.named_modules():
