@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import itertools
-import json
 import os
 import platform
 import statistics
@@ -26,6 +25,7 @@ from pathlib import Path
 import kernels
 import torch
 import torch.nn.functional as F
+from result_text import result_text
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -325,7 +325,7 @@ def main() -> int:
         show(console, title, header, lines)
     console.print(CACHED)
     if arguments.save:
-        RESULTS.write_text(json.dumps(saved, indent=1) + "\n")
+        RESULTS.write_text(result_text(saved))
         REPORT.write_text(document(saved))
     return 0
 

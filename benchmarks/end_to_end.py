@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from result_text import result_text
 from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -412,7 +413,7 @@ def main() -> int:
                 shown = {key: value for key, value in result.items() if key != "kernels_us"}
                 print(f"{candidate}, batch {batch}: {shown}", flush=True)
                 if options.save:
-                    path.write_text(json.dumps(saved, indent=1) + "\n")
+                    path.write_text(result_text(saved))
     print(gpu_report.model_document(saved, f"{device}_{model.saved}"))
     if options.save and (gpu_report.RESULTS / f"{device}.json").exists():
         gpu_report.write(device)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.util
-import json
 import re
 import statistics
 import subprocess
@@ -33,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from gpu_report import OURS, WEIGHT_ONLY, Case, Measured
 from peers import EPS
+from result_text import result_text
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -307,7 +307,7 @@ def main() -> int:
     if arguments.save:
         name = device_name()
         gpu_report.RESULTS.mkdir(exist_ok=True)
-        (gpu_report.RESULTS / f"{name}.json").write_text(json.dumps(saved, indent=1) + "\n")
+        (gpu_report.RESULTS / f"{name}.json").write_text(result_text(saved))
         gpu_report.write(name)
     return 0
 

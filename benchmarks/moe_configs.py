@@ -36,6 +36,7 @@ import gpu
 import torch
 from gemm_schedules import program
 from gpu_report import DOCS, RESULTS, markdown
+from result_text import result_text
 
 from moe import GPU_MODELS, GPU_TOKENS, floor_us, random_routings
 
@@ -427,7 +428,7 @@ def main() -> int:
                 torch.cuda.empty_cache()
     if arguments.save and arguments.orders:
         saved = {"read_rate": rate, "cells": cells}
-        SAVED_ORDERS.write_text(json.dumps(saved, indent=1) + "\n")
+        SAVED_ORDERS.write_text(result_text(saved))
     elif arguments.save:
         saved = merged(saved_results(), cells, rate, arguments.unseen)
         SAVED.write_bytes(gzip.compress(json.dumps(saved).encode(), mtime=0))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
 from gpu_report import DOCS, RESULTS
+from result_text import result_text
 
 
 def arguments(description: str, quick: str, peers: str | None = None) -> argparse.Namespace:
@@ -28,5 +28,5 @@ def publish(name: str, saved: dict, page: str, save: bool) -> None:
     """Prints the page of `saved`, and writes both if asked to."""
     print(page)
     if save:
-        (RESULTS / f"{name}.json").write_text(json.dumps(saved, indent=1) + "\n")
+        (RESULTS / f"{name}.json").write_text(result_text(saved))
         (DOCS / f"{name}.md").write_text(page)

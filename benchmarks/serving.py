@@ -25,6 +25,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from result_text import result_text
+
 ROOT = Path(__file__).resolve().parent.parent
 SIDES = {"vLLM": "all", "vLLM with rocm-kernels": ""}  # what ROCM_KERNELS_VLLM_OFF says
 RUNS, TOKENS = 30, 128
@@ -227,7 +229,7 @@ def main() -> int:
             sides = {side: {"ROCM_KERNELS_VLLM_OFF": off} for side, off in SIDES.items()}
         results = {side: run(side, arguments, variables) for side, variables in sides.items()}
     if options.save:
-        options.save.write_text(json.dumps(results, indent=1) + "\n")
+        options.save.write_text(result_text(results))
     print(tables(results))
     return 0
 

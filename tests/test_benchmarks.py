@@ -23,6 +23,7 @@ import serving
 import step_loop
 import tables
 import vllm_experts
+from result_text import result_text
 from tiny_models import tiny_llama
 
 import gemm
@@ -375,3 +376,8 @@ def test_the_page_of_experts_says_what_of_vllm_ran():
     assert page.count("| 7.00 |") == len(saved["cells"])
     assert "vLLM 1.2.3" in page and "tuned for this GPU: Mixtral-8x7B: vLLM FP8; its" in page
     assert "vLLM FP8 blocks, GPT-OSS-120B (not of 128), 1 8 64 512 4096 tokens." in page
+
+
+@pytest.mark.parametrize("path", sorted(gpu_report.RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_results_are_written_a_row_a_line(path):
+    assert path.read_text() == result_text(json.loads(path.read_text()))
