@@ -28,7 +28,15 @@ def amd(monkeypatch):
 
 
 def decode(rows=16, parts=1):
-    return f"decode rows={rows} parts={parts}"
+    return f"decode rows={rows} parts={parts} xcds=1 heavy_first=0 chain=registers"
+
+
+def prefill(rows, xcds=1, heavy_first=1, chain="registers"):
+    order = f"xcds={xcds} heavy_first={heavy_first} chain={chain}"
+    return f"prefill rows={rows} parts=1 {order}"
+
+
+# ---- Decode ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size, dtype, kv", [
@@ -47,9 +55,9 @@ def test_decode_of_long_sequences(amd, size, dtype, kv):
 
 
 @pytest.mark.parametrize("parts", [2, 3, 7])
-@pytest.mark.parametrize(
-    "rows, queries, heads", [(16, 2, (16, 2)), (32, 8, (4, 1)), (16, 3, (14, 1))]
-)
+@pytest.mark.parametrize("rows, queries, heads", [
+    (16, 2, (16, 2)), (32, 8, (4, 1)), (16, 3, (14, 1)),
+])  # fmt: skip
 def test_parts_of_the_keys_meet(amd, rows, queries, heads, parts):
     """More parts than a short sequence has steps, and rows that need several workgroups."""
     amd.config = decode(rows, parts)
@@ -69,18 +77,69 @@ def test_windows_caps_and_sinks_over_parts(amd, options):
     case.check(*case.run())
 
 
-def test_maxima_that_grow_late(amd):
+@pytest.mark.parametrize("config", [decode(), prefill(256)])
+def test_maxima_that_grow_late(amd, config):
     """Sums move to a new maximum only where a score exceeds the old one by 2^8."""
-    amd.config = decode()
+    amd.config = config
     case = Case(amd, [300], size=64, heads=(2, 1), softmax_scale=1.0)
     case.k *= torch.linspace(0.01, 3, 300)[:, None, None].to(BF16)
     case.expected, case.lse = case.definition()
     case.check(*case.run())
 
 
-def test_ragged_sequences(amd, package):
-    rows, keys = [3, 0, 2, 1], [40, 9, 130, 70]
-    amd.config = decode(16, 2)
+# ---- Prefill -----------------------------------------------------------------------------------
+
+ROWS = {64: 256, 80: 192, 96: 192, 128: 192, 192: 128, 256: 128}  # of a workgroup, by size
+
+
+@pytest.mark.parametrize("size, dtype, kv", [
+    (64, BF16, None), (64, FP16, "fp8"), (80, FP16, None), (96, BF16, "fp8"), (128, BF16, None),
+    (128, FP16, None), (128, BF16, "fp8"), (192, BF16, None), (192, FP16, "fp8"), (256, BF16, None),
+    (256, FP16, "fp8"),
+])  # fmt: skip
+def test_prefill(amd, size, dtype, kv):
+    """Two workgroups of a KV head, the second with waves that have few rows or none; fewer keys
+    than rows, so that some rows see none."""
+    amd.config = prefill(ROWS[size])
+    case = Case(
+        amd, [150, 40], rows=100, heads=(3, 1), size=size, size_v=128 if size == 192 else None,
+        dtype=dtype, kv_dtype=amd.fp8 if kv else None, page=48, causal=True,
+    )  # fmt: skip
+    case.check(*case.run())
+
+
+@pytest.mark.parametrize("options", [
+    {"window_size": (37, -1)}, {"window_size": (70, 3)}, {"softcap": 5.0, "causal": True},
+    {"s_aux": torch.randn(8), "window_size": (20, 0)}, {"softmax_scale": 0.0},
+    {"softmax_scale": -0.3, "causal": True},
+])  # fmt: skip
+def test_windows_caps_and_sinks_of_prompts(amd, options):
+    amd.config = prefill(192)
+    case = Case(amd, [120, 77], rows=77, size=128, **options)
+    case.check(*case.run())
+
+
+@pytest.mark.parametrize("xcds, heavy_first, chain", [
+    (1, 0, "registers"), (8, 0, "registers"), (8, 1, "registers"), (3, 1, "registers"),
+    (1, 1, "lds"),
+])  # fmt: skip
+def test_order_and_chain_leave_the_bits_alone(amd, xcds, heavy_first, chain):
+    case = Case(amd, [130, 99], rows=99, heads=(12, 4), size=128, causal=True)
+    amd.config = prefill(192)
+    expected = case.run()
+    amd.config = prefill(192, xcds, heavy_first, chain)
+    assert all(map(torch.equal, case.run(), expected))
+
+
+# ---- Both --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows, config", [
+    ([3, 0, 2, 1], decode(16, 2)), ([30, 0, 130, 1], prefill(256)), ([30, 0, 130, 1], ""),
+])  # fmt: skip
+def test_ragged_sequences(amd, package, rows, config):
+    keys = [40, 9, 130, 70]
+    amd.config = config
     starts = [torch.tensor([0, *n]).cumsum(0).to(torch.int32) for n in (rows, keys)]
     q = torch.randn(sum(rows), 8, 64).bfloat16()
     k, v = torch.randn(2, sum(keys), 2, 64).bfloat16()
@@ -97,12 +156,18 @@ def test_ragged_sequences(amd, package):
 
 
 @pytest.mark.parametrize("size, kv, config, words", [
-    (64, "foreign", "decode rows=16 parts=1", "another FP8 dialect"),
-    (72, "fp8", "decode rows=16 parts=1", "whole 16 bytes"),
-    (64, None, "decode rows=8 parts=1", "no tile of so many rows"),
-    (64, None, "decode rows=16 parts=0", "parts must be 1 to 128"),
+    (64, "foreign", decode(), "another FP8 dialect"),
+    (72, "fp8", decode(), "whole 16"),
+    (33, None, decode(), "whole 8"),
+    (64, None, decode(8), "no tile of so many rows"),
+    (512, None, prefill(192), "no tile of so many rows"),
+    (64, None, prefill(256, chain="lds"), "no tile of so many rows"),
+    (64, None, decode(16, 0), "parts must be 1 to 128"),
+    (64, None, decode().replace("xcds=1", "xcds=2"), "decode takes xcds=1"),
+    (64, None, prefill(256, 9), "xcds must be 1 to 8"),
+    (64, None, prefill(256).replace("parts=1", "parts=2"), "prefill takes parts=1"),
     (64, None, "decode rows=16", "must read like"),
-    (64, None, "plain rows=32 parts=1", "default fields"),
+    (64, None, decode(32).replace("decode", "plain"), "default fields"),
 ])  # fmt: skip
 def test_configs_that_cannot_serve_say_why(amd, size, kv, config, words):
     amd.config = config
@@ -112,11 +177,23 @@ def test_configs_that_cannot_serve_say_why(amd, size, kv, config, words):
         case.run()
 
 
+# ---- Full size: what the choice takes -----------------------------------------------------------
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kv", [None, "fp8"])
 @pytest.mark.parametrize("page", [None, 16, 1568])
-def test_full_size(amd, kv, page):
-    """What the choice takes for a decode step of Llama 3."""
+def test_a_decode_step_of_llama(amd, kv, page):
     kv_dtype = amd.fp8 if kv else None
     case = Case(amd, [4096, 1000], size=128, heads=(32, 8), page=page, kv_dtype=kv_dtype)
+    case.check(*case.run())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page, kv", [(None, None), (16, None), (256, "fp8")])
+def test_prompts_of_a_thousand_tokens(amd, page, kv):
+    case = Case(
+        amd, [1000, 1000], rows=1000, size=128, heads=(8, 2), page=page,
+        kv_dtype=amd.fp8 if kv else None, causal=True,
+    )  # fmt: skip
     case.check(*case.run())

@@ -23,6 +23,14 @@ void for_each_config(const AttentionArgs& args, const Target& target, const Visi
     }
     if (holds) break;
   }
+  for (const PrefillTile& tile : kPrefillTiles) {
+    AttentionConfig c;
+    c.design = AttentionConfig::Design::kPrefill;
+    c.rows = tile.rows();
+    c.xcds = args.batch * args.kv_heads % target.xcds == 0 ? target.xcds : 1;
+    c.heavy_first = 1;
+    if (!tile.chain_in_lds && check_config(args, c, target) == nullptr) visit(c);
+  }
   visit(AttentionConfig{});
 }
 

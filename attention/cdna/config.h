@@ -1,5 +1,5 @@
-// A config of attention on AMD GPUs: which kernel, and into how many parts the keys are divided.
-// No HIP header.
+// A config of attention on AMD GPUs: which kernel, into how many parts the keys are divided, and
+// the order of workgroups. No HIP header.
 #pragma once
 
 #include <algorithm>
@@ -13,20 +13,30 @@ namespace rocm_kernels::cdna {
 
 struct AttentionConfig {
   enum class Design : int32_t {
-    kPlain,   // any types and sizes, a row a wave (gpu/plain.h)
-    kDecode,  // few rows a sequence: bound by the bytes of keys and values (decode.h)
+    kPlain,    // any types and sizes, a row a wave (gpu/plain.h)
+    kDecode,   // few rows a sequence: bound by the bytes of keys and values (decode.h)
+    kPrefill,  // many: bound by the matrix instructions (prefill.h)
   };
   Design design = Design::kPlain;
   int32_t rows = 16;  // of a workgroup
-  int32_t parts = 1;  // of the keys, whose sums the last to arrive adds up
+  int32_t parts = 1;  // kDecode: of the keys, whose sums the last to arrive adds up
+  // kPrefill:
+  int32_t xcds = 1;         // > 1: the blocks of rows of a KV head run on one XCD
+  int32_t heavy_first = 0;  // 1: those with the most keys begin
+  int32_t chain = 0;        // what P meets V from: 0: the registers of S; 1: LDS
 
-  static constexpr const char* kDesigns[] = {"plain", "decode"};
+  static constexpr const char* kDesigns[] = {"plain", "decode", "prefill"};
+  static constexpr const char* kChains[] = {"registers", "lds"};
   static constexpr ConfigField<AttentionConfig> kFields[] = {
       {"rows", &AttentionConfig::rows},
       {"parts", &AttentionConfig::parts},
+      {"xcds", &AttentionConfig::xcds},
+      {"heavy_first", &AttentionConfig::heavy_first},
+      {"chain", &AttentionConfig::chain, kChains, 2},
   };
   static constexpr Status kMustRead =
-      "attention config: it must read like 'decode rows=16 parts=8'";
+      "attention config: it must read like 'decode rows=16 parts=8 xcds=1 heavy_first=0 "
+      "chain=registers'";
 };
 
 // The number in kDecodeTiles of the tile that serves the heads by that many rows, or -1.
@@ -35,6 +45,18 @@ inline int find_decode_tile(const AttentionArgs& args, int32_t rows) {
   for (size_t i = 0; i < kDecodeTileCount; ++i) {
     if (kDecodeTiles[i].rows == rows && kDecodeTiles[i].head_dim >= size) {
       return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+// The same in kPrefillTiles.
+inline int find_prefill_tile(const AttentionArgs& args, const AttentionConfig& c) {
+  for (size_t i = 0; i < kPrefillTileCount; ++i) {
+    const PrefillTile& tile = kPrefillTiles[i];
+    if (tile.head_dim >= args.head_dim && tile.head_dim_v >= args.head_dim_v &&
+        tile.chain_in_lds == (c.chain == 1)) {
+      return tile.rows() == c.rows ? static_cast<int>(i) : -1;
     }
   }
   return -1;
@@ -72,6 +94,11 @@ inline int64_t decode_workspace_bytes(const AttentionArgs& args, const Attention
          decode_items(args, c) * c.parts * c.rows * pitch * int64_t{sizeof(float)};
 }
 
+inline int64_t prefill_workgroups(const AttentionArgs& args, const AttentionConfig& c) {
+  const int64_t groups = args.batch * args.kv_heads;
+  return (groups + c.xcds - 1) / c.xcds * c.xcds * row_blocks(args, c);
+}
+
 // Whether the config can serve args on the device: nullptr, or why not.
 inline Status check_config(const AttentionArgs& args, const AttentionConfig& c,
                            const Target& target) {
@@ -80,25 +107,44 @@ inline Status check_config(const AttentionArgs& args, const AttentionConfig& c,
                ? nullptr
                : "attention config: the plain design takes its default fields";
   }
-  if (!target.matrix_instructions) return "attention config: decode needs gfx942 or gfx950";
-  if (args.q_dtype == DType::kFloat32) return "attention config: decode takes float16 and bfloat16";
+  const bool decode = c.design == AttentionConfig::Design::kDecode;
+  if (!target.matrix_instructions) {
+    return "attention config: decode and prefill need gfx942 or gfx950";
+  }
+  if (args.q_dtype == DType::kFloat32) {
+    return "attention config: decode and prefill take float16 and bfloat16";
+  }
   if (is_fp8(args.kv_dtype) && args.kv_dtype != target.fp8) {
     return "attention config: only the plain design takes another FP8 dialect than the device's";
   }
-  if (args.head_dim % (is_fp8(args.kv_dtype) ? 16 : 8) != 0 || args.head_dim_v % 8 != 0) {
-    return "attention config: decode takes keys of whole 16 bytes, and values of whole 8 elements";
+  if (args.head_dim % (decode && is_fp8(args.kv_dtype) ? 16 : 8) != 0 || args.head_dim_v % 8 != 0) {
+    return "attention config: heads must have whole 8 elements, for decode with FP8 keys whole 16";
   }
-  if (find_decode_tile(args, c.rows) < 0) {
-    return "attention config: decode has no tile of so many rows for heads of that size";
-  }
-  if (c.parts < 1 || c.parts * c.rows > kMostParts) {
-    return "attention config: parts must be 1 to 128, and parts times rows at most 2,048";
+  if ((decode ? find_decode_tile(args, c.rows) : find_prefill_tile(args, c)) < 0) {
+    return "attention config: there is no tile of so many rows for heads of that size";
   }
   if (!has_page_magic(args)) {
-    return "attention config: decode takes pages of another size only below 2^32 / page_size keys";
+    return "attention config: only the plain design takes pages of other than 2^n keys where "
+           "max_seqlen_k times page_size exceeds 2^32";
   }
-  if (args.kv_heads * row_blocks(args, c) > 65535 || args.batch > 65535) {
-    return "attention config: decode takes at most 65,535 sequences, and blocks of rows a sequence";
+  if (decode) {
+    if (c.parts < 1 || c.parts * c.rows > kMostParts) {
+      return "attention config: parts must be 1 to 128, and parts times rows at most 2,048";
+    }
+    if (c.xcds != 1 || c.heavy_first != 0 || c.chain != 0) {
+      return "attention config: decode takes xcds=1 heavy_first=0 chain=registers";
+    }
+    if (args.kv_heads * row_blocks(args, c) > 65535 || args.batch > 65535) {
+      return "attention config: decode takes at most 65,535 sequences, and blocks of rows a "
+             "sequence";
+    }
+    return nullptr;
+  }
+  if (c.parts != 1) return "attention config: prefill takes parts=1";
+  if (c.xcds < 1 || c.xcds > 8) return "attention config: xcds must be 1 to 8";
+  if (c.heavy_first < 0 || c.heavy_first > 1) return "attention config: heavy_first must be 0 or 1";
+  if (prefill_workgroups(args, c) >= int64_t{1} << 31) {
+    return "attention config: prefill takes fewer than 2^31 blocks of rows";
   }
   return nullptr;
 }

@@ -30,6 +30,7 @@ template <typename Type, bool kIsFp8, int kDim>
 struct HeadShape {
   using Q = Type;
   static constexpr bool kBFloat = std::is_same_v<Q, bfloat16>, kFp8 = kIsFp8;
+  static constexpr bool kWideLoads = kFp8;  // two fragments in a load of k
   static constexpr int kD = kDim;
   static constexpr int kFragments = kD / 32;                  // of a row of q or k
   static constexpr int kLoads = kFragments / (kFp8 ? 2 : 1);  // of 16 bytes, of a row of k
@@ -115,7 +116,7 @@ ROCM_KERNELS_DEVICE void load_query(Words (&q)[Shape::kFragments], const typenam
                                     int head_dim, int group) {
 #pragma unroll
   for (int i = 0; i < Shape::kFragments; ++i) {
-    const int at = Shape::kFp8 ? 64 * (i / 2) + 16 * group + 8 * (i % 2) : 32 * i + 8 * group;
+    const int at = Shape::kWideLoads ? 64 * (i / 2) + 16 * group + 8 * (i % 2) : 32 * i + 8 * group;
     const auto loaded =
         rocm_kernels::load<Touch::kAgain, Vec<uint32_t, 4>>(row + min(at, head_dim - 8));
     q[i] = at < head_dim ? __builtin_bit_cast(Words, loaded) : Words{0, 0, 0, 0};
@@ -160,8 +161,23 @@ ROCM_KERNELS_DEVICE Words join_words(detail::Words2 low, detail::Words2 high) {
 
 // ---- The softmax of a lane's row ---------------------------------------------------------------
 
+// P, none of it negative or NaN of its own, to the nearest of the queries' type.
 template <class Shape>
 ROCM_KERNELS_DEVICE detail::Words2 round_p(Accumulator p) {
+#if !defined(__gfx950__)
+  if constexpr (Shape::kBFloat) {
+    // gfx942 has no instruction for it. Half a unit is added and the rest cut off: two instructions
+    // a pair and one for both, where ties to even, of which one number in 65,536 is, take nine.
+    uint32_t bits[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const float value = p[r];
+      bits[r] = __builtin_bit_cast(uint32_t, value) + 0x8000u;
+    }
+    return {__builtin_amdgcn_perm(bits[1], bits[0], 0x07060302u),
+            __builtin_amdgcn_perm(bits[3], bits[2], 0x07060302u)};
+  }
+#endif
   using Four = typename Shape::Q __attribute__((ext_vector_type(4)));
   return __builtin_bit_cast(detail::Words2, __builtin_convertvector(p, Four));
 }
@@ -184,6 +200,14 @@ struct RowState {
   KeyRange sees = {0, 0};
 };
 
+// tanh to some 1e-6 of its value, without a branch.
+ROCM_KERNELS_DEVICE float tanh_of(float x) {
+  const float square = x * x;
+  const float small = x - x * square * (1 / 3.0f - square * (2 / 15.0f - square * (17 / 315.0f)));
+  const float large = 1 - 2 * fast_reciprocal(fast_exp2(2 * kLog2E * fabsf(x)) + 1);
+  return square < 0.03f ? small : copysignf(large, x);
+}
+
 // Scores to the base of 2, once masked; sums are moved to a new maximum only where one has grown
 // by 2^8 since, so that most steps ask other lanes nothing but that.
 template <int kRows, int kSums>
@@ -192,30 +216,28 @@ ROCM_KERNELS_DEVICE void to_exponentials(Accumulator (&scores)[2][kRows], RowSta
                                          int first_key, bool all_seen, int lane) {
   const int group = lane / 16;
   bool grows = false;
+  float highest[kRows];
 #pragma unroll
   for (int n = 0; n < kRows; ++n) {
+    highest[n] = -kInfinity;
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         float score = scores[t][n][r] * scale;
-        if (cap > 0) score = cap * tanhf(score);
+        if (cap > 0) score = cap * tanh_of(score);
         const int key = first_key + 16 * t + 4 * group + r;
         if (!all_seen && (key < rows[n].sees.begin || key >= rows[n].sees.end)) score = -kInfinity;
         scores[t][n][r] = score;
-        grows = grows || score > rows[n].maximum + 8;
+        highest[n] = fmaxf(highest[n], score);
       }
     }
+    grows = grows || highest[n] > rows[n].maximum + 8;
   }
   if (ballot(grows) != 0) {
 #pragma unroll
     for (int n = 0; n < kRows; ++n) {
-      float most = rows[n].maximum;
-#pragma unroll
-      for (int t = 0; t < 2; ++t) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) most = fmaxf(most, scores[t][n][r]);
-      }
+      float most = fmaxf(rows[n].maximum, highest[n]);
       most = over_groups(most, lane, [](float a, float b) { return fmaxf(a, b); });
       const float by = most == -kInfinity ? 1.0f : fast_exp2(rows[n].maximum - most);
       rows[n].maximum = most;

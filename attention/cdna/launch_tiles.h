@@ -4,6 +4,7 @@
 #include "../../common/gpu/launch.h"
 #include "decode.h"
 #include "kernels.h"
+#include "prefill.h"
 
 namespace rocm_kernels::cdna {
 
@@ -32,16 +33,58 @@ Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& conf
   return launch_kernel(attention_decode<Shape>, launch, args, grid);
 }
 
+template <class Shape>
+Status launch_prefill_tile(const AttentionArgs& args, const AttentionConfig& config,
+                           const Context& context) {
+  PrefillGrid grid = {};
+  grid.window = Window::of(args);
+  grid.heads_per_kv = static_cast<int>(args.heads / args.kv_heads);
+  grid.kv_heads = static_cast<int>(args.kv_heads);
+  grid.row_blocks = static_cast<int>(row_blocks(args, config));
+  grid.groups = static_cast<int>(args.batch * args.kv_heads);
+  grid.xcds = config.xcds;
+  grid.heavy_first = config.heavy_first;
+  grid.page_magic = static_cast<uint32_t>(page_magic(args.page_size));
+  Launch launch;
+  launch.grid = dim3(static_cast<unsigned>(prefill_workgroups(args, config)));
+  launch.block = kPrefillWaves * 64;
+  launch.stream = stream_of(context);
+  launch.shared_bytes = Shape::kTile.lds_bytes();
+  return launch_kernel(attention_prefill<Shape>, launch, args, grid);
+}
+
+constexpr Status kNotBuilt = "no kernel was built for this config; report a defect";
+
 template <typename T, bool kFp8, int kTile = 0>
-Status launch_tile(const AttentionArgs& args, const AttentionConfig& config,
-                   const Context& context) {
+Status launch_decode(const AttentionArgs& args, const AttentionConfig& config,
+                     const Context& context) {
   if (find_decode_tile(args, config.rows) == kTile) {
     return launch_decode_tile<DecodeShape<T, kFp8, kTile>>(args, config, context);
   }
   if constexpr (kTile + 1 < static_cast<int>(kDecodeTileCount)) {
-    return launch_tile<T, kFp8, kTile + 1>(args, config, context);
+    return launch_decode<T, kFp8, kTile + 1>(args, config, context);
   }
-  return "no kernel was built for this config; report a defect";
+  return kNotBuilt;
+}
+
+template <typename T, bool kFp8, int kTile = 0>
+Status launch_prefill(const AttentionArgs& args, const AttentionConfig& config,
+                      const Context& context) {
+  if (find_prefill_tile(args, config) == kTile) {
+    return launch_prefill_tile<PrefillShape<T, kFp8, kTile>>(args, config, context);
+  }
+  if constexpr (kTile + 1 < static_cast<int>(kPrefillTileCount)) {
+    return launch_prefill<T, kFp8, kTile + 1>(args, config, context);
+  }
+  return kNotBuilt;
+}
+
+template <typename T, bool kFp8>
+Status launch_tile(const AttentionArgs& args, const AttentionConfig& config,
+                   const Context& context) {
+  return config.design == AttentionConfig::Design::kPrefill
+             ? launch_prefill<T, kFp8>(args, config, context)
+             : launch_decode<T, kFp8>(args, config, context);
 }
 
 }  // namespace rocm_kernels::cdna

@@ -28,4 +28,25 @@ constexpr int32_t decode_lds_bytes() {
   return kDecodeWaves * 16 * (kSumsPitch + 2) * static_cast<int32_t>(sizeof(float));
 }
 
+struct PrefillTile {
+  int32_t head_dim, head_dim_v;  // that q and k, and v, are rounded up to
+  int32_t row_tiles;             // of 16 rows, of a wave
+  int32_t waves;                 // a SIMD, that the registers allow
+  bool chain_in_lds;             // P goes through LDS, to see what that costs
+
+  constexpr int32_t rows() const;  // of a workgroup
+  // LDS of a step's keys and values, as 16-bit operands.
+  constexpr int32_t stage_bytes() const { return kStepKeys * (head_dim + head_dim_v) * 2; }
+  constexpr int32_t lds_bytes() const {
+    return 2 * stage_bytes() + (chain_in_lds ? rows() * kStepKeys * 2 : 0);
+  }
+};
+constexpr int kPrefillWaves = 4;  // of a workgroup
+constexpr int32_t PrefillTile::rows() const { return kPrefillWaves * 16 * row_tiles; }
+constexpr PrefillTile kPrefillTiles[] = {
+    {64, 64, 4, 2, false},   {128, 128, 3, 2, false}, {128, 128, 3, 2, true},
+    {192, 128, 2, 2, false}, {256, 256, 2, 1, false},
+};
+constexpr size_t kPrefillTileCount = sizeof(kPrefillTiles) / sizeof(kPrefillTiles[0]);
+
 }  // namespace rocm_kernels::cdna

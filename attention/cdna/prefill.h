@@ -1,0 +1,297 @@
+// Attention of many queries: prompts, bound by the matrix instructions.
+//
+//   S^T [32 keys, rows] = K Q^T         rows: queries times the heads that share a KV head
+//   O^T [Dv, rows]     += V^T P^T       P^T = exp2(S^T - max), registers of S^T (fragments.h)
+//
+// A workgroup of four waves has one sequence, one KV head and kRows rows, kRowTiles of 16 a wave.
+// A step is 32 keys; LDS holds two, as operands:
+//
+//   all waves   ask for their quarter of the next step's K and V     memory to registers
+//               S^T, P^T, O^T of this step, each for its own rows    operands from LDS
+//               put the quarter into LDS, V^T turned by v_perm_b32   registers to LDS
+//   one barrier a step
+//
+// Two workgroups a compute unit, so that one multiplies while the other takes exponentials or
+// waits. Why operands in LDS and not rows: every wave reads each with ds_read_b128 of consecutive
+// lanes, without conflicts, and V is turned once for all.
+//
+// Order of workgroups: number n runs on XCD n mod 8. All blocks of rows of a KV head have one XCD,
+// whose L2 then holds their keys and values; among them those with the most keys begin, lest the
+// last to begin is the longest.
+#pragma once
+
+#include "../../common/cdna/sync.h"
+#include "fragments.h"
+
+namespace rocm_kernels::cdna {
+
+struct PrefillGrid {
+  Window window;
+  int heads_per_kv, kv_heads;
+  int row_blocks;  // of the longest sequence
+  int groups;      // KV heads of all sequences
+  int xcds;
+  int heavy_first;
+  uint32_t page_magic;
+};
+
+template <typename Type, bool kIsFp8, int kTileNumber>
+struct PrefillShape {
+  static constexpr PrefillTile kTile = kPrefillTiles[kTileNumber];
+  using Q = Type;
+  static constexpr bool kBFloat = std::is_same_v<Q, bfloat16>, kFp8 = kIsFp8;
+  static constexpr bool kWideLoads = false;
+  static constexpr int kD = kTile.head_dim, kDv = kTile.head_dim_v;
+  static constexpr int kFragments = kD / 32;
+  static constexpr int kColumns = 4, kPieces = kDv / 64, kVWords = kFp8 ? 1 : 2;
+  static constexpr int kRowTiles = kTile.row_tiles;
+  static constexpr bool kChainInLds = kTile.chain_in_lds;
+};
+
+#if ROCM_KERNELS_CDNA
+
+// 8 elements of a row of k as a fragment.
+template <class Shape>
+ROCM_KERNELS_DEVICE Words key_fragment(const Vec<uint32_t, Shape::kFp8 ? 2 : 4>& loaded) {
+  if constexpr (Shape::kFp8) {
+    return detail::decode8<Shape::kBFloat>(__builtin_bit_cast(detail::Words2, loaded));
+  } else {
+    return __builtin_bit_cast(Words, loaded);
+  }
+}
+
+// The end of a row: lse, and the factor of its sums.
+ROCM_KERNELS_DEVICE float finish_row(const AttentionArgs& args, int64_t own, int64_t q_row,
+                                     int head, float most, float total, float v_descale,
+                                     bool writes) {
+  float by = 1;
+  if (args.sinks != nullptr) {
+    const float sink = sink_of(args, head) * kLog2E;
+    const float both = fmaxf(most, sink);
+    if (both > -kInfinity) {
+      by = fast_exp2(most - both);
+      total = total * by + fast_exp2(sink - both);
+      most = both;
+    }
+  }
+  if (writes && args.lse != nullptr) {
+    args.lse[own * args.lse_batch_stride + head * args.lse_head_stride + q_row] =
+        total > 0 ? (most + log2f(total)) / kLog2E : -kInfinity;
+  }
+  return total > 0 ? by / total * v_descale : total;
+}
+
+#endif
+
+// Grid: one number for each block of rows of each KV head of each sequence.
+template <class Shape>
+__global__ void __launch_bounds__(kPrefillWaves * 64, Shape::kTile.waves)
+    attention_prefill([[maybe_unused]] const AttentionArgs args,
+                      [[maybe_unused]] const PrefillGrid grid) {
+#if ROCM_KERNELS_CDNA
+  constexpr int kRowTiles = Shape::kRowTiles, kFragments = Shape::kFragments;
+  constexpr int kSums = Shape::kDv / 16, kPieces = Shape::kPieces;
+  constexpr int kStage = Shape::kTile.stage_bytes(), kVAt = 2 * kFragments * 1024;
+  extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
+
+  // ---- Which rows
+  const int number = static_cast<int>(blockIdx.x), in_xcd = number / grid.xcds;
+  const int kv_group = in_xcd / grid.row_blocks * grid.xcds + number % grid.xcds;
+  if (kv_group >= grid.groups) return;
+  int block = in_xcd % grid.row_blocks;
+  if (grid.heavy_first) block = grid.row_blocks - 1 - block;
+  const int b = kv_group / grid.kv_heads, head = kv_group % grid.kv_heads;
+  const int wave = __builtin_amdgcn_readfirstlane(threadIdx.x / 64);
+  const int lane = static_cast<int>(threadIdx.x) % 64, group = lane / 16, i = lane % 16;
+  const Sequence s = sequence_of(args, b);
+  const int all_rows = s.q_count * grid.heads_per_kv;
+  const int block_row = block * (kPrefillWaves * 16 * kRowTiles);
+  if (block_row >= all_rows) return;
+  const auto query_of = [&](int row) { return row / grid.heads_per_kv; };
+  const auto last_of = [&](int row, int count) { return min(row + count, all_rows) - 1; };
+  const KeyRange keys = grid.window.seen(
+      s, query_of(block_row), query_of(last_of(block_row, kPrefillWaves * 16 * kRowTiles)));
+
+  // ---- The wave's rows of q; those beyond the last are the last again, and go nowhere
+  const int first_row = block_row + wave * 16 * kRowTiles;
+  const bool has_rows = first_row < all_rows;
+  const int64_t own = args.cu_seqlens_q == nullptr ? b : 0;
+  Words q[kRowTiles][kFragments];
+  RowState rows[kRowTiles];
+  Accumulator out[kRowTiles][kSums] = {};
+#pragma unroll
+  for (int n = 0; n < kRowTiles; ++n) {
+    const int row = min(first_row + 16 * n + i, all_rows - 1), query = query_of(row);
+    const int q_head = head * grid.heads_per_kv + row - query * grid.heads_per_kv;
+    load_query<Shape>(q[n],
+                      static_cast<const typename Shape::Q*>(args.q.data) +
+                          own * args.q.batch_stride + (s.q_begin + query) * args.q.row_stride +
+                          q_head * args.q.head_stride,
+                      static_cast<int>(args.head_dim), group);
+    rows[n].sees = grid.window.seen(s, query, query);
+  }
+  // Keys that some of them see, and that all of them see.
+  const int its_first = query_of(min(first_row, all_rows - 1));
+  const int its_last = query_of(last_of(first_row, 16 * kRowTiles));
+  const KeyRange seen_by_some = grid.window.seen(s, its_first, its_last);
+  const KeyRange seen_by_all = {grid.window.seen(s, its_last, its_last).begin,
+                                grid.window.seen(s, its_first, its_first).end};
+  const auto descale = [&](const float* scales, int64_t batch_stride, int64_t head_stride) {
+    return scales == nullptr ? 1.0f : scales[b * batch_stride + head * head_stride];
+  };
+  float scale =
+      args.scale * descale(args.k_descale, args.k_descale_batch_stride, args.k_descale_head_stride);
+  const float cap = args.softcap * kLog2E;
+  scale *= args.softcap > 0 ? 1 / args.softcap : kLog2E;
+
+  // ---- A wave's quarter of a step: 16 keys, every second piece of their columns
+  constexpr int kBytes = Shape::kFp8 ? 1 : 2;
+  constexpr int kOwnFragments = kFragments / 2, kOwnPieces = (kPieces + 1) / 2;
+  using KeyLoad = Vec<uint32_t, Shape::kFp8 ? 2 : 4>;
+  const int k_bytes = static_cast<int>(args.head_dim) * kBytes;
+  const int v_bytes = static_cast<int>(args.head_dim_v) * kBytes;
+  const uint8_t* const k =
+      static_cast<const uint8_t*>(args.k.data) + (s.k_batch + head * args.k.head_stride) * kBytes;
+  const uint8_t* const v =
+      static_cast<const uint8_t*>(args.v.data) + (s.v_batch + head * args.v.head_stride) * kBytes;
+  const int tile = wave / 2, half = wave % 2;
+  StepPlaces places(args, s, keys, grid.page_magic);
+  KeyLoad own_keys[kOwnFragments];
+  ValueTile<Shape> own_values[kOwnPieces];
+  const auto load_step = [&] {
+    const int64_t k_offset = places.k_offset(), v_offset = places.v_offset();
+    const uint8_t* const row = k + of_lane64(k_offset, 16 * tile + i) * kBytes;
+#pragma unroll
+    for (int f = 0; f < kOwnFragments; ++f) {
+      const int at = (32 * (half * kOwnFragments + f) + 8 * group) * kBytes;
+      own_keys[f] = rocm_kernels::load<Touch::kAgain, KeyLoad>(row + min(at, k_bytes - 8 * kBytes));
+    }
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const uint8_t* const v_row = v + of_lane64(v_offset, 16 * tile + 4 * group + r) * kBytes;
+#pragma unroll
+      for (int p = 0; p < kOwnPieces; ++p) {
+        own_values[p].load(v_row, r, v_bytes, min(2 * p + half, kPieces - 1), i);
+      }
+    }
+  };
+  const auto store_step = [&](uint8_t* stage) {
+#pragma unroll
+    for (int f = 0; f < kOwnFragments; ++f) {
+      *reinterpret_cast<Words*>(stage + (tile * kFragments + half * kOwnFragments + f) * 1024 +
+                                lane * 16) = key_fragment<Shape>(own_keys[f]);
+    }
+#pragma unroll
+    for (int p = 0; p < kOwnPieces; ++p) {
+      const int piece = 2 * p + half;
+      if (piece >= kPieces) break;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        *reinterpret_cast<detail::Words2*>(stage + kVAt + ((piece * 4 + c) * 2 + tile) * 512 +
+                                           lane * 8) = own_values[p].column(c);
+      }
+    }
+  };
+
+  // ---- The steps
+  const int begin = keys.begin / kStepKeys;
+  const int end = keys.end > keys.begin ? (keys.end + kStepKeys - 1) / kStepKeys : begin;
+  if (begin < end) {
+    places.look_up(begin * kStepKeys, lane);
+    load_step();
+    places.look_up((begin + 1) * kStepKeys, lane);
+    store_step(lds);
+    workgroup_barrier();
+  }
+#pragma unroll 1
+  for (int step = begin; step < end; ++step) {
+    uint8_t* const stage = lds + ((step - begin) & 1) * kStage;
+    const bool more = step + 1 < end;
+    if (more) {
+      load_step();
+      places.look_up((step + 2) * kStepKeys, lane);
+    }
+    const int first_key = step * kStepKeys;
+    if (has_rows && first_key < seen_by_some.end && first_key + kStepKeys > seen_by_some.begin) {
+      Accumulator scores[2][kRowTiles] = {};
+#pragma unroll
+      for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+        for (int t = 0; t < 2; ++t) {
+          const Words fragment =
+              *reinterpret_cast<const Words*>(stage + (t * kFragments + f) * 1024 + lane * 16);
+#pragma unroll
+          for (int n = 0; n < kRowTiles; ++n) {
+            scores[t][n] = detail::mfma_16bit<Shape::kBFloat>(fragment, q[n][f], scores[t][n]);
+          }
+        }
+      }
+      const bool all_seen =
+          first_key >= seen_by_all.begin && first_key + kStepKeys <= seen_by_all.end;
+      to_exponentials(scores, rows, out, scale, cap, first_key, all_seen, lane);
+      Words p[kRowTiles];
+#pragma unroll
+      for (int n = 0; n < kRowTiles; ++n) {
+        p[n] = join_words(round_p<Shape>(scores[0][n]), round_p<Shape>(scores[1][n]));
+      }
+      if constexpr (Shape::kChainInLds) {
+        // What the registers spare: each wave's P to LDS and back.
+        uint8_t* const place = lds + 2 * kStage + wave * kRowTiles * 1024 + lane * 16;
+#pragma unroll
+        for (int n = 0; n < kRowTiles; ++n) *reinterpret_cast<Words*>(place + n * 1024) = p[n];
+        asm volatile("" ::: "memory");
+#pragma unroll
+        for (int n = 0; n < kRowTiles; ++n) {
+          p[n] = *reinterpret_cast<const Words*>(place + n * 1024);
+        }
+      }
+#pragma unroll
+      for (int at = 0; at < kSums; ++at) {
+        const uint8_t* const place = stage + kVAt + at * 1024 + lane * 8;
+        const Words values = join_words(*reinterpret_cast<const detail::Words2*>(place),
+                                        *reinterpret_cast<const detail::Words2*>(place + 512));
+#pragma unroll
+        for (int n = 0; n < kRowTiles; ++n) {
+          out[n][at] = detail::mfma_16bit<Shape::kBFloat>(values, p[n], out[n][at]);
+        }
+      }
+    }
+    if (more) store_step(lds + ((step - begin + 1) & 1) * kStage);
+    // Here and not where the loop begins: there clang 22 leaves out the wait for these stores.
+    workgroup_barrier();
+  }
+
+  // ---- Rows to memory: a lane has 16 neighbouring columns of every 64
+  const float v_descale =
+      descale(args.v_descale, args.v_descale_batch_stride, args.v_descale_head_stride);
+#pragma unroll
+  for (int n = 0; n < kRowTiles; ++n) {
+    const float total = over_groups(rows[n].total, lane, [](float x, float y) { return x + y; });
+    const int row = first_row + 16 * n + i;
+    if (row >= all_rows) continue;
+    const int query = query_of(row);
+    const int q_head = head * grid.heads_per_kv + row - query * grid.heads_per_kv;
+    const float factor = finish_row(args, own, s.q_begin + query, q_head, rows[n].maximum, total,
+                                    v_descale, group == 0);
+    typename Shape::Q* const to =
+        static_cast<typename Shape::Q*>(args.out) + own * args.out_batch_stride +
+        (s.q_begin + query) * args.out_row_stride + q_head * args.out_head_stride;
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const int column = 64 * piece + 4 * (4 * group + r);
+        const Accumulator value =
+            factor * Accumulator{out[n][4 * piece][r], out[n][4 * piece + 1][r],
+                                 out[n][4 * piece + 2][r], out[n][4 * piece + 3][r]};
+        if (column < args.head_dim_v) {
+          using Four = typename Shape::Q __attribute__((ext_vector_type(4), aligned(2)));
+          *reinterpret_cast<Four*>(to + column) = __builtin_convertvector(value, Four);
+        }
+      }
+    }
+  }
+#endif
+}
+
+}  // namespace rocm_kernels::cdna
