@@ -2,11 +2,12 @@
 
 import copy
 import importlib
+import inspect
 
 import pytest
 import torch
 from tiny_models import randomized, tokens
-from transformers import StaticCache
+from transformers import ContinuousBatchingConfig, GenerationConfig, StaticCache
 
 SIZES = {
     "hidden_size": 64,
@@ -150,7 +151,7 @@ def test_a_conversation_goes_on_in_its_cache(package, way):
     assert torch.equal(*said)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Mistral", "GptOss"])
+@pytest.mark.parametrize("family", ["Mistral", "GptOss"])
 def test_a_decode_step_is_one_graph(package, family):
     """Whole, with a static cache whose length the step asks of nobody."""
     eager, ours = tiny(family)
@@ -174,10 +175,9 @@ def test_a_decode_step_is_one_graph(package, family):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Mistral"])
-def test_a_whole_call_is_one_graph(package, family):
+def test_a_whole_call_is_one_graph(package):
     """With the making of the mask, where no code may look at values."""
-    eager, ours = tiny(family)
+    eager, ours = tiny("Mistral")
     given = prompt()
     with torch.no_grad():
         got = torch.compile(ours, fullgraph=True, backend="aot_eager")(**given, use_cache=False)
@@ -321,3 +321,52 @@ def test_a_version_that_makes_masks_otherwise_is_named(package, monkeypatch):
     monkeypatch.setattr(masks, "sdpa_mask", lambda batch_size, cache_position: None)
     with pytest.raises(ImportError, match=r"as 5\.22 to 5\.24 do"):
         package.models.use_attention()
+
+
+@pytest.mark.parametrize("way", [{}, {"num_beams": 2}, {"cache_implementation": "static"}])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_name_with_flash_generates_too(package, family, way):
+    eager, ours = tiny(family)
+    package.models.use_attention(ours)  # GPT-OSS lists what flash attention it takes
+    ours.set_attn_implementation("rocm_kernels_flash_attention_2")
+    assert ours.config._attn_implementation == "rocm_kernels_flash_attention_2"
+    given, options = prompt(), {"max_new_tokens": 8, "do_sample": False, **way}
+    assert torch.equal(ours.generate(**given, **options), eager.generate(**given, **options))
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "GptOss"])
+def test_continuous_batching(package, family, monkeypatch):
+    """Models without windows decode from block tables, and the kernel appends; transformers does
+    so on GPUs alone, so here it sees one."""
+    flash = importlib.import_module("transformers.modeling_flash_attention_utils")
+    batching = importlib.import_module("transformers.generation.continuous_batching.initialization")
+    names = ("flash_attn_varlen_func", "flash_attn_with_kvcache")
+    called = dict.fromkeys(names, 0)
+    for name in names:
+        theirs = getattr(package.models.attention, name)
+
+        def counted(*args, name=name, theirs=theirs, **options):
+            called[name] += 1
+            return theirs(*args, **options)
+
+        counted.__signature__ = inspect.signature(theirs)  # transformers reads it
+        monkeypatch.setattr(package.models.attention, name, counted)
+    monkeypatch.setattr(flash, "_loaded_implementation", None)
+    monkeypatch.setattr(batching, "is_torch_xpu_available", lambda: True)
+    eager, ours = tiny(family)
+    package.models.use_attention(ours)
+    ours.set_attn_implementation("rocm_kernels_flash_attention_2")
+    prompts = [(tokens(1, length)[0] % 150 + 5).tolist() for length in (12, 5, 20)]
+    options = {"max_new_tokens": 6, "do_sample": False}
+    results = ours.generate_batch(
+        prompts,
+        generation_config=GenerationConfig(**options, eos_token_id=-1, pad_token_id=0),
+        continuous_batching_config=ContinuousBatchingConfig(
+            page_size=8, num_blocks=32, max_batch_tokens=64
+        ),
+    )
+    for each, result in zip(prompts, results.values(), strict=True):
+        alone = eager.generate(torch.tensor([each]), **options)[0, len(each) :].tolist()
+        assert result.generated_tokens == alone
+    assert called["flash_attn_varlen_func"] > 0
+    assert (called["flash_attn_with_kvcache"] > 0) == (family == "Llama")

@@ -158,7 +158,6 @@ def flash_attn_with_kvcache(
     cache_leftpad: Optional[torch.Tensor] = None,
     k_descale: Scale = None,
     v_descale: Scale = None,
-    max_seqlen_k: Optional[int] = None,
     deterministic: bool = False,
     num_splits: int = 0,
     return_lse: bool = False,
@@ -182,7 +181,6 @@ def flash_attn_with_kvcache(
             ``page_table``.
         cache_leftpad: int32 ``[batch]``: how many keys at the beginning of each sequence no query
             sees.
-        max_seqlen_k: no sequence has more keys, new ones counted; None: what the cache holds.
 
     The rest as in the module's text. Returns ``[batch, rows, heads, Dv]`` in q's dtype.
     """
@@ -212,7 +210,7 @@ def flash_attn_with_kvcache(
         cache_seqlens = cache_seqlens + k.shape[1]
     return _run(
         "flash_attn_with_kvcache", q, k_cache, v_cache, None, None, cache_seqlens, block_table,
-        None, max_seqlen_k, softmax_scale, causal, window_size, softcap, s_aux, k_descale,
+        None, None, softmax_scale, causal, window_size, softcap, s_aux, k_descale,
         v_descale, return_lse or return_softmax_lse or return_attn_probs, out,
         cache_leftpad, cache_names=True,
     )  # fmt: skip

@@ -71,6 +71,11 @@ def use_attention(model: Optional[nn.Module] = None) -> None:
     )
     _serve_flash_name(flash)
     if model is not None:
+        for module in model.modules():
+            # GPT-OSS and its like take the implementations of a list alone, for the sake of sinks.
+            taken = getattr(type(module), "_compatible_flash_implementations", None) or []
+            if FLASH_ATTENTION not in taken and any("flash-attn3" in name for name in taken):
+                taken.append(FLASH_ATTENTION)
         model.set_attn_implementation(ATTENTION)
 
 
@@ -318,8 +323,6 @@ def _why_not(
         return "scores have a bias"
     if kwargs.get("output_attentions"):
         return "probabilities are asked for"
-    if kwargs.get("cache") is not None:
-        return f"continuous batching: set the attention to {FLASH_ATTENTION!r}"
     if mask is not None and not _is_span(mask):
         return "the mask is more than a window and padding at its ends"
     return None
