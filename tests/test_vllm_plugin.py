@@ -231,6 +231,59 @@ def test_a_moved_hook_gets_one_sentence(hooked, caplog, error):
     assert str(error) in record.getMessage()
 
 
+def settings(mode="VLLM_COMPILE", norm=False, act=False, backend=None, **kinds):
+    """vLLM's, as far as parts ask them."""
+
+    def named(name):
+        return name and SimpleNamespace(name=name)
+
+    passes = SimpleNamespace(fuse_norm_quant=norm, fuse_act_quant=act)
+    chosen = {kind: named(name) for kind, name in kinds.items()}
+    return SimpleNamespace(
+        compilation_config=SimpleNamespace(mode=named(mode), pass_config=passes),
+        attention_config=SimpleNamespace(backend=named(backend), backend_per_kind=chosen),
+    )
+
+
+@pytest.mark.parametrize(
+    "config, waiting",
+    [
+        (settings(), ["swiglu_pass", "norm", "attention"]),
+        (settings(norm=True), ["swiglu_pass", "attention"]),
+        (settings(norm=True, act=True, backend="CUSTOM"), []),
+        (settings("NONE", norm=True, act=True, backend="CUSTOM"), ["swiglu_pass", "norm"]),
+        (settings(norm=True, act=True, backend="FLASH_ATTN"), ["attention"]),
+        (settings(norm=True, act=True, sliding_window="CUSTOM"), []),
+        (SimpleNamespace(), []),
+        (None, []),
+    ],
+)
+def test_the_log_says_what_vllms_settings_keep_off(hooked, monkeypatch, config, waiting):
+    vllm_config = ModuleType("vllm.config")
+    vllm_config.get_current_vllm_config_or_none = lambda: config
+    monkeypatch.setitem(sys.modules, "vllm.config", vllm_config)
+    hooked.parts.register()
+    on, _, off = hooked.parts.what_runs().partition("; hooked in, and off by vLLM's settings: ")
+    assert on == "rocm-kernels: on " + ", ".join(p for p in hooked.parts.PARTS if p not in waiting)
+    assert [part.partition(" (")[0] for part in off.split("), ") if part] == waiting
+
+
+def test_a_module_that_vllm_has_not_got_costs_the_parts_that_need_it_alone(plugin, monkeypatch):
+    """0.26 has no fused_act_quant. Norm and the passes import nothing of it."""
+    for name in ("vllm", "vllm.platforms", "vllm.model_executor.layers.quantization.utils"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["vllm.platforms"].current_platform = None
+    keys = ModuleType("vllm.model_executor.layers.quantization.utils.quant_utils")
+    keys.kFp8Dynamic128Sym = keys.kFp8DynamicTokenSym = keys.kFp8StaticTensorSym = None
+    monkeypatch.setitem(sys.modules, keys.__name__, keys)
+    for part in ("norm", "swiglu_pass"):
+        module = f"rocm_kernels_vllm.{plugin.parts.PARTS[part].module}"
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        assert callable(getattr(importlib.import_module(module), part))
+        monkeypatch.delitem(sys.modules, module)
+    assert plugin.parts.PARTS["swiglu"].module != plugin.parts.PARTS["norm"].module
+
+
 def test_without_kernels_a_server_starts(plugin, monkeypatch, caplog):
     def missing():
         raise FileNotFoundError("no build for this torch")

@@ -4,8 +4,8 @@ vLLM calls :func:`register` once in each of its processes. Nothing is loaded the
 with the first layer that asks for them, in the process that has the device.
 
 ops.py has the ops that vLLM's graphs hold, linear.py the FP8 linears, experts.py mixtures of
-experts, fusion.py norm and activation with FP8 results, skinny.py the 16-bit products; parts.py
-says which of them are on.
+experts, activation.py and fusion.py activation and norm with FP8 results, skinny.py the 16-bit
+products, attention.py attention; parts.py says which of them are on.
 """
 
 from .parts import register

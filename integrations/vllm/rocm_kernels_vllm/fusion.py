@@ -1,20 +1,13 @@
-"""Norm and activation with FP8 results, in the places where vLLM looks up its own.
+"""Norm and activation with FP8 results, in compiled graphs.
 
-Two mechanisms of vLLM's. Its compilation passes find norm-then-quantise and
-activation-then-quantise in the graph and put the op of a table there: ours have the same schemas,
-so they go into the tables. And models that call ``maybe_fused_act_quant`` (Llama, and whoever takes
-its MLP) look up a function by activation and by what the next linear wants: the row for one scale a
-token was missing.
+vLLM's compilation passes find norm-then-quantise and activation-then-quantise in the graph and put
+the op of a table there: ours have the same schemas, so they go into the tables.
 """
 
-import functools
 import importlib
 from types import ModuleType
 
 import torch
-from vllm.model_executor.layers.activation import SiluAndMul
-from vllm.model_executor.layers.fusion import fused_act_quant
-from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivation
 from vllm.model_executor.layers.quantization.utils.quant_utils import (
     kFp8Dynamic128Sym,
     kFp8DynamicTokenSym,
@@ -22,7 +15,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import (
 )
 from vllm.platforms import current_platform
 
-from . import kernels, ops
+from . import ops
 from .parts import HookMoved
 
 
@@ -54,18 +47,6 @@ def swiglu_pass() -> bool:
     return True
 
 
-def swiglu() -> bool:
-    rows = fused_act_quant._FUSED_ACT_QUANT
-    for quant_key, group_size in (
-        (kFp8StaticTensorSym, 0),
-        (kFp8DynamicTokenSym, 0),
-        (kFp8Dynamic128Sym, ops.GROUP),
-    ):
-        producer = functools.partial(_swiglu_fp8, group_size=group_size, quant_key=quant_key)
-        rows[(SiluAndMul, quant_key)] = _or_vllms(producer, rows.get((SiluAndMul, quant_key)))
-    return True
-
-
 def _pass(name: str) -> ModuleType:
     """Its module, which names vLLM's own ops as it is imported."""
     current_platform.import_kernels()
@@ -87,26 +68,3 @@ def _replace(table: dict, fused: dict) -> None:
 
 def _arguments(op: torch._ops.OpOverload) -> list:
     return sorted(argument.name for argument in op._schema.arguments)
-
-
-def _swiglu_fp8(x, linear, *, group_size, quant_key):
-    scale = linear.input_scale if quant_key == kFp8StaticTensorSym else None
-    q, scales = ops.swiglu_fp8(x, scale, group_size, current_platform.fp8_dtype())
-    return QuantizedActivation(
-        data=q,
-        scale=scales if scale is None else scale,
-        orig_dtype=x.dtype,
-        orig_shape=q.shape,
-        quant_key=quant_key,
-    )
-
-
-def _or_vllms(producer, theirs):
-    """Ours where there are kernels; else what vLLM had, or the activation as it is."""
-
-    def produce(x, linear):
-        if not kernels.why_not():
-            return producer(x, linear)
-        return theirs(x, linear) if theirs is not None else SiluAndMul.forward_native(x)
-
-    return produce

@@ -45,5 +45,5 @@ def _why_not() -> str:
         reason = f"{type(error).__name__}: {error}"
         parts.logger().warning("rocm-kernels: vLLM runs its own paths, no kernels here: %s", reason)
         return reason
-    parts.logger().info("%s", parts.hooked_in)
+    parts.logger().info("%s", parts.what_runs())
     return ""

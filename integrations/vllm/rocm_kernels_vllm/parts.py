@@ -16,11 +16,31 @@ VARIABLE_ON = "ROCM_KERNELS_VLLM_ON"
 CACHED = "1"
 
 
+def _pass_flag(flag: str) -> Callable[[object], str]:
+    """What a pass over compiled graphs waits for."""
+
+    def missing(config) -> str:
+        compilation = config.compilation_config
+        if compilation.mode.name != "VLLM_COMPILE":
+            return "vLLM compiles no graphs here"
+        return "" if getattr(compilation.pass_config, flag) else f"pass_config.{flag}"
+
+    return missing
+
+
+def _attention_backend(config) -> str:
+    chosen = (config.attention_config.backend, *config.attention_config.backend_per_kind.values())
+    return "" if any(b and b.name == "CUSTOM" for b in chosen) else "--attention-backend CUSTOM"
+
+
 class Part(NamedTuple):
     # Of this package. A function there of the part's name hooks it in, and returns whether there
-    # is something to hook into on vLLM's platform.
+    # is something to hook into on vLLM's platform. The module imports what its parts need and
+    # nothing else: what one vLLM has not got must not cost another part.
     module: str
     what: str
+    # Of vLLM's settings: what must be set for it to run, and is not; empty if it runs.
+    waits_for: Callable[[object], str] = lambda config: ""
 
 
 PARTS: dict[str, Part] = {
@@ -28,10 +48,19 @@ PARTS: dict[str, Part] = {
     "fp8_block_linear": Part("linear", "FP8 linears, scales per 128 x 128 block"),
     "weight_only": Part("linear", "FP8 weights with 16-bit activations"),
     "experts": Part("experts", "mixtures of experts, FP8 and 16-bit weights"),
-    "swiglu": Part("fusion", "SiLU, product and FP8 in one kernel, in models that ask for it"),
-    "swiglu_pass": Part("fusion", "SiLU, product and FP8 in one kernel, in compiled graphs"),
-    "norm": Part("fusion", "residual, RMSNorm and FP8 in one kernel, in compiled graphs"),
+    "swiglu": Part("activation", "SiLU, product and FP8 in one kernel, in models that ask for it"),
+    "swiglu_pass": Part(
+        "fusion",
+        "SiLU, product and FP8 in one kernel, in compiled graphs",
+        _pass_flag("fuse_act_quant"),
+    ),
+    "norm": Part(
+        "fusion",
+        "residual, RMSNorm and FP8 in one kernel, in compiled graphs",
+        _pass_flag("fuse_norm_quant"),
+    ),
     "skinny": Part("skinny", "16-bit products of few rows, on ROCm"),
+    "attention": Part("attention", "attention, from pages in 16 bits or FP8", _attention_backend),
 }
 
 
@@ -95,6 +124,24 @@ def register() -> State:
     hooked_in = State(tuple(on), tuple(off), failed)
     _tell_the_compile_cache(hooked_in)
     return hooked_in
+
+
+def what_runs() -> str:
+    """A line for the log. Which of the parts that are hooked in run, vLLM's settings say; where
+    they are not known, all of them."""
+    waiting = {name: _waits_for(name) for name in hooked_in.on}
+    waiting = {name: setting for name, setting in waiting.items() if setting}
+    text = str(hooked_in._replace(on=tuple(n for n in hooked_in.on if n not in waiting)))
+    settings = ", ".join(f"{name} ({setting})" for name, setting in waiting.items())
+    return text + (f"; hooked in, and off by vLLM's settings: {settings}" if settings else "")
+
+
+def _waits_for(name: str) -> str:
+    try:
+        config = importlib.import_module("vllm.config").get_current_vllm_config_or_none()
+        return PARTS[name].waits_for(config) if config is not None else ""
+    except (ImportError, AttributeError):  # a vLLM whose settings have other names
+        return ""
 
 
 def logger() -> logging.Logger:

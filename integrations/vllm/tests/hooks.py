@@ -22,4 +22,13 @@ HOOKS = (
     "vllm.compilation.passes.fusion.rms_quant_fusion:FUSED_OPS",
     "vllm.compilation.passes.fusion.rms_quant_fusion:FusedRMSQuantKey",
     "vllm.compilation.passes.fusion.act_quant_fusion:FUSED_OPS",
+    "vllm._custom_ops:reshape_and_cache_flash",
+    "vllm.config:get_current_vllm_config_or_none",
+    "vllm.v1.attention.backend:AttentionBackend.supports_combination",
+    "vllm.v1.attention.backend:AttentionCGSupport.UNIFORM_BATCH",
+    "vllm.v1.attention.backend:AttentionMetadataBuilder._init_reorder_batch_threshold",
+    "vllm.v1.attention.backend:AttentionImpl.forward",
+    "vllm.v1.attention.backends.registry:AttentionBackendEnum.CUSTOM",
+    "vllm.v1.attention.backends.registry:register_backend",
+    "vllm.v1.attention.backends.utils:split_decodes_and_prefills",
 )

@@ -1,7 +1,7 @@
 """On a faked gfx942: prints, as JSON, which of vLLM's hooks are there, what the plugin hooked in,
 which linears vLLM selects, and which ops its fusion passes put into graphs.
 
-    python select_on_gfx942.py [HOOK]       # as if vLLM had not got that one
+    python select_on_gfx942.py [HOOK]       # as if vLLM had not got that one, or module
 """
 
 import functools
@@ -32,7 +32,11 @@ def main() -> None:
 
     hooks = {hook: hasattr(*owner_of(hook)) for hook in HOOKS}
     for moved in sys.argv[1:]:
-        delattr(*owner_of(moved))
+        if ":" in moved:
+            delattr(*owner_of(moved))
+        else:
+            delattr(*owner_of(":".join(moved.rsplit(".", 1))))
+            sys.modules[moved] = None
     state = register()
     result = {"version": vllm.__version__, "hooks": hooks, "on": state.on, "failed": state.failed}
     if len(sys.argv) == 1:
@@ -42,6 +46,7 @@ def main() -> None:
             result |= {"rocm": current_platform.is_rocm(), "linears": linears()}
             result |= {"experts": experts()}
             result |= {"graphs": graphs(config), "activation": activation(), "gemm": gemm()}
+            result |= {"attention": attention()}
     print("RESULT " + json.dumps(result))
 
 
@@ -150,7 +155,7 @@ def experts() -> dict:
         "LoRA": selected(*sixteen_bit, is_lora_enabled=True),
         "not gated": selected(*sixteen_bit, activation=MoEActivation.RELU2_NO_MUL),
         "half a block": selected(*block, intermediate_size=192),
-        "many a token": selected(*block, num_experts=64, experts_per_token=32),
+        "many a token": selected(*block, num_experts=64, experts_per_token=33),
         "exchanged": selected(*block, parallel=exchanged, num_local_experts=2),
     }
 
@@ -203,14 +208,47 @@ def graphs(config: VllmConfig) -> dict:
 
 
 def activation() -> dict:
-    from rocm_kernels_vllm import fusion
+    from rocm_kernels_vllm import activation as ours
     from vllm.model_executor.layers.fusion.fused_act_quant import _FUSED_ACT_QUANT
 
     return {
-        str(key): producer.__module__ == fusion.__name__
+        str(key): producer.__module__ == ours.__name__
         for (cls, key), producer in _FUSED_ACT_QUANT.items()
         if cls.__name__ == "SiluAndMul"
     }
+
+
+def attention() -> dict:
+    """By layer, the class that vLLM selects where CUSTOM is asked for, or why it selects none."""
+    from vllm.platforms.rocm import RocmPlatform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    current_platform.get_valid_backends = RocmPlatform.get_valid_backends
+    layer = {
+        "head_size": 128, "dtype": torch.bfloat16, "kv_cache_dtype": "auto", "block_size": 16,
+    }  # fmt: skip
+    layers = {
+        "16 bits": {},
+        "FP8": {"kv_cache_dtype": "fp8"},
+        "window and sinks": {"has_sliding_window": True, "has_sink": True, "block_size": 48},
+        "MLA": {"use_mla": True},
+        "encoder": {"attn_type": "encoder_only"},
+        "E5M2": {"kv_cache_dtype": "fp8_e5m2"},
+        "float16 for bfloat16": {"kv_cache_dtype": "float16"},
+        "head of 1024": {"head_size": 1024},
+        "not causal": {"use_non_causal": True},
+        "batch invariant": {"use_batch_invariant": True},
+    }
+    found = {}
+    for name, changes in layers.items():
+        config = AttentionSelectorConfig(**(layer | changes))
+        select = RocmPlatform.get_attn_backend_cls.__func__
+        try:
+            found[name] = select(type(current_platform), AttentionBackendEnum.CUSTOM, config)
+        except ValueError as error:
+            found[name] = f"{error}"
+    return found
 
 
 def gemm() -> str:

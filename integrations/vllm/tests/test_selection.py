@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 VERSIONS = {"installed": None, "newest": os.environ.get("VLLM_NEWEST")}
 ALL_PARTS = [
     "fp8_linear", "fp8_block_linear", "weight_only", "experts", "swiglu", "swiglu_pass", "norm",
-    "skinny",
+    "skinny", "attention",
 ]  # fmt: skip
 
 
@@ -100,6 +100,25 @@ def test_fusion_passes_put_our_ops_into_graphs(faked, version):
     }
 
 
+def test_attention_is_ours_where_it_is_asked_for(faked, version):
+    """And what it does not serve vLLM refuses, with the reason."""
+    found = faked(version)[0]["attention"]
+    served = ("16 bits", "FP8", "window and sinks")
+    ours = "rocm_kernels_vllm.attention.RocmKernelsAttention"
+    assert {name: found.pop(name) for name in served} == dict.fromkeys(served, ours)
+    reasons = {
+        "MLA": "MLA not supported",
+        "encoder": "attention type encoder_only not supported",
+        "E5M2": "kv_cache_dtype not supported",
+        "float16 for bfloat16": "a 16-bit cache must have the dtype of queries",
+        "head of 1024": "head_size not supported",
+        "not causal": "non-causal attention not supported",
+        "batch invariant": "batch invariance not supported",
+    }
+    assert found.keys() == reasons.keys()
+    assert all(reasons[name] in text for name, text in found.items()), found
+
+
 def test_activations_and_16_bit_products_are_ours(faked, version):
     result, _ = faked(version)
     assert len(result["activation"]) == 3 and all(result["activation"].values())
@@ -117,12 +136,15 @@ def test_activations_and_16_bit_products_are_ours(faked, version):
             "experts",
         ),
         ("vllm.compilation.passes.fusion.rms_quant_fusion:FUSED_OPS", "norm"),
+        # vLLM 0.26 has not got it.
+        ("vllm.model_executor.layers.fusion.fused_act_quant", "swiglu"),
+        ("vllm.v1.attention.backends.registry:register_backend", "attention"),
     ],
 )
 def test_a_moved_hook_gets_one_sentence(faked, version, moved, part):
     """And the other parts run."""
     result, log = faked(version, moved)
-    name = moved.partition(":")[2]
+    name = moved.partition(":")[2] or moved
     assert list(result["failed"]) == [part] and name in result["failed"][part]
     assert result["on"] == [other for other in ALL_PARTS if other != part]
     sentences = [line for line in log.splitlines() if "as its hook has moved" in line]
