@@ -6,31 +6,9 @@ import inspect
 
 import pytest
 import torch
+from tiny_attention import FAMILIES, assert_same_logits, prompt, tiny
 from tiny_models import randomized, tokens
 from transformers import ContinuousBatchingConfig, GenerationConfig, StaticCache
-
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 160,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-}
-MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
-FAMILIES = {
-    "Llama": {},
-    "Mistral": {"sliding_window": 7},
-    "Gemma2": {**MIXED, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16},
-    "Gemma3Text": {**MIXED, "query_pre_attn_scalar": 16},
-    "GptOss": {**MIXED, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "Qwen3": {"num_key_value_heads": 1},
-}
 
 
 @pytest.fixture
@@ -38,30 +16,6 @@ def package(best_package):
     best_package.models.use_attention()
     best_package.models.attention._DELEGATED.clear()
     return best_package
-
-
-def tiny(family, dtype=torch.float32, **changes):
-    """Two models of the same weights: eager attention's, and ours."""
-    module = importlib.import_module("transformers")
-    name = {"Gemma3Text": "Gemma3"}.get(family, family)
-    config = getattr(module, f"{family}Config")(**{**SIZES, **FAMILIES[family], **changes})
-    config._attn_implementation = "eager"
-    eager = randomized(getattr(module, f"{name}ForCausalLM")(config)).to(dtype)
-    ours = copy.deepcopy(eager)
-    ours.set_attn_implementation("rocm_kernels")
-    return eager, ours
-
-
-def prompt(rows=3, columns=12, padding=(0, 4, 1)):
-    """Tokens, and a mask of as many paddings on the left of each row."""
-    ids = tokens(rows, columns) % 150 + 5
-    mask = torch.arange(columns) >= torch.tensor(padding)[:, None]
-    return {"input_ids": ids.where(mask, 0), "attention_mask": mask.long()}
-
-
-def assert_same_logits(ours, eager, mask):
-    seen = mask.bool()
-    torch.testing.assert_close(ours[seen], eager[seen], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("padding", [(0, 0, 0), (0, 4, 1)])
@@ -151,15 +105,19 @@ def test_a_conversation_goes_on_in_its_cache(package, way):
     assert torch.equal(*said)
 
 
-@pytest.mark.parametrize("family", ["Mistral", "GptOss"])
-def test_a_decode_step_is_one_graph(package, family):
+@pytest.mark.parametrize("family, in_fp8", [("Mistral", False), ("GptOss", True)])
+def test_a_decode_step_is_one_graph(package, family, in_fp8):
     """Whole, with a static cache whose length the step asks of nobody."""
     eager, ours = tiny(family)
+    eager = ours if in_fp8 else eager
     given = prompt()
     step = torch.compile(ours.forward, fullgraph=True, backend="aot_eager")
     logits = []
     for model, call in ((eager, eager.forward), (ours, step)):
-        cache = StaticCache(config=model.config, max_cache_len=20)
+        if in_fp8:
+            cache = package.models.fp8_static_cache(model, max_cache_len=20)
+        else:
+            cache = StaticCache(config=model.config, max_cache_len=20)
         mask = given["attention_mask"]
         with torch.no_grad():
             model(**given, past_key_values=cache)

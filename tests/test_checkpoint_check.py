@@ -152,8 +152,8 @@ def test_fp8_without_a_word_in_the_config_is_said(package, tmp_path):
 
 @pytest.mark.parametrize("name", FORMATS)
 @torch.no_grad()
-def test_scales_of_a_cache_are_read_over(package, tmp_path, name):
-    """Wherever they stand, of keys and of values; no other scale is."""
+def test_scales_of_a_cache_disturb_no_loading(package, tmp_path, name):
+    """Wherever they stand: of keys and values they have a place, the others are read over."""
     write(tiny_llama(num_hidden_layers=1, tie_word_embeddings=False), tmp_path, name)
 
     def add(tensors):

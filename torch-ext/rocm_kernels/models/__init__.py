@@ -23,10 +23,11 @@ The files, by what they are about:
   stored_linears.py and stored_experts.py put empty modules in place, join_experts.py fills those
   of experts, store_experts.py saves them, check_loaded.py finds what is missing, compute_dtype.py
   keeps ``model.dtype``. finegrained.py runs transformers' own FP8 modules on these kernels.
-- attention.py gives transformers this package's attention by name.
+- attention.py gives transformers this package's attention by name, cache.py a static cache in FP8.
 """
 
 from .attention import delegated_attention, use_attention
+from .cache import fp8_static_cache
 from .checkpoints import fp8_checkpoints
 from .experts import Experts
 from .finegrained import serve_finegrained_fp8
@@ -42,6 +43,7 @@ __all__ = [
     "QuantizationReport",
     "delegated_attention",
     "fp8_checkpoints",
+    "fp8_static_cache",
     "kernelized_layers",
     "quantize_model_",
     "serve_finegrained_fp8",

@@ -27,7 +27,12 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 import torch
 from torch import nn
 
-from ..functional import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from ..functional import (
+    FP8_DTYPES,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+)
 from ..functional.gradients import needs_gradient
 
 ATTENTION = "rocm_kernels"
@@ -269,18 +274,24 @@ def attend(
     pattern = None
     if _is_span(attention_mask):
         pattern = _PATTERNS[attention_mask.shape[1] - 1]
+    k_descale, v_descale = vars(module).get("cache_scales", (None, None))
     why = _why_not(query, key, value, attention_mask, dropout, s_aux, kwargs)
     if why is not None:
         if not torch.compiler.is_compiling():
             _note(type(module).__name__, why)
         if pattern is not None:
             attention_mask = _written_out(attention_mask, pattern, query.shape[2], key.shape[2])
+        if key.dtype in FP8_DTYPES:
+            key = _widened(key, k_descale, query.dtype)
+            value = _widened(value, v_descale, query.dtype)
         return _delegate(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
             softcap=softcap, is_causal=is_causal, s_aux=s_aux, **kwargs,
         )  # fmt: skip
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     options = {"softmax_scale": scaling, "softcap": softcap or 0.0, "s_aux": s_aux}
+    if key.dtype in FP8_DTYPES:
+        options.update(k_descale=k_descale, v_descale=v_descale)
     if pattern is not None:
         out = flash_attn_with_kvcache(
             q, k, v, cache_seqlens=attention_mask[:, 0, 0, 1],
@@ -315,7 +326,7 @@ def _why_not(
         query.dtype == torch.float32 and query.device.type == "cpu"
     ):
         return f"queries are {query.dtype}"
-    if key.dtype != query.dtype or value.dtype != query.dtype:
+    if key.dtype != value.dtype or key.dtype not in (query.dtype, *FP8_DTYPES):
         return f"queries are {query.dtype}, keys {key.dtype} and values {value.dtype}"
     if max(query.shape[-1], value.shape[-1]) > _MOST_OF_A_HEAD:
         return f"heads are larger than {_MOST_OF_A_HEAD}"
@@ -326,6 +337,14 @@ def _why_not(
     if mask is not None and not _is_span(mask):
         return "the mask is more than a window and padding at its ends"
     return None
+
+
+def _widened(
+    states: torch.Tensor, scale: Optional[torch.Tensor], dtype: torch.dtype
+) -> torch.Tensor:
+    """FP8 keys or values ``[batch, KV heads, rows, D]`` as numbers of another type."""
+    wide = states.float()
+    return (wide if scale is None else wide * scale[:, None, None]).to(dtype)
 
 
 def _note(name: str, why: str) -> None:

@@ -16,7 +16,8 @@ from torch import nn
 from .experts import Experts
 from .stored_tensors import Header, header_of
 
-# Scales that nothing here takes: of a cache of keys and values in FP8, and of queries beside them.
+# Of a cache in FP8. Those of keys and values have a place (cache.py), of one tensor for both, of
+# queries and of probabilities nothing here has.
 CACHE_SCALES = r"\.(q|k|v|kv|prob)_(scale|zero_point)$|\.(output|kv_cache)_scale$"
 # Static ones of experts' inputs: quantize_model_ has one a token in their place.
 INPUTS_OF_EXPERTS = r"\.experts\.(\d+\.)?\w+[._](input|activation)_scale$"

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ..functional import FP8_DTYPES
+from .cache import place_cache_scales, renamings_of_cache_scales
 from .check_loaded import CACHE_SCALES, INPUTS_OF_EXPERTS, checking
 from .compute_dtype import keep_dtype
 from .convert_experts import is_experts
@@ -52,7 +53,7 @@ def fp8_checkpoints() -> Iterator[None]:
     NVIDIA ModelOpt, AutoFP8, FBGEMM and MXFP8 into :class:`FP8Linear`, with scales in float32, and
     without those packages; GPT-OSS's experts stay MXFP4. :func:`quantize_model_` adopts all of
     these. What is not FP8, or FP8 in a way that is not known here, is left to transformers. Scales
-    of a KV cache are read over: the cache stays in 16 bits.
+    of a KV cache become buffers of the attention, for :func:`fp8_static_cache`.
 
     Raises:
         ImportError: transformers is too old for it.
@@ -287,6 +288,7 @@ def _fp8_quantizer() -> type:
             files = by_module(model, read_headers(checkpoint_files))
             self.embeddings = place_linears(model, layout_of, files)
             place_experts(model, layout_of, files)
+            place_cache_scales(model, files)
             _ignore_unexpected(model, CACHE_SCALES, INPUTS_OF_EXPERTS)
 
         def finish_loading(self, model: Any) -> None:
@@ -299,6 +301,7 @@ def _fp8_quantizer() -> type:
             return [
                 *conversions_of_embeddings(self, self.embeddings),
                 *add_expert_conversions(weight_conversions, model),
+                *renamings_of_cache_scales(),
                 *conversions_of_linears(),
             ]
 

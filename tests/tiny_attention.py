@@ -1,0 +1,54 @@
+"""Tiny models of each kind of attention, with transformers' own and with this package's."""
+
+import copy
+import importlib
+
+import torch
+from tiny_models import randomized, tokens
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 160,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
+FAMILIES = {
+    "Llama": {},
+    "Mistral": {"sliding_window": 7},
+    "Gemma2": {**MIXED, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16},
+    "Gemma3Text": {**MIXED, "query_pre_attn_scalar": 16},
+    "GptOss": {**MIXED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen3": {"num_key_value_heads": 1},
+}
+
+
+def tiny(family, dtype=torch.float32, **changes):
+    """Two models of the same weights: eager attention's, and ours."""
+    module = importlib.import_module("transformers")
+    name = {"Gemma3Text": "Gemma3"}.get(family, family)
+    config = getattr(module, f"{family}Config")(**{**SIZES, **FAMILIES[family], **changes})
+    config._attn_implementation = "eager"
+    eager = randomized(getattr(module, f"{name}ForCausalLM")(config)).to(dtype)
+    ours = copy.deepcopy(eager)
+    ours.set_attn_implementation("rocm_kernels")
+    return eager, ours
+
+
+def prompt(rows=3, columns=12, padding=(0, 4, 1)):
+    """Tokens, and a mask of as many paddings on the left of each row."""
+    ids = tokens(rows, columns) % 150 + 5
+    mask = torch.arange(columns) >= torch.tensor(padding)[:, None]
+    return {"input_ids": ids.where(mask, 0), "attention_mask": mask.long()}
+
+
+def assert_same_logits(ours, eager, mask):
+    seen = mask.bool()
+    torch.testing.assert_close(ours[seen], eager[seen], rtol=1e-4, atol=1e-4)
