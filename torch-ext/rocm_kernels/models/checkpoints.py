@@ -23,7 +23,7 @@ from .check_loaded import CACHE_SCALES, INPUTS_OF_EXPERTS, checking
 from .compute_dtype import keep_dtype
 from .convert_experts import is_experts
 from .experts import Experts
-from .formats import FINEGRAINED, FORMATS, Layout, describe, layout_of_linear, layouts_of
+from .formats import BY_METHOD, FINEGRAINED, FORMATS, Layout, describe, layout_of_linear, layouts_of
 from .join_experts import add_expert_conversions, restore_conversions
 from .linear import FP8Linear, FP8LinearPart
 from .names import stored_names
@@ -71,7 +71,7 @@ def fp8_checkpoints() -> Iterator[None]:
     try:
         modeling.convert_and_load_state_dict_in_model = checking(load)
         modeling.get_hf_quantizer = _reading_hf_quant_config(choose)
-        for method in (format.method for format in FORMATS):
+        for method in (format.method for format in FORMATS if format.read_config is not None):
             quantizers[method] = _chooser(quantizers.get(method))
             configs[method] = _config_class(configs.get(method))
         yield
@@ -212,8 +212,8 @@ def _chooser(other: Optional[type]) -> Any:
         if type(config).__name__ == "Fp8CheckpointConfig":
             return _fp8_quantizer()(config, **kwargs)
         method = getattr(config, "quant_method", "")  # a text of a file, or transformers' enum
-        finegrained = getattr(method, "value", method) in ("fp8", "mxfp8")
-        return (_finegrained_quantizer(other) if finegrained else other)(config, **kwargs)
+        format = BY_METHOD[getattr(method, "value", method)]
+        return (_finegrained_quantizer(other) if format.has_modules else other)(config, **kwargs)
 
     return quantizer
 
@@ -309,11 +309,12 @@ def _fp8_quantizer() -> type:
             _require_conversions()
             _require_all_ours(model)
             state_dict = model.state_dict()
-            finegrained = model.config.quantization_config.quant_method == FINEGRAINED
-            names = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}
-            if finegrained:
-                names = {name: name for name in names}
-            store_experts(model, state_dict, "scale_inv" if finegrained else "scale")
+            format = BY_METHOD[model.config.quantization_config.quant_method]
+            names = {
+                "weight_scale_inv": format.weight_scale,
+                "activation_scale": format.input_scale,
+            }
+            store_experts(model, state_dict, format.weight_scale.partition("_")[2])
             for prefix, module in model.named_modules():
                 if isinstance(module, (FP8Linear, FP8LinearPart)):
                     for name, stored in names.items():
@@ -366,7 +367,7 @@ def _require_all_ours(model: nn.Module) -> None:
 
 def _require_powers_of_two(model: Any, name: str, parameter: torch.Tensor) -> None:
     """Of finegrained files, whose ``scale_fmt`` is of inputs and weights; no other has one."""
-    if model.config.quantization_config.quant_method != FINEGRAINED:
+    if model.config.quantization_config.quant_method != FINEGRAINED.method:
         raise ValueError(
             f"{name} has inputs with scales that are powers of two, and compressed-tensors cannot "
             "say so: save the model before quantize_model_, or quantize it with activations='none'"

@@ -8,13 +8,13 @@ from torch import nn
 
 from ..functional import FP8_DTYPES, native_fp8_dtype
 from ..reference import quantize_fp8
-from .adopt import Stored, read_stored
 from .check_loaded import require_set
 from .checkpoints import describe_checkpoint, names_in_files
 from .compute_dtype import keep_dtype
 from .convert_experts import ExpertsPlan, are_of_fp8_checkpoint, is_experts, is_on_meta
 from .edits import serve_merging, serve_resizing
 from .experts import Experts
+from .formats import Stored, read_stored
 from .fuse import fuse_projections
 from .hooks import is_offloaded, is_wrapped, keep_accelerate_hooks, move_hooks
 from .linear import FP8Linear, FP8LinearPart, computes_linear

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from ..functional import SCALE_BLOCK
-from .adopt import weight_scale
-from .formats import BLOCK, Layout, LayoutOf
+from .formats import BLOCK, FORMATS, Layout, LayoutOf
+from .formats.loaded import weight_scale
 from .formats.others import is_left_out
 from .linear import FP8Linear, computes_linear
 from .names import listed_names
@@ -16,12 +16,10 @@ from .regroup import decoded, regrouped
 from .stored_tensors import Header
 from .weight_access import linears_read_without_a_call
 
-# By the names that formats give them.
+# An FP8Linear's own names, by those in files.
 _SCALES = {
-    "weight_scale": "weight_scale_inv",
-    "weight_scale_inv": "weight_scale_inv",
-    "input_scale": "activation_scale",
-    "activation_scale": "activation_scale",
+    **{format.weight_scale: "weight_scale_inv" for format in FORMATS},
+    **{format.input_scale: "activation_scale" for format in FORMATS},
 }
 
 

@@ -3,6 +3,8 @@ as."""
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+from torch import nn
+
 from ...functional import SCALE_BLOCK
 from .layout import (
     BLOCK,
@@ -17,6 +19,7 @@ from .layout import (
     Unknown,
     matches,
 )
+from .loaded import Stored, Unreadable, static_input, stored, text
 
 
 class _Group(NamedTuple):
@@ -148,6 +151,46 @@ _MXFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group"
 def _short(said: Any) -> str:
     text = str(said)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# ---- linears that transformers has loaded
+
+
+def read_linear(module: nn.Module) -> Optional[Stored]:
+    """None: it is none of this format's."""
+    if type(module).__name__ == "CompressedTensorsFP8Linear":
+        return stored(module.weight, module.weight_scale)  # its own forward is dynamic, too
+    if type(module) is not nn.Linear or not hasattr(module, "quantization_scheme"):
+        return None
+    scheme = module.quantization_scheme
+    if scheme.output_activations is not None:
+        raise Unreadable("quantises its output")
+    if scheme.weights is None:
+        raise Unreadable("is compressed-tensors, and its weight is not quantised")
+    weights, inputs = (_fields(said) for said in (scheme.weights, scheme.input_activations))
+    layout = layout_of_scheme(weights, inputs)
+    if layout.block != BLOCK:
+        raise Unreadable(f"has scale blocks of {layout.block}, not {BLOCK}")
+    rest: Dict[str, Any] = {"scheme": layout.inputs, "instead": layout.instead}
+    if layout.inputs == "static":
+        rest = static_input(module.input_scale)
+    return stored(module.weight, module.weight_scale, layout.weights == "block", **rest)
+
+
+def _fields(said: Any) -> Optional[Dict[str, Any]]:
+    """As they stand in a config."""
+    if said is None:
+        return None
+    block = said.block_structure
+    return {
+        "type": text(said.type),
+        "num_bits": said.num_bits,
+        "symmetric": said.symmetric,
+        "strategy": None if said.strategy is None else text(said.strategy),
+        "dynamic": said.dynamic,
+        "group_size": said.group_size,
+        "block_structure": None if block is None else [*block],
+    }
 
 
 # ---- what is saved

@@ -2,7 +2,10 @@
 
 from typing import Any, Dict, Optional, Tuple
 
+from torch import nn
+
 from .layout import LINEAR, ONE_A_TENSOR, Layout, LayoutOf, Unknown, is_listed
+from .loaded import Stored, Unreadable, static_input, stored, text
 
 
 def read(config: Dict[str, Any]) -> Optional[LayoutOf]:
@@ -64,3 +67,21 @@ def _layout(config: Optional[Dict[str, Any]]) -> Optional[Layout]:
     if inputs["qscheme"] not in ("per_channel", "per_token"):
         raise Unknown
     return Layout(by, "dynamic")
+
+
+def read_linear(module: nn.Module) -> Optional[Stored]:
+    """None: it is none of Quark's."""
+    if type(module).__name__ != "QParamsLinear":
+        return None
+    # An output_quantizer is that of keys and values: a cache's business, here they are as computed.
+    inputs = module.input_quantizer
+    if module.weight_quantizer is None:
+        raise Unreadable("has no quantised weight")
+    if inputs is None:
+        rest: Dict[str, Any] = {"scheme": "none"}
+    elif not inputs.qspec.is_dynamic:
+        rest = static_input(inputs.scale)
+    else:
+        per_tensor = text(inputs.qspec.qscheme).endswith("per_tensor")
+        rest = {"scheme": "dynamic", "instead": ONE_A_TENSOR if per_tensor else None}
+    return stored(module.weight, module.weight_quantizer.scale, **rest)
