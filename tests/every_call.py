@@ -149,6 +149,39 @@ def attention_calls(device: torch.device) -> Iterator[Call]:
         yield Call("flash_attn_with_kvcache", {**new, **lengths, **more}, written)
 
 
+def rope_calls(device: torch.device) -> Iterator[Call]:
+    """With each way to say where tokens go and what turns them."""
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device).bfloat16()
+
+    def integers(*values: Any) -> torch.Tensor:
+        return torch.tensor(values, device=device, dtype=torch.int32)
+
+    fp8 = torch.float8_e4m3fn
+    new = {"q": randn(2, 3, 4, 64), "k": randn(2, 3, 2, 64), "v": randn(2, 3, 2, 64)}
+    norms = {"q_weight": randn(64), "k_weight": randn(64)}
+    turn = {"cos": randn(2, 3, 64), "sin": randn(2, 3, 64)}
+    caches = {"k_cache": randn(2, 8, 2, 64), "v_cache": randn(2, 8, 2, 64)}
+    given = {"out": randn(2, 3, 4, 64), "k_out": randn(2, 3, 2, 64)}
+    lengths = {"cache_seqlens": integers(2, 5)}
+    yield Call("rope_and_cache", {**new, **norms, **turn, **caches, **lengths}, (*caches,))
+    places = {"cache_positions": integers([1, 0, 7], [2, -1, 3])}
+    call = {**new, **turn, **caches, **given, **places}
+    yield Call("rope_and_cache", call, (*caches, *given))
+    pages = {name: randn(4, 4, 2, 64).to(fp8) for name in caches}
+    table = torch.arange(4, device=device, dtype=torch.int32).flip(0).view(2, 2)
+    scales = {name: torch.rand(2, device=device) + 0.5 for name in ("k_scale", "v_scale")}
+    call = {**new, **turn, **pages, **lengths, "block_table": table, **scales}
+    yield Call("rope_and_cache", call, (*caches,))
+    one = {name: value[:1] for name, value in new.items()}
+    positions = {"cos": randn(9, 64), "positions": integers([8, 0, 2])}
+    slots = {"slot_mapping": integers([15, -1, 4])}
+    yield Call("rope_and_cache", {**one, **positions, **pages, **slots, **scales}, (*caches,))
+    whole = {"q": randn(1, 3, 8, 64), "num_kv_heads": 2, **positions}
+    yield Call("rope_and_cache", {**whole, **pages, **slots, **scales}, (*caches,))
+
+
 def calls(package: ModuleType, device: torch.device) -> Iterator[Call]:
     """Each function in each of its forms that has arguments of its own."""
 
@@ -190,6 +223,7 @@ def calls(package: ModuleType, device: torch.device) -> Iterator[Call]:
         yield Call("rmsnorm_fp8", apart, ("residual_out", *written))
 
     yield from attention_calls(device)
+    yield from rope_calls(device)
 
     a, w = randn(T, H).to(fp8), randn(N, H).to(fp8)
     by_row = {"scale_a": positive(T, 1), "scale_w": positive(N, 1)}

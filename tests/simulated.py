@@ -182,11 +182,18 @@ class Workspaces(TorchDispatchMode):
 READ_TOO = {"residual": "addend"}
 
 
+def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements of memory."""
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
+
+
 class CheckedOp:
     """An op of the binding; each call is `checked` with the tensors that its schema names."""
 
     def __init__(self, op: torch._ops.OpOverload) -> None:
         self.op, self.default = op, self
+        aliases = [argument.alias_info for argument in op._schema.arguments]
+        self.writes = any(alias is not None and alias.is_write for alias in aliases)
 
     def tensors(self, arguments: tuple) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Those that a call writes and those that it reads."""
@@ -199,11 +206,12 @@ class CheckedOp:
                 name = argument.name
                 read_too = name in READ_TOO and given.get(READ_TOO[name]) is None
                 (written if writes and not read_too else read).append(value)
-        return written, read
+        # What is worked on in place is read before it is written, too.
+        return [out for out in written if not any(is_same(out, other) for other in read)], read
 
     def __call__(self, *arguments, seed: int | None = None):
         written, read = self.tensors(arguments)
-        if not written:  # it launches nothing
+        if not written and not self.writes:  # it launches nothing
             return self.op(*arguments)
         with checked(written, read, seed):
             return self.unchecked(*arguments)

@@ -91,6 +91,32 @@ def attentions():
     yield {**ragged, "k": half(7, 2, 64), "v": half(7, 2, 32), "seqused_k": None, **common}
 
 
+def rotations():
+    rest = {"rotary_dim": 64, "interleaved": False, "eps": 1e-6, "weight_offset": 0.0}
+    absent = {"places": None, "places_are": "slot_mapping", "block_table": None}
+    absent |= {"k_cache": None, "v_cache": None, "k_scale": None, "v_scale": None}
+    none = {**absent, "sin": None, "positions": None, "q_weight": None, "k_weight": None}
+    heads = {"out": half(2, M, 4, 64), "q": half(2, M, 4, 64), "k": half(2, M, 2, 64)}
+    heads |= {"v": half(2, M, 2, 32), "k_out": half(2, M, 2, 64)}
+    weights = {"q_weight": half(64), "k_weight": half(64)}
+    turn = {"cos": rand(2, M, 64), "sin": rand(2, M, 64)}
+    yield {**none, **heads, **weights, **turn, **rest}
+    caches = {"k_cache": half(2, 5, 2, 64), "v_cache": half(2, 5, 2, 32)}
+    for name, places in (
+        ("cache_seqlens", torch.tensor([[0], [2]]).expand(2, M).contiguous()),
+        ("cache_positions", torch.tensor([[0, 4, -1], [2, 1, 0]]).int()),
+        ("slot_mapping", torch.tensor([[0, 9, -1], [2, 1, 3]])),
+    ):
+        yield {**none, **heads, **turn, **caches, **rest, "places": places, "places_are": name}
+    pages = {"k_cache": fp8(4, 3, 2, 64), "v_cache": fp8(4, 3, 2, 32)}
+    paged = {"block_table": torch.tensor([[2, 0], [1, 3]]).int(), "places_are": "cache_seqlens"}
+    paged |= {"places": torch.tensor([[0, 0, 0], [2, 2, 2]]), "k_scale": rand(2)}
+    of_position = {"cos": rand(5, 64), "positions": torch.tensor([[4, 0, 1], [3, 3, 2]])}
+    yield {**none, **heads, **pages, **paged, **of_position, "v_scale": rand(1), **rest}
+    apart = {"sin": rand(5, 64), **weights}
+    yield {**none, **heads, **of_position, **apart, **rest}
+
+
 def products():
     operands = {"out": half(M, N), "a": fp8(M, K), "w": fp8(N, K)}
     yield {**operands, "scale_a": rand(M, 1), "scale_w": rand(N, 1), "bias": half(N)}
@@ -150,6 +176,7 @@ CALLS = {
     "rmsnorm_fp8": (norms, {}),
     "swiglu_fp8": (activations, {}),
     "attention": (attentions, {"config": ""}),
+    "rope_and_cache": (rotations, {}),
     "gemm": (products, {"config": ""}),
     "gemm_configs": (products, {"tuned": True}),
     "tune_gemm": (tuned, {}),
@@ -225,8 +252,15 @@ def pairs(ops, op, call):
         yield from ((one, other) for other in tensors if one != other)
 
 
+# What may be worked on where it lies.
+IN_PLACE = {("rope_and_cache", "out", "q"), ("rope_and_cache", "k_out", "k")}
+
+
 def user_name(name, call):
-    """With an addend, which users know as the residual, the sum goes to residual_out."""
+    """With an addend, which users know as the residual, the sum goes to residual_out; where tokens
+    go has one of three names."""
+    if name == "places":
+        return call["places_are"]
     names = {"residual": "residual_out", "addend": "residual"}
     return names.get(name, name) if call.get("addend") is not None else name
 
@@ -239,7 +273,8 @@ def test_what_is_written_shares_no_memory(ops, op):
             size = max(first.element_size(), second.element_size())
             inside = (first.nbytes - 1) // size * size  # the last element of one, the first of both
             before = -((second.nbytes - 1) // size * size)
-            for offset in {0, inside, before}:
+            in_place = {(op, one, other), (op, other, one)} & IN_PLACE
+            for offset in {inside, before} | (set() if in_place else {0}):
                 a, b = in_one_buffer(first, second, offset)
                 message = run(ops, op, {**call, one: a, other: b})
                 x, y = user_name(one, call), user_name(other, call)
@@ -320,6 +355,12 @@ def beyond(op):
     call = {**next(calls()), **more}
     if "ue8m0" in call:
         yield from ({**right, **more, "ue8m0": True} for right in calls())
+    if op == "rope_and_cache":
+        yield {**call, "rotary_dim": 0, "cos": None}
+        yield {**call, "k": None, "v": None, "k_out": None}
+        vast = half(1, 1, 2, 64).expand(2**16, 2**15, 2, 64)
+        places = torch.zeros(2, M).int()
+        yield {**call, "k_cache": vast, "v_cache": vast[..., :32], "places": places}
     if "addend" in call:
         yield {**call, "residual": None, "addend": torch.randn(M, K)}
     if op.startswith("fused_moe"):

@@ -14,6 +14,12 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "Tensor? k_descale, Tensor? v_descale, Tensor? sinks, int max_seqlen_q, int max_seqlen_k, "
       "float scale, int window_left, int window_right, float softcap, str config=\"\") -> ()");
   ops.def(
+      "rope_and_cache(Tensor(a!) out, Tensor(b!)? k_out, Tensor(c!)? k_cache, Tensor(d!)? v_cache, "
+      "Tensor q, Tensor? k, Tensor? v, Tensor? cos, Tensor? sin, Tensor? positions, Tensor? "
+      "q_weight, Tensor? k_weight, Tensor? places, Tensor? block_table, Tensor? k_scale, Tensor? "
+      "v_scale, str places_are, int rotary_dim, bool interleaved, float eps, float weight_offset) "
+      "-> ()");
+  ops.def(
       "rmsnorm_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor x, Tensor(c!)? residual, "
       "Tensor weight, Tensor? scale, float eps, int group_size, float scale_ub, bool ue8m0, "
       "float weight_offset=0.0, Tensor? addend=None) -> ()");
@@ -63,6 +69,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
 #endif
   ops.impl("attention", TORCH_BOX(&attention));
+  ops.impl("rope_and_cache", TORCH_BOX(&rope_and_cache));
   ops.impl("rmsnorm_fp8", TORCH_BOX(&rmsnorm_fp8));
   ops.impl("swiglu_fp8", TORCH_BOX(&swiglu_fp8));
   ops.impl("gemm", TORCH_BOX(&gemm));

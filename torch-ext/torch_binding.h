@@ -28,6 +28,21 @@ void attention(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> 
                int64_t max_seqlen_k, double scale, int64_t window_left, int64_t window_right,
                double softcap, std::string config);
 
+// out, k_out and caches are written, as rope_and_cache/rope_and_cache.h says. q, k, v, out and
+// k_out are [sequences, rows, heads, elements], caches [pages, rows, heads, elements]. places_are:
+// the name of the argument that `places` is to users: slot_mapping, cache_seqlens or
+// cache_positions, [1 or sequences, rows]. out may be q, and k_out k.
+void rope_and_cache(
+    torch::stable::Tensor& out, std::optional<torch::stable::Tensor> k_out,
+    std::optional<torch::stable::Tensor> k_cache, std::optional<torch::stable::Tensor> v_cache,
+    const torch::stable::Tensor& q, std::optional<torch::stable::Tensor> k,
+    std::optional<torch::stable::Tensor> v, std::optional<torch::stable::Tensor> cos,
+    std::optional<torch::stable::Tensor> sin, std::optional<torch::stable::Tensor> positions,
+    std::optional<torch::stable::Tensor> q_weight, std::optional<torch::stable::Tensor> k_weight,
+    std::optional<torch::stable::Tensor> places, std::optional<torch::stable::Tensor> block_table,
+    std::optional<torch::stable::Tensor> k_scale, std::optional<torch::stable::Tensor> v_scale,
+    std::string places_are, int64_t rotary_dim, bool interleaved, double eps, double weight_offset);
+
 // out, scales and residual are written. Rows are dim 0; the last dim has stride 1. With an addend,
 // residual is written only: x + addend.
 // out: x's dtype (no quantisation) or FP8. With FP8, exactly one of `scale` ([1]: static) and

@@ -159,47 +159,59 @@ inline const float* require_static_scale(const Tensor& scale) {
   return static_cast<const float*>(scale.data_ptr());
 }
 
-// From a tensor's first byte to its last.
-inline int64_t span_bytes(const Tensor& tensor) {
-  int64_t last = 0;
-  for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
-  return (last + 1) * static_cast<int64_t>(tensor.element_size());
+// What memory a tensor takes: rows of bytes, `stride` apart. A row is as few of its last dimensions
+// as leave others that fold into rows which lie apart; else it is all from the first byte to the
+// last. What lies between the elements of a strided row counts too.
+struct Memory {
+  intptr_t begin = 0;
+  int64_t rows = 0, stride = 0, row_bytes = 0;  // no rows: no element
+
+  intptr_t end() const { return begin + (rows - 1) * stride + row_bytes; }
+};
+
+inline Memory memory_of(const Tensor& tensor) {
+  Memory memory;
+  if (tensor.numel() == 0) return memory;
+  memory.begin = reinterpret_cast<intptr_t>(tensor.data_ptr());
+  const int64_t dims = tensor.dim(), bytes = static_cast<int64_t>(tensor.element_size());
+  for (int64_t leading = dims - 1; leading >= 0; --leading) {
+    memory.rows = 1;
+    memory.stride = 0;
+    bool folds = true;
+    for (int64_t i = leading - 1; i >= 0; --i) {
+      const int64_t size = tensor.size(i), step = tensor.stride(i) * bytes;
+      if (size == 1) continue;
+      folds = folds && (memory.rows == 1 || step == memory.stride * memory.rows);
+      if (memory.rows == 1) memory.stride = step;
+      memory.rows *= size;
+    }
+    int64_t last = 0;
+    for (int64_t i = leading; i < dims; ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+    memory.row_bytes = (last + 1) * bytes;
+    if (folds && (memory.rows == 1 || memory.stride >= memory.row_bytes)) break;
+  }
+  if (dims == 0) memory.rows = 1, memory.row_bytes = bytes;
+  if (memory.rows == 1) memory.stride = memory.row_bytes;
+  return memory;
 }
 
-// Whether two tensors share a byte. Matrices side by side in one buffer (equal row strides,
-// disjoint columns) do not; of more dimensions all between the first byte and the last counts.
-inline bool overlap(const Tensor& a, const Tensor& b) {
-  if (a.numel() == 0 || b.numel() == 0) return false;
-  if (a.dim() > 2 || b.dim() > 2) {
-    const auto at = [](const Tensor& t) { return reinterpret_cast<intptr_t>(t.data_ptr()); };
-    return at(a) < at(b) + span_bytes(b) && at(b) < at(a) + span_bytes(a);
-  }
-  // From a row's first byte to its last; what lies between the elements of a strided one counts
-  // too.
-  const auto row_bytes = [](const Tensor& t) {
-    const int64_t last = t.dim() - 1;
-    const int64_t span = last < 0 ? 1 : (t.size(last) - 1) * t.stride(last) + 1;
-    return static_cast<int64_t>(span * t.element_size());
-  };
-  const auto stride_bytes = [&](const Tensor& t) {
-    return t.dim() < 2 || t.size(0) == 1 ? row_bytes(t)
-                                         : static_cast<int64_t>(t.stride(0) * t.element_size());
-  };
-  const auto begin = [](const Tensor& t) { return reinterpret_cast<intptr_t>(t.data_ptr()); };
-  const auto end = [&](const Tensor& t) {
-    return begin(t) + (t.dim() < 2 ? 0 : (t.size(0) - 1) * stride_bytes(t)) + row_bytes(t);
-  };
-  if (end(a) <= begin(b) || end(b) <= begin(a)) return false;
-  const int64_t stride = stride_bytes(a);
-  if (stride != stride_bytes(b) || stride <= 0) return true;
-  const int64_t offset = ((begin(b) - begin(a)) % stride + stride) % stride;
-  return offset < row_bytes(a) || offset + row_bytes(b) > stride;
+// Whether two tensors share a byte. Rows side by side in one buffer (equal row strides, disjoint
+// columns) do not.
+inline bool overlap(const Memory& a, const Memory& b) {
+  if (a.rows == 0 || b.rows == 0) return false;
+  if (a.end() <= b.begin || b.end() <= a.begin) return false;
+  // One row is as good as a row of the other's.
+  const int64_t stride = a.rows == 1 ? b.stride : a.stride;
+  if ((b.rows > 1 && stride != b.stride) || stride <= 0) return true;
+  if (a.row_bytes > stride || b.row_bytes > stride) return true;
+  const int64_t offset = ((b.begin - a.begin) % stride + stride) % stride;
+  return offset < a.row_bytes || offset + b.row_bytes > stride;
 }
 
 inline void require_no_overlap(const Tensor& written, const char* written_name, const Tensor& other,
                                const char* other_name) {
-  require(!overlap(written, other), written_name, " is written and must not share memory with ",
-          other_name);
+  require(!overlap(memory_of(written), memory_of(other)), written_name,
+          " is written and must not share memory with ", other_name);
 }
 
 }  // namespace rocm_kernels

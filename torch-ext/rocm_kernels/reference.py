@@ -7,7 +7,7 @@ Longer than 500 lines, because every definition stands here.
 """
 
 import math
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -507,3 +507,117 @@ def attention(
     # What no query sees may hold anything.
     v = v.masked_fill(~seen.any(0)[:, None, None], 0.0)
     return torch.einsum("hqk,khd->qhd", p, v), lse
+
+
+def rope_and_cache(
+    q: torch.Tensor,
+    k: Optional[torch.Tensor] = None,
+    v: Optional[torch.Tensor] = None,
+    cos: Optional[torch.Tensor] = None,
+    sin: Optional[torch.Tensor] = None,
+    *,
+    num_kv_heads: Optional[int] = None,
+    positions: Optional[torch.Tensor] = None,
+    rotary_dim: Optional[int] = None,
+    interleaved: bool = False,
+    q_weight: Optional[torch.Tensor] = None,
+    k_weight: Optional[torch.Tensor] = None,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    k_cache: Optional[torch.Tensor] = None,
+    v_cache: Optional[torch.Tensor] = None,
+    slot_mapping: Optional[torch.Tensor] = None,
+    cache_seqlens: Union[int, torch.Tensor, None] = None,
+    cache_positions: Optional[torch.Tensor] = None,
+    block_table: Optional[torch.Tensor] = None,
+    k_scale: Union[float, torch.Tensor, None] = None,
+    v_scale: Union[float, torch.Tensor, None] = None,
+    k_out: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """The turned keys go to ``k_out``, and with the values to the caches, in place.
+
+    Everything is float32 from the inputs, exact in it, to the one rounding of each result: the norm
+    is not rounded before it turns, as it is in transformers.
+    """
+    if num_kv_heads is not None:
+        q, k, v = q.split((q.shape[-2] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), -2)
+    if rotary_dim is None:
+        rotary_dim = 0 if cos is None else cos.shape[-1]
+    half = rotary_dim // 2
+    if cos is not None:
+        cos, sin = cos[..., :half], cos[..., half:] if sin is None else sin[..., :half]
+        if positions is not None:
+            cos, sin = cos[positions.long()], sin[positions.long()]
+        cos, sin = cos.float().unsqueeze(-2), sin.float().unsqueeze(-2)
+
+    def turned(x: torch.Tensor, weight: Optional[torch.Tensor]) -> torch.Tensor:
+        y = x.float()
+        if weight is not None:
+            y = _rmsnorm(x, weight, eps, None, weight_offset, None)
+        if cos is None:
+            return y
+        turning, rest = y[..., :rotary_dim], y[..., rotary_dim:]
+        pairs = turning.unflatten(-1, (half, 2) if interleaved else (2, half))
+        a, b = pairs.unbind(-1 if interleaved else -2)
+        z = torch.stack((a * cos - b * sin, b * cos + a * sin), -1 if interleaved else -2)
+        return torch.cat([z.flatten(-2), rest], -1)
+
+    if k is not None:
+        keys = turned(k, k_weight)
+        if k_out is not None:
+            k_out.copy_(keys)
+        if k_cache is not None:
+            places = _cache_places(
+                k.shape, k_cache, slot_mapping, cache_seqlens, cache_positions, block_table
+            )
+            _write_cache(k_cache, keys, k_scale, *places)
+            _write_cache(v_cache, v.float(), v_scale, *places)
+    return turned(q, q_weight).to(q.dtype)
+
+
+def _cache_places(
+    shape: torch.Size,
+    cache: torch.Tensor,
+    slot_mapping: Optional[torch.Tensor],
+    cache_seqlens: Union[int, torch.Tensor, None],
+    cache_positions: Optional[torch.Tensor],
+    block_table: Optional[torch.Tensor],
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Which of the tokens, flat, go to the cache; their pages, and rows in these."""
+    batch, rows = shape[:2] if len(shape) == 4 else (1, shape[0])
+    page_size = cache.shape[1]
+    if slot_mapping is not None:
+        slots = slot_mapping.reshape(-1).long()
+        tokens = (slots >= 0).nonzero().flatten()
+        return tokens, slots[tokens] // page_size, slots[tokens] % page_size
+    if cache_seqlens is not None:
+        begin = torch.as_tensor(cache_seqlens, device=cache.device).long().reshape(-1, 1)
+        at = begin + torch.arange(rows, device=cache.device)
+    else:
+        at = cache_positions.long()
+    at = at.expand(batch, rows).reshape(-1)
+    tokens = (at >= 0).nonzero().flatten()
+    at, page = at[tokens], tokens // rows
+    if block_table is not None:
+        page, at = block_table[page, at // page_size].long(), at % page_size
+    return tokens, page, at
+
+
+def _write_cache(
+    cache: torch.Tensor,
+    values: torch.Tensor,
+    scale: Union[float, torch.Tensor, None],
+    tokens: torch.Tensor,
+    pages: torch.Tensor,
+    rows: torch.Tensor,
+) -> None:
+    values = values.reshape(-1, *values.shape[-2:])[tokens]
+    if cache.dtype in FP8_MAX:
+        if scale is not None:
+            scale = torch.as_tensor(scale, dtype=torch.float32, device=values.device)
+            values = values * (1.0 / scale).reshape(-1, 1)
+        values = values.clamp(-FP8_MAX[cache.dtype], FP8_MAX[cache.dtype])
+    values = values.to(cache.dtype)
+    if cache.dtype in FP8_MAX:  # torch copies no FP8 by indices
+        cache, values = cache.view(torch.uint8), values.view(torch.uint8)
+    cache[pages, rows] = values

@@ -2,7 +2,8 @@
 
 ``rmsnorm`` and ``rmsnorm_fp8`` are in norm.py, the gated activations in activation.py, products
 and linear layers in product.py, mixtures of experts in moe.py, the products of finegrained FP8
-checkpoints in finegrained.py, attention in attention.py, quantising and the FP8 dialects in fp8.py.
+checkpoints in finegrained.py, attention in attention.py, what lies before it in rope.py, quantising
+and the FP8 dialects in fp8.py.
 Beside an op's functions stand its fake, which has nothing to allocate because everything that an op
 writes is an argument, and its overload, looked up once: a decode step makes hundreds of calls of a
 few microseconds.
@@ -62,6 +63,7 @@ from .product import (
     gemm_config,
     skinny_gemm,
 )
+from .rope import rope_and_cache
 
 __all__ = [
     "FP8_DTYPES",
@@ -87,6 +89,7 @@ __all__ = [
     "quantize_fp8",
     "rmsnorm",
     "rmsnorm_fp8",
+    "rope_and_cache",
     "silu_and_mul",
     "skinny_gemm",
     "swiglu",

@@ -1,0 +1,2 @@
+// rope_and_cache for AMD GPUs.
+#include "../gpu/heads.h"

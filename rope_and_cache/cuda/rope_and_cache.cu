@@ -1,0 +1,2 @@
+// rope_and_cache for NVIDIA GPUs.
+#include "../gpu/heads.h"
