@@ -12,9 +12,10 @@ projected already, it hands over a ``Projected``, out of which the parts cut the
 
 The files, by what they are about:
 
-- linears: linear.py has the modules, quantize.py makes them, fuse.py joins those of one input,
-  tensor_parallel.py handles one process's shard, weight_access.py finds the linears that must stay,
-  edits.py serves adapters and resized heads, state.py state dicts, offload.py accelerate.
+- linears: linear.py has the modules, quantize.py makes them by a plan (plan.py), fuse.py joins
+  those of one input, tensor_parallel.py handles one process's shard, weight_access.py finds the
+  linears that must stay, edits.py serves adapters and resized heads, state.py state dicts,
+  offload.py accelerate.
 - experts: experts.py has the module, convert_experts.py makes it, mxfp4.py encodes MXFP4.
 - kernel layers: families.py has the names in each family, probe.py and norms.py run a module's own
   forward to learn what it computes, registration.py registers it for ``kernelize``, hooks.py keeps

@@ -1,7 +1,7 @@
-"""How a model's own experts become ``Experts``: what is known of them, asked and tried first."""
+"""Converts a model's own experts to ``Experts``, once a run of the module's own code on small
+inputs has shown that both compute the same."""
 
 import copy
-import fnmatch
 import inspect
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Sequence, Tuple
@@ -15,9 +15,10 @@ from ..reference import gated_experts, quantize_fp8
 from .check_loaded import require_set
 from .experts import WEIGHTS, Experts, Gate
 from .families import ACTIVATIONS
-from .hooks import is_offloaded, is_wrapped, move_hooks
+from .hooks import is_offloaded, is_wrapped
 from .linear import scale_fmt_of
 from .mxfp4 import encode_mxfp4
+from .plan import Plan, replace_module
 
 Pair = Tuple[torch.Tensor, torch.Tensor]  # a weight and its scales
 
@@ -26,12 +27,12 @@ DEQUANTISED = "16 bits, dequantised from the checkpoint's {}: {}"
 PER_TOKEN = ", its inputs' static scales replaced by one a token"
 
 
-class Stays(Exception):
+class NotConvertible(Exception):
     """Why experts cannot be converted."""
 
 
-class ExpertsPlan:
-    """What is to become of a model's experts; nothing has been changed yet.
+class ExpertsPlan(Plan):
+    """What is to become of a model's experts.
 
     16-bit weights become FP8 with a scale a channel. Those of an FP8 checkpoint are adopted with
     their scales; 16-bit weights that were dequantised from MXFP4, as transformers does where it has
@@ -51,10 +52,10 @@ class ExpertsPlan:
     ) -> None:
         """``activations`` is as ``quantize_model_`` was asked, ``scheme`` what 16-bit weights get
         of it."""
-        self.model, self.activations, self.fp8_dtype = model, activations, fp8_dtype
+        super().__init__(model, activations, skip, fp8_dtype)
         self.found: Dict[str, str] = {}
-        self._own: Dict[str, _Own] = {}
-        tried: Dict[Any, Optional[Stays]] = {}
+        self._own: Dict[str, _Source] = {}
+        tried: Dict[Any, Optional[NotConvertible]] = {}
         for name, module in model.named_modules():
             if isinstance(module, Experts):
                 if module.loaded_as is not None:
@@ -65,7 +66,7 @@ class ExpertsPlan:
             if hasattr(module, "dequantised_from"):
                 self.found[name] = module.dequantised_from
                 continue
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
+            if self.is_skipped(name):
                 self.found[name] = "stays: asked to skip"
                 continue
             try:
@@ -75,31 +76,28 @@ class ExpertsPlan:
                 self._own[name] = _read(module, activations, scheme, is_on_meta(model))
                 _try_once(tried, module, self._own[name])
                 self.found[name] = self._own[name].becomes
-            except Stays as reason:
+            except NotConvertible as reason:
                 self._own.pop(name, None)
                 self.found[name] = f"stays: {reason}"
 
-    def rehearse(self) -> None:
-        """Does for a row of each expert, and for the whole of the largest layer's, what will be
-        done for all: what fails, fails before anything has been changed."""
-        for name, own in self._own.items():
-            try:
-                for weight in own.weights if own.is_16_bit else ():
-                    for expert in range(weight.shape[0]):
-                        _quantized(weight[expert : expert + 1, :1], self.fp8_dtype)
-            except Exception as failure:
-                raise RuntimeError(
-                    f"{name} cannot be quantised, and the model is as it was: {failure}; "
-                    f"skip=[{name!r}] leaves it alone"
-                ) from failure
-        if self._own:
-            largest = max(self._own.values(), key=lambda own: own.weights[0].numel())
-            largest.pairs(self.fp8_dtype)
+    def _sources(self) -> Dict[str, "_Source"]:
+        return self._own
+
+    def _convert_a_row(self, own: "_Source") -> None:
+        for weight in own.weights if own.is_16_bit else ():
+            for expert in range(weight.shape[0]):
+                _quantized(weight[expert : expert + 1, :1], self.fp8_dtype)
+
+    def _convert(self, own: "_Source") -> Tuple[Tuple[Pair, Pair], str]:
+        return own.pairs(self.fp8_dtype)
+
+    def _size(self, own: "_Source") -> int:
+        return own.weights[0].numel()
 
     def perform(self) -> None:
         for name, own in self._own.items():
             old = self.model.get_submodule(name)
-            pairs, self.found[name] = own.pairs(self.fp8_dtype)
+            pairs, self.found[name] = self._convert(own)
             scheme = own.scheme if pairs[0][0].dtype in FP8_DTYPES else "none"
             scale_fmt = own.scale_fmt if scheme == "dynamic" else None
             new = Experts(
@@ -112,11 +110,7 @@ class ExpertsPlan:
                 own.intermediate_size,
             )
             self.found[name] += new.padding_in_words
-            move_hooks(old, new)
-            for parent in list(self.model.modules()):
-                for child_name, child in list(parent._modules.items()):
-                    if child is old:
-                        setattr(parent, child_name, new)
+            replace_module(self.model, old, new)
         for module in self.model.modules():
             if isinstance(module, Experts):
                 if module.loaded_as is not None:
@@ -129,7 +123,7 @@ class ExpertsPlan:
 
 
 @dataclass
-class _Own:
+class _Source:
     """A model's experts, as they are.
 
     Attributes:
@@ -211,13 +205,13 @@ _TRANSPOSED = ("Llama4TextExperts", "FbgemmFp8Llama4TextExperts")
 
 
 def require_limits(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Raises :class:`Stays` for more experts than ``fused_moe`` serves."""
+    """Raises :class:`NotConvertible` for more experts than ``fused_moe`` serves."""
     experts = weights_of(module)[0].shape[0]
     if experts > MAX_EXPERTS:
-        raise Stays(f"has {experts} experts, of which fused_moe serves {MAX_EXPERTS}")
+        raise NotConvertible(f"has {experts} experts, of which fused_moe serves {MAX_EXPERTS}")
     slots = _slots_of(model, name)
     if slots > MAX_TOPK:
-        raise Stays(f"takes {slots} experts a token, of which fused_moe serves {MAX_TOPK}")
+        raise NotConvertible(f"takes {slots} experts a token, of which fused_moe serves {MAX_TOPK}")
 
 
 _SLOTS = ("top_k", "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk",
@@ -244,20 +238,20 @@ def is_on_meta(model: nn.Module) -> bool:
     return all(parameter.device.type == "meta" for parameter in model.parameters())
 
 
-def _read(module: nn.Module, activations: Optional[str], scheme: str, on_meta: bool) -> _Own:
+def _read(module: nn.Module, activations: Optional[str], scheme: str, on_meta: bool) -> _Source:
     _require_gate(module)
     weights = [module._parameters[name] for name in WEIGHTS]
     if is_offloaded(module):
-        raise Stays("their weights are offloaded by accelerate")
+        raise NotConvertible("their weights are offloaded by accelerate")
     if is_wrapped(module):
-        raise Stays("their forward was replaced")
+        raise NotConvertible("their forward was replaced")
     for name, weight in zip(WEIGHTS, weights):
         if type(weight) is not nn.Parameter:
-            raise Stays(f"{name} is a {type(weight).__name__}")
+            raise NotConvertible(f"{name} is a {type(weight).__name__}")
         if weight.device.type == "meta" and not on_meta:
-            raise Stays(f"{name} has no data, on the meta device")
+            raise NotConvertible(f"{name} has no data, on the meta device")
     if type(module).__name__ == "Mxfp4GptOssExperts":
-        raise Stays(
+        raise NotConvertible(
             "MXFP4 in the layout of another kernel; load the model within fp8_checkpoints(), which "
             "keeps them as its files have them"
         )
@@ -278,15 +272,15 @@ def _read(module: nn.Module, activations: Optional[str], scheme: str, on_meta: b
     else:
         for name, weight in zip(WEIGHTS, weights):
             if weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-                raise Stays(f"{name} is {weight.dtype}")
+                raise NotConvertible(f"{name} is {weight.dtype}")
         (experts, rows, columns), down = views[0].shape, views[1].shape
         if down != (experts, columns, rows // 2):
-            raise Stays(
+            raise NotConvertible(
                 f"gate_up_proj and down_proj are {tuple(weights[0].shape)} and "
                 f"{tuple(weights[1].shape)}, which are not the same gated experts"
             )
     biases = tuple(module._parameters.get(f"{name}_bias") for name in WEIGHTS)
-    return _Own(views, scales, biases, gate, scheme, transposed, becomes, scale_fmt)
+    return _Source(views, scales, biases, gate, scheme, transposed, becomes, scale_fmt)
 
 
 def gate_of(module: nn.Module) -> Gate:
@@ -294,14 +288,14 @@ def gate_of(module: nn.Module) -> Gate:
     every limit, against all that ``fused_moe`` can do."""
     _require_gate(module)
     if getattr(module, "has_post_expert_norm", False):
-        raise Stays("computes something else than gated experts")
+        raise NotConvertible("computes something else than gated experts")
     act_fn = getattr(module, "act_fn", None)
     interleaved = not getattr(module, "is_concatenated", True)
     apply_gate = getattr(module, "_apply_gate", None)
     if apply_gate is None:  # the forward has it, as Llama 4's
         activation = ACTIVATIONS.get(type(act_fn).__name__)
         if activation is None:
-            raise Stays(f"its activation is {type(act_fn).__name__}")
+            raise NotConvertible(f"its activation is {type(act_fn).__name__}")
         return Gate(activation, None, interleaved)  # which _try_once tries
     weight = module.gate_up_proj
     columns = weight.shape[2 if getattr(module, "is_transposed", False) else 1]  # 2 * I
@@ -314,19 +308,19 @@ def gate_of(module: nn.Module) -> Gate:
         with torch.no_grad():
             expected = apply_gate(both)
     except Exception as failure:
-        raise Stays(f"its gate cannot be asked what it computes: {failure}") from failure
+        raise NotConvertible(f"its gate cannot be asked what it computes: {failure}") from failure
     limits = [getattr(module, name, None) for name in ("limit", "swiglu_limit")]
     for limit in (None, *(limit for limit in limits if limit)):
         for activation in ("silu", "gelu", "gelu_tanh", "swigluoai"):
             gate = Gate(activation, limit, interleaved)
             if torch.allclose(gated_experts(both, *gate), expected, rtol=1e-4, atol=1e-5):
                 return gate
-    raise Stays("computes its gate in a way of its own")
+    raise NotConvertible("computes its gate in a way of its own")
 
 
 def _require_gate(module: nn.Module) -> None:
     if WEIGHTS[0] not in module._parameters or not getattr(module, "has_gate", True):
-        raise Stays("has no gate, and fused_moe computes gated experts alone")
+        raise NotConvertible("has no gate, and fused_moe computes gated experts alone")
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -335,9 +329,9 @@ def _random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 
 
-def _try_once(tried: Dict[Any, Optional[Stays]], module: nn.Module, own: _Own) -> None:
-    """Raises :class:`Stays` if the module's own forward, of 16-bit experts, is not the one of
-    :class:`Experts`; tried with one module of each kind."""
+def _try_once(tried: Dict[Any, Optional[NotConvertible]], module: nn.Module, own: _Source) -> None:
+    """Raises :class:`NotConvertible` if the module's own forward, of 16-bit experts, computes
+    something else than :class:`Experts`; tried with one module of each kind."""
     if not own.is_16_bit:
         return
     kind = (type(module), own.gate)
@@ -345,12 +339,12 @@ def _try_once(tried: Dict[Any, Optional[Stays]], module: nn.Module, own: _Own) -
         try:
             tried[kind] = _compare(module, own)
         except Exception as failure:
-            tried[kind] = Stays(f"its forward cannot be asked what it computes: {failure}")
+            tried[kind] = NotConvertible(f"its forward cannot be asked what it computes: {failure}")
     if tried[kind] is not None:
         raise tried[kind]
 
 
-def _compare(module: nn.Module, own: _Own) -> Optional[Stays]:
+def _compare(module: nn.Module, own: _Source) -> Optional[NotConvertible]:
     """The first expert in the place of each, in float32 on the CPU, where nothing can break."""
     experts, routed = own.weights[0].shape[0], hasattr(module, "_apply_gate")
     # Llama 4's forward takes no routing: some rows of each expert, here of a single one.
@@ -377,7 +371,7 @@ def _compare(module: nn.Module, own: _Own) -> Optional[Stays]:
     size = expected.abs().amax(-1, keepdim=True)
     if ((computed - expected).abs() <= 1e-3 * expected.abs() + 1e-4 * size).all():
         return None
-    return Stays("computes something else than gated experts")
+    return NotConvertible("computes something else than gated experts")
 
 
 def _like_the_first(parameter: torch.Tensor, experts: int, copies: int) -> torch.Tensor:
@@ -407,10 +401,10 @@ def _scales(module: nn.Module, name: str) -> torch.Tensor:
     experts, n, columns = weight.shape
     if weight.dtype == torch.int8:
         if scale.element_size() != 1:
-            raise Stays(f"its FP4 scales are {scale.dtype}, not float8_e8m0fnu")
+            raise NotConvertible(f"its FP4 scales are {scale.dtype}, not float8_e8m0fnu")
         return scale
     if weight.dtype not in FP8_DTYPES:
-        raise Stays(f"{name} is {weight.dtype}")
+        raise NotConvertible(f"{name} is {weight.dtype}")
     scale = scale.float()
     rows, blocks = -(-n // SCALE_BLOCK), -(-columns // SCALE_BLOCK)
     apart = 2 * -(-n // 2 // SCALE_BLOCK)  # of gate and up in files, where none is shared
@@ -421,7 +415,7 @@ def _scales(module: nn.Module, name: str) -> torch.Tensor:
     elif tuple(module.block_size or ()) != (SCALE_BLOCK, SCALE_BLOCK) or scale.shape not in {
         (experts, count, blocks) for count in known
     }:
-        raise Stays(f"has scales of {tuple(scale.shape)}, blocks of {module.block_size}")
+        raise NotConvertible(f"has scales of {tuple(scale.shape)}, blocks of {module.block_size}")
     return scale.contiguous()
 
 

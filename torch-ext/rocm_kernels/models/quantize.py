@@ -1,6 +1,5 @@
 """``quantize_model_``: FP8 weights for a loaded model, in place."""
 
-import fnmatch
 from typing import Dict, List, Optional, Sequence, Set, Union
 
 import torch
@@ -16,10 +15,11 @@ from .edits import serve_merging, serve_resizing
 from .experts import Experts
 from .formats import Stored, read_stored
 from .fuse import fuse_projections
-from .hooks import is_offloaded, is_wrapped, keep_accelerate_hooks, move_hooks
+from .hooks import is_offloaded, is_wrapped, keep_accelerate_hooks
 from .linear import FP8Linear, FP8LinearPart, computes_linear
 from .norms import other_norms
 from .pickling import name_kernel_funcs
+from .plan import Plan, replace_module
 from .registration import layers_left_alone, register_layers
 from .report import QuantizationReport, bytes_of, kept_bytes
 from .state import in_dialect
@@ -74,7 +74,7 @@ def quantize_model_(
         )
     skip = [skip] if isinstance(skip, str) else list(skip)
     bytes_before = bytes_of(model)
-    plan = _Plan(model, activations, lm_head, skip, fp8_dtype)
+    plan = _LinearsPlan(model, activations, lm_head, skip, fp8_dtype)
     experts = ExpertsPlan(model, activations, plan.scheme, skip, fp8_dtype)
     names = names_in_files(model)
     plan.rehearse()
@@ -107,7 +107,7 @@ def quantize_model_(
     )
 
 
-class _Plan:
+class _LinearsPlan(Plan):
     """What is to become of each linear of a model; nothing has been changed yet.
 
     Attributes:
@@ -125,7 +125,7 @@ class _Plan:
         skip: Sequence[str],
         fp8_dtype: Optional[torch.dtype],
     ) -> None:
-        self.model, self.activations, self.fp8_dtype = model, activations, fp8_dtype
+        super().__init__(model, activations, skip, fp8_dtype)
         devices = {parameter.device.type for parameter in model.parameters()}
         on_cpu = devices <= {"cpu", "meta"}  # meta: offloaded, or without data yet
         self.scheme = activations or ("none" if on_cpu else "dynamic")
@@ -151,7 +151,7 @@ class _Plan:
                     self._adopt(name, module.stored_as.instead)
                 continue
             stored = read_stored(module)
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
+            if self.is_skipped(name):
                 reason = "asked to skip"
             elif name in heads:
                 reason = heads[name]
@@ -182,21 +182,14 @@ class _Plan:
         if instead is not None and self.activations is None:
             self.instead[name] = instead
 
-    def rehearse(self) -> None:
-        """Does for a row of each linear, and for the whole of the largest, what will be done for
-        all: what fails, fails before anything has been changed. Keeping each 16-bit weight until
-        the end would be safer still, and take half as much memory again."""
-        linears = {name: self.model.get_submodule(name) for name in self.converted}
-        for name, linear in linears.items():
-            try:
-                self._quantized(linear, rows=1)
-            except Exception as failure:
-                raise RuntimeError(
-                    f"{name} cannot be quantised, and the model is as it was: {failure}; "
-                    f"skip=[{name!r}] leaves it alone"
-                ) from failure
-        if linears:
-            self._quantized(max(linears.values(), key=lambda linear: linear.weight.numel()))
+    def _sources(self) -> Dict[str, nn.Module]:
+        return {name: self.model.get_submodule(name) for name in self.converted}
+
+    def _convert_a_row(self, linear: nn.Linear) -> None:
+        self._convert(linear, rows=1)
+
+    def _size(self, linear: nn.Linear) -> int:
+        return linear.weight.numel()
 
     def perform(self) -> None:
         # By name, not by module: each 16-bit weight is freed before the next one is quantised.
@@ -205,19 +198,19 @@ class _Plan:
             if _is_tied_head(self.model, linear):
                 # Or a later tie_weights() would put the embedding's weight into the FP8 head.
                 self.model.config.tie_word_embeddings = False
-            _replace(self.model, linear, self._quantized(linear))
+            replace_module(self.model, linear, self._convert(linear))
         for name in self.adopted:
             linear = self.model.get_submodule(name)
             if isinstance(linear, FP8Linear):
                 linear.stored_as = None
                 linear.convert_dialect(self.fp8_dtype)
             else:
-                _replace(self.model, linear, self._adopted(linear, read_stored(linear)))
+                replace_module(self.model, linear, self._adopted(linear, read_stored(linear)))
         for module in self.model.modules():
             if isinstance(module, FP8Linear) and self.activations is not None:
                 _take_inputs(module, self.activations)
 
-    def _quantized(self, linear: nn.Linear, rows: Optional[int] = None) -> FP8Linear:
+    def _convert(self, linear: nn.Linear, rows: Optional[int] = None) -> FP8Linear:
         divided = is_sharded(linear)
         shard = local_shard(linear) if divided else Shard(linear.weight.detach(), linear.bias, None)
         largest = row_amax_of_all_shards(shard)
@@ -340,15 +333,6 @@ def _adapters(model: nn.Module) -> Set[str]:
             base = f"{prefix}.base_layer"
             found |= {n for n in inside if n != base and not n.startswith(f"{base}.")}
     return found
-
-
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Wherever it is: a module may be shared."""
-    move_hooks(old, new)
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is old:
-                setattr(parent, name, new)
 
 
 def _native(model: nn.Module, fp8_dtype: Optional[torch.dtype]) -> torch.dtype:

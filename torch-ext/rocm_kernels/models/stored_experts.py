@@ -19,8 +19,8 @@ from .convert_experts import (
     DEQUANTISED,
     LOADED,
     PER_TOKEN,
+    NotConvertible,
     Pair,
-    Stays,
     gate_of,
     is_experts,
     is_transposed,
@@ -128,12 +128,14 @@ def place_experts(
             continue
         try:
             if name in shared:
-                raise Stays("has its experts in one row with another module's in the files")
+                raise NotConvertible(
+                    "has its experts in one row with another module's in the files"
+                )
             if held.weights is None:
-                raise Stays(held.why)
+                raise NotConvertible(held.why)
             require_limits(model, name, module)
             model.set_submodule(name, _empty(module, held, layout or Layout("channel", "none")))
-        except Stays as reason:
+        except NotConvertible as reason:
             module.dequantised_from = DEQUANTISED.format(held.kind, reason)
 
 
@@ -272,7 +274,7 @@ def _empty(module: nn.Module, held: _Held, layout: Layout) -> Experts:
     shapes = [(s[0], s[2], s[1]) if transposed else s for s in shapes]
     (experts, _, hidden), inner = shapes[0], shapes[1][2]
     if held.weights == "mxfp4" and hidden % BLOCK:
-        raise Stays(f"has rows of {hidden} values, not whole blocks of {BLOCK}")
+        raise NotConvertible(f"has rows of {hidden} values, not whole blocks of {BLOCK}")
     padded = padded_size(held.weights, inner, held.is_apart)
     device = module._parameters[WEIGHTS[0]].device
     pairs, biases = [], []
