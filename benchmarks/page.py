@@ -1,4 +1,5 @@
-"""What the scripts that write results/<name>.json, and docs/<name>.md from it, have in common."""
+"""Shared by scripts that write results/<name>.json and make docs/<name>.md from it: arguments,
+saving."""
 
 from __future__ import annotations
 

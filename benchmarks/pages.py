@@ -1,4 +1,4 @@
-"""Puts tables of results into the pages that people read, and says which pages differ.
+"""Writes tables of results into the pages, or tells which pages differ from the results.
 
     python benchmarks/pages.py            # says what differs from results/
     python benchmarks/pages.py --write    # puts the tables in

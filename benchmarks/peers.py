@@ -1,6 +1,6 @@
-"""Public kernels for the same work as ours, each measured where it is there.
+"""Builds public kernels that do the same work as ours, so that benchmarks time both in one run.
 
-    python benchmarks/peers.py --out FOLDER --vllm FOLDER --vllm-version VERSION \\
+    python benchmarks/peers.py --out FOLDER --vllm FOLDER --vllm-version VERSION \
         [--flashinfer FOLDER --flashinfer-version VERSION]
 
 builds libraries of FlashInfer's and vLLM's kernels from their sources, repositories or unpacked

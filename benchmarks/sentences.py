@@ -1,6 +1,6 @@
-"""What sentences of the pages say of results, made of results/: tests/test_pages.py looks for each
-in its page, whatever its lines. A measured number in a sentence belongs here, or in a table of
-tables.py, or nowhere."""
+"""Makes the measured numbers that stand in sentences of pages from the saved results;
+tests/test_pages.py looks for each sentence in its page. A measured number in a page is made here
+or in tables.py, and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A product on the simulated GPU: operands at fixed places, and what the cycle model says of it.
+"""Runs a product on the simulated GPU with operands at fixed addresses, for the simulated_*.py
+scripts.
 
 What the simulated_*.py share. Nothing that comes from here was measured on an AMD GPU.
 """

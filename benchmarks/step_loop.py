@@ -1,5 +1,5 @@
-"""Our own loop of decode steps, where serving.py finds no vLLM: the same FP8 Llama before and after
-our kernels, the time of a step, and each kernel's time by what the model used it for.
+"""Times decode steps of an FP8 Llama in a loop of our own, before and after these kernels, where
+serving.py finds no vLLM.
 
 Before: transformers' modules, each linear quantising its input and multiplying by
 ``torch._scaled_mm``, a scale a token and a channel: what FP8 is on its first day, nothing fused.

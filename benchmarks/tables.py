@@ -1,4 +1,4 @@
-"""The tables of results that stand in pages, made of what the benchmarks saved.
+"""Makes the tables of results in the pages from what the benchmarks have saved.
 
 Each of TABLES makes one from results/*.json; all others are results/tables/NAME.csv, as they were
 printed, under lines that say by what, where and when. pages.py puts them into the pages.

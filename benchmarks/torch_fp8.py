@@ -1,4 +1,4 @@
-"""What PyTorch alone offers for FP8: inputs quantised as they come, and its scaled products.
+"""PyTorch's own FP8 for comparison: inputs quantised at each call, and its scaled products.
 
 Scales are one for each token and output channel, as ours are, or, of linears, one a tensor:
 coarser, and quicker in the library. Quantising and what stands between an expert's two products are

@@ -1,4 +1,4 @@
-"""Says what runs here: ``python -m rocm_kernels_vllm``."""
+"""``python -m rocm_kernels_vllm`` prints which parts of vLLM run on these kernels here."""
 
 from . import kernels, parts
 

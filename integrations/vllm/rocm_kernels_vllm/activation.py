@@ -1,4 +1,4 @@
-"""The activation with FP8 results, in models that ask vLLM for it.
+"""Adds the activation with FP8 results to models that ask vLLM for a fused one.
 
 Models that call ``maybe_fused_act_quant`` (Llama, and whoever takes its MLP) look up a function by
 activation and by what the next linear wants: the row for one scale a token was missing. vLLM 0.26

@@ -1,4 +1,4 @@
-"""Norm and activation with FP8 results, in compiled graphs.
+"""Adds norm and activation with FP8 results to vLLM's compiled graphs.
 
 vLLM's compilation passes find norm-then-quantise and activation-then-quantise in the graph and put
 the op of a table there: ours have the same schemas, so they go into the tables.

@@ -1,4 +1,5 @@
-"""The kernels, loaded when first used: loading asks for the device, which only workers may do."""
+"""Loads the kernels when they are first used: loading needs the device, which only vLLM's workers
+may open."""
 
 import functools
 import importlib

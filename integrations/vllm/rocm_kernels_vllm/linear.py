@@ -1,4 +1,4 @@
-"""vLLM's FP8 linears on the kernels: classes for its three lists, first in each.
+"""Adds this package's FP8 linears to vLLM's three lists of linear kernels, first in each.
 
 The classes quantise nothing themselves: vLLM's ``QuantFP8`` does, so that its passes still see a
 quantisation to fuse with the norm before it, and an activation that comes quantised goes straight

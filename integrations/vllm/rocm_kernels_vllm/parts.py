@@ -1,4 +1,4 @@
-"""The parts of the plugin: which are on, and what becomes of those whose hook vLLM has moved.
+"""Turns parts of the plugin on and off, and leaves out a part whose hook vLLM has moved.
 
 ``ROCM_KERNELS_VLLM_OFF`` names parts to leave to vLLM, separated by commas; ``all`` is every one.
 ``ROCM_KERNELS_VLLM_ON`` names those to run where they are not on by themselves.

@@ -1,4 +1,4 @@
-"""16-bit products of few rows on ROCm.
+"""Runs 16-bit products of few rows on ROCm by ``skinny_gemm``.
 
 vLLM's own kernels there take up to 5 rows (wvSplitK), and on gfx950 10 to 128 of some shapes
 (wvSplitKrc); the library gets the rest. Elsewhere than on gfx950, 6 to 64 rows are for skinny_gemm,

@@ -36,7 +36,7 @@ def reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping, *_
 
 
 def take_attention() -> None:
-    """The plugin's attention in the place of the one that vLLM has on the CPU: it takes no other."""
+    """Puts the plugin's attention in the place of vLLM's on the CPU, which takes no other."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     vllm._custom_ops.reshape_and_cache_flash = reshape_and_cache_flash

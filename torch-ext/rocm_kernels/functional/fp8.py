@@ -1,4 +1,4 @@
-"""FP8: its two dialects, quantising, and what quantising functions share."""
+"""FP8: its two dialects, quantising, and checks that quantising functions share."""
 
 from typing import Optional, Tuple, Union
 

@@ -1,4 +1,5 @@
-"""No op here has a derivative: a call that would need one is refused, and what is written says so.
+"""Refuses a call that would need a derivative, since no op here has one, and marks the tensors that
+ops write.
 
 torch does neither for an op that writes its arguments: the result would be a constant to it, and a
 gradient zero or missing without a word. So every function of the API asks :func:`needs_gradient`

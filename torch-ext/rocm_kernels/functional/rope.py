@@ -1,4 +1,5 @@
-"""What lies between the projection of queries, keys and values and attention, in one pass."""
+"""Norms of queries and keys, rotary embedding and the append to a cache, in one pass between the
+projection and attention."""
 
 from typing import Optional, Tuple, Union
 

@@ -1,4 +1,4 @@
-"""Tensors of any shape as the matrices that ops take: leading dimensions fold into rows."""
+"""Folds the leading dimensions of a tensor into the rows of the matrix that an op takes."""
 
 import math
 from typing import Any, Dict, Optional

@@ -1,4 +1,4 @@
-"""Calls that compute shapes alone: tracing, and tensors on the meta device."""
+"""Detects calls that need shapes alone: under tracing, and for tensors on the meta device."""
 
 from typing import Any
 

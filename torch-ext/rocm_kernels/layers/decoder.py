@@ -1,4 +1,4 @@
-"""Whole decoder layers of models that ``quantize_model_`` has prepared."""
+"""Kernel layers of whole decoder layers, for models that ``quantize_model_`` has prepared."""
 
 import inspect
 from typing import Any, Dict, Optional, Tuple, Type

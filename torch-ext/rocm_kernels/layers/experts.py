@@ -1,4 +1,4 @@
-"""Mixtures of experts."""
+"""Kernel layers of mixtures of experts."""
 
 import inspect
 from typing import Optional, Tuple

@@ -1,4 +1,5 @@
-"""Linears with FP8 weights, and what other layers do with them.
+"""Kernel layers of linears with FP8 weights, and the functions by which other layers run such a
+linear.
 
 The functions take modules with the attributes of ``FP8Linear``.
 """

@@ -1,4 +1,4 @@
-"""Gated MLPs."""
+"""Kernel layers of gated MLPs."""
 
 from typing import Tuple, Union
 

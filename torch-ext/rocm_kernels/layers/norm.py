@@ -1,4 +1,4 @@
-"""RMSNorm, and a norm whose result goes into a linear."""
+"""The kernel layer of RMSNorm, and the norm whose result is the input of a linear."""
 
 from typing import Optional, Tuple
 

@@ -1,5 +1,5 @@
-"""Calls of a layer: in training the model's own forward runs, for the layers are for inference; and
-keywords are those of that one, which may have other names for its parameters."""
+"""Prepares a call of a layer. In training mode the model's own forward runs, because the layers are
+for inference; keyword arguments follow the names of the model's own forward."""
 
 import functools
 import inspect

@@ -1,7 +1,8 @@
-"""The check after a checkpoint was loaded: each FP8 weight and each scale is where it belongs.
+"""Checks after loading that each FP8 weight and each scale was set from the files.
 
-transformers leaves what no file has as it was made, casts an FP8 tensor into a 16-bit parameter
-without its scale, and drops what nothing asks for: a model runs then, and its numbers are wrong.
+transformers leaves a tensor that no file has as it was made, casts an FP8 tensor into a 16-bit
+parameter without its scale, and drops tensors that no parameter takes. Such a model runs, and its
+numbers are wrong.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""FP8 checkpoints through transformers: kept in FP8 as they are loaded, and saved.
+"""Loads FP8 checkpoints through transformers without leaving FP8, and saves them.
 
-transformers turns an FP8 checkpoint into 16 bits where there is no GPU, and needs a package of each
-format's makers to load it at all. :func:`fp8_checkpoints` has it loaded into ``FP8Linear``. Nothing
-of transformers is imported before a model of its, or that function, asks for it.
+transformers turns an FP8 checkpoint into 16 bits where there is no GPU, and loads most formats only
+with a package of their makers. :func:`fp8_checkpoints` has it load them into ``FP8Linear``.
+transformers is imported when a model of it, or that function, needs it, not before.
 """
 
 import contextlib

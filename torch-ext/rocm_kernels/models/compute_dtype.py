@@ -1,7 +1,7 @@
-"""``model.dtype`` of transformers models that have FP8 linears: what they compute in.
+"""Keeps ``model.dtype`` of a transformers model with FP8 linears at the dtype that it computes in.
 
-transformers asks a model's first parameter, which may be an FP8 weight: inputs would be cast to
-that, and a config that says so does not load.
+transformers returns the dtype of the first parameter. If that is an FP8 weight, inputs would be
+cast to FP8, and a config saved with such a dtype cannot be loaded.
 """
 
 import inspect

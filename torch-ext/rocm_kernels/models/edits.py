@@ -1,7 +1,7 @@
-"""Weights in FP8 that others change: peft merges adapters into them, transformers resizes a head.
+"""Lets peft merge adapters into FP8 weights, and transformers resize FP8 heads.
 
-Both add to a weight or copy it as if it were 16 bits. Here they get a linear in float32 in its
-place, and the FP8 one takes what became of it: with scales of the same form, computed anew.
+Both add to a weight, or copy it, as if it were 16 bits. They get a float32 linear to work on; the
+FP8 linear then takes its result, with new scales of the same form.
 """
 
 import functools

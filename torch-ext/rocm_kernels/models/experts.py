@@ -1,4 +1,4 @@
-"""Experts: one module for all experts of a layer, with FP8 or MXFP4 weights."""
+"""``Experts``: one module that holds all experts of a layer, with FP8 or MXFP4 weights."""
 
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 

@@ -1,4 +1,5 @@
-"""transformers' finegrained FP8 checkpoints (DeepSeek-V3, Qwen3-FP8), loaded on these kernels."""
+"""Runs transformers' own modules of finegrained FP8 checkpoints (DeepSeek-V3, Qwen3-FP8) on these
+kernels."""
 
 import functools
 import importlib

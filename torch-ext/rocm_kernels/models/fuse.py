@@ -1,4 +1,4 @@
-"""Fusing: projections that share an input become one."""
+"""Joins projections that share an input into one weight."""
 
 from typing import Dict, List, Optional, Tuple
 

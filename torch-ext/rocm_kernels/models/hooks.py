@@ -1,5 +1,5 @@
-"""What others hang on a module: forward hooks, and accelerate's, which bring its inputs and weights
-to a device. ``kernelize`` and a new linear in a module's place must not lose them."""
+"""Keeps forward hooks, and accelerate's hooks, when ``kernelize`` replaces a forward or a new
+linear takes a module's place. accelerate's hooks move a module's inputs and weights to a device."""
 
 from typing import Any, Dict, Optional, Tuple
 

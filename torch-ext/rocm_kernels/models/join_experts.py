@@ -1,5 +1,5 @@
-"""A checkpoint's experts on their way into a model: joined, with their scales, as the module that
-takes them needs it."""
+"""Joins the tensors that checkpoint files hold for experts, with their scales, into the parameters
+of the module that holds all experts."""
 
 import importlib
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple

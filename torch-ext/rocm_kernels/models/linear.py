@@ -1,4 +1,5 @@
-"""The linears that quantisation puts in place: whole ones, and parts of fused ones."""
+"""``FP8Linear``, the linear that quantisation puts in place, and ``FP8LinearPart``, a part of a
+joined one."""
 
 import copy
 from typing import Any, Callable, Dict, NamedTuple, Optional

@@ -1,4 +1,4 @@
-"""MXFP4 weights that were dequantised, found again."""
+"""Encodes 16-bit weights as MXFP4 if they were dequantised from it, without a change in value."""
 
 from typing import Optional, Tuple
 

@@ -1,7 +1,7 @@
-"""What a checkpoint may call a module in the lists of its ``quantization_config``.
+"""The names under which a ``quantization_config`` may list a module.
 
-Lists are written by the names that modules had when the file was made: as the model's class has
-them, as the files have them, with a base model's or a multimodal model's prefix or without.
+A list has the names of the time when the file was written: those of the model's class, those in the
+files, or either with or without the prefix of a base model or of a multimodal model.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Which norms are the ``RMSNorm`` layer's formula, asked of their own code."""
+"""Finds norms that compute the formula of the ``RMSNorm`` layer, by running them on test inputs."""
 
 import copy
 from typing import Dict, NamedTuple, Optional

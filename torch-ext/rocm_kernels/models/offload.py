@@ -1,8 +1,9 @@
-"""FP8 modules whose weights accelerate's hooks move.
+"""Lets accelerate offload FP8 modules.
 
-``cpu_offload``, ``disk_offload`` and ``dispatch_model`` bring a module's tensors from the model's
-state dict for each call, by the names that they have in the module, and cast them to the dtypes
-there. A state dict has the parts of a joined linear in its place, and OCP's dialect on any device.
+``cpu_offload``, ``disk_offload`` and ``dispatch_model`` load a module's tensors from the model's
+state dict for each call, under the names of the module's own tensors, and cast them to the dtypes
+there. But a state dict holds the parts of a joined linear instead of the whole, and OCP's dialect
+on any device.
 """
 
 import re

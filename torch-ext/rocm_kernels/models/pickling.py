@@ -1,5 +1,8 @@
-"""Pickling what is made in functions, because its base is known only then: pickle finds a class by
-name alone, so such an instance tells it which function to call."""
+"""Pickles instances of classes that functions make.
+
+pickle finds a class by its name alone. Classes whose base is known only at run time have none that
+it could find, so each instance names the function that makes its class.
+"""
 
 import sys
 from typing import Any, Callable, Dict, Tuple

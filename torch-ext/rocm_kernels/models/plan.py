@@ -1,4 +1,5 @@
-"""What is to become of a model's linears, or of its experts, before anything has been changed."""
+"""``Plan``: decides which linears or experts are converted, and tries the conversion, before
+anything in the model changes."""
 
 import fnmatch
 from typing import Any, Dict, Optional, Sequence

@@ -1,4 +1,4 @@
-"""``quantize_model_``: FP8 weights for a loaded model, in place."""
+"""``quantize_model_`` replaces the linears and experts of a loaded model by FP8 ones, in place."""
 
 from typing import Dict, List, Optional, Sequence, Set, Union
 

@@ -1,5 +1,5 @@
-"""FP8 weights whose scales stand for small blocks, as MXFP8's: with the scales that products take,
-where that changes no value."""
+"""Changes FP8 weights with scales of small blocks, such as MXFP8's, to the scales that products
+take, where no value changes."""
 
 from typing import Optional, Tuple
 

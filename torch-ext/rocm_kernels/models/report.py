@@ -1,4 +1,4 @@
-"""What became of a model: what was quantised, and what kernelize has replaced."""
+"""Reports what ``quantize_model_`` has changed and what ``kernelize`` has replaced."""
 
 import re
 from collections import Counter

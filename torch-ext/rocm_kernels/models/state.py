@@ -1,8 +1,9 @@
-"""State dicts of FP8 linears and experts: what stands in them, and how they are loaded.
+"""Saves and loads the state dicts of FP8 linears and experts.
 
-They hold OCP's dialect, as checkpoints do, wherever the model runs, and each part of a joined
-projection as a linear of its own. An FP8 weight is loaded with all its scales, into the dialect of
-the device where it then is, or not at all: one without the other would be another weight.
+A state dict is in OCP's dialect on every device, as checkpoints are, and has each part of a joined
+projection as a linear of its own. A weight is loaded together with all its scales and converted to
+the dialect of its device; a weight without its scales is refused, because it would be another
+weight.
 """
 
 from typing import Any, Dict, List, Optional

@@ -1,5 +1,6 @@
-"""Experts as they are saved: a linear for each, or all in one tensor, as a model's own files have
-them; MXFP4 ones as compressed-tensors packs them, or as GPT-OSS's files have them."""
+"""Writes experts into a state dict as checkpoints hold them: a linear for each expert, or all
+experts in one tensor, as the model's own files do. MXFP4 experts are packed as compressed-
+tensors does, or as in GPT-OSS's files."""
 
 import importlib
 from typing import Any, Dict, Tuple

@@ -1,4 +1,5 @@
-"""Linears of FP8 checkpoints, read into ``FP8Linear``; embeddings in FP8, which become 16 bits."""
+"""Puts empty ``FP8Linear`` modules where a checkpoint has FP8 linears, and reads their scales;
+embeddings in FP8 become 16 bits."""
 
 import importlib
 from typing import Any, Dict, Iterable, List, Sequence, Set

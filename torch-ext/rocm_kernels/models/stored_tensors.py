@@ -1,5 +1,5 @@
-"""What a checkpoint's files hold, read from their headers before any tensor is loaded: a config
-says what was meant, the files what is."""
+"""Reads the headers of a checkpoint's files before any tensor is loaded: names, shapes and dtypes.
+The config says what was meant to be FP8, the headers say what is."""
 
 import importlib
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple

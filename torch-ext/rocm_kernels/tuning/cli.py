@@ -1,4 +1,4 @@
-"""``python FOLDER``: the tuner's command line."""
+"""The tuner's command line: ``python FOLDER``."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tuning files: what they hold, and putting their configs into force."""
+"""Reads and writes tuning files, and sets the configs in them."""
 
 import datetime
 import json

@@ -1,4 +1,4 @@
-"""What the tuner knows of gemm, and its configs by hand."""
+"""Configs of gemm: the candidates that the tuner times, and configs set by hand."""
 
 from typing import List, Optional
 

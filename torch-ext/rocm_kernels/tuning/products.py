@@ -1,4 +1,5 @@
-"""What the tuner knows of matrix products: their key, their data and their contract."""
+"""What the tuner needs of a matrix product: its key in a file, random operands, and the check of
+its result."""
 
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 

@@ -1,4 +1,4 @@
-"""The clock of the tuner and of benchmarks/gpu.py."""
+"""Times GPU work by replays of a CUDA graph, for the tuner and benchmarks/gpu.py."""
 
 import statistics
 import time

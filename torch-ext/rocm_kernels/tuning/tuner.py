@@ -1,4 +1,4 @@
-"""Times an op's configs and keeps the quickest that is right."""
+"""Times the configs of an op and keeps the quickest whose result is right."""
 
 import json
 import os

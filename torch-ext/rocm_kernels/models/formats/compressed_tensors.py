@@ -1,5 +1,5 @@
-"""compressed-tensors: what llm-compressor and others write, and what a quantised model is saved
-as."""
+"""compressed-tensors, which llm-compressor and others write, and in which quantised models are
+saved here."""
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 

@@ -1,4 +1,5 @@
-"""How an FP8 linear is stored, and what lists of names in a ``quantization_config`` mean."""
+"""``Layout``: how an FP8 linear is stored. Also matches names with the lists of a
+``quantization_config``."""
 
 import fnmatch
 import re

@@ -1,4 +1,5 @@
-"""What an FP8 linear holds that transformers, or a package of a format's makers, has loaded."""
+"""``Stored``: the tensors of an FP8 linear that transformers, or the package of a format's makers,
+has loaded."""
 
 from dataclasses import dataclass
 from typing import Any, Dict, Optional

@@ -1,4 +1,4 @@
-"""AMD Quark."""
+"""Checkpoints of AMD Quark."""
 
 from typing import Any, Dict, Optional, Tuple
 
