@@ -95,6 +95,7 @@ Array findings(const Launch& l) {
   Array out;
   for (const auto& [key, f] : l.findings) {
     out.push_back(Object{{"kind", f.kind},
+                         {"level", f.level == Level::Error ? "error" : "suspicious"},
                          {"kernel", f.kernel},
                          {"message", f.message},
                          {"source", f.source},

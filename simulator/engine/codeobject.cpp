@@ -257,6 +257,20 @@ std::vector<std::string> CodeObject::callers(u32 address) const {
   return out;
 }
 
+bool CodeObject::inlinedFrom(u32 address, const char* word) const {
+  std::lock_guard guard(linesLock);
+  DebugFile& d = debugFile(*this);
+  auto info = d.symbolizer.symbolizeInlinedCode(*d.file, placeOf(d, address));
+  if (!info) {
+    llvm::consumeError(info.takeError());
+    return false;
+  }
+  for (u32 n = 0; n + 1 < info->getNumberOfFrames(); ++n) {
+    if (info->getFrame(n).FunctionName.find(word) != std::string::npos) return true;
+  }
+  return false;
+}
+
 std::string CodeObject::disassembly(u32 index, int around) const {
   std::string out;
   char address[32];

@@ -221,6 +221,8 @@ struct CodeObject {
   std::string source(u32 address) const;
   // Where the line of `source` was inlined, from the inside out.
   std::vector<std::string> callers(u32 address) const;
+  // Was it inlined from a function whose name has the word in it?
+  bool inlinedFrom(u32 address, const char* word) const;
   std::string disassembly(u32 index, int around) const;
 };
 
@@ -237,8 +239,12 @@ struct Options {
   u32 threads = 0;                      // 0: one a host core
 };
 
+// What hardware may punish; and what it is known to forgive although no rule allows it.
+enum class Level : u8 { Error, Suspicious };
+
 struct Finding {
   std::string kind, kernel, message, source, instruction;
+  Level level = Level::Error;
   u64 address = 0, codeAddress = 0, count = 1;
   u32 workgroup[3] = {}, wave = 0, lane = 0;
 };
@@ -353,6 +359,7 @@ struct Workgroup {
   std::unique_ptr<u8[]> scratch;
   u32* registers = nullptr;
   u32 alive = 0, atBarrier = 0;
+  const Inst* apart[2] = {};  // two barriers that waves met in one turn
   u64 executed = 0;
   u32 clockBase = 1;
   std::unordered_map<u32, KnowledgePtr> ldsSync;
@@ -362,8 +369,9 @@ struct Workgroup {
   Launch* launch = nullptr;
 };
 
-// Adds a finding; equal kind and instruction only counts up.
-void report(Wave& w, const Inst& i, const char* kind, u64 address, int lane, std::string message);
+// Adds a finding; equal kind, level and instruction only counts up.
+void report(Wave& w, const Inst& i, const char* kind, u64 address, int lane, std::string message,
+            Level level = Level::Error);
 
 // The host rounds as MODE says (its f32 field) while a wave runs.
 void setRounding(u32 mode);

@@ -11,16 +11,18 @@
 
 namespace sim {
 
-void report(Wave& w, const Inst& i, const char* kind, u64 address, int lane, std::string message) {
+void report(Wave& w, const Inst& i, const char* kind, u64 address, int lane, std::string message,
+            Level level) {
   Launch& launch = *w.wg->launch;
   std::lock_guard guard(launch.findingsLock);
-  auto [it, added] = launch.findings.try_emplace({kind, i.address});
+  auto [it, added] = launch.findings.try_emplace({kind, i.address, level});
   Finding& f = it->second;
   if (!added) {
     ++f.count;
     return;
   }
   f.kind = kind;
+  f.level = level;
   f.kernel = launch.kernel->name;
   f.message = std::move(message);
   f.instruction = i.text;
@@ -202,6 +204,7 @@ class Runner {
         runWave(wg, w, slice);
       }
       if (wg.alive && wg.atBarrier == wg.alive) {
+        if (launch_.options.race) countBarrier(wg);
         workgroupBarrier(wg);
         wg.atBarrier = 0;
         for (Wave& other : wg.waves) {
@@ -214,6 +217,30 @@ class Runner {
       agedAt_ = wg.executed;
     }
     if (late && wg.atBarrier) performAged(wg, kAgeLimit);
+  }
+
+  // All waves of a workgroup should come to as many barriers. The hardware forgets about waves that
+  // have ended, so the others go on; but where they had met at different ones, a barrier did not
+  // order what it should have.
+  void countBarrier(Workgroup& wg) {
+    Wave* waiting = nullptr;
+    const Inst* at = nullptr;
+    for (Wave& w : wg.waves) {
+      if (w.state != State::Barrier) continue;
+      const Inst* its = &launch_.object->code[w.pc - 1];
+      if (at && its != at && !wg.apart[0]) wg.apart[0] = at, wg.apart[1] = its;
+      waiting = &w;
+      at = its;
+    }
+    if (wg.alive == wg.waves.size()) return;
+    std::string message = std::to_string(wg.waves.size() - wg.alive) + " of the workgroup's " +
+                          std::to_string(wg.waves.size()) + " waves have ended without it";
+    if (wg.apart[0]) {
+      message += ": before, waves that waited in " + launch_.object->source(wg.apart[0]->address) +
+                 " met others that waited in " + launch_.object->source(wg.apart[1]->address);
+    }
+    report(*waiting, *at, "barrier-count", 0, 0, message,
+           wg.apart[0] ? Level::Error : Level::Suspicious);
   }
 
   void runWave(Workgroup& wg, Wave& w, u32 slice) {

@@ -101,8 +101,10 @@ static_assert(sizeof(Role) == 1);  // there is one in each record below
 struct AccessRecord {
   u64 mask = 0;
   u32 workgroup = 0, stamp = 0, issued = 0;
-  u8 component = 0;                        // kComponents * wave + the counter that completes it
-  bool scalar = false, writeBack = false;  // writeBack: others see it after a write-back only
+  u8 component = 0;  // kComponents * wave + the counter that completes it
+  bool scalar : 1 = false;
+  bool writeBack : 1 = false;  // others see it after a write-back only
+  bool same : 1 = false;       // it stored what others had stored there, with nothing ordering them
   Role role;
   const Inst* inst = nullptr;
 };
@@ -135,6 +137,7 @@ struct LdsRecord {
   u32 stamp = 0, inst = 0;  // inst: index of the instruction
   u8 component = 0, mask = 0;
   Role role;
+  bool same = false;  // as in AccessRecord
 };
 struct alignas(64) LdsCell {
   LdsRecord writers[2], readers[3];
@@ -165,6 +168,19 @@ class FlagTable {
   std::array<std::unordered_map<u64, std::vector<FlagWords>>, kStripes> lines_;
 };
 
+// How an instruction that writes depends on a loaded value (depends.cpp).
+struct Dependence {
+  bool data = false, control = false;
+};
+class Dependences {
+ public:
+  Dependence of(const CodeObject& object, const Inst& load, const Inst& write);
+
+ private:
+  std::mutex lock_;
+  std::map<std::pair<const Inst*, const Inst*>, Dependence> known_;
+};
+
 struct Recording;
 
 struct Launch {
@@ -178,13 +194,16 @@ struct Launch {
   std::deque<Buffer> ownBuffers;
 
   std::mutex findingsLock;
-  std::map<std::pair<std::string, u64>, Finding> findings;
+  std::map<std::tuple<std::string, u64, Level>, Finding> findings;
   std::string failure;
   std::atomic<bool> failed{false};
 
   std::mutex atomicLock;  // of atomics on global memory that may hand something on
   FlagTable flags;
   GlobalShadow shadow;
+  Dependences dependences;
+  // Write-backs that a release did not wait for, by workgroup and wave; under findingsLock.
+  std::map<std::pair<u32, u32>, const Inst*> outrun;
   InfinityCache infinity;
   std::vector<XcdCaches> xcds;
   Counters counters;
@@ -196,6 +215,7 @@ struct Launch {
   u32 workers = 1;
   std::atomic<u64> started{0};  // workgroups
   std::atomic<u64> changes[kXcds] = {}, stuckAt[kXcds] = {};
+  std::atomic<u64> storing[kXcds] = {};  // odd while a worker's store takes effect
   u64 allChanges() const;
   u64 workgroups = 0, wavesPerGroup = 0;
   std::shared_ptr<Recording> recording;  // null unless the cycle model runs
@@ -293,7 +313,13 @@ void completeSync(Wave& w, MemOp& op);
 // Race checker (race.cpp). Accesses are checked when they take effect; `lanes` are those meant.
 void raceGlobal(Wave& w, MemOp& op, u64 lanes, bool write);
 void raceScalar(Wave& w, MemOp& op);
-void raceLds(Wave& w, MemOp& op, u64 lanes, u32 bytes, u32 offset, bool write);
+// row: the first of a store's data.
+void raceLds(Wave& w, MemOp& op, u64 lanes, u32 bytes, u32 offset, u32 row, bool write);
+// The wave's own last load of a byte, as far as the checker remembers it.
+const Inst* ownReader(const Wave& w, u64 address);
+const Inst* ownLdsReader(const Wave& w, u32 address);
+// Lanes of one store that meet; offset: of an LDS instruction (collisions.cpp).
+void checkCollisions(Wave& w, const MemOp& op, u64 lanes, u32 offset, u32 row);
 
 // Cache and bank models (model.cpp).
 void countGlobal(Wave& w, const MemOp& op, u32 bytes, bool write);

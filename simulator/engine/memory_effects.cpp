@@ -258,12 +258,24 @@ void checkRaces(Wave& w, MemOp& op, bool write) {
   const MemSpec& m = op.inst->mem;
   if (m.space == Space::Scratch || m.bytes == 0) return;
   if (m.space == Space::Lds) {
-    raceLds(w, op, op.mask, m.bytes, op.inst->offset * (m.pair ? m.pairStride : 1), write);
-    if (m.pair) raceLds(w, op, op.mask, m.bytes, op.inst->offset1 * m.pairStride, write);
+    u32 offset = op.inst->offset * (m.pair ? m.pairStride : 1);
+    raceLds(w, op, op.mask, m.bytes, offset, 0, write);
+    if (m.pair) raceLds(w, op, op.mask, m.bytes, op.inst->offset1 * m.pairStride, m.dwords, write);
+    if (m.access == Access::Store) {
+      checkCollisions(w, op, op.mask, offset, 0);
+      if (m.pair) checkCollisions(w, op, op.mask, op.inst->offset1 * m.pairStride, m.dwords);
+    }
     return;
   }
-  if (op.mixedLds) raceLds(w, op, ldsLanes(op), m.bytes, 0, write);
-  raceGlobal(w, op, globalLanes(op), write);
+  if (op.mixedLds) raceLds(w, op, ldsLanes(op), m.bytes, 0, 0, write);
+  u64 lanes = globalLanes(op);
+  raceGlobal(w, op, lanes, write);
+  if (m.access != Access::Store || op.inARow) return;
+  if (op.mixedLds) checkCollisions(w, op, ldsLanes(op), 0, 0);
+  if (m.space == Space::Buffer) {
+    for (int l = 0; l < kLanes; ++l) lanes &= ~(static_cast<u64>(!op.validDwords[l]) << l);
+  }
+  checkCollisions(w, op, lanes, 0, 0);
 }
 
 void performLanes(Wave& w, MemOp& op, bool write, u32 offset, u32 firstRow) {
@@ -306,7 +318,7 @@ void performToLds(Wave& w, MemOp& op) {
   const MemSpec& m = op.inst->mem;
   u32 width = std::max<u32>(4, m.bytes);
   for (int lane = 0; lane < kLanes; ++lane) op.addr[lane] = op.ldsBase + lane * width;
-  if (w.wg->launch->options.race) raceLds(w, op, op.mask, width, 0, true);
+  if (w.wg->launch->options.race) raceLds(w, op, op.mask, width, 0, 0, true);
   for (u64 mask = op.mask; mask; mask &= mask - 1) {
     int lane = __builtin_ctzll(mask);
     u8* p = ldsPointer(w, op, lane, op.addr[lane], width, true);
@@ -351,6 +363,12 @@ void perform(Wave& w, MemOp& op) {
     return;
   }
   bool write = m.access == Access::Store || m.access == Access::Atomic;
+  // For those who look whether they store the same.
+  std::atomic<u64>* storing = nullptr;
+  if (race && write && w.wg->launch->workers > 1) {
+    storing = &w.wg->launch->storing[w.wg->worker->index];
+    storing->fetch_add(1, std::memory_order_acq_rel);
+  }
   if (race) checkRaces(w, op, write);
   // Workers run side by side: who sees a word must have been told all that was released with it. So
   // a release comes before its value, an acquire after it, and an atomic does both at once.
@@ -376,6 +394,7 @@ void perform(Wave& w, MemOp& op) {
         performLanes(w, op, write, m.space == Space::Lds ? op.inst->offset : 0, 0);
       }
   }
+  if (storing) storing->fetch_add(1, std::memory_order_release);
   if (m.transposed) transpose(op);
   if (syncs && m.access == Access::Load) performSync(w, op);
 }

@@ -213,6 +213,11 @@ void issueSync(Wave& w, MemOp& op) {
   if (!releases(w, op)) return;
   op.publish = snapshot(w);
   if (i.mem.space != Space::Lds && w.wg->launch->kernel->acquiresGlobal) {
+    for (const MemOp* other : w.vm) {
+      if (other->inst->name != "buffer_wbl2") continue;
+      std::lock_guard guard(w.wg->launch->findingsLock);
+      w.wg->launch->outrun[{w.wg->linear, w.id}] = other->inst;
+    }
     op.publishForeign = seenFromOutside(w, op.publish);
   }
   advance(w, i.mem.space == Space::Lds);
