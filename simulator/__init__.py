@@ -6,6 +6,7 @@ result.counters, result.findings, result.time
 """
 
 from .api import CodeObject, Finding, Out, Result, SimulatorError, load, result_from
+from .compiling import compile_file
 from .cycles import Cycles, Machine, machine_for
 from .hip import Runtime, load_runtime, runtime
 from .page import html_page
@@ -25,6 +26,7 @@ __all__ = [
     "SimulatorError",
     "Time",
     "chrome_trace",
+    "compile_file",
     "html_page",
     "load",
     "load_runtime",

@@ -15,6 +15,8 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
+import time
 
 SOURCE = pathlib.Path(__file__).parent / "engine"
 FLAGS = [
@@ -94,12 +96,27 @@ def _link(compiler: str, objects: list[str], target: pathlib.Path, flags: list[s
     partial.rename(target)
 
 
+def _shown(results, total: int):
+    """Passes `results` on; from the second second on it says on a terminal how many there are."""
+    start = time.monotonic()
+    shown = False
+    for n, result in enumerate(results, 1):
+        if sys.stderr.isatty() and time.monotonic() - start > 1:
+            shown = True
+            print(f"\rcdna-simulator compiles its engine, once: {n} of {total} files", end="",
+                  file=sys.stderr, flush=True)  # fmt: skip
+        yield result
+    if shown:
+        print(file=sys.stderr)
+
+
 @functools.cache
 def build() -> pathlib.Path:
     """Directory with `libsimulator.so` and, where HIP headers are installed, the runtime stand-in.
 
-    The first call after a change of the sources compiles (a minute or two); later ones return at
-    once. RuntimeError holds the compiler's words when something does not compile.
+    The first call after a change of the sources compiles (a minute or two, and says how far it
+    is); later ones return at once. RuntimeError holds the compiler's words when something does
+    not compile.
     """
     compiler = find_tool("clang++-22", "clang++")
     directory = _build_root() / _digest(compiler)
@@ -116,9 +133,10 @@ def build() -> pathlib.Path:
         runtime = sorted(SOURCE.glob("hip_*.cpp"))
         sources = [s for s in sorted(SOURCE.glob("*.cpp")) if s not in runtime]
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            built = list(
-                pool.map(lambda s: _compile(compiler, s, objects, [*FLAGS, *include]), sources)
+            compiled = pool.map(
+                lambda s: _compile(compiler, s, objects, [*FLAGS, *include]), sources
             )
+            built = list(_shown(compiled, len(sources)))
         engine = directory / "libsimulator.so"
         _link(compiler, built, engine, ["-Wl,-soname,libsimulator.so", "-pthread", *libraries])
         _build_runtime(compiler, runtime, objects, directory)

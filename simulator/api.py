@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import fnmatch
 import functools
 import itertools
 import json
@@ -40,6 +41,7 @@ class _Buffer(ctypes.Structure):
         ("initialised", ctypes.c_uint32),
         ("name", ctypes.c_char_p),
         ("written", ctypes.c_void_p),
+        ("read_only", ctypes.c_uint32),
     ]
 
 
@@ -68,11 +70,15 @@ def _engine() -> ctypes.CDLL:
     return library
 
 
+_LEVELS = ("error", "suspicious")
+
+
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """Something that hardware might punish: what, where in the code, who, at which address."""
 
-    kind: str  # missing-wait, lds-race, global-race, out-of-bounds, uninitialised, misaligned
+    kind: str  # missing-wait, lds-race, global-race, out-of-bounds, uninitialised, misaligned, ...
+    level: str  # error, or suspicious: hardware is known to forgive it, though no rule allows it
     kernel: str
     message: str
     source: str  # file:line from the debug information
@@ -84,10 +90,29 @@ class Finding:
     lane: int
     count: int
 
+    def matches(self, pattern: str) -> bool:
+        """Is it meant by `KIND`, `KIND@FILE` or `KIND@FILE:LINE`?
+
+        Shell wildcards are allowed in both parts; FILE is the end of the path, as in
+        `lds-race@reduce.hip:40` or `*@vendor/*`.
+        """
+        kind, _, place = pattern.partition("@")
+        if not fnmatch.fnmatchcase(self.kind, kind):
+            return False
+        file, _, line = self.source.rpartition(":")
+        wanted, _, number = place.rpartition(":")
+        if not number.isdigit():
+            wanted, number = place, line
+        return not place or (
+            number == line
+            and fnmatch.fnmatchcase("/" + file.lstrip("/"), "*/" + wanted.lstrip("/"))
+        )
+
     def __str__(self) -> str:
         where = ",".join(map(str, self.workgroup))
+        sure = "suspicious: " if self.level == "suspicious" else ""
         return (
-            f"{self.kind} in {self.kernel} at {self.source}: {self.message} "
+            f"{sure}{self.kind} in {self.kernel} at {self.source}: {self.message} "
             f"['{self.instruction}' at {self.code_address:#x}, workgroup {where} wave "
             f"{self.wave} lane {self.lane}, address {self.address:#x}, {self.count} times]"
         )
@@ -110,10 +135,29 @@ class Result:
     raw: dict
     cycles: Cycles | None = None
 
-    def check(self) -> Result:
-        """Returns itself, or raises SimulatorError that lists the findings when there are any."""
-        if self.findings:
-            raise SimulatorError("\n".join(map(str, self.findings)))
+    def select(self, level: str = "suspicious", suppress=()) -> list[Finding]:
+        """Findings of at least `level` (error, suspicious) that no pattern of `suppress` means.
+
+        A pattern is `KIND`, `KIND@FILE` or `KIND@FILE:LINE`, see `Finding.matches`.
+        """
+        if level not in _LEVELS:
+            raise ValueError(f"level: required one of {', '.join(_LEVELS)}, got {level!r}")
+        wanted = _LEVELS[: _LEVELS.index(level) + 1]
+        patterns = [suppress] if isinstance(suppress, str) else list(suppress)
+        return [
+            f
+            for f in self.findings
+            if f.level in wanted and not any(f.matches(p) for p in patterns)
+        ]
+
+    def check(self, level: str = "error", suppress=()) -> Result:
+        """Returns itself, or raises SimulatorError that lists the findings `select` gives.
+
+        What hardware is known to forgive passes, unless level="suspicious" asks for it.
+        """
+        found = self.select(level, suppress)
+        if found:
+            raise SimulatorError("\n".join(map(str, found)))
         return self
 
 
@@ -131,6 +175,13 @@ def result_from(raw: dict) -> Result:
         raise SimulatorError("\n".join([raw["error"], *map(str, findings)]))
     cycles = Cycles(raw["cycles"]) if "cycles" in raw else None
     return Result(raw["counters"], findings, modelled_time(raw), raw["lines"], raw, cycles)
+
+
+_FLOATS = {8: "<d", 4: "<f", 2: "<e"}  # formats of struct, by size
+
+
+def _read_only(value) -> bool:
+    return isinstance(value, np.ndarray) and not value.flags.writeable
 
 
 def _pointer(value) -> tuple[int, int] | None:
@@ -152,7 +203,22 @@ def _pointer(value) -> tuple[int, int] | None:
     return None
 
 
-def _scalar(value, size: int, position: int) -> bytes:
+def _scalar(value, spec: dict, position: int) -> bytes:
+    """The bytes of a number, a structure or an address. Where the debug information tells the
+    parameter's type (compile with -g), a Python number becomes that, or is refused."""
+    size, kind = spec["size"], spec["type"]
+    who = f"argument {position}" + (f" ({spec['name']})" if spec["name"] else "")
+    number = isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
+    if number and kind == "float":
+        value = float(value)
+    if isinstance(value, float) and kind in ("integer", "pointer", "structure"):
+        raise TypeError(f"{who}: required {kind} of {size} bytes, got the float {value}")
+    if kind in ("integer", "float") and isinstance(value, np.generic):
+        its = "float" if isinstance(value, np.floating) else "integer"
+        if its != kind:
+            raise TypeError(f"{who}: required {kind} of {size} bytes, got {value!r}")
+    if number and isinstance(value, int) and not -(1 << 8 * size - 1) <= value < 1 << 8 * size:
+        raise ValueError(f"{who}: {value} does not fit the kernel's {size} bytes")
     if isinstance(value, (bytes, bytearray)):
         data = bytes(value)
     elif isinstance(value, (np.generic, ctypes._SimpleCData)):
@@ -160,16 +226,18 @@ def _scalar(value, size: int, position: int) -> bytes:
     elif isinstance(value, ctypes.Structure):
         data = bytes(value)
     elif isinstance(value, float):
-        data = struct.pack({8: "<d", 4: "<f", 2: "<e"}[size], value)
+        if size not in _FLOATS:
+            raise TypeError(f"{who}: the kernel takes {size} bytes, got the float {value}")
+        data = struct.pack(_FLOATS[size], value)
     elif value is None or isinstance(value, (bool, int)):
         data = (int(value or 0) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
     else:
         raise TypeError(
-            f"argument {position}: required a buffer, number, ctypes structure or "
+            f"{who}: required a buffer, number, ctypes structure or "
             f"bytes, got {type(value).__name__}"
         )
     if len(data) != size:
-        raise ValueError(f"argument {position}: the kernel takes {size} bytes, got {len(data)}")
+        raise ValueError(f"{who}: the kernel takes {size} bytes, got {len(data)}")
     return data
 
 
@@ -263,10 +331,15 @@ class CodeObject:
             at = _pointer(value)
             if at:
                 name = spec["name"] or f"argument {n}"
+                if spec["size"] != 8 or spec["type"] in ("integer", "float"):
+                    what = spec["type"] or "a value"
+                    raise TypeError(f"argument {n} ({name}): required {what} of "
+                                    f"{spec['size']} bytes, got an array")  # fmt: skip
+                fixed = _read_only(value)
                 at = apart.place(*at)
-                buffers.append(_Buffer(at[0], at[1], initialised, name.encode()))
+                buffers.append(_Buffer(at[0], at[1], initialised, name.encode(), None, fixed))
                 value = at[0]
-            data = _scalar(value, spec["size"], n)
+            data = _scalar(value, spec, n)
             segment[spec["offset"] : spec["offset"] + spec["size"]] = data
         return bytes(segment), buffers
 
@@ -308,8 +381,10 @@ class CodeObject:
         segment, known = self._arguments(kernel, args, apart)
         for extra in buffers:
             initialised = not isinstance(extra, Out)
-            address, size = _pointer(extra if initialised else extra.array)
-            known.append(_Buffer(address, size, initialised, b"a further buffer"))
+            array = extra if initialised else extra.array
+            address, size = _pointer(array)
+            known.append(_Buffer(address, size, initialised, b"a further buffer", None,
+                                 _read_only(array)))  # fmt: skip
         options = _Options(
             checks if late is None else late,
             checks if race is None else race,

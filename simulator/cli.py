@@ -11,6 +11,7 @@ import numpy as np
 
 from . import __version__, hip
 from .api import Out, Result, SimulatorError, load
+from .compiling import compile_file
 from .cycles import cycles_text, machine_for
 from .page import html_page
 from .trace import chrome_trace
@@ -141,6 +142,19 @@ def _parser() -> argparse.ArgumentParser:
             action="store_true",
             help="plays it on the cycle model too: where each SIMD's cycles went",
         )
+        p.add_argument(
+            "--level",
+            choices=("error", "suspicious"),
+            default="error",
+            help="findings from which on the exit status is 1 (default: error)",
+        )
+        p.add_argument(
+            "--suppress",
+            action="append",
+            default=[],
+            metavar="KIND[@FILE[:LINE]]",
+            help="findings that are known; may be repeated, wildcards are allowed",
+        )
         p.add_argument("--json", action="store_true", help="counters and findings as JSON")
         if name == "profile":
             p.add_argument(
@@ -155,6 +169,14 @@ def _parser() -> argparse.ArgumentParser:
                 type=pathlib.Path,
                 help=f"writes a timeline of {_TRACED} compute units for Perfetto",
             )
+    compiled = commands.add_parser(
+        "compile",
+        help="compiles a HIP file to a code object, without ROCm",
+        usage="%(prog)s FILE.hip [-o FILE.co] [--target gfx942] [FLAG...]",
+    )
+    compiled.add_argument("file")
+    compiled.add_argument("-o", dest="output", help="the code object, FILE.co if not said")
+    compiled.add_argument("--target", default="gfx942", help="gfx942, gfx950, gfx90a, ...")
     kernels = commands.add_parser("kernels", help="lists the kernels of a file")
     kernels.add_argument("file")
     kernels.add_argument("--target")
@@ -180,7 +202,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns the exit status: 0, 1 with findings, 2 for an error."""
     # Kernel arguments may stand before, between and after the options.
     options, extra = _parser().parse_known_args(arguments)
-    unknown = [a for a in extra if a.startswith("-") or options.command not in ("run", "profile")]
+    takes = options.command in ("run", "profile")
+    unknown = [a for a in extra if a.startswith("-") or not takes]
+    if options.command == "compile":
+        unknown = []  # they are clang's
     if unknown:
         _parser().error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
@@ -189,6 +214,9 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if options.command == "kernels":
             return _list(options)
+        if options.command == "compile":
+            print(compile_file(options.file, options.output, options.target, extra))
+            return 0
         args = _Arguments(extra)
         code = load(options.file, options.target)
         draws = options.command == "profile" and (options.html or options.trace)
@@ -205,8 +233,11 @@ def main(arguments: list[str] | None = None) -> int:
     except (SimulatorError, ValueError, TypeError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    found = result.select("suspicious", options.suppress)
+    failed = any(options.level in (f.level, "suspicious") for f in found)
     if options.json:
-        report = {key: result.raw[key] for key in ("kernel", "counters", "findings")}
+        report = {key: result.raw[key] for key in ("kernel", "counters")}
+        report["findings"] = [vars(f) for f in found]
         report["time"] = result.time and vars(result.time)
         if result.cycles:
             report["cycles"] = result.cycles.raw
@@ -217,6 +248,6 @@ def main(arguments: list[str] | None = None) -> int:
             print(_hot_lines(result))
             if result.cycles:
                 print(cycles_text(result.cycles))
-        for finding in result.findings:
+        for finding in found:
             print(finding)
-    return 1 if result.findings else 0
+    return 1 if failed else 0

@@ -24,11 +24,13 @@ void addBuffers(Launch& launch, const std::vector<BufferSpec>& given) {
     buffer.begin = begin;
     buffer.end = end;
     bool track = false, known = false;  // known: one buffer says so of all bytes
+    buffer.readOnly = true;
     for (size_t n = first; n < last; ++n) {
       const BufferSpec& b = *sorted[n];
       if (buffer.name.find(b.name) == std::string::npos) {
         buffer.name += (buffer.name.empty() ? "" : " with ") + b.name;
       }
+      buffer.readOnly = buffer.readOnly && b.readOnly;
       track = track || b.written || (!b.initialised && launch.options.uninit);
       known = known || (!b.written && b.initialised && b.begin == begin && b.bytes == end - begin);
     }

@@ -40,8 +40,11 @@ i64 num(u64 x) { return static_cast<i64>(x); }
 Object describeKernel(const Kernel& k) {
   Array args;
   for (const KernelArg& a : k.args) {
-    args.push_back(
-        Object{{"kind", a.kind}, {"name", a.name}, {"offset", a.offset}, {"size", a.size}});
+    args.push_back(Object{{"kind", a.kind},
+                          {"name", a.name},
+                          {"offset", a.offset},
+                          {"size", a.size},
+                          {"type", a.type}});
   }
   return Object{{"args", std::move(args)},
                 {"lds", k.ldsBytes},
@@ -234,8 +237,8 @@ const char* sim_launch(SimObject* object, const char* kernel, const uint32_t gri
   std::vector<BufferSpec> given;
   for (uint32_t n = 0; n < buffer_count; ++n) {
     const SimBuffer& b = buffers[n];
-    given.push_back(
-        {reinterpret_cast<u64>(b.data), b.bytes, b.initialised != 0, b.name, b.written});
+    given.push_back({reinterpret_cast<u64>(b.data), b.bytes, b.initialised != 0, b.name, b.written,
+                     b.read_only != 0});
   }
   addBuffers(l, given);
   if (options->cycles) {

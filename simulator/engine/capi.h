@@ -46,7 +46,8 @@ typedef struct {
   uint64_t bytes;
   uint32_t initialised;  // 0: reading before the kernel wrote is a finding
   const char* name;
-  uint8_t* written;  // null, or a flag for each byte that outlives the launch
+  uint8_t* written;    // null, or a flag for each byte that outlives the launch
+  uint32_t read_only;  // 1: a write is a finding, and does not happen
 } SimBuffer;
 
 #define SIM_MAX_ARGS 64

@@ -46,10 +46,11 @@ struct MapReader {
 };
 
 // Of amdgcn-amd-amdhsa--gfx942:sramecc+:xnack- or amdgpu9.42-amd-amdhsa-unknown-gfx942, as LLVM
-// writes it from version 23 on: gfx942.
+// writes it from version 23 on: gfx942. Of amdgcn-amd-amdhsa--gfx9-4-generic: gfx9-4-generic.
 std::string processor(std::string id) {
   id = id.substr(0, id.find(':'));
-  return id.substr(id.rfind('-') + 1);
+  size_t at = id.rfind("gfx");
+  return at == std::string::npos ? id : id.substr(at);
 }
 
 void readMetadata(CodeObject& object, llvm::StringRef blob) {
@@ -82,7 +83,7 @@ void readMetadata(CodeObject& object, llvm::StringRef blob) {
         MapReader a{arg.getMap()};
         k.args.push_back({a.string(".value_kind"), a.string(".name"),
                           static_cast<u32>(a.integer(".offset")),
-                          static_cast<u32>(a.integer(".size"))});
+                          static_cast<u32>(a.integer(".size")), ""});
       }
     }
     object.kernels[k.name] = k;

@@ -178,6 +178,7 @@ using Bytes = std::vector<u8, PageAligned<u8>>;
 struct KernelArg {
   std::string kind, name;
   u32 offset = 0, size = 0;
+  std::string type;  // by the debug information: integer, float, pointer, structure; else empty
 };
 
 // A variable in a kernel's frame, by its debug information.

@@ -1,6 +1,7 @@
 // What becomes of a loaded value: whether an instruction that writes takes it as data, or runs only
 // because of it. `if (v < *p) atomicMin(p, v)` looks and then asks again; `*p += v` trusts its
 // look.
+#include <algorithm>
 #include <bitset>
 
 #include "memory.h"
@@ -42,7 +43,11 @@ struct Path {
   bool scc = false;
   // Where EXEC was saved when the value switched lanes off: until it comes back from there, what is
   // executed depends on the value.
-  std::vector<u16> guards;
+  struct Guard {
+    u16 saved;
+    std::bitset<kTempBase> v;  // what lanes that are off still have
+  };
+  std::vector<Guard> guards;
 
   bool holds(const Operand& o) const {
     for (u32 n = 0; n < o.dwords; ++n) {
@@ -120,16 +125,22 @@ class Follower {
   // Lanes that are switched off and on again, and the condition code.
   void follow(Path& path, const Inst& i, bool tainted) {
     bool intoExec = i.dst.is(Kind::Sgpr) && i.dst.index == kExec;
-    auto restores = [&](u16 saved) { std::erase(path.guards, saved); };
+    auto restores = [&](u16 saved) {
+      for (const auto& g : path.guards) {
+        if (g.saved == saved) path.v |= g.v;
+      }
+      std::erase_if(path.guards, [&](const auto& g) { return g.saved == saved; });
+    };
     if (i.name.find("saveexec") != std::string::npos) {
       if (i.name.starts_with("s_or_")) restores(i.src[0].index);
-      if (tainted) path.guards.push_back(i.dst.index);
+      if (tainted) path.guards.push_back({i.dst.index, path.v});
     } else if (intoExec && i.name.starts_with("s_or_b64")) {
       restores(i.src[1].index);
     } else if (intoExec && i.name == "s_mov_b64") {
+      for (const auto& g : path.guards) path.v |= g.v;
       path.guards.clear();
     } else if (intoExec && tainted && path.guards.empty()) {
-      path.guards.push_back(i.src[1].index);
+      path.guards.push_back({i.src[1].index, path.v});
     }
     bool keeps = i.name.starts_with("s_mov") || i.name.starts_with("s_cmov") ||
                  i.name.starts_with("s_cselect") || i.name.starts_with("s_mul") ||
@@ -140,7 +151,7 @@ class Follower {
   void mark(Path& path, const Inst& i, bool tainted) {
     for (const Inst::Range& r : i.writesV) {
       for (u32 n = r.first; n < u32{r.first} + r.count && n < path.v.size(); ++n) {
-        if (tainted || path.guards.empty()) path.v[n] = tainted;  // lanes that are off keep it
+        path.v[n] = tainted;
       }
     }
     for (const Inst::Range& r : i.writesS) {
@@ -157,7 +168,49 @@ class Follower {
   Dependence found_;
 };
 
+// What was written last, in the order of the code, to a register that an address is made of. The
+// walk ends at a load, a lane's number or a register that nothing in sight wrote: all those may
+// differ from lane to lane, or from time to time. Branches are not followed: a loop's index is told
+// by an instruction that reads what it writes.
+bool isFixed(const std::vector<Inst>& code, u32 at, u32 wanted, bool scalar, u32& budget) {
+  auto has = [&](const Inst::Range& r) { return r.first <= wanted && wanted < r.first + r.count; };
+  while (at > 0 && budget) {
+    --at, --budget;
+    const Inst& i = code[at];
+    if (ends(i)) return false;
+    const auto& writes = scalar ? i.writesS : i.writesV;
+    if (std::none_of(writes.begin(), writes.end(), has)) continue;
+    if (i.name == "v_readlane_b32" || i.name == "v_readfirstlane_b32") return true;  // was spilled
+    if (i.cls != Class::Salu && i.cls != Class::Valu) return false;
+    const auto& own = scalar ? i.readsS : i.readsV;
+    bool counts = !i.name.starts_with("s_cselect");
+    if (counts && std::any_of(own.begin(), own.end(), has)) return false;
+    for (bool other : {false, true}) {
+      for (const Inst::Range& r : other ? i.readsS : i.readsV) {
+        for (u32 n = r.first; n < u32{r.first} + r.count; ++n) {
+          bool constant = other && (n >= kVcc || n == 32 || n == 33);  // or the frame's begin
+          if (!constant && !isFixed(code, at, n, other, budget)) return false;
+        }
+      }
+    }
+    return true;
+  }
+  return false;
+}
+
 }  // namespace
+
+bool Dependences::fixedAddress(const CodeObject& object, const Inst& access) {
+  std::lock_guard guard(lock_);
+  auto [it, added] = fixed_.try_emplace(&access);
+  if (added) {
+    u32 at = &access - object.code.data();
+    const Operand& address = access.src[0];
+    u32 budget = kSteps;
+    it->second = address.is(Kind::Vgpr) && isFixed(object.code, at, address.index, false, budget);
+  }
+  return it->second;
+}
 
 Dependence Dependences::of(const CodeObject& object, const Inst& load, const Inst& write) {
   std::lock_guard guard(lock_);

@@ -56,8 +56,11 @@ void bufferAddresses(Wave& w, const Inst& i, MemOp& op) {
   u64 base = resource[0] | static_cast<u64>(resource[1] & 0xffff) << 32;
   u32 stride = resource[1] >> 16 & 0x3fff, records = resource[2];
   u32 soffset = i.src[3].present() ? scalar32(w, i.src[3]) : 0;
-  if ((resource[1] >> 31) || (resource[3] >> 23 & 1)) {
-    stop(w, i, "swizzled buffers and add_tid are not implemented");
+  // Bit 63 swizzles by the index and the stride: without an index, or with no stride, the address
+  // stays linear. (Some set it to bring the L2's channels into another order.)
+  bool swizzled = resource[1] >> 31 && i.idxen && stride;
+  if (swizzled || (resource[3] >> 23 & 1)) {
+    stop(w, i, "swizzled buffers that are indexed, and add_tid, are not implemented");
   }
   const u32* v = i.src[0].is(Kind::Vgpr) ? w.row(i.src[0].index) : nullptr;
   u32 width = std::max<u32>(1, i.mem.bytes / 4);

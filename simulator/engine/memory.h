@@ -16,6 +16,7 @@ struct Buffer {
   std::string name;
   u8* written = nullptr;
   std::vector<u8> flags;
+  bool readOnly = false;
 };
 
 // A buffer as the caller gives it.
@@ -24,6 +25,7 @@ struct BufferSpec {
   bool initialised = true;
   std::string name;
   u8* written = nullptr;
+  bool readOnly = false;
 };
 
 struct CacheCounts {
@@ -175,10 +177,13 @@ struct Dependence {
 class Dependences {
  public:
   Dependence of(const CodeObject& object, const Inst& load, const Inst& write);
+  // Is the address of a scratch access the same for all lanes and times: a variable's own place?
+  bool fixedAddress(const CodeObject& object, const Inst& access);
 
  private:
   std::mutex lock_;
   std::map<std::pair<const Inst*, const Inst*>, Dependence> known_;
+  std::map<const Inst*, bool> fixed_;
 };
 
 struct Recording;

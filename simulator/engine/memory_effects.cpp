@@ -31,6 +31,13 @@ std::string nearest(Launch& launch, u64 address) {
          size + " bytes)";
 }
 
+// What an access that meets some written bytes misses may be the padding of a structure that is
+// copied whole.
+const char* unwritten(bool none) {
+  return none ? " that nobody wrote"
+              : ", some of which nobody wrote: if that is a structure's padding, it does no harm";
+}
+
 // Host pointer behind a global access, or null (with a finding) outside of every buffer.
 u8* globalPointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool write) {
   Worker& worker = *w.wg->worker;
@@ -51,14 +58,22 @@ u8* globalPointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bo
     // The process's own memory is never touched outside of the buffers, checked or not.
     return nullptr;
   }
+  if (b->readOnly && (write || op.inst->mem.access == Access::Atomic)) {
+    report(w, *op.inst, "read-only", address, lane,
+           "writes " + std::to_string(bytes) + " bytes of " + b->name + " at offset " +
+               std::to_string(address - b->begin) + ", which the caller may only read");
+    return nullptr;
+  }
   if (b->written) {
     u8* flags = b->written + (address - b->begin);
     if (write) {
       std::memset(flags, 1, bytes);
     } else if (worker.launch->options.uninit && std::memchr(flags, 0, bytes)) {
+      bool none = !std::memchr(flags, 1, bytes);
       report(w, *op.inst, "uninitialised", address, lane,
              "reads " + std::to_string(bytes) + " bytes of " + b->name + " at offset " +
-                 std::to_string(address - b->begin) + " that nobody wrote");
+                 std::to_string(address - b->begin) + unwritten(none),
+             none ? Level::Error : Level::Suspicious);
     }
   }
   return reinterpret_cast<u8*>(address);
@@ -79,16 +94,18 @@ u8* ldsPointer(Wave& w, const MemOp& op, int lane, u64 address, u32 bytes, bool 
     // The bytes lie in one word of flags, or in two.
     u64 all = (1ull << bytes) - 1, at = address % 64;
     u64 masks[2] = {all << at, at + bytes > 64 ? all >> (64 - at) : 0};
-    bool written = true;
+    bool written = true, none = true;
     for (u32 n = 0; n < 2 && masks[n]; ++n) {
       u64& word = wg.ldsInit[address / 64 + n];
       if (write) word |= masks[n];
       written = written && (word & masks[n]) == masks[n];
+      none = none && !(word & masks[n]);
     }
     if (!written) {
       report(w, *op.inst, "uninitialised", address, lane,
              "reads " + std::to_string(bytes) + " bytes of LDS at offset " +
-                 std::to_string(address) + " that nobody wrote");
+                 std::to_string(address) + unwritten(none),
+             none ? Level::Error : Level::Suspicious);
     }
   }
   return wg.lds.data() + address;
@@ -117,11 +134,14 @@ u8* scratchPointer(Wave& w, const MemOp& op, int lane, u64 offset, u32 bytes, bo
       inside = inside || (offset >= v.offset && offset + bytes <= v.offset + v.bytes);
       if (v.offset <= offset) last = &v;
     }
-    if (!inside && !kernel.frame.empty()) {
-      if (!last) last = &kernel.frame.front();
-      complain("out-of-bounds", ": no variable lies there, the one before, " + last->name +
-                                    ", has " + std::to_string(last->bytes) + " bytes at " +
-                                    std::to_string(last->offset));
+    // A fixed place is the compiler's own: a variable that the debug information leaves out.
+    if (!inside && !kernel.frame.empty() &&
+        !w.wg->launch->dependences.fixedAddress(*w.object, *op.inst)) {
+      const FrameVariable& near = last ? *last : kernel.frame.front();
+      complain("out-of-bounds", std::string(": no variable lies there, the ") +
+                                    (last ? "one before, " : "first, ") + near.name + ", has " +
+                                    std::to_string(near.bytes) + " bytes at " +
+                                    std::to_string(near.offset));
     }
   }
   u64 first = static_cast<u64>(lane) * w.scratchBytes + offset;

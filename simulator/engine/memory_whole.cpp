@@ -67,7 +67,7 @@ bool globalWhole(Wave& w, MemOp& op, bool write) {
     if (cut & op.mask) return false;
   }
   Buffer* b = findBuffer(*w.wg->worker, op.low, op.high - op.low);
-  if (!b || (b->written && !write)) return false;
+  if (!b || (b->written && !write) || (b->readOnly && write)) return false;
   if (b->written && op.inARow) {
     std::memset(b->written + (op.low - b->begin), 1, op.high - op.low);
   } else if (b->written) {

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import simulator
@@ -67,3 +68,55 @@ def test_pip_installs_module_command_and_version(tmp_path):
     assert "Where the cycles went" in (tmp_path / "page.html").read_text()
     assert list((cache / "cdna-simulator").glob("*/libsimulator.so"))
     assert not list(pathlib.Path(where.strip()).parent.rglob("*.so"))
+
+
+def test_the_readme_s_saxpy_runs_as_pasted(tmp_path):
+    text = (ROOT / "simulator" / "README.md").read_text()
+    section = text[text.index("## A kernel by itself") :]
+    shell = re.search(r"```sh\n(.*?)```", section, re.S)[1]
+    program = re.search(r"```python\n(.*?)```", section, re.S)[1]
+    command = tmp_path / "cdna-simulator"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m simulator "$@"\n')
+    command.chmod(0o755)
+    path = {"PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    assert run("sh", "-ec", shell, cwd=tmp_path, **path).strip() == "saxpy.co"
+    printed = run(sys.executable, "-c", program, cwd=tmp_path, **path)
+    assert int(printed.split()[0]) == 4096, "what it prints first is the bytes it read"
+
+
+HEADERS = """
+#include <hip/hip_runtime.h>
+#include <cooperative_groups.h>
+#include <hip/hip_bf16.h>
+#include <hip/hip_fp16.h>
+namespace cg = cooperative_groups;
+extern "C" __global__ void k(__hip_bfloat16* a, __half* b, float* c) {
+  auto block = cg::this_thread_block();
+  unsigned i = block.thread_rank();
+  a[i] = __hadd(a[i], __float2bfloat16(1.0f));
+  b[i] = __hadd(b[i], __float2half(2.0f));
+  __syncthreads();
+  c[i] = expf(c[i]) + __shfl_xor(c[i], 1);
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["gfx942", "gfx950"])
+def test_hip_s_headers_compile_and_run(tmp_path, target):
+    source = tmp_path / "headers.hip"
+    source.write_text(HEADERS)
+    code = simulator.load(simulator.compile_file(source, target=target))
+    a = (np.arange(64, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    b, c = np.arange(64, dtype=np.float16), np.linspace(-1, 1, 64, dtype=np.float32)
+    old = c.copy()
+    code.launch("k", 1, 64, [a, b, c]).check("suspicious")
+    got = (a.astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(got, np.arange(1, 65))
+    np.testing.assert_array_equal(b, np.arange(2, 66))
+    np.testing.assert_allclose(c, np.exp(old) + old[np.arange(64) ^ 1], rtol=1e-6)
+
+
+def test_what_does_not_compile_is_told_in_the_compiler_s_words(tmp_path):
+    (tmp_path / "wrong.hip").write_text("__global__ void k(int* o) { o[0] = nothing; }")
+    with pytest.raises(RuntimeError, match="undeclared identifier 'nothing'"):
+        simulator.compile_file(tmp_path / "wrong.hip")

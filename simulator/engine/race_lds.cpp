@@ -1,0 +1,212 @@
+// The happens-before checker of LDS, by dword with a byte mask; its rules are in race.cpp.
+#include <algorithm>
+
+#include "race.h"
+
+namespace sim {
+namespace {
+
+// One LDS instruction in the shadow.
+class LdsAccess {
+ public:
+  LdsAccess(Wave& w, const MemOp& op, bool write, u32 bytes, u32 offset, u32 row)
+      : w_(w),
+        wg_(*w.wg),
+        op_(op),
+        cells_(w.wg->shadow->cells.data()),
+        role_(roleOf(w, op)),
+        bytes_(bytes),
+        offset_(offset),
+        row_(row) {
+    role_.write = write;
+    inst_ = op.inst;
+    bool toLds = inst_->mem.access == Access::LoadToLds;
+    component_ = kComponents * w.id + (toLds ? kDone : kLgkm);
+    record_ = {op.stamp, static_cast<u32>(inst_ - w.object->code.data()), component_, 0, role_,
+               false};
+    const Clock& own = op.known->own;
+    for (int n = 0; n < kClocks; ++n) known_[n] = std::max(own.at[n], wg_.clockBase - 1);
+    for (u32 n = 0; n < kComponents; ++n) known_[kComponents * w.id + n] = ~0u;
+  }
+
+  // Bytes [begin, end) of LDS; `lane` asks for them.
+  void touch(u32 begin, u32 end, int lane) {
+    constexpr u32 kBytes = 4 * LdsShadow::kShared;
+    u32 word = begin / 4;
+    while (word * 4 < end) {
+      LdsCell& first = cells_[word / LdsShadow::kShared * LdsShadow::kShared];
+      bool whole = word * 4 >= begin && word * 4 + kBytes <= end && word % LdsShadow::kShared == 0;
+      if (first.state >> 1 != wg_.clockBase) renew(&first, whole);
+      if (whole && !(first.state & 1)) {
+        meet(first, word, LdsShadow::kShared, 15, lane);
+        word += LdsShadow::kShared;
+        continue;
+      }
+      if (!(first.state & 1)) split(&first);
+      u32 lo = word * 4 < begin ? begin - word * 4 : 0;
+      u32 hi = std::min(4u, end - word * 4);
+      meet(cells_[word], word, 1, (15 >> (4 - hi)) & (15 << lo), lane);
+      ++word;
+    }
+  }
+
+ private:
+  // What an earlier workgroup left is no record.
+  void renew(LdsCell* first, bool whole) {
+    std::fill_n(first, whole ? 1 : LdsShadow::kShared, LdsCell{});
+    first->state = wg_.clockBase << 1 | !whole;
+  }
+
+  // From now on each dword has records of its own.
+  void split(LdsCell* first) {
+    for (u32 n = 1; n < LdsShadow::kShared; ++n) first[n] = first[0];
+    first->state |= 1;
+  }
+
+  // The access meets what a cell, which stands for `words` of them, has of others.
+  void meet(LdsCell& cell, u32 word, u32 words, u8 mask, int lane) {
+    auto meets = [&](const LdsRecord& r) {
+      return (r.mask & mask) && r.stamp > known_[r.component];
+    };
+    bool any = false;
+    for (const LdsRecord& r : cell.writers) any |= meets(r);
+    if (role_.write) {
+      for (const LdsRecord& r : cell.readers) any |= meets(r);
+    }
+    record_.same = false;
+    if (any) [[unlikely]] {
+      judge(cell, word, words, mask, lane);
+    }
+    role_.write ? put<2>(cell.writers, mask) : put<3>(cell.readers, mask);
+  }
+
+  // Keeps the newest records, one a wave, so that one wave cannot push out the others.
+  template <int kCount>
+  void put(LdsRecord* slots, u8 mask) {
+    auto mine = [&](const LdsRecord& r) {
+      return r.component == component_ && r.mask == mask && r.role.level == role_.level;
+    };
+    int at = 0;
+    while (at < kCount - 1 && !mine(slots[at])) ++at;
+    for (; at > 0; --at) slots[at] = slots[at - 1];
+    slots[0] = record_;
+    slots[0].mask = mask;
+  }
+
+  void judge(const LdsCell& cell, u32 word, u32 words, u8 mask, int lane) {
+    auto meets = [&](const LdsRecord& r, u8 bytes) {
+      return (r.mask & bytes) && r.stamp > known_[r.component];
+    };
+    bool plain = role_.write && role_.level != Role::kAtomic;
+    bool kept = plain && keeps(word, words, mask, lane);
+    u8 open = mask;
+    for (const LdsRecord& r : cell.writers) {
+      if (!meets(r, open)) {
+        if (r.same) open &= ~r.mask;  // what was there before and unordered was the same
+      } else if (kept && r.role.level != Role::kAtomic) {
+        record_.same = true;
+      } else {
+        complain(r, word, words, lane, true, Level::Error);
+      }
+    }
+    for (const LdsRecord& r : cell.readers) {
+      if (!role_.write || !meets(r, mask)) continue;
+      if (kept && wroteItself(cell, r, mask)) continue;
+      complain(r, word, words, lane, false, kept ? Level::Suspicious : Level::Error);
+    }
+  }
+
+  static bool wroteItself(const LdsCell& cell, const LdsRecord& reader, u8 mask) {
+    u8 open = reader.mask & mask;
+    for (const LdsRecord& r : cell.writers) {
+      if (r.component / kComponents == reader.component / kComponents) open &= ~r.mask;
+    }
+    return !open;
+  }
+
+  // Does the store leave these bytes as they are?
+  bool keeps(u32 word, u32 words, u8 mask, int lane) const {
+    u32 first = static_cast<u32>(op_.addr[0]) + offset_;
+    for (u32 at = 4 * word; at < 4 * (word + words); ++at) {
+      if (!(mask >> at % 4 & 1)) continue;
+      int its = inARow ? (at - first) / bytes_ : lane;
+      u32 begin = static_cast<u32>(op_.addr[its]) + offset_;
+      if (wg_.lds[at] != dataByte(op_, its, at - begin, row_)) return false;
+    }
+    return true;
+  }
+
+  void complain(const LdsRecord& r, u32 word, u32 words, int lane, bool earlierWrites,
+                Level level) {
+    if (synchronise(w_, role_, r.role, true, true)) return;
+    const Inst& other = w_.object->code[r.inst];
+    const Inst &load = role_.write ? other : *inst_, &write = role_.write ? *inst_ : other;
+    const Role& reads = role_.write ? r.role : role_;
+    if (!reads.write) {
+      if (looksOnly(w_, load, reads, write)) return;
+      // The compiler makes a load of atomicAdd(&x, 0); LDS has no bits that say so.
+      bool atomic = write.mem.access == Access::Atomic;
+      if (atomic && w_.object->inlinedFrom(load.address, "atomic")) return;
+    }
+    for (u32 n = 0; n < words; ++n) {
+      report(w_, *inst_, "lds-race", (word + n) * 4, lane,
+             describe(w_, role_.write ? "writes LDS" : "reads LDS", wg_.linear,
+                      r.component / kComponents, &other, earlierWrites,
+                      role_.level == r.role.level ? "" : hintFor(role_, r.role)),
+             level);
+    }
+  }
+
+ public:
+  bool inARow = false;  // lane after lane, so that a cell may be several lanes'
+
+ private:
+  Wave& w_;
+  Workgroup& wg_;
+  const MemOp& op_;
+  LdsCell* cells_;
+  Role role_;
+  const Inst* inst_;
+  u32 bytes_, offset_, row_;
+  u8 component_;
+  LdsRecord record_;
+  // Up to which stamp a record of each component is known, or the wave's.
+  alignas(64) u32 known_[kClocks];
+};
+
+}  // namespace
+void raceLds(Wave& w, MemOp& op, u64 lanes, u32 bytes, u32 offset, u32 row, bool write) {
+  LdsAccess access(w, op, write, bytes, offset, row);
+  u32 limit = w.wg->ldsBytes;
+  u32 begin = static_cast<u32>(op.addr[0]) + offset;
+  bool inARow = lanes == ~0ull && begin <= limit && kLanes * bytes <= limit - begin;
+  for (u32 lane = 0; lane < kLanes && inARow; ++lane) {
+    inARow = static_cast<u32>(op.addr[lane]) + offset == begin + lane * bytes;
+  }
+  if (inARow && bytes < 16 && begin % 16 == 0) {
+    access.inARow = true;
+    for (u32 n = 0; n < kLanes * bytes; n += 16) {
+      access.touch(begin + n, begin + n + 16, n / bytes);
+    }
+    return;
+  }
+  for (u64 m = lanes; m; m &= m - 1) {
+    int lane = __builtin_ctzll(m);
+    u32 address = static_cast<u32>(op.addr[lane]) + offset;
+    if (bytes <= limit && address <= limit - bytes) access.touch(address, address + bytes, lane);
+  }
+}
+
+const Inst* ownLdsReader(const Wave& w, u32 address) {
+  if (address >= w.wg->ldsBytes) return nullptr;
+  const std::vector<LdsCell>& cells = w.wg->shadow->cells;
+  u32 word = address / 4, first = word / LdsShadow::kShared * LdsShadow::kShared;
+  if (cells[first].state >> 1 != w.wg->clockBase) return nullptr;
+  for (const LdsRecord& r : cells[cells[first].state & 1 ? word : first].readers) {
+    bool own = static_cast<int>(r.component / kComponents) == w.id;
+    if (own && (r.mask >> address % 4 & 1)) return &w.object->code[r.inst];
+  }
+  return nullptr;
+}
+
+}  // namespace sim

@@ -1,0 +1,3 @@
+// The name without its folder.
+#pragma once
+#include <hip/hip_fp16.h>

@@ -1,0 +1,31 @@
+// Included first by `cdna-simulator compile`: what the HIP 5 headers of distributions expect of a
+// compiler of their own age, and newer ones no longer have.
+#pragma once
+
+#if __has_include(<hip/hip_version.h>)
+#include <hip/hip_version.h>
+#endif
+
+#if defined(__HIP_DEVICE_COMPILE__) && defined(HIP_VERSION_MAJOR) && HIP_VERSION_MAJOR < 6
+typedef _Float16 simulator_half2 __attribute__((ext_vector_type(2)));
+static inline __attribute__((device)) _Float16 __llvm_amdgcn_rcp_f16(_Float16 x) {
+  return static_cast<_Float16>(__builtin_amdgcn_rcph(x));
+}
+static inline __attribute__((device)) simulator_half2 __llvm_amdgcn_rcp_2f16(simulator_half2 x) {
+  return simulator_half2{__llvm_amdgcn_rcp_f16(x.x), __llvm_amdgcn_rcp_f16(x.y)};
+}
+
+// Order: acquire 2, release 3, both 4, sequential 5. Scope: work-group 1, device 2, system 3.
+__attribute__((device, used, weak)) void simulator_fence(unsigned, int order, int scope) __asm__(
+    "__atomic_work_item_fence");
+__attribute__((device, used, weak)) void simulator_fence(unsigned, int order, int scope) {
+  (void)order;  // the strongest is right for all
+  if (scope <= 1) {
+    __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "workgroup");
+  } else if (scope == 2) {
+    __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");
+  } else {
+    __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "");
+  }
+}
+#endif
