@@ -60,6 +60,10 @@ typedef struct {
 
 const char* sim_error(void);
 
+// Launches may come from several host threads and wait for one another: a launch all of whose waves
+// wait is a hang only when nothing changes for a second.
+void sim_expect_others(int expected);
+
 // Opens a code object, an offload bundle or a host file with a fat binary; `target` picks one of
 // several (null: gfx942 if there).
 SimObject* sim_open(const void* data, uint64_t bytes, const char* path, const char* target);

@@ -1,5 +1,4 @@
 // The device that the HIP stand-in shows, its streams and events, and errors.
-#include <chrono>
 #include <cstring>
 
 #include "hip_state.h"
@@ -7,7 +6,10 @@
 namespace sim::hip {
 namespace {
 thread_local hipError_t lastError = hipSuccess;
-}
+thread_local int chosen = 0;
+}  // namespace
+
+int& currentDevice() { return chosen; }
 
 hipError_t result(hipError_t error) {
   if (error != hipSuccess) lastError = error;
@@ -24,18 +26,39 @@ extern "C" {
 
 hipError_t hipInit(unsigned) { return hipSuccess; }
 hipError_t hipGetDeviceCount(int* count) {
-  *count = 1;
+  *count = runtime().devices;
   return hipSuccess;
 }
 hipError_t hipGetDevice(int* device) {
-  *device = runtime().device;
+  *device = currentDevice();
   return hipSuccess;
 }
 hipError_t hipSetDevice(int device) {
-  return device == 0 ? hipSuccess : result(hipErrorInvalidDevice);
+  if (device < 0 || device >= runtime().devices) return result(hipErrorInvalidDevice);
+  currentDevice() = device;
+  if (device) runtime().several = true;
+  return hipSuccess;
 }
-hipError_t hipDeviceSynchronize(void) { return hipSuccess; }
-hipError_t hipDeviceReset(void) { return hipSuccess; }
+hipError_t hipDeviceSynchronize(void) { return drainDevice(currentDevice()); }
+hipError_t hipDeviceReset(void) { return drainDevice(currentDevice()); }
+hipError_t hipDeviceCanAccessPeer(int* can, int device, int peer) {
+  int count = runtime().devices;
+  if (device < 0 || peer < 0 || device >= count || peer >= count) {
+    return result(hipErrorInvalidDevice);
+  }
+  *can = device != peer;
+  return hipSuccess;
+}
+hipError_t hipDeviceEnablePeerAccess(int peer, unsigned) {
+  bool right = peer >= 0 && peer < runtime().devices && peer != currentDevice();
+  return right ? hipSuccess : result(hipErrorInvalidDevice);
+}
+hipError_t hipDeviceDisablePeerAccess(int peer) { return hipDeviceEnablePeerAccess(peer, 0); }
+hipError_t hipDeviceGetPCIBusId(char* id, int bytes, int device) {
+  if (device < 0 || device >= runtime().devices) return result(hipErrorInvalidDevice);
+  std::snprintf(id, bytes, "0000:%02x:00.0", device + 1);
+  return hipSuccess;
+}
 hipError_t hipRuntimeGetVersion(int* version) {
   *version = HIP_VERSION;
   return hipSuccess;
@@ -43,7 +66,7 @@ hipError_t hipRuntimeGetVersion(int* version) {
 hipError_t hipDriverGetVersion(int* version) { return hipRuntimeGetVersion(version); }
 
 hipError_t hipGetDeviceProperties(hipDeviceProp_t* p, int device) {
-  if (device != 0) return result(hipErrorInvalidDevice);
+  if (device < 0 || device >= runtime().devices) return result(hipErrorInvalidDevice);
   const sim::Gpu& gpu = *runtime().gpu;
   std::memset(p, 0, sizeof *p);
   std::snprintf(p->name, sizeof p->name, "%s", gpu.product);
@@ -71,6 +94,48 @@ hipError_t hipGetDeviceProperties(hipDeviceProp_t* p, int device) {
   p->concurrentKernels = 1;
   p->cooperativeLaunch = 1;
   p->canMapHostMemory = 1;
+  return hipSuccess;
+}
+
+// What programs of ROCm 6 and 7 call for the same: their structure has other places.
+hipError_t hipGetDevicePropertiesR0600(void* out, int device) {
+  hipDeviceProp_t old;
+  if (hipError_t error = hipGetDeviceProperties(&old, device)) return error;
+  constexpr size_t kBytes = 1472;
+  char* p = static_cast<char*>(out);
+  std::memset(p, 0, kBytes);
+  auto put = [&](size_t at, auto value) { std::memcpy(p + at, &value, sizeof value); };
+  std::memcpy(p, old.name, sizeof old.name);
+  put(288, uint64_t{old.totalGlobalMem});
+  put(296, uint64_t{old.sharedMemPerBlock});
+  put(304, old.regsPerBlock);
+  put(308, old.warpSize);
+  put(320, old.maxThreadsPerBlock);
+  for (int d = 0; d < 3; ++d) {
+    put(324 + 4 * d, old.maxThreadsDim[d]);
+    put(336 + 4 * d, old.maxGridSize[d]);
+  }
+  put(348, old.clockRate);
+  put(352, uint64_t{old.totalConstMem});
+  put(360, old.major);
+  put(364, old.minor);
+  put(388, old.multiProcessorCount);
+  put(400, old.canMapHostMemory);
+  put(576, old.concurrentKernels);
+  put(584, device + 1);  // of the PCI bus
+  put(604, 1);           // addresses mean the same to host and devices
+  put(608, old.memoryClockRate);
+  put(612, old.memoryBusWidth);
+  put(616, old.l2CacheSize);
+  put(624, old.maxThreadsPerMultiProcessor);
+  put(640, uint64_t{old.maxSharedMemoryPerMultiProcessor});
+  put(648, old.regsPerBlock);
+  put(688, old.cooperativeLaunch);
+  put(696, uint64_t{old.sharedMemPerBlock});
+  put(728, 1);  // hipHostRegister is there
+  std::memcpy(p + 1160, old.gcnArchName, sizeof old.gcnArchName);
+  put(1416, uint64_t{old.maxSharedMemoryPerMultiProcessor});
+  put(1424, old.clockInstructionRate);
   return hipSuccess;
 }
 
@@ -144,44 +209,6 @@ hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t attribute, int
   return hipSuccess;
 }
 
-// ---- streams and events -------------------------------------------------------------------------
-
-hipError_t hipStreamCreate(hipStream_t* s) {
-  *s = reinterpret_cast<hipStream_t>(new char);
-  return hipSuccess;
-}
-hipError_t hipStreamCreateWithFlags(hipStream_t* s, unsigned) { return hipStreamCreate(s); }
-hipError_t hipStreamCreateWithPriority(hipStream_t* s, unsigned, int) { return hipStreamCreate(s); }
-hipError_t hipStreamDestroy(hipStream_t s) {
-  delete reinterpret_cast<char*>(s);
-  return hipSuccess;
-}
-hipError_t hipStreamSynchronize(hipStream_t) { return hipSuccess; }
-hipError_t hipStreamQuery(hipStream_t) { return hipSuccess; }
-hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned) { return hipSuccess; }
-using Clock = std::chrono::steady_clock;
-hipError_t hipEventCreate(hipEvent_t* e) {
-  *e = reinterpret_cast<hipEvent_t>(new Clock::time_point);
-  return hipSuccess;
-}
-hipError_t hipEventCreateWithFlags(hipEvent_t* e, unsigned) { return hipEventCreate(e); }
-hipError_t hipEventDestroy(hipEvent_t e) {
-  delete reinterpret_cast<Clock::time_point*>(e);
-  return hipSuccess;
-}
-hipError_t hipEventRecord(hipEvent_t e, hipStream_t) {
-  *reinterpret_cast<Clock::time_point*>(e) = Clock::now();
-  return hipSuccess;
-}
-hipError_t hipEventSynchronize(hipEvent_t) { return hipSuccess; }
-hipError_t hipEventQuery(hipEvent_t) { return hipSuccess; }
-hipError_t hipEventElapsedTime(float* ms, hipEvent_t a, hipEvent_t b) {
-  auto elapsed =
-      *reinterpret_cast<Clock::time_point*>(b) - *reinterpret_cast<Clock::time_point*>(a);
-  *ms = std::chrono::duration<float, std::milli>(elapsed).count();
-  return hipSuccess;
-}
-
 // ---- errors -------------------------------------------------------------------------------------
 
 hipError_t hipGetLastError(void) {
@@ -210,6 +237,12 @@ const char* hipGetErrorName(hipError_t error) {
       return "hipErrorNoBinaryForGpu";
     case hipErrorNotFound:
       return "hipErrorNotFound";
+    case hipErrorNotReady:
+      return "hipErrorNotReady";
+    case hipErrorCooperativeLaunchTooLarge:
+      return "hipErrorCooperativeLaunchTooLarge";
+    case hipErrorInvalidHandle:
+      return "hipErrorInvalidHandle";
     case hipErrorLaunchFailure:
       return "hipErrorLaunchFailure";
     default:

@@ -1,11 +1,12 @@
 // A stand-in for the HIP runtime library: the artifact's own host code launches into the simulator.
 //
-// Chosen by library path. Everything is synchronous. Behaviour is set by the environment:
+// Chosen by library path. Streams and devices: hip_queue.cpp. Behaviour is set by the environment:
 //   SIMULATOR_TARGET      gfx942 (default), gfx950 or gfx90a: the device that is there
 //   SIMULATOR_SEED        order of waves and workgroups (default 0)
 //   SIMULATOR_CHECKS      0 turns the adversarial modes and checkers off
 //   SIMULATOR_REPORT_DIR  writes a JSON file for every launch
-//   SIMULATOR_FAIL        1: a launch with findings returns hipErrorLaunchFailure
+//   SIMULATOR_FAIL        1: a launch with findings that are errors returns hipErrorLaunchFailure
+//   SIMULATOR_DEVICES     how many devices there are (default 8)
 // and by the sim_* functions below, for harnesses that load it with dlopen or ctypes.
 #include <algorithm>
 #include <cstdlib>
@@ -31,6 +32,8 @@ Runtime::Runtime() {
   }
   reportDir = text("SIMULATOR_REPORT_DIR", "");
   fail = text("SIMULATOR_FAIL", "0") == "1";
+  devices = std::max(1, std::atoi(text("SIMULATOR_DEVICES", "8").c_str()));
+  sim_expect_others(1);
   options.seed = std::strtoull(text("SIMULATOR_SEED", "0").c_str(), nullptr, 0);
   if (text("SIMULATOR_CHECKS", "1") == "0") options.late = options.race = options.uninit = 0;
 }
@@ -92,39 +95,28 @@ uint64_t countFindings(const std::string& report, std::string& text) {
   return count;
 }
 
-hipError_t launch(const Function& f, dim3 grid, dim3 block, void** args, size_t lds,
-                  const void* packed, size_t packedBytes) {
+// Runs a kernel whose arguments are packed; not under the lock, so that others may run beside it.
+hipError_t runKernel(const Function& f, dim3 grid, dim3 block, size_t lds,
+                     const std::vector<char>& segment) {
   Runtime& r = runtime();
-  Lock guard(r.lock);
-  SimKernel kernel;
-  if (!f.object || !sim_kernel(f.object, f.name.c_str(), &kernel)) {
-    return result(hipErrorInvalidDeviceFunction);
-  }
-  uint64_t threads = uint64_t(block.x) * block.y * block.z;
-  if (!threads || threads > 1024 || threads > kernel.max_workgroup || !grid.x || !grid.y ||
-      !grid.z || grid.y > 65535 || grid.z > 65535) {
-    return result(hipErrorInvalidConfiguration);
-  }
-  if (kernel.lds + lds > r.gpu->ldsKib * 1024) return result(hipErrorInvalidValue);
-  std::vector<char> segment(kernel.kernarg_bytes);
-  if (packed) {
-    std::memcpy(segment.data(), packed, std::min(packedBytes, segment.size()));
-  } else {
-    for (uint32_t n = 0; n < kernel.arg_count; ++n) {
-      std::memcpy(segment.data() + kernel.args[n].offset, args[n], kernel.args[n].size);
-    }
-  }
   std::vector<SimBuffer> buffers;
-  for (auto& [start, a] : r.allocations) {
-    bool known = a.written.empty();
-    buffers.push_back({a.data, a.bytes, known, a.name.c_str(), known ? nullptr : a.written.data()});
+  SimOptions options;
+  {
+    Lock guard(r.lock);
+    options = r.options;
+    for (auto& [start, a] : r.allocations) {
+      bool known = a.written.empty();
+      buffers.push_back(
+          {a.data, a.bytes, known, a.name.c_str(), known ? nullptr : a.written.data(), 0});
+    }
   }
   uint32_t g[3] = {grid.x, grid.y, grid.z}, b[3] = {block.x, block.y, block.z};
   const char* report = sim_launch(f.object, f.name.c_str(), g, b, lds, segment.data(),
-                                  segment.size(), buffers.data(), buffers.size(), &r.options);
+                                  segment.size(), buffers.data(), buffers.size(), &options);
+  Lock guard(r.lock);
   if (!report) {
     std::fprintf(stderr, "simulator: %s\n", sim_error());
-    return result(hipErrorLaunchFailure);
+    return hipErrorLaunchFailure;
   }
   r.lastReport = report;
   std::string text;
@@ -140,12 +132,41 @@ hipError_t launch(const Function& f, dim3 grid, dim3 block, void** args, size_t 
   // "error" is the key of a kernel that stopped; findings are never keys.
   bool stopped = r.lastReport.find("\"error\":\"") != std::string::npos;
   if (stopped) std::fprintf(stderr, "simulator: %s\n", r.lastReport.c_str());
-  if (stopped || (r.fail && count)) return result(hipErrorLaunchFailure);
-  return hipSuccess;
+  bool sure = text.find("\"level\":\"error\"") != std::string::npos;
+  return stopped || (r.fail && sure) ? hipErrorLaunchFailure : hipSuccess;
+}
+
+hipError_t launch(const Function& f, dim3 grid, dim3 block, void** args, size_t lds,
+                  const void* packed, size_t packedBytes, hipStream_t stream) {
+  Runtime& r = runtime();
+  std::vector<char> segment;
+  {
+    Lock guard(r.lock);
+    SimKernel kernel;
+    if (!f.object || !sim_kernel(f.object, f.name.c_str(), &kernel)) {
+      return result(hipErrorInvalidDeviceFunction);
+    }
+    uint64_t threads = uint64_t(block.x) * block.y * block.z;
+    if (!threads || threads > 1024 || threads > kernel.max_workgroup || !grid.x || !grid.y ||
+        !grid.z || grid.y > 65535 || grid.z > 65535) {
+      return result(hipErrorInvalidConfiguration);
+    }
+    if (kernel.lds + lds > r.gpu->ldsKib * 1024) return result(hipErrorInvalidValue);
+    segment.resize(kernel.kernarg_bytes);
+    if (packed) {
+      std::memcpy(segment.data(), packed, std::min(packedBytes, segment.size()));
+    } else {
+      for (uint32_t n = 0; n < kernel.arg_count; ++n) {
+        std::memcpy(segment.data() + kernel.args[n].offset, args[n], kernel.args[n].size);
+      }
+    }
+  }
+  return submit(stream, [=] { return runKernel(f, grid, block, lds, segment); });
 }
 
 Function functionOf(const void* host) {
   Runtime& r = runtime();
+  Lock guard(r.lock);
   auto it = r.kernels.find(host);
   if (it == r.kernels.end()) return {};
   return {open(*it->second.first), it->second.second};
@@ -179,7 +200,10 @@ void sim_clear_findings(void) {
   runtime().findingsText.clear();
 }
 // JSON of the last launch: counters, findings, lines.
-const char* sim_last_launch(void) { return runtime().lastReport.c_str(); }
+const char* sim_last_launch(void) {
+  (void)hipDeviceSynchronize();
+  return runtime().lastReport.c_str();
+}
 void sim_set_options(int checks, uint64_t seed) {
   SimOptions& o = runtime().options;
   o.late = o.race = o.uninit = checks != 0;
@@ -245,12 +269,29 @@ hipError_t __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* lds, hipSt
 // ---- launches -----------------------------------------------------------------------------------
 
 hipError_t hipLaunchKernel(const void* host, dim3 grid, dim3 block, void** args, size_t lds,
-                           hipStream_t) {
-  return launch(functionOf(host), grid, block, args, lds, nullptr, 0);
+                           hipStream_t stream) {
+  return launch(functionOf(host), grid, block, args, lds, nullptr, 0, stream);
 }
 hipError_t hipExtLaunchKernel(const void* host, dim3 grid, dim3 block, void** args, size_t lds,
-                              hipStream_t, hipEvent_t, hipEvent_t, int) {
-  return launch(functionOf(host), grid, block, args, lds, nullptr, 0);
+                              hipStream_t stream, hipEvent_t start, hipEvent_t stop, int) {
+  if (start) (void)hipEventRecord(start, stream);
+  hipError_t error = launch(functionOf(host), grid, block, args, lds, nullptr, 0, stream);
+  if (stop) (void)hipEventRecord(stop, stream);
+  return error;
+}
+// All workgroups of a cooperative launch must be on the device at once.
+hipError_t hipLaunchCooperativeKernel(const void* host, dim3 grid, dim3 block, void** args,
+                                      unsigned lds, hipStream_t stream) {
+  int blocks = 0, threads = static_cast<int>(block.x * block.y * block.z);
+  if (hipError_t error =
+          hipOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, host, threads, lds)) {
+    return error;
+  }
+  uint64_t holds = uint64_t(blocks) * runtime().gpu->computeUnits;
+  if (uint64_t(grid.x) * grid.y * grid.z > holds) {
+    return result(hipErrorCooperativeLaunchTooLarge);
+  }
+  return launch(functionOf(host), grid, block, args, lds, nullptr, 0, stream);
 }
 hipError_t hipModuleLoadData(hipModule_t* module, const void* image) {
   const char* p = static_cast<const char*>(image);
@@ -292,8 +333,8 @@ hipError_t hipModuleGetFunction(hipFunction_t* f, hipModule_t module, const char
   return hipSuccess;
 }
 hipError_t hipModuleLaunchKernel(hipFunction_t f, unsigned gx, unsigned gy, unsigned gz,
-                                 unsigned bx, unsigned by, unsigned bz, unsigned lds, hipStream_t,
-                                 void** params, void** extra) {
+                                 unsigned bx, unsigned by, unsigned bz, unsigned lds,
+                                 hipStream_t stream, void** params, void** extra) {
   const void* packed = nullptr;
   size_t bytes = 0;
   for (void** e = extra; e && *e != HIP_LAUNCH_PARAM_END; e += 2) {
@@ -301,7 +342,7 @@ hipError_t hipModuleLaunchKernel(hipFunction_t f, unsigned gx, unsigned gy, unsi
     if (e[0] == HIP_LAUNCH_PARAM_BUFFER_SIZE) bytes = *static_cast<size_t*>(e[1]);
   }
   return launch(*reinterpret_cast<Function*>(f), dim3(gx, gy, gz), dim3(bx, by, bz), params, lds,
-                packed, bytes);
+                packed, bytes, stream);
 }
 
 // ---- functions ----------------------------------------------------------------------------------

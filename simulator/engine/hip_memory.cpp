@@ -20,6 +20,7 @@ char* allocate(size_t bytes) {
   a.data = reinterpret_cast<char*>((start + 255) / 256 * 256);
   a.bytes = bytes;
   a.name = "a hipMalloc of " + std::to_string(bytes) + " bytes";
+  a.device = currentDevice();
   a.written.assign(bytes, 0);
   std::memset(a.data, 0xd1, bytes);
   char* data = a.data;
@@ -69,6 +70,25 @@ hipError_t fill(void* to, int value, size_t bytes) {
   return hipSuccess;
 }
 
+// What a synchronous call waits for: this thread's device, and those that own the memory.
+hipError_t drainFor(const void* to, const void* from) {
+  if (hipError_t error = drainOwn()) return error;
+  for (const void* p : {to, from}) {
+    int device = currentDevice();
+    {
+      Lock guard(runtime().lock);
+      if (Allocation* a = owner(p)) device = a->device;
+    }
+    int own = currentDevice();
+    if (device == own) continue;
+    currentDevice() = device;
+    hipError_t error = drainOwn();
+    currentDevice() = own;
+    if (error) return error;
+  }
+  return hipSuccess;
+}
+
 }  // namespace
 
 extern "C" {
@@ -81,6 +101,8 @@ void sim_register_buffer(void* p, uint64_t bytes, const char* name) {
   a.data = static_cast<char*>(p);
   a.bytes = bytes;
   a.name = name ? name : "a registered buffer";
+  a.device = currentDevice();
+  a.host = true;
   r.allocations[a.data] = std::move(a);
 }
 // The same with undefined contents: reading a byte before a kernel wrote it is a finding.
@@ -99,27 +121,92 @@ hipError_t hipMalloc(void** p, size_t bytes) {
 }
 hipError_t hipMallocAsync(void** p, size_t bytes, hipStream_t) { return hipMalloc(p, bytes); }
 hipError_t hipHostMalloc(void** p, size_t bytes, unsigned) { return hipMalloc(p, bytes); }
+// Fine-grained and uncached memory is memory like any other here.
+hipError_t hipExtMallocWithFlags(void** p, size_t bytes, unsigned) { return hipMalloc(p, bytes); }
+hipError_t hipMallocManaged(void** p, size_t bytes, unsigned) { return hipMalloc(p, bytes); }
+hipError_t hipHostRegister(void* p, size_t bytes, unsigned) {
+  sim_register_buffer(p, bytes, "registered host memory");
+  return hipSuccess;
+}
+hipError_t hipHostUnregister(void* p) {
+  (void)drainOwn();
+  sim_unregister_buffer(p);
+  return hipSuccess;
+}
+hipError_t hipHostGetDevicePointer(void** device, void* host, unsigned) {
+  Lock guard(runtime().lock);
+  if (!owner(host)) return result(hipErrorInvalidValue);
+  *device = host;
+  return hipSuccess;
+}
+hipError_t hipPointerGetAttributes(hipPointerAttribute_t* out, const void* p) {
+  Lock guard(runtime().lock);
+  Allocation* a = owner(p);
+  if (!a) return result(hipErrorInvalidValue);
+  std::memset(out, 0, sizeof *out);
+  out->memoryType = a->host ? hipMemoryTypeHost : hipMemoryTypeDevice;
+  out->device = a->device;
+  out->devicePointer = out->hostPointer = const_cast<void*>(p);
+  return hipSuccess;
+}
+// Ranks are threads of one process: a handle holds the address.
+hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t* handle, void* p) {
+  Lock guard(runtime().lock);
+  Allocation* a = owner(p);
+  if (!a) return result(hipErrorInvalidValue);
+  std::memset(handle, 0, sizeof *handle);
+  std::memcpy(handle, &a->data, sizeof a->data);
+  return hipSuccess;
+}
+hipError_t hipIpcOpenMemHandle(void** p, hipIpcMemHandle_t handle, unsigned) {
+  Lock guard(runtime().lock);
+  std::memcpy(p, &handle, sizeof *p);
+  if (owner(*p)) return hipSuccess;
+  std::fprintf(stderr,
+               "simulator: hipIpcOpenMemHandle takes handles of this process alone: make "
+               "the ranks threads\n");
+  return result(hipErrorInvalidValue);
+}
+hipError_t hipIpcCloseMemHandle(void*) { return hipSuccess; }
 hipError_t hipFree(void* p) {
+  if (hipError_t error = drainOwn()) return error;
   Lock guard(runtime().lock);
   if (!p) return hipSuccess;
   return runtime().allocations.erase(static_cast<char*>(p)) ? hipSuccess
                                                             : result(hipErrorInvalidValue);
 }
-hipError_t hipFreeAsync(void* p, hipStream_t) { return hipFree(p); }
+hipError_t hipFreeAsync(void* p, hipStream_t s) {
+  hipError_t error = drain(s);
+  return error ? error : hipFree(p);
+}
 hipError_t hipHostFree(void* p) { return hipFree(p); }
 hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyKind) {
-  return copy(to, from, bytes);
+  hipError_t error = drainFor(to, from);
+  return error ? error : copy(to, from, bytes);
 }
-hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, hipMemcpyKind, hipStream_t) {
-  return copy(to, from, bytes);
+hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, hipMemcpyKind, hipStream_t s) {
+  return submit(s, [=] { return copy(to, from, bytes); });
 }
-hipError_t hipMemcpyWithStream(void* to, const void* from, size_t bytes, hipMemcpyKind,
-                               hipStream_t) {
-  return copy(to, from, bytes);
+hipError_t hipMemcpyWithStream(void* to, const void* from, size_t bytes, hipMemcpyKind kind,
+                               hipStream_t s) {
+  hipError_t error = hipMemcpyAsync(to, from, bytes, kind, s);
+  return error ? error : drain(s);
 }
-hipError_t hipMemset(void* to, int value, size_t bytes) { return fill(to, value, bytes); }
-hipError_t hipMemsetAsync(void* to, int value, size_t bytes, hipStream_t) {
-  return fill(to, value, bytes);
+hipError_t hipMemcpyPeer(void* to, int, const void* from, int, size_t bytes) {
+  return hipMemcpy(to, from, bytes, hipMemcpyDeviceToDevice);
+}
+hipError_t hipMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes, hipStream_t s) {
+  return hipMemcpyAsync(to, from, bytes, hipMemcpyDeviceToDevice, s);
+}
+hipError_t hipMemcpyDtoD(hipDeviceptr_t to, hipDeviceptr_t from, size_t bytes) {
+  return hipMemcpy(to, from, bytes, hipMemcpyDeviceToDevice);
+}
+hipError_t hipMemset(void* to, int value, size_t bytes) {
+  hipError_t error = drainFor(to, nullptr);
+  return error ? error : fill(to, value, bytes);
+}
+hipError_t hipMemsetAsync(void* to, int value, size_t bytes, hipStream_t s) {
+  return submit(s, [=] { return fill(to, value, bytes); });
 }
 hipError_t hipMemGetInfo(size_t* unused, size_t* total) {
   hipDeviceProp_t p;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,6 +23,8 @@ struct Allocation {
   std::string name;
   std::vector<uint8_t> written;
   std::unique_ptr<char[]> storage;
+  int device = 0;
+  bool host = false;
 };
 
 struct Function {
@@ -50,13 +53,27 @@ struct Runtime {
   SimCycles cycles{};  // what options.cycles points to
   uint64_t launches = 0, findings = 0;
   bool fail = false;
-  int device = 0;
+  int devices = 8;
+  bool several = false;  // the program has gone to a device other than the first
 
   Runtime();  // reads the environment
 };
 
 Runtime& runtime();
 using Lock = std::lock_guard<std::recursive_mutex>;
+
+// The device that this host thread has chosen.
+int& currentDevice();
+
+// Work of streams (hip_queue.cpp). A program that stays on one device and on the null stream has
+// everything done at once. Else each stream of each device has a host thread, and so have the null
+// streams of each device and host thread: kernels of several devices may wait for one another.
+using Work = std::function<hipError_t()>;
+hipError_t submit(hipStream_t stream, Work work);
+// Waits for a stream; for what a synchronous call of this thread waits for; for a device.
+hipError_t drain(hipStream_t stream);
+hipError_t drainOwn();
+hipError_t drainDevice(int device);
 
 // Keeps an error for hipGetLastError, and returns it.
 hipError_t result(hipError_t error);

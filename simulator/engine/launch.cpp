@@ -1,7 +1,7 @@
 // Launches: kernel arguments, workgroups, initial registers, and the scheduler.
 #include <algorithm>
 #include <cfenv>
-#include <chrono>
+#include <numeric>
 #include <thread>
 
 #include "cycles.h"
@@ -481,10 +481,12 @@ u64 runLaunch(Launch& l) {
       setRounding(0);
     }
   };
+  Together::enter(l);
   std::vector<std::thread> pool;
   for (u32 n = 1; n < threads; ++n) pool.emplace_back(body, std::ref(*runners[n]));
   body(*runners[0]);
   for (std::thread& t : pool) t.join();
+  Together::leave(l);
 
   for (auto& r : runners) l.counters.add(r->worker().counters);
   // What is dirty at the end goes to memory sooner or later: it counts for this launch.
@@ -492,9 +494,7 @@ u64 runLaunch(Launch& l) {
     for (u64 line : xcd.l2.dirtyLines()) l.infinity.write(line, l.counters.cache);
   }
   l.counters.cache.memoryWriteBytes += l.infinity.dirtyBytes();
-  u64 instructions = 0;
-  for (u64 n : l.counters.executed) instructions += n;
-  return instructions;
+  return std::accumulate(l.counters.executed.begin(), l.counters.executed.end(), u64{0});
 }
 
 }  // namespace sim

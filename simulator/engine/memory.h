@@ -267,6 +267,18 @@ class Progress {
 };
 void notePoll(Wave& w, const MemOp& op);
 
+// Launches that run at once, from several host threads: they share the host's memory, and one that
+// waits may wait for another. On them a hang is told when all wait and nothing has changed for a
+// while; the engine alone does not expect others (progress.cpp).
+class Together {
+ public:
+  static void expectOthers(bool expected);
+  static void enter(Launch& launch);
+  static void leave(Launch& launch);
+  // All of this launch waits. Do all others too, and for long?
+  static bool stuckForGood(Launch& launch);
+};
+
 // Takes an operation's effect on memory and reads its result, once (memory_effects.cpp).
 void perform(Wave& w, MemOp& op);
 

@@ -3,6 +3,8 @@
 // that a device can hold wait, nothing will ever change it. Loops that count or look at the clock
 // are never taken for that.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "memory.h"
 
@@ -81,7 +83,58 @@ bool Progress::stuckForGood() {
     u64 at = launch_.stuckAt[n];
     if (at != Launch::kFinished && at != last_ + 1) return false;
   }
-  return launch_.allChanges() == last_;
+  return launch_.allChanges() == last_ && Together::stuckForGood(launch_);
+}
+
+namespace {
+
+struct Running {
+  std::mutex lock;
+  std::map<Launch*, bool> stuck;  // of each launch that runs
+  u64 changes = 0;
+  std::chrono::steady_clock::time_point since;
+  std::atomic<bool> othersExpected{false};
+} running;
+
+constexpr std::chrono::milliseconds kPatience{1000};  // a host thread may be about to launch
+
+}  // namespace
+
+void Together::expectOthers(bool expected) { running.othersExpected = expected; }
+
+void Together::enter(Launch& launch) {
+  std::lock_guard guard(running.lock);
+  running.stuck[&launch] = false;
+  running.since = std::chrono::steady_clock::now();
+}
+
+void Together::leave(Launch& launch) {
+  std::lock_guard guard(running.lock);
+  running.stuck.erase(&launch);
+  running.since = std::chrono::steady_clock::now();
+}
+
+bool Together::stuckForGood(Launch& launch) {
+  {
+    std::lock_guard guard(running.lock);
+    if (!running.othersExpected && running.stuck.size() == 1) return true;
+    auto now = std::chrono::steady_clock::now();
+    running.stuck[&launch] = true;
+    u64 changes = 0;
+    bool all = true;
+    for (const auto& [other, stuck] : running.stuck) {
+      changes += other->allChanges();
+      all = all && stuck;
+    }
+    if (changes != running.changes) {
+      running.changes = changes;
+      running.since = now;
+      for (auto& [other, stuck] : running.stuck) stuck = false;
+    }
+    if (all && now - running.since > kPatience) return true;
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return false;
 }
 
 }  // namespace sim

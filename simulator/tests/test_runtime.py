@@ -158,7 +158,7 @@ def test_dynamic_lds_and_launch_errors(library, hip):
 def test_device_facts_and_memory(library, hip):
     out = np.zeros(6, np.int32)
     assert library.facts(pointer(out)) == 0
-    assert out.tolist()[:5] == [304, 64, 65536, 304, 1] and out[5] == 8
+    assert out.tolist()[:5] == [304, 64, 65536, 304, 8] and out[5] == 8
     assert library.whole_program() == 0 and hip.findings == 0
     assert library.unwritten() == 0
     assert "uninitialised" in hip.findings_text()
