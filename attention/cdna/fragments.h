@@ -193,11 +193,38 @@ ROCM_KERNELS_DEVICE float over_groups(float value, int lane, const Reduce& reduc
   return value;
 }
 
+using Pair = float __attribute__((ext_vector_type(2)));  // whose arithmetic is one instruction
+
 // A lane's row of q on the scale of a maximum, in log2.
 struct RowState {
   float maximum = -kInfinity;
-  float total = 0;  // of the lane's own keys
+  Pair totals = {0, 0};  // of the lane's own keys, two halves
   KeyRange sees = {0, 0};
+
+  ROCM_KERNELS_DEVICE float total(int lane) const {
+    return over_groups(totals.x + totals.y, lane, [](float a, float b) { return a + b; });
+  }
+};
+
+// What makes logarithms to the base of 2 of sums of products: cap * tanh(sum * scale) where there
+// is a cap, else sum * scale. The scale is positive: queries bear its sign. 0 is one that rounds
+// all differences off, and leaves -inf what it is.
+struct ScoreScale {
+  float scale, cap;
+  bool flip;  // the sign of the queries
+
+  ROCM_KERNELS_DEVICE ScoreScale(float factor, float softcap) {
+    cap = softcap * kLog2E;
+    factor *= softcap > 0 ? 1 / softcap : kLog2E;
+    scale = fmaxf(fabsf(factor), 1e-30f);
+    flip = factor < 0;
+  }
+  template <int kCount>
+  ROCM_KERNELS_DEVICE void apply_sign(Words (&q)[kCount]) const {
+    if (!flip) return;
+#pragma unroll
+    for (Words& words : q) words ^= 0x80008000u;
+  }
 };
 
 // tanh to some 1e-6 of its value, without a branch.
@@ -208,30 +235,46 @@ ROCM_KERNELS_DEVICE float tanh_of(float x) {
   return square < 0.03f ? small : copysignf(large, x);
 }
 
-// Scores to the base of 2, once masked; sums are moved to a new maximum only where one has grown
-// by 2^8 since, so that most steps ask other lanes nothing but that.
+// Sums of products to exponentials. Sums of these are moved to a new maximum only where a score
+// exceeds the old one by 8, so that most steps ask other lanes nothing but that.
 template <int kRows, int kSums>
 ROCM_KERNELS_DEVICE void to_exponentials(Accumulator (&scores)[2][kRows], RowState (&rows)[kRows],
-                                         Accumulator (&out)[kRows][kSums], float scale, float cap,
+                                         Accumulator (&out)[kRows][kSums], const ScoreScale& by,
                                          int first_key, bool all_seen, int lane) {
-  const int group = lane / 16;
+  float scale = by.scale;
+  if (by.cap > 0) {
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) scores[t][n][r] = by.cap * tanh_of(scores[t][n][r] * scale);
+      }
+    }
+    scale = 1;
+  }
+  if (!all_seen) {
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const int key = first_key + 16 * t + lane / 16 * 4 + r;
+          const bool seen = key >= rows[n].sees.begin && key < rows[n].sees.end;
+          scores[t][n][r] = seen ? scores[t][n][r] : -kInfinity;
+        }
+      }
+    }
+  }
   bool grows = false;
   float highest[kRows];
 #pragma unroll
   for (int n = 0; n < kRows; ++n) {
-    highest[n] = -kInfinity;
+    highest[n] = scores[0][n][0];
 #pragma unroll
-    for (int t = 0; t < 2; ++t) {
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        float score = scores[t][n][r] * scale;
-        if (cap > 0) score = cap * tanh_of(score);
-        const int key = first_key + 16 * t + 4 * group + r;
-        if (!all_seen && (key < rows[n].sees.begin || key >= rows[n].sees.end)) score = -kInfinity;
-        scores[t][n][r] = score;
-        highest[n] = fmaxf(highest[n], score);
-      }
-    }
+    for (int at = 1; at < 8; ++at) highest[n] = fmaxf(highest[n], scores[at / 4][n][at % 4]);
+    highest[n] *= scale;
     grows = grows || highest[n] > rows[n].maximum + 8;
   }
   if (ballot(grows) != 0) {
@@ -239,11 +282,11 @@ ROCM_KERNELS_DEVICE void to_exponentials(Accumulator (&scores)[2][kRows], RowSta
     for (int n = 0; n < kRows; ++n) {
       float most = fmaxf(rows[n].maximum, highest[n]);
       most = over_groups(most, lane, [](float a, float b) { return fmaxf(a, b); });
-      const float by = most == -kInfinity ? 1.0f : fast_exp2(rows[n].maximum - most);
+      const float down = most == -kInfinity ? 1.0f : fast_exp2(rows[n].maximum - most);
       rows[n].maximum = most;
-      rows[n].total *= by;
+      rows[n].totals *= down;
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) out[n][i] *= by;
+      for (int i = 0; i < kSums; ++i) out[n][i] *= down;
     }
   }
 #pragma unroll
@@ -253,10 +296,13 @@ ROCM_KERNELS_DEVICE void to_exponentials(Accumulator (&scores)[2][kRows], RowSta
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const float p = fast_exp2(scores[t][n][r] - most);
-        scores[t][n][r] = p;
-        rows[n].total += p;
+      for (int half = 0; half < 2; ++half) {
+        Pair p = {scores[t][n][2 * half], scores[t][n][2 * half + 1]};
+        p = __builtin_elementwise_fma(p, Pair{scale, scale}, Pair{-most, -most});
+        p = {fast_exp2(p.x), fast_exp2(p.y)};
+        rows[n].totals += p;
+        scores[t][n][2 * half] = p.x;
+        scores[t][n][2 * half + 1] = p.y;
       }
     }
   }

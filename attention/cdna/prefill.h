@@ -139,10 +139,11 @@ __global__ void __launch_bounds__(kPrefillWaves * 64, Shape::kTile.waves)
   const auto descale = [&](const float* scales, int64_t batch_stride, int64_t head_stride) {
     return scales == nullptr ? 1.0f : scales[b * batch_stride + head * head_stride];
   };
-  float scale =
-      args.scale * descale(args.k_descale, args.k_descale_batch_stride, args.k_descale_head_stride);
-  const float cap = args.softcap * kLog2E;
-  scale *= args.softcap > 0 ? 1 / args.softcap : kLog2E;
+  const ScoreScale score_scale(
+      args.scale * descale(args.k_descale, args.k_descale_batch_stride, args.k_descale_head_stride),
+      args.softcap);
+#pragma unroll
+  for (int n = 0; n < kRowTiles; ++n) score_scale.apply_sign(q[n]);
 
   // ---- A wave's quarter of a step: 16 keys, every second piece of their columns
   constexpr int kBytes = Shape::kFp8 ? 1 : 2;
@@ -228,7 +229,7 @@ __global__ void __launch_bounds__(kPrefillWaves * 64, Shape::kTile.waves)
       }
       const bool all_seen =
           first_key >= seen_by_all.begin && first_key + kStepKeys <= seen_by_all.end;
-      to_exponentials(scores, rows, out, scale, cap, first_key, all_seen, lane);
+      to_exponentials(scores, rows, out, score_scale, first_key, all_seen, lane);
       Words p[kRowTiles];
 #pragma unroll
       for (int n = 0; n < kRowTiles; ++n) {
@@ -266,7 +267,7 @@ __global__ void __launch_bounds__(kPrefillWaves * 64, Shape::kTile.waves)
       descale(args.v_descale, args.v_descale_batch_stride, args.v_descale_head_stride);
 #pragma unroll
   for (int n = 0; n < kRowTiles; ++n) {
-    const float total = over_groups(rows[n].total, lane, [](float x, float y) { return x + y; });
+    const float total = rows[n].total(lane);
     const int row = first_row + 16 * n + i;
     if (row >= all_rows) continue;
     const int query = query_of(row);
