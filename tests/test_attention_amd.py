@@ -2,11 +2,13 @@
 sequences do not reach. Machine code is executed instruction by instruction, so sizes are small but
 for the slow ones."""
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from project import ROOT
 from test_attention import Case
 
 pytestmark = pytest.mark.usefixtures("on_the_simulator")
@@ -97,10 +99,13 @@ ROWS = {64: 256, 80: 192, 96: 192, 128: 192, 192: 128, 256: 128}  # of a workgro
     (128, FP16, None), (128, BF16, "fp8"), (192, BF16, None), (192, FP16, "fp8"), (256, BF16, None),
     (256, FP16, "fp8"),
 ])  # fmt: skip
-def test_prefill(amd, size, dtype, kv):
-    """Two workgroups of a KV head, the second with waves that have few rows or none; fewer keys
+@pytest.mark.parametrize("most", [True, False])
+def test_prefill(amd, size, dtype, kv, most):
+    """Several workgroups of a KV head, the last with waves that have few rows or none; fewer keys
     than rows, so that some rows see none."""
-    amd.config = prefill(ROWS[size])
+    if not most and ROWS[size] == 128:
+        pytest.skip("one tile")
+    amd.config = prefill(ROWS[size] if most else 128)
     case = Case(
         amd, [150, 40], rows=100, heads=(3, 1), size=size, size_v=128 if size == 192 else None,
         dtype=dtype, kv_dtype=amd.fp8 if kv else None, page=48, causal=True,
@@ -175,6 +180,30 @@ def test_configs_that_cannot_serve_say_why(amd, size, kv, config, words):
     case = Case(amd, [5], size=size, kv_dtype=kv_dtype)
     with pytest.raises(RuntimeError, match=words):
         case.run()
+
+
+# ---- The choice --------------------------------------------------------------------------------
+
+
+def test_the_choice(tmp_path):
+    """Which design takes a call, by a program of the host; all that it offers can serve it."""
+    program = tmp_path / "choices"
+    source = ROOT / "tests/launches/attention_choices.cpp"
+    subprocess.run(["g++", "-std=c++17", "-O1", source, "-o", program], check=True)
+    done = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    *lines, misfits = done.splitlines()
+    assert misfits == "misfits 0"
+    taken = dict(line.split(": ") for line in lines)
+    designs = {name: text.split()[0] for name, text in taken.items()}
+    assert designs == {
+        "step": "decode", "batch": "decode", "fp8 step": "decode", "eight queries": "decode",
+        "heads of 512": "decode", "prompt": "prefill", "short prompts": "prefill",
+        "odd heads": "plain", "foreign fp8": "plain", "native fp8": "decode", "float32": "plain",
+        "no matrix instructions": "plain", "pages beyond the magic": "plain",
+    }  # fmt: skip
+    assert " rows=192 " in taken["prompt"] and " xcds=8 heavy_first=1 " in taken["prompt"]
+    assert " rows=128 " in taken["short prompts"]  # 192 would fill one compute unit in eight twice
+    assert " rows=32 " in taken["eight queries"] and " parts=1 " in taken["batch"]
 
 
 # ---- Full size: what the choice takes -----------------------------------------------------------

@@ -52,11 +52,14 @@ inline int find_decode_tile(const AttentionArgs& args, int32_t rows) {
 
 // The same in kPrefillTiles.
 inline int find_prefill_tile(const AttentionArgs& args, const AttentionConfig& c) {
+  const PrefillTile* smallest = nullptr;  // that holds the heads
   for (size_t i = 0; i < kPrefillTileCount; ++i) {
     const PrefillTile& tile = kPrefillTiles[i];
-    if (tile.head_dim >= args.head_dim && tile.head_dim_v >= args.head_dim_v &&
+    if (tile.head_dim < args.head_dim || tile.head_dim_v < args.head_dim_v) continue;
+    if (smallest == nullptr) smallest = &tile;
+    if (tile.head_dim == smallest->head_dim && tile.rows() == c.rows &&
         tile.chain_in_lds == (c.chain == 1)) {
-      return tile.rows() == c.rows ? static_cast<int>(i) : -1;
+      return static_cast<int>(i);
     }
   }
   return -1;

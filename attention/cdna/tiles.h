@@ -43,9 +43,11 @@ struct PrefillTile {
 };
 constexpr int kPrefillWaves = 4;  // of a workgroup
 constexpr int32_t PrefillTile::rows() const { return kPrefillWaves * 16 * row_tiles; }
+// By size of heads; those of fewer rows, for prompts that have too few blocks of many, at the end.
 constexpr PrefillTile kPrefillTiles[] = {
     {64, 64, 4, 2, false},   {128, 128, 3, 2, false}, {128, 128, 3, 2, true},
-    {192, 128, 2, 2, false}, {256, 256, 2, 1, false},
+    {192, 128, 2, 2, false}, {256, 256, 2, 1, false}, {64, 64, 2, 2, false},
+    {128, 128, 2, 2, false},
 };
 constexpr size_t kPrefillTileCount = sizeof(kPrefillTiles) / sizeof(kPrefillTiles[0]);
 

@@ -12,23 +12,24 @@ namespace rocm_kernels::cdna {
 inline float modelled_prefill_time(const AttentionArgs& args, const AttentionConfig& c,
                                    const Target& target) {
   constexpr float kLaunchUs = 6.0f;
-  constexpr float kRate = 0.4f;  // of the matrix instructions' peak, with two workgroups a unit
+  // Of the matrix instructions' peak: two workgroups of a compute unit, one alone, and what remains
+  // of either where two row tiles of a wave share an operand, not three or four.
+  constexpr float kRate = 0.5f, kAlone = 0.6f, kFewRows = 0.9f;
   const PrefillTile& tile = kPrefillTiles[find_prefill_tile(args, c)];
   const float keys = static_cast<float>(
       std::min(args.max_seqlen_k, args.window_left >= 0 ? args.window_left + tile.rows() + kStepKeys
                                                         : args.max_seqlen_k));
   const float blocks = static_cast<float>(args.batch * args.kv_heads * row_blocks(args, c));
-  // A workgroup's share of a compute unit is half, or where it is alone what its waves reach.
-  const float per_us = (target.gfx950 ? 4096.0f : 2048.0f) * target.gigahertz * 1e3f * kRate;
+  const float busiest = std::ceil(blocks / static_cast<float>(target.compute_units));
+  float per_us = (target.gfx950 ? 4096.0f : 2048.0f) * target.gigahertz * 1e3f * kRate;
+  if (busiest == 1) per_us *= kAlone;
+  if (tile.row_tiles == 2) per_us *= kFewRows;
   const float of_block =
       2.0f * static_cast<float>(tile.rows() * (tile.head_dim + tile.head_dim_v)) * keys / per_us;
-  const float units = static_cast<float>(target.compute_units);
-  const float rounds =
-      std::max(blocks / units, blocks <= 2 * units ? std::ceil(blocks / units) : 1);
   // Heavy blocks first and XCDs of their own cost nothing.
   const float order =
       (c.heavy_first ? 0.0f : 0.02f) + (c.xcds > 1 ? 0.0f : 0.02f) + (c.chain == 1 ? 0.1f : 0.0f);
-  return kLaunchUs + rounds * of_block * (1 + order);
+  return kLaunchUs + busiest * of_block * (1 + order);
 }
 
 inline float modelled_time(const AttentionArgs& args, const AttentionConfig& c,
