@@ -169,6 +169,22 @@ def test_the_path_follows_the_rows_of_each_call(plugin, package, monkeypatch):
     assert seen == [100, 2, 64]
 
 
+def test_experts_are_an_op_in_a_traced_model_alone(plugin, monkeypatch):
+    """vLLM's layer of experts is an op itself where it is not traced."""
+    called = []
+    monkeypatch.setattr(plugin.ops, "_fused_moe", lambda out, *_: called.append("op"))
+    monkeypatch.setattr(plugin.ops, "_fused_moe_now", lambda out, *_: called.append("call"))
+
+    def layer(x):
+        plugin.ops.fused_moe(x)
+        return x + 1
+
+    layer(torch.ones(2))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    layer(torch.ones(2))
+    assert called == ["call", "op"]
+
+
 def test_whether_there_are_kernels_is_known_as_a_model_is_traced(plugin):
     plugin.kernels._why_not.cache_clear()
     torch._dynamo.reset()

@@ -136,14 +136,7 @@ def swiglu_fp8(
     return q, scales if scale is None else scales.reshape(1).clone()
 
 
-@_op(
-    "fused_moe(Tensor(a!) out, Tensor x, Tensor w_gate_up, Tensor w_down, Tensor topk_weights, "
-    "Tensor topk_ids, Tensor? expert_map, Tensor? scale_gate_up, Tensor? scale_down, "
-    "Tensor? bias_gate_up, Tensor? bias_down, str activation, float? limit, bool interleaved"
-    ") -> ()",
-    fake=_writes_only,
-)
-def fused_moe(
+def _fused_moe_now(
     out, x, w_gate_up, w_down, topk_weights, topk_ids, expert_map, scale_gate_up, scale_down,
     bias_gate_up, bias_down, activation, limit, interleaved,
 ):  # fmt: skip
@@ -159,6 +152,21 @@ def fused_moe(
         scale_down=scale_down, bias_gate_up=bias_gate_up, bias_down=bias_down,
         activation=activation, limit=limit, interleaved=interleaved, out=out,
     )  # fmt: skip
+
+
+_fused_moe = _op(
+    "fused_moe(Tensor(a!) out, Tensor x, Tensor w_gate_up, Tensor w_down, Tensor topk_weights, "
+    "Tensor topk_ids, Tensor? expert_map, Tensor? scale_gate_up, Tensor? scale_down, "
+    "Tensor? bias_gate_up, Tensor? bias_down, str activation, float? limit, bool interleaved"
+    ") -> ()",
+    fake=_writes_only,
+)(_fused_moe_now)
+
+
+def fused_moe(*arguments) -> None:
+    """As an op where a model is traced through vLLM's layer of experts. Where that is an op itself,
+    as on GPUs, a second around the call would only take the host's time."""
+    (_fused_moe if torch.compiler.is_compiling() else _fused_moe_now)(*arguments)
 
 
 # ---- in place of vLLM's fused ops, with their schemas --------------------------------------------

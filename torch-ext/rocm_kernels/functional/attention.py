@@ -259,9 +259,8 @@ def _run(
 
 def _refuse(name: str, **given: object) -> None:
     """Raises where a gradient is wanted of one of the tensors."""
-    tensors = {key: value for key, value in given.items() if isinstance(value, torch.Tensor)}
-    if needs_gradient(*tensors.values()):
-        refuse_gradient(name, **tensors)
+    if needs_gradient(*[value for value in given.values() if isinstance(value, torch.Tensor)]):
+        refuse_gradient(name, **{k: v for k, v in given.items() if isinstance(v, torch.Tensor)})
 
 
 def _side_by_side(tensor: torch.Tensor) -> torch.Tensor:
@@ -272,7 +271,8 @@ def _side_by_side(tensor: torch.Tensor) -> torch.Tensor:
 def _integers(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     if tensor is None:
         return None
-    return _side_by_side(tensor.to(torch.int32))
+    # A conversion to the same dtype still costs the host a call, and there are up to five.
+    return _side_by_side(tensor if tensor.dtype == torch.int32 else tensor.to(torch.int32))
 
 
 def _descale(
@@ -286,13 +286,15 @@ def _descale(
             batch, kv_heads
         )
     if scale.numel() == 1:
-        scale = scale.reshape(1, 1)
-    if scale.dim() > 2 or scale.shape[-1] not in (1, kv_heads):
+        if scale.dim() > 2:
+            scale = scale.reshape(1)
+    elif scale.dim() > 2 or scale.shape[-1] not in (1, kv_heads):
         raise ValueError(
             f"{name} must be a number, or have one element, {kv_heads} or {[batch, kv_heads]}, got "
             f"shape {list(scale.shape)}"
         )
-    return scale.float().expand(batch, kv_heads)
+    scale = scale if scale.dtype == torch.float32 else scale.float()
+    return scale.expand(batch, kv_heads)
 
 
 def _require_room(

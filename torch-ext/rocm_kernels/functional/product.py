@@ -129,11 +129,14 @@ def fp8_linear_path(
     """
     if _is_exporting():
         return "gemm"  # an exported graph has one path for all numbers of rows
-    given = [scale for scale in (scale_w, scale_x) if scale is not None]
-    if _is_block_scale(scale_w, w.shape[0]) or any(_is_block_scale(s, rows) for s in given[1:]):
+    if _is_block_scale(scale_w, w.shape[0]) or (
+        scale_x is not None and _is_block_scale(scale_x, rows)
+    ):
         scales = "block"
+    elif scale_w.numel() > 1 or (scale_x is not None and scale_x.numel() > 1):
+        scales = "row"
     else:
-        scales = "row" if any(scale.numel() > 1 for scale in given) else "tensor"
+        scales = "tensor"
     device = -1 if w.device.type == "cpu" else w.device.index
     # torch.compile does not look into caches, and may have symbols for sizes.
     limits = _linear_limits if torch.compiler.is_compiling() else _known_linear_limits
