@@ -284,8 +284,8 @@ def _read(module: nn.Module, activations: Optional[str], scheme: str, on_meta: b
 
 
 def gate_of(module: nn.Module) -> Gate:
-    """What a module computes between its products: asked of its own code, with numbers that meet
-    every limit, against all that ``fused_moe`` can do."""
+    """The gate that a module computes between its products: its own code runs on numbers of which
+    some exceed every limit, and is compared with each gate that ``fused_moe`` has."""
     _require_gate(module)
     if getattr(module, "has_post_expert_norm", False):
         raise NotConvertible("computes something else than gated experts")

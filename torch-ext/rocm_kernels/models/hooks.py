@@ -19,8 +19,8 @@ _HOOKS = (
 
 
 def move_hooks(old: nn.Module, new: nn.Module) -> None:
-    """Gives a module's hooks, and whether it trains, to the one that takes its place. The handles
-    that were given out keep working, for the tables are the same."""
+    """Gives the hooks and the training mode of a module to the module that takes its place. Handles
+    that callers hold keep working, because the hook tables are shared."""
     for name in _HOOKS:
         setattr(new, name, getattr(old, name))
     new.train(old.training)
@@ -29,7 +29,7 @@ def move_hooks(old: nn.Module, new: nn.Module) -> None:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether something happens around a module's forward: then its parent calls it."""
+    """Whether hooks run around a module's forward: then its parent must call the module."""
     every = torch.nn.modules.module
     return bool(
         module._forward_hooks
@@ -40,8 +40,8 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def is_called(module: nn.Module) -> bool:
-    """Whether something happens around a module's forward, by accelerate too, which may bring its
-    weights for it."""
+    """Whether hooks run around a module's forward, accelerate's included, which may load the
+    module's weights for the call."""
     return "_hf_hook" in module.__dict__ or is_hooked(module)
 
 
@@ -78,7 +78,8 @@ def parts_of_hook(module: nn.Module) -> Tuple:
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Whether a module's forward was replaced by something that nobody here knows."""
+    """Whether a module's forward was replaced by code of neither torch, accelerate nor this
+    package."""
     forward = vars(module).get("forward")
     return not (
         forward is None

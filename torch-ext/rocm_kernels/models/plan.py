@@ -33,7 +33,7 @@ class Plan:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._skip)
 
     def rehearse(self) -> None:
-        """Converts a row of each weight, and the largest module whole: what fails, fails before
+        """Converts a row of each weight, and the largest module whole: an error is raised before
         anything has been changed. Keeping each 16-bit weight until the end would be safer still,
         and take half as much memory again."""
         sources = self._sources()
