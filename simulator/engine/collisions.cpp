@@ -22,6 +22,11 @@ bool sameData(const MemOp& op, int a, int b, u32 row) {
 
 // Most stores go upwards.
 bool ascend(const MemOp& op, u64 lanes, u32 bytes) {
+  if (lanes == ~0ull) {  // nearly all: without a branch for each lane
+    u64 down = 0;
+    for (int l = 0; l + 1 < kLanes; ++l) down |= op.addr[l] + bytes > op.addr[l + 1];
+    return !down;
+  }
   u64 free = 0;
   for (u64 m = lanes; m; m &= m - 1) {
     u64 at = op.addr[__builtin_ctzll(m)];

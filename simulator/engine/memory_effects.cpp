@@ -387,7 +387,8 @@ void perform(Wave& w, MemOp& op) {
   std::atomic<u64>* storing = nullptr;
   if (race && write && w.wg->launch->workers > 1) {
     storing = &w.wg->launch->storing[w.wg->worker->index];
-    storing->fetch_add(1, std::memory_order_acq_rel);
+    // Nobody else writes the count: an exchange keeps what follows behind it, as an addition would.
+    storing->exchange(storing->load(std::memory_order_relaxed) + 1, std::memory_order_acq_rel);
   }
   if (race) checkRaces(w, op, write);
   // Workers run side by side: who sees a word must have been told all that was released with it. So
@@ -414,7 +415,9 @@ void perform(Wave& w, MemOp& op) {
         performLanes(w, op, write, m.space == Space::Lds ? op.inst->offset : 0, 0);
       }
   }
-  if (storing) storing->fetch_add(1, std::memory_order_release);
+  if (storing) {
+    storing->store(storing->load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
   if (m.transposed) transpose(op);
   if (syncs && m.access == Access::Load) performSync(w, op);
 }

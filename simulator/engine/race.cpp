@@ -7,6 +7,8 @@
 #include "race.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <new>
 #include <thread>
 
 namespace sim {
@@ -78,7 +80,9 @@ class GlobalAccess {
       page = &worker_.launch->shadow.page(number);
       known = number + 1;
     }
-    Meeting met[7];
+    // Room that nothing clears: hardly any line has such meetings.
+    alignas(Meeting) std::byte room[7 * sizeof(Meeting)];
+    Meeting* met = reinterpret_cast<Meeting*>(room);
     u32 count = 0;
     {
       Held held(*page, shared_);
@@ -87,14 +91,13 @@ class GlobalAccess {
         page->writers = std::make_unique<LineWriters[]>(GlobalShadow::kPageLines);
       }
       LineReaders& readers = page->readers[at];
-      record_.same = false;
       if (page->writers) {
         u64 open = mask;
         for (const AccessRecord& r : page->writers[at].last) {
           u64 both = r.mask & open;
           if (!both) continue;
           if (isRace(r)) {
-            met[count++] = {r, both, true, false};
+            new (met + count++) Meeting{r, both, true, false};
           } else if (r.same) {
             open &= ~both;  // what was there before and unordered was the same
           }
@@ -103,8 +106,8 @@ class GlobalAccess {
       if (write) {
         for (const AccessRecord& r : readers.last) {
           if (!(r.mask & mask) || !isRace(r)) continue;
-          met[count++] = {r, r.mask & mask, false,
-                          page->writers && wroteItself(*page, at, r, mask)};
+          bool own = page->writers && wroteItself(*page, at, r, mask);
+          new (met + count++) Meeting{r, r.mask & mask, false, own};
         }
         if (count && met[0].writes) record_.same = isPlain(record_.role) && keeps(line, mask);
         put<4>(page->writers[at].last, mask);
@@ -115,6 +118,7 @@ class GlobalAccess {
     for (u32 n = 0; n < count; ++n) [[unlikely]] {
       judge(met[n], line, lane);
     }
+    if (count) record_.same = false;
   }
 
  private:

@@ -73,11 +73,11 @@ class LdsAccess {
     if (role_.write) {
       for (const LdsRecord& r : cell.readers) any |= meets(r);
     }
-    record_.same = false;
     if (any) [[unlikely]] {
       judge(cell, word, words, mask, lane);
     }
     role_.write ? put<2>(cell.writers, mask) : put<3>(cell.readers, mask);
+    if (any) record_.same = false;  // seldom: a byte stored before the copy above holds that up
   }
 
   // Keeps the newest records, one a wave, so that one wave cannot push out the others.
