@@ -142,12 +142,15 @@ def test_offloading_is_one_of_several_hooks(package, kernelized, place):
     package.models.quantize_model_(model)
     expected = model(ids).logits
     down = model.model.layers[0].mlp.down_proj
+    joined = model.model.layers[0].self_attn.qkv_proj  # a state dict has its parts alone
     if place == "first":
         add_hook_to_module(down, counts)
+        add_hook_to_module(joined, ModelHook())
     accelerate.cpu_offload(model, torch.device("cpu"))
     if place == "last":
         add_hook_to_module(down, counts, append=True)
-    assert isinstance(down._hf_hook, SequentialHook)
+        add_hook_to_module(joined, ModelHook(), append=True)
+    assert all(isinstance(each._hf_hook, SequentialHook) for each in (down, joined))
     torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
     assert counts.calls == 1
     kernelized(model)
