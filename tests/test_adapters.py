@@ -27,6 +27,7 @@ LORA = {"r": 2, "init_lora_weights": False}
 CONFIGS = {
     "lora": lambda names: peft.LoraConfig(target_modules=names, **LORA),
     "lora with biases": lambda names: peft.LoraConfig(target_modules=names, lora_bias=True, **LORA),
+    "dora": lambda names: peft.LoraConfig(target_modules=names, use_dora=True, **LORA),
     "ia3": lambda names: peft.IA3Config(
         target_modules=names, feedforward_modules=[], init_ia3_weights=False
     ),
@@ -100,6 +101,64 @@ def test_a_model_that_had_its_adapters_first(package):
     assert merged.model.layers[0].mlp.down_proj.weight.dtype == torch.float8_e4m3fn
 
 
+def dequantized(package, model):
+    """The model with linears in float32 that mean what those in FP8 do."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, (package.models.FP8Linear, package.models.FP8LinearPart)):
+            linear = nn.Linear(module.in_features, module.out_features, bias=False)
+            values = package.reference.dequantize(module.weight, module.weight_scale_inv, 128)
+            linear.weight.data = values.float()
+            model.set_submodule(name, linear)
+    return model
+
+
+@pytest.mark.parametrize("order", ["quantised first", "adapted first"])
+def test_dora_reads_what_fp8_weights_mean(package, order):
+    """Results and gradients are those of the same adapters on linears in float32."""
+    model, ids = tiny_llama(), tokens(2, 7)
+    config = CONFIGS["dora"](NAMES)
+    package.models.quantize_model_(model)
+    exact = peft.get_peft_model(dequantized(package, copy.deepcopy(model)), config)
+    if order == "adapted first":
+        plain = peft.get_peft_model(dequantized(package, model), config)
+        package.models.quantize_model_(plain)
+        model = plain
+    else:
+        model = peft.get_peft_model(model, config)
+    own = dict(model.named_parameters())
+    trained = {name: p for name, p in exact.named_parameters() if p.requires_grad}
+    assert any("magnitude" in name for name in trained)
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            parameter.mul_(1 + 0.2 * torch.randn_like(parameter))
+            own[name].copy_(parameter)
+    logits = [each(ids).logits for each in (model, exact)]
+    # Quantised again, weights in FP8 of a scale of their own round once more, to themselves.
+    torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)
+    weights_of_logits = torch.randn_like(logits[0])
+    for each in logits:
+        (each * weights_of_logits).sum().backward()
+    for name, parameter in trained.items():
+        actual, expected = own[name].grad, parameter.grad
+        assert (actual - expected).norm() <= 1e-3 * expected.norm(), name
+
+
+READERS = {
+    "HRAConfig": {}, "HiraConfig": {}, "DeloraConfig": {}, "OSFConfig": {}, "PeanutConfig": {},
+    "FrodConfig": {}, "LNTuningConfig": {}, "SupertuningConfig": {}, "TinyLoraConfig": {},
+    "PsoftConfig": {}, "RandLoraConfig": {}, "ShiraConfig": {"r": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_adapters_that_read_the_codes_of_fp8_are_refused(package, name):
+    model = tiny_llama()
+    package.models.quantize_model_(model)
+    config = getattr(peft, name)(target_modules=NAMES, **READERS[name])
+    with pytest.raises(TypeError, match=r"reads the weights of .*got a linear in FP8"):
+        peft.get_peft_model(model, config)
+
+
 @torch.no_grad()
 def test_what_nothing_is_merged_into_keeps_its_bits(package):
     model = tiny_llama()
@@ -164,8 +223,8 @@ def test_what_cannot_be_merged_says_so(package, why):
     else:
         down.to("meta")
     found = {
-        "share": "must be whole to be changed",
-        "offloaded": "must be on a device to be changed",
+        "share": "must be whole to be read or changed",
+        "offloaded": "must be on a device to be read or changed",
     }
     with pytest.raises(RuntimeError, match=found[why]):
         adapted.merge_adapter()

@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator, Tuple
 import torch
 from torch import nn
 
-from ..functional import SCALE_BLOCK
+from ..functional import FP8_DTYPES, SCALE_BLOCK
 from ..reference import dequantize, quantize_fp8
 
 
@@ -36,6 +36,52 @@ def serve_merging() -> None:
             method = vars(cls).get(name)
             if inspect.isfunction(method) and not hasattr(method, "is_through_float32"):
                 setattr(cls, name, _through_float32(method))
+        package = cls.__module__.rpartition(".")[0].rpartition(".")[2]
+        init = vars(cls).get("__init__")
+        if package in _READ_WEIGHTS and init and not hasattr(init, "refuses_fp8"):
+            cls.__init__ = _refusing_fp8(init, package)
+    dora = sys.modules.get("peft.tuners.lora.dora")
+    for name in ("update_layer", "forward"):
+        method = dora and vars(dora.DoraLinearLayer)[name]
+        if method and not hasattr(method, "reads_float32"):
+            setattr(dora.DoraLinearLayer, name, _reading_float32(method))
+
+
+# Methods of peft whose layers read the weight itself and do not only add to what the linear gives:
+# FP8 codes without their scales would be other weights. DoRA, of lora, is served.
+_READ_WEIGHTS = {
+    "delora", "frod", "hira", "hra", "ln_tuning", "osf", "peanut", "psoft", "randlora", "shadow",
+    "shira", "supertuning", "tinylora", "trainable_tokens",
+}  # fmt: skip
+
+
+def _refusing_fp8(init: Callable[..., Any], package: str) -> Callable[..., Any]:
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        if any(isinstance(value, Edited) for value in (*args, *kwargs.values())):
+            raise TypeError(
+                f"peft's {package} reads the weights of what it adapts, which must be in 16 or 32 "
+                "bits, got a linear in FP8: use LoRA, DoRA, IA3 or OFT, or leave these linears out "
+                "of quantize_model_ (skip=)"
+            )
+        init(self, *args, **kwargs)
+
+    checked.refuses_fp8 = True
+    return checked
+
+
+def _reading_float32(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def read(self: Any, *args: Any, base_layer: Any, **kwargs: Any) -> Any:
+        if isinstance(base_layer, Edited):
+            base_layer = in_float32(base_layer)
+            for name in ("lora_A", "lora_B"):  # peft makes new adapters in the weight's dtype
+                if getattr(kwargs[name], "dtype", None) in FP8_DTYPES:
+                    kwargs[name] = kwargs[name].float()
+        return method(self, *args, base_layer=base_layer, **kwargs)
+
+    read.reads_float32 = True
+    return read
 
 
 def _subclasses(cls: type) -> Iterator[type]:
@@ -70,12 +116,12 @@ def in_float32(linear: Any) -> nn.Linear:
     """What an FP8 linear computes, as 16-bit linears hold it."""
     if linear.weight.device.type == "meta":
         raise RuntimeError(
-            "an FP8 weight must be on a device to be changed, got one that accelerate has put "
-            "away: do so before it is offloaded"
+            "an FP8 weight must be on a device to be read or changed, got one that accelerate has "
+            "put away: do so before it is offloaded"
         )
     if linear.is_shard:
         raise RuntimeError(
-            "an FP8 weight must be whole to be changed, got one process's share of a "
+            "an FP8 weight must be whole to be read or changed, got one process's share of a "
             "tensor-parallel model: do so on one process, before it is divided"
         )
     found = nn.Linear(linear.in_features, linear.out_features, device="meta")
