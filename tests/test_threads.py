@@ -37,6 +37,7 @@ class Calls:
         self.products()
         self.experts()
         self.attentions()
+        self.rotations()
         self.tuning()
 
     def random(self, *size, dtype=torch.bfloat16):
@@ -95,6 +96,26 @@ class Calls:
                     out, lse, q, k, v, *nothing, q.shape[1], k.shape[1], 0.1, -1, 0, 0.0
                 ),
             )
+
+    def rotations(self):
+        for rows, size in itertools.product((1, 70), (64, 72)):
+            q, k, v = (self.random(2, rows, heads, size) for heads in (8, 2, 2))
+            cos, sin = self.scales(2, rows, size), self.scales(2, rows, size)
+            slots = torch.arange(2 * rows, device=self.device).view(2, rows)
+            self.add(
+                "rope_and_cache",
+                lambda q=q, k=k: (
+                    torch.empty_like(q),
+                    torch.empty_like(k),
+                    *(torch.empty_like(k, dtype=self.fp8) for _ in range(2)),
+                ),
+                lambda *outputs, given=(q, k, v, cos, sin, None, None, None, slots): (
+                    self.ops.rope_and_cache(
+                        *outputs, *given, None, None, None, "slot_mapping", given[0].shape[3],
+                        False, 1e-6, 0.0,
+                    )
+                ),
+            )  # fmt: skip
 
     def products(self):
         run, configs = self.ops.gemm, self.ops.gemm_configs
