@@ -27,10 +27,17 @@ def owner_of(hook: str):
     return functools.reduce(getattr, parents, importlib.import_module(module)), name
 
 
+def is_there(hook: str) -> bool:
+    try:
+        return hasattr(*owner_of(hook))
+    except (ImportError, AttributeError):  # its module or class is not
+        return False
+
+
 def main() -> None:
     from rocm_kernels_vllm import register
 
-    hooks = {hook: hasattr(*owner_of(hook)) for hook in HOOKS}
+    hooks = {hook: is_there(hook) for hook in HOOKS}
     for moved in sys.argv[1:]:
         if ":" in moved:
             delattr(*owner_of(moved))
