@@ -13,6 +13,7 @@ import functools
 import hashlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -144,6 +145,38 @@ def build() -> pathlib.Path:
     return directory
 
 
+# Of ROCm 6 and 7, where the headers are older.
+_NEWER = [
+    "hipDeviceGetUuid",
+    "hipMemPoolCreate",
+    "hipMemPoolDestroy",
+    "hipMallocFromPoolAsync",
+    "hipStreamGetDevice",
+    "hipStreamBeginCaptureToGraph",
+    "hipGetProcAddress",
+    "hipMemAddressReserve",
+    "hipMemCreate",
+    "hipMemMap",
+    "hipMemSetAccess",
+    "hipExtStreamCreateWithCUMask",
+    "hipLaunchKernelExC",
+    "hipDrvLaunchKernelEx",
+    "hipLaunchHostFunc",
+    "hipHostAlloc",
+    "hipMemcpy2DArrayToArray",
+]
+
+
+def _stubs(header: str, sources: list[pathlib.Path]) -> str:
+    """C++ of a function for each one that HIP declares and `sources` do not define."""
+    declared = set(re.findall(r"\bhipError_t\s+(hip\w+)\s*\(", header)) | set(_NEWER)
+    for source in sources:
+        declared -= set(re.findall(r"\b(hip\w+)\(", source.read_text()))
+    lines = ['extern "C" int sim_missing(const char* name);']
+    lines += [f'extern "C" int {name}() {{ return sim_missing("{name}"); }}' for name in declared]
+    return "\n".join(sorted(lines, reverse=True)) + "\n"
+
+
 def _build_runtime(
     compiler: str, sources: list[pathlib.Path], objects: pathlib.Path, directory: pathlib.Path
 ) -> None:
@@ -157,7 +190,9 @@ def _build_runtime(
     flags = [*FLAGS, "-D__HIP_PLATFORM_AMD__=1"]
     if include != pathlib.Path("/usr/include"):  # naming that one again upsets the C++ headers
         flags.append(f"-isystem{include}")
-    built = [_compile(compiler, source, objects, flags) for source in sources]
+    stubs = directory / "hip_stubs.cpp"
+    stubs.write_text(_stubs((include / header).read_text(), sources))
+    built = [_compile(compiler, source, objects, flags) for source in [*sources, stubs]]
     base = directory / "libamdhip64.so.5"
     link = [
         "-Wl,-soname,libamdhip64.so.5",

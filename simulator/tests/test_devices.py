@@ -175,10 +175,13 @@ static int memory() {
   std::memcpy(&units, newer + 388, 4);
   return units == 304 && !std::strncmp(newer + 1160, "gfx942", 6) ? 0 : 5;
 }
+static int missing() {  // it links, and says what it lacks
+  return hipMemAdvise(nullptr, 4, hipMemAdviseSetReadMostly, 0) == hipErrorNotSupported ? 0 : 2;
+}
 int main(int, char** argv) {
   struct { const char* name; int (*run)(); } all[] = {{"devices", devices}, {"threads", threads},
     {"streams", streams}, {"alone", alone}, {"graph", graph}, {"cooperative", cooperative},
-    {"memory", memory}};
+    {"memory", memory}, {"missing", missing}};
   for (auto& x : all) if (!std::strcmp(x.name, argv[1])) std::printf("status %d\\n", x.run());
 }
 """
@@ -227,3 +230,9 @@ def test_a_rank_that_never_comes_is_a_hang(program):
 def test_graphs_cooperative_launches_and_memory(program, what):
     done = run(program, what)
     assert done.stdout == "status 0\n" and not done.stderr, done.stderr
+
+
+def test_a_missing_function_is_a_sentence_and_no_link_error(program):
+    done = run(program, "missing")
+    assert done.stdout == "status 0\n"
+    assert "the program calls hipMemAdvise, which the HIP stand-in does not have" in done.stderr
