@@ -316,6 +316,28 @@ def test_threads_at_once(work, devices):
     assert sum(caller.calls for caller in callers) >= len(work)
 
 
+def test_two_devices_at_once(work, devices):
+    """Each thread keeps to one device, with the ops and shapes of the others: what is set once for
+    a kernel, such as its limit of shared memory, is set on each device."""
+    if len(devices) < 2:
+        pytest.skip(f"needs two GPUs, got {len(devices)} device ({devices[0].type})")
+    end = time.monotonic() + SECONDS["cuda"]
+    callers = []
+    for number in range(THREADS):
+        device = devices[number % 2]
+        own = [call for call in work if call[0] == device]
+        assert {name for _, name, *_ in own} == OPS
+        callers.append(Caller(own, devices, number, end))
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    for caller in callers:
+        if caller.error is not None:
+            raise caller.error
+    assert min(caller.calls for caller in callers) > 0
+
+
 FIRST_CALLS = """
 import sys, threading
 sys.path.insert(0, "tests")
