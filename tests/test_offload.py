@@ -195,3 +195,24 @@ def test_hooked_twice_is_called_once(package):
     package.models.quantize_model_(model)
     model(tokens(1, 3))
     assert (first.calls, second.calls) == (3, 3)
+
+
+@pytest.mark.parametrize("way", ["cpu_offload", "dispatch_model", "disk_offload"])
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+@torch.no_grad()
+def test_an_offloaded_model_is_saved_once_its_hooks_are_gone(package, tmp_path, name, way):
+    """By transformers' own save, which says so before, and writes no weight."""
+    model, ids = MODELS[name](), tokens(2, 5)
+    package.models.quantize_model_(model)
+    expected = model(ids).logits
+    WAYS[way](model, tmp_path / "away")
+    with pytest.raises(ValueError, match=r"must be on a device to be saved, got offloaded weights"):
+        model.save_pretrained(tmp_path / "saved")
+    assert not list(tmp_path.glob("saved/*.safetensors"))
+    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
+    remove_hook_from_module(model, recurse=True)
+    vars(model).pop("hf_device_map", None)  # accelerate leaves it
+    model.save_pretrained(tmp_path / "saved")
+    with package.models.fp8_checkpoints():
+        again = type(model).from_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(again(ids).logits, expected, rtol=1e-4, atol=1e-4)

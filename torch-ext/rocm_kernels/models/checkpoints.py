@@ -24,6 +24,7 @@ from .compute_dtype import keep_dtype
 from .convert_experts import is_experts
 from .experts import Experts
 from .formats import BY_METHOD, FINEGRAINED, FORMATS, Layout, describe, layout_of_linear, layouts_of
+from .hooks import is_offloaded
 from .join_experts import add_expert_conversions, restore_conversions
 from .linear import FP8Linear, FP8LinearPart
 from .names import stored_names
@@ -257,6 +258,7 @@ def _finegrained_quantizer(base: type) -> type:
             keep_dtype(model)
 
         def get_state_dict_and_metadata(self, model: Any) -> Any:
+            _require_all_here(model)
             if not any(isinstance(module, Experts) for module in model.modules()):
                 return super().get_state_dict_and_metadata(model)
             state_dict = model.state_dict()
@@ -308,6 +310,7 @@ def _fp8_quantizer() -> type:
         def get_state_dict_and_metadata(self, model: Any) -> Any:
             _require_conversions()
             _require_all_ours(model)
+            _require_all_here(model)
             state_dict = model.state_dict()
             format = BY_METHOD[model.config.quantization_config.quant_method]
             names = {
@@ -339,6 +342,18 @@ def _fp8_quantizer() -> type:
             return reduced(self, _fp8_quantizer)
 
     return Fp8Quantizer
+
+
+def _require_all_here(model: Any) -> None:
+    """Of a model to save: transformers looks for weights that accelerate has put away by the names
+    of a state dict, of which the parts of a joined linear have none of their own."""
+    for name, module in model.named_modules():
+        if isinstance(module, (FP8Linear, Experts)) and is_offloaded(module):
+            raise ValueError(
+                "a model with FP8 weights must be on a device to be saved, got offloaded weights "
+                f"of {name}: save it before accelerate offloads it, or call "
+                "accelerate.hooks.remove_hook_from_module(model, recurse=True) first"
+            )
 
 
 def _ignore_unexpected(model: Any, *names: str) -> None:
