@@ -335,14 +335,14 @@ def test_a_failure_in_the_last_expert_leaves_the_model_as_it_was(package, device
     before = {name: value.clone() for name, value in model.state_dict().items()}
     last = model.model.layers[1].mlp.experts.down_proj[7].data_ptr()
     convert = sys.modules[f"{package.__name__}.models.convert_experts"]
-    works = convert.quantize_fp8
+    works = convert.quantize_weight
 
-    def fails_at_the_last(weight, **arguments):
+    def fails_at_the_last(weight, dialect):
         if weight.data_ptr() == last:
             raise MemoryError("planted")
-        return works(weight, **arguments)
+        return works(weight, dialect)
 
-    monkeypatch.setattr(convert, "quantize_fp8", fails_at_the_last)
+    monkeypatch.setattr(convert, "quantize_weight", fails_at_the_last)
     with pytest.raises(RuntimeError, match=r"layers.1.mlp.experts cannot be quantised.*as it was"):
         package.models.quantize_model_(model)
     assert {name: type(module) for name, module in model.named_modules()} == modules

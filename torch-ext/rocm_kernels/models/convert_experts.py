@@ -11,7 +11,7 @@ from torch import nn
 
 from ..functional import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, to_native_fp8
 from ..functional.moe import MAX_EXPERTS, MAX_TOPK
-from ..reference import gated_experts, quantize_fp8
+from ..reference import gated_experts
 from .check_loaded import require_set
 from .experts import WEIGHTS, Experts, Gate
 from .families import ACTIVATIONS
@@ -19,6 +19,7 @@ from .hooks import is_offloaded, is_wrapped
 from .linear import scale_fmt_of
 from .mxfp4 import encode_mxfp4
 from .plan import Plan, replace_module
+from .quantized_weight import quantize_weight
 
 Pair = Tuple[torch.Tensor, torch.Tensor]  # a weight and its scales
 
@@ -390,7 +391,7 @@ def _quantized(weight: torch.Tensor, fp8_dtype: Optional[torch.dtype]) -> Pair:
     q = torch.empty(weight.shape, dtype=dialect, device=weight.device)
     scale = weight.new_empty(*weight.shape[:2], 1, dtype=torch.float32)
     for expert in range(weight.shape[0]):
-        q[expert], scale[expert] = quantize_fp8(weight[expert], fp8_dtype=dialect)
+        q[expert], scale[expert] = quantize_weight(weight[expert], dialect)
     return q, scale
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from ..functional import FP8_DTYPES, SCALE_BLOCK
-from ..reference import dequantize, quantize_fp8
+from ..reference import dequantize
+from .quantized_weight import quantize_weight
 
 
 class Edited(nn.Module):
@@ -155,16 +156,16 @@ def quantized_like(weight: torch.Tensor, linear: Any) -> Tuple[torch.Tensor, tor
     """``weight [N, K]`` in FP8, with scales in the form of those that an FP8 linear has."""
     scale, fp8_dtype = linear.weight_scale_inv, linear.weight.dtype
     n, k = weight.shape
-    if scale.numel() == 1:
-        q, scale = quantize_fp8(weight.reshape(1, -1), fp8_dtype=fp8_dtype)
-        return q.view(n, k), scale.view(1)
+    if scale.numel() == 1:  # the greatest of the rows'; one row of all would keep one core busy
+        _, scales = quantize_weight(weight, fp8_dtype)
+        return quantize_weight(weight, fp8_dtype, scale=scales.amax().view(1))
     if scale.shape[1] == 1:
-        return quantize_fp8(weight, fp8_dtype=fp8_dtype)
+        return quantize_weight(weight, fp8_dtype)
     rows, columns = -(-n // SCALE_BLOCK), -(-k // SCALE_BLOCK)
     blocks = weight.new_zeros(rows * SCALE_BLOCK, columns * SCALE_BLOCK)
     blocks[:n, :k] = weight
     blocks = blocks.view(rows, SCALE_BLOCK, columns, SCALE_BLOCK).transpose(1, 2)
-    q, scale = quantize_fp8(blocks.reshape(rows * columns, -1), fp8_dtype=fp8_dtype)
+    q, scale = quantize_weight(blocks.reshape(rows * columns, -1), fp8_dtype)
     q = (
         q.view(rows, columns, SCALE_BLOCK, SCALE_BLOCK)
         .transpose(1, 2)

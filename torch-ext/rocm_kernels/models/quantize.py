@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from ..functional import FP8_DTYPES, native_fp8_dtype
-from ..reference import quantize_fp8
 from .check_loaded import require_set
 from .checkpoints import describe_checkpoint, names_in_files
 from .compute_dtype import keep_dtype
@@ -20,6 +19,7 @@ from .linear import FP8Linear, FP8LinearPart, computes_linear
 from .norms import other_norms
 from .pickling import name_kernel_funcs
 from .plan import Plan, replace_module
+from .quantized_weight import quantize_weight
 from .registration import layers_left_alone, register_layers
 from .report import QuantizationReport, bytes_of, kept_bytes
 from .state import in_dialect
@@ -218,10 +218,8 @@ class _LinearsPlan(Plan):
         if largest is not None:
             weight = torch.cat([weight, largest[:rows]], 1)
         dialect = native_fp8_dtype(weight.device) if self.fp8_dtype is None else self.fp8_dtype
-        # Quantising a weight per row of [N, K] is quantising it per output channel. The reference
-        # runs on any device, also where this build has no kernel (a CUDA build, a model still on
-        # the CPU).
-        q, scale = quantize_fp8(weight, fp8_dtype=dialect)
+        # Quantising a weight per row of [N, K] is quantising it per output channel.
+        q, scale = quantize_weight(weight, dialect)
         if largest is not None:
             q = q[:, :-1].contiguous()
         new = FP8Linear(q, scale, shard.bias, self.scheme, process_group=shard.process_group)
