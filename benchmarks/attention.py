@@ -1,13 +1,14 @@
-"""A decode step's attention beside torch's SDPA, on this GPU.
+"""Attention of decode steps and of prompts beside torch's SDPA, on this GPU.
 
     python benchmarks/attention.py [--save]
 
-One query a sequence, 32 query and 8 KV heads of 128, every key in use. Times are medians of
+Decode: one query a sequence, 32 query and 8 KV heads of 128, every key in use. Prompts: causal,
+PROMPTS below. Times are medians of
 CUDA-graph replays (gpu.py has the clock), microseconds, over caches that L2 does not hold. SDPA's
 backends are cuDNN's and flash, with enable_gqa, so that no head is copied; neither takes FP8. The
 floor is the time of the cache's bytes at the read rate measured in the same run.
 
---save writes results/tables/attention_numbers.csv.
+--save writes results/tables/attention_numbers.csv and attention_prompts.csv.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 HEADS, KV_HEADS, SIZE = 32, 8, 128
 SHAPES = ((1, 1024), (1, 8192), (1, 65536), (8, 8192), (32, 2048), (64, 8192))
+PROMPTS = (  # sequences, tokens, query heads, KV heads, head size
+    (1, 512, 32, 8, 128), (1, 2048, 32, 8, 128), (1, 8192, 32, 8, 128), (4, 2048, 32, 8, 128),
+    (1, 16384, 64, 8, 128), (1, 4096, 32, 32, 64), (2, 4096, 16, 16, 192), (1, 4096, 16, 8, 256),
+)  # fmt: skip
 COLD_BYTES = 300e6
 BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
@@ -40,15 +45,41 @@ def inputs_of(batch: int, keys: int, dtype: torch.dtype) -> list[tuple[torch.Ten
     return result
 
 
-def their_time(package, backend: SDPBackend, inputs: list) -> float:
+def their_time(package, backend: SDPBackend, inputs: list, causal: bool = False) -> float:
     def call(qkv):
         q, k, v = qkv
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(
-                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=True
-            )
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=causal,
+                enable_gqa=True,
+            )  # fmt: skip
 
     return gpu.measure(package, call, inputs).median
+
+
+def prompts(package) -> list[list[str]]:
+    """TFLOP/s of causal prompts, of half the products: 2 * batch * heads * tokens^2 * size."""
+    rows = []
+    for batch, tokens, heads, kv_heads, size in PROMPTS:
+        inputs = []
+        for _ in range(2):
+            shapes = [(batch, tokens, h, size) for h in (heads, kv_heads, kv_heads)]
+            inputs.append(tuple(torch.randn(s, device="cuda").bfloat16() for s in shapes))
+
+        def ours(qkv):
+            return package.flash_attn_func(*qkv, causal=True)
+
+        fp8 = [(q, *(t.to(torch.float8_e4m3fn) for t in kv)) for q, *kv in inputs]
+        times = [
+            gpu.measure(package, ours, inputs).median,
+            *(their_time(package, b, inputs, causal=True) for b in BACKENDS.values()),
+            gpu.measure(package, ours, fp8).median,
+        ]
+        products = 2 * batch * heads * tokens**2 * size
+        label = f"{batch} x {tokens:,}, {heads}/{kv_heads} heads of {size}"
+        rows.append([label, *(f"{t:.1f} ({products / t / 1e6:.0f})" for t in times)])
+        print(*rows[-1], sep="\t", flush=True)
+    return rows
 
 
 def main() -> int:
@@ -71,11 +102,15 @@ def main() -> int:
             rows.append([f"{name}, {batch} x {keys:,}", f"{ours:.1f}", beside, f"{floor:.1f}"])
             print(*rows[-1], sep="\t", flush=True)
             del inputs
+    rows_of_prompts = prompts(package)
     if options.save:
         source = f"python benchmarks/attention.py --save\n{gpu.machine()}"
         first = f"{torch.cuda.get_device_name()}, measured: cache, sequences x keys"
         header = [first, "us", "quickest SDPA", "floor, us"]
         tables.save_printed("attention_numbers", source, header, rows)
+        first = f"{torch.cuda.get_device_name()}, measured: causal prompts, us (TFLOP/s)"
+        header = [first, "bfloat16", *BACKENDS, "FP8 keys and values"]
+        tables.save_printed("attention_prompts", source, header, rows_of_prompts)
     return 0
 
 

@@ -2,7 +2,7 @@
 its workgroups and by what carries P from one product to the next.
 
     python benchmarks/simulated_attention.py decode [--save]
-    python benchmarks/simulated_attention.py prefill [--tokens 8192] [--kind full,heavy,registers ...]
+    python benchmarks/simulated_attention.py prefill [--tokens 8192] [--kind NAMES ...]
 
 The launchers' machine code runs in the simulator (checkers off), and the cycle model plays it;
 nothing here was measured on an AMD GPU. Decode: one query a sequence, 32 query and 8 KV heads of

@@ -7,12 +7,12 @@ import pytest
 from project import ROOT
 
 DESIGNS = {
-    80: "plain tiled",
-    86: "plain tiled",
-    89: "plain tiled",
-    90: "plain resident streamed streamed_wgmma tiled warpgroup",
-    100: "plain resident streamed tiled",
-    120: "plain streamed tiled",
+    80: "decode plain tiled",
+    86: "decode plain tiled",
+    89: "decode plain tiled",
+    90: "decode plain prefill resident streamed streamed_wgmma tiled warpgroup",
+    100: "decode plain resident streamed tiled",
+    120: "decode plain streamed tiled",
 }
 
 

@@ -3,6 +3,7 @@
 #include "../gpu/plain.h"
 #include "choose.h"
 #include "decode.h"
+#include "prefill.h"
 
 namespace rocm_kernels {
 namespace cuda {
@@ -40,8 +41,8 @@ int64_t attention_workspace_bytes(const AttentionArgs& args, const Context&) {
   cuda::AttentionDevice device;
   cuda::AttentionConfig config;
   if (cuda::config_of(args, device, config) != nullptr || config.outer == 1) return 0;
-  const int64_t columns = cuda::decode_block(args, config, device).head_dim + 2;
-  return args.total_q * args.heads * config.outer * columns * int64_t{sizeof(float)};
+  return args.total_q * args.heads * config.outer * cuda::partial_floats(args, config) *
+         int64_t{sizeof(float)};
 }
 
 Status launch_attention(const AttentionArgs& args, const Context& context) {
@@ -52,6 +53,12 @@ Status launch_attention(const AttentionArgs& args, const Context& context) {
     return launch_plain_attention(args, 32, device.compute_capability >= 90, context);
   }
   const bool bf16 = args.q_dtype == DType::kBFloat16;
+  if (config.design == cuda::AttentionConfig::Design::kPrefill) {
+    const auto launch = is_fp8(args.kv_dtype)
+                            ? (bf16 ? cuda::launch_prefill_bf16_fp8 : cuda::launch_prefill_fp16_fp8)
+                            : (bf16 ? cuda::launch_prefill_bf16 : cuda::launch_prefill_fp16);
+    return launch(args, config, device, static_cast<float*>(args.workspace), context.stream);
+  }
   const auto launch = is_fp8(args.kv_dtype)
                           ? (bf16 ? cuda::launch_decode_bf16_fp8 : cuda::launch_decode_fp16_fp8)
                           : (bf16 ? cuda::launch_decode_bf16 : cuda::launch_decode_fp16);

@@ -21,15 +21,16 @@ struct AttentionDevice {
 
 struct AttentionConfig {
   enum class Design : int32_t {
-    kPlain,   // any types and sizes, a row a warp (gpu/plain.h)
-    kDecode,  // few rows a sequence: bound by the bytes of keys and values (decode.cuh)
+    kPlain,    // any types and sizes, a row a warp (gpu/plain.h)
+    kDecode,   // few rows a sequence: bound by the bytes of keys and values (decode.cuh)
+    kPrefill,  // many rows: bound by the tensor cores (prefill.cuh)
   };
   Design design = Design::kPlain;
   int32_t rows = 8;     // of a block
   int32_t cluster = 1;  // parts of the keys whose sums meet in shared memory
   int32_t outer = 1;    // parts whose sums meet in memory, each of `cluster`
 
-  static constexpr const char* kDesigns[] = {"plain", "decode"};
+  static constexpr const char* kDesigns[] = {"plain", "decode", "prefill"};
   static constexpr ConfigField<AttentionConfig> kFields[] = {
       {"rows", &AttentionConfig::rows},
       {"cluster", &AttentionConfig::cluster},
@@ -49,6 +50,21 @@ inline int find_decode_tile(const AttentionArgs& args, int32_t rows) {
   return -1;
 }
 
+// The number in kPrefillTiles of the tile that serves the heads, or -1.
+inline int find_prefill_tile(const AttentionArgs& args) {
+  for (size_t i = 0; i < kPrefillTileCount; ++i) {
+    if (kPrefillTiles[i].head_dim >= args.head_dim &&
+        kPrefillTiles[i].head_dim_v >= args.head_dim_v) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+inline PrefillTile prefill_tile(const AttentionArgs& args) {
+  return kPrefillTiles[find_prefill_tile(args)].of(is_fp8(args.kv_dtype));
+}
+
 inline DecodeBlock decode_block(const AttentionArgs& args, const AttentionConfig& c,
                                 const AttentionDevice& device) {
   const DecodeTile& tile = kDecodeTiles[find_decode_tile(args, c.rows)];
@@ -64,18 +80,63 @@ inline int64_t row_blocks(const AttentionArgs& args, const AttentionConfig& c) {
   return (rows_of_kv_head(args) + c.rows - 1) / c.rows;
 }
 
-// Whether vectors of 16 bytes can be loaded from every row of every head.
+// Whether every row of every head is whole vectors of 16 bytes.
+inline bool has_vectors(const AttentionRows& rows, DType dtype, int64_t head_dim) {
+  const int64_t elements = 16 / size_of(dtype);
+  return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.batch_stride % elements == 0 &&
+         rows.row_stride % elements == 0 && rows.head_stride % elements == 0 &&
+         head_dim % elements == 0;
+}
+
+// Whether decode can load every row of every head.
 inline bool has_aligned_heads(const AttentionArgs& args) {
-  const auto aligned = [](const AttentionRows& rows, DType dtype, int64_t head_dim) {
-    const int64_t elements = 16 / size_of(dtype);
-    return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.batch_stride % elements == 0 &&
-           rows.row_stride % elements == 0 && rows.head_stride % elements == 0 &&
-           head_dim % elements == 0;
-  };
-  return aligned(args.k, args.kv_dtype, args.head_dim) &&
-         aligned(args.v, args.kv_dtype, args.head_dim_v) &&
+  return has_vectors(args.k, args.kv_dtype, args.head_dim) &&
+         has_vectors(args.v, args.kv_dtype, args.head_dim_v) &&
          reinterpret_cast<uintptr_t>(args.q.data) % 4 == 0 && args.q.batch_stride % 2 == 0 &&
          args.q.row_stride % 2 == 0 && args.q.head_stride % 2 == 0;
+}
+
+// Floats that a part of the keys leaves in memory for a row of q and a head, where outer > 1: the
+// columns' sums, and two more.
+inline int64_t partial_floats(const AttentionArgs& args, const AttentionConfig& c) {
+  const int32_t columns = c.design == AttentionConfig::Design::kPrefill
+                              ? prefill_tile(args).head_dim_v
+                              : kDecodeTiles[find_decode_tile(args, c.rows)].head_dim;
+  return columns + 2;
+}
+
+inline Status check_prefill(const AttentionArgs& args, const AttentionConfig& c,
+                            const AttentionDevice& device) {
+  if (c.rows != 64 && c.rows != 128) return "attention config: prefill takes 64 or 128 rows";
+  if (c.cluster != 1) return "attention config: prefill has no clusters";
+  if (c.outer < 1 || c.outer > kMaxOuter) return "attention config: outer must be 1 to 64";
+  if (device.compute_capability != 90) return "attention config: prefill needs sm_90";
+  if (args.q_dtype == DType::kFloat32) {
+    return "attention config: prefill takes float16 and bfloat16";
+  }
+  if (args.kv_dtype == DType::kFloat8E4M3FNUZ) {
+    return "attention config: only the plain design takes float8_e4m3fnuz here";
+  }
+  const AttentionRows out = {args.out, args.out_batch_stride, args.out_row_stride,
+                             args.out_head_stride};
+  if (!has_vectors(args.q, args.q_dtype, args.head_dim) ||
+      !has_vectors(args.k, args.kv_dtype, args.head_dim) ||
+      !has_vectors(args.v, args.kv_dtype, args.head_dim_v) ||
+      !has_vectors(out, args.q_dtype, args.head_dim_v)) {
+    return "attention config: prefill takes rows that begin at multiples of 16 bytes, and heads of "
+           "whole 16 bytes";
+  }
+  const int tile = find_prefill_tile(args);
+  if (tile < 0) return "attention config: prefill has no tile for heads of that size";
+  if (prefill_tile(args).shared_bytes(c.rows) > device.shared_bytes_per_block) {
+    return "attention config: a block of that tile needs more shared memory than the device has";
+  }
+  constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+  if (row_blocks(args, c) * c.outer * args.kv_heads * args.batch > kMostBlocks ||
+      rows_of_kv_head(args) * (args.heads / args.kv_heads) > kMostBlocks) {
+    return "attention config: prefill takes fewer than 2^31 blocks, and rows a sequence";
+  }
+  return nullptr;
 }
 
 // Whether the config can serve args on the device: nullptr, or why not.
@@ -86,6 +147,7 @@ inline Status check_config(const AttentionArgs& args, const AttentionConfig& c,
                ? nullptr
                : "attention config: the plain design takes its default fields";
   }
+  if (c.design == AttentionConfig::Design::kPrefill) return check_prefill(args, c, device);
   if (device.compute_capability < 80) return "attention config: decode needs sm_80 or later";
   if (args.q_dtype == DType::kFloat32) return "attention config: decode takes float16 and bfloat16";
   if (args.kv_dtype == DType::kFloat8E4M3FNUZ) {
@@ -105,7 +167,7 @@ inline Status check_config(const AttentionArgs& args, const AttentionConfig& c,
   if (c.cluster > 1 && device.compute_capability < 90) {
     return "attention config: clusters need sm_90 or later";
   }
-  if (c.outer < 1 || c.outer > 64) return "attention config: outer must be 1 to 64";
+  if (c.outer < 1 || c.outer > kMaxOuter) return "attention config: outer must be 1 to 64";
   if (decode_block(args, c, device).shared_bytes() > device.shared_bytes_per_block) {
     return "attention config: a block of that tile needs more shared memory than the device has";
   }

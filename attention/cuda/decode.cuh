@@ -30,6 +30,7 @@
 #include "../../common/gpu/dependent_launch.h"
 #include "../gpu/problem.h"
 #include "matrix.cuh"
+#include "row_groups.cuh"
 #include "tile_copies.cuh"
 #include "tiles.h"
 
@@ -55,19 +56,12 @@ struct DecodeShape {
 // How the work is divided.
 struct DecodeGrid {
   Window window;
-  int heads_per_kv;
-  uint32_t heads_magic;    // ceil(2^32 / heads_per_kv)
+  RowGroups rows;
   int parts;               // of the keys: cluster * outer
   int cluster;             // that meet in shared memory
   int row_blocks;          // of kRows rows
   int stages, ring_bytes;  // of DecodeBlock
   float* partial;  // [row of q, head][outer][D + 2], where outer > 1: sums, maximum (log2), sum
-
-  // Of a row of the sequence, its query; the rest is the head among those of the KV head.
-  __device__ __forceinline__ int query_of(int row) const {
-    return heads_per_kv == 1 ? row
-                             : static_cast<int>(__umulhi(static_cast<uint32_t>(row), heads_magic));
-  }
 };
 
 template <class Shape>
@@ -90,7 +84,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once())
     row_block = grid.row_blocks - 1 - head / static_cast<int>(args.kv_heads);
     head %= static_cast<int>(args.kv_heads);
   }
-  const int heads_per_kv = grid.heads_per_kv;
+  const int heads_per_kv = grid.rows.heads;
   const int first_row = row_block * kRows;
   if (grid.cluster > 1) cluster_arrive();  // awaited before anything is sent to another block
   wait_for_previous_kernel();
@@ -103,8 +97,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once())
   }
   const int last_row = min(first_row + kRows, row_count) - 1;
   const KeyRange first_sees =
-      grid.window.seen(s, grid.query_of(first_row), grid.query_of(first_row));
-  const KeyRange last_sees = grid.window.seen(s, grid.query_of(last_row), grid.query_of(last_row));
+      grid.window.seen(s, grid.rows.query_of(first_row), grid.rows.query_of(first_row));
+  const KeyRange last_sees =
+      grid.window.seen(s, grid.rows.query_of(last_row), grid.rows.query_of(last_row));
   const KeyRange keys = {min(first_sees.begin, last_sees.end), last_sees.end};
 
   // ---- Q^T as columns, of row first_row + 8 t + group what this lane multiplies; and scales.
@@ -112,7 +107,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once())
   uint32_t q[kTiles][kSteps][2];
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
-    const int row = min(first_row + 8 * t + group, last_row), query = grid.query_of(row);
+    const int row = min(first_row + 8 * t + group, last_row), query = grid.rows.query_of(row);
     const Q* const from = static_cast<const Q*>(args.q.data) +
                           (args.cu_seqlens_q == nullptr ? b * args.q.batch_stride : 0) +
                           (s.q_begin + query) * args.q.row_stride +
@@ -180,8 +175,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once())
       float largest = fmaxf(__low2float(most), __high2float(most));
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-      uint32_t exponent = max(__float_as_uint(largest) >> 23, 14u) - 13;  // biased by 127
-      if (exponent > 240) exponent = 127;                                 // infinite, or NaN
+      const uint32_t exponent = exponent_for_halves(largest);
       const float inverse = __uint_as_float((254 - exponent) << 23);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -204,7 +198,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once())
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       scale[t][c] = __shfl_sync(~0u, row_scale[t], (2 * quad + c) * 4);
-      const int query = grid.query_of(min(first_row + 8 * t + 2 * quad + c, last_row));
+      const int query = grid.rows.query_of(min(first_row + 8 * t + 2 * quad + c, last_row));
       sees[t][c] = grid.window.seen(s, query, query);
     }
   }
@@ -457,7 +451,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once())
       total += by * sent_totals[other * kRows + row];
       value += by * sent[(other * kRows + row) * own + its_column];
     }
-    const int q_row = grid.query_of(first_row + row);
+    const int q_row = grid.rows.query_of(first_row + row);
     const int q_head = head * heads_per_kv + first_row + row - q_row * heads_per_kv;
     if (outer > 1) {
       const int64_t rows = args.cu_seqlens_q == nullptr ? b * args.max_seqlen_q : 0;

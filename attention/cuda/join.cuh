@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../common/gpu/dependent_launch.h"
+#include "../../common/gpu/launch.h"
 #include "../gpu/problem.h"
 
 namespace rocm_kernels {
@@ -49,6 +50,18 @@ __global__ void __launch_bounds__(128)
     }
     finish_element<Q>(args, b, q_begin, q_row, head, column, most, total, value, v_descale);
   }
+}
+
+// Host: its launch, behind the kernel that left `outer` parts of so many columns.
+template <typename Q>
+Status launch_join(const AttentionArgs& args, const float* partial, int32_t outer, int32_t columns,
+                   bool early, Stream stream) {
+  Launch launch;
+  launch.grid = dim3(static_cast<unsigned>((args.total_q * args.heads + 3) / 4));
+  launch.block = 128;
+  launch.stream = stream;
+  launch.early = early;
+  return launch_kernel(attention_join<Q>, launch, args, partial, outer, columns);
 }
 
 }  // namespace cuda

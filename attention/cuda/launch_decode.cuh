@@ -13,12 +13,9 @@ template <class Shape>
 Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& config,
                           const AttentionDevice& device, float* partial, void* stream) {
   const DecodeBlock block = decode_block(args, config, device);
-  const int64_t heads_per_kv = args.heads / args.kv_heads;
-  constexpr uint64_t kOne = uint64_t{1} << 32;
   DecodeGrid grid = {};
   grid.window = Window::of(args);
-  grid.heads_per_kv = static_cast<int>(heads_per_kv);
-  grid.heads_magic = static_cast<uint32_t>((kOne + heads_per_kv - 1) / heads_per_kv);
+  grid.rows = RowGroups::of(args.heads / args.kv_heads);
   grid.cluster = config.cluster;
   grid.parts = config.cluster * config.outer;
   grid.row_blocks = static_cast<int>(row_blocks(args, config));
@@ -42,13 +39,8 @@ Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& conf
   }
   if (const Status error = launch_kernel(attention_decode<Shape>, launch, args, grid)) return error;
   if (config.outer == 1) return nullptr;
-  Launch join;
-  join.grid = dim3(static_cast<unsigned>((args.total_q * args.heads + 3) / 4));
-  join.block = 128;
-  join.stream = launch.stream;
-  join.early = launch.early;
-  return launch_kernel(attention_join<typename Shape::Q>, join, args,
-                       static_cast<const float*>(partial), config.outer, Shape::kD);
+  return launch_join<typename Shape::Q>(args, partial, config.outer, Shape::kD, launch.early,
+                                        launch.stream);
 }
 
 template <typename T, bool kFp8, int kTile = 0>

@@ -39,6 +39,13 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   }
 }
 
+// The exponent, biased by 127, of the power of two that a bfloat16 row with that largest element is
+// divided by to become float16: the largest then lies in [2^13, 2^14).
+__device__ __forceinline__ uint32_t exponent_for_halves(float largest) {
+  const uint32_t exponent = max(__float_as_uint(largest) >> 23, 14u) - 13;
+  return exponent > 240 ? 127 : exponent;  // infinite, or NaN
+}
+
 // sum[16 x 8] += a[16 x 16] b[16 x 8].
 template <typename T>
 __device__ __forceinline__ void multiply_16x8(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,

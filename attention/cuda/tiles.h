@@ -1,4 +1,4 @@
-// The tiles that attention's decode kernel exists for on NVIDIA GPUs. Dispatch, checks and
+// The tiles that attention's kernels exist for on NVIDIA GPUs. Dispatch, checks and
 // candidates go by this table. No CUDA header.
 #pragma once
 
@@ -9,6 +9,7 @@ namespace rocm_kernels {
 namespace cuda {
 
 constexpr int kMaxCluster = 16;
+constexpr int kMaxOuter = 64;
 
 struct DecodeTile {
   int32_t head_dim;  // that q, k and v are rounded up to
@@ -54,6 +55,53 @@ struct DecodeBlock {
   }
   constexpr int32_t at_once() const { return shared_bytes() <= 113 << 10 ? 2 : 1; }  // of an SM
 };
+
+// ---- Many queries: prefill.cuh
+
+constexpr int32_t kMaxPrefillRows = 128;  // of a block: 64 for each consumer warpgroup
+
+constexpr int32_t kPrefillBarrierBytes = 256;                 // behind the stages,
+constexpr int32_t kPrefillFactorBytes = 4 * kMaxPrefillRows;  // and a factor for each row
+
+struct PrefillTile {
+  int32_t head_dim, head_dim_v;  // that q and k, and v, are rounded up to
+  int32_t keys;                  // of a stage
+  bool fp8 = false;              // keys and values, that are widened in shared memory
+
+  // The tile for the same heads with keys and values of FP8.
+  constexpr PrefillTile of(bool is_fp8) const {
+    return {head_dim, head_dim_v, is_fp8 && head_dim > 128 ? 64 : keys, is_fp8};
+  }
+
+  // Boxes of 64 columns, in lines of 128 bytes.
+  static constexpr int32_t boxes(int32_t columns) { return (columns + 63) / 64; }
+  constexpr int32_t q_bytes(int32_t rows) const { return boxes(head_dim) * rows * 128; }
+  constexpr int32_t k_bytes() const { return boxes(head_dim) * keys * 128; }
+  constexpr int32_t v_bytes() const { return boxes(head_dim_v) * keys * 128; }
+  constexpr int32_t slot_bytes() const { return fp8 ? k_bytes() / 2 : 0; }
+  constexpr int32_t bytes_with(int32_t rows, int32_t stages, int32_t slots) const {
+    return q_bytes(rows) + stages * (k_bytes() + v_bytes()) + slots * slot_bytes() +
+           kPrefillBarrierBytes + kPrefillFactorBytes;
+  }
+  // Stages of keys, and of values: as many as fit, up to four, and two where FP8 codes need slots
+  // before; of those as many as fit, up to eight.
+  static constexpr int32_t kMost = 227 << 10;
+  constexpr int32_t stages(int32_t rows) const {
+    if (fp8 || bytes_with(rows, 3, 0) > kMost) return 2;
+    return bytes_with(rows, 4, 0) <= kMost ? 4 : 3;
+  }
+  constexpr int32_t slots(int32_t rows) const {
+    if (!fp8) return 0;
+    return bytes_with(rows, 2, 8) <= kMost ? 8 : bytes_with(rows, 2, 4) <= kMost ? 4 : 2;
+  }
+  constexpr int32_t shared_bytes(int32_t rows) const {
+    return bytes_with(rows, stages(rows), slots(rows));
+  }
+};
+constexpr PrefillTile kPrefillTiles[] = {
+    {64, 64, 128}, {96, 96, 128}, {128, 128, 128}, {192, 128, 128}, {192, 192, 96}, {256, 256, 80},
+};
+constexpr size_t kPrefillTileCount = sizeof(kPrefillTiles) / sizeof(kPrefillTiles[0]);
 
 }  // namespace cuda
 }  // namespace rocm_kernels

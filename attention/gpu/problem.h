@@ -110,4 +110,27 @@ ROCM_KERNELS_DEVICE void finish_element(const AttentionArgs& args, int b, int q_
                             head * args.out_head_stride + column] = from_float<Q>(result);
 }
 
+// The same for all of a row's elements: what to multiply the values by. 0 where the row is 0, what
+// ever the values are. Stores lse where `stores_lse`.
+ROCM_KERNELS_DEVICE float finish_row(const AttentionArgs& args, int b, int q_begin, int q_row,
+                                     int head, bool stores_lse, float most, float total,
+                                     float v_descale) {
+  float by = 1;
+  if (args.sinks != nullptr) {
+    const float sink = sink_of(args, head) * kLog2E;
+    const float both = fmaxf(most, sink);
+    if (both > -kInfinity) {
+      by = fast_exp2(most - both);
+      total = total * by + fast_exp2(sink - both);
+      most = both;
+    }
+  }
+  const int64_t own = args.cu_seqlens_q == nullptr ? b : 0;
+  if (stores_lse && args.lse != nullptr) {
+    args.lse[own * args.lse_batch_stride + head * args.lse_head_stride + q_begin + q_row] =
+        total > 0 ? (most + log2f(total)) / kLog2E : -kInfinity;
+  }
+  return total > 0 ? by * v_descale / total : total == 0 ? 0.0f : total;
+}
+
 }  // namespace rocm_kernels

@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 
+#include "attention/cuda/choose.h"
 #include "gemm/cuda/choose.h"
 #include "moe/cuda/choose.h"
 
@@ -63,7 +64,7 @@ void for_each_product(const Visit& visit) {
   }
 }
 
-static std::set<std::string> designs;  // of moe, met on the GPU at hand
+static std::set<std::string> designs;  // of moe and attention, met on the GPU at hand
 
 static void check_moe(const Gpu& gpu, const MoeShape& s) {
   cuda::MoeDevice device;
@@ -171,11 +172,46 @@ static void check_products(const Gpu& gpu) {
   });
 }
 
+static void check_attention(const Gpu& gpu) {
+  cuda::AttentionDevice device;
+  device.sm_count = gpu.sm_count;
+  device.compute_capability = gpu.compute_capability;
+  device.shared_bytes_per_block = gpu.block_kilobytes << 10;
+  const std::pair<int, int> sizes[] = {{64, 64},   {80, 80},   {128, 128}, {192, 128},
+                                       {192, 192}, {256, 256}, {512, 512}};
+  for (const auto& [head_dim, head_dim_v] : sizes) {
+    for (const DType kv : {kBf16, kFp8}) {
+      for (const int queries : {1, 8, 100, 4096}) {
+        for (const int batch : {1, 64}) {
+          AttentionArgs args;
+          args.batch = batch, args.heads = 32, args.kv_heads = 8;
+          args.head_dim = head_dim, args.head_dim_v = head_dim_v;
+          args.max_seqlen_q = queries, args.total_q = int64_t{queries} * batch;
+          args.max_seqlen_k = 8192, args.kv_dtype = kv;
+          const auto check = [&](const cuda::AttentionConfig& c) {
+            using Design = cuda::AttentionConfig::Design;
+            designs.insert(cuda::AttentionConfig::kDesigns[static_cast<size_t>(c.design)]);
+            if (c.design == Design::kDecode) {
+              const cuda::DecodeBlock block = cuda::decode_block(args, c, device);
+              expect_fit(gpu, c, block.shared_bytes());
+            } else if (c.design == Design::kPrefill) {
+              expect_fit(gpu, c, cuda::prefill_tile(args).shared_bytes(c.rows));
+            }
+          };
+          check(cuda::choose_config(args, device));
+          cuda::for_each_config(args, device, check);
+        }
+      }
+    }
+  }
+}
+
 int main() {
   for (const Gpu& gpu : kGpus) {
     designs.clear();
     check_all_moe(gpu);
     check_products(gpu);
+    check_attention(gpu);
     std::printf("sm_%d:", gpu.compute_capability);
     for (const std::string& design : designs) std::printf(" %s", design.c_str());
     std::printf("\n");

@@ -1,0 +1,12 @@
+#include "launch_prefill.cuh"
+
+namespace rocm_kernels {
+namespace cuda {
+
+Status launch_prefill_bf16(const AttentionArgs& args, const AttentionConfig& config,
+                           const AttentionDevice& device, float* partial, void* stream) {
+  return launch_prefill<__nv_bfloat16, false>(args, config, device, partial, stream);
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

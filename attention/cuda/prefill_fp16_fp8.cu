@@ -1,0 +1,12 @@
+#include "launch_prefill.cuh"
+
+namespace rocm_kernels {
+namespace cuda {
+
+Status launch_prefill_fp16_fp8(const AttentionArgs& args, const AttentionConfig& config,
+                               const AttentionDevice& device, float* partial, void* stream) {
+  return launch_prefill<__half, true>(args, config, device, partial, stream);
+}
+
+}  // namespace cuda
+}  // namespace rocm_kernels

@@ -1,0 +1,84 @@
+"""NVIDIA's kernels of attention by their configs, on a GPU: tiles and divisions of the work that
+the choice takes for larger sequences than test_attention.py has."""
+
+import sys
+
+import pytest
+import torch
+from test_attention import Case
+
+pytestmark = pytest.mark.usefixtures("gpu")
+BF16, FP16, E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+
+
+@pytest.fixture
+def run(best_package, gpu, monkeypatch):
+    """``run(config, case arguments)``: out and lse are as the definition has them."""
+    if torch.cuda.get_device_capability(gpu) != (9, 0):
+        pytest.skip("prefill needs sm_90")
+    module = sys.modules[best_package.flash_attn_func.__module__]
+    native = module._attention
+
+    def run(config, *args, **options):
+        monkeypatch.setattr(module, "_attention", lambda *a: native(*a[:-1], config))
+        backend = type("Cuda", (), {"name": "cuda", "ops": best_package, "device": gpu})
+        case = Case(backend, *args, **options)
+        first = case.run()
+        case.check(*first)
+        assert all(map(torch.equal, first, case.run()))
+
+    return run
+
+
+def prefill(rows, outer=1):
+    return f"prefill rows={rows} cluster=1 outer={outer}"
+
+
+@pytest.mark.parametrize("rows, outer", [(64, 1), (128, 1), (64, 3), (128, 4)])
+@pytest.mark.parametrize("kv_dtype", [None, E4M3])
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("size, size_v", [
+    (64, 64), (80, 80), (96, 96), (128, 128), (128, 64), (192, 128), (192, 192), (256, 256),
+])  # fmt: skip
+def test_every_tile(run, size, size_v, dtype, kv_dtype, rows, outer):
+    """Rows that fill several blocks and a part of one, keys that end inside of a tile."""
+    run(
+        prefill(rows, outer), [391, 130, 200, 0], rows=67, heads=(6, 2), size=size, size_v=size_v,
+        dtype=dtype, kv_dtype=kv_dtype, causal=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("page", [1, 16, 48, 256])
+@pytest.mark.parametrize("kv_dtype", [None, E4M3])
+@pytest.mark.parametrize("rows, outer", [(64, 2), (128, 1)])
+def test_pages(run, page, kv_dtype, rows, outer):
+    run(prefill(rows, outer), [700, 33], rows=33, size=128, page=page, kv_dtype=kv_dtype,
+        causal=True)  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [
+    {"window_size": (50, 0)}, {"window_size": (70, 3)}, {"softcap": 5.0, "causal": True},
+    {"s_aux": torch.randn(8), "window_size": (20, 0)}, {"softmax_scale": 0.0},
+    {"softmax_scale": -0.3, "causal": True}, {"softcap": 5.0, "softmax_scale": -0.3},
+])  # fmt: skip
+@pytest.mark.parametrize("rows, outer", [(64, 4), (128, 1)])
+def test_windows_caps_sinks_and_scales(run, options, rows, outer):
+    run(prefill(rows, outer), [500, 177], rows=150, size=64, **options)
+
+
+@pytest.mark.parametrize("queries", [1, 2, 8])
+@pytest.mark.parametrize("heads", [(8, 8), (32, 4), (20, 1)])
+def test_few_queries(run, queries, heads):
+    run(prefill(64), [900, 20], rows=queries, heads=heads, size=128, causal=True)
+
+
+@pytest.mark.parametrize("size, config, words", [
+    (64, prefill(32), "64 or 128 rows"),
+    (64, prefill(64).replace("cluster=1", "cluster=2"), "no clusters"),
+    (64, prefill(64, 65), "outer must be 1 to 64"),
+    (512, prefill(64), "no tile for heads of that size"),
+    (68, prefill(64), "whole 16 bytes"),
+])  # fmt: skip
+def test_configs_that_cannot_serve_say_why(run, size, config, words):
+    with pytest.raises(RuntimeError, match=words):
+        run(config, [5], size=size)
