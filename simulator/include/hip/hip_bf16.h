@@ -30,13 +30,12 @@ __host__ __device__ inline float2 __bfloat1622float2(__hip_bfloat162 v) { return
 __host__ __device__ inline __hip_bfloat16 __low2bfloat16(__hip_bfloat162 v) { return v.x; }
 __host__ __device__ inline __hip_bfloat16 __high2bfloat16(__hip_bfloat162 v) { return v.y; }
 
-#define SIMULATOR_BF16(name, op)                                                             \
-  __host__ __device__ inline __hip_bfloat16 __h##name(__hip_bfloat16 a, __hip_bfloat16 b) {  \
-    return __hip_bfloat16(float(a) op float(b));                                             \
-  }                                                                                          \
-  __host__ __device__ inline __hip_bfloat162 __h##name##2(__hip_bfloat162 a,                 \
-                                                          __hip_bfloat162 b) {               \
-    return {__hip_bfloat16(float(a.x) op float(b.x)), __hip_bfloat16(float(a.y) op float(b.y))}; \
+#define SIMULATOR_BF16(name, op)                                                                  \
+  __host__ __device__ inline __hip_bfloat16 __h##name(__hip_bfloat16 a, __hip_bfloat16 b) {       \
+    return __hip_bfloat16(float(a) op float(b));                                                  \
+  }                                                                                               \
+  __host__ __device__ inline __hip_bfloat162 __h##name##2(__hip_bfloat162 a, __hip_bfloat162 b) { \
+    return {__hip_bfloat16(float(a.x) op float(b.x)), __hip_bfloat16(float(a.y) op float(b.y))};  \
   }
 SIMULATOR_BF16(add, +)
 SIMULATOR_BF16(sub, -)
