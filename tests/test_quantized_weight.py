@@ -114,3 +114,22 @@ def test_a_16_bit_model_is_quantised_without_a_float32_copy(package, device):
         package.models.quantize_model_(model)
     # Scales, and what a layer is tried with.
     assert 0 < seen.largest < smallest
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_experts_are_quantised_without_a_float32_copy(package, device, is_transposed):
+    """Nor to find that they never were MXFP4, unless their first row might have been."""
+    convert = importlib.import_module(f"{package.__name__}.models.convert_experts")
+    weight = torch.randn(3, 40, 96, device=device).bfloat16()
+    if is_transposed:
+        weight = weight.mT.contiguous().mT
+    with Float32Elements() as seen:
+        assert convert.encode_mxfp4(weight) is None
+        made = convert._quantized(weight, torch.float8_e4m3fn)
+    assert 0 < seen.largest <= 3 * 40
+    for expert, *pair in zip(weight, *made, strict=True):
+        assert_same_bits(pair, package.reference.quantize_fp8(expert))
+    weight[:, 0] = 0.5
+    assert convert.encode_mxfp4(weight) is None
+    weight[:, 1:] = -3
+    assert convert.encode_mxfp4(weight) is not None

@@ -155,9 +155,10 @@ class _Source:
     def pairs(self, fp8_dtype: Optional[torch.dtype]) -> Tuple[Tuple[Pair, Pair], str]:
         """What :class:`Experts` gets, and what that is in words."""
         if self.scales is None:
-            encoded = [encode_mxfp4(weight) for weight in self.weights]
-            if all(pair is not None for pair in encoded):
-                return tuple(encoded), LOADED.format("MXFP4")
+            gate_up = encode_mxfp4(self.weights[0])
+            down = None if gate_up is None else encode_mxfp4(self.weights[1])
+            if down is not None:
+                return (gate_up, down), LOADED.format("MXFP4")
             made = [_quantized(weight, fp8_dtype) for weight in self.weights]
             return tuple(made), self.becomes
         both = zip(self.weights, self.scales)
