@@ -20,7 +20,7 @@ CONFIG_FILES = {
 # Of each backend; the CPU's configs have names of instruction sets.
 OWN = {
     "gemm": {
-        "cdna": {"tiled", "portable", "register_pipeline", "specialised_waves"},
+        "cdna": {"tiled", "plain", "register_pipeline", "specialised_waves"},
         "cuda": {
             "plain", "mma", "warpgroup", "skinny_warpgroup", "tma_pipeline", "register_pipeline",
         },
@@ -38,7 +38,7 @@ FAMILY = {"simulator": "cdna", "rocm": "cdna", "cuda": "cuda", "cpu": None}
 # A config of each design as one of its backends writes it, where that is not this test's.
 EXAMPLES = [
     "tiled block_m=128 block_n=128 split_k=1 workgroups=0 whole_rounds=0 group_m=8 xcds=8",
-    "portable block_m=128 block_n=128 split_k=1 workgroups=0 whole_rounds=0 group_m=8 xcds=8",
+    "plain block_m=128 block_n=128 split_k=1 workgroups=0 whole_rounds=0 group_m=8 xcds=8",
     "mma block_m=128 block_n=128 swap_ab=0 cluster_m=1 cluster_n=1 num_stages=4 "
     "schedule=data_parallel split_k=1 group_m=32",
     "warpgroup block_m=128 block_n=128 swap_ab=0 cluster_m=1 cluster_n=1 num_stages=4 "

@@ -161,12 +161,12 @@ def test_block_scales_are_refused_where_no_tile_has_them(ops):
         Problem(70, 66, 1000, "block").run(ops, text((256, 256), "data_parallel"))
 
 
-def test_the_other_dialect_takes_the_portable_kernel(package, ops):
+def test_the_other_dialect_takes_the_plain_kernel(package, ops):
     other = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e4m3fnuz: torch.float8_e4m3fn}
     problem = Problem(70, 66, 300, "block", other[simulated.NATIVE])
     out = torch.empty(70, 66)
     operands = (out, problem.a, problem.w, problem.scale_a, problem.scale_w)
-    assert ops.gemm_configs(*operands, False).startswith("portable")
+    assert ops.gemm_configs(*operands, False).startswith("plain")
     problem.check(package, problem.run(ops))
 
 

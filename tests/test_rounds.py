@@ -179,14 +179,14 @@ def test_a_layer_in_slices_of_tokens(package, kind):
     check(backend, package, x, experts, weights, ids)
 
 
-def test_a_portable_product_in_slices_of_rows():
+def test_a_plain_product_in_slices_of_rows():
     """A launch counts 32,768 groups of 8 rows; 9 are left over."""
     simulated.functional()
     m, n, k = 8 * 32768 + 9, 4, 16
     a, w = (torch.randn(rows, k).to(simulated.NATIVE) for rows in (m, n))
     scale_a, scale_w = torch.rand(m, 1) + 0.5, torch.rand(n, 1) + 0.5
     config = next(
-        f"portable {text.partition(' ')[2]}"
+        f"plain {text.partition(' ')[2]}"
         for text in simulated.ops.gemm_configs(
             torch.empty(128, n), a[:128], w, scale_a[:128], scale_w, False
         ).splitlines()

@@ -125,9 +125,9 @@ def test_every_fp8_value_multiplies_exactly(backend, reference, fp8_dtype):
     w = codes.view(256, 1).contiguous()
     a = torch.ones(1, 1, device=backend.device).to(fp8_dtype)
     on_amd = backend.name in ("rocm", "simulator")
-    # Matrix instructions know one dialect; the portable design decodes both.
+    # Matrix instructions know one dialect; the plain design decodes both.
     if on_amd and fp8_dtype != backend.fp8_dtype:
-        assert backend.ops.gemm_config(a, w).startswith("portable")
+        assert backend.ops.gemm_config(a, w).startswith("plain")
     out = backend.ops.skinny_gemm(a, w, out_dtype=torch.float32)[0]
     values = codes.float()
     assert torch.equal(out.isnan(), values.isnan())

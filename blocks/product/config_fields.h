@@ -1,11 +1,11 @@
 // A config's field list: one list from which come equality, text and its reading.
 //
 //   struct Config {
-//     enum class Design : int32_t { kTiled, kPortable };
+//     enum class Design : int32_t { kTiled, kPlain };
 //     Design design = Design::kTiled;
 //     int32_t block_n = 16, waves = 4;
 //
-//     static constexpr const char* kDesigns[] = {"tiled", "portable"};
+//     static constexpr const char* kDesigns[] = {"tiled", "plain"};
 //     static constexpr ConfigField<Config> kFields[] = {{"block_n", &Config::block_n}, ...};
 //     static constexpr Status kMustRead = "op config: it must read like 'tiled block_n=16 ...'";
 //   };

@@ -23,6 +23,7 @@
 #include <cstdint>
 
 #include "../../common/core/compiler.h"
+#include "even_split.h"
 
 namespace rocm_kernels {
 
@@ -52,23 +53,7 @@ struct WorkTile {
   int32_t tile, k_begin, k_end, next_unit;
 };
 
-// `total` things in `parts` ranges as equal as whole numbers allow: the first `longer` ranges have
-// one more.
-struct EvenSplit {
-  int32_t parts, length, longer;
-
-  static ROCM_KERNELS_HOST_DEVICE EvenSplit of(int32_t total, int32_t parts) {
-    return {parts, total / parts, total % parts};
-  }
-  ROCM_KERNELS_HOST_DEVICE int32_t begin_of(int32_t part) const {
-    return part * length + (part < longer ? part : longer);
-  }
-  // The part that has thing `index`.
-  ROCM_KERNELS_HOST_DEVICE int32_t part_of(int32_t index) const {
-    const int32_t edge = longer * (length + 1);
-    return index < edge ? index / (length + 1) : longer + (index - edge) / length;
-  }
-};
+using EvenSplit = EvenSplitOf<int32_t>;
 
 // The workers that have parts of a tile, in the order of k, and the slots of their partial sums.
 struct Contributors {

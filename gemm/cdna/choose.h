@@ -59,7 +59,7 @@ constexpr float kTilesMargin = 1.05f;
 // The tiles of the least modelled time.
 inline GemmConfig choose_tiles(const GemmShape& shape, const Target& target) {
   GemmConfig best;
-  best.design = GemmConfig::Design::kPortable;  // beyond 2^31 lines of K even in the largest tiles
+  best.design = GemmConfig::Design::kPlain;  // beyond 2^31 lines of K even in the largest tiles
   if (!target.matrix_instructions) return best;
   Quickest<GemmConfig> quickest(best);
   for_each_tiled_config(shape, target, [&](const GemmConfig& config) {
@@ -76,7 +76,7 @@ inline Config choose_config(const GemmShape& shape, const Target& target) {
   if (shape.m > kSkinnyGemmMaxRows || !target.matrix_instructions) return tiles;
   const skinny::SkinnyGemmConfig few_rows = skinny::choose_config(judged, target);
   const float few_rows_time = skinny::modelled_time(judged, few_rows, target).total();
-  if (tiles.design == GemmConfig::Design::kPortable) return few_rows;
+  if (tiles.design == GemmConfig::Design::kPlain) return few_rows;
   const float tiles_time = modelled_time(judged, tiles, target).total();
   return tiles_time * kTilesMargin < few_rows_time ? Config(tiles) : Config(few_rows);
 }

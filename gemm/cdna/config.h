@@ -11,8 +11,8 @@ namespace rocm_kernels::cdna {
 
 struct GemmConfig {
   enum class Design : int32_t {
-    kTiled,     // tiles by matrix instructions (main_loop.h)
-    kPortable,  // no matrix instructions: any GPU, either FP8 dialect (portable.h)
+    kTiled,  // tiles by matrix instructions (main_loop.h)
+    kPlain,  // no matrix instructions: any GPU, either FP8 dialect (plain.h)
   };
   Design design = Design::kTiled;
   int32_t block_m = 128, block_n = 128;  // of a tile: see tiles.h
@@ -22,7 +22,7 @@ struct GemmConfig {
   int32_t group_m = 8;                   // tiles of M that are walked down before the next of N
   int32_t xcds = 8;                      // > 1: workers of neighbouring tiles run on one XCD
 
-  static constexpr const char* kDesigns[] = {"tiled", "portable"};
+  static constexpr const char* kDesigns[] = {"tiled", "plain"};
   static constexpr ConfigField<GemmConfig> kFields[] = {
       {"block_m", &GemmConfig::block_m},
       {"block_n", &GemmConfig::block_n},
@@ -54,7 +54,7 @@ inline Schedule schedule_of(const GemmShape& s, const GemmConfig& c) {
 
 // Whether the config can serve the shape: nullptr, or why not.
 inline Status check_config(const GemmShape& s, const GemmConfig& c) {
-  if (c.design == GemmConfig::Design::kPortable) return nullptr;
+  if (c.design == GemmConfig::Design::kPlain) return nullptr;
   if (s.block_scaled && s.w_bytes != 1) return "block scales need FP8 w";
   if (find_gemm_tile(c.block_m, c.block_n, s.block_scaled) < 0) {
     return "gemm config: block_m x block_n must be 256 x 256 (no block scales), 256 x 128, "

@@ -1,7 +1,7 @@
 // AMD backend of gemm: the kernel, checks, the choice of a config, the launch.
 #include "../../blocks/product/cdna/main_loop.h"
 #include "../../blocks/product/cdna/partial_sums.h"
-#include "../../blocks/product/cdna/portable.h"
+#include "../../blocks/product/cdna/plain.h"
 #include "../../blocks/product/cdna/target.h"
 #include "../../common/cdna/arguments.h"
 #include "../../skinny_gemm/cdna/skinny_gemm.h"
@@ -122,17 +122,17 @@ Status check_sizes(const GemmArgs& args) {
 // dialect of FP8.
 Status config_of(const GemmArgs& args, const Target& target, Config& config) {
   const bool other_dialect = is_fp8(args.w_dtype) && args.w_dtype != target.fp8;
-  GemmConfig portable;
-  portable.design = GemmConfig::Design::kPortable;
+  GemmConfig plain;
+  plain.design = GemmConfig::Design::kPlain;
   if (args.config == nullptr) {
-    config = other_dialect ? portable : cached_choice(shape_of(args), target);
+    config = other_dialect ? plain : cached_choice(shape_of(args), target);
   } else {
     if (Status error = read_config(args.config, config)) return error;
     const GemmConfig* const own = std::get_if<GemmConfig>(&config);
-    if (own == nullptr || own->design != GemmConfig::Design::kPortable) {
-      if (!target.matrix_instructions) return "gemm config: only the portable design runs here";
+    if (own == nullptr || own->design != GemmConfig::Design::kPlain) {
+      if (!target.matrix_instructions) return "gemm config: only the plain design runs here";
       if (other_dialect) {
-        return "gemm config: w's FP8 dialect is not this GPU's; only the portable design takes it";
+        return "gemm config: w's FP8 dialect is not this GPU's; only the plain design takes it";
       }
     }
   }
@@ -140,19 +140,19 @@ Status config_of(const GemmArgs& args, const Target& target, Config& config) {
   return std::visit([&](const auto& family) { return check_config(shape, family); }, config);
 }
 
-Kernel portable_kernel(DType a, DType w) {
+Kernel plain_kernel(DType a, DType w) {
   constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16;
   constexpr DType kOcp = DType::kFloat8E4M3FN, kFnuz = DType::kFloat8E4M3FNUZ;
-  if (a == kOcp) return gemm_portable<kOcp, kOcp>;
-  if (a == kFnuz) return gemm_portable<kFnuz, kFnuz>;
+  if (a == kOcp) return gemm_plain<kOcp, kOcp>;
+  if (a == kFnuz) return gemm_plain<kFnuz, kFnuz>;
   if (a == kHalf) {
-    return w == kOcp    ? gemm_portable<kHalf, kOcp>
-           : w == kFnuz ? gemm_portable<kHalf, kFnuz>
-                        : gemm_portable<kHalf, kHalf>;
+    return w == kOcp    ? gemm_plain<kHalf, kOcp>
+           : w == kFnuz ? gemm_plain<kHalf, kFnuz>
+                        : gemm_plain<kHalf, kHalf>;
   }
-  return w == kOcp    ? gemm_portable<kBrain, kOcp>
-         : w == kFnuz ? gemm_portable<kBrain, kFnuz>
-                      : gemm_portable<kBrain, kBrain>;
+  return w == kOcp    ? gemm_plain<kBrain, kOcp>
+         : w == kFnuz ? gemm_plain<kBrain, kFnuz>
+                      : gemm_plain<kBrain, kBrain>;
 }
 
 Status launch_tiled(const GemmArgs& args, const GemmConfig& config, const Context& context) {
@@ -176,14 +176,14 @@ Status launch_tiled(const GemmArgs& args, const GemmConfig& config, const Contex
 }
 
 // The grid counts rows of a along y, of which a launch has at most 65,535 groups.
-Status launch_portable(const GemmArgs& args, int32_t wave_size, const Context& context) {
-  constexpr int64_t kRows = int64_t{kPortableRows} * 32768;
-  const Kernel kernel = portable_kernel(args.a_dtype, args.w_dtype);
+Status launch_plain(const GemmArgs& args, int32_t wave_size, const Context& context) {
+  constexpr int64_t kRows = int64_t{kPlainRows} * 32768;
+  const Kernel kernel = plain_kernel(args.a_dtype, args.w_dtype);
   for (int64_t begin = 0; begin < args.m; begin += kRows) {
     const GemmArgs part = rows_of(args, begin, std::min(begin + kRows, args.m));
-    const dim3 grid(static_cast<uint32_t>((part.n + kPortableWaves - 1) / kPortableWaves),
-                    static_cast<uint32_t>((part.m + kPortableRows - 1) / kPortableRows));
-    const Launch launch{grid, kPortableWaves * wave_size, stream_of(context)};
+    const dim3 grid(static_cast<uint32_t>((part.n + kPlainWaves - 1) / kPlainWaves),
+                    static_cast<uint32_t>((part.m + kPlainRows - 1) / kPlainRows));
+    const Launch launch{grid, kPlainWaves * wave_size, stream_of(context)};
     if (Status error = launch_kernel(kernel, launch, make_problem(part))) return error;
   }
   return nullptr;
@@ -193,7 +193,7 @@ Status launch_portable(const GemmArgs& args, int32_t wave_size, const Context& c
 
 // Beside skinny_gemm.h's, for either family of configs.
 static int64_t workspace_bytes(const GemmArgs& args, const GemmConfig& config) {
-  if (config.design == GemmConfig::Design::kPortable) return 0;
+  if (config.design == GemmConfig::Design::kPlain) return 0;
   const Schedule schedule = schedule_of(shape_of(args), config);
   if (schedule.slots() == 0) return 0;
   return ticket_bytes(schedule) + int64_t{schedule.slots()} * config.block_m * config.block_n * 4;
@@ -202,9 +202,8 @@ static int64_t workspace_bytes(const GemmArgs& args, const GemmConfig& config) {
 static Status launch(const GemmArgs& args, const GemmConfig& config, const Target& target,
                      const Context& context) {
   if (Status error = check_sizes(args)) return error;
-  return config.design == GemmConfig::Design::kPortable
-             ? launch_portable(args, target.wave_size, context)
-             : launch_tiled(args, config, context);
+  return config.design == GemmConfig::Design::kPlain ? launch_plain(args, target.wave_size, context)
+                                                     : launch_tiled(args, config, context);
 }
 
 }  // namespace cdna
@@ -231,9 +230,9 @@ Status visit_gemm_configs(const GemmArgs& args, const Context&,
   if (!cdna::current_target(target)) return cdna::kNoDevice;
   if (Status error = cdna::config_of(args, target, first)) return error;
   const cdna::GemmConfig* const own = std::get_if<cdna::GemmConfig>(&first);
-  const bool portable = own != nullptr && own->design == cdna::GemmConfig::Design::kPortable;
+  const bool plain = own != nullptr && own->design == cdna::GemmConfig::Design::kPlain;
   const auto for_each = [&](const auto& tell) {
-    if (!portable) cdna::for_each_config(cdna::shape_of(args), target, tell);
+    if (!plain) cdna::for_each_config(cdna::shape_of(args), target, tell);
   };
   visit_texts(first, for_each, visit, state);
   return nullptr;

@@ -21,32 +21,10 @@
 #include <cstdint>
 
 #include "../../../common/core/compiler.h"
+#include "../even_split.h"
 
 namespace rocm_kernels {
 namespace cuda {
-
-// A length cut into parts as equal as whole numbers allow: the first `longer` parts have one more.
-struct EvenCut {
-  int64_t length = 0;
-  int32_t parts = 1, longer = 0;
-
-  static ROCM_KERNELS_HOST_DEVICE EvenCut of(int64_t total, int32_t parts) {
-    EvenCut cut;
-    cut.length = total / parts;
-    cut.parts = parts;
-    cut.longer = static_cast<int32_t>(total % parts);
-    return cut;
-  }
-  ROCM_KERNELS_HOST_DEVICE int64_t begin_of(int32_t part) const {
-    return part * length + (part < longer ? part : longer);
-  }
-  // The part that holds a point.
-  ROCM_KERNELS_HOST_DEVICE int32_t part_at(int64_t point) const {
-    const int64_t edge = longer * (length + 1);
-    return static_cast<int32_t>(point < edge ? point / (length + 1)
-                                             : longer + (point - edge) / length);
-  }
-};
 
 // Chunks [begin, end) of K of a tile. Its contributors are numbered in the order of k.
 struct Unit {
@@ -57,12 +35,12 @@ struct Unit {
 };
 
 struct TileSchedule {
-  int32_t tiles = 0;    // of the product, in the order that workers take them
-  int32_t chunks = 0;   // of K in a tile
-  int32_t whole = 0;    // tiles that nobody shares
-  int32_t split = 0;    // units of each other tile; 0: they are streamed
-  int32_t workers = 1;  // at once
-  EvenCut cut;          // of a tile's chunks if split, of the line if streamed
+  int32_t tiles = 0;         // of the product, in the order that workers take them
+  int32_t chunks = 0;        // of K in a tile
+  int32_t whole = 0;         // tiles that nobody shares
+  int32_t split = 0;         // units of each other tile; 0: they are streamed
+  int32_t workers = 1;       // at once
+  EvenSplitOf<int64_t> cut;  // of a tile's chunks if split, of the line if streamed
 
   static ROCM_KERNELS_HOST_DEVICE TileSchedule make(int32_t tiles, int32_t chunks, int32_t whole,
                                                     int32_t split, int32_t workers) {
@@ -72,8 +50,9 @@ struct TileSchedule {
     s.whole = whole;
     s.split = split;
     s.workers = workers;
-    s.cut = split > 0 ? EvenCut::of(chunks, split)
-                      : EvenCut::of(static_cast<int64_t>(tiles - whole) * chunks, workers);
+    s.cut = split > 0
+                ? EvenSplitOf<int64_t>::of(chunks, split)
+                : EvenSplitOf<int64_t>::of(static_cast<int64_t>(tiles - whole) * chunks, workers);
     return s;
   }
 
@@ -139,12 +118,12 @@ class Units {
     const int64_t tile_begin = int64_t{tile} * s_.chunks;
     const int64_t tile_end = tile_begin + s_.chunks;
     const int64_t stop = end_ < tile_end ? end_ : tile_end;
-    const int32_t first = s_.cut.part_at(tile_begin);
+    const int32_t first = s_.cut.part_of(tile_begin);
     unit.tile = s_.whole + tile;
     unit.begin = static_cast<int32_t>(at_ - tile_begin);
     unit.end = static_cast<int32_t>(stop - tile_begin);
     unit.contributor = worker_ - first;
-    unit.contributors = s_.cut.part_at(tile_end - 1) - first + 1;
+    unit.contributors = s_.cut.part_of(tile_end - 1) - first + 1;
     unit.first_slot = 2 * first + (s_.cut.begin_of(first) < tile_begin ? 1 : 0);
     at_ = stop;
     unit.last = at_ == end_;

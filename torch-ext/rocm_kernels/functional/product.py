@@ -69,7 +69,7 @@ def gemm_config(
     Returns:
         The tuned config where one is in force and serves these operands, else the backend's choice.
         The backend's own text: the kernel's name, then ``name=value`` for each of its parameters;
-        on the CPU the instruction set. ``portable`` (AMD), ``plain`` and ``mma`` (CUDA) are the
+        on the CPU the instruction set. ``plain`` (GPUs) and ``mma`` (CUDA) are the
         slower kernels that take what the matrix units' own kernel does not.
     """
     out = _allocate(None, out_dtype, a, w)

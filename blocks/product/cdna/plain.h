@@ -14,8 +14,8 @@
 
 namespace rocm_kernels::cdna {
 
-constexpr int kPortableRows = 8;   // rows of a that a wave serves
-constexpr int kPortableWaves = 4;  // of a workgroup, one row of w each
+constexpr int kPlainRows = 8;   // rows of a that a wave serves
+constexpr int kPlainWaves = 4;  // of a workgroup, one row of w each
 
 namespace detail {
 
@@ -68,20 +68,20 @@ ROCM_KERNELS_DEVICE void store_element(void* data, DType dtype, int64_t i, float
 }  // namespace detail
 
 template <DType kDTypeA, DType kDTypeW>
-__global__ void __launch_bounds__(256) gemm_portable(const GemmProblem p) {
+__global__ void __launch_bounds__(256) gemm_plain(const GemmProblem p) {
   const int wave = static_cast<int>(threadIdx.x) / kWaveSize;
   const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
-  const int column = blockIdx.x * kPortableWaves + wave;  // of out: a row of w
-  const int row_begin = blockIdx.y * kPortableRows;
+  const int column = blockIdx.x * kPlainWaves + wave;  // of out: a row of w
+  const int row_begin = blockIdx.y * kPlainRows;
   if (column >= p.n) return;
 
   const uint8_t* w = p.w + column * p.w_stride;
-  float sums[kPortableRows] = {};
+  float sums[kPlainRows] = {};
   for (int k = lane * detail::kChunk; k < p.k; k += kWaveSize * detail::kChunk) {
     float w_values[detail::kChunk];
     detail::load_chunk<kDTypeW>(w, k, p.k, w_values);
     const float w_scale = p.scale_w.block(column / kScaleBlock, k / kScaleBlock);
-    for (int i = 0; i < kPortableRows; ++i) {
+    for (int i = 0; i < kPlainRows; ++i) {
       const int row = row_begin + i;
       if (row >= p.m) break;
       float a_values[detail::kChunk], sum = 0.0f;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(256) gemm_portable(const GemmProblem p) {
       sums[i] += sum * (p.scale_a.block(row, k / kScaleBlock) * w_scale);
     }
   }
-  for (int i = 0; i < kPortableRows; ++i) {
+  for (int i = 0; i < kPlainRows; ++i) {
     const int row = row_begin + i;
     if (row >= p.m) break;
     float value = reduce_lanes<kWaveSize>(sums[i], Sum{});
