@@ -2,6 +2,7 @@
 // header.
 #pragma once
 
+#include "../../blocks/product/choice.h"
 #include "time_model.h"
 
 namespace rocm_kernels {
@@ -42,17 +43,11 @@ void for_each_config(const AttentionArgs& args, const AttentionDevice& device, c
 }
 
 inline AttentionConfig choose_config(const AttentionArgs& args, const AttentionDevice& device) {
-  AttentionConfig best;
-  float best_time = 0;
-  bool found = false;
+  Quickest<AttentionConfig> quickest;
   for_each_config(args, device, [&](const AttentionConfig& c) {
-    const float time = modelled_time(args, c, device);
-    if (found && time >= best_time) return;
-    best = c;
-    best_time = time;
-    found = true;
+    quickest.offer(c, modelled_time(args, c, device));
   });
-  return best;
+  return quickest.config();
 }
 
 }  // namespace cuda
