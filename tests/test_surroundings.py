@@ -295,15 +295,15 @@ def test_after_a_failure_the_model_is_as_it_was(package, quantize_, monkeypatch)
     down.weight.data = down.weight.data.new_empty(96, 272).fill_(1.0)
     before["model.layers.1.mlp.down_proj.weight"] = down.weight.detach().clone()
     linear = sys.modules[quantize_.__module__]
-    original, calls = linear.quantize_fp8, []
+    original, calls = linear.quantize_weight, []
 
-    def fails_on_the_last(weight, **kwargs):
+    def fails_on_the_last(weight, *args, **kwargs):
         calls.append(tuple(weight.shape))
         if (weight == 1.0).all():
             raise torch.OutOfMemoryError("no memory is left")
-        return original(weight, **kwargs)
+        return original(weight, *args, **kwargs)
 
-    monkeypatch.setattr(linear, "quantize_fp8", fails_on_the_last)
+    monkeypatch.setattr(linear, "quantize_weight", fails_on_the_last)
     with pytest.raises(
         RuntimeError, match=r"layers.1.mlp.down_proj cannot be quantised.*as it was"
     ):
