@@ -76,7 +76,7 @@ def test_the_readme_s_saxpy_runs_as_pasted(tmp_path):
     shell = re.search(r"```sh\n(.*?)```", section, re.S)[1]
     program = re.search(r"```python\n(.*?)```", section, re.S)[1]
     command = tmp_path / "cdna-simulator"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m simulator "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m simulator "$@"\n')
     command.chmod(0o755)
     path = {"PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     assert run("sh", "-ec", shell, cwd=tmp_path, **path).strip() == "saxpy.co"
