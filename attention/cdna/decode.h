@@ -91,12 +91,7 @@ __global__ void __launch_bounds__(kDecodeWaves * 64, Shape::kWaves)
   // Keys that all rows see.
   const KeyRange seen_by_all = {grid.window.seen(s, query_of(here - 1), query_of(here - 1)).begin,
                                 grid.window.seen(s, query_of(0), query_of(0)).end};
-  const auto descale = [&](const float* scales, int64_t batch_stride, int64_t head_stride) {
-    return scales == nullptr ? 1.0f : scales[b * batch_stride + head * head_stride];
-  };
-  const ScoreScale score_scale(
-      args.scale * descale(args.k_descale, args.k_descale_batch_stride, args.k_descale_head_stride),
-      args.softcap);
+  const ScoreScale score_scale(args.scale * k_descale_of(args, b, head), args.softcap);
 #pragma unroll
   for (int n = 0; n < kRowTiles; ++n) score_scale.apply_sign(q[n]);
 
@@ -193,8 +188,7 @@ __global__ void __launch_bounds__(kDecodeWaves * 64, Shape::kWaves)
   }
 
   // ---- The waves' sums meet, 16 rows by 64 columns at a time; a thread has four of a row
-  const float v_descale =
-      descale(args.v_descale, args.v_descale_batch_stride, args.v_descale_head_stride);
+  const float v_descale = v_descale_of(args, b, head);
   const int thread = static_cast<int>(threadIdx.x), own_row = thread / 16, own_quad = thread % 16;
   constexpr int kPitch = kD + 4;
   const int64_t item = int64_t{blockIdx.z} * gridDim.y + blockIdx.y;

@@ -60,27 +60,6 @@ ROCM_KERNELS_DEVICE Words key_fragment(const Vec<uint32_t, Shape::kFp8 ? 2 : 4>&
   }
 }
 
-// The end of a row: lse, and the factor of its sums.
-ROCM_KERNELS_DEVICE float finish_row(const AttentionArgs& args, int64_t own, int64_t q_row,
-                                     int head, float most, float total, float v_descale,
-                                     bool writes) {
-  float by = 1;
-  if (args.sinks != nullptr) {
-    const float sink = sink_of(args, head) * kLog2E;
-    const float both = fmaxf(most, sink);
-    if (both > -kInfinity) {
-      by = fast_exp2(most - both);
-      total = total * by + fast_exp2(sink - both);
-      most = both;
-    }
-  }
-  if (writes && args.lse != nullptr) {
-    args.lse[own * args.lse_batch_stride + head * args.lse_head_stride + q_row] =
-        total > 0 ? (most + log2f(total)) / kLog2E : -kInfinity;
-  }
-  return total > 0 ? by / total * v_descale : total;
-}
-
 #endif
 
 // Grid: one number for each block of rows of each KV head of each sequence.
@@ -136,12 +115,7 @@ __global__ void __launch_bounds__(kPrefillWaves * 64, Shape::kTile.waves)
   const KeyRange seen_by_some = grid.window.seen(s, its_first, its_last);
   const KeyRange seen_by_all = {grid.window.seen(s, its_last, its_last).begin,
                                 grid.window.seen(s, its_first, its_first).end};
-  const auto descale = [&](const float* scales, int64_t batch_stride, int64_t head_stride) {
-    return scales == nullptr ? 1.0f : scales[b * batch_stride + head * head_stride];
-  };
-  const ScoreScale score_scale(
-      args.scale * descale(args.k_descale, args.k_descale_batch_stride, args.k_descale_head_stride),
-      args.softcap);
+  const ScoreScale score_scale(args.scale * k_descale_of(args, b, head), args.softcap);
 #pragma unroll
   for (int n = 0; n < kRowTiles; ++n) score_scale.apply_sign(q[n]);
 
@@ -263,8 +237,7 @@ __global__ void __launch_bounds__(kPrefillWaves * 64, Shape::kTile.waves)
   }
 
   // ---- Rows to memory: a lane has 16 neighbouring columns of every 64
-  const float v_descale =
-      descale(args.v_descale, args.v_descale_batch_stride, args.v_descale_head_stride);
+  const float v_descale = v_descale_of(args, b, head);
 #pragma unroll
   for (int n = 0; n < kRowTiles; ++n) {
     const float total = rows[n].total(lane);
@@ -272,8 +245,8 @@ __global__ void __launch_bounds__(kPrefillWaves * 64, Shape::kTile.waves)
     if (row >= all_rows) continue;
     const int query = query_of(row);
     const int q_head = head * grid.heads_per_kv + row - query * grid.heads_per_kv;
-    const float factor = finish_row(args, own, s.q_begin + query, q_head, rows[n].maximum, total,
-                                    v_descale, group == 0);
+    const float factor = finish_row(args, b, s.q_begin, query, q_head, group == 0, rows[n].maximum,
+                                    total, v_descale);
     typename Shape::Q* const to =
         static_cast<typename Shape::Q*>(args.out) + own * args.out_batch_stride +
         (s.q_begin + query) * args.out_row_stride + q_head * args.out_head_stride;

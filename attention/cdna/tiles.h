@@ -24,9 +24,6 @@ constexpr int kDecodeWaves = 4;  // of a workgroup
 constexpr int kSumsPitch = 64 + 4;  // floats; rows on different banks
 constexpr int kMostParts = 2048;    // times rows: whose maxima and totals have the same place later
 static_assert(2 * kMostParts <= kDecodeWaves * 16 * kSumsPitch);
-constexpr int32_t decode_lds_bytes() {
-  return kDecodeWaves * 16 * (kSumsPitch + 2) * static_cast<int32_t>(sizeof(float));
-}
 
 struct PrefillTile {
   int32_t head_dim, head_dim_v;  // that q and k, and v, are rounded up to

@@ -121,13 +121,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once())
       q[t][step][1] = at1 < args.head_dim ? *reinterpret_cast<const uint32_t*>(from + at1) : 0;
     }
   }
-  const auto scale_of = [&](const float* scales, int64_t batch_stride, int64_t head_stride) {
-    return scales == nullptr ? 1.0f : scales[b * batch_stride + head * head_stride];
-  };
-  const float k_descale =
-      scale_of(args.k_descale, args.k_descale_batch_stride, args.k_descale_head_stride);
-  const float v_descale =
-      scale_of(args.v_descale, args.v_descale_batch_stride, args.v_descale_head_stride);
+  const float k_descale = k_descale_of(args, b, head);
+  const float v_descale = v_descale_of(args, b, head);
 
   // ---- The block's part of the keys, in whole tiles from the first that is seen on.
   const int tiles_begin = keys.begin / kKeys, tiles_end = (keys.end + kKeys - 1) / kKeys;

@@ -31,10 +31,7 @@ __global__ void __launch_bounds__(128)
     q_row = static_cast<int>(row - q_begin);
   }
   const int kv_head = head / static_cast<int>(args.heads / args.kv_heads);
-  const float v_descale =
-      args.v_descale == nullptr
-          ? 1.0f
-          : args.v_descale[b * args.v_descale_batch_stride + kv_head * args.v_descale_head_stride];
+  const float v_descale = v_descale_of(args, b, kv_head);
   const float* const from = partial + item * outer * (columns + 2);
   float most = -kInfinity;
   for (int part = 0; part < outer; ++part) most = fmaxf(most, from[part * (columns + 2) + columns]);

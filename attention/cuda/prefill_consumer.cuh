@@ -140,10 +140,7 @@ __device__ __forceinline__ void store_rows(const AttentionArgs& args, const Pref
                                            float (&out)[Shape::kDV / 8][4], PrefillRows& rows) {
   using Q = typename Shape::Q;
   const int lane = static_cast<int>(threadIdx.x) % 32, group = lane / 4, quad = lane % 4;
-  const float v_descale = args.v_descale == nullptr
-                              ? 1.0f
-                              : args.v_descale[work.b * args.v_descale_batch_stride +
-                                               work.head * args.v_descale_head_stride];
+  const float v_descale = v_descale_of(args, work.b, work.head);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float total = rows.sum[r];
@@ -238,10 +235,7 @@ __device__ __forceinline__ void consume(const AttentionArgs& args, const Prefill
     const int query = grid.rows.query_of(row);
     rows.sees[r] = grid.window.seen(work.s, query, query);
   }
-  const float k_descale = args.k_descale == nullptr
-                              ? 1.0f
-                              : args.k_descale[work.b * args.k_descale_batch_stride +
-                                               work.head * args.k_descale_head_stride];
+  const float k_descale = k_descale_of(args, work.b, work.head);
   const float cap = args.softcap * kLog2E;
   rows.factor[0] = rows.factor[1] =
       k_descale * args.scale * kLog2E * (args.softcap > 0 ? 2.0f / args.softcap : 1.0f);

@@ -51,11 +51,7 @@ __global__ void attention_plain(const AttentionArgs args, const Window window) {
                                head * args.q.head_stride + at);
     }
   }
-  const auto descale = [&](const float* scales, int64_t batch_stride, int64_t head_stride) {
-    return scales == nullptr ? 1.0f : scales[b * batch_stride + kv_head * head_stride];
-  };
-  const float scale =
-      args.scale * descale(args.k_descale, args.k_descale_batch_stride, args.k_descale_head_stride);
+  const float scale = args.scale * k_descale_of(args, b, kv_head);
   float most = -kInfinity, total = 0;
   for (int key = keys.begin; key < keys.end; ++key) {
     int64_t page = 0, in_page = s.k_begin + key;
@@ -87,8 +83,7 @@ __global__ void attention_plain(const AttentionArgs args, const Window window) {
       }
     }
   }
-  const float v_descale =
-      descale(args.v_descale, args.v_descale_batch_stride, args.v_descale_head_stride);
+  const float v_descale = v_descale_of(args, b, kv_head);
   for (int i = 0; i < kShare; ++i) {
     const int at = i * kWaveSize + lane;
     if (at < args.head_dim_v) {

@@ -74,6 +74,20 @@ struct Window {
   }
 };
 
+// ---- Scales of FP8 keys and values of a sequence's KV head; 1 where there are none
+// ---------------
+
+ROCM_KERNELS_DEVICE float k_descale_of(const AttentionArgs& args, int b, int kv_head) {
+  return args.k_descale == nullptr ? 1.0f
+                                   : args.k_descale[b * args.k_descale_batch_stride +
+                                                    kv_head * args.k_descale_head_stride];
+}
+ROCM_KERNELS_DEVICE float v_descale_of(const AttentionArgs& args, int b, int kv_head) {
+  return args.v_descale == nullptr ? 1.0f
+                                   : args.v_descale[b * args.v_descale_batch_stride +
+                                                    kv_head * args.v_descale_head_stride];
+}
+
 // ---- The end of a row --------------------------------------------------------------------------
 
 ROCM_KERNELS_DEVICE float sink_of(const AttentionArgs& args, int head) {
@@ -84,51 +98,48 @@ ROCM_KERNELS_DEVICE float sink_of(const AttentionArgs& args, int head) {
   return to_float(static_cast<const bfloat16*>(args.sinks)[head]);
 }
 
+// Takes a head's sink into `total`, whose scale is `most` (log2): what to multiply the row's sums
+// by.
+ROCM_KERNELS_DEVICE float add_sink(const AttentionArgs& args, int head, float& most, float& total) {
+  if (args.sinks == nullptr) return 1.0f;
+  const float sink = sink_of(args, head) * kLog2E;
+  const float both = fmaxf(most, sink);
+  if (both == -kInfinity) return 1.0f;
+  const float by = fast_exp2(most - both);
+  total = total * by + fast_exp2(sink - both);
+  most = both;
+  return by;
+}
+
+ROCM_KERNELS_DEVICE void store_lse(const AttentionArgs& args, int64_t own, int q_row, int head,
+                                   float most, float total) {
+  if (args.lse == nullptr) return;
+  args.lse[own * args.lse_batch_stride + head * args.lse_head_stride + q_row] =
+      total > 0 ? (most + log2f(total)) / kLog2E : -kInfinity;
+}
+
 // Element `column` of out for query `q_row` of sequence b: `value` of sums on the scale of
 // `most` (log2), of which `total` is the sum of exponentials. Column 0 stores lse.
 template <typename Q>
 ROCM_KERNELS_DEVICE void finish_element(const AttentionArgs& args, int b, int q_begin, int q_row,
                                         int head, int column, float most, float total, float value,
                                         float v_descale) {
-  if (args.sinks != nullptr) {
-    const float sink = sink_of(args, head) * kLog2E;
-    const float both = fmaxf(most, sink);
-    if (both > -kInfinity) {
-      const float by = fast_exp2(most - both);
-      total = total * by + fast_exp2(sink - both);
-      value *= by;
-      most = both;
-    }
-  }
+  value *= add_sink(args, head, most, total);
   const int64_t own = args.cu_seqlens_q == nullptr ? b : 0;
-  if (column == 0 && args.lse != nullptr) {
-    args.lse[own * args.lse_batch_stride + head * args.lse_head_stride + q_begin + q_row] =
-        total > 0 ? (most + log2f(total)) / kLog2E : -kInfinity;
-  }
+  if (column == 0) store_lse(args, own, q_begin + q_row, head, most, total);
   const float result = total > 0 ? value / total * v_descale : total == 0 ? 0.0f : total;
   static_cast<Q*>(args.out)[own * args.out_batch_stride + (q_begin + q_row) * args.out_row_stride +
                             head * args.out_head_stride + column] = from_float<Q>(result);
 }
 
-// The same for all of a row's elements: what to multiply the values by. 0 where the row is 0, what
-// ever the values are. Stores lse where `stores_lse`.
+// The same for all of a row's elements: what to multiply the values by; 0 where the row is 0,
+// whatever the values are. Stores lse where `stores_lse`.
 ROCM_KERNELS_DEVICE float finish_row(const AttentionArgs& args, int b, int q_begin, int q_row,
                                      int head, bool stores_lse, float most, float total,
                                      float v_descale) {
-  float by = 1;
-  if (args.sinks != nullptr) {
-    const float sink = sink_of(args, head) * kLog2E;
-    const float both = fmaxf(most, sink);
-    if (both > -kInfinity) {
-      by = fast_exp2(most - both);
-      total = total * by + fast_exp2(sink - both);
-      most = both;
-    }
-  }
-  const int64_t own = args.cu_seqlens_q == nullptr ? b : 0;
-  if (stores_lse && args.lse != nullptr) {
-    args.lse[own * args.lse_batch_stride + head * args.lse_head_stride + q_begin + q_row] =
-        total > 0 ? (most + log2f(total)) / kLog2E : -kInfinity;
+  const float by = add_sink(args, head, most, total);
+  if (stores_lse) {
+    store_lse(args, args.cu_seqlens_q == nullptr ? b : 0, q_begin + q_row, head, most, total);
   }
   return total > 0 ? by * v_descale / total : total == 0 ? 0.0f : total;
 }
