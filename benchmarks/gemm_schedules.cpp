@@ -56,7 +56,9 @@ Best visit_amd(const Product& product, const cdna::Target& target, Best (&best)[
   const cdna::GemmShape shape{product.m, product.n, product.k, bytes, bytes, product.blocks};
   cdna::for_each_tiled_config(shape, target, [&](const cdna::GemmConfig& config) {
     stop_at(cdna::check_config(shape, config), product);
-    const int schedule = config.split_k == 1 ? kDataParallel : config.split_k ? kSplitK : kStreamK;
+    const int schedule = config.split_k == kStreamKSplit ? kStreamK
+                         : config.split_k == 1           ? kDataParallel
+                                                         : kSplitK;
     take(best[schedule], cdna::modelled_time(shape, config, target).total(), config);
   });
   Best choice;

@@ -1,4 +1,5 @@
-// Matrix instructions on fragments that ldmatrix loads. sm_80 and later.
+// Fragments that ldmatrix loads from shared memory, and what is made of them in registers. sm_80
+// and later.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -6,6 +7,8 @@
 
 #include <cstdint>
 #include <type_traits>
+
+#include "../../common/cuda/mma.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
@@ -46,21 +49,11 @@ __device__ __forceinline__ uint32_t exponent_for_halves(float largest) {
   return exponent > 240 ? 127 : exponent;  // infinite, or NaN
 }
 
-// sum[16 x 8] += a[16 x 16] b[16 x 8].
+// sum[16 x 8] += a[16 x 16] b[16 x 8] of type T.
 template <typename T>
 __device__ __forceinline__ void multiply_16x8(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
                                               uint32_t b1) {
-#define ROCM_KERNELS_MMA(TYPE)                                                        \
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE                 \
-               ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
-               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])               \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
-  if constexpr (std::is_same<T, __half>::value) {
-    ROCM_KERNELS_MMA("f16");
-  } else {
-    ROCM_KERNELS_MMA("bf16");
-  }
-#undef ROCM_KERNELS_MMA
+  multiply_16x8<!std::is_same<T, __half>::value>(sum, a[0], a[1], a[2], a[3], b0, b1);
 }
 
 }  // namespace cuda

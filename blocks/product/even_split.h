@@ -1,4 +1,5 @@
-// A length divided evenly: K among workers, workers among XCDs.
+// A length divided evenly: K among workers, workers among XCDs. And split_k, which says among how
+// many workers the K of a tile is divided.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,11 @@
 #include "../../common/core/compiler.h"
 
 namespace rocm_kernels {
+
+// The value of a schedule's or a config's split_k for which no tile has a number of workers of its
+// own: stream-K, where workers divide the K of all tiles evenly, wherever tiles begin. From 1 on it
+// is a number of workers a tile.
+constexpr int32_t kStreamKSplit = 0;
 
 // `total` things in `parts` ranges as equal as whole numbers allow: the first `longer` ranges have
 // one more. Index: what counts the things.

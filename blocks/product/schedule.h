@@ -6,8 +6,8 @@
 //
 //   data-parallel   split_k = 1: a worker has one whole tile
 //   split-K         each tile's K blocks are divided evenly among split_k workers
-//   stream-K        split_k = 0: all units are divided evenly among a given number of workers,
-//                   wherever tiles begin
+//   stream-K        split_k = kStreamKSplit: all units are divided evenly among a given number of
+//                   workers, wherever tiles begin
 //   hybrid          stream-K after `whole_rounds` in which each worker has one whole tile: only the
 //                   tiles that would not fill the device are divided
 //
@@ -68,28 +68,30 @@ struct Contributors {
 struct Schedule {
   int32_t tiles;
   int32_t k_blocks;      // of a tile
-  int32_t split_k;       // workers a tile; 0: stream-K
-  EvenSplit split;       // of a tile's K blocks among split_k workers; stream-K: of the units left
+  int32_t split_k;       // workers a tile, or kStreamKSplit
+  EvenSplit cut;         // of a tile's K blocks among split_k workers; stream-K: of the units left
   EvenSplit by_xcd;      // of the workers among XCDs; parts = 1: worker = workgroup
   int32_t whole_rounds;  // hybrid: whole tiles of a worker, before its range of the units left
 
   // `workers` and `whole_rounds`: stream-K only.
   static Schedule make(int32_t tiles, int32_t k_blocks, int32_t split_k, int32_t workers,
                        int32_t xcds, int32_t whole_rounds = 0) {
-    const int32_t count = split_k != 0 ? tiles * split_k : workers;
+    const bool streamed = split_k == kStreamKSplit;
+    const int32_t count = streamed ? workers : tiles * split_k;
     const int32_t left = tiles - whole_rounds * workers;
-    return {
-        tiles,
-        k_blocks,
-        split_k,
-        split_k != 0 ? EvenSplit::of(k_blocks, split_k) : EvenSplit::of(left * k_blocks, workers),
-        EvenSplit::of(count, xcds),
-        split_k != 0 ? 0 : whole_rounds};
+    return {tiles,
+            k_blocks,
+            split_k,
+            streamed ? EvenSplit::of(left * k_blocks, workers) : EvenSplit::of(k_blocks, split_k),
+            EvenSplit::of(count, xcds),
+            streamed ? whole_rounds : 0};
   }
+
+  ROCM_KERNELS_HOST_DEVICE bool streamed() const { return split_k == kStreamKSplit; }
 
   // Workgroups to launch: one a worker.
   ROCM_KERNELS_HOST_DEVICE int32_t workgroups() const {
-    return split_k != 0 ? tiles * split_k : split.parts;
+    return streamed() ? cut.parts : tiles * split_k;
   }
 
   // The hardware runs workgroup b on XCD b % 8. Giving each XCD consecutive workers lets
@@ -102,16 +104,16 @@ struct Schedule {
   // Round `whole_rounds` is the last, and the only one but in the hybrid.
   ROCM_KERNELS_HOST_DEVICE Range units_of(int32_t worker, int32_t round) const {
     if (round == whole_rounds) return units_of(worker);
-    const int32_t first = (round * split.parts + worker) * k_blocks;
+    const int32_t first = (round * cut.parts + worker) * k_blocks;
     return {first, first + k_blocks};
   }
 
   // The range of the last round.
   ROCM_KERNELS_HOST_DEVICE Range units_of(int32_t worker) const {
-    const int32_t tile = split_k != 0 ? worker / split_k : 0;
-    const int32_t part = split_k != 0 ? worker - tile * split_k : worker;
+    const int32_t tile = streamed() ? 0 : worker / split_k;
+    const int32_t part = streamed() ? worker : worker - tile * split_k;
     const int32_t base = (tile + whole_tiles()) * k_blocks;
-    return {base + split.begin_of(part), base + split.begin_of(part + 1)};
+    return {base + cut.begin_of(part), base + cut.begin_of(part + 1)};
   }
 
   // The tile that `unit` is in, and its part up to `end`.
@@ -122,21 +124,21 @@ struct Schedule {
   }
 
   ROCM_KERNELS_HOST_DEVICE Contributors contributors_of(int32_t tile) const {
-    if (split_k != 0) return {tile * split_k, split_k, tile * split_k, 1};
+    if (!streamed()) return {tile * split_k, split_k, tile * split_k, 1};
     // A worker shares at most two tiles with others: the one that its range begins in (its even
     // slot) and the one that it ends in (its odd slot).
     const int32_t begin = (tile - whole_tiles()) * k_blocks;
     if (begin < 0) return {0, 1, 0, 0};
-    const int32_t first = split.part_of(begin), last = split.part_of(begin + k_blocks - 1);
-    return {first, last - first + 1, 2 * first + (split.begin_of(first) < begin ? 1 : 0), 2};
+    const int32_t first = cut.part_of(begin), last = cut.part_of(begin + k_blocks - 1);
+    return {first, last - first + 1, 2 * first + (cut.begin_of(first) < begin ? 1 : 0), 2};
   }
 
   // Tiles of the rounds before the last.
-  ROCM_KERNELS_HOST_DEVICE int32_t whole_tiles() const { return whole_rounds * split.parts; }
+  ROCM_KERNELS_HOST_DEVICE int32_t whole_tiles() const { return whole_rounds * cut.parts; }
 
   // Slots of partial sums that the workspace must hold.
   ROCM_KERNELS_HOST_DEVICE int32_t slots() const {
-    return split_k == 1 ? 0 : split_k != 0 ? workgroups() : 2 * workgroups();
+    return split_k == 1 ? 0 : streamed() ? 2 * workgroups() : workgroups();
   }
 };
 

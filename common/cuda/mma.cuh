@@ -83,27 +83,35 @@ __device__ __forceinline__ Fragment<Types::kVectorMmas> widen_a(
   }
 }
 
+// sum[16 x 8] += a[16 x 16] b[16 x 8], in bfloat16 or float16: the one place that has mma.sync. a:
+// the registers of rows `group`, `group + 8` for the lower half of k, then for the upper.
+template <bool kBFloat>
+__device__ __forceinline__ void multiply_16x8(float (&sum)[4], uint32_t a0, uint32_t a1,
+                                              uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+#define ROCM_KERNELS_MMA(TYPE)                                                        \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE                 \
+               ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])               \
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
+  if constexpr (kBFloat) {
+    ROCM_KERNELS_MMA("bf16");
+  } else {
+    ROCM_KERNELS_MMA("f16");
+  }
+#undef ROCM_KERNELS_MMA
+}
+
 // sum[0..1]: row `group` of w, rows 2 * quad and 2 * quad + 1 of a; sum[2..3]: row `group + 8` of
 // w.
 template <class Types>
 __device__ __forceinline__ void mma(float (&sum)[4], const Fragment<Types::kVectorMmas>& w_low,
                                     const Fragment<Types::kVectorMmas>& w_high,
                                     const Fragment<Types::kVectorMmas>& a) {
-#define ROCM_KERNELS_MMA(TYPE)                                                         \
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE                  \
-               ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"  \
-               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                \
-               : "r"(w_low.pair[i][0]), "r"(w_high.pair[i][0]), "r"(w_low.pair[i][1]), \
-                 "r"(w_high.pair[i][1]), "r"(a.pair[i][0]), "r"(a.pair[i][1]))
 #pragma unroll
   for (int i = 0; i < Types::kVectorMmas; ++i) {
-    if constexpr (Types::kBFloat) {
-      ROCM_KERNELS_MMA("bf16");
-    } else {
-      ROCM_KERNELS_MMA("f16");
-    }
+    multiply_16x8<Types::kBFloat>(sum, w_low.pair[i][0], w_high.pair[i][0], w_low.pair[i][1],
+                                  w_high.pair[i][1], a.pair[i][0], a.pair[i][1]);
   }
-#undef ROCM_KERNELS_MMA
 }
 
 }  // namespace cuda

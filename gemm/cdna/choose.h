@@ -38,7 +38,7 @@ void for_each_tiled_config(const GemmShape& shape, const Target& target, const V
     }
     // Stream-K: as many workgroups as run at once; all of the work divided, or only what is left
     // after one round less than would fit, so that the part divided is never small.
-    candidate.split_k = 0;
+    candidate.split_k = kStreamKSplit;
     for (int32_t each = 1; each <= at_once; ++each) {
       candidate.workgroups = each * target.compute_units;
       const int32_t rounds = tiles / candidate.workgroups;

@@ -16,8 +16,8 @@ struct GemmConfig {
   };
   Design design = Design::kTiled;
   int32_t block_m = 128, block_n = 128;  // of a tile: see tiles.h
-  int32_t split_k = 1;                   // workgroups that share the K of a tile; 0: stream-K
-  int32_t workgroups = 0;                // stream-K only
+  int32_t split_k = 1;                   // workgroups that share the K of a tile, or kStreamKSplit
+  int32_t workgroups = 0;                // stream-K: how many
   int32_t whole_rounds = 0;              // stream-K: rounds of whole tiles before the rest
   int32_t group_m = 8;                   // tiles of M that are walked down before the next of N
   int32_t xcds = 8;                      // > 1: workers of neighbouring tiles run on one XCD
@@ -60,7 +60,7 @@ inline Status check_config(const GemmShape& s, const GemmConfig& c) {
     return "gemm config: block_m x block_n must be 256 x 256 (no block scales), 256 x 128, "
            "128 x 128, 128 x 64, 64 x 128 or 64 x 64";
   }
-  if (c.split_k < 0 || c.split_k > 255 || (c.split_k == 0 && c.workgroups < 1)) {
+  if (c.split_k < 0 || c.split_k > 255 || (c.split_k == kStreamKSplit && c.workgroups < 1)) {
     return "gemm config: split_k must be 1 to 255, or 0 with workgroups >= 1 (stream-K)";
   }
   if (c.xcds < 1 || c.group_m < 1 || c.whole_rounds < 0) {
@@ -76,14 +76,14 @@ inline Status check_config(const GemmShape& s, const GemmConfig& c) {
   if (c.split_k > 1 && c.split_k > lines) {
     return "gemm config: split_k must not exceed the lines of K (128 bytes of a row of a each)";
   }
-  if (c.split_k == 0) {
+  if (c.split_k == kStreamKSplit) {
     const int64_t left = tiles - int64_t{c.whole_rounds} * c.workgroups;
     if (left <= 0) return "gemm config: whole_rounds leaves no tile to divide";
     if (c.workgroups > left * lines || c.workgroups / left >= 254) {
       return "gemm config: more stream-K workgroups than lines of K, or than 253 a tile";
     }
   }
-  const int64_t workgroups = c.split_k != 0 ? tiles * c.split_k : c.workgroups;
+  const int64_t workgroups = c.split_k == kStreamKSplit ? c.workgroups : tiles * c.split_k;
   if (c.xcds > workgroups) return "gemm config: xcds must be at most the number of workgroups";
   return nullptr;
 }

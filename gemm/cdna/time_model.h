@@ -45,7 +45,7 @@ inline GemmTime modelled_time(const GemmShape& s, const GemmConfig& c, const Tar
 
   // Lines and tiles of the busiest compute unit. Stream-K divides lines evenly.
   float busiest_lines, busiest_tiles;
-  if (c.split_k == 0) {
+  if (schedule.streamed()) {
     const float rounds = std::ceil(static_cast<float>(workgroups) / cus);
     busiest_lines = rounds * std::ceil(lines / workgroups);
     busiest_tiles = rounds * (std::ceil(busiest_lines / rounds / schedule.k_blocks) + 1);
@@ -88,10 +88,10 @@ inline GemmTime modelled_time(const GemmShape& s, const GemmConfig& c, const Tar
   float partials = 0;
   if (schedule.slots() != 0) {
     const float shared_tiles = static_cast<float>(schedule.tiles - schedule.whole_tiles());
-    const float left = c.split_k != 0 ? static_cast<float>(workgroups)
-                                      : std::min(2.0f * workgroups, workgroups + shared_tiles);
+    const float left = schedule.streamed() ? std::min(2.0f * workgroups, workgroups + shared_tiles)
+                                           : static_cast<float>(workgroups);
     const float contributors =
-        c.split_k != 0 ? static_cast<float>(c.split_k) : 1 + workgroups / shared_tiles;
+        schedule.streamed() ? 1 + workgroups / shared_tiles : static_cast<float>(c.split_k);
     partials = left * outputs * 4;
     time.sharing =
         kSharingUs +

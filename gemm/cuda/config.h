@@ -68,29 +68,29 @@ inline TileSchedule cut_product(const GemmConfig& c, int64_t m, int64_t n, int64
   const int chunks = static_cast<int>(ceil_div(k_bytes, kChunkBytes));
   const int most = sm_count / (c.cluster_m * c.cluster_n);
   int64_t whole = tiles;
-  int split = 1;
+  int split_k = 1;
   int64_t units = tiles;
   switch (c.schedule) {
     case GemmConfig::kDataParallel:
       break;
     case GemmConfig::kSplitK:
-      split = std::min(c.split_k, chunks);
-      if (split > 1) whole = 0;
-      units = tiles * split;
+      split_k = std::min(c.split_k, chunks);
+      if (split_k > 1) whole = 0;
+      units = tiles * split_k;
       break;
     case GemmConfig::kStreamK:
-      whole = 0, split = 0;
+      whole = 0, split_k = kStreamKSplit;
       units = std::min(tiles * chunks, tiles * (kMaxContributors - 2));
       break;
     case GemmConfig::kHybrid:
       // The last wave that is not full, and the one before it, so that no interval is short.
       whole = tiles % most == 0 ? tiles : std::max<int64_t>(0, tiles / most - 1) * most;
-      split = whole == tiles ? 1 : 0;
+      split_k = whole == tiles ? 1 : kStreamKSplit;
       units = whole == tiles ? tiles : std::min(tiles * chunks, tiles * (kMaxContributors - 2));
       break;
   }
-  return TileSchedule::make(static_cast<int32_t>(tiles), chunks, static_cast<int32_t>(whole), split,
-                            static_cast<int32_t>(std::min<int64_t>(most, units)));
+  return TileSchedule::make(static_cast<int32_t>(tiles), chunks, static_cast<int32_t>(whole),
+                            split_k, static_cast<int32_t>(std::min<int64_t>(most, units)));
 }
 
 // Flags first, then the partial sums.
@@ -162,7 +162,7 @@ inline Status check_config(const GemmArgs& args, const GemmConfig& c, const Gemm
   }
   const TileSchedule s =
       cut_product(c, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count);
-  if (s.split > kMaxContributors) return "gemm config: split_k is at most 32";
+  if (s.split_k > kMaxContributors) return "gemm config: split_k is at most 32";
   return nullptr;
 }
 

@@ -121,15 +121,15 @@ inline double modelled_time(const GemmArgs& args, const GemmConfig& c, const Gem
   const int64_t k_bytes = args.k * size_of(args.a_dtype);
   const TileSchedule s = cut_product(c, args.m, args.n, k_bytes, device.sm_count);
   const int workers = device.sm_count / (c.cluster_m * c.cluster_n);
-  const double shared = s.split == 1 ? 0 : s.shared_tiles();
+  const double shared = s.split_k == 1 ? 0 : s.shared_tiles();
   double chunks, ends, busy, combine = 0.0;
   const double kilobytes = c.block_m * c.block_n * 4 / 1000.0;
-  if (s.split > 0) {
-    const double units = double(s.whole) + double(s.shared_tiles()) * s.split;
+  if (!s.streamed()) {
+    const double units = double(s.whole) + double(s.shared_tiles()) * s.split_k;
     ends = std::ceil(units / workers);
-    chunks = ends * std::ceil(double(s.chunks) / s.split);
+    chunks = ends * std::ceil(double(s.chunks) / s.split_k);
     busy = units / workers;
-    if (shared > 0) combine = kCombine + kilobytes * kCombineKilobyte + s.split * kContributor;
+    if (shared > 0) combine = kCombine + kilobytes * kCombineKilobyte + s.split_k * kContributor;
   } else {
     const double rounds = double(s.whole) / workers;
     ends = std::ceil(rounds) + 1;
@@ -159,7 +159,7 @@ inline double modelled_time(const GemmArgs& args, const GemmConfig& c, const Gem
   const double l2_bytes = a_bytes * at_once(args.n, c.block_n * c.cluster_n) +
                           w_bytes * at_once(args.m, c.block_m * c.cluster_m);
   double again = 0;  // bytes that come from memory once more
-  if (s.split == 0) {
+  if (s.streamed()) {
     // Workers are at different places of K, so that L2 keeps an operand for one of them alone.
     const double beyond = bytes / (kL2Holds * device.memory.l2_bytes) - 1;
     again = kMissed * (a_bytes + w_bytes) * shared / s.tiles * std::min(1.0, std::max(0.0, beyond));

@@ -31,7 +31,7 @@ void for_each_config_of(SkinnyGemmConfig::Design design, const GemmShape& shape,
         consider(candidate);
       }
       // Stream-K: as many workgroups as run at once.
-      candidate.split_k = 0;
+      candidate.split_k = kStreamKSplit;
       for (int32_t at_once = 1; at_once <= 4; ++at_once) {
         candidate.workgroups = at_once * target.compute_units;
         consider(candidate);

@@ -18,8 +18,8 @@ struct SkinnyGemmConfig {
   Design design = Design::kRegisterPipeline;
   int32_t block_n = 16;    // rows of w of a tile: see tiles.h
   int32_t waves = 8;       // of a workgroup: 4 or 8
-  int32_t split_k = 1;     // workgroups that share the K of a tile; 0: stream-K
-  int32_t workgroups = 0;  // stream-K only
+  int32_t split_k = 1;     // workgroups that share the K of a tile, or kStreamKSplit
+  int32_t workgroups = 0;  // stream-K: how many
   int32_t xcds = 1;        // > 1: workers of neighbouring tiles run on one XCD
   int32_t producers = 0;   // kSpecialisedWaves: waves that load; the others multiply
   int32_t sparse = 0;      // 1: the 4:2 sparse instruction serves 8 dense rows (FP8, M <= 8)
@@ -92,7 +92,7 @@ inline Status check_config(const GemmShape& s, const SkinnyGemmConfig& c) {
     return "gemm config: sparse must be 0, or 1 with FP8 operands, M <= 8 and no block "
            "scales";
   }
-  if (c.split_k < 0 || c.split_k > 255 || (c.split_k == 0 && c.workgroups < 1)) {
+  if (c.split_k < 0 || c.split_k > 255 || (c.split_k == kStreamKSplit && c.workgroups < 1)) {
     return "gemm config: split_k must be 1 to 255, or 0 with workgroups >= 1 (stream-K)";
   }
   if (c.split_k > k_blocks_of(s.k)) {
@@ -103,7 +103,7 @@ inline Status check_config(const GemmShape& s, const SkinnyGemmConfig& c) {
     return "gemm config: the sums of so many waves, rows and columns exceed 64 KiB of LDS";
   }
   const Schedule schedule = schedule_of(s, c);
-  if (c.split_k == 0 &&
+  if (c.split_k == kStreamKSplit &&
       (c.workgroups > schedule.tiles * schedule.k_blocks || c.workgroups / schedule.tiles >= 254)) {
     return "gemm config: more stream-K workgroups than K blocks of all tiles, or than 253 a "
            "tile";

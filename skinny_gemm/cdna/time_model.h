@@ -42,7 +42,7 @@ inline SkinnyGemmTime modelled_time(const GemmShape& s, const SkinnyGemmConfig& 
 
   SkinnyGemmTime time = {};
   const float contributors =
-      c.split_k != 0 ? static_cast<float>(c.split_k) : workgroups / tiles + 1;
+      schedule.streamed() ? workgroups / tiles + 1 : static_cast<float>(c.split_k);
   const bool shared = schedule.slots() != 0;
   const float partials = shared ? tiles * contributors * tile_sums : 0;
   time.memory =

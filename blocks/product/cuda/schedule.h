@@ -4,12 +4,12 @@
 // interval of chunks of K, one after another.
 //
 //   data-parallel  every tile is a unit; a worker takes every `workers`-th of them
-//   split-K        every tile is cut into `split` units of equal length
+//   split-K        every tile is cut into split_k units of equal length
 //   stream-K       tiles x chunks laid end to end are cut into one interval for each worker,
 //                  wherever tiles begin
 //   hybrid         whole tiles as long as they come out even, the others streamed
 //
-// All four are: `whole` tiles first, then the others split or streamed.
+// All four are: `whole` tiles first, then the others by split-K or streamed.
 //
 // Why this is not ../schedule.h, AMD's: there data-parallel and split-K start a workgroup for each
 // unit, workers are numbered by XCD, and 32 bits count the units. Here workers are as many as run
@@ -38,30 +38,31 @@ struct TileSchedule {
   int32_t tiles = 0;         // of the product, in the order that workers take them
   int32_t chunks = 0;        // of K in a tile
   int32_t whole = 0;         // tiles that nobody shares
-  int32_t split = 0;         // units of each other tile; 0: they are streamed
+  int32_t split_k = 1;       // units of each other tile, or kStreamKSplit
   int32_t workers = 1;       // at once
-  EvenSplitOf<int64_t> cut;  // of a tile's chunks if split, of the line if streamed
+  EvenSplitOf<int64_t> cut;  // of a tile's chunks, or of the streamed line
 
   static ROCM_KERNELS_HOST_DEVICE TileSchedule make(int32_t tiles, int32_t chunks, int32_t whole,
-                                                    int32_t split, int32_t workers) {
+                                                    int32_t split_k, int32_t workers) {
     TileSchedule s;
     s.tiles = tiles;
     s.chunks = chunks;
     s.whole = whole;
-    s.split = split;
+    s.split_k = split_k;
     s.workers = workers;
-    s.cut = split > 0
-                ? EvenSplitOf<int64_t>::of(chunks, split)
-                : EvenSplitOf<int64_t>::of(static_cast<int64_t>(tiles - whole) * chunks, workers);
+    s.cut = s.streamed()
+                ? EvenSplitOf<int64_t>::of(static_cast<int64_t>(tiles - whole) * chunks, workers)
+                : EvenSplitOf<int64_t>::of(chunks, split_k);
     return s;
   }
 
+  ROCM_KERNELS_HOST_DEVICE bool streamed() const { return split_k == kStreamKSplit; }
   ROCM_KERNELS_HOST_DEVICE int32_t shared_tiles() const { return tiles - whole; }
 
   // Slots of partial sums that the workspace must hold.
   ROCM_KERNELS_HOST_DEVICE int64_t slots() const {
-    if (shared_tiles() == 0 || split == 1) return 0;
-    return split > 0 ? int64_t{shared_tiles()} * split : int64_t{2} * workers;
+    if (shared_tiles() == 0 || split_k == 1) return 0;
+    return streamed() ? int64_t{2} * workers : int64_t{shared_tiles()} * split_k;
   }
 
   // Where a contributor of `unit`, which is of `worker`, leaves partial sums. An interval of a
@@ -69,9 +70,9 @@ struct TileSchedule {
   // and the one that it ends in (its odd slot).
   ROCM_KERNELS_HOST_DEVICE int32_t slot(const Unit& unit, int32_t worker, int32_t of) const {
     if (of == 0) return unit.first_slot;
-    return split > 0 ? unit.first_slot + of : 2 * (worker - unit.contributor + of);
+    return streamed() ? 2 * (worker - unit.contributor + of) : unit.first_slot + of;
   }
-  ROCM_KERNELS_HOST_DEVICE int32_t slot_step() const { return split > 0 ? 1 : 2; }
+  ROCM_KERNELS_HOST_DEVICE int32_t slot_step() const { return streamed() ? 2 : 1; }
 };
 
 // The units of one worker, in turn.
@@ -79,7 +80,7 @@ class Units {
  public:
   ROCM_KERNELS_HOST_DEVICE Units(const TileSchedule& schedule, int32_t worker)
       : s_(schedule), next_(worker), worker_(worker) {
-    if (s_.split == 0) {
+    if (s_.streamed()) {
       at_ = s_.cut.begin_of(worker);
       end_ = s_.cut.begin_of(worker + 1);
     }
@@ -93,22 +94,22 @@ class Units {
       next_ += s_.workers;
       return true;
     }
-    return s_.split > 0 ? take_split(unit) : take_streamed(unit);
+    return s_.streamed() ? take_streamed(unit) : take_split(unit);
   }
 
  private:
   ROCM_KERNELS_HOST_DEVICE bool take_split(Unit& unit) {
     const int64_t index = next_ - s_.whole;
-    if (index >= int64_t{s_.shared_tiles()} * s_.split) return false;
-    const int32_t tile = static_cast<int32_t>(index / s_.split);
-    unit.contributor = static_cast<int32_t>(index - int64_t{tile} * s_.split);
-    unit.contributors = s_.split;
+    if (index >= int64_t{s_.shared_tiles()} * s_.split_k) return false;
+    const int32_t tile = static_cast<int32_t>(index / s_.split_k);
+    unit.contributor = static_cast<int32_t>(index - int64_t{tile} * s_.split_k);
+    unit.contributors = s_.split_k;
     unit.tile = s_.whole + tile;
     unit.begin = static_cast<int32_t>(s_.cut.begin_of(unit.contributor));
     unit.end = static_cast<int32_t>(s_.cut.begin_of(unit.contributor + 1));
-    unit.first_slot = tile * s_.split;
+    unit.first_slot = tile * s_.split_k;
     next_ += s_.workers;
-    unit.last = next_ - s_.whole >= int64_t{s_.shared_tiles()} * s_.split;
+    unit.last = next_ - s_.whole >= int64_t{s_.shared_tiles()} * s_.split_k;
     return true;
   }
 
