@@ -14,7 +14,7 @@
 using namespace rocm_kernels;
 
 int main(int count, char** arguments) {
-  cuda::MoeDevice device;
+  cuda::moe::MoeDevice device;
   if (count == 2 && std::strcmp(arguments[1], "h100") == 0) device.memory = cuda::h100_memory();
   int tokens, hidden, intermediate, experts, k;
   char kind[16];
@@ -34,7 +34,7 @@ int main(int count, char** arguments) {
     s.out_type = static_cast<int32_t>(DType::kBFloat16);
     s.blocks = blocks ? 3 : 0;
     char text[kConfigTextBytes];
-    if (!write_config(cuda::choose_config(s, device), text)) return 1;
+    if (!write_config(cuda::moe::choose_config(s, device), text)) return 1;
     std::puts(text);
   }
 }

@@ -1,6 +1,6 @@
-// A config of the mixture-of-experts ops on GPUs: the design of the grouped products, their tile,
-// the order of tiles, and how K is divided. As a struct and as text. No GPU header: tests and tools
-// include it too.
+// What the configs of the mixture-of-experts ops have in common on all GPUs: the tile of the
+// grouped products, the order of tiles, and how K is divided. A backend's MoeConfig adds its
+// designs (moe/cdna/config.h, moe/cuda/config.h). No GPU header: tests and tools include it too.
 #pragma once
 
 #include "../blocks/product/choice.h"
@@ -8,64 +8,31 @@
 
 namespace rocm_kernels {
 
-struct MoeConfig {
-  enum class Design : int32_t {
-    kPlain,      // no matrix instructions: any types and alignment, any GPU (gpu/plain.h)
-    kStreamed,   // few rows an expert: weights without a pause (cdna/streamed.h, cuda/streamed.cuh)
-    kTiled,      // tiles by matrix instructions (cdna/tiled.h, cuda/tiled.cuh)
-    kWarpgroup,  // many rows an expert: gemm's tiles by TMA and wgmma (cuda/grouped_tiles.cuh)
-    kResident,   // few tokens in FP8: blocks keep all rows, and quantise them (cuda/resident.cuh)
-    kStreamedWgmma,  // few rows an expert in FP8: streamed to wgmma (cuda/streamed_wgmma.cuh)
-  };
+struct MoeTiling {
   // In which order tiles of one part of K follow each other. Rows: all columns of a tile of rows,
   // then the next rows. Columns: all rows, whichever their expert, of a tile of columns. Grouped:
   // group_m tiles of rows of a tile of columns, all columns, then the next tiles of rows. Expert:
   // the same of one expert's tiles, up to group_m of them (warpgroup).
   enum Order : int32_t { kRow, kColumn, kGrouped, kExpert };
-  Design design = Design::kPlain;
   int32_t block_m = 8, block_n = 4;  // rows of a, and of w, that a workgroup multiplies at a time
   int32_t order = kGrouped;
   int32_t group_m = 8;  // grouped, expert: tiles of rows that are walked down together
   int32_t split_k = 1;  // fused_moe's down product: workgroups that share the K of a tile
   int32_t xcds = 1;     // > 1: neighbouring tiles run on one XCD
 
-  // Whether the gate_up product's tile, or that of two blocks, has whole groups of 128 columns of
-  // h, and quantises them.
-  bool ends_in_groups() const {
-    return (design == Design::kTiled && block_n == 256) ||
-           (design == Design::kWarpgroup && block_n == 128);
-  }
-  // Whether products find each expert's rows by themselves, from the ids: nothing is routed before
-  // them, and a row's number is its slot's (cuda/streamed.cuh; cdna/streamed_tile.h, where a wave
-  // has a lane for each slot, and an id nine bits).
-  static constexpr int64_t kSlotsOfWave = 64;
-  bool routes_itself(bool nvidia, int64_t slots, int64_t experts) const {
-    return is_resident() || design == Design::kStreamedWgmma ||
-           (design == Design::kStreamed &&
-            (nvidia || (slots <= kSlotsOfWave && experts <= kFewExperts)));
-  }
-  // Whether products quantise their rows themselves, and down adds the slots of a token.
-  bool is_resident() const { return design == Design::kResident; }
-  // Whether the gate_up product takes its rows of x in the order of experts: a copy, for the copy
-  // engine cannot gather.
-  bool sorts_rows() const { return design == Design::kWarpgroup; }
   // Tiles of rows that are walked down before the next columns; 0: all.
   int32_t walked() const { return order == kRow ? 1 : order == kColumn ? 0 : group_m; }
   bool walks_experts() const { return order == kExpert; }
 
-  static constexpr const char* kDesigns[] = {"plain",     "streamed", "tiled",
-                                             "warpgroup", "resident", "streamed_wgmma"};
   static constexpr const char* kOrders[] = {"row", "column", "grouped", "expert"};
-  static constexpr ConfigField<MoeConfig> kFields[] = {
-      {"block_m", &MoeConfig::block_m},         {"block_n", &MoeConfig::block_n},
-      {"order", &MoeConfig::order, kOrders, 4}, {"group_m", &MoeConfig::group_m},
-      {"split_k", &MoeConfig::split_k},         {"xcds", &MoeConfig::xcds}};
+  static constexpr ConfigField<MoeTiling> kFields[] = {
+      {"block_m", &MoeTiling::block_m},         {"block_n", &MoeTiling::block_n},
+      {"order", &MoeTiling::order, kOrders, 4}, {"group_m", &MoeTiling::group_m},
+      {"split_k", &MoeTiling::split_k},         {"xcds", &MoeTiling::xcds}};
   static constexpr Status kMustRead =
       "moe config: it must read like 'tiled block_m=64 block_n=128 order=grouped group_m=8 "
       "split_k=1 xcds=8'";
 };
-
-inline bool operator==(const MoeConfig& a, const MoeConfig& b) { return equal_configs(a, b); }
 
 // Tiles of block_m rows that `rows` rows can take whichever experts they belong to: each of those
 // that have any has at most one that is not full.
@@ -110,37 +77,38 @@ constexpr ConfigField<MoeShape> kMoeShapeFields[] = {
     {"x_aligned", &MoeShape::x_aligned},
 };
 
-// Host: each GPU backend defines these once, in its grouped_gemm source.
-
-// The config of least modelled time, by a rule (bytes, tiles, compute units); pure but for what the
-// current device is.
-Status choose_config(const MoeShape& shape, MoeConfig& config);
-// Whether the config can serve the shape on the current device: nullptr, or why not.
-Status check_config(const MoeShape& shape, const MoeConfig& config);
-// Calls visit(config, state) for the configs that can serve the shape and are worth timing.
-Status visit_configs(const MoeShape& shape, void (*visit)(const MoeConfig& config, void* state),
-                     void* state);
+// ---- Host ---------------------------------------------------------------------------------------
+// Beside its MoeConfig a backend declares, and defines in its products' source (launches.h):
+//
+//   choose_config(shape, config)          the config of least modelled time; pure but for what the
+//                                         current device is
+//   check_config(shape, config)           whether it can serve the shape on the current device:
+//                                         nullptr, or why not
+//   visit_configs(shape, visit, state)    calls visit(config, state) for those that can serve the
+//                                         shape and are worth timing
 
 // The config that `text` names, or the chosen one.
-inline Status config_of(const char* text, const MoeShape& shape, MoeConfig& config) {
+template <typename MoeConfig>
+Status config_of(const char* text, const MoeShape& shape, MoeConfig& config) {
   if (text == nullptr) return choose_config(shape, config);
   if (const Status error = read_config(text, config)) return error;
   return check_config(shape, config);
 }
 
 // visit_<op>_configs() of both ops: the one that is taken first, then the others.
-inline Status tell_configs(const char* text, const MoeShape& shape,
-                           void (*visit)(const char* config, void* state), void* state) {
+template <typename MoeConfig>
+Status tell_configs(const char* text, const MoeShape& shape,
+                    void (*visit)(const char* config, void* state), void* state) {
   MoeConfig first;
   if (const Status error = config_of(text, shape, first)) return error;
   Status error = nullptr;
   const auto for_each = [&](const auto& tell) {
     using Tell = std::remove_reference_t<decltype(tell)>;
     const Tell* told = &tell;
-    error = visit_configs(
-        shape,
-        [](const MoeConfig& config, void* data) { (**static_cast<const Tell**>(data))(config); },
-        &told);
+    void (*const tell_one)(const MoeConfig&, void*) = [](const MoeConfig& config, void* data) {
+      (**static_cast<const Tell**>(data))(config);
+    };
+    error = visit_configs(shape, tell_one, &told);
   };
   visit_texts(first, for_each, visit, state);
   return error;

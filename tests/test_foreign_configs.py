@@ -14,8 +14,8 @@ CONFIG_FILES = {
         "gemm/cdna/config.h", "gemm/cuda/config.h",
         "skinny_gemm/cdna/config.h", "skinny_gemm/cuda/config.h",
     ],
-    "fused_moe": ["moe/config.h"],
-    "grouped_gemm": ["moe/config.h"],
+    "fused_moe": ["moe/cdna/config.h", "moe/cuda/config.h"],
+    "grouped_gemm": ["moe/cdna/config.h", "moe/cuda/config.h"],
 }  # fmt: skip
 # Of each backend; the CPU's configs have names of instruction sets.
 OWN = {

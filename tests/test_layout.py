@@ -102,17 +102,31 @@ def test_files_that_a_comment_names_are_there(name):
     assert not (missing := set(named) - there), f"{name} speaks of {missing}"
 
 
-def test_no_two_headers_define_a_class_of_one_name():
-    """In one namespace: a library that holds both would break the one-definition rule. Bodies are
-    compiled for each instruction set, in namespaces of their own."""
+def classes(name: str) -> list[tuple[str, str]]:
+    """The classes that a file defines for others: (namespace, name). Names of an unnamed namespace
+    are the file's own."""
+    found, inside = [], []
+    for line in (ROOT / name).read_text().splitlines():
+        if opened := re.match(r"(?:inline )?namespace ?([\w:]*) ?\{$", line):
+            inside.append(opened[1])
+        elif line.startswith("}  // namespace"):
+            inside.pop()
+        elif "" not in inside and (
+            found_one := re.match(r"(?:struct|class|union|enum class) (\w+)(?: :.*)? \{", line)
+        ):
+            found.append(("::".join(inside), found_one[1]))
+    return found
+
+
+def test_no_two_files_define_a_class_of_one_name():
+    """In one namespace: a library that holds both would break the one-definition rule, and no
+    linker says so. Bodies are compiled for each instruction set, in namespaces of their own."""
     places = {}
     for name in sources():
-        if not name.endswith((".h", ".cuh")) or name.endswith("_body.h"):
-            continue
-        text = (ROOT / name).read_text()
-        namespace = "::".join(re.findall(r"^namespace ([\w:]+) \{", text, re.MULTILINE))
-        for other in re.findall(r"^(?:struct|class) (\w+)(?: :[^\n]*)? \{", text, re.MULTILINE):
-            places.setdefault((namespace, other), []).append(name)
+        if not name.endswith("_body.h"):
+            for found in classes(name):
+                places.setdefault(found, []).append(name)
+    assert len(places) > 100
     assert not {key: names for key, names in places.items() if len(names) > 1}
 
 

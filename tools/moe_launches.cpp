@@ -7,6 +7,7 @@
 #include "../moe/cdna/tiles.h"
 
 using namespace rocm_kernels::cdna;
+using namespace rocm_kernels::cdna::moe;
 
 namespace {
 

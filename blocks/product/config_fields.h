@@ -32,9 +32,10 @@ struct ConfigField {
   int32_t name_count = 0;
 };
 
-template <typename Struct, size_t kCount>
-bool equal_fields(const ConfigField<Struct> (&fields)[kCount], const Struct& a, const Struct& b) {
-  for (const ConfigField<Struct>& field : fields) {
+// `Fields`: the struct, or a base of it.
+template <typename Fields, size_t kCount, typename Struct>
+bool equal_fields(const ConfigField<Fields> (&fields)[kCount], const Struct& a, const Struct& b) {
+  for (const ConfigField<Fields>& field : fields) {
     if (a.*field.value != b.*field.value) return false;
   }
   return true;
@@ -89,7 +90,7 @@ bool write_config(const Config& config, char (&text)[kConfigTextBytes]) {
   };
   const char* const design = Config::kDesigns[static_cast<size_t>(config.design)];
   if (!advance(std::snprintf(text, kConfigTextBytes, "%s", design))) return false;
-  for (const ConfigField<Config>& field : Config::kFields) {
+  for (const auto& field : Config::kFields) {
     const int32_t value = config.*field.value;
     char* const at = text + used;
     const size_t left = kConfigTextBytes - used;
@@ -123,7 +124,7 @@ class ConfigReader {
   template <typename Config>
   bool read(Config& config) {
     if (!has_design_of(config)) return false;
-    for (const ConfigField<Config>& field : Config::kFields) {
+    for (const auto& field : Config::kFields) {
       if (!(word(" ") && word(field.name) && word("="))) return false;
       int32_t& value = config.*field.value;
       if (!(field.names != nullptr ? name(field, value) : number(value))) return false;

@@ -7,7 +7,7 @@
 
 #include "time_model.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::moe {
 
 // Calls visit(config) for the configs that can serve the shape and are worth a try.
 template <typename Visit>
@@ -52,4 +52,4 @@ inline MoeConfig choose_config(const MoeShape& s, const Target& target) {
   return quickest.config();
 }
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::moe

@@ -1,5 +1,5 @@
-// What a config of the mixture-of-experts ops (moe/config.h) asks of an AMD GPU: whether it can
-// serve a shape there. No HIP header.
+// A config of the mixture-of-experts ops on AMD GPUs: which kernels multiply, and what they ask of
+// the device. No HIP header.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,28 @@
 #include "../config.h"
 #include "tiles.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::moe {
+
+struct MoeConfig : MoeTiling {
+  enum class Design : int32_t {
+    kPlain,     // no matrix instructions: any types and alignment, any GPU (gpu/plain.h)
+    kStreamed,  // few rows an expert: weights without a pause (streamed.h)
+    kTiled,     // tiles by matrix instructions (tiled.h)
+  };
+  static constexpr const char* kDesigns[] = {"plain", "streamed", "tiled"};
+  Design design = Design::kPlain;
+
+  // What these say of the launches of a layer stands in moe/gpu/fused_moe.h.
+  //
+  // The slots of a layer of few are those of a wave's lanes (streamed_tile.h); an id has nine bits.
+  bool routes_itself(int64_t slots, int64_t experts) const {
+    constexpr int64_t kSlotsOfWave = 64;
+    return design == Design::kStreamed && slots <= kSlotsOfWave && experts <= kFewExperts;
+  }
+  bool ends_in_groups() const { return design == Design::kTiled && block_n == 256; }
+  static constexpr bool is_resident() { return false; }
+  static constexpr bool sorts_rows() { return false; }
+};
 
 // The kernels with matrix instructions take these operands.
 inline Status check_operands(const MoeShape& s, const Target& target) {
@@ -29,11 +50,8 @@ inline Status check_operands(const MoeShape& s, const Target& target) {
 
 inline Status check_config(const MoeShape& s, const MoeConfig& c, const Target& target) {
   if (c.design == MoeConfig::Design::kPlain) {
-    return c == MoeConfig{} ? nullptr : "moe config: the plain design takes its default fields";
-  }
-  // By the designs that there are kernels of: config.h has NVIDIA's, too.
-  if (c.design != MoeConfig::Design::kStreamed && c.design != MoeConfig::Design::kTiled) {
-    return "moe config: AMD's designs are plain, streamed and tiled";
+    return equal_configs(c, MoeConfig{}) ? nullptr
+                                         : "moe config: the plain design takes its default fields";
   }
   if (const Status error = check_operands(s, target)) return error;
   if (c.design == MoeConfig::Design::kTiled && find_moe_tile(c.block_m, c.block_n) < 0) {
@@ -64,4 +82,4 @@ inline Status check_config(const MoeShape& s, const MoeConfig& c, const Target& 
   return nullptr;
 }
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::moe

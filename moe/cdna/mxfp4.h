@@ -7,7 +7,7 @@
 #include "rows.h"
 #include "tiles.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::moe {
 
 #if ROCM_KERNELS_CDNA
 
@@ -247,4 +247,4 @@ class Mxfp4TileLoader {
 
 #endif
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::moe

@@ -1,14 +1,14 @@
 // Grouped products for AMD GPUs: the kernels, the choice of a config, the launches.
 #include "../../blocks/product/cdna/target.h"
 #include "../gpu/plain.h"
-#include "../gpu/product.h"
 #include "../gpu/route_kernels.h"
 #include "choose.h"
+#include "launches.h"
 #include "streamed.h"
 #include "tiled.h"
 
 namespace rocm_kernels {
-namespace cdna {
+namespace cdna::moe {
 namespace {
 
 // ---- The kernels that exist -------------------------------------------------------------------
@@ -128,29 +128,28 @@ Status launch_grouped(GroupedEnd end, const GroupedProblem& p, const MoeConfig& 
 }
 
 }  // namespace
-}  // namespace cdna
 
 // ---- What moe/config.h and moe/gpu/product.h ask of a backend -----------------------------------
 
 Status choose_config(const MoeShape& shape, MoeConfig& config) {
-  cdna::Target target;
-  if (!cdna::current_target(target)) return cdna::kNoDevice;
+  Target target;
+  if (!current_target(target)) return kNoDevice;
   config = kept_choice<MoeConfig>(kMoeShapeFields, shape, target.id,
-                                  [&] { return cdna::choose_config(shape, target); });
+                                  [&] { return choose_config(shape, target); });
   return nullptr;
 }
 
 Status check_config(const MoeShape& shape, const MoeConfig& config) {
-  cdna::Target target;
-  if (!cdna::current_target(target)) return cdna::kNoDevice;
-  return cdna::check_config(shape, config, target);
+  Target target;
+  if (!current_target(target)) return kNoDevice;
+  return check_config(shape, config, target);
 }
 
 Status visit_configs(const MoeShape& shape, void (*visit)(const MoeConfig& config, void* state),
                      void* state) {
-  cdna::Target target;
-  if (!cdna::current_target(target)) return cdna::kNoDevice;
-  cdna::for_each_config(shape, target, [&](const MoeConfig& config) { visit(config, state); });
+  Target target;
+  if (!current_target(target)) return kNoDevice;
+  for_each_config(shape, target, [&](const MoeConfig& config) { visit(config, state); });
   return nullptr;
 }
 
@@ -160,8 +159,10 @@ Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& 
   if (config.design == MoeConfig::Design::kPlain) {
     return launch_plain_grouped(end, p, most_tiles, facts, stream);
   }
-  return cdna::launch_grouped(end, p, config, most_tiles, slots, stream);
+  return launch_grouped(end, p, config, most_tiles, slots, stream);
 }
+
+}  // namespace cdna::moe
 
 Status launch_routing(const RoutingProblem& p, const DeviceFacts& facts, Stream stream) {
   return launch_routing_kernels(p, facts, stream);

@@ -5,7 +5,7 @@
 #include "../../blocks/product/cdna/rows.h"
 #include "../gpu/problem.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::moe {
 
 #if ROCM_KERNELS_CDNA
 
@@ -88,4 +88,4 @@ struct ExpertRows {
 
 #endif
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::moe

@@ -31,7 +31,7 @@
 #include "streamed_tile.h"
 #include "tiles.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::moe {
 
 #if ROCM_KERNELS_CDNA
 
@@ -252,4 +252,4 @@ __global__ void __launch_bounds__(kStreamedWaves * 64)
 #endif
 }
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::moe

@@ -8,7 +8,7 @@
 #include "../gpu/order.h"
 #include "rows.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::moe {
 
 // What a workgroup of the streamed design goes by, beside its problem.
 struct StreamedWork {
@@ -145,4 +145,4 @@ struct TileRowsOfA {
 
 #endif
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::moe

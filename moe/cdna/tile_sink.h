@@ -11,7 +11,7 @@
 #include "rows.h"
 #include "tiles.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::moe {
 
 #if ROCM_KERNELS_CDNA
 
@@ -212,4 +212,4 @@ class GroupedTileSink {
 
 #endif
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::moe

@@ -25,7 +25,7 @@
 #include "mxfp4.h"
 #include "tile_sink.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::moe {
 
 #if ROCM_KERNELS_CDNA
 
@@ -72,4 +72,4 @@ __global__ void __launch_bounds__(kMoeTiles[kTile].threads(), 2)
 #endif
 }
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::moe

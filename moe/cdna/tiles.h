@@ -9,7 +9,7 @@
 #include "../../blocks/product/cdna/sink_lds.h"
 #include "../../blocks/product/cdna/tile.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::moe {
 
 constexpr GemmTile kMoeTiles[] = {
     {128, 256, 2, 4, 256, true},
@@ -85,4 +85,4 @@ constexpr int32_t streamed_lds_bytes(MmaKind kind, int32_t block_m, int32_t bloc
   return waves * streamed_place_bytes(kind, block_m, block_n) + 4 * (2 * block_n + block_m);
 }
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::moe

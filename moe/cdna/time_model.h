@@ -8,7 +8,7 @@
 
 #include "config.h"
 
-namespace rocm_kernels::cdna {
+namespace rocm_kernels::cdna::moe {
 
 // Experts that `rows` rows meet if routing is even.
 inline float touched_experts(const MoeShape& s) {
@@ -124,7 +124,7 @@ inline float modelled_time(const MoeShape& s, const MoeConfig& c, const Target& 
   float time =
       product_time(s, c, target, s.n, s.k, 1) + product_time(s, c, target, s.k, s.n / 2, c.split_k);
   constexpr float kRoutingUs = 3.0f;
-  if (!c.routes_itself(false, s.rows, s.experts)) time += kRoutingUs;
+  if (!c.routes_itself(s.rows, s.experts)) time += kRoutingUs;
   // h in float32 and again as FP8, where the first product does not end in groups.
   if (is_fp8(s.a()) && !(c.ends_in_groups() && (s.blocks & 2) != 0)) {
     time += 1.0f + 4.5f * s.rows * s.n / (target.terabytes_per_s * 1e6f);
@@ -133,4 +133,4 @@ inline float modelled_time(const MoeShape& s, const MoeConfig& c, const Target& 
   return time + 4.0f * s.rows * s.k * c.split_k / (target.terabytes_per_s * 1e6f);
 }
 
-}  // namespace rocm_kernels::cdna
+}  // namespace rocm_kernels::cdna::moe

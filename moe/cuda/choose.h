@@ -8,7 +8,7 @@
 #include "time_model.h"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 constexpr int64_t kL2Bytes = int64_t{32} << 20;  // that tiles may count on
 // Of them, for an expert's rows while its weights go by. Measured up to 18 MB.
@@ -66,5 +66,5 @@ inline MoeConfig choose_config(const MoeShape& s, const MoeDevice& device) {
   return quickest.config();
 }
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

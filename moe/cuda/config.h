@@ -1,5 +1,5 @@
-// What a config of the mixture-of-experts ops (moe/config.h) asks of an NVIDIA GPU: whether it can
-// serve a shape there, and by which pipeline. No CUDA header.
+// A config of the mixture-of-experts ops on NVIDIA GPUs: which kernels multiply, what they ask of
+// the device, and by which pipeline they serve a shape. No CUDA header.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,30 @@
 #include "tiles.h"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
+
+struct MoeConfig : MoeTiling {
+  enum class Design : int32_t {
+    kPlain,          // no tensor cores: any types and alignment, any GPU (gpu/plain.h)
+    kStreamed,       // few rows an expert: weights without a pause (streamed.cuh)
+    kTiled,          // tiles by mma.sync (tiled.cuh)
+    kWarpgroup,      // many rows an expert: gemm's tiles by TMA and wgmma (grouped_tiles.cuh)
+    kResident,       // few tokens in FP8: blocks keep all rows, and quantise them (resident.cuh)
+    kStreamedWgmma,  // few rows an expert in FP8: streamed to wgmma (streamed_wgmma.cuh)
+  };
+  static constexpr const char* kDesigns[] = {"plain",     "streamed", "tiled",
+                                             "warpgroup", "resident", "streamed_wgmma"};
+  Design design = Design::kPlain;
+
+  // What these say of the launches of a layer stands in moe/gpu/fused_moe.h.
+  bool routes_itself(int64_t, int64_t) const {
+    return is_resident() || design == Design::kStreamed || design == Design::kStreamedWgmma;
+  }
+  // The tile of two blocks of a cluster has the 128 columns.
+  bool ends_in_groups() const { return design == Design::kWarpgroup && block_n == 128; }
+  bool is_resident() const { return design == Design::kResident; }
+  bool sorts_rows() const { return design == Design::kWarpgroup; }
+};
 
 // The products of a layer: gate_up and down. (grouped_gemm's is the first.)
 inline int32_t k_of(const MoeShape& s, int product) { return product == 0 ? s.k : s.n / 2; }
@@ -130,7 +153,8 @@ inline Status check_warpgroup(const MoeShape& s, const MoeConfig& c, const MoeDe
 
 inline Status check_config(const MoeShape& s, const MoeConfig& c, const MoeDevice& device) {
   if (c.design == MoeConfig::Design::kPlain) {
-    return c == MoeConfig{} ? nullptr : "moe config: the plain design takes its default fields";
+    return equal_configs(c, MoeConfig{}) ? nullptr
+                                         : "moe config: the plain design takes its default fields";
   }
   if (s.n == 0 || s.k == 0) return "moe config: only the plain design takes an empty product";
   if (s.w() == DType::kFloat8E4M3FNUZ) {
@@ -176,5 +200,5 @@ inline bool streams_to_wgmma(const MoeShape& s, const MoeDevice& device) {
   return check_config(s, config, device) == nullptr;
 }
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

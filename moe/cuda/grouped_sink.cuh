@@ -28,7 +28,7 @@
 #include "tiles.h"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 struct GroupedTilesProblem {
   GroupedProblem product;
@@ -493,5 +493,5 @@ class GroupedSink {
   int staged_ = 0;  // steps that went through this warp's staging
 };
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

@@ -2,7 +2,7 @@
 #include "launch_grouped_tiles.cuh"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 Status launch_grouped_tiles(const ProductLaunch& call, Stream stream) {
   const GroupedProblem& p = call.product;
@@ -15,5 +15,5 @@ Status launch_grouped_tiles(const ProductLaunch& call, Stream stream) {
              : launch_tiles_of<DType::kFloat8E4M3FN, false, 4>(call, stream);
 }
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

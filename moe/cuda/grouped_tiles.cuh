@@ -14,7 +14,7 @@
 #include "grouped_sink.cuh"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 struct GroupedPlace : TilePlace {
   int32_t expert;
@@ -149,5 +149,5 @@ class GroupedTiles {
   int tiles_m_ = 0;
 };
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

@@ -8,7 +8,7 @@
 #include "tiles.h"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 // The map of all experts' weights: for gate_up a box has rows of gates and rows of ups.
 inline Status make_experts_map(CUtensorMap& map, const ProductLaunch& call, int line_bytes) {
@@ -109,5 +109,5 @@ Status launch_tiles_of(const ProductLaunch& call, Stream stream) {
   }
 }
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

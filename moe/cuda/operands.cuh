@@ -12,7 +12,7 @@
 #include "tiles.h"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 template <DType kADType, DType kWDType>
 struct GroupedTypes : MmaTypes<kADType, kWDType> {
@@ -77,5 +77,5 @@ struct WeightVector<Mxfp4Types> {
   }
 };
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

@@ -11,7 +11,7 @@
 #include "../config.h"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 // What the choice of a config depends on besides the shape.
 struct MoeDevice {
@@ -80,7 +80,7 @@ struct StreamedStage {
 
 // The stage of one product of a layer, rows of a of type `a` times w of `k` columns. Where a stage
 // of 32 rows would end half empty, 64 rows share it.
-inline StreamedStage streamed_stage(const MoeConfig& c, DType a, DType w, int64_t k,
+inline StreamedStage streamed_stage(const MoeTiling& c, DType a, DType w, int64_t k,
                                     bool block_scales) {
   StreamedStage stage;
   stage.block_m = c.block_m;
@@ -269,5 +269,5 @@ inline ResidentSplit resident_split(bool is_down, int64_t most_tiles, int64_t co
   return split;
 }
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

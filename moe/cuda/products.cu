@@ -1,6 +1,5 @@
 // Grouped products for NVIDIA GPUs: the kernels, the choice of a config, the launches.
 #include "../gpu/plain.h"
-#include "../gpu/product.h"
 #include "../gpu/route_kernels.h"
 #include "choose.h"
 #include "launches.h"
@@ -8,7 +7,7 @@
 
 namespace rocm_kernels {
 
-namespace cuda {
+namespace cuda::moe {
 namespace {
 
 // ---- The kernels that exist ---------------------------------------------------------------------
@@ -81,29 +80,28 @@ Status ask_moe_device(int id, MoeDevice& device) {
 Status current_moe_device(MoeDevice& device) { return ask_once<ask_moe_device>(device); }
 
 }  // namespace
-}  // namespace cuda
 
 // ---- What moe/config.h and moe/gpu/product.h ask of a backend -----------------------------------
 
 Status choose_config(const MoeShape& shape, MoeConfig& config) {
-  cuda::MoeDevice device;
-  if (const Status error = cuda::current_moe_device(device)) return error;
+  MoeDevice device;
+  if (const Status error = current_moe_device(device)) return error;
   config = kept_choice<MoeConfig>(kMoeShapeFields, shape, device.id,
-                                  [&] { return cuda::choose_config(shape, device); });
+                                  [&] { return choose_config(shape, device); });
   return nullptr;
 }
 
 Status check_config(const MoeShape& shape, const MoeConfig& config) {
-  cuda::MoeDevice device;
-  if (const Status error = cuda::current_moe_device(device)) return error;
-  return cuda::check_config(shape, config, device);
+  MoeDevice device;
+  if (const Status error = current_moe_device(device)) return error;
+  return check_config(shape, config, device);
 }
 
 Status visit_configs(const MoeShape& shape, void (*visit)(const MoeConfig& config, void* state),
                      void* state) {
-  cuda::MoeDevice device;
-  if (const Status error = cuda::current_moe_device(device)) return error;
-  cuda::for_each_config(shape, device, [&](const MoeConfig& config) { visit(config, state); });
+  MoeDevice device;
+  if (const Status error = current_moe_device(device)) return error;
+  for_each_config(shape, device, [&](const MoeConfig& config) { visit(config, state); });
   return nullptr;
 }
 
@@ -114,17 +112,19 @@ Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& 
   if (config.design == Design::kPlain)
     return launch_plain_grouped(end, p, most_tiles, facts, stream);
   if (config.design == Design::kTiled) {
-    return cuda::launch_tiled(end, p, config, most_tiles, facts, stream);
+    return launch_tiled(end, p, config, most_tiles, facts, stream);
   }
-  cuda::MoeDevice device;
-  if (const Status error = cuda::current_moe_device(device)) return error;
-  const cuda::ProductLaunch call = {end, p, config, slots, device};
-  if (config.design == Design::kStreamed) return cuda::launch_streamed(call, stream);
-  if (config.design == Design::kResident) return cuda::launch_resident(call, stream);
-  if (config.design == Design::kStreamedWgmma) return cuda::launch_streamed_wgmma(call, stream);
-  return p.w.dtype == p.a_dtype ? cuda::launch_grouped_tiles(call, stream)
-                                : cuda::launch_widened_tiles(call, stream);
+  MoeDevice device;
+  if (const Status error = current_moe_device(device)) return error;
+  const ProductLaunch call = {end, p, config, slots, device};
+  if (config.design == Design::kStreamed) return launch_streamed(call, stream);
+  if (config.design == Design::kResident) return launch_resident(call, stream);
+  if (config.design == Design::kStreamedWgmma) return launch_streamed_wgmma(call, stream);
+  return p.w.dtype == p.a_dtype ? launch_grouped_tiles(call, stream)
+                                : launch_widened_tiles(call, stream);
 }
+
+}  // namespace cuda::moe
 
 Status launch_routing(const RoutingProblem& p, const DeviceFacts& facts, Stream stream) {
   return launch_routing_kernels(p, facts, stream);

@@ -6,7 +6,7 @@
 #include "resident.cuh"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 namespace {
 
 using Kernel = void (*)(CUtensorMap, ResidentProblem);
@@ -60,5 +60,5 @@ Status launch_resident(const ProductLaunch& call, Stream stream) {
   return launch_kernel(kernel_of(call.end, p.a_dtype, shape.block_scales), launch, w_map, s);
 }
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

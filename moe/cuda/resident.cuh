@@ -50,7 +50,7 @@
 #include "streamed_units.cuh"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 // One of the products of 16 elements of K that a lane's vectors feed.
 struct ResidentMma : GroupedTypes<DType::kFloat8E4M3FN, DType::kFloat8E4M3FN> {
@@ -445,5 +445,5 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
 #endif
 }
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

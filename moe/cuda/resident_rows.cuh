@@ -9,7 +9,7 @@
 #include "streamed_units.cuh"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 constexpr float kLargest = fp8_max(DType::kFloat8E4M3FN);
 
@@ -157,5 +157,5 @@ struct ResidentRows {
   }
 };
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

@@ -4,7 +4,7 @@
 #include "streamed.cuh"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 namespace {
 
 using Kernel = void (*)(CUtensorMap, StreamedProblem);
@@ -79,5 +79,5 @@ Status launch_streamed(const ProductLaunch& call, Stream stream) {
   return launch_kernel(kernel_of(call.end, p, stage.block_m, stage.block_scales), launch, w_map, s);
 }
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

@@ -51,7 +51,7 @@
 #include "streamed_sink.cuh"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 // Where 16-byte vector `vector` of a row of `bytes` lies: how much of it there is.
 __device__ __forceinline__ int vector_bytes(int64_t left) {
@@ -424,5 +424,5 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
 #endif
 }
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

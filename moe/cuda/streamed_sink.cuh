@@ -8,7 +8,7 @@
 #include "streamed_units.cuh"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 // A warp's share of a stage: 64 bytes of K of 32 rows of w.
 struct StreamedShare {
@@ -115,5 +115,5 @@ class StreamedSink {
 
 #endif
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

@@ -12,7 +12,7 @@
 #include "pipelines.h"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 // The slots that a block sorts, to tiles of block_m.
 struct StreamedSlots {
@@ -260,5 +260,5 @@ class StreamedUnits {
   int tiles_ = 0;
 };
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

@@ -4,7 +4,7 @@
 #include "streamed_wgmma.cuh"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 namespace {
 
 using Kernel = void (*)(CUtensorMap, StreamedWgmmaProblem);
@@ -62,5 +62,5 @@ Status launch_streamed_wgmma(const ProductLaunch& call, Stream stream) {
   return launch_kernel(kernel_of(stage, is_gate_up), launch, w_map, s);
 }
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

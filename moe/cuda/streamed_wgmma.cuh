@@ -52,7 +52,7 @@
 #include "streamed_units.cuh"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 struct StreamedWgmmaProblem {
   GroupedProblem product;  // its rows are slots; tiles, tile_count and row_slots are not used
@@ -467,5 +467,5 @@ __global__ void __launch_bounds__(kStreamedWgmmaThreads, kStreamedWgmmaBlocksPer
 #endif
 }
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

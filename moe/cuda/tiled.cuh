@@ -33,7 +33,7 @@
 #include "tiles.h"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 // Grid: as many blocks as there can be tiles; those that the routing leaves without one leave at
 // once. Shared memory: num_stages * stage_bytes(). Rows of both operands start at multiples of 16
@@ -236,5 +236,5 @@ __global__ void __launch_bounds__(kMoeTiles[kTile].threads())
   }
 }
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

@@ -14,7 +14,7 @@
 #include "../config.h"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 constexpr int kMoeStepBytes = 64;  // of a row of w: four lanes x 16 bytes
 constexpr int kMoeWarpN = 32;
@@ -88,7 +88,7 @@ constexpr bool fits_registers(const MoeWarpgroupTile& tile, bool block_scales, b
 
 // Blocks that share rows of a: where both operands' boxes of a tile are more than L2 gives
 // (blocks/product/cuda/warpgroup.cuh). For few rows w is most of the bytes, and nobody shares it.
-constexpr int warpgroup_cluster(const MoeConfig& c) { return c.block_n == 128 ? 2 : 1; }
+constexpr int warpgroup_cluster(const MoeTiling& c) { return c.block_n == 128 ? 2 : 1; }
 
 // Whether most experts have one tile, of those for few rows, so that their weights are read once.
 constexpr bool reads_weights_once(int64_t rows, int64_t experts, int32_t block_m) {
@@ -106,21 +106,21 @@ constexpr int64_t kMoeStagedMostChunks = 4;  // of 128 bytes of K
 constexpr int moe_staging_buffers(int waves) { return waves == 1 ? 2 : 1; }
 
 // Bytes of a warp's, 0 where threads store what they have: where w is the 64-row operand, too.
-inline int warp_staging_bytes(const MoeConfig& c, int64_t k_bytes, bool wide_float32) {
+inline int warp_staging_bytes(const MoeTiling& c, int64_t k_bytes, bool wide_float32) {
   const bool swap_ab = c.block_n > c.block_m;
   if (swap_ab || !wide_float32 || k_bytes > kMoeStagedMostChunks * kChunkBytes) return 0;
   return moe_staging_buffers(c.block_m / 128) * kMoeStagedBytes;
 }
 
-inline int64_t warpgroup_bytes(const MoeConfig& c, int scale_bytes, int num_stages,
+inline int64_t warpgroup_bytes(const MoeTiling& c, int scale_bytes, int num_stages,
                                int warp_staging) {
   return warpgroup_shared_bytes(c.block_m, c.block_n, num_stages, scale_bytes + warp_staging);
 }
 // Of static shared memory: gemm's, and the places of two tiles' rows, or the greatest magnitudes of
 // two tiles' rows that the other block of the cluster has found.
-inline int64_t moe_static_bytes(const MoeConfig& c) { return kStaticBytes + 8 * c.block_m; }
+inline int64_t moe_static_bytes(const MoeTiling& c) { return kStaticBytes + 8 * c.block_m; }
 // Stages that fit a block which may have `shared_bytes`.
-inline int warpgroup_stages(const MoeConfig& c, int scale_bytes, int64_t shared_bytes,
+inline int warpgroup_stages(const MoeTiling& c, int scale_bytes, int64_t shared_bytes,
                             int warp_staging) {
   const int64_t stage = int64_t{c.block_m + c.block_n} * kChunkBytes;
   const int64_t left =
@@ -128,5 +128,5 @@ inline int warpgroup_stages(const MoeConfig& c, int scale_bytes, int64_t shared_
   return static_cast<int>(std::min<int64_t>(left / stage, kMaxStages));
 }
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

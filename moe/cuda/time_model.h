@@ -11,7 +11,7 @@
 #include "config.h"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 
 // Experts that `rows` rows meet if routing is even.
 inline float touched_experts(const MoeShape& s) {
@@ -220,5 +220,5 @@ inline float modelled_time(const MoeShape& s, const MoeConfig& c, const MoeDevic
   }
 }
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

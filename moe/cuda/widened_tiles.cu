@@ -3,7 +3,7 @@
 #include "launch_grouped_tiles.cuh"
 
 namespace rocm_kernels {
-namespace cuda {
+namespace cuda::moe {
 namespace {
 
 template <DType kType>
@@ -24,5 +24,5 @@ Status launch_widened_tiles(const ProductLaunch& call, Stream stream) {
                                        : launch_fp8_weights<DType::kFloat16>(call, stream);
 }
 
-}  // namespace cuda
+}  // namespace cuda::moe
 }  // namespace rocm_kernels

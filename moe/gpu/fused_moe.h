@@ -7,11 +7,14 @@
 //   down: h --> parts                                                      [split_k][slots][H]
 //   combine: weights . parts --> out                                       [T, H]
 //
-// A config may change these launches (MoeConfig's functions in config.h):
-//   routes_itself   no route; h has a row for each slot, in the order of slots
-//   sorts_rows      the second launch copies the rows of x to the order of experts, and quantises
+// A backend's MoeConfig may change these launches, by functions of these names:
+//   routes_itself   products find each expert's rows by themselves, from the ids: no route; h has a
+//   row for each slot, in the order of slots sorts_rows      the second launch copies the rows of x
+//   to the order of experts, and quantises
 //                   them if they are to be quantised
 //   is_resident     the two products alone: they route, quantise and combine
+//   ends_in_groups  the gate_up product's tile, or that of two blocks, has whole groups of 128
+//                   columns of h, and quantises them
 //
 // Each part of a sum has a place of its own in memory and is added in order, so nothing is counted,
 // awaited or cleared, and no bit depends on the order in which workgroups run.
@@ -79,6 +82,7 @@ struct FusedMoeMemory {
   void* wide_h = nullptr;  // before it is quantised: float32; not quantised: x's type
   float* parts = nullptr;
 
+  template <typename MoeConfig>
   FusedMoeMemory(WorkspacePieces& workspace, const FusedMoeArgs& args, const MoeConfig& config,
                  int64_t tokens) {
     const int64_t slots = tokens * args.k;
@@ -107,12 +111,14 @@ struct FusedMoeMemory {
   static int64_t chunks(int64_t slots) { return (slots + kSlotsPerChunk - 1) / kSlotsPerChunk; }
   static int64_t groups(int64_t columns) { return (columns + kScaleBlock - 1) / kScaleBlock; }
   // Whether the end of the gate_up product writes FP8.
+  template <typename MoeConfig>
   static bool ends_quantized(const FusedMoeArgs& args, const MoeConfig& config) {
     return is_quantized(args) && args.down.scale.is_blocked() && config.ends_in_groups();
   }
 };
 
-int64_t fused_moe_workspace_bytes(const FusedMoeArgs& args, const Context&) {
+template <typename MoeConfig>
+int64_t fused_moe_workspace_bytes(const FusedMoeArgs& args) {
   MoeConfig config;
   // What is wrong, the launch will say.
   if (check_sizes(args) || config_of(args.config, shape_of(args), config)) return 0;
@@ -122,6 +128,7 @@ int64_t fused_moe_workspace_bytes(const FusedMoeArgs& args, const Context&) {
 }
 
 // The launches of one slice.
+template <typename MoeConfig>
 class FusedMoeLayer {
  public:
   FusedMoeLayer(const FusedMoeArgs& args, const MoeConfig& config, const FusedMoeMemory& memory,
@@ -131,7 +138,7 @@ class FusedMoeLayer {
         memory_(memory),
         facts_(facts),
         stream_(stream),
-        routes_itself_(config.routes_itself(kNvidia, args.tokens * args.k, args.experts)),
+        routes_itself_(config.routes_itself(args.tokens * args.k, args.experts)),
         slots_(args.tokens * args.k),
         most_tiles_(most_row_tiles(slots_, args.experts, config.block_m)) {}
 
@@ -404,6 +411,7 @@ class FusedMoeLayer {
   int64_t slots_, most_tiles_;
 };
 
+template <typename MoeConfig>
 Status launch_fused_moe(const FusedMoeArgs& args, const Context& context) {
   DeviceFacts facts;
   MoeConfig config;
@@ -420,16 +428,17 @@ Status launch_fused_moe(const FusedMoeArgs& args, const Context& context) {
     slice.out = static_cast<uint8_t*>(args.out) + begin * args.out_stride * size_of(args.out_dtype);
     slice.topk_weights += begin * args.k;
     slice.topk_ids += begin * args.k;
-    const FusedMoeLayer layer(slice, config, memory, facts, stream_of(context));
+    const FusedMoeLayer<MoeConfig> layer(slice, config, memory, facts, stream_of(context));
     if (const Status error = layer.launch()) return error;
   }
   return nullptr;
 }
 
-Status visit_fused_moe_configs(const FusedMoeArgs& args, const Context&,
+template <typename MoeConfig>
+Status visit_fused_moe_configs(const FusedMoeArgs& args,
                                void (*visit)(const char* config, void* state), void* state) {
   if (const Status error = check_sizes(args)) return error;
-  return tell_configs(args.config, shape_of(args), visit, state);
+  return tell_configs<MoeConfig>(args.config, shape_of(args), visit, state);
 }
 
 }  // namespace rocm_kernels

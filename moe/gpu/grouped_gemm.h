@@ -38,13 +38,14 @@ struct GroupedGemmMemory {
   int32_t* tile_count;
   TileGroup* groups = nullptr;
 
-  GroupedGemmMemory(WorkspacePieces& workspace, const MoeConfig& config, int64_t most_tiles)
+  GroupedGemmMemory(WorkspacePieces& workspace, const MoeTiling& config, int64_t most_tiles)
       : tiles(workspace.take<RowTile>(most_tiles)), tile_count(workspace.take<int32_t>(2)) {
     if (config.walks_experts()) groups = workspace.take<TileGroup>(most_tiles);
   }
 };
 
-int64_t grouped_gemm_workspace_bytes(const GroupedGemmArgs& args, const Context&) {
+template <typename MoeConfig>
+int64_t grouped_gemm_workspace_bytes(const GroupedGemmArgs& args) {
   MoeConfig config;
   // What is wrong, the launch will say.
   if (check_sizes(args) || config_of(args.config, shape_of(args), config)) return 0;
@@ -53,6 +54,7 @@ int64_t grouped_gemm_workspace_bytes(const GroupedGemmArgs& args, const Context&
   return workspace.bytes();
 }
 
+template <typename MoeConfig>
 Status launch_grouped_gemm(const GroupedGemmArgs& args, const Context& context) {
   DeviceFacts facts;
   MoeConfig config;
@@ -95,10 +97,11 @@ Status launch_grouped_gemm(const GroupedGemmArgs& args, const Context& context) 
                         stream_of(context));
 }
 
-Status visit_grouped_gemm_configs(const GroupedGemmArgs& args, const Context&,
+template <typename MoeConfig>
+Status visit_grouped_gemm_configs(const GroupedGemmArgs& args,
                                   void (*visit)(const char* config, void* state), void* state) {
   if (const Status error = check_sizes(args)) return error;
-  return tell_configs(args.config, shape_of(args), visit, state);
+  return tell_configs<MoeConfig>(args.config, shape_of(args), visit, state);
 }
 
 }  // namespace rocm_kernels

@@ -39,10 +39,10 @@ struct RoutingProblem {
   int32_t group_m;
 };
 
-// Each GPU backend defines these once, in products.hip or products.cu.
-Status launch_product(GroupedEnd end, const GroupedProblem& p, const MoeConfig& config,
-                      int64_t most_tiles, const SlotIds& slots, const DeviceFacts& facts,
-                      Stream stream);
+// Each GPU backend defines it once, in products.hip or products.cu. Beside its MoeConfig it
+// declares
+//   launch_product(end, problem, config, most_tiles, slots, facts, stream)
+// which starts a grouped product (launches.h).
 Status launch_routing(const RoutingProblem& p, const DeviceFacts& facts, Stream stream);
 
 // Pieces of the workspace, one after the other. Without memory it counts their bytes.

@@ -67,40 +67,43 @@ void for_each_product(const Visit& visit) {
 static std::set<std::string> designs;  // of moe and attention, met on the GPU at hand
 
 static void check_moe(const Gpu& gpu, const MoeShape& s) {
-  cuda::MoeDevice device;
+  cuda::moe::MoeDevice device;
   device.sm_count = gpu.sm_count;
   device.compute_capability = gpu.compute_capability;
   device.shared_bytes_per_sm = gpu.sm_kilobytes << 10;
   device.shared_bytes_per_block = gpu.block_kilobytes << 10;
-  const auto check = [&](const MoeConfig& c) {
-    using Design = MoeConfig::Design;
-    designs.insert(MoeConfig::kDesigns[static_cast<size_t>(c.design)]);
+  const auto check = [&](const cuda::moe::MoeConfig& c) {
+    using Design = cuda::moe::MoeConfig::Design;
+    designs.insert(cuda::moe::MoeConfig::kDesigns[static_cast<size_t>(c.design)]);
     for (int product = 0; product < (s.fused ? 2 : 1); ++product) {
       const bool blocks = (s.blocks >> product & 1) != 0;
       if (c.design == Design::kTiled) {
-        const cuda::MoeTile& tile = cuda::kMoeTiles[cuda::find_moe_tile(c.block_m, c.block_n)];
-        expect_fit(gpu, c, tile.shared_bytes(cuda::moe_step_bytes_a(s.a(), s.w())));
+        const cuda::moe::MoeTile& tile =
+            cuda::moe::kMoeTiles[cuda::moe::find_moe_tile(c.block_m, c.block_n)];
+        expect_fit(gpu, c, tile.shared_bytes(cuda::moe::moe_step_bytes_a(s.a(), s.w())));
       } else if (c.design == Design::kStreamed) {
-        const cuda::StreamedStage stage = cuda::streamed_stage(s, c, product);
-        const int stages = cuda::streamed_stages(stage, s.rows, device);
+        const cuda::moe::StreamedStage stage = cuda::moe::streamed_stage(s, c, product);
+        const int stages = cuda::moe::streamed_stages(stage, s.rows, device);
         expect_fit(gpu, c,
-                   cuda::kStreamedStaticBytes + cuda::streamed_shared_bytes(stage, stages, s.rows),
-                   cuda::streamed_blocks_per_sm(c.block_m));
+                   cuda::moe::kStreamedStaticBytes +
+                       cuda::moe::streamed_shared_bytes(stage, stages, s.rows),
+                   cuda::moe::streamed_blocks_per_sm(c.block_m));
       } else if (c.design == Design::kStreamedWgmma) {
-        const cuda::StreamedWgmmaStage stage = {c.block_m, blocks};
-        const int stages = cuda::streamed_wgmma_stages(stage, s.rows, device);
-        expect_fit(gpu, c,
-                   stage.static_bytes() + cuda::streamed_wgmma_shared_bytes(stage, stages, s.rows),
-                   cuda::kStreamedWgmmaBlocksPerSm);
+        const cuda::moe::StreamedWgmmaStage stage = {c.block_m, blocks};
+        const int stages = cuda::moe::streamed_wgmma_stages(stage, s.rows, device);
+        expect_fit(
+            gpu, c,
+            stage.static_bytes() + cuda::moe::streamed_wgmma_shared_bytes(stage, stages, s.rows),
+            cuda::moe::kStreamedWgmmaBlocksPerSm);
       } else if (c.design == Design::kResident) {
-        const cuda::ResidentShape shape = cuda::resident_shape(s, device, product);
-        const int stages = cuda::resident_stages(shape, device);
-        expect_fit(gpu, c, 512 + cuda::resident_shared_bytes(shape, stages), 2);
+        const cuda::moe::ResidentShape shape = cuda::moe::resident_shape(s, device, product);
+        const int stages = cuda::moe::resident_stages(shape, device);
+        expect_fit(gpu, c, 512 + cuda::moe::resident_shared_bytes(shape, stages), 2);
       }
     }
   };
-  check(cuda::choose_config(s, device));
-  cuda::for_each_config(s, device, check);
+  check(cuda::moe::choose_config(s, device));
+  cuda::moe::for_each_config(s, device, check);
 }
 
 static void check_all_moe(const Gpu& gpu) {
