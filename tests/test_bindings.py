@@ -6,14 +6,17 @@ is stored of an op (binding_sources.py) must have come: a check that is taken ou
 nothing reaches, fails.
 """
 
+import functools
 import json
 import math
 import re
 
+import kernels
 import pytest
 import torch
 from binding_sources import FORMS, STORED, current, matches, messages_of
 from binding_sources import ops as defined_ops
+from project import REPO_ID
 
 pytestmark = pytest.mark.usefixtures("on_device")
 
@@ -162,6 +165,26 @@ def grouped():
     yield {**rows, "a": half(M, K), "w": half(E, N, K), "scale_a": None, "scale_w": None}
 
 
+@functools.cache
+def lone_memory():
+    """Of a group of two ranks that are one and the same: it waits for nobody."""
+    memory = torch.zeros(1 << 16, dtype=torch.uint8)
+    comm = kernels.get_kernel(REPO_ID, version=1, backend="cpu").comm
+    comm.memory.write_header(memory, 0, [memory.data_ptr()] * 2)
+    return memory
+
+
+def exchanges(of_out, of_x):
+    """Of ops whose out has `of_out` elements for `of_x` of x."""
+
+    def calls():
+        tensors = {"out": torch.randn(of_out * M, K), "x": torch.randn(of_x * M, K)}
+        group = {"memory": lone_memory().data_ptr(), "rank": 0, "ranks": 2, "timeout": 9.0}
+        yield {**tensors, **group}
+
+    return calls
+
+
 def tuned():
     dtypes = {"a_dtype": "bfloat16", "w_dtype": "bfloat16", "block_scales": False}
     yield {"device": -1, "rows": 4, "n": N, "k": K, **dtypes, "config": ""}
@@ -173,6 +196,9 @@ def limits():
 
 # Name of each op -> right calls of it, and what else they take.
 CALLS = {
+    "all_reduce": (exchanges(1, 1), {}),
+    "reduce_scatter": (exchanges(1, 2), {}),
+    "all_gather": (exchanges(2, 1), {}),
     "rmsnorm_fp8": (norms, {}),
     "swiglu_fp8": (activations, {}),
     "attention": (attentions, {"config": ""}),
@@ -253,7 +279,11 @@ def pairs(ops, op, call):
 
 
 # What may be worked on where it lies.
-IN_PLACE = {("rope_and_cache", "out", "q"), ("rope_and_cache", "k_out", "k")}
+IN_PLACE = {
+    ("all_reduce", "out", "x"),
+    ("rope_and_cache", "out", "q"),
+    ("rope_and_cache", "k_out", "k"),
+}
 
 
 def user_name(name, call):
@@ -355,6 +385,9 @@ def beyond(op):
     call = {**next(calls()), **more}
     if "ue8m0" in call:
         yield from ({**right, **more, "ue8m0": True} for right in calls())
+    if op == "all_reduce":
+        both = torch.randn(2 * M, K)
+        yield {**call, "out": both[:M], "x": both[1 : M + 1]}
     if op == "rope_and_cache":
         yield {**call, "rotary_dim": 0, "cos": None}
         yield {**call, "k": None, "v": None, "k_out": None}

@@ -8,6 +8,13 @@
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
+      "all_reduce(Tensor(a!) out, Tensor x, int memory, int rank, int ranks, float timeout) -> ()");
+  ops.def(
+      "reduce_scatter(Tensor(a!) out, Tensor x, int memory, int rank, int ranks, float timeout) -> "
+      "()");
+  ops.def(
+      "all_gather(Tensor(a!) out, Tensor x, int memory, int rank, int ranks, float timeout) -> ()");
+  ops.def(
       "attention(Tensor(a!) out, Tensor(b!)? lse, Tensor q, Tensor k, Tensor v, "
       "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? leftpad_k, Tensor? "
       "block_table, "
@@ -68,6 +75,9 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 #else  // ROCm registers under the CUDA key, as torch does.
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
 #endif
+  ops.impl("all_reduce", TORCH_BOX(&all_reduce));
+  ops.impl("reduce_scatter", TORCH_BOX(&reduce_scatter));
+  ops.impl("all_gather", TORCH_BOX(&all_gather));
   ops.impl("attention", TORCH_BOX(&attention));
   ops.impl("rope_and_cache", TORCH_BOX(&rope_and_cache));
   ops.impl("rmsnorm_fp8", TORCH_BOX(&rmsnorm_fp8));

@@ -4,7 +4,7 @@ Every function takes torch tensors on the CPU, a ROCm or a CUDA device and has a
 the same name in ``rocm_kernels.reference``.
 """
 
-from . import layers, models, reference, tuning
+from . import comm, layers, models, reference, tuning
 from .functional import (
     apply_rms_norm,
     flash_attn_func,
@@ -41,6 +41,7 @@ load_from_environment()
 
 __all__ = [
     "apply_rms_norm",
+    "comm",
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",

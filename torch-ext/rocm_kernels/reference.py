@@ -16,6 +16,15 @@ MIN_SCALE = torch.finfo(torch.float32).tiny
 SCALE_BLOCK = 128
 
 
+def all_reduce(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of the ranks' x, ``parts`` in the ranks' order: of
+    :meth:`rocm_kernels.comm.Communicator.all_reduce`."""
+    total = torch.zeros(parts[0].shape, dtype=torch.float32, device=parts[0].device)
+    for part in parts:
+        total = total + part.float()
+    return total.to(parts[0].dtype)
+
+
 def rmsnorm(
     x: torch.Tensor,
     weight: torch.Tensor,

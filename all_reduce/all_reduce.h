@@ -1,0 +1,38 @@
+// Exchanges between the ranks of a group, r = 0 .. ranks - 1, each with an x of its own:
+//
+//   all_reduce       out[i] = sum_r x_r[i]                    the same bits on every rank
+//   reduce_scatter   out[i] = sum_r x_r[rank * count + i]     count: elements of out
+//   all_gather       out[r * count + i] = x_r[i]              count: elements of x
+//
+// A sum begins with 0 and adds the ranks' elements in their order, in float32; it is rounded once,
+// to x's type. So a sum is never -0, and whether a rank's zeros have a sign does not matter.
+//
+// Each backend defines launch_exchange once: cpu/all_reduce.cpp, cuda/all_reduce.cu,
+// cdna/all_reduce.hip.
+#pragma once
+
+#include "../common/core/context.h"
+#include "../common/core/dtype.h"
+
+namespace rocm_kernels {
+
+enum class Exchanged : int32_t { kAllReduce, kReduceScatter, kAllGather };
+
+struct ExchangeArgs {
+  Exchanged what = Exchanged::kAllReduce;
+  int64_t elements = 0;            // of x
+  const void* x = nullptr;         // [elements], contiguous
+  void* out = nullptr;             // contiguous; may be x where they have as many elements
+  DType dtype = DType::kBFloat16;  // float32, float16 or bfloat16
+
+  void* memory = nullptr;  // this rank's, see blocks/peers/memory.h
+  int32_t rank = 0;
+  int32_t ranks = 0;
+  double timeout = 0.0;  // seconds after which a rank that did not come is given up
+};
+
+// Caller's duty: elements > 0, a whole number of `ranks` for kReduceScatter; 2 to 8 ranks, all of
+// which make the same calls of one memory in the same order, one after the other.
+Status launch_exchange(const ExchangeArgs& args, const Context& context);
+
+}  // namespace rocm_kernels

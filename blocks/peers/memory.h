@@ -1,0 +1,31 @@
+// The memory that a rank shares with the others of its group: a header, then room for data.
+//
+// torch-ext/rocm_kernels/comm/memory.py makes it and writes the first fields of the header; an op
+// gets its address. Epochs count the exchanges of a group from 1 on, never come again,
+// and are kept here and not by a caller, so that a captured graph may be replayed.
+#pragma once
+
+#include <cstdint>
+
+namespace rocm_kernels {
+
+constexpr int kMostRanks = 8;
+constexpr uint64_t kPeerMagic = 0x3152454550534B52;  // "RKSPEER1"
+constexpr int64_t kPeerHeaderBytes = 4096;
+
+struct PeerHeader {
+  // Written once, before any op.
+  uint64_t magic;
+  uint32_t rank;
+  uint32_t ranks;
+  int64_t data_bytes;          // behind the header
+  uint64_t peers[kMostRanks];  // the ranks' headers, own included, where this process has them
+
+  // The CPU's: each on a cache line of its own, since one rank writes it and all others read it.
+  alignas(64) uint64_t ready;     // the last epoch whose data lie here
+  alignas(64) uint64_t calls[2];  // what this rank called in an even and in an odd epoch
+  uint64_t failed;                // 1: this rank gave up, and the group with it
+};
+static_assert(sizeof(PeerHeader) <= kPeerHeaderBytes);
+
+}  // namespace rocm_kernels

@@ -1,0 +1,169 @@
+"""The ops that exchange, as methods of what they share."""
+
+from typing import Any, Optional, Tuple
+
+import torch
+
+from .._ops import ops
+from ..functional.fp8 import QuantizedOut
+from ..functional.gradients import mark_written, needs_gradient, refuse_gradient
+from ..functional.norm import rmsnorm_fp8
+from ..functional.product import fp8_linear
+from ..functional.rows import explain
+from ..functional.shapes import register_shapes
+from .memory import MOST_RANKS, require_on_all_ranks, shared_memory
+
+_all_reduce = ops.all_reduce.default
+_reduce_scatter = ops.reduce_scatter.default
+_all_gather = ops.all_gather.default
+
+for _name in ("all_reduce", "reduce_scatter", "all_gather"):
+    register_shapes(_name)
+
+
+class Communicator:
+    """Memory that 2 to 8 ranks of one host share, and the ops that exchange through it.
+
+    The result of a sum has the same bits on every rank: the ranks' elements are added in their
+    order, from 0 on, in float32, and rounded once.
+
+    All ranks make the same calls in the same order, one after the other: a rank that does not call
+    within ``timeout`` is an error on the others, and the communicator is of no more use then.
+
+    Args:
+        group: a process group of torch.distributed; None: the default one. All its ranks must make
+            the communicator.
+        max_bytes: of the largest x of a call; the memory taken is twice as much.
+        timeout: seconds. Generous, since a rank may compile or load while the others wait.
+    """
+
+    def __init__(
+        self, group: Optional[Any] = None, max_bytes: int = 1 << 23, *, timeout: float = 300.0
+    ) -> None:
+        dist = torch.distributed
+        if not dist.is_available() or not dist.is_initialized():
+            raise RuntimeError(
+                "a Communicator needs a process group: call torch.distributed.init_process_group "
+                "first"
+            )
+        group = dist.group.WORLD if group is None else group
+        self.rank: int = dist.get_rank(group)
+        self.ranks: int = dist.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError("a Communicator is made by the ranks of its group, and this is none")
+        if not 2 <= self.ranks <= MOST_RANKS:
+            raise ValueError(f"a Communicator takes 2 to {MOST_RANKS} ranks, got {self.ranks}")
+        self.max_bytes, self.timeout = int(max_bytes), float(timeout)
+        asked = [None] * self.ranks
+        dist.all_gather_object(asked, self.max_bytes, group=group)
+        why = None
+        if self.max_bytes <= 0 or len({*asked}) > 1:
+            why = f"max_bytes must be positive and the same on every rank, got {asked}"
+        require_on_all_ranks(group, why)
+        self._memory: Optional[torch.Tensor] = shared_memory(group, 2 * self.max_bytes)
+        self._address: int = self._memory.data_ptr()
+
+    def close(self) -> None:
+        """Gives this rank's memory back; what others still read of it stays until they close."""
+        self._memory, self._address = None, 0
+
+    def all_reduce(self, x: torch.Tensor, out: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """The sum of the ranks' x.
+
+        Args:
+            x: ``[...]``, float32, float16 or bfloat16, of the same shape on every rank.
+            out: like x, to write the sum to; may be x.
+        """
+        return self._exchange("all_reduce", _all_reduce, x, out, None)
+
+    def reduce_scatter(self, x: torch.Tensor, out: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """The sum of the ranks' x, of which each rank gets a part of the first dimension.
+
+        Args:
+            x: ``[ranks * n, ...]``, as in :meth:`all_reduce`.
+            out: ``[n, ...]``.
+        """
+        rows = x.shape[0] if isinstance(x, torch.Tensor) and x.dim() else 0
+        if rows % self.ranks:
+            raise ValueError(
+                f"x must have a multiple of {self.ranks} rows for as many ranks, got "
+                f"{tuple(x.shape)}"
+            )
+        return self._exchange("reduce_scatter", _reduce_scatter, x, out, rows // self.ranks)
+
+    def all_gather(self, x: torch.Tensor, out: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """The ranks' x, one after the other along the first dimension.
+
+        Args:
+            x: ``[n, ...]``, as in :meth:`all_reduce`.
+            out: ``[ranks * n, ...]``.
+        """
+        rows = x.shape[0] if isinstance(x, torch.Tensor) and x.dim() else 1
+        return self._exchange("all_gather", _all_gather, x, out, rows * self.ranks)
+
+    def all_reduce_rmsnorm_fp8(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float = 1e-6,
+        residual: Optional[torch.Tensor] = None,
+        *,
+        scale: Optional[torch.Tensor] = None,
+        group_size: Optional[int] = None,
+        scale_ub: Optional[float] = None,
+        scale_fmt: Optional[str] = None,
+        fp8_dtype: Optional[torch.dtype] = None,
+        weight_offset: float = 0.0,
+        residual_out: Optional[torch.Tensor] = None,
+        out: QuantizedOut = None,
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """:func:`rocm_kernels.rmsnorm_fp8` of :meth:`all_reduce`'s result, to the bit, with the
+        arguments and results of that."""
+        return rmsnorm_fp8(
+            self.all_reduce(x), weight, eps, residual, scale=scale, group_size=group_size,
+            scale_ub=scale_ub, scale_fmt=scale_fmt, fp8_dtype=fp8_dtype,
+            weight_offset=weight_offset, residual_out=residual_out, out=out,
+        )  # fmt: skip
+
+    def linear_all_reduce(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        scale_w: torch.Tensor,
+        *,
+        scale_x: Optional[torch.Tensor] = None,
+        scale_fmt: Optional[str] = None,
+        bias: Optional[torch.Tensor] = None,
+        out_dtype: Optional[torch.dtype] = None,
+    ) -> torch.Tensor:
+        """The sum of the ranks' :func:`rocm_kernels.fp8_linear`, each of its share of K.
+
+        Args as there; a bias is added once, by rank 0. Two kernels: below some 256 rows a product
+        that sends its own tiles is slower than a product and a sum (docs/kernels/all_reduce.md).
+        """
+        y = fp8_linear(
+            x, w, scale_w, scale_x=scale_x, scale_fmt=scale_fmt,
+            bias=bias if self.rank == 0 else None, out_dtype=out_dtype,
+        )  # fmt: skip
+        return self.all_reduce(y, out=y)
+
+    def _exchange(
+        self, name: str, op: Any, x: torch.Tensor, out: Optional[torch.Tensor], rows: Optional[int]
+    ) -> torch.Tensor:
+        """`rows`: of the result; None: as many as x has."""
+        if self._address == 0:
+            raise RuntimeError("the Communicator is closed: make a new one")
+        try:
+            if needs_gradient(x, out):
+                refuse_gradient(name, x=x, out=out)
+            x = x.contiguous()
+            result = out
+            if result is None:
+                shape = x.shape if rows is None else (rows, *x.shape[1:])
+                result = torch.empty(shape, dtype=x.dtype, device=x.device)
+            op(result, x, self._address, self.rank, self.ranks, self.timeout)
+            mark_written(out)
+            return result
+        except Exception:
+            explain({"x": x}, {"out": out})
+            raise

@@ -1,0 +1,93 @@
+"""Memory that the ranks of a group share: a header and room for data each, as
+blocks/peers/memory.h describes it."""
+
+import os
+import struct
+import tempfile
+from typing import Any, List, Optional
+
+import torch
+
+MOST_RANKS = 8
+_HEADER_BYTES = 4096
+_MAGIC = 0x3152454550534B52
+_PAGE = 4096
+
+
+def shared_memory(group: Any, data_bytes: int) -> torch.Tensor:
+    """This rank's bytes, zeros behind the header's first fields; on the CPU, of processes of one
+    host.
+
+    Every rank maps one file whole. Its name is gone before this returns, so the memory goes with
+    the last process that has it, however that ends.
+    """
+    dist = torch.distributed
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    size = _HEADER_BYTES + -(-data_bytes // _PAGE) * _PAGE
+    made: List[Any] = [None, None]  # the file, or why there is none
+    if rank == 0:
+        try:
+            made[0] = _new_file(ranks * size)
+        except OSError as error:
+            made[1] = f"rank 0 cannot make {ranks * size} bytes of shared memory: {error}"
+    try:
+        dist.broadcast_object_list(made, src=dist.get_global_rank(group, 0), group=group)
+        path, why = made
+        mapped: Optional[torch.Tensor] = None
+        if why is None:
+            try:
+                os.stat(path)  # torch would make the file
+                mapped = torch.from_file(path, shared=True, size=ranks * size, dtype=torch.uint8)
+            except (OSError, RuntimeError) as error:
+                why = (
+                    f"rank {rank} cannot map rank 0's memory, though all ranks must run on one "
+                    f"host: {error}"
+                )
+        require_on_all_ranks(group, why)
+    finally:
+        if rank == 0 and made[0] is not None:
+            os.unlink(made[0])
+    own = mapped[rank * size : (rank + 1) * size]
+    peers = [mapped.data_ptr() + r * size for r in range(ranks)]
+    write_header(own, rank, peers)
+    dist.barrier(group)  # nobody reads a header that is not there
+    return own
+
+
+def write_header(own: torch.Tensor, rank: int, peers: List[int]) -> None:
+    """The fields of a header that are written once.
+
+    Args:
+        own: this rank's bytes.
+        peers: the addresses of all ranks' bytes, as this process has them.
+    """
+    data_bytes = own.numel() - _HEADER_BYTES
+    addresses = [*peers, *[0] * (MOST_RANKS - len(peers))]
+    fields = struct.pack(f"<QIIq{MOST_RANKS}Q", _MAGIC, rank, len(peers), data_bytes, *addresses)
+    own[: len(fields)].copy_(torch.frombuffer(bytearray(fields), dtype=torch.uint8))
+
+
+def require_on_all_ranks(group: Any, why: Optional[str]) -> None:
+    """Raises on every rank what any rank has to say; None: nothing."""
+    said: List[Optional[str]] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(said, why, group=group)
+    found = [text for text in said if text is not None]
+    if found:
+        raise RuntimeError(found[0])
+
+
+def _new_file(size: int) -> str:
+    """A file of that many zeros, in memory where the system has a place for that."""
+    folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    handle, path = tempfile.mkstemp(prefix="rocm_kernels_", dir=folder)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, size)  # a file without blocks kills who writes to it
+        else:
+            os.ftruncate(handle, size)
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(handle)
+    return path
