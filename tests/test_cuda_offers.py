@@ -1,6 +1,8 @@
 """What NVIDIA's choices of a config offer fits the shared memory of every generation of GPUs: by
 the host's own compiler and without a GPU (tests/launches/offers.cpp)."""
 
+import json
+import re
 import subprocess
 
 import pytest
@@ -34,3 +36,33 @@ def test_every_gpu_is_offered_its_designs(played):
     """A check that is too strict would leave a GPU with less than it can run."""
     expected = [f"sm_{capability}: {names}" for capability, names in DESIGNS.items()]
     assert [line for line in played if line in expected] == expected, played[-8:]
+
+
+@pytest.mark.parametrize(
+    "limit, kind, times",
+    [
+        ("kQuickestByWgmma", "row", "rocm-kernels"),
+        ("kQuickest16Bit", "weights", "rocm-kernels, bf16 x FP8"),
+    ],
+)
+def test_few_rows_go_where_they_were_measured_to_be_quickest(limit, kind, times):
+    """skinny_gemm never takes longer than gemm would: by every product that both families were
+    timed of."""
+    text = (ROOT / "skinny_gemm/cuda/time_model.h").read_text()
+    most = re.search(rf"{limit} = (\w+);", text)[1]
+    most = 64 if most == "kSkinnyGemmMaxRows" else int(most)
+    few = {
+        (case["m"], case["n"], case["k"]): case["times"][times]["median"]
+        for case in json.loads((ROOT / "benchmarks/results/h200.json").read_text())["cases"]
+        if case["op"] == "skinny_gemm"
+    }
+    cells = json.loads((ROOT / "benchmarks/results/h200_gemm.json").read_text())["cells"]
+    compared = [
+        (cell["m"] <= most, few[key] < cell["ours"])
+        for cell in cells
+        if cell["kind"] == kind
+        and cell["config"].startswith("warpgroup ")
+        and (key := (cell["m"], cell["n"], cell["k"])) in few
+    ]
+    assert len(compared) >= 6
+    assert all(taken == quicker for taken, quicker in compared), compared

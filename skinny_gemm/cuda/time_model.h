@@ -23,14 +23,29 @@ constexpr int kWarpgroupInFlight = 70 << 10;
 // registers, 2.8 through shared memory.
 constexpr int64_t kSmallBytes = 2 << 20;
 
-// Up to how many rows these kernels are the quicker, `by_wgmma`: than gemm's tiles by wgmma.
-// mma.sync keeps up with the weight for 16 rows, for 32 where a has 16 bits: with block scales 32
-// and 64 rows took 132 and 193 us on an H100 that wgmma takes 50 for. FP8 has wgmma among these
-// kernels, too.
+// Up to how many rows of a these kernels are the quicker where gemm's tiles by wgmma serve, too. On
+// an H200 (benchmarks/results/h200.json and h200_gemm.json, which a test compares with these), us
+// of 28672 x 4096 and of 4096 x 14336:
+//
+//                                rows   these kernels   gemm's tiles
+//   FP8, scales of rows           64      33.2, 17.9      34.5, 19.6
+//   16-bit a, FP8 w               24      37.6, 21.8      47.7, 24.7
+//                                 48      76.5, 36.8      53.0, 27.6
+//   FP8, block scales             32      132             50 (of one weight on an H100)
+//                                 64      193             50
+//
+// The first line is wgmma's, here as there; the others are mma.sync's, which multiplies 16 rows of
+// an FP8 a, and 32 of a 16-bit one, while the weights come. FP8 with a K that is no whole number of
+// chunks has mma.sync alone, as block scales have.
+constexpr int64_t kQuickestByWgmma = kSkinnyGemmMaxRows;
+constexpr int64_t kQuickest16Bit = 32;
+constexpr int64_t kQuickestFp8 = 16;
+
+// `by_wgmma`: whether gemm's tiles would be wgmma's.
 inline int64_t quickest_rows(const GemmArgs& args, bool by_wgmma) {
   if (!by_wgmma) return kSkinnyGemmMaxRows;
-  if (!is_fp8(args.a_dtype)) return 32;
-  return is_block_scaled(args) || args.k % kChunkBytes != 0 ? 16 : kSkinnyGemmMaxRows;
+  if (!is_fp8(args.a_dtype)) return kQuickest16Bit;
+  return is_block_scaled(args) || args.k % kChunkBytes != 0 ? kQuickestFp8 : kQuickestByWgmma;
 }
 
 }  // namespace cuda::skinny
