@@ -98,16 +98,19 @@ def _link(compiler: str, objects: list[str], target: pathlib.Path, flags: list[s
 
 
 def _shown(results, total: int):
-    """Passes `results` on; from the second second on it says on a terminal how many there are."""
+    """Passes `results` on; from the second second on it says how many there are: on a terminal in
+    one line that changes, in a log in a line for each quarter."""
     start = time.monotonic()
-    shown = False
+    terminal, shown = sys.stderr.isatty(), 0
     for n, result in enumerate(results, 1):
-        if sys.stderr.isatty() and time.monotonic() - start > 1:
-            shown = True
-            print(f"\rcdna-simulator compiles its engine, once: {n} of {total} files", end="",
+        quarter = 4 * n // total
+        if time.monotonic() - start > 1 and (terminal or quarter > shown):
+            shown = max(quarter, 1)
+            text = f"cdna-simulator compiles its engine, once: {n} of {total} files"
+            print(f"\r{text}" if terminal else text, end="" if terminal else "\n",
                   file=sys.stderr, flush=True)  # fmt: skip
         yield result
-    if shown:
+    if terminal and shown:
         print(file=sys.stderr)
 
 

@@ -307,6 +307,7 @@ struct Wave {
   u32 mode = 0;
   u64 executed = 0;
   u32 sleep = 0;
+  u64 arrived = 0;  // the round of the grid's barrier that the wave waits for, else 0
   u32 indexed = 0;  // s_set_gpr_idx: operands whose register number M0 shifts (1, 2, 4, 8: DST)
   int id = 0;
   // What polls found, and whether since the last look some found the same again or something new.

@@ -74,10 +74,11 @@ void parseMemoryOperands(Inst& i, std::vector<Operand>& ops) {
 
 bool hasNoDestination(const std::string& name) {
   for (const char* prefix :
-       {"s_cmp_",        "s_bitcmp",        "s_setpc",    "s_setreg",  "s_cbranch", "s_branch",
-        "s_endpgm",      "s_barrier",       "s_nop",      "s_sleep",   "s_setprio", "s_trap",
-        "s_sethalt",     "s_sendmsg",       "v_nop",      "s_icache",  "s_dcache",  "s_ttrace",
-        "s_set_gpr_idx", "s_inst_prefetch", "buffer_inv", "buffer_wb", "s_decperf", "s_incperf"}) {
+       {"s_cmp_",     "s_bitcmp",  "s_setpc",   "s_setreg",      "s_cbranch",
+        "s_branch",   "s_endpgm",  "s_barrier", "s_nop",         "s_sleep",
+        "s_setprio",  "s_trap",    "s_sethalt", "s_sendmsg",     "v_nop",
+        "s_icache",   "s_dcache",  "s_ttrace",  "s_set_gpr_idx", "s_inst_prefetch",
+        "buffer_inv", "buffer_wb", "s_decperf", "s_incperf",     "ds_gws_barrier"}) {
     if (name.starts_with(prefix)) return true;
   }
   return false;

@@ -198,6 +198,8 @@ void parseModifier(Inst& i, const std::string& word) {
     i.idxen = true;
   else if (key == "clamp")
     i.clamp = true;
+  else if (key == "gds" && i.name == "ds_gws_barrier")
+    ;  // it has no other form
   else if (key == "mul")
     i.omod = value == "2" ? 1 : 2;
   else if (key == "div")

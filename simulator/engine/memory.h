@@ -188,6 +188,14 @@ class Dependences {
 
 struct Recording;
 
+// ds_gws_barrier, the barrier of a whole grid: rounds, and what its waves know of one another.
+struct GridBarrier {
+  std::mutex lock;
+  u64 round = 1;
+  u32 waves = 0;
+  KnowledgePtr gathered, given;
+};
+
 struct Launch {
   const CodeObject* object = nullptr;
   const Kernel* kernel = nullptr;
@@ -205,6 +213,7 @@ struct Launch {
 
   std::mutex atomicLock;  // of atomics on global memory that may hand something on
   FlagTable flags;
+  GridBarrier gridBarrier;
   GlobalShadow shadow;
   Dependences dependences;
   // Write-backs that a release did not wait for, by workgroup and wave; under findingsLock.
@@ -326,6 +335,8 @@ void workgroupBarrier(Workgroup& wg);
 void issueSync(Wave& w, MemOp& op);
 void performSync(Wave& w, MemOp& op);
 void completeSync(Wave& w, MemOp& op);
+void gridArrive(Wave& w, GridBarrier& barrier);  // under its lock
+void gridLeave(Wave& w, const GridBarrier& barrier);
 
 // Race checker (race.cpp). Accesses are checked when they take effect; `lanes` are those meant.
 void raceGlobal(Wave& w, MemOp& op, u64 lanes, bool write);

@@ -36,6 +36,33 @@ void barrier(Wave& w, const Inst&) {
   ++w.wg->atBarrier;
 }
 
+// The barrier of the whole grid, of which one wave of each workgroup takes part. VDATA is how many
+// of them there are besides it. The order of memory is the fences' affair, as everywhere.
+void gridBarrier(Wave& w, const Inst& i) {
+  if (!w.exec()) return;
+  GridBarrier& barrier = w.wg->launch->gridBarrier;
+  std::lock_guard guard(barrier.lock);
+  u32 all = w.row(i.src[0].index)[__builtin_ctzll(w.exec())] + 1;
+  if (!w.arrived) {
+    gridArrive(w, barrier);
+    w.arrived = barrier.round;
+    w.wg->worker->change();
+    if (++barrier.waves >= all) {
+      barrier.waves = 0;
+      ++barrier.round;
+      barrier.given = std::move(barrier.gathered);
+    }
+  }
+  if (w.arrived == barrier.round) {  // once more, in its next turn
+    --w.pc;
+    w.sleep = 1;
+    w.waited = true;
+    return;
+  }
+  gridLeave(w, barrier);
+  w.arrived = 0;
+}
+
 void endProgram(Wave& w, const Inst&) {
   waitVm(w, 0);
   waitLgkm(w, 0);
@@ -104,6 +131,7 @@ void registerControl(OpTable& t) {
       Class::Branch);
   add("s_waitcnt", waitCount, Class::Wait);
   add("s_barrier", barrier, Class::Barrier);
+  add("ds_gws_barrier", gridBarrier, Class::Barrier);
   add("s_endpgm", endProgram, Class::Other);
   add("s_sleep", [](Wave& w, const Inst& i) { w.sleep = i.simm & 127; }, Class::Wait);
   add("s_memtime", timeStamp, Class::Smem);

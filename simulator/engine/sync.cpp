@@ -117,6 +117,19 @@ bool acquires(const MemOp& op) {
   return m.access == Access::Load && (m.spin || op.inst->sc0 || op.inst->sc1);
 }
 
+// What a flag of another workgroup gave; loads see it after a buffer_inv.
+void take(Wave& w, const KnowledgePtr& given) {
+  w.taken = given;
+  // Knowledge about the own workgroup comes back through other groups' flags too.
+  auto it = given->foreign->find(w.wg->linear);
+  if (it != given->foreign->end()) {
+    auto own = std::make_shared<Knowledge>();
+    own->own = it->second;
+    w.known = join(w.known, own);
+  }
+  w.acquired = join(w.acquired, given);
+}
+
 // buffer_inv and its kin of gfx90a, which have no scope.
 bool reachesOtherGroups(const Wave& w, const Inst& fence) {
   return fence.sc1 || !w.object->gpu->manyDies;
@@ -314,17 +327,20 @@ void completeSync(Wave& w, MemOp& op) {
     return;
   }
   if (op.acquired) w.known = join(w.known, op.acquired);
-  if (op.acquiredForeign && op.acquiredForeign != w.taken) {
-    w.taken = op.acquiredForeign;
-    // Knowledge about the own workgroup comes back through other groups' flags too.
-    auto it = op.acquiredForeign->foreign->find(w.wg->linear);
-    if (it != op.acquiredForeign->foreign->end()) {
-      auto own = std::make_shared<Knowledge>();
-      own->own = it->second;
-      w.known = join(w.known, own);
-    }
-    w.acquired = join(w.acquired, op.acquiredForeign);
-  }
+  if (op.acquiredForeign && op.acquiredForeign != w.taken) take(w, op.acquiredForeign);
+}
+
+void gridArrive(Wave& w, GridBarrier& barrier) {
+  if (!w.wg->launch->options.race) return;
+  barrier.gathered = join(barrier.gathered, seenFromOutside(w, snapshot(w)));
+  advance(w, false);
+}
+
+void gridLeave(Wave& w, const GridBarrier& barrier) {
+  if (!w.wg->launch->options.race || !barrier.given) return;
+  take(w, barrier.given);
+  // ROCm's grid sync invalidates before the barrier and not after it, which has to do.
+  w.known = join(w.known, w.acquired);
 }
 
 }  // namespace sim

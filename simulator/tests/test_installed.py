@@ -120,3 +120,53 @@ def test_what_does_not_compile_is_told_in_the_compiler_s_words(tmp_path):
     (tmp_path / "wrong.hip").write_text("__global__ void k(int* o) { o[0] = nothing; }")
     with pytest.raises(RuntimeError, match="undeclared identifier 'nothing'"):
         simulator.compile_file(tmp_path / "wrong.hip")
+
+
+GRID = """
+#include <hip/hip_runtime.h>
+#include <cooperative_groups.h>
+extern "C" __global__ void rounds(int* data, int* out, int* early) {
+  auto grid = cooperative_groups::this_grid();
+  int me = grid.thread_rank(), other = (gridDim.x - 1 - blockIdx.x) * blockDim.x + threadIdx.x;
+  int sum = 0;
+  for (int n = 0; n < 3; ++n) {
+    data[me] = blockIdx.x + n;
+    grid.sync();
+    sum += data[other];
+    grid.sync();
+  }
+  out[me] = sum;
+}
+extern "C" __global__ void without(int* data, int* out, int* early) {
+  int me = blockIdx.x * blockDim.x + threadIdx.x;
+  data[me] = blockIdx.x;
+  cooperative_groups::this_grid().sync();
+  out[me] = data[(gridDim.x - 1 - blockIdx.x) * blockDim.x + threadIdx.x];
+  data[me] = 0;  // others may not have read it yet
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    source = tmp_path_factory.mktemp("grid") / "grid.hip"
+    source.write_text(GRID)
+    return simulator.load(simulator.compile_file(source))
+
+
+def test_the_grid_s_barrier_of_cooperative_groups(grid):
+    groups, threads = 40, 128
+    for seed in range(3):
+        data, out = np.zeros(groups * threads, np.int32), np.zeros((groups, threads), np.int32)
+        args = [data, out, data[:1]]
+        grid.launch("rounds", groups, threads, args, seed=seed).check("suspicious")
+        assert (out == 3 * np.arange(groups)[::-1, None] + 3).all()
+        found = grid.launch("without", groups, threads, args, seed=seed).findings
+        assert {f.kind for f in found} == {"global-race"}
+
+
+def test_a_grid_s_barrier_with_too_many_workgroups_hangs(grid):
+    data = np.zeros(305 * 64, np.int32)
+    with pytest.raises(simulator.SimulatorError, match="the launch hangs on hardware"):
+        grid.launch("without", 305, 64, [data, data.copy(), data[:1]], 65536, race=False,
+                    caches=False)  # fmt: skip
