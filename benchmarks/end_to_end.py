@@ -126,12 +126,12 @@ def candidate_model(candidate: str, name: str, shape: dict, device: torch.device
     return model
 
 
-def with_kernels(model: nn.Module, compiled: bool) -> nn.Module:
+def with_kernels(model: nn.Module, compiled: bool, lm_head: bool = False) -> nn.Module:
     from kernels import Mode, kernelize, register_kernel_mapping
 
     package = load.load(load.choose())
     register_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False)
-    package.models.quantize_model_(model)
+    package.models.quantize_model_(model, lm_head=lm_head)
     mode = Mode.INFERENCE | Mode.TORCH_COMPILE if compiled else Mode.INFERENCE
     model = kernelize(model, mode=mode)
     count = sum(package.models.kernelized_layers(model).values())

@@ -25,11 +25,13 @@ The files, by what they are about:
   of experts, store_experts.py saves them, check_loaded.py finds what is missing, compute_dtype.py
   keeps ``model.dtype``. finegrained.py runs transformers' own FP8 modules on these kernels.
 - attention.py gives transformers this package's attention by name, cache.py a static cache in FP8.
+  decode_step.py replays whole decode steps, with the cache of growing_cache.py.
 """
 
 from .attention import delegated_attention, use_attention
 from .cache import fp8_static_cache
 from .checkpoints import fp8_checkpoints
+from .decode_step import DecodeSteps, decode_steps, stop_decode_step, use_decode_step
 from .experts import Experts
 from .finegrained import serve_finegrained_fp8
 from .linear import FP8Linear, FP8LinearPart
@@ -38,16 +40,20 @@ from .registration import unkernelized_layers
 from .report import QuantizationReport, kernelized_layers
 
 __all__ = [
+    "DecodeSteps",
     "Experts",
     "FP8Linear",
     "FP8LinearPart",
     "QuantizationReport",
+    "decode_steps",
     "delegated_attention",
     "fp8_checkpoints",
     "fp8_static_cache",
     "kernelized_layers",
     "quantize_model_",
     "serve_finegrained_fp8",
+    "stop_decode_step",
     "unkernelized_layers",
     "use_attention",
+    "use_decode_step",
 ]

@@ -31,20 +31,33 @@ def fp8_static_cache(model: nn.Module, max_cache_len: int) -> Any:
         max_cache_len: tokens of a sequence, prompt and answer.
     """
     config = model.config.get_text_config(decoder=True)
+    transformers = importlib.import_module("transformers.cache_utils")
+    _require_attention(model)
+    cache = transformers.StaticCache(config=config, max_cache_len=max_cache_len)
+    hold_in_fp8(cache, model)
+    return cache
+
+
+def hold_in_fp8(cache: Any, model: nn.Module) -> None:
+    """Has the layers of an empty cache hold FP8, by the scales of the model's attentions."""
+    _require_attention(model)
+    transformers = importlib.import_module("transformers.cache_utils")
+    scales = {module.layer_idx: _take_scales(module) for module in _attentions(model)}
+    for i, layer in enumerate(cache.layers):
+        # Layers of other kinds, such as linear attention's states, stay as they are.
+        static = type(layer) in (transformers.StaticLayer, transformers.StaticSlidingWindowLayer)
+        if static or getattr(layer, "grows", False):
+            layer.__class__ = _in_fp8(type(layer))
+            layer.scales = scales.get(i, (None, None))
+
+
+def _require_attention(model: nn.Module) -> None:
+    config = model.config.get_text_config(decoder=True)
     if config.is_encoder_decoder or config._attn_implementation != ATTENTION:
         raise ValueError(
             f"model must be a decoder with the attention {ATTENTION!r}, which reads FP8, got "
             f"{type(model).__name__} with {config._attn_implementation!r}: call use_attention"
         )
-    transformers = importlib.import_module("transformers.cache_utils")
-    cache = transformers.StaticCache(config=config, max_cache_len=max_cache_len)
-    scales = {module.layer_idx: _take_scales(module) for module in _attentions(model)}
-    for i, layer in enumerate(cache.layers):
-        # Layers of other kinds, such as linear attention's states, stay as they are.
-        if type(layer) in (transformers.StaticLayer, transformers.StaticSlidingWindowLayer):
-            layer.__class__ = _in_fp8(type(layer))
-            layer.scales = scales.get(i, (None, None))
-    return cache
 
 
 def _attentions(model: nn.Module) -> List[nn.Module]:

@@ -1,0 +1,247 @@
+"""use_decode_step: what generate gives with whole steps replayed, against the model without it.
+
+Where there is no GPU a recorded step is run again in place of a graph: with the same tensors in and
+out, so that whatever does not reach them is seen.
+"""
+
+import copy
+import gc
+
+import pytest
+import torch
+from kernels import Mode
+from tiny_attention import FAMILIES, prompt, tiny
+from tiny_models import tiny_llama
+from transformers import StaticCache
+
+OPTIONS = {"max_new_tokens": 12, "do_sample": False}
+ROOM = 531
+WAYS = {
+    "greedy": {},
+    "static": {"cache_implementation": "static"},
+    "beams": {"num_beams": 3},
+    "static beams": {"num_beams": 2, "cache_implementation": "static"},
+    "two of each": {"num_return_sequences": 2, "do_sample": True},
+    "chunks": {"prefill_chunk_size": 5},
+    "prompt lookup": {"prompt_lookup_num_tokens": 3},
+    "no cache": {"use_cache": False},
+}
+
+
+GIVEN = prompt()
+
+
+class Again:
+    """Stands for a graph: runs what was recorded."""
+
+    def __init__(self, run):
+        self.replay = run
+
+
+@pytest.fixture
+def package(package, monkeypatch):
+    monkeypatch.setattr(package.models.decode_step, "_has_graphs", lambda device: True)
+    monkeypatch.setattr(package.models.decode_step, "_record", Again)
+    package.models.use_attention()
+    return package
+
+
+def stepping(package, model, **options):
+    model = copy.deepcopy(model)
+    package.models.use_decode_step(model, **options)
+    return model
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generates_what_the_model_does(package, family, way):
+    """Left padding included; three answers, the later ones in what the first has left."""
+    _, model = tiny(family)
+    alone = "lookup" in way
+    step = stepping(package, model)
+    for columns in (12, 7, 19):
+        given = prompt(1, columns, (0,)) if alone else prompt(3, columns)
+        answers = []
+        for each in (model, step):
+            torch.manual_seed(0)
+            answers.append(each.generate(**given, **{**OPTIONS, **WAYS[way]}))
+        assert torch.equal(*answers)
+    steps = package.models.decode_steps(step)
+    if way in ("greedy", "beams", "two of each", "chunks"):
+        assert steps.replayed >= 27, steps  # of 33: the first is run, and made anew where it grows
+    if way == "static" and family in ("Llama", "Qwen3"):
+        assert steps.replayed == 30, steps
+
+
+def test_a_cache_that_grows(package, monkeypatch):
+    """And one that has room from the beginning."""
+    monkeypatch.setattr(package.models.decode_step, "_SPARE", 3)
+    _, model = tiny("Mistral")
+    expected = model.generate(**GIVEN, max_new_tokens=40, do_sample=False)
+    step = stepping(package, model)
+    assert torch.equal(step.generate(**GIVEN, max_new_tokens=40, do_sample=False), expected)
+    assert package.models.decode_steps(step).recorded == 3  # for 15, 30 and 60 tokens
+    step = stepping(package, model, max_cache_len=52)
+    assert torch.equal(step.generate(**GIVEN, max_new_tokens=40, do_sample=False), expected)
+    assert package.models.decode_steps(step).recorded == 1
+
+
+def test_logits_are_the_models(package):
+    """Of each step, kept until the end: nothing that is handed out is written again."""
+    _, model = tiny("Llama")
+    options = {**OPTIONS, "output_logits": True, "return_dict_in_generate": True}
+    expected = model.generate(**GIVEN, **options)
+    got = stepping(package, model).generate(**GIVEN, **options)
+    torch.testing.assert_close(
+        torch.stack(got.logits), torch.stack(expected.logits), rtol=0, atol=0
+    )
+
+
+def test_a_kept_cache_is_left_alone(package):
+    """An answer goes on from the cache of another, whatever was generated between."""
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    given = prompt(padding=(0, 0, 0))
+    options = {**OPTIONS, "return_dict_in_generate": True}
+    first = step.generate(**given, **options)
+    step.generate(**prompt(3, 9), **options)
+    ids = torch.cat([first.sequences, first.sequences[:, :4]], 1)
+    mask = torch.ones_like(ids)
+    got = step.generate(ids, attention_mask=mask, past_key_values=first.past_key_values, **OPTIONS)
+    assert torch.equal(got, model.generate(ids, attention_mask=mask, **OPTIONS))
+
+
+def test_storage_is_used_again(package):
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    places = set()
+    for _ in range(3):
+        said = step.generate(**GIVEN, **OPTIONS, return_dict_in_generate=True)
+        places.add(said.past_key_values.layers[0].keys.data_ptr())
+        del said
+        gc.collect()
+    assert len(places) == 1
+    assert package.models.decode_steps(step).recorded == 1
+
+
+@pytest.mark.parametrize("change", ["weight", "hook", "module"])
+def test_a_change_of_the_model_is_seen(package, change):
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    step.generate(**GIVEN, **OPTIONS)
+    seen = []
+    for each in (model, step):
+        linear = each.model.layers[1].mlp.down_proj
+        if change == "weight":
+            linear.weight = torch.nn.Parameter(-linear.weight.detach())
+        elif change == "hook":
+            linear.register_forward_hook(lambda *a: seen.append(1) or -a[2])
+        else:
+            each.model.layers[1].mlp.down_proj = torch.nn.Sequential(linear, torch.nn.GELU())
+    assert torch.equal(step.generate(**GIVEN, **OPTIONS), model.generate(**GIVEN, **OPTIONS))
+    if change == "hook":
+        assert len(seen) == 24
+        why = package.models.decode_steps(step).passed_on
+        assert why["model.layers.1.mlp.down_proj has a hook, which a replayed step would not call"]
+
+
+def test_an_fp8_cache(package):
+    _, model = tiny("Llama")
+    cache = package.models.fp8_static_cache(model, max_cache_len=40)
+    expected = model.generate(**GIVEN, past_key_values=cache, **OPTIONS)
+    step = stepping(package, model, kv_cache_dtype="fp8")
+    said = step.generate(**GIVEN, **OPTIONS, return_dict_in_generate=True)
+    assert torch.equal(said.sequences, expected)
+    assert said.past_key_values.layers[0].keys.dtype == torch.uint8
+
+
+def test_a_loop_of_the_users(package):
+    """A static cache, no mask and no positions."""
+    _, model = tiny("Qwen3")
+    step = stepping(package, model)
+    logits = []
+    for each in (model, step):
+        cache = StaticCache(config=each.config, max_cache_len=32)
+        ids, said = GIVEN["input_ids"], []
+        with torch.inference_mode():
+            for _ in range(8):
+                out = each(ids, past_key_values=cache)
+                ids = out.logits[:, -1:].argmax(-1)
+                said.append(out.logits[:, -1])
+        logits.append(torch.stack(said))
+    assert torch.equal(*logits)
+    assert package.models.decode_steps(step).replayed == 6
+
+
+def test_training_and_gradients_pass_it_by(package):
+    _, model = tiny("Llama")
+    step = stepping(package, model).train()
+    losses = [each.train()(**GIVEN, labels=GIVEN["input_ids"]).loss for each in (model, step)]
+    assert torch.equal(*losses)
+    losses[1].backward()
+    assert package.models.decode_steps(step).replayed == 0
+
+
+def test_it_can_be_taken_back_and_copied(package):
+    _, model = tiny("Llama")
+    expected = model.generate(**GIVEN, **OPTIONS)
+    step = stepping(package, model)
+    step.generate(**GIVEN, **OPTIONS)
+    copied = copy.deepcopy(step)
+    assert package.models.decode_steps(copied) == (0, 0, {})
+    assert torch.equal(copied.generate(**GIVEN, **OPTIONS), expected)
+    assert package.models.decode_steps(copied).replayed == 10
+    package.models.stop_decode_step(step)
+    assert "forward" not in vars(step) and not step.generation_config.disable_compile
+    assert torch.equal(step.generate(**GIVEN, **OPTIONS), expected)
+    with pytest.raises(ValueError, match="use_decode_step was not called"):
+        package.models.decode_steps(step)
+
+
+def test_refusals(package):
+    model = tiny_llama()
+    for given, options, words in (
+        (torch.nn.Linear(2, 2), {}, "decoder of transformers, got Linear"),
+        (model, {"max_cache_len": 0}, "at least 1, got 0"),
+        (model, {"kv_cache_dtype": "int4"}, "'auto' or 'fp8', got 'int4'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            package.models.use_decode_step(given, **options)
+    assert "forward" not in vars(model)
+
+
+@pytest.mark.parametrize("in_fp8", [False, True])
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "GptOss", "Qwen3"])
+def test_graphs_replay_on_a_gpu(best_package, device, run_kernelized, family, in_fp8):
+    """Real graphs: tokens and logits are those of the same model, kernelized, step by step."""
+    if device.type != "cuda":
+        pytest.skip("needs a GPU")
+    best_package.models.use_attention()
+    _, model = tiny(family, torch.bfloat16, head_dim=64)
+    model = model.to(device)
+    best_package.models.quantize_model_(model)
+    model = run_kernelized(model, Mode.INFERENCE)
+    options = {**OPTIONS, "output_logits": True, "return_dict_in_generate": True}
+
+    def answers(caches):
+        said = []
+        for columns, cache in zip((12, 7, 19), caches, strict=True):
+            torch.manual_seed(columns)
+            given = {name: value.to(device) for name, value in prompt(3, columns).items()}
+            said.append(model.generate(**given, **cache, **options))
+        return said
+
+    # As many rows as a growing cache has, and so as many splits.
+    if in_fp8:
+        caches = [best_package.models.fp8_static_cache(model, ROOM) for _ in range(3)]
+    else:
+        caches = [StaticCache(config=model.config, max_cache_len=ROOM) for _ in range(3)]
+    expected = answers([{"past_key_values": cache} for cache in caches])
+    best_package.models.use_decode_step(
+        model, max_cache_len=ROOM, kv_cache_dtype="fp8" if in_fp8 else "auto"
+    )
+    for one, other in zip(expected, answers([{}] * 3), strict=True):
+        assert torch.equal(one.sequences, other.sequences)
+        assert torch.equal(torch.stack(one.logits), torch.stack(other.logits))
+    steps = best_package.models.decode_steps(model)
+    assert steps.replayed >= 30 and steps.recorded == 1, steps

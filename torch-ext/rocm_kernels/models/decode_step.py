@@ -1,0 +1,432 @@
+"""A decode step as one: ``generate`` of transformers, with a whole step replayed as a CUDA graph.
+
+    rocm_kernels.models.use_decode_step(model)
+    model.generate(...)                             # as before, any number of times
+    print(rocm_kernels.models.decode_steps(model))  # what was replayed, and what was not and why
+
+The model's ``forward`` gets something before it, which knows three kinds of calls:
+
+prompt
+    A call with an empty dynamic cache, as ``generate`` makes one. It gets a cache that grows
+    (growing_cache.py) in its place, and runs as it did.
+step
+    One token a sequence behind a cache that stays in place: ours, or a static cache. The first
+    step runs as it did, which also prepares whatever is made at a first use. The second is
+    recorded, and all later ones are replayed: inputs are copied to where the graph reads them, and
+    the results out of where it leaves them.
+anything else
+    Goes through, and :func:`decode_steps` says why.
+
+What a graph has read stays alive with it. Whether the model is still what was recorded (its
+tensors, its modules and their hooks) is compared at each prompt.
+"""
+
+import inspect
+import sys
+import threading
+import weakref
+from collections import Counter
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+from torch import nn
+
+from .attention import use_attention
+from .growing_cache import growing_cache
+from .hooks import is_called
+
+_CACHES = ("past_key_values", "cache")  # 5.24 renames the argument
+_SPARE = 512  # tokens that a new cache has room for beyond its prompt
+
+
+class DecodeSteps(NamedTuple):
+    """What :func:`use_decode_step` has done with a model's calls so far."""
+
+    recorded: int  # graphs
+    replayed: int  # steps
+    passed_on: Dict[str, int]  # other calls by the reason, which ran as without it
+
+
+def use_decode_step(
+    model: nn.Module, *, max_cache_len: Optional[int] = None, kv_cache_dtype: str = "auto"
+) -> None:
+    """Has a transformers decoder replay its decode steps, through its own ``generate``.
+
+    The attention becomes this package's (:func:`use_attention`). Call it after ``quantize_model_``
+    and ``kernelize``. Results are those of the same model without it, bit for bit.
+
+    Args:
+        model: a causal language model of transformers, on one device. On a CPU, which has no
+            graphs, only the cache and the attention are this package's.
+        max_cache_len: tokens of a sequence, prompt and answer, that a cache has room for from the
+            beginning. None: the prompt and 512 more, and twice the room whenever it is used up.
+        kv_cache_dtype: ``"auto"``, the model's, or ``"fp8"``, for caches that are made here.
+
+    Raises:
+        ValueError: the model cannot be served, and is left as it was.
+        NotImplementedError: likewise; a layer keeps other states than keys and values.
+    """
+    if kv_cache_dtype not in ("auto", "fp8"):
+        raise ValueError(f"kv_cache_dtype must be 'auto' or 'fp8', got {kv_cache_dtype!r}")
+    if max_cache_len is not None and max_cache_len < 1:
+        raise ValueError(f"max_cache_len must be at least 1, got {max_cache_len}")
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", True):
+        raise ValueError(
+            f"model must be a decoder of transformers, got {type(model).__name__}, which is not"
+        )
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) != 1:
+        raise ValueError(
+            f"model must be on one device, got {', '.join(sorted(map(str, devices))) or 'none'}"
+        )
+    growing_cache(model, 1, in_fp8=False)
+    stop_decode_step(model)
+    use_attention(model)
+    model.forward = _DecodeStep(model, max_cache_len, kv_cache_dtype == "fp8")
+
+
+def stop_decode_step(model: nn.Module) -> None:
+    """Takes back what :func:`use_decode_step` has put before a model's forward. The attention
+    stays."""
+    step = vars(model).get("forward")
+    if isinstance(step, _DecodeStep):
+        step.put_back()
+
+
+def decode_steps(model: nn.Module) -> DecodeSteps:
+    """What became of a model's calls since :func:`use_decode_step`."""
+    step = vars(model).get("forward")
+    if not isinstance(step, _DecodeStep):
+        raise ValueError(f"use_decode_step was not called with this {type(model).__name__}")
+    return DecodeSteps(step.recorded, step.replayed, dict(step.passed_on))
+
+
+class _Storage:
+    """A cache, and the steps recorded with its tensors.
+
+    A growing cache's storage serves one answer after the other. Each gets a cache of its own to
+    hold, :meth:`lend`, and when that is gone the storage is free.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+        self.steps: Dict[Any, Any] = {}  # by kind of call: a _Recorded, or why there is none
+        self.read: List[Any] = []
+
+    def lend(self) -> Any:
+        lent = object.__new__(type(self.cache))
+        # The same attributes in another object, whose end can be told from the storage's.
+        lent.__dict__ = vars(self.cache)
+        return lent
+
+    def forget_if_moved(self, cache: Any) -> None:
+        """What was recorded with tensors that the cache has no more."""
+        now = [layer.keys for layer in cache.layers if layer.is_initialized]
+        if len(now) != len(self.read) or any(a is not b for a, b in zip(now, self.read)):
+            self.steps.clear()
+            self.read = now
+
+
+class _DecodeStep:
+    """What stands before a model's forward."""
+
+    def __init__(self, model: nn.Module, max_cache_len: Optional[int], in_fp8: bool) -> None:
+        self.model, self.max_cache_len, self.in_fp8 = model, max_cache_len, in_fp8
+        self.before = vars(model).get("forward")  # None: its class's own
+        self.__signature__ = inspect.signature(model.forward)
+        # generate would compile a step with a static cache.
+        config = model.generation_config
+        self.compiled_before = config.disable_compile
+        config.disable_compile = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self.recorded = self.replayed = 0
+        self.passed_on: Counter = Counter()
+        self.model_was: Optional[Tuple] = None
+        self.free: Optional[_Storage] = None
+        self.of_static: Any = weakref.WeakKeyDictionary()
+        self.lock = threading.RLock()  # a cache may end, and come back, anywhere
+
+    def __getstate__(self) -> Dict[str, Any]:
+        names = (
+            "model", "max_cache_len", "in_fp8", "before", "__signature__", "compiled_before",
+        )  # fmt: skip
+        return {name: vars(self)[name] for name in names}
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
+
+    def put_back(self) -> None:
+        self.model.generation_config.disable_compile = self.compiled_before
+        if self.before is None:
+            del self.model.forward
+        else:
+            self.model.forward = self.before
+
+    def inner(self, *args: Any, **kwargs: Any) -> Any:
+        if self.before is None:
+            return type(self.model).forward(self.model, *args, **kwargs)
+        return self.before(*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.inner(*args, **kwargs)
+        kwargs.update(zip(self.__signature__.parameters, args))
+        name = next((name for name in _CACHES if kwargs.get(name) is not None), None)
+        shape = _shape_of_tokens(kwargs)
+        if name is None or shape is None:
+            return self._pass_on("it has no cache, or no tokens", kwargs)
+        batch, rows = shape
+        is_prompt = self._is_fresh(kwargs[name])
+        if is_prompt:
+            with self.lock:
+                kwargs[name] = self._new_cache(batch, rows)
+        cache = kwargs[name]
+        storage = vars(cache).get("storage")
+        if storage is not None and cache.tokens + rows > cache.room:
+            cache.grow(cache.tokens + rows)
+        why = "a prompt" if is_prompt else self._why_not(kwargs, name, rows)
+        if why is not None:
+            result = self._pass_on(why, kwargs)
+        else:
+            if storage is None:
+                storage = self.of_static.setdefault(cache, _Storage(None))
+            result = self._step(storage, name, kwargs)
+        if "tokens" in vars(cache):
+            cache.tokens += rows
+        return result
+
+    def _pass_on(self, why: str, kwargs: Dict[str, Any]) -> Any:
+        self.passed_on[why] += 1
+        return self.inner(**kwargs)
+
+    # ---- caches
+
+    def _is_fresh(self, cache: Any) -> bool:
+        """A dynamic cache that generate has made, and nobody has written to yet."""
+        return (
+            type(cache).__name__ == "DynamicCache"
+            and not getattr(cache, "_is_user_defined", False)
+            and not getattr(cache, "offloading", False)
+            and not any(getattr(layer, "is_initialized", False) for layer in cache.layers)
+            and not torch.is_grad_enabled()
+            and not self.model.training
+        )
+
+    def _new_cache(self, batch: int, rows: int) -> Any:
+        """A cache for another answer, in a storage that nobody holds, or a new one."""
+        model_is = _fingerprint(self.model)
+        if model_is != self.model_was:
+            self.model_was, self.free = model_is, None
+            self.of_static = weakref.WeakKeyDictionary()
+        storage, self.free = self.free, None
+        if storage is not None and storage.cache.batch == batch and storage.cache.room > rows:
+            storage.cache.reset()
+        else:
+            del storage  # its memory is wanted
+            room = max(rows + _SPARE, self.max_cache_len or 0)
+            storage = _Storage(growing_cache(self.model, room, self.in_fp8))
+            storage.cache.storage = storage
+        cache = storage.lend()
+        weakref.finalize(cache, self._take_back, storage, model_is)
+        return cache
+
+    def _take_back(self, storage: _Storage, model_was: Tuple) -> None:
+        with self.lock:
+            if model_was == self.model_was:
+                self.free = storage
+
+    # ---- steps
+
+    def _why_not(self, kwargs: Dict[str, Any], cache: str, rows: int) -> Optional[str]:
+        """Why a call cannot be replayed; None: it can."""
+        if rows != 1:
+            return "more than one token a sequence"
+        if "storage" not in vars(kwargs[cache]) and not _stays(kwargs[cache]):
+            return "a cache whose tensors do not stay in place"
+        if not _has_graphs(self.model.device):
+            return "there are no graphs on a CPU"
+        if self.model.training or torch.is_grad_enabled():
+            return "a gradient may be wanted"
+        if torch.is_autocast_enabled("cuda"):
+            return "autocast"
+        if _is_recording():
+            return "its caller records it"
+        for name, value in kwargs.items():
+            if name != cache and not _can_be_given(value, self.model.device):
+                return f"a graph cannot be given {name} as {type(value).__name__}"
+        return None
+
+    def _step(self, storage: _Storage, cache_name: str, kwargs: Dict[str, Any]) -> Any:
+        cache = kwargs[cache_name]
+        storage.forget_if_moved(cache)
+        others = {name: value for name, value in kwargs.items() if name != cache_name}
+        kind = tuple((name, _kind(name, value)) for name, value in sorted(others.items()))
+        if kind not in storage.steps:
+            storage.steps[kind] = None
+            return self._pass_on("the first step of its kind", kwargs)
+        step = storage.steps[kind]
+        if step is None:
+            # With the storage's own cache: what is recorded outlives the one that was lent.
+            lasting = cache if storage.cache is None else storage.cache
+            step = storage.steps[kind] = self._record(lasting, cache_name, others)
+        if isinstance(step, str):
+            return self._pass_on(step, kwargs)
+        self.replayed += 1
+        return step.replay(others, cache)
+
+    def _record(self, cache: Any, cache_name: str, others: Dict[str, Any]) -> Any:
+        """The recorded step, or why there is none."""
+        for name, module in self.model.named_modules():
+            if is_called(module) and module is not self.model:
+                return f"{name} has a hook, which a replayed step would not call"
+        try:
+            step = _Recorded(self.inner, self.model, cache, cache_name, others)
+        except Exception as error:  # what cannot be recorded says so in many ways
+            return f"it cannot be recorded: {str(error).splitlines()[0]}"
+        self.recorded += 1
+        return step
+
+
+class _Recorded:
+    """A step as a graph, with the tensors that it reads and writes."""
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        model: nn.Module,
+        cache: Any,
+        cache_name: str,
+        kwargs: Dict[str, Any],
+    ) -> None:
+        room = cache.layers[0].max_cache_len
+        with torch.inference_mode(False), torch.no_grad():
+            self.inputs = {name: _place(name, value, room) for name, value in kwargs.items()}
+        self.mask_length = 0
+        self._copy_in(kwargs)
+        self.graph = _record(lambda: self._run(forward, cache, cache_name))
+        self.kept = _tensors(model)
+
+    def _run(self, forward: Callable[..., Any], cache: Any, cache_name: str) -> None:
+        outputs = forward(**self.inputs, **{cache_name: cache})
+        self.outputs = _changed(outputs, lambda tensor: tensor, lambda _: _CACHE)
+
+    def _copy_in(self, kwargs: Dict[str, Any]) -> None:
+        for name, value in kwargs.items():
+            place = self.inputs[name]
+            if isinstance(value, dict):
+                for key, tensor in value.items():
+                    if tensor is not None:
+                        place[key].copy_(tensor)
+            elif _is_padding(name, value):
+                # It grows with the sequence; its place is as long as the cache.
+                length = value.shape[-1]
+                if length < self.mask_length:
+                    place.zero_()
+                place[:, :length].copy_(value)
+                self.mask_length = length
+            elif isinstance(value, torch.Tensor):
+                place.copy_(value)
+
+    def replay(self, kwargs: Dict[str, Any], cache: Any) -> Any:
+        self._copy_in(kwargs)
+        self.graph.replay()
+        return _changed(self.outputs, torch.clone, lambda _: cache)
+
+
+def _is_recording() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _has_graphs(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+_CACHE = object()  # stands in a recorded result for the cache of the call
+
+
+def _record(run: Callable[[], None]) -> Any:
+    """A CUDA graph of what ``run`` launches."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        run()
+    return graph
+
+
+def _changed(outputs: Any, tensor: Callable[[Any], Any], cache: Callable[[Any], Any]) -> Any:
+    """A model's outputs, with other tensors and another cache in them."""
+    if isinstance(outputs, torch.Tensor):
+        return tensor(outputs)
+    if outputs is _CACHE or hasattr(outputs, "get_seq_length"):
+        return cache(outputs)
+    if isinstance(outputs, dict):  # transformers' ModelOutput is one
+        items = {name: _changed(value, tensor, cache) for name, value in outputs.items()}
+        return type(outputs)(**items)
+    if isinstance(outputs, (tuple, list)):
+        return type(outputs)([_changed(value, tensor, cache) for value in outputs])
+    return outputs
+
+
+def _shape_of_tokens(kwargs: Dict[str, Any]) -> Optional[Tuple[int, int]]:
+    for name in ("input_ids", "inputs_embeds"):
+        if isinstance(kwargs.get(name), torch.Tensor):
+            return kwargs[name].shape[:2]
+    return None
+
+
+def _stays(cache: Any) -> bool:
+    """Whether a cache of the caller's keeps its tensors, and all that it counts in them."""
+    theirs = sys.modules["transformers.cache_utils"]
+    return isinstance(cache, theirs.StaticCache) and all(
+        isinstance(layer, theirs.StaticLayer)
+        and not isinstance(layer, theirs.StaticSlidingWindowLayer)  # counts on the host
+        and not hasattr(layer, "conv_states")
+        for layer in cache.layers
+    )
+
+
+def _is_padding(name: str, value: Any) -> bool:
+    return name == "attention_mask" and isinstance(value, torch.Tensor) and value.dim() == 2
+
+
+def _can_be_given(value: Any, device: torch.device) -> bool:
+    if isinstance(value, dict):
+        return all(v is None or _can_be_given(v, device) for v in value.values())
+    if isinstance(value, torch.Tensor):
+        return value.device == device
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _kind(name: str, value: Any) -> Any:
+    """What a recorded step depends on."""
+    if isinstance(value, dict):
+        return tuple((key, _kind(key, v)) for key, v in sorted(value.items()))
+    if isinstance(value, torch.Tensor):
+        shape = value.shape[:1] if _is_padding(name, value) else value.shape
+        return value.dtype, tuple(shape)
+    return value
+
+
+def _place(name: str, value: Any, room: int) -> Any:
+    if isinstance(value, dict):
+        return {key: _place(key, v, room) for key, v in value.items()}
+    if _is_padding(name, value):
+        return value.new_zeros((value.shape[0], room))
+    if isinstance(value, torch.Tensor):
+        return torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    return value
+
+
+def _tensors(model: nn.Module) -> List[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _fingerprint(model: nn.Module) -> Tuple:
+    """What a recorded step would not notice: other tensors, modules and hooks."""
+    modules = tuple(
+        (type(module), vars(module).get("forward"), is_called(module)) for module in model.modules()
+    )
+    attention = getattr(model.config, "_attn_implementation", None)
+    return tuple(tensor.data_ptr() for tensor in _tensors(model)), modules, attention

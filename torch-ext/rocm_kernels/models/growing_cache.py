@@ -1,0 +1,163 @@
+"""A cache of keys and values whose tensors stay where they are from step to step, and grow.
+
+transformers has a static cache, which a graph can be recorded with and which cannot grow, and a
+dynamic one, which makes new tensors at each step. A decode step that is recorded once needs the
+first, and ``generate`` makes the second where nobody says how long the answer may be. This one has
+room for some more tokens than it holds; when they are used up it moves into twice the room, and
+what was recorded with the old tensors is recorded again.
+"""
+
+import functools
+import importlib
+from typing import Any, Tuple
+
+import torch
+
+from .cache import hold_in_fp8
+
+
+def growing_cache(model: torch.nn.Module, room: int, in_fp8: bool) -> Any:
+    """An empty transformers ``Cache`` with room for as many tokens a sequence.
+
+    Raises:
+        NotImplementedError: a layer of the model keeps states that are no keys and values, such as
+            linear attention's: they cannot be taken back where a step is recorded.
+    """
+    cache = _classes()[0](model.config.get_text_config(decoder=True), room)
+    if in_fp8:
+        hold_in_fp8(cache, model)
+    return cache
+
+
+@functools.cache
+def _classes() -> Tuple[type, type]:
+    theirs = importlib.import_module("transformers.cache_utils")
+
+    class GrowingCache(theirs.Cache):
+        """``length`` is how many tokens the device has in it; whoever runs the model keeps
+        ``tokens`` equal to it, since reading it would wait for the device."""
+
+        is_compileable = False  # or generate would compile the step, and make masks for it
+
+        def __init__(self, config: Any, room: int) -> None:
+            kinds, _ = theirs.get_layer_types_and_kwargs(config)
+            known = {"full_attention", "sliding_attention", "chunked_attention"}
+            if not set(kinds) <= known:
+                raise NotImplementedError(
+                    f"layers must keep keys and values alone ({', '.join(sorted(known))}), got "
+                    f"{', '.join(sorted(set(kinds) - known))}"
+                )
+            # Windows too have all their keys: what a query sees is the mask's.
+            super().__init__(layers=[GrowingLayer(room) for _ in kinds])
+            self.tokens = 0
+            self.positions = None
+            self.first = None  # the layer that is written first in each forward
+            self.length = _lasting(lambda: torch.zeros((), dtype=torch.int64))
+
+        @property
+        def room(self) -> int:
+            return self.layers[0].max_cache_len
+
+        def update(
+            self,
+            keys: torch.Tensor,
+            values: torch.Tensor,
+            layer_idx: int,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Tuple[torch.Tensor, torch.Tensor]:
+            if self.first is None:
+                self.first = layer_idx
+                self.length = _lasting(lambda: self.length.to(keys.device))
+            if layer_idx == self.first:  # all layers write at the same places
+                count = keys.shape[-2]
+                self.positions = torch.arange(count, device=keys.device) + self.length
+                self.length.add_(count)
+            layer = self.layers[layer_idx]
+            layer.cumulative_length, layer.positions = self.length, self.positions
+            return layer.update(keys, values)
+
+        @property
+        def batch(self) -> int:
+            return self.layers[self.first or 0].batch_size
+
+        def grow(self, tokens: int) -> None:
+            """Has room for as many tokens, at least twice what there was."""
+            room = max(tokens, 2 * self.room)
+            for layer in self.layers:
+                layer.grow(room, self.tokens)
+
+        def crop(self, tokens_to_remove: int) -> None:
+            # From 5.22 on, a negative number of tokens to remove; before, the length that is left.
+            count = -tokens_to_remove if tokens_to_remove <= 0 else self.tokens - tokens_to_remove
+            count = max(0, min(count, self.tokens))
+            self.tokens -= count
+            self.length.sub_(count)
+
+        def reset(self) -> None:
+            self.tokens = 0
+            self.length.zero_()
+
+        def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+            self._replace_rows(lambda states: states.index_select(0, beam_idx.to(states.device)))
+
+        def batch_select_indices(self, indices: torch.Tensor) -> None:
+            self._replace_rows(lambda states: states[indices])
+
+        def batch_repeat_interleave(self, repeats: int) -> None:
+            self._replace_rows(lambda states: states.repeat_interleave(repeats, 0))
+
+        def _replace_rows(self, change: Any) -> None:
+            """The tensors stay, unless there are more or fewer sequences than before."""
+            for layer in self.layers:
+                if layer.is_initialized:
+                    layer.replace(change)
+
+    class GrowingLayer(theirs.StaticLayer):
+        grows = is_croppable = True
+        positions = None
+
+        def lazy_initialization(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+            length = self.cumulative_length
+            # Not inference tensors: the next call may not be in inference mode.
+            with torch.inference_mode(False):
+                super().lazy_initialization(keys, values)
+            self.cumulative_length = length
+
+        def update(
+            self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any
+        ) -> Tuple[torch.Tensor, torch.Tensor]:
+            if not self.is_initialized:
+                self.lazy_initialization(keys, values)
+            self.keys.index_copy_(2, self.positions, keys)
+            self.values.index_copy_(2, self.positions, values)
+            return self.keys, self.values
+
+        def grow(self, room: int, tokens: int) -> None:
+            def larger(states: torch.Tensor) -> torch.Tensor:
+                new = states.new_zeros((*states.shape[:2], room, states.shape[3]))
+                new[:, :, :tokens].copy_(states[:, :, :tokens])
+                return new
+
+            self.max_cache_len = room
+            if self.is_initialized:
+                self.keys = _lasting(lambda: larger(self.keys))
+                self.values = _lasting(lambda: larger(self.values))
+
+        def replace(self, change: Any) -> None:
+            old = self.keys, self.values
+            new = _lasting(lambda: tuple(change(states) for states in old))
+            if new[0].shape == old[0].shape:
+                for states, changed in zip(old, new):
+                    states.copy_(changed)
+                return
+            self.keys, self.values = new
+            self.batch_size = self.keys.shape[0]
+
+    return GrowingCache, GrowingLayer
+
+
+def _lasting(make: Any) -> Any:
+    """What ``make`` gives, no inference tensor."""
+    with torch.inference_mode(False), torch.no_grad():
+        return make()
