@@ -148,6 +148,8 @@ def measure(options: argparse.Namespace) -> list[dict]:
                 }  # fmt: skip
                 print(json.dumps({k: round(v, 3) if isinstance(v, float) else v
                                   for k, v in row.items()}), flush=True)  # fmt: skip
+                if side != "without":
+                    print("   ", package.models.decode_steps(model), flush=True)
                 for name, (count, us) in sorted(names.items(), key=lambda item: -item[1][1])[:24]:
                     print(f"    {us:8.1f} us {count:6.1f}  {name}", flush=True)
                 rows.append(row)

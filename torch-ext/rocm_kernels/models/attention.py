@@ -132,7 +132,8 @@ def make_mask(
             end = q_offset + q_length - kv_offset
         span = _span(
             batch_size, end, kv_length, kv_offset, attention_mask, window, device,
-            is_step=q_length == 1 and not kwargs.get("allow_is_causal_skip", True),
+            is_step=_is_recorded()
+            or (q_length == 1 and not kwargs.get("allow_is_causal_skip", True)),
         )  # fmt: skip
     if span is None:
         kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
@@ -205,7 +206,7 @@ def _span(
     lies elsewhere too.
 
     real: ``[batch, positions]``, False where there is padding.
-    is_step: this is a decode step before a graph: nobody waits for the device.
+    is_step: this is a decode step in a graph, or before one: nobody waits for the device.
     """
     bidirectional = window == (-1, -1)
     if isinstance(end, torch.Tensor):
@@ -232,6 +233,10 @@ def _span(
     if bidirectional:
         end = torch.minimum(end, (last + 1 - kv_offset).to(end.dtype))
     return torch.stack([first.to(torch.int32), end])
+
+
+def _is_recorded() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _is_span(mask: Optional[torch.Tensor]) -> bool:
