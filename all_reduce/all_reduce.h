@@ -7,8 +7,8 @@
 // A sum begins with 0 and adds the ranks' elements in their order, in float32; it is rounded once,
 // to x's type. So a sum is never -0, and whether a rank's zeros have a sign does not matter.
 //
-// Each backend defines launch_exchange once: cpu/all_reduce.cpp, cuda/all_reduce.cu,
-// cdna/all_reduce.hip.
+// Each backend defines launch_exchange once: cpu/all_reduce.cpp, and gpu/exchange.h for
+// cuda/all_reduce.cu and cdna/all_reduce.hip.
 #pragma once
 
 #include "../common/core/context.h"
@@ -26,6 +26,7 @@ struct ExchangeArgs {
   DType dtype = DType::kBFloat16;  // float32, float16 or bfloat16
 
   void* memory = nullptr;  // this rank's, see blocks/peers/memory.h
+  int64_t data_bytes = 0;  // of it, behind the header
   int32_t rank = 0;
   int32_t ranks = 0;
   double timeout = 0.0;  // seconds after which a rank that did not come is given up

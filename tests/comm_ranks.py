@@ -321,9 +321,9 @@ def refused(here: Here) -> dict[str, str]:
         "rows": error_of(c.reduce_scatter, torch.ones(6)),
         "bytes": error_of(c.all_reduce, torch.ones((1 << 18) + 1)),
         "gradient": error_of(c.all_reduce, torch.ones(4, requires_grad=True)),
-        "memory": error_of(op, x, x, strange.data_ptr(), here.rank, 4, 1.0),
-        "ranks": error_of(op, x, x, address, 0, 9, 1.0),
-        "rank": error_of(op, x, x, address, 4, 4, 1.0),
+        "memory": error_of(op, x, x, strange.data_ptr(), 8192, here.rank, 4, 1.0),
+        "ranks": error_of(op, x, x, address, 8192, 0, 9, 1.0),
+        "rank": error_of(op, x, x, address, 8192, 4, 4, 1.0),
     }
     both = torch.ones(8)
     said["overlap"] = error_of(c.all_reduce, both[:4], both[2:6])

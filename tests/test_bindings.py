@@ -179,7 +179,8 @@ def exchanges(of_out, of_x):
 
     def calls():
         tensors = {"out": torch.randn(of_out * M, K), "x": torch.randn(of_x * M, K)}
-        group = {"memory": lone_memory().data_ptr(), "rank": 0, "ranks": 2, "timeout": 9.0}
+        memory = {"memory": lone_memory().data_ptr(), "memory_bytes": lone_memory().numel()}
+        group = {**memory, "rank": 0, "ranks": 2, "timeout": 9.0}
         yield {**tensors, **group}
 
     return calls

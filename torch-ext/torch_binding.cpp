@@ -8,12 +8,15 @@
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
-      "all_reduce(Tensor(a!) out, Tensor x, int memory, int rank, int ranks, float timeout) -> ()");
+      "all_reduce(Tensor(a!) out, Tensor x, int memory, int memory_bytes, int rank, int ranks, "
+      "float timeout) -> ()");
   ops.def(
-      "reduce_scatter(Tensor(a!) out, Tensor x, int memory, int rank, int ranks, float timeout) -> "
+      "reduce_scatter(Tensor(a!) out, Tensor x, int memory, int memory_bytes, int rank, int ranks, "
+      "float timeout) -> "
       "()");
   ops.def(
-      "all_gather(Tensor(a!) out, Tensor x, int memory, int rank, int ranks, float timeout) -> ()");
+      "all_gather(Tensor(a!) out, Tensor x, int memory, int memory_bytes, int rank, int ranks, "
+      "float timeout) -> ()");
   ops.def(
       "attention(Tensor(a!) out, Tensor(b!)? lse, Tensor q, Tensor k, Tensor v, "
       "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? leftpad_k, Tensor? "

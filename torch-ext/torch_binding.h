@@ -12,15 +12,15 @@
 #include <tuple>
 
 // out is written: exchanges with the ranks of a group, as all_reduce/all_reduce.h says. x and out
-// are contiguous, of one dtype; out may be x. memory: the address of this rank's, which a
+// are contiguous, of one dtype; out may be x. memory, memory_bytes: where this rank's lies, which a
 // Communicator owns; not a tensor, since torch.compile works on copies of tensors that are written.
 // timeout: seconds.
 void all_reduce(torch::stable::Tensor& out, const torch::stable::Tensor& x, int64_t memory,
-                int64_t rank, int64_t ranks, double timeout);
+                int64_t memory_bytes, int64_t rank, int64_t ranks, double timeout);
 void reduce_scatter(torch::stable::Tensor& out, const torch::stable::Tensor& x, int64_t memory,
-                    int64_t rank, int64_t ranks, double timeout);
+                    int64_t memory_bytes, int64_t rank, int64_t ranks, double timeout);
 void all_gather(torch::stable::Tensor& out, const torch::stable::Tensor& x, int64_t memory,
-                int64_t rank, int64_t ranks, double timeout);
+                int64_t memory_bytes, int64_t rank, int64_t ranks, double timeout);
 
 // out and lse are written. q and out: [sequences, rows, heads, elements], or [rows, heads,
 // elements] with cu_seqlens_q; k and v likewise with cu_seqlens_k, or pages of a cache by

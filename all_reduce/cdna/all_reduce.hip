@@ -1,10 +1,2 @@
-// Exchanges between AMD GPUs: none yet, and a caller is told so.
-#include "../all_reduce.h"
-
-namespace rocm_kernels {
-
-Status launch_exchange(const ExchangeArgs&, const Context&) {
-  return "a Communicator has no kernels for AMD GPUs yet: take torch.distributed's functions";
-}
-
-}  // namespace rocm_kernels
+// Exchanges between AMD GPUs.
+#include "../gpu/exchange.h"

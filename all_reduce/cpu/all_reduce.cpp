@@ -32,7 +32,7 @@ void copy(void* to, const void* from, int64_t bytes, const Context& context) {
 
 Status launch_exchange(const ExchangeArgs& args, const Context& context) {
   const int64_t bytes = args.elements * size_of(args.dtype);
-  cpu::Exchange exchange(args.memory, args.rank, args.ranks);
+  cpu::Exchange exchange(args.memory, args.data_bytes, args.rank, args.ranks);
   const uint64_t call = static_cast<uint64_t>(args.elements) << 8 |
                         static_cast<uint64_t>(args.dtype) << 4 | static_cast<uint64_t>(args.what);
   if (const Status error = exchange.begin(bytes, call)) return error;

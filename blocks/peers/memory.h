@@ -10,6 +10,7 @@
 namespace rocm_kernels {
 
 constexpr int kMostRanks = 8;
+constexpr int kMostPeerBlocks = 512;                 // of a GPU's kernel
 constexpr uint64_t kPeerMagic = 0x3152454550534B52;  // "RKSPEER1"
 constexpr int64_t kPeerHeaderBytes = 4096;
 
@@ -20,11 +21,16 @@ struct PeerHeader {
   uint32_t ranks;
   int64_t data_bytes;          // behind the header
   uint64_t peers[kMostRanks];  // the ranks' headers, own included, where this process has them
+  uint64_t report;             // a GPU's: where the host looks for 1 + the rank that did not come
 
   // The CPU's: each on a cache line of its own, since one rank writes it and all others read it.
   alignas(64) uint64_t ready;     // the last epoch whose data lie here
   alignas(64) uint64_t calls[2];  // what this rank called in an even and in an odd epoch
-  uint64_t failed;                // 1: this rank gave up, and the group with it
+
+  alignas(64) uint64_t failed;  // not 0: this rank gave up, and the group with it
+  // A GPU's: finished exchanges. Each block of a kernel has one to read and counts up its share of
+  // all, so that between kernels they are equal and no block waits for the others to count.
+  uint32_t epochs[kMostPeerBlocks];
 };
 static_assert(sizeof(PeerHeader) <= kPeerHeaderBytes);
 

@@ -14,7 +14,7 @@ void require_contiguous(const Tensor& tensor, const char* name) {
 }
 
 ExchangeArgs describe_exchange(Exchanged what, const Tensor& out, const Tensor& x, int64_t memory,
-                               int64_t rank, int64_t ranks, double timeout) {
+                               int64_t memory_bytes, int64_t rank, int64_t ranks, double timeout) {
   ExchangeArgs args;
   args.what = what;
   args.dtype = require_float(x, "x");
@@ -39,6 +39,7 @@ ExchangeArgs describe_exchange(Exchanged what, const Tensor& out, const Tensor& 
   args.x = x.data_ptr();
   args.out = out.data_ptr();
   args.memory = reinterpret_cast<void*>(memory);
+  args.data_bytes = memory_bytes - kPeerHeaderBytes;
   args.rank = static_cast<int32_t>(rank);
   args.ranks = static_cast<int32_t>(ranks);
   args.timeout = timeout;
@@ -53,20 +54,23 @@ void launch(const ExchangeArgs& args, const Tensor& x, const char* op) {
 
 }  // namespace
 
-void all_reduce(Tensor& out, const Tensor& x, int64_t memory, int64_t rank, int64_t ranks,
-                double timeout) {
-  launch(describe_exchange(Exchanged::kAllReduce, out, x, memory, rank, ranks, timeout), x,
-         "all_reduce");
+void all_reduce(Tensor& out, const Tensor& x, int64_t memory, int64_t memory_bytes, int64_t rank,
+                int64_t ranks, double timeout) {
+  launch(
+      describe_exchange(Exchanged::kAllReduce, out, x, memory, memory_bytes, rank, ranks, timeout),
+      x, "all_reduce");
 }
 
-void reduce_scatter(Tensor& out, const Tensor& x, int64_t memory, int64_t rank, int64_t ranks,
-                    double timeout) {
-  launch(describe_exchange(Exchanged::kReduceScatter, out, x, memory, rank, ranks, timeout), x,
-         "reduce_scatter");
+void reduce_scatter(Tensor& out, const Tensor& x, int64_t memory, int64_t memory_bytes,
+                    int64_t rank, int64_t ranks, double timeout) {
+  launch(describe_exchange(Exchanged::kReduceScatter, out, x, memory, memory_bytes, rank, ranks,
+                           timeout),
+         x, "reduce_scatter");
 }
 
-void all_gather(Tensor& out, const Tensor& x, int64_t memory, int64_t rank, int64_t ranks,
-                double timeout) {
-  launch(describe_exchange(Exchanged::kAllGather, out, x, memory, rank, ranks, timeout), x,
-         "all_gather");
+void all_gather(Tensor& out, const Tensor& x, int64_t memory, int64_t memory_bytes, int64_t rank,
+                int64_t ranks, double timeout) {
+  launch(
+      describe_exchange(Exchanged::kAllGather, out, x, memory, memory_bytes, rank, ranks, timeout),
+      x, "all_gather");
 }

@@ -19,16 +19,19 @@ namespace cpu {
 
 class Exchange {
  public:
-  Exchange(void* memory, int rank, int ranks)
-      : own_(static_cast<PeerHeader*>(memory)), rank_(rank), ranks_(ranks) {}
+  Exchange(void* memory, int64_t data_bytes, int rank, int ranks)
+      : own_(static_cast<PeerHeader*>(memory)),
+        data_bytes_(data_bytes),
+        rank_(rank),
+        ranks_(ranks) {}
 
   // Null, or why nothing can be exchanged. `call`: the same on all ranks.
   Status begin(int64_t bytes, uint64_t call) {
     if (own_->magic != kPeerMagic || own_->rank != static_cast<uint32_t>(rank_) ||
-        own_->ranks != static_cast<uint32_t>(ranks_)) {
+        own_->ranks != static_cast<uint32_t>(ranks_) || own_->data_bytes != data_bytes_) {
       return "memory must be that of this rank's Communicator";
     }
-    if (bytes * 2 > own_->data_bytes) {
+    if (bytes * 2 > data_bytes_) {
       return "the tensor has more bytes than the Communicator was made for: give it more max_bytes";
     }
     if (__atomic_load_n(&own_->failed, __ATOMIC_RELAXED) != 0) {
@@ -61,7 +64,7 @@ class Exchange {
 
   char* buffer_of(PeerHeader* header) const {
     return reinterpret_cast<char*>(header) + kPeerHeaderBytes +
-           static_cast<int64_t>(epoch_ % 2) * (header->data_bytes / 2);
+           static_cast<int64_t>(epoch_ % 2) * (data_bytes_ / 2);
   }
 
   Status wait_for(int rank, double timeout) const {
@@ -104,6 +107,7 @@ class Exchange {
   }
 
   PeerHeader* own_;
+  int64_t data_bytes_;
   int rank_, ranks_;
   uint64_t epoch_ = 0, call_ = 0;
 };

@@ -1,6 +1,7 @@
 """The ops that exchange, as methods of what they share."""
 
-from typing import Any, Optional, Tuple
+import ctypes
+from typing import Any, Optional, Tuple, Union
 
 import torch
 
@@ -11,7 +12,7 @@ from ..functional.norm import rmsnorm_fp8
 from ..functional.product import fp8_linear
 from ..functional.rows import explain
 from ..functional.shapes import register_shapes
-from .memory import MOST_RANKS, require_on_all_ranks, shared_memory
+from .memory import MOST_RANKS, gpu_memory, require_on_all_ranks, shared_memory
 
 _all_reduce = ops.all_reduce.default
 _reduce_scatter = ops.reduce_scatter.default
@@ -33,12 +34,23 @@ class Communicator:
     Args:
         group: a process group of torch.distributed; None: the default one. All its ranks must make
             the communicator.
-        max_bytes: of the largest x of a call; the memory taken is twice as much.
+        max_bytes: of the largest tensor of a call; the memory taken is twice as much on the CPU,
+            four times on a GPU.
+        device: where the tensors are; None: the current GPU for a group of NCCL, else the CPU.
         timeout: seconds. Generous, since a rank may compile or load while the others wait.
+
+    On a GPU a call returns before its kernel has run, so a rank that did not come is an error of a
+    later call, or of :meth:`check`. All calls belong to one stream at a time: another takes a
+    communicator of its own, or waits for the first.
     """
 
     def __init__(
-        self, group: Optional[Any] = None, max_bytes: int = 1 << 23, *, timeout: float = 300.0
+        self,
+        group: Optional[Any] = None,
+        max_bytes: int = 1 << 23,
+        *,
+        device: Optional[Union[str, torch.device]] = None,
+        timeout: float = 300.0,
     ) -> None:
         dist = torch.distributed
         if not dist.is_available() or not dist.is_initialized():
@@ -60,12 +72,29 @@ class Communicator:
         if self.max_bytes <= 0 or len({*asked}) > 1:
             why = f"max_bytes must be positive and the same on every rank, got {asked}"
         require_on_all_ranks(group, why)
-        self._memory: Optional[torch.Tensor] = shared_memory(group, 2 * self.max_bytes)
-        self._address: int = self._memory.data_ptr()
+        if device is None:
+            device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+        self.device = torch.device(device)
+        self._report: Optional[torch.Tensor] = None
+        self._memory: Optional[torch.Tensor] = None
+        if self.device.type == "cpu":
+            self._memory = shared_memory(group, 2 * self.max_bytes)
+        else:
+            if self.device.index is None:
+                self.device = torch.device(self.device.type, torch.cuda.current_device())
+            self._report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+            self._memory = gpu_memory(group, 4 * self.max_bytes, self.device, self._report)
+        self._address, self._bytes = self._memory.data_ptr(), self._memory.numel()
 
     def close(self) -> None:
         """Gives this rank's memory back; what others still read of it stays until they close."""
         self._memory, self._address = None, 0
+
+    def check(self) -> None:
+        """Raises if a rank did not come to a call made so far; waits for a GPU to finish them."""
+        if self._report is not None:
+            torch.cuda.synchronize(self.device)
+            self._raise_what_was_reported()
 
     def all_reduce(self, x: torch.Tensor, out: Optional[torch.Tensor] = None) -> torch.Tensor:
         """The sum of the ranks' x.
@@ -153,6 +182,8 @@ class Communicator:
         """`rows`: of the result; None: as many as x has."""
         if self._address == 0:
             raise RuntimeError("the Communicator is closed: make a new one")
+        if self._report is not None and not torch.compiler.is_compiling():
+            self._raise_what_was_reported()
         try:
             if needs_gradient(x, out):
                 refuse_gradient(name, x=x, out=out)
@@ -161,9 +192,19 @@ class Communicator:
             if result is None:
                 shape = x.shape if rows is None else (rows, *x.shape[1:])
                 result = torch.empty(shape, dtype=x.dtype, device=x.device)
-            op(result, x, self._address, self.rank, self.ranks, self.timeout)
+            op(result, x, self._address, self._bytes, self.rank, self.ranks, self.timeout)
             mark_written(out)
             return result
         except Exception:
             explain({"x": x}, {"out": out})
             raise
+
+    def _raise_what_was_reported(self) -> None:
+        # Not by a method of the tensor, which takes some microseconds.
+        missing = ctypes.c_int64.from_address(self._report.data_ptr()).value
+        if missing:
+            raise RuntimeError(
+                f"rank {missing - 1} did not come within {self.timeout:g} seconds: has its process "
+                "ended? What was computed from an exchange since then is wrong. Make a new "
+                "Communicator on every rank"
+            )

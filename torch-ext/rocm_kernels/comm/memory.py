@@ -12,6 +12,7 @@ MOST_RANKS = 8
 _HEADER_BYTES = 4096
 _MAGIC = 0x3152454550534B52
 _PAGE = 4096
+_NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
 def shared_memory(group: Any, data_bytes: int) -> torch.Tensor:
@@ -54,16 +55,59 @@ def shared_memory(group: Any, data_bytes: int) -> torch.Tensor:
     return own
 
 
-def write_header(own: torch.Tensor, rank: int, peers: List[int]) -> None:
+def gpu_memory(
+    group: Any, data_bytes: int, device: torch.device, report: torch.Tensor
+) -> torch.Tensor:
+    """This rank's bytes on its GPU, for GPUs that reach each other's memory: mailboxes that are
+    empty (blocks/peers/gpu/mailbox.h).
+
+    Args:
+        report: int64, ``[1]``, pinned: where a kernel says who did not come.
+    """
+    from torch.distributed import _symmetric_memory
+
+    dist = torch.distributed
+    rank = dist.get_rank(group)
+    size = _HEADER_BYTES + -(-data_bytes // _PAGE) * _PAGE
+    # A multicast object is of no use here, and a matter of the whole host's switches.
+    given = os.environ.get(_NO_MULTICAST)
+    os.environ[_NO_MULTICAST] = "1"
+    try:
+        own = _symmetric_memory.empty(size, dtype=torch.uint8, device=device)
+        handle = _symmetric_memory.rendezvous(own, group)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"rank {rank} cannot share memory of {device} with the other ranks, whose GPUs must be "
+            f"on one host and reach each other: {error}"
+        ) from error
+    finally:
+        if given is None:
+            del os.environ[_NO_MULTICAST]
+        else:
+            os.environ[_NO_MULTICAST] = given
+    own[:_HEADER_BYTES].zero_()
+    own[_HEADER_BYTES:].fill_(0xFF)
+    offset = own.data_ptr() - handle.buffer_ptrs[rank]
+    peers = [address + offset for address in handle.buffer_ptrs]
+    write_header(own, rank, peers, report.data_ptr())
+    torch.cuda.synchronize(device)
+    dist.barrier(group)  # nobody fills a mailbox that is not empty yet
+    return own
+
+
+def write_header(own: torch.Tensor, rank: int, peers: List[int], report: int = 0) -> None:
     """The fields of a header that are written once.
 
     Args:
         own: this rank's bytes.
         peers: the addresses of all ranks' bytes, as this process has them.
+        report: the address of a word that the host reads.
     """
     data_bytes = own.numel() - _HEADER_BYTES
     addresses = [*peers, *[0] * (MOST_RANKS - len(peers))]
-    fields = struct.pack(f"<QIIq{MOST_RANKS}Q", _MAGIC, rank, len(peers), data_bytes, *addresses)
+    fields = struct.pack(
+        f"<QIIq{MOST_RANKS}QQ", _MAGIC, rank, len(peers), data_bytes, *addresses, report
+    )
     own[: len(fields)].copy_(torch.frombuffer(bytearray(fields), dtype=torch.uint8))
 
 

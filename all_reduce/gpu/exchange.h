@@ -1,0 +1,200 @@
+// Exchanges between GPUs, for both families; all_reduce.h has the maths, blocks/peers/gpu/mailbox.h
+// the protocol and its proof.
+//
+//   one shot   thread: x[v] ──▶ every other rank's mailbox    (stores, all under way at once)
+//                      mailbox[r][v] of all r ──▶ sum ──▶ out[v]
+//   two shots  thread: x[part r][v] ──▶ rank r's mailbox      v: of the part that a rank adds
+//                      mailbox[r][v] ──▶ sum ──▶ out[own part][v] and every other rank's mailbox
+//                      second mailbox[r][v] ──▶ out[part r][v]
+//
+// A GPU stores into the memory of others and loads from its own alone: a load over a link would be
+// a way there and back. A thread keeps to its v from x to out, so out may be x, and nothing needs a
+// barrier of all blocks.
+#pragma once
+
+#include "../../blocks/peers/gpu/mailbox.h"
+#include "../../common/gpu/barrier.h"
+#include "../../common/gpu/dependent_launch.h"
+#include "../../common/gpu/launch.h"
+#include "../all_reduce.h"
+#include "choose.h"
+
+namespace rocm_kernels {
+namespace {
+
+struct ExchangeParams {
+  Group group;
+  const void* x;
+  void* out;
+  int64_t part;         // elements of a part of x, or of all of it
+  int64_t elements;     // of x
+  int32_t vectors;      // of a part
+  int32_t x_aligned;    // whole vectors may be loaded from each part of x
+  int32_t out_aligned;  // and stored to each part of out
+};
+
+// Elements of part `r` that there are: the last ones of two shots may be short or empty.
+ROCM_KERNELS_DEVICE int part_columns(const ExchangeParams& p, int r) {
+  const int64_t left = p.elements - r * p.part;
+  return static_cast<int>(left < 0 ? 0 : left < p.part ? left : p.part);
+}
+
+template <typename T>
+ROCM_KERNELS_DEVICE Vector load_part(const ExchangeParams& p, int r, int v) {
+  const T* const row = static_cast<const T*>(p.x) + r * p.part;
+  return sendable(load_vector<Touch::kOnce, Fit::kRagged>(row, v * kVectorElements<T>,
+                                                          part_columns(p, r), p.x_aligned));
+}
+
+template <typename T>
+ROCM_KERNELS_DEVICE void store_part(const ExchangeParams& p, int r, int columns, int v,
+                                    const Vector& value) {
+  T* const row = static_cast<T*>(p.out) + r * p.part;
+  store_words<sizeof(T), Fit::kRagged>(row, v * kVectorElements<T>, columns, p.out_aligned,
+                                       value.word);
+}
+
+template <typename T, int kRanks, ExchangeDesign kDesign>
+__global__ void __launch_bounds__(512) exchange_kernel(const ExchangeParams p) {
+  begin_after_previous_kernel();
+  const Mailboxes<kRanks> boxes(p.group);
+  if (boxes.failed) return;
+  const int rank = p.group.rank, ranks = p.group.ranks;
+  const int first = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  const int step = static_cast<int>(gridDim.x * blockDim.x);
+  const int64_t stride = int64_t{p.vectors} * kPeerVectorBytes;  // a rank's part of a mailbox
+  constexpr bool kParts =
+      kDesign == ExchangeDesign::kTwoShot || kDesign == ExchangeDesign::kScatter;
+
+  for (int v = first; v < p.vectors; v += step) {
+    const int64_t place = rank * stride + v * kPeerVectorBytes;
+    if constexpr (kParts) {
+#pragma unroll
+      for (int r = 0; r < kRanks; ++r) {
+        if (boxes.is_other(r)) store_to_peer(boxes.peers[r] + place, load_part<T>(p, r, v));
+      }
+    } else {
+      boxes.send(place, load_part<T>(p, 0, v));
+    }
+  }
+  lds_barrier();  // all threads of the block have read the epoch
+  boxes.count_epoch();
+
+  for (int v = first; v < p.vectors; v += step) {
+    Vector got[kRanks];
+    const Vector own = load_part<T>(p, kParts ? rank : 0, v);
+    if (!boxes.receive(v * kPeerVectorBytes, stride, got)) return;
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) {
+      if (r == rank) got[r] = own;
+    }
+    if constexpr (kDesign == ExchangeDesign::kGather) {
+#pragma unroll
+      for (int r = 0; r < kRanks; ++r) {
+        if (r < ranks) store_part<T>(p, r, static_cast<int>(p.part), v, got[r]);
+      }
+    } else {
+      const Vector sum = sendable(sum_of_ranks<T>(got, ranks));
+      if constexpr (kDesign == ExchangeDesign::kTwoShot) {
+        boxes.send((ranks + rank) * stride + v * kPeerVectorBytes, sum);
+      }
+      constexpr bool kOwnPart = kDesign == ExchangeDesign::kTwoShot;
+      store_part<T>(p, kOwnPart ? rank : 0, part_columns(p, kParts ? rank : 0), v, sum);
+    }
+  }
+  if constexpr (kDesign == ExchangeDesign::kTwoShot) {
+    for (int v = first; v < p.vectors; v += step) {
+      Vector got[kRanks];
+      if (!boxes.receive(ranks * stride + v * kPeerVectorBytes, stride, got)) return;
+#pragma unroll
+      for (int r = 0; r < kRanks; ++r) {
+        if (boxes.is_other(r)) store_part<T>(p, r, part_columns(p, r), v, got[r]);
+      }
+    }
+  }
+}
+
+// ---- Launcher ---------------------------------------------------------------------------------
+
+template <typename T, int kRanks>
+Status launch_designed(const ExchangeConfig& config, const ExchangeParams& p, bool early,
+                       Stream stream) {
+  Launch launch;
+  launch.grid = dim3(static_cast<unsigned>(config.blocks));
+  launch.block = config.threads;
+  launch.stream = stream;
+  launch.early = early;
+  switch (config.design) {
+    case ExchangeDesign::kOneShot:
+      return launch_kernel(exchange_kernel<T, kRanks, ExchangeDesign::kOneShot>, launch, p);
+    case ExchangeDesign::kTwoShot:
+      return launch_kernel(exchange_kernel<T, kRanks, ExchangeDesign::kTwoShot>, launch, p);
+    case ExchangeDesign::kScatter:
+      return launch_kernel(exchange_kernel<T, kRanks, ExchangeDesign::kScatter>, launch, p);
+    default:
+      return launch_kernel(exchange_kernel<T, kRanks, ExchangeDesign::kGather>, launch, p);
+  }
+}
+
+constexpr int64_t half_of(int64_t data_bytes) {
+  return data_bytes / 2 / kPeerVectorBytes * kPeerVectorBytes;
+}
+
+template <typename T>
+Status launch_config(const ExchangeArgs& args, const ExchangeConfig& config, bool early,
+                     Stream stream) {
+  ExchangeParams p{};
+  p.group.own = static_cast<PeerHeader*>(args.memory);
+  p.group.half_bytes = half_of(args.data_bytes);
+  p.group.patience = static_cast<uint64_t>(args.timeout * kTicksPerSecond);
+  p.group.rank = args.rank;
+  p.group.ranks = args.ranks;
+  p.x = args.x;
+  p.out = args.out;
+  p.elements = args.elements;
+  p.part = args.elements;
+  if (config.design == ExchangeDesign::kTwoShot) {
+    p.part = two_shot_part(args.elements, sizeof(T), args.ranks);
+  } else if (config.design == ExchangeDesign::kScatter) {
+    p.part = args.elements / args.ranks;
+  }
+  p.vectors = static_cast<int32_t>(part_vectors(p.part, sizeof(T)));
+  const auto aligned = [&](const void* data) {
+    return !kNeedsAlignedVectors || rows_aligned(data, p.part, sizeof(T), kPeerVectorBytes);
+  };
+  p.x_aligned = aligned(args.x);
+  p.out_aligned = aligned(args.out);
+  if (args.ranks <= 2) return launch_designed<T, 2>(config, p, early, stream);
+  if (args.ranks <= 4) return launch_designed<T, 4>(config, p, early, stream);
+  return launch_designed<T, 8>(config, p, early, stream);
+}
+
+template <typename T>
+Status launch_typed(const ExchangeArgs& args, const DeviceFacts& facts, Stream stream) {
+  if (args.elements > int64_t{1} << 30) return "x must have at most 2^30 elements";
+  const ExchangeConfig config =
+      choose_exchange(args.what, args.elements, sizeof(T), args.ranks, half_of(args.data_bytes),
+                      facts.compute_units, kNvidia ? kNvlink : kXgmi);
+  if (config.blocks == 0) {
+    return "the tensor has more bytes than the Communicator was made for: give it more max_bytes";
+  }
+  return launch_config<T>(args, config, facts.is_hopper_or_later(), stream);
+}
+
+}  // namespace
+
+Status launch_exchange(const ExchangeArgs& args, const Context& context) {
+  DeviceFacts facts;
+  if (const Status error = current_device(facts)) return error;
+  const Stream stream = stream_of(context);
+  switch (args.dtype) {
+    case DType::kFloat32:
+      return launch_typed<float>(args, facts, stream);
+    case DType::kFloat16:
+      return launch_typed<float16>(args, facts, stream);
+    default:
+      return launch_typed<bfloat16>(args, facts, stream);
+  }
+}
+
+}  // namespace rocm_kernels

@@ -1,0 +1,139 @@
+// Vectors from rank to rank, each its own signal.
+//
+// A rank stores a vector into the memory of another: its mailbox there. An empty place holds
+// kNothing in each word; a place whose words are all something else has been filled, whatever the
+// order in which its words came. So no fence is waited for, and no flag sent after the data.
+// The reader empties the place again.
+//
+// An exchange of epoch e takes the places of half e % 2 of the memory, as many as it needs, and
+// empties each that was filled. A rank that fills a place in epoch e + 2 has left epoch e + 1, so
+// the reader had begun it; and it began that with its kernel of epoch e done, so with the place
+// empty. Thus two halves suffice, kernels of a rank following one another, whatever the sizes and
+// the grids.
+#pragma once
+
+#include "../../../common/gpu/peer.h"
+#include "../memory.h"
+
+namespace rocm_kernels {
+
+// No number: what has it is sent as another NaN.
+constexpr uint32_t kNothing = 0xFFFFFFFFu;
+constexpr uint32_t kOtherNan = 0x7FFFFFFFu;  // of float32, and of both 16-bit halves a NaN too
+
+ROCM_KERNELS_DEVICE Vector sendable(Vector v) {
+#pragma unroll
+  for (int w = 0; w < 4; ++w) v.word[w] = v.word[w] == kNothing ? kOtherNan : v.word[w];
+  return v;
+}
+
+ROCM_KERNELS_DEVICE bool has_come(const Vector& v) {
+  return v.word[0] != kNothing && v.word[1] != kNothing && v.word[2] != kNothing &&
+         v.word[3] != kNothing;
+}
+
+// What a kernel knows of the group; built by the launcher.
+struct Group {
+  PeerHeader* own;
+  int64_t half_bytes;
+  uint64_t patience;  // ticks
+  int32_t rank;
+  int32_t ranks;
+};
+
+// A thread's view of one exchange.
+template <int kRanks>
+struct Mailboxes {
+  Group group;
+  char* peers[kRanks];  // the data of each rank, of this epoch's half; own too
+  uint32_t epoch;
+  bool failed;
+
+  // Once the previous kernel is done.
+  ROCM_KERNELS_DEVICE explicit Mailboxes(const Group& g) : group(g) {
+    epoch = group.own->epochs[blockIdx.x];
+    failed = group.own->failed != 0;
+    const int64_t half = kPeerHeaderBytes + static_cast<int64_t>(epoch & 1) * group.half_bytes;
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) {
+      peers[r] = reinterpret_cast<char*>(r < group.ranks ? group.own->peers[r] : 0) + half;
+    }
+  }
+
+  // By all threads of a block, once each has made its Mailboxes.
+  ROCM_KERNELS_DEVICE void count_epoch() const {
+    const unsigned entry = blockIdx.x + threadIdx.x * gridDim.x;
+    if (entry < kMostPeerBlocks) group.own->epochs[entry] = epoch + 1;
+  }
+
+  ROCM_KERNELS_DEVICE bool is_other(int r) const { return r < group.ranks && r != group.rank; }
+
+  // To place `offset` of every other rank's mailbox.
+  ROCM_KERNELS_DEVICE void send(int64_t offset, const Vector& v) const {
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) {
+      if (is_other(r)) store_to_peer(peers[r] + offset, v);
+    }
+  }
+
+  // Waits for a vector of each other rank, at `offset + r * stride` of the own mailbox, and empties
+  // the places; false: one did not come, and the group is of no more use.
+  ROCM_KERNELS_DEVICE bool receive(int64_t offset, int64_t stride, Vector (&v)[kRanks]) const {
+    const char* const from = peers_own() + offset;
+    uint64_t begin = 0;
+    for (unsigned tries = 0;; ++tries) {
+      int missing = -1;
+#pragma unroll
+      for (int r = 0; r < kRanks; ++r) {
+        if (is_other(r)) v[r] = load_from_peer(from + r * stride);
+      }
+#pragma unroll
+      for (int r = 0; r < kRanks; ++r) {
+        if (is_other(r) && !has_come(v[r])) missing = r;
+      }
+      if (missing < 0) break;
+      pause();
+      if (tries == 0) begin = ticks();
+      if (tries % 256 == 255 && ticks() - begin > group.patience) {
+        group.own->failed = 1 + static_cast<uint64_t>(missing);
+        store_to_host(reinterpret_cast<uint64_t*>(group.own->report),
+                      1 + static_cast<uint64_t>(missing));
+        return false;
+      }
+    }
+    Vector nothing;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) nothing.word[w] = kNothing;
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) {
+      if (is_other(r)) store_to_peer(peers_own() + offset + r * stride, nothing);
+    }
+    return true;
+  }
+
+ private:
+  ROCM_KERNELS_DEVICE char* peers_own() const {
+    return reinterpret_cast<char*>(group.own) + kPeerHeaderBytes +
+           static_cast<int64_t>(epoch & 1) * group.half_bytes;
+  }
+};
+
+// The vector of sums, `v` in the ranks' order, from 0 on.
+template <typename T, int kRanks>
+ROCM_KERNELS_DEVICE Vector sum_of_ranks(const Vector (&v)[kRanks], int ranks) {
+  constexpr int kCount = kVectorElements<T>;
+  float total[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) total[i] = 0.0f;
+#pragma unroll
+  for (int r = 0; r < kRanks; ++r) {
+    if (r >= ranks) break;
+    float values[kCount];
+    unpack<T>(v[r], values);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) total[i] += values[i];
+  }
+  return pack<T>(total);
+}
+
+}  // namespace rocm_kernels

@@ -1,0 +1,157 @@
+// The launcher of all_reduce on several simulated devices, a rank each: launches of all ranks are
+// queued before any is waited for, so that ranks meet in whatever order the simulator takes.
+//
+//   all_reduce RANKS WHAT DTYPE EXCHANGES ELEMENTS...
+//
+// WHAT: 0 all_reduce, 1 reduce_scatter, 2 all_gather, 3 each in turn. DTYPE: 0 float32, 1 bfloat16.
+// Prints "wrong 0" where all results have the bits of the definition, and all mailboxes are empty.
+#include <hip/hip_runtime.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "../../all_reduce/all_reduce.h"
+#include "../../blocks/peers/memory.h"
+#include "../../common/core/half.h"
+
+using namespace rocm_kernels;
+
+#define CHECK(call)                                                             \
+  do {                                                                          \
+    const hipError_t error_ = (call);                                           \
+    if (error_ != hipSuccess) {                                                 \
+      std::fprintf(stderr, "line %d: %s\n", __LINE__, hipGetErrorName(error_)); \
+      std::_Exit(1);                                                            \
+    }                                                                           \
+  } while (0)
+
+constexpr int64_t kDataBytes = 1 << 21;
+constexpr int kGuard = 64;  // bytes before and behind each out
+
+struct Exchange {
+  ExchangeArgs args[kMostRanks];
+  std::vector<char> x[kMostRanks];
+  char* out[kMostRanks];
+  int64_t out_bytes;
+};
+
+float value(const std::vector<char>& x, DType dtype, int64_t i) {
+  if (dtype == DType::kFloat32) return reinterpret_cast<const float*>(x.data())[i];
+  return to_float(reinterpret_cast<const BFloat16*>(x.data())[i]);
+}
+
+int main(int, char** argv) {
+  const int ranks = std::atoi(argv[1]), what = std::atoi(argv[2]);
+  const DType dtype = std::atoi(argv[3]) == 0 ? DType::kFloat32 : DType::kBFloat16;
+  const int exchanges = std::atoi(argv[4]);
+  const int64_t size = size_of(dtype);
+  std::mt19937 random(exchanges * 8 + ranks);
+  std::normal_distribution<float> normal;
+
+  char* memory[kMostRanks];
+  for (int r = 0; r < ranks; ++r) {
+    CHECK(hipSetDevice(r));
+    void* allocated = nullptr;
+    CHECK(hipExtMallocWithFlags(&allocated, kPeerHeaderBytes + kDataBytes,
+                                hipDeviceMallocFinegrained));
+    memory[r] = static_cast<char*>(allocated);
+    CHECK(hipMemset(memory[r] + kPeerHeaderBytes, 0xFF, kDataBytes));
+  }
+  for (int r = 0; r < ranks; ++r) {
+    PeerHeader header{};
+    header.magic = kPeerMagic, header.rank = r, header.ranks = ranks;
+    header.data_bytes = kDataBytes;
+    for (int p = 0; p < ranks; ++p) header.peers[p] = reinterpret_cast<uint64_t>(memory[p]);
+    CHECK(hipMemcpy(memory[r], &header, sizeof(header), hipMemcpyHostToDevice));
+  }
+
+  std::vector<Exchange> all(exchanges);
+  for (int e = 0; e < exchanges; ++e) {
+    Exchange& exchange = all[e];
+    const auto kind = static_cast<Exchanged>(what == 3 ? e % 3 : what);
+    int64_t elements = std::atoll(argv[5 + e % std::atoi(argv[4])]);
+    if (kind == Exchanged::kReduceScatter) elements = elements * ranks;
+    const int64_t out_elements = kind == Exchanged::kReduceScatter ? elements / ranks
+                                 : kind == Exchanged::kAllGather   ? elements * ranks
+                                                                   : elements;
+    exchange.out_bytes = out_elements * size;
+    for (int r = 0; r < ranks; ++r) {
+      CHECK(hipSetDevice(r));
+      exchange.x[r].resize(elements * size);
+      for (int64_t i = 0; i < elements; ++i) {
+        const float f = random() % 16 == 0 ? -0.0f : normal(random);
+        if (dtype == DType::kFloat32) {
+          reinterpret_cast<float*>(exchange.x[r].data())[i] = f;
+        } else {
+          reinterpret_cast<BFloat16*>(exchange.x[r].data())[i] = to_bfloat16(f);
+        }
+      }
+      void *x = nullptr, *out = nullptr;
+      CHECK(hipMalloc(&x, elements * size));
+      CHECK(hipMemcpy(x, exchange.x[r].data(), elements * size, hipMemcpyHostToDevice));
+      CHECK(hipMalloc(&out, exchange.out_bytes + 2 * kGuard));
+      CHECK(hipMemset(out, 0x5A, exchange.out_bytes + 2 * kGuard));
+      exchange.out[r] = static_cast<char*>(out);
+      ExchangeArgs& args = exchange.args[r];
+      args.what = kind, args.elements = elements, args.dtype = dtype;
+      args.x = x, args.out = exchange.out[r] + kGuard;
+      args.memory = memory[r], args.data_bytes = kDataBytes;
+      args.rank = r, args.ranks = ranks, args.timeout = 1e6;
+    }
+  }
+
+  for (Exchange& exchange : all) {
+    for (int r = 0; r < ranks; ++r) {
+      CHECK(hipSetDevice(r));
+      if (const Status error = launch_exchange(exchange.args[r], Context{})) {
+        std::fprintf(stderr, "%s\n", error);
+        std::_Exit(1);
+      }
+    }
+  }
+  for (int r = 0; r < ranks; ++r) {
+    CHECK(hipSetDevice(r));
+    CHECK(hipDeviceSynchronize());
+  }
+
+  int64_t wrong = 0;
+  for (Exchange& exchange : all) {
+    for (int r = 0; r < ranks; ++r) {
+      const ExchangeArgs& args = exchange.args[r];
+      std::vector<char> got(exchange.out_bytes + 2 * kGuard);
+      CHECK(hipMemcpy(got.data(), exchange.out[r], got.size(), hipMemcpyDeviceToHost));
+      for (int i = 0; i < kGuard; ++i) {
+        wrong += got[i] != 0x5A;
+        wrong += got[got.size() - 1 - i] != 0x5A;
+      }
+      for (int64_t i = 0; i < exchange.out_bytes / size; ++i) {
+        char wanted[4];
+        if (args.what == Exchanged::kAllGather) {
+          std::memcpy(wanted, exchange.x[i / args.elements].data() + i % args.elements * size,
+                      size);
+        } else {
+          const bool scatters = args.what == Exchanged::kReduceScatter;
+          const int64_t at = scatters ? r * (exchange.out_bytes / size) + i : i;
+          float sum = 0.0f;
+          for (int p = 0; p < ranks; ++p) sum += value(exchange.x[p], dtype, at);
+          const BFloat16 rounded = to_bfloat16(sum);
+          std::memcpy(
+              wanted,
+              dtype == DType::kFloat32 ? static_cast<void*>(&sum) : const_cast<BFloat16*>(&rounded),
+              size);
+        }
+        wrong += std::memcmp(wanted, got.data() + kGuard + i * size, size) != 0;
+      }
+    }
+  }
+  std::vector<uint32_t> left(kDataBytes / 4);
+  for (int r = 0; r < ranks; ++r) {
+    CHECK(hipMemcpy(left.data(), memory[r] + kPeerHeaderBytes, kDataBytes, hipMemcpyDeviceToHost));
+    for (const uint32_t word : left) wrong += word != 0xFFFFFFFFu;
+  }
+  std::printf("wrong %lld\n", static_cast<long long>(wrong));
+  return 0;
+}

@@ -1,0 +1,63 @@
+"""The launchers of all_reduce on several simulated devices, all ranks' launches queued at once: the
+results have the definition's bits, and every mailbox is empty again."""
+
+import os
+import subprocess
+
+import pytest
+import simulated
+from project import ROOT
+
+import simulator
+
+pytestmark = pytest.mark.usefixtures("toolchain", "on_the_simulator")
+
+
+@pytest.fixture(scope="module")
+def program(toolchain):
+    """What links the launchers: tests/devices/all_reduce.hip."""
+    library = simulated.build_launchers()
+    folder = library.parent / "devices"
+    folder.mkdir(exist_ok=True)
+    source, output = ROOT / "tests" / "devices" / "all_reduce.hip", folder / "all_reduce"
+    compiled = folder / "all_reduce.o"
+    command = toolchain.compile_command(source, compiled, (simulated.TARGET,))
+    subprocess.run(command, check=True)
+    libraries = [str(library), str(simulator.runtime())]
+    paths = [f"-Wl,-rpath,{os.path.dirname(path)}" for path in libraries]
+    linked = [toolchain.compiler, "--hip-link", str(compiled), *libraries, *paths]
+    subprocess.run([*linked, "-pthread", "-o", str(output)], check=True)
+    return output
+
+
+def run(program, seed, *arguments):
+    environment = {**os.environ, "SIMULATOR_SEED": str(seed)}
+    done = subprocess.run(
+        [str(program), *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, env=environment,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+FLOAT, BFLOAT16 = 0, 1
+SIZES = (64, 1000, 77, 1, 3001, 20000)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("dtype", [FLOAT, BFLOAT16])
+def test_all_exchanges_in_a_row(program, ranks, dtype, seed):
+    """Sizes change from one to the next, so places of mailboxes have other owners."""
+    assert run(program, seed, ranks, 3, dtype, len(SIZES), *SIZES) == "wrong 0\n"
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_all_reduce_in_two_shots(program, ranks, seed):
+    """As many bytes as the model gives to two shots; the last part is short."""
+    assert run(program, seed, ranks, 0, BFLOAT16, 3, 150001, 16, 120000) == "wrong 0\n"
+
+
+def test_more_than_the_memory_holds(program):
+    said = run(program, 0, 2, 0, FLOAT, 1, 300000)
+    assert said.startswith("the tensor has more bytes than the Communicator was made for")
