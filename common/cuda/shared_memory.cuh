@@ -50,8 +50,9 @@ __device__ __forceinline__ void store_shared(uint32_t address, const uint4& valu
                : "memory");
 }
 
-// The same place of another block of the cluster (common/gpu/cluster.h).
-__device__ __forceinline__ void store_in_cluster(uint32_t address, int rank, float4 value) {
+// At the same place of another block of the cluster; a single float: store_in_cluster(),
+// common/gpu/cluster.h.
+__device__ __forceinline__ void store_vector_in_cluster(uint32_t address, int rank, float4 value) {
 #if __CUDA_ARCH__ >= 900
   uint32_t there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));

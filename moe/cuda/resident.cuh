@@ -320,7 +320,7 @@ struct ResidentBlock {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           if (in_cluster) {
-            rocm_kernels::store_in_cluster(sum[half * kHalf], values[half], 0);
+            store_in_cluster(sum[half * kHalf], values[half], 0);
           } else {
             sum[half * kHalf] = values[half];
           }

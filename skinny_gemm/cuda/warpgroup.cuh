@@ -195,7 +195,7 @@ __global__ void __launch_bounds__((kWarpgroups * 4 + kProducers) * 32, 1)
       const int from = rank * k_groups + k_group;
       const int place = (from * share + n_tile - to * share) * m_tiles;
       for_each_tile([&](int tile, float4 sum) {
-        store_in_cluster(received + ((place + tile) * 32 + lane) * 16, to, sum);
+        store_vector_in_cluster(received + ((place + tile) * 32 + lane) * 16, to, sum);
       });
     } else if (k_groups > 1) {
       // [k_group][n_tile][m_tile][lane], where the stages were.

@@ -1,0 +1,71 @@
+// What an instance of the decode kernel (decode.cuh) is made for, how the work is divided, and what
+// of it a block and a lane have.
+#pragma once
+
+#include <type_traits>
+
+#include "../gpu/problem.h"
+#include "matrix.cuh"
+#include "row_groups.cuh"
+#include "tile_copies.cuh"
+#include "tiles.h"
+
+namespace rocm_kernels {
+namespace cuda {
+
+// T: of q and out. kTile: of kDecodeTiles.
+template <typename T, bool kFp8KV, int kTile>
+struct DecodeShape {
+  using Q = T;
+  using Mma = std::conditional_t<kFp8KV, __half, T>;  // that are multiplied
+  static constexpr bool kFp8 = kFp8KV;
+  static constexpr DecodeBlock kBlock = {kDecodeTiles[kTile].head_dim, kDecodeTiles[kTile].rows,
+                                         kFp8 ? 1 : 2, false};
+  static constexpr int kD = kBlock.head_dim, kRows = kBlock.rows, kTiles = kRows / 8;
+  static constexpr int kSteps = kD / 16;  // of 16 elements of a head
+  static constexpr int kBytes = kBlock.bytes, kRowBytes = kBlock.row_bytes();
+  static constexpr int kLoads = kRowBytes / 32;  // of ldmatrix, for a row
+  static constexpr int kPitch = row_pitch(kRowBytes);
+  static constexpr int kKeys = kBlock.keys(), kTileBytes = kBlock.tile_bytes();
+  static constexpr int kWarps = kBlock.warps(), kThreads = 32 * kWarps;
+  static constexpr int kOutPitch = kBlock.out_pitch();
+};
+
+// How the work is divided.
+struct DecodeGrid {
+  Window window;
+  RowGroups rows;
+  int parts;               // of the keys: cluster * outer
+  int cluster;             // that meet in shared memory
+  int row_blocks;          // of kRows rows
+  int stages, ring_bytes;  // of DecodeBlock
+  float* partial;  // [row of q, head][outer][D + 2], where outer > 1: sums, maximum (log2), sum
+};
+
+// Rows of q of a block.
+struct DecodeRows {
+  Sequence s;
+  int b, head;      // number of the sequence, KV head
+  int first, last;  // of the sequence's rows for the head
+};
+
+// A lane's columns of S^T, rows first + 8 t + 2 quad + {0, 1} of q: what makes a score of a
+// product, and which keys they see.
+template <class Shape>
+struct DecodeColumns {
+  float scale[Shape::kTiles][2];
+  KeyRange sees[Shape::kTiles][2];
+  int all_begin, all_end;  // that every row sees
+  bool capped;
+  float cap;
+};
+
+// Sums of these columns over the keys that the warp has met.
+template <class Shape>
+struct DecodeSums {
+  float maximum[Shape::kTiles][2], sum[Shape::kTiles][2];
+  float out[Shape::kTiles][Shape::kSteps][4];
+};
+
+}  // namespace cuda
+}  // namespace rocm_kernels
