@@ -1,9 +1,10 @@
 // Attention of few or many queries to keys and values where they lie: contiguous, ragged, or in
 // pages of a cache.
 //
-//   s[i, j]   = cap(scale * k_descale * sum_d q[i, d] k[j, d])    cap(x) = softcap tanh(x /
-//   softcap) z[i]      = sum_j exp(s[i, j]) + exp(sink)                    over the keys that query
-//   i sees out[i, e] = v_descale * sum_j exp(s[i, j]) / z[i] * v[j, e] lse[i]    = log z[i]
+//   s[i, j]   = cap(scale * k_descale * sum_d q[i, d] k[j, d])   cap(x) = softcap tanh(x / softcap)
+//   z[i]      = sum_j exp(s[i, j]) + exp(sink)                    over the keys that query i sees
+//   out[i, e] = v_descale * sum_j exp(s[i, j]) / z[i] * v[j, e]
+//   lse[i]    = log z[i]
 //
 // once for each sequence and query head; query heads h * group to (h + 1) * group - 1 share KV head
 // h. Queries are the last positions of their sequence: query i of a sequence of len_q queries and

@@ -1,7 +1,7 @@
 // Products of rows sorted by expert, each with its expert's weight:
 //
-//   out[r, n] = sum_k(a[r, k] * w[e, n, k] * scale_a * scale_w)   for offsets[e - 1] <= r <
-//   offsets[e]
+//   out[r, n] = sum_k(a[r, k] * w[e, n, k] * scale_a * scale_w)
+//                                                        for offsets[e - 1] <= r < offsets[e]
 //
 // offsets[-1] is 0; the offsets are inclusive ends that lie on the device, as torch._grouped_mm has
 // them. Rows beyond the last end stay as they are. float32 accumulation, one rounding at the end.

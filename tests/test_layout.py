@@ -102,6 +102,15 @@ def test_files_that_a_comment_names_are_there(name):
     assert not (missing := set(named) - there), f"{name} speaks of {missing}"
 
 
+@pytest.mark.parametrize("name", sources())
+def test_drawings_in_comments_are_within_100_columns(name):
+    """clang-format leaves indented comments alone, for it would run their lines together."""
+    text = re.sub(
+        r"// clang-format off.*?// clang-format on", "", (ROOT / name).read_text(), flags=re.S
+    )
+    assert not [line for line in text.splitlines() if len(line) > 100 and "//" in line]
+
+
 def classes(name: str) -> list[tuple[str, str]]:
     """The classes that a file defines for others: (namespace, name). Names of an unnamed namespace
     are the file's own."""

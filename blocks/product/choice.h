@@ -1,4 +1,5 @@
-// What every choice of a config has in common: the families that one op has, and telling them.
+// What every choice of a config has in common: configs of several families of kernels as one
+// variant, the quickest of those offered, and the list of them for a tuner.
 // No HIP header: tests and tools include it too.
 #pragma once
 

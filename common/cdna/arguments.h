@@ -1,4 +1,5 @@
-// A kernel's arguments, read again.
+// Reads a kernel's arguments a second time, late in the kernel, instead of keeping them in
+// registers.
 #pragma once
 
 #include "../core/compiler.h"

@@ -1,4 +1,4 @@
-// What every compiler of the package is asked for in its own words.
+// Attributes and built-in functions that compilers spell differently.
 #pragma once
 
 #if defined(__HIP__)

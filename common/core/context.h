@@ -1,4 +1,4 @@
-// What a launcher needs from its caller besides the tensors.
+// What a launcher takes beside its tensors (a stream, a thread pool), and what it returns.
 #pragma once
 
 #include <cstdint>

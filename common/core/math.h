@@ -1,4 +1,4 @@
-// Whole-number arithmetic that everything needs.
+// Arithmetic of whole numbers.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Single elements of any type that an operand may have, for code that is not in a hurry.
+// Loads and stores of single elements, whose type is known at run time alone: for kernels that any
+// type may meet, not for fast ones.
 #pragma once
 
 #include "../core/dtype.h"

@@ -1,4 +1,4 @@
-// Exchanges between the lanes of a wave. All lanes of the wave must be at them.
+// Exchanges between the lanes of a wave. All lanes must be active.
 #pragma once
 
 #include "device.h"

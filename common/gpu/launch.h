@@ -1,4 +1,4 @@
-// Host side of a launcher: what the device is, and a launch that answers for itself.
+// Host: facts of the current device, and the launch of a kernel, which returns what went wrong.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// Host: names of launches, by which kernels tell words that their own launch left in memory from
-// whatever else lies there: so the workspace need not be cleared.
+// Host: a number for each launch. A kernel writes it beside what it leaves in memory, so its other
+// workgroups know these words from older ones, and nobody clears the workspace.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// The rows of a grouped product's operands that meet in a tile, as blocks/product/cdna/rows.h has
-// those of a product.
+// Rows (blocks/product/cdna/rows.h) of a tile of a grouped product: gathered rows of a, an expert's
+// rows of w.
 #pragma once
 
 #include "../../blocks/product/cdna/rows.h"

@@ -1,8 +1,7 @@
 // Grouped products by tiles, on AMD's matrix instructions: gemm's main loop over gathered rows.
 //
 //   sums[row, n] = sum_k a[row of x, or of h, k] * w[expert, n, k]       of one tile
-//   out = what GroupedTileSink makes of them: h = act(gate, up), perhaps as FP8; or rows as they
-//   are
+//   out = what GroupedTileSink makes of them: h = act(gate, up), perhaps FP8; or sums as they are
 //
 // clang-format off
 // Timeline of a workgroup, whose waves all do the same. | is a barrier of all.

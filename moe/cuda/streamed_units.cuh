@@ -1,5 +1,5 @@
-// Which unit of a streamed product is whose rows: each block sorts the ids of all slots for itself,
-// so that no kernel needs to run before it.
+// The units of a streamed product, and the rows of each: every block sorts the ids of all slots for
+// itself, so that no kernel needs to run before it.
 //
 //   unit = a tile (at most block_m slots of one expert, in the order of slots) x block_n rows of w
 #pragma once

@@ -8,9 +8,9 @@
 //   combine: weights . parts --> out                                       [T, H]
 //
 // A backend's MoeConfig may change these launches, by functions of these names:
-//   routes_itself   products find each expert's rows by themselves, from the ids: no route; h has a
-//   row for each slot, in the order of slots sorts_rows      the second launch copies the rows of x
-//   to the order of experts, and quantises
+//   routes_itself   products find each expert's rows by themselves, from the ids: there is no
+//                   route, and h has a row for each slot, in the order of slots
+//   sorts_rows      the second launch copies the rows of x to the order of experts, and quantises
 //                   them if they are to be quantised
 //   is_resident     the two products alone: they route, quantise and combine
 //   ends_in_groups  the gate_up product's tile, or that of two blocks, has whole groups of 128

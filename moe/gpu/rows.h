@@ -1,6 +1,6 @@
-// What a layer does to whole rows beside its two products: x and h to FP8, and the sum of a token's
-// slots. Each has a kernel of its own for AMD, where clang awaits loads under conditions one by
-// one, as their values meet: in these a load depends on what addresses need, and on nothing else.
+// A layer's row kernels, beside its two products: x and h to FP8, and the sum of a token's slots.
+// AMD has kernels of its own for each. There clang waits for loads under conditions one after the
+// other, so in these a load depends on nothing but its address.
 #pragma once
 
 #include "../../blocks/rows/gpu/quantize.h"

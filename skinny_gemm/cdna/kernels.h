@@ -1,4 +1,4 @@
-// The kernels that exist, by kind of operands and number of the tile (tiles.h).
+// Tables of the compiled kernels, by kind of operands and number of the tile (tiles.h).
 #pragma once
 
 #include <utility>

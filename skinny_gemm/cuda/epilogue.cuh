@@ -1,4 +1,5 @@
-// From a sum to outputs, beyond gemm's element at a time: pairs, and factors in shared memory.
+// The end of a tile of the kernels for few rows: scales and bias from shared memory, outputs stored
+// in pairs.
 #pragma once
 
 #include "../../blocks/product/cuda/output.cuh"

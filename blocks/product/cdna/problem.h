@@ -1,5 +1,5 @@
-// What the matrix-product kernels for CDNA3 and CDNA4 are given: GemmArgs in bytes and 32 bits, and
-// how the work is divided.
+// The arguments of the matrix-product kernels for CDNA3 and CDNA4: GemmArgs with strides in bytes
+// and 32-bit sizes, and how the work is divided.
 #pragma once
 
 #include "../args.h"

@@ -1,4 +1,4 @@
-// Host: the current AMD device, and the operands, as the launchers of products see them.
+// Host: the current AMD device, and and which of its matrix instructions a product's types take.
 #pragma once
 
 #include "../../../common/gpu/launch.h"

@@ -1,5 +1,5 @@
-// A K block of the rows of w and a that meet in a tile: how a wave asks memory for it, and how it
-// multiplies it.
+// A K block of the rows of w and a of a tile: the loads that a wave issues for it, and its matrix
+// instructions.
 #pragma once
 
 #include "../../../common/cdna/lds_transpose.h"

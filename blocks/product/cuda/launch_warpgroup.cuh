@@ -1,4 +1,5 @@
-// What launches of the warpgroup kernel share. Included by the files that hold its instances.
+// Host: the tensor map of an operand of the warpgroup kernel, for the files that hold its
+// instances.
 #pragma once
 
 #include "../../../common/cuda/tensor_map.h"

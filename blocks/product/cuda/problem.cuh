@@ -1,5 +1,5 @@
-// What the warpgroup kernel is given, what it is compiled for, and how its warps tell each other of
-// their work.
+// The warpgroup kernel's arguments, the sizes that it is compiled for, and what its warps pass each
+// other for a unit of work.
 #pragma once
 
 #include <cuda_bf16.h>

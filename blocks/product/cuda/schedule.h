@@ -1,4 +1,4 @@
-// Who multiplies what, when many tiles meet few SMs.
+// How a product's work is divided among blocks that stay on their SMs.
 //
 // A worker (a block, or a cluster of two that share an operand) takes units: a tile's sum over an
 // interval of chunks of K, one after another.
