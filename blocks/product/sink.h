@@ -2,8 +2,8 @@
 // becomes of them. It is to a product's result what Rows (cdna/rows.h) are to its operands.
 //
 //   Rows ---> main loop ---> sums ---> Sink   scales, bias, perhaps an activation, one rounding,
-//                                             then a store, a quantisation, rows scattered to slots,
-//                                             or partial sums for another worker
+//                                             then a store, a quantisation, rows scattered to
+//                                             slots, or partial sums for another worker
 //
 // A main loop knows nothing of its Sink but finish(): a product that ends in another way is another
 // Sink and the same loop. What a Sink goes by (the problem, the tile, LDS) its constructor takes.
