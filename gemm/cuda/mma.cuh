@@ -5,10 +5,17 @@
 //   a block: 128 rows of w x 128 rows of a x all of K, 8 warps of 32 x 64
 //   K goes by in steps of 64 bytes of w, kStages of them under way to shared memory
 //
+// Timeline of a block, whose threads all do the same. | is a barrier of all.
+//
+//   the kernel before; ask for kStages - 1 steps of K
+//   each step: its copies have arrived | ask for another, to the stage that was read last;
+//              read, widen, multiply; behind each 64 elements of K add, by their scales
+//   scales, bias, stores of elements
+//
 // A lane reads 16 consecutive bytes of a row as its share of several mma (common/cuda/mma.cuh). The
 // tensor core truncates where float32 rounds, so the sums of each 64 elements of K are added apart
-// (of 128, and of 32, they come out 3 times as far off as float32 sums);
-// there block scales are applied.
+// (of 128, and of 32, they come out 3 times as far off as float32 sums); there block scales are
+// applied.
 #pragma once
 
 #include "../../blocks/product/cuda/output.cuh"

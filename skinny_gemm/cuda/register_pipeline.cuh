@@ -3,6 +3,13 @@
 // A block owns block_n rows of w. Its warps share the K of these rows, 64 bytes of every row at a
 // time in turn, and add their partial sums in shared memory, in the order of the warps.
 //
+// Timeline of a block, whose warps all do the same. | is a barrier of all.
+//
+//   the kernel before; load kNumStages steps of w, one of a
+//   each step: widen a, load its next step; widen w, load w kNumStages steps on; multiply,
+//              and with block scales add apart
+//   sums to shared memory | add those of the warps, scales, bias, stores of elements
+//
 // A lane's 16-byte load is its share of several mma (common/cuda/mma.cuh), so that w passes through
 // no shared memory and no shuffle. Each warp keeps kNumStages such steps in flight; a comes through
 // L1, one step ahead.

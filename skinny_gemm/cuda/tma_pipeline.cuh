@@ -10,6 +10,15 @@
 //   |  ...       |    |   block_m x k_chunks x 128 B         |     | and multiplied         |
 //   +------------+    +------------- num_stages of them -----+     +-----------+------------+
 //                     slices' partial sums -> shared memory -> added in order -> out
+// Timeline of a block. Barriers: full and empty of each stage.
+//
+//   who                waits for             does                                  then tells
+//   fetch: a lane      the kernel before     (the first boxes of w go to L2 before that)
+//   for w, one for a   empty[stage]          orders a box                          full[stage]: its bytes
+//   multiply: the      the kernel before     fetches the factors of the end
+//   other warps        full[stage]           a slice: reads, widens, multiplies    empty[stage]
+//                                            behind the last: sums to shared memory
+//   end: all warps     all                   adds slices in order; scales, bias, stores
 // clang-format on
 //
 // Why so. An SM of an H200 cannot take in more than 35 GB/s, and its share of 4.4 TB/s is 33: every
@@ -42,67 +51,47 @@ __device__ __forceinline__ int a_row_of_slot(int slot, int chunks) {
   return Types::kWideA ? slot : slot_row(slot, chunks);
 }
 
-// Grid: ceil(N / block_n) blocks of tma_consumers(config) + kProducers warps.
-// w_map: boxes of [block_n, k_chunks, 128 B]; a_map: boxes of [block_m, k_chunks, 128 B], of twice
-// the chunks if kWideA.
-template <class Types, int kWarpM, bool kBlockScales>
-__global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
-    skinny_gemm_tma_pipeline_kernel(const __grid_constant__ CUtensorMap w_map,
-                                    const __grid_constant__ CUtensorMap a_map,
-                                    const __grid_constant__ GemmArgs args,
-                                    SkinnyGemmConfig config) {
 #if __CUDA_ARCH__ >= 900
+
+// The roles of a block's warps, and what they share.
+template <class Types, int kWarpM, bool kBlockScales>
+struct TmaBlock {
   static_assert(!kBlockScales || Types::kFp8W, "a chunk must be one scale block of K");
   // The tensor cores truncate what float32 would round, so long sums drift: 3.4 times the error of
   // a float32 product for 16-bit operands. Then each stage is summed apart and added in float32.
   // FP8 products are too short for it to show.
-  constexpr bool kSumStages = kBlockScales || !Types::kFp8A;
-  constexpr int kMTiles = kWarpM / kMmaM;
-  constexpr int kNTiles = kWarpN / kMmaN;
+  static constexpr bool kSumStages = kBlockScales || !Types::kFp8A;
+  static constexpr int kMTiles = kWarpM / kMmaM;
+  static constexpr int kNTiles = kWarpN / kMmaN;
 
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int consumers = blockDim.x / 32 - kProducers;
-  const int block_n = config.block_n;
-  const int w_chunks = config.k_chunks;
-  const int a_chunks = config.k_chunks * Types::kAVectors;
-  const int slices = w_chunks * kSlicesPerChunk;
-  const int block_m = kWarpM * config.m_groups;
-  const int first_n = blockIdx.x * block_n;
-  const int row_chunks = static_cast<int>(args.k * Types::kWBytes / kChunkBytes);
-  const int boxes = (row_chunks + w_chunks - 1) / w_chunks;
+  const GemmArgs& args;
+  const SkinnyGemmConfig& config;
+  const Pipeline& pipeline;
+  SharedFactors<kMaxTmaBlockN>& factors;
+  float* partial;  // [slice][block_n][row_stride]: sums of slices, the rows of a in order of slots
+  int warp, lane, consumers;
+  int block_n, block_m, first_n;
+  int w_chunks, a_chunks, slices;  // of K, in a box
+  int row_chunks, boxes;           // in all of K
+  int w_bytes;                     // of a stage's box of w
+  int row_stride;
 
-  extern __shared__ uint8_t dynamic_shared[];
-  __shared__ uint64_t full_barriers[kMaxStages], empty_barriers[kMaxStages];
-  __shared__ SharedFactors<kMaxTmaBlockN> factors;
-  const uint32_t full = pinned_address(full_barriers);
-  const uint32_t empty = pinned_address(empty_barriers);
-  const uint32_t padding = -shared_address(dynamic_shared) & (kPatternBytes - 1);
-  const uint32_t stages = pinned_address(dynamic_shared + padding);
-  const int w_bytes = box_bytes(block_n, w_chunks);
-  const int stage_bytes = w_bytes + block_m * a_chunks * kChunkBytes;
-  const Pipeline pipeline{full, empty, stages, config.num_stages, stage_bytes};
-  float* partial =
-      reinterpret_cast<float*>(dynamic_shared + padding + config.num_stages * stage_bytes);
-  const int row_stride = partial_stride(block_m);
+  // ---- Who fetches an operand: a lane for w, a lane for a ---------------------------------------
 
-  allow_next_kernel();
-  if (threadIdx.x == 0) pipeline.init(consumers);
-  __syncthreads();
+  __device__ __forceinline__ void fetch(const CUtensorMap& w_map, const CUtensorMap& a_map) const {
+    const bool is_w = warp == consumers;
+    const int chunks = is_w ? w_chunks : a_chunks;
+    using Operand = Boxes<BoxOrder::kRowsOfChunks>;
+    Operand{first_n, 0, w_chunks, boxes}.prefetch(w_map, is_w, config.prefetch);
+    wait_for_previous_kernel();
+    Operand{is_w ? first_n : 0, 0, chunks, boxes}.produce(
+        is_w ? w_map : a_map, pipeline, is_w ? 0 : w_bytes,
+        (is_w ? block_n : block_m) * chunks * kChunkBytes, policy_of(is_w));
+  }
 
-  if (warp >= consumers) {
-    if (lane == 0) {
-      const bool is_w = warp == consumers;
-      const int chunks = is_w ? w_chunks : a_chunks;
-      using Operand = Boxes<BoxOrder::kRowsOfChunks>;
-      Operand{first_n, 0, w_chunks, boxes}.prefetch(w_map, is_w, config.prefetch);
-      wait_for_previous_kernel();
-      Operand{is_w ? first_n : 0, 0, chunks, boxes}.produce(
-          is_w ? w_map : a_map, pipeline, is_w ? 0 : w_bytes,
-          (is_w ? block_n : block_m) * chunks * kChunkBytes, policy_of(is_w));
-    }
-    __syncwarp();
-  } else {
+  // ---- Who multiplies: the other warps, each 32 rows of w by a slice of K -----------------------
+
+  __device__ __forceinline__ void multiply() const {
     const int group = lane / 4;
     const int quad = lane % 4;
     const int slice = warp % slices;
@@ -209,34 +198,92 @@ __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
       }
     }
   }
-  __syncthreads();
+
+  // ---- Who adds up the slices and ends the outputs: all warps -----------------------------------
 
   // A warp finishes 32 rows of w for a few rows of a: consecutive outputs for each of these.
-  constexpr int kSlots = kMTiles;
-  struct alignas(kSlots * sizeof(float)) SlotVector {
-    float value[kSlots];
-  };
-  const int slot_sets = block_m / kSlots;
-  for (int i = warp; i < (block_n + 31) / 32 * slot_sets; i += blockDim.x / 32) {
-    const int row = i / slot_sets * 32 + lane;
-    const int slot = i % slot_sets * kSlots;
-    if (row >= block_n || first_n + row >= args.n) continue;
-    float sum[kSlots] = {};
+  __device__ __forceinline__ void end() const {
+    constexpr int kSlots = kMTiles;
+    struct alignas(kSlots * sizeof(float)) SlotVector {
+      float value[kSlots];
+    };
+    const int slot_sets = block_m / kSlots;
+    for (int i = warp; i < (block_n + 31) / 32 * slot_sets; i += blockDim.x / 32) {
+      const int row = i / slot_sets * 32 + lane;
+      const int slot = i % slot_sets * kSlots;
+      if (row >= block_n || first_n + row >= args.n) continue;
+      float sum[kSlots] = {};
 #pragma unroll 4
-    for (int s = 0; s < slices; ++s) {
-      const SlotVector part =
-          *reinterpret_cast<const SlotVector*>(partial + (s * block_n + row) * row_stride + slot);
+      for (int s = 0; s < slices; ++s) {
+        const SlotVector part =
+            *reinterpret_cast<const SlotVector*>(partial + (s * block_n + row) * row_stride + slot);
 #pragma unroll
-      for (int j = 0; j < kSlots; ++j) sum[j] += part.value[j];
-    }
+        for (int j = 0; j < kSlots; ++j) sum[j] += part.value[j];
+      }
 #pragma unroll
-    for (int j = 0; j < kSlots; ++j) {
-      const int m = slot / 8 * 8 + a_row_of_slot<Types>(slot % 8 + j, a_chunks);
-      if (m < args.m) {
-        store_output(args, m, first_n + row, factors.apply(sum[j], m, row));
+      for (int j = 0; j < kSlots; ++j) {
+        const int m = slot / 8 * 8 + a_row_of_slot<Types>(slot % 8 + j, a_chunks);
+        if (m < args.m) {
+          store_output(args, m, first_n + row, factors.apply(sum[j], m, row));
+        }
       }
     }
   }
+};
+
+#endif
+
+// Grid: ceil(N / block_n) blocks of tma_consumers(config) + kProducers warps.
+// w_map: boxes of [block_n, k_chunks, 128 B]; a_map: boxes of [block_m, k_chunks, 128 B], of twice
+// the chunks if kWideA.
+template <class Types, int kWarpM, bool kBlockScales>
+__global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
+    skinny_gemm_tma_pipeline_kernel(const __grid_constant__ CUtensorMap w_map,
+                                    const __grid_constant__ CUtensorMap a_map,
+                                    const __grid_constant__ GemmArgs args,
+                                    SkinnyGemmConfig config) {
+#if __CUDA_ARCH__ >= 900
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int consumers = blockDim.x / 32 - kProducers;
+  const int block_n = config.block_n;
+  const int w_chunks = config.k_chunks;
+  const int a_chunks = config.k_chunks * Types::kAVectors;
+  const int slices = w_chunks * kSlicesPerChunk;
+  const int block_m = kWarpM * config.m_groups;
+  const int first_n = blockIdx.x * block_n;
+  const int row_chunks = static_cast<int>(args.k * Types::kWBytes / kChunkBytes);
+  const int boxes = (row_chunks + w_chunks - 1) / w_chunks;
+
+  extern __shared__ uint8_t dynamic_shared[];
+  __shared__ uint64_t full_barriers[kMaxStages], empty_barriers[kMaxStages];
+  __shared__ SharedFactors<kMaxTmaBlockN> factors;
+  const uint32_t full = pinned_address(full_barriers);
+  const uint32_t empty = pinned_address(empty_barriers);
+  const uint32_t padding = -shared_address(dynamic_shared) & (kPatternBytes - 1);
+  const uint32_t stages = pinned_address(dynamic_shared + padding);
+  const int w_bytes = box_bytes(block_n, w_chunks);
+  const int stage_bytes = w_bytes + block_m * a_chunks * kChunkBytes;
+  const Pipeline pipeline{full, empty, stages, config.num_stages, stage_bytes};
+  float* partial =
+      reinterpret_cast<float*>(dynamic_shared + padding + config.num_stages * stage_bytes);
+  const int row_stride = partial_stride(block_m);
+
+  allow_next_kernel();
+  if (threadIdx.x == 0) pipeline.init(consumers);
+  __syncthreads();
+
+  const TmaBlock<Types, kWarpM, kBlockScales> block{
+      args,    config,  pipeline, factors,  partial, warp,       lane,  consumers, block_n,
+      block_m, first_n, w_chunks, a_chunks, slices,  row_chunks, boxes, w_bytes,   row_stride};
+  if (warp >= consumers) {
+    if (lane == 0) block.fetch(w_map, a_map);
+    __syncwarp();
+  } else {
+    block.multiply();
+  }
+  __syncthreads();
+  block.end();
 #endif
 }
 
