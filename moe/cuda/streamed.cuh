@@ -213,14 +213,6 @@ struct StreamedBlock {
       }
     }
   }
-  // A factor of a whole row, on its way past the registers: nobody waits for it here.
-  __device__ __forceinline__ static void copy_factor(float& to, const ScaleView& scale, int row) {
-    if (scale.kind == ScaleView::Kind::kTensor || scale.kind == ScaleView::Kind::kRow) {
-      copy_word(shared_address(&to), row < 0 ? scale.data : scale.outer_address(row), row >= 0);
-    } else {
-      to = 1.0f;
-    }
-  }
 
   // ---- Who multiplies: the other warps ----------------------------------------------------------
 
@@ -383,8 +375,7 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
   // only when it has waited for what was before (dependent_launch.h).
   if (s.first) wait_for_previous_kernel();
   allow_next_kernel();
-  const bool few = units.are_few();
-  if (few) units.find_tiles();
+  if (units.are_few()) units.find_tiles();
   if (threadIdx.x == kStreamedWarps * 32) {
     // The box of w, or what is stored of a unit, and the lanes that copy.
     init_pipeline(full, empty, s.num_stages, 1 + 32, kStreamedWarps);
@@ -400,15 +391,7 @@ __global__ void __launch_bounds__(kStreamedThreads, streamed_blocks_per_sm(kBloc
                                shape.scales_begin())[i % count] = 1.0f;
     }
   }
-  if (!few) {
-    units.count_slots();
-  } else if (warp == kStreamedWarps) {
-    // It made the barriers, and is the first to need them.
-    __syncwarp();
-    named_barrier_arrive<2, kStreamedThreads>();
-  } else {
-    named_barrier<2, kStreamedThreads>();
-  }
+  units.count_or_meet<kStreamedThreads>(warp == kStreamedWarps);
   const int tiles_m = units.tiles(), unit_count = tiles_m * s.tiles_n;
 
   const StreamedBlock<Types, kBlockM, kGateUp, kBlockScales> block{

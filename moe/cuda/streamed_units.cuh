@@ -7,6 +7,7 @@
 #include "../../blocks/product/schedule.h"
 #include "../../common/cuda/async_copy.cuh"
 #include "../../common/cuda/mma.cuh"
+#include "../../common/cuda/shared_memory.cuh"
 #include "../../common/gpu/dependent_launch.h"
 #include "../gpu/problem.h"
 #include "pipelines.h"
@@ -84,6 +85,15 @@ __device__ __forceinline__ void copy_block_scale(const GroupedProblem& p,
       scale.data +
       (is_there ? row / kScaleBlock * scale.row_stride + block * scale.block_stride : 0);
   copy_word(to + i * 4, from, is_there);
+}
+
+// A factor of a whole row, on its way past the registers: nobody waits for it here.
+__device__ __forceinline__ void copy_factor(float& to, const ScaleView& scale, int row) {
+  if (scale.kind == ScaleView::Kind::kTensor || scale.kind == ScaleView::Kind::kRow) {
+    copy_word(shared_address(&to), row < 0 ? scale.data : scale.outer_address(row), row >= 0);
+  } else {
+    to = 1.0f;
+  }
 }
 
 // Place of a unit, in the order of the config: `walked` tiles of rows before the next columns; 0:
@@ -177,6 +187,21 @@ class StreamedUnits {
     if (threadIdx.x < 32) make_table();
     __syncthreads();
     tiles_ = rows_[-1];
+  }
+
+  // All threads of the block: the barrier behind which tiles and barriers are known to all. More
+  // slots than a few are counted meanwhile. `made_barriers`: the caller is of the warp that did,
+  // the first to need them, which does not wait where there is nothing else to wait for.
+  template <int kThreads>
+  __device__ __forceinline__ void count_or_meet(bool made_barriers) {
+    if (!are_few()) {
+      count_slots();
+    } else if (made_barriers) {
+      __syncwarp();
+      named_barrier_arrive<2, kThreads>();
+    } else {
+      named_barrier<2, kThreads>();
+    }
   }
 
   __device__ int tiles() const { return tiles_; }

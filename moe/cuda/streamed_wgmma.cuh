@@ -250,15 +250,6 @@ struct StreamedWgmmaBlock {
     }
   }
 
-  // A factor of a whole row, on its way past the registers: nobody waits for it here.
-  __device__ __forceinline__ static void copy_factor(float& to, const ScaleView& scale, int row) {
-    if (scale.kind == ScaleView::Kind::kTensor || scale.kind == ScaleView::Kind::kRow) {
-      copy_word(shared_address(&to), row < 0 ? scale.data : scale.outer_address(row), row >= 0);
-    } else {
-      to = 1.0f;
-    }
-  }
-
   // ---- Who multiply, and end units: two warpgroups in turn --------------------------------------
 
   __device__ __forceinline__ void multiply() const {
@@ -429,8 +420,7 @@ __global__ void __launch_bounds__(kStreamedWgmmaThreads, kStreamedWgmmaBlocksPer
   // only when it has waited for what was before (dependent_launch.h).
   if (s.first) wait_for_previous_kernel();
   allow_next_kernel();
-  const bool few = units.are_few();
-  if (few) units.find_tiles();
+  if (units.are_few()) units.find_tiles();
   if (threadIdx.x == kStreamedWarps * 32) {
     // The boxes of w, or what is stored of a unit, and the lanes that copy.
     init_pipeline(full, empty, s.num_stages, 1 + 32, kUnitWarps);
@@ -444,15 +434,7 @@ __global__ void __launch_bounds__(kStreamedWgmmaThreads, kStreamedWgmmaBlocksPer
       reinterpret_cast<float*>(after_stages)[i] = 1.0f;
     }
   }
-  if (!few) {
-    units.count_slots();
-  } else if (warp == kStreamedWarps) {
-    // It made the barriers, and is the first to need them.
-    __syncwarp();
-    named_barrier_arrive<2, kStreamedWgmmaThreads>();
-  } else {
-    named_barrier<2, kStreamedWgmmaThreads>();
-  }
+  units.count_or_meet<kStreamedWgmmaThreads>(warp == kStreamedWarps);
   const int tiles_m = units.tiles(), unit_count = tiles_m * s.tiles_n;
 
   const Block block{s,      p,      units, units_ahead, full,   empty, known,   done,
