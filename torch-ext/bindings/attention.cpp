@@ -121,14 +121,7 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
           "max_seqlen_q and max_seqlen_k must be at least 0 and less than 2^30, got ", max_seqlen_q,
           " and ", max_seqlen_k);
   if (block_table) {
-    require(block_table->scalar_type() == ScalarType::Int, "block_table must be int32, got ",
-            name_of(block_table->scalar_type()));
-    require_device(*block_table, "block_table", q, "q");
-    require(block_table->dim() == 2 && block_table->size(0) == args.batch &&
-                (block_table->size(1) <= 1 || block_table->stride(1) == 1),
-            "block_table must be [", args.batch,
-            ", pages] and contiguous in its last dimension, got ", shape_of(*block_table));
-    args.block_table = static_cast<const int32_t*>(block_table->data_ptr());
+    args.block_table = require_block_table(*block_table, args.batch, q);
     args.block_table_stride = block_table->stride(0);
     args.page_size = k.size(1);
     require(args.page_size > 0 && max_seqlen_k <= block_table->size(1) * args.page_size,

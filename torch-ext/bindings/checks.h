@@ -159,6 +159,19 @@ inline const float* require_static_scale(const Tensor& scale) {
   return static_cast<const float*>(scale.data_ptr());
 }
 
+// The pages of each of `batch` sequences, beside q.
+inline const int32_t* require_block_table(const Tensor& block_table, int64_t batch,
+                                          const Tensor& q) {
+  require(block_table.scalar_type() == ScalarType::Int, "block_table must be int32, got ",
+          name_of(block_table.scalar_type()));
+  require_device(block_table, "block_table", q, "q");
+  require(block_table.dim() == 2 && block_table.size(0) == batch &&
+              (block_table.size(1) <= 1 || block_table.stride(1) == 1),
+          "block_table must be [", batch, ", pages] and contiguous in its last dimension, got ",
+          shape_of(block_table));
+  return static_cast<const int32_t*>(block_table.data_ptr());
+}
+
 // What memory a tensor takes: rows of bytes, `stride` apart. A row is as few of its last dimensions
 // as leave others that fold into rows which lie apart; else it is all from the first byte to the
 // last. What lies between the elements of a strided row counts too.

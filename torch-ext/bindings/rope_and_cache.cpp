@@ -252,14 +252,7 @@ void rope_and_cache(Tensor& out, std::optional<Tensor> k_out, std::optional<Tens
             " sequences, got ", shape_of(*k_cache));
   }
   if (block_table) {
-    require(block_table->scalar_type() == ScalarType::Int, "block_table must be int32, got ",
-            name_of(block_table->scalar_type()));
-    require_device(*block_table, "block_table", q, "q");
-    require(block_table->dim() == 2 && block_table->size(0) == args.batch &&
-                (block_table->size(1) <= 1 || block_table->stride(1) == 1),
-            "block_table must be [", args.batch,
-            ", pages] and contiguous in its last dimension, got ", shape_of(*block_table));
-    args.block_table = static_cast<const int32_t*>(block_table->data_ptr());
+    args.block_table = require_block_table(*block_table, args.batch, q);
     args.block_table_stride = block_table->stride(0);
     args.block_table_pages = block_table->size(1);
   }
