@@ -11,11 +11,13 @@ from .cycles import Cycles, Machine, machine_for
 from .hip import Runtime, load_runtime, runtime
 from .page import html_page
 from .timing import Time, modelled_time
+from .together import Call, launch_together
 from .trace import chrome_trace
 
 __version__ = "1.0.0"
 
 __all__ = [
+    "Call",
     "CodeObject",
     "Cycles",
     "Finding",
@@ -28,6 +30,7 @@ __all__ = [
     "chrome_trace",
     "compile_file",
     "html_page",
+    "launch_together",
     "load",
     "load_runtime",
     "machine_for",

@@ -295,6 +295,17 @@ class _Apart:
                     finding["address"] += first - at
 
 
+def _further(buffers) -> list[_Buffer]:
+    known = []
+    for extra in buffers:
+        initialised = not isinstance(extra, Out)
+        array = extra if initialised else extra.array
+        address, size = _pointer(array)
+        known.append(_Buffer(address, size, initialised, b"a further buffer", None,
+                             _read_only(array)))  # fmt: skip
+    return known
+
+
 class CodeObject:
     """Kernels of one file.
 
@@ -318,6 +329,12 @@ class CodeObject:
     def __del__(self):
         if getattr(self, "_handle", None):
             self._engine.sim_close(self._handle)
+
+    def _need(self, kernel: str) -> None:
+        if kernel not in self.kernels:
+            raise SimulatorError(
+                f"there is no kernel {kernel}; the file has {', '.join(sorted(self.kernels))}"
+            )
 
     def _arguments(self, kernel: str, args, apart: _Apart) -> tuple[bytes, list[_Buffer]]:
         explicit = [a for a in self.kernels[kernel]["args"] if not a["kind"].startswith("hidden")]
@@ -373,18 +390,10 @@ class CodeObject:
         cycles: play the launch on the cycle model too; a Machine says which GPU and how.
         Raises SimulatorError when the launch is not possible or the kernel stops.
         """
-        if kernel not in self.kernels:
-            raise SimulatorError(
-                f"there is no kernel {kernel}; the file has {', '.join(sorted(self.kernels))}"
-            )
+        self._need(kernel)
         apart = _Apart(args, buffers)
         segment, known = self._arguments(kernel, args, apart)
-        for extra in buffers:
-            initialised = not isinstance(extra, Out)
-            array = extra if initialised else extra.array
-            address, size = _pointer(array)
-            known.append(_Buffer(address, size, initialised, b"a further buffer", None,
-                                 _read_only(array)))  # fmt: skip
+        known += _further(buffers)
         options = _Options(
             checks if late is None else late,
             checks if race is None else race,

@@ -132,6 +132,61 @@ Array hotLines(const Launch& l) {
   return out;
 }
 
+// What a launch of the C interface asks for.
+void prepare(Launch& l, SimObject* object, const char* kernel, const uint32_t grid[3],
+             const uint32_t block[3], uint32_t dynamic_lds, const void* kernarg,
+             uint64_t kernarg_bytes, const SimOptions& options) {
+  const CodeObject& code = *object->code;
+  auto it = code.kernels.find(kernel);
+  if (it == code.kernels.end()) {
+    std::string have;
+    for (const auto& [name, k] : code.kernels) have += (have.empty() ? "" : ", ") + name;
+    throw Error(code.path + ": there is no kernel " + kernel + "; it has " + have);
+  }
+  l.object = &code;
+  l.kernel = &it->second;
+  std::copy_n(grid, 3, l.grid);
+  std::copy_n(block, 3, l.block);
+  l.dynamicLds = dynamic_lds;
+  const u8* bytes = static_cast<const u8*>(kernarg);
+  l.kernarg.assign(bytes, bytes + kernarg_bytes);
+  l.options = {options.late != 0,        options.race != 0,   options.bounds != 0,
+               options.uninit != 0,      options.caches != 0, options.seed,
+               options.max_instructions, options.threads};
+  if (!code.gpu->modelled) l.options.caches = false;
+}
+
+std::vector<BufferSpec> specsOf(const SimBuffer* buffers, uint32_t count) {
+  std::vector<BufferSpec> given;
+  for (uint32_t n = 0; n < count; ++n) {
+    const SimBuffer& b = buffers[n];
+    given.push_back({reinterpret_cast<u64>(b.data), b.bytes, b.initialised != 0, b.name, b.written,
+                     b.read_only != 0});
+  }
+  return given;
+}
+
+Object resultOf(const Launch& l, double seconds) {
+  const Options& o = l.options;
+  u64 instructions = 0;
+  for (u64 n : l.counters.executed) instructions += n;
+  Object result{{"kernel", l.kernel->name},
+                {"readable", llvm::demangle(l.kernel->name)},
+                {"checked", o.late && o.race && o.uninit},
+                {"target", l.object->gpu->target},
+                {"grid", Array{l.grid[0], l.grid[1], l.grid[2]}},
+                {"block", Array{l.block[0], l.block[1], l.block[2]}},
+                {"dynamic_lds", l.dynamicLds},
+                {"resources", describeKernel(*l.kernel)},
+                {"counters", counters(l)},
+                {"findings", findings(l)},
+                {"lines", hotLines(l)},
+                {"host_seconds", seconds},
+                {"instructions_per_second", instructions / std::max(1e-9, seconds)}};
+  if (l.failed) result["error"] = l.failure;
+  return result;
+}
+
 }  // namespace
 
 extern "C" {
@@ -217,31 +272,9 @@ const char* sim_launch(SimObject* object, const char* kernel, const uint32_t gri
                        const uint32_t block[3], uint32_t dynamic_lds, const void* kernarg,
                        uint64_t kernarg_bytes, const SimBuffer* buffers, uint32_t buffer_count,
                        const SimOptions* options) try {
-  const CodeObject& code = *object->code;
-  auto it = code.kernels.find(kernel);
-  if (it == code.kernels.end()) {
-    std::string have;
-    for (const auto& [name, k] : code.kernels) have += (have.empty() ? "" : ", ") + name;
-    throw Error(code.path + ": there is no kernel " + kernel + "; it has " + have);
-  }
   Launch l;
-  l.object = &code;
-  l.kernel = &it->second;
-  std::copy_n(grid, 3, l.grid);
-  std::copy_n(block, 3, l.block);
-  l.dynamicLds = dynamic_lds;
-  const u8* bytes = static_cast<const u8*>(kernarg);
-  l.kernarg.assign(bytes, bytes + kernarg_bytes);
-  l.options = {options->late != 0,        options->race != 0,   options->bounds != 0,
-               options->uninit != 0,      options->caches != 0, options->seed,
-               options->max_instructions, options->threads};
-  if (!code.gpu->modelled) l.options.caches = false;
-  std::vector<BufferSpec> given;
-  for (uint32_t n = 0; n < buffer_count; ++n) {
-    const SimBuffer& b = buffers[n];
-    given.push_back({reinterpret_cast<u64>(b.data), b.bytes, b.initialised != 0, b.name, b.written,
-                     b.read_only != 0});
-  }
+  prepare(l, object, kernel, grid, block, dynamic_lds, kernarg, kernarg_bytes, *options);
+  std::vector<BufferSpec> given = specsOf(buffers, buffer_count);
   addBuffers(l, given);
   if (options->cycles) {
     l.recording = std::make_shared<Recording>();
@@ -249,29 +282,46 @@ const char* sim_launch(SimObject* object, const char* kernel, const uint32_t gri
     l.recording->sampled = options->cycles->sampled;
   }
   auto start = std::chrono::steady_clock::now();
-  u64 instructions = runLaunch(l);
+  runLaunch(l);
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   returnFlags(l, given);
-  const Options& o = l.options;
-  Object result{{"kernel", kernel},
-                {"readable", llvm::demangle(kernel)},
-                {"checked", o.late && o.race && o.uninit},
-                {"target", code.gpu->target},
-                {"grid", Array{grid[0], grid[1], grid[2]}},
-                {"block", Array{block[0], block[1], block[2]}},
-                {"dynamic_lds", dynamic_lds},
-                {"resources", describeKernel(it->second)},
-                {"counters", counters(l)},
-                {"findings", findings(l)},
-                {"lines", hotLines(l)},
-                {"host_seconds", seconds.count()},
-                {"instructions_per_second", instructions / std::max(1e-9, seconds.count())}};
-  if (l.failed) {
-    result["error"] = l.failure;
-  } else if (options->cycles) {
-    result["cycles"] = runCycles(l, *options->cycles);
-  }
+  Object result = resultOf(l, seconds.count());
+  if (!l.failed && options->cycles) result["cycles"] = runCycles(l, *options->cycles);
   lastResult = toText(std::move(result));
+  return lastResult.c_str();
+} catch (const std::exception& error) {
+  lastError = error.what();
+  return nullptr;
+}
+
+const char* sim_launch_together(const SimCall* calls, uint32_t call_count, const SimBuffer* buffers,
+                                uint32_t buffer_count, const SimOptions* options) try {
+  std::deque<Launch> launches;
+  std::vector<BufferSpec> given = specsOf(buffers, buffer_count);
+  std::vector<Stream> streams;
+  for (uint32_t n = 0; n < call_count; ++n) {
+    const SimCall& c = calls[n];
+    Launch& l = launches.emplace_back();
+    prepare(l, c.object, c.kernel, c.grid, c.block, c.dynamic_lds, c.kernarg, c.kernarg_bytes,
+            *options);
+    l.options.seed = options->seed + n;
+    // All of them may touch all memory, and share what is known of it.
+    if (n == 0) {
+      addBuffers(l, given);
+    } else {
+      l.buffers = launches.front().buffers;
+    }
+    if (streams.size() <= c.stream) streams.resize(c.stream + 1);
+    streams[c.stream].device = c.device;
+    streams[c.stream].launches.push_back(&l);
+  }
+  auto start = std::chrono::steady_clock::now();
+  runTogether(streams, options->seed);
+  std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  if (!launches.empty()) returnFlags(launches.front(), given);
+  Array results;
+  for (const Launch& l : launches) results.push_back(resultOf(l, seconds.count()));
+  lastResult = toText(Object{{"launches", std::move(results)}});
   return lastResult.c_str();
 } catch (const std::exception& error) {
   lastError = error.what();

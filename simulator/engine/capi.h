@@ -87,6 +87,21 @@ const char* sim_launch(SimObject* object, const char* kernel, const uint32_t gri
                        uint64_t kernarg_bytes, const SimBuffer* buffers, uint32_t buffer_count,
                        const SimOptions* options);
 
+// A launch of several that run together.
+typedef struct {
+  SimObject* object;
+  const char* kernel;
+  uint32_t grid[3], block[3], dynamic_lds;
+  uint32_t stream, device;  // the calls of a stream, which is of one device, follow one another
+  const void* kernarg;
+  uint64_t kernarg_bytes;
+} SimCall;
+
+// Runs launches of several devices on one thread, their waves interleaved in the order that the
+// seed gives, and judges them together. Returns JSON, `launches` with a result for each call.
+const char* sim_launch_together(const SimCall* calls, uint32_t call_count, const SimBuffer* buffers,
+                                uint32_t buffer_count, const SimOptions* options);
+
 #ifdef __cplusplus
 }
 #endif

@@ -4,6 +4,7 @@
 // index into that array), so waves are stepped in slices by a scheduler and need no host stack.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -258,8 +259,12 @@ struct Finding {
 //   die
 enum Component : u32 { kIssued, kLgkm, kDone, kWritten, kComponents };
 constexpr int kMaxWaves = 16, kClocks = kComponents * kMaxWaves;
+using Carried = std::array<u32, kMaxWaves>;
 struct Clock {
   u32 at[kClocks];
+  // By wave, as kWritten: what a write-back has carried that other devices see too. Null where
+  // there are none.
+  std::shared_ptr<const Carried> carried;
 };
 using Foreign = std::map<u32, Clock>;  // knowledge about other workgroups, by linear id
 struct Knowledge {
@@ -307,7 +312,6 @@ struct Wave {
   u32 mode = 0;
   u64 executed = 0;
   u32 sleep = 0;
-  u64 arrived = 0;  // the round of the grid's barrier that the wave waits for, else 0
   u32 indexed = 0;  // s_set_gpr_idx: operands whose register number M0 shifts (1, 2, 4, 8: DST)
   int id = 0;
   // What polls found, and whether since the last look some found the same again or something new.
@@ -335,6 +339,7 @@ struct Wave {
   KnowledgePtr acquired;            // of other workgroups, by flags: loads see it after buffer_inv
   KnowledgePtr taken, invalidated;  // what was last joined into `acquired`, and into `known` by inv
   u32 clock[kWritten] = {1, 1, 1};
+  u64 arrived = 0;  // the round of the grid's barrier that the wave waits for, else 0
 
   u64& exec() { return *reinterpret_cast<u64*>(s + kExec); }
   u64 exec() const { return *reinterpret_cast<const u64*>(s + kExec); }
@@ -354,6 +359,7 @@ struct LdsShadow;
 
 struct Workgroup {
   u32 id[3] = {}, linear = 0;
+  u32 who = 0;  // among the workgroups of all launches that share a World
   std::deque<Wave> waves;
   std::vector<u8> lds;
   std::vector<u64> ldsInit;

@@ -91,21 +91,25 @@ struct XcdCaches {
 
 // How an access takes part in synchronisation.
 struct Role {
-  enum Level : u8 { kPlain, kWorkgroup, kDevice, kAtomic };
-  u8 level : 4 = kPlain;  // by sc0 and sc1; kAtomic: a read-modify-write
+  // By sc0 and sc1: the scope of a load or store; of a read-modify-write, device or system.
+  enum Level : u8 { kPlain, kWorkgroup, kDevice, kSystem, kAtomic, kSystemAtomic };
+  u8 level : 4 = kPlain;
   bool write : 1 = false;
   bool poll : 1 = false;  // it sits in a polling loop
   bool flag : 1 = false;  // a store that may set a flag: it has no scope bits, but one word
+  bool atomic() const { return level >= kAtomic; }
+  bool system() const { return level == kSystem || level == kSystemAtomic; }
 };
 static_assert(sizeof(Role) == 1);  // there is one in each record below
 
 // Race shadow of global memory: for each 64-byte line the last writers and readers, by byte mask.
 struct AccessRecord {
   u64 mask = 0;
-  u32 workgroup = 0, stamp = 0, issued = 0;
-  u8 component = 0;  // kComponents * wave + the counter that completes it
+  u32 who = 0, stamp = 0, issued = 0;  // who: its workgroup
+  u8 component = 0;                    // kComponents * wave + the counter that completes it
   bool scalar : 1 = false;
-  bool writeBack : 1 = false;  // others see it after a write-back only
+  bool writeBack : 1 = false;  // other workgroups see it after a write-back only
+  bool carry : 1 = false;      // other devices do
   bool same : 1 = false;       // it stored what others had stored there, with nothing ordering them
   Role role;
   const Inst* inst = nullptr;
@@ -156,7 +160,7 @@ struct LdsShadow {
 // that wrote them last, and to all others.
 struct FlagWords {
   u16 words = 0;
-  u32 workgroup = 0;
+  u32 who = 0;
   KnowledgePtr local, foreign;
 };
 class FlagTable {
@@ -196,6 +200,40 @@ struct GridBarrier {
   KnowledgePtr gathered, given;
 };
 
+// What launches share that run beside or after one another: on several devices, which see one
+// another's memory, or on streams of one.
+struct World {
+  struct Part {     // a launch
+    u32 first = 0;  // `who` of its first workgroup
+    u32 device = 0;
+    u32 turn = 0;              // of its device's launches
+    std::vector<bool> before;  // the parts that had ended when it began
+    const CodeObject* object = nullptr;
+    const Kernel* kernel = nullptr;
+    KnowledgePtr known, given;  // by its predecessors when it began; by it when it ended
+  };
+  // A launch of `workgroups` that begins when those of `before` have ended.
+  u32 add(const Launch& launch, u32 device, const std::vector<u32>& before);
+  u32 partOf(u32 who) const;
+  bool several() const { return parts.size() > 1; }
+  bool precedes(u32 a, u32 b) const { return a < parts[b].before.size() && parts[b].before[a]; }
+  // The workgroup in words, as seen from one of `part`.
+  std::string name(u32 who, u32 part) const;
+  // All of this launch waits. Do all others that run, with memory as it was when they said so?
+  bool allWait(const Launch& launch);
+
+  std::vector<Part> parts;
+  u32 workgroups = 0;
+  FlagTable flags;
+  GlobalShadow shadow;
+  // Write-backs that a release did not wait for, by workgroup and wave.
+  std::mutex outrunLock;
+  std::map<std::pair<u32, u32>, const Inst*> outrun;
+  // Of launches that one thread turns: all of them, and those that are under way.
+  std::vector<const Launch*> all;
+  std::map<const Launch*, u64> running;  // at which sum of changes it waited, + 1
+};
+
 struct Launch {
   const CodeObject* object = nullptr;
   const Kernel* kernel = nullptr;
@@ -211,13 +249,11 @@ struct Launch {
   std::string failure;
   std::atomic<bool> failed{false};
 
-  std::mutex atomicLock;  // of atomics on global memory that may hand something on
-  FlagTable flags;
+  std::mutex atomicLock;         // of atomics on global memory that may hand something on
+  std::shared_ptr<World> world;  // its own, unless it runs together with others
+  u32 part = 0;                  // of the world
   GridBarrier gridBarrier;
-  GlobalShadow shadow;
   Dependences dependences;
-  // Write-backs that a release did not wait for, by workgroup and wave; under findingsLock.
-  std::map<std::pair<u32, u32>, const Inst*> outrun;
   InfinityCache infinity;
   std::vector<XcdCaches> xcds;
   Counters counters;
@@ -331,6 +367,7 @@ u64 globalLanes(const MemOp& op);
 // Who releases and acquires what (sync.cpp).
 Role roleOf(const Wave& w, const MemOp& op);
 void initKnowledge(Workgroup& wg);
+void endKnowledge(const Workgroup& wg);
 void workgroupBarrier(Workgroup& wg);
 void issueSync(Wave& w, MemOp& op);
 void performSync(Wave& w, MemOp& op);
@@ -360,5 +397,13 @@ void returnFlags(const Launch& launch, const std::vector<BufferSpec>& given);
 std::string hex(u64 x);  // 0x10
 
 u64 runLaunch(Launch& launch);
+
+// Runs launches of several devices or streams on one thread, their waves interleaved as `seed`
+// says: those of a stream one after the other, the streams beside each other.
+struct Stream {
+  u32 device = 0;
+  std::vector<Launch*> launches;
+};
+void runTogether(const std::vector<Stream>& streams, u64 seed);
 
 }  // namespace sim

@@ -83,7 +83,9 @@ bool Progress::stuckForGood() {
     u64 at = launch_.stuckAt[n];
     if (at != Launch::kFinished && at != last_ + 1) return false;
   }
-  return launch_.allChanges() == last_ && Together::stuckForGood(launch_);
+  if (launch_.allChanges() != last_) return false;
+  return launch_.world->all.empty() ? Together::stuckForGood(launch_)
+                                    : launch_.world->allWait(launch_);
 }
 
 namespace {

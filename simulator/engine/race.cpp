@@ -14,25 +14,54 @@
 namespace sim {
 namespace {
 
+Reach reachOf(const Wave& w, const AccessRecord& r) {
+  if (r.who == w.wg->who) return Reach::Workgroup;
+  const World& world = *w.wg->launch->world;
+  if (!world.several()) return Reach::Device;
+  u32 other = world.partOf(r.who), own = w.wg->launch->part;
+  return world.parts[other].device == world.parts[own].device ? Reach::Device : Reach::System;
+}
+
+// Does `x` tell that the launch of the recorded access had ended?
+bool tellsOfItsEnd(const Wave& w, const Knowledge* x, const AccessRecord& r) {
+  const World& world = *w.wg->launch->world;
+  if (!world.several() || !x || !x->foreign) return false;
+  u32 part = world.partOf(r.who);
+  for (const auto& [who, clock] : *x->foreign) {
+    if (world.precedes(part, world.partOf(who))) return true;
+  }
+  return false;
+}
+
+// Does `x` tell the recorded access of another workgroup?
+bool tells(const Wave& w, const Knowledge* x, const AccessRecord& r, Reach reach) {
+  if (!x || !x->foreign) return false;
+  auto it = x->foreign->find(r.who);
+  if (it != x->foreign->end()) {
+    const Clock& k = it->second;
+    u32 wave = r.component / kComponents;
+    bool across = reach == Reach::System;
+    u32 written =
+        across ? (k.carried ? (*k.carried)[wave] : 0) : k.at[wave * kComponents + kWritten];
+    if (!r.scalar && written >= r.issued) return true;
+    if (!(across ? r.carry : r.writeBack) && k.at[r.component] >= r.stamp) return true;
+  }
+  return tellsOfItsEnd(w, x, r);
+}
+
 // Is the recorded access ordered before this one? `fresh`: it also sees what flags gave and no
 // buffer_inv has made visible to ordinary loads.
-bool ordered(const Wave& w, const MemOp& op, const AccessRecord& r, bool fresh) {
-  u32 wave = r.component / kComponents * kComponents;
-  if (r.workgroup == w.wg->linear) {
+bool ordered(const Wave& w, const MemOp& op, const AccessRecord& r, Reach reach, bool fresh) {
+  if (reach == Reach::Workgroup) {
+    u32 wave = r.component / kComponents * kComponents;
     if (static_cast<int>(wave / kComponents) == w.id) return true;
     const Clock& k = op.known->own;
     bool scalar = r.scalar || op.inst->mem.space == Space::Scalar;  // not through the L1
     return scalar ? k.at[r.component] >= r.stamp : k.at[wave + kIssued] >= r.issued;
   }
-  auto in = [&](const Knowledge* x) {
-    if (!x || !x->foreign) return false;
-    auto it = x->foreign->find(r.workgroup);
-    if (it == x->foreign->end()) return false;
-    const Clock& k = it->second;
-    return (!r.scalar && k.at[wave + kWritten] >= r.issued) ||
-           (!r.writeBack && k.at[r.component] >= r.stamp);
-  };
-  return in(op.known.get()) || (fresh && in(op.fresh.get()));
+  const World& world = *w.wg->launch->world;
+  if (world.several() && world.precedes(world.partOf(r.who), w.wg->launch->part)) return true;
+  return tells(w, op.known.get(), r, reach) || (fresh && tells(w, op.fresh.get(), r, reach));
 }
 
 // A page of the shadow, for this worker alone.
@@ -68,16 +97,25 @@ class GlobalAccess {
     const Inst* inst = op.inst;
     bool scalar = inst->mem.space == Space::Scalar;
     u8 component = kComponents * w.id + (scalar || op.mixedLds ? kLgkm : kDone);
-    bool writeBack = role.write && role.level < Role::kDevice && w.object->gpu->manyDies;
-    record_ = {0,      w.wg->linear, op.stamp, op.issued, component,
-               scalar, writeBack,    false,    role,      inst};
+    bool stays = role.write && w.object->gpu->manyDies;  // in the die's L2
+    record_ = {0,
+               w.wg->who,
+               op.stamp,
+               op.issued,
+               component,
+               scalar,
+               stays && role.level < Role::kDevice,
+               stays && !role.system(),
+               false,
+               role,
+               inst};
   }
 
   void touch(u64 line, u64 mask, int lane) {
     u64 number = line / GlobalShadow::kPageLines, at = line % GlobalShadow::kPageLines;
     auto& [known, page] = worker_.pages[number % worker_.pages.size()];
     if (known != number + 1) {
-      page = &worker_.launch->shadow.page(number);
+      page = &worker_.launch->world->shadow.page(number);
       known = number + 1;
     }
     // Room that nothing clears: hardly any line has such meetings.
@@ -97,7 +135,7 @@ class GlobalAccess {
           u64 both = r.mask & open;
           if (!both) continue;
           if (isRace(r)) {
-            new (met + count++) Meeting{r, both, true, false};
+            new (met + count++) Meeting{r, both, true, false, hasRead(readers, both)};
           } else if (r.same) {
             open &= ~both;  // what was there before and unordered was the same
           }
@@ -107,7 +145,7 @@ class GlobalAccess {
         for (const AccessRecord& r : readers.last) {
           if (!(r.mask & mask) || !isRace(r)) continue;
           bool own = page->writers && wroteItself(*page, at, r, mask);
-          new (met + count++) Meeting{r, r.mask & mask, false, own};
+          new (met + count++) Meeting{r, r.mask & mask, false, own, false};
         }
         if (count && met[0].writes) record_.same = isPlain(record_.role) && keeps(line, mask);
         put<4>(page->writers[at].last, mask);
@@ -127,22 +165,30 @@ class GlobalAccess {
     u64 mask = 0;
     bool writes = false;  // it wrote
     bool own = false;     // it read what its own wave had written
+    bool cached = false;  // this launch has read it before
   };
 
-  static bool isPlain(const Role& r) { return r.write && r.level != Role::kAtomic; }
+  static bool isPlain(const Role& r) { return r.write && !r.atomic(); }
 
   bool isRace(const AccessRecord& r) const {
     const Role& role = record_.role;
-    bool fresh = role.write || role.level >= Role::kDevice;
-    return !ordered(w_, op_, r, fresh) &&
-           !synchronise(w_, role, r.role, r.workgroup == w_.wg->linear, false);
+    Reach reach = reachOf(w_, r);
+    bool fresh =
+        role.write || (reach == Reach::System ? role.system() : role.level >= Role::kDevice);
+    return !ordered(w_, op_, r, reach, fresh) && !synchronise(w_, role, r.role, reach, false);
+  }
+
+  bool hasRead(const LineReaders& readers, u64 mask) const {
+    const World& world = *worker_.launch->world;
+    return std::any_of(std::begin(readers.last), std::end(readers.last), [&](const auto& r) {
+      return (r.mask & mask) && world.partOf(r.who) == worker_.launch->part;
+    });
   }
 
   static bool wroteItself(const GlobalShadow::Page& page, u64 at, const AccessRecord& r, u64 mask) {
     u64 open = r.mask & mask;
     for (const AccessRecord& x : page.writers[at].last) {
-      bool own =
-          x.workgroup == r.workgroup && x.component / kComponents == r.component / kComponents;
+      bool own = x.who == r.who && x.component / kComponents == r.component / kComponents;
       if (own) open &= ~x.mask;
     }
     return !open;
@@ -168,8 +214,9 @@ class GlobalAccess {
   bool keepsSoon(const Meeting& met, u64 line) const {
     if (keeps(line, met.mask)) return true;
     Launch& launch = *worker_.launch;
-    u32 other = met.with.workgroup % kXcds % launch.workers;
-    if (!met.writes || other == worker_.index) return false;
+    u32 first = launch.world->parts[launch.part].first, own = met.with.who - first;
+    u32 other = own % kXcds % launch.workers;
+    if (!met.writes || other == worker_.index || own >= launch.workgroups) return false;
     u64 now = launch.storing[other].load(std::memory_order_acquire);
     for (int n = 0; n < 1000 && (now & 1) && launch.storing[other] == now; ++n) {
       std::this_thread::yield();
@@ -181,33 +228,64 @@ class GlobalAccess {
     const AccessRecord& r = met.with;
     const Role& role = record_.role;
     Level level = Level::Error;
-    if (!role.write && looksOnly(w_, *op_.inst, role, *r.inst)) return;
-    if (!r.role.write && looksOnly(w_, *r.inst, r.role, *op_.inst)) return;
+    const World& world = *worker_.launch->world;
+    bool sameCode = world.parts[world.partOf(r.who)].kernel == worker_.launch->kernel;
+    if (sameCode && !role.write && looksOnly(w_, *op_.inst, role, *r.inst)) return;
+    if (sameCode && !r.role.write && looksOnly(w_, *r.inst, r.role, *op_.inst)) return;
     if (isPlain(role) && (!met.writes || isPlain(r.role)) && keepsSoon(met, line)) {
       if (met.writes || met.own) return;
       level = Level::Suspicious;
     }
-    std::string hint = hintFor(role, r.role);
-    if (r.workgroup == w_.wg->linear && halfSynchronised(role, r.role)) {
+    Reach reach = reachOf(w_, r);
+    std::string hint = hintFor(role, r.role, reach);
+    if (reach == Reach::System && hint.empty()) hint = acrossDevices(r);
+    if (reach == Reach::System && !role.write && !met.cached &&
+        tellsOfItsEnd(w_, op_.fresh.get(), r)) {
+      level = Level::Suspicious;
+      hint =
+          "; a flag told that its launch had ended, but no acquire at system scope (buffer_inv sc0 "
+          "sc1) followed: right as long as this launch has not read the line before";
+    }
+    if (reach == Reach::Workgroup && halfSynchronised(role, r.role)) {
       level = Level::Suspicious;
       hint = "; the load has scope bits, the store has none: only the hardware keeps them in order";
     }
-    if (r.writeBack && met.writes && r.workgroup != w_.wg->linear) hint += outrun(r);
+    if (r.writeBack && met.writes && reach != Reach::Workgroup) hint += outrun(r);
     u64 address = line * 64 + __builtin_ctzll(met.mask);
     report(w_, *op_.inst, "global-race", address, lane,
-           describe(w_, role.write ? "writes global memory" : "reads global memory", r.workgroup,
+           describe(w_, role.write ? "writes global memory" : "reads global memory", r.who,
                     r.component / kComponents, r.inst, met.writes, hint),
            level);
   }
 
+  // A flag of another device ordered the two, as it would within one.
+  std::string acrossDevices(const AccessRecord& r) const {
+    auto told = [&](Reach reach) {
+      return tells(w_, op_.known.get(), r, reach) || tells(w_, op_.fresh.get(), r, reach);
+    };
+    if (told(Reach::System)) {
+      return "; a flag orders them, but this device may read an older copy: acquire at system "
+             "scope "
+             "(buffer_inv sc0 sc1)";
+    }
+    AccessRecord complete = r;
+    complete.writeBack = false;
+    if (r.role.write && tells(w_, op_.fresh.get(), complete, Reach::Device)) {
+      return "; a flag orders them, but what was written may lie in the other device's L2: release "
+             "at "
+             "system scope (buffer_wbl2 sc0 sc1, and its wait)";
+    }
+    return "";
+  }
+
   // Did the writer's release go out before its write-back was complete?
   std::string outrun(const AccessRecord& r) const {
-    Launch& launch = *worker_.launch;
+    World& world = *worker_.launch->world;
     const Inst* writeBack = nullptr;
     {
-      std::lock_guard guard(launch.findingsLock);
-      for (const auto& [who, inst] : launch.outrun) {
-        if (who.first == r.workgroup) writeBack = inst;
+      std::lock_guard guard(world.outrunLock);
+      for (const auto& [who, inst] : world.outrun) {
+        if (who.first == r.who) writeBack = inst;
       }
     }
     if (!writeBack) return "";
@@ -220,7 +298,7 @@ class GlobalAccess {
   void put(AccessRecord* slots, u64 mask) {
     auto mine = [&](const AccessRecord& r) {
       return r.mask == 0 ||
-             (r.workgroup == record_.workgroup && r.component == record_.component &&
+             (r.who == record_.who && r.component == record_.component &&
               r.stamp == record_.stamp && r.issued == record_.issued &&
               r.role.level == record_.role.level && r.role.flag == record_.role.flag);
     };
@@ -315,10 +393,11 @@ void raceScalar(Wave& w, MemOp& op) {
 }
 
 const Inst* ownReader(const Wave& w, u64 address) {
-  GlobalShadow::Page& page = w.wg->launch->shadow.page(address / 64 / GlobalShadow::kPageLines);
+  GlobalShadow::Page& page =
+      w.wg->launch->world->shadow.page(address / 64 / GlobalShadow::kPageLines);
   Held held(page, w.wg->launch->workers > 1);
   for (const AccessRecord& r : page.readers[address / 64 % GlobalShadow::kPageLines].last) {
-    bool own = r.workgroup == w.wg->linear && static_cast<int>(r.component / kComponents) == w.id;
+    bool own = r.who == w.wg->who && static_cast<int>(r.component / kComponents) == w.id;
     if (own && (r.mask >> address % 64 & 1)) return r.inst;
   }
   return nullptr;

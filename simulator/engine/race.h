@@ -5,11 +5,12 @@
 
 namespace sim {
 
-std::string describe(const Wave& w, const char* what, u32 workgroup, u32 wave, const Inst* inst,
+std::string describe(const Wave& w, const char* what, u32 who, u32 wave, const Inst* inst,
                      bool earlierWrites, const std::string& hint);
 
 // Do both accesses mean to meet? Then they are synchronisation and no race.
-bool synchronise(const Wave& w, const Role& a, const Role& b, bool sameGroup, bool lds);
+enum class Reach : u8 { Workgroup, Device, System };
+bool synchronise(const Wave& w, const Role& a, const Role& b, Reach reach, bool lds);
 
 // A word that waves of a workgroup share, read with scope bits and stored without.
 bool halfSynchronised(const Role& a, const Role& b);
@@ -21,6 +22,6 @@ bool looksOnly(const Wave& w, const Inst& load, const Role& role, const Inst& wr
 u8 dataByte(const MemOp& op, int lane, u32 at, u32 row);
 
 // Why two accesses that look like synchronisation are not.
-const char* hintFor(const Role& a, const Role& b);
+const char* hintFor(const Role& a, const Role& b, Reach reach);
 
 }  // namespace sim

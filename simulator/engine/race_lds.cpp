@@ -97,13 +97,13 @@ class LdsAccess {
     auto meets = [&](const LdsRecord& r, u8 bytes) {
       return (r.mask & bytes) && r.stamp > known_[r.component];
     };
-    bool plain = role_.write && role_.level != Role::kAtomic;
+    bool plain = role_.write && !role_.atomic();
     bool kept = plain && keeps(word, words, mask, lane);
     u8 open = mask;
     for (const LdsRecord& r : cell.writers) {
       if (!meets(r, open)) {
         if (r.same) open &= ~r.mask;  // what was there before and unordered was the same
-      } else if (kept && r.role.level != Role::kAtomic) {
+      } else if (kept && !r.role.atomic()) {
         record_.same = true;
       } else {
         complain(r, word, words, lane, true, Level::Error);
@@ -138,7 +138,7 @@ class LdsAccess {
 
   void complain(const LdsRecord& r, u32 word, u32 words, int lane, bool earlierWrites,
                 Level level) {
-    if (synchronise(w_, role_, r.role, true, true)) return;
+    if (synchronise(w_, role_, r.role, Reach::Workgroup, true)) return;
     const Inst& other = w_.object->code[r.inst];
     const Inst &load = role_.write ? other : *inst_, &write = role_.write ? *inst_ : other;
     const Role& reads = role_.write ? r.role : role_;
@@ -150,9 +150,9 @@ class LdsAccess {
     }
     for (u32 n = 0; n < words; ++n) {
       report(w_, *inst_, "lds-race", (word + n) * 4, lane,
-             describe(w_, role_.write ? "writes LDS" : "reads LDS", wg_.linear,
+             describe(w_, role_.write ? "writes LDS" : "reads LDS", wg_.who,
                       r.component / kComponents, &other, earlierWrites,
-                      role_.level == r.role.level ? "" : hintFor(role_, r.role)),
+                      role_.level == r.role.level ? "" : hintFor(role_, r.role, Reach::Workgroup)),
              level);
     }
   }

@@ -4,27 +4,31 @@
 
 namespace sim {
 
-std::string describe(const Wave& w, const char* what, u32 workgroup, u32 wave, const Inst* inst,
+std::string describe(const Wave& w, const char* what, u32 who, u32 wave, const Inst* inst,
                      bool earlierWrites, const std::string& hint) {
+  const World& world = *w.wg->launch->world;
+  const CodeObject& its = *world.parts[world.partOf(who)].object;
   return std::string(what) + ": wave " + std::to_string(wave) +
-         (workgroup == w.wg->linear ? "" : " of workgroup " + std::to_string(workgroup)) +
+         (who == w.wg->who ? "" : " of " + world.name(who, w.wg->launch->part)) +
          (earlierWrites ? " wrote it" : " read it") + " in '" + inst->text + "' (" +
-         w.object->source(inst->address) + ") with nothing ordering the two" + hint;
+         its.source(inst->address) + ") with nothing ordering the two" + hint;
 }
 
 // Do both accesses mean to meet? Then they are synchronisation and no race.
-bool synchronise(const Wave& w, const Role& a, const Role& b, bool sameGroup, bool lds) {
-  if (sameGroup || !w.object->gpu->manyDies) {
+bool synchronise(const Wave& w, const Role& a, const Role& b, Reach reach, bool lds) {
+  bool manyDies = w.object->gpu->manyDies;
+  if (reach == Reach::Workgroup || !manyDies) {
     // Stores to flags of gfx90a, and flags in LDS, have no scope bits: one word and a polling
     // reader tell, in memory also a load that has them. One of LDS through a volatile pointer reads
     // data.
-    bool scoped = !lds && !w.object->gpu->manyDies;
+    bool scoped = !lds && !manyDies;
     auto flagged = [&](const Role& x, const Role& y) {
       return (x.poll || (scoped && !x.write && x.level)) && (y.flag || y.level || y.poll);
     };
     if (flagged(a, b) || flagged(b, a)) return true;
   }
-  u8 needed = sameGroup ? Role::kWorkgroup : Role::kDevice;
+  if (reach == Reach::System && manyDies) return a.system() && b.system();
+  u8 needed = reach == Reach::Workgroup ? Role::kWorkgroup : Role::kDevice;
   return a.level >= needed && b.level >= needed;
 }
 
@@ -39,7 +43,7 @@ bool halfSynchronised(const Role& a, const Role& b) {
 // compare-and-swap has the value to compare, an atomic or a store runs only because of it. A store
 // of what was made of the value does not ask again.
 bool looksOnly(const Wave& w, const Inst& load, const Role& role, const Inst& write) {
-  if (role.level == Role::kAtomic || load.mem.access != Access::Load) return false;
+  if (role.atomic() || load.mem.access != Access::Load) return false;
   Dependence d = w.wg->launch->dependences.of(*w.object, load, write);
   if (write.mem.access != Access::Atomic) return d.control && !d.data;
   bool compares = write.name.find("cmpswap") != std::string::npos ||
@@ -55,16 +59,17 @@ u8 dataByte(const MemOp& op, int lane, u32 at, u32 row) {
 }
 
 // Why two accesses that look like synchronisation are not.
-const char* hintFor(const Role& a, const Role& b) {
-  auto narrow = [](const Role& x) {
-    return x.level < Role::kDevice && (x.poll || x.level || x.flag);
-  };
+const char* hintFor(const Role& a, const Role& b, Reach reach) {
+  auto means = [](const Role& x) { return x.poll || x.level || x.flag; };
   auto wide = [](const Role& x) { return x.level >= Role::kDevice || x.poll; };
+  if (reach == Reach::System && means(a) && means(b) && (wide(a) || wide(b))) {
+    return "; as a flag between devices it needs system scope (sc0 sc1) on both sides";
+  }
+  auto narrow = [&](const Role& x) { return x.level < Role::kDevice && means(x); };
   if ((narrow(a) && wide(b)) || (narrow(b) && wide(a))) {
     return "; as a flag between workgroups it needs device scope (sc1) on both sides";
   }
-  bool atomic = a.level == Role::kAtomic || b.level == Role::kAtomic;
-  return atomic ? "; one of them is atomic, the other is not" : "";
+  return a.atomic() || b.atomic() ? "; one of them is atomic, the other is not" : "";
 }
 
 }  // namespace sim

@@ -15,32 +15,54 @@
 //   other
 //     loads see it after `buffer_inv sc1`, executed by any wave of the workgroup that is ordered
 //     before them: it empties the caches of the whole compute unit.
+//   - For other devices a write needs sc0 and sc1, or `buffer_wbl2 sc0 sc1`; a flag too, on both
+//   sides; ordinary loads see what it gave after `buffer_inv sc0 sc1`. The end of a launch is
+//   before what comes behind it in its stream, for all of the device.
 //   - Release: atomics; stores with sc0 or sc1; a store to one word (it may be a flag without
 //   them).
 //     Acquire: atomics that return, loads with sc0 or sc1, polling loads (decode_polling.cpp).
 #include <algorithm>
+#include <functional>
 
 #include "memory.h"
 
 namespace sim {
 namespace {
 
+// Says whether `other` has what `mine` has not.
+bool beyond(const std::shared_ptr<const Carried>& mine,
+            const std::shared_ptr<const Carried>& other) {
+  return other && other != mine &&
+         (!mine || !std::equal(mine->begin(), mine->end(), other->begin(), std::greater_equal<>()));
+}
+
+void lift(Clock& clock, const Clock& other) {
+  for (int n = 0; n < kClocks; ++n) clock.at[n] = std::max(clock.at[n], other.at[n]);
+  if (!beyond(clock.carried, other.carried)) return;
+  auto both = std::make_shared<Carried>(*other.carried);
+  for (int n = 0; n < kMaxWaves && clock.carried; ++n) {
+    (*both)[n] = std::max((*both)[n], (*clock.carried)[n]);
+  }
+  clock.carried = both;
+}
+
 KnowledgePtr join(const KnowledgePtr& a, const KnowledgePtr& b) {
   if (!b || a == b) return a;
   if (!a) return b;
   bool bigger = false;
   for (int n = 0; n < kClocks; ++n) bigger |= b->own.at[n] > a->own.at[n];
+  bigger = bigger || beyond(a->own.carried, b->own.carried);
   bool foreign = b->foreign && b->foreign != a->foreign;
   if (!bigger && !foreign) return a;
   auto r = std::make_shared<Knowledge>(*a);
-  for (int n = 0; n < kClocks; ++n) r->own.at[n] = std::max(a->own.at[n], b->own.at[n]);
+  lift(r->own, b->own);
   if (foreign && !a->foreign) {
     r->foreign = b->foreign;
   } else if (foreign) {
     auto merged = std::make_shared<Foreign>(*a->foreign);
     for (const auto& [wg, clock] : *b->foreign) {
       Clock& c = (*merged)[wg];
-      for (int n = 0; n < kClocks; ++n) c.at[n] = std::max(c.at[n], clock.at[n]);
+      lift(c, clock);
     }
     r->foreign = merged;
   }
@@ -53,8 +75,8 @@ KnowledgePtr seenFromOutside(const Wave& w, const KnowledgePtr& k) {
   KnowledgePtr all = join(k, w.acquired);
   auto foreign =
       all->foreign ? std::make_shared<Foreign>(*all->foreign) : std::make_shared<Foreign>();
-  Clock& c = (*foreign)[w.wg->linear];
-  for (int n = 0; n < kClocks; ++n) c.at[n] = std::max(c.at[n], k->own.at[n]);
+  Clock& c = (*foreign)[w.wg->who];
+  lift(c, k->own);
   r->foreign = foreign;
   return r;
 }
@@ -121,7 +143,7 @@ bool acquires(const MemOp& op) {
 void take(Wave& w, const KnowledgePtr& given) {
   w.taken = given;
   // Knowledge about the own workgroup comes back through other groups' flags too.
-  auto it = given->foreign->find(w.wg->linear);
+  auto it = given->foreign->find(w.wg->who);
   if (it != given->foreign->end()) {
     auto own = std::make_shared<Knowledge>();
     own->own = it->second;
@@ -133,6 +155,25 @@ void take(Wave& w, const KnowledgePtr& given) {
 // buffer_inv and its kin of gfx90a, which have no scope.
 bool reachesOtherGroups(const Wave& w, const Inst& fence) {
   return fence.sc1 || !w.object->gpu->manyDies;
+}
+
+// Of one device, the caches of others hold its flags' data still.
+bool reachesDevices(const Wave& w, const Inst& fence) {
+  return (fence.sc0 && fence.sc1) || !w.object->gpu->manyDies;
+}
+
+// What is known of workgroups of the wave's own device.
+KnowledgePtr ofThisDevice(const Wave& w, const KnowledgePtr& k) {
+  if (!k || !k->foreign) return k;
+  const World& world = *w.wg->launch->world;
+  u32 device = world.parts[w.wg->launch->part].device;
+  auto r = std::make_shared<Knowledge>(*k);
+  auto foreign = std::make_shared<Foreign>(*k->foreign);
+  std::erase_if(*foreign, [&](const auto& entry) {
+    return world.parts[world.partOf(entry.first)].device != device;
+  });
+  r->foreign = foreign;
+  return r;
 }
 
 }  // namespace
@@ -168,9 +209,11 @@ Role roleOf(const Wave& w, const MemOp& op) {
   r.write = i.mem.access == Access::Store || i.mem.access == Access::Atomic;
   r.poll = i.mem.spin;
   if (i.mem.access == Access::Atomic) {
-    r.level = Role::kAtomic;
+    r.level = i.sc1 ? Role::kSystemAtomic : Role::kAtomic;
   } else if (i.mem.access != Access::LoadToLds) {
-    r.level = i.sc1 ? Role::kDevice : i.sc0 ? Role::kWorkgroup : Role::kPlain;
+    r.level = !i.sc1  ? (i.sc0 ? Role::kWorkgroup : Role::kPlain)
+              : i.sc0 ? Role::kSystem
+                      : Role::kDevice;
   }
   r.flag = r.write && r.level == Role::kPlain &&
            (i.mem.space == Space::Lds ? !i.mem.pair : singleWord(op));
@@ -180,10 +223,36 @@ Role roleOf(const Wave& w, const MemOp& op) {
 void initKnowledge(Workgroup& wg) {
   wg.clockBase = wg.worker->clockBase;
   auto k = std::make_shared<Knowledge>();
+  World& world = *wg.launch->world;
+  if (world.several()) {
+    World::Part& part = world.parts[wg.launch->part];
+    if (!part.known) {
+      part.known = std::make_shared<Knowledge>();
+      for (u32 n = 0; n < part.before.size(); ++n) {
+        if (part.before[n]) part.known = join(part.known, world.parts[n].given);
+      }
+    }
+    *k = *part.known;
+  }
   for (u32& c : k->own.at) c = wg.clockBase - 1;
   for (Wave& w : wg.waves) {
     w.known = k;
     for (u32& c : w.clock) c = wg.clockBase;
+  }
+}
+
+// What a launch knew at its end, those that follow in its stream know from their beginning.
+void endKnowledge(const Workgroup& wg) {
+  World& world = *wg.launch->world;
+  if (!world.several()) return;
+  KnowledgePtr& given = world.parts[wg.launch->part].given;
+  for (const Wave& w : wg.waves) {
+    for (const KnowledgePtr& k : {w.known, w.acquired}) {
+      if (!k || !k->foreign) continue;
+      auto others = std::make_shared<Knowledge>();
+      others->foreign = k->foreign;
+      given = join(given, others);
+    }
   }
 }
 
@@ -192,7 +261,7 @@ void workgroupBarrier(Workgroup& wg) {
   auto all = std::make_shared<Knowledge>(*wg.waves[0].known);
   KnowledgePtr known, acquired;
   for (Wave& w : wg.waves) {
-    for (int n = 0; n < kClocks; ++n) all->own.at[n] = std::max(all->own.at[n], w.known->own.at[n]);
+    lift(all->own, w.known->own);
     if (w.known->foreign != all->foreign) known = join(known, w.known);
     acquired = join(acquired, w.acquired);
   }
@@ -217,6 +286,8 @@ void issueSync(Wave& w, MemOp& op) {
     if (i.name == "buffer_wbl2") {
       op.publish = snapshot(w);  // counts when it has completed
       advance(w, true);
+    } else if (w.wg->launch->world->several() && !reachesDevices(w, i)) {
+      w.known = join(w.known, ofThisDevice(w, w.acquired));
     } else if (w.invalidated != w.acquired) {
       w.known = join(w.known, w.acquired);
       w.invalidated = w.acquired;
@@ -228,8 +299,9 @@ void issueSync(Wave& w, MemOp& op) {
   if (i.mem.space != Space::Lds && w.wg->launch->kernel->acquiresGlobal) {
     for (const MemOp* other : w.vm) {
       if (other->inst->name != "buffer_wbl2") continue;
-      std::lock_guard guard(w.wg->launch->findingsLock);
-      w.wg->launch->outrun[{w.wg->linear, w.id}] = other->inst;
+      World& world = *w.wg->launch->world;
+      std::lock_guard guard(world.outrunLock);
+      world.outrun[{w.wg->who, w.id}] = other->inst;
     }
     op.publishForeign = seenFromOutside(w, op.publish);
   }
@@ -237,7 +309,7 @@ void issueSync(Wave& w, MemOp& op) {
 }
 
 void FlagTable::release(u64 line, u16 words, const Wave& w, const MemOp& op) {
-  u32 stripe = line % kStripes, wg = w.wg->linear;
+  u32 stripe = line % kStripes, who = w.wg->who;
   std::lock_guard guard(locks_[stripe]);
   std::vector<FlagWords>& entries = lines_[stripe][line];
   bool atomic = op.inst->mem.access == Access::Atomic;
@@ -248,14 +320,14 @@ void FlagTable::release(u64 line, u16 words, const Wave& w, const MemOp& op) {
     e.words &= ~both;
     if (!atomic) continue;
     // What earlier releases gave stays with an atomic's new value.
-    FlagWords next{both, wg, op.publish, join(e.foreign, op.publishForeign)};
-    if (e.workgroup == wg) next.local = join(e.local, op.publish);
+    FlagWords next{both, who, op.publish, join(e.foreign, op.publishForeign)};
+    if (e.who == who) next.local = join(e.local, op.publish);
     joined.push_back(std::move(next));
     words &= ~both;
   }
   std::erase_if(entries, [](const FlagWords& e) { return !e.words; });
   for (FlagWords& e : joined) entries.push_back(std::move(e));
-  if (words) entries.push_back({words, wg, op.publish, op.publishForeign});
+  if (words) entries.push_back({words, who, op.publish, op.publishForeign});
 }
 
 void FlagTable::acquire(u64 line, u16 words, const Wave& w, MemOp& op) {
@@ -265,7 +337,7 @@ void FlagTable::acquire(u64 line, u16 words, const Wave& w, MemOp& op) {
   if (it == lines_[stripe].end()) return;
   for (const FlagWords& e : it->second) {
     if (!(e.words & words)) continue;
-    if (e.workgroup == w.wg->linear) op.acquired = join(op.acquired, e.local);
+    if (e.who == w.wg->who) op.acquired = join(op.acquired, e.local);
     op.acquiredForeign = join(op.acquiredForeign, e.foreign);
   }
 }
@@ -295,7 +367,7 @@ void performSync(Wave& w, MemOp& op) {
   if (plainLds || op.mixedLds) lds(plainLds ? op.inst->offset * scale : 0);
   if (m.pair) lds(op.inst->offset1 * scale);
   if (plainLds) return;
-  FlagTable& flags = w.wg->launch->flags;
+  FlagTable& flags = w.wg->launch->world->flags;
   u64 line = ~0ull;
   u16 words = 0;
   auto flush = [&] {
@@ -319,9 +391,16 @@ void completeSync(Wave& w, MemOp& op) {
   if (isFence(op)) {
     if (!op.publish) return;
     auto k = std::make_shared<Knowledge>(*w.known);
-    for (int n = 0; n < kClocks; n += kComponents) {
-      u32& written = k->own.at[n + kWritten];
-      written = std::max(written, op.publish->own.at[n + kIssued]);
+    Carried issued;
+    for (int n = 0; n < kMaxWaves; ++n) {
+      issued[n] = op.publish->own.at[n * kComponents + kIssued];
+      u32& written = k->own.at[n * kComponents + kWritten];
+      written = std::max(written, issued[n]);
+    }
+    if (w.wg->launch->world->several() && reachesDevices(w, *op.inst)) {
+      Clock carried = k->own;
+      carried.carried = std::make_shared<Carried>(issued);
+      lift(k->own, carried);
     }
     w.known = k;
     return;
