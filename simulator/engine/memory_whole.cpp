@@ -18,12 +18,28 @@ void forEachLane(u64 lanes, F f) {
   }
 }
 
+// A lane's 8 or 16 bytes move at once, as on hardware: other host threads may poll the last of
+// them for the rest.
+using Two = u32 __attribute__((vector_size(8), aligned(1)));
+using Four = u32 __attribute__((vector_size(16), aligned(1)));
+
+template <int kDwords>
+void moveDwords(void* to, const void* from) {
+  if constexpr (kDwords == 2) {
+    *static_cast<volatile Two*>(to) = *static_cast<const volatile Two*>(from);
+  } else if constexpr (kDwords == 4) {
+    *static_cast<volatile Four*>(to) = *static_cast<const volatile Four*>(from);
+  } else {
+    std::memcpy(to, from, 4 * kDwords);
+  }
+}
+
 // Moves `kDwords` of each lane from where `at(lane)` points.
 template <int kDwords, class At>
 void loadDwords(MemOp& op, u32 row, At at) {
   forEachLane(op.mask, [&](int lane) {
     u32 x[kDwords];
-    std::memcpy(x, at(lane), sizeof x);
+    moveDwords<kDwords>(x, at(lane));
     for (int r = 0; r < kDwords; ++r) op.data[row + r][lane] = x[r];
   });
 }
@@ -36,7 +52,7 @@ bool storeDwords(const MemOp& op, u32 row, At at) {
     u32 x[kDwords], old[kDwords];
     for (int r = 0; r < kDwords; ++r) x[r] = op.data[row + r][lane];
     std::memcpy(old, at(lane), sizeof old);
-    std::memcpy(at(lane), x, sizeof x);
+    moveDwords<kDwords>(at(lane), x);
     for (int r = 0; r < kDwords; ++r) differs |= x[r] ^ old[r];
   });
   return differs != 0;
