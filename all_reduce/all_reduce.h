@@ -11,6 +11,7 @@
 // cuda/all_reduce.cu and cdna/all_reduce.hip.
 #pragma once
 
+#include "../blocks/rows/norm_args.h"
 #include "../common/core/context.h"
 #include "../common/core/dtype.h"
 
@@ -35,5 +36,11 @@ struct ExchangeArgs {
 // Caller's duty: elements > 0, a whole number of `ranks` for kReduceScatter; 2 to 8 ranks, all of
 // which make the same calls of one memory in the same order, one after the other.
 Status launch_exchange(const ExchangeArgs& args, const Context& context);
+
+// out = rmsnorm_fp8 of all_reduce's result, to the bit (blocks/rows/norm_args.h; norm.x is
+// exchange.x, whose out is not used), if that is one kernel here: `fused` says so. If not nothing
+// has been launched, and the caller launches one after the other.
+Status launch_all_reduce_rmsnorm_fp8(const ExchangeArgs& exchange, const RmsnormFp8Args& norm,
+                                     const Context& context, bool& fused);
 
 }  // namespace rocm_kernels

@@ -174,16 +174,24 @@ def lone_memory():
     return memory
 
 
+def lone_group():
+    memory = {"memory": lone_memory().data_ptr(), "memory_bytes": lone_memory().numel()}
+    return {**memory, "rank": 0, "ranks": 2, "timeout": 9.0}
+
+
 def exchanges(of_out, of_x):
     """Of ops whose out has `of_out` elements for `of_x` of x."""
 
     def calls():
         tensors = {"out": torch.randn(of_out * M, K), "x": torch.randn(of_x * M, K)}
-        memory = {"memory": lone_memory().data_ptr(), "memory_bytes": lone_memory().numel()}
-        group = {**memory, "rank": 0, "ranks": 2, "timeout": 9.0}
-        yield {**tensors, **group}
+        yield {**tensors, **lone_group()}
 
     return calls
+
+
+def norms_of_sums():
+    for call in norms():
+        yield {**call, **lone_group()}
 
 
 def tuned():
@@ -198,6 +206,7 @@ def limits():
 # Name of each op -> right calls of it, and what else they take.
 CALLS = {
     "all_reduce": (exchanges(1, 1), {}),
+    "all_reduce_rmsnorm_fp8": (norms_of_sums, {}),
     "reduce_scatter": (exchanges(1, 2), {}),
     "all_gather": (exchanges(2, 1), {}),
     "rmsnorm_fp8": (norms, {}),

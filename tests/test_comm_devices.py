@@ -14,20 +14,34 @@ pytestmark = pytest.mark.usefixtures("toolchain", "on_the_simulator")
 
 
 @pytest.fixture(scope="module")
-def program(toolchain):
-    """What links the launchers: tests/devices/all_reduce.hip."""
+def build_program(toolchain):
+    """Call it with the name of a file of tests/devices/: a program that links the launchers."""
     library = simulated.build_launchers()
     folder = library.parent / "devices"
     folder.mkdir(exist_ok=True)
-    source, output = ROOT / "tests" / "devices" / "all_reduce.hip", folder / "all_reduce"
-    compiled = folder / "all_reduce.o"
-    command = toolchain.compile_command(source, compiled, (simulated.TARGET,))
-    subprocess.run(command, check=True)
-    libraries = [str(library), str(simulator.runtime())]
-    paths = [f"-Wl,-rpath,{os.path.dirname(path)}" for path in libraries]
-    linked = [toolchain.compiler, "--hip-link", str(compiled), *libraries, *paths]
-    subprocess.run([*linked, "-pthread", "-o", str(output)], check=True)
-    return output
+
+    def build(name):
+        source, compiled = ROOT / "tests" / "devices" / f"{name}.hip", folder / f"{name}.o"
+        fnuz = f"-DFNUZ={int(simulated.TARGET == 'gfx942')}"
+        command = toolchain.compile_command(source, compiled, (simulated.TARGET,), extra=(fnuz,))
+        subprocess.run(command, check=True)
+        libraries = [str(library), str(simulator.runtime())]
+        paths = [f"-Wl,-rpath,{os.path.dirname(path)}" for path in libraries]
+        linked = [toolchain.compiler, "--hip-link", str(compiled), *libraries, *paths]
+        subprocess.run([*linked, "-pthread", "-o", str(folder / name)], check=True)
+        return folder / name
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def program(build_program):
+    return build_program("all_reduce")
+
+
+@pytest.fixture(scope="module")
+def norm_program(build_program):
+    return build_program("all_reduce_norm")
 
 
 def run(program, seed, *arguments):
@@ -61,3 +75,15 @@ def test_all_reduce_in_two_shots(program, ranks, seed):
 def test_more_than_the_memory_holds(program):
     said = run(program, 0, 2, 0, FLOAT, 1, 300000)
     assert said.startswith("the tensor has more bytes than the Communicator was made for")
+
+
+STATIC, PER_TOKEN, PER_GROUP = 1, 2, 3  # Scaling
+
+
+@pytest.mark.parametrize(
+    "ranks, scaling", [(2, STATIC), (2, PER_TOKEN), (2, PER_GROUP), (4, PER_TOKEN), (8, PER_GROUP)]
+)
+def test_a_norm_in_the_same_kernel(norm_program, ranks, scaling):
+    """The bytes of all_reduce and rmsnorm_fp8 one after the other."""
+    shapes = (3, 2048, 1, 8192, 5, 1032, 2, 4096)
+    assert run(norm_program, ranks, ranks, scaling, *shapes) == "wrong 0\n"

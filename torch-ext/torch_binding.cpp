@@ -18,6 +18,11 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "all_gather(Tensor(a!) out, Tensor x, int memory, int memory_bytes, int rank, int ranks, "
       "float timeout) -> ()");
   ops.def(
+      "all_reduce_rmsnorm_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor x, Tensor(c!)? residual, "
+      "Tensor weight, Tensor? scale, float eps, int group_size, float scale_ub, bool ue8m0, "
+      "float weight_offset, Tensor? addend, int memory, int memory_bytes, int rank, int ranks, "
+      "float timeout) -> ()");
+  ops.def(
       "attention(Tensor(a!) out, Tensor(b!)? lse, Tensor q, Tensor k, Tensor v, "
       "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? leftpad_k, Tensor? "
       "block_table, "
@@ -81,6 +86,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("all_reduce", TORCH_BOX(&all_reduce));
   ops.impl("reduce_scatter", TORCH_BOX(&reduce_scatter));
   ops.impl("all_gather", TORCH_BOX(&all_gather));
+  ops.impl("all_reduce_rmsnorm_fp8", TORCH_BOX(&all_reduce_rmsnorm_fp8));
   ops.impl("attention", TORCH_BOX(&attention));
   ops.impl("rope_and_cache", TORCH_BOX(&rope_and_cache));
   ops.impl("rmsnorm_fp8", TORCH_BOX(&rmsnorm_fp8));

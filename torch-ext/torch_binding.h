@@ -22,6 +22,16 @@ void reduce_scatter(torch::stable::Tensor& out, const torch::stable::Tensor& x, 
 void all_gather(torch::stable::Tensor& out, const torch::stable::Tensor& x, int64_t memory,
                 int64_t memory_bytes, int64_t rank, int64_t ranks, double timeout);
 
+// As rmsnorm_fp8 below, of all_reduce's result; x is contiguous.
+void all_reduce_rmsnorm_fp8(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> scales,
+                            const torch::stable::Tensor& x,
+                            std::optional<torch::stable::Tensor> residual,
+                            const torch::stable::Tensor& weight,
+                            std::optional<torch::stable::Tensor> scale, double eps,
+                            int64_t group_size, double scale_ub, bool ue8m0, double weight_offset,
+                            std::optional<torch::stable::Tensor> addend, int64_t memory,
+                            int64_t memory_bytes, int64_t rank, int64_t ranks, double timeout);
+
 // out and lse are written. q and out: [sequences, rows, heads, elements], or [rows, heads,
 // elements] with cu_seqlens_q; k and v likewise with cu_seqlens_k, or pages of a cache by
 // block_table

@@ -1,2 +1,3 @@
 // Exchanges between AMD GPUs.
 #include "../gpu/exchange.h"
+#include "../gpu/exchange_norm.h"

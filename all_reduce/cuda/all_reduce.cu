@@ -1,2 +1,3 @@
 // Exchanges between NVIDIA GPUs.
 #include "../gpu/exchange.h"
+#include "../gpu/exchange_norm.h"

@@ -140,15 +140,27 @@ constexpr int64_t half_of(int64_t data_bytes) {
   return data_bytes / 2 / kPeerVectorBytes * kPeerVectorBytes;
 }
 
+inline Group make_group(const ExchangeArgs& args) {
+  Group group{};
+  group.own = static_cast<PeerHeader*>(args.memory);
+  group.half_bytes = half_of(args.data_bytes);
+  group.patience = static_cast<uint64_t>(args.timeout * kTicksPerSecond);
+  group.rank = args.rank;
+  group.ranks = args.ranks;
+  return group;
+}
+
+inline ExchangeConfig choose(const ExchangeArgs& args, int64_t element_bytes,
+                             const DeviceFacts& facts) {
+  return choose_exchange(args.what, args.elements, element_bytes, args.ranks,
+                         half_of(args.data_bytes), facts.compute_units, kNvidia ? kNvlink : kXgmi);
+}
+
 template <typename T>
 Status launch_config(const ExchangeArgs& args, const ExchangeConfig& config, bool early,
                      Stream stream) {
   ExchangeParams p{};
-  p.group.own = static_cast<PeerHeader*>(args.memory);
-  p.group.half_bytes = half_of(args.data_bytes);
-  p.group.patience = static_cast<uint64_t>(args.timeout * kTicksPerSecond);
-  p.group.rank = args.rank;
-  p.group.ranks = args.ranks;
+  p.group = make_group(args);
   p.x = args.x;
   p.out = args.out;
   p.elements = args.elements;
@@ -172,9 +184,7 @@ Status launch_config(const ExchangeArgs& args, const ExchangeConfig& config, boo
 template <typename T>
 Status launch_typed(const ExchangeArgs& args, const DeviceFacts& facts, Stream stream) {
   if (args.elements > int64_t{1} << 30) return "x must have at most 2^30 elements";
-  const ExchangeConfig config =
-      choose_exchange(args.what, args.elements, sizeof(T), args.ranks, half_of(args.data_bytes),
-                      facts.compute_units, kNvidia ? kNvlink : kXgmi);
+  const ExchangeConfig config = choose(args, sizeof(T), facts);
   if (config.blocks == 0) {
     return "the tensor has more bytes than the Communicator was made for: give it more max_bytes";
   }

@@ -6,19 +6,20 @@ from typing import Any, Optional, Tuple, Union
 import torch
 
 from .._ops import ops
-from ..functional.fp8 import QuantizedOut
+from ..functional.fp8 import QuantizedOut, is_ue8m0, quantized_out, written_pair
 from ..functional.gradients import mark_written, needs_gradient, refuse_gradient
-from ..functional.norm import rmsnorm_fp8
+from ..functional.norm import sum_and_addend
 from ..functional.product import fp8_linear
-from ..functional.rows import explain
+from ..functional.rows import explain, input_rows, input_vector, optional_rows, written_rows
 from ..functional.shapes import register_shapes
 from .memory import MOST_RANKS, gpu_memory, require_on_all_ranks, shared_memory
 
 _all_reduce = ops.all_reduce.default
+_all_reduce_rmsnorm_fp8 = ops.all_reduce_rmsnorm_fp8.default
 _reduce_scatter = ops.reduce_scatter.default
 _all_gather = ops.all_gather.default
 
-for _name in ("all_reduce", "reduce_scatter", "all_gather"):
+for _name in ("all_reduce", "all_reduce_rmsnorm_fp8", "reduce_scatter", "all_gather"):
     register_shapes(_name)
 
 
@@ -147,12 +148,29 @@ class Communicator:
         out: QuantizedOut = None,
     ) -> Tuple[torch.Tensor, torch.Tensor]:
         """:func:`rocm_kernels.rmsnorm_fp8` of :meth:`all_reduce`'s result, to the bit, with the
-        arguments and results of that."""
-        return rmsnorm_fp8(
-            self.all_reduce(x), weight, eps, residual, scale=scale, group_size=group_size,
-            scale_ub=scale_ub, scale_fmt=scale_fmt, fp8_dtype=fp8_dtype,
-            weight_offset=weight_offset, residual_out=residual_out, out=out,
-        )  # fmt: skip
+        arguments and results of that; on a GPU one kernel, at the sizes of a decode step."""
+        self._require_use()
+        try:
+            if needs_gradient(x, weight, residual, scale, residual_out, *written_pair(out)):
+                refuse_gradient(
+                    "all_reduce_rmsnorm_fp8", x=x, weight=weight, residual=residual, scale=scale,
+                    residual_out=residual_out, out=out,
+                )  # fmt: skip
+            q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, out)
+            h, addend = sum_and_addend(residual, residual_out)
+            _all_reduce_rmsnorm_fp8(
+                written_rows(q, "out"), optional_rows(scales, "scales"),
+                input_rows(x.contiguous()), h, input_vector(weight), scale, eps, group_size or 0,
+                scale_ub or 0.0, scale_fmt is not None and is_ue8m0(scale_fmt, scale),
+                weight_offset, addend, self._address, self._bytes, self.rank, self.ranks,
+                self.timeout,
+            )  # fmt: skip
+            mark_written(residual if residual_out is None else residual_out, *written_pair(out))
+            return q, (scales if scale is None else scale)
+        except Exception:
+            optional = {"residual": residual, "residual_out": residual_out, "scale": scale}
+            explain({"x": x, "weight": weight}, optional)
+            raise
 
     def linear_all_reduce(
         self,
@@ -180,10 +198,7 @@ class Communicator:
         self, name: str, op: Any, x: torch.Tensor, out: Optional[torch.Tensor], rows: Optional[int]
     ) -> torch.Tensor:
         """`rows`: of the result; None: as many as x has."""
-        if self._address == 0:
-            raise RuntimeError("the Communicator is closed: make a new one")
-        if self._report is not None and not torch.compiler.is_compiling():
-            self._raise_what_was_reported()
+        self._require_use()
         try:
             if needs_gradient(x, out):
                 refuse_gradient(name, x=x, out=out)
@@ -198,6 +213,12 @@ class Communicator:
         except Exception:
             explain({"x": x}, {"out": out})
             raise
+
+    def _require_use(self) -> None:
+        if self._address == 0:
+            raise RuntimeError("the Communicator is closed: make a new one")
+        if self._report is not None and not torch.compiler.is_compiling():
+            self._raise_what_was_reported()
 
     def _raise_what_was_reported(self) -> None:
         # Not by a method of the tensor, which takes some microseconds.

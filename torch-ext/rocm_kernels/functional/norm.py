@@ -57,7 +57,7 @@ def rmsnorm(
                 out=out,
             )  # fmt: skip
         result = empty_rows_like(x, x.dtype) if out is None else out
-        h, addend = _sum_and_addend(residual, residual_out)
+        h, addend = sum_and_addend(residual, residual_out)
         _rmsnorm_fp8(
             written_rows(result, "out"), None, input_rows(x), h, input_vector(weight), None, eps,
             0, 0.0, False, weight_offset, addend,
@@ -101,7 +101,7 @@ def rmsnorm_fp8(
                 residual_out=residual_out, out=out,
             )  # fmt: skip
         q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, out)
-        h, addend = _sum_and_addend(residual, residual_out)
+        h, addend = sum_and_addend(residual, residual_out)
         _rmsnorm_fp8(
             written_rows(q, "out"), optional_rows(scales, "scales"), input_rows(x), h,
             input_vector(weight), scale, eps, group_size or 0, scale_ub or 0.0,
@@ -115,7 +115,7 @@ def rmsnorm_fp8(
         raise
 
 
-def _sum_and_addend(
+def sum_and_addend(
     residual: Optional[torch.Tensor], residual_out: Optional[torch.Tensor]
 ) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
     """What the op leaves h in, and what it reads in that one's place."""
