@@ -28,6 +28,17 @@ def test_a_listed_fault_can_be_planted(mutant):
     assert re.search(r"\w+ \w+", mutant.why), "says what it breaks"
 
 
+@pytest.mark.parametrize("tests", sorted({mutant.tests for mutant in LISTED}))
+def test_a_listed_fault_names_tests_that_there_are(tests):
+    """Each word of -k stands in their text; a number, say a size, may be made there."""
+    words = shlex.split(tests)
+    if "-k" not in words:
+        return
+    text = "".join((ROOT / word).read_text() for word in words if word.endswith(".py"))
+    for word in re.findall(r"[\w-]+", words[words.index("-k") + 1]):
+        assert word in ("and", "or", "not") or word[0].isdigit() or word in text, word
+
+
 def test_no_fault_is_listed_twice():
     counts = Counter((m.file, m.find, m.replace) for m in LISTED)
     assert max(counts.values()) == 1
