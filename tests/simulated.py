@@ -14,6 +14,7 @@ import importlib.util
 import itertools
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -55,19 +56,29 @@ def build_launchers() -> Path:
     toolchain = rocm.find_toolchain()
     objects = []
     for section in package.sections.values():
-        shared = [source for source in package.torch_sources if source.startswith("common/")]
-        listed = [ROOT / source for source in [*section["src"], *shared]]
-        newest = max(path.stat().st_mtime for path in listed)
-        for source in (path for path in listed if path.suffix == ".hip"):
+        for source in (ROOT / name for name in section["src"] if name.endswith(".hip")):
             output = folder / f"{'_'.join(source.relative_to(ROOT).with_suffix('').parts)}.o"
-            if not output.exists() or output.stat().st_mtime < newest:
-                subprocess.run(toolchain.compile_command(source, output, (TARGET,)), check=True)
+            compile_where_changed(toolchain, source, output)
             objects.append(output)
     if not library.exists() or library.stat().st_mtime < max(o.stat().st_mtime for o in objects):
         command = toolchain.link_command(objects, library)
         command[command.index("-lamdhip64")] = str(simulator.runtime())
         subprocess.run(command, check=True)
     return library
+
+
+def compile_where_changed(toolchain: rocm.Toolchain, source: Path, output: Path) -> None:
+    """Compiles a .hip file unless its object is newer than all files that went into it."""
+    listed = output.with_suffix(".d")  # by the compiler, as in a makefile: "output: file file ..."
+    if output.exists() and listed.exists():
+        text = listed.read_text().replace("\\\n", " ").partition(": ")[2]
+        files = [Path(name) for name in shlex.split(text)]
+        made = output.stat().st_mtime
+        if all(file.exists() and file.stat().st_mtime <= made for file in files):
+            return
+    extra = ("-MD", "-MF", str(listed))
+    command = toolchain.compile_command(source, output, (TARGET,), extra=extra)
+    subprocess.run(command, check=True)
 
 
 _OPS_PY = """

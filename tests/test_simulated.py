@@ -3,6 +3,8 @@
 A wrong kernel is a right one whose call is shown to the simulator as smaller than it is.
 """
 
+import os
+
 import pytest
 import torch
 
@@ -87,3 +89,25 @@ def test_tensors_of_a_call(simulated):
     arguments = (out, scales, x, residual, weight, None, 1e-6, 0, 0.0, False, 0.0, None)
     written, read = op.tensors(arguments)
     assert [len(t) for t in written] == [1, 2] and [len(t) for t in read] == [3, 4, 5]
+
+
+def test_a_launcher_is_compiled_anew_when_a_header_has_changed(simulated, tmp_path):
+    """Whatever folder that is in: headers of blocks/ and common/ are no section's of build.toml."""
+    source, header, output = (tmp_path / name for name in ("a.hip", "with space.h", "a.o"))
+    source.write_text('#include "with space.h"\n')
+    header.write_text("int a();\n")
+    toolchain = simulated.rocm.find_toolchain()
+
+    def compiled_at():
+        simulated.compile_where_changed(toolchain, source, output)
+        return output.stat().st_mtime
+
+    compiled_at()
+    os.utime(output, (2e9, 2e9))
+    assert compiled_at() == 2e9, "nothing has changed"
+    os.utime(header, (2e9 + 1, 2e9 + 1))
+    assert compiled_at() < 2e9
+    os.utime(output, (3e9, 3e9))
+    assert compiled_at() == 3e9
+    output.with_suffix(".d").unlink()
+    assert compiled_at() < 3e9, "what went into it is not known"

@@ -33,6 +33,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LISTS = ROOT / "tests" / "mutants"
 PACKAGE = "torch-ext/rocm_kernels"
 WORK = ROOT / "build" / "mutants"
+# Lists of faults in what tests build themselves: the package for the CPU stays as it is.
+BUILT_BY_TESTS = ("amd", "simulator")
 TREE, CLEAN, TOOL = WORK / "tree", WORK / "clean", WORK / "cosmic-ray"
 
 
@@ -206,7 +208,7 @@ def outcome(mutant: Mutant, seconds: float) -> str:
     text, times = path.read_text(), path.stat()
     path.write_text(mutant.planted(text))
     try:
-        code, output = build()
+        code, output = (0, "") if mutant.area in BUILT_BY_TESTS else build()
         if code != 0:
             return "noticed" if mutant.area == "python" else f"does not build:\n{output[-2000:]}"
         code, output = pytest(mutant.tests, patience(seconds))
