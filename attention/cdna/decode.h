@@ -4,41 +4,22 @@
 //   O^T [D, rows]      += V^T P^T       P^T = exp2(S^T - max), registers of S^T (fragments.h)
 //
 // A workgroup of four waves has one sequence, one KV head, 16 or 32 rows and a part of the keys.
-// Each wave is alone until the end, with every fourth step of 32 keys:
+// Timeline. Each wave is alone until the end, with every fourth step of 32 keys:
 //
-//   all waves   K, V of the next step under way from memory to registers: rows of pages, or of a
-//               contiguous cache; no LDS, no barrier
-//   at the end  the waves' sums meet in LDS; parts of the keys in memory, where the last workgroup
-//               to arrive adds them up in their order
+//   each wave, step by step   asks for K and V of its next step: rows of pages, or of a contiguous
+//                             cache, from memory to registers; S^T, P^T, O^T of this step. No LDS,
+//                             no barrier
+//   all waves, at the end     meet_waves: their sums, in LDS, a barrier on each side
+//   the last workgroup to     meet_parts: sums of the parts of the keys, from memory, in their
+//   arrive (a ticket)         order
 //
 // Why keys are the rows of the instruction: S^T is then an operand of the next one as it is, and
 // 16 bytes of a row of K or V are what a lane loads.
 #pragma once
 
-#include "../../blocks/product/cdna/partial_sums.h"
-#include "../../common/cdna/sync.h"
-#include "fragments.h"
+#include "decode_end.h"
 
 namespace rocm_kernels::cdna {
-
-struct DecodeGrid {
-  Window window;
-  int heads_per_kv;
-  int row_blocks;
-  int parts;
-  uint32_t page_magic;
-  float* partials;  // [item][part][rows][kD + 4]
-  uint64_t* tickets;
-  uint64_t launch;
-};
-
-template <typename T, bool kIsFp8, int kTileNumber>
-struct DecodeShape : HeadShape<T, kIsFp8, kDecodeTiles[kTileNumber].head_dim> {
-  static constexpr int kRows = kDecodeTiles[kTileNumber].rows, kRowTiles = kRows / 16;
-  static constexpr int kWaves = kDecodeTiles[kTileNumber].waves;  // a SIMD
-  // Whether registers hold the next step's keys and values beside those that are multiplied.
-  static constexpr bool kAhead = kDecodeTiles[kTileNumber].head_dim <= 256;
-};
 
 // Grid: parts x (KV heads x blocks of rows) x sequences.
 template <class Shape>
@@ -48,8 +29,7 @@ __global__ void __launch_bounds__(kDecodeWaves * 64, Shape::kWaves)
 #if ROCM_KERNELS_CDNA
   constexpr int kD = Shape::kD, kColumns = Shape::kColumns, kRowTiles = Shape::kRowTiles;
   constexpr int kSums = kD / 16;
-  __shared__ float sums[kDecodeWaves][16][kSumsPitch];
-  __shared__ float maxima[kDecodeWaves][16], totals[kDecodeWaves][16];
+  __shared__ DecodeLds lds;
 
   const int wave = __builtin_amdgcn_readfirstlane(threadIdx.x / 64);
   const int lane = static_cast<int>(threadIdx.x) % 64, group = lane / 16, i = lane % 16;
@@ -159,16 +139,8 @@ __global__ void __launch_bounds__(kDecodeWaves * 64, Shape::kWaves)
       places.look_up((step + kDecodeWaves) * kStepKeys, lane);
     }
 
-    const int first_key = step * kStepKeys;
-    const bool all_seen =
-        first_key >= seen_by_all.begin && first_key + kStepKeys <= seen_by_all.end;
-    to_exponentials(scores, rows, out, score_scale, first_key, all_seen, lane);
-
     Words p[kRowTiles];
-#pragma unroll
-    for (int n = 0; n < kRowTiles; ++n) {
-      p[n] = join_words(round_p<Shape>(scores[0][n]), round_p<Shape>(scores[1][n]));
-    }
+    to_operand<Shape>(scores, rows, out, score_scale, step * kStepKeys, seen_by_all, lane, p);
 #pragma unroll
     for (int piece = 0; piece < Shape::kPieces; ++piece) {
 #pragma unroll
@@ -187,110 +159,22 @@ __global__ void __launch_bounds__(kDecodeWaves * 64, Shape::kWaves)
     }
   }
 
-  // ---- The waves' sums meet, 16 rows by 64 columns at a time; a thread has four of a row
-  const float v_descale = v_descale_of(args, b, head);
-  const int thread = static_cast<int>(threadIdx.x), own_row = thread / 16, own_quad = thread % 16;
-  constexpr int kPitch = kD + 4;
+  // ---- The sums of waves, then of parts
   const int64_t item = int64_t{blockIdx.z} * gridDim.y + blockIdx.y;
-  float* const item_slots =
-      parts == 1 ? nullptr : grid.partials + item * grid.parts * (Shape::kRows * kPitch);
-  const auto slot_of = [&](int its_part, int row) {
-    return item_slots + (its_part * Shape::kRows + row) * kPitch;
-  };
-  const auto finish = [&](int row, int column, float most, float total, Accumulator value) {
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      if (column + n < args.head_dim_v) {
-        finish_element<typename Shape::Q>(args, b, s.q_begin, query_of(row), head_of(row),
-                                          column + n, most, total, value[n], v_descale);
-      }
-    }
-  };
-#pragma unroll
-  for (int n = 0; n < kRowTiles; ++n) {
-    const float total = rows[n].total(lane);
-#pragma unroll
-    for (int at = 0; at < kSums; at += 4) {
-      // Accumulators at .. at + 3: four neighbouring columns in each register.
-      workgroup_barrier();
-      if (at == 0 && group == 0) {
-        maxima[wave][i] = rows[n].maximum;
-        totals[wave][i] = total;
-      }
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        *reinterpret_cast<Accumulator*>(&sums[wave][i][4 * (4 * group + r)]) =
-            Accumulator{out[n][at][r], out[n][at + 1][r], out[n][at + 2][r], out[n][at + 3][r]};
-      }
-      workgroup_barrier();
-      const int row = 16 * n + own_row;
-      if (row >= here) continue;
-      float most = -kInfinity, all = 0;
-#pragma unroll
-      for (int w = 0; w < kDecodeWaves; ++w) most = fmaxf(most, maxima[w][own_row]);
-      const float from = fmaxf(most, -3e38f);
-      Accumulator value = {};
-#pragma unroll
-      for (int w = 0; w < kDecodeWaves; ++w) {
-        const float by = fast_exp2(maxima[w][own_row] - from);
-        all += by * totals[w][own_row];
-        value += by * *reinterpret_cast<const Accumulator*>(&sums[w][own_row][4 * own_quad]);
-      }
-      const int column = at / kColumns * 16 * kColumns + own_quad * kColumns + at % kColumns;
-      if (parts == 1) {
-        finish(row, column, most, all, value);
-      } else {
-        publish(slot_of(part, row) + column, value);
-        if (column == 0) publish(slot_of(part, row) + kD, Accumulator{most, all, 0, 0});
-      }
-    }
-  }
+  float* const slots =
+      parts == 1
+          ? nullptr
+          : grid.partials + item * grid.parts * (Shape::kRows * DecodeOutputs<Shape>::kPitch);
+  const DecodeOutputs<Shape> outputs = {args, grid, s,     b,   head,  first_row,
+                                        here, part, parts, lds, slots, v_descale_of(args, b, head)};
+  outputs.meet_waves(rows, out, wave, lane);
   if (parts == 1) return;
-
-  // ---- The parts' sums, added by the last to arrive
   __shared__ bool last;
   await_published();
   workgroup_barrier();
-  if (thread == 0) last = arrives_last(grid.tickets + item, grid.launch, parts);
+  if (threadIdx.x == 0) last = arrives_last(grid.tickets + item, grid.launch, parts);
   workgroup_barrier();
-  if (!last) return;
-  float* const part_maxima = &sums[0][0][0];  // [here][parts]
-  float* const part_totals = part_maxima + here * parts;
-  for (int at = thread; at < here * parts; at += kDecodeWaves * 64) {
-    const Accumulator its = collect(slot_of(at % parts, at / parts) + kD);
-    part_maxima[at] = its[0];
-    part_totals[at] = its[1];
-  }
-  workgroup_barrier();
-#pragma unroll 1
-  for (int at = thread; at < here * (kD / 4); at += kDecodeWaves * 64) {
-    const int row = at / (kD / 4), column = at % (kD / 4) * 4;
-    float most = -kInfinity, total = 0;
-    for (int other = 0; other < parts; ++other) {
-      most = fmaxf(most, part_maxima[row * parts + other]);
-    }
-    const float from = fmaxf(most, -3e38f);
-    Accumulator value = {};
-    constexpr int kAtOnce = 16;  // loads in flight
-#pragma unroll 1
-    for (int first = 0; first < parts; first += kAtOnce) {
-      Accumulator its[kAtOnce];
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        // Past the last part: its slot again, not added.
-        its[n] = collect(slot_of(min(first + n, parts - 1), row) + column);
-      }
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        if (first + n < parts) {
-          const float by = fast_exp2(part_maxima[row * parts + first + n] - from);
-          total += by * part_totals[row * parts + first + n];
-          value += by * its[n];
-        }
-      }
-    }
-    finish(row, column, most, total, value);
-  }
+  if (last) outputs.meet_parts();
 #endif
 }
 

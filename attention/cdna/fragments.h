@@ -308,6 +308,20 @@ ROCM_KERNELS_DEVICE void to_exponentials(Accumulator (&scores)[2][kRows], RowSta
   }
 }
 
+// P^T of a step as an operand: exponentials of the sums of products, rounded to the queries' type.
+template <class Shape, int kRows, int kSums>
+ROCM_KERNELS_DEVICE void to_operand(Accumulator (&scores)[2][kRows], RowState (&rows)[kRows],
+                                    Accumulator (&out)[kRows][kSums], const ScoreScale& by,
+                                    int first_key, const KeyRange& seen_by_all, int lane,
+                                    Words (&p)[kRows]) {
+  const bool all_seen = first_key >= seen_by_all.begin && first_key + kStepKeys <= seen_by_all.end;
+  to_exponentials(scores, rows, out, by, first_key, all_seen, lane);
+#pragma unroll
+  for (int n = 0; n < kRows; ++n) {
+    p[n] = join_words(round_p<Shape>(scores[0][n]), round_p<Shape>(scores[1][n]));
+  }
+}
+
 #endif
 
 }  // namespace rocm_kernels::cdna

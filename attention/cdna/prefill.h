@@ -201,14 +201,8 @@ __global__ void __launch_bounds__(kPrefillWaves * 64, Shape::kTile.waves)
           }
         }
       }
-      const bool all_seen =
-          first_key >= seen_by_all.begin && first_key + kStepKeys <= seen_by_all.end;
-      to_exponentials(scores, rows, out, score_scale, first_key, all_seen, lane);
       Words p[kRowTiles];
-#pragma unroll
-      for (int n = 0; n < kRowTiles; ++n) {
-        p[n] = join_words(round_p<Shape>(scores[0][n]), round_p<Shape>(scores[1][n]));
-      }
+      to_operand<Shape>(scores, rows, out, score_scale, first_key, seen_by_all, lane, p);
       if constexpr (Shape::kChainInLds) {
         // What the registers spare: each wave's P to LDS and back.
         uint8_t* const place = lds + 2 * kStage + wave * kRowTiles * 1024 + lane * 16;
