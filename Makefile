@@ -27,7 +27,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --quiet --disable-pip-version-check
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help given-environment writable llvm demo build test test-all test-simulator test-vllm test-gpu sanitize-gpu bench bench-gpu bench-model bench-simulator resources fuzz mutants calibrate neighbours release-check lint format clean
+.PHONY: help given-environment writable llvm demo build test test-all test-simulator test-vllm test-gpu sanitize-gpu bench bench-gpu bench-model bench-simulator resources fuzz mutants calibrate triton public-kernels neighbours release-check lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -129,6 +129,17 @@ mutants: $(ENVIRONMENT) llvm $(if $(findstring --python,$(ARGS)),build/mutants/c
 
 neighbours: build ## the tests of models beside the newest versions of their packages on PyPI
 	$(PYTHON) tools/neighbours.py $(ARGS)
+
+build/triton/ready: | writable
+	$(PYTHON3) -m venv build/triton
+	build/triton/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) triton numpy
+	@touch $@
+
+triton: build/triton/ready llvm ## the simulator's judge on kernels in Triton, correct ones and planted bugs; writes simulator/docs/suites.md
+	build/triton/bin/python simulator/suites/triton_suite.py --write $(ARGS)
+
+public-kernels: $(ENVIRONMENT) llvm ## the same on programs of public repositories, which are cloned beside
+	$(PYTHON) simulator/suites/public_kernels.py --write $(ARGS)
 
 calibrate: build llvm ## the cycle model beside what others measured on AMD GPUs; writes simulator/docs/calibration_table.md
 	$(PYTHON) simulator/calibration/calibrate.py --write $(ARGS)

@@ -311,6 +311,8 @@ class Progress {
   bool settled_ = false;
 };
 void notePoll(Wave& w, const MemOp& op);
+// At a barrier whose waves wait for what one of them polls: they come back as they were.
+void noteBarrier(Workgroup& wg);
 
 // Launches that run at once, from several host threads: they share the host's memory, and one that
 // waits may wait for another. On them a hang is told when all wait and nothing has changed for a

@@ -22,15 +22,10 @@ bool polls(const MemOp& op) {
 
 }  // namespace
 
-// Remembers what polls found: the same value at the same place again is waiting.
-void notePoll(Wave& w, const MemOp& op) {
-  if (!polls(op)) return;
-  u64 place = op.inst->address, value = w.pc;
-  for (u64 m = op.mask; m; m &= m - 1) {
-    int l = __builtin_ctzll(m);
-    place = mix(place, op.addr[l]);
-    for (u32 r = 0; r < op.inst->mem.dwords && r < 4; ++r) value = mix(value, op.data[r][l]);
-  }
+namespace {
+
+// The wave comes to a place with a value: the same as the last time is waiting.
+void note(Wave& w, u64 place, u64 value) {
   for (u32 s : w.s) value = mix(value, s);
   const Kernel& k = *w.wg->launch->kernel;
   u32 arch = k.vgprs - std::min(k.agprs, k.vgprs);
@@ -42,6 +37,29 @@ void notePoll(Wave& w, const MemOp& op) {
     w.moved = true;
   }
   seen = {place, value};
+}
+
+}  // namespace
+
+// Remembers what polls found: the same value at the same place again is waiting.
+void notePoll(Wave& w, const MemOp& op) {
+  if (!polls(op)) return;
+  u64 place = op.inst->address, value = w.pc;
+  for (u64 m = op.mask; m; m &= m - 1) {
+    int l = __builtin_ctzll(m);
+    place = mix(place, op.addr[l]);
+    for (u32 r = 0; r < op.inst->mem.dwords && r < 4; ++r) value = mix(value, op.data[r][l]);
+  }
+  note(w, place, value);
+}
+
+void noteBarrier(Workgroup& wg) {
+  bool polled = std::any_of(wg.waves.begin(), wg.waves.end(),
+                            [](const Wave& w) { return w.waited && !w.moved; });
+  if (!polled) return;
+  for (Wave& w : wg.waves) {
+    if (w.state == State::Barrier && !w.waited) note(w, mix(~0ull, w.pc), w.pc);
+  }
 }
 
 u64 Launch::allChanges() const {

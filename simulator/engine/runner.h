@@ -141,6 +141,7 @@ class Runner {
       if (wg.alive && wg.atBarrier == wg.alive) {
         if (launch_.options.race) countBarrier(wg);
         workgroupBarrier(wg);
+        noteBarrier(wg);
         wg.atBarrier = 0;
         for (Wave& other : wg.waves) {
           if (other.state == State::Barrier) other.state = State::Running;

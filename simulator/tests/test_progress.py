@@ -82,3 +82,27 @@ def test_loops_that_end_by_themselves_are_no_hang(code):
     assert (out == (8 * 4000 + 8 * 3999 * 4000 // 2) % 2**32).all()
     code.launch("patient", 1, 64, [np.zeros(1, u32), out]).check()
     assert (out == 2).all()
+
+
+BROADCAST = """
+GLOBAL void lock_of_a_workgroup(u32* lock, u32* o) {
+  SHARED u32 got;
+  do {
+    if (TID == 0) got = __hip_atomic_exchange(lock, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    sync();
+    u32 mine = got;
+    sync();
+    if (!mine) break;
+  } while (true);
+  o[TID] += 1;
+}
+"""
+
+
+def test_waves_that_pass_barriers_with_one_that_polls_wait_too():
+    """As Triton's locks: a wave polls, and tells the others by LDS."""
+    code, out = device(BROADCAST), np.zeros(256, u32)
+    code.launch("lock_of_a_workgroup", 1, 256, [np.zeros(1, u32), out]).check()
+    assert (out == 1).all()
+    with pytest.raises(simulator.SimulatorError, match="waits for something that never comes"):
+        code.launch("lock_of_a_workgroup", 3, 256, [np.zeros(1, u32), out], race=False)
