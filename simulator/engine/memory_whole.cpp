@@ -19,16 +19,20 @@ void forEachLane(u64 lanes, F f) {
 }
 
 // A lane's 8 or 16 bytes move at once, as on hardware: other host threads may poll the last of
-// them for the rest.
-using Two = u32 __attribute__((vector_size(8), aligned(1)));
-using Four = u32 __attribute__((vector_size(16), aligned(1)));
+// them for the rest. Packed, because they need not be aligned.
+struct __attribute__((packed)) Two {
+  u64 all;
+};
+struct __attribute__((packed)) Four {
+  u32 all __attribute__((vector_size(16)));
+};
 
 template <int kDwords>
 void moveDwords(void* to, const void* from) {
   if constexpr (kDwords == 2) {
-    *static_cast<volatile Two*>(to) = *static_cast<const volatile Two*>(from);
+    static_cast<volatile Two*>(to)->all = static_cast<const volatile Two*>(from)->all;
   } else if constexpr (kDwords == 4) {
-    *static_cast<volatile Four*>(to) = *static_cast<const volatile Four*>(from);
+    static_cast<volatile Four*>(to)->all = static_cast<const volatile Four*>(from)->all;
   } else {
     std::memcpy(to, from, 4 * kDwords);
   }

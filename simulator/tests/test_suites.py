@@ -63,7 +63,8 @@ def repository(tmp_path, monkeypatch):
     git(origin, "commit", "-qm", "all")
     monkeypatch.setattr(public_kernels, "CHECKOUTS", tmp_path / "clones")
     monkeypatch.setattr(suite_table, "PAGE", tmp_path / "suites.md")
-    suite_table.PAGE.write_text("<!-- suite: public -->\noutdated\n<!-- end of suite: public -->\nend\n")
+    marks = "<!-- suite: public -->", "<!-- end of suite: public -->"
+    suite_table.PAGE.write_text("\n".join([marks[0], "outdated", marks[1], "end\n"]))
     return public_kernels.Repository("few", origin.as_uri(), ("a/*/main.hip",), ("shared",),
                                      ("a/turn",))  # fmt: skip
 
