@@ -10,6 +10,7 @@ from ..models.fuse import has_fused
 from ..models.hooks import is_called, is_unseen
 from ..models.linear import Projected
 from ..models.registration import DECODER_LAYERS, skipped_by
+from .attention import attend
 from .norm import norm_linear, norm_rows, norm_sum, norm_sum_linear
 
 
@@ -32,8 +33,12 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
     norm = _named(layer, family.attention_norm)
     if has_fused(attention, family.qkv) and is_unseen(attention):
         qkv = norm_linear(x, norm, getattr(attention, family.qkv.name))
-        projected = Projected(qkv.view(*hidden_states.shape[:-1], qkv.shape[-1]))
-        results = _attend(attention, projected, call, given)
+        qkv = qkv.view(*hidden_states.shape[:-1], qkv.shape[-1])
+        results = None
+        if getattr(attention, "kernel_attention", None) is not None:
+            results = attend(attention, qkv, _keywords(call, given))
+        if results is None:
+            results = _attend(attention, Projected(qkv), call, given)
     else:
         normed = norm_rows(x, norm).view(hidden_states.shape)
         results = _attend(attention, normed, call, given)
@@ -59,7 +64,8 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
     return (out, *(results[place] for place in call.returns[1:]))
 
 
-def _attend(attention: nn.Module, x: Any, call: Any, given: Dict[str, Any]) -> Any:
+def _keywords(call: Any, given: Dict[str, Any]) -> Dict[str, Any]:
+    """What the attention gets besides its hidden states."""
     keywords = {
         keyword: argument.constant
         if argument.parameter is None
@@ -70,6 +76,11 @@ def _attend(attention: nn.Module, x: Any, call: Any, given: Dict[str, Any]) -> A
     }
     if call.hands_others:
         keywords.update((name, value) for name, value in given.items() if name not in call.names)
+    return keywords
+
+
+def _attend(attention: nn.Module, x: Any, call: Any, given: Dict[str, Any]) -> Any:
+    keywords = _keywords(call, given)
     if call.attention_hidden is None:
         return attention(x, **keywords)
     return attention(**{call.attention_hidden: x}, **keywords)

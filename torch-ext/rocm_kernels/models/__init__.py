@@ -17,9 +17,9 @@ The files, by what they are about:
   linears that must stay, edits.py serves adapters and resized heads, state.py state dicts,
   offload.py accelerate.
 - experts: experts.py has the module, convert_experts.py makes it, mxfp4.py encodes MXFP4.
-- kernel layers: families.py has the names in each family, probe.py and norms.py run a module's own
-  forward to learn what it computes, registration.py registers it for ``kernelize``, hooks.py keeps
-  forward hooks.
+- kernel layers: families.py has the names in each family, probe.py, probe_attention.py and norms.py
+  run a module's own forward to learn what it computes, registration.py registers it for
+  ``kernelize``, hooks.py keeps forward hooks.
 - checkpoints: formats/ has a record a format, checkpoints.py loads and saves through transformers,
   stored_linears.py and stored_experts.py put empty modules in place, join_experts.py fills those
   of experts, store_experts.py saves them, check_loaded.py finds what is missing, compute_dtype.py

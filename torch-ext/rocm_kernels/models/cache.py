@@ -8,7 +8,8 @@ the scales again (``k_descale``, ``v_descale``). They are the checkpoint's where
 
 import functools
 import importlib
-from typing import Any, List, Mapping, Optional, Tuple
+import sys
+from typing import Any, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
@@ -118,6 +119,43 @@ def _rounded(
         states = states / scale[:, None, None]
     largest = torch.finfo(fp8_dtype).max
     return states.clamp(-largest, largest).to(fp8_dtype).view(torch.uint8)
+
+
+class Place(NamedTuple):
+    """Where a layer's new keys and values go: ``[batch, KV heads, room, D]``, rows ``positions`` of
+    it, divided by ``scales`` in FP8."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    positions: torch.Tensor
+    scales: _Scales
+
+    @classmethod
+    def of(cls, layer: Any, positions: torch.Tensor) -> "Place":
+        keys, values = layer.keys, layer.values
+        if hasattr(layer, "fp8_dtype"):
+            keys, values = keys.view(layer.fp8_dtype), values.view(layer.fp8_dtype)
+        return cls(keys, values, positions, getattr(layer, "scales", (None, None)))
+
+
+def place_in(
+    cache: Any, layer_idx: int, keys: torch.Tensor, values: torch.Tensor
+) -> Optional[Place]:
+    """Has a cache wait for keys and values ``[batch, rows, KV heads, D]`` that another op writes,
+    instead of ``update``; None: it has no place for them before they are there."""
+    if hasattr(cache, "place"):
+        return cache.place(layer_idx, keys, values)
+    theirs = sys.modules["transformers.cache_utils"]
+    layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
+    static = (theirs.StaticLayer, _in_fp8(theirs.StaticLayer))
+    if type(layer) not in static or getattr(cache, "offloading", False):
+        return None
+    if not layer.is_initialized:
+        layer.lazy_initialization(keys.transpose(1, 2), values.transpose(1, 2))
+    rows = keys.shape[1]
+    positions = torch.arange(rows, device=keys.device) + layer.cumulative_length
+    layer.cumulative_length.add_(rows)
+    return Place.of(layer, positions)
 
 
 # ---- scales of checkpoints

@@ -13,7 +13,7 @@ from typing import Any, Tuple
 
 import torch
 
-from .cache import hold_in_fp8
+from .cache import Place, hold_in_fp8
 
 
 def growing_cache(model: torch.nn.Module, room: int, in_fp8: bool) -> Any:
@@ -66,16 +66,29 @@ def _classes() -> Tuple[type, type]:
             *args: Any,
             **kwargs: Any,
         ) -> Tuple[torch.Tensor, torch.Tensor]:
-            if self.first is None:
-                self.first = layer_idx
-                self.length = _lasting(lambda: self.length.to(keys.device))
-            if layer_idx == self.first:  # all layers write at the same places
-                count = keys.shape[-2]
-                self.positions = torch.arange(count, device=keys.device) + self.length
-                self.length.add_(count)
+            self._begin(layer_idx, keys.shape[-2], keys.device)
             layer = self.layers[layer_idx]
             layer.cumulative_length, layer.positions = self.length, self.positions
             return layer.update(keys, values)
+
+        def _begin(self, layer_idx: int, count: int, device: torch.device) -> None:
+            """Once in each forward: all layers write at the same places."""
+            if self.first is None:
+                self.first = layer_idx
+                self.length = _lasting(lambda: self.length.to(device))
+            if layer_idx == self.first:
+                self.positions = torch.arange(count, device=device) + self.length
+                self.length.add_(count)
+
+        def place(self, layer_idx: int, keys: torch.Tensor, values: torch.Tensor) -> Place:
+            """In which another op may write keys and values ``[batch, rows, KV heads, D]``, instead
+            of ``update``."""
+            self._begin(layer_idx, keys.shape[1], keys.device)
+            layer = self.layers[layer_idx]
+            if not layer.is_initialized:
+                layer.cumulative_length = self.length
+                layer.lazy_initialization(keys.transpose(1, 2), values.transpose(1, 2))
+            return Place.of(layer, self.positions)
 
         @property
         def batch(self) -> int:

@@ -13,6 +13,7 @@ from .hooks import is_called, is_layer, is_wrapped, move_accelerate_hook
 from .linear import FP8Linear, FP8LinearPart
 from .norms import computes_rmsnorm, formula_of
 from .probe import Differs, probe_decoder_layer, probe_llama4_moe, probe_mlp
+from .probe_attention import probe_attention
 
 
 class _Condition(NamedTuple):
@@ -81,9 +82,10 @@ def register_layers(model: nn.Module) -> None:
     norm its formula, as ``kernel_norm``.
     """
     for module in model.modules():
-        name = type(module).__name__
-        for fact in ("kernel_family", "kernel_call", "kernel_norm"):
+        for fact in ("kernel_family", "kernel_call", "kernel_norm", "kernel_attention"):
             module.__dict__.pop(fact, None)  # what an earlier call has found out
+    for module in model.modules():
+        name = type(module).__name__
         try:
             if name in BY_MLP:
                 probe_mlp(module, BY_MLP[name])
@@ -113,6 +115,13 @@ def register_layers(model: nn.Module) -> None:
             module.layer_registration = Registration(
                 type(module), "RMSNorm", computes_rmsnorm, alike=["RMSNormZeroCentered"]
             )
+    for module in model.modules():  # now that their norms are known
+        if hasattr(module, "kernel_call"):
+            attention = getattr(module, module.kernel_family.attention)
+            try:
+                attention.kernel_attention = probe_attention(attention, module.kernel_family)
+            except Differs:
+                continue  # it runs between its projections as it did
 
 
 def layers_left_alone(model: nn.Module) -> Dict[str, str]:

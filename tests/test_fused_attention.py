@@ -1,0 +1,136 @@
+"""Attentions of fused decoder layers: one op between their projections, against their own code."""
+
+import copy
+import sys
+
+import pytest
+import torch
+from kernels import Mode
+from tiny_attention import FAMILIES, prompt, tiny
+from transformers import DynamicCache, StaticCache
+
+CACHES = ("none", "dynamic", "static", "fp8", "growing")
+GIVEN = prompt()
+
+
+@pytest.fixture
+def pair(package, run_kernelized, monkeypatch):
+    """Of a family: two models of the same weights, the second with its attentions' own forwards;
+    and how often the op ran."""
+    package.models.use_attention()
+    calls = []
+    ours = package.layers.attention.rope_and_cache
+
+    def counted(*args, **options):
+        calls.append(options)
+        return ours(*args, **options)
+
+    monkeypatch.setattr(package.layers.attention, "rope_and_cache", counted)
+
+    def make(family, dtype=torch.float32, **changes):
+        _, model = tiny(family, dtype, **changes)
+        package.models.quantize_model_(model)
+        model = run_kernelized(model, Mode.INFERENCE)
+        plain = copy.deepcopy(model)
+        for module in plain.modules():
+            vars(module).pop("kernel_attention", None)
+        return model, plain, calls
+
+    return make
+
+
+def logits(package, model, kind):
+    """Of a prompt and three steps, with tokens that do not depend on the model."""
+    room = {"max_cache_len": 20}
+    cache = {
+        "none": lambda: None,
+        "dynamic": lambda: DynamicCache(config=model.config),
+        "static": lambda: StaticCache(config=model.config, **room),
+        "fp8": lambda: package.models.fp8_static_cache(model, **room),
+        "growing": lambda: package.models.growing_cache.growing_cache(model, 20, True),
+    }[kind]()
+    said, mask = [], GIVEN["attention_mask"]
+    tokens = torch.arange(7, 16).view(3, 3)
+    with torch.inference_mode():
+        out = model(**GIVEN, past_key_values=cache, use_cache=cache is not None)
+        said.append(out.logits)
+        for step in range(0 if cache is None else 3):
+            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+            out = model(tokens[:, step, None], attention_mask=mask, past_key_values=cache)
+            said.append(out.logits)
+    return torch.cat(said, 1)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_its_own_forward(package, pair, family, kind):
+    """In float32, where both round alike."""
+    fused, plain, calls = pair(family)
+    got, expected = (logits(package, model, kind).float() for model in (fused, plain))
+    layers = fused.config.num_hidden_layers
+    assert len(calls) == layers * (1 if kind == "none" else 4)
+    in_place = [options.get("k_cache") is not None for options in calls]
+    if family in ("Llama", "Qwen3"):  # the others have windows, whose static caches roll
+        assert all(in_place) == (kind in ("static", "fp8", "growing"))
+    elif kind == "growing":
+        assert all(in_place)
+    seen = torch.nn.functional.pad(GIVEN["attention_mask"], (0, got.shape[1] - 12), value=1).bool()
+    error = (got - expected)[seen].norm() / expected[seen].norm()
+    # Where an input of a product, or an FP8 cache, rounds the other way.
+    assert error < (0.02 if kind in ("none", "dynamic", "static") else 0.1)
+
+
+def test_a_hook_on_a_norm_sees_it_run(package, pair):
+    fused, plain, calls = pair("Qwen3")
+    seen = []
+    for model in (fused, plain):
+        attention = model.model.layers[0].self_attn
+        attention.q_norm.register_forward_hook(lambda *a: seen.append(1))
+    got, expected = (logits(package, model, "static") for model in (fused, plain))
+    assert len(seen) == 8 and len(calls) == 4  # of the second layer alone
+    assert (got - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("change", ["queries", "keys", "mask", "result", "twice", "rotation"])
+def test_one_that_does_something_else_is_left_alone(package, change):
+    """A subclass of the class's own name, whose forward differs in one place."""
+    package.models.use_attention()
+    _, model = tiny("Llama")
+    attention = model.model.layers[0].self_attn
+    base = type(attention)
+    modeling = sys.modules[base.__module__]
+
+    def forward(
+        self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None,
+        **kwargs,
+    ):  # fmt: skip
+        def changed(name, value):
+            return value * 1.5 if change == name else value
+
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        q, k, v = (
+            p(hidden_states).view(shape).transpose(1, 2)
+            for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        cos, sin = position_embeddings
+        if change == "rotation":
+            sin = -sin
+        q, k = modeling.apply_rotary_pos_emb(changed("queries", q), changed("keys", k), cos, sin)
+        k, v = past_key_values.update(k, v, self.layer_idx)
+        function = modeling.ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, modeling.eager_attention_forward
+        )
+        mask = None if change == "mask" else attention_mask
+        for _ in range(2 if change == "twice" else 1):
+            out, weights = function(self, q, k, v, mask, scaling=self.scaling, **kwargs)
+        out = out.reshape(*hidden_states.shape[:-1], -1)
+        return self.o_proj(changed("result", out)), weights
+
+    family = package.models.families.LLAMA
+    probe = package.models.probe_attention
+    assert probe.probe_attention(attention, family).rotates
+    attention.__class__ = type(base.__name__, (base,), {"forward": forward})
+    with pytest.raises(package.models.probe.Differs):
+        probe.probe_attention(attention, family)
+    change = "nothing"
+    assert probe.probe_attention(attention, family).rotates

@@ -1,0 +1,100 @@
+"""An attention between its projections: norms of heads, rotary embedding and the cache in one op,
+for the attentions that models/probe_attention.py has asked."""
+
+import sys
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+from torch import nn
+
+from ..functional import rope_and_cache
+from ..models.cache import place_in
+from ..models.hooks import is_called
+from ..models.norms import eps_of, weight_offset_of
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def attend(attention: nn.Module, qkv: torch.Tensor, keywords: Dict[str, Any]) -> Optional[Tuple]:
+    """What an attention returns for its projections' result and its other arguments.
+
+    Args:
+        attention: with ``kernel_attention``, how it is put together.
+        qkv: ``[batch, rows, heads of q, k and v times D]``; q and k turn in place.
+        keywords: of its own forward.
+
+    Returns:
+        None where that one must run: in a compiled graph, with arguments that it makes something
+        of, or where a hook wants to see its norms.
+    """
+    call = attention.kernel_attention
+    tables = keywords.get(call.positions)
+    if (
+        torch.compiler.is_compiling()
+        or qkv.dim() != 3
+        or qkv.dtype not in _DTYPES
+        or (call.rotates and not _are_tables(tables, qkv, call.columns))
+        or any(is_called(getattr(attention, name)) for name in call.norms or ())
+    ):
+        return None
+    function = _function(attention)
+    others = {
+        name: value
+        for name, value in keywords.items()
+        if name not in (call.positions, call.mask, call.cache)
+    }
+    if function is None or (others and not call.hands_others) or set(others) & set(call.names):
+        return None
+    batch, rows = qkv.shape[:2]
+    heads = qkv.view(batch, rows, call.heads + 2 * call.kv_heads, call.head_dim)
+    q, k, v = heads.split((call.heads, call.kv_heads, call.kv_heads), 2)
+    options: Dict[str, Any] = {"interleaved": call.interleaved}
+    if call.rotates:
+        options["cos"], options["sin"] = tables
+        options["rotary_dim"] = call.rotary_dim
+    if call.norms is not None:
+        q_norm, k_norm = (getattr(attention, name) for name in call.norms)
+        if eps_of(q_norm) != eps_of(k_norm) or weight_offset_of(q_norm) != weight_offset_of(k_norm):
+            return None
+        options.update(q_weight=q_norm.weight, k_weight=k_norm.weight, eps=eps_of(q_norm),
+                       weight_offset=weight_offset_of(q_norm))  # fmt: skip
+    cache = keywords.get(call.cache)
+    place = None if cache is None else place_in(cache, attention.layer_idx, k, v)
+    if place is not None:
+        keys, values = place.keys, place.values
+        rope_and_cache(
+            q, k, v, k_cache=keys.transpose(1, 2), v_cache=values.transpose(1, 2),
+            cache_positions=place.positions, k_scale=place.scales[0], v_scale=place.scales[1],
+            out=q, **options,
+        )  # fmt: skip
+    else:
+        if call.rotates or call.norms is not None:
+            rope_and_cache(q, k, v, out=q, k_out=k, **options)
+        keys, values = k.transpose(1, 2), v.transpose(1, 2)
+        if cache is not None:
+            keys, values = cache.update(keys, values, attention.layer_idx)
+    for keyword, name in call.attributes:
+        others[keyword] = getattr(attention, name)
+    others.update((name, value) for name, value in call.constants if name not in others)
+    out, second = function(
+        attention, q.transpose(1, 2), keys, values, keywords.get(call.mask), **others
+    )
+    out = getattr(attention, call.out)(out.reshape(batch, rows, -1))
+    return (out, *[second] * (call.results - 1))
+
+
+def _are_tables(tables: Any, qkv: torch.Tensor, columns: int) -> bool:
+    return (
+        isinstance(tables, tuple)
+        and len(tables) == 2
+        and all(isinstance(t, torch.Tensor) and t.dim() == 3 for t in tables)
+        and tables[0].shape[0] in (1, qkv.shape[0])
+        and tables[0].shape[1:] == (qkv.shape[1], columns)
+    )
+
+
+def _function(attention: nn.Module) -> Any:
+    """The attention function of a name; None for the model's own eager one."""
+    modeling = sys.modules["transformers.modeling_utils"]
+    known = modeling.AttentionInterface._global_mapping
+    return known.get(attention.config._attn_implementation)
