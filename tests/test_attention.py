@@ -39,7 +39,7 @@ class Case:
             for name in ("k_descale", "v_descale"):
                 self.options[name] = torch.rand(self.batch, kv_heads) + 0.5
         self.expected, self.lse = self.definition()
-        self.dtype, self.device, self.page = dtype, device, page
+        self.dtype, self.device, self.page, self.first_page = dtype, device, page, 0
 
     def definition(self):
         """In float64, of what float32 holds of the inputs."""
@@ -84,7 +84,7 @@ class Case:
         k, v, table = self.poisoned(self.k), self.poisoned(self.v), None
         if self.page is not None:
             pages = -(-self.most // self.page)
-            order = torch.randperm(self.batch * pages + 3)[: self.batch * pages]
+            order = torch.randperm(self.batch * pages + 3)[: self.batch * pages] + self.first_page
             order = order.view(self.batch, pages).to(torch.int32)
             k, v = self.paged(k, order), self.paged(v, order)
             for b, length in enumerate(self.lengths.tolist()):
@@ -140,11 +140,26 @@ def test_rows_of_a_sequence(backend, rows, causal):
     case.check(*case.run())
 
 
+@pytest.mark.not_on("simulator")
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_sequences_of_many_keys(backend, rows):
+    """Parts of the keys are work of their own on the CPU from 512 on."""
+    case = Case(backend, [1300, 513, 512, 40], rows=rows, heads=(12, 4), causal=True)
+    case.check(*case.run())
+
+
 @pytest.mark.parametrize("page", [1, 7, 16, 32, 256])
 @pytest.mark.parametrize("kv_dtype", [None, *FP8])
 def test_pages(backend, page, kv_dtype):
     lengths = lengths_for(backend, 333, 1, 64)
     case = Case(backend, lengths, rows=2, size=128, page=page, kv_dtype=kv_dtype, causal=True)
+    case.check(*case.run())
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_page_numbers_beyond_16_bits(backend, rows):
+    case = Case(backend, [3, 5], rows=rows, heads=(2, 1), page=1)
+    case.first_page = 2**16
     case.check(*case.run())
 
 
@@ -274,6 +289,19 @@ def test_new_keys_are_appended(backend, package, page, kv_dtype):
         q.double(), *full, causal=True, seqused_k=lengths + new
     )
     assert (out.cpu().double() - expected).norm() / expected.norm() < MOST[dtype]
+
+
+@pytest.mark.parametrize("kv_dtype", FP8)
+def test_new_keys_saturate(backend, kv_dtype):
+    k, v = (t.to(backend.device) for t in torch.randn(2, 1, 4, 2, 64).to(kv_dtype))
+    new = torch.randn(1, 1, 2, 64).sign().bfloat16().to(backend.device) * 1e6
+    lengths = torch.tensor([3], dtype=torch.int32, device=backend.device)
+    q = torch.randn(1, 1, 4, 64).bfloat16().to(backend.device)
+    backend.ops.flash_attn_with_kvcache(
+        q, k, v, new, -new, cache_seqlens=lengths, k_descale=2.0, v_descale=3.0
+    )
+    largest = torch.finfo(kv_dtype).max * new.float().sign()[0, 0]
+    assert torch.equal(k[0, 3].float(), largest) and torch.equal(v[0, 3].float(), -largest)
 
 
 def test_a_sequence_does_not_depend_on_its_neighbours(backend):

@@ -233,6 +233,23 @@ def encoder(name):
     return randomized(model)
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_rows_without_a_mask(package, is_causal):
+    """Causal rows are the first of a static cache, whose rest is empty: as SDPA takes them."""
+    module = torch.nn.Module()
+    module.is_causal = is_causal
+    q = torch.randn(2, 4, 5, 16)
+    k, v = torch.randn(2, 2, 2, 9, 16)
+    if is_causal:
+        k[:, :, 5:] = v[:, :, 5:] = torch.nan
+    out, _ = package.models.attention.attend(module, q, k, v, scaling=0.3)
+    keys = 5 if is_causal else 9
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q, k[:, :, :keys], v[:, :, :keys], is_causal=is_causal, scale=0.3, enable_gqa=True
+    )
+    torch.testing.assert_close(out, expected.transpose(1, 2))
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["Bert", "ModernBert"])
 def test_encoders(package, name, side):

@@ -1,5 +1,7 @@
 """A static cache in FP8, and the scales that checkpoints have for it."""
 
+import sys
+
 import pytest
 import torch
 from published import change_tensors
@@ -65,6 +67,29 @@ def test_an_fp8_cache_asks_for_the_attention_that_reads_it(package):
     eager, _ = tiny("Llama")
     with pytest.raises(ValueError, match="got LlamaForCausalLM with 'eager'"):
         package.models.fp8_static_cache(eager, max_cache_len=8)
+
+
+@pytest.mark.parametrize("dialect, factor", [("fn", 1), ("fnuz", 2)])
+def test_scales_are_of_the_devices_dialect(package, monkeypatch, dialect, factor):
+    """Checkpoints' are of OCP's range, of which FNUZ has half; and what is beyond it saturates."""
+    fp8 = getattr(torch, f"float8_e4m3{dialect}")
+    module = sys.modules[f"{package.models.__name__}.cache"]
+    monkeypatch.setattr(module, "native_fp8_dtype", lambda device: fp8)
+    _, ours = tiny("Llama")
+    for attention in (layer.self_attn for layer in ours.model.layers):
+        attention.register_buffer("k_scale", torch.tensor([0.01, 0.02]))
+        attention.register_buffer("v_scale", torch.tensor(0.03))
+    cache = package.models.fp8_static_cache(ours, max_cache_len=4)
+    k, v = torch.randn(2, 1, 2, 3, 16)
+    k[0, 1, 2, 5], v[0, 0, 1, 7] = 1e4, -1e4
+    largest = torch.finfo(fp8).max
+    scales = torch.tensor([0.01, 0.02]) * factor, torch.tensor([0.03]) * factor
+    for layer, attention in zip(cache.layers, ours.model.layers, strict=True):
+        kept = layer.update(k, v)
+        for states, scale, found in zip((k, v), scales, kept, strict=True):
+            expected = (states / scale[:, None, None]).clamp(-largest, largest).to(fp8)
+            assert torch.equal(found[:, :, :3].view(torch.uint8), expected.view(torch.uint8))
+        torch.testing.assert_close(attention.self_attn.cache_scales, scales)
 
 
 def test_an_fp8_cache_is_widened_for_transformers(package):

@@ -149,6 +149,13 @@ def test_slots(backend, package, page, cache_dtype, wide):
         assert torch.equal(a, b), "nothing else is written"
 
 
+def test_page_numbers_beyond_16_bits(backend, package):
+    cos, sin = tables(2, columns=64)
+    slots = torch.tensor([2**16 + 3, 2**16 + 9])
+    cache = 2**16 + 12, 1, torch.bfloat16
+    Case(backend, *qkv(2, heads=(1, 1)), cache, cos=cos, sin=sin, slot_mapping=slots).check(package)
+
+
 @pytest.mark.parametrize("cache_dtype", [torch.float16, *FP8])
 @pytest.mark.parametrize("place", ["cache_seqlens", "number", "cache_positions", "row"])
 @pytest.mark.parametrize("paged", [False, True])
@@ -274,6 +281,21 @@ def test_strides(backend, package, odd):
     backend.ops.rope_and_cache(**given)
     for name in case.written:
         torch.testing.assert_close(given[name].cpu(), expected[name], rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize("with_positions", [False, True])
+def test_tables_whose_columns_are_apart(backend, with_positions):
+    q = torch.randn(3, 4, 64).to(backend.device)
+    cos, sin = (t.to(backend.device) for t in tables(3, columns=64))
+    options = {"rotary_dim": 64}
+    if with_positions:
+        options["positions"] = torch.tensor([2, 0, 1], device=backend.device)
+    apart = [torch.stack([t, torch.full_like(t, math.nan)], -1)[..., 0] for t in (cos, sin)]
+    assert apart[0].stride(-1) == 2
+    run = backend.ops.rope_and_cache
+    assert torch.equal(
+        run(q, cos=apart[0], sin=apart[1], **options), run(q, cos=cos, sin=sin, **options)
+    )
 
 
 @pytest.mark.not_on("reference")
