@@ -20,13 +20,15 @@ struct LinkRates {
   bool link_a_pair;     // each pair has a link of its own; else a GPU's link carries all it sends
 };
 
-// NVLink 4 behind switches: 450 GB/s a direction, of which stores of 16 bytes leave some four
-// fifths. Assumed, not fitted.
-constexpr LinkRates kNvlink{2.5, 1.0, 360e3, false};
+// NVLink 4, fitted to one shot on two H100 (docs/kernels/all_reduce.md): 8 KB to 2 MB are within a
+// tenth.
+constexpr LinkRates kNvlink{1.6, 1.0, 370e3, false};
 
-// xGMI of MI300X: eight GPUs, a link of 64 GB/s a direction to each other one, 48 of which data
-// reaches. Assumed, not fitted.
-constexpr LinkRates kXgmi{5.0, 1.5, 48e3, true};
+// xGMI of MI300X: eight GPUs, a link of 64 GB/s a direction to each other one. The rate is that by
+// which published sums of two GPUs grow from 256 KB to 1 MB; start and way are assumed, such that
+// three ways in place of one (data, flag, answer) take what published small sums take
+// (docs/kernels/all_reduce_journal.md). Nothing of it has been measured by us.
+constexpr LinkRates kXgmi{4.0, 2.0, 37e3, true};
 
 // Microseconds; modelled.
 constexpr double modelled_time(ExchangeDesign design, int64_t bytes, int64_t ranks,
