@@ -74,8 +74,14 @@ def test_a_launch_of_the_same_name_finds_its_workspace_as_new(monkeypatch, names
     assert (OneWorkspace.kept is None) == ("data_parallel" in call)
 
 
-@pytest.mark.parametrize("unit", ["gemm_cdna_gemm", "skinny_gemm_cdna_skinny_gemm"])
-def test_each_wave_awaits_its_partial_sums_before_the_barrier(tmp_path, unit):
+ATTENTION = [f"attention_{dtype}{fp8}" for dtype in ("bf16", "fp16") for fp8 in ("", "_fp8")]
+
+
+@pytest.mark.parametrize("unit, least", [
+    ("gemm_cdna_gemm", 20), ("skinny_gemm_cdna_skinny_gemm", 20),
+    *((f"attention_cdna_{name}", 5) for name in ATTENTION),
+])  # fmt: skip
+def test_each_wave_awaits_its_partial_sums_before_the_barrier(tmp_path, unit, least):
     """One wave counts the workgroup's arrival, and its release waits for its own stores. A barrier
     of the workgroup waits for none, so every wave must have awaited what it stored."""
     unit_file = simulated.build_launchers().parent / f"{unit}.o"
@@ -98,4 +104,4 @@ def test_each_wave_awaits_its_partial_sums_before_the_barrier(tmp_path, unit):
             stores = [i for i in range(barrier) if lines[i].startswith("global_store")]
             assert stores and max(waits) > max(stores), lines[0]
             tickets += 1
-    assert tickets > 20
+    assert tickets > least
