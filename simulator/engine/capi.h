@@ -21,8 +21,9 @@ typedef struct {
   double memory_bytes;               // of the device, all channels together
   double dispatch_cycles;            // a wave, of one die's dispatcher
   double barrier_cycles;
-  double
-      matrix_share;  // of the matrix pipes' cycles at full clock: busier ones slow the clock down
+  // Of the matrix pipes' cycles at full clock, with 16-bit and with 8-bit (and smaller) operands:
+  // busier ones slow the clock down.
+  double matrix_share, matrix_share_fp8;
   uint32_t dies, units, simds;  // compute units a die, SIMDs a unit
   uint32_t waves, registers, register_granule, lds_bytes;
   uint32_t l1_size, l1_line, l1_ways, l1_outstanding, address_queue, lds_queue;

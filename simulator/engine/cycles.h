@@ -99,6 +99,10 @@ class MemorySystem {
   }
   // Cycles that the dirty lines of L2 need to leave when the kernel ends.
   double drain(double now);
+  // What lies in the caches when the launch is over and memory has not seen.
+  u64 dirtyBytes() const;
+  // Cycles of memory for all that the launch moves, this included.
+  double settled() const;
   const MemoryCounts& counts() const { return counts_; }
   MemoryCounts& counts() { return counts_; }
 

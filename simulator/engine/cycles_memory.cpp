@@ -149,4 +149,16 @@ double MemorySystem::drain(double now) {
   return end;
 }
 
+u64 MemorySystem::dirtyBytes() const {
+  if (!infinity_.present()) return 0;  // drained
+  u64 lines = infinity_.dirtyLines();
+  for (const Die& d : dies_) lines += d.l2.dirtyLines();
+  return lines * kLineBytes;
+}
+
+double MemorySystem::settled() const {
+  u64 bytes = counts_.memoryReadBytes + counts_.memoryWriteBytes + dirtyBytes();
+  return bytes / kLineBytes * memoryCycles_ / memory_.size();
+}
+
 }  // namespace sim

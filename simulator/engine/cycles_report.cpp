@@ -7,6 +7,13 @@ using llvm::json::Object;
 namespace sim {
 namespace {
 
+// Of its cycles that a matrix instruction's pipe may be busy, by its operands.
+double matrixShare(const SimCycles& p, const std::string& name) {
+  auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
+  if (has("fp8") || has("bf8") || has("f8f6f4") || name.ends_with("i8")) return p.matrix_share_fp8;
+  return has("bf16") || name.ends_with("_f16") ? p.matrix_share : 1.0;
+}
+
 constexpr const char* kSpentNames[] = {"valu",     "matrix",      "scalar",       "lds",
                                        "vmem",     "branch",      "internal",     "wait_memory",
                                        "wait_lds", "wait_scalar", "memory_queue", "lds_queue",
@@ -80,13 +87,18 @@ Object Device::report() const {
                           {"stood", stood_[n]}});
   }
   // Matrix pipes that are busier than power allows slow the clock down.
-  double busy = 0;
+  double needed = 0;
+  bool limited = false;
   for (size_t n = 0; n < issued_.size(); ++n) {
-    busy += static_cast<double>(issued_[n]) * launch_.object->code[n].passes;
+    const Inst& i = launch_.object->code[n];
+    if (!issued_[n] || !i.passes) continue;
+    double share = matrixShare(p_, i.name);
+    limited = limited || share < 1;
+    needed += issued_[n] * double(i.passes) / share;
   }
-  double allowed = p_.matrix_share * end_ * simds_.size();
-  bool held = p_.matrix_share < 1 && busy > allowed;
-  double clock = held ? p_.clock_hz * allowed / busy : p_.clock_hz;
+  double there = end_ * simds_.size();
+  bool held = limited && needed > there;
+  double clock = held ? p_.clock_hz * there / needed : p_.clock_hz;
   const MemoryCounts& c = memory_.counts();
   double cycles = end_ + p_.launch_cycles;
   Object memory{{"l1_requests", num(c.l1Requests)},
@@ -101,12 +113,15 @@ Object Device::report() const {
                 {"infinity_hits", num(c.infinityHits)},
                 {"memory_read_bytes", num(c.memoryReadBytes)},
                 {"memory_written_bytes", num(c.memoryWriteBytes)},
+                {"dirty_bytes", num(memory_.dirtyBytes())},
                 {"memory_busy", end_ ? c.busy / p_.memory_channels / end_ : 0.0},
                 {"load_latency", loads_ ? loadLatency_ / loads_ : 0.0}};
   Object out{{"cycles", cycles},
              {"launch_cycles", p_.launch_cycles},
              {"drain_cycles", drained_},
              {"seconds", cycles / clock},
+             {"settled_seconds",
+              std::max(cycles / clock, p_.launch_cycles / clock + memory_.settled() / p_.clock_hz)},
              {"instructions", num(instructions_)},
              {"sampled_dies", p_.sampled},
              {"units", num(units_.size())},

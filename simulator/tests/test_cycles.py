@@ -144,7 +144,7 @@ def test_wide_matrix_instructions_reach_the_peak_of_an_mi355x(name, flops, peak)
 
 def test_matrix_pipes_that_power_cannot_feed_slow_the_clock(code):
     """The published sustained rate is a bound on time, not on what a pipe does in a cycle."""
-    free = dataclasses.replace(QUICK, matrix_share=1)
+    free = dataclasses.replace(QUICK, matrix_share_fp8=1)
     for kernel, busy in (("matrix32", True), ("vector", False)):
         groups = 38 * 16  # all compute units of the die that is played
         held, alone = (run(code, kernel, 256, groups=groups, machine=m).cycles
@@ -153,9 +153,71 @@ def test_matrix_pipes_that_power_cannot_feed_slow_the_clock(code):
         assert alone.raw["cycles"] == cycles == pytest.approx(alone.seconds * QUICK.clock_hz)
         matrix = held.raw["issued"]["matrix"] * 32 / (38 * 4) / cycles
         slowed = held.seconds / alone.seconds
-        assert slowed == pytest.approx(matrix / QUICK.matrix_share if busy else 1)
+        assert slowed == pytest.approx(matrix / QUICK.matrix_share_fp8 if busy else 1)
         assert (slowed > 1.5) == busy
         assert held.raw["machine"]["clock_hz"] == pytest.approx(QUICK.clock_hz / slowed)
+
+
+LOOPS = """
+#define KERNEL(name, text) GLOBAL void name(u32* o, int turns) { \\
+  for (int n = 0; n < turns; ++n) asm volatile(".rept 64\\n" text "\\n.endr" ::: "a15", "v48"); }
+KERNEL(fp8, "v_mfma_f32_32x32x16_fp8_fp8 a[0:15], v[32:33], v[36:37], a[0:15]")
+KERNEL(int8, "v_mfma_i32_32x32x16_i8 a[0:15], v[32:33], v[36:37], a[0:15]")
+KERNEL(bf16, "v_mfma_f32_32x32x8_bf16 a[0:15], v[32:33], v[36:37], a[0:15]")
+KERNEL(f16, "v_mfma_f32_32x32x8_f16 a[0:15], v[32:33], v[36:37], a[0:15]")
+KERNEL(f64, "v_mfma_f64_16x16x4_f64 a[0:7], v[32:33], v[36:37], a[0:7]")
+KERNEL(f32, "v_mfma_f32_32x32x2_f32 a[0:15], v32, v36, a[0:15]")
+"""
+
+
+@pytest.mark.parametrize("name,flops,published", [
+    ("fp8", 32768, 1273), ("int8", 32768, 1273), ("bf16", 16384, 708), ("f16", 16384, 708),
+    ("f64", 2048, 163.4), ("f32", 4096, 163.4),
+])  # fmt: skip
+def test_a_loop_of_products_alone_runs_at_the_published_sustained_rate(name, flops, published):
+    """An MI300X: what was measured and published where power is the limit, else the peak."""
+    found = run(device(LOOPS), name, 256, np.zeros(64, u32), 4, groups=38 * 8 * 2).cycles
+    rate = 8 * found.raw["issued"]["matrix"] * flops / found.seconds
+    assert 0.94 * published < rate * 1e-12 < 1.005 * published
+
+
+SUM = """
+GLOBAL void add(f4* o, const f4* a, const f4* b) {
+  o[BID * 256 + TID] = a[BID * 256 + TID] + b[BID * 256 + TID];
+}
+GLOBAL void search(f4* o, const f4* a, const f4* b) {
+  f4 s = a[BID * 256 + TID] + b[BID * 256 + TID];
+  if (s.x == 7) o[0] = s;
+}
+"""
+
+
+def test_what_stays_dirty_in_the_infinity_cache_is_told():
+    """A vector add of 96 MB asks memory for two thirds of it in its time: its bytes over `seconds`
+    are more than memory moves. With the rest they are not, nor are those that memory moved."""
+    a, b, out = (np.zeros(1 << 23, np.float32) for _ in range(3))
+    found = run(device(SUM), "add", 256, out, a, b, groups=8192, machine=QUICK, caches=False).cycles
+    memory, moved = found.raw["memory"], 3 * out.nbytes
+    assert 4.2e12 < moved / found.seconds < 4.2e12 * 3 / 2
+    assert 0.9 * 4.2e12 < moved / found.settled_seconds < 1.001 * 4.2e12
+    # Lines that L2 wrote back half are dirty in both.
+    assert memory["dirty_bytes"] * 8 == pytest.approx(out.nbytes, rel=0.05)
+    assert not memory["memory_written_bytes"]
+    assert 8 * memory["memory_read_bytes"] / found.seconds < 1.001 * 4.2e12
+
+
+def test_a_loop_over_data_that_the_infinity_cache_holds():
+    """`warm` is such a loop: next to nothing comes from memory, the cache's rate is the limit."""
+    a, b, out = (np.zeros(1 << 23, np.float32) for _ in range(3))
+    cold, warm = (
+        run(device(SUM), "search", 256, out, a, b, groups=8192, caches=False,
+            machine=dataclasses.replace(QUICK, warm=warm)).cycles
+        for warm in (False, True)
+    )  # fmt: skip
+    read = [c.raw["memory"]["memory_read_bytes"] for c in (cold, warm)]
+    assert read[1] < read[0] / 100, "but for sets that are too full"
+    assert warm.seconds < 0.7 * cold.seconds
+    assert 2 * out.nbytes / warm.seconds < QUICK.fabric_bytes_per_s
 
 
 def test_scalar_instructions_of_four_simds_share_nothing(code):
