@@ -259,6 +259,28 @@ def test_ragged(backend, package, paged):
         torch.testing.assert_close(lse[:, of_q].cpu().double(), sums, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("kv_dtype", FP8)
+def test_scales_of_ragged_sequences(backend, package, kv_dtype):
+    rows, keys = [2, 1, 3], [5, 4, 7]
+    q = torch.randn(sum(rows), 4, 64).bfloat16()
+    k, v = torch.randn(2, sum(keys), 2, 64).to(kv_dtype)
+    scales = {name: torch.rand(3, 2) + 0.5 for name in ("k_descale", "v_descale")}
+    ends = [torch.tensor([0, *counts]).cumsum(0).int() for counts in (rows, keys)]
+    to = lambda t: t.to(backend.device)  # noqa: E731
+    out = backend.ops.flash_attn_varlen_func(
+        *map(to, (q, k, v, *ends)), max(rows), max(keys), causal=True,
+        **{name: to(scale) for name, scale in scales.items()},
+    )  # fmt: skip
+    for b in range(3):
+        of_q, of_k = (slice(end[b], end[b + 1]) for end in ends)
+        expected, _ = package.reference.flash_attn_func(
+            q[None, of_q].double(), k[None, of_k].float().double(), v[None, of_k].float().double(),
+            causal=True, **{name: scale[b : b + 1].double() for name, scale in scales.items()},
+        )  # fmt: skip
+        error = (out[of_q].cpu().double() - expected[0]).norm() / expected.norm()
+        assert error < MOST[torch.bfloat16]
+
+
 @pytest.mark.parametrize("kv_dtype", [None, FP8[0]])
 @pytest.mark.parametrize("page", [None, 8])
 def test_new_keys_are_appended(backend, package, page, kv_dtype):

@@ -113,6 +113,15 @@ def test_not_finite_and_zero_rows(backend, reference, activation):
             assert_quantized_close(actual, reference.swiglu_fp8(*args, **arguments))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_longer_than_what_is_kept(backend, reference, mode):
+    """The CPU keeps 16,384 columns until it knows a row's scale, and computes the rest twice."""
+    gate, up = (torch.randn(2, 18469, device=backend.device).bfloat16() for _ in range(2))
+    arguments = {**mode_arguments(mode, backend.device), "fp8_dtype": backend.fp8_dtype}
+    expected = reference.swiglu_fp8(gate, up, **arguments)
+    assert_quantized_close(backend.ops.swiglu_fp8(gate, up, **arguments), expected)
+
+
 def test_a_row_does_not_depend_on_the_others(backend):
     x = torch.randn(64, 2 * 1030, device=backend.device).bfloat16()
     whole, _ = backend.ops.swiglu_fp8(x)
