@@ -1,7 +1,7 @@
 """A decode step of an 8-billion Llama by context: transformers' SDPA, and this package's attention
 with a cache in 16 bits and in FP8.
 
-    python benchmarks/decode_context.py [--batches 1,8,32] [--contexts 512,8192] [--save FILE.json]
+    python benchmarks/decode_context.py [--batches 1,8,32] [--contexts 512,8192] [--save]
 
 Weights are random; linears, MLPs and norms are this package's in every row, so that the attention
 alone differs. A step is one CUDA graph (on a CPU: eager), with a static cache that holds a few
@@ -15,11 +15,10 @@ import argparse
 import json
 import statistics
 import time
-from pathlib import Path
 
 import end_to_end
+import tables
 import torch
-from result_text import result_text
 
 WARM_UP, STEPS = 8, 64
 ROOM = WARM_UP + STEPS + 16
@@ -108,19 +107,30 @@ def measure(batches: list[int], contexts: list[int]) -> list[dict]:
     return rows
 
 
+def save(rows: list[dict], device: str) -> None:
+    """One line a batch and context; those of other devices stay."""
+    cases: dict[str, dict[str, str]] = {}
+    for row in rows:
+        case = f"{device}, measured: batch {row['batch']}, context {row['context']:,}"
+        step = f"{row['step_ms']:.2f}" if "step_ms" in row else row["error"]
+        cases.setdefault(case, {})[row["attention"]] = step
+    mine = [[case, *(steps.get(side, "") for side in SIDES)] for case, steps in cases.items()]
+    source = f"python benchmarks/decode_context.py --save\n{device}, torch {torch.__version__}"
+    tables.save_beside("decode_context", source, ["ms a step", *SIDES], mine, device)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--contexts", default="512,8192")
-    parser.add_argument("--save", type=Path, metavar="FILE.json")
+    parser.add_argument("--save", action="store_true", help="to results/tables")
     given = parser.parse_args()
     batches, contexts = (
         [int(n) for n in text.split(",")] for text in (given.batches, given.contexts)
     )
     rows = measure(batches, contexts)
     if given.save:
-        name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-        given.save.write_text(result_text({"device": name, "rows": rows}))
+        save(rows, torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU")
     return 0
 
 

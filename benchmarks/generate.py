@@ -1,7 +1,7 @@
 """transformers' own generate with and without use_decode_step: tokens a second, and the step.
 
     python benchmarks/generate.py [--model llama-8b] [--batches 1,8,32] [--contexts 512,8192]
-                                  [--kv auto,fp8] [--save FILE.json] [--kernels]
+                                  [--kv auto,fp8] [--lm-head] [--save] [--kernels]
 
 Weights are random, prompts too. tokens_per_s is of the whole loop of generate, greedy, between its
 17th and its 112th token. step_ms is of one call of the model, with the device waited for, host_ms
@@ -18,11 +18,10 @@ import re
 import statistics
 import time
 from collections import defaultdict
-from pathlib import Path
 
 import end_to_end
+import tables
 import torch
-from result_text import result_text
 
 FIRST, LAST, STEPS = 16, 112, 48
 
@@ -145,6 +144,7 @@ def measure(options: argparse.Namespace) -> list[dict]:
                     "model": options.model, "batch": batch, "context": context, "side": side,
                     "tokens_per_s": batch * (LAST - FIRST) / (most - least), "step_ms": step * 1e3,
                     "host_ms": host * 1e3, "floor_ms": floor * 1e3, "ready_s": ready,
+                    "lm_head": options.lm_head,
                 }  # fmt: skip
                 print(json.dumps({k: round(v, 3) if isinstance(v, float) else v
                                   for k, v in row.items()}), flush=True)  # fmt: skip
@@ -156,6 +156,24 @@ def measure(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
+def save(rows: list[dict], device: str) -> None:
+    """Those of other devices stay."""
+    mine = []
+    for row in rows:
+        what = {"without": "as it was", "auto": "use_decode_step"}.get(
+            row["side"], "use_decode_step, FP8 cache"
+        )
+        head = ", FP8 head" if row["lm_head"] else ""
+        case = f"{row['model']}, batch {row['batch']}, context {row['context']:,}"
+        numbers = f"{row['tokens_per_s']:,.0f}", f"{row['step_ms']:.2f}", f"{row['host_ms']:.2f}"
+        mine.append(
+            [f"{device}, measured: {case}: {what}{head}", *numbers, f"{row['floor_ms']:.2f}"]
+        )
+    header = ["", "tokens/s of generate", "a step, ms", "the host's part", "floor, ms"]
+    source = f"python benchmarks/generate.py --save\n{device}, torch {torch.__version__}"
+    tables.save_beside("generate", source, header, mine, device)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="llama-8b", choices=end_to_end.MODELS)
@@ -165,12 +183,11 @@ def main() -> int:
     parser.add_argument("--kv", default="auto,fp8")
     parser.add_argument("--lm-head", action="store_true", help="the output embedding in FP8 too")
     parser.add_argument("--kernels", action="store_true")
-    parser.add_argument("--save", type=Path, metavar="FILE.json")
+    parser.add_argument("--save", action="store_true", help="to results/tables")
     options = parser.parse_args()
     rows = measure(options)
     if options.save:
-        name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-        options.save.write_text(result_text({"device": name, "rows": rows}))
+        save(rows, torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU")
     return 0
 
 

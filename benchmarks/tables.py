@@ -63,6 +63,17 @@ def save_printed(name: str, source: str, header: Sequence[str], rows: Sequence) 
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
 
 
+def save_beside(name: str, source: str, header: Sequence[str], rows: Sequence, device: str) -> None:
+    """As :func:`save_printed`, and keeps the rows, and the sources, of other devices, by which rows
+    begin."""
+    path, others, sources = RESULTS / "tables" / f"{name}.csv", [], []
+    if path.exists():
+        sources = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
+        sources = [line for line in sources if not line.startswith((device, "python "))]
+        others = [row for row in printed(name)[1] if not row[0].startswith(device)]
+    save_printed(name, "\n".join([*source.splitlines(), *sources]), header, [*others, *rows])
+
+
 # ---- Tables that are made of results
 
 

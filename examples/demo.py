@@ -1,6 +1,8 @@
 """A small Llama answers a question in bfloat16, and again through the FP8 kernels.
 
-It is quantised twice: with FP8 weights and inputs end to end, and with FP8 weights alone.
+It is quantised twice: with FP8 weights and inputs end to end, and with FP8 weights alone. The first
+then answers once more with use_decode_step, which has its attention on our kernels too, and a whole
+step as one graph where there is a GPU.
 
     python examples/demo.py --prompt "What is the capital of France?"
 
@@ -141,24 +143,32 @@ def main():
     register_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False)
     bf16, tokenizer = load_model()
 
-    def prepared(activations):
+    def prepared(activations, whole_step):
         model = copy.deepcopy(bf16)
         report = package.models.quantize_model_(
             model, activations=activations, lm_head=args.lm_head
         )
-        return kernelize(model, mode=Mode.INFERENCE), report
+        model = kernelize(model, mode=Mode.INFERENCE)
+        if whole_step:
+            package.models.use_decode_step(model)
+        return model, report
 
     models, reports, answers, alike = {"bfloat16": bf16}, {}, {}, {}
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=8 + 3 * args.runs)
+        task = progress.add_task("", total=11 + 4 * args.runs)
 
         def step(description):
             progress.update(task, advance=1, description=description)
 
-        for name, activations in (("FP8", "dynamic"), ("FP8 weights", "none")):
+        kinds = {
+            "FP8": ("dynamic", False),
+            "FP8 weights": ("none", False),
+            "FP8, decode step": ("dynamic", True),
+        }
+        for name, kind in kinds.items():
             step(f"Quantising and kernelizing: {name}")
-            models[name], reports[name] = prepared(activations)
+            models[name], reports[name] = prepared(*kind)
         for name, model in models.items():
             step(f"Asking the model in {name}")
             answers[name] = ask(model, tokenizer, args.prompt, args.max_new_tokens)
@@ -178,7 +188,7 @@ def main():
     console.print()
     console.print(args.prompt, style="bold", markup=False)
     for name, answer in answers.items():
-        console.print(f"  {name:>11}: {answer}", markup=False, highlight=False)
+        console.print(f"  {name:>16}: {answer}", markup=False, highlight=False)
     console.print()
     print_replaced(console, replaced)
     print_results(console, speeds, reports, alike)
@@ -240,7 +250,8 @@ def print_results(console, speeds, reports, alike):
         "  against bfloat16",
         *(f"[bold]{median / medians['bfloat16']:.2f}x[/]" for median in medians.values()),
     )
-    table.add_row("inputs of the linears", "bfloat16", "FP8, per token", "bfloat16")
+    table.add_row("inputs of the linears", "bfloat16", "FP8, per token", "bfloat16",
+                  "FP8, per token")  # fmt: skip
     table.add_row("model, MB", f"{before / 1e6:.0f}", *after)
     for label, key, form in (
         ("same most likely token", "top1", "{:.1%}"),
