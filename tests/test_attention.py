@@ -370,6 +370,7 @@ def test_gradients_are_refused(backend):
 
 @pytest.mark.parametrize("name, other", [
     ("k", lambda k: k[:, :, :1]), ("v", lambda v: v[..., :32]), ("v", lambda v: v[:, :2]),
+    ("k", lambda k: k[:, :2]),
     ("v_cache", lambda cache: cache.half()), ("cache_seqlens", lambda n: n + 6),
 ])  # fmt: skip
 @pytest.mark.parametrize("paged", [False, True])
