@@ -175,6 +175,21 @@ def test_a_build_has_an_id_of_its_own(change, tmp_path):
     assert package.unique_id() != before
 
 
+def test_torchs_headers_are_named_without_links(tmp_path, monkeypatch):
+    """Of a system header behind a link the compiler keeps the shorter of both paths, whose start
+    must be the one that is taken out of the binary."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "environment").symlink_to(tmp_path / "torch")
+    monkeypatch.setattr(
+        build.cpp_extension, "include_paths", lambda: [f"{tmp_path}/environment/include"]
+    )
+    package = package_of(tmp_path)
+    build.write_ninja(package, build.Toolchain("v", "-D", []), "ops", tmp_path)
+    text = (tmp_path / "build.ninja").read_text().replace(" $\n", "")
+    assert f"-isystem{tmp_path}/torch/include" in text and "/environment" not in text
+    assert f"-ffile-prefix-map={tmp_path}/torch/include=torch" in text
+
+
 # ---- device_code.py
 
 

@@ -389,7 +389,8 @@ def write_ninja(package: Package, toolchain: Toolchain, ops_name: str, work: Pat
             path.write_text(text)
 
     # Paths of this machine must not reach the binary: not in assertions, not in debug information.
-    torch_includes = cpp_extension.include_paths()
+    # Of a header in an environment behind a link, the compiler keeps the shorter of its two paths.
+    torch_includes = [os.path.realpath(path) for path in cpp_extension.include_paths()]
     remap = [f"-ffile-prefix-map={root}=.", f"-ffile-prefix-map={torch_includes[0]}=torch"]
     includes = [f"-isystem{path}" for path in [*torch_includes, python_include()]]
     extension = work / f"{ops_name}.abi3.so"
