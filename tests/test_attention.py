@@ -259,6 +259,15 @@ def test_ragged(backend, package, paged):
         torch.testing.assert_close(lse[:, of_q].cpu().double(), sums, rtol=2e-5, atol=2e-5)
 
 
+def test_ragged_sequences_need_no_lengths(backend):
+    """Without max_seqlen_q and max_seqlen_k all rows are looked for in each sequence."""
+    q, k, v = (torch.randn(12, heads, 64).bfloat16().to(backend.device) for heads in (2, 1, 1))
+    ends = torch.tensor([0, 3, 12], dtype=torch.int32, device=backend.device)
+    run = backend.ops.flash_attn_varlen_func
+    found, expected = run(q, k, v, ends, ends), run(q, k, v, ends, ends, 9, 9)
+    torch.testing.assert_close(found, expected, rtol=2**-7, atol=2**-7)
+
+
 @pytest.mark.parametrize("kv_dtype", FP8)
 def test_scales_of_ragged_sequences(backend, package, kv_dtype):
     rows, keys = [2, 1, 3], [5, 4, 7]
