@@ -16,7 +16,7 @@ from project import ROOT
 
 THREADS = 4
 SECONDS = {"cpu": 6, "cuda": 25}
-SCHEMAS = (ROOT / "torch-ext" / "torch_binding.cpp").read_text()
+SCHEMAS = re.sub(r'"\s*"', "", (ROOT / "torch-ext" / "torch_binding.cpp").read_text())
 # Ops between GPUs, which take memory of all, have a process each: tests/test_comm.py.
 OPS = set(re.findall(r'"(\w+)\((?!.*int memory,)(?:Tensor|int)', SCHEMAS))
 
