@@ -73,6 +73,7 @@ def test_a_fault_that_fits_no_more_is_refused(find, found):
         ("return x +", "a", "pytest ends with 2"),
         ("return x +", "python", "noticed"),
         ("while True: pass", "a", "noticed"),
+        ("__import__('os').abort()", "a", "noticed"),
         ("build.fails", "a", "does not build"),
     ],
 )

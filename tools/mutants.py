@@ -231,7 +231,9 @@ def outcome(mutant: Mutant, seconds: float) -> str:
     if code == 0:
         return "survived"
     # An error outside of a test, say a module that cannot be imported, is no test that noticed.
-    if code is None or mutant.area == "python" or (code == 1 and " failed" in output):
+    # A test that dies of a signal, as threads in each other's memory do, has noticed.
+    died = code is None or code < 0
+    if died or mutant.area == "python" or (code == 1 and " failed" in output):
         return "noticed"
     return f"pytest ends with {code}, and no test has failed:\n{output[-2000:]}"
 
