@@ -245,4 +245,4 @@ def test_graphs_replay_on_a_gpu(best_package, device, run_kernelized, family, in
         assert torch.equal(one.sequences, other.sequences)
         assert torch.equal(torch.stack(one.logits), torch.stack(other.logits))
     steps = best_package.models.decode_steps(model)
-    assert steps.replayed >= 30 and steps.recorded == 1, steps
+    assert steps.replayed == 30 and steps.recorded == 3, steps  # each answer keeps its cache
