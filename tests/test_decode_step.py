@@ -12,7 +12,7 @@ import torch
 from kernels import Mode
 from tiny_attention import FAMILIES, prompt, tiny
 from tiny_models import tiny_llama
-from transformers import StaticCache
+from transformers import DynamicCache, StaticCache
 
 OPTIONS = {"max_new_tokens": 12, "do_sample": False}
 ROOM = 531
@@ -155,22 +155,41 @@ def test_an_fp8_cache(package):
     assert said.past_key_values.layers[0].keys.dtype == torch.uint8
 
 
-def test_a_loop_of_the_users(package):
-    """A static cache, no mask and no positions."""
+@pytest.mark.parametrize("kind", [StaticCache, DynamicCache])
+def test_a_loop_of_the_users(package, kind):
+    """With a cache that they hold, no mask and no positions; and from a copy of it."""
     _, model = tiny("Qwen3")
     step = stepping(package, model)
     logits = []
     for each in (model, step):
-        cache = StaticCache(config=each.config, max_cache_len=32)
+        cache = kind(config=each.config, **{"max_cache_len": 32} if kind is StaticCache else {})
         ids, said = GIVEN["input_ids"], []
         with torch.inference_mode():
-            for _ in range(8):
-                out = each(ids, past_key_values=cache)
-                ids = out.logits[:, -1:].argmax(-1)
-                said.append(out.logits[:, -1])
+            for turn in range(9):
+                if turn == 5:
+                    cache = copy.deepcopy(cache)
+                said.append(each(ids, past_key_values=cache).logits[:, -1])
+                ids = said[-1][:, None].argmax(-1)
         logits.append(torch.stack(said))
+        assert int(cache.get_seq_length()) == 20
     assert torch.equal(*logits)
-    assert package.models.decode_steps(step).replayed == 6
+    assert package.models.decode_steps(step).replayed == 6  # of 8: each cache's first is run
+
+
+def test_a_kept_cache_outlives_a_change(package):
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    answers = []
+    for each in (model, step):
+        said = each.generate(**GIVEN, **OPTIONS, return_dict_in_generate=True)
+        linear = each.model.layers[1].mlp.down_proj
+        linear.weight = torch.nn.Parameter(-linear.weight.detach())
+        ids = torch.cat([said.sequences, said.sequences[:, :4]], 1)
+        mask = torch.nn.functional.pad(GIVEN["attention_mask"], (0, 16), value=1)
+        answers.append(
+            each.generate(ids, attention_mask=mask, past_key_values=said.past_key_values, **OPTIONS)
+        )
+    assert torch.equal(*answers)
 
 
 def test_training_and_gradients_pass_it_by(package):

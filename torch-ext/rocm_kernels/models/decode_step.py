@@ -7,8 +7,8 @@
 The model's ``forward`` gets something before it, which knows three kinds of calls:
 
 prompt
-    A call with an empty dynamic cache, as ``generate`` makes one. It gets a cache that grows
-    (growing_cache.py) in its place, and runs as it did.
+    A call with an empty dynamic cache, as ``generate`` makes one. That becomes a cache that grows
+    in place (growing_cache.py), and the call runs as it did.
 step
     One token a sequence behind a cache that stays in place: ours, or a static cache. The first
     step runs as it did, which also prepares whatever is made at a first use. The second is
@@ -18,7 +18,7 @@ anything else
     Goes through, and :func:`decode_steps` says why.
 
 What a graph has read stays alive with it. Whether the model is still what was recorded (its
-tensors, its modules and their hooks) is compared at each prompt.
+tensors, its modules and their hooks) is compared whenever a call has more than one token.
 """
 
 import inspect
@@ -104,20 +104,21 @@ def decode_steps(model: nn.Module) -> DecodeSteps:
 class _Storage:
     """A cache, and the steps recorded with its tensors.
 
-    A growing cache's storage serves one answer after the other. Each gets a cache of its own to
-    hold, :meth:`lend`, and when that is gone the storage is free.
+    A growing cache's storage serves one answer after the other: each has a cache of its own to
+    hold, which is :meth:`lent` the storage's, and when that is gone the storage is free.
     """
 
     def __init__(self, cache: Any) -> None:
         self.cache = cache
         self.steps: Dict[Any, Any] = {}  # by kind of call: a _Recorded, or why there is none
         self.read: List[Any] = []
+        self.model_was: Optional[Tuple] = None
 
-    def lend(self) -> Any:
-        lent = object.__new__(type(self.cache))
-        # The same attributes in another object, whose end can be told from the storage's.
-        lent.__dict__ = vars(self.cache)
-        return lent
+    def lend_to(self, cache: Any) -> None:
+        """An empty dynamic cache becomes the storage's. It stays the object that its maker may
+        hold, and whose end can be told from the storage's."""
+        cache.__class__ = type(self.cache)
+        cache.__dict__ = vars(self.cache)
 
     def forget_if_moved(self, cache: Any) -> None:
         """What was recorded with tensors that the cache has no more."""
@@ -179,24 +180,38 @@ class _DecodeStep:
         if name is None or shape is None:
             return self._pass_on("it has no cache, or no tokens", kwargs)
         batch, rows = shape
-        is_prompt = self._is_fresh(kwargs[name])
+        cache = kwargs[name]
+        is_prompt = self._is_fresh(cache)
+        if is_prompt or rows != 1:
+            with self.lock:
+                self._look_at_model()
         if is_prompt:
             with self.lock:
-                kwargs[name] = self._new_cache(batch, rows)
-        cache = kwargs[name]
+                self._give_storage(cache, batch, rows)
+        grows = hasattr(cache, "grow")
+        if grows:
+            if "storage" not in vars(cache):  # a copy of one of ours
+                cache.storage = _Storage(None)
+            if cache.tokens + rows > cache.room:
+                cache.grow(cache.tokens + rows)
+            # A recorded step asks the device for the length. A prompt cannot: it is not there yet.
+            cache.idle = is_prompt
         storage = vars(cache).get("storage")
-        if storage is not None and cache.tokens + rows > cache.room:
-            cache.grow(cache.tokens + rows)
+        result = self._run(storage, name, kwargs, rows, is_prompt)
+        if grows:
+            cache.tokens += rows
+            cache.idle = True
+        return result
+
+    def _run(
+        self, storage: Any, name: str, kwargs: Dict[str, Any], rows: int, is_prompt: bool
+    ) -> Any:
         why = "a prompt" if is_prompt else self._why_not(kwargs, name, rows)
         if why is not None:
-            result = self._pass_on(why, kwargs)
-        else:
-            if storage is None:
-                storage = self.of_static.setdefault(cache, _Storage(None))
-            result = self._step(storage, name, kwargs)
-        if "tokens" in vars(cache):
-            cache.tokens += rows
-        return result
+            return self._pass_on(why, kwargs)
+        if storage is None:
+            storage = self.of_static.setdefault(kwargs[name], _Storage(None))
+        return self._step(storage, name, kwargs)
 
     def _pass_on(self, why: str, kwargs: Dict[str, Any]) -> Any:
         self.passed_on[why] += 1
@@ -215,12 +230,14 @@ class _DecodeStep:
             and not self.model.training
         )
 
-    def _new_cache(self, batch: int, rows: int) -> Any:
-        """A cache for another answer, in a storage that nobody holds, or a new one."""
+    def _look_at_model(self) -> None:
+        """What was recorded with another state of the model is not replayed any more."""
         model_is = _fingerprint(self.model)
         if model_is != self.model_was:
             self.model_was, self.free = model_is, None
-            self.of_static = weakref.WeakKeyDictionary()
+
+    def _give_storage(self, cache: Any, batch: int, rows: int) -> None:
+        """Has an empty cache be a storage's that nobody holds, or a new one's."""
         storage, self.free = self.free, None
         if storage is not None and storage.cache.batch == batch and storage.cache.room > rows:
             storage.cache.reset()
@@ -229,9 +246,8 @@ class _DecodeStep:
             room = max(rows + _SPARE, self.max_cache_len or 0)
             storage = _Storage(growing_cache(self.model, room, self.in_fp8))
             storage.cache.storage = storage
-        cache = storage.lend()
-        weakref.finalize(cache, self._take_back, storage, model_is)
-        return cache
+        storage.lend_to(cache)
+        weakref.finalize(cache, self._take_back, storage, self.model_was)
 
     def _take_back(self, storage: _Storage, model_was: Tuple) -> None:
         with self.lock:
@@ -262,6 +278,9 @@ class _DecodeStep:
     def _step(self, storage: _Storage, cache_name: str, kwargs: Dict[str, Any]) -> Any:
         cache = kwargs[cache_name]
         storage.forget_if_moved(cache)
+        if storage.model_was is not self.model_was:
+            storage.steps.clear()
+            storage.model_was = self.model_was
         others = {name: value for name, value in kwargs.items() if name != cache_name}
         kind = tuple((name, _kind(name, value)) for name, value in sorted(others.items()))
         if kind not in storage.steps:

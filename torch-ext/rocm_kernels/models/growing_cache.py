@@ -7,6 +7,7 @@ room for some more tokens than it holds; when they are used up it moves into twi
 what was recorded with the old tensors is recorded again.
 """
 
+import copy
 import functools
 import importlib
 from typing import Any, Tuple
@@ -35,7 +36,8 @@ def _classes() -> Tuple[type, type]:
 
     class GrowingCache(theirs.Cache):
         """``length`` is how many tokens the device has in it; whoever runs the model keeps
-        ``tokens`` equal to it, since reading it would wait for the device."""
+        ``tokens`` equal to it, since reading it would wait for the device, and says by ``idle``
+        that it is. A forward that nobody has told of makes it untrue."""
 
         is_compileable = False  # or generate would compile the step, and make masks for it
 
@@ -50,6 +52,7 @@ def _classes() -> Tuple[type, type]:
             # Windows too have all their keys: what a query sees is the mask's.
             super().__init__(layers=[GrowingLayer(room) for _ in kinds])
             self.tokens = 0
+            self.idle = True
             self.positions = None
             self.first = None  # the layer that is written first in each forward
             self.length = _lasting(lambda: torch.zeros((), dtype=torch.int64))
@@ -73,6 +76,7 @@ def _classes() -> Tuple[type, type]:
 
         def _begin(self, layer_idx: int, count: int, device: torch.device) -> None:
             """Once in each forward: all layers write at the same places."""
+            self.idle = False
             if self.first is None:
                 self.first = layer_idx
                 self.length = _lasting(lambda: self.length.to(device))
@@ -89,6 +93,16 @@ def _classes() -> Tuple[type, type]:
                 layer.cumulative_length = self.length
                 layer.lazy_initialization(keys.transpose(1, 2), values.transpose(1, 2))
             return Place.of(layer, self.positions)
+
+        def get_seq_length(self, layer_idx: int = 0) -> Any:
+            return self.tokens if self.idle else self.length
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            """Without what was recorded with the tensors of this one."""
+            new = object.__new__(type(self))
+            mine = {name: value for name, value in vars(self).items() if name != "storage"}
+            new.__dict__ = copy.deepcopy(mine, memo)
+            return new
 
         @property
         def batch(self) -> int:
