@@ -231,7 +231,7 @@ def test_refusals(package):
 
 @pytest.mark.parametrize("in_fp8", [False, True])
 @pytest.mark.parametrize("family", ["Llama", "Gemma2", "GptOss", "Qwen3"])
-def test_graphs_replay_on_a_gpu(best_package, device, run_kernelized, family, in_fp8):
+def test_graphs_replay_on_a_gpu(best_package, device, run_kernelized, monkeypatch, family, in_fp8):
     """Real graphs: tokens and logits are those of the same model, kernelized, step by step."""
     if device.type != "cuda":
         pytest.skip("needs a GPU")
@@ -241,26 +241,23 @@ def test_graphs_replay_on_a_gpu(best_package, device, run_kernelized, family, in
     best_package.models.quantize_model_(model)
     model = run_kernelized(model, Mode.INFERENCE)
     options = {**OPTIONS, "output_logits": True, "return_dict_in_generate": True}
-    options["disable_compile"] = True  # a compiled step rounds elsewhere
 
-    def answers(caches):
+    def answers():
         said = []
-        for columns, cache in zip((12, 7, 19), caches, strict=True):
+        for columns in (12, 7, 19):
             torch.manual_seed(columns)
             given = {name: value.to(device) for name, value in prompt(3, columns).items()}
-            said.append(model.generate(**given, **cache, **options))
+            said.append(model.generate(**given, **options))
         return said
 
-    # As many rows as a growing cache has, and so as many splits.
-    if in_fp8:
-        caches = [best_package.models.fp8_static_cache(model, ROOM) for _ in range(3)]
-    else:
-        caches = [StaticCache(config=model.config, max_cache_len=ROOM) for _ in range(3)]
-    expected = answers([{"past_key_values": cache} for cache in caches])
-    best_package.models.use_decode_step(
-        model, max_cache_len=ROOM, kv_cache_dtype="fp8" if in_fp8 else "auto"
-    )
-    for one, other in zip(expected, answers([{}] * 3), strict=True):
+    options_of_use = {"max_cache_len": ROOM, "kv_cache_dtype": "fp8" if in_fp8 else "auto"}
+    with monkeypatch.context() as without:
+        without.setattr(best_package.models.decode_step, "_has_graphs", lambda device: False)
+        best_package.models.use_decode_step(model, **options_of_use)
+        expected = answers()
+        assert best_package.models.decode_steps(model).replayed == 0
+    best_package.models.use_decode_step(model, **options_of_use)
+    for one, other in zip(expected, answers(), strict=True):
         assert torch.equal(one.sequences, other.sequences)
         assert torch.equal(torch.stack(one.logits), torch.stack(other.logits))
     steps = best_package.models.decode_steps(model)

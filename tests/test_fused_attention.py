@@ -9,7 +9,7 @@ from kernels import Mode
 from tiny_attention import FAMILIES, prompt, tiny
 from transformers import DynamicCache, StaticCache
 
-CACHES = ("none", "dynamic", "static", "fp8", "growing")
+CACHES = ("dynamic", "static", "growing", "growing fp8")
 GIVEN = prompt()
 
 
@@ -43,18 +43,17 @@ def logits(package, model, kind):
     """Of a prompt and three steps, with tokens that do not depend on the model."""
     room = {"max_cache_len": 20}
     cache = {
-        "none": lambda: None,
         "dynamic": lambda: DynamicCache(config=model.config),
         "static": lambda: StaticCache(config=model.config, **room),
-        "fp8": lambda: package.models.fp8_static_cache(model, **room),
-        "growing": lambda: package.models.growing_cache.growing_cache(model, 20, True),
+        "growing": lambda: package.models.growing_cache.growing_cache(model, 20, False),
+        "growing fp8": lambda: package.models.growing_cache.growing_cache(model, 20, True),
     }[kind]()
     said, mask = [], GIVEN["attention_mask"]
     tokens = torch.arange(7, 16).view(3, 3)
     with torch.inference_mode():
-        out = model(**GIVEN, past_key_values=cache, use_cache=cache is not None)
+        out = model(**GIVEN, past_key_values=cache, use_cache=True)
         said.append(out.logits)
-        for step in range(0 if cache is None else 3):
+        for step in range(3):
             mask = torch.nn.functional.pad(mask, (0, 1), value=1)
             out = model(tokens[:, step, None], attention_mask=mask, past_key_values=cache)
             said.append(out.logits)
@@ -68,16 +67,12 @@ def test_logits_are_those_of_its_own_forward(package, pair, family, kind):
     fused, plain, calls = pair(family)
     got, expected = (logits(package, model, kind).float() for model in (fused, plain))
     layers = fused.config.num_hidden_layers
-    assert len(calls) == layers * (1 if kind == "none" else 4)
-    in_place = [options.get("k_cache") is not None for options in calls]
-    if family in ("Llama", "Qwen3"):  # the others have windows, whose static caches roll
-        assert all(in_place) == (kind in ("static", "fp8", "growing"))
-    elif kind == "growing":
-        assert all(in_place)
+    assert len(calls) == (layers * 4 if kind in ("growing", "growing fp8") else 0)
+    assert all(options["k_cache"] is not None for options in calls)
     seen = torch.nn.functional.pad(GIVEN["attention_mask"], (0, got.shape[1] - 12), value=1).bool()
     error = (got - expected)[seen].norm() / expected[seen].norm()
     # Where an input of a product, or an FP8 cache, rounds the other way.
-    assert error < (0.02 if kind in ("none", "dynamic", "static") else 0.1)
+    assert error < (0.1 if "fp8" in kind else 0.02)
 
 
 def test_a_hook_on_a_norm_sees_it_run(package, pair):
@@ -86,9 +81,22 @@ def test_a_hook_on_a_norm_sees_it_run(package, pair):
     for model in (fused, plain):
         attention = model.model.layers[0].self_attn
         attention.q_norm.register_forward_hook(lambda *a: seen.append(1))
-    got, expected = (logits(package, model, "static") for model in (fused, plain))
+    got, expected = (logits(package, model, "growing") for model in (fused, plain))
     assert len(seen) == 8 and len(calls) == 4  # of the second layer alone
     assert (got - expected).norm() < 0.02 * expected.norm()
+
+
+def test_a_hook_on_the_projections_keeps_what_it_saw(package, pair):
+    fused, _, calls = pair("Llama")
+    seen = []
+
+    def keep(module, args, result):
+        seen.append((result, result.clone()))
+
+    fused.model.layers[0].self_attn.qkv_proj.register_forward_hook(keep)
+    logits(package, fused, "growing")
+    assert len(seen) == 4 and len(calls) == 4  # of the second layer alone
+    assert all(torch.equal(result, was) for result, was in seen)
 
 
 @pytest.mark.parametrize("change", ["queries", "keys", "mask", "result", "twice", "rotation"])

@@ -35,7 +35,9 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
         qkv = norm_linear(x, norm, getattr(attention, family.qkv.name))
         qkv = qkv.view(*hidden_states.shape[:-1], qkv.shape[-1])
         results = None
-        if getattr(attention, "kernel_attention", None) is not None:
+        # It writes into the projections' result, which a hook may have kept.
+        projection = getattr(attention, family.qkv.name)
+        if getattr(attention, "kernel_attention", None) is not None and is_unseen(projection):
             results = attend(attention, qkv, _keywords(call, given))
         if results is None:
             results = _attend(attention, Projected(qkv), call, given)

@@ -8,7 +8,6 @@ the scales again (``k_descale``, ``v_descale``). They are the checkpoint's where
 
 import functools
 import importlib
-import sys
 from typing import Any, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
@@ -136,26 +135,6 @@ class Place(NamedTuple):
         if hasattr(layer, "fp8_dtype"):
             keys, values = keys.view(layer.fp8_dtype), values.view(layer.fp8_dtype)
         return cls(keys, values, positions, getattr(layer, "scales", (None, None)))
-
-
-def place_in(
-    cache: Any, layer_idx: int, keys: torch.Tensor, values: torch.Tensor
-) -> Optional[Place]:
-    """Has a cache wait for keys and values ``[batch, rows, KV heads, D]`` that another op writes,
-    instead of ``update``; None: it has no place for them before they are there."""
-    if hasattr(cache, "place"):
-        return cache.place(layer_idx, keys, values)
-    theirs = sys.modules["transformers.cache_utils"]
-    layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
-    static = (theirs.StaticLayer, _in_fp8(theirs.StaticLayer))
-    if type(layer) not in static or getattr(cache, "offloading", False):
-        return None
-    if not layer.is_initialized:
-        layer.lazy_initialization(keys.transpose(1, 2), values.transpose(1, 2))
-    rows = keys.shape[1]
-    positions = torch.arange(rows, device=keys.device) + layer.cumulative_length
-    layer.cumulative_length.add_(rows)
-    return Place.of(layer, positions)
 
 
 # ---- scales of checkpoints

@@ -53,7 +53,8 @@ def use_decode_step(
     """Has a transformers decoder replay its decode steps, through its own ``generate``.
 
     The attention becomes this package's (:func:`use_attention`). Call it after ``quantize_model_``
-    and ``kernelize``. Results are those of the same model without it, bit for bit.
+    and ``kernelize``. Results are those of the same model without it; in a fused decoder layer but
+    for a rounding, since one op turns queries and keys and writes them (layers/attention.py).
 
     Args:
         model: a causal language model of transformers, on one device. On a CPU, which has no
