@@ -26,6 +26,8 @@ SCALINGS = ("static", "token", "group")
 PRODUCT_ROWS = (1, 2, 8, 9, 16, 17, 32, 33, 64)
 PRODUCT_SHAPES = ((48, 256), (130, 640), (100, 333), (576, 1536), (2304, 4096))
 MANY_ROWS = (65, 130, 300)
+EXPERTS = ((8, 256, 128, 2), (32, 512, 384, 4))  # experts, hidden, intermediate, slots a token
+TOKENS = (1, 7, 40, 300)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -122,6 +124,37 @@ def products(ops, data: Data, shapes) -> Iterator[tuple[str, list[torch.Tensor]]
             yield f"fp8_linear {name}", [ops.fp8_linear(x, w, scale_w)]
 
 
+def experts(ops, data: Data, shapes, tokens) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    for (n, h, i, k), t in itertools.product(shapes, tokens):
+        weights, ids = ops.topk_softmax(data(t, n), k)
+        yield "topk_softmax", [weights, ids]
+        bias = data(n) * 0.1
+        routed = ops.topk_sigmoid(data(t, n), k, bias=bias, groups=4, groups_kept=2, scale=2.5)
+        yield "topk_sigmoid", list(routed)
+        x = data(t, h, dtype=torch.bfloat16)
+        gate_up, down = data(n, 2 * i, h, dtype=data.fp8), data(n, h, i, dtype=data.fp8)
+        scales = {
+            "row": (data.scale(n, 2 * i, 1), data.scale(n, h, 1)),
+            "block": (data.scale(n, 2 * i // 128, h // 128), data.scale(n, h // 128, i // 128)),
+        }
+        counts = torch.bincount(ids.flatten().cpu().long(), minlength=n)
+        offsets = counts.cumsum(0, dtype=torch.int32).to(x.device)
+        rows = data(t * k, h, dtype=data.fp8)
+        for name, (scale_gate_up, scale_down) in scales.items():
+            for quantize in (True, False):
+                out = ops.fused_moe(
+                    x, gate_up, down, weights, ids, scale_gate_up=scale_gate_up,
+                    scale_down=scale_down, quantize_input=quantize,
+                )  # fmt: skip
+                yield f"fused_moe {name}{'' if quantize else ', 16-bit x'}", [out]
+            width = h // 128 if name == "block" else 1
+            scale_a = data.scale(t * k, width)
+            out = ops.grouped_gemm(rows, gate_up, offsets, scale_a, scale_gate_up)
+            yield f"grouped_gemm {name}", [out]
+        wide = (data(n, 2 * i, h, dtype=torch.bfloat16), data(n, h, i, dtype=torch.bfloat16))
+        yield "fused_moe bfloat16", [ops.fused_moe(x, *wide, weights, ids)]
+
+
 def main() -> None:
     arguments = parse_arguments()
     for name in arguments.device.split(","):
@@ -131,6 +164,7 @@ def main() -> None:
         cases = itertools.chain(
             row_ops(ops, data, WIDTHS[:3] if small else WIDTHS),
             products(ops, data, PRODUCT_SHAPES[:3] if small else PRODUCT_SHAPES),
+            experts(ops, data, EXPERTS[:1] if small else EXPERTS, TOKENS[:3] if small else TOKENS),
         )
         for case, outputs in cases:
             digest = digests.setdefault(case, hashlib.sha256())
