@@ -53,7 +53,8 @@ struct RopeAndCacheArgs {
   HeadRows out, k_out;  // dtype; may be q and k themselves, else share nothing with the inputs
 
   // Angles: rotary_dim is even and at most head_dim, 0: nothing turns. [sequence, row, rotary_dim /
-  // 2] by the token, or with `positions` by its position alone.
+  // 2] by the token, or with `positions` by its position alone: `positions` (+ the token's row, if
+  // `positions_begin`).
   int64_t rotary_dim = 0;
   bool interleaved = false;
   const void* cos = nullptr;
@@ -61,6 +62,7 @@ struct RopeAndCacheArgs {
   int64_t cos_batch_stride = 0, cos_row_stride = 0;
   int64_t sin_batch_stride = 0, sin_row_stride = 0;
   TokenIntegers positions;
+  bool positions_begin = false;
   int64_t max_positions = 0;  // rows of cos, with positions
 
   const void* q_weight = nullptr;  // [head_dim], weight_dtype; nullptr: no norm
@@ -78,15 +80,22 @@ struct RopeAndCacheArgs {
   bool is_slot = false, places_begin = false;
   const int32_t* block_table = nullptr;  // [batch, block_table_pages]
   int64_t block_table_stride = 0, block_table_pages = 0;
-  const float* k_scale = nullptr;  // [kv_heads] by the stride, for FP8 caches
+  const float* k_scale = nullptr;  // [batch, kv_heads] by the strides, for FP8 caches
   const float* v_scale = nullptr;
-  int64_t k_scale_stride = 0, v_scale_stride = 0;
+  int64_t k_scale_batch_stride = 0, k_scale_head_stride = 0;
+  int64_t v_scale_batch_stride = 0, v_scale_head_stride = 0;
 
   DType dtype = DType::kBFloat16;        // float32, float16 or bfloat16
   DType cache_dtype = DType::kBFloat16;  // dtype, or FP8
   DType table_dtype = DType::kFloat32;   // of cos and sin: float32, float16 or bfloat16
   DType weight_dtype = DType::kFloat32;  // likewise
 };
+
+// The row of cos and sin that is the token's, with positions.
+ROCM_KERNELS_HOST_DEVICE inline int64_t position_of(const RopeAndCacheArgs& args, int64_t b,
+                                                    int64_t row) {
+  return args.positions.at(b, row) + (args.positions_begin ? row : 0);
+}
 
 // Where a token's keys and values go.
 struct CachePlace {

@@ -21,6 +21,7 @@ T, H, N, E = 5, 256, 128, 4  # tokens, columns, columns of a result, experts
 OTHERS = {
     "fp8_linear_path": "tells a path",
     "gemm_config": "tells a config",
+    "kvcache_append_path": "tells a path",
     "native_fp8_dtype": "tells a dtype",
     "to_native_fp8": "torch's own ops, on bits and on the scale",
     "tuning.GemmShape": "a shape",
@@ -144,6 +145,11 @@ def attention_calls(device: torch.device) -> Iterator[Call]:
             {name: randn(4, 4, 2, 64) for name in caches}
             | {"page_table": table, "out": randn(2, 3, 4, 64)},
             (*caches, "out"),
+        ),
+        (
+            {name: randn(2, 8, 2, 64) for name in caches}
+            | {f"rotary_{name}": randn(9, 16) for name in ("cos", "sin")},
+            caches,
         ),
     ):
         yield Call("flash_attn_with_kvcache", {**new, **lengths, **more}, written)

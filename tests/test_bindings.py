@@ -116,6 +116,8 @@ def rotations():
     paged |= {"places": torch.tensor([[0, 0, 0], [2, 2, 2]]), "k_scale": rand(2)}
     of_position = {"cos": rand(5, 64), "positions": torch.tensor([[4, 0, 1], [3, 3, 2]])}
     yield {**none, **heads, **pages, **paged, **of_position, "v_scale": rand(1), **rest}
+    begins = {**of_position, "positions": torch.tensor([0, 2]), "v_scale": rand(2, 2)}
+    yield {**none, **heads, **pages, **paged, **begins, **rest}
     apart = {"sin": rand(5, 64), **weights}
     yield {**none, **heads, **of_position, **apart, **rest}
 

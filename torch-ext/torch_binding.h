@@ -52,7 +52,8 @@ void attention(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> 
 // out, k_out and caches are written, as rope_and_cache/rope_and_cache.h says. q, k, v, out and
 // k_out are [sequences, rows, heads, elements], caches [pages, rows, heads, elements]. places_are:
 // the name of the argument that `places` is to users: slot_mapping, cache_seqlens or
-// cache_positions, [1 or sequences, rows]. out may be q, and k_out k.
+// cache_positions, [1 or sequences, rows]. positions likewise, or [sequences]: of their first rows.
+// out may be q, and k_out k.
 void rope_and_cache(
     torch::stable::Tensor& out, std::optional<torch::stable::Tensor> k_out,
     std::optional<torch::stable::Tensor> k_cache, std::optional<torch::stable::Tensor> v_cache,

@@ -19,7 +19,7 @@ Status check_tokens(const RopeAndCacheArgs& args) {
   for (int64_t b = 0; b < args.batch; ++b) {
     for (int64_t row = 0; row < args.rows; ++row) {
       if (args.positions.data != nullptr) {
-        const int64_t position = args.positions.at(b, row);
+        const int64_t position = position_of(args, b, row);
         if (position < 0 || position >= args.max_positions) {
           return "positions must be among the rows of cos and sin, and one is not";
         }

@@ -62,7 +62,7 @@ inline float element_of(const void* data, DType dtype, int64_t i) {
 
 inline void read_angles(const RopeAndCacheArgs& args, int64_t b, int64_t row, Angles& angles) {
   if (args.positions.data != nullptr) {
-    row = args.positions.at(b, row);
+    row = position_of(args, b, row);
     b = 0;
   }
   const int64_t half = args.rotary_dim / 2;
@@ -118,11 +118,10 @@ inline T* head_at(const HeadRows& rows, int64_t b, int64_t row, int64_t head) {
 }
 
 template <class T>
-inline void write_cache(const RopeAndCacheArgs& args, const HeadRows& cache, const float* scales,
-                        int64_t scale_stride, const CachePlace& place, int64_t head, const float* z,
-                        int64_t count) {
+inline void write_cache(const RopeAndCacheArgs& args, const HeadRows& cache, const float* scale_at,
+                        const CachePlace& place, int64_t head, const float* z, int64_t count) {
   if (place.page < 0 || cache.data == nullptr) return;
-  const float scale = scales == nullptr ? 1.0f : scales[head * scale_stride];
+  const float scale = scale_at == nullptr ? 1.0f : *scale_at;
   if (args.cache_dtype == DType::kFloat8E4M3FN) {
     write_fp8<false>(z, count, scale, head_at<uint8_t>(cache, place.page, place.row, head));
   } else if (args.cache_dtype == DType::kFloat8E4M3FNUZ) {
@@ -157,6 +156,10 @@ inline void heads_of(const RopeAndCacheArgs& args, int64_t begin, int64_t end) {
       rotate_head(args, angles, x.elements, turned.elements);
       return static_cast<const float*>(turned.elements);
     };
+    const auto scale_at = [&](const float* scales, int64_t batch_stride, int64_t head_stride,
+                              int64_t head) {
+      return scales == nullptr ? nullptr : scales + b * batch_stride + head * head_stride;
+    };
     for (; i < end && i < (token + 1) * heads; ++i) {
       const int64_t head = i - token * heads, kv = head - args.heads;
       if (kv < 0) {
@@ -167,13 +170,17 @@ inline void heads_of(const RopeAndCacheArgs& args, int64_t begin, int64_t end) {
         if (args.k_out.data != nullptr) {
           write_head(z, args.head_dim, head_at<T>(args.k_out, b, row, kv));
         }
-        write_cache<T>(args, args.k_cache, args.k_scale, args.k_scale_stride, place, kv, z,
-                       args.head_dim);
+        write_cache<T>(
+            args, args.k_cache,
+            scale_at(args.k_scale, args.k_scale_batch_stride, args.k_scale_head_stride, kv), place,
+            kv, z, args.head_dim);
       } else if (place.page >= 0) {
         const int64_t v = kv - args.kv_heads;
         read_head(head_at<T>(args.v, b, row, v), args.head_dim_v, x.elements);
-        write_cache<T>(args, args.v_cache, args.v_scale, args.v_scale_stride, place, v, x.elements,
-                       args.head_dim_v);
+        write_cache<T>(
+            args, args.v_cache,
+            scale_at(args.v_scale, args.v_scale_batch_stride, args.v_scale_head_stride, v), place,
+            v, x.elements, args.head_dim_v);
       }
     }
   }

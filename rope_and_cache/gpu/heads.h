@@ -92,8 +92,9 @@ ROCM_KERNELS_DEVICE Head head_of(const RopeAndCacheArgs& args, int b, int row,
     head.cache = cache.data;
     head.cache_at = at_head(cache, place.page, place.row, kv);
     const float* scales = is_key ? args.k_scale : args.v_scale;
-    const int64_t stride = is_key ? args.k_scale_stride : args.v_scale_stride;
-    if (scales != nullptr) head.inverse_scale = 1.0f / scales[kv * stride];
+    const int64_t at = is_key ? b * args.k_scale_batch_stride + kv * args.k_scale_head_stride
+                              : b * args.v_scale_batch_stride + kv * args.v_scale_head_stride;
+    if (scales != nullptr) head.inverse_scale = 1.0f / scales[at];
   }
   return head;
 }
@@ -109,7 +110,7 @@ ROCM_KERNELS_DEVICE AnglesAt angles_at(const RopeAndCacheArgs& args, int b, int 
   int64_t of_batch = b, of_row = row;
   if (args.positions.data != nullptr) {
     of_batch = 0;
-    of_row = args.positions.at(b, row);
+    of_row = position_of(args, b, row);
     angles.exist = of_row >= 0 && of_row < args.max_positions;
     if (!angles.exist) of_row = 0;
   }

@@ -172,9 +172,9 @@ inline const int32_t* require_block_table(const Tensor& block_table, int64_t bat
   return static_cast<const int32_t*>(block_table.data_ptr());
 }
 
-// What memory a tensor takes: rows of bytes, `stride` apart. A row is as few of its last dimensions
-// as leave others that fold into rows which lie apart; else it is all from the first byte to the
-// last. What lies between the elements of a strided row counts too.
+// What memory a tensor takes: rows of bytes, `stride` apart. A row is as few of its dimensions,
+// those of the smallest strides, as leave others that fold into rows which lie apart; else it is
+// all from the first byte to the last. What lies between the elements of a strided row counts too.
 struct Memory {
   intptr_t begin = 0;
   int64_t rows = 0, stride = 0, row_bytes = 0;  // no rows: no element
@@ -187,19 +187,31 @@ inline Memory memory_of(const Tensor& tensor) {
   if (tensor.numel() == 0) return memory;
   memory.begin = reinterpret_cast<intptr_t>(tensor.data_ptr());
   const int64_t dims = tensor.dim(), bytes = static_cast<int64_t>(tensor.element_size());
+  constexpr int64_t kMostDims = 8;
+  int64_t sizes[kMostDims], steps[kMostDims];  // in elements, descending
+  require(dims <= kMostDims, "tensors must have at most ", kMostDims, " dimensions, got ", dims);
+  for (int64_t i = 0; i < dims; ++i) {
+    int64_t at = i;
+    for (; at > 0 && steps[at - 1] < tensor.stride(i); --at) {
+      sizes[at] = sizes[at - 1];
+      steps[at] = steps[at - 1];
+    }
+    sizes[at] = tensor.size(i);
+    steps[at] = tensor.stride(i);
+  }
   for (int64_t leading = dims - 1; leading >= 0; --leading) {
     memory.rows = 1;
     memory.stride = 0;
     bool folds = true;
     for (int64_t i = leading - 1; i >= 0; --i) {
-      const int64_t size = tensor.size(i), step = tensor.stride(i) * bytes;
+      const int64_t size = sizes[i], step = steps[i] * bytes;
       if (size == 1) continue;
       folds = folds && (memory.rows == 1 || step == memory.stride * memory.rows);
       if (memory.rows == 1) memory.stride = step;
       memory.rows *= size;
     }
     int64_t last = 0;
-    for (int64_t i = leading; i < dims; ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+    for (int64_t i = leading; i < dims; ++i) last += (sizes[i] - 1) * steps[i];
     memory.row_bytes = (last + 1) * bytes;
     if (folds && (memory.rows == 1 || memory.stride >= memory.row_bytes)) break;
   }

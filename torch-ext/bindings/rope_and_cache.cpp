@@ -40,27 +40,35 @@ void require_dtype(const Tensor& tensor, const char* name, const Tensor& q) {
   require_device(tensor, name, q, "q");
 }
 
-// [1 or sequences, rows] of any strides.
-TokenIntegers require_token_integers(const Tensor& tensor, const char* name, const Tensor& q) {
+// [1 or sequences, rows] of any strides; where it `may_begin` also [sequences], for all rows.
+TokenIntegers require_token_integers(const Tensor& tensor, const char* name, const Tensor& q,
+                                     bool may_begin = false) {
   require(tensor.scalar_type() == ScalarType::Int || tensor.scalar_type() == ScalarType::Long, name,
           " must be int32 or int64, got ", name_of(tensor.scalar_type()));
   require_device(tensor, name, q, "q");
+  const bool wide = tensor.scalar_type() == ScalarType::Long;
+  if (may_begin && tensor.dim() == 1 && tensor.size(0) == q.size(0)) {
+    return {tensor.data_ptr(), tensor.stride(0), 0, wide};
+  }
   require(tensor.dim() == 2 && (tensor.size(0) == 1 || tensor.size(0) == q.size(0)) &&
               tensor.size(1) == q.size(1),
           name, " must be [1 or ", q.size(0), ", ", q.size(1), "], got ", shape_of(tensor));
-  return {tensor.data_ptr(), tensor.size(0) == 1 ? 0 : tensor.stride(0), tensor.stride(1),
-          tensor.scalar_type() == ScalarType::Long};
+  return {tensor.data_ptr(), tensor.size(0) == 1 ? 0 : tensor.stride(0), tensor.stride(1), wide};
 }
 
+// [1], [heads] or [sequences, heads].
 const float* require_cache_scale(const Tensor& scale, const char* name, const Tensor& q,
-                                 int64_t heads, int64_t& stride) {
+                                 int64_t heads, int64_t& batch_stride, int64_t& head_stride) {
   require(scale.scalar_type() == ScalarType::Float, name, " must be float32, got ",
           name_of(scale.scalar_type()));
   require_device(scale, name, q, "q");
-  require(scale.dim() == 1 && (scale.size(0) == 1 || scale.size(0) == heads), name,
-          " must have one element, or one for each of the ", heads, " heads, got ",
-          shape_of(scale));
-  stride = scale.size(0) == 1 ? 0 : scale.stride(0);
+  const int64_t last = scale.dim() - 1;
+  const bool of_sequences = last == 1 && scale.size(0) == q.size(0) && scale.size(1) == heads;
+  require(of_sequences || (last == 0 && (scale.size(0) == 1 || scale.size(0) == heads)), name,
+          " must have one element, one for each of the ", heads, " heads, or shape [", q.size(0),
+          ", ", heads, "], got ", shape_of(scale));
+  batch_stride = of_sequences ? scale.stride(0) : 0;
+  head_stride = scale.size(last) == 1 ? 0 : scale.stride(last);
   return static_cast<const float*>(scale.data_ptr());
 }
 
@@ -156,7 +164,10 @@ void rope_and_cache(Tensor& out, std::optional<Tensor> k_out, std::optional<Tens
   require(cos || (!sin && !positions), "sin and positions must come with cos, got no cos");
   args.rotary_dim = rotary_dim;
   args.interleaved = interleaved;
-  if (positions) args.positions = require_token_integers(*positions, "positions", q);
+  if (positions) {
+    args.positions = require_token_integers(*positions, "positions", q, true);
+    args.positions_begin = positions->dim() == 1;
+  }
   if (cos) {
     args.table_dtype = require_float(*cos, "cos");
     args.cos =
@@ -230,12 +241,12 @@ void rope_and_cache(Tensor& out, std::optional<Tensor> k_out, std::optional<Tens
             "k_scale and v_scale are for FP8 caches, but they are ",
             name_of(k_cache->scalar_type()));
     if (k_scale) {
-      args.k_scale =
-          require_cache_scale(*k_scale, "k_scale", q, args.kv_heads, args.k_scale_stride);
+      args.k_scale = require_cache_scale(*k_scale, "k_scale", q, args.kv_heads,
+                                         args.k_scale_batch_stride, args.k_scale_head_stride);
     }
     if (v_scale) {
-      args.v_scale =
-          require_cache_scale(*v_scale, "v_scale", q, args.kv_heads, args.v_scale_stride);
+      args.v_scale = require_cache_scale(*v_scale, "v_scale", q, args.kv_heads,
+                                         args.v_scale_batch_stride, args.v_scale_head_stride);
     }
     args.is_slot = places_are == "slot_mapping";
     args.places_begin = places_are == "cache_seqlens";

@@ -579,8 +579,9 @@ def rope_and_cache(
             places = _cache_places(
                 k.shape, k_cache, slot_mapping, cache_seqlens, cache_positions, block_table
             )
-            _write_cache(k_cache, keys, k_scale, *places)
-            _write_cache(v_cache, v.float(), v_scale, *places)
+            rows = k.shape[1] if k.dim() == 4 else k.shape[0]
+            _write_cache(k_cache, keys, k_scale, rows, *places)
+            _write_cache(v_cache, v.float(), v_scale, rows, *places)
     return turned(q, q_weight).to(q.dtype)
 
 
@@ -616,6 +617,7 @@ def _write_cache(
     cache: torch.Tensor,
     values: torch.Tensor,
     scale: Union[float, torch.Tensor, None],
+    rows_of_sequence: int,
     tokens: torch.Tensor,
     pages: torch.Tensor,
     rows: torch.Tensor,
@@ -624,7 +626,10 @@ def _write_cache(
     if cache.dtype in FP8_MAX:
         if scale is not None:
             scale = torch.as_tensor(scale, dtype=torch.float32, device=values.device)
-            values = values * (1.0 / scale).reshape(-1, 1)
+            if scale.dim() == 2 and scale.shape[0] > 1 and scale.shape[1] == values.shape[1]:
+                values = values * (1.0 / scale)[tokens // rows_of_sequence][:, :, None]
+            else:
+                values = values * (1.0 / scale).reshape(-1, 1)
         values = values.clamp(-FP8_MAX[cache.dtype], FP8_MAX[cache.dtype])
     values = values.to(cache.dtype)
     if cache.dtype in FP8_MAX:  # torch copies no FP8 by indices

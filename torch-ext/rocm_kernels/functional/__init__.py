@@ -53,6 +53,7 @@ from .activation import (
 from .attention import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from .finegrained import matmul_2d, matmul_batched, matmul_grouped
 from .fp8 import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, quantize_fp8, to_native_fp8
+from .kvcache import kvcache_append_path
 from .moe import fused_moe, grouped_gemm, topk_sigmoid, topk_softmax
 from .norm import apply_rms_norm, rmsnorm, rmsnorm_fp8
 from .product import (
@@ -81,6 +82,7 @@ __all__ = [
     "gemm",
     "gemm_config",
     "grouped_gemm",
+    "kvcache_append_path",
     "matmul_2d",
     "matmul_batched",
     "matmul_grouped",

@@ -35,9 +35,9 @@ from typing import Optional, Tuple, Union
 import torch
 
 from .._ops import ops
-from .fp8 import FP8_DTYPES
 from .gradients import mark_written, needs_gradient, refuse_gradient
-from .rows import optional_vector, require_tensors
+from .kvcache import Rotation, append_to_cache
+from .rows import optional_vector, require_tensors, side_by_side
 from .shapes import register_shapes
 
 _attention = ops.attention.default
@@ -154,6 +154,9 @@ def flash_attn_with_kvcache(
     softcap: float = 0.0,
     s_aux: Optional[torch.Tensor] = None,
     *,
+    rotary_cos: Optional[torch.Tensor] = None,
+    rotary_sin: Optional[torch.Tensor] = None,
+    rotary_interleaved: bool = True,
     page_table: Optional[torch.Tensor] = None,
     cache_leftpad: Optional[torch.Tensor] = None,
     k_descale: Scale = None,
@@ -173,12 +176,20 @@ def flash_attn_with_kvcache(
             heads, D]``.
         v_cache: as k_cache, with heads of Dv.
         k: ``[batch, new rows, KV heads, D]``, written to the cache behind each sequence's keys; an
-            FP8 cache gets ``k / k_descale``, rounded. None: nothing is appended.
+            FP8 cache gets ``k * (1 / k_descale)``, rounded. None: nothing is appended.
+            :func:`kvcache_append_path` tells by what path.
         v: as k, with heads of Dv.
         cache_seqlens: int32 ``[batch]`` or a number: keys of each sequence before those that are
             appended; None: the whole cache.
         block_table: int32 ``[batch, pages]``: the pages of each sequence, in order. Also named
             ``page_table``.
+        rotary_cos: ``[positions, rotary_dim / 2]``, with new keys: those turn by the rows of their
+            places in the cache, ``cache_seqlens`` and so on, and so do the queries where causal is
+            on or there is a window; where not, all queries of a sequence turn by the row
+            ``cache_seqlens``. On a GPU a position beyond the table gives NaN, the CPU refuses it.
+        rotary_sin: as rotary_cos.
+        rotary_interleaved: pairs are neighbours (GPT-J), else halves of rotary_dim apart (NeoX,
+            Llama).
         cache_leftpad: int32 ``[batch]``: how many keys at the beginning of each sequence no query
             sees.
 
@@ -188,25 +199,30 @@ def flash_attn_with_kvcache(
         block_table = page_table
     _refuse(
         "flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, s_aux=s_aux,
-        k_descale=k_descale, v_descale=v_descale, out=out,
+        rotary_cos=rotary_cos, rotary_sin=rotary_sin, k_descale=k_descale, v_descale=v_descale,
+        out=out,
     )  # fmt: skip
     if (k is None) != (v is None):
         raise ValueError("k and v are appended together, got one of them")
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    rotation = None
+    if rotary_cos is not None or rotary_sin is not None:
+        rotation = Rotation(rotary_cos, rotary_sin, rotary_interleaved)
+        if k is None:
+            raise ValueError("rotary_cos turns new keys and the queries, got no k and v")
     if k is not None:
         if cache_seqlens is None:
             raise ValueError("cache_seqlens must say where k and v are appended, got None")
-        # Both before either is written.
-        _require_room(k_cache, k, "k", q.shape[0], cache_seqlens, block_table)
-        _require_room(v_cache, v, "v", q.shape[0], cache_seqlens, block_table)
-        if k_cache.dtype != v_cache.dtype or k.shape[1] != v.shape[1]:
-            raise ValueError(
-                "k and v must have as many new rows and caches of one dtype, got "
-                f"{k.shape[1]} and {v.shape[1]} rows, {k_cache.dtype} and {v_cache.dtype}"
-            )
-        _append(k_cache, k, cache_seqlens, block_table, k_descale, "k_descale")
-        _append(v_cache, v, cache_seqlens, block_table, v_descale, "v_descale")
+        require_tensors({"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}, {})
+        block_table = _integers(block_table)
+        k_descale = _descale(k_descale, "k_descale", q.shape[0], k_cache.shape[-2], q)
+        v_descale = _descale(v_descale, "v_descale", q.shape[0], k_cache.shape[-2], q)
+        sees_all = not causal and window_size[0] < 0 and window_size[1] < 0
+        q = append_to_cache(
+            q, k_cache, v_cache, k, v, cache_seqlens, block_table, k_descale, v_descale, rotation,
+            one_position=sees_all and q.shape[1] > 1,
+        )  # fmt: skip
         cache_seqlens = cache_seqlens + k.shape[1]
     return _run(
         "flash_attn_with_kvcache", q, k_cache, v_cache, None, None, cache_seqlens, block_table,
@@ -227,7 +243,7 @@ def _run(
         name, **{"q": q, keys: k, values: v}, s_aux=s_aux, k_descale=k_descale,
         v_descale=v_descale, out=out,
     )  # fmt: skip
-    q, k, v = _side_by_side(q), _side_by_side(k), _side_by_side(v)
+    q, k, v = side_by_side(q), side_by_side(k), side_by_side(v)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if max_seqlen_k is None:
         if block_table is not None:
@@ -263,16 +279,11 @@ def _refuse(name: str, **given: object) -> None:
         refuse_gradient(name, **{k: v for k, v in given.items() if isinstance(v, torch.Tensor)})
 
 
-def _side_by_side(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor whose last dimension is contiguous."""
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
-
-
 def _integers(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     if tensor is None:
         return None
     # A conversion to the same dtype still costs the host a call, and there are up to five.
-    return _side_by_side(tensor if tensor.dtype == torch.int32 else tensor.to(torch.int32))
+    return side_by_side(tensor if tensor.dtype == torch.int32 else tensor.to(torch.int32))
 
 
 def _descale(
@@ -295,56 +306,3 @@ def _descale(
         )
     scale = scale if scale.dtype == torch.float32 else scale.float()
     return scale.expand(batch, kv_heads)
-
-
-def _require_room(
-    cache: torch.Tensor,
-    new: torch.Tensor,
-    name: str,
-    batch: int,
-    lengths: torch.Tensor,
-    block_table: Optional[torch.Tensor],
-) -> None:
-    """Raises unless the new rows are the cache's, and fit. Whether they fit is asked on the CPU
-    alone: a GPU would have to be waited for."""
-    if new.dim() != 4 or new.shape[0] != batch or new.shape[2:] != cache.shape[2:]:
-        expected = f"[{batch}, new rows, {', '.join(map(str, cache.shape[2:]))}]"
-        raise ValueError(f"{name} must be {expected} as its cache, got {list(new.shape)}")
-    if lengths.device.type != "cpu" or torch.compiler.is_compiling() or lengths.numel() == 0:
-        return
-    rows = cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-    least, most = int(lengths.min()), int(lengths.max())
-    if least < 0 or most + new.shape[1] > rows:
-        raise ValueError(
-            f"{new.shape[1]} new rows of {name} must fit a sequence's {rows} rows of the cache, "
-            f"got cache_seqlens of {least} to {most}"
-        )
-
-
-def _append(
-    cache: torch.Tensor,
-    new: torch.Tensor,
-    lengths: torch.Tensor,
-    block_table: Optional[torch.Tensor],
-    descale: Scale,
-    name: str,
-) -> None:
-    """Writes rows ``new`` behind each sequence's keys."""
-    batch, count = new.shape[:2]
-    at = lengths.to(torch.int64)[:, None] + torch.arange(count, device=new.device)
-    if cache.dtype in FP8_DTYPES and new.dtype != cache.dtype:
-        scale = _descale(descale, name, batch, new.shape[2], new)
-        values = new.float() if scale is None else new.float() / scale[:, None, :, None]
-        largest = torch.finfo(cache.dtype).max
-        new = values.clamp(-largest, largest)
-    new = new.to(cache.dtype)
-    if block_table is None:
-        place = (torch.arange(batch, device=new.device)[:, None].expand_as(at), at)
-    else:
-        size = cache.shape[1]
-        place = (block_table.to(torch.int64).gather(1, at // size), at % size)
-    if new.dtype in FP8_DTYPES:  # torch copies no FP8 by indices
-        cache.view(torch.uint8)[place] = new.view(torch.uint8)
-    else:
-        cache[place] = new
-    mark_written(cache)

@@ -7,7 +7,7 @@ import torch
 
 from .._ops import ops
 from .gradients import mark_written, needs_gradient, refuse_gradient
-from .rows import optional_vector, require_tensors
+from .rows import optional_vector, require_tensors, side_by_side
 from .shapes import register_shapes
 
 _rope_and_cache = ops.rope_and_cache.default
@@ -77,8 +77,8 @@ def rope_and_cache(
         cache_positions: int32 or int64 ``[rows]`` or ``[batch, rows]``: the row in the sequence.
         block_table: int32 ``[batch, pages]``: the pages of each sequence, in order; not with
             slot_mapping.
-        k_scale: a number, or float32 of one element or one a KV head, of an FP8 cache; None: 1.
-            Likewise ``v_scale``.
+        k_scale: a number, or float32 of one element, ``[KV heads]`` or ``[batch, KV heads]``, of an
+            FP8 cache; None: 1. Likewise ``v_scale``.
         out: like q, to write the result to; q itself turns in place.
         k_out: like k, to write the turned keys to; k itself turns in place. Must be given where
             there is no cache.
@@ -121,9 +121,9 @@ def rope_and_cache(
         _heads(q, four), _heads(k, four), _heads(v, four),
         _table(cos, positions), _table(sin, positions), _integers(positions),
         optional_vector(q_weight), optional_vector(k_weight), places,
-        None if block_table is None else _side_by_side(block_table.to(torch.int32)),
-        _scale(k_scale, q.device), _scale(v_scale, q.device), kind, rotary_dim, interleaved, eps,
-        weight_offset,
+        None if block_table is None else side_by_side(block_table.to(torch.int32)),
+        _scale(k_scale, k_cache, q.device), _scale(v_scale, k_cache, q.device), kind, rotary_dim,
+        interleaved, eps, weight_offset,
     )  # fmt: skip
     mark_written(out, k_out, k_cache, v_cache)
     return result
@@ -179,7 +179,7 @@ def _places(
 def _heads(tensor: Optional[torch.Tensor], four: bool) -> Optional[torch.Tensor]:
     if tensor is None:
         return None
-    return _side_by_side(tensor if four else tensor[None])
+    return side_by_side(tensor if four else tensor[None])
 
 
 def _written(tensor: Optional[torch.Tensor], four: bool) -> Optional[torch.Tensor]:
@@ -192,7 +192,7 @@ def _table(
     """``[1 or batch, rows, columns]``, or as it is beside positions."""
     if table is None:
         return None
-    return _side_by_side(table[None] if table.dim() == 2 and positions is None else table)
+    return side_by_side(table[None] if table.dim() == 2 and positions is None else table)
 
 
 def _integers(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
@@ -200,13 +200,15 @@ def _integers(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     return tensor[None] if tensor is not None and tensor.dim() == 1 else tensor
 
 
-def _side_by_side(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor whose last dimension is contiguous."""
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
-
-
-def _scale(scale: Scale, device: torch.device) -> Optional[torch.Tensor]:
-    """As ``[1 or KV heads]``."""
-    if scale is None or isinstance(scale, torch.Tensor):
-        return scale if scale is None else scale.reshape(scale.numel())
+def _scale(
+    scale: Scale, cache: Optional[torch.Tensor], device: torch.device
+) -> Optional[torch.Tensor]:
+    """As ``[1 or KV heads]`` or ``[batch, KV heads]``."""
+    if scale is None:
+        return None
+    if isinstance(scale, torch.Tensor):
+        of_sequences = scale.dim() == 2 and cache is not None and scale.shape[0] > 1
+        if of_sequences and scale.shape[1] == cache.shape[-2]:
+            return scale
+        return scale.reshape(scale.numel())
     return torch.full((1,), scale, dtype=torch.float32, device=device)

@@ -65,6 +65,11 @@ def optional_vector(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     return None if tensor is None else input_vector(tensor)
 
 
+def side_by_side(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of any dimensions whose last is contiguous."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
 def empty_rows_like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Contiguous, of x's shape and device."""
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
