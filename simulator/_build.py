@@ -71,10 +71,20 @@ def _digest(compiler: str) -> str:
     return h.hexdigest()[:16]
 
 
+def _included(source: pathlib.Path) -> set[pathlib.Path]:
+    """The engine's headers that a file includes, through one another."""
+    found, left = set(), [source]
+    while left:
+        names = re.findall(r'^#include "(.+)"', left.pop().read_text(), re.M)
+        new = {SOURCE / name for name in names} - found
+        found |= new
+        left += new
+    return found
+
+
 def _compile(compiler: str, source: pathlib.Path, objects: pathlib.Path, flags: list[str]) -> str:
-    # An object depends on its source and on every header.
     h = hashlib.sha256(source.read_bytes())
-    for header in sorted(SOURCE.glob("*.h")):
+    for header in sorted(_included(source)):
         h.update(header.read_bytes())
     h.update(" ".join([compiler, *flags]).encode())
     target = objects / f"{source.stem}-{h.hexdigest()[:16]}.o"
