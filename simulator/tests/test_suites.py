@@ -1,5 +1,6 @@
 """The suites of other people's kernels: their table, and how public programs are judged."""
 
+import dataclasses
 import pathlib
 import re
 import subprocess
@@ -66,7 +67,7 @@ def repository(tmp_path, monkeypatch):
     marks = "<!-- suite: public -->", "<!-- end of suite: public -->"
     suite_table.PAGE.write_text("\n".join([marks[0], "outdated", marks[1], "end\n"]))
     return public_kernels.Repository("few", origin.as_uri(), ("a/*/main.hip",), ("shared",),
-                                     ("a/turn",))  # fmt: skip
+                                     {"a/turn": (1,)})  # fmt: skip
 
 
 def test_public_programs_are_cloned_run_and_told(repository, capsys):
@@ -74,13 +75,23 @@ def test_public_programs_are_cloned_run_and_told(repository, capsys):
     assert public_kernels.main(["--write"], [repository, missing]) == 1, "one of them is wrong"
     said = capsys.readouterr().out
     assert "pass  few: a/turn (gfx942), correct: clean" in said
-    assert "pass  few: a/turn, its first barrier taken out (gfx942), planted bug: " in said
+    assert "pass  few: a/turn, its barrier 1 taken out (gfx942), planted bug: " in said
     assert re.search(r"FAIL  few: a/wrong \(gfx942\), correct: .*lds-race", said)
     assert "left out  few: a/odd: does not compile here: use of undeclared" in said
     assert "left out  gone: " in said and "could not be cloned" in said
     page = suite_table.PAGE.read_text()
     assert "| few: a/turn |  | clean | - |" in page and "Left out:\n- few: a/odd" in page
+    assert re.search(r"Programs as published, few at [0-9a-f]{10} of \d{4}-\d\d-\d\d: ", page)
     assert "outdated" not in page and page.endswith("end\n")
+
+
+def test_clones_that_are_there_are_taken(repository, tmp_path, capsys):
+    git(tmp_path, "clone", "-q", tmp_path / "origin", tmp_path / "had" / "few")
+    gone = dataclasses.replace(repository, url="file:///nowhere")
+    words = ["--clones", str(tmp_path / "had"), "--only", "few: a/turn"]
+    assert public_kernels.main(words, [gone]) == 0
+    assert "1 runs of correct kernels, false alarms or wrong values in 0" in capsys.readouterr().out
+    assert not (tmp_path / "clones").exists()
 
 
 def test_the_page_claims_what_its_table_says():
