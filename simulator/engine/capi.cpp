@@ -5,6 +5,8 @@
 #include <llvm/Support/raw_ostream.h>
 
 #include <chrono>
+#include <map>
+#include <memory>
 
 #include "codeobject.h"
 #include "cycles.h"
@@ -327,5 +329,53 @@ const char* sim_launch_together(const SimCall* calls, uint32_t call_count, const
   lastError = error.what();
   return nullptr;
 }
+
+struct SimInterleaving {
+  struct Running {
+    std::unique_ptr<Launch> launch;
+    std::vector<BufferSpec> given;
+    std::chrono::steady_clock::time_point start;
+  };
+  explicit SimInterleaving(u64 seed) : all(seed, true), seed(seed) {}
+  std::map<Launch*, Running> running;
+  Interleaving all;
+  u64 seed, begun = 0;
+};
+
+SimInterleaving* sim_interleave(uint64_t seed) { return new SimInterleaving(seed); }
+
+int64_t sim_begin(SimInterleaving* i, const SimCall* call, const SimBuffer* buffers,
+                  uint32_t buffer_count, const SimOptions* options, const uint32_t* before,
+                  uint32_t before_count) try {
+  SimInterleaving::Running r{std::make_unique<Launch>(), specsOf(buffers, buffer_count),
+                             std::chrono::steady_clock::now()};
+  Launch& l = *r.launch;
+  prepare(l, call->object, call->kernel, call->grid, call->block, call->dynamic_lds, call->kernarg,
+          call->kernarg_bytes, *options);
+  l.options.seed = i->seed + i->begun++;
+  addBuffers(l, r.given);
+  u32 number = i->all.begin(l, call->stream, call->device, {before, before + before_count});
+  i->running[&l] = std::move(r);
+  return number;
+} catch (const std::exception& error) {
+  lastError = error.what();
+  return -1;
+}
+
+int64_t sim_turns(SimInterleaving* i, uint32_t turns, const char** result) {
+  while (turns--) {
+    Launch* ended = i->all.turn();
+    if (!ended) continue;
+    SimInterleaving::Running r = std::move(i->running.extract(ended).mapped());
+    returnFlags(*ended, r.given);
+    std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - r.start;
+    lastResult = toText(resultOf(*ended, seconds.count()));
+    *result = lastResult.c_str();
+    return ended->part;
+  }
+  return -1;
+}
+
+void sim_end(SimInterleaving* i) { delete i; }
 
 }  // extern "C"

@@ -103,6 +103,20 @@ typedef struct {
 const char* sim_launch_together(const SimCall* calls, uint32_t call_count, const SimBuffer* buffers,
                                 uint32_t buffer_count, const SimOptions* options);
 
+// The same for launches that come while others run: an interleaving, a launch that begins, and
+// turns until one has ended.
+typedef struct SimInterleaving SimInterleaving;
+SimInterleaving* sim_interleave(uint64_t seed);
+// `before`: the numbers of the last launches that had to end first. Returns the number of this one;
+// -1 when the launch itself was wrong.
+int64_t sim_begin(SimInterleaving*, const SimCall* call, const SimBuffer* buffers,
+                  uint32_t buffer_count, const SimOptions* options, const uint32_t* before,
+                  uint32_t before_count);
+// At most so many turns. Returns the number of the launch that ended, and its result as JSON, which
+// lives until the next call on the same thread; -1 when all go on.
+int64_t sim_turns(SimInterleaving*, uint32_t turns, const char** result);
+void sim_end(SimInterleaving*);
+
 #ifdef __cplusplus
 }
 #endif

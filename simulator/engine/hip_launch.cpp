@@ -95,24 +95,36 @@ uint64_t countFindings(const std::string& report, std::string& text) {
   return count;
 }
 
-// Runs a kernel whose arguments are packed; not under the lock, so that others may run beside it.
-hipError_t runKernel(const Function& f, dim3 grid, dim3 block, size_t lds,
-                     const std::vector<char>& segment) {
-  Runtime& r = runtime();
+}  // namespace
+
+std::vector<SimBuffer> knownBuffers() {
+  Lock guard(runtime().lock);
   std::vector<SimBuffer> buffers;
+  for (auto& [start, a] : runtime().allocations) {
+    bool known = a.written.empty();
+    buffers.push_back(
+        {a.data, a.bytes, known, a.name.c_str(), known ? nullptr : a.written.data(), 0});
+  }
+  return buffers;
+}
+
+// Not under the lock, so that others may run beside it.
+hipError_t runAlone(const KernelCall& call) {
+  std::vector<SimBuffer> buffers = knownBuffers();
   SimOptions options;
   {
-    Lock guard(r.lock);
-    options = r.options;
-    for (auto& [start, a] : r.allocations) {
-      bool known = a.written.empty();
-      buffers.push_back(
-          {a.data, a.bytes, known, a.name.c_str(), known ? nullptr : a.written.data(), 0});
-    }
+    Lock guard(runtime().lock);
+    options = runtime().options;
   }
+  const dim3 &grid = call.grid, &block = call.block;
   uint32_t g[3] = {grid.x, grid.y, grid.z}, b[3] = {block.x, block.y, block.z};
-  const char* report = sim_launch(f.object, f.name.c_str(), g, b, lds, segment.data(),
-                                  segment.size(), buffers.data(), buffers.size(), &options);
+  return keepResult(sim_launch(call.function.object, call.function.name.c_str(), g, b, call.lds,
+                               call.segment.data(), call.segment.size(), buffers.data(),
+                               buffers.size(), &options));
+}
+
+hipError_t keepResult(const char* report) {
+  Runtime& r = runtime();
   Lock guard(r.lock);
   if (!report) {
     std::fprintf(stderr, "simulator: %s\n", sim_error());
@@ -136,10 +148,12 @@ hipError_t runKernel(const Function& f, dim3 grid, dim3 block, size_t lds,
   return stopped || (r.fail && sure) ? hipErrorLaunchFailure : hipSuccess;
 }
 
+namespace {
+
 hipError_t launch(const Function& f, dim3 grid, dim3 block, void** args, size_t lds,
                   const void* packed, size_t packedBytes, hipStream_t stream) {
   Runtime& r = runtime();
-  std::vector<char> segment;
+  KernelCall call{f, grid, block, lds, {}};
   {
     Lock guard(r.lock);
     SimKernel kernel;
@@ -152,6 +166,7 @@ hipError_t launch(const Function& f, dim3 grid, dim3 block, void** args, size_t 
       return result(hipErrorInvalidConfiguration);
     }
     if (kernel.lds + lds > r.gpu->ldsKib * 1024) return result(hipErrorInvalidValue);
+    std::vector<char>& segment = call.segment;
     segment.resize(kernel.kernarg_bytes);
     if (packed) {
       std::memcpy(segment.data(), packed, std::min(packedBytes, segment.size()));
@@ -161,7 +176,7 @@ hipError_t launch(const Function& f, dim3 grid, dim3 block, void** args, size_t 
       }
     }
   }
-  return submit(stream, [=] { return runKernel(f, grid, block, lds, segment); });
+  return submit(stream, std::move(call));
 }
 
 Function functionOf(const void* host) {

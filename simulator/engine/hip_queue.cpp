@@ -1,98 +1,25 @@
 // Streams, events and graphs of the HIP stand-in.
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
-#include <deque>
-#include <set>
-#include <thread>
-
-#include "hip_state.h"
+#include "hip_player.h"
 
 namespace sim::hip {
 namespace {
 
-// Work of one stream, in order, on a host thread of its own.
-class Queue {
- public:
-  void add(Work work) {
-    std::lock_guard guard(lock_);
-    work_.push_back(std::move(work));
-    if (!started_) std::thread([this] { serve(); }).detach();
-    started_ = true;
-    changed_.notify_all();
-  }
-  hipError_t drain() {
-    std::unique_lock guard(lock_);
-    changed_.wait(guard, [&] { return work_.empty() && !busy_; });
-    hipError_t error = error_;
-    error_ = hipSuccess;
-    return error;
-  }
-  bool idle() {
-    std::lock_guard guard(lock_);
-    return work_.empty() && !busy_;
-  }
-
- private:
-  void serve() {
-    std::unique_lock guard(lock_);
-    for (;;) {
-      changed_.wait(guard, [&] { return !work_.empty(); });
-      Work work = std::move(work_.front());
-      work_.pop_front();
-      busy_ = true;
-      guard.unlock();
-      hipError_t error = work();
-      guard.lock();
-      busy_ = false;
-      if (error) error_ = error;
-      changed_.notify_all();
-    }
-  }
-  std::mutex lock_;
-  std::condition_variable changed_;
-  std::deque<Work> work_;
-  bool busy_ = false, started_ = false;
-  hipError_t error_ = hipSuccess;
-};
-
-struct Graph {
-  std::vector<Work> work;
-};
-
 struct Stream {
-  int device = 0;
-  Queue queue;
+  Queue* queue;
   std::shared_ptr<Graph> captured;  // not null while the stream is captured
 };
 
-struct Event {
-  std::mutex lock;
-  std::condition_variable changed;
-  uint64_t recorded = 0, completed = 0;
-  std::chrono::steady_clock::time_point time;
-  std::shared_ptr<Graph> captured;
-
-  void complete(uint64_t n) {
-    std::lock_guard guard(lock);
-    completed = std::max(completed, n);
-    time = std::chrono::steady_clock::now();
-    changed.notify_all();
-  }
-  void wait(uint64_t n) {
-    std::unique_lock guard(lock);
-    changed.wait(guard, [&] { return completed >= n; });
-  }
-};
-using EventPtr = std::shared_ptr<Event>;
+Player& player() {
+  static Player* instance = new Player;  // it outlives the program's own destructors
+  return *instance;
+}
 
 struct All {
   std::mutex lock;
   std::set<Stream*> streams;
-  std::map<std::pair<int, std::thread::id>, Queue*> null;  // by device and host thread; kept
 };
 All& all() {
-  static All* instance = new All;  // queues outlive the program's own destructors
+  static All* instance = new All;
   return *instance;
 }
 
@@ -104,67 +31,59 @@ Stream* streamOf(hipStream_t s) {
   return all().streams.count(stream) ? stream : nullptr;
 }
 
-Queue* nullQueue(int device, bool make) {
-  std::lock_guard guard(all().lock);
-  auto key = std::pair(device, std::this_thread::get_id());
-  auto it = all().null.find(key);
-  if (it != all().null.end()) return it->second;
-  return make ? all().null[key] = new Queue : nullptr;
-}
-
-hipError_t drainAll(const std::vector<Queue*>& queues) {
-  hipError_t error = hipSuccess;
-  for (Queue* q : queues) {
-    if (hipError_t its = q->drain()) error = its;
-  }
-  return result(error);
-}
-
 std::vector<Queue*> queuesOf(int device, bool ofOthers) {
+  std::vector<Queue*> out = player().nullQueues(device, ofOthers);
   std::lock_guard guard(all().lock);
-  std::vector<Queue*> out;
   for (Stream* s : all().streams) {
-    if (s->device == device) out.push_back(&s->queue);
-  }
-  for (auto& [key, queue] : all().null) {
-    bool own = key.second == std::this_thread::get_id();
-    if (key.first == device && (own || ofOthers)) out.push_back(queue);
+    if (s->queue->device == device) out.push_back(s->queue);
   }
   return out;
 }
 
 EventPtr& eventOf(hipEvent_t e) { return *reinterpret_cast<EventPtr*>(e); }
 
-}  // namespace
-
-hipError_t submit(hipStream_t s, Work work) {
+hipError_t give(hipStream_t s, Item item) {
   if (!isNull(s)) {
     Stream* stream = streamOf(s);
     if (!stream) return result(hipErrorInvalidHandle);
     if (stream->captured) {
-      stream->captured->work.push_back(std::move(work));
+      stream->captured->items.push_back(std::move(item));
     } else {
-      stream->queue.add(std::move(work));
+      player().add(*stream->queue, std::move(item));
     }
     return hipSuccess;
   }
   if (!runtime().several) {
     if (hipError_t error = drainOwn()) return error;  // the null stream waits for the others
-    return result(work());
+    return result(player().doNow(std::move(item)));
   }
-  nullQueue(currentDevice(), true)->add(std::move(work));
+  player().add(*player().nullQueue(currentDevice(), true), std::move(item));
   return hipSuccess;
+}
+
+}  // namespace
+
+hipError_t submit(hipStream_t s, Work work) {
+  Item item;
+  item.work = std::move(work);
+  return give(s, std::move(item));
+}
+
+hipError_t submit(hipStream_t s, KernelCall call) {
+  Item item;
+  item.kernel = std::make_shared<KernelCall>(std::move(call));
+  return give(s, std::move(item));
 }
 
 hipError_t drain(hipStream_t s) {
   if (isNull(s)) return drainOwn();
   Stream* stream = streamOf(s);
-  return stream ? result(stream->queue.drain()) : result(hipErrorInvalidHandle);
+  return stream ? result(player().waitFor({stream->queue})) : result(hipErrorInvalidHandle);
 }
 
-hipError_t drainOwn() { return drainAll(queuesOf(currentDevice(), false)); }
+hipError_t drainOwn() { return result(player().waitFor(queuesOf(currentDevice(), false))); }
 
-hipError_t drainDevice(int device) { return drainAll(queuesOf(device, true)); }
+hipError_t drainDevice(int device) { return result(player().waitFor(queuesOf(device, true))); }
 
 }  // namespace sim::hip
 
@@ -175,8 +94,7 @@ extern "C" {
 // ---- streams ------------------------------------------------------------------------------------
 
 hipError_t hipStreamCreate(hipStream_t* s) {
-  auto* stream = new Stream;
-  stream->device = currentDevice();
+  auto* stream = new Stream{player().newQueue(currentDevice()), nullptr};
   std::lock_guard guard(all().lock);
   all().streams.insert(stream);
   *s = reinterpret_cast<hipStream_t>(stream);
@@ -187,13 +105,14 @@ hipError_t hipStreamCreateWithPriority(hipStream_t* s, unsigned, int) { return h
 hipError_t hipStreamDestroy(hipStream_t s) {
   hipError_t error = drain(s);
   std::lock_guard guard(all().lock);
-  all().streams.erase(reinterpret_cast<Stream*>(s));  // its thread sleeps on: it is not deleted
+  all().streams.erase(reinterpret_cast<Stream*>(s));
   return error;
 }
 hipError_t hipStreamSynchronize(hipStream_t s) { return drain(s); }
 hipError_t hipStreamQuery(hipStream_t s) {
   Stream* stream = isNull(s) ? nullptr : streamOf(s);
-  return !stream || stream->queue.idle() ? hipSuccess : hipErrorNotReady;
+  if (!stream) return hipSuccess;
+  return player().over([&] { return stream->queue->idle(); }) ? hipSuccess : hipErrorNotReady;
 }
 hipError_t hipDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *least = *greatest = 0;
@@ -218,16 +137,10 @@ hipError_t hipEventRecord(hipEvent_t e, hipStream_t s) {
     event->captured = stream->captured;  // its place in the graph
     return hipSuccess;
   }
-  uint64_t n;
-  {
-    std::lock_guard guard(event->lock);
-    event->captured = nullptr;
-    n = ++event->recorded;
-  }
-  return submit(s, [event, n] {
-    event->complete(n);
-    return hipSuccess;
-  });
+  event->captured = nullptr;
+  Item item;
+  item.event = event;
+  return give(s, std::move(item));
 }
 hipError_t hipStreamWaitEvent(hipStream_t s, hipEvent_t e, unsigned) {
   EventPtr event = eventOf(e);
@@ -235,21 +148,16 @@ hipError_t hipStreamWaitEvent(hipStream_t s, hipEvent_t e, unsigned) {
     if (Stream* stream = isNull(s) ? nullptr : streamOf(s)) stream->captured = event->captured;
     return hipSuccess;
   }
-  uint64_t n = event->recorded;
-  return submit(s, [event, n] {
-    event->wait(n);
-    return hipSuccess;
-  });
+  Item item;
+  item.event = event;
+  item.waits = true;
+  return give(s, std::move(item));
 }
-hipError_t hipEventSynchronize(hipEvent_t e) {
-  EventPtr event = eventOf(e);
-  event->wait(event->recorded);
-  return hipSuccess;
-}
+hipError_t hipEventSynchronize(hipEvent_t e) { return player().waitFor(eventOf(e)); }
 hipError_t hipEventQuery(hipEvent_t e) {
   EventPtr event = eventOf(e);
-  std::lock_guard guard(event->lock);
-  return event->completed >= event->recorded ? hipSuccess : hipErrorNotReady;
+  bool over = player().over([&] { return event->completed >= event->recorded; });
+  return over ? hipSuccess : hipErrorNotReady;
 }
 hipError_t hipEventElapsedTime(float* ms, hipEvent_t a, hipEvent_t b) {
   auto elapsed = eventOf(b)->time - eventOf(a)->time;
@@ -295,12 +203,10 @@ hipError_t hipGraphInstantiateWithFlags(hipGraphExec_t* executable, hipGraph_t g
 }
 hipError_t hipGraphLaunch(hipGraphExec_t executable, hipStream_t s) {
   std::shared_ptr<Graph> graph = *reinterpret_cast<std::shared_ptr<Graph>*>(executable);
-  return submit(s, [graph] {
-    for (const Work& work : graph->work) {
-      if (hipError_t error = work()) return error;
-    }
-    return hipSuccess;
-  });
+  for (const Item& item : graph->items) {
+    if (hipError_t error = give(s, item)) return error;
+  }
+  return hipSuccess;
 }
 hipError_t hipGraphDestroy(hipGraph_t graph) {
   delete reinterpret_cast<std::shared_ptr<Graph>*>(graph);

@@ -66,14 +66,27 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 int& currentDevice();
 
 // Work of streams (hip_queue.cpp). A program that stays on one device and on the null stream has
-// everything done at once. Else each stream of each device has a host thread, and so have the null
-// streams of each device and host thread: kernels of several devices may wait for one another.
+// everything done at once. Else one thread does the work of all streams: their kernels beside each
+// other, in the order of the seed, as they may wait for one another.
 using Work = std::function<hipError_t()>;
+struct KernelCall {
+  Function function;
+  dim3 grid, block;
+  size_t lds = 0;
+  std::vector<char> segment;  // its arguments
+};
 hipError_t submit(hipStream_t stream, Work work);
+hipError_t submit(hipStream_t stream, KernelCall call);
 // Waits for a stream; for what a synchronous call of this thread waits for; for a device.
 hipError_t drain(hipStream_t stream);
 hipError_t drainOwn();
 hipError_t drainDevice(int device);
+
+// Runs a kernel by itself, on all cores (hip_launch.cpp).
+hipError_t runAlone(const KernelCall& call);
+// What kernels may touch now. Takes the result of one, or null when it could not run.
+std::vector<SimBuffer> knownBuffers();
+hipError_t keepResult(const char* result);
 
 // Keeps an error for hipGetLastError, and returns it.
 hipError_t result(hipError_t error);

@@ -1,6 +1,7 @@
 // Launches: kernel arguments, the workers, and those that run together.
 #include <algorithm>
 #include <cfenv>
+#include <map>
 #include <numeric>
 #include <thread>
 
@@ -104,6 +105,8 @@ void checkLaunch(const Launch& l) {
   }
 }
 
+}  // namespace
+
 // A launch made ready, and what it leaves behind.
 class Execution {
  public:
@@ -159,6 +162,8 @@ class Execution {
   Dispatch dispatch_;
 };
 
+namespace {
+
 void count(Launch& l) {
   checkLaunch(l);
   l.workgroups = u64(l.grid[0]) * l.grid[1] * l.grid[2];
@@ -196,65 +201,86 @@ u64 runLaunch(Launch& l) {
   return all.finish();
 }
 
-void runTogether(const std::vector<Stream>& streams, u64 seed) {
-  auto world = std::make_shared<World>();
-  for (const Stream& s : streams) {
-    std::vector<u32> before;
-    for (Launch* l : s.launches) {
-      count(*l);
-      l->world = world;
-      l->part = world->add(*l, s.device, before);
-      before.push_back(l->part);
-      world->all.push_back(l);
-    }
+Interleaving::Interleaving(u64 seed, bool open)
+    : world_(std::make_shared<World>()), random_(seed * 0x9e3779b97f4a7c15ull + 1) {
+  world_->open = open;
+  world_->shared = true;
+}
+
+Interleaving::~Interleaving() = default;
+
+u32 Interleaving::begin(Launch& l, u32 stream, u32 device, const std::vector<u32>& before) {
+  count(l);
+  l.world = world_;
+  l.part = world_->add(l, device, before);
+  auto at = std::find_if(active_.begin(), active_.end(),
+                         [&](const Active& a) { return a.stream > stream; });
+  active_.insert(at, {stream, &l, std::make_unique<Execution>(l, 1)});
+  if (world_->open) {
+    Together::enter(l);
+  } else {
+    world_->all.push_back(&l);
+    world_->running[&l] = 0;
   }
-  struct Active {
-    const Stream* stream;
-    size_t next = 0;
-    std::unique_ptr<Execution> now;
-  };
-  std::vector<Active> active;
-  for (const Stream& s : streams) active.push_back({&s, 0, nullptr});
-  u64 random = seed * 0x9e3779b97f4a7c15ull + 1;
-  auto draw = [&](u32 bound) {
-    random = random * 6364136223846793005ull + 1442695040888963407ull;
-    return static_cast<u32>((random >> 33) % bound);
-  };
+  return l.part;
+}
+
+u32 Interleaving::draw(u32 bound) {
+  random_ = random_ * 6364136223846793005ull + 1442695040888963407ull;
+  return static_cast<u32>((random_ >> 33) % bound);
+}
+
+Launch* Interleaving::turn() {
+  if (active_.empty()) return nullptr;
   // For a while one of them is quick, and the others stand nearly still; or all go alike.
-  u32 left = 0, quick = 0;
-  const Launch* failed = nullptr;
-  while (!failed) {
-    std::erase_if(active,
-                  [](const Active& a) { return !a.now && a.next == a.stream->launches.size(); });
-    if (active.empty()) return;
-    if (!left--) {
-      left = 1 + draw(400);
-      quick = draw(2 * active.size());
-    }
-    u32 pick = quick < active.size() && draw(32) ? quick : draw(active.size());
-    Active& a = active[pick];
-    Launch& l = *a.stream->launches[a.next];
-    try {
-      if (!a.now) {
-        a.now = std::make_unique<Execution>(l, 1);
-        world->running[&l] = 0;
-      }
-      if (a.now->runners[0]->turn()) continue;
-    } catch (const std::exception& error) {
-      fail(l, error.what());
-      failed = &l;
-    }
-    a.now->finish();
-    a.now = nullptr;
-    world->running.erase(&l);
-    ++a.next;
+  if (!left_--) {
+    left_ = 1 + draw(400);
+    quick_ = draw(2 * active_.size());
   }
-  for (const Active& a : active) {
-    for (size_t n = a.next; n < a.stream->launches.size(); ++n) {
-      fail(*a.stream->launches[n], "the launch ended early, because one of device " +
-                                       std::to_string(world->parts[failed->part].device) +
-                                       " stopped");
+  u32 pick = quick_ < active_.size() && draw(32) ? quick_ : draw(active_.size());
+  Launch& l = *active_[pick].launch;
+  Execution& execution = *active_[pick].execution;
+  try {
+    if (execution.runners[0]->turn()) return nullptr;
+  } catch (const std::exception& error) {
+    fail(l, error.what());
+  }
+  execution.finish();
+  if (world_->open) Together::leave(l);
+  world_->running.erase(&l);
+  active_.erase(active_.begin() + pick);
+  return &l;
+}
+
+void runTogether(const std::vector<Stream>& streams, u64 seed) {
+  Interleaving all(seed, false);
+  std::map<const Launch*, std::pair<u32, size_t>> running;  // stream, place in it
+  auto begin = [&](u32 stream, size_t n) {
+    const std::vector<Launch*>& its = streams[stream].launches;
+    if (n == its.size()) return;
+    std::vector<u32> before;
+    if (n) before.push_back(its[n - 1]->part);
+    all.begin(*its[n], stream, streams[stream].device, before);
+    running[its[n]] = {stream, n};
+  };
+  for (u32 s = 0; s < streams.size(); ++s) begin(s, 0);
+  while (!running.empty()) {
+    Launch* ended = all.turn();
+    if (!ended) continue;
+    auto [stream, n] = running.extract(ended).mapped();
+    if (!ended->failed) {
+      begin(stream, n + 1);
+      continue;
     }
+    auto endEarly = [&](u32 s, size_t first) {
+      for (; first < streams[s].launches.size(); ++first) {
+        fail(*streams[s].launches[first], "the launch ended early, because one of device " +
+                                              std::to_string(streams[stream].device) + " stopped");
+      }
+    };
+    endEarly(stream, n);
+    for (const auto& [launch, place] : running) endEarly(place.first, place.second);
+    return;
   }
 }
 

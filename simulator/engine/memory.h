@@ -215,13 +215,15 @@ struct World {
   // A launch of `workgroups` that begins when those of `before` have ended.
   u32 add(const Launch& launch, u32 device, const std::vector<u32>& before);
   u32 partOf(u32 who) const;
-  bool several() const { return parts.size() > 1; }
+  bool several() const { return shared; }
   bool precedes(u32 a, u32 b) const { return a < parts[b].before.size() && parts[b].before[a]; }
   // The workgroup in words, as seen from one of `part`.
   std::string name(u32 who, u32 part) const;
   // All of this launch waits. Do all others that run, with memory as it was when they said so?
   bool allWait(const Launch& launch);
 
+  bool shared = false;  // there are other launches, or may be
+  bool open = false;    // launches may come from outside while all that run wait
   std::vector<Part> parts;
   u32 workgroups = 0;
   FlagTable flags;
@@ -229,7 +231,8 @@ struct World {
   // Write-backs that a release did not wait for, by workgroup and wave.
   std::mutex outrunLock;
   std::map<std::pair<u32, u32>, const Inst*> outrun;
-  // Of launches that one thread turns: all of them, and those that are under way.
+  // Of launches that one thread turns, and no others may come: all that have begun, and those that
+  // are under way.
   std::vector<const Launch*> all;
   std::map<const Launch*, u64> running;  // at which sum of changes it waited, + 1
 };
@@ -400,8 +403,34 @@ std::string hex(u64 x);  // 0x10
 
 u64 runLaunch(Launch& launch);
 
-// Runs launches of several devices or streams on one thread, their waves interleaved as `seed`
-// says: those of a stream one after the other, the streams beside each other.
+// Launches of several devices or streams on one thread, their waves interleaved as `seed` says.
+class Execution;
+class Interleaving {
+ public:
+  // open: launches may come while all that run wait, and what others run on threads of their own
+  // may be what they wait for.
+  Interleaving(u64 seed, bool open);
+  ~Interleaving();
+  // Begins a launch, and returns its number; `before`: the last ones that had to end first. Those
+  // of a stream follow one another.
+  u32 begin(Launch& launch, u32 stream, u32 device, const std::vector<u32>& before);
+  // Lets one of them take a turn; returns it when that was its last one.
+  Launch* turn();
+
+ private:
+  struct Active {
+    u32 stream;
+    Launch* launch;
+    std::unique_ptr<Execution> execution;
+  };
+  u32 draw(u32 bound);
+  std::shared_ptr<World> world_;
+  std::vector<Active> active_;  // in the order of streams
+  u64 random_;
+  u32 left_ = 0, quick_ = 0;
+};
+
+// Runs the launches of all streams to their ends.
 struct Stream {
   u32 device = 0;
   std::vector<Launch*> launches;

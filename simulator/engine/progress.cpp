@@ -152,6 +152,7 @@ bool Together::stuckForGood(Launch& launch) {
       for (auto& [other, stuck] : running.stuck) stuck = false;
     }
     if (all && now - running.since > kPatience) return true;
+    if (!all && launch.world->open) return false;  // its thread has others to turn
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return false;

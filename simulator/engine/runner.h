@@ -101,7 +101,7 @@ class Runner {
         const Inst& at = launch_.object->code[w.pc];
         if (launch_.started == launch_.workgroups) {
           stop(w, at,
-               launch_.world->several()
+               launch_.world->parts.size() > 1
                    ? "every wave of every launch waits for something that never comes"
                    : "every wave waits for something that never comes");
         }

@@ -1,5 +1,6 @@
 """Several devices under the HIP stand-in: ranks that wait, streams, graphs, memory."""
 
+import json
 import os
 import subprocess
 
@@ -45,6 +46,33 @@ GLOBAL void grid_sync(int* count, int* data, int* out, int groups) {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
   out[BID * 64 + TID] = data[(groups - 1 - BID) * 64 + TID];
 }
+// The same with shares that the kernel itself writes: how 0 is right, 1 releases at agent scope,
+// 2 acquires at agent scope, 3 has flags of agent scope, 4 takes one buffer for all rounds.
+GLOBAL void exchange(float* mine, const float* theirs, int* my_flag, int* their_flag, float* out,
+                     int epoch, int how) {
+  int at = (how == 4 ? 0 : epoch % 2) * 64 + TID;
+  mine[at] = 10 * epoch + TID;                                                           // SHARE
+  if (how == 1) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+  else __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+  asm volatile("s_waitcnt vmcnt(0)" ::: "memory");  // clang 22 drops it
+  if (TID == 0 && how == 3) {
+    __hip_atomic_store(their_flag, epoch, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);   // FLAG
+    while (__hip_atomic_load(my_flag, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT) < epoch) {}
+  } else if (TID == 0) {
+    __hip_atomic_store(their_flag, epoch, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+    while (__hip_atomic_load(my_flag, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM) < epoch) {}
+  }
+  __builtin_amdgcn_s_barrier();
+  if (how == 2) __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+  else __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
+  out[TID] = mine[at] + theirs[at];                                                      // READ
+}
+GLOBAL void await(int* flag) {
+  while (!__hip_atomic_load(flag, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT)) {}
+}
+GLOBAL void tell(int* flag) {
+  if (TID == 0) __hip_atomic_store(flag, 1, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
 struct Ranks {
   float *in[2], *out[2];
   int* flag[2];
@@ -83,6 +111,62 @@ static int devices() {  // one host thread
     for (int n = 0; n < 2; ++n) { CHECK(hipSetDevice(n)); CHECK(hipDeviceSynchronize()); }
   }
   return right(r);
+}
+static int exchanges(int how) {  // rounds of two devices, all given before the host waits
+  Ranks r; float *share[2], h[64];
+  if (make(r, true)) return 1;
+  for (int n = 0; n < 2; ++n) CHECK(hipMalloc((void**)&share[n], 512));
+  for (int epoch = 1; epoch < 4; ++epoch) {
+    for (int n = 0; n < 2; ++n) {
+      void* args[] = {&share[n], &share[1 - n], &r.flag[n], &r.flag[1 - n], &r.out[n], &epoch,
+                      &how};
+      CHECK(hipSetDevice(n));
+      CHECK(hipLaunchKernel((const void*)exchange, dim3(1), dim3(64), args, 0, nullptr));
+    }
+  }
+  for (int n = 0; n < 2; ++n) { CHECK(hipSetDevice(n)); CHECK(hipDeviceSynchronize()); }
+  for (int n = 0; n < 2; ++n) {
+    CHECK(hipMemcpy(h, r.out[n], 256, hipMemcpyDeviceToHost));
+    for (int i = 0; i < 64; ++i) if (h[i] != 60 + 2 * i) return std::printf("wrong %g\\n", h[i]), 3;
+  }
+  return 0;
+}
+// One stream writes, another reads behind it: by an event, by a host that waits while a third
+// stream is under way, or by nothing.
+static int handed(int how) {
+  int *x, *flag, n = 1; hipStream_t s[3]; hipEvent_t e;
+  CHECK(hipMalloc((void**)&x, 256)); CHECK(hipMemset(x, 0, 256));
+  CHECK(hipMalloc((void**)&flag, 4)); CHECK(hipMemset(flag, 0, 4));
+  CHECK(hipEventCreate(&e));
+  for (hipStream_t& y : s) CHECK(hipStreamCreate(&y));
+  void *args[] = {&x, &n}, *flags[] = {&flag};
+  CHECK(hipLaunchKernel((const void*)await, dim3(1), dim3(64), flags, 0, s[2]));
+  CHECK(hipLaunchKernel((const void*)add, dim3(1), dim3(64), args, 0, s[0]));
+  CHECK(hipEventRecord(e, s[0]));
+  if (how == 0) CHECK(hipStreamWaitEvent(s[1], e, 0));
+  if (how == 1) CHECK(hipStreamSynchronize(s[0]));
+  CHECK(hipLaunchKernel((const void*)add, dim3(1), dim3(64), args, 0, s[1]));
+  CHECK(hipLaunchKernel((const void*)tell, dim3(1), dim3(64), flags, 0, s[1]));
+  CHECK(hipDeviceSynchronize());
+  int h[64];
+  CHECK(hipMemcpy(h, x, 256, hipMemcpyDeviceToHost));
+  return how < 2 && h[63] != 2;
+}
+// The host asks for an event while a kernel waits for what the host does then.
+static int asks() {
+  int *flag, *x, n = 1; hipStream_t s[2]; hipEvent_t e;
+  CHECK(hipHostMalloc((void**)&flag, 4, 0)); CHECK(hipMemset(flag, 0, 4));
+  CHECK(hipMalloc((void**)&x, 256)); CHECK(hipMemset(x, 0, 256));
+  CHECK(hipEventCreate(&e));
+  for (hipStream_t& y : s) CHECK(hipStreamCreate(&y));
+  void *args[] = {&x, &n}, *flags[] = {&flag};
+  CHECK(hipLaunchKernel((const void*)await, dim3(1), dim3(64), flags, 0, s[0]));
+  CHECK(hipLaunchKernel((const void*)add, dim3(1), dim3(64), args, 0, s[1]));
+  CHECK(hipEventRecord(e, s[1]));
+  while (hipEventQuery(e) == hipErrorNotReady) std::this_thread::yield();
+  if (hipStreamQuery(s[0]) != hipErrorNotReady) return 2;
+  __atomic_store_n(flag, 1, __ATOMIC_RELEASE);
+  return hipDeviceSynchronize();
 }
 static int threads() {  // a host thread for each rank
   Ranks r;
@@ -181,7 +265,9 @@ static int missing() {  // it links, and says what it lacks
 int main(int, char** argv) {
   struct { const char* name; int (*run)(); } all[] = {{"devices", devices}, {"threads", threads},
     {"streams", streams}, {"alone", alone}, {"graph", graph}, {"cooperative", cooperative},
-    {"memory", memory}, {"missing", missing}};
+    {"memory", memory}, {"missing", missing}, {"asks", asks}};
+  if (!std::strcmp("exchanges", argv[1])) std::printf("status %d\\n", exchanges(argv[2][0] - '0'));
+  if (!std::strcmp("handed", argv[1])) std::printf("status %d\\n", handed(argv[2][0] - '0'));
   for (auto& x : all) if (!std::strcmp(x.name, argv[1])) std::printf("status %d\\n", x.run());
 }
 """
@@ -209,8 +295,8 @@ def program():
 
 def run(program, what: str, **variables):
     environment = {**os.environ, "LD_LIBRARY_PATH": str(simulator.runtime().parent), **variables}
-    return subprocess.run([str(program), what], capture_output=True, text=True, env=environment,
-                          timeout=120)  # fmt: skip
+    return subprocess.run([str(program), *what.split()], capture_output=True, text=True,
+                          env=environment, timeout=120)  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -224,6 +310,55 @@ def test_a_rank_that_never_comes_is_a_hang(program):
     done = run(program, "alone")
     assert done.stdout == "status 0\n", done.stderr
     assert "every wave waits for something that never comes" in done.stderr
+
+
+def judged(program, what: str, folder, seeds=range(6)):
+    """Findings of several orders of a program's launches, and what its launches executed."""
+    findings, executed = [], []
+    for seed in seeds:
+        reports = folder / f"{what} {seed} {len(list(folder.iterdir()))}"
+        reports.mkdir()
+        done = run(program, what, SIMULATOR_SEED=str(seed), SIMULATOR_REPORT_DIR=str(reports))
+        assert done.returncode == 0 and "status" in done.stdout, done.stderr
+        launches = [json.loads(path.read_text()) for path in sorted(reports.iterdir())]
+        findings += [f for launch in launches for f in launch["findings"] if f["level"] == "error"]
+        executed.append([launch["counters"]["instructions"] for launch in launches])
+        if not findings:
+            assert done.stdout == "status 0\n", done.stdout + done.stderr
+    return findings, executed
+
+
+def test_exchanges_of_two_devices_are_judged_together(program, tmp_path):
+    findings, executed = judged(program, "exchanges 0", tmp_path)
+    assert not findings, findings
+    assert judged(program, "exchanges 0", tmp_path)[1] == executed, "a seed is one order"
+    assert len({str(e) for e in executed}) > 1, "seeds are several"
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("exchanges 1", "release at system scope"),
+        ("exchanges 2", "acquire at system scope"),
+        ("exchanges 3", "system scope"),
+        ("exchanges 4", "of device 1"),
+        ("handed 2", "of device 0"),
+    ],
+)
+def test_what_devices_and_streams_lack_is_told(program, tmp_path, what, words):
+    findings, _ = judged(program, what, tmp_path)
+    assert any(f["kind"] == "global-race" and words in f["message"] for f in findings), findings
+
+
+@pytest.mark.parametrize("what", ["handed 0", "handed 1"])
+def test_events_and_the_host_order_streams(program, tmp_path, what):
+    findings, _ = judged(program, what, tmp_path, range(3))
+    assert not findings, findings
+
+
+def test_a_host_that_asks_and_then_lets_a_kernel_go(program):
+    done = run(program, "asks")
+    assert done.stdout == "status 0\n", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("what", ["graph", "cooperative", "memory"])
