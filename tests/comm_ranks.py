@@ -1,11 +1,12 @@
 """Processes that are the ranks of a group, and the cases that each of them runs.
 
-A case is a function of this module; ``Ranks.run`` calls it on every rank and returns what each
-returned, or raises what one of them raised.
+A case is a function of this module, or of another one by "module.function"; ``Ranks.run`` calls it
+on every rank and returns what each returned, or raises what one of them raised.
 """
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import random
@@ -22,7 +23,7 @@ from torch import distributed
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch", "kernels"])
-PATIENCE = 60.0  # seconds for a case
+PATIENCE = 120.0  # seconds for a case
 
 
 class Ranks:
@@ -89,7 +90,9 @@ def _serve(pipe: Connection, rank: int, count: int, file: str) -> None:
     while True:
         case, arguments = pipe.recv()
         try:
-            pipe.send((None, globals()[case](here, **arguments)))
+            module, _, function = case.rpartition(".")
+            cases = vars(importlib.import_module(module)) if module else globals()
+            pipe.send((None, cases[function](here, **arguments)))
         except BaseException:
             pipe.send((traceback.format_exc(), None))
 

@@ -140,6 +140,22 @@ def test_rows_of_a_sequence(backend, rows, causal):
     case.check(*case.run())
 
 
+@pytest.mark.parametrize("name", ["flash_attn_func", "flash_attn_varlen_func", "kvcache"])
+def test_all_keys_are_seen_where_nothing_else_is_asked(backend, package, name):
+    """As flash-attn: causal is off, no window, no cap, a scale of D ** -0.5."""
+    q, k, v = (torch.randn(1, 5, heads, 64).bfloat16() for heads in (4, 2, 2))
+    expected, lse = package.reference.attention(*(t[0].double() for t in (q, k, v)), causal=False)
+    ends, given = torch.tensor([0, 5], dtype=torch.int32), (q, k, v)
+    if name == "flash_attn_varlen_func":
+        given = (q[0], k[0], v[0], ends, ends, 5, 5)
+    given = [t.to(backend.device) if torch.is_tensor(t) else t for t in given]
+    run = getattr(backend.ops, name.replace("kvcache", "flash_attn_with_kvcache"))
+    out, found = run(*given, return_lse=True)
+    error = (out.cpu().double().view_as(expected) - expected).norm() / expected.norm()
+    assert error < MOST[torch.bfloat16]
+    torch.testing.assert_close(found.cpu().double().view(4, 5), lse, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.not_on("simulator")
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_sequences_of_many_keys(backend, rows):

@@ -26,6 +26,7 @@ The files, by what they are about:
   keeps ``model.dtype``. finegrained.py runs transformers' own FP8 modules on these kernels.
 - attention.py gives transformers this package's attention by name, cache.py a static cache in FP8.
   decode_step.py replays whole decode steps, with the cache of growing_cache.py.
+- sums.py has the sums of tensor parallelism go through a Communicator.
 """
 
 from .attention import delegated_attention, use_attention
@@ -38,13 +39,16 @@ from .linear import FP8Linear, FP8LinearPart
 from .quantize import quantize_model_
 from .registration import unkernelized_layers
 from .report import QuantizationReport, kernelized_layers
+from .sums import CommunicatedSums, communicated_sums, stop_communicator, use_communicator
 
 __all__ = [
+    "CommunicatedSums",
     "DecodeSteps",
     "Experts",
     "FP8Linear",
     "FP8LinearPart",
     "QuantizationReport",
+    "communicated_sums",
     "decode_steps",
     "delegated_attention",
     "fp8_checkpoints",
@@ -52,8 +56,10 @@ __all__ = [
     "kernelized_layers",
     "quantize_model_",
     "serve_finegrained_fp8",
+    "stop_communicator",
     "stop_decode_step",
     "unkernelized_layers",
     "use_attention",
+    "use_communicator",
     "use_decode_step",
 ]

@@ -327,7 +327,7 @@ class _Recorded:
         self.mask_length = 0
         self._copy_in(kwargs)
         self.graph = _record(lambda: self._run(forward, cache, cache_name))
-        self.kept = _tensors(model)
+        self.kept = [*_tensors(model), *map(_sums, model.modules())]
 
     def _run(self, forward: Callable[..., Any], cache: Any, cache_name: str) -> None:
         outputs = forward(**self.inputs, **{cache_name: cache})
@@ -443,10 +443,16 @@ def _tensors(model: nn.Module) -> List[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
+def _sums(module: nn.Module) -> Any:
+    """What adds a linear's results over processes: a recorded step reads its memory."""
+    return vars(module).get("sums")
+
+
 def _fingerprint(model: nn.Module) -> Tuple:
     """What a recorded step would not notice: other tensors, modules and hooks."""
     modules = tuple(
-        (type(module), vars(module).get("forward"), is_called(module)) for module in model.modules()
+        (type(module), vars(module).get("forward"), is_called(module), _sums(module))
+        for module in model.modules()
     )
     attention = getattr(model.config, "_attn_implementation", None)
     return tuple(tensor.data_ptr() for tensor in _tensors(model)), modules, attention

@@ -76,6 +76,7 @@ class FP8Linear(Offloadable, Edited, nn.Linear):
     kernel_condition = staticmethod(move_accelerate_hook)
     joins = ()  # names of its FP8LinearParts, beside it, which stand for it in a state dict
     is_shard = False  # one process's, of tensor parallelism
+    sums: Optional[Any] = None  # a Sums of its process_group; None: torch.distributed adds
     stored_as: Optional[Any] = None  # its Layout, if quantize_model_ has not seen it since loading
 
     def __init__(
@@ -216,6 +217,10 @@ class FP8LinearPart(Offloadable, Edited, nn.Linear):
         return self.fused.process_group
 
     @property
+    def sums(self) -> Optional[Any]:
+        return self.fused.sums
+
+    @property
     def is_shard(self) -> bool:
         return self.fused.is_shard
 
@@ -296,7 +301,10 @@ def finished(product: torch.Tensor, linear: nn.Module) -> torch.Tensor:
     """A product summed over the processes that have a share of K, and the bias added once."""
     if linear.process_group is None:
         return product
-    torch.distributed.all_reduce(product, group=linear.process_group)
+    if linear.sums is None:
+        torch.distributed.all_reduce(product, group=linear.process_group)
+    else:
+        product = linear.sums.add(product)
     return product if linear.bias is None else product + linear.bias
 
 

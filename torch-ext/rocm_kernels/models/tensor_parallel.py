@@ -2,13 +2,18 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 import torch
 from torch import nn
 
 # Of transformers' plans: those whose linears take and give plain tensors, N divided or K.
 _STYLES = ("colwise", "rowwise")
+# Those whose modules exchange something with the other processes at each call.
+_EXCHANGES = (
+    "all_reduce", "colwise_gather_output", "colwise_rep", "embedding_colwise", "embedding_rowwise",
+    "moe_tp_experts", "rowwise", "rowwise_rep", "rowwise_split_input",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,26 @@ def is_sharded(linear: nn.Linear) -> bool:
 
 def why_shard_stays(model: nn.Module, name: str, linear: nn.Linear) -> Optional[str]:
     """Why a linear that is divided cannot become FP8 shard by shard; None: it can."""
-    plan = getattr(model, "tp_plan", None) or {}
-    style = plan.get(re.sub(r"(?<![^.])\d+(?![^.])", "*", name))
+    style = _style(model, name)
     if style in _STYLES and linear.weight.device_mesh.ndim == 1:
         return None
     return f"is divided among processes by {style or 'a plan of its own'}"
+
+
+def others_that_exchange(model: nn.Module) -> Dict[str, str]:
+    """Names of modules that exchange at each call, as transformers has them do it, and the style of
+    each."""
+    styles = {name: _style(model, name) for name, _ in model.named_modules()}
+    ours = {n for n, m in model.named_modules() if getattr(m, "process_group", None) is not None}
+    return {
+        name: style for name, style in styles.items() if style in _EXCHANGES and name not in ours
+    }
+
+
+def _style(model: nn.Module, name: str) -> Optional[str]:
+    """transformers' word for how a module is divided."""
+    plan = getattr(model, "tp_plan", None) or {}
+    return plan.get(re.sub(r"(?<![^.])\d+(?![^.])", "*", name))
 
 
 def local_shard(linear: nn.Linear) -> Shard:
