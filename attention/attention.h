@@ -78,12 +78,19 @@ struct AttentionArgs {
   // Scratch of at least attention_workspace_bytes(args), 256-byte aligned, contents undefined.
   void* workspace = nullptr;
 
-  // Which kernel, and how the work is divided. nullptr: the backend chooses.
+  // Which kernel, and how the work is divided: a text of visit_attention_configs(). nullptr: the
+  // backend chooses.
   const char* config = nullptr;
 };
 
 // Bytes of scratch that launch_attention needs for these sizes; nothing that args point to is read.
 int64_t attention_workspace_bytes(const AttentionArgs& args, const Context& context);
+
+// Tells visit(text, state) every config that can serve args on the current device: first the one
+// that launch_attention(args) takes, then the others that are worth timing, each once. Nothing that
+// args point to is read, but the addresses' alignment counts.
+Status visit_attention_configs(const AttentionArgs& args, const Context& context,
+                               void (*visit)(const char* config, void* state), void* state);
 
 // Caller's duty: sizes >= 0, heads % kv_heads == 0, dtypes as above.
 Status launch_attention(const AttentionArgs& args, const Context& context);

@@ -19,6 +19,8 @@ T, H, N, E = 5, 256, 128, 4  # tokens, columns, columns of a result, experts
 
 # Those of the API that compute nothing, or nothing but what torch differentiates.
 OTHERS = {
+    "attention_config": "tells a config",
+    "attention_configs": "tells configs",
     "fp8_linear_path": "tells a path",
     "gemm_config": "tells a config",
     "kvcache_append_path": "tells a path",

@@ -214,6 +214,7 @@ CALLS = {
     "rmsnorm_fp8": (norms, {}),
     "swiglu_fp8": (activations, {}),
     "attention": (attentions, {"config": ""}),
+    "attention_configs": (attentions, {}),
     "rope_and_cache": (rotations, {}),
     "gemm": (products, {"config": ""}),
     "gemm_configs": (products, {"tuned": True}),

@@ -16,6 +16,7 @@ CONFIG_FILES = {
     ],
     "fused_moe": ["moe/cdna/config.h", "moe/cuda/config.h"],
     "grouped_gemm": ["moe/cdna/config.h", "moe/cuda/config.h"],
+    "attention": ["attention/cdna/config.h", "attention/cuda/config.h"],
 }  # fmt: skip
 # Of each backend; the CPU's configs have names of instruction sets.
 OWN = {
@@ -32,6 +33,10 @@ OWN = {
     "grouped_gemm": {
         "cdna": {"plain", "streamed", "tiled"},
         "cuda": {"plain", "tiled", "warpgroup"},
+    },
+    "attention": {
+        "cdna": {"plain", "decode", "prefill"},
+        "cuda": {"plain", "decode", "prefill"},
     },
 }  # fmt: skip
 FAMILY = {"simulator": "cdna", "rocm": "cdna", "cuda": "cuda", "cpu": None}
@@ -113,7 +118,16 @@ def calls(backend):
         ids, scales(experts, 2 * n, 1), scales(experts, k, 1), None, None, "silu", float("inf"),
         False, True, False,
     )  # fmt: skip
+    q, keys, values, result = (
+        torch.randn(2, rows, heads, 64, device=device).bfloat16()
+        for rows, heads in ((3, 4), (9, 2), (9, 2), (3, 4))
+    )
+    attended = (result, None, q, keys, values, *[None] * 8, 3, 9, 0.125, -1, 0, 0.0)
     return {
+        "attention": (
+            lambda: ops.attention_configs(*attended),
+            lambda config: ops.attention(*attended, config),
+        ),
         "gemm": (
             lambda: ops.gemm_configs(*product, False),
             lambda config: ops.gemm(*product, None, config),

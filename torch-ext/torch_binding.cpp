@@ -29,6 +29,12 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "Tensor? k_descale, Tensor? v_descale, Tensor? sinks, int max_seqlen_q, int max_seqlen_k, "
       "float scale, int window_left, int window_right, float softcap, str config=\"\") -> ()");
   ops.def(
+      "attention_configs(Tensor out, Tensor? lse, Tensor q, Tensor k, Tensor v, "
+      "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? leftpad_k, Tensor? "
+      "block_table, "
+      "Tensor? k_descale, Tensor? v_descale, Tensor? sinks, int max_seqlen_q, int max_seqlen_k, "
+      "float scale, int window_left, int window_right, float softcap) -> str");
+  ops.def(
       "rope_and_cache(Tensor(a!) out, Tensor(b!)? k_out, Tensor(c!)? k_cache, Tensor(d!)? v_cache, "
       "Tensor q, Tensor? k, Tensor? v, Tensor? cos, Tensor? sin, Tensor? positions, Tensor? "
       "q_weight, Tensor? k_weight, Tensor? places, Tensor? block_table, Tensor? k_scale, Tensor? "
@@ -88,6 +94,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("all_gather", TORCH_BOX(&all_gather));
   ops.impl("all_reduce_rmsnorm_fp8", TORCH_BOX(&all_reduce_rmsnorm_fp8));
   ops.impl("attention", TORCH_BOX(&attention));
+  ops.impl("attention_configs", TORCH_BOX(&attention_configs));
   ops.impl("rope_and_cache", TORCH_BOX(&rope_and_cache));
   ops.impl("rmsnorm_fp8", TORCH_BOX(&rmsnorm_fp8));
   ops.impl("swiglu_fp8", TORCH_BOX(&swiglu_fp8));

@@ -49,6 +49,18 @@ void attention(torch::stable::Tensor& out, std::optional<torch::stable::Tensor> 
                int64_t max_seqlen_k, double scale, int64_t window_left, int64_t window_right,
                double softcap, std::string config);
 
+// One config a line: what attention runs for these operands, then what else is worth timing.
+std::string attention_configs(
+    const torch::stable::Tensor& out, std::optional<torch::stable::Tensor> lse,
+    const torch::stable::Tensor& q, const torch::stable::Tensor& k, const torch::stable::Tensor& v,
+    std::optional<torch::stable::Tensor> cu_seqlens_q,
+    std::optional<torch::stable::Tensor> cu_seqlens_k,
+    std::optional<torch::stable::Tensor> seqused_k, std::optional<torch::stable::Tensor> leftpad_k,
+    std::optional<torch::stable::Tensor> block_table,
+    std::optional<torch::stable::Tensor> k_descale, std::optional<torch::stable::Tensor> v_descale,
+    std::optional<torch::stable::Tensor> sinks, int64_t max_seqlen_q, int64_t max_seqlen_k,
+    double scale, int64_t window_left, int64_t window_right, double softcap);
+
 // out, k_out and caches are written, as rope_and_cache/rope_and_cache.h says. q, k, v, out and
 // k_out are [sequences, rows, heads, elements], caches [pages, rows, heads, elements]. places_are:
 // the name of the argument that `places` is to users: slot_mapping, cache_seqlens or

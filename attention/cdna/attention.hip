@@ -29,6 +29,16 @@ int64_t attention_workspace_bytes(const AttentionArgs& args, const Context&) {
   return cdna::decode_workspace_bytes(args, config);
 }
 
+Status visit_attention_configs(const AttentionArgs& args, const Context&,
+                               void (*visit)(const char* config, void* state), void* state) {
+  cdna::Target target;
+  cdna::AttentionConfig first;
+  if (const Status error = cdna::config_of(args, target, first)) return error;
+  visit_texts(
+      first, [&](const auto& tell) { cdna::for_each_config(args, target, tell); }, visit, state);
+  return nullptr;
+}
+
 Status launch_attention(const AttentionArgs& args, const Context& context) {
   cdna::Target target;
   cdna::AttentionConfig config;

@@ -29,7 +29,9 @@ void for_each_config(const AttentionArgs& args, const Target& target, const Visi
     c.rows = tile.rows();
     c.xcds = args.batch * args.kv_heads % target.xcds == 0 ? target.xcds : 1;
     c.heavy_first = 1;
-    if (!tile.chain_in_lds && check_config(args, c, target) == nullptr) visit(c);
+    if (tile.chain_in_lds || check_config(args, c, target) != nullptr) continue;
+    // Tiles for heads of other sizes have as many rows.
+    if (&kPrefillTiles[find_prefill_tile(args, c)] == &tile) visit(c);
   }
   visit(AttentionConfig{});
 }

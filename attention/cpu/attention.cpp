@@ -4,11 +4,11 @@
 #include "../attention.h"
 
 #include <atomic>
-#include <cstring>
 
 #include "../../common/core/fp8.h"
 #include "../../common/core/half.h"
 #include "../../common/core/math.h"
+#include "../../common/cpu/config.h"
 #include "../../common/cpu/isa.h"
 #include "../../common/cpu/parallel.h"
 #include "task.h"
@@ -156,10 +156,15 @@ int64_t attention_workspace_bytes(const AttentionArgs& args, const Context&) {
   return list_bytes(args) + most_state_floats(args) * static_cast<int64_t>(sizeof(float));
 }
 
+Status visit_attention_configs(const AttentionArgs& args, const Context&,
+                               void (*visit)(const char* config, void* state), void* state) {
+  if (const Status error = cpu::check_config(args.config, false)) return error;
+  visit(cpu::config_name(false), state);
+  return nullptr;
+}
+
 Status launch_attention(const AttentionArgs& args, const Context& context) {
-  if (args.config != nullptr && std::strcmp(args.config, "plain") != 0) {
-    return "the CPU has one config of attention, \"plain\"; leave config empty";
-  }
+  if (const Status error = cpu::check_config(args.config, false)) return error;
   if (args.batch == 0 || args.total_q == 0 || args.heads == 0) return nullptr;
   Listed* const list = static_cast<Listed*>(args.workspace);
   float* const states =

@@ -45,6 +45,16 @@ int64_t attention_workspace_bytes(const AttentionArgs& args, const Context&) {
          int64_t{sizeof(float)};
 }
 
+Status visit_attention_configs(const AttentionArgs& args, const Context&,
+                               void (*visit)(const char* config, void* state), void* state) {
+  cuda::AttentionDevice device;
+  cuda::AttentionConfig first;
+  if (const Status error = cuda::config_of(args, device, first)) return error;
+  visit_texts(
+      first, [&](const auto& tell) { cuda::for_each_config(args, device, tell); }, visit, state);
+  return nullptr;
+}
+
 Status launch_attention(const AttentionArgs& args, const Context& context) {
   cuda::AttentionDevice device;
   cuda::AttentionConfig config;

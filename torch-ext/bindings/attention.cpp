@@ -44,16 +44,15 @@ const float* require_descale(const Tensor& tensor, const char* name, const Tenso
   return static_cast<const float*>(tensor.data_ptr());
 }
 
-}  // namespace
-
-void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Tensor& k,
-               const Tensor& v, std::optional<Tensor> cu_seqlens_q,
-               std::optional<Tensor> cu_seqlens_k, std::optional<Tensor> seqused_k,
-               std::optional<Tensor> leftpad_k, std::optional<Tensor> block_table,
-               std::optional<Tensor> k_descale, std::optional<Tensor> v_descale,
-               std::optional<Tensor> sinks, int64_t max_seqlen_q, int64_t max_seqlen_k,
-               double scale, int64_t window_left, int64_t window_right, double softcap,
-               std::string config) {
+// The launcher's struct, of tensors that are as required.
+AttentionArgs describe_attention(
+    const Tensor& out, const std::optional<Tensor>& lse, const Tensor& q, const Tensor& k,
+    const Tensor& v, const std::optional<Tensor>& cu_seqlens_q,
+    const std::optional<Tensor>& cu_seqlens_k, const std::optional<Tensor>& seqused_k,
+    const std::optional<Tensor>& leftpad_k, const std::optional<Tensor>& block_table,
+    const std::optional<Tensor>& k_descale, const std::optional<Tensor>& v_descale,
+    const std::optional<Tensor>& sinks, int64_t max_seqlen_q, int64_t max_seqlen_k, double scale,
+    int64_t window_left, int64_t window_right, double softcap) {
   AttentionArgs args;
   const int64_t q_dims = cu_seqlens_q ? 3 : 4, k_dims = cu_seqlens_k ? 3 : 4;
   require_heads(q, "q", q_dims);
@@ -202,7 +201,6 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
     args.sinks = sinks->data_ptr();
   }
   require(softcap >= 0, "softcap must be positive, or 0 for none, got ", softcap);
-  if (out.numel() == 0) return;
 
   args.q = rows_of(q);
   args.k = rows_of(k);
@@ -218,14 +216,58 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
   args.window_right = window_right < 0 ? -1 : window_right;
   args.total_k = cu_seqlens_k ? k.size(0) : 0;
   args.total_q = cu_seqlens_q ? q.size(0) : args.batch * args.max_seqlen_q;
-  args.config = config.empty() ? nullptr : config.c_str();
+  return args;
+}
+
+void check_attention_status(Status status, const AttentionArgs& args) {
+  if (status == nullptr || args.config == nullptr) return check_status(status, "attention");
+  fail("attention: ", status, "; got '", args.config, "' for ", args.batch, " sequences of ",
+       args.max_seqlen_q, " queries and ", args.max_seqlen_k, " keys, ", args.heads, " and ",
+       args.kv_heads, " heads of ", args.head_dim, " and ", args.head_dim_v,
+       " elements; attention_configs tells what these operands take");
+}
+
+}  // namespace
+
+void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Tensor& k,
+               const Tensor& v, std::optional<Tensor> cu_seqlens_q,
+               std::optional<Tensor> cu_seqlens_k, std::optional<Tensor> seqused_k,
+               std::optional<Tensor> leftpad_k, std::optional<Tensor> block_table,
+               std::optional<Tensor> k_descale, std::optional<Tensor> v_descale,
+               std::optional<Tensor> sinks, int64_t max_seqlen_q, int64_t max_seqlen_k,
+               double scale, int64_t window_left, int64_t window_right, double softcap,
+               std::string config) {
+  AttentionArgs args = describe_attention(
+      out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, k_descale,
+      v_descale, sinks, max_seqlen_q, max_seqlen_k, scale, window_left, window_right, softcap);
+  if (out.numel() == 0) return;
+  if (!config.empty()) args.config = config.c_str();
   Workspace workspace;
-  const Status status = with_context(q, [&](const Context& context) {
+  const auto launch = [&](const Context& context) {
     args.workspace = workspace.allocate(attention_workspace_bytes(args, context), q);
     return launch_attention(args, context);
-  });
-  if (status != nullptr && args.config != nullptr) {
-    fail("attention: ", status, "; got '", args.config, "'");
-  }
-  check_status(status, "attention");
+  };
+  check_attention_status(with_context(q, launch), args);
+}
+
+std::string attention_configs(const Tensor& out, std::optional<Tensor> lse, const Tensor& q,
+                              const Tensor& k, const Tensor& v, std::optional<Tensor> cu_seqlens_q,
+                              std::optional<Tensor> cu_seqlens_k, std::optional<Tensor> seqused_k,
+                              std::optional<Tensor> leftpad_k, std::optional<Tensor> block_table,
+                              std::optional<Tensor> k_descale, std::optional<Tensor> v_descale,
+                              std::optional<Tensor> sinks, int64_t max_seqlen_q,
+                              int64_t max_seqlen_k, double scale, int64_t window_left,
+                              int64_t window_right, double softcap) {
+  const AttentionArgs args = describe_attention(
+      out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, k_descale,
+      v_descale, sinks, max_seqlen_q, max_seqlen_k, scale, window_left, window_right, softcap);
+  std::string lines;
+  const auto add_line = [](const char* config, void* text) {
+    static_cast<std::string*>(text)->append(config).append("\n");
+  };
+  const auto visit = [&](const Context& context) {
+    return visit_attention_configs(args, context, add_line, &lines);
+  };
+  check_attention_status(with_context(q, visit), args);
+  return lines;
 }

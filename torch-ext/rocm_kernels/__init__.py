@@ -7,6 +7,8 @@ the same name in ``rocm_kernels.reference``.
 from . import comm, layers, models, reference, tuning
 from .functional import (
     apply_rms_norm,
+    attention_config,
+    attention_configs,
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
@@ -42,6 +44,8 @@ load_from_environment()
 
 __all__ = [
     "apply_rms_norm",
+    "attention_config",
+    "attention_configs",
     "comm",
     "flash_attn_func",
     "flash_attn_varlen_func",

@@ -2,11 +2,10 @@
 // do alike.
 #pragma once
 
-#include <cstring>
-
 #include "../../../common/core/fp8.h"
 #include "../../../common/core/half.h"
 #include "../../../common/core/math.h"
+#include "../../../common/cpu/config.h"
 #include "../../../common/cpu/isa.h"
 #include "../../../common/cpu/parallel.h"
 #include "../args.h"
@@ -35,16 +34,6 @@ struct GemmJob {
 inline int64_t packed_bytes(const GemmArgs& args) {
   const int64_t columns = ceil_div(args.k, kScaleBlock) * kScaleBlock;
   return args.m * columns * static_cast<int64_t>(sizeof(float));
-}
-
-// The one config of a CPU product: its instruction set.
-inline const char* config_name(bool by_tiles) {
-  constexpr const char* kNames[] = {"portable", "neon", "avx2", "avx512", "amx"};
-  return kNames[static_cast<int>(isa() == Isa::kAmx && !by_tiles ? Isa::kAvx512 : isa())];
-}
-inline Status check_config(const char* config, bool by_tiles) {
-  if (config == nullptr || std::strcmp(config, config_name(by_tiles)) == 0) return nullptr;
-  return "config: the CPU has one, and it bears the name of its instruction set";
 }
 
 inline float as_float(float value) { return value; }

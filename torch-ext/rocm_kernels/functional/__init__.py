@@ -50,7 +50,13 @@ from .activation import (
     swiglu,
     swiglu_fp8,
 )
-from .attention import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from .attention import (
+    attention_config,
+    attention_configs,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+)
 from .finegrained import matmul_2d, matmul_batched, matmul_grouped
 from .fp8 import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, quantize_fp8, to_native_fp8
 from .kvcache import kvcache_append_path
@@ -71,6 +77,8 @@ __all__ = [
     "SCALE_BLOCK",
     "SKINNY_GEMM_MAX_ROWS",
     "apply_rms_norm",
+    "attention_config",
+    "attention_configs",
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",

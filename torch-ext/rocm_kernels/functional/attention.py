@@ -20,17 +20,25 @@ The functions share these arguments:
     Factors of FP8 keys and values: a number, or float32 of one element, ``[KV heads]`` or
     ``[batch, KV heads]``.
 ``deterministic``, ``num_splits``
-    For those who give them. Results are always the same; the backend divides the work.
+    For those who give them: they change nothing. The same call has the same bits every time, and
+    the backend divides the work (below).
 ``return_lse``, ``return_softmax_lse``, ``return_attn_probs``
     Also return float32 ``log(sum(exp(scores)))``: ``[batch, heads, rows]``, or ``[heads, rows]``
     with ``cu_seqlens_q``; -inf of a query that sees no key, whose result is 0.
 ``out``
     A tensor to write the result to.
 
+Bits: those of a sequence depend on no other sequence's queries, keys, lengths or scales. On the CPU
+they are what the sequence has alone, with its keys divided every 512 of them. On a GPU a config
+divides the keys, which follows from the sizes of a call, of the batch and its longest sequence too:
+:func:`attention_config` tells it. On AMD they do not depend on the number of parts where what a
+sequence's queries see lies in one step of 32 keys, counted from its first, nor in the prefill
+design, which has one part; on NVIDIA no such class is promised.
+
 Source of the formula: Vaswani et al., 2017; of sinks: GPT-OSS; of soft caps: Gemma 2.
 """
 
-from typing import Optional, Tuple, Union
+from typing import Any, List, Optional, Tuple, Union
 
 import torch
 
@@ -41,6 +49,7 @@ from .rows import optional_vector, require_tensors, side_by_side
 from .shapes import register_shapes
 
 _attention = ops.attention.default
+_attention_configs = ops.attention_configs.default
 
 Result = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 Scale = Union[float, torch.Tensor, None]
@@ -232,6 +241,63 @@ def flash_attn_with_kvcache(
     )  # fmt: skip
 
 
+def attention_config(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: Optional[torch.Tensor] = None,
+    cu_seqlens_k: Optional[torch.Tensor] = None,
+    max_seqlen_q: Optional[int] = None,
+    max_seqlen_k: Optional[int] = None,
+    causal: bool = False,
+    window_size: Tuple[int, int] = (-1, -1),
+    block_table: Optional[torch.Tensor] = None,
+    out: Optional[torch.Tensor] = None,
+) -> str:
+    """The config that attention of these operands runs with, in words.
+
+    Args:
+        q: as in the function that is asked about, all other arguments too; k and v are the caches
+            of :func:`flash_attn_with_kvcache`. Nothing is computed.
+
+    Returns:
+        The backend's own text: the kernel's name, then ``name=value`` for each of its parameters;
+        on the CPU the instruction set. ``decode`` is bound by the bytes of keys and values,
+        ``prefill`` by matrix instructions; ``plain`` (GPUs) is the slower kernel that takes what
+        these do not. Values of sequences' lengths do not count, but the longest that is possible.
+    """
+    return attention_configs(
+        q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k, causal=causal, window_size=window_size,
+        block_table=block_table, out=out,
+    )[0]  # fmt: skip
+
+
+def attention_configs(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: Optional[torch.Tensor] = None,
+    cu_seqlens_k: Optional[torch.Tensor] = None,
+    max_seqlen_q: Optional[int] = None,
+    max_seqlen_k: Optional[int] = None,
+    causal: bool = False,
+    window_size: Tuple[int, int] = (-1, -1),
+    block_table: Optional[torch.Tensor] = None,
+    out: Optional[torch.Tensor] = None,
+) -> List[str]:
+    """All configs worth timing for these operands, as :func:`attention_config` takes them; what it
+    tells is the first. The op ``attention`` takes one of them as its ``config``."""
+    operands = _operands(
+        q, k, v, cu_seqlens_q, cu_seqlens_k if block_table is None else None, None, block_table,
+        max_seqlen_q, max_seqlen_k, None, causal, window_size, 0.0, None, None, None, False, out,
+        None,
+    )  # fmt: skip
+    return _attention_configs(*operands).splitlines()
+
+
 def _run(
     name, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
     softmax_scale, causal, window_size, softcap, s_aux, k_descale, v_descale, with_lse, out,
@@ -243,6 +309,22 @@ def _run(
         name, **{"q": q, keys: k, values: v}, s_aux=s_aux, k_descale=k_descale,
         v_descale=v_descale, out=out,
     )  # fmt: skip
+    operands = _operands(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
+        softmax_scale, causal, window_size, softcap, s_aux, k_descale, v_descale, with_lse, out,
+        leftpad_k,
+    )  # fmt: skip
+    _attention(*operands, "")
+    mark_written(out)
+    return operands[:2] if with_lse else operands[0]
+
+
+def _operands(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
+    softmax_scale, causal, window_size, softcap, s_aux, k_descale, v_descale, with_lse, out,
+    leftpad_k,
+) -> Tuple[Any, ...]:  # fmt: skip
+    """Of the op, but for the config: the result, lse, and what is read."""
     q, k, v = side_by_side(q), side_by_side(k), side_by_side(v)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if max_seqlen_k is None:
@@ -260,17 +342,15 @@ def _run(
     if with_lse:
         shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else (batch, q.shape[2], q.shape[1])
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
-    _attention(
+    return (
         result, lse, q, k, v, _integers(cu_seqlens_q), _integers(cu_seqlens_k),
         _integers(seqused_k), _integers(leftpad_k), _integers(block_table),
         _descale(k_descale, "k_descale", batch, kv_heads, q),
         _descale(v_descale, "v_descale", batch, kv_heads, q),
         optional_vector(s_aux), max_seqlen_q, max_seqlen_k,
         q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
-        window_size[0], 0 if causal else window_size[1], softcap, "",
+        window_size[0], 0 if causal else window_size[1], softcap,
     )  # fmt: skip
-    mark_written(out)
-    return (result, lse) if with_lse else result
 
 
 def _refuse(name: str, **given: object) -> None:

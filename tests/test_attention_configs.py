@@ -1,0 +1,130 @@
+"""Which configs attention has for a call: each gives the definition's result, the first is what
+runs, and another text is refused. On every backend of --device; what each design does with long
+sequences is in test_attention_amd.py and test_attention_cuda.py."""
+
+import sys
+
+import pytest
+import torch
+from test_attention import FP8, Case
+
+pytestmark = pytest.mark.not_on("reference")
+
+# A decode step of shared heads in pages, several queries of one sequence, a short prompt, FP8, and
+# what the plain design alone serves on GPUs.
+CALLS = {
+    "step": {"lengths": [190, 60], "heads": (12, 1), "page": 16},
+    "queries": {"lengths": [40, 33], "rows": 8, "heads": (4, 1), "causal": True},
+    "fp8 step": {"lengths": [70, 9], "heads": (2, 1), "kv_dtype": FP8},
+    "prompt": {"lengths": [90], "rows": 70, "heads": (2, 1), "causal": True},
+    "odd heads": {"lengths": [9, 3], "size": 33},
+}
+
+
+@pytest.fixture
+def run(backend, monkeypatch):
+    """``run(case, config)``: out and lse by the op with that config; empty: by the choice."""
+    module = sys.modules[backend.ops.flash_attn_func.__module__]
+    native = module._attention
+
+    def run(case, config):
+        monkeypatch.setattr(module, "_attention", lambda *a: native(*a[:-1], config))
+        torch.manual_seed(0)  # one order of pages, wherever they lie
+        return case.run()
+
+    return run
+
+
+def case_of(backend, call):
+    given = dict(CALLS[call])
+    if "kv_dtype" in given:
+        given["kv_dtype"] = backend.fp8_dtype
+    return Case(backend, **given)
+
+
+def listed(backend, case):
+    """As asked with the tensors of the case."""
+    to, pages = case.on_device, None
+    k, v = case.k, case.v
+    if case.page is not None:
+        pages = torch.zeros(case.batch, -(-case.most // case.page), dtype=torch.int32)
+        k, v = (t[:1, :1].expand(9, case.page, -1, -1).contiguous() for t in (k, v))
+    return backend.ops.attention_configs(
+        to(case.q), to(k), to(v), causal=case.options.get("causal", False), block_table=to(pages)
+    )
+
+
+def some(configs):
+    """The first, and of the others that have a design and tile those that divide the keys by powers
+    of two or three: each is a call of its own on the simulator."""
+    kept = []
+    for config in configs:
+        words = dict(word.split("=") for word in config.split()[1:])
+        if int(words.get("parts", 1)) in (1, 2, 3, 8) or config is configs[0]:
+            kept.append(config)
+    return kept
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "every"]
+)
+def test_each_config_is_right(backend, run, call, every):
+    case = case_of(backend, call)
+    configs = listed(backend, case)
+    assert len({*configs}) == len(configs)
+    designs = {config.split()[0] for config in configs}
+    if backend.name == "cpu":
+        assert len(configs) == 1 and designs <= {"portable", "neon", "avx2", "avx512"}
+    elif call == "odd heads":
+        assert designs == {"plain"}
+    else:
+        assert designs >= {"plain", "decode"} and (len(configs) > 9 or backend.name != "simulator")
+    for config in configs if every else some(configs):
+        case.check(*run(case, config))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_is_told_is_what_runs(backend, run, call):
+    """By the bits of float32 sums, which differ from config to config where keys are many."""
+    case = case_of(backend, call)
+    configs = listed(backend, case)
+    device = [case.on_device(t) for t in (case.q, case.k, case.v)]
+    if case.page is None:
+        causal = case.options.get("causal", False)
+        assert backend.ops.attention_config(*device, causal=causal) == configs[0]
+    chosen = run(case, "")
+    assert all(map(torch.equal, chosen, run(case, configs[0])))
+    if call == "step" and len(configs) > 1:
+        others = [run(case, config) for config in some(configs)[1:]]
+        assert any(not torch.equal(chosen[1], lse) for _, lse in others)
+
+
+@pytest.mark.parametrize("config", ["nonsense", "plain", "decode rows=16", " "])
+def test_another_text_is_refused(backend, run, config):
+    case = case_of(backend, "step")
+    with pytest.raises(RuntimeError, match=r"config: .*attention_configs tells") as refused:
+        run(case, config)
+    assert f"got '{config}'" in str(refused.value)
+
+
+def test_ragged_sequences_and_pages(backend):
+    """Are asked about with the arguments of flash_attn_varlen_func."""
+    to = lambda t: t.to(backend.device)  # noqa: E731
+    q, k, v = (to(torch.randn(30, heads, 64).bfloat16()) for heads in (4, 2, 2))
+    ends = to(torch.tensor([0, 10, 30], dtype=torch.int32))
+    asked = backend.ops.attention_config
+    of_rows = asked(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=20, max_seqlen_k=20)
+    pages = to(torch.zeros(2, 2, dtype=torch.int32))
+    cache = to(torch.randn(4, 16, 2, 64).bfloat16())
+    in_pages = asked(
+        q, cache, cache, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=20, block_table=pages
+    )
+    assert of_rows.split()[0] == in_pages.split()[0]
+    assert asked(q[:0], k, v, cu_seqlens_q=ends[:1] * 0, cu_seqlens_k=ends[:1] * 0)
+
+
+def test_a_call_that_is_wrong_is_refused_in_the_words_of_attention(package):
+    q, k, v = (torch.randn(1, 5, heads, 64).bfloat16() for heads in (4, 3, 3))
+    with pytest.raises(RuntimeError, match="heads of q must be a multiple of those of k"):
+        package.attention_config(q, k, v)
