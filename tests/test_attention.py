@@ -233,6 +233,27 @@ def test_large_scores_stay_finite(backend):
     case.check(*case.run())
 
 
+@pytest.mark.not_on("simulator", "cuda", "rocm")
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("kv_dtype", [None, FP8[0]])
+def test_a_sequence_has_the_same_bits_alone_on_a_cpu(backend, rows, kv_dtype):
+    """Splits are of 512 keys counted from the sequence's first, and join in their order: whatever
+    else is in the batch, however much room the cache has, and whether the splits had states."""
+    case = Case(
+        backend, [1300, 513, 512, 40, 0], rows=rows, heads=(12, 4), causal=True, kv_dtype=kv_dtype
+    )
+    together = case.run()
+    for b, length in enumerate(case.lengths.tolist()):
+        one = slice(b, b + 1)
+        scales = {n: case.options[n][one] for n in ("k_descale", "v_descale") if n in case.options}
+        for room in {length, case.most} - {0}:
+            alone = backend.ops.flash_attn_with_kvcache(
+                case.q[one], case.k[one, :room], case.v[one, :room],
+                cache_seqlens=case.lengths[one], causal=True, return_lse=True, **scales,
+            )  # fmt: skip
+            assert all(torch.equal(a, t[one]) for a, t in zip(alone, together, strict=True))
+
+
 @pytest.mark.not_on("simulator")
 @pytest.mark.parametrize("paged", [False, True])
 def test_ragged(backend, package, paged):

@@ -89,6 +89,24 @@ def test_maxima_that_grow_late(amd, config):
     case.check(*case.run())
 
 
+@pytest.mark.parametrize("parts", [2, 7])
+@pytest.mark.parametrize("window", [(-1, -1), (20, 0)])
+def test_parts_leave_the_bits_of_one_step_alone(amd, parts, window):
+    """Where all that a sequence's queries see lies in one step of 32 keys, the other parts add
+    zeros. Where it does not, each division has sums of its own."""
+    lengths = [32, 9, 1] if window == (-1, -1) else [64, 32, 57]
+    case = Case(amd, lengths, rows=2, heads=(6, 2), size=64, window_size=window)
+    case.options["window_size"] = window
+    amd.config = decode(16, 1)
+    expected = case.run()
+    amd.config = decode(16, parts)
+    assert all(map(torch.equal, case.run(), expected))
+    case = Case(amd, [190, 170], rows=4, heads=(8, 2), size=64)
+    several = case.run()
+    amd.config = decode(16, 1)
+    assert not all(map(torch.equal, several, case.run()))
+
+
 # ---- Prefill -----------------------------------------------------------------------------------
 
 ROWS = {64: 256, 80: 192, 96: 192, 128: 192, 192: 128, 256: 128}  # of a workgroup, by size
@@ -158,6 +176,27 @@ def test_ragged_sequences(amd, package, rows, config):
         )
         assert (out[of_q].double() - expected).norm() / expected.norm() < 2**-8
         torch.testing.assert_close(lse[:, of_q].double(), sums, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("config", [decode(), decode(16, 3), prefill(192)])
+@pytest.mark.parametrize("kv", [None, "fp8"])
+def test_neighbours_leave_the_bits_alone(amd, config, kv):
+    """Their queries, keys, lengths, scales and padding, at the same sizes of the call."""
+    amd.config = config
+    case = Case(
+        amd, [150, 99, 40], rows=5, heads=(4, 2), size=128, causal=True,
+        kv_dtype=amd.fp8 if kv else None,
+    )  # fmt: skip
+    case.options["cache_leftpad"] = torch.zeros(3, dtype=torch.int32)
+    one = [t[1] for t in case.run()]
+    others = torch.tensor([0, 2])
+    case.q[others] = 9.0
+    case.k[others] = torch.randn(2, 150, 2, 128).to(case.k.dtype)
+    case.lengths[others] = torch.tensor([3, 150], dtype=torch.int32)
+    case.options["cache_leftpad"][others] = torch.tensor([1, 33], dtype=torch.int32)
+    if kv:
+        case.options["k_descale"][others] = 7.0
+    assert all(map(torch.equal, [t[1] for t in case.run()], one))
 
 
 @pytest.mark.parametrize("size, kv, config, words", [
