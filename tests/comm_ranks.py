@@ -27,13 +27,15 @@ PATIENCE = 120.0  # seconds for a case
 
 
 class Ranks:
-    """``count`` processes in one gloo group."""
+    """``count`` processes in one group: of gloo, or of NCCL or RCCL, with a GPU each."""
 
-    def __init__(self, count: int, folder: Path) -> None:
+    def __init__(self, count: int, folder: Path, backend: str = "cpu") -> None:
+        self.backend, self.on_gpu = backend, backend != "cpu"
         self.pipes, self.processes = [], []
         for rank in range(count):
             ours, its = FORKS.Pipe()
-            process = FORKS.Process(target=_serve, args=(its, rank, count, str(folder / "group")))
+            arguments = (its, rank, count, str(folder / "group"), backend)
+            process = FORKS.Process(target=_serve, args=arguments)
             process.start()
             self.pipes.append(ours)
             self.processes.append(process)
@@ -59,11 +61,12 @@ class Ranks:
 
 
 class Here:
-    """What a case gets: its rank, the package, and a communicator of its own choice."""
+    """What a case gets: its rank and device, the package, and a communicator of its own choice."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, backend: str) -> None:
         self.rank = rank
-        self.package = kernels.get_kernel(REPO_ID, version=1, backend="cpu")
+        self.package = kernels.get_kernel(REPO_ID, version=1, backend=backend)
+        self.device = torch.device("cpu") if backend == "cpu" else torch.device("cuda", rank)
         self.groups, self.communicators = {}, {}
 
     def group(self, ranks: int) -> Any:
@@ -83,10 +86,13 @@ class Here:
         return self.communicators[ranks]
 
 
-def _serve(pipe: Connection, rank: int, count: int, file: str) -> None:
+def _serve(pipe: Connection, rank: int, count: int, file: str, backend: str) -> None:
     torch.set_num_threads(2)
-    distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=count)
-    here = Here(rank)
+    if backend != "cpu":
+        torch.cuda.set_device(rank)
+    name = "gloo" if backend == "cpu" else "nccl"
+    distributed.init_process_group(name, f"file://{file}", rank=rank, world_size=count)
+    here = Here(rank, backend)
     while True:
         case, arguments = pipe.recv()
         try:
@@ -113,10 +119,10 @@ def parts_of(seed: int, ranks: int, shape: tuple[int, ...], dtype: torch.dtype) 
     return parts
 
 
-def guarded(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
+def guarded(here: Here, shape: tuple, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
     """A tensor full of poison, and a check that nothing beside it was written."""
     count = torch.Size(shape).numel()
-    whole = torch.full((count + 128,), torch.nan, dtype=dtype)
+    whole = torch.full((count + 128,), torch.nan, dtype=dtype, device=here.device)
     whole[:64], whole[-64:] = 7.0, 7.0
 
     def check() -> None:
@@ -126,7 +132,7 @@ def guarded(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, A
 
 
 def bits(x: torch.Tensor) -> bytes:
-    return x.contiguous().view(torch.uint8).numpy().tobytes()
+    return x.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def require_same_bits(got: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -143,14 +149,14 @@ def sums(here: Here, ranks: int, shape: tuple, dtype: torch.dtype, seed: int, in
         return None
     parts = parts_of(seed, ranks, shape, dtype)
     wanted = here.package.reference.all_reduce(parts)
-    x = parts[here.rank].clone()
+    x = parts[here.rank].to(here.device, copy=True)
     if into == "new":
         got = communicator.all_reduce(x)
     elif into == "x":
         got = communicator.all_reduce(x, out=x)
         assert got is x
     else:
-        out, check = guarded(shape, dtype)
+        out, check = guarded(here, shape, dtype)
         got = communicator.all_reduce(x, out)
         assert got is out
         check()
@@ -168,7 +174,7 @@ def special_values(here: Here, ranks: int, dtype: torch.dtype) -> Any:
     values = [0.0, -0.0, inf, -inf, nan, large, -large, torch.finfo(dtype).tiny / 4, 1.0]
     table = torch.cartesian_prod(*[torch.tensor(values, dtype=torch.float64)] * 2).to(dtype)
     parts = [table[:, min(r, 1)].contiguous() for r in range(ranks)]
-    got = communicator.all_reduce(parts[here.rank])
+    got = communicator.all_reduce(parts[here.rank].to(here.device)).cpu()
     wanted = here.package.reference.all_reduce(parts)
     assert torch.equal(got.isnan(), wanted.isnan())
     require_same_bits(got.nan_to_num(5.0, inf, -inf), wanted.nan_to_num(5.0, inf, -inf))
@@ -180,35 +186,39 @@ def scatter_and_gather(here: Here, ranks: int, dtype: torch.dtype, rows: int, se
     if communicator is None:
         return
     parts = parts_of(seed, ranks, (ranks * rows, 3, 37), dtype)
+    x = parts[here.rank].to(here.device)
     mine = slice(here.rank * rows, (here.rank + 1) * rows)
     wanted = here.package.reference.all_reduce(parts)[mine]
-    out, check = guarded((rows, 3, 37), dtype)
-    require_same_bits(communicator.reduce_scatter(parts[here.rank], out), wanted)
+    out, check = guarded(here, (rows, 3, 37), dtype)
+    require_same_bits(communicator.reduce_scatter(x, out), wanted)
     check()
-    require_same_bits(communicator.reduce_scatter(parts[here.rank]), wanted)
-    out, check = guarded((ranks * ranks * rows, 3, 37), dtype)
-    require_same_bits(communicator.all_gather(parts[here.rank], out), torch.cat(parts))
+    require_same_bits(communicator.reduce_scatter(x), wanted)
+    out, check = guarded(here, (ranks * ranks * rows, 3, 37), dtype)
+    require_same_bits(communicator.all_gather(x, out), torch.cat(parts))
     check()
     # Not contiguous.
-    turned = [part.transpose(0, 2) for part in parts]
-    require_same_bits(communicator.all_gather(turned[here.rank]), torch.cat(turned))
+    turned = torch.cat([part.transpose(0, 2) for part in parts])
+    require_same_bits(communicator.all_gather(x.transpose(0, 2)), turned)
 
 
-def norms(here: Here, ranks: int, dtype: torch.dtype, seed: int, quantization: dict) -> Any:
+def norms(
+    here: Here, ranks: int, dtype: torch.dtype, seed: int, columns: int, quantization: dict
+) -> Any:
     """Equal to the bit to a sum and the op that follows it."""
     communicator = here.shared(ranks)
     if communicator is None:
         return None
-    parts = parts_of(seed, ranks, (5, 384), dtype)
+    parts = parts_of(seed, ranks, (5, columns), dtype)
     torch.manual_seed(seed)
-    weight, residual = torch.randn(384).to(dtype), torch.randn(5, 384).to(dtype)
+    weight = torch.randn(columns).to(here.device, dtype)
+    residual = torch.randn(5, columns).to(here.device, dtype)
     if quantization.get("scale"):
-        quantization = {"scale": torch.tensor([quantization["scale"]])}
+        quantization = {"scale": torch.tensor([quantization["scale"]], device=here.device)}
     h = residual.clone()
-    summed = here.package.reference.all_reduce(parts)
+    summed = here.package.reference.all_reduce(parts).to(here.device)
     wanted = here.package.rmsnorm_fp8(summed, weight, 1e-5, h, **quantization)
     q = communicator.all_reduce_rmsnorm_fp8(
-        parts[here.rank], weight, 1e-5, residual, **quantization
+        parts[here.rank].to(here.device), weight, 1e-5, residual, **quantization
     )
     for got, expected in zip((*q, residual), (*wanted, h), strict=True):
         require_same_bits(got, expected)
@@ -222,16 +232,17 @@ def linears(here: Here, ranks: int, seed: int) -> Any:
         return None
     torch.manual_seed(seed)
     n, k = 48, 64
-    xs = [torch.randn(3, k).bfloat16() for _ in range(ranks)]
-    ws = [here.package.quantize_fp8(torch.randn(n, k) / 8) for _ in range(ranks)]
-    bias = torch.randn(n).bfloat16()
+    device = here.device
+    xs = [torch.randn(3, k).to(device, torch.bfloat16) for _ in range(ranks)]
+    ws = [here.package.quantize_fp8((torch.randn(n, k) / 8).to(device)) for _ in range(ranks)]
+    bias = torch.randn(n).to(device, torch.bfloat16)
     parts = [
         here.package.fp8_linear(x, w, s, bias=bias if r == 0 else None)
         for r, (x, (w, s)) in enumerate(zip(xs, ws, strict=True))
     ]
     w, scale = ws[here.rank]
     got = communicator.linear_all_reduce(xs[here.rank], w, scale, bias=bias)
-    require_same_bits(got, here.package.reference.all_reduce(parts))
+    require_same_bits(got, here.package.reference.all_reduce([part.cpu() for part in parts]))
     return bits(got)
 
 
@@ -244,16 +255,17 @@ def many(here: Here, ranks: int, seed: int, calls: int) -> Any:
     for call in range(calls):
         kind, count = kinds.choice(["sum", "scatter", "gather"]), kinds.choice([1, 40, 3000, 20000])
         parts = parts_of(seed + call, ranks, (ranks, count), torch.bfloat16)
+        x = parts[here.rank].to(here.device)
         if own.random() < 0.05:
             time.sleep(own.random() * 0.01)
         if kind == "sum":
             wanted = here.package.reference.all_reduce(parts)
-            got = communicator.all_reduce(parts[here.rank])
+            got = communicator.all_reduce(x)
         elif kind == "scatter":
             wanted = here.package.reference.all_reduce(parts)[here.rank : here.rank + 1]
-            got = communicator.reduce_scatter(parts[here.rank])
+            got = communicator.reduce_scatter(x)
         else:
-            got, wanted = communicator.all_gather(parts[here.rank]), torch.cat(parts)
+            got, wanted = communicator.all_gather(x), torch.cat(parts)
         require_same_bits(got, wanted)
     return None
 
@@ -265,7 +277,7 @@ def a_late_rank(here: Here, late: int) -> None:
     parts = parts_of(3, 2, (300,), torch.float32)
     if here.rank == late:
         time.sleep(0.5)
-    got = communicator.all_reduce(parts[here.rank])
+    got = communicator.all_reduce(parts[here.rank].to(here.device))
     require_same_bits(got, here.package.reference.all_reduce(parts))
 
 
@@ -309,37 +321,49 @@ def other_calls_on_other_ranks(here: Here, other: str) -> str:
     return error_of(call, torch.ones(8))
 
 
-def refused(here: Here) -> dict[str, str]:
+def refused(here: Here, ranks: int) -> dict[str, str]:
     """By argument: what a rank says of a call that no other need hear of."""
-    c = here.shared(4)
-    address, x = c._address, torch.ones(4)
-    strange = torch.zeros(8192, dtype=torch.uint8)
-    op = here.package.comm.communicator._all_reduce
+    c, more = here.shared(ranks), {"device": here.device}
+    if c is None:
+        return {}
+    x = torch.ones(ranks, **more)
     said = {
         "x": error_of(c.all_reduce, [1.0]),
-        "dtype": error_of(c.all_reduce, torch.ones(4, dtype=torch.int32)),
-        "out dtype": error_of(c.all_reduce, x, torch.ones(4).bfloat16()),
-        "out shape": error_of(c.all_gather, x, torch.ones(4)),
-        "out strides": error_of(c.all_reduce, torch.ones(4, 4), torch.ones(4, 4).t()),
-        "rows": error_of(c.reduce_scatter, torch.ones(6)),
-        "bytes": error_of(c.all_reduce, torch.ones((1 << 18) + 1)),
-        "gradient": error_of(c.all_reduce, torch.ones(4, requires_grad=True)),
-        "memory": error_of(op, x, x, strange.data_ptr(), 8192, here.rank, 4, 1.0),
-        "ranks": error_of(op, x, x, address, 8192, 0, 9, 1.0),
-        "rank": error_of(op, x, x, address, 8192, 4, 4, 1.0),
+        "dtype": error_of(c.all_reduce, torch.ones(4, dtype=torch.int32, **more)),
+        "out dtype": error_of(c.all_reduce, x, torch.ones(ranks, **more).bfloat16()),
+        "out shape": error_of(c.all_gather, x, torch.ones(ranks, **more)),
+        "out strides": error_of(
+            c.all_reduce, torch.ones(4, 4, **more), torch.ones(4, 4, **more).t()
+        ),
+        "rows": error_of(c.reduce_scatter, torch.ones(ranks + 1, **more)),
+        "bytes": error_of(c.all_reduce, torch.ones((1 << 20) + 1, **more)),
+        "gradient": error_of(c.all_reduce, torch.ones(4, requires_grad=True, **more)),
     }
-    both = torch.ones(8)
+    both = torch.ones(8, **more)
     said["overlap"] = error_of(c.all_reduce, both[:4], both[2:6])
     return said
 
 
+def refused_memory(here: Here) -> dict[str, str]:
+    """What the op itself is given: only a Communicator calls it."""
+    c = here.shared(4)
+    address, x = c._address, torch.ones(4)
+    strange = torch.zeros(8192, dtype=torch.uint8)
+    op = here.package.comm.communicator._all_reduce
+    return {
+        "memory": error_of(op, x, x, strange.data_ptr(), 8192, here.rank, 4, 1.0),
+        "ranks": error_of(op, x, x, address, 8192, 0, 9, 1.0),
+        "rank": error_of(op, x, x, address, 8192, 4, 4, 1.0),
+    }
+
+
 def refused_groups(here: Here) -> list[str]:
-    communicator = here.package.comm.Communicator
-    alone = [distributed.new_group([rank]) for rank in range(4)][here.rank]
+    communicator, count = here.package.comm.Communicator, distributed.get_world_size()
+    alone = [distributed.new_group([rank]) for rank in range(count)][here.rank]
     said = [error_of(communicator, alone), error_of(communicator, None, 64 + here.rank)]
-    made = here.communicator(4, 64)
+    made = here.communicator(count, 64)
     made.close()
-    return [*said, error_of(made.all_reduce, torch.ones(1))]
+    return [*said, error_of(made.all_reduce, torch.ones(1, device=here.device))]
 
 
 def released(here: Here) -> list[bool]:
@@ -367,8 +391,37 @@ def released(here: Here) -> list[bool]:
     ]
 
 
-def compiled(here: Here) -> None:
-    communicator = here.shared(4)
+def sharing(here: Here, ipc_works: bool) -> str:
+    """How ranks agree on the way in which they share a GPU's memory, both ways played."""
+    from unittest import mock
+
+    group, memory = here.group(2), here.package.comm.memory
+    if here.rank > 1:
+        return ""
+
+    def symmetric(group: Any, size: int, device: torch.device) -> Any:
+        if here.rank == 1:
+            raise RuntimeError("no fabric\nbut a long tale")
+        return torch.empty(size, dtype=torch.uint8), [8, 16], "symmetric"
+
+    def ipc(group: Any, size: int, device: torch.device) -> Any:
+        if not ipc_works:
+            raise RuntimeError("no handle")
+        return torch.empty(size, dtype=torch.uint8), [8, 16], "ipc"
+
+    ways = {"_by_symmetric_memory": symmetric, "_by_ipc_handles": ipc}
+    with mock.patch.multiple(memory, **ways), mock.patch("torch.cuda.synchronize"):
+        report = torch.zeros(1, dtype=torch.int64)
+        try:
+            return memory.gpu_memory(group, 4096, torch.device("cpu"), report)[1]
+        except RuntimeError as error:
+            return str(error)
+
+
+def compiled(here: Here, ranks: int) -> None:
+    communicator = here.shared(ranks)
+    if communicator is None:
+        return
 
     def step(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = communicator.all_reduce(x * 2)
@@ -376,7 +429,7 @@ def compiled(here: Here) -> None:
         return z, *communicator.all_reduce_rmsnorm_fp8(z, weight, residual=y.clone())
 
     torch.manual_seed(here.rank)
-    x, weight = torch.randn(3, 256), torch.ones(256)
+    x, weight = torch.randn(3, 256).to(here.device), torch.ones(256, device=here.device)
     wanted = step(x, weight)
     got = torch.compile(step, backend="aot_eager", fullgraph=True)(x, weight)
     for a, b in zip(got, wanted, strict=True):
@@ -389,4 +442,131 @@ def wait_for_a_dead_rank(here: Here) -> str:
     distributed.barrier(here.group(2))
     if here.rank == 1:
         os._exit(3)
-    return error_of(communicator.all_reduce, torch.ones(5))
+    x = torch.ones(5, device=here.device)
+    if here.device.type == "cpu":
+        return error_of(communicator.all_reduce, x)
+    communicator.all_reduce(x)  # it returns at once
+    return error_of(communicator.check)
+
+
+# ---- Cases of GPUs alone
+
+
+def a_rank_that_a_gpu_waited_for(here: Here) -> list[str]:
+    """Rank 1 calls when rank 0 has given up: rank 0's x is there, its second one never comes."""
+    group = here.group(2)
+    if here.rank > 1:
+        return []
+    communicator = here.communicator(2, timeout=0.5)
+    x = torch.ones(100, device=here.device)
+    said = []
+    for caller in (0, 1):
+        if here.rank == caller:
+            communicator.all_reduce(x)
+            said.append(error_of(communicator.check))
+            said.append(error_of(communicator.all_reduce, x))
+            said.append(error_of(communicator.check))
+        distributed.barrier(group)
+    return said
+
+
+def graphs(here: Here) -> None:
+    """A graph of three exchanges, replayed with other numbers, and calls between the replays."""
+    communicator = here.shared(2)
+    if communicator is None:
+        return
+    x = torch.zeros(7, 1000, device=here.device, dtype=torch.bfloat16)
+    weight = torch.ones(1000, device=here.device, dtype=torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    communicator.all_reduce_rmsnorm_fp8(communicator.all_reduce(x), weight)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        y = communicator.all_reduce(x)
+        z = communicator.all_reduce(y)
+        q, scale = communicator.all_reduce_rmsnorm_fp8(z, weight)
+    for seed in range(6):
+        parts = parts_of(seed, 2, (7, 1000), torch.bfloat16)
+        x.copy_(parts[here.rank])
+        graph.replay()
+        first = here.package.reference.all_reduce(parts)
+        second = here.package.reference.all_reduce([first, first])
+        require_same_bits(y, first)
+        require_same_bits(z, second)
+        third = here.package.reference.all_reduce([second, second]).to(here.device)
+        wanted, wanted_scale = here.package.rmsnorm_fp8(third, weight)
+        require_same_bits(q, wanted)
+        require_same_bits(scale, wanted_scale)
+        require_same_bits(communicator.all_reduce(x), first)
+
+
+def streams(here: Here) -> None:
+    """One communicator from stream to stream, each waiting for the one before; and two at once,
+    each with a stream of its own."""
+    here.group(2)
+    if here.rank > 1:
+        return
+    pair = [here.communicator(2), here.communicator(2)]
+    sides = [torch.cuda.Stream(), torch.cuda.Stream()]
+    parts = [parts_of(seed, 2, (5000,), torch.float32) for seed in range(40)]
+    wanted = [here.package.reference.all_reduce(part) for part in parts]
+    xs = [part[here.rank].to(here.device) for part in parts]
+    torch.cuda.synchronize()
+    got = []
+    for number, x in enumerate(xs):
+        side, before = sides[number % 2], sides[1 - number % 2]
+        side.wait_stream(before)
+        with torch.cuda.stream(side):
+            got.append(pair[0].all_reduce(x))
+    torch.cuda.synchronize()
+    for one, expected in zip(got, wanted, strict=True):
+        require_same_bits(one, expected)
+    got = []
+    for number, x in enumerate(xs):
+        with torch.cuda.stream(sides[number % 2]):
+            got.append(pair[number % 2].all_reduce(x))
+    torch.cuda.synchronize()
+    for one, expected in zip(got, wanted, strict=True):
+        require_same_bits(one, expected)
+
+
+def memory_by_ipc(here: Here) -> Any:
+    """As many exchanges, where torch's symmetric memory is refused."""
+    from unittest import mock
+
+    here.group(2)
+    if here.rank > 1:
+        return None
+
+    def refused(*arguments: Any) -> None:
+        raise RuntimeError("no symmetric memory")
+
+    with mock.patch.object(here.package.comm.memory, "_by_symmetric_memory", refused):
+        communicator = here.communicator(2)
+    mine = Here.__new__(Here)
+    vars(mine).update(vars(here), communicators={2: communicator})
+    many(mine, 2, 300, 40)
+    graphs(mine)
+    return sums(mine, 2, (70001,), torch.bfloat16, 9, "out")
+
+
+def released_on_a_gpu(here: Here) -> tuple[int, int]:
+    """Bytes that the GPU has less while there is a Communicator, and after it."""
+    group = here.group(2)
+    if here.rank > 1:
+        return 0, 0
+
+    def free() -> int:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        distributed.barrier(group)
+        torch.cuda.synchronize()
+        return torch.cuda.mem_get_info()[0]
+
+    here.communicator(2).close()  # what is made once
+    before = free()
+    communicator = here.communicator(2, 64 << 20)
+    communicator.all_reduce(torch.ones(5, device=here.device))
+    during = free()
+    communicator.close()
+    free()  # until all ranks have closed
+    return before - during, before - free()

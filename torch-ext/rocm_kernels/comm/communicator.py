@@ -78,18 +78,21 @@ class Communicator:
         self.device = torch.device(device)
         self._report: Optional[torch.Tensor] = None
         self._memory: Optional[torch.Tensor] = None
+        self._peers: Any = None  # what keeps the other ranks' memory mapped
         if self.device.type == "cpu":
             self._memory = shared_memory(group, 2 * self.max_bytes)
         else:
             if self.device.index is None:
                 self.device = torch.device(self.device.type, torch.cuda.current_device())
             self._report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
-            self._memory = gpu_memory(group, 4 * self.max_bytes, self.device, self._report)
+            self._memory, self._peers = gpu_memory(
+                group, 4 * self.max_bytes, self.device, self._report
+            )
         self._address, self._bytes = self._memory.data_ptr(), self._memory.numel()
 
     def close(self) -> None:
         """Gives this rank's memory back; what others still read of it stays until they close."""
-        self._memory, self._address = None, 0
+        self._memory, self._peers, self._address = None, None, 0
 
     def check(self) -> None:
         """Raises if a rank did not come to a call made so far; waits for a GPU to finish them."""

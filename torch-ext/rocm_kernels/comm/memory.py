@@ -4,7 +4,7 @@ blocks/peers/memory.h describes it."""
 import os
 import struct
 import tempfile
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Tuple
 
 import torch
 
@@ -57,42 +57,83 @@ def shared_memory(group: Any, data_bytes: int) -> torch.Tensor:
 
 def gpu_memory(
     group: Any, data_bytes: int, device: torch.device, report: torch.Tensor
-) -> torch.Tensor:
+) -> Tuple[torch.Tensor, Any]:
     """This rank's bytes on its GPU, for GPUs that reach each other's memory: mailboxes that are
-    empty (blocks/peers/gpu/mailbox.h).
+    empty (blocks/peers/gpu/mailbox.h); and what keeps the others' bytes mapped.
 
     Args:
         report: int64, ``[1]``, pinned: where a kernel says who did not come.
     """
+    dist = torch.distributed
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    size = _HEADER_BYTES + -(-data_bytes // _PAGE) * _PAGE
+    reasons: List[str] = []
+    for share in (_by_symmetric_memory, _by_ipc_handles):
+        why: Optional[str] = None
+        try:
+            own, peers, kept = share(group, size, device)
+        except RuntimeError as error:
+            why = f"{str(error).splitlines()[0]}"
+        said: List[Optional[str]] = [None] * ranks
+        dist.all_gather_object(said, why, group=group)
+        found = [f"rank {r}: {text}" for r, text in enumerate(said) if text is not None]
+        if not found:
+            break
+        reasons.append(found[0])
+    else:
+        raise RuntimeError(
+            "the ranks must have GPUs of one host that reach each other's memory, and cannot share "
+            f"it. By torch's symmetric memory: {reasons[0]}; by IPC handles: {reasons[1]}"
+        )
+    own[:_HEADER_BYTES].zero_()
+    own[_HEADER_BYTES:].fill_(0xFF)
+    write_header(own, rank, peers, report.data_ptr())
+    torch.cuda.synchronize(device)
+    dist.barrier(group)  # nobody fills a mailbox that is not empty yet
+    return own, kept
+
+
+def _by_symmetric_memory(
+    group: Any, size: int, device: torch.device
+) -> Tuple[torch.Tensor, List[int], Any]:
+    """This rank's bytes, the addresses of all ranks', and what keeps them mapped."""
     from torch.distributed import _symmetric_memory
 
-    dist = torch.distributed
-    rank = dist.get_rank(group)
-    size = _HEADER_BYTES + -(-data_bytes // _PAGE) * _PAGE
     # A multicast object is of no use here, and a matter of the whole host's switches.
     given = os.environ.get(_NO_MULTICAST)
     os.environ[_NO_MULTICAST] = "1"
     try:
         own = _symmetric_memory.empty(size, dtype=torch.uint8, device=device)
         handle = _symmetric_memory.rendezvous(own, group)
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"rank {rank} cannot share memory of {device} with the other ranks, whose GPUs must be "
-            f"on one host and reach each other: {error}"
-        ) from error
     finally:
         if given is None:
             del os.environ[_NO_MULTICAST]
         else:
             os.environ[_NO_MULTICAST] = given
-    own[:_HEADER_BYTES].zero_()
-    own[_HEADER_BYTES:].fill_(0xFF)
-    offset = own.data_ptr() - handle.buffer_ptrs[rank]
-    peers = [address + offset for address in handle.buffer_ptrs]
-    write_header(own, rank, peers, report.data_ptr())
-    torch.cuda.synchronize(device)
-    dist.barrier(group)  # nobody fills a mailbox that is not empty yet
-    return own
+    offset = own.data_ptr() - handle.buffer_ptrs[torch.distributed.get_rank(group)]
+    return own, [address + offset for address in handle.buffer_ptrs], None
+
+
+def _by_ipc_handles(
+    group: Any, size: int, device: torch.device
+) -> Tuple[torch.Tensor, List[int], Any]:
+    """The same by the handles with which torch sends tensors from process to process."""
+    dist = torch.distributed
+    own = torch.empty(size, dtype=torch.uint8, device=device)
+    handle: Any = None
+    try:
+        handle = own.untyped_storage()._share_cuda_()
+    finally:  # the others wait
+        handles: List[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(handles, handle, group=group)
+    if None in handles:
+        raise RuntimeError("another rank has no handle")
+    storages = [own.untyped_storage()] * len(handles)
+    for r, (_, *rest) in enumerate(handles):
+        if r != dist.get_rank(group):
+            # On this rank's GPU, which then reaches the other's.
+            storages[r] = torch.UntypedStorage._new_shared_cuda(device.index, *rest)
+    return own, [storage.data_ptr() for storage in storages], storages
 
 
 def write_header(own: torch.Tensor, rank: int, peers: List[int], report: int = 0) -> None:
