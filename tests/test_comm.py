@@ -126,7 +126,7 @@ def test_a_rank_that_stays_away_is_an_error(on_cpu):
 
 def test_a_rank_that_a_gpu_waited_for_is_an_error(on_gpu):
     """The call returns at once; check() and every later call say who did not come."""
-    first, second, *_ = on_gpu.run("a_rank_that_a_gpu_waited_for")
+    first, second, *_ = on_gpu.run("comm_gpu_ranks.a_rank_that_a_gpu_waited_for")
     for said, missing in ((first, 1), (second, 0)):
         late = f"rank {missing} did not come within 0.5 seconds: has its process ended?"
         # Rank 0 had sent its x before it gave up, so rank 1's first call was right.
@@ -207,27 +207,27 @@ def test_memory_is_released(on_cpu):
 
 
 def test_memory_of_a_gpu_is_released(on_gpu):
-    for during, after in on_gpu.run("released_on_a_gpu")[:2]:
+    for during, after in on_gpu.run("comm_gpu_ranks.released_on_a_gpu")[:2]:
         assert during >= 4 * (64 << 20) and after <= 8 << 20
 
 
 def test_ranks_share_memory_in_the_same_way(on_cpu):
     """What one rank cannot do, none does."""
-    assert on_cpu.run("sharing", ipc_works=True)[:2] == ["ipc", "ipc"]
-    for said in on_cpu.run("sharing", ipc_works=False)[:2]:
+    assert on_cpu.run("comm_gpu_ranks.sharing", ipc_works=True)[:2] == ["ipc", "ipc"]
+    for said in on_cpu.run("comm_gpu_ranks.sharing", ipc_works=False)[:2]:
         assert said.endswith("memory: rank 1: no fabric; by IPC handles: rank 0: no handle")
 
 
 def test_memory_by_ipc_handles(on_gpu):
-    require_one_result(on_gpu.run("memory_by_ipc"))
+    require_one_result(on_gpu.run("comm_gpu_ranks.memory_by_ipc"))
 
 
 def test_graphs(on_gpu):
-    on_gpu.run("graphs")
+    on_gpu.run("comm_gpu_ranks.graphs")
 
 
 def test_streams(on_gpu):
-    on_gpu.run("streams")
+    on_gpu.run("comm_gpu_ranks.streams")
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

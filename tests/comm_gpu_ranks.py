@@ -1,0 +1,153 @@
+"""Cases of comm_ranks.py about the memory of GPUs, graphs and streams."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import torch
+from comm_ranks import Here, error_of, many, parts_of, require_same_bits, sums
+from torch import distributed
+
+
+def sharing(here: Here, ipc_works: bool) -> str:
+    """How ranks agree on the way in which they share a GPU's memory, both ways played."""
+    group, memory = here.group(2), here.package.comm.memory
+    if here.rank > 1:
+        return ""
+
+    def symmetric(group: Any, size: int, device: torch.device) -> Any:
+        if here.rank == 1:
+            raise RuntimeError("no fabric\nbut a long tale")
+        return torch.empty(size, dtype=torch.uint8), [8, 16], "symmetric"
+
+    def ipc(group: Any, size: int, device: torch.device) -> Any:
+        if not ipc_works:
+            raise RuntimeError("no handle")
+        return torch.empty(size, dtype=torch.uint8), [8, 16], "ipc"
+
+    ways = {"_by_symmetric_memory": symmetric, "_by_ipc_handles": ipc}
+    with mock.patch.multiple(memory, **ways), mock.patch("torch.cuda.synchronize"):
+        report = torch.zeros(1, dtype=torch.int64)
+        try:
+            return memory.gpu_memory(group, 4096, torch.device("cpu"), report)[1]
+        except RuntimeError as error:
+            return str(error)
+
+
+def a_rank_that_a_gpu_waited_for(here: Here) -> list[str]:
+    """Rank 1 calls when rank 0 has given up: rank 0's x is there, its second one never comes."""
+    group = here.group(2)
+    if here.rank > 1:
+        return []
+    communicator = here.communicator(2, timeout=0.5)
+    x = torch.ones(100, device=here.device)
+    said = []
+    for caller in (0, 1):
+        if here.rank == caller:
+            communicator.all_reduce(x)
+            said.append(error_of(communicator.check))
+            said.append(error_of(communicator.all_reduce, x))
+            said.append(error_of(communicator.check))
+        distributed.barrier(group)
+    return said
+
+
+def graphs(here: Here) -> None:
+    """A graph of three exchanges, replayed with other numbers, and calls between the replays."""
+    communicator = here.shared(2)
+    if communicator is None:
+        return
+    x = torch.zeros(7, 1000, device=here.device, dtype=torch.bfloat16)
+    weight = torch.ones(1000, device=here.device, dtype=torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    communicator.all_reduce_rmsnorm_fp8(communicator.all_reduce(x), weight)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        y = communicator.all_reduce(x)
+        z = communicator.all_reduce(y)
+        q, scale = communicator.all_reduce_rmsnorm_fp8(z, weight)
+    for seed in range(6):
+        parts = parts_of(seed, 2, (7, 1000), torch.bfloat16)
+        x.copy_(parts[here.rank])
+        graph.replay()
+        first = here.package.reference.all_reduce(parts)
+        second = here.package.reference.all_reduce([first, first])
+        require_same_bits(y, first)
+        require_same_bits(z, second)
+        third = here.package.reference.all_reduce([second, second]).to(here.device)
+        wanted, wanted_scale = here.package.rmsnorm_fp8(third, weight)
+        require_same_bits(q, wanted)
+        require_same_bits(scale, wanted_scale)
+        require_same_bits(communicator.all_reduce(x), first)
+
+
+def streams(here: Here) -> None:
+    """One communicator from stream to stream, each waiting for the one before; and two at once,
+    each with a stream of its own."""
+    here.group(2)
+    if here.rank > 1:
+        return
+    pair = [here.communicator(2), here.communicator(2)]
+    sides = [torch.cuda.Stream(), torch.cuda.Stream()]
+    parts = [parts_of(seed, 2, (5000,), torch.float32) for seed in range(40)]
+    wanted = [here.package.reference.all_reduce(part) for part in parts]
+    xs = [part[here.rank].to(here.device) for part in parts]
+    torch.cuda.synchronize()
+    got = []
+    for number, x in enumerate(xs):
+        side, before = sides[number % 2], sides[1 - number % 2]
+        side.wait_stream(before)
+        with torch.cuda.stream(side):
+            got.append(pair[0].all_reduce(x))
+    torch.cuda.synchronize()
+    for one, expected in zip(got, wanted, strict=True):
+        require_same_bits(one, expected)
+    got = []
+    for number, x in enumerate(xs):
+        with torch.cuda.stream(sides[number % 2]):
+            got.append(pair[number % 2].all_reduce(x))
+    torch.cuda.synchronize()
+    for one, expected in zip(got, wanted, strict=True):
+        require_same_bits(one, expected)
+
+
+def memory_by_ipc(here: Here) -> Any:
+    """As many exchanges, where torch's symmetric memory is refused."""
+    here.group(2)
+    if here.rank > 1:
+        return None
+
+    def refused(*arguments: Any) -> None:
+        raise RuntimeError("no symmetric memory")
+
+    with mock.patch.object(here.package.comm.memory, "_by_symmetric_memory", refused):
+        communicator = here.communicator(2)
+    mine = Here.__new__(Here)
+    vars(mine).update(vars(here), communicators={2: communicator})
+    many(mine, 2, 300, 40)
+    graphs(mine)
+    return sums(mine, 2, (70001,), torch.bfloat16, 9, "out")
+
+
+def released_on_a_gpu(here: Here) -> tuple[int, int]:
+    """Bytes that the GPU has less while there is a Communicator, and after it."""
+    group = here.group(2)
+    if here.rank > 1:
+        return 0, 0
+
+    def free() -> int:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        distributed.barrier(group)
+        torch.cuda.synchronize()
+        return torch.cuda.mem_get_info()[0]
+
+    here.communicator(2).close()  # what is made once
+    before = free()
+    communicator = here.communicator(2, 64 << 20)
+    communicator.all_reduce(torch.ones(5, device=here.device))
+    during = free()
+    communicator.close()
+    free()  # until all ranks have closed
+    return before - during, before - free()
