@@ -245,6 +245,10 @@ const char* hipGetErrorName(hipError_t error) {
       return "hipErrorInvalidHandle";
     case hipErrorLaunchFailure:
       return "hipErrorLaunchFailure";
+    case hipErrorNotSupported:
+      return "hipErrorNotSupported";
+    case hipErrorFileNotFound:
+      return "hipErrorFileNotFound";
     default:
       return "hipErrorUnknown";
   }

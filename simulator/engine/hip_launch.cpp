@@ -395,5 +395,29 @@ hipError_t hipOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, co
                                                                  unsigned) {
   return hipOccupancyMaxActiveBlocksPerMultiprocessor(blocks, host, threads, lds);
 }
+// The block with most waves on a compute unit, the largest of several.
+hipError_t hipOccupancyMaxPotentialBlockSize(int* grid, int* block, const void* host, size_t lds,
+                                             int limit) {
+  Lock guard(runtime().lock);
+  Function f = functionOf(host);
+  SimKernel k;
+  if (!f.object || !sim_kernel(f.object, f.name.c_str(), &k)) {
+    return result(hipErrorInvalidDeviceFunction);
+  }
+  int most = static_cast<int>(k.max_workgroup);
+  if (limit > 0) most = std::min(most, limit);
+  *grid = *block = 0;
+  int best = 0;
+  for (int threads = most; threads > 0; threads = (threads - 1) / 64 * 64) {
+    int blocks = 0;
+    if (hipError_t error = occupancy(&blocks, f, threads, lds)) return error;
+    int waves = blocks * ((threads + 63) / 64);
+    if (waves <= best) continue;
+    best = waves;
+    *block = threads;
+    *grid = blocks * static_cast<int>(runtime().gpu->computeUnits);
+  }
+  return hipSuccess;
+}
 
 }  // extern "C"

@@ -223,6 +223,18 @@ hipError_t hipGetSymbolAddress(void** p, const void* symbol) {
   *p = sim_variable(open(*it->second.binary), it->second.name.c_str(), &bytes);
   return *p ? hipSuccess : result(hipErrorInvalidSymbol);
 }
+hipError_t hipGetSymbolSize(size_t* bytes, const void* symbol) {
+  Runtime& r = runtime();
+  Lock guard(r.lock);
+  auto it = r.variables.find(symbol);
+  if (it == r.variables.end()) return result(hipErrorInvalidSymbol);
+  uint64_t size;
+  if (!sim_variable(open(*it->second.binary), it->second.name.c_str(), &size)) {
+    return result(hipErrorInvalidSymbol);
+  }
+  *bytes = size;
+  return hipSuccess;
+}
 hipError_t hipMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset,
                              hipMemcpyKind) {
   void* p;

@@ -17,7 +17,7 @@
 
 namespace sim::hip {
 
-constexpr std::chrono::milliseconds kSilence{100};
+constexpr std::chrono::milliseconds kSilence{200};
 constexpr uint32_t kTurns = 64;  // until the player looks for what has come
 
 // Launches that ended before, by their numbers in an interleaving: of each stream the last.

@@ -114,6 +114,15 @@ hipError_t hipStreamQuery(hipStream_t s) {
   if (!stream) return hipSuccess;
   return player().over([&] { return stream->queue->idle(); }) ? hipSuccess : hipErrorNotReady;
 }
+// Every stream has all compute units.
+hipError_t hipExtStreamGetCUMask(hipStream_t, uint32_t words, uint32_t* mask) {
+  if (!words || !mask) return result(hipErrorInvalidValue);
+  uint32_t units = runtime().gpu->computeUnits;
+  for (uint32_t n = 0; n < words; ++n, units -= std::min(units, 32u)) {
+    mask[n] = units >= 32 ? ~0u : (1u << units) - 1;
+  }
+  return hipSuccess;
+}
 hipError_t hipDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *least = *greatest = 0;
   return hipSuccess;

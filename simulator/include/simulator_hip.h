@@ -6,7 +6,8 @@
 #include <hip/hip_version.h>
 #endif
 
-#if defined(__HIP_DEVICE_COMPILE__) && defined(HIP_VERSION_MAJOR) && HIP_VERSION_MAJOR < 6
+#if defined(__HIP__) && defined(HIP_VERSION_MAJOR) && HIP_VERSION_MAJOR < 6
+// Device functions are read when host code is compiled, too.
 typedef _Float16 simulator_half2 __attribute__((ext_vector_type(2)));
 static inline __attribute__((device)) _Float16 __llvm_amdgcn_rcp_f16(_Float16 x) {
   return static_cast<_Float16>(__builtin_amdgcn_rcph(x));
@@ -15,6 +16,7 @@ static inline __attribute__((device)) simulator_half2 __llvm_amdgcn_rcp_2f16(sim
   return simulator_half2{__llvm_amdgcn_rcp_f16(x.x), __llvm_amdgcn_rcp_f16(x.y)};
 }
 
+#ifdef __HIP_DEVICE_COMPILE__
 // Order: acquire 2, release 3, both 4, sequential 5. Scope: work-group 1, device 2, system 3.
 __attribute__((device, used, weak)) void simulator_fence(unsigned, int order, int scope) __asm__(
     "__atomic_work_item_fence");
@@ -28,4 +30,5 @@ __attribute__((device, used, weak)) void simulator_fence(unsigned, int order, in
     __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "");
   }
 }
+#endif
 #endif

@@ -6,8 +6,8 @@
 
 A program is right when it ends with 0, which it does when its own comparison holds, and the checks
 find no error. Where a barrier is needed it is taken out of a copy: the checks must tell that.
-A repository that cannot be cloned, and a program that this compiler and these headers do not take,
-are named and not counted.
+A repository that cannot be cloned, and programs that do not compile with this compiler and these
+headers, end before their first kernel or take too long, are named and not counted.
 """
 
 from __future__ import annotations
@@ -46,18 +46,41 @@ class Repository:
     planted: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     flags: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()  # patterns of files that each program is linked with
+    headers: tuple[str, ...] = ()  # that its own build makes: empty ones do
     # Of a program: by default most have sizes for a GPU.
     arguments: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    wrong: str = "FAILED|[Ff]ailed"  # what a program prints of a wrong result, whatever it returns
 
 
 REPOSITORIES = [
     Repository("rocm-examples", "https://github.com/ROCm/rocm-examples.git",
-               ("HIP-Basic/*/main.hip", "Applications/*/main.hip", "Tutorials/*/example/*.hip"),
-               ("Common",),
-               {"HIP-Basic/matrix_multiplication": (1, 2)}),
+               ("HIP-Basic/*/main.hip", "Applications/*/main.hip"), ("Common",),
+               {"HIP-Basic/matrix_multiplication": (1, 2), "HIP-Basic/moving_average": (1,),
+                "HIP-Basic/streams": (1, 2), "Applications/histogram": (1, 2),
+                "Applications/prefix_sum": (1, 2, 3)},
+               arguments={"Applications/convolution": ("-x", "128", "-y", "64", "-i", "1")}),
     Repository("amd-lab-notes", "https://github.com/amd/amd-lab-notes.git",
                ("*/src/*.cpp", "*/examples/*.cpp", "*/codes/*.cpp"),
-               ("matrix-cores/include",)),
+               ("matrix-cores/include",),
+               arguments={"finite-difference/examples/laplacian": ("64", "8", "8", "64")}),
+    Repository("composable_kernel", "https://github.com/ROCm/composable_kernel.git",
+               ("example/01_gemm/gemm_xdl_fp16.cpp", "example/50_put_element/*.cpp",
+                "example/19_binary_elementwise/elementwise_add_1d.cpp",
+                "example/19_binary_elementwise/broadcast_add_2d_amn_bn.cpp"),
+               ("include", "library/include"),
+               flags=("-w", "-DCK_USE_XDL", *(f"-DCK_ENABLE_{kind}" for kind in
+                      ("INT8", "FP8", "BF8", "FP16", "BF16", "FP32", "FP64"))),
+               sources=("library/src/utility/*.cpp",),
+               headers=("ck/config.h", "ck/version.h"),
+               # Verified, numbers of method 2, not timed; m, n, k and the three leading dimensions.
+               arguments={"example/01_gemm/gemm_xdl_fp16":
+                          ("1", "2", "0", "256", "256", "128", "128", "128", "256")}),
+    Repository("radeonflow", "https://github.com/RadeonFlow/RadeonFlow_Kernels.git",
+               ("playground/*.cpp",), ("../composable_kernel/include",), flags=("-w",),
+               headers=("ck/config.h", "ck/version.h")),
+    Repository("hipkittens", "https://github.com/HazyResearch/HipKittens.git",
+               ("kernels/gemm/fp8fp32/FP8_8wave/8_wave.cu", "tests/unit/unit_tests.cu"),
+               ("include", "tests/unit/testing_commons"), flags=("-std=c++20", "-w")),
 ]  # fmt: skip
 
 
@@ -104,28 +127,32 @@ def complaint(command: list[str]) -> str:
     return re.split("error: |: (?=undefined)", (errors or lines or ["no word"])[0])[-1]
 
 
-def run(folder: pathlib.Path, arguments, seconds: int) -> tuple[str, dict[str, str]]:
-    """How the program ended (nothing: well), and by the kinds of the errors found a first one."""
+def run(folder: pathlib.Path, arguments, seconds: int, wrong: str) -> tuple[str, str, dict]:
+    """Why the program says nothing of the judge, how else it ended (nothing: well), and by the
+    kinds of the errors found a first one."""
     environment = {**os.environ, "LD_LIBRARY_PATH": str(simulator.runtime().parent),
                    "SIMULATOR_REPORT_DIR": str(folder), "SIMULATOR_TARGET": TARGET}  # fmt: skip
-    ended = ""
     try:
         done = subprocess.run([folder / "program", *arguments], cwd=folder, env=environment,
                               text=True, errors="replace", capture_output=True,
                               timeout=seconds)  # fmt: skip
-        if done.returncode:
-            ended = f"ended with {done.returncode}"
     except subprocess.TimeoutExpired:
-        ended = f"not over after {seconds} s"
+        return f"not over after {seconds} s", "", {}
+    reports = [json.loads(path.read_text()) for path in folder.glob("launch-*.json")]
     kinds: dict[str, str] = {}
-    for report in folder.glob("launch-*.json"):
-        launch = json.loads(report.read_text())
+    for launch in reports:
         for f in launch["findings"]:
             if f["level"] == "error":
                 kinds.setdefault(f["kind"], f"{launch['kernel']}, {f['source']}: {f['message']}")
         if "error" in launch:
             kinds.setdefault("stopped", launch["error"])
-    return ended, kinds
+    if done.returncode:
+        ended = f"ended with {done.returncode}"
+        lacks = re.search("the program calls .*", done.stderr)
+        if not reports:
+            return f"{ended} before its first kernel" + (f": {lacks[0]}" if lacks else ""), "", {}
+        return "", ended, kinds
+    return "", "says that its result is wrong" if re.search(wrong, done.stdout) else "", kinds
 
 
 def judged(repository: Repository, folder: pathlib.Path, only: str, seconds: int):
@@ -133,6 +160,10 @@ def judged(repository: Repository, folder: pathlib.Path, only: str, seconds: int
     rows, left = [], []
     flags = [*repository.flags, *(f"-I{folder / part}" for part in repository.include)]
     with tempfile.TemporaryDirectory() as scratch:
+        flags.append(f"-I{scratch}")
+        for header in repository.headers:
+            (pathlib.Path(scratch) / header).parent.mkdir(parents=True, exist_ok=True)
+            (pathlib.Path(scratch) / header).touch()
         objects = []
         for pattern in repository.sources:
             for source in sorted(folder.glob(pattern)):
@@ -145,6 +176,8 @@ def judged(repository: Repository, folder: pathlib.Path, only: str, seconds: int
                 its, why = judged_program(repository, folder, source, flags, objects, only, seconds)
                 rows += its
                 left += [f"{repository.name}: {line}" for line in why]
+    if not sources:
+        left.append(f"{repository.name}: none of its programs is there")
     return rows, left
 
 
@@ -170,9 +203,10 @@ def judged_program(repository, folder, source, flags, objects, only, seconds):
             why = compiled(changed, there / "program.o", [f"-I{source.parent}", *flags])
             if why := why or linked([there / "program.o", *objects], there / "program"):
                 return rows, [f"{place}: does not compile here: {why}"]
-            ended, kinds = run(there, repository.arguments.get(place, ()), seconds)
-        if not barrier and ended.startswith("not over"):
-            return rows, [f"{place}: {ended}"]
+            why, ended, kinds = run(there, repository.arguments.get(place, ()), seconds,
+                                    repository.wrong)  # fmt: skip
+        if why:
+            return rows, [f"{title.partition(': ')[2]}: {why}"]
         said = ", ".join([*([ended] if ended else []), *sorted(kinds)])
         passed = bool(kinds) if barrier else not said
         rows.append(suite_table.Row(title, TARGET, bool(barrier), said or ("nothing" if barrier

@@ -14,6 +14,7 @@ SOURCE = """
 #include <cstdio>
 #include <cstring>
 #include <thread>
+#include <unistd.h>
 #define GLOBAL extern "C" __attribute__((global))
 #define TID ((int)__builtin_amdgcn_workitem_id_x())
 #define BID ((int)__builtin_amdgcn_workgroup_id_x())
@@ -140,11 +141,12 @@ static int handed(int how) {
   CHECK(hipEventCreate(&e));
   for (hipStream_t& y : s) CHECK(hipStreamCreate(&y));
   void *args[] = {&x, &n}, *flags[] = {&flag};
-  CHECK(hipLaunchKernel((const void*)await, dim3(1), dim3(64), flags, 0, s[2]));
+  if (how < 3) CHECK(hipLaunchKernel((const void*)await, dim3(1), dim3(64), flags, 0, s[2]));
   CHECK(hipLaunchKernel((const void*)add, dim3(1), dim3(64), args, 0, s[0]));
   CHECK(hipEventRecord(e, s[0]));
   if (how == 0) CHECK(hipStreamWaitEvent(s[1], e, 0));
   if (how == 1) CHECK(hipStreamSynchronize(s[0]));
+  if (how == 3) usleep(5000);  // nothing starts meanwhile
   CHECK(hipLaunchKernel((const void*)add, dim3(1), dim3(64), args, 0, s[1]));
   CHECK(hipLaunchKernel((const void*)tell, dim3(1), dim3(64), flags, 0, s[1]));
   CHECK(hipDeviceSynchronize());
@@ -348,6 +350,12 @@ def test_exchanges_of_two_devices_are_judged_together(program, tmp_path):
 def test_what_devices_and_streams_lack_is_told(program, tmp_path, what, words):
     findings, _ = judged(program, what, tmp_path)
     assert any(f["kind"] == "global-race" and words in f["message"] for f in findings), findings
+
+
+def test_nothing_starts_while_the_host_still_launches(program, tmp_path):
+    for seed in range(4):
+        findings, _ = judged(program, "handed 3", tmp_path, [seed])
+        assert any(f["kind"] == "global-race" for f in findings), seed
 
 
 @pytest.mark.parametrize("what", ["handed 0", "handed 1"])

@@ -61,6 +61,14 @@ extern "C" int whole_program() {
   if (hipMemcpy(host, y, sizeof host + 4, hipMemcpyDeviceToHost) != hipErrorInvalidValue) return 8;
   int three = 3;
   if (hipMemcpyToSymbol((const void*)&offset, &three, 4, 0, hipMemcpyHostToDevice)) return 9;
+  size_t size;
+  if (hipGetSymbolSize(&size, (const void*)&offset) || size != 4) return 10;
+  int grid, block;
+  uint32_t mask[11];
+  if (hipOccupancyMaxPotentialBlockSize(&grid, &block, (const void*)add, 0, 0)) return 11;
+  if (block != 1024 || grid != 2 * 304) return 12;
+  if (hipExtStreamGetCUMask(nullptr, 11, mask)) return 13;
+  if (mask[0] != ~0u || mask[9] != (1u << 16) - 1 || mask[10]) return 14;
   return hipFree(x) || hipFree(y) || hipStreamDestroy(stream) || hipDeviceSynchronize();
 }
 extern "C" int unwritten() {

@@ -17,6 +17,7 @@ import public_kernels  # noqa: E402
 import suite_table  # noqa: E402
 
 PROGRAM = """
+#include <hip/hip_fp16.h>
 #include <hip/hip_runtime.h>
 #include "common.h"
 #include <cstdio>
