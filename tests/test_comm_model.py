@@ -79,3 +79,21 @@ def test_two_shots_begin_where_they_win(model, ranks):
     times = [model(ranks, size)["xgmi"][1] for size in sizes]
     assert shots == sorted(shots) and times == sorted(times)
     assert shots[0] == 1 and shots[-1] == (1 if ranks == 2 else 2)
+
+
+def test_where_the_page_says_that_two_shots_begin(model):
+    """docs/kernels/all_reduce.md, 'When which is chosen'."""
+    page = (ROOT / "docs" / "kernels" / "all_reduce.md").read_text()
+    for words, links in (("NVLink 4", "nvlink"), ("xGMI of MI300X", "xgmi")):
+        found = rf"{words}[^:]*: one shot up to (\d+) KB with 4 ranks and (\d+) KB with 8"
+        cells = re.search(found, page).groups()
+        for ranks, kilobytes in zip((4, 8), map(int, cells), strict=True):
+            assert model(ranks, kilobytes << 10)[links][0] == 1
+            assert model(ranks, (kilobytes + 2) << 10)[links][0] == 2
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 4096), (8, 8192), (32, 16384)])
+def test_what_the_journal_says_that_a_sum_adds(model, rows, columns):
+    journal = (ROOT / "docs" / "kernels" / "all_reduce_journal.md").read_text()
+    us = model(2, rows * columns * 2)["nvlink"][1]
+    assert f"{us:.1f} us to {rows} row{'s' * (rows > 1)} of {columns}" in journal
