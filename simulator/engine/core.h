@@ -251,13 +251,14 @@ struct Finding {
   u32 workgroup[3] = {}, wave = 0, lane = 0;
 };
 
-// Vector clocks. A wave's components say what of it is ordered before something:
-//   kIssued   global accesses by their issue: the waves of a workgroup share the L1, which keeps it
-//   kLgkm     LDS and scalar accesses that LGKMCNT has shown complete (LDS ones also by their
-//   order) kDone     accesses that VMCNT has shown complete: loads to LDS; global ones, for other
-//   workgroups kWritten  global accesses, by issue, that a write-back of L2 has carried out of the
-//   die
-enum Component : u32 { kIssued, kLgkm, kDone, kWritten, kComponents };
+// Vector clocks. A wave's clock moves on when it hands something on; of a wave is known
+//   kReached  up to which clock what it did is ordered before something. Global accesses carry the
+//             clock of their issue, for the waves of a workgroup share the L1, which keeps that
+//             order, and, for others, a stamp that moves on with the clock while a wait counter has
+//             not shown them complete; scalar accesses and those of LDS have such a stamp alone
+//   kWritten  up to which clock of their issue a write-back of L2 has carried global accesses out of
+//             the die
+enum Component : u32 { kReached, kWritten, kComponents };
 constexpr int kMaxWaves = 16, kClocks = kComponents * kMaxWaves;
 using Carried = std::array<u32, kMaxWaves>;
 struct Clock {
@@ -277,13 +278,13 @@ struct MemOp {
   const Inst* inst = nullptr;
   u64 mask = 0;
   bool performed = false;
-  bool mixedLds = false;  // a flat access with lanes in LDS
-  bool inARow = false;    // a global access of all lanes, one behind the other
-  u32 stamp = 0;          // of its wait counter; operations in flight at a release get a new one
-  u32 issued = 0;         // kIssued at its issue
-  u64 low = 0, high = 0;  // a global access lies in [low, high)
-  u64 born = 0;           // instruction count of the workgroup at issue
-  KnowledgePtr known, fresh;               // what the wave knew at issue, and had acquired
+  bool mixedLds = false;      // a flat access with lanes in LDS
+  bool inARow = false;        // a global access of all lanes, one behind the other
+  u32 stamp = 0;              // the clock; operations in flight at a release get a new one
+  u32 issued = 0;             // the wave's clock at its issue
+  u64 low = 0, high = 0;      // a global access lies in [low, high)
+  u64 born = 0;               // instruction count of the workgroup at issue
+  KnowledgePtr known, fresh;  // what the wave knew at issue, and had acquired
   KnowledgePtr publish, publishForeign;    // what a flag write gives to readers
   KnowledgePtr acquired, acquiredForeign;  // what a flag read took
   u32 ldsBase = 0;                         // load-to-LDS: M0 and offset at issue
@@ -338,7 +339,7 @@ struct Wave {
   KnowledgePtr known;               // what is ordered before the wave's next access
   KnowledgePtr acquired;            // of other workgroups, by flags: loads see it after buffer_inv
   KnowledgePtr taken, invalidated;  // what was last joined into `acquired`, and into `known` by inv
-  u32 clock[kWritten] = {1, 1, 1};
+  u32 clock = 1;
   u64 arrived = 0;  // the round of the grid's barrier that the wave waits for, else 0
 
   u64& exec() { return *reinterpret_cast<u64*>(s + kExec); }

@@ -106,7 +106,7 @@ static_assert(sizeof(Role) == 1);  // there is one in each record below
 struct AccessRecord {
   u64 mask = 0;
   u32 who = 0, stamp = 0, issued = 0;  // who: its workgroup
-  u8 component = 0;                    // kComponents * wave + the counter that completes it
+  u8 wave = 0;
   bool scalar : 1 = false;
   bool writeBack : 1 = false;  // other workgroups see it after a write-back only
   bool carry : 1 = false;      // other devices do
@@ -141,7 +141,7 @@ class GlobalShadow {
 // within one worker, so records of an earlier one need no clearing before they are met.
 struct LdsRecord {
   u32 stamp = 0, inst = 0;  // inst: index of the instruction
-  u8 component = 0, mask = 0;
+  u8 by = 0, mask = 0;      // by: twice the wave, + 1 for a load to LDS
   Role role;
   bool same = false;  // as in AccessRecord
 };

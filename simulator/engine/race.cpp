@@ -39,12 +39,13 @@ bool tells(const Wave& w, const Knowledge* x, const AccessRecord& r, Reach reach
   auto it = x->foreign->find(r.who);
   if (it != x->foreign->end()) {
     const Clock& k = it->second;
-    u32 wave = r.component / kComponents;
     bool across = reach == Reach::System;
     u32 written =
-        across ? (k.carried ? (*k.carried)[wave] : 0) : k.at[wave * kComponents + kWritten];
+        across ? (k.carried ? (*k.carried)[r.wave] : 0) : k.at[r.wave * kComponents + kWritten];
     if (!r.scalar && written >= r.issued) return true;
-    if (!(across ? r.carry : r.writeBack) && k.at[r.component] >= r.stamp) return true;
+    if (!(across ? r.carry : r.writeBack) && k.at[r.wave * kComponents + kReached] >= r.stamp) {
+      return true;
+    }
   }
   return tellsOfItsEnd(w, x, r);
 }
@@ -53,11 +54,9 @@ bool tells(const Wave& w, const Knowledge* x, const AccessRecord& r, Reach reach
 // buffer_inv has made visible to ordinary loads.
 bool ordered(const Wave& w, const MemOp& op, const AccessRecord& r, Reach reach, bool fresh) {
   if (reach == Reach::Workgroup) {
-    u32 wave = r.component / kComponents * kComponents;
-    if (static_cast<int>(wave / kComponents) == w.id) return true;
-    const Clock& k = op.known->own;
+    if (r.wave == w.id) return true;
     bool scalar = r.scalar || op.inst->mem.space == Space::Scalar;  // not through the L1
-    return scalar ? k.at[r.component] >= r.stamp : k.at[wave + kIssued] >= r.issued;
+    return op.known->own.at[r.wave * kComponents + kReached] >= (scalar ? r.stamp : r.issued);
   }
   const World& world = *w.wg->launch->world;
   if (world.several() && world.precedes(world.partOf(r.who), w.wg->launch->part)) return true;
@@ -96,13 +95,12 @@ class GlobalAccess {
       : w_(w), op_(op), lanes_(lanes), worker_(*w.wg->worker), shared_(w.wg->launch->workers > 1) {
     const Inst* inst = op.inst;
     bool scalar = inst->mem.space == Space::Scalar;
-    u8 component = kComponents * w.id + (scalar || op.mixedLds ? kLgkm : kDone);
     bool stays = role.write && w.object->gpu->manyDies;  // in the die's L2
     record_ = {0,
                w.wg->who,
                op.stamp,
                op.issued,
-               component,
+               static_cast<u8>(w.id),
                scalar,
                stays && role.level < Role::kDevice,
                stays && !role.system(),
@@ -188,7 +186,7 @@ class GlobalAccess {
   static bool wroteItself(const GlobalShadow::Page& page, u64 at, const AccessRecord& r, u64 mask) {
     u64 open = r.mask & mask;
     for (const AccessRecord& x : page.writers[at].last) {
-      bool own = x.who == r.who && x.component / kComponents == r.component / kComponents;
+      bool own = x.who == r.who && x.wave == r.wave;
       if (own) open &= ~x.mask;
     }
     return !open;
@@ -253,8 +251,8 @@ class GlobalAccess {
     if (r.writeBack && met.writes && reach != Reach::Workgroup) hint += outrun(r);
     u64 address = line * 64 + __builtin_ctzll(met.mask);
     report(w_, *op_.inst, "global-race", address, lane,
-           describe(w_, role.write ? "writes global memory" : "reads global memory", r.who,
-                    r.component / kComponents, r.inst, met.writes, hint),
+           describe(w_, role.write ? "writes global memory" : "reads global memory", r.who, r.wave,
+                    r.inst, met.writes, hint),
            level);
   }
 
@@ -298,7 +296,7 @@ class GlobalAccess {
   void put(AccessRecord* slots, u64 mask) {
     auto mine = [&](const AccessRecord& r) {
       return r.mask == 0 ||
-             (r.who == record_.who && r.component == record_.component &&
+             (r.who == record_.who && r.wave == record_.wave && r.scalar == record_.scalar &&
               r.stamp == record_.stamp && r.issued == record_.issued &&
               r.role.level == record_.role.level && r.role.flag == record_.role.flag);
     };
@@ -397,7 +395,7 @@ const Inst* ownReader(const Wave& w, u64 address) {
       w.wg->launch->world->shadow.page(address / 64 / GlobalShadow::kPageLines);
   Held held(page, w.wg->launch->workers > 1);
   for (const AccessRecord& r : page.readers[address / 64 % GlobalShadow::kPageLines].last) {
-    bool own = r.who == w.wg->who && static_cast<int>(r.component / kComponents) == w.id;
+    bool own = r.who == w.wg->who && r.wave == w.id;
     if (own && (r.mask >> address % 64 & 1)) return r.inst;
   }
   return nullptr;

@@ -21,12 +21,11 @@ class LdsAccess {
     role_.write = write;
     inst_ = op.inst;
     bool toLds = inst_->mem.access == Access::LoadToLds;
-    component_ = kComponents * w.id + (toLds ? kDone : kLgkm);
-    record_ = {op.stamp, static_cast<u32>(inst_ - w.object->code.data()), component_, 0, role_,
-               false};
+    u32 inst = inst_ - w.object->code.data();
+    record_ = {op.stamp, inst, static_cast<u8>(2 * w.id + toLds), 0, role_, false};
     const Clock& own = op.known->own;
-    for (int n = 0; n < kClocks; ++n) known_[n] = std::max(own.at[n], wg_.clockBase - 1);
-    for (u32 n = 0; n < kComponents; ++n) known_[kComponents * w.id + n] = ~0u;
+    for (int n = 0; n < kMaxWaves; ++n) known_[n] = own.at[n * kComponents + kReached];
+    known_[w.id] = ~0u;
   }
 
   // Bytes [begin, end) of LDS; `lane` asks for them.
@@ -65,9 +64,7 @@ class LdsAccess {
 
   // The access meets what a cell, which stands for `words` of them, has of others.
   void meet(LdsCell& cell, u32 word, u32 words, u8 mask, int lane) {
-    auto meets = [&](const LdsRecord& r) {
-      return (r.mask & mask) && r.stamp > known_[r.component];
-    };
+    auto meets = [&](const LdsRecord& r) { return (r.mask & mask) && r.stamp > known_[r.by / 2]; };
     bool any = false;
     for (const LdsRecord& r : cell.writers) any |= meets(r);
     if (role_.write) {
@@ -84,7 +81,7 @@ class LdsAccess {
   template <int kCount>
   void put(LdsRecord* slots, u8 mask) {
     auto mine = [&](const LdsRecord& r) {
-      return r.component == component_ && r.mask == mask && r.role.level == role_.level;
+      return r.by == record_.by && r.mask == mask && r.role.level == role_.level;
     };
     int at = 0;
     while (at < kCount - 1 && !mine(slots[at])) ++at;
@@ -95,7 +92,7 @@ class LdsAccess {
 
   void judge(const LdsCell& cell, u32 word, u32 words, u8 mask, int lane) {
     auto meets = [&](const LdsRecord& r, u8 bytes) {
-      return (r.mask & bytes) && r.stamp > known_[r.component];
+      return (r.mask & bytes) && r.stamp > known_[r.by / 2];
     };
     bool plain = role_.write && !role_.atomic();
     bool kept = plain && keeps(word, words, mask, lane);
@@ -119,7 +116,7 @@ class LdsAccess {
   static bool wroteItself(const LdsCell& cell, const LdsRecord& reader, u8 mask) {
     u8 open = reader.mask & mask;
     for (const LdsRecord& r : cell.writers) {
-      if (r.component / kComponents == reader.component / kComponents) open &= ~r.mask;
+      if (r.by / 2 == reader.by / 2) open &= ~r.mask;
     }
     return !open;
   }
@@ -150,8 +147,8 @@ class LdsAccess {
     }
     for (u32 n = 0; n < words; ++n) {
       report(w_, *inst_, "lds-race", (word + n) * 4, lane,
-             describe(w_, role_.write ? "writes LDS" : "reads LDS", wg_.who,
-                      r.component / kComponents, &other, earlierWrites,
+             describe(w_, role_.write ? "writes LDS" : "reads LDS", wg_.who, r.by / 2, &other,
+                      earlierWrites,
                       role_.level == r.role.level ? "" : hintFor(role_, r.role, Reach::Workgroup)),
              level);
     }
@@ -168,10 +165,8 @@ class LdsAccess {
   Role role_;
   const Inst* inst_;
   u32 bytes_, offset_, row_;
-  u8 component_;
   LdsRecord record_;
-  // Up to which stamp a record of each component is known, or the wave's.
-  alignas(64) u32 known_[kClocks];
+  alignas(64) u32 known_[kMaxWaves];  // up to which stamp a record of each wave is known
 };
 
 }  // namespace
@@ -203,7 +198,7 @@ const Inst* ownLdsReader(const Wave& w, u32 address) {
   u32 word = address / 4, first = word / LdsShadow::kShared * LdsShadow::kShared;
   if (cells[first].state >> 1 != w.wg->clockBase) return nullptr;
   for (const LdsRecord& r : cells[cells[first].state & 1 ? word : first].readers) {
-    bool own = static_cast<int>(r.component / kComponents) == w.id;
+    bool own = r.by / 2 == w.id;
     if (own && (r.mask >> address % 4 & 1)) return &w.object->code[r.inst];
   }
   return nullptr;

@@ -323,7 +323,7 @@ class Runner {
     if (launch_.options.race) endKnowledge(wg);
     registers_.push_back(wg.registers);
     for (Wave& w : wg.waves) {
-      for (u32 c : w.clock) worker_.clockBase = std::max(worker_.clockBase, c + 1);
+      worker_.clockBase = std::max(worker_.clockBase, w.clock + 1);
     }
     if (wg.shadow) shadows_.push_back(std::move(wg.shadow));
     agedAt_ = 0;

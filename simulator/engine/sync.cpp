@@ -81,9 +81,7 @@ KnowledgePtr seenFromOutside(const Wave& w, const KnowledgePtr& k) {
   return r;
 }
 
-void ownClocks(const Wave& w, Clock& clock) {
-  for (u32 c = 0; c < kWritten; ++c) clock.at[kComponents * w.id + c] = w.clock[c];
-}
+void ownClocks(const Wave& w, Clock& clock) { clock.at[kComponents * w.id + kReached] = w.clock; }
 
 // What the wave knows plus its own accesses.
 KnowledgePtr snapshot(const Wave& w) {
@@ -95,10 +93,10 @@ KnowledgePtr snapshot(const Wave& w) {
 // Moves the clocks on; operations in flight get the new stamp, so a release says nothing about
 // them. A flag in LDS covers earlier LDS instructions even in flight.
 void advance(Wave& w, bool coversLds) {
-  for (u32& c : w.clock) ++c;
-  for (MemOp* op : w.vm) op->stamp = w.clock[kDone];
+  ++w.clock;
+  for (MemOp* op : w.vm) op->stamp = w.clock;
   for (MemOp* op : w.lgkm) {
-    if (!coversLds || op->inst->mem.space != Space::Lds) op->stamp = w.clock[kLgkm];
+    if (!coversLds || op->inst->mem.space != Space::Lds) op->stamp = w.clock;
   }
 }
 
@@ -237,7 +235,7 @@ void initKnowledge(Workgroup& wg) {
   for (u32& c : k->own.at) c = wg.clockBase - 1;
   for (Wave& w : wg.waves) {
     w.known = k;
-    for (u32& c : w.clock) c = wg.clockBase;
+    w.clock = wg.clockBase;
   }
 }
 
@@ -276,11 +274,9 @@ void workgroupBarrier(Workgroup& wg) {
 
 void issueSync(Wave& w, MemOp& op) {
   const Inst& i = *op.inst;
-  bool lgkm = i.mem.space == Space::Lds || i.mem.space == Space::Scalar || op.mixedLds;
   op.known = w.known;
   op.fresh = w.acquired;
-  op.stamp = w.clock[isFence(op) || !lgkm ? kDone : kLgkm];
-  op.issued = w.clock[kIssued];
+  op.stamp = op.issued = w.clock;
   if (isFence(op)) {
     if (!reachesOtherGroups(w, i)) return;
     if (i.name == "buffer_wbl2") {
@@ -393,7 +389,7 @@ void completeSync(Wave& w, MemOp& op) {
     auto k = std::make_shared<Knowledge>(*w.known);
     Carried issued;
     for (int n = 0; n < kMaxWaves; ++n) {
-      issued[n] = op.publish->own.at[n * kComponents + kIssued];
+      issued[n] = op.publish->own.at[n * kComponents + kReached];
       u32& written = k->own.at[n * kComponents + kWritten];
       written = std::max(written, issued[n]);
     }
