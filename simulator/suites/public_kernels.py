@@ -56,9 +56,10 @@ REPOSITORIES = [
     Repository("rocm-examples", "https://github.com/ROCm/rocm-examples.git",
                ("HIP-Basic/*/main.hip", "Applications/*/main.hip"), ("Common",),
                {"HIP-Basic/matrix_multiplication": (1, 2), "HIP-Basic/moving_average": (1,),
-                "HIP-Basic/streams": (1, 2), "Applications/histogram": (1, 2),
-                "Applications/prefix_sum": (1, 2, 3)},
-               arguments={"Applications/convolution": ("-x", "128", "-y", "64", "-i", "1")}),
+                "Applications/histogram": (1, 2), "Applications/prefix_sum": (1, 2, 3)},
+               arguments={"Applications/convolution": ("-x", "128", "-y", "64", "-i", "1"),
+                          "HIP-Basic/matrix_multiplication":
+                          ("-A_rows", "64", "-A_cols", "128", "-B_cols", "64")}),
     Repository("amd-lab-notes", "https://github.com/amd/amd-lab-notes.git",
                ("*/src/*.cpp", "*/examples/*.cpp", "*/codes/*.cpp"),
                ("matrix-cores/include",),
