@@ -6,6 +6,17 @@
 // is used, so holding it in that type loses nothing), asks for the weight before it waits for the
 // row, and asks for its next row before it reduces the present one: loads are in flight all the
 // time. Blocks stay for many rows, with the weight in registers.
+//
+// Timeline of a team, whose threads all do the same. | is a barrier of its block, or of its cluster
+// of blocks; there is none where a team is lanes of one wave. Teams wait for nothing of each other.
+//
+//   the kernel before; load the first row of x and of the residual, the weight
+//   each row: h = x + residual, to memory; squares; load the next row
+//             | sum of squares over the team: 1 / rms
+//             a scale a token: | largest magnitude of y over the team
+//             y, with the scale of a group over neighbouring lanes; codes; stores
+//
+// Rows beyond registers (rmsnorm_fp8_any_kernel) are read again behind each |, mostly from cache.
 #pragma once
 
 #include "../blocks/rows/gpu/norm.h"

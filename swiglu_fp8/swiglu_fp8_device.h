@@ -7,6 +7,14 @@
 // run of vectors, one a thread, in blocks that come and go. With a scale a token, a team of threads
 // holds its row's results in registers between the reduction of their magnitude and their scaling,
 // as in rmsnorm_fp8.
+//
+// Timeline. | is a barrier of a team's block or cluster; there is none where a team is lanes of one
+// wave.
+//
+//   flat    the kernel before; load gate and up of one vector; y, with the scale of a group over
+//           neighbouring lanes; store
+//   token   the kernel before; load gate and up of the team's first row
+//           each row: y; load the next row | largest magnitude over the team; codes, stores
 #pragma once
 
 #include "../blocks/rows/gpu/activation.h"

@@ -6,6 +6,17 @@
 //   two shots  thread: x[part r][v] ──▶ rank r's mailbox      v: of the part that a rank adds
 //                      mailbox[r][v] ──▶ sum ──▶ out[own part][v] and every other rank's mailbox
 //                      second mailbox[r][v] ──▶ out[part r][v]
+//   scatter, gather      the first of these shots; all x to all ranks, without a sum
+//
+// Timeline of a thread, with every vector v of its own. Blocks and threads do not wait for each
+// other, but for one barrier of a block; a thread waits for vectors of other ranks.
+//
+//   waits for                          does
+//   the kernel before                  reads the epoch; stores all its x[v] to the other ranks
+//   a barrier of the block             counts the epoch on, as all have read it
+//   x[v] of every other rank, v by v   empties the places; adds, in the ranks' order; out, and the
+//                                      sum to the other ranks if there is a second shot
+//   sums of every other rank           empties the places; out
 //
 // A GPU stores into the memory of others and loads from its own alone: a load over a link would be
 // a way there and back. A thread keeps to its v from x to out, so out may be x, and nothing needs a

@@ -3,6 +3,16 @@
 //   thread: x[v] ──▶ every other rank's mailbox;  residual[v], weight[v] asked for
 //           mailbox[r][v] of all r ──▶ sum, rounded ──▶ h = sum + residual ──▶ norm, scale ──▶ FP8
 //
+// Timeline of a block, which has one row:
+//
+//   waits for                          does
+//   the kernel before                  reads the epoch; stores x to the other ranks; asks for
+//                                      residual and weight
+//   a barrier of the block             counts the epoch on
+//   x[v] of every other rank, v by v   empties the places; adds; h, to memory; squares
+//   its other waves                    1 / rms (and, of a scale a token, once more: the scale)
+//                                      y, codes, stores
+//
 // Teams hold rows as in rmsnorm_fp8 (blocks/rows/gpu/row.h), so the bits are those of all_reduce
 // and that op after it. Every rank has every row: at the sizes of a decode step the rows' norms are
 // hidden behind the links, and dividing them among ranks would take a second way over these.

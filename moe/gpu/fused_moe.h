@@ -7,6 +7,12 @@
 //   down: h --> parts                                                      [split_k][slots][H]
 //   combine: weights . parts --> out                                       [T, H]
 //
+// Timeline: these are launches of one stream, and each reads what those before it wrote. On Hopper
+// a kernel starts while the one before ends, and waits for it before it reads or stores anything
+// that a kernel may have written (common/gpu/dependent_launch.h). Where there is no route, the
+// first kernel of a layer is a gate: what is older than it may be read before that wait, as the
+// combine does with ids and weights.
+//
 // A backend's MoeConfig may change these launches, by functions of these names:
 //   routes_itself   products find each expert's rows by themselves, from the ids: there is no
 //                   route, and h has a row for each slot, in the order of slots

@@ -8,6 +8,17 @@
 //   plan    one block: where each expert's rows begin, where each chunk's lie among them, the tiles
 //   place   a block a chunk: row_slots, the slot of each row
 //
+// Timeline. Blocks meet where a launch ends, nowhere else. | is a barrier of the block.
+//
+//   route   ids of the own chunk | ids of all chunks, 8 chunks at once: how many slots each expert
+//           has, before the own chunk and from it on, counted in LDS
+//           | plan_tiles: where experts' rows end (add_up | |), the block's share of the tiles
+//           | place_chunk, kRouteThreads slots at a time: the row of each slot, to row_slots |
+//   count   ids of the own chunk | counted in LDS | to memory
+//   plan    counts of all chunks, or grouped_gemm's ends; plan_tiles; counts in memory become the
+//           row of each chunk's first slot of each expert
+//   place   these rows, ids of the own chunk | place_chunk
+//
 // grouped_gemm comes with its rows in order: it takes the plan alone. An expert's rows are in the
 // order of slots, whatever order blocks run in.
 //

@@ -1,6 +1,18 @@
 // A layer's row kernels, beside its two products: x and h to FP8, and the sum of a token's slots.
 // AMD has kernels of its own for each. There clang waits for loads under conditions one after the
 // other, so in these a load depends on nothing but its address.
+//
+// Timeline. Blocks do not wait for each other; | is a barrier of the block.
+//
+//   quantize   a team a row: the block, or 32 neighbouring lanes
+//              the kernel before; to where the row's copies go, in LDS; the row, to registers
+//              | a scale a row: its largest magnitude, over the team (| where that is many waves)
+//              each vector: a scale of a group, over neighbouring lanes; codes; all copies
+//   combine    a block some columns of a token, a thread up to 4 of them
+//              ids and weights of the token's slots; the kernel before (first, unless a gate is)
+//              8 slots at once: loads of their parts of K, sums in order, by weight; one store
+//   on AMD     quantize has no copies and no first barrier; combine has a slot's id and weight in
+//              one lane, which tells its wave
 #pragma once
 
 #include "../../blocks/rows/gpu/quantize.h"

@@ -4,6 +4,14 @@
 // Scores lie in LDS. The k greatest are found one after the other: each lane offers its greatest
 // that is not taken yet, the wave takes the greatest of those, of equal ones the lowest id. That is
 // k * (E / 64) comparisons a lane, all in registers and LDS; nothing is sorted.
+//
+// Timeline of a wave. | is a barrier of the block, though a wave reads its own LDS alone.
+//
+//   the kernel before; logits --> scores and choices in LDS
+//   | groups: the two greatest choices of each | experts of groups that lose are taken
+//   | softmax: exponentials in place of scores, their sum over the wave |
+//   k times: the greatest that is left, over the wave; lane j keeps the j-th
+//   lane j: weight j, id j to memory
 #pragma once
 
 #include <cmath>
