@@ -98,9 +98,23 @@ class Player {
     return out;
   }
 
-  void add(Queue& queue, Item item) {
+  // `after`: streams whose work until now comes first.
+  void add(Queue& queue, Item item, const std::vector<Queue*>& after) {
     std::lock_guard guard(lock_);
     item.past = host_;
+    for (Queue* other : after) {
+      if (other == &queue) continue;
+      if (other->idle()) {
+        item.past.join(other->past);
+        continue;
+      }
+      Item ends, waits;
+      ends.event = waits.event = std::make_shared<Event>();
+      ends.number = waits.number = ends.event->recorded = 1;
+      waits.waits = true;
+      other->items.push_back(std::move(ends));
+      queue.items.push_back(std::move(waits));
+    }
     if (item.event && !item.waits) item.number = ++item.event->recorded;
     if (item.event && item.waits) item.number = item.event->recorded;
     queue.items.push_back(std::move(item));

@@ -6,6 +6,7 @@ namespace {
 
 struct Stream {
   Queue* queue;
+  bool blocking;                    // it and the null stream wait for one another
   std::shared_ptr<Graph> captured;  // not null while the stream is captured
 };
 
@@ -49,7 +50,10 @@ hipError_t give(hipStream_t s, Item item) {
     if (stream->captured) {
       stream->captured->items.push_back(std::move(item));
     } else {
-      player().add(*stream->queue, std::move(item));
+      std::vector<Queue*> after;
+      Queue* null = player().nullQueue(stream->queue->device, false);
+      if (stream->blocking && null) after.push_back(null);
+      player().add(*stream->queue, std::move(item), after);
     }
     return hipSuccess;
   }
@@ -57,7 +61,16 @@ hipError_t give(hipStream_t s, Item item) {
     if (hipError_t error = drainOwn()) return error;  // the null stream waits for the others
     return result(player().doNow(std::move(item)));
   }
-  player().add(*player().nullQueue(currentDevice(), true), std::move(item));
+  std::vector<Queue*> after;
+  {
+    std::lock_guard guard(all().lock);
+    for (Stream* stream : all().streams) {
+      if (stream->blocking && stream->queue->device == currentDevice()) {
+        after.push_back(stream->queue);
+      }
+    }
+  }
+  player().add(*player().nullQueue(currentDevice(), true), std::move(item), after);
   return hipSuccess;
 }
 
@@ -93,15 +106,18 @@ extern "C" {
 
 // ---- streams ------------------------------------------------------------------------------------
 
-hipError_t hipStreamCreate(hipStream_t* s) {
-  auto* stream = new Stream{player().newQueue(currentDevice()), nullptr};
+hipError_t hipStreamCreateWithFlags(hipStream_t* s, unsigned flags) {
+  bool blocking = !(flags & hipStreamNonBlocking);
+  auto* stream = new Stream{player().newQueue(currentDevice()), blocking, nullptr};
   std::lock_guard guard(all().lock);
   all().streams.insert(stream);
   *s = reinterpret_cast<hipStream_t>(stream);
   return hipSuccess;
 }
-hipError_t hipStreamCreateWithFlags(hipStream_t* s, unsigned) { return hipStreamCreate(s); }
-hipError_t hipStreamCreateWithPriority(hipStream_t* s, unsigned, int) { return hipStreamCreate(s); }
+hipError_t hipStreamCreate(hipStream_t* s) { return hipStreamCreateWithFlags(s, 0); }
+hipError_t hipStreamCreateWithPriority(hipStream_t* s, unsigned flags, int) {
+  return hipStreamCreateWithFlags(s, flags);
+}
 hipError_t hipStreamDestroy(hipStream_t s) {
   hipError_t error = drain(s);
   std::lock_guard guard(all().lock);

@@ -154,6 +154,19 @@ static int handed(int how) {
   CHECK(hipMemcpy(h, x, 256, hipMemcpyDeviceToHost));
   return how < 2 && h[63] != 2;
 }
+// On a device that is not the first: a stream, the null stream, the stream, and nothing between.
+static int null_stream(int how) {
+  int *x, n = 1, h[64]; hipStream_t s;
+  CHECK(hipSetDevice(1));
+  CHECK(hipMalloc((void**)&x, 256)); CHECK(hipMemset(x, 0, 256));
+  CHECK(hipStreamCreateWithFlags(&s, how ? hipStreamNonBlocking : hipStreamDefault));
+  void* args[] = {&x, &n};
+  for (hipStream_t y : {s, (hipStream_t)nullptr, s})
+    CHECK(hipLaunchKernel((const void*)add, dim3(1), dim3(64), args, 0, y));
+  CHECK(hipDeviceSynchronize());
+  CHECK(hipMemcpy(h, x, 256, hipMemcpyDeviceToHost));
+  return !how && h[63] != 3;
+}
 // The host asks for an event while a kernel waits for what the host does then.
 static int asks() {
   int *flag, *x, n = 1; hipStream_t s[2]; hipEvent_t e;
@@ -270,6 +283,7 @@ int main(int, char** argv) {
     {"memory", memory}, {"missing", missing}, {"asks", asks}};
   if (!std::strcmp("exchanges", argv[1])) std::printf("status %d\\n", exchanges(argv[2][0] - '0'));
   if (!std::strcmp("handed", argv[1])) std::printf("status %d\\n", handed(argv[2][0] - '0'));
+  if (!std::strcmp("null", argv[1])) std::printf("status %d\\n", null_stream(argv[2][0] - '0'));
   for (auto& x : all) if (!std::strcmp(x.name, argv[1])) std::printf("status %d\\n", x.run());
 }
 """
@@ -345,6 +359,7 @@ def test_exchanges_of_two_devices_are_judged_together(program, tmp_path):
         ("exchanges 3", "system scope"),
         ("exchanges 4", "of device 1"),
         ("handed 2", "of device 0"),
+        ("null 1", "of device 1"),
     ],
 )
 def test_what_devices_and_streams_lack_is_told(program, tmp_path, what, words):
@@ -358,7 +373,7 @@ def test_nothing_starts_while_the_host_still_launches(program, tmp_path):
         assert any(f["kind"] == "global-race" for f in findings), seed
 
 
-@pytest.mark.parametrize("what", ["handed 0", "handed 1"])
+@pytest.mark.parametrize("what", ["handed 0", "handed 1", "null 0"])
 def test_events_and_the_host_order_streams(program, tmp_path, what):
     findings, _ = judged(program, what, tmp_path, range(3))
     assert not findings, findings

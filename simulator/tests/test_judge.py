@@ -137,7 +137,8 @@ def test_a_planted_bug_is_an_error(code, kernel):
         found = code.launch(kernel, grid, block, args, seed=seed).select("error")
         assert PLANTED[kernel] in {f.kind for f in found}, seed
     if kernel == "late_write_back":
-        assert "buffer_wbl2 sc1" in found[0].message and "s_waitcnt vmcnt(0)" in found[0].message
+        for words in ("buffer_wbl2 sc1", "s_waitcnt vmcnt(0)", "clang 22.1 leaves it out"):
+            assert words in found[0].message
 
 
 def test_lanes_that_store_different_values(code):
