@@ -1,4 +1,5 @@
-"""transformers' tensor parallelism with its sums through a Communicator: 2 and 4 processes."""
+"""transformers' tensor parallelism with its sums through a Communicator: 2 and 4 processes, and
+with ``--device cuda`` or ``rocm`` as many GPUs."""
 
 import pytest
 import torch
@@ -6,62 +7,88 @@ from comm_ranks import Ranks
 from tensor_parallel_ranks import NEW_TOKENS
 from tiny_models import tiny_llama, tokens
 
+from conftest import selected_devices
 
-@pytest.fixture
-def package(best_package):
-    return best_package
+HIDDEN = 128
+COUNTS = (2, pytest.param(4, marks=pytest.mark.slow))
 
 
-@pytest.fixture(
-    scope="module",
-    params=[2, pytest.param(4, marks=pytest.mark.slow)],
-    ids=lambda count: f"{count}",
-)
-def ranks(request, best_package, tmp_path_factory):
-    ranks = Ranks(request.param, tmp_path_factory.mktemp("ranks"))
+def pytest_generate_tests(metafunc):
+    if "where" in metafunc.fixturenames:
+        devices = [d for d in selected_devices(metafunc.config) if d in ("cpu", "cuda", "rocm")]
+        metafunc.parametrize("where", devices, scope="module")
+
+
+@pytest.fixture(scope="module", params=COUNTS, ids=str)
+def ranks(request, where, package, device, tmp_path_factory):
+    if where != "cpu" and torch.cuda.device_count() < request.param:
+        pytest.skip(f"needs {request.param} GPUs, got {torch.cuda.device_count()}")
+    ranks = Ranks(request.param, tmp_path_factory.mktemp("ranks"), where)
     yield ranks
     ranks.close()
 
 
-@pytest.fixture
-def folder(package, tmp_path):
+@pytest.fixture(scope="module")
+def folder(package, tmp_path_factory):
     """A model, and what one process makes of it with the same FP8 weights."""
     from safetensors.torch import save_file
 
+    folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(4)
-    model = tiny_llama(num_attention_heads=8, num_key_value_heads=4).eval()
-    model.save_pretrained(tmp_path)
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    model = tiny_llama(hidden_size=HIDDEN, intermediate_size=512, **heads).eval()
+    model.save_pretrained(folder)
     package.models.quantize_model_(model, activations="none")
     ids = tokens(2, 7)
     with torch.no_grad():
         logits = model(ids).logits
         answer = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)
-    save_file({"ids": ids, "logits": logits, "answer": answer}, tmp_path / "expected")
-    return tmp_path
+    save_file({"ids": ids, "logits": logits, "answer": answer}, folder / "expected")
+    return folder
+
+
+def run(ranks, case, folder):
+    return ranks.run(f"tensor_parallel_ranks.{case}", folder=folder)
 
 
 def test_a_model_sums_through_a_communicator(ranks, folder):
-    count = len(ranks.processes)
-    names = [
-        f"model.layers.{n}.{x}" for n in range(2) for x in ("self_attn.o_proj", "mlp.down_proj")
-    ]
-    results = ranks.run("tensor_parallel_ranks.through_a_communicator", folder=folder)
+    count, size = len(ranks.processes), 2 if ranks.on_gpu else 4
+    parts = ("self_attn.o_proj", "mlp.down_proj")
+    linears = {f"model.layers.{n}.{part}": count for n in range(2) for part in parts}
+    others = {"model.embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
+    results = run(ranks, "through_a_communicator", folder)
     assert len({said["bits"] for said in results}) == 1
     for said in results:
         assert "FP8 linears whose K is divided among processes" in said["not quantised"]
         assert "use_communicator was not called with this LlamaFor" in said["not called"]
-        others = {"model.embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
-        assert said["begun"] == ({name: count for name in names}, 0, {}, others)
+        assert said["begun"] == (linears, 0, {}, others)
         assert said["one call"][1:3] == (4, {})
-        assert said["two calls"][1:3] == (4, {f"more than {3 * 96 * 4} bytes": 4})
+        assert said["two calls"][1:3] == (4, {f"more than {3 * HIDDEN * size} bytes": 4})
         assert said["stopped"] == said["not called"]
         assert said["bits of torch's"] or count > 2
         assert said["bits of before"]
 
 
+def test_whole_answers(ranks, folder):
+    for said in run(ranks, "whole_answers", folder):
+        assert said["as before"] or len(ranks.processes) > 2
+        assert said["replayed"] > 0 or not ranks.on_gpu
+
+
+def test_a_sum_and_the_norm_behind_it_are_one_op(ranks, folder):
+    results = run(ranks, "sums_with_norms", folder)
+    assert len({said["bits"] for said in results}) == 1
+    assert len({said["seen"] for said in results}) == 1
+    for said in results:
+        assert (said["fused"], said["summed"], said["fused beside a hook"]) == (2, 4, 1)
+        assert said["bits of torch's"] or len(ranks.processes) > 2
+
+
 def test_refusals_leave_the_model_as_it_was(ranks, folder):
+    if ranks.on_gpu:
+        pytest.skip("needs memory of processes")
     count = len(ranks.processes)
-    for memory, many, model in ranks.run("tensor_parallel_ranks.refused", folder=folder):
+    for memory, many, model in run(ranks, "refused", folder):
         assert "rank 0 cannot make" in memory and "No space left" in memory
         assert many == f"a Communicator takes 2 to 1 ranks, got {count}"
         assert "use_communicator was not called" in model

@@ -3,15 +3,17 @@
 import inspect
 from typing import Any, Dict, Optional, Tuple, Type
 
+import torch
 from torch import nn
 
 from ..functional.norm import add_residual, multiply
+from ..models.families import Family
 from ..models.fuse import has_fused
 from ..models.hooks import is_called, is_unseen
-from ..models.linear import Projected
+from ..models.linear import FP8Linear, Projected
 from ..models.registration import DECODER_LAYERS, skipped_by
 from .attention import attend
-from .norm import norm_linear, norm_rows, norm_sum, norm_sum_linear
+from .norm import norm_linear, norm_rows, norm_sum, norm_sum_linear, quantizes_apart
 
 
 def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -26,24 +28,19 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
         return type(layer).forward(layer, *args, **kwargs)
     given = {**dict(zip(call.parameters, args)), **kwargs}
     hidden_states = given[call.hidden]
-    attention, mlp = getattr(layer, family.attention), getattr(layer, family.mlp)
+    mlp = getattr(layer, family.mlp)
     multiplier = _named(layer, family.residual_multiplier)
     # Rows are folded once: at batch 1 each view costs a tenth of an op.
     x = hidden_states.flatten(0, -2)
-    norm = _named(layer, family.attention_norm)
-    if has_fused(attention, family.qkv) and is_unseen(attention):
-        qkv = norm_linear(x, norm, getattr(attention, family.qkv.name))
-        qkv = qkv.view(*hidden_states.shape[:-1], qkv.shape[-1])
-        results = None
-        # It writes into the projections' result, which a hook may have kept.
-        projection = getattr(attention, family.qkv.name)
-        if getattr(attention, "kernel_attention", None) is not None and is_unseen(projection):
-            results = attend(attention, qkv, _keywords(call, given))
-        if results is None:
-            results = _attend(attention, Projected(qkv), call, given)
+    summing = _summed_by_the_norm(layer, x)
+    if summing is None:
+        results = _attention(layer, x, call, given)
     else:
-        normed = norm_rows(x, norm).view(hidden_states.shape)
-        results = _attend(attention, normed, call, given)
+        summing.leaves_sum = True
+        try:
+            results = _attention(layer, x, call, given)
+        finally:
+            summing.leaves_sum = False
     results = results if isinstance(results, tuple) else (results,)
     # Whoever has seen the attention's result, or the layer's input, may still hold it: what is
     # written here is this function's own. autocast may have made the result 16 bits.
@@ -52,8 +49,10 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
     if multiplier is not None:
         attended = multiply(attended, multiplier)
     norm = _named(layer, family.mlp_norm)
-    if hasattr(mlp, "kernel_family") and has_fused(mlp, family.gate_up) and _are_unseen(mlp):
-        residual, gate_up = norm_sum_linear(x, attended, norm, getattr(mlp, family.gate_up.name))
+    if _takes_projected(mlp, family):
+        sums = None if summing is None else summing.sums
+        gate_up = getattr(mlp, family.gate_up.name)
+        residual, gate_up = norm_sum_linear(x, attended, norm, gate_up, sums)
         out = mlp(Projected(gate_up))
     else:  # experts, an MLP that was left in 16 bits, or one with a hook
         residual, normed = norm_sum(x, attended, norm)
@@ -64,6 +63,50 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
     if call.returns is None:
         return out
     return (out, *(results[place] for place in call.returns[1:]))
+
+
+def _attention(layer: nn.Module, x: torch.Tensor, call: Any, given: Dict[str, Any]) -> Any:
+    """What the attention returns for the norm of ``x``, the hidden states' rows."""
+    family, shape = layer.kernel_family, given[call.hidden].shape
+    attention = getattr(layer, family.attention)
+    norm = _named(layer, family.attention_norm)
+    if not has_fused(attention, family.qkv) or not is_unseen(attention):
+        return _attend(attention, norm_rows(x, norm).view(shape), call, given)
+    projection = getattr(attention, family.qkv.name)
+    qkv = norm_linear(x, norm, projection)
+    qkv = qkv.view(*shape[:-1], qkv.shape[-1])
+    # It writes into the projections' result, which a hook may have kept.
+    if getattr(attention, "kernel_attention", None) is not None and is_unseen(projection):
+        results = attend(attention, qkv, _keywords(call, given))
+        if results is not None:
+            return results
+    return _attend(attention, Projected(qkv), call, given)
+
+
+def _summed_by_the_norm(layer: nn.Module, x: torch.Tensor) -> Optional[nn.Module]:
+    """The attention's output projection, if K is divided among processes, and the sum of its
+    results, which are as x, belongs into one op with the norm behind it: nobody sees it, and
+    nothing is done to it before. None: it sums itself."""
+    family = layer.kernel_family
+    attention, mlp = getattr(layer, family.attention), getattr(layer, family.mlp)
+    form = getattr(attention, "kernel_attention", None)  # asked: it returns what that projects
+    if form is None or torch.compiler.is_compiling():
+        return None
+    out = getattr(attention, form.out)
+    if type(out) is not FP8Linear or out.sums is None or out.bias is not None:
+        return None
+    between = _named(layer, family.attention_out_norm), _named(layer, family.residual_multiplier)
+    if between != (None, None) or not _takes_projected(mlp, family):
+        return None
+    norm, gate_up = _named(layer, family.mlp_norm), getattr(mlp, family.gate_up.name)
+    seen = not is_unseen(attention) or not is_unseen(out)
+    if seen or quantizes_apart(norm, gate_up) or not out.sums.takes(x):
+        return None
+    return out
+
+
+def _takes_projected(mlp: nn.Module, family: Family) -> bool:
+    return hasattr(mlp, "kernel_family") and has_fused(mlp, family.gate_up) and _are_unseen(mlp)
 
 
 def _keywords(call: Any, given: Dict[str, Any]) -> Dict[str, Any]:

@@ -1,6 +1,6 @@
 """The kernel layer of RMSNorm, and the norm whose result is the input of a linear."""
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import nn
@@ -62,7 +62,7 @@ def norm_sum(
 
 def norm_linear(x: torch.Tensor, norm: Optional[nn.Module], fp8: nn.Module) -> torch.Tensor:
     """``fp8(norm_rows(x, norm))``."""
-    if _quantizes_apart(norm, fp8):
+    if quantizes_apart(norm, fp8):
         return fp8(norm_rows(x, norm))
     q, scale = rmsnorm_fp8(
         x, _weight_for(x, norm), eps_of(norm), weight_offset=weight_offset_of(norm),
@@ -72,21 +72,33 @@ def norm_linear(x: torch.Tensor, norm: Optional[nn.Module], fp8: nn.Module) -> t
 
 
 def norm_sum_linear(
-    x: torch.Tensor, residual: torch.Tensor, norm: Optional[nn.Module], fp8: nn.Module
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm: Optional[nn.Module],
+    fp8: nn.Module,
+    sums: Optional[Any] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """h as :func:`norm_sum`, and ``fp8(norm(h))``."""
-    if _quantizes_apart(norm, fp8):
+    """h as :func:`norm_sum`, and ``fp8(norm(h))``.
+
+    Args:
+        sums: of tensor parallelism (models/sums.py), if ``residual`` is this process's part of a
+            sum: :func:`quantizes_apart` is False then.
+    """
+    if quantizes_apart(norm, fp8):
         h, normed = norm_sum(x, residual, norm)
         return h, fp8(normed)
     h = empty_rows_like(x, x.dtype)
-    q, scale = rmsnorm_fp8(
-        x, _weight_for(x, norm), eps_of(norm), residual, residual_out=h,
-        weight_offset=weight_offset_of(norm), **quantization(fp8),
-    )  # fmt: skip
+    weight, eps = _weight_for(x, norm), eps_of(norm)
+    options = {"weight_offset": weight_offset_of(norm), **quantization(fp8)}
+    if sums is None:
+        q, scale = rmsnorm_fp8(x, weight, eps, residual, residual_out=h, **options)
+    else:
+        q, scale = sums.add_norm_quantize(residual, weight, eps, x, residual_out=h, **options)
     return h, fp8(Quantized(q, scale, x.dtype))
 
 
-def _quantizes_apart(norm: Optional[nn.Module], fp8: nn.Module) -> bool:
+def quantizes_apart(norm: Optional[nn.Module], fp8: nn.Module) -> bool:
+    """Whether a linear quantises its input itself, or takes it as it is."""
     return norm is None or is_weight_only(fp8) or not is_unseen(fp8)
 
 

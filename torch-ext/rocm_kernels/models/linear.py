@@ -77,6 +77,7 @@ class FP8Linear(Offloadable, Edited, nn.Linear):
     joins = ()  # names of its FP8LinearParts, beside it, which stand for it in a state dict
     is_shard = False  # one process's, of tensor parallelism
     sums: Optional[Any] = None  # a Sums of its process_group; None: torch.distributed adds
+    leaves_sum = False  # for a moment: whoever calls it sums its result, and it has no bias
     stored_as: Optional[Any] = None  # its Layout, if quantize_model_ has not seen it since loading
 
     def __init__(
@@ -221,6 +222,10 @@ class FP8LinearPart(Offloadable, Edited, nn.Linear):
         return self.fused.sums
 
     @property
+    def leaves_sum(self) -> bool:
+        return self.fused.leaves_sum
+
+    @property
     def is_shard(self) -> bool:
         return self.fused.is_shard
 
@@ -299,7 +304,7 @@ def inner_bias(linear: nn.Module) -> Optional[torch.Tensor]:
 
 def finished(product: torch.Tensor, linear: nn.Module) -> torch.Tensor:
     """A product summed over the processes that have a share of K, and the bias added once."""
-    if linear.process_group is None:
+    if linear.process_group is None or linear.leaves_sum:
         return product
     if linear.sums is None:
         torch.distributed.all_reduce(product, group=linear.process_group)

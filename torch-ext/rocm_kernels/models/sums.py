@@ -111,6 +111,15 @@ class Sums:
         self.summed = 0
         self.passed_on: Counter = Counter()
 
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether the Communicator can add them."""
+        return self._why_not(x) is None
+
+    def add_norm_quantize(self, x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        """``Communicator.all_reduce_rmsnorm_fp8``, for an x that it takes."""
+        self.summed += 1
+        return self.communicator.all_reduce_rmsnorm_fp8(x, *arguments, **options)
+
     def add(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of the processes' x, in x's memory if it has no gaps."""
         why = self._why_not(x)
