@@ -21,12 +21,15 @@ from project import REPO_ID
 pytestmark = pytest.mark.usefixtures("on_device")
 
 FP8 = torch.float8_e4m3fn
+PROGRAMS = []  # numbers of some that are there
 M, K, N, E, SLOTS = 3, 256, 160, 4, 2  # rows, columns, columns of a result, experts, slots a token
 
 
 @pytest.fixture
 def ops(best_package):
-    return best_package.functional.ops
+    ops = best_package.functional.ops
+    PROGRAMS.append(ops.record_program(0, "new"))
+    return ops
 
 
 def fp8(*shape):
@@ -205,6 +208,15 @@ def limits():
     yield {"device": -1, "n": N, "k": K, "scales": "row"}
 
 
+def new_program():
+    yield {"program": 0, "what": "new"}
+    yield {"program": PROGRAMS[-1], "what": "off"}
+
+
+def launches():
+    yield {"program": PROGRAMS[-1], "begin": 0, "end": 0}
+
+
 # Name of each op -> right calls of it, and what else they take.
 CALLS = {
     "all_reduce": (exchanges(1, 1), {}),
@@ -221,6 +233,8 @@ CALLS = {
     "tune_gemm": (tuned, {}),
     "linear_limits": (limits, {}),
     "topk": (routings, {}),
+    "record_program": (new_program, {}),
+    "run_program": (launches, {}),
     **{
         f"{op}{form}": (calls, more)
         for op, calls in (("fused_moe", layers), ("grouped_gemm", grouped))

@@ -1,7 +1,7 @@
 """use_decode_step: what generate gives with whole steps replayed, against the model without it.
 
-Where there is no GPU a recorded step is run again in place of a graph: with the same tensors in and
-out, so that whatever does not reach them is seen.
+On the CPU a step is recorded by cpu_recording.py. Both kinds of recorded steps read and leave
+tensors that stay, so that whatever does not reach them is seen.
 """
 
 import copy
@@ -31,17 +31,8 @@ WAYS = {
 GIVEN = prompt()
 
 
-class Again:
-    """Stands for a graph: runs what was recorded."""
-
-    def __init__(self, run):
-        self.replay = run
-
-
 @pytest.fixture
-def package(package, monkeypatch):
-    monkeypatch.setattr(package.models.decode_step, "_has_graphs", lambda device: True)
-    monkeypatch.setattr(package.models.decode_step, "_record", Again)
+def package(package):
     package.models.use_attention()
     return package
 
@@ -227,6 +218,95 @@ def test_refusals(package):
         with pytest.raises(ValueError, match=words):
             package.models.use_decode_step(given, **options)
     assert "forward" not in vars(model)
+
+
+@pytest.mark.parametrize("activations", ["dynamic", "none"])
+@pytest.mark.parametrize("in_fp8", [False, True])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+def test_recorded_layers_give_the_same_bits(
+    package, run_kernelized, monkeypatch, family, in_fp8, activations
+):
+    """On the CPU, of layers that are ours: a step's logits are those of the same step run, with one
+    to four sequences, in caches that grow. The kernels of all layers are one call."""
+    step = package.models.decode_step
+    monkeypatch.setattr(step, "_SPARE", 3)
+    _, model = tiny(family, torch.bfloat16, head_dim=64)
+    package.models.quantize_model_(model, activations=activations)
+    model = run_kernelized(model, Mode.INFERENCE)
+    options = {**OPTIONS, "output_logits": True, "return_dict_in_generate": True}
+    graphs = []
+
+    class Counted(package.models.cpu_recording.CpuGraph):
+        def __init__(self, run):
+            super().__init__(run)
+            graphs.append(self)
+
+    monkeypatch.setattr(step, "CpuGraph", Counted)
+    for batch in (1, 2, 4):
+        given = prompt(batch, 9, (0, 2, 4, 1)[:batch])
+        said = []
+        for has_graphs in (False, True):
+            monkeypatch.setattr(step, "_has_graphs", lambda device, has=has_graphs: has)
+            package.models.use_decode_step(model, kv_cache_dtype="fp8" if in_fp8 else "auto")
+            said.append(model.generate(**given, **options))
+        assert torch.equal(torch.stack(said[0].logits), torch.stack(said[1].logits))
+        steps = package.models.decode_steps(model)
+        assert steps[:2] == (2, 9), steps  # with 12 tokens of room, and 24
+    assert len(graphs) == 6
+    for graph in graphs:
+        runs = [s for s in graph.steps if s.function is package.models.cpu_recording._run_program]
+        assert len(runs) == 1 and len(graph.steps) < 40, [str(s.function) for s in graph.steps]
+
+
+def test_what_cannot_be_recorded_is_said_and_run(package):
+    """A number that is asked for; and padding between tokens, of which a recorded step knows
+    nothing."""
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    norm = step.model.norm
+    forward = type(norm).forward
+    norm.forward = lambda x: forward(norm, x) if x.isfinite().all() else x
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            said = step.generate(**GIVEN, **OPTIONS), model.generate(**GIVEN, **OPTIONS)
+            assert torch.equal(*said)
+    steps = package.models.decode_steps(step)
+    assert steps.replayed == 0 and any("cannot be recorded" in why for why in steps.passed_on)
+
+    step = stepping(package, model)
+    given = prompt(2, 9, (0, 0))
+    given["attention_mask"][:, 4:6] = 0
+    assert torch.equal(step.generate(**given, **OPTIONS), model.generate(**given, **OPTIONS))
+    why = package.models.decode_steps(step).passed_on
+    assert why["attention_mask must have padding on the left alone in decode steps"] == 10, why
+
+
+def test_recording_changes_nothing(package):
+    """No tensor from outside is written, whatever depends on inputs is computed anew, and what
+    does not is kept."""
+    graph_of = package.models.cpu_recording.CpuGraph
+    x, state, results = torch.randn(3, 8), torch.zeros(3, 8), {}
+    table = torch.randn(8)
+
+    def run():
+        count = torch.arange(8.0) * 2
+        count += 1
+        state.add_(x)
+        sum_ = package.rmsnorm(x, table) + state.clone()
+        results.update(sum=sum_, scaled=sum_ * count, parts=(sum_ * 2).split(4, -1)[1], count=count)
+
+    graph = graph_of(run)
+    assert not state.any()
+    total = torch.zeros(3, 8)
+    for _ in range(3):
+        x.copy_(torch.randn(3, 8))
+        total += x
+        graph.replay()
+        expected = package.rmsnorm(x, table) + total
+        assert torch.equal(state, total) and torch.equal(results["sum"], expected)
+        assert torch.equal(results["scaled"], expected * (torch.arange(8.0) * 2 + 1))
+        assert torch.equal(results["parts"], (expected * 2)[:, 4:])
+    assert not any("arange" in str(step.function) for step in graph.steps)
 
 
 @pytest.mark.parametrize("in_fp8", [False, True])

@@ -76,12 +76,16 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "grouped_gemm_configs(Tensor out, Tensor a, Tensor w, Tensor offsets, Tensor? scale_a, "
       "Tensor? scale_w) -> str");
+  ops.def("record_program(int program, str what) -> int");
+  ops.def("run_program(int program, int begin, int end) -> ()");
 }
 
 // These take no tensor that would tell the device.
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
   ops.impl("tune_gemm", TORCH_BOX(&tune_gemm));
   ops.impl("linear_limits", TORCH_BOX(&linear_limits));
+  ops.impl("record_program", TORCH_BOX(&record_program));
+  ops.impl("run_program", TORCH_BOX(&run_program));
 }
 
 #if defined(CPU_KERNEL)

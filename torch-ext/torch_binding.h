@@ -166,3 +166,11 @@ std::string grouped_gemm_configs(const torch::stable::Tensor& out, const torch::
                                  const torch::stable::Tensor& offsets,
                                  std::optional<torch::stable::Tensor> scale_a,
                                  std::optional<torch::stable::Tensor> scale_w);
+
+// A program is what ops on the CPU would run, kept to run again (bindings/program.h). what: "new",
+// with any number, and the program's is returned; "on", from now on this thread's ops go to its
+// end; "off"; "free", nobody runs it again. All but "new" return how many launches it has.
+int64_t record_program(int64_t program, std::string what);
+
+// Runs the launches [begin, end) of a program one after the other.
+void run_program(int64_t program, int64_t begin, int64_t end);

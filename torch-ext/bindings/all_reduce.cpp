@@ -55,8 +55,8 @@ ExchangeArgs describe_exchange(Exchanged what, const Tensor& out, const Tensor& 
 
 void launch(const ExchangeArgs& args, const Tensor& x, const char* op) {
   if (args.elements == 0) return;
-  check_status(
-      with_context(x, [&](const Context& context) { return launch_exchange(args, context); }), op);
+  run_or_record(
+      x, [args, op](const Context& context) { check_status(launch_exchange(args, context), op); });
 }
 
 }  // namespace
@@ -100,21 +100,17 @@ void all_reduce_rmsnorm_fp8(Tensor& out, std::optional<Tensor> scales, const Ten
   require_group(exchange, memory, memory_bytes, rank, ranks, timeout);
   if (is_empty(norm, scales)) return;
 
-  bool fused = false;
-  Workspace workspace;
-  check_status(with_context(x,
-                            [&](const Context& context) {
-                              const Status status =
-                                  launch_all_reduce_rmsnorm_fp8(exchange, norm, context, fused);
-                              if (fused || status != nullptr) return status;
-                              exchange.out = workspace.allocate(
-                                  exchange.elements * size_of(exchange.dtype), x);
-                              if (const Status error = launch_exchange(exchange, context)) {
-                                return error;
-                              }
-                              norm.x = exchange.out;
-                              norm.x_stride = norm.hidden;
-                              return launch_rmsnorm_fp8(norm, context);
-                            }),
-               op);
+  run_or_record(x, [exchange, norm, x, op](const Context& context) {
+    bool fused = false;
+    check_status(launch_all_reduce_rmsnorm_fp8(exchange, norm, context, fused), op);
+    if (fused) return;
+    Workspace workspace;
+    ExchangeArgs sum = exchange;
+    sum.out = workspace.allocate(sum.elements * size_of(sum.dtype), x);
+    check_status(launch_exchange(sum, context), op);
+    RmsnormFp8Args of_sum = norm;
+    of_sum.x = sum.out;
+    of_sum.x_stride = of_sum.hidden;
+    check_status(launch_rmsnorm_fp8(of_sum, context), op);
+  });
 }

@@ -241,13 +241,12 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
       out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, k_descale,
       v_descale, sinks, max_seqlen_q, max_seqlen_k, scale, window_left, window_right, softcap);
   if (out.numel() == 0) return;
-  if (!config.empty()) args.config = config.c_str();
-  Workspace workspace;
-  const auto launch = [&](const Context& context) {
+  run_or_record(q, [args, q, config](const Context& context) mutable {
+    Workspace workspace;
+    args.config = config.empty() ? nullptr : config.c_str();
     args.workspace = workspace.allocate(attention_workspace_bytes(args, context), q);
-    return launch_attention(args, context);
-  };
-  check_attention_status(with_context(q, launch), args);
+    check_attention_status(launch_attention(args, context), args);
+  });
 }
 
 std::string attention_configs(const Tensor& out, std::optional<Tensor> lse, const Tensor& q,

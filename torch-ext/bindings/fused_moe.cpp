@@ -1,5 +1,8 @@
 #include "../../moe/fused_moe.h"
 
+#include <string>
+#include <utility>
+
 #include "../torch_binding.h"
 #include "experts.h"
 #include "launch.h"
@@ -94,14 +97,14 @@ void check_fused_moe_status(Status status, const FusedMoeArgs& args) {
        "; fused_moe_configs tells what these operands take");
 }
 
-void launch(const Tensor& x, FusedMoeArgs args) {
+void launch(const Tensor& x, FusedMoeArgs args, std::string config) {
   if (args.tokens == 0 || args.hidden == 0) return;
-  const auto launch = [&](const Context& context) {
+  run_or_record(x, [args, x, config](const Context& context) mutable {
     Workspace workspace;
+    args.config = config.empty() ? nullptr : config.c_str();
     args.workspace = workspace.allocate(fused_moe_workspace_bytes(args, context), x);
-    return launch_fused_moe(args, context);
-  };
-  check_fused_moe_status(with_context(x, launch), args);
+    check_fused_moe_status(launch_fused_moe(args, context), args);
+  });
 }
 
 }  // namespace
@@ -115,11 +118,10 @@ void fused_moe(Tensor& out, const Tensor& x, const Tensor& w_gate_up, const Tens
                std::optional<Tensor> bias_gate_up, std::optional<Tensor> bias_down,
                std::string activation, double limit, bool interleaved, bool quantize_input,
                bool ue8m0, std::string config) {
-  FusedMoeArgs args = describe_fused_moe(out, x, w_gate_up, w_down, topk_weights, topk_ids,
-                                         scale_gate_up, scale_down, bias_gate_up, bias_down,
-                                         activation, limit, interleaved, quantize_input, ue8m0);
-  if (!config.empty()) args.config = config.c_str();
-  launch(x, args);
+  const FusedMoeArgs args = describe_fused_moe(
+      out, x, w_gate_up, w_down, topk_weights, topk_ids, scale_gate_up, scale_down, bias_gate_up,
+      bias_down, activation, limit, interleaved, quantize_input, ue8m0);
+  launch(x, args, std::move(config));
 }
 
 std::string fused_moe_configs(const Tensor& out, const Tensor& x, const Tensor& w_gate_up,

@@ -32,16 +32,10 @@ void check_gemm_status(Status status, const GemmArgs& args) {
        ", K = ", args.k, "; gemm_configs tells what these operands take");
 }
 
-// `tuned`: taken where args names no config.
-void launch(const Tensor& a, GemmArgs args, const TunedConfig* tuned = nullptr) {
-  if (args.m == 0 || args.n == 0) return;
-  const auto launch = [&](const Context& context) {
-    Workspace workspace;
-    if (tuned != nullptr) args.config = usable_config(*tuned, args, context);
-    args.workspace = workspace.allocate(gemm_workspace_bytes(args, context), a);
-    return launch_gemm(args, context);
-  };
-  check_gemm_status(with_context(a, launch), args);
+void launch(GemmArgs& args, const Tensor& a, const Context& context) {
+  Workspace workspace;
+  args.workspace = workspace.allocate(gemm_workspace_bytes(args, context), a);
+  check_gemm_status(launch_gemm(args, context), args);
 }
 
 }  // namespace
@@ -49,12 +43,18 @@ void launch(const Tensor& a, GemmArgs args, const TunedConfig* tuned = nullptr) 
 void gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
           std::optional<Tensor> scale_w, std::optional<Tensor> bias, std::string config) {
   GemmArgs args = describe_product(out, a, w, scale_a, scale_w, bias);
+  if (args.m == 0 || args.n == 0) return;
   if (!config.empty()) {
-    args.config = config.c_str();
-    return launch(a, args);
+    return run_or_record(a, [args, a, config](const Context& context) mutable {
+      args.config = config.c_str();
+      launch(args, a, context);
+    });
   }
   const TunedConfig tuned(tuning_key(a.get_device_index(), args));
-  launch(a, args, &tuned);
+  run_or_record(a, [args, a, tuned](const Context& context) mutable {
+    args.config = usable_config(tuned, args, context);
+    launch(args, a, context);
+  });
 }
 
 std::string gemm_configs(const Tensor& out, const Tensor& a, const Tensor& w,

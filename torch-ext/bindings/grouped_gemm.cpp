@@ -1,5 +1,8 @@
 #include "../../moe/grouped_gemm.h"
 
+#include <string>
+#include <utility>
+
 #include "../torch_binding.h"
 #include "experts.h"
 #include "launch.h"
@@ -54,14 +57,14 @@ void check_grouped_gemm_status(Status status, const GroupedGemmArgs& args) {
        "; grouped_gemm_configs tells what these operands take");
 }
 
-void launch(const Tensor& a, GroupedGemmArgs args) {
+void launch(const Tensor& a, GroupedGemmArgs args, std::string config) {
   if (args.rows == 0 || args.n == 0) return;
-  const auto launch = [&](const Context& context) {
+  run_or_record(a, [args, a, config](const Context& context) mutable {
     Workspace workspace;
+    args.config = config.empty() ? nullptr : config.c_str();
     args.workspace = workspace.allocate(grouped_gemm_workspace_bytes(args, context), a);
-    return launch_grouped_gemm(args, context);
-  };
-  check_grouped_gemm_status(with_context(a, launch), args);
+    check_grouped_gemm_status(launch_grouped_gemm(args, context), args);
+  });
 }
 
 }  // namespace
@@ -72,9 +75,8 @@ using namespace rocm_kernels;
 void grouped_gemm(Tensor& out, const Tensor& a, const Tensor& w, const Tensor& offsets,
                   std::optional<Tensor> scale_a, std::optional<Tensor> scale_w,
                   std::string config) {
-  GroupedGemmArgs args = describe_grouped_gemm(out, a, w, offsets, scale_a, scale_w);
-  if (!config.empty()) args.config = config.c_str();
-  launch(a, args);
+  const GroupedGemmArgs args = describe_grouped_gemm(out, a, w, offsets, scale_a, scale_w);
+  launch(a, args, std::move(config));
 }
 
 std::string grouped_gemm_configs(const Tensor& out, const Tensor& a, const Tensor& w,

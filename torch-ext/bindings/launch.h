@@ -13,9 +13,11 @@
 #endif
 
 #include <optional>
+#include <utility>
 
 #include "../../common/core/context.h"
 #include "checks.h"
+#include "program.h"
 
 #if !defined(CPU_KERNEL)
 // libtorch exports it on ROCm too, but its header declares it for USE_CUDA alone.
@@ -25,16 +27,28 @@ extern "C" int32_t aoti_torch_get_current_cuda_stream(int32_t device_index, void
 namespace rocm_kernels {
 
 #if defined(CPU_KERNEL)
-// Runs `launch` with torch's thread pool.
-template <typename Launch>
-Status with_context(const Tensor&, const Launch& launch) {
+inline Context torch_threads() {
   Context context;
   context.parallel_for = [](int64_t count, int64_t grain, void (*body)(int64_t, int64_t, void*),
                             void* state) {
     torch::stable::parallel_for(
         0, count, grain, [body, state](int64_t begin, int64_t end) { body(begin, end, state); });
   };
-  return launch(context);
+  return context;
+}
+
+// Runs `launch` with torch's thread pool.
+template <typename Launch>
+auto with_context(const Tensor&, Launch&& launch) {
+  return launch(torch_threads());
+}
+
+// Runs `launch` so, or puts it into the program that this thread records. It has copies of all that
+// it needs, the tensors' memory excepted, and throws where it fails.
+template <typename Launch>
+void run_or_record(const Tensor& tensor, Launch launch) {
+  if (Program* const program = Program::recorded()) return program->add(std::move(launch));
+  with_context(tensor, launch);
 }
 
 // Runs `ask` with the device of that index as the current one; the CPU has index -1.
@@ -45,13 +59,18 @@ Status on_device(int64_t, const Ask& ask) {
 #else
 // Runs `launch` on the tensor's device and that device's current stream.
 template <typename Launch>
-Status with_context(const Tensor& tensor, const Launch& launch) {
+auto with_context(const Tensor& tensor, Launch&& launch) {
   const torch::stable::accelerator::DeviceGuard guard(tensor.get_device_index());
   Context context;
   const int32_t error =
       aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &context.stream);
   require(error == 0, "torch has no current stream for device ", tensor.get_device_index());
   return launch(context);
+}
+
+template <typename Launch>
+void run_or_record(const Tensor& tensor, Launch launch) {
+  with_context(tensor, launch);
 }
 
 // Runs `ask` with the device of that index as the current one.

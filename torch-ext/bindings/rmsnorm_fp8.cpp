@@ -13,7 +13,7 @@ void rmsnorm_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& x,
   const RmsnormFp8Args args = describe_norm(out, scales, x, residual, weight, scale, eps,
                                             group_size, scale_ub, ue8m0, weight_offset, addend);
   if (is_empty(args, scales)) return;
-  check_status(
-      with_context(x, [&](const Context& context) { return launch_rmsnorm_fp8(args, context); }),
-      "rmsnorm_fp8");
+  run_or_record(x, [args](const Context& context) {
+    check_status(launch_rmsnorm_fp8(args, context), "rmsnorm_fp8");
+  });
 }

@@ -307,7 +307,7 @@ void rope_and_cache(Tensor& out, std::optional<Tensor> k_out, std::optional<Tens
   }
   if (q.numel() == 0 && (!k || k->numel() == 0)) return;
 
-  check_status(
-      with_context(q, [&](const Context& context) { return launch_rope_and_cache(args, context); }),
-      "rope_and_cache");
+  run_or_record(q, [args](const Context& context) {
+    check_status(launch_rope_and_cache(args, context), "rope_and_cache");
+  });
 }

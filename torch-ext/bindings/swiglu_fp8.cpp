@@ -59,7 +59,7 @@ void swiglu_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& gate,
   args.scale_ub = static_cast<float>(scale_ub);
   args.group_size = static_cast<int32_t>(group_size);
   args.ue8m0 = ue8m0;
-  check_status(
-      with_context(gate, [&](const Context& context) { return launch_swiglu_fp8(args, context); }),
-      "swiglu_fp8");
+  run_or_record(gate, [args](const Context& context) {
+    check_status(launch_swiglu_fp8(args, context), "swiglu_fp8");
+  });
 }

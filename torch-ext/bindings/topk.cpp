@@ -62,7 +62,6 @@ void topk(Tensor& weights, Tensor& ids, const Tensor& logits, std::optional<Tens
   args.groups_kept = static_cast<int32_t>(groups_kept);
   args.renormalize = renormalize;
   args.scale = static_cast<float>(scale);
-  check_status(
-      with_context(logits, [&](const Context& context) { return launch_topk(args, context); }),
-      "topk");
+  run_or_record(
+      logits, [args](const Context& context) { check_status(launch_topk(args, context), "topk"); });
 }

@@ -25,7 +25,8 @@ The files, by what they are about:
   of experts, store_experts.py saves them, check_loaded.py finds what is missing, compute_dtype.py
   keeps ``model.dtype``. finegrained.py runs transformers' own FP8 modules on these kernels.
 - attention.py gives transformers this package's attention by name, cache.py a static cache in FP8.
-  decode_step.py replays whole decode steps, with the cache of growing_cache.py.
+  decode_step.py replays whole decode steps, with the cache of growing_cache.py;
+  cpu_recording.py is how on the CPU.
 - sums.py has the sums of tensor parallelism go through a Communicator.
 """
 

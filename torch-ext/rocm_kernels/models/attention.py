@@ -34,6 +34,7 @@ from ..functional import (
     flash_attn_with_kvcache,
 )
 from ..functional.gradients import needs_gradient
+from .cpu_recording import is_recording
 
 ATTENTION = "rocm_kernels"
 FLASH_ATTENTION = "rocm_kernels_flash_attention_2"
@@ -223,7 +224,7 @@ def _span(
         at = torch.arange(count, device=real.device)
         behind = last if window[1] <= 0 else count  # where a window looks ahead, none may be behind
         fine = real | (at < first[:, None]) | (at > torch.as_tensor(behind).reshape(-1, 1))
-        if is_step and device.type != "cpu" and not bidirectional:
+        if is_step and (device.type != "cpu" or is_recording()) and not bidirectional:
             torch._assert_async(
                 fine.all(), "attention_mask must have padding on the left alone in decode steps"
             )
@@ -236,7 +237,9 @@ def _span(
 
 
 def _is_recorded() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return is_recording() or (
+        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    )
 
 
 def _is_span(mask: Optional[torch.Tensor]) -> bool:

@@ -1,4 +1,5 @@
-"""A decode step as one: ``generate`` of transformers, with a whole step replayed as a CUDA graph.
+"""A decode step as one: ``generate`` of transformers, with a whole step replayed: as a CUDA
+graph, and on the CPU as what cpu_recording.py makes of it.
 
     rocm_kernels.models.use_decode_step(model)
     model.generate(...)                             # as before, any number of times
@@ -32,6 +33,7 @@ import torch
 from torch import nn
 
 from .attention import use_attention
+from .cpu_recording import CpuGraph, NotAsRecorded
 from .growing_cache import growing_cache
 from .hooks import is_called
 
@@ -57,8 +59,7 @@ def use_decode_step(
     for a rounding, since one op turns queries and keys and writes them (layers/attention.py).
 
     Args:
-        model: a causal language model of transformers, on one device. On a CPU, which has no
-            graphs, only the cache and the attention are this package's.
+        model: a causal language model of transformers, on one device.
         max_cache_len: tokens of a sequence, prompt and answer, that a cache has room for from the
             beginning. None: the prompt and 512 more, and twice the room whenever it is used up.
         kv_cache_dtype: ``"auto"``, the model's, or ``"fp8"``, for caches that are made here.
@@ -264,10 +265,10 @@ class _DecodeStep:
         if "storage" not in vars(kwargs[cache]) and not _stays(kwargs[cache]):
             return "a cache whose tensors do not stay in place"
         if not _has_graphs(self.model.device):
-            return "there are no graphs on a CPU"
+            return f"there are no graphs on {self.model.device.type}"
         if self.model.training or torch.is_grad_enabled():
             return "a gradient may be wanted"
-        if torch.is_autocast_enabled("cuda"):
+        if torch.is_autocast_enabled(self.model.device.type):
             return "autocast"
         if _is_recording():
             return "its caller records it"
@@ -284,6 +285,7 @@ class _DecodeStep:
             storage.model_was = self.model_was
         others = {name: value for name, value in kwargs.items() if name != cache_name}
         kind = tuple((name, _kind(name, value)) for name, value in sorted(others.items()))
+        kind += (self.model.device.type == "cpu" and torch.is_inference_mode_enabled(),)
         if kind not in storage.steps:
             storage.steps[kind] = None
             return self._pass_on("the first step of its kind", kwargs)
@@ -294,8 +296,12 @@ class _DecodeStep:
             step = storage.steps[kind] = self._record(lasting, cache_name, others)
         if isinstance(step, str):
             return self._pass_on(step, kwargs)
+        try:
+            result = step.replay(others, cache)
+        except NotAsRecorded as why:
+            return self._pass_on(str(why), kwargs)
         self.replayed += 1
-        return step.replay(others, cache)
+        return result
 
     def _record(self, cache: Any, cache_name: str, others: Dict[str, Any]) -> Any:
         """The recorded step, or why there is none."""
@@ -326,7 +332,7 @@ class _Recorded:
             self.inputs = {name: _place(name, value, room) for name, value in kwargs.items()}
         self.mask_length = 0
         self._copy_in(kwargs)
-        self.graph = _record(lambda: self._run(forward, cache, cache_name))
+        self.graph = _record(model.device, lambda: self._run(forward, cache, cache_name))
         self.kept = [*_tensors(model), *map(_sums, model.modules())]
 
     def _run(self, forward: Callable[..., Any], cache: Any, cache_name: str) -> None:
@@ -361,14 +367,16 @@ def _is_recording() -> bool:
 
 
 def _has_graphs(device: torch.device) -> bool:
-    return device.type == "cuda"
+    return device.type in ("cuda", "cpu")
 
 
 _CACHE = object()  # stands in a recorded result for the cache of the call
 
 
-def _record(run: Callable[[], None]) -> Any:
-    """A CUDA graph of what ``run`` launches."""
+def _record(device: torch.device, run: Callable[[], None]) -> Any:
+    """A graph of what ``run`` launches."""
+    if device.type == "cpu":
+        return CpuGraph(run)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         run()

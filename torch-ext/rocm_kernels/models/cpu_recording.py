@@ -1,0 +1,275 @@
+"""A CUDA graph's like on the CPU: what a run computes is recorded once, and run again.
+
+The run goes through torch's dispatcher, where each op is seen with its tensors:
+
+ours
+    are put into a program, a list of launches with their arguments checked and bound. Those that
+    follow each other are one call, without Python or the dispatcher between.
+views
+    need nothing: they look at memory that stays.
+torch's
+    are called again with the same tensors, and their results copied to where the first ones lay.
+    What depends on nothing from outside the run stays as it is.
+
+Recording changes no tensor that was there before: what would be written is only noted. Whatever
+asks a tensor for a number, and would go another way with another, cannot be recorded.
+"""
+
+import threading
+import weakref
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .._ops import add_op_namespace_prefix, ops
+
+_aten = torch.ops.aten
+_EMPTY = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty)
+_OURS = add_op_namespace_prefix("").rstrip(":")
+_GUARDS = (_aten._assert_async.default, _aten._assert_async.msg)
+_here = threading.local()
+
+
+class NotAsRecorded(Exception):
+    """What a recorded run takes for granted is not so this time. Nothing was written yet."""
+
+
+def is_recording() -> bool:
+    """Whether this thread records a run on the CPU."""
+    return getattr(_here, "records", False)
+
+
+class CpuGraph:
+    """What ``run`` computes, to be computed again by :meth:`replay`, in inference mode or not as
+    this is: the tensors are of that mode."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        program = ops.record_program(0, "new")
+        weakref.finalize(self, ops.record_program, program, "free")
+        recorder = _Recorder(program)
+        _here.records = True
+        try:
+            with torch.no_grad(), recorder:
+                run()
+        finally:
+            _here.records = False
+        self.kept = recorder.calls
+        self.steps = _steps(recorder.repeated(), program)
+
+    def replay(self) -> None:
+        for function, args, kwargs, results in self.steps:
+            if function in _GUARDS:
+                _ask(function, args, kwargs)
+                continue
+            computed = function(*args, **kwargs)
+            if len(results) == 1:
+                results[0].copy_(computed)
+            elif results:
+                for old, new in zip(results, tree_leaves(computed)):
+                    old.copy_(new)
+
+
+_run_program = ops.run_program.default
+
+
+class _Step(NamedTuple):
+    function: Any
+    args: Tuple
+    kwargs: Dict[str, Any]
+    results: Tuple[torch.Tensor, ...]  # to be overwritten by those of a new call
+
+
+class _Call(NamedTuple):
+    """An op that was called, with its tensors, which must live as long as it may be repeated."""
+
+    function: Any
+    args: Tuple
+    kwargs: Dict[str, Any]
+    results: Tuple[torch.Tensor, ...]
+    read: Set[int]  # storages
+    written: Set[int]
+    launches: Optional[Tuple[int, int]] = None  # of the program
+
+
+def _steps(calls: List[_Call], program: int) -> List[_Step]:
+    """Launches in a row are one step. A call that has nothing to do with them comes before."""
+    steps: List[_Step] = []
+    read: Set[int] = set()  # by the launches that are the last step
+    written: Set[int] = set()
+    for call in calls:
+        follows = bool(steps) and steps[-1].function is _run_program
+        if call.launches is not None:
+            begin, end = call.launches
+            if follows:
+                begin = steps.pop().args[1]
+            else:
+                read, written = set(), set()
+            read |= call.read
+            written |= call.written
+            steps.append(_Step(_run_program, (program, begin, end), {}, ()))
+            continue
+        apart = not (call.read | call.written) & written and not call.written & read
+        step = _Step(call.function, call.args, call.kwargs, call.results)
+        steps.insert(len(steps) - int(follows and apart), step)
+    return steps
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, program: int) -> None:
+        super().__init__()
+        self.program = program
+        self.calls: List[_Call] = []
+        self.made: Set[int] = set()  # storages that are the run's own
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Tuple = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        tensors = _tensors((args, kwargs))
+        written = _written(func, args, kwargs)
+        if func.namespace == _OURS:
+            if written:
+                self._launch(func, args, kwargs)
+                return None
+            return func(*args, **kwargs)
+        if _depends_on_numbers(func, args):
+            raise NotImplementedError(f"{func} has a result whose kind depends on numbers")
+        if func in _GUARDS:
+            if any(call.written - self.made for call in self.calls):
+                raise NotImplementedError("it asks whether numbers are right after it has written")
+            self._note(func, args, kwargs)
+            return None
+        if written:
+            if _storages(written) <= self.made:
+                func(*args, **kwargs)
+            self._note(func, args, kwargs, written=_storages(written))
+            returned = len(func._schema.returns)
+            return written[0] if returned == 1 else tuple(written[:returned]) or None
+        if _is_plain_sum(func, args, kwargs):
+            return self._sum(*args[:2])
+        results = func(*args, **kwargs)
+        new = _tensors(results)
+        if not _storages(new) <= _storages(tensors):
+            self.made |= _storages(new)
+            self._note(func, args, kwargs, tuple(new), written=_storages(new))
+        return results
+
+    def _note(
+        self,
+        func: Any,
+        args: Tuple,
+        kwargs: Dict[str, Any],
+        results: Tuple[torch.Tensor, ...] = (),
+        written: Set[int] = frozenset(),  # type: ignore[assignment]
+        launches: Optional[Tuple[int, int]] = None,
+    ) -> None:
+        read = _storages(_tensors((args, kwargs)))
+        self.calls.append(_Call(func, args, kwargs, results, read, written, launches))
+
+    def _launch(self, func: Any, args: Tuple, kwargs: Dict[str, Any]) -> None:
+        """Of one of our ops."""
+        begin = ops.record_program(self.program, "on")
+        try:
+            func(*args, **kwargs)
+        finally:
+            end = ops.record_program(self.program, "off")
+        written = _storages(_written(func, args, kwargs))
+        self._note(func, args, kwargs, written=written, launches=(begin, end))
+
+    def _sum(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """``x + y`` by an op of ours, lest a program end there: the same sum is what RMSNorm leaves
+        in its residual, and the norm is nobody's."""
+        h, norm = torch.empty_like(x), torch.empty_like(x)
+        weight = torch.ones(x.shape[-1], dtype=x.dtype)
+        self.made |= _storages((h, norm, weight))
+        rows = [tensor.view(-1, x.shape[-1]) for tensor in (norm, x, h, y)]
+        self._launch(
+            ops.rmsnorm_fp8.default,
+            (rows[0], None, rows[1], rows[2], weight, None, 1.0, 0, 0.0, False, 0.0, rows[3]),
+            {},
+        )
+        return h
+
+    def repeated(self) -> List[_Call]:
+        """The calls without those that give the same each time."""
+        changing: Set[int] = set()
+        chosen: Set[int] = set()
+        before = -1
+        while len(chosen) != before:
+            before = len(chosen)
+            for i, call in enumerate(self.calls):
+                touched = call.read | call.written
+                if i not in chosen and (
+                    call.launches is not None
+                    or call.function in _GUARDS
+                    or not touched <= self.made
+                    or touched & changing
+                    or torch.Tag.nondeterministic_seeded in call.function.tags
+                ):
+                    chosen.add(i)
+                    changing |= call.written
+        return [
+            call for i, call in enumerate(self.calls) if i in chosen and not _does_nothing(call)
+        ]
+
+
+def _ask(function: Any, args: Tuple, kwargs: Dict[str, Any]) -> None:
+    try:
+        function(*args, **kwargs)
+    except RuntimeError as error:
+        raise NotAsRecorded(str(error).splitlines()[0]) from None
+
+
+def _depends_on_numbers(func: Any, args: Tuple) -> bool:
+    """Whether a result is a number of Python's, or of a shape that numbers tell."""
+    if func is _aten.index.Tensor:
+        chosen = (torch.bool, torch.uint8)
+        return any(index is not None and index.dtype in chosen for index in args[1])
+    tags = func.tags
+    return (
+        torch.Tag.data_dependent_output in tags
+        or torch.Tag.dynamic_output_shape in tags
+        or func is _aten.is_nonzero.default  # seen in inference mode alone
+    )
+
+
+def _does_nothing(call: _Call) -> bool:
+    if call.launches is not None:
+        return call.launches[0] == call.launches[1]
+    return call.function.overloadpacket in _EMPTY
+
+
+def _tensors(tree: Any) -> List[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _storages(tensors: Any) -> Set[int]:
+    """What tells memory from other memory, as long as it is held."""
+    return {tensor.untyped_storage()._cdata for tensor in tensors}
+
+
+def _written(func: Any, args: Tuple, kwargs: Dict[str, Any]) -> List[torch.Tensor]:
+    found: List[torch.Tensor] = []
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += _tensors(args[i] if i < len(args) else kwargs.get(argument.name))
+    return found
+
+
+def _is_plain_sum(func: Any, args: Tuple, kwargs: Dict[str, Any]) -> bool:
+    """Of two tensors side by side, as between layers."""
+    if func is not _aten.add.Tensor or len(args) != 2 or kwargs.get("alpha", 1) != 1:
+        return False
+    x, y = args
+    return (
+        isinstance(y, torch.Tensor)
+        and x.dtype == y.dtype
+        and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and x.shape == y.shape
+        and x.dim() >= 2
+        and x.numel() > 0
+        and x.is_contiguous()
+        and y.is_contiguous()
+    )
