@@ -309,6 +309,64 @@ def test_recording_changes_nothing(package):
     assert not any("arange" in str(step.function) for step in graph.steps)
 
 
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_threads_that_stay_give_the_same_bits(package, threads):
+    """Launches large enough to be divided, each on the results of the one before."""
+    rows, k, n = 9, 1024, 1536
+    x, norm = torch.randn(rows, k).bfloat16(), torch.rand(k).bfloat16()
+    up, scale_up = package.quantize_fp8(torch.randn(2 * n, k) / 32)
+    down, scale_down = package.quantize_fp8(torch.randn(k, n) / 32)
+    keys, values = torch.randn(2, 1, 300, 16, 64).bfloat16()
+    used = torch.tensor([257]).int()
+    out = {}
+
+    def run():
+        h = x
+        for _ in range(5):
+            q, scale = package.rmsnorm_fp8(h, norm)
+            gate, other = package.gemm(q, up, scale, scale_up).chunk(2, -1)
+            q, scale = package.swiglu_fp8(gate, other)
+            h = package.gemm(q, down, scale, scale_down) + h
+            heads = h.view(1, rows, 16, 64)
+            heads = package.flash_attn_with_kvcache(heads, keys, values, cache_seqlens=used)
+            h = heads.reshape(rows, k) + h
+        out["h"] = h
+
+    graph = package.models.cpu_recording.CpuGraph(run)
+    result = out["h"]
+    for count in (1, 2, 3, 7):
+        threads(count)
+        for _ in range(20):
+            x.copy_(torch.randn(rows, k))
+            result.fill_(float("nan"))
+            graph.replay()
+            threads(1)
+            run()
+            threads(count)
+            assert torch.equal(result, out["h"])
+    assert len(graph.steps) == 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_launch_that_fails_says_so(package, threads, count):
+    threads(count)
+    a, w, out = torch.randn(2, 64).half(), torch.randn(32, 64).half(), torch.zeros(2, 32).half()
+    op = package.functional.ops.gemm
+    graph = package.models.cpu_recording.CpuGraph(
+        lambda: op(out, a, w, None, None, None, "nonsense")
+    )
+    with pytest.raises(RuntimeError, match="got 'nonsense'"):
+        graph.replay()
+    op(out, a, w, None, None, None, "")  # the thread runs its own ops again
+    torch.testing.assert_close(out.float(), a.float() @ w.float().T, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("in_fp8", [False, True])
 @pytest.mark.parametrize("family", ["Llama", "Gemma2", "GptOss", "Qwen3"])
 def test_graphs_replay_on_a_gpu(best_package, device, run_kernelized, monkeypatch, family, in_fp8):
