@@ -134,6 +134,30 @@ def sums_with_norms(here: Here, folder: Path) -> dict[str, Any]:
     return said
 
 
+@torch.no_grad()
+def whole_row_scales(here: Here, folder: Path) -> dict[str, Any]:
+    """How far a model is from one process's, both with inputs in FP8."""
+    models = here.package.models
+    expected = load_file(folder / "expected")
+    ids, whole = expected["ids"].to(here.device), expected["dynamic"].to(here.device)
+    model = _prepared(here, folder, "dynamic")
+    said: dict[str, Any] = {}
+    for name, options in (
+        ("shares", {}),
+        ("rows", {"whole_row_scales": True}),
+        ("rows by torch", {"whole_row_scales": True, "max_bytes": 4}),
+    ):
+        models.use_communicator(model, **options)
+        logits = model(ids).logits
+        said[name] = ((logits - whole).abs().mean() / whole.abs().mean()).item()
+        said[f"bits of {name}"] = bits(logits)
+    linear = model.model.layers[0].mlp.down_proj
+    scales = torch.ones(1, 2, device=here.device)
+    with mock.patch.dict(linear._parameters, weight_scale_inv=torch.nn.Parameter(scales)):
+        said["refused"] = error_of(models.use_communicator, model, whole_row_scales=True)
+    return said
+
+
 def refused(here: Here, folder: Path) -> list[str]:
     """Memory that one rank cannot make, and too many ranks: on all ranks alike, and the model sums
     as before."""

@@ -1,9 +1,12 @@
 """transformers' tensor parallelism with its sums through a Communicator: 2 and 4 processes, and
 with ``--device cuda`` or ``rocm`` as many GPUs."""
 
+import copy
+
 import pytest
 import torch
 from comm_ranks import Ranks
+from kernels import Mode, kernelize, use_kernel_mapping
 from tensor_parallel_ranks import NEW_TOKENS
 from tiny_models import tiny_llama, tokens
 
@@ -30,7 +33,8 @@ def ranks(request, where, package, device, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(package, tmp_path_factory):
-    """A model, and what one process makes of it with the same FP8 weights."""
+    """A model, and what one process makes of it with the same FP8 weights: with 16-bit inputs, and
+    with FP8 ones, "dynamic"."""
     from safetensors.torch import save_file
 
     folder = tmp_path_factory.mktemp("model")
@@ -38,12 +42,18 @@ def folder(package, tmp_path_factory):
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
     model = tiny_llama(hidden_size=HIDDEN, intermediate_size=512, **heads).eval()
     model.save_pretrained(folder)
+    in_fp8 = copy.deepcopy(model)
     package.models.quantize_model_(model, activations="none")
+    package.models.quantize_model_(in_fp8, activations="dynamic")
+    with use_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False):
+        kernelize(in_fp8, mode=Mode.INFERENCE, device="cpu")
     ids = tokens(2, 7)
     with torch.no_grad():
         logits = model(ids).logits
         answer = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)
-    save_file({"ids": ids, "logits": logits, "answer": answer}, folder / "expected")
+        dynamic = in_fp8(ids).logits
+    expected = {"ids": ids, "logits": logits, "answer": answer, "dynamic": dynamic}
+    save_file(expected, folder / "expected")
     return folder
 
 
@@ -82,6 +92,19 @@ def test_a_sum_and_the_norm_behind_it_are_one_op(ranks, folder):
     for said in results:
         assert (said["fused"], said["summed"], said["fused beside a hook"]) == (2, 4, 1)
         assert said["bits of torch's"] or len(ranks.processes) > 2
+
+
+def test_scales_of_whole_rows(ranks, folder):
+    """Where they are asked for, FP8 inputs are those of one process; but for values so near to the
+    middle of two FP8 ones that the rounding of the sums before decides."""
+    results = run(ranks, "whole_row_scales", folder)
+    for name in ("shares", "rows", "rows by torch"):
+        assert len({said[f"bits of {name}"] for said in results}) == 1
+    for said in results:
+        assert "mlp.down_proj have one for 128 columns" in said["refused"]
+        if not ranks.on_gpu:
+            assert said["shares"] > 0.01
+            assert said["rows"] < 0.002 and said["rows by torch"] < 0.002
 
 
 def test_refusals_leave_the_model_as_it_was(ranks, folder):

@@ -62,6 +62,12 @@ def is_weight_only(fp8: nn.Module) -> bool:
     return fp8.activation_scheme == "none"
 
 
+def needs_whole_rows(fp8: nn.Module) -> bool:
+    """Whether an FP8 linear has a share of K, and its input gets the scales of whole rows."""
+    sums = getattr(fp8, "sums", None)  # another's linear has none
+    return sums is not None and sums.whole_row_scales and fp8.activation_scheme == "dynamic"
+
+
 def quantization(fp8: nn.Module) -> Dict[str, Any]:
     """How an FP8 linear wants its input quantised, as keyword arguments of the quantising ops."""
     static, scale_w = fp8.activation_scale, fp8.weight_scale_inv
@@ -99,7 +105,8 @@ def linear(x: Union[torch.Tensor, Quantized], fp8: nn.Module) -> torch.Tensor:
         return out.view(*x.shape[:-1], out.shape[-1])
     if is_weight_only(fp8):
         return _finished(weight_only_linear(x, fp8.weight, fp8.weight_scale_inv, _bias(fp8)), fp8)
-    q, scale = quantize_fp8(x, **quantization(fp8))
+    quantize = fp8.sums.quantize if needs_whole_rows(fp8) else quantize_fp8
+    q, scale = quantize(x, **quantization(fp8))
     return product(Quantized(q, scale, x.dtype), fp8)
 
 

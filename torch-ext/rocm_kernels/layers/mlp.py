@@ -11,7 +11,7 @@ from ..models.families import ACTIVATIONS, LLAMA, Family
 from ..models.fuse import has_fused
 from ..models.hooks import is_called, is_unseen
 from ..models.linear import Projected, Quantized
-from .linear import apply, is_fp8, is_weight_only, quantization
+from .linear import apply, is_fp8, is_weight_only, needs_whole_rows, quantization
 from .training import for_inference
 
 
@@ -38,7 +38,8 @@ def _gated_mlp(x: Union[torch.Tensor, Projected], mlp: nn.Module) -> torch.Tenso
     activation = ACTIVATIONS.get(type(act_fn).__name__)
     if activation is None:
         return down(gated(act_fn, gate, up))
-    if not is_fp8(down) or is_weight_only(down) or not is_unseen(down):
+    apart = not is_fp8(down) or is_weight_only(down) or needs_whole_rows(down)
+    if apart or not is_unseen(down):
         return down(swiglu(gate, up, activation=activation))
     q, scale = swiglu_fp8(gate, up, activation=activation, **quantization(down))
     return apply(down, Quantized(q, scale, x.dtype))

@@ -12,12 +12,13 @@ leaves their process group with it; here it gets a ``Sums`` of that group beside
 """
 
 from collections import Counter
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
 
 from ..comm import Communicator
+from ..functional import quantize_fp8
 from .linear import FP8Linear
 from .tensor_parallel import others_that_exchange
 
@@ -33,7 +34,13 @@ class CommunicatedSums(NamedTuple):
     others: Dict[str, str]  # modules that exchange by themselves, through torch.distributed
 
 
-def use_communicator(model: nn.Module, *, max_bytes: int = 1 << 23, timeout: float = 300.0) -> None:
+def use_communicator(
+    model: nn.Module,
+    *,
+    whole_row_scales: bool = False,
+    max_bytes: int = 1 << 23,
+    timeout: float = 300.0,
+) -> None:
     """Has the FP8 linears of a model that is divided among processes (``tp_plan="auto"``) sum their
     results through :class:`rocm_kernels.comm.Communicator`.
 
@@ -42,6 +49,8 @@ def use_communicator(model: nn.Module, *, max_bytes: int = 1 << 23, timeout: flo
     differ by the rounding of a sum, which is now in the order of the processes.
 
     Args:
+        whole_row_scales: inputs of what divides K are quantised with the scale of their whole row,
+            as one process would, not of each process's share: one exchange more a product.
         max_bytes: of the largest result that a Communicator sums; those of long prompts that are
             larger go through torch.distributed as before.
         timeout: seconds until a process that does not come is an error.
@@ -64,12 +73,14 @@ def use_communicator(model: nn.Module, *, max_bytes: int = 1 << 23, timeout: flo
             "a process must have its share on one device, got "
             + ", ".join(sorted(map(str, devices)))
         )
+    if whole_row_scales:
+        _require_row_scales(linears)
     groups: List[Any] = []
     for linear in linears.values():
         if all(linear.process_group is not group for group in groups):
             groups.append(linear.process_group)
     device = devices.pop()
-    made = [Sums(group, max_bytes, device, timeout) for group in groups]
+    made = [Sums(group, whole_row_scales, max_bytes, device, timeout) for group in groups]
     for linear in linears.values():
         linear.sums = next(sums for sums in made if sums.group is linear.process_group)
 
@@ -105,8 +116,15 @@ def communicated_sums(model: nn.Module) -> CommunicatedSums:
 class Sums:
     """Sums over the processes of a group."""
 
-    def __init__(self, group: Any, max_bytes: int, device: torch.device, timeout: float) -> None:
-        self.group = group
+    def __init__(
+        self,
+        group: Any,
+        whole_row_scales: bool,
+        max_bytes: int,
+        device: torch.device,
+        timeout: float,
+    ) -> None:
+        self.group, self.whole_row_scales = group, whole_row_scales
         self.communicator = Communicator(group, max_bytes, device=device, timeout=timeout)
         self.summed = 0
         self.passed_on: Counter = Counter()
@@ -133,6 +151,19 @@ class Sums:
             return x
         return self.communicator.all_reduce(x, out=x if x.is_contiguous() else None)
 
+    def quantize(self, x: torch.Tensor, **options: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+        """``quantize_fp8`` of this process's columns of rows ``[M, K]``, with the whole rows'
+        scales."""
+        largest = x.abs().amax(-1, keepdim=True)
+        if self.takes(largest):
+            every = self.communicator.all_gather(largest)
+            largest = every.view(self.communicator.ranks, *largest.shape).amax(0)
+        else:
+            maximum = torch.distributed.ReduceOp.MAX
+            torch.distributed.all_reduce(largest, maximum, group=self.group)
+        q, scale = quantize_fp8(torch.cat([x, largest], -1), **options)
+        return q[:, :-1].contiguous(), scale
+
     def _why_not(self, x: torch.Tensor) -> Optional[str]:
         """Why the Communicator cannot add them, the same on all processes; None: it can."""
         if x.requires_grad:
@@ -142,6 +173,16 @@ class Sums:
         if x.numel() * x.element_size() > self.communicator.max_bytes:
             return f"more than {self.communicator.max_bytes} bytes"
         return None
+
+
+def _require_row_scales(linears: Dict[str, FP8Linear]) -> None:
+    for name, linear in linears.items():
+        scale = linear.weight_scale_inv
+        if linear.activation_scheme == "dynamic" and scale.dim() == 2 and scale.shape[1] > 1:
+            raise ValueError(
+                f"whole_row_scales needs linears whose inputs have one scale a row, and those of "
+                f"{name} have one for 128 columns"
+            )
 
 
 def _divided(model: nn.Module) -> Dict[str, FP8Linear]:
