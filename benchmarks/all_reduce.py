@@ -47,7 +47,7 @@ EPS = 1e-5
 
 
 class Here(NamedTuple):
-    """What a rank measures with."""
+    """What a rank measures with: its device, the package, its communicator and a clock."""
 
     rank: int
     device: torch.device
@@ -61,7 +61,8 @@ class Here(NamedTuple):
 
 
 def host_microseconds(call: Callable) -> float:
-    """Of one call, for all ranks alike: each waits for the others."""
+    """Times a call from the host, in microseconds; all ranks call it, for each call waits for the
+    others."""
     call()
     begin = time.perf_counter()
     call()
@@ -101,7 +102,8 @@ def graphed_microseconds(call: Callable) -> float:
 
 
 def shared_zeros(here: Here, *shape: int) -> torch.Tensor:
-    """On a GPU in torch's symmetric memory, for its sums."""
+    """Makes a tensor of zeros that all ranks can sum; on GPUs in torch's symmetric memory, which
+    torch's own sums between GPUs need."""
     if not here.on_gpu:
         return torch.zeros(shape, dtype=torch.bfloat16)
     from torch.distributed import _symmetric_memory

@@ -25,6 +25,8 @@ from pathlib import Path
 import kernels
 import torch
 import torch.nn.functional as F
+from eager import rmsnorm_fp8_eager, swiglu_fp8_eager
+from gpu_report import markdown
 from result_text import result_text
 from rich.console import Console
 from rich.progress import track
@@ -94,28 +96,12 @@ def rotating(n: int, k: int, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
     return lambda: next(cycle)
 
 
-def quantize_eager(y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    return (y / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
-
-
-def rmsnorm_eager(x, residual, weight, scale):
-    residual.add_(x)
-    h = residual.float()
-    y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * weight.float()
-    return quantize_eager(y, scale)
-
-
-def swiglu_eager(x, scale):
-    gate, up = x.chunk(2, -1)
-    return quantize_eager(F.silu(gate.float()) * up.float(), scale)
-
-
 def norm_row(package, compiled: Callable, count: int, columns: int) -> Row:
     x, residual = (torch.randn(count, columns).bfloat16() for _ in range(2))
     weight, scale = torch.randn(columns).bfloat16(), torch.tensor([0.05])
     # Zeroing keeps the residual from growing without bounds; it is no part of the op.
     calls = {
-        "eager": lambda: rmsnorm_eager(x, residual.zero_(), weight, scale),
+        "eager": lambda: rmsnorm_fp8_eager(x, residual.zero_(), weight, scale),
         "torch.compile": lambda: compiled(x, residual.zero_(), weight, scale),
         "rocm-kernels": lambda: package.rmsnorm_fp8(
             x, weight, residual=residual.zero_(), scale=scale
@@ -133,7 +119,7 @@ def norm_row(package, compiled: Callable, count: int, columns: int) -> Row:
 def activation_row(package, compiled: Callable, count: int, columns: int) -> Row:
     x, scale = torch.randn(count, columns).bfloat16(), torch.tensor([0.05])
     calls = {
-        "eager": lambda: swiglu_eager(x, scale),
+        "eager": lambda: swiglu_fp8_eager(x, scale),
         "torch.compile": lambda: compiled(x, scale),
         "rocm-kernels": lambda: package.swiglu_fp8(x, scale=scale),
         "per token": lambda: package.swiglu_fp8(x),
@@ -146,7 +132,7 @@ def activation_row(package, compiled: Callable, count: int, columns: int) -> Row
 def elementwise_rows(package) -> list[Row]:
     norm, activation = (
         torch.compile(eager, fullgraph=True, dynamic=False)
-        for eager in (rmsnorm_eager, swiglu_eager)
+        for eager in (rmsnorm_fp8_eager, swiglu_fp8_eager)
     )
     rows = []
     for shape in track(ELEMENTWISE_SHAPES, description="norm and activation", transient=True):
@@ -269,11 +255,6 @@ def show(console: Console, title: str, header: list[str], lines: list[list[str]]
     for line in lines:
         grid.add_row(*line)
     console.print(grid)
-
-
-def markdown(header: list[str], lines: list[list[str]]) -> str:
-    rule = ["---"] + ["---:"] * (len(header) - 1)
-    return "\n".join("| " + " | ".join(line) + " |" for line in [header, rule, *lines])
 
 
 def processor() -> str:

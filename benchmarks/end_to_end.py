@@ -112,7 +112,7 @@ def make_model(name: str, shape: dict, device: torch.device) -> nn.Module:
 
 
 def candidate_model(candidate: str, name: str, shape: dict, device: torch.device) -> nn.Module:
-    """That candidate's, and in it what it multiplies by."""
+    """Makes the model that a candidate times, with the linears that the candidate's name says."""
     family, how = candidate.split(", ")
     model = make_model(name, shape, device)
     if family.startswith("FP8"):
@@ -175,7 +175,8 @@ class Decoder:
         return torch.compile(function, mode="reduce-overhead", fullgraph=True)
 
     def captured(self, function: Callable) -> Callable[[], object]:
-        """Warm, and as one graph where the candidate is."""
+        """Runs a function three times; then returns it, or a replay of it where the candidate uses
+        a CUDA graph."""
         for _ in range(3):
             function()
         if self.how != "CUDA graph":
@@ -198,7 +199,7 @@ class Decoder:
             torch.cuda.synchronize()
 
     def milliseconds(self) -> list[float]:
-        """Of each step, the wait for its tokens included: the caller wants to see them."""
+        """Times each step until the host has its tokens, as whoever streams them would."""
         self.rewind()
         return self.timed(self.step, WARM_UP, STEPS)
 

@@ -90,7 +90,8 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def fields(config: str) -> dict[str, str] | None:
-    """Of the warpgroup kernel's configs."""
+    """Reads a config of the warpgroup kernel: name of a field -> value; None for any other
+    design."""
     design, *rest = config.split()
     return dict(field.split("=") for field in rest) if design == "warpgroup" else None
 
@@ -292,7 +293,8 @@ class Fit:
         return cost
 
     def constants(self, seconds: float, p: dict) -> dict:
-        """From `p`, one constant nudged after another, each tile's times solved for every trial."""
+        """Fits the constants by trial: nudges one at a time from `p`, and solves each tile's times
+        anew."""
         chance = random.Random(3)
 
         def cost(tried: dict) -> float:
@@ -314,8 +316,9 @@ class Fit:
         return p
 
     def run(self, seconds: float, start: dict = START, fixed: bool = False) -> tuple[dict, dict]:
-        """From `start`: the constants; then they and the tiles' times are nudged by the regret, or
-        with `fixed` the tiles' times alone."""
+        """Fits constants and tiles' times from `start`: first the constants by the error, then both
+        by how much slower the choice is than the best config; with `fixed` the tiles' times
+        alone."""
         chance = random.Random(7)
         p = dict(start) if fixed else self.constants(seconds / 2, dict(start))
         tiles = self.solve(p)

@@ -56,7 +56,7 @@ def loop_seconds(model, ids: torch.Tensor, count: int, **options) -> float:
 
 
 def step_seconds(model, ids: torch.Tensor, kernels: bool) -> tuple[float, float, dict]:
-    """Of one call behind the prompt: all of it, the host's part, and the kernels by name."""
+    """Times one call behind the prompt: seconds in all, seconds of the host, kernels by name."""
     from transformers import DynamicCache
 
     mask = torch.ones(ids.shape[0], ids.shape[1] + STEPS + 16, dtype=torch.int64, device=ids.device)
@@ -157,7 +157,7 @@ def measure(options: argparse.Namespace) -> list[dict]:
 
 
 def save(rows: list[dict], device: str) -> None:
-    """Those of other devices stay."""
+    """Writes this device's rows into the table, and keeps those of other devices."""
     mine = []
     for row in rows:
         what = {"without": "as it was", "auto": "use_decode_step"}.get(

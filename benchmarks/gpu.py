@@ -30,6 +30,7 @@ import gpu_report
 import peers
 import torch
 import torch.nn.functional as F
+from eager import rmsnorm_fp8_eager, swiglu_fp8_eager
 from gpu_report import OURS, WEIGHT_ONLY, Case, Measured
 from peers import EPS
 from result_text import result_text
@@ -162,25 +163,9 @@ def gemv_case(package, n: int, k: int) -> Case:
     return Case("gemv_fp16", "", 1, n, k, 2 * (n * k + k + n), times)
 
 
-def quantize_eager(y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    return (y / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
-
-
-def rmsnorm_fp8_eager(x, residual, weight, scale):
-    residual.add_(x)
-    h = residual.float()
-    y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS) * weight.float()
-    return quantize_eager(y, scale)
-
-
 def rmsnorm_eager(x, residual, weight, scale):
     residual.add_(x)
     return F.rms_norm(residual, weight.shape, weight, EPS)
-
-
-def swiglu_fp8_eager(x, scale):
-    gate, up = x.chunk(2, -1)
-    return quantize_eager(F.silu(gate.float()) * up.float(), scale)
 
 
 def swiglu_eager(x, scale):
@@ -197,7 +182,7 @@ EAGER = {
 
 
 def rowwise_candidates(package, found: peers.Peers) -> dict[str, dict[str, Callable]]:
-    """For each op: the calls to compare, with the arguments of the eager ones."""
+    """Collects for each op the calls to compare: all take the arguments of the eager one."""
     ours = {
         "rmsnorm_fp8": lambda x, r, w, s: package.rmsnorm_fp8(x, w, EPS, r, scale=s)[0],
         "swiglu_fp8": lambda x, s: package.swiglu_fp8(x, scale=s)[0],
@@ -216,7 +201,7 @@ def rowwise_candidates(package, found: peers.Peers) -> dict[str, dict[str, Calla
 
 
 def agrees(call: Callable, eager: Callable, inputs: tuple) -> str:
-    """Empty, or what is wrong with the call's result."""
+    """Compares a call's result with eager's: an empty text, or what is wrong with it."""
     try:
         actual, expected = (f(*(t.clone() for t in inputs)).float() for f in (call, eager))
         torch.cuda.synchronize()
@@ -256,7 +241,7 @@ def rowwise_cases(package, candidates: dict, found: peers.Peers, rows: int) -> l
 
 
 def device_name() -> str:
-    """As results and pages are named by: h200."""
+    """Returns the device's name as results and pages are named: h200."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return re.sub(r"[^a-z0-9]+", "_", name.lower().removeprefix("nvidia ")).strip("_")
 

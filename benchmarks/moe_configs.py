@@ -124,7 +124,7 @@ class Layer:
         return start.elapsed_time(end) * 1e3
 
     def median_us(self, x, routings, config: str, once: float) -> float:
-        """Of a few replays, each of some 20 ms."""
+        """Times a config: the median of three replays of some 20 ms each."""
         out, replays = torch.empty_like(x), 3
         routings = routings[: max(4, int(20_000 / once))]
         times = self.package.tuning.timing.graph_us(
@@ -246,8 +246,9 @@ def study_orders(package, rate: float, tokens: list[int], kinds: list[str], ends
 
 
 def orders_table(saved: dict) -> str:
-    """Of saved cells of the study: us of each design in each order, and with K divided. Bytes are
-    those of its tiles where the touched experts have as many rows each: no order changes them."""
+    """Makes the study's table: us of each design in each order, without and with K divided. Bytes
+    are those that the design's tiles read where all touched experts have as many rows; no order
+    changes them."""
     names = [order.removesuffix(" group_m=1").replace(" group_m=", ", ") for order in ORDERS]
     lines = []
     for found in saved["cells"]:
@@ -295,7 +296,8 @@ def choices(cells: list[dict]) -> list[str]:
 
 
 def regrets(cells: list[dict]) -> list[float]:
-    """How much longer the choice's config takes than the quickest of those timed."""
+    """Compares the choice with the best: its config's time over that of the quickest that was
+    timed."""
     return [
         c["us"][config] / min(c["us"].values())
         for c, config in zip(cells, choices(cells), strict=True)
@@ -303,7 +305,8 @@ def regrets(cells: list[dict]) -> list[float]:
 
 
 def aim_us(model: str, tokens: int, floor: float) -> float | None:
-    """None: there is none between 512 tokens and 4,096."""
+    """Returns the time that the project wants; None between 512 tokens and 4,096, where it wants
+    none."""
     if tokens > 512:
         return PROMPT_AIMS[model] if tokens == 4096 else None
     return 1.25 * floor + 8 if tokens <= 64 else 1.35 * floor + 10

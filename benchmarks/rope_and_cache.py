@@ -56,7 +56,8 @@ def ours(package) -> Callable[[dict], torch.Tensor]:
 
 
 def eager(given: dict) -> torch.Tensor:
-    """As transformers computes it, and vLLM's reference places it."""
+    """Turns q and k as transformers does, and places k and v in the cache as vLLM's reference
+    does."""
     q, k, v = given["qkv"].split((HEADS, KV_HEADS, KV_HEADS), 1)
     cos, sin = given["cos"][:, None], given["sin"][:, None]
 

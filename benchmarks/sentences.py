@@ -43,7 +43,8 @@ def calibration() -> list[dict]:
 
 
 def errors(**wanted: str) -> list[float]:
-    """Of the points that were not fitted, in percent."""
+    """Lists the cycle model's errors in percent, for those calibration points that it was not
+    fitted to."""
     points = [point for point in calibration() if point["use"] == "judge"]
     return [
         100 * (float(point["modelled"]) / float(point["published"]) - 1)

@@ -133,7 +133,7 @@ def work_vllm(model: str, batches: list[int], runs: int, tokens: int) -> list[di
 
 
 def work_steps(side: str, batches: list[int], quick: bool) -> list[dict]:
-    """The same by our own loop."""
+    """Times one side as work_vllm does, but in a loop of this project's own."""
     import end_to_end
     import step_loop
 
@@ -187,7 +187,7 @@ def tables(results: dict[str, list[dict]]) -> str:
 
 
 def run(side: str, arguments: list[str], environment: dict[str, str]) -> list[dict]:
-    """That side in a process of its own."""
+    """Runs one side in a process of its own."""
     command = [sys.executable, __file__, *arguments, "--work", side]
     # In one process, where the profiler sees the kernels.
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **environment}

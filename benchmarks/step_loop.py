@@ -37,7 +37,8 @@ MODULES = (
 
 
 def work(side: str, batches: list[int], shape: dict, class_of: Callable[[str], str]) -> list[dict]:
-    """Of each batch: the median time of a step, and a step's microseconds by class."""
+    """Times a model's decode steps: for each batch the median time, and a step's microseconds by
+    class."""
     device = end_to_end.load.choose().device
     how = "CUDA graph" if device.type == "cuda" else "eager"
     results = []
@@ -93,7 +94,8 @@ def launches(events, on_gpu: bool) -> list[tuple[str, float, str]]:
 
 
 def module_class(event) -> str:
-    """Of the innermost range around it."""
+    """Names the module that an event belongs to: the class that the innermost range around it
+    names."""
     while event is not None:
         if event.name.startswith(RANGE):
             return event.name.removeprefix(RANGE)

@@ -64,8 +64,8 @@ def save_printed(name: str, source: str, header: Sequence[str], rows: Sequence) 
 
 
 def save_beside(name: str, source: str, header: Sequence[str], rows: Sequence, device: str) -> None:
-    """As :func:`save_printed`, and keeps the rows, and the sources, of other devices, by which rows
-    begin."""
+    """Saves a table as :func:`save_printed` does, and keeps the rows and sources of other devices.
+    A row begins with its device."""
     path, others, sources = RESULTS / "tables" / f"{name}.csv", [], []
     if path.exists():
         sources = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
@@ -112,13 +112,13 @@ def speed(model: str, candidate: str, batch: int) -> str:
 
 
 def case(op: str, m: int, n: int = 0) -> Case:
-    """Of the H200's kernels."""
+    """Finds a case among the H200's results."""
     found = [c for c in read_cases(saved("h200")) if (c.op, c.m, c.n) == (op, m, n)]
     return found[0]
 
 
 def microseconds(us: float) -> str:
-    """To three figures."""
+    """Writes a time with three figures."""
     digits = 2 if us < 10 else 1 if us < 100 else 0
     return f"{us:,.{digits}f} us"
 

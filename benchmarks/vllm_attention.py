@@ -222,8 +222,8 @@ def profiled(generate, steps: int) -> list:
 
 
 def random_weights() -> None:
-    """The same on all sides, of a size that keeps activations near 1: vLLM's own dummies are so
-    small that no key is preferred to another."""
+    """Has vLLM make the same random weights on all sides, of a size that keeps activations near 1:
+    its own dummies are so small that no key is preferred to another."""
     import torch
     from vllm.model_executor.model_loader import dummy_loader
 
@@ -243,7 +243,8 @@ def random_weights() -> None:
 
 
 def write(result: dict) -> None:
-    """At once: a side that runs out of time has what it measured before."""
+    """Writes the result at once, so that a side that runs out of time has what it measured
+    before."""
     Path(os.environ["RESULT"]).write_text(json.dumps(result))
 
 

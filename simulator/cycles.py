@@ -223,12 +223,6 @@ class Cycles:
         """Bytes that L2 wrote back: WRITE_SIZE."""
         return self.raw["memory"]["write_bytes"]
 
-    @property
-    def l2_hit_rate(self) -> float:
-        """Of lines that L2 was asked for, read and written: L2CacheHit."""
-        m = self.raw["memory"]
-        return m["l2_hits"] / max(1, m["l2_requests"])
-
 
 def cycles_text(cycles: Cycles, count: int = 15) -> str:
     """Time, where the SIMDs' cycles went, memory, and what cost most, as text."""

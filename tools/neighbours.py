@@ -122,7 +122,8 @@ def count_with(python: str) -> dict[str, tuple[int, int, str]]:
 
 
 def count() -> dict[str, tuple[int, int, str]]:
-    """Of each family's tiny model: decoder layers that run whole, all of them, and why not."""
+    """Counts for each family's tiny model: decoder layers that run whole, all layers, and why
+    others do not."""
     import load
     from kernels import Mode, kernelize, use_kernel_mapping
     from models_table import ROWS

@@ -170,7 +170,8 @@ def check_metadata(variant: Variant) -> str:
 
 
 def check_provenance(variant: Variant) -> str:
-    """For a release: built by kernel-builder or here from a commit, with nothing uncommitted."""
+    """Requires of a release that it was built from a commit, by kernel-builder or here, with
+    nothing uncommitted."""
     kernel = variant.metadata.provenance.kernel
     if kernel is None:
         raise Failure("metadata.json records no commit of the sources")
@@ -180,7 +181,8 @@ def check_provenance(variant: Variant) -> str:
 
 
 def check_version(variant: Variant) -> str:
-    """For a release: the changelog tells of this version, and the API is the stored one."""
+    """Requires of a release that the changelog begins with its version, and that the API is the
+    stored one."""
     entry, released = public_api.newest_entry()
     if entry != variant.metadata.version or not released:
         raise Failure(f"CHANGELOG.md begins with {entry}{'' if released else ' (unreleased)'}")

@@ -10,10 +10,6 @@ f32, f16, f64, u32, i32, u64 = (
 LANES = 1024
 
 
-def as_bits(values):
-    return values.view(f"u{values.dtype.itemsize}")
-
-
 def flush(x):
     return np.where(np.abs(x) < np.finfo(f32).tiny, np.copysign(f32(0), x), x)
 

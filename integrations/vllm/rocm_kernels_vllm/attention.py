@@ -68,7 +68,7 @@ class RocmKernelsAttention(AttentionBackend):
         head_size: int,
         cache_dtype_str: str = "auto",
     ) -> tuple[int, ...]:
-        """Asked by vLLM 0.26; later ones have no other shape."""
+        """Tells vLLM 0.26 the shape of a cache; later versions have this one and do not ask."""
         return num_blocks, num_kv_heads, block_size, 2 * head_size
 
     @classmethod
@@ -146,8 +146,8 @@ class MetadataBuilder(AttentionMetadataBuilder[tuple[Sequences, ...]]):
 
 
 class Pages(NamedTuple):
-    """Of ``kv_cache [pages, KV heads, rows, 2 * D]``: keys and values ``[pages, rows, KV heads,
-    D]``, as vLLM's op writes them (FP8 perhaps as bytes), and as they are read."""
+    """A cache of vLLM, ``[pages, KV heads, rows, 2 * D]``, and its keys and values, ``[pages, rows,
+    KV heads, D]``: as vLLM's op writes them (FP8 perhaps as bytes), and as they are read."""
 
     kv_cache: torch.Tensor
     written: tuple[torch.Tensor, ...]

@@ -127,7 +127,7 @@ def _asking_ours_first(theirs: Callable, backend) -> Callable:
 
 
 def _replace_everywhere(name: str, theirs: Callable, ours: Callable) -> None:
-    """In the function's own module, and in those that imported it from there before."""
+    """Replaces a function of vLLM in its own module, and in those that imported it before."""
     for module in [m for key, m in sys.modules.items() if m and key.startswith("vllm.")]:
         found = vars(module).get(name)
         if found is theirs or getattr(found, "vllms", None) is theirs:
@@ -219,7 +219,7 @@ class RocmKernelsExperts(mk.FusedMoEExpertsModular):
 
 
 def _scale_of(w: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor | None:
-    """As fused_moe takes it: ``[E]``, ``[E, N, 1]`` or blocks."""
+    """Reshapes a scale to what fused_moe takes: ``[E]``, ``[E, N, 1]`` or blocks."""
     experts = w.shape[0]
     if scale is None or (scale.dim() == 3 and scale.numel() != experts):
         return scale

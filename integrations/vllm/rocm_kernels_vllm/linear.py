@@ -37,7 +37,8 @@ def weight_only() -> bool:
 
 
 def _put_first(table: str, cls: type) -> bool:
-    """Of a platform's candidates vLLM takes the first that can do it. Once, whoever calls again."""
+    """Puts a class first among a platform's candidates, of which vLLM takes the first that can do
+    it. Calling it again changes nothing."""
     platforms = getattr(vllm_linear, table)
     candidates = platforms.get(current_platform._enum)
     if candidates is None:

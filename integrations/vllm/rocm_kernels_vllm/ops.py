@@ -164,8 +164,9 @@ _fused_moe = _op(
 
 
 def fused_moe(*arguments) -> None:
-    """As an op where a model is traced through vLLM's layer of experts. Where that is an op itself,
-    as on GPUs, a second around the call would only take the host's time."""
+    """Runs fused_moe: as an op while a model is traced through vLLM's layer of experts, else as a
+    plain call. Where that layer is an op itself, as on GPUs, a second op would only take the host's
+    time."""
     (_fused_moe if torch.compiler.is_compiling() else _fused_moe_now)(*arguments)
 
 

@@ -117,7 +117,7 @@ def _by_symmetric_memory(
 def _by_ipc_handles(
     group: Any, size: int, device: torch.device
 ) -> Tuple[torch.Tensor, List[int], Any]:
-    """The same by the handles with which torch sends tensors from process to process."""
+    """Shares memory by the handles with which torch sends tensors from process to process."""
     dist = torch.distributed
     own = torch.empty(size, dtype=torch.uint8, device=device)
     handle: Any = None

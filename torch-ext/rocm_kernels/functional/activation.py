@@ -98,7 +98,7 @@ def gelu_and_mul(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_tanh_and_mul(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """As :func:`gelu_and_mul` in GELU's tanh form."""
+    """Does what :func:`gelu_and_mul` does, with GELU's tanh form."""
     return swiglu(x, activation="gelu_tanh", out=out)
 
 

@@ -324,7 +324,7 @@ def _operands(
     softmax_scale, causal, window_size, softcap, s_aux, k_descale, v_descale, with_lse, out,
     leftpad_k,
 ) -> Tuple[Any, ...]:  # fmt: skip
-    """Of the op, but for the config: the result, lse, and what is read."""
+    """Makes the op's operands, all but the config: the result, lse, and what is read."""
     q, k, v = side_by_side(q), side_by_side(k), side_by_side(v)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if max_seqlen_k is None:
@@ -369,7 +369,7 @@ def _integers(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
 def _descale(
     scale: Scale, name: str, batch: int, kv_heads: int, q: torch.Tensor
 ) -> Optional[torch.Tensor]:
-    """As ``[batch, KV heads]``."""
+    """Expands a descale to ``[batch, KV heads]``."""
     if scale is None:
         return None
     if not isinstance(scale, torch.Tensor):

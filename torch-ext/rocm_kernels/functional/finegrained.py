@@ -75,7 +75,7 @@ def matmul_batched(
     block_size: Optional[Sequence[int]],
     output_dtype: Optional[torch.dtype] = None,
 ) -> torch.Tensor:
-    """Each row by its expert.
+    """Multiplies each row by the weight of its expert.
 
     Args:
         A: ``[S, K]``.
@@ -166,7 +166,8 @@ def _expert_products(
 
 
 def _scale_of_experts(scale: torch.Tensor, w: torch.Tensor, whole: bool) -> torch.Tensor:
-    """As grouped_gemm takes it: ``[E]``, or ``[E, N, 1]`` where gate and up have a scale each."""
+    """Reshapes a scale to what grouped_gemm takes: ``[E]``, or ``[E, N, 1]`` where gate and up have
+    a scale each."""
     if not whole:
         return scale
     experts, rows = w.shape[:2]

@@ -272,7 +272,8 @@ def _unpacked(w: torch.Tensor, scale_w: torch.Tensor) -> torch.Tensor:
 
 
 def _is_block_scale(scale: torch.Tensor, rows: int) -> bool:
-    """For blocks of an operand of ``rows`` rows; ``[blocks, 1]`` where all of K is one block."""
+    """Whether a scale is for blocks of an operand of ``rows`` rows; ``[blocks, 1]`` where all of K
+    is one block."""
     return scale.dim() == 2 and (scale.shape[1] > 1 or 1 < scale.shape[0] < rows)
 
 
@@ -364,5 +365,6 @@ def _scaled_mm(
 
 
 def _sum_dtype(bias: Optional[torch.Tensor], out_dtype: torch.dtype) -> torch.dtype:
-    """Of the library's product to which a bias is added: its result's, if that has the bias."""
+    """The dtype that the library's product is asked for, before a bias is added: the result's, if
+    the bias has it, else float32."""
     return out_dtype if bias is None or bias.dtype == out_dtype else torch.float32

@@ -203,7 +203,7 @@ def _integers(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
 def _scale(
     scale: Scale, cache: Optional[torch.Tensor], device: torch.device
 ) -> Optional[torch.Tensor]:
-    """As ``[1 or KV heads]`` or ``[batch, KV heads]``."""
+    """Expands a cache's scale to ``[1 or KV heads]`` or ``[batch, KV heads]``."""
     if scale is None:
         return None
     if isinstance(scale, torch.Tensor):

@@ -8,8 +8,8 @@ from .._ops import add_op_namespace_prefix
 
 
 def register_shapes(name: str) -> None:
-    """Of an op that writes what it is given, so nothing is left to do; but one operand without
-    data among others must not leave what is to be written as it was."""
+    """Registers what torch.compile runs in an op's place: nothing, as the op writes what it is
+    given; but it refuses operands without data among others, whose output would stay as it was."""
     torch.library.register_fake(add_op_namespace_prefix(name), _require_one_device)
 
 

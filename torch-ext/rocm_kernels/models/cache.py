@@ -159,7 +159,7 @@ def place_cache_scales(model: nn.Module, files: Mapping[str, Mapping[str, Any]])
 
 
 def renamings_of_cache_scales() -> List[Any]:
-    """Of the names in files to the buffers'."""
+    """Makes the renamings of caches' scales, from names in files to the model's buffers."""
     core = importlib.import_module("transformers.core_model_loading")
     return [
         core.WeightRenaming(rf"\.{kind}_proj\.({kind}|output)_scale$", f".{kind}_scale")

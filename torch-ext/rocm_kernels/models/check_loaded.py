@@ -154,9 +154,9 @@ def _problems(
 
 
 def require_set(name: str, module: nn.Module) -> None:
-    """Of a linear or experts in FP8, however they were loaded: raises a ValueError if a scale was
-    never set, as far as that can be seen. Memory that nobody has set may look like a scale; that
-    transformers has loaded the weight and not the scale tells it, as long as neither was copied."""
+    """Raises a ValueError if a scale of an FP8 linear or of FP8 experts was never set, however they
+    were loaded. Memory that nobody has set may look like a scale; that transformers has loaded the
+    weight and not the scale tells it, as long as neither was copied."""
     weight = next((p for p in module.parameters() if p.dtype in _FP8), None)
     for key, scale in (*module.named_parameters(), *module.named_buffers()):
         if not _SCALE.search(key) or scale.device.type == "meta":

@@ -177,7 +177,8 @@ def _described(model: Any, names_in_files: Dict[str, str]) -> Dict[str, Any]:
 
 
 def _could_be_quantised(module: nn.Module) -> bool:
-    """Also a router, say, which others' code may have as a linear."""
+    """Whether a module has a weight that others' code may hold in FP8, as a linear or a router
+    does."""
     weight = module._parameters.get("weight")
     matrix = weight is not None and weight.dim() == 2 and weight.dtype not in FP8_DTYPES
     return matrix and not isinstance(module, nn.Embedding)
@@ -345,7 +346,7 @@ def _fp8_quantizer() -> type:
 
 
 def _require_all_here(model: Any) -> None:
-    """Of a model to save: transformers looks for weights that accelerate has put away by the names
+    """Refuses to save a model with offloaded FP8 weights: transformers looks for these by the names
     of a state dict, of which the parts of a joined linear have none of their own."""
     for name, module in model.named_modules():
         if isinstance(module, (FP8Linear, Experts)) and is_offloaded(module):
@@ -381,7 +382,8 @@ def _require_all_ours(model: nn.Module) -> None:
 
 
 def _require_powers_of_two(model: Any, name: str, parameter: torch.Tensor) -> None:
-    """Of finegrained files, whose ``scale_fmt`` is of inputs and weights; no other has one."""
+    """Refuses to save scales of inputs that are powers of two to a file that cannot say so: only
+    finegrained files have a ``scale_fmt``, for inputs and weights."""
     if model.config.quantization_config.quant_method != FINEGRAINED.method:
         raise ValueError(
             f"{name} has inputs with scales that are powers of two, and compressed-tensors cannot "

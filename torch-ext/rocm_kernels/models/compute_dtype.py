@@ -27,7 +27,8 @@ class KnownDtype:
 
 
 def keep_dtype(model: nn.Module) -> None:
-    """For the model and those in it, such as a vision tower, where it is not so already."""
+    """Has a model, and models in it such as a vision tower, name the dtype that they compute in,
+    where transformers would name another."""
     modeling = sys.modules.get("transformers.modeling_utils")
     if modeling is None:
         return

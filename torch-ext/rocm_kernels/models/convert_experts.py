@@ -187,7 +187,7 @@ def are_of_fp8_checkpoint(module: nn.Module) -> bool:
 
 
 def weights_of(module: nn.Module) -> Optional[Tuple[nn.Parameter, nn.Parameter]]:
-    """Of a model's own experts: what they multiply their inputs with, and down's."""
+    """Finds the two weights of a model's own experts: what multiplies their inputs, and down's."""
     for names in (WEIGHTS, _WITHOUT_GATE):
         first, down = (module._parameters.get(name) for name in names)
         if first is not None and down is not None and first.dim() >= 3 and down.dim() >= 3:
@@ -397,7 +397,8 @@ def _quantized(weight: torch.Tensor, fp8_dtype: Optional[torch.dtype]) -> Pair:
 
 
 def _scales(module: nn.Module, name: str) -> torch.Tensor:
-    """Of a weight of transformers' ``FP8Experts``, as ``fused_moe`` takes them."""
+    """Returns the scales of a weight of transformers' ``FP8Experts`` as ``fused_moe`` takes
+    them."""
     weight = getattr(module, name).data
     scale = getattr(module, f"{name}_scale_inv").data
     experts, n, columns = weight.shape
@@ -424,8 +425,8 @@ def _scales(module: nn.Module, name: str) -> torch.Tensor:
 def _padded(
     weights: Tuple[torch.Tensor, torch.Tensor], scales: Tuple[torch.Tensor, torch.Tensor]
 ) -> Tuple[Pair, Pair]:
-    """With zeros in gate's and up's last rows and down's last columns, so that a block of gate's
-    scales is none of up's, if the scales are apart."""
+    """Pads gate's and up's rows and down's columns with zeros, if gate and up have scales apart, so
+    that no block of scales has rows of both."""
     (gate_up, down), inner = weights, weights[1].shape[2]
     held = -(-inner // SCALE_BLOCK) * SCALE_BLOCK
     if inner == held or scales[0].shape[1] != 2 * held // SCALE_BLOCK:

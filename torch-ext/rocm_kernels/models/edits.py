@@ -188,7 +188,7 @@ class KnownHead:
 
 
 def serve_resizing(model: Any) -> None:
-    """Of a transformers model whose head is in FP8."""
+    """Lets transformers resize the embeddings of a model whose head is in FP8."""
     get = getattr(model, "get_output_embeddings", None)
     if hasattr(model, "_get_resized_lm_head") and get is not None and isinstance(get(), Edited):
         model.known_head = KnownHead(type(model))

@@ -67,7 +67,7 @@ class Family:
 
     @property
     def norms(self) -> Tuple[str, ...]:
-        """Those of the decoder layer."""
+        """The names of the decoder layer's norms."""
         names = (self.attention_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm)
         return tuple(name for name in names if name)
 

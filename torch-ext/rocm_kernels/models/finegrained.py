@@ -12,7 +12,7 @@ from .pickling import reduced
 
 
 def serve_finegrained_fp8() -> None:
-    """From now on, transformers runs finegrained FP8 checkpoints on this package.
+    """Has transformers run finegrained FP8 checkpoints on this package from now on.
 
     It does what naming the package's repository in transformers' table of Hub kernels does, with
     the package that is loaded already, so a machine without a GPU gets the CPU variant. There

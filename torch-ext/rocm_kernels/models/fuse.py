@@ -39,7 +39,7 @@ def has_fused(parent: nn.Module, join: Join) -> bool:
 
 
 def why_not_fused(parent: nn.Module, join: Join) -> Optional[str]:
-    """Of :func:`has_fused`; None: it has."""
+    """Why :func:`has_fused` is false; None: it is true."""
     if has_fused(parent, join):
         return None
     names = join.of(parent)

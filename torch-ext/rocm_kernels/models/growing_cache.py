@@ -85,7 +85,7 @@ def _classes() -> Tuple[type, type]:
                 self.length.add_(count)
 
         def place(self, layer_idx: int, keys: torch.Tensor, values: torch.Tensor) -> Place:
-            """In which another op may write keys and values ``[batch, rows, KV heads, D]``, instead
+            """Where another op may write keys and values ``[batch, rows, KV heads, D]``, in place
             of ``update``."""
             self._begin(layer_idx, keys.shape[1], keys.device)
             layer = self.layers[layer_idx]

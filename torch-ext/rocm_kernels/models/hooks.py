@@ -151,5 +151,6 @@ def _after(module: nn.Module, args: Tuple, output: Any) -> Any:
 
 
 def _moved_hook(module: nn.Module) -> Any:
-    """None if it was removed, or put before the forward once more by a later call of accelerate."""
+    """The hook that stands on a module and not before its forward; None if it was removed, or put
+    before the forward again by a later call of accelerate."""
     return None if _is_in_forward(module) else vars(module).get("_hf_hook")

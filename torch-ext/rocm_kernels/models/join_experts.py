@@ -155,7 +155,8 @@ def _operation(base: type) -> type:
 
 
 def _parts(tensors: Dict[str, Any], patterns: List[str]) -> Iterator[Tuple[str, _Part]]:
-    """By name of the weights; patterns are names with each of the ends in turn."""
+    """Yields the weights and scales of each group of patterns, by the name of the weights; patterns
+    are names with each of the ends in turn."""
     for start in range(0, len(patterns), len(_ENDS)):
         found: Tuple[List[torch.Tensor], List[torch.Tensor]] = ([], [])
         for i, pattern in enumerate(patterns[start : start + len(_ENDS)]):
@@ -196,7 +197,7 @@ def _is_padded(module: Experts) -> bool:
 
 
 def _each(module: Experts, which: str, part: _Part) -> _Part:
-    """Of all experts in one tensor, each expert's, in ``[N, K]``."""
+    """Divides a tensor of all experts into each expert's, in ``[N, K]``."""
     weights, scales = part
     if len(weights) != 1 or weights[0].dim() < 3:
         return part
@@ -279,7 +280,7 @@ def _plain(module: nn.Module, which: str, part: _Part, dtype: torch.dtype) -> Li
 def _all_dequantised(
     module: nn.Module, which: str, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Of all experts in one tensor, in the layout that it has in the file."""
+    """Dequantises a tensor of all experts, in the layout that it has in the file."""
     scale = decoded(scale)
     if scale.shape[:1] != weight.shape[:1]:
         return (weight.float() * scale).to(dtype)
@@ -315,7 +316,7 @@ def _dequantised(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def _as_the_model_has_it(
     module: nn.Module, which: str, parts: List[List[torch.Tensor]]
 ) -> torch.Tensor:
-    """Of weights one by one: in one tensor, as the module's own."""
+    """Joins weights that are stored one by one to one tensor, in the layout of the module's own."""
     if len(parts) == 1 and parts[0][0].dim() > 2:
         return parts[0][0]
     each = [torch.cat(rows) for rows in zip(*parts)]

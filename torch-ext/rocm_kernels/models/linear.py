@@ -259,8 +259,9 @@ def checked_scale_fmt(scale_fmt: Optional[str], activation_scheme: str) -> Optio
 
 
 def scale_fmt_of(module: nn.Module, scale: str = "weight_scale_inv") -> Optional[str]:
-    """Of the computed scales of a module's input. transformers' own linears and experts keep a
-    checkpoint's ``scale_fmt``, which is of both, as the dtype of the weight's ``scale`` alone."""
+    """The ``scale_fmt`` of the scales that are computed for a module's input. transformers' own
+    linears and experts keep a checkpoint's ``scale_fmt``, which is of both, as the dtype of the
+    weight's ``scale`` alone."""
     if getattr(module, scale).dtype is E8M0:
         return "ue8m0"
     return getattr(module, "scale_fmt", None)

@@ -46,7 +46,7 @@ def _conversions(model: Any) -> List[Any]:
 
 
 def _back(core: Any, conversions: List[Any]) -> List[Any]:
-    """From a model's names to those of files."""
+    """Reverses the renamings, from a model's names to those of files."""
     return [c.reverse_transform() for c in conversions[::-1] if isinstance(c, core.WeightRenaming)]
 
 

@@ -34,8 +34,9 @@ def eps_of(norm: nn.Module) -> float:
 
 
 def formula_of(norm: nn.Module) -> Optional[NormFormula]:
-    """None for a module that computes something else: asked of it, with numbers, for there are over
-    a hundred such classes, and the next may have any name."""
+    """Returns what a norm computes, or None if that is no :class:`NormFormula`. Asked by numbers
+    that the module is given, for there are over a hundred such classes, and the next may have any
+    name."""
     weight = norm._parameters.get("weight")
     if norm._modules or set(norm._parameters) != {"weight"} or weight is None or weight.dim() != 1:
         return None

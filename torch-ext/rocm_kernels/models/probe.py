@@ -278,7 +278,7 @@ def probe_llama4_moe(moe: nn.Module) -> None:
 
 
 class _StandIn:
-    """In a module's place, which it is asked for all that it does not have itself."""
+    """Stands in a module's place, which it asks for all attributes that it does not have itself."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -330,8 +330,8 @@ class _Attention(_Affine):
 
 
 class _Columns(_StandIn):
-    """In a linear's place: each of its output columns is one of its input's, times a number. As
-    wide as it, and takes a row's time for it."""
+    """Stands in a linear's place: each of its output columns is one of its input's, times a number.
+    It is as wide as the linear, and takes a row's time for it."""
 
     def __init__(self, linear: nn.Module, seed: int, width: Optional[int] = None) -> None:
         super().__init__(linear)

@@ -232,7 +232,7 @@ def _known(function: Any) -> Iterator[None]:
 
 
 class _Recorded(_StandIn):
-    """In a projection's place: keeps its inputs, and has a result of its own."""
+    """Stands in a projection's place: keeps its inputs, and gives a result of its own."""
 
     def __init__(self, module: nn.Module, result: Optional[torch.Tensor] = None) -> None:
         super().__init__(module)
@@ -262,7 +262,7 @@ class _Cache:
 
 
 class _Function:
-    """In the attention function's place."""
+    """Stands in the attention function's place, and keeps its calls."""
 
     def __init__(self) -> None:
         self.calls: List[Dict] = []

@@ -20,8 +20,9 @@ def decoded(scale: torch.Tensor) -> torch.Tensor:
 def regrouped(
     weight: torch.Tensor, scale: torch.Tensor, block: Tuple[int, int]
 ) -> Optional[Tuple[torch.Tensor, torch.Tensor]]:
-    """The same values, with scales for 128 x 128, ``[ceil(N / 128), ceil(K / 128)]``, or for each
-    row, ``[N, 1]``; None: FP8's range is too small for what scales of one block differ by.
+    """Changes scales of other blocks, and keeps every value: to blocks of 128 x 128, ``[ceil(N /
+    128), ceil(K / 128)]``, or to one for each row, ``[N, 1]``; None where FP8's range is too small
+    for what scales of one block differ by.
 
     Args:
         weight: FP8, ``[N, K]``.

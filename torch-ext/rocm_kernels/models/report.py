@@ -85,14 +85,15 @@ def kernelized_layers(model: nn.Module) -> Dict[Tuple[str, str], int]:
 
 
 def bytes_of(model: nn.Module) -> int:
-    """Of its parameters and buffers, shared ones counted once."""
+    """Counts the bytes of a model's parameters and buffers, shared ones once."""
     tensors = list(model.parameters()) + list(model.buffers())
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def kept_bytes(model: nn.Module) -> Dict[str, int]:
-    """Of the parameters that are not FP8, MXFP4 or their scales: ``{name: bytes}``, one entry for
-    those whose names differ in numbers alone; experts first, then the largest."""
+    """Counts the bytes of the parameters that are not FP8, MXFP4 or their scales: ``{name:
+    bytes}``, one entry for those whose names differ in numbers alone; experts first, then the
+    largest."""
     counts: Dict[str, int] = {}
     for name, parameter in model.named_parameters():
         if parameter.dtype in (*FP8_DTYPES, torch.uint8) or _SCALE.search(name):

@@ -43,7 +43,7 @@ def unset(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def dialect_to_load(own: torch.Tensor, given: torch.Tensor, assign: bool) -> torch.dtype:
-    """Of a weight that is loaded into ``own``'s place."""
+    """The FP8 dtype that a weight has once it is loaded into ``own``'s place."""
     moves = assign and own.device != given.device
     return native_fp8_dtype(given.device) if moves else own.dtype
 

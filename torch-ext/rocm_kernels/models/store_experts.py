@@ -100,7 +100,7 @@ def _without_padding(
 
 
 def _meant_rows(module: Experts, which: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Of gate's and up's rows those that the model has."""
+    """Takes away the rows of gate and up that padding has added."""
     meant = module.intermediate_size
     if which != WEIGHTS[0] or tensor.shape[1] == 2 * meant:
         return tensor

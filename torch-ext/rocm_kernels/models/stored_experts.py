@@ -171,7 +171,7 @@ _PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _held(module: nn.Module, headers: Dict[str, Header]) -> Optional[_Held]:
-    """None: 16 bits, or nothing."""
+    """What files have for a layer's experts; None: 16 bits, or nothing."""
     weights = {name: header for name, header in headers.items() if not _SMALL.search(name)}
     kinds: Dict[str, str] = {}
     for name, header in weights.items():
@@ -200,7 +200,7 @@ _SMALL = re.compile(r"_scales?(_inv)?$|[._]bias$|_zero_point$|_global_scale$|_sh
 
 
 def _kind(module: nn.Module, name: str, headers: Dict[str, Header]) -> str:
-    """Of a quantised weight: how it is scaled."""
+    """Tells how a quantised weight is scaled."""
     dtype, shape = headers[name]
     base = re.sub("(_packed|_blocks)$", "", name)
     scale = next((headers[base + end] for end in SCALE_ENDS if base + end in headers), None)
@@ -296,8 +296,8 @@ def _empty(module: nn.Module, held: _Held, layout: Layout) -> Experts:
 
 
 def padded_size(weights: str, inner: int, is_apart: bool = True) -> int:
-    """Of gate's rows, up's rows and down's columns, as :class:`Experts` holds them: whole blocks,
-    where a block of gate's is none of up's."""
+    """The number of gate's rows, up's rows and down's columns in :class:`Experts`: whole blocks,
+    where no block may have rows of both gate and up."""
     block = {"block": SCALE_BLOCK if is_apart else 1, "mxfp4": BLOCK}.get(weights, 1)
     return -(-inner // block) * block
 

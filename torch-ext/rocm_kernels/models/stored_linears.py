@@ -175,7 +175,8 @@ def regroup_linears(model: Any) -> None:
 
 
 def conversions_of_embeddings(quantizer: Any, names: Iterable[str]) -> List[Any]:
-    """Of FP8 with a scale to the model's dtype: a lookup has no product to put a scale on."""
+    """Makes the conversions of FP8 embeddings and their scales to the model's dtype: a lookup has
+    no product to put a scale on."""
     core = importlib.import_module("transformers.core_model_loading")
 
     class Dequantized(core.ConversionOps):

@@ -25,22 +25,23 @@ _DTYPES = {
 
 
 class Header(NamedTuple):
-    """Of a tensor in a file; ``dtype`` is None if this torch has no such type."""
+    """The header of a tensor in a file; ``dtype`` is None if this torch has no such type."""
 
     dtype: Optional[torch.dtype]
     shape: Tuple[int, ...]
 
 
 def header_of(stored: Any) -> Header:
-    """Of a tensor, or of what safetensors gives in place of one that is not read yet."""
+    """Returns the header of a tensor, or of what safetensors gives in place of one that is not read
+    yet."""
     if isinstance(stored, torch.Tensor):
         return Header(stored.dtype, (*stored.shape,))
     return Header(_DTYPES.get(stored.get_dtype()), (*stored.get_shape(),))
 
 
 def read_headers(files: Optional[Sequence[str]]) -> Dict[str, Header]:
-    """Each tensor's, by its name in a checkpoint's files; None, as for a model that is loaded from
-    a state dict: nothing is known."""
+    """Reads each tensor's header, by its name in a checkpoint's files; None, as for a model that is
+    loaded from a state dict: nothing is known."""
     found: Dict[str, Header] = {}
     for file in files or ():
         if file.endswith(".safetensors"):
@@ -55,9 +56,8 @@ def read_headers(files: Optional[Sequence[str]]) -> Dict[str, Header]:
 
 
 def by_module(model: Any, headers: Dict[str, Header]) -> Dict[str, Dict[str, Header]]:
-    """The same, sorted by what a transformers model has for them: name of a module, then names in
-    the files of all tensors that transformers would load into it. What belongs to no module of the
-    model is under ``""``.
+    """Sorts headers by module: name of a module of a transformers model, then names in the files of
+    all tensors that transformers would load into it. What belongs to no module is under ``""``.
 
     Call it before modules are replaced. Scales go where their weight goes, and of experts that
     stand one by one in the files all go to the module that holds them joined.

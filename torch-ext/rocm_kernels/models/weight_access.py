@@ -53,7 +53,7 @@ def _weights_read(cls: type) -> FrozenSet[str]:
 
 
 def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
-    """Those of the functions and comprehensions inside too."""
+    """Yields a code object's instructions, and those of the functions and comprehensions inside."""
     yield from dis.get_instructions(code)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

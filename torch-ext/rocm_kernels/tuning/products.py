@@ -117,7 +117,7 @@ class ProductCase:
         return self.op.configs(a, self.weights.w, scale_a, self.weights.scale)
 
     def within_contract(self, config: str) -> bool:
-        """Errs at most twice as much as a float32 product, both rounded once."""
+        """Whether a config errs at most twice as much as a float32 product, both rounded once."""
         return all(self._right(config, m) for m in self.members)
 
     def call(self, config: str, m: int) -> Callable[[torch.Tensor], None]:
@@ -146,7 +146,7 @@ class ProductCase:
         return bool(error.abs().max() <= largest) and bool(error.norm() <= norm)  # no for NaN
 
     def _products(self, a: torch.Tensor, scale_a: Optional[torch.Tensor]):
-        """In float64, and in float32."""
+        """Computes the product in float64 and in float32."""
         w, scale, step = self.weights.w, self.weights.scale, SCALE_BLOCK * 8
         block = SCALE_BLOCK if self.shape.block_scales else 1
         wide_a = dequantize(a, scale_a, 1)

@@ -147,7 +147,7 @@ def _shape(shape: Union[GemmShape, Tuple[int, int]], device: torch.device) -> Ge
 
 
 def _require_writable(path: Path) -> None:
-    """Asked before the work, which takes minutes."""
+    """Requires that a file can be written, before the work, which takes minutes."""
     existed = path.exists()
     try:
         path.open("a").close()

@@ -90,8 +90,8 @@ def _are_of_a_cache(targets: List[str]) -> bool:
 
 
 def layout_of_scheme(weights: Dict[str, Any], inputs: Optional[Dict[str, Any]]) -> Layout:
-    """Of one linear, by what compressed-tensors says of its weight and inputs. Raises
-    :class:`Unknown`."""
+    """Returns one linear's layout from what compressed-tensors says of its weight and inputs.
+    Raises :class:`Unknown`."""
     if not _is_fp8(weights):
         raise Unknown("is compressed-tensors, not FP8 with scales alone")
     by, block = _strategy(weights), BLOCK
@@ -157,7 +157,7 @@ def _short(said: Any) -> str:
 
 
 def read_linear(module: nn.Module) -> Optional[Stored]:
-    """None: it is none of this format's."""
+    """Reads an FP8 linear of this format; None for any other module."""
     if type(module).__name__ == "CompressedTensorsFP8Linear":
         return stored(module.weight, module.weight_scale)  # its own forward is dynamic, too
     if type(module) is not nn.Linear or not hasattr(module, "quantization_scheme"):
@@ -178,7 +178,7 @@ def read_linear(module: nn.Module) -> Optional[Stored]:
 
 
 def _fields(said: Any) -> Optional[Dict[str, Any]]:
-    """As they stand in a config."""
+    """Returns the fields of a scheme as they stand in a config."""
     if said is None:
         return None
     block = said.block_structure

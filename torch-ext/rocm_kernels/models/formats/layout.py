@@ -43,7 +43,8 @@ class Layout:
     instead: Optional[str] = None
 
     def scale_shape(self, n: int, k: int) -> Tuple[int, ...]:
-        """As ``FP8Linear`` has it; of other blocks than 128 x 128 as the file has it."""
+        """The shape of a weight's scales: as ``FP8Linear`` has them, or, for blocks other than 128
+        x 128, as the file has them."""
         rows, columns = -(-n // self.block[0]), -(-k // self.block[1])
         if self.weights == "block" and (columns > 1 or self.block != BLOCK):
             return (rows, columns)
@@ -68,7 +69,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def is_listed(patterns: Iterable[str], names: Iterable[str]) -> bool:
-    """Of lists that may have shell patterns, too."""
+    """Whether a list, which may have shell patterns too, has one of the names."""
     return any(matches(p, n) or fnmatch.fnmatchcase(n, p) for p in patterns for n in names)
 
 

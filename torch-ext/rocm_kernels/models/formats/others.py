@@ -42,8 +42,9 @@ def _of_linears(layout: Layout, left: Sequence[str]) -> LayoutOf:
 
 
 def is_left_out(left: Sequence[str], names: Sequence[str]) -> bool:
-    """Of a list as transformers takes it: a name, its beginning or its end, up to a dot, or an
-    expression of its beginning. AutoFP8 marks expressions by ``re:``."""
+    """Whether a list as transformers takes it has one of the names: an entry is a name, its
+    beginning or its end, up to a dot, or an expression of its beginning. AutoFP8 marks expressions
+    by ``re:``."""
     expressions = [entry for entry in left if not entry.startswith(("re:", "*"))]
     patterns = [re.compile(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))") for entry in expressions]
     return (

@@ -41,8 +41,8 @@ def read(config: Dict[str, Any]) -> Optional[LayoutOf]:
 
 
 def _layout(config: Optional[Dict[str, Any]]) -> Optional[Layout]:
-    """None: 16 bits. Output tensors may be quantised: those are keys and values, for a cache in
-    FP8."""
+    """Returns the layout that a layer's config says; None: 16 bits. Output tensors may be
+    quantised: those are keys and values, for a cache in FP8."""
     weight, inputs = ((config or {}).get(field) for field in ("weight", "input_tensors"))
     if weight is None and inputs is None:
         return None
@@ -70,7 +70,7 @@ def _layout(config: Optional[Dict[str, Any]]) -> Optional[Layout]:
 
 
 def read_linear(module: nn.Module) -> Optional[Stored]:
-    """None: it is none of Quark's."""
+    """Reads an FP8 linear of Quark's; None for any other module."""
     if type(module).__name__ != "QParamsLinear":
         return None
     # An output_quantizer is that of keys and values: a cache's business, here they are as computed.
