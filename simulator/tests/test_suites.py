@@ -56,6 +56,7 @@ def repository(tmp_path, monkeypatch):
         "a/turn/main.hip": PROGRAM,
         "a/wrong/main.hip": PROGRAM.replace("__syncthreads();", ""),
         "a/odd/main.hip": "int main() { return nothing; }",
+        "a/idle/main.hip": "int main() {}",
         "shared/common.h": "#define SIZE 1024\n",
     }.items():
         (origin / name).parent.mkdir(parents=True, exist_ok=True)
@@ -79,9 +80,10 @@ def test_public_programs_are_cloned_run_and_told(repository, capsys):
     assert "pass  few: a/turn, its barrier 1 taken out (gfx942), planted bug: " in said
     assert re.search(r"FAIL  few: a/wrong \(gfx942\), correct: .*lds-race", said)
     assert "left out  few: a/odd: does not compile here: use of undeclared" in said
+    assert "left out  few: a/idle: launches no kernel" in said
     assert "left out  gone: " in said and "could not be cloned" in said
     page = suite_table.PAGE.read_text()
-    assert "| few: a/turn |  | clean | - |" in page and "Left out:\n- few: a/odd" in page
+    assert "| few: a/turn |  | clean | - |" in page and "Left out:\n- few: a/idle" in page
     assert re.search(r"Programs as published, few at [0-9a-f]{10} of \d{4}-\d\d-\d\d: ", page)
     assert "outdated" not in page and page.endswith("end\n")
 
@@ -105,6 +107,15 @@ def test_the_page_claims_what_its_table_says():
     rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
     assert planted == told == 2 * sum("| yes |" in row for row in rows) > 20
     assert len(rows) >= 24
+
+
+def test_the_page_claims_what_public_programs_say():
+    text = (FOLDER / "docs" / "suites.md").read_text()
+    table = re.search(r"<!-- suite: public -->\n(.*?)<!-- end", text, re.S)[1]
+    assert "false alarms or wrong values in 0;" in table and "| **" not in table
+    _, planted, told = map(int, re.search(
+        r"(\d+) runs of .*?; (\d+) of planted bugs, (\d+) told", table).groups())  # fmt: skip
+    assert planted == told == table.count("| yes |") > 5
 
 
 def test_the_kernels_of_the_suite():
