@@ -135,6 +135,23 @@ def sums_with_norms(here: Here, folder: Path) -> dict[str, Any]:
 
 
 @torch.no_grad()
+def experts_beside(here: Here, folder: Path) -> dict[str, Any]:
+    """A model whose experts transformers sums itself."""
+    models = here.package.models
+    expected = load_file(folder / "expected")
+    ids, whole = expected["ids"].to(here.device), expected["logits"].to(here.device)
+    model = _prepared(here, folder, "none")
+    before = model(ids).logits
+    models.use_communicator(model)
+    after = model(ids).logits
+    rounding = 1e-5 if here.device.type == "cpu" else 0.05
+    close = {"rtol": rounding, "atol": rounding * whole.abs().max().item()}
+    torch.testing.assert_close(after.float(), whole, **close)
+    torch.testing.assert_close(after, before, **close)
+    return {"sums": models.communicated_sums(model), "bits": bits(after)}
+
+
+@torch.no_grad()
 def whole_row_scales(here: Here, folder: Path) -> dict[str, Any]:
     """How far a model is from one process's, both with inputs in FP8."""
     models = here.package.models

@@ -8,7 +8,7 @@ import torch
 from comm_ranks import Ranks
 from kernels import Mode, kernelize, use_kernel_mapping
 from tensor_parallel_ranks import NEW_TOKENS
-from tiny_models import tiny_llama, tokens
+from tiny_models import randomized, tiny_llama, tokens
 
 from conftest import selected_devices
 
@@ -92,6 +92,32 @@ def test_a_sum_and_the_norm_behind_it_are_one_op(ranks, folder):
     for said in results:
         assert (said["fused"], said["summed"], said["fused beside a hook"]) == (2, 4, 1)
         assert said["bits of torch's"] or len(ranks.processes) > 2
+
+
+def test_experts_beside(ranks, package, tmp_path):
+    """The attention's sums are ours; experts stay in 16 bits, and are summed as they were."""
+    from safetensors.torch import save_file
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        hidden_size=HIDDEN, intermediate_size=256, moe_intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=8, num_key_value_heads=4, head_dim=16, vocab_size=160, num_experts=8,
+        num_experts_per_tok=2,
+    )  # fmt: skip
+    model = randomized(Qwen3MoeForCausalLM(config)).eval()
+    model.save_pretrained(tmp_path)
+    report = package.models.quantize_model_(model, activations="none", skip=["*.experts"])
+    assert len(report.converted) == 8
+    ids = tokens(2, 7)
+    with torch.no_grad():
+        save_file({"ids": ids, "logits": model(ids).logits}, tmp_path / "expected")
+    results = run(ranks, "experts_beside", tmp_path)
+    assert len({said["bits"] for said in results}) == 1
+    for said in results:
+        assert set(said["sums"].linears) == {f"model.layers.{n}.self_attn.o_proj" for n in (0, 1)}
+        assert said["sums"][1:3] == (2, {})
+        experts = {n for n, style in said["sums"].others.items() if style == "moe_tp_experts"}
+        assert experts == {f"model.layers.{n}.mlp.experts" for n in (0, 1)}
 
 
 def test_scales_of_whole_rows(ranks, folder):
