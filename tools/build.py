@@ -204,7 +204,8 @@ def read_package(root: Path, backend: str) -> Package:
 
 
 def target_version_flag(stable_abi: str) -> str:
-    """torch's headers then offer what that version's ABI has."""
+    """Returns the flag with which torch's headers offer what that version's ABI has, and no
+    more."""
     major, minor = (int(part) for part in stable_abi.split("."))
     return f"-DTORCH_TARGET_VERSION={major << 56 | minor << 48:#018x}"
 
@@ -236,7 +237,7 @@ def python_include() -> str:
 
 
 def require_tool(*names: str, advice: str = "Debian and Ubuntu: apt install g++") -> str:
-    """The first of the programs that is installed."""
+    """Returns the first of the programs that is installed; a BuildError says what to install."""
     for name in names:
         if found := shutil.which(name):
             return found

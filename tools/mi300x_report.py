@@ -44,7 +44,7 @@ print(json.dumps(facts))
 
 
 def anonymous(text: str) -> str:
-    """Without what tells the machine or its user: paths, host and user names."""
+    """Removes from a text what tells the machine or its user: paths, host and user names."""
     for path, name in ((ROOT, "."), (Path.home(), "~"), (tempfile.gettempdir(), "TMP")):
         if str(path) != "/":
             text = text.replace(str(path), name)
@@ -132,7 +132,8 @@ def test_results(path: Path) -> dict:
 
 
 def tune(package: str, shapes: list[str], rows: str) -> tuple[dict, dict]:
-    """Times every config of products of few rows; the step, and the file that the package reads."""
+    """Times every config of products of few rows; returns the step, and the file that the package
+    reads."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "tuning.json"
         command = [sys.executable, package, "--rows", rows, "--output", str(output)]

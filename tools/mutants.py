@@ -82,7 +82,7 @@ def listed(folder: Path = LISTS) -> list[Mutant]:
 
 
 def thought_of(file: str, tests: str) -> Iterator[Mutant]:
-    """Every fault that cosmic-ray plants in a file of the package, each once."""
+    """Lists every fault that cosmic-ray plants in a file of the package, each once."""
     sys.path.append(str(TOOL))
     try:
         from cosmic_ray import mutating, plugins
@@ -192,7 +192,7 @@ def pytest(arguments: str, limit: float) -> tuple[int | None, str]:
 
 
 def times_without_a_fault(mutants: list[Mutant]) -> dict[str, float]:
-    """Seconds of each of the tests that pass; the others are told."""
+    """Measures the seconds of each of the tests that pass, and tells which do not."""
     if any(mutant.area not in WITHOUT_PACKAGE for mutant in mutants):
         code, output = build()
         if code != 0:

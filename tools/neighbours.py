@@ -40,7 +40,7 @@ UNKNOWN = "unknown to it"
 
 @dataclass
 class Result:
-    """What came of one environment.
+    """What one environment gave: its versions, counts of layers, counts of tests.
 
     Attributes:
         layers: of each family, how many of its decoder layers run whole, how many it has, and why
@@ -101,7 +101,7 @@ def environment(name: str, version: str) -> str:
 
 
 def run(neighbour: str, version: str, python: str, tests: tuple[str, ...] = TESTS) -> Result:
-    """Counts, and then the tests."""
+    """Counts whole layers in an environment, then runs the tests there."""
     result = Result(neighbour, version, layers=count_with(python))
     report = ROOT / "build" / "neighbours" / "junit.xml"
     report.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def run(neighbour: str, version: str, python: str, tests: tuple[str, ...] = TEST
 
 
 def count_with(python: str) -> dict[str, tuple[int, int, str]]:
-    """:func:`count` in that Python."""
+    """Runs :func:`count` by that Python."""
     command = [python, str(Path(__file__)), "--count"]
     said = subprocess.check_output(command, cwd=ROOT, text=True)
     return {name: tuple(each) for name, each in json.loads(said.splitlines()[-1]).items()}

@@ -67,7 +67,7 @@ PATHS = rb"(?<![\w.+-])/(?!nix/store/)(?:" + ROOTS + rb")/[\x21-\x7e]{2,}"
 
 
 class Failure(Exception):
-    """What a check found."""
+    """A check's finding: what is wrong with the build."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def check_digest(variant: Variant) -> str:
 
 
 def check_namespace(variant: Variant) -> str:
-    """One name for the extension, its ops and its module, that no other build shares."""
+    """Requires one name for the extension, its ops and its module, that no other build shares."""
     name = variant.metadata.id
     if variant.extension.name != f"{name}.abi3.so":
         raise Failure(f"the extension is {variant.extension.name}, the id {name}")
@@ -229,7 +229,8 @@ def check_namespace(variant: Variant) -> str:
 
 
 def check_abi(variant: Variant) -> str:
-    """kernel-abi-check, which `kernel-builder check-abi` runs, and the versions of all symbols.
+    """Runs kernel-abi-check, as `kernel-builder check-abi` does, and checks the versions of all
+    symbols.
 
     kernel-abi-check reads the full symbol table, which a stripped extension has not: then the rest
     of this check, and that of the symbols, stand alone.
@@ -290,7 +291,7 @@ def check_symbols(variant: Variant) -> str:
 
 
 def check_device_code(variant: Variant) -> str:
-    """Every translation unit holds code for every target that metadata.json lists."""
+    """Requires that every translation unit holds code for every target that metadata.json lists."""
     listed = set(variant.metadata.backend.archs or ())
     if variant.backend == "cpu":
         if listed:
@@ -313,7 +314,7 @@ def check_paths(variant: Variant) -> str:
 
 
 def check_python(variant: Variant) -> str:
-    """Python 3.9 syntax, and nothing imported beyond the standard library and torch."""
+    """Requires Python 3.9 syntax, and no import beyond the standard library and torch."""
     for name, path in variant.files.items():
         if not name.endswith(".py"):
             continue
@@ -350,7 +351,8 @@ def check_sbom(variant: Variant) -> str:
 
 
 def check_reproducible(variant: Variant) -> str:
-    """The listed files alone build the variant's own bytes, twice, in folders of other names.
+    """Requires that the listed files alone build the variant's own bytes, twice, in folders of
+    other names.
 
     nvcc hashes a source's full path into the names in its anonymous namespaces, so a CUDA build is
     repeated in one folder, and its extension not compared with the one built elsewhere.
@@ -382,7 +384,8 @@ def check_reproducible(variant: Variant) -> str:
 
 
 def copy_listed(variant: Variant, folder: Path, backend: str) -> None:
-    """What kernel-builder's sandbox gets, for one backend; and the local builder."""
+    """Copies to a folder what kernel-builder's sandbox gets for one backend, and the local
+    builder."""
     listed = set(variant.config["torch"]["src"])
     for section in variant.config["kernel"].values():
         if section["backend"] == backend:

@@ -140,7 +140,8 @@ def as_launched(kernel: Kernel, launches: list[Launch]) -> Kernel:
 
 
 def _short(name: str) -> str:
-    """Without namespaces, and without the types of enumerators among template arguments."""
+    """Shortens a kernel's name: no namespaces, and no types of enumerators among template
+    arguments."""
     return re.sub(
         r"rocm_kernels::|cdna::|skinny::|moe::|\(anonymous namespace\)::|\([\w:]+\)(?=\d)", "", name
     )

@@ -19,7 +19,7 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def attend(attention: nn.Module, qkv: torch.Tensor, keywords: Dict[str, Any]) -> Optional[Tuple]:
-    """What an attention returns for its projections' result and its other arguments.
+    """Runs an attention from its projections' result on: norms, rotation, cache, attention.
 
     Args:
         attention: with ``kernel_attention``, how it is put together.

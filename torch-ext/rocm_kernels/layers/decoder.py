@@ -17,7 +17,8 @@ from .norm import norm_linear, norm_rows, norm_sum, norm_sum_linear, quantizes_a
 
 
 def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    """What ``layer.kernel_family`` says, with the arguments of the layer's own forward.
+    """Runs a decoder layer as its ``layer.kernel_family`` says, with the arguments of the layer's
+    own forward.
 
     In training, and where somebody wants to see a norm of it run, or gives other arguments than
     its own forward takes, that one runs. An attention or MLP whose input somebody sees gets a plain
@@ -154,8 +155,8 @@ def _named(layer: nn.Module, name: Optional[str]) -> Any:
 
 
 def _made(name: str, positional: int, by_name: int, others: bool) -> Type[nn.Module]:
-    """A layer of as many arguments: ``kernelize`` compares their number and kinds with those of the
-    forward that the layer replaces. The names are that one's own."""
+    """Makes a kernel layer that takes as many arguments as the forward that it replaces:
+    ``kernelize`` compares their number and kinds. The names are that forward's own."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return decoder_layer(self, args, kwargs)

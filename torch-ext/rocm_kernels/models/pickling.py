@@ -35,7 +35,7 @@ class KernelFuncs(dict):
 
 
 def name_kernel_funcs(model: nn.Module) -> None:
-    """Lets modules that functions hang on be pickled."""
+    """Lets modules be pickled to which ``kernels`` has attached functions."""
     for module in model.modules():
         funcs = vars(module).get("_kernel_funcs", {})
         beside = vars(sys.modules[type(module).__module__]).items()

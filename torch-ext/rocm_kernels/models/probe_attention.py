@@ -222,7 +222,7 @@ def _others(
 
 @contextlib.contextmanager
 def _known(function: Any) -> Iterator[None]:
-    """While it lasts, transformers finds an attention function by the probe's name."""
+    """Lets transformers find an attention function by the probe's name while the context lasts."""
     known = sys.modules["transformers.modeling_utils"].AttentionInterface._global_mapping
     known[_PROBED] = function
     try:

@@ -295,7 +295,8 @@ def _heads(model: nn.Module) -> Dict[str, str]:
 
 
 def _routers(model: nn.Module) -> Set[str]:
-    """Names inside of what weighs the experts of a layer: rounded, they would choose others."""
+    """Names of all modules inside of routers: with rounded weights they would choose other
+    experts."""
     found: Set[str] = set()
     for prefix, layer in model.named_modules():
         if not {"experts", "router"} & set(layer._modules):
@@ -308,8 +309,7 @@ def _routers(model: nn.Module) -> Set[str]:
 
 
 def _other_matrices(model: nn.Module) -> Dict[str, str]:
-    """Names of modules that are no linears, nor part of one, and hold matrices, and what they
-    are."""
+    """Names and classes of modules that hold matrices and are no linears, nor part of one."""
     found: Dict[str, str] = {}
     linears: Set[str] = set()
     for name, module in model.named_modules():

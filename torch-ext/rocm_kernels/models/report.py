@@ -104,5 +104,5 @@ def kept_bytes(model: nn.Module) -> Dict[str, int]:
 
 
 def _starred(name: str) -> str:
-    """The name with ``*`` for the numbers in it."""
+    """Replaces the numbers in a name by ``*``."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)

@@ -24,7 +24,7 @@ def fp8_tensors(linear: nn.Module) -> Dict[str, torch.Tensor]:
 def in_dialect(
     tensors: Dict[str, torch.Tensor], fp8_dtype: Optional[torch.dtype] = None
 ) -> Dict[str, torch.Tensor]:
-    """An FP8 linear's tensors in another dialect; None: in their device's."""
+    """Converts an FP8 linear's tensors to another dialect; None: to their device's."""
     weight, scale = tensors["weight"], tensors["weight_scale_inv"]
     converted, scale = to_native_fp8(weight, scale, fp8_dtype=fp8_dtype)
     changed = {**tensors, "weight": converted, "weight_scale_inv": scale}
@@ -36,7 +36,8 @@ def in_dialect(
 
 
 def unset(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Memory on a device in place of a tensor without data. No scale looks set before it is."""
+    """Makes memory on a device in place of a tensor without data, filled so that no scale looks
+    set."""
     if tensor.dtype in FP8_DTYPES:
         return torch.empty_like(tensor, dtype=native_fp8_dtype(device), device=device)
     return torch.full_like(tensor, torch.nan, device=device)
@@ -49,7 +50,8 @@ def dialect_to_load(own: torch.Tensor, given: torch.Tensor, assign: bool) -> tor
 
 
 def why_not_loadable(key: str, own: torch.Tensor, assign: bool) -> Optional[str]:
-    """torch would copy into what has no memory, and say that all went well."""
+    """Why a tensor cannot be loaded; None: it can. Into the meta device torch would copy, and say
+    that all went well."""
     if own.device.type != "meta" or assign:
         return None
     return (
@@ -130,8 +132,8 @@ def load_linear(
 def _load_part(
     part: nn.Module, fused: nn.Module, given: Dict[str, torch.Tensor], prefix: str, assign: bool
 ) -> List[str]:
-    """A part has no tensors to assign: the joined ones move to where the first of its parts' come
-    from. Returns what is wrong."""
+    """Loads a part of a joined linear, which has no tensors to assign: the joined ones move to
+    where the first of its parts' come from. Returns what is wrong."""
     device = next(iter(given.values())).device
     if assign and fused.weight.device != device:
         if fused.weight.device.type == "meta":

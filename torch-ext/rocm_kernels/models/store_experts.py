@@ -86,7 +86,7 @@ def _require_whole_blocks(name: str, module: Experts) -> None:
 def _without_padding(
     module: Experts, which: str, weight: torch.Tensor, scale: torch.Tensor
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """A weight and its scales without the zeros that no file has."""
+    """Removes from a weight and its scales the zeros that no file has."""
     if module.gate_up_proj.shape[1] == 2 * module.intermediate_size:
         return weight, scale
     meant = module.intermediate_size

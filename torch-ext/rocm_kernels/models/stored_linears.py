@@ -88,7 +88,7 @@ def _without_tensors(model: Any, files: Dict[str, Dict[str, Header]]) -> Set[str
 
 
 def _empty(linear: nn.Linear, layout: Layout) -> FP8Linear:
-    """No scale looks set before it is."""
+    """Makes an ``FP8Linear`` without values, whose scales are NaN until they are set."""
     n, k = linear.out_features, linear.in_features
     device, static = linear.weight.device, layout.inputs == "static"
     new = FP8Linear(
@@ -146,7 +146,8 @@ def _as_linear_has_it(scale: torch.Tensor, linear: FP8Linear) -> torch.Tensor:
 
 
 def regroup_linears(model: Any) -> None:
-    """Gives linears whose files have scales for other blocks than 128 x 128 what products take."""
+    """Gives linears whose files have scales for other blocks than 128 x 128 such scales as products
+    take."""
     for name, linear in model.named_modules():
         if not isinstance(linear, FP8Linear) or linear.stored_as.block == BLOCK:
             continue
@@ -216,7 +217,7 @@ IN_FP8 = "its checkpoint has it in FP8, here it has the model's dtype: a lookup 
 def _dequantized(
     weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, rows: int = 32 * SCALE_BLOCK
 ) -> torch.Tensor:
-    """Some rows at a time: vocabularies are large."""
+    """Dequantises an embedding some rows at a time: vocabularies are large."""
     n, k = weight.shape
     blocks = scale.dim() == 2 and scale.shape[0] != n and scale.numel() > 1
     scale = weight_scale(scale, n, k, blocks)

@@ -130,7 +130,7 @@ class Sums:
         self.passed_on: Counter = Counter()
 
     def takes(self, x: torch.Tensor) -> bool:
-        """Whether the Communicator can add them."""
+        """Whether the Communicator can add this x."""
         return self._why_not(x) is None
 
     def add_norm_quantize(self, x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
