@@ -74,8 +74,7 @@ struct Window {
   }
 };
 
-// ---- Scales of FP8 keys and values of a sequence's KV head; 1 where there are none
-// ---------------
+// ---- Scales of FP8 keys and values of a sequence's KV head; 1 where there are none -------------
 
 ROCM_KERNELS_DEVICE float k_descale_of(const AttentionArgs& args, int b, int kv_head) {
   return args.k_descale == nullptr ? 1.0f
