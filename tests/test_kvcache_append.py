@@ -232,6 +232,29 @@ def test_keys_and_values_side_by_side(backend, package, heads_first):
         assert torch.equal(cache[2, 3], new[0, 0]) and torch.equal(cache[0, 9], new[1, 0])
 
 
+@pytest.mark.not_on("simulator")  # whose buffers are apart
+def test_pages_of_one_memory(backend, package):
+    """As transformers' continuous batching has them: the layers' keys and values are pages of one
+    memory, and each cache is seen from its first page to the end of all."""
+    memory = torch.full((12, 8, 2, 64), GUARD).bfloat16().to(backend.device)
+    caches = memory[:9], memory[2:11]
+    table = torch.tensor([[4, -1], [8, 0]], dtype=torch.int32, device=backend.device)
+    q, k, v = (torch.randn(2, 1, n, 64).bfloat16().to(backend.device) for n in (4, 2, 2))
+    lengths = torch.tensor([0, 8], dtype=torch.int32, device=backend.device)
+    memory[8] = memory[10] = torch.randn(8, 2, 64).bfloat16().to(backend.device)
+    before = memory.clone()
+    assert package.kvcache_append_path(*caches, k, v) == "rope_and_cache"
+    out = backend.ops.flash_attn_with_kvcache(
+        q, *caches, k, v, cache_seqlens=lengths, block_table=table
+    )
+    for page, new in ((4, k[0, 0]), (6, v[0, 0]), (0, k[1, 0]), (2, v[1, 0])):
+        assert torch.equal(memory[page, 0], new)
+        before[page, 0] = new
+    assert torch.equal(memory, before)
+    expected = v[0].repeat_interleave(2, 1)  # one key: its value
+    assert torch.equal(out[0], expected)
+
+
 class Launches(TorchDispatchMode):
     """The names of the ops of a call."""
 

@@ -98,6 +98,18 @@ const void* require_table(const Tensor& table, const char* name, const Tensor& q
   return table.data_ptr();
 }
 
+// From the first byte of a page to its last.
+Memory memory_of_page(const Tensor& cache) {
+  Memory memory;
+  if (cache.numel() == 0) return memory;
+  int64_t last = 0;
+  for (int64_t i = 1; i < 4; ++i) last += (cache.size(i) - 1) * cache.stride(i);
+  memory.begin = reinterpret_cast<intptr_t>(cache.data_ptr());
+  memory.rows = 1;
+  memory.stride = memory.row_bytes = (last + 1) * static_cast<int64_t>(cache.element_size());
+  return memory;
+}
+
 struct Named {
   Memory memory;
   const char* name;
@@ -296,11 +308,16 @@ void rope_and_cache(Tensor& out, std::optional<Tensor> k_out, std::optional<Tens
     return a.data == b.data && a.batch_stride == b.batch_stride && a.row_stride == b.row_stride &&
            a.head_stride == b.head_stride;
   };
+  // Pages of keys and of values may be those of one memory, as transformers' continuous batching
+  // has them: then the table, or the slots, keep them apart.
+  const bool pages_apart = k_cache && (block_table || args.is_slot) &&
+                           !overlap(memory_of_page(*k_cache), memory_of_page(*v_cache));
   const bool q_in_place = in_place(args.out, args.q), k_in_place = in_place(args.k_out, args.k);
   for (int i = 0; i < written; ++i) {
     for (int j = i + 1; j < count; ++j) {
       if (q_in_place && i == 0 && j == written) continue;
       if (k && k_in_place && i == 1 && j == written + 1) continue;
+      if (pages_apart && i == written - 2 && j == written - 1) continue;
       require(!overlap(given[i].memory, given[j].memory), given[i].name,
               " is written and must not share memory with ", given[j].name);
     }
