@@ -84,7 +84,7 @@ def through_a_communicator(here: Here, folder: Path) -> dict[str, Any]:
 
 @torch.no_grad()
 def whole_answers(here: Here, folder: Path) -> dict[str, Any]:
-    """With use_decode_step; on the CPU its steps are not recorded, but the cache is ours."""
+    """With use_decode_step; on the CPU steps are not recorded, but the cache is ours."""
     models = here.package.models
     expected = load_file(folder / "expected")
     ids = expected["ids"].to(here.device)
@@ -99,7 +99,7 @@ def whole_answers(here: Here, folder: Path) -> dict[str, Any]:
     steps = models.decode_steps(model)
     models.stop_communicator(model)
     assert torch.equal(_answer(model, ids), without)
-    return {"as before": torch.equal(first, without), "replayed": steps.replayed}
+    return {"as before": torch.equal(first, without), "steps": steps}
 
 
 @torch.no_grad()

@@ -115,6 +115,17 @@ def test_storage_is_used_again(package):
     assert package.models.decode_steps(step).recorded == 1
 
 
+def test_other_sums_are_seen(package):
+    """What was recorded reads the memory of the Communicator that was there."""
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    linear = step.model.layers[1].mlp.down_proj
+    for recorded, sums in enumerate((None, object(), object()), 1):
+        vars(linear)["sums"] = sums
+        step.generate(**GIVEN, **OPTIONS)
+        assert package.models.decode_steps(step).recorded == recorded
+
+
 @pytest.mark.parametrize("change", ["weight", "hook", "module"])
 def test_a_change_of_the_model_is_seen(package, change):
     _, model = tiny("Llama")

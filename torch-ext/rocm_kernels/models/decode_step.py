@@ -36,6 +36,7 @@ from .attention import use_attention
 from .cpu_recording import CpuGraph, NotAsRecorded
 from .growing_cache import growing_cache
 from .hooks import is_called
+from .tensor_parallel import is_divided
 
 _CACHES = ("past_key_values", "cache")  # 5.24 renames the argument
 _SPARE = 512  # tokens that a new cache has room for beyond its prompt
@@ -308,6 +309,8 @@ class _DecodeStep:
         for name, module in self.model.named_modules():
             if is_called(module) and module is not self.model:
                 return f"{name} has a hook, which a replayed step would not call"
+        if self.model.device.type == "cpu" and is_divided(self.model):
+            return "a step recorded on a CPU would not exchange with other processes"
         try:
             step = _Recorded(self.inner, self.model, cache, cache_name, others)
         except Exception as error:  # what cannot be recorded says so in many ways

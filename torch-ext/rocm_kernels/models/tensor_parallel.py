@@ -35,6 +35,15 @@ def is_sharded(linear: nn.Linear) -> bool:
     return hasattr(linear.weight, "placements")
 
 
+def is_divided(model: nn.Module) -> bool:
+    """Whether a call of a model exchanges something with other processes."""
+    return any(
+        getattr(module, "process_group", None) is not None
+        or any(hasattr(tensor, "placements") for tensor in module._parameters.values())
+        for module in model.modules()
+    )
+
+
 def why_shard_stays(model: nn.Module, name: str, linear: nn.Linear) -> Optional[str]:
     """Why a linear that is divided cannot become FP8 shard by shard; None: it can."""
     style = _style(model, name)
