@@ -242,6 +242,27 @@ def test_a_weight_that_one_hook_in_a_sequence_offloads_stays(kernelized, package
     assert counts.calls == ["before", "after"]
 
 
+@pytest.mark.parametrize("around", [None, "cpu", "meta"])
+def test_a_hook_that_brings_inputs_elsewhere_stays(package, around):
+    """One that brings them to where the module around has brought them is dropped."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    model = tiny_llama()
+    for name, device in {
+        "model": around,
+        f"{LAYER}.mlp": "cpu",
+        f"{LAYER}.mlp.act_fn": "cpu",
+    }.items():
+        if device:
+            hook = AlignDevicesHook(execution_device=device)
+            add_hook_to_module(model.get_submodule(name), hook)
+    package.models.quantize_model_(model)
+    assert ("_hf_hook" in vars(model.get_submodule(f"{LAYER}.mlp"))) == (around != "cpu")
+    assert "_hf_hook" not in vars(model.get_submodule(f"{LAYER}.mlp.act_fn"))
+    if around != "meta":
+        model(tokens(1, 3))
+
+
 # ---- moves
 
 

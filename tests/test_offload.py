@@ -188,6 +188,7 @@ def test_hooked_twice_is_called_once(package):
     add_hook_to_module(down, first)
     package.models.quantize_model_(model)
     down = model.model.layers[0].mlp.down_proj
+    assert isinstance(down, package.models.FP8Linear), "its hook brings no weight"
     add_hook_to_module(down, second, append=True)
     for calls in (1, 2):
         model(tokens(1, 3))
