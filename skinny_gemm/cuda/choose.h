@@ -26,7 +26,7 @@ inline SkinnyGemmConfig choose_tma_pipeline(const GemmArgs& args, const GemmDevi
 
   // The widest box within 16 KB, but two chunks up to 128 rows: longer pieces of a row are kinder
   // to the memory (101 rows: 50 us with two chunks, 51 with one).
-  config.k_chunks = config.block_n > 128 ? 1 : config.block_n > 64 ? 2 : 8;
+  config.k_chunks = config.block_n > kTwoChunksN ? 1 : config.block_n > 64 ? 2 : 8;
   while (config.block_n <= 64 && config.k_chunks > 1 &&
          box_bytes(config.block_n, config.k_chunks) > (16 << 10)) {
     config.k_chunks /= 2;
@@ -86,6 +86,14 @@ inline SkinnyGemmConfig choose_warpgroup(const GemmArgs& args, const GemmDevice&
   return config;
 }
 
+// Whether a block may begin where another has ended: while it does, the other SMs take in more than
+// their shares of what memory gives. On an H100, whose share is 25 GB/s, boxes of two chunks are
+// then worth twice the blocks (57344 x 8192: 155 us for 164); an H200's is 37, and several blocks
+// an SM have lost there.
+inline bool blocks_may_follow(const GemmDevice& device) {
+  return device.memory.bytes_per_us / device.sm_count < 0.9 * kSmBytesPerUs;
+}
+
 // For what is served.
 inline SkinnyGemmConfig choose_config(const GemmArgs& args, const GemmDevice& device) {
   SkinnyGemmConfig config;
@@ -107,7 +115,9 @@ inline SkinnyGemmConfig choose_config(const GemmArgs& args, const GemmDevice& de
     const SkinnyGemmConfig warpgroup = choose_warpgroup(args, device);
     if (warpgroup.num_stages > 0) return warpgroup;
   }
-  const int64_t rows_a_wave = int64_t{device.sm_count} * kMaxTmaBlockN / (args.m <= 32 ? 1 : 2);
+  const int64_t rows_a_wave =
+      int64_t{device.sm_count} *
+      (args.m > 32 || blocks_may_follow(device) ? kTwoChunksN : kMaxTmaBlockN);
   const int waves = static_cast<int>((args.n + rows_a_wave - 1) / rows_a_wave);
   for (const int times : {waves, waves + 1, 2 * waves, 4 * waves}) {
     const SkinnyGemmConfig tma = choose_tma_pipeline(args, device, times);

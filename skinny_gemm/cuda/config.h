@@ -62,6 +62,7 @@ constexpr int kSlicesPerChunk = kChunkBytes / kSliceBytes;
 // the work each, 13312 x 16384 at 32 rows of a takes 69 us instead of 55.
 constexpr int kMaxConsumers = 16;
 constexpr int kMaxTmaBlockN = kWarpN * kMaxConsumers / kSlicesPerChunk;
+constexpr int kTwoChunksN = 128;  // rows of w whose box may hold two chunks of each
 
 constexpr int tma_consumers(const SkinnyGemmConfig& config) {
   return (config.block_n + kWarpN - 1) / kWarpN * config.m_groups * config.k_chunks *

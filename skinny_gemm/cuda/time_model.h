@@ -8,6 +8,8 @@
 namespace rocm_kernels {
 namespace cuda::skinny {
 
+constexpr double kSmBytesPerUs = 35e3;  // the most that an SM of an H200 takes in
+
 // The TMA pipeline. Smaller boxes cost more to issue than to read; half of these bytes in flight
 // starves an SM, twice makes the last box late.
 constexpr int kTmaMinBlockN = 4;
