@@ -217,6 +217,10 @@ def launches():
     yield {"program": PROGRAMS[-1], "begin": 0, "end": 0}
 
 
+def addresses():
+    yield {"address": 0}
+
+
 # Name of each op -> right calls of it, and what else they take.
 CALLS = {
     "all_reduce": (exchanges(1, 1), {}),
@@ -232,6 +236,7 @@ CALLS = {
     "gemm_configs": (products, {"tuned": True}),
     "tune_gemm": (tuned, {}),
     "linear_limits": (limits, {}),
+    "settle_weights": (addresses, {}),
     "topk": (routings, {}),
     "record_program": (new_program, {}),
     "run_program": (launches, {}),
@@ -445,6 +450,8 @@ def beyond(op):
         yield {**mx, **more, "w": codes(E, N, 24), "a": half(M, 48)}
     if op == "topk":
         yield {**call, "logits": half(M, 2049), "bias": None}
+    if op == "settle_weights":
+        yield {"address": -1}
 
 
 def test_stored_messages_are_those_of_the_sources():

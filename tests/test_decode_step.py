@@ -4,6 +4,7 @@ On the CPU a step is recorded by cpu_recording.py. Both kinds of recorded steps 
 tensors that stay, so that whatever does not reach them is seen.
 """
 
+import contextlib
 import copy
 import gc
 
@@ -41,6 +42,32 @@ def stepping(package, model, **options):
     model = copy.deepcopy(model)
     package.models.use_decode_step(model, **options)
     return model
+
+
+def test_weights_are_settled_while_a_step_is_recorded(package, monkeypatch):
+    """And neither before nor after: then a kernel that still runs may write them."""
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    settled, now, seen = package.models.decode_step.settled, set(), []
+
+    @contextlib.contextmanager
+    def told(weights):
+        weights = list(weights)
+        with settled(weights):
+            now.update(weight.data_ptr() for weight in weights)
+            yield
+            now.clear()
+
+    def record(device, run):
+        seen.append(set(now))
+        return recorder(device, run)
+
+    recorder = package.models.decode_step._record
+    monkeypatch.setattr(package.models.decode_step, "settled", told)
+    monkeypatch.setattr(package.models.decode_step, "_record", record)
+    step.generate(**prompt(), max_new_tokens=5, do_sample=False)
+    assert seen == [{parameter.data_ptr() for parameter in step.parameters()}]
+    assert not now
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -114,6 +114,10 @@ std::string gemm_configs(const torch::stable::Tensor& out, const torch::stable::
 void tune_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::string a_dtype,
                std::string w_dtype, bool block_scales, std::string config);
 
+// Products that this thread launches may read the w at this address before the previous kernel is
+// done: no kernel that may still run writes it. 0: forgets all addresses.
+void settle_weights(int64_t address);
+
 // The most rows for which gemm is the quickest way through a linear layer with a w of [n, k], for
 // an FP8 a and for one of 16 bits: beyond it is torch's own product. device: as in tune_gemm;
 // scales: "tensor", "row" or "block", the finest of a's and w's.

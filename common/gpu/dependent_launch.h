@@ -6,12 +6,15 @@
 // been written by the kernel before, which may be an early one itself: activations, routing, and
 // weights with their scales and biases.
 //
-// One exception: a gate, a kernel of this launcher's own that waits first and allows the next one
-// then, in every thread. When a later kernel runs, all that is older than the gate is complete, and
-// may be read without waiting, from L2 alone: by load_older(), by the copy engine (tma.cuh) or by
-// 16-byte copies (cp.async.cg). Nothing but the wait makes stores of other multiprocessors visible
-// in L1, which may hold a line as it was before them. So a plain load comes after the wait, and so
-// does a copy of 4 bytes (cp.async.ca), which passes L1. Bringing anything to L2 is always allowed.
+// Weights that the caller knows to be settled (GemmArgs::w_is_settled) need not wait.
+//
+// Another exception: a gate, a kernel of this launcher's own that waits first and allows the next
+// one then, in every thread. When a later kernel runs, all that is older than the gate is complete,
+// and may be read without waiting, from L2 alone: by load_older(), by the copy engine (tma.cuh) or
+// by 16-byte copies (cp.async.cg). Nothing but the wait makes stores of other multiprocessors
+// visible in L1, which may hold a line as it was before them. So a plain load comes after the wait,
+// and so does a copy of 4 bytes (cp.async.ca), which passes L1. Bringing anything to L2 is always
+// allowed.
 #pragma once
 
 #include "device.h"

@@ -2,7 +2,7 @@
 // shared memory into mma.sync, and each block owns block_n rows of w for the whole of K.
 //
 // clang-format off
-//   w [N, K]          one block an SM, block_n = N / SMs           consumer warps
+//   w [N, K]          one block an SM, block_n = N / SMs, or more  consumer warps
 //   +------------+    +--------------------------------------+     +------------------------+
 //   | block 0    |    | producer of w: boxes of              |     | each: 32 rows of w x   |
 //   +------------+ -> |   block_n x k_chunks x 128 B         | --> | one 64-byte slice of K |
@@ -13,8 +13,9 @@
 // Timeline of a block. Barriers: full and empty of each stage.
 //
 //   who                waits for             does                                  then tells
-//   fetch: a lane      the kernel before     (the first boxes of w go to L2 before that)
-//   for w, one for a   empty[stage]          orders a box                          full[stage]: its bytes
+//   fetch: a lane      the kernel before,    (the first boxes of w go to L2 before that)
+//   for w, one for a   but not for settled w
+//                      empty[stage]          orders a box                          full[stage]: its bytes
 //   multiply: the      the kernel before     fetches the factors of the end
 //   other warps        full[stage]           a slice: reads, widens, multiplies    empty[stage]
 //                                            behind the last: sums to shared memory
@@ -22,10 +23,11 @@
 // clang-format on
 //
 // Why so. An SM of an H200 cannot take in more than 35 GB/s, and its share of 4.4 TB/s is 33: every
-// SM must stream all the time, and the same amount. So there are as many blocks as SMs, with N
-// divided to the nearest row, and K is divided inside a block only: no cluster (clusters of four
-// leave 12 SMs idle, and cost a barrier), no workspace, no atomics, and one order of additions for
-// all M up to 32. Boxes are 16 to 32 KB, because a producer issues one each 300 ns or so.
+// SM must stream all the time, and the same amount. So there are as many blocks as SMs, or a small
+// multiple of that where N is large, with N divided to the nearest row. K is divided inside a block
+// only: no cluster (clusters of four leave 12 SMs idle, and cost a barrier), no workspace, no
+// atomics, and one order of additions for all M up to 32. Boxes are 16 to 32 KB, because a producer
+// issues one each 300 ns or so.
 #pragma once
 
 #include "../../common/cuda/mma.cuh"
@@ -82,8 +84,10 @@ struct TmaBlock {
     const bool is_w = warp == consumers;
     const int chunks = is_w ? w_chunks : a_chunks;
     using Operand = Boxes<BoxOrder::kRowsOfChunks>;
-    Operand{first_n, 0, w_chunks, boxes}.prefetch(w_map, is_w, config.prefetch);
-    wait_for_previous_kernel();
+    if (!is_w || !args.w_is_settled) {
+      Operand{first_n, 0, w_chunks, boxes}.prefetch(w_map, is_w, config.prefetch);
+      wait_for_previous_kernel();
+    }
     Operand{is_w ? first_n : 0, 0, chunks, boxes}.produce(
         is_w ? w_map : a_map, pipeline, is_w ? 0 : w_bytes,
         (is_w ? block_n : block_m) * chunks * kChunkBytes, policy_of(is_w));

@@ -88,8 +88,10 @@ struct SkinnyWarpgroupBlock {
     const CUtensorMap& map = is_w ? w_map : a_map;
     using Operand = Boxes<BoxOrder::kChunksOfRows>;
     prefetch_tensor_map(map);
-    Operand{first_n, first_box * chunks, chunks, boxes}.prefetch(w_map, is_w, config.prefetch);
-    wait_for_previous_kernel();
+    if (!is_w || !args.w_is_settled) {
+      Operand{first_n, first_box * chunks, chunks, boxes}.prefetch(w_map, is_w, config.prefetch);
+      wait_for_previous_kernel();
+    }
     Operand{is_w ? first_n : 0, first_box * chunks, chunks, boxes}.produce(
         map, pipeline, is_w ? a_bytes : 0, is_w ? box_n * chunks * kChunkBytes : a_bytes,
         policy_of(is_w));

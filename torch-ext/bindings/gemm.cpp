@@ -85,6 +85,12 @@ void tune_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::string a
   set_tuned_config(tuning_key(device, args), config);
 }
 
+void settle_weights(int64_t address) {
+  require(address >= 0, "address must be that of a weight, or 0 for none, got ", address);
+  if (address == 0) return settled_weights().clear();
+  settled_weights().insert(address);
+}
+
 std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k,
                                            std::string scales) {
   using Kind = ScaleView::Kind;

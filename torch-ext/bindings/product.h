@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <unordered_set>
 
 #include "../../gemm/gemm.h"
 #include "checks.h"
@@ -18,6 +19,10 @@ ScaleView parse_product_scale(const std::optional<Tensor>& scale, const char* na
 GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
                           const std::optional<Tensor>& scale_a,
                           const std::optional<Tensor>& scale_w, const std::optional<Tensor>& bias);
+
+// Addresses of weights that nothing writes which may still run, as this thread was told
+// (settle_weights).
+std::unordered_set<int64_t>& settled_weights();
 
 // What an entry of a tuning file says of a product; contiguous, its output in bfloat16.
 GemmArgs describe_tuned_product(int64_t rows, int64_t n, int64_t k, const std::string& a_dtype,

@@ -1,7 +1,8 @@
 """Matrix products, and linear layers with FP8 weights."""
 
+import contextlib
 import functools
-from typing import Callable, List, Optional
+from typing import Callable, Iterable, Iterator, List, Optional
 
 import torch
 
@@ -19,6 +20,20 @@ SKINNY_GEMM_MAX_ROWS = 64
 
 
 register_shapes("gemm")
+
+
+@contextlib.contextmanager
+def settled(weights: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Products of this thread may read these weights before the kernel that runs before them is
+    done: no kernel writes them that may still run then. For what is recorded in a graph, which does
+    not write them."""
+    ops.settle_weights(0)
+    for weight in weights:
+        ops.settle_weights(weight.data_ptr())
+    try:
+        yield
+    finally:
+        ops.settle_weights(0)
 
 
 def gemm(

@@ -22,6 +22,7 @@ What a graph has read stays alive with it. Whether the model is still what was r
 tensors, its modules and their hooks) is compared whenever a call has more than one token.
 """
 
+import gc
 import inspect
 import sys
 import threading
@@ -32,6 +33,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 import torch
 from torch import nn
 
+from ..functional.product import settled
 from .attention import use_attention
 from .cpu_recording import CpuGraph, NotAsRecorded
 from .growing_cache import growing_cache
@@ -335,7 +337,8 @@ class _Recorded:
             self.inputs = {name: _place(name, value, room) for name, value in kwargs.items()}
         self.mask_length = 0
         self._copy_in(kwargs)
-        self.graph = _record(model.device, lambda: self._run(forward, cache, cache_name))
+        with settled(model.parameters()):
+            self.graph = _record(model.device, lambda: self._run(forward, cache, cache_name))
         self.kept = [*_tensors(model), *map(_sums, model.modules())]
 
     def _run(self, forward: Callable[..., Any], cache: Any, cache_name: str) -> None:
@@ -381,8 +384,15 @@ def _record(device: torch.device, run: Callable[[], None]) -> Any:
     if device.type == "cpu":
         return CpuGraph(run)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        run()
+    # A graph that is destroyed while another is recorded spoils that one.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            run()
+    finally:
+        if collects:
+            gc.enable()
     return graph
 
 
