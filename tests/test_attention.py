@@ -297,11 +297,12 @@ def test_ragged(backend, package, paged):
 
 
 def test_ragged_sequences_need_no_lengths(backend):
-    """Without max_seqlen_q and max_seqlen_k all rows are looked for in each sequence."""
-    q, k, v = (torch.randn(12, heads, 64).bfloat16().to(backend.device) for heads in (2, 1, 1))
-    ends = torch.tensor([0, 3, 12], dtype=torch.int32, device=backend.device)
+    """Without max_seqlen_q and max_seqlen_k all rows are looked for in each sequence: more than one
+    tile has."""
+    q, k, v = (torch.randn(300, heads, 64).bfloat16().to(backend.device) for heads in (2, 1, 1))
+    ends = torch.tensor([0, 3, 300], dtype=torch.int32, device=backend.device)
     run = backend.ops.flash_attn_varlen_func
-    found, expected = run(q, k, v, ends, ends), run(q, k, v, ends, ends, 9, 9)
+    found, expected = run(q, k, v, ends, ends), run(q, k, v, ends, ends, 297, 297)
     torch.testing.assert_close(found, expected, rtol=2**-7, atol=2**-7)
 
 
