@@ -1,13 +1,15 @@
 """transformers' own generate with and without use_decode_step: tokens a second, and the step.
 
     python benchmarks/generate.py [--model llama-8b] [--batches 1,8,32] [--contexts 512,8192]
-                                  [--kv auto,fp8] [--lm-head] [--save] [--kernels]
+                                  [--kv auto,fp8] [--lm-head] [--save] [--kernels] [--timeline]
 
 Weights are random, prompts too. tokens_per_s is of the whole loop of generate, greedy, between its
 17th and its 112th token. step_ms is of one call of the model, with the device waited for, host_ms
 of what the call takes the host. floor_ms is the time of the bytes that a step reads of weights and
 cache, at the rate at which this device reads 4 GiB. --kernels counts the kernels of a step by the
-profiler. A model of two narrow layers runs where there is no GPU: to see that it works.
+profiler, --timeline tells a layer's, each with the time from the end of the one before to its own:
+kernels overlap, and wait for one another. A model of two narrow layers runs where there is no GPU:
+to see that it works.
 """
 
 from __future__ import annotations
@@ -16,8 +18,11 @@ import argparse
 import json
 import re
 import statistics
+import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
 
 import end_to_end
 import tables
@@ -55,8 +60,41 @@ def loop_seconds(model, ids: torch.Tensor, count: int, **options) -> float:
     return time.perf_counter() - start
 
 
-def step_seconds(model, ids: torch.Tensor, kernels: bool) -> tuple[float, float, dict]:
-    """Times one call behind the prompt: seconds in all, seconds of the host, kernels by name."""
+def short(name: str) -> str:
+    """A kernel's name, without its namespaces and types."""
+    return re.sub(r"[<(].*", "", name.replace("void ", "").replace("(anonymous namespace)::", ""))
+
+
+def layer_of(kernels: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Finds the kernels of one layer in the middle of a step's, which are in the order of their
+    ends: each with the microseconds since the one before has ended."""
+    middle = len(kernels) // 2
+    names, ends = zip(*kernels, strict=True)
+    period = next(p for p in range(2, middle // 2)
+                  if names[middle : middle + p] == names[middle + p : middle + 2 * p])  # fmt: skip
+    return [(names[i], ends[i] - ends[i - 1]) for i in range(middle, middle + period)]
+
+
+def kernels_of(step: Callable[[], None]) -> list[tuple[str, float]]:
+    """Profiles three steps: the kernels of the second in the order of their ends, in us."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(3):
+            step()
+        synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        profile.export_chrome_trace(f"{folder}/trace.json")
+        events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+    kernels = sorted((event["ts"] + event["dur"], short(event["name"]))
+                     for event in events if event.get("cat") == "kernel")  # fmt: skip
+    count = len(kernels) // 3
+    return [(name, end) for end, name in kernels[count : 2 * count]]
+
+
+def step_seconds(
+    model, ids: torch.Tensor, kernels: bool, timeline: bool
+) -> tuple[float, float, dict, list]:
+    """Times one call behind the prompt: seconds in all, seconds of the host, kernels by name, and
+    those of a layer."""
     from transformers import DynamicCache
 
     mask = torch.ones(ids.shape[0], ids.shape[1] + STEPS + 16, dtype=torch.int64, device=ids.device)
@@ -94,7 +132,9 @@ def step_seconds(model, ids: torch.Tensor, kernels: bool) -> tuple[float, float,
                 name = re.sub(r"[<(].*", "", event.key.replace("void ", ""))[:70]
                 names[name][0] += event.count / 4
                 names[name][1] += event.device_time_total / 4
-    return (*(statistics.median(column[8:]) for column in zip(*both, strict=True)), dict(names))
+    layer = layer_of(kernels_of(call)) if timeline and ids.device.type == "cuda" else []
+    seconds = (statistics.median(column[8:]) for column in zip(*both, strict=True))
+    return (*seconds, dict(names), layer)
 
 
 @torch.inference_mode()
@@ -136,7 +176,9 @@ def measure(options: argparse.Namespace) -> list[dict]:
                     ready = time.perf_counter() - start
                     least = min(loop_seconds(model, ids, FIRST) for _ in range(2))
                     most = min(loop_seconds(model, ids, LAST) for _ in range(2))
-                    step, host, names = step_seconds(model, ids, options.kernels)
+                    step, host, names, layer = step_seconds(
+                        model, ids, options.kernels, options.timeline
+                    )
                 except torch.OutOfMemoryError:
                     print(batch, context, side, "out of memory", flush=True)
                     continue
@@ -152,6 +194,8 @@ def measure(options: argparse.Namespace) -> list[dict]:
                     print("   ", package.models.decode_steps(model), flush=True)
                 for name, (count, us) in sorted(names.items(), key=lambda item: -item[1][1])[:24]:
                     print(f"    {us:8.1f} us {count:6.1f}  {name}", flush=True)
+                for name, us in layer:
+                    print(f"    {us:8.2f} us  {name}", flush=True)
                 rows.append(row)
     return rows
 
@@ -183,6 +227,7 @@ def main() -> int:
     parser.add_argument("--kv", default="auto,fp8")
     parser.add_argument("--lm-head", action="store_true", help="the output embedding in FP8 too")
     parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--timeline", action="store_true")
     parser.add_argument("--save", action="store_true", help="to results/tables")
     options = parser.parse_args()
     rows = measure(options)
