@@ -7,14 +7,16 @@ import pytest
 import torch
 from comm_ranks import Ranks
 
-from conftest import selected_devices
-
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def pytest_generate_tests(metafunc):
     if "four" in metafunc.fixturenames:
-        devices = [d for d in selected_devices(metafunc.config) if d in ("cpu", "cuda", "rocm")]
+        devices = [
+            d
+            for d in metafunc.config.getoption("--device").split(",")
+            if d in ("cpu", "cuda", "rocm")
+        ]
         metafunc.parametrize("four", devices, indirect=True, scope="module")
 
 

@@ -165,6 +165,14 @@ def test_a_choice_is_four_files(folder):
     assert any(re.search(r"\bcheck_config\(", text) for text in texts)
 
 
+def test_nobody_imports_a_conftest():
+    """There are two, and pytest imports both by that name: which comes first depends on the call."""
+    files = [*(ROOT / "tests").glob("*.py"), *(ROOT / "simulator" / "tests").glob("*.py")]
+    importing = re.compile(r"^(?:from|import) conftest\b", re.MULTILINE)
+    found = [str(path.relative_to(ROOT)) for path in files if importing.search(path.read_text())]
+    assert not found
+
+
 def test_long_files_say_why():
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout

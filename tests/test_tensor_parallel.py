@@ -10,15 +10,17 @@ from kernels import Mode, kernelize, use_kernel_mapping
 from tensor_parallel_ranks import NEW_TOKENS
 from tiny_models import randomized, tiny_llama, tokens
 
-from conftest import selected_devices
-
 HIDDEN = 128
 COUNTS = (2, pytest.param(4, marks=pytest.mark.slow))
 
 
 def pytest_generate_tests(metafunc):
     if "where" in metafunc.fixturenames:
-        devices = [d for d in selected_devices(metafunc.config) if d in ("cpu", "cuda", "rocm")]
+        devices = [
+            d
+            for d in metafunc.config.getoption("--device").split(",")
+            if d in ("cpu", "cuda", "rocm")
+        ]
         metafunc.parametrize("where", devices, scope="module")
 
 
