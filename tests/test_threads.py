@@ -40,6 +40,7 @@ class Calls:
         self.attentions()
         self.rotations()
         self.tuning()
+        self.recording()
 
     def random(self, *size, dtype=torch.bfloat16):
         return torch.randn(size, generator=self.chance).to(self.device).to(dtype)
@@ -95,6 +96,15 @@ class Calls:
                 lambda q=q: (torch.empty_like(q), q.new_empty(2, 8, q.shape[1]).float()),
                 lambda out, lse, q=q, k=k, v=v, nothing=nothing: self.ops.attention(
                     out, lse, q, k, v, *nothing, q.shape[1], k.shape[1], 0.1, -1, 0, 0.0
+                ),
+            )
+            asked = (torch.empty_like(q), None, q, k, v, *nothing, rows, keys, 0.1, -1, 0, 0.0)
+            configs = self.ops.attention_configs(*asked)
+            self.add(
+                "attention_configs",
+                tuple,
+                lambda asked=asked, configs=configs: self.expect(
+                    self.ops.attention_configs(*asked), configs
                 ),
             )
 
@@ -235,6 +245,24 @@ class Calls:
             tuple,
             lambda: self.expect(self.ops.linear_limits(index, 4096, 4096, "row"), limits),
         )
+
+    def recording(self):
+        """What a thread says of its own launches."""
+
+        def program():
+            number = self.ops.record_program(0, "new")
+            self.ops.run_program(number, 0, 0)
+            self.expect(self.ops.record_program(number, "free"), 0)
+
+        weight = self.scales(1)
+
+        def settle():
+            self.ops.settle_weights(weight.data_ptr())
+            self.ops.settle_weights(0)
+
+        self.add("record_program", tuple, program)
+        self.add("run_program", tuple, program)
+        self.add("settle_weights", tuple, settle)
 
     @staticmethod
     def expect(actual, expected):
