@@ -7,6 +7,7 @@ tensors that stay, so that whatever does not reach them is seen.
 import contextlib
 import copy
 import gc
+import types
 
 import pytest
 import torch
@@ -42,6 +43,18 @@ def stepping(package, model, **options):
     model = copy.deepcopy(model)
     package.models.use_decode_step(model, **options)
     return model
+
+
+def test_settled_weights_are_forgotten(package, monkeypatch):
+    """An error included: what an address holds later may be written at any time."""
+    told = []
+    ops = types.SimpleNamespace(settle_weights=told.append)
+    monkeypatch.setattr(package.functional.product, "ops", ops)
+    weights = [torch.zeros(3), torch.zeros(2)]
+    with pytest.raises(RuntimeError), package.functional.product.settled(weights):
+        assert told == [0, *(weight.data_ptr() for weight in weights)]
+        raise RuntimeError
+    assert told[-1] == 0
 
 
 def test_weights_are_settled_while_a_step_is_recorded(package, monkeypatch):
