@@ -38,6 +38,16 @@ def test_every_gpu_is_offered_its_designs(played):
     assert [line for line in played if line in expected] == expected, played[-8:]
 
 
+def test_an_h100_has_blocks_of_few_rows(played):
+    """Its SMs can take in more than their shares; an H200's cannot, and have one block each."""
+    boxes = [line.removeprefix("boxes ") for line in played if line.startswith("boxes ")]
+    assert boxes == [
+        "h100 57344: block_n=109 k_chunks=2", "h200 57344: block_n=218 k_chunks=1",
+        "h100 28672: block_n=109 k_chunks=2", "h200 28672: block_n=218 k_chunks=1",
+        "h100 4096: block_n=32 k_chunks=4", "h200 4096: block_n=32 k_chunks=4",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "limit, kind, times",
     [

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "attention/cuda/choose.h"
 #include "gemm/cuda/choose.h"
@@ -175,6 +176,27 @@ static void check_products(const Gpu& gpu) {
   });
 }
 
+// Rows of w of a block, and the chunks of its boxes, on both cards: one row of an FP8 a.
+static void tell_boxes() {
+  cuda::GemmDevice device;
+  device.sm_count = 132;
+  device.compute_capability = 90;
+  device.shared_bytes_per_block = 227 << 10;
+  for (const auto& [n, k] : {std::pair(57344, 8192), {28672, 4096}, {4096, 4096}}) {
+    for (const bool h100 : {true, false}) {
+      device.memory = h100 ? cuda::h100_memory() : cuda::MemoryRates{};
+      GemmArgs args;
+      args.m = 1;
+      args.n = n;
+      args.k = args.a_stride = args.w_stride = k;
+      args.out_stride = n;
+      const auto config = cuda::skinny::choose_config(args, device);
+      std::printf("boxes %s %d: block_n=%d k_chunks=%d\n", h100 ? "h100" : "h200", n,
+                  config.block_n, config.k_chunks);
+    }
+  }
+}
+
 static void check_attention(const Gpu& gpu) {
   cuda::AttentionDevice device;
   device.sm_count = gpu.sm_count;
@@ -219,5 +241,6 @@ int main() {
     for (const std::string& design : designs) std::printf(" %s", design.c_str());
     std::printf("\n");
   }
+  tell_boxes();
   std::printf("offers %d, misfits %d\n", offers, misfits);
 }
