@@ -84,8 +84,15 @@ test-vllm: build $(VLLM_VENV)/ready ## the vLLM plugin with vLLM itself, in an e
 	  $(VLLM_VENV)/bin/python -m pytest -q -p no:cacheprovider --rootdir integrations/vllm \
 	  integrations/vllm/tests $(ARGS)
 
-bench: build ## the CPU kernels beside PyTorch's, in one run
+build/peers/llama/ready: requirements-peers.txt | $(ENVIRONMENT) writable
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps --upgrade \
+	  --target $(@D) -r $<
+	@touch $@
+
+bench: build ## the CPU kernels beside PyTorch's, and a model beside llama.cpp's, in one run
 	@$(PYTHON) benchmarks/cpu.py $(ARGS)
+	@$(MAKE) --no-print-directory build/peers/llama/ready || echo "note: pip could not build llama.cpp"
+	@$(PYTHON) benchmarks/cpu_decode.py $(ARGS)
 
 test-gpu: $(ENVIRONMENT) ## all tests of this machine's GPU, the slow ones and compute-sanitizer too
 	@$(PYTHON) tools/load.py --need-gpu

@@ -58,10 +58,13 @@ class Row:
     bytes: int
 
 
+def clock() -> Callable[[], float]:
+    return time.perf_counter if torch.get_num_threads() > 1 else time.thread_time
+
+
 def timer_of(statement: str, variables: dict) -> Timer:
     threads = torch.get_num_threads()
-    clock = time.perf_counter if threads > 1 else time.thread_time
-    return Timer(statement, timer=clock, globals=variables, num_threads=threads)
+    return Timer(statement, timer=clock(), globals=variables, num_threads=threads)
 
 
 def medians_us(candidates: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:

