@@ -104,6 +104,46 @@ def test_generates_what_the_model_does(package, family, way):
         assert steps.replayed == 30, steps
 
 
+def test_a_replayed_step_does_not_walk_the_model(package, monkeypatch):
+    """Nor does it ask for its device, which walks too: of a model with hundreds of modules that is
+    host time that a GPU waits for."""
+    walks = []
+
+    def notice(name):
+        walk = getattr(torch.nn.Module, name)
+
+        def noticed(*args, **options):
+            walks.append(name)
+            return walk(*args, **options)
+
+        monkeypatch.setattr(torch.nn.Module, name, noticed)
+
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    cache = DynamicCache(config=step.config)
+    with torch.inference_mode():
+        said = step(GIVEN["input_ids"], past_key_values=cache)
+        for turn in range(6):
+            if turn == 3:
+                for name in ("named_parameters", "named_buffers", "named_modules", "children"):
+                    notice(name)
+            said = step(said.logits[:, -1:].argmax(-1), past_key_values=cache)
+    assert package.models.decode_steps(step).replayed == 5
+    assert not walks
+
+
+def test_a_model_that_moves_is_seen(package):
+    """Its device is kept, and asked for again where the model is."""
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    step.generate(**GIVEN, **OPTIONS)
+    moved = step.double()
+    assert torch.equal(
+        moved.generate(**GIVEN, **OPTIONS), model.double().generate(**GIVEN, **OPTIONS)
+    )
+    assert package.models.decode_steps(step).recorded == 2
+
+
 def test_a_cache_that_grows(package, monkeypatch):
     """And one that has room from the beginning."""
     monkeypatch.setattr(package.models.decode_step, "_SPARE", 3)

@@ -150,6 +150,7 @@ class _DecodeStep:
         self.recorded = self.replayed = 0
         self.passed_on: Counter = Counter()
         self.model_was: Optional[Tuple] = None
+        self.device: Optional[torch.device] = None  # kept: to ask the model walks its modules
         self.free: Optional[_Storage] = None
         self.of_static: Any = weakref.WeakKeyDictionary()
         self.lock = threading.RLock()  # a cache may end, and come back, anywhere
@@ -187,7 +188,7 @@ class _DecodeStep:
         batch, rows = shape
         cache = kwargs[name]
         is_prompt = self._is_fresh(cache)
-        if is_prompt or rows != 1:
+        if is_prompt or rows != 1 or self.device is None:
             with self.lock:
                 self._look_at_model()
         if is_prompt:
@@ -237,6 +238,7 @@ class _DecodeStep:
 
     def _look_at_model(self) -> None:
         """What was recorded with another state of the model is not replayed any more."""
+        self.device = self.model.device
         model_is = _fingerprint(self.model)
         if model_is != self.model_was:
             self.model_was, self.free = model_is, None
@@ -267,16 +269,16 @@ class _DecodeStep:
             return "more than one token a sequence"
         if "storage" not in vars(kwargs[cache]) and not _stays(kwargs[cache]):
             return "a cache whose tensors do not stay in place"
-        if not _has_graphs(self.model.device):
-            return f"there are no graphs on {self.model.device.type}"
+        if not _has_graphs(self.device):
+            return f"there are no graphs on {self.device.type}"
         if self.model.training or torch.is_grad_enabled():
             return "a gradient may be wanted"
-        if torch.is_autocast_enabled(self.model.device.type):
+        if torch.is_autocast_enabled(self.device.type):
             return "autocast"
         if _is_recording():
             return "its caller records it"
         for name, value in kwargs.items():
-            if name != cache and not _can_be_given(value, self.model.device):
+            if name != cache and not _can_be_given(value, self.device):
                 return f"a graph cannot be given {name} as {type(value).__name__}"
         return None
 
@@ -288,7 +290,7 @@ class _DecodeStep:
             storage.model_was = self.model_was
         others = {name: value for name, value in kwargs.items() if name != cache_name}
         kind = tuple((name, _kind(name, value)) for name, value in sorted(others.items()))
-        kind += (self.model.device.type == "cpu" and torch.is_inference_mode_enabled(),)
+        kind += (self.device.type == "cpu" and torch.is_inference_mode_enabled(),)
         if kind not in storage.steps:
             storage.steps[kind] = None
             return self._pass_on("the first step of its kind", kwargs)
@@ -311,7 +313,7 @@ class _DecodeStep:
         for name, module in self.model.named_modules():
             if is_called(module) and module is not self.model:
                 return f"{name} has a hook, which a replayed step would not call"
-        if self.model.device.type == "cpu" and is_divided(self.model):
+        if self.device.type == "cpu" and is_divided(self.model):
             return "a step recorded on a CPU would not exchange with other processes"
         try:
             step = _Recorded(self.inner, self.model, cache, cache_name, others)
