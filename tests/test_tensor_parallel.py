@@ -2,11 +2,15 @@
 with ``--device cuda`` or ``rocm`` as many GPUs."""
 
 import copy
+import csv
+import subprocess
+import sys
 
 import pytest
 import torch
 from comm_ranks import Ranks
 from kernels import Mode, kernelize, use_kernel_mapping
+from project import ROOT
 from tensor_parallel_ranks import NEW_TOKENS
 from tiny_models import randomized, tiny_llama, tokens
 
@@ -146,3 +150,18 @@ def test_refusals_leave_the_model_as_it_was(ranks, folder):
         assert "rank 0 cannot make" in memory and "No space left" in memory
         assert many == f"a Communicator takes 2 to 1 ranks, got {count}"
         assert "use_communicator was not called" in model
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_decode_step_runs(package, device, tmp_path):
+    """With the narrow model that it takes where there is no GPU."""
+    if device.type != "cpu":
+        pytest.skip("takes a model of 8 billion on a GPU")
+    script, table = ROOT / "benchmarks" / "tensor_parallel.py", tmp_path / "table.csv"
+    options = ["--batches", "2", "--context", "16", "--csv", str(table)]
+    said = subprocess.run([sys.executable, script, *options], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert "4 linears" in said.stdout and "differ from torch.distributed's by 0 of" in said.stdout
+    header, row = csv.reader(table.read_text().splitlines())
+    assert header[1:] == ["one process", "torch.distributed", "Communicator"]
+    assert all(float(cell) > 0 for cell in row[1:])

@@ -103,15 +103,16 @@ def _by_symmetric_memory(
     given = os.environ.get(_NO_MULTICAST)
     os.environ[_NO_MULTICAST] = "1"
     try:
-        own = _symmetric_memory.empty(size, dtype=torch.uint8, device=device)
+        # Not by empty(), which from torch 2.11 on takes it from a pool that gives nothing back.
+        make = _symmetric_memory._SymmetricMemory.empty_strided_p2p
+        own = make((size,), (1,), torch.uint8, device)
         handle = _symmetric_memory.rendezvous(own, group)
     finally:
         if given is None:
             del os.environ[_NO_MULTICAST]
         else:
             os.environ[_NO_MULTICAST] = given
-    offset = own.data_ptr() - handle.buffer_ptrs[torch.distributed.get_rank(group)]
-    return own, [address + offset for address in handle.buffer_ptrs], None
+    return own, list(handle.buffer_ptrs), None
 
 
 def _by_ipc_handles(
