@@ -103,8 +103,8 @@ def test_a_sum_and_the_norm_behind_it_are_one_op(ranks, folder):
         assert said["bits of torch's"] or len(ranks.processes) > 2
 
 
-def test_experts_beside(ranks, package, tmp_path):
-    """The attention's sums are ours; experts stay in 16 bits, and are summed as they were."""
+def test_divided_experts(ranks, package, tmp_path):
+    """In FP8 they are summed as linears are; in 16 bits as transformers does."""
     from safetensors.torch import save_file
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -115,18 +115,35 @@ def test_experts_beside(ranks, package, tmp_path):
     )  # fmt: skip
     model = randomized(Qwen3MoeForCausalLM(config)).eval()
     model.save_pretrained(tmp_path)
-    report = package.models.quantize_model_(model, activations="none", skip=["*.experts"])
-    assert len(report.converted) == 8
-    ids = tokens(2, 7)
-    with torch.no_grad():
-        save_file({"ids": ids, "logits": model(ids).logits}, tmp_path / "expected")
-    results = run(ranks, "experts_beside", tmp_path)
-    assert len({said["bits"] for said in results}) == 1
-    for said in results:
-        assert set(said["sums"].linears) == {f"model.layers.{n}.self_attn.o_proj" for n in (0, 1)}
-        assert said["sums"][1:3] == (2, {})
-        experts = {n for n, style in said["sums"].others.items() if style == "moe_tp_experts"}
-        assert experts == {f"model.layers.{n}.mlp.experts" for n in (0, 1)}
+    expected = {"ids": tokens(2, 7)}
+    for in_fp8, skip in ((True, []), (False, ["*.experts"])):
+        one = copy.deepcopy(model)
+        package.models.quantize_model_(one, activations="none", skip=skip)
+        with torch.no_grad():
+            expected[f"fp8 {in_fp8}, reference"] = one(expected["ids"]).logits
+            with use_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False):
+                kernelize(one, mode=Mode.INFERENCE, device="cpu")
+            expected[f"fp8 {in_fp8}, kernels"] = one(expected["ids"]).logits
+    save_file(expected, tmp_path / "expected")
+    layers = [f"model.layers.{n}" for n in (0, 1)]
+    attentions, experts = (
+        {f"{n}.{end}" for n in layers} for end in ("self_attn.o_proj", "mlp.experts")
+    )
+    for in_fp8 in (True, False):
+        results = ranks.run("tensor_parallel_ranks.divided_experts", folder=tmp_path, in_fp8=in_fp8)
+        assert len({said["bits"] for said in results}) == 1
+        for said in results:
+            by_transformers = {n for n, s in said["sums"].others.items() if s == "moe_tp_experts"}
+            assert said["sums"].linears.keys() == attentions | (experts if in_fp8 else set())
+            assert said["sums"][1:3] == (4 if in_fp8 else 2, {})
+            assert by_transformers == (set() if in_fp8 else experts)
+            assert said["report"].keys() == experts
+            becomes = "FP8, a scale a channel" if in_fp8 else "stays: asked to skip"
+            assert set(said["report"].values()) == {becomes}
+            if in_fp8:
+                assert "is one process's share of a tensor-parallel model" in said["saved"]
+                assert said["again"] == "no error"
+                assert "needs experts whose inputs stay in 16 bits, and" in said["rows"]
 
 
 def test_scales_of_whole_rows(ranks, folder):

@@ -9,6 +9,7 @@ from torch import nn
 from ..functional.moe import each_expert_in_turn, fused_moe, moe_of_weighted_inputs
 from ..models.families import ACTIVATIONS
 from ..models.hooks import is_called
+from ..models.linear import summed
 from .training import for_inference
 
 
@@ -47,8 +48,9 @@ class Llama4TextMoe(nn.Module):
 def experts(
     x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, module: nn.Module
 ) -> torch.Tensor:
-    """``fused_moe`` with the weights of a ``models.Experts``."""
-    return fused_moe(
+    """``fused_moe`` with the weights of a ``models.Experts``, summed over the processes that have a
+    part of each expert."""
+    y = fused_moe(
         x,
         module.gate_up_proj,
         module.down_proj,
@@ -64,6 +66,7 @@ def experts(
         quantize_input=module.activation_scheme == "dynamic",
         scale_fmt=module.scale_fmt,
     )
+    return summed(y, module)
 
 
 def experts_forward(

@@ -20,6 +20,12 @@ from .linear import scale_fmt_of
 from .mxfp4 import encode_mxfp4
 from .plan import Plan, replace_module
 from .quantized_weight import quantize_weight
+from .tensor_parallel import (
+    are_sharded,
+    row_amax_of_all_shards,
+    share_of_experts,
+    why_experts_stay,
+)
 
 Pair = Tuple[torch.Tensor, torch.Tensor]  # a weight and its scales
 
@@ -37,7 +43,9 @@ class ExpertsPlan(Plan):
 
     16-bit weights become FP8 with a scale a channel. Those of an FP8 checkpoint are adopted with
     their scales; 16-bit weights that were dequantised from MXFP4, as transformers does where it has
-    no kernel for them, become that again, without a change in value.
+    no kernel for them, become that again, without a change in value. Of 16-bit experts that are
+    divided among processes each process converts its share, to the values that the whole would
+    have.
 
     Attributes:
         found: name of each module of experts, and what becomes of it.
@@ -72,9 +80,18 @@ class ExpertsPlan(Plan):
                 continue
             try:
                 require_limits(model, name, module)
+                group = None
+                if are_sharded(module):
+                    why = why_experts_stay(model, name, module)
+                    if why is not None:
+                        raise NotConvertible(why)
+                    module, group = share_of_experts(module)
                 if hasattr(module, f"{WEIGHTS[0]}_scale_inv"):
                     require_set(name, module)
                 self._own[name] = _read(module, activations, scheme, is_on_meta(model))
+                self._own[name].process_group = group
+                if group is not None and not self._own[name].is_16_bit:
+                    raise NotConvertible("are divided among processes, in a checkpoint's format")
                 _try_once(tried, module, self._own[name])
                 self.found[name] = self._own[name].becomes
             except NotConvertible as reason:
@@ -87,7 +104,7 @@ class ExpertsPlan(Plan):
     def _convert_a_row(self, own: "_Source") -> None:
         for weight in own.weights if own.is_16_bit else ():
             for expert in range(weight.shape[0]):
-                _quantized(weight[expert : expert + 1, :1], self.fp8_dtype)
+                _quantized(weight[expert : expert + 1, :1], self.fp8_dtype, None)
 
     def _convert(self, own: "_Source") -> Tuple[Tuple[Pair, Pair], str]:
         return own.pairs(self.fp8_dtype)
@@ -109,6 +126,7 @@ class ExpertsPlan(Plan):
                 own.is_transposed,
                 scale_fmt,
                 own.intermediate_size,
+                own.process_group,
             )
             self.found[name] += new.padding_in_words
             replace_module(self.model, old, new)
@@ -132,6 +150,7 @@ class _Source:
             holds them transposed.
         scales: of FP8 weights.
         scale_fmt: of the inputs' computed scales.
+        process_group: the processes that have a part of each expert; None: these are whole.
     """
 
     weights: Tuple[torch.Tensor, torch.Tensor]
@@ -142,6 +161,7 @@ class _Source:
     is_transposed: bool
     becomes: str
     scale_fmt: Optional[str]
+    process_group: Optional[Any] = None
 
     @property
     def intermediate_size(self) -> int:
@@ -154,12 +174,17 @@ class _Source:
 
     def pairs(self, fp8_dtype: Optional[torch.dtype]) -> Tuple[Tuple[Pair, Pair], str]:
         """What :class:`Experts` gets, and what that is in words."""
+        if self.process_group is not None:
+            largest = row_amax_of_all_shards(self.weights[1], self.process_group)
+            gate_up, down = self.weights
+            both = _quantized(gate_up, fp8_dtype, None), _quantized(down, fp8_dtype, largest)
+            return both, self.becomes
         if self.scales is None:
             gate_up = encode_mxfp4(self.weights[0])
             down = None if gate_up is None else encode_mxfp4(self.weights[1])
             if down is not None:
                 return (gate_up, down), LOADED.format("MXFP4")
-            made = [_quantized(weight, fp8_dtype) for weight in self.weights]
+            made = [_quantized(weight, fp8_dtype, None) for weight in self.weights]
             return tuple(made), self.becomes
         both = zip(self.weights, self.scales)
         if self.weights[0].dtype not in FP8_DTYPES:
@@ -386,13 +411,23 @@ def _numbers(tensor: torch.Tensor) -> torch.Tensor:
     return _random(*tensor.shape) if tensor.device.type == "meta" else tensor.float().cpu()
 
 
-def _quantized(weight: torch.Tensor, fp8_dtype: Optional[torch.dtype]) -> Pair:
-    """``[E, N, K]`` to FP8 with a scale for each of N, an expert at a time."""
+def _quantized(
+    weight: torch.Tensor, fp8_dtype: Optional[torch.dtype], largest: Optional[torch.Tensor]
+) -> Pair:
+    """``[E, N, K]`` to FP8 with a scale for each of N, an expert at a time.
+
+    Args:
+        largest: ``[E, N, 1]``, magnitudes that the scales cover too.
+    """
     dialect = native_fp8_dtype(weight.device) if fp8_dtype is None else fp8_dtype
     q = torch.empty(weight.shape, dtype=dialect, device=weight.device)
     scale = weight.new_empty(*weight.shape[:2], 1, dtype=torch.float32)
     for expert in range(weight.shape[0]):
-        q[expert], scale[expert] = quantize_weight(weight[expert], dialect)
+        rows = weight[expert]
+        if largest is not None:
+            rows = torch.cat([rows, largest[expert]], 1)
+        made, scale[expert] = quantize_weight(rows, dialect)
+        q[expert] = made[:, : weight.shape[2]]
     return q, scale
 
 

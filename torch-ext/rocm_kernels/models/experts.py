@@ -1,6 +1,6 @@
 """``Experts``: one module that holds all experts of a layer, with FP8 or MXFP4 weights."""
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
@@ -8,9 +8,9 @@ from torch import nn
 from ..functional import FP8_DTYPES, to_native_fp8
 from ..reference import dequantize_expert, gated_experts
 from .hooks import move_accelerate_hook
-from .linear import checked_scale_fmt
+from .linear import checked_scale_fmt, summed
 from .offload import Offloadable
-from .state import load_experts, unset
+from .state import load_experts, require_whole, unset
 
 WEIGHTS = ("gate_up_proj", "down_proj")
 
@@ -35,6 +35,9 @@ class Experts(Offloadable):
     rows, up's and down's columns, so that no block of gate's scales is one of up's too; they add
     nothing, for ``act(0) * 0`` is 0, and no file has them.
 
+    ``process_group`` is of tensor parallelism, where each process has a part of each expert's I:
+    results are summed over it, by ``sums``, a Sums of it, or by torch.distributed.
+
     This class's forward is the reference: plain torch, with a gradient for the input, no
     quantisation of the input. ``kernelize`` puts the kernels in its place.
     """
@@ -43,6 +46,7 @@ class Experts(Offloadable):
     kernel_condition = staticmethod(move_accelerate_hook)
     # What fp8_checkpoints read, in words, until quantize_model_ has seen it.
     loaded_as: Optional[str] = None
+    sums: Optional[Any] = None
 
     def __init__(
         self,
@@ -54,8 +58,10 @@ class Experts(Offloadable):
         is_transposed: bool = False,
         scale_fmt: Optional[str] = None,
         intermediate_size: Optional[int] = None,
+        process_group: Optional[Any] = None,
     ) -> None:
         super().__init__()
+        self.process_group = process_group
         self.num_experts = gate_up[0].shape[0]
         self.activation, self.limit, self.interleaved = gate
         self.activation_scheme = activation_scheme
@@ -92,7 +98,7 @@ class Experts(Offloadable):
             y = self._product("down_proj", expert, h.to(both.dtype))
             weighted = y * top_k_weights[tokens, slots, None]
             out = out.index_add(0, tokens, weighted.to(out.dtype))
-        return out
+        return summed(out, self)
 
     def _product(self, name: str, expert: int, x: torch.Tensor) -> torch.Tensor:
         scale, bias = getattr(self, f"{name}_scale_inv"), getattr(self, f"{name}_bias")
@@ -144,6 +150,7 @@ class Experts(Offloadable):
         return self
 
     def _save_to_state_dict(self, destination: Dict, prefix: str, keep_vars: bool) -> None:
+        require_whole(self.process_group is not None, prefix + WEIGHTS[0])
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in WEIGHTS:
             weight, scale = self._stored(name)

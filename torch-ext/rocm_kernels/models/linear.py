@@ -307,11 +307,18 @@ def finished(product: torch.Tensor, linear: nn.Module) -> torch.Tensor:
     """A product summed over the processes that have a share of K, and the bias added once."""
     if linear.process_group is None or linear.leaves_sum:
         return product
-    if linear.sums is None:
-        torch.distributed.all_reduce(product, group=linear.process_group)
-    else:
-        product = linear.sums.add(product)
+    product = summed(product, linear)
     return product if linear.bias is None else product + linear.bias
+
+
+def summed(part: torch.Tensor, module: nn.Module) -> torch.Tensor:
+    """The sum of what the processes that divide a module have of its result."""
+    if module.process_group is None:
+        return part
+    if module.sums is not None:
+        return module.sums.add(part)
+    torch.distributed.all_reduce(part, group=module.process_group)
+    return part
 
 
 def _extra_repr(linear: nn.Module) -> str:

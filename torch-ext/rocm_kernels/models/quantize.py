@@ -213,7 +213,7 @@ class _LinearsPlan(Plan):
     def _convert(self, linear: nn.Linear, rows: Optional[int] = None) -> FP8Linear:
         divided = is_sharded(linear)
         shard = local_shard(linear) if divided else Shard(linear.weight.detach(), linear.bias, None)
-        largest = row_amax_of_all_shards(shard)
+        largest = row_amax_of_all_shards(shard.weight, shard.process_group)
         weight = shard.weight[:rows]
         if largest is not None:
             weight = torch.cat([weight, largest[:rows]], 1)

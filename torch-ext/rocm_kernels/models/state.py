@@ -64,12 +64,16 @@ def came_alone(given: str, absent: str) -> str:
     return f"{given} must come with {absent}, of which the state dict has nothing"
 
 
-def save_linear(linear: nn.Module, destination: Dict, prefix: str) -> None:
-    if linear.is_shard:
+def require_whole(is_shard: bool, name: str) -> None:
+    if is_shard:
         raise RuntimeError(
-            f"{prefix}weight is one process's share of a tensor-parallel model, and the whole "
-            "is not put together here: save the model on one process, before it is divided"
+            f"{name} is one process's share of a tensor-parallel model, and the whole is not put "
+            "together here: save the model on one process, before it is divided"
         )
+
+
+def save_linear(linear: nn.Module, destination: Dict, prefix: str) -> None:
+    require_whole(linear.is_shard, f"{prefix}weight")
     tensors = fp8_tensors(linear)
     if tensors["weight"].device.type != "meta":
         tensors = in_dialect(tensors, torch.float8_e4m3fn)

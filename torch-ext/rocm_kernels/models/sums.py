@@ -7,8 +7,9 @@ a decode step.
     rocm_kernels.models.use_communicator(model)               # on every process
     print(rocm_kernels.models.communicated_sums(model))       # what was summed how
 
-A linear whose K is divided among processes has a part of each of its results. ``quantize_model_``
-leaves their process group with it; here it gets a ``Sums`` of that group besides.
+A linear whose K is divided among processes has a part of each of its results, and so have experts
+of which each process has a part. ``quantize_model_`` leaves their process group with them; here
+they get a ``Sums`` of that group besides.
 """
 
 from collections import Counter
@@ -19,6 +20,7 @@ from torch import nn
 
 from ..comm import Communicator
 from ..functional import quantize_fp8
+from .experts import Experts
 from .linear import FP8Linear
 from .tensor_parallel import others_that_exchange
 
@@ -28,7 +30,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 class CommunicatedSums(NamedTuple):
     """What :func:`use_communicator` has done with a model's sums so far."""
 
-    linears: Dict[str, int]  # that sum through a Communicator, and over how many processes
+    linears: Dict[str, int]  # and experts: over how many processes a Communicator sums each
     summed: int  # by a Communicator; what a compiled or recorded graph sums is not counted
     passed_on: Dict[str, int]  # sums by torch.distributed, by the reason
     others: Dict[str, str]  # modules that exchange by themselves, through torch.distributed
@@ -41,8 +43,8 @@ def use_communicator(
     max_bytes: int = 1 << 23,
     timeout: float = 300.0,
 ) -> None:
-    """Has the FP8 linears of a model that is divided among processes (``tp_plan="auto"``) sum their
-    results through :class:`rocm_kernels.comm.Communicator`.
+    """Has the FP8 linears and experts of a model that is divided among processes
+    (``tp_plan="auto"``) sum their results through :class:`rocm_kernels.comm.Communicator`.
 
     Call it on every process, after ``quantize_model_``, before or after ``kernelize``, and before
     ``torch.compile``. With two processes results have the same bits as without it; with more they
@@ -67,7 +69,7 @@ def use_communicator(
             f'{type(model).__name__} has none: load it with tp_plan="auto" and call '
             "quantize_model_ first"
         )
-    devices = {linear.weight.device for linear in linears.values()}
+    devices = {_weight(linear).device for linear in linears.values()}
     if len(devices) > 1:
         raise ValueError(
             "a process must have its share on one device, got "
@@ -175,8 +177,16 @@ class Sums:
         return None
 
 
-def _require_row_scales(linears: Dict[str, FP8Linear]) -> None:
+def _require_row_scales(linears: Dict[str, nn.Module]) -> None:
     for name, linear in linears.items():
+        if isinstance(linear, Experts):
+            if linear.activation_scheme == "dynamic":
+                raise ValueError(
+                    f"whole_row_scales needs experts whose inputs stay in 16 bits, and {name} "
+                    "quantise what is between their products: call quantize_model_ with "
+                    f'activations="none", or skip=[{name!r}]'
+                )
+            continue
         scale = linear.weight_scale_inv
         if linear.activation_scheme == "dynamic" and scale.dim() == 2 and scale.shape[1] > 1:
             raise ValueError(
@@ -185,9 +195,13 @@ def _require_row_scales(linears: Dict[str, FP8Linear]) -> None:
             )
 
 
-def _divided(model: nn.Module) -> Dict[str, FP8Linear]:
+def _divided(model: nn.Module) -> Dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, FP8Linear) and module.process_group is not None
+        if isinstance(module, (FP8Linear, Experts)) and module.process_group is not None
     }
+
+
+def _weight(module: nn.Module) -> torch.Tensor:
+    return module.down_proj if isinstance(module, Experts) else module.weight

@@ -1,14 +1,20 @@
-"""Tensor parallelism: each process has a shard of a linear's weight, as a DTensor of N or of K."""
+"""Tensor parallelism: each process has a shard of a linear's weight, as a DTensor of N or of K, or
+of the weights of all experts."""
 
+import copy
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 from torch import nn
 
 # Of transformers' plans: those whose linears take and give plain tensors, N divided or K.
 _STYLES = ("colwise", "rowwise")
+# Of experts, each of which has a part in each process: gate's and up's N divided, and down's K.
+_STYLES_OF_EXPERTS = {
+    "": "moe_tp_experts", ".gate_up_proj": "packed_colwise", ".down_proj": "rowwise",
+}  # fmt: skip
 # Those whose modules exchange something with the other processes at each call.
 _EXCHANGES = (
     "all_reduce", "colwise_gather_output", "colwise_rep", "embedding_colwise", "embedding_rowwise",
@@ -77,12 +83,45 @@ def local_shard(linear: nn.Linear) -> Shard:
     return Shard(weight.detach().to_local(), bias, group)
 
 
-def row_amax_of_all_shards(shard: Shard) -> Optional[torch.Tensor]:
-    """``[N, 1]``, the largest magnitude of each row over all its shards, so that the FP8 values do
-    not depend on how many there are. None: each row is in one shard."""
-    if shard.process_group is None:
+def row_amax_of_all_shards(weight: torch.Tensor, process_group: Any) -> Optional[torch.Tensor]:
+    """``[..., N, 1]``, the largest magnitude of each row of ``[..., N, K]`` over all its shards, so
+    that the FP8 values do not depend on how many there are. None: each row is in one shard."""
+    if process_group is None:
         return None
-    largest = shard.weight.abs().amax(-1, keepdim=True)
+    largest = weight.abs().amax(-1, keepdim=True)
     maximum = torch.distributed.ReduceOp.MAX
-    torch.distributed.all_reduce(largest, maximum, group=shard.process_group)
+    torch.distributed.all_reduce(largest, maximum, group=process_group)
     return largest
+
+
+def are_sharded(experts: nn.Module) -> bool:
+    return any(hasattr(parameter, "placements") for parameter in experts._parameters.values())
+
+
+def why_experts_stay(model: nn.Module, name: str, experts: nn.Module) -> Optional[str]:
+    """Why experts that are divided cannot become FP8 share by share; None: they can."""
+    styles = {end: _style(model, name + end) for end in _STYLES_OF_EXPERTS}
+    found = [p for p in experts._parameters.values() if p is not None]
+    plain = getattr(experts, "is_concatenated", True) and not getattr(experts, "has_bias", False)
+    if (
+        styles == _STYLES_OF_EXPERTS
+        and plain
+        and all(hasattr(p, "placements") and p.device_mesh.ndim == 1 for p in found)
+    ):
+        return None
+    return "are divided among processes by " + ", ".join(
+        dict.fromkeys(style or "a plan of its own" for style in styles.values())
+    )
+
+
+def share_of_experts(experts: nn.Module) -> Tuple[nn.Module, Any]:
+    """A module of this process's parts of all experts, which computes what they add to the result;
+    and the processes whose results are summed."""
+    share = copy.copy(experts)
+    group = next(iter(experts._parameters.values())).device_mesh.get_group()
+    share._parameters = {
+        name: None if p is None else nn.Parameter(p.detach().to_local(), requires_grad=False)
+        for name, p in experts._parameters.items()
+    }
+    vars(share).pop("forward", None)  # transformers' own, which sums
+    return share, group
