@@ -1,8 +1,9 @@
 """A small Llama answers a question in bfloat16, and again through the FP8 kernels.
 
-It is quantised twice: with FP8 weights and inputs end to end, and with FP8 weights alone. The first
-then answers once more with use_decode_step, which has its attention on our kernels too, and a whole
-step as one graph where there is a GPU.
+It is quantised twice: with FP8 weights and inputs end to end, and with FP8 weights alone. Each
+answers once more with use_decode_step, which has its attention on our kernels too, and a whole step
+recorded: as one graph where there is a GPU. That is the same answer, but where two tokens are as
+likely as each other.
 
     python examples/demo.py --prompt "What is the capital of France?"
 
@@ -35,6 +36,13 @@ CHOICE = load.choose()
 DEVICE = CHOICE.device
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTION = "What is the capital of France?"
+DECODE_STEP = ", decode step"
+KINDS = {  # activations, and whether use_decode_step
+    "FP8": ("dynamic", False),
+    "FP8" + DECODE_STEP: ("dynamic", True),
+    "FP8 weights": ("none", False),
+    "FP8 weights" + DECODE_STEP: ("none", True),
+}
 
 # Read by both models for the agreement of their predictions, token by token.
 TEXT = """\
@@ -87,9 +95,29 @@ def load_model():
 def ask(model, tokenizer, question, max_new_tokens):
     """The model's greedy answer."""
     inputs = chat(tokenizer, question)
-    out = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
-    answer = out[0, inputs["input_ids"].shape[1] :]
+    answer = greedy(model, inputs, max_new_tokens)
     return tokenizer.decode(answer, skip_special_tokens=True).strip()
+
+
+def greedy(model, inputs, max_new_tokens):
+    """The tokens of the model's greedy answer."""
+    out = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
+    return out[0, inputs["input_ids"].shape[1] :]
+
+
+@torch.inference_mode()
+def beside(model, inputs, answer, other):
+    """What a model's answer is to another: where they part, and by how much the model prefers its
+    token there."""
+    length = min(len(answer), len(other))
+    parted = (answer[:length] != other[:length]).nonzero()
+    if not len(parted):
+        return "the same tokens"
+    at = parted[0].item()
+    ids = torch.cat([inputs["input_ids"][0], answer[:at]])[None]
+    logits = model(ids).logits[0, -1].float()
+    gap = (logits[answer[at]] - logits[other[at]]).item()
+    return f"other tokens from the {at + 1}th on, whose logit is {gap:.2f} above the other's"
 
 
 def device_name():
@@ -156,27 +184,23 @@ def main():
     models, reports, answers, alike = {"bfloat16": bf16}, {}, {}, {}
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=11 + 4 * args.runs)
+        total = 2 + 3 * len(KINDS) + (1 + len(KINDS)) * args.runs
+        task = progress.add_task("", total=total)
 
         def step(description):
             progress.update(task, advance=1, description=description)
 
-        kinds = {
-            "FP8": ("dynamic", False),
-            "FP8 weights": ("none", False),
-            "FP8, decode step": ("dynamic", True),
-        }
-        for name, kind in kinds.items():
+        for name, kind in KINDS.items():
             step(f"Quantising and kernelizing: {name}")
             models[name], reports[name] = prepared(*kind)
+        inputs = chat(tokenizer, args.prompt)
         for name, model in models.items():
             step(f"Asking the model in {name}")
-            answers[name] = ask(model, tokenizer, args.prompt, args.max_new_tokens)
+            answers[name] = greedy(model, inputs, args.max_new_tokens)
         for name in reports:
             step(f"Comparing predictions: {name}")
             alike[name] = agreement(bf16, models[name], tokenizer)
         speeds = {name: [] for name in models}
-        inputs = chat(tokenizer, args.prompt)
         for run in range(args.runs):  # in turns, so that a busy machine slows all alike
             for name, model in models.items():
                 step(f"Timing {name}, run {run + 1} of {args.runs}")
@@ -187,8 +211,21 @@ def main():
     replaced = package.models.kernelized_layers(models["FP8"])
     console.print()
     console.print(args.prompt, style="bold", markup=False)
-    for name, answer in answers.items():
-        console.print(f"  {name:>16}: {answer}", markup=False, highlight=False)
+    texts = {
+        name: tokenizer.decode(answer, skip_special_tokens=True).strip()
+        for name, answer in answers.items()
+    }
+    for name, text in texts.items():
+        console.print(f"  {name:>24}: {text}", markup=False, highlight=False)
+    console.print()
+    for name in KINDS:
+        if (without := name.removesuffix(DECODE_STEP)) != name:
+            same = beside(models[name], inputs, answers[name], answers[without])
+            steps = package.models.decode_steps(models[name])
+            console.print(
+                f"{name}: {same} as {without}; {steps.replayed} steps were replayed",
+                markup=False, highlight=False,
+            )  # fmt: skip
     console.print()
     print_replaced(console, replaced)
     print_results(console, speeds, reports, alike)
@@ -201,7 +238,7 @@ def main():
     if not replaced:
         console.print("No layer was replaced: is the package built?", style="red")
         return 1
-    if args.prompt == QUESTION and not all("Paris" in answer for answer in answers.values()):
+    if args.prompt == QUESTION and not all("Paris" in text for text in texts.values()):
         console.print("The answer is Paris, and not every model named it.", style="red")
         return 1
     return 0 if saved["same"] else 1
@@ -250,8 +287,10 @@ def print_results(console, speeds, reports, alike):
         "  against bfloat16",
         *(f"[bold]{median / medians['bfloat16']:.2f}x[/]" for median in medians.values()),
     )
-    table.add_row("inputs of the linears", "bfloat16", "FP8, per token", "bfloat16",
-                  "FP8, per token")  # fmt: skip
+    inputs = {"dynamic": "FP8, per token", "none": "bfloat16"}
+    table.add_row(
+        "inputs of the linears", "bfloat16", *(inputs[kind] for kind, _ in KINDS.values())
+    )
     table.add_row("model, MB", f"{before / 1e6:.0f}", *after)
     for label, key, form in (
         ("same most likely token", "top1", "{:.1%}"),
