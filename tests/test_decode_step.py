@@ -322,7 +322,7 @@ def test_recorded_layers_give_the_same_bits(
     step = package.models.decode_step
     monkeypatch.setattr(step, "_SPARE", 3)
     _, model = tiny(family, torch.bfloat16, head_dim=64)
-    package.models.quantize_model_(model, activations=activations)
+    package.models.quantize_model_(model, activations=activations, lm_head=True)
     model = run_kernelized(model, Mode.INFERENCE)
     options = {**OPTIONS, "output_logits": True, "return_dict_in_generate": True}
     graphs = []
@@ -347,6 +347,40 @@ def test_recorded_layers_give_the_same_bits(
     for graph in graphs:
         runs = [s for s in graph.steps if s.function is package.models.cpu_recording._run_program]
         assert len(runs) == 1 and len(graph.steps) < 40, [str(s.function) for s in graph.steps]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_in_16_bits_are_ours_where_they_are_recorded(package, dtype, mode):
+    """Of one and two rows: sums in another order than torch's, rounded once. Others stay torch's, a
+    weight that lies otherwise and one with a bias too."""
+    k, n = 96, 72
+    w, bias = torch.randn(n, k, dtype=dtype), torch.randn(n, dtype=dtype)
+    linear, columns = torch.nn.functional.linear, w.T.contiguous()
+    for rows, ours in ((1, True), (2, True), (3, False)):
+        x, out = torch.randn(rows, k, dtype=dtype), {}
+
+        def run(x=x, out=out):
+            out["linear"] = linear(x[None], w)
+            out["product"] = torch.mm(x, w.T)
+            out["other"] = torch.mm(x, columns)
+            out["bias"] = linear(x, w, bias)
+
+        with mode():
+            graph = package.models.cpu_recording.CpuGraph(run)
+            x.copy_(torch.randn(rows, k, dtype=dtype))
+            for result in out.values():
+                result.fill_(float("nan"))
+            graph.replay()
+        exact = x.double() @ w.double().T
+        for name, result in out.items():
+            expected = exact + bias.double() if name == "bias" else exact
+            assert result.dtype == dtype
+            found = result.double().view(rows, n)
+            torch.testing.assert_close(found, expected, rtol=2**-8, atol=1e-2)
+        functions = [str(step.function) for step in graph.steps]
+        assert len(functions) == (3 if ours else 4), functions
+        assert any("run_program" in name for name in functions) == ours
 
 
 def test_what_cannot_be_recorded_is_said_and_run(package):

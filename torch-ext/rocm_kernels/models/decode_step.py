@@ -59,7 +59,8 @@ def use_decode_step(
 
     The attention becomes this package's (:func:`use_attention`). Call it after ``quantize_model_``
     and ``kernelize``. Results are those of the same model without it; in a fused decoder layer but
-    for a rounding, since one op turns queries and keys and writes them (layers/attention.py).
+    for a rounding, since one op turns queries and keys and writes them (layers/attention.py), and
+    on a CPU but for the order of sums in 16-bit products of a row (cpu_recording.py).
 
     Args:
         model: a causal language model of transformers, on one device.
