@@ -1,14 +1,20 @@
-"""Attention of decode steps and of prompts beside torch's SDPA, on this GPU.
+"""Attention of decode steps and of prompts beside that of other packages, on this GPU.
 
-    python benchmarks/attention.py [--save]
+    python benchmarks/attention.py [--parts decode,prompts,configs] [--quick] [--save]
 
-Decode: one query a sequence, 32 query and 8 KV heads of 128, every key in use. Prompts: causal,
-PROMPTS below. Times are medians of
-CUDA-graph replays (gpu.py has the clock), microseconds, over caches that L2 does not hold. SDPA's
-backends are cuDNN's and flash, with enable_gqa, so that no head is copied; neither takes FP8. The
-floor is the time of the cache's bytes at the read rate measured in the same run.
+Decode: one query a sequence, 32 query and 8 KV heads of 128, every key in use; ours also from pages
+of 16 keys in any order. Prompts: PROMPTS below; TFLOP/s count half the products of causal ones.
+Configs: for the calls of CONFIGS, other heads and short prompts among them, what the choice takes
+beside the quickest of all configs. Times are medians of CUDA-graph replays (gpu.py has the clock),
+microseconds, over caches that L2 does not hold.
 
---save writes results/tables/attention_numbers.csv and attention_prompts.csv.
+Peers: SDPA's backends cuDNN and flash, with enable_gqa, so that no head is copied; FlashAttention 3
+and FlashInfer where they import (attention_peers.py). A peer whose result is not ours within 2 % is
+not timed, and of its ways the quickest counts. The floor is the time of the cache's bytes at the
+read rate measured in the same run.
+
+--save writes results/tables/attention_numbers.csv, attention_prompts.csv and
+attention_configs.csv, each as soon as it is there.
 """
 
 from __future__ import annotations
@@ -16,101 +22,202 @@ from __future__ import annotations
 import argparse
 import sys
 
+import attention_peers
 import gpu
 import tables
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 HEADS, KV_HEADS, SIZE = 32, 8, 128
-SHAPES = ((1, 1024), (1, 8192), (1, 65536), (8, 8192), (32, 2048), (64, 8192))
-PROMPTS = (  # sequences, tokens, query heads, KV heads, head size
-    (1, 512, 32, 8, 128), (1, 2048, 32, 8, 128), (1, 8192, 32, 8, 128), (4, 2048, 32, 8, 128),
-    (1, 16384, 64, 8, 128), (1, 4096, 32, 32, 64), (2, 4096, 16, 16, 192), (1, 4096, 16, 8, 256),
+SHAPES = (
+    (1, 512), (1, 1024), (1, 4096), (1, 8192), (1, 16384), (1, 65536), (8, 8192), (32, 2048),
+    (64, 8192),
+)  # fmt: skip
+E4M3 = torch.float8_e4m3fn
+PROMPTS = (  # sequences, tokens, query heads, KV heads, head size, causal
+    *((1, 2**n, 32, 8, 128, c) for c in (True, False) for n in (10, 11, 12, 13, 14)),
+    (1, 512, 32, 8, 128, True), (4, 2048, 32, 8, 128, True), (1, 16384, 64, 8, 128, True),
+    *((1, 2**n, 32, 32, 64, c) for c in (True, False) for n in (10, 12, 14)),
+    (2, 4096, 16, 16, 192, True), (1, 4096, 16, 8, 256, True),
+)  # fmt: skip
+CONFIGS = (  # sequences, queries, keys, query heads, KV heads, head size, size of v
+    (1, 1, 1024, 32, 8, 128, 128), (1, 1, 8192, 32, 8, 128, 128), (32, 1, 2048, 32, 8, 128, 128),
+    (1, 4, 8192, 32, 8, 128, 128), (1, 1, 8192, 8, 1, 128, 128), (8, 1, 4096, 32, 32, 64, 64),
+    (1, 1, 8192, 16, 8, 256, 256), (32, 1, 2048, 16, 8, 256, 256), (1, 1, 8192, 4, 1, 256, 256),
+    (1, 1, 8192, 8, 1, 512, 512), (32, 1, 2048, 8, 1, 512, 512), (1, 1, 4096, 16, 16, 192, 128),
+    (32, 1, 2048, 16, 16, 192, 128),
+    (1, 512, 512, 32, 8, 128, 128), (8, 256, 256, 32, 8, 128, 128), (32, 128, 128, 32, 8, 128, 128),
+    (1, 512, 4096, 32, 8, 128, 128), (1, 512, 512, 16, 8, 256, 256),
+    (8, 256, 256, 16, 8, 256, 256), (1, 512, 512, 16, 16, 192, 128),
+    (32, 128, 128, 16, 16, 192, 128), (1, 512, 512, 8, 1, 512, 512),
+    (4, 1024, 1024, 8, 1, 512, 512),
 )  # fmt: skip
 COLD_BYTES = 300e6
-BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 
-def inputs_of(batch: int, keys: int, dtype: torch.dtype) -> list[tuple[torch.Tensor, ...]]:
-    cache_bytes = 2 * batch * keys * KV_HEADS * SIZE * dtype.itemsize
+def inputs_of(batch, rows, keys, heads, kv_heads, size, size_v=None, dtype=torch.bfloat16) -> list:
+    """(q, k, v), as many as L2 does not hold."""
+    size_v = size_v or size
+    cache_bytes = batch * keys * kv_heads * (size + size_v) * dtype.itemsize
     result = []
-    for _ in range(max(2, int(COLD_BYTES / cache_bytes) + 1)):
-        q = torch.randn(batch, 1, HEADS, SIZE, device="cuda").bfloat16()
+    for _ in range(max(2, min(200, int(COLD_BYTES / cache_bytes) + 1))):
+        q = torch.randn(batch, rows, heads, size, device="cuda").bfloat16()
         k, v = (
-            torch.randn(batch, keys, KV_HEADS, SIZE, device="cuda", dtype=torch.bfloat16).to(dtype)
-            for _ in range(2)
+            torch.randn(batch, keys, kv_heads, n, device="cuda", dtype=torch.bfloat16).to(dtype)
+            for n in (size, size_v)
         )
         result.append((q, k, v))
     return result
 
 
-def their_time(package, backend: SDPBackend, inputs: list, causal: bool = False) -> float:
-    def call(qkv):
-        q, k, v = qkv
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(
-                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=causal,
-                enable_gqa=True,
-            )  # fmt: skip
+class Table:
+    """Rows of a table that is printed, and saved with ``--save``."""
 
-    return gpu.measure(package, call, inputs).median
+    def __init__(self, name: str, header: list[str], saved: bool, said: list[str]):
+        self.name, self.header, self.saved, self.rows = name, header, saved, []
+        self.source = "\n".join(["python benchmarks/attention.py --save", gpu.machine(), *said])
+        print(*header, sep="\t", flush=True)
+
+    def add(self, *cells: str) -> None:
+        self.rows.append([*cells])
+        print(*cells, sep="\t", flush=True)
+        if self.saved:
+            tables.save_printed(self.name, self.source, self.header, self.rows)
 
 
-def prompts(package) -> list[list[str]]:
-    """TFLOP/s of causal prompts, of half the products: 2 * batch * heads * tokens^2 * size."""
-    rows = []
-    for batch, tokens, heads, kv_heads, size in PROMPTS:
-        inputs = []
-        for _ in range(2):
-            shapes = [(batch, tokens, h, size) for h in (heads, kv_heads, kv_heads)]
-            inputs.append(tuple(torch.randn(s, device="cuda").bfloat16() for s in shapes))
+class Peers:
+    """The others' times of the same call."""
 
-        def ours(qkv):
-            return package.flash_attn_func(*qkv, causal=True)
+    def __init__(self, package):
+        self.package = package
+        self.makers, self.said = attention_peers.find()
+        for name, text in self.said.items():
+            print(f"{name}: {text}", flush=True)
 
-        fp8 = [(q, *(t.to(torch.float8_e4m3fn) for t in kv)) for q, *kv in inputs]
+    def us(self, name: str, inputs: list, causal: bool, expected: torch.Tensor, long: bool):
+        """Microseconds of the quickest of a peer's ways, or None."""
+        times = []
+        for make in self.makers[name]:
+            try:
+                call = make(*inputs[0], causal)
+                error = (call(inputs[0]).float() - expected).norm() / expected.norm()
+                if not error < 0.02:
+                    print(f"{name} differs from ours by {error:.1%}", flush=True)
+                    continue
+                times.append(microseconds(self.package, call, inputs, long))
+            except attention_peers.NotServed:
+                pass
+            except Exception as error:  # a foreign package's
+                text = f"{name}: {type(error).__name__}: {error}"
+                print(text.splitlines()[0][:160], flush=True)
+        return min(times, default=None)
+
+
+def microseconds(package, call, inputs: list, long: bool = False) -> float:
+    launches, replays = (4, 7) if long else (gpu.MIN_LAUNCHES, gpu.REPLAYS)
+    return gpu.measure(package, call, inputs, launches, replays).median
+
+
+def decode(package, peers: Peers, rate: float, saved: bool, quick: bool) -> None:
+    machine = f"{torch.cuda.get_device_name()}, measured: cache, sequences x keys"
+    header = [machine, "us", "pages of 16", *peers.makers, "floor, us"]
+    said = [f"{name} {text}" for name, text in peers.said.items()]
+    table = Table("attention_numbers", header, saved, said)
+    for dtype, name in ((torch.bfloat16, "bfloat16"), (E4M3, "FP8")):
+        for batch, keys in SHAPES[:2] if quick else SHAPES:
+            inputs = inputs_of(batch, 1, keys, HEADS, KV_HEADS, SIZE, dtype=dtype)
+            order = torch.randperm(batch * keys // 16, device="cuda").int().view(batch, -1)
+
+            def paged(qkv, order=order):
+                q, k, v = (qkv[0], *(attention_peers.in_pages(t, 16) for t in qkv[1:]))
+                return package.flash_attn_with_kvcache(q, k, v, block_table=order)
+
+            ours = lambda qkv: package.flash_attn_func(*qkv)  # noqa: E731
+            expected = ours(inputs[0]).float()
+            times = [
+                microseconds(package, ours, inputs), microseconds(package, paged, inputs),
+                *(peers.us(peer, inputs, False, expected, False) for peer in peers.makers),
+                2 * batch * keys * KV_HEADS * SIZE * dtype.itemsize / rate * 1e6,
+            ]  # fmt: skip
+            table.add(
+                f"{name}, {batch} x {keys:,}", *("" if t is None else f"{t:.1f}" for t in times)
+            )
+            del inputs
+
+
+def prompts(package, peers: Peers, saved: bool, quick: bool) -> None:
+    first = f"{torch.cuda.get_device_name()}, measured: prompts, us (TFLOP/s)"
+    header = [first, "bfloat16", *peers.makers, "FP8 keys and values"]
+    said = [f"{name} {text}" for name, text in peers.said.items()]
+    table = Table("attention_prompts", header, saved, said)
+    for batch, tokens, heads, kv_heads, size, causal in PROMPTS[:1] if quick else PROMPTS:
+        inputs = inputs_of(batch, tokens, tokens, heads, kv_heads, size)[:2]
+        long = batch * heads * tokens**2 > 2**30
+
+        def ours(qkv, causal=causal):
+            return package.flash_attn_func(*qkv, causal=causal)
+
+        expected = ours(inputs[0]).float()
+        fp8 = [(q, *(t.to(E4M3) for t in kv)) for q, *kv in inputs]
         times = [
-            gpu.measure(package, ours, inputs).median,
-            *(their_time(package, b, inputs, causal=True) for b in BACKENDS.values()),
-            gpu.measure(package, ours, fp8).median,
+            microseconds(package, ours, inputs, long),
+            *(peers.us(peer, inputs, causal, expected, long) for peer in peers.makers),
+            microseconds(package, ours, fp8, long),
         ]
-        products = 2 * batch * heads * tokens**2 * size
-        label = f"{batch} x {tokens:,}, {heads}/{kv_heads} heads of {size}"
-        rows.append([label, *(f"{t:.1f} ({products / t / 1e6:.0f})" for t in times)])
-        print(*rows[-1], sep="\t", flush=True)
-    return rows
+        products = (2 if causal else 4) * batch * heads * tokens**2 * size
+        cells = ("" if t is None else f"{t:.1f} ({products / t / 1e6:.0f})" for t in times)
+        kind = "causal" if causal else "full"
+        table.add(f"{batch} x {tokens:,} {kind}, {heads}/{kv_heads} heads of {size}", *cells)
+
+
+def configs(package, saved: bool, quick: bool) -> None:
+    module = sys.modules[package.flash_attn_func.__module__]
+    machine = f"{torch.cuda.get_device_name()}, measured: sequences x queries x keys"
+    header = [machine, "what runs", "us", "the quickest", "us", "it would spare"]
+    table = Table("attention_configs", header, saved, [])
+    for batch, rows, keys, heads, kv_heads, size, size_v in CONFIGS[:1] if quick else CONFIGS:
+        for dtype in (torch.bfloat16, E4M3):
+            inputs = inputs_of(batch, rows, keys, heads, kv_heads, size, size_v, dtype)
+
+            def run(qkv, config, causal=rows > 1):
+                operands = module._operands(
+                    *qkv, None, None, None, None, None, None, None, causal, (-1, -1), 0.0, None,
+                    None, None, False, None, None,
+                )  # fmt: skip
+                module._attention(*operands, config)
+
+            found = package.attention_configs(*inputs[0], causal=rows > 1)
+            slow = {"plain rows=8 cluster=1 outer=1"} - {found[0]}
+            times = {
+                c: gpu.measure(package, lambda qkv, c=c: run(qkv, c), inputs, 12, 5).median
+                for c in found
+                if c not in slow
+            }
+            best, taken = min(times, key=times.get), times[found[0]]
+            spared = f"{1 - times[best] / taken:.0%}"
+            call = f"{batch} x {rows:,} x {keys:,}, {heads}/{kv_heads} heads of {size}"
+            if size_v != size:
+                call += f" and {size_v}"
+            if dtype == E4M3:
+                call += ", FP8"
+            table.add(call, found[0], f"{taken:.1f}", best, f"{times[best]:.1f}", spared)
+            del inputs
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--parts", default="decode,prompts,configs")
+    parser.add_argument("--quick", action="store_true", help="a call of each, to see that it works")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
+    parts, saved, quick = options.parts.split(","), options.save, options.quick
     package = gpu.load_package()
-    rate = gpu.read_rate(package)
-    rows = []
-    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float8_e4m3fn, "FP8")):
-        for batch, keys in SHAPES:
-            inputs = inputs_of(batch, keys, dtype)
-            ours = gpu.measure(package, lambda qkv: package.flash_attn_func(*qkv), inputs).median
-            theirs = {}
-            if dtype == torch.bfloat16:
-                theirs = {n: their_time(package, b, inputs) for n, b in BACKENDS.items()}
-            best = min(theirs, key=theirs.get, default=None)
-            floor = 2 * batch * keys * KV_HEADS * SIZE * dtype.itemsize / rate * 1e6
-            beside = f"{theirs[best]:.1f} {best}" if best else ""
-            rows.append([f"{name}, {batch} x {keys:,}", f"{ours:.1f}", beside, f"{floor:.1f}"])
-            print(*rows[-1], sep="\t", flush=True)
-            del inputs
-    rows_of_prompts = prompts(package)
-    if options.save:
-        source = f"python benchmarks/attention.py --save\n{gpu.machine()}"
-        first = f"{torch.cuda.get_device_name()}, measured: cache, sequences x keys"
-        header = [first, "us", "quickest SDPA", "floor, us"]
-        tables.save_printed("attention_numbers", source, header, rows)
-        first = f"{torch.cuda.get_device_name()}, measured: causal prompts, us (TFLOP/s)"
-        header = [first, "bfloat16", *BACKENDS, "FP8 keys and values"]
-        tables.save_printed("attention_prompts", source, header, rows_of_prompts)
+    peers = None if parts == ["configs"] else Peers(package)
+    if "decode" in parts:
+        decode(package, peers, gpu.read_rate(package), saved, quick)
+    if "prompts" in parts:
+        prompts(package, peers, saved, quick)
+    if "configs" in parts:
+        configs(package, saved, quick)
     return 0
 
 
