@@ -2,10 +2,12 @@
 runs, and another text is refused. On every backend of --device; what each design does with long
 sequences is in test_attention_amd.py and test_attention_cuda.py."""
 
+import subprocess
 import sys
 
 import pytest
 import torch
+from project import ROOT
 from test_attention import FP8, Case
 
 pytestmark = pytest.mark.not_on("reference")
@@ -114,3 +116,13 @@ def test_a_call_that_is_wrong_is_refused_in_the_words_of_attention(package):
     q, k, v = (torch.randn(1, 5, heads, 64).bfloat16() for heads in (4, 3, 3))
     with pytest.raises(RuntimeError, match="heads of q must be a multiple of those of k"):
         package.attention_config(q, k, v)
+
+
+def test_a_choice_is_kept_by_all_that_it_depends_on(tmp_path):
+    """By a program of the host, which asks both GPU backends for calls that differ in one thing."""
+    program = tmp_path / "kept"
+    source = ROOT / "tests/launches/kept_choices.cpp"
+    command = ["g++", "-std=c++17", "-O1", f"-I{ROOT}", source, "-o", program]
+    subprocess.run(command, check=True)
+    done = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    assert done == "calls 200000, stale 0\n"

@@ -12,7 +12,7 @@ namespace {
 Status config_of(const AttentionArgs& args, Target& target, AttentionConfig& config) {
   if (!current_target(target)) return kNoDevice;
   if (args.config == nullptr) {
-    config = choose_config(args, target);
+    config = cached_choice(args, target);
     return nullptr;
   }
   if (const Status error = read_config(args.config, config)) return error;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../blocks/product/choice.h"
+#include "../gpu/shape.h"
 #include "time_model.h"
 
 namespace rocm_kernels::cdna {
@@ -42,6 +43,12 @@ inline AttentionConfig choose_config(const AttentionArgs& args, const Target& ta
     quickest.offer(c, modelled_time(args, c, target));
   });
   return quickest.config();
+}
+
+// choose_config(), which weighs some 60 configs, kept by all that it depends on.
+inline AttentionConfig cached_choice(const AttentionArgs& args, const Target& target) {
+  return kept_choice<AttentionConfig>(kAttentionShapeFields, AttentionShape::of(args, 0), target.id,
+                                      [&] { return choose_config(args, target); });
 }
 
 }  // namespace rocm_kernels::cdna

@@ -17,6 +17,7 @@ Status ask_attention_device(int id, AttentionDevice& device) {
           status_of(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id))) {
     return error;
   }
+  device.id = id;
   device.sm_count = facts.compute_units;
   device.compute_capability = facts.compute_capability;
   device.shared_bytes_per_block = bytes;
@@ -27,7 +28,7 @@ Status ask_attention_device(int id, AttentionDevice& device) {
 Status config_of(const AttentionArgs& args, AttentionDevice& device, AttentionConfig& config) {
   if (const Status error = ask_once<ask_attention_device>(device)) return error;
   if (args.config == nullptr) {
-    config = choose_config(args, device);
+    config = cached_choice(args, device);
     return nullptr;
   }
   if (const Status error = read_config(args.config, config)) return error;

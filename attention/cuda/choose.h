@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../blocks/product/choice.h"
+#include "../gpu/shape.h"
 #include "time_model.h"
 
 namespace rocm_kernels {
@@ -48,6 +49,13 @@ inline AttentionConfig choose_config(const AttentionArgs& args, const AttentionD
     quickest.offer(c, modelled_time(args, c, device));
   });
   return quickest.config();
+}
+
+// choose_config(), which weighs some 40 configs, kept by all that it depends on.
+inline AttentionConfig cached_choice(const AttentionArgs& args, const AttentionDevice& device) {
+  const int32_t alignment = has_aligned_heads(args) + 2 * has_vector_heads(args);
+  return kept_choice<AttentionConfig>(kAttentionShapeFields, AttentionShape::of(args, alignment),
+                                      device.id, [&] { return choose_config(args, device); });
 }
 
 }  // namespace cuda

@@ -13,6 +13,7 @@ namespace rocm_kernels {
 namespace cuda {
 
 struct AttentionDevice {
+  int32_t id = 0;
   int32_t sm_count = 0;
   int32_t compute_capability = 0;      // 90 for sm_90
   int64_t shared_bytes_per_block = 0;  // most that a block can ask for
@@ -96,6 +97,16 @@ inline bool has_aligned_heads(const AttentionArgs& args) {
          args.q.row_stride % 2 == 0 && args.q.head_stride % 2 == 0;
 }
 
+// Whether prefill can.
+inline bool has_vector_heads(const AttentionArgs& args) {
+  const AttentionRows out = {args.out, args.out_batch_stride, args.out_row_stride,
+                             args.out_head_stride};
+  return has_vectors(args.q, args.q_dtype, args.head_dim) &&
+         has_vectors(args.k, args.kv_dtype, args.head_dim) &&
+         has_vectors(args.v, args.kv_dtype, args.head_dim_v) &&
+         has_vectors(out, args.q_dtype, args.head_dim_v);
+}
+
 // Floats that a part of the keys leaves in memory for a row of q and a head, where outer > 1: the
 // columns' sums, and two more.
 inline int64_t partial_floats(const AttentionArgs& args, const AttentionConfig& c) {
@@ -117,12 +128,7 @@ inline Status check_prefill(const AttentionArgs& args, const AttentionConfig& c,
   if (args.kv_dtype == DType::kFloat8E4M3FNUZ) {
     return "attention config: only the plain design takes float8_e4m3fnuz here";
   }
-  const AttentionRows out = {args.out, args.out_batch_stride, args.out_row_stride,
-                             args.out_head_stride};
-  if (!has_vectors(args.q, args.q_dtype, args.head_dim) ||
-      !has_vectors(args.k, args.kv_dtype, args.head_dim) ||
-      !has_vectors(args.v, args.kv_dtype, args.head_dim_v) ||
-      !has_vectors(out, args.q_dtype, args.head_dim_v)) {
+  if (!has_vector_heads(args)) {
     return "attention config: prefill takes rows that begin at multiples of 16 bytes, and heads of "
            "whole 16 bytes";
   }

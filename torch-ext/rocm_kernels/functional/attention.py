@@ -86,10 +86,10 @@ def flash_attn_func(
 
     The rest as in the module's text. Returns ``[batch, rows, heads, Dv]`` in q's dtype.
     """
+    _check("flash_attn_func", _NAMES, q, k, v, s_aux, out, k_descale, v_descale)
     return _run(
-        "flash_attn_func", q, k, v, None, None, None, None, None, None, softmax_scale, causal,
-        window_size, softcap, s_aux, k_descale, v_descale,
-        return_lse or return_softmax_lse or return_attn_probs, out,
+        q, k, v, None, None, None, None, None, None, softmax_scale, causal, window_size, softcap,
+        s_aux, k_descale, v_descale, return_lse or return_softmax_lse or return_attn_probs, out,
     )  # fmt: skip
 
 
@@ -134,6 +134,7 @@ def flash_attn_varlen_func(
 
     The rest as in the module's text. Returns ``[rows, heads, Dv]`` in q's dtype.
     """
+    _check("flash_attn_varlen_func", _NAMES, q, k, v, s_aux, out, k_descale, v_descale)
     if cu_seqlens_k is None and seqused_k is None:
         raise ValueError("cu_seqlens_k or seqused_k must say how long sequences are, got neither")
     if block_table is None and cu_seqlens_k is None:
@@ -143,9 +144,9 @@ def flash_attn_varlen_func(
             seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
         cu_seqlens_k = None
     return _run(
-        "flash_attn_varlen_func", q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table,
-        max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap, s_aux, k_descale,
-        v_descale, return_lse or return_softmax_lse or return_attn_probs, out,
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
+        softmax_scale, causal, window_size, softcap, s_aux, k_descale, v_descale,
+        return_lse or return_softmax_lse or return_attn_probs, out,
     )  # fmt: skip
 
 
@@ -206,10 +207,9 @@ def flash_attn_with_kvcache(
     """
     if block_table is None:
         block_table = page_table
-    _refuse(
-        "flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, s_aux=s_aux,
-        rotary_cos=rotary_cos, rotary_sin=rotary_sin, k_descale=k_descale, v_descale=v_descale,
-        out=out,
+    _check(
+        "flash_attn_with_kvcache", _CACHE_NAMES, q, k_cache, v_cache, s_aux, out, k_descale,
+        v_descale, k, v, rotary_cos, rotary_sin,
     )  # fmt: skip
     if (k is None) != (v is None):
         raise ValueError("k and v are appended together, got one of them")
@@ -223,7 +223,7 @@ def flash_attn_with_kvcache(
     if k is not None:
         if cache_seqlens is None:
             raise ValueError("cache_seqlens must say where k and v are appended, got None")
-        require_tensors({"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}, {})
+        require_tensors({"k": k, "v": v}, {})
         block_table = _integers(block_table)
         k_descale = _descale(k_descale, "k_descale", q.shape[0], k_cache.shape[-2], q)
         v_descale = _descale(v_descale, "v_descale", q.shape[0], k_cache.shape[-2], q)
@@ -234,10 +234,9 @@ def flash_attn_with_kvcache(
         )  # fmt: skip
         cache_seqlens = cache_seqlens + k.shape[1]
     return _run(
-        "flash_attn_with_kvcache", q, k_cache, v_cache, None, None, cache_seqlens, block_table,
-        None, None, softmax_scale, causal, window_size, softcap, s_aux, k_descale,
-        v_descale, return_lse or return_softmax_lse or return_attn_probs, out,
-        cache_leftpad, cache_names=True,
+        q, k_cache, v_cache, None, None, cache_seqlens, block_table, None, None, softmax_scale,
+        causal, window_size, softcap, s_aux, k_descale, v_descale,
+        return_lse or return_softmax_lse or return_attn_probs, out, cache_leftpad,
     )  # fmt: skip
 
 
@@ -298,17 +297,31 @@ def attention_configs(
     return _attention_configs(*operands).splitlines()
 
 
+_NAMES = ("q", "k", "v", "s_aux", "out", "k_descale", "v_descale")
+_CACHE_NAMES = (
+    "q", "k_cache", "v_cache", *_NAMES[3:], "k", "v", "rotary_cos", "rotary_sin",
+)  # fmt: skip
+
+
+def _check(
+    function: str, names: Tuple[str, ...], q: Any, k: Any, v: Any, s_aux: Any, out: Any, *more: Any
+) -> None:
+    """Raises unless q, k and v are tensors, s_aux and out tensors or None, and no gradient is
+    wanted of any."""
+    given = (q, k, v, s_aux, out, *more)
+    tensors = [value for value in given if isinstance(value, torch.Tensor)]
+    if len(tensors) < 3 + (s_aux is not None) + (out is not None) or tensors[2] is not v:
+        require_tensors(dict(zip(names[:3], given[:3])), dict(zip(names[3:5], given[3:5])))
+    if needs_gradient(*tensors):
+        named = zip(names, given)
+        refuse_gradient(function, **{k: v for k, v in named if isinstance(v, torch.Tensor)})
+
+
 def _run(
-    name, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
+    q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
     softmax_scale, causal, window_size, softcap, s_aux, k_descale, v_descale, with_lse, out,
-    leftpad_k=None, cache_names=False,
+    leftpad_k=None,
 ):  # fmt: skip
-    keys, values = ("k_cache", "v_cache") if cache_names else ("k", "v")
-    require_tensors({"q": q, keys: k, values: v}, {"s_aux": s_aux, "out": out})
-    _refuse(
-        name, **{"q": q, keys: k, values: v}, s_aux=s_aux, k_descale=k_descale,
-        v_descale=v_descale, out=out,
-    )  # fmt: skip
     operands = _operands(
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
         softmax_scale, causal, window_size, softcap, s_aux, k_descale, v_descale, with_lse, out,
@@ -353,12 +366,6 @@ def _operands(
     )  # fmt: skip
 
 
-def _refuse(name: str, **given: object) -> None:
-    """Raises where a gradient is wanted of one of the tensors."""
-    if needs_gradient(*[value for value in given.values() if isinstance(value, torch.Tensor)]):
-        refuse_gradient(name, **{k: v for k, v in given.items() if isinstance(v, torch.Tensor)})
-
-
 def _integers(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     if tensor is None:
         return None
@@ -385,4 +392,5 @@ def _descale(
             f"shape {list(scale.shape)}"
         )
     scale = scale if scale.dtype == torch.float32 else scale.float()
-    return scale.expand(batch, kv_heads)
+    # What an append has expanded comes here again.
+    return scale if scale.shape == (batch, kv_heads) else scale.expand(batch, kv_heads)

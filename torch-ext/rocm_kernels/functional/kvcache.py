@@ -105,11 +105,14 @@ def append_to_cache(
     k, v = side_by_side(k), side_by_side(v)
     queries = side_by_side(q) if with_queries else k[:, :, :0]  # no heads: keys and values alone
     out = torch.empty(queries.shape, dtype=k.dtype, device=k.device)
+    places = lengths.unsqueeze(1)
+    if k.shape[1] > 1:
+        places = places.expand(k.shape[:2])
     angles = (None, None, None) if rotation is None else (rotation.cos, rotation.sin, lengths)
     scales = (k_descale, v_descale) if k_cache.dtype in FP8_DTYPES else (None, None)
     _rope_and_cache(
         out, None, k_cache, v_cache, queries, k, v, *angles, None, None,
-        lengths[:, None].expand(k.shape[:2]), block_table, *scales, "cache_seqlens",
+        places, block_table, *scales, "cache_seqlens",
         0 if rotation is None else rotation.columns, rotation is not None and rotation.interleaved,
         0.0, 0.0,
     )  # fmt: skip

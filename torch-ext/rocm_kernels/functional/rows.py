@@ -67,7 +67,9 @@ def optional_vector(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
 
 def side_by_side(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of any dimensions whose last is contiguous."""
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+    if tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] == 1:
+        return tensor
+    return tensor.contiguous()
 
 
 def empty_rows_like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
