@@ -1,6 +1,10 @@
 """A model of random weights decodes: PyTorch eager, torch.compile, its FP8, and these kernels.
 
     python benchmarks/end_to_end.py [--model qwen3-30b-a3b] [--save]
+    python benchmarks/end_to_end.py --generate [options of generate.py]
+
+The second decodes through transformers' own generate, by batch and context (generate.py). Of the
+first:
 
 Each candidate and batch size is a process of its own. Those of one wave get ready (weights,
 compilation, graph capture) side by side, since that is the work of the CPU; then they are timed one
@@ -366,7 +370,12 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=240, help="seconds for a wave to get ready")
     parser.add_argument("--save", action="store_true", help="write the JSON, tables and plots too")
     parser.add_argument("--work", choices=ORDER, help=argparse.SUPPRESS)
+    parser.add_argument("--generate", nargs=argparse.REMAINDER, help="with its options")
     options = parser.parse_args()
+    if options.generate is not None:
+        import generate
+
+        return generate.main(options.generate)
     model = MODELS[options.model]
     shape = dict(model.shape)
     if options.layers:

@@ -1,15 +1,21 @@
 """transformers' own generate with and without use_decode_step: tokens a second, and the step.
 
     python benchmarks/generate.py [--model llama-8b] [--batches 1,8,32] [--contexts 512,8192]
-                                  [--kv auto,fp8] [--lm-head] [--save] [--kernels] [--timeline]
+                                  [--sides bfloat16,without,auto,fp8] [--lm-head] [--save]
+                                  [--kernels] [--timeline]
 
 Weights are random, prompts too. tokens_per_s is of the whole loop of generate, greedy, between its
-17th and its 112th token. step_ms is of one call of the model, with the device waited for, host_ms
-of what the call takes the host. floor_ms is the time of the bytes that a step reads of weights and
-cache, at the rate at which this device reads 4 GiB. --kernels counts the kernels of a step by the
-profiler, --timeline tells a layer's, each with the time from the end of the one before to its own:
-kernels overlap, and wait for one another. A model of two narrow layers runs where there is no GPU:
-to see that it works.
+17th and its 64th token; ready_s is the time to its third, whose step is the first that is replayed.
+step_ms is of one call of the model, with the device waited for, host_ms of what the call takes the
+host. floor_ms is the time of the bytes that a step reads of weights and cache, at the rate at which
+this device reads 4 GiB. The side bfloat16 is the model as it was before anything, with SDPA and
+transformers' static cache, a step as one CUDA graph. vLLM's rows are added where its own script has
+saved some of this device (serving.py --contexts).
+
+--kernels counts the kernels of a step by the profiler, --timeline tells a layer's at the first
+batch and context, each with the time from the end of the one before to its own: kernels overlap,
+and wait for one another. With --save, picture.py draws it. A model of two narrow layers runs where
+there is no GPU: to see that it works.
 """
 
 from __future__ import annotations
@@ -23,12 +29,21 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+import decode_context
 import end_to_end
 import tables
 import torch
 
-FIRST, LAST, STEPS = 16, 112, 48
+FIRST, LAST, STEPS = 16, 64, 48
+CHUNK = 65536  # tokens of all sequences, that a prompt is computed of at once
+SIDES = {
+    "bfloat16": "bfloat16, CUDA graph",
+    "without": "as it was",
+    "auto": "use_decode_step",
+    "fp8": "use_decode_step, FP8 cache",
+}
 
 
 def synchronize() -> None:
@@ -49,15 +64,23 @@ def read_rate(device: torch.device) -> float:
     return data.nbytes / min(times)
 
 
-def loop_seconds(model, ids: torch.Tensor, count: int, **options) -> float:
+def answer_times(model, ids: torch.Tensor, count: int, **options) -> list[float]:
+    """When generate was called, and when it had each token: it waits for the device every time."""
+    from transformers import StoppingCriteriaList
+
+    times = []
+
+    def note(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        times.append(time.perf_counter())
+        return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+
     synchronize()
-    start = time.perf_counter()
+    times.append(time.perf_counter())
     model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count,
-        do_sample=False, pad_token_id=0, **options,
+        do_sample=False, pad_token_id=0, stopping_criteria=StoppingCriteriaList([note]), **options,
     )  # fmt: skip
-    synchronize()
-    return time.perf_counter() - start
+    return times
 
 
 def short(name: str) -> str:
@@ -65,18 +88,41 @@ def short(name: str) -> str:
     return re.sub(r"[<(].*", "", name.replace("void ", "").replace("(anonymous namespace)::", ""))
 
 
-def layer_of(kernels: list[tuple[str, float]]) -> list[tuple[str, float]]:
+class Kernel(NamedTuple):
+    """When it began and ended, in microseconds; before the end of the one before nothing of it
+    counts."""
+
+    name: str
+    begin: float
+    end: float
+
+
+def layer_of(kernels: list[Kernel]) -> list[Kernel]:
     """Finds the kernels of one layer in the middle of a step's, which are in the order of their
-    ends: each with the microseconds since the one before has ended."""
+    ends. Time begins at the end of the kernel before."""
     middle = len(kernels) // 2
-    names, ends = zip(*kernels, strict=True)
+    names = [kernel.name for kernel in kernels]
     period = next(p for p in range(2, middle // 2)
                   if names[middle : middle + p] == names[middle + p : middle + 2 * p])  # fmt: skip
-    return [(names[i], ends[i] - ends[i - 1]) for i in range(middle, middle + period)]
+    start = kernels[middle - 1].end
+    found, before = [], start
+    for name, begin, end in kernels[middle : middle + period]:
+        found.append(Kernel(name, max(begin, before) - start, end - start))
+        before = end
+    return found
 
 
-def kernels_of(step: Callable[[], None]) -> list[tuple[str, float]]:
-    """Profiles three steps: the kernels of the second in the order of their ends, in us."""
+def kernels_in(events: list[dict], steps: int) -> list[Kernel]:
+    """Those of the middle one of as many steps, in the order of their ends, of a trace."""
+    found = sorted((event["ts"] + event["dur"], event["ts"], short(event["name"]))
+                   for event in events if event.get("cat") == "kernel")  # fmt: skip
+    count = len(found) // steps
+    middle = found[steps // 2 * count :][:count]
+    return [Kernel(name, begin, end) for end, begin, name in middle]
+
+
+def kernels_of(step: Callable[[], None]) -> list[Kernel]:
+    """Profiles three steps: the kernels of the second."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(3):
             step()
@@ -84,15 +130,12 @@ def kernels_of(step: Callable[[], None]) -> list[tuple[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         profile.export_chrome_trace(f"{folder}/trace.json")
         events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
-    kernels = sorted((event["ts"] + event["dur"], short(event["name"]))
-                     for event in events if event.get("cat") == "kernel")  # fmt: skip
-    count = len(kernels) // 3
-    return [(name, end) for end, name in kernels[count : 2 * count]]
+    return kernels_in(events, 3)
 
 
 def step_seconds(
     model, ids: torch.Tensor, kernels: bool, timeline: bool
-) -> tuple[float, float, dict, list]:
+) -> tuple[float, float, dict, list[Kernel]]:
     """Times one call behind the prompt: seconds in all, seconds of the host, kernels by name, and
     those of a layer."""
     from transformers import DynamicCache
@@ -140,96 +183,170 @@ def step_seconds(
 @torch.inference_mode()
 def measure(options: argparse.Namespace) -> list[dict]:
     device = end_to_end.load.choose().device
-    package = end_to_end.load.load(end_to_end.load.choose())
     shape = dict(end_to_end.MODELS[options.model].shape)
     if device.type != "cuda":
         shape.update(end_to_end.TINY, num_hidden_layers=2)
     if options.layers:
         shape["num_hidden_layers"] = options.layers
     torch.manual_seed(0)
-    model = end_to_end.with_kernels(
-        end_to_end.make_model(options.model, shape, device), False, options.lm_head
-    )
+    model = end_to_end.make_model(options.model, shape, device)
     model.generation_config.eos_token_id = None
     rate = read_rate(device)
-    weights = sum(p.nbytes for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
-    config = model.config
+    cells = [(int(batch), int(context)) for batch in options.batches.split(",")
+             for context in options.contexts.split(",")]  # fmt: skip
+    sides = options.sides.split(",")
     rows = []
-    for batch in map(int, options.batches.split(",")):
-        for context in map(int, options.contexts.split(",")):
-            ids = torch.randint(5, config.vocab_size, (batch, context), device=device)
-            for side in ["without", *options.kv.split(",")]:
-                if side == "without":
-                    if context > 1024:
-                        continue
-                    package.models.stop_decode_step(model)
-                    package.models.use_attention(model)
-                else:
-                    package.models.use_decode_step(model, kv_cache_dtype=side)
-                size = 1 if side == "fp8" else 2
-                head = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
-                cache = 2 * config.num_key_value_heads * head * size * batch * context
-                floor = (weights + config.num_hidden_layers * cache) / rate
-                try:
-                    start = time.perf_counter()
-                    loop_seconds(model, ids, FIRST)
-                    ready = time.perf_counter() - start
-                    least = min(loop_seconds(model, ids, FIRST) for _ in range(2))
-                    most = min(loop_seconds(model, ids, LAST) for _ in range(2))
-                    step, host, names, layer = step_seconds(
-                        model, ids, options.kernels, options.timeline
-                    )
-                except torch.OutOfMemoryError:
-                    print(batch, context, side, "out of memory", flush=True)
-                    continue
-                row = {
-                    "model": options.model, "batch": batch, "context": context, "side": side,
-                    "tokens_per_s": batch * (LAST - FIRST) / (most - least), "step_ms": step * 1e3,
-                    "host_ms": host * 1e3, "floor_ms": floor * 1e3, "ready_s": ready,
-                    "lm_head": options.lm_head,
-                }  # fmt: skip
-                print(json.dumps({k: round(v, 3) if isinstance(v, float) else v
-                                  for k, v in row.items()}), flush=True)  # fmt: skip
-                if side != "without":
-                    print("   ", package.models.decode_steps(model), flush=True)
-                for name, (count, us) in sorted(names.items(), key=lambda item: -item[1][1])[:24]:
-                    print(f"    {us:8.1f} us {count:6.1f}  {name}", flush=True)
-                for name, us in layer:
-                    print(f"    {us:8.2f} us  {name}", flush=True)
-                rows.append(row)
+    for side in [s for s in SIDES if s in sides]:
+        if side != "bfloat16" and not rows_of_ours(rows):
+            model = end_to_end.with_kernels(model, False, options.lm_head)
+        for batch, context in cells:
+            row = {"model": options.model, "batch": batch, "context": context, "side": side,
+                   "lm_head": options.lm_head}  # fmt: skip
+            first = (batch, context) == cells[0]
+            try:
+                row |= measure_cell(model, side, batch, context, rate, options, first)
+            except torch.OutOfMemoryError:
+                row["error"] = "out of memory"
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            tell(row)
+            rows.append(row)
     return rows
 
 
+def rows_of_ours(rows: list[dict]) -> list[dict]:
+    return [row for row in rows if row["side"] != "bfloat16"]
+
+
+def measure_cell(
+    model,
+    side: str,
+    batch: int,
+    context: int,
+    rate: float,
+    options: argparse.Namespace,
+    first: bool,
+) -> dict:
+    """One side at one batch and context. first: the one whose timeline is kept."""
+    config, device = model.config, model.device
+    weights = sum(p.nbytes for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
+    head = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    token = 2 * config.num_key_value_heads * head * (1 if side == "fp8" else 2)
+    floor = (weights + config.num_hidden_layers * token * batch * context) / rate
+    package = end_to_end.load.load(end_to_end.load.choose())
+    if side == "bfloat16":
+        step = decode_context.Step(model, package, "SDPA", batch, context, device)
+        ms = step.milliseconds()
+        return {"tokens_per_s": batch / ms * 1e3, "step_ms": ms, "floor_ms": floor * 1e3}
+    chunk = {"prefill_chunk_size": CHUNK // batch} if batch * context > CHUNK else {}
+    package.models.stop_decode_step(model)
+    if side == "without":
+        package.models.use_attention(model)
+    else:
+        # Prompts in chunks tell their length too late.
+        room = context + LAST + STEPS if chunk else None
+        package.models.use_decode_step(model, max_cache_len=room, kv_cache_dtype=side)
+    ids = torch.randint(5, config.vocab_size, (batch, context), device=device)
+    times = answer_times(model, ids, LAST, **chunk)
+    step, host, names, layer = step_seconds(
+        model, ids, options.kernels, options.timeline and first and side != "fp8"
+    )
+    row = {
+        "tokens_per_s": batch * (LAST - FIRST) / (times[LAST] - times[FIRST]),
+        "step_ms": step * 1e3, "host_ms": host * 1e3, "floor_ms": floor * 1e3,
+        "ready_s": times[3] - times[0], "kernels": names, "layer": layer,
+    }  # fmt: skip
+    if side != "without":
+        row["steps"] = str(package.models.decode_steps(model))
+    return row
+
+
+def tell(row: dict) -> None:
+    """Prints a row, and its kernels below it."""
+    shown = {
+        name: value for name, value in row.items() if name not in ("kernels", "layer", "steps")
+    }
+    shown = {name: round(v, 3) if isinstance(v, float) else v for name, v in shown.items()}
+    print(json.dumps(shown), flush=True)
+    if "steps" in row:
+        print("   ", row["steps"], flush=True)
+    kernels = sorted(row.get("kernels", {}).items(), key=lambda item: -item[1][1])
+    for name, (count, us) in kernels[:24]:
+        print(f"    {us:8.1f} us {count:6.1f}  {name}", flush=True)
+    before = 0.0
+    for kernel in row.get("layer", []):
+        print(f"    {kernel.end - before:8.2f} us  {kernel.name}", flush=True)
+        before = kernel.end
+
+
+def vllm_steps(device: str, model: str, batch: int, context: int) -> dict[str, float]:
+    """Milliseconds of a step of each of vLLM's sides, where serving.py has saved them."""
+    for path in tables.RESULTS.glob("*_vllm_decode.json"):
+        saved = json.loads(path.read_text())
+        if (saved["device"], saved["model"]) == (device, model):
+            return {
+                side: row["step_ms"]
+                for side, rows in saved["sides"].items()
+                for row in rows
+                if (row["batch"], row["context"]) == (batch, context)
+            }
+    return {}
+
+
+def table_rows(rows: list[dict], device: str) -> list[list[str]]:
+    """As the table has them, vLLM's behind ours of each batch and context."""
+    found = []
+    for batch, context in dict.fromkeys((row["batch"], row["context"]) for row in rows):
+        where = f"batch {batch}, context {context:,}"
+        for row in rows:
+            if (row["batch"], row["context"]) != (batch, context):
+                continue
+            head = ", FP8 head" if row["lm_head"] and row["side"] != "bfloat16" else ""
+            name = f"{device}, measured: {row['model']}, {where}: {SIDES[row['side']]}{head}"
+            if "error" in row:
+                found.append([name, row["error"], "", "", ""])
+                continue
+            host = f"{row['host_ms']:.2f}" if "host_ms" in row else ""
+            found.append([name, f"{row['tokens_per_s']:,.0f}", f"{row['step_ms']:.2f}", host,
+                          f"{row['floor_ms']:.2f}"])  # fmt: skip
+        model = rows[0]["model"]
+        for side, ms in vllm_steps(device, model, batch, context).items():
+            name = f"{device}, measured: {model}, {where}: {side}"
+            found.append([name, f"{batch / ms * 1e3:,.0f}", f"{ms:.2f}", "", ""])
+    return found
+
+
 def save(rows: list[dict], device: str) -> None:
-    """Writes this device's rows into the table, and keeps those of other devices."""
-    mine = []
-    for row in rows:
-        what = {"without": "as it was", "auto": "use_decode_step"}.get(
-            row["side"], "use_decode_step, FP8 cache"
-        )
-        head = ", FP8 head" if row["lm_head"] else ""
-        case = f"{row['model']}, batch {row['batch']}, context {row['context']:,}"
-        numbers = f"{row['tokens_per_s']:,.0f}", f"{row['step_ms']:.2f}", f"{row['host_ms']:.2f}"
-        mine.append(
-            [f"{device}, measured: {case}: {what}{head}", *numbers, f"{row['floor_ms']:.2f}"]
-        )
+    """Writes this device's rows into the table, and keeps those of other devices; and a layer's
+    kernels, which picture.py draws."""
     header = ["", "tokens/s of generate", "a step, ms", "the host's part", "floor, ms"]
     source = f"python benchmarks/generate.py --save\n{device}, torch {torch.__version__}"
-    tables.save_beside("generate", source, header, mine, device)
+    tables.save_beside("generate", source, header, table_rows(rows, device), device)
+    timeline = [
+        [SIDES[row["side"]], kernel.name, f"{kernel.begin:.2f}", f"{kernel.end:.2f}"]
+        for row in rows
+        for kernel in row.get("layer", [])
+    ]
+    if timeline:
+        row = next(row for row in rows if row.get("layer"))
+        what = f"{row['model']}, batch {row['batch']}, context {row['context']:,}"
+        source = f"python benchmarks/generate.py --timeline --save\n{device}, measured: {what}"
+        tables.save_printed("step_timeline", source, ["", "kernel", "begin, us", "end, us"],
+                            timeline)  # fmt: skip
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="llama-8b", choices=end_to_end.MODELS)
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--contexts", default="512,8192")
-    parser.add_argument("--kv", default="auto,fp8")
+    parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--lm-head", action="store_true", help="the output embedding in FP8 too")
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--timeline", action="store_true")
     parser.add_argument("--save", action="store_true", help="to results/tables")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     rows = measure(options)
     if options.save:
         save(rows, torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU")

@@ -1,8 +1,10 @@
-"""README's picture: how many times as quick as the quickest other these kernels were on one H200.
+"""The pictures that are drawn of what the benchmarks saved; tests/test_pages.py compares.
 
-    python benchmarks/picture.py    # writes docs/plots/gains.svg
+    python benchmarks/picture.py    # writes them into docs/plots
 
-Made of what the benchmarks saved; tests/test_pages.py compares. Rows where ours lost are shown too.
+gains.svg is README's: how many times as quick as the quickest other these kernels were on one H200.
+Rows where ours lost are shown too. step_timeline.svg is docs/decode.md's: the kernels of a layer in
+a decode step, before and after use_decode_step, once generate.py --timeline has saved them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
+import gpu_report  # noqa: E402
 import tables  # noqa: E402
 
 import moe  # noqa: E402
@@ -111,5 +114,97 @@ def picture(rows: list[Gain]) -> str:
     return "\n".join([*lines, "</svg>\n"])
 
 
+# ---- step_timeline.svg
+
+TIMELINE = ROOT / "docs" / "plots" / "step_timeline.svg"
+COLOURS = {  # by what gpu_report.kind_of says of a kernel
+    "matrix products": "#1b7f5c",
+    "attention": "#b5533c",
+    "norm and FP8": "#3b6ea5",
+    "activation, FP8": "#c79a2b",
+    "experts: routing, sums": "#7a5ba6",
+}
+OTHERS = "#888888"
+
+
+class Launch(NamedTuple):
+    side: str
+    kernel: str
+    begin: float  # us behind the layer before
+    end: float
+
+
+def launches() -> list[Launch]:
+    """What generate.py has saved; none before it was run."""
+    if not (tables.RESULTS / "tables" / "step_timeline.csv").exists():
+        return []
+    return [Launch(side, name, float(begin), float(end))
+            for side, name, begin, end in tables.printed("step_timeline")[1]]  # fmt: skip
+
+
+def timeline_source() -> str:
+    """On what and of what they were measured."""
+    text = (tables.RESULTS / "tables" / "step_timeline.csv").read_text()
+    return [line[2:] for line in text.splitlines() if line.startswith("# ")][-1]
+
+
+def timeline(found: list[Launch], source: str) -> str:
+    """All sides to one scale, then the last side alone over the whole width."""
+    by_side: dict[str, list[Launch]] = {}
+    for launch in found:
+        by_side.setdefault(launch.side, []).append(launch)
+    ends = {side: lane[-1].end for side, lane in by_side.items()}
+    last = list(by_side)[-1]
+    lanes = [(side, lane, max(ends.values())) for side, lane in by_side.items()]
+    lanes.append((f"{last}, enlarged", by_side[last], ends[last]))
+    left, across, high = 12, WIDTH - 24, 30
+    height = TOP + 62 * len(lanes) + 34
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        f'<text x="{left}" y="22" font-size="15" font-weight="bold">'
+        "The kernels of one layer in a decode step</text>",
+        f'<text x="{left}" y="42" fill="#555555">{escape(source)}; grey ground: no kernel runs'
+        "</text>",
+    ]
+    kinds: list[str] = []
+    for i, (side, lane, whole) in enumerate(lanes):
+        y = TOP + 62 * i
+        title = f"{side}: {lane[-1].end:.0f} us, {len(lane)} kernels"
+        lines += [
+            f'<text x="{left}" y="{y + 12}">{escape(title)}</text>',
+            f'<rect x="{left}" y="{y + 18}" width="{across * lane[-1].end / whole:.1f}" '
+            f'height="{high}" fill="#e8e8e8"/>',
+        ]
+        for launch in lane:
+            kind = gpu_report.kind_of(launch.kernel)
+            kind = kind if kind in COLOURS else "others"
+            kinds += [kind] if kind not in kinds else []
+            lines.append(
+                f'<rect x="{left + across * launch.begin / whole:.2f}" y="{y + 18}" '
+                f'width="{across * (launch.end - launch.begin) / whole:.2f}" height="{high}" '
+                f'fill="{COLOURS.get(kind, OTHERS)}"><title>{escape(launch.kernel)}, '
+                f"{launch.end - launch.begin:.1f} us</title></rect>"
+            )
+    x, y = left, height - 24
+    for kind in kinds:
+        lines += [
+            f'<rect x="{x}" y="{y}" width="12" height="12" fill="{COLOURS.get(kind, OTHERS)}"/>',
+            f'<text x="{x + 17}" y="{y + 11}">{escape(kind)}</text>',
+        ]
+        x += 40 + 7 * len(kind)
+    return "\n".join([*lines, "</svg>\n"])
+
+
+def pictures() -> dict[Path, str]:
+    """Each picture's file, and what is in it."""
+    made = {PICTURE: picture(gains())}
+    if found := launches():
+        made[TIMELINE] = timeline(found, timeline_source())
+    return made
+
+
 if __name__ == "__main__":
-    PICTURE.write_text(picture(gains()))
+    for path, text in pictures().items():
+        path.write_text(text)

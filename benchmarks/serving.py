@@ -2,13 +2,17 @@
 step's time goes, for an FP8 Llama of 8 billion random weights.
 
     python benchmarks/serving.py [--batches 1,8,32,64] [--format fp8|channel|block] [--quick]
-                                 [--loop vllm|steps] [--save FILE.json]
+                                 [--loop vllm|steps] [--contexts 512,8192] [--save FILE.json]
 
 The loop is vLLM's where the Python that runs this has vLLM and the plugin (integrations/vllm): as
 in the source of these kernels, prompts of one token, 128 tokens each, the median of 30 runs; then
 one run more under the profiler, its device time by class of kernel. Elsewhere it is step_loop.py's,
 our own, with transformers before and our kernels after. Each side is a process of its own. --quick
 takes a model of two narrow layers and short runs: to see that it works, on a CPU too.
+
+With --contexts a prompt of vLLM's has as many tokens, whose pages stay cached, and a step is the
+time of the tokens behind the first, the median of 5 runs: what generate.py shows beside its own
+from results/NAME_vllm_decode.json.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from result_text import result_text
 ROOT = Path(__file__).resolve().parent.parent
 SIDES = {"vLLM": "all", "vLLM with rocm-kernels": ""}  # what ROCM_KERNELS_VLLM_OFF says
 RUNS, TOKENS = 30, 128
+CONTEXT_RUNS = 5
 QUICK_RUNS, QUICK_TOKENS = 2, 8
 
 LLAMA_8B = {
@@ -92,8 +97,11 @@ def write_model(folder: Path, shape: dict, quantization: str) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def work_vllm(model: str, batches: list[int], runs: int, tokens: int) -> list[dict]:
-    """One side, in a process of its own: of each batch, its results."""
+def work_vllm(
+    model: str, batches: list[int], contexts: list[int], runs: int, tokens: int
+) -> list[dict]:
+    """One side, in a process of its own: of each batch, and each context if there are such, its
+    results."""
     import torch
     from vllm import LLM, SamplingParams
 
@@ -104,8 +112,9 @@ def work_vllm(model: str, batches: list[int], runs: int, tokens: int) -> list[di
         load_format="dummy",
         skip_tokenizer_init=True,
         dtype="bfloat16",
-        max_model_len=256,
+        max_model_len=max([128, *contexts]) + 128,
         max_num_seqs=max(batches),
+        enable_prefix_caching=bool(contexts),
         enforce_eager=not torch.cuda.is_available(),
         compilation_config={
             "custom_ops": ["none", "+quant_fp8"],
@@ -113,22 +122,32 @@ def work_vllm(model: str, batches: list[int], runs: int, tokens: int) -> list[di
         },
     )
     results = []
-    parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-    for batch in batches:
-        prompts = [{"prompt_token_ids": [1 + index]} for index in range(batch)]
+    for batch, context in [(b, c) for b in batches for c in contexts or [0]]:
+        prompts = [
+            {"prompt_token_ids": [1 + (index + 13 * i) % 500 for i in range(context or 1)]}
+            for index in range(batch)
+        ]
 
-        def generate(prompts=prompts):
+        def generate(count=tokens, prompts=prompts):
+            parameters = SamplingParams(
+                temperature=0, max_tokens=count, ignore_eos=True, detokenize=False
+            )
+            start = time.perf_counter()
             llm.generate(prompts, parameters, use_tqdm=False)
+            return time.perf_counter() - start
 
         generate()  # warm
-        seconds = []
-        for _ in range(runs):
-            start = time.perf_counter()
-            generate()
-            seconds.append(time.perf_counter() - start)
-        step = statistics.median(seconds) / tokens
+        if context:
+            generate(1)
+            seconds = [generate() - generate(1) for _ in range(runs)]
+            step = statistics.median(seconds) / (tokens - 1)
+        else:
+            step = statistics.median(generate() for _ in range(runs)) / tokens
         result = {"batch": batch, "step_ms": 1e3 * step, "tokens_per_s": batch / step}
-        results.append(result | {"classes": profiled(generate, tokens)})
+        if context:
+            results.append({"context": context, **result})
+        else:
+            results.append(result | {"classes": profiled(generate, tokens)})
     return results
 
 
@@ -198,24 +217,35 @@ def run(side: str, arguments: list[str], environment: dict[str, str]) -> list[di
     return json.loads(found[1])
 
 
+def device_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--batches", default="1,8,32,64")
     parser.add_argument("--format", choices=("fp8", "channel", "block"), default="channel")
     parser.add_argument("--loop", choices=("vllm", "steps"))
+    parser.add_argument("--contexts", default="", help="tokens of vLLM's prompts")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--save", type=Path, metavar="FILE.json")
     parser.add_argument("--work", metavar="SIDE", help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parser.parse_args()
     batches = [int(batch) for batch in options.batches.split(",")]
+    if options.contexts and options.loop == "steps":
+        parser.error("--contexts are of vLLM's loop, got --loop steps")
     loop = options.loop or ("vllm" if importlib.util.find_spec("vllm") else "steps")
     if options.work:
         if loop == "steps":
             results = work_steps(options.work, batches, options.quick)
         else:
-            lengths = (QUICK_RUNS, QUICK_TOKENS) if options.quick else (RUNS, TOKENS)
-            results = work_vllm(options.model, batches, *lengths)
+            contexts = [int(context) for context in options.contexts.split(",") if context]
+            runs = CONTEXT_RUNS if contexts else RUNS
+            lengths = (QUICK_RUNS, QUICK_TOKENS) if options.quick else (runs, TOKENS)
+            results = work_vllm(options.model, batches, contexts, *lengths)
         print("RESULTS " + json.dumps(results), flush=True)
         return 0
     with tempfile.TemporaryDirectory() as folder:
@@ -228,9 +258,13 @@ def main() -> int:
         else:
             sides = {side: {"ROCM_KERNELS_VLLM_OFF": off} for side, off in SIDES.items()}
         results = {side: run(side, arguments, variables) for side, variables in sides.items()}
+    if options.contexts:
+        results = {"device": device_name(), "model": "llama-8b", "sides": results}
+        print(result_text(results))
+    else:
+        print(tables(results))
     if options.save:
         options.save.write_text(result_text(results))
-    print(tables(results))
     return 0
 
 

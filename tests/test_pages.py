@@ -117,9 +117,9 @@ def test_page_is_what_the_results_say(name):
     assert text_of(name) == WHOLE[name]()
 
 
-def test_the_picture_is_what_the_results_say():
-    made = picture.picture(picture.gains())
-    assert picture.PICTURE.read_text() == made, "run `python benchmarks/picture.py`"
+def test_pictures_are_what_the_results_say():
+    for path, made in picture.pictures().items():
+        assert path.read_text() == made, f"{path}: run `python benchmarks/picture.py`"
 
 
 @pytest.mark.parametrize("name", sentences.SENTENCES)
@@ -139,8 +139,11 @@ def test_no_table_of_results_is_typed_by_hand(name):
 
 def test_every_table_of_results_is_in_a_page():
     shown = {mark for name in NAMES for _, mark, *_ in pages.BLOCK.findall(text_of(name))}
+    shown |= {
+        path.stem for path in picture.pictures() if any(path.name in text_of(n) for n in NAMES)
+    }
     kept = {path.stem for path in (tables.RESULTS / "tables").glob("*.csv")}
-    assert shown == kept | {*tables.TABLES}
+    assert shown == kept | {*tables.TABLES, picture.PICTURE.stem}
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if pages.BLOCK.search(text_of(n))])

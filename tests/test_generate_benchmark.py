@@ -1,0 +1,126 @@
+"""generate.py: steps of a model through transformers' generate, and the picture of a layer."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from project import ROOT
+
+sys.path.append(str(ROOT / "benchmarks"))
+import generate
+import picture
+import tables
+
+LAYER = [
+    "rmsnorm_fp8_kernel",
+    "skinny_gemm_ring_kernel",
+    "attention_decode",
+    "skinny_gemm_ring_kernel",
+]
+
+
+def events(layers):
+    """A trace of three steps: kernels of 5 us that begin 2 us before the one before has ended, each
+    layer 1 us behind the one before; each step has one more first, and copies, which are none."""
+    found, now = [], 100.0
+    for _ in range(3):
+        for name in ["void at::native::index<int>(int)", *LAYER * layers]:
+            begin = now + 1.0 if name == LAYER[0] else now - 2.0
+            now = begin + 5.0
+            found.append({"cat": "kernel", "name": name, "ts": begin, "dur": 5.0})
+            found.append({"cat": "gpu_memcpy", "name": "Memcpy", "ts": begin, "dur": 50.0})
+    random.shuffle(found)
+    return found
+
+
+def test_a_layer_is_found_in_a_trace():
+    """Of an overlap only what is behind the end of the kernel before counts."""
+    step = generate.kernels_in(events(8), 3)
+    assert [kernel.name for kernel in step] == ["at::native::index", *LAYER * 8]
+    layer = generate.layer_of(step)
+    names = [kernel.name for kernel in layer]
+    turn = names.index(LAYER[0])
+    assert names[turn:] + names[:turn] == LAYER
+    before, widths = 0.0, {}
+    for name, begin, end in layer:
+        assert begin >= before - 1e-6
+        widths[name] = end - begin, begin - before
+        before = end
+    assert before == pytest.approx(6 + 3 * 3)
+    assert widths[LAYER[0]] == pytest.approx((5, 1)) and widths[LAYER[1]] == pytest.approx((3, 0))
+
+
+def test_the_timeline_has_a_lane_a_side():
+    found = [
+        picture.Launch("as it was", "skinny_gemm <x>", 40.0, 60.0),
+        picture.Launch("as it was", "attention_decode", 180.0, 200.0),
+        picture.Launch("use_decode_step", "skinny_gemm <x>", 0.0, 20.0),
+        picture.Launch("use_decode_step", "attention_decode", 20.0, 40.0),
+    ]
+    drawn = ElementTree.fromstring(picture.timeline(found, "a card, measured: a & b"))
+    space = "{http://www.w3.org/2000/svg}"
+    text = [element.text for element in drawn.iter(f"{space}text")]
+    assert "as it was: 200 us, 2 kernels" in text and "use_decode_step: 40 us, 2 kernels" in text
+    bars = [
+        [float(bar.get(name)) for name in ("x", "width")]
+        for bar in drawn.iter(f"{space}rect") if bar.find(f"{space}title") is not None
+    ]  # fmt: skip
+    across = picture.WIDTH - 24
+    expected = [
+        (40, 20, 200),
+        (180, 20, 200),
+        (0, 20, 200),
+        (20, 20, 200),
+        (0, 20, 40),
+        (20, 20, 40),
+    ]
+    for bar, (begin, us, whole) in zip(bars, expected, strict=True):
+        assert bar == pytest.approx([12 + across * begin / whole, across * us / whole], abs=0.01)
+
+
+def test_rows_with_vllm_beside(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    step = {"batch": 8, "context": 8192, "step_ms": 4.0}
+    saved = {"device": "card", "model": "llama-8b", "sides": {"vLLM": [step]}}
+    (tmp_path / "x_vllm_decode.json").write_text(json.dumps(saved))
+    common = {"model": "llama-8b", "batch": 8, "context": 8192, "lm_head": True}
+    rows = [
+        {**common, "side": "bfloat16", "tokens_per_s": 1e3, "step_ms": 8.0, "floor_ms": 5.0},
+        {**common, "side": "without", "error": "out of memory"},
+        {**common, "side": "auto", "tokens_per_s": 2e3, "step_ms": 3.9, "host_ms": 0.2,
+         "floor_ms": 3.0, "layer": [generate.Kernel("a", 0.0, 1.5)]},
+    ]  # fmt: skip
+    head = "card, measured: llama-8b, batch 8, context 8,192: "
+    assert generate.table_rows(rows, "card") == [
+        [head + "bfloat16, CUDA graph", "1,000", "8.00", "", "5.00"],
+        [head + "as it was, FP8 head", "out of memory", "", "", ""],
+        [head + "use_decode_step, FP8 head", "2,000", "3.90", "0.20", "3.00"],
+        [head + "vLLM", "2,000", "4.00", "", ""],
+    ]
+    assert len(generate.table_rows(rows, "another card")) == 3
+    (tmp_path / "tables").mkdir()
+    generate.save(rows, "card")
+    assert tables.printed("generate")[1] == generate.table_rows(rows, "card")
+    assert picture.launches() == [picture.Launch("use_decode_step", "a", 0.0, 1.5)]
+    assert picture.timeline_source() == "card, measured: llama-8b, batch 8, context 8,192"
+
+
+def test_a_tiny_model_through_generate():
+    """Each side at two batches and two contexts, on the CPU."""
+    command = [sys.executable, "benchmarks/end_to_end.py", "--generate", "--batches=1,2"]
+    command += ["--contexts=9,70", "--timeline"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [(r["side"], r["batch"], r["context"]) for r in rows] == [
+        (side, batch, context)
+        for side in generate.SIDES for batch in (1, 2) for context in (9, 70)
+    ]  # fmt: skip
+    for row in rows:
+        assert row["tokens_per_s"] > 0 and row["step_ms"] > row["floor_ms"] > 0
+    assert done.stdout.count("DecodeSteps(recorded=2, replayed=1") == 8
