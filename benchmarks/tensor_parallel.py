@@ -46,7 +46,8 @@ def random_model(shape: dict, device: torch.device, divided: bool) -> nn.Module:
         model = LlamaForCausalLM(config).eval().requires_grad_(False)
     if divided:
         ranks = (distributed.get_world_size(),)
-        apply_tensor_parallelism(model, distributed.init_device_mesh(device.type, ranks))
+        mesh = distributed.init_device_mesh(device.type, ranks)
+        apply_tensor_parallelism(model, mesh, model.tp_plan)
     model.to_empty(device=device)
     for parameter in model.parameters():
         mine = parameter.to_local() if hasattr(parameter, "to_local") else parameter

@@ -13,13 +13,14 @@ import neighbours
 
 MODELS = ("tests/test_models.py", "tests/test_layers.py", "tests/test_moe_models.py")
 CHECKPOINTS = ("tests/test_checkpoints.py", "tests/test_expert_checkpoints.py")
+DIVIDED = "tests/test_tensor_parallel.py"
 NO_DEMO = ("-k", "not smollm2")  # which reads its file by GgufConfig, newer than this
 NEWEST = "newest"
 VERSIONS = {
     "5.16.1": (*MODELS, *NO_DEMO),
     "5.17.0": MODELS,
     "5.21.1": (*MODELS, *CHECKPOINTS),
-    "5.23.0": (*MODELS, *CHECKPOINTS, "tests/test_attention_models.py"),
+    "5.23.0": (*MODELS, *CHECKPOINTS, "tests/test_attention_models.py", DIVIDED),
     "5.24.0": neighbours.TESTS,
     NEWEST: neighbours.TESTS,
 }

@@ -33,7 +33,7 @@ TESTS = (
     "tests/test_surroundings.py", "tests/test_export.py", "tests/test_checkpoints.py",
     "tests/test_expert_checkpoints.py", "tests/test_published_checkpoints.py",
     "tests/test_expert_files.py", "tests/test_attention_models.py",
-    "tests/test_fp8_cache.py",
+    "tests/test_fp8_cache.py", "tests/test_tensor_parallel.py",
 )  # fmt: skip
 UNKNOWN = "unknown to it"
 
