@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -13,6 +14,7 @@ from project import ROOT
 sys.path.append(str(ROOT / "benchmarks"))
 import generate
 import picture
+import serving
 import tables
 
 LAYER = [
@@ -107,6 +109,31 @@ def test_rows_with_vllm_beside(tmp_path, monkeypatch):
     assert tables.printed("generate")[1] == generate.table_rows(rows, "card")
     assert picture.launches() == [picture.Launch("use_decode_step", "a", 0.0, 1.5)]
     assert picture.timeline_source() == "card, measured: llama-8b, batch 8, context 8,192"
+
+
+def test_a_step_of_vllm_behind_a_prompt(monkeypatch):
+    """Of a vLLM whose prompt takes 5 s the first time, and a token 0.25 s a sequence."""
+    now, seen = [0.0], set()
+
+    class LLM:
+        def __init__(self, **options):
+            assert options["max_model_len"] >= 40 + 8 and options["enable_prefix_caching"]
+
+        def generate(self, prompts, parameters, use_tqdm):
+            for prompt in prompts:
+                ids = tuple(prompt["prompt_token_ids"])
+                now[0] += 0.0 if ids in seen else 5.0
+                now[0] += 0.25 * parameters.max_tokens
+                seen.add(ids)
+
+    vllm = SimpleNamespace(LLM=LLM, SamplingParams=lambda **options: SimpleNamespace(**options))
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setattr(serving.time, "perf_counter", lambda: now[0])
+    found = serving.work_vllm("folder", [1, 2], [16, 40], 3, 8)
+    assert found == [
+        {"context": context, "batch": batch, "step_ms": 250.0 * batch, "tokens_per_s": 4.0}
+        for batch in (1, 2) for context in (16, 40)
+    ]  # fmt: skip
 
 
 def test_a_tiny_model_through_generate():
