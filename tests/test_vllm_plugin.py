@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from comm_ranks import Ranks
 from compare import assert_close, assert_product_close, assert_quantized_close
 from project import ROOT
 
@@ -253,7 +254,7 @@ def settings(mode="VLLM_COMPILE", norm=False, act=False, backend=None, **kinds):
     def named(name):
         return name and SimpleNamespace(name=name)
 
-    passes = SimpleNamespace(fuse_norm_quant=norm, fuse_act_quant=act)
+    passes = SimpleNamespace(fuse_norm_quant=norm, fuse_act_quant=act, fuse_allreduce_rms=True)
     chosen = {kind: named(name) for kind, name in kinds.items()}
     return SimpleNamespace(
         compilation_config=SimpleNamespace(mode=named(mode), pass_config=passes),
@@ -267,7 +268,10 @@ def settings(mode="VLLM_COMPILE", norm=False, act=False, backend=None, **kinds):
         (settings(), ["swiglu_pass", "norm", "attention"]),
         (settings(norm=True), ["swiglu_pass", "attention"]),
         (settings(norm=True, act=True, backend="CUSTOM"), []),
-        (settings("NONE", norm=True, act=True, backend="CUSTOM"), ["swiglu_pass", "norm"]),
+        (
+            settings("NONE", norm=True, act=True, backend="CUSTOM"),
+            ["swiglu_pass", "norm", "all_reduce_norm"],
+        ),
         (settings(norm=True, act=True, backend="FLASH_ATTN"), ["attention"]),
         (settings(norm=True, act=True, sliding_window="CUSTOM"), []),
         (SimpleNamespace(), []),
@@ -310,3 +314,15 @@ def test_without_kernels_a_server_starts(plugin, monkeypatch, caplog):
     plugin.kernels.why_not()
     assert caplog.text.count("vLLM runs its own paths, no kernels here") == 1
     plugin.kernels._why_not.cache_clear()
+
+
+def test_sums_with_norm_and_fp8_take_the_place_of_flashinfers(package, tmp_path):
+    ranks = Ranks(2, tmp_path)
+    try:
+        results = ranks.run("vllm_plugin_ranks.sum_norm_quantize")
+    finally:
+        ranks.close()
+    assert len({said["bits"] for said in results}) == 1
+    for said in results:
+        assert said["on"] and said["again"] and said["theirs"] == [5, 5, 4096]
+        assert said["without FlashInfer"].startswith("FlashInfer, whose op it replaces")

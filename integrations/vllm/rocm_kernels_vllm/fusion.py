@@ -22,7 +22,7 @@ from .parts import HookMoved
 def norm() -> bool:
     if not current_platform.is_cuda_alike():
         return False  # no passes run there
-    rms_quant_fusion = _pass("rms_quant_fusion")
+    rms_quant_fusion = pass_module("rms_quant_fusion")
     key = rms_quant_fusion.FusedRMSQuantKey
     fused = {
         key(kFp8StaticTensorSym, False): ops.rms_norm_static_fp8_quant,
@@ -43,11 +43,11 @@ def swiglu_pass() -> bool:
         kFp8StaticTensorSym: ops.silu_and_mul_quant,
         kFp8Dynamic128Sym: ops.silu_and_mul_per_block_quant,
     }
-    _replace(_pass("act_quant_fusion").FUSED_OPS, fused)
+    _replace(pass_module("act_quant_fusion").FUSED_OPS, fused)
     return True
 
 
-def _pass(name: str) -> ModuleType:
+def pass_module(name: str) -> ModuleType:
     """Its module, which names vLLM's own ops as it is imported."""
     current_platform.import_kernels()
     return importlib.import_module(f"vllm.compilation.passes.fusion.{name}")
@@ -60,11 +60,11 @@ def _replace(table: dict, fused: dict) -> None:
     if not replaced:
         raise HookMoved(f"none of {list(fused)} is in its table")
     for key, op in replaced.items():
-        theirs, ours = (_arguments(known) for known in (table[key], op))
+        theirs, ours = (arguments(known) for known in (table[key], op))
         if theirs != ours:
             raise HookMoved(f"{table[key]} takes {theirs}, not {ours}")
     table.update(replaced)
 
 
-def _arguments(op: torch._ops.OpOverload) -> list:
+def arguments(op: torch._ops.OpOverload) -> list:
     return sorted(argument.name for argument in op._schema.arguments)

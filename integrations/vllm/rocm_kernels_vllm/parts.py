@@ -59,6 +59,11 @@ PARTS: dict[str, Part] = {
         "residual, RMSNorm and FP8 in one kernel, in compiled graphs",
         _pass_flag("fuse_norm_quant"),
     ),
+    "all_reduce_norm": Part(
+        "all_reduce",
+        "sum over GPUs, residual, RMSNorm and FP8 in one kernel, in compiled graphs on NVIDIA",
+        _pass_flag("fuse_allreduce_rms"),
+    ),
     "skinny": Part("skinny", "16-bit products of few rows, on ROCm"),
     "attention": Part("attention", "attention, from pages in 16 bits or FP8", _attention_backend),
 }
