@@ -13,8 +13,8 @@ and FlashInfer where they import (attention_peers.py). A peer whose result is no
 not timed, and of its ways the quickest counts. The floor is the time of the cache's bytes at the
 read rate measured in the same run.
 
---save writes results/tables/attention_numbers.csv, attention_prompts.csv and
-attention_configs.csv, each as soon as it is there.
+--save writes results/tables/attention_numbers.csv and attention_prompts.csv, row by row. Configs
+are printed alone: they check the choice.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ def inputs_of(batch, rows, keys, heads, kv_heads, size, size_v=None, dtype=torch
 class Table:
     """Rows of a table that is printed, and saved with ``--save``."""
 
-    def __init__(self, name: str, header: list[str], saved: bool, said: list[str]):
+    def __init__(self, name: str, header: list[str], saved: bool, said: dict[str, str]):
         self.name, self.header, self.saved, self.rows = name, header, saved, []
-        self.source = "\n".join(["python benchmarks/attention.py --save", gpu.machine(), *said])
+        versions = (f"{peer} {text}" for peer, text in said.items())
+        self.source = "\n".join(["python benchmarks/attention.py --save", gpu.machine(), *versions])
         print(*header, sep="\t", flush=True)
 
     def add(self, *cells: str) -> None:
@@ -118,37 +119,40 @@ def microseconds(package, call, inputs: list, long: bool = False) -> float:
 
 
 def decode(package, peers: Peers, rate: float, saved: bool, quick: bool) -> None:
-    machine = f"{torch.cuda.get_device_name()}, measured: cache, sequences x keys"
-    header = [machine, "us", "pages of 16", *peers.makers, "floor, us"]
-    said = [f"{name} {text}" for name, text in peers.said.items()]
-    table = Table("attention_numbers", header, saved, said)
-    for dtype, name in ((torch.bfloat16, "bfloat16"), (E4M3, "FP8")):
-        for batch, keys in SHAPES[:2] if quick else SHAPES:
-            inputs = inputs_of(batch, 1, keys, HEADS, KV_HEADS, SIZE, dtype=dtype)
-            order = torch.randperm(batch * keys // 16, device="cuda").int().view(batch, -1)
+    """A row a shape: 16-bit caches, ours and the others', then ours and FlashInfer's in FP8."""
+    machine = f"{torch.cuda.get_device_name()}, measured, us: sequences x keys"
+    of_fp8 = [name for name in peers.makers if name == "FlashInfer"]
+    fp8_names = ["FP8", "FP8 in pages", *(f"{name}, FP8" for name in of_fp8)]
+    header = [machine, "bfloat16", "in pages", *peers.makers, "floor", *fp8_names]
+    table = Table("attention_numbers", header, saved, peers.said)
 
-            def paged(qkv, order=order):
-                q, k, v = (qkv[0], *(attention_peers.in_pages(t, 16) for t in qkv[1:]))
-                return package.flash_attn_with_kvcache(q, k, v, block_table=order)
+    def times(batch: int, keys: int, dtype: torch.dtype, names: list[str]) -> list[float | None]:
+        inputs = inputs_of(batch, 1, keys, HEADS, KV_HEADS, SIZE, dtype=dtype)
+        page = attention_peers.PAGE
+        order = torch.randperm(batch * keys // page, device="cuda").int().view(batch, -1)
 
-            ours = lambda qkv: package.flash_attn_func(*qkv)  # noqa: E731
-            expected = ours(inputs[0]).float()
-            times = [
-                microseconds(package, ours, inputs), microseconds(package, paged, inputs),
-                *(peers.us(peer, inputs, False, expected, False) for peer in peers.makers),
-                2 * batch * keys * KV_HEADS * SIZE * dtype.itemsize / rate * 1e6,
-            ]  # fmt: skip
-            table.add(
-                f"{name}, {batch} x {keys:,}", *("" if t is None else f"{t:.1f}" for t in times)
-            )
-            del inputs
+        def paged(qkv):
+            q, k, v = (qkv[0], *(attention_peers.in_pages(t, page) for t in qkv[1:]))
+            return package.flash_attn_with_kvcache(q, k, v, block_table=order)
+
+        def ours(qkv):
+            return package.flash_attn_func(*qkv)
+
+        expected = ours(inputs[0]).float()
+        found = [microseconds(package, call, inputs) for call in (ours, paged)]
+        return found + [peers.us(name, inputs, False, expected, False) for name in names]
+
+    for batch, keys in SHAPES[:2] if quick else SHAPES:
+        floor = 2 * batch * keys * KV_HEADS * SIZE * 2 / rate * 1e6
+        row = [*times(batch, keys, torch.bfloat16, [*peers.makers]), floor]
+        row += times(batch, keys, E4M3, of_fp8)
+        table.add(f"{batch} x {keys:,}", *("" if t is None else f"{t:.1f}" for t in row))
 
 
 def prompts(package, peers: Peers, saved: bool, quick: bool) -> None:
     first = f"{torch.cuda.get_device_name()}, measured: prompts, us (TFLOP/s)"
     header = [first, "bfloat16", *peers.makers, "FP8 keys and values"]
-    said = [f"{name} {text}" for name, text in peers.said.items()]
-    table = Table("attention_prompts", header, saved, said)
+    table = Table("attention_prompts", header, saved, peers.said)
     for batch, tokens, heads, kv_heads, size, causal in PROMPTS[:1] if quick else PROMPTS:
         inputs = inputs_of(batch, tokens, tokens, heads, kv_heads, size)[:2]
         long = batch * heads * tokens**2 > 2**30
@@ -169,11 +173,11 @@ def prompts(package, peers: Peers, saved: bool, quick: bool) -> None:
         table.add(f"{batch} x {tokens:,} {kind}, {heads}/{kv_heads} heads of {size}", *cells)
 
 
-def configs(package, saved: bool, quick: bool) -> None:
+def configs(package, quick: bool) -> None:
     module = sys.modules[package.flash_attn_func.__module__]
     machine = f"{torch.cuda.get_device_name()}, measured: sequences x queries x keys"
     header = [machine, "what runs", "us", "the quickest", "us", "it would spare"]
-    table = Table("attention_configs", header, saved, [])
+    table = Table("attention_configs", header, False, {})
     for batch, rows, keys, heads, kv_heads, size, size_v in CONFIGS[:1] if quick else CONFIGS:
         for dtype in (torch.bfloat16, E4M3):
             inputs = inputs_of(batch, rows, keys, heads, kv_heads, size, size_v, dtype)
@@ -217,7 +221,7 @@ def main() -> int:
     if "prompts" in parts:
         prompts(package, peers, saved, quick)
     if "configs" in parts:
-        configs(package, saved, quick)
+        configs(package, quick)
     return 0
 
 
