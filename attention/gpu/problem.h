@@ -54,12 +54,13 @@ struct KeyRange {
   int begin, end;
 };
 
-// The window of each query; no bound is one of 2^30 keys, so that sums of positions fit 32 bits.
+// The window of each query; no bound is one of 2^30 keys, which no sequence has, so that sums of
+// positions fit 32 bits.
 struct Window {
   int left, right;
 
   static Window of(const AttentionArgs& args) {
-    constexpr int64_t kAll = int64_t{1} << 29;
+    constexpr int64_t kAll = int64_t{1} << 30;
     const auto bound = [](int64_t asked) {
       return static_cast<int>(asked < 0 || asked > kAll ? kAll : asked);
     };

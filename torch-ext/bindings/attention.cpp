@@ -1,5 +1,7 @@
 #include "../../attention/attention.h"
 
+#include <algorithm>
+
 #include "../torch_binding.h"
 #include "checks.h"
 #include "launch.h"
@@ -114,8 +116,9 @@ AttentionArgs describe_attention(
   if (leftpad_k) {
     args.leftpad_k = require_integers(*leftpad_k, "leftpad_k", q, args.batch);
   }
-  args.max_seqlen_q = cu_seqlens_q ? max_seqlen_q : q.size(1);
-  args.max_seqlen_k = max_seqlen_k;
+  // A caller may name the most that a server takes: no sequence has more rows than all together.
+  args.max_seqlen_q = cu_seqlens_q ? std::min(max_seqlen_q, q.size(0)) : q.size(1);
+  args.max_seqlen_k = cu_seqlens_k ? std::min(max_seqlen_k, k.size(0)) : max_seqlen_k;
   require(max_seqlen_q >= 0 && max_seqlen_k >= 0 && max_seqlen_k < (int64_t{1} << 30),
           "max_seqlen_q and max_seqlen_k must be at least 0 and less than 2^30, got ", max_seqlen_q,
           " and ", max_seqlen_k);
@@ -212,8 +215,10 @@ AttentionArgs describe_attention(
   args.out_head_stride = of_out.head_stride;
   args.scale = static_cast<float>(scale);
   args.softcap = static_cast<float>(softcap);
-  args.window_left = window_left < 0 ? -1 : window_left;
-  args.window_right = window_right < 0 ? -1 : window_right;
+  // More keys than lie between any two positions are all: their sums with positions would overflow.
+  constexpr int64_t kAllKeys = int64_t{1} << 31;
+  args.window_left = window_left < 0 || window_left >= kAllKeys ? -1 : window_left;
+  args.window_right = window_right < 0 || window_right >= kAllKeys ? -1 : window_right;
   args.total_k = cu_seqlens_k ? k.size(0) : 0;
   args.total_q = cu_seqlens_q ? q.size(0) : args.batch * args.max_seqlen_q;
   return args;

@@ -501,7 +501,8 @@ def attention(
         scores = softcap * torch.tanh(scores / softcap)
     position = torch.arange(rows, device=q.device)[:, None] + keys - rows
     key = torch.arange(keys, device=q.device)[None]
-    left, right = window_size[0], 0 if causal else window_size[1]
+    # More keys than lie between any two positions are all; their sums would overflow.
+    left, right = (min(bound, 2**31) for bound in (window_size[0], 0 if causal else window_size[1]))
     seen = (key >= leftpad).expand(rows, keys)
     if left >= 0:
         seen = seen & (key >= position - left)
