@@ -109,8 +109,8 @@ def of_transformers(model: torch.nn.Module) -> Candidate:
     def answer(prompt: list[int], count: int) -> Answer:
         ids, watch, asked = torch.tensor([prompt]), Watch(), cpu.clock()()
         out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count,
-            do_sample=False, streamer=watch,
+            ids, attention_mask=torch.ones_like(ids), streamer=watch,
+            generation_config=demo.endless(model, count),
         )  # fmt: skip
         return Answer(out[0, len(prompt) :].tolist(), [asked, *watch.times[1:]])
 
