@@ -28,7 +28,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
@@ -340,7 +340,7 @@ class _Recorded:
             self.inputs = {name: _place(name, value, room) for name, value in kwargs.items()}
         self.mask_length = 0
         self._copy_in(kwargs)
-        with settled(model.parameters()):
+        with settled(_shares(model.parameters())):
             self.graph = _record(model.device, lambda: self._run(forward, cache, cache_name))
         self.kept = [*_tensors(model), *map(_sums, model.modules())]
 
@@ -464,7 +464,12 @@ def _place(name: str, value: Any, room: int) -> Any:
 
 
 def _tensors(model: nn.Module) -> List[torch.Tensor]:
-    return [*model.parameters(), *model.buffers()]
+    return _shares([*model.parameters(), *model.buffers()])
+
+
+def _shares(tensors: Iterable[torch.Tensor]) -> List[torch.Tensor]:
+    """Of tensors that are divided among processes this one's part: the whole has no address."""
+    return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
 
 
 def _sums(module: nn.Module) -> Any:
