@@ -174,7 +174,7 @@ inline Status check_config(const AttentionArgs& args, const AttentionConfig& c,
     return "attention config: clusters need sm_90 or later";
   }
   if (c.outer < 1 || c.outer > kMaxOuter) return "attention config: outer must be 1 to 64";
-  if (decode_block(args, c, device).shared_bytes() > device.shared_bytes_per_block) {
+  if (decode_block(args, c, device).shared_bytes(c.cluster) > device.shared_bytes_per_block) {
     return "attention config: a block of that tile needs more shared memory than the device has";
   }
   if (args.kv_heads * row_blocks(args, c) > 65535 || args.batch > 65535) {

@@ -37,7 +37,7 @@ namespace rocm_kernels {
 namespace cuda {
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once())
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
     attention_decode(const __grid_constant__ AttentionArgs args, const DecodeGrid grid) {
   using Q = typename Shape::Q;
   constexpr int kTiles = Shape::kTiles, kSteps = Shape::kSteps, kRows = Shape::kRows;
@@ -181,8 +181,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once())
 
   // ---- The warps' sums meet, then the blocks'. A block owns kD / cluster columns: it sends every
   // other its sums of their columns, finishes its own, and may leave once all have sent.
-  const DecodeMeeting<Shape> meeting(shared, grid.ring_bytes, grid.cluster,
-                                     last_row - first_row + 1);
+  const DecodeMeeting<Shape> meeting(shared, grid.sent_at, grid.cluster, last_row - first_row + 1);
   copies_wait<0>();
   __syncthreads();
   meeting.leave_sums(sums, warp, group, quad);

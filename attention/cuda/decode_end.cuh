@@ -8,8 +8,8 @@
 namespace rocm_kernels {
 namespace cuda {
 
-// Where they meet: warps' sums in the place of the stages, which are read by then, and behind it
-// what the blocks of a cluster send each other.
+// Where they meet: warps' sums in the place of the stages, which are read by then, and behind them
+// (DecodeBlock::sent_at) what the block adds up, or the blocks of a cluster send each other.
 template <class Shape>
 struct DecodeMeeting {
   static constexpr int kD = Shape::kD, kTiles = Shape::kTiles, kRows = Shape::kRows;
@@ -25,11 +25,11 @@ struct DecodeMeeting {
   int own;   // columns of a block of the cluster
   int here;  // rows of the block
 
-  __device__ __forceinline__ DecodeMeeting(char* shared, int ring_bytes, int cluster, int here)
+  __device__ __forceinline__ DecodeMeeting(char* shared, int sent_at, int cluster, int here)
       : sums(reinterpret_cast<float*>(shared)),
         maxima(sums + Shape::kWarps * kRows * kOutPitch),
         totals(maxima + Shape::kWarps * kRows),
-        sent(reinterpret_cast<float*>(shared + ring_bytes)),
+        sent(reinterpret_cast<float*>(shared + sent_at)),
         sent_maxima(sent + kRows * kD),
         sent_totals(sent_maxima + kMaxCluster * kRows),
         cluster(cluster),

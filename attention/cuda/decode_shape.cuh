@@ -35,10 +35,10 @@ struct DecodeShape {
 struct DecodeGrid {
   Window window;
   RowGroups rows;
-  int parts;               // of the keys: cluster * outer
-  int cluster;             // that meet in shared memory
-  int row_blocks;          // of kRows rows
-  int stages, ring_bytes;  // of DecodeBlock
+  int parts;            // of the keys: cluster * outer
+  int cluster;          // that meet in shared memory
+  int row_blocks;       // of kRows rows
+  int stages, sent_at;  // of DecodeBlock
   float* partial;  // [row of q, head][outer][D + 2], where outer > 1: sums, maximum (log2), sum
 };
 

@@ -20,7 +20,7 @@ Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& conf
   grid.parts = config.cluster * config.outer;
   grid.row_blocks = static_cast<int>(row_blocks(args, config));
   grid.stages = block.stages();
-  grid.ring_bytes = block.ring_bytes();
+  grid.sent_at = block.sent_at(config.cluster);
   grid.partial = partial;
   Launch launch;
   launch.grid = dim3(static_cast<unsigned>(grid.parts),
@@ -28,7 +28,7 @@ Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& conf
                      static_cast<unsigned>(args.batch));
   launch.block = Shape::kThreads;
   launch.stream = static_cast<Stream>(stream);
-  launch.shared_bytes = block.shared_bytes();
+  launch.shared_bytes = block.shared_bytes(config.cluster);
   launch.cluster = config.cluster;
   launch.early = device.compute_capability >= 90;
   if (config.cluster > 8) {

@@ -49,11 +49,19 @@ struct DecodeBlock {
   constexpr int32_t ring_bytes() const {
     return warps() * warp_bytes() > sums_bytes() ? warps() * warp_bytes() : sums_bytes();
   }
-  // Behind it what the blocks of a cluster send each other.
-  constexpr int32_t shared_bytes() const {
-    return ring_bytes() + 4 * (rows * head_dim + 2 * kMaxCluster * rows);
+  // Where the warps' sums are added up: behind them; where other blocks of a cluster send theirs,
+  // which may come while the ring is still read, behind that.
+  constexpr int32_t sent_at(int32_t cluster) const {
+    return cluster == 1 ? sums_bytes() : ring_bytes();
   }
-  constexpr int32_t at_once() const { return shared_bytes() <= 113 << 10 ? 2 : 1; }  // of an SM
+  constexpr int32_t shared_bytes(int32_t cluster) const {
+    const int32_t end = sent_at(cluster) + 4 * (rows * head_dim + 2 * kMaxCluster * rows);
+    return end > ring_bytes() ? end : ring_bytes();
+  }
+  // Blocks that an SM has at once.
+  constexpr int32_t at_once(int32_t cluster) const {
+    return shared_bytes(cluster) <= 113 << 10 ? 2 : 1;
+  }
 };
 
 // ---- Many queries: prefill.cuh

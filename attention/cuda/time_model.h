@@ -20,13 +20,22 @@ inline float keys_of_query(const AttentionArgs& args) {
   return std::max(keys, 1.0f);
 }
 
+// Microseconds of the second kernel, which adds the sums of outer parts.
+inline float modelled_join_time(const AttentionArgs& args, const AttentionConfig& c,
+                                const AttentionDevice& device) {
+  constexpr float kJoinUs = 5, kJoinPasses = 3.5f;  // over the parts' sums, at memory's rate
+  if (c.outer == 1) return 0;
+  const float floats = static_cast<float>(args.total_q * args.heads * partial_floats(args, c)) *
+                       static_cast<float>(c.outer);
+  return kJoinUs +
+         kJoinPasses * floats * sizeof(float) / static_cast<float>(device.memory.bytes_per_us);
+}
+
 // Microseconds. Kernels are bound by the tensor cores, by memory, by L2 where blocks of rows share
 // keys, and, alone, by what one block can do.
 inline float modelled_prefill_time(const AttentionArgs& args, const AttentionConfig& c,
                                    const AttentionDevice& device) {
   constexpr float kLaunchUs = 6, kBlockUs = 2.5f;  // a block's first loads, its end
-  constexpr float kJoinUs = 5;                     // the second kernel
-  constexpr float kJoinPasses = 3.5f;              // over the parts' sums, at memory's rate
   constexpr float kTileUs = 0.15f;                 // between a tile's products
   constexpr float kFlopsPerUs = 5.3e6f;            // of a multiprocessor
   constexpr float kScoresPerUs = 13.4e3f;          // whose softmax it takes
@@ -56,10 +65,7 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   const float bytes = pairs * longest * columns * static_cast<float>(size_of(args.kv_dtype));
   const float memory_us =
       std::max(bytes / kBandwidth, bytes * row_blocks_of_pair * keys / longest / kL2Rate) / per_us;
-  const float joined = static_cast<float>(args.total_q * args.heads * partial_floats(args, c)) *
-                       sizeof(float) * outer;
-  return kLaunchUs + std::max(compute_us, memory_us) +
-         (c.outer > 1 ? kJoinUs + kJoinPasses * joined / per_us : 0);
+  return kLaunchUs + std::max(compute_us, memory_us) + modelled_join_time(args, c, device);
 }
 
 inline float modelled_decode_time(const AttentionArgs& args, const AttentionConfig& c,
@@ -68,7 +74,6 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   constexpr float kRowUs = 0.35f;     // more, for each row beyond 8
   constexpr float kClusterUs = 0.4f;  // each doubling of the blocks that meet
   constexpr float kLargeClusterUs = 1;
-  constexpr float kOuterUs = 5;    // the second kernel
   constexpr float kWaveUs = 1.5f;  // further blocks of a multiprocessor
   constexpr float kBlockBytesPerUs = 60e3f, kFp8BlockBytesPerUs = 40e3f;  // one block alone
   // What more rows cost: of a block's own rate, and of memory's when all blocks read.
@@ -90,7 +95,9 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   }
   const float items = static_cast<float>(args.batch * args.kv_heads * row_blocks(args, c));
   const float blocks = items * static_cast<float>(c.cluster * c.outer);
-  const float slots = sms * static_cast<float>(block.at_once());
+  // By the room that a block of a cluster has; the rates below were fitted to blocks that all had
+  // it.
+  const float slots = sms * static_cast<float>(block.at_once(kMaxCluster));
   const float resident = std::min(blocks, slots);
   const float tile = static_cast<float>(2 * block.row_bytes() * block.keys() * block.warps());
   const float of_item = 2.0f * static_cast<float>(keys) * block.row_bytes();
@@ -103,8 +110,9 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   const float crowd = std::max(0.0f, resident / sms - 0.5f);
   return kLaunchUs + kRowUs * static_cast<float>(c.rows - 8) +
          kClusterUs * std::log2(static_cast<float>(c.cluster)) +
-         (c.cluster > 8 ? kLargeClusterUs : 0) + (c.outer > 1 ? kOuterUs : 0) + waves * wave_us +
-         kCrowding * crowd * items / shared * of_item / per_us + (waves - 1) * kWaveUs;
+         (c.cluster > 8 ? kLargeClusterUs : 0) + modelled_join_time(args, c, device) +
+         waves * wave_us + kCrowding * crowd * items / shared * of_item / per_us +
+         (waves - 1) * kWaveUs;
 }
 
 // Microseconds.

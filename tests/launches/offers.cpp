@@ -218,7 +218,7 @@ static void check_attention(const Gpu& gpu) {
             designs.insert(cuda::AttentionConfig::kDesigns[static_cast<size_t>(c.design)]);
             if (c.design == Design::kDecode) {
               const cuda::DecodeBlock block = cuda::decode_block(args, c, device);
-              expect_fit(gpu, c, block.shared_bytes());
+              expect_fit(gpu, c, block.shared_bytes(c.cluster));
             } else if (c.design == Design::kPrefill) {
               expect_fit(gpu, c, cuda::prefill_tile(args).shared_bytes(c.rows));
             }
