@@ -169,6 +169,24 @@ def divided_experts(here: Here, folder: Path, in_fp8: bool) -> dict[str, Any]:
 
 
 @torch.no_grad()
+def divided_checkpoint(here: Here, folder: Path) -> dict[str, Any]:
+    """How far a divided FP8 checkpoint is from the same on one process."""
+    models = here.package.models
+    expected = load_file(folder / "expected")
+    ids, whole = expected["ids"].to(here.device), expected["logits"].to(here.device)
+    with models.fp8_checkpoints():
+        model = _load(here, folder)
+    report = models.quantize_model_(model, activations="none")
+    _kernelize(here, model)
+    before = model(ids).logits
+    models.use_communicator(model)
+    after = model(ids).logits
+    torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5 * before.abs().max().item())
+    error = (after.float() - whole).abs().mean() / whole.abs().mean()
+    return {"adopted": len(report.adopted), "error": error.item(), "bits": bits(after)}
+
+
+@torch.no_grad()
 def whole_row_scales(here: Here, folder: Path) -> dict[str, Any]:
     """How far a model is from one process's, both with inputs in FP8."""
     models = here.package.models

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import tiny_checkpoints
 import torch
 from comm_ranks import Ranks
 from kernels import Mode, kernelize, use_kernel_mapping
@@ -144,6 +145,36 @@ def test_divided_experts(ranks, package, tmp_path):
                 assert "is one process's share of a tensor-parallel model" in said["saved"]
                 assert said["again"] == "no error"
                 assert "needs experts whose inputs stay in 16 bits, and" in said["rows"]
+
+
+@pytest.mark.parametrize(
+    "kind, hidden, intermediate, error",
+    [
+        ("finegrained, blocks", HIDDEN, 1024, 1e-5),
+        # Shares of 192, and of 64 keys: a block is cut, and takes the larger of two scales.
+        ("finegrained, blocks", 2 * HIDDEN, 384, 0.02),
+        ("compressed-tensors, channel, dynamic", HIDDEN, 384, 1e-5),
+    ],
+)
+def test_divided_fp8_checkpoints(ranks, package, tmp_path, kind, hidden, intermediate, error):
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(6)
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": False}
+    model = tiny_llama(hidden_size=hidden, intermediate_size=intermediate, **heads)
+    tiny_checkpoints.write(model, tmp_path, kind)
+    with package.models.fp8_checkpoints():
+        one = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    package.models.quantize_model_(one, activations="none")
+    ids = tokens(2, 7)
+    with torch.no_grad():
+        save_file({"ids": ids, "logits": one(ids).logits}, tmp_path / "expected")
+    results = run(ranks, "divided_checkpoint", tmp_path)
+    assert len({said["bits"] for said in results}) == 1
+    for said in results:
+        assert said["adopted"] == 14
+        assert said["error"] < (0.1 if ranks.on_gpu else error)
 
 
 def test_scales_of_whole_rows(ranks, folder):

@@ -24,7 +24,15 @@ from .registration import layers_left_alone, register_layers
 from .report import QuantizationReport, bytes_of, kept_bytes
 from .state import in_dialect
 from .stored_linears import IN_FP8
-from .tensor_parallel import Shard, is_sharded, local_shard, row_amax_of_all_shards, why_shard_stays
+from .tensor_parallel import (
+    Shard,
+    is_sharded,
+    local_shard,
+    row_amax_of_all_shards,
+    share_with_scales,
+    whole_of,
+    why_shard_stays,
+)
 from .weight_access import linears_read_without_a_call
 
 
@@ -161,6 +169,8 @@ class _LinearsPlan(Plan):
                 reason = f"{read[name]} reads its weight itself"
             elif stored is not None:
                 reason = stored if isinstance(stored, str) else None
+                if reason is None and is_sharded(module):
+                    reason = why_shard_stays(model, name, module)
                 if reason is None:
                     self._adopt(name, stored.instead)
             elif name in routers:
@@ -201,7 +211,9 @@ class _LinearsPlan(Plan):
             replace_module(self.model, linear, self._convert(linear))
         for name in self.adopted:
             linear = self.model.get_submodule(name)
-            if isinstance(linear, FP8Linear):
+            if isinstance(linear, FP8Linear) and is_sharded(linear):
+                replace_module(self.model, linear, self._adopted(linear, _as_stored(linear)))
+            elif isinstance(linear, FP8Linear):
                 linear.stored_as = None
                 linear.convert_dialect(self.fp8_dtype)
             else:
@@ -227,20 +239,37 @@ class _LinearsPlan(Plan):
         return new
 
     def _adopted(self, linear: nn.Module, stored: Stored) -> FP8Linear:
-        tensors = {"weight": stored.weight, "weight_scale_inv": stored.scale}
+        weight, scale, shard = stored.weight, stored.scale, Shard(stored.weight, linear.bias, None)
+        if is_sharded(linear):
+            weight, scale = share_with_scales(weight, scale)
+            shard = local_shard(linear)
+        tensors = {"weight": weight, "weight_scale_inv": scale}
         if stored.static is not None:
             tensors["activation_scale"] = stored.static
         tensors = in_dialect(tensors, self.fp8_dtype)
         new = FP8Linear(
             tensors["weight"],
             tensors["weight_scale_inv"],
-            linear.bias,
+            shard.bias,
             stored.scheme,
             activation_scale=tensors.get("activation_scale"),
             scale_ub=stored.scale_ub,
             scale_fmt=stored.scale_fmt,
+            process_group=shard.process_group,
         )
+        new.is_shard = is_sharded(linear)
         return new
+
+
+def _as_stored(linear: FP8Linear) -> Stored:
+    return Stored(
+        linear.weight.detach(),
+        whole_of(linear.weight_scale_inv).detach(),
+        linear.activation_scheme,
+        None if linear.activation_scale is None else whole_of(linear.activation_scale).detach(),
+        linear.scale_ub,
+        linear.scale_fmt,
+    )
 
 
 def _take_inputs(linear: FP8Linear, activations: str) -> None:

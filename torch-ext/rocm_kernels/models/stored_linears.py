@@ -15,6 +15,7 @@ from .linear import FP8Linear, computes_linear
 from .names import listed_names
 from .regroup import decoded, regrouped
 from .stored_tensors import Header
+from .tensor_parallel import is_sharded
 from .weight_access import linears_read_without_a_call
 
 # An FP8Linear's own names, by those in files.
@@ -134,6 +135,14 @@ def _as_linear_has_it(scale: torch.Tensor, linear: FP8Linear) -> torch.Tensor:
     if scale.dim() == 4:  # ModelOpt's, [rows, 1, columns, 1]
         scale = scale.flatten(2).flatten(0, 1)
     wanted = linear.weight_scale_inv.shape
+    if is_sharded(linear):  # this process's share of them
+        own = linear.weight_scale_inv.to_local().shape
+        if scale.shape != own:
+            raise ValueError(
+                f"scales of shape {tuple(wanted)} can be divided among processes, of which this "
+                f"one wants {tuple(own)}, and got {tuple(scale.shape)}: load it on one process"
+            )
+        return scale
     if linear.stored_as.block != BLOCK:
         if scale.shape != wanted:
             raise ValueError(f"scales must be {tuple(wanted)}, got {tuple(scale.shape)}")

@@ -9,6 +9,8 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 from torch import nn
 
+from ..functional import SCALE_BLOCK
+
 # Of transformers' plans: those whose linears take and give plain tensors, N divided or K.
 _STYLES = ("colwise", "rowwise")
 # Of experts, each of which has a part in each process: gate's and up's N divided, and down's K.
@@ -81,6 +83,44 @@ def local_shard(linear: nn.Linear) -> Shard:
     if hasattr(bias, "placements"):
         bias = nn.Parameter(bias.detach().to_local(), requires_grad=bias.requires_grad)
     return Shard(weight.detach().to_local(), bias, group)
+
+
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor, of which processes may have parts."""
+    return tensor.detach().full_tensor() if hasattr(tensor, "placements") else tensor
+
+
+def share_with_scales(
+    weight: torch.Tensor, scale: torch.Tensor
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """A process's share of a checkpoint's FP8 weight ``[N, K]``, which is divided, and its scales.
+
+    A share has blocks of its own, from its first row and column on. Where they have parts of two
+    blocks of the whole, they take the larger scale, and the values of the other are rounded again.
+
+    Args:
+        scale: of the whole: ``[1]``, ``[N, 1]`` or a block's, as ``FP8Linear`` takes them.
+    """
+    q, dim = weight.detach().to_local(), weight.placements[0].dim
+    mesh, size = weight.device_mesh, weight.shape[dim]
+    start = min(mesh.get_local_rank() * -(-size // mesh.size()), size)
+    if scale.numel() == 1 or (scale.shape[1] == 1 and dim == 1):
+        return q, scale
+    if scale.shape[1] == 1:
+        return q, scale[start : start + q.shape[0]].contiguous()
+    block = torch.arange(start, start + q.shape[dim], device=q.device) // SCALE_BLOCK
+    lines = scale.index_select(dim, block)  # of each row, or column, of the share
+    padding = -q.shape[dim] % SCALE_BLOCK
+    padded = nn.functional.pad(lines, (0, padding) if dim else (0, 0, 0, padding))
+    scale = padded.unflatten(dim, (-1, SCALE_BLOCK)).amax(dim + 1)
+    if start % SCALE_BLOCK:
+        smaller = lines / scale.repeat_interleave(SCALE_BLOCK, dim).narrow(dim, 0, q.shape[dim])
+        other = 1 - dim
+        smaller = smaller.repeat_interleave(SCALE_BLOCK, other).narrow(other, 0, q.shape[other])
+        q = (q.float() * smaller).to(q.dtype)
+    if scale.shape[1] == 1:
+        scale = scale.repeat_interleave(SCALE_BLOCK, 0)[: q.shape[0]]
+    return q, scale.contiguous()
 
 
 def row_amax_of_all_shards(weight: torch.Tensor, process_group: Any) -> Optional[torch.Tensor]:

@@ -7,6 +7,7 @@ from typing import Any, Dict, Optional
 import torch
 
 from ...functional import FP8_DTYPES, SCALE_BLOCK
+from ..tensor_parallel import whole_of
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Stored:
     """An FP8 linear of a checkpoint.
 
     Attributes:
-        weight: FP8, ``[N, K]``.
+        weight: FP8, ``[N, K]``; of a divided linear a DTensor, and all else is of the whole.
         scale: of the weight, float32, as ``FP8Linear`` takes it.
         scheme: of the activations: ``"dynamic"``, ``"static"`` or ``"none"``.
         static: ``[1]``, the activations' scale.
@@ -58,13 +59,13 @@ def weight_scale(scale: torch.Tensor, n: int, k: int, blocks: bool = False) -> t
 def stored(weight: torch.Tensor, scale: torch.Tensor, blocks: bool = False, **rest: Any) -> Stored:
     if weight.dtype not in FP8_DTYPES:
         raise Unreadable(f"weight is {weight.dtype}")
-    return Stored(weight.detach(), weight_scale(scale, *weight.shape, blocks), **rest)
+    return Stored(weight.detach(), weight_scale(whole_of(scale), *weight.shape, blocks), **rest)
 
 
 def static_input(scale: torch.Tensor) -> Dict[str, Any]:
     if scale.numel() != 1:
         raise Unreadable(f"has a static scale of shape {tuple(scale.shape)} for its input")
-    return {"scheme": "static", "static": scale.detach().float().reshape(1)}
+    return {"scheme": "static", "static": whole_of(scale).detach().float().reshape(1)}
 
 
 def text(value: Any) -> str:
