@@ -118,7 +118,6 @@ def test_slices_of_one_product(backend, package, size, ragged):
     assert (wide[:, :, :2] == 7).all() and (wide[:, :, -1] == 7).all()
 
 
-@pytest.mark.not_on("simulator")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, FP8[0]])
 @pytest.mark.parametrize("paged", [False, True])
 def test_caches_beyond_2_31_elements(backend, paged, dtype):
