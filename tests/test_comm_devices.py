@@ -44,12 +44,10 @@ def norm_program(build_program):
     return build_program("all_reduce_norm")
 
 
-def run(program, seed, ranks, *arguments):
-    # Many ranks wait for one another most of the time: together they would take minutes.
-    together = {"SIMULATOR_TOGETHER": str(int(ranks == 2))}
-    environment = {**os.environ, "SIMULATOR_SEED": str(seed), **together}
+def run(program, seed, *arguments):
+    environment = {**os.environ, "SIMULATOR_SEED": str(seed)}
     done = subprocess.run(
-        [str(program), str(ranks), *map(str, arguments)],
+        [str(program), *map(str, arguments)],
         capture_output=True, text=True, timeout=120, env=environment,
     )  # fmt: skip
     return done.stdout + done.stderr

@@ -269,6 +269,7 @@ struct Clock {
 };
 using Foreign = std::map<u32, Clock>;  // knowledge about other workgroups, by linear id
 struct Knowledge {
+  u64 number = 0;  // of what flags give to other workgroups
   Clock own{};
   std::shared_ptr<const Foreign> foreign;
 };
@@ -285,9 +286,10 @@ struct MemOp {
   u64 low = 0, high = 0;      // a global access lies in [low, high)
   u64 born = 0;               // instruction count of the workgroup at issue
   KnowledgePtr known, fresh;  // what the wave knew at issue, and had acquired
-  KnowledgePtr publish, publishForeign;    // what a flag write gives to readers
-  KnowledgePtr acquired, acquiredForeign;  // what a flag read took
-  u32 ldsBase = 0;                         // load-to-LDS: M0 and offset at issue
+  KnowledgePtr publish, publishForeign;  // what a flag write gives to readers
+  KnowledgePtr acquired;                 // what a flag read took of its own workgroup's waves,
+  std::vector<KnowledgePtr> given;       // and of others'
+  u32 ldsBase = 0;                       // load-to-LDS: M0 and offset at issue
   u64 scalarAddress = 0;
   u32 scalarDwords = 0;
   alignas(64) u64 addr[kLanes];
@@ -317,10 +319,25 @@ struct Wave {
   int id = 0;
   // What polls found, and whether since the last look some found the same again or something new.
   struct Poll {
-    u64 place = 0, value = 0;
+    u64 place = 0, value = 0, found = 0;  // value: with the registers; found: without
+    u64 changes = 0;                      // of all memory
+    u32 number = 0, clockReads = 0;       // of the wave, until then
+    // What it reads, lane after lane; without words one asks for changes of all memory.
+    u64 begin = 0, stride = 0, lanes = 0;
+    u32 words = 0, pc = 0;
+    u16 lines[18] = {}, count = 0;  // of it, in World::stamps
+    u64 stamp = 0;                  // their sum
   };
-  Poll polls[16];
+  Poll polls[24];
+  u32 notes = 0, newest = 0, clockReads = 0;  // polls; the last that found something new
   bool waited = false, moved = false;
+  // A wave all of whose polls find what they had found naps: its turns pass without it until what
+  // they read changes, or for a while. kCounts: a register differs, it looks at the clock, or other
+  // memory changes, so it may end its loop by itself.
+  enum Nap : u8 { kAwake, kWaits, kCounts };
+  Nap nap = kAwake;
+  u32 naps = 0;  // turns that passed
+  u64 sinceChanges = 0;
   Workgroup* wg = nullptr;
   const CodeObject* object = nullptr;
   u8* scratch = nullptr;         // privateBytes x 64, lane after lane
@@ -336,9 +353,10 @@ struct Wave {
 
   u32 unordered = 0, unorderedWrites = 0;  // global accesses that have not taken effect
 
-  KnowledgePtr known;               // what is ordered before the wave's next access
-  KnowledgePtr acquired;            // of other workgroups, by flags: loads see it after buffer_inv
-  KnowledgePtr taken, invalidated;  // what was last joined into `acquired`, and into `known` by inv
+  KnowledgePtr known;        // what is ordered before the wave's next access
+  KnowledgePtr acquired;     // of other workgroups, by flags: loads see it after buffer_inv
+  KnowledgePtr invalidated;  // what was last joined into `known` by inv
+  u64 taken[256] = {};  // numbers of what was joined into `acquired`, the last of each remainder
   u32 clock = 1;
   u64 arrived = 0;  // the round of the grid's barrier that the wave waits for, else 0
 

@@ -7,8 +7,6 @@
 //   SIMULATOR_REPORT_DIR  writes a JSON file for every launch
 //   SIMULATOR_FAIL        1: a launch with findings that are errors returns hipErrorLaunchFailure
 //   SIMULATOR_DEVICES     how many devices there are (default 8)
-//   SIMULATOR_TOGETHER    0: launches beside each other have a thread each, in no order of the seed,
-//                         and each is judged by itself: for many ranks that mostly wait
 // and by the sim_* functions below, for harnesses that load it with dlopen or ctypes.
 #include <algorithm>
 #include <cstdlib>
@@ -35,7 +33,6 @@ Runtime::Runtime() {
   reportDir = text("SIMULATOR_REPORT_DIR", "");
   fail = text("SIMULATOR_FAIL", "0") == "1";
   devices = std::max(1, std::atoi(text("SIMULATOR_DEVICES", "8").c_str()));
-  together = text("SIMULATOR_TOGETHER", "1") != "0";
   sim_expect_others(1);
   options.seed = std::strtoull(text("SIMULATOR_SEED", "0").c_str(), nullptr, 0);
   if (text("SIMULATOR_CHECKS", "1") == "0") options.late = options.race = options.uninit = 0;

@@ -254,14 +254,12 @@ class Player {
 
   void begin(Queue& q, const std::shared_ptr<KernelCall>& call) {
     SimOptions options;
-    bool together;
     {
       Lock runtimeGuard(runtime().lock);
       options = runtime().options;
-      together = runtime().together;
     }
     // The only stream needs no order, and has all cores; the cycle model plays a launch by itself.
-    if (queues_.size() == 1 || options.cycles || !together) {
+    if (queues_.size() == 1 || options.cycles) {
       ++alone_;
       std::thread([this, &q, call] {
         hipError_t error = runAlone(*call);

@@ -53,7 +53,6 @@ struct Runtime {
   SimCycles cycles{};  // what options.cycles points to
   uint64_t launches = 0, findings = 0;
   bool fail = false;
-  bool together = true;  // launches beside each other are judged together
   int devices = 8;
   bool several = false;  // the program has gone to a device other than the first
 

@@ -287,8 +287,9 @@ void runTogether(const std::vector<Stream>& streams, u64 seed) {
 u32 World::add(const Launch& launch, u32 device, const std::vector<u32>& before) {
   u32 number = parts.size();
   Part& p = parts.emplace_back();
-  p.first = workgroups;
-  workgroups += launch.workgroups;
+  p.first = number ? parts[number - 1].first + parts[number - 1].workgroups : 0;
+  p.workgroups = launch.workgroups;
+  if (several()) partsByWho.insert(partsByWho.end(), p.workgroups, number);
   p.device = device;
   p.object = launch.object;
   p.kernel = launch.kernel;
@@ -299,12 +300,6 @@ u32 World::add(const Launch& launch, u32 device, const std::vector<u32>& before)
   }
   for (u32 n = 0; n < number; ++n) p.turn += parts[n].device == device;
   return number;
-}
-
-u32 World::partOf(u32 who) const {
-  auto it = std::upper_bound(parts.begin(), parts.end(), who,
-                             [](u32 x, const Part& p) { return x < p.first; });
-  return it - parts.begin() - 1;
 }
 
 std::string World::name(u32 who, u32 part) const {

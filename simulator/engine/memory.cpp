@@ -22,7 +22,8 @@ MemOp* Worker::takeOp() {
   MemOp* op = freeOps.back();
   freeOps.pop_back();
   op->performed = op->mixedLds = op->inARow = false;
-  op->publish = op->publishForeign = op->acquired = op->acquiredForeign = nullptr;
+  op->publish = op->publishForeign = op->acquired = nullptr;
+  op->given.clear();
   return op;
 }
 

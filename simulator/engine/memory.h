@@ -162,6 +162,7 @@ struct FlagWords {
   u16 words = 0;
   u32 who = 0;
   KnowledgePtr local, foreign;
+  u64 number = 0;  // of `foreign`
 };
 class FlagTable {
  public:
@@ -203,8 +204,8 @@ struct GridBarrier {
 // What launches share that run beside or after one another: on several devices, which see one
 // another's memory, or on streams of one.
 struct World {
-  struct Part {     // a launch
-    u32 first = 0;  // `who` of its first workgroup
+  struct Part {                     // a launch
+    u32 first = 0, workgroups = 0;  // `who` of its first workgroup, and how many it has
     u32 device = 0;
     u32 turn = 0;              // of its device's launches
     std::vector<bool> before;  // the parts that had ended when it began
@@ -214,7 +215,7 @@ struct World {
   };
   // A launch of `workgroups` that begins when those of `before` have ended.
   u32 add(const Launch& launch, u32 device, const std::vector<u32>& before);
-  u32 partOf(u32 who) const;
+  u32 partOf(u32 who) const { return several() ? partsByWho[who] : 0; }
   bool several() const { return shared; }
   bool precedes(u32 a, u32 b) const { return a < parts[b].before.size() && parts[b].before[a]; }
   // The workgroup in words, as seen from one of `part`.
@@ -225,9 +226,13 @@ struct World {
   bool shared = false;  // there are other launches, or may be
   bool open = false;    // launches may come from outside while all that run wait
   std::vector<Part> parts;
-  u32 workgroups = 0;
+  std::vector<u32> partsByWho;
   FlagTable flags;
   GlobalShadow shadow;
+  // How often memory has changed, and lines of it, by a hash; where there are several launches.
+  static constexpr u32 kStamps = 4096;
+  std::atomic<u64> changes{0};
+  std::array<u32, kStamps> stamps{};
   // Write-backs that a release did not wait for, by workgroup and wave.
   std::mutex outrunLock;
   std::map<std::pair<u32, u32>, const Inst*> outrun;
@@ -294,6 +299,14 @@ struct Worker {
   void change() {
     std::atomic<u64>& c = launch->changes[index];
     c.store(c.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    if (!launch->world->several()) return;
+    std::atomic<u64>& all = launch->world->changes;  // one thread turns all launches
+    all.store(all.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+  // How often memory has changed, in all that this worker's waves may wait for.
+  u64 changes() const {
+    return launch->world->several() ? launch->world->changes.load(std::memory_order_relaxed)
+                                    : launch->allChanges();
   }
 };
 
@@ -314,6 +327,12 @@ class Progress {
   bool settled_ = false;
 };
 void notePoll(Wave& w, const MemOp& op);
+// A turn of a wave that would find nothing new: says whether it has passed without the wave. What
+// the engine does not see, as what the host stores, wakes it within kNapTurns.
+constexpr u32 kNapTurns = 128, kNapInstructions = 64;
+bool naps(Wave& w);
+// Memory has changed by an operation.
+void noteChange(const Wave& w, const MemOp& op);
 // At a barrier whose waves wait for what one of them polls: they come back as they were.
 void noteBarrier(Workgroup& wg);
 
@@ -372,6 +391,8 @@ u64 globalLanes(const MemOp& op);
 // Who releases and acquires what (sync.cpp).
 Role roleOf(const Wave& w, const MemOp& op);
 void initKnowledge(Workgroup& wg);
+// May anybody take what the wave's flags in global memory give: its kernel, or another launch's?
+bool takenElsewhere(const Wave& w);
 void endKnowledge(const Workgroup& wg);
 void workgroupBarrier(Workgroup& wg);
 void issueSync(Wave& w, MemOp& op);

@@ -261,7 +261,7 @@ void performAtomic(Wave& w, MemOp& op, u32 offset, u32 row) {
     op.data[row][lane] = static_cast<u32>(old);
     if (wide) op.data[row + 1][lane] = old >> 32;
   }
-  if (changed) w.wg->worker->change();
+  if (changed) noteChange(w, op);
   if (m.once && lanes) std::fill_n(op.data[0], kLanes, op.data[0][__builtin_ctzll(lanes)]);
 }
 
@@ -330,7 +330,7 @@ void performLanes(Wave& w, MemOp& op, bool write, u32 offset, u32 firstRow) {
       loadLane(op, lane, p, bytes, firstRow);
     }
   }
-  if (changed && m.space != Space::Scratch) w.wg->worker->change();
+  if (changed && m.space != Space::Scratch) noteChange(w, op);
 }
 
 void performToLds(Wave& w, MemOp& op) {
@@ -395,7 +395,7 @@ void perform(Wave& w, MemOp& op) {
   // a release comes before its value, an acquire after it, and an atomic does both at once.
   bool syncs = race && m.bytes && m.space != Space::Scratch;
   std::unique_lock<std::mutex> together(w.wg->launch->atomicLock, std::defer_lock);
-  bool handsOn = m.space != Space::Lds && w.wg->launch->kernel->acquiresGlobal;
+  bool handsOn = m.space != Space::Lds && takenElsewhere(w);
   if (syncs && m.access == Access::Atomic && handsOn) together.lock();
   if (syncs && m.access != Access::Load) performSync(w, op);
   switch (m.access) {

@@ -100,7 +100,7 @@ bool globalWhole(Wave& w, MemOp& op, bool write) {
     loadDwords<kDwords>(op, 0, at);
     return false;
   });
-  if (changed) w.wg->worker->change();
+  if (changed) noteChange(w, op);
   return true;
 }
 
@@ -134,7 +134,7 @@ bool ldsWhole(Wave& w, MemOp& op, bool write, u32 offset, u32 row) {
     loadDwords<kDwords>(op, row, at);
     return false;
   });
-  if (changed) wg.worker->change();
+  if (changed) noteChange(w, op);
   return true;
 }
 

@@ -72,6 +72,7 @@ void endProgram(Wave& w, const Inst&) {
 
 void timeStamp(Wave& w, const Inst& i) {
   w.moved = true;  // a loop that looks at the clock ends by itself
+  ++w.clockReads;
   writeScalar64(w, i.dst, w.wg->executed * 4 + 0x1000);
 }
 

@@ -2,8 +2,12 @@
 // same registers and finds the same value: it will do so again until memory changes. When all waves
 // that a device can hold wait, nothing will ever change it. Loops that count or look at the clock
 // are never taken for that.
+//
+// A wave all of whose polls find what they had found naps: its turns pass without it until what
+// they read changes. So ranks that wait for one another cost little, however many they are.
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <thread>
 
 #include "memory.h"
@@ -24,19 +28,108 @@ bool polls(const MemOp& op) {
 
 namespace {
 
+u16 stampIndex(u64 line) { return (line ^ line >> 12) % World::kStamps; }
+
+// The lines of global memory that an operation touches.
+template <class F>
+void forLines(const MemOp& op, F f) {
+  u64 last = ~0ull;
+  for (u64 m = globalLanes(op); m; m &= m - 1) {
+    u64 begin = op.addr[__builtin_ctzll(m)], end = begin + op.inst->mem.bytes - 1;
+    for (u64 line = begin / 64; line <= end / 64; ++line) {
+      if (line != last) f(line);
+      last = line;
+    }
+  }
+}
+
+u64 stampOf(const World& world, const Wave::Poll& poll) {
+  u64 sum = 0;
+  for (u32 n = 0; n < poll.count; ++n) sum += world.stamps[poll.lines[n]];
+  return sum;
+}
+
+// Where a poll looks, when one can look there again: whole words of the same distance.
+void watch(Wave::Poll& poll, const MemOp& op, const World& world) {
+  const MemSpec& m = op.inst->mem;
+  bool plain = m.space == Space::Global || (m.space == Space::Flat && !op.mixedLds);
+  poll.words = poll.count = 0;
+  if (!plain || m.access != Access::Load || m.bytes % 4 || !world.several()) return;
+  u32 first = __builtin_ctzll(op.mask);
+  u64 others = op.mask & (op.mask - 1);
+  u64 stride = 0;
+  if (others) {
+    u32 second = __builtin_ctzll(others);
+    stride = (op.addr[second] - op.addr[first]) / (second - first);
+  }
+  u64 begin = op.addr[first] - first * stride;
+  for (u64 lanes = op.mask; lanes; lanes &= lanes - 1) {
+    u32 lane = __builtin_ctzll(lanes);
+    if (op.addr[lane] != begin + lane * stride) return;
+  }
+  if (stride > 16) return;  // 18 lines hold the 64 lanes
+  poll.begin = begin;
+  poll.stride = stride;
+  poll.lanes = op.mask;
+  poll.words = m.bytes / 4;
+  forLines(op, [&](u64 line) { poll.lines[poll.count++] = stampIndex(line); });
+}
+
+// Would the wave find something else now?
+bool findsNew(const Worker& worker, Wave::Poll& poll, u64 changes) {
+  if (!poll.words) return poll.changes != changes;
+  u64 stamp = stampOf(*worker.launch->world, poll);
+  if (stamp == poll.stamp) return false;
+  poll.stamp = stamp;
+  u64 found = poll.pc;
+  for (u64 lanes = poll.lanes; lanes; lanes &= lanes - 1) {
+    u32 words[4];
+    const u64 at = poll.begin + __builtin_ctzll(lanes) * poll.stride;
+    std::memcpy(words, reinterpret_cast<const void*>(at), 4 * poll.words);
+    for (u32 n = 0; n < poll.words; ++n) found = mix(found, words[n]);
+  }
+  return found != poll.found;
+}
+
 // The wave comes to a place with a value: the same as the last time is waiting.
-void note(Wave& w, u64 place, u64 value) {
+void note(Wave& w, u64 place, u64 found, const MemOp* op) {
+  u64 value = found;
   for (u32 s : w.s) value = mix(value, s);
   const Kernel& k = *w.wg->launch->kernel;
   u32 arch = k.vgprs - std::min(k.agprs, k.vgprs);
   for (u32 r = 0; r < arch; ++r) value = mix(value, w.row(r)[0] + 31ull * w.row(r)[kLanes - 1]);
-  Wave::Poll& seen = w.polls[(place >> 40) % std::size(w.polls)];
-  if (seen.place == place && seen.value == value) {
-    w.waited = true;
-  } else {
-    w.moved = true;
+  Wave::Poll* seen = w.polls;  // the last time, or the oldest
+  for (Wave::Poll& p : w.polls) {
+    if (p.number < seen->number) seen = &p;
+    if (p.place != place) continue;
+    seen = &p;
+    break;
   }
-  seen = {place, value};
+  const Worker& worker = *w.wg->worker;
+  u64 changes = worker.changes();
+  bool same = seen->place == place && seen->found == found;
+  bool asItWas = same && seen->value == value;
+  (asItWas ? w.waited : w.moved) = true;
+  ++w.notes;
+  if (!same) w.newest = w.notes;
+  bool exact = asItWas && seen->changes == changes && seen->clockReads == w.clockReads;
+  w.nap = !same || seen->number < w.newest ? Wave::kAwake : exact ? Wave::kWaits : Wave::kCounts;
+  w.naps = 0;
+  // What changed since the load took effect counts as new: the nap begins with a look.
+  w.sinceChanges = exact ? changes : ~0ull;
+  const World& world = *w.wg->launch->world;
+  if (seen->place != place) {
+    seen->place = place;
+    seen->words = seen->count = 0;
+    if (op) watch(*seen, *op, world);
+  }
+  seen->pc = w.pc;
+  seen->value = value;
+  seen->found = found;
+  seen->changes = changes;
+  seen->stamp = ~0ull;
+  seen->number = w.notes;
+  seen->clockReads = w.clockReads;
 }
 
 }  // namespace
@@ -44,13 +137,39 @@ void note(Wave& w, u64 place, u64 value) {
 // Remembers what polls found: the same value at the same place again is waiting.
 void notePoll(Wave& w, const MemOp& op) {
   if (!polls(op)) return;
-  u64 place = op.inst->address, value = w.pc;
+  u64 place = op.inst->address, found = w.pc;
   for (u64 m = op.mask; m; m &= m - 1) {
     int l = __builtin_ctzll(m);
     place = mix(place, op.addr[l]);
-    for (u32 r = 0; r < op.inst->mem.dwords && r < 4; ++r) value = mix(value, op.data[r][l]);
+    for (u32 r = 0; r < op.inst->mem.dwords && r < 4; ++r) found = mix(found, op.data[r][l]);
   }
-  note(w, place, value);
+  note(w, place, found, &op);
+}
+
+bool naps(Wave& w) {
+  if (w.nap == Wave::kAwake) return false;
+  const Worker& worker = *w.wg->worker;
+  bool wakes = ++w.naps > kNapTurns;
+  if (u64 now = worker.changes(); now != w.sinceChanges && !wakes) {
+    w.sinceChanges = now;
+    w.nap = Wave::kCounts;
+    wakes = std::any_of(std::begin(w.polls), std::end(w.polls), [&](Wave::Poll& p) {
+      return p.number >= w.newest && findsNew(worker, p, now);
+    });
+  }
+  if (wakes) {
+    w.nap = Wave::kAwake;
+    return false;
+  }
+  (w.nap == Wave::kWaits ? w.waited : w.moved) = true;
+  w.wg->executed += kNapInstructions;
+  return true;
+}
+
+void noteChange(const Wave& w, const MemOp& op) {
+  w.wg->worker->change();
+  World& world = *w.wg->launch->world;
+  if (world.several()) forLines(op, [&](u64 line) { ++world.stamps[stampIndex(line)]; });
 }
 
 void noteBarrier(Workgroup& wg) {
@@ -58,7 +177,7 @@ void noteBarrier(Workgroup& wg) {
                             [](const Wave& w) { return w.waited && !w.moved; });
   if (!polled) return;
   for (Wave& w : wg.waves) {
-    if (w.state == State::Barrier && !w.waited) note(w, mix(~0ull, w.pc), w.pc);
+    if (w.state == State::Barrier && !w.waited) note(w, mix(~0ull, w.pc), w.pc, nullptr);
   }
 }
 

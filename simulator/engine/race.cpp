@@ -27,8 +27,11 @@ bool tellsOfItsEnd(const Wave& w, const Knowledge* x, const AccessRecord& r) {
   const World& world = *w.wg->launch->world;
   if (!world.several() || !x || !x->foreign) return false;
   u32 part = world.partOf(r.who);
-  for (const auto& [who, clock] : *x->foreign) {
-    if (world.precedes(part, world.partOf(who))) return true;
+  // All of a launch's workgroups tell the same: one of each is enough.
+  for (auto it = x->foreign->begin(); it != x->foreign->end();) {
+    u32 other = world.partOf(it->first);
+    if (world.precedes(part, other)) return true;
+    it = x->foreign->lower_bound(world.parts[other].first + world.parts[other].workgroups);
   }
   return false;
 }
@@ -173,7 +176,7 @@ class GlobalAccess {
     Reach reach = reachOf(w_, r);
     bool fresh =
         role.write || (reach == Reach::System ? role.system() : role.level >= Role::kDevice);
-    return !ordered(w_, op_, r, reach, fresh) && !synchronise(w_, role, r.role, reach, false);
+    return !synchronise(w_, role, r.role, reach, false) && !ordered(w_, op_, r, reach, fresh);
   }
 
   bool hasRead(const LineReaders& readers, u64 mask) const {

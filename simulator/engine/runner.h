@@ -134,7 +134,7 @@ class Runner {
     for (u32 n = 0; n < turns && wg.alive; ++n) {
       u32 pick = late ? worker_.next(wg.waves.size()) : n % wg.waves.size();
       Wave& w = wg.waves[pick];
-      if (w.state == State::Running) {
+      if (w.state == State::Running && !naps(w)) {
         u32 slice = !late ? 512 : worker_.next(4) ? 1 + worker_.next(24) : 1 + worker_.next(300);
         runWave(wg, w, slice);
       }

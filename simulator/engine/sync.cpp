@@ -29,6 +29,11 @@
 namespace sim {
 namespace {
 
+u64 newNumber() {
+  static std::atomic<u64> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 // Says whether `other` has what `mine` has not.
 bool beyond(const std::shared_ptr<const Carried>& mine,
             const std::shared_ptr<const Carried>& other) {
@@ -55,6 +60,7 @@ KnowledgePtr join(const KnowledgePtr& a, const KnowledgePtr& b) {
   bool foreign = b->foreign && b->foreign != a->foreign;
   if (!bigger && !foreign) return a;
   auto r = std::make_shared<Knowledge>(*a);
+  r->number = newNumber();
   lift(r->own, b->own);
   if (foreign && !a->foreign) {
     r->foreign = b->foreign;
@@ -72,6 +78,7 @@ KnowledgePtr join(const KnowledgePtr& a, const KnowledgePtr& b) {
 // The wave's knowledge as other workgroups take it: all of it is about others.
 KnowledgePtr seenFromOutside(const Wave& w, const KnowledgePtr& k) {
   auto r = std::make_shared<Knowledge>();
+  r->number = newNumber();
   KnowledgePtr all = join(k, w.acquired);
   auto foreign =
       all->foreign ? std::make_shared<Foreign>(*all->foreign) : std::make_shared<Foreign>();
@@ -122,9 +129,8 @@ bool releases(const Wave& w, const MemOp& op) {
   const MemSpec& m = op.inst->mem;
   bool lds = m.space == Space::Lds;
   if (!isShared(op) || m.access == Access::Load || m.access == Access::LoadToLds) return false;
-  if (m.space == Space::Flat
-          ? !w.wg->launch->kernel->acquiresLds && !w.wg->launch->kernel->acquiresGlobal
-          : !(lds ? w.wg->launch->kernel->acquiresLds : w.wg->launch->kernel->acquiresGlobal)) {
+  bool inLds = w.wg->launch->kernel->acquiresLds, inGlobal = takenElsewhere(w);
+  if (m.space == Space::Flat ? !inLds && !inGlobal : !(lds ? inLds : inGlobal)) {
     return false;  // nobody would look
   }
   return m.access == Access::Atomic || op.inst->sc0 || op.inst->sc1 || lds || singleWord(op);
@@ -137,9 +143,12 @@ bool acquires(const MemOp& op) {
   return m.access == Access::Load && (m.spin || op.inst->sc0 || op.inst->sc1);
 }
 
+bool hasTaken(const Wave& w, u64 number) { return w.taken[number % std::size(w.taken)] == number; }
+
 // What a flag of another workgroup gave; loads see it after a buffer_inv.
 void take(Wave& w, const KnowledgePtr& given) {
-  w.taken = given;
+  if (hasTaken(w, given->number)) return;
+  w.taken[given->number % std::size(w.taken)] = given->number;
   // Knowledge about the own workgroup comes back through other groups' flags too.
   auto it = given->foreign->find(w.wg->who);
   if (it != given->foreign->end()) {
@@ -175,6 +184,10 @@ KnowledgePtr ofThisDevice(const Wave& w, const KnowledgePtr& k) {
 }
 
 }  // namespace
+
+bool takenElsewhere(const Wave& w) {
+  return w.wg->launch->kernel->acquiresGlobal || w.wg->launch->world->several();
+}
 
 u64 ldsLanes(const MemOp& op) {
   Space space = op.inst->mem.space;
@@ -292,7 +305,7 @@ void issueSync(Wave& w, MemOp& op) {
   }
   if (!releases(w, op)) return;
   op.publish = snapshot(w);
-  if (i.mem.space != Space::Lds && w.wg->launch->kernel->acquiresGlobal) {
+  if (i.mem.space != Space::Lds && takenElsewhere(w)) {
     for (const MemOp* other : w.vm) {
       if (other->inst->name != "buffer_wbl2") continue;
       World& world = *w.wg->launch->world;
@@ -318,12 +331,14 @@ void FlagTable::release(u64 line, u16 words, const Wave& w, const MemOp& op) {
     // What earlier releases gave stays with an atomic's new value.
     FlagWords next{both, who, op.publish, join(e.foreign, op.publishForeign)};
     if (e.who == who) next.local = join(e.local, op.publish);
+    next.number = next.foreign->number;
     joined.push_back(std::move(next));
     words &= ~both;
   }
   std::erase_if(entries, [](const FlagWords& e) { return !e.words; });
   for (FlagWords& e : joined) entries.push_back(std::move(e));
-  if (words) entries.push_back({words, who, op.publish, op.publishForeign});
+  const KnowledgePtr& given = op.publishForeign;
+  if (words) entries.push_back({words, who, op.publish, given, given->number});
 }
 
 void FlagTable::acquire(u64 line, u16 words, const Wave& w, MemOp& op) {
@@ -334,7 +349,8 @@ void FlagTable::acquire(u64 line, u16 words, const Wave& w, MemOp& op) {
   for (const FlagWords& e : it->second) {
     if (!(e.words & words)) continue;
     if (e.who == w.wg->who) op.acquired = join(op.acquired, e.local);
-    op.acquiredForeign = join(op.acquiredForeign, e.foreign);
+    // A wave that polls meets the same again and again.
+    if (!hasTaken(w, e.number)) op.given.push_back(e.foreign);
   }
 }
 
@@ -402,7 +418,8 @@ void completeSync(Wave& w, MemOp& op) {
     return;
   }
   if (op.acquired) w.known = join(w.known, op.acquired);
-  if (op.acquiredForeign && op.acquiredForeign != w.taken) take(w, op.acquiredForeign);
+  for (const KnowledgePtr& given : op.given) take(w, given);
+  op.given.clear();
 }
 
 void gridArrive(Wave& w, GridBarrier& barrier) {

@@ -199,3 +199,34 @@ def test_a_seed_gives_the_same_again():
 
     first, again, other = instructions(4), instructions(4), instructions(5)
     assert first == again != other
+
+
+def test_waiting_waves_cost_little():
+    """Three ranks wait for all that the first one writes: their polls take turns, not work."""
+    code = device("""
+        GLOBAL void fill(int* words, int* flag, int n) {
+          for (int i = 0; i < n; ++i) ((volatile int*)words)[TID] = i;
+          __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+          asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+          if (TID == 0) __hip_atomic_store(flag, 1, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+        }
+        GLOBAL void await(const int* words, int* flag, int* out, int spins) {
+          long long begin = spins ? 0 : __builtin_readcyclecounter();
+          for (int n = 0; !__hip_atomic_load(flag, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);) {
+            __builtin_amdgcn_s_sleep(1);
+            if (spins ? ++n > spins : __builtin_readcyclecounter() - begin > 1000000000) return;
+          }
+          __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
+          out[BID * 256 + TID] = words[TID % 64];
+        }
+    """)
+    for spins in (0, 1 << 30):  # some loops look at the clock, some count
+        words, flag, outs = np.zeros(64, i32), np.zeros(1, i32), np.zeros((3, 8 * 256), i32)
+        fill = simulator.Call(code, "fill", 1, 64, [words, flag, 20_000])
+        wait = [simulator.Call(code, "await", 8, 256, [words, flag, out, spins]) for out in outs]
+        results = simulator.launch_together([[fill], *([call] for call in wait)], seed=1)
+        for stream in results:
+            stream[0].check("suspicious")
+        np.testing.assert_array_equal(outs, 19_999)
+        worked, *waited = (stream[0].counters["instructions"] for stream in results)
+        assert sum(waited) < worked, (worked, waited)
