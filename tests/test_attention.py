@@ -164,6 +164,41 @@ def test_sequences_of_many_keys(backend, rows):
     case.check(*case.run())
 
 
+@pytest.mark.not_on("simulator")
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("kv_dtype", [None, FP8[0]])
+@pytest.mark.parametrize("mean", [0.0, 1.0])
+def test_sums_over_65536_keys(backend, mean, kv_dtype, rows):
+    """Values that add up, whose sum float32 would lose digits of in one level."""
+    case = Case(backend, [65536], rows=rows, heads=(2, 1), kv_dtype=kv_dtype, dtype=torch.float16)
+    case.v = (case.v.float() + mean).to(case.v.dtype)
+    case.expected, case.lse = case.definition()
+    case.check(*case.run())
+
+
+@pytest.mark.parametrize("kv_dtype", [None, FP8[0]])
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_error_is_at_most_twice_that_of_float32(backend, dtype, size, kv_dtype):
+    """Of scores and sums in float32, exponentials rounded once and the result once."""
+    lengths = lengths_for(backend, 700, 64)
+    case = Case(backend, lengths, rows=3, size=size, dtype=dtype, kv_dtype=kv_dtype)
+    out, _ = case.run()
+    error = lambda found: (found.cpu().double() - case.expected).norm()  # noqa: E731
+    plain = torch.empty_like(case.q)
+    scales = [case.options.get(f"{name}_descale", torch.ones(case.batch, 2)) for name in "kv"]
+    for b, length in enumerate(case.lengths.tolist()):
+        k, v = (
+            (t[b, :length].float() * scale[b, :, None]).repeat_interleave(4, 1)
+            for t, scale in zip((case.k, case.v), scales, strict=True)
+        )
+        scores = torch.einsum("qhd,khd->hqk", case.q[b].float(), k) * size**-0.5
+        p = (scores - scores.amax(-1, keepdim=True)).exp()
+        sums = torch.einsum("hqk,khd->qhd", p.to(dtype).float(), v)
+        plain[b] = (sums / p.sum(-1).T[..., None]).to(dtype)
+    assert error(out) <= 2 * error(plain)
+
+
 @pytest.mark.parametrize("page", [1, 7, 16, 32, 256])
 @pytest.mark.parametrize("kv_dtype", [None, *FP8])
 def test_pages(backend, page, kv_dtype):
