@@ -256,6 +256,15 @@ ROCM_KERNELS_VECTOR void total_lanes(const F32Multiplier::Sum* sums, float* tota
   }
   store(totals, _mm512_shuffle_f32x4(halves[0], halves[1], 0x88) +
                     _mm512_shuffle_f32x4(halves[0], halves[1], 0xDD));
+#elif ROCM_KERNELS_CPU_AVX2
+  // Neighbours become one: 21 operations for 8 sums of 8 lanes.
+  F32 halves[2];  // [4 lanes' sum of vectors i to i + 3] twice
+  for (int i = 0; i < 2; ++i) {
+    const F32* const s = sums + 4 * i;
+    halves[i] = _mm256_hadd_ps(_mm256_hadd_ps(s[0], s[1]), _mm256_hadd_ps(s[2], s[3]));
+  }
+  store(totals, _mm256_permute2f128_ps(halves[0], halves[1], 0x20) +
+                    _mm256_permute2f128_ps(halves[0], halves[1], 0x31));
 #else
   for (int i = 0; i < kTileSums; ++i) totals[i] = F32Multiplier::total(sums[i]);
 #endif
