@@ -47,6 +47,15 @@ bool hostWrites(void* p, size_t bytes) {
   return true;
 }
 
+// Memory that the host writes by itself: nobody knows which of its bytes.
+Allocation& hostMayWrite(void* p, const char* what) {
+  Lock guard(runtime().lock);
+  Allocation& a = *owner(p);
+  a.written.clear();
+  a.name = std::string("a ") + what + " of " + std::to_string(a.bytes) + " bytes";
+  return a;
+}
+
 bool readable(const void* p, size_t bytes) {
   Allocation* a = owner(p);
   return !a || static_cast<const char*>(p) - a->data + bytes <= a->bytes;
@@ -120,10 +129,18 @@ hipError_t hipMalloc(void** p, size_t bytes) {
   return *p || !bytes ? hipSuccess : result(hipErrorOutOfMemory);
 }
 hipError_t hipMallocAsync(void** p, size_t bytes, hipStream_t) { return hipMalloc(p, bytes); }
-hipError_t hipHostMalloc(void** p, size_t bytes, unsigned) { return hipMalloc(p, bytes); }
+hipError_t hipHostMalloc(void** p, size_t bytes, unsigned) {
+  hipError_t error = hipMalloc(p, bytes);
+  if (*p) hostMayWrite(*p, "hipHostMalloc").host = true;
+  return error;
+}
 // Fine-grained and uncached memory is memory like any other here.
 hipError_t hipExtMallocWithFlags(void** p, size_t bytes, unsigned) { return hipMalloc(p, bytes); }
-hipError_t hipMallocManaged(void** p, size_t bytes, unsigned) { return hipMalloc(p, bytes); }
+hipError_t hipMallocManaged(void** p, size_t bytes, unsigned) {
+  hipError_t error = hipMalloc(p, bytes);
+  if (*p) hostMayWrite(*p, "hipMallocManaged");
+  return error;
+}
 hipError_t hipHostRegister(void* p, size_t bytes, unsigned) {
   sim_register_buffer(p, bytes, "registered host memory");
   return hipSuccess;
@@ -239,13 +256,13 @@ hipError_t hipMemcpyToSymbol(const void* symbol, const void* from, size_t bytes,
                              hipMemcpyKind) {
   void* p;
   if (hipError_t error = hipGetSymbolAddress(&p, symbol)) return error;
-  return copy(static_cast<char*>(p) + offset, from, bytes);
+  return hipMemcpy(static_cast<char*>(p) + offset, from, bytes, hipMemcpyHostToDevice);
 }
 hipError_t hipMemcpyFromSymbol(void* to, const void* symbol, size_t bytes, size_t offset,
                                hipMemcpyKind) {
   void* p;
   if (hipError_t error = hipGetSymbolAddress(&p, symbol)) return error;
-  return copy(to, static_cast<char*>(p) + offset, bytes);
+  return hipMemcpy(to, static_cast<char*>(p) + offset, bytes, hipMemcpyDeviceToHost);
 }
 
 }  // extern "C"

@@ -226,6 +226,13 @@ hipError_t hipGraphInstantiateWithFlags(hipGraphExec_t* executable, hipGraph_t g
                                         unsigned long long) {
   return hipGraphInstantiate(executable, graph, nullptr, nullptr, 0);
 }
+// How many nodes there are; what they are is nobody's to change.
+hipError_t hipGraphGetNodes(hipGraph_t graph, hipGraphNode_t* nodes, size_t* count) {
+  const Graph& captured = **reinterpret_cast<std::shared_ptr<Graph>*>(graph);
+  if (nodes) return result(hipErrorNotSupported);
+  *count = captured.items.size();
+  return hipSuccess;
+}
 hipError_t hipGraphLaunch(hipGraphExec_t executable, hipStream_t s) {
   std::shared_ptr<Graph> graph = *reinterpret_cast<std::shared_ptr<Graph>*>(executable);
   for (const Item& item : graph->items) {

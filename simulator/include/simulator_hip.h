@@ -16,6 +16,21 @@ static inline __attribute__((device)) simulator_half2 __llvm_amdgcn_rcp_2f16(sim
   return simulator_half2{__llvm_amdgcn_rcp_f16(x.x), __llvm_amdgcn_rcp_f16(x.y)};
 }
 
+// Their atomicInc and atomicDec declare an intrinsic that LLVM no longer has, and call it. The
+// declaration becomes one of a function that nobody calls, and the call one of these.
+static inline __attribute__((device)) unsigned simulator_inc(unsigned* p, unsigned most) {
+  return __builtin_amdgcn_atomic_inc32(p, most, __ATOMIC_RELAXED, "agent");
+}
+static inline __attribute__((device)) unsigned simulator_dec(unsigned* p, unsigned most) {
+  return __builtin_amdgcn_atomic_dec32(p, most, __ATOMIC_RELAXED, "agent");
+}
+#define simulator_inc_unsigned simulator_no_inc(unsigned
+#define simulator_inc_address simulator_inc(address
+#define simulator_dec_unsigned simulator_no_dec(unsigned
+#define simulator_dec_address simulator_dec(address
+#define __builtin_amdgcn_atomic_inc(first, second, ...) simulator_inc_##first, second)
+#define __builtin_amdgcn_atomic_dec(first, second, ...) simulator_dec_##first, second)
+
 #ifdef __HIP_DEVICE_COMPILE__
 // Order: acquire 2, release 3, both 4, sequential 5. Scope: work-group 1, device 2, system 3.
 __attribute__((device, used, weak)) void simulator_fence(unsigned, int order, int scope) __asm__(

@@ -170,7 +170,7 @@ static int null_stream(int how) {
 // The host asks for an event while a kernel waits for what the host does then.
 static int asks() {
   int *flag, *x, n = 1; hipStream_t s[2]; hipEvent_t e;
-  CHECK(hipHostMalloc((void**)&flag, 4, 0)); CHECK(hipMemset(flag, 0, 4));
+  CHECK(hipHostMalloc((void**)&flag, 4, 0)); *flag = 0;
   CHECK(hipMalloc((void**)&x, 256)); CHECK(hipMemset(x, 0, 256));
   CHECK(hipEventCreate(&e));
   for (hipStream_t& y : s) CHECK(hipStreamCreate(&y));
@@ -275,12 +275,47 @@ static int memory() {
   return units == 304 && !std::strncmp(newer + 1160, "gfx942", 6) ? 0 : 5;
 }
 static int missing() {  // it links, and says what it lacks
-  return hipMemAdvise(nullptr, 4, hipMemAdviseSetReadMostly, 0) == hipErrorNotSupported ? 0 : 2;
+  return hipMallocArray(nullptr, nullptr, 0, 0, 0) == hipErrorNotSupported ? 0 : 2;
+}
+static void counts(void* seen) { ++*(int*)seen; }
+static void calls(hipStream_t, hipError_t error, void* seen) { *(int*)seen += error ? 0 : 10; }
+static int more() {  // pools, rows, words, host functions in a stream
+  int *x, seen = 0, n = 4, back[2][64], reuse = 0; hipStream_t s; hipMemPool_t pool, used;
+  size_t pitch;
+  uint64_t keep = 1ull << 40, kept = 0; char name[64];
+  CHECK(hipDeviceGetDefaultMemPool(&pool, 0)); CHECK(hipDeviceGetMemPool(&used, 0));
+  CHECK(hipMemPoolSetAttribute(pool, hipMemPoolAttrReleaseThreshold, &keep));
+  CHECK(hipMemPoolGetAttribute(used, hipMemPoolAttrReleaseThreshold, &kept));
+  CHECK(hipMemPoolSetAttribute(pool, hipMemPoolReuseFollowEventDependencies, &reuse));
+  if (kept != keep) return 2;
+  CHECK(hipStreamCreate(&s));
+  CHECK(hipMallocFromPoolAsync((void**)&x, 256, pool, s));
+  CHECK(hipMemsetD32Async(x, -7, 64, s));
+  void* args[] = {&x, &n};
+  CHECK(hipLaunchHostFunc(s, counts, &seen));
+  CHECK(hipLaunchKernel((const void*)add, dim3(1), dim3(64), args, 0, s));
+  CHECK(hipStreamAddCallback(s, calls, &seen, 0));
+  CHECK(hipMemcpyDtoHAsync(back[0], x, 256, s));
+  CHECK(hipStreamSynchronize(s));
+  if (seen != 11 || back[0][0] != -3 || back[0][63] != -3) return 3;
+  CHECK(hipFreeAsync(x, s));
+  CHECK(hipMallocPitch((void**)&x, &pitch, 200, 2)); CHECK(hipMemset2D(x, pitch, 3, 200, 2));
+  CHECK(hipMemcpy2D(back, 256, x, pitch, 200, 2, hipMemcpyDeviceToHost));
+  if (back[0][49] != 0x03030303 || back[1][0] != 0x03030303 || back[0][50] != -3) return 4;
+  if (hipMemcpy2D(back, 100, x, pitch, 200, 2, hipMemcpyDeviceToHost) != hipErrorInvalidPitchValue)
+    return 5;
+  CHECK(hipMallocManaged((void**)&x, 256, hipMemAttachGlobal));
+  for (int i = 0; i < 64; ++i) x[i] = i;  // the host writes it, and no call says so
+  CHECK(hipLaunchKernel((const void*)add, dim3(1), dim3(64), args, 0, nullptr));
+  CHECK(hipDeviceSynchronize());
+  for (int i = 0; i < 64; ++i) if (x[i] != i + 4) return 7;
+  CHECK(hipDeviceGetName(name, 8, 0));
+  return std::strlen(name) == 7 ? 0 : 6;
 }
 int main(int, char** argv) {
   struct { const char* name; int (*run)(); } all[] = {{"devices", devices}, {"threads", threads},
     {"streams", streams}, {"alone", alone}, {"graph", graph}, {"cooperative", cooperative},
-    {"memory", memory}, {"missing", missing}, {"asks", asks}};
+    {"memory", memory}, {"missing", missing}, {"asks", asks}, {"more", more}};
   if (!std::strcmp("exchanges", argv[1])) std::printf("status %d\\n", exchanges(argv[2][0] - '0'));
   if (!std::strcmp("handed", argv[1])) std::printf("status %d\\n", handed(argv[2][0] - '0'));
   if (!std::strcmp("null", argv[1])) std::printf("status %d\\n", null_stream(argv[2][0] - '0'));
@@ -384,7 +419,7 @@ def test_a_host_that_asks_and_then_lets_a_kernel_go(program):
     assert done.stdout == "status 0\n", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("what", ["graph", "cooperative", "memory"])
+@pytest.mark.parametrize("what", ["graph", "cooperative", "memory", "more"])
 def test_graphs_cooperative_launches_and_memory(program, what):
     done = run(program, what)
     assert done.stdout == "status 0\n" and not done.stderr, done.stderr
@@ -393,4 +428,4 @@ def test_graphs_cooperative_launches_and_memory(program, what):
 def test_a_missing_function_is_a_sentence_and_no_link_error(program):
     done = run(program, "missing")
     assert done.stdout == "status 0\n"
-    assert "the program calls hipMemAdvise, which the HIP stand-in does not have" in done.stderr
+    assert "the program calls hipMallocArray, which the HIP stand-in does not have" in done.stderr

@@ -90,13 +90,15 @@ HEADERS = """
 #include <hip/hip_bf16.h>
 #include <hip/hip_fp16.h>
 namespace cg = cooperative_groups;
-extern "C" __global__ void k(__hip_bfloat16* a, __half* b, float* c) {
+extern "C" __global__ void k(__hip_bfloat16* a, __half* b, float* c, unsigned* wraps) {
   auto block = cg::this_thread_block();
   unsigned i = block.thread_rank();
   a[i] = __hadd(a[i], __float2bfloat16(1.0f));
   b[i] = __hadd(b[i], __float2half(2.0f));
   __syncthreads();
   c[i] = expf(c[i]) + __shfl_xor(c[i], 1);
+  atomicInc(wraps, 9u);
+  atomicDec(wraps + 1, 9u);
 }
 """
 
@@ -109,7 +111,9 @@ def test_hip_s_headers_compile_and_run(tmp_path, target):
     a = (np.arange(64, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
     b, c = np.arange(64, dtype=np.float16), np.linspace(-1, 1, 64, dtype=np.float32)
     old = c.copy()
-    code.launch("k", 1, 64, [a, b, c]).check("suspicious")
+    wraps = np.zeros(2, np.uint32)
+    code.launch("k", 1, 64, [a, b, c, wraps]).check("suspicious")
+    assert wraps.tolist() == [4, 6], "64 steps up and down, of 10 values"
     got = (a.astype(np.uint32) << 16).view(np.float32)
     np.testing.assert_array_equal(got, np.arange(1, 65))
     np.testing.assert_array_equal(b, np.arange(2, 66))
