@@ -195,7 +195,7 @@ extern "C" {
 
 const char* sim_error(void) { return lastError.c_str(); }
 
-void sim_expect_others(int expected) { Together::expectOthers(expected != 0); }
+void sim_expect_others(int seconds) { Together::expectOthers(seconds); }
 
 SimObject* sim_open(const void* data, uint64_t bytes, const char* path, const char* target) try {
   std::vector<Bundled> all = openFile(data, bytes, path);

@@ -62,8 +62,8 @@ typedef struct {
 const char* sim_error(void);
 
 // Launches may come from several host threads and wait for one another: a launch all of whose waves
-// wait is a hang only when nothing changes for a second.
-void sim_expect_others(int expected);
+// wait is a hang only when nothing changes for so many seconds. 0: nothing else comes.
+void sim_expect_others(int seconds);
 
 // Opens a code object, an offload bundle or a host file with a fat binary; `target` picks one of
 // several (null: gfx942 if there).

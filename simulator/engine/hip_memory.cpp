@@ -1,4 +1,10 @@
 // Memory of the HIP stand-in: what kernels may touch, and which of its bytes somebody wrote.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 #include "hip_state.h"
@@ -56,6 +62,44 @@ Allocation& hostMayWrite(void* p, const char* what) {
   return a;
 }
 
+// What a handle of hipIpc holds.
+struct Handle {
+  int process, file;
+  size_t fileBytes;
+  char* data;
+  size_t offset, bytes;  // in the file; of the allocation
+};
+static_assert(sizeof(Handle) <= sizeof(hipIpcMemHandle_t));
+
+constexpr int kOtherProcesses = 20;  // seconds that a launch waits for one of another process
+
+// Puts a file in memory under the pages of an allocation. Its red zones hold what else is there.
+bool share(Allocation& a) {
+  if (!a.storage) return false;
+  static_assert(kRedZone >= 4096);
+  auto pages = std::make_unique<SharedPages>();
+  uintptr_t begin = reinterpret_cast<uintptr_t>(a.data) / 4096 * 4096;
+  uintptr_t end = (reinterpret_cast<uintptr_t>(a.data) + a.bytes + 4095) / 4096 * 4096;
+  char* base = reinterpret_cast<char*>(begin);
+  pages->file = memfd_create("simulator", MFD_CLOEXEC);
+  if (pages->file < 0) return false;
+  for (size_t at = 0; at < end - begin;) {
+    ssize_t wrote = pwrite(pages->file, base + at, end - begin - at, at);
+    if (wrote <= 0) return false;
+    at += wrote;
+  }
+  void* mapped =
+      mmap(base, end - begin, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, pages->file, 0);
+  if (mapped == MAP_FAILED) return false;
+  pages->base = base;
+  pages->bytes = end - begin;
+  pages->ours = true;
+  std::fill(a.written.begin(), a.written.end(), 1);  // who else writes it is not seen
+  a.shared = std::move(pages);
+  sim_expect_others(kOtherProcesses);
+  return true;
+}
+
 bool readable(const void* p, size_t bytes) {
   Allocation* a = owner(p);
   return !a || static_cast<const char*>(p) - a->data + bytes <= a->bytes;
@@ -99,6 +143,15 @@ hipError_t drainFor(const void* to, const void* from) {
 }
 
 }  // namespace
+
+sim::hip::SharedPages::~SharedPages() {
+  if (base && ours) {
+    mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  } else if (base) {
+    munmap(base, bytes);
+  }
+  if (file >= 0) close(file);
+}
 
 extern "C" {
 
@@ -166,25 +219,62 @@ hipError_t hipPointerGetAttributes(hipPointerAttribute_t* out, const void* p) {
   out->devicePointer = out->hostPointer = const_cast<void*>(p);
   return hipSuccess;
 }
-// Ranks are threads of one process: a handle holds the address.
+// From the first handle on, memory lies in a file that other processes can map.
 hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t* handle, void* p) {
+  if (hipError_t error = drainFor(p, nullptr)) return error;
   Lock guard(runtime().lock);
   Allocation* a = owner(p);
-  if (!a) return result(hipErrorInvalidValue);
+  if (!a || (!a->shared && !share(*a))) return result(hipErrorInvalidValue);
+  const SharedPages& pages = *a->shared;
+  Handle h{getpid(), pages.file, pages.bytes, a->data, static_cast<size_t>(a->data - pages.base),
+           a->bytes};
   std::memset(handle, 0, sizeof *handle);
-  std::memcpy(handle, &a->data, sizeof a->data);
+  std::memcpy(handle, &h, sizeof h);
   return hipSuccess;
 }
 hipError_t hipIpcOpenMemHandle(void** p, hipIpcMemHandle_t handle, unsigned) {
+  Handle h;
+  std::memcpy(&h, &handle, sizeof h);
   Lock guard(runtime().lock);
-  std::memcpy(p, &handle, sizeof *p);
-  if (owner(*p)) return hipSuccess;
-  std::fprintf(stderr,
-               "simulator: hipIpcOpenMemHandle takes handles of this process alone: make "
-               "the ranks threads\n");
-  return result(hipErrorInvalidValue);
+  if (h.process == getpid()) {
+    *p = h.data;
+    return owner(*p) ? hipSuccess : result(hipErrorInvalidValue);
+  }
+  std::string path = "/proc/" + std::to_string(h.process) + "/fd/" + std::to_string(h.file);
+  auto pages = std::make_unique<SharedPages>();
+  pages->file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  void* base = pages->file < 0
+                   ? MAP_FAILED
+                   : mmap(nullptr, h.fileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, pages->file, 0);
+  if (base == MAP_FAILED) {
+    std::fprintf(stderr,
+                 "simulator: hipIpcOpenMemHandle cannot open %s (%s): the process that gave the "
+                 "handle must be there, and of the same user\n",
+                 path.c_str(), std::strerror(errno));
+    return result(hipErrorInvalidValue);
+  }
+  pages->base = static_cast<char*>(base);
+  pages->bytes = h.fileBytes;
+  Allocation a;
+  a.data = pages->base + h.offset;
+  a.bytes = h.bytes;
+  a.name =
+      "memory of process " + std::to_string(h.process) + ", " + std::to_string(h.bytes) + " bytes";
+  a.device = currentDevice();
+  a.shared = std::move(pages);
+  *p = a.data;
+  sim_expect_others(kOtherProcesses);
+  runtime().allocations[a.data] = std::move(a);
+  return hipSuccess;
 }
-hipError_t hipIpcCloseMemHandle(void*) { return hipSuccess; }
+hipError_t hipIpcCloseMemHandle(void* p) {
+  if (hipError_t error = drainOwn()) return error;
+  Lock guard(runtime().lock);
+  auto it = runtime().allocations.find(static_cast<char*>(p));
+  bool opened = it != runtime().allocations.end() && it->second.shared && !it->second.shared->ours;
+  if (opened) runtime().allocations.erase(it);
+  return hipSuccess;
+}
 hipError_t hipFree(void* p) {
   if (hipError_t error = drainOwn()) return error;
   Lock guard(runtime().lock);

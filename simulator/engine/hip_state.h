@@ -17,12 +17,22 @@
 
 namespace sim::hip {
 
+// Pages that other processes have too, by a file in memory.
+struct SharedPages {
+  char* base = nullptr;
+  size_t bytes = 0;
+  int file = -1;
+  bool ours = false;  // the allocation's own pages, which are an array's again afterwards
+  ~SharedPages();
+};
+
 struct Allocation {
   char* data = nullptr;
   size_t bytes = 0;
   std::string name;
   std::vector<uint8_t> written;
   std::unique_ptr<char[]> storage;
+  std::unique_ptr<SharedPages> shared;  // goes before the storage
   int device = 0;
   bool host = false;
 };

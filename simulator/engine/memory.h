@@ -341,7 +341,7 @@ void noteBarrier(Workgroup& wg);
 // while; the engine alone does not expect others (progress.cpp).
 class Together {
  public:
-  static void expectOthers(bool expected);
+  static void expectOthers(int seconds);
   static void enter(Launch& launch);
   static void leave(Launch& launch);
   // All of this launch waits. Do all others too, and for long?

@@ -232,14 +232,12 @@ struct Running {
   std::map<Launch*, bool> stuck;  // of each launch that runs
   u64 changes = 0;
   std::chrono::steady_clock::time_point since;
-  std::atomic<bool> othersExpected{false};
+  std::atomic<int> patience{0};  // seconds: a host thread may be about to launch
 } running;
-
-constexpr std::chrono::milliseconds kPatience{1000};  // a host thread may be about to launch
 
 }  // namespace
 
-void Together::expectOthers(bool expected) { running.othersExpected = expected; }
+void Together::expectOthers(int seconds) { running.patience = seconds; }
 
 void Together::enter(Launch& launch) {
   std::lock_guard guard(running.lock);
@@ -256,7 +254,7 @@ void Together::leave(Launch& launch) {
 bool Together::stuckForGood(Launch& launch) {
   {
     std::lock_guard guard(running.lock);
-    if (!running.othersExpected && running.stuck.size() == 1) return true;
+    if (!running.patience && running.stuck.size() == 1) return true;
     auto now = std::chrono::steady_clock::now();
     running.stuck[&launch] = true;
     u64 changes = 0;
@@ -270,7 +268,7 @@ bool Together::stuckForGood(Launch& launch) {
       running.since = now;
       for (auto& [other, stuck] : running.stuck) stuck = false;
     }
-    if (all && now - running.since > kPatience) return true;
+    if (all && now - running.since > std::chrono::seconds(running.patience)) return true;
     if (!all && launch.world->open) return false;  // its thread has others to turn
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(1));

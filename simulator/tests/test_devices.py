@@ -14,6 +14,8 @@ SOURCE = """
 #include <cstdio>
 #include <cstring>
 #include <thread>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #define GLOBAL extern "C" __attribute__((global))
 #define TID ((int)__builtin_amdgcn_workitem_id_x())
@@ -312,10 +314,51 @@ static int more() {  // pools, rows, words, host functions in a stream
   CHECK(hipDeviceGetName(name, 8, 0));
   return std::strlen(name) == 7 ? 0 : 6;
 }
+static int processes() {  // a rank each, and memory by handles
+  struct Shared { hipIpcMemHandle_t in[2], flag[2]; int made[2], over[2]; };
+  auto* shared = (Shared*)mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
+                               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  auto meet = [](int* both, int rank) {
+    __atomic_store_n(&both[rank], 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&both[1 - rank], __ATOMIC_ACQUIRE)) usleep(100);
+  };
+  pid_t child = fork();
+  int rank = child ? 0 : 1;
+  auto work = [&] {
+    float *in, *theirs, *out, h[64]; int *flag, *their_flag;
+    CHECK(hipSetDevice(rank));
+    CHECK(hipMalloc((void**)&in, 10000)); CHECK(hipMalloc((void**)&out, 256));
+    CHECK(hipMalloc((void**)&flag, 4)); CHECK(hipMemset(flag, 0, 4));
+    for (float& x : h) x = rank + 1;
+    CHECK(hipMemcpy(in, h, 256, hipMemcpyHostToDevice));
+    CHECK(hipIpcGetMemHandle(&shared->in[rank], in + 5));
+    CHECK(hipIpcGetMemHandle(&shared->flag[rank], flag));
+    meet(shared->made, rank);
+    CHECK(hipIpcOpenMemHandle((void**)&theirs, shared->in[1 - rank], 1));
+    CHECK(hipIpcOpenMemHandle((void**)&their_flag, shared->flag[1 - rank], 1));
+    if (rank) usleep(1500000);  // longer than a launch waits for one of its own process
+    for (int epoch = 1; epoch < 4; ++epoch) {
+      void* args[] = {&in, &theirs, &flag, &their_flag, &out, &epoch};
+      CHECK(hipLaunchKernel((const void*)reduce, dim3(1), dim3(64), args, 0, nullptr));
+    }
+    CHECK(hipDeviceSynchronize());
+    CHECK(hipMemcpy(h, out, 256, hipMemcpyDeviceToHost));
+    for (float x : h) if (x != 3) return std::printf("wrong %g\\n", x), 2;
+    meet(shared->over, rank);
+    CHECK(hipIpcCloseMemHandle(theirs)); CHECK(hipIpcCloseMemHandle(their_flag));
+    CHECK(hipFree(in)); CHECK(hipFree(flag));
+    return 0;
+  };
+  int mine = work(), its = 1;
+  if (!child) std::fflush(stdout), _exit(mine);
+  waitpid(child, &its, 0);
+  return mine ? mine : its;
+}
 int main(int, char** argv) {
   struct { const char* name; int (*run)(); } all[] = {{"devices", devices}, {"threads", threads},
     {"streams", streams}, {"alone", alone}, {"graph", graph}, {"cooperative", cooperative},
-    {"memory", memory}, {"missing", missing}, {"asks", asks}, {"more", more}};
+    {"memory", memory}, {"missing", missing}, {"asks", asks}, {"more", more},
+    {"processes", processes}};
   if (!std::strcmp("exchanges", argv[1])) std::printf("status %d\\n", exchanges(argv[2][0] - '0'));
   if (!std::strcmp("handed", argv[1])) std::printf("status %d\\n", handed(argv[2][0] - '0'));
   if (!std::strcmp("null", argv[1])) std::printf("status %d\\n", null_stream(argv[2][0] - '0'));
@@ -419,7 +462,7 @@ def test_a_host_that_asks_and_then_lets_a_kernel_go(program):
     assert done.stdout == "status 0\n", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("what", ["graph", "cooperative", "memory", "more"])
+@pytest.mark.parametrize("what", ["graph", "cooperative", "memory", "more", "processes"])
 def test_graphs_cooperative_launches_and_memory(program, what):
     done = run(program, what)
     assert done.stdout == "status 0\n" and not done.stderr, done.stderr
