@@ -52,7 +52,12 @@ class Ranks:
 
     def run(self, case: str, **arguments: Any) -> list[Any]:
         self.start(case, **arguments)
-        return [self.answer(rank) for rank in range(len(self.pipes))]
+        for rank, pipe in enumerate(self.pipes):  # a failure leaves none for the next case
+            assert pipe.poll(PATIENCE), f"rank {rank} does not answer"
+        received = [pipe.recv() for pipe in self.pipes]
+        for rank, (failure, _) in enumerate(received):
+            assert failure is None, f"rank {rank}: {failure}"
+        return [result for _, result in received]
 
     def close(self) -> None:
         for process in self.processes:
@@ -86,6 +91,35 @@ class Here:
         return self.communicators[ranks]
 
 
+class Fields(tuple):
+    """A named tuple of the package, whose class the asking process does not have: on GPUs it has
+    loaded another variant of the package, or none."""
+
+    def __new__(cls, values: Any, names: tuple[str, ...]) -> Fields:
+        fields = super().__new__(cls, values)
+        fields.names = names
+        return fields
+
+    def __reduce__(self) -> tuple:
+        return Fields, (tuple(self), self.names)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "names" or name not in self.names:
+            raise AttributeError(name)
+        return self[self.names.index(name)]
+
+
+def portable(result: Any) -> Any:
+    """The same, of classes that any process can unpickle."""
+    if isinstance(result, dict):
+        return {key: portable(value) for key, value in result.items()}
+    if isinstance(result, tuple) and hasattr(result, "_fields"):
+        return Fields(map(portable, result), result._fields)
+    if isinstance(result, (list, tuple)):
+        return type(result)(map(portable, result))
+    return result
+
+
 def _serve(pipe: Connection, rank: int, count: int, file: str, backend: str) -> None:
     torch.set_num_threads(2)
     if backend != "cpu":
@@ -98,7 +132,7 @@ def _serve(pipe: Connection, rank: int, count: int, file: str, backend: str) -> 
         try:
             module, _, function = case.rpartition(".")
             cases = vars(importlib.import_module(module)) if module else globals()
-            pipe.send((None, cases[function](here, **arguments)))
+            pipe.send((None, portable(cases[function](here, **arguments))))
         except BaseException:
             pipe.send((traceback.format_exc(), None))
 
