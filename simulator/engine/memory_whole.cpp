@@ -19,7 +19,8 @@ void forEachLane(u64 lanes, F f) {
 }
 
 // A lane's 8 or 16 bytes move at once, as on hardware: other host threads may poll the last of
-// them for the rest. Packed, because they need not be aligned.
+// them for the rest. Packed, because they need not be aligned. LDS is one thread's alone, which
+// leaves the host's compiler free to move many lanes at once.
 struct __attribute__((packed)) Two {
   u64 all;
 };
@@ -27,11 +28,11 @@ struct __attribute__((packed)) Four {
   u32 all __attribute__((vector_size(16)));
 };
 
-template <int kDwords>
+template <bool kAtOnce, int kDwords>
 void moveDwords(void* to, const void* from) {
-  if constexpr (kDwords == 2) {
+  if constexpr (kAtOnce && kDwords == 2) {
     static_cast<volatile Two*>(to)->all = static_cast<const volatile Two*>(from)->all;
-  } else if constexpr (kDwords == 4) {
+  } else if constexpr (kAtOnce && kDwords == 4) {
     static_cast<volatile Four*>(to)->all = static_cast<const volatile Four*>(from)->all;
   } else {
     std::memcpy(to, from, 4 * kDwords);
@@ -39,24 +40,24 @@ void moveDwords(void* to, const void* from) {
 }
 
 // Moves `kDwords` of each lane from where `at(lane)` points.
-template <int kDwords, class At>
+template <bool kAtOnce, int kDwords, class At>
 void loadDwords(MemOp& op, u32 row, At at) {
   forEachLane(op.mask, [&](int lane) {
     u32 x[kDwords];
-    moveDwords<kDwords>(x, at(lane));
+    moveDwords<kAtOnce, kDwords>(x, at(lane));
     for (int r = 0; r < kDwords; ++r) op.data[row + r][lane] = x[r];
   });
 }
 
 // Says whether memory is different now.
-template <int kDwords, class At>
+template <bool kAtOnce, int kDwords, class At>
 bool storeDwords(const MemOp& op, u32 row, At at) {
   u32 differs = 0;
   forEachLane(op.mask, [&](int lane) {
     u32 x[kDwords], old[kDwords];
     for (int r = 0; r < kDwords; ++r) x[r] = op.data[row + r][lane];
     std::memcpy(old, at(lane), sizeof old);
-    moveDwords<kDwords>(at(lane), x);
+    moveDwords<kAtOnce, kDwords>(at(lane), x);
     for (int r = 0; r < kDwords; ++r) differs |= x[r] ^ old[r];
   });
   return differs != 0;
@@ -96,8 +97,8 @@ bool globalWhole(Wave& w, MemOp& op, bool write) {
   }
   auto at = [&](int lane) { return reinterpret_cast<u8*>(op.addr[lane]); };
   bool changed = byWidth(m.bytes, [&]<int kDwords>() {
-    if (write) return storeDwords<kDwords>(op, 0, at);
-    loadDwords<kDwords>(op, 0, at);
+    if (write) return storeDwords<true, kDwords>(op, 0, at);
+    loadDwords<true, kDwords>(op, 0, at);
     return false;
   });
   if (changed) noteChange(w, op);
@@ -130,8 +131,8 @@ bool ldsWhole(Wave& w, MemOp& op, bool write, u32 offset, u32 row) {
   }
   auto at = [&](int lane) { return wg.lds.data() + address[lane]; };
   bool changed = byWidth(m.bytes, [&]<int kDwords>() {
-    if (write) return storeDwords<kDwords>(op, row, at);
-    loadDwords<kDwords>(op, row, at);
+    if (write) return storeDwords<false, kDwords>(op, row, at);
+    loadDwords<false, kDwords>(op, row, at);
     return false;
   });
   if (changed) noteChange(w, op);
