@@ -328,7 +328,6 @@ struct Wave {
     u16 lines[18] = {}, count = 0;  // of it, in World::stamps
     u64 stamp = 0;                  // their sum
   };
-  Poll polls[24];
   u32 notes = 0, newest = 0, clockReads = 0;  // polls; the last that found something new
   bool waited = false, moved = false;
   // A wave all of whose polls find what they had found naps: its turns pass without it until what
@@ -356,9 +355,12 @@ struct Wave {
   KnowledgePtr known;        // what is ordered before the wave's next access
   KnowledgePtr acquired;     // of other workgroups, by flags: loads see it after buffer_inv
   KnowledgePtr invalidated;  // what was last joined into `known` by inv
-  u64 taken[256] = {};  // numbers of what was joined into `acquired`, the last of each remainder
   u32 clock = 1;
   u64 arrived = 0;  // the round of the grid's barrier that the wave waits for, else 0
+
+  // What is seldom looked at lies behind the rest.
+  Poll polls[24];
+  u64 taken[256] = {};  // numbers of what was joined into `acquired`, the last of each remainder
 
   u64& exec() { return *reinterpret_cast<u64*>(s + kExec); }
   u64 exec() const { return *reinterpret_cast<const u64*>(s + kExec); }
