@@ -7,6 +7,7 @@
 
 #include <cmath>
 
+#include "../../common/core/math.h"
 #include "config.h"
 
 namespace rocm_kernels {
@@ -84,8 +85,8 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
 
   const DecodeBlock block = decode_block(args, c, device);
   const float sms = static_cast<float>(device.sm_count);
-  // Sums of a row of 256 take the registers of two rows of 128.
-  const int rows = c.rows * std::max(block.head_dim / 128, 1);
+  // Sums of a row of 192 or 256 take the registers of two rows of 128.
+  const int rows = c.rows * static_cast<int>(std::max<int64_t>(ceil_div(block.head_dim, 128), 1));
   const int by_rows = rows == 8 ? 0 : rows == 16 ? 1 : 2;
   const float per_us =
       static_cast<float>(device.memory.bytes_per_us) * kBandwidth * kOfMemory[by_rows];
