@@ -11,7 +11,7 @@ import types
 
 import pytest
 import torch
-from kernels import Mode
+from kernels import Mode, kernelize, use_kernel_mapping
 from tiny_attention import FAMILIES, prompt, tiny
 from tiny_models import tiny_llama
 from transformers import DynamicCache, StaticCache
@@ -314,16 +314,15 @@ def test_refusals(package):
 @pytest.mark.parametrize("activations", ["dynamic", "none"])
 @pytest.mark.parametrize("in_fp8", [False, True])
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
-def test_recorded_layers_give_the_same_bits(
-    package, run_kernelized, monkeypatch, family, in_fp8, activations
-):
+def test_recorded_layers_give_the_same_bits(package, monkeypatch, family, in_fp8, activations):
     """On the CPU, of layers that are ours: a step's logits are those of the same step run, with one
     to four sequences, in caches that grow. The kernels of all layers are one call."""
     step = package.models.decode_step
     monkeypatch.setattr(step, "_SPARE", 3)
     _, model = tiny(family, torch.bfloat16, head_dim=64)
     package.models.quantize_model_(model, activations=activations, lm_head=True)
-    model = run_kernelized(model, Mode.INFERENCE)
+    with use_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False):
+        model = kernelize(model, mode=Mode.INFERENCE, device="cpu")
     options = {**OPTIONS, "output_logits": True, "return_dict_in_generate": True}
     graphs = []
 

@@ -125,7 +125,7 @@ def test_experts_are_quantised_without_a_float32_copy(package, device, is_transp
         weight = weight.mT.contiguous().mT
     with Float32Elements() as seen:
         assert convert.encode_mxfp4(weight) is None
-        made = convert._quantized(weight, torch.float8_e4m3fn)
+        made = convert._quantized(weight, torch.float8_e4m3fn, None)
     assert 0 < seen.largest <= 3 * 40
     for expert, *pair in zip(weight, *made, strict=True):
         assert_same_bits(pair, package.reference.quantize_fp8(expert))

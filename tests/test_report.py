@@ -210,7 +210,8 @@ def test_a_shard_has_a_group_where_k_is_divided(of, divides_k):
     plain = nn.Parameter(bias)
     assert shards.local_shard(SimpleNamespace(weight=Divided(weight), bias=plain)).bias is plain
     if not divides_k:
-        assert shards.row_amax_of_all_shards(shard) is None, "each row is in one shard"
+        largest = shards.row_amax_of_all_shards(shard.weight, shard.process_group)
+        assert largest is None, "each row is in one shard"
 
 
 def test_the_largest_of_rows_is_over_all_shards(of, monkeypatch):
@@ -221,10 +222,9 @@ def test_the_largest_of_rows_is_over_all_shards(of, monkeypatch):
         tensor.clamp_(min=2.0)  # what another process has
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    shard = of("tensor_parallel").Shard(
-        torch.tensor([[1.0, -3.0], [-0.5, 0.25]]), None, "the group"
-    )
-    assert of("tensor_parallel").row_amax_of_all_shards(shard).tolist() == [[3.0], [2.0]]
+    weight = torch.tensor([[1.0, -3.0], [-0.5, 0.25]])
+    largest = of("tensor_parallel").row_amax_of_all_shards(weight, "the group")
+    assert largest.tolist() == [[3.0], [2.0]]
     assert asked == [(torch.distributed.ReduceOp.MAX, "the group")]
 
 
