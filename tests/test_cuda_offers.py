@@ -48,6 +48,17 @@ def test_an_h100_has_blocks_of_few_rows(played):
     ]  # fmt: skip
 
 
+def test_few_kv_heads_take_clusters(played):
+    """Not 32 parts, which took two to four times as long on an H200 (attention_journal.md); and no
+    eight clusters of 16, for which its SMs have no room at once."""
+    heads = [line.removeprefix("heads ") for line in played if line.startswith("heads ")]
+    assert heads == [
+        "32/8 of 128: decode cluster=8 outer=1", "8/1 of 128: decode cluster=8 outer=8",
+        "4/1 of 256: decode cluster=8 outer=8", "8/1 of 512: decode cluster=16 outer=4",
+        "16/8 of 256: prefill cluster=1 outer=16",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "limit, kind, times",
     [

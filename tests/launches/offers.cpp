@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "attention/cuda/choose.h"
@@ -231,6 +232,25 @@ static void check_attention(const Gpu& gpu) {
   }
 }
 
+// A decode step of one sequence of 8,192 keys: with few KV heads, and heads that are long.
+static void tell_few_heads() {
+  cuda::AttentionDevice device;
+  device.sm_count = 132;
+  device.compute_capability = 90;
+  device.shared_bytes_per_block = 227 << 10;
+  for (const auto& [heads, kv_heads, size] :
+       {std::tuple(32, 8, 128), {8, 1, 128}, {4, 1, 256}, {8, 1, 512}, {16, 8, 256}}) {
+    AttentionArgs args;
+    args.batch = args.max_seqlen_q = args.total_q = 1;
+    args.heads = heads, args.kv_heads = kv_heads;
+    args.head_dim = args.head_dim_v = size;
+    args.max_seqlen_k = 8192, args.kv_dtype = kBf16;
+    const cuda::AttentionConfig c = cuda::choose_config(args, device);
+    std::printf("heads %d/%d of %d: %s cluster=%d outer=%d\n", heads, kv_heads, size,
+                cuda::AttentionConfig::kDesigns[static_cast<size_t>(c.design)], c.cluster, c.outer);
+  }
+}
+
 int main() {
   for (const Gpu& gpu : kGpus) {
     designs.clear();
@@ -242,5 +262,6 @@ int main() {
     std::printf("\n");
   }
   tell_boxes();
+  tell_few_heads();
   std::printf("offers %d, misfits %d\n", offers, misfits);
 }
