@@ -72,6 +72,17 @@ def test_few_queries(run, queries, heads):
     run(prefill(64), [900, 20], rows=queries, heads=heads, size=128, causal=True)
 
 
+@pytest.mark.parametrize("outer", [2, 31, 33, 64])
+@pytest.mark.parametrize("design, size", [
+    ("decode rows=8 cluster=1", 64), ("decode rows=8 cluster=1", 128),
+    ("decode rows=8 cluster=1", 256), ("decode rows=8 cluster=1", 512),
+    ("prefill rows=64 cluster=1", 128),
+])  # fmt: skip
+def test_any_number_of_parts(run, design, size, outer):
+    """So many keys that each part has some, and sequences whose last parts have none."""
+    run(f"{design} outer={outer}", [20000, 700, 3, 0], rows=1, heads=(8, 1), size=size)
+
+
 @pytest.mark.parametrize("size, config, words", [
     (64, prefill(32), "64 or 128 rows"),
     (64, prefill(64).replace("cluster=1", "cluster=2"), "no clusters"),
