@@ -63,12 +63,13 @@ def random_model(shape: dict, device: torch.device, divided: bool) -> nn.Module:
 def sides(options: argparse.Namespace, shape: dict, device: torch.device) -> Iterator[tuple]:
     """Yields (side, model), the models one after the other."""
     models = end_to_end.load.load(end_to_end.load.choose()).models
-    model = random_model(shape, device, divided=False)
-    models.use_decode_step(model)
-    yield ONE, model
-    models.stop_decode_step(model)
-    del model
-    gc.collect()  # the next one wants its memory
+    if not options.divided_only:
+        model = random_model(shape, device, divided=False)
+        models.use_decode_step(model)
+        yield ONE, model
+        models.stop_decode_step(model)
+        del model
+        gc.collect()  # the next one wants its memory
     model = random_model(shape, device, divided=True)
     models.use_decode_step(model)
     yield TORCHS, model
@@ -139,7 +140,8 @@ def report(options: argparse.Namespace, found: dict, layers: int, device: torch.
     case = f"{options.ranks} {card}, measured: {options.shape}, {layers} layers"
     case += f", context {options.context}"
     rows = [
-        [f"{case}, batch {batch}", *(f"{by_side[side]:.3f}" for side in header[1:])]
+        [f"{case}, batch {batch}"]
+        + [f"{by_side[side]:.3f}" if side in by_side else "" for side in header[1:]]
         for batch, by_side in found.items()
     ]
     print(tables.markdown(header, rows), flush=True)
@@ -158,6 +160,7 @@ def main() -> int:
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--divided-only", action="store_true", help="of what one GPU cannot hold")
     parser.add_argument("--csv", help="a file for the table")
     parser.add_argument("--save", action="store_true", help="to results/tables")
     options = parser.parse_args()

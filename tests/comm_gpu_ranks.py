@@ -35,16 +35,16 @@ def sharing(here: Here, ipc_works: bool) -> str:
             return str(error)
 
 
-def a_rank_that_a_gpu_waited_for(here: Here) -> list[str]:
-    """Rank 1 calls when rank 0 has given up: rank 0's x is there, its second one never comes."""
-    group = here.group(2)
-    if here.rank > 1:
+def a_rank_that_a_gpu_waited_for(here: Here, ranks: int) -> list[str]:
+    """The others call when rank 0 has given up: its x is there, its second one never comes."""
+    group = here.group(ranks)
+    if here.rank >= ranks:
         return []
-    communicator = here.communicator(2, timeout=0.5)
+    communicator = here.communicator(ranks, timeout=0.5)
     x = torch.ones(100, device=here.device)
     said = []
-    for caller in (0, 1):
-        if here.rank == caller:
+    for callers in (range(1), range(1, ranks)):
+        if here.rank in callers:
             communicator.all_reduce(x)
             said.append(error_of(communicator.check))
             said.append(error_of(communicator.all_reduce, x))
@@ -53,9 +53,9 @@ def a_rank_that_a_gpu_waited_for(here: Here) -> list[str]:
     return said
 
 
-def graphs(here: Here) -> None:
+def graphs(here: Here, ranks: int) -> None:
     """A graph of three exchanges, replayed with other numbers, and calls between the replays."""
-    communicator = here.shared(2)
+    communicator = here.shared(ranks)
     if communicator is None:
         return
     x = torch.zeros(7, 1000, device=here.device, dtype=torch.bfloat16)
@@ -68,29 +68,29 @@ def graphs(here: Here) -> None:
         z = communicator.all_reduce(y)
         q, scale = communicator.all_reduce_rmsnorm_fp8(z, weight)
     for seed in range(6):
-        parts = parts_of(seed, 2, (7, 1000), torch.bfloat16)
+        parts = parts_of(seed, ranks, (7, 1000), torch.bfloat16)
         x.copy_(parts[here.rank])
         graph.replay()
         first = here.package.reference.all_reduce(parts)
-        second = here.package.reference.all_reduce([first, first])
+        second = here.package.reference.all_reduce([first] * ranks)
         require_same_bits(y, first)
         require_same_bits(z, second)
-        third = here.package.reference.all_reduce([second, second]).to(here.device)
+        third = here.package.reference.all_reduce([second] * ranks).to(here.device)
         wanted, wanted_scale = here.package.rmsnorm_fp8(third, weight)
         require_same_bits(q, wanted)
         require_same_bits(scale, wanted_scale)
         require_same_bits(communicator.all_reduce(x), first)
 
 
-def streams(here: Here) -> None:
+def streams(here: Here, ranks: int) -> None:
     """One communicator from stream to stream, each waiting for the one before; and two at once,
     each with a stream of its own."""
-    here.group(2)
-    if here.rank > 1:
+    here.group(ranks)
+    if here.rank >= ranks:
         return
-    pair = [here.communicator(2), here.communicator(2)]
+    pair = [here.communicator(ranks), here.communicator(ranks)]
     sides = [torch.cuda.Stream(), torch.cuda.Stream()]
-    parts = [parts_of(seed, 2, (5000,), torch.float32) for seed in range(40)]
+    parts = [parts_of(seed, ranks, (5000,), torch.float32) for seed in range(40)]
     wanted = [here.package.reference.all_reduce(part) for part in parts]
     xs = [part[here.rank].to(here.device) for part in parts]
     torch.cuda.synchronize()
@@ -112,22 +112,22 @@ def streams(here: Here) -> None:
         require_same_bits(one, expected)
 
 
-def memory_by_ipc(here: Here) -> Any:
+def memory_by_ipc(here: Here, ranks: int) -> Any:
     """As many exchanges, where torch's symmetric memory is refused."""
-    here.group(2)
-    if here.rank > 1:
+    here.group(ranks)
+    if here.rank >= ranks:
         return None
 
     def refused(*arguments: Any) -> None:
         raise RuntimeError("no symmetric memory")
 
     with mock.patch.object(here.package.comm.memory, "_by_symmetric_memory", refused):
-        communicator = here.communicator(2)
+        communicator = here.communicator(ranks)
     mine = Here.__new__(Here)
-    vars(mine).update(vars(here), communicators={2: communicator})
-    many(mine, 2, 300, 40)
-    graphs(mine)
-    return sums(mine, 2, (70001,), torch.bfloat16, 9, "out")
+    vars(mine).update(vars(here), communicators={ranks: communicator})
+    many(mine, ranks, 300, 40)
+    graphs(mine, ranks)
+    return sums(mine, ranks, (70001,), torch.bfloat16, 9, "out")
 
 
 def released_on_a_gpu(here: Here) -> tuple[int, int]:

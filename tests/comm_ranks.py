@@ -287,7 +287,7 @@ def many(here: Here, ranks: int, seed: int, calls: int) -> Any:
         return None
     kinds, own = random.Random(seed), random.Random(seed * 8 + here.rank)
     for call in range(calls):
-        kind, count = kinds.choice(["sum", "scatter", "gather"]), kinds.choice([1, 40, 3000, 20000])
+        kind, count = kinds.choice(["sum", "scatter", "gather"]), kinds.choice([1, 40, 3000, 40000 // ranks])
         parts = parts_of(seed + call, ranks, (ranks, count), torch.bfloat16)
         x = parts[here.rank].to(here.device)
         if own.random() < 0.05:
@@ -304,11 +304,11 @@ def many(here: Here, ranks: int, seed: int, calls: int) -> Any:
     return None
 
 
-def a_late_rank(here: Here, late: int) -> None:
-    communicator = here.shared(2)
+def a_late_rank(here: Here, ranks: int, late: int) -> None:
+    communicator = here.shared(ranks)
     if communicator is None:
         return
-    parts = parts_of(3, 2, (300,), torch.float32)
+    parts = parts_of(3, ranks, (300,), torch.float32)
     if here.rank == late:
         time.sleep(0.5)
     got = communicator.all_reduce(parts[here.rank].to(here.device))
@@ -444,10 +444,11 @@ def compiled(here: Here, ranks: int) -> None:
 
 
 def wait_for_a_dead_rank(here: Here) -> str:
-    """Rank 1's process ends before it calls."""
-    communicator = here.communicator(2, timeout=2.0)
-    distributed.barrier(here.group(2))
-    if here.rank == 1:
+    """The last rank's process ends before it calls."""
+    ranks = distributed.get_world_size()
+    communicator = here.communicator(ranks, timeout=2.0)
+    distributed.barrier(here.group(ranks))
+    if here.rank == ranks - 1:
         os._exit(3)
     x = torch.ones(5, device=here.device)
     if here.device.type == "cpu":

@@ -1,5 +1,5 @@
 """Exchanges between processes, 2 and 4 ranks, all against the definition, to the bit: on the CPU,
-and with ``--device cuda`` or ``rocm`` between as many GPUs."""
+and with ``--device cuda`` or ``rocm`` between up to 8 GPUs."""
 
 import re
 
@@ -11,21 +11,25 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def pytest_generate_tests(metafunc):
-    if "four" in metafunc.fixturenames:
-        devices = [
-            d
-            for d in metafunc.config.getoption("--device").split(",")
-            if d in ("cpu", "cuda", "rocm")
-        ]
-        metafunc.parametrize("four", devices, indirect=True, scope="module")
+    """`ranks`: of the group that a test takes from the processes there are."""
+    if "everyone" not in metafunc.fixturenames:
+        return
+    devices = [
+        d for d in metafunc.config.getoption("--device").split(",") if d in ("cpu", "cuda", "rocm")
+    ]
+    if "ranks" not in metafunc.fixturenames:
+        metafunc.parametrize("everyone", devices, indirect=True, scope="module")
+        return
+    cases = [(d, ranks) for d in devices for ranks in ((2, 4) if d == "cpu" else (2, 4, 8))]
+    metafunc.parametrize("everyone, ranks", cases, indirect=["everyone"], scope="module")
 
 
 @pytest.fixture(scope="module")
-def four(request, package, device, tmp_path_factory):
-    """Four processes; of GPUs as many as there are."""
+def everyone(request, package, device, tmp_path_factory):
+    """Four processes; of GPUs as many as there are, to 8."""
     count = 4
     if request.param != "cpu":
-        count = min(count, torch.cuda.device_count())
+        count = min(8, torch.cuda.device_count())
         if count < 2:
             pytest.skip(f"needs two GPUs, got {count}")
     ranks = Ranks(count, tmp_path_factory.mktemp("ranks"), request.param)
@@ -34,86 +38,81 @@ def four(request, package, device, tmp_path_factory):
 
 
 @pytest.fixture
-def on_cpu(four):
-    if four.on_gpu:
+def on_cpu(everyone):
+    if everyone.on_gpu:
         pytest.skip("only processes on the CPU look at what the others called")
-    return four
+    return everyone
 
 
 @pytest.fixture
-def on_gpu(four):
-    if not four.on_gpu:
+def on_gpu(everyone):
+    if not everyone.on_gpu:
         pytest.skip("needs two GPUs")
-    return four
+    return everyone
 
 
-def require_ranks(four, ranks):
-    if len(four.processes) < ranks:
-        pytest.skip(f"needs {ranks} GPUs, got {len(four.processes)}")
+def require_ranks(everyone, ranks):
+    if len(everyone.processes) < ranks:
+        pytest.skip(f"needs {ranks} GPUs, got {len(everyone.processes)}")
 
 
 def require_one_result(results: list) -> None:
     """The ranks of the group got the same bits; None comes from a rank outside."""
     found = [result for result in results if result is not None]
-    assert len(found) in (2, 4) and len({*found}) == 1
+    assert len(found) in (2, 4, 8) and len({*found}) == 1
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("into", ["new", "out", "x"])
-def test_all_reduce(four, ranks, dtype, into):
-    require_ranks(four, ranks)
+def test_all_reduce(everyone, ranks, dtype, into):
+    require_ranks(everyone, ranks)
     # The longest is divided among threads.
     for seed, shape in enumerate([(1,), (63,), (3, 5, 67), (70001,)]):
         require_one_result(
-            four.run("sums", ranks=ranks, shape=shape, dtype=dtype, seed=seed, into=into)
+            everyone.run("sums", ranks=ranks, shape=shape, dtype=dtype, seed=seed, into=into)
         )
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_special_values(four, ranks, dtype):
-    require_ranks(four, ranks)
-    require_one_result(four.run("special_values", ranks=ranks, dtype=dtype))
+def test_special_values(everyone, ranks, dtype):
+    require_ranks(everyone, ranks)
+    require_one_result(everyone.run("special_values", ranks=ranks, dtype=dtype))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_reduce_scatter_and_all_gather(four, ranks, dtype):
-    require_ranks(four, ranks)
-    four.run("scatter_and_gather", ranks=ranks, dtype=dtype, rows=1, seed=5)
-    four.run("scatter_and_gather", ranks=ranks, dtype=dtype, rows=7, seed=6)
+def test_reduce_scatter_and_all_gather(everyone, ranks, dtype):
+    require_ranks(everyone, ranks)
+    everyone.run("scatter_and_gather", ranks=ranks, dtype=dtype, rows=1, seed=5)
+    everyone.run("scatter_and_gather", ranks=ranks, dtype=dtype, rows=7, seed=6)
 
 
-def test_no_elements(four):
-    four.run("sums", ranks=2, shape=(0, 5), dtype=torch.float32, seed=0, into="new")
+def test_no_elements(everyone):
+    everyone.run("sums", ranks=2, shape=(0, 5), dtype=torch.float32, seed=0, into="new")
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("columns", [384, 2048])  # on a GPU two kernels, and one
 @pytest.mark.parametrize("quantization", [{}, {"group_size": 128}, {"scale": 0.05}])
-def test_all_reduce_rmsnorm_fp8(four, ranks, columns, quantization):
-    require_ranks(four, ranks)
+def test_all_reduce_rmsnorm_fp8(everyone, ranks, columns, quantization):
+    require_ranks(everyone, ranks)
     data = {"dtype": torch.bfloat16, "seed": 7, "columns": columns, "quantization": quantization}
-    require_one_result(four.run("norms", ranks=ranks, **data))
+    require_one_result(everyone.run("norms", ranks=ranks, **data))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_linear_all_reduce(four, ranks):
-    require_ranks(four, ranks)
-    require_one_result(four.run("linears", ranks=ranks, seed=8))
+def test_linear_all_reduce(everyone, ranks):
+    require_ranks(everyone, ranks)
+    require_one_result(everyone.run("linears", ranks=ranks, seed=8))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_many_calls_of_all_kinds(four, ranks):
+def test_many_calls_of_all_kinds(everyone, ranks):
     """A buffer that is written again too early shows here."""
-    require_ranks(four, ranks)
-    four.run("many", ranks=ranks, seed=100, calls=60)
+    require_ranks(everyone, ranks)
+    everyone.run("many", ranks=ranks, seed=100, calls=60)
 
 
-@pytest.mark.parametrize("late", [0, 1])
-def test_a_late_rank(four, late):
-    four.run("a_late_rank", late=late)
+@pytest.mark.parametrize("late", ["first", "last"])
+def test_a_late_rank(everyone, ranks, late):
+    require_ranks(everyone, ranks)
+    everyone.run("a_late_rank", ranks=ranks, late=0 if late == "first" else ranks - 1)
 
 
 def test_a_rank_that_stays_away_is_an_error(on_cpu):
@@ -126,27 +125,30 @@ def test_a_rank_that_stays_away_is_an_error(on_cpu):
     assert "another rank gave up: its error says why" in second[1]
 
 
-def test_a_rank_that_a_gpu_waited_for_is_an_error(on_gpu):
+def test_a_rank_that_a_gpu_waited_for_is_an_error(on_gpu, ranks):
     """The call returns at once; check() and every later call say who did not come."""
-    first, second, *_ = on_gpu.run("comm_gpu_ranks.a_rank_that_a_gpu_waited_for")
-    for said, missing in ((first, 1), (second, 0)):
-        late = f"rank {missing} did not come within 0.5 seconds: has its process ended?"
-        # Rank 0 had sent its x before it gave up, so rank 1's first call was right.
-        assert said[0] == "no error" if said is second else late in said[0]
-        assert said[1] == "no error" if said is second else late in said[1]
-        assert late in said[2]
+    require_ranks(on_gpu, ranks)
+    first, *others = on_gpu.run("comm_gpu_ranks.a_rank_that_a_gpu_waited_for", ranks=ranks)
+    late = r"rank [1-7] did not come within 0\.5 seconds: has its process ended\?"
+    assert all(re.search(late, said) for said in first)
+    for said in others[: ranks - 1]:
+        # Rank 0 had sent its x before it gave up, so the others' first calls were right.
+        assert said[:2] == ["no error", "no error"]
+        assert "rank 0 did not come within 0.5 seconds: has its process ended?" in said[2]
 
 
-def test_a_dead_rank_is_an_error(four, tmp_path):
-    ranks = Ranks(2, tmp_path, four.backend)
-    late = r"rank 1 did not come (in time|within 2 seconds): has its process ended\?"
+def test_a_dead_rank_is_an_error(everyone, ranks, tmp_path):
+    require_ranks(everyone, ranks)
+    processes, last = Ranks(ranks, tmp_path, everyone.backend), ranks - 1
+    late = rf"rank {last} did not come (in time|within 2 seconds): has its process ended\?"
     try:
-        ranks.start("wait_for_a_dead_rank")
-        assert re.search(late, ranks.answer(0))
-        ranks.processes[1].join(30)
-        assert ranks.processes[1].exitcode == 3
+        processes.start("wait_for_a_dead_rank")
+        for rank in range(last):
+            assert re.search(late, processes.answer(rank))
+        processes.processes[last].join(30)
+        assert processes.processes[last].exitcode == 3
     finally:
-        ranks.close()
+        processes.close()
 
 
 @pytest.mark.parametrize("other", ["size", "dtype", "op"])
@@ -163,9 +165,8 @@ def require_said(results, wanted):
         assert not {name: said[name] for name in wanted if wanted[name] not in said[name]}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_refused_calls(four, ranks):
-    require_ranks(four, ranks)
+def test_refused_calls(everyone, ranks):
+    require_ranks(everyone, ranks)
     wanted = {
         "x": "x must be a torch.Tensor, got a list",
         "dtype": "x must be float32, float16 or bfloat16, got int32",
@@ -178,7 +179,7 @@ def test_refused_calls(four, ranks):
         "bytes": "the tensor has more bytes than the Communicator was made for: give it more",
         "gradient": "all_reduce has no gradient, got x with requires_grad",
     }
-    require_said(four.run("refused", ranks=ranks), wanted)
+    require_said(everyone.run("refused", ranks=ranks), wanted)
 
 
 def test_refused_memory(on_cpu):
@@ -190,9 +191,9 @@ def test_refused_memory(on_cpu):
     require_said(on_cpu.run("refused_memory"), wanted)
 
 
-def test_refused_groups(four):
-    sizes = [64 + rank for rank in range(len(four.processes))]
-    for one, asked, closed in four.run("refused_groups"):
+def test_refused_groups(everyone):
+    sizes = [64 + rank for rank in range(len(everyone.processes))]
+    for one, asked, closed in everyone.run("refused_groups"):
         assert one == "a Communicator takes 2 to 8 ranks, got 1"
         assert asked.endswith(f"the same on every rank, got {sizes}")
         assert closed == "the Communicator is closed: make a new one"
@@ -220,19 +221,21 @@ def test_ranks_share_memory_in_the_same_way(on_cpu):
         assert said.endswith("memory: rank 1: no fabric; by IPC handles: rank 0: no handle")
 
 
-def test_memory_by_ipc_handles(on_gpu):
-    require_one_result(on_gpu.run("comm_gpu_ranks.memory_by_ipc"))
+def test_memory_by_ipc_handles(on_gpu, ranks):
+    require_ranks(on_gpu, ranks)
+    require_one_result(on_gpu.run("comm_gpu_ranks.memory_by_ipc", ranks=ranks))
 
 
-def test_graphs(on_gpu):
-    on_gpu.run("comm_gpu_ranks.graphs")
+def test_graphs(on_gpu, ranks):
+    require_ranks(on_gpu, ranks)
+    on_gpu.run("comm_gpu_ranks.graphs", ranks=ranks)
 
 
-def test_streams(on_gpu):
-    on_gpu.run("comm_gpu_ranks.streams")
+def test_streams(on_gpu, ranks):
+    require_ranks(on_gpu, ranks)
+    on_gpu.run("comm_gpu_ranks.streams", ranks=ranks)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_torch_compile(four, ranks):
-    require_ranks(four, ranks)
-    four.run("compiled", ranks=ranks)
+def test_torch_compile(everyone, ranks):
+    require_ranks(everyone, ranks)
+    everyone.run("compiled", ranks=ranks)
