@@ -28,8 +28,8 @@ ROCM_KERNELS_DEVICE Vector sendable(Vector v) {
 }
 
 ROCM_KERNELS_DEVICE bool has_come(const Vector& v) {
-  return v.word[0] != kNothing && v.word[1] != kNothing && v.word[2] != kNothing &&
-         v.word[3] != kNothing;
+  return (v.word[0] != kNothing) & (v.word[1] != kNothing) & (v.word[2] != kNothing) &
+         (v.word[3] != kNothing);
 }
 
 // What a kernel knows of the group; built by the launcher.
@@ -66,7 +66,9 @@ struct Mailboxes {
     if (entry < kMostPeerBlocks) group.own->epochs[entry] = epoch + 1;
   }
 
-  ROCM_KERNELS_DEVICE bool is_other(int r) const { return r < group.ranks && r != group.rank; }
+  ROCM_KERNELS_DEVICE bool is_other(int r) const {
+    return (r < group.ranks) & (r != group.rank);
+  }
 
   // To place `offset` of every other rank's mailbox.
   ROCM_KERNELS_DEVICE void send(int64_t offset, const Vector& v) const {
@@ -82,22 +84,26 @@ struct Mailboxes {
     const char* const from = peers_own() + offset;
     uint64_t begin = 0;
     for (unsigned tries = 0;; ++tries) {
-      int missing = -1;
+      // No branch between these loads, or each waits for the one before. Ranks that are not there
+      // have rank 0's place.
 #pragma unroll
       for (int r = 0; r < kRanks; ++r) {
-        if (is_other(r)) v[r] = load_from_peer(from + r * stride);
+        v[r] = load_from_peer(from + (r < group.ranks ? r : 0) * stride);
       }
+      bool all = true;
 #pragma unroll
-      for (int r = 0; r < kRanks; ++r) {
-        if (is_other(r) && !has_come(v[r])) missing = r;
-      }
-      if (missing < 0) break;
+      for (int r = 0; r < kRanks; ++r) all &= has_come(v[r]) | !is_other(r);
+      if (all) break;
       pause();
       if (tries == 0) begin = ticks();
       if (tries % 256 == 255 && ticks() - begin > group.patience) {
-        group.own->failed = 1 + static_cast<uint64_t>(missing);
-        store_to_host(reinterpret_cast<uint64_t*>(group.own->report),
-                      1 + static_cast<uint64_t>(missing));
+        uint64_t missing = 0;  // its number and 1
+#pragma unroll
+        for (int r = 0; r < kRanks; ++r) {
+          if (is_other(r) && !has_come(v[r])) missing = 1 + static_cast<uint64_t>(r);
+        }
+        group.own->failed = missing;
+        store_to_host(reinterpret_cast<uint64_t*>(group.own->report), missing);
         return false;
       }
     }
