@@ -10,14 +10,17 @@ from comm_ranks import Here, error_of, many, parts_of, require_same_bits, sums
 from torch import distributed
 
 
-def sharing(here: Here, ipc_works: bool) -> str:
-    """How ranks agree on the way in which they share a GPU's memory, both ways played."""
+def sharing(here: Here, symmetric_works: bool, ipc_works: bool, met_before: int = 0) -> str:
+    """How ranks agree on the way in which they share a GPU's memory, both ways played.
+
+    met_before: how often rank 1 has met others over symmetric memory, and rank 0 has not.
+    """
     group, memory = here.group(2), here.package.comm.memory
     if here.rank > 1:
         return ""
 
     def symmetric(group: Any, size: int, device: torch.device) -> Any:
-        if here.rank == 1:
+        if here.rank == 1 and not symmetric_works:
             raise RuntimeError("no fabric\nbut a long tale")
         return torch.empty(size, dtype=torch.uint8), [8, 16], "symmetric"
 
@@ -26,7 +29,8 @@ def sharing(here: Here, ipc_works: bool) -> str:
             raise RuntimeError("no handle")
         return torch.empty(size, dtype=torch.uint8), [8, 16], "ipc"
 
-    ways = {"_by_symmetric_memory": symmetric, "_by_ipc_handles": ipc}
+    meetings = met_before if here.rank == 1 else 0
+    ways = {"_by_symmetric_memory": symmetric, "_by_ipc_handles": ipc, "_meetings": meetings}
     with mock.patch.multiple(memory, **ways), mock.patch("torch.cuda.synchronize"):
         report = torch.zeros(1, dtype=torch.int64)
         try:
@@ -80,6 +84,17 @@ def graphs(here: Here, ranks: int) -> None:
         require_same_bits(q, wanted)
         require_same_bits(scale, wanted_scale)
         require_same_bits(communicator.all_reduce(x), first)
+
+
+def groups_of_other_sizes(here: Here) -> Any:
+    """A group of all behind one of two, whose members have met once more than the others."""
+    pair, everyone = here.group(2), here.group(distributed.get_world_size())
+    if distributed.get_rank(pair) >= 0:
+        here.communicator(2).close()
+    count = distributed.get_world_size(everyone)
+    mine = Here.__new__(Here)
+    vars(mine).update(vars(here), communicators={count: here.communicator(count)})
+    return sums(mine, count, (70001,), torch.float32, 12, "new")
 
 
 def streams(here: Here, ranks: int) -> None:

@@ -287,7 +287,8 @@ def many(here: Here, ranks: int, seed: int, calls: int) -> Any:
         return None
     kinds, own = random.Random(seed), random.Random(seed * 8 + here.rank)
     for call in range(calls):
-        kind, count = kinds.choice(["sum", "scatter", "gather"]), kinds.choice([1, 40, 3000, 40000 // ranks])
+        kind = kinds.choice(["sum", "scatter", "gather"])
+        count = kinds.choice([1, 40, 3000, 40000 // ranks])
         parts = parts_of(seed + call, ranks, (ranks, count), torch.bfloat16)
         x = parts[here.rank].to(here.device)
         if own.random() < 0.05:

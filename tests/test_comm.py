@@ -20,7 +20,7 @@ def pytest_generate_tests(metafunc):
     if "ranks" not in metafunc.fixturenames:
         metafunc.parametrize("everyone", devices, indirect=True, scope="module")
         return
-    cases = [(d, ranks) for d in devices for ranks in ((2, 4) if d == "cpu" else (2, 4, 8))]
+    cases = [(d, ranks) for d in devices for ranks in ((2, 4) if d == "cpu" else (8, 4, 2))]
     metafunc.parametrize("everyone, ranks", cases, indirect=["everyone"], scope="module")
 
 
@@ -216,9 +216,18 @@ def test_memory_of_a_gpu_is_released(on_gpu):
 
 def test_ranks_share_memory_in_the_same_way(on_cpu):
     """What one rank cannot do, none does."""
-    assert on_cpu.run("comm_gpu_ranks.sharing", ipc_works=True)[:2] == ["ipc", "ipc"]
-    for said in on_cpu.run("comm_gpu_ranks.sharing", ipc_works=False)[:2]:
+    case = "comm_gpu_ranks.sharing"
+    found = on_cpu.run(case, symmetric_works=True, ipc_works=True)[:2]
+    assert found == ["symmetric", "symmetric"]
+    for symmetric, met_before in ((False, 0), (True, 3)):
+        options = {"symmetric_works": symmetric, "met_before": met_before}
+        assert on_cpu.run(case, ipc_works=True, **options)[:2] == ["ipc", "ipc"]
+    for said in on_cpu.run(case, symmetric_works=False, ipc_works=False)[:2]:
         assert said.endswith("memory: rank 1: no fabric; by IPC handles: rank 0: no handle")
+
+
+def test_groups_of_other_sizes(on_gpu):
+    assert len({*on_gpu.run("comm_gpu_ranks.groups_of_other_sizes")}) == 1
 
 
 def test_memory_by_ipc_handles(on_gpu, ranks):

@@ -36,7 +36,7 @@ constexpr int64_t mailbox_bytes(ExchangeDesign design, int64_t vectors, int64_t 
 
 // The threads for `vectors` vectors, one each as long as the device holds them at once: then every
 // access is under way from the start. Small blocks, so that all compute units take part.
-constexpr void choose_threads(int64_t vectors, int64_t compute_units, ExchangeConfig& config) {
+inline void choose_threads(int64_t vectors, int64_t compute_units, ExchangeConfig& config) {
   config.threads = 128;
   while (config.threads < 512 && config.threads * compute_units < vectors) config.threads *= 2;
   const int64_t wanted = (vectors + config.threads - 1) / config.threads;
@@ -46,9 +46,9 @@ constexpr void choose_threads(int64_t vectors, int64_t compute_units, ExchangeCo
 }
 
 // For all_reduce the quicker design of those that fit in half a mailbox; blocks 0: none does.
-constexpr ExchangeConfig choose_exchange(Exchanged what, int64_t elements, int64_t element_bytes,
-                                         int64_t ranks, int64_t half_bytes, int64_t compute_units,
-                                         const LinkRates& links) {
+inline ExchangeConfig choose_exchange(Exchanged what, int64_t elements, int64_t element_bytes,
+                                      int64_t ranks, int64_t half_bytes, int64_t compute_units,
+                                      const LinkRates& links) {
   ExchangeConfig config;
   const int64_t bytes = elements * element_bytes;
   int64_t vectors = part_vectors(elements, element_bytes);
@@ -69,6 +69,17 @@ constexpr ExchangeConfig choose_exchange(Exchanged what, int64_t elements, int64
   if (mailbox_bytes(config.design, vectors, ranks) > half_bytes) return config;
   choose_threads(vectors, compute_units, config);
   return config;
+}
+
+// Whether the norm behind all_reduce runs in its kernel, in one shot: where that costs no more than
+// two shots do with the start of a kernel of its own behind them.
+inline bool joins_norm(int64_t elements, int64_t element_bytes, int64_t ranks, int64_t half_bytes,
+                       const LinkRates& links) {
+  const int64_t bytes = elements * element_bytes;
+  const int64_t vectors = part_vectors(elements, element_bytes);
+  return mailbox_bytes(ExchangeDesign::kOneShot, vectors, ranks) <= half_bytes &&
+         modelled_time(ExchangeDesign::kOneShot, bytes, ranks, links) <=
+             modelled_time(ExchangeDesign::kTwoShot, bytes, ranks, links) + links.start_us;
 }
 
 }  // namespace rocm_kernels

@@ -66,9 +66,7 @@ struct Mailboxes {
     if (entry < kMostPeerBlocks) group.own->epochs[entry] = epoch + 1;
   }
 
-  ROCM_KERNELS_DEVICE bool is_other(int r) const {
-    return (r < group.ranks) & (r != group.rank);
-  }
+  ROCM_KERNELS_DEVICE bool is_other(int r) const { return (r < group.ranks) & (r != group.rank); }
 
   // To place `offset` of every other rank's mailbox.
   ROCM_KERNELS_DEVICE void send(int64_t offset, const Vector& v) const {
@@ -90,10 +88,10 @@ struct Mailboxes {
       for (int r = 0; r < kRanks; ++r) {
         v[r] = load_from_peer(from + (r < group.ranks ? r : 0) * stride);
       }
-      bool all = true;
+      int all = 1;
 #pragma unroll
-      for (int r = 0; r < kRanks; ++r) all &= has_come(v[r]) | !is_other(r);
-      if (all) break;
+      for (int r = 0; r < kRanks; ++r) all &= int{has_come(v[r])} | int{!is_other(r)};
+      if (all != 0) break;
       pause();
       if (tries == 0) begin = ticks();
       if (tries % 256 == 255 && ticks() - begin > group.patience) {

@@ -69,6 +69,9 @@ def gpu_memory(
     size = _HEADER_BYTES + -(-data_bytes // _PAGE) * _PAGE
     reasons: List[str] = []
     for share in (_by_symmetric_memory, _by_ipc_handles):
+        if share is _by_symmetric_memory and not _met_equally_often(group):
+            reasons.append("the ranks have met in different numbers of groups")
+            continue
         why: Optional[str] = None
         try:
             own, peers, kept = share(group, size, device)
@@ -91,6 +94,21 @@ def gpu_memory(
     torch.cuda.synchronize(device)
     dist.barrier(group)  # nobody fills a mailbox that is not empty yet
     return own, kept
+
+
+_meetings = 0  # of this process, over torch's symmetric memory
+
+
+def _met_equally_often(group: Any) -> bool:
+    """Whether the ranks can meet over torch's symmetric memory, and counts that they do. torch
+    numbers the meetings of a process, not of a group: ranks that differ wait for each other until
+    the store's time is over."""
+    global _meetings
+    counts: List[int] = [0] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(counts, _meetings, group=group)
+    equal = len({*counts}) == 1
+    _meetings += equal
+    return equal
 
 
 def _by_symmetric_memory(
