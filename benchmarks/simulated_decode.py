@@ -1,0 +1,148 @@
+"""A layer of a decode step on the simulated MI300X: how often it launches, and what that costs.
+
+    python benchmarks/simulated_decode.py [--save]
+
+One layer of an 8-billion Llama at batch 1: FP8 weights with a scale a row, bfloat16 elsewhere, a
+cache that holds 512 tokens. Its launches are those that docs/decode.md draws. The launchers'
+machine code runs in the simulator (checkers off) and the cycle model plays each launch, caches
+cold; nothing here was measured on an AMD GPU. The sum behind down is torch's own kernel, which does
+not run here: it is taken for a load and a store.
+
+Between kernels there are gaps, which no model here knows: BOUNDARY_US is a published one. Of graphs
+on this GPU nobody has published any. --save writes results/tables, from where
+`python benchmarks/pages.py --write` puts the table into docs/decode.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+
+import tables
+import torch
+from simulated_moe_layers import launches, zeros
+from simulated_product import aligned, simulated, start
+
+from simulator import cycles
+
+READ_BYTES_PER_US = 4.2e6  # what people measure of an MI300X's memory
+# From one kernel to the next on an MI300X, as blog.kog.ai tells of it, and 0.5 us until memory is
+# at its rate again, which the cycle model has.
+BOUNDARY_US = 4.5
+
+HIDDEN, INTERMEDIATE = 4096, 14336
+HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 32, 8, 128, 512
+
+
+def row(columns: int) -> torch.Tensor:
+    return aligned(torch.randn(1, columns).bfloat16())
+
+
+def weight(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zeros take no memory here and as long as others; a scale a row."""
+    return zeros(rows, columns, dtype=simulated.NATIVE), aligned(torch.full((rows, 1), 0.01))
+
+
+class Layer:
+    """The launches of a layer: each a name, what it runs, and the bytes that it must read."""
+
+    def __init__(self) -> None:
+        self.kernels = simulated.functional()
+        self.norm, self.row = aligned(torch.ones(HIDDEN).bfloat16()), row(HIDDEN)
+        self.weights = {
+            "qkv": weight((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
+            "o": weight(HIDDEN, HEADS * HEAD_DIM),
+            "gate and up": weight(2 * INTERMEDIATE, HIDDEN),
+            "down": weight(HIDDEN, INTERMEDIATE),
+        }
+        shape = (1, CONTEXT + 1, KV_HEADS, HEAD_DIM)
+        self.k, self.v = (zeros(*shape, dtype=torch.bfloat16) for _ in range(2))
+
+    def product(self, name: str) -> tuple[str, callable, int]:
+        w, scale = self.weights[name]
+        a = zeros(1, w.shape[1], dtype=simulated.NATIVE)
+        out = zeros(1, w.shape[0], dtype=torch.bfloat16)
+        scale_a = aligned(torch.ones(1, 1))
+        return name, lambda: self.kernels.gemm(a, w, scale_a, scale, out=out), w.nbytes
+
+    def quantised(self, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return zeros(1, columns, dtype=simulated.NATIVE), aligned(torch.zeros(1, 1))
+
+    def rotate(self) -> None:
+        heads = row((HEADS + 2 * KV_HEADS) * HEAD_DIM).view(1, 1, -1, HEAD_DIM)
+        q, k, v = heads.split((HEADS, KV_HEADS, KV_HEADS), 2)
+        cos, sin = (aligned(torch.ones(1, HEAD_DIM).bfloat16()) for _ in range(2))
+        places = aligned(torch.full((1,), CONTEXT, dtype=torch.int32))
+        self.kernels.rope_and_cache(
+            q, k, v, cos, sin, k_cache=self.k, v_cache=self.v, cache_positions=places, out=q
+        )
+
+    def attend(self) -> None:
+        q = row(HEADS * HEAD_DIM).view(1, 1, HEADS, HEAD_DIM)
+        self.kernels.flash_attn_func(q, self.k, self.v, out=aligned(torch.zeros_like(q)))
+
+    def launches(self) -> list[tuple[str, callable, int]]:
+        k = self.kernels
+        norm_out, attended = self.quantised(HIDDEN), row(HEADS * HEAD_DIM)
+        residual, gate_up = row(HIDDEN), row(2 * INTERMEDIATE)
+        attended_out, activated_out = self.quantised(HEADS * HEAD_DIM), self.quantised(INTERMEDIATE)
+        return [
+            ("norm, FP8", lambda: k.rmsnorm_fp8(self.row, self.norm, 1e-5, out=norm_out), 0),
+            self.product("qkv"),
+            ("rotation, cache", self.rotate, 0),
+            ("attention", self.attend, self.k.nbytes + self.v.nbytes),
+            ("FP8", lambda: k.quantize_fp8(attended, out=attended_out), 0),
+            self.product("o"),
+            ("+ residual, norm, FP8",
+             lambda: k.rmsnorm_fp8(self.row, self.norm, 1e-5, residual, out=norm_out), 0),
+            self.product("gate and up"),
+            ("SwiGLU, FP8", lambda: k.swiglu_fp8(gate_up, out=activated_out), 0),
+            self.product("down"),
+        ]  # fmt: skip
+
+
+def played(run: callable) -> tuple[int, float]:
+    """How many kernels a call launches, and their modelled us, without the model's own gap."""
+    launches()
+    run()
+    reports = launches()
+    gap = cycles.MACHINES[simulated.TARGET].launch_s
+    return len(reports), sum(report["cycles"]["seconds"] - gap for report in reports) * 1e6
+
+
+HEADER = ["kernels of a layer, modelled", "launches", "us", "us of its bytes, at 4.2 TB/s"]
+
+
+def table() -> list[list[str]]:
+    lines, count, us, floor = [], 0, 0.0, 0.0
+    for name, run, read in Layer().launches():
+        kernels, its_us = played(run)
+        its_floor = read / READ_BYTES_PER_US
+        lines.append([name, str(kernels), f"{its_us:.1f}", f"{its_floor:.1f}" if read else ""])
+        print(lines[-1], flush=True)
+        count, us, floor = count + kernels, us + its_us, floor + its_floor
+    machine = cycles.MACHINES[simulated.TARGET]
+    added_us = (machine.memory_latency + machine.l2_latency) / machine.clock_hz * 1e6
+    lines.append(["+ residual (torch's: a load and a store)", "1", f"{added_us:.1f}", ""])
+    count, us = count + 1, us + added_us
+    lines.append(["in all", str(count), f"{us:.1f}", f"{floor:.1f}"])
+    with_gaps = us + count * BOUNDARY_US
+    name = f"with {BOUNDARY_US} us between kernels, published"
+    lines.append([name, str(count), f"{with_gaps:.1f}", f"{floor:.1f}"])
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--save", action="store_true", help="write results/tables too")
+    given = parser.parse_args()
+    start()
+    lines = table()
+    print(tables.markdown(HEADER, lines))
+    if given.save:
+        source = f"python benchmarks/simulated_decode.py, {datetime.date.today()}; modelled"
+        tables.save_printed("decode_mi300x", source, HEADER, lines)
+
+
+if __name__ == "__main__":
+    main()
