@@ -7,6 +7,7 @@ tensors that stay, so that whatever does not reach them is seen.
 import contextlib
 import copy
 import gc
+import sys
 import types
 
 import pytest
@@ -14,7 +15,39 @@ import torch
 from kernels import Mode, kernelize, use_kernel_mapping
 from tiny_attention import FAMILIES, prompt, tiny
 from tiny_models import tiny_llama
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
+
+
+class Functions:
+    """Names the functions in Python that are called."""
+
+    def __init__(self):
+        self.names = []
+
+    def __enter__(self):
+        sys.setprofile(self)
+
+    def __exit__(self, *error):
+        sys.setprofile(None)
+        del self.names[-1]  # this one
+
+    def __call__(self, frame, event, argument):
+        if event == "call":
+            self.names.append(frame.f_code.co_name)
+
+
+class Ops(TorchDispatchMode):
+    """Names torch's ops that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._schema.name.removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
 
 OPTIONS = {"max_new_tokens": 12, "do_sample": False}
 ROOM = 531
@@ -61,7 +94,7 @@ def test_weights_are_settled_while_a_step_is_recorded(package, monkeypatch):
     """And neither before nor after: then a kernel that still runs may write them."""
     _, model = tiny("Llama")
     step = stepping(package, model)
-    settled, now, seen = package.models.decode_step.settled, set(), []
+    settled, now, seen = package.models.recorded_step.settled, set(), []
 
     @contextlib.contextmanager
     def told(weights):
@@ -75,9 +108,9 @@ def test_weights_are_settled_while_a_step_is_recorded(package, monkeypatch):
         seen.append(set(now))
         return recorder(device, run)
 
-    recorder = package.models.decode_step._record
-    monkeypatch.setattr(package.models.decode_step, "settled", told)
-    monkeypatch.setattr(package.models.decode_step, "_record", record)
+    recorder = package.models.recorded_step._record
+    monkeypatch.setattr(package.models.recorded_step, "settled", told)
+    monkeypatch.setattr(package.models.recorded_step, "_record", record)
     step.generate(**prompt(), max_new_tokens=5, do_sample=False)
     assert seen == [{parameter.data_ptr() for parameter in step.parameters()}]
     assert not now
@@ -130,6 +163,39 @@ def test_a_replayed_step_does_not_walk_the_model(package, monkeypatch):
             said = step(said.logits[:, -1:].argmax(-1), past_key_values=cache)
     assert package.models.decode_steps(step).replayed == 5
     assert not walks
+
+
+@pytest.mark.parametrize("kind", [StaticCache, DynamicCache])
+def test_what_a_replayed_step_takes_the_host(package, monkeypatch, kind):
+    """Torch's ops that a step calls around its graph, and Python's functions before it, for which a
+    GPU waits: as many whatever the model has of layers."""
+
+    def graph(self):
+        pass
+
+    monkeypatch.setattr(package.models.cpu_recording.CpuGraph, "replay", graph)
+    counts = {}
+    for layers in (2, 5):
+        _, model = tiny("Llama", num_hidden_layers=layers)
+        step = stepping(package, model)
+        cache = kind(config=step.config, **{"max_cache_len": 32} if kind is StaticCache else {})
+        mask, ids = torch.ones(3, 20, dtype=torch.int64), torch.ones(3, 1, dtype=torch.int64)
+        functions, ops = Functions(), Ops()
+        with torch.inference_mode():
+            step(GIVEN["input_ids"], attention_mask=mask[:, :12], past_key_values=cache)
+            for length in range(13, 20):
+                given = {
+                    "input_ids": ids, "attention_mask": mask[:, :length],
+                    "position_ids": ids + length - 1, "past_key_values": cache, "use_cache": True,
+                }  # fmt: skip
+                with {18: functions, 19: ops}.get(length, contextlib.nullcontext()):
+                    step(**given)
+        assert package.models.decode_steps(step).replayed >= 5
+        counts[layers] = functions.names, ops.names
+    assert counts[2] == counts[5]
+    functions, ops = counts[2]
+    assert ops == ["copy_", "slice", "copy_", "copy_", "clone"]
+    assert functions.index("graph") <= 26, functions
 
 
 def test_a_model_that_moves_is_seen(package):
@@ -331,7 +397,7 @@ def test_recorded_layers_give_the_same_bits(package, monkeypatch, family, in_fp8
             super().__init__(run)
             graphs.append(self)
 
-    monkeypatch.setattr(step, "CpuGraph", Counted)
+    monkeypatch.setattr(package.models.recorded_step, "CpuGraph", Counted)
     for batch in (1, 2, 4):
         given = prompt(batch, 9, (0, 2, 4, 1)[:batch])
         said = []

@@ -22,22 +22,22 @@ What a graph has read stays alive with it. Whether the model is still what was r
 tensors, its modules and their hooks) is compared whenever a call has more than one token.
 """
 
-import gc
 import inspect
+import operator
 import sys
 import threading
 import weakref
 from collections import Counter
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
 
-from ..functional.product import settled
 from .attention import use_attention
-from .cpu_recording import CpuGraph, NotAsRecorded
+from .cpu_recording import NotAsRecorded
 from .growing_cache import growing_cache
 from .hooks import is_called
+from .recorded_step import RecordedStep, kind_of, sums_of, tensors_of
 from .tensor_parallel import is_divided
 
 _CACHES = ("past_key_values", "cache")  # 5.24 renames the argument
@@ -107,6 +107,9 @@ def decode_steps(model: nn.Module) -> DecodeSteps:
     return DecodeSteps(step.recorded, step.replayed, dict(step.passed_on))
 
 
+_keys_of = operator.attrgetter("keys")
+
+
 class _Storage:
     """A cache, and the steps recorded with its tensors.
 
@@ -116,7 +119,8 @@ class _Storage:
 
     def __init__(self, cache: Any) -> None:
         self.cache = cache
-        self.steps: Dict[Any, Any] = {}  # by kind of call: a _Recorded, or why there is none
+        self.steps: Dict[Any, Any] = {}  # by kind of call: a RecordedStep, or why there is none
+        self.last: Optional[RecordedStep] = None  # of them, the one that was replayed last
         self.read: List[Any] = []
         self.model_was: Optional[Tuple] = None
 
@@ -128,10 +132,21 @@ class _Storage:
 
     def forget_if_moved(self, cache: Any) -> None:
         """What was recorded with tensors that the cache has no more."""
-        now = [layer.keys for layer in cache.layers if layer.is_initialized]
-        if len(now) != len(self.read) or any(a is not b for a, b in zip(now, self.read)):
-            self.steps.clear()
-            self.read = now
+        if not self.has(cache):
+            self.forget()
+            self.read = [layer.keys for layer in cache.layers]
+
+    def has(self, cache: Any) -> bool:
+        """Whether the steps were recorded with a cache's tensors. A step asks it of all layers, so
+        that the loop over them is not Python's."""
+        layers = cache.layers
+        return len(layers) == len(self.read) and all(
+            map(operator.is_, map(_keys_of, layers), self.read)
+        )
+
+    def forget(self) -> None:
+        self.steps.clear()
+        self.last = None
 
 
 class _DecodeStep:
@@ -181,8 +196,13 @@ class _DecodeStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.inner(*args, **kwargs)
-        kwargs.update(zip(self.__signature__.parameters, args))
-        name = next((name for name in _CACHES if kwargs.get(name) is not None), None)
+        if args:
+            kwargs.update(zip(self.__signature__.parameters, args))
+        name = _name_of_cache(kwargs)
+        if name is not None:
+            result = self._once_more(name, kwargs)
+            if result is not None:
+                return result
         shape = _shape_of_tokens(kwargs)
         if name is None or shape is None:
             return self._pass_on("it has no cache, or no tokens", kwargs)
@@ -208,6 +228,31 @@ class _DecodeStep:
         if grows:
             cache.tokens += rows
             cache.idle = True
+        return result
+
+    def _once_more(self, name: str, kwargs: Dict[str, Any]) -> Any:
+        """The result of a step that is of the same kind as the last one with its cache; None: the
+        call must be looked at. A GPU waits for all that is asked here."""
+        cache = kwargs[name]
+        storage = vars(cache).get("storage") or self.of_static.get(cache)
+        if storage is None or storage.last is None:
+            return None
+        step = storage.last
+        grows = hasattr(cache, "grow")
+        if (
+            storage.model_was is not self.model_was
+            or (grows and cache.tokens >= cache.room)
+            or not step.fits(kwargs)
+            or self._why_run() is not None
+            or not storage.has(cache)
+        ):
+            return None
+        if not grows:
+            return self._replay(step, name, kwargs)
+        cache.idle = False
+        result = self._replay(step, name, kwargs)
+        cache.tokens += 1
+        cache.idle = True
         return result
 
     def _run(
@@ -272,25 +317,32 @@ class _DecodeStep:
             return "a cache whose tensors do not stay in place"
         if not _has_graphs(self.device):
             return f"there are no graphs on {self.device.type}"
+        why = self._why_run()
+        if why is not None:
+            return why
+        for name, value in kwargs.items():
+            if name != cache and not _can_be_given(value, self.device):
+                return f"a graph cannot be given {name} as {type(value).__name__}"
+        return None
+
+    def _why_run(self) -> Optional[str]:
+        """Why nothing can be replayed at this time; None: it can."""
         if self.model.training or torch.is_grad_enabled():
             return "a gradient may be wanted"
         if torch.is_autocast_enabled(self.device.type):
             return "autocast"
-        if _is_recording():
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return "its caller records it"
-        for name, value in kwargs.items():
-            if name != cache and not _can_be_given(value, self.device):
-                return f"a graph cannot be given {name} as {type(value).__name__}"
         return None
 
     def _step(self, storage: _Storage, cache_name: str, kwargs: Dict[str, Any]) -> Any:
         cache = kwargs[cache_name]
         storage.forget_if_moved(cache)
         if storage.model_was is not self.model_was:
-            storage.steps.clear()
+            storage.forget()
             storage.model_was = self.model_was
         others = {name: value for name, value in kwargs.items() if name != cache_name}
-        kind = tuple((name, _kind(name, value)) for name, value in sorted(others.items()))
+        kind = tuple((name, kind_of(name, value)) for name, value in sorted(others.items()))
         kind += (self.device.type == "cpu" and torch.is_inference_mode_enabled(),)
         if kind not in storage.steps:
             storage.steps[kind] = None
@@ -302,8 +354,12 @@ class _DecodeStep:
             step = storage.steps[kind] = self._record(lasting, cache_name, others)
         if isinstance(step, str):
             return self._pass_on(step, kwargs)
+        storage.last = step
+        return self._replay(step, cache_name, kwargs)
+
+    def _replay(self, step: RecordedStep, cache_name: str, kwargs: Dict[str, Any]) -> Any:
         try:
-            result = step.replay(others, cache)
+            result = step.replay(kwargs, cache_name)
         except NotAsRecorded as why:
             return self._pass_on(str(why), kwargs)
         self.replayed += 1
@@ -317,100 +373,22 @@ class _DecodeStep:
         if self.device.type == "cpu" and is_divided(self.model):
             return "a step recorded on a CPU would not exchange with other processes"
         try:
-            step = _Recorded(self.inner, self.model, cache, cache_name, others)
+            step = RecordedStep(self.inner, self.model, cache, cache_name, others)
         except Exception as error:  # what cannot be recorded says so in many ways
             return f"it cannot be recorded: {str(error).splitlines()[0]}"
         self.recorded += 1
         return step
 
 
-class _Recorded:
-    """A step as a graph, with the tensors that it reads and writes."""
-
-    def __init__(
-        self,
-        forward: Callable[..., Any],
-        model: nn.Module,
-        cache: Any,
-        cache_name: str,
-        kwargs: Dict[str, Any],
-    ) -> None:
-        room = cache.layers[0].max_cache_len
-        with torch.inference_mode(False), torch.no_grad():
-            self.inputs = {name: _place(name, value, room) for name, value in kwargs.items()}
-        self.mask_length = 0
-        self._copy_in(kwargs)
-        with settled(_shares(model.parameters())):
-            self.graph = _record(model.device, lambda: self._run(forward, cache, cache_name))
-        self.kept = [*_tensors(model), *map(_sums, model.modules())]
-
-    def _run(self, forward: Callable[..., Any], cache: Any, cache_name: str) -> None:
-        outputs = forward(**self.inputs, **{cache_name: cache})
-        self.outputs = _changed(outputs, lambda tensor: tensor, lambda _: _CACHE)
-
-    def _copy_in(self, kwargs: Dict[str, Any]) -> None:
-        for name, value in kwargs.items():
-            place = self.inputs[name]
-            if isinstance(value, dict):
-                for key, tensor in value.items():
-                    if tensor is not None:
-                        place[key].copy_(tensor)
-            elif _is_padding(name, value):
-                # It grows with the sequence; its place is as long as the cache.
-                length = value.shape[-1]
-                if length < self.mask_length:
-                    place.zero_()
-                place[:, :length].copy_(value)
-                self.mask_length = length
-            elif isinstance(value, torch.Tensor):
-                place.copy_(value)
-
-    def replay(self, kwargs: Dict[str, Any], cache: Any) -> Any:
-        self._copy_in(kwargs)
-        self.graph.replay()
-        return _changed(self.outputs, torch.clone, lambda _: cache)
-
-
-def _is_recording() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
 def _has_graphs(device: torch.device) -> bool:
     return device.type in ("cuda", "cpu")
 
 
-_CACHE = object()  # stands in a recorded result for the cache of the call
-
-
-def _record(device: torch.device, run: Callable[[], None]) -> Any:
-    """A graph of what ``run`` launches."""
-    if device.type == "cpu":
-        return CpuGraph(run)
-    graph = torch.cuda.CUDAGraph()
-    # A graph that is destroyed while another is recorded spoils that one.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            run()
-    finally:
-        if collects:
-            gc.enable()
-    return graph
-
-
-def _changed(outputs: Any, tensor: Callable[[Any], Any], cache: Callable[[Any], Any]) -> Any:
-    """A model's outputs, with other tensors and another cache in them."""
-    if isinstance(outputs, torch.Tensor):
-        return tensor(outputs)
-    if outputs is _CACHE or hasattr(outputs, "get_seq_length"):
-        return cache(outputs)
-    if isinstance(outputs, dict):  # transformers' ModelOutput is one
-        items = {name: _changed(value, tensor, cache) for name, value in outputs.items()}
-        return type(outputs)(**items)
-    if isinstance(outputs, (tuple, list)):
-        return type(outputs)([_changed(value, tensor, cache) for value in outputs])
-    return outputs
+def _name_of_cache(kwargs: Dict[str, Any]) -> Optional[str]:
+    for name in _CACHES:
+        if kwargs.get(name) is not None:
+            return name
+    return None
 
 
 def _shape_of_tokens(kwargs: Dict[str, Any]) -> Optional[Tuple[int, int]]:
@@ -431,10 +409,6 @@ def _stays(cache: Any) -> bool:
     )
 
 
-def _is_padding(name: str, value: Any) -> bool:
-    return name == "attention_mask" and isinstance(value, torch.Tensor) and value.dim() == 2
-
-
 def _can_be_given(value: Any, device: torch.device) -> bool:
     if isinstance(value, dict):
         return all(v is None or _can_be_given(v, device) for v in value.values())
@@ -443,45 +417,11 @@ def _can_be_given(value: Any, device: torch.device) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _kind(name: str, value: Any) -> Any:
-    """What a recorded step depends on."""
-    if isinstance(value, dict):
-        return tuple((key, _kind(key, v)) for key, v in sorted(value.items()))
-    if isinstance(value, torch.Tensor):
-        shape = value.shape[:1] if _is_padding(name, value) else value.shape
-        return value.dtype, tuple(shape)
-    return value
-
-
-def _place(name: str, value: Any, room: int) -> Any:
-    if isinstance(value, dict):
-        return {key: _place(key, v, room) for key, v in value.items()}
-    if _is_padding(name, value):
-        return value.new_zeros((value.shape[0], room))
-    if isinstance(value, torch.Tensor):
-        return torch.empty(value.shape, dtype=value.dtype, device=value.device)
-    return value
-
-
-def _tensors(model: nn.Module) -> List[torch.Tensor]:
-    return _shares([*model.parameters(), *model.buffers()])
-
-
-def _shares(tensors: Iterable[torch.Tensor]) -> List[torch.Tensor]:
-    """Of tensors that are divided among processes this one's part: the whole has no address."""
-    return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
-
-
-def _sums(module: nn.Module) -> Any:
-    """What adds a linear's results over processes: a recorded step reads its memory."""
-    return vars(module).get("sums")
-
-
 def _fingerprint(model: nn.Module) -> Tuple:
     """What a recorded step would not notice: other tensors, modules and hooks."""
     modules = tuple(
-        (type(module), vars(module).get("forward"), is_called(module), _sums(module))
+        (type(module), vars(module).get("forward"), is_called(module), sums_of(module))
         for module in model.modules()
     )
     attention = getattr(model.config, "_attn_implementation", None)
-    return tuple(tensor.data_ptr() for tensor in _tensors(model)), modules, attention
+    return tuple(tensor.data_ptr() for tensor in tensors_of(model)), modules, attention
