@@ -18,6 +18,7 @@ step
 anything else
     Goes through, and :func:`decode_steps` says why.
 
+On a GPU ``generate`` looks whether an answer has ended while the next step runs (late_stop.py).
 What a graph has read stays alive with it. Whether the model is still what was recorded (its
 tensors, its modules and their hooks) is compared whenever a call has more than one token.
 """
@@ -37,6 +38,7 @@ from .attention import use_attention
 from .cpu_recording import NotAsRecorded
 from .growing_cache import growing_cache
 from .hooks import is_called
+from .late_stop import LateGenerate
 from .recorded_step import RecordedStep, kind_of, sums_of, tensors_of
 from .tensor_parallel import is_divided
 
@@ -89,6 +91,8 @@ def use_decode_step(
     stop_decode_step(model)
     use_attention(model)
     model.forward = _DecodeStep(model, max_cache_len, kv_cache_dtype == "fp8")
+    if "generate" not in vars(model):
+        model.generate = LateGenerate(model)
 
 
 def stop_decode_step(model: nn.Module) -> None:
@@ -183,6 +187,8 @@ class _DecodeStep:
 
     def put_back(self) -> None:
         self.model.generation_config.disable_compile = self.compiled_before
+        if isinstance(vars(self.model).get("generate"), LateGenerate):
+            del self.model.generate
         if self.before is None:
             del self.model.forward
         else:

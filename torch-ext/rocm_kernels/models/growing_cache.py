@@ -118,6 +118,8 @@ def _classes() -> Tuple[type, type]:
             # From 5.22 on, a negative number of tokens to remove; before, the length that is left.
             count = -tokens_to_remove if tokens_to_remove <= 0 else self.tokens - tokens_to_remove
             count = max(0, min(count, self.tokens))
+            if count == 0:  # which generate asks for at each step, looking late
+                return
             self.tokens -= count
             self.length.sub_(count)
 

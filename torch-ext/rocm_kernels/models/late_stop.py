@@ -1,0 +1,109 @@
+"""Has ``generate`` ask for the next step before it looks whether an answer has ended.
+
+    step t on the device  ──▶ token t ──▶ step t+1 ──▶ token t+1 ──▶ ...
+    the host, as it was       waits for token t, looks at it, asks for t+1 while the device idles
+    the host, one step late   asks for t+1, waits for token t, looks at it while t+1 runs
+
+transformers can do so by itself (``DeferredStopCheck``, from 5.17 on), and takes back the one step
+too many where an answer has ended: its token, its logits, and its place in a cache that is handed
+out. It does so on Apple's GPUs alone. Here it is told to in a ``generate`` that stands before a
+model's own, if nobody would see the step too many: no function of the caller's looks at each token,
+and what the step drew from the device's random numbers is put back.
+"""
+
+import functools
+import importlib
+import inspect
+import threading
+import types
+from typing import Any, Iterable
+
+import torch
+from torch import nn
+
+_WATCHERS = ("logits_processor", "stopping_criteria")
+_OTHER_LOOPS = ("prefix_allowed_tokens_fn", "custom_generate", "synced_gpus")
+_here = threading.local()
+
+
+class LateGenerate:
+    """A model's ``generate``, which may look late."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        _teach_transformers()
+
+    @property
+    def __wrapped__(self) -> Any:
+        return types.MethodType(type(self.model).generate, self.model)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        generate = self.__wrapped__
+        given = inspect.signature(generate).bind_partial(*args, **kwargs).arguments
+        before = _may_be_late()
+        _here.may_be_late = not any(given.get(name) for name in _OTHER_LOOPS) and all(
+            _is_theirs(given.get(name) or ()) for name in _WATCHERS
+        )
+        try:
+            return generate(*args, **kwargs)
+        finally:
+            _here.may_be_late = before
+
+
+def _may_be_late() -> bool:
+    return getattr(_here, "may_be_late", False)
+
+
+def _is_theirs(watchers: Iterable[Any]) -> bool:
+    """Whether all are of transformers' own, which keep nothing of what they have seen."""
+    return all(type(watcher).__module__.startswith("transformers.") for watcher in watchers)
+
+
+def runs_ahead(device: torch.device) -> bool:
+    """Whether the host can ask for a step while the device still runs the one before."""
+    return device.type == "cuda"
+
+
+@functools.cache
+def _teach_transformers() -> None:
+    """Does nothing where a version has no such check. Of other models' caches it asks as before."""
+    utils = importlib.import_module("transformers.generation.utils")
+    theirs = getattr(utils, "DeferredStopCheck", None)
+    if theirs is None:
+        return
+
+    class LateStopCheck(theirs):
+        """Also for caches that grow in place; and takes back the random numbers of a step too
+        many, which the one step before has not drawn yet."""
+
+        drawn = before = None  # the state behind this step's numbers, and behind the last one's
+
+        @staticmethod
+        def is_supported(device: torch.device, cache: Any, *args: Any, **kwargs: Any) -> bool:
+            if _may_be_late() and hasattr(cache, "grow") and runs_ahead(device):
+                return not kwargs.get("is_assistant", False)
+            return theirs.is_supported(device, cache, *args, **kwargs)
+
+        def __call__(self, unfinished_sequences: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+            self.device = unfinished_sequences.device
+            self.before, self.drawn = self.drawn, _random_state(self.device)
+            return super().__call__(unfinished_sequences, *args, **kwargs)
+
+        def finish(self) -> int:
+            count = super().finish()
+            if count:
+                _set_random_state(self.device, self.before)
+            return count
+
+    utils.DeferredStopCheck = LateStopCheck
+
+
+def _random_state(device: torch.device) -> torch.Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random_state(device: torch.device, state: torch.Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
