@@ -2,10 +2,11 @@
 
     python benchmarks/generate.py [--model llama-8b] [--batches 1,8,32] [--contexts 512,8192]
                                   [--sides bfloat16,without,auto,fp8] [--lm-head] [--save]
-                                  [--kernels] [--timeline]
+                                  [--kernels] [--timeline] [--loop]
 
-Weights are random, prompts too. tokens_per_s is of the whole loop of generate, greedy, between its
-17th and its 64th token; ready_s is the time to its third, whose step is the first that is replayed.
+Weights are random, prompts too. tokens_per_s is of the whole loop of generate, greedy and streamed,
+between its 17th and its 64th token; ready_s is the time to its third, whose step is the first that
+is replayed.
 step_ms is of one call of the model, with the device waited for, host_ms of what the call takes the
 host. floor_ms is the time of the bytes that a step reads of weights and cache, at the rate at which
 this device reads 4 GiB. The side bfloat16 is the model as it was before anything, with SDPA and
@@ -14,8 +15,9 @@ saved some of this device (serving.py --contexts).
 
 --kernels counts the kernels of a step by the profiler, --timeline tells a layer's at the first
 batch and context, each with the time from the end of the one before to its own: kernels overlap,
-and wait for one another. With --save, picture.py draws it. A model of two narrow layers runs where
-there is no GPU: to see that it works.
+and wait for one another. With --save, picture.py draws it. --loop tells for how long the device is
+idle in the loop of generate, and what torch runs on it for a token, by the profiler. A model of two
+narrow layers runs where there is no GPU: to see that it works.
 """
 
 from __future__ import annotations
@@ -64,23 +66,71 @@ def read_rate(device: torch.device) -> float:
     return data.nbytes / min(times)
 
 
+class Clock:
+    """A streamer that notes when it has the prompt, and each token."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        pass
+
+
 def answer_times(model, ids: torch.Tensor, count: int, **options) -> list[float]:
-    """When generate was called, and when it had each token: it waits for the device every time."""
-    from transformers import StoppingCriteriaList
-
-    times = []
-
-    def note(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        times.append(time.perf_counter())
-        return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
-
+    """When generate had the prompt, and each token."""
+    clock = Clock()
     synchronize()
-    times.append(time.perf_counter())
     model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count,
-        do_sample=False, pad_token_id=0, stopping_criteria=StoppingCriteriaList([note]), **options,
+        do_sample=False, pad_token_id=0, streamer=clock, **options,
     )  # fmt: skip
-    return times
+    return clock.times
+
+
+class Loop(NamedTuple):
+    """What the device does for a token of generate, in microseconds."""
+
+    period: float
+    idle: float
+    torchs: dict[str, float]  # kernels and copies of torch's own, by name
+
+
+def loop_in(events: list[dict], tokens: int) -> Loop:
+    """Of the last so many tokens in a trace of generate; a token is chosen by one argmax."""
+    known = ("kernel", "gpu_memcpy", "gpu_memset")
+    found = sorted((event["ts"], event["ts"] + event["dur"], event["name"])
+                   for event in events if event.get("cat") in known)  # fmt: skip
+    chosen = [begin for begin, _, name in found if "argmax" in name.lower()][-tokens - 1 :]
+    first, last = chosen[0], chosen[-1]
+    busy, covered = 0.0, first
+    torchs: dict[str, float] = defaultdict(float)
+    for begin, end, name in found:
+        if first <= begin < last:
+            own = max(0.0, end - max(begin, covered))
+            busy, covered = busy + own, max(covered, end)
+            if "at::" in name or "Mem" in name:
+                torchs[short_torch(name)] += own / tokens
+    return Loop((last - first) / tokens, (last - first - busy) / tokens, dict(torchs))
+
+
+def short_torch(name: str) -> str:
+    """A kernel of torch's: what it is called, and what it was made for."""
+    names = re.findall(r"native::(?:\(anonymous namespace\)::)?(\w+)", name)
+    return " ".join(dict.fromkeys(names)) or short(name)
+
+
+def loop_of(model, ids: torch.Tensor, tokens: int, **options) -> Loop:
+    """Profiles generate's loop, prompt and all."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        answer_times(model, ids, tokens + 8, **options)
+        synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        profile.export_chrome_trace(f"{folder}/trace.json")
+        events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+    return loop_in(events, tokens)
 
 
 def short(name: str) -> str:
@@ -256,6 +306,8 @@ def measure_cell(
         "step_ms": step * 1e3, "host_ms": host * 1e3, "floor_ms": floor * 1e3,
         "ready_s": times[3] - times[0], "kernels": names, "layer": layer,
     }  # fmt: skip
+    if options.loop and device.type == "cuda":
+        row["loop"] = loop_of(model, ids, 16, **chunk)
     if side != "without":
         row["steps"] = str(package.models.decode_steps(model))
     return row
@@ -264,12 +316,21 @@ def measure_cell(
 def tell(row: dict) -> None:
     """Prints a row, and its kernels below it."""
     shown = {
-        name: value for name, value in row.items() if name not in ("kernels", "layer", "steps")
+        name: value
+        for name, value in row.items()
+        if name not in ("kernels", "layer", "steps", "loop")
     }
     shown = {name: round(v, 3) if isinstance(v, float) else v for name, v in shown.items()}
     print(json.dumps(shown), flush=True)
     if "steps" in row:
         print("   ", row["steps"], flush=True)
+    if "loop" in row:
+        loop = row["loop"]
+        print(
+            f"    {loop.period:8.1f} us a token of generate, {loop.idle:.1f} of them idle; torch's:"
+        )
+        for name, us in sorted(loop.torchs.items(), key=lambda item: -item[1])[:12]:
+            print(f"    {us:8.1f} us  {name}", flush=True)
     kernels = sorted(row.get("kernels", {}).items(), key=lambda item: -item[1][1])
     for name, (count, us) in kernels[:24]:
         print(f"    {us:8.1f} us {count:6.1f}  {name}", flush=True)
@@ -345,6 +406,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--lm-head", action="store_true", help="the output embedding in FP8 too")
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--timeline", action="store_true")
+    parser.add_argument("--loop", action="store_true")
     parser.add_argument("--save", action="store_true", help="to results/tables")
     options = parser.parse_args(arguments)
     rows = measure(options)

@@ -111,6 +111,29 @@ def test_rows_with_vllm_beside(tmp_path, monkeypatch):
     assert picture.timeline_source() == "card, measured: llama-8b, batch 8, context 8,192"
 
 
+def test_the_loop_of_generate():
+    """Of the last two of four tokens: one's kernels overlap, and the device waits for the host."""
+
+    def kernel(name, begin, end):
+        return {"cat": "kernel", "name": name, "ts": begin, "dur": end - begin}
+
+    argmax = (
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<at::native::ArgMaxOps<float>>>"
+    )
+    found = []
+    for start in (0.0, 50.0, 100.0, 200.0, 300.0):
+        found += [kernel(argmax, start, start + 4), kernel("ours<1>", start + 10, start + 30),
+                  kernel("void ours<2>", start + 25, start + 40),
+                  {**kernel("Memcpy DtoD", start + 45, start + 47), "cat": "gpu_memcpy"},
+                  {**kernel("launch", start + 60, start + 90), "cat": "cuda_runtime"}]  # fmt: skip
+    loop = generate.loop_in(found[::-1], 2)
+    assert loop == (
+        100.0,
+        100.0 - 4 - 30 - 2,
+        {"reduce_kernel ReduceOp ArgMaxOps": 4.0, "Memcpy DtoD": 2.0},
+    )
+
+
 def test_a_step_of_vllm_behind_a_prompt(monkeypatch):
     """Of a vLLM whose prompt takes 5 s the first time, and a token 0.25 s a sequence."""
     now, seen = [0.0], set()
