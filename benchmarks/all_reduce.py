@@ -10,7 +10,8 @@ NCCL and the quicker of torch's symmetric-memory sums, without multicast: CUDA g
 in place where there is a sum alone, so that each needs the one before; the median of the replays,
 the slowest rank's. A product of a weight that fits in the L2 cache finds it there.
 
---save writes results/tables/all_reduce_numbers.csv, and all_reduce_products.csv of the products.
+--save writes results/tables/all_reduce_numbers.csv, of more than two ranks
+all_reduce_more_ranks.csv, and of the products all_reduce_products.csv; other devices' rows stay.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ PRODUCTS = [
     for m in (1, 8, 32, 64)
 ]  # fmt: skip
 PRODUCTS_ON_CPU = [(1, 4096, 1024), (8, 4096, 1024)]
-NUMBERS, WITH_PRODUCT = "all_reduce_numbers", "all_reduce_products"
+NUMBERS, MORE_RANKS = "all_reduce_numbers", "all_reduce_more_ranks"
+WITH_PRODUCT = "all_reduce_products"
 ROUNDS = 7
 GRAPH_CALLS, REPLAYS = 40, 30
 EPS = 1e-5
@@ -206,22 +208,14 @@ def run_rank(rank: int, ranks: int, file: str, options: argparse.Namespace) -> N
     if rank == 0 and options.save:
         source = f"python benchmarks/all_reduce.py --save\n{machine}, torch {torch.__version__}"
         header = ["", "us", "gloo or NCCL", "torch's symmetric memory"]
-        save(NUMBERS, source, header, numbers, options.gpu)
+        tables.save_beside(NUMBERS if ranks == 2 else MORE_RANKS, source, header, numbers, kind)
         header = [
             "", "linear_all_reduce, us", "the product alone", "ratio", "product, then gloo or NCCL",
             "product, then torch's symmetric memory",
         ]  # fmt: skip
-        save(WITH_PRODUCT, source, header, products, options.gpu)
+        tables.save_beside(WITH_PRODUCT, source, header, products, kind)
     distributed.barrier()
     distributed.destroy_process_group()
-
-
-def save(name: str, source: str, header: list, rows: list, on_gpu: bool) -> None:
-    """Keeps the rows of the other kind of device."""
-    others = []
-    if (tables.RESULTS / "tables" / f"{name}.csv").exists():
-        others = [row for row in tables.printed(name)[1] if row[0].startswith("CPU") == on_gpu]
-    tables.save_printed(name, source, header, others + rows)
 
 
 def main() -> int:

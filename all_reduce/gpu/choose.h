@@ -71,15 +71,4 @@ inline ExchangeConfig choose_exchange(Exchanged what, int64_t elements, int64_t 
   return config;
 }
 
-// Whether the norm behind all_reduce runs in its kernel, in one shot: where that costs no more than
-// two shots do with the start of a kernel of its own behind them.
-inline bool joins_norm(int64_t elements, int64_t element_bytes, int64_t ranks, int64_t half_bytes,
-                       const LinkRates& links) {
-  const int64_t bytes = elements * element_bytes;
-  const int64_t vectors = part_vectors(elements, element_bytes);
-  return mailbox_bytes(ExchangeDesign::kOneShot, vectors, ranks) <= half_bytes &&
-         modelled_time(ExchangeDesign::kOneShot, bytes, ranks, links) <=
-             modelled_time(ExchangeDesign::kTwoShot, bytes, ranks, links) + links.start_us;
-}
-
 }  // namespace rocm_kernels

@@ -161,12 +161,10 @@ inline Group make_group(const ExchangeArgs& args) {
   return group;
 }
 
-constexpr const LinkRates& links_here() { return kNvidia ? kNvlink : kXgmi; }
-
 inline ExchangeConfig choose(const ExchangeArgs& args, int64_t element_bytes,
                              const DeviceFacts& facts) {
   return choose_exchange(args.what, args.elements, element_bytes, args.ranks,
-                         half_of(args.data_bytes), facts.compute_units, links_here());
+                         half_of(args.data_bytes), facts.compute_units, kNvidia ? kNvlink : kXgmi);
 }
 
 template <typename T>

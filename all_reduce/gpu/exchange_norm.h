@@ -141,10 +141,8 @@ Status launch_exchange_norm(const ExchangeArgs& exchange, const RmsnormFp8Args& 
 template <typename T>
 Status launch_exchange_norm(const ExchangeArgs& exchange, const RmsnormFp8Args& norm,
                             const DeviceFacts& facts, Stream stream, bool& fused) {
-  if (!joins_norm(exchange.elements, sizeof(T), exchange.ranks, half_of(exchange.data_bytes),
-                  links_here())) {
-    return nullptr;
-  }
+  const ExchangeConfig config = choose(exchange, sizeof(T), facts);
+  if (config.blocks == 0 || config.design != ExchangeDesign::kOneShot) return nullptr;
   if (exchange.ranks <= 2) return launch_exchange_norm<T, 2>(exchange, norm, facts, stream, fused);
   if (exchange.ranks <= 4) return launch_exchange_norm<T, 4>(exchange, norm, facts, stream, fused);
   return launch_exchange_norm<T, 8>(exchange, norm, facts, stream, fused);
