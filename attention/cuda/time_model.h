@@ -45,6 +45,7 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   constexpr float kCodesPerUs = 24e3f;             // of FP8, that it widens
   constexpr float kBandwidth = 0.92f;              // of what the driver says of the memory
   constexpr float kL2Rate = 1.4f;                  // of the same
+  constexpr float kSmBytesPerUs = 59e3f;           // that a multiprocessor takes in from memory
   const PrefillTile tile = prefill_tile(args);
   const float row_blocks_of_pair = static_cast<float>(row_blocks(args, c));
   const float outer = static_cast<float>(c.outer);
@@ -55,9 +56,14 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   const float longest = args.window_left >= 0 ? keys : static_cast<float>(args.max_seqlen_k);
   const float columns = static_cast<float>(tile.head_dim + tile.head_dim_v);
   const float scores = static_cast<float>(c.rows * tile.keys);
-  const float tile_us =
-      kTileUs + std::max({2 * scores * columns / kFlopsPerUs, scores / kScoresPerUs,
-                          tile.fp8 ? static_cast<float>(tile.keys) * columns / kCodesPerUs : 0});
+  const float elements = static_cast<float>(tile.keys) * columns;
+  const float bytes_us =  // of keys that no other block brings to L2
+      row_blocks_of_pair > 1
+          ? 0
+          : elements * static_cast<float>(size_of(args.kv_dtype)) / kSmBytesPerUs;
+  const float tile_us = std::max(
+      bytes_us, kTileUs + std::max({2 * scores * columns / kFlopsPerUs, scores / kScoresPerUs,
+                                    tile.fp8 ? elements / kCodesPerUs : 0}));
   const auto block_us = [&](float its_keys) {
     return kBlockUs + std::ceil(its_keys / static_cast<float>(tile.keys) / outer) * tile_us;
   };
