@@ -56,6 +56,23 @@ def test_pages(run, page, kv_dtype, rows, outer):
         causal=True)  # fmt: skip
 
 
+@pytest.mark.parametrize("page", [1, 4, 8, 16, 24, 48, 256])
+@pytest.mark.parametrize("kv_dtype", [None, E4M3])
+@pytest.mark.parametrize("config, size, size_v", [
+    ("cluster=1 outer=1", 128, 128), ("cluster=4 outer=2", 128, 128), ("cluster=1 outer=1", 64, 64),
+    ("cluster=2 outer=1", 96, 96), ("cluster=1 outer=1", 192, 128), ("cluster=2 outer=1", 256, 256),
+    ("cluster=2 outer=1", 512, 512),
+])  # fmt: skip
+def test_few_queries_in_pages(run, config, size, size_v, page, kv_dtype):
+    """So many keys that a warp looks pages up more than once; windows that begin inside of one."""
+    lengths = [5003, 2100, 77, 0] if page % 16 == 0 else [503, 210, 77, 0]
+    for options in ({}, {"window_size": (lengths[1], 0)}):
+        run(
+            f"decode rows=8 {config}", lengths, rows=2, heads=(8, 2), size=size, size_v=size_v,
+            page=page, kv_dtype=kv_dtype, **options,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("options", [
     {"window_size": (50, 0)}, {"window_size": (70, 3)}, {"softcap": 5.0, "causal": True},
     {"s_aux": torch.randn(8), "window_size": (20, 0)}, {"softmax_scale": 0.0},

@@ -18,9 +18,11 @@ NVCC = shutil.which("nvcc")
 
 
 @pytest.mark.skipif(not (NVCC and shutil.which("g++")), reason="needs nvcc's headers and g++")
-@pytest.mark.parametrize("part, tiles", [("widen", 21), ("block_scales", 36), ("orders", 2000)])
+@pytest.mark.parametrize(
+    "part, tiles", [("widen", 21), ("block_scales", 36), ("orders", 2000), ("key_copies", 64)]
+)
 def test_every_value_is_right_whoever_is_first(tmp_path, part, tiles):
-    for folder in ("blocks", "common", "moe"):
+    for folder in ("attention", "blocks", "common", "moe"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copytree(ROOT / "tests" / "emulated", tmp_path, dirs_exist_ok=True)
     command = ["g++", "-std=c++20", "-O1", "-pthread", "-fsanitize=address"]

@@ -87,21 +87,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
 
   const int stages = grid.stages;
   const uint32_t ring = pinned_address(shared) + warp * stages * 2 * Shape::kTileBytes;
-  TileCopies<Shape> copies(args, s, head, keys);
 
   // ---- First tiles on their way
   int next = begin + warp;
+  TileCopies<Shape> copies(args, s, head, keys, grid.page_size, next);
 #pragma unroll 1
   for (int stage = 0; stage < stages - 1; ++stage) {
     if (next < end) {
       const uint32_t at = ring + stage * 2 * Shape::kTileBytes;
-      copies.look_up(next * kKeys);
       copies.start(next * kKeys, at, at + Shape::kTileBytes);
     }
     next += Shape::kWarps;
     copies_commit();
   }
-  if (next < end) copies.look_up(next * kKeys);
 
   // ---- The lane's columns of S^T, and what they see
   DecodeColumns<Shape> columns;
@@ -160,7 +158,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
     }
     copies_commit();
     next += Shape::kWarps;
-    if (next < end) copies.look_up(next * kKeys);
     filled = filled + 1 == stages ? 0 : filled + 1;
     const uint32_t k_at = ring + stage * 2 * Shape::kTileBytes + k_lane;
     const uint32_t v_at = ring + stage * 2 * Shape::kTileBytes + Shape::kTileBytes + v_lane;

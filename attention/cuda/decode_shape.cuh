@@ -35,6 +35,7 @@ struct DecodeShape {
 struct DecodeGrid {
   Window window;
   RowGroups rows;
+  PageSize page_size;
   int parts;            // of the keys: cluster * outer
   int cluster;          // that meet in shared memory
   int row_blocks;       // of kRows rows

@@ -16,6 +16,7 @@ Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& conf
   DecodeGrid grid = {};
   grid.window = Window::of(args);
   grid.rows = RowGroups::of(args.heads / args.kv_heads);
+  grid.page_size = PageSize::of(args);
   grid.cluster = config.cluster;
   grid.parts = config.cluster * config.outer;
   grid.row_blocks = static_cast<int>(row_blocks(args, config));

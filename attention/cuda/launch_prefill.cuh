@@ -15,6 +15,7 @@ Status launch_prefill_tile(const AttentionArgs& args, const AttentionConfig& con
   PrefillGrid grid = {};
   grid.window = Window::of(args);
   grid.rows = RowGroups::of(args.heads / args.kv_heads);
+  grid.page_size = PageSize::of(args);
   grid.row_blocks = static_cast<int>(row_blocks(args, config));
   grid.pairs = static_cast<int>(args.batch * args.kv_heads);
   // Half of L2 for keys and values that blocks share, at once.

@@ -4,6 +4,7 @@
 #include "../../common/gpu/device.h"
 #include "../gpu/problem.h"
 #include "matrix.cuh"
+#include "pages.cuh"
 #include "row_groups.cuh"
 #include "tiles.h"
 
@@ -26,8 +27,9 @@ struct PrefillShape {
   static constexpr int kRows = 64 * kConsumers, kThreads = 128 * (1 + kConsumers);
   static constexpr int kStages = kOf.stages(kRows), kSlots = kOf.slots(kRows);
   static constexpr int kWarps = 4 * kConsumers;  // of consumers
-  static constexpr int kProducerRegisters = kFp8 ? 72 : 40;
-  static constexpr int kConsumerRegisters = kFp8 ? 216 : 232;
+  // Of 168 a thread of three warpgroups; two have more than they need.
+  static constexpr int kProducerRegisters = kConsumers == 1 ? 72 : kFp8 ? 72 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 1 ? 232 : kFp8 ? 216 : 232;
   static constexpr int kQBytes = kOf.q_bytes(kRows);
   static constexpr int kKBytes = kOf.k_bytes(), kVBytes = kOf.v_bytes();  // of a stage
 };
@@ -36,6 +38,7 @@ struct PrefillShape {
 struct PrefillGrid {
   Window window;
   RowGroups rows;
+  PageSize page_size;
   int row_blocks;      // of the longest sequence
   int pairs;           // of a sequence and a KV head
   int pairs_together;  // whose blocks run one after the other, those of the most keys first

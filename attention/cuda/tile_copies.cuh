@@ -1,24 +1,28 @@
 // Keys and values on their way from where they lie, rows or pages, to a warp's shared memory.
 #pragma once
 
+#include <numeric>
+
 #include "../../common/cuda/async_copy.cuh"
-#include "../gpu/problem.h"
+#include "pages.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
 
-// One warp's tiles on their way to its shared memory.
+// One warp's tiles on their way to its shared memory, in their order: from first_tile on, each
+// Shape::kWarps behind the one before.
 template <class Shape>
 class TileCopies {
  public:
   static constexpr int kVectors = Shape::kRowBytes / 16;  // of a row
-  static constexpr int kCopies = Shape::kKeys * kVectors / 32;
-  // Lanes keep their place in rows from copy to copy, which then are a number of rows apart.
-  static constexpr bool kRegular = 32 % kVectors == 0 || kVectors % 32 == 0;
-  static_assert(Shape::kKeys * kVectors % 32 == 0, "each lane copies as many vectors");
+  // A lane's copies come round to the same place of a row, some rows further.
+  static constexpr int kCopies = kVectors / std::gcd(kVectors, 32);
+  static constexpr int kRows = 32 / std::gcd(kVectors, 32);
+  static_assert(Shape::kKeys % kRows == 0 && 16 % kRows == 0, "tiles and runs are whole rounds");
 
-  __device__ TileCopies(const AttentionArgs& args, const Sequence& s, int head, KeyRange keys)
-      : pages_(s.pages), keys_(keys), page_size_(static_cast<uint32_t>(args.page_size)) {
+  __device__ TileCopies(const AttentionArgs& args, const Sequence& s, int head, KeyRange keys,
+                        const PageSize& page_size, int first_tile)
+      : keys_(keys), pages_(s, page_size, keys.end, first_tile) {
     k_row_ = args.k.row_stride * Shape::kBytes;
     v_row_ = args.v.row_stride * Shape::kBytes;
     k_page_ = args.k.batch_stride * Shape::kBytes;
@@ -29,80 +33,93 @@ class TileCopies {
          (s.v_batch + head * args.v.head_stride) * Shape::kBytes;
     k_bytes_ = static_cast<int>(args.head_dim) * Shape::kBytes;
     v_bytes_ = static_cast<int>(args.head_dim_v) * Shape::kBytes;
-    whole_rows_ = kRegular && k_bytes_ == Shape::kRowBytes && v_bytes_ == Shape::kRowBytes;
-    whole_pages_ = pages_ == nullptr || page_size_ % Shape::kKeys == 0;
   }
 
-  // Looks up where the keys of the tile at `first` lie; before start() of the same tile.
-  __device__ void look_up(int first) {
-    if (pages_ == nullptr) return;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int key = whole_pages_ ? first : first + lane % Shape::kKeys;
-    if (whole_pages_ || (key >= keys_.begin && key < keys_.end)) {
-      const uint32_t page = static_cast<uint32_t>(key) / page_size_;
-      page_ = pages_[page];
-      row_ = static_cast<int>(static_cast<uint32_t>(key) - page * page_size_);
-    }
-  }
-
-  __device__ void start(int first, uint32_t k_stage, uint32_t v_stage) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if (whole_rows_ && whole_pages_ && first >= keys_.begin && first + Shape::kKeys <= keys_.end) {
-      const int64_t row = (pages_ != nullptr ? row_ : first) + lane / kVectors;
-      const int byte = lane % kVectors * 16;
-      const char* k = k_ + row * k_row_ + byte;
-      const char* v = v_ + row * v_row_ + byte;
-      if (pages_ != nullptr) {
-        k += page_ * k_page_;
-        v += page_ * v_page_;
-      }
-      const uint32_t to = static_cast<uint32_t>(lane / kVectors * Shape::kPitch + byte);
-      constexpr int kRowsAtOnce = kVectors < 32 ? 32 / kVectors : 1;
-      constexpr int kCopiesOfRow = kVectors < 32 ? 1 : kVectors / 32;
+  // Starts the copies of the next tile, whose keys begin at `first`.
+  __device__ void start(int first, uint32_t k_stage, uint32_t v_stage) {
+    if (first >= keys_.begin && first + Shape::kKeys <= keys_.end) {
+      if (!pages_.any()) {
+        copy_rows<Shape::kKeys>({0, first}, k_stage, v_stage);
+      } else if (pages_.longest_runs()) {
 #pragma unroll
-      for (int i = 0; i < kCopies / kCopiesOfRow; ++i) {
-#pragma unroll
-        for (int j = 0; j < kCopiesOfRow; ++j) {
-          const uint32_t at = to + i * kRowsAtOnce * Shape::kPitch + j * 512;
-          copy_vector(k_stage + at, k + j * 512, 16);
-          copy_vector(v_stage + at, v + j * 512, 16);
+        for (int run = 0; run < Shape::kKeys; run += 16) {
+          copy_rows<16>(pages_.of(first, run), k_stage + run * Shape::kPitch,
+                        v_stage + run * Shape::kPitch);
         }
-        k += kRowsAtOnce * k_row_;
-        v += kRowsAtOnce * v_row_;
+      } else {
+#pragma unroll 2
+        for (int row = 0; row < Shape::kKeys; row += kRows) {
+#pragma unroll
+          for (int i = 0; i < kCopies; ++i) {
+            const Place place(i);
+            const PageRow at = pages_.of(first, row + place.row);
+            copy(true, at, place.byte, k_stage + row * Shape::kPitch + place.to,
+                 v_stage + row * Shape::kPitch + place.to);
+          }
+        }
       }
-      return;
-    }
-    // Keys that nobody sees, and what is beyond a head, are zeros: nothing of them is read.
+    } else {
 #pragma unroll 1
-    for (int i = 0; i < kCopies; ++i) {
-      const int vector = i * 32 + lane;
-      const int row = vector / kVectors, byte = vector % kVectors * 16;
-      const int key = first + row;
-      int64_t page = 0, in_page = key;
-      if (pages_ != nullptr) {
-        page = __shfl_sync(~0u, page_, row);
-        in_page = whole_pages_ ? row_ + row : __shfl_sync(~0u, row_, row);
+      for (int row = 0; row < Shape::kKeys; row += kRows) {
+#pragma unroll 1
+        for (int i = 0; i < kCopies; ++i) {
+          const Place place(i);
+          const int key = first + row + place.row;
+          const PageRow at = pages_.any() ? pages_.of(first, row + place.row) : PageRow{0, key};
+          copy(key >= keys_.begin && key < keys_.end, at, place.byte,
+               k_stage + row * Shape::kPitch + place.to, v_stage + row * Shape::kPitch + place.to);
+        }
       }
-      const bool there = key >= keys_.begin && key < keys_.end;
-      const int k_left = there ? min(max(k_bytes_ - byte, 0), 16) : 0;
-      const int v_left = there ? min(max(v_bytes_ - byte, 0), 16) : 0;
-      const uint32_t to = static_cast<uint32_t>(row * Shape::kPitch + byte);
-      copy_vector(k_stage + to, k_left > 0 ? k_ + page * k_page_ + in_page * k_row_ + byte : k_,
-                  k_left);
-      copy_vector(v_stage + to, v_left > 0 ? v_ + page * v_page_ + in_page * v_row_ + byte : v_,
-                  v_left);
     }
+    pages_.next_tile(first);
   }
 
  private:
-  const int32_t* pages_;
+  // Of the lane's i-th vector of kRows rows.
+  struct Place {
+    int row, byte;
+    uint32_t to;
+
+    __device__ __forceinline__ explicit Place(int i) {
+      const int vector = i * 32 + static_cast<int>(threadIdx.x) % 32;
+      row = vector / kVectors, byte = vector % kVectors * 16;
+      to = static_cast<uint32_t>(row * Shape::kPitch + byte);
+    }
+  };
+
+  // Rows from `at` on, one after the other.
+  template <int kCount>
+  __device__ __forceinline__ void copy_rows(PageRow at, uint32_t k_stage, uint32_t v_stage) const {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const Place place(i);
+      const bool of_k = place.byte < k_bytes_, of_v = place.byte < v_bytes_;
+      const char* k = k_ + at.page * k_page_ + (at.row + place.row) * k_row_ + place.byte;
+      const char* v = v_ + at.page * v_page_ + (at.row + place.row) * v_row_ + place.byte;
+#pragma unroll
+      for (int row = 0; row < kCount; row += kRows) {
+        copy_vector(k_stage + row * Shape::kPitch + place.to, k, of_k ? 16 : 0);
+        copy_vector(v_stage + row * Shape::kPitch + place.to, v, of_v ? 16 : 0);
+        k += kRows * k_row_;
+        v += kRows * v_row_;
+      }
+    }
+  }
+
+  // A vector of a row. Keys that nobody sees, and what is beyond a head, are zeros: nothing of them
+  // is read.
+  __device__ __forceinline__ void copy(bool there, PageRow at, int byte, uint32_t k_to,
+                                       uint32_t v_to) const {
+    const bool of_k = there && byte < k_bytes_, of_v = there && byte < v_bytes_;
+    copy_vector(k_to, of_k ? k_ + at.page * k_page_ + at.row * k_row_ + byte : k_, of_k ? 16 : 0);
+    copy_vector(v_to, of_v ? v_ + at.page * v_page_ + at.row * v_row_ + byte : v_, of_v ? 16 : 0);
+  }
+
   KeyRange keys_;
-  uint32_t page_size_;
+  TilePages<Shape::kKeys, Shape::kWarps> pages_;
   const char *k_, *v_;
   int64_t k_row_, v_row_, k_page_, v_page_;  // bytes
-  int k_bytes_, v_bytes_;                    // of a row
-  bool whole_rows_, whole_pages_;            // a tile's rows, all one after the other
-  int page_ = 0, row_ = 0;                   // of the tile's first key, or of key lane % kKeys
+  int k_bytes_, v_bytes_;                    // of a row: whole vectors
 };
 
 }  // namespace cuda
