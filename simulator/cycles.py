@@ -15,7 +15,7 @@ from .timing import HARDWARE
 _DOUBLES = """
 clock_hz launch_cycles l1_latency l2_latency infinity_latency memory_latency scalar_latency
 lds_latency l1_bytes l2_bytes fabric_bytes write_bytes memory_bytes dispatch_cycles barrier_cycles
-matrix_share matrix_share_fp8
+matrix_share matrix_share_fp8 flag_cycles
 """
 _INTEGERS = """
 dies units simds waves registers register_granule lds_bytes l1_size l1_line l1_ways l1_outstanding
@@ -85,6 +85,9 @@ class Machine:
     scalar_sharers: int = 2
     transcendental_cycles: int = 16
     conversion_cycles: int = 4
+    # From the moment at which a flag is in its L2 until another workgroup's poll has found it. 0:
+    # polls wait for nothing, and there are as many as in the functional run.
+    flag_s: float = 0
     sampled: int = 0  # 0: all
     warm: bool = False
     traced: int = 0
@@ -98,6 +101,7 @@ class Machine:
             if hasattr(self, name):
                 setattr(s, name, type(getattr(s, name))(getattr(self, name)))
         s.launch_cycles = self.launch_s * self.clock_hz
+        s.flag_cycles = self.flag_s * self.clock_hz
         s.fabric_bytes = self.fabric_bytes_per_s / self.clock_hz / self.dies
         s.write_bytes = self.write_bytes_per_s / self.clock_hz / self.dies
         s.memory_bytes = self.memory_bytes_per_s / self.clock_hz

@@ -282,6 +282,7 @@ const char* sim_launch(SimObject* object, const char* kernel, const uint32_t gri
     l.recording = std::make_shared<Recording>();
     l.recording->xcds = options->cycles->dies;
     l.recording->sampled = options->cycles->sampled;
+    l.recording->playsFlags = options->cycles->flag_cycles > 0;
   }
   auto start = std::chrono::steady_clock::now();
   runLaunch(l);

@@ -24,6 +24,9 @@ typedef struct {
   // Of the matrix pipes' cycles at full clock, with 16-bit and with 8-bit (and smaller) operands:
   // busier ones slow the clock down.
   double matrix_share, matrix_share_fp8;
+  // From the moment at which a flag is in its L2 until a poll has found it; 0: polls wait for
+  // nothing.
+  double flag_cycles;
   uint32_t dies, units, simds;  // compute units a die, SIMDs a unit
   uint32_t waves, registers, register_granule, lds_bytes;
   uint32_t l1_size, l1_line, l1_ways, l1_outstanding, address_queue, lds_queue;

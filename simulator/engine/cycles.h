@@ -32,6 +32,17 @@ struct WaveStream {
   };
   std::vector<Run> code;
   std::vector<u32> memory;
+  // Which of its operations, by the place of their first word, tell others something or find what
+  // was told. Of the turns of a polling loop the last is kept, which finds what it waits for.
+  struct Flag {
+    u32 word, number;
+  };
+  std::vector<Flag> tells, finds;
+  struct Poll {
+    u32 inst = ~0u;
+    u64 address = 0;
+    size_t runs = 0, count = 0, memory = 0, finds = 0, end = 0;
+  } poll;
   void executed(u32 index) {
     if (code.empty() || code.back().first + code.back().count != index) code.push_back({index, 0});
     ++code.back().count;
@@ -40,6 +51,10 @@ struct WaveStream {
 
 struct Recording {
   u32 xcds = 8, sampled = 8;  // workgroups of the first `sampled` of `xcds` dies are recorded
+  bool playsFlags = false;
+  std::mutex lock;                      // of the two
+  std::unordered_map<u64, u32> toldBy;  // word -> number of the last store or atomic of agent scope
+  u32 told = 0;
   std::vector<std::vector<WaveStream>> groups;  // by linear workgroup, then wave
   WaveStream* start(u64 group, u32 wave, u32 waves);
 };
@@ -183,6 +198,7 @@ struct Flight {
 struct TimedWave {
   const WaveStream* stream = nullptr;
   u32 run = 0, at = 0, word = 0;
+  u32 tell = 0, find = 0;  // the next of the stream's
   double ready = 0, born = 0;
   enum State : u8 { Free, Ready, Unknown, AtBarrier, Ended } state = Free;
   Spent why = Spent::Empty;  // while it cannot issue
@@ -262,6 +278,14 @@ class Device {
     double issued;
     u64 age;  // of the wave: it may have ended, and its place may be another's
     u32 unit, life;
+    u32 tells = 0;  // number of a flag, or 0
+    const WaveStream::Flag* finds = nullptr;
+    u32 findCount = 0;
+  };
+  // An operation that waits for what another is to tell.
+  struct Listener {
+    Operation op;
+    double ready;
   };
   struct ScalarCache {
     TimedCache lines;
@@ -279,6 +303,8 @@ class Device {
   void wake(Simd& simd, double time);
   void operate(u64 number, double now);
   void finish(const Operation& op, double done);
+  void finishWithFlags(const Operation& op, double ready);
+  double found(const Operation& op) const;
   void operateScalar(const Operation& op, double now);
   bool arrived(ScalarCache& cache, const Operation& op, double& done);
   void send(const Operation& op, double time);
@@ -311,6 +337,8 @@ class Device {
   std::priority_queue<Event> events_;
   std::vector<Operation> operations_;
   std::vector<u32> freeOperations_;
+  std::unordered_map<u32, double> toldAt_;
+  std::vector<Listener> listeners_;
   u64 operationCount_ = 0, ages_ = 0, instructions_ = 0, ended_ = 0;
   u32 wavesPerGroup_ = 0, registersPerWave_ = 0, ldsPerGroup_ = 0;
   u32 scratchLines_ = 0;

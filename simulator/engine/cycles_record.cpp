@@ -87,6 +87,59 @@ class Lines {
   u32 line_[kMost], count_ = 0, halves_ = 0;
 };
 
+// What may be a flag: a load or a store of agent scope, an atomic.
+bool mayBeFlag(const MemOp& op) {
+  const MemSpec& m = op.inst->mem;
+  if (m.space != Space::Global && m.space != Space::Flat) return false;
+  return m.access == Access::Atomic || op.inst->sc1;
+}
+
+// Before a load's words are written: a poll that comes again with nothing between takes the place
+// of the one before.
+void keepLastPoll(WaveStream& stream, const MemOp& op) {
+  if (op.inst->mem.access != Access::Load || !op.mask) return;
+  WaveStream::Poll& poll = stream.poll;
+  u64 address = op.addr[__builtin_ctzll(op.mask)];
+  if (poll.inst == op.inst->address && poll.address == address &&
+      poll.end == stream.memory.size()) {
+    stream.code.resize(poll.runs);
+    stream.code.back().count = poll.count;
+    stream.memory.resize(poll.memory);
+    stream.finds.resize(poll.finds);
+    return;
+  }
+  poll = {op.inst->address,
+          address,
+          stream.code.size(),
+          stream.code.back().count,
+          stream.memory.size(),
+          stream.finds.size(),
+          0};
+}
+
+void recordFlag(Recording& recording, WaveStream& stream, const MemOp& op, u32 place) {
+  const MemSpec& m = op.inst->mem;
+  bool finds = m.access != Access::Store, tells = m.access != Access::Load;
+  std::lock_guard guard(recording.lock);
+  u32 number = tells ? ++recording.told : 0;
+  size_t first = stream.finds.size();
+  for (u64 mask = op.mask; mask; mask &= mask - 1) {
+    u64 begin = op.addr[__builtin_ctzll(mask)] / 4;
+    for (u64 word = begin; word < begin + std::max(1, m.bytes / 4); ++word) {
+      auto told = recording.toldBy.find(word);
+      if (finds && told != recording.toldBy.end() && told->second != number) {
+        auto same = [&](const WaveStream::Flag& f) { return f.number == told->second; };
+        if (std::none_of(stream.finds.begin() + first, stream.finds.end(), same)) {
+          stream.finds.push_back({place, told->second});
+        }
+      }
+      if (tells) recording.toldBy[word] = number;
+    }
+  }
+  if (tells) stream.tells.push_back({place, number});
+  if (m.access == Access::Load) stream.poll.end = stream.memory.size();
+}
+
 }  // namespace
 
 WaveStream* Recording::start(u64 group, u32 wave, u32 waves) {
@@ -130,6 +183,10 @@ void recordMemory(Wave& w, const MemOp& op) {
     lines.write(words, __builtin_popcountll(op.mask));
     return;
   }
+  Recording& recording = *w.wg->launch->recording;
+  bool flag = recording.playsFlags && mayBeFlag(op);
+  if (flag) keepLastPoll(*w.stream, op);
+  const u32 place = words.size();
   u32 lanes = 0;
   for (u64 mask = op.mask; mask; mask &= mask - 1) {
     int lane = __builtin_ctzll(mask);
@@ -141,6 +198,7 @@ void recordMemory(Wave& w, const MemOp& op) {
     lines.add(address, m.bytes);
   }
   lines.write(words, lanes);
+  if (flag) recordFlag(recording, *w.stream, op, place);
 }
 
 std::vector<TimedInst> timedCode(const CodeObject& object, const SimCycles& p) {

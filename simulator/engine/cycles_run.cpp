@@ -161,6 +161,35 @@ void Device::finish(const Operation& op, double done) {
   wake(simds_[w.simd], done);
 }
 
+// When the last of what an operation finds was told, and had come so far; kUnknown: not yet.
+double Device::found(const Operation& op) const {
+  double last = 0;
+  for (u32 n = 0; n < op.findCount; ++n) {
+    auto told = toldAt_.find(op.finds[n].number);
+    if (told == toldAt_.end()) return Flight::kUnknown;
+    last = std::max(last, told->second + (code_[op.inst].atomic ? 0 : p_.flag_cycles));
+  }
+  return last;
+}
+
+void Device::finishWithFlags(const Operation& op, double ready) {
+  double last = found(op);
+  if (last == Flight::kUnknown) {
+    listeners_.push_back({op, ready});
+    return;
+  }
+  finish(op, std::max(ready, last));
+  if (!op.tells) return;
+  toldAt_[op.tells] = std::max(ready, last);
+  std::vector<Listener> heard;
+  std::erase_if(listeners_, [&](const Listener& l) {
+    if (found(l.op) == Flight::kUnknown) return false;
+    heard.push_back(l);
+    return true;
+  });
+  for (const Listener& l : heard) finishWithFlags(l.op, l.ready);
+}
+
 void Device::send(const Operation& op, double time) {
   if (freeOperations_.empty()) {
     freeOperations_.push_back(operations_.size());
@@ -281,7 +310,7 @@ void Device::operate(u64 number, double now) {
     storesDone_ = std::max(storesDone_, ready);
   }
   if (unit.traced) trace_.memory.push_back({op.life, op.inst, op.issued, ready});
-  finish(op, ready);
+  finishWithFlags(op, ready);
   freeOperations_.push_back(place);
   --unit.queued;
   for (u32 s : unit.blocked) {

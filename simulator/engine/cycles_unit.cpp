@@ -165,13 +165,18 @@ void Device::issueScalar(ComputeUnit& unit, TimedWave& w, const TimedInst& t, do
 
 void Device::issueMemory(ComputeUnit& unit, TimedWave& w, const TimedInst& t, double now) {
   const u32* words = &w.stream->memory[w.word];
-  u32 count = words[0] & 0xffff, cycles = words[0] >> 16;
+  u32 count = words[0] & 0xffff, cycles = words[0] >> 16, place = w.word;
   w.word += 1 + count;
   u32 entry = w.vm.add(w.pc(), Flight::kUnknown);
   unit.addressFree = std::max(now, unit.addressFree) + cycles;
   ++unit.queued;
-  send({w.id, entry, w.pc(), words + 1, count, false, t.scratch, now, w.age, unit.id, w.life},
-       unit.addressFree);
+  Operation op{w.id,      entry, w.pc(), words + 1, count, false,
+               t.scratch, now,   w.age,  unit.id,   w.life};
+  const std::vector<WaveStream::Flag>&tells = w.stream->tells, &finds = w.stream->finds;
+  if (w.tell < tells.size() && tells[w.tell].word == place) op.tells = tells[w.tell++].number;
+  op.finds = finds.data() + w.find;
+  while (w.find < finds.size() && finds[w.find].word == place) ++w.find, ++op.findCount;
+  send(op, unit.addressFree);
 }
 
 void Device::issue(Simd& s, TimedWave& w, const TimedInst& t, double now) {

@@ -59,6 +59,24 @@ GLOBAL void uneven(u32* o) {  // wave 0 works, the others wait at the barrier
   }
   __builtin_amdgcn_s_barrier();
 }
+#define WORK for (int n = 0; n < 64; ++n) \\
+  asm volatile(TIMES64("v_exp_f32 v40, v41\\n") ::: "v40", "v41")
+#define FLAG(p) __scoped_atomic_load_n(p, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE)
+GLOBAL void hand_over(u32* o) {  // the second works when the first has
+  if (BID == 0) {
+    WORK;
+    __scoped_atomic_store_n(o, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+  } else {
+    while (FLAG(o) == 0) __builtin_amdgcn_s_sleep(1);
+    WORK;
+  }
+}
+GLOBAL void meet(u32* o) {  // all work when the fifth has
+  if (BID == 4) WORK;
+  __scoped_atomic_fetch_add(o, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+  while (FLAG(o) < 64 * 16) __builtin_amdgcn_s_sleep(1);
+  WORK;
+}
 GLOBAL void copy(u4* o, const u4* a) { o[BID * 256 + TID] = a[BID * 256 + TID]; }
 GLOBAL void copy_streaming(u4* o, const u4* a) {
   __builtin_nontemporal_store(a[BID * 256 + TID], &o[BID * 256 + TID]);
@@ -353,3 +371,19 @@ def test_gfx950_reads_wide_words_from_64_banks(target, each):
     # 16 turns of 16 reads by four waves; at the end of each the queue runs empty once.
     floor = 16 * 16 * 4 * each
     assert floor <= took <= floor + 16 * (machine.lds_latency + 16 + 4 * 8)
+
+
+@pytest.mark.parametrize("kernel, groups", [("hand_over", 2), ("meet", 16)])
+def test_polls_wait_for_what_they_find(code, kernel, groups):
+    """One works while the others wait for it, then they do: one after the other."""
+    work = 64 * 64 * 16  # cycles
+    machine = machine_for("gfx942", flag_s=2e-6)
+    for seed in range(3):
+        o = np.zeros(64, u32)
+        result = code.launch(kernel, groups, 64, [o], checks=False, seed=seed, cycles=machine)
+        cycles = result.cycles.raw["cycles"] - machine.launch_s * machine.clock_hz
+        least = 2 * work + machine.flag_s * machine.clock_hz
+        assert least < cycles < least + 8000
+        # A look before the loop, and of its turns one, however many the functional run took.
+        polls = [i for i in result.cycles.raw["code"] if "load" in i["text"] and "sc1" in i["text"]]
+        assert groups <= sum(i["issued"] for i in polls) + 1 <= 2 * groups + 1
