@@ -8,9 +8,12 @@ machine code runs in the simulator (checkers off) and the cycle model plays each
 cold; nothing here was measured on an AMD GPU. The sum behind down is torch's own kernel, which does
 not run here: it is taken for a load and a store.
 
+The second table has what follows the attention's residual as one kernel, decode_mlp, whose
+workgroups meet once: the cycle model lets a poll wait for the flag that it finds, and FLAG_US more.
+
 Between kernels there are gaps, which no model here knows: BOUNDARY_US is a published one. Of graphs
 on this GPU nobody has published any. --save writes results/tables, from where
-`python benchmarks/pages.py --write` puts the table into docs/decode.md.
+`python benchmarks/pages.py --write` puts the tables into docs/decode.md.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ import datetime
 
 import tables
 import torch
+from simulated_mlp import Mlp
 from simulated_moe_layers import launches, zeros
-from simulated_product import aligned, simulated, start
+from simulated_product import aligned, simulated, simulator, start
 
 from simulator import cycles
 
@@ -29,6 +33,9 @@ READ_BYTES_PER_US = 4.2e6  # what people measure of an MI300X's memory
 # From one kernel to the next on an MI300X, as blog.kog.ai tells of it, and 0.5 us until memory is
 # at its rate again, which the cycle model has.
 BOUNDARY_US = 4.5
+# From a flag's store until another die has seen it: the longest way there and back that was
+# published, of an MI355X (benchmark/aid_remote_hbm of ROCm/fleet-chiplet-megakernel: 0.63 to 1.15).
+FLAG_US = 1.15
 
 HIDDEN, INTERMEDIATE = 4096, 14336
 HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 32, 8, 128, 512
@@ -110,26 +117,48 @@ def played(run: callable) -> tuple[int, float]:
     return len(reports), sum(report["cycles"]["seconds"] - gap for report in reports) * 1e6
 
 
-HEADER = ["kernels of a layer, modelled", "launches", "us", "us of its bytes, at 4.2 TB/s"]
-
-
-def table() -> list[list[str]]:
-    lines, count, us, floor = [], 0, 0.0, 0.0
-    for name, run, read in Layer().launches():
-        kernels, its_us = played(run)
-        its_floor = read / READ_BYTES_PER_US
-        lines.append([name, str(kernels), f"{its_us:.1f}", f"{its_floor:.1f}" if read else ""])
-        print(lines[-1], flush=True)
-        count, us, floor = count + kernels, us + its_us, floor + its_floor
+def torch_sum_us() -> float:
     machine = cycles.MACHINES[simulated.TARGET]
-    added_us = (machine.memory_latency + machine.l2_latency) / machine.clock_hz * 1e6
-    lines.append(["+ residual (torch's: a load and a store)", "1", f"{added_us:.1f}", ""])
-    count, us = count + 1, us + added_us
+    return (machine.memory_latency + machine.l2_latency) / machine.clock_hz * 1e6
+
+
+LAYER_HEADER = ["kernels of a layer, modelled", "launches", "us", "us of its bytes, at 4.2 TB/s"]
+MLP_HEADER = ["from + residual, norm on, modelled", "launches", "us", "with boundaries, us",
+              "us of its bytes, at 4.2 TB/s"]  # fmt: skip
+
+
+def tables_of_a_layer() -> tuple[list[list[str]], list[list[str]]]:
+    layer = Layer()
+    rows = []  # name, launches, us, us of its bytes
+    for name, run, read in layer.launches():
+        rows.append((name, *played(run), read / READ_BYTES_PER_US))
+        print(rows[-1], flush=True)
+    rows.append(("+ residual (torch's: a load and a store)", 1, torch_sum_us(), 0.0))
+
+    def sums(part: list[tuple]) -> tuple[int, float, float]:
+        return tuple(sum(column) for column in list(zip(*part, strict=True))[1:])
+
+    count, us, floor = sums(rows)
+    lines = [[name, str(n), f"{its:.1f}", f"{read:.1f}" if read else ""]
+             for name, n, its, read in rows]  # fmt: skip
     lines.append(["in all", str(count), f"{us:.1f}", f"{floor:.1f}"])
-    with_gaps = us + count * BOUNDARY_US
     name = f"with {BOUNDARY_US} us between kernels, published"
-    lines.append([name, str(count), f"{with_gaps:.1f}", f"{floor:.1f}"])
-    return lines
+    lines.append([name, str(count), f"{us + count * BOUNDARY_US:.1f}", f"{floor:.1f}"])
+
+    (gate_up, scale_gate_up), (down, scale_down) = (
+        layer.weights[name] for name in ("gate and up", "down")
+    )
+    mlp = Mlp(layer.norm, gate_up, scale_gate_up, down, scale_down)
+    x, residual, out = (row(HIDDEN)[0] for _ in range(3))
+    machine = cycles.machine_for(simulated.TARGET, flag_s=FLAG_US * 1e-6)
+    simulator.load_runtime().cycles(machine)
+    of_ops = sums(rows[6:])
+    of_kernel = (*played(lambda: mlp.launch(x, residual, out, mlp.state())), of_ops[2])
+    mlp_lines = [
+        [name, str(n), f"{us:.1f}", f"{us + n * BOUNDARY_US:.1f}", f"{floor:.1f}"]
+        for name, (n, us, floor) in (("the ops", of_ops), ("decode_mlp", of_kernel))
+    ]
+    return lines, mlp_lines
 
 
 def main() -> None:
@@ -137,11 +166,12 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write results/tables too")
     given = parser.parse_args()
     start()
-    lines = table()
-    print(tables.markdown(HEADER, lines))
-    if given.save:
-        source = f"python benchmarks/simulated_decode.py, {datetime.date.today()}; modelled"
-        tables.save_printed("decode_mi300x", source, HEADER, lines)
+    source = f"python benchmarks/simulated_decode.py, {datetime.date.today()}; modelled"
+    names = (("decode_mi300x", LAYER_HEADER), ("decode_mlp_mi300x", MLP_HEADER))
+    for (name, header), lines in zip(names, tables_of_a_layer(), strict=True):
+        print(tables.markdown(header, lines))
+        if given.save:
+            tables.save_printed(name, source, header, lines)
 
 
 if __name__ == "__main__":
