@@ -18,8 +18,19 @@ constexpr Float8 kE5M2Fnuz{2, 16, 0x7f, true, false};
 constexpr Float8 kE4M3{3, 7, 0x7e, false, false};
 constexpr Float8 kE5M2{2, 15, 0x7b, false, true};
 
-// Decoded values of all 256 encodings.
-const float* decodeTable(const Float8& format);
+// The value of one of the 256 encodings, by arithmetic that the host does for many lanes at once.
+template <Float8 F>
+float decode8(u32 x) {
+  u32 magnitude = x & 127;
+  u32 normal = (magnitude << (23 - F.mantissa)) + (u32{127 - F.bias} << 23);
+  constexpr float quantum = bits<float>(u32{127 + 1 - F.bias - F.mantissa} << 23);
+  u32 subnormal = bits<u32>(static_cast<float>(static_cast<i32>(magnitude)) * quantum);
+  u32 value = magnitude >> F.mantissa ? normal : subnormal;
+  if (F.infinity) value = magnitude > F.largest ? 0x7f800000u : value;
+  value |= (x & 128) << 24;
+  bool isNan = F.fnuz ? x == 128 : magnitude > F.largest + F.infinity;
+  return bits<float>(isNan ? kNan32 : value);
+}
 
 inline const Float8& fp8Format(const Wave& w) { return w.object->gpu->fnuz ? kE4M3Fnuz : kE4M3; }
 inline const Float8& bf8Format(const Wave& w) { return w.object->gpu->fnuz ? kE5M2Fnuz : kE5M2; }

@@ -9,7 +9,7 @@
 namespace sim {
 
 template <class To, class From>
-inline To bits(From x) {
+constexpr To bits(From x) {
   return std::bit_cast<To>(x);
 }
 

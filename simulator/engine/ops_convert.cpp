@@ -6,31 +6,6 @@
 
 namespace sim {
 
-const float* decodeTable(const Float8& f) {
-  struct Table {
-    float value[256];
-    explicit Table(const Float8& f) {
-      for (int x = 0; x < 256; ++x) {
-        int exponentMax = (128 >> f.mantissa) - 1;
-        int m = x & ((1 << f.mantissa) - 1), e = (x & 127) >> f.mantissa;
-        double v = e ? std::ldexp(1 + std::ldexp(m, -f.mantissa), e - f.bias)
-                     : std::ldexp(m, 1 - f.bias - f.mantissa);
-        if (f.infinity && e == exponentMax) v = m ? NAN : INFINITY;
-        if (!f.infinity && !f.fnuz && (x & 127) == 127) v = NAN;
-        if (f.fnuz && x == 128) v = NAN;
-        value[x] = static_cast<float>(x & 128 ? -v : v);
-      }
-      for (float& v : value) {
-        if (v != v) v = bits<float>(kNan32);
-      }
-    }
-  };
-  static const Table e4m3fnuz(kE4M3Fnuz), e5m2fnuz(kE5M2Fnuz), e4m3(kE4M3), e5m2(kE5M2);
-  if (f == kE4M3Fnuz) return e4m3fnuz.value;
-  if (f == kE5M2Fnuz) return e5m2fnuz.value;
-  return f == kE4M3 ? e4m3.value : e5m2.value;
-}
-
 namespace {
 
 template <bool Bf8>
@@ -76,31 +51,35 @@ void stochasticTo8(Wave& w, const Inst& i) {
   writeRow(w, i.dst, r.x);
 }
 
-template <bool Bf8>
+template <Float8 F>
 void from8(Wave& w, const Inst& i) {
   Row ta, r;
   const u32* a = fetch(w, i.src[0], ta);
-  const float* table = decodeTable(format<Bf8>(w));
   int shift = 8 * ((i.opSel & 1) << 1 | (i.opSel >> 1 & 1));
-  for (int l = 0; l < kLanes; ++l) r.x[l] = bits<u32>(table[a[l] >> shift & 255]);
+  for (int l = 0; l < kLanes; ++l) r.x[l] = bits<u32>(decode8<F>(a[l] >> shift & 255));
   finishF32(w, i, r.x);
   writeRow(w, i.dst, r.x);
 }
 
-template <bool Bf8>
+template <Float8 F>
 void pairFrom8(Wave& w, const Inst& i) {
   Row ta, lo, hi;
   const u32* a = fetch(w, i.src[0], ta);
-  const float* table = decodeTable(format<Bf8>(w));
   int shift = (i.opSel & 1) ? 16 : 0;
   for (int l = 0; l < kLanes; ++l) {
-    lo.x[l] = bits<u32>(table[a[l] >> shift & 255]);
-    hi.x[l] = bits<u32>(table[a[l] >> (shift + 8) & 255]);
+    lo.x[l] = bits<u32>(decode8<F>(a[l] >> shift & 255));
+    hi.x[l] = bits<u32>(decode8<F>(a[l] >> (shift + 8) & 255));
   }
   Operand second = i.dst;
   ++second.index;
   writeRow(w, i.dst, lo.x);
   writeRow(w, second, hi.x);
+}
+
+// By the dialect that the target has.
+template <Handler Fnuz, Handler Ocp>
+void byDialect(Wave& w, const Inst& i) {
+  w.object->gpu->fnuz ? Fnuz(w, i) : Ocp(w, i);
 }
 
 template <class T>
@@ -130,7 +109,7 @@ void intToF32(Wave& w, const Inst& i) {
 void f32FromF16(Wave& w, const Inst& i) {
   Row ta, r;
   const u32* a = fetchF16(w, i, 0, ta);
-  for (int l = 0; l < kLanes; ++l) r.x[l] = bits<u32>(fromHalf(a[l]));
+  fromHalves(a, reinterpret_cast<float*>(r.x));
   finishF32(w, i, r.x);
   writeRow(w, i.dst, r.x);
 }
@@ -228,10 +207,10 @@ void registerConvert(OpTable& t) {
   add("v_cvt_pk_bf8_f32", packTo8<true>);
   add("v_cvt_sr_fp8_f32", stochasticTo8<false>);
   add("v_cvt_sr_bf8_f32", stochasticTo8<true>);
-  add("v_cvt_f32_fp8", from8<false>);
-  add("v_cvt_f32_bf8", from8<true>);
-  add("v_cvt_pk_f32_fp8", pairFrom8<false>);
-  add("v_cvt_pk_f32_bf8", pairFrom8<true>);
+  add("v_cvt_f32_fp8", byDialect<from8<kE4M3Fnuz>, from8<kE4M3>>);
+  add("v_cvt_f32_bf8", byDialect<from8<kE5M2Fnuz>, from8<kE5M2>>);
+  add("v_cvt_pk_f32_fp8", byDialect<pairFrom8<kE4M3Fnuz>, pairFrom8<kE4M3>>);
+  add("v_cvt_pk_f32_bf8", byDialect<pairFrom8<kE5M2Fnuz>, pairFrom8<kE5M2>>);
 
   add("v_cvt_f32_i32", intToF32<[](u32 x) { return i32(x); }>);
   add("v_cvt_f32_u32", intToF32<[](u32 x) { return x; }>);

@@ -170,11 +170,13 @@ void fmaMix(Wave& w, const Inst& i) {
     plain.neg = plain.abs = false;
     bool half = i.opSelHi >> n & 1, neg = i.src[n].neg, abs = i.src[n].abs;
     const u32* s = half ? fetch16(w, plain, i.opSel >> n & 1, true, t[n]) : fetch(w, plain, t[n]);
-    for (int l = 0; l < kLanes; ++l) {
-      u32 x = half ? bits<u32>(fromHalf(s[l])) : s[l];
-      x = abs ? x & 0x7fffffffu : x;
-      t[n].x[l] = neg ? x ^ 0x80000000u : x;
+    u32 keep = abs ? 0x7fffffffu : ~0u, flip = neg ? 0x80000000u : 0;
+    Row wide;
+    if (half) {
+      fromHalves(s, reinterpret_cast<float*>(wide.x));
+      s = wide.x;
     }
+    for (int l = 0; l < kLanes; ++l) t[n].x[l] = (s[l] & keep) ^ flip;
     p[n] = t[n].x;
   }
   const u32* d = w.row(i.dst.index);

@@ -21,16 +21,9 @@ float xf32(u32 x) {
   return bits<float>((x & ~0x1fffu) | (nan ? 0x400000u : 0));
 }
 
-template <El E>
-const float* table(const Wave& w) {
-  return E == El::Fp8   ? decodeTable(fp8Format(w))
-         : E == El::Bf8 ? decodeTable(bf8Format(w))
-                        : nullptr;
-}
-
-// Element `n` of every lane: out[lane].
-template <El E, class T>
-void decode(const Wave& w, const float* values, int row, int n, T* out) {
+// Element `n` of every lane: out[lane]. Fnuz: the dialect of 8-bit floats.
+template <El E, bool Fnuz, class T>
+void decode(const Wave& w, int row, int n, T* out) {
   constexpr int perWord = E == El::F64 || E == El::F32 || E == El::Xf32 ? 1
                           : E == El::F16 || E == El::Bf16               ? 2
                                                                         : 4;
@@ -41,14 +34,22 @@ void decode(const Wave& w, const float* values, int row, int n, T* out) {
   }
   const u32* words = w.row(row + n / perWord);
   int shift = n % perWord * (32 / perWord);
+  if constexpr (E == El::F16) {
+    Row shifted;
+    float values[kLanes];
+    for (int l = 0; l < kLanes; ++l) shifted.x[l] = words[l] >> shift;
+    fromHalves(shifted.x, values);
+    std::copy_n(values, kLanes, out);
+    return;
+  }
   for (int l = 0; l < kLanes; ++l) {
     u32 x = words[l] >> shift;
     if constexpr (E == El::F32) out[l] = bits<float>(x);
     if constexpr (E == El::Xf32) out[l] = xf32(x);
-    if constexpr (E == El::F16) out[l] = fromHalf(x);
     if constexpr (E == El::Bf16) out[l] = fromBf16(x & 0xffff);
     if constexpr (E == El::I8) out[l] = static_cast<i8>(x);
-    if constexpr (E == El::Fp8 || E == El::Bf8) out[l] = values[x & 255];
+    if constexpr (E == El::Fp8) out[l] = decode8<Fnuz ? kE4M3Fnuz : kE4M3>(x & 255);
+    if constexpr (E == El::Bf8) out[l] = decode8<Fnuz ? kE5M2Fnuz : kE5M2>(x & 255);
   }
 }
 
@@ -74,9 +75,10 @@ int blgpLane(int lane, int blgp) {
 // A source as [element of a lane][lane]: what matrix element that is follows from the layout.
 template <El E, class T, int Per>
 void gather(const Wave& w, int row, int blgp, T (*out)[kLanes]) {
-  const float* values = table<E>(w);
+  constexpr bool kFloat8 = E == El::Fp8 || E == El::Bf8;
+  bool fnuz = kFloat8 && w.object->gpu->fnuz;
   for (int n = 0; n < Per; ++n) {
-    decode<E>(w, values, row, n, out[n]);
+    fnuz ? decode<E, kFloat8>(w, row, n, out[n]) : decode<E, false>(w, row, n, out[n]);
     if (blgp) {
       T moved[kLanes];
       for (int l = 0; l < kLanes; ++l) moved[l] = out[n][blgpLane(l, blgp)];
@@ -269,7 +271,7 @@ float narrow(u32 x, int mantissa, int exponentBits, int bias) {
 double f8f6f4Element(const Wave& w, int row, int lane, int n, int format) {
   if (format < 2) {
     u32 x = w.row(row + n / 4)[lane] >> (8 * (n & 3)) & 255;
-    return decodeTable(format ? kE5M2 : kE4M3)[x];
+    return format ? decode8<kE5M2>(x) : decode8<kE4M3>(x);
   }
   int width = format == 4 ? 4 : 6, at = n * width;
   u64 pair = w.row(row + at / 32)[lane];

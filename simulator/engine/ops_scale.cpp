@@ -79,9 +79,9 @@ double decode(Fmt from, u32 x) {
     case Fmt::Bf16:
       return fromBf16(x & 0xffff);
     case Fmt::Fp8:
-      return decodeTable(kE4M3)[x];
+      return decode8<kE4M3>(x);
     case Fmt::Bf8:
-      return decodeTable(kE5M2)[x];
+      return decode8<kE5M2>(x);
     default: {
       Small f = small(from);
       double sign = x > f.largest ? -1 : 1;
