@@ -131,6 +131,21 @@ enum class DppKind : u8 {
   NewBcast
 };
 
+// A bit for each register of the two vector files and of the scalar one.
+struct alignas(64) RegisterBits {
+  u64 vector[kTempBase / 64] = {}, scalar[2] = {};
+  void set(u32 reg, bool isScalar, bool on) {
+    u64& word = isScalar ? scalar[reg / 64 % 2] : vector[reg / 64];
+    u64 bit = 1ull << reg % 64;
+    word = on ? word | bit : word & ~bit;
+  }
+  bool meets(const RegisterBits& o) const {
+    u64 both = (scalar[0] & o.scalar[0]) | (scalar[1] & o.scalar[1]);
+    for (u32 n = 0; n < std::size(vector); ++n) both |= vector[n] & o.vector[n];
+    return both;
+  }
+};
+
 struct Inst {
   Handler fn = nullptr;
   Operand dst, dst2, src[5];
@@ -162,6 +177,7 @@ struct Inst {
     u8 count;
   };
   std::vector<Range> readsV, writesV, readsS, writesS;
+  RegisterBits touches;  // all of these
 };
 
 // Bytes that lie as a loader would put them, so that neither variables' alignment nor which lines
@@ -346,6 +362,7 @@ struct Wave {
   // Memory operations in flight, oldest first, and how many of them owe each register.
   std::deque<MemOp*> vm, lgkm;
   u8 owedV[kTempBase] = {}, owedS[128] = {};
+  RegisterBits owing;  // those above 0
   u32 owed = 0, dmaInFlight = 0;
 
   WaveStream* stream = nullptr;  // for the cycle model, see cycles.h

@@ -119,6 +119,17 @@ void collectRegisters(Inst& i) {
   if (i.name.starts_with("v_div_fmas") || i.name.starts_with("s_cbranch_vcc")) {
     i.readsS.push_back({kVcc, 2});
   }
+  auto note = [&](const std::vector<Inst::Range>& ranges, bool scalar) {
+    for (const Inst::Range& r : ranges) {
+      for (u32 n = r.first; n < u32{r.first} + r.count; ++n) {
+        if (scalar || n < kTempBase) i.touches.set(n, scalar, true);
+      }
+    }
+  };
+  note(i.readsV, false);
+  note(i.writesV, false);
+  note(i.readsS, true);
+  note(i.writesS, true);
 }
 
 void parseText(Inst& i) {

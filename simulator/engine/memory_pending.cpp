@@ -42,14 +42,14 @@ void writeBack(Wave& w, MemOp& op) {
 void owe(Wave& w, const MemOp& op, int change) {
   const Inst& i = *op.inst;
   if (i.mem.access == Access::LoadToLds) w.dmaInFlight += change;
-  if (i.mem.space == Space::Scalar && i.mem.access != Access::None) {
-    for (u32 n = 0; n < op.scalarDwords; ++n) w.owedS[i.dst.index + n] += change;
-    w.owed += change;
-    return;
+  bool scalar = i.mem.space == Space::Scalar && i.mem.access != Access::None;
+  u32 rows = scalar ? op.scalarDwords : resultRows(op);
+  u8* owed = scalar ? w.owedS : w.owedV;
+  for (u32 reg = i.dst.index; reg < i.dst.index + rows; ++reg) {
+    owed[reg] += change;
+    w.owing.set(reg, scalar, owed[reg] > 0);
   }
-  u32 rows = resultRows(op);
-  for (u32 r = 0; r < rows; ++r) w.owedV[i.dst.index + r] += change;
-  if (rows) w.owed += change;
+  if (scalar || rows) w.owed += change;
 }
 
 void poison(Wave& w, const MemOp& op) {
@@ -62,7 +62,11 @@ void poison(Wave& w, const MemOp& op) {
   u32 rows = resultRows(op);
   for (u32 r = 0; r < rows; ++r) {
     u32* d = w.row(i.dst.index + r);
-    for (int l = 0; l < kLanes; ++l) d[l] = (op.mask >> l & 1) ? kPoison : d[l];
+    if (op.mask == ~0ull) {
+      std::fill_n(d, kLanes, kPoison);
+    } else {
+      for (int l = 0; l < kLanes; ++l) d[l] = (op.mask >> l & 1) ? kPoison : d[l];
+    }
   }
 }
 
@@ -153,6 +157,7 @@ void performAged(Workgroup& wg, u64 age) {
 }
 
 void checkPending(Wave& w, const Inst& i) {
+  if (!w.owing.meets(i.touches)) return;
   auto find = [&](u32 reg, bool scalar) -> const MemOp* {
     for (const std::deque<MemOp*>* queue : {&w.vm, &w.lgkm}) {
       for (const MemOp* op : *queue) {
