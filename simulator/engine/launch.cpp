@@ -146,7 +146,11 @@ class Execution {
 
   u64 finish() {
     Launch& l = launch_;
-    for (auto& r : runners) l.counters.add(r->worker().counters);
+    for (auto& r : runners) {
+      Worker& worker = r->worker();
+      worker.cacheQueue.finish(l.infinity, worker.counters.cache);
+      l.counters.add(worker.counters);
+    }
     // What is dirty at the end goes to memory sooner or later: it counts for this launch.
     for (const XcdCaches& xcd : l.xcds) {
       for (u64 line : xcd.l2.dirtyLines()) l.infinity.write(line, l.counters.cache);

@@ -63,7 +63,9 @@ class TagCache {
   u64* setOf(u64 line) const;
   u32 sets_, ways_;
   u64 dirty_ = 0;
-  std::unique_ptr<u64, decltype(&std::free)> tags_;  // pages that no line needs are never touched
+  std::unique_ptr<void, decltype(&std::free)>
+      memory_;  // pages that no line needs are never touched
+  u64* tags_;   // in it, aligned
 };
 
 class InfinityCache {
@@ -87,6 +89,28 @@ struct XcdCaches {
   XcdCaches() : l2(2048, 16) {
     for (u32 n = 0; n < kCusPerXcd; ++n) l1.emplace_back(4, 64);
   }
+};
+
+// What a worker asks the modelled caches for, in its order: each level one access after the one
+// before it, when the host has got the tags from its memory.
+class CacheQueue {
+ public:
+  // l1: null where the access passes it by.
+  void ask(TagCache* l1, TagCache& l2, InfinityCache& infinity, bool write, const u64* lines,
+           u32 count, CacheCounts& counts);
+  void finish(InfinityCache& infinity, CacheCounts& counts);
+
+ private:
+  void touchDie(const InfinityCache& infinity, CacheCounts& counts);
+  void touchInfinity(InfinityCache& infinity, CacheCounts& counts);
+  TagCache *l1_ = nullptr, *l2_ = nullptr;
+  bool write_ = false;
+  u32 count_ = 0, far_ = 0;
+  u64 lines_[2 * kLanes];
+  struct Beyond {
+    u64 line;
+    bool write;
+  } beyond_[4 * kLanes];
 };
 
 // How an access takes part in synchronisation.
@@ -152,8 +176,13 @@ struct alignas(64) LdsCell {
 };
 static_assert(sizeof(LdsCell) == 64);
 struct LdsShadow {
-  static constexpr u32 kShared = 4;  // dwords
-  std::vector<LdsCell> cells;
+  static constexpr u32 kShared = 4;    // dwords
+  std::vector<LdsCell> first, others;  // of each four; the first alone, so that they lie close
+  LdsCell& firstOf(u32 word) { return first[word / kShared]; }
+  LdsCell* othersOf(u32 word) { return &others[word / kShared * (kShared - 1)]; }
+  LdsCell& at(u32 word) {
+    return word % kShared ? othersOf(word)[word % kShared - 1] : firstOf(word);
+  }
 };
 
 // What words of one 64-byte line carry for those who read them as flags: to waves of the workgroup
@@ -289,6 +318,7 @@ struct Worker {
   std::vector<MemOp*> freeOps;
   std::deque<MemOp> allOps;
   Counters counters;
+  CacheQueue cacheQueue;
 
   u32 next(u32 bound) {
     random = random * 6364136223846793005ull + 1442695040888963407ull;
@@ -402,10 +432,11 @@ void gridArrive(Wave& w, GridBarrier& barrier);  // under its lock
 void gridLeave(Wave& w, const GridBarrier& barrier);
 
 // Race checker (race.cpp). Accesses are checked when they take effect; `lanes` are those meant.
-void raceGlobal(Wave& w, MemOp& op, u64 lanes, bool write);
+// Both say whether some of them may have met one another.
+bool raceGlobal(Wave& w, MemOp& op, u64 lanes, bool write);
 void raceScalar(Wave& w, MemOp& op);
 // row: the first of a store's data.
-void raceLds(Wave& w, MemOp& op, u64 lanes, u32 bytes, u32 offset, u32 row, bool write);
+bool raceLds(Wave& w, MemOp& op, u64 lanes, u32 bytes, u32 offset, u32 row, bool write);
 // The wave's own last load of a byte, as far as the checker remembers it.
 const Inst* ownReader(const Wave& w, u64 address);
 const Inst* ownLdsReader(const Wave& w, u32 address);

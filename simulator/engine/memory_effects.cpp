@@ -277,21 +277,21 @@ void performScalar(Wave& w, MemOp& op) {
 void checkRaces(Wave& w, MemOp& op, bool write) {
   const MemSpec& m = op.inst->mem;
   if (m.space == Space::Scratch || m.bytes == 0) return;
+  bool store = m.access == Access::Store;
   if (m.space == Space::Lds) {
-    u32 offset = op.inst->offset * (m.pair ? m.pairStride : 1);
-    raceLds(w, op, op.mask, m.bytes, offset, 0, write);
-    if (m.pair) raceLds(w, op, op.mask, m.bytes, op.inst->offset1 * m.pairStride, m.dwords, write);
-    if (m.access == Access::Store) {
-      checkCollisions(w, op, op.mask, offset, 0);
-      if (m.pair) checkCollisions(w, op, op.mask, op.inst->offset1 * m.pairStride, m.dwords);
-    }
+    auto check = [&](u32 offset, u32 row) {
+      bool meet = raceLds(w, op, op.mask, m.bytes, offset, row, write);
+      if (store && meet) checkCollisions(w, op, op.mask, offset, row);
+    };
+    check(op.inst->offset * (m.pair ? m.pairStride : 1), 0);
+    if (m.pair) check(op.inst->offset1 * m.pairStride, m.dwords);
     return;
   }
-  if (op.mixedLds) raceLds(w, op, ldsLanes(op), m.bytes, 0, 0, write);
   u64 lanes = globalLanes(op);
-  raceGlobal(w, op, lanes, write);
-  if (m.access != Access::Store || op.inARow) return;
-  if (op.mixedLds) checkCollisions(w, op, ldsLanes(op), 0, 0);
+  bool meetInLds = op.mixedLds && raceLds(w, op, ldsLanes(op), m.bytes, 0, 0, write);
+  bool meet = raceGlobal(w, op, lanes, write);
+  if (store && meetInLds) checkCollisions(w, op, ldsLanes(op), 0, 0);
+  if (!store || !meet) return;
   if (m.space == Space::Buffer) {
     for (int l = 0; l < kLanes; ++l) lanes &= ~(static_cast<u64>(!op.validDwords[l]) << l);
   }

@@ -32,14 +32,15 @@ void Counters::add(const Counters& o) {
 TagCache::TagCache(u32 sets, u32 ways)
     : sets_(sets),
       ways_(ways),
-      tags_(static_cast<u64*>(std::calloc(u64(sets) * ways, sizeof(u64))), &std::free) {
-  if (!tags_) throw Error("no memory for the tags of a cache");
+      memory_(std::calloc(u64(sets) * ways + 8, sizeof(u64)), &std::free) {
+  if (!memory_) throw Error("no memory for the tags of a cache");
+  tags_ = reinterpret_cast<u64*>((reinterpret_cast<u64>(memory_.get()) + 63) / 64 * 64);
 }
 
 // Sets are hashed so that power-of-two strides do not pile up in one set.
 u64* TagCache::setOf(u64 line) const {
   u64 hash = line ^ line >> 11 ^ line >> 21;
-  return tags_.get() + (hash & (sets_ - 1)) * ways_;  // the sets are a power of two
+  return tags_ + (hash & (sets_ - 1)) * ways_;  // the sets are a power of two
 }
 
 void TagCache::prefetch(u64 line) const {
@@ -47,35 +48,42 @@ void TagCache::prefetch(u64 line) const {
 }
 
 TagCache::Result TagCache::touch(u64 line, bool write) {
-  u64* set = setOf(line);
-  u64 tag = line + 1, found = 0, evicted = 0;
+  // Eight ways at a time, of which there is a multiple.
+  using Ways = u64 __attribute__((ext_vector_type(8)));
+  using Flags = bool __attribute__((ext_vector_type(8)));
+  Ways* set = reinterpret_cast<Ways*>(setOf(line));
+  u64 tag = line + 1, found = tag, evicted = 0;
   u32 at = ways_ - 1;
-  for (u32 first = 0; first < ways_; first += 8) {  // the ways are a multiple of 8
-    u32 hits = 0;
-    for (u32 n = 0; n < 8; ++n) hits |= static_cast<u32>((set[first + n] & ~kDirty) == tag) << n;
-    if (hits) {
-      at = first + __builtin_ctz(hits);
-      break;
-    }
+  bool hit = false;
+  for (u32 n = 0; n < ways_ / 8 && !hit; ++n) {
+    auto same = __builtin_convertvector((set[n] & ~kDirty) == tag, Flags);
+    u8 hits = __builtin_bit_cast(u8, same);
+    hit = hits;
+    if (hit) at = 8 * n + __builtin_ctz(hits);
   }
-  bool hit = (set[at] & ~kDirty) == tag;
+  u64 last = set[at / 8][at % 8];
   if (hit) {
-    found = set[at];
+    found = last;
   } else {
-    evicted = set[at] & kDirty ? set[at] & ~kDirty : 0;
-    found = tag;
+    evicted = last & kDirty ? last & ~kDirty : 0;
   }
-  std::copy_backward(set, set + at, set + at + 1);
   dirty_ += write && !(found & kDirty);
   dirty_ -= evicted != 0;
-  set[0] = found | (write ? kDirty : 0);
+  // It goes to the front, those before it one place back.
+  u64 in = found | (write ? kDirty : 0);
+  const Ways places = {0, 1, 2, 3, 4, 5, 6, 7};
+  for (u32 n = 0; n <= at / 8; ++n) {
+    Ways old = set[n], moved = __builtin_shufflevector(old, Ways(in), 8, 0, 1, 2, 3, 4, 5, 6);
+    set[n] = places + 8 * n <= at ? moved : old;
+    in = old[7];
+  }
   return {hit, evicted};
 }
 
 std::vector<u64> TagCache::dirtyLines() const {
   std::vector<u64> lines;
   for (u64 n = 0; n < u64(sets_) * ways_ && lines.size() < dirty_; ++n) {
-    u64 t = tags_.get()[n];
+    u64 t = tags_[n];
     if (t & kDirty) lines.push_back((t & ~kDirty) - 1);
   }
   return lines;
@@ -109,6 +117,54 @@ void InfinityCache::write(u64 line, CacheCounts& counts) {
   if (shared) guard.lock();
   auto r = stripes_[stripe].touch(line / kStripes, true);
   if (r.evictedDirty) counts.memoryWriteBytes += kLineBytes;
+}
+
+void CacheQueue::ask(TagCache* l1, TagCache& l2, InfinityCache& infinity, bool write,
+                     const u64* lines, u32 count, CacheCounts& counts) {
+  touchInfinity(infinity, counts);
+  touchDie(infinity, counts);
+  l1_ = l1;
+  l2_ = &l2;
+  write_ = write;
+  count_ = count;
+  std::copy_n(lines, count, lines_);
+  for (u32 n = 0; n < count; ++n) l2.prefetch(lines[n]);
+}
+
+void CacheQueue::finish(InfinityCache& infinity, CacheCounts& counts) {
+  touchInfinity(infinity, counts);
+  touchDie(infinity, counts);
+  touchInfinity(infinity, counts);
+}
+
+void CacheQueue::touchDie(const InfinityCache& infinity, CacheCounts& counts) {
+  for (u32 n = 0; n < count_; ++n) {
+    if (l1_ && l1_->touch(lines_[n], false).hit) {
+      ++counts.l1Hits;
+      continue;
+    }
+    auto r = l2_->touch(lines_[n], write_);
+    if (r.evictedDirty) {
+      ++counts.l2WriteBacks;
+      beyond_[far_++] = {r.evictedDirty - 1, true};
+    }
+    ++(r.hit ? counts.l2Hits : counts.l2Misses);
+    // A store that covers a part of a line does not fetch it: L2 keeps byte masks.
+    if (!r.hit && !write_) beyond_[far_++] = {lines_[n], false};
+  }
+  count_ = 0;
+  for (u32 n = 0; n < far_; ++n) infinity.prefetch(beyond_[n].line);
+}
+
+void CacheQueue::touchInfinity(InfinityCache& infinity, CacheCounts& counts) {
+  for (u32 n = 0; n < far_; ++n) {
+    if (beyond_[n].write) {
+      infinity.write(beyond_[n].line, counts);
+    } else {
+      infinity.read(beyond_[n].line, counts);
+    }
+  }
+  far_ = 0;
 }
 
 u64 InfinityCache::dirtyBytes() const {
@@ -148,42 +204,16 @@ void countGlobal(Wave& w, const MemOp& op, u32 bytes, bool write) {
   }
   c.lines64 += lines64;
   c.lines128 += count;
+  // The data too will be on its way when the access takes effect.
+  for (u32 n = 0; n < count; ++n) {
+    const char* data = reinterpret_cast<const char*>(lines[n] * kLineBytes);
+    __builtin_prefetch(data);
+    __builtin_prefetch(data + 64);
+  }
   if (!launch.options.caches) return;
   XcdCaches& xcd = launch.xcds[w.wg->xcd];
-  TagCache& l1 = xcd.l1[w.wg->cu];
-  // Level by level, so that the host has the tags of the next one on their way.
-  u32 asked = 0;
-  for (u32 n = 0; n < count; ++n) {
-    if (!write && !op.inst->sc1 && l1.touch(lines[n], false).hit) {
-      ++c.cache.l1Hits;
-      continue;
-    }
-    xcd.l2.prefetch(lines[n]);
-    lines[asked++] = lines[n];
-  }
-  struct Beyond {
-    u64 line;
-    bool write;
-  } beyond[4 * kLanes];
-  u32 far = 0;
-  for (u32 n = 0; n < asked; ++n) {
-    auto r = xcd.l2.touch(lines[n], write);
-    if (r.evictedDirty) {
-      ++c.cache.l2WriteBacks;
-      beyond[far++] = {r.evictedDirty - 1, true};
-    }
-    ++(r.hit ? c.cache.l2Hits : c.cache.l2Misses);
-    // A store that covers a part of a line does not fetch it: L2 keeps byte masks.
-    if (!r.hit && !write) beyond[far++] = {lines[n], false};
-  }
-  for (u32 n = 0; n < far; ++n) launch.infinity.prefetch(beyond[n].line);
-  for (u32 n = 0; n < far; ++n) {
-    if (beyond[n].write) {
-      launch.infinity.write(beyond[n].line, c.cache);
-    } else {
-      launch.infinity.read(beyond[n].line, c.cache);
-    }
-  }
+  TagCache* l1 = write || op.inst->sc1 ? nullptr : &xcd.l1[w.wg->cu];
+  worker.cacheQueue.ask(l1, xcd.l2, launch.infinity, write, lines, count, c.cache);
 }
 
 // 32 banks of 4 bytes: lanes are served in groups that move 128 bytes; a group takes as many
@@ -192,20 +222,19 @@ void countLds(Wave& w, const MemOp& op, u32 bytes, u32 offset) {
   Counters& c = w.wg->worker->counters;
   u32 words = std::max(1u, bytes / 4), group = 32 / words;
   if (words == 3) group = 8;
-  for (int first = 0; first < kLanes; first += group) {
-    u64 m = op.mask >> first & (group >= 64 ? ~0ull : (1ull << group) - 1);
+  alignas(64) u32 banks[kLanes];
+  for (int l = 0; l < kLanes; ++l) {
+    u32 its = std::rotl((1u << words) - 1, (static_cast<u32>(op.addr[l]) + offset) / 4 % 32);
+    banks[l] = op.mask >> l & 1 ? its : 0;
+  }
+  c.ldsBytes += bytes * __builtin_popcountll(op.mask);
+  for (u32 first = 0; first < kLanes; first += group) {
+    u64 m = op.mask >> first & ((1ull << group) - 1);
     if (!m) continue;
-    c.ldsBytes += bytes * __builtin_popcountll(m);
-    // Mostly every lane has banks of its own.
     u32 taken = 0;
-    bool apart = true;
-    for (u64 rest = m; rest; rest &= rest - 1) {
-      u32 a = static_cast<u32>(op.addr[first + __builtin_ctzll(rest)]) + offset;
-      u32 banks = std::rotl((1u << words) - 1, a / 4 % 32);
-      apart = apart && !(taken & banks);
-      taken |= banks;
-    }
-    if (apart) {
+    for (u32 l = 0; l < group; ++l) taken |= banks[first + l];
+    // Mostly every lane has banks of its own.
+    if (std::popcount(taken) == static_cast<int>(words) * std::popcount(m)) {
       ++c.ldsCycles;
       continue;
     }

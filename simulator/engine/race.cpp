@@ -321,9 +321,9 @@ class GlobalAccess {
 };
 
 // Calls f(line, bytes of it, lane) once for each line that the lanes' ranges touch; `lane` is the
-// first that does.
+// first that does. Says whether two of them meet.
 template <class F>
-void forLines(const MemOp& op, u64 lanes, F f) {
+bool forLines(const MemOp& op, u64 lanes, F f) {
   struct Touched {
     u64 line, mask;
     int lane;
@@ -332,6 +332,7 @@ void forLines(const MemOp& op, u64 lanes, F f) {
   Touched touched[2 * kLanes];
   u8 slots[kSlots] = {};  // index + 1 by a hash of the line
   u32 count = 0;
+  u64 twice = 0;
   Touched* last = nullptr;
   for (; lanes; lanes &= lanes - 1) {
     int lane = __builtin_ctzll(lanes);
@@ -348,11 +349,13 @@ void forLines(const MemOp& op, u64 lanes, F f) {
         }
         last = &touched[slots[slot] - 1];
       }
+      twice |= last->mask & part;
       last->mask |= part;
       a = end;
     }
   }
   for (u32 n = 0; n < count; ++n) f(touched[n].line, touched[n].mask, touched[n].lane);
+  return twice;
 }
 
 }  // namespace
@@ -365,9 +368,10 @@ GlobalShadow::Page& GlobalShadow::page(u64 number) {
   return *slot;
 }
 
-void raceGlobal(Wave& w, MemOp& op, u64 lanes, bool write) {
+bool raceGlobal(Wave& w, MemOp& op, u64 lanes, bool write) {
   const Hostcalls* host = w.wg->launch->hostcalls.get();
-  if (host && lanes && op.addr[__builtin_ctzll(lanes)] - host->address() < host->bytes()) return;
+  bool toHost = host && lanes && op.addr[__builtin_ctzll(lanes)] - host->address() < host->bytes();
+  if (toHost) return true;
   Role role = roleOf(w, op);
   role.write = write;
   u32 bytes = op.inst->mem.bytes;
@@ -380,9 +384,9 @@ void raceGlobal(Wave& w, MemOp& op, u64 lanes, bool write) {
       access.touch(at / 64, part, (at - begin) / bytes);
       at = stop;
     }
-    return;
+    return false;
   }
-  forLines(op, lanes, [&](u64 line, u64 mask, int lane) { access.touch(line, mask, lane); });
+  return forLines(op, lanes, [&](u64 line, u64 mask, int lane) { access.touch(line, mask, lane); });
 }
 
 void raceScalar(Wave& w, MemOp& op) {

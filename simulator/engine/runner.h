@@ -254,8 +254,11 @@ class Runner {
       if (shadows_.empty()) shadows_.push_back(std::make_unique<LdsShadow>());
       wg->shadow = std::move(shadows_.back());
       shadows_.pop_back();
-      size_t cells = (wg->ldsBytes / 16 + 1) * LdsShadow::kShared;
-      if (wg->shadow->cells.size() < cells) wg->shadow->cells.resize(cells);
+      size_t cells = wg->ldsBytes / (4 * LdsShadow::kShared) + 1;
+      if (wg->shadow->first.size() < cells) {
+        wg->shadow->first.resize(cells);
+        wg->shadow->others.resize(cells * (LdsShadow::kShared - 1));
+      }
       initKnowledge(*wg);
     }
     return wg;

@@ -146,6 +146,31 @@ def test_lanes_that_store_different_values(code):
     assert {(f.kind, f.level) for f in result.findings} == {("lane-collision", "suspicious")}
 
 
+MEETINGS = """
+#define OF(T, name) \\
+  GLOBAL void lds_##name(int* out, const int* at) { \\
+    SHARED T s[256]; s[at[TID]] = TID; sync(); out[TID] = *(char*)(s + at[TID]); } \\
+  GLOBAL void memory_##name(T* out, const int* at) { out[at[TID]] = TID; }
+OF(unsigned char, 1) OF(short, 2) OF(int, 4) OF(long long, 8)
+OF(u4, 16)
+"""
+
+
+@pytest.mark.parametrize("space", ["lds", "memory"])
+def test_two_lanes_that_meet_are_told_and_no_others(space):
+    code, draw = device(MEETINGS), np.random.default_rng(4)
+    for width in (1, 2, 4, 8, 16):
+        for meet in (False, True) * 12:
+            at = draw.permutation(64 if draw.random() < 0.5 else 256)[:64].astype(i32)
+            if meet:
+                one, other = draw.permutation(64)[:2]
+                at[one] = at[other]
+            out = np.zeros(64 if space == "lds" else 256 * width // 4, i32)
+            result = code.launch(f"{space}_{width}", 1, 64, [out, at])
+            kinds = [f.kind for f in result.findings]
+            assert kinds == ["lane-collision"] * meet, (width, at.tolist())
+
+
 CLEAN = ["replicated", "found", "levels", "cas_loop", "minimum", "insert", "look"]
 
 
