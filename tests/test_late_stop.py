@@ -186,19 +186,19 @@ def test_other_models_look_at_once(package, models, monkeypatch):
     monkeypatch.setattr(
         utils.StopCheck, "__call__", lambda self, *a: seen.append(type(self)) or check(self, *a)
     )
-    model.generate(**GIVEN, max_new_tokens=4, do_sample=False)
+    options = {"max_new_tokens": 4, "do_sample": True}
+    model.generate(**GIVEN, **options)
     assert seen == [utils.StopCheck] * 4
-    late.generate(**GIVEN, max_new_tokens=4, do_sample=False)
+    late.generate(**GIVEN, **options)
     assert seen == [utils.StopCheck] * 4  # a late one is another function
     package.models.stop_decode_step(late)
-    assert "generate" not in vars(late)
-    late.generate(**GIVEN, max_new_tokens=4, do_sample=False)
+    late.generate(**GIVEN, **options)
     assert seen == [utils.StopCheck] * 8
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_on_a_gpu(best_package, device, monkeypatch, way):
-    """Against the generate of the model's class, which looks at once."""
+    """Against the same, looking at once."""
     if device.type != "cuda":
         pytest.skip("needs a GPU")
     best_package.models.use_attention()
@@ -212,10 +212,11 @@ def test_on_a_gpu(best_package, device, monkeypatch, way):
     looks, state = [], late_stop._random_state
     monkeypatch.setattr(late_stop, "_random_state", lambda d: looks.append(d) or state(d))
     said = []
-    for generate in (type(model).generate.__get__(model), model.generate):
+    for ahead in (False, True):
+        monkeypatch.setattr(late_stop, "runs_ahead", lambda d, ahead=ahead: ahead)
         heard = Heard()
         torch.manual_seed(3)
-        answer = generate(
+        answer = model.generate(
             **given, **WAYS[way], max_new_tokens=40, eos_token_id=ends, streamer=heard,
             output_logits=True, return_dict_in_generate=True,
         )  # fmt: skip

@@ -18,31 +18,33 @@ step
 anything else
     Goes through, and :func:`decode_steps` says why.
 
-On a GPU ``generate`` looks whether an answer has ended while the next step runs (late_stop.py).
+On a GPU ``generate`` looks whether an answer has ended while the next step runs (late_stop.py); a
+greedy answer's steps choose their tokens themselves (greedy.py).
 What a graph has read stays alive with it. Whether the model is still what was recorded (its
 tensors, its modules and their hooks) is compared whenever a call has more than one token.
 """
 
+import functools
 import inspect
-import operator
 import sys
 import threading
 import weakref
 from collections import Counter
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
 
+from . import greedy
 from .attention import use_attention
 from .cpu_recording import NotAsRecorded
 from .growing_cache import growing_cache
 from .hooks import is_called
-from .late_stop import LateGenerate
+from .late_stop import are_theirs, looking_late, teach_transformers
 from .recorded_step import RecordedStep, kind_of, sums_of, tensors_of
+from .step_storage import Storage, make_ready, name_of_cache
 from .tensor_parallel import is_divided
 
-_CACHES = ("past_key_values", "cache")  # 5.24 renames the argument
 _SPARE = 512  # tokens that a new cache has room for beyond its prompt
 
 
@@ -91,8 +93,8 @@ def use_decode_step(
     stop_decode_step(model)
     use_attention(model)
     model.forward = _DecodeStep(model, max_cache_len, kv_cache_dtype == "fp8")
-    if "generate" not in vars(model):
-        model.generate = LateGenerate(model)
+    teach_transformers()
+    _stand_before_sample()
 
 
 def stop_decode_step(model: nn.Module) -> None:
@@ -109,48 +111,6 @@ def decode_steps(model: nn.Module) -> DecodeSteps:
     if not isinstance(step, _DecodeStep):
         raise ValueError(f"use_decode_step was not called with this {type(model).__name__}")
     return DecodeSteps(step.recorded, step.replayed, dict(step.passed_on))
-
-
-_keys_of = operator.attrgetter("keys")
-
-
-class _Storage:
-    """A cache, and the steps recorded with its tensors.
-
-    A growing cache's storage serves one answer after the other: each has a cache of its own to
-    hold, which is :meth:`lent` the storage's, and when that is gone the storage is free.
-    """
-
-    def __init__(self, cache: Any) -> None:
-        self.cache = cache
-        self.steps: Dict[Any, Any] = {}  # by kind of call: a RecordedStep, or why there is none
-        self.last: Optional[RecordedStep] = None  # of them, the one that was replayed last
-        self.read: List[Any] = []
-        self.model_was: Optional[Tuple] = None
-
-    def lend_to(self, cache: Any) -> None:
-        """An empty dynamic cache becomes the storage's. It stays the object that its maker may
-        hold, and whose end can be told from the storage's."""
-        cache.__class__ = type(self.cache)
-        cache.__dict__ = vars(self.cache)
-
-    def forget_if_moved(self, cache: Any) -> None:
-        """What was recorded with tensors that the cache has no more."""
-        if not self.has(cache):
-            self.forget()
-            self.read = [layer.keys for layer in cache.layers]
-
-    def has(self, cache: Any) -> bool:
-        """Whether the steps were recorded with a cache's tensors. A step asks it of all layers, so
-        that the loop over them is not Python's."""
-        layers = cache.layers
-        return len(layers) == len(self.read) and all(
-            map(operator.is_, map(_keys_of, layers), self.read)
-        )
-
-    def forget(self) -> None:
-        self.steps.clear()
-        self.last = None
 
 
 class _DecodeStep:
@@ -171,7 +131,7 @@ class _DecodeStep:
         self.passed_on: Counter = Counter()
         self.model_was: Optional[Tuple] = None
         self.device: Optional[torch.device] = None  # kept: to ask the model walks its modules
-        self.free: Optional[_Storage] = None
+        self.free: Optional[Storage] = None
         self.of_static: Any = weakref.WeakKeyDictionary()
         self.lock = threading.RLock()  # a cache may end, and come back, anywhere
 
@@ -187,8 +147,6 @@ class _DecodeStep:
 
     def put_back(self) -> None:
         self.model.generation_config.disable_compile = self.compiled_before
-        if isinstance(vars(self.model).get("generate"), LateGenerate):
-            del self.model.generate
         if self.before is None:
             del self.model.forward
         else:
@@ -204,7 +162,7 @@ class _DecodeStep:
             return self.inner(*args, **kwargs)
         if args:
             kwargs.update(zip(self.__signature__.parameters, args))
-        name = _name_of_cache(kwargs)
+        name = name_of_cache(kwargs)
         if name is not None:
             result = self._once_more(name, kwargs)
             if result is not None:
@@ -223,10 +181,7 @@ class _DecodeStep:
                 self._give_storage(cache, batch, rows)
         grows = hasattr(cache, "grow")
         if grows:
-            if "storage" not in vars(cache):  # a copy of one of ours
-                cache.storage = _Storage(None)
-            if cache.tokens + rows > cache.room:
-                cache.grow(cache.tokens + rows)
+            make_ready(cache, rows)
             # A recorded step asks the device for the length. A prompt cannot: it is not there yet.
             cache.idle = is_prompt
         storage = vars(cache).get("storage")
@@ -254,9 +209,9 @@ class _DecodeStep:
         ):
             return None
         if not grows:
-            return self._replay(step, name, kwargs)
+            return self._replay(storage, step, name, kwargs, self.inner)
         cache.idle = False
-        result = self._replay(step, name, kwargs)
+        result = self._replay(storage, step, name, kwargs, self.inner)
         cache.tokens += 1
         cache.idle = True
         return result
@@ -268,12 +223,64 @@ class _DecodeStep:
         if why is not None:
             return self._pass_on(why, kwargs)
         if storage is None:
-            storage = self.of_static.setdefault(kwargs[name], _Storage(None))
+            storage = self.of_static.setdefault(kwargs[name], Storage(None))
         return self._step(storage, name, kwargs)
 
-    def _pass_on(self, why: str, kwargs: Dict[str, Any]) -> Any:
+    def _pass_on(self, why: str, kwargs: Dict[str, Any], forward: Any = None) -> Any:
         self.passed_on[why] += 1
-        return self.inner(**kwargs)
+        return (forward or self.inner)(**kwargs)
+
+    # ---- answers
+
+    def sample(
+        self,
+        theirs: Callable[..., Any],
+        input_ids: torch.Tensor,
+        logits_processor: List[Any],
+        stopping_criteria: List[Any],
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """An answer of one token after the other, greedy or sampled."""
+        unseen = not synced_gpus and are_theirs([*logits_processor, *stopping_criteria])
+        rules = (logits_processor, stopping_criteria, generation_config)
+        if unseen and greedy.answers(self, input_ids, *rules, model_kwargs):
+            return greedy.answer(self, input_ids, *rules[1:], streamer, model_kwargs)
+        with looking_late(unseen):
+            return theirs(
+                self.model, input_ids, logits_processor=logits_processor,
+                stopping_criteria=stopping_criteria, generation_config=generation_config,
+                synced_gpus=synced_gpus, streamer=streamer, **model_kwargs,
+            )  # fmt: skip
+
+    def serves(self, cache: Any) -> bool:
+        """Whether a cache that ``generate`` begins with is one that grows, or will be."""
+        return cache is not None and (hasattr(cache, "grow") or self._is_fresh(cache))
+
+    def choose(self, kwargs: Dict[str, Any]) -> Dict[str, Any]:
+        """Runs a step that ends with its choice, and returns the arguments of the next one."""
+        name = name_of_cache(kwargs)
+        cache = kwargs[name]
+        make_ready(cache, 1)
+        if kwargs.get("attention_mask") is not None:
+            mask = greedy.with_room(kwargs["attention_mask"], cache.room, cache.tokens)
+            kwargs = {**kwargs, "attention_mask": mask}
+        cache.idle = False
+        why = self._why_not(kwargs, name, 1)
+        if why is None:
+            self._step(cache.storage, name, kwargs, self._choose)
+        else:
+            cache.storage.last = None
+            self._pass_on(why, kwargs, self._choose)
+        cache.tokens += 1
+        cache.idle = True
+        step = cache.storage.last
+        return kwargs if step is None else {**step.inputs, name: cache}
+
+    def _choose(self, **kwargs: Any) -> None:
+        greedy.choose_in_place(self.inner, kwargs, kwargs[name_of_cache(kwargs)].length)
 
     # ---- caches
 
@@ -303,12 +310,12 @@ class _DecodeStep:
         else:
             del storage  # its memory is wanted
             room = max(rows + _SPARE, self.max_cache_len or 0)
-            storage = _Storage(growing_cache(self.model, room, self.in_fp8))
+            storage = Storage(growing_cache(self.model, room, self.in_fp8))
             storage.cache.storage = storage
         storage.lend_to(cache)
         weakref.finalize(cache, self._take_back, storage, self.model_was)
 
-    def _take_back(self, storage: _Storage, model_was: Tuple) -> None:
+    def _take_back(self, storage: Storage, model_was: Tuple) -> None:
         with self.lock:
             if model_was == self.model_was:
                 self.free = storage
@@ -341,37 +348,49 @@ class _DecodeStep:
             return "its caller records it"
         return None
 
-    def _step(self, storage: _Storage, cache_name: str, kwargs: Dict[str, Any]) -> Any:
+    def _step(
+        self, storage: Storage, cache_name: str, kwargs: Dict[str, Any], forward: Any = None
+    ) -> Any:
+        """forward: what a step runs, in place of the model's own."""
+        forward = forward or self.inner
         cache = kwargs[cache_name]
+        storage.last = None
         storage.forget_if_moved(cache)
         if storage.model_was is not self.model_was:
-            storage.forget()
+            storage.steps.clear()
             storage.model_was = self.model_was
         others = {name: value for name, value in kwargs.items() if name != cache_name}
         kind = tuple((name, kind_of(name, value)) for name, value in sorted(others.items()))
         kind += (self.device.type == "cpu" and torch.is_inference_mode_enabled(),)
         if kind not in storage.steps:
             storage.steps[kind] = None
-            return self._pass_on("the first step of its kind", kwargs)
+            return self._pass_on("the first step of its kind", kwargs, forward)
         step = storage.steps[kind]
         if step is None:
             # With the storage's own cache: what is recorded outlives the one that was lent.
             lasting = cache if storage.cache is None else storage.cache
-            step = storage.steps[kind] = self._record(lasting, cache_name, others)
+            step = storage.steps[kind] = self._record(lasting, cache_name, others, forward)
         if isinstance(step, str):
-            return self._pass_on(step, kwargs)
-        storage.last = step
-        return self._replay(step, cache_name, kwargs)
+            return self._pass_on(step, kwargs, forward)
+        return self._replay(storage, step, cache_name, kwargs, forward)
 
-    def _replay(self, step: RecordedStep, cache_name: str, kwargs: Dict[str, Any]) -> Any:
+    def _replay(
+        self,
+        storage: Storage,
+        step: RecordedStep,
+        cache_name: str,
+        kwargs: Dict[str, Any],
+        forward: Any,
+    ) -> Any:
         try:
             result = step.replay(kwargs, cache_name)
         except NotAsRecorded as why:
-            return self._pass_on(str(why), kwargs)
+            return self._pass_on(str(why), kwargs, forward)
         self.replayed += 1
+        storage.last = step
         return result
 
-    def _record(self, cache: Any, cache_name: str, others: Dict[str, Any]) -> Any:
+    def _record(self, cache: Any, cache_name: str, others: Dict[str, Any], forward: Any) -> Any:
         """The recorded step, or why there is none."""
         for name, module in self.model.named_modules():
             if is_called(module) and module is not self.model:
@@ -379,22 +398,31 @@ class _DecodeStep:
         if self.device.type == "cpu" and is_divided(self.model):
             return "a step recorded on a CPU would not exchange with other processes"
         try:
-            step = RecordedStep(self.inner, self.model, cache, cache_name, others)
+            step = RecordedStep(forward, self.model, cache, cache_name, others)
         except Exception as error:  # what cannot be recorded says so in many ways
             return f"it cannot be recorded: {str(error).splitlines()[0]}"
         self.recorded += 1
         return step
 
 
+@functools.cache
+def _stand_before_sample() -> None:
+    """generate looks for its loop in a model's class."""
+    mixin = sys.modules["transformers.generation.utils"].GenerationMixin
+    theirs = mixin._sample
+
+    @functools.wraps(theirs)
+    def sample(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        step = vars(model).get("forward")
+        if isinstance(step, _DecodeStep):
+            return step.sample(theirs, *args, **kwargs)
+        return theirs(model, *args, **kwargs)
+
+    mixin._sample = sample
+
+
 def _has_graphs(device: torch.device) -> bool:
     return device.type in ("cuda", "cpu")
-
-
-def _name_of_cache(kwargs: Dict[str, Any]) -> Optional[str]:
-    for name in _CACHES:
-        if kwargs.get(name) is not None:
-            return name
-    return None
 
 
 def _shape_of_tokens(kwargs: Dict[str, Any]) -> Optional[Tuple[int, int]]:

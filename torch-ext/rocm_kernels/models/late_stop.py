@@ -6,57 +6,44 @@
 
 transformers can do so by itself (``DeferredStopCheck``, from 5.17 on), and takes back the one step
 too many where an answer has ended: its token, its logits, and its place in a cache that is handed
-out. It does so on Apple's GPUs alone. Here it is told to in a ``generate`` that stands before a
-model's own, if nobody would see the step too many: no function of the caller's looks at each token,
-and what the step drew from the device's random numbers is put back.
+out. It does so on Apple's GPUs alone. Here it is told to, if nobody would see the step too many: no
+function of the caller's looks at each token, and what the step drew from the device's random
+numbers is put back.
 """
 
+import contextlib
 import functools
 import importlib
-import inspect
 import threading
-import types
-from typing import Any, Iterable
+from typing import Any, Iterable, Iterator
 
 import torch
-from torch import nn
 
-_WATCHERS = ("logits_processor", "stopping_criteria")
-_OTHER_LOOPS = ("prefix_allowed_tokens_fn", "custom_generate", "synced_gpus")
 _here = threading.local()
 
 
-class LateGenerate:
-    """A model's ``generate``, which may look late."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        _teach_transformers()
-
-    @property
-    def __wrapped__(self) -> Any:
-        return types.MethodType(type(self.model).generate, self.model)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        generate = self.__wrapped__
-        given = inspect.signature(generate).bind_partial(*args, **kwargs).arguments
-        before = _may_be_late()
-        _here.may_be_late = not any(given.get(name) for name in _OTHER_LOOPS) and all(
-            _is_theirs(given.get(name) or ()) for name in _WATCHERS
-        )
-        try:
-            return generate(*args, **kwargs)
-        finally:
-            _here.may_be_late = before
+@contextlib.contextmanager
+def looking_late(allowed: bool) -> Iterator[None]:
+    """Within, answers of this thread may be looked at late, or not."""
+    before, _here.allowed = _is_allowed(), allowed
+    try:
+        yield
+    finally:
+        _here.allowed = before
 
 
-def _may_be_late() -> bool:
-    return getattr(_here, "may_be_late", False)
+def _is_allowed() -> bool:
+    return getattr(_here, "allowed", False)
 
 
-def _is_theirs(watchers: Iterable[Any]) -> bool:
-    """Whether all are of transformers' own, which keep nothing of what they have seen."""
-    return all(type(watcher).__module__.startswith("transformers.") for watcher in watchers)
+def are_theirs(watchers: Iterable[Any]) -> bool:
+    """Whether all that looks at each token is transformers' own, which keeps nothing of what it has
+    seen, and asks no function of the caller's."""
+    return all(
+        type(watcher).__module__.startswith("transformers.")
+        and not hasattr(watcher, "_prefix_allowed_tokens_fn")
+        for watcher in watchers
+    )
 
 
 def runs_ahead(device: torch.device) -> bool:
@@ -65,7 +52,7 @@ def runs_ahead(device: torch.device) -> bool:
 
 
 @functools.cache
-def _teach_transformers() -> None:
+def teach_transformers() -> None:
     """Does nothing where a version has no such check. Of other models' caches it asks as before."""
     utils = importlib.import_module("transformers.generation.utils")
     theirs = getattr(utils, "DeferredStopCheck", None)
@@ -80,7 +67,7 @@ def _teach_transformers() -> None:
 
         @staticmethod
         def is_supported(device: torch.device, cache: Any, *args: Any, **kwargs: Any) -> bool:
-            if _may_be_late() and hasattr(cache, "grow") and runs_ahead(device):
+            if _is_allowed() and hasattr(cache, "grow") and runs_ahead(device):
                 return not kwargs.get("is_assistant", False)
             return theirs.is_supported(device, cache, *args, **kwargs)
 

@@ -55,6 +55,8 @@ class RecordedStep:
     def _copy_in(self, kwargs: Dict[str, Any]) -> None:
         for name, place in self.inputs.items():
             value = kwargs[name]
+            if value is place:
+                continue
             if isinstance(value, dict):
                 for key, tensor in value.items():
                     if tensor is not None:

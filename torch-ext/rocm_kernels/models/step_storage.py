@@ -1,0 +1,64 @@
+"""Where recorded steps are kept: with the cache whose tensors they read."""
+
+import operator
+from typing import Any, Dict, List, Optional, Tuple
+
+from .recorded_step import RecordedStep
+
+_NAMES = ("past_key_values", "cache")  # 5.24 renames the argument
+_keys_of = operator.attrgetter("keys")
+
+
+class Storage:
+    """A cache, and the steps recorded with its tensors.
+
+    A growing cache's storage serves one answer after the other: each has a cache of its own to
+    hold, which is :meth:`lent` the storage's, and when that is gone the storage is free.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+        self.steps: Dict[Any, Any] = {}  # by kind of call: a RecordedStep, or why there is none
+        self.last: Optional[RecordedStep] = None  # of them, the one that was replayed last
+        self.read: List[Any] = []
+        self.model_was: Optional[Tuple] = None
+
+    def lend_to(self, cache: Any) -> None:
+        """An empty dynamic cache becomes the storage's. It stays the object that its maker may
+        hold, and whose end can be told from the storage's."""
+        cache.__class__ = type(self.cache)
+        cache.__dict__ = vars(self.cache)
+
+    def forget_if_moved(self, cache: Any) -> None:
+        """What was recorded with tensors that the cache has no more."""
+        if not self.has(cache):
+            self.forget()
+            self.read = [layer.keys for layer in cache.layers]
+
+    def has(self, cache: Any) -> bool:
+        """Whether the steps were recorded with a cache's tensors. A step asks it of all layers, so
+        that the loop over them is not Python's."""
+        layers = cache.layers
+        return len(layers) == len(self.read) and all(
+            map(operator.is_, map(_keys_of, layers), self.read)
+        )
+
+    def forget(self) -> None:
+        self.steps.clear()
+        self.last = None
+
+
+def make_ready(cache: Any, rows: int) -> None:
+    """Has a growing cache have room for some more tokens, and a place for recorded steps."""
+    if "storage" not in vars(cache):  # a copy of one of ours
+        cache.storage = Storage(None)
+    if cache.tokens + rows > cache.room:
+        cache.grow(cache.tokens + rows)
+
+
+def name_of_cache(kwargs: Dict[str, Any]) -> Optional[str]:
+    """Of a call's arguments the one that is a cache."""
+    for name in _NAMES:
+        if kwargs.get(name) is not None:
+            return name
+    return None
