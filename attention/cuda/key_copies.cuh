@@ -29,8 +29,8 @@ class KeyCopies {
   static constexpr int kTimes = RowCopies<Shape::kKeys>::kTimes;
 
   __device__ KeyCopies(const AttentionArgs& args, const PageSize& page_size, const Sequence& s,
-                       int head, KeyRange keys, int thread)
-      : keys_(keys), row_(thread / 8), pages_(s, page_size, keys) {
+                       int head, KeyRange keys, int first, int thread)
+      : keys_(keys), row_(thread / 8), pages_(s, page_size, keys, first, row_) {
     k_row_ = args.k.row_stride * 2;
     v_row_ = args.v.row_stride * 2;
     k_page_ = args.k.batch_stride * 2;
@@ -45,9 +45,8 @@ class KeyCopies {
     to_ = RowCopies<Shape::kKeys>::first_vector(thread);
   }
 
-  // Moves on to the tile that was asked for last, and asks in which pages the keys from `first` on
-  // lie.
-  __device__ __forceinline__ void ask(int first) { pages_.ask(first, row_); }
+  // Keys and values of the tiles, one behind the other from `first` on; next_tile() between them.
+  __device__ __forceinline__ void next_tile(int first) { pages_.next_tile(first, row_); }
 
   __device__ __forceinline__ void copy_k(int first, uint32_t stage) const {
     copy<Shape::kBoxes, Shape::kD>(first, stage, k_, k_row_, k_page_, k_bytes_);
@@ -66,7 +65,7 @@ class KeyCopies {
       const char* from = base + byte_ + (!pages_.any() ? (first + row_) * row : 0);
 #pragma unroll
       for (int i = 0; i < kTimes; ++i) {
-        const char* const of_row = !pages_.any() ? from : from + in_pages(i, row, page);
+        const char* const of_row = !pages_.any() ? from : from + in_pages(first, i, row, page);
 #pragma unroll
         for (int box = 0; box < kBoxes; ++box) {
           copy_vector(to + (box * Shape::kKeys + i * 16) * kChunkBytes, of_row + box * kChunkBytes,
@@ -81,7 +80,7 @@ class KeyCopies {
     for (int i = 0; i < kTimes; ++i) {
       const int key = first + row_ + 16 * i;
       const bool there = key >= keys_.begin && key < keys_.end;
-      const int64_t before = !pages_.any() ? key * row : in_pages(i, row, page);
+      const int64_t before = !pages_.any() ? key * row : in_pages(first, i, row, page);
       const char* const from = base + (there ? before : 0);
 #pragma unroll 1
       for (int box = 0; box < kBoxes; ++box) {
@@ -94,9 +93,9 @@ class KeyCopies {
     }
   }
 
-  // Bytes before this thread's row of the i-th sixteen.
-  __device__ __forceinline__ int64_t in_pages(int i, int64_t row, int64_t page) const {
-    const PageRow at = pages_.of(i, static_cast<int>(threadIdx.x) % 32 / 8);
+  // Bytes before this thread's row of the i-th sixteen of the tile.
+  __device__ __forceinline__ int64_t in_pages(int first, int i, int64_t row, int64_t page) const {
+    const PageRow at = pages_.of(first, i, row_ + 16 * i);
     return at.page * page + at.row * row;
   }
 
@@ -122,7 +121,11 @@ class WidenedKeys {
 
   __device__ WidenedKeys(const AttentionArgs& args, const PageSize& page_size, const Sequence& s,
                          int head, KeyRange keys, int thread, uint32_t slots)
-      : keys_(keys), row_(thread / 4), pages_(s, page_size, keys), slots_(slots + thread * 16) {
+      : keys_(keys),
+        row_(thread / 4),
+        next_(keys.begin / Shape::kKeys * Shape::kKeys),
+        pages_(s, page_size, keys, next_, row_),
+        slots_(slots + thread * 16) {
     k_row_ = args.k.row_stride;
     v_row_ = args.v.row_stride;
     k_page_ = args.k.batch_stride;
@@ -135,9 +138,6 @@ class WidenedKeys {
          head * args.v.head_stride;
     k_codes_ = static_cast<int>(args.head_dim);
     v_codes_ = static_cast<int>(args.head_dim_v);
-    next_ = keys.begin / Shape::kKeys * Shape::kKeys;
-    pages_.ask(next_, row_);
-    pages_.ask(next_ + Shape::kKeys, row_);
   }
 
   // Starts the copies of the next half tile, or of nothing behind the last.
@@ -147,8 +147,8 @@ class WidenedKeys {
         copy<Shape::kBoxes>(k_, k_row_, k_page_, k_codes_);
       } else {
         copy<Shape::kBoxesV>(v_, v_row_, v_page_, v_codes_);
+        pages_.next_tile(next_, row_);
         next_ += Shape::kKeys;
-        pages_.ask(next_ + Shape::kKeys, row_);
       }
       of_values_ = !of_values_;
       to_slot_ = to_slot_ + 1 == kSlots ? 0 : to_slot_ + 1;
@@ -203,7 +203,7 @@ class WidenedKeys {
       const bool there = key >= keys_.begin && key < keys_.end;
       int64_t before = key * row;
       if (pages_.any()) {
-        const PageRow at = pages_.of(i, static_cast<int>(threadIdx.x) % 32 / 4);
+        const PageRow at = pages_.of(next_, i, row_ + 32 * i);
         before = at.page * page + at.row * row;
       }
       const char* const from = base + (there ? before + code_ : 0);
@@ -217,14 +217,14 @@ class WidenedKeys {
   }
 
   KeyRange keys_;
-  int row_, code_;
+  int row_;
+  int next_;  // first key of the tile of which copies start next
   RowPages<Shape::kKeys, 8, 32> pages_;
   uint32_t slots_, to_;
   const char *k_, *v_;
   int64_t k_row_, v_row_, k_page_, v_page_;
-  int k_codes_, v_codes_;   // of a row
-  int next_;                // first key of the tile of which copies start next
-  bool of_values_ = false;  // and which half
+  int code_, k_codes_, v_codes_;  // of a row
+  bool of_values_ = false;        // which half of the next tile
   int to_slot_ = 0, from_slot_ = 0;
 };
 

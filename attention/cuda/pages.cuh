@@ -41,10 +41,33 @@ struct PageRow {
   int page, row;
 };
 
+// Pages of runs of keys that a warp needs one after the other, 32 at a time, a lane each; the next
+// 32 are asked for before they are needed. Two registers take turns: to move a number is to wait
+// for it.
+struct PagesAhead {
+  int even = 0, odd = 0;
+  int run = 0;  // the next, of 64
+
+  // All lanes ask at once, each for its own.
+  __device__ __forceinline__ int of(int from_next) const {
+    const int lane = run + from_next;  // modulo 32
+    return run < 32 ? __shfl_sync(~0u, even, lane) : __shfl_sync(~0u, odd, lane);
+  }
+  // Moves on to the 32 that were asked for; ask() is for those behind them.
+  template <typename Ask>
+  __device__ __forceinline__ void turn(const Ask& ask) {
+    if (run < 32) {
+      even = ask();
+    } else {
+      odd = ask();
+    }
+    run = run < 32 ? 32 : 0;
+  }
+};
+
 // Of the tiles of a warp, each kApart behind the one before: where the runs of keys lie that they
-// are made of. Each lane looks one run up; those of the next tiles are asked for before they are
-// needed, since a copy cannot begin without: 32 runs ahead, 512 keys where pages are whole runs of
-// 16. Pages alone are kept, for blocks of many rows have no registers to spare.
+// are made of. A copy cannot begin without, and a page's number comes no sooner than the copies
+// that were asked for before it: 32 runs ahead, 512 keys where pages are whole runs of 16.
 template <int kKeys, int kApart>
 class TilePages {
  public:
@@ -54,28 +77,32 @@ class TilePages {
                                        int first_tile)
       : table_(s.pages), size_(size), keys_end_(keys_end) {
     if (table_ == nullptr) return;
-    now_ = page_of_run(first_tile);
-    ahead_ = page_of_run(first_tile + tiles_at_once());
+    pages_.even = page_of_run(first_tile);
+    pages_.odd = page_of_run(first_tile + tiles_at_once());
   }
 
-  __device__ __forceinline__ bool any() const { return table_ != nullptr; }
-  __device__ __forceinline__ bool longest_runs() const {
-    return size_.run_shift == PageSize::kMostRunShift;
+  // Whether 16 rows from a multiple of 16 on lie one after the other.
+  __device__ __forceinline__ bool are_long() const {
+    return table_ == nullptr || size_.run_shift == PageSize::kMostRunShift;
   }
 
-  // Of row `row` of the tile whose keys begin at `first`; all lanes ask at once, each for its own.
+  // Of row `row` of the tile whose keys begin at `first`: of page 0 where there are none. All lanes
+  // ask at once, each for its own.
   __device__ __forceinline__ PageRow of(int first, int row) const {
-    return {__shfl_sync(~0u, now_, run_ + (row >> size_.run_shift)), size_.row_of(first + row)};
+    PageRow at = {0, first + row};
+    if (table_ != nullptr) at = {pages_.of(row >> size_.run_shift), size_.row_of(first + row)};
+    return at;
   }
 
   // Moves on from the tile whose keys begin at `first`.
   __device__ __forceinline__ void next_tile(int first) {
     if (table_ == nullptr) return;
-    run_ += kKeys >> size_.run_shift;
-    if (run_ < 32) return;
-    run_ = 0;
-    now_ = ahead_;
-    ahead_ = page_of_run(first / kKeys + kApart + tiles_at_once());
+    const int runs = kKeys >> size_.run_shift;
+    if ((pages_.run & 31) + runs < 32) {
+      pages_.run += runs;
+    } else {
+      pages_.turn([&] { return page_of_run(first / kKeys + kApart + tiles_at_once()); });
+    }
   }
 
  private:
@@ -94,42 +121,70 @@ class TilePages {
 
   const int32_t* table_;
   PageSize size_;
-  int keys_end_, run_ = 0, now_ = 0, ahead_ = 0;
+  int keys_end_;
+  PagesAhead pages_;
 };
 
-// Of the rows of a tile of kKeys keys that a warp has, its lane's: kRows that follow each other, of
-// each kApart from `row` / kRows * kRows on. The page of the next tile's is asked for before it is
-// needed; only that is kept, for producers have few registers.
+// The same for a warp of several that share tiles of kKeys keys, one behind the other: it has kRows
+// rows that follow each other, of each kApart of a tile. Where pages are whole runs of 16, each
+// lane looks one run up, of several tiles; and else one of the warp's rows of a tile.
 template <int kKeys, int kRows, int kApart>
 class RowPages {
  public:
-  __device__ __forceinline__ RowPages(const Sequence& s, const PageSize& size, KeyRange keys)
-      : table_(s.pages), size_(size), keys_(keys) {}
+  static_assert(kKeys % 16 == 0 && 16 % kRows == 0 && kKeys / kApart * kRows <= 32, "");
+
+  // `first`: the first tile's first key. `row`: the thread's first of a tile.
+  __device__ __forceinline__ RowPages(const Sequence& s, const PageSize& size, KeyRange keys,
+                                      int first, int row)
+      : table_(s.pages), size_(size), keys_(keys) {
+    if (table_ == nullptr) return;
+    pages_.even = page_of_lane(first, row);
+    pages_.odd = page_of_lane(first + keys_at_once(), row);
+  }
 
   __device__ __forceinline__ bool any() const { return table_ != nullptr; }
 
-  // Moves on to the tile that was asked for last, and asks for the one behind it, whose keys begin
-  // at `first`. `row`: the thread's first of a tile.
-  __device__ __forceinline__ void ask(int first, int row) {
-    if (table_ == nullptr) return;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int key = first + row / kRows * kRows + lane % kRows + lane / kRows * kApart;
-    now_ = {ahead_, size_.row_of(key - kKeys)};
-    ahead_ = key >= keys_.begin && key < keys_.end ? table_[size_.page_of(key)] : 0;
+  // Of row `row` of the tile whose keys begin at `first`, the lane's time-th; all lanes ask at
+  // once.
+  __device__ __forceinline__ PageRow of(int first, int time, int row) const {
+    return {pages_.of(are_long() ? row / 16 : time * kRows + row % kRows),
+            size_.row_of(first + row)};
   }
 
-  // Of row `in_rows` of the time-th kRows; all lanes ask at once, each for its own.
-  __device__ __forceinline__ PageRow of(int time, int in_rows) const {
-    const int lane = time * kRows + in_rows;
-    return {__shfl_sync(~0u, now_.page, lane), __shfl_sync(~0u, now_.row, lane)};
+  // Moves on from the tile whose keys begin at `first`.
+  __device__ __forceinline__ void next_tile(int first, int row) {
+    if (table_ == nullptr) return;
+    if (are_long() && (pages_.run & 31) + 2 * kRuns <= 32) {
+      pages_.run += kRuns;
+    } else {
+      pages_.turn([&] { return page_of_lane(first + kKeys + keys_at_once(), row); });
+    }
   }
 
  private:
+  static constexpr int kRuns = kKeys / 16;  // of a tile
+
+  __device__ __forceinline__ bool are_long() const {
+    return size_.run_shift == PageSize::kMostRunShift;
+  }
+  __device__ __forceinline__ int keys_at_once() const {
+    return are_long() ? 32 / kRuns * kKeys : kKeys;
+  }
+  // Of the lane's run, or row, from the tile on whose keys begin at `first`; 0 where nobody sees
+  // it.
+  __device__ __forceinline__ int page_of_lane(int first, int row) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int key =
+        first +
+        (are_long() ? lane * 16 : row / kRows * kRows + lane % kRows + lane / kRows * kApart);
+    const int last = key + (are_long() ? 15 : 0);
+    return last >= keys_.begin && key < keys_.end ? table_[size_.page_of(key)] : 0;
+  }
+
   const int32_t* table_;
   PageSize size_;
   KeyRange keys_;
-  PageRow now_ = {0, 0};
-  int ahead_ = 0;
+  PagesAhead pages_;
 };
 
 }  // namespace cuda

@@ -135,9 +135,7 @@ __device__ __forceinline__ void produce(const AttentionArgs& args, const Prefill
   } else {
     copy_queries<Shape>(args, grid, work, memory.q, thread);
     mbarrier_arrive_after_copies(memory.q_full());
-    KeyCopies<Shape> copies(args, grid.page_size, work.s, work.head, work.keys, thread);
-    copies.ask(first);
-    copies.ask(first + Shape::kKeys);
+    KeyCopies<Shape> copies(args, grid.page_size, work.s, work.head, work.keys, first, thread);
 #pragma unroll 1
     for (; first < work.keys.end; first += Shape::kKeys) {
       mbarrier_wait(memory.empty(0, state.stage), state.parity);
@@ -146,7 +144,7 @@ __device__ __forceinline__ void produce(const AttentionArgs& args, const Prefill
       mbarrier_wait(memory.empty(1, state.stage), state.parity);
       copies.copy_v(first, memory.v + state.stage * Shape::kVBytes);
       mbarrier_arrive_after_copies(memory.full(1, state.stage));
-      copies.ask(first + 2 * Shape::kKeys);
+      copies.next_tile(first);
       state.advance(Shape::kStages);
     }
   }

@@ -37,26 +37,12 @@ class TileCopies {
 
   // Starts the copies of the next tile, whose keys begin at `first`.
   __device__ void start(int first, uint32_t k_stage, uint32_t v_stage) {
-    if (first >= keys_.begin && first + Shape::kKeys <= keys_.end) {
-      if (!pages_.any()) {
-        copy_rows<Shape::kKeys>({0, first}, k_stage, v_stage);
-      } else if (pages_.longest_runs()) {
+    // One path for rows and for pages of whole runs: warps wait for instructions of a longer loop.
+    if (first >= keys_.begin && first + Shape::kKeys <= keys_.end && pages_.are_long()) {
 #pragma unroll
-        for (int run = 0; run < Shape::kKeys; run += 16) {
-          copy_rows<16>(pages_.of(first, run), k_stage + run * Shape::kPitch,
-                        v_stage + run * Shape::kPitch);
-        }
-      } else {
-#pragma unroll 2
-        for (int row = 0; row < Shape::kKeys; row += kRows) {
-#pragma unroll
-          for (int i = 0; i < kCopies; ++i) {
-            const Place place(i);
-            const PageRow at = pages_.of(first, row + place.row);
-            copy(true, at, place.byte, k_stage + row * Shape::kPitch + place.to,
-                 v_stage + row * Shape::kPitch + place.to);
-          }
-        }
+      for (int run = 0; run < Shape::kKeys; run += 16) {
+        copy_run(pages_.of(first, run), k_stage + run * Shape::kPitch,
+                 v_stage + run * Shape::kPitch);
       }
     } else {
 #pragma unroll 1
@@ -65,8 +51,7 @@ class TileCopies {
         for (int i = 0; i < kCopies; ++i) {
           const Place place(i);
           const int key = first + row + place.row;
-          const PageRow at = pages_.any() ? pages_.of(first, row + place.row) : PageRow{0, key};
-          copy(key >= keys_.begin && key < keys_.end, at, place.byte,
+          copy(key >= keys_.begin && key < keys_.end, pages_.of(first, row + place.row), place.byte,
                k_stage + row * Shape::kPitch + place.to, v_stage + row * Shape::kPitch + place.to);
         }
       }
@@ -87,9 +72,8 @@ class TileCopies {
     }
   };
 
-  // Rows from `at` on, one after the other.
-  template <int kCount>
-  __device__ __forceinline__ void copy_rows(PageRow at, uint32_t k_stage, uint32_t v_stage) const {
+  // The 16 rows from `at` on.
+  __device__ __forceinline__ void copy_run(PageRow at, uint32_t k_stage, uint32_t v_stage) const {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const Place place(i);
@@ -97,7 +81,7 @@ class TileCopies {
       const char* k = k_ + at.page * k_page_ + (at.row + place.row) * k_row_ + place.byte;
       const char* v = v_ + at.page * v_page_ + (at.row + place.row) * v_row_ + place.byte;
 #pragma unroll
-      for (int row = 0; row < kCount; row += kRows) {
+      for (int row = 0; row < 16; row += kRows) {
         copy_vector(k_stage + row * Shape::kPitch + place.to, k, of_k ? 16 : 0);
         copy_vector(v_stage + row * Shape::kPitch + place.to, v, of_v ? 16 : 0);
         k += kRows * k_row_;

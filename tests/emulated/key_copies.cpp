@@ -198,14 +198,12 @@ static int wrong_in_stages(int page_size, int most) {
   std::atomic<int> wrong{0};
   as_warp(warp, [&] {
     int first = cache.keys.begin / Shape::kKeys * Shape::kKeys;
-    KeyCopies<Shape> copies(cache.args, pages, cache.s, cache.head, cache.keys,
+    KeyCopies<Shape> copies(cache.args, pages, cache.s, cache.head, cache.keys, first,
                             static_cast<int>(threadIdx.x));
-    copies.ask(first);
-    copies.ask(first + Shape::kKeys);
     for (; first < cache.keys.end; first += Shape::kKeys) {
       copies.copy_k(first, 0);
       copies.copy_v(first, v_stage);
-      copies.ask(first + 2 * Shape::kKeys);
+      copies.next_tile(first);
       this_warp.arrive_and_wait();
       for (int row = 4 * warp + lane / 8; row < Shape::kKeys; row += 16) {
         for (const bool of_v : {false, true}) {
@@ -293,9 +291,9 @@ int main() {
     add(wrong_in_tiles<TestTile<0, false>>(page_size, most));
     add(wrong_in_tiles<TestTile<3, false>>(page_size, 500));   // irregular
     add(wrong_in_tiles<TestTile<12, false>>(page_size, 500));  // heads of 512
-    add(wrong_in_stages<TestStage<2, false>>(page_size, 700));
-    add(wrong_in_stages<TestStage<4, false>>(page_size, 500));
-    add(wrong_in_widened<TestStage<2, true>>(page_size, 700));
+    add(wrong_in_stages<TestStage<2, false>>(page_size, 1700));
+    add(wrong_in_stages<TestStage<4, false>>(page_size, 1300));
+    add(wrong_in_widened<TestStage<2, true>>(page_size, 1700));
   }
   std::printf("tiles %d, wrong %d\n", tiles, wrong + foreign_reads);
 }
