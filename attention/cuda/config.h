@@ -81,6 +81,10 @@ inline int64_t row_blocks(const AttentionArgs& args, const AttentionConfig& c) {
   return (rows_of_kv_head(args) + c.rows - 1) / c.rows;
 }
 
+inline int64_t decode_blocks(const AttentionArgs& args, const AttentionConfig& c) {
+  return args.batch * args.kv_heads * row_blocks(args, c) * c.cluster * c.outer;
+}
+
 // Whether every row of every head is whole vectors of 16 bytes.
 inline bool has_vectors(const AttentionRows& rows, DType dtype, int64_t head_dim) {
   const int64_t elements = 16 / size_of(dtype);

@@ -1,8 +1,9 @@
 // How long a config of attention would take on an NVIDIA GPU. It ranks configs; it is not a
 // measurement.
 //
-// The constants were fitted to an H100's times of decode steps (benchmarks/attention.py --configs):
-// 1 to 64 sequences, 1 to 128 queries, 8 and 16 KV heads, 1,024 to 65,536 keys.
+// The constants were fitted to times of all configs of decode steps: an H200's of 1 to 64 sequences
+// of 512 to 65,536 keys, 8 KV heads of 128, and for more queries and other heads an H100's
+// (benchmarks/attention.py --parts configs).
 #pragma once
 
 #include <cmath>
@@ -38,14 +39,15 @@ inline float modelled_join_time(const AttentionArgs& args, const AttentionConfig
 // keys, and, alone, by what one block can do.
 inline float modelled_prefill_time(const AttentionArgs& args, const AttentionConfig& c,
                                    const AttentionDevice& device) {
-  constexpr float kLaunchUs = 6, kBlockUs = 2.5f;  // a block's first loads, its end
+  constexpr float kLaunchUs = 3, kBlockUs = 2.5f;  // a block's first loads, its end
+  constexpr float kRoundUs = 3;                    // memory's rest while blocks follow blocks
   constexpr float kTileUs = 0.15f;                 // between a tile's products
   constexpr float kFlopsPerUs = 5.3e6f;            // of a multiprocessor
   constexpr float kScoresPerUs = 13.4e3f;          // whose softmax it takes
   constexpr float kCodesPerUs = 24e3f;             // of FP8, that it widens
-  constexpr float kBandwidth = 0.92f;              // of what the driver says of the memory
+  constexpr float kBandwidth = 0.95f;              // of what the driver says of the memory
   constexpr float kL2Rate = 1.4f;                  // of the same
-  constexpr float kSmBytesPerUs = 59e3f;           // that a multiprocessor takes in from memory
+  constexpr float kSmBytesPerUs = 58.5e3f;         // that a multiprocessor takes in from memory
   const PrefillTile tile = prefill_tile(args);
   const float row_blocks_of_pair = static_cast<float>(row_blocks(args, c));
   const float outer = static_cast<float>(c.outer);
@@ -74,25 +76,38 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   const float bytes = pairs * longest * columns * static_cast<float>(size_of(args.kv_dtype));
   const float memory_us =
       std::max(bytes / kBandwidth, bytes * row_blocks_of_pair * keys / longest / kL2Rate) / per_us;
-  return kLaunchUs + std::max(compute_us, memory_us) + modelled_join_time(args, c, device);
+  return kLaunchUs + std::max(compute_us, kBlockUs + memory_us + (waves > 1 ? kRoundUs : 0)) +
+         modelled_join_time(args, c, device);
+}
+
+// Blocks of a decode kernel that the device holds at once. Those of a cluster are of one group of
+// multiprocessors, which has 16 to 18: on an H200 eight clusters of 16 are not all there at once
+// (16 query and 8 KV heads of 256: 31.9 us, by clusters of 8 25.2), and of 64 clusters of 4
+// neither.
+inline float modelled_places(const AttentionArgs& args, const AttentionConfig& c,
+                             const AttentionDevice& device) {
+  constexpr float kGroupSms = 18, kOfGroups = 0.9f;
+  const float sms = static_cast<float>(device.sm_count);
+  if (c.cluster > 8) return std::floor(sms / kGroupSms) * 16;
+  // By the room that a block of a cluster has; the rates were fitted to blocks that all had it.
+  const int at_once = decode_block(args, c, device).at_once(kMaxCluster);
+  return sms * static_cast<float>(at_once) * (c.cluster > 2 ? kOfGroups : 1);
 }
 
 inline float modelled_decode_time(const AttentionArgs& args, const AttentionConfig& c,
                                   const AttentionDevice& device) {
-  constexpr float kLaunchUs = 5.5f;   // launch, first loads, the end
-  constexpr float kRowUs = 0.35f;     // more, for each row beyond 8
-  constexpr float kClusterUs = 0.4f;  // each doubling of the blocks that meet
-  constexpr float kLargeClusterUs = 1;
-  constexpr float kWaveUs = 1.5f;  // further blocks of a multiprocessor
+  constexpr float kLaunchUs = 5.5f;    // launch, first loads, the end
+  constexpr float kRowUs = 0.35f;      // more, for each row beyond 8
+  constexpr float kClusterUs = 0.05f;  // each doubling of the blocks that meet
+  constexpr float kLargeClusterUs = 1.5f;
+  constexpr float kWaveUs = 4.3f;  // further blocks of a multiprocessor
   constexpr float kBlockBytesPerUs = 60e3f, kFp8BlockBytesPerUs = 40e3f;  // one block alone
+  constexpr float kSmBytesPerUs = 58.5e3f;  // two blocks of a multiprocessor
   // What more rows cost: of a block's own rate, and of memory's when all blocks read.
   constexpr float kOfBlock[] = {1, 0.7f, 0.3f}, kOfMemory[] = {1, 0.85f, 0.42f};
-  // What memory loses to each block more that reads at once, beyond half of the multiprocessors.
-  constexpr float kCrowding = 0.2f;
-  constexpr float kBandwidth = 0.9f;  // of what the driver says of the memory
+  constexpr float kBandwidth = 0.87f;  // of what the driver says of the memory
 
   const DecodeBlock block = decode_block(args, c, device);
-  const float sms = static_cast<float>(device.sm_count);
   // Sums of a row of 192 or 256 take the registers of two rows of 128.
   const int rows = c.rows * static_cast<int>(std::max<int64_t>(ceil_div(block.head_dim, 128), 1));
   const int by_rows = rows == 8 ? 0 : rows == 16 ? 1 : 2;
@@ -102,29 +117,28 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   if (args.window_left >= 0) {
     keys = std::min(keys, args.window_left + args.max_seqlen_q + block.keys());
   }
-  const float items = static_cast<float>(args.batch * args.kv_heads * row_blocks(args, c));
-  const float blocks = items * static_cast<float>(c.cluster * c.outer);
-  // By the room that a block of a cluster has; the rates below were fitted to blocks that all had
-  // it.
-  // A cluster's blocks are of one group of SMs, which has 16 to 18: on an H200 eight clusters of 16
-  // are not all there at once (16 query and 8 KV heads of 256: 31.9 us, by clusters of 8 25.2).
-  constexpr float kGroupSms = 18;
-  const float usable = c.cluster > 8 ? std::floor(sms / kGroupSms) * 16 : sms;
-  const float slots = usable * static_cast<float>(block.at_once(kMaxCluster));
-  const float resident = std::min(blocks, slots);
+  const float blocks = static_cast<float>(decode_blocks(args, c));
+  const float places = modelled_places(args, c, device);
   const float tile = static_cast<float>(2 * block.row_bytes() * block.keys() * block.warps());
   const float of_item = 2.0f * static_cast<float>(keys) * block.row_bytes();
   const float of_block = std::ceil(of_item / static_cast<float>(c.cluster * c.outer) / tile) * tile;
   const float alone =
       (block.bytes == 1 ? kFp8BlockBytesPerUs : kBlockBytesPerUs) * kOfBlock[by_rows];
-  const float waves = std::ceil(blocks / slots);
   const float shared = static_cast<float>(row_blocks(args, c));  // rows that L2 serves again
-  const float wave_us = std::max(of_block / alone, of_block * resident / shared / per_us);
-  const float crowd = std::max(0.0f, resident / sms - 0.5f);
+  const auto wave_us = [&](float at_once) {
+    return std::max(of_block / alone, of_block * at_once / shared / per_us);
+  };
+  const float full = std::floor(blocks / places), rest = blocks - full * places;
+  float blocks_us = full * wave_us(places) + (rest > 0 ? wave_us(rest) : 0);
+  // Places are given out before all are free: where every multiprocessor could have one block, some
+  // have two.
+  if (2 * blocks > device.sm_count && blocks <= device.sm_count && places > device.sm_count) {
+    blocks_us = std::max(blocks_us, 2 * of_block / kSmBytesPerUs);
+  }
+  const float waves = full + (rest > 0 ? 1 : 0);
   return kLaunchUs + kRowUs * static_cast<float>(c.rows - 8) +
          kClusterUs * std::log2(static_cast<float>(c.cluster)) +
-         (c.cluster > 8 ? kLargeClusterUs : 0) + modelled_join_time(args, c, device) +
-         waves * wave_us + kCrowding * crowd * items / shared * of_item / per_us +
+         (c.cluster > 8 ? kLargeClusterUs : 0) + modelled_join_time(args, c, device) + blocks_us +
          (waves - 1) * kWaveUs;
 }
 
