@@ -4,8 +4,9 @@ The run goes through torch's dispatcher, where each op is seen with its tensors:
 
 ours
     are put into a program, a list of launches with their arguments checked and bound. Those that
-    follow each other are one call, without Python or the dispatcher between. Sums between layers
-    become ours too, and 16-bit products of a row, whose sums are then of another order.
+    follow each other are one call, without Python or the dispatcher between. 16-bit products of a
+    row become ours too, whose sums are then of another order; late_sums.py does as much for sums
+    between layers.
 views
     need nothing: they look at memory that stays.
 torch's
@@ -25,9 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .._ops import add_op_namespace_prefix, ops
+from .late_sums import LateSums
+from .seen_ops import EMPTY, storages_of, tensors_in, written_by
 
 _aten = torch.ops.aten
-_EMPTY = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty)
 _OURS = add_op_namespace_prefix("").rstrip(":")
 _GUARDS = (_aten._assert_async.default, _aten._assert_async.msg)
 _here = threading.local()
@@ -52,7 +54,7 @@ class CpuGraph:
         recorder = _Recorder(program)
         _here.records = True
         try:
-            with torch.no_grad(), recorder:
+            with torch.no_grad(), recorder, LateSums():
                 run()
         finally:
             _here.records = False
@@ -128,8 +130,8 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Tuple = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
         kwargs = kwargs or {}
-        tensors = _tensors((args, kwargs))
-        written = _written(func, args, kwargs)
+        tensors = tensors_in((args, kwargs))
+        written = written_by(func, args, kwargs)
         if func.namespace == _OURS:
             if written:
                 self._launch(func, args, kwargs)
@@ -143,20 +145,18 @@ class _Recorder(TorchDispatchMode):
             self._note(func, args, kwargs)
             return None
         if written:
-            if _storages(written) <= self.made:
+            if storages_of(written) <= self.made:
                 func(*args, **kwargs)
-            self._note(func, args, kwargs, written=_storages(written))
+            self._note(func, args, kwargs, written=storages_of(written))
             returned = len(func._schema.returns)
             return written[0] if returned == 1 else tuple(written[:returned]) or None
-        if _is_plain_sum(func, args, kwargs):
-            return self._sum(*args[:2])
         if _is_product_of_few_rows(func, args):
             return self._product(args[0], args[1] if func is _aten.linear.default else args[1].t())
         results = func(*args, **kwargs)
-        new = _tensors(results)
-        if not _storages(new) <= _storages(tensors):
-            self.made |= _storages(new)
-            self._note(func, args, kwargs, tuple(new), written=_storages(new))
+        new = tensors_in(results)
+        if not storages_of(new) <= storages_of(tensors):
+            self.made |= storages_of(new)
+            self._note(func, args, kwargs, tuple(new), written=storages_of(new))
         return results
 
     def _note(
@@ -168,7 +168,7 @@ class _Recorder(TorchDispatchMode):
         written: Set[int] = frozenset(),  # type: ignore[assignment]
         launches: Optional[Tuple[int, int]] = None,
     ) -> None:
-        read = _storages(_tensors((args, kwargs)))
+        read = storages_of(tensors_in((args, kwargs)))
         self.calls.append(_Call(func, args, kwargs, results, read, written, launches))
 
     def _launch(self, func: Any, args: Tuple, kwargs: Dict[str, Any]) -> None:
@@ -178,27 +178,13 @@ class _Recorder(TorchDispatchMode):
             func(*args, **kwargs)
         finally:
             end = ops.record_program(self.program, "off")
-        written = _storages(_written(func, args, kwargs))
+        written = storages_of(written_by(func, args, kwargs))
         self._note(func, args, kwargs, written=written, launches=(begin, end))
-
-    def _sum(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """``x + y`` by an op of ours, lest a program end there: the same sum is what RMSNorm leaves
-        in its residual, and the norm is nobody's."""
-        h, norm = torch.empty_like(x), torch.empty_like(x)
-        weight = torch.ones(x.shape[-1], dtype=x.dtype)
-        self.made |= _storages((h, norm, weight))
-        rows = [tensor.view(-1, x.shape[-1]) for tensor in (norm, x, h, y)]
-        self._launch(
-            ops.rmsnorm_fp8.default,
-            (rows[0], None, rows[1], rows[2], weight, None, 1.0, 0, 0.0, False, 0.0, rows[3]),
-            {},
-        )
-        return h
 
     def _product(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """``x @ w.T`` by an op of ours, which takes two thirds of the time of torch's for a row."""
         out = torch.empty((*x.shape[:-1], w.shape[0]), dtype=x.dtype)
-        self.made |= _storages([out])
+        self.made |= storages_of([out])
         rows = out.view(-1, w.shape[0]), x.reshape(-1, x.shape[-1])
         self._launch(ops.gemm.default, (*rows, w, None, None, None, ""), {})
         return out
@@ -249,24 +235,7 @@ def _depends_on_numbers(func: Any, args: Tuple) -> bool:
 def _does_nothing(call: _Call) -> bool:
     if call.launches is not None:
         return call.launches[0] == call.launches[1]
-    return call.function.overloadpacket in _EMPTY
-
-
-def _tensors(tree: Any) -> List[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _storages(tensors: Any) -> Set[int]:
-    """What tells memory from other memory, as long as it is held."""
-    return {tensor.untyped_storage()._cdata for tensor in tensors}
-
-
-def _written(func: Any, args: Tuple, kwargs: Dict[str, Any]) -> List[torch.Tensor]:
-    found: List[torch.Tensor] = []
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += _tensors(args[i] if i < len(args) else kwargs.get(argument.name))
-    return found
+    return call.function.overloadpacket in EMPTY
 
 
 def _is_product_of_few_rows(func: Any, args: Tuple) -> bool:
@@ -285,21 +254,4 @@ def _is_product_of_few_rows(func: Any, args: Tuple) -> bool:
         and x.is_contiguous()
         and w.is_contiguous()
         and w.numel() > 0
-    )
-
-
-def _is_plain_sum(func: Any, args: Tuple, kwargs: Dict[str, Any]) -> bool:
-    """Of two tensors side by side, as between layers."""
-    if func is not _aten.add.Tensor or len(args) != 2 or kwargs.get("alpha", 1) != 1:
-        return False
-    x, y = args
-    return (
-        isinstance(y, torch.Tensor)
-        and x.dtype == y.dtype
-        and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
-        and x.shape == y.shape
-        and x.dim() >= 2
-        and x.numel() > 0
-        and x.is_contiguous()
-        and y.is_contiguous()
     )

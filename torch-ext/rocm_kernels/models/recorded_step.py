@@ -13,6 +13,7 @@ from torch import nn
 
 from ..functional.product import settled
 from .cpu_recording import CpuGraph
+from .late_sums import LateSums
 
 _CACHE = object()  # stands in a recorded result for the cache of the call
 
@@ -86,7 +87,7 @@ def _record(device: torch.device, run: Callable[[], None]) -> Any:
     collects = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"), LateSums():
             run()
     finally:
         if collects:
