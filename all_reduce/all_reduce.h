@@ -11,6 +11,7 @@
 // cuda/all_reduce.cu and cdna/all_reduce.hip.
 #pragma once
 
+#include "../blocks/peers/memory.h"
 #include "../blocks/rows/norm_args.h"
 #include "../common/core/context.h"
 #include "../common/core/dtype.h"
@@ -22,7 +23,7 @@ enum class Exchanged : int32_t { kAllReduce, kReduceScatter, kAllGather };
 struct ExchangeArgs {
   Exchanged what = Exchanged::kAllReduce;
   int64_t elements = 0;            // of x
-  const void* x = nullptr;         // [elements], contiguous
+  const void* x = nullptr;         // [elements], contiguous; nullptr: a product has sent it
   void* out = nullptr;             // contiguous; may be x where they have as many elements
   DType dtype = DType::kBFloat16;  // float32, float16 or bfloat16
 
@@ -36,6 +37,13 @@ struct ExchangeArgs {
 // Caller's duty: elements > 0, a whole number of `ranks` for kReduceScatter; 2 to 8 ranks, all of
 // which make the same calls of one memory in the same order, one after the other.
 Status launch_exchange(const ExchangeArgs& args, const Context& context);
+
+// Whether a product may send its result itself, to the mailboxes of this group, its own too, where
+// launch_exchange() of no x then sums (launch_gemm_to_peers, gemm/gemm.h): if all_reduce of an x of
+// this size is one shot on all ranks. A rank that does not send has the same done by
+// launch_exchange() of its x; the others do not see which it was.
+Status ask_whether_to_send(const ExchangeArgs& args, const Context& context, Group& group,
+                           bool& sends);
 
 // out = rmsnorm_fp8 of all_reduce's result, to the bit (blocks/rows/norm_args.h; norm.x is
 // exchange.x, whose out is not used), if that is one kernel here: `fused` says so. If not nothing

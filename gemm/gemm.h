@@ -3,6 +3,7 @@
 // w once; the choice takes the quicker.
 #pragma once
 
+#include "../blocks/peers/memory.h"
 #include "../blocks/product/args.h"
 
 namespace rocm_kernels {
@@ -29,6 +30,12 @@ int64_t gemm_workspace_bytes(const GemmArgs& args, const Context& context);
 // Caller's duty: m, n, k >= 0 and dtypes as above. Any M, N, K, stride and element alignment is
 // served; rows that are 16-byte aligned are quickest.
 Status launch_gemm(const GemmArgs& args, const Context& context);
+
+// The same product, its rounded results sent as vectors of 16 bytes to the mailboxes of all ranks
+// of a group (blocks/peers/gpu/mailbox.h) and not stored to out: element [m, n] of this rank lies
+// at its place in x of all_reduce. Where a kernel here does that for these operands: `sends`.
+Status ask_gemm_to_peers(const GemmArgs& args, const Context& context, bool& sends);
+Status launch_gemm_to_peers(const GemmArgs& args, const Group& group, const Context& context);
 
 // nullptr where args.config can serve args on the current device, else why it cannot.
 Status check_gemm_config(const GemmArgs& args, const Context& context);

@@ -6,7 +6,15 @@ from typing import Any
 from unittest import mock
 
 import torch
-from comm_ranks import Here, error_of, many, parts_of, require_same_bits, sums
+from comm_ranks import (
+    Here,
+    error_of,
+    linear_shares,
+    many,
+    parts_of,
+    require_same_bits,
+    sums,
+)
 from torch import distributed
 
 
@@ -95,6 +103,52 @@ def groups_of_other_sizes(here: Here) -> Any:
     mine = Here.__new__(Here)
     vars(mine).update(vars(here), communicators={count: here.communicator(count)})
     return sums(mine, count, (70001,), torch.float32, 12, "new")
+
+
+def linears_in_graphs(here: Here, ranks: int) -> None:
+    """Products that send, each of the sum before, among other exchanges; weights that a kernel may
+    read before the one in front of it is done, and others."""
+    communicator = here.shared(ranks)
+    if communicator is None:
+        return
+    package, size = here.package, 2048
+    layers = [linear_shares(here, ranks, seed, 4, size, size)[1] for seed in range(3)]
+    weight = torch.ones(size, device=here.device, dtype=torch.bfloat16)
+    x = torch.zeros(4, size, device=here.device, dtype=torch.bfloat16)
+
+    def step(x: torch.Tensor, product: Any, add: Any) -> torch.Tensor:
+        for layer in layers:
+            x = product(x, layer)
+            x = add(package.rmsnorm(x, weight))
+        return x
+
+    def mine(x: torch.Tensor, layer: Any) -> torch.Tensor:
+        return communicator.linear_all_reduce(x, *layer[here.rank])
+
+    def apart(x: torch.Tensor, layer: Any) -> torch.Tensor:
+        parts = [package.fp8_linear(x, w, scale).cpu() for w, scale in layer]
+        return package.reference.all_reduce(parts).to(here.device)
+
+    def added(x: torch.Tensor) -> torch.Tensor:
+        return package.reference.all_reduce([x.cpu()] * ranks).to(here.device)
+
+    graphs = []
+    for settled in ([], [layer[here.rank][0] for layer in layers]):
+        with package.functional.product.settled(settled):
+            step(x, mine, communicator.all_reduce)
+            torch.cuda.synchronize()
+            graphs.append((torch.cuda.CUDAGraph(), None))
+            with torch.cuda.graph(graphs[-1][0]):
+                graphs[-1] = graphs[-1][0], step(x, mine, communicator.all_reduce)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x.copy_(torch.randn(4, size, device=here.device))
+        wanted = step(x, apart, added)
+        for graph, y in graphs:
+            for _ in range(20):
+                graph.replay()
+            require_same_bits(y, wanted.cpu())
+        require_same_bits(step(x, mine, communicator.all_reduce), wanted.cpu())
 
 
 def streams(here: Here, ranks: int) -> None:

@@ -259,24 +259,61 @@ def norms(
     return bits(q[0])
 
 
-def linears(here: Here, ranks: int, seed: int) -> Any:
-    """K divided among the ranks."""
+def linear_shares(
+    here: Here, ranks: int, seed: int, m: int, n: int, k: int, blocks: bool = False
+) -> tuple[list, ...]:
+    """Each rank's x and w with its scale, of its own K; the same on every rank."""
+    torch.manual_seed(seed)
+    quantize = here.package.quantize_fp8
+    xs, ws = [], []
+    for _ in range(ranks):
+        xs.append(torch.randn(m, k, device=here.device).bfloat16())
+        w = torch.randn(n, k, device=here.device) / 8
+        if blocks:
+            scale = torch.rand(-(-n // 128), -(-k // 128), device=here.device) / 100 + 0.01
+            ws.append((quantize(w)[0], scale))
+        else:
+            ws.append(quantize(w))
+    return xs, ws
+
+
+def linears(
+    here: Here,
+    ranks: int,
+    seed: int,
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype = torch.bfloat16,
+    bias: bool = True,
+    blocks: bool = False,
+    odd_rank: int = -1,
+    config: str = "apart",
+) -> Any:
+    """K divided among the ranks. odd_rank: whose w is not aligned, so that its product does not
+    send; config: what the others' products do."""
     communicator = here.shared(ranks)
     if communicator is None:
         return None
-    torch.manual_seed(seed)
-    n, k = 48, 64
-    device = here.device
-    xs = [torch.randn(3, k).to(device, torch.bfloat16) for _ in range(ranks)]
-    ws = [here.package.quantize_fp8((torch.randn(n, k) / 8).to(device)) for _ in range(ranks)]
-    bias = torch.randn(n).to(device, torch.bfloat16)
+    xs, ws = linear_shares(here, ranks, seed, m, n, k, blocks)
+    if odd_rank >= 0:
+        w, scale = ws[odd_rank]
+        memory = torch.empty(w.numel() + 1, dtype=torch.uint8, device=here.device)
+        odd = memory[1:].view(w.shape).view(w.dtype)
+        ws[odd_rank] = odd.copy_(w), scale
+    of_n = torch.randn(n, device=here.device).to(dtype) if bias else None
+    options = {"out_dtype": dtype}
     parts = [
-        here.package.fp8_linear(x, w, s, bias=bias if r == 0 else None)
+        here.package.fp8_linear(x, w, s, bias=of_n if r == 0 else None, **options)
         for r, (x, (w, s)) in enumerate(zip(xs, ws, strict=True))
     ]
-    w, scale = ws[here.rank]
-    got = communicator.linear_all_reduce(xs[here.rank], w, scale, bias=bias)
-    require_same_bits(got, here.package.reference.all_reduce([part.cpu() for part in parts]))
+    x, (w, scale) = xs[here.rank], ws[here.rank]
+    asked = communicator.linear_all_reduce_config(x, w, scale, **options)
+    assert asked == ("apart" if here.rank == odd_rank else config), asked
+    wanted = here.package.reference.all_reduce([part.cpu() for part in parts])
+    for _ in range(3):  # both halves of the mailboxes
+        got = communicator.linear_all_reduce(x, w, scale, bias=of_n, **options)
+        require_same_bits(got, wanted)
     return bits(got)
 
 

@@ -199,6 +199,11 @@ def norms_of_sums():
         yield {**call, **lone_group()}
 
 
+def products_of_ranks():
+    for call in products():
+        yield {**call, **lone_group()}
+
+
 def tuned():
     dtypes = {"a_dtype": "bfloat16", "w_dtype": "bfloat16", "block_scales": False}
     yield {"device": -1, "rows": 4, "n": N, "k": K, **dtypes, "config": ""}
@@ -225,6 +230,8 @@ def addresses():
 CALLS = {
     "all_reduce": (exchanges(1, 1), {}),
     "all_reduce_rmsnorm_fp8": (norms_of_sums, {}),
+    "linear_all_reduce": (products_of_ranks, {}),
+    "linear_all_reduce_configs": (products_of_ranks, {}),
     "reduce_scatter": (exchanges(1, 2), {}),
     "all_gather": (exchanges(2, 1), {}),
     "rmsnorm_fp8": (norms, {}),
@@ -462,8 +469,8 @@ def test_stored_messages_are_those_of_the_sources():
 def wanted(op, on_gpu):
     """Of the messages that are stored those that this op can give."""
     stored = {*json.loads(STORED.read_text())[FORMS.sub("", op)]}
-    if op.endswith("gemm_configs") and not op.startswith("grouped"):
-        stored &= messages_of(op)  # it is asked without a bias
+    if op in ("gemm_configs", "linear_all_reduce_configs"):
+        stored &= messages_of(op)  # they are asked without a bias
     return {message for message in stored if ("on the device of" in message) == on_gpu}
 
 

@@ -98,9 +98,54 @@ def test_all_reduce_rmsnorm_fp8(everyone, ranks, columns, quantization):
     require_one_result(everyone.run("norms", ranks=ranks, **data))
 
 
-def test_linear_all_reduce(everyone, ranks):
+@pytest.mark.parametrize("case", [{"m": 3, "n": 48, "k": 64}, {"m": 20, "n": 9, "k": 256}])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_linear_all_reduce(everyone, ranks, case, dtype):
     require_ranks(everyone, ranks)
-    require_one_result(everyone.run("linears", ranks=ranks, seed=8))
+    require_one_result(everyone.run("linears", ranks=ranks, seed=8, dtype=dtype, **case))
+
+
+# On an H200 by which kernel of skinny_gemm/cuda.
+SENT = [
+    {"m": 1, "n": 4096, "k": 1024},  # TMA pipeline
+    {"m": 8, "n": 4104, "k": 1024, "bias": False},
+    {"m": 13, "n": 8192, "k": 896, "dtype": torch.float16},
+    {"m": 16, "n": 16384, "k": 256},
+    {"m": 5, "n": 40960, "k": 128},  # more blocks than the device holds
+    {"m": 9, "n": 4096, "k": 1024, "blocks": True},
+    {"m": 17, "n": 2048, "k": 2048},  # wgmma, clusters of four blocks
+    {"m": 64, "n": 4096, "k": 1024},  # of two
+    {"m": 33, "n": 4104, "k": 1152, "bias": False},
+    {"m": 32, "n": 16384, "k": 256},  # a block alone
+    {"m": 64, "n": 8192, "k": 512, "dtype": torch.float16},
+    {"m": 48, "n": 9216, "k": 384},
+]
+
+
+@pytest.mark.parametrize("case", SENT, ids=lambda case: "x".join(str(case[key]) for key in "mnk"))
+def test_linear_all_reduce_that_sends(on_gpu, ranks, case):
+    """The bits of a product and a sum; where two shots are quicker it is these two."""
+    require_ranks(on_gpu, ranks)
+    if ranks > 2 and case["m"] * case["n"] * 2 > 64 << 10:
+        pytest.skip("two shots")
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("which kernel a product takes is written for sm_90")
+    for odd_rank in (-1, 1):
+        result = on_gpu.run(
+            "linears", ranks=ranks, seed=9, odd_rank=odd_rank, config="sent", **case
+        )
+        require_one_result(result)
+
+
+@pytest.mark.parametrize("m, n", [(8, 4100), (65, 4096)])
+def test_linear_all_reduce_that_does_not_send(on_gpu, ranks, m, n):
+    require_ranks(on_gpu, ranks)
+    require_one_result(on_gpu.run("linears", ranks=ranks, seed=10, m=m, n=n, k=1024))
+
+
+def test_linear_all_reduce_in_graphs(on_gpu, ranks):
+    require_ranks(on_gpu, ranks)
+    on_gpu.run("comm_gpu_ranks.linears_in_graphs", ranks=ranks)
 
 
 def test_many_calls_of_all_kinds(everyone, ranks):

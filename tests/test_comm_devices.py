@@ -73,6 +73,13 @@ def test_all_reduce_in_two_shots(program, ranks, seed):
     assert run(program, seed, ranks, 0, BFLOAT16, 3, 150001, 16, 120000) == "wrong 0\n"
 
 
+@pytest.mark.parametrize("ranks, seed", [(2, 0), (2, 1), (3, 0), (4, 0), (8, 0)])
+def test_sums_of_what_kernels_before_them_sent(program, ranks, seed):
+    """As products send their results; on some ranks, while others have a product and a sum."""
+    sizes = (512, 8, 4000, 2048, 1024, 8)
+    assert run(program, seed, ranks, 4, BFLOAT16, len(sizes), *sizes) == "wrong 0\n"
+
+
 def test_more_than_the_memory_holds(program):
     said = run(program, 0, 2, 0, FLOAT, 1, 300000)
     assert said.startswith("the tensor has more bytes than the Communicator was made for")

@@ -23,6 +23,12 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "float weight_offset, Tensor? addend, int memory, int memory_bytes, int rank, int ranks, "
       "float timeout) -> ()");
   ops.def(
+      "linear_all_reduce(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
+      "Tensor? bias, int memory, int memory_bytes, int rank, int ranks, float timeout) -> ()");
+  ops.def(
+      "linear_all_reduce_configs(Tensor out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, "
+      "int memory, int memory_bytes, int rank, int ranks) -> str");
+  ops.def(
       "attention(Tensor(a!) out, Tensor(b!)? lse, Tensor q, Tensor k, Tensor v, "
       "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? leftpad_k, Tensor? "
       "block_table, "
@@ -99,6 +105,8 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("reduce_scatter", TORCH_BOX(&reduce_scatter));
   ops.impl("all_gather", TORCH_BOX(&all_gather));
   ops.impl("all_reduce_rmsnorm_fp8", TORCH_BOX(&all_reduce_rmsnorm_fp8));
+  ops.impl("linear_all_reduce", TORCH_BOX(&linear_all_reduce));
+  ops.impl("linear_all_reduce_configs", TORCH_BOX(&linear_all_reduce_configs));
   ops.impl("attention", TORCH_BOX(&attention));
   ops.impl("attention_configs", TORCH_BOX(&attention_configs));
   ops.impl("rope_and_cache", TORCH_BOX(&rope_and_cache));

@@ -32,6 +32,22 @@ void all_reduce_rmsnorm_fp8(torch::stable::Tensor& out, std::optional<torch::sta
                             std::optional<torch::stable::Tensor> addend, int64_t memory,
                             int64_t memory_bytes, int64_t rank, int64_t ranks, double timeout);
 
+// out is written: the sum of the ranks' gemm, below, of these operands; contiguous.
+void linear_all_reduce(torch::stable::Tensor& out, const torch::stable::Tensor& a,
+                       const torch::stable::Tensor& w, std::optional<torch::stable::Tensor> scale_a,
+                       std::optional<torch::stable::Tensor> scale_w,
+                       std::optional<torch::stable::Tensor> bias, int64_t memory,
+                       int64_t memory_bytes, int64_t rank, int64_t ranks, double timeout);
+
+// How it runs for these operands: "sent" by a product that sends its tiles to the ranks while
+// others are computed, and a kernel that adds them up; or "apart", as gemm and all_reduce.
+std::string linear_all_reduce_configs(const torch::stable::Tensor& out,
+                                      const torch::stable::Tensor& a,
+                                      const torch::stable::Tensor& w,
+                                      std::optional<torch::stable::Tensor> scale_a,
+                                      std::optional<torch::stable::Tensor> scale_w, int64_t memory,
+                                      int64_t memory_bytes, int64_t rank, int64_t ranks);
+
 // out and lse are written. q and out: [sequences, rows, heads, elements], or [rows, heads,
 // elements] with cu_seqlens_q; k and v likewise with cu_seqlens_k, or pages of a cache by
 // block_table

@@ -59,6 +59,11 @@ Status launch_exchange(const ExchangeArgs& args, const Context& context) {
   return nullptr;
 }
 
+Status ask_whether_to_send(const ExchangeArgs&, const Context&, Group&, bool& sends) {
+  sends = false;
+  return nullptr;
+}
+
 // The sum of a row goes through memory in either case: all ranks' rows must be there first.
 Status launch_all_reduce_rmsnorm_fp8(const ExchangeArgs&, const RmsnormFp8Args&, const Context&,
                                      bool& fused) {

@@ -125,6 +125,28 @@ __global__ void __launch_bounds__(512) exchange_kernel(const ExchangeParams p) {
   }
 }
 
+// The rest of one shot behind a product that has sent all ranks' x, this one's too: p.group is
+// of_receivers(), p.x is not used. The product has waited for what came before it when it lets this
+// kernel begin, so what is older than the product may be read, and out be stored; this kernel
+// waits for the product itself before it counts the epoch, which the product reads.
+template <typename T, int kRanks>
+__global__ void __launch_bounds__(512) sum_of_sent_kernel(const ExchangeParams p) {
+  allow_next_kernel();
+  const Mailboxes<kRanks> boxes(p.group);
+  const int64_t stride = int64_t{p.vectors} * kPeerVectorBytes;
+  const int step = static_cast<int>(gridDim.x * blockDim.x);
+  int v = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (boxes.failed) v = p.vectors;
+  for (; v < p.vectors; v += step) {
+    Vector got[kRanks];
+    if (!boxes.receive(v * kPeerVectorBytes, stride, got)) break;
+    store_part<T>(p, 0, static_cast<int>(p.part), v, sendable(sum_of_ranks<T>(got, p.group.ranks)));
+  }
+  wait_for_previous_kernel();
+  lds_barrier();  // all threads of the block have read the epoch
+  boxes.count_epoch();
+}
+
 // ---- Launcher ---------------------------------------------------------------------------------
 
 template <typename T, int kRanks>
@@ -137,6 +159,7 @@ Status launch_designed(const ExchangeConfig& config, const ExchangeParams& p, bo
   launch.early = early;
   switch (config.design) {
     case ExchangeDesign::kOneShot:
+      if (p.x == nullptr) return launch_kernel(sum_of_sent_kernel<T, kRanks>, launch, p);
       return launch_kernel(exchange_kernel<T, kRanks, ExchangeDesign::kOneShot>, launch, p);
     case ExchangeDesign::kTwoShot:
       return launch_kernel(exchange_kernel<T, kRanks, ExchangeDesign::kTwoShot>, launch, p);
@@ -172,6 +195,7 @@ Status launch_config(const ExchangeArgs& args, const ExchangeConfig& config, boo
                      Stream stream) {
   ExchangeParams p{};
   p.group = make_group(args);
+  if (args.x == nullptr) p.group = of_receivers(p.group);
   p.x = args.x;
   p.out = args.out;
   p.elements = args.elements;
@@ -203,6 +227,15 @@ Status launch_typed(const ExchangeArgs& args, const DeviceFacts& facts, Stream s
 }
 
 }  // namespace
+
+Status ask_whether_to_send(const ExchangeArgs& args, const Context&, Group& group, bool& sends) {
+  DeviceFacts facts;
+  if (const Status error = current_device(facts)) return error;
+  const ExchangeConfig config = choose(args, size_of(args.dtype), facts);
+  sends = config.blocks > 0 && config.design == ExchangeDesign::kOneShot;
+  group = make_group(args);
+  return nullptr;
+}
 
 Status launch_exchange(const ExchangeArgs& args, const Context& context) {
   DeviceFacts facts;

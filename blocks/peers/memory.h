@@ -34,4 +34,13 @@ struct PeerHeader {
 };
 static_assert(sizeof(PeerHeader) <= kPeerHeaderBytes);
 
+// What a GPU's kernel knows of the group; built by a launcher.
+struct Group {
+  PeerHeader* own;
+  int64_t half_bytes;
+  uint64_t patience;  // ticks
+  int32_t rank;
+  int32_t ranks;
+};
+
 }  // namespace rocm_kernels

@@ -249,6 +249,16 @@ Status launch_gemm(const GemmArgs& args, const Context& context) {
                     config);
 }
 
+// Here a kernel begins when the one before has ended: the sum's sends as early as a product could.
+Status ask_gemm_to_peers(const GemmArgs&, const Context&, bool& sends) {
+  sends = false;
+  return nullptr;
+}
+
+Status launch_gemm_to_peers(const GemmArgs&, const Group&, const Context&) {
+  return "a product on AMD GPUs does not send its results";
+}
+
 // Nothing is measured on AMD GPUs.
 Status choose_linear_limit(const GemmArgs&, int64_t& rows) {
   rows = kAnyRows;

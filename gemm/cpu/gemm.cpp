@@ -53,6 +53,16 @@ Status visit_gemm_configs(const GemmArgs& args, const Context&,
   return nullptr;
 }
 
+// Ranks on the CPU read each other's results where these were stored.
+Status ask_gemm_to_peers(const GemmArgs&, const Context&, bool& sends) {
+  sends = false;
+  return nullptr;
+}
+
+Status launch_gemm_to_peers(const GemmArgs&, const Group&, const Context&) {
+  return "a product on the CPU does not send its results";
+}
+
 Status launch_gemm(const GemmArgs& args, const Context& context) {
   if (args.m == 0 || args.n == 0) return nullptr;
   const bool by_tiles = cpu::amx_serves(args.a_dtype, args.w_dtype);

@@ -146,6 +146,25 @@ Status launch_gemm(const GemmArgs& args, const Context& context) {
       [&](const auto& family) { return launch(args, family, device, context.stream); }, config);
 }
 
+Status ask_gemm_to_peers(const GemmArgs& args, const Context&, bool& sends) {
+  cuda::GemmDevice device;
+  cuda::Config config;
+  if (const Status status = cuda::ask_device(device)) return status;
+  if (const Status status = cuda::config_of(args, device, config)) return status;
+  const auto* const few_rows = std::get_if<cuda::skinny::SkinnyGemmConfig>(&config);
+  sends = few_rows != nullptr && cuda::skinny::sends(args, *few_rows, device);
+  return nullptr;
+}
+
+Status launch_gemm_to_peers(const GemmArgs& args, const Group& group, const Context& context) {
+  cuda::GemmDevice device;
+  cuda::Config config;
+  if (const Status status = cuda::ask_device(device)) return status;
+  if (const Status status = cuda::config_of(args, device, config)) return status;
+  return cuda::skinny::launch_to_peers(args, std::get<cuda::skinny::SkinnyGemmConfig>(config),
+                                       group, context.stream);
+}
+
 Status check_gemm_config(const GemmArgs& args, const Context&) {
   cuda::GemmDevice device;
   cuda::Config config;

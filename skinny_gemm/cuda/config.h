@@ -109,6 +109,14 @@ ROCM_KERNELS_HOST_DEVICE constexpr int warpgroup_share(const SkinnyGemmConfig& c
   return ((config.block_n + kWarpRows - 1) / kWarpRows + config.split_k - 1) / config.split_k;
 }
 
+// Bytes of the sums that a block gets from those of its cluster, its own too.
+ROCM_KERNELS_HOST_DEVICE constexpr int warpgroup_exchange_bytes(const SkinnyGemmConfig& config,
+                                                                int64_t m) {
+  return config.split_k == 1 ? 0
+                             : 4 * config.split_k * (config.warpgroups / config.n_groups) *
+                                   warpgroup_share(config) * kWarpRows * warpgroup_box_m(m);
+}
+
 // Bytes of the stages; later, of the sums of warpgroups that share K. The operands' last lines may
 // lie past their boxes; their loads must stay within.
 ROCM_KERNELS_HOST_DEVICE constexpr int warpgroup_stage_bytes(const SkinnyGemmConfig& config,
@@ -134,11 +142,46 @@ ROCM_KERNELS_HOST_DEVICE constexpr int warpgroup_stage_bytes(const SkinnyGemmCon
 // while others idle (2304 x 16384, 32 rows of a: 16.8 us against 13.0).
 constexpr int64_t warpgroup_shared_bytes(const SkinnyGemmConfig& config, int64_t m) {
   constexpr int64_t kHalf = 114 << 10;
-  const int64_t exchange =
-      config.split_k == 1 ? 0
-                          : int64_t{4} * config.split_k * (config.warpgroups / config.n_groups) *
-                                warpgroup_share(config) * kWarpRows * warpgroup_box_m(m);
-  return std::max(kHalf, kPatternBytes + warpgroup_stage_bytes(config, m) + exchange);
+  return std::max(kHalf, kPatternBytes + int64_t{warpgroup_stage_bytes(config, m)} +
+                             warpgroup_exchange_bytes(config, m));
+}
+
+// ---- Outputs that are sent (sent_outputs.cuh) ---------------------------------------------------
+
+constexpr int kSentVector = 8;  // outputs that are sent together
+
+// Outputs from one row of a to the next where a block collects them: whole vectors, and other banks
+// for each row.
+ROCM_KERNELS_HOST_DEVICE constexpr int sent_pitch(int columns) { return columns + kSentVector; }
+
+// kWarpgroup: shared memory in which a block collects its outputs, behind all the rest.
+// kTmaPipeline collects where the stages were, which are larger.
+constexpr int64_t sent_bytes(const SkinnyGemmConfig& config, int64_t m) {
+  return config.design == Design::kWarpgroup
+             ? 2 * m * sent_pitch(warpgroup_share(config) * kWarpRows)
+             : 0;
+}
+
+// The config by which a product sends that would else be stored by this one. No vector is two
+// blocks'. How K is divided does not change, nor do the outputs' bits.
+constexpr SkinnyGemmConfig config_to_send(SkinnyGemmConfig config) {
+  config.block_n = (config.block_n + kSentVector - 1) / kSentVector * kSentVector;
+  return config;
+}
+
+// Whether a product that this config serves can be sent: FP8 operands, 16-bit outputs, in whole
+// vectors, by the pipelines of large weights.
+inline bool sends(const GemmArgs& args, const SkinnyGemmConfig& config, const GemmDevice& device) {
+  if (config.design == Design::kRegisterPipeline || !is_fp8(args.a_dtype) ||
+      args.out_dtype == DType::kFloat32 || args.n % kSentVector != 0) {
+    return false;
+  }
+  const SkinnyGemmConfig sent = config_to_send(config);
+  const int64_t shared_bytes =
+      sent.design == Design::kTmaPipeline
+          ? tma_shared_bytes(sent, 1)
+          : warpgroup_shared_bytes(sent, args.m) + sent_bytes(sent, args.m);
+  return kStaticBytes + shared_bytes <= device.shared_bytes_per_block;
 }
 
 // ---- What a config asks of the operands ---------------------------------------------------------

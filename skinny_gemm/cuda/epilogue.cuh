@@ -1,5 +1,5 @@
 // The end of a tile of the kernels for few rows: scales and bias from shared memory, outputs stored
-// in pairs.
+// in pairs; or elsewhere, as the class says that a kernel is compiled for (StoredOutputs).
 #pragma once
 
 #include "../../blocks/product/cuda/output.cuh"
@@ -8,18 +8,21 @@
 namespace rocm_kernels {
 namespace cuda::skinny {
 
+// Rounds two outputs once, to a 16-bit type.
+__device__ __forceinline__ uint32_t round_pair(DType dtype, float low, float high) {
+  if (dtype == DType::kFloat16) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
 // Rounds once and stores out[m, n] and, if `both`, out[m, n + 1] of a 16-bit type.
 __device__ __forceinline__ void store_pair(const GemmArgs& args, int64_t m, int64_t n, float low,
                                            float high, bool both) {
   uint16_t* to = static_cast<uint16_t*>(args.out) + m * args.out_stride + n;
-  uint32_t bits;
-  if (args.out_dtype == DType::kFloat16) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    bits = *reinterpret_cast<const uint32_t*>(&pair);
-  } else {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    bits = *reinterpret_cast<const uint32_t*>(&pair);
-  }
+  const uint32_t bits = round_pair(args.out_dtype, low, high);
   if (both && reinterpret_cast<uintptr_t>(to) % 4 == 0) {
     *reinterpret_cast<uint32_t*>(to) = bits;
   } else {
@@ -49,6 +52,28 @@ struct SharedFactors {
   __device__ __forceinline__ float apply(float sum, int m, int row) const {
     return sum * scale_a[m] * scale_w[row] + bias[row];
   }
+};
+
+// What becomes of a block's outputs: stored to out. sent_outputs.cuh has another such class.
+class StoredOutputs {
+ public:
+  static constexpr bool kSends = false;
+  using Args = GemmArgs;  // of a kernel
+  struct Shared {};
+
+  __device__ __forceinline__ StoredOutputs(const Args& args, Shared&, void*, int, int)
+      : args_(args) {}
+  __device__ __forceinline__ void fetch() const {}
+  __device__ __forceinline__ void put(int m, int64_t n, float value) const {
+    store_output(args_, m, n, value);
+  }
+  __device__ __forceinline__ void put_pair(int m, int64_t n, float low, float high) const {
+    store_pair(args_, m, n, low, high, n + 1 < args_.n);
+  }
+  __device__ __forceinline__ void send() const {}
+
+ private:
+  const GemmArgs& args_;
 };
 
 }  // namespace cuda::skinny

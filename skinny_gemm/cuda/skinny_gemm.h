@@ -15,6 +15,9 @@ inline int64_t workspace_bytes(const GemmArgs&, const SkinnyGemmConfig&, const G
 }
 Status launch(const GemmArgs& args, const SkinnyGemmConfig& config, const GemmDevice& device,
               void* stream);
+// As launch_gemm_to_peers() says (gemm.h), for products that sends() takes (config.h).
+Status launch_to_peers(const GemmArgs& args, const SkinnyGemmConfig& config, const Group& group,
+                       void* stream);
 
 }  // namespace cuda::skinny
 }  // namespace rocm_kernels

@@ -56,7 +56,7 @@ __device__ __forceinline__ int a_row_of_slot(int slot, int chunks) {
 #if __CUDA_ARCH__ >= 900
 
 // The roles of a block's warps, and what they share.
-template <class Types, int kWarpM, bool kBlockScales>
+template <class Types, int kWarpM, bool kBlockScales, class Outputs>
 struct TmaBlock {
   static_assert(!kBlockScales || Types::kFp8W, "a chunk must be one scale block of K");
   // The tensor cores truncate what float32 would round, so long sums drift: 3.4 times the error of
@@ -70,6 +70,7 @@ struct TmaBlock {
   const SkinnyGemmConfig& config;
   const Pipeline& pipeline;
   SharedFactors<kMaxTmaBlockN>& factors;
+  const Outputs& outputs;
   float* partial;  // [slice][block_n][row_stride]: sums of slices, the rows of a in order of slots
   int warp, lane, consumers;
   int block_n, block_m, first_n;
@@ -91,6 +92,7 @@ struct TmaBlock {
     Operand{is_w ? first_n : 0, 0, chunks, boxes}.produce(
         is_w ? w_map : a_map, pipeline, is_w ? 0 : w_bytes,
         (is_w ? block_n : block_m) * chunks * kChunkBytes, policy_of(is_w));
+    if (Outputs::kSends && !is_w) allow_next_kernel();
   }
 
   // ---- Who multiplies: the other warps, each 32 rows of w by a slice of K -----------------------
@@ -119,6 +121,7 @@ struct TmaBlock {
     wait_for_previous_kernel();
     // What the end needs from memory is fetched while the pipeline fills.
     factors.fetch(args, first_n, block_n, consumers * 32);
+    outputs.fetch();
 
     float sums[kNTiles][kMTiles][4] = {};
     PipelineState state{0, 0};
@@ -228,7 +231,7 @@ struct TmaBlock {
       for (int j = 0; j < kSlots; ++j) {
         const int m = slot / 8 * 8 + a_row_of_slot<Types>(slot % 8 + j, a_chunks);
         if (m < args.m) {
-          store_output(args, m, first_n + row, factors.apply(sum[j], m, row));
+          outputs.put(m, first_n + row, factors.apply(sum[j], m, row));
         }
       }
     }
@@ -240,11 +243,11 @@ struct TmaBlock {
 // Grid: ceil(N / block_n) blocks of tma_consumers(config) + kProducers warps.
 // w_map: boxes of [block_n, k_chunks, 128 B]; a_map: boxes of [block_m, k_chunks, 128 B], of twice
 // the chunks if kWideA.
-template <class Types, int kWarpM, bool kBlockScales>
+template <class Types, int kWarpM, bool kBlockScales, class Outputs>
 __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
     skinny_gemm_tma_pipeline_kernel(const __grid_constant__ CUtensorMap w_map,
                                     const __grid_constant__ CUtensorMap a_map,
-                                    const __grid_constant__ GemmArgs args,
+                                    const __grid_constant__ typename Outputs::Args args,
                                     SkinnyGemmConfig config) {
 #if __CUDA_ARCH__ >= 900
   const int warp = threadIdx.x / 32;
@@ -262,6 +265,7 @@ __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
   extern __shared__ uint8_t dynamic_shared[];
   __shared__ uint64_t full_barriers[kMaxStages], empty_barriers[kMaxStages];
   __shared__ SharedFactors<kMaxTmaBlockN> factors;
+  __shared__ typename Outputs::Shared of_outputs;
   const uint32_t full = pinned_address(full_barriers);
   const uint32_t empty = pinned_address(empty_barriers);
   const uint32_t padding = -shared_address(dynamic_shared) & (kPatternBytes - 1);
@@ -273,13 +277,15 @@ __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
       reinterpret_cast<float*>(dynamic_shared + padding + config.num_stages * stage_bytes);
   const int row_stride = partial_stride(block_m);
 
-  allow_next_kernel();
+  const Outputs outputs(args, of_outputs, dynamic_shared + padding, first_n, block_n);
+
+  if (!Outputs::kSends) allow_next_kernel();
   if (threadIdx.x == 0) pipeline.init(consumers);
   __syncthreads();
 
-  const TmaBlock<Types, kWarpM, kBlockScales> block{
-      args,    config,  pipeline, factors,  partial, warp,       lane,  consumers, block_n,
-      block_m, first_n, w_chunks, a_chunks, slices,  row_chunks, boxes, w_bytes,   row_stride};
+  const TmaBlock<Types, kWarpM, kBlockScales, Outputs> block{
+      args,    config,  pipeline, factors,  outputs, partial,    warp,  lane,    consumers, block_n,
+      block_m, first_n, w_chunks, a_chunks, slices,  row_chunks, boxes, w_bytes, row_stride};
   if (warp >= consumers) {
     if (lane == 0) block.fetch(w_map, a_map);
     __syncwarp();
@@ -288,6 +294,7 @@ __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
   }
   __syncthreads();
   block.end();
+  outputs.send();
 #endif
 }
 

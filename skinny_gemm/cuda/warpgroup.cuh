@@ -53,7 +53,7 @@ __device__ __forceinline__ float4 sum_shared(uint32_t address, int count, int st
 }
 
 // The roles of a block's warps, and what they share.
-template <int kBlockM, int kWarpgroups>
+template <int kBlockM, int kWarpgroups, class Outputs>
 struct SkinnyWarpgroupBlock {
   static_assert(kBlockM == 32 || kBlockM == 48 || kBlockM == 64,
                 "wgmma() is written for 32, 48 and 64 columns");
@@ -71,6 +71,7 @@ struct SkinnyWarpgroupBlock {
   const SkinnyGemmConfig& config;
   const Pipeline& pipeline;
   SharedFactors<kMaxWarpgroupBlockN>& factors;
+  const Outputs& outputs;
   int warp, lane, rank;
   int block_n, first_n, split_k, chunks;
   int k_groups;          // warpgroups that share the block's K
@@ -95,6 +96,7 @@ struct SkinnyWarpgroupBlock {
     Operand{is_w ? first_n : 0, first_box * chunks, chunks, boxes}.produce(
         map, pipeline, is_w ? a_bytes : 0, is_w ? box_n * chunks * kChunkBytes : a_bytes,
         policy_of(is_w));
+    if (Outputs::kSends && !is_w) allow_next_kernel();
   }
 
   // ---- Who multiplies: warpgroups, each 64 rows of w, or a share of K of them -------------------
@@ -105,6 +107,7 @@ struct SkinnyWarpgroupBlock {
     wait_for_previous_kernel();
     // What the end needs from memory is fetched while the pipeline fills.
     factors.fetch(args, first_n, block_n, kConsumers * 32);
+    outputs.fetch();
 
     float parts[kParts][kMTiles][4] = {};
     const auto add = [&](const float (&part)[kMTiles][4]) {
@@ -212,8 +215,7 @@ struct SkinnyWarpgroupBlock {
       const int64_t n = first_n + row;
       if (m < args.m && row < block_n && n < args.n) {
         const float low = odd ? other : mine, high = odd ? mine : other;
-        store_pair(args, m, n, factors.apply(low, m, row), factors.apply(high, m, row + 1),
-                   n + 1 < args.n);
+        outputs.put_pair(m, n, factors.apply(low, m, row), factors.apply(high, m, row + 1));
       }
     }
   }
@@ -222,16 +224,17 @@ struct SkinnyWarpgroupBlock {
 
 // Grid: ceil(N / block_n) clusters of split_k blocks of kWarpgroups warpgroups and the producers.
 // w_map: boxes of [k_chunks, box_n, 128 B]; a_map: boxes of [k_chunks, box_m, 128 B].
-template <int kBlockM, int kWarpgroups>
+template <int kBlockM, int kWarpgroups, class Outputs>
 __global__ void __launch_bounds__((kWarpgroups * 4 + kProducers) * 32, 1)
     skinny_gemm_warpgroup_kernel(const __grid_constant__ CUtensorMap w_map,
                                  const __grid_constant__ CUtensorMap a_map,
-                                 const __grid_constant__ GemmArgs args, SkinnyGemmConfig config) {
+                                 const __grid_constant__ typename Outputs::Args args,
+                                 SkinnyGemmConfig config) {
 #if __CUDA_ARCH__ == 900 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "skinny_gemm: build for compute capability 9.0a; plain 9.0 has no warpgroup instructions"
 #endif
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Block = SkinnyWarpgroupBlock<kBlockM, kWarpgroups>;
+  using Block = SkinnyWarpgroupBlock<kBlockM, kWarpgroups, Outputs>;
   constexpr int kConsumers = Block::kConsumers;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -252,6 +255,7 @@ __global__ void __launch_bounds__((kWarpgroups * 4 + kProducers) * 32, 1)
   extern __shared__ uint8_t dynamic_shared[];
   __shared__ uint64_t full_barriers[kMaxStages], empty_barriers[kMaxStages];
   __shared__ SharedFactors<kMaxWarpgroupBlockN> factors;
+  __shared__ typename Outputs::Shared of_outputs;
   const uint32_t full = pinned_address(full_barriers);
   const uint32_t empty = pinned_address(empty_barriers);
   const uint32_t padding = -shared_address(dynamic_shared) & (kPatternBytes - 1);
@@ -265,14 +269,20 @@ __global__ void __launch_bounds__((kWarpgroups * 4 + kProducers) * 32, 1)
   const int share = warpgroup_share(config);  // n_tiles that a block of the cluster finishes
   const uint32_t received = stages + warpgroup_stage_bytes(config, args.m);  // their sums
 
-  allow_next_kernel();
+  const int finished = rank * share * kWarpRows;  // rows of w before those that it finishes
+  const Outputs outputs(args, of_outputs,
+                        dynamic_shared + padding + warpgroup_stage_bytes(config, args.m) +
+                            warpgroup_exchange_bytes(config, args.m),
+                        first_n + finished, min(share * kWarpRows, block_n - finished));
+
+  if (!Outputs::kSends) allow_next_kernel();
   if (split_k > 1) cluster_arrive<Warp::kApart>();
   if (threadIdx.x == 0) pipeline.init(kConsumers / box_step);
   __syncthreads();
 
-  const Block block{args,    config,  pipeline, factors,  warp,     lane,      rank,  block_n,
-                    first_n, split_k, chunks,   k_groups, box_step, first_box, boxes, box_n,
-                    box_m,   a_bytes, n_tiles,  m_tiles,  share,    received};
+  const Block block{args,    config,  pipeline, factors, outputs,  warp,     lane,      rank,
+                    block_n, first_n, split_k,  chunks,  k_groups, box_step, first_box, boxes,
+                    box_n,   box_m,   a_bytes,  n_tiles, m_tiles,  share,    received};
   if (warp >= kConsumers) {
     if (lane == 0) block.fetch(w_map, a_map);
     __syncwarp();
@@ -282,10 +292,11 @@ __global__ void __launch_bounds__((kWarpgroups * 4 + kProducers) * 32, 1)
     block.multiply(sums);
     block.end(sums);
   }
-  if (split_k == 1) return;
+  if (split_k == 1) return outputs.send();
   cluster_arrive<Warp::kApart>();
   cluster_wait<Warp::kApart>();
   block.end_share();
+  outputs.send();
 #endif
 }
 

@@ -3,8 +3,10 @@
 //
 //   all_reduce RANKS WHAT DTYPE EXCHANGES ELEMENTS...
 //
-// WHAT: 0 all_reduce, 1 reduce_scatter, 2 all_gather, 3 each in turn. DTYPE: 0 float32, 1 bfloat16.
-// Prints "wrong 0" where all results have the bits of the definition, and all mailboxes are empty.
+// WHAT: 0 all_reduce, 1 reduce_scatter, 2 all_gather, 3 each in turn, 4 all_reduce where a kernel
+// of some ranks has sent x, as products do, and of the others not; whole vectors. DTYPE: 0 float32,
+// 1 bfloat16. Prints "wrong 0" where all results have the bits of the definition, and all mailboxes
+// are empty.
 #include <hip/hip_runtime.h>
 
 #include <cstdio>
@@ -14,8 +16,9 @@
 #include <vector>
 
 #include "../../all_reduce/all_reduce.h"
-#include "../../blocks/peers/memory.h"
+#include "../../blocks/peers/gpu/mailbox.h"
 #include "../../common/core/half.h"
+#include "../../common/gpu/launch.h"
 
 using namespace rocm_kernels;
 
@@ -37,6 +40,34 @@ struct Exchange {
   char* out[kMostRanks];
   int64_t out_bytes;
 };
+
+// The end of a product that sends its result, x.
+__global__ void send_kernel(Group group, const Vector* x, int vectors) {
+  const int64_t half = int64_t{group.own->epochs[0] & 1} * group.half_bytes;
+  for (int v = blockIdx.x * blockDim.x + threadIdx.x; v < vectors; v += gridDim.x * blockDim.x) {
+    for (int r = 0; r < group.ranks; ++r) {
+      char* const mailbox = reinterpret_cast<char*>(group.own->peers[r]) + kPeerHeaderBytes + half;
+      const int64_t place = int64_t{group.rank} * vectors + v;
+      store_to_peer(mailbox + place * int64_t{sizeof(Vector)}, sendable(x[v]));
+    }
+  }
+}
+
+Status launch(const ExchangeArgs& args, bool asked_to_send) {
+  Group group{};
+  bool sends = false;
+  if (const Status error = ask_whether_to_send(args, Context{}, group, sends)) return error;
+  if (!asked_to_send || !sends) return launch_exchange(args, Context{});
+  const int vectors = static_cast<int>(args.elements * size_of(args.dtype) / sizeof(Vector));
+  const Launch launch{dim3(3), 64};
+  if (const Status error =
+          launch_kernel(send_kernel, launch, group, static_cast<const Vector*>(args.x), vectors)) {
+    return error;
+  }
+  ExchangeArgs rest = args;
+  rest.x = nullptr;
+  return launch_exchange(rest, Context{});
+}
 
 float value(const std::vector<char>& x, DType dtype, int64_t i) {
   if (dtype == DType::kFloat32) return reinterpret_cast<const float*>(x.data())[i];
@@ -71,7 +102,7 @@ int main(int, char** argv) {
   std::vector<Exchange> all(exchanges);
   for (int e = 0; e < exchanges; ++e) {
     Exchange& exchange = all[e];
-    const auto kind = static_cast<Exchanged>(what == 3 ? e % 3 : what);
+    const auto kind = static_cast<Exchanged>(what == 3 ? e % 3 : what % 4);
     int64_t elements = std::atoll(argv[5 + e % std::atoi(argv[4])]);
     if (kind == Exchanged::kReduceScatter) elements = elements * ranks;
     const int64_t out_elements = kind == Exchanged::kReduceScatter ? elements / ranks
@@ -106,7 +137,8 @@ int main(int, char** argv) {
   for (Exchange& exchange : all) {
     for (int r = 0; r < ranks; ++r) {
       CHECK(hipSetDevice(r));
-      if (const Status error = launch_exchange(exchange.args[r], Context{})) {
+      const bool sends = what == 4 && random() % 3 != 0;
+      if (const Status error = launch(exchange.args[r], sends)) {
         std::fprintf(stderr, "%s\n", error);
         std::_Exit(1);
       }

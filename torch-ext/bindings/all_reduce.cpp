@@ -6,6 +6,8 @@
 #include "checks.h"
 #include "launch.h"
 #include "norm.h"
+#include "product.h"
+#include "tuning.h"
 
 using namespace rocm_kernels;
 
@@ -57,6 +59,39 @@ void launch(const ExchangeArgs& args, const Tensor& x, const char* op) {
   if (args.elements == 0) return;
   run_or_record(
       x, [args, op](const Context& context) { check_status(launch_exchange(args, context), op); });
+}
+
+// A product of this rank's share of K, and the sum of the ranks' products in its place.
+struct SummedProduct {
+  GemmArgs product;
+  ExchangeArgs sum;
+  TunedConfig tuned;
+
+  // Whether the product sends its tiles itself, and to which group.
+  bool sends(const Context& context, Group& group, const char* op) {
+    product.config = usable_config(tuned, product, context);
+    bool by_size = false, by_product = false;
+    check_status(ask_whether_to_send(sum, context, group, by_size), op);
+    if (by_size) check_status(ask_gemm_to_peers(product, context, by_product), op);
+    return by_product;
+  }
+};
+
+SummedProduct describe_summed_product(const Tensor& out, const Tensor& a, const Tensor& w,
+                                      const std::optional<Tensor>& scale_a,
+                                      const std::optional<Tensor>& scale_w,
+                                      const std::optional<Tensor>& bias, int64_t memory,
+                                      int64_t memory_bytes, int64_t rank, int64_t ranks,
+                                      double timeout) {
+  const GemmArgs product = describe_product(out, a, w, scale_a, scale_w, bias);
+  require_contiguous(out, "out");
+  ExchangeArgs sum;
+  sum.what = Exchanged::kAllReduce;
+  sum.dtype = product.out_dtype;
+  sum.elements = product.m * product.n;
+  sum.x = sum.out = product.out;
+  require_group(sum, memory, memory_bytes, rank, ranks, timeout);
+  return {product, sum, TunedConfig(product_key(a.get_device_index(), product))};
 }
 
 }  // namespace
@@ -112,5 +147,38 @@ void all_reduce_rmsnorm_fp8(Tensor& out, std::optional<Tensor> scales, const Ten
     of_sum.x = sum.out;
     of_sum.x_stride = of_sum.hidden;
     check_status(launch_rmsnorm_fp8(of_sum, context), op);
+  });
+}
+
+void linear_all_reduce(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
+                       std::optional<Tensor> scale_w, std::optional<Tensor> bias, int64_t memory,
+                       int64_t memory_bytes, int64_t rank, int64_t ranks, double timeout) {
+  const char* const op = "linear_all_reduce";
+  const SummedProduct described = describe_summed_product(out, a, w, scale_a, scale_w, bias, memory,
+                                                          memory_bytes, rank, ranks, timeout);
+  if (described.sum.elements == 0) return;
+  run_or_record(a, [described, a, op](const Context& context) {
+    SummedProduct call = described;
+    Group group{};
+    if (call.sends(context, group, op)) {
+      check_status(launch_gemm_to_peers(call.product, group, context), op);
+      call.sum.x = nullptr;
+    } else {
+      launch_product(call.product, a, context);
+    }
+    check_status(launch_exchange(call.sum, context), op);
+  });
+}
+
+std::string linear_all_reduce_configs(const Tensor& out, const Tensor& a, const Tensor& w,
+                                      std::optional<Tensor> scale_a, std::optional<Tensor> scale_w,
+                                      int64_t memory, int64_t memory_bytes, int64_t rank,
+                                      int64_t ranks) {
+  SummedProduct call = describe_summed_product(out, a, w, scale_a, scale_w, std::nullopt, memory,
+                                               memory_bytes, rank, ranks, 0.0);
+  if (call.sum.elements == 0) return "apart";
+  return with_context(a, [&](const Context& context) {
+    Group group{};
+    return call.sends(context, group, "linear_all_reduce") ? "sent" : "apart";
   });
 }

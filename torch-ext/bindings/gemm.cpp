@@ -9,36 +9,37 @@ using namespace rocm_kernels;
 
 namespace {
 
-// By the last row of M's class, N, K, dtypes of a and w, whether scales are of blocks.
-TuningKey tuning_key(int64_t device, const GemmArgs& args) {
-  return {"gemm",
-          device,
-          {last_row_of_class(args.m), args.n, args.k, static_cast<int64_t>(args.a_dtype),
-           static_cast<int64_t>(args.w_dtype), is_block_scaled(args)}};
-}
-
-// The config to take of those that are in force, nullptr where the backend chooses. One that serves
-// its class may not serve these addresses, strides or output: gemm_configs tells then that it is
-// not taken.
-const char* usable_config(const TunedConfig& tuned, GemmArgs args, const Context& context) {
-  args.config = tuned.text();
-  if (args.config == nullptr || check_gemm_config(args, context) != nullptr) return nullptr;
-  return args.config;
-}
-
 void check_gemm_status(Status status, const GemmArgs& args) {
   if (status == nullptr || args.config == nullptr) return check_status(status, "gemm");
   fail("gemm: ", status, "; got '", args.config, "' for M = ", args.m, ", N = ", args.n,
        ", K = ", args.k, "; gemm_configs tells what these operands take");
 }
 
-void launch(GemmArgs& args, const Tensor& a, const Context& context) {
+}  // namespace
+
+namespace rocm_kernels {
+
+// By the last row of M's class, N, K, dtypes of a and w, whether scales are of blocks.
+TuningKey product_key(int64_t device, const GemmArgs& args) {
+  return {"gemm",
+          device,
+          {last_row_of_class(args.m), args.n, args.k, static_cast<int64_t>(args.a_dtype),
+           static_cast<int64_t>(args.w_dtype), is_block_scaled(args)}};
+}
+
+const char* usable_config(const TunedConfig& tuned, GemmArgs args, const Context& context) {
+  args.config = tuned.text();
+  if (args.config == nullptr || check_gemm_config(args, context) != nullptr) return nullptr;
+  return args.config;
+}
+
+void launch_product(GemmArgs args, const Tensor& a, const Context& context) {
   Workspace workspace;
   args.workspace = workspace.allocate(gemm_workspace_bytes(args, context), a);
   check_gemm_status(launch_gemm(args, context), args);
 }
 
-}  // namespace
+}  // namespace rocm_kernels
 
 void gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_a,
           std::optional<Tensor> scale_w, std::optional<Tensor> bias, std::string config) {
@@ -47,20 +48,20 @@ void gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> s
   if (!config.empty()) {
     return run_or_record(a, [args, a, config](const Context& context) mutable {
       args.config = config.c_str();
-      launch(args, a, context);
+      launch_product(args, a, context);
     });
   }
-  const TunedConfig tuned(tuning_key(a.get_device_index(), args));
+  const TunedConfig tuned(product_key(a.get_device_index(), args));
   run_or_record(a, [args, a, tuned](const Context& context) mutable {
     args.config = usable_config(tuned, args, context);
-    launch(args, a, context);
+    launch_product(args, a, context);
   });
 }
 
 std::string gemm_configs(const Tensor& out, const Tensor& a, const Tensor& w,
                          std::optional<Tensor> scale_a, std::optional<Tensor> scale_w, bool tuned) {
   GemmArgs args = describe_product(out, a, w, scale_a, scale_w, std::nullopt);
-  const TunedConfig in_force(tuning_key(a.get_device_index(), args));
+  const TunedConfig in_force(product_key(a.get_device_index(), args));
   std::string lines;
   const auto add_line = [](const char* config, void* text) {
     static_cast<std::string*>(text)->append(config).append("\n");
@@ -82,7 +83,7 @@ void tune_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::string a
     const auto check = [&] { return check_gemm_config(args, Context{}); };
     check_gemm_status(on_device(device, check), args);
   }
-  set_tuned_config(tuning_key(device, args), config);
+  set_tuned_config(product_key(device, args), config);
 }
 
 void settle_weights(int64_t address) {

@@ -7,6 +7,7 @@
 
 #include "../../gemm/gemm.h"
 #include "checks.h"
+#include "tuning.h"
 
 namespace rocm_kernels {
 
@@ -23,6 +24,17 @@ GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
 // Addresses of weights that nothing writes which may still run, as this thread was told
 // (settle_weights).
 std::unordered_set<int64_t>& settled_weights();
+
+// The entry of tuned configs for such a product.
+TuningKey product_key(int64_t device, const GemmArgs& args);
+
+// The config to take of those that are in force, nullptr where the backend chooses. One that serves
+// its class may not serve these addresses, strides or output: gemm_configs tells then that it is
+// not taken.
+const char* usable_config(const TunedConfig& tuned, GemmArgs args, const Context& context);
+
+// The product, with the scratch that it needs.
+void launch_product(GemmArgs args, const Tensor& a, const Context& context);
 
 // What an entry of a tuning file says of a product; contiguous, its output in bfloat16.
 GemmArgs describe_tuned_product(int64_t rows, int64_t n, int64_t k, const std::string& a_dtype,

@@ -10,8 +10,12 @@
 // the reader had begun it; and it began that with its kernel of epoch e done, so with the place
 // empty. Thus two halves suffice, kernels of a rank following one another, whatever the sizes and
 // the grids.
+//
+// A product may send its results itself, to its own mailbox too (sent_outputs.cuh); the kernel
+// behind it then does the rest of the exchange.
 #pragma once
 
+#include "../../../common/gpu/dependent_launch.h"
 #include "../../../common/gpu/peer.h"
 #include "../memory.h"
 
@@ -32,14 +36,11 @@ ROCM_KERNELS_DEVICE bool has_come(const Vector& v) {
          (v.word[3] != kNothing);
 }
 
-// What a kernel knows of the group; built by the launcher.
-struct Group {
-  PeerHeader* own;
-  int64_t half_bytes;
-  uint64_t patience;  // ticks
-  int32_t rank;
-  int32_t ranks;
-};
+// The group for a kernel that has no vectors of its own to send: it receives those of all ranks.
+inline Group of_receivers(Group group) {
+  group.rank = -1;
+  return group;
+}
 
 // A thread's view of one exchange.
 template <int kRanks>
@@ -49,10 +50,10 @@ struct Mailboxes {
   uint32_t epoch;
   bool failed;
 
-  // Once the previous kernel is done.
+  // Once the previous exchange is done.
   ROCM_KERNELS_DEVICE explicit Mailboxes(const Group& g) : group(g) {
-    epoch = group.own->epochs[blockIdx.x];
-    failed = group.own->failed != 0;
+    epoch = load_older(&group.own->epochs[blockIdx.x]);
+    failed = load_older(&group.own->failed) != 0;
     const int64_t half = kPeerHeaderBytes + static_cast<int64_t>(epoch & 1) * group.half_bytes;
 #pragma unroll
     for (int r = 0; r < kRanks; ++r) {

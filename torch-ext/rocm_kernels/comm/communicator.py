@@ -9,7 +9,7 @@ from .._ops import ops
 from ..functional.fp8 import QuantizedOut, is_ue8m0, quantized_out, written_pair
 from ..functional.gradients import mark_written, needs_gradient, refuse_gradient
 from ..functional.norm import sum_and_addend
-from ..functional.product import fp8_linear
+from ..functional.product import linear_by
 from ..functional.rows import explain, input_rows, input_vector, optional_rows, written_rows
 from ..functional.shapes import register_shapes
 from .memory import MOST_RANKS, gpu_memory, require_on_all_ranks, shared_memory
@@ -18,8 +18,12 @@ _all_reduce = ops.all_reduce.default
 _all_reduce_rmsnorm_fp8 = ops.all_reduce_rmsnorm_fp8.default
 _reduce_scatter = ops.reduce_scatter.default
 _all_gather = ops.all_gather.default
+_linear_all_reduce = ops.linear_all_reduce.default
+_WRITING = (
+    "all_reduce", "all_reduce_rmsnorm_fp8", "reduce_scatter", "all_gather", "linear_all_reduce",
+)  # fmt: skip
 
-for _name in ("all_reduce", "all_reduce_rmsnorm_fp8", "reduce_scatter", "all_gather"):
+for _name in _WRITING:
     register_shapes(_name)
 
 
@@ -188,14 +192,49 @@ class Communicator:
     ) -> torch.Tensor:
         """The sum of the ranks' :func:`rocm_kernels.fp8_linear`, each of its share of K.
 
-        Args as there; a bias is added once, by rank 0. Two kernels: below some 256 rows a product
-        that sends its own tiles is slower than a product and a sum (docs/kernels/all_reduce.md).
+        Args as there; a bias is added once, by rank 0. On a GPU the product sends its tiles itself
+        where :meth:`linear_all_reduce_config` says so, else it is a product and a sum.
         """
-        y = fp8_linear(
-            x, w, scale_w, scale_x=scale_x, scale_fmt=scale_fmt,
-            bias=bias if self.rank == 0 else None, out_dtype=out_dtype,
-        )  # fmt: skip
-        return self.all_reduce(y, out=y)
+        self._require_use()
+
+        def summed(*operands: Optional[torch.Tensor]) -> None:
+            _linear_all_reduce(
+                *operands, self._address, self._bytes, self.rank, self.ranks, self.timeout
+            )
+
+        bias = bias if self.rank == 0 else None
+        y, is_summed = linear_by(
+            summed, "linear_all_reduce", x, w, scale_w, scale_x, scale_fmt, bias, out_dtype
+        )
+        return y if is_summed else self.all_reduce(y, out=y)
+
+    def linear_all_reduce_config(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        scale_w: torch.Tensor,
+        *,
+        scale_x: Optional[torch.Tensor] = None,
+        scale_fmt: Optional[str] = None,
+        out_dtype: Optional[torch.dtype] = None,
+    ) -> str:
+        """How :meth:`linear_all_reduce` runs for these operands on this rank.
+
+        Returns:
+            ``"sent"``: the product sends its tiles to all ranks, and a kernel adds them up.
+            ``"apart"``: a product, and :meth:`all_reduce` of its result. The bits are the same.
+        """
+        self._require_use()
+        found = ["apart"]
+
+        def ask(*operands: Optional[torch.Tensor]) -> None:
+            group = self._address, self._bytes, self.rank, self.ranks
+            found[0] = ops.linear_all_reduce_configs(*operands[:-1], *group)
+
+        linear_by(
+            ask, "linear_all_reduce_config", x, w, scale_w, scale_x, scale_fmt, None, out_dtype
+        )
+        return found[0]
 
     def _exchange(
         self, name: str, op: Any, x: torch.Tensor, out: Optional[torch.Tensor], rows: Optional[int]

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from typing import Callable, Iterable, Iterator, List, Optional
+from typing import Callable, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -200,9 +200,25 @@ def fp8_linear(
         ``[..., N]``, rounded once. :func:`fp8_linear_path` tells which kernel ran; a bias of
         another dtype than the result's makes it that of a float32 result.
     """
+    return linear_by(_gemm, "fp8_linear", x, w, scale_w, scale_x, scale_fmt, bias, out_dtype)[0]
+
+
+def linear_by(
+    gemm: Callable[..., None],
+    name: str,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scale_w: torch.Tensor,
+    scale_x: Optional[torch.Tensor],
+    scale_fmt: Optional[str],
+    bias: Optional[torch.Tensor],
+    out_dtype: Optional[torch.dtype],
+) -> Tuple[torch.Tensor, bool]:
+    """What :func:`fp8_linear` does, for the function of that name, by ``gemm``, which takes what
+    the op takes. And whether that was called: it is not where the library's product is quicker."""
     try:
         if needs_gradient(x, w, scale_w, scale_x, bias):
-            refuse_gradient("fp8_linear", x=x, w=w, scale_w=scale_w, scale_x=scale_x, bias=bias)
+            refuse_gradient(name, x=x, w=w, scale_w=scale_w, scale_x=scale_x, bias=bias)
         rows = input_rows(x)
         scale_w = _in_float32(scale_w)
         if x.dtype in FP8_DTYPES:
@@ -223,8 +239,8 @@ def fp8_linear(
             out = _scaled_mm(q, w, scale, scale_w, bias, out_dtype)
         else:
             out = x.new_empty(count, w.shape[0], dtype=out_dtype)
-            _gemm(out, q, w, scale, scale_w, _usable_bias(bias, out_dtype))
-        return out if x.dim() == 2 else out.view(*x.shape[:-1], w.shape[0])
+            gemm(out, q, w, scale, scale_w, _usable_bias(bias, out_dtype))
+        return (out if x.dim() == 2 else out.view(*x.shape[:-1], w.shape[0])), path == "gemm"
     except Exception:
         explain({"x": x, "w": w, "scale_w": scale_w}, {"scale_x": scale_x, "bias": bias})
         raise
