@@ -149,12 +149,15 @@ def readme_measured() -> str:
         rows.append(["" if any(row[0] == title for row in rows) else title, str(count), ours,
                      beside])  # fmt: skip
 
+    generated = {row[0]: row[1] for row in printed("generate")[1]}
     for batch in (1, 32):
-        bf16, fp8, ours = (speed("h200_model", name, batch) for name in (
-            "bfloat16, torch.compile", "FP8 _scaled_mm per tensor, torch.compile",
-            "rocm-kernels, torch.compile"))  # fmt: skip
-        add("a Llama of 8 billion parameters decodes, H200", batch, f"{ours} tokens/s",
-            f"torch.compile: bfloat16 {bf16}, FP8 {fp8}")  # fmt: skip
+        ours, bf16, before = (
+            generated[f"NVIDIA H200, measured: llama-8b, batch {batch}, context 512: {side}"]
+            for side in ("use_decode_step, FP8 cache", "bfloat16, CUDA graph", "as it was")
+        )
+        beside = f"bfloat16 in a CUDA graph {bf16}; without `use_decode_step` {before}"
+        title = "a Llama of 8 billion parameters decodes by transformers' `generate`, H200"
+        add(title, batch, f"{ours} tokens/s", beside)
     for batch in (1, 64):
         bf16, fp8, ours = (speed("h200_experts_model", name, batch) for name in QWEN3_MOE)
         add("a Qwen3-MoE of 30 billion parameters decodes, H200", batch, f"{ours} tokens/s",
@@ -167,9 +170,9 @@ def readme_measured() -> str:
         add("`fused_moe` FP8, a layer of Qwen3-30B-A3B, H200", tokens, microseconds(of("FP8")),
             f"vLLM's Triton experts: FP8 {microseconds(vllm)}{wide}; "
             f"torch's grouped products: FP8 {torchs}")  # fmt: skip
-    bf16, dynamic, _ = (row[1] for row in printed("demo")[1])
-    add("SmolLM2-135M decodes, CPU (`make demo`)", 1, f"{float(dynamic):.0f} tokens/s",
-        f"bfloat16, eager {float(bf16):.0f}")  # fmt: skip
+    demo = {row[0]: f"{float(row[1]):.0f}" for row in printed("demo")[1]}
+    bf16, step = demo["bfloat16, transformers' eager"], demo["`dynamic` with `use_decode_step`"]
+    add("SmolLM2-135M decodes, CPU (`make demo`)", 1, f"{step} tokens/s", f"bfloat16, eager {bf16}")
     norm = "`rmsnorm_fp8`, 16384 columns, H200"
     product = "`skinny_gemm` FP8, {} x 16384, H200"
     for op, count, n, title, peers in [
