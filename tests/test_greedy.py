@@ -178,6 +178,19 @@ def test_an_answer_goes_on_from_a_kept_cache(package, chosen):
     assert chosen
 
 
+def test_a_copy_chooses(package, chosen, monkeypatch):
+    """Also where its process has not called use_decode_step."""
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    stand = package.models.decode_step._stand_before_sample
+    stand.cache_clear()
+    monkeypatch.setattr(utils.GenerationMixin, "_sample", utils.GenerationMixin._sample.__wrapped__)
+    given = {**prompt(), **GREEDY, "max_new_tokens": 6}
+    assert torch.equal(copy.deepcopy(step).generate(**given), model.generate(**given))
+    assert len(chosen) == 5
+    stand.cache_clear()
+
+
 def test_a_longer_answer_than_the_model_is_made_for_is_warned_of(package, chosen):
     """By transformers' own criterion, which asks at each token."""
     _, model = tiny("Llama", max_position_embeddings=16)

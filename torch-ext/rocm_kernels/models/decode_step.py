@@ -25,6 +25,7 @@ tensors, its modules and their hooks) is compared whenever a call has more than 
 """
 
 import functools
+import importlib
 import inspect
 import sys
 import threading
@@ -93,8 +94,6 @@ def use_decode_step(
     stop_decode_step(model)
     use_attention(model)
     model.forward = _DecodeStep(model, max_cache_len, kv_cache_dtype == "fp8")
-    teach_transformers()
-    _stand_before_sample()
 
 
 def stop_decode_step(model: nn.Module) -> None:
@@ -134,6 +133,8 @@ class _DecodeStep:
         self.free: Optional[Storage] = None
         self.of_static: Any = weakref.WeakKeyDictionary()
         self.lock = threading.RLock()  # a cache may end, and come back, anywhere
+        teach_transformers()
+        _stand_before_sample()
 
     def __getstate__(self) -> Dict[str, Any]:
         names = (
@@ -408,7 +409,7 @@ class _DecodeStep:
 @functools.cache
 def _stand_before_sample() -> None:
     """generate looks for its loop in a model's class."""
-    mixin = sys.modules["transformers.generation.utils"].GenerationMixin
+    mixin = importlib.import_module("transformers.generation.utils").GenerationMixin
     theirs = mixin._sample
 
     @functools.wraps(theirs)
