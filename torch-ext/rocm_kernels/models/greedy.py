@@ -76,7 +76,7 @@ def answer(
     ends = [c.eos_token_id.to(device) for c in stopping_criteria if hasattr(c, "eos_token_id")]
     pad = config._pad_token_tensor
     rules = {
-        "unfinished": torch.ones(batch, dtype=torch.long, device=device),
+        "unfinished": torch.ones(batch, dtype=torch.bool, device=device),
         "ends": torch.cat(ends) if ends else None,
         "pad": pad.to(device) if ends else None,
     }
@@ -148,8 +148,9 @@ def _choose(
     """The next token of each sequence; of those that have ended, padding. Who ends is noted."""
     token = most_likely(logits[:, -1])
     if ends is not None:
-        token = torch.where(unfinished.bool(), token, pad)
-        unfinished.mul_((token[:, None] != ends).all(-1))
+        token = torch.where(unfinished, token, pad)
+        goes_on = token != ends if len(ends) == 1 else (token[:, None] != ends).all(-1)
+        unfinished.logical_and_(goes_on)
     return token
 
 
