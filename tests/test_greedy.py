@@ -149,6 +149,26 @@ def test_a_models_own_loop_or_hook_is_kept(package, chosen):
     assert not chosen
 
 
+def test_a_choice_that_cannot_be_recorded_is_made_behind_a_step(package, monkeypatch):
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+
+    class Recorded(package.models.recorded_step.RecordedStep):
+        def __init__(self, forward, *args):
+            if forward.__name__ == "_choose":
+                raise RuntimeError("not this")
+            super().__init__(forward, *args)
+
+    monkeypatch.setattr(package.models.decode_step, "RecordedStep", Recorded)
+    for columns in (12, 7):
+        given = {**prompt(3, columns), **GREEDY, "max_new_tokens": 12}
+        ends = model.generate(**given)[:, -4].tolist()
+        given["eos_token_id"] = ends
+        assert torch.equal(step.generate(**given), model.generate(**given))
+    steps = package.models.decode_steps(step)
+    assert steps.passed_on["it cannot be recorded: not this"] <= 2 < steps.replayed, steps
+
+
 def test_a_hook_of_a_layer_is_called(package):
     _, model = tiny("Llama")
     given = {**prompt(), **GREEDY, "max_new_tokens": 6}

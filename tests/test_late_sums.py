@@ -1,5 +1,6 @@
 """Sums that wait for the norms behind them: the same bits as made at once, whatever reads them."""
 
+import contextlib
 import random
 
 import pytest
@@ -177,3 +178,23 @@ def test_a_recorded_step_has_no_sum_of_its_own(package, monkeypatch, family):
     assert package.models.decode_steps(model).recorded == 1
     assert sum(begun) == model.config.num_hidden_layers
     assert not made
+
+
+def test_what_does_not_run_where_ops_are_seen_is_recorded_without(package, monkeypatch):
+    """As a CUDA graph, which stands here for one."""
+    recorded_step = package.models.recorded_step
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: contextlib.nullcontext())
+    seen = []
+
+    class Sums(package.models.late_sums.LateSums):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            raise NotImplementedError("no rule for a higher-order op")
+
+    monkeypatch.setattr(recorded_step, "LateSums", Sums)
+    ran = []
+    recorded_step._record(torch.device("cuda"), lambda: ran.append(torch.ones(2) + 1))
+    assert len(seen) == len(ran) == 1
+    with pytest.raises(ZeroDivisionError):
+        recorded_step._record(torch.device("cuda"), lambda: 1 / 0)

@@ -269,16 +269,22 @@ class _DecodeStep:
             mask = greedy.with_room(kwargs["attention_mask"], cache.room, cache.tokens)
             kwargs = {**kwargs, "attention_mask": mask}
         cache.idle = False
+        storage = cache.storage
         why = self._why_not(kwargs, name, 1)
-        if why is None:
-            self._step(cache.storage, name, kwargs, self._choose)
-        else:
-            cache.storage.last = None
+        if why is not None:
+            storage.last = None
             self._pass_on(why, kwargs, self._choose)
+        elif storage.choose_apart:
+            greedy.choose_in_place(
+                lambda **inputs: self._step(storage, name, inputs), kwargs, cache.length
+            )
+            storage.last = None  # its arguments are others
+        else:
+            self._step(storage, name, kwargs, self._choose)
+            storage.choose_apart = any(isinstance(step, str) for step in storage.steps.values())
         cache.tokens += 1
         cache.idle = True
-        step = cache.storage.last
-        return kwargs if step is None else {**step.inputs, name: cache}
+        return kwargs if storage.last is None else {**storage.last.inputs, name: cache}
 
     def _choose(self, **kwargs: Any) -> None:
         greedy.choose_in_place(self.inner, kwargs, kwargs[name_of_cache(kwargs)].length)
@@ -358,7 +364,7 @@ class _DecodeStep:
         storage.last = None
         storage.forget_if_moved(cache)
         if storage.model_was is not self.model_was:
-            storage.steps.clear()
+            storage.forget()
             storage.model_was = self.model_was
         others = {name: value for name, value in kwargs.items() if name != cache_name}
         kind = tuple((name, kind_of(name, value)) for name, value in sorted(others.items()))

@@ -5,8 +5,9 @@ them, so that nobody's results are overwritten. A replay serves calls of the sam
 the same names, values or shapes; but a mask of padding grows with its sequence.
 """
 
+import contextlib
 import gc
-from typing import Any, Callable, Dict, Iterable, List
+from typing import Any, Callable, ContextManager, Dict, Iterable, List
 
 import torch
 from torch import nn
@@ -82,12 +83,19 @@ def _record(device: torch.device, run: Callable[[], None]) -> Any:
     """A graph of what ``run`` launches."""
     if device.type == "cpu":
         return CpuGraph(run)
+    try:
+        return _cuda_graph(run, LateSums())
+    except Exception:  # not all of torch runs where ops are seen: higher-order ones do not
+        return _cuda_graph(run, contextlib.nullcontext())
+
+
+def _cuda_graph(run: Callable[[], None], seen_by: ContextManager) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     # A graph that is destroyed while another is recorded spoils that one.
     collects = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"), LateSums():
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"), seen_by:
             run()
     finally:
         if collects:

@@ -20,6 +20,7 @@ class Storage:
         self.cache = cache
         self.steps: Dict[Any, Any] = {}  # by kind of call: a RecordedStep, or why there is none
         self.last: Optional[RecordedStep] = None  # of them, the one that was replayed last
+        self.choose_apart = False  # for steps that choose cannot be recorded here
         self.read: List[Any] = []
         self.model_was: Optional[Tuple] = None
 
@@ -46,6 +47,7 @@ class Storage:
     def forget(self) -> None:
         self.steps.clear()
         self.last = None
+        self.choose_apart = False
 
 
 def make_ready(cache: Any, rows: int) -> None:
