@@ -149,6 +149,19 @@ def test_a_models_own_loop_or_hook_is_kept(package, chosen):
     assert not chosen
 
 
+def test_an_answer_may_be_of_any_length(package, chosen, monkeypatch):
+    """Memory is taken as it comes, whatever the greatest length is."""
+    _, model = tiny("Llama", max_position_embeddings=10**14)
+    step = stepping(package, model)
+    given = {**prompt(2, 5, (0, 2)), **GREEDY}
+    ends = model.generate(**given, max_new_tokens=9)[:, -1].tolist()
+    said = [each.generate(**given, max_length=10**13, eos_token_id=ends) for each in (model, step)]
+    assert torch.equal(*said)
+    long = [each.generate(**given, max_new_tokens=600) for each in (model, step)]
+    assert torch.equal(*long)
+    assert chosen
+
+
 def test_a_choice_that_cannot_be_recorded_is_made_behind_a_step(package, monkeypatch):
     _, model = tiny("Llama")
     step = stepping(package, model)

@@ -130,7 +130,7 @@ def make_mask(
         if window == (-1, -1):
             end: Any = kv_length
         else:
-            end = q_offset + q_length - kv_offset
+            end = q_offset + (q_length - kv_offset)  # a step's on the device: one kernel
         span = _span(
             batch_size, end, kv_length, kv_offset, attention_mask, window, device,
             is_step=_is_recorded()

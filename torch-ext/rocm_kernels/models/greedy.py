@@ -92,11 +92,13 @@ def answer(
     else:
         check = utils.StopCheck(streamer)
 
-    said = input_ids.new_empty(batch, most)
-    said[:, :length] = input_ids
+    said = input_ids
     state = None
     with model._optimize_model_for_decode():
         while True:
+            if length == said.shape[1]:
+                more = min(most - length, length + 512)
+                said = torch.cat([said, said.new_empty(batch, more)], 1)
             said[:, length] = token
             length += 1
             if check(rules["unfinished"], token, length) or length >= most:

@@ -81,7 +81,10 @@ def _classes() -> Tuple[type, type]:
                 self.first = layer_idx
                 self.length = _lasting(lambda: self.length.to(device))
             if layer_idx == self.first:
-                self.positions = torch.arange(count, device=device) + self.length
+                if count == 1:
+                    self.positions = self.length.clone()[None]
+                else:
+                    self.positions = torch.arange(count, device=device) + self.length
                 self.length.add_(count)
 
         def place(self, layer_idx: int, keys: torch.Tensor, values: torch.Tensor) -> Place:
