@@ -1,6 +1,6 @@
 """Parts of the kernels on the host: the warps that widen weights for wgmma
 (blocks/product/cuda/widen.cuh), the scales of blocks (block_scales.cuh beside it), the orders of
-experts' tiles (moe/gpu/order.h).
+experts' tiles (moe/gpu/order.h), outputs that go to other ranks (skinny_gemm/cuda/sent_outputs.cuh).
 
 A thread stands for each of the block's, and barriers have mbarrier's phases (tests/emulated): every
 code of FP8 and MXFP4, scales at odd places, stages that come round in any order. On a GPU
@@ -19,10 +19,11 @@ NVCC = shutil.which("nvcc")
 
 @pytest.mark.skipif(not (NVCC and shutil.which("g++")), reason="needs nvcc's headers and g++")
 @pytest.mark.parametrize(
-    "part, tiles", [("widen", 21), ("block_scales", 36), ("orders", 2000), ("key_copies", 64)]
+    "part, tiles",
+    [("widen", 21), ("block_scales", 36), ("orders", 2000), ("key_copies", 64), ("sent", 60)],
 )
 def test_every_value_is_right_whoever_is_first(tmp_path, part, tiles):
-    for folder in ("attention", "blocks", "common", "moe"):
+    for folder in ("attention", "blocks", "common", "gemm", "moe", "skinny_gemm"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copytree(ROOT / "tests" / "emulated", tmp_path, dirs_exist_ok=True)
     command = ["g++", "-std=c++20", "-O1", "-pthread", "-fsanitize=address"]

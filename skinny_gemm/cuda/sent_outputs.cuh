@@ -9,6 +9,7 @@
 
 #include "../../blocks/peers/gpu/mailbox.h"
 #include "../../common/cuda/shared_memory.cuh"
+#include "config.h"
 #include "epilogue.cuh"
 
 namespace rocm_kernels {

@@ -11,6 +11,9 @@ inline uint8_t emulated_shared[1 << 20];
 namespace rocm_kernels {
 namespace cuda {
 
+inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(static_cast<const uint8_t*>(pointer) - emulated_shared);
+}
 inline uint4 load_shared(uint32_t address) {
   uint4 value;
   std::memcpy(&value, emulated_shared + address, sizeof value);
