@@ -42,7 +42,10 @@ struct WaveStream {
     u32 inst = ~0u;
     u64 address = 0;
     size_t runs = 0, count = 0, memory = 0, finds = 0, end = 0;
+    std::vector<std::pair<u64, u32>>
+        seen;  // words, and how many of their stores the wave then knows
   } poll;
+  std::unordered_map<u64, u32> known;  // the same, of all polls before
   void executed(u32 index) {
     if (code.empty() || code.back().first + code.back().count != index) code.push_back({index, 0});
     ++code.back().count;
@@ -52,8 +55,11 @@ struct WaveStream {
 struct Recording {
   u32 xcds = 8, sampled = 8;  // workgroups of the first `sampled` of `xcds` dies are recorded
   bool playsFlags = false;
-  std::mutex lock;                      // of the two
-  std::unordered_map<u64, u32> toldBy;  // word -> number of the last store or atomic of agent scope
+  std::mutex lock;  // of the two
+  // word -> numbers of its stores of agent scope, or of the last atomic. Who looks for a flag finds
+  // the first store that it does not know, though others may have followed when it looked in the
+  // functional run; who looks at a counter finds all that counted.
+  std::unordered_map<u64, std::vector<u32>> toldBy;
   u32 told = 0;
   std::vector<std::vector<WaveStream>> groups;  // by linear workgroup, then wave
   WaveStream* start(u64 group, u32 wave, u32 waves);

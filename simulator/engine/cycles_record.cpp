@@ -108,13 +108,15 @@ void keepLastPoll(WaveStream& stream, const MemOp& op) {
     stream.finds.resize(poll.finds);
     return;
   }
-  poll = {op.inst->address,
-          address,
-          stream.code.size(),
-          stream.code.back().count,
-          stream.memory.size(),
-          stream.finds.size(),
-          0};
+  for (auto [word, count] : poll.seen) stream.known[word] = count;
+  poll.inst = op.inst->address;
+  poll.address = address;
+  poll.runs = stream.code.size();
+  poll.count = stream.code.back().count;
+  poll.memory = stream.memory.size();
+  poll.finds = stream.finds.size();
+  poll.end = 0;
+  poll.seen.clear();
 }
 
 void recordFlag(Recording& recording, WaveStream& stream, const MemOp& op, u32 place) {
@@ -122,18 +124,31 @@ void recordFlag(Recording& recording, WaveStream& stream, const MemOp& op, u32 p
   bool finds = m.access != Access::Store, tells = m.access != Access::Load;
   std::lock_guard guard(recording.lock);
   u32 number = tells ? ++recording.told : 0;
+  const bool looks = m.access == Access::Load;
   size_t first = stream.finds.size();
+  if (looks) stream.poll.seen.clear();
   for (u64 mask = op.mask; mask; mask &= mask - 1) {
     u64 begin = op.addr[__builtin_ctzll(mask)] / 4;
     for (u64 word = begin; word < begin + std::max(1, m.bytes / 4); ++word) {
       auto told = recording.toldBy.find(word);
-      if (finds && told != recording.toldBy.end() && told->second != number) {
-        auto same = [&](const WaveStream::Flag& f) { return f.number == told->second; };
+      if (finds && told != recording.toldBy.end() && told->second.back() != number) {
+        const std::vector<u32>& stores = told->second;
+        size_t at = stores.size() - 1;
+        if (looks) {
+          auto known = stream.known.find(word);
+          at = std::min<size_t>(at, known == stream.known.end() ? 0 : known->second);
+          stream.poll.seen.push_back({word, static_cast<u32>(at + 1)});
+        }
+        auto same = [&](const WaveStream::Flag& f) { return f.number == stores[at]; };
         if (std::none_of(stream.finds.begin() + first, stream.finds.end(), same)) {
-          stream.finds.push_back({place, told->second});
+          stream.finds.push_back({place, stores[at]});
         }
       }
-      if (tells) recording.toldBy[word] = number;
+      if (tells) {
+        std::vector<u32>& stores = recording.toldBy[word];
+        if (m.access == Access::Atomic) stores.clear();
+        if (stores.empty() || stores.back() != number) stores.push_back(number);
+      }
     }
   }
   if (tells) stream.tells.push_back({place, number});
