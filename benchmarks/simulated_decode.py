@@ -8,8 +8,8 @@ machine code runs in the simulator (checkers off) and the cycle model plays each
 cold; nothing here was measured on an AMD GPU. The sum behind down is torch's own kernel, which does
 not run here: it is taken for a load and a store.
 
-The second table has what follows the attention's residual as one kernel, decode_mlp, whose
-workgroups meet once: the cycle model lets a poll wait for the flag that it finds, and FLAG_US more.
+The second table has what lies between two attentions as one kernel, decode_layer, whose workgroups
+meet three times: the cycle model lets a poll wait for the flag that it finds, and FLAG_US more.
 
 Between kernels there are gaps, which no model here knows: BOUNDARY_US is a published one. Of graphs
 on this GPU nobody has published any. --save writes results/tables, from where
@@ -20,14 +20,22 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
-import tables
 import torch
-from simulated_mlp import Mlp
-from simulated_moe_layers import launches, zeros
-from simulated_product import aligned, simulated, simulator, start
 
-from simulator import cycles
+ROOT = Path(__file__).resolve().parent.parent
+sys.path += [str(ROOT), str(ROOT / "tests")]
+
+import simulated_layer  # noqa: E402
+import tables  # noqa: E402
+from simulated_layer import Weight  # noqa: E402
+from simulated_moe_layers import launches, zeros  # noqa: E402
+from simulated_product import aligned, simulated, simulator, start  # noqa: E402
+
+from simulator import cycles  # noqa: E402
 
 READ_BYTES_PER_US = 4.2e6  # what people measure of an MI300X's memory
 # From one kernel to the next on an MI300X, as blog.kog.ai tells of it, and 0.5 us until memory is
@@ -65,7 +73,7 @@ class Layer:
         shape = (1, CONTEXT + 1, KV_HEADS, HEAD_DIM)
         self.k, self.v = (zeros(*shape, dtype=torch.bfloat16) for _ in range(2))
 
-    def product(self, name: str) -> tuple[str, callable, int]:
+    def product(self, name: str) -> tuple[str, Callable, int]:
         w, scale = self.weights[name]
         a = zeros(1, w.shape[1], dtype=simulated.NATIVE)
         out = zeros(1, w.shape[0], dtype=torch.bfloat16)
@@ -88,7 +96,7 @@ class Layer:
         q = row(HEADS * HEAD_DIM).view(1, 1, HEADS, HEAD_DIM)
         self.kernels.flash_attn_func(q, self.k, self.v, out=aligned(torch.zeros_like(q)))
 
-    def launches(self) -> list[tuple[str, callable, int]]:
+    def launches(self) -> list[tuple[str, Callable, int]]:
         k = self.kernels
         norm_out, attended = self.quantised(HIDDEN), row(HEADS * HEAD_DIM)
         residual, gate_up = row(HIDDEN), row(2 * INTERMEDIATE)
@@ -108,7 +116,7 @@ class Layer:
         ]  # fmt: skip
 
 
-def played(run: callable) -> tuple[int, float]:
+def played(run: Callable) -> tuple[int, float]:
     """How many kernels a call launches, and their modelled us, without the model's own gap."""
     launches()
     run()
@@ -123,8 +131,8 @@ def torch_sum_us() -> float:
 
 
 LAYER_HEADER = ["kernels of a layer, modelled", "launches", "us", "us of its bytes, at 4.2 TB/s"]
-MLP_HEADER = ["from + residual, norm on, modelled", "launches", "us", "with boundaries, us",
-              "us of its bytes, at 4.2 TB/s"]  # fmt: skip
+ONE_KERNEL_HEADER = ["a layer, modelled", "launches", "us", "with boundaries, us",
+                     "us of its bytes, at 4.2 TB/s", "of the rate of 4.2 TB/s"]  # fmt: skip
 
 
 def tables_of_a_layer() -> tuple[list[list[str]], list[list[str]]]:
@@ -145,20 +153,29 @@ def tables_of_a_layer() -> tuple[list[list[str]], list[list[str]]]:
     name = f"with {BOUNDARY_US} us between kernels, published"
     lines.append([name, str(count), f"{us + count * BOUNDARY_US:.1f}", f"{floor:.1f}"])
 
-    (gate_up, scale_gate_up), (down, scale_down) = (
-        layer.weights[name] for name in ("gate and up", "down")
-    )
-    mlp = Mlp(layer.norm, gate_up, scale_gate_up, down, scale_down)
-    x, residual, out = (row(HIDDEN)[0] for _ in range(3))
+    weights = {name: Weight(*pair) for name, pair in layer.weights.items()}
+    between = simulated_layer.Layer(
+        layer.norm, weights["gate and up"], weights["down"], weights["o"], layer.norm,
+        weights["qkv"],
+    )  # fmt: skip
+    x, residual, out, qkv = (row(n)[0] for n in (HEADS * HEAD_DIM, HIDDEN, HIDDEN,
+                                                 len(weights["qkv"].w)))  # fmt: skip
     machine = cycles.machine_for(simulated.TARGET, flag_s=FLAG_US * 1e-6)
     simulator.load_runtime().cycles(machine)
-    of_ops = sums(rows[6:])
-    of_kernel = (*played(lambda: mlp.launch(x, residual, out, mlp.state())), of_ops[2])
-    mlp_lines = [
-        [name, str(n), f"{us:.1f}", f"{us + n * BOUNDARY_US:.1f}", f"{floor:.1f}"]
-        for name, (n, us, floor) in (("the ops", of_ops), ("decode_mlp", of_kernel))
+    one = played(lambda: between.launch(x, residual, out, between.state(), qkv))
+    apart = sums([row for row in rows if row[0] in ("rotation, cache", "attention")])
+    together = [
+        ("launch by launch", (count, us)),
+        ("decode_layer, rotation and attention", (one[0] + apart[0], one[1] + apart[1])),
+        ("decode_layer alone", one),
     ]
-    return lines, mlp_lines
+    one_lines = []
+    for name, (n, its_us) in together:
+        read = floor - apart[2] if name.endswith("alone") else floor
+        whole = its_us + n * BOUNDARY_US
+        numbers = (its_us, whole, read)
+        one_lines.append([name, str(n), *(f"{x:.1f}" for x in numbers), f"{read / whole:.2f}"])
+    return lines, one_lines
 
 
 def main() -> None:
@@ -167,7 +184,7 @@ def main() -> None:
     given = parser.parse_args()
     start()
     source = f"python benchmarks/simulated_decode.py, {datetime.date.today()}; modelled"
-    names = (("decode_mi300x", LAYER_HEADER), ("decode_mlp_mi300x", MLP_HEADER))
+    names = (("decode_mi300x", LAYER_HEADER), ("decode_layer_mi300x", ONE_KERNEL_HEADER))
     for (name, header), lines in zip(names, tables_of_a_layer(), strict=True):
         print(tables.markdown(header, lines))
         if given.save:

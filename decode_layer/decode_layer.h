@@ -1,0 +1,64 @@
+// What lies between two attentions of a decoder, for one token, as one kernel: what nine launches
+// do.
+//
+//   x        = fp8(attended) . w_o^T                          where there is a w_o, else x is given
+//   h        = x + residual
+//   out      = h + fp8(silu(g[:I]) * g[I:]) . w_down^T        g = fp8(norm(h)) . w_gate_up^T, [2 I]
+//   qkv      = fp8(norm'(out)) . w_qkv^T                      of the next layer, where w_qkv is
+//
+// fp8() has a scale a row, as quantize_fp8, rmsnorm_fp8 and swiglu_fp8 make it; a product is
+// rounded once, behind the scales of its row and of its weight; h and out are rounded sums.
+//
+// AMD alone, where launches are dear: cdna/decode_layer.hip.
+#pragma once
+
+#include "../common/core/context.h"
+#include "../common/core/dtype.h"
+#include "../common/core/scale_view.h"
+
+namespace rocm_kernels {
+
+// [N, K] of fp8_dtype, contiguous, on 16 bytes; scales of the tensor or of a row.
+struct DecodeWeight {
+  const void* w = nullptr;
+  ScaleView scale;
+};
+
+// All of K are multiples of 128, from 1024 on.
+struct DecodeLayerArgs {
+  int64_t hidden = 0;            // H, up to 8192
+  int64_t intermediate = 0;      // I, as far as LDS reaches
+  int64_t attended_columns = 0;  // A, up to 8192
+  int64_t qkv_columns = 0;       // Q, a multiple of 16
+
+  const void* attended = nullptr;          // [A], dtype
+  DecodeWeight o;                          // [H, A] or none
+  const void* x = nullptr;                 // [H], dtype; where there is no o
+  const void* residual = nullptr;          // [H], dtype
+  const void* norm_weight = nullptr;       // [H], dtype
+  DecodeWeight gate_up;                    // [2 I, H]
+  DecodeWeight down;                       // [H, I]
+  void* out = nullptr;                     // [H], dtype; may be residual
+  const void* next_norm_weight = nullptr;  // [H], dtype; with qkv
+  DecodeWeight w_qkv;                      // [Q, H] or none
+  void* qkv = nullptr;                     // [Q], dtype
+
+  float eps = 1e-6f;
+  float weight_offset = 0.0f;                // of both norms
+  DType dtype = DType::kBFloat16;            // or float16
+  DType fp8_dtype = DType::kFloat8E4M3FNUZ;  // the target's own dialect
+
+  void* workspace = nullptr;  // decode_layer_workspace_bytes(), on 16 bytes, contents undefined
+  // kDecodeLayerStateBytes on 128 bytes, zero before the first launch that uses them; launches that
+  // share them follow one another.
+  void* state = nullptr;
+};
+
+constexpr int64_t kDecodeLayerStateBytes = 2048;
+
+int64_t decode_layer_workspace_bytes(const DecodeLayerArgs& args);
+
+// Refuses what it cannot do before anything is written: all of its workgroups must run at once.
+Status launch_decode_layer(const DecodeLayerArgs& args, const Context& context);
+
+}  // namespace rocm_kernels
