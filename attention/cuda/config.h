@@ -85,6 +85,23 @@ inline int64_t decode_blocks(const AttentionArgs& args, const AttentionConfig& c
   return args.batch * args.kv_heads * row_blocks(args, c) * c.cluster * c.outer;
 }
 
+// Whether a decode block is to have a multiprocessor of its own: where there are as many, and no
+// fewer than half. The kernel before still holds places when this one's are given out, so that some
+// would have two blocks, and take twice as long. Larger clusters would not find room.
+inline bool is_alone(const AttentionArgs& args, const AttentionConfig& c,
+                     const AttentionDevice& device) {
+  const int64_t blocks = decode_blocks(args, c);
+  return c.cluster <= 2 && 2 * blocks > device.sm_count && blocks <= device.sm_count &&
+         device.shared_bytes_per_block >= kHalfSharedBytes;
+}
+
+// That a decode block asks for.
+inline int32_t decode_shared_bytes(const AttentionArgs& args, const AttentionConfig& c,
+                                   const AttentionDevice& device) {
+  const int32_t bytes = decode_block(args, c, device).shared_bytes(c.cluster);
+  return is_alone(args, c, device) ? std::max(bytes, kHalfSharedBytes) : bytes;
+}
+
 // Whether every row of every head is whole vectors of 16 bytes.
 inline bool has_vectors(const AttentionRows& rows, DType dtype, int64_t head_dim) {
   const int64_t elements = 16 / size_of(dtype);

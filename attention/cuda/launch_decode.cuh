@@ -29,7 +29,7 @@ Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& conf
                      static_cast<unsigned>(args.batch));
   launch.block = Shape::kThreads;
   launch.stream = static_cast<Stream>(stream);
-  launch.shared_bytes = block.shared_bytes(config.cluster);
+  launch.shared_bytes = decode_shared_bytes(args, config, device);
   launch.cluster = config.cluster;
   launch.early = device.compute_capability >= 90;
   if (config.cluster > 8) {

@@ -11,6 +11,9 @@ namespace cuda {
 constexpr int kMaxCluster = 16;
 constexpr int kMaxOuter = 64;
 
+// Of which no multiprocessor has two: sm_90 and sm_100 have 228 KB.
+constexpr int32_t kHalfSharedBytes = 114 << 10;
+
 struct DecodeTile {
   int32_t head_dim;  // that q, k and v are rounded up to
   int32_t rows;      // of q times the heads that share a KV head

@@ -132,7 +132,8 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   float blocks_us = full * wave_us(places) + (rest > 0 ? wave_us(rest) : 0);
   // Places are given out before all are free: where every multiprocessor could have one block, some
   // have two.
-  if (2 * blocks > device.sm_count && blocks <= device.sm_count && places > device.sm_count) {
+  if (2 * blocks > device.sm_count && blocks <= device.sm_count && places > device.sm_count &&
+      !is_alone(args, c, device)) {
     blocks_us = std::max(blocks_us, 2 * of_block / kSmBytesPerUs);
   }
   const float waves = full + (rest > 0 ? 1 : 0);

@@ -218,8 +218,7 @@ static void check_attention(const Gpu& gpu) {
             using Design = cuda::AttentionConfig::Design;
             designs.insert(cuda::AttentionConfig::kDesigns[static_cast<size_t>(c.design)]);
             if (c.design == Design::kDecode) {
-              const cuda::DecodeBlock block = cuda::decode_block(args, c, device);
-              expect_fit(gpu, c, block.shared_bytes(c.cluster));
+              expect_fit(gpu, c, cuda::decode_shared_bytes(args, c, device));
             } else if (c.design == Design::kPrefill) {
               expect_fit(gpu, c, cuda::prefill_tile(args).shared_bytes(c.rows));
             }
