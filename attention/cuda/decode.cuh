@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
 
   // ---- First tiles on their way
   int next = begin + warp;
-  TileCopies<Shape> copies(args, s, head, keys, grid.page_size, next);
+  typename Shape::Copies copies(args, s, head, keys, grid.page_size, next);
 #pragma unroll 1
   for (int stage = 0; stage < stages - 1; ++stage) {
     if (next < end) {

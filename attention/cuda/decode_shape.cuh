@@ -13,8 +13,9 @@
 namespace rocm_kernels {
 namespace cuda {
 
-// T: of q and out. kTile: of kDecodeTiles.
-template <typename T, bool kFp8KV, int kTile>
+// T: of q and out. kTile: of kDecodeTiles. kInRows: keys and values are in rows, not in pages, and
+// their heads as wide as the tile's.
+template <typename T, bool kFp8KV, int kTile, bool kInRows>
 struct DecodeShape {
   using Q = T;
   using Mma = std::conditional_t<kFp8KV, __half, T>;  // that are multiplied
@@ -29,6 +30,7 @@ struct DecodeShape {
   static constexpr int kKeys = kBlock.keys(), kTileBytes = kBlock.tile_bytes();
   static constexpr int kWarps = kBlock.warps(), kThreads = 32 * kWarps;
   static constexpr int kOutPitch = kBlock.out_pitch();
+  using Copies = std::conditional_t<kInRows, RowTileCopies<DecodeShape>, TileCopies<DecodeShape>>;
 };
 
 // How the work is divided.

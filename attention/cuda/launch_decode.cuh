@@ -44,11 +44,24 @@ Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& conf
                                         launch.stream);
 }
 
+// Whether a kernel of its own serves keys in rows: of 16 bits, where a warp copies whole rows.
+constexpr bool has_row_copies(int tile, bool fp8) {
+  const int vectors = kDecodeTiles[tile].head_dim / 8;
+  return !fp8 && (32 % vectors == 0 || vectors % 32 == 0);
+}
+
 template <typename T, bool kFp8, int kTile = 0>
 Status launch_decode(const AttentionArgs& args, const AttentionConfig& config,
                      const AttentionDevice& device, float* partial, void* stream) {
   if (find_decode_tile(args, config.rows) == kTile) {
-    return launch_decode_tile<DecodeShape<T, kFp8, kTile>>(args, config, device, partial, stream);
+    auto launch = launch_decode_tile<DecodeShape<T, kFp8, kTile, false>>;
+    if constexpr (has_row_copies(kTile, kFp8)) {
+      constexpr int kSize = kDecodeTiles[kTile].head_dim;
+      if (args.block_table == nullptr && args.head_dim == kSize && args.head_dim_v == kSize) {
+        launch = launch_decode_tile<DecodeShape<T, kFp8, kTile, true>>;
+      }
+    }
+    return launch(args, config, device, partial, stream);
   }
   if constexpr (kTile + 1 < static_cast<int>(kDecodeTileCount)) {
     return launch_decode<T, kFp8, kTile + 1>(args, config, device, partial, stream);

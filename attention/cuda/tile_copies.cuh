@@ -106,5 +106,66 @@ class TileCopies {
   int k_bytes_, v_bytes_;                    // of a row: whole vectors
 };
 
+// The same of keys and values in rows, of heads as wide as the tile: 16-bit steps of one sequence
+// are bound by what one warp does between its copies (journal).
+template <class Shape>
+class RowTileCopies {
+ public:
+  static constexpr int kVectors = Shape::kRowBytes / 16;  // of a row
+  static constexpr int kCopies = Shape::kKeys * kVectors / 32;
+  static constexpr int kRowsAtOnce = kVectors < 32 ? 32 / kVectors : 1;
+  static constexpr int kCopiesOfRow = kVectors < 32 ? 1 : kVectors / 32;
+
+  __device__ RowTileCopies(const AttentionArgs& args, const Sequence& s, int head, KeyRange keys,
+                           const PageSize&, int)
+      : keys_(keys) {
+    k_row_ = args.k.row_stride * Shape::kBytes;
+    v_row_ = args.v.row_stride * Shape::kBytes;
+    k_ = static_cast<const char*>(args.k.data) + s.k_begin * k_row_ +
+         (s.k_batch + head * args.k.head_stride) * Shape::kBytes;
+    v_ = static_cast<const char*>(args.v.data) + s.k_begin * v_row_ +
+         (s.v_batch + head * args.v.head_stride) * Shape::kBytes;
+  }
+
+  __device__ void start(int first, uint32_t k_stage, uint32_t v_stage) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (first >= keys_.begin && first + Shape::kKeys <= keys_.end) {
+      const int64_t row = first + lane / kVectors;
+      const int byte = lane % kVectors * 16;
+      const char* k = k_ + row * k_row_ + byte;
+      const char* v = v_ + row * v_row_ + byte;
+      const uint32_t to = static_cast<uint32_t>(lane / kVectors * Shape::kPitch + byte);
+#pragma unroll
+      for (int i = 0; i < kCopies / kCopiesOfRow; ++i) {
+#pragma unroll
+        for (int j = 0; j < kCopiesOfRow; ++j) {
+          const uint32_t at = to + i * kRowsAtOnce * Shape::kPitch + j * 512;
+          copy_vector(k_stage + at, k + j * 512, 16);
+          copy_vector(v_stage + at, v + j * 512, 16);
+        }
+        k += kRowsAtOnce * k_row_;
+        v += kRowsAtOnce * v_row_;
+      }
+      return;
+    }
+    // Keys that nobody sees are zeros: nothing of them is read.
+#pragma unroll 1
+    for (int i = 0; i < kCopies; ++i) {
+      const int vector = i * 32 + lane;
+      const int row = vector / kVectors, byte = vector % kVectors * 16;
+      const int64_t key = first + row;
+      const bool there = key >= keys_.begin && key < keys_.end;
+      const uint32_t to = static_cast<uint32_t>(row * Shape::kPitch + byte);
+      copy_vector(k_stage + to, there ? k_ + key * k_row_ + byte : k_, there ? 16 : 0);
+      copy_vector(v_stage + to, there ? v_ + key * v_row_ + byte : v_, there ? 16 : 0);
+    }
+  }
+
+ private:
+  KeyRange keys_;
+  const char *k_, *v_;
+  int64_t k_row_, v_row_;  // bytes
+};
+
 }  // namespace cuda
 }  // namespace rocm_kernels

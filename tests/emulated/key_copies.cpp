@@ -152,18 +152,24 @@ struct TestTile {
   static constexpr int kPitch = row_pitch(kRowBytes);
 };
 
-// Wrong bytes.
-template <class Shape>
+// Wrong bytes. `page_size`: 0 where keys are in rows.
+template <class Shape, class Copies = TileCopies<Shape>>
 static int wrong_in_tiles(int page_size, int most) {
-  const int size = Shape::kBlock.head_dim - 16 * below(2);
-  const Cache cache(page_size, random_keys(most), size, below(2) == 0 ? size : size - 16,
-                    Shape::kBytes);
+  const bool whole = std::is_same<Copies, RowTileCopies<Shape>>::value || below(2) == 0;
+  const int size = Shape::kBlock.head_dim - (whole ? 0 : 16);
+  const int size_v = whole || below(2) == 0 ? size : size - 16;
+  Cache cache(page_size == 0 ? most : page_size, random_keys(most), size, size_v, Shape::kBytes);
+  if (page_size == 0) {
+    cache.args.block_table = cache.s.pages = nullptr;
+    cache.s.k_batch = cache.table[0] * cache.args.k.batch_stride;
+    cache.s.v_batch = cache.table[0] * cache.args.v.batch_stride;
+  }
   const PageSize pages = PageSize::of(cache.args);
   const int warp = below(Shape::kWarps), v_stage = 1 << 18;
   std::atomic<int> wrong{0};
   as_warp(warp, [&] {
     int tile = cache.keys.begin / Shape::kKeys + warp;
-    TileCopies<Shape> copies(cache.args, cache.s, cache.head, cache.keys, pages, tile);
+    Copies copies(cache.args, cache.s, cache.head, cache.keys, pages, tile);
     for (; tile * Shape::kKeys < cache.keys.end; tile += Shape::kWarps) {
       copies.start(tile * Shape::kKeys, 0, v_stage);
       this_warp.arrive_and_wait();
@@ -294,6 +300,13 @@ int main() {
     add(wrong_in_stages<TestStage<2, false>>(page_size, 1700));
     add(wrong_in_stages<TestStage<4, false>>(page_size, 1300));
     add(wrong_in_widened<TestStage<2, true>>(page_size, 1700));
+  }
+  for (int i = 0; i < 4; ++i) {
+    using Tile = TestTile<5, false>;
+    add(wrong_in_tiles<Tile>(0, 700));
+    add(wrong_in_tiles<Tile, RowTileCopies<Tile>>(0, 700));
+    add(wrong_in_tiles<TestTile<5, true>>(0, 700));
+    add(wrong_in_tiles<TestTile<12, false>, RowTileCopies<TestTile<12, false>>>(0, 300));
   }
   std::printf("tiles %d, wrong %d\n", tiles, wrong + foreign_reads);
 }
