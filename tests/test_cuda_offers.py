@@ -59,6 +59,52 @@ def test_few_kv_heads_take_clusters(played):
     ]  # fmt: skip
 
 
+def test_blocks_have_multiprocessors_of_their_own_where_there_are_as_many(played):
+    """Not one of two blocks while another has none; more blocks, and fewer than half, as they come.
+    Clusters of four and more would not find room."""
+    room = [line.removeprefix("room ") for line in played if line.startswith("room ")]
+    assert room == [
+        "64 of 1: 1", "128 of 2: 0", "128 of 1: 0", "256 of 4: 1", "128 of 4: 1", "72 of 1: 0",
+        "136 of 1: 1",
+    ]  # fmt: skip
+
+
+def chosen_configs(tmp_path, cells):
+    """For (sequences, keys, bytes of an element, rows of a page)."""
+    program, source = tmp_path / "choices", ROOT / "tests/launches/decode_choices.cpp"
+    subprocess.run(["g++", "-std=c++17", f"-I{ROOT}", source, "-o", program], check=True)
+    asked = "".join(" ".join(map(str, cell)) + "\n" for cell in cells)
+    done = subprocess.run([program], input=asked, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_decode_steps_take_configs_that_were_measured_to_be_quick(tmp_path):
+    """By the times of all configs, contiguous and in pages of 16."""
+    found = json.loads((ROOT / "benchmarks/results/h200_attention_configs.json").read_text())
+    times = {
+        (cell["sequences"], cell["keys"], cell["bytes"], page): {
+            config: us["pages" if page else "contiguous"] for config, us in cell["us"].items()
+        }
+        for cell in found["cells"]
+        for page in (0, 16)
+    }
+    lost = {
+        cell: times[cell][config] / min(times[cell].values()) - 1
+        for cell, config in zip(times, chosen_configs(tmp_path, times), strict=True)
+    }
+    assert len(lost) > 40
+    assert all(share < 0.07 for share in lost.values()), lost
+    assert sum(lost.values()) < 0.01 * len(lost), lost
+
+
+def test_pages_that_no_run_of_keys_fills_take_prefill(tmp_path):
+    """Measured with 8 sequences of 8,192 keys in pages of 1, 8 and 24: 73 to 80 us, decode 75 to
+    145 (attention_journal.md)."""
+    cells = [(8, 8192, size, page) for size in (1, 2) for page in (1, 8, 24)]
+    configs = chosen_configs(tmp_path, cells)
+    assert all(config.startswith("prefill ") for config in configs), configs
+
+
 @pytest.mark.parametrize(
     "limit, kind, times",
     [

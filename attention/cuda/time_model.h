@@ -101,7 +101,9 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   constexpr float kClusterUs = 0.05f;  // each doubling of the blocks that meet
   constexpr float kLargeClusterUs = 1.5f;
   constexpr float kWaveUs = 4.3f;  // further blocks of a multiprocessor
-  constexpr float kBlockBytesPerUs = 60e3f, kFp8BlockBytesPerUs = 40e3f;  // one block alone
+  // One block alone: its keys in rows, in pages of whole runs of 16 keys, in others (TileCopies).
+  constexpr float kBlockBytesPerUs[] = {60e3f, 48e3f, 7.5e3f};
+  constexpr float kFp8BlockBytesPerUs[] = {40e3f, 38e3f, 7.5e3f};
   constexpr float kSmBytesPerUs = 58.5e3f;  // two blocks of a multiprocessor
   // What more rows cost: of a block's own rate, and of memory's when all blocks read.
   constexpr float kOfBlock[] = {1, 0.7f, 0.3f}, kOfMemory[] = {1, 0.85f, 0.42f};
@@ -122,8 +124,9 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   const float tile = static_cast<float>(2 * block.row_bytes() * block.keys() * block.warps());
   const float of_item = 2.0f * static_cast<float>(keys) * block.row_bytes();
   const float of_block = std::ceil(of_item / static_cast<float>(c.cluster * c.outer) / tile) * tile;
+  const int layout = args.block_table == nullptr ? 0 : args.page_size % 16 == 0 ? 1 : 2;
   const float alone =
-      (block.bytes == 1 ? kFp8BlockBytesPerUs : kBlockBytesPerUs) * kOfBlock[by_rows];
+      (block.bytes == 1 ? kFp8BlockBytesPerUs : kBlockBytesPerUs)[layout] * kOfBlock[by_rows];
   const float shared = static_cast<float>(row_blocks(args, c));  // rows that L2 serves again
   const auto wave_us = [&](float at_once) {
     return std::max(of_block / alone, of_block * at_once / shared / per_us);

@@ -250,6 +250,29 @@ static void tell_few_heads() {
   }
 }
 
+// Decode blocks of 132 multiprocessors: how many, of which clusters, have room for a second beside
+// them.
+static void tell_room() {
+  cuda::AttentionDevice device;
+  device.sm_count = 132;
+  device.compute_capability = 90;
+  device.shared_bytes_per_block = 227 << 10;
+  for (const auto& [batch, cluster, outer] :
+       {std::tuple(8, 1, 1), {8, 2, 1}, {8, 1, 2}, {8, 4, 1}, {4, 4, 1}, {9, 1, 1}, {17, 1, 1}}) {
+    AttentionArgs args;
+    args.batch = batch, args.max_seqlen_q = args.total_q = 1;
+    args.heads = 32, args.kv_heads = 8;
+    args.head_dim = args.head_dim_v = 128;
+    args.max_seqlen_k = 8192, args.kv_dtype = kBf16;
+    cuda::AttentionConfig c;
+    c.design = cuda::AttentionConfig::Design::kDecode;
+    c.cluster = cluster, c.outer = outer;
+    const int64_t bytes = cuda::decode_shared_bytes(args, c, device) + kReserved;
+    std::printf("room %d of %d: %d\n", static_cast<int>(cuda::decode_blocks(args, c)), cluster,
+                2 * bytes <= 228 << 10);
+  }
+}
+
 int main() {
   for (const Gpu& gpu : kGpus) {
     designs.clear();
@@ -262,5 +285,6 @@ int main() {
   }
   tell_boxes();
   tell_few_heads();
+  tell_room();
   std::printf("offers %d, misfits %d\n", offers, misfits);
 }
