@@ -1,6 +1,7 @@
 """Parts of the kernels on the host: the warps that widen weights for wgmma
 (blocks/product/cuda/widen.cuh), the scales of blocks (block_scales.cuh beside it), the orders of
-experts' tiles (moe/gpu/order.h), outputs that go to other ranks (skinny_gemm/cuda/sent_outputs.cuh).
+experts' tiles (moe/gpu/order.h), attention's copies from pages (attention/cuda/pages.cuh), outputs
+that go to other ranks (skinny_gemm/cuda/sent_outputs.cuh).
 
 A thread stands for each of the block's, and barriers have mbarrier's phases (tests/emulated): every
 code of FP8 and MXFP4, scales at odd places, stages that come round in any order. On a GPU
