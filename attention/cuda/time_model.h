@@ -124,7 +124,8 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   const float tile = static_cast<float>(2 * block.row_bytes() * block.keys() * block.warps());
   const float of_item = 2.0f * static_cast<float>(keys) * block.row_bytes();
   const float of_block = std::ceil(of_item / static_cast<float>(c.cluster * c.outer) / tile) * tile;
-  const int layout = args.block_table == nullptr ? 0 : args.page_size % 16 == 0 ? 1 : 2;
+  const int64_t page_size = args.block_table == nullptr ? 0 : args.page_size;
+  const int layout = page_size == 0 ? 0 : page_size % 16 == 0 ? 1 : 2;
   const float alone =
       (block.bytes == 1 ? kFp8BlockBytesPerUs : kBlockBytesPerUs)[layout] * kOfBlock[by_rows];
   const float shared = static_cast<float>(row_blocks(args, c));  // rows that L2 serves again
