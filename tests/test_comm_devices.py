@@ -80,6 +80,11 @@ def test_sums_of_what_kernels_before_them_sent(program, ranks, seed):
     assert run(program, seed, ranks, 4, BFLOAT16, len(sizes), *sizes) == "wrong 0\n"
 
 
+def test_a_rank_that_does_not_come_to_what_was_sent(program):
+    """The kernel behind a product ends, tells which, and stores nothing; so does the next."""
+    assert run(program, 0, 2, 5, BFLOAT16, 1, 512) == "failed 2, reported 2, written 0\n"
+
+
 def test_more_than_the_memory_holds(program):
     said = run(program, 0, 2, 0, FLOAT, 1, 300000)
     assert said.startswith("the tensor has more bytes than the Communicator was made for")

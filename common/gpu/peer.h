@@ -49,6 +49,29 @@ ROCM_KERNELS_DEVICE void store_to_host(uint64_t* address, uint64_t value) {
 #endif
 }
 
+// A number that others may be storing.
+ROCM_KERNELS_DEVICE uint64_t load_number(const uint64_t* address) {
+  uint64_t value;
+#if defined(__CUDACC__)
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+#else
+  value = __hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+#endif
+  return value;
+}
+
+// Puts a number there in place of 0; false: another was quicker.
+ROCM_KERNELS_DEVICE bool claim_number(uint64_t* address, uint64_t value) {
+#if defined(__CUDACC__)
+  auto* const words = reinterpret_cast<unsigned long long*>(address);
+  return atomicCAS_system(words, 0ull, static_cast<unsigned long long>(value)) == 0;
+#else
+  uint64_t expected = 0;
+  return __hip_atomic_compare_exchange_strong(address, &expected, value, __ATOMIC_RELAXED,
+                                              __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+#endif
+}
+
 // A clock of constant rate.
 constexpr double kTicksPerSecond = kNvidia ? 1e9 : 1e8;
 ROCM_KERNELS_DEVICE uint64_t ticks() {

@@ -53,7 +53,7 @@ struct Mailboxes {
   // Once the previous exchange is done.
   ROCM_KERNELS_DEVICE explicit Mailboxes(const Group& g) : group(g) {
     epoch = load_older(&group.own->epochs[blockIdx.x]);
-    failed = load_older(&group.own->failed) != 0;
+    failed = load_number(&group.own->failed) != 0;
     const int64_t half = kPeerHeaderBytes + static_cast<int64_t>(epoch & 1) * group.half_bytes;
 #pragma unroll
     for (int r = 0; r < kRanks; ++r) {
@@ -101,8 +101,9 @@ struct Mailboxes {
         for (int r = 0; r < kRanks; ++r) {
           if (is_other(r) && !has_come(v[r])) missing = 1 + static_cast<uint64_t>(r);
         }
-        group.own->failed = missing;
-        store_to_host(reinterpret_cast<uint64_t*>(group.own->report), missing);
+        if (claim_number(&group.own->failed, missing)) {
+          store_to_host(reinterpret_cast<uint64_t*>(group.own->report), missing);
+        }
         return false;
       }
     }
