@@ -202,7 +202,7 @@ class CheckedOp:
     """An op of the binding; each call is `checked` with the tensors that its schema names."""
 
     def __init__(self, op: torch._ops.OpOverload) -> None:
-        self.op, self.default = op, self
+        self.op, self.default, self._schema = op, self, op._schema
         aliases = [argument.alias_info for argument in op._schema.arguments]
         self.writes = any(alias is not None and alias.is_write for alias in aliases)
 
