@@ -471,10 +471,12 @@ def compiled(here: Here, ranks: int) -> None:
     def step(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = communicator.all_reduce(x * 2)
         z = communicator.all_reduce(y + x, out=torch.empty_like(x))
-        return z, *communicator.all_reduce_rmsnorm_fp8(z, weight, residual=y.clone())
+        products = communicator.linear_all_reduce(z, w, scale, bias=weight[:40])
+        return z, products, *communicator.all_reduce_rmsnorm_fp8(z, weight, residual=y.clone())
 
     torch.manual_seed(here.rank)
     x, weight = torch.randn(3, 256).to(here.device), torch.ones(256, device=here.device)
+    w, scale = here.package.quantize_fp8(torch.randn(40, 256).to(here.device))
     wanted = step(x, weight)
     got = torch.compile(step, backend="aot_eager", fullgraph=True)(x, weight)
     for a, b in zip(got, wanted, strict=True):
