@@ -1,6 +1,7 @@
-// What lies between two attentions of a decoder, for one token, as one kernel: what nine launches
-// do.
+// A decoder layer for one token, from its attention to the next one's qkv, as one kernel: what
+// eleven launches do.
 //
+//   attended = softmax(rotated q . keys) . values             with an attention; else given
 //   x        = fp8(attended) . w_o^T                          where there is a w_o, else x is given
 //   h        = x + residual
 //   out      = h + fp8(silu(g[:I]) * g[I:]) . w_down^T        g = fp8(norm(h)) . w_gate_up^T, [2 I]
@@ -24,6 +25,21 @@ struct DecodeWeight {
   ScaleView scale;
 };
 
+// Where the kernel begins with the attention of the token: heads of 128, halves that turn together
+// (NeoX), a cache in dtype.
+struct DecodeAttention {
+  const void* qkv = nullptr;  // [heads + 2 kv_heads, 128], dtype; nullptr: `attended` is given
+  void* k_cache = nullptr;    // [rows, kv_heads, 128], dtype; the new row is written
+  void* v_cache = nullptr;
+  int64_t row_stride = 0;  // elements, even; of both
+  int64_t head_stride = 0;
+  const void* cos = nullptr;  // [128], dtype; the second half as the first
+  const void* sin = nullptr;
+  const int32_t* position = nullptr;  // [1]: rows that the cache has; the new one's place
+  int32_t heads = 0, kv_heads = 0;
+  float scale = 0.0f;
+};
+
 // All of K are multiples of 128, from 1024 on.
 struct DecodeLayerArgs {
   int64_t hidden = 0;            // H, up to 8192
@@ -31,6 +47,7 @@ struct DecodeLayerArgs {
   int64_t attended_columns = 0;  // A, up to 8192
   int64_t qkv_columns = 0;       // Q, a multiple of 16
 
+  DecodeAttention attention;
   const void* attended = nullptr;          // [A], dtype
   DecodeWeight o;                          // [H, A] or none
   const void* x = nullptr;                 // [H], dtype; where there is no o

@@ -15,6 +15,7 @@ import simulator
 
 STATE_BYTES = 2048
 POINTERS = [
+    "attention_qkv", "k_cache", "v_cache", "cos", "sin", "position",
     "attended", "o", "scale_o", "x", "residual", "norm", "gate_up", "scale_gate_up", "down",
     "scale_down", "out", "next_norm", "qkv_weight", "scale_qkv", "qkv", "workspace", "state",
 ]  # fmt: skip
@@ -23,10 +24,12 @@ POINTERS = [
 class Call(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("hidden", "intermediate", "attended_columns",
-                                              "qkv_columns")),
+                                              "qkv_columns", "row_stride", "head_stride")),
         *((name, ctypes.c_void_p) for name in POINTERS),
         ("eps", ctypes.c_float), ("weight_offset", ctypes.c_float),
-        ("scales_of_rows", ctypes.c_int32), ("is_bfloat16", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("scales_of_rows", "is_bfloat16", "heads",
+                                              "kv_heads")),
     ]  # fmt: skip
 
 
@@ -60,8 +63,20 @@ class Weight:
 
 
 @dataclass
+class Attention:
+    """Of one token: caches ``[rows, KV heads, 128]``, cosines and sines of its place."""
+
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    position: torch.Tensor
+    heads: int
+
+
+@dataclass
 class Layer:
-    """What lies between two attentions; without o and qkv, its MLP."""
+    """A layer from its attention to the next one's qkv; without o and qkv, its MLP."""
 
     norm: torch.Tensor
     gate_up: Weight
@@ -69,6 +84,7 @@ class Layer:
     o: Weight | None = None
     next_norm: torch.Tensor | None = None
     qkv: Weight | None = None
+    attention: Attention | None = None
     eps: float = 1e-5
     weight_offset: float = 0.0
 
@@ -80,8 +96,9 @@ class Layer:
         self, x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, state: torch.Tensor,
         qkv: torch.Tensor | None = None, seed: int | None = None,
     ) -> None:  # fmt: skip
-        """x: what the attention gave, where there is an o. Raises RuntimeError with what the
-        launcher says. What nobody wrote of workspace and out may not be read."""
+        """x: the attention's qkv; without one, what it gave, where there is an o. Raises
+        RuntimeError with what the launcher says. What nobody wrote of workspace and out may not be
+        read."""
         call = Call(self.down.w.shape[0], self.down.w.shape[1], eps=self.eps,
                     weight_offset=self.weight_offset,
                     scales_of_rows=self.down.scale.numel() > 1,
@@ -101,7 +118,16 @@ class Layer:
         put("out", out)
         put("norm", self.norm)
         put("state", state)
-        put("x" if self.o is None else "attended", x)
+        if self.attention is not None:
+            a = self.attention
+            call.heads, call.kv_heads = a.heads, a.k_cache.shape[1]
+            call.row_stride, call.head_stride = a.k_cache.stride()[:2]
+            call.scale = 128**-0.5
+            for name in ("k_cache", "v_cache", "cos", "sin", "position"):
+                put(name, getattr(a, name))
+            put("attention_qkv", x)
+        else:
+            put("x" if self.o is None else "attended", x)
         put_weight("gate_up", "scale_gate_up", self.gate_up)
         put_weight("down", "scale_down", self.down)
         if self.o is not None:

@@ -3,10 +3,10 @@ stands for, whatever the order in which its workgroups run, launch after launch.
 
 import pytest
 import torch
-from compare import Guarded, bits
+from compare import Guarded, assert_close, bits
 
 simulated = pytest.importorskip("simulated")
-from simulated_layer import random_layer  # noqa: E402
+from simulated_layer import Attention, random_layer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("on_the_simulator")
 
@@ -59,6 +59,40 @@ def test_bits_of_the_ops(hidden, intermediate, dtype, options):
     assert torch.equal(bits(out.view[0]), bits(expected[0]))
     if layer.qkv is not None:
         assert torch.equal(bits(qkv.view[0]), bits(expected[1]))
+
+
+@pytest.mark.parametrize("heads, kv_heads, position, dtype", [
+    (8, 2, 0, torch.bfloat16), (16, 2, 3, torch.float16), (8, 8, 700, torch.bfloat16),
+])  # fmt: skip
+def test_attention_of_the_token(heads, kv_heads, position, dtype):
+    """No key but its own, fewer keys than waves, many; groups of 1, 4 and 8 heads. As the ops up to
+    their roundings."""
+    kernels = simulated.functional()
+    layer = random_layer(1024, 1024, dtype, attended=128 * heads, qkv=1024)
+    caches = torch.randn(2, position + 3, kv_heads, 128).to(dtype)
+    caches[:, position:] = float("nan")
+    angles = torch.randn(64).repeat(2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    place = torch.tensor([position], dtype=torch.int32)
+    layer.attention = Attention(*caches.clone(), cos, sin, place, heads)
+    x, residual = torch.randn((heads + 2 * kv_heads) * 128).to(dtype), torch.randn(1024).to(dtype)
+    out, qkv = torch.empty(2, 1024).to(dtype)
+    layer.launch(x, residual, out, layer.state(), qkv)
+
+    q, k, v = x.view(1, 1, -1, 128).split((heads, kv_heads, kv_heads), 2)
+    k_cache, v_cache = caches.clone()[:, None]
+    q = kernels.rope_and_cache(
+        q, k, v, cos[None], sin[None], k_cache=k_cache, v_cache=v_cache, cache_positions=place
+    )
+    attended = kernels.flash_attn_func(q, k_cache[:, : position + 1], v_cache[:, : position + 1])
+    for ours, its in ((layer.attention.k_cache, k_cache[0]), (layer.attention.v_cache, v_cache[0])):
+        assert_close(ours[position], its[position])
+        others = torch.arange(len(its)) != position
+        assert torch.equal(bits(ours[others]), bits(its[others]))
+    layer.attention = None
+    expected = one_by_one(layer, attended.reshape(-1), residual)
+    torch.testing.assert_close(out, expected[0], rtol=3e-2, atol=6e-2)
+    torch.testing.assert_close(qkv, expected[1], rtol=3e-2, atol=1e-1)
 
 
 @pytest.mark.parametrize("hidden, intermediate", [(5120, 1024), (1024, 16512)])

@@ -1,4 +1,5 @@
-// decode_layer for CDNA3 and CDNA4: a workgroup a compute unit, from one attention to the next.
+// decode_layer for CDNA3 and CDNA4: a workgroup a compute unit, from the attention (attend.h) to
+// the next one's qkv.
 //
 // All bytes that matter are the weights'. So eight waves of a workgroup do nothing but stream them,
 // tile after tile; while the grid meets between two products, the first weights of the second are
@@ -9,7 +10,7 @@
 // meeting of the grid.
 //
 // clang-format off
-//   streamers   ask for the first K blocks, | between (asks_before_barriers)
+//   streamers   ask for the first K blocks, | between (kAsksBeforeBarriers)
 //               multiply the row by the tiles, each wave its part of K, asking ahead; sums to LDS | next tile ...
 //   helpers     || (not before the first product) | the row: loads, norm or activation, codes to LDS |
 //               | add the waves' sums; scales; activation or residual; to memory | ...
@@ -75,6 +76,18 @@ Status check(const DecodeLayerArgs& args, const Target& target) {
   if (args.o.w != nullptr && !is_k(args.attended_columns, 8192)) {
     return "attended must have a multiple of 128 columns, from 1024 to 8192";
   }
+  const DecodeAttention& attention = args.attention;
+  if (attention.qkv != nullptr) {
+    const int64_t heads = attention.heads, kv_heads = attention.kv_heads;
+    if (kv_heads < 1 || heads % kv_heads != 0 || heads / kv_heads > kMostGroup ||
+        heads > target.compute_units || args.o.w == nullptr ||
+        args.attended_columns != heads * kHeadDim) {
+      return "an attention must have heads of 128, up to 8 a KV head, and an o that takes them";
+    }
+    if (attention.row_stride % 2 != 0 || attention.head_stride % 2 != 0) {
+      return "strides of the cache must be even";
+    }
+  }
   if (args.w_qkv.w != nullptr && (args.qkv_columns < 1 || args.qkv_columns % kMmaRows != 0)) {
     return "w_qkv must have a multiple of 16 rows";
   }
@@ -115,12 +128,42 @@ Product<T> make_product(const DecodeWeight& weight, int64_t n, int64_t k, Row ro
   return p;
 }
 
-// Workspace: y, the greatest of each workgroup's part of it, x.
+// Workspace: y, the greatest of each workgroup's part of it, x, attended, partials of the
+// attention.
 int64_t x_offset(const DecodeLayerArgs& args) { return 4 * (args.intermediate + kMostWorkgroups); }
+int64_t attended_offset(const DecodeLayerArgs& args) { return x_offset(args) + 2 * args.hidden; }
+int64_t partials_offset(const DecodeLayerArgs& args) {
+  return attended_offset(args) + 2 * kHeadDim * args.attention.heads;
+}
+int64_t partials_bytes(const DecodeLayerArgs& args) {
+  const DecodeAttention& a = args.attention;
+  if (a.qkv == nullptr) return 0;
+  return int64_t{4} * kPartialFloats * a.heads * kHelpers * (kMostWorkgroups / a.kv_heads);
+}
 
 template <typename T>
-LayerProblem<T> make_layer_problem(const DecodeLayerArgs& args) {
+LayerProblem<T> make_layer_problem(const DecodeLayerArgs& args, const Target& target) {
   LayerProblem<T> p{};
+  char* const workspace = static_cast<char*>(args.workspace);
+  const T* attended = static_cast<const T*>(args.attended);
+  if (const DecodeAttention& a = args.attention; a.qkv != nullptr) {
+    Attention<T>& attention = p.attention;
+    attention.qkv = static_cast<const T*>(a.qkv);
+    attention.k_cache = static_cast<T*>(a.k_cache);
+    attention.v_cache = static_cast<T*>(a.v_cache);
+    attention.row_stride = a.row_stride;
+    attention.head_stride = a.head_stride;
+    attention.cos = static_cast<const T*>(a.cos);
+    attention.sin = static_cast<const T*>(a.sin);
+    attention.position = a.position;
+    attention.heads = a.heads;
+    attention.kv_heads = a.kv_heads;
+    attention.splits = target.compute_units / a.kv_heads;
+    attention.scale_log2 = a.scale * 1.44269504f;
+    attention.partials = reinterpret_cast<float*>(workspace + partials_offset(args));
+    attention.attended = reinterpret_cast<T*>(workspace + attended_offset(args));
+    attended = attention.attended;
+  }
   RmsnormFp8Args norm;
   norm.rows = 1;
   norm.hidden = args.hidden;
@@ -143,10 +186,10 @@ LayerProblem<T> make_layer_problem(const DecodeLayerArgs& args) {
     p.products[p.count++] = product;
   };
   if (args.o.w != nullptr) {
-    T* const x = reinterpret_cast<T*>(static_cast<char*>(args.workspace) + x_offset(args));
+    T* const x = reinterpret_cast<T*>(workspace + x_offset(args));
     Product<T> o =
         make_product<T>(args.o, args.hidden, args.attended_columns, Row::kQuantized, End::kStored);
-    o.x = static_cast<const T*>(args.attended);
+    o.x = attended;
     o.out = x;
     p.x = x;
     add(o);
@@ -175,7 +218,7 @@ LayerProblem<T> make_layer_problem(const DecodeLayerArgs& args) {
 template <typename T, int kVectors>
 Status launch_with(const DecodeLayerArgs& args, const Target& target, const Context& context) {
   const auto kernel = decode_layer_kernel<T, kVectors>;
-  LayerProblem<T> p = make_layer_problem<T>(args);
+  LayerProblem<T> p = make_layer_problem<T>(args, target);
   void* pointers[] = {&p};
   // Refused where not all workgroups would run at once: they wait for each other.
   const hipError_t error = hipLaunchCooperativeKernel(
@@ -195,7 +238,7 @@ Status launch_with(const DecodeLayerArgs& args, const Target& target, const Cont
 namespace rocm_kernels {
 
 int64_t decode_layer_workspace_bytes(const DecodeLayerArgs& args) {
-  return cdna::decode::x_offset(args) + args.hidden * size_of(args.dtype);
+  return cdna::decode::partials_offset(args) + cdna::decode::partials_bytes(args);
 }
 
 Status launch_decode_layer(const DecodeLayerArgs& args, const Context& context) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../blocks/rows/gpu/activation.h"
-#include "problem.h"
+#include "attend.h"
 
 namespace rocm_kernels::cdna::decode {
 
@@ -129,16 +129,6 @@ ROCM_KERNELS_DEVICE float quantize_y(const LayerProblem<T>& p, int thread, int l
   }
 }
 
-// What is published is complete in memory, past this die's L2, once the wave has waited for it.
-ROCM_KERNELS_DEVICE void publish(float* to, float value) {
-  __hip_atomic_store(to, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
-template <typename T>
-ROCM_KERNELS_DEVICE void publish(T* to, T value) {
-  __hip_atomic_store(reinterpret_cast<uint16_t*>(to), __builtin_bit_cast(uint16_t, value),
-                     __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
-
 // What the sum of a tile's row becomes, `value` rounded: by the first 16 lanes of a wave.
 template <typename T>
 ROCM_KERNELS_DEVICE void end_row(const LayerProblem<T>& p, const Product<T>& product, int row,
@@ -161,23 +151,33 @@ ROCM_KERNELS_DEVICE void help(const LayerProblem<T>& p, int wave, int lane, uint
                               const float* sums_lds, Meeting& meeting) {
   const int thread = static_cast<int>(threadIdx.x);
   GridBarrier grid(p.grid);
+  const auto meet = [&] {
+    if (wave == 0) {
+      grid.arrive(lane);
+      grid.wait(lane);
+    }
+    workgroup_barrier();
+  };
+  const bool attends = p.attention.qkv != nullptr;
+  if (attends) {
+    attend(p.attention, wave, lane, [] { workgroup_barrier(); });
+    await_published();  // by all helpers: the first one arrives for them
+    workgroup_barrier();
+    meet();
+    if (wave == 0) add_units(p.attention, lane);
+  }
   int parity = 0;
 #pragma unroll 1
   for (int number = 0; number < p.count; ++number) {
     const Product<T>& product = p.products[number];
-    if (number > 0) {
-      if (wave == 0) {
-        grid.arrive(lane);
-        grid.wait(lane);
-      }
-      workgroup_barrier();
-    }
+    const bool first = number == 0 && !attends;
+    if (!first) meet();
     float scale_row;
     if (product.row == Row::kActivated) {
       scale_row = quantize_y(p, thread, lane, codes);
       workgroup_barrier();
     } else {
-      make_row<T, kVectors>(p, product, number == 0, codes, meeting);
+      make_row<T, kVectors>(p, product, first, codes, meeting);
       workgroup_barrier();
       scale_row = meeting.scale;
     }

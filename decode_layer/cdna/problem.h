@@ -39,8 +39,28 @@ struct Product {
   T* out;           // of kStored and kAdded
 };
 
+constexpr int kHeadDim = 128;
+constexpr int kMostGroup = 8;                 // query heads of a KV head
+constexpr int kPartialFloats = kHeadDim + 4;  // of a unit: values, greatest score, sum of weights
+
+// The attention before the first product; see attend.h.
+template <typename T>
+struct Attention {
+  const T* qkv;  // [heads + 2 kv_heads, 128]; nullptr: there is none
+  T *k_cache, *v_cache;
+  int64_t row_stride, head_stride;  // elements
+  const T *cos, *sin;               // [128]
+  const int32_t* position;          // [1]: rows that the cache has
+  int32_t heads, kv_heads;
+  int32_t splits;    // workgroups that a KV head may have
+  float scale_log2;  // of scores, for powers of two
+  float* partials;   // [heads][units][kPartialFloats]
+  T* attended;       // [heads, 128]
+};
+
 template <typename T>
 struct LayerProblem {
+  Attention<T> attention;
   RmsnormParams<T> norm;  // what both have in common, and how codes are made
   Product<T> products[kMostProducts];
   int32_t count;

@@ -88,10 +88,13 @@ ROCM_KERNELS_DEVICE constexpr int barriers_before(Row row) {
   return row == Row::kNorm ? 4 : row == Row::kQuantized ? 3 : 2;
 }
 
-// To the helpers' barriers before a product, `count` of them, the streamers come between their
-// first asks: a wave that asks waits until the memory of its compute unit takes it. Before the
-// first product they come first, for x must not be behind so many weights; later they ask first.
-constexpr int asks_before_barriers(bool first) { return first ? 0 : 5; }
+// To the helpers' barriers before a product the streamers come between their first asks: a wave
+// that asks waits until the memory of its compute unit takes it. Before the first product the
+// helpers have asked for theirs first, which must not be behind so many weights.
+constexpr int kAsksBeforeBarriers = 5;
+// Of an attention before the first product: q, k and v are asked for, published, and the grid has
+// met.
+constexpr int kBarriersToAttend = 3;
 
 template <typename T>
 ROCM_KERNELS_DEVICE void stream(const LayerProblem<T>& problem, int streamer, int lane,
@@ -102,10 +105,12 @@ ROCM_KERNELS_DEVICE void stream(const LayerProblem<T>& problem, int streamer, in
     const Product<T>& p = problem.products[product];
     WeightStream ahead(p, streamer, lane);
     Words stages[kStages][2];
-    int to_come = barriers_before(p.row);
+    const bool attends = product == 0 && problem.attention.qkv != nullptr;
+    const bool first = product == 0 && !attends;
+    int to_come = barriers_before(p.row) + (attends ? kBarriersToAttend : 0);
 #pragma unroll
     for (int s = 0; s < kStages; ++s) {
-      if (s >= asks_before_barriers(product == 0) && to_come > 0) {
+      if ((first || s >= kAsksBeforeBarriers || (s == 0 && attends)) && to_come > 0) {
         workgroup_barrier();
         --to_come;
       }

@@ -8,6 +8,11 @@ namespace {
 
 struct Call {
   int64_t hidden, intermediate, attended_columns, qkv_columns;
+  int64_t row_stride, head_stride;
+  const void* attention_qkv;
+  void *k_cache, *v_cache;
+  const void *cos, *sin;
+  const int32_t* position;
   const void *attended, *o;
   const float* scale_o;
   const void *x, *residual, *norm_weight, *gate_up;
@@ -19,7 +24,8 @@ struct Call {
   const float* scale_qkv;
   void *qkv, *workspace, *state;
   float eps, weight_offset;
-  int32_t scales_of_rows, is_bfloat16;
+  float scale;
+  int32_t scales_of_rows, is_bfloat16, heads, kv_heads;
 };
 
 DecodeLayerArgs described(const Call& call) {
@@ -29,6 +35,9 @@ DecodeLayerArgs described(const Call& call) {
   args.intermediate = call.intermediate;
   args.attended_columns = call.attended_columns;
   args.qkv_columns = call.qkv_columns;
+  args.attention = {call.attention_qkv, call.k_cache,  call.v_cache, call.row_stride,
+                    call.head_stride,   call.cos,      call.sin,     call.position,
+                    call.heads,         call.kv_heads, call.scale};
   args.attended = call.attended;
   args.o = {call.o, {call.scale_o, 1, 0, kind}};
   args.x = call.x;
