@@ -134,8 +134,8 @@ const Listed& find_unit(const Listed* list, int64_t count, int64_t unit) {
   return list[begin];
 }
 
-// work(i) for all i in [0, count), by whichever thread has time, several of [0, together) at once
-// where there are enough.
+// work(begin, end) for all of [0, count), by whichever thread has time, several up to `together` at
+// once where there are enough.
 template <class Work>
 void take_turns(const Context& context, int64_t count, int64_t grain, int64_t together,
                 const Work& work) {
@@ -145,7 +145,7 @@ void take_turns(const Context& context, int64_t count, int64_t grain, int64_t to
     int64_t step = (share_end - share_begin) / kTurns;
     step = step < 1 ? 1 : step > together ? together : step;
     for (int64_t i = next.fetch_add(step); i < count; i = next.fetch_add(step)) {
-      for (int64_t j = i; j < i + step && j < count; ++j) work(j);
+      work(i, i + step < count ? i + step : count);
     }
   });
 }
@@ -177,10 +177,10 @@ Status launch_attention(const AttentionArgs& args, const Context& context) {
   const auto attend = ROCM_KERNELS_CPU_SELECT(attend_task);
   const auto join = ROCM_KERNELS_CPU_SELECT(join_task);
   if (floats > most_state_floats(args)) {
-    take_turns(context, count * heads, 1, 1, [&](int64_t i) {
+    take_turns(context, count * heads, 1, 1, [&](int64_t i, int64_t) {
       AttentionTask task = list[i / heads].task;
       task.kv_head = i % heads;
-      attend(args, task, task.first_split(), task.first_split() + task.splits(), {});
+      attend(args, task, 1, task.first_split(), task.first_split() + task.splits(), nullptr);
     });
     return nullptr;
   }
@@ -189,20 +189,36 @@ Status launch_attention(const AttentionArgs& args, const Context& context) {
   const int64_t keys = args.max_seqlen_k < cpu::kSplitKeys ? args.max_seqlen_k : cpu::kSplitKeys;
   constexpr int64_t kElementsPerThread = 16384;
   const int64_t grain = kElementsPerThread / (keys * (args.head_dim + args.head_dim_v) + 1) + 1;
-  take_turns(context, units, grain, heads, [&](int64_t unit) {
-    const Listed& in = find_unit(list, count, unit);
-    AttentionTask task = in.task;
-    task.kv_head = (unit - in.first_unit) % heads;
-    const int64_t splits = task.splits(), first = task.first_split();
-    if (splits <= 1) return attend(args, task, first, first + splits, {});
-    const int64_t split = (unit - in.first_unit) / heads;
-    float* const memory =
-        states + in.first_float +
-        (task.kv_head * splits + split) * AttentionState::floats(task.rows, args.head_dim_v);
-    attend(args, task, first + split, first + split + 1, AttentionState::at(memory, task.rows));
+  // Heads whose rows lie side by side are read together, as many as a task has rows for.
+  const bool beside =
+      args.k.head_stride < args.k.row_stride && args.v.head_stride < args.v.row_stride;
+  take_turns(context, units, grain, heads, [&](int64_t unit, int64_t end) {
+    while (unit < end) {
+      const Listed& in = find_unit(list, count, unit);
+      AttentionTask task = in.task;
+      task.kv_head = (unit - in.first_unit) % heads;
+      const int64_t splits = task.splits(), first = task.first_split();
+      if (splits <= 1) {
+        attend(args, task, 1, first, first + splits, nullptr);
+        ++unit;
+        continue;
+      }
+      const int64_t split = (unit - in.first_unit) / heads;
+      const int64_t floats = AttentionState::floats(task.rows, args.head_dim_v);
+      AttentionState results[cpu::kMaxTaskRows];
+      int64_t taken = 0;
+      do {
+        const int64_t head = task.kv_head + taken;
+        results[taken++] = AttentionState::at(
+            states + in.first_float + (head * splits + split) * floats, task.rows);
+      } while (beside && unit + taken < end && task.kv_head + taken < heads &&
+               (taken + 1) * task.rows <= cpu::task_rows(args));
+      attend(args, task, taken, first + split, first + split + 1, results);
+      unit += taken;
+    }
   });
   if (floats == 0) return nullptr;
-  take_turns(context, count * heads, 8, 1, [&](int64_t i) {
+  take_turns(context, count * heads, 8, 1, [&](int64_t i, int64_t) {
     AttentionTask task = list[i / heads].task;
     task.kv_head = i % heads;
     const int64_t splits = task.splits();

@@ -114,104 +114,146 @@ int64_t find_block(const KeyRows<T>& k, int64_t begin, int64_t last, const T** r
   return count;
 }
 
-// The state of keys [first, last) of a split, from nothing.
+// What head h of `heads` fetches of the rows of all of them: in the order of memory, where a row's
+// heads follow each other, since reading on is what memory does best.
+template <class T>
+Ahead<T> share_of_rows(const T* const* rows, int64_t count, int64_t elements, int64_t head_stride,
+                       int64_t h, int64_t heads, const T** share) {
+  int64_t row = h * count / heads, head = h * count % heads;
+  for (int64_t j = 0; j < count; ++j) {
+    share[j] = rows[row] + head * head_stride;
+    if (++head == heads) {
+      head = 0;
+      ++row;
+    }
+  }
+  return {share, count, elements, 0, 0};
+}
+
+// The states of keys [first, last) of a split, from nothing, for the task's KV head and those that
+// follow it: `heads` of them, each with queries and a state.
 template <class K, class T>
-void attend_split(const AttentionArgs& args, const AttentionTask& task, const Sight& sight,
-                  const typename K::Multiplier::Value* q, int64_t first, int64_t last,
-                  AttentionState state) {
-  alignas(64) float scores[kMaxTaskRows * kKeyBlock];
-  const T* key_rows[kKeyBlock];
-  const T* value_rows[kKeyBlock + 1];  // and one for a pair's second
-  const KeyRows<T> k = KeyRows<T>::of(args, args.k, task), v = KeyRows<T>::of(args, args.v, task);
-  const int64_t q_stride = aligned_size(args.head_dim), stride = aligned_size(args.head_dim_v);
-  clear(state, task.rows, stride);
+void attend_split(const AttentionArgs& args, const AttentionTask& task, int64_t heads,
+                  const Sight* sights, const typename K::Multiplier::Value* q, int64_t first,
+                  int64_t last, const AttentionState* states) {
   using Multiplier = typename K::Multiplier;
   using Weight = typename K::Weight;
+  alignas(64) float scores[kMaxTaskRows * kKeyBlock];
+  const T* key_rows[2][kKeyBlock];  // of this block and the next
+  const T* value_rows[2][kKeyBlock];
+  const T* rows[kKeyBlock + 1];  // of a head, and one for a pair's second
+  const T* share[kKeyBlock];
+  const KeyRows<T> k = KeyRows<T>::of(args, args.k, task), v = KeyRows<T>::of(args, args.v, task);
+  const int64_t q_stride = aligned_size(args.head_dim), stride = aligned_size(args.head_dim_v);
   alignas(64) typename Multiplier::Value packed[kKeyBlock * aligned_size(kMaxHeadDim)];
   const typename K::Stored* packed_keys[kKeyBlock];
   const PackedValue<K>* packed_values[kKeyBlock];
   const bool many = task.rows > kFewRows;
   const int64_t size = args.head_dim, size_v = args.head_dim_v;
-  int64_t count = find_block(k, first, last, key_rows);
-  for (int64_t begin = first; begin < last;) {
-    v.find(begin, count, value_rows);
-    value_rows[count] = value_rows[count - 1];
-    const Ahead<T> values_ahead{value_rows, count, size_v};
-    if (many && !kSame<T, typename K::Stored>) {
-      pack_keys<K>(key_rows, count, size, packed, q_stride, packed_keys);
-      score<Multiplier>(q, task.rows, q_stride, packed_keys, count,
-                        rounded_up(size, Multiplier::kChunk), scores, values_ahead);
-    } else {
-      score<Multiplier>(q, task.rows, q_stride, key_rows, count, size, scores, values_ahead);
-    }
-    softmax<Weight>(sight, task, begin, count, scores, state, stride);
-    const int64_t end = begin + count, next = find_block(k, end, last, key_rows);
-    const Ahead<T> keys_ahead{key_rows, next, size};
-    const Weight* const weights = reinterpret_cast<const Weight*>(scores);
-    if (many && !kSame<T, float>) {
-      pack_values<K>(value_rows, count, size_v, reinterpret_cast<PackedValue<K>*>(packed), stride,
-                     packed_values);
-      add_values<K>(weights, task.rows, packed_values, count, rounded_up(size_v, K::kChunk),
-                    state.values, stride, keys_ahead);
-    } else {
-      add_values<K>(weights, task.rows, value_rows, count, size_v, state.values, stride,
-                    keys_ahead);
+  for (int64_t h = 0; h < heads; ++h) clear(states[h], task.rows, stride);
+  int now = 0;
+  int64_t count = find_block(k, first, last, key_rows[now]);
+  find_block(v, first, last, value_rows[now]);
+  for (int64_t begin = first; begin < last; now = 1 - now) {
+    const int64_t end = begin + count, next = find_block(k, end, last, key_rows[1 - now]);
+    find_block(v, end, last, value_rows[1 - now]);
+    for (int64_t h = 0; h < heads; ++h) {
+      const auto* const queries = q + h * task.rows * q_stride;
+      for (int64_t j = 0; j < kKeyBlock; ++j) rows[j] = key_rows[now][j] + h * args.k.head_stride;
+      Ahead<T> ahead =
+          share_of_rows(key_rows[1 - now], next, size, args.k.head_stride, h, heads, share);
+      if (many && !kSame<T, typename K::Stored>) {
+        pack_keys<K>(rows, count, size, packed, q_stride, packed_keys);
+        score<Multiplier>(queries, task.rows, q_stride, packed_keys, count,
+                          rounded_up(size, Multiplier::kChunk), scores, ahead);
+      } else {
+        score<Multiplier>(queries, task.rows, q_stride, rows, count, size, scores, ahead);
+      }
+      softmax<Weight>(sights[h], task, begin, count, scores, states[h], stride);
+      for (int64_t j = 0; j < count; ++j) rows[j] = value_rows[now][j] + h * args.v.head_stride;
+      rows[count] = rows[count - 1];
+      ahead = share_of_rows(value_rows[1 - now], next, size_v, args.v.head_stride, h, heads, share);
+      const Weight* const weights = reinterpret_cast<const Weight*>(scores);
+      float* const values = states[h].values;
+      if (many && !kSame<T, float>) {
+        pack_values<K>(rows, count, size_v, reinterpret_cast<PackedValue<K>*>(packed), stride,
+                       packed_values);
+        add_values<K>(weights, task.rows, packed_values, count, rounded_up(size_v, K::kChunk),
+                      values, stride, ahead);
+      } else {
+        add_values<K>(weights, task.rows, rows, count, size_v, values, stride, ahead);
+      }
     }
     begin = end;
     count = next;
   }
 }
 
-// Splits [first, last) of a task. Into `result`, or out where that has no memory.
+// Splits [first, last) of a task, and of those of the KV heads that follow its own. Into `results`,
+// or, of one head, out where that has no memory.
 template <class T, class Q>
-void attend(const AttentionArgs& args, const AttentionTask& task, int64_t first, int64_t last,
-            AttentionState result) {
+void attend(const AttentionArgs& args, const AttentionTask& task, int64_t heads, int64_t first,
+            int64_t last, const AttentionState* results) {
   using K = Kind<Q, T>;
   using Multiplier = typename K::Multiplier;
   alignas(64) typename Multiplier::Value q[kMaxTaskElements];
   alignas(64) float own[kMaxTaskElements + 2 * kMaxTaskRows];
   alignas(64) float next[kMaxTaskElements + 2 * kMaxTaskRows];
   const int64_t group = args.heads / args.kv_heads, stride = aligned_size(args.head_dim_v);
-  Sight sight{group,
-              task.k_count - task.q_count,
-              args.window_left,
-              args.window_right,
-              args.scale * Decode<Multiplier, T>::kGain,
-              args.softcap};
-  if (args.k_descale != nullptr) {
-    sight.factor *= args.k_descale[task.sequence * args.k_descale_batch_stride +
-                                   task.kv_head * args.k_descale_head_stride];
+  Sight sights[kMaxTaskRows];
+  for (int64_t h = 0; h < heads; ++h) {
+    AttentionTask its = task;
+    its.kv_head += h;
+    sights[h] = {group,
+                 task.k_count - task.q_count,
+                 args.window_left,
+                 args.window_right,
+                 args.scale * Decode<Multiplier, T>::kGain,
+                 args.softcap};
+    if (args.k_descale != nullptr) {
+      sights[h].factor *= args.k_descale[task.sequence * args.k_descale_batch_stride +
+                                         its.kv_head * args.k_descale_head_stride];
+    }
+    load_queries<Multiplier, typename K::Order, Q>(args, its,
+                                                   q + h * task.rows * aligned_size(args.head_dim));
   }
-  load_queries<Multiplier, typename K::Order, Q>(args, task, q);
-  const bool ends = result.values == nullptr;
-  const AttentionState state = ends ? AttentionState::at(own, task.rows) : result;
+  if (results != nullptr) {
+    attend_split<K, T>(args, task, heads, sights, q, larger(first * kSplitKeys, task.first_key),
+                       smaller(last * kSplitKeys, task.last_key), results);
+    return;
+  }
+  const AttentionState state = AttentionState::at(own, task.rows);
   if (first == last) clear(state, task.rows, stride);
   for (int64_t split = first; split < last; ++split) {
     const AttentionState into = split == first ? state : AttentionState::at(next, task.rows);
-    attend_split<K, T>(args, task, sight, q, larger(split * kSplitKeys, task.first_key),
-                       smaller((split + 1) * kSplitKeys, task.last_key), into);
+    attend_split<K, T>(args, task, 1, sights, q, larger(split * kSplitKeys, task.first_key),
+                       smaller((split + 1) * kSplitKeys, task.last_key), &into);
     if (split != first) join_states(state, into, task.rows, stride);
   }
-  if (ends) finish<K, Q>(args, task, state);
+  finish<K, Q>(args, task, state);
 }
 
 template <class Q>
-void attend_keys(const AttentionArgs& args, const AttentionTask& task, int64_t first, int64_t last,
-                 AttentionState result) {
+void attend_keys(const AttentionArgs& args, const AttentionTask& task, int64_t heads, int64_t first,
+                 int64_t last, const AttentionState* results) {
   if (args.kv_dtype == DType::kFloat8E4M3FN) {
-    return attend<Fp8<false>, Q>(args, task, first, last, result);
+    return attend<Fp8<false>, Q>(args, task, heads, first, last, results);
   }
   if (args.kv_dtype == DType::kFloat8E4M3FNUZ) {
-    return attend<Fp8<true>, Q>(args, task, first, last, result);
+    return attend<Fp8<true>, Q>(args, task, heads, first, last, results);
   }
-  return attend<Q, Q>(args, task, first, last, result);
+  return attend<Q, Q>(args, task, heads, first, last, results);
 }
 
-inline void attend_task(const AttentionArgs& args, const AttentionTask& task, int64_t first,
-                        int64_t last, AttentionState result) {
-  if (args.q_dtype == DType::kFloat32) return attend_keys<float>(args, task, first, last, result);
-  if (args.q_dtype == DType::kFloat16) return attend_keys<Float16>(args, task, first, last, result);
-  return attend_keys<BFloat16>(args, task, first, last, result);
+inline void attend_task(const AttentionArgs& args, const AttentionTask& task, int64_t heads,
+                        int64_t first, int64_t last, const AttentionState* results) {
+  if (args.q_dtype == DType::kFloat32) {
+    return attend_keys<float>(args, task, heads, first, last, results);
+  }
+  if (args.q_dtype == DType::kFloat16) {
+    return attend_keys<Float16>(args, task, heads, first, last, results);
+  }
+  return attend_keys<BFloat16>(args, task, heads, first, last, results);
 }
 
 // Joins the states of a task's splits, which follow each other in memory, and ends the task.

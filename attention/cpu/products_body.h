@@ -270,10 +270,10 @@ ROCM_KERNELS_VECTOR void total_lanes(const F32Multiplier::Sum* sums, float* tota
 #endif
 }
 
-template <class Multiplier, int kRows, int kKeys, bool kWhole, class T>
+template <class Multiplier, int kRows, int kKeys, bool kWhole, class T, class Next>
 ROCM_KERNELS_VECTOR void score_chunk(const typename Multiplier::Value* q, int64_t q_stride,
                                      const T* const* keys, int64_t d, int64_t elements,
-                                     typename Multiplier::Sum* sums) {
+                                     typename Multiplier::Sum* sums, Next& ahead) {
   constexpr int kParts = Multiplier::kParts;
   typename Multiplier::Operand a[kRows][kParts];
   for (int r = 0; r < kRows; ++r) {
@@ -282,6 +282,7 @@ ROCM_KERNELS_VECTOR void score_chunk(const typename Multiplier::Value* q, int64_
     }
   }
   for (int j = 0; j < kKeys; ++j) {
+    ahead.template fetch<Multiplier::kChunk>();
     typename Multiplier::Operand k[kParts];
     if (kWhole) {
       Decode<Multiplier, T>::chunk(keys[j] + d, k);
@@ -298,22 +299,21 @@ ROCM_KERNELS_VECTOR void score_chunk(const typename Multiplier::Value* q, int64_
 }
 
 // Dot products of kRows queries with `count` keys, rounded up to whole tiles, for which there are
-// pointers too: scores[r * kKeyBlock + j]. Meanwhile rows `ahead` are on their way.
+// pointers too: scores[r * kKeyBlock + j]. Meanwhile what is `ahead` is fetched.
 template <class Multiplier, int kRows, class T, class Next>
 void score_rows(const typename Multiplier::Value* q, int64_t q_stride, const T* const* keys,
-                int64_t count, int64_t elements, float* scores, Ahead<Next> ahead) {
+                int64_t count, int64_t elements, float* scores, Next& ahead) {
   constexpr int kChunk = Multiplier::kChunk;
   constexpr int kKeys = kTileSums / (kRows == 3 ? 4 : kRows);
   for (int64_t j = 0; j < count; j += kKeys) {
-    ahead.fetch(j, kKeys, 0, ahead.elements);
     typename Multiplier::Sum sums[kTileSums];
     for (int i = 0; i < kTileSums; ++i) sums[i] = Multiplier::zero();
     int64_t d = 0;
     for (; d + kChunk <= elements; d += kChunk) {
-      score_chunk<Multiplier, kRows, kKeys, true>(q, q_stride, keys + j, d, elements, sums);
+      score_chunk<Multiplier, kRows, kKeys, true>(q, q_stride, keys + j, d, elements, sums, ahead);
     }
     if (d < elements) {
-      score_chunk<Multiplier, kRows, kKeys, false>(q, q_stride, keys + j, d, elements, sums);
+      score_chunk<Multiplier, kRows, kKeys, false>(q, q_stride, keys + j, d, elements, sums, ahead);
     }
     alignas(64) float totals[kTileSums];
     total_lanes(sums, totals);
@@ -324,18 +324,23 @@ void score_rows(const typename Multiplier::Value* q, int64_t q_stride, const T* 
 }
 
 template <class Multiplier, class T, class Next>
+void score_some(const typename Multiplier::Value* q, int64_t rows, int64_t q_stride,
+                const T* const* keys, int64_t count, int64_t elements, float* scores, Next& ahead) {
+  if (rows >= 4) score_rows<Multiplier, 4>(q, q_stride, keys, count, elements, scores, ahead);
+  if (rows == 3) score_rows<Multiplier, 3>(q, q_stride, keys, count, elements, scores, ahead);
+  if (rows == 2) score_rows<Multiplier, 2>(q, q_stride, keys, count, elements, scores, ahead);
+  if (rows == 1) score_rows<Multiplier, 1>(q, q_stride, keys, count, elements, scores, ahead);
+}
+
+template <class Multiplier, class T, class Next>
 void score(const typename Multiplier::Value* q, int64_t rows, int64_t q_stride,
            const T* const* keys, int64_t count, int64_t elements, float* scores,
-           Ahead<Next> ahead) {
-  for (int64_t r = 0; r < rows; r += 4) {
-    const typename Multiplier::Value* const from = q + r * q_stride;
-    float* const to = scores + r * kKeyBlock;
-    const int64_t left = rows - r;
-    if (left >= 4) score_rows<Multiplier, 4>(from, q_stride, keys, count, elements, to, ahead);
-    if (left == 3) score_rows<Multiplier, 3>(from, q_stride, keys, count, elements, to, ahead);
-    if (left == 2) score_rows<Multiplier, 2>(from, q_stride, keys, count, elements, to, ahead);
-    if (left == 1) score_rows<Multiplier, 1>(from, q_stride, keys, count, elements, to, ahead);
-    ahead.count = 0;
+           Ahead<Next>& ahead) {
+  score_some<Multiplier>(q, rows, q_stride, keys, count, elements, scores, ahead);
+  Nothing nothing;
+  for (int64_t r = 4; r < rows; r += 4) {
+    score_some<Multiplier>(q + r * q_stride, rows - r, q_stride, keys, count, elements,
+                           scores + r * kKeyBlock, nothing);
   }
 }
 
@@ -349,7 +354,7 @@ constexpr int64_t kWeightStride = kKeyBlock * sizeof(float) / sizeof(typename K:
 template <class K, int kRows, int kChunks, bool kWhole, class T, class Next>
 ROCM_KERNELS_VECTOR void add_chunks(const typename K::Weight* p, const T* const* rows,
                                     int64_t count, int64_t e, int64_t elements, float* values,
-                                    int64_t stride, Ahead<Next> ahead) {
+                                    int64_t stride, Next& ahead) {
   using Multiplier = typename K::Multiplier;
   constexpr int kParts = K::kParts, kChunk = K::kChunk, kWidth = kChunk / kParts;
   typename Multiplier::Sum sums[kRows][kChunks][kParts];
@@ -362,8 +367,8 @@ ROCM_KERNELS_VECTOR void add_chunks(const typename K::Weight* p, const T* const*
     }
   }
   for (int64_t j = 0; j < count; j += K::kPairs) {
-    ahead.fetch(j, K::kPairs, e, e + kChunks * kChunk);
     for (int c = 0; c < kChunks; ++c) {
+      ahead.template fetch<K::kPairs * kChunk>();
       typename Multiplier::Operand v[kParts];
       load_values<K, kWhole>(rows + j, e + c * kChunk, elements - e, v);
       for (int r = 0; r < kRows; ++r) {
@@ -386,7 +391,7 @@ ROCM_KERNELS_VECTOR void add_chunks(const typename K::Weight* p, const T* const*
 
 template <class K, int kRows, class T, class Next>
 void add_rows(const typename K::Weight* p, const T* const* rows, int64_t count, int64_t elements,
-              float* values, int64_t stride, Ahead<Next> ahead) {
+              float* values, int64_t stride, Next& ahead) {
   constexpr int kChunk = K::kChunk;
   constexpr int kFit = kTileSums / (kRows == 3 ? 4 : kRows) / K::kParts;
   constexpr int kMost = kFit > 1 ? kFit : 1;
@@ -403,18 +408,24 @@ void add_rows(const typename K::Weight* p, const T* const* rows, int64_t count, 
   }
 }
 
+template <class K, class T, class Next>
+void add_some(const typename K::Weight* p, int64_t rows, const T* const* value_rows, int64_t count,
+              int64_t elements, float* values, int64_t stride, Next& ahead) {
+  if (rows >= 4) add_rows<K, 4>(p, value_rows, count, elements, values, stride, ahead);
+  if (rows == 3) add_rows<K, 3>(p, value_rows, count, elements, values, stride, ahead);
+  if (rows == 2) add_rows<K, 2>(p, value_rows, count, elements, values, stride, ahead);
+  if (rows == 1) add_rows<K, 1>(p, value_rows, count, elements, values, stride, ahead);
+}
+
 // There are pointers for whole pairs of keys.
 template <class K, class T, class Next>
 void add_values(const typename K::Weight* p, int64_t rows, const T* const* value_rows,
-                int64_t count, int64_t elements, float* values, int64_t stride, Ahead<Next> ahead) {
-  for (int64_t r = 0; r < rows; r += 4) {
-    const typename K::Weight* const from = p + r * kWeightStride<K>;
-    float* const to = values + r * stride;
-    const int64_t left = rows - r;
-    if (left >= 4) add_rows<K, 4>(from, value_rows, count, elements, to, stride, ahead);
-    if (left == 3) add_rows<K, 3>(from, value_rows, count, elements, to, stride, ahead);
-    if (left == 2) add_rows<K, 2>(from, value_rows, count, elements, to, stride, ahead);
-    if (left == 1) add_rows<K, 1>(from, value_rows, count, elements, to, stride, ahead);
-    ahead.count = 0;
+                int64_t count, int64_t elements, float* values, int64_t stride,
+                Ahead<Next>& ahead) {
+  add_some<K>(p, rows, value_rows, count, elements, values, stride, ahead);
+  Nothing nothing;
+  for (int64_t r = 4; r < rows; r += 4) {
+    add_some<K>(p + r * kWeightStride<K>, rows - r, value_rows, count, elements,
+                values + r * stride, stride, nothing);
   }
 }

@@ -43,18 +43,33 @@ struct KeyRows {
 };
 
 // Rows that are read next. They lie apart from each other, so the machine does not foresee them.
+// They are asked for line by line, evenly: what waits for memory has few places, and a crowd of
+// lines holds up the loads between.
 template <class T>
 struct Ahead {
   const T* const* rows;
   int64_t count;
   int64_t elements;
+  int64_t row = 0, at = 0;  // the next line
 
-  // Elements [from, to) of rows [first, first + some).
-  ROCM_KERNELS_VECTOR void fetch(int64_t first, int64_t some, int64_t from, int64_t to) const {
-    constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
-    to = smaller(to, elements);
-    for (int64_t j = first; j < smaller(first + some, count); ++j) {
-      for (int64_t at = from; at < to; at += kLine) __builtin_prefetch(rows[j] + at);
+  static constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+
+  // As many lines as `read` elements that are read meanwhile have.
+  template <int64_t read>
+  ROCM_KERNELS_VECTOR void fetch() {
+    for (int64_t i = 0; i < (read + kLine - 1) / kLine && row < count; ++i) {
+      __builtin_prefetch(rows[row] + at);
+      at += kLine;
+      if (at >= elements) {
+        at = 0;
+        ++row;
+      }
     }
   }
+};
+
+// What the rows of queries behind the first take along.
+struct Nothing {
+  template <int64_t read>
+  ROCM_KERNELS_VECTOR void fetch() {}
 };
