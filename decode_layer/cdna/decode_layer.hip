@@ -79,10 +79,10 @@ Status check(const DecodeLayerArgs& args, const Target& target) {
   const DecodeAttention& attention = args.attention;
   if (attention.qkv != nullptr) {
     const int64_t heads = attention.heads, kv_heads = attention.kv_heads;
-    if (kv_heads < 1 || heads % kv_heads != 0 || heads / kv_heads > kMostGroup ||
-        heads > target.compute_units || args.o.w == nullptr ||
-        args.attended_columns != heads * kHeadDim) {
-      return "an attention must have heads of 128, up to 8 a KV head, and an o that takes them";
+    if (kv_heads < 1 || heads % kv_heads != 0 || heads > target.compute_units ||
+        args.o.w == nullptr || args.attended_columns != heads * kHeadDim) {
+      return "an attention must have query heads for each KV head, of 128, and an o that takes "
+             "them";
     }
     if (attention.row_stride % 2 != 0 || attention.head_stride % 2 != 0) {
       return "strides of the cache must be even";
@@ -158,7 +158,8 @@ LayerProblem<T> make_layer_problem(const DecodeLayerArgs& args, const Target& ta
     attention.position = a.position;
     attention.heads = a.heads;
     attention.kv_heads = a.kv_heads;
-    attention.splits = target.compute_units / a.kv_heads;
+    attention.parts = (a.heads / a.kv_heads + kUnitHeads - 1) / kUnitHeads;
+    attention.splits = target.compute_units / (a.kv_heads * attention.parts);
     attention.scale_log2 = a.scale * 1.44269504f;
     attention.partials = reinterpret_cast<float*>(workspace + partials_offset(args));
     attention.attended = reinterpret_cast<T*>(workspace + attended_offset(args));

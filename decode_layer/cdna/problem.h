@@ -40,7 +40,7 @@ struct Product {
 };
 
 constexpr int kHeadDim = 128;
-constexpr int kMostGroup = 8;                 // query heads of a KV head
+constexpr int kUnitHeads = 4;                 // query heads of a KV head that a unit takes
 constexpr int kPartialFloats = kHeadDim + 4;  // of a unit: values, greatest score, sum of weights
 
 // The attention before the first product; see attend.h.
@@ -52,7 +52,8 @@ struct Attention {
   const T *cos, *sin;               // [128]
   const int32_t* position;          // [1]: rows that the cache has
   int32_t heads, kv_heads;
-  int32_t splits;    // workgroups that a KV head may have
+  int32_t parts;     // of a KV head's query heads, kUnitHeads each
+  int32_t splits;    // workgroups that each of them may have
   float scale_log2;  // of scores, for powers of two
   float* partials;   // [heads][units][kPartialFloats]
   T* attended;       // [heads, 128]
