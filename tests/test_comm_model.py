@@ -98,10 +98,3 @@ def test_where_the_page_says_that_two_shots_begin(model):
         for ranks, kilobytes in zip((4, 8), map(int, cells), strict=True):
             assert model(ranks, kilobytes << 10)[links][0] == 1
             assert model(ranks, (kilobytes + 2) << 10)[links][0] == 2
-
-
-@pytest.mark.parametrize("rows, columns", [(1, 4096), (8, 8192), (32, 16384)])
-def test_what_the_journal_says_that_a_sum_adds(model, rows, columns):
-    journal = (ROOT / "docs" / "kernels" / "all_reduce_journal.md").read_text()
-    us = model(2, rows * columns * 2)["nvlink"][1]
-    assert f"{us:.1f} us to {rows} row{'s' * (rows > 1)} of {columns}" in journal
