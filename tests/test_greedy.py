@@ -111,6 +111,7 @@ def test_nothing_of_torchs_is_between_two_steps(package, chosen):
     "options",
     [
         {"do_sample": True},
+        {"do_sample": True, "top_k": 0},  # nothing but the draw
         {"num_beams": 2},
         {"return_dict_in_generate": True, "output_logits": True},
         {"repetition_penalty": 1.2},
