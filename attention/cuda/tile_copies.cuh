@@ -9,6 +9,20 @@
 namespace rocm_kernels {
 namespace cuda {
 
+// Where a KV head's keys and values of a sequence lie.
+struct KeyRows {
+  const char *k, *v;
+  int64_t k_row, v_row;  // bytes
+
+  __device__ KeyRows(const AttentionArgs& args, const Sequence& s, int head, int bytes)
+      : k_row(args.k.row_stride * bytes), v_row(args.v.row_stride * bytes) {
+    k = static_cast<const char*>(args.k.data) + s.k_begin * k_row +
+        (s.k_batch + head * args.k.head_stride) * bytes;
+    v = static_cast<const char*>(args.v.data) + s.k_begin * v_row +
+        (s.v_batch + head * args.v.head_stride) * bytes;
+  }
+};
+
 // One warp's tiles on their way to its shared memory, in their order: from first_tile on, each
 // Shape::kWarps behind the one before.
 template <class Shape>
@@ -22,15 +36,9 @@ class TileCopies {
 
   __device__ TileCopies(const AttentionArgs& args, const Sequence& s, int head, KeyRange keys,
                         const PageSize& page_size, int first_tile)
-      : keys_(keys), pages_(s, page_size, keys.end, first_tile) {
-    k_row_ = args.k.row_stride * Shape::kBytes;
-    v_row_ = args.v.row_stride * Shape::kBytes;
+      : keys_(keys), pages_(s, page_size, keys.end, first_tile), at_(args, s, head, Shape::kBytes) {
     k_page_ = args.k.batch_stride * Shape::kBytes;
     v_page_ = args.v.batch_stride * Shape::kBytes;
-    k_ = static_cast<const char*>(args.k.data) + s.k_begin * k_row_ +
-         (s.k_batch + head * args.k.head_stride) * Shape::kBytes;
-    v_ = static_cast<const char*>(args.v.data) + s.k_begin * v_row_ +
-         (s.v_batch + head * args.v.head_stride) * Shape::kBytes;
     k_bytes_ = static_cast<int>(args.head_dim) * Shape::kBytes;
     v_bytes_ = static_cast<int>(args.head_dim_v) * Shape::kBytes;
   }
@@ -78,14 +86,14 @@ class TileCopies {
     for (int i = 0; i < kCopies; ++i) {
       const Place place(i);
       const bool of_k = place.byte < k_bytes_, of_v = place.byte < v_bytes_;
-      const char* k = k_ + at.page * k_page_ + (at.row + place.row) * k_row_ + place.byte;
-      const char* v = v_ + at.page * v_page_ + (at.row + place.row) * v_row_ + place.byte;
+      const char* k = at_.k + at.page * k_page_ + (at.row + place.row) * at_.k_row + place.byte;
+      const char* v = at_.v + at.page * v_page_ + (at.row + place.row) * at_.v_row + place.byte;
 #pragma unroll
       for (int row = 0; row < 16; row += kRows) {
         copy_vector(k_stage + row * Shape::kPitch + place.to, k, of_k ? 16 : 0);
         copy_vector(v_stage + row * Shape::kPitch + place.to, v, of_v ? 16 : 0);
-        k += kRows * k_row_;
-        v += kRows * v_row_;
+        k += kRows * at_.k_row;
+        v += kRows * at_.v_row;
       }
     }
   }
@@ -95,15 +103,17 @@ class TileCopies {
   __device__ __forceinline__ void copy(bool there, PageRow at, int byte, uint32_t k_to,
                                        uint32_t v_to) const {
     const bool of_k = there && byte < k_bytes_, of_v = there && byte < v_bytes_;
-    copy_vector(k_to, of_k ? k_ + at.page * k_page_ + at.row * k_row_ + byte : k_, of_k ? 16 : 0);
-    copy_vector(v_to, of_v ? v_ + at.page * v_page_ + at.row * v_row_ + byte : v_, of_v ? 16 : 0);
+    copy_vector(k_to, of_k ? at_.k + at.page * k_page_ + at.row * at_.k_row + byte : at_.k,
+                of_k ? 16 : 0);
+    copy_vector(v_to, of_v ? at_.v + at.page * v_page_ + at.row * at_.v_row + byte : at_.v,
+                of_v ? 16 : 0);
   }
 
   KeyRange keys_;
   TilePages<Shape::kKeys, Shape::kWarps> pages_;
-  const char *k_, *v_;
-  int64_t k_row_, v_row_, k_page_, v_page_;  // bytes
-  int k_bytes_, v_bytes_;                    // of a row: whole vectors
+  KeyRows at_;
+  int64_t k_page_, v_page_;  // bytes
+  int k_bytes_, v_bytes_;    // of a row: whole vectors
 };
 
 // The same of keys and values in rows, of heads as wide as the tile: 16-bit steps of one sequence
@@ -118,22 +128,15 @@ class RowTileCopies {
 
   __device__ RowTileCopies(const AttentionArgs& args, const Sequence& s, int head, KeyRange keys,
                            const PageSize&, int)
-      : keys_(keys) {
-    k_row_ = args.k.row_stride * Shape::kBytes;
-    v_row_ = args.v.row_stride * Shape::kBytes;
-    k_ = static_cast<const char*>(args.k.data) + s.k_begin * k_row_ +
-         (s.k_batch + head * args.k.head_stride) * Shape::kBytes;
-    v_ = static_cast<const char*>(args.v.data) + s.k_begin * v_row_ +
-         (s.v_batch + head * args.v.head_stride) * Shape::kBytes;
-  }
+      : keys_(keys), at_(args, s, head, Shape::kBytes) {}
 
   __device__ void start(int first, uint32_t k_stage, uint32_t v_stage) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if (first >= keys_.begin && first + Shape::kKeys <= keys_.end) {
       const int64_t row = first + lane / kVectors;
       const int byte = lane % kVectors * 16;
-      const char* k = k_ + row * k_row_ + byte;
-      const char* v = v_ + row * v_row_ + byte;
+      const char* k = at_.k + row * at_.k_row + byte;
+      const char* v = at_.v + row * at_.v_row + byte;
       const uint32_t to = static_cast<uint32_t>(lane / kVectors * Shape::kPitch + byte);
 #pragma unroll
       for (int i = 0; i < kCopies / kCopiesOfRow; ++i) {
@@ -143,8 +146,8 @@ class RowTileCopies {
           copy_vector(k_stage + at, k + j * 512, 16);
           copy_vector(v_stage + at, v + j * 512, 16);
         }
-        k += kRowsAtOnce * k_row_;
-        v += kRowsAtOnce * v_row_;
+        k += kRowsAtOnce * at_.k_row;
+        v += kRowsAtOnce * at_.v_row;
       }
       return;
     }
@@ -156,15 +159,14 @@ class RowTileCopies {
       const int64_t key = first + row;
       const bool there = key >= keys_.begin && key < keys_.end;
       const uint32_t to = static_cast<uint32_t>(row * Shape::kPitch + byte);
-      copy_vector(k_stage + to, there ? k_ + key * k_row_ + byte : k_, there ? 16 : 0);
-      copy_vector(v_stage + to, there ? v_ + key * v_row_ + byte : v_, there ? 16 : 0);
+      copy_vector(k_stage + to, there ? at_.k + key * at_.k_row + byte : at_.k, there ? 16 : 0);
+      copy_vector(v_stage + to, there ? at_.v + key * at_.v_row + byte : at_.v, there ? 16 : 0);
     }
   }
 
  private:
   KeyRange keys_;
-  const char *k_, *v_;
-  int64_t k_row_, v_row_;  // bytes
+  KeyRows at_;
 };
 
 }  // namespace cuda
