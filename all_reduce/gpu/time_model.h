@@ -23,8 +23,8 @@ struct LinkRates {
   bool link_a_pair;     // each pair has a link of its own; else a GPU's link carries all it sends
 };
 
-// NVLink 4: fitted to one shot on two H100, and to both designs on four and eight H200, 8 KB to 2 MB
-// (docs/kernels/all_reduce_journal.md).
+// NVLink 4: fitted to one shot on two H100, and to both designs on four and eight H200, 8 KB to
+// 2 MB (docs/kernels/all_reduce_journal.md).
 constexpr LinkRates kNvlink{1.6, 1.0, 0.12, 370e3, 0.034, false};
 
 // xGMI of MI300X: eight GPUs, a link of 64 GB/s a direction to each other one. The rate is that by
