@@ -143,6 +143,10 @@ def test_linear_all_reduce_that_does_not_send(on_gpu, ranks, m, n):
     require_one_result(on_gpu.run("linears", ranks=ranks, seed=10, m=m, n=n, k=1024))
 
 
+def test_linear_all_reduce_config_runs_no_kernel(everyone):
+    everyone.run("no_kernels.telling", ranks=2)
+
+
 def test_linear_all_reduce_in_graphs(on_gpu, ranks):
     require_ranks(on_gpu, ranks)
     on_gpu.run("comm_gpu_ranks.linears_in_graphs", ranks=ranks)

@@ -223,17 +223,17 @@ class Communicator:
         Returns:
             ``"sent"``: the product sends its tiles to all ranks, and a kernel adds them up.
             ``"apart"``: a product, and :meth:`all_reduce` of its result. The bits are the same.
+            No kernel runs for the answer.
         """
         self._require_use()
         found = ["apart"]
 
-        def ask(*operands: Optional[torch.Tensor]) -> None:
+        def tell(*operands: Optional[torch.Tensor]) -> None:
             group = self._address, self._bytes, self.rank, self.ranks
             found[0] = ops.linear_all_reduce_configs(*operands[:-1], *group)
 
-        linear_by(
-            ask, "linear_all_reduce_config", x, w, scale_w, scale_x, scale_fmt, None, out_dtype
-        )
+        name = "linear_all_reduce_config"
+        linear_by(tell, name, x, w, scale_w, scale_x, scale_fmt, None, out_dtype, told=True)
         return found[0]
 
     def _exchange(

@@ -45,7 +45,7 @@ import torch
 from .._ops import ops
 from .gradients import mark_written, needs_gradient, refuse_gradient
 from .kvcache import Rotation, append_to_cache
-from .rows import optional_vector, require_tensors, side_by_side
+from .rows import optional_vector, require_tensors, side_by_side, side_by_side_told
 from .shapes import register_shapes
 
 _attention = ops.attention.default
@@ -289,10 +289,17 @@ def attention_configs(
 ) -> List[str]:
     """All configs worth timing for these operands, as :func:`attention_config` takes them; what it
     tells is the first. The op ``attention`` takes one of them as its ``config``."""
+    q, k, v = side_by_side_told(q), side_by_side_told(k), side_by_side_told(v)
+    if block_table is not None:
+        cu_seqlens_k = None
+    integers = (
+        None if t is None else side_by_side_told(t, torch.int32)
+        for t in (cu_seqlens_q, cu_seqlens_k, block_table)
+    )  # fmt: skip
+    cu_seqlens_q, cu_seqlens_k, block_table = integers
     operands = _operands(
-        q, k, v, cu_seqlens_q, cu_seqlens_k if block_table is None else None, None, block_table,
-        max_seqlen_q, max_seqlen_k, None, causal, window_size, 0.0, None, None, None, False, out,
-        None,
+        q, k, v, cu_seqlens_q, cu_seqlens_k, None, block_table, max_seqlen_q, max_seqlen_k, None,
+        causal, window_size, 0.0, None, None, None, False, out, None,
     )  # fmt: skip
     return _attention_configs(*operands).splitlines()
 

@@ -70,6 +70,21 @@ def quantize_fp8(
         raise
 
 
+def quantized_told(
+    x: torch.Tensor,
+    *,
+    scale: Optional[torch.Tensor],
+    group_size: Optional[int],
+    scale_fmt: Optional[str],
+    fp8_dtype: Optional[torch.dtype],
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """What :func:`quantize_fp8` returns, without values."""
+    if scale_fmt is not None:
+        is_ue8m0(scale_fmt, scale)
+    q, scales = quantized_out(x, None, scale, group_size, fp8_dtype, None)
+    return q, (scales if scale is None else scale)
+
+
 def quantize_fp8_within(
     x: torch.Tensor, bound: torch.Tensor, *, fp8_dtype: Optional[torch.dtype] = None
 ) -> Tuple[torch.Tensor, torch.Tensor]:

@@ -7,9 +7,9 @@ from typing import Callable, Iterable, Iterator, List, Optional, Tuple
 import torch
 
 from .._ops import ops
-from .fp8 import E8M0, FP8_DTYPES, SCALE_BLOCK, quantize_fp8
+from .fp8 import E8M0, FP8_DTYPES, SCALE_BLOCK, quantize_fp8, quantized_told
 from .gradients import mark_written, needs_gradient, refuse_gradient
-from .rows import explain, input_rows, optional_vector, written_rows
+from .rows import explain, input_rows, optional_vector, rows_told, written_rows
 from .shapes import register_shapes
 
 _gemm = ops.gemm.default
@@ -87,12 +87,25 @@ def gemm_config(
         on the CPU the instruction set. ``plain`` (GPUs) and ``mma`` (CUDA) are the
         slower kernels that take what the matrix units' own kernel does not.
     """
+    return gemm_configs(a, w, scale_a, scale_w, out_dtype, tuned=True)[0]
+
+
+def gemm_configs(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    scale_a: Optional[torch.Tensor],
+    scale_w: Optional[torch.Tensor],
+    out_dtype: Optional[torch.dtype],
+    *,
+    tuned: bool,
+) -> List[str]:
+    """All configs worth timing. First the one that runs with ``tuned``, else the backend's own
+    choice."""
     out = _allocate(None, out_dtype, a, w)
-    rows = input_rows(a)
-    scale = _row_scale(scale_a, rows)
-    scale_w = _in_float32(scale_w)
-    configs = ops.gemm_configs(written_rows(out, "out"), rows, w, scale, scale_w, True)
-    return configs.splitlines()[0]
+    rows = rows_told(a)
+    scale_a, scale_w = _row_scale_told(scale_a, rows), _in_float32_told(scale_w)
+    told = ops.gemm_configs(written_rows(out, "out"), rows, w, scale_a, scale_w, tuned)
+    return told.splitlines()
 
 
 def skinny_gemm(
@@ -213,30 +226,35 @@ def linear_by(
     scale_fmt: Optional[str],
     bias: Optional[torch.Tensor],
     out_dtype: Optional[torch.dtype],
+    told: bool = False,
 ) -> Tuple[torch.Tensor, bool]:
     """What :func:`fp8_linear` does, for the function of that name, by ``gemm``, which takes what
-    the op takes. And whether that was called: it is not where the library's product is quicker."""
+    the op takes. And whether that was called: it is not where the library's product is quicker.
+
+    ``told``: nothing is computed: ``gemm`` tells something of operands without values.
+    """
+    as_rows, in_float32, row_scale, quantize, scaled_mm = _TELLING if told else _COMPUTING
     try:
         if needs_gradient(x, w, scale_w, scale_x, bias):
             refuse_gradient(name, x=x, w=w, scale_w=scale_w, scale_x=scale_x, bias=bias)
-        rows = input_rows(x)
-        scale_w = _in_float32(scale_w)
+        rows = as_rows(x)
+        scale_w = in_float32(scale_w)
         if x.dtype in FP8_DTYPES:
             if scale_fmt is not None:
                 raise ValueError(f"scale_fmt is for an x to quantise, got one of {x.dtype}")
-            q, scale = rows, _row_scale(scale_x, rows)
+            q, scale = rows, row_scale(scale_x, rows)
             out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
         else:
             blocks = scale_x is None and _is_block_scale(scale_w, w.shape[0])
             group_size = SCALE_BLOCK if blocks else None
-            q, scale = quantize_fp8(
+            q, scale = quantize(
                 rows, scale=scale_x, group_size=group_size, scale_fmt=scale_fmt, fp8_dtype=w.dtype
             )
             out_dtype = x.dtype if out_dtype is None else out_dtype
         count = rows.shape[0]
         path = fp8_linear_path(count, w, scale_w, scale, out_dtype=_sum_dtype(bias, out_dtype))
         if path == "scaled_mm":
-            out = _scaled_mm(q, w, scale, scale_w, bias, out_dtype)
+            out = scaled_mm(q, w, scale, scale_w, bias, out_dtype)
         else:
             out = x.new_empty(count, w.shape[0], dtype=out_dtype)
             gemm(out, q, w, scale, scale_w, _usable_bias(bias, out_dtype))
@@ -365,11 +383,28 @@ def _in_float32(scale: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     return scale.float() if scale is not None and scale.dtype is E8M0 else scale
 
 
+def _in_float32_told(scale: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """What :func:`_in_float32` returns; without values where that converts."""
+    if scale is None or scale.dtype is not E8M0:
+        return scale
+    return torch.empty_like(scale, dtype=torch.float32)
+
+
 def _row_scale(scale: Optional[torch.Tensor], rows: torch.Tensor) -> Optional[torch.Tensor]:
     """scale_a with its leading dimensions folded like a's; ``[1]`` and ``[rows]`` pass through."""
     if scale is None or scale.dim() <= 2:
         return scale
     return scale.reshape(rows.shape[0], scale.shape[-1])
+
+
+def _row_scale_told(scale: Optional[torch.Tensor], rows: torch.Tensor) -> Optional[torch.Tensor]:
+    """What :func:`_row_scale` returns; without values where that copies."""
+    if scale is None or scale.dim() <= 2:
+        return scale
+    try:
+        return scale.view(rows.shape[0], scale.shape[-1])
+    except RuntimeError:
+        return scale.new_empty(rows.shape[0], scale.shape[-1])
 
 
 def _scaled_mm(
@@ -399,3 +434,20 @@ def _sum_dtype(bias: Optional[torch.Tensor], out_dtype: torch.dtype) -> torch.dt
     """The dtype that the library's product is asked for, before a bias is added: the result's, if
     the bias has it, else float32."""
     return out_dtype if bias is None or bias.dtype == out_dtype else torch.float32
+
+
+def _scaled_mm_told(
+    q: torch.Tensor,
+    w: torch.Tensor,
+    scale: Optional[torch.Tensor],
+    scale_w: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    """What :func:`_scaled_mm` returns, without values."""
+    return q.new_empty(q.shape[0], w.shape[0], dtype=out_dtype)
+
+
+# What linear_by makes of a linear's operands and, where the library's product is quicker, by whom.
+_COMPUTING = input_rows, _in_float32, _row_scale, quantize_fp8, _scaled_mm
+_TELLING = rows_told, _in_float32_told, _row_scale_told, quantized_told, _scaled_mm_told

@@ -72,6 +72,31 @@ def side_by_side(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous()
 
 
+# For functions that tell how a call would run: they read no values, so where the call converts an
+# operand, they describe the result by a tensor without values, and no kernel runs.
+
+
+def rows_told(tensor: torch.Tensor) -> torch.Tensor:
+    """What :func:`input_rows` returns; without values where that is a copy."""
+    if tensor.dim() not in (0, 2):
+        shape = math.prod(tensor.shape[:-1]), tensor.shape[-1]
+        try:
+            tensor = tensor.view(shape)
+        except RuntimeError:
+            return tensor.new_empty(shape)
+    if tensor.dim() == 0 or tensor.is_contiguous() or tensor.stride(1) == 1:
+        return input_rows(tensor)
+    return empty_rows_like(tensor, tensor.dtype)
+
+
+def side_by_side_told(tensor: torch.Tensor, dtype: Optional[torch.dtype] = None) -> torch.Tensor:
+    """What :func:`side_by_side` returns of the tensor in that dtype; without values where that is a
+    copy."""
+    if dtype in (None, tensor.dtype) and (tensor.stride(-1) == 1 or tensor.is_contiguous()):
+        return side_by_side(tensor)
+    return empty_rows_like(tensor, tensor.dtype if dtype is None else dtype)
+
+
 def empty_rows_like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Contiguous, of x's shape and device."""
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)

@@ -5,8 +5,7 @@ from typing import List, Optional
 import torch
 
 from .._ops import ops
-from ..functional.product import run_product
-from ..functional.rows import input_rows
+from ..functional.product import gemm_configs, run_product
 from .products import ProductOp
 
 LAST_CLASS = 16384  # M beyond is of this class too
@@ -24,9 +23,7 @@ def gemm_candidates(
     Args:
         a: ``[M, K]``; w, scale_a, scale_w as in ``gemm``.
     """
-    a = input_rows(a)
-    out = torch.empty((a.shape[0], w.shape[0]), dtype=torch.bfloat16, device=a.device)
-    return ops.gemm_configs(out, a, w, scale_a, scale_w, False).splitlines()
+    return gemm_configs(a, w, scale_a, scale_w, torch.bfloat16, tuned=False)
 
 
 def gemm_with_config(
