@@ -126,23 +126,30 @@ __global__ void __launch_bounds__(512) exchange_kernel(const ExchangeParams p) {
 }
 
 // The rest of one shot behind a product that has sent all ranks' x, this one's too: p.group is
-// of_receivers(), p.x is not used. The product has waited for what came before it when it lets this
-// kernel begin, so what is older than the product may be read, and out be stored; this kernel
-// waits for the product itself before it counts the epoch, which the product reads.
+// of_receivers(), p.x is not used.
+//
+// It never waits for the end of the product, which would come when the product's stores to other
+// GPUs are answered, a way there and back after they were made. It begins when all blocks of the
+// product have waited for what came before, so that this is done, and have read the epoch, which
+// may so be counted. And it ends when all of this rank's vectors have come, too: then the product
+// has read all that it reads, and who waits for this kernel may write it.
 template <typename T, int kRanks>
 __global__ void __launch_bounds__(512) sum_of_sent_kernel(const ExchangeParams p) {
   allow_next_kernel();
   const Mailboxes<kRanks> boxes(p.group);
   const int64_t stride = int64_t{p.vectors} * kPeerVectorBytes;
   const int step = static_cast<int>(gridDim.x * blockDim.x);
-  int v = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (boxes.failed) v = p.vectors;
-  for (; v < p.vectors; v += step) {
+  bool came = !boxes.failed;
+  for (int v = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); came && v < p.vectors;
+       v += step) {
     Vector got[kRanks];
-    if (!boxes.receive(v * kPeerVectorBytes, stride, got)) break;
-    store_part<T>(p, 0, static_cast<int>(p.part), v, sendable(sum_of_ranks<T>(got, p.group.ranks)));
+    came = boxes.receive(v * kPeerVectorBytes, stride, got);
+    if (came) {
+      store_part<T>(p, 0, static_cast<int>(p.part), v,
+                    sendable(sum_of_ranks<T>(got, p.group.ranks)));
+    }
   }
-  wait_for_previous_kernel();
+  if (!came) wait_for_previous_kernel();
   lds_barrier();  // all threads of the block have read the epoch
   boxes.count_epoch();
 }

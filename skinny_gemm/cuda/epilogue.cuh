@@ -63,7 +63,7 @@ class StoredOutputs {
 
   __device__ __forceinline__ StoredOutputs(const Args& args, Shared&, void*, int, int)
       : args_(args) {}
-  __device__ __forceinline__ void fetch() const {}
+  __device__ __forceinline__ void begin_next() const {}
   __device__ __forceinline__ void put(int m, int64_t n, float value) const {
     store_output(args_, m, n, value);
   }

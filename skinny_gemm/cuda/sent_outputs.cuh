@@ -3,12 +3,16 @@
 // where all_reduce of out would put it, so a rank whose product does not send is as good a partner.
 //
 // A block collects its rounded outputs in shared memory, then all its threads send vectors of 16
-// bytes. Its kernel lets the next one, which receives and adds, begin when the last operands are on
-// their way: it is there when the first vectors come. No block waits for other ranks here.
+// bytes. It lets the next kernel, which receives and adds, begin when its last operands are on
+// their way: that one is there when the first vectors come. No block waits for other ranks here.
+//
+// Why not one kernel: it would end when its stores to other GPUs are answered, a way there and
+// back, and hold its shared memory until then. The kernel behind it does not wait for that end.
 #pragma once
 
 #include "../../blocks/peers/gpu/mailbox.h"
 #include "../../common/cuda/shared_memory.cuh"
+#include "../../common/gpu/dependent_launch.h"
 #include "config.h"
 #include "epilogue.cuh"
 
@@ -36,14 +40,21 @@ class SentOutputs {
         columns_(columns),
         pitch_(sent_pitch(columns)) {}
 
-  // Once the previous kernel is done; a barrier must follow.
-  __device__ __forceinline__ void fetch() const {
-    const int r = static_cast<int>(threadIdx.x);
-    if (r >= args_.group.ranks) return;
+  // Looks up where to send, then lets the next kernel begin, which counts the epoch. By one thread,
+  // once the previous kernel is done and the last operands are on their way.
+  __device__ __forceinline__ void begin_next() const {
     const PeerHeader& own = *args_.group.own;
     const int64_t half = int64_t{own.epochs[0] & 1} * args_.group.half_bytes;
-    shared_.mailboxes[r] =
-        own.failed != 0 ? nullptr : reinterpret_cast<char*>(own.peers[r]) + kPeerHeaderBytes + half;
+    const bool failed = own.failed != 0;
+    uint64_t headers[kMostRanks];  // all asked for before any is used
+#pragma unroll
+    for (int r = 0; r < kMostRanks; ++r) headers[r] = own.peers[r];
+#pragma unroll
+    for (int r = 0; r < kMostRanks; ++r) {
+      shared_.mailboxes[r] =
+          failed ? nullptr : reinterpret_cast<char*>(headers[r]) + kPeerHeaderBytes + half;
+    }
+    allow_next_kernel();
   }
   __device__ __forceinline__ void put(int m, int64_t n, float value) const {
     collected_[m * pitch_ + static_cast<int>(n) - first_n_] =

@@ -92,7 +92,7 @@ struct TmaBlock {
     Operand{is_w ? first_n : 0, 0, chunks, boxes}.produce(
         is_w ? w_map : a_map, pipeline, is_w ? 0 : w_bytes,
         (is_w ? block_n : block_m) * chunks * kChunkBytes, policy_of(is_w));
-    if (Outputs::kSends && !is_w) allow_next_kernel();
+    if (!is_w) outputs.begin_next();
   }
 
   // ---- Who multiplies: the other warps, each 32 rows of w by a slice of K -----------------------
@@ -121,7 +121,6 @@ struct TmaBlock {
     wait_for_previous_kernel();
     // What the end needs from memory is fetched while the pipeline fills.
     factors.fetch(args, first_n, block_n, consumers * 32);
-    outputs.fetch();
 
     float sums[kNTiles][kMTiles][4] = {};
     PipelineState state{0, 0};

@@ -96,7 +96,7 @@ struct SkinnyWarpgroupBlock {
     Operand{is_w ? first_n : 0, first_box * chunks, chunks, boxes}.produce(
         map, pipeline, is_w ? a_bytes : 0, is_w ? box_n * chunks * kChunkBytes : a_bytes,
         policy_of(is_w));
-    if (Outputs::kSends && !is_w) allow_next_kernel();
+    if (!is_w) outputs.begin_next();
   }
 
   // ---- Who multiplies: warpgroups, each 64 rows of w, or a share of K of them -------------------
@@ -107,7 +107,6 @@ struct SkinnyWarpgroupBlock {
     wait_for_previous_kernel();
     // What the end needs from memory is fetched while the pipeline fills.
     factors.fetch(args, first_n, block_n, kConsumers * 32);
-    outputs.fetch();
 
     float parts[kParts][kMTiles][4] = {};
     const auto add = [&](const float (&part)[kMTiles][4]) {
