@@ -9,9 +9,10 @@ between its 17th and its 64th token; ready_s is the time to its third, whose ste
 is replayed.
 step_ms is of one call of the model, with the device waited for, host_ms of what the call takes the
 host. floor_ms is the time of the bytes that a step reads of weights and cache, at the rate at which
-this device reads 4 GiB. The side bfloat16 is the model as it was before anything, with SDPA and
-transformers' static cache, a step as one CUDA graph. vLLM's rows are added where its own script has
-saved some of this device (serving.py --contexts).
+this device reads 4 GiB; of experts those count that the batch's tokens meet, as routing by chance
+would have it: E (1 - (1 - k / E)^batch) of E. The side bfloat16 is the model as it was before
+anything, with SDPA and transformers' static cache, a step as one CUDA graph. vLLM's rows are added
+where its own script has saved some of this device (serving.py --contexts).
 
 --kernels counts the kernels of a step by the profiler, --timeline tells a layer's at the first
 batch and context, each with the time from the end of the one before to its own: kernels overlap,
@@ -264,6 +265,18 @@ def measure(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
+def step_bytes(model, tokens: int) -> float:
+    """Of the weights that a step of so many tokens reads: of experts, as many as routing by chance
+    meets."""
+    found = sum(p.nbytes for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
+    for module in model.modules():
+        weight = module._parameters.get("gate_up_proj")  # of all experts of a layer
+        if weight is not None:
+            missed = 1 - model.config.num_experts_per_tok / weight.shape[0]
+            found -= missed**tokens * sum(p.nbytes for p in module.parameters())
+    return found
+
+
 def rows_of_ours(rows: list[dict]) -> list[dict]:
     return [row for row in rows if row["side"] != "bfloat16"]
 
@@ -279,7 +292,7 @@ def measure_cell(
 ) -> dict:
     """One side at one batch and context. first: the one whose timeline is kept."""
     config, device = model.config, model.device
-    weights = sum(p.nbytes for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
+    weights = step_bytes(model, batch)
     head = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
     token = 2 * config.num_key_value_heads * head * (1 if side == "fp8" else 2)
     floor = (weights + config.num_hidden_layers * token * batch * context) / rate

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from project import ROOT
+from torch import nn
 
 sys.path.append(str(ROOT / "benchmarks"))
 import generate
@@ -132,6 +134,21 @@ def test_the_loop_of_generate():
         100.0 - 4 - 30 - 2,
         {"reduce_kernel ReduceOp ArgMaxOps": 4.0, "Memcpy DtoD": 2.0},
     )
+
+
+def test_a_step_reads_the_experts_that_its_tokens_meet():
+    """Half of two experts a token: of a batch of two, on average, three quarters."""
+    model = nn.Module()
+    model.config = SimpleNamespace(num_experts_per_tok=1)
+    model.embedding = nn.Embedding(10, 8)
+    model.get_input_embeddings = lambda: model.embedding
+    model.linear = nn.Linear(8, 3, bias=False)
+    model.experts = nn.Module()
+    model.experts.gate_up_proj = nn.Parameter(torch.zeros(2, 6, 8))
+    model.experts.down_proj = nn.Parameter(torch.zeros(2, 8, 3))
+    experts = 4 * 2 * (48 + 24)
+    for tokens, part in ((1, 1 / 2), (2, 3 / 4), (3, 7 / 8)):
+        assert generate.step_bytes(model, tokens) == pytest.approx(4 * 24 + part * experts)
 
 
 def test_a_step_of_vllm_behind_a_prompt(monkeypatch):
