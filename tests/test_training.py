@@ -40,8 +40,8 @@ def both(every_case, run_kernelized):
 TOLERANCE = 0.04  # of a result: FbgemmFp8Linear quantises its input, which its own forward does not
 LAYERS = (
     "RMSNorm", "RMSNormZeroCentered", "FP8Linear", "FP8LinearPart", "FbgemmFp8Linear", "SwiGLUMLP",
-    "LlamaDecoderLayer", "GemmaDecoderLayer", "Experts", "Llama4TextMoe", "SiluAndMul",
-    "MulAndSilu", "GeluAndMul", "GeluTanhAndMul",
+    "LlamaDecoderLayer", "GemmaDecoderLayer", "Experts", "Llama4TextMoe", "TopKRouter",
+    "SiluAndMul", "MulAndSilu", "GeluAndMul", "GeluTanhAndMul",
 )  # fmt: skip
 every_layer = pytest.mark.parametrize("layer", LAYERS)
 

@@ -264,6 +264,30 @@ def linear_by(
         raise
 
 
+def linear_of_router(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    *,
+    in_float32: bool,
+) -> torch.Tensor:
+    """Linear layer of a router.
+
+    Args:
+        x: ``[rows, K]``.
+        w: ``[N, K]``, not quantised.
+        bias: ``[N]``.
+        in_float32: products of 16 bits are not rounded to these; else the result has x's dtype.
+    """
+    in_16_bits = x.dtype == w.dtype and x.dtype in (torch.bfloat16, torch.float16)
+    # Of many rows the library's product is no slower, and float32 of 16 bits is not among its own.
+    if in_16_bits and (in_float32 or (not _is_exporting() and x.shape[0] <= SKINNY_GEMM_MAX_ROWS)):
+        return gemm(x, w, bias=bias, out_dtype=torch.float32 if in_float32 else None)
+    if in_float32:
+        x, w, bias = x.float(), w.float(), None if bias is None else bias.float()
+    return torch.nn.functional.linear(x, w, bias)
+
+
 def weight_only_linear(
     x: torch.Tensor,
     w: torch.Tensor,

@@ -31,6 +31,8 @@ layer                  module attributes that it reads
 ``GemmaDecoderLayer``  the same, for forwards with other numbers of parameters, which ``kernelize``
 ``DecoderLayer4``, ..  compares: so there is a class for each
 ``Experts``            those of a ``models.Experts``: all experts of a layer in one call
+``TopKRouter``         ``kernel_router``, which ``quantize_model_`` leaves there, ``weight`` and the
+                       biases that it names
 ``Llama4TextMoe``      ``router``, ``shared_expert``, ``experts``, ``hidden_dim``, ``top_k``
 ``SiluAndMul``,        none: ``[..., 2 * d]`` in, ``[..., d]`` out, as in the Hub's ``activation``
 ``MulAndSilu``,
@@ -55,6 +57,7 @@ from .experts import Experts, Llama4TextMoe, experts_forward
 from .linear import FbgemmFp8Linear, FP8Linear, FP8LinearPart
 from .mlp import SwiGLUMLP
 from .norm import RMSNorm, RMSNormZeroCentered
+from .router import TopKRouter
 
 __all__ = [
     "Experts",
@@ -71,6 +74,7 @@ __all__ = [
     "RMSNormZeroCentered",
     "SiluAndMul",
     "SwiGLUMLP",
+    "TopKRouter",
     "experts_forward",
     "kernel_mapping",
 ]
@@ -89,6 +93,7 @@ LAYERS = {
     **{name: name for name in decoder.LAYERS},
     "Experts": "Experts",
     "Llama4TextMoe": "Llama4TextMoe",
+    "TopKRouter": "TopKRouter",
     "SiluAndMul": "SiluAndMul",
     "MulAndSilu": "MulAndSilu",
     "GeluAndMul": "GeluAndMul",

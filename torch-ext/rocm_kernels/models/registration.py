@@ -14,6 +14,7 @@ from .linear import FP8Linear, FP8LinearPart
 from .norms import computes_rmsnorm, formula_of
 from .probe import Differs, probe_decoder_layer, probe_llama4_moe, probe_mlp
 from .probe_attention import probe_attention
+from .probe_router import probe_routed_block, probe_router
 
 
 class _Condition(NamedTuple):
@@ -75,14 +76,14 @@ class Registration:
 
 
 def register_layers(model: nn.Module) -> None:
-    """Registers a model's MLPs, decoder layers and norms for ``kernelize``.
+    """Registers a model's MLPs, decoder layers, norms and routers for ``kernelize``.
 
     Each module also gets what its kernel layer needs to know: an MLP its family, as
     ``kernel_family``; a decoder layer that, and how it calls its attention, as ``kernel_call``; a
-    norm its formula, as ``kernel_norm``.
+    norm its formula, as ``kernel_norm``; a router what it computes, as ``kernel_router``.
     """
     for module in model.modules():
-        for fact in ("kernel_family", "kernel_call", "kernel_norm", "kernel_attention"):
+        for fact in _FACTS:
             module.__dict__.pop(fact, None)  # what an earlier call has found out
     for module in model.modules():
         name = type(module).__name__
@@ -122,6 +123,16 @@ def register_layers(model: nn.Module) -> None:
                 attention.kernel_attention = probe_attention(attention, module.kernel_family)
             except Differs:
                 continue  # it runs between its projections as it did
+        if any(isinstance(child, Experts) for child in module.children()):
+            try:
+                router, call = probe_routed_block(module)
+            except Differs:
+                continue  # it routes as it did
+            router.kernel_router = call
+            router.layer_registration = Registration(type(router), "TopKRouter", _routes_as_seen)
+
+
+_FACTS = ("kernel_family", "kernel_call", "kernel_norm", "kernel_attention", "kernel_router")
 
 
 def layers_left_alone(model: nn.Module) -> Dict[str, str]:
@@ -149,7 +160,7 @@ def unkernelized_layers(model: nn.Module) -> Dict[str, str]:
     and why. Empty: nothing is missing.
 
     They are MLPs and decoder layers of families that are known (docs/models.md), FP8 linears,
-    experts and RMSNorms.
+    experts, their routers and RMSNorms.
     """
     found = layers_left_alone(model)
     for name, module in model.named_modules():
@@ -157,6 +168,7 @@ def unkernelized_layers(model: nn.Module) -> Dict[str, str]:
         if name in found or not (
             cls.__name__ in (*BY_MLP, *BY_DECODER, _LLAMA4_MOE)
             or hasattr(module, "kernel_norm")
+            or hasattr(module, "kernel_router")
             or ("kernel_layer_name" in vars(cls) and _is_of_this_package(cls))
         ):
             continue
@@ -266,6 +278,16 @@ def _has_our_experts(module: nn.Module) -> bool:
     except Differs:
         return False
     return True
+
+
+def _routes_as_seen(module: nn.Module) -> bool:
+    call = getattr(module, "kernel_router", None)  # None: another model's, or with other experts
+    if call is None or is_wrapped(module):
+        return False
+    try:
+        return probe_router(module) == call
+    except Differs:
+        return False
 
 
 def _is_prepared(module: nn.Module, require: Callable[[nn.Module, Family], None]) -> bool:
