@@ -69,9 +69,6 @@ FP8_SCHEMES = {
 
 
 def experts() -> bool:
-    if current_platform.is_cuda() and not parts.asked_for("experts"):
-        # Alone they are the quicker (docs/h200_moe.md); that they are inside vLLM was not shown.
-        return False
     _require_hooks()
     found = []
     for oracle, function, backends in SELECTED:
@@ -148,8 +145,12 @@ class RocmKernelsExperts(mk.FusedMoEExpertsModular):
     @staticmethod
     def is_supported_config(cls, moe_config, weight_key, activation_key, activation_format):
         blocks = weight_key == kFp8Static128BlockSym
+        slower = parts.why_experts_wait(
+            current_platform.is_cuda(), current_platform.is_device_capability(90), weight_key
+        )
         for not_ours, reason in (
             (kernels.why_not(), kernels.why_not()),
+            (slower, slower),
             (moe_config.moe_backend != "auto", f"{moe_config.moe_backend} is asked for"),
             (moe_config.rocm_aiter_fmoe_enabled, "AITER is turned on"),
             (moe_config.num_local_experts > MAX_EXPERTS, f"takes up to {MAX_EXPERTS} experts"),
