@@ -18,8 +18,8 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 ROWS = (1, 5, 64, 100)  # 100: beyond skinny_gemm's 64
 

@@ -31,6 +31,14 @@ ROCM_KERNELS_DEVICE int bits_of(LaneMask mask) {
                            : __builtin_popcountll(mask);
 #endif
 }
+// The lowest lane of a mask that has one.
+ROCM_KERNELS_DEVICE int lowest_lane(LaneMask mask) {
+#if defined(__CUDACC__)
+  return __ffs(mask) - 1;
+#else
+  return sizeof(mask) == 4 ? __builtin_ctz(static_cast<uint32_t>(mask)) : __builtin_ctzll(mask);
+#endif
+}
 ROCM_KERNELS_DEVICE int bits_below(LaneMask mask) {
   const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
   return bits_of(mask & ((LaneMask{1} << lane) - 1));
@@ -51,6 +59,14 @@ ROCM_KERNELS_DEVICE float of_one_lane(float value, int lane) {
   return __shfl_sync(0xFFFFFFFFu, value, lane);
 #else
   return __builtin_bit_cast(float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, value), lane));
+#endif
+}
+
+ROCM_KERNELS_DEVICE int of_one_lane(int value, int lane) {
+#if defined(__CUDACC__)
+  return __shfl_sync(0xFFFFFFFFu, value, lane);
+#else
+  return __builtin_amdgcn_readlane(value, lane);
 #endif
 }
 

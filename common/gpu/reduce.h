@@ -80,4 +80,17 @@ ROCM_KERNELS_DEVICE float reduce_lanes(float value, Op op) {
   return value;
 }
 
+// The greatest integer of a wave's.
+ROCM_KERNELS_DEVICE uint32_t greatest_of_wave(uint32_t value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(0xFFFFFFFFu, value);
+#else
+  float bits;
+  __builtin_memcpy(&bits, &value, sizeof(bits));
+  bits = reduce_lanes<kWaveSize>(bits, MaxMagnitude{});
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+#endif
+}
+
 }  // namespace rocm_kernels

@@ -1,17 +1,21 @@
-// The router on GPUs: a wave a token, its experts spread over the lanes. See ../topk.h for the
+// The router on GPUs: a wave a token, its experts in runs over the lanes. See ../topk.h for the
 // maths. One source of each family includes it.
 //
-// Scores lie in LDS. The k greatest are found one after the other: each lane offers its greatest
-// that is not taken yet, the wave takes the greatest of those, of equal ones the lowest id. That is
-// k * (E / 64) comparisons a lane, all in registers and LDS; nothing is sorted.
+// Everything is in registers, but for more than 512 experts. The k greatest are found one after the
+// other: each lane offers its greatest that is not taken yet, as an integer of the same order; the
+// greatest of a wave's integers is one instruction on NVIDIA, and the first lane that has it has
+// the lowest id, because runs are in the order of lanes. So a round is some 20 dependent
+// instructions, and nothing is sorted.
 //
-// Timeline of a wave. | is a barrier of the block, though a wave reads its own LDS alone.
+// Timeline of a wave.
 //
-//   the kernel before; logits --> scores and choices in LDS
-//   | groups: the two greatest choices of each | experts of groups that lose are taken
-//   | softmax: exponentials in place of scores, their sum over the wave |
+//   the kernel before; logits --> scores, and choices as integers
+//   groups: choices to LDS | the two greatest of each --> LDS | those of groups that lose become 0
+//   softmax: the greatest, over the wave; sum of exponentials, over the wave
 //   k times: the greatest that is left, over the wave; lane j keeps the j-th
 //   lane j: weight j, id j to memory
+//
+// | is a barrier of the block, though a wave reads its own LDS alone.
 #pragma once
 
 #include <cmath>
@@ -20,6 +24,7 @@
 #include "../../common/gpu/barrier.h"
 #include "../../common/gpu/dependent_launch.h"
 #include "../../common/gpu/element.h"
+#include "../../common/gpu/lanes.h"
 #include "../../common/gpu/launch.h"
 #include "../../common/gpu/math.h"
 #include "../../common/gpu/reduce.h"
@@ -27,13 +32,7 @@
 
 namespace rocm_kernels {
 
-constexpr int kTopkWaves = 4;  // of a block, a token each; one where experts are many
-
 namespace detail {
-
-struct Max {
-  ROCM_KERNELS_DEVICE float operator()(float a, float b) const { return a > b ? a : b; }
-};
 
 // exp(v) for v <= 0, or NaN, to about a unit in the last place: what rounding v * log2(e) loses is
 // added again.
@@ -48,100 +47,187 @@ ROCM_KERNELS_DEVICE float exp_of_negative(float v) {
 
 ROCM_KERNELS_DEVICE float sigmoid(float v) {
   const float part = exp_of_negative(v < 0.0f ? v : -v);
-  return v < 0.0f ? part / (1.0f + part) : 1.0f / (1.0f + part);
+  const float inverse = fast_reciprocal(1.0f + part);
+  return v < 0.0f ? part * inverse : inverse;
 }
+
+// Integers in the order of floats, of which none is 0; NaN is -infinity, and the zeros are equal.
+ROCM_KERNELS_DEVICE uint32_t in_order(float value) {
+  const float one_zero = value != value ? -INFINITY : value + 0.0f;
+  uint32_t bits;
+  __builtin_memcpy(&bits, &one_zero, sizeof(bits));
+  return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
+}
+ROCM_KERNELS_DEVICE float from_order(uint32_t ordered) {
+  const uint32_t bits = ordered >> 31 != 0 ? ordered & 0x7FFFFFFFu : ~ordered;
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// What the bits of a logit, in 16 or all of 32, stand for.
+ROCM_KERNELS_DEVICE float logit_of(uint32_t bits, DType dtype) {
+  float value;
+  if (dtype == DType::kFloat16) {
+    const uint16_t half = static_cast<uint16_t>(bits);
+    float16 narrow;
+    __builtin_memcpy(&narrow, &half, sizeof(narrow));
+    return to_float(narrow);
+  }
+  bits = dtype == DType::kBFloat16 ? bits << 16 : bits;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// A lane's own numbers.
+template <typename T, int kCount>
+struct InRegisters {
+  T values[kCount];
+  ROCM_KERNELS_DEVICE T& operator[](int i) { return values[i]; }
+};
+template <typename T>
+struct InLds {
+  T* values;
+  ROCM_KERNELS_DEVICE T& operator[](int i) { return values[i * kWaveSize]; }
+};
 
 }  // namespace detail
 
-// Grid: ceil(T / kWaves) blocks of kWaves waves. kExperts: at most.
+// Grid: ceil(T / kWaves) blocks of kWaves waves. Lane l has experts l * n to (l + 1) * n - 1, n =
+// ceil(E / kWaveSize). kExperts: at most.
 template <int kExperts, int kWaves>
 __global__ void __launch_bounds__(kWaves * 64) topk_kernel(const TopkArgs p) {
-  __shared__ float all_scores[kWaves][kExperts];   // what weights are made of
-  __shared__ float all_choices[kWaves][kExperts];  // what ids are chosen by
-  __shared__ float all_groups[kWaves][kExperts];   // of each group, its two greatest choices
+  static_assert(kMaxTopk <= 32, "topk_kernel: a wave has a lane for each slot");
+  constexpr int kOfLane = (kExperts + kWaveSize - 1) / kWaveSize;
+  constexpr bool kMany = kExperts > kFewExperts;
+  constexpr int kAtOnce = kOfLane < 16 ? kOfLane : 16;  // loads under way
+  constexpr int kUnroll = kMany ? kAtOnce : kOfLane;
+  constexpr uint32_t kTaken = 0;
   const int wave = static_cast<int>(threadIdx.x) / kWaveSize;
   const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
-  float *scores = all_scores[wave], *choices = all_choices[wave], *groups = all_groups[wave];
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kWaves + wave;
-  const bool exists = token < p.tokens;
   const bool softmax = p.scoring == Scoring::kSoftmax;
-  const int experts = exists ? p.experts : 0;
+  const int of_lane = (p.experts + kWaveSize - 1) / kWaveSize;
+  const int first = lane * of_lane;
+  const int own = token < p.tokens ? min(p.experts - first, of_lane) : 0;  // may be below 0
   begin_after_previous_kernel();
 
-  // 1. Scores and choices.
-  float greatest = -INFINITY;
-  for (int e = lane; e < experts; e += kWaveSize) {
-    const float logit = load_element(p.logits, p.logits_dtype, token * p.logits_stride + e);
-    const float score = softmax ? logit : detail::sigmoid(logit);
-    float choice = p.bias != nullptr ? score + p.bias[e] : score;
-    if (choice != choice) choice = -INFINITY;
-    scores[e] = score;
-    choices[e] = choice;
-    greatest = choice > greatest ? choice : greatest;
+  // 1. Scores, which weights are made of, and what ids are chosen by. Beyond a lane's experts, and
+  // the tokens, it loads what is there, so that no load is behind a branch.
+  std::conditional_t<kMany, detail::InLds<float>, detail::InRegisters<float, kOfLane>> scores;
+  std::conditional_t<kMany, detail::InLds<uint32_t>, detail::InRegisters<uint32_t, kOfLane>>
+      choices;
+  if constexpr (kMany) {
+    static_assert(kWaves == 1, "topk_kernel: LDS for the numbers of one token");
+    __shared__ float many_scores[kExperts];
+    __shared__ uint32_t many_choices[kExperts];
+    scores.values = many_scores + lane;
+    choices.values = many_choices + lane;
   }
-  lds_barrier();
+  const int64_t row = (token < p.tokens ? token : p.tokens - 1) * p.logits_stride;
+  const int last = p.experts - 1;
+#pragma unroll kMany ? 1 : kOfLane
+  for (int begin = 0; begin < kOfLane; begin += kAtOnce) {
+    uint32_t raw[kAtOnce];
+    float bias[kAtOnce] = {};
+    if (p.logits_dtype == DType::kFloat32) {
+      const auto* logits = static_cast<const uint32_t*>(p.logits) + row;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) raw[i] = logits[min(first + begin + i, last)];
+    } else {
+      const auto* logits = static_cast<const uint16_t*>(p.logits) + row;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) raw[i] = logits[min(first + begin + i, last)];
+    }
+    if (p.bias != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) bias[i] = p.bias[min(first + begin + i, last)];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float logit = detail::logit_of(raw[i], p.logits_dtype);
+      const float score = softmax ? logit : detail::sigmoid(logit);
+      scores[begin + i] = score;
+      choices[begin + i] = begin + i < own ? detail::in_order(score + bias[i]) : kTaken;
+    }
+  }
 
-  // 2. Groups, each by one lane; those of lower rank have their experts taken from the start.
-  const int group_size = p.experts / p.groups;
-  using Taken = std::conditional_t<(kExperts > 32 * kWaveSize), uint64_t, uint32_t>;
-  Taken taken = 0;  // bit i: expert lane + i * kWaveSize
+  // 2. Groups, each by one lane; the experts of those of lower rank are taken from the start.
   if (p.groups > 1) {
-    for (int g = lane; g < (exists ? p.groups : 0); g += kWaveSize) {
-      float first = -INFINITY, second = -INFINITY;
-      for (int e = g * group_size; e < (g + 1) * group_size; ++e) {
-        const float choice = choices[e];
-        second = choice > first ? first : choice > second ? choice : second;
-        first = choice > first ? choice : first;
-      }
-      groups[g] = group_size > 1 ? first + second : first;
+    __shared__ float all_choices[kWaves][kExperts];
+    __shared__ float all_groups[kWaves][kExperts];  // the sum of its two greatest
+    float *staged = all_choices[wave], *sums = all_groups[wave];
+    const int size = p.experts / p.groups;
+    const int groups = token < p.tokens ? p.groups : 0;
+#pragma unroll kUnroll
+    for (int i = 0; i < kOfLane; ++i) {
+      if (i < own) staged[first + i] = detail::from_order(choices[i]);
     }
     lds_barrier();
-    for (int e = lane, i = 0; e < experts; e += kWaveSize, ++i) {
-      const int own = e / group_size;
-      int rank = 0;
-      for (int g = 0; g < p.groups; ++g) {
-        rank += groups[g] > groups[own] || (groups[g] == groups[own] && g < own);
+    for (int g = lane; g < groups; g += kWaveSize) {
+      float greatest = -INFINITY, second = -INFINITY;
+      for (int e = g * size; e < (g + 1) * size; ++e) {
+        const float choice = staged[e];
+        second = choice > greatest ? greatest : choice > second ? choice : second;
+        greatest = choice > greatest ? choice : greatest;
       }
-      if (rank >= p.groups_kept) taken |= Taken{1} << i;
+      sums[g] = size > 1 ? greatest + second : greatest;
+    }
+    lds_barrier();
+#pragma unroll kUnroll
+    for (int i = 0; i < kOfLane; ++i) {
+      if (i >= own) continue;
+      const int group = (first + i) / size;
+      int rank = 0;
+      for (int g = 0; g < groups; ++g) {
+        rank += sums[g] > sums[group] || (sums[g] == sums[group] && g < group);
+      }
+      if (rank >= p.groups_kept) choices[i] = kTaken;
     }
   }
 
   // 3. Softmax's denominator.
-  float total = 0.0f;
+  float greatest = 0.0f, total = 0.0f;
   if (softmax) {
-    greatest = reduce_lanes<kWaveSize>(greatest, detail::Max{});
-    for (int e = lane; e < experts; e += kWaveSize) {
-      scores[e] = detail::exp_of_negative(scores[e] - greatest);
-      total += scores[e];
+    uint32_t most = 0;
+#pragma unroll kUnroll
+    for (int i = 0; i < kOfLane; ++i) most = max(most, choices[i]);
+    greatest = detail::from_order(greatest_of_wave(most));
+#pragma unroll kUnroll
+    for (int i = 0; i < kOfLane; ++i) {
+      scores[i] = i < own ? detail::exp_of_negative(scores[i] - greatest) : 0.0f;
+      total += scores[i];
     }
     total = reduce_lanes<kWaveSize>(total, Sum{});
-    lds_barrier();
   }
 
   // 4. The k greatest; lane j keeps the j-th.
-  static_assert(kMaxTopk <= 32, "topk_kernel: a wave has a lane for each slot");
-  constexpr float kNone = 1e9f;
   float weight = 0.0f, sum = 0.0f;
-  int own_id = 0;
+  int id = 0;
   for (int j = 0; j < p.k; ++j) {
-    float best = -INFINITY, best_id = kNone;
-    for (int e = lane, i = 0; e < experts; e += kWaveSize, ++i) {
-      const float choice = choices[e];
-      if ((taken >> i & 1) == 0 && (best_id == kNone || choice > best)) {
-        best = choice, best_id = static_cast<float>(e);
-      }
+    uint32_t most = kTaken;
+    int place = 0;
+    float score = 0.0f;
+#pragma unroll kUnroll
+    for (int i = 0; i < kOfLane; ++i) {
+      const bool is_more = choices[i] > most;  // of equal ones the first stays
+      most = is_more ? choices[i] : most;
+      place = is_more ? i : place;
+      score = is_more ? scores[i] : score;
     }
-    const float winner = reduce_lanes<kWaveSize>(best, detail::Max{});
-    const float lowest =
-        -reduce_lanes<kWaveSize>(best == winner ? -best_id : -kNone, detail::Max{});
-    if (!exists) continue;
-    const int id = static_cast<int>(lowest);
-    if (id % kWaveSize == lane) taken |= Taken{1} << (id / kWaveSize);
-    sum += scores[id];
-    if (j == lane) weight = scores[id], own_id = id;
+    const int winner = lowest_lane(ballot(most == greatest_of_wave(most)));
+    score = of_one_lane(score, winner);
+    const int chosen = of_one_lane(first + place, winner);
+    sum += score;
+    weight = lane == j ? score : weight;
+    id = lane == j ? chosen : id;
+#pragma unroll kUnroll
+    for (int i = 0; i < kOfLane; ++i) {
+      choices[i] = first + i == chosen ? kTaken : choices[i];
+    }
   }
 
-  if (lane < p.k && exists) {
+  if (lane < p.k && token < p.tokens) {
     if (softmax) {
       // A NaN anywhere is in the total, and in all weights.
       weight = p.renormalize ? weight / sum + 0.0f * total : weight / total;
@@ -149,24 +235,28 @@ __global__ void __launch_bounds__(kWaves * 64) topk_kernel(const TopkArgs p) {
       weight = (p.renormalize ? weight / (sum + 1e-20f) : weight) * p.scale;
     }
     p.weights[token * p.k + lane] = weight;
-    p.ids[token * p.k + lane] = own_id;
+    p.ids[token * p.k + lane] = id;
   }
+}
+
+template <int kExperts, int kWaves>
+Status launch_topk_of(const TopkArgs& args, const DeviceFacts& facts, const Context& context) {
+  const int64_t blocks = (args.tokens + kWaves - 1) / kWaves;
+  if (blocks > INT32_MAX) return "topk: too many tokens for one launch";
+  Launch launch;
+  launch.grid = dim3(static_cast<unsigned>(blocks));
+  launch.block = kWaves * facts.wave_size;
+  launch.stream = stream_of(context);
+  launch.early = facts.is_hopper_or_later();
+  return launch_kernel(topk_kernel<kExperts, kWaves>, launch, args);
 }
 
 Status launch_topk(const TopkArgs& args, const Context& context) {
   DeviceFacts facts;
   if (const Status error = current_device(facts)) return error;
-  const bool few = args.experts <= kFewExperts;
-  const int waves = few ? kTopkWaves : 1;
-  const int64_t blocks = (args.tokens + waves - 1) / waves;
-  if (blocks > INT32_MAX) return "topk: too many tokens for one launch";
-  Launch launch;
-  launch.grid = dim3(static_cast<unsigned>(blocks));
-  launch.block = waves * facts.wave_size;
-  launch.stream = stream_of(context);
-  launch.early = facts.is_hopper_or_later();
-  return launch_kernel(few ? topk_kernel<kFewExperts, kTopkWaves> : topk_kernel<kMaxExperts, 1>,
-                       launch, args);
+  if (args.experts <= 128) return launch_topk_of<128, 4>(args, facts, context);
+  if (args.experts <= kFewExperts) return launch_topk_of<kFewExperts, 4>(args, facts, context);
+  return launch_topk_of<kMaxExperts, 1>(args, facts, context);
 }
 
 }  // namespace rocm_kernels
