@@ -114,74 +114,100 @@ int64_t find_block(const KeyRows<T>& k, int64_t begin, int64_t last, const T** r
   return count;
 }
 
-// What head h of `heads` fetches of the rows of all of them: in the order of memory, where a row's
-// heads follow each other, since reading on is what memory does best.
+// How many rows, of all heads that are read together, are read at once: few, since the nearest
+// cache holds what is read next as well; more where elements are small, since the sums of values go
+// by once for these rows. Scores want whole tiles.
+constexpr int64_t kMostPieces = 1024;
 template <class T>
-Ahead<T> share_of_rows(const T* const* rows, int64_t count, int64_t elements, int64_t head_stride,
-                       int64_t h, int64_t heads, const T** share) {
-  int64_t row = h * count / heads, head = h * count % heads;
-  for (int64_t j = 0; j < count; ++j) {
-    share[j] = rows[row] + head * head_stride;
-    if (++head == heads) {
-      head = 0;
-      ++row;
-    }
+int64_t rows_at_once(int64_t queries, int64_t heads, int64_t elements) {
+  constexpr int64_t kSize = sizeof(T), kBytes = kSize == 1 ? 16384 : 8192;
+  const int64_t least = kTileSums / (queries > 2 ? 4 : queries);
+  int64_t rows = kKeyBlock;
+  while (rows > least && (rows * elements * kSize > kBytes || rows * heads > kMostPieces)) {
+    rows /= 2;
   }
-  return {share, count, elements, 0, 0};
+  return rows;
+}
+
+// What all heads read of `count` rows, in the order of memory.
+template <class T>
+void list_pieces(const T* const* rows, int64_t count, int64_t heads, int64_t head_stride,
+                 const T** pieces) {
+  for (int64_t j = 0; j < count; ++j) {
+    for (int64_t h = 0; h < heads; ++h) *pieces++ = rows[j] + h * head_stride;
+  }
 }
 
 // The states of keys [first, last) of a split, from nothing, for the task's KV head and those that
-// follow it: `heads` of them, each with queries and a state.
+// follow it: `heads` of them, each with queries, `q_elements` apart, and a state.
+//
+// Some rows of all heads are read at a time, in the order of memory, and each product asks for what
+// its like of the next rows reads: the machine foresees little of it, since rows of a page end
+// where the page does. That is even, and not far ahead: what waits for memory has few places.
 template <class K, class T>
 void attend_split(const AttentionArgs& args, const AttentionTask& task, int64_t heads,
-                  const Sight* sights, const typename K::Multiplier::Value* q, int64_t first,
-                  int64_t last, const AttentionState* states) {
+                  const Sight* sights, const typename K::Multiplier::Value* q, int64_t q_elements,
+                  int64_t first, int64_t last, const AttentionState* states) {
   using Multiplier = typename K::Multiplier;
   using Weight = typename K::Weight;
   alignas(64) float scores[kMaxTaskRows * kKeyBlock];
   const T* key_rows[2][kKeyBlock];  // of this block and the next
   const T* value_rows[2][kKeyBlock];
-  const T* rows[kKeyBlock + 1];  // of a head, and one for a pair's second
-  const T* share[kKeyBlock];
   const KeyRows<T> k = KeyRows<T>::of(args, args.k, task), v = KeyRows<T>::of(args, args.v, task);
   const int64_t q_stride = aligned_size(args.head_dim), stride = aligned_size(args.head_dim_v);
   alignas(64) typename Multiplier::Value packed[kKeyBlock * aligned_size(kMaxHeadDim)];
-  const typename K::Stored* packed_keys[kKeyBlock];
   const PackedValue<K>* packed_values[kKeyBlock];
+  const T* pieces[kMostPieces + 1];  // of the rows that are read next
   const bool many = task.rows > kFewRows;
   const int64_t size = args.head_dim, size_v = args.head_dim_v;
+  const int64_t to_head = args.k.head_stride, to_head_v = args.v.head_stride;
+  const int64_t all = (heads - 1) * to_head + size;  // elements of a row of all heads
+  const int64_t all_v = (heads - 1) * to_head_v + size_v;
+  const int64_t at_once = rows_at_once<T>(task.rows, heads, larger(all, all_v));
   for (int64_t h = 0; h < heads; ++h) clear(states[h], task.rows, stride);
   int now = 0;
   int64_t count = find_block(k, first, last, key_rows[now]);
   find_block(v, first, last, value_rows[now]);
+  touch_lines(key_rows[now], smaller(at_once, count), all);
   for (int64_t begin = first; begin < last; now = 1 - now) {
     const int64_t end = begin + count, next = find_block(k, end, last, key_rows[1 - now]);
     find_block(v, end, last, value_rows[1 - now]);
-    for (int64_t h = 0; h < heads; ++h) {
-      const auto* const queries = q + h * task.rows * q_stride;
-      for (int64_t j = 0; j < kKeyBlock; ++j) rows[j] = key_rows[now][j] + h * args.k.head_stride;
-      Ahead<T> ahead =
-          share_of_rows(key_rows[1 - now], next, size, args.k.head_stride, h, heads, share);
-      if (many && !kSame<T, typename K::Stored>) {
-        pack_keys<K>(rows, count, size, packed, q_stride, packed_keys);
-        score<Multiplier>(queries, task.rows, q_stride, packed_keys, count,
-                          rounded_up(size, Multiplier::kChunk), scores, ahead);
+    for (int64_t j = 0; j < count; j += at_once) {
+      const int64_t some = smaller(at_once, count - j);
+      touch_pages(key_rows[1 - now] + j, smaller(some, larger(next - j, 0)), all);
+      if (j + at_once < count) {
+        list_pieces(key_rows[now] + j + at_once, at_once, heads, to_head, pieces);
       } else {
-        score<Multiplier>(queries, task.rows, q_stride, rows, count, size, scores, ahead);
+        list_pieces(value_rows[now], at_once, heads, to_head_v, pieces);
       }
-      softmax<Weight>(sights[h], task, begin, count, scores, states[h], stride);
-      for (int64_t j = 0; j < count; ++j) rows[j] = value_rows[now][j] + h * args.v.head_stride;
-      rows[count] = rows[count - 1];
-      ahead = share_of_rows(value_rows[1 - now], next, size_v, args.v.head_stride, h, heads, share);
-      const Weight* const weights = reinterpret_cast<const Weight*>(scores);
-      float* const values = states[h].values;
-      if (many && !kSame<T, float>) {
-        pack_values<K>(rows, count, size_v, reinterpret_cast<PackedValue<K>*>(packed), stride,
-                       packed_values);
-        add_values<K>(weights, task.rows, packed_values, count, rounded_up(size_v, K::kChunk),
-                      values, stride, ahead);
-      } else {
-        add_values<K>(weights, task.rows, rows, count, size_v, values, stride, ahead);
+      for (int64_t h = 0; h < heads; ++h) {
+        const Rows<T> rows{key_rows[now] + j, h * to_head}, after{pieces + h * at_once, 0};
+        score<K>(q + h * q_elements, task.rows, q_stride, rows, some, size,
+                 scores + h * task.rows * kKeyBlock + j, packed, after);
+      }
+    }
+    for (int64_t j = 0; j < count; j += at_once) {
+      const int64_t some = smaller(at_once, count - j);
+      touch_pages(value_rows[1 - now] + j, smaller(some, larger(next - j, 0)), all_v);
+      if (j + at_once < count) {
+        list_pieces(value_rows[now] + j + at_once, at_once, heads, to_head_v, pieces);
+      } else if (next > 0) {
+        list_pieces(key_rows[1 - now], at_once, heads, to_head, pieces);
+      }
+      for (int64_t h = 0; h < heads; ++h) {
+        float* const its = scores + h * task.rows * kKeyBlock;
+        if (j == 0) softmax<Weight>(sights[h], task, begin, count, its, states[h], stride);
+        const Rows<T> rows{value_rows[now] + j, h * to_head_v}, after{pieces + h * at_once, 0};
+        const Weight* const weights = reinterpret_cast<const Weight*>(its) + j;
+        float* const sums = states[h].values;
+        if (many && !kSame<T, float>) {
+          pack_values<K>(rows, some, size_v, reinterpret_cast<PackedValue<K>*>(packed), stride,
+                         packed_values, after);
+          add_values<K>(weights, task.rows, Rows<PackedValue<K>>{packed_values, 0}, some,
+                        rounded_up(size_v, K::kChunk), sums, stride, Nothing{});
+        } else {
+          add_values<K>(weights, task.rows, rows, some, size_v, sums, stride, after);
+        }
       }
     }
     begin = end;
@@ -200,6 +226,8 @@ void attend(const AttentionArgs& args, const AttentionTask& task, int64_t heads,
   alignas(64) float own[kMaxTaskElements + 2 * kMaxTaskRows];
   alignas(64) float next[kMaxTaskElements + 2 * kMaxTaskRows];
   const int64_t group = args.heads / args.kv_heads, stride = aligned_size(args.head_dim_v);
+  const int64_t q_stride = aligned_size(args.head_dim);
+  const int64_t q_elements = task.rows * q_stride;
   Sight sights[kMaxTaskRows];
   for (int64_t h = 0; h < heads; ++h) {
     AttentionTask its = task;
@@ -214,11 +242,11 @@ void attend(const AttentionArgs& args, const AttentionTask& task, int64_t heads,
       sights[h].factor *= args.k_descale[task.sequence * args.k_descale_batch_stride +
                                          its.kv_head * args.k_descale_head_stride];
     }
-    load_queries<Multiplier, typename K::Order, Q>(args, its,
-                                                   q + h * task.rows * aligned_size(args.head_dim));
+    load_queries<Multiplier, typename K::Order, Q>(args, its, q + h * q_elements);
   }
   if (results != nullptr) {
-    attend_split<K, T>(args, task, heads, sights, q, larger(first * kSplitKeys, task.first_key),
+    attend_split<K, T>(args, task, heads, sights, q, q_elements,
+                       larger(first * kSplitKeys, task.first_key),
                        smaller(last * kSplitKeys, task.last_key), results);
     return;
   }
@@ -226,7 +254,8 @@ void attend(const AttentionArgs& args, const AttentionTask& task, int64_t heads,
   if (first == last) clear(state, task.rows, stride);
   for (int64_t split = first; split < last; ++split) {
     const AttentionState into = split == first ? state : AttentionState::at(next, task.rows);
-    attend_split<K, T>(args, task, 1, sights, q, larger(split * kSplitKeys, task.first_key),
+    attend_split<K, T>(args, task, 1, sights, q, q_elements,
+                       larger(split * kSplitKeys, task.first_key),
                        smaller((split + 1) * kSplitKeys, task.last_key), &into);
     if (split != first) join_states(state, into, task.rows, stride);
   }

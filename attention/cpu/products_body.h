@@ -49,12 +49,12 @@ ROCM_KERNELS_VECTOR void decode_rest(const T* p, int64_t count,
 
 // Vectors of a chunk of values, kWhole or its first `count` elements, of kPairs keys.
 template <class K, bool kWhole, class T>
-ROCM_KERNELS_VECTOR void decode_values(const T* const* rows, int64_t e, int64_t count,
+ROCM_KERNELS_VECTOR void decode_values(const Rows<T>& rows, int64_t e, int64_t count,
                                        F32Multiplier::Operand* v) {
   if (kWhole) {
-    Decode<F32Multiplier, T>::chunk(rows[0] + e, v);
+    Decode<F32Multiplier, T>::chunk(rows.at(0, e), v);
   } else {
-    decode_rest<F32Multiplier, T>(rows[0] + e, count, v);
+    decode_rest<F32Multiplier, T>(rows.at(0, e), count, v);
   }
 }
 
@@ -89,29 +89,23 @@ ROCM_KERNELS_VECTOR __m512i load_bytes(const void* p, int64_t bytes) {
 }
 
 template <class K, bool kWhole>
-ROCM_KERNELS_VECTOR void decode_values(const BFloat16* const* rows, int64_t e, int64_t count,
+ROCM_KERNELS_VECTOR void decode_values(const Rows<BFloat16>& rows, int64_t e, int64_t count,
                                        __m512i* v) {
-  const __m512i a = kWhole ? _mm512_loadu_si512(rows[0] + e) : load_bytes(rows[0] + e, 2 * count);
-  const __m512i b = kWhole ? _mm512_loadu_si512(rows[1] + e) : load_bytes(rows[1] + e, 2 * count);
+  const __m512i a =
+      kWhole ? _mm512_loadu_si512(rows.at(0, e)) : load_bytes(rows.at(0, e), 2 * count);
+  const __m512i b =
+      kWhole ? _mm512_loadu_si512(rows.at(1, e)) : load_bytes(rows.at(1, e), 2 * count);
   v[0] = _mm512_unpacklo_epi16(a, b);
   v[1] = _mm512_unpackhi_epi16(a, b);
 }
 
 template <class K, bool kWhole, bool kFnuz>
-ROCM_KERNELS_VECTOR void decode_values(const Fp8<kFnuz>* const* rows, int64_t e, int64_t count,
+ROCM_KERNELS_VECTOR void decode_values(const Rows<Fp8<kFnuz>>& rows, int64_t e, int64_t count,
                                        __m512i* v) {
-  __m512i a[2], b[2];
-  if (kWhole) {
-    Decode<BF16Multiplier, Fp8<kFnuz>>::chunk(rows[0] + e, a);
-    Decode<BF16Multiplier, Fp8<kFnuz>>::chunk(rows[1] + e, b);
-  } else {
-    decode_rest<BF16Multiplier, Fp8<kFnuz>>(rows[0] + e, count, a);
-    decode_rest<BF16Multiplier, Fp8<kFnuz>>(rows[1] + e, count, b);
-  }
-  for (int i = 0; i < 2; ++i) {
-    v[2 * i] = _mm512_unpacklo_epi16(a[i], b[i]);
-    v[2 * i + 1] = _mm512_unpackhi_epi16(a[i], b[i]);
-  }
+  const __m512i a = kWhole ? _mm512_loadu_si512(rows.at(0, e)) : load_bytes(rows.at(0, e), count);
+  const __m512i b = kWhole ? _mm512_loadu_si512(rows.at(1, e)) : load_bytes(rows.at(1, e), count);
+  Decode<BF16Multiplier, Fp8<kFnuz>>::convert(_mm512_unpacklo_epi8(a, b), v);
+  Decode<BF16Multiplier, Fp8<kFnuz>>::convert(_mm512_unpackhi_epi8(a, b), v + 2);
 }
 
 ROCM_KERNELS_VECTOR F32 add_weighted(F32 sum, __m512i v, const BFloat16* weights) {
@@ -166,10 +160,10 @@ template <class K>
 constexpr bool kPacked<PackedValue<K>> = true;
 
 template <class K, bool kWhole, class T>
-ROCM_KERNELS_VECTOR void load_values(const T* const* rows, int64_t e, int64_t count,
+ROCM_KERNELS_VECTOR void load_values(const Rows<T>& rows, int64_t e, int64_t count,
                                      typename K::Multiplier::Operand* v) {
   if constexpr (kPacked<T>) {
-    const typename K::Multiplier::Value* const from = &rows[0]->value + e * K::kPairs;
+    const typename K::Multiplier::Value* const from = &rows.rows[0]->value + e * K::kPairs;
     for (int part = 0; part < K::kParts; ++part) {
       v[part] = K::Multiplier::load_operand(from + part * K::Multiplier::kWidth);
     }
@@ -182,22 +176,24 @@ inline int64_t rounded_up(int64_t elements, int64_t chunk) {
   return (elements + chunk - 1) / chunk * chunk;
 }
 
-// Keys, `stride` elements apart, with zeros to the end of a chunk; and where they are.
-template <class K, class T>
-void pack_keys(const T* const* rows, int64_t count, int64_t elements,
-               typename K::Multiplier::Value* to, int64_t stride,
-               const typename K::Stored** packed) {
+// `count` keys, `stride` elements apart, with zeros to the end of a chunk; and where they are, the
+// last for all from there to `pointers`.
+template <class K, class T, class Next>
+void pack_keys(const Rows<T>& rows, int64_t count, int64_t pointers, int64_t elements,
+               typename K::Multiplier::Value* to, int64_t stride, const typename K::Stored** packed,
+               const Next& next) {
   using Multiplier = typename K::Multiplier;
-  for (int64_t j = 0; j < kKeyBlock; ++j) {
+  for (int64_t j = 0; j < pointers; ++j) {
     packed[j] = reinterpret_cast<const typename K::Stored*>(to + smaller(j, count - 1) * stride);
   }
   for (int64_t j = 0; j < count; ++j, to += stride) {
     for (int64_t d = 0; d < elements; d += Multiplier::kChunk) {
       typename Multiplier::Operand k[Multiplier::kParts];
+      next.template fetch<Multiplier::kChunk>(j, d);
       if (d + Multiplier::kChunk <= elements) {
-        Decode<Multiplier, T>::chunk(rows[j] + d, k);
+        Decode<Multiplier, T>::chunk(rows.at(j, d), k);
       } else {
-        decode_rest<Multiplier, T>(rows[j] + d, elements - d, k);
+        decode_rest<Multiplier, T>(rows.at(j, d), elements - d, k);
       }
       for (int part = 0; part < Multiplier::kParts; ++part) {
         Multiplier::store_operand(to + d + part * Multiplier::kWidth, k[part]);
@@ -206,18 +202,19 @@ void pack_keys(const T* const* rows, int64_t count, int64_t elements,
   }
 }
 
-template <class K, class T>
-void pack_values(const T* const* rows, int64_t count, int64_t elements, PackedValue<K>* to,
-                 int64_t stride, const PackedValue<K>** packed) {
+template <class K, class T, class Next>
+void pack_values(const Rows<T>& rows, int64_t count, int64_t elements, PackedValue<K>* to,
+                 int64_t stride, const PackedValue<K>** packed, const Next& next) {
   using Multiplier = typename K::Multiplier;
   for (int64_t j = 0; j < count; j += K::kPairs, to += K::kPairs * stride) {
     packed[j] = to;
     for (int64_t e = 0; e < elements; e += K::kChunk) {
       typename Multiplier::Operand v[K::kParts];
+      for (int i = 0; i < K::kPairs; ++i) next.template fetch<K::kChunk>(j + i, e);
       if (e + K::kChunk <= elements) {
-        decode_values<K, true>(rows + j, e, K::kChunk, v);
+        decode_values<K, true>(rows.from(j), e, K::kChunk, v);
       } else {
-        decode_values<K, false>(rows + j, e, elements - e, v);
+        decode_values<K, false>(rows.from(j), e, elements - e, v);
       }
       for (int part = 0; part < K::kParts; ++part) {
         Multiplier::store_operand(&to->value + e * K::kPairs + part * Multiplier::kWidth, v[part]);
@@ -272,8 +269,8 @@ ROCM_KERNELS_VECTOR void total_lanes(const F32Multiplier::Sum* sums, float* tota
 
 template <class Multiplier, int kRows, int kKeys, bool kWhole, class T, class Next>
 ROCM_KERNELS_VECTOR void score_chunk(const typename Multiplier::Value* q, int64_t q_stride,
-                                     const T* const* keys, int64_t d, int64_t elements,
-                                     typename Multiplier::Sum* sums, Next& ahead) {
+                                     const Rows<T>& keys, int64_t d, int64_t elements,
+                                     typename Multiplier::Sum* sums, const Next& next) {
   constexpr int kParts = Multiplier::kParts;
   typename Multiplier::Operand a[kRows][kParts];
   for (int r = 0; r < kRows; ++r) {
@@ -282,12 +279,12 @@ ROCM_KERNELS_VECTOR void score_chunk(const typename Multiplier::Value* q, int64_
     }
   }
   for (int j = 0; j < kKeys; ++j) {
-    ahead.template fetch<Multiplier::kChunk>();
+    next.template fetch<Multiplier::kChunk>(j, d);
     typename Multiplier::Operand k[kParts];
     if (kWhole) {
-      Decode<Multiplier, T>::chunk(keys[j] + d, k);
+      Decode<Multiplier, T>::chunk(keys.at(j, d), k);
     } else {
-      decode_rest<Multiplier, T>(keys[j] + d, elements - d, k);
+      decode_rest<Multiplier, T>(keys.at(j, d), elements - d, k);
     }
     for (int part = 0; part < kParts; ++part) {
       for (int r = 0; r < kRows; ++r) {
@@ -299,10 +296,10 @@ ROCM_KERNELS_VECTOR void score_chunk(const typename Multiplier::Value* q, int64_
 }
 
 // Dot products of kRows queries with `count` keys, rounded up to whole tiles, for which there are
-// pointers too: scores[r * kKeyBlock + j]. Meanwhile what is `ahead` is fetched.
+// pointers too: scores[r * kKeyBlock + j]. Meanwhile what is `next` is fetched.
 template <class Multiplier, int kRows, class T, class Next>
-void score_rows(const typename Multiplier::Value* q, int64_t q_stride, const T* const* keys,
-                int64_t count, int64_t elements, float* scores, Next& ahead) {
+void score_rows(const typename Multiplier::Value* q, int64_t q_stride, const Rows<T>& keys,
+                int64_t count, int64_t elements, float* scores, const Next& next) {
   constexpr int kChunk = Multiplier::kChunk;
   constexpr int kKeys = kTileSums / (kRows == 3 ? 4 : kRows);
   for (int64_t j = 0; j < count; j += kKeys) {
@@ -310,10 +307,12 @@ void score_rows(const typename Multiplier::Value* q, int64_t q_stride, const T* 
     for (int i = 0; i < kTileSums; ++i) sums[i] = Multiplier::zero();
     int64_t d = 0;
     for (; d + kChunk <= elements; d += kChunk) {
-      score_chunk<Multiplier, kRows, kKeys, true>(q, q_stride, keys + j, d, elements, sums, ahead);
+      score_chunk<Multiplier, kRows, kKeys, true>(q, q_stride, keys.from(j), d, elements, sums,
+                                                  next.from(j));
     }
     if (d < elements) {
-      score_chunk<Multiplier, kRows, kKeys, false>(q, q_stride, keys + j, d, elements, sums, ahead);
+      score_chunk<Multiplier, kRows, kKeys, false>(q, q_stride, keys.from(j), d, elements, sums,
+                                                   next.from(j));
     }
     alignas(64) float totals[kTileSums];
     total_lanes(sums, totals);
@@ -325,22 +324,39 @@ void score_rows(const typename Multiplier::Value* q, int64_t q_stride, const T* 
 
 template <class Multiplier, class T, class Next>
 void score_some(const typename Multiplier::Value* q, int64_t rows, int64_t q_stride,
-                const T* const* keys, int64_t count, int64_t elements, float* scores, Next& ahead) {
-  if (rows >= 4) score_rows<Multiplier, 4>(q, q_stride, keys, count, elements, scores, ahead);
-  if (rows == 3) score_rows<Multiplier, 3>(q, q_stride, keys, count, elements, scores, ahead);
-  if (rows == 2) score_rows<Multiplier, 2>(q, q_stride, keys, count, elements, scores, ahead);
-  if (rows == 1) score_rows<Multiplier, 1>(q, q_stride, keys, count, elements, scores, ahead);
+                const Rows<T>& keys, int64_t count, int64_t elements, float* scores,
+                const Next& next) {
+  if (rows >= 4) score_rows<Multiplier, 4>(q, q_stride, keys, count, elements, scores, next);
+  if (rows == 3) score_rows<Multiplier, 3>(q, q_stride, keys, count, elements, scores, next);
+  if (rows == 2) score_rows<Multiplier, 2>(q, q_stride, keys, count, elements, scores, next);
+  if (rows == 1) score_rows<Multiplier, 1>(q, q_stride, keys, count, elements, scores, next);
 }
 
 template <class Multiplier, class T, class Next>
-void score(const typename Multiplier::Value* q, int64_t rows, int64_t q_stride,
-           const T* const* keys, int64_t count, int64_t elements, float* scores,
-           Ahead<Next>& ahead) {
-  score_some<Multiplier>(q, rows, q_stride, keys, count, elements, scores, ahead);
-  Nothing nothing;
+void score_all(const typename Multiplier::Value* q, int64_t rows, int64_t q_stride,
+               const Rows<T>& keys, int64_t count, int64_t elements, float* scores,
+               const Next& next) {
+  score_some<Multiplier>(q, rows, q_stride, keys, count, elements, scores, next);
+  constexpr Nothing nothing;
   for (int64_t r = 4; r < rows; r += 4) {
     score_some<Multiplier>(q + r * q_stride, rows - r, q_stride, keys, count, elements,
                            scores + r * kKeyBlock, nothing);
+  }
+}
+
+// Dot products of queries with `count` keys: scores[r * kKeyBlock + j].
+template <class K, class T, class Next>
+void score(const typename K::Multiplier::Value* q, int64_t rows, int64_t q_stride,
+           const Rows<T>& keys, int64_t count, int64_t elements, float* scores,
+           typename K::Multiplier::Value* packed, const Next& next) {
+  using Multiplier = typename K::Multiplier;
+  if (rows > kFewRows && !kSame<T, typename K::Stored>) {
+    const typename K::Stored* packed_keys[kKeyBlock];
+    pack_keys<K>(keys, count, kKeyBlock, elements, packed, q_stride, packed_keys, next);
+    score_all<Multiplier>(q, rows, q_stride, Rows<typename K::Stored>{packed_keys, 0}, count,
+                          rounded_up(elements, Multiplier::kChunk), scores, next);
+  } else {
+    score_all<Multiplier>(q, rows, q_stride, keys, count, elements, scores, next);
   }
 }
 
@@ -352,9 +368,9 @@ constexpr int64_t kWeightStride = kKeyBlock * sizeof(float) / sizeof(typename K:
 
 // Adds p times the values of `count` keys to kChunks chunks of kRows rows.
 template <class K, int kRows, int kChunks, bool kWhole, class T, class Next>
-ROCM_KERNELS_VECTOR void add_chunks(const typename K::Weight* p, const T* const* rows,
-                                    int64_t count, int64_t e, int64_t elements, float* values,
-                                    int64_t stride, Next& ahead) {
+ROCM_KERNELS_VECTOR void add_chunks(const typename K::Weight* p, const Rows<T>& rows, int64_t count,
+                                    int64_t e, int64_t elements, float* values, int64_t stride,
+                                    const Next& next) {
   using Multiplier = typename K::Multiplier;
   constexpr int kParts = K::kParts, kChunk = K::kChunk, kWidth = kChunk / kParts;
   typename Multiplier::Sum sums[kRows][kChunks][kParts];
@@ -368,9 +384,9 @@ ROCM_KERNELS_VECTOR void add_chunks(const typename K::Weight* p, const T* const*
   }
   for (int64_t j = 0; j < count; j += K::kPairs) {
     for (int c = 0; c < kChunks; ++c) {
-      ahead.template fetch<K::kPairs * kChunk>();
+      for (int i = 0; i < K::kPairs; ++i) next.template fetch<kChunk>(j + i, e + c * kChunk);
       typename Multiplier::Operand v[kParts];
-      load_values<K, kWhole>(rows + j, e + c * kChunk, elements - e, v);
+      load_values<K, kWhole>(rows.from(j), e + c * kChunk, elements - e, v);
       for (int r = 0; r < kRows; ++r) {
         for (int part = 0; part < kParts; ++part) {
           typename Multiplier::Sum& sum = sums[r][c][part];
@@ -390,40 +406,39 @@ ROCM_KERNELS_VECTOR void add_chunks(const typename K::Weight* p, const T* const*
 }
 
 template <class K, int kRows, class T, class Next>
-void add_rows(const typename K::Weight* p, const T* const* rows, int64_t count, int64_t elements,
-              float* values, int64_t stride, Next& ahead) {
+void add_rows(const typename K::Weight* p, const Rows<T>& rows, int64_t count, int64_t elements,
+              float* values, int64_t stride, const Next& next) {
   constexpr int kChunk = K::kChunk;
   constexpr int kFit = kTileSums / (kRows == 3 ? 4 : kRows) / K::kParts;
   constexpr int kMost = kFit > 1 ? kFit : 1;
   constexpr int kChunks = kMost > 4 ? 4 : kMost;
   int64_t e = 0;
   for (; e + kChunks * kChunk <= elements; e += kChunks * kChunk) {
-    add_chunks<K, kRows, kChunks, true>(p, rows, count, e, elements, values, stride, ahead);
+    add_chunks<K, kRows, kChunks, true>(p, rows, count, e, elements, values, stride, next);
   }
   for (; e + kChunk <= elements; e += kChunk) {
-    add_chunks<K, kRows, 1, true>(p, rows, count, e, elements, values, stride, ahead);
+    add_chunks<K, kRows, 1, true>(p, rows, count, e, elements, values, stride, next);
   }
   if (e < elements) {
-    add_chunks<K, kRows, 1, false>(p, rows, count, e, elements, values, stride, ahead);
+    add_chunks<K, kRows, 1, false>(p, rows, count, e, elements, values, stride, next);
   }
 }
 
 template <class K, class T, class Next>
-void add_some(const typename K::Weight* p, int64_t rows, const T* const* value_rows, int64_t count,
-              int64_t elements, float* values, int64_t stride, Next& ahead) {
-  if (rows >= 4) add_rows<K, 4>(p, value_rows, count, elements, values, stride, ahead);
-  if (rows == 3) add_rows<K, 3>(p, value_rows, count, elements, values, stride, ahead);
-  if (rows == 2) add_rows<K, 2>(p, value_rows, count, elements, values, stride, ahead);
-  if (rows == 1) add_rows<K, 1>(p, value_rows, count, elements, values, stride, ahead);
+void add_some(const typename K::Weight* p, int64_t rows, const Rows<T>& value_rows, int64_t count,
+              int64_t elements, float* values, int64_t stride, const Next& next) {
+  if (rows >= 4) add_rows<K, 4>(p, value_rows, count, elements, values, stride, next);
+  if (rows == 3) add_rows<K, 3>(p, value_rows, count, elements, values, stride, next);
+  if (rows == 2) add_rows<K, 2>(p, value_rows, count, elements, values, stride, next);
+  if (rows == 1) add_rows<K, 1>(p, value_rows, count, elements, values, stride, next);
 }
 
 // There are pointers for whole pairs of keys.
 template <class K, class T, class Next>
-void add_values(const typename K::Weight* p, int64_t rows, const T* const* value_rows,
-                int64_t count, int64_t elements, float* values, int64_t stride,
-                Ahead<Next>& ahead) {
-  add_some<K>(p, rows, value_rows, count, elements, values, stride, ahead);
-  Nothing nothing;
+void add_values(const typename K::Weight* p, int64_t rows, const Rows<T>& value_rows, int64_t count,
+                int64_t elements, float* values, int64_t stride, const Next& next) {
+  add_some<K>(p, rows, value_rows, count, elements, values, stride, next);
+  constexpr Nothing nothing;
   for (int64_t r = 4; r < rows; r += 4) {
     add_some<K>(p + r * kWeightStride<K>, rows - r, value_rows, count, elements,
                 values + r * stride, stride, nothing);

@@ -42,34 +42,46 @@ struct KeyRows {
   }
 };
 
-// Rows that are read next. They lie apart from each other, so the machine does not foresee them.
-// They are asked for line by line, evenly: what waits for memory has few places, and a crowd of
-// lines holds up the loads between.
+// Where elements lie, or what is read next: those of a head, `first` of a row of all heads.
 template <class T>
-struct Ahead {
+struct Rows {
   const T* const* rows;
-  int64_t count;
-  int64_t elements;
-  int64_t row = 0, at = 0;  // the next line
+  int64_t first;
 
-  static constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+  ROCM_KERNELS_VECTOR const T* at(int64_t j, int64_t e) const { return rows[j] + (first + e); }
+  Rows from(int64_t j) const { return {rows + j, first}; }
 
-  // As many lines as `read` elements that are read meanwhile have.
-  template <int64_t read>
-  ROCM_KERNELS_VECTOR void fetch() {
-    for (int64_t i = 0; i < (read + kLine - 1) / kLine && row < count; ++i) {
-      __builtin_prefetch(rows[row] + at);
-      at += kLine;
-      if (at >= elements) {
-        at = 0;
-        ++row;
-      }
-    }
+  // Asks memory for the lines of some elements.
+  template <int64_t kElements>
+  ROCM_KERNELS_VECTOR void fetch(int64_t j, int64_t e) const {
+    constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+    const T* const elements = at(j, e);
+    for (int64_t i = 0; i < kElements; i += kLine) __builtin_prefetch(elements + i);
   }
 };
 
-// What the rows of queries behind the first take along.
 struct Nothing {
-  template <int64_t read>
-  ROCM_KERNELS_VECTOR void fetch() {}
+  Nothing from(int64_t) const { return {}; }
+
+  template <int64_t kElements>
+  ROCM_KERNELS_VECTOR void fetch(int64_t, int64_t) const {}
 };
+
+// Asks for all lines of `count` rows.
+template <class T>
+void touch_lines(const T* const* rows, int64_t count, int64_t elements) {
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+  for (int64_t j = 0; j < count; ++j) {
+    for (int64_t at = 0; at < elements; at += kLine) __builtin_prefetch(rows[j] + at);
+  }
+}
+
+// Asks for a line of each of the memory's pages that `count` rows have: when their other lines are
+// asked for, much later, the machine knows where the pages are.
+template <class T>
+void touch_pages(const T* const* rows, int64_t count, int64_t elements) {
+  constexpr int64_t kPage = 4096 / static_cast<int64_t>(sizeof(T));
+  for (int64_t j = 0; j < count; ++j) {
+    for (int64_t at = 0; at < elements; at += kPage) __builtin_prefetch(rows[j] + at);
+  }
+}

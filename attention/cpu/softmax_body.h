@@ -12,7 +12,12 @@ constexpr float kLeast = -1e38f;
 
 // ---- Vectors -----------------------------------------------------------------------------------
 
-ROCM_KERNELS_VECTOR F32 larger_of(F32 a, F32 b) { return where_negative(a - b, b, a); }
+// The second where either is NaN.
+#if ROCM_KERNELS_CPU_AVX512
+ROCM_KERNELS_VECTOR F32 larger_of(F32 a, F32 b) { return _mm512_max_ps(a, b); }
+#else
+ROCM_KERNELS_VECTOR F32 larger_of(F32 a, F32 b) { return where_negative(b - a, a, b); }
+#endif
 
 ROCM_KERNELS_VECTOR float largest_value(const Block& a) {
   return largest(larger_of(larger_of(a.v[0], a.v[1]), larger_of(a.v[2], a.v[3])));
@@ -23,6 +28,20 @@ ROCM_KERNELS_VECTOR Block exp_of_negative(const Block& v) {
   const Block power = fma(v, all(0.0f), exp(v));
   return where_negative(v + all(86.0f), all(0.0f), power);
 }
+
+// As Weight, in the order of the lanes.
+template <class Weight>
+ROCM_KERNELS_VECTOR void store_weights(Weight* p, const Block& v) {
+  for (int i = 0; i < kVectors; ++i) store(p + i * kLanes, v.v[i]);
+}
+#if ROCM_KERNELS_CPU_AVX512
+// This instruction takes subnormal numbers for zero: exponentials are none.
+ROCM_KERNELS_VECTOR void store_weights(BFloat16* p, const Block& v) {
+  for (int i = 0; i < kVectors; i += 2) {
+    _mm512_storeu_si512(p + i * kLanes, (__m512i)_mm512_cvtne2ps_pbh(v.v[i + 1], v.v[i]));
+  }
+}
+#endif
 
 // tanh to 2e-7: near 0 an odd polynomial, since 1 - 2 / (e^2x + 1) cancels.
 ROCM_KERNELS_VECTOR Block tanh(const Block& x) {
@@ -59,26 +78,30 @@ void softmax(const Sight& sight, const AttentionTask& task, int64_t first, int64
     const int64_t position = (task.row + r) / sight.group + sight.offset - first;
     const int64_t begin = sight.left < 0 ? 0 : larger(position - sight.left, 0);
     const int64_t end = sight.right < 0 ? count : smaller(position + sight.right + 1, count);
-    Block most = all(kUnseen);
-    for (int64_t j = 0; j < kKeyBlock; j += kBlock) {
-      Block s = load_block<float>(scores + j) * factor;
-      if (sight.softcap > 0) s = tanh(s * all(1.0f / sight.softcap)) * all(sight.softcap);
-      store_block<float>(scores + j, s);
+    constexpr int kBlocks = kKeyBlock / kBlock;
+    Block s[kBlocks], most = all(kUnseen);
+    for (int i = 0; i < kBlocks; ++i) {
+      s[i] = load_block<float>(scores + i * kBlock) * factor;
+      if (sight.softcap > 0) {
+        s[i] = tanh(s[i] * all(1.0f / sight.softcap)) * all(sight.softcap);
+      }
     }
-    for (int64_t j = 0; j < smaller(begin, kKeyBlock); ++j) scores[j] = kUnseen;
-    for (int64_t j = larger(end, 0); j < kKeyBlock; ++j) scores[j] = kUnseen;
-    for (int64_t j = 0; j < kKeyBlock; j += kBlock) {
-      const Block s = load_block<float>(scores + j);
-      for (int i = 0; i < kVectors; ++i) most.v[i] = larger_of(s.v[i], most.v[i]);
+    if (begin > 0 || end < kKeyBlock) {
+      for (int i = 0; i < kBlocks; ++i) store_block<float>(scores + i * kBlock, s[i]);
+      for (int64_t j = 0; j < smaller(begin, kKeyBlock); ++j) scores[j] = kUnseen;
+      for (int64_t j = larger(end, 0); j < kKeyBlock; ++j) scores[j] = kUnseen;
+      for (int i = 0; i < kBlocks; ++i) s[i] = load_block<float>(scores + i * kBlock);
+    }
+    for (const Block& each : s) {
+      for (int i = 0; i < kVectors; ++i) most.v[i] = larger_of(most.v[i], each.v[i]);
     }
     float now = largest_value(most);
     if (now < state.most[r]) now = state.most[r];
     const float base = now < kLeast ? kLeast : now;
     Block total = all(0.0f);
-    for (int64_t j = 0; j < kKeyBlock; j += kBlock) {
-      const Block p = exp_of_negative(load_block<float>(scores + j) - all(base));
-      Weight* const weights = reinterpret_cast<Weight*>(scores) + j;
-      for (int i = 0; i < kVectors; ++i) store(weights + i * kLanes, p.v[i]);
+    for (int i = 0; i < kBlocks; ++i) {
+      const Block p = exp_of_negative(s[i] - all(base));
+      store_weights(reinterpret_cast<Weight*>(scores) + i * kBlock, p);
       total = total + p;
     }
     if (now != state.most[r]) {

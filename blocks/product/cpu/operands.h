@@ -219,7 +219,10 @@ struct Decode<BF16Multiplier, Fp8<kFnuz>> {
   alignas(64) static constexpr Fp8ToBF16<kFnuz> kTable{};
 
   static ROCM_KERNELS_VECTOR void chunk(const Fp8<kFnuz>* p, __m512i operands[2]) {
-    const __m512i codes = _mm512_loadu_si512(p);
+    convert(_mm512_loadu_si512(p), operands);
+  }
+
+  static ROCM_KERNELS_VECTOR void convert(__m512i codes, __m512i operands[2]) {
     __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.low), codes,
                                            _mm512_load_si512(kTable.low + 64));
     __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.high), codes,
