@@ -216,6 +216,9 @@ OTHERS = {
         x.pow(2).mean(-1, keepdim=True) + self.epsilon
     ),
     "a limit": lambda self, x: ZeroCentered.forward(self, x.clamp(-100, 100)),
+    "a gate that may be left out": lambda self, x, gate=None: ZeroCentered.forward(
+        self, x if gate is None else x * gate
+    ),
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ eager attention where SDPA does not know soft caps and sinks. :func:`delegated_a
 went there, and why.
 """
 
+import ast
 import functools
 import importlib
 import inspect
@@ -72,9 +73,7 @@ def use_attention(model: Optional[nn.Module] = None) -> None:
     modeling.AttentionInterface.register(
         FLASH_ATTENTION, modeling.AttentionInterface._global_mapping["flash_attention_2"]
     )
-    masks.AttentionMaskInterface.register(
-        FLASH_ATTENTION, masks.AttentionMaskInterface._global_mapping["flash_attention_2"]
-    )
+    masks.AttentionMaskInterface.register(FLASH_ATTENTION, _make_flash_mask)
     _serve_flash_name(flash)
     if model is not None:
         for module in model.modules():
@@ -120,10 +119,11 @@ def make_mask(
     attention_mask: Optional[torch.Tensor] = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """transformers' mask function: int32 spans ``[batch, pattern, 1, 2]``, or a mask of booleans
-    ``[batch, 1, q_length, kv_length]`` where spans do not say it all."""
+    """transformers' mask function: int32 spans ``[batch, pattern, 1, 2]``, or a mask
+    ``[batch, 1, q_length, kv_length]`` where spans do not say it all, or the model reads it."""
     masks = sys.modules["transformers.masking_utils"]
-    window = _window_of(mask_function, masks, kwargs)
+    traits = _traits_of(type(kwargs.get("config")))
+    window = None if traits.reads_masks else _window_of(mask_function, masks, kwargs)
     device = torch.device(kwargs.get("device", "cpu"))
     span = None
     if window is not None:
@@ -138,7 +138,8 @@ def make_mask(
         )  # fmt: skip
     if span is None:
         kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-        return masks.sdpa_mask(
+        written = masks.eager_mask if traits.reads_masks and traits.eager else masks.sdpa_mask
+        return written(
             batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
             kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,
             **kwargs,
@@ -148,6 +149,83 @@ def make_mask(
         _PATTERNS.append(pattern)
     # [2, batch] in memory: a layer takes either row as it is.
     return span.t()[:, None, None].expand(-1, 1 + _PATTERNS.index(pattern), -1, -1)
+
+
+class _Traits(NamedTuple):
+    """What a model's code says of its attention.
+
+    reads_masks: it does more with masks than to hand them on to its attention function: it adds
+        them up, joins or cuts them, and wants those that it knows.
+    eager: it has no other attention than its own.
+    flash: it may run on flash attention.
+    """
+
+    reads_masks: bool
+    eager: bool
+    flash: bool
+
+
+@torch.compiler.assume_constant_result
+def _traits_of(config: type) -> _Traits:
+    return _find_traits(config)
+
+
+@functools.cache
+def _find_traits(config: type) -> _Traits:
+    """Of all models with configurations of a class. Those that transformers takes for fit for flash
+    attention, which has no such masks, hand them on; the others' source is read."""
+    modeling = sys.modules["transformers.modeling_utils"]
+    models = [modeling.PreTrainedModel]
+    for model in models:
+        models += [each for each in model.__subclasses__() if each not in models]
+    for base in config.__mro__:
+        of_base = [model for model in models if getattr(model, "config_class", None) is base]
+        if of_base:
+            break
+    else:
+        return _Traits(False, False, True)
+    flash = any(getattr(model, "_supports_flash_attn", False) for model in of_base)
+    sdpa = any(getattr(model, "_supports_sdpa", False) for model in of_base)
+    sources = {sys.modules.get(model.__module__) for model in of_base}
+    return _Traits(not flash and any(map(_reads_masks, sources)), not sdpa, flash)
+
+
+def _reads_masks(module: Any) -> bool:
+    """Whether the classes of a module compute with what they call a mask."""
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except (OSError, TypeError):
+        return True
+
+    def is_mask(node: ast.AST) -> bool:
+        names = [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
+        return any("mask" in name and "special" not in name for name in names)
+
+    for node in (n for cls in tree.body if isinstance(cls, ast.ClassDef) for n in ast.walk(cls)):
+        if isinstance(node, ast.BinOp):
+            parts: List[ast.AST] = [node.left, node.right]
+        elif isinstance(node, (ast.Attribute, ast.Subscript)):
+            # A mapping of kinds of masks is none.
+            parts = [node.value] if "mapping" not in ast.dump(node.value) else []
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("torch.", "F.")):
+            parts = [*node.args]
+        else:
+            continue
+        if any(map(is_mask, parts)):
+            return True
+    return False
+
+
+def _make_flash_mask(*args: Any, config: Any = None, **kwargs: Any) -> Optional[torch.Tensor]:
+    """transformers' own mask function for flash attention, for models that it has one for."""
+    if config is not None and not _traits_of(type(config)).flash:
+        raise ValueError(
+            f"a model whose masks flash attention can do without is required for "
+            f"{FLASH_ATTENTION!r}, got one with {type(config).__name__}, which transformers does "
+            f"not run on flash attention either: take {ATTENTION!r}"
+        )
+    theirs = sys.modules["transformers.masking_utils"].AttentionMaskInterface._global_mapping
+    return theirs["flash_attention_2"](*args, config=config, **kwargs)
 
 
 def _window_of(
@@ -371,7 +449,10 @@ def _delegate(
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """SDPA, or the model's own eager attention where SDPA does not do."""
     asked = {name: given for name, given in kwargs.items() if given is not None}
-    if not any(map(asked.get, ("softcap", "output_attentions"))) and "s_aux" not in asked:
+    traits = _traits_of(type(getattr(module, "config", None)))
+    has_own = traits.reads_masks and traits.eager
+    needs = has_own or "s_aux" in asked or any(map(asked.get, ("softcap", "output_attentions")))
+    if not needs:
         modeling = sys.modules["transformers.modeling_utils"]
         sdpa = modeling.AttentionInterface._global_mapping["sdpa"]
         return sdpa(module, query, key, value, mask, **asked)

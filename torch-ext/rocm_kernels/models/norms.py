@@ -1,6 +1,7 @@
 """Finds norms that compute the formula of the ``RMSNorm`` layer, by running them on test inputs."""
 
 import copy
+import inspect
 from typing import Dict, NamedTuple, Optional
 
 import torch
@@ -40,6 +41,8 @@ def formula_of(norm: nn.Module) -> Optional[NormFormula]:
     weight = norm._parameters.get("weight")
     if norm._modules or set(norm._parameters) != {"weight"} or weight is None or weight.dim() != 1:
         return None
+    if len(inspect.signature(type(norm).forward).parameters) != 2:
+        return None  # what else it may be given, such as a gate, is in no formula
     exactly = {"dtype": torch.float32, "device": "cpu"}
     probe, size = copy.copy(norm), weight.shape[0]
     probe._parameters = {"weight": nn.Parameter(torch.linspace(-0.5, 1.5, size, **exactly))}
