@@ -10,7 +10,8 @@
 // Timeline of a team, whose threads all do the same. | is a barrier of its block, or of its cluster
 // of blocks; there is none where a team is lanes of one wave. Teams wait for nothing of each other.
 //
-//   the kernel before; load the first row of x and of the residual, the weight
+//   the kernel before, which a settled weight is loaded ahead of on NVIDIA;
+//             load the first row of x and of the residual, the weight
 //   each row: h = x + residual, to memory; squares; load the next row
 //             | sum of squares over the team: 1 / rms
 //             a scale a token: | largest magnitude of y over the team
@@ -37,7 +38,7 @@ constexpr bool kOneRow =
 template <typename T, typename Team>
 __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentThreads)
     rmsnorm_fp8_kernel(const RmsnormParams<T> p) {
-  begin_after_previous_kernel();
+  allow_next_kernel();
   constexpr int kVectors = Team::kVectors;
   __shared__ TeamScratch scratch;
   int slot = 0;
@@ -63,6 +64,17 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
     }
   };
 
+  const auto load_weight = [&] {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      weight[v] = load_vector<Touch::kAgain, Fit::kWhole>(static_cast<const T*>(p.weight),
+                                                          column_of(v), p.hidden, p.aligned);
+    }
+  };
+  // What other kernels stream meanwhile makes memory slow: a weight that is not in L2 comes late.
+  const bool weight_first = kNvidia && !kOneRow<Team> && p.weight_is_settled;
+  if (weight_first) load_weight();
+  wait_for_previous_kernel();
   const float given_scale = p.output.scaling == Scaling::kStatic ? *p.output.scale : 1.0f;
   // Without a residual: x + -0 is x for every x, also for -0, and spares a second path.
   if (p.residual == nullptr) {
@@ -75,15 +87,8 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
   }
 
   int first = here.first_row();
-  const auto load_weight = [&] {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      weight[v] = load_vector<Touch::kAgain, Fit::kWhole>(static_cast<const T*>(p.weight),
-                                                          column_of(v), p.hidden, p.aligned);
-    }
-  };
   load_row(first + here.team);
-  if constexpr (!kOneRow<Team>) load_weight();
+  if (!kOneRow<Team> && !weight_first) load_weight();
   here.wait_for_team();
   float inverse = opaque(1.0f / given_scale);
 

@@ -19,8 +19,9 @@ struct GemmArgs {
   int64_t a_stride = 0;     // elements between rows, as all strides here
   const void* w = nullptr;  // [N, K], w_dtype
   int64_t w_stride = 0;
-  // No kernel that may still run writes w: it may be read before the previous one is done.
-  bool w_is_settled = false;
+  // No kernel that may still run writes w, or the scales of w and the bias: they may be read before
+  // the previous one is done.
+  bool w_is_settled = false, factors_are_settled = false;
   void* out = nullptr;  // [M, N], out_dtype; need not be zeroed
   int64_t out_stride = 0;
   const void* bias = nullptr;  // [N], bias_dtype, contiguous; nullptr: none

@@ -18,7 +18,9 @@ struct RmsnormFp8Args {
                                  // written; nullptr: residual itself
   int64_t addend_stride = 0;
   const void* weight = nullptr;  // [hidden], weight_dtype, contiguous
-  void* out = nullptr;           // [rows, hidden], out_dtype
+  // No kernel that may still run writes weight: it may be read before the previous one is done.
+  bool weight_is_settled = false;
+  void* out = nullptr;  // [rows, hidden], out_dtype
   int64_t out_stride = 0;
 
   const float* static_scale = nullptr;  // [1], read by kStatic

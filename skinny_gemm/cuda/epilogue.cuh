@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../blocks/product/cuda/output.cuh"
+#include "../../common/gpu/dependent_launch.h"
 #include "../../gemm/gemm.h"
 
 namespace rocm_kernels {
@@ -37,15 +38,17 @@ template <int kBlockN>
 struct SharedFactors {
   float scale_a[kSkinnyGemmMaxRows], scale_w[kBlockN], bias[kBlockN];
 
-  // By `threads` threads; a barrier must follow.
+  // By `threads` threads, which wait for the kernel before; a barrier must follow.
   __device__ __forceinline__ void fetch(const GemmArgs& args, int first_n, int block_n,
                                         int threads) {
+    if (!args.factors_are_settled) wait_for_previous_kernel();
     for (int row = threadIdx.x; row < block_n; row += threads) {
       const int64_t n = first_n + row;
       const bool exists = n < args.n;
       scale_w[row] = exists ? args.scale_w.outer(n) : 0.0f;
       bias[row] = exists && args.bias != nullptr ? load_float(args.bias, args.bias_dtype, n) : 0.0f;
     }
+    if (args.factors_are_settled) wait_for_previous_kernel();
     for (int m = threadIdx.x; m < args.m; m += threads) scale_a[m] = args.scale_a.outer(m);
   }
   // `row`: counted from the block's first row of w.

@@ -16,8 +16,9 @@
 //   fetch: a lane      the kernel before,    (the first boxes of w go to L2 before that)
 //   for w, one for a   but not for settled w
 //                      empty[stage]          orders a box                          full[stage]: its bytes
-//   multiply: the      the kernel before     fetches the factors of the end
-//   other warps        full[stage]           a slice: reads, widens, multiplies    empty[stage]
+//   multiply: the      the kernel before,    fetches the factors of the end
+//   other warps        but as above
+//                      full[stage]           a slice: reads, widens, multiplies    empty[stage]
 //                                            behind the last: sums to shared memory
 //   end: all warps     all                   adds slices in order; scales, bias, stores
 // clang-format on
@@ -118,7 +119,6 @@ struct TmaBlock {
                     (Types::kWideA ? swizzled(a_slot, slice, a_chunks, 2 * quad + v)
                                    : swizzled(a_slot, slice / 2, a_chunks, slice % 2 * 4 + quad));
     }
-    wait_for_previous_kernel();
     // What the end needs from memory is fetched while the pipeline fills.
     factors.fetch(args, first_n, block_n, consumers * 32);
 

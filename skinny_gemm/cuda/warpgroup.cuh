@@ -104,7 +104,6 @@ struct SkinnyWarpgroupBlock {
   __device__ __forceinline__ void multiply(Sums& sums) const {
     const int n_group = warp / 4 % config.n_groups;
     const int k_group = warp / 4 / config.n_groups;
-    wait_for_previous_kernel();
     // What the end needs from memory is fetched while the pipeline fills.
     factors.fetch(args, first_n, block_n, kConsumers * 32);
 

@@ -6,6 +6,7 @@
 #include "../../blocks/rows/norm_args.h"
 #include "checks.h"
 #include "quantization.h"
+#include "settled.h"
 
 namespace rocm_kernels {
 
@@ -65,6 +66,7 @@ inline RmsnormFp8Args describe_norm(const Tensor& out, const std::optional<Tenso
   args.x = x.data_ptr();
   args.x_stride = row_stride(x);
   args.weight = weight.data_ptr();
+  args.weight_is_settled = is_settled(weight);
   args.out = out.data_ptr();
   args.out_stride = row_stride(out);
   args.scaling = quantization.scaling;

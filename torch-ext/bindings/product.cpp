@@ -47,11 +47,6 @@ ScaleView parse_product_scale(const std::optional<Tensor>& scale, const char* na
   return result;
 }
 
-std::unordered_set<int64_t>& settled_weights() {
-  thread_local std::unordered_set<int64_t> addresses;
-  return addresses;
-}
-
 GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
                           const std::optional<Tensor>& scale_a,
                           const std::optional<Tensor>& scale_w, const std::optional<Tensor>& bias) {
@@ -63,7 +58,8 @@ GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
   args.n = w.size(0);
   require(w.size(1) == args.k, "w must have shape [N, K] with the K of a, got ", shape_of(w),
           " for an a of ", shape_of(a));
-  args.w_is_settled = settled_weights().count(reinterpret_cast<int64_t>(w.data_ptr())) > 0;
+  args.w_is_settled = is_settled(w);
+  args.factors_are_settled = (!scale_w || is_settled(*scale_w)) && (!bias || is_settled(*bias));
   args.a_dtype = require_float_or_fp8(a, "a");
   args.w_dtype = require_float_or_fp8(w, "w");
   args.out_dtype = require_float(out, "out");

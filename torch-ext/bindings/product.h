@@ -3,10 +3,10 @@
 
 #include <optional>
 #include <string>
-#include <unordered_set>
 
 #include "../../gemm/gemm.h"
 #include "checks.h"
+#include "settled.h"
 #include "tuning.h"
 
 namespace rocm_kernels {
@@ -20,10 +20,6 @@ ScaleView parse_product_scale(const std::optional<Tensor>& scale, const char* na
 GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
                           const std::optional<Tensor>& scale_a,
                           const std::optional<Tensor>& scale_w, const std::optional<Tensor>& bias);
-
-// Addresses of weights that nothing writes which may still run, as this thread was told
-// (settle_weights).
-std::unordered_set<int64_t>& settled_weights();
 
 // The entry of tuned configs for such a product.
 TuningKey product_key(int64_t device, const GemmArgs& args);

@@ -26,7 +26,8 @@ struct RmsnormParams {
   float weight_offset;  // -0 where there is none: w + -0 is w for every w
   // Flags are words: scalar loads have no bytes.
   int32_t float_weight;  // T is a 16-bit type and the weight is float32
-  int32_t aligned;       // whole vectors may be loaded from x, residual, addend and weight
+  int32_t weight_is_settled;
+  int32_t aligned;  // whole vectors may be loaded from x, residual, addend and weight
   Output output;
 };
 
@@ -121,6 +122,7 @@ RmsnormParams<T> make_norm_params(const RmsnormFp8Args& args) {
   p.residual = static_cast<T*>(args.residual);
   p.addend = static_cast<const T*>(args.addend != nullptr ? args.addend : args.residual);
   p.weight = args.weight;
+  p.weight_is_settled = args.weight_is_settled;
   p.x_stride = static_cast<int32_t>(args.x_stride);
   p.residual_stride = static_cast<int32_t>(args.residual_stride);
   p.addend_stride =
