@@ -116,37 +116,6 @@ def test_weights_are_settled_while_a_step_is_recorded(package, monkeypatch):
     assert not now
 
 
-@pytest.mark.parametrize("rows", [1, 8, 32])
-def test_settled_weights_change_no_bit(best_package, device, rows):
-    """A chain in which each kernel reads what the one before has left, and its weights earlier: on a
-    GPU the weights of a product, their scales, its bias and a norm's weight."""
-    torch.manual_seed(rows)
-    width, fp8 = 2048, best_package.native_fp8_dtype(device)
-    x = torch.randn(rows, width, device=device).bfloat16()
-    layers = [
-        (
-            torch.randn(width, device=device).bfloat16(),
-            torch.randn(width, width, device=device).to(fp8),
-            torch.rand(width, 1, device=device) / width,
-            torch.randn(width, device=device).bfloat16(),
-        )
-        for _ in range(3)
-    ]
-
-    def chain():
-        h = x
-        for norm, w, scale, bias in layers:
-            q, scales = best_package.rmsnorm_fp8(h, norm, fp8_dtype=fp8)
-            h = best_package.gemm(q, w, scales, scale, bias=bias)
-        return h
-
-    expected = chain()
-    assert expected.float().std() > 0.1
-    for _ in range(20 if device.type == "cuda" else 1):
-        with best_package.functional.product.settled([t for layer in layers for t in layer]):
-            assert torch.equal(chain(), expected)
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generates_what_the_model_does(package, family, way):
