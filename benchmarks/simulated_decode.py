@@ -8,8 +8,9 @@ machine code runs in the simulator (checkers off) and the cycle model plays each
 cold; nothing here was measured on an AMD GPU. The sum behind down is torch's own kernel, which does
 not run here: it is taken for a load and a store.
 
-The second table has the layer as one kernel, decode_layer, whose workgroups meet between its parts:
-the cycle model lets a poll wait for the flag that it finds, and FLAG_US more.
+The second table has the layer, and a stack of STACK, as one kernel, decode_layers, whose workgroups
+meet between its parts: the cycle model lets a poll wait for the flag that it finds, and FLAG_US
+more. Of the stack two layers are played; each of the others is taken to cost what the second adds.
 
 Between kernels there are gaps, which no model here knows: BOUNDARY_US is a published one. Of graphs
 on this GPU nobody has published any. --save writes results/tables, from where
@@ -19,8 +20,8 @@ on this GPU nobody has published any. --save writes results/tables, from where
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
+import fractions
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,9 +31,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "tests")]
 
-import simulated_layer  # noqa: E402
+import simulated_layers  # noqa: E402
 import tables  # noqa: E402
-from simulated_layer import Attention, Weight  # noqa: E402
+from simulated_layers import Attention, Stack, Weight  # noqa: E402
 from simulated_moe_layers import launches, zeros  # noqa: E402
 from simulated_product import aligned, simulated, simulator, start  # noqa: E402
 
@@ -48,6 +49,7 @@ FLAG_US = 1.15
 
 HIDDEN, INTERMEDIATE = 4096, 14336
 HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 32, 8, 128, 512
+STACK = 16  # layers that a launch of decode_layers takes
 
 
 def row(columns: int) -> torch.Tensor:
@@ -154,30 +156,42 @@ def tables_of_a_layer() -> tuple[list[list[str]], list[list[str]]]:
     name = f"with {BOUNDARY_US} us between kernels, published"
     lines.append([name, str(count), f"{us + count * BOUNDARY_US:.1f}", f"{floor:.1f}"])
 
-    weights = {name: Weight(*pair) for name, pair in layer.weights.items()}
-    between = simulated_layer.Layer(
-        layer.norm, weights["gate and up"], weights["down"], weights["o"], layer.norm,
-        weights["qkv"],
-    )  # fmt: skip
-    attended, residual, out, qkv = (
-        row(n)[0] for n in (HEADS * HEAD_DIM, HIDDEN, HIDDEN, len(weights["qkv"].w))
+    def of_stack(attends: bool) -> simulated_layers.Layer:
+        weights = {name: Weight(*pair) for name, pair in Layer().weights.items()}
+        norms = [aligned(torch.ones(HIDDEN).bfloat16()) for _ in range(2)]
+        caches = Layer().k[0], Layer().v[0]
+        return simulated_layers.Layer(
+            norms[0], weights["gate and up"], weights["down"], weights["o"], norms[1],
+            weights["qkv"], *(caches if attends else ()),
+        )  # fmt: skip
+
+    attended, residual, qkv = (
+        row(n)[0] for n in (HEADS * HEAD_DIM, HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
     )
     cos, sin = (aligned(torch.ones(HEAD_DIM).bfloat16()) for _ in range(2))
     position = aligned(torch.full((1,), CONTEXT, dtype=torch.int32))
-    attention = Attention(layer.k[0], layer.v[0], cos, sin, position, HEADS)
-    whole = dataclasses.replace(between, attention=attention)
+    attention = Attention(cos, sin, position, HEADS)
     machine = cycles.machine_for(simulated.TARGET, flag_s=FLAG_US * 1e-6)
     simulator.load_runtime().cycles(machine)
-    one = played(lambda: between.launch(attended, residual, out, between.state(), qkv))
+
+    def stack_us(layers: int) -> float:
+        stack = Stack([of_stack(True) for _ in range(layers)], attention)
+        return played(lambda: stack.launch(qkv, residual, residual, stack.state(), qkv))[1]
+
+    between = Stack([of_stack(False)])
+    one = played(lambda: between.launch(attended, residual, residual, between.state(), qkv))
     apart = sums([row for row in rows if row[0] in ("rotation, cache", "attention")])
+    first, two = stack_us(1), stack_us(2)
     together = [
         ("launch by launch", (count, us)),
-        ("decode_layer behind rotation and attention", (one[0] + apart[0], one[1] + apart[1])),
-        ("decode_layer", played(lambda: whole.launch(qkv, residual, out, whole.state(), qkv))),
-    ]
+        ("decode_layers behind rotation and attention", (one[0] + apart[0], one[1] + apart[1])),
+        ("decode_layers", (1, first)),
+        (f"decode_layers, {STACK} layers a launch",
+         (f"1/{STACK}", (first + (STACK - 1) * (two - first)) / STACK)),
+    ]  # fmt: skip
     one_lines = []
     for name, (n, its_us) in together:
-        with_gaps = its_us + n * BOUNDARY_US
+        with_gaps = its_us + float(fractions.Fraction(n)) * BOUNDARY_US
         numbers = (its_us, with_gaps, floor)
         rates = (floor / its_us, floor / with_gaps)
         one_lines.append([name, str(n), *(f"{x:.1f}" for x in numbers),

@@ -1,4 +1,4 @@
-// The waves that make rows, add up, and wait for the grid; decode_layer.hip has the timeline.
+// The waves that make rows, add up, and wait for the grid; decode_layers.hip has the timeline.
 #pragma once
 
 #include "../../blocks/rows/gpu/activation.h"
@@ -27,10 +27,11 @@ ROCM_KERNELS_DEVICE float rounded(float value) {
   return to_float(from_float<T>(value));
 }
 
-// A row of T to LDS as codes, with its scale: as it is, or the norm of x + addend. Before the first
-// product others wait for its loads to be under way.
+// A row of T to LDS as codes, with its scale: as it is, or the norm of x, or of x + addend where
+// there is one. Before the first product others wait for its loads to be under way.
 template <typename T, int kVectors>
-ROCM_KERNELS_DEVICE void make_row(const LayerProblem<T>& p, const Product<T>& product, bool first,
+ROCM_KERNELS_DEVICE void make_row(const StackProblem<T>& p, const Product<T>& product,
+                                  const T* norm_weight, const T* addend_row, bool first, int thread,
                                   uint8_t* codes, Meeting& meeting) {
   using Team = RowTeam<kHelperThreads, kVectors>;
   constexpr int kCount = kVectorElements<T>;
@@ -39,7 +40,7 @@ ROCM_KERNELS_DEVICE void make_row(const LayerProblem<T>& p, const Product<T>& pr
   norm.output.scales = &meeting.scale;
   const int columns = product.k_blocks * kBlockK;
   TeamThread<Team> here;
-  here.thread = opaque(here.thread);  // lest addresses be kept from product to product
+  here.thread = thread;
   const auto column_of = [&](int v) { return here.template column<T>(v); };
   const auto load_row = [&](const T* row, Vector(&to)[kVectors]) {
 #pragma unroll
@@ -47,12 +48,13 @@ ROCM_KERNELS_DEVICE void make_row(const LayerProblem<T>& p, const Product<T>& pr
       to[v] = load_vector<Touch::kAgain, Fit::kWhole>(row, column_of(v), columns, true);
     }
   };
-  Vector h[kVectors], addend[kVectors], weight[kVectors];
+  // All begin with zeros: else those that are not loaded would be kept from turn to turn.
+  Vector h[kVectors] = {}, addend[kVectors] = {}, weight[kVectors] = {};
   load_row(product.x, h);
-  if (product.addend != nullptr) load_row(product.addend, addend);
-  if (product.row == Row::kNorm) load_row(product.weight, weight);
+  if (addend_row != nullptr) load_row(addend_row, addend);
+  if (product.row == Row::kNorm) load_row(norm_weight, weight);
   if (first) workgroup_barrier();
-  if (product.addend != nullptr) {
+  if (addend_row != nullptr) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) h[v] = add<T>(h[v], addend[v]);
   }
@@ -85,7 +87,7 @@ ROCM_KERNELS_DEVICE void make_row(const LayerProblem<T>& p, const Product<T>& pr
 
 // The codes of y to LDS, from what all workgroups published; returns their scale.
 template <typename T>
-ROCM_KERNELS_DEVICE float quantize_y(const LayerProblem<T>& p, int thread, int lane,
+ROCM_KERNELS_DEVICE float quantize_y(const StackProblem<T>& p, int thread, int lane,
                                      uint8_t* codes) {
   float found[kMostWorkgroups / kLanes];
 #pragma unroll
@@ -94,7 +96,6 @@ ROCM_KERNELS_DEVICE float quantize_y(const LayerProblem<T>& p, int thread, int l
     found[i] = p.amax[workgroup < static_cast<int>(gridDim.x) ? workgroup : 0];
   }
   constexpr int kAtOnce = 16;
-  thread = opaque(thread);  // lest addresses be kept from product to product
   const Buffer y_row = buffer_at(p.y);
   const int vectors = p.intermediate / 4;
   Words four[kAtOnce];
@@ -131,7 +132,7 @@ ROCM_KERNELS_DEVICE float quantize_y(const LayerProblem<T>& p, int thread, int l
 
 // What the sum of a tile's row becomes, `value` rounded: by the first 16 lanes of a wave.
 template <typename T>
-ROCM_KERNELS_DEVICE void end_row(const LayerProblem<T>& p, const Product<T>& product, int row,
+ROCM_KERNELS_DEVICE void end_row(const StackProblem<T>& p, const Product<T>& product, int row,
                                  int lane, float h, float value, float& amax) {
   if (product.end == End::kGated) {
     // The other half of the 16 lanes has up.
@@ -147,48 +148,66 @@ ROCM_KERNELS_DEVICE void end_row(const LayerProblem<T>& p, const Product<T>& pro
 }
 
 template <typename T, int kVectors>
-ROCM_KERNELS_DEVICE void help(const LayerProblem<T>& p, int wave, int lane, uint8_t* codes,
+ROCM_KERNELS_DEVICE void help(const StackProblem<T>& p, int wave, int lane, uint8_t* codes,
                               const float* sums_lds, Meeting& meeting) {
-  const int thread = static_cast<int>(threadIdx.x);
+  int thread = static_cast<int>(threadIdx.x);
   GridBarrier grid(p.grid);
-  const auto meet = [&] {
-    if (wave == 0) {
-      grid.arrive(lane);
-      grid.wait(lane);
-    }
+  const auto arrive = [&] {
+    if (wave == 0) grid.arrive(lane);
+  };
+  const auto wait = [&] {
+    if (wave == 0) grid.wait(lane);
     workgroup_barrier();
   };
-  const bool attends = p.attention.qkv != nullptr;
-  if (attends) {
-    attend(p.attention, wave, lane, [] { workgroup_barrier(); });
-    await_published();  // by all helpers: the first one arrives for them
-    workgroup_barrier();
-    meet();
-    if (wave == 0) add_units(p.attention, lane);
-  }
+  const bool attends = Turn::first_of(p).attends(p);
+  const int position = attends ? __builtin_amdgcn_readfirstlane(*p.attention.position) : 0;
   int parity = 0;
 #pragma unroll 1
-  for (int number = 0; number < p.count; ++number) {
-    const Product<T>& product = p.products[number];
-    const bool first = number == 0 && !attends;
-    if (!first) meet();
+  for (Turn turn = Turn::first_of(p); !turn.is_over(p); turn.next(p)) {
+    lane = opaque(lane);  // here and below, lest what is made of it be kept all the while
+    const Product<T>& product = p.products[turn.product];
+    const Layer<T>& layer = p.layers[turn.layer];
+    const ProductWeight<T>& weight = layer.products[turn.product];
+    const T* const residual = turn.layer == 0 ? p.residual : p.out;
+    const bool first = turn == Turn::first_of(p);
+    if (turn.attends(p)) {
+      AttendScratch& scratch = *reinterpret_cast<AttendScratch*>(codes);
+      if (!first) arrive();
+      const auto has_qkv = [&] {
+        if (!first) wait();
+      };
+      const auto asked = [&] {
+        if (first) workgroup_barrier();
+      };
+      attend(p.attention, layer, first ? p.attention.qkv : p.qkv, position, wave, lane, scratch,
+             has_qkv, asked);
+      workgroup_barrier();
+      add_parts(p.attention, position, wave, lane, scratch);
+      await_published();  // by all helpers: the first one arrives for them
+      workgroup_barrier();
+    }
+    if (!first || attends) arrive(), wait();
+    thread = opaque(thread), lane = opaque(lane);
     float scale_row;
     if (product.row == Row::kActivated) {
       scale_row = quantize_y(p, thread, lane, codes);
       workgroup_barrier();
     } else {
-      make_row<T, kVectors>(p, product, first, codes, meeting);
+      const T* const addend = product.end == End::kGated ? residual : nullptr;
+      make_row<T, kVectors>(p, product, weight.norm, addend, first && !attends, thread, codes,
+                            meeting);
       workgroup_barrier();
       scale_row = meeting.scale;
     }
 
+    thread = opaque(thread), lane = opaque(lane);
     // A tile's scales are asked for a tile ahead.
     const auto row_of = [&](int tile) {
       const int half = lane % kMmaRows / kHalf;
       return static_cast<int>(tile * product.tile_rows + half * product.half_rows) + lane % kHalf;
     };
     const auto scale_of = [&](int tile) {
-      return tile < product.tiles ? product.scale.outer(row_of(tile)) : 0.0f;
+      return tile < product.tiles ? weight.scales[row_of(tile) * weight.scale_stride] : 0.0f;
     };
     float amax = 0.0f, next_scale = scale_of(blockIdx.x);
     for (int tile = blockIdx.x; tile < product.tiles; tile += gridDim.x) {
@@ -196,7 +215,7 @@ ROCM_KERNELS_DEVICE void help(const LayerProblem<T>& p, int wave, int lane, uint
       const float scale = next_scale;
       next_scale = scale_of(tile + gridDim.x);
       float h = 0.0f;
-      if (product.end == End::kAdded) h = to_float(p.x[row]) + to_float(p.residual[row]);
+      if (product.end == End::kAdded) h = to_float(p.x[row]) + to_float(residual[row]);
       workgroup_barrier();
       if (thread < kMmaRows) {
         const float value = rounded<T>(sum_of(sums_lds, parity, thread) * scale_row * scale);

@@ -1,12 +1,12 @@
-// decode_layer for CDNA3 and CDNA4: a workgroup a compute unit, from the attention (attend.h) to
-// the next one's qkv.
+// decode_layers for CDNA3 and CDNA4: a workgroup a compute unit, from the attention (attend.h) to
+// the next one's qkv, layer after layer.
 //
 // All bytes that matter are the weights'. So eight waves of a workgroup do nothing but stream them,
 // tile after tile; while the grid meets between two products, the first weights of the second are
 // on their way. Four waves, the helpers, do all the rest, since on AMD a wave's loads return in
 // order: one that waits for a flag must have no weights on their way.
 //
-// Timeline of a product; up to four follow one another. | is a barrier of the workgroup, || a
+// Timeline of a product; four a layer follow one another. | is a barrier of the workgroup, || a
 // meeting of the grid.
 //
 // clang-format off
@@ -38,7 +38,7 @@ namespace {
 // kVectors: of 16 bytes that a helper holds of a row of T.
 template <typename T, int kVectors>
 __global__ void __launch_bounds__(kThreads, 3)
-    decode_layer_kernel([[maybe_unused]] const LayerProblem<T> p) {
+    decode_layers_kernel([[maybe_unused]] const StackProblem<T> p) {
 #if ROCM_KERNELS_CDNA
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   __shared__ Meeting meeting;
@@ -61,10 +61,30 @@ bool is_k(int64_t columns, int64_t most) {
   return columns % kBlockK == 0 && columns >= 1024 && columns <= most;
 }
 
-Status check(const DecodeLayerArgs& args, const Target& target) {
-  if (!target.matrix_instructions || target.compute_units > kMostWorkgroups) {
-    return "decode_layer needs a gfx942 or a gfx950, of at most 512 compute units";
+Status check_layer(const DecodeLayersArgs& args, const DecodeLayer& layer, bool last) {
+  const bool attends = args.attention.qkv != nullptr;
+  if (args.count > 1 && !attends) return "several layers must have an attention";
+  if ((layer.o.w != nullptr) != (args.layers[0].o.w != nullptr)) {
+    return "all layers must have an o, or none";
   }
+  if (layer.qkv.w == nullptr && !last) return "all layers but the last must have a qkv";
+  if (attends && (layer.k_cache == nullptr || layer.v_cache == nullptr)) {
+    return "all layers must have caches for the attention";
+  }
+  for (const DecodeWeight* weight : {&layer.o, &layer.gate_up, &layer.down, &layer.qkv}) {
+    const ScaleView::Kind kind = weight->scale.kind;
+    if (weight->w != nullptr && kind != ScaleView::Kind::kTensor && kind != ScaleView::Kind::kRow) {
+      return "scales of weights must be one a tensor or one a row";
+    }
+  }
+  return nullptr;
+}
+
+Status check(const DecodeLayersArgs& args, const Target& target) {
+  if (!target.matrix_instructions || target.compute_units > kMostWorkgroups) {
+    return "decode_layers needs a gfx942 or a gfx950, of at most 512 compute units";
+  }
+  if (args.count < 1) return "decode_layers needs a layer";
   if (args.dtype != DType::kBFloat16 && args.dtype != DType::kFloat16) {
     return "rows must be bfloat16 or float16";
   }
@@ -73,25 +93,36 @@ Status check(const DecodeLayerArgs& args, const Target& target) {
   if (!is_k(args.intermediate, INT32_MAX)) {
     return "intermediate must be a multiple of 128, from 1024 on";
   }
-  if (args.o.w != nullptr && !is_k(args.attended_columns, 8192)) {
+  const bool has_o = args.layers[0].o.w != nullptr;
+  if (has_o && !is_k(args.attended_columns, 8192)) {
     return "attended must have a multiple of 128 columns, from 1024 to 8192";
   }
   const DecodeAttention& attention = args.attention;
   if (attention.qkv != nullptr) {
     const int64_t heads = attention.heads, kv_heads = attention.kv_heads;
-    if (kv_heads < 1 || heads % kv_heads != 0 || heads > target.compute_units ||
-        args.o.w == nullptr || args.attended_columns != heads * kHeadDim) {
+    if (kv_heads < 1 || heads % kv_heads != 0 || heads > target.compute_units || !has_o ||
+        args.attended_columns != heads * kHeadDim) {
       return "an attention must have query heads for each KV head, of 128, and an o that takes "
              "them";
     }
-    if (attention.row_stride % 2 != 0 || attention.head_stride % 2 != 0) {
-      return "strides of the cache must be even";
+    const int64_t row = attention.row_stride, head = attention.head_stride;
+    if (row % 2 != 0 || head % 2 != 0 || row > INT32_MAX || head * kv_heads > INT32_MAX) {
+      return "strides of the caches must be even, and small enough for 32 bits";
+    }
+    if (args.count > 1 && args.qkv_columns != (heads + 2 * kv_heads) * kHeadDim) {
+      return "in a stack qkv must have the columns of its attention";
     }
   }
-  if (args.w_qkv.w != nullptr && (args.qkv_columns < 1 || args.qkv_columns % kMmaRows != 0)) {
-    return "w_qkv must have a multiple of 16 rows";
+  for (int64_t i = 0; i < args.count; ++i) {
+    const bool last = i == args.count - 1;
+    if (const Status error = check_layer(args, args.layers[i], last)) return error;
   }
-  const int64_t codes = args.intermediate > 8192 ? args.intermediate : 8192;
+  const bool has_qkv = args.count > 1 || args.layers[0].qkv.w != nullptr;
+  if (has_qkv && (args.qkv_columns < 1 || args.qkv_columns % kMmaRows != 0 || !args.qkv)) {
+    return "w_qkv must have a multiple of 16 rows, and a qkv to fill";
+  }
+  const int64_t scratch = sizeof(AttendScratch);  // more than any other row
+  const int64_t codes = args.intermediate > scratch ? args.intermediate : scratch;
   if (codes > target.lds_bytes ||
       lds_bytes_of(static_cast<int32_t>(codes)) + int64_t{sizeof(TeamScratch)} + 64 >
           target.lds_bytes) {
@@ -102,22 +133,17 @@ Status check(const DecodeLayerArgs& args, const Target& target) {
       args.attended_columns * args.hidden >= kReach || args.qkv_columns * args.hidden >= kReach) {
     return "a weight must have less than 2 GiB";
   }
-  for (const DecodeWeight* weight : {&args.o, &args.gate_up, &args.down, &args.w_qkv}) {
-    if (weight->scale.is_blocked()) return "scales of weights must be one a tensor or one a row";
-  }
   if (args.workspace == nullptr || args.state == nullptr) {
-    return "decode_layer needs a workspace and a state";
+    return "decode_layers needs a workspace and a state";
   }
   return nullptr;
 }
 
 // All rows of a weight in order, or the gate's beside those of up.
 template <typename T>
-Product<T> make_product(const DecodeWeight& weight, int64_t n, int64_t k, Row row, End end) {
+Product<T> make_product(int64_t n, int64_t k, Row row, End end, const T* x, T* out) {
   Product<T> p{};
   const bool gated = end == End::kGated;
-  p.w = static_cast<const uint8_t*>(weight.w);
-  p.scale = weight.scale;
   p.row_bytes = static_cast<uint32_t>(k);
   p.half_rows = static_cast<uint32_t>(gated ? n / 2 : kHalf);
   p.tile_rows = gated ? kHalf : kMmaRows;
@@ -125,34 +151,54 @@ Product<T> make_product(const DecodeWeight& weight, int64_t n, int64_t k, Row ro
   p.k_blocks = static_cast<int32_t>(k / kBlockK);
   p.row = row;
   p.end = end;
+  p.x = x;
+  p.out = out;
   return p;
+}
+
+template <typename T>
+Layer<T> make_layer(const DecodeLayer& layer) {
+  const auto weight = [](const DecodeWeight& from, const void* norm) {
+    const bool rows = from.scale.kind == ScaleView::Kind::kRow;
+    return ProductWeight<T>{static_cast<const uint8_t*>(from.w), from.scale.data,
+                            rows ? from.scale.row_stride : 0, static_cast<const T*>(norm)};
+  };
+  return {{weight(layer.o, nullptr), weight(layer.gate_up, layer.norm_weight),
+           weight(layer.down, nullptr), weight(layer.qkv, layer.next_norm_weight)},
+          static_cast<T*>(layer.k_cache),
+          static_cast<T*>(layer.v_cache)};
 }
 
 // Workspace: y, the greatest of each workgroup's part of it, x, attended, partials of the
 // attention.
-int64_t x_offset(const DecodeLayerArgs& args) { return 4 * (args.intermediate + kMostWorkgroups); }
-int64_t attended_offset(const DecodeLayerArgs& args) { return x_offset(args) + 2 * args.hidden; }
-int64_t partials_offset(const DecodeLayerArgs& args) {
+int64_t x_offset(const DecodeLayersArgs& args) { return 4 * (args.intermediate + kMostWorkgroups); }
+int64_t attended_offset(const DecodeLayersArgs& args) { return x_offset(args) + 2 * args.hidden; }
+int64_t partials_offset(const DecodeLayersArgs& args) {
   return attended_offset(args) + 2 * kHeadDim * args.attention.heads;
 }
-int64_t partials_bytes(const DecodeLayerArgs& args) {
+int64_t partials_bytes(const DecodeLayersArgs& args) {
   const DecodeAttention& a = args.attention;
   if (a.qkv == nullptr) return 0;
-  return int64_t{4} * kPartialFloats * a.heads * kHelpers * (kMostWorkgroups / a.kv_heads);
+  return int64_t{4} * kPartialFloats * a.heads * (kMostWorkgroups / a.kv_heads);
 }
 
+// Of `count` layers from `begin` on.
 template <typename T>
-LayerProblem<T> make_layer_problem(const DecodeLayerArgs& args, const Target& target) {
-  LayerProblem<T> p{};
+StackProblem<T> make_problem(const DecodeLayersArgs& args, int64_t begin, int64_t count,
+                             const Target& target) {
+  StackProblem<T> p{};
   char* const workspace = static_cast<char*>(args.workspace);
   const T* attended = static_cast<const T*>(args.attended);
+  const bool has_o = args.layers[0].o.w != nullptr;
+  p.out = static_cast<T*>(args.out);
+  p.qkv = static_cast<T*>(args.qkv);
+  p.residual = begin == 0 ? static_cast<const T*>(args.residual) : p.out;
+  p.x = has_o ? reinterpret_cast<T*>(workspace + x_offset(args)) : static_cast<const T*>(args.x);
   if (const DecodeAttention& a = args.attention; a.qkv != nullptr) {
     Attention<T>& attention = p.attention;
-    attention.qkv = static_cast<const T*>(a.qkv);
-    attention.k_cache = static_cast<T*>(a.k_cache);
-    attention.v_cache = static_cast<T*>(a.v_cache);
-    attention.row_stride = a.row_stride;
-    attention.head_stride = a.head_stride;
+    attention.qkv = begin == 0 ? static_cast<const T*>(a.qkv) : p.qkv;
+    attention.row_stride = static_cast<int32_t>(a.row_stride);
+    attention.head_stride = static_cast<int32_t>(a.head_stride);
     attention.cos = static_cast<const T*>(a.cos);
     attention.sin = static_cast<const T*>(a.sin);
     attention.position = a.position;
@@ -177,60 +223,51 @@ LayerProblem<T> make_layer_problem(const DecodeLayerArgs& args, const Target& ta
   p.intermediate = static_cast<int32_t>(args.intermediate);
   p.y = static_cast<float*>(args.workspace);
   p.amax = p.y + args.intermediate;
-  p.grid = static_cast<GridState*>(args.state);
-  p.residual = static_cast<const T*>(args.residual);
-  p.x = static_cast<const T*>(args.x);
-  T* const out = static_cast<T*>(args.out);
-  const auto add = [&](const Product<T>& product) {
-    const int32_t k = product.k_blocks * kBlockK;
-    if (k > p.code_bytes) p.code_bytes = k;
-    p.products[p.count++] = product;
-  };
-  if (args.o.w != nullptr) {
-    T* const x = reinterpret_cast<T*>(workspace + x_offset(args));
-    Product<T> o =
-        make_product<T>(args.o, args.hidden, args.attended_columns, Row::kQuantized, End::kStored);
-    o.x = attended;
-    o.out = x;
-    p.x = x;
-    add(o);
+  State* const state = static_cast<State*>(args.state);
+  p.grid = &state->grid;
+  p.attention.arrived = state->arrived;
+
+  const int64_t h = args.hidden, i = args.intermediate;
+  T* const x = const_cast<T*>(p.x);  // written where there is an o
+  p.products[0] =
+      make_product<T>(h, args.attended_columns, Row::kQuantized, End::kStored, attended, x);
+  p.products[1] = make_product<T>(2 * i, h, Row::kNorm, End::kGated, p.x, nullptr);
+  p.products[2] = make_product<T>(h, i, Row::kActivated, End::kAdded, nullptr, p.out);
+  p.products[3] = make_product<T>(args.qkv_columns, h, Row::kNorm, End::kStored, p.out, p.qkv);
+  p.count = static_cast<int32_t>(count);
+  p.first = has_o ? 0 : 1;
+  for (int64_t l = 0; l < count; ++l) p.layers[l] = make_layer<T>(args.layers[begin + l]);
+  p.of_last = p.layers[count - 1].products[3].w == nullptr ? 3 : kProducts;
+  for (int product = p.first; product < kProducts; ++product) {
+    const int32_t k = p.products[product].k_blocks * kBlockK;
+    p.code_bytes = k > p.code_bytes ? k : p.code_bytes;
   }
-  Product<T> gate_up =
-      make_product<T>(args.gate_up, 2 * args.intermediate, args.hidden, Row::kNorm, End::kGated);
-  gate_up.x = p.x;
-  gate_up.addend = p.residual;
-  gate_up.weight = static_cast<const T*>(args.norm_weight);
-  add(gate_up);
-  Product<T> down =
-      make_product<T>(args.down, args.hidden, args.intermediate, Row::kActivated, End::kAdded);
-  down.out = out;
-  add(down);
-  if (args.w_qkv.w != nullptr) {
-    Product<T> qkv =
-        make_product<T>(args.w_qkv, args.qkv_columns, args.hidden, Row::kNorm, End::kStored);
-    qkv.x = out;
-    qkv.weight = static_cast<const T*>(args.next_norm_weight);
-    qkv.out = static_cast<T*>(args.qkv);
-    add(qkv);
+  if (args.attention.qkv != nullptr && p.code_bytes < int32_t{sizeof(AttendScratch)}) {
+    p.code_bytes = sizeof(AttendScratch);
   }
   return p;
 }
 
 template <typename T, int kVectors>
-Status launch_with(const DecodeLayerArgs& args, const Target& target, const Context& context) {
-  const auto kernel = decode_layer_kernel<T, kVectors>;
-  LayerProblem<T> p = make_layer_problem<T>(args, target);
-  void* pointers[] = {&p};
-  // Refused where not all workgroups would run at once: they wait for each other.
-  const hipError_t error = hipLaunchCooperativeKernel(
-      reinterpret_cast<const void*>(kernel), dim3(target.compute_units), dim3(kThreads), pointers,
-      static_cast<unsigned>(lds_bytes_of(p.code_bytes)), stream_of(context));
-  if (error != hipSuccess) static_cast<void>(hipGetLastError());
-  if (error == hipErrorCooperativeLaunchTooLarge) {
-    return "decode_layer needs a workgroup on every compute unit at once, and the device does not "
-           "hold them; run the ops one by one";
+Status launch_with(const DecodeLayersArgs& args, const Target& target, const Context& context) {
+  const auto kernel = decode_layers_kernel<T, kVectors>;
+  for (int64_t begin = 0; begin < args.count; begin += kMostLayers) {
+    const int64_t left = args.count - begin;
+    StackProblem<T> p =
+        make_problem<T>(args, begin, left < kMostLayers ? left : kMostLayers, target);
+    void* pointers[] = {&p};
+    // Refused where not all workgroups would run at once: they wait for each other.
+    const hipError_t error = hipLaunchCooperativeKernel(
+        reinterpret_cast<const void*>(kernel), dim3(target.compute_units), dim3(kThreads), pointers,
+        static_cast<unsigned>(lds_bytes_of(p.code_bytes)), stream_of(context));
+    if (error != hipSuccess) static_cast<void>(hipGetLastError());
+    if (error == hipErrorCooperativeLaunchTooLarge) {
+      return "decode_layers needs a workgroup on every compute unit at once, and the device does "
+             "not hold them; run the ops one by one";
+    }
+    if (error != hipSuccess) return status_of(error);
   }
-  return status_of(error);
+  return nullptr;
 }
 
 }  // namespace
@@ -238,11 +275,11 @@ Status launch_with(const DecodeLayerArgs& args, const Target& target, const Cont
 
 namespace rocm_kernels {
 
-int64_t decode_layer_workspace_bytes(const DecodeLayerArgs& args) {
+int64_t decode_layers_workspace_bytes(const DecodeLayersArgs& args) {
   return cdna::decode::partials_offset(args) + cdna::decode::partials_bytes(args);
 }
 
-Status launch_decode_layer(const DecodeLayerArgs& args, const Context& context) {
+Status launch_decode_layers(const DecodeLayersArgs& args, const Context& context) {
   cdna::Target target;
   if (!cdna::current_target(target)) return cdna::kNoDevice;
   if (const Status error = cdna::decode::check(args, target)) return error;

@@ -1,0 +1,293 @@
+// The attention of one token: rotation, the cache's new row, softmax over all keys, by the helpers
+// of all workgroups.
+//
+// Workgroups share the keys of a KV head, or of four query heads of it where it has more. A
+// helper's wave takes a run of them, four keys at a time, 16 lanes a key with eight elements each.
+// So the weighted values of a workgroup are in 16 parts, with their greatest score and sum of
+// weights each. Those meet in LDS, where a wave adds up a head and publishes it. Which one of a
+// head's workgroups comes last adds up theirs: no meeting of the grid, which would cost more.
+//
+//   s[key]   = (rotated q) . (rotated k[key]) * scale              both rounded to T
+//   attended = sum(exp(s - greatest) * v) / sum(exp(s - greatest))
+#pragma once
+
+#include "../../blocks/product/cdna/partial_sums.h"
+#include "problem.h"
+
+namespace rocm_kernels::cdna::decode {
+
+#if ROCM_KERNELS_CDNA
+
+// What is published is complete in memory, past this die's L2, once the wave has waited for it.
+template <typename Raw, typename V>
+ROCM_KERNELS_DEVICE void publish_as(V* to, V value) {
+  __hip_atomic_store(reinterpret_cast<Raw*>(to), __builtin_bit_cast(Raw, value), __ATOMIC_RELAXED,
+                     __HIP_MEMORY_SCOPE_AGENT);
+}
+ROCM_KERNELS_DEVICE void publish(float* to, float value) { publish_as<uint32_t>(to, value); }
+ROCM_KERNELS_DEVICE void publish(FloatPair* to, FloatPair value) {
+  publish_as<uint64_t>(to, value);
+}
+template <typename T>
+ROCM_KERNELS_DEVICE void publish(T* to, T value) {
+  publish_as<uint16_t>(to, value);
+}
+
+constexpr int kRows = kLanes / 16;          // keys that a wave takes at once
+constexpr int kSteps = 2;                   // of so many keys, under way
+constexpr int kLeastKeys = kSteps * kRows;  // of a wave: fewer are not worth adding up
+constexpr int kCount = 8;                   // elements of a lane
+
+// Eight elements of a head, of which the other half's lie 8 lanes on. Rounded to T.
+template <typename T>
+ROCM_KERNELS_DEVICE Vector turned(const Vector& own, const Vector& cosines, const Vector& sines,
+                                  int column) {
+  const Words words = __builtin_bit_cast(Words, own);
+  Words others;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    others[i] = __builtin_amdgcn_mov_dpp(words[i], 0x128, 0xF, 0xF, true);
+  }
+  float x[kCount], y[kCount], cosine[kCount], sine[kCount];
+  unpack<T>(own, x);
+  unpack<T>(__builtin_bit_cast(Vector, others), y);
+  unpack<T>(opaque(cosines), cosine);  // not kept as floats
+  unpack<T>(opaque(sines), sine);
+  const float sign = column < 8 ? -1.0f : 1.0f;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = fmaf(x[i], cosine[i], sign * y[i] * sine[i]);
+  return pack<T>(x);
+}
+
+struct Greatest {
+  ROCM_KERNELS_DEVICE float operator()(float x, float y) const { return fmaxf(x, y); }
+};
+
+// Of what has `greatest`, to what has `most`, which may be no key yet.
+ROCM_KERNELS_DEVICE float factor_to(float most, float greatest) {
+  return fast_exp2(greatest - (most == -INFINITY ? 0.0f : most));
+}
+
+// What of the attention is this workgroup's.
+template <typename T>
+class Share {
+ public:
+  ROCM_KERNELS_DEVICE Share(const Attention<T>& a, int keys) {
+    const int kinds = a.kv_heads * a.parts, kind = static_cast<int>(blockIdx.x) % kinds;
+    const int all = a.heads / a.kv_heads;
+    kv_head = kind / a.parts, part = kind % a.parts;
+    group = min(all - part * kUnitHeads, kUnitHeads);
+    first_head = kv_head * all + part * kUnitHeads;
+    index = static_cast<int>(blockIdx.x) / kinds;
+    constexpr int kLeast = kHelpers * kLeastKeys;
+    count = min((keys + kLeast - 1) / kLeast, a.splits);
+  }
+  // Of the keys, for a wave.
+  ROCM_KERNELS_DEVICE bool has_keys() const { return index < count; }
+
+  int kv_head, part;
+  int first_head, group;  // query heads
+  int index, count;       // among the workgroups that share their keys
+};
+
+// A head of a workgroup, published.
+template <typename T>
+ROCM_KERNELS_DEVICE FloatPair* partial_of(const Attention<T>& a, int head, int index) {
+  return reinterpret_cast<FloatPair*>(a.partials) +
+         (head * a.splits + index) * (kPartialFloats / 2);
+}
+
+// The parts of a workgroup to LDS. Until has_qkv() nothing but the cache is read; asked() is called
+// once all first loads are under way.
+template <typename T, typename HasQkv, typename Asked>
+ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, const T* qkv,
+                                int position, int wave, int lane, AttendScratch& scratch,
+                                const HasQkv& has_qkv, const Asked& asked) {
+  const int keys = position + 1;
+  const Share<T> share(a, keys);
+  if (!share.has_keys()) {
+    has_qkv();
+    return asked();
+  }
+  const int waves = kHelpers * share.count;
+  const int each = (keys + waves - 1) / waves;
+  const int begin = (share.index * kHelpers + wave) * each, end = min(begin + each, keys);
+
+  const int row = lane / 16, column = lane % 16;
+  const auto eight_of = [&](const T* head) {
+    return load<Touch::kAgain, Vector>(head + kCount * column);
+  };
+  const Vector cosines = eight_of(a.cos), sines = eight_of(a.sin);
+  Vector k[kSteps], v[kSteps];
+  const auto load_row = [&](const T* cache, int key) {
+    if (position == 0) return Vector{};  // there is no row; a weight of 0 must meet a number
+    // The last row that is there stands for those behind it, and for the new one.
+    const int64_t at = int64_t{min(key, position - 1)} * a.row_stride;
+    return eight_of(cache + at + share.kv_head * a.head_stride);
+  };
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    k[step] = load_row(layer.k_cache, begin + step * kRows + row);
+    v[step] = load_row(layer.v_cache, begin + step * kRows + row);
+  }
+  has_qkv();
+  Vector q[kUnitHeads];  // the last one again where there are fewer
+#pragma unroll
+  for (int g = 0; g < kUnitHeads; ++g) {
+    q[g] = eight_of(qkv + (share.first_head + min(g, share.group - 1)) * kHeadDim);
+  }
+  Vector new_key = eight_of(qkv + (a.heads + share.kv_head) * kHeadDim);
+  const Vector new_value = eight_of(qkv + (a.heads + a.kv_heads + share.kv_head) * kHeadDim);
+  asked();
+
+  new_key = turned<T>(new_key, cosines, sines, column);
+  if (begin <= position && position < end && row == 0 && share.part == 0) {
+    const int64_t at =
+        int64_t{position} * a.row_stride + share.kv_head * a.head_stride + kCount * column;
+    store<Touch::kAgain>(layer.k_cache + at, new_key);
+    store<Touch::kAgain>(layer.v_cache + at, new_value);
+  }
+  float sums[kUnitHeads][kCount] = {}, greatest[kUnitHeads], total[kUnitHeads] = {};
+#pragma unroll
+  for (int g = 0; g < kUnitHeads; ++g) {
+    q[g] = turned<T>(q[g], cosines, sines, column);
+    greatest[g] = -INFINITY;
+    __builtin_amdgcn_sched_barrier(0);  // here and below, lest registers run out
+  }
+  for (int first = begin; first < end; first += kSteps * kRows) {
+    float weights[kUnitHeads][kSteps];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      float its_k[kCount], its_q[kCount];
+      const int key = first + step * kRows + row;
+      unpack<T>(opaque(key == position ? new_key : k[step]), its_k);
+      k[step] = load_row(layer.k_cache, key + kSteps * kRows);
+#pragma unroll
+      for (int g = 0; g < kUnitHeads; ++g) {
+        unpack<T>(opaque(q[g]), its_q);
+        float product = its_q[0] * its_k[0];
+#pragma unroll
+        for (int i = 1; i < kCount; ++i) product = fmaf(its_q[i], its_k[i], product);
+        product = reduce_lanes<16>(product, Sum{}) * a.scale_log2;
+        weights[g][step] = key < end ? product : -INFINITY;
+      }
+      __builtin_amdgcn_sched_barrier(0);
+    }
+#pragma unroll
+    for (int g = 0; g < kUnitHeads; ++g) {
+      float most = greatest[g];
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) most = fmaxf(most, weights[g][step]);
+      const float kept = factor_to(most, greatest[g]);
+      greatest[g] = most;
+      total[g] *= kept;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sums[g][i] *= kept;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        weights[g][step] = factor_to(most, weights[g][step]);
+        total[g] += weights[g][step];
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      float its_v[kCount];
+      const int key = first + step * kRows + row;
+      unpack<T>(opaque(key == position ? new_value : v[step]), its_v);
+      v[step] = load_row(layer.v_cache, key + kSteps * kRows);
+#pragma unroll
+      for (int g = 0; g < kUnitHeads; ++g) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          sums[g][i] = fmaf(weights[g][step], its_v[i], sums[g][i]);
+        }
+      }
+      __builtin_amdgcn_sched_barrier(0);
+    }
+  }
+  const int place = opaque(lane);  // anew, lest what is made of it be kept
+  const int part = wave * kRows + place / 16;
+#pragma unroll
+  for (int g = 0; g < kUnitHeads; ++g) {
+    auto* const values =
+        reinterpret_cast<Accumulator*>(scratch.values[g][part] + kCount * (place % 16));
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      values[i / 4] = Accumulator{sums[g][i], sums[g][i + 1], sums[g][i + 2], sums[g][i + 3]};
+    }
+  }
+  if (place % 16 != 0) return;
+#pragma unroll
+  for (int g = 0; g < kUnitHeads; ++g) {
+    scratch.weights[g][part] = FloatPair{greatest[g], total[g]};
+  }
+}
+
+// Behind a barrier: a wave adds up a head of its workgroup, and if it is the head's last, the
+// head's workgroups.
+template <typename T>
+ROCM_KERNELS_DEVICE void add_parts(const Attention<T>& a, int position, int wave, int lane,
+                                   const AttendScratch& scratch) {
+  const Share<T> share(a, position + 1);
+  if (!share.has_keys() || wave >= share.group) return;
+  const int head = share.first_head + wave;
+  FloatPair sum = {};
+  {
+    const FloatPair part = scratch.weights[wave][lane % kAttendParts];
+    const float most = reduce_lanes<kAttendParts>(part[0], Greatest{});
+    const float factor = factor_to(most, part[0]);
+    const float total = reduce_lanes<kAttendParts>(part[1] * factor, Sum{});
+#pragma unroll
+    for (int i = 0; i < kAttendParts; ++i) {
+      const float its =
+          __builtin_bit_cast(float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, factor), i));
+      sum += its * reinterpret_cast<const FloatPair*>(scratch.values[wave][i])[lane];
+    }
+    FloatPair* const partial = partial_of(a, head, share.index);
+    publish(partial + lane, sum);
+    if (lane == 0) publish(partial + kHeadDim / 2, FloatPair{most, total});
+  }
+  int before = 0;
+  await_published();
+  if (lane == 0) {
+    before = static_cast<int>(
+        __hip_atomic_fetch_add(a.arrived + head, 1, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT));
+  }
+  if (__builtin_amdgcn_readfirstlane(before) + 1 != share.count) return;
+  // For the next layer, which a meeting is before.
+  if (lane == 0) {
+    __hip_atomic_store(a.arrived + head, 0, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  }
+
+  constexpr int kAtOnce = 20;
+  float greatest = -INFINITY, total = 0.0f;
+  sum = FloatPair{};
+  for (int first = 0; first < share.count; first += kAtOnce) {
+    FloatPair values[kAtOnce], weights[kAtOnce];  // these: the greatest score, the sum
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const FloatPair* const partial = partial_of(a, head, min(first + i, share.count - 1));
+      values[i] = partial[lane];
+      weights[i] = partial[kHeadDim / 2];
+    }
+    float most = greatest;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) most = fmaxf(most, weights[i][0]);
+    const float kept = factor_to(most, greatest);
+    greatest = most;
+    sum *= kept, total *= kept;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float factor = first + i < share.count ? factor_to(most, weights[i][0]) : 0.0f;
+      sum += factor * values[i];
+      total = fmaf(weights[i][1], factor, total);
+    }
+  }
+  T* const out = a.attended + head * kHeadDim + 2 * lane;
+  publish(out, from_float<T>(sum[0] / total));
+  publish(out + 1, from_float<T>(sum[1] / total));
+}
+
+#endif
+
+}  // namespace rocm_kernels::cdna::decode

@@ -1,0 +1,144 @@
+// What decode_layers' kernel and its launcher know: up to four products a layer, one after the
+// other, and for each layer what is its own.
+#pragma once
+
+#include "../../blocks/grid/cdna/grid_barrier.h"
+#include "../../blocks/rows/gpu/norm.h"
+#include "../../common/cdna/operands.h"
+#include "../../common/core/scale_view.h"
+#include "../decode_layers.h"
+
+namespace rocm_kernels::cdna::decode {
+
+constexpr int kHelpers = 4, kStreamers = 8;  // waves
+constexpr int kLanes = 64;
+constexpr int kThreads = (kHelpers + kStreamers) * kLanes;
+constexpr int kHelperThreads = kHelpers * kLanes;
+constexpr int kProducts = 4;     // of a layer: o, gate and up, down, qkv
+constexpr int kMostLayers = 16;  // of a launch: its arguments have room for no more
+constexpr int kMostWorkgroups = 512;
+constexpr int kHalf = kMmaRows / 2;  // rows of a tile that lie together
+
+// The row that a product multiplies: before its codes, and what its sums become.
+enum class Row : int32_t { kQuantized, kNorm, kActivated };
+enum class End : int32_t { kStored, kGated, kAdded };
+
+// What a product is in every layer.
+template <typename T>
+struct Product {
+  uint32_t row_bytes;
+  uint32_t half_rows;  // from a tile's first 8 rows to its other 8
+  uint32_t tile_rows;  // from tile to tile
+  int32_t tiles, k_blocks;
+  Row row;
+  End end;
+  const T* x;  // [K]: of kQuantized and kNorm
+  T* out;      // of kStored and kAdded
+};
+
+// And of one layer.
+template <typename T>
+struct ProductWeight {
+  const uint8_t* w;
+  const float* scales;
+  int64_t scale_stride;  // 0: one for all rows
+  const T* norm;         // [K]: of kNorm
+};
+
+template <typename T>
+struct Layer {
+  ProductWeight<T> products[kProducts];
+  T *k_cache, *v_cache;
+};
+
+constexpr int kHeadDim = 128;
+constexpr int kUnitHeads = kHelpers;          // query heads that a workgroup takes at most
+constexpr int kPartialFloats = kHeadDim + 4;  // of a head: values, greatest score, sum of weights
+constexpr int kAttendParts = 16;              // of a workgroup, in LDS
+
+using FloatPair = float __attribute__((ext_vector_type(2)));
+
+// In LDS, where the codes are later.
+struct alignas(16) AttendScratch {
+  float values[kUnitHeads][kAttendParts][kHeadDim];
+  FloatPair weights[kUnitHeads][kAttendParts];  // the greatest score, the sum of weights
+};
+
+// What launches keep from one to the next.
+struct State {
+  GridState grid;
+  uint32_t arrived[kMostWorkgroups];  // workgroups of a query head
+};
+static_assert(sizeof(State) <= kDecodeLayersStateBytes);
+
+// The attention that a layer begins with; see attend.h.
+template <typename T>
+struct Attention {
+  const T* qkv;                     // [heads + 2 kv_heads, 128]: of the first layer, or nullptr
+  int32_t row_stride, head_stride;  // elements
+  const T *cos, *sin;               // [128]
+  const int32_t* position;          // [1]: rows that the cache has
+  int32_t heads, kv_heads;
+  int32_t parts;      // of a KV head's query heads, kUnitHeads each
+  int32_t splits;     // workgroups that each of them may have
+  float scale_log2;   // of scores, for powers of two
+  float* partials;    // [heads][splits][kPartialFloats]
+  uint32_t* arrived;  // [heads]
+  T* attended;        // [heads, 128]
+};
+
+template <typename T>
+struct StackProblem {
+  Attention<T> attention;
+  RmsnormParams<T> norm;  // what all have in common, and how codes are made
+  Product<T> products[kProducts];
+  Layer<T> layers[kMostLayers];
+  int32_t count;    // layers
+  int32_t first;    // product of a layer; 0 in a stack of several
+  int32_t of_last;  // products up to which the last layer goes
+  int32_t intermediate;
+  int32_t code_bytes;  // of LDS: the longest row
+  const T* x;          // [H]: h = x + residual
+  const T* residual;   // of the first layer; then out
+  T* out;
+  T* qkv;       // of the next layer
+  float* y;     // [I]
+  float* amax;  // [workgroups]: of their parts of y
+  GridState* grid;
+};
+static_assert(sizeof(StackProblem<uint16_t>) <= 4096, "the arguments of a kernel");
+
+// A product of a layer.
+struct Turn {
+  int layer, product;
+
+  template <typename T>
+  static ROCM_KERNELS_DEVICE Turn first_of(const StackProblem<T>& p) {
+    return {0, p.first};
+  }
+  template <typename T>
+  ROCM_KERNELS_DEVICE bool is_over(const StackProblem<T>& p) const {
+    return layer == p.count;
+  }
+  template <typename T>
+  ROCM_KERNELS_DEVICE void next(const StackProblem<T>& p) {
+    if (++product < (layer + 1 < p.count ? kProducts : p.of_last)) return;
+    product = 0, ++layer;
+  }
+  template <typename T>
+  ROCM_KERNELS_DEVICE bool attends(const StackProblem<T>& p) const {
+    return product == 0 && p.attention.qkv != nullptr;
+  }
+  ROCM_KERNELS_DEVICE bool operator==(Turn other) const {
+    return layer == other.layer && product == other.product;
+  }
+};
+
+// LDS: the row's codes; a place for each streamer; the sums of two tiles in turn.
+constexpr int32_t kPlaceBytes = transpose_bytes(1, 1);
+constexpr int32_t kSumBytes = 2 * kStreamers * kMmaRows * 4;
+constexpr int32_t lds_bytes_of(int32_t code_bytes) {
+  return code_bytes + kStreamers * kPlaceBytes + kSumBytes;
+}
+
+}  // namespace rocm_kernels::cdna::decode

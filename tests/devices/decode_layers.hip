@@ -1,0 +1,88 @@
+// What tests/simulated_layers.py calls: launch_decode_layers with what its arguments point to, in
+// the order of the struct. Returns nullptr, or why not.
+#include <vector>
+
+#include "../../decode_layers/decode_layers.h"
+
+using namespace rocm_kernels;
+
+namespace {
+
+struct Layer {
+  const void* o;
+  const float* scale_o;
+  const void *norm_weight, *gate_up;
+  const float* scale_gate_up;
+  const void* down;
+  const float* scale_down;
+  const void *next_norm_weight, *w_qkv;
+  const float* scale_qkv;
+  void *k_cache, *v_cache;
+};
+
+struct Call {
+  int64_t count, hidden, intermediate, attended_columns, qkv_columns;
+  int64_t row_stride, head_stride;
+  const Layer* layers;
+  const void *attention_qkv, *cos, *sin;
+  const int32_t* position;
+  const void *attended, *x, *residual;
+  void *out, *qkv, *workspace, *state;
+  float eps, weight_offset;
+  float scale;
+  int32_t scales_of_rows, is_bfloat16, heads, kv_heads;
+};
+
+struct Described {
+  std::vector<DecodeLayer> layers;
+  DecodeLayersArgs args;
+};
+
+Described described(const Call& call) {
+  const auto kind = call.scales_of_rows ? ScaleView::Kind::kRow : ScaleView::Kind::kTensor;
+  Described result;
+  for (int64_t i = 0; i < call.count; ++i) {
+    const Layer& given = call.layers[i];
+    DecodeLayer layer;
+    layer.o = {given.o, {given.scale_o, 1, 0, kind}};
+    layer.norm_weight = given.norm_weight;
+    layer.gate_up = {given.gate_up, {given.scale_gate_up, 1, 0, kind}};
+    layer.down = {given.down, {given.scale_down, 1, 0, kind}};
+    layer.next_norm_weight = given.next_norm_weight;
+    layer.qkv = {given.w_qkv, {given.scale_qkv, 1, 0, kind}};
+    layer.k_cache = given.k_cache;
+    layer.v_cache = given.v_cache;
+    result.layers.push_back(layer);
+  }
+  DecodeLayersArgs& args = result.args;
+  args.hidden = call.hidden;
+  args.intermediate = call.intermediate;
+  args.attended_columns = call.attended_columns;
+  args.qkv_columns = call.qkv_columns;
+  args.layers = result.layers.data();
+  args.count = call.count;
+  args.attention = {call.attention_qkv, call.row_stride, call.head_stride, call.cos,  call.sin,
+                    call.position,      call.heads,      call.kv_heads,    call.scale};
+  args.attended = call.attended;
+  args.x = call.x;
+  args.residual = call.residual;
+  args.out = call.out;
+  args.qkv = call.qkv;
+  args.eps = call.eps;
+  args.weight_offset = call.weight_offset;
+  args.dtype = call.is_bfloat16 ? DType::kBFloat16 : DType::kFloat16;
+  args.fp8_dtype = FNUZ ? DType::kFloat8E4M3FNUZ : DType::kFloat8E4M3FN;
+  args.workspace = call.workspace;
+  args.state = call.state;
+  return result;
+}
+
+}  // namespace
+
+extern "C" int64_t decode_layers_workspace(const Call* call) {
+  return decode_layers_workspace_bytes(described(*call).args);
+}
+
+extern "C" const char* decode_layers(const Call* call) {
+  return launch_decode_layers(described(*call).args, Context{});
+}
