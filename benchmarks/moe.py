@@ -2,7 +2,8 @@
 
     python benchmarks/moe.py [--save] [--quick] [--threads N] [--peers FOLDER]
 
-A whole layer without its router, uniform random routing, another one in every call, so that the
+A whole layer without its router, uniform random routing, another one in every call; on a GPU the
+weights of several layers in turn, too, for L2 keeps some of what one layer's calls ask for. So the
 experts are cold. Times are medians, microseconds: of CUDA-graph replays (gpu.py has the clock), or
 of calls that take turns (cpu.py). transformers' grouped_mm is torch's grouped product twice, its
 batched_mm gathers a weight for each slot; both in bfloat16, as they come. On a GPU torch's
@@ -17,6 +18,8 @@ FP8 bytes at the read rate measured in the same run, or of the products at --tfl
 from __future__ import annotations
 
 import datetime
+import itertools
+import math
 import statistics
 import sys
 from collections.abc import Callable
@@ -45,6 +48,7 @@ CPU_MODELS = {
 }
 GPU_TOKENS, CPU_TOKENS = [1, 8, 64, 512, 4096], [1, 8, 64, 512, 2048]
 ROUTINGS = 32
+TURN_BYTES = 4e9  # of FP8 weights that take turns on a GPU: an L2 holds little of them
 LONG_CALLS = {"launches": 6, "replays": 5}  # from 512 tokens on, where a call takes milliseconds
 OURS = ["FP8", "FP8 blocks", "FP8, 16-bit inputs", "bf16", "MXFP4"]
 # vLLM's, by ours of the same weights.
@@ -138,9 +142,15 @@ def difference(call: Callable, reference: Callable, x: torch.Tensor, routings: l
     return ((theirs - ours).norm() / ours.norm()).item()
 
 
-def times_us(package, calls: dict, x: torch.Tensor, routings: list) -> tuple[dict, dict]:
-    """Median of each call, and the errors of those that this device cannot run."""
-    found, errors = {}, {}
+def in_turn(calls: list[Callable]) -> Callable:
+    turn = itertools.cycle(calls)
+    return lambda x, routing: next(turn)(x, routing)
+
+
+def times_us(package, layers: list[dict], x: torch.Tensor, routings: list) -> tuple[dict, dict]:
+    """Median of each call, and the errors of those that this device cannot run. layers: the calls
+    of each, by name."""
+    calls, found, errors = layers[0], {}, {}
     runnable = {}
     for name, call in calls.items():
         # batched_mm copies a weight for each slot: beyond a few tokens that is not its use.
@@ -158,7 +168,8 @@ def times_us(package, calls: dict, x: torch.Tensor, routings: list) -> tuple[dic
     if x.is_cuda:
         counts = LONG_CALLS if x.shape[0] >= 512 else {}
         routings = routings[: counts.get("launches")]
-        for name, call in runnable.items():
+        for name in runnable:
+            call = in_turn([layer[name] for layer in layers])
             measured = gpu.measure(package, lambda r, call=call: call(x, r), routings, **counts)
             found[name] = measured.median
         return found, errors
@@ -174,12 +185,12 @@ def times_us(package, calls: dict, x: torch.Tensor, routings: list) -> tuple[dic
     return cpu.medians_us({name: next_call(name) for name in runnable}, 6.0), errors
 
 
-def cell(package, model: str, shape: tuple, tokens: int, calls: dict, device) -> dict:
+def cell(package, model: str, shape: tuple, tokens: int, layers: list[dict], device) -> dict:
     hidden, _, experts, k = shape
     x = torch.randn(tokens, hidden, device=device, dtype=torch.bfloat16)
     routings = random_routings(tokens, experts, k, device)
     touched = statistics.mean(len(ids.unique()) for _, ids in routings)
-    found, errors = times_us(package, calls, x, routings)
+    found, errors = times_us(package, layers, x, routings)
     return {"model": model, "shape": shape, "tokens": tokens, "touched": touched,
             "us": found, "errors": errors}  # fmt: skip
 
@@ -277,8 +288,10 @@ def main() -> int:
         vllm = {"version": version, "tuned": tuned}
     cells = []
     for model, shape in models.items():
-        calls = candidates(package, *shape[:3], device, vllm is not None)
-        cells += [cell(package, model, shape, count, calls, device) for count in tokens]
+        turns = math.ceil(TURN_BYTES / (3 * math.prod(shape[:3]))) if on_gpu else 1
+        layers = [candidates(package, *shape[:3], device, vllm is not None) for _ in range(turns)]
+        cells += [cell(package, model, shape, count, layers, device) for count in tokens]
+        del layers
     saved = {
         "machine": machine, "date": str(datetime.date.today()), "read_rate": rate,
         "tflops": arguments.tflops if on_gpu else None, "vllm": vllm, "cells": cells,

@@ -29,6 +29,7 @@ struct MoeConfig : MoeTiling {
   bool ends_in_groups() const { return design == Design::kTiled && block_n == 256; }
   static constexpr bool is_resident() { return false; }
   static constexpr bool sorts_rows() { return false; }
+  static constexpr bool takes_units() { return false; }
 };
 
 // The kernels with matrix instructions take these operands.

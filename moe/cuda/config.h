@@ -31,6 +31,7 @@ struct MoeConfig : MoeTiling {
   // The tile of two blocks of a cluster has the 128 columns.
   bool ends_in_groups() const { return design == Design::kWarpgroup && block_n == 128; }
   bool is_resident() const { return design == Design::kResident; }
+  bool takes_units() const { return design == Design::kStreamedWgmma; }
   bool sorts_rows() const { return design == Design::kWarpgroup; }
 };
 

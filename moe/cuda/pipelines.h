@@ -119,6 +119,13 @@ constexpr int kStreamedWgmmaBlocksPerSm = 2;
 // Copiers take stages in turn; with fewer stages one would be a round ahead of another.
 constexpr int kStreamedWgmmaLeastStages = kStreamedWgmmaCopiers;
 
+// Units of a block that its number gives it; it takes the others as it gets there. And how many
+// taken units are remembered: more than the warps of a block are apart.
+constexpr int kStreamedWgmmaOwn = 2;
+constexpr int kStreamedWgmmaTaken = 16;
+static_assert(kStreamedStages + kStreamedWgmmaCopiers + kStreamedWgmmaOwn < kStreamedWgmmaTaken,
+              "a unit takes one stage or more");
+
 // Units that are looked up before they are multiplied.
 ROCM_KERNELS_HOST_DEVICE constexpr int streamed_wgmma_ahead(int block_m) {
   return block_m <= 16 ? 8 : 4;

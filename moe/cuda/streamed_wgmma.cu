@@ -49,7 +49,8 @@ Status launch_streamed_wgmma(const ProductLaunch& call, Stream stream) {
       num_stages,
       tiles_n,
       call.config.walked(),
-      call.slots.first};
+      call.slots.first,
+      call.slots.taken};
   const int64_t most =
       most_row_tiles(call.slots.slots, call.slots.experts, stage.block_m) * tiles_n;
   const int64_t blocks = int64_t{call.device.sm_count} * kStreamedWgmmaBlocksPerSm;

@@ -13,17 +13,21 @@
 //                                                    |                end_unit   turn             |
 //                                                    +--------------------------------------------+
 //
-// Timeline of a block. Barriers: full and empty of each stage, known and done of each unit ahead.
+// Timeline of a block. Barriers: full and empty of each stage, known and done of each unit ahead,
+// told of each unit taken.
 //
 //   who       waits for                 does                                    then tells
 //   all       the kernel before, in a   sort the ids of all slots: the tiles    each other: all threads, or
 //             layer's first kernel                                              2 where slots are few
 //   fetch_w   empty[stage]              orders a step's boxes of w              full[stage]: their bytes
+//             the kernel before, once   behind a unit's: takes a further one    told[unit]
 //   fetch_a   each other: 5             the slots are in order
 //             the kernel before
+//             told[unit]
 //             empty[stage]              gathers a step's rows of a, scales      full[stage]: its copies
 //             done[unit]                of a unit's first: slots, factors       known[unit]
 //   multiply  the kernel before
+//             told[unit]
 //             known[unit], its turn
 //             full[stage]               multiplies a step, adds it in float32   empty[stage]
 //                                       behind the last step                    the other's turn: 3, 4
@@ -37,6 +41,14 @@
 // operands from shared memory in FP8, so multiplying is a tenth of the time, a thread has all of
 // K of its sums, and nobody exchanges any. Each chunk of 128 of K is summed apart and added in
 // float32, by its scales where there are blocks: the tensor core's own sums of FP8 are short.
+//
+// The first units of a block are those of its number: their weights are asked for before anything
+// is known of the kernel before. Further ones it takes from a counter, which the layer's first
+// kernel has cleared: by number some blocks had a unit more than others and some SMs get their
+// bytes
+// sooner, so the first was done 19 us before the last of 82. A unit's sums do not depend on whose
+// it
+// is.
 //
 // Rows of w and gate_up: of 16 rows of the operand 8 are gates, and 8 the ups of the same columns
 // of h, so a thread has both.
@@ -61,6 +73,7 @@ struct StreamedWgmmaProblem {
   int32_t tiles_n;
   int32_t walked;  // tiles of rows that are walked down before the next columns; 0: all
   bool first;      // of the layer's kernels: the ids may be the previous kernel's
+  int32_t* taken;  // units that blocks have taken; 0 when the previous kernel has ended
 };
 
 // A unit as the warpgroups need it.
@@ -96,10 +109,29 @@ struct StreamedWgmmaBlock {
   const GroupedProblem& p;
   const StreamedUnits& units;
   Unit (&units_ahead)[kAhead];
-  uint32_t full, empty, known, done;  // barriers: of stages, of units ahead
-  uint32_t stages, scales;            // shared memory
+  int32_t (&taken)[kStreamedWgmmaTaken];
+  uint32_t full, empty, known, done, told;  // barriers: of stages, of units ahead, of those taken
+  uint32_t stages, scales;                  // shared memory
   int warp, lane;
   int chunks, steps, tiles_m, unit_count;
+
+  // ---- Whose a unit is --------------------------------------------------------------------------
+
+  // The block's unit of that number, from unit_count on none.
+  __device__ __forceinline__ int unit_at(int count) const {
+    if (count < kStreamedWgmmaOwn) return static_cast<int>(blockIdx.x + count * gridDim.x);
+    const int i = count - kStreamedWgmmaOwn;
+    mbarrier_wait(told + i % kStreamedWgmmaTaken * kMbarrierBytes, i / kStreamedWgmmaTaken % 2);
+    return taken[i % kStreamedWgmmaTaken];
+  }
+  __device__ __forceinline__ int take_unit() const {
+    return static_cast<int>(kStreamedWgmmaOwn * gridDim.x) + atomicAdd(s.taken, 1);
+  }
+  __device__ __forceinline__ void tell_unit(int count, int unit) const {
+    const int i = (count - kStreamedWgmmaOwn) % kStreamedWgmmaTaken;
+    taken[i] = unit;
+    mbarrier_arrive(told + i * kMbarrierBytes);
+  }
 
   // ---- Who fetches w: a lane --------------------------------------------------------------------
 
@@ -107,11 +139,13 @@ struct StreamedWgmmaBlock {
     drop_registers<kCopyRegisters>();
     const uint64_t policy = l2_policy(L2Policy::kEvictFirst);
     PipelineState state{0, 1};
-    for (int unit = blockIdx.x; unit < unit_count; unit += gridDim.x) {
+    for (int count = 0, unit = blockIdx.x; unit < unit_count; ++count) {
       const TileOrder::Place place = place_of_unit(unit, tiles_m, s.tiles_n, s.walked);
+      int next = unit + static_cast<int>(gridDim.x);
       const int expert = units.tile(place.m).expert;
       const int group = place.n * (kBlockN / kRun / (kGateUp ? 2 : 1));
       if (lane == 0) {
+        if (count >= kStreamedWgmmaOwn) next = take_unit();  // which takes as long as a step
         for (int step = 0; step < steps; ++step) {
           const uint32_t barrier = full + state.stage * kMbarrierBytes;
           const uint32_t to = stages + state.stage * kStage.bytes();
@@ -124,8 +158,13 @@ struct StreamedWgmmaBlock {
           }
           state.advance(s.num_stages);
         }
+        if (count + 1 == kStreamedWgmmaOwn) {
+          wait_for_previous_kernel();
+          next = take_unit();
+        }
+        if (count + 1 >= kStreamedWgmmaOwn) tell_unit(count + 1, next);
       }
-      __syncwarp();
+      unit = __shfl_sync(~0u, next, 0);
     }
   }
 
@@ -146,7 +185,7 @@ struct StreamedWgmmaBlock {
     const auto row_vectors = static_cast<uint32_t>(p.a_stride / 16);
     PipelineState state{copier, 1};
     int first_step = copier;  // of the unit's, that is this warp's
-    for (int unit = blockIdx.x, count = 0; unit < unit_count; unit += gridDim.x, ++count) {
+    for (int count = 0, unit = unit_at(0); unit < unit_count; unit = unit_at(++count)) {
       const int step_of_unit = first_step;
       first_step = (first_step - steps % kStreamedWgmmaCopiers + kStreamedWgmmaCopiers) %
                    kStreamedWgmmaCopiers;
@@ -262,7 +301,7 @@ struct StreamedWgmmaBlock {
     wait_for_previous_kernel();
 
     PipelineState state{0, 0};
-    for (int unit = blockIdx.x, count = 0; unit < unit_count; unit += gridDim.x, ++count) {
+    for (int count = 0, unit = unit_at(0); unit < unit_count; unit = unit_at(++count)) {
       if (count % 2 != warpgroup) {
         const int next = state.stage + steps;
         state = {next % s.num_stages, state.parity ^ (next / s.num_stages & 1)};
@@ -284,7 +323,7 @@ struct StreamedWgmmaBlock {
         state.advance(s.num_stages);
       }
 
-      if (unit + static_cast<int>(gridDim.x) < unit_count) {
+      if (unit_at(count + 1) < unit_count) {
         named_barrier_arrive(kFirstTurn + (warpgroup ^ 1), kStreamedWarps * 32);
       }
 
@@ -397,12 +436,17 @@ __global__ void __launch_bounds__(kStreamedWgmmaThreads, kStreamedWgmmaBlocksPer
   extern __shared__ uint8_t dynamic_shared[];
   __shared__ uint64_t full_barriers[kStreamedStages], empty_barriers[kStreamedStages];
   __shared__ uint64_t known_barriers[kAhead], done_barriers[kAhead];
+  __shared__ uint64_t told_barriers[kStreamedWgmmaTaken];
+  __shared__ int32_t taken[kStreamedWgmmaTaken];
   __shared__ Unit units_ahead[kAhead];
-  static_assert(sizeof(Unit) * kAhead + 16 * (kStreamedStages + kAhead) <= kStage.static_bytes(),
-                "");
+  static_assert(
+      sizeof(Unit) * kAhead + 16 * (kStreamedStages + kAhead) + 12 * kStreamedWgmmaTaken <=
+          kStage.static_bytes(),
+      "");
   static_assert(kBlockM <= kMostTileRows, "");
   const uint32_t full = pinned_address(full_barriers), empty = pinned_address(empty_barriers);
   const uint32_t known = pinned_address(known_barriers), done = pinned_address(done_barriers);
+  const uint32_t told = pinned_address(told_barriers);
   const uint32_t padding = -shared_address(dynamic_shared) & (kPatternBytes - 1);
   const uint32_t stages = pinned_address(dynamic_shared + padding);
   const GroupedProblem& p = s.product;
@@ -425,6 +469,7 @@ __global__ void __launch_bounds__(kStreamedWgmmaThreads, kStreamedWgmmaBlocksPer
     // The boxes of w, or what is stored of a unit, and the lanes that copy.
     init_pipeline(full, empty, s.num_stages, 1 + 32, kUnitWarps);
     init_pipeline(known, done, kAhead, 1 + 32, kUnitWarps);
+    for (int i = 0; i < kStreamedWgmmaTaken; ++i) mbarrier_init(told + i * kMbarrierBytes, 1);
     fence_mbarrier_init();
     fence_async_proxy();
   }
@@ -437,8 +482,8 @@ __global__ void __launch_bounds__(kStreamedWgmmaThreads, kStreamedWgmmaBlocksPer
   units.count_or_meet<kStreamedWgmmaThreads>(warp == kStreamedWarps);
   const int tiles_m = units.tiles(), unit_count = tiles_m * s.tiles_n;
 
-  const Block block{s,      p,      units, units_ahead, full,   empty, known,   done,
-                    stages, scales, warp,  lane,        chunks, steps, tiles_m, unit_count};
+  const Block block{s,    p,      units,  units_ahead, taken, full,   empty, known,   done,
+                    told, stages, scales, warp,        lane,  chunks, steps, tiles_m, unit_count};
   if (warp == kStreamedWarps) {
     block.fetch_w(w_map);
   } else if (warp > kStreamedWarps) {

@@ -19,11 +19,12 @@
 //   sorts_rows      the second launch copies the rows of x to the order of experts, and quantises
 //                   them if they are to be quantised
 //   is_resident     the two products alone: they route, quantise and combine
+//   takes_units     blocks of a product take units of it as they get there, and count them
 //   ends_in_groups  the gate_up product's tile, or that of two blocks, has whole groups of 128
 //                   columns of h, and quantises them
 //
-// Each part of a sum has a place of its own in memory and is added in order, so nothing is counted,
-// awaited or cleared, and no bit depends on the order in which workgroups run.
+// Each part of a sum has a place of its own in memory and is added in order, so none is awaited or
+// cleared, and no bit depends on the order in which workgroups run.
 #pragma once
 
 #include "product.h"
@@ -83,6 +84,7 @@ struct FusedMoeMemory {
   int32_t *counts = nullptr, *row_slots = nullptr, *slot_rows = nullptr, *tile_count = nullptr;
   RowTile* tiles = nullptr;
   TileGroup* tile_groups = nullptr;
+  int32_t* taken = nullptr;            // units of gate_up, and of down
   uint8_t *x = nullptr, *h = nullptr;  // FP8; x sorted: what gate_up multiplies
   float *x_scales = nullptr, *h_scales = nullptr;
   void* wide_h = nullptr;  // before it is quantised: float32; not quantised: x's type
@@ -104,6 +106,7 @@ struct FusedMoeMemory {
     const int64_t most_tiles = most_row_tiles(slots, args.experts, config.block_m);
     tiles = workspace.take<RowTile>(most_tiles);
     if (config.walks_experts()) tile_groups = workspace.take<TileGroup>(most_tiles);
+    if (config.takes_units()) taken = workspace.take<int32_t>(kCleared);
     const int64_t x_rows = config.sorts_rows() ? slots : quantized ? tokens : 0;
     x = workspace.take<uint8_t>(x_rows * args.hidden * (quantized ? 1 : size_of(args.x_dtype)));
     x_scales = workspace.take<float>(quantized ? x_rows * groups(args.hidden) : 0);
@@ -221,6 +224,7 @@ class FusedMoeLayer {
       p.ids = kind == Rows::kOfExperts ? args_.topk_ids : nullptr;
       p.experts = args_.experts;
       p.is_gate = kind == Rows::kTokens;
+      if (p.is_gate) p.cleared = memory_.taken;
     } else {
       p.rows_there = kind == Rows::kOfExperts ? memory_.tile_count + 1 : nullptr;
     }
@@ -303,8 +307,11 @@ class FusedMoeLayer {
     return p;
   }
 
-  SlotIds slot_ids(bool first) const {
-    return {args_.topk_ids, static_cast<int32_t>(slots_), args_.experts, first, args_.topk_weights};
+  SlotIds slot_ids(bool first, int product) const {
+    SlotIds slots = {args_.topk_ids, static_cast<int32_t>(slots_), args_.experts, first,
+                     args_.topk_weights};
+    if (config_.takes_units()) slots.taken = memory_.taken + product;
+    return slots;
   }
   // Whether rows are quantised before a product, and not by it.
   bool has_quantized_rows() const { return is_quantized(args_) && !config_.is_resident(); }
@@ -335,7 +342,7 @@ class FusedMoeLayer {
     }
     p.wide_stores = has_wide_stores(p.out, p.out_stride, p.out_dtype);
     return launch_product(GroupedEnd::kGateUp, p, config_, most_tiles_,
-                          slot_ids(!has_quantized_rows()), facts_, stream_);
+                          slot_ids(!has_quantized_rows(), 0), facts_, stream_);
   }
 
   Status down() const {
@@ -362,7 +369,7 @@ class FusedMoeLayer {
     p.wide_stores = has_wide_stores(p.out, p.out_stride, p.out_dtype);
     p.slots = slots_;
     p.split_k = config_.split_k;
-    return launch_product(GroupedEnd::kDown, p, config_, most_tiles_, slot_ids(false), facts_,
+    return launch_product(GroupedEnd::kDown, p, config_, most_tiles_, slot_ids(false, 1), facts_,
                           stream_);
   }
 

@@ -15,6 +15,7 @@ struct SlotIds {
   int32_t slots = 0, experts = 0;
   bool first = false;              // this product is the layer's first kernel
   const float* weights = nullptr;  // [slots], of a down product that adds a token's slots itself
+  int32_t* taken = nullptr;        // [1], 0 when the product begins, where config.takes_units()
 };
 
 // From ids to work: which slots each expert has, in the order of slots, and the tiles of rows that

@@ -5,7 +5,8 @@
 // Timeline. Blocks do not wait for each other; | is a barrier of the block.
 //
 //   quantize   a team a row: the block, or 32 neighbouring lanes
-//              the kernel before; to where the row's copies go, in LDS; the row, to registers
+//              the row's id; the kernel before; to where the row's copies go, in LDS; the row, to
+//              registers
 //              | a scale a row: its largest magnitude, over the team (| where that is many waves)
 //              each vector: a scale of a group, over neighbouring lanes; codes; all copies
 //   combine    a block some columns of a token, a thread up to 4 of them
@@ -24,6 +25,7 @@
 namespace rocm_kernels {
 
 constexpr int kRowThreads = 256;
+constexpr int kCleared = 2;
 
 struct QuantizeProblem {
   const void* rows;  // [row_count, columns], T
@@ -37,6 +39,7 @@ struct QuantizeProblem {
                              // to its own place
   int32_t copies;            // at most kMaxTopk
   bool is_gate;              // of the layer: it lets the next kernel begin once it has waited
+  int32_t* cleared;          // [kCleared] that a gate sets to 0; or nullptr
   Output output;
   int32_t block_columns;  // moe_quantize_whole_kernel: of a row, whole scale groups
 };
@@ -59,14 +62,22 @@ __global__ void __launch_bounds__(kRowThreads) moe_quantize_kernel(const Quantiz
   if (p.is_gate) {
     wait_for_previous_kernel();
     allow_next_kernel();
+    if constexpr (kNvidia) {
+      if (p.cleared != nullptr && blockIdx.x == 0 && threadIdx.x < kCleared) {
+        p.cleared[threadIdx.x] = 0;
+      }
+    }
   } else {
-    begin_after_previous_kernel();
+    allow_next_kernel();
   }
   const int team = static_cast<int>(threadIdx.x) / kTeam;
   const int thread = static_cast<int>(threadIdx.x) % kTeam;
   const int row = static_cast<int>(blockIdx.x) * kRows + team;
+  // Ids are older than the gate: no load of a row waits for its id.
+  const int32_t id = p.ids != nullptr && row < p.row_count ? load_older(p.ids + row) : 0;
+  if (!p.is_gate) wait_for_previous_kernel();
   const bool is_there = row < p.row_count && (p.rows_there == nullptr || row < *p.rows_there) &&
-                        (p.ids == nullptr || (p.ids[row] >= 0 && p.ids[row] < p.experts));
+                        (p.ids == nullptr || (id >= 0 && id < p.experts));
   const int columns = is_there ? p.columns : 0;
   if (thread < p.copies) {
     destinations[team][thread] = !is_there                ? -1
