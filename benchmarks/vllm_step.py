@@ -367,18 +367,21 @@ def layer(kernels: list) -> list[tuple[float, float, str]]:
     ]
 
 
-def show_profile(side: Side, batch: int, context: int, out: Path) -> None:
+def busy_ms(side: Side, batch: int, context: int, out: Path) -> float | None:
+    """Of a step's profile, which is shown and kept in `out`."""
     kernels = side.ask("profile", batch, context).get("kernels")
     if not kernels:
         print(f"{side.part}, {side.name}: no profile", flush=True)
-        return
-    sums = ", ".join(f"{name} {us:,.0f}" for name, us in summed(kernels).items())
-    print(f"\n{side.part}, {side.name}, batch {batch}, context {context}: us a step: {sums}")
+        return None
+    sums = summed(kernels)
+    text = ", ".join(f"{name} {us:,.0f}" for name, us in sums.items())
+    print(f"\n{side.part}, {side.name}, batch {batch}, context {context}: us a step: {text}")
     for begin, length, name in layer(kernels):
         print(f"  at {begin:7.1f} for {length:6.1f}  {name[:80]}", flush=True)
     with (out / "profiles.jsonl").open("a") as file:
         line = {"part": side.part, "side": side.name, "batch": batch, "context": context}
         file.write(json.dumps({**line, "kernels": kernels}) + "\n")
+    return sums["busy"] / 1e3
 
 
 def title(part: str, cell: tuple) -> str:
@@ -388,12 +391,13 @@ def title(part: str, cell: tuple) -> str:
     return f"{model}, batch {cell[1]}, context {cell[2]:,}"
 
 
-def rows_of(part: str, found: dict[tuple, list[float]], gpu: str) -> list[list[str]]:
+def rows_of(part: str, found: dict[tuple, list[float]], busy: dict, gpu: str) -> list[list[str]]:
     rows = []
     for (cell, name), times in found.items():
         ms = [statistics.median(times), min(times), max(times)]
         text = f"{gpu}, measured: {title(part, cell)}: {name}"
-        rows.append([text, *(f"{value:.2f}" for value in ms)])
+        of_gpu = busy.get((cell, name))
+        rows.append([text, *("" if value is None else f"{value:.2f}" for value in (*ms, of_gpu))])
     return sorted(rows, key=lambda row: row[0].rpartition(": ")[0])
 
 
@@ -424,14 +428,17 @@ def main() -> None:
         if part == "moe" and mine:
             print("experts met, by layer:", mine[-1].ask("routing"), flush=True)
         asked = [("step", *cell) for cell in cells] + [("prompt", n) for n in PROMPTS]
-        rows += rows_of(part, timed(mine, asked, until - 0.25 * (until - now)), gpu)
-        for cell in cells:
-            for side in mine:
-                if time.monotonic() < until - 3:
-                    show_profile(side, *cell, out)
+        found = timed(mine, asked, until - 0.25 * (until - now))
+        busy = {
+            (("step", *cell), side.name): busy_ms(side, *cell, out)
+            for cell in cells
+            for side in mine
+            if time.monotonic() < until - 3
+        }
+        rows += rows_of(part, found, busy, gpu)
         for side in sides[part]:
             side.end()
-    header = ["", "ms", "least", "greatest"]
+    header = ["", "ms", "least", "greatest", "GPU busy, ms"]
     print("\n" + tables.markdown(header, rows))
     if options.save and rows:
         import torch

@@ -56,6 +56,9 @@ def test_sides_take_turns_and_errors_are_said(capsys):
     assert found.keys() == {(cells[0], "a"), (cells[0], "b")}
     assert all(len(times) == vllm_step.ROUNDS for times in found.values())
     assert "dense, a, ('prompt', 128): has ended" in capsys.readouterr().out
-    rows = vllm_step.rows_of("dense", {(cells[0], "a"): [1.0, 3.0, 2.0]}, "GPU")
-    title = "GPU, measured: 16 layers of Llama 8B, batch 1, context 512: a"
-    assert rows == [[title, "2.00", "1.00", "3.00"]]
+    times = {(cells[0], name): [1.0, 3.0, 2.0] for name in "ab"}
+    rows = vllm_step.rows_of("dense", times, {(cells[0], "a"): 0.5}, "GPU")
+    title = "GPU, measured: 16 layers of Llama 8B, batch 1, context 512: "
+    assert rows == [
+        [title + "a", "2.00", "1.00", "3.00", "0.50"], [title + "b", "2.00", "1.00", "3.00", ""]
+    ]  # fmt: skip

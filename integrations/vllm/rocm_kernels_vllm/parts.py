@@ -102,14 +102,14 @@ def asked_for(part: str) -> bool:
 
 def why_experts_wait(is_nvidia: bool, is_hopper: bool, weights: object) -> str:
     """Why a layer's experts wait to be asked for by name; empty if they run by themselves: where
-    they were measured inside vLLM, and were ahead. ``weights``: vLLM's key of how they are
+    they were measured inside vLLM, and were not behind. ``weights``: vLLM's key of how they are
     quantised, None for 16 bits."""
     if not is_nvidia or asked_for("experts"):
         return ""
     if weights is None:
         reason = "vLLM's own are as quick with 16-bit weights"
     elif not is_hopper:
-        reason = "of NVIDIA's GPUs only H100 and H200 were measured"
+        reason = "inside vLLM they were measured on Hopper alone"
     else:
         return ""
     return f"{reason}; {VARIABLE_ON}=experts takes them"
