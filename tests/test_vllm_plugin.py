@@ -197,13 +197,18 @@ def test_whether_there_are_kernels_is_known_as_a_model_is_traced(plugin):
 
 def test_experts_run_by_themselves_where_they_were_not_behind(plugin, monkeypatch):
     wait = plugin.parts.why_experts_wait
-    monkeypatch.delenv("ROCM_KERNELS_VLLM_ON", raising=False)
+    for name in ("ROCM_KERNELS_VLLM_ON", *plugin.parts.DEEP_GEMM):
+        monkeypatch.delenv(name, raising=False)
     assert wait(is_nvidia=False, is_hopper=False, weights=None) == ""
     assert wait(is_nvidia=True, is_hopper=True, weights="fp8") == ""
     in_16_bits = wait(is_nvidia=True, is_hopper=True, weights=None)
     elsewhere = wait(is_nvidia=True, is_hopper=False, weights="fp8")
     assert "16-bit" in in_16_bits and "Hopper" in elsewhere
     assert all("ROCM_KERNELS_VLLM_ON=experts" in reason for reason in (in_16_bits, elsewhere))
+    monkeypatch.setenv("VLLM_USE_DEEP_GEMM", "1")
+    assert "DeepGEMM" in wait(is_nvidia=True, is_hopper=True, weights="fp8")
+    monkeypatch.setenv("VLLM_MOE_USE_DEEP_GEMM", "0")
+    assert wait(is_nvidia=True, is_hopper=True, weights="fp8") == ""
     monkeypatch.setenv("ROCM_KERNELS_VLLM_ON", "norm, experts")
     assert wait(is_nvidia=True, is_hopper=False, weights=None) == ""
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 VARIABLE = "ROCM_KERNELS_VLLM_OFF"
 VARIABLE_ON = "ROCM_KERNELS_VLLM_ON"
+DEEP_GEMM = ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM")  # vLLM's, on where nobody sets them
 # Counts what a graph that vLLM caches may rely on: the ops' schemas and their place in graphs.
 CACHED = "1"
 
@@ -110,6 +111,10 @@ def why_experts_wait(is_nvidia: bool, is_hopper: bool, weights: object) -> str:
         reason = "vLLM's own are as quick with 16-bit weights"
     elif not is_hopper:
         reason = "inside vLLM they were measured on Hopper alone"
+    elif (
+        said := [os.environ[name] for name in DEEP_GEMM if name in os.environ]
+    ) and "0" not in said:
+        reason = "DeepGEMM is asked for"
     else:
         return ""
     return f"{reason}; {VARIABLE_ON}=experts takes them"
