@@ -135,7 +135,12 @@ def cases(package: ModuleType, device: torch.device) -> Iterator[Case]:
         "top_k_weights": torch.rand(6, 3, device=device),
     }  # fmt: skip
     yield Case("Experts", experts, inputs, "model.layers.0.mlp.experts")
+    minimax = quantized(tiny("minimax_m2"))
     yield Case("TopKRouter", experts, {"x": randn(6, 96)}, "model.layers.0.mlp.gate")
+    yield Case(
+        "TopKRouterGivenBias", minimax, {"x": randn(6, 96)}, "model.layers.0.mlp.gate",
+        {"e_score_correction_bias": randn(8) / 4},
+    )  # fmt: skip
     llama4 = quantized(tiny("llama4_text"))
     x = {"hidden_states": randn(2, 3, 96)}
     yield Case("Llama4TextMoe", llama4, x, "model.layers.0.feed_forward")

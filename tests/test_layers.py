@@ -18,6 +18,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
+from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2TopKRouter
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
@@ -147,6 +148,7 @@ def test_layers_are_pure(package, mapping):
         "Experts": package.models.Experts,
         "Llama4TextMoe": Llama4TextMoe,
         "TopKRouter": Qwen3MoeTopKRouter,
+        "TopKRouterGivenBias": MiniMaxM2TopKRouter,
     }
     for name, devices in layers_of(mapping).items():
         layer = devices["cpu"]

@@ -27,6 +27,7 @@ FAMILIES = {
     "deepseek_v2": {**DEEPSEEK, "topk_method": "group_limited_greedy"},
     "deepseek_v3": DEEPSEEK,
     "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16},
+    "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16},
     "llama4_text": {
         "num_local_experts": 8, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1,
         "intermediate_size_mlp": 64, "head_dim": 16, "pad_token_id": 0,

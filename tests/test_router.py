@@ -24,6 +24,9 @@ KNOWN = {
     "deepseek_v2": {"topk_method": "greedy", "routed_scaling_factor": 1.0},
     "deepseek_v3": {"routed_scaling_factor": 2.5},
     "glm4_moe": {"norm_topk_prob": False, "head_dim": 16},
+    # Its logits go from 16 bits to float32, and its block holds the bias for choosing.
+    "granitemoe": {"num_local_experts": 8, "num_experts_per_tok": 3},
+    "minimax_m2": {},
 }
 
 
@@ -67,16 +70,17 @@ def test_a_family(package, run_kernelized, device, family, dtype):
     routers = routers_of(model)
     assert len(routers) == len(experts_of(model, package.models.Experts))
     router = routers[-1]
-    assert package.models.kernelized_layers(model)[type(router).__name__, "TopKRouter"] == len(
-        routers
-    )
+    given = (torch.randn(8, device=device) / 4,) if family == "minimax_m2" else ()
+    layer = "TopKRouterGivenBias" if given else "TopKRouter"
+    assert package.models.kernelized_layers(model)[type(router).__name__, layer] == len(routers)
+    in_float32 = router.kernel_router.logits == "float32"
+    unit = torch.finfo(torch.float32 if in_float32 else dtype).eps
     for rows in (1, 7, 70):
         x = torch.randn(rows, 96, device=device).to(dtype)
-        logits, weights, ids = router(x)
-        theirs = type(router).forward(router, x)
+        logits, weights, ids = router(x, *given)
+        theirs = type(router).forward(router, x, *given)
         assert logits.dtype == theirs[0].dtype
         assert (weights.dtype, ids.dtype) == (torch.float32, torch.int32)
-        unit = torch.finfo(theirs[0].dtype).eps
         torch.testing.assert_close(logits, theirs[0], rtol=unit, atol=8 * unit)
         # The choice alone, of logits that are the same: not their order, for slots are a sum.
         own = copy.deepcopy(router)
@@ -86,7 +90,7 @@ def test_a_family(package, run_kernelized, device, family, dtype):
                 own.bias.zero_()
         spread = (torch.rand(rows, 8, device=device).argsort(-1) / 2 - 1.75).to(dtype)
         x = nn.functional.pad(spread, (0, 88))
-        ours, theirs = own(x), type(own).forward(own, x)
+        ours, theirs = own(x, *given), type(own).forward(own, x, *given)
         assert torch.equal(ours[0], theirs[0])
         tolerance = 1e-5 if theirs[1].dtype == torch.float32 else unit  # theirs are rounded
         torch.testing.assert_close(
@@ -109,21 +113,44 @@ def test_the_model_says_what_it_did(package, run_kernelized, device, family):
     torch.testing.assert_close(ours, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
+def answer(model, device):
+    ids = torch.arange(10, device=device).view(2, 5)
+    return model.generate(ids, max_new_tokens=12, min_new_tokens=12, do_sample=False)
+
+
 @torch.no_grad()
 def test_a_recorded_step_takes_it(package, run_kernelized, device):
-    """On the CPU too, where what ran between our ops was torch's."""
-
-    def answer(model, **kwargs):
-        ids = tokens(2, 5, device) * 0 + torch.arange(10, device=device).view(2, 5)
-        return model.generate(ids, max_new_tokens=12, min_new_tokens=12, do_sample=False, **kwargs)
-
     model = model_of("qwen3_moe").to(device)
     package.models.quantize_model_(model)
     run_kernelized(model, Mode.INFERENCE)
-    expected = answer(model)
+    expected = answer(model, device)
     package.models.use_decode_step(model)
-    assert torch.equal(answer(model), expected)
+    assert torch.equal(answer(model, device), expected)
     assert package.models.decode_steps(model).replayed >= 8
+
+
+@torch.no_grad()
+def test_all_layers_of_a_recorded_step_are_one_call_on_the_cpu(
+    run_kernelized, monkeypatch, package
+):
+    """Nothing between our ops is torch's."""
+    recording = importlib.import_module(f"{package.__name__}.models.cpu_recording")
+    kinds = []
+    replay = recording.CpuGraph.replay
+
+    def noted(graph):
+        kinds.append([step.function for step in graph.steps])
+        replay(graph)
+
+    monkeypatch.setattr(recording.CpuGraph, "replay", noted)
+    model = model_of("qwen3_moe").bfloat16()
+    package.models.quantize_model_(model)
+    run_kernelized(model, Mode.INFERENCE)
+    if next(model.parameters()).device.type != "cpu":
+        pytest.skip("graphs of a GPU")
+    package.models.use_decode_step(model)
+    answer(model, "cpu")
+    assert {kind.count(recording._run_program) for kind in kinds} == {1}
 
 
 @torch.no_grad()
@@ -152,6 +179,17 @@ def test_a_hook_gets_the_modules_own_results(package, run_kernelized, device):
     model(tokens(1, 3, device))
     ((_, weights, ids),) = seen
     assert (weights.dtype, ids.dtype) == (torch.bfloat16, torch.int64)
+
+
+@torch.no_grad()
+def test_logits_are_recorded(package, run_kernelized, device):
+    model = model_of("mixtral").to(device)
+    package.models.quantize_model_(model)
+    run_kernelized(model, Mode.INFERENCE)
+    ids = tokens(2, 5, device)
+    out = model(ids, output_router_logits=True)
+    assert [tuple(logits.shape) for logits in out.router_logits] == [(10, 8)] * 2
+    torch.testing.assert_close(out.logits, model(ids).logits, rtol=1e-3, atol=1e-3)
 
 
 @torch.no_grad()
@@ -204,6 +242,12 @@ def _scaled(self, x):
     return logits, weights * 1.01, ids
 
 
+def _adds_to_the_sum(self, x):
+    logits, _, _ = _own(self, x)
+    weights, ids = logits.sigmoid().topk(self.top_k, -1)
+    return logits, weights / (weights.sum(-1, keepdim=True) + 1e-6), ids
+
+
 def _another_id(self, x):
     logits, weights, ids = _own(self, x)
     return logits, weights, (ids + 1) % self.num_experts
@@ -226,7 +270,8 @@ def _own(router, x):
     return type(router).__mro__[1].forward(router, x)
 
 
-OTHERS = (_limits, _warmer, _limits_what_it_chooses_by, _least, _normed, _scaled, _another_id,
+OTHERS = (_limits, _warmer, _limits_what_it_chooses_by, _least, _normed, _scaled, _adds_to_the_sum,
+          _another_id,
           _scores, _two_results, _wants_more)  # fmt: skip
 
 

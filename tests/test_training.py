@@ -41,7 +41,7 @@ TOLERANCE = 0.04  # of a result: FbgemmFp8Linear quantises its input, which its 
 LAYERS = (
     "RMSNorm", "RMSNormZeroCentered", "FP8Linear", "FP8LinearPart", "FbgemmFp8Linear", "SwiGLUMLP",
     "LlamaDecoderLayer", "GemmaDecoderLayer", "Experts", "Llama4TextMoe", "TopKRouter",
-    "SiluAndMul", "MulAndSilu", "GeluAndMul", "GeluTanhAndMul",
+    "TopKRouterGivenBias", "SiluAndMul", "MulAndSilu", "GeluAndMul", "GeluTanhAndMul",
 )  # fmt: skip
 every_layer = pytest.mark.parametrize("layer", LAYERS)
 

@@ -31,8 +31,9 @@ layer                  module attributes that it reads
 ``GemmaDecoderLayer``  the same, for forwards with other numbers of parameters, which ``kernelize``
 ``DecoderLayer4``, ..  compares: so there is a class for each
 ``Experts``            those of a ``models.Experts``: all experts of a layer in one call
-``TopKRouter``         ``kernel_router``, which ``quantize_model_`` leaves there, ``weight`` and the
-                       biases that it names
+``TopKRouter``,        ``kernel_router``, which ``quantize_model_`` leaves there, ``weight`` and the
+``TopKRouterGiven-``   biases that it names
+``Bias``
 ``Llama4TextMoe``      ``router``, ``shared_expert``, ``experts``, ``hidden_dim``, ``top_k``
 ``SiluAndMul``,        none: ``[..., 2 * d]`` in, ``[..., d]`` out, as in the Hub's ``activation``
 ``MulAndSilu``,
@@ -57,7 +58,7 @@ from .experts import Experts, Llama4TextMoe, experts_forward
 from .linear import FbgemmFp8Linear, FP8Linear, FP8LinearPart
 from .mlp import SwiGLUMLP
 from .norm import RMSNorm, RMSNormZeroCentered
-from .router import TopKRouter
+from .router import TopKRouter, TopKRouterGivenBias
 
 __all__ = [
     "Experts",
@@ -75,6 +76,7 @@ __all__ = [
     "SiluAndMul",
     "SwiGLUMLP",
     "TopKRouter",
+    "TopKRouterGivenBias",
     "experts_forward",
     "kernel_mapping",
 ]
@@ -94,6 +96,7 @@ LAYERS = {
     "Experts": "Experts",
     "Llama4TextMoe": "Llama4TextMoe",
     "TopKRouter": "TopKRouter",
+    "TopKRouterGivenBias": "TopKRouterGivenBias",
     "SiluAndMul": "SiluAndMul",
     "MulAndSilu": "MulAndSilu",
     "GeluAndMul": "GeluAndMul",

@@ -1,6 +1,7 @@
-"""The kernel layer of a router: which experts a token goes to."""
+"""The kernel layers of a router: which experts a token goes to. They give ids in int32 and weights
+in float32, as ``fused_moe`` takes them."""
 
-from typing import Tuple
+from typing import Optional, Tuple
 
 import torch
 from torch import nn
@@ -10,24 +11,43 @@ from ..functional.product import linear_of_router
 from ..models.hooks import is_called
 from .training import for_inference
 
+Routing = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logits, weights, ids
+
 
 class TopKRouter(nn.Module):
-    """Gives ids in int32 and weights in float32, as ``fused_moe`` takes them."""
+    has_backward = False
+    can_torch_compile = True
+
+    @for_inference
+    def forward(self, hidden_states: torch.Tensor) -> Routing:
+        if is_called(self):  # a hook may take the dtypes of the module's own results for granted
+            return type(self).forward(self, hidden_states)
+        name = self.kernel_router.choice_bias
+        return _route(self, hidden_states, None if name is None else getattr(self, name))
+
+
+class TopKRouterGivenBias(nn.Module):
+    """One whose block holds the bias for choosing."""
 
     has_backward = False
     can_torch_compile = True
 
     @for_inference
     def forward(
-        self, hidden_states: torch.Tensor
-    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        if is_called(self):  # a hook may take the dtypes of the module's own results for granted
-            return type(self).forward(self, hidden_states)
-        call = self.kernel_router
-        rows = hidden_states.reshape(-1, self.weight.shape[1])
-        bias = None if call.bias is None else getattr(self, call.bias)
-        logits = linear_of_router(rows, self.weight, bias, in_float32=call.in_float32)
-        choice_bias = None
-        if call.choice_bias is not None:
-            choice_bias = getattr(self, call.choice_bias).float()
-        return (logits, *call.choose(logits, choice_bias, moe))
+        self, hidden_states: torch.Tensor, e_score_correction_bias: Optional[torch.Tensor]
+    ) -> Routing:
+        if is_called(self):
+            return type(self).forward(self, hidden_states, e_score_correction_bias)
+        return _route(self, hidden_states, e_score_correction_bias)
+
+
+def _route(
+    router: nn.Module, hidden_states: torch.Tensor, choice_bias: Optional[torch.Tensor]
+) -> Routing:
+    call = router.kernel_router
+    rows = hidden_states.reshape(-1, router.weight.shape[1])
+    bias = None if call.bias is None else getattr(router, call.bias)
+    logits = linear_of_router(rows, router.weight, bias, in_float32=call.logits == "float32")
+    choice_bias = None if choice_bias is None else choice_bias.float()
+    weights, ids = call.choose(logits, choice_bias, moe)
+    return logits.float() if call.logits == "widened" else logits, weights, ids

@@ -26,13 +26,15 @@ class RouterCall(NamedTuple):
 
     Attributes:
         bias: name of the product's bias; None: there is none.
-        in_float32: a product of 16-bit tensors is not rounded to 16 bits.
+        logits: of 16-bit tensors: ``"rounded"`` to 16 bits, ``"widened"`` to float32 after that, or
+            ``"float32"``.
         sigmoid: the choice is that of ``topk_sigmoid``, which has what follows ``renormalize``.
-        choice_bias: name of the bias for choosing alone; None: there is none.
+        choice_bias: name of the bias for choosing alone; None: there is none. It is the module's,
+            or an argument of its forward.
     """
 
     bias: Optional[str]
-    in_float32: bool
+    logits: str
     sigmoid: bool
     k: int
     renormalize: bool
@@ -77,7 +79,7 @@ def probe_routed_block(block: nn.Module) -> Tuple[nn.Module, RouterCall]:
 def _has_a_row_for_each(module: Optional[nn.Module], experts: int) -> bool:
     weight = None if module is None else module._parameters.get("weight")
     return (
-        weight is not None
+        type(weight) is nn.Parameter  # no share of one
         and weight.dim() == 2
         and weight.shape[0] == experts
         and not module._modules
@@ -94,23 +96,26 @@ def probe_router(router: nn.Module) -> RouterCall:
     if experts > MAX_EXPERTS:
         raise Differs(f"routes to {experts} experts")
     tensors = _random_tensors(router)
-    # Logits of usual sizes, and such as a limit would meet: of their sigmoids many are equal.
-    sizes = torch.tensor([0.3, 1.0, 4.0, 50.0], device="cpu").repeat(12)[:, None]
+    # Logits of usual sizes, such as a limit would meet, of whose sigmoids many are equal, and such
+    # that all sigmoids are next to nothing.
+    sizes = torch.tensor([0.3, 1.0, 4.0, 1.0, 50.0], device="cpu").repeat(12)[:, None]
     x = _random(len(sizes), hidden, seed=4) * sizes
+    x[:, 0] = torch.tensor([0.0, 0.0, 0.0, -20.0, 0.0], device="cpu").repeat(12)  # times 1
     logits, weights, ids = _run(router, tensors, x)
-    bias = _bias_of_product(tensors, x, logits)
+    bias = _bias_of_product(router, tensors, x, logits)
     used = ("weight", bias)
     rounded = {name: t.bfloat16() if name in used else t for name, t in tensors.items()}
     of_rounded = _run(router, rounded, x.bfloat16())[0]
-    in_float32 = of_rounded.dtype == torch.float32
-    if in_float32 and torch.equal(of_rounded, of_rounded.bfloat16().float()):
-        raise Differs("returns logits in float32 that were rounded to 16 bits")
+    kind = "rounded"
+    if of_rounded.dtype == torch.float32:
+        was_rounded = torch.equal(of_rounded, of_rounded.bfloat16().float())
+        kind = "widened" if was_rounded else "float32"
     others = [name for name in tensors if name not in used]
     if len(others) > 1:
         raise Differs(f"has {', '.join(others)}")
     choice_bias = others[0] if others else None
     chosen = _by_expert(weights, ids, experts)
-    for call in _candidates(router, bias, in_float32, ids.shape[-1], choice_bias):
+    for call in _candidates(router, bias, kind, ids.shape[-1], choice_bias):
         rows = (sizes < 50.0)[:, 0] if call.sigmoid else slice(None)
         expected = _by_expert(*call.choose(logits, tensors.get(choice_bias), reference), experts)
         if torch.allclose(chosen[rows], expected[rows], 1e-4, 1e-6):
@@ -118,11 +123,24 @@ def probe_router(router: nn.Module) -> RouterCall:
     raise Differs("chooses its experts, or weighs them, in another way")
 
 
+def arguments_of(router: nn.Module) -> Tuple[str, ...]:
+    """Names: the hidden states, and maybe the bias for choosing."""
+    return tuple(inspect.signature(type(router).forward).parameters)[1:]
+
+
 def _random_tensors(router: nn.Module) -> Dict[str, torch.Tensor]:
     """In place of its own, by name."""
     experts, hidden = router.weight.shape
     found = {"weight": _random(experts, hidden, seed=1) * hidden**-0.5}
-    own = {**router._parameters, **router._buffers}
+    found["weight"][:, 0] = 1.0
+    given = arguments_of(router)
+    if len(given) > 2:
+        raise Differs(f"its forward takes {', '.join(given)}")
+    own = {
+        **router._parameters,
+        **router._buffers,
+        **dict.fromkeys(given[1:], found["weight"][:, 0]),
+    }
     for seed, (name, tensor) in enumerate(own.items()):
         if tensor is None or name == "weight":
             continue
@@ -141,9 +159,10 @@ def _run(
     for kind in ("_parameters", "_buffers"):
         own = getattr(router, kind)
         probe.__dict__[kind] = {name: tensors.get(name) for name in own}
+    given = [tensors[name] for name in arguments_of(router)[1:]]
     try:
         with torch.no_grad():
-            out = type(router).forward(probe, x)
+            out = type(router).forward(probe, x, *given)
     except Exception as failure:
         raise Differs(f"its forward cannot be asked what it computes: {failure}") from failure
     rows, experts = x.shape[0], tensors["weight"].shape[0]
@@ -162,21 +181,22 @@ def _run(
 
 
 def _bias_of_product(
-    tensors: Dict[str, torch.Tensor], x: torch.Tensor, logits: torch.Tensor
+    router: nn.Module, tensors: Dict[str, torch.Tensor], x: torch.Tensor, logits: torch.Tensor
 ) -> Optional[str]:
+    own = {**router._parameters, **router._buffers}
     product = x @ tensors["weight"].t()
-    for name in (None, *(name for name in tensors if name != "weight")):
+    for name in (None, *(name for name in tensors if name in own and name != "weight")):
         if _is_close(logits, product if name is None else product + tensors[name]):
             return name
     raise Differs("its logits are no product with its weight")
 
 
 def _candidates(
-    router: nn.Module, bias: Optional[str], in_float32: bool, k: int, choice_bias: Optional[str]
+    router: nn.Module, bias: Optional[str], logits: str, k: int, choice_bias: Optional[str]
 ) -> Iterator[RouterCall]:
     """Choices that it may make, with the numbers that it has."""
     experts = router.weight.shape[0]
-    first = (bias, in_float32)
+    first = (bias, logits)
     if choice_bias is None:
         for renormalize in (True, False):
             yield RouterCall(*first, False, k, renormalize)
@@ -238,7 +258,7 @@ class _Routing(_StandIn):
         self.result = result
         self.inputs: List[torch.Tensor] = []
 
-    def __call__(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+    def __call__(self, x: torch.Tensor, *more: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         self.inputs.append(x)
         return self.result
 

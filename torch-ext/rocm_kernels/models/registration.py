@@ -14,7 +14,7 @@ from .linear import FP8Linear, FP8LinearPart
 from .norms import computes_rmsnorm, formula_of
 from .probe import Differs, probe_decoder_layer, probe_llama4_moe, probe_mlp
 from .probe_attention import probe_attention
-from .probe_router import probe_routed_block, probe_router
+from .probe_router import arguments_of, probe_routed_block, probe_router
 
 
 class _Condition(NamedTuple):
@@ -129,7 +129,8 @@ def register_layers(model: nn.Module) -> None:
             except Differs:
                 continue  # it routes as it did
             router.kernel_router = call
-            router.layer_registration = Registration(type(router), "TopKRouter", _routes_as_seen)
+            layer = "TopKRouter" if len(arguments_of(router)) == 1 else "TopKRouterGivenBias"
+            router.layer_registration = Registration(type(router), layer, _routes_as_seen)
 
 
 _FACTS = ("kernel_family", "kernel_call", "kernel_norm", "kernel_attention", "kernel_router")
