@@ -57,19 +57,43 @@ ROCM_KERNELS_DEVICE Vector load_part(const ExchangeParams& p, int r, int v) {
                                                           part_columns(p, r), p.x_aligned));
 }
 
+// What a thread sends of vector v: x[v] to all; or, kParts, of each rank's part v to that rank, by
+// other_rank().
+template <typename T, bool kParts, int kCount>
+ROCM_KERNELS_DEVICE void load_sent(const ExchangeParams& p, int v, Vector (&x)[kCount]) {
+  if constexpr (!kParts) {
+    x[0] = load_part<T>(p, 0, v);
+  } else if (p.x_aligned != 0 &&
+             (v + 1) * kVectorElements<T> <= part_columns(p, p.group.ranks - 1)) {
+    // All are whole: no branch between these loads, or each would wait for the one before.
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const T* const part = static_cast<const T*>(p.x) + other_rank(p.group, i) * p.part;
+      x[i] = load<Touch::kOnce, Vector>(at(part, v * int{kPeerVectorBytes}));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = load_part<T>(p, other_rank(p.group, i), v);
+  }
+}
+
 template <typename T>
 ROCM_KERNELS_DEVICE void store_part(const ExchangeParams& p, int r, int columns, int v,
                                     const Vector& value) {
   T* const row = static_cast<T*>(p.out) + r * p.part;
-  store_words<sizeof(T), Fit::kRagged>(row, v * kVectorElements<T>, columns, p.out_aligned,
-                                       value.word);
+  const int column = v * kVectorElements<T>;
+  if (p.out_aligned != 0 && column + kVectorElements<T> <= columns) {
+    store_words<sizeof(T), Fit::kWhole>(row, column, columns, true, value.word);
+  } else {
+    // A copy: what is stored in pieces lies in memory, and not the vectors of all ranks with it.
+    const Vector pieces = opaque(value);
+    store_words<sizeof(T), Fit::kRagged>(row, column, columns, false, pieces.word);
+  }
 }
 
 template <typename T, int kRanks, ExchangeDesign kDesign>
 __global__ void __launch_bounds__(512) exchange_kernel(const ExchangeParams p) {
   begin_after_previous_kernel();
-  const Mailboxes<kRanks> boxes(p.group);
-  if (boxes.failed) return;
   const int rank = p.group.rank, ranks = p.group.ranks;
   const int first = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   const int step = static_cast<int>(gridDim.x * blockDim.x);
@@ -77,35 +101,40 @@ __global__ void __launch_bounds__(512) exchange_kernel(const ExchangeParams p) {
   constexpr bool kParts =
       kDesign == ExchangeDesign::kTwoShot || kDesign == ExchangeDesign::kScatter;
 
+  Vector x[kParts ? kRanks - 1 : 1];
+  if (first < p.vectors) load_sent<T, kParts>(p, first, x);  // beside the header, see Mailboxes
+  const Mailboxes<kRanks> boxes(p.group);
+  if (boxes.failed) return;
   for (int v = first; v < p.vectors; v += step) {
     const int64_t place = rank * stride + v * kPeerVectorBytes;
+    if (v != first) load_sent<T, kParts>(p, v, x);
     if constexpr (kParts) {
 #pragma unroll
-      for (int r = 0; r < kRanks; ++r) {
-        if (boxes.is_other(r)) store_to_peer(boxes.peers[r] + place, load_part<T>(p, r, v));
+      for (int i = 0; i < kRanks - 1; ++i) {
+        if (i < ranks - 1) store_to_peer(boxes.peers[i] + place, sendable(x[i]));
       }
     } else {
-      boxes.send(place, load_part<T>(p, 0, v));
+      boxes.send(place, x[0]);
     }
   }
   lds_barrier();  // all threads of the block have read the epoch
   boxes.count_epoch();
 
   for (int v = first; v < p.vectors; v += step) {
-    Vector got[kRanks];
+    Vector got[1][kRanks];
     const Vector own = load_part<T>(p, kParts ? rank : 0, v);
-    if (!boxes.receive(v * kPeerVectorBytes, stride, got)) return;
+    if (!boxes.receive({v * kPeerVectorBytes}, stride, got)) return;
 #pragma unroll
     for (int r = 0; r < kRanks; ++r) {
-      if (r == rank) got[r] = own;
+      if (r == rank) got[0][r] = own;
     }
     if constexpr (kDesign == ExchangeDesign::kGather) {
 #pragma unroll
       for (int r = 0; r < kRanks; ++r) {
-        if (r < ranks) store_part<T>(p, r, static_cast<int>(p.part), v, got[r]);
+        if (r < ranks) store_part<T>(p, r, static_cast<int>(p.part), v, got[0][r]);
       }
     } else {
-      const Vector sum = sendable(sum_of_ranks<T>(got, ranks));
+      const Vector sum = sendable(sum_of_ranks<T>(got[0], ranks));
       if constexpr (kDesign == ExchangeDesign::kTwoShot) {
         boxes.send((ranks + rank) * stride + v * kPeerVectorBytes, sum);
       }
@@ -115,11 +144,11 @@ __global__ void __launch_bounds__(512) exchange_kernel(const ExchangeParams p) {
   }
   if constexpr (kDesign == ExchangeDesign::kTwoShot) {
     for (int v = first; v < p.vectors; v += step) {
-      Vector got[kRanks];
-      if (!boxes.receive(ranks * stride + v * kPeerVectorBytes, stride, got)) return;
+      Vector got[1][kRanks];
+      if (!boxes.receive({ranks * stride + v * kPeerVectorBytes}, stride, got)) return;
 #pragma unroll
       for (int r = 0; r < kRanks; ++r) {
-        if (boxes.is_other(r)) store_part<T>(p, r, part_columns(p, r), v, got[r]);
+        if (boxes.is_other(r)) store_part<T>(p, r, part_columns(p, r), v, got[0][r]);
       }
     }
   }
@@ -142,11 +171,11 @@ __global__ void __launch_bounds__(512) sum_of_sent_kernel(const ExchangeParams p
   bool came = !boxes.failed;
   for (int v = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); came && v < p.vectors;
        v += step) {
-    Vector got[kRanks];
-    came = boxes.receive(v * kPeerVectorBytes, stride, got);
+    Vector got[1][kRanks];
+    came = boxes.receive({v * kPeerVectorBytes}, stride, got);
     if (came) {
       store_part<T>(p, 0, static_cast<int>(p.part), v,
-                    sendable(sum_of_ranks<T>(got, p.group.ranks)));
+                    sendable(sum_of_ranks<T>(got[0], p.group.ranks)));
     }
   }
   if (!came) wait_for_previous_kernel();

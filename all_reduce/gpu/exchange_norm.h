@@ -9,7 +9,7 @@
 //   the kernel before                  reads the epoch; stores x to the other ranks; asks for
 //                                      residual and weight
 //   a barrier of the block             counts the epoch on
-//   x[v] of every other rank, v by v   empties the places; adds; h, to memory; squares
+//   x of every other rank              empties the places; adds; h, to memory; squares
 //   its other waves                    1 / rms (and, of a scale a token, once more: the scale)
 //                                      y, codes, stores
 //
@@ -31,6 +31,11 @@ struct ExchangeNormParams {
   RmsnormParams<T> norm;
 };
 
+// Vectors of a thread that are waited for at once. Of two ranks all: 1 x 4096 takes 0.2 us less. Of
+// more, a look at all of them takes longer than a second wait (docs/kernels/all_reduce_journal.md).
+template <typename Team, int kRanks>
+constexpr int kVectorsAtOnce = kRanks == 2 ? Team::kVectors : 1;
+
 // A row for each team. Grid: at most kMostPeerBlocks blocks.
 template <typename T, typename Team, int kRanks>
 __global__ void __launch_bounds__(Team::kBlockThreads)
@@ -42,21 +47,21 @@ __global__ void __launch_bounds__(Team::kBlockThreads)
   int slot = 0;
 
   TeamThread<Team> here;
-  const Mailboxes<kRanks> boxes(params.group);
   const auto column_of = [&](int v) { return here.template column<T>(v); };
   const int row = here.first_row() + here.team;
+  Vector x[kVectors], residual[kVectors], weight[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {  // beside the header, see Mailboxes
+    x[v] = load_vector<Touch::kOnce, Fit::kWhole>(p.x + int64_t{row} * p.x_stride, column_of(v),
+                                                  row < p.rows ? p.hidden : 0, p.aligned);
+  }
+  const Mailboxes<kRanks> boxes(params.group);
   // Teams without a row keep to the block's barriers: their row has no columns.
   const int columns = row < p.rows && !boxes.failed ? p.hidden : 0;
   const int64_t row_bytes = int64_t{p.hidden} * sizeof(T);
   const int64_t stride = p.rows * row_bytes;
   const auto place_of = [&](int v) { return row * row_bytes + column_of(v) * int64_t{sizeof(T)}; };
 
-  Vector x[kVectors], residual[kVectors], weight[kVectors];
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    x[v] = load_vector<Touch::kOnce, Fit::kWhole>(p.x + int64_t{row} * p.x_stride, column_of(v),
-                                                  columns, p.aligned);
-  }
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     x[v] = sendable(x[v]);
@@ -85,22 +90,30 @@ __global__ void __launch_bounds__(Team::kBlockThreads)
 
   Vector h[kVectors];
   float squares = 0.0f;
+  constexpr int kStep = kVectorsAtOnce<Team, kRanks>;
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    h[v] = x[v];
-    if (column_of(v) < columns) {
-      Vector got[kRanks];
-      boxes.receive(place_of(v), stride, got);  // if not, the host is told: go on with anything
+  for (int begin = 0; begin < kVectors; begin += kStep) {
+    int64_t places[kStep];
+    Vector got[kStep][kRanks];
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) {
+      const bool there = column_of(begin + i) < columns;
+      places[i] = there ? place_of(begin + i) : Mailboxes<kRanks>::kNoVector;
+    }
+    boxes.receive(places, stride, got);  // if not, the host is told: go on with anything
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) {
+      const int v = begin + i;
 #pragma unroll
       for (int r = 0; r < kRanks; ++r) {
-        if (r == params.group.rank) got[r] = x[v];
+        if (r == params.group.rank) got[i][r] = x[v];
       }
-      h[v] = add<T>(sendable(sum_of_ranks<T>(got, params.group.ranks)), residual[v]);
-    }
-    squares += sum_of_squares<T>(h[v], column_of(v), columns);
-    if (p.residual != nullptr) {
-      store_words<sizeof(T), Fit::kWhole>(p.residual + int64_t{row} * p.residual_stride,
-                                          column_of(v), columns, p.aligned, h[v].word);
+      h[v] = add<T>(sendable(sum_of_ranks<T>(got[i], params.group.ranks)), residual[v]);
+      squares += sum_of_squares<T>(h[v], column_of(v), columns);
+      if (p.residual != nullptr) {
+        store_words<sizeof(T), Fit::kWhole>(p.residual + int64_t{row} * p.residual_stride,
+                                            column_of(v), columns, p.aligned, h[v].word);
+      }
     }
   }
   const float sum = reduce_team<Team>(squares, Sum{}, scratch, slot);

@@ -42,23 +42,32 @@ inline Group of_receivers(Group group) {
   return group;
 }
 
+// Rank number `i` of the others; of those that are not there rank 0. Each rank begins with the next
+// one: if all sent to one first, its link would carry what those of the others could.
+ROCM_KERNELS_DEVICE int other_rank(const Group& group, int i) {
+  const int r = group.rank + 1 + i;
+  return i >= group.ranks - 1 ? 0 : r < group.ranks ? r : r - group.ranks;
+}
+
 // A thread's view of one exchange.
 template <int kRanks>
 struct Mailboxes {
   Group group;
-  char* peers[kRanks];  // the data of each rank, of this epoch's half; own too
+  char* peers[kRanks - 1];  // the data of the other ranks, of this epoch's half, by other_rank()
   uint32_t epoch;
   bool failed;
 
   // Once the previous exchange is done.
   ROCM_KERNELS_DEVICE explicit Mailboxes(const Group& g) : group(g) {
     epoch = load_older(&group.own->epochs[blockIdx.x]);
-    failed = load_number(&group.own->failed) != 0;
     const int64_t half = kPeerHeaderBytes + static_cast<int64_t>(epoch & 1) * group.half_bytes;
 #pragma unroll
-    for (int r = 0; r < kRanks; ++r) {
-      peers[r] = reinterpret_cast<char*>(r < group.ranks ? group.own->peers[r] : 0) + half;
+    for (int i = 0; i < kRanks - 1; ++i) {
+      peers[i] = reinterpret_cast<char*>(group.own->peers[other_rank(group, i)]) + half;
     }
+    // Last: the compiler lets no load pass it, so none waits until this one's answer is known. What
+    // a kernel loads before it makes its Mailboxes is on its way at the same time, too.
+    failed = load_number(&group.own->failed) != 0;
   }
 
   // By all threads of a block, once each has made its Mailboxes.
@@ -72,34 +81,50 @@ struct Mailboxes {
   // To place `offset` of every other rank's mailbox.
   ROCM_KERNELS_DEVICE void send(int64_t offset, const Vector& v) const {
 #pragma unroll
-    for (int r = 0; r < kRanks; ++r) {
-      if (is_other(r)) store_to_peer(peers[r] + offset, v);
+    for (int i = 0; i < kRanks - 1; ++i) {
+      if (i < group.ranks - 1) store_to_peer(peers[i] + offset, v);
     }
   }
 
-  // Waits for a vector of each other rank, at `offset + r * stride` of the own mailbox, and empties
-  // the places; false: one did not come, and the group is of no more use.
-  ROCM_KERNELS_DEVICE bool receive(int64_t offset, int64_t stride, Vector (&v)[kRanks]) const {
-    const char* const from = peers_own() + offset;
+  // Waits for vectors of each other rank, v[i][r] at `offsets[i] + r * stride` of the own mailbox,
+  // and empties the places; false: one did not come, and the group is of no more use. An offset of
+  // kNoVector: that v[i] is not there.
+  static constexpr int64_t kNoVector = -1;
+  template <int kVectors>
+  ROCM_KERNELS_DEVICE bool receive(const int64_t (&offsets)[kVectors], int64_t stride,
+                                   Vector (&v)[kVectors][kRanks]) const {
     uint64_t begin = 0;
     for (unsigned tries = 0;; ++tries) {
       // No branch between these loads, or each waits for the one before. Ranks that are not there
-      // have rank 0's place.
+      // have rank 0's place, vectors that are not there the first of all.
 #pragma unroll
-      for (int r = 0; r < kRanks; ++r) {
-        v[r] = load_from_peer(from + (r < group.ranks ? r : 0) * stride);
+      for (int i = 0; i < kVectors; ++i) {
+        const char* const from = peers_own() + (offsets[i] < 0 ? 0 : offsets[i]);
+#pragma unroll
+        for (int r = 0; r < kRanks; ++r) {
+          v[i][r] = load_from_peer(from + (r < group.ranks ? r : 0) * stride);
+        }
       }
       int all = 1;
 #pragma unroll
-      for (int r = 0; r < kRanks; ++r) all &= int{has_come(v[r])} | int{!is_other(r)};
+      for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+        for (int r = 0; r < kRanks; ++r) {
+          all &= int{has_come(v[i][r])} | int{!is_other(r)} | int{offsets[i] < 0};
+        }
+      }
       if (all != 0) break;
       pause();
       if (tries == 0) begin = ticks();
       if (tries % 256 == 255 && ticks() - begin > group.patience) {
         uint64_t missing = 0;  // its number and 1
 #pragma unroll
-        for (int r = 0; r < kRanks; ++r) {
-          if (is_other(r) && !has_come(v[r])) missing = 1 + static_cast<uint64_t>(r);
+        for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+          for (int r = 0; r < kRanks; ++r) {
+            const bool waited = is_other(r) && offsets[i] >= 0;
+            if (waited && !has_come(v[i][r])) missing = 1 + static_cast<uint64_t>(r);
+          }
         }
         if (claim_number(&group.own->failed, missing)) {
           store_to_host(reinterpret_cast<uint64_t*>(group.own->report), missing);
@@ -111,8 +136,12 @@ struct Mailboxes {
 #pragma unroll
     for (int w = 0; w < 4; ++w) nothing.word[w] = kNothing;
 #pragma unroll
-    for (int r = 0; r < kRanks; ++r) {
-      if (is_other(r)) store_to_peer(peers_own() + offset + r * stride, nothing);
+    for (int i = 0; i < kVectors; ++i) {
+      if (offsets[i] < 0) continue;
+#pragma unroll
+      for (int r = 0; r < kRanks; ++r) {
+        if (is_other(r)) store_to_peer(peers_own() + offsets[i] + r * stride, nothing);
+      }
     }
     return true;
   }
