@@ -342,5 +342,6 @@ def test_sums_with_norm_and_fp8_take_the_place_of_flashinfers(package, tmp_path)
         ranks.close()
     assert len({said["bits"] for said in results}) == 1
     for said in results:
-        assert said["on"] and said["again"] and said["theirs"] == [5, 5, 4096]
+        assert said["on"] and said["again"] and said["theirs"] == [4096, 5, 5]
+        assert said["made"] == 1
         assert said["without FlashInfer"].startswith("FlashInfer, whose op it replaces")

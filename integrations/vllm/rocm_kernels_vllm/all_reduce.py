@@ -78,12 +78,11 @@ def sum_norm_quantize(
 
 
 def communicator_for(x: torch.Tensor) -> Any:
-    """The Communicator of vLLM's tensor-parallel group, made at the first call that wants one; None
-    if it does not serve this call. All ranks get the same answer."""
-    if x.numel() * x.element_size() > MAX_BYTES or not x.is_contiguous():
-        return None
+    """The Communicator of vLLM's tensor-parallel group; None if it does not serve this call. All
+    ranks get the same answer. Made at the first call, even one that is too large, as vLLM's is:
+    while a graph is captured memory cannot be shared."""
     if not _made and x.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None  # memory cannot be shared now
+        return None
     if not _made:
         group = importlib.import_module("vllm.distributed").get_tp_group().device_group
         try:
@@ -92,7 +91,8 @@ def communicator_for(x: torch.Tensor) -> Any:
             parts.logger().warning("rocm-kernels: sums stay FlashInfer's: %s", error)
             made = None
         _made.append(made)
-    return _made[0]
+    fits = x.numel() * x.element_size() <= MAX_BYTES and x.is_contiguous()
+    return _made[0] if fits else None
 
 
 _made: list[Any] = []
