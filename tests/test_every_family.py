@@ -17,12 +17,17 @@ NOT_BUILT = {
     "xlstm", "zamba", "zamba2",
 }  # fmt: skip
 SAMPLE = [
+    "bloom",  # has biases as long as its prompt
+    "cpmant",  # the same, and its steps are prompts
     "deepseek_v32",  # cuts its mask: an index chooses keys
     "deepseek_v4",  # joins masks
     "doge",  # adds to its mask
     "git",  # adds its mask to the scores itself
     "granitemoehybrid",  # has a norm that may be given a gate
     "llama4_text",  # not for flash attention, but hands its masks on
+    "moshi",  # has windows that its own cache alone makes
+    "openai-gpt",  # writes nothing to a cache
+    "recurrent_gemma",  # keeps states in its modules
 ]
 KINDS = [
     kind if kind in SAMPLE else pytest.param(kind, marks=pytest.mark.slow)
@@ -69,6 +74,26 @@ def test_attention(package, model):
     expected = answer(model)
     package.models.use_attention(model)
     assert difference(answer(model), expected) < 1e-4
+
+
+@pytest.mark.parametrize("model", KINDS, indirect=True)
+def test_decode_step(package, model):
+    """The same tokens and logits, or a sentence, and the model as it was."""
+    if model.config.model_type == "git":
+        pytest.skip("makes room in its mask for an image, which this answer has none of")
+    expected, was = answer(model), outside(model)
+    try:
+        package.models.use_decode_step(model)
+    except (NotImplementedError, ValueError) as refused:
+        assert str(refused).startswith(("model must ", "layers must ")), refused
+        assert outside(model) == was
+    assert difference(answer(model), expected) < 1e-4
+
+
+def outside(model):
+    """What a call to prepare a model may have changed."""
+    attentions = [m.config._attn_implementation for m in model.modules() if hasattr(m, "config")]
+    return attentions, sorted(vars(model)), model.generation_config.disable_compile
 
 
 @pytest.mark.parametrize("model", KINDS, indirect=True)

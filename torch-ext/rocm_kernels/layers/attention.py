@@ -37,6 +37,7 @@ def attend(attention: nn.Module, qkv: torch.Tensor, keywords: Dict[str, Any]) ->
         or torch.compiler.is_compiling()
         or qkv.dim() != 3
         or qkv.dtype not in _DTYPES
+        or not cache.takes(attention.layer_idx, qkv.dtype)
         or (call.rotates and not _are_tables(tables, qkv, call.columns))
         or any(is_called(getattr(attention, name)) for name in call.norms or ())
     ):

@@ -24,8 +24,9 @@ The files, by what they are about:
   stored_linears.py and stored_experts.py put empty modules in place, join_experts.py fills those
   of experts, store_experts.py saves them, check_loaded.py finds what is missing, compute_dtype.py
   keeps ``model.dtype``. finegrained.py runs transformers' own FP8 modules on these kernels.
-- attention.py gives transformers this package's attention by name, cache.py a static cache in FP8.
-  decode_step.py replays whole decode steps, with the cache of growing_cache.py;
+- attention.py gives transformers this package's attention by name, attention_traits.py finds models
+  that work on their masks, cache.py has a static cache in FP8. decode_step.py replays whole decode
+  steps, with the cache of growing_cache.py, of models that probe_step.py has asked;
   cpu_recording.py is how on the CPU.
 - sums.py has the sums of tensor parallelism go through a Communicator.
 """

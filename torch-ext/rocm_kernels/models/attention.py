@@ -17,13 +17,14 @@ eager attention where SDPA does not know soft caps and sinks. :func:`delegated_a
 went there, and why.
 """
 
-import ast
+import contextlib
 import functools
 import importlib
 import inspect
 import logging
 import sys
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+import threading
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
@@ -35,6 +36,7 @@ from ..functional import (
     flash_attn_with_kvcache,
 )
 from ..functional.gradients import needs_gradient
+from .attention_traits import traits_of
 from .cpu_recording import is_recording
 
 ATTENTION = "rocm_kernels"
@@ -122,10 +124,12 @@ def make_mask(
     """transformers' mask function: int32 spans ``[batch, pattern, 1, 2]``, or a mask
     ``[batch, 1, q_length, kv_length]`` where spans do not say it all, or the model reads it."""
     masks = sys.modules["transformers.masking_utils"]
-    traits = _traits_of(type(kwargs.get("config")))
+    traits = traits_of(type(kwargs.get("config")))
     window = None if traits.reads_masks else _window_of(mask_function, masks, kwargs)
     device = torch.device(kwargs.get("device", "cpu"))
     span = None
+    if kwargs.get("local_size") is not None:
+        getattr(_here, "windows", []).append(kwargs["local_size"])
     if window is not None:
         if window == (-1, -1):
             end: Any = kv_length
@@ -151,74 +155,22 @@ def make_mask(
     return span.t()[:, None, None].expand(-1, 1 + _PATTERNS.index(pattern), -1, -1)
 
 
-class _Traits(NamedTuple):
-    """What a model's code says of its attention.
-
-    reads_masks: it does more with masks than to hand them on to its attention function: it adds
-        them up, joins or cuts them, and wants those that it knows.
-    eager: it has no other attention than its own.
-    flash: it may run on flash attention.
-    """
-
-    reads_masks: bool
-    eager: bool
-    flash: bool
+_here = threading.local()
 
 
-@torch.compiler.assume_constant_result
-def _traits_of(config: type) -> _Traits:
-    return _find_traits(config)
-
-
-@functools.cache
-def _find_traits(config: type) -> _Traits:
-    """Of all models with configurations of a class. Those that transformers takes for fit for flash
-    attention, which has no such masks, hand them on; the others' source is read."""
-    modeling = sys.modules["transformers.modeling_utils"]
-    models = [modeling.PreTrainedModel]
-    for model in models:
-        models += [each for each in model.__subclasses__() if each not in models]
-    for base in config.__mro__:
-        of_base = [model for model in models if getattr(model, "config_class", None) is base]
-        if of_base:
-            break
-    else:
-        return _Traits(False, False, True)
-    flash = any(getattr(model, "_supports_flash_attn", False) for model in of_base)
-    sdpa = any(getattr(model, "_supports_sdpa", False) for model in of_base)
-    sources = {sys.modules.get(model.__module__) for model in of_base}
-    return _Traits(not flash and any(map(_reads_masks, sources)), not sdpa, flash)
-
-
-def _reads_masks(module: Any) -> bool:
-    """Whether the classes of a module compute with what they call a mask."""
+@contextlib.contextmanager
+def noted_windows() -> Iterator[List[int]]:
+    """The sizes of windows that masks are made of within, in this thread."""
+    _here.windows = []
     try:
-        tree = ast.parse(inspect.getsource(module))
-    except (OSError, TypeError):
-        return True
-
-    def is_mask(node: ast.AST) -> bool:
-        names = [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
-        return any("mask" in name and "special" not in name for name in names)
-
-    for node in (n for cls in tree.body if isinstance(cls, ast.ClassDef) for n in ast.walk(cls)):
-        if isinstance(node, ast.BinOp):
-            parts: List[ast.AST] = [node.left, node.right]
-        elif isinstance(node, (ast.Attribute, ast.Subscript)):
-            # A mapping of kinds of masks is none.
-            parts = [node.value] if "mapping" not in ast.dump(node.value) else []
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("torch.", "F.")):
-            parts = [*node.args]
-        else:
-            continue
-        if any(map(is_mask, parts)):
-            return True
-    return False
+        yield _here.windows
+    finally:
+        del _here.windows
 
 
 def _make_flash_mask(*args: Any, config: Any = None, **kwargs: Any) -> Optional[torch.Tensor]:
     """transformers' own mask function for flash attention, for models that it has one for."""
-    if config is not None and not _traits_of(type(config)).flash:
+    if config is not None and not traits_of(type(config)).flash:
         raise ValueError(
             f"a model whose masks flash attention can do without is required for "
             f"{FLASH_ATTENTION!r}, got one with {type(config).__name__}, which transformers does "
@@ -368,8 +320,8 @@ def attend(
         if pattern is not None:
             attention_mask = _written_out(attention_mask, pattern, query.shape[2], key.shape[2])
         if key.dtype in FP8_DTYPES:
-            key = _widened(key, k_descale, query.dtype)
-            value = _widened(value, v_descale, query.dtype)
+            key = widened(key, k_descale, query.dtype)
+            value = widened(value, v_descale, query.dtype)
         return _delegate(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
             softcap=softcap, is_causal=is_causal, s_aux=s_aux, **kwargs,
@@ -425,7 +377,7 @@ def _why_not(
     return None
 
 
-def _widened(
+def widened(
     states: torch.Tensor, scale: Optional[torch.Tensor], dtype: torch.dtype
 ) -> torch.Tensor:
     """FP8 keys or values ``[batch, KV heads, rows, D]`` as numbers of another type."""
@@ -449,7 +401,7 @@ def _delegate(
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """SDPA, or the model's own eager attention where SDPA does not do."""
     asked = {name: given for name, given in kwargs.items() if given is not None}
-    traits = _traits_of(type(getattr(module, "config", None)))
+    traits = traits_of(type(getattr(module, "config", None)))
     has_own = traits.reads_masks and traits.eager
     needs = has_own or "s_aux" in asked or any(map(asked.get, ("softcap", "output_attentions")))
     if not needs:

@@ -42,6 +42,7 @@ from .cpu_recording import NotAsRecorded
 from .growing_cache import growing_cache
 from .hooks import is_called
 from .late_stop import are_theirs, looking_late, teach_transformers
+from .probe_step import States, plain_attributes, why_not_in_place
 from .recorded_step import RecordedStep, kind_of, sums_of, tensors_of
 from .step_storage import Storage, make_ready, name_of_cache
 from .tensor_parallel import is_divided
@@ -81,9 +82,11 @@ def use_decode_step(
         raise ValueError(f"kv_cache_dtype must be 'auto' or 'fp8', got {kv_cache_dtype!r}")
     if max_cache_len is not None and max_cache_len < 1:
         raise ValueError(f"max_cache_len must be at least 1, got {max_cache_len}")
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", True):
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", True) or not hasattr(model, "generation_config"):
         raise ValueError(
-            f"model must be a decoder of transformers, got {type(model).__name__}, which is not"
+            f"model must have generate, and be a decoder of transformers, got "
+            f"{type(model).__name__}, which is not"
         )
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) != 1:
@@ -92,8 +95,27 @@ def use_decode_step(
         )
     growing_cache(model, 1, in_fp8=False)
     stop_decode_step(model)
+    before = {id(m.config): (m.config, _attention_of(m)) for m in model.modules() if _has_config(m)}
     use_attention(model)
-    model.forward = _DecodeStep(model, max_cache_len, kv_cache_dtype == "fp8")
+    step = _DecodeStep(model, max_cache_len, kv_cache_dtype == "fp8")
+    why = why_not_in_place(model, step.inner, lambda room: growing_cache(model, room, step.in_fp8))
+    if why is not None:
+        step.put_back()
+        for config, attention in before.values():
+            config._attn_implementation_internal = attention
+        raise ValueError(
+            f"model must take a cache that stays in place and has room, got "
+            f"{type(model).__name__}, which cannot: {why}"
+        )
+    model.forward = step
+
+
+def _has_config(module: nn.Module) -> bool:
+    return hasattr(getattr(module, "config", None), "_attn_implementation_internal")
+
+
+def _attention_of(module: nn.Module) -> Any:
+    return module.config._attn_implementation_internal
 
 
 def stop_decode_step(model: nn.Module) -> None:
@@ -149,7 +171,7 @@ class _DecodeStep:
     def put_back(self) -> None:
         self.model.generation_config.disable_compile = self.compiled_before
         if self.before is None:
-            del self.model.forward
+            vars(self.model).pop("forward", None)
         else:
             self.model.forward = self.before
 
@@ -203,7 +225,7 @@ class _DecodeStep:
         grows = hasattr(cache, "grow")
         if (
             storage.model_was is not self.model_was
-            or (grows and cache.tokens >= cache.room)
+            or (grows and not (cache.idle and cache.tokens < cache.room))
             or not step.fits(kwargs)
             or self._why_run() is not None
             or not storage.has(cache)
@@ -312,13 +334,20 @@ class _DecodeStep:
     def _give_storage(self, cache: Any, batch: int, rows: int) -> None:
         """Has an empty cache be a storage's that nobody holds, or a new one's."""
         storage, self.free = self.free, None
-        if storage is not None and storage.cache.batch == batch and storage.cache.room > rows:
+        autocast = _autocast(self.device)
+        if (
+            storage is not None
+            and storage.cache.batch == batch
+            and storage.cache.room > rows
+            and storage.autocast == autocast
+        ):
             storage.cache.reset()
         else:
             del storage  # its memory is wanted
             room = max(rows + _SPARE, self.max_cache_len or 0)
             storage = Storage(growing_cache(self.model, room, self.in_fp8))
             storage.cache.storage = storage
+            storage.autocast = autocast
         storage.lend_to(cache)
         weakref.finalize(cache, self._take_back, storage, self.model_was)
 
@@ -404,10 +433,18 @@ class _DecodeStep:
                 return f"{name} has a hook, which a replayed step would not call"
         if self.device.type == "cpu" and is_divided(self.model):
             return "a step recorded on a CPU would not exchange with other processes"
+        states = States(self.model)
         try:
             step = RecordedStep(forward, self.model, cache, cache_name, others)
         except Exception as error:  # what cannot be recorded says so in many ways
-            return f"it cannot be recorded: {str(error).splitlines()[0]}"
+            states.put_back()
+            return (
+                f"it cannot be recorded: {(str(error).splitlines() or [type(error).__name__])[0]}"
+            )
+        kept = next(states.changed(), None)
+        if kept is not None:
+            states.put_back()
+            return f"{kept[0] or 'the model'} keeps a {kept[1]} from step to step in itself"
         self.recorded += 1
         return step
 
@@ -426,6 +463,12 @@ def _stand_before_sample() -> None:
         return theirs(model, *args, **kwargs)
 
     mixin._sample = sample
+
+
+def _autocast(device: torch.device) -> Any:
+    """What says of which type keys and values of the same model are."""
+    on = torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if on else None
 
 
 def _has_graphs(device: torch.device) -> bool:
@@ -461,7 +504,13 @@ def _can_be_given(value: Any, device: torch.device) -> bool:
 def _fingerprint(model: nn.Module) -> Tuple:
     """What a recorded step would not notice: other tensors, modules and hooks."""
     modules = tuple(
-        (type(module), vars(module).get("forward"), is_called(module), sums_of(module))
+        (
+            type(module),
+            vars(module).get("forward"),
+            is_called(module),
+            sums_of(module),
+            plain_attributes(module),
+        )
         for module in model.modules()
     )
     attention = getattr(model.config, "_attn_implementation", None)

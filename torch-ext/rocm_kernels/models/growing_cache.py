@@ -8,12 +8,14 @@ what was recorded with the old tensors is recorded again.
 """
 
 import copy
+import copyreg
 import functools
 import importlib
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 
+from .attention import widened
 from .cache import Place, hold_in_fp8
 
 
@@ -51,6 +53,7 @@ def _classes() -> Tuple[type, type]:
                 )
             # Windows too have all their keys: what a query sees is the mask's.
             super().__init__(layers=[GrowingLayer(room) for _ in kinds])
+            self.config = config
             self.tokens = 0
             self.idle = True
             self.positions = None
@@ -108,8 +111,32 @@ def _classes() -> Tuple[type, type]:
             return new
 
         @property
-        def batch(self) -> int:
-            return self.layers[self.first or 0].batch_size
+        def batch(self) -> Optional[int]:
+            """How many sequences it holds; None: nobody has written to it."""
+            return getattr(self.layers[self.first or 0], "batch_size", None)
+
+        def takes(self, layer_idx: int, dtype: torch.dtype) -> bool:
+            """Whether a layer holds keys and values of a type, or in FP8, or none yet."""
+            layer = self.layers[layer_idx]
+            return not layer.is_initialized or layer.keys.dtype in (dtype, torch.uint8)
+
+        def __iter__(self) -> Any:
+            """What a dynamic cache gives: keys and values without the room behind them."""
+            for layer in self.layers:
+                keys, values = (s[:, :, : int(self.get_seq_length())] for s in _states_of(layer))
+                yield keys, values, None
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            """It is pickled as a dynamic cache, which needs nothing of this package."""
+            made = (theirs.DynamicCache, object, None)
+            return copyreg._reconstructor, made, vars(self.as_dynamic())  # type: ignore[attr-defined]
+
+        def as_dynamic(self) -> Any:
+            new = theirs.DynamicCache(config=self.config)
+            for i, (keys, values, _) in enumerate(self):
+                if self.layers[i].is_initialized:
+                    new.update(keys.clone(), values.clone(), i)
+            return new
 
         def grow(self, tokens: int) -> None:
             """Has room for as many tokens, at least twice what there was."""
@@ -154,6 +181,8 @@ def _classes() -> Tuple[type, type]:
             # Not inference tensors: the next call may not be in inference mode.
             with torch.inference_mode(False):
                 super().lazy_initialization(keys, values)
+                if values.dtype != keys.dtype:  # under autocast keys are in float32
+                    self.values = self.values.to(values.dtype)
             self.cumulative_length = length
 
         def update(
@@ -161,8 +190,8 @@ def _classes() -> Tuple[type, type]:
         ) -> Tuple[torch.Tensor, torch.Tensor]:
             if not self.is_initialized:
                 self.lazy_initialization(keys, values)
-            self.keys.index_copy_(2, self.positions, keys)
-            self.values.index_copy_(2, self.positions, values)
+            self.keys.index_copy_(2, self.positions, keys.to(self.keys.dtype))
+            self.values.index_copy_(2, self.positions, values.to(self.values.dtype))
             return self.keys, self.values
 
         def grow(self, room: int, tokens: int) -> None:
@@ -187,6 +216,18 @@ def _classes() -> Tuple[type, type]:
             self.batch_size = self.keys.shape[0]
 
     return GrowingCache, GrowingLayer
+
+
+def _states_of(layer: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+    """A layer's keys and values; those in FP8 as the numbers that they mean."""
+    if not layer.is_initialized:
+        return torch.empty(0, 0, 0), torch.empty(0, 0, 0)
+    if not hasattr(layer, "fp8_dtype"):
+        return layer.keys, layer.values
+    return tuple(
+        widened(states.view(layer.fp8_dtype), scale, torch.bfloat16)
+        for states, scale in zip((layer.keys, layer.values), layer.scales)
+    )
 
 
 def _lasting(make: Any) -> Any:

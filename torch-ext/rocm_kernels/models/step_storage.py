@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from .recorded_step import RecordedStep
 
-_NAMES = ("past_key_values", "cache")  # 5.24 renames the argument
+NAMES_OF_CACHE = ("past_key_values", "cache")  # 5.24 renames the argument
 _keys_of = operator.attrgetter("keys")
 
 
@@ -18,6 +18,7 @@ class Storage:
 
     def __init__(self, cache: Any) -> None:
         self.cache = cache
+        self.autocast: Any = None  # under which its keys and values were made
         self.steps: Dict[Any, Any] = {}  # by kind of call: a RecordedStep, or why there is none
         self.last: Optional[RecordedStep] = None  # of them, the one that was replayed last
         self.choose_apart = False  # for steps that choose cannot be recorded here
@@ -54,13 +55,15 @@ def make_ready(cache: Any, rows: int) -> None:
     """Has a growing cache have room for some more tokens, and a place for recorded steps."""
     if "storage" not in vars(cache):  # a copy of one of ours
         cache.storage = Storage(None)
+    if not cache.idle:  # it was written to behind our back, or a call was cut off
+        cache.tokens, cache.idle = int(cache.length), True
     if cache.tokens + rows > cache.room:
         cache.grow(cache.tokens + rows)
 
 
 def name_of_cache(kwargs: Dict[str, Any]) -> Optional[str]:
     """Of a call's arguments the one that is a cache."""
-    for name in _NAMES:
+    for name in NAMES_OF_CACHE:
         if kwargs.get(name) is not None:
             return name
     return None

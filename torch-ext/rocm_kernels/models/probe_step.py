@@ -1,0 +1,179 @@
+"""Asks a model, by short runs of its own, whether its decode steps may use a cache that stays in
+place (growing_cache.py): one with more rows than it has tokens, which the mask alone tells apart.
+
+    a prompt of two tokens and a step, with a new cache          what is computed
+    the same again, the cache's rows full of random numbers      must be the same
+
+What a model has of its own beside the mask (biases by distance as long as the cache, a window that
+only its own cache makes) shows there, before anything is changed.
+"""
+
+import contextlib
+import importlib
+import inspect
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import torch
+from torch import nn
+
+from .attention import ATTENTION, noted_windows
+from .hooks import is_called
+from .step_storage import NAMES_OF_CACHE
+
+_PLAIN = (bool, int, float, str, type(None))
+_OF_TORCH = frozenset(vars(nn.Module()))  # what torch keeps in each module, but for training
+_PROMPT, _STEP = (1, 2), (3,)
+
+
+def why_not_in_place(
+    model: nn.Module, forward: Callable[..., Any], make: Callable[..., Any]
+) -> Optional[str]:
+    """Why a model's steps cannot use the caches that ``make(room)`` makes; None: they can, or the
+    model cannot be asked, since it needs more than tokens, trains, or is watched by hooks."""
+    if model.training or any(map(is_called, model.modules())):
+        return None
+    if any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()):
+        return None
+    config = model.config.get_text_config(decoder=True)
+    cache_utils = importlib.import_module("transformers.cache_utils")
+    with torch.no_grad():
+        calls = [_PROMPT, _STEP]
+        while calls:
+            try:
+                _run(model, forward, cache_utils.DynamicCache(config=config), calls)
+                break
+            except Exception:
+                del calls[-1]  # of some models generate makes a step of another kind
+        else:
+            return None
+        try:
+            cache = make(16)
+            with noted_windows() as windows:
+                first = _run(model, forward, cache, calls)
+            if not any(layer.is_initialized for layer in cache.layers):
+                return "it does not write keys and values to its cache"
+            kinds, _ = cache_utils.get_layer_types_and_kwargs(config)
+            has_windows = "sliding_attention" in kinds and config._attn_implementation == ATTENTION
+            if has_windows and not windows:
+                return "its windows are its cache's alone: it makes no mask of them"
+            cache.reset()
+            _fill(cache)
+            second = _run(model, forward, cache, calls)
+        except Exception as error:  # of many kinds: the code is the model's
+            return f"with such a cache it stops: {first_line(error)}"
+    for one, other in zip(first, second):
+        if not torch.allclose(one.float(), other.float(), rtol=0.1, atol=0.1):
+            return "it reads rows of its cache that hold nothing yet"
+    return None
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _run(
+    model: nn.Module, forward: Callable[..., Any], cache: Any, calls: List[Tuple[int, ...]]
+) -> List[torch.Tensor]:
+    """The logits behind the tokens of each call."""
+    taken = inspect.signature(model.forward).parameters
+    logits, count = [], 0
+    with states_kept(model):
+        for tokens in calls:
+            ids = torch.tensor([tokens], device=model.device)
+            count += len(tokens)
+            mask = {"attention_mask": ids.new_ones(1, count)} if "attention_mask" in taken else {}
+            name = next((name for name in NAMES_OF_CACHE if name in taken), NAMES_OF_CACHE[0])
+            said = forward(input_ids=ids, use_cache=True, return_dict=True, **mask, **{name: cache})
+            logits.append(said.logits[:, -1])
+            if hasattr(cache, "grow"):
+                cache.tokens, cache.idle = count, True
+    return logits
+
+
+def _fill(cache: Any) -> None:
+    """A cache's rows with numbers that would be seen, none of them NaN in FP8."""
+    random = torch.Generator().manual_seed(1)
+    for layer in cache.layers:
+        for states in (layer.keys, layer.values) if layer.is_initialized else ():
+            if states.dtype == torch.uint8:
+                numbers = torch.randint(0x40, 0x58, states.shape, generator=random)
+            else:
+                numbers = 8 * torch.randn(states.shape, generator=random)
+            states.copy_(numbers)
+
+
+# ---- what a module keeps beside its tensors
+
+
+def plain_attributes(module: nn.Module) -> Tuple[Any, ...]:
+    """Of what a module keeps in itself all that is a number, a text, or a list of such: switches of
+    adapters, factors."""
+    return tuple(
+        (name, _as_tuple(value))
+        for name, value in vars(module).items()
+        if name not in _OF_TORCH and _is_plain(value)
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(map(_is_plain, value.values()))
+    return isinstance(value, _PLAIN)
+
+
+def _as_tuple(value: Any) -> Any:
+    if type(value) in (list, tuple):
+        return tuple(map(_as_tuple, value))
+    return tuple(zip(value, map(_as_tuple, value.values()))) if type(value) is dict else value
+
+
+class States:
+    """Numbers and tensors that modules of a model keep as attributes, and its buffers: those that a
+    forward puts others in the place of are a state from call to call."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.held = [(name, module, *_states(module)) for name, module in model.named_modules()]
+
+    def changed(self) -> Iterator[Tuple[str, str]]:
+        for name, module, attributes, buffers in self.held:
+            now, buffers_now = _states(module)
+            for before, after in ((attributes, now), (buffers, buffers_now)):
+                for key in {**before, **after}:
+                    one, other = before.get(key, _MISSING), after.get(key, _MISSING)
+                    is_same = type(one) is type(other) and isinstance(one, _PLAIN) and one == other
+                    if one is not other and not is_same:
+                        yield name, key
+
+    def put_back(self) -> None:
+        for _, module, attributes, buffers in self.held:
+            now, buffers_now = _states(module)
+            for held, new, old in (
+                (vars(module), now, attributes), (module._buffers, buffers_now, buffers),
+            ):  # fmt: skip
+                for key in set(new) - set(old):
+                    del held[key]
+                held.update(old)
+
+
+_MISSING = object()
+
+
+def _states(module: nn.Module) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    attributes = {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _OF_TORCH and isinstance(value, (torch.Tensor, *_PLAIN))
+    }
+    return attributes, dict(module._buffers)
+
+
+@contextlib.contextmanager
+def states_kept(model: nn.Module) -> Iterator[None]:
+    """Whatever runs within, modules have the states of before behind it."""
+    states = States(model)
+    try:
+        yield
+    finally:
+        states.put_back()
