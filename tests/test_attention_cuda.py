@@ -100,6 +100,70 @@ def test_any_number_of_parts(run, design, size, outer):
     run(f"{design} outer={outer}", [20000, 700, 3, 0], rows=1, heads=(8, 1), size=size)
 
 
+@pytest.fixture
+def decode(best_package, gpu, monkeypatch):
+    """``decode(config, q, k, v, ...)`` with decode's kernel, which must be there."""
+    if torch.cuda.get_device_capability(gpu)[0] < 9:
+        pytest.skip("clusters need sm_90")
+    module = sys.modules[best_package.flash_attn_func.__module__]
+    native = module._attention
+
+    def decode(config, *args, **options):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_attention", lambda *a: native(*a[:-1], f"decode {config}"))
+            return best_package.flash_attn_with_kvcache(*args, **options)
+
+    return decode
+
+
+def cache_of(gpu, batch=2, keys=3000, kv_dtype=BF16):
+    return [torch.randn(batch, keys, 2, 128, device=gpu).to(kv_dtype) for _ in "kv"]
+
+
+@pytest.mark.parametrize("kv_dtype", [BF16, E4M3])
+@pytest.mark.parametrize("config", [
+    "rows=8 cluster=1 outer=1", "rows=8 cluster=4 outer=1", "rows=8 cluster=1 outer=8",
+    "rows=8 cluster=2 outer=5", "rows=8 cluster=8 outer=2", "rows=8 cluster=1 outer=33",
+])  # fmt: skip
+def test_graphs_read_what_the_kernel_before_writes(decode, gpu, config, kv_dtype):
+    """Lengths, queries and keys change right before each step, which begins while they do. Parts
+    that meet in memory must not be taken for those of the replay before."""
+    k, v = cache_of(gpu, kv_dtype=kv_dtype)
+    q = torch.randn(2, 1, 8, 128, device=gpu, dtype=BF16)
+    lengths = torch.tensor([700, 2990], dtype=torch.int32, device=gpu)
+    noise, at = torch.randn_like(q), torch.zeros(1, dtype=torch.int64, device=gpu)
+    out, values = torch.empty_like(q), v.view(torch.uint8)
+
+    def step():
+        q.neg_().add_(noise)
+        values.index_copy_(1, at, values[:, 1:2].clone())
+        at.add_(5)
+        lengths.add_(1)
+        out.copy_(decode(config, q, k, v, cache_seqlens=lengths))
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            step()
+    for _ in range(3):
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, decode(config, q, k, v, cache_seqlens=lengths))
+
+
+@pytest.mark.parametrize("kv_dtype", [BF16, E4M3])
+@pytest.mark.parametrize("offset", [2, 4, 6])
+def test_queries_that_begin_at_multiples_of_four_bytes(decode, gpu, offset, kv_dtype):
+    k, v = cache_of(gpu, kv_dtype=kv_dtype)
+    wide = torch.randn(2, 1, 8, 128 + 8, device=gpu, dtype=BF16)
+    q = wide[..., offset : offset + 128]
+    config = "rows=8 cluster=2 outer=2"
+    assert torch.equal(decode(config, q, k, v), decode(config, q.contiguous(), k, v))
+
+
 @pytest.mark.parametrize("size, config, words", [
     (64, prefill(32), "64 or 128 rows"),
     (64, prefill(64).replace("cluster=1", "cluster=2"), "no clusters"),

@@ -54,8 +54,8 @@ def test_few_kv_heads_take_clusters(played):
     heads = [line.removeprefix("heads ") for line in played if line.startswith("heads ")]
     assert heads == [
         "32/8 of 128: decode cluster=8 outer=1", "8/1 of 128: decode cluster=8 outer=8",
-        "4/1 of 256: decode cluster=8 outer=8", "8/1 of 512: decode cluster=16 outer=4",
-        "16/8 of 256: prefill cluster=1 outer=16",
+        "4/1 of 256: decode cluster=8 outer=8", "8/1 of 512: decode cluster=8 outer=8",
+        "16/8 of 256: decode cluster=2 outer=8",
     ]  # fmt: skip
 
 
@@ -78,14 +78,18 @@ def chosen_configs(tmp_path, cells):
     return done.stdout.splitlines()
 
 
+def measured_configs(part):
+    file = ROOT / "benchmarks/results/h200_attention_configs.json"
+    for cell in json.loads(file.read_text())[part]:
+        yield (cell["sequences"], cell["keys"], cell["bytes"]), cell["us"]
+
+
 def test_decode_steps_take_configs_that_were_measured_to_be_quick(tmp_path):
-    """By the times of all configs, contiguous and in pages of 16."""
-    found = json.loads((ROOT / "benchmarks/results/h200_attention_configs.json").read_text())
+    """By the times of all configs, contiguous and in pages of 16; of a kernel whose start and end,
+    and whose parts in memory, took longer than now."""
     times = {
-        (cell["sequences"], cell["keys"], cell["bytes"], page): {
-            config: us["pages" if page else "contiguous"] for config, us in cell["us"].items()
-        }
-        for cell in found["cells"]
+        (*cell, page): {c: us["pages" if page else "contiguous"] for c, us in found.items()}
+        for cell, found in measured_configs("cells")
         for page in (0, 16)
     }
     lost = {
@@ -93,8 +97,19 @@ def test_decode_steps_take_configs_that_were_measured_to_be_quick(tmp_path):
         for cell, config in zip(times, chosen_configs(tmp_path, times), strict=True)
     }
     assert len(lost) > 40
-    assert all(share < 0.07 for share in lost.values()), lost
-    assert sum(lost.values()) < 0.01 * len(lost), lost
+    assert all(share < 0.1 for share in lost.values()), lost
+    assert sum(lost.values()) < 0.015 * len(lost), lost
+
+
+def test_decode_steps_take_the_quickest_of_the_configs_that_were_measured_last(tmp_path):
+    times = {(*cell, 0): found for cell, found in measured_configs("now")}
+    # Prefill, which some take, was not timed then.
+    choices = zip(times, chosen_configs(tmp_path, times), strict=True)
+    lost = {
+        cell: times[cell][c] / min(times[cell].values()) - 1 for cell, c in choices if "decode" in c
+    }
+    assert len(lost) > 14
+    assert all(share < 0.01 for share in lost.values()), lost
 
 
 def test_pages_that_no_run_of_keys_fills_take_prefill(tmp_path):

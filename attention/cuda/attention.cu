@@ -41,9 +41,7 @@ Status config_of(const AttentionArgs& args, AttentionDevice& device, AttentionCo
 int64_t attention_workspace_bytes(const AttentionArgs& args, const Context&) {
   cuda::AttentionDevice device;
   cuda::AttentionConfig config;
-  if (cuda::config_of(args, device, config) != nullptr || config.outer == 1) return 0;
-  return args.total_q * args.heads * config.outer * cuda::partial_floats(args, config) *
-         int64_t{sizeof(float)};
+  return cuda::config_of(args, device, config) != nullptr ? 0 : cuda::partial_bytes(args, config);
 }
 
 Status visit_attention_configs(const AttentionArgs& args, const Context&,
@@ -73,7 +71,7 @@ Status launch_attention(const AttentionArgs& args, const Context& context) {
   const auto launch = is_fp8(args.kv_dtype)
                           ? (bf16 ? cuda::launch_decode_bf16_fp8 : cuda::launch_decode_fp16_fp8)
                           : (bf16 ? cuda::launch_decode_bf16 : cuda::launch_decode_fp16);
-  return launch(args, config, device, static_cast<float*>(args.workspace), context.stream);
+  return launch(args, config, device, args.workspace, context.stream);
 }
 
 }  // namespace rocm_kernels

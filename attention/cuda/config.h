@@ -128,13 +128,19 @@ inline bool has_vector_heads(const AttentionArgs& args) {
          has_vectors(out, args.q_dtype, args.head_dim_v);
 }
 
-// Floats that a part of the keys leaves in memory for a row of q and a head, where outer > 1: the
-// columns' sums, and two more.
-inline int64_t partial_floats(const AttentionArgs& args, const AttentionConfig& c) {
-  const int32_t columns = c.design == AttentionConfig::Design::kPrefill
-                              ? prefill_tile(args).head_dim_v
-                              : kDecodeTiles[find_decode_tile(args, c.rows)].head_dim;
-  return columns + 2;
+// Bytes of what parts of the keys leave in memory, where outer > 1. Prefill: of each part floats
+// for each row of q and head, the columns' sums and two more (join.cuh). Decode: of each part but
+// the last words of 16 bytes for each row of a block, one for each two columns and one for each
+// block of the cluster (decode_end.cuh).
+inline int64_t partial_bytes(const AttentionArgs& args, const AttentionConfig& c) {
+  if (c.outer == 1) return 0;
+  if (c.design == AttentionConfig::Design::kPrefill) {
+    const int64_t floats = prefill_tile(args).head_dim_v + 2;
+    return args.total_q * args.heads * c.outer * floats * static_cast<int64_t>(sizeof(float));
+  }
+  const int64_t rows = args.batch * args.kv_heads * row_blocks(args, c) * c.rows;
+  const int64_t words = kDecodeTiles[find_decode_tile(args, c.rows)].head_dim / 2 + c.cluster;
+  return rows * (c.outer - 1) * words * 16;
 }
 
 inline Status check_prefill(const AttentionArgs& args, const AttentionConfig& c,

@@ -3,10 +3,11 @@
 //   S^T [keys, rows] = K [keys, D] Q^T             rows: q_len * group queries that share a KV head
 //   O^T [D, rows]   += V^T [D, keys] P^T           P^T = exp2(S^T - max)
 //
-// A block of four warps has one sequence, one KV head, up to 8 * kTiles rows and a part of the
-// keys. Timeline; each warp is alone until it leaves its sums:
+// A block of four or eight warps has one sequence, one KV head, up to 8 * kTiles rows and a part of
+// the keys. Timeline; each warp is alone until it leaves its sums:
 //
 //   who           waits for                  does
+//   each warp                                part_of; asks for its first tiles to be in L2
 //   each warp     the kernel before          load_queries; orders its first tiles of kKeys keys and
 //                                            values to stages of its own (cp.async)
 //   each warp,    its oldest tile's copies   orders a tile; for 16 keys at a time multiply_keys,
@@ -15,8 +16,14 @@
 //   the block     all its warps              send_sums: sums of all warps, to the block of the
 //                                            cluster that owns the column
 //   the block     all blocks of the cluster  finish_outputs: of its columns; where there are more
-//                                            parts than a cluster has blocks, to memory, where a
-//                                            second kernel joins them (join.cuh)
+//                                            parts than a cluster has blocks, all clusters but the
+//                                            last leave them in memory
+//   the last      their words in memory      adds them up
+//   cluster
+//
+// A short step is its start and its end. Of 3.7 us for one sequence of 512 keys, whose blocks have
+// 32 KB each, an SM takes 0.5 to take them in (32 bytes a cycle); the rest is waits, one behind the
+// other.
 //
 // Why keys are the 16 rows of mma.m16n8k16: a decode step has 4 or 8 rows of queries, which are
 // then its 8 columns, and a warp's O^T takes half the registers.
@@ -27,6 +34,7 @@
 #pragma once
 
 #include "../../common/cuda/async_copy.cuh"
+#include "../../common/cuda/mbarrier.cuh"
 #include "../../common/cuda/shared_memory.cuh"
 #include "../../common/gpu/cluster.h"
 #include "../../common/gpu/dependent_launch.h"
@@ -35,6 +43,28 @@
 
 namespace rocm_kernels {
 namespace cuda {
+
+// What is the block's, by the lengths that memory says now.
+template <class Shape>
+__device__ __forceinline__ DecodePart part_of(const AttentionArgs& args, const DecodeGrid& grid,
+                                              int b, int head, int first_row, int part) {
+  DecodePart its;
+  const Sequence s = sequence_of(args, b);
+  its.row_count = s.q_count * grid.rows.heads;
+  const int last_row = min(first_row + Shape::kRows, its.row_count) - 1;
+  its.rows = {s, b, head, first_row, last_row};
+  const int first_query = grid.rows.query_of(first_row), last_query = grid.rows.query_of(last_row);
+  its.first_sees = grid.window.seen(s, first_query, first_query);
+  its.last_sees = grid.window.seen(s, last_query, last_query);
+  its.keys = {min(its.first_sees.begin, its.last_sees.end), its.last_sees.end};
+  // In whole tiles from the first that is seen on.
+  const int first_tile = its.keys.begin / Shape::kKeys;
+  const int tiles = max((its.keys.end + Shape::kKeys - 1) / Shape::kKeys - first_tile, 0);
+  const int of_part = (tiles + grid.parts - 1) / grid.parts;
+  its.begin = first_tile + min(part * of_part, tiles);
+  its.end = first_tile + min((part + 1) * of_part, tiles);
+  return its;
+}
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
@@ -54,23 +84,41 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
     row_block = grid.row_blocks - 1 - head / static_cast<int>(args.kv_heads);
     head %= static_cast<int>(args.kv_heads);
   }
-  const int first_row = row_block * kRows;
+  const int first_row = row_block * kRows, stages = grid.stages;
+  if (grid.cluster > 1 && threadIdx.x == 0) {
+    DecodeMeeting<Shape>::init_barrier(shared, grid.sent_at);
+  }
   if (grid.cluster > 1) cluster_arrive();  // awaited before anything is sent to another block
-  wait_for_previous_kernel();
-  const Sequence s = sequence_of(args, b);
-  const int row_count = s.q_count * grid.rows.heads;  // of the sequence's rows for this KV head
+
+  // ---- Before the kernel before is done: first keys and values to L2. It may still write lengths:
+  // what they are now serves for that alone, and for all else where there are none.
+  DecodePart its;
+#pragma unroll 1
+  for (bool is_done = false;; is_done = true) {
+    its = part_of<Shape>(args, grid, b, head, first_row, part);
+    if (is_done) break;
+    if (args.block_table == nullptr && args.cu_seqlens_q == nullptr &&
+        args.cu_seqlens_k == nullptr) {
+      const KeyRows at(args, its.rows.s, head, Shape::kBytes);
+      const int most = min(its.end, its.begin + stages * Shape::kWarps);
+#pragma unroll 1
+      for (int tile = its.begin + warp; tile < most; tile += Shape::kWarps) {
+        bring_tile<Shape>(args, at, tile * kKeys, its.keys.end);
+      }
+    }
+    wait_for_previous_kernel();
+    if (args.cu_seqlens_q == nullptr && args.cu_seqlens_k == nullptr && args.seqused_k == nullptr &&
+        args.leftpad_k == nullptr) {
+      break;
+    }
+  }
   // Blocks of a cluster are alike in this.
-  if (first_row >= row_count) {
+  if (first_row >= its.row_count) {
     if (grid.cluster > 1) cluster_wait();
     return;
   }
-  const int last_row = min(first_row + kRows, row_count) - 1;
-  const DecodeRows rows = {s, b, head, first_row, last_row};
-  const KeyRange first_sees =
-      grid.window.seen(s, grid.rows.query_of(first_row), grid.rows.query_of(first_row));
-  const KeyRange last_sees =
-      grid.window.seen(s, grid.rows.query_of(last_row), grid.rows.query_of(last_row));
-  const KeyRange keys = {min(first_sees.begin, last_sees.end), last_sees.end};
+  const DecodeRows& rows = its.rows;
+  const int last_row = rows.last, end = its.end;
 
   // ---- Queries and scales: asked for now, needed when the first keys are there
   uint32_t q[kTiles][kSteps][2];
@@ -78,19 +126,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
   const float k_descale = k_descale_of(args, b, head);
   const float v_descale = v_descale_of(args, b, head);
 
-  // ---- The block's part of the keys, in whole tiles from the first that is seen on.
-  const int tiles_begin = keys.begin / kKeys, tiles_end = (keys.end + kKeys - 1) / kKeys;
-  const int tiles = max(tiles_end - tiles_begin, 0);
-  const int tiles_a_part = (tiles + grid.parts - 1) / grid.parts;
-  const int begin = tiles_begin + min(part * tiles_a_part, tiles);
-  const int end = tiles_begin + min((part + 1) * tiles_a_part, tiles);
-
-  const int stages = grid.stages;
-  const uint32_t ring = pinned_address(shared) + warp * stages * 2 * Shape::kTileBytes;
-
   // ---- First tiles on their way
-  int next = begin + warp;
-  typename Shape::Copies copies(args, s, head, keys, grid.page_size, next);
+  const uint32_t ring = pinned_address(shared) + warp * stages * 2 * Shape::kTileBytes;
+  int next = its.begin + warp;
+  typename Shape::Copies copies(args, rows.s, head, its.keys, grid.page_size, next);
 #pragma unroll 1
   for (int stage = 0; stage < stages - 1; ++stage) {
     if (next < end) {
@@ -119,10 +158,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
     for (int c = 0; c < 2; ++c) {
       columns.scale[t][c] = __shfl_sync(~0u, row_scale[t], (2 * quad + c) * 4);
       const int query = grid.rows.query_of(min(first_row + 8 * t + 2 * quad + c, last_row));
-      columns.sees[t][c] = grid.window.seen(s, query, query);
+      columns.sees[t][c] = grid.window.seen(rows.s, query, query);
     }
   }
-  columns.all_begin = last_sees.begin, columns.all_end = first_sees.end;
+  columns.all_begin = its.last_sees.begin, columns.all_end = its.first_sees.end;
   columns.cap = args.softcap * kLog2E;
 
   DecodeSums<Shape> sums;
@@ -145,7 +184,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
                   : static_cast<uint32_t>((lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16);
 
   int stage = 0, filled = stages - 1;
-  for (int tile = begin + warp; tile < end; tile += Shape::kWarps) {
+  for (int tile = its.begin + warp; tile < end; tile += Shape::kWarps) {
     if (stages == 2) {
       copies_wait<0>();
     } else {
@@ -158,6 +197,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
     }
     copies_commit();
     next += Shape::kWarps;
+    // Not before: blocks of the next kernel that wait for this one would take places of its own.
+    if (next >= end) allow_next_kernel();
     filled = filled + 1 == stages ? 0 : filled + 1;
     const uint32_t k_at = ring + stage * 2 * Shape::kTileBytes + k_lane;
     const uint32_t v_at = ring + stage * 2 * Shape::kTileBytes + Shape::kTileBytes + v_lane;
@@ -173,21 +214,20 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
     }
   }
 
-  // Not before: blocks of the next kernel that wait for this one would take places of its own.
   allow_next_kernel();
 
   // ---- The warps' sums meet, then the blocks'. A block owns kD / cluster columns: it sends every
   // other its sums of their columns, finishes its own, and may leave once all have sent.
   const DecodeMeeting<Shape> meeting(shared, grid.sent_at, grid.cluster, last_row - first_row + 1);
   copies_wait<0>();
+  if (grid.cluster > 1 && threadIdx.x == 0) meeting.expect_sums();
   __syncthreads();
   meeting.leave_sums(sums, warp, group, quad);
   __syncthreads();
   if (grid.cluster > 1) cluster_wait();
   meeting.send_sums();
   if (grid.cluster > 1) {
-    cluster_arrive();
-    cluster_wait();
+    meeting.await_sums();
   } else {
     __syncthreads();
   }

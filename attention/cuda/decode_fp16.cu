@@ -4,8 +4,8 @@ namespace rocm_kernels {
 namespace cuda {
 
 Status launch_decode_fp16(const AttentionArgs& args, const AttentionConfig& config,
-                          const AttentionDevice& device, float* partial, void* stream) {
-  return launch_decode<__half, false>(args, config, device, partial, stream);
+                          const AttentionDevice& device, void* words, void* stream) {
+  return launch_decode<__half, false>(args, config, device, words, stream);
 }
 
 }  // namespace cuda

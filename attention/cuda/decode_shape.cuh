@@ -33,6 +33,13 @@ struct DecodeShape {
   using Copies = std::conditional_t<kInRows, RowTileCopies<DecodeShape>, TileCopies<DecodeShape>>;
 };
 
+// Two numbers on their way from block to block through memory, and whose they are. Stored and
+// loaded as one: whoever finds the name has the numbers.
+struct alignas(16) DecodeWord {
+  float first, second;
+  uint64_t launch;
+};
+
 // How the work is divided.
 struct DecodeGrid {
   Window window;
@@ -42,7 +49,8 @@ struct DecodeGrid {
   int cluster;          // that meet in shared memory
   int row_blocks;       // of kRows rows
   int stages, sent_at;  // of DecodeBlock
-  float* partial;  // [row of q, head][outer][D + 2], where outer > 1: sums, maximum (log2), sum
+  DecodeWord* words;    // where outer > 1: what parts leave in memory (decode_end.cuh)
+  uint64_t launch;      // the name of this launch, that such words bear
 };
 
 // Rows of q of a block.
@@ -50,6 +58,15 @@ struct DecodeRows {
   Sequence s;
   int b, head;      // number of the sequence, KV head
   int first, last;  // of the sequence's rows for the head
+};
+
+// What of the work is a block's: of the rows, whose keys, and tiles of them, which each warp takes
+// in turn.
+struct DecodePart {
+  DecodeRows rows;
+  int row_count;                         // of the sequence
+  KeyRange first_sees, last_sees, keys;  // the first row, the last one, all
+  int begin, end;                        // tiles
 };
 
 // A lane's columns of S^T, rows first + 8 t + 2 quad + {0, 1} of q: what makes a score of a

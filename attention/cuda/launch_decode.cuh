@@ -1,17 +1,17 @@
-// Host: the launch of a decode kernel, and of the one that joins outer parts.
+// Host: the launch of a decode kernel.
 #pragma once
 
 #include "../../common/gpu/launch.h"
+#include "../../common/gpu/launch_name.h"
 #include "decode.cuh"
 #include "decode.h"
-#include "join.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
 
 template <class Shape>
 Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& config,
-                          const AttentionDevice& device, float* partial, void* stream) {
+                          const AttentionDevice& device, void* words, void* stream) {
   const DecodeBlock block = decode_block(args, config, device);
   DecodeGrid grid = {};
   grid.window = Window::of(args);
@@ -22,7 +22,8 @@ Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& conf
   grid.row_blocks = static_cast<int>(row_blocks(args, config));
   grid.stages = block.stages();
   grid.sent_at = block.sent_at(config.cluster);
-  grid.partial = partial;
+  grid.words = static_cast<DecodeWord*>(words);
+  if (config.outer > 1) grid.launch = next_launch_name();
   Launch launch;
   launch.grid = dim3(static_cast<unsigned>(grid.parts),
                      static_cast<unsigned>(args.kv_heads * grid.row_blocks),
@@ -38,21 +39,18 @@ Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& conf
         attention_decode<Shape>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
     if (error) return error;
   }
-  if (const Status error = launch_kernel(attention_decode<Shape>, launch, args, grid)) return error;
-  if (config.outer == 1) return nullptr;
-  return launch_join<typename Shape::Q>(args, partial, config.outer, Shape::kD, launch.early,
-                                        launch.stream);
+  return launch_kernel(attention_decode<Shape>, launch, args, grid);
 }
 
-// Whether a kernel of its own serves keys in rows: of 16 bits, where a warp copies whole rows.
+// Whether a kernel of its own serves keys in rows: where a warp copies whole rows.
 constexpr bool has_row_copies(int tile, bool fp8) {
-  const int vectors = kDecodeTiles[tile].head_dim / 8;
-  return !fp8 && (32 % vectors == 0 || vectors % 32 == 0);
+  const int vectors = kDecodeTiles[tile].head_dim / (fp8 ? 16 : 8);
+  return 32 % vectors == 0 || vectors % 32 == 0;
 }
 
 template <typename T, bool kFp8, int kTile = 0>
 Status launch_decode(const AttentionArgs& args, const AttentionConfig& config,
-                     const AttentionDevice& device, float* partial, void* stream) {
+                     const AttentionDevice& device, void* words, void* stream) {
   if (find_decode_tile(args, config.rows) == kTile) {
     auto launch = launch_decode_tile<DecodeShape<T, kFp8, kTile, false>>;
     if constexpr (has_row_copies(kTile, kFp8)) {
@@ -61,10 +59,10 @@ Status launch_decode(const AttentionArgs& args, const AttentionConfig& config,
         launch = launch_decode_tile<DecodeShape<T, kFp8, kTile, true>>;
       }
     }
-    return launch(args, config, device, partial, stream);
+    return launch(args, config, device, words, stream);
   }
   if constexpr (kTile + 1 < static_cast<int>(kDecodeTileCount)) {
-    return launch_decode<T, kFp8, kTile + 1>(args, config, device, partial, stream);
+    return launch_decode<T, kFp8, kTile + 1>(args, config, device, words, stream);
   }
   return "attention config: decode has no tile of so many rows for heads of that size";
 }

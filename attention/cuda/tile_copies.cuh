@@ -23,6 +23,23 @@ struct KeyRows {
   }
 };
 
+// Asks for a tile of keys and values in rows, whose keys begin at `first`, to be brought to L2; for
+// none from `end` on.
+template <class Shape>
+__device__ __forceinline__ void bring_tile(const AttentionArgs& args, const KeyRows& at, int first,
+                                           int end) {
+  constexpr int kLines = (Shape::kRowBytes + 127) / 128;  // of a row
+#pragma unroll
+  for (int i = 0; i < Shape::kKeys * kLines; i += 32) {
+    const int line = i + static_cast<int>(threadIdx.x) % 32;
+    const int64_t row = first + line / kLines;
+    const int byte = line % kLines * 128;
+    const bool there = row < end && line < Shape::kKeys * kLines;
+    if (there && byte < args.head_dim * Shape::kBytes) bring_line(at.k + row * at.k_row + byte);
+    if (there && byte < args.head_dim_v * Shape::kBytes) bring_line(at.v + row * at.v_row + byte);
+  }
+}
+
 // One warp's tiles on their way to its shared memory, in their order: from first_tile on, each
 // Shape::kWarps behind the one before.
 template <class Shape>
@@ -116,8 +133,8 @@ class TileCopies {
   int k_bytes_, v_bytes_;    // of a row: whole vectors
 };
 
-// The same of keys and values in rows, of heads as wide as the tile: 16-bit steps of one sequence
-// are bound by what one warp does between its copies (journal).
+// The same of keys and values in rows, of heads as wide as the tile: steps are bound by what a warp
+// does between its copies (journal).
 template <class Shape>
 class RowTileCopies {
  public:

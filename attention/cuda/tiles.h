@@ -28,14 +28,23 @@ constexpr size_t kDecodeTileCount = sizeof(kDecodeTiles) / sizeof(kDecodeTiles[0
 // on different banks.
 constexpr int32_t row_pitch(int32_t bytes) { return bytes / 16 % 2 == 0 ? bytes + 16 : bytes; }
 
+// Of the barrier at which a block of a cluster learns that all have sent their sums: behind the
+// last row of the ring of stages, whose place until the next row is free.
+constexpr int32_t kSentBarrierBytes = 16;
+
 // What a block of the kernel has; `bytes`: of an element of k and v.
 struct DecodeBlock {
   int32_t head_dim, rows, bytes;
   bool few_stages;  // where a block can have less than 112 KB of shared memory
 
   constexpr int32_t row_bytes() const { return head_dim * bytes; }
-  constexpr int32_t warps() const { return head_dim <= 256 ? 4 : 2; }
-  constexpr int32_t keys() const { return row_bytes() <= 128 ? 32 : 16; }  // of a warp's tile
+  // Eight warps, where each has the registers for a block of which an SM has two.
+  constexpr int32_t warps() const {
+    if (head_dim > 256) return 2;
+    return row_bytes() <= 128 && rows * head_dim <= 8 * 128 ? 8 : 4;
+  }
+  // Of a warp's tile.
+  constexpr int32_t keys() const { return row_bytes() <= 128 && warps() == 4 ? 32 : 16; }
   constexpr int32_t tile_bytes() const { return keys() * row_pitch(row_bytes()); }  // of k, or of v
   constexpr int32_t stage_bytes() const { return 2 * tile_bytes() * warps(); }
   // Two tiles under way beside the one that is multiplied; one where two blocks then fit, and else
@@ -66,6 +75,25 @@ struct DecodeBlock {
     return shared_bytes(cluster) <= 113 << 10 ? 2 : 1;
   }
 };
+
+// Whether the barrier's place is no row's, and not where warps leave their sums.
+constexpr bool has_barrier_place(const DecodeTile& tile, int32_t bytes, bool few_stages) {
+  const DecodeBlock block = {tile.head_dim, tile.rows, bytes, few_stages};
+  return row_pitch(block.row_bytes()) - block.row_bytes() >= kSentBarrierBytes &&
+         block.ring_bytes() == block.warps() * block.warp_bytes() &&
+         block.sums_bytes() <= block.ring_bytes() - kSentBarrierBytes;
+}
+constexpr bool have_barrier_places() {
+  for (const DecodeTile& tile : kDecodeTiles) {
+    for (const int32_t bytes : {1, 2}) {
+      for (const bool few : {false, true}) {
+        if (!has_barrier_place(tile, bytes, few)) return false;
+      }
+    }
+  }
+  return true;
+}
+static_assert(have_barrier_places(), "a block of a cluster has a place for its barrier");
 
 // ---- Many queries: prefill.cuh
 

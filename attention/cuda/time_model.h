@@ -22,17 +22,16 @@ inline float keys_of_query(const AttentionArgs& args) {
   return std::max(keys, 1.0f);
 }
 
-// Microseconds of the second kernel, which adds the sums of outer parts, and of leaving them: on an
-// H200 a part costs as much for each 128 columns, from 2 to 32 parts and heads of 128 to 512.
+// Microseconds of prefill's second kernel, which adds the sums of outer parts, and of leaving them:
+// on an H200 a part costs as much for each 128 columns, from 2 to 32 parts.
 inline float modelled_join_time(const AttentionArgs& args, const AttentionConfig& c,
                                 const AttentionDevice& device) {
   constexpr float kJoinUs = 2.5f, kPartUs = 0.14f;
   constexpr float kJoinPasses = 3.5f;  // over the parts' sums, at memory's rate
   if (c.outer == 1) return 0;
-  const float floats = static_cast<float>(args.total_q * args.heads * partial_floats(args, c)) *
-                       static_cast<float>(c.outer);
+  const float bytes = static_cast<float>(partial_bytes(args, c));
   return kJoinUs + kPartUs * static_cast<float>(c.outer * ceil_div(args.head_dim_v, 128)) +
-         kJoinPasses * floats * sizeof(float) / static_cast<float>(device.memory.bytes_per_us);
+         kJoinPasses * bytes / static_cast<float>(device.memory.bytes_per_us);
 }
 
 // Microseconds. Kernels are bound by the tensor cores, by memory, by L2 where blocks of rows share
@@ -46,6 +45,7 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   constexpr float kScoresPerUs = 13.4e3f;          // whose softmax it takes
   constexpr float kCodesPerUs = 24e3f;             // of FP8, that it widens
   constexpr float kBandwidth = 0.95f;              // of what the driver says of the memory
+  constexpr float kInPages = 0.95f;                // of that
   constexpr float kL2Rate = 1.4f;                  // of the same
   constexpr float kSmBytesPerUs = 58.5e3f;         // that a multiprocessor takes in from memory
   const PrefillTile tile = prefill_tile(args);
@@ -75,7 +75,8 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   const float compute_us = std::max(rounds * block_us(keys), block_us(longest));
   const float bytes = pairs * longest * columns * static_cast<float>(size_of(args.kv_dtype));
   const float memory_us =
-      std::max(bytes / kBandwidth, bytes * row_blocks_of_pair * keys / longest / kL2Rate) / per_us;
+      std::max(bytes / kBandwidth, bytes * row_blocks_of_pair * keys / longest / kL2Rate) /
+      (args.block_table == nullptr ? per_us : per_us * kInPages);
   return kLaunchUs + std::max(compute_us, kBlockUs + memory_us + (waves > 1 ? kRoundUs : 0)) +
          modelled_join_time(args, c, device);
 }
@@ -96,25 +97,31 @@ inline float modelled_places(const AttentionArgs& args, const AttentionConfig& c
 
 inline float modelled_decode_time(const AttentionArgs& args, const AttentionConfig& c,
                                   const AttentionDevice& device) {
-  constexpr float kLaunchUs = 5.5f;    // launch, first loads, the end
+  constexpr float kLaunchUs = 3;       // launch, first loads, the end
+  constexpr float kFp8Us = 0.7f;       // more: queries become float16
   constexpr float kRowUs = 0.35f;      // more, for each row beyond 8
   constexpr float kClusterUs = 0.05f;  // each doubling of the blocks that meet
   constexpr float kLargeClusterUs = 1.5f;
+  constexpr float kOuterUs = 1.2f, kPartUs = 0.05f;  // parts that meet in memory
+  constexpr float kPagedOuterUs = 0.5f;
   constexpr float kWaveUs = 4.3f;  // further blocks of a multiprocessor
   // One block alone: its keys in rows, in pages of whole runs of 16 keys, in others (TileCopies).
-  constexpr float kBlockBytesPerUs[] = {60e3f, 48e3f, 7.5e3f};
-  constexpr float kFp8BlockBytesPerUs[] = {40e3f, 38e3f, 7.5e3f};
+  constexpr float kBlockBytesPerUs[] = {58e3f, 54e3f, 7.5e3f};
+  constexpr float kFp8BlockBytesPerUs[] = {55e3f, 44e3f, 7.5e3f};
   constexpr float kSmBytesPerUs = 58.5e3f;  // two blocks of a multiprocessor
   // What more rows cost: of a block's own rate, and of memory's when all blocks read.
   constexpr float kOfBlock[] = {1, 0.7f, 0.3f}, kOfMemory[] = {1, 0.85f, 0.42f};
-  constexpr float kBandwidth = 0.87f;  // of what the driver says of the memory
+  constexpr float kBandwidth = 0.865f;  // of what the driver says of the memory
+  constexpr float kInPages = 0.97f;     // of that
+  constexpr float kTogether = 2.6f;     // what blocks of large clusters wait, where some share
 
   const DecodeBlock block = decode_block(args, c, device);
   // Sums of a row of 192 or 256 take the registers of two rows of 128.
   const int rows = c.rows * static_cast<int>(std::max<int64_t>(ceil_div(block.head_dim, 128), 1));
   const int by_rows = rows == 8 ? 0 : rows == 16 ? 1 : 2;
-  const float per_us =
-      static_cast<float>(device.memory.bytes_per_us) * kBandwidth * kOfMemory[by_rows];
+  const bool in_pages = args.block_table != nullptr;
+  const float per_us = static_cast<float>(device.memory.bytes_per_us) * kBandwidth *
+                       kOfMemory[by_rows] * (in_pages ? kInPages : 1);
   int64_t keys = args.max_seqlen_k;
   if (args.window_left >= 0) {
     keys = std::min(keys, args.window_left + args.max_seqlen_q + block.keys());
@@ -124,7 +131,7 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   const float tile = static_cast<float>(2 * block.row_bytes() * block.keys() * block.warps());
   const float of_item = 2.0f * static_cast<float>(keys) * block.row_bytes();
   const float of_block = std::ceil(of_item / static_cast<float>(c.cluster * c.outer) / tile) * tile;
-  const int64_t page_size = args.block_table == nullptr ? 0 : args.page_size;
+  const int64_t page_size = in_pages ? args.page_size : 0;
   const int layout = page_size == 0 ? 0 : page_size % 16 == 0 ? 1 : 2;
   const float alone =
       (block.bytes == 1 ? kFp8BlockBytesPerUs : kBlockBytesPerUs)[layout] * kOfBlock[by_rows];
@@ -138,13 +145,15 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   // have two.
   if (2 * blocks > device.sm_count && blocks <= device.sm_count && places > device.sm_count &&
       !is_alone(args, c, device)) {
-    blocks_us = std::max(blocks_us, 2 * of_block / kSmBytesPerUs);
+    blocks_us = std::max(blocks_us, (c.cluster > 2 ? kTogether : 2) * of_block / kSmBytesPerUs);
   }
   const float waves = full + (rest > 0 ? 1 : 0);
-  return kLaunchUs + kRowUs * static_cast<float>(c.rows - 8) +
+  const float outer_us = c.outer == 1 ? 0
+                                      : kOuterUs + (in_pages ? kPagedOuterUs : 0) +
+                                            kPartUs * static_cast<float>(c.outer - 1);
+  return kLaunchUs + (block.bytes == 1 ? kFp8Us : 0) + kRowUs * static_cast<float>(c.rows - 8) +
          kClusterUs * std::log2(static_cast<float>(c.cluster)) +
-         (c.cluster > 8 ? kLargeClusterUs : 0) + modelled_join_time(args, c, device) + blocks_us +
-         (waves - 1) * kWaveUs;
+         (c.cluster > 8 ? kLargeClusterUs : 0) + outer_us + blocks_us + (waves - 1) * kWaveUs;
 }
 
 // Microseconds.

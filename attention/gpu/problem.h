@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "../../common/gpu/dependent_launch.h"
 #include "../../common/gpu/device.h"
 #include "../../common/gpu/math.h"
 #include "../attention.h"
@@ -25,22 +26,26 @@ struct Sequence {
   int64_t k_batch, v_batch;  // elements before its first row
 };
 
+// Lengths are read past NVIDIA's L1: decode asks before the kernel before is done too, which may
+// write them, and L1 would keep what they were.
 ROCM_KERNELS_DEVICE Sequence sequence_of(const AttentionArgs& args, int b) {
   Sequence s;
   s.q_begin = 0;
   s.q_count = static_cast<int>(args.max_seqlen_q);
   if (args.cu_seqlens_q != nullptr) {
-    s.q_begin = args.cu_seqlens_q[b];
-    s.q_count = args.cu_seqlens_q[b + 1] - s.q_begin;
+    s.q_begin = load_older(args.cu_seqlens_q + b);
+    s.q_count = load_older(args.cu_seqlens_q + b + 1) - s.q_begin;
   }
   s.k_begin = 0;
   s.k_count = static_cast<int>(args.max_seqlen_k);
   if (args.cu_seqlens_k != nullptr) {
-    s.k_begin = args.cu_seqlens_k[b];
-    s.k_count = args.cu_seqlens_k[b + 1] - args.cu_seqlens_k[b];
+    const int begin = load_older(args.cu_seqlens_k + b);
+    s.k_begin = begin;
+    s.k_count = load_older(args.cu_seqlens_k + b + 1) - begin;
   }
-  if (args.seqused_k != nullptr) s.k_count = min(s.k_count, args.seqused_k[b]);
-  s.k_first = args.leftpad_k == nullptr ? 0 : min(max(args.leftpad_k[b], 0), s.k_count);
+  if (args.seqused_k != nullptr) s.k_count = min(s.k_count, load_older(args.seqused_k + b));
+  s.k_first =
+      args.leftpad_k == nullptr ? 0 : min(max(load_older(args.leftpad_k + b), 0), s.k_count);
   s.pages = nullptr;
   if (args.block_table != nullptr) s.pages = args.block_table + b * args.block_table_stride;
   const bool apart = args.block_table == nullptr;

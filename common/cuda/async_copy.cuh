@@ -20,6 +20,11 @@ __device__ __forceinline__ void copy_word(uint32_t to, const void* from, bool th
                : "memory");
 }
 
+// Asks for the 128 bytes around an address to be brought to L2.
+__device__ __forceinline__ void bring_line(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 // Ends a group of copies; waits until at most kPending groups are under way.
 __device__ __forceinline__ void copies_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -47,7 +47,8 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// The same barrier of block `rank` of the cluster, which may be this one; and an arrival at it.
+// The same barrier, or place, of block `rank` of the cluster, which may be this one; and an arrival
+// at such a barrier.
 __device__ __forceinline__ uint32_t mbarrier_in_cluster(uint32_t barrier, int rank) {
   uint32_t there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(barrier), "r"(rank));
@@ -74,6 +75,29 @@ __device__ __forceinline__ void store_async_in_cluster(uint32_t place, float val
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %1, [tells];\n"
       "}\n" ::"r"(place),
       "r"(__float_as_uint(value)), "r"(barrier), "r"(rank)
+      : "memory");
+}
+
+// The same of 8 and of 16 bytes.
+__device__ __forceinline__ void store_async_in_cluster(uint32_t place, float2 value,
+                                                       uint32_t barrier, int rank) {
+  const uint32_t there = mbarrier_in_cluster(place, rank);
+  const uint32_t tells = mbarrier_in_cluster(barrier, rank);
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+          there),
+      "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(tells)
+      : "memory");
+}
+__device__ __forceinline__ void store_async_in_cluster(uint32_t place, float4 value,
+                                                       uint32_t barrier, int rank) {
+  const uint32_t there = mbarrier_in_cluster(place, rank);
+  const uint32_t tells = mbarrier_in_cluster(barrier, rank);
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(there),
+      "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(__float_as_uint(value.z)),
+      "r"(__float_as_uint(value.w)), "r"(tells)
       : "memory");
 }
 

@@ -2,6 +2,9 @@
 // tile_copies.cuh, key_copies.cuh), compiled for the host: a warp is 32 threads.
 //
 // Prints "tiles N, wrong M", N being the cases.
+#include <mutex>
+#include <set>
+
 #include "host.h"
 // What follows needs its words.
 #include "common/cuda/shared_memory.cuh"
@@ -54,6 +57,12 @@ static void copy_vector(uint32_t to, const void* from, int bytes) {
     return;
   }
   std::memcpy(emulated_shared + to, from, bytes);
+}
+static std::set<const void*> brought;  // to L2
+static std::mutex bringing;
+static void bring_line(const void* from) {
+  const std::lock_guard<std::mutex> lock(bringing);
+  brought.insert(from);
 }
 static void copies_commit() {}
 template <int kPending>
@@ -167,8 +176,13 @@ static int wrong_in_tiles(int page_size, int most) {
   const PageSize pages = PageSize::of(cache.args);
   const int warp = below(Shape::kWarps), v_stage = 1 << 18;
   std::atomic<int> wrong{0};
+  brought.clear();
   as_warp(warp, [&] {
     int tile = cache.keys.begin / Shape::kKeys + warp;
+    if (page_size == 0) {
+      const KeyRows at(cache.args, cache.s, cache.head, Shape::kBytes);
+      bring_tile<Shape>(cache.args, at, tile * Shape::kKeys, cache.keys.end);
+    }
     Copies copies(cache.args, cache.s, cache.head, cache.keys, pages, tile);
     for (; tile * Shape::kKeys < cache.keys.end; tile += Shape::kWarps) {
       copies.start(tile * Shape::kKeys, 0, v_stage);
@@ -183,7 +197,18 @@ static int wrong_in_tiles(int page_size, int most) {
       this_warp.arrive_and_wait();
     }
   });
-  return wrong;
+  if (page_size != 0) return wrong;
+  // What comes to L2: each 128 bytes of the first tile's rows, and nothing else.
+  const int first = (cache.keys.begin / Shape::kKeys + warp) * Shape::kKeys;
+  size_t lines = 0;
+  for (int key = first; key < std::min(first + Shape::kKeys, cache.keys.end); ++key) {
+    for (const bool of_v : {false, true}) {
+      for (int byte = 0; byte < (of_v ? size_v : size) * Shape::kBytes; byte += 128, ++lines) {
+        wrong += brought.count(cache.row_of(of_v, key) + byte) == 0;
+      }
+    }
+  }
+  return wrong + (brought.size() != lines);
 }
 
 // ---- prefill
@@ -306,6 +331,8 @@ int main() {
     add(wrong_in_tiles<Tile>(0, 700));
     add(wrong_in_tiles<Tile, RowTileCopies<Tile>>(0, 700));
     add(wrong_in_tiles<TestTile<5, true>>(0, 700));
+    add(wrong_in_tiles<TestTile<5, true>, RowTileCopies<TestTile<5, true>>>(0, 700));
+    add(wrong_in_tiles<TestTile<0, true>, RowTileCopies<TestTile<0, true>>>(0, 700));
     add(wrong_in_tiles<TestTile<12, false>, RowTileCopies<TestTile<12, false>>>(0, 300));
   }
   std::printf("tiles %d, wrong %d\n", tiles, wrong + foreign_reads);
