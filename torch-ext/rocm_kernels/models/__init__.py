@@ -26,7 +26,8 @@ The files, by what they are about:
   keeps ``model.dtype``. finegrained.py runs transformers' own FP8 modules on these kernels.
 - attention.py gives transformers this package's attention by name, attention_traits.py finds models
   that work on their masks, cache.py has a static cache in FP8. decode_step.py replays whole decode
-  steps, with the cache of growing_cache.py, of models that probe_step.py has asked;
+  steps, with the cache of growing_cache.py, of models that probe_step.py has asked, as long
+  as they are what model_state.py has seen;
   cpu_recording.py is how on the CPU.
 - sums.py has the sums of tensor parallelism go through a Communicator.
 """

@@ -42,8 +42,9 @@ from .cpu_recording import NotAsRecorded
 from .growing_cache import growing_cache
 from .hooks import is_called
 from .late_stop import are_theirs, looking_late, teach_transformers
-from .probe_step import States, plain_attributes, why_not_in_place
-from .recorded_step import RecordedStep, kind_of, sums_of, tensors_of
+from .model_state import States, attentions_of, fingerprint
+from .probe_step import first_line, why_not_in_place
+from .recorded_step import RecordedStep, kind_of
 from .step_storage import Storage, make_ready, name_of_cache
 from .tensor_parallel import is_divided
 
@@ -95,27 +96,18 @@ def use_decode_step(
         )
     growing_cache(model, 1, in_fp8=False)
     stop_decode_step(model)
-    before = {id(m.config): (m.config, _attention_of(m)) for m in model.modules() if _has_config(m)}
+    put_back_attention = attentions_of(model)
     use_attention(model)
     step = _DecodeStep(model, max_cache_len, kv_cache_dtype == "fp8")
     why = why_not_in_place(model, step.inner, lambda room: growing_cache(model, room, step.in_fp8))
     if why is not None:
         step.put_back()
-        for config, attention in before.values():
-            config._attn_implementation_internal = attention
+        put_back_attention()
         raise ValueError(
             f"model must take a cache that stays in place and has room, got "
             f"{type(model).__name__}, which cannot: {why}"
         )
     model.forward = step
-
-
-def _has_config(module: nn.Module) -> bool:
-    return hasattr(getattr(module, "config", None), "_attn_implementation_internal")
-
-
-def _attention_of(module: nn.Module) -> Any:
-    return module.config._attn_implementation_internal
 
 
 def stop_decode_step(model: nn.Module) -> None:
@@ -327,7 +319,7 @@ class _DecodeStep:
     def _look_at_model(self) -> None:
         """What was recorded with another state of the model is not replayed any more."""
         self.device = self.model.device
-        model_is = _fingerprint(self.model)
+        model_is = fingerprint(self.model)
         if model_is != self.model_was:
             self.model_was, self.free = model_is, None
 
@@ -438,9 +430,7 @@ class _DecodeStep:
             step = RecordedStep(forward, self.model, cache, cache_name, others)
         except Exception as error:  # what cannot be recorded says so in many ways
             states.put_back()
-            return (
-                f"it cannot be recorded: {(str(error).splitlines() or [type(error).__name__])[0]}"
-            )
+            return f"it cannot be recorded: {first_line(error)}"
         kept = next(states.changed(), None)
         if kept is not None:
             states.put_back()
@@ -499,19 +489,3 @@ def _can_be_given(value: Any, device: torch.device) -> bool:
     if isinstance(value, torch.Tensor):
         return value.device == device
     return value is None or isinstance(value, (bool, int, float, str))
-
-
-def _fingerprint(model: nn.Module) -> Tuple:
-    """What a recorded step would not notice: other tensors, modules and hooks."""
-    modules = tuple(
-        (
-            type(module),
-            vars(module).get("forward"),
-            is_called(module),
-            sums_of(module),
-            plain_attributes(module),
-        )
-        for module in model.modules()
-    )
-    attention = getattr(model.config, "_attn_implementation", None)
-    return tuple(tensor.data_ptr() for tensor in tensors_of(model)), modules, attention

@@ -8,20 +8,18 @@ What a model has of its own beside the mask (biases by distance as long as the c
 only its own cache makes) shows there, before anything is changed.
 """
 
-import contextlib
 import importlib
 import inspect
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 from torch import nn
 
 from .attention import ATTENTION, noted_windows
 from .hooks import is_called
+from .model_state import states_kept
 from .step_storage import NAMES_OF_CACHE
 
-_PLAIN = (bool, int, float, str, type(None))
-_OF_TORCH = frozenset(vars(nn.Module()))  # what torch keeps in each module, but for training
 _PROMPT, _STEP = (1, 2), (3,)
 
 
@@ -100,80 +98,3 @@ def _fill(cache: Any) -> None:
             else:
                 numbers = 8 * torch.randn(states.shape, generator=random)
             states.copy_(numbers)
-
-
-# ---- what a module keeps beside its tensors
-
-
-def plain_attributes(module: nn.Module) -> Tuple[Any, ...]:
-    """Of what a module keeps in itself all that is a number, a text, or a list of such: switches of
-    adapters, factors."""
-    return tuple(
-        (name, _as_tuple(value))
-        for name, value in vars(module).items()
-        if name not in _OF_TORCH and _is_plain(value)
-    )
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    if type(value) is dict:
-        return all(map(_is_plain, value.values()))
-    return isinstance(value, _PLAIN)
-
-
-def _as_tuple(value: Any) -> Any:
-    if type(value) in (list, tuple):
-        return tuple(map(_as_tuple, value))
-    return tuple(zip(value, map(_as_tuple, value.values()))) if type(value) is dict else value
-
-
-class States:
-    """Numbers and tensors that modules of a model keep as attributes, and its buffers: those that a
-    forward puts others in the place of are a state from call to call."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.held = [(name, module, *_states(module)) for name, module in model.named_modules()]
-
-    def changed(self) -> Iterator[Tuple[str, str]]:
-        for name, module, attributes, buffers in self.held:
-            now, buffers_now = _states(module)
-            for before, after in ((attributes, now), (buffers, buffers_now)):
-                for key in {**before, **after}:
-                    one, other = before.get(key, _MISSING), after.get(key, _MISSING)
-                    is_same = type(one) is type(other) and isinstance(one, _PLAIN) and one == other
-                    if one is not other and not is_same:
-                        yield name, key
-
-    def put_back(self) -> None:
-        for _, module, attributes, buffers in self.held:
-            now, buffers_now = _states(module)
-            for held, new, old in (
-                (vars(module), now, attributes), (module._buffers, buffers_now, buffers),
-            ):  # fmt: skip
-                for key in set(new) - set(old):
-                    del held[key]
-                held.update(old)
-
-
-_MISSING = object()
-
-
-def _states(module: nn.Module) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-    attributes = {
-        name: value
-        for name, value in vars(module).items()
-        if name not in _OF_TORCH and isinstance(value, (torch.Tensor, *_PLAIN))
-    }
-    return attributes, dict(module._buffers)
-
-
-@contextlib.contextmanager
-def states_kept(model: nn.Module) -> Iterator[None]:
-    """Whatever runs within, modules have the states of before behind it."""
-    states = States(model)
-    try:
-        yield
-    finally:
-        states.put_back()
