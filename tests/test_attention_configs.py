@@ -112,6 +112,37 @@ def test_ragged_sequences_and_pages(backend):
     assert asked(q[:0], k, v, cu_seqlens_q=ends[:1] * 0, cu_seqlens_k=ends[:1] * 0)
 
 
+def test_usual_lengths_choose_the_config_of_longer_ones(backend, monkeypatch):
+    """The result stays the definition's, of sequences below and above them."""
+    module = sys.modules[backend.ops.flash_attn_func.__module__]
+    native, taken = module._attention, []
+    monkeypatch.setattr(module, "_attention", lambda *a: taken.append(a[-1]) or native(*a))
+    lengths, page, bound = [300, 20, 90], 16, 4096
+    own = torch.randperm(100)[:96].int().view(3, 32)
+    table = torch.cat([own, torch.full((3, bound // page - 32), 2**30, dtype=torch.int32)], 1)
+    to = lambda t: t.to(backend.device)  # noqa: E731
+    q, k, v = to(torch.randn(3, 8, 64).bfloat16()), *to(torch.randn(2, 100, page, 2, 64).bfloat16())
+    cu, used = to(torch.arange(4).int()), to(torch.tensor(lengths).int())
+    call = {"max_seqlen_q": 1, "max_seqlen_k": bound, "causal": True, "block_table": to(table)}
+    run = backend.ops.flash_attn_varlen_func
+    out, plain = (
+        run(q, k, v, cu, seqused_k=used, usual_seqlen_k=usual, **call).cpu().float()
+        for usual in (64, None)
+    )
+    asked = backend.ops.attention_config(q, k, v, cu_seqlens_q=cu, **{**call, "max_seqlen_k": 64})
+    assert taken == [asked, ""]
+    for row, pages, length in zip(range(3), table, lengths, strict=True):
+        keys, values = (
+            t.cpu().double()[pages[: -(-length // page)].long()].flatten(0, 1)[:length]
+            for t in (k, v)
+        )
+        for head in range(8):
+            weights = (keys[:, head // 4] @ q[row, head].cpu().double() / 8).softmax(0)
+            exact = (weights @ values[:, head // 4]).float()
+            assert (out[row, head] - exact).abs().max() < 2**-7
+            assert (plain[row, head] - exact).abs().max() < 2**-7
+
+
 def test_a_call_that_is_wrong_is_refused_in_the_words_of_attention(package):
     q, k, v = (torch.randn(1, 5, heads, 64).bfloat16() for heads in (4, 3, 3))
     with pytest.raises(RuntimeError, match="heads of q must be a multiple of those of k"):

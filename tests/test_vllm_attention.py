@@ -77,7 +77,9 @@ def attention(package, monkeypatch):
         return found
 
     Registry.paths = {}
-    platform = SimpleNamespace(is_cuda_alike=lambda: True, fp8_dtype=lambda: FP8)
+    platform = SimpleNamespace(
+        is_cuda_alike=lambda: True, is_cuda=lambda: False, fp8_dtype=lambda: FP8
+    )
     operations = module("vllm._custom_ops", reshape_and_cache_flash=reshape_and_cache_flash)
     module("vllm", _custom_ops=operations)
     module("vllm.platforms", current_platform=platform)
@@ -250,6 +252,25 @@ def test_drafts_are_verified(attention, package, new):
 )
 def test_windows_caps_and_sinks(attention, package, options):
     Served(attention, [1, 3, 30], [80, 8, 20], drafts=2, **options).check(package.reference)
+
+
+def test_a_graph_on_nvidia_takes_the_config_of_usual_lengths(attention, package, monkeypatch):
+    """What vLLM records has the model's longest sequence for a bound."""
+    asked = []
+    named = package.flash_attn_varlen_func
+    recording = SimpleNamespace(
+        flash_attn_varlen_func=lambda *operands, usual_seqlen_k, **options: (
+            asked.append(usual_seqlen_k)
+            or named(*operands, usual_seqlen_k=usual_seqlen_k and 7, **options)
+        )
+    )
+    monkeypatch.setattr(attention.kernels, "package", lambda: recording)
+    served = Served(attention, [1, 1], [90, 5])
+    served.check(package.reference)
+    monkeypatch.setattr(attention.current_platform, "is_cuda", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    served.check(package.reference)
+    assert asked == [None, attention.USUAL_SEQLEN_K]
 
 
 def test_pages_that_vllm_lays_anew_are_seen(attention, package):

@@ -107,13 +107,12 @@ def why_experts_wait(is_nvidia: bool, is_hopper: bool, weights: object) -> str:
     quantised, None for 16 bits."""
     if not is_nvidia or asked_for("experts"):
         return ""
+    deep_gemm = [os.environ[name] for name in DEEP_GEMM if name in os.environ]
     if weights is None:
         reason = "vLLM's own are as quick with 16-bit weights"
     elif not is_hopper:
         reason = "inside vLLM they were measured on Hopper alone"
-    elif (
-        said := [os.environ[name] for name in DEEP_GEMM if name in os.environ]
-    ) and "0" not in said:
+    elif deep_gemm and "0" not in deep_gemm:
         reason = "DeepGEMM is asked for"
     else:
         return ""

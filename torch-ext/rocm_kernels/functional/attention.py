@@ -109,6 +109,7 @@ def flash_attn_varlen_func(
     block_table: Optional[torch.Tensor] = None,
     *,
     seqused_k: Optional[torch.Tensor] = None,
+    usual_seqlen_k: Optional[int] = None,
     k_descale: Scale = None,
     v_descale: Scale = None,
     deterministic: bool = False,
@@ -131,6 +132,8 @@ def flash_attn_varlen_func(
         max_seqlen_k: keys of the longest; None: those of k, or of a whole row of the block table.
         block_table: int32 ``[batch, pages]``: the pages of each sequence, in order.
         seqused_k: int32 ``[batch]``: keys of each sequence that count.
+        usual_seqlen_k: what the config is chosen for where max_seqlen_k is but a bound, as in a
+            CUDA graph that serves all lengths. None: max_seqlen_k.
 
     The rest as in the module's text. Returns ``[rows, heads, Dv]`` in q's dtype.
     """
@@ -143,10 +146,17 @@ def flash_attn_varlen_func(
         if seqused_k is None:
             seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
         cu_seqlens_k = None
+    config = ""
+    if usual_seqlen_k is not None and (max_seqlen_k is None or usual_seqlen_k < max_seqlen_k):
+        config = attention_config(
+            q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q, max_seqlen_k=usual_seqlen_k, causal=causal,
+            window_size=window_size, block_table=block_table, out=out,
+        )  # fmt: skip
     return _run(
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
         softmax_scale, causal, window_size, softcap, s_aux, k_descale, v_descale,
-        return_lse or return_softmax_lse or return_attn_probs, out,
+        return_lse or return_softmax_lse or return_attn_probs, out, config=config,
     )  # fmt: skip
 
 
@@ -327,14 +337,14 @@ def _check(
 def _run(
     q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
     softmax_scale, causal, window_size, softcap, s_aux, k_descale, v_descale, with_lse, out,
-    leftpad_k=None,
+    leftpad_k=None, config="",
 ):  # fmt: skip
     operands = _operands(
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
         softmax_scale, causal, window_size, softcap, s_aux, k_descale, v_descale, with_lse, out,
         leftpad_k,
     )  # fmt: skip
-    _attention(*operands, "")
+    _attention(*operands, config)
     mark_written(out)
     return operands[:2] if with_lse else operands[0]
 
