@@ -54,7 +54,7 @@ def test_few_kv_heads_take_clusters(played):
     heads = [line.removeprefix("heads ") for line in played if line.startswith("heads ")]
     assert heads == [
         "32/8 of 128: decode cluster=8 outer=1", "8/1 of 128: decode cluster=8 outer=8",
-        "4/1 of 256: decode cluster=8 outer=8", "8/1 of 512: decode cluster=8 outer=8",
+        "4/1 of 256: decode cluster=8 outer=8", "8/1 of 512: decode cluster=16 outer=4",
         "16/8 of 256: decode cluster=2 outer=8",
     ]  # fmt: skip
 
@@ -69,19 +69,20 @@ def test_blocks_have_multiprocessors_of_their_own_where_there_are_as_many(played
     ]  # fmt: skip
 
 
-def chosen_configs(tmp_path, cells):
+def chosen_configs(tmp_path, cells, queries=1):
     """For (sequences, keys, bytes of an element, rows of a page)."""
     program, source = tmp_path / "choices", ROOT / "tests/launches/decode_choices.cpp"
     subprocess.run(["g++", "-std=c++17", f"-I{ROOT}", source, "-o", program], check=True)
-    asked = "".join(" ".join(map(str, cell)) + "\n" for cell in cells)
+    asked = "".join(" ".join(map(str, (*cell, queries))) + "\n" for cell in cells)
     done = subprocess.run([program], input=asked, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
 
-def measured_configs(part):
+def measured_configs(part, queries=1):
     file = ROOT / "benchmarks/results/h200_attention_configs.json"
     for cell in json.loads(file.read_text())[part]:
-        yield (cell["sequences"], cell["keys"], cell["bytes"]), cell["us"]
+        if cell.get("queries", 1) == queries:
+            yield (cell["sequences"], cell["keys"], cell["bytes"]), cell["us"]
 
 
 def test_decode_steps_take_configs_that_were_measured_to_be_quick(tmp_path):
@@ -110,6 +111,18 @@ def test_decode_steps_take_the_quickest_of_the_configs_that_were_measured_last(t
     }
     assert len(lost) > 14
     assert all(share < 0.01 for share in lost.values()), lost
+
+
+@pytest.mark.parametrize("queries", [1, 2, 4, 8])
+def test_few_queries_take_configs_that_were_measured_to_be_quick(tmp_path, queries):
+    times = {(*cell, 0): found for cell, found in measured_configs("queries", queries)}
+    choices = chosen_configs(tmp_path, times, queries)
+    lost = {
+        cell: times[cell][c] / min(times[cell].values()) - 1
+        for cell, c in zip(times, choices, strict=True)
+    }
+    assert len(lost) == 6
+    assert all(share < 0.03 for share in lost.values()), lost
 
 
 def test_pages_that_no_run_of_keys_fills_take_prefill(tmp_path):

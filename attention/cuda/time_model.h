@@ -102,9 +102,9 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   constexpr float kRowUs = 0.35f;      // more, for each row beyond 8
   constexpr float kClusterUs = 0.05f;  // each doubling of the blocks that meet
   constexpr float kLargeClusterUs = 1.5f;
-  constexpr float kOuterUs = 1.2f, kPartUs = 0.05f;  // parts that meet in memory
-  constexpr float kPagedOuterUs = 0.5f;
-  constexpr float kWaveUs = 4.3f;  // further blocks of a multiprocessor
+  constexpr float kOuterUs = 1.2f, kPartUs = 0.05f;   // parts that meet in memory
+  constexpr float kPagedOuterUs = 0.5f, kTurnUs = 1;  // where a thread has more than two columns
+  constexpr float kWaveUs = 4.3f;                     // further blocks of a multiprocessor
   // One block alone: its keys in rows, in pages of whole runs of 16 keys, in others (TileCopies).
   constexpr float kBlockBytesPerUs[] = {58e3f, 54e3f, 7.5e3f};
   constexpr float kFp8BlockBytesPerUs[] = {55e3f, 44e3f, 7.5e3f};
@@ -148,9 +148,12 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
     blocks_us = std::max(blocks_us, (c.cluster > 2 ? kTogether : 2) * of_block / kSmBytesPerUs);
   }
   const float waves = full + (rest > 0 ? 1 : 0);
+  const int64_t here = std::min<int64_t>(rows_of_kv_head(args), c.rows);
+  const int64_t turns = ceil_div(here * block.head_dim / c.cluster / 2, 32 * block.warps());
   const float outer_us = c.outer == 1 ? 0
                                       : kOuterUs + (in_pages ? kPagedOuterUs : 0) +
-                                            kPartUs * static_cast<float>(c.outer - 1);
+                                            kPartUs * static_cast<float>(c.outer - 1) +
+                                            kTurnUs * static_cast<float>(turns - 1);
   return kLaunchUs + (block.bytes == 1 ? kFp8Us : 0) + kRowUs * static_cast<float>(c.rows - 8) +
          kClusterUs * std::log2(static_cast<float>(c.cluster)) +
          (c.cluster > 8 ? kLargeClusterUs : 0) + outer_us + blocks_us + (waves - 1) * kWaveUs;
