@@ -31,8 +31,8 @@ layer                  module attributes that it reads
 ``GemmaDecoderLayer``  the same, for forwards with other numbers of parameters, which ``kernelize``
 ``DecoderLayer4``, ..  compares: so there is a class for each
 ``Experts``            those of a ``models.Experts``: all experts of a layer in one call
-``TopKRouter``,        ``kernel_router``, which ``quantize_model_`` leaves there, ``weight`` and the
-``TopKRouterGiven-``   biases that it names
+``TopKRouter``,        ``kernel_router`` and ``kernel_routed``, which ``quantize_model_`` leaves
+``TopKRouterGiven-``   there, ``weight`` and the biases that the first names
 ``Bias``
 ``Llama4TextMoe``      ``router``, ``shared_expert``, ``experts``, ``hidden_dim``, ``top_k``
 ``SiluAndMul``,        none: ``[..., 2 * d]`` in, ``[..., d]`` out, as in the Hub's ``activation``

@@ -20,7 +20,7 @@ class TopKRouter(nn.Module):
 
     @for_inference
     def forward(self, hidden_states: torch.Tensor) -> Routing:
-        if is_called(self):  # a hook may take the dtypes of the module's own results for granted
+        if _is_seen(self):
             return type(self).forward(self, hidden_states)
         name = self.kernel_router.choice_bias
         return _route(self, hidden_states, None if name is None else getattr(self, name))
@@ -36,9 +36,14 @@ class TopKRouterGivenBias(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, e_score_correction_bias: Optional[torch.Tensor]
     ) -> Routing:
-        if is_called(self):
+        if _is_seen(self):
             return type(self).forward(self, hidden_states, e_score_correction_bias)
         return _route(self, hidden_states, e_score_correction_bias)
+
+
+def _is_seen(router: nn.Module) -> bool:
+    """Whether a hook may see what it gives, of dtypes that are not those of its own forward."""
+    return is_called(router) or is_called(router.kernel_routed[0])
 
 
 def _route(

@@ -55,8 +55,8 @@ class RouterCall(NamedTuple):
         )  # fmt: skip
 
 
-def probe_routed_block(block: nn.Module) -> Tuple[nn.Module, RouterCall]:
-    """The router of a block that has an :class:`Experts`, and what it computes.
+def probe_routed_block(block: nn.Module) -> Tuple[nn.Module, nn.Module, RouterCall]:
+    """The router of a block that has an :class:`Experts`, those, and what it computes.
 
     Raises:
         Differs: it has none that is known, or does something else with what that chooses.
@@ -73,7 +73,7 @@ def probe_routed_block(block: nn.Module) -> Tuple[nn.Module, RouterCall]:
     router = block._modules[routers[0]]
     call = probe_router(router)
     _require_choice_as_it_is(block, routers[0], experts[0], call)
-    return router, call
+    return router, block._modules[experts[0]], call
 
 
 def _has_a_row_for_each(module: Optional[nn.Module], experts: int) -> bool:

@@ -80,7 +80,8 @@ def register_layers(model: nn.Module) -> None:
 
     Each module also gets what its kernel layer needs to know: an MLP its family, as
     ``kernel_family``; a decoder layer that, and how it calls its attention, as ``kernel_call``; a
-    norm its formula, as ``kernel_norm``; a router what it computes, as ``kernel_router``.
+    norm its formula, as ``kernel_norm``; a router what it computes, as ``kernel_router``,
+    and the experts that get it, alone in ``kernel_routed``.
     """
     for module in model.modules():
         for fact in _FACTS:
@@ -125,15 +126,18 @@ def register_layers(model: nn.Module) -> None:
                 continue  # it runs between its projections as it did
         if any(isinstance(child, Experts) for child in module.children()):
             try:
-                router, call = probe_routed_block(module)
+                router, experts, call = probe_routed_block(module)
             except Differs:
                 continue  # it routes as it did
-            router.kernel_router = call
+            router.kernel_router, router.kernel_routed = call, (experts,)
             layer = "TopKRouter" if len(arguments_of(router)) == 1 else "TopKRouterGivenBias"
             router.layer_registration = Registration(type(router), layer, _routes_as_seen)
 
 
-_FACTS = ("kernel_family", "kernel_call", "kernel_norm", "kernel_attention", "kernel_router")
+_FACTS = (
+    "kernel_family", "kernel_call", "kernel_norm", "kernel_attention", "kernel_router",
+    "kernel_routed",
+)  # fmt: skip
 
 
 def layers_left_alone(model: nn.Module) -> Dict[str, str]:
