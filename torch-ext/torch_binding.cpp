@@ -63,6 +63,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "tune_gemm(int device, int rows, int n, int k, str a_dtype, str w_dtype, "
       "bool block_scales, str config) -> ()");
   ops.def("settle_weights(int address) -> ()");
+  ops.def("ask_ahead(Tensor? places) -> str");
   ops.def("linear_limits(int device, int n, int k, str scales) -> (int, int)");
   ops.def(
       "topk(Tensor(a!) weights, Tensor(b!) ids, Tensor logits, Tensor? bias, str scoring, int "
@@ -91,6 +92,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
   ops.impl("tune_gemm", TORCH_BOX(&tune_gemm));
   ops.impl("settle_weights", TORCH_BOX(&settle_weights));
+  ops.impl("ask_ahead", TORCH_BOX(&ask_ahead));
   ops.impl("linear_limits", TORCH_BOX(&linear_limits));
   ops.impl("record_program", TORCH_BOX(&record_program));
   ops.impl("run_program", TORCH_BOX(&run_program));

@@ -134,6 +134,12 @@ void tune_gemm(int64_t device, int64_t rows, int64_t n, int64_t k, std::string a
 // done: no kernel that may still run writes it. 0: forgets all addresses.
 void settle_weights(int64_t address);
 
+// From now on each product of this thread with a settled w asks L2 for what its row of places
+// [products, 4] says (blocks/product/ahead.h); without places none does. Returns what products
+// there were since the last call: a line each, of w's address, rows, bytes of a row, bytes from row
+// to row, and the bytes that other ops have read before it.
+std::string ask_ahead(std::optional<torch::stable::Tensor> places);
+
 // The most rows for which gemm is the quickest way through a linear layer with a w of [n, k], for
 // an FP8 a and for one of 16 bits: beyond it is torch's own product. device: as in tune_gemm;
 // scales: "tensor", "row" or "block", the finest of a's and w's.

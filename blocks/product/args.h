@@ -9,6 +9,7 @@
 #include "../../common/core/context.h"
 #include "../../common/core/dtype.h"
 #include "../../common/core/scale_view.h"
+#include "ahead.h"
 
 namespace rocm_kernels {
 
@@ -22,7 +23,8 @@ struct GemmArgs {
   // No kernel that may still run writes w, or the scales of w and the bias: they may be read before
   // the previous one is done.
   bool w_is_settled = false, factors_are_settled = false;
-  void* out = nullptr;  // [M, N], out_dtype; need not be zeroed
+  const WeightAhead* ahead = nullptr;  // what to ask for next; nullptr: nothing
+  void* out = nullptr;                 // [M, N], out_dtype; need not be zeroed
   int64_t out_stride = 0;
   const void* bias = nullptr;  // [N], bias_dtype, contiguous; nullptr: none
 

@@ -16,6 +16,7 @@
 //   fetch: a lane      the kernel before,    (the first boxes of w go to L2 before that)
 //   for w, one for a   but not for settled w
 //                      empty[stage]          orders a box                          full[stage]: its bytes
+//   fetch: w's warp    its last box          asks L2 for the next product's weight
 //   multiply: the      the kernel before,    fetches the factors of the end
 //   other warps        but as above
 //                      full[stage]           a slice: reads, widens, multiplies    empty[stage]
@@ -288,6 +289,7 @@ __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
   if (warp >= consumers) {
     if (lane == 0) block.fetch(w_map, a_map);
     __syncwarp();
+    if (warp == consumers) ask_ahead(args.ahead, lane);
   } else {
     block.multiply();
   }

@@ -2,6 +2,7 @@
 // two warps that fill it, one with boxes of w and one with boxes of a.
 #pragma once
 
+#include "../../blocks/product/cuda/ahead.cuh"
 #include "../../common/cuda/mbarrier.cuh"
 #include "../../common/cuda/shared_memory.cuh"
 #include "../../common/cuda/tensor_map.h"

@@ -284,6 +284,7 @@ __global__ void __launch_bounds__((kWarpgroups * 4 + kProducers) * 32, 1)
   if (warp >= kConsumers) {
     if (lane == 0) block.fetch(w_map, a_map);
     __syncwarp();
+    if (warp == kConsumers) ask_ahead(args.ahead, lane);
     if (split_k > 1) cluster_wait<Warp::kApart>();
   } else {
     typename Block::Sums sums = {};

@@ -6,6 +6,7 @@
 #include "../torch_binding.h"
 #include "experts.h"
 #include "launch.h"
+#include "settled.h"
 
 namespace rocm_kernels {
 namespace {
@@ -121,6 +122,7 @@ void fused_moe(Tensor& out, const Tensor& x, const Tensor& w_gate_up, const Tens
   const FusedMoeArgs args = describe_fused_moe(
       out, x, w_gate_up, w_down, topk_weights, topk_ids, scale_gate_up, scale_down, bias_gate_up,
       bias_down, activation, limit, interleaved, quantize_input, ue8m0);
+  Order::of_thread().pass(w_gate_up.numel() + w_down.numel());
   launch(x, args, std::move(config));
 }
 

@@ -45,6 +45,7 @@ void gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> s
           std::optional<Tensor> scale_w, std::optional<Tensor> bias, std::string config) {
   GemmArgs args = describe_product(out, a, w, scale_a, scale_w, bias);
   if (args.m == 0 || args.n == 0) return;
+  args.ahead = Order::of_thread().place_of(args);
   if (!config.empty()) {
     return run_or_record(a, [args, a, config](const Context& context) mutable {
       args.config = config.c_str();
@@ -90,6 +91,27 @@ void settle_weights(int64_t address) {
   require(address >= 0, "address must be that of a weight, or 0 for none, got ", address);
   if (address == 0) return settled_weights().clear();
   settled_weights().insert(address);
+}
+
+std::string ask_ahead(std::optional<Tensor> places) {
+  Order& order = Order::of_thread();
+  std::string lines;
+  for (const Order::Product& p : order.products) {
+    for (const int64_t value : {p.data, p.rows, p.row_bytes, p.row_stride, p.before}) {
+      lines.append(std::to_string(value)).append(" ");
+    }
+    lines.back() = '\n';
+  }
+  order = Order{};
+  if (!places) return lines;
+  constexpr int64_t kWords = sizeof(WeightAhead) / sizeof(int64_t);
+  require(places->scalar_type() == ScalarType::Long && places->dim() == 2 &&
+              places->size(1) == kWords && places->is_contiguous(),
+          "places must be contiguous int64 [products, ", kWords, "], got ",
+          name_of(places->scalar_type()), " ", shape_of(*places));
+  order.places = static_cast<const WeightAhead*>(places->data_ptr());
+  order.count = places->size(0);
+  return lines;
 }
 
 std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k,

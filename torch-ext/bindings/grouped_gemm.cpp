@@ -76,6 +76,7 @@ void grouped_gemm(Tensor& out, const Tensor& a, const Tensor& w, const Tensor& o
                   std::optional<Tensor> scale_a, std::optional<Tensor> scale_w,
                   std::string config) {
   const GroupedGemmArgs args = describe_grouped_gemm(out, a, w, offsets, scale_a, scale_w);
+  Order::of_thread().pass(w.numel());
   launch(a, args, std::move(config));
 }
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..functional.product import settled
+from .ahead import asking_ahead
 from .cpu_recording import CpuGraph
 from .late_sums import LateSums
 
@@ -36,7 +37,7 @@ class RecordedStep:
         self.mask_length = 0
         self.in_inference = torch.is_inference_mode_enabled()
         self._copy_in(kwargs)
-        with settled(_shares(model.parameters())):
+        with settled(_shares(model.parameters())), asking_ahead(model.device) as self.asked:
             self.graph = _record(model.device, lambda: self._run(forward, cache, cache_name))
         self.kept = [*tensors_of(model), *map(sums_of, model.modules())]
 
