@@ -428,7 +428,7 @@ def test_a_result_that_is_not_ours_is_not_timed(package, monkeypatch):
     calls = {name: call for name, call in calls.items() if name in {*moe.VLLM, *moe.OURS}}
     monkeypatch.setattr(cpu, "medians_us", lambda timed, seconds: dict.fromkeys(timed, 1.0))
     x = torch.randn(8, 256, dtype=torch.bfloat16)
-    found, errors = moe.times_us(package, calls, x, moe.random_routings(8, 4, 2, "cpu"))
+    found, errors = moe.times_us(package, [calls], x, moe.random_routings(8, 4, 2, "cpu"))
     assert set(found) == {*moe.OURS, "vLLM FP8", "vLLM bf16"}
     assert set(errors) == {"vLLM FP8 blocks"} and "differs from ours" in errors["vLLM FP8 blocks"]
 
