@@ -1,6 +1,7 @@
 """The layout that docs/design.md describes, read from the sources: which folder may include which,
 where code may ask which vendor compiles it, and that build.toml lists what is included."""
 
+import ast
 import itertools
 import os
 import re
@@ -217,3 +218,21 @@ def test_torch_section_lists_the_binding_and_what_kernels_share():
     shared = {name for name in needed if name.startswith("torch-ext/") or is_shared(name)}
     assert shared == listed
     assert shared | kernels == set(sources())
+
+
+MAKERS = {"empty", "empty_strided", "eye", "full", "linspace", "normal", "ones", "rand", "randn",
+          "scalar_tensor", "tensor", "zeros"}  # fmt: skip
+
+
+def test_new_tensors_say_their_dtype():
+    """Models are made while torch's default is 16 bits: a float32 scale is not meant then."""
+    silent = []
+    for path in sorted((ROOT / "torch-ext" / "rocm_kernels").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            makes = ast.unparse(node.func.value) == "torch" and node.func.attr in MAKERS
+            given = {keyword.arg for keyword in node.keywords}  # None: of a dictionary
+            if makes and not given & {"dtype", None}:
+                silent.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    assert not silent

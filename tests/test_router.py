@@ -1,6 +1,7 @@
 """Routers of transformers' models on topk: what is known by a run of its own code, what that layer
 gives beside the module's own forward, and what keeps that."""
 
+import contextlib
 import copy
 import importlib
 import io
@@ -351,3 +352,34 @@ def test_a_change_after_quantising_is_seen(package, run_kernelized, device):
     assert type(second).forward is not second.forward.__func__
     assert second.forward.__func__ is layers.TopKRouter.forward
     assert getattr(first.forward, "__func__", None) is not layers.TopKRouter.forward
+
+
+@pytest.mark.parametrize("around", ["bfloat16", "meta", "gradients", "inference mode"])
+def test_what_is_around_changes_no_answer(package, around):
+    """Models are made, and quantised, while torch makes other tensors by default."""
+    contexts = {
+        "meta": torch.device("meta"),
+        "gradients": torch.enable_grad(),
+        "inference mode": torch.inference_mode(),
+    }
+    model = tiny("qwen3_moe").bfloat16()
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16 if around == "bfloat16" else before)
+        with contexts.get(around, contextlib.nullcontext()):
+            package.models.quantize_model_(model)
+    finally:
+        torch.set_default_dtype(before)
+    plain = tiny("qwen3_moe").bfloat16()
+    package.models.quantize_model_(plain)
+    facts = [
+        [
+            sorted(name for name in vars(module) if name.startswith("kernel_"))
+            for module in each.modules()
+        ]
+        for each in (model, plain)
+    ]
+    assert facts[0] == facts[1]
+    assert [r.kernel_router for r in routers_of(model)] == [
+        r.kernel_router for r in routers_of(plain)
+    ]

@@ -393,7 +393,8 @@ def dequantize_expert(w: torch.Tensor, scale: Optional[torch.Tensor]) -> torch.T
     if w.dtype != torch.uint8:
         return dequantize(w, scale, SCALE_BLOCK)
     magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-    values = torch.tensor([*magnitudes, *(-v for v in magnitudes)], device=w.device).double()
+    magnitudes += [-value for value in magnitudes]
+    values = torch.tensor(magnitudes, dtype=torch.float64, device=w.device)
     halves = torch.stack([w & 0xF, w >> 4], -1).flatten(-2)
     exponents = scale.view(torch.uint8).double()
     powers = torch.where(exponents == 255, math.nan, torch.exp2(exponents - 127))

@@ -165,7 +165,7 @@ def _places(
         return slot_mapping.reshape(batch, rows), "slot_mapping"
     if cache_seqlens is not None:
         if isinstance(cache_seqlens, int):
-            cache_seqlens = torch.full((1,), cache_seqlens, device=device)
+            cache_seqlens = torch.full((1,), cache_seqlens, dtype=torch.int64, device=device)
         elif cache_seqlens.shape != (batch,):
             raise ValueError(
                 f"cache_seqlens must be a number or [{batch}], got {list(cache_seqlens.shape)}"

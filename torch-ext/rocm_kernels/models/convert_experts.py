@@ -327,9 +327,8 @@ def gate_of(module: nn.Module) -> Gate:
     weight = module.gate_up_proj
     columns = weight.shape[2 if getattr(module, "is_transposed", False) else 1]  # 2 * I
     # Small numbers, and such as a limit would meet.
-    both = (
-        _random(16, columns) * torch.tensor([1.0, 8.0, 100.0, 1e4], device="cpu").repeat(4)[:, None]
-    )
+    sizes = torch.tensor([1.0, 8.0, 100.0, 1e4], dtype=torch.float32, device="cpu")
+    both = _random(16, columns) * sizes.repeat(4)[:, None]
     both = both if weight.device.type == "meta" else both.to(weight.device)
     try:
         with torch.no_grad():
@@ -383,8 +382,8 @@ def _compare(module: nn.Module, own: _Source) -> Optional[NotConvertible]:
     }
     x, weights = _random(4, own.weights[0].shape[2]), _random(4, 2)
     # Of sizes that a limit would meet, whatever the weights.
-    x = x * torch.tensor([[1.0], [10.0], [100.0], [1e3]], device="cpu")
-    ids = torch.tensor([[0, experts - 1]] * 4, device="cpu")
+    x = x * torch.tensor([[1.0], [10.0], [100.0], [1e3]], dtype=torch.float32, device="cpu")
+    ids = torch.tensor([[0, experts - 1]] * 4, dtype=torch.int64, device="cpu")
     one = [probe._parameters[name].detach()[:1] for name in WEIGHTS]
     one = [weight.transpose(1, 2) if own.is_transposed else weight for weight in one]
     one_bias = [probe._parameters.get(f"{name}_bias") for name in WEIGHTS]

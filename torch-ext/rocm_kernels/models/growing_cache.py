@@ -221,7 +221,7 @@ def _classes() -> Tuple[type, type]:
 def _states_of(layer: Any) -> Tuple[torch.Tensor, torch.Tensor]:
     """A layer's keys and values; those in FP8 as the numbers that they mean."""
     if not layer.is_initialized:
-        return torch.empty(0, 0, 0), torch.empty(0, 0, 0)
+        return (torch.empty(0, 0, 0, dtype=torch.float32),) * 2
     if not hasattr(layer, "fp8_dtype"):
         return layer.keys, layer.values
     return tuple(

@@ -39,7 +39,7 @@ def _encode(w: torch.Tensor) -> Optional[Tuple[torch.Tensor, torch.Tensor]]:
     if not amax.isfinite().all() or exponents.min() < -127 or exponents.max() > 127:
         return None
     values = torch.ldexp(blocks, -exponents[..., None])
-    magnitudes = torch.tensor(_MAGNITUDES, device=w.device)
+    magnitudes = torch.tensor(_MAGNITUDES, dtype=values.dtype, device=w.device)
     found = torch.searchsorted(magnitudes, values.abs().contiguous()).clamp(max=7)
     if not torch.equal(magnitudes[found], values.abs()):
         return None

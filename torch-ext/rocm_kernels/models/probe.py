@@ -136,7 +136,7 @@ def _probe_once(
     modules = {name: layer._modules[name] for name in family.norms}
     norms = {name: _Affine(module, seed) for seed, (name, module) in enumerate(modules.items())}
     x = _random(3, _hidden_size(modules))[None]
-    x = x * torch.tensor([1.0, 30.0, 1e4], device="cpu")[:, None]
+    x = x * torch.tensor([1.0, 30.0, 1e4], **_CPU)[:, None]
     failures = []
     for results, scores in itertools.product((2, 1, 3), (False, True)):
         attention = _Attention(layer._modules[family.attention], results)
@@ -234,7 +234,7 @@ def probe_mlp(mlp: nn.Module, family: Family) -> None:
     stand_ins = {name: _Columns(mlp._modules[name], seed) for seed, name in enumerate(linears)}
     # Small numbers and such as a limit would meet.
     x = _random(4, mlp._modules[gate_up[0]].in_features, seed=9)
-    x = x * torch.tensor([[1.0], [8.0], [100.0], [1e4]], device="cpu")
+    x = x * torch.tensor([[1.0], [8.0], [100.0], [1e4]], **_CPU)
     both = torch.cat([stand_ins[name].of(x) for name in gate_up], -1)
     expected = stand_ins[family.down].of(gated_experts(both, activation, None, False))
     try:

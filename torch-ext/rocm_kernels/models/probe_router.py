@@ -17,7 +17,7 @@ from .. import reference
 from ..functional.moe import MAX_EXPERTS, MAX_TOPK
 from .experts import Experts
 from .hooks import is_wrapped
-from .probe import Differs, _Affine, _is_close, _probe, _random, _StandIn
+from .probe import _CPU, Differs, _Affine, _is_close, _probe, _random, _StandIn
 
 
 class RouterCall(NamedTuple):
@@ -98,9 +98,9 @@ def probe_router(router: nn.Module) -> RouterCall:
     tensors = _random_tensors(router)
     # Logits of usual sizes, such as a limit would meet, of whose sigmoids many are equal, and such
     # that all sigmoids are next to nothing.
-    sizes = torch.tensor([0.3, 1.0, 4.0, 1.0, 50.0], device="cpu").repeat(12)[:, None]
+    sizes = torch.tensor([0.3, 1.0, 4.0, 1.0, 50.0], **_CPU).repeat(12)[:, None]
     x = _random(len(sizes), hidden, seed=4) * sizes
-    x[:, 0] = torch.tensor([0.0, 0.0, 0.0, -20.0, 0.0], device="cpu").repeat(12)  # times 1
+    x[:, 0] = torch.tensor([0.0, 0.0, 0.0, -20.0, 0.0], **_CPU).repeat(12)  # times 1
     logits, weights, ids = _run(router, tensors, x)
     bias = _bias_of_product(router, tensors, x, logits)
     used = ("weight", bias)
@@ -216,7 +216,7 @@ def _candidates(
 
 def _by_expert(weights: torch.Tensor, ids: torch.Tensor, experts: int) -> torch.Tensor:
     """The weight of each expert, in whatever order they were chosen."""
-    zeros = torch.zeros(len(ids), experts, device="cpu")
+    zeros = torch.zeros(len(ids), experts, **_CPU)
     return zeros.scatter(1, ids.long(), weights.float())
 
 

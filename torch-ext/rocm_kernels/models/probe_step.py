@@ -77,7 +77,7 @@ def _run(
     logits, count = [], 0
     with states_kept(model):
         for tokens in calls:
-            ids = torch.tensor([tokens], device=model.device)
+            ids = torch.tensor([tokens], dtype=torch.int64, device=model.device)
             count += len(tokens)
             mask = {"attention_mask": ids.new_ones(1, count)} if "attention_mask" in taken else {}
             name = next((name for name in NAMES_OF_CACHE if name in taken), NAMES_OF_CACHE[0])
@@ -96,5 +96,5 @@ def _fill(cache: Any) -> None:
             if states.dtype == torch.uint8:
                 numbers = torch.randint(0x40, 0x58, states.shape, generator=random)
             else:
-                numbers = 8 * torch.randn(states.shape, generator=random)
+                numbers = 8 * torch.randn(states.shape, generator=random, dtype=torch.float32)
             states.copy_(numbers)

@@ -97,7 +97,9 @@ def _empty(linear: nn.Linear, layout: Layout) -> FP8Linear:
         torch.full(layout.scale_shape(n, k), torch.nan, dtype=torch.float32, device=device),
         linear.bias,
         layout.inputs,
-        activation_scale=torch.full((1,), torch.nan, device=device) if static else None,
+        activation_scale=(
+            torch.full((1,), torch.nan, dtype=torch.float32, device=device) if static else None
+        ),
         scale_ub=layout.scale_ub,
         scale_fmt=layout.scale_fmt,
     )

@@ -88,7 +88,7 @@ class Weights:
         size = (rows, 1)
         if self.shape.block_scales:
             size = (-(-rows // row_block), -(-self.shape.k // SCALE_BLOCK))
-        return torch.rand(size, device=self.device) + 0.5
+        return torch.rand(size, dtype=torch.float32, device=self.device) + 0.5
 
 
 class ProductCase:
