@@ -176,10 +176,11 @@ def test_a_step_of_vllm_behind_a_prompt(monkeypatch):
     ]  # fmt: skip
 
 
-def test_a_tiny_model_through_generate():
+@pytest.mark.parametrize("model", generate.end_to_end.MODELS)
+def test_a_tiny_model_through_generate(model):
     """Each side at two batches and two contexts, on the CPU."""
-    command = [sys.executable, "benchmarks/end_to_end.py", "--generate", "--batches=1,2"]
-    command += ["--contexts=9,70", "--timeline"]
+    command = [sys.executable, "benchmarks/end_to_end.py", "--generate", f"--model={model}"]
+    command += ["--batches=1,2", "--contexts=9,70", "--timeline"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
