@@ -190,3 +190,41 @@ def test_a_refused_model_is_as_it_was(package, monkeypatch):
         package.models.use_decode_step(model, kv_cache_dtype="fp8")
     assert model.config._attn_implementation == "sdpa"
     assert "forward" not in vars(model) and not model.generation_config.disable_compile
+
+
+@pytest.mark.parametrize("asked", ["output_hidden_states", "output_attentions"])
+def test_states_that_were_asked_for_once(package, pair, asked):
+    """transformers leaves hooks in a model then. They are in nobody's way later."""
+    model, step = pair
+    options = {**OPTIONS, asked: True, "return_dict_in_generate": True}
+    given = prompt(padding=(0, 0, 0))
+    expected, got = (each.generate(**given, **options) for each in pair)
+    assert torch.equal(got.sequences, expected.sequences)
+    for one, other in zip(got.hidden_states or (), expected.hidden_states or (), strict=True):
+        for states, others in zip(one, other, strict=True):
+            torch.testing.assert_close(states, others)
+    if asked == "output_attentions":
+        assert len(got.attentions) == 12 and got.attentions[3][0].shape[:3] == (3, 4, 1)
+        for one, other in zip(got.attentions, expected.attentions, strict=True):
+            keys = other[0].shape[-1]
+            torch.testing.assert_close(one[0][..., :keys], other[0])
+    package.models.use_decode_step(step)
+    assert torch.equal(step.generate(**GIVEN, **OPTIONS), model.generate(**GIVEN, **OPTIONS))
+    assert package.models.decode_steps(step).replayed == 10
+
+
+def test_hooks_that_collect_nothing_leave_layers_whole(package, run_kernelized):
+    """And those that collect see what they ask for."""
+    _, model = tiny("Llama", torch.bfloat16, head_dim=64)
+    package.models.quantize_model_(model)
+    run_kernelized(model)
+    layer = model.model.layers[1]
+    with torch.inference_mode():
+        states = model(**GIVEN, output_hidden_states=True).hidden_states
+    assert len(states) == 3
+    is_hooked = package.models.hooks.is_hooked
+    assert layer._forward_hooks and not is_hooked(layer)
+    handle = layer.register_forward_hook(lambda *a: None)
+    assert is_hooked(layer)
+    handle.remove()
+    assert not is_hooked(layer)

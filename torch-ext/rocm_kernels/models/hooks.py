@@ -1,6 +1,7 @@
 """Keeps forward hooks, and accelerate's hooks, when ``kernelize`` replaces a forward or a new
 linear takes a module's place. accelerate's hooks move a module's inputs and weights to a device."""
 
+import sys
 from typing import Any, Dict, Optional, Tuple
 
 import torch
@@ -31,12 +32,25 @@ def move_hooks(old: nn.Module, new: nn.Module) -> None:
 def is_hooked(module: nn.Module) -> bool:
     """Whether hooks run around a module's forward: then its parent must call the module."""
     every = torch.nn.modules.module
+    hooks = module._forward_hooks
     return bool(
-        module._forward_hooks
+        (hooks and not all(map(_is_idle, hooks.values())))
         or module._forward_pre_hooks
         or every._global_forward_hooks
         or every._global_forward_pre_hooks
     )
+
+
+def _is_idle(hook: Any) -> bool:
+    """Whether a hook is one of those by which transformers collects states and attentions, and now
+    collects none. A model keeps them from the first call on that asks for such."""
+    if getattr(hook, "__module__", "") != _CAPTURING:
+        return False
+    collector = getattr(sys.modules[_CAPTURING], "_active_collector", None)
+    return collector is not None and not collector.get()
+
+
+_CAPTURING = "transformers.utils.output_capturing"
 
 
 def is_called(module: nn.Module) -> bool:
