@@ -46,11 +46,14 @@ def attentions_of(model: nn.Module) -> Callable[[], None]:
 def plain_attributes(module: nn.Module) -> Tuple[Any, ...]:
     """Of what a module keeps in itself all that is a number, a text, or a list of such: switches of
     adapters, factors."""
-    return tuple(
-        (name, _as_tuple(value))
-        for name, value in vars(module).items()
-        if name not in _OF_TORCH and _is_plain(value)
-    )
+    found = []
+    for name, value in vars(module).items():  # of hundreds of modules, before each prompt
+        if type(value) in _PLAIN:
+            if name not in _OF_TORCH:
+                found.append((name, value))
+        elif type(value) in (list, tuple, dict) and name not in _OF_TORCH and _is_plain(value):
+            found.append((name, _as_tuple(value)))
+    return tuple(found)
 
 
 def _is_plain(value: Any) -> bool:
