@@ -53,6 +53,7 @@ struct AttentionArgs {
   const int32_t* block_table = nullptr;   // [batch, block_table_stride]; entries past a sequence's
   int64_t block_table_stride = 0;         // last page are not read
   int64_t page_size = 0;                  // of a page, where there is a block_table
+  int64_t pages = 0;                      // that k and v have then
   int64_t max_seqlen_k = 0;               // no sequence has more keys
   int64_t total_k = 0;                    // rows of k, with cu_seqlens_k
 

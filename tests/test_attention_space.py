@@ -77,7 +77,7 @@ def calls(draw, short=False):
         page=of(1, 3, 16, 48, 256),
         styles=tuple(of("plain", *STYLES) for _ in range(4)), causal=of(True, False),
         window=(window(), window()), softcap=of(0.0, 0.0, 2.0, 30.0),
-        scale=of(None, None, 0.0, -0.2, 0.7), sinks=of(None, None, torch.float32, dtype),
+        scale=of(None, None, 1e-9, -0.2, 0.7), sinks=of(None, None, torch.float32, dtype),
         leftpad=of(False, False, "cache" in api), descales=(descale(), descale()),
         new=of(0, 0, 1, 2, 5) if "cache" in api else 0, new_in_fp8=of(True, False, False),
         gives_out=of(True, False), seed=draw(st.integers(0, 2**31)),

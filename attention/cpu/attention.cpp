@@ -94,12 +94,21 @@ bool is_inside(int64_t begin, int64_t count, const int32_t* cu_seqlens, int64_t 
   return cu_seqlens == nullptr || (begin >= 0 && count >= 0 && begin + count <= total);
 }
 
-// All tasks, a sequence's last rows first, since they may see most; returns their number, or -1
-// where sequences have more rows than q.
-int64_t list_tasks(const AttentionArgs& args, Listed* list, int64_t& units, int64_t& floats) {
+// Whether the pages of the keys that a task's rows may see are k's.
+bool has_pages(const AttentionArgs& args, const AttentionTask& task) {
+  if (args.block_table == nullptr || task.last_key == task.first_key) return true;
+  const int32_t* const pages = args.block_table + task.sequence * args.block_table_stride;
+  for (int64_t i = task.first_key / args.page_size; i * args.page_size < task.last_key; ++i) {
+    if (pages[i] < 0 || pages[i] >= args.pages) return false;
+  }
+  return true;
+}
+
+// All tasks, a sequence's last rows first, since they may see most: `count` of them.
+Status list_tasks(const AttentionArgs& args, Listed* list, int64_t& count, int64_t& units,
+                  int64_t& floats) {
   const int64_t block = cpu::task_rows(args), group = rows_of_group(args);
-  int64_t count = 0;
-  units = floats = 0;
+  count = units = floats = 0;
   for (int64_t b = 0; b < args.batch; ++b) {
     AttentionTask task = task_of(args, b);
     const int64_t rows = task.q_count > 0 ? task.q_count * group : 0;
@@ -107,12 +116,15 @@ int64_t list_tasks(const AttentionArgs& args, Listed* list, int64_t& units, int6
     if (!is_inside(task.q_begin, task.q_count, args.cu_seqlens_q, args.total_q) ||
         !is_inside(task.k_begin, task.k_count, args.cu_seqlens_k, args.total_k) ||
         count + blocks > most_listed(args)) {
-      return -1;
+      return "cu_seqlens_q and cu_seqlens_k must ascend from 0 to the rows of q and k at most";
     }
     for (int64_t i = blocks - 1; i >= 0; --i) {
       task.row = i * block;
       task.rows = rows - task.row < block ? rows - task.row : block;
       see_keys(args, task);
+      if (!has_pages(args, task)) {
+        return "block_table must name pages that k and v have for all keys that queries see";
+      }
       const int64_t splits = task.splits();
       list[count++] = {task, units, floats};
       units += (splits > 1 ? splits : 1) * args.kv_heads;
@@ -121,7 +133,7 @@ int64_t list_tasks(const AttentionArgs& args, Listed* list, int64_t& units, int6
       }
     }
   }
-  return count;
+  return nullptr;
 }
 
 // The last entry whose first unit is at most `unit`.
@@ -169,10 +181,9 @@ Status launch_attention(const AttentionArgs& args, const Context& context) {
   Listed* const list = static_cast<Listed*>(args.workspace);
   float* const states =
       reinterpret_cast<float*>(static_cast<char*>(args.workspace) + list_bytes(args));
-  int64_t units, floats;
-  const int64_t count = list_tasks(args, list, units, floats), heads = args.kv_heads;
-  if (count < 0)
-    return "cu_seqlens_q and cu_seqlens_k must ascend from 0 to the rows of q and k at most";
+  int64_t count, units, floats;
+  const int64_t heads = args.kv_heads;
+  if (const Status error = list_tasks(args, list, count, units, floats)) return error;
   if (count == 0) return nullptr;
   const auto attend = ROCM_KERNELS_CPU_SELECT(attend_task);
   const auto join = ROCM_KERNELS_CPU_SELECT(join_task);

@@ -127,6 +127,7 @@ AttentionArgs describe_attention(
     args.block_table = require_block_table(*block_table, args.batch, q);
     args.block_table_stride = block_table->stride(0);
     args.page_size = k.size(1);
+    args.pages = k.size(0);
     require(args.page_size > 0 && max_seqlen_k <= block_table->size(1) * args.page_size,
             "block_table's ", block_table->size(1), " pages of ", args.page_size,
             " rows must hold max_seqlen_k, got ", max_seqlen_k);

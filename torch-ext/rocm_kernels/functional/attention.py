@@ -25,6 +25,9 @@ The functions share these arguments:
 ``return_lse``, ``return_softmax_lse``, ``return_attn_probs``
     Also return float32 ``log(sum(exp(scores)))``: ``[batch, heads, rows]``, or ``[heads, rows]``
     with ``cu_seqlens_q``; -inf of a query that sees no key, whose result is 0.
+``dropout_p``, ``alibi_slopes``
+    Of flash_attn 2; they must be 0 and None. There ``dropout_p`` is the fourth argument, before
+    ``softmax_scale``: give what follows q, k and v by name.
 ``out``
     A tensor to write the result to.
 
@@ -74,6 +77,8 @@ def flash_attn_func(
     num_splits: int = 0,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
+    dropout_p: float = 0.0,
+    alibi_slopes: Optional[torch.Tensor] = None,
     return_attn_probs: bool = False,
     out: Optional[torch.Tensor] = None,
 ) -> Result:
@@ -87,6 +92,7 @@ def flash_attn_func(
     The rest as in the module's text. Returns ``[batch, rows, heads, Dv]`` in q's dtype.
     """
     _check("flash_attn_func", _NAMES, q, k, v, s_aux, out, k_descale, v_descale)
+    _refuse_dropout_and_slopes(dropout_p, alibi_slopes)
     return _run(
         q, k, v, None, None, None, None, None, None, softmax_scale, causal, window_size, softcap,
         s_aux, k_descale, v_descale, return_lse or return_softmax_lse or return_attn_probs, out,
@@ -116,6 +122,8 @@ def flash_attn_varlen_func(
     num_splits: int = 0,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
+    dropout_p: float = 0.0,
+    alibi_slopes: Optional[torch.Tensor] = None,
     return_attn_probs: bool = False,
     out: Optional[torch.Tensor] = None,
 ) -> Result:
@@ -138,6 +146,9 @@ def flash_attn_varlen_func(
     The rest as in the module's text. Returns ``[rows, heads, Dv]`` in q's dtype.
     """
     _check("flash_attn_varlen_func", _NAMES, q, k, v, s_aux, out, k_descale, v_descale)
+    _refuse_dropout_and_slopes(dropout_p, alibi_slopes)
+    cu_seqlens_q = _integers(cu_seqlens_q, "cu_seqlens_q")
+    cu_seqlens_k = _integers(cu_seqlens_k, "cu_seqlens_k")
     if cu_seqlens_k is None and seqused_k is None:
         raise ValueError("cu_seqlens_k or seqused_k must say how long sequences are, got neither")
     if block_table is None and cu_seqlens_k is None:
@@ -178,6 +189,7 @@ def flash_attn_with_kvcache(
     rotary_sin: Optional[torch.Tensor] = None,
     rotary_interleaved: bool = True,
     page_table: Optional[torch.Tensor] = None,
+    cache_batch_idx: Optional[torch.Tensor] = None,
     cache_leftpad: Optional[torch.Tensor] = None,
     k_descale: Scale = None,
     v_descale: Scale = None,
@@ -185,6 +197,7 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
+    alibi_slopes: Optional[torch.Tensor] = None,
     return_attn_probs: bool = False,
     out: Optional[torch.Tensor] = None,
 ) -> Result:
@@ -210,6 +223,8 @@ def flash_attn_with_kvcache(
         rotary_sin: as rotary_cos.
         rotary_interleaved: pairs are neighbours (GPT-J), else halves of rotary_dim apart (NeoX,
             Llama).
+        cache_batch_idx: ``[batch]``: the sequence of the cache that each of q's has; not with a
+            block table, which says so itself.
         cache_leftpad: int32 ``[batch]``: how many keys at the beginning of each sequence no query
             sees.
 
@@ -223,8 +238,14 @@ def flash_attn_with_kvcache(
     )  # fmt: skip
     if (k is None) != (v is None):
         raise ValueError("k and v are appended together, got one of them")
-    if isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    _refuse_dropout_and_slopes(0.0, alibi_slopes)
+    block_table = _integers(block_table, "block_table")
+    if cache_batch_idx is not None:
+        if block_table is not None:
+            raise ValueError("cache_batch_idx is for a cache without block_table, got both")
+        block_table = _integers(cache_batch_idx, "cache_batch_idx")[:, None]
+    window_size = _window(window_size)
+    cache_seqlens = _lengths(cache_seqlens, q, k_cache, block_table)
     rotation = None
     if rotary_cos is not None or rotary_sin is not None:
         rotation = Rotation(rotary_cos, rotary_sin, rotary_interleaved)
@@ -234,7 +255,6 @@ def flash_attn_with_kvcache(
         if cache_seqlens is None:
             raise ValueError("cache_seqlens must say where k and v are appended, got None")
         require_tensors({"k": k, "v": v}, {})
-        block_table = _integers(block_table)
         k_descale = _descale(k_descale, "k_descale", q.shape[0], k_cache.shape[-2], q)
         v_descale = _descale(v_descale, "v_descale", q.shape[0], k_cache.shape[-2], q)
         sees_all = not causal and window_size[0] < 0 and window_size[1] < 0
@@ -356,6 +376,7 @@ def _operands(
 ) -> Tuple[Any, ...]:  # fmt: skip
     """Makes the op's operands, all but the config: the result, lse, and what is read."""
     q, k, v = side_by_side(q), side_by_side(k), side_by_side(v)
+    window_size = _window(window_size)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if max_seqlen_k is None:
         if block_table is not None:
@@ -373,19 +394,73 @@ def _operands(
         shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else (batch, q.shape[2], q.shape[1])
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
     return (
-        result, lse, q, k, v, _integers(cu_seqlens_q), _integers(cu_seqlens_k),
-        _integers(seqused_k), _integers(leftpad_k), _integers(block_table),
+        result, lse, q, k, v, _integers(cu_seqlens_q, "cu_seqlens_q"),
+        _integers(cu_seqlens_k, "cu_seqlens_k"), _integers(seqused_k, "seqused_k"),
+        _integers(leftpad_k, "cache_leftpad"), _integers(block_table, "block_table"),
         _descale(k_descale, "k_descale", batch, kv_heads, q),
         _descale(v_descale, "v_descale", batch, kv_heads, q),
         optional_vector(s_aux), max_seqlen_q, max_seqlen_k,
-        q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
-        window_size[0], 0 if causal else window_size[1], softcap,
+        q.shape[-1] ** -0.5 if softmax_scale is None else _scale(softmax_scale),
+        window_size[0], 0 if causal else window_size[1], softcap or 0.0,
     )  # fmt: skip
 
 
-def _integers(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+def _refuse_dropout_and_slopes(dropout_p: float, alibi_slopes: Optional[torch.Tensor]) -> None:
+    if dropout_p:
+        raise ValueError(f"dropout_p must be 0, for inference alone, got {dropout_p}")
+    if alibi_slopes is not None:
+        raise ValueError(
+            "alibi_slopes must be None, got slopes: no kernel here adds them to scores; take "
+            "another attention for such models"
+        )
+
+
+def _scale(softmax_scale: Any) -> float:
+    """A number. In the places of flash_attn 2's arguments other things come here."""
+    if isinstance(softmax_scale, (bool, torch.Tensor)) or softmax_scale == 0:
+        what = "a tensor" if isinstance(softmax_scale, torch.Tensor) else softmax_scale
+        raise ValueError(
+            f"softmax_scale must be a number other than 0, got {what}: if that stands for an "
+            "argument of flash_attn 2, whose order is another, give it by name"
+        )
+    return softmax_scale
+
+
+def _window(window_size: Any) -> Tuple[int, int]:
+    """Two integers; None is no bound."""
+    if window_size is None:
+        return (-1, -1)
+    pair = tuple(window_size) if isinstance(window_size, (tuple, list)) else ()
+    if len(pair) != 2 or any(isinstance(bound, float) for bound in pair):
+        raise ValueError(
+            "window_size must be two integers, keys before and behind a query, -1 or None for all, "
+            f"got {window_size}"
+        )
+    left, right = (-1 if bound is None else bound for bound in pair)
+    return left, right
+
+
+def _lengths(
+    lengths: Any, q: torch.Tensor, cache: torch.Tensor, block_table: Optional[torch.Tensor]
+) -> Optional[torch.Tensor]:
+    """``[batch]``, of as many or of one number for all sequences."""
+    if isinstance(lengths, int):
+        rows = cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+        if not 0 <= lengths <= rows:
+            raise ValueError(
+                f"cache_seqlens must be 0 to the {rows} rows of a sequence's cache, got {lengths}"
+            )
+        return torch.full((q.shape[0],), lengths, dtype=torch.int32, device=q.device)
+    lengths = _integers(lengths, "cache_seqlens")
+    return lengths.expand(q.shape[0]) if lengths is not None and lengths.dim() == 0 else lengths
+
+
+def _integers(tensor: Optional[torch.Tensor], name: str) -> Optional[torch.Tensor]:
     if tensor is None:
         return None
+    if not isinstance(tensor, torch.Tensor) or tensor.is_floating_point():
+        what = type(tensor).__name__ if not isinstance(tensor, torch.Tensor) else tensor.dtype
+        raise TypeError(f"{name} must be a tensor of integers, got {what}")
     # A conversion to the same dtype still costs the host a call, and there are up to five.
     return side_by_side(tensor if tensor.dtype == torch.int32 else tensor.to(torch.int32))
 

@@ -1,0 +1,197 @@
+"""Attention as strangers call it: flash_attn's other order, its keywords, lengths and tables of any
+kind. It computes what was meant, or says what it wants."""
+
+import pytest
+import torch
+
+B, S, H, KV, D, L = 2, 17, 4, 2, 64, 32
+
+
+def exact(q, k, v, causal=False, window=(-1, -1), scale=None):
+    q, k, v = (t.double() for t in (q, k, v))
+    group = q.shape[2] // k.shape[2]
+    k, v = (t.repeat_interleave(group, 2) for t in (k, v))
+    scores = torch.einsum("bshd,blhd->bhsl", q, k) * (scale or q.shape[3] ** -0.5)
+    at = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
+    key = torch.arange(k.shape[1])
+    left, right = window[0], 0 if causal else window[1]
+    seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool)
+    if left >= 0:
+        seen &= key >= at - left
+    if right >= 0:
+        seen &= key <= at + right
+    shares = scores.masked_fill(~seen, float("-inf")).softmax(-1).nan_to_num(0)
+    return torch.einsum("bhsl,blhd->bshd", shares, v)
+
+
+def random(*shape):
+    return torch.randn(*shape).bfloat16()
+
+
+@pytest.fixture
+def qkv():
+    return random(B, S, H, D), random(B, S, KV, D), random(B, S, KV, D)
+
+
+@pytest.fixture
+def caches():
+    """A query a sequence, and caches."""
+    return random(B, 1, H, D), random(B, L, KV, D), random(B, L, KV, D)
+
+
+def close(got, expected):
+    torch.testing.assert_close(got.double(), expected, rtol=0.02, atol=0.02)
+
+
+def test_keywords_of_flash_attn_2(package, qkv):
+    """Those of inference are taken, in any of its words for no window."""
+    for window in ((-1, -1), None, [-1, None], (None, None)):
+        got = package.flash_attn_func(
+            *qkv, dropout_p=0.0, softmax_scale=None, causal=True, window_size=window, softcap=0.0,
+            alibi_slopes=None, deterministic=True, return_attn_probs=False,
+        )  # fmt: skip
+        close(got, exact(*qkv, causal=True))
+    close(package.flash_attn_func(*qkv, window_size=[3, None]), exact(*qkv, window=(3, -1)))
+    close(package.flash_attn_func(*qkv, softcap=None), exact(*qkv))
+
+
+REFUSED = {
+    "dropout": ({"dropout_p": 0.1}, "dropout_p must be 0"),
+    "slopes": ({"alibi_slopes": torch.rand(H)}, "alibi_slopes must be None"),
+    "one bound": ({"window_size": 3}, "window_size must be two integers, .* got 3"),
+    "three bounds": ({"window_size": (3, 3, 3)}, "window_size must be two integers"),
+    "half a key": ({"window_size": (2.5, 0)}, "window_size must be two integers"),
+    "no scale": ({"softmax_scale": 0.0}, "softmax_scale must be a number other than 0, got 0.0"),
+    "a tensor": ({"softmax_scale": torch.tensor(9)}, "softmax_scale must be .* got a tensor"),
+    "a switch": ({"softmax_scale": True}, "softmax_scale must be .* got True"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(package, qkv, case):
+    options, words = REFUSED[case]
+    with pytest.raises(ValueError, match=words):
+        package.flash_attn_func(*qkv, **options)
+
+
+def test_the_order_of_flash_attn_2_is_refused(package, qkv, caches):
+    """Where dropout_p, rotary_cos and others stand there, we have a scale or lengths."""
+    cu = torch.tensor([0, 3, 5], dtype=torch.int32)
+    rows = [states.flatten(0, 1) for states in qkv]
+    with pytest.raises(ValueError, match="argument of flash_attn 2, whose order is another"):
+        package.flash_attn_func(*qkv, 0.0)
+    with pytest.raises(ValueError, match="argument of flash_attn 2, whose order is another"):
+        package.flash_attn_varlen_func(*rows, cu, cu, 3, 3, 0.0)
+    with pytest.raises(ValueError, match="argument of flash_attn 2, whose order is another"):
+        package.flash_attn_with_kvcache(*caches, None, None, None, None, torch.tensor([9, 5]))
+
+
+@pytest.mark.parametrize("kind", ["packed", "transposed", "every second", "expanded"])
+def test_views(package, qkv, kind):
+    q, k, v = qkv
+    if kind == "packed":
+        q, k, v = random(B, S, 3, H, D).unbind(2)
+    elif kind == "transposed":
+        q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in qkv)
+    elif kind == "every second":
+        q = random(B, S, H, 2 * D)[..., ::2]
+    else:
+        k, v = (t[:1, :, :1].expand(B, -1, H, -1) for t in (k, v))
+    close(package.flash_attn_func(q, k, v, causal=True), exact(q, k, v, causal=True))
+
+
+LENGTHS = {
+    "a number": 9, "int64": torch.tensor([9, 5]), "int32": torch.tensor([9, 5], dtype=torch.int32),
+    "no dimension": torch.tensor(9), "every second": torch.tensor([9, 0, 5, 0])[::2],
+    "none of one": torch.tensor([0, 5]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("table", [None, torch.int32, torch.int64, "by index"])
+def test_lengths_and_tables(package, caches, lengths, table):
+    q, k, v = caches
+    counts = torch.as_tensor(LENGTHS[lengths]).expand(B).tolist()
+    options = {}
+    if table == "by index":
+        options["cache_batch_idx"] = order = torch.tensor([1, 0])
+        read = k[order], v[order]
+    elif table is not None:
+        order = torch.tensor([[2, 1], [0, 3]])
+        options["block_table"] = order.to(table)
+        k, v = (states.view(4, 16, KV, D) for states in (k, v))
+        read = [states[order].flatten(1, 2) for states in (k, v)]
+    else:
+        read = k, v
+    got = package.flash_attn_with_kvcache(q, k, v, cache_seqlens=LENGTHS[lengths], **options)
+    for i, count in enumerate(counts):
+        close(got[i : i + 1], exact(q[i : i + 1], *(t[i : i + 1, :count] for t in read)))
+
+
+def test_new_keys_by_index(package, caches):
+    q, k, v = caches
+    new = random(B, 1, KV, D), random(B, 1, KV, D)
+    order, lengths = torch.tensor([1, 0]), torch.tensor([9, 5])
+    expected = k.clone(), v.clone()
+    for states, rows in zip(expected, new, strict=True):
+        states[order, lengths] = rows[:, 0]
+    got = package.flash_attn_with_kvcache(
+        q, k, v, *new, cache_seqlens=lengths, cache_batch_idx=order
+    )
+    assert torch.equal(k, expected[0]) and torch.equal(v, expected[1])
+    for i, (row, count) in enumerate(((1, 10), (0, 6))):
+        close(
+            got[i : i + 1], exact(q[i : i + 1], k[row : row + 1, :count], v[row : row + 1, :count])
+        )
+
+
+NO_INTEGERS = {
+    "a list": ({"cache_seqlens": [9, 5]}, TypeError, "cache_seqlens must be .* got list"),
+    "floats": ({"cache_seqlens": torch.rand(2)}, TypeError, "cache_seqlens must be .*float32"),
+    "pages": ({"block_table": [[0]]}, TypeError, "block_table must be .* got list"),
+    "negative": ({"cache_seqlens": -1}, ValueError, "cache_seqlens must be 0 to the 32 rows"),
+    "too many": ({"cache_seqlens": 33}, ValueError, "cache_seqlens must be 0 to the 32 rows"),
+    "both": (
+        {"cache_batch_idx": torch.tensor([0, 1]), "block_table": torch.tensor([[0], [1]])},
+        ValueError, "cache_batch_idx is for a cache without block_table",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NO_INTEGERS)
+def test_integers_that_are_none(package, caches, case):
+    options, error, words = NO_INTEGERS[case]
+    with pytest.raises(error, match=words):
+        package.flash_attn_with_kvcache(*caches, **options)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("page", [-1, 4, 100, 2**31 - 1])
+def test_a_page_that_is_none(package, page, rows):
+    """On the CPU, where it can be asked: it was read, out of memory. What no query sees may be
+    anything."""
+    q, pages = random(2, rows, H, D), random(4, 16, KV, D)
+    table = torch.tensor([[0, 1, 2], [3, page, 1]])
+    lengths = torch.tensor([48, 17])
+    words = "block_table must name pages that k and v have for all keys that queries see"
+    with pytest.raises(RuntimeError, match=words):
+        package.flash_attn_with_kvcache(q, pages, pages, cache_seqlens=lengths, block_table=table)
+    lengths = torch.tensor([48, 16])
+    valid = table.clamp(0, 3)
+    for options in ({}, {"causal": True}, {"window_size": (3, 0)}):
+        got, expected = (
+            package.flash_attn_with_kvcache(
+                q, pages, pages, cache_seqlens=lengths, block_table=each, **options
+            )
+            for each in (table, valid)
+        )
+        assert torch.equal(got, expected)
+    if rows < 16:  # behind a window, too
+        table[1] = torch.tensor([page, 2, 1])
+        lengths = torch.tensor([48, 44])
+        options = {"cache_seqlens": lengths, "window_size": (8, 0)}
+        got, expected = (
+            package.flash_attn_with_kvcache(q, pages, pages, block_table=each, **options)
+            for each in (table, table.clamp(0, 3))
+        )
+        assert torch.equal(got, expected)
