@@ -280,7 +280,8 @@ def linear_of_router(
         in_float32: products of 16 bits are not rounded to these; else the result has x's dtype.
     """
     in_16_bits = x.dtype == w.dtype and x.dtype in (torch.bfloat16, torch.float16)
-    # Of many rows the library's product is no slower, and float32 of 16 bits is not among its own.
+    # Few rows: in a graph it asks for the weight before the kernel before it has ended. A float32
+    # result of 16 bits is none of the library's.
     if in_16_bits and (in_float32 or (not _is_exporting() and x.shape[0] <= SKINNY_GEMM_MAX_ROWS)):
         return gemm(x, w, bias=bias, out_dtype=torch.float32 if in_float32 else None)
     if in_float32:
