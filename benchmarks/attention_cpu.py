@@ -28,10 +28,12 @@ PROMPTS = (
     (1, 128, 9, 3, 64, True), (1, 1024, 9, 3, 64, True), (1, 512, 32, 8, 128, True),
     (1, 1024, 32, 8, 128, False), (1, 2048, 8, 2, 128, True), (4, 256, 32, 8, 64, True),
     (1, 512, 16, 16, 96, False), (1, 512, 8, 8, 256, True), (1, 64, 32, 32, 128, True),
+    (1, 16, 32, 8, 128, True),
 )  # fmt: skip
 # sequences, keys, query heads, KV heads, head size
 STEPS = (
     (1, 2048, 9, 3, 64), (1, 8192, 32, 8, 128), (8, 2048, 32, 8, 128), (4, 4096, 8, 1, 256),
+    (1, 4096, 32, 32, 128), (1, 8192, 64, 8, 128),
 )  # fmt: skip
 HEADER = ["call", "rocm-kernels, us", "SDPA, us", "SDPA / ours", "of the floor"]
 

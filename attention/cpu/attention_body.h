@@ -115,15 +115,18 @@ int64_t find_block(const KeyRows<T>& k, int64_t begin, int64_t last, const T** r
 }
 
 // How many rows, of all heads that are read together, are read at once: few, since the nearest
-// cache holds what is read next as well; more where elements are small, since the sums of values go
-// by once for these rows. Scores want whole tiles.
+// cache holds what is read next as well, and what is packed of a head; more where elements are
+// small, since the sums of values go by once for these rows. Scores want whole tiles.
 constexpr int64_t kMostPieces = 1024;
-template <class T>
-int64_t rows_at_once(int64_t queries, int64_t heads, int64_t elements) {
-  constexpr int64_t kSize = sizeof(T), kBytes = kSize == 1 ? 16384 : 8192;
+template <class K, class T>
+int64_t rows_at_once(int64_t queries, int64_t heads, int64_t of_head, int64_t elements) {
+  constexpr int64_t kSize = sizeof(T), kBytes = kSize == 1 ? 16384 : 8192, kPackedBytes = 8192;
+  constexpr int64_t kPackedSize = sizeof(typename K::Multiplier::Value);
   const int64_t least = kTileSums / (queries > 2 ? 4 : queries);
+  const int64_t packed = queries > kFewRows ? of_head * kPackedSize : 0;
   int64_t rows = kKeyBlock;
-  while (rows > least && (rows * elements * kSize > kBytes || rows * heads > kMostPieces)) {
+  while (rows > least && (rows * elements * kSize > kBytes || rows * packed > kPackedBytes ||
+                          rows * heads > kMostPieces)) {
     rows /= 2;
   }
   return rows;
@@ -163,7 +166,8 @@ void attend_split(const AttentionArgs& args, const AttentionTask& task, int64_t 
   const int64_t to_head = args.k.head_stride, to_head_v = args.v.head_stride;
   const int64_t all = (heads - 1) * to_head + size;  // elements of a row of all heads
   const int64_t all_v = (heads - 1) * to_head_v + size_v;
-  const int64_t at_once = rows_at_once<T>(task.rows, heads, larger(all, all_v));
+  const int64_t at_once =
+      rows_at_once<K, T>(task.rows, heads, larger(size, size_v), larger(all, all_v));
   for (int64_t h = 0; h < heads; ++h) clear(states[h], task.rows, stride);
   int now = 0;
   int64_t count = find_block(k, first, last, key_rows[now]);
