@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "../../common/core/math.h"
+#include "../gpu/shape.h"
 #include "config.h"
 
 namespace rocm_kernels {
@@ -76,7 +77,7 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   const float bytes = pairs * longest * columns * static_cast<float>(size_of(args.kv_dtype));
   const float memory_us =
       std::max(bytes / kBandwidth, bytes * row_blocks_of_pair * keys / longest / kL2Rate) /
-      (args.block_table == nullptr ? per_us : per_us * kInPages);
+      (size_of_pages(args) == 0 ? per_us : per_us * kInPages);
   return kLaunchUs + std::max(compute_us, kBlockUs + memory_us + (waves > 1 ? kRoundUs : 0)) +
          modelled_join_time(args, c, device);
 }
@@ -119,7 +120,8 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   // Sums of a row of 192 or 256 take the registers of two rows of 128.
   const int rows = c.rows * static_cast<int>(std::max<int64_t>(ceil_div(block.head_dim, 128), 1));
   const int by_rows = rows == 8 ? 0 : rows == 16 ? 1 : 2;
-  const bool in_pages = args.block_table != nullptr;
+  const int64_t page_size = size_of_pages(args);
+  const bool in_pages = page_size > 0;
   const float per_us = static_cast<float>(device.memory.bytes_per_us) * kBandwidth *
                        kOfMemory[by_rows] * (in_pages ? kInPages : 1);
   int64_t keys = args.max_seqlen_k;
@@ -131,7 +133,6 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   const float tile = static_cast<float>(2 * block.row_bytes() * block.keys() * block.warps());
   const float of_item = 2.0f * static_cast<float>(keys) * block.row_bytes();
   const float of_block = std::ceil(of_item / static_cast<float>(c.cluster * c.outer) / tile) * tile;
-  const int64_t page_size = in_pages ? args.page_size : 0;
   const int layout = page_size == 0 ? 0 : page_size % 16 == 0 ? 1 : 2;
   const float alone =
       (block.bytes == 1 ? kFp8BlockBytesPerUs : kBlockBytesPerUs)[layout] * kOfBlock[by_rows];

@@ -9,6 +9,11 @@
 
 namespace rocm_kernels {
 
+// Of a page of keys; 0 where they are not in pages. A table without a size is none.
+inline int64_t size_of_pages(const AttentionArgs& args) {
+  return args.block_table == nullptr ? 0 : args.page_size;
+}
+
 struct AttentionShape {
   int32_t batch, heads, kv_heads, head_dim, head_dim_v;
   int32_t max_seqlen_q, max_seqlen_k, total_q;
@@ -34,7 +39,7 @@ struct AttentionShape {
             fit(args.window_right),
             static_cast<int32_t>(args.q_dtype),
             static_cast<int32_t>(args.kv_dtype),
-            args.block_table == nullptr ? 0 : fit(args.page_size),
+            fit(size_of_pages(args)),
             alignment};
   }
 };
