@@ -52,21 +52,22 @@ class Call:
         return f"{self.name}({', '.join(self.arguments)})"
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """By path: ``x``, or ``out.0`` of a pair."""
+        """By path: ``x``, or ``out.0`` of a pair or a list."""
         found = {}
         for name, value in self.arguments.items():
             if isinstance(value, torch.Tensor):
                 found[name] = value
-            elif name == "out" and isinstance(value, tuple):
+            elif isinstance(value, list) or (name == "out" and isinstance(value, tuple)):
                 found |= {f"{name}.{i}": part for i, part in enumerate(value)}
         return found
 
     def with_tensor(self, path: str, tensor: torch.Tensor) -> Call:
         name, _, place = path.partition(".")
         if place:
-            pair = list(self.arguments[name])
-            pair[int(place)] = tensor
-            tensor = tuple(pair)
+            several = self.arguments[name]
+            kind, several = type(several), [*several]
+            several[int(place)] = tensor
+            tensor = kind(several)
         return replace(self, arguments={**self.arguments, name: tensor})
 
     def fresh(self) -> Call:
@@ -190,6 +191,29 @@ def rope_calls(device: torch.device) -> Iterator[Call]:
     yield Call("rope_and_cache", {**whole, **pages, **slots, **scales}, (*caches,))
 
 
+def layer_calls(fp8: torch.dtype, device: torch.device) -> Iterator[Call]:
+    """Two layers, of which the last is a model's last."""
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device).bfloat16()
+
+    def weights(count: int, name: str, rows: int, columns: int) -> dict[str, Any]:
+        scales = [torch.rand(rows, 1, device=device) / columns for _ in range(count)]
+        w = [torch.randn(rows, columns, device=device).to(fp8) for _ in range(count)]
+        return {f"w_{name}": w, f"scale_{name}": scales}
+
+    caches = {name: [randn(6, 1, 128) for _ in range(2)] for name in ("k_caches", "v_caches")}
+    arguments = {
+        "residual": randn(H), "qkv": randn(4 * 128), "cos": randn(128), "sin": randn(128),
+        "position": torch.tensor([3], device=device, dtype=torch.int32), **caches,
+        "norm_weights": [randn(H) for _ in range(2)], **weights(2, "o", H, 2 * 128),
+        **weights(2, "gate_up", 2 * N, H), **weights(2, "down", H, N),
+        "next_norm_weights": [randn(H)], **weights(1, "qkv", 4 * 128, H),
+    }  # fmt: skip
+    of_caches = [f"{name}.{i}" for name in caches for i in range(2)]
+    yield Call("decode_layers", arguments, ("residual", "qkv", *of_caches))
+
+
 def calls(package: ModuleType, device: torch.device) -> Iterator[Call]:
     """Each function in each of its forms that has arguments of its own."""
 
@@ -232,6 +256,8 @@ def calls(package: ModuleType, device: torch.device) -> Iterator[Call]:
 
     yield from attention_calls(device)
     yield from rope_calls(device)
+    if device.type == "cpu":  # NVIDIA's refuse it
+        yield from layer_calls(fp8, device)
 
     a, w = randn(T, H).to(fp8), randn(N, H).to(fp8)
     by_row = {"scale_a": positive(T, 1), "scale_w": positive(N, 1)}

@@ -189,8 +189,9 @@ class Workspaces(TorchDispatchMode):
             self.hip.unregister(part)
 
 
-# Arguments that are read before they are written, and what is read in their place if it is given.
-READ_TOO = {"residual": "addend"}
+# Arguments that are read before they are written, and what is read in their place if it is given;
+# decode_layers' are read in any case.
+READ_TOO = {"residual": "addend", "qkv": None, "k_caches": None, "v_caches": None}
 
 
 def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -212,11 +213,13 @@ class CheckedOp:
         arguments += tuple(argument.default_value for argument in schema[len(arguments) :])
         given = dict(zip((argument.name for argument in schema), arguments, strict=True))
         for argument, value in zip(schema, arguments, strict=True):
-            if isinstance(value, torch.Tensor):
+            for tensor in value if isinstance(value, list) else [value]:
+                if not isinstance(tensor, torch.Tensor):
+                    continue
                 writes = argument.alias_info is not None and argument.alias_info.is_write
                 name = argument.name
                 read_too = name in READ_TOO and given.get(READ_TOO[name]) is None
-                (written if writes and not read_too else read).append(value)
+                (written if writes and not read_too else read).append(tensor)
         # What is worked on in place is read before it is written, too.
         return [out for out in written if not any(is_same(out, other) for other in read)], read
 

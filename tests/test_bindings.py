@@ -4,6 +4,8 @@ Calls go to the ops, below the functional API. From one that is right come those
 argument left out, of another dtype, shape or layout, or in another's memory. Then each message that
 is stored of an op (binding_sources.py) must have come: a check that is taken out, or a new one that
 nothing reaches, fails.
+
+Longer than 500 lines, because all ops' calls stand beside the rules that change them.
 """
 
 import functools
@@ -13,6 +15,7 @@ import re
 
 import kernels
 import pytest
+import stack_calls
 import torch
 from binding_sources import FORMS, STORED, current, matches, messages_of
 from binding_sources import ops as defined_ops
@@ -235,6 +238,7 @@ CALLS = {
     "attention": (attentions, {"config": ""}),
     "attention_configs": (attentions, {}),
     "rope_and_cache": (rotations, {}),
+    "decode_layers": (stack_calls.right_calls, {}),
     "gemm": (products, {"config": ""}),
     "gemm_configs": (products, {"tuned": True}),
     "tune_gemm": (tuned, {}),
@@ -406,6 +410,11 @@ def wrong_calls(ops, op):
             if isinstance(value, torch.Tensor):
                 for other in wrong_tensors(value):
                     yield {**call, name: other}
+            elif isinstance(value, list):
+                for other in wrong_tensors(value[-1]):
+                    yield {**call, name: [*value[:-1], other]}
+                yield {**call, name: []}
+                yield {**call, name: [value[0][0], *value[1:]]}
             elif value is not None:
                 yield from ({**call, name: other} for other in WRONG_VALUES[type(value)])
         optional = [a.name for a in schema(ops, op) if str(a.type) == "Optional[Tensor]"]
@@ -454,6 +463,8 @@ def beyond(op):
         yield {**mx, **more, "w": codes(E, N, 24), "a": half(M, 48)}
     if op == "topk":
         yield {**call, "logits": half(M, 2049), "bias": None}
+    if op == "decode_layers":
+        yield from stack_calls.shared_memory(call)
     if op == "settle_weights":
         yield {"address": -1}
 
@@ -493,4 +504,6 @@ def test_every_tensor_is_on_one_device(ops, op):
         for name, value in call.items():
             if isinstance(value, torch.Tensor):
                 raised.add(run(ops, op, {**call, name: value.cpu()}))
+            elif isinstance(value, list):
+                raised.add(run(ops, op, {**call, name: [*value[:-1], value[-1].cpu()]}))
     assert_each_came(wanted(op, on_gpu=True), raised)

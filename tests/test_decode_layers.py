@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 import torch
-from compare import Guarded, bits
+from compare import Guarded, assert_near, bits
 
 simulated = pytest.importorskip("simulated")
 from simulated_layers import Attention, random_stack  # noqa: E402
@@ -68,15 +68,6 @@ def give_attention(stack, heads, kv_heads, position, dtype):
     for layer in stack.layers:
         layer.k_cache, layer.v_cache = torch.randn(2, position + 3, kv_heads, 128).to(dtype)
         layer.k_cache[position:] = layer.v_cache[position:] = float("nan")
-
-
-def assert_near(found, right):
-    """Sums in another order make some FP8 codes differ by a step, an eighth at most, in each of
-    four products: found up to a twentieth in the mean, behind two layers. A head that lacks a part
-    is off by more."""
-    found, right = found.float(), right.float()
-    assert ((found - right).norm() / right.norm()).item() < 0.08
-    torch.testing.assert_close(found, right, rtol=0.1, atol=0.1 * right.abs().max().item())
 
 
 def with_own_caches(stack):

@@ -10,9 +10,11 @@ import threading
 import time
 
 import pytest
+import stack_calls
 import torch
 from compare import bits
 from project import ROOT
+from torch.utils._pytree import tree_map_only
 
 THREADS = 4
 SECONDS = {"cpu": 6, "cuda": 25}
@@ -39,6 +41,7 @@ class Calls:
         self.experts()
         self.attentions()
         self.rotations()
+        self.stacks()
         self.tuning()
         self.recording()
 
@@ -127,6 +130,21 @@ class Calls:
                     )
                 ),
             )  # fmt: skip
+
+    def stacks(self):
+        for call in stack_calls.right_calls(self.fp8):
+            given = tree_map_only(torch.Tensor, lambda t: t.to(self.device), [*call.values()])
+            written = [*given[:2], *given[2], *given[3]]
+
+            def run(residual, qkv, *caches, given=given):
+                call = residual, qkv, [*caches[:2]], [*caches[2:]], *given[4:]
+                if self.device.type == "cuda" and torch.version.hip is None:
+                    with pytest.raises(RuntimeError, match="AMD"):
+                        self.ops.decode_layers(*call)
+                else:
+                    self.ops.decode_layers(*call)
+
+            self.add("decode_layers", lambda w=written: [t.clone() for t in w], run)
 
     def products(self):
         run, configs = self.ops.gemm, self.ops.gemm_configs
@@ -263,6 +281,7 @@ class Calls:
         self.add("record_program", tuple, program)
         self.add("run_program", tuple, program)
         self.add("settle_weights", tuple, settle)
+        self.add("ask_ahead", tuple, lambda: self.ops.ask_ahead(None))
 
     @staticmethod
     def expect(actual, expected):

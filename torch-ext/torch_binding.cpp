@@ -84,6 +84,12 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "grouped_gemm_configs(Tensor out, Tensor a, Tensor w, Tensor offsets, Tensor? scale_a, "
       "Tensor? scale_w) -> str");
+  ops.def(
+      "decode_layers(Tensor(a!) residual, Tensor(b!) qkv, Tensor(c!)[] k_caches, Tensor(d!)[] "
+      "v_caches, Tensor[] norm_weights, Tensor[] w_o, Tensor[] scale_o, Tensor[] w_gate_up, "
+      "Tensor[] scale_gate_up, Tensor[] w_down, Tensor[] scale_down, Tensor[] next_norm_weights, "
+      "Tensor[] w_qkv, Tensor[] scale_qkv, Tensor cos, Tensor sin, Tensor position, float eps, "
+      "float weight_offset, float scale) -> ()");
   ops.def("record_program(int program, str what) -> int");
   ops.def("run_program(int program, int begin, int end) -> ()");
 }
@@ -121,6 +127,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("fused_moe_configs", TORCH_BOX(&fused_moe_configs));
   ops.impl("grouped_gemm", TORCH_BOX(&grouped_gemm));
   ops.impl("grouped_gemm_configs", TORCH_BOX(&grouped_gemm_configs));
+  ops.impl("decode_layers", TORCH_BOX(&decode_layers));
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

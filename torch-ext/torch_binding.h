@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 // out is written: exchanges with the ranks of a group, as all_reduce/all_reduce.h says. x and out
 // are contiguous, of one dtype; out may be x. memory, memory_bytes: where this rank's lies, which a
@@ -192,6 +193,22 @@ std::string grouped_gemm_configs(const torch::stable::Tensor& out, const torch::
                                  const torch::stable::Tensor& offsets,
                                  std::optional<torch::stable::Tensor> scale_a,
                                  std::optional<torch::stable::Tensor> scale_w);
+
+// residual, qkv and caches are written: decoder layers for one token, as
+// decode_layers/decode_layers.h says. A list has a tensor for each layer, the last three may lack
+// the last one. qkv is the first layer's, then that of the layer behind the last, where its w_qkv
+// is given. Caches are [rows, KV heads, 128], scales of weights [1] or [N, 1], position [1] int32.
+void decode_layers(
+    torch::stable::Tensor& residual, torch::stable::Tensor& qkv,
+    std::vector<torch::stable::Tensor> k_caches, std::vector<torch::stable::Tensor> v_caches,
+    std::vector<torch::stable::Tensor> norm_weights, std::vector<torch::stable::Tensor> w_o,
+    std::vector<torch::stable::Tensor> scale_o, std::vector<torch::stable::Tensor> w_gate_up,
+    std::vector<torch::stable::Tensor> scale_gate_up, std::vector<torch::stable::Tensor> w_down,
+    std::vector<torch::stable::Tensor> scale_down,
+    std::vector<torch::stable::Tensor> next_norm_weights, std::vector<torch::stable::Tensor> w_qkv,
+    std::vector<torch::stable::Tensor> scale_qkv, const torch::stable::Tensor& cos,
+    const torch::stable::Tensor& sin, const torch::stable::Tensor& position, double eps,
+    double weight_offset, double scale);
 
 // A program is what ops on the CPU would run, kept to run again (bindings/program.h). what: "new",
 // with any number, and the program's is returned; "on", from now on this thread's ops go to its

@@ -587,6 +587,59 @@ def rope_and_cache(
     return turned(q, q_weight).to(q.dtype)
 
 
+def decode_layers(
+    residual: torch.Tensor,
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    position: torch.Tensor,
+    *,
+    k_caches: Sequence[torch.Tensor],
+    v_caches: Sequence[torch.Tensor],
+    norm_weights: Sequence[torch.Tensor],
+    w_o: Sequence[torch.Tensor],
+    scale_o: Sequence[torch.Tensor],
+    w_gate_up: Sequence[torch.Tensor],
+    scale_gate_up: Sequence[torch.Tensor],
+    w_down: Sequence[torch.Tensor],
+    scale_down: Sequence[torch.Tensor],
+    next_norm_weights: Sequence[torch.Tensor] = (),
+    w_qkv: Sequence[torch.Tensor] = (),
+    scale_qkv: Sequence[torch.Tensor] = (),
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    scale: Optional[float] = None,
+) -> torch.Tensor:
+    """The functions above one by one; residual, qkv and caches are written."""
+    rows, fp8_dtype = int(position) + 1, w_o[0].dtype
+    norm_options = {"fp8_dtype": fp8_dtype, "weight_offset": weight_offset}
+
+    def product(quantized: Tuple[torch.Tensor, torch.Tensor], w: torch.Tensor,
+                scale_w: torch.Tensor) -> torch.Tensor:  # fmt: skip
+        return gemm(quantized[0], w, quantized[1], scale_w, out_dtype=residual.dtype)
+
+    for i, (k_cache, v_cache) in enumerate(zip(k_caches, v_caches)):
+        q = rope_and_cache(
+            qkv.view(1, 1, -1, 128), None, None, cos[None, None], sin[None, None],
+            num_kv_heads=k_cache.shape[1], k_cache=k_cache[None], v_cache=v_cache[None],
+            cache_positions=position.view(1, 1),
+        )  # fmt: skip
+        attended, _ = flash_attn_func(
+            q, k_cache[None, :rows], v_cache[None, :rows], softmax_scale=scale
+        )
+        attended = quantize_fp8(attended.reshape(1, -1), fp8_dtype=fp8_dtype)
+        h = residual.clone()[None]
+        x = rmsnorm_fp8(
+            product(attended, w_o[i], scale_o[i]), norm_weights[i], eps, h, **norm_options
+        )
+        y = swiglu_fp8(product(x, w_gate_up[i], scale_gate_up[i]), fp8_dtype=fp8_dtype)
+        residual.copy_((h + product(y, w_down[i], scale_down[i]))[0])
+        if i < len(w_qkv):
+            x = rmsnorm_fp8(residual[None], next_norm_weights[i], eps, **norm_options)
+            qkv.copy_(product(x, w_qkv[i], scale_qkv[i])[0])
+    return residual
+
+
 def _cache_places(
     shape: torch.Size,
     cache: torch.Tensor,

@@ -2,8 +2,8 @@
 
 ``rmsnorm`` and ``rmsnorm_fp8`` are in norm.py, the gated activations in activation.py, products
 and linear layers in product.py, mixtures of experts in moe.py, the products of finegrained FP8
-checkpoints in finegrained.py, attention in attention.py, what lies before it in rope.py, quantising
-and the FP8 dialects in fp8.py.
+checkpoints in finegrained.py, attention in attention.py, what lies before it in rope.py, decoder
+layers in layers.py, quantising and the FP8 dialects in fp8.py.
 Beside an op's functions stand its fake, which has nothing to allocate because everything that an op
 writes is an argument, and its overload, looked up once: a decode step makes hundreds of calls of a
 few microseconds.
@@ -60,6 +60,7 @@ from .attention import (
 from .finegrained import matmul_2d, matmul_batched, matmul_grouped
 from .fp8 import FP8_DTYPES, SCALE_BLOCK, native_fp8_dtype, quantize_fp8, to_native_fp8
 from .kvcache import kvcache_append_path
+from .layers import decode_layers
 from .moe import fused_moe, grouped_gemm, topk_sigmoid, topk_softmax
 from .norm import apply_rms_norm, rmsnorm, rmsnorm_fp8
 from .product import (
@@ -79,6 +80,7 @@ __all__ = [
     "apply_rms_norm",
     "attention_config",
     "attention_configs",
+    "decode_layers",
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",

@@ -14,7 +14,8 @@ def register_shapes(name: str) -> None:
 
 
 def _require_one_device(*operands: Any, **_: Any) -> None:
-    devices = {str(o.device): None for o in operands if isinstance(o, torch.Tensor)}
+    tensors = [t for o in operands for t in (o if isinstance(o, list) else [o])]
+    devices = {str(t.device): None for t in tensors if isinstance(t, torch.Tensor)}
     if len(devices) > 1:
         raise RuntimeError(
             f"operands must be on one device, got {' and '.join(devices)}: a weight on meta has no "

@@ -1,0 +1,68 @@
+// What decoder layers of one token take; decode_layers/decode_layers.h has the maths.
+#pragma once
+
+#include "../../common/core/dtype.h"
+#include "../../common/core/scale_view.h"
+
+namespace rocm_kernels {
+
+// [N, K] of fp8_dtype, contiguous, on 16 bytes; scales of the tensor or of a row.
+struct DecodeWeight {
+  const void* w = nullptr;
+  ScaleView scale;
+};
+
+// What a layer has for itself.
+struct DecodeLayer {
+  DecodeWeight o;                          // [H, A]; none: the layer begins with its norm
+  const void* norm_weight = nullptr;       // [H], dtype
+  DecodeWeight gate_up;                    // [2 I, H]
+  DecodeWeight down;                       // [H, I]
+  const void* next_norm_weight = nullptr;  // [H], dtype; with qkv
+  DecodeWeight qkv;                        // [Q, H], of the next layer; the last may have none
+  void* k_cache = nullptr;                 // [rows, kv_heads, 128], dtype; the new row is written
+  void* v_cache = nullptr;
+};
+
+// Where layers begin with the attention of the token: heads of 128, halves that turn together
+// (NeoX), caches in dtype.
+struct DecodeAttention {
+  const void* qkv = nullptr;  // [heads + 2 kv_heads, 128], dtype; nullptr: `attended` is given
+  int64_t row_stride = 0;     // elements, even; of all caches
+  int64_t head_stride = 0;
+  const void* cos = nullptr;  // [128], dtype; the second half as the first
+  const void* sin = nullptr;
+  const int32_t* position = nullptr;  // [1]: rows that the cache has; the new one's place
+  int32_t heads = 0, kv_heads = 0;
+  float scale = 0.0f;
+};
+
+// All of K are multiples of 128, from 1024 on.
+struct DecodeLayersArgs {
+  int64_t hidden = 0;            // H, up to 8192
+  int64_t intermediate = 0;      // I, as far as LDS reaches
+  int64_t attended_columns = 0;  // A, up to 8192
+  int64_t qkv_columns = 0;       // Q, a multiple of 16
+
+  // Several have an attention, an o, and all but the last a qkv.
+  const DecodeLayer* layers = nullptr;
+  int64_t count = 1;
+  DecodeAttention attention;
+  const void* attended = nullptr;  // [A], dtype; without an attention
+  const void* x = nullptr;         // [H], dtype; where there is no o
+  const void* residual = nullptr;  // [H], dtype
+  void* out = nullptr;             // [H], dtype; may be residual
+  void* qkv = nullptr;             // [Q], dtype; may be the attention's; all layers write it
+
+  float eps = 1e-6f;
+  float weight_offset = 0.0f;                // of all norms
+  DType dtype = DType::kBFloat16;            // or float16
+  DType fp8_dtype = DType::kFloat8E4M3FNUZ;  // the target's own dialect
+
+  void* workspace = nullptr;  // decode_layers_workspace_bytes(), on 16 bytes, contents undefined
+  // kDecodeLayersStateBytes on 128 bytes, zero before the first launch that uses them; launches
+  // that share them follow one another.
+  void* state = nullptr;
+};
+
+}  // namespace rocm_kernels

@@ -1,0 +1,58 @@
+"""Calls of decode_layers' op: two layers, of which the last may lack a qkv; for the CPU alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+HIDDEN, INTERMEDIATE, HEADS, KV_HEADS = 256, 128, 2, 1
+QKV = (HEADS + 2 * KV_HEADS) * 128
+
+
+def half(*shape: int, chance: torch.Generator | None = None) -> torch.Tensor:
+    return torch.randn(shape, generator=chance).bfloat16()
+
+
+def right_calls(fp8: torch.dtype = torch.float8_e4m3fn) -> Iterator[dict[str, Any]]:
+    """With a scale for each row of a weight, and with one for all; the same ones each time."""
+    chance = torch.Generator().manual_seed(1)
+
+    def some(*shape: int) -> torch.Tensor:
+        return half(*shape, chance=chance)
+
+    def weights(name: str, count: int, rows: int, columns: int) -> dict[str, Any]:
+        w = [torch.randn(rows, columns, generator=chance).to(fp8) for _ in range(count)]
+        scales = [
+            torch.rand(rows if of_rows else 1, 1, generator=chance) / columns for _ in range(count)
+        ]
+        return {f"w_{name}": w, f"scale_{name}": scales}
+
+    for of_rows in (True, False):
+        count = 2 if of_rows else 1
+        caches = {name: [some(4, KV_HEADS, 128) for _ in range(2)]
+                  for name in ("k_caches", "v_caches")}  # fmt: skip
+        yield {
+            "residual": some(HIDDEN), "qkv": some(QKV), **caches,
+            "norm_weights": [some(HIDDEN) for _ in range(2)],
+            **weights("o", 2, HIDDEN, HEADS * 128),
+            **weights("gate_up", 2, 2 * INTERMEDIATE, HIDDEN),
+            **weights("down", 2, HIDDEN, INTERMEDIATE),
+            "next_norm_weights": [some(HIDDEN) for _ in range(count)],
+            **weights("qkv", count, QKV, HIDDEN),
+            "cos": some(128), "sin": some(128), "position": torch.tensor([2]).int(),
+            "eps": 1e-6, "weight_offset": 0.0, "scale": 0.1,
+        }  # fmt: skip
+
+
+def shared_memory(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Wrong calls, whose caches lie in what else is written, or have other heads."""
+    memory = half(1 << 12)
+    caches = [memory[:512].view(4, KV_HEADS, 128)] * 2
+    yield {**call, "v_caches": caches, "k_caches": caches}
+    for name in ("k_caches", "v_caches"):
+        yield {**call, name: caches, "residual": memory[:HIDDEN]}
+        yield {**call, name: caches, "qkv": memory[:QKV]}
+    three = [torch.randn(HIDDEN, 3 * 128).to(call["w_o"][0].dtype)] * 2
+    yield {**call, "w_o": three, "k_caches": [half(4, 2, 128)] * 2}

@@ -1,0 +1,76 @@
+"""decode_layers, the op, against the functions that it stands for."""
+
+import pytest
+import torch
+from compare import assert_near
+
+
+def weights(backend, name, count, rows, columns, fp8, scale_a_row):
+    scales = [
+        (torch.rand(rows if scale_a_row else 1, 1) + 0.5) / (30 * columns**0.5)
+        for _ in range(count)
+    ]
+    w = [(torch.randn(rows, columns) * 30).to(fp8) for _ in range(count)]
+    return {
+        f"w_{name}": [t.to(backend.device) for t in w],
+        f"scale_{name}": [t.to(backend.device) for t in scales],
+    }
+
+
+def random_call(backend, fp8, layers, of_last, dtype, position, scale_a_row=True):
+    """Of a hidden size that AMD's kernel takes, too."""
+    hidden, intermediate, heads, kv_heads = 1024, 1024, 8, 2
+    columns = (heads + 2 * kv_heads) * 128
+    count = layers - 1 + of_last
+
+    def several(n, *shape):
+        return [torch.randn(shape).to(backend.device, dtype) for _ in range(n)]
+
+    angles = torch.randn(64).repeat(2).to(backend.device)
+    caches = {name: several(layers, position + 3, kv_heads, 128)
+              for name in ("k_caches", "v_caches")}  # fmt: skip
+    for cache in (*caches["k_caches"], *caches["v_caches"]):
+        cache[position:] = float("nan")
+    options = (fp8, scale_a_row)
+    return {
+        "residual": several(1, hidden)[0], "qkv": several(1, columns)[0],
+        "cos": angles.cos().to(dtype), "sin": angles.sin().to(dtype),
+        "position": torch.tensor([position], dtype=torch.int32, device=backend.device), **caches,
+        "norm_weights": several(layers, hidden),
+        **weights(backend, "o", layers, hidden, heads * 128, *options),
+        **weights(backend, "gate_up", layers, 2 * intermediate, hidden, *options),
+        **weights(backend, "down", layers, hidden, intermediate, *options),
+        "next_norm_weights": several(count, hidden),
+        **weights(backend, "qkv", count, columns, hidden, *options),
+    }  # fmt: skip
+
+
+def copy_of(call):
+    def copied(value):
+        return [t.clone() for t in value] if isinstance(value, list) else value.clone()
+
+    written = ("residual", "qkv", "k_caches", "v_caches")
+    return {name: copied(value) if name in written else value for name, value in call.items()}
+
+
+@pytest.mark.parametrize("layers, of_last, dtype, position, options", [
+    (1, True, torch.bfloat16, 0, {}),
+    (2, False, torch.float16, 9, {"eps": 1e-5, "weight_offset": 1.0, "scale": 0.1}),
+    (2, True, torch.bfloat16, 70, {}),
+])  # fmt: skip
+def test_as_the_functions_one_by_one(backend, package, layers, of_last, dtype, position, options):
+    if backend.name == "cuda":
+        pytest.skip("refused there")
+    call = random_call(backend, backend.fp8_dtype, layers, of_last, dtype, position, layers == 2)
+    expected, found = copy_of(call), copy_of(call)
+    package.reference.decode_layers(**expected, **options)
+    residual = backend.ops.decode_layers(**found, **options)
+    assert residual is found["residual"]
+    assert_near(found["residual"], expected["residual"])
+    if of_last:
+        assert_near(found["qkv"], expected["qkv"])
+    for name in ("k_caches", "v_caches"):
+        for ours, its in zip(found[name], expected[name], strict=True):
+            assert_near(ours[position], its[position])
+            others = torch.arange(len(its)) != position
+            assert torch.equal(ours[others].view(torch.uint8), its[others].view(torch.uint8))

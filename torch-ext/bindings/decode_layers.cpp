@@ -1,0 +1,212 @@
+#include <utility>
+#include <vector>
+
+#include "../../blocks/layers/decode_args.h"
+#include "../torch_binding.h"
+#include "checks.h"
+#include "launch.h"
+#if defined(ROCM_KERNEL)
+#include "../../decode_layers/decode_layers.h"
+#elif defined(CPU_KERNEL)
+#include "decode_layers_cpu.h"
+#endif
+
+using namespace rocm_kernels;
+
+namespace {
+
+using Tensors = std::vector<Tensor>;
+constexpr int64_t kHeadDim = 128;
+
+// Of one layer each, all of them or all but the last.
+void require_layer_count(const Tensors& tensors, const char* name, int64_t layers, bool but_last) {
+  const int64_t count = static_cast<int64_t>(tensors.size());
+  require(count == layers || (but_last && count == layers - 1), name,
+          " must have a tensor for each layer, got ", count, " for ", layers, " layers");
+}
+
+void require_layer_row(const Tensor& row, const char* name, int64_t columns,
+                       const Tensor& residual) {
+  require(row.scalar_type() == residual.scalar_type(), name,
+          " must have the dtype of residual, got ", name_of(row.scalar_type()), " and ",
+          name_of(residual.scalar_type()));
+  require_device(row, name, residual, "residual");
+  require_contiguous_vector(row, name, columns);
+}
+
+DecodeWeight require_layer_weight(const Tensor& w, const char* name, const Tensor& scale,
+                                  const char* scale_name, int64_t rows, int64_t columns,
+                                  const Tensor& first, const Tensor& residual) {
+  require(w.scalar_type() == first.scalar_type() && dtype_of(w) && is_fp8(*dtype_of(w)), name,
+          " must be FP8, of one dtype with w_o, got ", name_of(w.scalar_type()), " and ",
+          name_of(first.scalar_type()));
+  require_device(w, name, residual, "residual");
+  require_shape(w, name, rows, columns);
+  require(
+      w.stride(0) == columns && reinterpret_cast<uintptr_t>(w.data_ptr()) % 16 == 0, name,
+      " must be contiguous in its last dimension and from row to row, and begin on 16 bytes, got a "
+      "row stride of ",
+      w.stride(0), " for ", columns, " columns");
+  require(scale.scalar_type() == ScalarType::Float, scale_name, " must be float32, got ",
+          name_of(scale.scalar_type()));
+  require_device(scale, scale_name, residual, "residual");
+  const bool is_one = scale.numel() == 1;
+  require(is_one || (scale.dim() == 2 && scale.size(0) == rows && scale.size(1) == 1), scale_name,
+          " must have one value or shape [", rows, ", 1], got ", shape_of(scale));
+  DecodeWeight weight;
+  weight.w = w.data_ptr();
+  weight.scale.data = static_cast<const float*>(scale.data_ptr());
+  weight.scale.kind = is_one ? ScaleView::Kind::kTensor : ScaleView::Kind::kRow;
+  weight.scale.row_stride = is_one ? 0 : scale.stride(0);
+  return weight;
+}
+
+// [rows, KV heads, 128], alike in all layers.
+void require_layer_cache(const Tensor& cache, const char* name, const Tensor& first,
+                         const Tensor& qkv, const Tensor& residual) {
+  require(cache.scalar_type() == residual.scalar_type(), name,
+          " must have the dtype of residual, got ", name_of(cache.scalar_type()), " and ",
+          name_of(residual.scalar_type()));
+  require_device(cache, name, residual, "residual");
+  require(cache.dim() == 3 && cache.size(2) == kHeadDim, name,
+          " must have shape [rows, KV heads, 128], got ", shape_of(cache));
+  bool alike = true;
+  for (int64_t i = 0; i < 3; ++i) {
+    alike = alike && cache.size(i) == first.size(i) && cache.stride(i) == first.stride(i);
+  }
+  require(alike && cache.stride(2) == 1 && cache.stride(1) >= kHeadDim && cache.stride(0) > 0, name,
+          " must be contiguous in its last dimension, of heads that lie apart, with the shape and "
+          "strides of k_caches[0], got ",
+          shape_of(cache));
+  require_no_overlap(cache, name, residual, "residual");
+  require_no_overlap(cache, name, qkv, "qkv");
+}
+
+}  // namespace
+
+void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_caches,
+                   Tensors norm_weights, Tensors w_o, Tensors scale_o, Tensors w_gate_up,
+                   Tensors scale_gate_up, Tensors w_down, Tensors scale_down,
+                   Tensors next_norm_weights, Tensors w_qkv, Tensors scale_qkv, const Tensor& cos,
+                   const Tensor& sin, const Tensor& position, double eps, double weight_offset,
+                   double scale) {
+  require(
+      residual.scalar_type() == ScalarType::BFloat16 || residual.scalar_type() == ScalarType::Half,
+      "residual must be float16 or bfloat16, got ", name_of(residual.scalar_type()));
+  require(residual.dim() == 1 && (residual.size(0) <= 1 || residual.stride(0) == 1),
+          "residual must have one dimension and be contiguous, got ", shape_of(residual));
+  const int64_t count = static_cast<int64_t>(k_caches.size());
+  require(count > 0, "k_caches must have a tensor for each layer, of which there must be one");
+  for (const auto& [tensors, name] : {std::pair<const Tensors&, const char*>{v_caches, "v_caches"},
+                                      {norm_weights, "norm_weights"},
+                                      {w_o, "w_o"},
+                                      {scale_o, "scale_o"},
+                                      {w_gate_up, "w_gate_up"},
+                                      {scale_gate_up, "scale_gate_up"},
+                                      {w_down, "w_down"},
+                                      {scale_down, "scale_down"}}) {
+    require_layer_count(tensors, name, count, false);
+  }
+  require_layer_count(next_norm_weights, "next_norm_weights", count, true);
+  require(w_qkv.size() == next_norm_weights.size() && scale_qkv.size() == w_qkv.size(),
+          "w_qkv and scale_qkv must have as many tensors as next_norm_weights, got ", w_qkv.size(),
+          ", ", scale_qkv.size(), " and ", next_norm_weights.size());
+  require(w_o[0].dim() == 2 && w_o[0].size(1) % kHeadDim == 0 && w_down[0].dim() == 2 &&
+              k_caches[0].dim() == 3,
+          "w_o and w_down must have two dimensions, w_o's columns heads of 128, and k_caches three "
+          "dimensions, got ",
+          shape_of(w_o[0]), ", ", shape_of(w_down[0]), " and ", shape_of(k_caches[0]));
+
+  const int64_t hidden = residual.size(0), intermediate = w_down[0].size(1);
+  const int64_t columns = w_o[0].size(1), heads = columns / kHeadDim;
+  const int64_t kv_heads = k_caches[0].size(1);
+  const int64_t qkv_columns = (heads + 2 * kv_heads) * kHeadDim;
+  require(kv_heads > 0 && heads > 0 && heads % kv_heads == 0,
+          "there must be equally many query heads for each KV head, got ", heads, " and ",
+          kv_heads);
+  require_layer_row(qkv, "qkv", qkv_columns, residual);
+  require_layer_row(cos, "cos", kHeadDim, residual);
+  require_layer_row(sin, "sin", kHeadDim, residual);
+  require(position.scalar_type() == ScalarType::Int && position.numel() == 1,
+          "position must be one int32, got ", name_of(position.scalar_type()), " ",
+          shape_of(position));
+  require_device(position, "position", residual, "residual");
+  require_no_overlap(residual, "residual", qkv, "qkv");
+  for (const auto& [written, name] :
+       {std::pair<const Tensor&, const char*>{residual, "residual"}, {qkv, "qkv"}}) {
+    require_no_overlap(written, name, cos, "cos");
+    require_no_overlap(written, name, sin, "sin");
+    require_no_overlap(written, name, position, "position");
+  }
+
+  std::vector<DecodeLayer> layers;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto weight = [&](const Tensors& w, const char* name, const Tensors& scales,
+                            const char* scale_name, int64_t n, int64_t k) {
+      return require_layer_weight(w[i], name, scales[i], scale_name, n, k, w_o[0], residual);
+    };
+    DecodeLayer layer;
+    require_layer_cache(k_caches[i], "k_caches", k_caches[0], qkv, residual);
+    require_layer_cache(v_caches[i], "v_caches", k_caches[0], qkv, residual);
+    require_no_overlap(k_caches[i], "k_caches", v_caches[i], "v_caches");
+    require_layer_row(norm_weights[i], "norm_weights", hidden, residual);
+    layer.k_cache = k_caches[i].data_ptr();
+    layer.v_cache = v_caches[i].data_ptr();
+    layer.norm_weight = norm_weights[i].data_ptr();
+    layer.o = weight(w_o, "w_o", scale_o, "scale_o", hidden, columns);
+    layer.gate_up =
+        weight(w_gate_up, "w_gate_up", scale_gate_up, "scale_gate_up", 2 * intermediate, hidden);
+    layer.down = weight(w_down, "w_down", scale_down, "scale_down", hidden, intermediate);
+    if (i < static_cast<int64_t>(w_qkv.size())) {
+      require_layer_row(next_norm_weights[i], "next_norm_weights", hidden, residual);
+      layer.next_norm_weight = next_norm_weights[i].data_ptr();
+      layer.qkv = weight(w_qkv, "w_qkv", scale_qkv, "scale_qkv", qkv_columns, hidden);
+    }
+    layers.push_back(layer);
+  }
+
+  DecodeLayersArgs args;
+  args.hidden = hidden;
+  args.intermediate = intermediate;
+  args.attended_columns = columns;
+  args.qkv_columns = qkv_columns;
+  args.count = count;
+  args.attention.qkv = qkv.data_ptr();
+  args.attention.row_stride = k_caches[0].stride(0);
+  args.attention.head_stride = k_caches[0].stride(1);
+  args.attention.cos = cos.data_ptr();
+  args.attention.sin = sin.data_ptr();
+  args.attention.position = static_cast<const int32_t*>(position.data_ptr());
+  args.attention.heads = static_cast<int32_t>(heads);
+  args.attention.kv_heads = static_cast<int32_t>(kv_heads);
+  args.attention.scale = static_cast<float>(scale);
+  args.residual = args.out = residual.data_ptr();
+  args.qkv = qkv.data_ptr();
+  args.eps = static_cast<float>(eps);
+  args.weight_offset = static_cast<float>(weight_offset);
+  args.dtype = *dtype_of(residual);
+  args.fp8_dtype = *dtype_of(w_o[0]);
+#if defined(ROCM_KERNEL)
+  Workspace scratch;
+  args.layers = layers.data();
+  args.workspace = scratch.allocate(decode_layers_workspace_bytes(args), residual);
+  // Zeroed for each call: what a call that failed left there would let the next one hang.
+  Tensor state = torch::stable::new_empty(residual, {kDecodeLayersStateBytes}, ScalarType::Byte);
+  torch::stable::fill_(state, 0.0);
+  args.state = state.data_ptr();
+  with_context(residual, [&](const Context& context) {
+    check_status(launch_decode_layers(args, context), "decode_layers");
+  });
+#elif defined(CPU_KERNEL)
+  const int64_t rows = k_caches[0].size(0);
+  run_or_record(residual, [args, layers, rows, residual](const Context& context) mutable {
+    args.layers = layers.data();
+    check_status(decode_layers_by_ops(args, rows, residual, context), "decode_layers");
+  });
+#else
+  check_status(
+      "this op is for AMD GPUs, where launches are dear, and for the CPU; on an NVIDIA GPU run "
+      "the layers' ops one by one",
+      "decode_layers");
+#endif
+}

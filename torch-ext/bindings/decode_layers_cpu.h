@@ -1,0 +1,169 @@
+// decode_layers on the CPU: the ops that it stands for, one by one.
+#pragma once
+
+#include <vector>
+
+#include "../../attention/attention.h"
+#include "../../blocks/layers/decode_args.h"
+#include "../../rmsnorm_fp8/rmsnorm_fp8.h"
+#include "../../rope_and_cache/rope_and_cache.h"
+#include "../../swiglu_fp8/swiglu_fp8.h"
+#include "launch.h"
+#include "product.h"
+
+namespace rocm_kernels {
+
+// A row of FP8 codes and their scale.
+struct QuantizedRow {
+  explicit QuantizedRow(int64_t columns) : codes(static_cast<size_t>(columns)) {}
+  std::vector<uint8_t> codes;
+  float scale = 0.0f;
+};
+
+class LayersByOps {
+ public:
+  LayersByOps(const DecodeLayersArgs& args, int64_t cache_rows, const Tensor& like,
+              const Context& context)
+      : args_(args),
+        cache_rows_(cache_rows),
+        like_(like),
+        context_(context),
+        attended_(static_cast<size_t>(args.attended_columns)),
+        x_(static_cast<size_t>(args.hidden)),
+        gate_up_(static_cast<size_t>(2 * args.intermediate)),
+        of_hidden_(args.hidden),
+        of_attended_(args.attended_columns),
+        of_intermediate_(args.intermediate) {}
+
+  Status run() {
+    for (int64_t i = 0; i < args_.count; ++i) {
+      if (const Status error = run_layer(args_.layers[i])) return error;
+    }
+    return nullptr;
+  }
+
+ private:
+  Status run_layer(const DecodeLayer& layer) {
+    if (const Status error = attend(layer)) return error;
+    if (const Status error = quantize(attended_.data(), nullptr, of_attended_)) return error;
+    product(of_attended_, layer.o, args_.hidden, x_.data());
+    if (const Status error = norm(x_.data(), args_.out, layer.norm_weight)) return error;
+    product(of_hidden_, layer.gate_up, 2 * args_.intermediate, gate_up_.data());
+    const uint16_t* const up = gate_up_.data() + args_.intermediate;
+    if (const Status error = quantize(gate_up_.data(), up, of_intermediate_)) return error;
+    product(of_intermediate_, layer.down, args_.hidden, x_.data());
+    // Where there is no qkv the sum alone counts.
+    if (layer.qkv.w == nullptr) return norm(x_.data(), args_.out, layer.norm_weight);
+    if (const Status error = norm(x_.data(), args_.out, layer.next_norm_weight)) return error;
+    product(of_hidden_, layer.qkv, args_.qkv_columns, args_.qkv);
+    return nullptr;
+  }
+
+  // Rotation, the new row of the caches, and the attention to all rows.
+  Status attend(const DecodeLayer& layer) {
+    const DecodeAttention& a = args_.attention;
+    constexpr int64_t kHeadDim = 128;
+    uint16_t* const qkv = static_cast<uint16_t*>(args_.qkv);
+    const auto heads_at = [&](int64_t head) {
+      return HeadRows{qkv + head * kHeadDim, 0, 0, kHeadDim};
+    };
+    RopeAndCacheArgs rope;
+    rope.batch = rope.rows = 1;
+    rope.heads = a.heads, rope.kv_heads = a.kv_heads;
+    rope.head_dim = rope.head_dim_v = rope.rotary_dim = kHeadDim;
+    rope.q = heads_at(0), rope.k = heads_at(a.heads), rope.v = heads_at(a.heads + a.kv_heads);
+    rope.out = {attended_.data(), 0, 0, kHeadDim};
+    rope.cos = a.cos, rope.sin = a.sin;
+    rope.k_cache = {layer.k_cache, 0, a.row_stride, a.head_stride};
+    rope.v_cache = {layer.v_cache, 0, a.row_stride, a.head_stride};
+    rope.pages = 1, rope.page_size = cache_rows_;
+    rope.places.data = a.position;
+    rope.dtype = rope.cache_dtype = rope.table_dtype = args_.dtype;
+    if (const Status error = launch_rope_and_cache(rope, context_)) return error;
+
+    const int32_t keys = *a.position + 1;
+    AttentionArgs attention;
+    attention.batch = attention.max_seqlen_q = attention.total_q = 1;
+    attention.heads = a.heads, attention.kv_heads = a.kv_heads;
+    attention.head_dim = attention.head_dim_v = kHeadDim;
+    attention.q = {attended_.data(), 0, 0, kHeadDim};
+    attention.k = {layer.k_cache, 0, a.row_stride, a.head_stride};
+    attention.v = {layer.v_cache, 0, a.row_stride, a.head_stride};
+    attention.seqused_k = &keys;
+    attention.max_seqlen_k = keys;
+    std::vector<uint16_t> out(attended_.size());
+    attention.out = out.data();
+    attention.out_head_stride = kHeadDim;
+    attention.scale = a.scale;
+    attention.q_dtype = attention.kv_dtype = args_.dtype;
+    Workspace workspace;
+    attention.workspace = workspace.allocate(attention_workspace_bytes(attention, context_), like_);
+    const Status error = launch_attention(attention, context_);
+    attended_.swap(out);
+    return error;
+  }
+
+  // Of x, or of silu(x) * up.
+  Status quantize(const void* x, const void* up, QuantizedRow& row) {
+    SwigluFp8Args args;
+    args.rows = 1;
+    args.columns = static_cast<int64_t>(row.codes.size());
+    args.gate = x;
+    args.up = up;
+    args.out = row.codes.data();
+    args.scales = &row.scale;
+    args.in_dtype = args_.dtype;
+    args.out_dtype = args_.fp8_dtype;
+    args.scaling = Scaling::kPerToken;
+    args.activation = up == nullptr ? Activation::kIdentity : Activation::kSilu;
+    return launch_swiglu_fp8(args, context_);
+  }
+
+  // residual += x, and its norm to of_hidden_.
+  Status norm(const void* x, void* residual, const void* weight) {
+    RmsnormFp8Args args;
+    args.rows = 1;
+    args.hidden = args_.hidden;
+    args.x = x;
+    args.residual = residual;
+    args.weight = weight;
+    args.out = of_hidden_.codes.data();
+    args.scales = &of_hidden_.scale;
+    args.eps = args_.eps;
+    args.weight_offset = args_.weight_offset;
+    args.x_dtype = args.weight_dtype = args_.dtype;
+    args.out_dtype = args_.fp8_dtype;
+    args.scaling = Scaling::kPerToken;
+    return launch_rmsnorm_fp8(args, context_);
+  }
+
+  void product(const QuantizedRow& a, const DecodeWeight& weight, int64_t n, void* out) {
+    GemmArgs args;
+    args.m = 1, args.n = n, args.k = static_cast<int64_t>(a.codes.size());
+    args.a = a.codes.data();
+    args.a_stride = args.w_stride = args.k;
+    args.w = weight.w;
+    args.out = out;
+    args.out_stride = n;
+    args.scale_a = {&a.scale, 0, 0, ScaleView::Kind::kTensor};
+    args.scale_w = weight.scale;
+    args.a_dtype = args.w_dtype = args_.fp8_dtype;
+    args.out_dtype = args_.dtype;
+    launch_product(args, like_, context_);
+  }
+
+  const DecodeLayersArgs& args_;
+  const int64_t cache_rows_;
+  const Tensor& like_;
+  const Context& context_;
+  std::vector<uint16_t> attended_, x_, gate_up_;
+  QuantizedRow of_hidden_, of_attended_, of_intermediate_;
+};
+
+// args.out is args.residual; caches have cache_rows rows.
+inline Status decode_layers_by_ops(const DecodeLayersArgs& args, int64_t cache_rows,
+                                   const Tensor& like, const Context& context) {
+  return LayersByOps(args, cache_rows, like, context).run();
+}
+
+}  // namespace rocm_kernels

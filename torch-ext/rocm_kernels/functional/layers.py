@@ -1,0 +1,107 @@
+"""Decoder layers of one token in one call."""
+
+from typing import Optional, Sequence
+
+import torch
+
+from .._ops import ops
+from .gradients import mark_written, needs_gradient, refuse_gradient
+from .rows import input_vector
+from .shapes import register_shapes
+
+_decode_layers = ops.decode_layers.default
+
+
+register_shapes("decode_layers")
+
+Tensors = Sequence[torch.Tensor]
+
+
+def decode_layers(
+    residual: torch.Tensor,
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    position: torch.Tensor,
+    *,
+    k_caches: Tensors,
+    v_caches: Tensors,
+    norm_weights: Tensors,
+    w_o: Tensors,
+    scale_o: Tensors,
+    w_gate_up: Tensors,
+    scale_gate_up: Tensors,
+    w_down: Tensors,
+    scale_down: Tensors,
+    next_norm_weights: Tensors = (),
+    w_qkv: Tensors = (),
+    scale_qkv: Tensors = (),
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    scale: Optional[float] = None,
+) -> torch.Tensor:
+    """Decoder layers for one token, each from its attention to the next one's qkv.
+
+    For AMD's MI300X and later, where launches are dear: a launch takes up to sixteen layers. Only
+    the simulator has run that kernel so far, no GPU. On the CPU the ops run one by one; on NVIDIA
+    it is refused.
+
+    For each layer, where ``fp8`` quantises a row with one scale::
+
+        q, k, v  = heads of qkv;  q, k turn;  k, v to row `position` of the layer's caches
+        x        = fp8(softmax(q . keys * scale) . values) . w_o^T
+        h        = x + residual
+        g, u     = halves of fp8(norm(h)) . w_gate_up^T
+        residual = h + fp8(silu(g) * u) . w_down^T
+        qkv      = fp8(next_norm(residual)) . w_qkv^T     of the next layer
+
+    Args:
+        residual: ``[H]``, float16 or bfloat16: what the first layer's norm took. Written.
+        qkv: ``[(heads + 2 * KV heads) * 128]`` like residual: the first layer's. Written: of the
+            layer behind the last, where the last one's ``w_qkv`` is given.
+        cos: ``[128]`` like residual, the token's angles, the second half as the first (NeoX).
+            Likewise ``sin``.
+        position: int32 of one element: how many rows the caches have, and where the new one goes.
+        k_caches: for each layer ``[rows, KV heads, 128]`` like residual, of one shape and of the
+            same strides. Written. Likewise ``v_caches``.
+        norm_weights: for each layer ``[H]`` like residual, of the norm behind its attention.
+        w_o: for each layer FP8 ``[H, heads * 128]``, in the dialect of the device; likewise
+            ``w_gate_up``, ``[2 * I, H]``, ``w_down``, ``[H, I]``, and ``w_qkv`` of the *next*
+            layer. Rows that are further apart than they are long are copied.
+            ``next_norm_weights``, ``w_qkv`` and ``scale_qkv`` may lack the last layer's.
+        scale_o: for each layer float32 of one element or ``[H, 1]``; likewise the other scales.
+        eps, weight_offset: of all norms, as in :func:`rmsnorm`.
+        scale: of scores; None: ``128 ** -0.5``.
+
+    Sizes of rows must be multiples of 128, on AMD from 1024 on, H up to 8192.
+
+    Returns:
+        residual.
+    """
+    lists = (
+        k_caches, v_caches, norm_weights, w_o, scale_o, w_gate_up, scale_gate_up, w_down,
+        scale_down, next_norm_weights, w_qkv, scale_qkv,
+    )  # fmt: skip
+    lists = [list(tensors) for tensors in lists]
+    if needs_gradient(residual, qkv, cos, sin, *(t for tensors in lists for t in tensors)):
+        refuse_gradient("decode_layers", residual=residual, qkv=qkv, cos=cos, sin=sin,
+                        k_caches=tuple(k_caches), v_caches=tuple(v_caches),
+                        norm_weights=tuple(norm_weights), w_o=tuple(w_o), scale_o=tuple(scale_o),
+                        w_gate_up=tuple(w_gate_up), scale_gate_up=tuple(scale_gate_up),
+                        w_down=tuple(w_down), scale_down=tuple(scale_down),
+                        next_norm_weights=tuple(next_norm_weights), w_qkv=tuple(w_qkv),
+                        scale_qkv=tuple(scale_qkv))  # fmt: skip
+    caches, rest = lists[:2], [[_in_place(t) for t in tensors] for tensors in lists[2:]]
+    _decode_layers(
+        residual, qkv, *caches, *rest, input_vector(cos), input_vector(sin), position, eps,
+        weight_offset, 128**-0.5 if scale is None else scale,
+    )  # fmt: skip
+    mark_written(residual, qkv, *k_caches, *v_caches)
+    return residual
+
+
+def _in_place(tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous; a weight whose last dimension is not is left to be refused."""
+    if tensor.is_contiguous() or (tensor.dim() == 2 and tensor.stride(1) != 1):
+        return tensor
+    return tensor.contiguous()
