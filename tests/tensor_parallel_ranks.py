@@ -91,7 +91,7 @@ def whole_answers(here: Here, folder: Path) -> dict[str, Any]:
     model = _prepared(here, folder, "none")
     models.use_decode_step(model)
     # What a recorded step reads has addresses, divided tensors too.
-    assert 0 not in models.decode_step._fingerprint(model)[0]
+    assert 0 not in models.model_state.fingerprint(model)[0]
     without = _answer(model, ids)
     models.use_communicator(model)
     first, second = _answer(model, ids), _answer(model, ids)

@@ -286,7 +286,8 @@ def linear_of_router(
         return gemm(x, w, bias=bias, out_dtype=torch.float32 if in_float32 else None)
     if in_float32:
         x, w, bias = x.float(), w.float(), None if bias is None else bias.float()
-    return torch.nn.functional.linear(x, w, bias)
+    # The library adds up in another order where x is laid out otherwise.
+    return torch.nn.functional.linear(x.contiguous(), w, bias)
 
 
 def weight_only_linear(
