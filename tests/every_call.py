@@ -35,6 +35,9 @@ OTHERS = {
     "tuning.tune_gemm": "times calls of gemm's op",
 }
 
+# Taken so that flash-attn's callers may pass None: any tensor is refused.
+REFUSED = {"alibi_slopes"}
+
 
 @dataclass(frozen=True)
 class Call:
@@ -152,6 +155,10 @@ def attention_calls(device: torch.device) -> Iterator[Call]:
         (
             {name: randn(2, 8, 2, 64) for name in caches}
             | {f"rotary_{name}": randn(9, 16) for name in ("cos", "sin")},
+            caches,
+        ),
+        (
+            {name: randn(3, 8, 2, 64) for name in caches} | {"cache_batch_idx": integers(2, 0)},
             caches,
         ),
     ):
