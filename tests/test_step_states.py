@@ -125,6 +125,9 @@ def test_autocast_and_without(package, pair, dtype):
             assert torch.equal(got.sequences[:, :13], expected.sequences[:, :13])
             distance = (got.logits[0] - expected.logits[0]).norm()
             assert distance < 0.03 * expected.logits[0].norm()  # in 16 bits
+            if not torch.is_autocast_enabled("cpu"):
+                torch.testing.assert_close(got.logits, expected.logits)
+        del expected, got  # the next answer has this one's storage
 
 
 def test_a_prompt_that_fails_leaves_nothing_behind(package, pair):
@@ -190,6 +193,21 @@ def test_a_refused_model_is_as_it_was(package, monkeypatch):
         package.models.use_decode_step(model, kv_cache_dtype="fp8")
     assert model.config._attn_implementation == "sdpa"
     assert "forward" not in vars(model) and not model.generation_config.disable_compile
+
+
+def test_a_model_that_reads_rows_without_a_token_is_refused(package, monkeypatch):
+    """An empty cache in place holds zeros there, so that a short answer would not show it."""
+    _, model = tiny("Llama")
+    forward = type(model).forward
+
+    def reads_all_rows(self, *args, past_key_values=None, **kwargs):
+        said = forward(self, *args, past_key_values=past_key_values, **kwargs)
+        said.logits += past_key_values.layers[0].keys.float().abs().amax()
+        return said
+
+    monkeypatch.setattr(type(model), "forward", reads_all_rows)
+    with pytest.raises(ValueError, match=r"which cannot: it reads rows .* hold nothing yet"):
+        package.models.use_decode_step(model)
 
 
 @pytest.mark.parametrize("asked", ["output_hidden_states", "output_attentions"])
