@@ -195,8 +195,9 @@ def test_torchao_is_adopted(package, quantize_, inputs):
     torch.testing.assert_close(values.bfloat16(), weight)
 
 
+@pytest.mark.slow
 def test_the_page_has_what_the_script_finds(package):
-    """Two rows of docs/results/models.md; all of them take minutes."""
+    """Two rows of docs/results/models.md: all of them take minutes."""
     sys.path.append(str(ROOT / "tools"))
     models_table = importlib.import_module("models_table")
     *_, row, moe = models_table.table(package, rows=("llama", "mixtral")).splitlines()

@@ -205,7 +205,14 @@ def test_saved_and_loaded(package, check_saved, tmp_path, family, activations):
     assert schemes == {activations}
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen3_moe",
+        pytest.param("mixtral", marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", marks=pytest.mark.slow),
+    ],
+)
 @torch.no_grad()
 def test_loaded_in_a_process_of_its_own(package, tmp_path, family):
     model = quantized(package, tmp_path / "float", family, None)

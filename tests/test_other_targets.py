@@ -16,12 +16,12 @@ PRODUCTS = ["test_skinny_gemm.py", "test_gemm.py", "test_moe.py"]
 CONFIGS = ["test_gemm_configs.py", "test_moe_configs.py"]  # of the tiles, which gfx90a has not
 
 
+@pytest.mark.slow  # each compiles the package anew
 @pytest.mark.parametrize(
     ("target", "files"),
     [
-        ("gfx90a", ROWS),
-        pytest.param("gfx90a", PRODUCTS, marks=pytest.mark.slow),
-        pytest.param("gfx950", ROWS + PRODUCTS + CONFIGS, marks=pytest.mark.slow),
+        ("gfx90a", ROWS + PRODUCTS),
+        ("gfx950", ROWS + PRODUCTS + CONFIGS),
     ],
 )
 def test_cases(on_the_simulator, target, files):
