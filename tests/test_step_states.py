@@ -116,7 +116,7 @@ def test_a_state_that_a_module_keeps_is_not_recorded(package, kind):
 def test_autocast_and_without(package, pair, dtype):
     """Keys are in float32 then and values are not; the next answer's are both."""
     contexts = (
-        contextlib.nullcontext(), torch.autocast("cpu", dtype), contextlib.nullcontext(),
+        torch.autocast("cpu", dtype), contextlib.nullcontext(), torch.autocast("cpu", dtype),
     )  # fmt: skip
     for context in contexts:
         with context:
