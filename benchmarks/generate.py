@@ -150,11 +150,12 @@ class Kernel(NamedTuple):
 
 def layer_of(kernels: list[Kernel]) -> list[Kernel]:
     """Finds the kernels of one layer in the middle of a step's, which are in the order of their
-    ends. Time begins at the end of the kernel before."""
+    ends: those that all of the middle half consists of, since a layer may repeat a part of itself.
+    Time begins at the end of the kernel before."""
     middle = len(kernels) // 2
     names = [kernel.name for kernel in kernels]
-    period = next(p for p in range(2, middle // 2)
-                  if names[middle : middle + p] == names[middle + p : middle + 2 * p])  # fmt: skip
+    layers = names[middle // 2 : middle // 2 + middle]
+    period = next(p for p in range(2, middle // 2 + 1) if layers[p:] == layers[:-p])
     start = kernels[middle - 1].end
     found, before = [], start
     for name, begin, end in kernels[middle : middle + period]:

@@ -25,15 +25,18 @@ LAYER = [
     "attention_decode",
     "skinny_gemm_ring_kernel",
 ]
+# What a recorded step launches: o, gate and up behind "fp8", as down and the next layer's qkv are.
+RECORDED = ["norm", "product", "rope", "attention", "fp8", "product"]
+RECORDED += ["norm", "product", "fp8", "product"]
 
 
-def events(layers):
+def events(layer, layers):
     """A trace of three steps: kernels of 5 us that begin 2 us before the one before has ended, each
     layer 1 us behind the one before; each step has one more first, and copies, which are none."""
     found, now = [], 100.0
     for _ in range(3):
-        for name in ["void at::native::index<int>(int)", *LAYER * layers]:
-            begin = now + 1.0 if name == LAYER[0] else now - 2.0
+        for i, name in enumerate(["void at::native::index<int>(int)", *layer * layers]):
+            begin = now + 1.0 if i % len(layer) == 1 else now - 2.0
             now = begin + 5.0
             found.append({"cat": "kernel", "name": name, "ts": begin, "dur": 5.0})
             found.append({"cat": "gpu_memcpy", "name": "Memcpy", "ts": begin, "dur": 50.0})
@@ -41,21 +44,25 @@ def events(layers):
     return found
 
 
-def test_a_layer_is_found_in_a_trace():
+@pytest.mark.parametrize("layers", [4, 8, 9, 32])
+@pytest.mark.parametrize("layer", [LAYER, RECORDED])
+def test_a_layer_is_found_in_a_trace(layer, layers):
     """Of an overlap only what is behind the end of the kernel before counts."""
-    step = generate.kernels_in(events(8), 3)
-    assert [kernel.name for kernel in step] == ["at::native::index", *LAYER * 8]
-    layer = generate.layer_of(step)
-    names = [kernel.name for kernel in layer]
-    turn = names.index(LAYER[0])
-    assert names[turn:] + names[:turn] == LAYER
-    before, widths = 0.0, {}
-    for name, begin, end in layer:
+    step = generate.kernels_in(events(layer, layers), 3)
+    assert [kernel.name for kernel in step] == ["at::native::index", *layer * layers]
+    found = generate.layer_of(step)
+    names = [kernel.name for kernel in found]
+    turn = next(i for i in range(len(names)) if names[i:] + names[:i] == layer)
+    before, widths = 0.0, []
+    for _, begin, end in found:
         assert begin >= before - 1e-6
-        widths[name] = end - begin, begin - before
+        widths.append((end - begin, begin - before))
         before = end
-    assert before == pytest.approx(6 + 3 * 3)
-    assert widths[LAYER[0]] == pytest.approx((5, 1)) and widths[LAYER[1]] == pytest.approx((3, 0))
+    assert before == pytest.approx(6 + 3 * (len(layer) - 1))
+    widths = widths[turn:] + widths[:turn]
+    assert widths[0] == pytest.approx((5, 1))
+    for width in widths[1:]:
+        assert width == pytest.approx((3, 0))
 
 
 def test_the_timeline_has_a_lane_a_side():
