@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
   int stage = 0, filled = stages - 1;
   for (int tile = its.begin + warp; tile < end; tile += Shape::kWarps) {
     if (stages == 2) {
-      copies_wait<0>();
+      copies_wait_all();
     } else {
       copies_wait<1>();
     }
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
   // ---- The warps' sums meet, then the blocks'. A block owns kD / cluster columns: it sends every
   // other its sums of their columns, finishes its own, and may leave once all have sent.
   const DecodeMeeting<Shape> meeting(shared, grid.sent_at, grid.cluster, last_row - first_row + 1);
-  copies_wait<0>();
+  copies_wait_all();
   if (grid.cluster > 1 && threadIdx.x == 0) meeting.expect_sums();
   __syncthreads();
   meeting.leave_sums(sums, warp, group, quad);

@@ -114,7 +114,7 @@ __device__ __forceinline__ void produce(const AttentionArgs& args, const Prefill
       convert_queries<Shape>(args, grid, work, memory.q, memory.factors(), thread);
     } else {
       copy_queries<Shape>(args, grid, work, memory.q, thread);
-      copies_wait<0>();
+      copies_wait_all();
     }
     fence_async_proxy();
     mbarrier_arrive(memory.q_full());
@@ -148,7 +148,7 @@ __device__ __forceinline__ void produce(const AttentionArgs& args, const Prefill
       state.advance(Shape::kStages);
     }
   }
-  copies_wait<0>();
+  copies_wait_all();
 }
 
 #endif

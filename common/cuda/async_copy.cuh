@@ -31,7 +31,13 @@ __device__ __forceinline__ void copies_commit() {
 }
 template <int kPending>
 __device__ __forceinline__ void copies_wait() {
+  static_assert(kPending > 0, "no group under way is not no copy: copies_wait_all");
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Waits for all of this thread's copies, those that no group has yet too.
+__device__ __forceinline__ void copies_wait_all() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 #if __CUDA_ARCH__ >= 900

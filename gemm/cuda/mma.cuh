@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
       block.add(step / Block::kStepsPerBlock, part, sums);
     }
   }
-  copies_wait<0>();
+  copies_wait_all();
   block.end(sums);
 }
 

@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(kMoeTiles[kTile].threads())
       block.add(step / kStepsPerBlock, scale_w, block_scaled, own, part, sums);
     }
   }
-  copies_wait<0>();
+  copies_wait_all();
   block.end(place.part, scale_w, own, sums);
 }
 
