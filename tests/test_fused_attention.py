@@ -48,10 +48,11 @@ def logits(package, model, kind):
         "growing": lambda: package.models.growing_cache.growing_cache(model, 20, False),
         "growing fp8": lambda: package.models.growing_cache.growing_cache(model, 20, True),
     }[kind]()
-    said, mask = [], GIVEN["attention_mask"]
-    tokens = torch.arange(7, 16).view(3, 3)
+    given = {name: tensor.to(model.device) for name, tensor in GIVEN.items()}
+    said, mask = [], given["attention_mask"]
+    tokens = torch.arange(7, 16, device=model.device).view(3, 3)
     with torch.inference_mode():
-        out = model(**GIVEN, past_key_values=cache, use_cache=True)
+        out = model(**given, past_key_values=cache, use_cache=True)
         said.append(out.logits)
         for step in range(3):
             mask = torch.nn.functional.pad(mask, (0, 1), value=1)
@@ -70,6 +71,7 @@ def test_logits_are_those_of_its_own_forward(package, pair, family, kind):
     assert len(calls) == (layers * 4 if kind in ("growing", "growing fp8") else 0)
     assert all(options["k_cache"] is not None for options in calls)
     seen = torch.nn.functional.pad(GIVEN["attention_mask"], (0, got.shape[1] - 12), value=1).bool()
+    seen = seen.to(got.device)
     error = (got - expected)[seen].norm() / expected[seen].norm()
     # Where an input of a product, or an FP8 cache, rounds the other way.
     assert error < (0.1 if "fp8" in kind else 0.02)

@@ -238,7 +238,8 @@ def test_hooks_that_collect_nothing_leave_layers_whole(package, run_kernelized):
     run_kernelized(model)
     layer = model.model.layers[1]
     with torch.inference_mode():
-        states = model(**GIVEN, output_hidden_states=True).hidden_states
+        ids = GIVEN["input_ids"].to(model.device)
+        states = model(ids, output_hidden_states=True).hidden_states
     assert len(states) == 3
     is_hooked = package.models.hooks.is_hooked
     assert layer._forward_hooks and not is_hooked(layer)
