@@ -1,20 +1,21 @@
 """A decode step of vLLM itself, with the plugin of integrations/vllm and without, in turns.
 
-    python benchmarks/vllm_step.py [--parts moe,dense] [--limit SECONDS] [--out FOLDER] [--save]
+    python benchmarks/vllm_step.py [--parts dense,moe] [--limit SECONDS] [--out FOLDER] [--save]
 
 Needs a GPU, and a Python with vLLM, the plugin and the kernels: in LOCAL_KERNELS, or in build/ of
-this checkout; 120 GB for both parts at once. `dense` is 16 layers of the 8-billion Llama with a
-scale a channel, `moe` 16 layers of Qwen3-30B-A3B in blocks of 128 x 128; random weights. Each side
-is a process of its own. All start together; when they are ready, each cell is timed side after
-side, in rounds of turning order, and the medians are printed with the least and the greatest. What
-is not ready in time is said.
+this checkout; 100 GB of GPU memory. `dense` is 16 layers of the 8-billion Llama with a scale a
+channel, `moe` 20 layers of Qwen3-30B-A3B in blocks of 128 x 128; random weights. Parts go one after
+the other. Each side is a process of its own, and those of a part start together: on 16 cores
+vLLM takes one to three minutes for that, so a part may use 0.7 of its time. Each cell is then timed
+side after side, in rounds of turning order, and the medians are printed with the least and the
+greatest. What is not ready in time is said.
 
-A step's time is that of a generation of 65 tokens less that of one token, by 64; the prompts' pages
-stay cached, so no prompt is computed in it. Then a few steps of each cell under the profiler:
-microseconds of kernels, summed, busy (an overlap counts once) and from the first to the last; and a
-middle layer's kernels in their order. A prompt's time is that of one token of a prompt that no page
-has, in a CUDA graph (128 tokens) or op by op (200). `moe` also says how many experts the tokens
-meet. --save writes results/tables/vllm_step.csv.
+A step's time is the median of what passes between the answers of two steps in which the whole batch
+decodes. Then a few steps of each cell under the profiler: microseconds of kernels, summed, busy (an
+overlap counts once) and from the first to the last; and a middle layer's kernels in their order. A
+prompt's time is that of one token of a prompt that no page has, in a CUDA graph (128 tokens) or op
+by op (2,048). `moe` also says how many experts the tokens meet. --save writes
+results/tables/vllm_step.csv.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ LLAMA = COMMON | {
 }  # fmt: skip
 QWEN3_MOE = COMMON | {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
-    "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 16,
+    "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 20,
     "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
     "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": 151936,
 }  # fmt: skip
@@ -66,37 +67,41 @@ CHANNEL = {
 BLOCK = {
     "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
     "weight_block_size": [128, 128],
-    "modules_to_not_convert": ["lm_head", *(f"model.layers.{i}.mlp.gate" for i in range(16))],
+    "modules_to_not_convert": ["lm_head", *(f"model.layers.{i}.mlp.gate" for i in range(20))],
 }  # fmt: skip
 
 README = {"custom_ops": ["none", "+quant_fp8"], "pass_config": {"fuse_norm_quant": True}}
 OFF = {"ROCM_KERNELS_VLLM_OFF": "all"}
-THEIRS, OURS, TRITON = (
-    {"attention_config": {"backend": name}} for name in ("FLASH_ATTN", "CUSTOM", "TRITON_ATTN")
-)
+THEIRS, OURS = ({"attention_config": {"backend": name}} for name in ("FLASH_ATTN", "CUSTOM"))
 FP8_CACHE = {"kv_cache_dtype": "fp8"}
 # vLLM's experts are Triton's either way; DeepGEMM's products compile when they are first called.
 NO_DEEP_GEMM = {"VLLM_USE_DEEP_GEMM": "0"}
-# Of a part: model, weights, cells (batch, context), and its sides: environment, vLLM's
-# compilation_config, more of its arguments.
+BATCHES = (1, 8, 32, 64)
+SHORT, LONG = ([(batch, context) for batch in BATCHES] for context in (512, 8192))
+# Of a part: model, weights, and its sides: environment, vLLM's compilation_config, more of its
+# arguments, and cells (batch, context).
 PARTS = {
-    "moe": (QWEN3_MOE, BLOCK, [(1, 256), (8, 256), (32, 256), (64, 256)], {
-        "vLLM": (OFF | NO_DEEP_GEMM, {}, THEIRS),
-        "with the plugin": (NO_DEEP_GEMM, README, THEIRS),
-        "with the plugin but for its experts":
-            (NO_DEEP_GEMM | {"ROCM_KERNELS_VLLM_OFF": "experts"}, README, THEIRS),
+    "dense": (LLAMA, CHANNEL, {
+        "vLLM": (OFF, {}, THEIRS, SHORT),
+        "with the plugin": ({}, README, THEIRS, SHORT),
+        "with the plugin and its attention": ({}, README, OURS, SHORT),
+        "vLLM, FP8 cache": (OFF, {}, THEIRS | FP8_CACHE, SHORT + LONG),
+        "with the plugin and its attention, FP8 cache":
+            ({}, README, OURS | FP8_CACHE, SHORT + LONG),
     }),
-    "dense": (LLAMA, CHANNEL, [(1, 512), (8, 512), (32, 512), (8, 8192)], {
-        "vLLM": (OFF, {}, THEIRS),
-        "vLLM, the README's flags": (OFF, README, THEIRS),
-        "with the plugin": ({}, README, THEIRS),
-        "with the plugin and its attention": ({}, README, OURS),
-        "vLLM, FP8 cache": (OFF, {}, TRITON | FP8_CACHE),
-        "with the plugin and its attention, FP8 cache": ({}, README, OURS | FP8_CACHE),
+    "moe": (QWEN3_MOE, BLOCK, {
+        "vLLM, FP8 cache": (OFF | NO_DEEP_GEMM, {}, THEIRS | FP8_CACHE, SHORT + LONG),
+        "with the plugin, FP8 cache": (NO_DEEP_GEMM, README, THEIRS | FP8_CACHE, SHORT + LONG),
+        "with the plugin and its attention, FP8 cache":
+            (NO_DEEP_GEMM, README, OURS | FP8_CACHE, SHORT + LONG),
     }),
 }  # fmt: skip
-PROMPTS = (128, 200)
-STEPS, ROUNDS, PROFILED = 64, 7, 8
+PROMPTS = (128, 2048)
+STEPS, ROUNDS, PROFILED = 40, 7, 8
+TOLD = (
+    r"Selected|[Uu]sing .*(backend|attention)|stay with vLLM|rocm-kernels:|took .* s\b|init engine"
+)
+LATE = "is late"
 OF_ATTENTION = re.compile(r"FlashAttnFwd(?!Combine)|attention_(decode|rows)|unified_attention")
 
 
@@ -109,15 +114,15 @@ class Server:
     def __init__(self, part: str, side: str, folder: str):
         from vllm import LLM
 
-        self.model, weights, self.cells, sides = PARTS[part]
-        _, compilation, more = sides[side]
+        self.model, weights, sides = PARTS[part]
+        _, compilation, more, self.cells = sides[side]
         random_weights()
         config = self.model | {"quantization_config": weights}
         (Path(folder) / "config.json").write_text(json.dumps(config))
         a_token = 2 * self.model["num_hidden_layers"] * self.model["num_key_value_heads"] * 128
         a_token *= 1 if "kv_cache_dtype" in more else 2
-        # All cells' pages at once, and prompts'.
-        tokens = sum(batch * (context + 96) for batch, context in self.cells) + 8192
+        # A prompt of one cell begins those of the others, so the largest cell has all pages.
+        tokens = max(batch * (context + 96) for batch, context in self.cells) + 16384
         sizes = sorted({PROMPTS[0], *(batch for batch, _ in self.cells)})
         self.llm = LLM(
             model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", seed=0,
@@ -128,16 +133,21 @@ class Server:
             compilation_config={**compilation, "cudagraph_capture_sizes": sizes}, **more,
         )  # fmt: skip
         self.prompts = 0
-        for batch, context in self.cells:
-            self._generate(batch, context, 8)
+        for cell in self.cells:
+            self.step(*cell)
+        for length in PROMPTS:
+            self.prompt(length)
 
     def answer(self, what: str, *arguments) -> dict:
         return getattr(self, what)(*arguments)
 
     def step(self, batch: int, context: int) -> dict:
-        self._generate(batch, context, 1)  # whose pages may have been given to others
-        one = self._generate(batch, context, 1)
-        return {"ms": (self._generate(batch, context, 1 + STEPS) - one) / STEPS}
+        engine, answers = self._begin(batch, context), []
+        while engine.has_unfinished_requests():
+            whole = len(engine.step()) == batch
+            answers.append(time.perf_counter() if whole else None)
+        gaps = [b - a for a, b in itertools.pairwise(answers) if a and b]
+        return {"ms": 1e3 * statistics.median(gaps)}
 
     def prompt(self, length: int) -> dict:
         self.prompts += 1
@@ -151,9 +161,7 @@ class Server:
         import torch
         from torch.profiler import ProfilerActivity, profile
 
-        engine = self.llm.llm_engine
-        for i, prompt in enumerate(self._prompts(batch, context)):
-            engine.add_request(f"{time.time()}-{i}", prompt, self._tokens(STEPS))
+        engine = self._begin(batch, context)
         for _ in range(STEPS // 4):
             engine.step()
         torch.cuda.synchronize()
@@ -198,18 +206,21 @@ class Server:
 
     def _tokens(self, count: int):
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
-        return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+        return SamplingParams(
+            temperature=0, max_tokens=count, ignore_eos=True, detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )  # fmt: skip
 
-    def _prompts(self, batch: int, context: int) -> list[dict]:
-        ids = [[(7 * i + 13 * j + 31 * i * j) % 997 + 3 for j in range(context)]
-               for i in range(batch)]  # fmt: skip
-        return [{"prompt_token_ids": prompt} for prompt in ids]
-
-    def _generate(self, batch: int, context: int, count: int) -> float:
-        prompts, start = self._prompts(batch, context), time.perf_counter()
-        self.llm.generate(prompts, self._tokens(count), use_tqdm=False)
-        return 1e3 * (time.perf_counter() - start)
+    def _begin(self, batch: int, context: int):
+        """The engine, which has a cell's requests now."""
+        engine = self.llm.llm_engine
+        for j in range(batch):
+            ids = [(7 * i + 13 * j + 31 * i * j) % 997 + 3 for i in range(context)]
+            prompt = {"prompt_token_ids": ids}
+            engine.add_request(f"{time.time()}-{j}", prompt, self._tokens(STEPS))
+        return engine
 
 
 def random_weights() -> None:
@@ -265,14 +276,15 @@ class Side:
     """A process that serves."""
 
     def __init__(self, part: str, name: str, out: Path):
-        self.part, self.name = part, name
+        self.part, self.name, self.begun = part, name, time.monotonic()
         self.log = out / (re.sub(r"\W+", "_", f"{part}_{name}") + ".log")
         ours, theirs = os.pipe()
+        variables, _, _, self.cells = PARTS[part][2][name]
         environment = {
             "LOCAL_KERNELS": f"org/rocm-kernels={ROOT}", "VLLM_USE_FLASHINFER_SAMPLER": "0",
             "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "3", "OMP_NUM_THREADS": "2", **os.environ,
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **PARTS[part][3][name][0],
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **variables,
         }  # fmt: skip
         command = [sys.executable, __file__, "--serve", part, name, str(theirs)]
         self.process = subprocess.Popen(
@@ -282,13 +294,18 @@ class Side:
         os.close(theirs)
         self.pipe, self.unread = ours, b""
 
+    def said(self, words: str, most: int = 12) -> list[str]:
+        """Lines of its log, each once."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return list(dict.fromkeys(line[-200:] for line in lines if re.search(words, line)))[-most:]
+
     def next_answer(self, seconds: float) -> dict:
         until = time.monotonic() + seconds
         while b"\n" not in self.unread:
             ready, _, _ = select.select([self.pipe], [], [], max(0.0, until - time.monotonic()))
             read = os.read(self.pipe, 1 << 20) if ready else b""
             if not read:
-                return {"error": "has ended" if ready else "is late"}
+                return {"error": "has ended" if ready else LATE}
             self.unread += read
         line, self.unread = self.unread.split(b"\n", 1)
         return json.loads(line)
@@ -299,7 +316,10 @@ class Side:
             self.process.stdin.flush()
         except BrokenPipeError:
             return {"error": "has ended"}
-        return self.next_answer(seconds)
+        answer = self.next_answer(seconds)
+        if answer.get("error") == LATE:
+            self.end()  # or its answer would pass for the next one's
+        return answer
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -312,22 +332,29 @@ def ready(sides: list[Side], until: float) -> tuple[list[Side], str]:
     found, gpu = [], ""
     for side in sides:
         answer = side.next_answer(max(1.0, until - time.monotonic()))
+        took = f"{time.monotonic() - side.begun:.0f} s"
         if "gpu" in answer:
             found.append(side)
             gpu = answer["gpu"]
+            print(f"{side.part}, {side.name}: ready within {took}")
+            print("\n".join(f"    {line}" for line in side.said(TOLD)), flush=True)
         else:
             side.end()
-            last = "\n".join(side.log.read_text(errors="replace").splitlines()[-12:])
-            print(f"NOT MEASURED {side.part}, {side.name}: {answer['error']}\n{last}", flush=True)
+            last = "\n".join(side.said("."))
+            print(f"NOT MEASURED {side.part}, {side.name}: {answer['error']} after {took}\n{last}")
+            sys.stdout.flush()
     return found, gpu
 
 
-def timed(sides: list[Side], cells: list[tuple], until: float) -> dict[tuple, list[float]]:
+def timed(sides: list[Side], until: float) -> dict[tuple, list[float]]:
     """Milliseconds by cell and side, in rounds."""
     found: dict[tuple, list[float]] = defaultdict(list)
+    cells = dict.fromkeys(("step", *cell) for side in sides for cell in side.cells)
     for turn in range(ROUNDS):
-        for cell in cells:
+        for cell in [*cells, *(("prompt", length) for length in PROMPTS)]:
             for side in sides if turn % 2 == 0 else sides[::-1]:
+                if cell[0] == "step" and cell[1:] not in side.cells:
+                    continue
                 if time.monotonic() > until and turn > 0:
                     return found
                 answer = side.ask(*cell)
@@ -385,9 +412,10 @@ def busy_ms(side: Side, batch: int, context: int, out: Path) -> float | None:
 
 
 def title(part: str, cell: tuple) -> str:
-    model = {"dense": "16 layers of Llama 8B", "moe": "16 layers of Qwen3-30B-A3B"}[part]
+    model = {"dense": "Llama 8B", "moe": "Qwen3-30B-A3B"}[part]
+    model = f"{PARTS[part][0]['num_hidden_layers']} layers of {model}"
     if cell[0] == "prompt":
-        return f"{model}, a prompt of {cell[1]}"
+        return f"{model}, a prompt of {cell[1]:,}"
     return f"{model}, batch {cell[1]}, context {cell[2]:,}"
 
 
@@ -398,12 +426,12 @@ def rows_of(part: str, found: dict[tuple, list[float]], busy: dict, gpu: str) ->
         text = f"{gpu}, measured: {title(part, cell)}: {name}"
         of_gpu = busy.get((cell, name))
         rows.append([text, *("" if value is None else f"{value:.2f}" for value in (*ms, of_gpu))])
-    return sorted(rows, key=lambda row: row[0].rpartition(": ")[0])
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="moe,dense")
+    parser.add_argument("--parts", default="dense,moe")
     parser.add_argument("--limit", type=float, default=540)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--save", action="store_true")
@@ -415,31 +443,29 @@ def main() -> None:
     out = options.out or Path(tempfile.mkdtemp())
     out.mkdir(parents=True, exist_ok=True)
     print(f"logs and profiles: {out}", flush=True)
-    begun, parts = time.monotonic(), options.parts.split(",")
-    sides = {part: [Side(part, name, out) for name in PARTS[part][3]] for part in parts}
-    there, gpu = ready(
-        [side for part in parts for side in sides[part]], begun + 0.6 * options.limit
-    )
-    rows = []
+    header = ["", "ms", "least", "greatest", "GPU busy, ms"]
+    end, parts, rows, gpu = time.monotonic() + options.limit, options.parts.split(","), [], ""
     for i, part in enumerate(parts):
-        now, end = time.monotonic(), begun + options.limit
-        until = now + (end - now) / (len(parts) - i)  # this part's
-        mine, cells = [side for side in there if side.part == part], PARTS[part][2]
-        if part == "moe" and mine:
-            print("experts met, by layer:", mine[-1].ask("routing"), flush=True)
-        asked = [("step", *cell) for cell in cells] + [("prompt", n) for n in PROMPTS]
-        found = timed(mine, asked, until - 0.25 * (until - now))
+        now = time.monotonic()
+        share = (end - now) / (len(parts) - i)
+        sides = [Side(part, name, out) for name in PARTS[part][2]]
+        there, found_gpu = ready(sides, now + 0.7 * share)
+        gpu = found_gpu or gpu
+        if part == "moe" and there:
+            print("experts met, by layer:", there[-1].ask("routing"), flush=True)
+        left = now + share - time.monotonic()
+        found = timed(there, now + share - 0.3 * left)
         busy = {
             (("step", *cell), side.name): busy_ms(side, *cell, out)
-            for cell in cells
-            for side in mine
-            if time.monotonic() < until - 3
+            for cell in dict.fromkeys(cell for side in there for cell in side.cells)
+            for side in there
+            if cell in side.cells and time.monotonic() < now + share - 3
         }
-        rows += rows_of(part, found, busy, gpu)
-        for side in sides[part]:
+        for side in sides:
             side.end()
-    header = ["", "ms", "least", "greatest", "GPU busy, ms"]
-    print("\n" + tables.markdown(header, rows))
+        of_part = rows_of(part, found, busy, gpu)
+        rows += of_part
+        print(f"\n{tables.markdown(header, of_part)}in {time.monotonic() - now:.0f} s", flush=True)
     if options.save and rows:
         import torch
         import vllm

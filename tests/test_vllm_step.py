@@ -37,7 +37,7 @@ def test_a_layer_stands_between_two_kernels_of_attention():
 
 
 class Answering:
-    part = "dense"
+    part, cells = "dense", [(1, 512)]
 
     def __init__(self, name, order):
         self.name, self.order = name, order
@@ -50,10 +50,11 @@ class Answering:
 def test_sides_take_turns_and_errors_are_said(capsys):
     order = []
     sides = [Answering(name, order) for name in "ab"]
-    cells = [("step", 1, 512), ("prompt", 128)]
-    found = vllm_step.timed(sides, cells, float("inf"))
-    assert "".join(order[:8]) == "ababbaba"
-    assert found.keys() == {(cells[0], "a"), (cells[0], "b")}
+    sides[1].cells = [(1, 512), (8, 512)]
+    found = vllm_step.timed(sides, float("inf"))
+    assert "".join(order[:14]) == "abbababbabbaba"
+    cells = [("step", 1, 512), ("step", 8, 512)]
+    assert list(found) == [(cells[0], "a"), (cells[0], "b"), (cells[1], "b")]
     assert all(len(times) == vllm_step.ROUNDS for times in found.values())
     assert "dense, a, ('prompt', 128): has ended" in capsys.readouterr().out
     times = {(cells[0], name): [1.0, 3.0, 2.0] for name in "ab"}
