@@ -242,6 +242,44 @@ def readme_modelled() -> str:
     return markdown(header, rows)
 
 
+GENERATE = {
+    "bfloat16, CUDA graph": "bfloat16, CUDA graph",
+    "as it was": "as it was",
+    "use_decode_step": "use_decode_step",
+    "use_decode_step, FP8 cache": "and FP8 cache",
+    "use_decode_step, FP8 cache, FP8 head": "and FP8 head",
+}
+
+
+def generate_h200() -> str:
+    """Tokens per second of each way to decode, and the step of the last of them."""
+    cases: dict[str, dict[str, list[str]]] = {}
+    for what, *cells in printed("generate")[1]:
+        card, case, way = what.split(": ")
+        if card == "NVIDIA H200, measured":
+            cases.setdefault(case, {})[way] = cells
+    rows = []
+    for case, ways in cases.items():
+        speeds = [ways[way][0] if way in ways else "" for way in GENERATE]
+        step, _, floor = list(ways.values())[-1][1:]
+        rows.append([case, *speeds, step, floor])
+    header = ["NVIDIA H200, measured, tokens/s", *GENERATE.values(), "its step, ms", "floor, ms"]
+    return markdown(header, rows)
+
+
+def decode_cpu() -> str:
+    """Tokens per second of each way to decode on a CPU, and as a part of llama.cpp's."""
+    ways: dict[str, list[str]] = {}
+    for threads in ("2 threads", "the processor time of one thread"):
+        for what, speed, _, ratio, *_ in printed("cpu_decode")[1]:
+            processor, way = what.split(": ")
+            if processor == f"AMD EPYC, {threads}, measured":
+                ways.setdefault(way, []).extend([speed, ratio])
+    header = ["AMD EPYC, measured", "2 threads, tokens/s", "x llama.cpp",
+              "one thread's processor time, tokens/s", "x llama.cpp"]  # fmt: skip
+    return markdown(header, [[way, *cells] for way, cells in ways.items()])
+
+
 def gemm_cpu() -> str:
     """F.linear's time over gemm's and fp8_linear's, by M: least, median and most."""
     by_m: dict[str, list[dict]] = {}
@@ -398,6 +436,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "readme_modelled": readme_modelled,
     "decode_llama": lambda: decode_table("h200_model", LLAMA),
     "decode_qwen3_moe": lambda: decode_table("h200_experts_model", QWEN3_MOE),
+    "generate_h200": generate_h200,
+    "decode_cpu": decode_cpu,
     "serving": lambda: serving.tables(saved("h200_serving")),
     "gemm_summary": lambda: gemm.summary(saved("h200_gemm")),
     "gemm_aims": lambda: gemm.aims(saved("h200_gemm")),
