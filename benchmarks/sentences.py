@@ -157,9 +157,16 @@ def moe_sentences() -> list[str]:
     ]
 
 
+def serving_sentences() -> list[str]:
+    before, after = tables.saved("h200_serving").values()
+    found = [b["step_ms"] / a["step_ms"] for b, a in zip(before, after, strict=True)]
+    return [f"decode steps is {min(found):.2f} to {max(found):.2f} times as quick"]
+
+
 SENTENCES = {
     "README.md": readme_sentences,
     "docs/results/models.md": model_sentences,
+    "docs/serving.md": serving_sentences,
     "simulator/docs/simulator.md": simulator_sentences,
     "docs/results/skinny_gemm.md": skinny_gemm_sentences,
     "docs/results/rmsnorm_fp8.md": rmsnorm_sentences,

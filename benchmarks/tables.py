@@ -251,20 +251,43 @@ GENERATE = {
 }
 
 
+def by_case(name: str, device: str) -> dict[str, dict[str, list[str]]]:
+    """Rows of results/tables/NAME.csv by case and way; a row begins with "device: case: way"."""
+    cases: dict[str, dict[str, list[str]]] = {}
+    for what, *cells in printed(name)[1]:
+        measured_on, case, way = what.split(": ")
+        if measured_on == device:
+            cases.setdefault(case, {})[way] = cells
+    return cases
+
+
 def generate_h200() -> str:
     """Tokens per second of each way to decode, and the step of the last of them."""
-    cases: dict[str, dict[str, list[str]]] = {}
-    for what, *cells in printed("generate")[1]:
-        card, case, way = what.split(": ")
-        if card == "NVIDIA H200, measured":
-            cases.setdefault(case, {})[way] = cells
     rows = []
-    for case, ways in cases.items():
+    for case, ways in by_case("generate", "NVIDIA H200, measured").items():
         speeds = [ways[way][0] if way in ways else "" for way in GENERATE]
         step, _, floor = list(ways.values())[-1][1:]
         rows.append([case, *speeds, step, floor])
     header = ["NVIDIA H200, measured, tokens/s", *GENERATE.values(), "its step, ms", "floor, ms"]
     return markdown(header, rows)
+
+
+VLLM_STEP = {
+    "vLLM": "vLLM",
+    "with the plugin": "with the plugin",
+    "with the plugin and its attention": "and its attention",
+    "vLLM, FP8 cache": "vLLM, FP8 cache",
+    "with the plugin and its attention, FP8 cache": "plugin, attention, FP8 cache",
+}
+
+
+def vllm_step_h200() -> str:
+    """Milliseconds of a step of vLLM, with the plugin and without."""
+    rows = [
+        [case, *(ways[way][0] if way in ways else "" for way in VLLM_STEP)]
+        for case, ways in by_case("vllm_step", "NVIDIA H200, measured").items()
+    ]
+    return markdown(["NVIDIA H200, measured, ms", *VLLM_STEP.values()], rows)
 
 
 def decode_cpu() -> str:
@@ -437,6 +460,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "decode_llama": lambda: decode_table("h200_model", LLAMA),
     "decode_qwen3_moe": lambda: decode_table("h200_experts_model", QWEN3_MOE),
     "generate_h200": generate_h200,
+    "vllm_step_h200": vllm_step_h200,
     "decode_cpu": decode_cpu,
     "serving": lambda: serving.tables(saved("h200_serving")),
     "gemm_summary": lambda: gemm.summary(saved("h200_gemm")),
