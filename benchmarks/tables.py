@@ -277,6 +277,7 @@ VLLM_STEP = {
     "with the plugin": "with the plugin",
     "with the plugin and its attention": "and its attention",
     "vLLM, FP8 cache": "vLLM, FP8 cache",
+    "with the plugin, FP8 cache": "plugin, FP8 cache",
     "with the plugin and its attention, FP8 cache": "plugin, attention, FP8 cache",
 }
 
