@@ -2,6 +2,7 @@
 linear takes a module's place. accelerate's hooks move a module's inputs and weights to a device."""
 
 import sys
+from types import MethodType
 from typing import Any, Dict, Optional, Tuple
 
 import torch
@@ -67,12 +68,18 @@ def is_unseen(module: nn.Module) -> bool:
     forward = module.__dict__.get("forward")
     if forward is None:
         return True
-    function = getattr(forward, "__func__", None)
+    function = function_of(forward)
     return function is type(module).forward or is_layer(function)
 
 
 # Not imported: the layers import this package.
 _LAYERS = __name__.rpartition(".models.")[0] + ".layers."
+
+
+def function_of(forward: Any) -> Any:
+    """A bound method's function; None of anything else. By no default of getattr's, which
+    torch.compile of torch 2.11 takes though the method has one."""
+    return forward.__func__ if isinstance(forward, MethodType) else None
 
 
 def is_layer(function: Any) -> bool:
@@ -98,8 +105,8 @@ def is_wrapped(module: nn.Module) -> bool:
     return not (
         forward is None
         or "_hf_hook" in vars(module)
-        or getattr(forward, "__func__", None) is type(module).forward
-        or is_layer(getattr(forward, "__func__", None))
+        or function_of(forward) is type(module).forward
+        or is_layer(function_of(forward))
     )
 
 

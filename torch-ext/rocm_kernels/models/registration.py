@@ -9,7 +9,7 @@ from torch import nn
 from .experts import Experts
 from .families import BY_DECODER, BY_MLP, Family
 from .fuse import why_not_fused
-from .hooks import is_called, is_layer, is_wrapped, move_accelerate_hook
+from .hooks import function_of, is_called, is_layer, is_wrapped, move_accelerate_hook
 from .linear import FP8Linear, FP8LinearPart
 from .norms import computes_rmsnorm, formula_of
 from .probe import Differs, probe_decoder_layer, probe_llama4_moe, probe_mlp
@@ -180,7 +180,7 @@ def unkernelized_layers(model: nn.Module) -> Dict[str, str]:
         forward = module.__dict__.get("forward")
         if forward is None:
             found[name] = "kernelize has not seen it"
-        elif not is_layer(getattr(forward, "__func__", None)):
+        elif not is_layer(function_of(forward)):
             found[name] = (
                 f"kernelize has no layer of this package for {cls.kernel_layer_name}, on this "
                 "device and in this mode"

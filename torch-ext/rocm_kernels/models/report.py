@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from ..functional import FP8_DTYPES
+from .hooks import function_of, is_layer
 
-# Not imported: the layers import this package.
-_LAYERS = __name__.rpartition(".models.")[0] + ".layers."
 _SCALE = re.compile(r"(_scale|_scale_inv)$")
 
 
@@ -77,8 +76,8 @@ def kernelized_layers(model: nn.Module) -> Dict[Tuple[str, str], int]:
     """How many modules run a layer of this package: ``{(module class, layer): count}``."""
     counts: Dict[Tuple[str, str], int] = {}
     for module in model.modules():
-        forward = getattr(module.__dict__.get("forward"), "__func__", None)
-        if getattr(forward, "__module__", "").startswith(_LAYERS):
+        forward = function_of(module.__dict__.get("forward"))
+        if is_layer(forward):
             key = (type(module).__name__, forward.__qualname__.split(".")[0])
             counts[key] = counts.get(key, 0) + 1
     return counts
