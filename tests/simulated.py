@@ -20,13 +20,12 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "tools")]
@@ -55,15 +54,12 @@ def build_launchers() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "librocm_kernels.so"
     toolchain = rocm.find_toolchain()
-    listed = [name for section in package.sections.values() for name in section["src"]]
-    sources = [ROOT / name for name in listed if name.endswith(".hip")]
-    names = ["_".join(source.relative_to(ROOT).with_suffix("").parts) for source in sources]
-    objects = [folder / f"{name}.o" for name in names]
-    jobs = list(zip(sources, objects, strict=True))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the longest are listed last
-        compiled = [pool.submit(compile_where_changed, toolchain, *job) for job in reversed(jobs)]
-    for each in compiled:
-        each.result()
+    objects = []
+    for section in package.sections.values():
+        for source in (ROOT / name for name in section["src"] if name.endswith(".hip")):
+            output = folder / f"{'_'.join(source.relative_to(ROOT).with_suffix('').parts)}.o"
+            compile_where_changed(toolchain, source, output)
+            objects.append(output)
     if not library.exists() or library.stat().st_mtime < max(o.stat().st_mtime for o in objects):
         command = toolchain.link_command(objects, library)
         command[command.index("-lamdhip64")] = str(simulator.runtime())
@@ -231,24 +227,12 @@ class CheckedOp:
         written, read = self.tensors(arguments)
         if not written and not self.writes:  # it launches nothing
             return self.op(*arguments)
-        if any(isinstance(mode, Seen) for mode in _get_current_dispatch_mode_stack()):
-            return self.op(*arguments)
         with checked(written, read, seed):
             return self.unchecked(*arguments)
 
     def unchecked(self, *arguments):
         """The binding's function itself, so that a dispatch mode sees what that calls."""
         return self.op._op_dk(torch._C.DispatchKey.CPU, *arguments)
-
-
-class Seen(TorchDispatchMode):
-    """Has calls of ops go through the dispatch modes that are entered within, before they are
-    checked."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace != NAME:
-            return function(*args, **(kwargs or {}))
-        return CheckedOp(function)(*args)
 
 
 class CheckedOps:

@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(scope="module")
-def everyone(request, package, device, tmp_path_factory):
+def everyone(request, cpu_package, device, tmp_path_factory):
     """Four processes; of GPUs as many as there are, to 8."""
     count = 4
     if request.param != "cpu":

@@ -148,7 +148,11 @@ def quantize_(package):
 @pytest.mark.parametrize("family", [*FAMILIES, *ALIKE])
 @torch.no_grad()
 def test_a_family_equals_its_reference(package, quantize_, run_kernelized, device, family):
-    """Against the model's own forward, with linears that quantise their inputs, bar a tie."""
+    """Against the model's own forward, with linears that quantise their inputs, bar a tie.
+
+    NVIDIA's FP8 tensor cores add in some 14 bits, so that more of h of the experts rounds the other
+    way, each by a step of FP8: up to 0.31 of the noise were seen on an H200.
+    """
     model = tiny(family).to(device)
     quantize_(model)
     ids = tokens(2, 9, device)
@@ -160,7 +164,9 @@ def test_a_family_equals_its_reference(package, quantize_, run_kernelized, devic
     counts = package.models.kernelized_layers(model)
     assert [count for (name, _), count in counts.items() if name == decoder] == [2]
     noise = (expected - unquantised).abs().mean()
-    assert (actual - expected).abs().mean() < 0.05 * noise
+    experts = any(isinstance(m, package.models.Experts) for m in model.modules())
+    share = 0.5 if device.type == "cuda" and experts else 0.05
+    assert (actual - expected).abs().mean() < share * noise
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(scope="module", params=COUNTS, ids=str)
-def ranks(request, where, package, device, tmp_path_factory):
+def ranks(request, where, cpu_package, device, tmp_path_factory):
     if where != "cpu" and torch.cuda.device_count() < request.param:
         pytest.skip(f"needs {request.param} GPUs, got {torch.cuda.device_count()}")
     ranks = Ranks(request.param, tmp_path_factory.mktemp("ranks"), where)
@@ -39,7 +39,7 @@ def ranks(request, where, package, device, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def folder(package, tmp_path_factory):
+def folder(cpu_package, tmp_path_factory):
     """A model, and what one process makes of it with the same FP8 weights: with 16-bit inputs, and
     with FP8 ones, "dynamic"."""
     from safetensors.torch import save_file
@@ -50,9 +50,9 @@ def folder(package, tmp_path_factory):
     model = tiny_llama(hidden_size=HIDDEN, intermediate_size=512, **heads).eval()
     model.save_pretrained(folder)
     in_fp8 = copy.deepcopy(model)
-    package.models.quantize_model_(model, activations="none")
-    package.models.quantize_model_(in_fp8, activations="dynamic")
-    with use_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False):
+    cpu_package.models.quantize_model_(model, activations="none")
+    cpu_package.models.quantize_model_(in_fp8, activations="dynamic")
+    with use_kernel_mapping(cpu_package.layers.kernel_mapping(), inherit_mapping=False):
         kernelize(in_fp8, mode=Mode.INFERENCE, device="cpu")
     ids = tokens(2, 7)
     with torch.no_grad():

@@ -55,9 +55,9 @@ def dequantized(package, model):
 
 def reference_experts(package, module, x, top_k_index=None, top_k_weights=None):
     if top_k_index is None:  # Llama 4: equally many rows of each expert in turn
-        top_k_index = torch.arange(module.num_experts)[:, None]
+        top_k_index = torch.arange(module.num_experts, device=x.device)[:, None]
         top_k_index = top_k_index.repeat_interleave(x.shape[0] // module.num_experts, 0)
-        top_k_weights = torch.ones(x.shape[0], 1)
+        top_k_weights = x.new_ones(x.shape[0], 1)
     return package.reference.fused_moe(
         x, module.gate_up_proj, module.down_proj, top_k_weights, top_k_index,
         scale_gate_up=module.gate_up_proj_scale_inv, scale_down=module.down_proj_scale_inv,
