@@ -392,11 +392,11 @@ def table_rows(rows: list[dict], device: str) -> list[list[str]]:
 
 
 def save(rows: list[dict], device: str) -> None:
-    """Writes this device's rows into the table, and keeps those of other devices; and a layer's
+    """Writes the rows into the table, in the place of those of the same cases; and a layer's
     kernels, which picture.py draws."""
     header = ["", "tokens/s of generate", "a step, ms", "the host's part", "floor, ms"]
     source = f"python benchmarks/generate.py --save\n{device}, torch {torch.__version__}"
-    tables.save_beside("generate", source, header, table_rows(rows, device), device)
+    tables.save_rows("generate", source, header, table_rows(rows, device))
     timeline = [
         [SIDES[row["side"]], kernel.name, f"{kernel.begin:.2f}", f"{kernel.end:.2f}"]
         for row in rows

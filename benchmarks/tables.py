@@ -74,6 +74,29 @@ def save_beside(name: str, source: str, header: Sequence[str], rows: Sequence, d
     save_printed(name, "\n".join([*source.splitlines(), *sources]), header, [*others, *rows])
 
 
+def begin_alike(one: str, other: str) -> int:
+    """Letters."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+
+
+def save_rows(name: str, source: str, header: Sequence[str], rows: Sequence) -> None:
+    """Saves rows in the place of those of the same names, a new one behind those whose names begin
+    most alike, and keeps all others."""
+    path, kept, sources = RESULTS / "tables" / f"{name}.csv", [], []
+    if path.exists():
+        sources = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
+        kept = printed(name)[1]
+    for row in rows:
+        names = [other[0] for other in kept]
+        if row[0] in names:
+            kept[names.index(row[0])] = row
+        else:
+            alike = [begin_alike(row[0], other) for other in names]
+            kept.insert(max(range(len(kept)), key=lambda i: (alike[i], i), default=-1) + 1, row)
+    lines = dict.fromkeys([*sources, *source.splitlines()])
+    save_printed(name, "\n".join(lines), header, kept)
+
+
 # ---- Tables that are made of results
 
 
