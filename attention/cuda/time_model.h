@@ -48,7 +48,9 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   constexpr float kBandwidth = 0.95f;              // of what the driver says of the memory
   constexpr float kInPages = 0.95f;                // of that
   constexpr float kL2Rate = 1.4f;                  // of the same
-  constexpr float kSmBytesPerUs = 58.5e3f;         // that a multiprocessor takes in from memory
+  // What a multiprocessor takes in from memory: of rows, of pages (64 blocks on an H100: 34e3 of
+  // pages of 16, 64 and 256 keys, which H200's times of two and four rounds bear out).
+  constexpr float kSmBytesPerUs = 58.5e3f, kSmPagedBytesPerUs = 34.5e3f;
   const PrefillTile tile = prefill_tile(args);
   const float row_blocks_of_pair = static_cast<float>(row_blocks(args, c));
   const float outer = static_cast<float>(c.outer);
@@ -61,9 +63,9 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   const float scores = static_cast<float>(c.rows * tile.keys);
   const float elements = static_cast<float>(tile.keys) * columns;
   const float bytes_us =  // of keys that no other block brings to L2
-      row_blocks_of_pair > 1
-          ? 0
-          : elements * static_cast<float>(size_of(args.kv_dtype)) / kSmBytesPerUs;
+      row_blocks_of_pair > 1 ? 0
+                             : elements * static_cast<float>(size_of(args.kv_dtype)) /
+                                   (size_of_pages(args) == 0 ? kSmBytesPerUs : kSmPagedBytesPerUs);
   const float tile_us = std::max(
       bytes_us, kTileUs + std::max({2 * scores * columns / kFlopsPerUs, scores / kScoresPerUs,
                                     tile.fp8 ? elements / kCodesPerUs : 0}));
