@@ -11,8 +11,7 @@ step_ms is of one call of the model, with the device waited for, host_ms of what
 host. floor_ms is the time of the bytes that a step reads of weights and cache, at the rate at which
 this device reads 4 GiB; of experts those count that the batch's tokens meet, as routing by chance
 would have it: E (1 - (1 - k / E)^batch) of E. The side bfloat16 is the model as it was before
-anything, with SDPA and transformers' static cache, a step as one CUDA graph. vLLM's rows are added
-where its own script has saved some of this device (serving.py --contexts).
+anything, with SDPA and transformers' static cache, a step as one CUDA graph.
 
 --kernels counts the kernels of a step by the profiler, --timeline tells a layer's at the first
 batch and context, each with the time from the end of the one before to its own: kernels overlap,
@@ -354,40 +353,20 @@ def tell(row: dict) -> None:
         before = kernel.end
 
 
-def vllm_steps(device: str, model: str, batch: int, context: int) -> dict[str, float]:
-    """Milliseconds of a step of each of vLLM's sides, where serving.py has saved them."""
-    for path in tables.RESULTS.glob("*_vllm_decode.json"):
-        saved = json.loads(path.read_text())
-        if (saved["device"], saved["model"]) == (device, model):
-            return {
-                side: row["step_ms"]
-                for side, rows in saved["sides"].items()
-                for row in rows
-                if (row["batch"], row["context"]) == (batch, context)
-            }
-    return {}
-
-
 def table_rows(rows: list[dict], device: str) -> list[list[str]]:
-    """As the table has them, vLLM's behind ours of each batch and context."""
+    """As the table has them: the sides of a batch and context together."""
+    cells = list(dict.fromkeys((row["batch"], row["context"]) for row in rows))
     found = []
-    for batch, context in dict.fromkeys((row["batch"], row["context"]) for row in rows):
-        where = f"batch {batch}, context {context:,}"
-        for row in rows:
-            if (row["batch"], row["context"]) != (batch, context):
-                continue
-            head = ", FP8 head" if row["lm_head"] and row["side"] != "bfloat16" else ""
-            name = f"{device}, measured: {row['model']}, {where}: {SIDES[row['side']]}{head}"
-            if "error" in row:
-                found.append([name, row["error"], "", "", ""])
-                continue
-            host = f"{row['host_ms']:.2f}" if "host_ms" in row else ""
-            found.append([name, f"{row['tokens_per_s']:,.0f}", f"{row['step_ms']:.2f}", host,
-                          f"{row['floor_ms']:.2f}"])  # fmt: skip
-        model = rows[0]["model"]
-        for side, ms in vllm_steps(device, model, batch, context).items():
-            name = f"{device}, measured: {model}, {where}: {side}"
-            found.append([name, f"{batch / ms * 1e3:,.0f}", f"{ms:.2f}", "", ""])
+    for row in sorted(rows, key=lambda row: cells.index((row["batch"], row["context"]))):
+        where = f"batch {row['batch']}, context {row['context']:,}"
+        head = ", FP8 head" if row["lm_head"] and row["side"] != "bfloat16" else ""
+        name = f"{device}, measured: {row['model']}, {where}: {SIDES[row['side']]}{head}"
+        if "error" in row:
+            found.append([name, row["error"], "", "", ""])
+            continue
+        host = f"{row['host_ms']:.2f}" if "host_ms" in row else ""
+        found.append([name, f"{row['tokens_per_s']:,.0f}", f"{row['step_ms']:.2f}", host,
+                      f"{row['floor_ms']:.2f}"])  # fmt: skip
     return found
 
 

@@ -1,5 +1,5 @@
-"""Times decode steps of an FP8 Llama in a loop of our own, before and after these kernels, where
-serving.py finds no vLLM.
+"""Times decode steps of an FP8 Llama in a loop of our own, before and after these kernels, for
+serving.py.
 
 Before: transformers' modules, each linear quantising its input and multiplying by
 ``torch._scaled_mm``, a scale a token and a channel: what FP8 is on its first day, nothing fused.

@@ -16,7 +16,6 @@ from torch import nn
 sys.path.append(str(ROOT / "benchmarks"))
 import generate
 import picture
-import serving
 import tables
 
 LAYER = [
@@ -93,14 +92,12 @@ def test_the_timeline_has_a_lane_a_side():
         assert bar == pytest.approx([12 + across * begin / whole, across * us / whole], abs=0.01)
 
 
-def test_rows_with_vllm_beside(tmp_path, monkeypatch):
+def test_rows_of_the_table(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    step = {"batch": 8, "context": 8192, "step_ms": 4.0}
-    saved = {"device": "card", "model": "llama-8b", "sides": {"vLLM": [step]}}
-    (tmp_path / "x_vllm_decode.json").write_text(json.dumps(saved))
     common = {"model": "llama-8b", "batch": 8, "context": 8192, "lm_head": True}
     rows = [
         {**common, "side": "bfloat16", "tokens_per_s": 1e3, "step_ms": 8.0, "floor_ms": 5.0},
+        {**common, "context": 512, "side": "bfloat16", "error": "out of memory"},
         {**common, "side": "without", "error": "out of memory"},
         {**common, "side": "auto", "tokens_per_s": 2e3, "step_ms": 3.9, "host_ms": 0.2,
          "floor_ms": 3.0, "layer": [generate.Kernel("a", 0.0, 1.5)]},
@@ -110,9 +107,8 @@ def test_rows_with_vllm_beside(tmp_path, monkeypatch):
         [head + "bfloat16, CUDA graph", "1,000", "8.00", "", "5.00"],
         [head + "as it was, FP8 head", "out of memory", "", "", ""],
         [head + "use_decode_step, FP8 head", "2,000", "3.90", "0.20", "3.00"],
-        [head + "vLLM", "2,000", "4.00", "", ""],
+        [head.replace("8,192", "512") + "bfloat16, CUDA graph", "out of memory", "", "", ""],
     ]
-    assert len(generate.table_rows(rows, "another card")) == 3
     (tmp_path / "tables").mkdir()
     generate.save(rows, "card")
     assert tables.printed("generate")[1] == generate.table_rows(rows, "card")
@@ -156,31 +152,6 @@ def test_a_step_reads_the_experts_that_its_tokens_meet():
     experts = 4 * 2 * (48 + 24)
     for tokens, part in ((1, 1 / 2), (2, 3 / 4), (3, 7 / 8)):
         assert generate.step_bytes(model, tokens) == pytest.approx(4 * 24 + part * experts)
-
-
-def test_a_step_of_vllm_behind_a_prompt(monkeypatch):
-    """Of a vLLM whose prompt takes 5 s the first time, and a token 0.25 s a sequence."""
-    now, seen = [0.0], set()
-
-    class LLM:
-        def __init__(self, **options):
-            assert options["max_model_len"] >= 40 + 8 and options["enable_prefix_caching"]
-
-        def generate(self, prompts, parameters, use_tqdm):
-            for prompt in prompts:
-                ids = tuple(prompt["prompt_token_ids"])
-                now[0] += 0.0 if ids in seen else 5.0
-                now[0] += 0.25 * parameters.max_tokens
-                seen.add(ids)
-
-    vllm = SimpleNamespace(LLM=LLM, SamplingParams=lambda **options: SimpleNamespace(**options))
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.setattr(serving.time, "perf_counter", lambda: now[0])
-    found = serving.work_vllm("folder", [1, 2], [16, 40], 3, 8)
-    assert found == [
-        {"context": context, "batch": batch, "step_ms": 250.0 * batch, "tokens_per_s": 4.0}
-        for batch in (1, 2) for context in (16, 40)
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("model", generate.end_to_end.MODELS)
