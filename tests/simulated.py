@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "tools")]
@@ -227,12 +227,24 @@ class CheckedOp:
         written, read = self.tensors(arguments)
         if not written and not self.writes:  # it launches nothing
             return self.op(*arguments)
+        if any(isinstance(mode, Seen) for mode in _get_current_dispatch_mode_stack()):
+            return self.op(*arguments)
         with checked(written, read, seed):
             return self.unchecked(*arguments)
 
     def unchecked(self, *arguments):
         """The binding's function itself, so that a dispatch mode sees what that calls."""
         return self.op._op_dk(torch._C.DispatchKey.CPU, *arguments)
+
+
+class Seen(TorchDispatchMode):
+    """Has calls of ops go through the dispatch modes that are entered within, before they are
+    checked."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace != NAME:
+            return function(*args, **(kwargs or {}))
+        return CheckedOp(function)(*args)
 
 
 class CheckedOps:

@@ -43,11 +43,15 @@ def right_calls(fp8: torch.dtype = torch.float8_e4m3fn) -> Iterator[dict[str, An
             **weights("qkv", count, QKV, HIDDEN),
             "cos": some(128), "sin": some(128), "position": torch.tensor([2]).int(),
             "eps": 1e-6, "weight_offset": 0.0, "scale": 0.1,
+            "seqused_k": torch.tensor([3]).int() if of_rows else None,
+            "leftpad_k": torch.tensor([1]).int() if of_rows else None, "window_left": -1,
         }  # fmt: skip
 
 
-def shared_memory(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Wrong calls, whose caches lie in what else is written, or have other heads."""
+def wrong_calls(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Wrong calls, whose caches lie in what else is written, or have other heads; and a window
+    that is none."""
+    yield {**call, "window_left": -2}
     memory = half(1 << 12)
     caches = [memory[:512].view(4, KV_HEADS, 128)] * 2
     yield {**call, "v_caches": caches, "k_caches": caches}

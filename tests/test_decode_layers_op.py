@@ -57,11 +57,25 @@ def copy_of(call):
     (1, True, torch.bfloat16, 0, {}),
     (2, False, torch.float16, 9, {"eps": 1e-5, "weight_offset": 1.0, "scale": 0.1}),
     (2, True, torch.bfloat16, 70, {}),
+    (1, False, torch.bfloat16, 70, {"seqused_k": 50, "leftpad_k": 11}),
+    (1, False, torch.bfloat16, 70, {"seqused_k": 71, "leftpad_k": 2, "window_left": 30}),
+    (1, False, torch.bfloat16, 6, {"window_left": 0}),
 ])  # fmt: skip
 def test_as_the_functions_one_by_one(backend, package, layers, of_last, dtype, position, options):
     if backend.name == "cuda":
         pytest.skip("refused there")
     call = random_call(backend, backend.fp8_dtype, layers, of_last, dtype, position, layers == 2)
+    if options.keys() & {"seqused_k", "window_left"}:
+        options, begin = dict(options), options.get("leftpad_k", 0)
+        end = options.get("seqused_k", position + 1)
+        if "window_left" in options:
+            begin = max(begin, end - 1 - options["window_left"])
+            call["position"] = call["position"].long()
+        for cache in (*call["k_caches"], *call["v_caches"]):  # what is not seen is not read
+            cache[:begin] = cache[end:] = float("nan")
+        for name in ("seqused_k", "leftpad_k"):
+            if name in options:
+                options[name] = torch.tensor([options[name]]).int().to(backend.device)
     expected, found = copy_of(call), copy_of(call)
     package.reference.decode_layers(**expected, **options)
     residual = backend.ops.decode_layers(**found, **options)

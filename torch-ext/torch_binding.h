@@ -197,7 +197,8 @@ std::string grouped_gemm_configs(const torch::stable::Tensor& out, const torch::
 // residual, qkv and caches are written: decoder layers for one token, as
 // decode_layers/decode_layers.h says. A list has a tensor for each layer, the last three may lack
 // the last one. qkv is the first layer's, then that of the layer behind the last, where its w_qkv
-// is given. Caches are [rows, KV heads, 128], scales of weights [1] or [N, 1], position [1] int32.
+// is given. Caches are [rows, KV heads, 128], scales of weights [1] or [N, 1], position [1] int32
+// or int64, seqused_k and leftpad_k [1] int32.
 void decode_layers(
     torch::stable::Tensor& residual, torch::stable::Tensor& qkv,
     std::vector<torch::stable::Tensor> k_caches, std::vector<torch::stable::Tensor> v_caches,
@@ -208,7 +209,8 @@ void decode_layers(
     std::vector<torch::stable::Tensor> next_norm_weights, std::vector<torch::stable::Tensor> w_qkv,
     std::vector<torch::stable::Tensor> scale_qkv, const torch::stable::Tensor& cos,
     const torch::stable::Tensor& sin, const torch::stable::Tensor& position, double eps,
-    double weight_offset, double scale);
+    double weight_offset, double scale, std::optional<torch::stable::Tensor> seqused_k,
+    std::optional<torch::stable::Tensor> leftpad_k, int64_t window_left);
 
 // A program is what ops on the CPU would run, kept to run again (bindings/program.h). what: "new",
 // with any number, and the program's is returned; "on", from now on this thread's ops go to its

@@ -35,6 +35,11 @@ struct DecodeAttention {
   const int32_t* position = nullptr;  // [1]: rows that the cache has; the new one's place
   int32_t heads = 0, kv_heads = 0;
   float scale = 0.0f;
+  // Rows from first_key on and before `keys`, of these the last window_left + 1, are seen: one at
+  // least, none behind the new one.
+  const int32_t* keys = nullptr;       // [1]; nullptr: with the new one all
+  const int32_t* first_key = nullptr;  // [1]; nullptr: 0
+  int32_t window_left = -1;            // -1: all
 };
 
 // All of K are multiples of 128, from 1024 on.

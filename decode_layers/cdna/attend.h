@@ -68,6 +68,23 @@ ROCM_KERNELS_DEVICE float factor_to(float most, float greatest) {
   return fast_exp2(greatest - (most == -INFINITY ? 0.0f : most));
 }
 
+// The keys that are seen, and where the new one goes: all layers have the same.
+struct Seen {
+  template <typename T>
+  static ROCM_KERNELS_DEVICE Seen of(const Attention<T>& a) {
+    const auto read = [](const int32_t* from) { return __builtin_amdgcn_readfirstlane(*from); };
+    Seen seen{read(a.position), 0, 0};
+    seen.end = seen.position + 1;
+    if (a.keys != nullptr) seen.end = min(seen.end, read(a.keys));
+    if (a.first_key != nullptr) seen.begin = read(a.first_key);
+    if (a.window_left >= 0) seen.begin = max(seen.begin, seen.end - 1 - a.window_left);
+    return seen;
+  }
+  ROCM_KERNELS_DEVICE int count() const { return end - begin; }
+
+  int position, begin, end;
+};
+
 // What of the attention is this workgroup's.
 template <typename T>
 class Share {
@@ -101,9 +118,9 @@ ROCM_KERNELS_DEVICE FloatPair* partial_of(const Attention<T>& a, int head, int i
 // once all first loads are under way.
 template <typename T, typename HasQkv, typename Asked>
 ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, const T* qkv,
-                                int position, int wave, int lane, AttendScratch& scratch,
+                                const Seen& seen, int wave, int lane, AttendScratch& scratch,
                                 const HasQkv& has_qkv, const Asked& asked) {
-  const int keys = position + 1;
+  const int position = seen.position, keys = seen.count();
   const Share<T> share(a, keys);
   if (!share.has_keys()) {
     has_qkv();
@@ -111,7 +128,8 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
   }
   const int waves = kHelpers * share.count;
   const int each = (keys + waves - 1) / waves;
-  const int begin = (share.index * kHelpers + wave) * each, end = min(begin + each, keys);
+  const int begin = seen.begin + (share.index * kHelpers + wave) * each;
+  const int end = min(begin + each, seen.end);
 
   const int row = lane / 16, column = lane % 16;
   const auto eight_of = [&](const T* head) {
@@ -119,10 +137,11 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
   };
   const Vector cosines = eight_of(a.cos), sines = eight_of(a.sin);
   Vector k[kSteps], v[kSteps];
+  const int last = min(position, seen.end) - 1;  // of the rows that are there and seen
   const auto load_row = [&](const T* cache, int key) {
-    if (position == 0) return Vector{};  // there is no row; a weight of 0 must meet a number
-    // The last row that is there stands for those behind it, and for the new one.
-    const int64_t at = int64_t{min(key, position - 1)} * a.row_stride;
+    if (last < seen.begin) return Vector{};  // no row is; a weight of 0 must meet a number
+    // The last one stands for those behind it, and for the new one.
+    const int64_t at = int64_t{min(key, last)} * a.row_stride;
     return eight_of(cache + at + share.kv_head * a.head_stride);
   };
 #pragma unroll
@@ -141,7 +160,7 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
   asked();
 
   new_key = turned<T>(new_key, cosines, sines, column);
-  if (begin <= position && position < end && row == 0 && share.part == 0) {
+  if (share.index == 0 && wave == 0 && row == 0 && share.part == 0) {
     const int64_t at =
         int64_t{position} * a.row_stride + share.kv_head * a.head_stride + kCount * column;
     store<Touch::kAgain>(layer.k_cache + at, new_key);
@@ -226,9 +245,9 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
 // Behind a barrier: a wave adds up a head of its workgroup, and if it is the head's last, the
 // head's workgroups.
 template <typename T>
-ROCM_KERNELS_DEVICE void add_parts(const Attention<T>& a, int position, int wave, int lane,
+ROCM_KERNELS_DEVICE void add_parts(const Attention<T>& a, const Seen& seen, int wave, int lane,
                                    const AttendScratch& scratch) {
-  const Share<T> share(a, position + 1);
+  const Share<T> share(a, seen.count());
   if (!share.has_keys() || wave >= share.group) return;
   const int head = share.first_head + wave;
   FloatPair sum = {};

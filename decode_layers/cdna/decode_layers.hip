@@ -202,6 +202,9 @@ StackProblem<T> make_problem(const DecodeLayersArgs& args, int64_t begin, int64_
     attention.cos = static_cast<const T*>(a.cos);
     attention.sin = static_cast<const T*>(a.sin);
     attention.position = a.position;
+    attention.keys = a.keys;
+    attention.first_key = a.first_key;
+    attention.window_left = a.window_left;
     attention.heads = a.heads;
     attention.kv_heads = a.kv_heads;
     attention.parts = (a.heads / a.kv_heads + kUnitHeads - 1) / kUnitHeads;

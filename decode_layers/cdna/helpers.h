@@ -160,7 +160,7 @@ ROCM_KERNELS_DEVICE void help(const StackProblem<T>& p, int wave, int lane, uint
     workgroup_barrier();
   };
   const bool attends = Turn::first_of(p).attends(p);
-  const int position = attends ? __builtin_amdgcn_readfirstlane(*p.attention.position) : 0;
+  const Seen seen = attends ? Seen::of(p.attention) : Seen{};
   int parity = 0;
 #pragma unroll 1
   for (Turn turn = Turn::first_of(p); !turn.is_over(p); turn.next(p)) {
@@ -179,10 +179,10 @@ ROCM_KERNELS_DEVICE void help(const StackProblem<T>& p, int wave, int lane, uint
       const auto asked = [&] {
         if (first) workgroup_barrier();
       };
-      attend(p.attention, layer, first ? p.attention.qkv : p.qkv, position, wave, lane, scratch,
+      attend(p.attention, layer, first ? p.attention.qkv : p.qkv, seen, wave, lane, scratch,
              has_qkv, asked);
       workgroup_barrier();
-      add_parts(p.attention, position, wave, lane, scratch);
+      add_parts(p.attention, seen, wave, lane, scratch);
       await_published();  // by all helpers: the first one arrives for them
       workgroup_barrier();
     }

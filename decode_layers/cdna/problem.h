@@ -78,6 +78,8 @@ struct Attention {
   int32_t row_stride, head_stride;  // elements
   const T *cos, *sin;               // [128]
   const int32_t* position;          // [1]: rows that the cache has
+  const int32_t *keys, *first_key;  // [1], or nullptr: see DecodeAttention
+  int32_t window_left;
   int32_t heads, kv_heads;
   int32_t parts;      // of a KV head's query heads, kUnitHeads each
   int32_t splits;     // workgroups that each of them may have

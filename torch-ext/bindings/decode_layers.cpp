@@ -82,6 +82,15 @@ void require_layer_cache(const Tensor& cache, const char* name, const Tensor& fi
   require_no_overlap(cache, name, qkv, "qkv");
 }
 
+// One number that launches read: how many rows, or the place of one.
+const int32_t* require_layer_number(const Tensor& tensor, const char* name,
+                                    const Tensor& residual) {
+  require(tensor.scalar_type() == ScalarType::Int && tensor.numel() == 1, name,
+          " must be one int32, got ", name_of(tensor.scalar_type()), " ", shape_of(tensor));
+  require_device(tensor, name, residual, "residual");
+  return static_cast<const int32_t*>(tensor.data_ptr());
+}
+
 }  // namespace
 
 void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_caches,
@@ -89,7 +98,8 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
                    Tensors scale_gate_up, Tensors w_down, Tensors scale_down,
                    Tensors next_norm_weights, Tensors w_qkv, Tensors scale_qkv, const Tensor& cos,
                    const Tensor& sin, const Tensor& position, double eps, double weight_offset,
-                   double scale) {
+                   double scale, std::optional<Tensor> seqused_k, std::optional<Tensor> leftpad_k,
+                   int64_t window_left) {
   require(
       residual.scalar_type() == ScalarType::BFloat16 || residual.scalar_type() == ScalarType::Half,
       "residual must be float16 or bfloat16, got ", name_of(residual.scalar_type()));
@@ -127,16 +137,22 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
   require_layer_row(qkv, "qkv", qkv_columns, residual);
   require_layer_row(cos, "cos", kHeadDim, residual);
   require_layer_row(sin, "sin", kHeadDim, residual);
-  require(position.scalar_type() == ScalarType::Int && position.numel() == 1,
-          "position must be one int32, got ", name_of(position.scalar_type()), " ",
-          shape_of(position));
+  require(
+      (position.scalar_type() == ScalarType::Int || position.scalar_type() == ScalarType::Long) &&
+          position.numel() == 1,
+      "position must be one int32 or int64, got ", name_of(position.scalar_type()), " ",
+      shape_of(position));
   require_device(position, "position", residual, "residual");
+  require(window_left >= -1 && window_left < (int64_t{1} << 31),
+          "window_left must be -1 or a number of rows, got ", window_left);
   require_no_overlap(residual, "residual", qkv, "qkv");
   for (const auto& [written, name] :
        {std::pair<const Tensor&, const char*>{residual, "residual"}, {qkv, "qkv"}}) {
     require_no_overlap(written, name, cos, "cos");
     require_no_overlap(written, name, sin, "sin");
     require_no_overlap(written, name, position, "position");
+    if (seqused_k) require_no_overlap(written, name, *seqused_k, "seqused_k");
+    if (leftpad_k) require_no_overlap(written, name, *leftpad_k, "leftpad_k");
   }
 
   std::vector<DecodeLayer> layers;
@@ -176,7 +192,11 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
   args.attention.head_stride = k_caches[0].stride(1);
   args.attention.cos = cos.data_ptr();
   args.attention.sin = sin.data_ptr();
+  // Of an int64 the low half, which comes first.
   args.attention.position = static_cast<const int32_t*>(position.data_ptr());
+  if (seqused_k) args.attention.keys = require_layer_number(*seqused_k, "seqused_k", residual);
+  if (leftpad_k) args.attention.first_key = require_layer_number(*leftpad_k, "leftpad_k", residual);
+  args.attention.window_left = static_cast<int32_t>(window_left);
   args.attention.heads = static_cast<int32_t>(heads);
   args.attention.kv_heads = static_cast<int32_t>(kv_heads);
   args.attention.scale = static_cast<float>(scale);

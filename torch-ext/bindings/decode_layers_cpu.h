@@ -81,7 +81,7 @@ class LayersByOps {
     rope.dtype = rope.cache_dtype = rope.table_dtype = args_.dtype;
     if (const Status error = launch_rope_and_cache(rope, context_)) return error;
 
-    const int32_t keys = *a.position + 1;
+    const int32_t keys = a.keys == nullptr ? *a.position + 1 : *a.keys;
     AttentionArgs attention;
     attention.batch = attention.max_seqlen_q = attention.total_q = 1;
     attention.heads = a.heads, attention.kv_heads = a.kv_heads;
@@ -90,6 +90,8 @@ class LayersByOps {
     attention.k = {layer.k_cache, 0, a.row_stride, a.head_stride};
     attention.v = {layer.v_cache, 0, a.row_stride, a.head_stride};
     attention.seqused_k = &keys;
+    attention.leftpad_k = a.first_key;
+    attention.window_left = a.window_left;
     attention.max_seqlen_k = keys;
     std::vector<uint16_t> out(attended_.size());
     attention.out = out.data();

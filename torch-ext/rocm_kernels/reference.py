@@ -609,9 +609,16 @@ def decode_layers(
     eps: float = 1e-6,
     weight_offset: float = 0.0,
     scale: Optional[float] = None,
+    seqused_k: Optional[torch.Tensor] = None,
+    leftpad_k: Optional[torch.Tensor] = None,
+    window_left: int = -1,
 ) -> torch.Tensor:
     """The functions above one by one; residual, qkv and caches are written."""
-    rows, fp8_dtype = int(position) + 1, w_o[0].dtype
+    fp8_dtype = w_o[0].dtype
+    end = int(position) + 1 if seqused_k is None else int(seqused_k)
+    begin = 0 if leftpad_k is None else int(leftpad_k)
+    if window_left >= 0:
+        begin = max(begin, end - 1 - window_left)
     norm_options = {"fp8_dtype": fp8_dtype, "weight_offset": weight_offset}
 
     def product(quantized: Tuple[torch.Tensor, torch.Tensor], w: torch.Tensor,
@@ -625,7 +632,7 @@ def decode_layers(
             cache_positions=position.view(1, 1),
         )  # fmt: skip
         attended, _ = flash_attn_func(
-            q, k_cache[None, :rows], v_cache[None, :rows], softmax_scale=scale
+            q, k_cache[None, begin:end], v_cache[None, begin:end], softmax_scale=scale
         )
         attended = quantize_fp8(attended.reshape(1, -1), fp8_dtype=fp8_dtype)
         h = residual.clone()[None]

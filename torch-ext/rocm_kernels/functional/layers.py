@@ -39,6 +39,9 @@ def decode_layers(
     eps: float = 1e-6,
     weight_offset: float = 0.0,
     scale: Optional[float] = None,
+    seqused_k: Optional[torch.Tensor] = None,
+    leftpad_k: Optional[torch.Tensor] = None,
+    window_left: int = -1,
 ) -> torch.Tensor:
     """Decoder layers for one token, each from its attention to the next one's qkv.
 
@@ -61,7 +64,8 @@ def decode_layers(
             layer behind the last, where the last one's ``w_qkv`` is given.
         cos: ``[128]`` like residual, the token's angles, the second half as the first (NeoX).
             Likewise ``sin``.
-        position: int32 of one element: how many rows the caches have, and where the new one goes.
+        position: int32 or int64 of one element: how many rows the caches have, and where the new
+            one goes.
         k_caches: for each layer ``[rows, KV heads, 128]`` like residual, of one shape and of the
             same strides. Written. Likewise ``v_caches``.
         norm_weights: for each layer ``[H]`` like residual, of the norm behind its attention.
@@ -72,6 +76,10 @@ def decode_layers(
         scale_o: for each layer float32 of one element or ``[H, 1]``; likewise the other scales.
         eps, weight_offset: of all norms, as in :func:`rmsnorm`.
         scale: of scores; None: ``128 ** -0.5``.
+        seqused_k: int32 of one element: how many rows count, from 1 to ``position + 1``; None:
+            ``position + 1``.
+        leftpad_k: int32 of one element: the first so many rows are not seen, fewer than count.
+        window_left: rows before the last that counts which are seen; -1: all.
 
     Sizes of rows must be multiples of 128, on AMD from 1024 on, H up to 8192.
 
@@ -94,7 +102,7 @@ def decode_layers(
     caches, rest = lists[:2], [[_in_place(t) for t in tensors] for tensors in lists[2:]]
     _decode_layers(
         residual, qkv, *caches, *rest, input_vector(cos), input_vector(sin), position, eps,
-        weight_offset, 128**-0.5 if scale is None else scale,
+        weight_offset, 128**-0.5 if scale is None else scale, seqused_k, leftpad_k, window_left,
     )  # fmt: skip
     mark_written(residual, qkv, *k_caches, *v_caches)
     return residual

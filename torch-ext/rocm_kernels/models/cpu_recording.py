@@ -17,9 +17,10 @@ Recording changes no tensor that was there before: what would be written is only
 asks a tensor for a number, and would go another way with another, cannot be recorded.
 """
 
+import contextlib
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,15 +47,17 @@ def is_recording() -> bool:
 
 class CpuGraph:
     """What ``run`` computes, to be computed again by :meth:`replay`, in inference mode or not as
-    this is: the tensors are of that mode."""
+    this is: the tensors are of that mode. Ops are ``seen_by`` others before, sums by LateSums."""
 
-    def __init__(self, run: Callable[[], None]) -> None:
+    def __init__(self, run: Callable[[], None], *seen_by: ContextManager) -> None:
         program = ops.record_program(0, "new")
         weakref.finalize(self, ops.record_program, program, "free")
         recorder = _Recorder(program)
         _here.records = True
         try:
-            with torch.no_grad(), recorder, LateSums():
+            with contextlib.ExitStack() as contexts:
+                for each in (torch.no_grad(), recorder, *seen_by, LateSums()):
+                    contexts.enter_context(each)
                 run()
         finally:
             _here.records = False

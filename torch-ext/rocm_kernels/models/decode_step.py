@@ -43,8 +43,8 @@ from .growing_cache import growing_cache
 from .hooks import is_called
 from .late_stop import are_theirs, looking_late, teach_transformers
 from .model_state import States, attentions_of, fingerprint
-from .probe_step import first_line, why_not_in_place
-from .recorded_step import RecordedStep, kind_of
+from .probe_step import why_not_in_place
+from .recorded_step import RecordedStep, first_line, kind_of
 from .step_storage import Storage, make_ready, name_of_cache
 from .tensor_parallel import is_divided
 
@@ -57,6 +57,9 @@ class DecodeSteps(NamedTuple):
     recorded: int  # graphs
     replayed: int  # steps
     passed_on: Dict[str, int]  # other calls by the reason, which ran as without it
+    # On AMD, how the decoder layers of the graph that was recorded last run: in "decode_layers",
+    # many a launch, or why their ops run one by one.
+    layers: Dict[str, int]
 
 
 def use_decode_step(
@@ -123,7 +126,7 @@ def decode_steps(model: nn.Module) -> DecodeSteps:
     step = vars(model).get("forward")
     if not isinstance(step, _DecodeStep):
         raise ValueError(f"use_decode_step was not called with this {type(model).__name__}")
-    return DecodeSteps(step.recorded, step.replayed, dict(step.passed_on))
+    return DecodeSteps(step.recorded, step.replayed, dict(step.passed_on), dict(step.layers))
 
 
 class _DecodeStep:
@@ -142,6 +145,7 @@ class _DecodeStep:
     def _forget(self) -> None:
         self.recorded = self.replayed = 0
         self.passed_on: Counter = Counter()
+        self.layers: Dict[str, int] = {}
         self.model_was: Optional[Tuple] = None
         self.device: Optional[torch.device] = None  # kept: to ask the model walks its modules
         self.free: Optional[Storage] = None
@@ -436,6 +440,7 @@ class _DecodeStep:
             states.put_back()
             return f"{kept[0] or 'the model'} keeps a {kept[1]} from step to step in itself"
         self.recorded += 1
+        self.layers = step.layers
         return step
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._ops import ops
-from .seen_ops import EMPTY, is_plain_sum, storages_of, tensors_in, written_by
+from .seen_ops import EMPTY, is_plain_sum, may_be_a_view, storages_of, tensors_in, written_by
 
 _norm = ops.rmsnorm_fp8.default
 _X, _RESIDUAL, _ADDEND = 2, 3, 11  # of its arguments
@@ -58,7 +58,7 @@ class LateSums(TorchDispatchMode):
             return func(*new)
         if not self.waiting or func.overloadpacket in EMPTY:
             return func(*args, **kwargs)
-        if _may_be_a_view(func):
+        if may_be_a_view(func):
             seen = func(*args, **kwargs)
             if storages_of(tensors_in(seen)) <= storages_of(tensors_in((args, kwargs))):
                 return seen
@@ -107,11 +107,3 @@ class LateSums(TorchDispatchMode):
 
 def _storage(tensor: torch.Tensor) -> int:
     return next(iter(storages_of([tensor])))
-
-
-def _may_be_a_view(func: Any) -> bool:
-    """Whether a result may look at an argument's memory. Some that do copy where they must."""
-    returns = func._schema.returns
-    return bool(returns) and all(
-        result.alias_info is not None and not result.alias_info.is_write for result in returns
-    )

@@ -18,6 +18,7 @@ from torch import nn
 from .attention import ATTENTION, noted_windows
 from .hooks import is_called
 from .model_state import states_kept
+from .recorded_step import first_line
 from .step_storage import NAMES_OF_CACHE
 
 _PROMPT, _STEP = (1, 2), (3,)
@@ -63,10 +64,6 @@ def why_not_in_place(
         if not torch.allclose(one.float(), other.float(), rtol=0.1, atol=0.1):
             return "it reads rows of its cache that hold nothing yet"
     return None
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _run(

@@ -7,7 +7,7 @@ the same names, values or shapes; but a mask of padding grows with its sequence.
 
 import contextlib
 import gc
-from typing import Any, Callable, ContextManager, Dict, Iterable, List
+from typing import Any, Callable, ContextManager, Dict, Iterable, List, Tuple
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from ..functional.product import settled
 from .ahead import asking_ahead
 from .cpu_recording import CpuGraph
 from .late_sums import LateSums
+from .layer_stacks import LayerStacks, handed_out, takes_stacks
 
 _CACHE = object()  # stands in a recorded result for the cache of the call
 
@@ -38,12 +39,14 @@ class RecordedStep:
         self.in_inference = torch.is_inference_mode_enabled()
         self._copy_in(kwargs)
         with settled(_shares(model.parameters())), asking_ahead(model.device) as self.asked:
-            self.graph = _record(model.device, lambda: self._run(forward, cache, cache_name))
+            self.graph, self.layers = _record(
+                model.device, lambda: self._run(forward, cache, cache_name)
+            )
         self.kept = [*tensors_of(model), *map(sums_of, model.modules())]
 
     def _run(self, forward: Callable[..., Any], cache: Any, cache_name: str) -> None:
         outputs = forward(**self.inputs, **{cache_name: cache})
-        self.outputs = _changed(outputs, lambda tensor: tensor, lambda _: _CACHE)
+        self.outputs = _changed(outputs, handed_out, lambda _: _CACHE)
 
     def fits(self, kwargs: Dict[str, Any]) -> bool:
         """Whether a call's arguments, a cache among them, are of the kind that was recorded."""
@@ -80,28 +83,49 @@ class RecordedStep:
         return _changed(self.outputs, torch.clone, lambda _: kwargs[cache_name])
 
 
-def _record(device: torch.device, run: Callable[[], None]) -> Any:
-    """A graph of what ``run`` launches."""
-    if device.type == "cpu":
-        return CpuGraph(run)
+def _record(device: torch.device, run: Callable[[], None]) -> Tuple[Any, Dict[str, int]]:
+    """A graph of what ``run`` launches, and how layers run, as ``DecodeSteps.layers`` says."""
+
+    def record(*stacks: ContextManager) -> Any:
+        if device.type == "cpu":
+            return CpuGraph(run, *stacks)
+        return _cuda_graph(run, *stacks, LateSums())
+
+    layers: Dict[str, int] = {}
+    if takes_stacks(device):
+        stacks = LayerStacks()
+        try:
+            return record(stacks), dict(stacks.layers)
+        except Exception as error:  # if it is not the stacks' it comes again
+            layers = {first_line(error): stacks.layers.total()}
     try:
-        return _cuda_graph(run, LateSums())
+        return record(), layers
     except Exception:  # not all of torch runs where ops are seen: higher-order ones do not
-        return _cuda_graph(run, contextlib.nullcontext())
+        if device.type == "cpu":
+            raise
+        return _cuda_graph(run), layers
 
 
-def _cuda_graph(run: Callable[[], None], seen_by: ContextManager) -> torch.cuda.CUDAGraph:
+def _cuda_graph(run: Callable[[], None], *seen_by: ContextManager) -> torch.cuda.CUDAGraph:
+    """seen_by: what ops go through, the last one first."""
     graph = torch.cuda.CUDAGraph()
     # A graph that is destroyed while another is recorded spoils that one.
     collects = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"), seen_by:
+        with contextlib.ExitStack() as contexts:
+            contexts.enter_context(torch.cuda.graph(graph, capture_error_mode="thread_local"))
+            for each in seen_by:
+                contexts.enter_context(each)
             run()
     finally:
         if collects:
             gc.enable()
     return graph
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _changed(outputs: Any, tensor: Callable[[Any], Any], cache: Callable[[Any], Any]) -> Any:

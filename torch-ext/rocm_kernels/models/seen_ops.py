@@ -26,6 +26,14 @@ def written_by(func: Any, args: Tuple, kwargs: Dict[str, Any]) -> List[torch.Ten
     return found
 
 
+def may_be_a_view(func: Any) -> bool:
+    """Whether a result may look at an argument's memory. Some that do copy where they must."""
+    returns = func._schema.returns
+    return bool(returns) and all(
+        result.alias_info is not None and not result.alias_info.is_write for result in returns
+    )
+
+
 def is_plain_sum(func: Any, args: Tuple, kwargs: Dict[str, Any]) -> bool:
     """Of two tensors side by side, as between layers."""
     if func is not _aten.add.Tensor or len(args) != 2 or kwargs.get("alpha", 1) != 1:

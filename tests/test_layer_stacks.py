@@ -1,0 +1,195 @@
+"""Layers of a recorded step in calls of decode_layers: generate gives what it gives without.
+
+On the CPU that op runs the ops one by one, and a step takes it where it is told to.
+"""
+
+import contextlib
+import copy
+import importlib
+import types
+
+import pytest
+import torch
+from compare import assert_near
+from kernels import Mode, kernelize, use_kernel_mapping
+from tiny_models import randomized
+
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 128,
+    "vocab_size": 160,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+STACKED = {"decode_layers": 2}
+
+
+def quantised(package, family="Llama", head=False, activations="dynamic", **changes):
+    module = importlib.import_module("transformers")
+    config = getattr(module, f"{family}Config")(**{**SIZES, **changes})
+    model = randomized(getattr(module, f"{family}ForCausalLM")(config)).bfloat16()
+    package.models.quantize_model_(model, activations=activations, lm_head=head)
+    with use_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False):
+        return kernelize(model, mode=Mode.INFERENCE)
+
+
+def prompt(columns=7, padding=0):
+    mask = torch.arange(columns)[None] >= padding
+    ids = torch.randint(5, 150, (1, columns)).where(mask, 0)
+    return {"input_ids": ids, "attention_mask": mask.long()}
+
+
+def answers(package, model, given, step=None, prepare=lambda model: None, **options):
+    """Of generate with ops one by one, and with stacks; and how layers ran then."""
+    found = []
+    for stacks in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                package.models.recorded_step, "takes_stacks", lambda device, stacks=stacks: stacks
+            )
+            each = copy.deepcopy(model)
+            prepare(each)
+            package.models.use_decode_step(each, **(step or {}))
+            torch.manual_seed(0)
+            options = {"max_new_tokens": 5, "do_sample": False, **options}
+            found.append(each.generate(**given, **options))
+        steps = package.models.decode_steps(each)
+        assert steps.recorded and steps.replayed >= 3
+    return *found, steps.layers
+
+
+@pytest.mark.parametrize(
+    "family, changes, layers",
+    [
+        ("Llama", {}, STACKED),
+        ("Llama", {"head": True}, STACKED),
+        ("Mistral", {"sliding_window": 5}, STACKED),
+        ("Llama", {"activations": "none"}, {"inputs are not quantised": 2}),
+        ("Llama", {"head_dim": 64}, {"heads of 64, not 128": 2}),
+        ("Qwen2", {}, STACKED),
+        ("Qwen3", {}, {"rope_and_cache has a q_weight": 2}),
+        ("Gemma", {}, {"activation of swiglu_fp8 is gelu_tanh": 2}),
+    ],
+)
+def test_layers_run_in_stacks_where_they_are_such(package, family, changes, layers):
+    one_by_one, stacked, found = answers(package, quantised(package, family, **changes), prompt())
+    assert torch.equal(one_by_one, stacked)
+    assert found == layers
+
+
+@pytest.mark.parametrize(
+    "options, layers",
+    [
+        ({"step": {"kv_cache_dtype": "fp8"}},
+         {"queries are torch.bfloat16, and the cache torch.float8_e4m3fn": 2}),
+        ({"num_return_sequences": 2, "num_beams": 2}, {"more than one token": 2}),
+        ({"output_hidden_states": True, "return_dict_in_generate": True}, {}),  # by other ops
+        ({"output_logits": True, "return_dict_in_generate": True}, STACKED),
+    ],
+)  # fmt: skip
+def test_what_generate_is_asked_for_is_as_before(package, options, layers):
+    one_by_one, stacked, found = answers(package, quantised(package), prompt(), **options)
+    assert found == layers
+    for name in one_by_one if isinstance(one_by_one, dict) else ():
+        one, other = one_by_one[name], stacked[name]
+        if name in ("sequences", "logits", "hidden_states"):
+            for a, b in zip(_flat(one), _flat(other), strict=True):
+                assert torch.equal(a, b)
+    if not isinstance(one_by_one, dict):
+        assert torch.equal(one_by_one, stacked)
+
+
+def _flat(tree):
+    return torch.utils._pytree.tree_leaves(tree)
+
+
+def test_what_is_read_later_is_made(package):
+    """A layer's input that the head reads too: then no op is left out."""
+    kept = []
+
+    def prepare(model):
+        layer, head = model.model.layers[1], model.lm_head
+        of_layer, of_head = layer.forward, head.forward
+        layer.forward = lambda x, *rest, **options: kept.append(x) or of_layer(x, *rest, **options)
+        head.forward = lambda x: of_head(x + kept[-1])
+
+    one_by_one, stacked, found = answers(package, quantised(package), prompt(), prepare=prepare)
+    assert torch.equal(one_by_one, stacked)
+    assert found == {"something reads what lies between the ops of a layer": 2}
+
+
+def test_what_a_step_hands_out_is_made(package):
+    """Of a head in FP8 all ops are ours, so none is launched before the step's end."""
+
+    def prepare(model):
+        kept, layer, inner = [], model.model.layers[1], model.model.forward
+        of_layer = layer.forward
+
+        def forward(*args, **options):
+            outputs = inner(*args, **options)
+            outputs.hidden_states = (kept[-1],)
+            return outputs
+
+        layer.forward = lambda x, *rest, **options: kept.append(x) or of_layer(x, *rest, **options)
+        model.model.forward = forward
+
+    model = quantised(package, head=True)
+    *_, found = answers(package, model, prompt(), prepare=prepare, do_sample=True)
+    assert found == {"something reads what lies between the ops of a layer": 2}
+
+
+def test_padding_on_the_left_is_not_seen(package):
+    one_by_one, stacked, found = answers(package, quantised(package), prompt(9, padding=4))
+    assert torch.equal(one_by_one, stacked)
+    assert found == STACKED
+
+
+def test_a_refusal_of_the_op_leaves_the_ops(package, monkeypatch):
+    """As on AMD, where it takes some sizes alone."""
+
+    def refuse(*args):
+        raise RuntimeError("decode_layers: hidden must be larger")
+
+    ops = types.SimpleNamespace(decode_layers=types.SimpleNamespace(default=refuse))
+    monkeypatch.setattr(package.models.layer_stacks, "ops", ops)
+    one_by_one, stacked, found = answers(package, quantised(package), prompt())
+    assert torch.equal(one_by_one, stacked)
+    assert found == {"decode_layers: hidden must be larger": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_the_simulator")
+def test_on_the_simulator():
+    """A model's step behind two others, its layers by the kernel."""
+    simulated = pytest.importorskip("simulated")
+    package = simulated.functional()
+    sizes = {"hidden_size": 1024, "intermediate_size": 1024, "num_attention_heads": 8}
+    model = quantised(package, **sizes, num_key_value_heads=2)
+    package.models.use_attention(model)
+    stacks, late_sums = package.models.layer_stacks.LayerStacks(), package.models.late_sums.LateSums
+
+    def logits_of(*modes):
+        cache = package.models.growing_cache.growing_cache(model, 8, in_fp8=False)
+        for count, token in enumerate((7, 90, 31), 1):
+            with torch.no_grad(), contextlib.ExitStack() as seen:
+                for mode in modes if count == 3 else ():
+                    seen.enter_context(mode)
+                ids = torch.tensor([[token]])
+                logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits
+            cache.tokens, cache.idle = count, True
+        return logits[0, -1], cache.layers
+
+    expected, rows = logits_of()
+    found, its = logits_of(simulated.Seen(), stacks, late_sums())
+    assert stacks.layers == STACKED
+    assert_near(found, expected)
+    assert found.argmax() == expected.argmax()
+    for one, other in zip(its, rows, strict=True):
+        assert_near(one.keys[:, :, :3], other.keys[:, :, :3])
+        assert_near(one.values[:, :, :3], other.values[:, :, :3])

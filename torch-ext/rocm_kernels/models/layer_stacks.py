@@ -1,0 +1,367 @@
+"""Decoder layers of a recorded step, many a launch: ``decode_layers`` in place of the ops that it
+stands for.
+
+    norm, FP8 ─▶ qkv ─▶ [rotate, cache ─▶ attention ─▶ FP8 ─▶ o ─▶ + residual, norm, FP8 ─▶ gate and
+    up ─▶ SwiGLU, FP8 ─▶ down ─▶ + residual, norm, FP8 ─▶ qkv ─▶] rotate, cache ...
+
+Which of a model's layers these are is asked of the step itself, while it is recorded and each op is
+seen: launches of ours wait. Those in a row whose arguments say that they are such layers, one
+behind the other, become one call; all others are launched as they were. Nothing is known of the
+model: of its modules, their names or their forwards.
+
+What lies between the ops of a layer is not made then. Where anything reads it later, the step is
+recorded without.
+"""
+
+import threading
+from collections import Counter
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .._ops import add_op_namespace_prefix, ops
+from .seen_ops import EMPTY, may_be_a_view, storages_of, tensors_in, written_by
+
+_OURS = add_op_namespace_prefix("").rstrip(":")
+_WAITING = ("rope_and_cache", "attention", "swiglu_fp8", "rmsnorm_fp8", "gemm")
+_HEAD = 128
+_here = threading.local()
+
+
+class WasNotMade(Exception):
+    """Something reads what a call of decode_layers does not make."""
+
+
+class _Differs(Exception):
+    """An op is not the one of a layer: why."""
+
+
+def takes_stacks(device: torch.device) -> bool:
+    """Whether launches are so dear that layers are put together: on AMD's GPUs."""
+    return device.type == "cuda" and torch.version.hip is not None
+
+
+def handed_out(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, which a step that is recorded hands out: in the end it must be there."""
+    stacks = getattr(_here, "stacks", None)
+    if stacks is not None:
+        stacks.handed_out.append(tensor)
+    return tensor
+
+
+class _Call:
+    """An op of ours with its arguments by name."""
+
+    def __init__(self, func: Any, args: Tuple, kwargs: Dict[str, Any]) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        schema = func._schema
+        self.name = schema.name.rpartition("::")[2]
+        names = [argument.name for argument in schema.arguments]
+        self.given = {argument.name: argument.default_value for argument in schema.arguments}
+        self.given.update(zip(names, args), **kwargs)
+        self.tensors = tensors_in((args, kwargs))
+        self.read = storages_of(self.tensors)
+        self.written = storages_of(written_by(func, args, kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        return self.given[name]
+
+    def must_be(self, name: str, **values: Any) -> None:
+        """Requires an op of a name, and of arguments values, or one of some."""
+        if self.name != name:
+            raise _Differs(f"{self.name} stands where {name} would")
+        for argument, allowed in values.items():
+            found = self.given[argument]
+            if isinstance(found, torch.Tensor):
+                raise _Differs(f"{name} has a {argument}")
+            if found not in (allowed if isinstance(allowed, tuple) else (allowed,)):
+                raise _Differs(f"{argument} of {name} is {found}")
+
+
+class _Layer(NamedTuple):
+    """The calls of a layer."""
+
+    rope: _Call
+    attention: _Call
+    o: _Call
+    norm: _Call  # the MLP's
+    gate_up: _Call
+    down: _Call
+    last: _Call  # the norm behind, which makes the last sum
+
+
+class LayerStacks(TorchDispatchMode):
+    """Launches within wait until something else needs them; ``layers`` counts what became of
+    layers: how many run in calls of decode_layers, and of the others why not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: Counter = Counter()
+        self.waiting: List[_Call] = []
+        self.handed_out: List[torch.Tensor] = []
+        self.not_made: Dict[int, torch.Tensor] = {}  # by storages, which are held
+
+    def __enter__(self) -> Any:
+        _here.stacks = self
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        _here.stacks = None
+        result = super().__exit__(*error)
+        if error[0] is None:
+            self._launch()
+            self.require_made(self.handed_out)
+        return result
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Tuple = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == _OURS and func._schema.name.rpartition("::")[2] in _WAITING:
+            self.waiting.append(_Call(func, args, kwargs))
+            return None
+        if not (self.waiting or self.not_made) or func.overloadpacket in EMPTY:
+            return func(*args, **kwargs)
+        tensors = tensors_in((args, kwargs))
+        touched = storages_of(tensors)
+        if may_be_a_view(func):
+            seen = func(*args, **kwargs)
+            if storages_of(tensors_in(seen)) <= touched:
+                return seen
+        written = storages_of(written_by(func, args, kwargs))
+        if any(touched & call.written or written & call.read for call in self.waiting):
+            self._launch()
+        self.require_made(tensors)
+        return func(*args, **kwargs)
+
+    def require_made(self, tensors: List[torch.Tensor]) -> None:
+        if self.not_made and storages_of(tensors) & self.not_made.keys():
+            raise WasNotMade("something reads what lies between the ops of a layer")
+
+    def _launch(self) -> None:
+        calls, self.waiting = self.waiting, []
+        layers = self._layers_of(calls)
+        at = 0
+        while at < len(calls):
+            if at not in layers:
+                self.require_made(calls[at].tensors)
+                calls[at].func(*calls[at].args, **calls[at].kwargs)
+                at += 1
+                continue
+            stack = [layers[at]]
+            while (behind := layers.get(at + _LENGTH * len(stack))) is not None and _follows(
+                stack[-1], behind, calls[at + _LENGTH * len(stack) - 1]
+            ):
+                stack.append(behind)
+            products = [calls[at + _LENGTH * i - 1] for i in range(1, len(stack))]
+            replaced = calls[at : at + _LENGTH * len(stack) - 2]
+            if self._launch_stack(stack, products, replaced):
+                at += len(replaced) + 1  # and the last norm
+            else:
+                for call in calls[at : at + _LENGTH * len(stack) - 1]:
+                    call.func(*call.args, **call.kwargs)
+                at += _LENGTH * len(stack) - 1
+
+    def _layers_of(self, calls: List[_Call]) -> Dict[int, _Layer]:
+        found = {}
+        for i, call in enumerate(calls):
+            if call.name == "rope_and_cache":
+                try:
+                    found[i] = _layer_of(calls[i : i + _LENGTH - 1])
+                except _Differs as why:
+                    self.layers[str(why)] += 1
+        return found
+
+    def _launch_stack(
+        self, stack: List[_Layer], products: List[_Call], replaced: List[_Call]
+    ) -> bool:
+        """Whether decode_layers has taken some layers; products: their qkv, but the first's."""
+        first, last = stack[0], stack[-1]
+        residual = last.last.residual
+        rope, attention = first.rope, first.attention
+        norms, weights = [layer.norm.weight for layer in stack], {}
+        for name in ("o", "gate_up", "down"):
+            of_layers = [getattr(layer, name) for layer in stack]
+            weights[name] = [call.w for call in of_layers], [call.scale_w for call in of_layers]
+        for call in replaced:
+            self.require_made(call.tensors)
+        residual.copy_(first.norm.x.view_as(residual))
+        try:
+            ops.decode_layers.default(
+                residual.view(-1), _qkv_of(rope),
+                [layer.rope.k_cache[0] for layer in stack],
+                [layer.rope.v_cache[0] for layer in stack],
+                norms, *weights["o"], *weights["gate_up"], *weights["down"],
+                [layer.last.weight for layer in stack[:-1]],
+                [call.w for call in products], [call.scale_w for call in products],
+                rope.cos.view(-1), rope.sin.view(-1), rope.places.view(-1), first.norm.eps,
+                first.norm.weight_offset, attention.scale, attention.seqused_k,
+                attention.leftpad_k, attention.window_left,
+            )  # fmt: skip
+        except RuntimeError as error:  # it says what it takes before it writes
+            self.layers[str(error).splitlines()[0]] += len(stack)
+            return False
+        self.layers["decode_layers"] += len(stack)
+        kept = storages_of(
+            [residual, *(layer.rope.given[n] for layer in stack for n in ("k_cache", "v_cache"))]
+        )
+        for call in replaced:
+            for tensor in written_by(call.func, call.args, call.kwargs):
+                (storage,) = storages_of([tensor])
+                if storage not in kept:
+                    self.not_made[storage] = tensor
+        norm = last.last
+        alone = {**norm.given, "x": residual.view_as(norm.x), "residual": None, "addend": None}
+        norm.func(*alone.values())
+        return True
+
+
+_LENGTH = 10  # calls of a layer, with the product of the next one's qkv
+
+
+def _layer_of(calls: List[_Call]) -> _Layer:
+    """
+    Raises:
+        _Differs: these are not the calls of a layer that decode_layers takes.
+    """
+    _require_rotation(calls[0])
+    if len(calls) > 2 and calls[2].name == "gemm":
+        raise _Differs("inputs are not quantised")
+    if len(calls) < _LENGTH - 1:
+        raise _Differs("other ops come between those of a layer")
+    rope, attention, quantized, o, norm, gate_up, activation, down, last = calls
+    attention.must_be(
+        "attention", lse=None, cu_seqlens_q=None, cu_seqlens_k=None, block_table=None,
+        k_descale=None, v_descale=None, sinks=None, max_seqlen_q=1, window_right=(-1, 0),
+        softcap=0.0,
+    )  # fmt: skip
+    if attention.seqused_k is None:
+        raise _Differs("the attention does not say how many keys there are")
+    for one, other in (("q", "out"), ("k", "k_cache"), ("v", "v_cache")):
+        _require_same(attention.given[one], rope.given[other])
+    _require_quantized(quantized, attention.out)
+    quantized.must_be("swiglu_fp8", activation="identity", up=None)
+    _require_product(o, quantized)
+    _require_sum(norm, o)
+    _require_product(gate_up, norm)
+    half = gate_up.out.shape[-1] // 2
+    _require_quantized(activation, gate_up.out[..., :half])
+    activation.must_be("swiglu_fp8", activation="silu")
+    _require_same(activation.up, gate_up.out[..., half:])
+    _require_product(down, activation)
+    _require_sum(last, down)
+    _require_same(last.x, norm.residual)
+    if norm.weight.dtype != norm.x.dtype or gate_up.out.dtype != norm.x.dtype:
+        raise _Differs(f"weights of norms are {norm.weight.dtype}, products {gate_up.out.dtype}")
+    return _Layer(rope, attention, o, norm, gate_up, down, last)
+
+
+def _require_rotation(rope: _Call) -> None:
+    q, k, v = rope.q, rope.k, rope.v
+    if q.dim() != 4 or q.shape[:2] != (1, 1):
+        raise _Differs("more than one token")
+    if k is None or v is None or rope.k_cache is None or rope.v_cache is None:
+        raise _Differs("no cache, or no keys and values")
+    if q.shape[3] != _HEAD or v.shape[3] != _HEAD:
+        raise _Differs(f"heads of {q.shape[3]}, not {_HEAD}")
+    rope.must_be(
+        "rope_and_cache", k_out=None, positions=None, q_weight=None, k_weight=None,
+        block_table=None, k_scale=None, v_scale=None, places_are="cache_positions",
+        rotary_dim=_HEAD, interleaved=False,
+    )  # fmt: skip
+    if q.dtype not in (torch.float16, torch.bfloat16) or rope.k_cache.dtype != q.dtype:
+        raise _Differs(f"queries are {q.dtype}, and the cache {rope.k_cache.dtype}")
+    places = storages_of([rope.out, k, v])
+    heads, kv_heads = q.shape[2], k.shape[2]
+    begins = [t.storage_offset() - q.storage_offset() for t in (rope.out, k, v)]
+    if (
+        places != storages_of([q])
+        or begins != [0, heads * _HEAD, (heads + kv_heads) * _HEAD]
+        or any(t.stride()[2:] != (_HEAD, 1) for t in (q, rope.out, k, v))
+    ):
+        raise _Differs("queries, keys and values do not lie side by side")
+    angles = (rope.cos, rope.sin)
+    if any(t is None or t.numel() != _HEAD or t.dtype != q.dtype for t in angles):
+        raise _Differs("angles of another type or number")
+    if rope.places is None or rope.places.numel() != 1:
+        raise _Differs("no place in the cache")
+
+
+def _require_quantized(call: _Call, x: torch.Tensor) -> None:
+    """That a call makes a row of x FP8, with a scale of its own."""
+    call.must_be("swiglu_fp8", scale=None, group_size=0, scale_ub=0.0, ue8m0=False)
+    if call.scales is None:
+        raise _Differs("inputs are not quantised")
+    _require_same(call.gate, x)
+
+
+def _require_product(call: _Call, row: _Call) -> None:
+    call.must_be("gemm", bias=None)
+    _require_same(call.a, row.out)
+    if call.scale_a is None or not _is_same(call.scale_a, row.scales):
+        raise _Differs("inputs are not quantised by the row")
+
+
+def _require_sum(norm: _Call, product: _Call) -> None:
+    """That a norm adds a product to what is left in its ``residual``."""
+    norm.must_be("rmsnorm_fp8", scale=None, group_size=0, scale_ub=0.0, ue8m0=False)
+    if norm.residual is None or norm.addend is None:
+        raise _Differs("a sum is not a norm's")
+    _require_same(norm.addend, product.out)
+
+
+def _require_same(one: Any, other: torch.Tensor) -> None:
+    if one is None or not _is_same(one, other):
+        raise _Differs("what an op reads is not what the one before has made")
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """The same elements of memory, in one order."""
+
+    def kept(tensor: torch.Tensor) -> List[Tuple[int, int]]:
+        return [(n, step) for n, step in zip(tensor.shape, tensor.stride()) if n != 1]
+
+    if one.is_contiguous() and other.is_contiguous():
+        same = one.numel() == other.numel()
+    else:
+        same = kept(one) == kept(other)
+    return same and one.data_ptr() == other.data_ptr() and one.dtype == other.dtype
+
+
+def _qkv_of(rope: _Call) -> torch.Tensor:
+    columns = (rope.q.shape[2] + 2 * rope.k.shape[2]) * _HEAD
+    return rope.q.as_strided((columns,), (1,), rope.q.storage_offset())
+
+
+def _follows(layer: _Layer, behind: _Layer, qkv: _Call) -> bool:
+    """Whether a layer's result, through a product, is the next one's, and both may be one call."""
+    try:
+        _require_product(qkv, layer.last)
+        _require_same(qkv.out, _qkv_of(behind.rope))
+        _require_same(behind.norm.x, layer.last.residual)
+    except _Differs:
+        return False
+    return (
+        layer.last.scales is not None
+        and _shared(layer) == _shared(behind)
+        and _of_norm(layer.norm) == _of_norm(layer.last)
+    )
+
+
+def _shared(layer: _Layer) -> List[Any]:
+    """What layers of a call have in common: as it is, and which memory it is."""
+    rope, attention = layer.rope, layer.attention
+    numbers = (rope.cos, rope.sin, rope.places, attention.seqused_k, attention.leftpad_k)
+    return [
+        rope.q.shape,
+        *((c.shape, c.stride()) for c in (rope.k_cache, rope.v_cache)),
+        *(None if t is None else (t.data_ptr(), t.dtype) for t in numbers),
+        attention.scale,
+        attention.window_left,
+        _of_norm(layer.norm),
+    ]
+
+
+def _of_norm(norm: _Call) -> Tuple[Any, ...]:
+    return norm.eps, norm.weight_offset, norm.weight.dtype, norm.weight.shape
