@@ -56,7 +56,7 @@ def _library() -> ctypes.CDLL:
     subprocess.run(command, check=True)
     simulator.load_runtime()
     loaded = ctypes.CDLL(str(library))
-    loaded.decode_layers.restype = ctypes.c_char_p
+    loaded.decode_layers.restype = loaded.decode_layers_recorded.restype = ctypes.c_char_p
     loaded.decode_layers_workspace.restype = ctypes.c_int64
     return loaded
 
@@ -107,11 +107,11 @@ class Stack:
 
     def launch(
         self, x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, state: torch.Tensor,
-        qkv: torch.Tensor | None = None, seed: int | None = None,
+        qkv: torch.Tensor | None = None, seed: int | None = None, recorded: bool = False,
     ) -> None:  # fmt: skip
-        """x: the attention's qkv; without one, what it gave, where there is an o. Raises
-        RuntimeError with what the launcher says. What nobody wrote of workspace, out and qkv may
-        not be read."""
+        """x: the attention's qkv; without one, what it gave, where there is an o. ``recorded``: by
+        a graph. Raises RuntimeError with what the launcher says. What nobody wrote of workspace,
+        out and qkv may not be read."""
         first = self.layers[0]
         call = Call(len(self.layers), first.down.w.shape[0], first.down.w.shape[1], eps=self.eps,
                     weight_offset=self.weight_offset,
@@ -160,7 +160,8 @@ class Stack:
         workspace = aligned_bytes(library.decode_layers_workspace(ctypes.byref(call)))
         put("workspace", workspace.random_(256))
         with checked([workspace, *written], read, seed):
-            said = library.decode_layers(ctypes.byref(call))
+            launch = library.decode_layers_recorded if recorded else library.decode_layers
+            said = launch(ctypes.byref(call))
         if said is not None:
             raise RuntimeError(said.decode())
 

@@ -144,6 +144,31 @@ def test_what_a_step_hands_out_is_made(package):
     assert found == {"something reads what lies between the ops of a layer": 2}
 
 
+@pytest.mark.parametrize(
+    "record, why",
+    [
+        (lambda run: types.SimpleNamespace(replay=run), None),
+        (lambda run: run() and types.SimpleNamespace(replay=lambda: None), "is run at once here"),
+        (lambda run: types.SimpleNamespace(replay=lambda: None), "something else here in a graph"),
+    ],
+)
+def test_a_device_is_asked_whether_it_records_the_op(package, record, why):
+    said = package.models.probe_stacks._ask(
+        torch.device("cpu"), lambda run: record(lambda: run() is not None)
+    )
+    assert said is None if why is None else why in said
+
+
+def test_a_device_on_which_the_op_is_wrong_does_without(package, monkeypatch):
+    probe, refused = package.models.probe_stacks, "decode_layers gives something else here"
+    op = probe.decode_layers
+    monkeypatch.setattr(probe, "_known", {})
+    monkeypatch.setattr(probe, "decode_layers", lambda **call: op(**call).mul_(1.2))
+    one_by_one, stacked, found = answers(package, quantised(package), prompt())
+    assert torch.equal(one_by_one, stacked)
+    assert found == {f"{refused} than its ops": 0}
+
+
 def test_padding_on_the_left_is_not_seen(package):
     one_by_one, stacked, found = answers(package, quantised(package), prompt(9, padding=4))
     assert torch.equal(one_by_one, stacked)

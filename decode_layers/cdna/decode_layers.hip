@@ -251,6 +251,39 @@ StackProblem<T> make_problem(const DecodeLayersArgs& args, int64_t begin, int64_
   return p;
 }
 
+__global__ void nothing_kernel() {}
+
+// Not all of HIP's runtimes record a cooperative launch: some run it at once, with memory that the
+// graph has not filled yet. Asked with a kernel that does nothing, and a stream of its own.
+bool are_recorded() {
+  size_t nodes = 0;
+  hipGraph_t graph;
+  hipStream_t stream;
+  if (hipStreamCreateWithFlags(&stream, hipStreamNonBlocking) != hipSuccess) return false;
+  if (hipStreamBeginCapture(stream, hipStreamCaptureModeThreadLocal) == hipSuccess) {
+    static_cast<void>(hipLaunchCooperativeKernel(reinterpret_cast<const void*>(nothing_kernel),
+                                                 dim3(1), dim3(kLanes), nullptr, 0, stream));
+    if (hipStreamEndCapture(stream, &graph) == hipSuccess) {
+      static_cast<void>(hipGraphGetNodes(graph, nullptr, &nodes));
+      static_cast<void>(hipGraphDestroy(graph));
+    }
+  }
+  static_cast<void>(hipStreamDestroy(stream));
+  static_cast<void>(hipGetLastError());
+  return nodes == 1;
+}
+
+// Whether a launch would be lost from a graph, or nullptr.
+Status check_recording(const Context& context) {
+  static const bool recorded = are_recorded();  // at the first call of a process
+  hipStreamCaptureStatus status = hipStreamCaptureStatusNone;
+  const hipError_t error = hipStreamIsCapturing(stream_of(context), &status);
+  if (error != hipSuccess) return status_of(error);
+  if (status == hipStreamCaptureStatusNone || recorded) return nullptr;
+  return "this version of HIP does not record cooperative launches in a graph; run the ops one by "
+         "one";
+}
+
 template <typename T, int kVectors>
 Status launch_with(const DecodeLayersArgs& args, const Target& target, const Context& context) {
   const auto kernel = decode_layers_kernel<T, kVectors>;
@@ -286,6 +319,7 @@ Status launch_decode_layers(const DecodeLayersArgs& args, const Context& context
   cdna::Target target;
   if (!cdna::current_target(target)) return cdna::kNoDevice;
   if (const Status error = cdna::decode::check(args, target)) return error;
+  if (const Status error = cdna::decode::check_recording(context)) return error;
   constexpr int64_t kTwoVectors = 2 * cdna::decode::kHelperThreads * 8;
   const bool two = args.hidden <= kTwoVectors && args.attended_columns <= kTwoVectors;
   if (args.dtype == DType::kBFloat16) {

@@ -86,3 +86,23 @@ extern "C" int64_t decode_layers_workspace(const Call* call) {
 extern "C" const char* decode_layers(const Call* call) {
   return launch_decode_layers(described(*call).args, Context{});
 }
+
+// Recorded in a graph, which is launched once.
+extern "C" const char* decode_layers_recorded(const Call* call) {
+  hipStream_t stream;
+  hipGraph_t graph;
+  hipGraphExec_t executable;
+  Context context;
+  if (hipStreamCreate(&stream) != hipSuccess ||
+      hipStreamBeginCapture(stream, hipStreamCaptureModeThreadLocal) != hipSuccess) {
+    return "no graph can be recorded";
+  }
+  context.stream = stream;
+  const Status said = launch_decode_layers(described(*call).args, context);
+  const bool launched =
+      hipStreamEndCapture(stream, &graph) == hipSuccess && said == nullptr &&
+      hipGraphInstantiate(&executable, graph, nullptr, nullptr, 0) == hipSuccess &&
+      hipGraphLaunch(executable, stream) == hipSuccess &&
+      hipStreamSynchronize(stream) == hipSuccess;
+  return said != nullptr || launched ? said : "no graph was launched";
+}

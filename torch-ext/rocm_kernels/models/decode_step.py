@@ -58,7 +58,7 @@ class DecodeSteps(NamedTuple):
     replayed: int  # steps
     passed_on: Dict[str, int]  # other calls by the reason, which ran as without it
     # On AMD, how the decoder layers of the graph that was recorded last run: in "decode_layers",
-    # many a launch, or why their ops run one by one.
+    # many a launch, or why their ops run one by one: 0 of them where none can.
     layers: Dict[str, int]
 
 

@@ -17,6 +17,7 @@ from .ahead import asking_ahead
 from .cpu_recording import CpuGraph
 from .late_sums import LateSums
 from .layer_stacks import LayerStacks, handed_out, takes_stacks
+from .probe_stacks import why_no_stacks
 
 _CACHE = object()  # stands in a recorded result for the cache of the call
 
@@ -86,20 +87,22 @@ class RecordedStep:
 def _record(device: torch.device, run: Callable[[], None]) -> Tuple[Any, Dict[str, int]]:
     """A graph of what ``run`` launches, and how layers run, as ``DecodeSteps.layers`` says."""
 
-    def record(*stacks: ContextManager) -> Any:
+    def record(run: Callable[[], Any], *stacks: ContextManager) -> Any:
         if device.type == "cpu":
             return CpuGraph(run, *stacks)
         return _cuda_graph(run, *stacks, LateSums())
 
-    layers: Dict[str, int] = {}
-    if takes_stacks(device):
+    takes = takes_stacks(device)
+    why = why_no_stacks(device, record) if takes else None
+    layers = {} if why is None else {why: 0}
+    if takes and why is None:
         stacks = LayerStacks()
         try:
-            return record(stacks), dict(stacks.layers)
+            return record(run, stacks), dict(stacks.layers)
         except Exception as error:  # if it is not the stacks' it comes again
             layers = {first_line(error): stacks.layers.total()}
     try:
-        return record(), layers
+        return record(run), layers
     except Exception:  # not all of torch runs where ops are seen: higher-order ones do not
         if device.type == "cpu":
             raise

@@ -1,0 +1,82 @@
+"""Asks a device, once, whether a graph may have calls of decode_layers, of which nobody has seen
+every device and every runtime.
+
+    a layer of random numbers, by its ops and by decode_layers     must be near
+    the same call recorded                                         must write nothing
+    the graph replayed                                             must write what the call did
+"""
+
+from typing import Any, Callable, Dict, Optional
+
+import torch
+
+from ..functional import decode_layers, native_fp8_dtype
+from ..reference import decode_layers as ops_one_by_one
+
+_HIDDEN, _HEADS, _KV_HEADS, _ROWS = 1024, 8, 2, 6  # that the kernel takes
+_WRITTEN = ("residual", "k_caches", "v_caches")
+_known: Dict[torch.device, Optional[str]] = {}
+
+
+def why_no_stacks(
+    device: torch.device, record: Callable[[Callable[[], Any]], Any]
+) -> Optional[str]:
+    """Why a graph that ``record`` makes of a run cannot have such calls; None: it can."""
+    if device not in _known:
+        with torch.inference_mode(False), torch.no_grad():
+            _known[device] = _ask(device, record)
+    return _known[device]
+
+
+def _ask(device: torch.device, record: Callable[[Callable[[], Any]], Any]) -> Optional[str]:
+    given = _call(device)
+    expected, found, recorded = (_copied(given) for _ in range(3))
+    ops_one_by_one(**expected)
+    try:
+        decode_layers(**found)
+        error = (found["residual"].float() - expected["residual"].float()).norm()
+        if not error < 0.1 * expected["residual"].float().norm():
+            return "decode_layers gives something else here than its ops"
+        graph = record(lambda: decode_layers(**recorded))
+        if not _are_equal(recorded, given):
+            return "decode_layers is run at once here where it should be recorded"
+        graph.replay()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    if not _are_equal(recorded, found):
+        return "decode_layers gives something else here in a graph"
+    return None
+
+
+def _call(device: torch.device) -> Dict[str, Any]:
+    random = torch.Generator().manual_seed(1)
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=random).to(device, torch.bfloat16)
+
+    def weight(name: str, rows: int, columns: int) -> Dict[str, Any]:
+        w = torch.randn(rows, columns, generator=random).to(native_fp8_dtype(device))
+        scale = torch.full((1,), columns**-0.5, device=device)
+        return {f"w_{name}": [w.to(device)], f"scale_{name}": [scale]}
+
+    angles = torch.randn(64, generator=random).repeat(2)
+    return {
+        "residual": some(_HIDDEN), "qkv": some((_HEADS + 2 * _KV_HEADS) * 128),
+        "cos": angles.cos().to(device, torch.bfloat16),
+        "sin": angles.sin().to(device, torch.bfloat16),
+        "position": torch.tensor([_ROWS - 1], device=device),
+        "k_caches": [some(_ROWS, _KV_HEADS, 128)], "v_caches": [some(_ROWS, _KV_HEADS, 128)],
+        "norm_weights": [some(_HIDDEN)], **weight("o", _HIDDEN, _HEADS * 128),
+        **weight("gate_up", 2 * _HIDDEN, _HIDDEN), **weight("down", _HIDDEN, _HIDDEN),
+    }  # fmt: skip
+
+
+def _copied(call: Dict[str, Any]) -> Dict[str, Any]:
+    def copy(value: Any) -> Any:
+        return value.clone() if isinstance(value, torch.Tensor) else [t.clone() for t in value]
+
+    return {name: copy(value) for name, value in call.items()}
+
+
+def _are_equal(one: Dict[str, Any], other: Dict[str, Any]) -> bool:
+    return all(torch.equal(a, b) for name in _WRITTEN for a, b in zip([*one[name]], [*other[name]]))
