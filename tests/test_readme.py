@@ -44,7 +44,11 @@ def test_get_kernel(machine):
 
 @pytest.mark.parametrize(
     ("page", "machine"),
-    [*(("README.md", build) for build in TORCH_BUILDS), ("docs/models.md", "cuda")],
+    [
+        ("README.md", "cuda"),  # what pip installs; test_get_kernel has each build
+        *(pytest.param("README.md", build, marks=pytest.mark.slow) for build in ("cpu", "rocm")),
+        ("docs/models.md", "cuda"),
+    ],
     indirect=["machine"],
 )
 def test_speed_up_a_model(machine, page):
