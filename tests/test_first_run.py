@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ def run(*command: str | Path, folder: Path = ROOT, **environment: str):
     )
 
 
+def run_each(*commands, **environment: str) -> list[subprocess.CompletedProcess]:
+    """Runs commands side by side: each imports torch, which takes one core some seconds."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda command: run(*command, **environment), commands))
+
+
 @pytest.fixture(params=TORCH_BUILDS)
 def build(request):
     return request.param
@@ -49,10 +56,10 @@ def test_the_backend_is_chosen_and_said(build, machine):
 @pytest.mark.parametrize("build", ["cuda", "rocm"], indirect=True)
 def test_tests_run(build, machine):
     command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
-    done = run(*command, "tests/test_layers.py", "-k", "rmsnorm or mapping", **machine)
+    tests = (*command, "tests/test_layers.py", "-k", "rmsnorm or mapping")
+    done, refused = run_each(tests, (*command, "--device", "rocm"), **machine)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     assert f"users get: cpu backend ({WHY[build]})" in done.stdout
-    refused = run(*command, "--device", "rocm", **machine)
     assert refused.returncode == pytest.ExitCode.USAGE_ERROR
     assert f"--device rocm: here is the cpu backend ({WHY[build]})" in refused.stderr
 
@@ -70,12 +77,12 @@ def test_the_demo_runs(machine):
 
 
 def test_what_needs_a_gpu_says_so(build, machine):
-    for command in (
-        ["tools/load.py", "--need-gpu"],
-        ["benchmarks/gpu.py", "--quick"],
-        ["benchmarks/end_to_end.py"],
+    for done in run_each(
+        [sys.executable, "tools/load.py", "--need-gpu"],
+        [sys.executable, "benchmarks/gpu.py", "--quick"],
+        [sys.executable, "benchmarks/end_to_end.py"],
+        **machine,
     ):
-        done = run(sys.executable, *command, **machine)
         assert done.returncode == 1 and done.stderr.startswith("error: "), done.stderr
         assert "GPU" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
