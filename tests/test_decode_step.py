@@ -104,9 +104,9 @@ def test_weights_are_settled_while_a_step_is_recorded(package, monkeypatch):
             yield
             now.clear()
 
-    def record(device, run):
+    def record(*given):
         seen.append(set(now))
-        return recorder(device, run)
+        return recorder(*given)
 
     recorder = package.models.recorded_step._record
     monkeypatch.setattr(package.models.recorded_step, "settled", told)

@@ -194,7 +194,7 @@ def test_what_does_not_run_where_ops_are_seen_is_recorded_without(package, monke
 
     monkeypatch.setattr(recorded_step, "LateSums", Sums)
     ran = []
-    recorded_step._record(torch.device("cuda"), lambda: ran.append(torch.ones(2) + 1))
+    recorded_step._record(torch.device("cuda"), lambda: ran.append(torch.ones(2) + 1), None)
     assert len(seen) == len(ran) == 1
     with pytest.raises(ZeroDivisionError):
-        recorded_step._record(torch.device("cuda"), lambda: 1 / 0)
+        recorded_step._record(torch.device("cuda"), lambda: 1 / 0, None)

@@ -28,7 +28,8 @@ The files, by what they are about:
   that work on their masks, cache.py has a static cache in FP8. decode_step.py replays whole decode
   steps, with the cache of growing_cache.py, of models that probe_step.py has asked, as long
   as they are what model_state.py has seen;
-  cpu_recording.py is how on the CPU.
+  aside.py makes branches of a graph of what concerns positions alone; cpu_recording.py is how a
+  step is recorded on the CPU.
 - sums.py has the sums of tensor parallelism go through a Communicator.
 """
 

@@ -234,22 +234,27 @@ def _span(
     is_step: bool,
 ) -> Optional[torch.Tensor]:
     """int32 ``[2, batch]``: the first key that is no padding, the end of the keys. None if padding
-    lies elsewhere too.
+    lies elsewhere too. Where there is none the first row is as the second, and means nothing.
 
     real: ``[batch, positions]``, False where there is padding.
     is_step: this is a decode step in a graph, or before one: nobody waits for the device.
     """
     bidirectional = window == (-1, -1)
     if isinstance(end, torch.Tensor):
-        end = end.to(device=device, dtype=torch.int32).reshape(-1).expand(batch)
+        end = end.reshape(-1).expand(batch).to(device=device, dtype=torch.int32)
     else:
         end = torch.full((batch,), end, dtype=torch.int32, device=device)
     if real is None:
-        return torch.stack([torch.zeros_like(end), end])
+        return end.expand(2, -1)
     # The first and the last that is real; of none that is, all are taken.
     count = real.shape[-1]
     first = real.int().argmax(-1)
+    # Attention waits for these, and a recorded step for nothing that is asked behind them.
+    begin = (first if kv_offset == 0 else (first - kv_offset).clamp(min=0)).to(torch.int32)
     last = count - 1 - real.flip(-1).int().argmax(-1)
+    if bidirectional:
+        end = torch.minimum(end, (last + 1 - kv_offset).to(end.dtype))
+    span = torch.stack([begin, end])
     if not torch.compiler.is_compiling():
         at = torch.arange(count, device=real.device)
         behind = last if window[1] <= 0 else count  # where a window looks ahead, none may be behind
@@ -260,10 +265,7 @@ def _span(
             )
         elif not fine.all():
             return None
-    first = (first - kv_offset).clamp(min=0)
-    if bidirectional:
-        end = torch.minimum(end, (last + 1 - kv_offset).to(end.dtype))
-    return torch.stack([first.to(torch.int32), end])
+    return span
 
 
 def _is_recorded() -> bool:
@@ -281,6 +283,7 @@ def _written_out(
 ) -> torch.Tensor:
     """A span as booleans ``[batch, 1, q_length, kv_length]``."""
     first, end = (span[:, :1, :1, i, None] for i in range(2))
+    first = first if pattern.padded else torch.zeros_like(first)
     key = torch.arange(kv_length, device=span.device)
     position = torch.arange(q_length, device=span.device)[:, None] + (end - q_length)
     seen = (key >= first) & (key < end)

@@ -7,13 +7,14 @@ the same names, values or shapes; but a mask of padding grows with its sequence.
 
 import contextlib
 import gc
-from typing import Any, Callable, ContextManager, Dict, Iterable, List, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, List, Optional, Tuple
 
 import torch
 from torch import nn
 
 from ..functional.product import settled
 from .ahead import asking_ahead
+from .aside import Aside, may_branch
 from .cpu_recording import CpuGraph
 from .late_sums import LateSums
 from .layer_stacks import LayerStacks, handed_out, takes_stacks
@@ -39,9 +40,12 @@ class RecordedStep:
         self.mask_length = 0
         self.in_inference = torch.is_inference_mode_enabled()
         self._copy_in(kwargs)
-        with settled(_shares(model.parameters())), asking_ahead(model.device) as self.asked:
+        weights = _shares(model.parameters())
+        with settled(weights), asking_ahead(model.device) as self.asked:
             self.graph, self.layers = _record(
-                model.device, lambda: self._run(forward, cache, cache_name)
+                model.device,
+                lambda: self._run(forward, cache, cache_name),
+                weights if may_branch(model) else None,
             )
         self.kept = [*tensors_of(model), *map(sums_of, model.modules())]
 
@@ -84,13 +88,17 @@ class RecordedStep:
         return _changed(self.outputs, torch.clone, lambda _: kwargs[cache_name])
 
 
-def _record(device: torch.device, run: Callable[[], None]) -> Tuple[Any, Dict[str, int]]:
-    """A graph of what ``run`` launches, and how layers run, as ``DecodeSteps.layers`` says."""
+def _record(
+    device: torch.device, run: Callable[[], None], weights: Optional[List[torch.Tensor]]
+) -> Tuple[Any, Dict[str, int]]:
+    """A graph of what ``run`` launches, with branches where the weights are told, and how layers
+    run, as ``DecodeSteps.layers`` says."""
 
     def record(run: Callable[[], Any], *stacks: ContextManager) -> Any:
         if device.type == "cpu":
             return CpuGraph(run, *stacks)
-        return _cuda_graph(run, *stacks, LateSums())
+        branches = [] if weights is None else [Aside(weights)]
+        return _cuda_graph(run, *branches, *stacks, LateSums())
 
     takes = takes_stacks(device)
     why = why_no_stacks(device, record) if takes else None
