@@ -51,20 +51,23 @@ def _ask(device: torch.device, record: Callable[[Callable[[], Any]], Any]) -> Op
 def _call(device: torch.device) -> Dict[str, Any]:
     random = torch.Generator().manual_seed(1)
 
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=random, dtype=torch.float32, device="cpu")
+
     def some(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=random).to(device, torch.bfloat16)
+        return randn(*shape).to(device, torch.bfloat16)
 
     def weight(name: str, rows: int, columns: int) -> Dict[str, Any]:
-        w = torch.randn(rows, columns, generator=random).to(native_fp8_dtype(device))
-        scale = torch.full((1,), columns**-0.5, device=device)
+        w = randn(rows, columns).to(native_fp8_dtype(device))
+        scale = torch.full((1,), columns**-0.5, dtype=torch.float32, device=device)
         return {f"w_{name}": [w.to(device)], f"scale_{name}": [scale]}
 
-    angles = torch.randn(64, generator=random).repeat(2)
+    angles = randn(64).repeat(2)
     return {
         "residual": some(_HIDDEN), "qkv": some((_HEADS + 2 * _KV_HEADS) * 128),
         "cos": angles.cos().to(device, torch.bfloat16),
         "sin": angles.sin().to(device, torch.bfloat16),
-        "position": torch.tensor([_ROWS - 1], device=device),
+        "position": torch.tensor([_ROWS - 1], dtype=torch.int64, device=device),
         "k_caches": [some(_ROWS, _KV_HEADS, 128)], "v_caches": [some(_ROWS, _KV_HEADS, 128)],
         "norm_weights": [some(_HIDDEN)], **weight("o", _HIDDEN, _HEADS * 128),
         **weight("gate_up", 2 * _HIDDEN, _HIDDEN), **weight("down", _HIDDEN, _HIDDEN),
