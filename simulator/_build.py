@@ -146,14 +146,16 @@ def build() -> pathlib.Path:
         include, libraries = _llvm_flags()
         runtime = sorted(SOURCE.glob("hip_*.cpp"))
         sources = [s for s in sorted(SOURCE.glob("*.cpp")) if s not in runtime]
+        jobs = [(source, [*FLAGS, *include]) for source in sources]
+        jobs += _runtime_jobs(runtime, directory)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            compiled = pool.map(
-                lambda s: _compile(compiler, s, objects, [*FLAGS, *include]), sources
-            )
-            built = list(_shown(compiled, len(sources)))
-        engine = directory / "libsimulator.so"
-        _link(compiler, built, engine, ["-Wl,-soname,libsimulator.so", "-pthread", *libraries])
-        _build_runtime(compiler, runtime, objects, directory)
+            compiled = pool.map(lambda job: _compile(compiler, job[0], objects, job[1]), jobs)
+            built = list(_shown(compiled, len(jobs)))
+        engine, count = directory / "libsimulator.so", len(sources)
+        of_engine = ["-Wl,-soname,libsimulator.so", "-pthread", *libraries]
+        _link(compiler, built[:count], engine, of_engine)
+        if built[count:]:
+            _link_runtime(compiler, built[count:], directory)
         (directory / "complete").touch()
     return directory
 
@@ -190,22 +192,26 @@ def _stubs(header: str, sources: list[pathlib.Path]) -> str:
     return "\n".join(sorted(lines, reverse=True)) + "\n"
 
 
-def _build_runtime(
-    compiler: str, sources: list[pathlib.Path], objects: pathlib.Path, directory: pathlib.Path
-) -> None:
+def _runtime_jobs(
+    sources: list[pathlib.Path], directory: pathlib.Path
+) -> list[tuple[pathlib.Path, list[str]]]:
+    """Files of the stand-in for HIP's runtime, each with its flags; none without HIP headers."""
     header = pathlib.Path("hip/hip_runtime_api.h")
     rocm = pathlib.Path(os.environ.get("ROCM_PATH", "/opt/rocm"))
     include = next(
         (d for d in (pathlib.Path("/usr/include"), rocm / "include") if (d / header).exists()), None
     )
     if include is None:
-        return
+        return []
     flags = [*FLAGS, "-D__HIP_PLATFORM_AMD__=1"]
     if include != pathlib.Path("/usr/include"):  # naming that one again upsets the C++ headers
         flags.append(f"-isystem{include}")
     stubs = directory / "hip_stubs.cpp"
     stubs.write_text(_stubs((include / header).read_text(), sources))
-    built = [_compile(compiler, source, objects, flags) for source in [*sources, stubs]]
+    return [(source, flags) for source in [*sources, stubs]]
+
+
+def _link_runtime(compiler: str, built: list[str], directory: pathlib.Path) -> None:
     base = directory / "libamdhip64.so.5"
     link = [
         "-Wl,-soname,libamdhip64.so.5",

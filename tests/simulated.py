@@ -20,6 +20,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -54,12 +55,15 @@ def build_launchers() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "librocm_kernels.so"
     toolchain = rocm.find_toolchain()
-    objects = []
-    for section in package.sections.values():
-        for source in (ROOT / name for name in section["src"] if name.endswith(".hip")):
-            output = folder / f"{'_'.join(source.relative_to(ROOT).with_suffix('').parts)}.o"
-            compile_where_changed(toolchain, source, output)
-            objects.append(output)
+    listed = [name for section in package.sections.values() for name in section["src"]]
+    sources = [ROOT / name for name in listed if name.endswith(".hip")]
+    names = ["_".join(source.relative_to(ROOT).with_suffix("").parts) for source in sources]
+    objects = [folder / f"{name}.o" for name in names]
+    jobs = list(zip(sources, objects, strict=True))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the longest are listed last
+        compiled = [pool.submit(compile_where_changed, toolchain, *job) for job in reversed(jobs)]
+    for each in compiled:
+        each.result()
     if not library.exists() or library.stat().st_mtime < max(o.stat().st_mtime for o in objects):
         command = toolchain.link_command(objects, library)
         command[command.index("-lamdhip64")] = str(simulator.runtime())
