@@ -126,7 +126,7 @@ class Server:
         sizes = sorted({PROMPTS[0], *(batch for batch, _ in self.cells)})
         self.llm = LLM(
             model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", seed=0,
-            max_model_len=max(context for _, context in self.cells) + 256,
+            max_model_len=max(*PROMPTS, *(context for _, context in self.cells)) + 256,
             max_num_seqs=max(batch for batch, _ in self.cells), max_num_batched_tokens=8192,
             gpu_memory_utilization=0.1, kv_cache_memory_bytes=tokens * a_token,
             enable_prefix_caching=True,
