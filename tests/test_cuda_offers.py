@@ -69,6 +69,17 @@ def test_blocks_have_multiprocessors_of_their_own_where_there_are_as_many(played
     ]  # fmt: skip
 
 
+def test_experts_take_tiles_for_uneven_routing(played):
+    """Eight rows while slots are no more than experts: beyond, a few experts that get all tokens
+    have several tiles of them, each of which reads the weights again (moe_journal.md)."""
+    found = [line.removeprefix("experts ") for line in played if line.startswith("experts ")]
+    assert found == [
+        f"{tokens} of {experts}: streamed_wgmma {rows}"
+        for experts, by_tokens in ((128, (8, 8, 16, 16, 16)), (256, (8, 8, 8, 16, 16)))
+        for tokens, rows in zip((8, 16, 32, 64, 128), by_tokens, strict=True)
+    ]
+
+
 def chosen_configs(tmp_path, cells, queries=1):
     """For (sequences, keys, bytes of an element, rows of a page)."""
     program, source = tmp_path / "choices", ROOT / "tests/launches/decode_choices.cpp"

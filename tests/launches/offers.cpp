@@ -273,6 +273,27 @@ static void tell_room() {
   }
 }
 
+// The tiles that layers of FP8 in blocks take on an H200, by tokens.
+static void tell_expert_tiles() {
+  cuda::moe::MoeDevice device;
+  device.sm_count = 132;
+  device.compute_capability = 90;
+  device.shared_bytes_per_sm = 228 << 10;
+  device.shared_bytes_per_block = 227 << 10;
+  for (const int experts : {128, 256}) {
+    for (const int tokens : {8, 16, 32, 64, 128}) {
+      MoeShape s = {};
+      s.fused = s.aligned = s.x_aligned = s.compact = 1;
+      s.tokens = tokens, s.rows = 8 * tokens, s.experts = experts;
+      s.n = 1536, s.k = 2048, s.blocks = 3;
+      s.a_type = s.w_type = static_cast<int32_t>(kFp8), s.out_type = static_cast<int32_t>(kBf16);
+      const cuda::moe::MoeConfig c = cuda::moe::choose_config(s, device);
+      std::printf("experts %d of %d: %s %d\n", tokens, experts,
+                  cuda::moe::MoeConfig::kDesigns[static_cast<size_t>(c.design)], c.block_m);
+    }
+  }
+}
+
 int main() {
   for (const Gpu& gpu : kGpus) {
     designs.clear();
@@ -286,5 +307,6 @@ int main() {
   tell_boxes();
   tell_few_heads();
   tell_room();
+  tell_expert_tiles();
   std::printf("offers %d, misfits %d\n", offers, misfits);
 }
