@@ -59,6 +59,11 @@ def test_few_kv_heads_take_clusters(played):
     ]  # fmt: skip
 
 
+def test_long_prompts_whose_heads_prefill_has_not_take_decode(played):
+    """Of any number of blocks of rows; the plain kernel would take a row a warp."""
+    assert "prompt of heads of 512: decode rows=8" in played
+
+
 def test_blocks_have_multiprocessors_of_their_own_where_there_are_as_many(played):
     """Not one of two blocks while another has none; more blocks, and fewer than half, as they come.
     Clusters of four and more would not find room."""

@@ -204,8 +204,11 @@ inline Status check_config(const AttentionArgs& args, const AttentionConfig& c,
   if (decode_block(args, c, device).shared_bytes(c.cluster) > device.shared_bytes_per_block) {
     return "attention config: a block of that tile needs more shared memory than the device has";
   }
-  if (args.kv_heads * row_blocks(args, c) > 65535 || args.batch > 65535) {
-    return "attention config: decode takes at most 65,535 sequences, and blocks of rows a sequence";
+  const int64_t most = c.cluster * c.outer == 1 ? (int64_t{1} << 31) - 1 : 65535;
+  if (args.kv_heads * row_blocks(args, c) > most || args.batch > 65535) {
+    return "attention config: decode takes at most 65,535 sequences, and in parts as many blocks "
+           "of "
+           "rows a sequence";
   }
   return nullptr;
 }

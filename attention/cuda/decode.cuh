@@ -78,8 +78,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
   const int group = lane / 4, quad = lane % 4;
 
   // ---- Which work is this block's: part, KV head and rows, sequence
-  const int part = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.z);
-  int head = static_cast<int>(blockIdx.y), row_block = 0;
+  const bool one_part = grid.parts == 1;  // whose blocks lie along x, which has room for more
+  const int part = one_part ? 0 : static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.z);
+  int head = static_cast<int>(one_part ? blockIdx.x : blockIdx.y), row_block = 0;
   if (grid.row_blocks > 1) {
     row_block = grid.row_blocks - 1 - head / static_cast<int>(args.kv_heads);
     head %= static_cast<int>(args.kv_heads);

@@ -25,9 +25,9 @@ Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& conf
   grid.words = static_cast<DecodeWord*>(words);
   if (config.outer > 1) grid.launch = next_launch_name();
   Launch launch;
-  launch.grid = dim3(static_cast<unsigned>(grid.parts),
-                     static_cast<unsigned>(args.kv_heads * grid.row_blocks),
-                     static_cast<unsigned>(args.batch));
+  const unsigned of_part = static_cast<unsigned>(args.kv_heads * grid.row_blocks);
+  launch.grid = dim3(grid.parts == 1 ? of_part : static_cast<unsigned>(grid.parts),
+                     grid.parts == 1 ? 1 : of_part, static_cast<unsigned>(args.batch));
   launch.block = Shape::kThreads;
   launch.stream = static_cast<Stream>(stream);
   launch.shared_bytes = decode_shared_bytes(args, config, device);

@@ -250,6 +250,21 @@ static void tell_few_heads() {
   }
 }
 
+// A long prompt whose heads have no tile of prefill: what serves it.
+static void tell_long_prompt() {
+  cuda::AttentionDevice device;
+  device.sm_count = 132;
+  device.compute_capability = 90;
+  device.shared_bytes_per_block = 227 << 10;
+  AttentionArgs args;
+  args.batch = 1, args.heads = 64, args.kv_heads = 8;
+  args.head_dim = args.head_dim_v = 512;
+  args.max_seqlen_q = args.max_seqlen_k = args.total_q = 16384, args.kv_dtype = kBf16;
+  const cuda::AttentionConfig c = cuda::choose_config(args, device);
+  std::printf("prompt of heads of 512: %s rows=%d\n",
+              cuda::AttentionConfig::kDesigns[static_cast<size_t>(c.design)], c.rows);
+}
+
 // Decode blocks of 132 multiprocessors: how many, of which clusters, have room for a second beside
 // them.
 static void tell_room() {
@@ -306,6 +321,7 @@ int main() {
   }
   tell_boxes();
   tell_few_heads();
+  tell_long_prompt();
   tell_room();
   tell_expert_tiles();
   std::printf("offers %d, misfits %d\n", offers, misfits);
