@@ -48,6 +48,30 @@ def test_every_tile(run, size, size_v, dtype, kv_dtype, rows, outer):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("outer", [1, 3])
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("size, size_v", [(64, 64), (40, 64)])
+@pytest.mark.parametrize("heads", [(6, 2), (2, 2)])
+def test_three_consumers(run, size, size_v, heads, dtype, outer):
+    run(
+        prefill(192, outer), [391, 130, 200, 0], rows=267, heads=heads, size=size, size_v=size_v,
+        dtype=dtype, causal=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kv_dtype, page", [(None, None), (None, 16), (E4M3, None)])
+@pytest.mark.parametrize("rows, size", [(64, 128), (128, 128), (128, 256), (192, 64)])
+def test_more_items_than_multiprocessors(run, rows, size, kv_dtype, page):
+    """Blocks take items until none is left; run() asks twice, for the word that counts them is
+    to be as before."""
+    if kv_dtype and rows == 192:
+        pytest.skip("FP8 has at most 128 rows")
+    run(
+        prefill(rows), [300, 131, 7, 0] * 8, rows=131, heads=(16, 8), size=size, causal=True,
+        kv_dtype=kv_dtype, page=page,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("page", [1, 16, 48, 256])
 @pytest.mark.parametrize("kv_dtype", [None, E4M3])
 @pytest.mark.parametrize("rows, outer", [(64, 2), (128, 1)])
@@ -77,8 +101,10 @@ def test_few_queries_in_pages(run, config, size, size_v, page, kv_dtype):
     {"window_size": (50, 0)}, {"window_size": (70, 3)}, {"softcap": 5.0, "causal": True},
     {"s_aux": torch.randn(8), "window_size": (20, 0)}, {"softmax_scale": 1e-9},
     {"softmax_scale": -0.3, "causal": True}, {"softcap": 5.0, "softmax_scale": -0.3},
+    # Maxima that grow from tile to tile, within what P's range holds and beyond.
+    {"softmax_scale": 2.0}, {"softmax_scale": 30.0, "causal": True}, {"softmax_scale": -30.0},
 ])  # fmt: skip
-@pytest.mark.parametrize("rows, outer", [(64, 4), (128, 1)])
+@pytest.mark.parametrize("rows, outer", [(64, 4), (128, 1), (192, 1)])
 def test_windows_caps_sinks_and_scales(run, options, rows, outer):
     run(prefill(rows, outer), [500, 177], rows=150, size=64, **options)
 
@@ -165,7 +191,8 @@ def test_queries_that_begin_at_multiples_of_four_bytes(decode, gpu, offset, kv_d
 
 
 @pytest.mark.parametrize("size, config, words", [
-    (64, prefill(32), "64 or 128 rows"),
+    (64, prefill(32), "64, 128 or 192 rows"),
+    (128, prefill(192), "192 rows of heads of up to 64"),
     (64, prefill(64).replace("cluster=1", "cluster=2"), "no clusters"),
     (64, prefill(64, 65), "outer must be 1 to 64"),
     (512, prefill(64), "no tile for heads of that size"),

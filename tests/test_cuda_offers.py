@@ -59,9 +59,13 @@ def test_few_kv_heads_take_clusters(played):
     ]  # fmt: skip
 
 
-def test_long_prompts_whose_heads_prefill_has_not_take_decode(played):
-    """Of any number of blocks of rows; the plain kernel would take a row a warp."""
-    assert "prompt of heads of 512: decode rows=8" in played
+def test_long_prompts_take_the_most_rows(played):
+    """Three consumers for heads of 64. Heads of 512, of which prefill has no tile, take decode, of
+    any number of blocks of rows: the plain kernel would take a row a warp."""
+    prompts = [line.removeprefix("prompt of heads of ") for line in played if "prompt" in line]
+    assert prompts == [
+        "64: prefill rows=192", "128: prefill rows=128", "512: decode rows=8"
+    ]  # fmt: skip
 
 
 def test_blocks_have_multiprocessors_of_their_own_where_there_are_as_many(played):

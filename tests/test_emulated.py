@@ -1,7 +1,8 @@
 """Parts of the kernels on the host: the warps that widen weights for wgmma
 (blocks/product/cuda/widen.cuh), the scales of blocks (block_scales.cuh beside it), the orders of
-experts' tiles (moe/gpu/order.h), attention's copies from pages (attention/cuda/pages.cuh), outputs
-that go to other ranks (skinny_gemm/cuda/sent_outputs.cuh).
+experts' tiles (moe/gpu/order.h), attention's copies from pages (attention/cuda/pages.cuh) and the
+items that its blocks take (taken_items.cuh beside it), outputs that go to other ranks
+(skinny_gemm/cuda/sent_outputs.cuh).
 
 A thread stands for each of the block's, and barriers have mbarrier's phases (tests/emulated): every
 code of FP8 and MXFP4, scales at odd places, stages that come round in any order. On a GPU
@@ -21,7 +22,14 @@ NVCC = shutil.which("nvcc")
 @pytest.mark.skipif(not (NVCC and shutil.which("g++")), reason="needs nvcc's headers and g++")
 @pytest.mark.parametrize(
     "part, tiles",
-    [("widen", 21), ("block_scales", 36), ("orders", 2000), ("key_copies", 88), ("sent", 60)],
+    [
+        ("widen", 21),
+        ("block_scales", 36),
+        ("orders", 2000),
+        ("key_copies", 88),
+        ("sent", 60),
+        ("taken", 200),
+    ],
 )
 def test_every_value_is_right_whoever_is_first(tmp_path, part, tiles):
     for folder in ("attention", "blocks", "common", "gemm", "moe", "skinny_gemm"):

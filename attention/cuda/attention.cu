@@ -66,7 +66,7 @@ Status launch_attention(const AttentionArgs& args, const Context& context) {
     const auto launch = is_fp8(args.kv_dtype)
                             ? (bf16 ? cuda::launch_prefill_bf16_fp8 : cuda::launch_prefill_fp16_fp8)
                             : (bf16 ? cuda::launch_prefill_bf16 : cuda::launch_prefill_fp16);
-    return launch(args, config, device, static_cast<float*>(args.workspace), context.stream);
+    return launch(args, config, device, args.workspace, context.stream);
   }
   const auto launch = is_fp8(args.kv_dtype)
                           ? (bf16 ? cuda::launch_decode_bf16_fp8 : cuda::launch_decode_fp16_fp8)

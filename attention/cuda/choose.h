@@ -30,8 +30,8 @@ void for_each_config(const AttentionArgs& args, const AttentionDevice& device, c
     }
     if (holds) break;
   }
-  for (const int32_t block_rows : {64, 128}) {
-    if (block_rows == 128 && rows <= 64) continue;
+  for (const int32_t block_rows : {64, 128, 192}) {
+    if (rows <= block_rows - 64) continue;
     for (int32_t outer = 1; outer <= 32; outer *= 2) {
       AttentionConfig c;
       c.design = AttentionConfig::Design::kPrefill;

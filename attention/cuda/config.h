@@ -128,16 +128,25 @@ inline bool has_vector_heads(const AttentionArgs& args) {
          has_vectors(out, args.q_dtype, args.head_dim_v);
 }
 
-// Bytes of what parts of the keys leave in memory, where outer > 1. Prefill: of each part floats
-// for each row of q and head, the columns' sums and two more (join.cuh). Decode: of each part but
+// Prefill's items (prefill.cuh), and the most that a word counts (taken_items.cuh).
+inline int64_t prefill_items(const AttentionArgs& args, const AttentionConfig& c) {
+  return row_blocks(args, c) * c.outer * args.kv_heads * args.batch;
+}
+constexpr int64_t kMostTaken = int64_t{1} << 23;
+constexpr int64_t kTakenBytes = 256;  // of the word, before what parts leave
+
+// Bytes of what parts of the keys leave in memory, where outer > 1. Prefill: the word that counts
+// items, and of each part floats for each row of q and head, the columns' sums and two more
+// (join.cuh). Decode: of each part but
 // the last words of 16 bytes for each row of a block, one for each two columns and one for each
 // block of the cluster (decode_end.cuh).
 inline int64_t partial_bytes(const AttentionArgs& args, const AttentionConfig& c) {
-  if (c.outer == 1) return 0;
   if (c.design == AttentionConfig::Design::kPrefill) {
-    const int64_t floats = prefill_tile(args).head_dim_v + 2;
-    return args.total_q * args.heads * c.outer * floats * static_cast<int64_t>(sizeof(float));
+    const int64_t floats = c.outer == 1 ? 0 : prefill_tile(args).head_dim_v + 2;
+    return kTakenBytes +
+           args.total_q * args.heads * c.outer * floats * static_cast<int64_t>(sizeof(float));
   }
+  if (c.outer == 1) return 0;
   const int64_t rows = args.batch * args.kv_heads * row_blocks(args, c) * c.rows;
   const int64_t words = kDecodeTiles[find_decode_tile(args, c.rows)].head_dim / 2 + c.cluster;
   return rows * (c.outer - 1) * words * 16;
@@ -145,7 +154,9 @@ inline int64_t partial_bytes(const AttentionArgs& args, const AttentionConfig& c
 
 inline Status check_prefill(const AttentionArgs& args, const AttentionConfig& c,
                             const AttentionDevice& device) {
-  if (c.rows != 64 && c.rows != 128) return "attention config: prefill takes 64 or 128 rows";
+  if (c.rows != 64 && c.rows != 128 && c.rows != 192) {
+    return "attention config: prefill takes 64, 128 or 192 rows";
+  }
   if (c.cluster != 1) return "attention config: prefill has no clusters";
   if (c.outer < 1 || c.outer > kMaxOuter) return "attention config: outer must be 1 to 64";
   if (device.compute_capability != 90) return "attention config: prefill needs sm_90";
@@ -161,11 +172,15 @@ inline Status check_prefill(const AttentionArgs& args, const AttentionConfig& c,
   }
   const int tile = find_prefill_tile(args);
   if (tile < 0) return "attention config: prefill has no tile for heads of that size";
-  if (prefill_tile(args).shared_bytes(c.rows) > device.shared_bytes_per_block) {
+  if (c.rows > prefill_tile(args).most_rows() || (c.rows == 192 && args.block_table != nullptr)) {
+    return "attention config: prefill takes 192 rows of heads of up to 64 alone, without FP8 and "
+           "without pages";
+  }
+  if (prefill_tile(args).most_shared_bytes(c.rows) > device.shared_bytes_per_block) {
     return "attention config: a block of that tile needs more shared memory than the device has";
   }
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
-  if (row_blocks(args, c) * c.outer * args.kv_heads * args.batch > kMostBlocks ||
+  if (prefill_items(args, c) > kMostBlocks ||
       rows_of_kv_head(args) * (args.heads / args.kv_heads) > kMostBlocks) {
     return "attention config: prefill takes fewer than 2^31 blocks, and rows a sequence";
   }

@@ -7,15 +7,15 @@
 namespace rocm_kernels {
 namespace cuda {
 
-// `partial`: room for what the outer parts leave, where there are several.
+// `workspace`: partial_bytes() of room.
 Status launch_prefill_fp16(const AttentionArgs& args, const AttentionConfig& config,
-                           const AttentionDevice& device, float* partial, void* stream);
+                           const AttentionDevice& device, void* workspace, void* stream);
 Status launch_prefill_fp16_fp8(const AttentionArgs& args, const AttentionConfig& config,
-                               const AttentionDevice& device, float* partial, void* stream);
+                               const AttentionDevice& device, void* workspace, void* stream);
 Status launch_prefill_bf16_fp8(const AttentionArgs& args, const AttentionConfig& config,
-                               const AttentionDevice& device, float* partial, void* stream);
+                               const AttentionDevice& device, void* workspace, void* stream);
 Status launch_prefill_bf16(const AttentionArgs& args, const AttentionConfig& config,
-                           const AttentionDevice& device, float* partial, void* stream);
+                           const AttentionDevice& device, void* workspace, void* stream);
 
 }  // namespace cuda
 }  // namespace rocm_kernels

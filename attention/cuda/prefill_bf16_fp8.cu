@@ -4,8 +4,8 @@ namespace rocm_kernels {
 namespace cuda {
 
 Status launch_prefill_bf16_fp8(const AttentionArgs& args, const AttentionConfig& config,
-                               const AttentionDevice& device, float* partial, void* stream) {
-  return launch_prefill<__nv_bfloat16, true>(args, config, device, partial, stream);
+                               const AttentionDevice& device, void* workspace, void* stream) {
+  return launch_prefill<__nv_bfloat16, true>(args, config, device, workspace, stream);
 }
 
 }  // namespace cuda

@@ -13,6 +13,10 @@ namespace cuda {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
+// Two consumers take turns at the tensor cores: each multiplies while the other takes exponentials.
+__device__ __forceinline__ void take_turn(int consumer) { named_barrier(1 + consumer, 256); }
+__device__ __forceinline__ void give_turn(int consumer) { named_barrier_arrive(2 - consumer, 256); }
+
 // The running maximum and sum of a thread's two rows, on the scale of log2.
 struct PrefillRows {
   float maximum[2] = {-kInfinity, -kInfinity};
@@ -21,12 +25,41 @@ struct PrefillRows {
   KeyRange sees[2];
 };
 
-// P of a tile from its S, which is overwritten by exp2(S - maximum). Returns whether O must be
-// multiplied by `by` first: where a maximum of the warp has grown by 2^8 since it was last set.
+// S of a warp's rows once more, by a warp's own instructions: what wgmma left is overwritten.
+template <class Shape>
+__device__ __forceinline__ void multiply_keys_again(float (&scores)[Shape::kKeys / 8][4],
+                                                    uint32_t q, uint32_t k, int warp_row) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, in_matrix = lane % 8, matrix = lane / 8;
+#pragma unroll
+  for (int t = 0; t < Shape::kKeys / 8; ++t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scores[t][i] = 0;
+  }
+#pragma unroll 1
+  for (int step = 0; step < Shape::kD / 16; ++step) {
+    const int box = step / 4, vector = step % 4 * 2;
+    uint32_t rows[4];
+    load_matrices(rows,
+                  q + box * Shape::kRows * kChunkBytes +
+                      swizzled(warp_row + in_matrix + matrix % 2 * 8, 0, 1, vector + matrix / 2));
+#pragma unroll
+    for (int t = 0; t < Shape::kKeys / 8; t += 2) {
+      uint32_t keys[4];
+      load_matrices(keys,
+                    k + box * Shape::kKeys * kChunkBytes +
+                        swizzled((t + matrix / 2) * 8 + in_matrix, 0, 1, vector + matrix % 2));
+      multiply_16x8<typename Shape::Mma>(scores[t], rows, keys[0], keys[1]);
+      multiply_16x8<typename Shape::Mma>(scores[t + 1], rows, keys[2], keys[3]);
+    }
+  }
+}
+
+// S as it is counted: capped, its sign turned where the factor is negative, -inf where it is not
+// seen. Returns what it is then multiplied by.
 template <int kColumnTiles>
-__device__ __forceinline__ bool softmax_tile(float (&scores)[kColumnTiles][4], PrefillRows& rows,
-                                             int first_key, bool all_seen, float cap,
-                                             float (&by)[2]) {
+__device__ __forceinline__ float2 settle_scores(float (&scores)[kColumnTiles][4],
+                                                const PrefillRows& rows, int first_key,
+                                                bool all_seen, float cap) {
   const int quad = static_cast<int>(threadIdx.x) % 4;
   float factor[2] = {rows.factor[0], rows.factor[1]};
   if (cap > 0) {
@@ -48,8 +81,6 @@ __device__ __forceinline__ bool softmax_tile(float (&scores)[kColumnTiles][4], P
       for (int i = 0; i < 4; ++i) scores[t][i] = -scores[t][i];
     }
   }
-  factor[0] = fmaxf(factor[0], 1e-30f);  // not 0 * -inf
-  factor[1] = fmaxf(factor[1], 1e-30f);
   if (!all_seen) {
 #pragma unroll
     for (int t = 0; t < kColumnTiles; ++t) {
@@ -62,6 +93,42 @@ __device__ __forceinline__ bool softmax_tile(float (&scores)[kColumnTiles][4], P
       }
     }
   }
+  return make_float2(fmaxf(factor[0], 1e-30f), fmaxf(factor[1], 1e-30f));  // not 0 * -inf
+}
+
+// Raises the rows' maxima to `most` of their threads; what is on their scale is multiplied by `by`.
+__device__ __forceinline__ void raise_maxima(const float (&most)[2], float2 factor,
+                                             PrefillRows& rows, float (&by)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float all = most[r];
+    all = fmaxf(all, __shfl_xor_sync(~0u, all, 1));
+    all = fmaxf(all, __shfl_xor_sync(~0u, all, 2));
+    all = fmaxf(all * (r == 0 ? factor.x : factor.y), rows.maximum[r]);
+    by[r] = all == -kInfinity ? 1.0f : fast_exp2(rows.maximum[r] - all);
+    rows.maximum[r] = all;
+    rows.sum[r] *= by[r];
+  }
+}
+template <int kColumnTiles>
+__device__ __forceinline__ void raise_maxima(const float (&scores)[kColumnTiles][4], float2 factor,
+                                             PrefillRows& rows, float (&by)[2]) {
+  float most[2] = {-kInfinity, -kInfinity};
+#pragma unroll
+  for (int t = 0; t < kColumnTiles; ++t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) most[i / 2] = fmaxf(most[i / 2], scores[t][i]);
+  }
+  raise_maxima(most, factor, rows, by);
+}
+
+// P of a tile from its S, which is overwritten by exp2(S - maximum). Returns whether O must be
+// multiplied by `by` first: where a maximum of the warp has grown by 2^8 since it was last set.
+template <int kColumnTiles>
+__device__ __forceinline__ bool softmax_tile(float (&scores)[kColumnTiles][4], PrefillRows& rows,
+                                             int first_key, bool all_seen, float cap,
+                                             float (&by)[2]) {
+  const float2 factor = settle_scores(scores, rows, first_key, all_seen, cap);
   float most[2] = {-kInfinity, -kInfinity};
 #pragma unroll
   for (int t = 0; t < kColumnTiles; ++t) {
@@ -69,30 +136,82 @@ __device__ __forceinline__ bool softmax_tile(float (&scores)[kColumnTiles][4], P
     for (int i = 0; i < 4; ++i) most[i / 2] = fmaxf(most[i / 2], scores[t][i]);
   }
   const bool grows =
-      most[0] * factor[0] > rows.maximum[0] + 8 || most[1] * factor[1] > rows.maximum[1] + 8;
+      most[0] * factor.x > rows.maximum[0] + 8 || most[1] * factor.y > rows.maximum[1] + 8;
   const bool rescale = __any_sync(~0u, grows);
-  if (rescale) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float all = most[r];
-      all = fmaxf(all, __shfl_xor_sync(~0u, all, 1));
-      all = fmaxf(all, __shfl_xor_sync(~0u, all, 2));
-      all = fmaxf(all * factor[r], rows.maximum[r]);
-      by[r] = all == -kInfinity ? 1.0f : fast_exp2(rows.maximum[r] - all);
-      rows.maximum[r] = all;
-      rows.sum[r] *= by[r];
-    }
-  }
+  if (rescale) raise_maxima(most, factor, rows, by);
   // A row that has seen nothing yet: of -inf - -inf.
   const float from[2] = {fmaxf(rows.maximum[0], -3e38f), fmaxf(rows.maximum[1], -3e38f)};
 #pragma unroll
   for (int t = 0; t < kColumnTiles; ++t) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      scores[t][i] = fast_exp2(fmaf(scores[t][i], factor[i / 2], -from[i / 2]));
+      scores[t][i] = fast_exp2(fmaf(scores[t][i], i / 2 == 0 ? factor.x : factor.y, -from[i / 2]));
       rows.sum[i / 2] += scores[t][i];
     }
   }
+  return rescale;
+}
+
+// The same without looking for the tile's maxima, which costs 5 to 10 % of the whole: they are
+// those of earlier tiles, which are seldom smaller. Where P becomes so large that its sums tell (a
+// thread's of 2^13, which float16 still holds), it is divided by a power of two. Where it leaves
+// the range in which that is exact, S, gone by then, is had `again`, and the maxima are raised
+// first; so they are where a row of the warp has seen nothing yet.
+template <int kColumnTiles, typename Again>
+__device__ __forceinline__ bool softmax_tile(float (&scores)[kColumnTiles][4], PrefillRows& rows,
+                                             int first_key, bool all_seen, float cap,
+                                             float (&by)[2], const Again& again) {
+  constexpr float kLarge = 0x1p13f, kTooLarge = 0x1p100f;
+  float2 factor = settle_scores(scores, rows, first_key, all_seen, cap);
+  bool raise = __any_sync(~0u, fminf(rows.maximum[0], rows.maximum[1]) == -kInfinity);
+  bool rescale = false;
+  float sum[2];
+#pragma unroll 1
+  for (;;) {
+    if (raise) {
+      raise_maxima(scores, factor, rows, by);
+      rescale = true;
+    }
+    // A row that has seen nothing yet: of -inf - -inf.
+    const float from[2] = {fmaxf(rows.maximum[0], -3e38f), fmaxf(rows.maximum[1], -3e38f)};
+    sum[0] = sum[1] = 0;
+#pragma unroll
+    for (int t = 0; t < kColumnTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        scores[t][i] =
+            fast_exp2(fmaf(scores[t][i], i / 2 == 0 ? factor.x : factor.y, -from[i / 2]));
+        sum[i / 2] += scores[t][i];
+      }
+    }
+    const float larger = fmaxf(sum[0], sum[1]);
+    if (raise || !__any_sync(~0u, larger > kLarge)) break;
+    if (!__any_sync(~0u, larger > kTooLarge)) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float all = sum[r];
+        all = fmaxf(all, __shfl_xor_sync(~0u, all, 1));
+        all = fmaxf(all, __shfl_xor_sync(~0u, all, 2));
+        const int power = all > kLarge ? static_cast<int>(__float_as_uint(all) >> 23) - 126 : 0;
+        by[r] = __uint_as_float(static_cast<uint32_t>(127 - power) << 23);
+        rows.maximum[r] += static_cast<float>(power);
+        rows.sum[r] *= by[r];
+        sum[r] *= by[r];
+      }
+#pragma unroll
+      for (int t = 0; t < kColumnTiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[t][i] *= by[i / 2];
+      }
+      rescale = true;
+      break;
+    }
+    again();
+    factor = settle_scores(scores, rows, first_key, all_seen, cap);
+    raise = true;
+  }
+  rows.sum[0] += sum[0];
+  rows.sum[1] += sum[1];
   return rescale;
 }
 
@@ -220,11 +339,12 @@ __device__ __forceinline__ void store_partial(const AttentionArgs& args, const P
   }
 }
 
+// A consumer's rows of an item. `state` is that of the first tile, which all consumers share.
 template <class Shape>
-__device__ __forceinline__ void consume(const AttentionArgs& args, const PrefillGrid& grid,
-                                        const PrefillWork& work,
-                                        const PrefillMemory<Shape>& memory) {
-  const int consumer = static_cast<int>(threadIdx.x) / 128 - 1;
+__device__ __forceinline__ void consume_item(const AttentionArgs& args, const PrefillGrid& grid,
+                                             const PrefillWork& work,
+                                             const PrefillMemory<Shape>& memory, int consumer,
+                                             const PipelineState& q_at, PipelineState& state) {
   const int thread = static_cast<int>(threadIdx.x) % 128;
   const int warp_row = consumer * 64 + thread / 32 * 16;
 
@@ -248,7 +368,7 @@ __device__ __forceinline__ void consume(const AttentionArgs& args, const Prefill
   }
   float scores[Shape::kKeys / 8][4], by[2] = {1, 1};
   uint32_t p[Shape::kKeys / 16][4];
-  const uint64_t q = wgmma_operand(memory.q + consumer * 64 * kChunkBytes);
+  const uint64_t q = wgmma_operand(memory.q(q_at.stage) + consumer * 64 * kChunkBytes);
   const uint64_t k = wgmma_operand(memory.k);
   const uint64_t v = wgmma_transposed_operand(memory.v, Shape::kKeys * kChunkBytes);
   const auto all_seen = [&](int first) {
@@ -257,41 +377,65 @@ __device__ __forceinline__ void consume(const AttentionArgs& args, const Prefill
   const auto release = [&](int of_v, int stage) {
     if (thread % 32 == 0) mbarrier_arrive(memory.empty(of_v, stage));
   };
-
+  // Of what threads have copied; those that widen do it themselves.
+  const auto fence_copies = [&] {
+    if constexpr (!Shape::kFp8 && !Shape::kBoxed) fence_async_proxy();
+  };
   int first = work.keys.begin / Shape::kKeys * Shape::kKeys;
-  if (first < work.keys.end) {
-    PipelineState state{0, 0};
-    mbarrier_wait(memory.q_full(), 0);
-    if constexpr (Shape::kScaledQ) {
-      const uint32_t factors = memory.factors() + (warp_row + thread % 32 / 4) * 4;
-      rows.factor[0] *= load_shared_float(factors);
-      rows.factor[1] *= load_shared_float(factors + 8 * 4);
+  int end = work.keys.end;
+  if constexpr (Shape::kOwnKeys) {
+    const int row = min(work.first_row + consumer * 64 + 63, work.last_row);
+    const int query = grid.rows.query_of(row);
+    end = of_warp(min(end, grid.window.seen(work.s, query, query).end));
+  }
+  // Of the tile at `first`, whose keys are then free.
+  const auto softmax = [&] {
+    if constexpr (Shape::kBoxed) {
+      const bool rescale = softmax_tile(scores, rows, first, all_seen(first), cap, by, [&] {
+        multiply_keys_again<Shape>(scores, memory.q(q_at.stage),
+                                   memory.k + state.stage * Shape::kKBytes, warp_row);
+      });
+      release(0, state.stage);
+      return rescale;
+    } else {
+      // Producers that are busy wait for the stage.
+      release(0, state.stage);
+      return softmax_tile(scores, rows, first, all_seen(first), cap, by);
     }
-    mbarrier_wait(memory.full(0, 0), 0);
-    fence_async_proxy();
+  };
+  mbarrier_wait(memory.q_full(q_at.stage), q_at.parity);
+  fence_async_proxy();
+  if constexpr (Shape::kScaledQ) {
+    const uint32_t factors = memory.factors() + (warp_row + thread % 32 / 4) * 4;
+    rows.factor[0] *= load_shared_float(factors);
+    rows.factor[1] *= load_shared_float(factors + 8 * 4);
+  }
+  if (first < end) {
+    mbarrier_wait(memory.full(0, state.stage), state.parity);
+    fence_copies();
     wgmma_fence();
-    multiply_keys<Shape>(scores, q, k);
+    multiply_keys<Shape>(scores, q, k + wgmma_offset(state.stage * Shape::kKBytes));
     wgmma_commit();
     wgmma_wait<0>(scores);
-    release(0, 0);
-    softmax_tile(scores, rows, first, all_seen(first), cap, by);
+    softmax();
     pack_rows<Shape>(p, scores);
 
 #pragma unroll 1
-    for (first += Shape::kKeys; first < work.keys.end; first += Shape::kKeys) {
+    for (first += Shape::kKeys; first < end; first += Shape::kKeys) {
       const PipelineState before = state;
       state.advance(Shape::kStages);
       mbarrier_wait(memory.full(0, state.stage), state.parity);
       mbarrier_wait(memory.full(1, before.stage), before.parity);
-      fence_async_proxy();
+      fence_copies();
+      if constexpr (Shape::kTurns) take_turn(consumer);
       wgmma_fence();
       multiply_keys<Shape>(scores, q, k + wgmma_offset(state.stage * Shape::kKBytes));
       wgmma_commit();
       multiply_values<Shape>(out, p, v + wgmma_offset(before.stage * Shape::kVBytes));
       wgmma_commit();
+      if constexpr (Shape::kTurns) give_turn(consumer);
       wgmma_wait<1>(scores);
-      release(0, state.stage);
-      const bool rescale = softmax_tile(scores, rows, first, all_seen(first), cap, by);
+      const bool rescale = softmax();
       wgmma_wait<0>(out);
       release(1, before.stage);
       if (rescale) {
@@ -305,19 +449,57 @@ __device__ __forceinline__ void consume(const AttentionArgs& args, const Prefill
     }
 
     mbarrier_wait(memory.full(1, state.stage), state.parity);
-    fence_async_proxy();
+    fence_copies();
     wgmma_fence();
     multiply_values<Shape>(out, p, v + wgmma_offset(state.stage * Shape::kVBytes));
     wgmma_commit();
     wgmma_wait<0>(out);
-  } else {
-    mbarrier_wait(memory.q_full(), 0);
+    release(1, state.stage);
+    state.advance(Shape::kStages);
   }
-  allow_next_kernel();
+  if constexpr (Shape::kOwnKeys) {
+    // Tiles that other consumers alone see. An empty stage is theirs too, so each is awaited.
+    for (; first < work.keys.end; first += Shape::kKeys) {
+      for (int of_v = 0; of_v < 2; ++of_v) {
+        mbarrier_wait(memory.full(of_v, state.stage), state.parity);
+        release(of_v, state.stage);
+      }
+      state.advance(Shape::kStages);
+    }
+  }
+  if (!grid.taken.any()) allow_next_kernel();
   if (grid.outer > 1) {
     store_partial<Shape>(args, grid, work, warp_row, out, rows);
   } else {
-    store_rows<Shape>(args, grid, work, memory.q, warp_row, out, rows);
+    store_rows<Shape>(args, grid, work, memory.q(q_at.stage), warp_row, out, rows);
+  }
+  __syncwarp();
+  if (thread % 32 == 0) mbarrier_arrive(memory.q_empty(q_at.stage));
+}
+
+template <class Shape>
+__device__ __forceinline__ void consume(const AttentionArgs& args, const PrefillGrid& grid,
+                                        const PrefillMemory<Shape>& memory, PrefillPlace place) {
+  const int consumer = of_warp(static_cast<int>(threadIdx.x) / 128 - 1);
+  PipelineState state{0, 0}, q_at{0, 0};
+  if (Shape::kTurns && consumer == 1) give_turn(consumer);
+  if constexpr (!Shape::kBoxed) {
+    const PrefillWork work = work_at<Shape>(args, grid, place);
+    if (work.first_row > work.last_row) return;
+    consume_item<Shape>(args, grid, work, memory, consumer, q_at, state);
+  } else {
+    uint32_t item_parity = 0;
+#pragma unroll 1
+    for (;;) {
+      const PrefillWork work = work_at<Shape>(args, grid, place);
+      state = of_warp(state), q_at = of_warp(q_at);
+      if (work.first_row <= work.last_row) {
+        consume_item<Shape>(args, grid, work, memory, consumer, q_at, state);
+        q_at.advance(Shape::kQPlaces);
+      }
+      if (!grid.taken.any() || !next_place(memory, item_parity, place)) break;
+    }
+    if (grid.taken.any()) allow_next_kernel();
   }
 }
 #endif

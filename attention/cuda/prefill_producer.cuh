@@ -6,6 +6,7 @@
 #include "../../common/cuda/mbarrier.cuh"
 #include "../../common/cuda/shared_memory.cuh"
 #include "../../common/cuda/swizzle.h"
+#include "key_boxes.cuh"
 #include "key_copies.cuh"
 #include "prefill_shape.cuh"
 
@@ -99,53 +100,164 @@ __device__ __forceinline__ void convert_queries(const AttentionArgs& args, const
   }
 }
 
+// Queries of an item.
+template <class Shape>
+__device__ __forceinline__ void bring_queries(const AttentionArgs& args, const PrefillGrid& grid,
+                                              const PrefillWork& work,
+                                              const PrefillMemory<Shape>& memory,
+                                              const PipelineState& at, int thread) {
+  const uint32_t to = memory.q(at.stage), full = memory.q_full(at.stage);
+  mbarrier_wait(memory.q_empty(at.stage), at.parity);
+  if constexpr (Shape::kScaledQ) {
+    convert_queries<Shape>(args, grid, work, to, memory.factors(), thread);
+    fence_async_proxy();
+    mbarrier_arrive(full);
+  } else {
+    copy_queries<Shape>(args, grid, work, to, thread);
+    mbarrier_arrive_after_copies(full);
+  }
+}
+
+// Queries, and keys and values that are widened on their way.
+template <class Shape>
+__device__ __forceinline__ void bring_codes(const AttentionArgs& args, const PrefillGrid& grid,
+                                            const PrefillWork& work,
+                                            const PrefillMemory<Shape>& memory,
+                                            const PipelineState& q_at, PipelineState& state,
+                                            int thread) {
+  WidenedKeys<Shape> keys(args, grid.page_size, work.s, work.head, work.keys, thread,
+                          memory.slots());
+  for (int i = 0; i < Shape::kSlots; ++i) keys.copy_next();
+  bring_queries<Shape>(args, grid, work, memory, q_at, thread);
+  int first = work.keys.begin / Shape::kKeys * Shape::kKeys;
+#pragma unroll 1
+  for (; first < work.keys.end; first += Shape::kKeys) {
+    mbarrier_wait(memory.empty(0, state.stage), state.parity);
+    keys.template widen<Shape::kBoxes>(memory.k + state.stage * Shape::kKBytes);
+    fence_async_proxy();
+    mbarrier_arrive(memory.full(0, state.stage));
+    keys.copy_next();
+    mbarrier_wait(memory.empty(1, state.stage), state.parity);
+    keys.template widen<Shape::kBoxesV>(memory.v + state.stage * Shape::kVBytes);
+    fence_async_proxy();
+    mbarrier_arrive(memory.full(1, state.stage));
+    keys.copy_next();
+    state.advance(Shape::kStages);
+  }
+}
+
+// Queries, and keys and values as they are, from rows or pages.
+template <class Shape>
+__device__ __forceinline__ void bring_keys(const AttentionArgs& args, const PrefillGrid& grid,
+                                           const PrefillWork& work,
+                                           const PrefillMemory<Shape>& memory,
+                                           const PipelineState& q_at, PipelineState& state,
+                                           int thread) {
+  bring_queries<Shape>(args, grid, work, memory, q_at, thread);
+  int first = work.keys.begin / Shape::kKeys * Shape::kKeys;
+  KeyCopies<Shape> copies(args, grid.page_size, work.s, work.head, work.keys, first, thread);
+#pragma unroll 1
+  for (; first < work.keys.end; first += Shape::kKeys) {
+    mbarrier_wait(memory.empty(0, state.stage), state.parity);
+    copies.copy_k(first, memory.k + state.stage * Shape::kKBytes);
+    mbarrier_arrive_after_copies(memory.full(0, state.stage));
+    mbarrier_wait(memory.empty(1, state.stage), state.parity);
+    copies.copy_v(first, memory.v + state.stage * Shape::kVBytes);
+    mbarrier_arrive_after_copies(memory.full(1, state.stage));
+    copies.next_tile(first);
+    state.advance(Shape::kStages);
+  }
+}
+
+// The same by the copy engine, from rows.
+template <class Shape>
+__device__ __forceinline__ void bring_boxes(const AttentionArgs& args, const PrefillGrid& grid,
+                                            const KeyMaps& maps, const PrefillWork& work,
+                                            const PrefillMemory<Shape>& memory,
+                                            const PipelineState& q_at, PipelineState& state,
+                                            int thread) {
+  const KeyRange whole = keys_in_boxes(args, grid.window, work.s);
+  int first = work.keys.begin / Shape::kKeys * Shape::kKeys;
+  const auto bring = [&](int of_v) {
+    const uint32_t full = memory.full(of_v, state.stage);
+    const uint32_t to =
+        of_v ? memory.v + state.stage * Shape::kVBytes : memory.k + state.stage * Shape::kKBytes;
+    const int boxes = of_v ? Shape::kBoxesV : Shape::kBoxes;
+    mbarrier_wait(memory.empty(of_v, state.stage), state.parity);
+    if (first >= whole.begin && first + Shape::kKeys <= whole.end) {
+      if (thread == 0) {
+        mbarrier_arrive_expect(full, of_v ? Shape::kVBytes : Shape::kKBytes);
+        for (int box = 0; box < boxes; ++box) {
+          load_box_4d(of_v ? maps.v : maps.k, box * 64, static_cast<int>(work.s.k_begin) + first,
+                      work.head, args.cu_seqlens_k == nullptr ? work.b : 0,
+                      to + box * Shape::kKeys * kChunkBytes, full, 0);
+        }
+        return;
+      }
+    } else {
+      const AttentionRows& rows = of_v ? args.v : args.k;
+      const char* const from = static_cast<const char*>(rows.data) +
+                               ((of_v ? work.s.v_batch : work.s.k_batch) +
+                                work.s.k_begin * rows.row_stride + work.head * rows.head_stride) *
+                                   2;
+      copy_end_of_keys<Shape::kKeys>(from, rows.row_stride * 2,
+                                     static_cast<int>(of_v ? args.head_dim_v : args.head_dim) * 2,
+                                     boxes, work.keys, first, to, thread);
+      copies_wait_all();
+      fence_async_proxy();
+      __syncwarp();
+    }
+    if (thread % 32 == 0) mbarrier_arrive(full);
+  };
+  if (first >= work.keys.end) bring_queries<Shape>(args, grid, work, memory, q_at, thread);
+  bool has_queries = false;
+#pragma unroll 1
+  for (; first < work.keys.end; first += Shape::kKeys) {
+    bring(0);
+    // Behind the first keys, whose stage is empty before the consumers have left their queries.
+    if (!has_queries) bring_queries<Shape>(args, grid, work, memory, q_at, thread);
+    has_queries = true;
+    bring(1);
+    state.advance(Shape::kStages);
+  }
+}
+
 template <class Shape>
 __device__ __forceinline__ void produce(const AttentionArgs& args, const PrefillGrid& grid,
-                                        const PrefillWork& work,
-                                        const PrefillMemory<Shape>& memory) {
+                                        const KeyMaps& maps, const PrefillMemory<Shape>& memory,
+                                        PrefillPlace place) {
   const int thread = static_cast<int>(threadIdx.x);
-  PipelineState state{0, 1};
-  int first = work.keys.begin / Shape::kKeys * Shape::kKeys;
-  if constexpr (Shape::kFp8) {
-    WidenedKeys<Shape> keys(args, grid.page_size, work.s, work.head, work.keys, thread,
-                            memory.slots());
-    for (int i = 0; i < Shape::kSlots; ++i) keys.copy_next();
-    if constexpr (Shape::kScaledQ) {
-      convert_queries<Shape>(args, grid, work, memory.q, memory.factors(), thread);
+  PipelineState state{0, 1}, q_at{0, 1};
+  if constexpr (!Shape::kBoxed) {
+    const PrefillWork work = work_at<Shape>(args, grid, place);
+    if (work.first_row > work.last_row) return;
+    if constexpr (Shape::kFp8) {
+      bring_codes<Shape>(args, grid, work, memory, q_at, state, thread);
     } else {
-      copy_queries<Shape>(args, grid, work, memory.q, thread);
-      copies_wait_all();
-    }
-    fence_async_proxy();
-    mbarrier_arrive(memory.q_full());
-#pragma unroll 1
-    for (; first < work.keys.end; first += Shape::kKeys) {
-      mbarrier_wait(memory.empty(0, state.stage), state.parity);
-      keys.template widen<Shape::kBoxes>(memory.k + state.stage * Shape::kKBytes);
-      fence_async_proxy();
-      mbarrier_arrive(memory.full(0, state.stage));
-      keys.copy_next();
-      mbarrier_wait(memory.empty(1, state.stage), state.parity);
-      keys.template widen<Shape::kBoxesV>(memory.v + state.stage * Shape::kVBytes);
-      fence_async_proxy();
-      mbarrier_arrive(memory.full(1, state.stage));
-      keys.copy_next();
-      state.advance(Shape::kStages);
+      bring_keys<Shape>(args, grid, work, memory, q_at, state, thread);
     }
   } else {
-    copy_queries<Shape>(args, grid, work, memory.q, thread);
-    mbarrier_arrive_after_copies(memory.q_full());
-    KeyCopies<Shape> copies(args, grid.page_size, work.s, work.head, work.keys, first, thread);
+    uint32_t item_parity = 0;
+    if (grid.taken.any() && blockIdx.x == 0 && thread == 0) grid.taken.begin();
 #pragma unroll 1
-    for (; first < work.keys.end; first += Shape::kKeys) {
-      mbarrier_wait(memory.empty(0, state.stage), state.parity);
-      copies.copy_k(first, memory.k + state.stage * Shape::kKBytes);
-      mbarrier_arrive_after_copies(memory.full(0, state.stage));
-      mbarrier_wait(memory.empty(1, state.stage), state.parity);
-      copies.copy_v(first, memory.v + state.stage * Shape::kVBytes);
-      mbarrier_arrive_after_copies(memory.full(1, state.stage));
-      copies.next_tile(first);
-      state.advance(Shape::kStages);
+    for (;;) {
+      const PrefillWork work = work_at<Shape>(args, grid, place);
+      state = of_warp(state), q_at = of_warp(q_at);
+      if (work.first_row <= work.last_row) {
+        bring_boxes<Shape>(args, grid, maps, work, memory, q_at, state, thread);
+        q_at.advance(Shape::kQPlaces);
+      }
+      if (!grid.taken.any()) break;
+      if (thread == 0) {
+        // Not before all have begun this one: others may be done with theirs earlier.
+        mbarrier_wait(memory.item_empty(), item_parity ^ 1);
+        const int item = grid.taken.take();
+        place = place_of<Shape>(args, grid, item);
+        store_shared(memory.item(), make_uint4(item < grid.taken.items ? place.b : -1, place.head,
+                                               place.first_row, place.part));
+        mbarrier_arrive(memory.item_full());
+      }
+      if (!next_place(memory, item_parity, place)) break;
     }
   }
   copies_wait_all();

@@ -1,20 +1,28 @@
 // What the roles of prefill.cuh share: sizes, how the work is divided, places in shared memory.
 #pragma once
 
+#include "../../common/cuda/mbarrier.cuh"
+#include "../../common/cuda/shared_memory.cuh"
 #include "../../common/gpu/device.h"
 #include "../gpu/problem.h"
 #include "matrix.cuh"
 #include "pages.cuh"
 #include "row_groups.cuh"
+#include "taken_items.cuh"
 #include "tiles.h"
 
 namespace rocm_kernels {
 namespace cuda {
 
 // T: of q and out. kFp8KV: of k and v, which are T otherwise. kTile: of kPrefillTiles. kConsumers:
-// warpgroups, of 64 rows each.
-template <typename T, bool kFp8KV, int kTile, int kConsumers>
+// warpgroups, of 64 rows each. kInBoxes: the copy engine brings k and v, blocks take items one by
+// one, and tiles' maxima are not looked for. Else threads copy, and an item has a block: such
+// producers were up to a quarter slower where the compiler saw a loop over items around them, and
+// wait for stages that are free later.
+template <typename T, bool kFp8KV, int kTile, int kConsumers, bool kInBoxes>
 struct PrefillShape {
+  static_assert(!(kFp8KV && kInBoxes) && (kConsumers < 3 || kInBoxes), "");
+  static constexpr bool kBoxed = kInBoxes;
   using Q = T;
   using Mma = std::conditional_t<kFp8KV, __half, T>;  // that are multiplied
   static constexpr bool kFp8 = kFp8KV;
@@ -25,14 +33,23 @@ struct PrefillShape {
   static constexpr int kD = kOf.head_dim, kDV = kOf.head_dim_v, kKeys = kOf.keys;
   static constexpr int kBoxes = kOf.boxes(kD), kBoxesV = kOf.boxes(kDV);  // of 64 columns
   static constexpr int kRows = 64 * kConsumers, kThreads = 128 * (1 + kConsumers);
-  static constexpr int kStages = kOf.stages(kRows), kSlots = kOf.slots(kRows);
-  static constexpr int kWarps = 4 * kConsumers;  // of consumers
-  // Of 168 a thread of three warpgroups; two have more than they need.
-  static constexpr int kProducerRegisters = kConsumers == 1 ? 72 : kFp8 ? 72 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 1 ? 232 : kFp8 ? 216 : 232;
+  static constexpr int kQPlaces = kOf.q_places(kRows, kBoxed);
+  static constexpr int kStages = kOf.stages(kRows, kBoxed), kSlots = kOf.slots(kRows);
+  static constexpr int kProducerWarps = 4, kWarps = 4 * kConsumers;  // of consumers
+  // Two consumers take turns at the tensor cores. Of three, some see nothing of the last tiles of
+  // causal rows.
+  static constexpr bool kTurns = kConsumers == 2 && kBoxed, kOwnKeys = kConsumers == 3;
+  static constexpr bool kFewForProducers = kConsumers == 2 && !kFp8 && !kBoxed;
+  // Of 168 a thread of three warpgroups, 128 of four; two have more than they need.
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kFewForProducers ? 40 : 72;
+  static constexpr int kConsumerRegisters = kConsumers == 3                       ? 160
+                                            : kConsumers == 1 || kFewForProducers ? 232
+                                                                                  : 216;
   static constexpr int kQBytes = kOf.q_bytes(kRows);
   static constexpr int kKBytes = kOf.k_bytes(), kVBytes = kOf.v_bytes();  // of a stage
 };
+
+// An item is a sequence, a KV head, rows of a block and a part of the keys.
 
 // How the work is divided.
 struct PrefillGrid {
@@ -41,34 +58,50 @@ struct PrefillGrid {
   PageSize page_size;
   int row_blocks;      // of the longest sequence
   int pairs;           // of a sequence and a KV head
-  int pairs_together;  // whose blocks run one after the other, those of the most keys first
+  int pairs_together;  // whose items are begun one after the other, those of the most keys first
   int outer;           // parts of the keys, whose sums meet in memory (join.cuh)
   float* partial;  // [row of q, head][outer][DV + 2], where outer > 1: sums, maximum (log2), sum
+  TakenItems taken;
 };
 
 // Places in shared memory, and the barriers.
 template <class Shape>
 struct PrefillMemory {
-  uint32_t q, k, v, barriers;
+  uint32_t start, k, v, barriers;
 
-  __device__ explicit PrefillMemory(uint32_t start)
-      : q(start),
-        k(start + Shape::kQBytes),
+  __device__ explicit PrefillMemory(uint32_t at)
+      : start(at),
+        k(at + Shape::kQPlaces * Shape::kQBytes),
         v(k + Shape::kStages * Shape::kKBytes),
         barriers(v + Shape::kStages * Shape::kVBytes) {}
 
-  __device__ __forceinline__ uint32_t q_full() const { return barriers; }
-  __device__ __forceinline__ uint32_t factors() const { return barriers + kPrefillBarrierBytes; }
-  __device__ __forceinline__ uint32_t slots() const { return factors() + kPrefillFactorBytes; }
+  __device__ __forceinline__ uint32_t q(int place) const { return start + place * Shape::kQBytes; }
+  __device__ __forceinline__ uint32_t q_full(int place) const { return barriers + place * 8; }
+  __device__ __forceinline__ uint32_t q_empty(int place) const {
+    return q_full(Shape::kQPlaces + place);
+  }
+  // Of `item`, where the block learns what it does next.
+  __device__ __forceinline__ uint32_t item_full() const { return barriers + 32; }
+  __device__ __forceinline__ uint32_t item_empty() const { return barriers + 40; }
+  __device__ __forceinline__ uint32_t item() const { return barriers + 48; }
   __device__ __forceinline__ uint32_t full(int of_v, int stage) const {
-    return barriers + 8 + (of_v * Shape::kStages + stage) * 8;
+    return barriers + 64 + (of_v * Shape::kStages + stage) * 8;
   }
   __device__ __forceinline__ uint32_t empty(int of_v, int stage) const {
     return full(2 + of_v, stage);
   }
+  __device__ __forceinline__ uint32_t factors() const { return barriers + kPrefillBarrierBytes; }
+  __device__ __forceinline__ uint32_t slots() const { return factors() + kPrefillFactorBytes; }
 };
 
-// What is this block's.
+// Where an item is.
+struct PrefillPlace {
+  int b, head;    // KV head
+  int first_row;  // of the sequence's rows for the KV head
+  int part;       // of the keys
+};
+
+// What is to be done there: nothing where last_row < first_row.
 struct PrefillWork {
   Sequence s;
   int b, head;              // KV head
@@ -77,6 +110,69 @@ struct PrefillWork {
   KeyRange keys;            // of the part, that some row sees
   KeyRange all;             // that every row sees
 };
+
+// Items of the most keys first, among those of pairs whose keys L2 holds together.
+template <class Shape>
+__device__ __forceinline__ PrefillPlace place_of(const AttentionArgs& args, const PrefillGrid& grid,
+                                                 int number) {
+  const int item = number / grid.outer;
+  const int together = grid.pairs_together * grid.row_blocks;
+  const int first_pair = item / together * grid.pairs_together;
+  const int here = min(grid.pairs_together, grid.pairs - first_pair);
+  const int of_group = item % together;
+  const int pair = first_pair + of_group % here;
+  const int kv_heads = static_cast<int>(args.kv_heads);
+  return {pair / kv_heads, pair % kv_heads, (grid.row_blocks - 1 - of_group / here) * Shape::kRows,
+          number % grid.outer};
+}
+
+// What all lanes of a warp have. The compiler does not know of what is loaded, nor of what a loop
+// leaves that ends by it, and would take all code behind for one that lanes may run apart.
+__device__ __forceinline__ int of_warp(int value) { return __shfl_sync(~0u, value, 0); }
+__device__ __forceinline__ PipelineState of_warp(const PipelineState& state) {
+  return {of_warp(state.stage), of_warp(state.parity)};
+}
+
+template <class Shape>
+__device__ __forceinline__ PrefillWork work_at(const AttentionArgs& args, const PrefillGrid& grid,
+                                               const PrefillPlace& place) {
+  PrefillWork work;
+  work.b = place.b, work.head = place.head, work.first_row = place.first_row;
+  work.part = place.part;
+  Sequence& s = work.s = sequence_of(args, work.b);
+  s.q_begin = of_warp(s.q_begin), s.q_count = of_warp(s.q_count);
+  s.k_begin = of_warp(static_cast<int>(s.k_begin));
+  s.k_first = of_warp(s.k_first), s.k_count = of_warp(s.k_count);
+  work.last_row = min(work.first_row + Shape::kRows, work.s.q_count * grid.rows.heads) - 1;
+  const int first_query = grid.rows.query_of(work.first_row);
+  const int last_query = grid.rows.query_of(max(work.last_row, 0));
+  const KeyRange first_sees = grid.window.seen(work.s, first_query, first_query);
+  const KeyRange last_sees = grid.window.seen(work.s, last_query, last_query);
+  const KeyRange keys = {min(first_sees.begin, last_sees.end), last_sees.end};
+  const int first_tile = keys.begin / Shape::kKeys;
+  const int tiles = (keys.end + Shape::kKeys - 1) / Shape::kKeys - first_tile;
+  const int of_part = (tiles + grid.outer - 1) / grid.outer;
+  work.keys.begin = max((first_tile + work.part * of_part) * Shape::kKeys, keys.begin);
+  work.keys.end = min((first_tile + (work.part + 1) * of_part) * Shape::kKeys, keys.end);
+  work.all = {last_sees.begin, first_sees.end};
+  return work;
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// All warps: whether the block has another item, and where.
+template <class Shape>
+__device__ __forceinline__ bool next_place(const PrefillMemory<Shape>& memory, uint32_t& parity,
+                                           PrefillPlace& place) {
+  mbarrier_wait(memory.item_full(), parity);
+  parity ^= 1;
+  const uint4 words = load_shared(memory.item());
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.item_empty());
+  place = {of_warp(static_cast<int>(words.x)), of_warp(static_cast<int>(words.y)),
+           of_warp(static_cast<int>(words.z)), of_warp(static_cast<int>(words.w))};
+  return place.b >= 0;
+}
+#endif
 
 }  // namespace cuda
 }  // namespace rocm_kernels

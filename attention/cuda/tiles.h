@@ -97,7 +97,7 @@ static_assert(have_barrier_places(), "a block of a cluster has a place for its b
 
 // ---- Many queries: prefill.cuh
 
-constexpr int32_t kMaxPrefillRows = 128;  // of a block: 64 for each consumer warpgroup
+constexpr int32_t kMaxPrefillRows = 192;  // of a block: 64 for each consumer warpgroup
 
 constexpr int32_t kPrefillBarrierBytes = 256;                 // behind the stages,
 constexpr int32_t kPrefillFactorBytes = 4 * kMaxPrefillRows;  // and a factor for each row
@@ -111,6 +111,8 @@ struct PrefillTile {
   constexpr PrefillTile of(bool is_fp8) const {
     return {head_dim, head_dim_v, is_fp8 && head_dim > 128 ? 64 : keys, is_fp8};
   }
+  // Three consumers have registers for heads of 64, and where nothing is widened.
+  constexpr int32_t most_rows() const { return head_dim <= 64 && !fp8 ? 192 : 128; }
 
   // Boxes of 64 columns, in lines of 128 bytes.
   static constexpr int32_t boxes(int32_t columns) { return (columns + 63) / 64; }
@@ -118,23 +120,34 @@ struct PrefillTile {
   constexpr int32_t k_bytes() const { return boxes(head_dim) * keys * 128; }
   constexpr int32_t v_bytes() const { return boxes(head_dim_v) * keys * 128; }
   constexpr int32_t slot_bytes() const { return fp8 ? k_bytes() / 2 : 0; }
-  constexpr int32_t bytes_with(int32_t rows, int32_t stages, int32_t slots) const {
-    return q_bytes(rows) + stages * (k_bytes() + v_bytes()) + slots * slot_bytes() +
+  constexpr int32_t bytes_with(int32_t rows, int32_t q_places, int32_t stages,
+                               int32_t slots) const {
+    return q_places * q_bytes(rows) + stages * (k_bytes() + v_bytes()) + slots * slot_bytes() +
            kPrefillBarrierBytes + kPrefillFactorBytes;
+  }
+  static constexpr int32_t kMost = 227 << 10;
+  // Places for queries: of items that follow each other (`in_boxes`, prefill_shape.cuh) those of
+  // the next come while this one's are multiplied, where two stages leave room.
+  constexpr int32_t q_places(int32_t rows, bool in_boxes) const {
+    return in_boxes && bytes_with(rows, 2, 2, 0) <= kMost ? 2 : 1;
   }
   // Stages of keys, and of values: as many as fit, up to four, and two where FP8 codes need slots
   // before; of those as many as fit, up to eight.
-  static constexpr int32_t kMost = 227 << 10;
-  constexpr int32_t stages(int32_t rows) const {
-    if (fp8 || bytes_with(rows, 3, 0) > kMost) return 2;
-    return bytes_with(rows, 4, 0) <= kMost ? 4 : 3;
+  constexpr int32_t stages(int32_t rows, bool in_boxes) const {
+    const int32_t places = q_places(rows, in_boxes);
+    if (fp8 || bytes_with(rows, places, 3, 0) > kMost) return 2;
+    return bytes_with(rows, places, 4, 0) <= kMost ? 4 : 3;
   }
   constexpr int32_t slots(int32_t rows) const {
     if (!fp8) return 0;
-    return bytes_with(rows, 2, 8) <= kMost ? 8 : bytes_with(rows, 2, 4) <= kMost ? 4 : 2;
+    return bytes_with(rows, 1, 2, 8) <= kMost ? 8 : bytes_with(rows, 1, 2, 4) <= kMost ? 4 : 2;
   }
-  constexpr int32_t shared_bytes(int32_t rows) const {
-    return bytes_with(rows, stages(rows), slots(rows));
+  constexpr int32_t shared_bytes(int32_t rows, bool in_boxes) const {
+    return bytes_with(rows, q_places(rows, in_boxes), stages(rows, in_boxes), slots(rows));
+  }
+  constexpr int32_t most_shared_bytes(int32_t rows) const {
+    const int32_t boxed = fp8 ? 0 : shared_bytes(rows, true), other = shared_bytes(rows, false);
+    return boxed > other ? boxed : other;
   }
 };
 constexpr PrefillTile kPrefillTiles[] = {

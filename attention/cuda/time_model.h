@@ -43,7 +43,8 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   constexpr float kRoundUs = 3;                    // memory's rest while blocks follow blocks
   constexpr float kTileUs = 0.15f;                 // between a tile's products
   constexpr float kFlopsPerUs = 5.3e6f;            // of a multiprocessor
-  constexpr float kScoresPerUs = 13.4e3f;          // whose softmax it takes
+  constexpr float kScoresPerUs = 13.4e3f;          // whose softmax it takes,
+  constexpr float kMoreScoresPerUs = 16.7e3f;      // and by three consumers
   constexpr float kCodesPerUs = 24e3f;             // of FP8, that it widens
   constexpr float kBandwidth = 0.95f;              // of what the driver says of the memory
   constexpr float kInPages = 0.95f;                // of that
@@ -67,7 +68,8 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
                              : elements * static_cast<float>(size_of(args.kv_dtype)) /
                                    (size_of_pages(args) == 0 ? kSmBytesPerUs : kSmPagedBytesPerUs);
   const float tile_us = std::max(
-      bytes_us, kTileUs + std::max({2 * scores * columns / kFlopsPerUs, scores / kScoresPerUs,
+      bytes_us, kTileUs + std::max({2 * scores * columns / kFlopsPerUs,
+                                    scores / (c.rows > 128 ? kMoreScoresPerUs : kScoresPerUs),
                                     tile.fp8 ? elements / kCodesPerUs : 0}));
   const auto block_us = [&](float its_keys) {
     return kBlockUs + std::ceil(its_keys / static_cast<float>(tile.keys) / outer) * tile_us;

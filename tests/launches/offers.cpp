@@ -220,7 +220,7 @@ static void check_attention(const Gpu& gpu) {
             if (c.design == Design::kDecode) {
               expect_fit(gpu, c, cuda::decode_shared_bytes(args, c, device));
             } else if (c.design == Design::kPrefill) {
-              expect_fit(gpu, c, cuda::prefill_tile(args).shared_bytes(c.rows));
+              expect_fit(gpu, c, cuda::prefill_tile(args).most_shared_bytes(c.rows));
             }
           };
           check(cuda::choose_config(args, device));
@@ -250,19 +250,21 @@ static void tell_few_heads() {
   }
 }
 
-// A long prompt whose heads have no tile of prefill: what serves it.
-static void tell_long_prompt() {
+// A prompt of 16,384 tokens: what serves it by the size of its heads.
+static void tell_long_prompts() {
   cuda::AttentionDevice device;
   device.sm_count = 132;
   device.compute_capability = 90;
   device.shared_bytes_per_block = 227 << 10;
-  AttentionArgs args;
-  args.batch = 1, args.heads = 64, args.kv_heads = 8;
-  args.head_dim = args.head_dim_v = 512;
-  args.max_seqlen_q = args.max_seqlen_k = args.total_q = 16384, args.kv_dtype = kBf16;
-  const cuda::AttentionConfig c = cuda::choose_config(args, device);
-  std::printf("prompt of heads of 512: %s rows=%d\n",
-              cuda::AttentionConfig::kDesigns[static_cast<size_t>(c.design)], c.rows);
+  for (const int size : {64, 128, 512}) {
+    AttentionArgs args;
+    args.batch = 1, args.heads = 64, args.kv_heads = 8;
+    args.head_dim = args.head_dim_v = size;
+    args.max_seqlen_q = args.max_seqlen_k = args.total_q = 16384, args.kv_dtype = kBf16;
+    const cuda::AttentionConfig c = cuda::choose_config(args, device);
+    std::printf("prompt of heads of %d: %s rows=%d\n", size,
+                cuda::AttentionConfig::kDesigns[static_cast<size_t>(c.design)], c.rows);
+  }
 }
 
 // Decode blocks of 132 multiprocessors: how many, of which clusters, have room for a second beside
@@ -321,7 +323,7 @@ int main() {
   }
   tell_boxes();
   tell_few_heads();
-  tell_long_prompt();
+  tell_long_prompts();
   tell_room();
   tell_expert_tiles();
   std::printf("offers %d, misfits %d\n", offers, misfits);
