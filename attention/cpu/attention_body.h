@@ -1,7 +1,8 @@
 // Attention of one task; compiled once for each instruction set (common/cpu/isa.h).
 //
 // Keys are taken kKeyBlock at a time: scores of all rows, their softmax with a running maximum, and
-// the product with the values. products_body.h includes rows_body.h, which the rest needs too.
+// the product with the values. products_body.h includes kinds_body.h and rows_body.h, which the
+// rest needs too.
 
 #include "products_body.h"
 #include "softmax_body.h"
@@ -43,6 +44,7 @@ inline float sink_of(const AttentionArgs& args, int64_t head) {
 }
 
 // The values of a state, from the order of their kind.
+#if !ROCM_KERNELS_CPU_AVX2
 template <class K>
 void put_in_order(float* values, int64_t elements) {
   constexpr int kQuad = 4, kQuads = K::kChunk / kQuad;
@@ -56,6 +58,7 @@ void put_in_order(float* values, int64_t elements) {
     }
   }
 }
+#endif
 
 // Rows of out and lse.
 template <class K, class Q>
@@ -123,7 +126,8 @@ int64_t rows_at_once(int64_t queries, int64_t heads, int64_t of_head, int64_t el
   constexpr int64_t kSize = sizeof(T), kBytes = kSize == 1 ? 16384 : 8192, kPackedBytes = 8192;
   constexpr int64_t kPackedSize = sizeof(typename K::Multiplier::Value);
   const int64_t least = kTileSums / (queries > 2 ? 4 : queries);
-  const int64_t packed = queries > kFewRows ? of_head * kPackedSize : 0;
+  int64_t packed = queries > K::kFewRows ? of_head * kPackedSize : 0;
+  if (K::kWidens) packed += of_head * sizeof(BFloat16);
   int64_t rows = kKeyBlock;
   while (rows > least && (rows * elements * kSize > kBytes || rows * packed > kPackedBytes ||
                           rows * heads > kMostPieces)) {
@@ -151,17 +155,14 @@ template <class K, class T>
 void attend_split(const AttentionArgs& args, const AttentionTask& task, int64_t heads,
                   const Sight* sights, const typename K::Multiplier::Value* q, int64_t q_elements,
                   int64_t first, int64_t last, const AttentionState* states) {
-  using Multiplier = typename K::Multiplier;
   using Weight = typename K::Weight;
   alignas(64) float scores[kMaxTaskRows * kKeyBlock];
   const T* key_rows[2][kKeyBlock];  // of this block and the next
   const T* value_rows[2][kKeyBlock];
   const KeyRows<T> k = KeyRows<T>::of(args, args.k, task), v = KeyRows<T>::of(args, args.v, task);
   const int64_t q_stride = aligned_size(args.head_dim), stride = aligned_size(args.head_dim_v);
-  alignas(64) typename Multiplier::Value packed[kKeyBlock * aligned_size(kMaxHeadDim)];
-  const PackedValue<K>* packed_values[kKeyBlock];
+  Scratch<K> scratch;
   const T* pieces[kMostPieces + 1];  // of the rows that are read next
-  const bool many = task.rows > kFewRows;
   const int64_t size = args.head_dim, size_v = args.head_dim_v;
   const int64_t to_head = args.k.head_stride, to_head_v = args.v.head_stride;
   const int64_t all = (heads - 1) * to_head + size;  // elements of a row of all heads
@@ -187,7 +188,7 @@ void attend_split(const AttentionArgs& args, const AttentionTask& task, int64_t 
       for (int64_t h = 0; h < heads; ++h) {
         const Rows<T> rows{key_rows[now] + j, h * to_head}, after{pieces + h * at_once, 0};
         score<K>(q + h * q_elements, task.rows, q_stride, rows, some, size,
-                 scores + h * task.rows * kKeyBlock + j, packed, after);
+                 scores + h * task.rows * kKeyBlock + j, scratch, after);
       }
     }
     for (int64_t j = 0; j < count; j += at_once) {
@@ -204,14 +205,7 @@ void attend_split(const AttentionArgs& args, const AttentionTask& task, int64_t 
         const Rows<T> rows{value_rows[now] + j, h * to_head_v}, after{pieces + h * at_once, 0};
         const Weight* const weights = reinterpret_cast<const Weight*>(its) + j;
         float* const sums = states[h].values;
-        if (many && !kSame<T, float>) {
-          pack_values<K>(rows, some, size_v, reinterpret_cast<PackedValue<K>*>(packed), stride,
-                         packed_values, after);
-          add_values<K>(weights, task.rows, Rows<PackedValue<K>>{packed_values, 0}, some,
-                        rounded_up(size_v, K::kChunk), sums, stride, Nothing{});
-        } else {
-          add_values<K>(weights, task.rows, rows, some, size_v, sums, stride, after);
-        }
+        add_values<K>(weights, task.rows, rows, some, size_v, sums, stride, scratch, after);
       }
     }
     begin = end;
@@ -246,8 +240,11 @@ void attend(const AttentionArgs& args, const AttentionTask& task, int64_t heads,
       sights[h].factor *= args.k_descale[task.sequence * args.k_descale_batch_stride +
                                          its.kv_head * args.k_descale_head_stride];
     }
-    load_queries<Multiplier, typename K::Order, Q>(args, its, q + h * q_elements);
+    load_queries<typename K::QueryMultiplier, typename K::Order, Q>(args, its, q + h * q_elements);
   }
+#if ROCM_KERNELS_CPU_AVX2
+  if constexpr (!K::kInOrder) put_in_pairs<K>(q, heads * q_elements);
+#endif
   if (results != nullptr) {
     attend_split<K, T>(args, task, heads, sights, q, q_elements,
                        larger(first * kSplitKeys, task.first_key),

@@ -2,151 +2,20 @@
 // no include guard.
 //
 // Scores are dot products along the elements, with their sums across the lanes at the end; the
-// product with values has the elements of out in its lanes. Queries of bfloat16 meet pairs of
-// bfloat16 where the machine multiplies these, and so do their exponentials; all other products are
-// of floats.
+// product with values has the elements of out in its lanes.
 
-#include "../../blocks/product/cpu/operands.h"
-#include "rows_body.h"
-
-// ---- How elements are multiplied ---------------------------------------------------------------
-
-// For queries Q and keys and values T: the multiplier of scores and the order that it wants queries
-// in; what decoded keys are stored as; of values, how many keys it adds at once, to how many
-// vectors of a chunk.
-template <class Q, class T>
-struct Kind {
-  using Multiplier = F32Multiplier;
-  using Stored = float;
-  using Order = Q;
-  using Weight = float;
-  static constexpr int kPairs = 1;
-  static constexpr int kParts = Multiplier::kParts;
-  static constexpr int kChunk = Multiplier::kChunk;
-  static constexpr float kGain = Decode<Multiplier, T>::kGain;  // of values
-  static constexpr bool kInOrder = true;
-};
-
-// The last `count` < kChunk elements of a row, zeros after them.
-template <class Multiplier, class T>
-ROCM_KERNELS_VECTOR void decode_rest(const T* p, int64_t count,
-                                     typename Multiplier::Operand* operands) {
-#if ROCM_KERNELS_CPU_AVX512
-  constexpr int64_t kBytes = Multiplier::kChunk * sizeof(T);
-  alignas(64) char chunk[kBytes < 64 ? 64 : kBytes];
-  const char* const from = reinterpret_cast<const char*>(p);
-  const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
-  for (int64_t at = 0; at < kBytes; at += 64) {
-    const int64_t left = smaller(larger(bytes - at, 0), 64);
-    const __mmask64 mask = left == 0 ? 0 : ~uint64_t{0} >> (64 - left);
-    _mm512_store_si512(chunk + at, _mm512_maskz_loadu_epi8(mask, from + at));
-  }
-  Decode<Multiplier, T>::chunk(reinterpret_cast<const T*>(chunk), operands);
-#else
-  decode_tail<Multiplier, T>(p, count, operands);
-#endif
-}
-
-// Vectors of a chunk of values, kWhole or its first `count` elements, of kPairs keys.
-template <class K, bool kWhole, class T>
-ROCM_KERNELS_VECTOR void decode_values(const Rows<T>& rows, int64_t e, int64_t count,
-                                       F32Multiplier::Operand* v) {
-  if (kWhole) {
-    Decode<F32Multiplier, T>::chunk(rows.at(0, e), v);
-  } else {
-    decode_rest<F32Multiplier, T>(rows.at(0, e), count, v);
-  }
-}
-
-ROCM_KERNELS_VECTOR F32Multiplier::Sum add_weighted(F32Multiplier::Sum sum,
-                                                    F32Multiplier::Operand v, const float* weight) {
-  return F32Multiplier::add_scaled(sum, v, *weight);
-}
-
-#if ROCM_KERNELS_CPU_AVX512
-
-// Keys in pairs: the elements of two rows are interleaved within each 128 bits, so the elements of
-// out lie in quads, lane by lane through all vectors of a chunk.
-template <class T, int kPartsOfChunk, class OrderOfQueries>
-struct PairKind {
-  using Multiplier = BF16Multiplier;
-  using Stored = BFloat16;
-  using Order = OrderOfQueries;
-  using Weight = BFloat16;
-  static constexpr int kPairs = 2;
-  static constexpr int kParts = kPartsOfChunk;
-  static constexpr int kChunk = kParts * kLanes;
-  static constexpr float kGain = Decode<Multiplier, T>::kGain;
-  static constexpr bool kInOrder = false;
-};
-template <>
-struct Kind<BFloat16, BFloat16> : PairKind<BFloat16, 2, BFloat16> {};
-template <bool kFnuz>
-struct Kind<BFloat16, Fp8<kFnuz>> : PairKind<Fp8<kFnuz>, 4, BFloat16InFp8Order> {};
-
-ROCM_KERNELS_VECTOR __m512i load_bytes(const void* p, int64_t bytes) {
-  return _mm512_maskz_loadu_epi8(bytes >= 64 ? ~uint64_t{0} : (uint64_t{1} << bytes) - 1, p);
-}
-
-template <class K, bool kWhole>
-ROCM_KERNELS_VECTOR void decode_values(const Rows<BFloat16>& rows, int64_t e, int64_t count,
-                                       __m512i* v) {
-  const __m512i a =
-      kWhole ? _mm512_loadu_si512(rows.at(0, e)) : load_bytes(rows.at(0, e), 2 * count);
-  const __m512i b =
-      kWhole ? _mm512_loadu_si512(rows.at(1, e)) : load_bytes(rows.at(1, e), 2 * count);
-  v[0] = _mm512_unpacklo_epi16(a, b);
-  v[1] = _mm512_unpackhi_epi16(a, b);
-}
-
-template <class K, bool kWhole, bool kFnuz>
-ROCM_KERNELS_VECTOR void decode_values(const Rows<Fp8<kFnuz>>& rows, int64_t e, int64_t count,
-                                       __m512i* v) {
-  const __m512i a = kWhole ? _mm512_loadu_si512(rows.at(0, e)) : load_bytes(rows.at(0, e), count);
-  const __m512i b = kWhole ? _mm512_loadu_si512(rows.at(1, e)) : load_bytes(rows.at(1, e), count);
-  Decode<BF16Multiplier, Fp8<kFnuz>>::convert(_mm512_unpacklo_epi8(a, b), v);
-  Decode<BF16Multiplier, Fp8<kFnuz>>::convert(_mm512_unpackhi_epi8(a, b), v + 2);
-}
-
-ROCM_KERNELS_VECTOR F32 add_weighted(F32 sum, __m512i v, const BFloat16* weights) {
-  int32_t pair;
-  __builtin_memcpy(&pair, weights, sizeof(pair));
-  return BF16Multiplier::dot(sum, v, _mm512_set1_epi32(pair));
-}
-
-#endif
-
-template <class Multiplier, class Order, class Q>
-void load_queries(const AttentionArgs& args, const AttentionTask& task,
-                  typename Multiplier::Value* q) {
-  const int64_t group = args.heads / args.kv_heads, stride = aligned_size(args.head_dim);
-  const Q* data = static_cast<const Q*>(args.q.data);
-  if (args.cu_seqlens_q == nullptr) data += task.sequence * args.q.batch_stride;
-  for (int64_t r = 0; r < task.rows; ++r, q += stride) {
-    const int64_t i = (task.row + r) / group, g = (task.row + r) % group;
-    const Q* const from = data + (task.q_begin + i) * args.q.row_stride +
-                          (task.kv_head * group + g) * args.q.head_stride;
-    for (int64_t d = 0; d < args.head_dim; d += Multiplier::kChunk) {
-      Order chunk[Multiplier::kChunk] = {};
-      __builtin_memcpy(chunk, from + d, smaller(args.head_dim - d, Multiplier::kChunk) * sizeof(Q));
-      typename Multiplier::Operand operands[Multiplier::kParts];
-      Decode<Multiplier, Order>::chunk(chunk, operands);
-      for (int part = 0; part < Multiplier::kParts; ++part) {
-        Multiplier::store_operand(q + d + part * Multiplier::kWidth, operands[part]);
-      }
-    }
-  }
-}
+#include "kinds_body.h"
 
 // ---- Packed blocks -----------------------------------------------------------------------------
 
-// Many rows meet keys and values that were decoded once for all of them.
-constexpr int64_t kFewRows = 4;
-
-template <class A, class B>
-constexpr bool kSame = false;
-template <class A>
-constexpr bool kSame<A, A> = true;
+// What keys and values are before they meet rows: widened for all rows of a kind that wants it,
+// then, for many rows, decoded once for all of them.
+template <class K>
+struct Scratch {
+  static constexpr int64_t kElements = kKeyBlock * aligned_size(kMaxHeadDim);
+  alignas(64) typename K::Multiplier::Value packed[kElements];
+  alignas(64) BFloat16 widened[K::kWidens ? kElements : 1];
+};
 
 // Operands of kPairs rows of values, as decode_values gives them, side by side.
 template <class K>
@@ -232,6 +101,20 @@ constexpr int kTileSums = 16;
 constexpr int kTileSums = 8;
 #endif
 
+#if ROCM_KERNELS_CPU_AVX2
+// Two vectors become one of half as many lanes each: 21 operations for 8 sums of 8 lanes, of which
+// 8 shuffle.
+ROCM_KERNELS_VECTOR F32 add_halves(F32 a, F32 b) {
+  return _mm256_permute2f128_ps(a, b, 0x21) + _mm256_blend_ps(a, b, 0xF0);
+}
+ROCM_KERNELS_VECTOR F32 add_pairs(F32 a, F32 b) {
+  return _mm256_shuffle_ps(a, b, 0x4E) + _mm256_blend_ps(a, b, 0xCC);
+}
+ROCM_KERNELS_VECTOR F32 add_neighbours(F32 a, F32 b) {
+  return _mm256_shuffle_ps(a, b, 0x88) + _mm256_shuffle_ps(a, b, 0xDD);
+}
+#endif
+
 // Each sum's total across its lanes.
 ROCM_KERNELS_VECTOR void total_lanes(const F32Multiplier::Sum* sums, float* totals) {
 #if ROCM_KERNELS_CPU_AVX512
@@ -254,16 +137,19 @@ ROCM_KERNELS_VECTOR void total_lanes(const F32Multiplier::Sum* sums, float* tota
   store(totals, _mm512_shuffle_f32x4(halves[0], halves[1], 0x88) +
                     _mm512_shuffle_f32x4(halves[0], halves[1], 0xDD));
 #elif ROCM_KERNELS_CPU_AVX2
-  // Neighbours become one: 21 operations for 8 sums of 8 lanes.
-  F32 halves[2];  // [4 lanes' sum of vectors i to i + 3] twice
-  for (int i = 0; i < 2; ++i) {
-    const F32* const s = sums + 4 * i;
-    halves[i] = _mm256_hadd_ps(_mm256_hadd_ps(s[0], s[1]), _mm256_hadd_ps(s[2], s[3]));
-  }
-  store(totals, _mm256_permute2f128_ps(halves[0], halves[1], 0x20) +
-                    _mm256_permute2f128_ps(halves[0], halves[1], 0x31));
+  F32 halves[4];
+  for (int i = 0; i < 4; ++i) halves[i] = add_halves(sums[i], sums[i + 4]);
+  store(totals, add_neighbours(add_pairs(halves[0], halves[1]), add_pairs(halves[2], halves[3])));
 #else
   for (int i = 0; i < kTileSums; ++i) totals[i] = F32Multiplier::total(sums[i]);
+#endif
+}
+
+// Compilers would rather load what several products use with each of them: loads bind then.
+template <class Operand>
+ROCM_KERNELS_VECTOR void load_once([[maybe_unused]] Operand& a) {
+#if ROCM_KERNELS_CPU_AVX2
+  __asm__("" : "+x"(a));
 #endif
 }
 
@@ -271,25 +157,36 @@ template <class Multiplier, int kRows, int kKeys, bool kWhole, class T, class Ne
 ROCM_KERNELS_VECTOR void score_chunk(const typename Multiplier::Value* q, int64_t q_stride,
                                      const Rows<T>& keys, int64_t d, int64_t elements,
                                      typename Multiplier::Sum* sums, const Next& next) {
-  constexpr int kParts = Multiplier::kParts;
-  typename Multiplier::Operand a[kRows][kParts];
-  for (int r = 0; r < kRows; ++r) {
+  constexpr int kParts = Multiplier::kParts, kWidth = Multiplier::kWidth;
+  constexpr bool kHoldsKeys = kKeys < kRows;  // what is fewer stays in registers
+  typename Multiplier::Operand a[kRows][kParts], k[kKeys][kParts];
+  for (int r = 0; !kHoldsKeys && r < kRows; ++r) {
     for (int part = 0; part < kParts; ++part) {
-      a[r][part] = Multiplier::load_operand(q + r * q_stride + d + part * Multiplier::kWidth);
+      a[r][part] = Multiplier::load_operand(q + r * q_stride + d + part * kWidth);
     }
   }
   for (int j = 0; j < kKeys; ++j) {
     next.template fetch<Multiplier::kChunk>(j, d);
-    typename Multiplier::Operand k[kParts];
     if (kWhole) {
-      Decode<Multiplier, T>::chunk(keys.at(j, d), k);
+      Decode<Multiplier, T>::chunk(keys.at(j, d), k[j]);
     } else {
-      decode_rest<Multiplier, T>(keys.at(j, d), elements - d, k);
+      decode_rest<Multiplier, T>(keys.at(j, d), elements - d, k[j]);
     }
-    for (int part = 0; part < kParts; ++part) {
+    for (int part = 0; !kHoldsKeys && part < kParts; ++part) {
       for (int r = 0; r < kRows; ++r) {
         typename Multiplier::Sum& sum = sums[r * kKeys + j];
-        sum = Multiplier::dot(sum, a[r][part], k[part]);
+        sum = Multiplier::dot(sum, a[r][part], k[j][part]);
+      }
+    }
+  }
+  for (int part = 0; kHoldsKeys && part < kParts; ++part) {
+    for (int r = 0; r < kRows; ++r) {
+      typename Multiplier::Operand once =
+          Multiplier::load_operand(q + r * q_stride + d + part * kWidth);
+      load_once(once);
+      for (int j = 0; j < kKeys; ++j) {
+        typename Multiplier::Sum& sum = sums[r * kKeys + j];
+        sum = Multiplier::dot(sum, once, k[j][part]);
       }
     }
   }
@@ -347,12 +244,19 @@ void score_all(const typename Multiplier::Value* q, int64_t rows, int64_t q_stri
 // Dot products of queries with `count` keys: scores[r * kKeyBlock + j].
 template <class K, class T, class Next>
 void score(const typename K::Multiplier::Value* q, int64_t rows, int64_t q_stride,
-           const Rows<T>& keys, int64_t count, int64_t elements, float* scores,
-           typename K::Multiplier::Value* packed, const Next& next) {
+           const Rows<T>& keys, int64_t count, int64_t elements, float* scores, Scratch<K>& scratch,
+           const Next& next) {
   using Multiplier = typename K::Multiplier;
-  if (rows > kFewRows && !kSame<T, typename K::Stored>) {
+  if constexpr (K::kWidens && !kSame<T, BFloat16>) {
+    const BFloat16* widened[kKeyBlock];
+    widen_rows(keys, count, rounded_up(count, kTileSums), elements, scratch.widened, q_stride,
+               widened, next);
+    score<K>(q, rows, q_stride, Rows<BFloat16>{widened, 0}, count, rounded_up(elements, kInPairs),
+             scores, scratch, Nothing{});
+  } else if (rows > K::kFewRows && !kSame<T, typename K::Stored>) {
     const typename K::Stored* packed_keys[kKeyBlock];
-    pack_keys<K>(keys, count, kKeyBlock, elements, packed, q_stride, packed_keys, next);
+    pack_keys<K>(keys, count, rounded_up(count, kTileSums), elements, scratch.packed, q_stride,
+                 packed_keys, next);
     score_all<Multiplier>(q, rows, q_stride, Rows<typename K::Stored>{packed_keys, 0}, count,
                           rounded_up(elements, Multiplier::kChunk), scores, next);
   } else {
@@ -433,14 +337,35 @@ void add_some(const typename K::Weight* p, int64_t rows, const Rows<T>& value_ro
   if (rows == 1) add_rows<K, 1>(p, value_rows, count, elements, values, stride, next);
 }
 
-// There are pointers for whole pairs of keys.
 template <class K, class T, class Next>
-void add_values(const typename K::Weight* p, int64_t rows, const Rows<T>& value_rows, int64_t count,
-                int64_t elements, float* values, int64_t stride, const Next& next) {
+void add_all(const typename K::Weight* p, int64_t rows, const Rows<T>& value_rows, int64_t count,
+             int64_t elements, float* values, int64_t stride, const Next& next) {
   add_some<K>(p, rows, value_rows, count, elements, values, stride, next);
   constexpr Nothing nothing;
   for (int64_t r = 4; r < rows; r += 4) {
     add_some<K>(p + r * kWeightStride<K>, rows - r, value_rows, count, elements,
                 values + r * stride, stride, nothing);
+  }
+}
+
+// Adds p times the values of `count` keys to those of `rows` rows. There are pointers for whole
+// pairs of keys.
+template <class K, class T, class Next>
+void add_values(const typename K::Weight* p, int64_t rows, const Rows<T>& value_rows, int64_t count,
+                int64_t elements, float* values, int64_t stride, Scratch<K>& scratch,
+                const Next& next) {
+  if constexpr (K::kWidens && !kSame<T, BFloat16>) {
+    const BFloat16* widened[kKeyBlock];
+    widen_rows(value_rows, count, count, elements, scratch.widened, stride, widened, next);
+    add_values<K>(p, rows, Rows<BFloat16>{widened, 0}, count, rounded_up(elements, kInPairs),
+                  values, stride, scratch, Nothing{});
+  } else if (rows > K::kFewRows && K::kPacks) {
+    const PackedValue<K>* packed[kKeyBlock];
+    pack_values<K>(value_rows, count, elements, reinterpret_cast<PackedValue<K>*>(scratch.packed),
+                   stride, packed, next);
+    add_all<K>(p, rows, Rows<PackedValue<K>>{packed, 0}, count, rounded_up(elements, K::kChunk),
+               values, stride, Nothing{});
+  } else {
+    add_all<K>(p, rows, value_rows, count, elements, values, stride, next);
   }
 }

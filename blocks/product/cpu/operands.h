@@ -98,7 +98,7 @@ struct Decode<F32Multiplier, Element> {
   }
 };
 
-#if ROCM_KERNELS_CPU_AVX512 || ROCM_KERNELS_CPU_PORTABLE
+#if !ROCM_KERNELS_CPU_NEON
 // The bfloat16 of each FP8 magnitude, in two tables of bytes.
 template <bool kFnuz>
 struct Fp8ToBF16 {
