@@ -355,7 +355,7 @@ def test_it_can_be_taken_back_and_copied(package):
     step = stepping(package, model)
     step.generate(**GIVEN, **OPTIONS)
     copied = copy.deepcopy(step)
-    assert package.models.decode_steps(copied) == (0, 0, {})
+    assert package.models.decode_steps(copied) == (0, 0, {}, {})
     assert torch.equal(copied.generate(**GIVEN, **OPTIONS), expected)
     assert package.models.decode_steps(copied).replayed == 10
     package.models.stop_decode_step(step)
@@ -434,7 +434,7 @@ def test_what_cannot_be_recorded_is_said_and_run(package):
     given["attention_mask"][:, 4:6] = 0
     assert torch.equal(step.generate(**given, **OPTIONS), model.generate(**given, **OPTIONS))
     why = package.models.decode_steps(step).passed_on
-    assert why["attention_mask must have padding on the left alone in decode steps"] == 10, why
+    assert why["padding lies between tokens"] == 11, why
 
 
 @pytest.mark.parametrize("in_fp8", [False, True])

@@ -128,17 +128,20 @@ def make_mask(
     window = None if traits.reads_masks else _window_of(mask_function, masks, kwargs)
     device = torch.device(kwargs.get("device", "cpu"))
     span = None
-    if kwargs.get("local_size") is not None:
-        getattr(_here, "windows", []).append(kwargs["local_size"])
+    columns = None if attention_mask is None else attention_mask.shape[-1]
+    getattr(_here, "asked", []).append(Asked(kwargs.get("local_size"), columns))
     if window is not None:
         if window == (-1, -1):
             end: Any = kv_length
         else:
             end = q_offset + (q_length - kv_offset)  # a step's on the device: one kernel
+        # Behind the last token of a text that is only read, padding may be anything.
+        is_read = isinstance(q_offset, int) and q_offset == 0 and q_length == kv_length
         span = _span(
             batch_size, end, kv_length, kv_offset, attention_mask, window, device,
             is_step=_is_recorded()
             or (q_length == 1 and not kwargs.get("allow_is_causal_skip", True)),
+            is_read=is_read,
         )  # fmt: skip
     if span is None:
         kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
@@ -158,14 +161,22 @@ def make_mask(
 _here = threading.local()
 
 
+class Asked(NamedTuple):
+    """Of a mask that a model has asked for: the size of its window, and how many tokens its padding
+    is of."""
+
+    window: Optional[int]
+    columns: Optional[int]
+
+
 @contextlib.contextmanager
-def noted_windows() -> Iterator[List[int]]:
-    """The sizes of windows that masks are made of within, in this thread."""
-    _here.windows = []
+def noted_masks() -> Iterator[List[Asked]]:
+    """The masks that are asked for within, in this thread."""
+    _here.asked = []
     try:
-        yield _here.windows
+        yield _here.asked
     finally:
-        del _here.windows
+        del _here.asked
 
 
 def _make_flash_mask(*args: Any, config: Any = None, **kwargs: Any) -> Optional[torch.Tensor]:
@@ -232,14 +243,17 @@ def _span(
     window: Tuple[int, int],
     device: torch.device,
     is_step: bool,
+    is_read: bool,
 ) -> Optional[torch.Tensor]:
     """int32 ``[2, batch]``: the first key that is no padding, the end of the keys. None if padding
     lies elsewhere too. Where there is none the first row is as the second, and means nothing.
 
     real: ``[batch, positions]``, False where there is padding.
     is_step: this is a decode step in a graph, or before one: nobody waits for the device.
+    is_read: no answer begins at the last token, so that it may be padding too.
     """
     bidirectional = window == (-1, -1)
+    behind_all = end + kv_offset - 1
     if isinstance(end, torch.Tensor):
         end = end.reshape(-1).expand(batch).to(device=device, dtype=torch.int32)
     else:
@@ -258,6 +272,8 @@ def _span(
     if not torch.compiler.is_compiling():
         at = torch.arange(count, device=real.device)
         behind = last if window[1] <= 0 else count  # where a window looks ahead, none may be behind
+        if window[1] == 0 and not is_read and not (is_step and device.type != "cpu"):
+            behind = behind_all  # a GPU that would stop there is not asked
         fine = real | (at < first[:, None]) | (at > torch.as_tensor(behind).reshape(-1, 1))
         if is_step and (device.type != "cpu" or is_recording()) and not bidirectional:
             torch._assert_async(

@@ -39,7 +39,7 @@ from torch import nn
 from . import greedy
 from .attention import use_attention
 from .cpu_recording import NotAsRecorded
-from .growing_cache import growing_cache
+from .growing_cache import OtherRows, growing_cache
 from .hooks import is_called
 from .late_stop import are_theirs, looking_late, teach_transformers
 from .model_state import States, attentions_of, fingerprint
@@ -149,6 +149,7 @@ class _DecodeStep:
         self.model_was: Optional[Tuple] = None
         self.device: Optional[torch.device] = None  # kept: to ask the model walks its modules
         self.free: Optional[Storage] = None
+        self.other_rows = False  # its layers have been seen to keep other rows than its tokens'
         self.of_static: Any = weakref.WeakKeyDictionary()
         self.lock = threading.RLock()  # a cache may end, and come back, anywhere
         teach_transformers()
@@ -180,7 +181,11 @@ class _DecodeStep:
         if torch.compiler.is_compiling():
             return self.inner(*args, **kwargs)
         if args:
-            kwargs.update(zip(self.__signature__.parameters, args))
+            names = self.__signature__.parameters
+            if any(each.kind is each.VAR_POSITIONAL for each in [*names.values()][: len(args)]):
+                self.passed_on["its arguments have no names"] += 1
+                return self.inner(*args, **kwargs)
+            kwargs.update(zip(names, args))
         name = name_of_cache(kwargs)
         if name is not None:
             result = self._once_more(name, kwargs)
@@ -196,17 +201,27 @@ class _DecodeStep:
             with self.lock:
                 self._look_at_model()
         if is_prompt:
+            was = type(cache), vars(cache)
             with self.lock:
                 self._give_storage(cache, batch, rows)
         grows = hasattr(cache, "grow")
         if grows:
             make_ready(cache, rows)
+            if rows != 1 or is_prompt:
+                cache.storage.has_gaps = _has_gaps(kwargs.get("attention_mask"))
             # A recorded step asks the device for the length. A prompt cannot: it is not there yet.
             cache.idle = is_prompt
         storage = vars(cache).get("storage")
-        result = self._run(storage, name, kwargs, rows, is_prompt)
+        try:
+            result = self._run(storage, name, kwargs, rows, is_prompt)
+        except OtherRows:
+            if not is_prompt:
+                raise
+            self.other_rows = True
+            cache.__class__, cache.__dict__ = was
+            return self._pass_on("its layers keep other rows than its tokens'", kwargs)
         if grows:
-            cache.tokens += rows
+            cache.tokens += cache.rows if is_prompt else rows
             cache.idle = True
         return result
 
@@ -221,6 +236,7 @@ class _DecodeStep:
         grows = hasattr(cache, "grow")
         if (
             storage.model_was is not self.model_was
+            or storage.has_gaps
             or (grows and not (cache.idle and cache.tokens < cache.room))
             or not step.fits(kwargs)
             or self._why_run() is not None
@@ -313,6 +329,7 @@ class _DecodeStep:
         """A dynamic cache that generate has made, and nobody has written to yet."""
         return (
             type(cache).__name__ == "DynamicCache"
+            and not self.other_rows
             and not getattr(cache, "_is_user_defined", False)
             and not getattr(cache, "offloading", False)
             and not any(getattr(layer, "is_initialized", False) for layer in cache.layers)
@@ -360,6 +377,8 @@ class _DecodeStep:
             return "more than one token a sequence"
         if "storage" not in vars(kwargs[cache]) and not _stays(kwargs[cache]):
             return "a cache whose tensors do not stay in place"
+        if getattr(vars(kwargs[cache]).get("storage"), "has_gaps", False):
+            return "padding lies between tokens"
         if not _has_graphs(self.device):
             return f"there are no graphs on {self.device.type}"
         why = self._why_run()
@@ -404,6 +423,10 @@ class _DecodeStep:
             step = storage.steps[kind] = self._record(lasting, cache_name, others, forward)
         if isinstance(step, str):
             return self._pass_on(step, kwargs, forward)
+        if not step.fits(kwargs):
+            return self._pass_on(
+                "it reads a tensor that has another size each time", kwargs, forward
+            )
         return self._replay(storage, step, cache_name, kwargs, forward)
 
     def _replay(
@@ -475,6 +498,15 @@ def _shape_of_tokens(kwargs: Dict[str, Any]) -> Optional[Tuple[int, int]]:
         if isinstance(kwargs.get(name), torch.Tensor):
             return kwargs[name].shape[:2]
     return None
+
+
+def _has_gaps(mask: Any) -> bool:
+    """Whether padding lies behind a token: a recorded step, which cannot be asked, would stop at
+    it."""
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+        return False
+    real = mask != 0
+    return bool((real.cummax(1).values & ~real).any())
 
 
 def _stays(cache: Any) -> bool:

@@ -19,6 +19,10 @@ from .attention import widened
 from .cache import Place, hold_in_fp8
 
 
+class OtherRows(RuntimeError):
+    """A layer keeps other rows than the model has tokens: an image's, or a prompt of its own."""
+
+
 def growing_cache(model: torch.nn.Module, room: int, in_fp8: bool) -> Any:
     """An empty transformers ``Cache`` with room for as many tokens a sequence.
 
@@ -58,11 +62,17 @@ def _classes() -> Tuple[type, type]:
             self.idle = True
             self.positions = None
             self.first = None  # the layer that is written first in each forward
+            self.rows = 0  # that the last forward has written
             self.length = _lasting(lambda: torch.zeros((), dtype=torch.int64))
 
         @property
         def room(self) -> int:
             return self.layers[0].max_cache_len
+
+        @property
+        def is_initialized(self) -> bool:
+            """By which models tell a prompt: False again where another answer begins."""
+            return super().is_initialized and not (self.idle and self.tokens == 0)
 
         def update(
             self,
@@ -84,11 +94,16 @@ def _classes() -> Tuple[type, type]:
                 self.first = layer_idx
                 self.length = _lasting(lambda: self.length.to(device))
             if layer_idx == self.first:
+                if self.tokens + count > self.room:
+                    raise OtherRows(f"it writes {count} rows where {self.room - self.tokens} are")
+                self.rows = count
                 if count == 1:
                     self.positions = self.length.clone()[None]
                 else:
                     self.positions = torch.arange(count, device=device) + self.length
                 self.length.add_(count)
+            elif count != self.rows:
+                raise OtherRows(f"layer {layer_idx} writes {count} rows, the first {self.rows}")
 
         def place(self, layer_idx: int, keys: torch.Tensor, values: torch.Tensor) -> Place:
             """Where another op may write keys and values ``[batch, rows, KV heads, D]``, in place

@@ -1,16 +1,31 @@
 """A decode step that was recorded: a graph, with the tensors that it reads and writes.
 
 A call's arguments are copied to where the graph reads them, and its results out of where it leaves
-them, so that nobody's results are overwritten. A replay serves calls of the same kind: arguments of
-the same names, values or shapes; but a mask of padding grows with its sequence.
+them, so that nobody's results are overwritten; likewise the tensors that modules keep between calls
+as attributes, such as an image's offset of positions. A replay serves calls of the same kind:
+arguments of the same names, values or shapes. But a mask of padding grows with its sequence, and an
+argument that the step does not look at, such as the kinds of all tokens so far, may be any tensor.
 """
 
 import contextlib
 import gc
-from typing import Any, Callable, ContextManager, Dict, Iterable, List, Optional, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Set,
+    Tuple,
+)
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from ..functional.product import settled
 from .ahead import asking_ahead
@@ -37,6 +52,8 @@ class RecordedStep:
         room = cache.layers[0].max_cache_len
         with torch.inference_mode(False), torch.no_grad():
             self.inputs = {name: _place(name, value, room) for name, value in kwargs.items()}
+            self.attributes = [_Attribute(*each) for each in _tensors_kept(model)]
+        self.unread: Set[str] = set()
         self.mask_length = 0
         self.in_inference = torch.is_inference_mode_enabled()
         self._copy_in(kwargs)
@@ -47,10 +64,18 @@ class RecordedStep:
                 lambda: self._run(forward, cache, cache_name),
                 weights if may_branch(model) else None,
             )
+        self.attributes = [each for each in self.attributes if id(each.place) in self.seen]
+        self.unread = {
+            name
+            for name, place in self.inputs.items()
+            if isinstance(place, torch.Tensor) and id(place) not in self.seen
+        }
         self.kept = [*tensors_of(model), *map(sums_of, model.modules())]
 
     def _run(self, forward: Callable[..., Any], cache: Any, cache_name: str) -> None:
-        outputs = forward(**self.inputs, **{cache_name: cache})
+        with _in_place(self.attributes), _Looks() as looks:
+            outputs = forward(**self.inputs, **{cache_name: cache})
+        self.seen = looks.seen | {id(leaf) for leaf in tree_leaves(outputs)}
         self.outputs = _changed(outputs, handed_out, lambda _: _CACHE)
 
     def fits(self, kwargs: Dict[str, Any]) -> bool:
@@ -59,14 +84,18 @@ class RecordedStep:
             return False
         for name, place in self.inputs.items():
             value = kwargs.get(name, _CACHE)
-            if value is not place and not _fits(name, value, place):
+            if value is place or (name in self.unread and isinstance(value, torch.Tensor)):
+                continue
+            if not _fits(name, value, place):
                 return False
-        return self.in_inference == torch.is_inference_mode_enabled()
+        return self.in_inference == torch.is_inference_mode_enabled() and all(
+            each.fits() for each in self.attributes
+        )
 
     def _copy_in(self, kwargs: Dict[str, Any]) -> None:
         for name, place in self.inputs.items():
             value = kwargs[name]
-            if value is place:
+            if value is place or name in self.unread:
                 continue
             if isinstance(value, dict):
                 for key, tensor in value.items():
@@ -81,11 +110,75 @@ class RecordedStep:
                 self.mask_length = length
             elif isinstance(value, torch.Tensor):
                 place.copy_(value)
+        for each in self.attributes:
+            each.copy_in()
 
     def replay(self, kwargs: Dict[str, Any], cache_name: str) -> Any:
         self._copy_in(kwargs)
         self.graph.replay()
         return _changed(self.outputs, torch.clone, lambda _: kwargs[cache_name])
+
+
+class _Attribute:
+    """A tensor that a module keeps as an attribute, and the place that a graph reads it from."""
+
+    def __init__(self, module: nn.Module, name: str, value: torch.Tensor) -> None:
+        self.module, self.name, self.value = module, name, value
+        self.place = value.detach().clone()
+
+    def now(self) -> Any:
+        return vars(self.module).get(self.name)
+
+    def fits(self) -> bool:
+        value = self.now()
+        return value is self.value or _fits(self.name, value, self.place)
+
+    def copy_in(self) -> None:
+        self.value = self.now()
+        self.place.copy_(self.value)
+
+
+def _tensors_kept(model: nn.Module) -> Iterator[Tuple[nn.Module, str, torch.Tensor]]:
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if type(value) is torch.Tensor:
+                yield module, name, value
+
+
+@contextlib.contextmanager
+def _in_place(attributes: List[_Attribute]) -> Iterator[None]:
+    """Within, modules have the places for the tensors that they keep."""
+    for each in attributes:
+        vars(each.module)[each.name] = each.place
+    try:
+        yield
+    finally:
+        for each in attributes:
+            if each.now() is each.place:  # what a step has put there instead is told elsewhere
+                vars(each.module)[each.name] = each.value
+
+
+class _Looks(TorchFunctionMode):
+    """Notes the tensors that Python's code calls a function with or asks for anything, a shape
+    included. What takes numbers out of the memory of a tensor, unseen by the dispatcher, cannot be
+    recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Set[int] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Tuple = (), kwargs: Any = None
+    ) -> Any:
+        if func in _NUMBERS:
+            raise NotImplementedError(f"it takes numbers out of a tensor, by {func.__name__}")
+        self.seen.update(
+            id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+        )
+        return func(*args, **(kwargs or {}))
+
+
+_NUMBERS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 
 
 def _record(
@@ -158,12 +251,13 @@ def _is_padding(name: str, value: Any) -> bool:
 
 
 def kind_of(name: str, value: Any) -> Any:
-    """What a recorded step depends on."""
+    """What a recorded step may depend on. Not the columns of integers: those of all tokens so far
+    may be among the arguments, and grow."""
     if isinstance(value, dict):
         return tuple((key, kind_of(key, v)) for key, v in sorted(value.items()))
     if isinstance(value, torch.Tensor):
-        shape = value.shape[:1] if _is_padding(name, value) else value.shape
-        return value.dtype, tuple(shape)
+        may_grow = value.dim() == 2 and not value.is_floating_point()
+        return value.dtype, value.dim(), tuple(value.shape[:1] if may_grow else value.shape)
     return value
 
 

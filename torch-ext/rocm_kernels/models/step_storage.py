@@ -22,6 +22,7 @@ class Storage:
         self.steps: Dict[Any, Any] = {}  # by kind of call: a RecordedStep, or why there is none
         self.last: Optional[RecordedStep] = None  # of them, the one that was replayed last
         self.choose_apart = False  # for steps that choose cannot be recorded here
+        self.has_gaps = False  # its answer's padding lies between tokens
         self.read: List[Any] = []
         self.model_was: Optional[Tuple] = None
 
