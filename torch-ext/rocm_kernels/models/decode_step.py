@@ -27,7 +27,6 @@ tensors, its modules and their hooks) is compared whenever a call has more than 
 import functools
 import importlib
 import inspect
-import sys
 import threading
 import weakref
 from collections import Counter
@@ -45,6 +44,7 @@ from .late_stop import are_theirs, looking_late, teach_transformers
 from .model_state import States, attentions_of, fingerprint
 from .probe_step import why_not_in_place
 from .recorded_step import RecordedStep, first_line, kind_of
+from .step_arguments import can_be_given, has_gaps, shape_of_tokens, stays_in_place
 from .step_storage import Storage, make_ready, name_of_cache
 from .tensor_parallel import is_divided
 
@@ -191,7 +191,7 @@ class _DecodeStep:
             result = self._once_more(name, kwargs)
             if result is not None:
                 return result
-        shape = _shape_of_tokens(kwargs)
+        shape = shape_of_tokens(kwargs)
         if name is None or shape is None:
             return self._pass_on("it has no cache, or no tokens", kwargs)
         batch, rows = shape
@@ -208,7 +208,7 @@ class _DecodeStep:
         if grows:
             make_ready(cache, rows)
             if rows != 1 or is_prompt:
-                cache.storage.has_gaps = _has_gaps(kwargs.get("attention_mask"))
+                cache.storage.has_gaps = has_gaps(kwargs.get("attention_mask"))
             # A recorded step asks the device for the length. A prompt cannot: it is not there yet.
             cache.idle = is_prompt
         storage = vars(cache).get("storage")
@@ -375,7 +375,7 @@ class _DecodeStep:
         """Why a call cannot be replayed; None: it can."""
         if rows != 1:
             return "more than one token a sequence"
-        if "storage" not in vars(kwargs[cache]) and not _stays(kwargs[cache]):
+        if "storage" not in vars(kwargs[cache]) and not stays_in_place(kwargs[cache]):
             return "a cache whose tensors do not stay in place"
         if getattr(vars(kwargs[cache]).get("storage"), "has_gaps", False):
             return "padding lies between tokens"
@@ -385,7 +385,7 @@ class _DecodeStep:
         if why is not None:
             return why
         for name, value in kwargs.items():
-            if name != cache and not _can_be_given(value, self.device):
+            if name != cache and not can_be_given(value, self.device):
                 return f"a graph cannot be given {name} as {type(value).__name__}"
         return None
 
@@ -491,38 +491,3 @@ def _autocast(device: torch.device) -> Any:
 
 def _has_graphs(device: torch.device) -> bool:
     return device.type in ("cuda", "cpu")
-
-
-def _shape_of_tokens(kwargs: Dict[str, Any]) -> Optional[Tuple[int, int]]:
-    for name in ("input_ids", "inputs_embeds"):
-        if isinstance(kwargs.get(name), torch.Tensor):
-            return kwargs[name].shape[:2]
-    return None
-
-
-def _has_gaps(mask: Any) -> bool:
-    """Whether padding lies behind a token: a recorded step, which cannot be asked, would stop at
-    it."""
-    if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
-        return False
-    real = mask != 0
-    return bool((real.cummax(1).values & ~real).any())
-
-
-def _stays(cache: Any) -> bool:
-    """Whether a cache of the caller's keeps its tensors, and all that it counts in them."""
-    theirs = sys.modules["transformers.cache_utils"]
-    return isinstance(cache, theirs.StaticCache) and all(
-        isinstance(layer, theirs.StaticLayer)
-        and not isinstance(layer, theirs.StaticSlidingWindowLayer)  # counts on the host
-        and not hasattr(layer, "conv_states")
-        for layer in cache.layers
-    )
-
-
-def _can_be_given(value: Any, device: torch.device) -> bool:
-    if isinstance(value, dict):
-        return all(v is None or _can_be_given(v, device) for v in value.values())
-    if isinstance(value, torch.Tensor):
-        return value.device == device
-    return value is None or isinstance(value, (bool, int, float, str))

@@ -1,0 +1,41 @@
+"""What a call's arguments say of whether, and how, it may be a recorded step."""
+
+import sys
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+
+
+def shape_of_tokens(kwargs: Dict[str, Any]) -> Optional[Tuple[int, int]]:
+    for name in ("input_ids", "inputs_embeds"):
+        if isinstance(kwargs.get(name), torch.Tensor):
+            return kwargs[name].shape[:2]
+    return None
+
+
+def has_gaps(mask: Any) -> bool:
+    """Whether padding lies behind a token: a recorded step, which cannot be asked, would stop at
+    it."""
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+        return False
+    real = mask != 0
+    return bool(((real.cumsum(1) > 0) & ~real).any())
+
+
+def stays_in_place(cache: Any) -> bool:
+    """Whether a cache of the caller's keeps its tensors, and all that it counts in them."""
+    theirs = sys.modules["transformers.cache_utils"]
+    return isinstance(cache, theirs.StaticCache) and all(
+        isinstance(layer, theirs.StaticLayer)
+        and not isinstance(layer, theirs.StaticSlidingWindowLayer)  # counts on the host
+        and not hasattr(layer, "conv_states")
+        for layer in cache.layers
+    )
+
+
+def can_be_given(value: Any, device: torch.device) -> bool:
+    if isinstance(value, dict):
+        return all(v is None or can_be_given(v, device) for v in value.values())
+    if isinstance(value, torch.Tensor):
+        return value.device == device
+    return value is None or isinstance(value, (bool, int, float, str))
