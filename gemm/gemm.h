@@ -37,6 +37,25 @@ Status launch_gemm(const GemmArgs& args, const Context& context);
 Status ask_gemm_to_peers(const GemmArgs& args, const Context& context, bool& sends);
 Status launch_gemm_to_peers(const GemmArgs& args, const Group& group, const Context& context);
 
+// A product that does in its own kernel what stands before it or behind it.
+struct JoinedGemmArgs : GemmArgs {
+  // a of float32 or 16 bits beside an FP8 w: its rows are quantised to w's type, each with the
+  // scale that swiglu_fp8 gives it; there is no scale_a. GemmArgs alone would multiply them as they
+  // are.
+
+  // Else, if this is not kIdentity: w has the rows of gate, then those of up. out [M, N / 2] is
+  // float32: act(gate) * up of the two, which are rounded to out_dtype, a 16-bit type, first.
+  Activation activation = Activation::kIdentity;
+
+  bool quantizes() const { return !is_fp8(a_dtype); }
+  bool gates() const { return activation != Activation::kIdentity; }
+};
+
+// Whether a kernel does that for these operands, and more quickly than kernels apart; and that
+// kernel, for such operands alone.
+Status ask_joined_gemm(const JoinedGemmArgs& args, const Context& context, bool& joins);
+Status launch_joined_gemm(const JoinedGemmArgs& args, const Context& context);
+
 // nullptr where args.config can serve args on the current device, else why it cannot.
 Status check_gemm_config(const GemmArgs& args, const Context& context);
 

@@ -259,9 +259,9 @@ class CheckedOps:
         setattr(self, name, found)
         return found
 
-    def linear_limits(self, *_) -> tuple[int, int]:
+    def linear_limits(self, *_) -> tuple[int, int, int, int]:
         """torch._scaled_mm would be the CPU's."""
-        return (torch.iinfo(torch.int64).max,) * 2
+        return (torch.iinfo(torch.int64).max,) * 2 + (0, 0)
 
     linear_limits.default = linear_limits
 

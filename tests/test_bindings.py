@@ -137,6 +137,20 @@ def products():
     yield {**operands, "a": half(M, K), **without, "scale_w": rand(1)}
 
 
+def quantized_products():
+    operands = {"out": half(M, N), "w": fp8(N, K), "scale_w": rand(N, 1)}
+    yield {**operands, "a": torch.randn(M, K), "bias": half(N)}
+    yield {**operands, "a": half(M, K), "scale_w": rand(1), "bias": None}
+
+
+def gated_products():
+    operands = {"out": torch.randn(M, N // 2), "a": fp8(M, K), "w": fp8(N, K)}
+    scales = {"scale_a": rand(M, 1), "scale_w": rand(N, 1)}
+    rest = {"activation": "silu", "rounded": "bfloat16"}
+    yield {**operands, **scales, "bias": half(N), **rest}
+    yield {**operands, "scale_a": rand(1), "scale_w": None, "bias": None, **rest}
+
+
 def routings():
     operands = {"weights": rand(M, 4), "ids": torch.zeros(M, 4).int(), "logits": half(M, 8)}
     rest = {"renormalize": True, "scale": 1.0}
@@ -241,6 +255,8 @@ CALLS = {
     "decode_layers": (stack_calls.right_calls, {}),
     "gemm": (products, {"config": ""}),
     "gemm_configs": (products, {"tuned": True}),
+    "quantized_gemm": (quantized_products, {}),
+    "gated_gemm": (gated_products, {}),
     "tune_gemm": (tuned, {}),
     "linear_limits": (limits, {}),
     "settle_weights": (lambda: iter([{"address": 0}]), {}),
@@ -447,6 +463,15 @@ def beyond(op):
         yield {**call, "k_cache": vast, "v_cache": vast[..., :32], "places": places}
     if "addend" in call:
         yield {**call, "residual": None, "addend": torch.randn(M, K)}
+    if op == "quantized_gemm":
+        yield {**call, "scale_w": rand(2, 2)}
+    if op == "gated_gemm":
+        yield {**call, "activation": "identity"}
+        yield {**call, "scale_a": rand(M, 2)}
+        odd = {"w": fp8(N - 1, K), "scale_w": rand(1), "bias": None}
+        yield {**call, **odd, "out": torch.randn(M, N // 2 - 1)}
+        yield {**call, "out": half(M, N // 2)}
+        yield {**call, "a": half(M, K), "scale_a": None}
     if op.startswith("fused_moe"):
         yield {**call, "ue8m0": True, "quantize_input": False}
     if op.startswith("fused_moe"):

@@ -58,7 +58,7 @@ def test_settled_weights_change_no_bit(best_package, device, rows, monkeypatch):
 
 
 def product_of(package, rows, columns, **changes):
-    given = {"data": 1 << 20, "row_stride": columns, "before": 0, **changes}
+    given = {"data": 1 << 20, "row_stride": columns, "runs": 1, "before": 0, **changes}
     return package.models.ahead.Product(rows=rows, row_bytes=columns, **given)
 
 
@@ -70,6 +70,16 @@ def test_a_large_weight_is_asked_for(package, rows, columns):
     )
     assert data == 1 << 20 and 0 < size <= stride and size % 16 == stride % 16 == 0
     assert stride % columns == 0 and rows * columns >= pieces * stride > 0.9 * rows * columns
+
+
+def test_of_two_runs_each_share_is_asked_for(package):
+    """Multiprocessors have rows of gate and as many of up: pieces of half the size, twice as many,
+    as many bytes of each multiprocessor."""
+    one = package.models.ahead.wanted(product_of(package, 28672, 4096), *H200)
+    two = package.models.ahead.wanted(product_of(package, 28672, 4096, runs=2), *H200)
+    assert two[3] == one[3] // 2 and two[1] == 109 * 4096 and two[2] == 28672 // 109
+    small = product_of(package, 8448, 4096, runs=2)  # as many bytes as make one run large enough
+    assert package.models.ahead.wanted(small, *H200)[3] == one[3] // 2
 
 
 @pytest.mark.parametrize(
@@ -97,7 +107,7 @@ def test_products_are_told_in_their_order(package):
             package.gemm(a, w, None, scale)
             package.flash_attn_func(torch.randn(1, 1, 4, 64).bfloat16(), cache, cache)
         told = ops.ask_ahead(None)
-    kinds = [(w.data_ptr(), 64, 64, 64) for w in (first[1], third[1])]
+    kinds = [(w.data_ptr(), 64, 64, 64, 1) for w in (first[1], third[1])]
     passed = [0, 2 * 24 * 2 * 2 * 64 * 2]
     lines = [" ".join(map(str, (*kind, b))) for kind, b in zip(kinds, passed, strict=True)]
     assert told.splitlines() == lines

@@ -1,5 +1,8 @@
 """Every op called by several threads at once, each with a stream of its own, on all devices that
-there are: nothing fails, and every result has the bits of a call by itself."""
+there are: nothing fails, and every result has the bits of a call by itself.
+
+Longer than 500 lines, because calls of all ops stand together.
+"""
 
 import itertools
 import random
@@ -38,6 +41,7 @@ class Calls:
         self.norms()
         self.activations()
         self.products()
+        self.joined_products()
         self.experts()
         self.attentions()
         self.rotations()
@@ -145,6 +149,28 @@ class Calls:
                     self.ops.decode_layers(*call)
 
             self.add("decode_layers", lambda w=written: [t.clone() for t in w], run)
+
+    def joined_products(self):
+        index = -1 if self.device.type == "cpu" else 0
+        for (n, k), rows in itertools.product(self.sizes, self.rows):
+            x, w = self.random(rows, k), self.random(n, k, dtype=self.fp8)
+            scale_a, scale_w = self.scales(rows, 1), self.scales(n, 1)
+            q = self.random(rows, k, dtype=self.fp8)
+            self.add(
+                "quantized_gemm",
+                lambda rows=rows, n=n: (self.empty(rows, n),),
+                lambda out, o=(x, w, scale_w, None): self.ops.quantized_gemm(out, *o),
+            )
+            limits = self.ops.linear_limits(index, n, k, "row")
+            if self.device.type == "cuda" and rows > limits[3]:
+                continue
+            self.add(
+                "gated_gemm",
+                lambda rows=rows, n=n: (self.empty(rows, n // 2, dtype=torch.float32),),
+                lambda out, o=(q, w, scale_a, scale_w, None): self.ops.gated_gemm(
+                    out, *o, "silu", "bfloat16"
+                ),
+            )
 
     def products(self):
         run, configs = self.ops.gemm, self.ops.gemm_configs

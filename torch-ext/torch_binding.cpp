@@ -62,9 +62,14 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "tune_gemm(int device, int rows, int n, int k, str a_dtype, str w_dtype, "
       "bool block_scales, str config) -> ()");
+  ops.def(
+      "quantized_gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_w, Tensor? bias) -> ()");
+  ops.def(
+      "gated_gemm(Tensor(a!) out, Tensor a, Tensor w, Tensor? scale_a, Tensor? scale_w, Tensor? "
+      "bias, str activation, str rounded) -> ()");
   ops.def("settle_weights(int address) -> ()");
   ops.def("ask_ahead(Tensor? places) -> str");
-  ops.def("linear_limits(int device, int n, int k, str scales) -> (int, int)");
+  ops.def("linear_limits(int device, int n, int k, str scales) -> (int, int, int, int)");
   ops.def(
       "topk(Tensor(a!) weights, Tensor(b!) ids, Tensor logits, Tensor? bias, str scoring, int "
       "groups, int groups_kept, bool renormalize, float scale) -> ()");
@@ -123,6 +128,8 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("swiglu_fp8", TORCH_BOX(&swiglu_fp8));
   ops.impl("gemm", TORCH_BOX(&gemm));
   ops.impl("gemm_configs", TORCH_BOX(&gemm_configs));
+  ops.impl("quantized_gemm", TORCH_BOX(&quantized_gemm));
+  ops.impl("gated_gemm", TORCH_BOX(&gated_gemm));
   ops.impl("topk", TORCH_BOX(&topk));
   ops.impl("fused_moe", TORCH_BOX(&fused_moe));
   ops.impl("fused_moe_configs", TORCH_BOX(&fused_moe_configs));

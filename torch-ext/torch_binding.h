@@ -125,6 +125,21 @@ std::string gemm_configs(const torch::stable::Tensor& out, const torch::stable::
                          std::optional<torch::stable::Tensor> scale_a,
                          std::optional<torch::stable::Tensor> scale_w, bool tuned);
 
+// gemm of a [M, K], float32 or 16 bits, quantised to w's FP8 type with a scale a row, as
+// swiglu_fp8's identity does: the same bits, by one kernel where there is one (linear_limits).
+void quantized_gemm(torch::stable::Tensor& out, const torch::stable::Tensor& a,
+                    const torch::stable::Tensor& w, std::optional<torch::stable::Tensor> scale_w,
+                    std::optional<torch::stable::Tensor> bias);
+
+// out [M, N / 2], float32, = act(gate) * up of gemm's results, rounded to `rounded` (a dtype of 16
+// bits): w has the rows of gate, then those of up. By one kernel where there is one
+// (linear_limits); where there is none, CPU alone.
+void gated_gemm(torch::stable::Tensor& out, const torch::stable::Tensor& a,
+                const torch::stable::Tensor& w, std::optional<torch::stable::Tensor> scale_a,
+                std::optional<torch::stable::Tensor> scale_w,
+                std::optional<torch::stable::Tensor> bias, std::string activation,
+                std::string rounded);
+
 // From now on gemm takes `config` for such operands where it can serve them: on this device (its
 // index; -1: the CPU), with M of the class of `rows`, these N, K and dtypes, block scales or not.
 // An empty config: the backend's own choice again.
@@ -138,14 +153,16 @@ void settle_weights(int64_t address);
 // From now on each product of this thread with a settled w asks L2 for what its row of places
 // [products, 4] says (blocks/product/ahead.h); without places none does. Returns what products
 // there were since the last call: a line each, of w's address, rows, bytes of a row, bytes from row
-// to row, and the bytes that other ops have read before it.
+// to row, runs of rows of each of which a block has some, and the bytes that other ops have read
+// before it.
 std::string ask_ahead(std::optional<torch::stable::Tensor> places);
 
 // The most rows for which gemm is the quickest way through a linear layer with a w of [n, k], for
 // an FP8 a and for one of 16 bits: beyond it is torch's own product. device: as in tune_gemm;
-// scales: "tensor", "row" or "block", the finest of a's and w's.
-std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k,
-                                           std::string scales);
+// scales: "tensor", "row" or "block", the finest of a's and w's. Then the most rows that one kernel
+// quantises and multiplies (quantized_gemm), or multiplies and gates (gated_gemm); 0: none does.
+std::tuple<int64_t, int64_t, int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k,
+                                                             std::string scales);
 
 // weights [T, k] float32 and ids [T, k] int32 are written: the k experts of each row of logits
 // [T, E], as moe/topk.h says. scoring: "softmax" or "sigmoid"; bias [E] float32, groups and scale

@@ -259,6 +259,16 @@ Status launch_gemm_to_peers(const GemmArgs&, const Group&, const Context&) {
   return "a product on AMD GPUs does not send its results";
 }
 
+// Few rows of a are a small part of what registers hold, and every workgroup would quantise them.
+Status ask_joined_gemm(const JoinedGemmArgs&, const Context&, bool& joins) {
+  joins = false;
+  return nullptr;
+}
+
+Status launch_joined_gemm(const JoinedGemmArgs&, const Context&) {
+  return "a product on AMD GPUs does nothing else";
+}
+
 // Nothing is measured on AMD GPUs.
 Status choose_linear_limit(const GemmArgs&, int64_t& rows) {
   rows = kAnyRows;

@@ -63,6 +63,16 @@ Status launch_gemm_to_peers(const GemmArgs&, const Group&, const Context&) {
   return "a product on the CPU does not send its results";
 }
 
+// Nor is there a launch to be spared.
+Status ask_joined_gemm(const JoinedGemmArgs&, const Context&, bool& joins) {
+  joins = false;
+  return nullptr;
+}
+
+Status launch_joined_gemm(const JoinedGemmArgs&, const Context&) {
+  return "a product on the CPU does nothing else";
+}
+
 Status launch_gemm(const GemmArgs& args, const Context& context) {
   if (args.m == 0 || args.n == 0) return nullptr;
   const bool by_tiles = cpu::amx_serves(args.a_dtype, args.w_dtype);

@@ -165,6 +165,20 @@ Status launch_gemm_to_peers(const GemmArgs& args, const Group& group, const Cont
                                        group, context.stream);
 }
 
+Status ask_joined_gemm(const JoinedGemmArgs& args, const Context&, bool& joins) {
+  cuda::GemmDevice device;
+  if (const Status status = cuda::ask_device(device)) return status;
+  joins = args.m > 0 && args.n > 0 && cuda::skinny::choose_joined(args, device).num_stages > 0;
+  return nullptr;
+}
+
+Status launch_joined_gemm(const JoinedGemmArgs& args, const Context& context) {
+  cuda::GemmDevice device;
+  if (const Status status = cuda::ask_device(device)) return status;
+  return cuda::skinny::launch_joined(args, cuda::skinny::choose_joined(args, device),
+                                     context.stream);
+}
+
 Status check_gemm_config(const GemmArgs& args, const Context&) {
   cuda::GemmDevice device;
   cuda::Config config;

@@ -126,6 +126,37 @@ inline SkinnyGemmConfig choose_config(const GemmArgs& args, const GemmDevice& de
   return config;
 }
 
+// Of a product that quantises its rows or gates its outputs; no stages where it does neither.
+static_assert(kJoinedRows <= 8, "joined.cu has kernels of eight rows");
+inline SkinnyGemmConfig choose_joined(const JoinedGemmArgs& args, const GemmDevice& device) {
+  SkinnyGemmConfig config;
+  GemmArgs product = args;
+  product.a_dtype = DType::kFloat8E4M3FN;
+  if (args.quantizes()) product.a = nullptr, product.a_stride = args.k;
+  const bool whole_rows = reinterpret_cast<uintptr_t>(args.a) % 16 == 0 &&
+                          (args.m == 1 || args.a_stride * size_of(args.a_dtype) % 16 == 0);
+  if (args.m > kJoinedRows || !whole_rows || (args.quantizes() && args.gates()) ||
+      args.w_dtype != DType::kFloat8E4M3FN || is_block_scaled(args) ||
+      (args.quantizes() && args.k > kMostQuantized) || !serves(product)) {
+    return config;
+  }
+  config = choose_config(product, device);
+  if (config.design != Design::kTmaPipeline) return SkinnyGemmConfig();
+  if (args.gates()) {
+    if (args.n % 2 != 0) return SkinnyGemmConfig();
+    const int64_t blocks = (args.n + config.block_n - 1) / config.block_n;
+    config.block_n = gated_block_n(static_cast<int>((args.n / 2 + blocks - 1) / blocks));
+    if (config.block_n > kMaxTmaBlockN) return SkinnyGemmConfig();
+    while (tma_consumers(config) > kMaxConsumers) config.k_chunks /= 2;
+  }
+  for (; config.num_stages > 1; --config.num_stages) {
+    const int64_t bytes = args.quantizes() ? quantizing_shared_bytes(config, args.m, args.k)
+                                           : tma_shared_bytes(config, 1);
+    if (kStaticBytes + bytes <= device.shared_bytes_per_block) return config;
+  }
+  return SkinnyGemmConfig();
+}
+
 // A product has one config of these kernels.
 template <class Visit>
 void for_each_config(const GemmArgs& args, const GemmDevice& device, const Visit& visit) {

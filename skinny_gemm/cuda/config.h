@@ -64,7 +64,7 @@ constexpr int kMaxConsumers = 16;
 constexpr int kMaxTmaBlockN = kWarpN * kMaxConsumers / kSlicesPerChunk;
 constexpr int kTwoChunksN = 128;  // rows of w whose box may hold two chunks of each
 
-constexpr int tma_consumers(const SkinnyGemmConfig& config) {
+ROCM_KERNELS_HOST_DEVICE constexpr int tma_consumers(const SkinnyGemmConfig& config) {
   return (config.block_n + kWarpN - 1) / kWarpN * config.m_groups * config.k_chunks *
          kSlicesPerChunk;
 }
@@ -77,13 +77,41 @@ ROCM_KERNELS_HOST_DEVICE constexpr int partial_stride(int block_m) {
 
 // Shared memory that a launch asks for: the stages, then the partial sums. A warp's last rows may
 // lie past its box; their loads must stay within the allocation. `a_chunks`: of a, for each of w.
-constexpr int64_t tma_shared_bytes(const SkinnyGemmConfig& config, int a_chunks) {
+ROCM_KERNELS_HOST_DEVICE constexpr int64_t tma_shared_bytes(const SkinnyGemmConfig& config,
+                                                            int a_chunks) {
   const int64_t stage = box_bytes(config.block_n, config.k_chunks) +
                         int64_t{kChunkBytes} * config.block_m * config.k_chunks * a_chunks;
   const int64_t partials = int64_t{4} * config.k_chunks * kSlicesPerChunk * config.block_n *
                            partial_stride(config.block_m);
   const int64_t overrun = int64_t{kWarpN} * config.k_chunks * kChunkBytes;
   return kPatternBytes + config.num_stages * stage + (partials > overrun ? partials : overrun);
+}
+
+// kTmaPipeline whose blocks quantise rows of a (quantized_rows.cuh). All of a block's warps but the
+// producers do: as many as may multiply.
+constexpr int kQuantizers = kMaxConsumers;
+constexpr int kQuantizedVector = 8;  // elements that a thread takes at once
+constexpr int kQuantizedHeld = 4;    // vectors of a row that it holds
+constexpr int64_t kMostQuantized = kQuantizers * 32 * kQuantizedVector * kQuantizedHeld;  // K
+
+// Bytes of a row's codes: whole boxes.
+ROCM_KERNELS_HOST_DEVICE constexpr int quantized_row_bytes(const SkinnyGemmConfig& config,
+                                                           int64_t k) {
+  const int box = config.k_chunks * kChunkBytes;
+  return static_cast<int>((k + box - 1) / box) * box;
+}
+// The codes lie behind what tma_shared_bytes(config, 0) counts, without what it adds for alignment.
+constexpr int64_t quantizing_shared_bytes(const SkinnyGemmConfig& config, int64_t m, int64_t k) {
+  return tma_shared_bytes(config, 0) + m * quantized_row_bytes(config, k);
+}
+
+// kTmaPipeline whose outputs are gated (gated_outputs.cuh): a block has `half` rows of gate, then,
+// from a whole swizzle pattern on, as many of up.
+ROCM_KERNELS_HOST_DEVICE constexpr int first_up_row(int block_n) {
+  return (block_n + kPatternLines - 1) / (2 * kPatternLines) * kPatternLines;
+}
+constexpr int gated_block_n(int half) {
+  return (half + kPatternLines - 1) / kPatternLines * kPatternLines + half;
 }
 
 // kWarpgroup.

@@ -38,18 +38,22 @@ template <int kBlockN>
 struct SharedFactors {
   float scale_a[kSkinnyGemmMaxRows], scale_w[kBlockN], bias[kBlockN];
 
-  // By `threads` threads, which wait for the kernel before; a barrier must follow.
-  __device__ __forceinline__ void fetch(const GemmArgs& args, int first_n, int block_n,
-                                        int threads) {
+  // By `threads` threads, which wait for the kernel before; a barrier must follow. The block's row
+  // `row` is row_of(row) of w. `with_a`: scale_a too.
+  template <class RowOf>
+  __device__ __forceinline__ void fetch(const GemmArgs& args, const RowOf& row_of, int block_n,
+                                        int threads, bool with_a = true) {
     if (!args.factors_are_settled) wait_for_previous_kernel();
     for (int row = threadIdx.x; row < block_n; row += threads) {
-      const int64_t n = first_n + row;
+      const int64_t n = row_of(row);
       const bool exists = n < args.n;
       scale_w[row] = exists ? args.scale_w.outer(n) : 0.0f;
       bias[row] = exists && args.bias != nullptr ? load_float(args.bias, args.bias_dtype, n) : 0.0f;
     }
     if (args.factors_are_settled) wait_for_previous_kernel();
-    for (int m = threadIdx.x; m < args.m; m += threads) scale_a[m] = args.scale_a.outer(m);
+    for (int m = threadIdx.x; with_a && m < args.m; m += threads) {
+      scale_a[m] = args.scale_a.outer(m);
+    }
   }
   // `row`: counted from the block's first row of w.
   __device__ __forceinline__ float apply(float sum, int m, int row) const {
@@ -57,10 +61,11 @@ struct SharedFactors {
   }
 };
 
-// What becomes of a block's outputs: stored to out. sent_outputs.cuh has another such class.
+// What becomes of a block's outputs: stored to out. sent_outputs.cuh and gated_outputs.cuh have
+// other such classes.
 class StoredOutputs {
  public:
-  static constexpr bool kSends = false;
+  static constexpr bool kSends = false, kGates = false;
   using Args = GemmArgs;  // of a kernel
   struct Shared {};
 

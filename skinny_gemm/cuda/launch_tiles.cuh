@@ -57,24 +57,29 @@ Status launch_register_pipeline(const Call<StoredOutputs>& call) {
       call.launch(grid, kRegisterPipelineWarps * 32), call.args);
 }
 
-template <class Types, int kWarpM, bool kBlockScales, class Outputs>
+template <class Types, int kWarpM, bool kBlockScales, class Outputs, class Rows = FetchedRows>
 Status launch_tma_pipeline(const Call<Outputs>& call) {
   const SkinnyGemmConfig& config = call.config;
-  CUtensorMap w_map, a_map;
-  if (const Status error = make_tensor_map(w_map, matrix_w(call.args), config.block_n,
-                                           config.k_chunks, BoxOrder::kRowsOfChunks)) {
+  const int own = Outputs::kGates ? config.block_n - first_up_row(config.block_n) : config.block_n;
+  CUtensorMap w_map, a_map = {};
+  if (const Status error = make_tensor_map(w_map, matrix_w(call.args), own, config.k_chunks,
+                                           BoxOrder::kRowsOfChunks)) {
     return error;
   }
   if (const Status error =
-          make_tensor_map(a_map, matrix_a(call.args), config.block_m,
-                          config.k_chunks * Types::kAVectors, BoxOrder::kRowsOfChunks)) {
+          Rows::kFetched
+              ? make_tensor_map(a_map, matrix_a(call.args), config.block_m,
+                                config.k_chunks * Types::kAVectors, BoxOrder::kRowsOfChunks)
+              : nullptr) {
     return error;
   }
-  return launch_kernel(skinny_gemm_tma_pipeline_kernel<Types, kWarpM, kBlockScales, Outputs>,
-                       call.launch(dim3(blocks_for(call.args.n, config.block_n)),
-                                   (tma_consumers(config) + kProducers) * 32,
-                                   tma_shared_bytes(config, Types::kAVectors)),
-                       w_map, a_map, call.args, config);
+  return launch_kernel(
+      skinny_gemm_tma_pipeline_kernel<Types, kWarpM, kBlockScales, Outputs, Rows>,
+      call.launch(dim3(blocks_for(call.args.n / (Outputs::kGates ? 2 : 1), own)),
+                  (Rows::kFetched ? tma_consumers(config) : kQuantizers) * 32 + kProducers * 32,
+                  Rows::kFetched ? tma_shared_bytes(config, Types::kAVectors)
+                                 : quantizing_shared_bytes(config, call.args.m, call.args.k)),
+      w_map, a_map, call.args, config);
 }
 
 template <int kBlockM, int kWarpgroups, class Outputs>

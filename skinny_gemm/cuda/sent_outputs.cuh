@@ -21,7 +21,7 @@ namespace cuda::skinny {
 
 class SentOutputs {
  public:
-  static constexpr bool kSends = true;
+  static constexpr bool kSends = true, kGates = false;
   struct Args : GemmArgs {
     Group group;
   };

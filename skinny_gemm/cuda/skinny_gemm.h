@@ -18,6 +18,8 @@ Status launch(const GemmArgs& args, const SkinnyGemmConfig& config, const GemmDe
 // As launch_gemm_to_peers() says (gemm.h), for products that sends() takes (config.h).
 Status launch_to_peers(const GemmArgs& args, const SkinnyGemmConfig& config, const Group& group,
                        void* stream);
+// As launch_joined_gemm() says (gemm.h), by a config of choose_joined() that has stages (choose.h).
+Status launch_joined(const JoinedGemmArgs& args, const SkinnyGemmConfig& config, void* stream);
 
 }  // namespace cuda::skinny
 }  // namespace rocm_kernels

@@ -34,6 +34,7 @@
 
 #include "../../common/cuda/mma.cuh"
 #include "epilogue.cuh"
+#include "quantized_rows.cuh"
 #include "tma_producer.cuh"
 
 namespace rocm_kernels {
@@ -58,7 +59,7 @@ __device__ __forceinline__ int a_row_of_slot(int slot, int chunks) {
 #if __CUDA_ARCH__ >= 900
 
 // The roles of a block's warps, and what they share.
-template <class Types, int kWarpM, bool kBlockScales, class Outputs>
+template <class Types, int kWarpM, bool kBlockScales, class Outputs, class Rows>
 struct TmaBlock {
   static_assert(!kBlockScales || Types::kFp8W, "a chunk must be one scale block of K");
   // The tensor cores truncate what float32 would round, so long sums drift: 3.4 times the error of
@@ -74,7 +75,9 @@ struct TmaBlock {
   SharedFactors<kMaxTmaBlockN>& factors;
   const Outputs& outputs;
   float* partial;  // [slice][block_n][row_stride]: sums of slices, the rows of a in order of slots
-  int warp, lane, consumers;
+  const Rows& rows;
+  int warp, lane;
+  int helpers;  // warps in front of the producers: those that multiply, or quantise rows of a
   int block_n, block_m, first_n;
   int w_chunks, a_chunks, slices;  // of K, in a box
   int row_chunks, boxes;           // in all of K
@@ -84,17 +87,34 @@ struct TmaBlock {
   // ---- Who fetches an operand: a lane for w, a lane for a ---------------------------------------
 
   __device__ __forceinline__ void fetch(const CUtensorMap& w_map, const CUtensorMap& a_map) const {
-    const bool is_w = warp == consumers;
+    const bool is_w = warp == helpers;
+    if (!is_w && !Rows::kFetched) return;
     const int chunks = is_w ? w_chunks : a_chunks;
     using Operand = Boxes<BoxOrder::kRowsOfChunks>;
     if (!is_w || !args.w_is_settled) {
       Operand{first_n, 0, w_chunks, boxes}.prefetch(w_map, is_w, config.prefetch);
       wait_for_previous_kernel();
     }
+    const int up_row = Outputs::kGates ? first_up_row(block_n) : 0;
+    const int w_rows = Outputs::kGates ? 2 * (block_n - up_row) : block_n;
     Operand{is_w ? first_n : 0, 0, chunks, boxes}.produce(
         is_w ? w_map : a_map, pipeline, is_w ? 0 : w_bytes,
-        (is_w ? block_n : block_m) * chunks * kChunkBytes, policy_of(is_w));
+        (is_w ? w_rows : block_m) * chunks * kChunkBytes, policy_of(is_w),
+        Outputs::kGates && is_w ? static_cast<int>(args.n / 2) : 0, up_row * chunks * kChunkBytes);
     if (!is_w) outputs.begin_next();
+  }
+
+  // The row of w that the block's row `row` is.
+  __device__ __forceinline__ int64_t row_of_w(int row) const {
+    const int up_row = first_up_row(block_n);
+    if (!Outputs::kGates || row < up_row) return first_n + row;
+    return args.n / 2 + first_n + row - up_row;
+  }
+
+  // By the first `threads` threads.
+  __device__ __forceinline__ void fetch_factors(int threads) const {
+    factors.fetch(
+        args, [this](int row) { return row_of_w(row); }, block_n, threads, Rows::kFetched);
   }
 
   // ---- Who multiplies: the other warps, each 32 rows of w by a slice of K -----------------------
@@ -119,9 +139,12 @@ struct TmaBlock {
       a_offset[v] = w_bytes + warp_m * a_chunks * kChunkBytes +
                     (Types::kWideA ? swizzled(a_slot, slice, a_chunks, 2 * quad + v)
                                    : swizzled(a_slot, slice / 2, a_chunks, slice % 2 * 4 + quad));
+      if constexpr (!Rows::kFetched) {
+        a_offset[v] = rows.place_of(a_slot, slice * kSliceBytes + quad * 16);
+      }
     }
     // What the end needs from memory is fetched while the pipeline fills.
-    factors.fetch(args, first_n, block_n, consumers * 32);
+    if constexpr (Rows::kFetched) fetch_factors(helpers * 32);
 
     float sums[kNTiles][kMTiles][4] = {};
     PipelineState state{0, 0};
@@ -148,6 +171,7 @@ struct TmaBlock {
       }
 
       const uint32_t data = pipeline.data_of(state.stage);
+      const uint32_t a_data = Rows::kFetched ? data : i * w_chunks * kChunkBytes;
       mbarrier_wait(pipeline.full_of(state.stage), state.parity);
       uint4 w_vectors[kNTiles][2];
 #pragma unroll
@@ -166,7 +190,7 @@ struct TmaBlock {
         uint4 a_vectors[Types::kAVectors];
 #pragma unroll
         for (int v = 0; v < Types::kAVectors; ++v) {
-          a_vectors[v] = load_shared(data + a_offset[v] + tile * a_step);
+          a_vectors[v] = load_shared(a_data + a_offset[v] + tile * a_step);
         }
         const auto a_fragment = widen_a<Types>(a_vectors);
 #pragma unroll
@@ -236,14 +260,36 @@ struct TmaBlock {
       }
     }
   }
+
+  // A warp finishes 32 rows of gate and those of up for a row of a.
+  __device__ __forceinline__ void end_gated() const {
+    static_assert(kMTiles == 1, "a slot at a time");
+    const int up_row = first_up_row(block_n), own = block_n - up_row;
+    const int m_count = static_cast<int>(args.m);
+    for (int i = warp; i < (own + 31) / 32 * m_count; i += blockDim.x / 32) {
+      const int row = i / m_count * 32 + lane, m = i % m_count;
+      if (row >= own || first_n + row >= args.n / 2) continue;
+      int slot = 0;
+      while (a_row_of_slot<Types>(slot, a_chunks) != m) ++slot;
+      float gate = 0.0f, up = 0.0f;
+#pragma unroll 2
+      for (int s = 0; s < slices; ++s) {
+        gate += partial[(s * block_n + row) * row_stride + slot];
+        up += partial[(s * block_n + up_row + row) * row_stride + slot];
+      }
+      outputs.put_gated(m, first_n + row, factors.apply(gate, m, row),
+                        factors.apply(up, m, up_row + row));
+    }
+  }
 };
 
 #endif
 
-// Grid: ceil(N / block_n) blocks of tma_consumers(config) + kProducers warps.
-// w_map: boxes of [block_n, k_chunks, 128 B]; a_map: boxes of [block_m, k_chunks, 128 B], of twice
-// the chunks if kWideA.
-template <class Types, int kWarpM, bool kBlockScales, class Outputs>
+// Grid: ceil(N / block_n) blocks of tma_consumers(config) + kProducers warps; if outputs are gated,
+// N / 2 and the rows of gate; if rows are quantised, kQuantizers warps.
+// w_map: boxes of [block_n, k_chunks, 128 B], or the rows of gate; a_map: boxes of [block_m,
+// k_chunks, 128 B], of twice the chunks if kWideA.
+template <class Types, int kWarpM, bool kBlockScales, class Outputs, class Rows>
 __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
     skinny_gemm_tma_pipeline_kernel(const __grid_constant__ CUtensorMap w_map,
                                     const __grid_constant__ CUtensorMap a_map,
@@ -252,13 +298,14 @@ __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
 #if __CUDA_ARCH__ >= 900
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int consumers = blockDim.x / 32 - kProducers;
+  const int helpers = blockDim.x / 32 - kProducers;
+  const int consumers = Rows::kFetched ? helpers : tma_consumers(config);
   const int block_n = config.block_n;
   const int w_chunks = config.k_chunks;
-  const int a_chunks = config.k_chunks * Types::kAVectors;
+  const int a_chunks = Rows::kFetched ? config.k_chunks * Types::kAVectors : 1;
   const int slices = w_chunks * kSlicesPerChunk;
   const int block_m = kWarpM * config.m_groups;
-  const int first_n = blockIdx.x * block_n;
+  const int first_n = blockIdx.x * (Outputs::kGates ? block_n - first_up_row(block_n) : block_n);
   const int row_chunks = static_cast<int>(args.k * Types::kWBytes / kChunkBytes);
   const int boxes = (row_chunks + w_chunks - 1) / w_chunks;
 
@@ -266,35 +313,48 @@ __global__ void __launch_bounds__((kMaxConsumers + kProducers) * 32, 1)
   __shared__ uint64_t full_barriers[kMaxStages], empty_barriers[kMaxStages];
   __shared__ SharedFactors<kMaxTmaBlockN> factors;
   __shared__ typename Outputs::Shared of_outputs;
+  __shared__ typename Rows::Shared of_rows;
   const uint32_t full = pinned_address(full_barriers);
   const uint32_t empty = pinned_address(empty_barriers);
   const uint32_t padding = -shared_address(dynamic_shared) & (kPatternBytes - 1);
   const uint32_t stages = pinned_address(dynamic_shared + padding);
   const int w_bytes = box_bytes(block_n, w_chunks);
-  const int stage_bytes = w_bytes + block_m * a_chunks * kChunkBytes;
+  const int stage_bytes = w_bytes + (Rows::kFetched ? block_m * a_chunks * kChunkBytes : 0);
   const Pipeline pipeline{full, empty, stages, config.num_stages, stage_bytes};
   float* partial =
       reinterpret_cast<float*>(dynamic_shared + padding + config.num_stages * stage_bytes);
   const int row_stride = partial_stride(block_m);
 
   const Outputs outputs(args, of_outputs, dynamic_shared + padding, first_n, block_n);
+  const Rows rows(args, of_rows,
+                  stages + static_cast<uint32_t>(tma_shared_bytes(config, 0)) - kPatternBytes,
+                  config);
 
   if (!Outputs::kSends) allow_next_kernel();
-  if (threadIdx.x == 0) pipeline.init(consumers);
+  if (threadIdx.x == 0) pipeline.init(consumers, Rows::kFetched ? kProducers : 1);
   __syncthreads();
 
-  const TmaBlock<Types, kWarpM, kBlockScales, Outputs> block{
-      args,    config,  pipeline, factors,  outputs, partial,    warp,  lane,    consumers, block_n,
-      block_m, first_n, w_chunks, a_chunks, slices,  row_chunks, boxes, w_bytes, row_stride};
-  if (warp >= consumers) {
+  const TmaBlock<Types, kWarpM, kBlockScales, Outputs, Rows> block{
+      args,     config, pipeline,   factors, outputs, partial,   rows,
+      warp,     lane,   helpers,    block_n, block_m, first_n,   w_chunks,
+      a_chunks, slices, row_chunks, boxes,   w_bytes, row_stride};
+  if (warp >= helpers) {
     if (lane == 0) block.fetch(w_map, a_map);
     __syncwarp();
-    if (warp == consumers) ask_ahead(args.ahead, lane);
+    if (warp == helpers) ask_ahead(args.ahead, lane);
   } else {
-    block.multiply();
+    if constexpr (!Rows::kFetched) {
+      block.fetch_factors(helpers * 32);
+      rows.make(factors.scale_a);
+    }
+    if (Rows::kFetched || warp < consumers) block.multiply();
   }
   __syncthreads();
-  block.end();
+  if constexpr (Outputs::kGates) {
+    block.end_gated();
+  } else {
+    block.end();
+  }
   outputs.send();
 #endif
 }

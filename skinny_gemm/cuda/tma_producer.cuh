@@ -30,10 +30,11 @@ struct Pipeline {
   }
 
 #if __CUDA_ARCH__ >= 900
-  // One thread's work; a barrier of the block must follow. `readers`: consumer warps of a stage.
-  __device__ __forceinline__ void init(int readers) const {
+  // One thread's work; a barrier of the block must follow. `readers`: consumer warps of a stage,
+  // `writers`: producers.
+  __device__ __forceinline__ void init(int readers, int writers = kProducers) const {
     for (int stage = 0; stage < num_stages; ++stage) {
-      mbarrier_init(full_of(stage), kProducers);
+      mbarrier_init(full_of(stage), writers);
       mbarrier_init(empty_of(stage), readers);
     }
     fence_mbarrier_init();
@@ -62,9 +63,11 @@ struct Boxes {
     }
   }
 
-  // Fills the stages with them, `offset` bytes into each; one thread's work. `bytes`: of a box.
+  // Fills the stages with them, `offset` bytes into each; one thread's work. `bytes`: of a box. If
+  // there is a second run of rows, it begins `second_row` rows on, and lies `second_bytes` on.
   __device__ __forceinline__ void produce(const CUtensorMap& map, const Pipeline& pipeline,
-                                          uint32_t offset, int bytes, uint64_t policy) const {
+                                          uint32_t offset, int bytes, uint64_t policy,
+                                          int second_row = 0, int second_bytes = 0) const {
     const uint32_t to = pipeline.stages + offset;
     PipelineState state{0, 1};
     for (int i = 0; i < count; ++i) {
@@ -73,7 +76,11 @@ struct Boxes {
       mbarrier_wait(pipeline.empty_of(state.stage), state.parity);
       mbarrier_arrive_expect(full, bytes);
       if constexpr (kOrder == BoxOrder::kRowsOfChunks) {
-        load_box(map, chunk, row, to + state.stage * pipeline.stage_bytes, full, policy);
+        const uint32_t place = to + state.stage * pipeline.stage_bytes;
+        load_box(map, chunk, row, place, full, policy);
+        if (second_row > 0) {
+          load_box(map, chunk, row + second_row, place + second_bytes, full, policy);
+        }
       } else {
         load_box(map, row, chunk, to + state.stage * pipeline.stage_bytes, full, policy);
       }

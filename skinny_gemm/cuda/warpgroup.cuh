@@ -105,7 +105,7 @@ struct SkinnyWarpgroupBlock {
     const int n_group = warp / 4 % config.n_groups;
     const int k_group = warp / 4 / config.n_groups;
     // What the end needs from memory is fetched while the pipeline fills.
-    factors.fetch(args, first_n, block_n, kConsumers * 32);
+    factors.fetch(args, [this](int row) { return first_n + row; }, block_n, kConsumers * 32);
 
     float parts[kParts][kMTiles][4] = {};
     const auto add = [&](const float (&part)[kMTiles][4]) {

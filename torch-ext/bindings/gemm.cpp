@@ -97,7 +97,7 @@ std::string ask_ahead(std::optional<Tensor> places) {
   Order& order = Order::of_thread();
   std::string lines;
   for (const Order::Product& p : order.products) {
-    for (const int64_t value : {p.data, p.rows, p.row_bytes, p.row_stride, p.before}) {
+    for (const int64_t value : {p.data, p.rows, p.row_bytes, p.row_stride, p.runs, p.before}) {
       lines.append(std::to_string(value)).append(" ");
     }
     lines.back() = '\n';
@@ -114,8 +114,8 @@ std::string ask_ahead(std::optional<Tensor> places) {
   return lines;
 }
 
-std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k,
-                                           std::string scales) {
+std::tuple<int64_t, int64_t, int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k,
+                                                             std::string scales) {
   using Kind = ScaleView::Kind;
   require(scales == "tensor" || scales == "row" || scales == "block",
           "scales must be tensor, row or block, got ", scales);
@@ -132,5 +132,20 @@ std::tuple<int64_t, int64_t> linear_limits(int64_t device, int64_t n, int64_t k,
     check_status(on_device(device, ask), "linear_limits");
     return rows;
   };
-  return {limit_of(DType::kFloat8E4M3FN), limit_of(DType::kBFloat16)};
+  JoinedGemmArgs joined;
+  static_cast<GemmArgs&>(joined) = args;
+  joined.a_stride = joined.w_stride = k;
+  const auto joined_limit = [&](DType a_dtype, Activation activation) {
+    joined.a_dtype = a_dtype;
+    joined.activation = activation;
+    bool joins = true;
+    const auto ask = [&] { return ask_joined_gemm(joined, Context{}, joins); };
+    for (joined.m = 1; joins && joined.m <= kSkinnyGemmMaxRows; ++joined.m) {
+      check_status(on_device(device, ask), "linear_limits");
+    }
+    return joins ? kSkinnyGemmMaxRows : joined.m - 2;
+  };
+  return {limit_of(DType::kFloat8E4M3FN), limit_of(DType::kBFloat16),
+          joined_limit(DType::kFloat32, Activation::kIdentity),
+          joined_limit(DType::kFloat8E4M3FN, Activation::kSilu)};
 }

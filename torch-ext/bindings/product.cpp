@@ -47,9 +47,14 @@ ScaleView parse_product_scale(const std::optional<Tensor>& scale, const char* na
   return result;
 }
 
-GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
-                          const std::optional<Tensor>& scale_a,
-                          const std::optional<Tensor>& scale_w, const std::optional<Tensor>& bias) {
+namespace {
+
+// What all products ask of their tensors. out is [M, N / parts]; its sums are rounded to `rounded`,
+// or to its own type.
+GemmArgs describe_operands(const Tensor& out, const Tensor& a, const Tensor& w,
+                           const std::optional<Tensor>& scale_a,
+                           const std::optional<Tensor>& scale_w, const std::optional<Tensor>& bias,
+                           int64_t parts = 1, std::optional<DType> rounded = std::nullopt) {
   GemmArgs args;
   require_matrix(a, "a");
   require_matrix(w, "w");
@@ -63,31 +68,24 @@ GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
   args.a_dtype = require_float_or_fp8(a, "a");
   args.w_dtype = require_float_or_fp8(w, "w");
   args.out_dtype = require_float(out, "out");
-  require(args.a_dtype != DType::kFloat32 && args.w_dtype != DType::kFloat32,
-          "a and w must be FP8, float16 or bfloat16, got ", name_of(a.scalar_type()), " and ",
-          name_of(w.scalar_type()));
-  const bool weight_only = !is_fp8(args.a_dtype) && is_fp8(args.w_dtype);
-  require(args.a_dtype == args.w_dtype || weight_only,
-          "a and w must have one dtype, or a 16 bits and w FP8, got ", name_of(a.scalar_type()),
-          " and ", name_of(w.scalar_type()));
-  require(is_fp8(args.w_dtype) || (!scale_a && !scale_w), "scales are for FP8 operands, but w is ",
-          name_of(w.scalar_type()));
-  require(!weight_only || !scale_a, "scale_a is for an FP8 a, but a is ", name_of(a.scalar_type()));
+  if (rounded) args.out_dtype = *rounded;
   require_device(w, "w", a, "a");
   require_device(out, "out", a, "a");
-  require_shape(out, "out", args.m, args.n);
+  require_shape(out, "out", args.m, args.n / parts);
   require_writable(out, "out");
   require_no_overlap(out, "out", a, "a");
   require_no_overlap(out, "out", w, "w");
-  args.scale_a = parse_product_scale(scale_a, "scale_a", args.m, 1, args.k, a);
+  if (scale_a) {
+    args.scale_a = parse_product_scale(scale_a, "scale_a", args.m, 1, args.k, a);
+    require_no_overlap(out, "out", *scale_a, "scale_a");
+  }
   args.scale_w = parse_product_scale(scale_w, "scale_w", args.n, kScaleBlock, args.k, a);
-  if (scale_a) require_no_overlap(out, "out", *scale_a, "scale_a");
   if (scale_w) require_no_overlap(out, "out", *scale_w, "scale_w");
   if (bias) {
     args.bias_dtype = require_float(*bias, "bias");
     require(args.bias_dtype == args.out_dtype || args.bias_dtype == DType::kFloat32,
-            "bias must be float32 or have the dtype of out, got ", name_of(bias->scalar_type()),
-            " and ", name_of(out.scalar_type()));
+            "bias must be float32 or have the dtype that sums are rounded to, got ",
+            name_of(bias->scalar_type()));
     require_device(*bias, "bias", a, "a");
     require_contiguous_vector(*bias, "bias", args.n);
     require_no_overlap(out, "out", *bias, "bias");
@@ -99,6 +97,52 @@ GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
   args.w_stride = row_stride(w);
   args.out = out.data_ptr();
   args.out_stride = row_stride(out);
+  return args;
+}
+
+}  // namespace
+
+GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
+                          const std::optional<Tensor>& scale_a,
+                          const std::optional<Tensor>& scale_w, const std::optional<Tensor>& bias) {
+  const GemmArgs args = describe_operands(out, a, w, scale_a, scale_w, bias);
+  require(args.a_dtype != DType::kFloat32 && args.w_dtype != DType::kFloat32,
+          "a and w must be FP8, float16 or bfloat16, got ", name_of(a.scalar_type()), " and ",
+          name_of(w.scalar_type()));
+  const bool weight_only = !is_fp8(args.a_dtype) && is_fp8(args.w_dtype);
+  require(args.a_dtype == args.w_dtype || weight_only,
+          "a and w must have one dtype, or a 16 bits and w FP8, got ", name_of(a.scalar_type()),
+          " and ", name_of(w.scalar_type()));
+  require(is_fp8(args.w_dtype) || (!scale_a && !scale_w), "scales are for FP8 operands, but w is ",
+          name_of(w.scalar_type()));
+  require(!weight_only || !scale_a, "scale_a is for an FP8 a, but a is ", name_of(a.scalar_type()));
+  return args;
+}
+
+JoinedGemmArgs describe_quantized(const Tensor& out, const Tensor& a, const Tensor& w,
+                                  const std::optional<Tensor>& scale_w,
+                                  const std::optional<Tensor>& bias) {
+  JoinedGemmArgs args;
+  static_cast<GemmArgs&>(args) = describe_operands(out, a, w, std::nullopt, scale_w, bias);
+  require(!is_fp8(args.a_dtype) && is_fp8(args.w_dtype),
+          "a must be float32, float16 or bfloat16, and w FP8, got ", name_of(a.scalar_type()),
+          " and ", name_of(w.scalar_type()));
+  require(args.scale_w.kind != ScaleView::Kind::kBlock, "scale_w must be of rows, got blocks'");
+  return args;
+}
+
+JoinedGemmArgs describe_gated(const Tensor& out, const Tensor& a, const Tensor& w,
+                              const std::optional<Tensor>& scale_a,
+                              const std::optional<Tensor>& scale_w,
+                              const std::optional<Tensor>& bias, DType rounded) {
+  JoinedGemmArgs args;
+  static_cast<GemmArgs&>(args) = describe_operands(out, a, w, scale_a, scale_w, bias, 2, rounded);
+  require(is_fp8(args.a_dtype) && args.a_dtype == args.w_dtype, "a and w must be FP8, got ",
+          name_of(a.scalar_type()), " and ", name_of(w.scalar_type()));
+  require(out.scalar_type() == ScalarType::Float, "out must be float32, got ",
+          name_of(out.scalar_type()));
+  require(args.n % 2 == 0, "w must have rows of gate and as many of up, got ", args.n);
+  require(!is_block_scaled(args), "scales must be of rows, got blocks'");
   return args;
 }
 

@@ -21,6 +21,16 @@ GemmArgs describe_product(const Tensor& out, const Tensor& a, const Tensor& w,
                           const std::optional<Tensor>& scale_a,
                           const std::optional<Tensor>& scale_w, const std::optional<Tensor>& bias);
 
+// The same of products with neighbours in them (JoinedGemmArgs): of an a to be quantised; and of an
+// out [M, N / 2] of float32, act(gate) * up of what was rounded to `rounded`.
+JoinedGemmArgs describe_quantized(const Tensor& out, const Tensor& a, const Tensor& w,
+                                  const std::optional<Tensor>& scale_w,
+                                  const std::optional<Tensor>& bias);
+JoinedGemmArgs describe_gated(const Tensor& out, const Tensor& a, const Tensor& w,
+                              const std::optional<Tensor>& scale_a,
+                              const std::optional<Tensor>& scale_w,
+                              const std::optional<Tensor>& bias, DType rounded);
+
 // The entry of tuned configs for such a product.
 TuningKey product_key(int64_t device, const GemmArgs& args);
 

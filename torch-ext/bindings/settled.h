@@ -23,6 +23,7 @@ inline bool is_settled(const Tensor& weight) {
 struct Order {
   struct Product {
     int64_t data, rows, row_bytes, row_stride;  // of w; bytes
+    int64_t runs;                               // of rows, of each of which a block has some
     int64_t before;                             // bytes that other ops have read before
   };
   const WeightAhead* places = nullptr;  // in the device's memory; nullptr: nobody asks
@@ -36,11 +37,11 @@ struct Order {
   }
 
   // Where a product finds what it is to ask for, if anywhere.
-  const WeightAhead* place_of(const GemmArgs& args) {
+  const WeightAhead* place_of(const GemmArgs& args, int64_t runs = 1) {
     if (places == nullptr || !args.w_is_settled) return nullptr;
     const int64_t size = size_of(args.w_dtype), at = static_cast<int64_t>(products.size());
-    products.push_back(
-        {reinterpret_cast<int64_t>(args.w), args.n, args.k * size, args.w_stride * size, between});
+    products.push_back({reinterpret_cast<int64_t>(args.w), args.n, args.k * size,
+                        args.w_stride * size, runs, between});
     between = 0;
     return at < count ? places + at : nullptr;
   }

@@ -1,23 +1,12 @@
 #include "../../swiglu_fp8/swiglu_fp8.h"
 
 #include "../torch_binding.h"
+#include "activation.h"
 #include "checks.h"
 #include "launch.h"
 #include "quantization.h"
 
 using namespace rocm_kernels;
-
-namespace {
-
-Activation parse_activation(const std::string& name) {
-  if (name == "silu") return Activation::kSilu;
-  if (name == "gelu") return Activation::kGelu;
-  if (name == "gelu_tanh") return Activation::kGeluTanh;
-  if (name == "identity") return Activation::kIdentity;
-  fail("activation must be silu, gelu, gelu_tanh or identity, got ", name);
-}
-
-}  // namespace
 
 void swiglu_fp8(Tensor& out, std::optional<Tensor> scales, const Tensor& gate,
                 std::optional<Tensor> up, std::optional<Tensor> scale, std::string activation,

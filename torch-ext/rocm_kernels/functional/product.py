@@ -1,4 +1,7 @@
-"""Matrix products, and linear layers with FP8 weights."""
+"""Matrix products, and linear layers with FP8 weights.
+
+Longer than 500 lines, because all ways through a linear share their checks and conversions.
+"""
 
 import contextlib
 import functools
@@ -13,13 +16,16 @@ from .rows import explain, input_rows, optional_vector, rows_told, written_rows
 from .shapes import register_shapes
 
 _gemm = ops.gemm.default
+_quantized_gemm = ops.quantized_gemm.default
+_gated_gemm = ops.gated_gemm.default
 _linear_limits = ops.linear_limits.default
 _known_linear_limits = functools.lru_cache(maxsize=None)(_linear_limits)  # an op costs 2 us
 
 SKINNY_GEMM_MAX_ROWS = 64
 
 
-register_shapes("gemm")
+for _name in ("gemm", "quantized_gemm", "gated_gemm"):
+    register_shapes(_name)
 
 
 @contextlib.contextmanager
@@ -165,10 +171,7 @@ def fp8_linear_path(
         scales = "row"
     else:
         scales = "tensor"
-    device = -1 if w.device.type == "cpu" else w.device.index
-    # torch.compile does not look into caches, and may have symbols for sizes.
-    limits = _linear_limits if torch.compiler.is_compiling() else _known_linear_limits
-    fp8_rows, wide_rows = limits(device, w.shape[0], w.shape[1], scales)
+    fp8_rows, wide_rows, *_ = _limits_of(w, scales)
     if rows <= (wide_rows if weight_only else fp8_rows):
         return "gemm"
     # The library adds up FP8 products in fewer bits than float32 has, which a 16-bit result hides;
@@ -176,6 +179,45 @@ def fp8_linear_path(
     by_row = scales == "row" and out_dtype == torch.float16
     loses_bits = by_row or out_dtype == torch.float32
     return "gemm" if loses_bits and not weight_only else "scaled_mm"
+
+
+def _limits_of(w: torch.Tensor, scales: str) -> Tuple[int, ...]:
+    device = -1 if w.device.type == "cpu" else w.device.index
+    # torch.compile does not look into caches, and may have symbols for sizes.
+    limits = _linear_limits if torch.compiler.is_compiling() else _known_linear_limits
+    return limits(device, w.shape[0], w.shape[1], scales)
+
+
+def joined_rows(w: torch.Tensor, scale_w: torch.Tensor) -> Tuple[int, int]:
+    """Up to how many rows a product with this FP8 weight quantises them, a scale each, and up to
+    how many it gates its results, in its own kernel; 0 where none does."""
+    if torch.compiler.is_compiling() or _is_block_scale(scale_w, w.shape[0]):
+        return 0, 0
+    quantized, gated = _limits_of(w, "row")[2:]
+    return quantized, gated
+
+
+def gated_linear(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scale_w: torch.Tensor,
+    scale_x: torch.Tensor,
+    *,
+    bias: Optional[torch.Tensor],
+    activation: str,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """``act(gate) * up`` in float32, of a linear's results as ``dtype``, a type of 16 bits, has
+    them: w has the rows of gate, then those of up. For few rows (:func:`joined_rows`).
+
+    Args:
+        x: ``[rows, K]``, FP8.
+        scale_x: its scale, of the tensor or of rows.
+    """
+    out = x.new_empty(x.shape[0], w.shape[0] // 2, dtype=torch.float32)
+    bias, rounded = _usable_bias(bias, dtype), str(dtype).rpartition(".")[2]
+    _gated_gemm(out, x, w, scale_x, _in_float32(scale_w), bias, activation, rounded)
+    return out
 
 
 def _is_exporting() -> bool:
@@ -213,7 +255,27 @@ def fp8_linear(
         ``[..., N]``, rounded once. :func:`fp8_linear_path` tells which kernel ran; a bias of
         another dtype than the result's makes it that of a float32 result.
     """
+    if scale_x is None and scale_fmt is None and _quantizes(x, w, scale_w, bias):
+        dtype = x.dtype if out_dtype is None else out_dtype
+        out = x.new_empty(*x.shape[:-1], w.shape[0], dtype=dtype)
+        _quantized_gemm(out, x, w, _in_float32(scale_w), _usable_bias(bias, dtype))
+        return out
     return linear_by(_gemm, "fp8_linear", x, w, scale_w, scale_x, scale_fmt, bias, out_dtype)[0]
+
+
+def _quantizes(
+    x: torch.Tensor, w: torch.Tensor, scale_w: torch.Tensor, bias: Optional[torch.Tensor]
+) -> bool:
+    """Whether the product quantises x itself; what is wrong is said by the way that others go."""
+    return (
+        isinstance(x, torch.Tensor)
+        and x.dim() == 2
+        and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and x.stride(-1) == 1
+        and w.dtype in FP8_DTYPES
+        and 0 < x.shape[0] <= joined_rows(w, scale_w)[0]
+        and not needs_gradient(x, w, scale_w, bias)
+    )
 
 
 def linear_by(

@@ -13,6 +13,8 @@ from ..models.hooks import is_called, is_unseen
 from ..models.linear import FP8Linear, Projected
 from ..models.registration import DECODER_LAYERS, skipped_by
 from .attention import attend
+from .linear import linear
+from .mlp import gated_product
 from .norm import norm_linear, norm_rows, norm_sum, norm_sum_linear, quantizes_apart
 
 
@@ -53,8 +55,12 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
     if _takes_projected(mlp, family):
         sums = None if summing is None else summing.sums
         gate_up = getattr(mlp, family.gate_up.name)
-        residual, gate_up = norm_sum_linear(x, attended, norm, gate_up, sums)
-        out = mlp(Projected(gate_up))
+        gated = None if quantizes_apart(norm, gate_up) else gated_product(mlp, family, x)
+        residual, projected = norm_sum_linear(x, attended, norm, gate_up, sums, gated)
+        if gated is None:
+            out = mlp(Projected(projected))
+        else:
+            out = linear(projected, getattr(mlp, family.down), x.dtype)
     else:  # experts, an MLP that was left in 16 bits, or one with a hook
         residual, normed = norm_sum(x, attended, norm)
         out = mlp(normed.view(hidden_states.shape))

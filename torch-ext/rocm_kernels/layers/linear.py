@@ -4,7 +4,7 @@ linear.
 The functions take modules with the attributes of ``FP8Linear``.
 """
 
-from typing import Any, Dict, Union
+from typing import Any, Dict, Optional, Union
 
 import torch
 from torch import nn
@@ -81,6 +81,14 @@ def quantization(fp8: nn.Module) -> Dict[str, Any]:
     }
 
 
+def is_plain(fp8: nn.Module) -> bool:
+    """Whether an FP8 linear quantises its input with a scale for each row, by its values alone."""
+    options = quantization(fp8)
+    del options["fp8_dtype"]
+    none = all(option is None for option in options.values())
+    return none and not is_weight_only(fp8) and not needs_whole_rows(fp8)
+
+
 def product(x: Quantized, fp8: nn.Module) -> torch.Tensor:
     """An FP8 linear on an input that is quantised already."""
     out = fp8_linear(
@@ -96,8 +104,11 @@ def apply(fp8: nn.Module, x: Quantized) -> torch.Tensor:
     return fp8(x) if ours else product(x, fp8)
 
 
-def linear(x: Union[torch.Tensor, Quantized], fp8: nn.Module) -> torch.Tensor:
-    """An FP8 linear on a 16-bit or float32 input, or a quantised one."""
+def linear(
+    x: Union[torch.Tensor, Quantized], fp8: nn.Module, out_dtype: Optional[torch.dtype] = None
+) -> torch.Tensor:
+    """An FP8 linear on a 16-bit or float32 input, or a quantised one. ``out_dtype``: None is x's,
+    and another for one that :func:`is_plain` alone."""
     if isinstance(x, Quantized):
         return product(x, fp8)
     if x.dim() != 2:
@@ -105,6 +116,9 @@ def linear(x: Union[torch.Tensor, Quantized], fp8: nn.Module) -> torch.Tensor:
         return out.view(*x.shape[:-1], out.shape[-1])
     if is_weight_only(fp8):
         return _finished(weight_only_linear(x, fp8.weight, fp8.weight_scale_inv, _bias(fp8)), fp8)
+    if is_plain(fp8):
+        weight, scale = fp8.weight, fp8.weight_scale_inv
+        return _finished(fp8_linear(x, weight, scale, bias=_bias(fp8), out_dtype=out_dtype), fp8)
     quantize = fp8.sums.quantize if needs_whole_rows(fp8) else quantize_fp8
     q, scale = quantize(x, **quantization(fp8))
     return product(Quantized(q, scale, x.dtype), fp8)

@@ -1,6 +1,6 @@
 """The kernel layer of RMSNorm, and the norm whose result is the input of a linear."""
 
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 from torch import nn
@@ -77,10 +77,12 @@ def norm_sum_linear(
     norm: Optional[nn.Module],
     fp8: nn.Module,
     sums: Optional[Any] = None,
+    project: Optional[Callable[[Quantized], torch.Tensor]] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """h as :func:`norm_sum`, and ``fp8(norm(h))``.
 
     Args:
+        project: called in place of fp8 with the quantised norm: :func:`quantizes_apart` is False.
         sums: of tensor parallelism (models/sums.py), if ``residual`` is this process's part of a
             sum: :func:`quantizes_apart` is False then.
     """
@@ -94,7 +96,7 @@ def norm_sum_linear(
         q, scale = rmsnorm_fp8(x, weight, eps, residual, residual_out=h, **options)
     else:
         q, scale = sums.add_norm_quantize(residual, weight, eps, x, residual_out=h, **options)
-    return h, fp8(Quantized(q, scale, x.dtype))
+    return h, (fp8 if project is None else project)(Quantized(q, scale, x.dtype))
 
 
 def quantizes_apart(norm: Optional[nn.Module], fp8: nn.Module) -> bool:

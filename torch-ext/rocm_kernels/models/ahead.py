@@ -32,6 +32,7 @@ class Product(NamedTuple):
     rows: int
     row_bytes: int
     row_stride: int
+    runs: int  # of rows, of each of which a multiprocessor has a share
     before: int
 
 
@@ -39,16 +40,17 @@ def wanted(product: Product, processors: int, l2_bytes: int) -> List[int]:
     """What the product in front of it asks for, as blocks/product/ahead.h says: the first bytes of
     each multiprocessor's share of the rows."""
     nothing = [0] * _WORDS
-    share = -(-product.rows // processors)
+    share = -(-product.rows // (processors * product.runs))
     if (
         product.row_stride != product.row_bytes
         or product.data % 16
         or product.row_bytes % 16
-        or share * product.row_bytes < _LEAST
+        or share * product.runs * product.row_bytes < _LEAST
         or product.before > _OF_L2 * l2_bytes
     ):
         return nothing
-    return [product.data, share * product.row_bytes, product.rows // share, _ASKED]
+    asked = _ASKED // product.runs
+    return [product.data, share * product.row_bytes, product.rows // share, asked]
 
 
 @contextlib.contextmanager
