@@ -1,5 +1,6 @@
 """transformers' attention on this package's: tiny models against their own eager attention."""
 
+import contextlib
 import copy
 import importlib
 import inspect
@@ -389,3 +390,18 @@ def test_graphs_on_a_gpu(best_package, device, family, in_fp8):
     # Roundings of bfloat16 make 0.01 to 0.03, FP8 0.02 to 0.15; a wrong key makes about 1.
     assert error < (0.25 if in_fp8 else 0.06)
     assert best_package.models.delegated_attention() == {}
+
+
+@pytest.mark.parametrize("end", [5, torch.tensor(5), torch.tensor([5])])
+@pytest.mark.parametrize("window", [(-1, 0), (3, 0), (3, 2), (-1, -1)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_span_lies_on_the_devices_of_the_mask(package, end, window, padded):
+    """A new cache counts on the CPU until it is written: what is made of its count moves. A meta
+    device stands for the GPU: tensors that have no values, and do not meet those of a CPU."""
+    meta = torch.device("meta")
+    real = torch.ones(1, 5, dtype=torch.bool, device=meta) if padded else None
+    span = package.models.attention._span
+    asks = pytest.raises(RuntimeError, match="meta tensors")  # whether padding lies elsewhere
+    with asks if padded else contextlib.nullcontext():
+        options = {"device": meta, "is_step": False, "is_read": False}
+        assert span(1, end, 5, 0, real, window, **options).device == meta

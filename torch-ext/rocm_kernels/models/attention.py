@@ -253,7 +253,6 @@ def _span(
     is_read: no answer begins at the last token, so that it may be padding too.
     """
     bidirectional = window == (-1, -1)
-    behind_all = end + kv_offset - 1
     if isinstance(end, torch.Tensor):
         end = end.reshape(-1).expand(batch).to(device=device, dtype=torch.int32)
     else:
@@ -271,10 +270,11 @@ def _span(
     span = torch.stack([begin, end])
     if not torch.compiler.is_compiling():
         at = torch.arange(count, device=real.device)
-        behind = last if window[1] <= 0 else count  # where a window looks ahead, none may be behind
+        # Where a window looks ahead, none may be behind.
+        behind = last[:, None] if window[1] <= 0 else count
         if window[1] == 0 and not is_read and not (is_step and device.type != "cpu"):
-            behind = behind_all  # a GPU that would stop there is not asked
-        fine = real | (at < first[:, None]) | (at > torch.as_tensor(behind).reshape(-1, 1))
+            behind = (end + (kv_offset - 1))[:, None]  # a GPU that would stop there is not asked
+        fine = real | (at < first[:, None]) | (at > behind)
         if is_step and (device.type != "cpu" or is_recording()) and not bidirectional:
             torch._assert_async(
                 fine.all(), "attention_mask must have padding on the left alone in decode steps"
