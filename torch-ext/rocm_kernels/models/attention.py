@@ -259,22 +259,23 @@ def _span(
         end = torch.full((batch,), end, dtype=torch.int32, device=device)
     if real is None:
         return end.expand(2, -1)
-    # The first and the last that is real; of none that is, all are taken.
+    # The first that is real, and the one behind the last; of none that is, all are taken.
     count = real.shape[-1]
     first = real.int().argmax(-1)
     # Attention waits for these, and a recorded step for nothing that is asked behind them.
     begin = (first if kv_offset == 0 else (first - kv_offset).clamp(min=0)).to(torch.int32)
-    last = count - 1 - real.flip(-1).int().argmax(-1)
+    behind = count - real.flip(-1).int().argmax(-1)
     if bidirectional:
-        end = torch.minimum(end, (last + 1 - kv_offset).to(end.dtype))
+        end = torch.minimum(end, (behind - kv_offset).to(end.dtype))
     span = torch.stack([begin, end])
     if not torch.compiler.is_compiling():
         at = torch.arange(count, device=real.device)
-        # Where a window looks ahead, none may be behind.
-        behind = last[:, None] if window[1] <= 0 else count
+        # Where a GPU would stop, it is not asked.
         if window[1] == 0 and not is_read and not (is_step and device.type != "cpu"):
-            behind = (end + (kv_offset - 1))[:, None]  # a GPU that would stop there is not asked
-        fine = real | (at < first[:, None]) | (at > behind)
+            behind = end if kv_offset == 0 else end + kv_offset
+        fine = real | (at < first[:, None])
+        if window[1] <= 0:  # where a window looks ahead, none may be behind
+            fine = fine | (at >= behind[:, None])
         if is_step and (device.type != "cpu" or is_recording()) and not bidirectional:
             torch._assert_async(
                 fine.all(), "attention_mask must have padding on the left alone in decode steps"
