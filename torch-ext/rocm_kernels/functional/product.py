@@ -268,7 +268,7 @@ def _quantizes(
 ) -> bool:
     """Whether the product quantises x itself; what is wrong is said by the way that others go."""
     return (
-        isinstance(x, torch.Tensor)
+        all(isinstance(tensor, torch.Tensor) for tensor in (x, w, scale_w))
         and x.dim() == 2
         and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and x.stride(-1) == 1
