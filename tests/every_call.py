@@ -204,6 +204,9 @@ def layer_calls(fp8: torch.dtype, device: torch.device) -> Iterator[Call]:
     def randn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device).bfloat16()
 
+    def integer(value: int) -> torch.Tensor:
+        return torch.tensor([value], device=device, dtype=torch.int32)
+
     def weights(count: int, name: str, rows: int, columns: int) -> dict[str, Any]:
         scales = [torch.rand(rows, 1, device=device) / columns for _ in range(count)]
         w = [torch.randn(rows, columns, device=device).to(fp8) for _ in range(count)]
@@ -212,7 +215,7 @@ def layer_calls(fp8: torch.dtype, device: torch.device) -> Iterator[Call]:
     caches = {name: [randn(6, 1, 128) for _ in range(2)] for name in ("k_caches", "v_caches")}
     arguments = {
         "residual": randn(H), "qkv": randn(4 * 128), "cos": randn(128), "sin": randn(128),
-        "position": torch.tensor([3], device=device, dtype=torch.int32), **caches,
+        "position": integer(3), "seqused_k": integer(4), "leftpad_k": integer(1), **caches,
         "norm_weights": [randn(H) for _ in range(2)], **weights(2, "o", H, 2 * 128),
         **weights(2, "gate_up", 2 * N, H), **weights(2, "down", H, N),
         "next_norm_weights": [randn(H)], **weights(1, "qkv", 4 * 128, H),
