@@ -18,6 +18,9 @@ ENVIRONMENT := $(if $(filter .venv,$(VENV)),.venv/ready,given-environment)
 PIP_INSTALL := .venv/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.hip' '*.cu' '*.cuh')
 
+# A process a core (conftest.py), a file of tests in one of them: its fixtures are made once.
+SIDE_BY_SIDE := -n auto --dist loadfile
+
 # vLLM has a torch and a transformers of its own. The CPU build is other people's: torchvision and the
 # like, which it does not need, fit another torch. The newest vLLM comes as Python files alone.
 VLLM_VENV ?= build/vllm
@@ -62,13 +65,13 @@ demo: build ## SmolLM2 answers PROMPT before and after our kernels
 	@$(PYTHON) examples/demo.py --prompt "$$PROMPT"
 
 test: build llvm ## the tests, on all devices of this machine and on the simulator
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 test-all: build llvm ## the slow ones too: full sizes on the simulator
-	$(PYTHON) -m pytest --slow $(ARGS)
+	$(PYTHON) -m pytest --slow $(SIDE_BY_SIDE) $(ARGS)
 
 test-simulator: $(ENVIRONMENT) llvm ## the simulator's own tests, without the kernels (simulator/tests)
-	$(PYTHON) -m pytest simulator/tests $(ARGS)
+	$(PYTHON) -m pytest simulator/tests $(SIDE_BY_SIDE) $(ARGS)
 
 $(VLLM_VENV)/ready: integrations/vllm/requirements.txt integrations/vllm/pyproject.toml | writable
 	$(PYTHON3) -m venv $(VLLM_VENV)
@@ -98,7 +101,7 @@ test-gpu: $(ENVIRONMENT) ## all tests of this machine's GPU, the slow ones and c
 	@$(PYTHON) tools/load.py --need-gpu
 	@$(PYTHON) tools/build.py --backend cpu
 	@$(PYTHON) tools/build.py --backend $(GPU)
-	$(PYTHON) -m pytest --slow --device $(GPU) $(ARGS)
+	$(PYTHON) -m pytest --slow --device $(GPU) $(SIDE_BY_SIDE) $(ARGS)
 
 sanitize-gpu: $(ENVIRONMENT) ## compute-sanitizer alone: memcheck, racecheck, synccheck
 	@$(PYTHON) tools/load.py --need-gpu

@@ -3,7 +3,22 @@
 kernel-builder's ci-test, which has tests/ alone, does without: it picks its tests by a marker.
 """
 
+import os
+
 import pytest
+
+BYTES_A_PROCESS = 3 << 30  # torch, transformers, the package for CPU and simulator, and tensors
+CORES = len(os.sched_getaffinity(0))
+
+# Processes of `pytest -n` share the cores; before any of them imports torch.
+if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, CORES // int(processes))))
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `pytest -n auto`: one a core, as far as memory goes."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(CORES, memory // BYTES_A_PROCESS))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

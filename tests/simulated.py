@@ -8,6 +8,7 @@ not outputs before they are written. A finding of the simulator fails the call.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib
 import importlib.util
@@ -102,8 +103,14 @@ def add_op_namespace_prefix(op_name):
 def package_folder() -> Path:
     """A variant of the package, as tools/build.py lays it out, that can be imported anywhere: all
     of the package but torch's GPU memory and the checks of single calls."""
-    library = build_launchers()
-    folder = library.parent / "package"
+    folder = ROOT / "build" / "simulated" / TARGET
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:  # tests run in several processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build_package(build_launchers(), folder / "package")
+
+
+def _build_package(library: Path, folder: Path) -> Path:
     package = build.read_package(ROOT, "rocm")
     toolchain = build.Toolchain(
         variant="simulated",
