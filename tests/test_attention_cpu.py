@@ -1,8 +1,8 @@
-"""Attention on the CPU: what its look-ups hold."""
+"""Attention on the CPU: what its look-ups hold, and the tiles of few queries."""
 
 import pytest
 import torch
-from test_attention import FP8
+from test_attention import FP8, Case
 
 pytestmark = pytest.mark.not_on("reference", "simulator", "cuda", "rocm")
 
@@ -23,3 +23,13 @@ def test_every_code_of_fp8(backend, kv_dtype, rows):
     assert torch.equal(lse[:, 0], plain[0, 0, 0].float()[:, None].expand(-1, rows))
     out, _ = run(codes, plain)
     assert out.isnan().all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 9])
+@pytest.mark.parametrize("heads, size", [(8, 128), (32, 64), (4, 256), (1, 512)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_last_queries_of_wide_rows(backend, dtype, heads, size, rows):
+    """Few keys are read at once where a row of all heads is wide, and a tile of one or two queries
+    wants more of them than a tile of four: it took what lay beside them."""
+    case = Case(backend, [600], rows=rows, heads=(heads, heads), size=size, dtype=dtype)
+    case.check(*case.run())

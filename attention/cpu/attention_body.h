@@ -119,13 +119,15 @@ int64_t find_block(const KeyRows<T>& k, int64_t begin, int64_t last, const T** r
 
 // How many rows, of all heads that are read together, are read at once: few, since the nearest
 // cache holds what is read next as well, and what is packed of a head; more where elements are
-// small, since the sums of values go by once for these rows. Scores want whole tiles.
+// small, since the sums of values go by once for these rows. Scores want whole tiles, and the last
+// queries, fewer than four, have the widest.
 constexpr int64_t kMostPieces = 1024;
 template <class K, class T>
 int64_t rows_at_once(int64_t queries, int64_t heads, int64_t of_head, int64_t elements) {
   constexpr int64_t kSize = sizeof(T), kBytes = kSize == 1 ? 16384 : 8192, kPackedBytes = 8192;
   constexpr int64_t kPackedSize = sizeof(typename K::Multiplier::Value);
-  const int64_t least = kTileSums / (queries > 2 ? 4 : queries);
+  const int64_t last = queries % 4;
+  const int64_t least = kTileSums / (last == 1 || last == 2 ? last : 4);
   int64_t packed = queries > K::kFewRows ? of_head * kPackedSize : 0;
   if (K::kWidens) packed += of_head * sizeof(BFloat16);
   int64_t rows = kKeyBlock;
