@@ -195,3 +195,26 @@ def test_a_page_that_is_none(package, page, rows):
             for each in (table, table.clamp(0, 3))
         )
         assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_no_new_keys(package, caches, dtype, turned, causal):
+    """k and v of no rows: a server's step of nothing. The queries turn all the same."""
+    q, k, v = caches[0].expand(B, 3, H, D), *(states.to(dtype) for states in caches[1:])
+    options = {"cache_seqlens": torch.tensor([9, 5]), "causal": causal}
+    before = k.clone()
+    new, turn = torch.empty(B, 0, KV, D).bfloat16(), {}
+    if turned:
+        turn = {f"rotary_{name}": torch.rand(L + 3, D // 2) for name in ("cos", "sin")}
+    got = package.flash_attn_with_kvcache(q, k, v, new, new, **options, **turn)
+    if turned:
+        places = options["cache_seqlens"][:, None] + torch.arange(3) * causal
+        cos, sin = (table[places] for table in turn.values())
+        q = package.reference.rope_and_cache(
+            q, cos=torch.cat([cos, cos], -1), sin=torch.cat([sin, sin], -1), interleaved=True
+        )
+    expected = package.flash_attn_with_kvcache(q, k, v, **options)
+    close(got, expected.double())
+    assert torch.equal(k.view(torch.uint8), before.view(torch.uint8))

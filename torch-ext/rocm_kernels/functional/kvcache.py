@@ -91,13 +91,15 @@ def append_to_cache(
     _require_room(k_cache, v_cache, k, v, q.shape[0], lengths, block_table)
     served = kvcache_append_path(k_cache, v_cache, k, v) == "rope_and_cache"
     alike = q.dtype == k.dtype and q.shape[1] == k.shape[1] and not one_position
-    with_queries = rotation is not None and served and alike
+    with_queries = rotation is not None and served and alike and k.shape[1] > 0
     if rotation is not None and not with_queries:
         if k.dtype not in _FLOATS:
             raise ValueError(f"k must not be FP8 where rotary_cos turns it, got {k.dtype}")
         q = rotation.of(q, lengths[:, None].expand(q.shape[:2]) if one_position else lengths)
-        if not served:
+        if not served and k.shape[1] > 0:
             k = rotation.of(k, lengths)
+    if k.shape[1] == 0:
+        return q
     if not served:
         _copy_by_index(k_cache, k, lengths, block_table, k_descale)
         _copy_by_index(v_cache, v, lengths, block_table, v_descale)
