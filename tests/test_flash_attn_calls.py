@@ -1,6 +1,9 @@
 """Attention as strangers call it: flash_attn's other order, its keywords, lengths and tables of any
 kind. It computes what was meant, or says what it wants."""
 
+import random as pyrandom
+import re
+
 import pytest
 import torch
 
@@ -58,6 +61,15 @@ def test_keywords_of_flash_attn_2(package, qkv):
 REFUSED = {
     "dropout": ({"dropout_p": 0.1}, "dropout_p must be 0"),
     "slopes": ({"alibi_slopes": torch.rand(H)}, "alibi_slopes must be None"),
+    "values of their own": ({"qv": torch.rand(B, S, H, D)}, "qv must be None, .* torch.cat"),
+    "queries' scale": ({"q_descale": torch.rand(B, KV)}, "q_descale must be None"),
+    "chunks": ({"attention_chunk": 64}, "attention_chunk must be 0, got 64: give each chunk"),
+    "rows that count": ({"seqused_q": torch.tensor([1, 2])}, "seqused_q must be None"),
+    "another name": ({"learnable_sink": torch.rand(H)}, "its name is s_aux"),
+    "causal as a count": ({"causal": 9}, "causal must be True or False, got 9"),
+    "causal as counts": ({"causal": torch.tensor([9, 5])}, "causal must be .* got a tensor"),
+    "a switch as a cap": ({"softcap": True}, "softcap must be a number"),
+    "three sequences' scales": ({"k_descale": torch.rand(3, KV)}, "k_descale must be .* shape"),
     "one bound": ({"window_size": 3}, "window_size must be two integers, .* got 3"),
     "three bounds": ({"window_size": (3, 3, 3)}, "window_size must be two integers"),
     "half a key": ({"window_size": (2.5, 0)}, "window_size must be two integers"),
@@ -74,16 +86,122 @@ def test_what_is_refused(package, qkv, case):
         package.flash_attn_func(*qkv, **options)
 
 
-def test_the_order_of_flash_attn_2_is_refused(package, qkv, caches):
-    """Where dropout_p, rotary_cos and others stand there, we have a scale or lengths."""
-    cu = torch.tensor([0, 3, 5], dtype=torch.int32)
-    rows = [states.flatten(0, 1) for states in qkv]
-    with pytest.raises(ValueError, match="argument of flash_attn 2, whose order is another"):
-        package.flash_attn_func(*qkv, 0.0)
-    with pytest.raises(ValueError, match="argument of flash_attn 2, whose order is another"):
-        package.flash_attn_varlen_func(*rows, cu, cu, 3, 3, 0.0)
-    with pytest.raises(ValueError, match="argument of flash_attn 2, whose order is another"):
-        package.flash_attn_with_kvcache(*caches, None, None, None, None, torch.tensor([9, 5]))
+# Arguments behind q, k and v by their place, of flash_attn 2.8, its interface of version 3, and 4.
+ORDERS = {
+    "flash_attn_func": (
+        "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic "
+        "return_attn_probs",
+        "softmax_scale causal qv q_descale k_descale v_descale window_size attention_chunk softcap "
+        "num_splits pack_gqa deterministic sm_margin return_attn_probs",
+        "softmax_scale causal window_size learnable_sink softcap num_splits pack_gqa deterministic",
+    ),
+    "flash_attn_varlen_func": (
+        "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p softmax_scale causal "
+        "window_size softcap alibi_slopes deterministic return_attn_probs block_table",
+        "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k seqused_q seqused_k softmax_scale "
+        "causal qv q_descale k_descale v_descale window_size attention_chunk softcap num_splits",
+    ),
+    "flash_attn_with_kvcache": (
+        "k v rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad block_table "
+        "softmax_scale causal window_size softcap rotary_interleaved alibi_slopes num_splits",
+        "k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad page_table "
+        "cu_seqlens_q cu_seqlens_k_new max_seqlen_q rotary_seqlens q_descale k_descale v_descale "
+        "softmax_scale causal window_size attention_chunk softcap rotary_interleaved",
+    ),
+}  # fmt: skip
+NO_ARGUMENTS_OF_OURS = "unexpected keyword|positional argument|ambiguous|not supported between"
+
+
+def values_of(name):
+    """Each that a caller may have for it, most often what is left alone."""
+    ends = torch.tensor([0, S, 2 * S])
+    lists = {
+        "dropout_p": [0.0], "softmax_scale": [None, 0.3], "causal": [False, True],
+        "window_size": [(-1, -1), (3, 0)], "softcap": [0.0, 9.0], "deterministic": [False],
+        "return_attn_probs": [False], "num_splits": [0, 1], "pack_gqa": [None, True],
+        "sm_margin": [0], "attention_chunk": [0, 8], "cu_seqlens_q": [ends, ends.int()],
+        "cu_seqlens_k": [ends], "max_seqlen_q": [S], "max_seqlen_k": [S],
+        "cache_seqlens": [None, 9, torch.tensor([9, 5])], "rotary_interleaved": [True],
+        "seqused_k": [None, torch.tensor([9, 5])], "cache_batch_idx": [None, torch.tensor([1, 0])],
+    }  # fmt: skip
+    some = {"q_descale": torch.rand(B, KV), "qv": torch.rand(B, S, H, D), "k": random(B, 1, KV, D)}
+    some["v"] = some["k"]
+    some |= {"k_descale": torch.rand(B, KV), "learnable_sink": torch.rand(H)}
+    some |= {"rotary_cos": torch.rand(L, D // 2), "alibi_slopes": torch.rand(H)}
+    return lists.get(name, [None, some.get(name)])
+
+
+def of_call(run, operands, *by_place, **by_name):
+    """Its result; None where a sentence of ours refuses it."""
+    try:
+        return run(*operands, *by_place, **by_name)
+    except (ValueError, TypeError, RuntimeError) as error:
+        assert not re.search(NO_ARGUMENTS_OF_OURS, str(error)), error
+
+
+@pytest.mark.parametrize(
+    "function, order", [(name, i) for name, orders in ORDERS.items() for i in range(len(orders))]
+)
+def test_by_position_it_is_what_it_is_by_name_or_refused(package, qkv, caches, function, order):
+    """By names each call is right or refused (above). By position, of whatever version and however
+    many: that very result, or a sentence of ours."""
+    draw, names = pyrandom.Random(0), ORDERS[function][order].split()
+    run, taken = getattr(package, function), 0
+    operands = caches if "kvcache" in function else qkv
+    if "varlen" in function:
+        operands = [states.flatten(0, 1) for states in qkv]
+        names[:4], fixed = [], [values_of(name)[0] for name in names[:4]]
+        operands = [*operands, *fixed]
+    for _ in range(120):
+        count = draw.randint(0, len(names))
+        given = {name: draw.choice(values_of(name)) for name in names[:count]}
+        copies = [t.clone() if torch.is_tensor(t) else t for t in operands]
+        by_place = of_call(run, operands, *given.values())
+        by_name = of_call(run, copies, **given)
+        taken += by_place is not None
+        assert by_place is None or torch.equal(by_place, by_name), given
+    assert taken > 0
+
+
+def test_arguments_of_other_versions(package, qkv, caches):
+    """What changes nothing is taken, by any of their names; what is none is told."""
+    nothing = {
+        "pack_gqa": True,
+        "sm_margin": 8,
+        "attention_chunk": 0,
+        "qv": None,
+        "q_descale": None,
+    }
+    close(package.flash_attn_func(*qkv, **nothing, dropout_p=0), exact(*qkv))
+    got = package.flash_attn_with_kvcache(
+        *caches, **nothing, scheduler_metadata=torch.zeros(4), rotary_seqlens=None
+    )
+    close(got, exact(*caches))
+    with pytest.raises(TypeError, match="flash_attn_func has no argument casual; help"):
+        package.flash_attn_func(*qkv, casual=True)
+    with pytest.raises(TypeError, match=r"by position, got 9: .* give arguments .* by name"):
+        package.flash_attn_func(*qkv, None, False, None, None, None, None)
+
+
+def test_ragged_queries_of_a_cache(package, caches):
+    """As SGLang asks: queries of all sequences one after the other, keys in pages."""
+    _, k, v = caches
+    q, ends = random(5, H, D), torch.tensor([0, 4, 5], dtype=torch.int32)
+    pages = [states.view(4, 16, KV, D) for states in (k, v)]
+    got, lse = package.flash_attn_with_kvcache(
+        q, *pages, cache_seqlens=torch.tensor([9, 5]), page_table=torch.tensor([[0, 1], [2, 3]]),
+        cu_seqlens_q=ends, cu_seqlens_k_new=ends, max_seqlen_q=4, causal=True,
+        return_softmax_lse=True,
+    )  # fmt: skip
+    for i, (rows, count) in enumerate(((slice(0, 4), 9), (slice(4, 5), 5))):
+        one = q[None, rows], k[i : i + 1, :count], v[i : i + 1, :count]
+        close(got[None, rows], exact(*one, causal=True))
+    assert lse.shape == (H, 5)
+    plain = package.flash_attn_with_kvcache(q, k, v, cache_seqlens=7, cu_seqlens_q=ends)
+    for i, rows in enumerate((slice(0, 4), slice(4, 5))):
+        close(plain[None, rows], exact(q[None, rows], k[i : i + 1, :7], v[i : i + 1, :7]))
+    with pytest.raises(ValueError, match="cu_seqlens_q is for calls without new keys"):
+        package.flash_attn_with_kvcache(q, k, v, k, v, cache_seqlens=7, cu_seqlens_q=ends)
 
 
 @pytest.mark.parametrize("kind", ["packed", "transposed", "every second", "expanded"])

@@ -19,15 +19,17 @@ The functions share these arguments:
 ``k_descale``, ``v_descale``
     Factors of FP8 keys and values: a number, or float32 of one element, ``[KV heads]`` or
     ``[batch, KV heads]``.
-``deterministic``, ``num_splits``
+``deterministic``, ``num_splits``; in ``others`` ``pack_gqa``, ``sm_margin``, ``scheduler_metadata``
     For those who give them: they change nothing. The same call has the same bits every time, and
     the backend divides the work (below).
 ``return_lse``, ``return_softmax_lse``, ``return_attn_probs``
     Also return float32 ``log(sum(exp(scores)))``: ``[batch, heads, rows]``, or ``[heads, rows]``
     with ``cu_seqlens_q``; -inf of a query that sees no key, whose result is 0.
-``dropout_p``, ``alibi_slopes``
-    Of flash_attn 2; they must be 0 and None. There ``dropout_p`` is the fourth argument, before
-    ``softmax_scale``: give what follows q, k and v by name.
+``others``
+    What versions of flash-attn take that we do not, as ``dropout_p``, ``alibi_slopes``, ``qv``,
+    ``q_descale``, ``attention_chunk`` and ``seqused_q``: it must be what changes nothing, 0 or
+    None. Their orders are others, too (in flash_attn 2 ``dropout_p`` is the fourth): give what
+    follows q, k and v by name. ``more`` is refused, with that advice.
 ``out``
     A tensor to write the result to.
 
@@ -46,6 +48,17 @@ from typing import Any, List, Optional, Tuple, Union
 import torch
 
 from .._ops import ops
+from .attention_arguments import (
+    Scale,
+    cap,
+    descale,
+    flag,
+    integers,
+    lengths,
+    scale,
+    take_others,
+    window,
+)
 from .gradients import mark_written, needs_gradient, refuse_gradient
 from .kvcache import Rotation, append_to_cache
 from .rows import optional_vector, require_tensors, side_by_side, side_by_side_told
@@ -55,7 +68,6 @@ _attention = ops.attention.default
 _attention_configs = ops.attention_configs.default
 
 Result = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
-Scale = Union[float, torch.Tensor, None]
 
 
 register_shapes("attention")
@@ -70,17 +82,16 @@ def flash_attn_func(
     window_size: Tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     s_aux: Optional[torch.Tensor] = None,
-    *,
+    *more: Any,
     k_descale: Scale = None,
     v_descale: Scale = None,
     deterministic: bool = False,
     num_splits: int = 0,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
-    dropout_p: float = 0.0,
-    alibi_slopes: Optional[torch.Tensor] = None,
     return_attn_probs: bool = False,
     out: Optional[torch.Tensor] = None,
+    **others: Any,
 ) -> Result:
     """Attention of sequences of one length.
 
@@ -92,7 +103,8 @@ def flash_attn_func(
     The rest as in the module's text. Returns ``[batch, rows, heads, Dv]`` in q's dtype.
     """
     _check("flash_attn_func", _NAMES, q, k, v, s_aux, out, k_descale, v_descale)
-    _refuse_dropout_and_slopes(dropout_p, alibi_slopes)
+    if more or others:
+        take_others("flash_attn_func", 8, more, others)
     return _run(
         q, k, v, None, None, None, None, None, None, softmax_scale, causal, window_size, softcap,
         s_aux, k_descale, v_descale, return_lse or return_softmax_lse or return_attn_probs, out,
@@ -113,7 +125,7 @@ def flash_attn_varlen_func(
     softcap: float = 0.0,
     s_aux: Optional[torch.Tensor] = None,
     block_table: Optional[torch.Tensor] = None,
-    *,
+    *more: Any,
     seqused_k: Optional[torch.Tensor] = None,
     usual_seqlen_k: Optional[int] = None,
     k_descale: Scale = None,
@@ -122,10 +134,9 @@ def flash_attn_varlen_func(
     num_splits: int = 0,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
-    dropout_p: float = 0.0,
-    alibi_slopes: Optional[torch.Tensor] = None,
     return_attn_probs: bool = False,
     out: Optional[torch.Tensor] = None,
+    **others: Any,
 ) -> Result:
     """Attention of sequences of any lengths, one after the other.
 
@@ -146,9 +157,10 @@ def flash_attn_varlen_func(
     The rest as in the module's text. Returns ``[rows, heads, Dv]`` in q's dtype.
     """
     _check("flash_attn_varlen_func", _NAMES, q, k, v, s_aux, out, k_descale, v_descale)
-    _refuse_dropout_and_slopes(dropout_p, alibi_slopes)
-    cu_seqlens_q = _integers(cu_seqlens_q, "cu_seqlens_q")
-    cu_seqlens_k = _integers(cu_seqlens_k, "cu_seqlens_k")
+    if more or others:
+        take_others("flash_attn_varlen_func", 13, more, others)
+    cu_seqlens_q = integers(cu_seqlens_q, "cu_seqlens_q")
+    cu_seqlens_k = integers(cu_seqlens_k, "cu_seqlens_k")
     if cu_seqlens_k is None and seqused_k is None:
         raise ValueError("cu_seqlens_k or seqused_k must say how long sequences are, got neither")
     if block_table is None and cu_seqlens_k is None:
@@ -184,7 +196,9 @@ def flash_attn_with_kvcache(
     window_size: Tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     s_aux: Optional[torch.Tensor] = None,
-    *,
+    *more: Any,
+    cu_seqlens_q: Optional[torch.Tensor] = None,
+    max_seqlen_q: Optional[int] = None,
     rotary_cos: Optional[torch.Tensor] = None,
     rotary_sin: Optional[torch.Tensor] = None,
     rotary_interleaved: bool = True,
@@ -197,14 +211,15 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
-    alibi_slopes: Optional[torch.Tensor] = None,
     return_attn_probs: bool = False,
     out: Optional[torch.Tensor] = None,
+    **others: Any,
 ) -> Result:
     """Attention to a cache of keys and values, to which new ones are appended first.
 
     Args:
-        q: ``[batch, rows, heads, D]``, any number of rows a sequence.
+        q: ``[batch, rows, heads, D]``, any number of rows a sequence; with ``cu_seqlens_q``, and
+            without new keys, ``[rows, heads, D]`` as :func:`flash_attn_varlen_func` has them.
         k_cache: ``[batch, keys, KV heads, D]``; with a block table ``[pages, rows of a page, KV
             heads, D]``.
         v_cache: as k_cache, with heads of Dv.
@@ -238,25 +253,40 @@ def flash_attn_with_kvcache(
     )  # fmt: skip
     if (k is None) != (v is None):
         raise ValueError("k and v are appended together, got one of them")
-    _refuse_dropout_and_slopes(0.0, alibi_slopes)
-    block_table = _integers(block_table, "block_table")
+    if more or others:
+        if k is None:  # then it says nothing
+            others.pop("cu_seqlens_k_new", None)
+        take_others("flash_attn_with_kvcache", 12, more, others)
+    if cache_seqlens is None and isinstance(softmax_scale, int):
+        raise ValueError(
+            f"softmax_scale must be a float where cache_seqlens is None, got {softmax_scale}: if "
+            "that is what cache_seqlens should be, as in flash_attn 2's order, give it by name"
+        )
+    block_table = integers(block_table, "block_table")
     if cache_batch_idx is not None:
         if block_table is not None:
             raise ValueError("cache_batch_idx is for a cache without block_table, got both")
-        block_table = _integers(cache_batch_idx, "cache_batch_idx")[:, None]
-    window_size = _window(window_size)
-    cache_seqlens = _lengths(cache_seqlens, q, k_cache, block_table)
+        block_table = integers(cache_batch_idx, "cache_batch_idx")[:, None]
+    window_size = window(window_size)
+    cu_seqlens_q = integers(cu_seqlens_q, "cu_seqlens_q")
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    cache_seqlens = lengths(cache_seqlens, batch, k_cache, block_table)
     rotation = None
     if rotary_cos is not None or rotary_sin is not None:
         rotation = Rotation(rotary_cos, rotary_sin, rotary_interleaved)
         if k is None:
             raise ValueError("rotary_cos turns new keys and the queries, got no k and v")
     if k is not None:
+        if cu_seqlens_q is not None:
+            raise ValueError(
+                "cu_seqlens_q is for calls without new keys, got k and v: append them by "
+                "rope_and_cache"
+            )
         if cache_seqlens is None:
             raise ValueError("cache_seqlens must say where k and v are appended, got None")
         require_tensors({"k": k, "v": v}, {})
-        k_descale = _descale(k_descale, "k_descale", q.shape[0], k_cache.shape[-2], q)
-        v_descale = _descale(v_descale, "v_descale", q.shape[0], k_cache.shape[-2], q)
+        k_descale = descale(k_descale, "k_descale", q.shape[0], k_cache.shape[-2], q)
+        v_descale = descale(v_descale, "v_descale", q.shape[0], k_cache.shape[-2], q)
         sees_all = not causal and window_size[0] < 0 and window_size[1] < 0
         q = append_to_cache(
             q, k_cache, v_cache, k, v, cache_seqlens, block_table, k_descale, v_descale, rotation,
@@ -264,8 +294,8 @@ def flash_attn_with_kvcache(
         )  # fmt: skip
         cache_seqlens = cache_seqlens + k.shape[1]
     return _run(
-        q, k_cache, v_cache, None, None, cache_seqlens, block_table, None, None, softmax_scale,
-        causal, window_size, softcap, s_aux, k_descale, v_descale,
+        q, k_cache, v_cache, cu_seqlens_q, None, cache_seqlens, block_table, max_seqlen_q, None,
+        softmax_scale, causal, window_size, softcap, s_aux, k_descale, v_descale,
         return_lse or return_softmax_lse or return_attn_probs, out, cache_leftpad,
     )  # fmt: skip
 
@@ -376,7 +406,7 @@ def _operands(
 ) -> Tuple[Any, ...]:  # fmt: skip
     """Makes the op's operands, all but the config: the result, lse, and what is read."""
     q, k, v = side_by_side(q), side_by_side(k), side_by_side(v)
-    window_size = _window(window_size)
+    window_size = window(window_size)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if max_seqlen_k is None:
         if block_table is not None:
@@ -394,95 +424,12 @@ def _operands(
         shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else (batch, q.shape[2], q.shape[1])
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
     return (
-        result, lse, q, k, v, _integers(cu_seqlens_q, "cu_seqlens_q"),
-        _integers(cu_seqlens_k, "cu_seqlens_k"), _integers(seqused_k, "seqused_k"),
-        _integers(leftpad_k, "cache_leftpad"), _integers(block_table, "block_table"),
-        _descale(k_descale, "k_descale", batch, kv_heads, q),
-        _descale(v_descale, "v_descale", batch, kv_heads, q),
+        result, lse, q, k, v, integers(cu_seqlens_q, "cu_seqlens_q"),
+        integers(cu_seqlens_k, "cu_seqlens_k"), integers(seqused_k, "seqused_k"),
+        integers(leftpad_k, "cache_leftpad"), integers(block_table, "block_table"),
+        descale(k_descale, "k_descale", batch, kv_heads, q),
+        descale(v_descale, "v_descale", batch, kv_heads, q),
         optional_vector(s_aux), max_seqlen_q, max_seqlen_k,
-        q.shape[-1] ** -0.5 if softmax_scale is None else _scale(softmax_scale),
-        window_size[0], 0 if causal else window_size[1], softcap or 0.0,
+        q.shape[-1] ** -0.5 if softmax_scale is None else scale(softmax_scale),
+        window_size[0], 0 if flag(causal) else window_size[1], cap(softcap),
     )  # fmt: skip
-
-
-def _refuse_dropout_and_slopes(dropout_p: float, alibi_slopes: Optional[torch.Tensor]) -> None:
-    if dropout_p:
-        raise ValueError(f"dropout_p must be 0, for inference alone, got {dropout_p}")
-    if alibi_slopes is not None:
-        raise ValueError(
-            "alibi_slopes must be None, got slopes: no kernel here adds them to scores; take "
-            "another attention for such models"
-        )
-
-
-def _scale(softmax_scale: Any) -> float:
-    """A number. In the places of flash_attn 2's arguments other things come here."""
-    if isinstance(softmax_scale, (bool, torch.Tensor)) or softmax_scale == 0:
-        what = "a tensor" if isinstance(softmax_scale, torch.Tensor) else softmax_scale
-        raise ValueError(
-            f"softmax_scale must be a number other than 0, got {what}: if that stands for an "
-            "argument of flash_attn 2, whose order is another, give it by name"
-        )
-    return softmax_scale
-
-
-def _window(window_size: Any) -> Tuple[int, int]:
-    """Two integers; None is no bound."""
-    if window_size is None:
-        return (-1, -1)
-    pair = tuple(window_size) if isinstance(window_size, (tuple, list)) else ()
-    if len(pair) != 2 or any(isinstance(bound, float) for bound in pair):
-        raise ValueError(
-            "window_size must be two integers, keys before and behind a query, -1 or None for all, "
-            f"got {window_size}"
-        )
-    left, right = (-1 if bound is None else bound for bound in pair)
-    return left, right
-
-
-def _lengths(
-    lengths: Any, q: torch.Tensor, cache: torch.Tensor, block_table: Optional[torch.Tensor]
-) -> Optional[torch.Tensor]:
-    """``[batch]``, of as many or of one number for all sequences."""
-    if isinstance(lengths, int):
-        rows = cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-        if not 0 <= lengths <= rows:
-            raise ValueError(
-                f"cache_seqlens must be 0 to the {rows} rows of a sequence's cache, got {lengths}"
-            )
-        return torch.full((q.shape[0],), lengths, dtype=torch.int32, device=q.device)
-    lengths = _integers(lengths, "cache_seqlens")
-    return lengths.expand(q.shape[0]) if lengths is not None and lengths.dim() == 0 else lengths
-
-
-def _integers(tensor: Optional[torch.Tensor], name: str) -> Optional[torch.Tensor]:
-    if tensor is None:
-        return None
-    if not isinstance(tensor, torch.Tensor) or tensor.is_floating_point():
-        what = type(tensor).__name__ if not isinstance(tensor, torch.Tensor) else tensor.dtype
-        raise TypeError(f"{name} must be a tensor of integers, got {what}")
-    # A conversion to the same dtype still costs the host a call, and there are up to five.
-    return side_by_side(tensor if tensor.dtype == torch.int32 else tensor.to(torch.int32))
-
-
-def _descale(
-    scale: Scale, name: str, batch: int, kv_heads: int, q: torch.Tensor
-) -> Optional[torch.Tensor]:
-    """Expands a descale to ``[batch, KV heads]``."""
-    if scale is None:
-        return None
-    if not isinstance(scale, torch.Tensor):
-        return torch.full((1, 1), scale, dtype=torch.float32, device=q.device).expand(
-            batch, kv_heads
-        )
-    if scale.numel() == 1:
-        if scale.dim() > 2:
-            scale = scale.reshape(1)
-    elif scale.dim() > 2 or scale.shape[-1] not in (1, kv_heads):
-        raise ValueError(
-            f"{name} must be a number, or have one element, {kv_heads} or {[batch, kv_heads]}, got "
-            f"shape {list(scale.shape)}"
-        )
-    scale = scale if scale.dtype == torch.float32 else scale.float()
-    # What an append has expanded comes here again.
-    return scale if scale.shape == (batch, kv_heads) else scale.expand(batch, kv_heads)
