@@ -8,7 +8,7 @@ import torch
 from kernels import Mode
 from test_families import tiny
 from test_moe_models import tiny as tiny_experts
-from tiny_models import dequantized, tiny_llama, tokens
+from tiny_models import dequantized, quantizing_inputs, tiny_llama, tokens
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
@@ -157,7 +157,7 @@ def test_a_llama4_block_that_computes_something_else_stays(package, run_kerneliz
     report = package.models.quantize_model_(model)
     name = "model.layers.0.feed_forward"
     assert report.layers == {name: "computes something else than Llama 4's experts"}
-    original, ids = copy.deepcopy(model), tokens(2, 5, device)
+    original, ids = quantizing_inputs(package, model), tokens(2, 5, device)
     run_kernelized(model)
     assert package.models.unkernelized_layers(model) == report.layers
     close = nn.functional.cosine_similarity(model(ids).logits, original(ids).logits, dim=-1)

@@ -118,12 +118,13 @@ def test_a_checkpoints_experts_are_adopted(
         scheme = "none" if name.endswith(("none", "alone")) else "dynamic"
         assert experts.activation_scheme == scheme
         assert experts.scale_fmt == ("ue8m0" if name.endswith("ue8m0") else None)
-    ids = tokens(2, 9)
-    unquantised = model(ids).logits.to(device)
-    expected = quantizing_inputs(package, model)(ids).logits.to(device)
+    # On one device: where the last bits of an input differ, other codes of FP8 come out.
+    ids = tokens(2, 9, device)
+    unquantised = model.to(device)(ids).logits
+    expected = quantizing_inputs(package, model)(ids).logits
     run_kernelized(model)
     assert ("Experts", "Experts") in package.models.kernelized_layers(model)
-    actual = model(ids.to(device)).logits
+    actual = model(ids).logits
     noise = (expected - unquantised).abs().mean()
     # Experts take a float32 input as bfloat16.
     rounding = 5e-3 * expected.abs().mean()

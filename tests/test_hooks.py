@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 from kernels import Mode, kernelize, use_kernel_mapping
-from tiny_models import tiny_llama, tokens
+from tiny_models import quantizing_inputs, tiny_llama, tokens
 from torch import nn
 
 
@@ -325,13 +325,17 @@ def test_experts_take_the_dialect_of_the_device_that_they_move_to(package, moves
 def test_a_model_takes_the_dialect_of_the_gpu_that_it_moves_to(package, gpu):
     model = tiny_llama()
     package.models.quantize_model_(model, fp8_dtype=FNUZ)
-    ids = tokens(1, 5)
-    expected = model(ids).logits
+    linears = [m for m in model.modules() if isinstance(m, package.models.FP8Linear)]
+    values = [m.weight.float().clamp(-224, 224) * m.weight_scale_inv for m in linears]
     model.to(gpu)
     native = package.native_fp8_dtype(gpu)
-    linears = [m for m in model.modules() if isinstance(m, package.models.FP8Linear)]
     assert linears and {linear.weight.dtype for linear in linears} == {native}
-    torch.testing.assert_close(model(ids.to(gpu)).logits.cpu(), expected, rtol=1e-3, atol=1e-3)
+    for linear, expected in zip(linears, values, strict=True):
+        actual = linear.weight.float() * linear.weight_scale_inv
+        torch.testing.assert_close(actual.cpu(), expected, rtol=1e-6, atol=0)
+    ids = tokens(1, 5, gpu)
+    expected = quantizing_inputs(package, model)(ids).logits
+    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-3, atol=1e-3)
 
 
 @torch.no_grad()
