@@ -212,10 +212,17 @@ def layer_calls(fp8: torch.dtype, device: torch.device) -> Iterator[Call]:
         w = [torch.randn(rows, columns, device=device).to(fp8) for _ in range(count)]
         return {f"w_{name}": w, f"scale_{name}": scales}
 
-    caches = {name: [randn(6, 1, 128) for _ in range(2)] for name in ("k_caches", "v_caches")}
+    caches = {
+        name: [randn(6, 1, 128).to(fp8) for _ in range(2)] for name in ("k_caches", "v_caches")
+    }
+    scales = {
+        name: [torch.rand(1, device=device) + 0.5 for _ in range(2)]
+        for name in ("k_scales", "v_scales")
+    }
     arguments = {
         "residual": randn(H), "qkv": randn(4 * 128), "cos": randn(128), "sin": randn(128),
         "position": integer(3), "seqused_k": integer(4), "leftpad_k": integer(1), **caches,
+        **scales,
         "norm_weights": [randn(H) for _ in range(2)], **weights(2, "o", H, 2 * 128),
         **weights(2, "gate_up", 2 * N, H), **weights(2, "down", H, N),
         "next_norm_weights": [randn(H)], **weights(1, "qkv", 4 * 128, H),

@@ -16,7 +16,7 @@ import simulator
 STATE_BYTES = 4096
 OF_A_LAYER = [
     "o", "scale_o", "norm", "gate_up", "scale_gate_up", "down", "scale_down", "next_norm",
-    "qkv", "scale_qkv", "k_cache", "v_cache",
+    "qkv", "scale_qkv", "k_cache", "v_cache", "k_scale", "v_scale",
 ]  # fmt: skip
 POINTERS = [
     "layers", "attention_qkv", "cos", "sin", "position", "attended", "x", "residual", "out", "qkv",
@@ -35,8 +35,8 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in POINTERS),
         ("eps", ctypes.c_float), ("weight_offset", ctypes.c_float),
         ("scale", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("scales_of_rows", "is_bfloat16", "heads",
-                                              "kv_heads")),
+        *((name, ctypes.c_int32) for name in ("scales_of_rows", "is_bfloat16", "heads", "kv_heads",
+                                              "fp8_caches", "k_scale_stride", "v_scale_stride")),
     ]  # fmt: skip
 
 
@@ -82,7 +82,7 @@ class Attention:
 @dataclass
 class Layer:
     """A layer from its attention to the next one's qkv; without o and qkv, its MLP. Caches are
-    ``[rows, KV heads, 128]``."""
+    ``[rows, KV heads, 128]``, in FP8 of scales of one element or a head."""
 
     norm: torch.Tensor
     gate_up: Weight
@@ -92,6 +92,8 @@ class Layer:
     qkv: Weight | None = None
     k_cache: torch.Tensor | None = None
     v_cache: torch.Tensor | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
 
 
 @dataclass
@@ -126,7 +128,7 @@ class Stack:
                     setattr(of_layer, name, weight.w.data_ptr())
                     setattr(of_layer, f"scale_{name}", weight.scale.data_ptr())
                     read += [weight.w, weight.scale]
-            for name in ("norm", "next_norm", "k_cache", "v_cache"):
+            for name in ("norm", "next_norm", "k_cache", "v_cache", "k_scale", "v_scale"):
                 if (tensor := getattr(layer, name)) is not None:
                     setattr(of_layer, name, tensor.data_ptr())
                     read.append(tensor)
@@ -144,6 +146,10 @@ class Stack:
             a = self.attention
             call.heads, call.kv_heads = a.heads, first.k_cache.shape[1]
             call.row_stride, call.head_stride = first.k_cache.stride()[:2]
+            call.fp8_caches = first.k_cache.dtype == NATIVE
+            for name in ("k_scale", "v_scale"):
+                if (scale := getattr(first, name)) is not None:
+                    setattr(call, f"{name}_stride", int(scale.numel() > 1))
             call.scale = 128**-0.5
             for name in ("cos", "sin", "position"):
                 put(name, getattr(a, name))

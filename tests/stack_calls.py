@@ -16,7 +16,8 @@ def half(*shape: int, chance: torch.Generator | None = None) -> torch.Tensor:
 
 
 def right_calls(fp8: torch.dtype = torch.float8_e4m3fn) -> Iterator[dict[str, Any]]:
-    """With a scale for each row of a weight, and with one for all; the same ones each time."""
+    """With a scale for each row of a weight and FP8 caches, and with one for all; the same ones
+    each time."""
     chance = torch.Generator().manual_seed(1)
 
     def some(*shape: int) -> torch.Tensor:
@@ -31,8 +32,11 @@ def right_calls(fp8: torch.dtype = torch.float8_e4m3fn) -> Iterator[dict[str, An
 
     for of_rows in (True, False):
         count = 2 if of_rows else 1
-        caches = {name: [some(4, KV_HEADS, 128) for _ in range(2)]
+        of_caches = fp8 if of_rows else torch.bfloat16
+        caches = {name: [some(4, KV_HEADS, 128).to(of_caches) for _ in range(2)]
                   for name in ("k_caches", "v_caches")}  # fmt: skip
+        scales = {name: [torch.rand(1, generator=chance) + 0.5 for _ in range(2 if of_rows else 0)]
+                  for name in ("k_scales", "v_scales")}  # fmt: skip
         yield {
             "residual": some(HIDDEN), "qkv": some(QKV), **caches,
             "norm_weights": [some(HIDDEN) for _ in range(2)],
@@ -41,6 +45,7 @@ def right_calls(fp8: torch.dtype = torch.float8_e4m3fn) -> Iterator[dict[str, An
             **weights("down", 2, HIDDEN, INTERMEDIATE),
             "next_norm_weights": [some(HIDDEN) for _ in range(count)],
             **weights("qkv", count, QKV, HIDDEN),
+            **scales,
             "cos": some(128), "sin": some(128), "position": torch.tensor([2]).int(),
             "eps": 1e-6, "weight_offset": 0.0, "scale": 0.1,
             "seqused_k": torch.tensor([3]).int() if of_rows else None,
@@ -52,11 +57,14 @@ def wrong_calls(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Wrong calls, whose caches lie in what else is written, or have other heads; and a window
     that is none."""
     yield {**call, "window_left": -2}
-    memory = half(1 << 12)
-    caches = [memory[:512].view(4, KV_HEADS, 128)] * 2
+    for name in ("k_scales", "v_scales"):
+        for scales in ([torch.ones(1)], [torch.ones(1).double()] * 2, [torch.ones(3)] * 2):
+            yield {**call, name: scales}
+    memory, of_caches = half(1 << 12), call["k_caches"][0].dtype
+    caches = [memory.view(of_caches)[:512].view(4, KV_HEADS, 128)] * 2
     yield {**call, "v_caches": caches, "k_caches": caches}
     for name in ("k_caches", "v_caches"):
         yield {**call, name: caches, "residual": memory[:HIDDEN]}
         yield {**call, name: caches, "qkv": memory[:QKV]}
     three = [torch.randn(HIDDEN, 3 * 128).to(call["w_o"][0].dtype)] * 2
-    yield {**call, "w_o": three, "k_caches": [half(4, 2, 128)] * 2}
+    yield {**call, "w_o": three, "k_caches": [half(4, 2, 128).to(of_caches)] * 2}

@@ -426,6 +426,8 @@ def wrong_calls(ops, op):
                 for other in wrong_tensors(value):
                     yield {**call, name: other}
             elif isinstance(value, list):
+                if not value:
+                    continue  # none of them is right, too
                 for other in wrong_tensors(value[-1]):
                     yield {**call, name: [*value[:-1], other]}
                 yield {**call, name: []}
@@ -528,6 +530,6 @@ def test_every_tensor_is_on_one_device(ops, op):
         for name, value in call.items():
             if isinstance(value, torch.Tensor):
                 raised.add(run(ops, op, {**call, name: value.cpu()}))
-            elif isinstance(value, list):
+            elif isinstance(value, list) and value:
                 raised.add(run(ops, op, {**call, name: [*value[:-1], value[-1].cpu()]}))
     assert_each_came(wanted(op, on_gpu=True), raised)

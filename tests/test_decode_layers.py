@@ -53,21 +53,26 @@ def attended(attention, layer, qkv):
     k_cache, v_cache = layer.k_cache[None], layer.v_cache[None]
     q = kernels.rope_and_cache(
         q, k, v, attention.cos[None], attention.sin[None], k_cache=k_cache, v_cache=v_cache,
-        cache_positions=attention.position,
+        cache_positions=attention.position, k_scale=layer.k_scale, v_scale=layer.v_scale,
     )  # fmt: skip
     rows = int(attention.position) + 1
-    out = kernels.flash_attn_func(q, k_cache[:, :rows], v_cache[:, :rows])
+    out = kernels.flash_attn_func(
+        q, k_cache[:, :rows], v_cache[:, :rows], k_descale=layer.k_scale, v_descale=layer.v_scale
+    )
     return out.reshape(1, -1)
 
 
-def give_attention(stack, heads, kv_heads, position, dtype):
-    """Caches that have no number where nothing may be read."""
+def give_attention(stack, heads, kv_heads, position, dtype, scales=None):
+    """Caches that have no number where nothing may be read. scales: of FP8 caches, how many."""
     angles = torch.randn(64).repeat(2)
     place = torch.tensor([position], dtype=torch.int32)
     stack.attention = Attention(angles.cos().to(dtype), angles.sin().to(dtype), place, heads)
     for layer in stack.layers:
-        layer.k_cache, layer.v_cache = torch.randn(2, position + 3, kv_heads, 128).to(dtype)
-        layer.k_cache[position:] = layer.v_cache[position:] = float("nan")
+        caches = torch.randn(2, position + 3, kv_heads, 128)
+        caches[:, position:] = float("nan")
+        layer.k_cache, layer.v_cache = caches.to(dtype if scales is None else simulated.NATIVE)
+        if scales:
+            layer.k_scale, layer.v_scale = torch.rand(2, scales) + torch.tensor([[0.5], [1.5]])
 
 
 def with_own_caches(stack):
@@ -103,15 +108,18 @@ def test_bits_of_the_ops(hidden, intermediate, dtype, options):
 
 # No key but its own, fewer keys than waves, many; groups of 1, 4 and 8 heads. In a stack, whose
 # second layer takes what the first one's last product left, with qkv and the residual in place.
-@pytest.mark.parametrize("heads, kv_heads, position, layers, dtype", [
-    (8, 2, 0, 1, torch.bfloat16), (16, 2, 3, 1, torch.float16), (8, 8, 700, 1, torch.bfloat16),
-    (8, 2, 70, 2, torch.bfloat16),
+# Caches in FP8 have no scales, one, or one a KV head.
+@pytest.mark.parametrize("heads, kv_heads, position, layers, dtype, scales", [
+    (8, 2, 0, 1, torch.bfloat16, None), (16, 2, 3, 1, torch.float16, None),
+    (8, 8, 700, 1, torch.bfloat16, None), (8, 2, 70, 2, torch.bfloat16, None),
+    (8, 2, 70, 2, torch.bfloat16, 2), (16, 2, 90, 1, torch.float16, 1),
+    (8, 2, 0, 1, torch.bfloat16, 0),
 ])  # fmt: skip
-def test_attention_of_the_token(heads, kv_heads, position, layers, dtype):
+def test_attention_of_the_token(heads, kv_heads, position, layers, dtype, scales):
     """As the ops up to their roundings."""
     columns = (heads + 2 * kv_heads) * 128
     stack = random_stack(1024, 1024, dtype, attended=128 * heads, qkv=columns, layers=layers)
-    give_attention(stack, heads, kv_heads, position, dtype)
+    give_attention(stack, heads, kv_heads, position, dtype, scales)
     if layers > 1:
         stack.layers[-1].qkv = stack.layers[-1].next_norm = None  # a model's last
     qkv, residual = torch.randn(columns).to(dtype), torch.randn(1024).to(dtype)

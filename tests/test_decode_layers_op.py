@@ -17,7 +17,7 @@ def weights(backend, name, count, rows, columns, fp8, scale_a_row):
     }
 
 
-def random_call(backend, fp8, layers, of_last, dtype, position, scale_a_row=True):
+def random_call(backend, fp8, layers, of_last, dtype, position, scale_a_row=True, scales=None):
     """Of a hidden size that AMD's kernel takes, too."""
     hidden, intermediate, heads, kv_heads = 1024, 1024, 8, 2
     columns = (heads + 2 * kv_heads) * 128
@@ -31,6 +31,10 @@ def random_call(backend, fp8, layers, of_last, dtype, position, scale_a_row=True
               for name in ("k_caches", "v_caches")}  # fmt: skip
     for cache in (*caches["k_caches"], *caches["v_caches"]):
         cache[position:] = float("nan")
+    if scales is not None:
+        caches = {name: [cache.to(fp8) for cache in its] for name, its in caches.items()}
+    for name in ("k_scales", "v_scales") if scales else ():
+        caches[name] = [torch.rand(scales).to(backend.device) + 0.5 for _ in range(layers)]
     options = (fp8, scale_a_row)
     return {
         "residual": several(1, hidden)[0], "qkv": several(1, columns)[0],
@@ -60,19 +64,25 @@ def copy_of(call):
     (1, False, torch.bfloat16, 70, {"seqused_k": 50, "leftpad_k": 11}),
     (1, False, torch.bfloat16, 70, {"seqused_k": 71, "leftpad_k": 2, "window_left": 30}),
     (1, False, torch.bfloat16, 6, {"window_left": 0}),
+    (2, False, torch.bfloat16, 9, {"scales": 2}),
+    (1, True, torch.float16, 40, {"scales": 1, "seqused_k": 30, "leftpad_k": 11}),
+    (1, False, torch.bfloat16, 0, {"scales": 0}),
 ])  # fmt: skip
 def test_as_the_functions_one_by_one(backend, package, layers, of_last, dtype, position, options):
     if backend.name == "cuda":
         pytest.skip("refused there")
-    call = random_call(backend, backend.fp8_dtype, layers, of_last, dtype, position, layers == 2)
+    options = dict(options)
+    call = random_call(backend, backend.fp8_dtype, layers, of_last, dtype, position, layers == 2,
+                       options.pop("scales", None))  # fmt: skip
     if options.keys() & {"seqused_k", "window_left"}:
-        options, begin = dict(options), options.get("leftpad_k", 0)
+        begin = options.get("leftpad_k", 0)
         end = options.get("seqused_k", position + 1)
         if "window_left" in options:
             begin = max(begin, end - 1 - options["window_left"])
             call["position"] = call["position"].long()
         for cache in (*call["k_caches"], *call["v_caches"]):  # what is not seen is not read
-            cache[:begin] = cache[end:] = float("nan")
+            nothing = torch.full((1,), float("nan")).to(cache)
+            cache[:begin] = cache[end:] = nothing
         for name in ("seqused_k", "leftpad_k"):
             if name in options:
                 options[name] = torch.tensor([options[name]]).int().to(backend.device)

@@ -214,8 +214,9 @@ std::string grouped_gemm_configs(const torch::stable::Tensor& out, const torch::
 // residual, qkv and caches are written: decoder layers for one token, as
 // decode_layers/decode_layers.h says. A list has a tensor for each layer, the last three may lack
 // the last one. qkv is the first layer's, then that of the layer behind the last, where its w_qkv
-// is given. Caches are [rows, KV heads, 128], scales of weights [1] or [N, 1], position [1] int32
-// or int64, seqused_k and leftpad_k [1] int32.
+// is given. Caches are [rows, KV heads, 128] of residual's dtype or of w_o's, k_scales and v_scales
+// of those [1] or [KV heads], or none are given; scales of weights [1] or [N, 1], position [1]
+// int32 or int64, seqused_k and leftpad_k [1] int32.
 void decode_layers(
     torch::stable::Tensor& residual, torch::stable::Tensor& qkv,
     std::vector<torch::stable::Tensor> k_caches, std::vector<torch::stable::Tensor> v_caches,
@@ -224,7 +225,8 @@ void decode_layers(
     std::vector<torch::stable::Tensor> scale_gate_up, std::vector<torch::stable::Tensor> w_down,
     std::vector<torch::stable::Tensor> scale_down,
     std::vector<torch::stable::Tensor> next_norm_weights, std::vector<torch::stable::Tensor> w_qkv,
-    std::vector<torch::stable::Tensor> scale_qkv, const torch::stable::Tensor& cos,
+    std::vector<torch::stable::Tensor> scale_qkv, std::vector<torch::stable::Tensor> k_scales,
+    std::vector<torch::stable::Tensor> v_scales, const torch::stable::Tensor& cos,
     const torch::stable::Tensor& sin, const torch::stable::Tensor& position, double eps,
     double weight_offset, double scale, std::optional<torch::stable::Tensor> seqused_k,
     std::optional<torch::stable::Tensor> leftpad_k, int64_t window_left);

@@ -20,20 +20,25 @@ struct DecodeLayer {
   DecodeWeight down;                       // [H, I]
   const void* next_norm_weight = nullptr;  // [H], dtype; with qkv
   DecodeWeight qkv;                        // [Q, H], of the next layer; the last may have none
-  void* k_cache = nullptr;                 // [rows, kv_heads, 128], dtype; the new row is written
+  void* k_cache = nullptr;  // [rows, kv_heads, 128], cache_dtype; the new row is written
   void* v_cache = nullptr;
+  const float* k_scale = nullptr;  // of FP8 caches: [1] or [kv_heads], see the strides; nullptr: 1
+  const float* v_scale = nullptr;
 };
 
 // Where layers begin with the attention of the token: heads of 128, halves that turn together
-// (NeoX), caches in dtype.
+// (NeoX), caches in dtype or in FP8, which hold k and v divided by their scales.
 struct DecodeAttention {
   const void* qkv = nullptr;  // [heads + 2 kv_heads, 128], dtype; nullptr: `attended` is given
   int64_t row_stride = 0;     // elements, even; of all caches
   int64_t head_stride = 0;
+  int32_t k_scale_stride = 0;  // from head to head: 0 or 1; of all layers
+  int32_t v_scale_stride = 0;
   const void* cos = nullptr;  // [128], dtype; the second half as the first
   const void* sin = nullptr;
   const int32_t* position = nullptr;  // [1]: rows that the cache has; the new one's place
   int32_t heads = 0, kv_heads = 0;
+  DType cache_dtype = DType::kBFloat16;  // dtype or fp8_dtype
   float scale = 0.0f;
   // Rows from first_key on and before `keys`, of these the last window_left + 1, are seen: one at
   // least, none behind the new one.

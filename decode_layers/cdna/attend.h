@@ -7,9 +7,14 @@
 // weights each. Those meet in LDS, where a wave adds up a head and publishes it. Which one of a
 // head's workgroups comes last adds up theirs: no meeting of the grid, which would cost more.
 //
-//   s[key]   = (rotated q) . (rotated k[key]) * scale              both rounded to T
-//   attended = sum(exp(s - greatest) * v) / sum(exp(s - greatest))
+//   s[key]   = (rotated q) . (rotated k[key]) * scale * k_scale    q rounded to T, k to the cache's
+//   attended = sum(exp(s - greatest) * v) / sum(exp(s - greatest)) * v_scale
+//
+// A cache holds T, or FP8 codes of this GPU's dialect: of k and v divided by the scales of their
+// head.
 #pragma once
+
+#include <type_traits>
 
 #include "../../blocks/product/cdna/partial_sums.h"
 #include "problem.h"
@@ -38,17 +43,60 @@ constexpr int kSteps = 2;                   // of so many keys, under way
 constexpr int kLeastKeys = kSteps * kRows;  // of a wave: fewer are not worth adding up
 constexpr int kCount = 8;                   // elements of a lane
 
-// Eight elements of a head, of which the other half's lie 8 lanes on. Rounded to T.
+// Eight elements of a row of a cache, of T.
+template <typename C>
+struct Cached {
+  using Eight = Vector;
+
+  static ROCM_KERNELS_DEVICE Eight of(const float (&values)[kCount], float) {
+    return pack<C>(values);
+  }
+  static ROCM_KERNELS_DEVICE void read(const Eight& eight, float (&values)[kCount]) {
+    unpack<C>(opaque(eight), values);  // not kept as floats
+  }
+};
+
+// Of FP8 codes.
+struct EightCodes {
+  uint32_t word[2];
+};
+template <>
+struct Cached<uint8_t> {
+  using Eight = EightCodes;
+
+  static ROCM_KERNELS_DEVICE Eight of(const float (&values)[kCount], float inverse_scale) {
+    Eight eight;
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const float* const four = values + 4 * w;
+      eight.word[w] =
+          fp8x4_from_float<kPreferredFnuz>(four[0] * inverse_scale, four[1] * inverse_scale,
+                                           four[2] * inverse_scale, four[3] * inverse_scale);
+    }
+    return eight;
+  }
+  static ROCM_KERNELS_DEVICE void read(const Eight& eight, float (&values)[kCount]) {
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      float four[4];
+      fp8x4_to_float<kPreferredFnuz>(opaque(eight.word[w]), four);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[4 * w + i] = four[i];
+    }
+  }
+};
+
+// Eight elements of a head, of which the other half's lie 8 lanes on.
 template <typename T>
-ROCM_KERNELS_DEVICE Vector turned(const Vector& own, const Vector& cosines, const Vector& sines,
-                                  int column) {
+ROCM_KERNELS_DEVICE void turn(const Vector& own, const Vector& cosines, const Vector& sines,
+                              int column, float (&x)[kCount]) {
   const Words words = __builtin_bit_cast(Words, own);
   Words others;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     others[i] = __builtin_amdgcn_mov_dpp(words[i], 0x128, 0xF, 0xF, true);
   }
-  float x[kCount], y[kCount], cosine[kCount], sine[kCount];
+  float y[kCount], cosine[kCount], sine[kCount];
   unpack<T>(own, x);
   unpack<T>(__builtin_bit_cast(Vector, others), y);
   unpack<T>(opaque(cosines), cosine);  // not kept as floats
@@ -56,7 +104,6 @@ ROCM_KERNELS_DEVICE Vector turned(const Vector& own, const Vector& cosines, cons
   const float sign = column < 8 ? -1.0f : 1.0f;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) x[i] = fmaf(x[i], cosine[i], sign * y[i] * sine[i]);
-  return pack<T>(x);
 }
 
 struct Greatest {
@@ -107,6 +154,13 @@ class Share {
   int index, count;       // among the workgroups that share their keys
 };
 
+// Of a KV head's keys or values.
+template <typename C>
+ROCM_KERNELS_DEVICE float scale_of(const float* scales, int stride, int kv_head) {
+  if constexpr (!std::is_same_v<C, uint8_t>) return 1.0f;
+  return scales == nullptr ? 1.0f : scales[kv_head * stride];
+}
+
 // A head of a workgroup, published.
 template <typename T>
 ROCM_KERNELS_DEVICE FloatPair* partial_of(const Attention<T>& a, int head, int index) {
@@ -116,7 +170,7 @@ ROCM_KERNELS_DEVICE FloatPair* partial_of(const Attention<T>& a, int head, int i
 
 // The parts of a workgroup to LDS. Until has_qkv() nothing but the cache is read; asked() is called
 // once all first loads are under way.
-template <typename T, typename HasQkv, typename Asked>
+template <typename C, typename T, typename HasQkv, typename Asked>
 ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, const T* qkv,
                                 const Seen& seen, int wave, int lane, AttendScratch& scratch,
                                 const HasQkv& has_qkv, const Asked& asked) {
@@ -136,18 +190,23 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
     return load<Touch::kAgain, Vector>(head + kCount * column);
   };
   const Vector cosines = eight_of(a.cos), sines = eight_of(a.sin);
-  Vector k[kSteps], v[kSteps];
+  C* const k_cache = static_cast<C*>(layer.k_cache);
+  C* const v_cache = static_cast<C*>(layer.v_cache);
+  using Eight = typename Cached<C>::Eight;
+  const float k_scale = scale_of<C>(layer.k_scale, a.k_scale_stride, share.kv_head);
+  const float v_scale = scale_of<C>(layer.v_scale, a.v_scale_stride, share.kv_head);
+  Eight k[kSteps], v[kSteps];
   const int last = min(position, seen.end) - 1;  // of the rows that are there and seen
-  const auto load_row = [&](const T* cache, int key) {
-    if (last < seen.begin) return Vector{};  // no row is; a weight of 0 must meet a number
+  const auto load_row = [&](const C* cache, int key) {
+    if (last < seen.begin) return Eight{};  // no row is; a weight of 0 must meet a number
     // The last one stands for those behind it, and for the new one.
     const int64_t at = int64_t{min(key, last)} * a.row_stride;
-    return eight_of(cache + at + share.kv_head * a.head_stride);
+    return load<Touch::kAgain, Eight>(cache + at + share.kv_head * a.head_stride + kCount * column);
   };
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    k[step] = load_row(layer.k_cache, begin + step * kRows + row);
-    v[step] = load_row(layer.v_cache, begin + step * kRows + row);
+    k[step] = load_row(k_cache, begin + step * kRows + row);
+    v[step] = load_row(v_cache, begin + step * kRows + row);
   }
   has_qkv();
   Vector q[kUnitHeads];  // the last one again where there are fewer
@@ -155,21 +214,27 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
   for (int g = 0; g < kUnitHeads; ++g) {
     q[g] = eight_of(qkv + (share.first_head + min(g, share.group - 1)) * kHeadDim);
   }
-  Vector new_key = eight_of(qkv + (a.heads + share.kv_head) * kHeadDim);
-  const Vector new_value = eight_of(qkv + (a.heads + a.kv_heads + share.kv_head) * kHeadDim);
+  const Vector given_key = eight_of(qkv + (a.heads + share.kv_head) * kHeadDim);
+  const Vector given_value = eight_of(qkv + (a.heads + a.kv_heads + share.kv_head) * kHeadDim);
   asked();
 
-  new_key = turned<T>(new_key, cosines, sines, column);
+  float turned[kCount];
+  turn<T>(given_key, cosines, sines, column, turned);
+  const Eight new_key = Cached<C>::of(turned, 1.0f / k_scale);
+  unpack<T>(given_value, turned);
+  const Eight new_value = Cached<C>::of(turned, 1.0f / v_scale);
+  const float scale_log2 = a.scale_log2 * k_scale;
   if (share.index == 0 && wave == 0 && row == 0 && share.part == 0) {
     const int64_t at =
         int64_t{position} * a.row_stride + share.kv_head * a.head_stride + kCount * column;
-    store<Touch::kAgain>(layer.k_cache + at, new_key);
-    store<Touch::kAgain>(layer.v_cache + at, new_value);
+    store<Touch::kAgain>(k_cache + at, new_key);
+    store<Touch::kAgain>(v_cache + at, new_value);
   }
   float sums[kUnitHeads][kCount] = {}, greatest[kUnitHeads], total[kUnitHeads] = {};
 #pragma unroll
   for (int g = 0; g < kUnitHeads; ++g) {
-    q[g] = turned<T>(q[g], cosines, sines, column);
+    turn<T>(q[g], cosines, sines, column, turned);
+    q[g] = pack<T>(turned);
     greatest[g] = -INFINITY;
     __builtin_amdgcn_sched_barrier(0);  // here and below, lest registers run out
   }
@@ -179,15 +244,15 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
     for (int step = 0; step < kSteps; ++step) {
       float its_k[kCount], its_q[kCount];
       const int key = first + step * kRows + row;
-      unpack<T>(opaque(key == position ? new_key : k[step]), its_k);
-      k[step] = load_row(layer.k_cache, key + kSteps * kRows);
+      Cached<C>::read(key == position ? new_key : k[step], its_k);
+      k[step] = load_row(k_cache, key + kSteps * kRows);
 #pragma unroll
       for (int g = 0; g < kUnitHeads; ++g) {
         unpack<T>(opaque(q[g]), its_q);
         float product = its_q[0] * its_k[0];
 #pragma unroll
         for (int i = 1; i < kCount; ++i) product = fmaf(its_q[i], its_k[i], product);
-        product = reduce_lanes<16>(product, Sum{}) * a.scale_log2;
+        product = reduce_lanes<16>(product, Sum{}) * scale_log2;
         weights[g][step] = key < end ? product : -INFINITY;
       }
       __builtin_amdgcn_sched_barrier(0);
@@ -212,8 +277,8 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
     for (int step = 0; step < kSteps; ++step) {
       float its_v[kCount];
       const int key = first + step * kRows + row;
-      unpack<T>(opaque(key == position ? new_value : v[step]), its_v);
-      v[step] = load_row(layer.v_cache, key + kSteps * kRows);
+      Cached<C>::read(key == position ? new_value : v[step], its_v);
+      v[step] = load_row(v_cache, key + kSteps * kRows);
 #pragma unroll
       for (int g = 0; g < kUnitHeads; ++g) {
 #pragma unroll
@@ -244,9 +309,9 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
 
 // Behind a barrier: a wave adds up a head of its workgroup, and if it is the head's last, the
 // head's workgroups.
-template <typename T>
-ROCM_KERNELS_DEVICE void add_parts(const Attention<T>& a, const Seen& seen, int wave, int lane,
-                                   const AttendScratch& scratch) {
+template <typename C, typename T>
+ROCM_KERNELS_DEVICE void add_parts(const Attention<T>& a, const Layer<T>& layer, const Seen& seen,
+                                   int wave, int lane, const AttendScratch& scratch) {
   const Share<T> share(a, seen.count());
   if (!share.has_keys() || wave >= share.group) return;
   const int head = share.first_head + wave;
@@ -303,8 +368,9 @@ ROCM_KERNELS_DEVICE void add_parts(const Attention<T>& a, const Seen& seen, int 
     }
   }
   T* const out = a.attended + head * kHeadDim + 2 * lane;
-  publish(out, from_float<T>(sum[0] / total));
-  publish(out + 1, from_float<T>(sum[1] / total));
+  const float v_scale = scale_of<C>(layer.v_scale, a.v_scale_stride, share.kv_head);
+  publish(out, from_float<T>(sum[0] / total * v_scale));
+  publish(out + 1, from_float<T>(sum[1] / total * v_scale));
 }
 
 #endif

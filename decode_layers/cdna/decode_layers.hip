@@ -35,8 +35,8 @@
 namespace rocm_kernels::cdna::decode {
 namespace {
 
-// kVectors: of 16 bytes that a helper holds of a row of T.
-template <typename T, int kVectors>
+// C: of caches, T or FP8 codes. kVectors: of 16 bytes that a helper holds of a row of T.
+template <typename T, typename C, int kVectors>
 __global__ void __launch_bounds__(kThreads, 3)
     decode_layers_kernel([[maybe_unused]] const StackProblem<T> p) {
 #if ROCM_KERNELS_CDNA
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   uint8_t* const places = lds + p.code_bytes;
   float* const sums = reinterpret_cast<float*>(places + kStreamers * kPlaceBytes);
   if (wave < kHelpers) {
-    help<T, kVectors>(p, wave, lane, lds, sums, meeting);
+    help<T, C, kVectors>(p, wave, lane, lds, sums, meeting);
   } else {
     const int streamer = wave - kHelpers;
     stream(p, streamer, lane, lds, places + streamer * kPlaceBytes, sums);
@@ -105,9 +105,14 @@ Status check(const DecodeLayersArgs& args, const Target& target) {
       return "an attention must have query heads for each KV head, of 128, and an o that takes "
              "them";
     }
+    const DType cache = attention.cache_dtype;
+    if (cache != args.dtype && cache != target.fp8) {
+      return "caches must be of the rows' dtype, or of the FP8 dialect of this GPU";
+    }
     const int64_t row = attention.row_stride, head = attention.head_stride;
-    if (row % 2 != 0 || head % 2 != 0 || row > INT32_MAX || head * kv_heads > INT32_MAX) {
-      return "strides of the caches must be even, and small enough for 32 bits";
+    if (row * size_of(cache) % 4 != 0 || head * size_of(cache) % 4 != 0 || row > INT32_MAX ||
+        head * kv_heads > INT32_MAX) {
+      return "strides of the caches must be whole words of 4 bytes, and small enough for 32 bits";
     }
     if (args.count > 1 && args.qkv_columns != (heads + 2 * kv_heads) * kHeadDim) {
       return "in a stack qkv must have the columns of its attention";
@@ -165,8 +170,10 @@ Layer<T> make_layer(const DecodeLayer& layer) {
   };
   return {{weight(layer.o, nullptr), weight(layer.gate_up, layer.norm_weight),
            weight(layer.down, nullptr), weight(layer.qkv, layer.next_norm_weight)},
-          static_cast<T*>(layer.k_cache),
-          static_cast<T*>(layer.v_cache)};
+          layer.k_cache,
+          layer.v_cache,
+          layer.k_scale,
+          layer.v_scale};
 }
 
 // Workspace: y, the greatest of each workgroup's part of it, x, attended, partials of the
@@ -199,6 +206,8 @@ StackProblem<T> make_problem(const DecodeLayersArgs& args, int64_t begin, int64_
     attention.qkv = begin == 0 ? static_cast<const T*>(a.qkv) : p.qkv;
     attention.row_stride = static_cast<int32_t>(a.row_stride);
     attention.head_stride = static_cast<int32_t>(a.head_stride);
+    attention.k_scale_stride = a.k_scale_stride;
+    attention.v_scale_stride = a.v_scale_stride;
     attention.cos = static_cast<const T*>(a.cos);
     attention.sin = static_cast<const T*>(a.sin);
     attention.position = a.position;
@@ -284,9 +293,9 @@ Status check_recording(const Context& context) {
          "one";
 }
 
-template <typename T, int kVectors>
+template <typename T, typename C, int kVectors>
 Status launch_with(const DecodeLayersArgs& args, const Target& target, const Context& context) {
-  const auto kernel = decode_layers_kernel<T, kVectors>;
+  const auto kernel = decode_layers_kernel<T, C, kVectors>;
   for (int64_t begin = 0; begin < args.count; begin += kMostLayers) {
     const int64_t left = args.count - begin;
     StackProblem<T> p =
@@ -306,6 +315,13 @@ Status launch_with(const DecodeLayersArgs& args, const Target& target, const Con
   return nullptr;
 }
 
+template <typename T, int kVectors>
+Status launch_for(const DecodeLayersArgs& args, const Target& target, const Context& context) {
+  return is_fp8(args.attention.cache_dtype)
+             ? launch_with<T, uint8_t, kVectors>(args, target, context)
+             : launch_with<T, T, kVectors>(args, target, context);
+}
+
 }  // namespace
 }  // namespace rocm_kernels::cdna::decode
 
@@ -323,11 +339,11 @@ Status launch_decode_layers(const DecodeLayersArgs& args, const Context& context
   constexpr int64_t kTwoVectors = 2 * cdna::decode::kHelperThreads * 8;
   const bool two = args.hidden <= kTwoVectors && args.attended_columns <= kTwoVectors;
   if (args.dtype == DType::kBFloat16) {
-    return two ? cdna::decode::launch_with<bfloat16, 2>(args, target, context)
-               : cdna::decode::launch_with<bfloat16, 4>(args, target, context);
+    return two ? cdna::decode::launch_for<bfloat16, 2>(args, target, context)
+               : cdna::decode::launch_for<bfloat16, 4>(args, target, context);
   }
-  return two ? cdna::decode::launch_with<float16, 2>(args, target, context)
-             : cdna::decode::launch_with<float16, 4>(args, target, context);
+  return two ? cdna::decode::launch_for<float16, 2>(args, target, context)
+             : cdna::decode::launch_for<float16, 4>(args, target, context);
 }
 
 }  // namespace rocm_kernels

@@ -147,7 +147,7 @@ ROCM_KERNELS_DEVICE void end_row(const StackProblem<T>& p, const Product<T>& pro
   }
 }
 
-template <typename T, int kVectors>
+template <typename T, typename C, int kVectors>
 ROCM_KERNELS_DEVICE void help(const StackProblem<T>& p, int wave, int lane, uint8_t* codes,
                               const float* sums_lds, Meeting& meeting) {
   int thread = static_cast<int>(threadIdx.x);
@@ -179,10 +179,10 @@ ROCM_KERNELS_DEVICE void help(const StackProblem<T>& p, int wave, int lane, uint
       const auto asked = [&] {
         if (first) workgroup_barrier();
       };
-      attend(p.attention, layer, first ? p.attention.qkv : p.qkv, seen, wave, lane, scratch,
-             has_qkv, asked);
+      attend<C>(p.attention, layer, first ? p.attention.qkv : p.qkv, seen, wave, lane, scratch,
+                has_qkv, asked);
       workgroup_barrier();
-      add_parts(p.attention, seen, wave, lane, scratch);
+      add_parts<C>(p.attention, layer, seen, wave, lane, scratch);
       await_published();  // by all helpers: the first one arrives for them
       workgroup_barrier();
     }

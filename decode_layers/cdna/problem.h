@@ -48,7 +48,8 @@ struct ProductWeight {
 template <typename T>
 struct Layer {
   ProductWeight<T> products[kProducts];
-  T *k_cache, *v_cache;
+  void *k_cache, *v_cache;
+  const float *k_scale, *v_scale;  // of FP8 caches; nullptr: 1
 };
 
 constexpr int kHeadDim = 128;
@@ -76,9 +77,10 @@ template <typename T>
 struct Attention {
   const T* qkv;                     // [heads + 2 kv_heads, 128]: of the first layer, or nullptr
   int32_t row_stride, head_stride;  // elements
-  const T *cos, *sin;               // [128]
-  const int32_t* position;          // [1]: rows that the cache has
-  const int32_t *keys, *first_key;  // [1], or nullptr: see DecodeAttention
+  int32_t k_scale_stride, v_scale_stride;  // from head to head: 0 or 1
+  const T *cos, *sin;                      // [128]
+  const int32_t* position;                 // [1]: rows that the cache has
+  const int32_t *keys, *first_key;         // [1], or nullptr: see DecodeAttention
   int32_t window_left;
   int32_t heads, kv_heads;
   int32_t parts;      // of a KV head's query heads, kUnitHeads each

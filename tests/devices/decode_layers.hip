@@ -18,6 +18,7 @@ struct Layer {
   const void *next_norm_weight, *w_qkv;
   const float* scale_qkv;
   void *k_cache, *v_cache;
+  const float *k_scale, *v_scale;
 };
 
 struct Call {
@@ -30,7 +31,7 @@ struct Call {
   void *out, *qkv, *workspace, *state;
   float eps, weight_offset;
   float scale;
-  int32_t scales_of_rows, is_bfloat16, heads, kv_heads;
+  int32_t scales_of_rows, is_bfloat16, heads, kv_heads, fp8_caches, k_scale_stride, v_scale_stride;
 };
 
 struct Described {
@@ -52,6 +53,8 @@ Described described(const Call& call) {
     layer.qkv = {given.w_qkv, {given.scale_qkv, 1, 0, kind}};
     layer.k_cache = given.k_cache;
     layer.v_cache = given.v_cache;
+    layer.k_scale = given.k_scale;
+    layer.v_scale = given.v_scale;
     result.layers.push_back(layer);
   }
   DecodeLayersArgs& args = result.args;
@@ -61,8 +64,21 @@ Described described(const Call& call) {
   args.qkv_columns = call.qkv_columns;
   args.layers = result.layers.data();
   args.count = call.count;
-  args.attention = {call.attention_qkv, call.row_stride, call.head_stride, call.cos,  call.sin,
-                    call.position,      call.heads,      call.kv_heads,    call.scale};
+  args.dtype = call.is_bfloat16 ? DType::kBFloat16 : DType::kFloat16;
+  args.fp8_dtype = FNUZ ? DType::kFloat8E4M3FNUZ : DType::kFloat8E4M3FN;
+  DecodeAttention& attention = args.attention;
+  attention.qkv = call.attention_qkv;
+  attention.row_stride = call.row_stride;
+  attention.head_stride = call.head_stride;
+  attention.k_scale_stride = call.k_scale_stride;
+  attention.v_scale_stride = call.v_scale_stride;
+  attention.cos = call.cos;
+  attention.sin = call.sin;
+  attention.position = call.position;
+  attention.heads = call.heads;
+  attention.kv_heads = call.kv_heads;
+  attention.cache_dtype = call.fp8_caches ? args.fp8_dtype : args.dtype;
+  attention.scale = call.scale;
   args.attended = call.attended;
   args.x = call.x;
   args.residual = call.residual;
@@ -70,8 +86,6 @@ Described described(const Call& call) {
   args.qkv = call.qkv;
   args.eps = call.eps;
   args.weight_offset = call.weight_offset;
-  args.dtype = call.is_bfloat16 ? DType::kBFloat16 : DType::kFloat16;
-  args.fp8_dtype = FNUZ ? DType::kFloat8E4M3FNUZ : DType::kFloat8E4M3FN;
   args.workspace = call.workspace;
   args.state = call.state;
   return result;

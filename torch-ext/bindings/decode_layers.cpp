@@ -63,10 +63,13 @@ DecodeWeight require_layer_weight(const Tensor& w, const char* name, const Tenso
 
 // [rows, KV heads, 128], alike in all layers.
 void require_layer_cache(const Tensor& cache, const char* name, const Tensor& first,
-                         const Tensor& qkv, const Tensor& residual) {
-  require(cache.scalar_type() == residual.scalar_type(), name,
-          " must have the dtype of residual, got ", name_of(cache.scalar_type()), " and ",
-          name_of(residual.scalar_type()));
+                         const Tensor& qkv, const Tensor& residual, const Tensor& w) {
+  const ScalarType dtype = cache.scalar_type();
+  require(
+      dtype == first.scalar_type() && (dtype == residual.scalar_type() || dtype == w.scalar_type()),
+      name, " must have the dtype of residual, or of w_o, and of k_caches[0], got ", name_of(dtype),
+      ", ", name_of(residual.scalar_type()), ", ", name_of(w.scalar_type()), " and ",
+      name_of(first.scalar_type()));
   require_device(cache, name, residual, "residual");
   require(cache.dim() == 3 && cache.size(2) == kHeadDim, name,
           " must have shape [rows, KV heads, 128], got ", shape_of(cache));
@@ -80,6 +83,25 @@ void require_layer_cache(const Tensor& cache, const char* name, const Tensor& fi
           shape_of(cache));
   require_no_overlap(cache, name, residual, "residual");
   require_no_overlap(cache, name, qkv, "qkv");
+}
+
+// Of a layer's FP8 cache: one, or one a KV head, as of all layers.
+const float* require_layer_scale(const Tensors& scales, const char* name, size_t layer,
+                                 int64_t kv_heads, const Tensor& cache, const Tensor& residual) {
+  if (scales.empty()) return nullptr;
+  const Tensor& scale = scales[layer];
+  require(is_fp8(*dtype_of(cache)), name, " are for FP8 caches, but they are ",
+          name_of(cache.scalar_type()));
+  require(scale.scalar_type() == ScalarType::Float, name, " must be float32, got ",
+          name_of(scale.scalar_type()));
+  require_device(scale, name, residual, "residual");
+  require(scale.dim() == 1 && (scale.size(0) == 1 || scale.size(0) == kv_heads) &&
+              scale.size(0) == scales[0].size(0) && (scale.size(0) == 1 || scale.stride(0) == 1),
+          name, " must have one value or shape [", kv_heads,
+          "], contiguous, alike in all layers, "
+          "got ",
+          shape_of(scale));
+  return static_cast<const float*>(scale.data_ptr());
 }
 
 // One number that launches read: how many rows, or the place of one.
@@ -96,10 +118,10 @@ const int32_t* require_layer_number(const Tensor& tensor, const char* name,
 void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_caches,
                    Tensors norm_weights, Tensors w_o, Tensors scale_o, Tensors w_gate_up,
                    Tensors scale_gate_up, Tensors w_down, Tensors scale_down,
-                   Tensors next_norm_weights, Tensors w_qkv, Tensors scale_qkv, const Tensor& cos,
-                   const Tensor& sin, const Tensor& position, double eps, double weight_offset,
-                   double scale, std::optional<Tensor> seqused_k, std::optional<Tensor> leftpad_k,
-                   int64_t window_left) {
+                   Tensors next_norm_weights, Tensors w_qkv, Tensors scale_qkv, Tensors k_scales,
+                   Tensors v_scales, const Tensor& cos, const Tensor& sin, const Tensor& position,
+                   double eps, double weight_offset, double scale, std::optional<Tensor> seqused_k,
+                   std::optional<Tensor> leftpad_k, int64_t window_left) {
   require(
       residual.scalar_type() == ScalarType::BFloat16 || residual.scalar_type() == ScalarType::Half,
       "residual must be float16 or bfloat16, got ", name_of(residual.scalar_type()));
@@ -118,6 +140,8 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
     require_layer_count(tensors, name, count, false);
   }
   require_layer_count(next_norm_weights, "next_norm_weights", count, true);
+  if (!k_scales.empty()) require_layer_count(k_scales, "k_scales", count, false);
+  if (!v_scales.empty()) require_layer_count(v_scales, "v_scales", count, false);
   require(w_qkv.size() == next_norm_weights.size() && scale_qkv.size() == w_qkv.size(),
           "w_qkv and scale_qkv must have as many tensors as next_norm_weights, got ", w_qkv.size(),
           ", ", scale_qkv.size(), " and ", next_norm_weights.size());
@@ -162,12 +186,18 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
       return require_layer_weight(w[i], name, scales[i], scale_name, n, k, w_o[0], residual);
     };
     DecodeLayer layer;
-    require_layer_cache(k_caches[i], "k_caches", k_caches[0], qkv, residual);
-    require_layer_cache(v_caches[i], "v_caches", k_caches[0], qkv, residual);
+    require_layer_cache(k_caches[i], "k_caches", k_caches[0], qkv, residual, w_o[0]);
+    require_layer_cache(v_caches[i], "v_caches", k_caches[0], qkv, residual, w_o[0]);
     require_no_overlap(k_caches[i], "k_caches", v_caches[i], "v_caches");
     require_layer_row(norm_weights[i], "norm_weights", hidden, residual);
     layer.k_cache = k_caches[i].data_ptr();
     layer.v_cache = v_caches[i].data_ptr();
+    const auto cache_scale = [&](const Tensors& scales, const char* name) {
+      return require_layer_scale(scales, name, static_cast<size_t>(i), kv_heads, k_caches[0],
+                                 residual);
+    };
+    layer.k_scale = cache_scale(k_scales, "k_scales");
+    layer.v_scale = cache_scale(v_scales, "v_scales");
     layer.norm_weight = norm_weights[i].data_ptr();
     layer.o = weight(w_o, "w_o", scale_o, "scale_o", hidden, columns);
     layer.gate_up =
@@ -190,6 +220,9 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
   args.attention.qkv = qkv.data_ptr();
   args.attention.row_stride = k_caches[0].stride(0);
   args.attention.head_stride = k_caches[0].stride(1);
+  args.attention.k_scale_stride = !k_scales.empty() && k_scales[0].size(0) > 1;
+  args.attention.v_scale_stride = !v_scales.empty() && v_scales[0].size(0) > 1;
+  args.attention.cache_dtype = *dtype_of(k_caches[0]);
   args.attention.cos = cos.data_ptr();
   args.attention.sin = sin.data_ptr();
   // Of an int64 the low half, which comes first.

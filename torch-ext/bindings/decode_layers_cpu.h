@@ -78,7 +78,10 @@ class LayersByOps {
     rope.v_cache = {layer.v_cache, 0, a.row_stride, a.head_stride};
     rope.pages = 1, rope.page_size = cache_rows_;
     rope.places.data = a.position;
-    rope.dtype = rope.cache_dtype = rope.table_dtype = args_.dtype;
+    rope.k_scale = layer.k_scale, rope.k_scale_head_stride = a.k_scale_stride;
+    rope.v_scale = layer.v_scale, rope.v_scale_head_stride = a.v_scale_stride;
+    rope.dtype = rope.table_dtype = args_.dtype;
+    rope.cache_dtype = a.cache_dtype;
     if (const Status error = launch_rope_and_cache(rope, context_)) return error;
 
     const int32_t keys = a.keys == nullptr ? *a.position + 1 : *a.keys;
@@ -97,7 +100,10 @@ class LayersByOps {
     attention.out = out.data();
     attention.out_head_stride = kHeadDim;
     attention.scale = a.scale;
-    attention.q_dtype = attention.kv_dtype = args_.dtype;
+    attention.k_descale = layer.k_scale, attention.k_descale_head_stride = a.k_scale_stride;
+    attention.v_descale = layer.v_scale, attention.v_descale_head_stride = a.v_scale_stride;
+    attention.q_dtype = args_.dtype;
+    attention.kv_dtype = a.cache_dtype;
     Workspace workspace;
     attention.workspace = workspace.allocate(attention_workspace_bytes(attention, context_), like_);
     const Status error = launch_attention(attention, context_);

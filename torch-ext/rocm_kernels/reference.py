@@ -606,6 +606,8 @@ def decode_layers(
     next_norm_weights: Sequence[torch.Tensor] = (),
     w_qkv: Sequence[torch.Tensor] = (),
     scale_qkv: Sequence[torch.Tensor] = (),
+    k_scales: Sequence[torch.Tensor] = (),
+    v_scales: Sequence[torch.Tensor] = (),
     eps: float = 1e-6,
     weight_offset: float = 0.0,
     scale: Optional[float] = None,
@@ -626,14 +628,18 @@ def decode_layers(
         return gemm(quantized[0], w, quantized[1], scale_w, out_dtype=residual.dtype)
 
     for i, (k_cache, v_cache) in enumerate(zip(k_caches, v_caches)):
+        k_scale, v_scale = (scales[i] if scales else None for scales in (k_scales, v_scales))
         q = rope_and_cache(
             qkv.view(1, 1, -1, 128), None, None, cos[None, None], sin[None, None],
             num_kv_heads=k_cache.shape[1], k_cache=k_cache[None], v_cache=v_cache[None],
-            cache_positions=position.view(1, 1),
+            cache_positions=position.view(1, 1), k_scale=k_scale, v_scale=v_scale,
         )  # fmt: skip
+        kv_heads = k_cache.shape[1]
         attended, _ = flash_attn_func(
-            q, k_cache[None, begin:end], v_cache[None, begin:end], softmax_scale=scale
-        )
+            q, k_cache[None, begin:end], v_cache[None, begin:end], softmax_scale=scale,
+            k_descale=None if k_scale is None else k_scale.expand(1, kv_heads),
+            v_descale=None if v_scale is None else v_scale.expand(1, kv_heads),
+        )  # fmt: skip
         attended = quantize_fp8(attended.reshape(1, -1), fp8_dtype=fp8_dtype)
         h = residual.clone()[None]
         x = rmsnorm_fp8(

@@ -36,6 +36,8 @@ def decode_layers(
     next_norm_weights: Tensors = (),
     w_qkv: Tensors = (),
     scale_qkv: Tensors = (),
+    k_scales: Tensors = (),
+    v_scales: Tensors = (),
     eps: float = 1e-6,
     weight_offset: float = 0.0,
     scale: Optional[float] = None,
@@ -66,14 +68,17 @@ def decode_layers(
             Likewise ``sin``.
         position: int32 or int64 of one element: how many rows the caches have, and where the new
             one goes.
-        k_caches: for each layer ``[rows, KV heads, 128]`` like residual, of one shape and of the
-            same strides. Written. Likewise ``v_caches``.
+        k_caches: for each layer ``[rows, KV heads, 128]`` like residual, or FP8 like the weights,
+            of one shape and of the same strides. Written. Likewise ``v_caches``.
         norm_weights: for each layer ``[H]`` like residual, of the norm behind its attention.
         w_o: for each layer FP8 ``[H, heads * 128]``, in the dialect of the device; likewise
             ``w_gate_up``, ``[2 * I, H]``, ``w_down``, ``[H, I]``, and ``w_qkv`` of the *next*
             layer. Rows that are further apart than they are long are copied.
             ``next_norm_weights``, ``w_qkv`` and ``scale_qkv`` may lack the last layer's.
-        scale_o: for each layer float32 of one element or ``[H, 1]``; likewise the other scales.
+        scale_o: for each layer float32 of one element or ``[H, 1]``; likewise the other scales of
+            weights.
+        k_scales: of FP8 caches, which hold k divided by it: for each layer float32 of one element
+            or ``[KV heads]``; none: 1. Likewise ``v_scales``.
         eps, weight_offset: of all norms, as in :func:`rmsnorm`.
         scale: of scores; None: ``128 ** -0.5``.
         seqused_k: int32 of one element: how many rows count, from 1 to ``position + 1``; None:
@@ -88,7 +93,7 @@ def decode_layers(
     """
     lists = (
         k_caches, v_caches, norm_weights, w_o, scale_o, w_gate_up, scale_gate_up, w_down,
-        scale_down, next_norm_weights, w_qkv, scale_qkv,
+        scale_down, next_norm_weights, w_qkv, scale_qkv, k_scales, v_scales,
     )  # fmt: skip
     lists = [list(tensors) for tensors in lists]
     if needs_gradient(residual, qkv, cos, sin, *(t for tensors in lists for t in tensors)):
@@ -98,7 +103,8 @@ def decode_layers(
                         w_gate_up=tuple(w_gate_up), scale_gate_up=tuple(scale_gate_up),
                         w_down=tuple(w_down), scale_down=tuple(scale_down),
                         next_norm_weights=tuple(next_norm_weights), w_qkv=tuple(w_qkv),
-                        scale_qkv=tuple(scale_qkv))  # fmt: skip
+                        scale_qkv=tuple(scale_qkv), k_scales=tuple(k_scales),
+                        v_scales=tuple(v_scales))  # fmt: skip
     caches, rest = lists[:2], [[_in_place(t) for t in tensors] for tensors in lists[2:]]
     _decode_layers(
         residual, qkv, *caches, *rest, input_vector(cos), input_vector(sin), position, eps,

@@ -195,6 +195,8 @@ class LayerStacks(TorchDispatchMode):
                 norms, *weights["o"], *weights["gate_up"], *weights["down"],
                 [layer.last.weight for layer in stack[:-1]],
                 [call.w for call in products], [call.scale_w for call in products],
+                *([layer.rope.given[name] for layer in stack if rope.given[name] is not None]
+                  for name in ("k_scale", "v_scale")),
                 rope.cos.view(-1), rope.sin.view(-1), rope.places.view(-1), first.norm.eps,
                 first.norm.weight_offset, attention.scale, attention.seqused_k,
                 attention.leftpad_k, attention.window_left,
@@ -233,16 +235,23 @@ def _layer_of(calls: List[_Call]) -> _Layer:
     rope, attention, quantized, o, norm, gate_up, activation, down, last = calls
     attention.must_be(
         "attention", lse=None, cu_seqlens_q=None, cu_seqlens_k=None, block_table=None,
-        k_descale=None, v_descale=None, sinks=None, max_seqlen_q=1, window_right=(-1, 0),
-        softcap=0.0,
+        sinks=None, max_seqlen_q=1, window_right=(-1, 0), softcap=0.0,
     )  # fmt: skip
     if attention.seqused_k is None:
         raise _Differs("the attention does not say how many keys there are")
     for one, other in (("q", "out"), ("k", "k_cache"), ("v", "v_cache")):
         _require_same(attention.given[one], rope.given[other])
+    for one, other in (("k_descale", "k_scale"), ("v_descale", "v_scale")):
+        of_cache, kv_heads = rope.given[other], rope.k.shape[2]
+        if of_cache is not None:
+            _require_same(attention.given[one], of_cache.expand(1, kv_heads))
+        elif attention.given[one] is not None:
+            raise _Differs(f"attention has a {one}, and its cache none")
     _require_quantized(quantized, attention.out)
     quantized.must_be("swiglu_fp8", activation="identity", up=None)
     _require_product(o, quantized)
+    if rope.k_cache.dtype not in (rope.q.dtype, o.w.dtype):
+        raise _Differs(f"queries are {rope.q.dtype}, and the cache {rope.k_cache.dtype}")
     _require_sum(norm, o)
     _require_product(gate_up, norm)
     half = gate_up.out.shape[-1] // 2
@@ -267,11 +276,10 @@ def _require_rotation(rope: _Call) -> None:
         raise _Differs(f"heads of {q.shape[3]}, not {_HEAD}")
     rope.must_be(
         "rope_and_cache", k_out=None, positions=None, q_weight=None, k_weight=None,
-        block_table=None, k_scale=None, v_scale=None, places_are="cache_positions",
-        rotary_dim=_HEAD, interleaved=False,
+        block_table=None, places_are="cache_positions", rotary_dim=_HEAD, interleaved=False,
     )  # fmt: skip
-    if q.dtype not in (torch.float16, torch.bfloat16) or rope.k_cache.dtype != q.dtype:
-        raise _Differs(f"queries are {q.dtype}, and the cache {rope.k_cache.dtype}")
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        raise _Differs(f"queries are {q.dtype}")
     places = storages_of([rope.out, k, v])
     heads, kv_heads = q.shape[2], k.shape[2]
     begins = [t.storage_offset() - q.storage_offset() for t in (rope.out, k, v)]
@@ -355,7 +363,8 @@ def _shared(layer: _Layer) -> List[Any]:
     numbers = (rope.cos, rope.sin, rope.places, attention.seqused_k, attention.leftpad_k)
     return [
         rope.q.shape,
-        *((c.shape, c.stride()) for c in (rope.k_cache, rope.v_cache)),
+        *((c.shape, c.stride(), c.dtype) for c in (rope.k_cache, rope.v_cache)),
+        *(None if s is None else s.shape for s in (rope.k_scale, rope.v_scale)),
         *(None if t is None else (t.data_ptr(), t.dtype) for t in numbers),
         attention.scale,
         attention.window_left,
