@@ -155,6 +155,19 @@ def test_right_padding_and_no_cache(package):
     assert package.models.delegated_attention() == {}
 
 
+@pytest.mark.parametrize("way", [{}, {"cache_implementation": "static"}, {"num_beams": 2}])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_behind_right_padding_is_eagers(package, family, way):
+    """It begins with what a token of padding says, which sees none of the padding before it."""
+    eager, ours = tiny(family)
+    given = {name: value.flip(-1) for name, value in prompt().items()}
+    options = {"max_new_tokens": 6, "do_sample": False, **way}
+    assert torch.equal(ours.generate(**given, **options), eager.generate(**given, **options))
+    with torch.no_grad():
+        last = [model(**given).logits[:, -1:] for model in (ours, eager)]
+    assert_same_logits(*last, torch.ones(3, 1))
+
+
 ELSEWHERE = {
     "holes": "the mask is more than a window and padding at its ends",
     "mask of its own": "the mask is more than a window and padding at its ends",

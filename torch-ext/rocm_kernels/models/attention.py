@@ -121,7 +121,7 @@ def make_mask(
     attention_mask: Optional[torch.Tensor] = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """transformers' mask function: int32 spans ``[batch, pattern, 1, 2]``, or a mask
+    """transformers' mask function: int32 spans ``[batch, pattern, 1, 2 or 3]``, or a mask
     ``[batch, 1, q_length, kv_length]`` where spans do not say it all, or the model reads it."""
     masks = sys.modules["transformers.masking_utils"]
     traits = traits_of(type(kwargs.get("config")))
@@ -154,7 +154,7 @@ def make_mask(
     pattern = _Pattern(*window, padded=attention_mask is not None)
     if pattern not in _PATTERNS:
         _PATTERNS.append(pattern)
-    # [2, batch] in memory: a layer takes either row as it is.
+    # [2 or 3, batch] in memory: a layer takes each row as it is.
     return span.t()[:, None, None].expand(-1, 1 + _PATTERNS.index(pattern), -1, -1)
 
 
@@ -245,12 +245,14 @@ def _span(
     is_step: bool,
     is_read: bool,
 ) -> Optional[torch.Tensor]:
-    """int32 ``[2, batch]``: the first key that is no padding, the end of the keys. None if padding
-    lies elsewhere too. Where there is none the first row is as the second, and means nothing.
+    """int32 ``[2, batch]``: the first key that is no padding, the end of the keys; and, where a
+    text's last token is padding, behind its last that is none. None if padding lies elsewhere too.
+    Where there is none the first row is as the second, and means nothing.
 
     real: ``[batch, positions]``, False where there is padding.
     is_step: this is a decode step in a graph, or before one: nobody waits for the device.
-    is_read: no answer begins at the last token, so that it may be padding too.
+    is_read: this is all that there is, so that padding may be behind it; an answer that begins
+        there all the same begins at its last token.
     """
     bidirectional = window == (-1, -1)
     if isinstance(end, torch.Tensor):
@@ -280,6 +282,12 @@ def _span(
             torch._assert_async(
                 fine.all(), "attention_mask must have padding on the left alone in decode steps"
             )
+        elif is_read and not bidirectional:
+            is_span, is_last_real = torch.stack([fine.all(), real[:, -1].all()]).tolist()
+            if not is_span:
+                return None
+            if not is_last_real:
+                span = torch.stack([begin, end, (behind - kv_offset).to(torch.int32)])
         elif not fine.all():
             return None
     return span
@@ -303,7 +311,7 @@ def _written_out(
     first = first if pattern.padded else torch.zeros_like(first)
     key = torch.arange(kv_length, device=span.device)
     position = torch.arange(q_length, device=span.device)[:, None] + (end - q_length)
-    seen = (key >= first) & (key < end)
+    seen = (key >= first) & (key < span[:, :1, :1, -1, None])
     if pattern.left >= 0:
         seen = seen & (key >= position - pattern.left)
     if pattern.right >= 0:
@@ -356,6 +364,8 @@ def attend(
             cache_leftpad=attention_mask[:, 0, 0, 0] if pattern.padded else None,
             window_size=(pattern.left, pattern.right), **options,
         )  # fmt: skip
+        if attention_mask.shape[-1] == 3:
+            out[:, -1:] = _at_padding(q[:, -1:], k, v, attention_mask[:, 0, 0], pattern, options)
     else:
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
@@ -364,6 +374,22 @@ def attend(
             k, v = k[:, : q.shape[1]], v[:, : q.shape[1]]
         out = flash_attn_func(q, k, v, causal=causal, **options)
     return out, None
+
+
+def _at_padding(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    span: torch.Tensor,
+    pattern: _Pattern,
+    options: Dict[str, Any],
+) -> torch.Tensor:
+    """Of a text's last token, whether it is padding or none: it sees no padding before it either.
+    An answer to a prompt with padding on the right begins with what it says."""
+    first, end, behind = span.unbind(-1)
+    if pattern.left >= 0:
+        first = torch.maximum(first, end - 1 - pattern.left)
+    return flash_attn_with_kvcache(q, k, v, cache_seqlens=behind, cache_leftpad=first, **options)
 
 
 def _why_not(
