@@ -95,6 +95,7 @@ def test_the_mode_recommended_on_a_cpu_is_its_default(package):
     assert package.models.quantize_model_(tiny_llama()).activations == recommended
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     " " in torch.__path__[0],
     reason="torch.compile's C++ is linked by the path of torch, unquoted, in which is a space",

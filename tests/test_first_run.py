@@ -53,7 +53,9 @@ def test_the_backend_is_chosen_and_said(build, machine):
     assert done.stdout.splitlines() == [f"cpu backend ({WHY[build]})"], done.stderr
 
 
-@pytest.mark.parametrize("build", ["cuda", "rocm"], indirect=True)
+@pytest.mark.parametrize(
+    "build", ["cuda", pytest.param("rocm", marks=pytest.mark.slow)], indirect=True
+)
 def test_tests_run(build, machine):
     command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
     tests = (*command, "tests/test_layers.py", "-k", "rmsnorm or mapping")
