@@ -101,7 +101,9 @@ def answer(
                 said = torch.cat([said, said.new_empty(batch, more)], 1)
             said[:, length] = token
             length += 1
-            if check(rules["unfinished"], token, length) or length >= most:
+            # A streamer may keep what it gets; where the next step writes its choice, it changes.
+            shown = token if streamer is None else said[:, length - 1]
+            if check(rules["unfinished"], shown, length) or length >= most:
                 break
             if state is None:
                 inputs = model.prepare_inputs_for_generation(
