@@ -30,8 +30,8 @@ def run(best_package, gpu, monkeypatch):
     return run
 
 
-def prefill(rows, outer=1):
-    return f"prefill rows={rows} cluster=1 outer={outer}"
+def prefill(rows, outer=1, design="prefill"):
+    return f"{design} rows={rows} cluster=1 outer={outer}"
 
 
 @pytest.mark.parametrize("rows, outer", [(64, 1), (128, 1), (64, 3), (128, 4)])
@@ -78,6 +78,78 @@ def test_more_items_than_multiprocessors(run, rows, size, kv_dtype, page):
 def test_pages(run, page, kv_dtype, rows, outer):
     run(prefill(rows, outer), [700, 33], rows=33, size=128, page=page, kv_dtype=kv_dtype,
         causal=True)  # fmt: skip
+
+
+@pytest.mark.parametrize("kv_dtype, page", [
+    (E4M3, None), (E4M3, 1), (E4M3, 16), (None, 1), (None, 16), (None, 48),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("rows, outer, size, size_v", [
+    (64, 1, 128, 128), (128, 3, 80, 80), (128, 1, 192, 128), (128, 1, 256, 256), (192, 1, 64, 64),
+    (192, 2, 48, 64),
+])  # fmt: skip
+def test_gathered_keys(run, rows, outer, size, size_v, dtype, kv_dtype, page):
+    """Keys that nobody sees are NaN, page numbers past the last lead nowhere."""
+    for options in ({"causal": True}, {"window_size": (150, 20)}):
+        run(
+            prefill(rows, outer, "gathered"), [391, 130, 700, 0], rows=150, heads=(6, 2),
+            size=size, size_v=size_v, dtype=dtype, kv_dtype=kv_dtype, page=page, **options,
+        )  # fmt: skip
+
+
+def test_ragged_keys_are_gathered(best_package, gpu, monkeypatch):
+    if torch.cuda.get_device_capability(gpu) != (9, 0):
+        pytest.skip("prefill needs sm_90")
+    module = sys.modules[best_package.flash_attn_varlen_func.__module__]
+    native, lengths = module._attention, [300, 0, 129, 64]
+    ends = torch.tensor([0, *lengths], dtype=torch.int32, device=gpu).cumsum(0, dtype=torch.int32)
+    q = torch.randn(sum(lengths), 8, 128, device=gpu, dtype=BF16)
+    k, v = (torch.randn(sum(lengths), 2, 128, device=gpu).to(E4M3) for _ in "kv")
+
+    def run(*keys):
+        return best_package.flash_attn_varlen_func(q, *keys, ends, ends, 300, 300, causal=True)
+
+    monkeypatch.setattr(
+        module, "_attention", lambda *a: native(*a[:-1], prefill(128, 1, "gathered"))
+    )
+    out = run(k, v)
+    monkeypatch.setattr(module, "_attention", lambda *a: native(*a[:-1], prefill(128)))
+    assert torch.equal(out, run(k.to(BF16), v.to(BF16)))
+
+
+def test_gathered_keys_are_those_that_the_kernel_before_writes(best_package, gpu, monkeypatch):
+    """In a graph each kernel begins while the one before ends, and steps share their scratch."""
+    if torch.cuda.get_device_capability(gpu) != (9, 0):
+        pytest.skip("prefill needs sm_90")
+    module = sys.modules[best_package.flash_attn_func.__module__]
+    native = module._attention
+    monkeypatch.setattr(
+        module, "_attention", lambda *a: native(*a[:-1], prefill(128, 1, "gathered"))
+    )
+    k, v = cache_of(gpu, kv_dtype=E4M3)
+    q = torch.randn(2, 600, 8, 128, device=gpu, dtype=BF16)
+    outs = [torch.empty_like(q) for _ in range(3)]
+
+    def steps():
+        for out in outs:
+            k.copy_((k.float() * 0.9 + 0.01).to(E4M3))
+            v.copy_((v.float() * -0.9).to(E4M3))
+            best_package.flash_attn_func(q, k, v, causal=True, out=out)
+
+    steps()
+    torch.cuda.synchronize()
+    graph, before = torch.cuda.CUDAGraph(), [k.clone(), v.clone()]
+    with torch.cuda.graph(graph):
+        steps()
+    graph.replay()
+    torch.cuda.synchronize()
+    replayed = [out.clone() for out in outs]
+    k.copy_(before[0])
+    v.copy_(before[1])
+    for out in outs:
+        out.fill_(float("nan"))
+    steps()
+    assert all(map(torch.equal, replayed, outs))
 
 
 @pytest.mark.parametrize("page", [1, 4, 8, 16, 24, 48, 256])
@@ -197,6 +269,7 @@ def test_queries_that_begin_at_multiples_of_four_bytes(decode, gpu, offset, kv_d
     (64, prefill(64, 65), "outer must be 1 to 64"),
     (512, prefill(64), "no tile for heads of that size"),
     (68, prefill(64), "whole 16 bytes"),
+    (64, prefill(64, 1, "gathered"), "float8_e4m3fn, or in pages"),
 ])  # fmt: skip
 def test_configs_that_cannot_serve_say_why(run, size, config, words):
     with pytest.raises(RuntimeError, match=words):

@@ -12,7 +12,7 @@ DESIGNS = {
     80: "decode plain tiled",
     86: "decode plain tiled",
     89: "decode plain tiled",
-    90: "decode plain prefill resident streamed streamed_wgmma tiled warpgroup",
+    90: "decode gathered plain prefill resident streamed streamed_wgmma tiled warpgroup",
     100: "decode plain resident streamed tiled",
     120: "decode plain streamed tiled",
 }
@@ -66,6 +66,16 @@ def test_long_prompts_take_the_most_rows(played):
     assert prompts == [
         "64: prefill rows=192", "128: prefill rows=128", "512: decode rows=8"
     ]  # fmt: skip
+
+
+def test_fp8_prompts_are_gathered_where_there_is_room(played):
+    """Not for a few queries, and not more than 256 MiB, whatever the choice was made for."""
+    assert [line for line in played if "queries in FP8" in line] == [
+        "2048 queries in FP8 of 128: gathered rows=128, prefill rows=128",
+        "2048 queries in FP8 of 64: gathered rows=192, prefill rows=128",
+        "2048 queries in FP8 of 128: prefill rows=128, prefill rows=128",
+        "4 queries in FP8 of 128: decode rows=16, decode rows=16",
+    ]
 
 
 def test_blocks_have_multiprocessors_of_their_own_where_there_are_as_many(played):

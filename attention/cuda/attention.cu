@@ -3,6 +3,7 @@
 #include "../gpu/plain.h"
 #include "choose.h"
 #include "decode.h"
+#include "gather_keys.cuh"
 #include "prefill.h"
 
 namespace rocm_kernels {
@@ -32,7 +33,9 @@ Status config_of(const AttentionArgs& args, AttentionDevice& device, AttentionCo
     return nullptr;
   }
   if (const Status error = read_config(args.config, config)) return error;
-  return check_config(args, config, device);
+  if (const Status error = check_config(args, config, device)) return error;
+  config = within_most_gathered(args, config);
+  return nullptr;
 }
 
 }  // namespace
@@ -62,6 +65,16 @@ Status launch_attention(const AttentionArgs& args, const Context& context) {
     return launch_plain_attention(args, 32, device.compute_capability >= 90, context);
   }
   const bool bf16 = args.q_dtype == DType::kBFloat16;
+  if (config.design == cuda::AttentionConfig::Design::kGathered) {
+    const AttentionArgs gathered = cuda::gathered_args(args, args.workspace);
+    const auto gather = !is_fp8(args.kv_dtype) ? cuda::launch_gather_keys<__half, false>
+                        : bf16                 ? cuda::launch_gather_keys<__nv_bfloat16, true>
+                                               : cuda::launch_gather_keys<__half, true>;
+    if (const Status error = gather(args, gathered, context.stream)) return error;
+    char* const workspace = static_cast<char*>(args.workspace) + cuda::gathered_room(args);
+    const auto launch = bf16 ? cuda::launch_prefill_bf16 : cuda::launch_prefill_fp16;
+    return launch(gathered, cuda::behind_gathering(config), device, workspace, context.stream);
+  }
   if (config.design == cuda::AttentionConfig::Design::kPrefill) {
     const auto launch = is_fp8(args.kv_dtype)
                             ? (bf16 ? cuda::launch_prefill_bf16_fp8 : cuda::launch_prefill_fp16_fp8)

@@ -30,14 +30,20 @@ void for_each_config(const AttentionArgs& args, const AttentionDevice& device, c
     }
     if (holds) break;
   }
-  for (const int32_t block_rows : {64, 128, 192}) {
-    if (rows <= block_rows - 64) continue;
-    for (int32_t outer = 1; outer <= 32; outer *= 2) {
-      AttentionConfig c;
-      c.design = AttentionConfig::Design::kPrefill;
-      c.rows = block_rows;
-      c.outer = outer;
-      if (check_config(args, c, device) == nullptr) visit(c);
+  for (const auto design :
+       {AttentionConfig::Design::kPrefill, AttentionConfig::Design::kGathered}) {
+    if (design == AttentionConfig::Design::kGathered && gathered_bytes(args) > kMostGatheredBytes) {
+      break;
+    }
+    for (const int32_t block_rows : {64, 128, 192}) {
+      if (rows <= block_rows - 64) continue;
+      for (int32_t outer = 1; outer <= 32; outer *= 2) {
+        AttentionConfig c;
+        c.design = design;
+        c.rows = block_rows;
+        c.outer = outer;
+        if (check_config(args, c, device) == nullptr) visit(c);
+      }
     }
   }
   visit(AttentionConfig{});

@@ -5,8 +5,10 @@
 #include <algorithm>
 
 #include "../../blocks/product/config_fields.h"
+#include "../../common/core/math.h"
 #include "../../common/cuda/memory_rates.h"
 #include "../attention.h"
+#include "../gpu/shape.h"
 #include "tiles.h"
 
 namespace rocm_kernels {
@@ -22,16 +24,17 @@ struct AttentionDevice {
 
 struct AttentionConfig {
   enum class Design : int32_t {
-    kPlain,    // any types and sizes, a row a warp (gpu/plain.h)
-    kDecode,   // few rows a sequence: bound by the bytes of keys and values (decode.cuh)
-    kPrefill,  // many rows: bound by the tensor cores (prefill.cuh)
+    kPlain,     // any types and sizes, a row a warp (gpu/plain.h)
+    kDecode,    // few rows a sequence: bound by the bytes of keys and values (decode.cuh)
+    kPrefill,   // many rows: bound by the tensor cores (prefill.cuh)
+    kGathered,  // prefill, behind a kernel that brings keys to rows of 16 bits (gather_keys.cuh)
   };
   Design design = Design::kPlain;
   int32_t rows = 8;     // of a block
   int32_t cluster = 1;  // parts of the keys whose sums meet in shared memory
   int32_t outer = 1;    // parts whose sums meet in memory, each of `cluster`
 
-  static constexpr const char* kDesigns[] = {"plain", "decode", "prefill"};
+  static constexpr const char* kDesigns[] = {"plain", "decode", "prefill", "gathered"};
   static constexpr ConfigField<AttentionConfig> kFields[] = {
       {"rows", &AttentionConfig::rows},
       {"cluster", &AttentionConfig::cluster},
@@ -128,12 +131,56 @@ inline bool has_vector_heads(const AttentionArgs& args) {
          has_vectors(out, args.q_dtype, args.head_dim_v);
 }
 
+constexpr int64_t kTakenBytes = 256;  // of the word that counts items, before what parts leave
+
+// Keys and values, FP8 or in pages, that are gathered in rows of each KV head and of the queries'
+// type: at most so many bytes, and the call of prefill that is left then. `to`: where they are.
+constexpr int64_t kMostGatheredBytes = int64_t{1} << 28;
+inline int64_t gathered_bytes(const AttentionArgs& args) {
+  const int64_t rows = args.cu_seqlens_k != nullptr ? args.total_k : args.batch * args.max_seqlen_k;
+  return rows * args.kv_heads * (args.head_dim + args.head_dim_v) * size_of(args.q_dtype);
+}
+// Of a workspace, before prefill's.
+inline int64_t gathered_room(const AttentionArgs& args) {
+  return ceil_div(gathered_bytes(args), kTakenBytes) * kTakenBytes;
+}
+inline AttentionArgs gathered_args(const AttentionArgs& args, void* to) {
+  const bool ragged = args.cu_seqlens_k != nullptr;
+  const int64_t rows = ragged ? args.total_k : args.max_seqlen_k;
+  const int64_t k_elements = (ragged ? 1 : args.batch) * args.kv_heads * rows * args.head_dim;
+  const auto place = [&](char* at, int64_t size) {
+    return AttentionRows{at, ragged ? 0 : args.kv_heads * rows * size, size, rows * size};
+  };
+  char* const k = static_cast<char*>(to);
+  AttentionArgs gathered = args;
+  gathered.kv_dtype = args.q_dtype;
+  gathered.block_table = nullptr;
+  gathered.k = place(k, args.head_dim);
+  gathered.v = place(to == nullptr ? k : k + k_elements * size_of(args.q_dtype), args.head_dim_v);
+  return gathered;
+}
+constexpr int kGatherKeys = 32;  // of a block, which has one KV head
+inline int64_t gathered_blocks(const AttentionArgs& args) {
+  return args.batch * args.kv_heads * ceil_div(args.max_seqlen_k, kGatherKeys);
+}
+inline AttentionConfig behind_gathering(AttentionConfig c) {
+  c.design = AttentionConfig::Design::kPrefill;
+  return c;
+}
+// A choice may have been made for fewer keys than the call has room for (usual_seqlen_k): where so
+// many are not gathered, prefill takes them as they are.
+inline AttentionConfig within_most_gathered(const AttentionArgs& args, AttentionConfig c) {
+  if (c.design != AttentionConfig::Design::kGathered) return c;
+  if (gathered_bytes(args) <= kMostGatheredBytes) return c;
+  c.rows = std::min(c.rows, 128);
+  return behind_gathering(c);
+}
+
 // Prefill's items (prefill.cuh), and the most that a word counts (taken_items.cuh).
 inline int64_t prefill_items(const AttentionArgs& args, const AttentionConfig& c) {
   return row_blocks(args, c) * c.outer * args.kv_heads * args.batch;
 }
 constexpr int64_t kMostTaken = int64_t{1} << 23;
-constexpr int64_t kTakenBytes = 256;  // of the word, before what parts leave
 
 // Bytes of what parts of the keys leave in memory, where outer > 1. Prefill: the word that counts
 // items, and of each part floats for each row of q and head, the columns' sums and two more
@@ -145,6 +192,9 @@ inline int64_t partial_bytes(const AttentionArgs& args, const AttentionConfig& c
     const int64_t floats = c.outer == 1 ? 0 : prefill_tile(args).head_dim_v + 2;
     return kTakenBytes +
            args.total_q * args.heads * c.outer * floats * static_cast<int64_t>(sizeof(float));
+  }
+  if (c.design == AttentionConfig::Design::kGathered) {
+    return gathered_room(args) + partial_bytes(gathered_args(args, nullptr), behind_gathering(c));
   }
   if (c.outer == 1) return 0;
   const int64_t rows = args.batch * args.kv_heads * row_blocks(args, c) * c.rows;
@@ -187,6 +237,22 @@ inline Status check_prefill(const AttentionArgs& args, const AttentionConfig& c,
   return nullptr;
 }
 
+inline Status check_gathered(const AttentionArgs& args, const AttentionConfig& c,
+                             const AttentionDevice& device) {
+  const bool fp8 = args.kv_dtype == DType::kFloat8E4M3FN;
+  if (!fp8 && (args.kv_dtype != args.q_dtype || args.block_table == nullptr)) {
+    return "attention config: gathered takes keys of float8_e4m3fn, or in pages";
+  }
+  if (!has_vector_heads(args)) {
+    return "attention config: gathered takes rows that begin at multiples of 16 bytes, and whole "
+           "16 bytes";
+  }
+  if (gathered_blocks(args) >= int64_t{1} << 31) {
+    return "attention config: gathered takes fewer than 2^31 blocks";
+  }
+  return check_prefill(gathered_args(args, nullptr), behind_gathering(c), device);
+}
+
 // Whether the config can serve args on the device: nullptr, or why not.
 inline Status check_config(const AttentionArgs& args, const AttentionConfig& c,
                            const AttentionDevice& device) {
@@ -196,6 +262,7 @@ inline Status check_config(const AttentionArgs& args, const AttentionConfig& c,
                : "attention config: the plain design takes its default fields";
   }
   if (c.design == AttentionConfig::Design::kPrefill) return check_prefill(args, c, device);
+  if (c.design == AttentionConfig::Design::kGathered) return check_gathered(args, c, device);
   if (device.compute_capability < 80) return "attention config: decode needs sm_80 or later";
   if (args.q_dtype == DType::kFloat32) return "attention config: decode takes float16 and bfloat16";
   if (args.kv_dtype == DType::kFloat8E4M3FNUZ) {

@@ -11,7 +11,7 @@
 //                  the next item. Tiles of keys in rows are boxes of the copy engine; pages of any
 //                  size, and tiles that hold keys that nobody sees, which become zeros, are
 //                  threads' copies (cp.async). FP8 keys and values pass registers, where they are
-//                  widened
+//                  widened. (Prompts' are in rows by then: gather_keys.cuh)
 //   consumers      one to three, 64 rows each. Of tile j:   S_j = Q K_j^T   softmax   O += P_j V_j
 //
 //                       issued      S1 O0         S2 O1         S3 O2

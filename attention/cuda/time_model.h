@@ -46,9 +46,12 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   constexpr float kScoresPerUs = 13.4e3f;          // whose softmax it takes,
   constexpr float kMoreScoresPerUs = 16.7e3f;      // and by three consumers
   constexpr float kCodesPerUs = 24e3f;             // of FP8, that it widens
-  constexpr float kBandwidth = 0.95f;              // of what the driver says of the memory
-  constexpr float kInPages = 0.95f;                // of that
-  constexpr float kL2Rate = 1.4f;                  // of the same
+  // Where blocks of rows share keys that threads copy, on an H100: FP8, and a tile in pages.
+  constexpr float kFp8BlockUs = 3, kFewerCodesPerUs = 18.5e3f;
+  constexpr float kPagedTileUs = 1.1f, kPagedRowUs = 9e-3f;
+  constexpr float kBandwidth = 0.95f;  // of what the driver says of the memory
+  constexpr float kInPages = 0.95f;    // of that
+  constexpr float kL2Rate = 1.4f;      // of the same
   // What a multiprocessor takes in from memory: of rows, of pages (64 blocks on an H100: 34e3 of
   // pages of 16, 64 and 256 keys, which H200's times of two and four rounds bear out).
   constexpr float kSmBytesPerUs = 58.5e3f, kSmPagedBytesPerUs = 34.5e3f;
@@ -63,16 +66,21 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   const float columns = static_cast<float>(tile.head_dim + tile.head_dim_v);
   const float scores = static_cast<float>(c.rows * tile.keys);
   const float elements = static_cast<float>(tile.keys) * columns;
+  const bool shared = row_blocks_of_pair > 1, in_pages = size_of_pages(args) != 0;
+  const float begin_us = kBlockUs + (shared && tile.fp8 ? kFp8BlockUs : 0);
+  float copies_us = 0;
+  if (tile.fp8) copies_us = elements / (shared && c.rows > 64 ? kFewerCodesPerUs : kCodesPerUs);
+  if (shared && in_pages) copies_us = kPagedTileUs + kPagedRowUs * static_cast<float>(c.rows);
   const float bytes_us =  // of keys that no other block brings to L2
-      row_blocks_of_pair > 1 ? 0
-                             : elements * static_cast<float>(size_of(args.kv_dtype)) /
-                                   (size_of_pages(args) == 0 ? kSmBytesPerUs : kSmPagedBytesPerUs);
+      shared ? 0
+             : elements * static_cast<float>(size_of(args.kv_dtype)) /
+                   (in_pages ? kSmPagedBytesPerUs : kSmBytesPerUs);
   const float tile_us = std::max(
-      bytes_us, kTileUs + std::max({2 * scores * columns / kFlopsPerUs,
-                                    scores / (c.rows > 128 ? kMoreScoresPerUs : kScoresPerUs),
-                                    tile.fp8 ? elements / kCodesPerUs : 0}));
+      bytes_us,
+      kTileUs + std::max({2 * scores * columns / kFlopsPerUs,
+                          scores / (c.rows > 128 ? kMoreScoresPerUs : kScoresPerUs), copies_us}));
   const auto block_us = [&](float its_keys) {
-    return kBlockUs + std::ceil(its_keys / static_cast<float>(tile.keys) / outer) * tile_us;
+    return begin_us + std::ceil(its_keys / static_cast<float>(tile.keys) / outer) * tile_us;
   };
   const float blocks = pairs * row_blocks_of_pair * outer;
   const float waves = blocks / static_cast<float>(device.sm_count);
@@ -81,7 +89,7 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   const float bytes = pairs * longest * columns * static_cast<float>(size_of(args.kv_dtype));
   const float memory_us =
       std::max(bytes / kBandwidth, bytes * row_blocks_of_pair * keys / longest / kL2Rate) /
-      (size_of_pages(args) == 0 ? per_us : per_us * kInPages);
+      (in_pages ? per_us * kInPages : per_us);
   return kLaunchUs + std::max(compute_us, kBlockUs + memory_us + (waves > 1 ? kRoundUs : 0)) +
          modelled_join_time(args, c, device);
 }
@@ -98,6 +106,16 @@ inline float modelled_places(const AttentionArgs& args, const AttentionConfig& c
   // By the room that a block of a cluster has; the rates were fitted to blocks that all had it.
   const int at_once = decode_block(args, c, device).at_once(kMaxCluster);
   return sms * static_cast<float>(at_once) * (c.cluster > 2 ? kOfGroups : 1);
+}
+
+// The same behind a kernel that gathers keys and values.
+inline float modelled_gathered_time(const AttentionArgs& args, const AttentionConfig& c,
+                                    const AttentionDevice& device) {
+  constexpr float kGatherUs = 1.5f;  // beside the launch that follows, and bytes by memory's rate
+  const float bytes = static_cast<float>(gathered_bytes(args));
+  const float read = bytes * static_cast<float>(size_of(args.kv_dtype)) / 2;
+  return kGatherUs + (read + bytes) / static_cast<float>(device.memory.bytes_per_us) +
+         modelled_prefill_time(gathered_args(args, nullptr), behind_gathering(c), device);
 }
 
 inline float modelled_decode_time(const AttentionArgs& args, const AttentionConfig& c,
@@ -170,6 +188,8 @@ inline float modelled_time(const AttentionArgs& args, const AttentionConfig& c,
   switch (c.design) {
     case AttentionConfig::Design::kPrefill:
       return modelled_prefill_time(args, c, device);
+    case AttentionConfig::Design::kGathered:
+      return modelled_gathered_time(args, c, device);
     case AttentionConfig::Design::kDecode:
       return modelled_decode_time(args, c, device);
     case AttentionConfig::Design::kPlain:

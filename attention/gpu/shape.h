@@ -17,6 +17,7 @@ inline int64_t size_of_pages(const AttentionArgs& args) {
 struct AttentionShape {
   int32_t batch, heads, kv_heads, head_dim, head_dim_v;
   int32_t max_seqlen_q, max_seqlen_k, total_q;
+  int32_t total_k;  // 0 but of ragged keys
   int32_t window_left, window_right;
   int32_t q_dtype, kv_dtype;
   int32_t page_size;  // 0: keys are not in pages
@@ -35,6 +36,7 @@ struct AttentionShape {
             fit(args.max_seqlen_q),
             fit(args.max_seqlen_k),
             fit(args.total_q),
+            fit(args.total_k),
             fit(args.window_left),
             fit(args.window_right),
             static_cast<int32_t>(args.q_dtype),
@@ -53,6 +55,7 @@ constexpr ConfigField<AttentionShape> kAttentionShapeFields[] = {
     {"max_seqlen_q", &AttentionShape::max_seqlen_q},
     {"max_seqlen_k", &AttentionShape::max_seqlen_k},
     {"total_q", &AttentionShape::total_q},
+    {"total_k", &AttentionShape::total_k},
     {"window_left", &AttentionShape::window_left},
     {"window_right", &AttentionShape::window_right},
     {"q_dtype", &AttentionShape::q_dtype},

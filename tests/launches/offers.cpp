@@ -221,6 +221,9 @@ static void check_attention(const Gpu& gpu) {
               expect_fit(gpu, c, cuda::decode_shared_bytes(args, c, device));
             } else if (c.design == Design::kPrefill) {
               expect_fit(gpu, c, cuda::prefill_tile(args).most_shared_bytes(c.rows));
+            } else if (c.design == Design::kGathered) {
+              const AttentionArgs gathered = cuda::gathered_args(args, nullptr);
+              expect_fit(gpu, c, cuda::prefill_tile(gathered).most_shared_bytes(c.rows));
             }
           };
           check(cuda::choose_config(args, device));
@@ -264,6 +267,27 @@ static void tell_long_prompts() {
     const cuda::AttentionConfig c = cuda::choose_config(args, device);
     std::printf("prompt of heads of %d: %s rows=%d\n", size,
                 cuda::AttentionConfig::kDesigns[static_cast<size_t>(c.design)], c.rows);
+  }
+}
+
+// Queries of keys in FP8: what serves them, and what does where the call has room for 131,072 keys.
+static void tell_fp8_prompts() {
+  cuda::AttentionDevice device;
+  device.sm_count = 132;
+  device.compute_capability = 90;
+  device.shared_bytes_per_block = 227 << 10;
+  for (const auto& [queries, keys, size] :
+       {std::tuple(2048, 2048, 128), {2048, 2048, 64}, {2048, 131072, 128}, {4, 8192, 128}}) {
+    AttentionArgs args;
+    args.batch = 1, args.heads = 32, args.kv_heads = size == 64 ? 32 : 8;
+    args.head_dim = args.head_dim_v = size;
+    args.max_seqlen_q = args.total_q = queries, args.max_seqlen_k = keys, args.kv_dtype = kFp8;
+    const cuda::AttentionConfig c = cuda::choose_config(args, device);
+    args.max_seqlen_k = 131072;
+    const cuda::AttentionConfig roomy = cuda::within_most_gathered(args, c);
+    std::printf("%d queries in FP8 of %d: %s rows=%d, %s rows=%d\n", queries, size,
+                cuda::AttentionConfig::kDesigns[static_cast<size_t>(c.design)], c.rows,
+                cuda::AttentionConfig::kDesigns[static_cast<size_t>(roomy.design)], roomy.rows);
   }
 }
 
@@ -324,6 +348,7 @@ int main() {
   tell_boxes();
   tell_few_heads();
   tell_long_prompts();
+  tell_fp8_prompts();
   tell_room();
   tell_expert_tiles();
   std::printf("offers %d, misfits %d\n", offers, misfits);
