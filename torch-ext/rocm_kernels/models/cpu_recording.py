@@ -18,6 +18,8 @@ asks a tensor for a number, and would go another way with another, cannot be rec
 """
 
 import contextlib
+import os
+import sys
 import threading
 import weakref
 from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Set, Tuple
@@ -128,6 +130,7 @@ class _Recorder(TorchDispatchMode):
         self.program = program
         self.calls: List[_Call] = []
         self.made: Set[int] = set()  # storages that are the run's own
+        self.fixed: Dict[int, torch.Tensor] = {}  # those whose numbers stand in the model's code
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple = (), kwargs: Optional[Dict[str, Any]] = None
@@ -140,8 +143,17 @@ class _Recorder(TorchDispatchMode):
                 self._launch(func, args, kwargs)
                 return None
             return func(*args, **kwargs)
-        if _depends_on_numbers(func, args):
-            raise NotImplementedError(f"{func} has a result whose kind depends on numbers")
+        for storage in storages_of(written):
+            self.fixed.pop(storage, None)
+        is_fixed = func is _aten.lift_fresh.default or (
+            storages_of(tensors) <= self.fixed.keys()
+            and torch.Tag.nondeterministic_seeded not in func.tags
+        )
+        asks = func is _aten._local_scalar_dense.default
+        if _depends_on_numbers(func, args) and not (asks and is_fixed):
+            raise NotImplementedError(
+                f"{_place_of_caller()} takes numbers out of a tensor, or a shape, by {func}"
+            )
         if func in _GUARDS:
             if any(call.written - self.made for call in self.calls):
                 raise NotImplementedError("it asks whether numbers are right after it has written")
@@ -157,6 +169,8 @@ class _Recorder(TorchDispatchMode):
             return self._product(args[0], args[1] if func is _aten.linear.default else args[1].t())
         results = func(*args, **kwargs)
         new = tensors_in(results)
+        if is_fixed:
+            self.fixed.update((tensor.untyped_storage()._cdata, tensor) for tensor in new)
         if not storages_of(new) <= storages_of(tensors):
             self.made |= storages_of(new)
             self._note(func, args, kwargs, tuple(new), written=storages_of(new))
@@ -233,6 +247,20 @@ def _depends_on_numbers(func: Any, args: Tuple) -> bool:
         or torch.Tag.dynamic_output_shape in tags
         or func is _aten.is_nonzero.default  # seen in inference mode alone
     )
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+def _place_of_caller() -> str:
+    """The line of a model's code that runs."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_globals.get("__name__", "").split(".")[0] == "torch"
+        or frame.f_code.co_filename.startswith(_PACKAGE)
+    ):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def _does_nothing(call: _Call) -> bool:
