@@ -36,7 +36,7 @@ OWN = {
     },
     "attention": {
         "cdna": {"plain", "decode", "prefill"},
-        "cuda": {"plain", "decode", "prefill"},
+        "cuda": {"plain", "decode", "prefill", "gathered"},
     },
 }  # fmt: skip
 FAMILY = {"simulator": "cdna", "rocm": "cdna", "cuda": "cuda", "cpu": None}
