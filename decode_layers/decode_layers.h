@@ -1,11 +1,12 @@
 // Decoder layers for one token, each from its attention to the next one's qkv, as one kernel: what
 // eleven launches a layer do.
 //
-//   attended = softmax(rotated q . keys) . values             with an attention; else given
+//   attended = softmax(rotated q . keys) . values             with an attention; else given: of
+//              norms of q and k, where there are such
 //   x        = fp8(attended) . w_o^T                          where there is a w_o, else x is given
 //   h        = x + residual
 //   out      = h + fp8(silu(g[:I]) * g[I:]) . w_down^T        g = fp8(norm(h)) . w_gate_up^T, [2 I]
-//   qkv      = fp8(norm'(out)) . w_qkv^T                      of the next layer, where w_qkv is
+//   qkv      = fp8(norm'(out)) . w_qkv^T (+ bias)             of the next layer, where w_qkv is
 //
 // The next layer takes out for its residual, and qkv for its attention.
 // fp8() has a scale a row, as quantize_fp8, rmsnorm_fp8 and swiglu_fp8 make it; a product is

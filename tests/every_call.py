@@ -222,7 +222,8 @@ def layer_calls(fp8: torch.dtype, device: torch.device) -> Iterator[Call]:
     arguments = {
         "residual": randn(H), "qkv": randn(4 * 128), "cos": randn(128), "sin": randn(128),
         "position": integer(3), "seqused_k": integer(4), "leftpad_k": integer(1), **caches,
-        **scales,
+        **scales, **{f"{name}_norm_weights": [randn(128) for _ in range(2)] for name in "qk"},
+        "bias_qkv": [randn(4 * 128)],
         "norm_weights": [randn(H) for _ in range(2)], **weights(2, "o", H, 2 * 128),
         **weights(2, "gate_up", 2 * N, H), **weights(2, "down", H, N),
         "next_norm_weights": [randn(H)], **weights(1, "qkv", 4 * 128, H),

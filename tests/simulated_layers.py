@@ -17,6 +17,7 @@ STATE_BYTES = 4096
 OF_A_LAYER = [
     "o", "scale_o", "norm", "gate_up", "scale_gate_up", "down", "scale_down", "next_norm",
     "qkv", "scale_qkv", "k_cache", "v_cache", "k_scale", "v_scale",
+    "q_norm", "k_norm", "qkv_bias",
 ]  # fmt: skip
 POINTERS = [
     "layers", "attention_qkv", "cos", "sin", "position", "attended", "x", "residual", "out", "qkv",
@@ -94,6 +95,9 @@ class Layer:
     v_cache: torch.Tensor | None = None
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None  # weights of norms of heads
+    k_norm: torch.Tensor | None = None
+    qkv_bias: torch.Tensor | None = None
 
 
 @dataclass
@@ -128,7 +132,9 @@ class Stack:
                     setattr(of_layer, name, weight.w.data_ptr())
                     setattr(of_layer, f"scale_{name}", weight.scale.data_ptr())
                     read += [weight.w, weight.scale]
-            for name in ("norm", "next_norm", "k_cache", "v_cache", "k_scale", "v_scale"):
+            for name in OF_A_LAYER:
+                if name.removeprefix("scale_") in ("o", "gate_up", "down", "qkv"):
+                    continue
                 if (tensor := getattr(layer, name)) is not None:
                     setattr(of_layer, name, tensor.data_ptr())
                     read.append(tensor)

@@ -37,6 +37,8 @@ def right_calls(fp8: torch.dtype = torch.float8_e4m3fn) -> Iterator[dict[str, An
                   for name in ("k_caches", "v_caches")}  # fmt: skip
         scales = {name: [torch.rand(1, generator=chance) + 0.5 for _ in range(2 if of_rows else 0)]
                   for name in ("k_scales", "v_scales")}  # fmt: skip
+        more = {f"{name}_norm_weights": [some(128) for _ in range(2 if of_rows else 0)]
+                for name in "qk"}  # fmt: skip
         yield {
             "residual": some(HIDDEN), "qkv": some(QKV), **caches,
             "norm_weights": [some(HIDDEN) for _ in range(2)],
@@ -45,7 +47,7 @@ def right_calls(fp8: torch.dtype = torch.float8_e4m3fn) -> Iterator[dict[str, An
             **weights("down", 2, HIDDEN, INTERMEDIATE),
             "next_norm_weights": [some(HIDDEN) for _ in range(count)],
             **weights("qkv", count, QKV, HIDDEN),
-            **scales,
+            "bias_qkv": [some(QKV) for _ in range(count if of_rows else 0)], **more, **scales,
             "cos": some(128), "sin": some(128), "position": torch.tensor([2]).int(),
             "eps": 1e-6, "weight_offset": 0.0, "scale": 0.1,
             "seqused_k": torch.tensor([3]).int() if of_rows else None,
@@ -57,6 +59,8 @@ def wrong_calls(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Wrong calls, whose caches lie in what else is written, or have other heads; and a window
     that is none."""
     yield {**call, "window_left": -2}
+    for name in ("q_norm_weights", "k_norm_weights", "bias_qkv"):
+        yield {**call, name: [half(128)]}
     for name in ("k_scales", "v_scales"):
         for scales in ([torch.ones(1)], [torch.ones(1).double()] * 2, [torch.ones(3)] * 2):
             yield {**call, name: scales}

@@ -23,17 +23,17 @@ def one_by_one(stack, x, residual):
     kernels = simulated.functional()
     options = {"weight_offset": stack.weight_offset}
 
-    def product(a, scale_a, weight):
+    def product(a, scale_a, weight, bias=None):
         out = torch.empty(1, len(weight.w), dtype=x.dtype)
         scale = weight.scale[:, None] if weight.scale.numel() > 1 else weight.scale
-        simulated.ops.gemm(out, a, weight.w, scale_a, scale, None, IN_ORDER)
+        simulated.ops.gemm(out, a, weight.w, scale_a, scale, bias, IN_ORDER)
         return out
 
     x, out = x[None], residual.clone()[None]
     for layer in stack.layers:
         h = out
         if stack.attention is not None:
-            x = attended(stack.attention, layer, x)
+            x = attended(stack, layer, x)
         if layer.o is not None:
             x = product(*kernels.quantize_fp8(x), layer.o)
         a = kernels.rmsnorm_fp8(x, layer.norm, stack.eps, h, **options)
@@ -41,19 +41,21 @@ def one_by_one(stack, x, residual):
         if layer.qkv is None:
             return out[0], None
         a = kernels.rmsnorm_fp8(out, layer.next_norm, stack.eps, **options)
-        x = product(*a, layer.qkv)
+        x = product(*a, layer.qkv, layer.qkv_bias)
     return out[0], x[0]
 
 
-def attended(attention, layer, qkv):
+def attended(stack, layer, qkv):
     """And the new row in the layer's caches."""
-    kernels = simulated.functional()
+    kernels, attention = simulated.functional(), stack.attention
     heads, kv_heads = attention.heads, layer.k_cache.shape[1]
     q, k, v = qkv.view(1, 1, -1, 128).split((heads, kv_heads, kv_heads), 2)
     k_cache, v_cache = layer.k_cache[None], layer.v_cache[None]
     q = kernels.rope_and_cache(
         q, k, v, attention.cos[None], attention.sin[None], k_cache=k_cache, v_cache=v_cache,
         cache_positions=attention.position, k_scale=layer.k_scale, v_scale=layer.v_scale,
+        q_weight=layer.q_norm, k_weight=layer.k_norm, eps=stack.eps,
+        weight_offset=stack.weight_offset,
     )  # fmt: skip
     rows = int(attention.position) + 1
     out = kernels.flash_attn_func(
@@ -62,8 +64,9 @@ def attended(attention, layer, qkv):
     return out.reshape(1, -1)
 
 
-def give_attention(stack, heads, kv_heads, position, dtype, scales=None):
-    """Caches that have no number where nothing may be read. scales: of FP8 caches, how many."""
+def give_attention(stack, heads, kv_heads, position, dtype, scales=None, norms=False):
+    """Caches that have no number where nothing may be read. scales: of FP8 caches, how many; norms:
+    of heads."""
     angles = torch.randn(64).repeat(2)
     place = torch.tensor([position], dtype=torch.int32)
     stack.attention = Attention(angles.cos().to(dtype), angles.sin().to(dtype), place, heads)
@@ -71,6 +74,8 @@ def give_attention(stack, heads, kv_heads, position, dtype, scales=None):
         caches = torch.randn(2, position + 3, kv_heads, 128)
         caches[:, position:] = float("nan")
         layer.k_cache, layer.v_cache = caches.to(dtype if scales is None else simulated.NATIVE)
+        if norms:
+            layer.q_norm, layer.k_norm = torch.randn(2, 128).to(dtype)
         if scales:
             layer.k_scale, layer.v_scale = torch.rand(2, scales) + torch.tensor([[0.5], [1.5]])
 
@@ -83,16 +88,21 @@ def with_own_caches(stack):
     return dataclasses.replace(stack, layers=layers)
 
 
-# Tiles for some workgroups only, more than one for some, K that eight waves do not divide evenly.
-# Hidden sizes whose norm the op takes with as many threads: its sum has the same order.
+# Tiles for some workgroups only, more than one for some, with a bias too, K that eight waves do not
+# divide evenly. Hidden sizes whose norm the op takes with as many threads: its sum has the same
+# order.
 @pytest.mark.parametrize("hidden, intermediate, dtype, options", [
     (2048, 2560, torch.bfloat16, {}),
     (4096, 1152, torch.float16, {"scale_a_row": False, "attended": 1024}),
     (3456, 1024, torch.bfloat16, {"qkv": 1040}),
-    (2048, 1024, torch.bfloat16, {"attended": 2176, "qkv": 3072}),
+    (2048, 1024, torch.bfloat16, {"attended": 2176, "qkv": 5120, "bias": True}),
 ])  # fmt: skip
 def test_bits_of_the_ops(hidden, intermediate, dtype, options):
+    options, has_bias = dict(options), "bias" in options
+    options.pop("bias", None)
     stack = random_stack(hidden, intermediate, dtype, **options)
+    if has_bias:
+        stack.layers[0].qkv_bias = torch.randn(options["qkv"]).to(dtype)
     x = torch.randn(options.get("attended", hidden)).to(dtype)
     residual = torch.randn(hidden).to(dtype)
     out = Guarded(1, hidden, dtype, CPU)
@@ -108,18 +118,22 @@ def test_bits_of_the_ops(hidden, intermediate, dtype, options):
 
 # No key but its own, fewer keys than waves, many; groups of 1, 4 and 8 heads. In a stack, whose
 # second layer takes what the first one's last product left, with qkv and the residual in place.
-# Caches in FP8 have no scales, one, or one a KV head.
-@pytest.mark.parametrize("heads, kv_heads, position, layers, dtype, scales", [
-    (8, 2, 0, 1, torch.bfloat16, None), (16, 2, 3, 1, torch.float16, None),
-    (8, 8, 700, 1, torch.bfloat16, None), (8, 2, 70, 2, torch.bfloat16, None),
-    (8, 2, 70, 2, torch.bfloat16, 2), (16, 2, 90, 1, torch.float16, 1),
-    (8, 2, 0, 1, torch.bfloat16, 0),
+# Caches in FP8 have no scales, one, or one a KV head. Heads have norms, and qkv a bias, or not.
+@pytest.mark.parametrize("heads, kv_heads, position, layers, dtype, scales, norms", [
+    (8, 2, 0, 1, torch.bfloat16, None, False), (16, 2, 3, 1, torch.float16, None, False),
+    (8, 8, 700, 1, torch.bfloat16, None, True), (8, 2, 70, 2, torch.bfloat16, None, True),
+    (8, 2, 70, 2, torch.bfloat16, 2, False), (16, 2, 90, 1, torch.float16, 1, True),
+    (8, 2, 0, 1, torch.bfloat16, 0, False),
 ])  # fmt: skip
-def test_attention_of_the_token(heads, kv_heads, position, layers, dtype, scales):
+def test_attention_of_the_token(heads, kv_heads, position, layers, dtype, scales, norms):
     """As the ops up to their roundings."""
     columns = (heads + 2 * kv_heads) * 128
     stack = random_stack(1024, 1024, dtype, attended=128 * heads, qkv=columns, layers=layers)
-    give_attention(stack, heads, kv_heads, position, dtype, scales)
+    give_attention(stack, heads, kv_heads, position, dtype, scales, norms)
+    if norms:
+        stack.weight_offset = 1.0
+        for layer in stack.layers:
+            layer.qkv_bias = torch.randn(columns).to(dtype)
     if layers > 1:
         stack.layers[-1].qkv = stack.layers[-1].next_norm = None  # a model's last
     qkv, residual = torch.randn(columns).to(dtype), torch.randn(1024).to(dtype)

@@ -17,7 +17,8 @@ def weights(backend, name, count, rows, columns, fp8, scale_a_row):
     }
 
 
-def random_call(backend, fp8, layers, of_last, dtype, position, scale_a_row=True, scales=None):
+def random_call(backend, fp8, layers, of_last, dtype, position, scale_a_row=True, scales=None,
+                more=False):  # fmt: skip
     """Of a hidden size that AMD's kernel takes, too."""
     hidden, intermediate, heads, kv_heads = 1024, 1024, 8, 2
     columns = (heads + 2 * kv_heads) * 128
@@ -36,6 +37,9 @@ def random_call(backend, fp8, layers, of_last, dtype, position, scale_a_row=True
     for name in ("k_scales", "v_scales") if scales else ():
         caches[name] = [torch.rand(scales).to(backend.device) + 0.5 for _ in range(layers)]
     options = (fp8, scale_a_row)
+    if more:
+        caches.update((f"{name}_norm_weights", several(layers, 128)) for name in "qk")
+        caches["bias_qkv"] = several(count, columns)
     return {
         "residual": several(1, hidden)[0], "qkv": several(1, columns)[0],
         "cos": angles.cos().to(dtype), "sin": angles.sin().to(dtype),
@@ -67,13 +71,15 @@ def copy_of(call):
     (2, False, torch.bfloat16, 9, {"scales": 2}),
     (1, True, torch.float16, 40, {"scales": 1, "seqused_k": 30, "leftpad_k": 11}),
     (1, False, torch.bfloat16, 0, {"scales": 0}),
+    (2, True, torch.bfloat16, 20, {"more": True, "eps": 1e-2, "weight_offset": 1.0}),
+    (1, True, torch.float16, 40, {"more": True, "scales": 2}),
 ])  # fmt: skip
 def test_as_the_functions_one_by_one(backend, package, layers, of_last, dtype, position, options):
     if backend.name == "cuda":
         pytest.skip("refused there")
     options = dict(options)
     call = random_call(backend, backend.fp8_dtype, layers, of_last, dtype, position, layers == 2,
-                       options.pop("scales", None))  # fmt: skip
+                       options.pop("scales", None), options.pop("more", False))  # fmt: skip
     if options.keys() & {"seqused_k", "window_left"}:
         begin = options.get("leftpad_k", 0)
         end = options.get("seqused_k", position + 1)

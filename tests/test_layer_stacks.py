@@ -74,7 +74,8 @@ def answers(package, model, given, step=None, prepare=lambda model: None, **opti
         ("Llama", {"activations": "none"}, {"inputs are not quantised": 2}),
         ("Llama", {"head_dim": 64}, {"heads of 64, not 128": 2}),
         ("Qwen2", {}, STACKED),
-        ("Qwen3", {}, {"rope_and_cache has a q_weight": 2}),
+        ("Qwen3", {}, STACKED),
+        ("Qwen3", {"head_dim": 64}, {"heads of 64, not 128": 2}),
         ("Gemma", {}, {"activation of swiglu_fp8 is gelu_tanh": 2}),
     ],
 )
@@ -93,19 +94,29 @@ def with_scales(count):
     return prepare
 
 
+def with_other_norms(model):
+    for layer in model.model.layers:
+        for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
+            norm.variance_epsilon = 0.1
+
+
 @pytest.mark.parametrize(
     "options, layers",
     [
         ({"step": {"kv_cache_dtype": "fp8"}}, STACKED),
         ({"step": {"kv_cache_dtype": "fp8"}, "prepare": with_scales(1)}, STACKED),
         ({"step": {"kv_cache_dtype": "fp8"}, "prepare": with_scales(2)}, STACKED),
+        ({"family": "Qwen3", "prepare": with_other_norms},
+         {"norms of heads are of another kind than those of rows": 2}),
         ({"num_return_sequences": 2, "num_beams": 2}, {"more than one token": 2}),
         ({"output_hidden_states": True, "return_dict_in_generate": True}, {}),  # by other ops
         ({"output_logits": True, "return_dict_in_generate": True}, STACKED),
     ],
 )  # fmt: skip
 def test_what_generate_is_asked_for_is_as_before(package, options, layers):
-    model = quantised(package, num_attention_heads=4, num_key_value_heads=2)
+    options = dict(options)
+    family = options.pop("family", "Llama")
+    model = quantised(package, family, num_attention_heads=4, num_key_value_heads=2)
     one_by_one, stacked, found = answers(package, model, prompt(), **options)
     assert found == layers
     for name in one_by_one if isinstance(one_by_one, dict) else ():
@@ -115,6 +126,17 @@ def test_what_generate_is_asked_for_is_as_before(package, options, layers):
                 assert torch.equal(a, b)
     if not isinstance(one_by_one, dict):
         assert torch.equal(one_by_one, stacked)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+def test_layers_behind_one_another_are_one_call(package, monkeypatch, family):
+    seen, op = [], package.models.layer_stacks.ops.decode_layers.default
+    record = types.SimpleNamespace(default=lambda *args: seen.append(args) or op(*args))
+    ops = types.SimpleNamespace(decode_layers=record)
+    monkeypatch.setattr(package.models.layer_stacks, "ops", ops)
+    *_, found = answers(package, quantised(package, family), prompt())
+    assert found == STACKED
+    assert {len(call[2]) for call in seen} == {2}
 
 
 def _flat(tree):
@@ -202,13 +224,13 @@ def test_a_refusal_of_the_op_leaves_the_ops(package, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("on_the_simulator")
-@pytest.mark.parametrize("in_fp8", [False, True])
-def test_on_the_simulator(in_fp8):
+@pytest.mark.parametrize("family, in_fp8", [("Llama", False), ("Qwen2", False), ("Qwen3", True)])
+def test_on_the_simulator(family, in_fp8):
     """A model's step behind two others, its layers by the kernel."""
     simulated = pytest.importorskip("simulated")
     package = simulated.functional()
     sizes = {"hidden_size": 1024, "intermediate_size": 1024, "num_attention_heads": 8}
-    model = quantised(package, **sizes, num_key_value_heads=2)
+    model = quantised(package, family, **sizes, num_key_value_heads=2)
     package.models.use_attention(model)
     stacks, late_sums = package.models.layer_stacks.LayerStacks(), package.models.late_sums.LateSums
 

@@ -93,8 +93,8 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "decode_layers(Tensor(a!) residual, Tensor(b!) qkv, Tensor(c!)[] k_caches, Tensor(d!)[] "
       "v_caches, Tensor[] norm_weights, Tensor[] w_o, Tensor[] scale_o, Tensor[] w_gate_up, "
       "Tensor[] scale_gate_up, Tensor[] w_down, Tensor[] scale_down, Tensor[] next_norm_weights, "
-      "Tensor[] w_qkv, Tensor[] scale_qkv, Tensor[] k_scales, Tensor[] v_scales, Tensor cos, "
-      "Tensor "
+      "Tensor[] w_qkv, Tensor[] scale_qkv, Tensor[] bias_qkv, Tensor[] q_norm_weights, Tensor[] "
+      "k_norm_weights, Tensor[] k_scales, Tensor[] v_scales, Tensor cos, Tensor "
       "sin, Tensor position, float eps, float weight_offset, float scale, Tensor? seqused_k=None, "
       "Tensor? leftpad_k=None, int window_left=-1) -> ()");
   ops.def("record_program(int program, str what) -> int");

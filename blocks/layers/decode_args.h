@@ -20,6 +20,9 @@ struct DecodeLayer {
   DecodeWeight down;                       // [H, I]
   const void* next_norm_weight = nullptr;  // [H], dtype; with qkv
   DecodeWeight qkv;                        // [Q, H], of the next layer; the last may have none
+  const void* qkv_bias = nullptr;          // [Q], dtype; of the next layer, too
+  const void* q_norm_weight = nullptr;     // [128], dtype: norms of heads; all layers have, or none
+  const void* k_norm_weight = nullptr;
   void* k_cache = nullptr;  // [rows, kv_heads, 128], cache_dtype; the new row is written
   void* v_cache = nullptr;
   const float* k_scale = nullptr;  // of FP8 caches: [1] or [kv_heads], see the strides; nullptr: 1

@@ -7,7 +7,8 @@
 // weights each. Those meet in LDS, where a wave adds up a head and publishes it. Which one of a
 // head's workgroups comes last adds up theirs: no meeting of the grid, which would cost more.
 //
-//   s[key]   = (rotated q) . (rotated k[key]) * scale * k_scale    q rounded to T, k to the cache's
+//   s[key]   = (rotated q) . (rotated k[key]) * scale * k_scale
+//              q is rounded to T, k to the cache's type; not before, where heads have norms
 //   attended = sum(exp(s - greatest) * v) / sum(exp(s - greatest)) * v_scale
 //
 // A cache holds T, or FP8 codes of this GPU's dialect: of k and v divided by the scales of their
@@ -86,19 +87,45 @@ struct Cached<uint8_t> {
   }
 };
 
-// Eight elements of a head, of which the other half's lie 8 lanes on.
-template <typename T>
-ROCM_KERNELS_DEVICE void turn(const Vector& own, const Vector& cosines, const Vector& sines,
-                              int column, float (&x)[kCount]) {
+// The eight elements of the other half of a head, which lie 8 lanes on.
+ROCM_KERNELS_DEVICE Vector other_half_of(const Vector& own) {
   const Words words = __builtin_bit_cast(Words, own);
   Words others;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     others[i] = __builtin_amdgcn_mov_dpp(words[i], 0x128, 0xF, 0xF, true);
   }
+  return __builtin_bit_cast(Vector, others);
+}
+
+// What a norm makes of x, of its factor and weights.
+template <typename T>
+ROCM_KERNELS_DEVICE void scale_by(const Vector& weights, float factor, float offset,
+                                  float (&x)[kCount]) {
+  float weight[kCount];
+  unpack<T>(opaque(weights), weight);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = x[i] * factor * (weight[i] + offset);
+}
+
+// Eight elements of a head turn; where it has a norm, they become that before.
+template <typename T>
+ROCM_KERNELS_DEVICE void turn(const Attention<T>& a, const Vector& own, bool has_norm,
+                              const Vector& weights, const Vector& cosines, const Vector& sines,
+                              int column, float (&x)[kCount]) {
   float y[kCount], cosine[kCount], sine[kCount];
-  unpack<T>(own, x);
-  unpack<T>(__builtin_bit_cast(Vector, others), y);
+  const Vector its = opaque(own);  // with what is made of it opaque too: one head after another
+  unpack<T>(its, x);
+  unpack<T>(other_half_of(its), y);
+  if (has_norm) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) squares = fmaf(x[i], x[i], squares);
+    const float mean = reduce_lanes<16>(squares, Sum{}) / static_cast<float>(kHeadDim);
+    const float factor = reciprocal_sqrt(mean + a.eps);
+    scale_by<T>(weights, factor, a.weight_offset, x);
+    scale_by<T>(other_half_of(weights), factor, a.weight_offset, y);
+  }
   unpack<T>(opaque(cosines), cosine);  // not kept as floats
   unpack<T>(opaque(sines), sine);
   const float sign = column < 8 ? -1.0f : 1.0f;
@@ -190,6 +217,9 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
     return load<Touch::kAgain, Vector>(head + kCount * column);
   };
   const Vector cosines = eight_of(a.cos), sines = eight_of(a.sin);
+  const bool has_norms = layer.q_norm != nullptr;
+  Vector q_norm = {}, k_norm = {};
+  if (has_norms) q_norm = eight_of(layer.q_norm), k_norm = eight_of(layer.k_norm);
   C* const k_cache = static_cast<C*>(layer.k_cache);
   C* const v_cache = static_cast<C*>(layer.v_cache);
   using Eight = typename Cached<C>::Eight;
@@ -219,7 +249,7 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
   asked();
 
   float turned[kCount];
-  turn<T>(given_key, cosines, sines, column, turned);
+  turn<T>(a, given_key, has_norms, k_norm, cosines, sines, column, turned);
   const Eight new_key = Cached<C>::of(turned, 1.0f / k_scale);
   unpack<T>(given_value, turned);
   const Eight new_value = Cached<C>::of(turned, 1.0f / v_scale);
@@ -230,14 +260,15 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
     store<Touch::kAgain>(k_cache + at, new_key);
     store<Touch::kAgain>(v_cache + at, new_value);
   }
-  float sums[kUnitHeads][kCount] = {}, greatest[kUnitHeads], total[kUnitHeads] = {};
 #pragma unroll
   for (int g = 0; g < kUnitHeads; ++g) {
-    turn<T>(q[g], cosines, sines, column, turned);
-    q[g] = pack<T>(turned);
-    greatest[g] = -INFINITY;
-    __builtin_amdgcn_sched_barrier(0);  // here and below, lest registers run out
+    turn<T>(a, q[g], has_norms, q_norm, cosines, sines, column, turned);
+    q[g] = opaque(pack<T>(turned));  // here and below, lest registers run out
+    __builtin_amdgcn_sched_barrier(0);
   }
+  float sums[kUnitHeads][kCount] = {}, greatest[kUnitHeads], total[kUnitHeads] = {};
+#pragma unroll
+  for (float& most : greatest) most = -INFINITY;
   for (int first = begin; first < end; first += kSteps * kRows) {
     float weights[kUnitHeads][kSteps];
 #pragma unroll

@@ -71,6 +71,11 @@ Status check_layer(const DecodeLayersArgs& args, const DecodeLayer& layer, bool 
   if (attends && (layer.k_cache == nullptr || layer.v_cache == nullptr)) {
     return "all layers must have caches for the attention";
   }
+  const bool has_norms = args.layers[0].q_norm_weight != nullptr;
+  if ((layer.q_norm_weight != nullptr) != has_norms ||
+      (layer.k_norm_weight != nullptr) != has_norms) {
+    return "all layers must have norms of q and of k, or none";
+  }
   for (const DecodeWeight* weight : {&layer.o, &layer.gate_up, &layer.down, &layer.qkv}) {
     const ScaleView::Kind kind = weight->scale.kind;
     if (weight->w != nullptr && kind != ScaleView::Kind::kTensor && kind != ScaleView::Kind::kRow) {
@@ -163,17 +168,20 @@ Product<T> make_product(int64_t n, int64_t k, Row row, End end, const T* x, T* o
 
 template <typename T>
 Layer<T> make_layer(const DecodeLayer& layer) {
-  const auto weight = [](const DecodeWeight& from, const void* norm) {
+  const auto weight = [](const DecodeWeight& from, const void* norm, const void* bias = nullptr) {
     const bool rows = from.scale.kind == ScaleView::Kind::kRow;
     return ProductWeight<T>{static_cast<const uint8_t*>(from.w), from.scale.data,
-                            rows ? from.scale.row_stride : 0, static_cast<const T*>(norm)};
+                            rows ? from.scale.row_stride : 0, static_cast<const T*>(norm),
+                            static_cast<const T*>(bias)};
   };
   return {{weight(layer.o, nullptr), weight(layer.gate_up, layer.norm_weight),
-           weight(layer.down, nullptr), weight(layer.qkv, layer.next_norm_weight)},
+           weight(layer.down, nullptr), weight(layer.qkv, layer.next_norm_weight, layer.qkv_bias)},
           layer.k_cache,
           layer.v_cache,
           layer.k_scale,
-          layer.v_scale};
+          layer.v_scale,
+          static_cast<const T*>(layer.q_norm_weight),
+          static_cast<const T*>(layer.k_norm_weight)};
 }
 
 // Workspace: y, the greatest of each workgroup's part of it, x, attended, partials of the
@@ -216,6 +224,8 @@ StackProblem<T> make_problem(const DecodeLayersArgs& args, int64_t begin, int64_
     attention.window_left = a.window_left;
     attention.heads = a.heads;
     attention.kv_heads = a.kv_heads;
+    attention.eps = args.eps;
+    attention.weight_offset = args.weight_offset;
     attention.parts = (a.heads / a.kv_heads + kUnitHeads - 1) / kUnitHeads;
     attention.splits = target.compute_units / (a.kv_heads * attention.parts);
     attention.scale_log2 = a.scale * 1.44269504f;

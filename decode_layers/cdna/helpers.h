@@ -201,7 +201,7 @@ ROCM_KERNELS_DEVICE void help(const StackProblem<T>& p, int wave, int lane, uint
     }
 
     thread = opaque(thread), lane = opaque(lane);
-    // A tile's scales are asked for a tile ahead.
+    // A tile's scales and biases are asked for a tile ahead.
     const auto row_of = [&](int tile) {
       const int half = lane % kMmaRows / kHalf;
       return static_cast<int>(tile * product.tile_rows + half * product.half_rows) + lane % kHalf;
@@ -209,16 +209,21 @@ ROCM_KERNELS_DEVICE void help(const StackProblem<T>& p, int wave, int lane, uint
     const auto scale_of = [&](int tile) {
       return tile < product.tiles ? weight.scales[row_of(tile) * weight.scale_stride] : 0.0f;
     };
-    float amax = 0.0f, next_scale = scale_of(blockIdx.x);
+    const auto bias_of = [&](int tile) {
+      const bool has = weight.bias != nullptr && tile < product.tiles;
+      return has ? to_float(weight.bias[row_of(tile)]) : 0.0f;
+    };
+    float amax = 0.0f, next_scale = scale_of(blockIdx.x), next_bias = bias_of(blockIdx.x);
     for (int tile = blockIdx.x; tile < product.tiles; tile += gridDim.x) {
       const int row = row_of(tile);
-      const float scale = next_scale;
+      const float scale = next_scale, bias = next_bias;
       next_scale = scale_of(tile + gridDim.x);
+      next_bias = bias_of(tile + gridDim.x);
       float h = 0.0f;
       if (product.end == End::kAdded) h = to_float(p.x[row]) + to_float(residual[row]);
       workgroup_barrier();
       if (thread < kMmaRows) {
-        const float value = rounded<T>(sum_of(sums_lds, parity, thread) * scale_row * scale);
+        const float value = rounded<T>(sum_of(sums_lds, parity, thread) * scale_row * scale + bias);
         end_row(p, product, row, lane, rounded<T>(h), value, amax);
       }
       parity ^= 1;

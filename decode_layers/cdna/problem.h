@@ -43,6 +43,7 @@ struct ProductWeight {
   const float* scales;
   int64_t scale_stride;  // 0: one for all rows
   const T* norm;         // [K]: of kNorm
+  const T* bias;         // [N], or nullptr
 };
 
 template <typename T>
@@ -50,6 +51,7 @@ struct Layer {
   ProductWeight<T> products[kProducts];
   void *k_cache, *v_cache;
   const float *k_scale, *v_scale;  // of FP8 caches; nullptr: 1
+  const T *q_norm, *k_norm;        // [128], or nullptr
 };
 
 constexpr int kHeadDim = 128;
@@ -83,12 +85,13 @@ struct Attention {
   const int32_t *keys, *first_key;         // [1], or nullptr: see DecodeAttention
   int32_t window_left;
   int32_t heads, kv_heads;
-  int32_t parts;      // of a KV head's query heads, kUnitHeads each
-  int32_t splits;     // workgroups that each of them may have
-  float scale_log2;   // of scores, for powers of two
-  float* partials;    // [heads][splits][kPartialFloats]
-  uint32_t* arrived;  // [heads]
-  T* attended;        // [heads, 128]
+  float eps, weight_offset;  // of norms of heads
+  int32_t parts;             // of a KV head's query heads, kUnitHeads each
+  int32_t splits;            // workgroups that each of them may have
+  float scale_log2;          // of scores, for powers of two
+  float* partials;           // [heads][splits][kPartialFloats]
+  uint32_t* arrived;         // [heads]
+  T* attended;               // [heads, 128]
 };
 
 template <typename T>

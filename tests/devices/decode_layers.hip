@@ -19,6 +19,7 @@ struct Layer {
   const float* scale_qkv;
   void *k_cache, *v_cache;
   const float *k_scale, *v_scale;
+  const void *q_norm, *k_norm, *qkv_bias;
 };
 
 struct Call {
@@ -55,6 +56,9 @@ Described described(const Call& call) {
     layer.v_cache = given.v_cache;
     layer.k_scale = given.k_scale;
     layer.v_scale = given.v_scale;
+    layer.q_norm_weight = given.q_norm;
+    layer.k_norm_weight = given.k_norm;
+    layer.qkv_bias = given.qkv_bias;
     result.layers.push_back(layer);
   }
   DecodeLayersArgs& args = result.args;

@@ -118,7 +118,8 @@ const int32_t* require_layer_number(const Tensor& tensor, const char* name,
 void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_caches,
                    Tensors norm_weights, Tensors w_o, Tensors scale_o, Tensors w_gate_up,
                    Tensors scale_gate_up, Tensors w_down, Tensors scale_down,
-                   Tensors next_norm_weights, Tensors w_qkv, Tensors scale_qkv, Tensors k_scales,
+                   Tensors next_norm_weights, Tensors w_qkv, Tensors scale_qkv, Tensors bias_qkv,
+                   Tensors q_norm_weights, Tensors k_norm_weights, Tensors k_scales,
                    Tensors v_scales, const Tensor& cos, const Tensor& sin, const Tensor& position,
                    double eps, double weight_offset, double scale, std::optional<Tensor> seqused_k,
                    std::optional<Tensor> leftpad_k, int64_t window_left) {
@@ -140,8 +141,18 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
     require_layer_count(tensors, name, count, false);
   }
   require_layer_count(next_norm_weights, "next_norm_weights", count, true);
-  if (!k_scales.empty()) require_layer_count(k_scales, "k_scales", count, false);
-  if (!v_scales.empty()) require_layer_count(v_scales, "v_scales", count, false);
+  for (const auto& [tensors, name] :
+       {std::pair<const Tensors&, const char*>{q_norm_weights, "q_norm_weights"},
+        {k_norm_weights, "k_norm_weights"},
+        {k_scales, "k_scales"},
+        {v_scales, "v_scales"}}) {
+    if (!tensors.empty()) require_layer_count(tensors, name, count, false);
+  }
+  require(q_norm_weights.empty() == k_norm_weights.empty(),
+          "q_norm_weights and k_norm_weights come together, got one of them");
+  require(bias_qkv.empty() || bias_qkv.size() == w_qkv.size(),
+          "bias_qkv must have as many tensors as w_qkv, or none, got ", bias_qkv.size(), " and ",
+          w_qkv.size());
   require(w_qkv.size() == next_norm_weights.size() && scale_qkv.size() == w_qkv.size(),
           "w_qkv and scale_qkv must have as many tensors as next_norm_weights, got ", w_qkv.size(),
           ", ", scale_qkv.size(), " and ", next_norm_weights.size());
@@ -198,6 +209,12 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
     };
     layer.k_scale = cache_scale(k_scales, "k_scales");
     layer.v_scale = cache_scale(v_scales, "v_scales");
+    if (!q_norm_weights.empty()) {
+      require_layer_row(q_norm_weights[i], "q_norm_weights", kHeadDim, residual);
+      require_layer_row(k_norm_weights[i], "k_norm_weights", kHeadDim, residual);
+      layer.q_norm_weight = q_norm_weights[i].data_ptr();
+      layer.k_norm_weight = k_norm_weights[i].data_ptr();
+    }
     layer.norm_weight = norm_weights[i].data_ptr();
     layer.o = weight(w_o, "w_o", scale_o, "scale_o", hidden, columns);
     layer.gate_up =
@@ -206,6 +223,10 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
     if (i < static_cast<int64_t>(w_qkv.size())) {
       require_layer_row(next_norm_weights[i], "next_norm_weights", hidden, residual);
       layer.next_norm_weight = next_norm_weights[i].data_ptr();
+      if (!bias_qkv.empty()) {
+        require_layer_row(bias_qkv[i], "bias_qkv", qkv_columns, residual);
+        layer.qkv_bias = bias_qkv[i].data_ptr();
+      }
       layer.qkv = weight(w_qkv, "w_qkv", scale_qkv, "scale_qkv", qkv_columns, hidden);
     }
     layers.push_back(layer);

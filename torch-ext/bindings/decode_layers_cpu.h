@@ -55,7 +55,7 @@ class LayersByOps {
     // Where there is no qkv the sum alone counts.
     if (layer.qkv.w == nullptr) return norm(x_.data(), args_.out, layer.norm_weight);
     if (const Status error = norm(x_.data(), args_.out, layer.next_norm_weight)) return error;
-    product(of_hidden_, layer.qkv, args_.qkv_columns, args_.qkv);
+    product(of_hidden_, layer.qkv, args_.qkv_columns, args_.qkv, layer.qkv_bias);
     return nullptr;
   }
 
@@ -82,6 +82,9 @@ class LayersByOps {
     rope.v_scale = layer.v_scale, rope.v_scale_head_stride = a.v_scale_stride;
     rope.dtype = rope.table_dtype = args_.dtype;
     rope.cache_dtype = a.cache_dtype;
+    rope.q_weight = layer.q_norm_weight, rope.k_weight = layer.k_norm_weight;
+    rope.weight_dtype = args_.dtype;
+    rope.eps = args_.eps, rope.weight_offset = args_.weight_offset;
     if (const Status error = launch_rope_and_cache(rope, context_)) return error;
 
     const int32_t keys = a.keys == nullptr ? *a.position + 1 : *a.keys;
@@ -145,7 +148,8 @@ class LayersByOps {
     return launch_rmsnorm_fp8(args, context_);
   }
 
-  void product(const QuantizedRow& a, const DecodeWeight& weight, int64_t n, void* out) {
+  void product(const QuantizedRow& a, const DecodeWeight& weight, int64_t n, void* out,
+               const void* bias = nullptr) {
     GemmArgs args;
     args.m = 1, args.n = n, args.k = static_cast<int64_t>(a.codes.size());
     args.a = a.codes.data();
@@ -156,7 +160,8 @@ class LayersByOps {
     args.scale_a = {&a.scale, 0, 0, ScaleView::Kind::kTensor};
     args.scale_w = weight.scale;
     args.a_dtype = args.w_dtype = args_.fp8_dtype;
-    args.out_dtype = args_.dtype;
+    args.out_dtype = args.bias_dtype = args_.dtype;
+    args.bias = bias;
     launch_product(args, like_, context_);
   }
 

@@ -606,6 +606,9 @@ def decode_layers(
     next_norm_weights: Sequence[torch.Tensor] = (),
     w_qkv: Sequence[torch.Tensor] = (),
     scale_qkv: Sequence[torch.Tensor] = (),
+    bias_qkv: Sequence[torch.Tensor] = (),
+    q_norm_weights: Sequence[torch.Tensor] = (),
+    k_norm_weights: Sequence[torch.Tensor] = (),
     k_scales: Sequence[torch.Tensor] = (),
     v_scales: Sequence[torch.Tensor] = (),
     eps: float = 1e-6,
@@ -624,15 +627,21 @@ def decode_layers(
     norm_options = {"fp8_dtype": fp8_dtype, "weight_offset": weight_offset}
 
     def product(quantized: Tuple[torch.Tensor, torch.Tensor], w: torch.Tensor,
-                scale_w: torch.Tensor) -> torch.Tensor:  # fmt: skip
-        return gemm(quantized[0], w, quantized[1], scale_w, out_dtype=residual.dtype)
+                scale_w: torch.Tensor, bias: Optional[torch.Tensor] = None
+                ) -> torch.Tensor:  # fmt: skip
+        return gemm(quantized[0], w, quantized[1], scale_w, bias=bias, out_dtype=residual.dtype)
+
+    def of_layer(tensors: Sequence[torch.Tensor], i: int) -> Optional[torch.Tensor]:
+        return tensors[i] if tensors else None
 
     for i, (k_cache, v_cache) in enumerate(zip(k_caches, v_caches)):
-        k_scale, v_scale = (scales[i] if scales else None for scales in (k_scales, v_scales))
+        k_scale, v_scale = of_layer(k_scales, i), of_layer(v_scales, i)
         q = rope_and_cache(
             qkv.view(1, 1, -1, 128), None, None, cos[None, None], sin[None, None],
             num_kv_heads=k_cache.shape[1], k_cache=k_cache[None], v_cache=v_cache[None],
             cache_positions=position.view(1, 1), k_scale=k_scale, v_scale=v_scale,
+            q_weight=of_layer(q_norm_weights, i), k_weight=of_layer(k_norm_weights, i), eps=eps,
+            weight_offset=weight_offset,
         )  # fmt: skip
         kv_heads = k_cache.shape[1]
         attended, _ = flash_attn_func(
@@ -649,7 +658,7 @@ def decode_layers(
         residual.copy_((h + product(y, w_down[i], scale_down[i]))[0])
         if i < len(w_qkv):
             x = rmsnorm_fp8(residual[None], next_norm_weights[i], eps, **norm_options)
-            qkv.copy_(product(x, w_qkv[i], scale_qkv[i])[0])
+            qkv.copy_(product(x, w_qkv[i], scale_qkv[i], of_layer(bias_qkv, i))[0])
     return residual
 
 

@@ -36,6 +36,9 @@ def decode_layers(
     next_norm_weights: Tensors = (),
     w_qkv: Tensors = (),
     scale_qkv: Tensors = (),
+    bias_qkv: Tensors = (),
+    q_norm_weights: Tensors = (),
+    k_norm_weights: Tensors = (),
     k_scales: Tensors = (),
     v_scales: Tensors = (),
     eps: float = 1e-6,
@@ -53,12 +56,13 @@ def decode_layers(
 
     For each layer, where ``fp8`` quantises a row with one scale::
 
-        q, k, v  = heads of qkv;  q, k turn;  k, v to row `position` of the layer's caches
+        q, k, v  = heads of qkv;  q, k become their norms, if these have weights
+        q, k turn;  k, v to row `position` of the layer's caches
         x        = fp8(softmax(q . keys * scale) . values) . w_o^T
         h        = x + residual
         g, u     = halves of fp8(norm(h)) . w_gate_up^T
         residual = h + fp8(silu(g) * u) . w_down^T
-        qkv      = fp8(next_norm(residual)) . w_qkv^T     of the next layer
+        qkv      = fp8(next_norm(residual)) . w_qkv^T + bias_qkv     of the next layer
 
     Args:
         residual: ``[H]``, float16 or bfloat16: what the first layer's norm took. Written.
@@ -77,6 +81,10 @@ def decode_layers(
             ``next_norm_weights``, ``w_qkv`` and ``scale_qkv`` may lack the last layer's.
         scale_o: for each layer float32 of one element or ``[H, 1]``; likewise the other scales of
             weights.
+        bias_qkv: for each w_qkv ``[(heads + 2 * KV heads) * 128]`` like residual; none: no bias.
+        q_norm_weights: for each layer ``[128]`` like residual, of norms of the query heads, which
+            are rounded no sooner than they have turned; none: no norms. Likewise
+            ``k_norm_weights``.
         k_scales: of FP8 caches, which hold k divided by it: for each layer float32 of one element
             or ``[KV heads]``; none: 1. Likewise ``v_scales``.
         eps, weight_offset: of all norms, as in :func:`rmsnorm`.
@@ -93,7 +101,8 @@ def decode_layers(
     """
     lists = (
         k_caches, v_caches, norm_weights, w_o, scale_o, w_gate_up, scale_gate_up, w_down,
-        scale_down, next_norm_weights, w_qkv, scale_qkv, k_scales, v_scales,
+        scale_down, next_norm_weights, w_qkv, scale_qkv, bias_qkv, q_norm_weights, k_norm_weights,
+        k_scales, v_scales,
     )  # fmt: skip
     lists = [list(tensors) for tensors in lists]
     if needs_gradient(residual, qkv, cos, sin, *(t for tensors in lists for t in tensors)):
@@ -103,8 +112,9 @@ def decode_layers(
                         w_gate_up=tuple(w_gate_up), scale_gate_up=tuple(scale_gate_up),
                         w_down=tuple(w_down), scale_down=tuple(scale_down),
                         next_norm_weights=tuple(next_norm_weights), w_qkv=tuple(w_qkv),
-                        scale_qkv=tuple(scale_qkv), k_scales=tuple(k_scales),
-                        v_scales=tuple(v_scales))  # fmt: skip
+                        scale_qkv=tuple(scale_qkv), bias_qkv=tuple(bias_qkv),
+                        q_norm_weights=tuple(q_norm_weights), k_norm_weights=tuple(k_norm_weights),
+                        k_scales=tuple(k_scales), v_scales=tuple(v_scales))  # fmt: skip
     caches, rest = lists[:2], [[_in_place(t) for t in tensors] for tensors in lists[2:]]
     _decode_layers(
         residual, qkv, *caches, *rest, input_vector(cos), input_vector(sin), position, eps,

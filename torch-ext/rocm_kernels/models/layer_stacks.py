@@ -195,8 +195,9 @@ class LayerStacks(TorchDispatchMode):
                 norms, *weights["o"], *weights["gate_up"], *weights["down"],
                 [layer.last.weight for layer in stack[:-1]],
                 [call.w for call in products], [call.scale_w for call in products],
+                [call.bias for call in products if call.bias is not None],
                 *([layer.rope.given[name] for layer in stack if rope.given[name] is not None]
-                  for name in ("k_scale", "v_scale")),
+                  for name in ("q_weight", "k_weight", "k_scale", "v_scale")),
                 rope.cos.view(-1), rope.sin.view(-1), rope.places.view(-1), first.norm.eps,
                 first.norm.weight_offset, attention.scale, attention.seqused_k,
                 attention.leftpad_k, attention.window_left,
@@ -263,6 +264,7 @@ def _layer_of(calls: List[_Call]) -> _Layer:
     _require_same(last.x, norm.residual)
     if norm.weight.dtype != norm.x.dtype or gate_up.out.dtype != norm.x.dtype:
         raise _Differs(f"weights of norms are {norm.weight.dtype}, products {gate_up.out.dtype}")
+    _require_norms_of_heads(rope, norm)
     return _Layer(rope, attention, o, norm, gate_up, down, last)
 
 
@@ -275,8 +277,8 @@ def _require_rotation(rope: _Call) -> None:
     if q.shape[3] != _HEAD or v.shape[3] != _HEAD:
         raise _Differs(f"heads of {q.shape[3]}, not {_HEAD}")
     rope.must_be(
-        "rope_and_cache", k_out=None, positions=None, q_weight=None, k_weight=None,
-        block_table=None, places_are="cache_positions", rotary_dim=_HEAD, interleaved=False,
+        "rope_and_cache", k_out=None, positions=None, block_table=None,
+        places_are="cache_positions", rotary_dim=_HEAD, interleaved=False,
     )  # fmt: skip
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise _Differs(f"queries are {q.dtype}")
@@ -296,6 +298,15 @@ def _require_rotation(rope: _Call) -> None:
         raise _Differs("no place in the cache")
 
 
+def _require_norms_of_heads(rope: _Call, norm: _Call) -> None:
+    """That q and k have such norms as the rows, or none."""
+    weights = [weight for weight in (rope.q_weight, rope.k_weight) if weight is not None]
+    if len(weights) == 1 or any(weight.dtype != rope.q.dtype for weight in weights):
+        raise _Differs("norms of heads are of q or k alone, or of another type")
+    if weights and (rope.eps, rope.weight_offset) != (norm.eps, norm.weight_offset):
+        raise _Differs("norms of heads are of another kind than those of rows")
+
+
 def _require_quantized(call: _Call, x: torch.Tensor) -> None:
     """That a call makes a row of x FP8, with a scale of its own."""
     call.must_be("swiglu_fp8", scale=None, group_size=0, scale_ub=0.0, ue8m0=False)
@@ -304,8 +315,8 @@ def _require_quantized(call: _Call, x: torch.Tensor) -> None:
     _require_same(call.gate, x)
 
 
-def _require_product(call: _Call, row: _Call) -> None:
-    call.must_be("gemm", bias=None)
+def _require_product(call: _Call, row: _Call, may_have_bias: bool = False) -> None:
+    call.must_be("gemm", **({} if may_have_bias else {"bias": None}))
     _require_same(call.a, row.out)
     if call.scale_a is None or not _is_same(call.scale_a, row.scales):
         raise _Differs("inputs are not quantised by the row")
@@ -345,7 +356,7 @@ def _qkv_of(rope: _Call) -> torch.Tensor:
 def _follows(layer: _Layer, behind: _Layer, qkv: _Call) -> bool:
     """Whether a layer's result, through a product, is the next one's, and both may be one call."""
     try:
-        _require_product(qkv, layer.last)
+        _require_product(qkv, layer.last, may_have_bias=True)
         _require_same(qkv.out, _qkv_of(behind.rope))
         _require_same(behind.norm.x, layer.last.residual)
     except _Differs:
@@ -364,7 +375,7 @@ def _shared(layer: _Layer) -> List[Any]:
     return [
         rope.q.shape,
         *((c.shape, c.stride(), c.dtype) for c in (rope.k_cache, rope.v_cache)),
-        *(None if s is None else s.shape for s in (rope.k_scale, rope.v_scale)),
+        *(None if s is None else s.shape for s in (rope.k_scale, rope.v_scale, rope.q_weight)),
         *(None if t is None else (t.data_ptr(), t.dtype) for t in numbers),
         attention.scale,
         attention.window_left,

@@ -1,7 +1,7 @@
 """Asks a device, once, whether a graph may have calls of decode_layers, of which nobody has seen
 every device and every runtime.
 
-    a layer of random numbers, by its ops and by decode_layers     must be near, of each cache
+    layers of random numbers, by their ops and by decode_layers    must be near, of each cache
     the same call recorded                                         must write nothing
     the graph replayed                                             must write what the call did
 """
@@ -72,13 +72,14 @@ def _call(device: torch.device, in_fp8: bool) -> Dict[str, Any]:
         f"{name}_caches": [some(_ROWS, _KV_HEADS, 128).to(fp8 if in_fp8 else torch.bfloat16)]
         for name in "kv"
     }
-    scales = {f"{name}_scales": [randn(_KV_HEADS).abs().to(device) + 0.5] for name in "kv"}
+    more = {f"{name}_scales": [randn(_KV_HEADS).abs().to(device) + 0.5] for name in "kv"}
+    more.update((f"{name}_norm_weights", [some(128)]) for name in "qk")
     return {
         "residual": some(_HIDDEN), "qkv": some((_HEADS + 2 * _KV_HEADS) * 128),
         "cos": angles.cos().to(device, torch.bfloat16),
         "sin": angles.sin().to(device, torch.bfloat16),
         "position": torch.tensor([_ROWS - 1], dtype=torch.int64, device=device),
-        **caches, **(scales if in_fp8 else {}),
+        **caches, **(more if in_fp8 else {}),
         "norm_weights": [some(_HIDDEN)], **weight("o", _HIDDEN, _HEADS * 128),
         **weight("gate_up", 2 * _HIDDEN, _HIDDEN), **weight("down", _HIDDEN, _HIDDEN),
     }  # fmt: skip
