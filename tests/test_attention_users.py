@@ -3,6 +3,7 @@
 16-bit and FP8 pages; and operands as they lie in such programs' memory."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -141,3 +142,31 @@ def test_caches_beyond_2_31_elements(backend, paged, dtype):
         case.on_device(case.q), *caches, cache_seqlens=case.on_device(case.lengths),
         return_lse=True, **options,
     ))  # fmt: skip
+
+
+@pytest.mark.not_on("simulator")
+@pytest.mark.parametrize("seed", range(6))
+def test_what_no_table_has(backend, seed):
+    """Shapes, types, pages and options drawn together: nobody has thought of their meeting. Wide
+    rows of many heads whose queries fill no tile were read beside their keys, on a CPU."""
+    draw = random.Random(seed)
+    for _ in range(8):
+        kv_heads, group = draw.choice([1, 2, 3, 8]), draw.choice([1, 1, 2, 3, 5, 8])
+        size = draw.choice([33, 64, 80, 96, 128, 192, 256, 512])
+        options = {
+            "rows": draw.choice([1, 1, 2, 3, 5, 6, 7, 8, 19]),
+            "heads": (kv_heads * group, kv_heads), "size": size,
+            "size_v": draw.choice([size, size, 64, 128]),
+            "dtype": draw.choice([torch.float16, torch.bfloat16]),
+            "kv_dtype": draw.choice([None, None, *FP8]), "page": draw.choice([None, 1, 3, 16, 64]),
+            "causal": draw.random() < 0.5, "softcap": draw.choice([0.0, 0.0, 5.0]),
+            "softmax_scale": draw.choice([None, None, 0.1, -0.1]),
+            "window_size": draw.choice([(-1, -1), (-1, -1), (9, 0), (0, 3), (-1, 2), (70, -1)]),
+            "s_aux": draw.choice([None, None, torch.randn(kv_heads * group)]),
+        }  # fmt: skip
+        lengths = [draw.choice([0, 1, 2, 63, 64, 65, 520]) for _ in range(draw.randint(1, 3))]
+        if max(lengths) == 0:
+            lengths[0] = 1
+        case = Case(backend, lengths, **options)
+        if case.expected.norm() > 0:
+            case.check(*case.run())

@@ -5,13 +5,16 @@ attention is what its tokens are compared with."""
 
 import contextlib
 import copy
+import importlib
 import tempfile
 import threading
 
 import peft
 import pytest
 import torch
-from tiny_attention import prompt, tiny
+from kernels import Mode, kernelize, use_kernel_mapping
+from tiny_attention import MIXED, SIZES, prompt, tiny
+from tiny_models import randomized
 from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
@@ -448,3 +451,28 @@ def test_a_program_says_what_it_did(package, name, family):
     assert len(got) == len(expected)
     for one, other in zip(got, expected, strict=True):
         assert torch.equal(one, other)
+
+
+OTHERS = {
+    "Granite": {"embedding_multiplier": 2.0, "logits_scaling": 2.0, "residual_multiplier": 0.5},
+    "Cohere2": MIXED, "Exaone4": MIXED, "SmolLM3": {}, "Nemotron": {},
+    "Starcoder2": {"sliding_window": 7, "use_bias": True},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", OTHERS)
+def test_a_model_in_fp8_says_what_it_did(package, family):
+    """Families of no other file, their linears in FP8: by all of the package, and by that alone."""
+    module = importlib.import_module("transformers")
+    torch.manual_seed(1)
+    config = getattr(module, f"{family}Config")(**{**SIZES, **OTHERS[family]})
+    model = randomized(getattr(module, f"{family}ForCausalLM")(config))
+    model.generation_config.pad_token_id = 0
+    package.models.quantize_model_(model)
+    with use_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False):
+        ours = kernelize(copy.deepcopy(model), mode=Mode.INFERENCE)
+    package.models.use_decode_step(ours)
+    for name in ("processors", "beams", "streamed", "looked_up", "padding_that_changes"):
+        for one, other in zip(*(PROGRAMS[name](each) for each in (ours, model)), strict=True):
+            assert torch.equal(one, other), name
