@@ -16,6 +16,7 @@
 // once. Each backend defines the functions below once.
 #pragma once
 
+#include "../blocks/heads/args.h"
 #include "../common/core/context.h"
 #include "../common/core/dtype.h"
 
@@ -76,6 +77,10 @@ struct AttentionArgs {
   DType kv_dtype = DType::kBFloat16;  // q_dtype, or FP8
   DType sink_dtype = DType::kBFloat16;
 
+  // One new token a sequence, not in the caches yet, where turns_new_tokens(args): k and v are its
+  // caches, its queries are attended as they are turned, q is not looked at.
+  const RopeAndCacheArgs* fresh = nullptr;
+
   // Scratch of at least attention_workspace_bytes(args), 256-byte aligned, contents undefined.
   void* workspace = nullptr;
 
@@ -86,6 +91,10 @@ struct AttentionArgs {
 
 // Bytes of scratch that launch_attention needs for these sizes; nothing that args point to is read.
 int64_t attention_workspace_bytes(const AttentionArgs& args, const Context& context);
+
+// Whether launch_attention() turns the tokens of `fresh` itself and puts them into the caches, in
+// the very bits of rope_and_cache and of attention behind it. Elsewhere `fresh` must be nullptr.
+bool turns_new_tokens(const AttentionArgs& args, const Context& context);
 
 // Tells visit(text, state) every config that can serve args on the current device: first the one
 // that launch_attention(args) takes, then the others that are worth timing, each once. Nothing that

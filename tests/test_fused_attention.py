@@ -77,6 +77,24 @@ def test_logits_are_those_of_its_own_forward(package, pair, family, kind):
     assert error < (0.1 if "fp8" in kind else 0.02)
 
 
+@pytest.mark.parametrize("kind", ["growing", "growing fp8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_hands_the_rotation_to_its_attention(package, pair, monkeypatch, family, kind):
+    """As on NVIDIA's GPUs: in each layer of each step one rotation waits, with the same bits."""
+    fused, _, calls = pair(family)
+    expected = logits(package, fused, kind)
+    held, kvcache, count = [], package.functional.kvcache, len(calls)
+
+    class Ops:
+        hold_rotation = staticmethod(lambda next: (held.append(next), ops.hold_rotation(next)))
+
+    ops = kvcache.ops
+    monkeypatch.setattr(kvcache, "ops", Ops)
+    monkeypatch.setattr(kvcache, "_may_join", lambda q: True)
+    assert torch.equal(logits(package, fused, kind), expected)
+    assert held == [True] * (3 * count // 4)
+
+
 def test_a_hook_on_a_norm_sees_it_run(package, pair):
     fused, plain, calls = pair("Qwen3")
     seen = []

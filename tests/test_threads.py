@@ -23,7 +23,7 @@ THREADS = 4
 SECONDS = {"cpu": 6, "cuda": 25}
 SCHEMAS = re.sub(r'"\s*"', "", (ROOT / "torch-ext" / "torch_binding.cpp").read_text())
 # Ops between GPUs, which take memory of all, have a process each: tests/test_comm.py.
-OPS = set(re.findall(r'"(\w+)\((?!.*int memory,)(?:Tensor|int)', SCHEMAS))
+OPS = set(re.findall(r'"(\w+)\((?!.*int memory,)(?:Tensor|int|bool)', SCHEMAS))
 
 
 class Calls:
@@ -308,6 +308,7 @@ class Calls:
         self.add("run_program", tuple, program)
         self.add("settle_weights", tuple, settle)
         self.add("ask_ahead", tuple, lambda: self.ops.ask_ahead(None))
+        self.add("hold_rotation", tuple, lambda: self.ops.hold_rotation(False))
 
     @staticmethod
     def expect(actual, expected):

@@ -46,6 +46,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "q_weight, Tensor? k_weight, Tensor? places, Tensor? block_table, Tensor? k_scale, Tensor? "
       "v_scale, str places_are, int rotary_dim, bool interleaved, float eps, float weight_offset) "
       "-> ()");
+  ops.def("hold_rotation(bool next) -> ()");
   ops.def(
       "rmsnorm_fp8(Tensor(a!) out, Tensor(b!)? scales, Tensor x, Tensor(c!)? residual, "
       "Tensor weight, Tensor? scale, float eps, int group_size, float scale_ub, bool ue8m0, "
@@ -106,6 +107,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CompositeExplicitAutograd
   ops.impl("tune_gemm", TORCH_BOX(&tune_gemm));
   ops.impl("settle_weights", TORCH_BOX(&settle_weights));
   ops.impl("ask_ahead", TORCH_BOX(&ask_ahead));
+  ops.impl("hold_rotation", TORCH_BOX(&hold_rotation));
   ops.impl("linear_limits", TORCH_BOX(&linear_limits));
   ops.impl("record_program", TORCH_BOX(&record_program));
   ops.impl("run_program", TORCH_BOX(&run_program));

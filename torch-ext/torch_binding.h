@@ -94,6 +94,12 @@ void rope_and_cache(
     std::optional<torch::stable::Tensor> k_scale, std::optional<torch::stable::Tensor> v_scale,
     std::string places_are, int64_t rotary_dim, bool interleaved, double eps, double weight_offset);
 
+// The next rope_and_cache of this thread, if `next`, runs with its next attention, which must come
+// before anything reads what the first writes. Where their queries and caches are one, and
+// attention's kernel turns new tokens itself (turns_new_tokens), `out` is never written. False:
+// nothing waits, and what does is forgotten.
+void hold_rotation(bool next);
+
 // out, scales and residual are written. Rows are dim 0; the last dim has stride 1. With an addend,
 // residual is written only: x + addend.
 // out: x's dtype (no quantisation) or FP8. With FP8, exactly one of `scale` ([1]: static) and

@@ -1,4 +1,5 @@
 // Attention on NVIDIA GPUs: the device, the config, and the launch.
+#include "../../blocks/heads/gpu/heads.h"
 #include "../attention.h"
 #include "../gpu/plain.h"
 #include "choose.h"
@@ -45,6 +46,22 @@ int64_t attention_workspace_bytes(const AttentionArgs& args, const Context&) {
   cuda::AttentionDevice device;
   cuda::AttentionConfig config;
   return cuda::config_of(args, device, config) != nullptr ? 0 : cuda::partial_bytes(args, config);
+}
+
+bool turns_new_tokens(const AttentionArgs& args, const Context&) {
+  cuda::AttentionDevice device;
+  cuda::AttentionConfig config;
+  const RopeAndCacheArgs& fresh = *args.fresh;
+  if (cuda::config_of(args, device, config) != nullptr ||
+      config.design != cuda::AttentionConfig::Design::kDecode) {
+    return false;
+  }
+  // An FP8 cache's few blocks in clusters, one sequence, lose by it (decode_journal.md).
+  const bool gains = config.cluster == 1 || !is_fp8(args.kv_dtype);
+  return gains &&
+         cuda::turns_tokens(cuda::kDecodeTiles[cuda::find_decode_tile(args, config.rows)]) &&
+         fresh.rows == 1 && args.cu_seqlens_q == nullptr && args.cu_seqlens_k == nullptr &&
+         !fresh.is_slot && fresh.k_out.data == nullptr && is_whole_pieces(fresh);
 }
 
 Status visit_attention_configs(const AttentionArgs& args, const Context&,

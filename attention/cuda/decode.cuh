@@ -10,6 +10,8 @@
 //   each warp                                part_of; asks for its first tiles to be in L2
 //   each warp     the kernel before          load_queries; orders its first tiles of kKeys keys and
 //                                            values to stages of its own (cp.async)
+//   each warp,    its token                  turns its queries; one makes its key and value
+//   if it is new
 //   each warp,    its oldest tile's copies   orders a tile; for 16 keys at a time multiply_keys,
 //   tile by tile                             softmax (running maximum, sum), multiply_values
 //   each warp                                leave_sums: in shared memory
@@ -39,7 +41,7 @@
 #include "../../common/gpu/cluster.h"
 #include "../../common/gpu/dependent_launch.h"
 #include "decode_end.cuh"
-#include "decode_warp.cuh"
+#include "new_token.cuh"
 
 namespace rocm_kernels {
 namespace cuda {
@@ -68,7 +70,8 @@ __device__ __forceinline__ DecodePart part_of(const AttentionArgs& args, const D
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
-    attention_decode(const __grid_constant__ AttentionArgs args, const DecodeGrid grid) {
+    attention_decode(const __grid_constant__ AttentionArgs args, const DecodeGrid grid,
+                     const __grid_constant__ typename Shape::NewTokens fresh) {
   using Q = typename Shape::Q;
   constexpr int kTiles = Shape::kTiles, kSteps = Shape::kSteps, kRows = Shape::kRows;
   constexpr int kKeys = Shape::kKeys, kPitch = Shape::kPitch;
@@ -123,7 +126,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
 
   // ---- Queries and scales: asked for now, needed when the first keys are there
   uint32_t q[kTiles][kSteps][2];
-  load_queries<Shape>(args, grid.rows, rows, group, quad, q);
+  NewToken<Shape> token(fresh);
+  if constexpr (Shape::kHasNew) {
+    token.ask(rows);
+  } else {
+    load_queries<Shape>(args, grid.rows, rows, group, quad, q);
+  }
   const float k_descale = k_descale_of(args, b, head);
   const float v_descale = v_descale_of(args, b, head);
 
@@ -139,6 +147,15 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
     }
     next += Shape::kWarps;
     copies_commit();
+  }
+
+  // ---- A new token, beside the copies
+  int token_tile = -1;
+  if constexpr (Shape::kHasNew) {
+    char* const unfilled = shared + (warp * stages + stages - 1) * 2 * Shape::kTileBytes;
+    token.turn_queries(rows, unfilled);
+    token.load_turned(grid, rows, unfilled, group, quad, q);
+    token_tile = token.make(grid, its, part, row_block);
   }
 
   // ---- The lane's columns of S^T, and what they see
@@ -201,6 +218,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
     // Not before: blocks of the next kernel that wait for this one would take places of its own.
     if (next >= end) allow_next_kernel();
     filled = filled + 1 == stages ? 0 : filled + 1;
+    if constexpr (Shape::kHasNew) {
+      if (tile == token_tile) {
+        const uint32_t at = ring + stage * 2 * Shape::kTileBytes;
+        token.put(at, at + Shape::kTileBytes);
+      }
+    }
     const uint32_t k_at = ring + stage * 2 * Shape::kTileBytes + k_lane;
     const uint32_t v_at = ring + stage * 2 * Shape::kTileBytes + Shape::kTileBytes + v_lane;
     stage = stage + 1 == stages ? 0 : stage + 1;

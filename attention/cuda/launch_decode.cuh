@@ -39,7 +39,11 @@ Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& conf
         attention_decode<Shape>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
     if (error) return error;
   }
-  return launch_kernel(attention_decode<Shape>, launch, args, grid);
+  if constexpr (Shape::kHasNew) {
+    return launch_kernel(attention_decode<Shape>, launch, args, grid, *args.fresh);
+  } else {
+    return launch_kernel(attention_decode<Shape>, launch, args, grid, NoTokens{});
+  }
 }
 
 // Whether a kernel of its own serves keys in rows: where a warp copies whole rows.
@@ -48,16 +52,26 @@ constexpr bool has_row_copies(int tile, bool fp8) {
   return 32 % vectors == 0 || vectors % 32 == 0;
 }
 
+template <typename T, bool kFp8, int kTile, bool kNew>
+Status launch_decode_layout(const AttentionArgs& args, const AttentionConfig& config,
+                            const AttentionDevice& device, void* words, void* stream) {
+  auto launch = launch_decode_tile<DecodeShape<T, kFp8, kTile, false, kNew>>;
+  if constexpr (has_row_copies(kTile, kFp8)) {
+    constexpr int kSize = kDecodeTiles[kTile].head_dim;
+    if (args.block_table == nullptr && args.head_dim == kSize && args.head_dim_v == kSize) {
+      launch = launch_decode_tile<DecodeShape<T, kFp8, kTile, true, kNew>>;
+    }
+  }
+  return launch(args, config, device, words, stream);
+}
+
 template <typename T, bool kFp8, int kTile = 0>
 Status launch_decode(const AttentionArgs& args, const AttentionConfig& config,
                      const AttentionDevice& device, void* words, void* stream) {
   if (find_decode_tile(args, config.rows) == kTile) {
-    auto launch = launch_decode_tile<DecodeShape<T, kFp8, kTile, false>>;
-    if constexpr (has_row_copies(kTile, kFp8)) {
-      constexpr int kSize = kDecodeTiles[kTile].head_dim;
-      if (args.block_table == nullptr && args.head_dim == kSize && args.head_dim_v == kSize) {
-        launch = launch_decode_tile<DecodeShape<T, kFp8, kTile, true>>;
-      }
+    auto launch = launch_decode_layout<T, kFp8, kTile, false>;
+    if constexpr (turns_tokens(kDecodeTiles[kTile])) {
+      if (args.fresh != nullptr) launch = launch_decode_layout<T, kFp8, kTile, true>;
     }
     return launch(args, config, device, words, stream);
   }

@@ -24,6 +24,11 @@ constexpr DecodeTile kDecodeTiles[] = {
 };
 constexpr size_t kDecodeTileCount = sizeof(kDecodeTiles) / sizeof(kDecodeTiles[0]);
 
+// Whether a kernel of the tile turns new tokens (new_token.cuh): most models' groups are no larger.
+constexpr bool turns_tokens(const DecodeTile& tile) {
+  return tile.rows == 8 && tile.head_dim <= 256;
+}
+
 // Bytes between rows in shared memory: an odd number of 16 bytes, so that eight rows' vectors lie
 // on different banks.
 constexpr int32_t row_pitch(int32_t bytes) { return bytes / 16 % 2 == 0 ? bytes + 16 : bytes; }

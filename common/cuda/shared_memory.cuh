@@ -50,6 +50,11 @@ __device__ __forceinline__ void store_shared(uint32_t address, const uint4& valu
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared(uint32_t address, const uint2& value) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(value.x), "r"(value.y)
+               : "memory");
+}
+
 // At the same place of another block of the cluster; a single float: store_in_cluster(),
 // common/gpu/cluster.h.
 __device__ __forceinline__ void store_vector_in_cluster(uint32_t address, int rank, float4 value) {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "../../rope_and_cache/rope_and_cache.h"
 #include "../torch_binding.h"
 #include "checks.h"
+#include "held_rotation.h"
 #include "launch.h"
 #include "settled.h"
 
@@ -226,6 +228,17 @@ AttentionArgs describe_attention(
   return args;
 }
 
+// Whether a rotation's results are this attention's queries and caches, a token a sequence.
+bool is_in_front(const RopeAndCacheArgs& fresh, const AttentionArgs& args) {
+  const auto same = [](const HeadRows& a, const AttentionRows& b) {
+    return a.data == b.data && a.batch_stride == b.batch_stride && a.row_stride == b.row_stride &&
+           a.head_stride == b.head_stride;
+  };
+  return fresh.rows == 1 && fresh.batch == args.batch && fresh.heads == args.heads &&
+         same(fresh.out, args.q) && same(fresh.k_cache, args.k) && same(fresh.v_cache, args.v) &&
+         fresh.block_table == args.block_table && args.cu_seqlens_q == nullptr;
+}
+
 void check_attention_status(Status status, const AttentionArgs& args) {
   if (status == nullptr || args.config == nullptr) return check_status(status, "attention");
   fail("attention: ", status, "; got '", args.config, "' for ", args.batch, " sequences of ",
@@ -244,15 +257,23 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
                std::optional<Tensor> sinks, int64_t max_seqlen_q, int64_t max_seqlen_k,
                double scale, int64_t window_left, int64_t window_right, double softcap,
                std::string config) {
+  const HeldRotation held = HeldRotation::take();
   AttentionArgs args = describe_attention(
       out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, k_descale,
       v_descale, sinks, max_seqlen_q, max_seqlen_k, scale, window_left, window_right, softcap);
   if (out.numel() == 0) return;
   Order::of_thread().pass(args.batch * args.kv_heads * args.max_seqlen_k *
                           (args.head_dim + args.head_dim_v) * size_of(args.kv_dtype));
-  run_or_record(q, [args, q, config](const Context& context) mutable {
+  run_or_record(q, [args, q, config, fresh = held.args](const Context& context) mutable {
     Workspace workspace;
     args.config = config.empty() ? nullptr : config.c_str();
+    if (fresh) {
+      args.fresh = &*fresh;
+      if (!is_in_front(*fresh, args) || !turns_new_tokens(args, context)) {
+        args.fresh = nullptr;
+        check_status(launch_rope_and_cache(*fresh, context), "rope_and_cache");
+      }
+    }
     args.workspace = workspace.allocate(attention_workspace_bytes(args, context), q);
     check_attention_status(launch_attention(args, context), args);
   });

@@ -2,6 +2,7 @@
 
 #include "../torch_binding.h"
 #include "checks.h"
+#include "held_rotation.h"
 #include "launch.h"
 
 using namespace rocm_kernels;
@@ -323,8 +324,22 @@ void rope_and_cache(Tensor& out, std::optional<Tensor> k_out, std::optional<Tens
     }
   }
   if (q.numel() == 0 && (!k || k->numel() == 0)) return;
+  HeldRotation& held = HeldRotation::of_thread();
+  if (held.is_next) {
+    held.is_next = false;
+    held.args = args;
+    held.tensors = {out, q};
+    for (const std::optional<Tensor>* const tensor :
+         {&k_out, &k_cache, &v_cache, &k, &v, &cos, &sin, &positions, &q_weight, &k_weight, &places,
+          &block_table, &k_scale, &v_scale}) {
+      if (*tensor) held.tensors.push_back(**tensor);
+    }
+    return;
+  }
 
   run_or_record(q, [args](const Context& context) {
     check_status(launch_rope_and_cache(args, context), "rope_and_cache");
   });
 }
+
+void hold_rotation(bool next) { HeldRotation::of_thread() = {next, std::nullopt, {}}; }

@@ -60,7 +60,7 @@ from .attention_arguments import (
     window,
 )
 from .gradients import mark_written, needs_gradient, refuse_gradient
-from .kvcache import Rotation, append_to_cache
+from .kvcache import Rotation, append_to_cache, turned_by_attention, turns_queries
 from .rows import optional_vector, require_tensors, side_by_side, side_by_side_told
 from .shapes import register_shapes
 
@@ -287,17 +287,20 @@ def flash_attn_with_kvcache(
         require_tensors({"k": k, "v": v}, {})
         k_descale = descale(k_descale, "k_descale", q.shape[0], k_cache.shape[-2], q)
         v_descale = descale(v_descale, "v_descale", q.shape[0], k_cache.shape[-2], q)
-        sees_all = not causal and window_size[0] < 0 and window_size[1] < 0
-        q = append_to_cache(
-            q, k_cache, v_cache, k, v, cache_seqlens, block_table, k_descale, v_descale, rotation,
-            one_position=sees_all and q.shape[1] > 1,
+    joined = rotation is not None and q.dim() == 4 and turns_queries(q, k_cache, v_cache, k, v)
+    with turned_by_attention(q, joined):
+        if k is not None:
+            sees_all = not causal and window_size[0] < 0 and window_size[1] < 0
+            q = append_to_cache(
+                q, k_cache, v_cache, k, v, cache_seqlens, block_table, k_descale, v_descale,
+                rotation, one_position=sees_all and q.shape[1] > 1,
+            )  # fmt: skip
+            cache_seqlens = cache_seqlens + k.shape[1]
+        return _run(
+            q, k_cache, v_cache, cu_seqlens_q, None, cache_seqlens, block_table, max_seqlen_q, None,
+            softmax_scale, causal, window_size, softcap, s_aux, k_descale, v_descale,
+            return_lse or return_softmax_lse or return_attn_probs, out, cache_leftpad,
         )  # fmt: skip
-        cache_seqlens = cache_seqlens + k.shape[1]
-    return _run(
-        q, k_cache, v_cache, cu_seqlens_q, None, cache_seqlens, block_table, max_seqlen_q, None,
-        softmax_scale, causal, window_size, softcap, s_aux, k_descale, v_descale,
-        return_lse or return_softmax_lse or return_attn_probs, out, cache_leftpad,
-    )  # fmt: skip
 
 
 def attention_config(

@@ -1,7 +1,8 @@
 """New keys and values behind those of a cache, and rotations by their places in it: what
 ``flash_attn_with_kvcache`` does before it attends."""
 
-from typing import Optional
+import contextlib
+from typing import Iterator, Optional
 
 import torch
 
@@ -37,6 +38,30 @@ def kvcache_append_path(
         and all(c.stride(-1) == 1 or c.shape[-1] == 1 for c in (k_cache, v_cache))
     )
     return "rope_and_cache" if served else "torch"
+
+
+@contextlib.contextmanager
+def turned_by_attention(q: torch.Tensor, if_alike: bool = True) -> Iterator[None]:
+    """The ``rope_and_cache`` within, and the attention behind it, may be one launch: of one query a
+    sequence, on NVIDIA's GPUs, where the launcher of attention has a kernel for it. The turned
+    queries, which nothing else may read, are not written then.
+
+    Args:
+        if_alike: there is such an op within, and it is the first.
+    """
+    if not (if_alike and q.shape[1] == 1 and _may_join(q)):
+        yield
+        return
+    ops.hold_rotation(True)
+    try:
+        yield
+    except BaseException:
+        ops.hold_rotation(False)
+        raise
+
+
+def _may_join(q: torch.Tensor) -> bool:
+    return q.is_cuda and torch.version.cuda is not None and not torch.compiler.is_compiling()
 
 
 class Rotation:
@@ -90,7 +115,7 @@ def append_to_cache(
     """
     _require_room(k_cache, v_cache, k, v, q.shape[0], lengths, block_table)
     served = kvcache_append_path(k_cache, v_cache, k, v) == "rope_and_cache"
-    alike = q.dtype == k.dtype and q.shape[1] == k.shape[1] and not one_position
+    alike = _are_alike(q, k) and not one_position
     with_queries = rotation is not None and served and alike and k.shape[1] > 0
     if rotation is not None and not with_queries:
         if k.dtype not in _FLOATS:
@@ -120,6 +145,21 @@ def append_to_cache(
     )  # fmt: skip
     mark_written(k_cache, v_cache)
     return out if with_queries else q
+
+
+def turns_queries(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+) -> bool:
+    """Whether one op of :func:`append_to_cache` turns a query of each sequence, too."""
+    return _are_alike(q, k) and kvcache_append_path(k_cache, v_cache, k, v) == "rope_and_cache"
+
+
+def _are_alike(q: torch.Tensor, k: torch.Tensor) -> bool:
+    return q.dtype == k.dtype and q.shape[1] == k.shape[1]
 
 
 def _shape(tensor: Optional[torch.Tensor]) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..functional import rope_and_cache
+from ..models import attention as model_attention
 from ..models.hooks import is_called
 from ..models.norms import eps_of, weight_offset_of
 
@@ -64,11 +65,18 @@ def attend(attention: nn.Module, qkv: torch.Tensor, keywords: Dict[str, Any]) ->
         options.update(q_weight=q_norm.weight, k_weight=k_norm.weight, eps=eps_of(q_norm),
                        weight_offset=weight_offset_of(q_norm))  # fmt: skip
     place = cache.place(attention.layer_idx, k, v)
-    rope_and_cache(
-        q, k, v, k_cache=place.keys.transpose(1, 2), v_cache=place.values.transpose(1, 2),
-        cache_positions=place.positions, k_scale=place.scales[0], v_scale=place.scales[1],
-        out=q, **options,
-    )  # fmt: skip
+
+    def append() -> None:
+        rope_and_cache(
+            q, k, v, k_cache=place.keys.transpose(1, 2), v_cache=place.values.transpose(1, 2),
+            cache_positions=place.positions, k_scale=place.scales[0], v_scale=place.scales[1],
+            out=q, **options,
+        )  # fmt: skip
+
+    if function is model_attention.attend:
+        others["append"] = append
+    else:
+        append()
     for keyword, name in call.attributes:
         others[keyword] = getattr(attention, name)
     others.update((name, value) for name, value in call.constants if name not in others)

@@ -36,6 +36,7 @@ from ..functional import (
     flash_attn_with_kvcache,
 )
 from ..functional.gradients import needs_gradient
+from ..functional.kvcache import turned_by_attention
 from .attention_traits import traits_of
 from .cpu_recording import is_recording
 
@@ -333,6 +334,7 @@ def attend(
     softcap: Optional[float] = None,
     is_causal: Optional[bool] = None,
     s_aux: Optional[torch.Tensor] = None,
+    append: Optional[Callable[[], None]] = None,  # turns query, writes key and value
     **kwargs: Any,
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """transformers' attention function: ``[batch, heads, rows, D]`` to ``[batch, rows, heads,
@@ -342,6 +344,8 @@ def attend(
         pattern = _PATTERNS[attention_mask.shape[1] - 1]
     k_descale, v_descale = vars(module).get("cache_scales", (None, None))
     why = _why_not(query, key, value, attention_mask, dropout, s_aux, kwargs)
+    if append is not None and (why is not None or pattern is None):
+        append()
     if why is not None:
         if not torch.compiler.is_compiling():
             _note(type(module).__name__, why)
@@ -359,12 +363,15 @@ def attend(
     if key.dtype in FP8_DTYPES:
         options.update(k_descale=k_descale, v_descale=v_descale)
     if pattern is not None:
-        out = flash_attn_with_kvcache(
-            q, k, v, cache_seqlens=attention_mask[:, 0, 0, 1],
-            cache_leftpad=attention_mask[:, 0, 0, 0] if pattern.padded else None,
-            window_size=(pattern.left, pattern.right), **options,
-        )  # fmt: skip
-        if attention_mask.shape[-1] == 3:
+        with turned_by_attention(q, append is not None and attention_mask.shape[-1] < 3):
+            if append is not None:
+                append()
+            out = flash_attn_with_kvcache(
+                q, k, v, cache_seqlens=attention_mask[:, 0, 0, 1],
+                cache_leftpad=attention_mask[:, 0, 0, 0] if pattern.padded else None,
+                window_size=(pattern.left, pattern.right), **options,
+            )  # fmt: skip
+        if attention_mask.shape[-1] == 3:  # which looks at the queries again
             out[:, -1:] = _at_padding(q[:, -1:], k, v, attention_mask[:, 0, 0], pattern, options)
     else:
         if is_causal is None:
