@@ -128,7 +128,10 @@ def test_a_checkpoints_experts_are_adopted(
     noise = (expected - unquantised).abs().mean()
     # Experts take a float32 input as bfloat16.
     rounding = 5e-3 * expected.abs().mean()
-    assert (actual - expected).abs().mean() < 0.1 * noise + rounding
+    # An embedding that is off by 1e-6 gives a tenth of the noise, by other codes of FP8 behind it;
+    # tensor cores round sums of FP8 sooner, and an H200 gave four tenths.
+    part = 0.1 if device.type == "cpu" else 0.6
+    assert (actual - expected).abs().mean() < part * noise + rounding
 
 
 @torch.no_grad()
