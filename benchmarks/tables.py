@@ -308,13 +308,11 @@ VLLM_STEP = {
 def vllm_step_h200() -> str:
     """Milliseconds of a step of vLLM, with the plugin and without; of them the GPU's."""
 
-    def cell(ms: str, least: str, greatest: str, busy: str) -> str:
+    def cell(ms: str = "", least: str = "", greatest: str = "", busy: str = "") -> str:
         return f"{ms} ({busy})" if busy else ms
 
-    rows = [
-        [case, *(cell(*ways[way]) if way in ways else "" for way in VLLM_STEP)]
-        for case, ways in by_case("vllm_step", "NVIDIA H200, measured").items()
-    ]
+    found = by_case("vllm_step", "NVIDIA H200, measured").items()
+    rows = [[case, *(cell(*ways.get(way, ())) for way in VLLM_STEP)] for case, ways in found]
     header = ["NVIDIA H200, measured, ms (the GPU busy)", *VLLM_STEP.values()]
     return markdown(header, rows)
 
