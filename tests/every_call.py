@@ -163,6 +163,10 @@ def attention_calls(device: torch.device) -> Iterator[Call]:
         ),
     ):
         yield Call("flash_attn_with_kvcache", {**new, **lengths, **more}, written)
+    ragged = {"q": randn(6, 4, 64), "cu_seqlens_q": integers(0, 2, 6), "max_seqlen_q": 4, **rest}
+    stored = {name: randn(2, 8, 2, 64) for name in caches} | {"out": randn(6, 4, 64)}
+    ragged |= {"cache_seqlens": integers(3, 7), **stored}
+    yield Call("flash_attn_with_kvcache", ragged, ("out",))
 
 
 def rope_calls(device: torch.device) -> Iterator[Call]:
