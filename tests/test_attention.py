@@ -253,13 +253,25 @@ def test_empty_sequences(backend):
     assert (out == 0).all() and torch.allclose(lse.cpu()[0, :, 0], case.options["s_aux"])
 
 
-@pytest.mark.parametrize("rows", [1, 6])
-def test_left_padding(backend, rows):
-    """Keys before a sequence's first are not seen, and may hold anything."""
-    case = Case(backend, lengths_for(backend, 120, 30, 6), rows=rows, size=64, causal=True)
-    case.options["cache_leftpad"] = torch.tensor([4, 0, 6], dtype=torch.int32)
-    case.expected, case.lse = case.definition()
-    case.k[0, :4] = case.v[0, :4] = math.nan
+class PaddedCase(Case):
+    """NaN in the first keys of the first sequence and in all of the last, which no query sees."""
+
+    def __init__(self, backend, rows, **options):
+        lengths = lengths_for(backend, 120, 30, 6)
+        super().__init__(backend, lengths, rows=rows, causal=True, **options)
+        padding = [4, 0, 6]
+        self.options["cache_leftpad"] = torch.tensor(padding, dtype=torch.int32)
+        self.expected, self.lse = self.definition()
+        for b, count in enumerate(padding):
+            self.k[b, :count] = self.v[b, :count] = torch.full((), math.nan).to(self.k.dtype)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, FP8[0]])
+@pytest.mark.parametrize("rows", [1, 6, 130])
+def test_left_padding(backend, rows, kv_dtype):
+    """Keys before a sequence's first are not seen, and may hold anything; nor are they where there
+    are more queries than keys, of which the first see nothing."""
+    case = PaddedCase(backend, rows, kv_dtype=kv_dtype)
     case.check(*case.run())
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from test_attention import Case
+from test_attention import Case, PaddedCase
 
 pytestmark = pytest.mark.usefixtures("gpu")
 BF16, FP16, E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
@@ -150,6 +150,29 @@ def test_gathered_keys_are_those_that_the_kernel_before_writes(best_package, gpu
         out.fill_(float("nan"))
     steps()
     assert all(map(torch.equal, replayed, outs))
+
+
+@pytest.mark.parametrize("kv_dtype, page", [(None, None), (None, 16), (E4M3, None), (E4M3, 16)])
+@pytest.mark.parametrize("rows", [1, 20, 130])
+def test_padding_and_scratch_hold_anything(best_package, gpu, monkeypatch, rows, kv_dtype, page):
+    """By every config; of more queries than keys, the first see nothing, not even the padding."""
+    module = sys.modules[best_package.flash_attn_func.__module__]
+    native, configs = module._attention, []
+
+    def attention(*operands):
+        configs[:] = configs or module._attention_configs(*operands[:-1]).splitlines()
+        # What the allocator gives out next, whatever is asked for.
+        old = [torch.full((1 << power,), torch.nan, device=gpu) for power in range(7, 23)]
+        del old
+        native(*operands[:-1], configs[at])
+
+    monkeypatch.setattr(module, "_attention", attention)
+    backend = type("Cuda", (), {"name": "cuda", "ops": best_package, "device": gpu})
+    case = PaddedCase(backend, rows, kv_dtype=kv_dtype, page=page)
+    at = 0
+    while at < max(len(configs), 1):
+        case.check(*case.run())
+        at += 1
 
 
 @pytest.mark.parametrize("page", [1, 4, 8, 16, 24, 48, 256])

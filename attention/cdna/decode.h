@@ -69,8 +69,7 @@ __global__ void __launch_bounds__(kDecodeWaves * 64, Shape::kWaves)
     rows[n].sees = grid.window.seen(s, query_of(row), query_of(row));
   }
   // Keys that all rows see.
-  const KeyRange seen_by_all = {grid.window.seen(s, query_of(here - 1), query_of(here - 1)).begin,
-                                grid.window.seen(s, query_of(0), query_of(0)).end};
+  const KeyRange seen_by_all = grid.window.seen_by_all(s, query_of(0), query_of(here - 1));
   const ScoreScale score_scale(args.scale * k_descale_of(args, b, head), args.softcap);
 #pragma unroll
   for (int n = 0; n < kRowTiles; ++n) score_scale.apply_sign(q[n]);

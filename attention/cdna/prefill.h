@@ -292,8 +292,7 @@ __global__ void __launch_bounds__(kPrefillWaves * 64, Shape::kTile.waves)
   const int first_query = its.query_of(min(first_row, all_rows - 1));
   const int last_query = its.query_of(its.last_of(first_row, 16 * kRowTiles));
   const KeyRange seen_by_some = grid.window.seen(s, first_query, last_query);
-  const KeyRange seen_by_all = {grid.window.seen(s, last_query, last_query).begin,
-                                grid.window.seen(s, first_query, first_query).end};
+  const KeyRange seen_by_all = grid.window.seen_by_all(s, first_query, last_query);
   const ScoreScale score_scale(args.scale * k_descale_of(args, b, head), args.softcap);
 #pragma unroll
   for (int n = 0; n < kRowTiles; ++n) score_scale.apply_sign(q[n]);

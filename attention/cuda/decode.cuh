@@ -56,9 +56,8 @@ __device__ __forceinline__ DecodePart part_of(const AttentionArgs& args, const D
   const int last_row = min(first_row + Shape::kRows, its.row_count) - 1;
   its.rows = {s, b, head, first_row, last_row};
   const int first_query = grid.rows.query_of(first_row), last_query = grid.rows.query_of(last_row);
-  its.first_sees = grid.window.seen(s, first_query, first_query);
-  its.last_sees = grid.window.seen(s, last_query, last_query);
-  its.keys = {min(its.first_sees.begin, its.last_sees.end), its.last_sees.end};
+  its.keys = grid.window.seen(s, first_query, last_query);
+  its.all = grid.window.seen_by_all(s, first_query, last_query);
   // In whole tiles from the first that is seen on.
   const int first_tile = its.keys.begin / Shape::kKeys;
   const int tiles = max((its.keys.end + Shape::kKeys - 1) / Shape::kKeys - first_tile, 0);
@@ -179,7 +178,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
       columns.sees[t][c] = grid.window.seen(rows.s, query, query);
     }
   }
-  columns.all_begin = its.last_sees.begin, columns.all_end = its.first_sees.end;
+  columns.all_begin = its.all.begin, columns.all_end = its.all.end;
   columns.cap = args.softcap * kLog2E;
 
   DecodeSums<Shape> sums;

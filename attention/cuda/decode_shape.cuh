@@ -69,9 +69,9 @@ struct DecodeRows {
 // in turn.
 struct DecodePart {
   DecodeRows rows;
-  int row_count;                         // of the sequence
-  KeyRange first_sees, last_sees, keys;  // the first row, the last one, all
-  int begin, end;                        // tiles
+  int row_count;       // of the sequence
+  KeyRange keys, all;  // that some row sees, that every row sees
+  int begin, end;      // tiles
 };
 
 // A lane's columns of S^T, rows first + 8 t + 2 quad + {0, 1} of q: what makes a score of a

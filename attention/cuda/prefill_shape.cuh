@@ -146,15 +146,13 @@ __device__ __forceinline__ PrefillWork work_at(const AttentionArgs& args, const 
   work.last_row = min(work.first_row + Shape::kRows, work.s.q_count * grid.rows.heads) - 1;
   const int first_query = grid.rows.query_of(work.first_row);
   const int last_query = grid.rows.query_of(max(work.last_row, 0));
-  const KeyRange first_sees = grid.window.seen(work.s, first_query, first_query);
-  const KeyRange last_sees = grid.window.seen(work.s, last_query, last_query);
-  const KeyRange keys = {min(first_sees.begin, last_sees.end), last_sees.end};
+  const KeyRange keys = grid.window.seen(work.s, first_query, last_query);
   const int first_tile = keys.begin / Shape::kKeys;
   const int tiles = (keys.end + Shape::kKeys - 1) / Shape::kKeys - first_tile;
   const int of_part = (tiles + grid.outer - 1) / grid.outer;
   work.keys.begin = max((first_tile + work.part * of_part) * Shape::kKeys, keys.begin);
   work.keys.end = min((first_tile + (work.part + 1) * of_part) * Shape::kKeys, keys.end);
-  work.all = {last_sees.begin, first_sees.end};
+  work.all = grid.window.seen_by_all(work.s, first_query, last_query);
   return work;
 }
 

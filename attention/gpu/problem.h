@@ -78,6 +78,11 @@ struct Window {
     const int end = max(min(last + offset + 1 + right, s.k_count), 0);
     return {min(max(first + offset - left, s.k_first), end), end};
   }
+
+  // Keys that each of them sees.
+  ROCM_KERNELS_DEVICE KeyRange seen_by_all(const Sequence& s, int first, int last) const {
+    return {seen(s, last, last).begin, seen(s, first, first).end};
+  }
 };
 
 // ---- Scales of FP8 keys and values of a sequence's KV head; 1 where there are none -------------
