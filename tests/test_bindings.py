@@ -201,10 +201,11 @@ MEMORIES = {}  # address -> memory of a group; they live as long as the process
 
 def lone_group():
     """A group of two ranks that are one and the same, in its first exchange: it waits for nobody,
-    since what was never sent reads as zeros. In its third a GPU would wait for the second rank."""
+    since what was never sent reads as zeros. In its third a GPU would wait for the second rank.
+    A GPU's op believes how many ranks there are, so all that it may be told of have memory."""
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
     comm = kernels.get_kernel(REPO_ID, version=1, backend="cpu").comm
-    comm.memory.write_header(memory, 0, [memory.data_ptr()] * 2)
+    comm.memory.write_header(memory, 0, [memory.data_ptr()] * (8 if memory.is_cuda else 2))
     MEMORIES[memory.data_ptr()] = memory
     at = {"memory": memory.data_ptr(), "memory_bytes": memory.numel()}
     return {**at, "rank": 0, "ranks": 2, "timeout": 9.0}
