@@ -384,7 +384,7 @@ def a_larger_vocabulary(model):
 @program
 def another_dtype(model):
     out = said(model)
-    model.double()
+    model.half()
     out += said(model)
     model.float()
     return out + said(model)
