@@ -1,13 +1,25 @@
 """Where the project lies, what it is called on the Hub, and a torch that says what we want."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 REPO_ID = "org/rocm-kernels"
 
 # What torch.version says of a build, by backend: cuda, hip.
 TORCH_BUILDS = {"cpu": (None, None), "cuda": ("13.0", None), "rocm": (None, "7.1.25424")}
+
+
+def slow_but(quick: list, values: Iterable) -> list:
+    """Values, or tuples of some, for pytest's parametrize: all but the `quick` ones are slow."""
+    found = []
+    for value in values:
+        each = value if isinstance(value, tuple) else (value,)
+        found.append(pytest.param(*each, marks=[pytest.mark.slow] * (value not in quick)))
+    return found
 
 
 def torch_built_for(backend: str, folder: Path) -> dict[str, str]:

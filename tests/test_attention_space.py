@@ -318,7 +318,7 @@ def test_any_call(backend, package, call):
 
 
 @pytest.mark.not_on("cpu", "cuda", "rocm")
-@settings(SETTINGS, max_examples=40)
+@settings(SETTINGS, max_examples=20)
 @given(calls(short=True))
 def test_any_short_call(backend, package, call):
     check(backend, package, call)

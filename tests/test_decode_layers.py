@@ -92,10 +92,13 @@ def with_own_caches(stack):
 # divide evenly. Hidden sizes whose norm the op takes with as many threads: its sum has the same
 # order.
 @pytest.mark.parametrize("hidden, intermediate, dtype, options", [
-    (2048, 2560, torch.bfloat16, {}),
+    pytest.param(2048, 2560, torch.bfloat16, {}, marks=pytest.mark.slow),
     (4096, 1152, torch.float16, {"scale_a_row": False, "attended": 1024}),
     (3456, 1024, torch.bfloat16, {"qkv": 1040}),
-    (2048, 1024, torch.bfloat16, {"attended": 2176, "qkv": 5120, "bias": True}),
+    pytest.param(
+        2048, 1024, torch.bfloat16, {"attended": 2176, "qkv": 5120, "bias": True},
+        marks=pytest.mark.slow,
+    ),
 ])  # fmt: skip
 def test_bits_of_the_ops(hidden, intermediate, dtype, options):
     options, has_bias = dict(options), "bias" in options
@@ -121,7 +124,8 @@ def test_bits_of_the_ops(hidden, intermediate, dtype, options):
 # Caches in FP8 have no scales, one, or one a KV head. Heads have norms, and qkv a bias, or not.
 @pytest.mark.parametrize("heads, kv_heads, position, layers, dtype, scales, norms", [
     (8, 2, 0, 1, torch.bfloat16, None, False), (16, 2, 3, 1, torch.float16, None, False),
-    (8, 8, 700, 1, torch.bfloat16, None, True), (8, 2, 70, 2, torch.bfloat16, None, True),
+    pytest.param(8, 8, 700, 1, torch.bfloat16, None, True, marks=pytest.mark.slow),
+    pytest.param(8, 2, 70, 2, torch.bfloat16, None, True, marks=pytest.mark.slow),
     (8, 2, 70, 2, torch.bfloat16, 2, False), (16, 2, 90, 1, torch.float16, 1, True),
     (8, 2, 0, 1, torch.bfloat16, 0, False),
 ])  # fmt: skip
@@ -151,7 +155,9 @@ def test_attention_of_the_token(heads, kv_heads, position, layers, dtype, scales
         assert_near(qkv, expected[1])
 
 
-@pytest.mark.parametrize("hidden, intermediate", [(5120, 1024), (1024, 16512)])
+@pytest.mark.parametrize(
+    "hidden, intermediate", [(5120, 1024), pytest.param(1024, 16512, marks=pytest.mark.slow)]
+)
 def test_long_rows_and_an_offset(hidden, intermediate):
     """Where the norm's sum has another order than the op's: a few codes differ by a step. Of down
     more tiles than compute units; of y more than the helpers load at once."""

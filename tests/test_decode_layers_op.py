@@ -63,8 +63,11 @@ def copy_of(call):
 
 @pytest.mark.parametrize("layers, of_last, dtype, position, options", [
     (1, True, torch.bfloat16, 0, {}),
-    (2, False, torch.float16, 9, {"eps": 1e-5, "weight_offset": 1.0, "scale": 0.1}),
-    (2, True, torch.bfloat16, 70, {}),
+    pytest.param(
+        2, False, torch.float16, 9, {"eps": 1e-5, "weight_offset": 1.0, "scale": 0.1},
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(2, True, torch.bfloat16, 70, {}, marks=pytest.mark.slow),
     (1, False, torch.bfloat16, 70, {"seqused_k": 50, "leftpad_k": 11}),
     (1, False, torch.bfloat16, 70, {"seqused_k": 71, "leftpad_k": 2, "window_left": 30}),
     (1, False, torch.bfloat16, 6, {"window_left": 0}),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from kernels import Mode, kernelize, use_kernel_mapping
+from project import slow_but
 from test_families import tiny
 from tiny_models import tiny_llama, tokens
 from torch import nn
@@ -49,8 +50,8 @@ def is_as_eager(program, model, device, shapes):
         torch.testing.assert_close(actual, expected, rtol=1e-3, atol=5e-3)
 
 
-@pytest.mark.parametrize("activations", ["none", "dynamic"])
-@pytest.mark.parametrize("sequences", [1, 2])
+@pytest.mark.parametrize("activations", slow_but(["dynamic"], ["none", "dynamic"]))
+@pytest.mark.parametrize("sequences", slow_but([2], [1, 2]))
 @torch.no_grad()
 def test_a_dynamic_length(kernelized, device, sequences, activations):
     model = kernelized(tiny_llama(), activations)
@@ -58,7 +59,7 @@ def test_a_dynamic_length(kernelized, device, sequences, activations):
     is_as_eager(program, model, device, [(sequences, length) for length in (2, 30, 100)])
 
 
-@pytest.mark.parametrize("activations", ["none", "dynamic"])
+@pytest.mark.parametrize("activations", slow_but(["none"], ["none", "dynamic"]))
 @torch.no_grad()
 def test_a_dynamic_batch_and_length(kernelized, device, activations):
     """Of an example of two: torch takes a size of one in an example for a constant."""
@@ -68,7 +69,9 @@ def test_a_dynamic_batch_and_length(kernelized, device, activations):
 
 
 # A multiplier of sums; norms after; experts, whose router tells tokens apart; latent projections.
-@pytest.mark.parametrize("family", ["granite", "gemma2", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "family", slow_but(["qwen3_moe"], ["granite", "gemma2", "qwen3_moe", "deepseek_v3"])
+)
 @torch.no_grad()
 def test_a_dynamic_batch_and_length_of_a_family(kernelized, device, family):
     model = kernelized(tiny(family))

@@ -6,6 +6,7 @@ import functools
 import pytest
 import torch
 from kernels import Mode
+from project import slow_but
 from tiny_models import dequantized, quantizing_inputs, randomized, tiny_llama, tokens
 from torch import nn
 from transformers import (
@@ -197,7 +198,7 @@ def test_an_mlp_in_16_bits_leaves_the_attention_fused(package, quantize_, run_ke
     assert (actual - expected).abs().mean() < 0.05 * noise
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(["gemma3_text", "qwen3_moe"], FAMILIES))
 @torch.no_grad()
 def test_a_family_in_bfloat16_decodes_and_compiles(
     package, quantize_, run_kernelized, device, family

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from project import ROOT, TORCH_BUILDS, torch_built_for
+from project import ROOT, TORCH_BUILDS, slow_but, torch_built_for
 
 WHY = {
     "cpu": "torch is built for the CPU",
@@ -37,7 +37,7 @@ def run_each(*commands, **environment: str) -> list[subprocess.CompletedProcess]
         return list(pool.map(lambda command: run(*command, **environment), commands))
 
 
-@pytest.fixture(params=TORCH_BUILDS)
+@pytest.fixture(params=slow_but(["cuda"], TORCH_BUILDS))
 def build(request):
     return request.param
 
@@ -53,9 +53,8 @@ def test_the_backend_is_chosen_and_said(build, machine):
     assert done.stdout.splitlines() == [f"cpu backend ({WHY[build]})"], done.stderr
 
 
-@pytest.mark.parametrize(
-    "build", ["cuda", pytest.param("rocm", marks=pytest.mark.slow)], indirect=True
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("build", ["cuda", "rocm"], indirect=True)
 def test_tests_run(build, machine):
     command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
     tests = (*command, "tests/test_layers.py", "-k", "rmsnorm or mapping")

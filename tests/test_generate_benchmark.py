@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from project import ROOT
+from project import ROOT, slow_but
 from torch import nn
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -154,7 +154,7 @@ def test_a_step_reads_the_experts_that_its_tokens_meet():
         assert generate.step_bytes(model, tokens) == pytest.approx(4 * 24 + part * experts)
 
 
-@pytest.mark.parametrize("model", generate.end_to_end.MODELS)
+@pytest.mark.parametrize("model", slow_but(["llama-8b"], generate.end_to_end.MODELS))
 def test_a_tiny_model_through_generate(model):
     """Each side at two batches and two contexts, on the CPU."""
     command = [sys.executable, "benchmarks/end_to_end.py", "--generate", f"--model={model}"]

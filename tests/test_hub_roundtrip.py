@@ -89,6 +89,7 @@ def error_of(process: subprocess.CompletedProcess) -> str:
     return process.stderr.strip()
 
 
+@pytest.mark.slow
 def test_version_branch(hub, client):
     assert result_of(client("-c", LOAD)) == "64"
     assert any("/refs" in request for request in hub.requests)
@@ -116,6 +117,7 @@ def test_offline_without_a_cache_says_so(client):
     assert "not available in the local cache" in error_of(client("-c", LOAD, HF_HUB_OFFLINE="1"))
 
 
+@pytest.mark.slow
 def test_pinned_revision_survives_a_later_upload(hub, client, variant, tmp_path):
     second = upload(hub, {CPU_VARIANT: edited(variant, tmp_path)})
     assert second != hub.first_commit
@@ -149,6 +151,7 @@ def test_untrusted_publisher_is_refused(hub, client, trust):
     assert not any("/resolve/" in request for request in hub.requests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trust", ["True", f"[{REPO_ID!r}]"])
 def test_trust_can_be_given(hub, client, trust):
     hub.trusted.clear()
@@ -209,6 +212,7 @@ def test_unsigned_build_is_reported(client):
     assert "signature not found" in process.stdout
 
 
+@pytest.mark.slow
 def test_lock_file_pins_the_commit(hub, client, variant, tmp_path):
     project = tmp_path / "project"
     project.mkdir()
@@ -229,6 +233,7 @@ def test_lock_file_pins_the_commit(hub, client, variant, tmp_path):
     assert result_of(client("-c", code)) == "64"
 
 
+@pytest.mark.slow
 def test_info_and_versions(client):
     info = client("-c", KERNELS, "info", REPO_ID)
     assert "License: Apache-2.0" in info.stdout, info.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from kernels import Mode, kernelize, use_kernel_mapping
+from project import slow_but
 from tiny_models import dequantized, quantizing_inputs, randomized, tiny_llama, tokens
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -459,7 +460,7 @@ def smollm2(demo):
     return demo.load_model()
 
 
-@pytest.mark.parametrize("activations", ["dynamic", "none"])
+@pytest.mark.parametrize("activations", slow_but(["dynamic"], ["dynamic", "none"]))
 def test_smollm2_answers(demo, smollm2, quantize_, run_kernelized, device, activations):
     bf16, tokenizer = smollm2
     bf16 = bf16.to(device)

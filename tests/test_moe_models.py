@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from kernels import Mode, kernelize, use_kernel_mapping
+from project import slow_but
 from tiny_models import randomized, reference_experts, tokens
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -151,7 +152,7 @@ def test_inputs_are_quantised_as_the_reference_does(package, run_kernelized, dev
     close(model.get_submodule(experts_of(model)[0])(x, ids, weights), expected, 0.02)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "llama4_text"])
+@pytest.mark.parametrize("family", slow_but(["gpt_oss"], ["qwen3_moe", "gpt_oss", "llama4_text"]))
 @torch.no_grad()
 def test_decodes_and_compiles(package, run_kernelized, device, family):
     model = tiny(family).bfloat16().to(device)

@@ -160,6 +160,7 @@ def test_get_local_kernel():
     assert run_python(code + USE) == "64"
 
 
+@pytest.mark.slow
 def test_compatibility_folder(variant):
     code = (
         f"import sys; sys.path.insert(0, {str(variant)!r}); import rocm_kernels as package; {USE}"
@@ -167,12 +168,14 @@ def test_compatibility_folder(variant):
     assert run_python(code) == "64"
 
 
+@pytest.mark.slow
 def test_offline_hub_cache(tmp_path, variant):
     cache = hub_cache(tmp_path, {1: variant})
     code = f"{GET_KERNEL}; {USE}"
     assert run_python(code, HF_HUB_CACHE=str(cache)) == "64"
 
 
+@pytest.mark.slow
 def test_lock_file(tmp_path, variant):
     cache = hub_cache(tmp_path / "cache", {1: variant})
     dependency = KernelDependency(repo_id=REPO_ID, version=KernelVersion.Version(1))
@@ -186,6 +189,7 @@ def test_lock_file(tmp_path, variant):
     assert run_python(code, HF_HUB_CACHE=str(cache)) == "64"
 
 
+@pytest.mark.slow
 def test_two_versions_in_one_process(tmp_path, variant, second_version):
     cache = hub_cache(tmp_path, {1: variant, 2: second_version})
     code = (
@@ -199,6 +203,13 @@ def test_two_versions_in_one_process(tmp_path, variant, second_version):
     assert run_python(code, HF_HUB_CACHE=str(cache)) == "64"
 
 
+def test_example_of_a_new_kernel_applies():
+    """What it builds slow tests run."""
+    patch = ["git", "apply", "--check", str(ROOT / "examples" / "add_kernel.patch")]
+    subprocess.run(patch, cwd=ROOT, check=True)
+
+
+@pytest.mark.slow
 def test_example_of_a_new_kernel(second_version):
     code = (
         "import kernels, pathlib, torch\n"

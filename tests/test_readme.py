@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from project import REPO_ID, ROOT, TORCH_BUILDS, torch_built_for
+from project import REPO_ID, ROOT, TORCH_BUILDS, slow_but, torch_built_for
 from test_hub_roundtrip import client, hub, result_of
 from test_package import clean_python, hub_cache, run_python, variant
 
@@ -30,7 +30,7 @@ transformers.AutoModelForCausalLM.from_pretrained = tiny
 """
 
 
-@pytest.fixture(params=TORCH_BUILDS)
+@pytest.fixture(params=slow_but(["cuda"], TORCH_BUILDS))
 def machine(request, tmp_path, variant):
     """A machine without a GPU, by what its torch was built for; the package is in its cache."""
     cache = hub_cache(tmp_path / "cache", {1: variant})
@@ -47,7 +47,7 @@ def test_get_kernel(machine):
     [
         ("README.md", "cuda"),  # what pip installs; test_get_kernel has each build
         *(pytest.param("README.md", build, marks=pytest.mark.slow) for build in ("cpu", "rocm")),
-        ("docs/models.md", "cuda"),
+        pytest.param("docs/models.md", "cuda", marks=pytest.mark.slow),
     ],
     indirect=["machine"],
 )

@@ -72,7 +72,9 @@ def test_every_source_has_a_budget():
     assert set(resources.listed_sources()) == set(BUDGETS)
 
 
-@pytest.mark.parametrize("name, count", [("skinny_gemm", 60), ("products", 80)])
+@pytest.mark.parametrize(
+    "name, count", [("skinny_gemm", 60), pytest.param("products", 80, marks=pytest.mark.slow)]
+)
 def test_every_product_kernel_has_a_launch(name, count):
     """On a target without matrix instructions, where the kernels are quickly compiled."""
     source = resources.listed_sources()[name]

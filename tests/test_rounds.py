@@ -179,6 +179,7 @@ def test_a_layer_in_slices_of_tokens(package, kind):
     check(backend, package, x, experts, weights, ids)
 
 
+@pytest.mark.slow
 def test_a_plain_product_in_slices_of_rows():
     """A launch counts 32,768 groups of 8 rows; 9 are left over."""
     simulated.functional()

@@ -186,6 +186,7 @@ def test_import_loads_or_warns(package, document):
     assert "ROCM_KERNELS_TUNING" in errors and "'sm_90, 132 SMs'" in errors
 
 
+@pytest.mark.slow
 def test_tuner_runs_as_a_program(package, tmp_path):
     folder, path = os.path.dirname(package.__file__), tmp_path / "t.json"
     arguments = ["--shape", "24,64", "--rows", "2", "--device", "cpu", "--output", str(path)]
@@ -254,6 +255,7 @@ def test_entries_change_while_others_multiply(package, operands):
         other.join()
 
 
+@pytest.mark.slow
 def test_tuning_the_amd_launchers(on_the_simulator, tmp_path):
     """The whole way on the simulator: candidates, contract, winner, file, table, launch."""
     import simulated

@@ -37,6 +37,7 @@ def test_own_kernel(tmp_path):
     check_own_kernel(example("own_kernel.py", tmp_path))
 
 
+@pytest.mark.slow
 def test_torch_extension(tmp_path):
     if not pathlib.Path("/usr/include/hip/hip_runtime.h").exists():
         pytest.skip("needs the HIP headers of libamdhip64-dev")

@@ -88,6 +88,7 @@ def test_public_programs_are_cloned_run_and_told(repository, capsys):
     assert "outdated" not in page and page.endswith("end\n")
 
 
+@pytest.mark.slow
 def test_clones_that_are_there_are_taken(repository, tmp_path, capsys):
     git(tmp_path, "clone", "-q", tmp_path / "origin", tmp_path / "had" / "few")
     gone = dataclasses.replace(repository, url="file:///nowhere")
