@@ -1,6 +1,6 @@
 # Every target makes its own environment in .venv and builds what it needs.
 #   make demo [PROMPT="..."]   a real model answers, before and after our kernels
-#   make test                  all that this machine can test in about half an hour
+#   make test                  what this machine can test in some twenty minutes, on two cores
 #   make help                  the rest
 #
 #   PYTHON3=python3.13         the Python that .venv is made from, 3.11 to 3.13

@@ -247,6 +247,7 @@ def test_report_survives_a_step_that_fails(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_report_tunes(cpu_build):
     step, tuning = report.tune(str(cpu_build), ["64,512"], "1,16")
     assert step["outcome"] == "0" and tuning["entries"][0]["n"] == 64

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import functools
 import json
 import re
 import sys
@@ -34,6 +35,7 @@ def public_api(package: Path = PACKAGE) -> dict:
     """
     tree = ast.parse((package / "__init__.py").read_text())
     found = _members(tree)
+    module = functools.cache(lambda name: _module(package, name))  # which many names come from
     exported: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
@@ -41,9 +43,9 @@ def public_api(package: Path = PACKAGE) -> dict:
         elif isinstance(node, ast.ImportFrom) and node.level == 1:
             for alias in node.names:
                 if node.module is None:
-                    found[alias.name] = _module(package, alias.name)
+                    found[alias.name] = module(alias.name)
                 else:
-                    found[alias.name] = _module(package, node.module).get(alias.name)
+                    found[alias.name] = module(node.module).get(alias.name)
     return {name: found[name] for name in sorted(exported) if found.get(name) is not None}
 
 
