@@ -5,6 +5,7 @@ import importlib
 import os
 import re
 import shlex
+import shutil
 import sys
 import tomllib
 from collections import Counter
@@ -91,6 +92,7 @@ def test_what_tests_say_of_a_fault(tmp_path, monkeypatch, replace, area, found):
     )
     test = "from f import f\n\ndef test_f():\n    assert f(2) == 3\n"
     (tmp_path / "tree" / "test_f.py").write_text(test)
+    shutil.copyfile(ROOT / "conftest.py", tmp_path / "tree" / "conftest.py")
     monkeypatch.setattr(mutants, "TREE", tmp_path / "tree")
     monkeypatch.setattr(mutants, "CLEAN", tmp_path / "clean")
     monkeypatch.setattr(mutants, "patience", lambda _: 2 if "while" in replace else 60)

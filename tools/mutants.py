@@ -187,7 +187,7 @@ def build(limit: float = 1800) -> tuple[int | None, str]:
 
 
 def pytest(arguments: str, limit: float) -> tuple[int | None, str]:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--slow", "-p", "no:cacheprovider"]
     return run([*command, *shlex.split(arguments)], limit)
 
 
