@@ -186,6 +186,9 @@ void rope_and_cache(Tensor& out, std::optional<Tensor> k_out, std::optional<Tens
     args.cos =
         require_table(*cos, "cos", q, args, !sin, args.cos_batch_stride, args.cos_row_stride);
     args.max_positions = cos->size(0);
+    // A GPU reads the first row in place of one that is not there.
+    require(!positions || args.max_positions > 0 || q.numel() == 0,
+            "cos must have rows for positions, got ", shape_of(*cos));
     args.sin_batch_stride = args.cos_batch_stride;
     args.sin_row_stride = args.cos_row_stride;
     args.sin = static_cast<const char*>(args.cos) + rotary_dim / 2 * size_of(args.table_dtype);
