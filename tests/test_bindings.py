@@ -205,7 +205,8 @@ def lone_group():
     A GPU's op believes how many ranks there are, so all that it may be told of have memory."""
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
     comm = kernels.get_kernel(REPO_ID, version=1, backend="cpu").comm
-    comm.memory.write_header(memory, 0, [memory.data_ptr()] * (8 if memory.is_cuda else 2))
+    ranks = comm.memory.MOST_RANKS if memory.is_cuda else 2
+    comm.memory.write_header(memory, 0, [memory.data_ptr()] * ranks)
     MEMORIES[memory.data_ptr()] = memory
     at = {"memory": memory.data_ptr(), "memory_bytes": memory.numel()}
     return {**at, "rank": 0, "ranks": 2, "timeout": 9.0}

@@ -38,6 +38,8 @@ def test_every_value_is_right_whoever_is_first(tmp_path, pytestconfig, part, til
     command = ["g++", "-std=c++20", "-O1", "-pthread", "-fsanitize=address"]
     command += [f"-I{tmp_path}", f"-I{build.cuda_toolkit(NVCC)}/include"]
     subprocess.run([*command, tmp_path / f"{part}.cpp", "-o", tmp_path / part], check=True)
-    for _ in range(3 if pytestconfig.getoption("--slow") else 1):  # threads meet anew each time
+    for _ in range(
+        3 if pytestconfig.getoption("--slow", default=False) else 1
+    ):  # threads meet anew each time
         done = subprocess.run([tmp_path / part], capture_output=True, text=True, timeout=120)
         assert done.stdout == f"tiles {tiles}, wrong 0\n", done.stdout + done.stderr

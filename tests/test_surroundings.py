@@ -118,7 +118,7 @@ print("RESULT", dist.get_rank(), report, values, saved, f"{{error:.6f}}", flush=
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("activations", [pytest.param("none", marks=pytest.mark.slow), "dynamic"])
+@pytest.mark.parametrize("activations", ["none", "dynamic"])
 @torch.no_grad()
 def test_two_processes_equal_one(package, quantize_, run_kernelized, tmp_path, activations):
     """tp_plan="auto": each process quantises its share, to the same FP8 values as the whole."""
