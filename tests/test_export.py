@@ -11,6 +11,12 @@ from torch import nn
 LENGTH = torch.export.Dim("length", min=2, max=512)
 BATCH = torch.export.Dim("batch", min=1, max=16)
 
+# Two things of a model that torch does not export for any length, kernelized or not: before 2.13
+# keys that are repeated for groups of heads, whose strides it compares, and on CUDA 2.11's SDPA
+# with a mask, which it pads to a multiple of eight. So heads have keys of their own there, and
+# attention is eager.
+HEADS = {} if torch.__version__ >= (2, 13) else {"num_key_value_heads": 6}
+
 
 class Logits(nn.Module):
     def __init__(self, model):
@@ -43,18 +49,25 @@ def exported(model, example, dynamic):
     return torch.export.export(Logits(model), (example,), dynamic_shapes=shapes).module()
 
 
+def llama():
+    return tiny_llama(attn_implementation="eager", **HEADS)
+
+
 def is_as_eager(program, model, device, shapes):
     for batch, length in shapes:
         ids = tokens(batch, length, device)
         actual, expected = program(ids), model(ids).logits
-        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=5e-3)
+        if device.type == "cpu":
+            torch.testing.assert_close(actual, expected, rtol=1e-3, atol=5e-3)
+        else:  # eager takes other kernels for few rows, and FP8 roundings may fall the other way
+            assert nn.functional.cosine_similarity(actual, expected, dim=-1).min() > 0.999
 
 
 @pytest.mark.parametrize("activations", slow_but(["dynamic"], ["none", "dynamic"]))
 @pytest.mark.parametrize("sequences", slow_but([2], [1, 2]))
 @torch.no_grad()
 def test_a_dynamic_length(kernelized, device, sequences, activations):
-    model = kernelized(tiny_llama(), activations)
+    model = kernelized(llama(), activations)
     program = exported(model, tokens(sequences, 9, device), {1: LENGTH})
     is_as_eager(program, model, device, [(sequences, length) for length in (2, 30, 100)])
 
@@ -63,7 +76,7 @@ def test_a_dynamic_length(kernelized, device, sequences, activations):
 @torch.no_grad()
 def test_a_dynamic_batch_and_length(kernelized, device, activations):
     """Of an example of two: torch takes a size of one in an example for a constant."""
-    model = kernelized(tiny_llama(), activations)
+    model = kernelized(llama(), activations)
     program = exported(model, tokens(2, 9, device), {0: BATCH, 1: LENGTH})
     is_as_eager(program, model, device, [(1, 2), (1, 40), (2, 9), (2, 30), (3, 100)])
 
@@ -74,13 +87,9 @@ def test_a_dynamic_batch_and_length(kernelized, device, activations):
 )
 @torch.no_grad()
 def test_a_dynamic_batch_and_length_of_a_family(kernelized, device, family):
-    model = kernelized(tiny(family))
+    model = kernelized(tiny(family, **HEADS))
     program = exported(model, tokens(2, 9, device), {0: BATCH, 1: LENGTH})
-    for batch, length in ((1, 40), (2, 30), (3, 17)):
-        ids = tokens(batch, length, device)
-        # On a GPU eager takes other kernels for few rows, and FP8 roundings may fall the other way.
-        alike = nn.functional.cosine_similarity(program(ids), model(ids).logits, dim=-1)
-        assert alike.min() > 0.999
+    is_as_eager(program, model, device, [(1, 40), (2, 30), (3, 17)])
 
 
 @torch.no_grad()
