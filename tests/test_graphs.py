@@ -23,7 +23,7 @@ def test_a_decode_compiles_once(best_package, device, activations):
         cache = StaticCache(config=model.config, max_cache_len=16)
         whole = model(ids).logits
         step(ids[:, :4], past_key_values=cache)
-        counts = []
+        counts, steps = [], []
         for position in range(4, 12):
             logits = step(
                 ids[:, position : position + 1],
@@ -31,5 +31,9 @@ def test_a_decode_compiles_once(best_package, device, activations):
                 position_ids=torch.full((2, 1), position, device=device),
             ).logits
             counts.append(graphs.frame_count)
-            torch.testing.assert_close(logits[:, 0], whole[:, position], atol=0.15, rtol=0.05)
+            steps.append(logits)
     assert set(counts) == {2}
+    # FP8 inputs, of which the roundings in 16 bits make other numbers, are a tenth apart in the
+    # reference too; a position that is one off, or a token that the cache lacks, is 0.15 and more.
+    steps, whole = torch.cat(steps, 1).float(), whole[:, 4:].float()
+    assert (steps - whole).norm() < {"dynamic": 0.13, "none": 0.05}[activations] * whole.norm()
