@@ -69,7 +69,9 @@ def test_inputs_have_any_strides(package, every_call):
                     refused.add(weight)
                     continue
                 assert all(map(alike, found, expected)), f"{call}: {path} {name}"
-    assert refused >= WEIGHTS
+    # Not every backend has every function that takes one.
+    given = {path.partition(".")[0] for call in every_call for path in call.tensors()}
+    assert refused >= WEIGHTS & given
 
 
 @torch.no_grad()
