@@ -92,8 +92,8 @@ def assert_product_close(
     offset = exact - operands[0].double().cpu() @ operands[1].double().cpu().t()
     pairs = [(a, w)]
     if exact.numel() < 10_000:
-        generator = torch.Generator().manual_seed(0)
-        orders = (torch.randperm(a.shape[1], generator=generator) for _ in range(3))
+        options = {"generator": torch.Generator().manual_seed(0), "device": "cpu"}
+        orders = (torch.randperm(a.shape[1], **options) for _ in range(3))
         pairs += [(a[:, order], w[:, order]) for order in orders]
     baselines = [
         ((x @ y.t()).double() + offset).to(actual.dtype).double() - exact for x, y in pairs
