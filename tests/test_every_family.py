@@ -47,11 +47,12 @@ def answer(model, padding=3):
     ids = torch.randint(5, 140, (2, 9), generator=torch.Generator().manual_seed(5))
     mask = torch.ones_like(ids)
     ids[0, :padding], mask[0, :padding] = 0, 0
+    here = {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
     said = model.generate(
-        ids, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=None,
+        **here, max_new_tokens=12, do_sample=False, eos_token_id=None,
         pad_token_id=0, output_logits=True, return_dict_in_generate=True,
     )  # fmt: skip
-    return said.sequences, torch.stack(said.logits, 1)
+    return said.sequences.cpu(), torch.stack(said.logits, 1).cpu()
 
 
 def difference(got, expected):

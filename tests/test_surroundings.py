@@ -51,24 +51,25 @@ def quantize_(package):
 @pytest.mark.parametrize("offloaded", ["disk", "cpu"])
 @torch.no_grad()
 def test_offloaded_layers_stay_and_the_rest_is_served(
-    package, quantize_, run_kernelized, tmp_path, offloaded
+    package, quantize_, run_kernelized, device, tmp_path, offloaded
 ):
     tiny_llama().save_pretrained(tmp_path / "model")
     load = functools.partial(AutoModelForCausalLM.from_pretrained, tmp_path / "model")
-    ids = tokens(2, 7)
-    whole = load(dtype=torch.float32).eval()
+    ids = tokens(2, 7, device)
+    here = str(ids.device)  # with its number
+    whole = load(dtype=torch.float32).to(device).eval()
     quantize_(whole, skip=["*.1.*"])
     run_kernelized(whole)
     if offloaded == "disk":
-        parts = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.layers.0": "cpu",
-                 "model.layers.1": "disk", "model.norm": "disk", "lm_head": "cpu"}  # fmt: skip
+        parts = {"model.embed_tokens": here, "model.rotary_emb": here, "model.layers.0": here,
+                 "model.layers.1": "disk", "model.norm": "disk", "lm_head": here}  # fmt: skip
         model = load(dtype=torch.float32, device_map=parts, offload_folder=tmp_path / "off").eval()
     else:
         from accelerate import cpu_offload
 
-        model = load(dtype=torch.float32).eval()
-        cpu_offload(model.model.layers[1], execution_device="cpu")
-        cpu_offload(model.model.norm, execution_device="cpu")
+        model = load(dtype=torch.float32).to(device).eval()
+        cpu_offload(model.model.layers[1], execution_device=here)
+        cpu_offload(model.model.norm, execution_device=here)
     report = quantize_(model)
     assert len(report.converted) == 7
     assert report.skipped["model.layers.1.mlp.up_proj"] == "its weight is offloaded by accelerate"
