@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from project import ROOT
+from torch.utils._device import _device_constructors
 
 # Rooms from the top floor down: ops, blocks, common. A file includes from its own room and from
 # those it may reach.
@@ -220,19 +221,24 @@ def test_torch_section_lists_the_binding_and_what_kernels_share():
     assert shared | kernels == set(sources())
 
 
-MAKERS = {"empty", "empty_strided", "eye", "full", "linspace", "normal", "ones", "rand", "randn",
-          "scalar_tensor", "tensor", "zeros"}  # fmt: skip
+MAKERS = {f.__name__ for f in _device_constructors()} | {"normal"}
+# Of integers, or of the dtype of what they are given.
+OF_WHAT_THEY_GET = {"arange", "as_tensor", "asarray", "randint", "randperm"}
 
 
-def test_new_tensors_say_their_dtype():
-    """Models are made while torch's default is 16 bits: a float32 scale is not meant then."""
+def test_new_tensors_say_their_dtype_and_device():
+    """Models are made while torch's default is 16 bits: a float32 scale is not meant then. And a
+    program may have a default device that is not the model's, nor the CPU."""
     silent = []
     for path in sorted((ROOT / "torch-ext" / "rocm_kernels").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
-            makes = ast.unparse(node.func.value) == "torch" and node.func.attr in MAKERS
+            name = node.func.attr
+            if ast.unparse(node.func.value) != "torch" or name not in MAKERS:
+                continue
             given = {keyword.arg for keyword in node.keywords}  # None: of a dictionary
-            if makes and not given & {"dtype", None}:
+            needed = {"device"} if name in OF_WHAT_THEY_GET else {"device", "dtype"}
+            if not needed <= given and None not in given:
                 silent.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
     assert not silent

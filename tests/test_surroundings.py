@@ -121,19 +121,20 @@ print("RESULT", dist.get_rank(), report, values, saved, f"{{error:.6f}}", flush=
 @pytest.mark.slow
 @pytest.mark.parametrize("activations", ["none", "dynamic"])
 @torch.no_grad()
-def test_two_processes_equal_one(package, quantize_, run_kernelized, tmp_path, activations):
+def test_two_processes_equal_one(cpu_package, tmp_path, activations):
     """tp_plan="auto": each process quantises its share, to the same FP8 values as the whole."""
     from safetensors.torch import save_file
 
     tiny_llama().save_pretrained(tmp_path)
     one = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    quantize_(one, activations=activations)
+    cpu_package.models.quantize_model_(one, activations=activations)
     ids = tokens(2, 7)
     values = {
         name: one.get_submodule(name).weight.detach().float().clone()
         for name in ("model.layers.0.self_attn.k_proj", "model.layers.1.mlp.down_proj")
     }
-    run_kernelized(one)
+    with use_kernel_mapping(cpu_package.layers.kernel_mapping(), inherit_mapping=False):
+        kernelize(one, mode=Mode.INFERENCE, device="cpu")
     save_file({"ids": ids, "logits": one(ids).logits, **values}, tmp_path / "expected")
     script = tmp_path / "run.py"
     script.write_text(TENSOR_PARALLEL.format(repo=REPO_ID))
@@ -243,6 +244,28 @@ def test_autocast(package, quantize_, run_kernelized, device, activations):
         actual = model(ids).logits
     close = torch.nn.functional.cosine_similarity(actual.float(), exact, dim=-1)
     assert close.min() > 0.98
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@torch.no_grad()
+def test_a_default_device_that_is_not_the_models(
+    package, quantize_, run_kernelized, device, family
+):
+    """Nothing of a model is made on it, nor asked of it: on meta there are no values."""
+    answers, ids = [], tokens(1, 5, device)
+    for default in (device, torch.device("meta")):
+        torch.manual_seed(3)
+        model = (tiny_llama() if family == "llama" else tiny(family)).to(device)
+        with default:
+            quantize_(model, activations="dynamic")
+            package.models.use_attention(model)
+            run_kernelized(model)
+            package.models.use_decode_step(model)
+        said = model.generate(
+            ids, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        answers.append((said, package.models.kernelized_layers(model)))
+    assert torch.equal(answers[0][0], answers[1][0]) and answers[0][1] == answers[1][1]
 
 
 @torch.no_grad()

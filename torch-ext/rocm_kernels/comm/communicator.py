@@ -88,7 +88,7 @@ class Communicator:
         else:
             if self.device.index is None:
                 self.device = torch.device(self.device.type, torch.cuda.current_device())
-            self._report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+            self._report = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=True)
             self._memory, self._peers = gpu_memory(
                 group, 4 * self.max_bytes, self.device, self._report
             )

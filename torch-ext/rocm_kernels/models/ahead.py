@@ -73,4 +73,4 @@ def asking_ahead(device: torch.device) -> Iterator[Optional[torch.Tensor]]:
         for product in [*products[1:], *products[:1]]
     ][:_PRODUCTS]
     if asked:
-        places[: len(asked)].copy_(torch.tensor(asked, dtype=torch.int64))
+        places[: len(asked)].copy_(torch.tensor(asked, dtype=torch.int64, device="cpu"))

@@ -63,7 +63,7 @@ def _classes() -> Tuple[type, type]:
             self.positions = None
             self.first = None  # the layer that is written first in each forward
             self.rows = 0  # that the last forward has written
-            self.length = _lasting(lambda: torch.zeros((), dtype=torch.int64))
+            self.length = _lasting(lambda: torch.zeros((), dtype=torch.int64, device="cpu"))
 
         @property
         def room(self) -> int:
@@ -236,7 +236,7 @@ def _classes() -> Tuple[type, type]:
 def _states_of(layer: Any) -> Tuple[torch.Tensor, torch.Tensor]:
     """A layer's keys and values; those in FP8 as the numbers that they mean."""
     if not layer.is_initialized:
-        return (torch.empty(0, 0, 0, dtype=torch.float32),) * 2
+        return (torch.empty(0, 0, 0, dtype=torch.float32, device="cpu"),) * 2
     if not hasattr(layer, "fp8_dtype"):
         return layer.keys, layer.values
     return tuple(

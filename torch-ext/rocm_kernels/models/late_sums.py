@@ -98,7 +98,7 @@ class LateSums(TorchDispatchMode):
             if h.device.type == "cpu":
                 # As cpu_recording.py sums: lest a program end there. The norm is nobody's.
                 rows = [tensor.view(-1, h.shape[-1]) for tensor in (x, h, y)]
-                weight = torch.ones(h.shape[-1], dtype=h.dtype)
+                weight = torch.ones(h.shape[-1], dtype=h.dtype, device=h.device)
                 unread = torch.empty_like(rows[0])
                 _norm(unread, None, *rows[:2], weight, None, 1.0, 0, 0.0, False, 0.0, rows[2])
             else:

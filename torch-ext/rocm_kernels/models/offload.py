@@ -72,10 +72,10 @@ class Stored(Mapping):
             return tensor
         if name == weight:
             self._dialects[weight] = tensor.dtype
-            return to_native_fp8(tensor, torch.ones(1, dtype=torch.float32), fp8_dtype=own)[0]
+            return to_native_fp8(tensor, tensor.new_ones(1, dtype=torch.float32), fp8_dtype=own)[0]
         if weight not in self._dialects:
             self._dialects[weight] = self._whole(weight).dtype
-        none = torch.empty(0, dtype=self._dialects[weight])
+        none = torch.empty(0, dtype=self._dialects[weight], device=tensor.device)
         return to_native_fp8(none, tensor.float(), fp8_dtype=own)[1]
 
     def _whole(self, name: str) -> torch.Tensor:

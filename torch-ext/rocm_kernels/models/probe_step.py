@@ -96,11 +96,12 @@ def _run(
 
 def _fill(cache: Any) -> None:
     """A cache's rows with numbers that would be seen, none of them NaN in FP8."""
-    random = torch.Generator().manual_seed(1)
+    # Not on a default device of the caller's.
+    options = {"generator": torch.Generator().manual_seed(1), "device": "cpu"}
     for layer in cache.layers:
         for states in (layer.keys, layer.values) if layer.is_initialized else ():
             if states.dtype == torch.uint8:
-                numbers = torch.randint(0x40, 0x58, states.shape, generator=random)
+                numbers = torch.randint(0x40, 0x58, states.shape, **options)
             else:
-                numbers = 8 * torch.randn(states.shape, generator=random, dtype=torch.float32)
+                numbers = 8 * torch.randn(states.shape, **options, dtype=torch.float32)
             states.copy_(numbers)

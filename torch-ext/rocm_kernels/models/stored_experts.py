@@ -280,9 +280,8 @@ def _empty(module: nn.Module, held: _Held, layout: Layout) -> Experts:
     pairs, biases = [], []
     for name, n, k in ((WEIGHTS[0], 2 * padded, hidden), (WEIGHTS[1], hidden, padded)):
         bias = module._parameters.get(f"{name}_bias")
-        with device:
-            pairs.append(_empty_pair(held.weights, experts, n, k))
-            biases.append(None if bias is None else torch.empty(experts, n, dtype=bias.dtype))
+        pairs.append(_empty_pair(held.weights, experts, n, k, device))
+        biases.append(None if bias is None else bias.new_empty(experts, n, device=device))
     scheme = "dynamic" if layout.inputs == "static" else layout.inputs
     scheme = "none" if held.weights == "mxfp4" else scheme
     scale_fmt = layout.scale_fmt if scheme == "dynamic" else None
@@ -302,14 +301,16 @@ def padded_size(weights: str, inner: int, is_apart: bool = True) -> int:
     return -(-inner // block) * block
 
 
-def _empty_pair(weights: str, experts: int, n: int, k: int) -> Pair:
+def _empty_pair(weights: str, experts: int, n: int, k: int, device: torch.device) -> Pair:
     if weights == "mxfp4":
         shapes, dtypes = ((n, k // 2), (n, k // BLOCK)), (torch.uint8, torch.uint8)
     else:
         blocks = -(-n // SCALE_BLOCK), -(-k // SCALE_BLOCK)
         shapes = (n, k), blocks if weights == "block" else (n, 1)
         dtypes = torch.float8_e4m3fn, torch.float32
-    weight, scales = (torch.empty(experts, *s, dtype=d) for s, d in zip(shapes, dtypes))
+    weight, scales = (
+        torch.empty(experts, *s, dtype=d, device=device) for s, d in zip(shapes, dtypes)
+    )
     return weight, scales if weights == "mxfp4" else scales.fill_(torch.nan)
 
 
