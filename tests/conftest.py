@@ -21,6 +21,7 @@ import kernels
 import pytest
 import torch
 from project import REPO_ID, ROOT
+from torch.utils._device import DeviceContext, _device_constructors
 
 sys.path.append(str(ROOT / "tools"))
 
@@ -208,10 +209,19 @@ def gpu(device: torch.device) -> torch.device:
     return device
 
 
+class OnDevice(DeviceContext):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        given = kwargs or {}
+        if given.get("generator") is not None and func in _device_constructors():
+            # Else it is the CPU's, and noticed on a GPU alone.
+            assert given.get("device") is not None, "a generator draws on a device that is named"
+        return super().__torch_function__(func, types, args, kwargs)
+
+
 @pytest.fixture
 def on_device(device: torch.device) -> Iterator[None]:
     """Tensors that a test makes lie on ``device``, unless it says where."""
-    with device:
+    with OnDevice(device):
         yield
 
 

@@ -11,8 +11,13 @@ HIDDEN, INTERMEDIATE, HEADS, KV_HEADS = 256, 128, 2, 1
 QKV = (HEADS + 2 * KV_HEADS) * 128
 
 
+def drawn(maker: Any, *shape: int, chance: torch.Generator | None = None) -> torch.Tensor:
+    """On the default device, of the CPU's numbers."""
+    return maker(shape, generator=chance, device="cpu").to(torch.get_default_device())
+
+
 def half(*shape: int, chance: torch.Generator | None = None) -> torch.Tensor:
-    return torch.randn(shape, generator=chance).bfloat16()
+    return drawn(torch.randn, *shape, chance=chance).bfloat16()
 
 
 def right_calls(fp8: torch.dtype = torch.float8_e4m3fn) -> Iterator[dict[str, Any]]:
@@ -24,9 +29,10 @@ def right_calls(fp8: torch.dtype = torch.float8_e4m3fn) -> Iterator[dict[str, An
         return half(*shape, chance=chance)
 
     def weights(name: str, count: int, rows: int, columns: int) -> dict[str, Any]:
-        w = [torch.randn(rows, columns, generator=chance).to(fp8) for _ in range(count)]
+        w = [drawn(torch.randn, rows, columns, chance=chance).to(fp8) for _ in range(count)]
         scales = [
-            torch.rand(rows if of_rows else 1, 1, generator=chance) / columns for _ in range(count)
+            drawn(torch.rand, rows if of_rows else 1, 1, chance=chance) / columns
+            for _ in range(count)
         ]
         return {f"w_{name}": w, f"scale_{name}": scales}
 
@@ -35,8 +41,10 @@ def right_calls(fp8: torch.dtype = torch.float8_e4m3fn) -> Iterator[dict[str, An
         of_caches = fp8 if of_rows else torch.bfloat16
         caches = {name: [some(4, KV_HEADS, 128).to(of_caches) for _ in range(2)]
                   for name in ("k_caches", "v_caches")}  # fmt: skip
-        scales = {name: [torch.rand(1, generator=chance) + 0.5 for _ in range(2 if of_rows else 0)]
-                  for name in ("k_scales", "v_scales")}  # fmt: skip
+        scales = {
+            name: [drawn(torch.rand, 1, chance=chance) + 0.5 for _ in range(2 if of_rows else 0)]
+            for name in ("k_scales", "v_scales")
+        }
         more = {f"{name}_norm_weights": [some(128) for _ in range(2 if of_rows else 0)]
                 for name in "qk"}  # fmt: skip
         yield {
