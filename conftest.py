@@ -3,7 +3,11 @@
 kernel-builder's ci-test, which has tests/ alone, does without: it picks its tests by a marker.
 """
 
+import contextlib
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -31,3 +35,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = [item for item in items if "slow" in item.keywords]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if item not in slow]
+
+
+@pytest.fixture
+def fetching() -> contextlib.AbstractContextManager:
+    """For what pip fetches: if it fails where pip finds no package at all, the test is skipped."""
+
+    @contextlib.contextmanager
+    def block() -> Iterator[None]:
+        try:
+            yield
+        except (subprocess.CalledProcessError, AssertionError):
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--retries", "1"]
+            asked = [*pip, "--dry-run", "--ignore-installed", "--no-deps", "packaging"]
+            done = subprocess.run(asked, capture_output=True, text=True)
+            if done.returncode:
+                why = done.stderr.strip().splitlines()[-1:]
+                pytest.skip(f"pip reaches no index of packages: {' '.join(why)}")
+            raise
+
+    return block()

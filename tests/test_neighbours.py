@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,3 +131,26 @@ def test_tests_are_counted(monkeypatch, tmp_path, report):
 def test_every_neighbour_has_a_version_here():
     assert set(neighbours.NEIGHBOURS) <= set(neighbours.pinned())
     assert all((ROOT / path).exists() for path in neighbours.TESTS)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_what_pip_cannot_fetch_is_skipped_where_it_finds_nothing(
+    fetching, monkeypatch, tmp_path, found
+):
+    if found:
+        with zipfile.ZipFile(tmp_path / "packaging-1.0-py3-none-any.whl", "w") as wheel:
+            about = "packaging-1.0.dist-info/"
+            wheel.writestr(
+                f"{about}METADATA", "Metadata-Version: 2.1\nName: packaging\nVersion: 1.0\n"
+            )
+            wheel.writestr(f"{about}WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            wheel.writestr(f"{about}RECORD", "")
+    for name, value in {
+        "NO_INDEX": "1",
+        "FIND_LINKS": str(tmp_path),
+        "CONFIG_FILE": "/dev/null",
+    }.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    expected = subprocess.CalledProcessError if found else pytest.skip.Exception
+    with pytest.raises(expected), fetching:
+        subprocess.run(["false"], check=True)

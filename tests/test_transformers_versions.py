@@ -28,14 +28,15 @@ VERSIONS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
-def test_models_run_whole(version):
+def test_models_run_whole(version, fetching):
     """Every family's decoder layers are counted, and the tests of models pass."""
     tests = VERSIONS[version]
-    if version == NEWEST:
-        version = neighbours.newest(("transformers",))["transformers"]
-        if version in VERSIONS:
-            pytest.skip(f"it is {version}, which has a case")
-    python = neighbours.environment("transformers", version)
+    with fetching:
+        if version == NEWEST:
+            version = neighbours.newest(("transformers",))["transformers"]
+            if version in VERSIONS:
+                pytest.skip(f"it is {version}, which has a case")
+        python = neighbours.environment("transformers", version)
     asked = [python, "-c", "import transformers; print(transformers.__version__)"]
     assert subprocess.check_output(asked, text=True).split()[-1] == version
     result = neighbours.run("transformers", version, python, tests)
