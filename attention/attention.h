@@ -81,6 +81,10 @@ struct AttentionArgs {
   // caches, its queries are attended as they are turned, q is not looked at.
   const RopeAndCacheArgs* fresh = nullptr;
 
+  // No kernel that may still run writes keys or values, but a sequence's last. Of one query a
+  // sequence, in rows.
+  bool keys_are_settled = false;
+
   // Scratch of at least attention_workspace_bytes(args), 256-byte aligned, contents undefined.
   void* workspace = nullptr;
 

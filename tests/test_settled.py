@@ -57,6 +57,88 @@ def test_settled_weights_change_no_bit(best_package, device, rows, monkeypatch):
         assert torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("sequences, rows", [(1, 700), (1, 40), (3, 2000)])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_settled_keys_change_no_bit(best_package, device, kv_dtype, sequences, rows):
+    """Steps as a graph: each writes a row and attends. On a GPU earlier rows are read earlier, and
+    again where a length is another than it was."""
+    torch.manual_seed(rows)
+    heads, kv_heads, size = 8, 2, 128
+    if kv_dtype != torch.bfloat16:
+        kv_dtype = best_package.native_fp8_dtype(device)
+    q, k, v = (
+        torch.randn(sequences, 1, n, size, device=device).bfloat16()
+        for n in (heads, kv_heads, kv_heads)
+    )
+    caches = [
+        torch.randn(sequences, rows + 9, kv_heads, size, device=device).to(kv_dtype)
+        for _ in range(2)
+    ]
+    places = torch.zeros(sequences, 1, dtype=torch.int64, device=device)
+    lengths = torch.zeros(sequences, dtype=torch.int32, device=device)
+
+    def step():
+        places.copy_(lengths[:, None])
+        lengths.add_(1)
+        best_package.rope_and_cache(
+            q, k, v, k_cache=caches[0], v_cache=caches[1], cache_positions=places
+        )
+        return best_package.flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths)
+
+    def steps(run):
+        lengths.copy_(torch.arange(sequences) * 5 + rows - 20)
+        return torch.stack([run().clone() for _ in range(8)])
+
+    expected = steps(step)
+    assert expected.float().std() > 0.01 and not torch.equal(expected[0], expected[1])
+    settled = best_package.functional.product.settled(caches)
+    if device.type != "cuda":
+        with settled:
+            assert torch.equal(steps(step), expected)
+        return
+    graph = torch.cuda.CUDAGraph()
+    with settled, torch.cuda.graph(graph):
+        out = step()
+    assert torch.equal(steps(lambda: (graph.replay(), out)[1]), expected)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float16, torch.float8_e4m3fn], ids=str)
+def test_lengths_of_the_kernel_before(best_package, device, kv_dtype):
+    """Rotation writes them, as a value in a cache, while attention looks them up for the first
+    time: on a GPU it waits for a product, attention does not. Before they may be anything."""
+    torch.manual_seed(0)
+    heads, kv_heads, size, rows, sequences = 8, 2, 128, 900, 2
+    if kv_dtype != torch.float16:
+        kv_dtype = best_package.native_fp8_dtype(device)
+    q, one = (torch.randn(n, 1, heads, size, device=device).half() for n in (sequences, 1))
+    shape = (sequences, rows + 100, kv_heads, size)
+    caches = [torch.randn(shape, device=device).to(kv_dtype) for _ in range(2)]
+    new, told = (torch.zeros(1, 1, 1, size // 2, device=device, dtype=torch.int32) for _ in "ab")
+    new[..., :sequences] = torch.tensor([rows, rows - 321], device=device)
+    key, place = one[:, :, :1].contiguous(), torch.zeros(1, 1, dtype=torch.int64, device=device)
+    width = 4096 if device.type == "cuda" else 16
+    large = torch.randn(width, width, device=device).half()
+    lengths = told.view(-1)[:sequences]
+
+    def step():
+        best_package.gemm(large, large)
+        best_package.rope_and_cache(
+            one, key, new.view(torch.float16), k_cache=key.clone(),
+            v_cache=told.view(torch.float16), cache_positions=place,
+        )  # fmt: skip
+        return best_package.flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths)
+
+    expected = best_package.flash_attn_with_kvcache(
+        q, *caches, cache_seqlens=new.view(-1)[:sequences].clone()
+    )
+    assert expected.float().std() > 0.01
+    with best_package.functional.product.settled(caches):
+        for stale in (0, 1, 16, 17, rows - 37, rows, rows + 60, -5, -(2**31), 2**31 - 1):
+            told.fill_(stale)
+            assert torch.equal(step(), expected), stale
+            assert torch.equal(told, new)
+
+
 def product_of(package, rows, columns, **changes):
     given = {"data": 1 << 20, "row_stride": columns, "runs": 1, "before": 0, **changes}
     return package.models.ahead.Product(rows=rows, row_bytes=columns, **given)

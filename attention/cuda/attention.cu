@@ -56,9 +56,8 @@ bool turns_new_tokens(const AttentionArgs& args, const Context&) {
       config.design != cuda::AttentionConfig::Design::kDecode) {
     return false;
   }
-  // An FP8 cache's few blocks in clusters, one sequence, lose by it (decode_journal.md).
-  const bool gains = config.cluster == 1 || !is_fp8(args.kv_dtype);
-  return gains &&
+  // The few blocks of clusters lose by it: settled keys gain more (decode_journal.md).
+  return config.cluster == 1 &&
          cuda::turns_tokens(cuda::kDecodeTiles[cuda::find_decode_tile(args, config.rows)]) &&
          fresh.rows == 1 && args.cu_seqlens_q == nullptr && args.cu_seqlens_k == nullptr &&
          !fresh.is_slot && fresh.k_out.data == nullptr && is_whole_pieces(fresh);

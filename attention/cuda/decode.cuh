@@ -7,8 +7,10 @@
 // the keys. Timeline; each warp is alone until it leaves its sums:
 //
 //   who           waits for                  does
-//   each warp                                part_of; asks for its first tiles to be in L2
-//   each warp     the kernel before          load_queries; orders its first tiles of kKeys keys and
+//   each warp                                part_of; asks for its first tiles to be in L2, or if
+//                                            they are settled orders them, but that of the last key
+//   each warp     the kernel before          load_queries; part_of again where lengths are not what
+//                                            they were; orders its first tiles of kKeys keys and
 //                                            values to stages of its own (cp.async)
 //   each warp,    its token                  turns its queries; one makes its key and value
 //   if it is new
@@ -46,12 +48,13 @@
 namespace rocm_kernels {
 namespace cuda {
 
-// What is the block's, by the lengths that memory says now.
+// What is the block's.
 template <class Shape>
 __device__ __forceinline__ DecodePart part_of(const AttentionArgs& args, const DecodeGrid& grid,
-                                              int b, int head, int first_row, int part) {
+                                              const Lengths& lengths, int b, int head,
+                                              int first_row, int part) {
   DecodePart its;
-  const Sequence s = sequence_of(args, b);
+  const Sequence s = sequence_of(args, b, lengths);
   its.row_count = s.q_count * grid.rows.heads;
   const int last_row = min(first_row + Shape::kRows, its.row_count) - 1;
   its.rows = {s, b, head, first_row, last_row};
@@ -93,53 +96,68 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
   }
   if (grid.cluster > 1) cluster_arrive();  // awaited before anything is sent to another block
 
-  // ---- Before the kernel before is done: first keys and values to L2. It may still write lengths:
-  // what they are now serves for that alone, and for all else where there are none.
+  // ---- Before the kernel before is done: first keys and values to L2, or to the stages, by what
+  // lengths are now; it may still write them. Behind the wait lengths and queries are asked for at
+  // once: most often lengths have stayed.
+  const bool is_apart = args.cu_seqlens_q == nullptr && args.cu_seqlens_k == nullptr;
+  if (!is_apart) wait_for_previous_kernel();
+  Lengths lengths = lengths_of(args, b);
   DecodePart its;
+  uint32_t q[kTiles][kSteps][2];
+  const uint32_t ring = pinned_address(shared) + warp * stages * 2 * Shape::kTileBytes;
+  int started = 0;  // tiles of the warp
 #pragma unroll 1
-  for (bool is_done = false;; is_done = true) {
-    its = part_of<Shape>(args, grid, b, head, first_row, part);
-    if (is_done) break;
-    if (args.block_table == nullptr && args.cu_seqlens_q == nullptr &&
-        args.cu_seqlens_k == nullptr) {
-      const KeyRows at(args, its.rows.s, head, Shape::kBytes);
-      const int most = min(its.end, its.begin + stages * Shape::kWarps);
+  for (bool is_first = true;; is_first = false) {
+    its = part_of<Shape>(args, grid, lengths, b, head, first_row, part);
+    // Blocks of a cluster are alike in this.
+    if (first_row >= its.row_count) {
+      if (grid.cluster > 1) cluster_wait();
+      return;
+    }
+    if (is_first) {
+      if (Shape::kInRows && !Shape::kHasNew && args.keys_are_settled && grid.cluster > 1) {
+        const int last_tile = (its.keys.end - 1) / kKeys;  // has the key that is not settled
+        typename Shape::Copies copies(args, its.rows.s, head, its.keys, grid.page_size, its.begin);
+        for (int tile = its.begin + warp; tile < min(its.end, last_tile) && started < stages - 1;
+             tile += Shape::kWarps) {
+          const uint32_t at = ring + started++ * 2 * Shape::kTileBytes;
+          copies.start(tile * kKeys, at, at + Shape::kTileBytes);
+          copies_commit();
+        }
+      } else if (args.block_table == nullptr && is_apart) {
+        const KeyRows at(args, its.rows.s, head, Shape::kBytes);
+        const int most = min(its.end, its.begin + stages * Shape::kWarps);
 #pragma unroll 1
-      for (int tile = its.begin + warp; tile < most; tile += Shape::kWarps) {
-        bring_tile<Shape>(args, at, tile * kKeys, its.keys.end);
+        for (int tile = its.begin + warp; tile < most; tile += Shape::kWarps) {
+          bring_tile<Shape>(args, at, tile * kKeys, its.keys.end);
+        }
       }
+      wait_for_previous_kernel();
     }
-    wait_for_previous_kernel();
-    if (args.cu_seqlens_q == nullptr && args.cu_seqlens_k == nullptr && args.seqused_k == nullptr &&
-        args.leftpad_k == nullptr) {
-      break;
+    const Lengths now = lengths_of(args, b);
+    if constexpr (Shape::kHasNew) {  // whose loads would wait for what is compared
+      if (!is_first) break;
+    } else {
+      load_queries<Shape>(args, grid.rows, its.rows, group, quad, q);
+      if (now == lengths) break;
     }
-  }
-  // Blocks of a cluster are alike in this.
-  if (first_row >= its.row_count) {
-    if (grid.cluster > 1) cluster_wait();
-    return;
+    lengths = now;
+    copies_wait_all();
+    __syncwarp();
+    started = 0;
   }
   const DecodeRows& rows = its.rows;
   const int last_row = rows.last, end = its.end;
-
-  // ---- Queries and scales: asked for now, needed when the first keys are there
-  uint32_t q[kTiles][kSteps][2];
   NewToken<Shape> token(fresh);
-  if constexpr (Shape::kHasNew) {
-    token.ask(rows);
-  } else {
-    load_queries<Shape>(args, grid.rows, rows, group, quad, q);
-  }
+  if constexpr (Shape::kHasNew) token.ask(rows);
   const float k_descale = k_descale_of(args, b, head);
   const float v_descale = v_descale_of(args, b, head);
 
   // ---- First tiles on their way
-  const uint32_t ring = pinned_address(shared) + warp * stages * 2 * Shape::kTileBytes;
-  int next = its.begin + warp;
+  int next = its.begin + warp + started * Shape::kWarps;
   typename Shape::Copies copies(args, rows.s, head, its.keys, grid.page_size, next);
 #pragma unroll 1
-  for (int stage = 0; stage < stages - 1; ++stage) {
+  for (int stage = started; stage < stages - 1; ++stage) {
     if (next < end) {
       const uint32_t at = ring + stage * 2 * Shape::kTileBytes;
       copies.start(next * kKeys, at, at + Shape::kTileBytes);

@@ -15,12 +15,13 @@ namespace cuda {
 
 struct NoTokens {};
 
-// T: of q and out. kTile: of kDecodeTiles. kInRows: keys and values are in rows, not in pages, and
+// T: of q and out. kTile: of kDecodeTiles. kOfRows: keys and values are in rows, not in pages, and
 // their heads as wide as the tile's. kNew: each sequence has a new token (new_token.cuh). Without,
 // a kernel has nothing of it: in a step its code is not in the caches, and each line of it counts.
-template <typename T, bool kFp8KV, int kTile, bool kInRows, bool kNew>
+template <typename T, bool kFp8KV, int kTile, bool kOfRows, bool kNew>
 struct DecodeShape {
   using Q = T;
+  static constexpr bool kInRows = kOfRows;
   static constexpr bool kHasNew = kNew;
   using NewTokens = std::conditional_t<kNew, RopeAndCacheArgs, NoTokens>;
   using Mma = std::conditional_t<kFp8KV, __half, T>;  // that are multiplied

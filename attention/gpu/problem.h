@@ -26,32 +26,52 @@ struct Sequence {
   int64_t k_batch, v_batch;  // elements before its first row
 };
 
-// Lengths are read past NVIDIA's L1: decode asks before the kernel before is done too, which may
-// write them, and L1 would keep what they were.
-ROCM_KERNELS_DEVICE Sequence sequence_of(const AttentionArgs& args, int b) {
-  Sequence s;
-  s.q_begin = 0;
-  s.q_count = static_cast<int>(args.max_seqlen_q);
+// What memory says of a sequence's lengths.
+struct Lengths {
+  int q_begin, q_end, k_begin, k_end, k_used, k_first;
+
+  ROCM_KERNELS_DEVICE bool operator==(const Lengths& other) const {
+    return q_begin == other.q_begin && q_end == other.q_end && k_begin == other.k_begin &&
+           k_end == other.k_end && k_used == other.k_used && k_first == other.k_first;
+  }
+};
+
+// Read past NVIDIA's L1: decode asks before the kernel before is done too, which may write them,
+// and L1 would keep what they were.
+ROCM_KERNELS_DEVICE Lengths lengths_of(const AttentionArgs& args, int b) {
+  constexpr int kAll = 0x7fffffff;
+  const int q_count = static_cast<int>(args.max_seqlen_q);
+  const int k_count = static_cast<int>(args.max_seqlen_k);
+  Lengths lengths = {0, q_count, 0, k_count, kAll, 0};
   if (args.cu_seqlens_q != nullptr) {
-    s.q_begin = load_older(args.cu_seqlens_q + b);
-    s.q_count = load_older(args.cu_seqlens_q + b + 1) - s.q_begin;
+    lengths.q_begin = load_older(args.cu_seqlens_q + b);
+    lengths.q_end = load_older(args.cu_seqlens_q + b + 1);
   }
-  s.k_begin = 0;
-  s.k_count = static_cast<int>(args.max_seqlen_k);
   if (args.cu_seqlens_k != nullptr) {
-    const int begin = load_older(args.cu_seqlens_k + b);
-    s.k_begin = begin;
-    s.k_count = load_older(args.cu_seqlens_k + b + 1) - begin;
+    lengths.k_begin = load_older(args.cu_seqlens_k + b);
+    lengths.k_end = load_older(args.cu_seqlens_k + b + 1);
   }
-  if (args.seqused_k != nullptr) s.k_count = min(s.k_count, load_older(args.seqused_k + b));
-  s.k_first =
-      args.leftpad_k == nullptr ? 0 : min(max(load_older(args.leftpad_k + b), 0), s.k_count);
+  if (args.seqused_k != nullptr) lengths.k_used = load_older(args.seqused_k + b);
+  if (args.leftpad_k != nullptr) lengths.k_first = load_older(args.leftpad_k + b);
+  return lengths;
+}
+
+ROCM_KERNELS_DEVICE Sequence sequence_of(const AttentionArgs& args, int b, const Lengths& lengths) {
+  Sequence s;
+  s.q_begin = lengths.q_begin;
+  s.q_count = lengths.q_end - lengths.q_begin;
+  s.k_begin = lengths.k_begin;
+  s.k_count = max(min(lengths.k_end - lengths.k_begin, lengths.k_used), 0);
+  s.k_first = args.leftpad_k == nullptr ? 0 : min(max(lengths.k_first, 0), s.k_count);
   s.pages = nullptr;
   if (args.block_table != nullptr) s.pages = args.block_table + b * args.block_table_stride;
   const bool apart = args.block_table == nullptr;
   s.k_batch = apart ? b * args.k.batch_stride : 0;
   s.v_batch = apart ? b * args.v.batch_stride : 0;
   return s;
+}
+ROCM_KERNELS_DEVICE Sequence sequence_of(const AttentionArgs& args, int b) {
+  return sequence_of(args, b, lengths_of(args, b));
 }
 
 // Keys [begin, end).

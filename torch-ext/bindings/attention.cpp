@@ -262,6 +262,8 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
       out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, k_descale,
       v_descale, sinks, max_seqlen_q, max_seqlen_k, scale, window_left, window_right, softcap);
   if (out.numel() == 0) return;
+  args.keys_are_settled = max_seqlen_q == 1 && !cu_seqlens_q && !cu_seqlens_k && !block_table &&
+                          is_settled(k) && is_settled(v);
   Order::of_thread().pass(args.batch * args.kv_heads * args.max_seqlen_k *
                           (args.head_dim + args.head_dim_v) * size_of(args.kv_dtype));
   run_or_record(q, [args, q, config, fresh = held.args](const Context& context) mutable {

@@ -32,7 +32,8 @@ for _name in ("gemm", "quantized_gemm", "gated_gemm"):
 def settled(weights: Iterable[torch.Tensor]) -> Iterator[None]:
     """Products of this thread may read these weights before the kernel that runs before them is
     done: no kernel writes them that may still run then. For what is recorded in a graph, which does
-    not write them."""
+    not write them. Attentions of one query a sequence may read keys and values so, in rows, but for
+    the last that a sequence has."""
     ops.settle_weights(0)
     for weight in weights:
         ops.settle_weights(weight.data_ptr())

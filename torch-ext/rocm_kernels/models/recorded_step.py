@@ -58,7 +58,14 @@ class RecordedStep:
         self.in_inference = torch.is_inference_mode_enabled()
         self._copy_in(kwargs)
         weights = _shares(model.parameters())
-        with settled(weights), asking_ahead(model.device) as self.asked:
+        # Of a cache a step writes what its attention sees last, and earlier steps are done.
+        written = [
+            states
+            for layer in cache.layers
+            if layer.is_initialized
+            for states in (layer.keys, layer.values)
+        ]
+        with settled([*weights, *written]), asking_ahead(model.device) as self.asked:
             self.graph, self.layers = _record(
                 model.device,
                 lambda: self._run(forward, cache, cache_name),
