@@ -117,11 +117,18 @@ int64_t find_block(const KeyRows<T>& k, int64_t begin, int64_t last, const T** r
   return count;
 }
 
-// How many rows, of all heads that are read together, are read at once: few, since the nearest
-// cache holds what is read next as well, and what is packed of a head; more where elements are
-// small, since the sums of values go by once for these rows. Scores want whole tiles, and the last
-// queries, fewer than four, have the widest.
-constexpr int64_t kMostPieces = 1024;
+// How many rows, of all heads that are read together, are read at once.
+#if ROCM_KERNELS_CPU_AVX2
+// So many that where a product begins and ends matters little, so few that the nearest cache holds
+// those of a head.
+template <class K, class T>
+int64_t rows_at_once(int64_t, int64_t, int64_t, int64_t) {
+  return 16;
+}
+#else
+// Few, since the nearest cache holds what is read next as well, and what is packed of a head; more
+// where elements are small, since the sums of values go by once for these rows. Scores want whole
+// tiles, and the last queries, fewer than four, have the widest.
 template <class K, class T>
 int64_t rows_at_once(int64_t queries, int64_t heads, int64_t of_head, int64_t elements) {
   constexpr int64_t kSize = sizeof(T), kBytes = kSize == 1 ? 16384 : 8192, kPackedBytes = 8192;
@@ -129,30 +136,21 @@ int64_t rows_at_once(int64_t queries, int64_t heads, int64_t of_head, int64_t el
   const int64_t last = queries % 4;
   const int64_t least = kTileSums / (last == 1 || last == 2 ? last : 4);
   int64_t packed = queries > K::kFewRows ? of_head * kPackedSize : 0;
-  if (K::kWidens) packed += of_head * sizeof(BFloat16);
   int64_t rows = kKeyBlock;
   while (rows > least && (rows * elements * kSize > kBytes || rows * packed > kPackedBytes ||
-                          rows * heads > kMostPieces)) {
+                          rows * heads > Ahead<T>::kMostPieces)) {
     rows /= 2;
   }
   return rows;
 }
-
-// What all heads read of `count` rows, in the order of memory.
-template <class T>
-void list_pieces(const T* const* rows, int64_t count, int64_t heads, int64_t head_stride,
-                 const T** pieces) {
-  for (int64_t j = 0; j < count; ++j) {
-    for (int64_t h = 0; h < heads; ++h) *pieces++ = rows[j] + h * head_stride;
-  }
-}
+#endif
 
 // The states of keys [first, last) of a split, from nothing, for the task's KV head and those that
 // follow it: `heads` of them, each with queries, `q_elements` apart, and a state.
 //
-// Some rows of all heads are read at a time, in the order of memory, and each product asks for what
-// its like of the next rows reads: the machine foresees little of it, since rows of a page end
-// where the page does. That is even, and not far ahead: what waits for memory has few places.
+// Some rows of all heads are read at a time, in the order of memory, and each product asks for a
+// share of the next rows: the machine foresees little of it, since rows of a page end where the
+// page does. That is even, and not far ahead: what waits for memory has few places.
 template <class K, class T>
 void attend_split(const AttentionArgs& args, const AttentionTask& task, int64_t heads,
                   const Sight* sights, const typename K::Multiplier::Value* q, int64_t q_elements,
@@ -164,7 +162,7 @@ void attend_split(const AttentionArgs& args, const AttentionTask& task, int64_t 
   const KeyRows<T> k = KeyRows<T>::of(args, args.k, task), v = KeyRows<T>::of(args, args.v, task);
   const int64_t q_stride = aligned_size(args.head_dim), stride = aligned_size(args.head_dim_v);
   Scratch<K> scratch;
-  const T* pieces[kMostPieces + 1];  // of the rows that are read next
+  Ahead<T> ahead;
   const int64_t size = args.head_dim, size_v = args.head_dim_v;
   const int64_t to_head = args.k.head_stride, to_head_v = args.v.head_stride;
   const int64_t all = (heads - 1) * to_head + size;  // elements of a row of all heads
@@ -179,35 +177,45 @@ void attend_split(const AttentionArgs& args, const AttentionTask& task, int64_t 
   for (int64_t begin = first; begin < last; now = 1 - now) {
     const int64_t end = begin + count, next = find_block(k, end, last, key_rows[1 - now]);
     find_block(v, end, last, value_rows[1 - now]);
+    int64_t after = next;
+    if (Ahead<T>::kAcrossSplits && next == 0) {
+      after = find_block(k, end, task.last_key, key_rows[1 - now]);
+    }
     for (int64_t j = 0; j < count; j += at_once) {
       const int64_t some = smaller(at_once, count - j);
-      touch_pages(key_rows[1 - now] + j, smaller(some, larger(next - j, 0)), all);
+      if (all >= Ahead<T>::kLeastTouched) {
+        touch_pages(key_rows[1 - now] + j, smaller(some, larger(next - j, 0)), all);
+      }
       if (j + at_once < count) {
-        list_pieces(key_rows[now] + j + at_once, at_once, heads, to_head, pieces);
+        ahead.list(key_rows[now] + j + at_once, at_once, heads, to_head, size);
       } else {
-        list_pieces(value_rows[now], at_once, heads, to_head_v, pieces);
+        ahead.list(value_rows[now], at_once, heads, to_head_v, size_v);
       }
       for (int64_t h = 0; h < heads; ++h) {
-        const Rows<T> rows{key_rows[now] + j, h * to_head}, after{pieces + h * at_once, 0};
+        const Rows<T> rows{key_rows[now] + j, h * to_head};
+        auto&& asked = ahead.of_head(h, at_once);
         score<K>(q + h * q_elements, task.rows, q_stride, rows, some, size,
-                 scores + h * task.rows * kKeyBlock + j, scratch, after);
+                 scores + h * task.rows * kKeyBlock + j, scratch, asked);
       }
     }
     for (int64_t j = 0; j < count; j += at_once) {
       const int64_t some = smaller(at_once, count - j);
-      touch_pages(value_rows[1 - now] + j, smaller(some, larger(next - j, 0)), all_v);
+      if (all_v >= Ahead<T>::kLeastTouched) {
+        touch_pages(value_rows[1 - now] + j, smaller(some, larger(next - j, 0)), all_v);
+      }
       if (j + at_once < count) {
-        list_pieces(value_rows[now] + j + at_once, at_once, heads, to_head_v, pieces);
-      } else if (next > 0) {
-        list_pieces(key_rows[1 - now], at_once, heads, to_head, pieces);
+        ahead.list(value_rows[now] + j + at_once, at_once, heads, to_head_v, size_v);
+      } else if (after > 0) {
+        ahead.list(key_rows[1 - now], at_once, heads, to_head, size);
       }
       for (int64_t h = 0; h < heads; ++h) {
         float* const its = scores + h * task.rows * kKeyBlock;
         if (j == 0) softmax<Weight>(sights[h], task, begin, count, its, states[h], stride);
-        const Rows<T> rows{value_rows[now] + j, h * to_head_v}, after{pieces + h * at_once, 0};
+        const Rows<T> rows{value_rows[now] + j, h * to_head_v};
+        auto&& asked = ahead.of_head(h, at_once);
         const Weight* const weights = reinterpret_cast<const Weight*>(its) + j;
         float* const sums = states[h].values;
-        add_values<K>(weights, task.rows, rows, some, size_v, sums, stride, scratch, after);
+        add_values<K>(weights, task.rows, rows, some, size_v, sums, stride, scratch, asked);
       }
     }
     begin = end;

@@ -13,6 +13,16 @@ constexpr bool kSame = false;
 template <class A>
 constexpr bool kSame<A, A> = true;
 
+// A vector in a register: compilers would rather load what several products use with each of them,
+// and make constants anew for each row.
+template <class V>
+ROCM_KERNELS_VECTOR V kept(V v) {
+#if ROCM_KERNELS_CPU_AVX2
+  __asm__("" : "+x"(v));
+#endif
+  return v;
+}
+
 // Elements that FP8 is widened by, for kinds that do so.
 constexpr int kInPairs = 32;
 
@@ -221,30 +231,41 @@ struct Fp8Nibbles {
 template <bool kFnuz>
 struct Decode<PairsMultiplier, Fp8<kFnuz>> {
   static constexpr float kGain = kFnuz ? 0.5f : 1.0f;
+};
+
+// What widens FP8.
+template <bool kFnuz>
+struct Fp8Widening {
   alignas(16) static constexpr Fp8Nibbles kTable{};
+  __m256i upper, upper_differs, lower_differs;
+  __m256i magnitude, to_differs, nibble, mantissa, nan;
 
   static ROCM_KERNELS_VECTOR __m256i table(const uint8_t* bytes) {
     return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
   }
+  static ROCM_KERNELS_VECTOR Fp8Widening make() {
+    return {kept(table(kTable.upper)),         kept(table(kTable.upper_differs)),
+            kept(table(kTable.lower_differs)), kept(_mm256_set1_epi8(0x7F)),
+            kept(_mm256_set1_epi8(0x70)),      kept(_mm256_set1_epi8(0x0F)),
+            kept(_mm256_set1_epi8(-16)),       kept(_mm256_set1_epi8(kFnuz ? -128 : 0x7F))};
+  }
 
   // 32 codes as bfloat16: each look-up that a code of 16 or more makes for a difference finds 0.
-  static ROCM_KERNELS_VECTOR void widen(const Fp8<kFnuz>* p, BFloat16* to) {
+  ROCM_KERNELS_VECTOR void widen(const Fp8<kFnuz>* p, BFloat16* to) const {
     const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    const __m256i magnitudes = _mm256_and_si256(codes, _mm256_set1_epi8(0x7F));
-    const __m256i differs = _mm256_add_epi8(magnitudes, _mm256_set1_epi8(0x70));
-    const __m256i nibbles = _mm256_and_si256(_mm256_srli_epi16(codes, 4), _mm256_set1_epi8(0x0F));
-    __m256i upper = _mm256_xor_si256(_mm256_shuffle_epi8(table(kTable.upper), nibbles),
-                                     _mm256_shuffle_epi8(table(kTable.upper_differs), differs));
-    __m256i lower =
-        _mm256_xor_si256(_mm256_and_si256(_mm256_slli_epi16(codes, 4), _mm256_set1_epi8(-16)),
-                         _mm256_shuffle_epi8(table(kTable.lower_differs), differs));
-    const __m256i nan = kFnuz ? _mm256_cmpeq_epi8(codes, _mm256_set1_epi8(-128))
-                              : _mm256_cmpeq_epi8(magnitudes, _mm256_set1_epi8(0x7F));
-    upper = _mm256_or_si256(upper, nan);
-    if (kFnuz) lower = _mm256_or_si256(lower, nan);
+    const __m256i magnitudes = _mm256_and_si256(codes, magnitude);
+    const __m256i differs = _mm256_add_epi8(magnitudes, to_differs);
+    const __m256i nibbles = _mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble);
+    __m256i high = _mm256_xor_si256(_mm256_shuffle_epi8(upper, nibbles),
+                                    _mm256_shuffle_epi8(upper_differs, differs));
+    __m256i low = _mm256_xor_si256(_mm256_and_si256(_mm256_slli_epi16(codes, 4), mantissa),
+                                   _mm256_shuffle_epi8(lower_differs, differs));
+    const __m256i nans = _mm256_cmpeq_epi8(kFnuz ? codes : magnitudes, nan);
+    high = _mm256_or_si256(high, nans);
+    if (kFnuz) low = _mm256_or_si256(low, nans);
     __m256i* const pairs = reinterpret_cast<__m256i*>(to);
-    _mm256_storeu_si256(pairs, _mm256_unpacklo_epi8(lower, upper));
-    _mm256_storeu_si256(pairs + 1, _mm256_unpackhi_epi8(lower, upper));
+    _mm256_storeu_si256(pairs, _mm256_unpacklo_epi8(low, high));
+    _mm256_storeu_si256(pairs + 1, _mm256_unpackhi_epi8(low, high));
   }
 };
 
@@ -252,21 +273,29 @@ struct Decode<PairsMultiplier, Fp8<kFnuz>> {
 // there to `pointers`.
 template <bool kFnuz, class Next>
 void widen_rows(const Rows<Fp8<kFnuz>>& rows, int64_t count, int64_t pointers, int64_t elements,
-                BFloat16* to, int64_t stride, const BFloat16** widened, const Next& next) {
-  using Widen = Decode<PairsMultiplier, Fp8<kFnuz>>;
-  constexpr int64_t kStep = 32;
-  for (int64_t j = 0; j < pointers; ++j) widened[j] = to + smaller(j, count - 1) * stride;
+                BFloat16* to, int64_t stride, const BFloat16** widened, Next& next) {
+  constexpr int64_t kStep = 32, kLine = 64;
+  const Fp8Widening<kFnuz> widening = Fp8Widening<kFnuz>::make();
+  Next ahead = next;
   for (int64_t j = 0; j < count; ++j, to += stride) {
     const Fp8<kFnuz>* const from = rows.at(j, 0);
-    for (int64_t e = 0; e < elements; e += kStep) next.template fetch<kStep>(j, e);
+    widened[j] = to;
     int64_t e = 0;
-    for (; e + kStep <= elements; e += kStep) Widen::widen(from + e, to + e);
+    for (; e + kLine <= elements; e += kLine) {
+      ahead.template fetch<kLine>(0, j, e);
+      widening.widen(from + e, to + e);
+      widening.widen(from + e + kStep, to + e + kStep);
+    }
     if (e < elements) {
-      Fp8<kFnuz> rest[kStep] = {};
+      Fp8<kFnuz> rest[kLine] = {};
       __builtin_memcpy(rest, from + e, elements - e);
-      Widen::widen(rest, to + e);
+      ahead.template fetch<kLine>(0, j, e);
+      widening.widen(rest, to + e);
+      widening.widen(rest + kStep, to + e + kStep);
     }
   }
+  for (int64_t j = count; j < pointers; ++j) widened[j] = widened[count - 1];
+  next = ahead;
 }
 
 #endif

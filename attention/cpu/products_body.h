@@ -50,7 +50,7 @@ inline int64_t rounded_up(int64_t elements, int64_t chunk) {
 template <class K, class T, class Next>
 void pack_keys(const Rows<T>& rows, int64_t count, int64_t pointers, int64_t elements,
                typename K::Multiplier::Value* to, int64_t stride, const typename K::Stored** packed,
-               const Next& next) {
+               Next& next) {
   using Multiplier = typename K::Multiplier;
   for (int64_t j = 0; j < pointers; ++j) {
     packed[j] = reinterpret_cast<const typename K::Stored*>(to + smaller(j, count - 1) * stride);
@@ -58,7 +58,7 @@ void pack_keys(const Rows<T>& rows, int64_t count, int64_t pointers, int64_t ele
   for (int64_t j = 0; j < count; ++j, to += stride) {
     for (int64_t d = 0; d < elements; d += Multiplier::kChunk) {
       typename Multiplier::Operand k[Multiplier::kParts];
-      next.template fetch<Multiplier::kChunk>(j, d);
+      next.template fetch<Multiplier::kChunk>(0, j, d);
       if (d + Multiplier::kChunk <= elements) {
         Decode<Multiplier, T>::chunk(rows.at(j, d), k);
       } else {
@@ -73,13 +73,13 @@ void pack_keys(const Rows<T>& rows, int64_t count, int64_t pointers, int64_t ele
 
 template <class K, class T, class Next>
 void pack_values(const Rows<T>& rows, int64_t count, int64_t elements, PackedValue<K>* to,
-                 int64_t stride, const PackedValue<K>** packed, const Next& next) {
+                 int64_t stride, const PackedValue<K>** packed, Next& next) {
   using Multiplier = typename K::Multiplier;
   for (int64_t j = 0; j < count; j += K::kPairs, to += K::kPairs * stride) {
     packed[j] = to;
     for (int64_t e = 0; e < elements; e += K::kChunk) {
       typename Multiplier::Operand v[K::kParts];
-      for (int i = 0; i < K::kPairs; ++i) next.template fetch<K::kChunk>(j + i, e);
+      for (int i = 0; i < K::kPairs; ++i) next.template fetch<K::kChunk>(0, j + i, e);
       if (e + K::kChunk <= elements) {
         decode_values<K, true>(rows.from(j), e, K::kChunk, v);
       } else {
@@ -145,18 +145,11 @@ ROCM_KERNELS_VECTOR void total_lanes(const F32Multiplier::Sum* sums, float* tota
 #endif
 }
 
-// Compilers would rather load what several products use with each of them: loads bind then.
-template <class Operand>
-ROCM_KERNELS_VECTOR void load_once([[maybe_unused]] Operand& a) {
-#if ROCM_KERNELS_CPU_AVX2
-  __asm__("" : "+x"(a));
-#endif
-}
-
+// Adds a chunk of elements of kKeys keys, the first of which is key `begin` of those of `next`.
 template <class Multiplier, int kRows, int kKeys, bool kWhole, class T, class Next>
 ROCM_KERNELS_VECTOR void score_chunk(const typename Multiplier::Value* q, int64_t q_stride,
-                                     const Rows<T>& keys, int64_t d, int64_t elements,
-                                     typename Multiplier::Sum* sums, const Next& next) {
+                                     const Rows<T>& keys, int64_t begin, int64_t d,
+                                     int64_t elements, typename Multiplier::Sum* sums, Next& next) {
   constexpr int kParts = Multiplier::kParts, kWidth = Multiplier::kWidth;
   constexpr bool kHoldsKeys = kKeys < kRows;  // what is fewer stays in registers
   typename Multiplier::Operand a[kRows][kParts], k[kKeys][kParts];
@@ -166,7 +159,7 @@ ROCM_KERNELS_VECTOR void score_chunk(const typename Multiplier::Value* q, int64_
     }
   }
   for (int j = 0; j < kKeys; ++j) {
-    next.template fetch<Multiplier::kChunk>(j, d);
+    next.template fetch<Multiplier::kChunk>(begin, j, d);
     if (kWhole) {
       Decode<Multiplier, T>::chunk(keys.at(j, d), k[j]);
     } else {
@@ -181,9 +174,8 @@ ROCM_KERNELS_VECTOR void score_chunk(const typename Multiplier::Value* q, int64_
   }
   for (int part = 0; kHoldsKeys && part < kParts; ++part) {
     for (int r = 0; r < kRows; ++r) {
-      typename Multiplier::Operand once =
-          Multiplier::load_operand(q + r * q_stride + d + part * kWidth);
-      load_once(once);
+      const typename Multiplier::Operand once =
+          kept(Multiplier::load_operand(q + r * q_stride + d + part * kWidth));
       for (int j = 0; j < kKeys; ++j) {
         typename Multiplier::Sum& sum = sums[r * kKeys + j];
         sum = Multiplier::dot(sum, once, k[j][part]);
@@ -196,20 +188,21 @@ ROCM_KERNELS_VECTOR void score_chunk(const typename Multiplier::Value* q, int64_
 // pointers too: scores[r * kKeyBlock + j]. Meanwhile what is `next` is fetched.
 template <class Multiplier, int kRows, class T, class Next>
 void score_rows(const typename Multiplier::Value* q, int64_t q_stride, const Rows<T>& keys,
-                int64_t count, int64_t elements, float* scores, const Next& next) {
+                int64_t count, int64_t elements, float* scores, Next& next) {
   constexpr int kChunk = Multiplier::kChunk;
   constexpr int kKeys = kTileSums / (kRows == 3 ? 4 : kRows);
+  Next ahead = next;
   for (int64_t j = 0; j < count; j += kKeys) {
     typename Multiplier::Sum sums[kTileSums];
     for (int i = 0; i < kTileSums; ++i) sums[i] = Multiplier::zero();
     int64_t d = 0;
     for (; d + kChunk <= elements; d += kChunk) {
-      score_chunk<Multiplier, kRows, kKeys, true>(q, q_stride, keys.from(j), d, elements, sums,
-                                                  next.from(j));
+      score_chunk<Multiplier, kRows, kKeys, true>(q, q_stride, keys.from(j), j, d, elements, sums,
+                                                  ahead);
     }
     if (d < elements) {
-      score_chunk<Multiplier, kRows, kKeys, false>(q, q_stride, keys.from(j), d, elements, sums,
-                                                   next.from(j));
+      score_chunk<Multiplier, kRows, kKeys, false>(q, q_stride, keys.from(j), j, d, elements, sums,
+                                                   ahead);
     }
     alignas(64) float totals[kTileSums];
     total_lanes(sums, totals);
@@ -217,12 +210,12 @@ void score_rows(const typename Multiplier::Value* q, int64_t q_stride, const Row
       __builtin_memcpy(scores + r * kKeyBlock + j, totals + r * kKeys, kKeys * sizeof(float));
     }
   }
+  next = ahead;
 }
 
 template <class Multiplier, class T, class Next>
 void score_some(const typename Multiplier::Value* q, int64_t rows, int64_t q_stride,
-                const Rows<T>& keys, int64_t count, int64_t elements, float* scores,
-                const Next& next) {
+                const Rows<T>& keys, int64_t count, int64_t elements, float* scores, Next& next) {
   if (rows >= 4) score_rows<Multiplier, 4>(q, q_stride, keys, count, elements, scores, next);
   if (rows == 3) score_rows<Multiplier, 3>(q, q_stride, keys, count, elements, scores, next);
   if (rows == 2) score_rows<Multiplier, 2>(q, q_stride, keys, count, elements, scores, next);
@@ -231,10 +224,9 @@ void score_some(const typename Multiplier::Value* q, int64_t rows, int64_t q_str
 
 template <class Multiplier, class T, class Next>
 void score_all(const typename Multiplier::Value* q, int64_t rows, int64_t q_stride,
-               const Rows<T>& keys, int64_t count, int64_t elements, float* scores,
-               const Next& next) {
+               const Rows<T>& keys, int64_t count, int64_t elements, float* scores, Next& next) {
   score_some<Multiplier>(q, rows, q_stride, keys, count, elements, scores, next);
-  constexpr Nothing nothing;
+  Nothing nothing;
   for (int64_t r = 4; r < rows; r += 4) {
     score_some<Multiplier>(q + r * q_stride, rows - r, q_stride, keys, count, elements,
                            scores + r * kKeyBlock, nothing);
@@ -245,14 +237,15 @@ void score_all(const typename Multiplier::Value* q, int64_t rows, int64_t q_stri
 template <class K, class T, class Next>
 void score(const typename K::Multiplier::Value* q, int64_t rows, int64_t q_stride,
            const Rows<T>& keys, int64_t count, int64_t elements, float* scores, Scratch<K>& scratch,
-           const Next& next) {
+           Next& next) {
   using Multiplier = typename K::Multiplier;
   if constexpr (K::kWidens && !kSame<T, BFloat16>) {
     const BFloat16* widened[kKeyBlock];
+    Nothing nothing;
     widen_rows(keys, count, rounded_up(count, kTileSums), elements, scratch.widened, q_stride,
                widened, next);
     score<K>(q, rows, q_stride, Rows<BFloat16>{widened, 0}, count, rounded_up(elements, kInPairs),
-             scores, scratch, Nothing{});
+             scores, scratch, nothing);
   } else if (rows > K::kFewRows && !kSame<T, typename K::Stored>) {
     const typename K::Stored* packed_keys[kKeyBlock];
     pack_keys<K>(keys, count, rounded_up(count, kTileSums), elements, scratch.packed, q_stride,
@@ -270,13 +263,37 @@ void score(const typename K::Multiplier::Value* q, int64_t rows, int64_t q_strid
 template <class K>
 constexpr int64_t kWeightStride = kKeyBlock * sizeof(float) / sizeof(typename K::Weight);
 
+// Adds p times the values of kPairs keys, the i-th from key j on and its next, to kChunks chunks of
+// kRows rows.
+template <class K, int kRows, int kChunks, bool kWhole, class T, class Next>
+ROCM_KERNELS_VECTOR void add_pair(const typename K::Weight* p, const Rows<T>& rows, int64_t j,
+                                  int64_t i, int64_t e, int64_t elements,
+                                  typename K::Multiplier::Sum (*sums)[kChunks][K::kParts],
+                                  Next& next) {
+  constexpr int kParts = K::kParts, kChunk = K::kChunk;
+  for (int c = 0; c < kChunks; ++c) {
+    for (int of = 0; of < K::kPairs; ++of) {
+      next.template fetch<kChunk>(j, i + of, e + c * kChunk);
+    }
+    typename K::Multiplier::Operand v[kParts];
+    load_values<K, kWhole>(rows.from(j + i), e + c * kChunk, elements - e, v);
+    for (int r = 0; r < kRows; ++r) {
+      for (int part = 0; part < kParts; ++part) {
+        typename K::Multiplier::Sum& sum = sums[r][c][part];
+        sum = add_weighted(sum, v[part], p + r * kWeightStride<K> + j + i);
+      }
+    }
+  }
+}
+
 // Adds p times the values of `count` keys to kChunks chunks of kRows rows.
 template <class K, int kRows, int kChunks, bool kWhole, class T, class Next>
 ROCM_KERNELS_VECTOR void add_chunks(const typename K::Weight* p, const Rows<T>& rows, int64_t count,
                                     int64_t e, int64_t elements, float* values, int64_t stride,
-                                    const Next& next) {
+                                    Next& next) {
   using Multiplier = typename K::Multiplier;
   constexpr int kParts = K::kParts, kChunk = K::kChunk, kWidth = kChunk / kParts;
+  constexpr int kStep = Next::template kCalls<kChunk> * K::kPairs;
   typename Multiplier::Sum sums[kRows][kChunks][kParts];
   for (int r = 0; r < kRows; ++r) {
     for (int c = 0; c < kChunks; ++c) {
@@ -286,19 +303,17 @@ ROCM_KERNELS_VECTOR void add_chunks(const typename K::Weight* p, const Rows<T>& 
       }
     }
   }
-  for (int64_t j = 0; j < count; j += K::kPairs) {
-    for (int c = 0; c < kChunks; ++c) {
-      for (int i = 0; i < K::kPairs; ++i) next.template fetch<kChunk>(j + i, e + c * kChunk);
-      typename Multiplier::Operand v[kParts];
-      load_values<K, kWhole>(rows.from(j), e + c * kChunk, elements - e, v);
-      for (int r = 0; r < kRows; ++r) {
-        for (int part = 0; part < kParts; ++part) {
-          typename Multiplier::Sum& sum = sums[r][c][part];
-          sum = add_weighted(sum, v[part], p + r * kWeightStride<K> + j);
-        }
-      }
+  Next ahead = next;
+  int64_t j = 0;
+  for (; kStep > K::kPairs && j + kStep <= count; j += kStep) {
+    for (int i = 0; i < kStep; i += K::kPairs) {
+      add_pair<K, kRows, kChunks, kWhole>(p, rows, j, i, e, elements, sums, ahead);
     }
   }
+  for (; j < count; j += K::kPairs) {
+    add_pair<K, kRows, kChunks, kWhole>(p, rows, j, 0, e, elements, sums, ahead);
+  }
+  next = ahead;
   for (int r = 0; r < kRows; ++r) {
     for (int c = 0; c < kChunks; ++c) {
       for (int part = 0; part < kParts; ++part) {
@@ -311,7 +326,7 @@ ROCM_KERNELS_VECTOR void add_chunks(const typename K::Weight* p, const Rows<T>& 
 
 template <class K, int kRows, class T, class Next>
 void add_rows(const typename K::Weight* p, const Rows<T>& rows, int64_t count, int64_t elements,
-              float* values, int64_t stride, const Next& next) {
+              float* values, int64_t stride, Next& next) {
   constexpr int kChunk = K::kChunk;
   constexpr int kFit = kTileSums / (kRows == 3 ? 4 : kRows) / K::kParts;
   constexpr int kMost = kFit > 1 ? kFit : 1;
@@ -330,7 +345,7 @@ void add_rows(const typename K::Weight* p, const Rows<T>& rows, int64_t count, i
 
 template <class K, class T, class Next>
 void add_some(const typename K::Weight* p, int64_t rows, const Rows<T>& value_rows, int64_t count,
-              int64_t elements, float* values, int64_t stride, const Next& next) {
+              int64_t elements, float* values, int64_t stride, Next& next) {
   if (rows >= 4) add_rows<K, 4>(p, value_rows, count, elements, values, stride, next);
   if (rows == 3) add_rows<K, 3>(p, value_rows, count, elements, values, stride, next);
   if (rows == 2) add_rows<K, 2>(p, value_rows, count, elements, values, stride, next);
@@ -339,9 +354,9 @@ void add_some(const typename K::Weight* p, int64_t rows, const Rows<T>& value_ro
 
 template <class K, class T, class Next>
 void add_all(const typename K::Weight* p, int64_t rows, const Rows<T>& value_rows, int64_t count,
-             int64_t elements, float* values, int64_t stride, const Next& next) {
+             int64_t elements, float* values, int64_t stride, Next& next) {
   add_some<K>(p, rows, value_rows, count, elements, values, stride, next);
-  constexpr Nothing nothing;
+  Nothing nothing;
   for (int64_t r = 4; r < rows; r += 4) {
     add_some<K>(p + r * kWeightStride<K>, rows - r, value_rows, count, elements,
                 values + r * stride, stride, nothing);
@@ -352,19 +367,20 @@ void add_all(const typename K::Weight* p, int64_t rows, const Rows<T>& value_row
 // pairs of keys.
 template <class K, class T, class Next>
 void add_values(const typename K::Weight* p, int64_t rows, const Rows<T>& value_rows, int64_t count,
-                int64_t elements, float* values, int64_t stride, Scratch<K>& scratch,
-                const Next& next) {
+                int64_t elements, float* values, int64_t stride, Scratch<K>& scratch, Next& next) {
   if constexpr (K::kWidens && !kSame<T, BFloat16>) {
     const BFloat16* widened[kKeyBlock];
+    Nothing nothing;
     widen_rows(value_rows, count, count, elements, scratch.widened, stride, widened, next);
     add_values<K>(p, rows, Rows<BFloat16>{widened, 0}, count, rounded_up(elements, kInPairs),
-                  values, stride, scratch, Nothing{});
+                  values, stride, scratch, nothing);
   } else if (rows > K::kFewRows && K::kPacks) {
     const PackedValue<K>* packed[kKeyBlock];
+    Nothing nothing;
     pack_values<K>(value_rows, count, elements, reinterpret_cast<PackedValue<K>*>(scratch.packed),
                    stride, packed, next);
     add_all<K>(p, rows, Rows<PackedValue<K>>{packed, 0}, count, rounded_up(elements, K::kChunk),
-               values, stride, Nothing{});
+               values, stride, nothing);
   } else {
     add_all<K>(p, rows, value_rows, count, elements, values, stride, next);
   }

@@ -51,20 +51,25 @@ struct Rows {
   ROCM_KERNELS_VECTOR const T* at(int64_t j, int64_t e) const { return rows[j] + (first + e); }
   Rows from(int64_t j) const { return {rows + j, first}; }
 
-  // Asks memory for the lines of some elements.
+  // Of so many calls one asks: that whose i is a multiple.
   template <int64_t kElements>
-  ROCM_KERNELS_VECTOR void fetch(int64_t j, int64_t e) const {
+  static constexpr int64_t kCalls = 1;
+
+  // Asks memory for the lines of some elements of the i-th row from row `begin` on.
+  template <int64_t kElements>
+  ROCM_KERNELS_VECTOR void fetch(int64_t begin, int64_t i, int64_t e) const {
     constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
-    const T* const elements = at(j, e);
-    for (int64_t i = 0; i < kElements; i += kLine) __builtin_prefetch(elements + i);
+    const T* const elements = at(begin + i, e);
+    for (int64_t at = 0; at < kElements; at += kLine) __builtin_prefetch(elements + at);
   }
 };
 
 struct Nothing {
-  Nothing from(int64_t) const { return {}; }
+  template <int64_t kElements>
+  static constexpr int64_t kCalls = 1;
 
   template <int64_t kElements>
-  ROCM_KERNELS_VECTOR void fetch(int64_t, int64_t) const {}
+  ROCM_KERNELS_VECTOR void fetch(int64_t, int64_t, int64_t) const {}
 };
 
 // Asks for all lines of `count` rows.
@@ -85,3 +90,72 @@ void touch_pages(const T* const* rows, int64_t count, int64_t elements) {
     for (int64_t at = 0; at < elements; at += kPage) __builtin_prefetch(rows[j] + at);
   }
 }
+
+// What is asked for while products work: the rows of all heads that are read next.
+#if ROCM_KERNELS_CPU_AVX2
+
+// Line after line in the order of memory, however the products go that ask: then the machine sees
+// what comes, and reads ahead too.
+template <class T>
+struct Ahead {
+  static constexpr bool kAcrossSplits = true;  // the next split's keys are most likely next
+  // Elements of rows whose pages are worth a touch: of shorter ones it asks for one page many
+  // times.
+  static constexpr int64_t kLeastTouched = 4096 / static_cast<int64_t>(sizeof(T));
+  static constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+  const T* const* rows;
+  const T* const* last;
+  const T *line, *end;
+  int64_t elements;  // of a row
+
+  void list(const T* const* its_rows, int64_t count, int64_t heads, int64_t head_stride,
+            int64_t head_elements) {
+    rows = its_rows;
+    last = rows + count - 1;
+    elements = (heads - 1) * head_stride + head_elements;
+    line = *rows;
+    end = line + elements;
+  }
+
+  Ahead& of_head(int64_t, int64_t) { return *this; }
+
+  template <int64_t kElements>
+  static constexpr int64_t kCalls = kLine > kElements ? kLine / kElements : 1;
+
+  template <int64_t kElements>
+  ROCM_KERNELS_VECTOR void fetch(int64_t, int64_t i, int64_t) {
+    if (i % kCalls<kElements> != 0) return;
+    for (int64_t at = 0; at < kCalls<kElements> * kElements; at += kLine) {
+      __builtin_prefetch(line);
+      line += kLine;
+      if (__builtin_expect(line >= end, 0)) {
+        rows += rows != last;
+        line = *rows;
+        end = line + elements;
+      }
+    }
+  }
+};
+
+#else
+
+// For each product what its like of the next rows reads: of each head some rows, in the order of
+// memory.
+template <class T>
+struct Ahead {
+  static constexpr bool kAcrossSplits = false;
+  static constexpr int64_t kLeastTouched = 0;
+  static constexpr int64_t kMostPieces = 1024;
+  const T* pieces[kMostPieces + 1];
+
+  void list(const T* const* rows, int64_t count, int64_t heads, int64_t head_stride, int64_t) {
+    const T** piece = pieces;
+    for (int64_t j = 0; j < count; ++j) {
+      for (int64_t h = 0; h < heads; ++h) *piece++ = rows[j] + h * head_stride;
+    }
+  }
+
+  Rows<T> of_head(int64_t h, int64_t count) const { return {pieces + h * count, 0}; }
+};
+
+#endif

@@ -15,6 +15,8 @@ constexpr float kLeast = -1e38f;
 // The second where either is NaN.
 #if ROCM_KERNELS_CPU_AVX512
 ROCM_KERNELS_VECTOR F32 larger_of(F32 a, F32 b) { return _mm512_max_ps(a, b); }
+#elif ROCM_KERNELS_CPU_AVX2
+ROCM_KERNELS_VECTOR F32 larger_of(F32 a, F32 b) { return _mm256_max_ps(a, b); }
 #else
 ROCM_KERNELS_VECTOR F32 larger_of(F32 a, F32 b) { return where_negative(b - a, a, b); }
 #endif
