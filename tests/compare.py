@@ -134,10 +134,15 @@ def strided(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -
     return torch.randn(rows, columns + 13, device=device).to(dtype)[:, 5 : 5 + columns]
 
 
-def assert_near(found, right):
+def assert_near(found, right, norm=0.08):
     """Of layers: sums in another order make some FP8 codes differ by a step, an eighth at most, in
     each of four products: found up to a twentieth in the mean, behind two layers. A head that lacks
-    a part is off by more."""
+    a part is off by more.
+
+    Args:
+        norm: the largest error, by its norm; of an element by a quarter more, of the largest.
+    """
     found, right = found.float(), right.float()
-    assert ((found - right).norm() / right.norm()).item() < 0.08
-    torch.testing.assert_close(found, right, rtol=0.1, atol=0.1 * right.abs().max().item())
+    assert ((found - right).norm() / right.norm()).item() < norm
+    most = 1.25 * norm
+    torch.testing.assert_close(found, right, rtol=most, atol=most * right.abs().max().item())

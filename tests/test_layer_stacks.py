@@ -248,7 +248,8 @@ def test_on_the_simulator(family, in_fp8):
     expected, rows = logits_of()
     found, its = logits_of(simulated.Seen(), stacks, late_sums())
     assert stacks.layers == STACKED
-    assert_near(found, expected)
+    # Logits: 0.043 to 0.059 in five draws, beyond 0.08 on a CPU that rounds otherwise.
+    assert_near(found, expected, norm=0.12)
     dtype = simulated.NATIVE if in_fp8 else torch.bfloat16
     for one, other in zip(its, rows, strict=True):
         for name in ("keys", "values"):
