@@ -41,7 +41,7 @@ from .cpu_recording import NotAsRecorded
 from .growing_cache import OtherRows, growing_cache
 from .hooks import is_called
 from .late_stop import are_theirs, looking_late, teach_transformers
-from .model_state import States, attentions_of, fingerprint
+from .model_state import LastFingerprint, States, attentions_of
 from .probe_step import why_not_in_place
 from .recorded_step import RecordedStep, first_line, kind_of
 from .step_arguments import can_be_given, has_gaps, shape_of_tokens, stays_in_place
@@ -147,6 +147,7 @@ class _DecodeStep:
         self.passed_on: Counter = Counter()
         self.layers: Dict[str, int] = {}
         self.model_was: Optional[Tuple] = None
+        self.fingerprint = LastFingerprint()
         self.device: Optional[torch.device] = None  # kept: to ask the model walks its modules
         self.free: Optional[Storage] = None
         self.other_rows = False  # its layers have been seen to keep other rows than its tokens'
@@ -340,8 +341,8 @@ class _DecodeStep:
     def _look_at_model(self) -> None:
         """What was recorded with another state of the model is not replayed any more."""
         self.device = self.model.device
-        model_is = fingerprint(self.model)
-        if model_is != self.model_was:
+        model_is = self.fingerprint.of(self.model)
+        if model_is is not self.model_was and model_is != self.model_was:
             self.model_was, self.free = model_is, None
 
     def _give_storage(self, cache: Any, batch: int, rows: int) -> None:

@@ -2,13 +2,15 @@
 modules."""
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, Tuple
+import operator
+from itertools import chain
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import nn
 
 from .hooks import is_called
-from .recorded_step import sums_of, tensors_of
+from .recorded_step import shares, sums_of
 
 _PLAIN = (bool, int, float, str, type(None))
 _OF_TORCH = frozenset(vars(nn.Module()))  # what torch keeps in each module, but for training
@@ -26,8 +28,67 @@ def fingerprint(model: nn.Module) -> Tuple:
         )
         for module in model.modules()
     )
-    attention = getattr(model.config, "_attn_implementation", None)
-    return tuple(tensor.data_ptr() for tensor in tensors_of(model)), modules, attention
+    return _addresses([*model.parameters(), *model.buffers()]), modules, _attention(model)
+
+
+class LastFingerprint:
+    """A model's fingerprint, made anew only where something that it is made of may be another: a
+    prompt waits for it. What is the same object is the same, but for lists and dictionaries, where
+    a tensor lies, and hooks."""
+
+    def __init__(self) -> None:
+        self.made: Optional[Tuple] = None
+
+    def of(self, model: nn.Module) -> Tuple:
+        if self.made is None or not self._is_kept(model):
+            self.made = fingerprint(model)
+            self.modules = [*model.modules()]
+            self.types = [*map(type, self.modules)]
+            self.called = [*map(is_called, self.modules)]
+            self.tables = [
+                table
+                for module in self.modules
+                for table in (vars(module), module._parameters, module._buffers, module._modules)
+            ]
+            self.sizes = [*map(len, self.tables)]
+            self.names = [*chain.from_iterable(self.tables)]
+            self.values = [*chain.from_iterable(map(dict.values, self.tables))]
+            self.lists = [
+                (value, _content(value))
+                for module in self.modules
+                for name, value in vars(module).items()
+                if type(value) in (list, tuple, dict) and name not in _OF_TORCH
+            ]
+            self.tensors = [*model.parameters(), *model.buffers()]
+        return self.made
+
+    def _is_kept(self, model: nn.Module) -> bool:
+        """Hundreds of modules keep thousands of things: a loop over them must not be Python's."""
+        is_same = operator.is_
+        addresses, _, attention = self.made
+        return (
+            model is self.modules[0]
+            and attention == _attention(model)
+            and self.sizes == [*map(len, self.tables)]
+            and all(map(is_same, chain.from_iterable(self.tables), self.names))
+            and all(map(is_same, chain.from_iterable(map(dict.values, self.tables)), self.values))
+            and self.types == [*map(type, self.modules)]
+            and self.called == [*map(is_called, self.modules)]
+            and all(_content(value) == content for value, content in self.lists)
+            and addresses == _addresses(self.tensors)
+        )
+
+
+def _content(value: Any) -> Any:
+    return _as_tuple(value) if _is_plain(value) else None
+
+
+def _addresses(tensors: List[torch.Tensor]) -> Tuple[int, ...]:
+    return tuple(tensor.data_ptr() for tensor in shares(tensors))
+
+
+def _attention(model: nn.Module) -> Optional[str]:
+    return getattr(model.config, "_attn_implementation", None)
 
 
 def attentions_of(model: nn.Module) -> Callable[[], None]:

@@ -57,7 +57,7 @@ class RecordedStep:
         self.mask_length = 0
         self.in_inference = torch.is_inference_mode_enabled()
         self._copy_in(kwargs)
-        weights = _shares(model.parameters())
+        weights = shares(model.parameters())
         # Of a cache a step writes what its attention sees last, and earlier steps are done.
         written = [
             states
@@ -298,10 +298,10 @@ def _place(name: str, value: Any, room: int) -> Any:
 
 
 def tensors_of(model: nn.Module) -> List[torch.Tensor]:
-    return _shares([*model.parameters(), *model.buffers()])
+    return shares([*model.parameters(), *model.buffers()])
 
 
-def _shares(tensors: Iterable[torch.Tensor]) -> List[torch.Tensor]:
+def shares(tensors: Iterable[torch.Tensor]) -> List[torch.Tensor]:
     """Of tensors that are divided among processes this one's part: the whole has no address."""
     return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
 

@@ -1,0 +1,88 @@
+"""What a recorded step takes for granted of a model (models/model_state.py): each change of it is
+seen, however the last look was made, and none is seen where nothing has changed."""
+
+import types
+
+import pytest
+import torch
+from tiny_models import tiny_llama
+
+
+def linear(model):
+    return model.model.layers[1].mlp.down_proj
+
+
+def another_class(model):
+    module = linear(model)
+    module.__class__ = type("Other", (type(module),), {})
+
+
+def another_name(model):
+    kept = vars(linear(model))
+    kept["other_factor"] = kept.pop("factor")
+
+
+CHANGES = {
+    "a weight": lambda model: setattr(
+        linear(model), "weight", torch.nn.Parameter(linear(model).weight.detach().clone())
+    ),
+    "where a weight lies": lambda model: setattr(
+        linear(model).weight, "data", linear(model).weight.detach().clone()
+    ),
+    "a buffer": lambda model: linear(model).register_buffer("more", torch.ones(3)),
+    "a module": lambda model: setattr(model.model.layers[1].mlp, "act_fn", torch.nn.GELU()),
+    "the order of layers": lambda model: model.model.layers.insert(0, model.model.layers.pop(1)),
+    "a class": another_class,
+    "a forward": lambda model: setattr(
+        linear(model), "forward", types.MethodType(torch.nn.Linear.forward, linear(model))
+    ),
+    "a hook": lambda model: linear(model).register_forward_hook(lambda *a: None),
+    "a number": lambda model: setattr(linear(model), "factor", 2.5),
+    "a name": another_name,
+    "a list": lambda model: linear(model).names.append("b"),
+    "a list within": lambda model: linear(model).scales["a"].append(2),
+    "a list that held a module": lambda model: linear(model).modules_kept.clear(),
+    "sums": lambda model: vars(linear(model)).update(sums=object()),
+    "the attention": lambda model: setattr(model.config, "_attn_implementation", "eager"),
+}
+
+
+@pytest.fixture
+def model():
+    model = tiny_llama()
+    module = linear(model)
+    module.factor, module.names, module.scales = 1000.5, ["a"], {"a": [1]}
+    module.modules_kept = [torch.nn.Identity()]
+    return model
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_seen(cpu_package, model, change):
+    state = cpu_package.models.model_state
+    last = state.LastFingerprint()
+    before = last.of(model)
+    assert last.of(model) is before == state.fingerprint(model)
+    CHANGES[change](model)
+    after = last.of(model)
+    assert after != before and after == state.fingerprint(model)
+    assert last.of(model) is after
+
+
+def test_what_is_the_same_again_is_no_change(cpu_package, model):
+    last = cpu_package.models.model_state.LastFingerprint()
+    before = last.of(model)
+    linear(model).factor, linear(model).names = 1000.25 * 2 - 1000, ["a"]
+    linear(model).training = False
+    assert last.of(model) == before
+
+
+def test_a_module_that_a_hook_may_see_any_time(cpu_package, model):
+    """A hook on all modules is in no module."""
+    last = cpu_package.models.model_state.LastFingerprint()
+    before = last.of(model)
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *a: None)
+    try:
+        assert last.of(model) != before
+    finally:
+        handle.remove()
+    assert last.of(model) == before
