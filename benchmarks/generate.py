@@ -6,7 +6,7 @@
 
 Weights are random, prompts too. tokens_per_s is of the whole loop of generate, greedy and streamed,
 between its 17th and its 64th token; ready_s is the time to its third, whose step is the first that
-is replayed.
+is replayed; prompt_ms is the time of later answers to their first.
 step_ms is of one call of the model, with the device waited for, host_ms of what the call takes the
 host. floor_ms is the time of the bytes that a step reads of weights and cache, at the rate at which
 this device reads 4 GiB; of experts those count that the batch's tokens meet, as routing by chance
@@ -311,6 +311,7 @@ def measure_cell(
         package.models.use_decode_step(model, max_cache_len=room, kv_cache_dtype=side)
     ids = torch.randint(5, config.vocab_size, (batch, context), device=device)
     times = answer_times(model, ids, LAST, **chunk)
+    later = [answer_times(model, ids, 1, **chunk) for _ in range(3)]
     step, host, names, layer = step_seconds(
         model, ids, options.kernels, options.timeline and first and side != "fp8"
     )
@@ -318,6 +319,7 @@ def measure_cell(
         "tokens_per_s": batch * (LAST - FIRST) / (times[LAST] - times[FIRST]),
         "step_ms": step * 1e3, "host_ms": host * 1e3, "floor_ms": floor * 1e3,
         "ready_s": times[3] - times[0], "kernels": names, "layer": layer,
+        "prompt_ms": statistics.median(1e3 * (first - begin) for begin, first in later),
     }  # fmt: skip
     if options.loop and device.type == "cuda":
         row["loop"] = loop_of(model, ids, 16, **chunk)
