@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -125,6 +126,27 @@ def test_the_command_prints_the_error_and_fails(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["build.py"])
     assert build.main() == 1
     assert capsys.readouterr().err == "error: something is missing\n"
+
+
+@pytest.mark.parametrize("change", [None, "bytes", "more", "fewer", "no folder"])
+def test_what_is_laid_out_stays(tmp_path, change):
+    """Programs may be reading it, tests beside this one among them."""
+    target, staging = tmp_path / "target", tmp_path / "staging"
+    for folder in (target, staging):
+        (folder / "models").mkdir(parents=True)
+        for name in ("__init__.py", "models/a.py"):
+            (folder / name).write_text(f"# {name}\n")
+    (target / "__pycache__").mkdir()
+    (target / "__pycache__" / "a.pyc").write_text("Python's own")
+    if change == "bytes":
+        (target / "models" / "a.py").write_text("# models/b.py\n")
+    elif change == "more":
+        (target / "models" / "b.py").touch()
+    elif change == "fewer":
+        (target / "models" / "a.py").unlink()
+    elif change == "no folder":
+        shutil.rmtree(target)
+    assert build.is_laid_out(target, staging) == (change is None)
 
 
 def test_a_build_knows_of_uncommitted_changes(tmp_path):

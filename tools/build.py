@@ -21,6 +21,7 @@ CPU-only torch does not have.
 from __future__ import annotations
 
 import argparse
+import filecmp
 import hashlib
 import json
 import os
@@ -455,7 +456,7 @@ def write_ninja(package: Package, toolchain: Toolchain, ops_name: str, work: Pat
 
 
 def assemble(package: Package, toolchain: Toolchain, backend: str, extension: Path) -> Path:
-    """Lays out build/<variant>/ anew around the linked extension."""
+    """Lays out build/<variant>/ around the linked extension, anew if it is not there already."""
     target = package.root / "build" / toolchain.variant
     staging = target.with_name(f".{target.name}.new")
     shutil.rmtree(staging, ignore_errors=True)
@@ -488,9 +489,24 @@ def assemble(package: Package, toolchain: Toolchain, backend: str, extension: Pa
     metadata["digest"] = {"algorithm": "sha256", "files": dict(sorted(digest.files.items()))}
     (staging / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
 
+    if is_laid_out(target, staging):  # programs may be reading it
+        shutil.rmtree(staging)
+        return target
     shutil.rmtree(target, ignore_errors=True)
     staging.rename(target)
     return target
+
+
+def is_laid_out(target: Path, staging: Path) -> bool:
+    """Whether a folder has another's files, with the same bytes, and no others but Python's own."""
+
+    def files(folder: Path) -> set[Path]:
+        found = (path for path in folder.rglob("*") if path.is_file())
+        return {path.relative_to(folder) for path in found if path.parent.name != "__pycache__"}
+
+    names = files(staging)
+    same, _, _ = filecmp.cmpfiles(target, staging, names, shallow=False)
+    return names == files(target) and len(same) == len(names)
 
 
 def for_torch(variant: Path, version: str) -> Path:
