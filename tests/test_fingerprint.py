@@ -19,7 +19,7 @@ def another_class(model):
 
 def another_name(model):
     kept = vars(linear(model))
-    kept["other_factor"] = kept.pop("factor")
+    kept["other_factor"] = kept.pop("factor")  # the last one: all stands where it stood
 
 
 CHANGES = {
@@ -31,6 +31,7 @@ CHANGES = {
     ),
     "a buffer": lambda model: linear(model).register_buffer("more", torch.ones(3)),
     "a module": lambda model: setattr(model.model.layers[1].mlp, "act_fn", torch.nn.GELU()),
+    "one more, behind all": lambda model: model.lm_head.add_module("more", torch.nn.Identity()),
     "the order of layers": lambda model: model.model.layers.insert(0, model.model.layers.pop(1)),
     "a class": another_class,
     "a forward": lambda model: setattr(
@@ -51,8 +52,9 @@ CHANGES = {
 def model():
     model = tiny_llama()
     module = linear(model)
-    module.factor, module.names, module.scales = 1000.5, ["a"], {"a": [1]}
+    module.names, module.scales = ["a"], {"a": [1]}
     module.modules_kept = [torch.nn.Identity()]
+    module.factor = 1000.5
     return model
 
 

@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
       wait_for_previous_kernel();
     }
     const Lengths now = lengths_of(args, b);
-    if constexpr (Shape::kHasNew) {  // whose loads would wait for what is compared
+    if constexpr (Shape::kHasNew) {  // whose own loads would spill here
       if (!is_first) break;
     } else {
       load_queries<Shape>(args, grid.rows, its.rows, group, quad, q);
