@@ -105,7 +105,7 @@ def test_dtypes_of_tables(backend, package, dtype, table_dtype, half):
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size, rotary_dim", [(128, 128), (256, 64), (64, 0), (36, 8)])
+@pytest.mark.parametrize("size, rotary_dim", [(128, 128), (256, 64), (80, 80), (64, 0), (36, 8)])
 def test_norms(backend, package, size, rotary_dim, weight_dtype, offset):
     """Of Qwen3 and Gemma 3, float32 weights too; without rotation as well."""
     weights = (torch.randn(2, size) * 0.3 + 1 - offset).to(weight_dtype)
@@ -211,6 +211,13 @@ def test_queries_alone(backend, package):
     Case(backend, q, None, None, q_weight=torch.rand(64)).check(package)
 
 
+def test_queries_and_keys_alone(backend, package):
+    """Without values, which no cache takes."""
+    cos, sin = tables(5, columns=64)
+    q, k, _ = qkv(5)
+    Case(backend, q, k, None, cos=cos, sin=sin).check(package)
+
+
 def test_no_tokens(backend, package):
     cos, sin = tables(0, columns=64)
     slots = torch.zeros(0, dtype=torch.int64)
@@ -299,16 +306,25 @@ def test_tables_whose_columns_are_apart(backend, with_positions):
 
 
 @pytest.mark.not_on("reference")
-def test_a_token_does_not_depend_on_its_neighbours(backend):
-    cos, sin = tables(9, columns=128)
-    weight = torch.rand(128)
-    q, k, v = qkv(9, size=128)
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, FP8[0]])
+def test_a_token_does_not_depend_on_its_neighbours(backend, cache_dtype):
+    """Nor on their number: of many tokens, lanes of an NVIDIA GPU have two heads each."""
+    many = 4096 if backend.name in ("cuda", "rocm") else 9
+    cos, sin = tables(many, columns=128)
+    q, k, v = qkv(many, heads=(5, 2), size=128)
+    weight, slots = torch.rand(128), torch.arange(many)
+    cache = torch.randn(many + 1, 1, 2, 128).to(cache_dtype)
     to = lambda t: t.to(backend.device)  # noqa: E731
-    run = lambda n: backend.ops.rope_and_cache(  # noqa: E731
-        to(q[:n]), to(k[:n]), to(v[:n]), to(cos[:n]), to(sin[:n]), q_weight=to(weight),
-        k_out=to(torch.empty_like(k[:n])),
-    )  # fmt: skip
-    assert torch.equal(run(9)[:2], run(2))
+
+    def run(n):
+        written = [to(cache.clone()), to(cache.clone()), to(torch.empty_like(k[:n]))]
+        out = backend.ops.rope_and_cache(
+            to(q[:n]), to(k[:n]), to(v[:n]), to(cos[:n]), to(sin[:n]), q_weight=to(weight),
+            k_cache=written[0], v_cache=written[1], k_out=written[2], slot_mapping=to(slots[:n]),
+        )  # fmt: skip
+        return [t[:2].float() for t in (out, *written)]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(many), run(2), strict=True))
 
 
 @pytest.mark.not_on("reference", "cpu")

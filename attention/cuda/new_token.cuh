@@ -11,34 +11,6 @@
 namespace rocm_kernels {
 namespace cuda {
 
-// Eight numbers of cos or sin as they lie in memory: what is not looked at is not waited for.
-struct EightAngles {
-  Vector low, high;
-
-  __device__ __forceinline__ void ask(const void* table, DType dtype, int64_t at) {
-    if (dtype == DType::kFloat32) {
-      const float* const from = static_cast<const float*>(table) + at;
-      low = load<Touch::kAgain, Vector>(from);
-      high = load<Touch::kAgain, Vector>(from + 4);
-    } else {
-      low = load<Touch::kAgain, Vector>(static_cast<const uint16_t*>(table) + at);
-    }
-  }
-  __device__ __forceinline__ void look(DType dtype, float (&values)[8]) const {
-    if (dtype == DType::kFloat32) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        values[i] = __uint_as_float(low.word[i]);
-        values[4 + i] = __uint_as_float(high.word[i]);
-      }
-    } else if (dtype == DType::kFloat16) {
-      unpack<float16>(low, values);
-    } else {
-      unpack<bfloat16>(low, values);
-    }
-  }
-};
-
 template <class Shape, bool kHasNew = Shape::kHasNew>
 class NewToken {
   using T = typename Shape::Q;
@@ -131,9 +103,8 @@ class NewToken {
     const CachePlace place = place_of(args_, its.rows.b, 0);
     if (place.page < 0) return -1;
     const PieceAt at = at_new();
-    const int kv_heads = static_cast<int>(args_.kv_heads);
-    Head head = head_of(args_, its.rows.b, 0, place,
-                        static_cast<int>(args_.heads) + its.rows.head + (is_key() ? 0 : kv_heads));
+    Head head;
+    send_new(args_, its.rows.b, 0, place, is_key(), its.rows.head, head);
     if (row_block > 0) head.cache = nullptr;
     float x[8], y[8];
     unpack<T>(new_[0], x), unpack<T>(new_[1], y);

@@ -2,9 +2,9 @@
 // maths.
 //
 //   block (token t, group of heads)
-//     all lanes     place of the token in the caches, row of its angles      (the same for a block)
-//     team of lanes a head: q heads first, then k, then v
-//       lane        a piece: 16 elements, 8 pairs, in registers; cos and sin of its 8 pairs
+//     team of lanes a head, or two: q heads first, then k, then v
+//       lane        a piece: 16 elements, 8 pairs, asked for; cos and sin of its 8 pairs
+//                   place of the token in the caches                       (the same for a block)
 //       norm        squares summed over the team
 //       turn        within the lane: both of a pair are in one piece
 //       store       rounded once: q to out; k to k_out and the cache; v to the cache
@@ -30,44 +30,66 @@ namespace {
 constexpr int kRopeBlock = 512;
 // Threads that a compute unit is to hold at once: with twice as many NVIDIA's compiler spills.
 constexpr int kRopeResident = kNvidia ? 512 : 1024;
+// Lanes of one head that one of NVIDIA's multiprocessors holds at once. Tokens that need more have
+// lanes of two heads, which share the way to a token's place and angles, and have twice the loads
+// under way; of fewer tokens a lane's own time is what counts.
+constexpr int64_t kRopeHeld = 896;
 
-// Grid: tokens x groups of heads; a team of 1 << shift lanes has a head.
-template <typename T>
+// Grid: tokens x groups of heads; a team of 1 << shift lanes has kHeads heads.
+template <typename T, int kHeads>
 __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kRopeBlock, kRopeResident)
     rope_and_cache_kernel(const RopeAndCacheArgs args, const int shift) {
   begin_after_previous_kernel();
   const int token = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   const int b = token / static_cast<int>(args.rows), row = token - b * static_cast<int>(args.rows);
-  const int piece = thread & ((1 << shift) - 1);
-  const int index =
-      static_cast<int>(blockIdx.y) * (static_cast<int>(blockDim.x) >> shift) + (thread >> shift);
-  const Head head = head_of(args, b, row, place_of(args, b, row), index);
-  const bool works = piece * kPiece < head.elements;
+  const int piece = thread & ((1 << shift) - 1), teams = static_cast<int>(blockDim.x) >> shift;
+  const int first = static_cast<int>(blockIdx.y) * teams * kHeads + (thread >> shift);
 
-  const PieceAt at = PieceAt::of(args, piece, works && head.kind != HeadKind::kValue);
-
-  float x[8] = {}, y[8] = {}, cos[8] = {}, sin[8] = {};
-  if (works) {
-    const T* from = static_cast<const T*>(head.data) + head.from;
-    load_eight(from + at.first, x);
-    load_eight(from + at.second, y);
-  }
-  if (at.turns) {
-    const AnglesAt angles = angles_at(args, b, row);
-    load_eight(args.cos, args.table_dtype, angles.cos + piece * 8, cos);
-    load_eight(args.sin, args.table_dtype, angles.sin + piece * 8, sin);
-    if (!angles.exist) {
+  EightElements<T> asked_x[kHeads], asked_y[kHeads];
 #pragma unroll
-      for (float& value : cos) value = __builtin_nanf("");
+  for (int h = 0; h < kHeads; ++h) {
+    const Head head = source_of(args, b, row, first + h * teams);
+    const bool works = piece * kPiece < head.elements;
+    const PieceAt at = PieceAt::of(args, piece, head.kind != HeadKind::kValue);
+    const T* from = static_cast<const T*>(head.data) + head.from;
+    asked_x[h].ask(works, from + at.first);
+    asked_y[h].ask(works, from + at.second);
+  }
+  const bool turns = piece * kPiece < args.rotary_dim && first < args.heads + args.kv_heads;
+  AnglesAt angles;
+  EightAngles asked_cos = {}, asked_sin = {};
+  if (turns) {
+    angles = angles_at(args, b, row);
+    asked_cos.ask(args.cos, args.table_dtype, angles.cos + piece * 8);
+    asked_sin.ask(args.sin, args.table_dtype, angles.sin + piece * 8);
+  }
+  const CachePlace place = place_of(args, b, row);
+
+  float cos[8], sin[8];
+  asked_cos.look(args.table_dtype, cos);
+  asked_sin.look(args.table_dtype, sin);
+  if (!angles.exist) {
+#pragma unroll
+    for (float& value : cos) value = __builtin_nanf("");
+  }
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    const Head head = head_of(args, b, row, place, first + h * teams);
+    const bool works = piece * kPiece < head.elements;
+    const PieceAt at = PieceAt::of(args, piece, works && head.kind != HeadKind::kValue);
+    float x[8], y[8];
+    asked_x[h].look(x);
+    asked_y[h].look(y);
+    if (args.q_weight != nullptr || args.k_weight != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] = works ? x[i] : 0.0f, y[i] = works ? y[i] : 0.0f;
+      normalise_piece(args, works ? head.weight : nullptr, at, shift, x, y);
     }
+    if (!works) continue;
+    turn_piece(at, cos, sin, x, y);
+    store_eight<T>(args, head, at.first, x);
+    store_eight<T>(args, head, at.second, y);
   }
-  if (args.q_weight != nullptr || args.k_weight != nullptr) {
-    normalise_piece(args, works ? head.weight : nullptr, at, shift, x, y);
-  }
-  if (!works) return;
-  turn_piece(at, cos, sin, x, y);
-  store_eight<T>(args, head, at.first, x);
-  store_eight<T>(args, head, at.second, y);
 }
 
 // ---- Anything else -----------------------------------------------------------------------------
@@ -133,6 +155,14 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kAnyBlock, 1024)
 
 // ---- Launcher ----------------------------------------------------------------------------------
 
+template <typename T>
+Status launch_heads(bool pairs, const Launch& launch, const RopeAndCacheArgs& args, int shift) {
+  if constexpr (kNvidia) {
+    if (pairs) return launch_kernel(rope_and_cache_kernel<T, 2>, launch, args, shift);
+  }
+  return launch_kernel(rope_and_cache_kernel<T, 1>, launch, args, shift);
+}
+
 }  // namespace
 
 Status launch_rope_and_cache(const RopeAndCacheArgs& args, const Context& context) {
@@ -146,16 +176,23 @@ Status launch_rope_and_cache(const RopeAndCacheArgs& args, const Context& contex
   launch.early = facts.is_hopper_or_later();
 
   const bool whole = is_whole_pieces(args);
+  bool pairs = false;
   int shift = 0;
   const int64_t elements = args.head_dim > args.head_dim_v ? args.head_dim : args.head_dim_v;
   while ((int64_t{kPiece} << shift) < elements) ++shift;
   int64_t in_block = kAnyBlock / facts.wave_size;
   launch.block = kAnyBlock;
   if (whole) {
+    const int64_t wave = facts.wave_size;
+    const auto lanes_of = [&](int64_t teams) {
+      return ((teams << shift) + wave - 1) / wave * wave;
+    };
+    int64_t lanes = lanes_of(heads);
+    pairs = kNvidia && lanes > wave && tokens * lanes > facts.compute_units * kRopeHeld;
+    if (pairs) lanes = lanes_of((heads + 1) / 2);
     // One block for a token's heads where they fit; else blocks of 256, so that few lanes idle.
-    const int64_t wave = facts.wave_size, lanes = (heads << shift) + wave - 1;
-    launch.block = static_cast<int>(lanes / wave * wave <= kRopeBlock ? lanes / wave * wave : 256);
-    in_block = launch.block >> shift;
+    launch.block = static_cast<int>(lanes <= kRopeBlock ? lanes : 256);
+    in_block = (launch.block >> shift) * (pairs ? 2 : 1);
   }
   const int64_t groups = (heads + in_block - 1) / in_block;
   if (groups > 65535) return "too many heads for one call; divide them";
@@ -163,11 +200,11 @@ Status launch_rope_and_cache(const RopeAndCacheArgs& args, const Context& contex
   if (!whole) return launch_kernel(rope_and_cache_any_kernel, launch, args);
   switch (args.dtype) {
     case DType::kFloat32:
-      return launch_kernel(rope_and_cache_kernel<float>, launch, args, shift);
+      return launch_heads<float>(pairs, launch, args, shift);
     case DType::kFloat16:
-      return launch_kernel(rope_and_cache_kernel<float16>, launch, args, shift);
+      return launch_heads<float16>(pairs, launch, args, shift);
     default:
-      return launch_kernel(rope_and_cache_kernel<bfloat16>, launch, args, shift);
+      return launch_heads<bfloat16>(pairs, launch, args, shift);
   }
 }
 

@@ -22,62 +22,76 @@ enum class HeadKind { kQuery, kKey, kValue, kNone };
 
 // What a head of a token reads and writes; nullptr: not.
 struct Head {
-  HeadKind kind;
-  int64_t from;        // its first element in q, k or v
-  const void* data;    // q, k or v
-  const void* weight;  // of its norm
-  void* out;           // of the inputs' dtype
-  int64_t out_at;
-  void* cache;
-  int64_t cache_at;
-  float inverse_scale;  // of an FP8 cache
-  int elements;
+  HeadKind kind = HeadKind::kNone;
+  int64_t from = 0;              // its first element in q, k or v
+  const void* data = nullptr;    // q, k or v
+  const void* weight = nullptr;  // of its norm
+  void* out = nullptr;           // of the inputs' dtype
+  int64_t out_at = 0;
+  void* cache = nullptr;
+  int64_t cache_at = 0;
+  float inverse_scale = 1.0f;  // of an FP8 cache
+  int elements = 0;
 };
 
 ROCM_KERNELS_DEVICE int64_t at_head(const HeadRows& rows, int64_t b, int64_t row, int64_t head) {
   return b * rows.batch_stride + row * rows.row_stride + head * rows.head_stride;
 }
 
-ROCM_KERNELS_DEVICE Head head_of(const RopeAndCacheArgs& args, int b, int row,
-                                 const CachePlace& place, int index) {
-  Head head{HeadKind::kNone, 0, nullptr, nullptr, nullptr, 0, nullptr, 0, 1.0f, 0};
+// A head that knows what it reads, for which no memory is asked.
+ROCM_KERNELS_DEVICE Head source_of(const RopeAndCacheArgs& args, int b, int row, int index) {
+  Head head;
   const int heads = static_cast<int>(args.heads), kv_heads = static_cast<int>(args.kv_heads);
   if (index < heads) {
     head.kind = HeadKind::kQuery;
     head.data = args.q.data;
     head.from = at_head(args.q, b, row, index);
     head.weight = args.q_weight;
-    head.out = args.out.data;
-    head.out_at = at_head(args.out, b, row, index);
     head.elements = static_cast<int>(args.head_dim);
-    return head;
-  }
-  const bool is_key = index < heads + kv_heads;
-  const int kv = index - heads - (is_key ? 0 : kv_heads);
-  if (kv >= kv_heads || (!is_key && place.page < 0)) return head;
-  const HeadRows& cache = is_key ? args.k_cache : args.v_cache;
-  if (is_key) {
+  } else if (index < heads + kv_heads) {
     head.kind = HeadKind::kKey;
     head.data = args.k.data;
-    head.from = at_head(args.k, b, row, kv);
+    head.from = at_head(args.k, b, row, index - heads);
     head.weight = args.k_weight;
-    head.out = args.k_out.data;
-    head.out_at = at_head(args.k_out, b, row, kv);
     head.elements = static_cast<int>(args.head_dim);
-  } else {
+  } else if (index < heads + 2 * kv_heads && args.v_cache.data != nullptr) {
     head.kind = HeadKind::kValue;
     head.data = args.v.data;
-    head.from = at_head(args.v, b, row, kv);
+    head.from = at_head(args.v, b, row, index - heads - kv_heads);
     head.elements = static_cast<int>(args.head_dim_v);
   }
-  if (place.page >= 0) {
-    head.cache = cache.data;
-    head.cache_at = at_head(cache, place.page, place.row, kv);
-    const float* scales = is_key ? args.k_scale : args.v_scale;
-    const int64_t at = is_key ? b * args.k_scale_batch_stride + kv * args.k_scale_head_stride
-                              : b * args.v_scale_batch_stride + kv * args.v_scale_head_stride;
-    if (scales != nullptr) head.inverse_scale = 1.0f / scales[at];
+  return head;
+}
+
+// Where key or value number `kv` goes.
+ROCM_KERNELS_DEVICE void send_new(const RopeAndCacheArgs& args, int b, int row,
+                                  const CachePlace& place, bool is_key, int kv, Head& head) {
+  if (is_key) {
+    head.out = args.k_out.data;
+    head.out_at = at_head(args.k_out, b, row, kv);
   }
+  if (place.page < 0) return;
+  const HeadRows& cache = is_key ? args.k_cache : args.v_cache;
+  head.cache = cache.data;
+  head.cache_at = at_head(cache, place.page, place.row, kv);
+  const float* scales = is_key ? args.k_scale : args.v_scale;
+  const int64_t at = is_key ? b * args.k_scale_batch_stride + kv * args.k_scale_head_stride
+                            : b * args.v_scale_batch_stride + kv * args.v_scale_head_stride;
+  if (scales != nullptr) head.inverse_scale = 1.0f / scales[at];
+}
+
+ROCM_KERNELS_DEVICE Head head_of(const RopeAndCacheArgs& args, int b, int row,
+                                 const CachePlace& place, int index) {
+  Head head = source_of(args, b, row, index);
+  if (head.kind == HeadKind::kNone) return head;
+  if (head.kind == HeadKind::kQuery) {
+    head.out = args.out.data;
+    head.out_at = at_head(args.out, b, row, index);
+    return head;
+  }
+  const bool is_key = head.kind == HeadKind::kKey;
+  const int kv = index - static_cast<int>(is_key ? args.heads : args.heads + args.kv_heads);
+  send_new(args, b, row, place, is_key, kv, head);
   return head;
 }
 
@@ -129,6 +143,57 @@ ROCM_KERNELS_DEVICE void load_eight(const void* data, DType dtype, int64_t at, f
     load_eight(static_cast<const bfloat16*>(data) + at, values);
   }
 }
+
+// Eight numbers of cos or sin as they lie in memory: what is not looked at is not waited for.
+struct EightAngles {
+  Vector low, high;
+
+  ROCM_KERNELS_DEVICE void ask(const void* table, DType dtype, int64_t at) {
+    if (dtype == DType::kFloat32) {
+      const float* const from = static_cast<const float*>(table) + at;
+      low = load<Touch::kAgain, Vector>(from);
+      high = load<Touch::kAgain, Vector>(from + 4);
+    } else {
+      low = load<Touch::kAgain, Vector>(static_cast<const uint16_t*>(table) + at);
+    }
+  }
+  ROCM_KERNELS_DEVICE void look(DType dtype, float (&values)[8]) const {
+    if (dtype == DType::kFloat32) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        Word<float>::unpack(low.word[i], values + i);
+        Word<float>::unpack(high.word[i], values + 4 + i);
+      }
+    } else if (dtype == DType::kFloat16) {
+      unpack<float16>(low, values);
+    } else {
+      unpack<bfloat16>(low, values);
+    }
+  }
+};
+
+// Eight elements of a head, likewise.
+template <typename T>
+struct EightElements {
+  static constexpr int kCount = kVectorElements<T>;
+  Vector vector[8 / kCount];
+
+  ROCM_KERNELS_DEVICE void ask(bool there, const T* from) {
+#pragma unroll
+    for (int i = 0; i < 8 / kCount; ++i) {
+      vector[i] = load_if<Touch::kAgain, Vector>(there, from + i * kCount);
+    }
+  }
+  ROCM_KERNELS_DEVICE void look(float (&values)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8 / kCount; ++i) {
+      float part[kCount];
+      unpack<T>(vector[i], part);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) values[i * kCount + j] = part[j];
+    }
+  }
+};
 
 template <typename T>
 ROCM_KERNELS_DEVICE void store_eight(T* to, const float (&values)[8]) {
