@@ -198,6 +198,25 @@ def joined_rows(w: torch.Tensor, scale_w: torch.Tensor) -> Tuple[int, int]:
     return quantized, gated
 
 
+def rows_of_gemm(
+    w: torch.Tensor, scale_w: torch.Tensor, scale_x: Optional[torch.Tensor], *, weight_only: bool
+) -> Tuple[int, int]:
+    """From how many rows on, and up to how many, an FP8 linear is one :func:`gemm` of rows that an
+    op before it has made, quantised or, with ``weight_only``, in 16 bits.
+
+    Args:
+        scale_x: the rows' static scale; None: each has its own.
+    """
+    if _is_block_scale(scale_w, w.shape[0]):
+        scales = "block"
+    elif scale_w.numel() > 1 or (not weight_only and (scale_x is None or scale_x.numel() > 1)):
+        scales = "row"
+    else:
+        scales = "tensor"
+    fp8_rows, wide_rows, *_ = _limits_of(w, scales)
+    return (1, wide_rows) if weight_only else (1 + max(joined_rows(w, scale_w)), fp8_rows)
+
+
 def gated_linear(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -216,8 +235,8 @@ def gated_linear(
         scale_x: its scale, of the tensor or of rows.
     """
     out = x.new_empty(x.shape[0], w.shape[0] // 2, dtype=torch.float32)
-    bias, rounded = _usable_bias(bias, dtype), str(dtype).rpartition(".")[2]
-    _gated_gemm(out, x, w, scale_x, _in_float32(scale_w), bias, activation, rounded)
+    bias, rounded = usable_bias(bias, dtype), str(dtype).rpartition(".")[2]
+    _gated_gemm(out, x, w, scale_x, in_float32(scale_w), bias, activation, rounded)
     return out
 
 
@@ -259,7 +278,7 @@ def fp8_linear(
     if scale_x is None and scale_fmt is None and _quantizes(x, w, scale_w, bias):
         dtype = x.dtype if out_dtype is None else out_dtype
         out = x.new_empty(*x.shape[:-1], w.shape[0], dtype=dtype)
-        _quantized_gemm(out, x, w, _in_float32(scale_w), _usable_bias(bias, dtype))
+        _quantized_gemm(out, x, w, in_float32(scale_w), usable_bias(bias, dtype))
         return out
     return linear_by(_gemm, "fp8_linear", x, w, scale_w, scale_x, scale_fmt, bias, out_dtype)[0]
 
@@ -320,7 +339,7 @@ def linear_by(
             out = scaled_mm(q, w, scale, scale_w, bias, out_dtype)
         else:
             out = x.new_empty(count, w.shape[0], dtype=out_dtype)
-            gemm(out, q, w, scale, scale_w, _usable_bias(bias, out_dtype))
+            gemm(out, q, w, scale, scale_w, usable_bias(bias, out_dtype))
         return (out if x.dim() == 2 else out.view(*x.shape[:-1], w.shape[0])), path == "gemm"
     except Exception:
         explain({"x": x, "w": w, "scale_w": scale_w}, {"scale_x": scale_x, "bias": bias})
@@ -372,7 +391,7 @@ def weight_only_linear(
     """
     if needs_gradient(x, w, scale_w, bias):
         refuse_gradient("weight_only_linear", x=x, w=w, scale_w=scale_w, bias=bias)
-    x, scale_w = input_rows(x), _in_float32(scale_w)
+    x, scale_w = input_rows(x), in_float32(scale_w)
     terms = [x] if x.dtype != torch.float32 else _bfloat16_terms(x)
     a = x if len(terms) == 1 else torch.cat(terms)
     # A float32 result is not among wgmma's: its rows go to the library where FP8's do.
@@ -383,7 +402,7 @@ def weight_only_linear(
         return torch.nn.functional.linear(x, _unpacked(w, scale_w).to(x.dtype), bias)
     out = x.new_empty(a.shape[0], w.shape[0])
     if len(terms) == 1:
-        _gemm(out, a, w, None, scale_w, _usable_bias(bias, x.dtype))
+        _gemm(out, a, w, None, scale_w, usable_bias(bias, x.dtype))
         return out
     _gemm(out, a, w, None, scale_w, None)
     out = out.view(len(terms), x.shape[0], w.shape[0]).sum(0)
@@ -415,7 +434,7 @@ def _is_block_scale(scale: torch.Tensor, rows: int) -> bool:
     return scale.dim() == 2 and (scale.shape[1] > 1 or 1 < scale.shape[0] < rows)
 
 
-def _usable_bias(bias: Optional[torch.Tensor], out_dtype: torch.dtype) -> Optional[torch.Tensor]:
+def usable_bias(bias: Optional[torch.Tensor], out_dtype: torch.dtype) -> Optional[torch.Tensor]:
     """The bias as the kernels add it: side by side, in the output's dtype or float32."""
     bias = optional_vector(bias)
     if bias is None or bias.dtype == out_dtype or not bias.dtype.is_floating_point:
@@ -441,8 +460,8 @@ def run_product(
             )
         result = _allocate(out, out_dtype, a, w)
         rows = input_rows(a)
-        scale_a, bias = _row_scale(scale_a, rows), _usable_bias(bias, result.dtype)
-        op(written_rows(result, "out"), rows, w, scale_a, _in_float32(scale_w), bias)
+        scale_a, bias = _row_scale(scale_a, rows), usable_bias(bias, result.dtype)
+        op(written_rows(result, "out"), rows, w, scale_a, in_float32(scale_w), bias)
         mark_written(out)
         return result
     except Exception:
@@ -467,13 +486,13 @@ def _allocate(
     return out
 
 
-def _in_float32(scale: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+def in_float32(scale: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     """E8M0 scales in float32, which holds each; others as they are."""
     return scale.float() if scale is not None and scale.dtype is E8M0 else scale
 
 
 def _in_float32_told(scale: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    """What :func:`_in_float32` returns; without values where that converts."""
+    """What :func:`in_float32` returns; without values where that converts."""
     if scale is None or scale.dtype is not E8M0:
         return scale
     return torch.empty_like(scale, dtype=torch.float32)
@@ -538,5 +557,5 @@ def _scaled_mm_told(
 
 
 # What linear_by makes of a linear's operands and, where the library's product is quicker, by whom.
-_COMPUTING = input_rows, _in_float32, _row_scale, quantize_fp8, _scaled_mm
+_COMPUTING = input_rows, in_float32, _row_scale, quantize_fp8, _scaled_mm
 _TELLING = rows_told, _in_float32_told, _row_scale_told, quantized_told, _scaled_mm_told

@@ -43,7 +43,7 @@ def attend(attention: nn.Module, qkv: torch.Tensor, keywords: Dict[str, Any]) ->
         or any(is_called(getattr(attention, name)) for name in call.norms or ())
     ):
         return None
-    function = _function(attention)
+    function = attention_function(attention.config)
     others = {
         name: value
         for name, value in keywords.items()
@@ -97,8 +97,8 @@ def _are_tables(tables: Any, qkv: torch.Tensor, columns: int) -> bool:
     )
 
 
-def _function(attention: nn.Module) -> Any:
-    """The attention function of a name; None for the model's own eager one."""
+def attention_function(config: Any) -> Any:
+    """The attention function that a configuration names; None for the model's own eager one."""
     modeling = sys.modules["transformers.modeling_utils"]
     known = modeling.AttentionInterface._global_mapping
-    return known.get(attention.config._attn_implementation)
+    return known.get(config._attn_implementation)

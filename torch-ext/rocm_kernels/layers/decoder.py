@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ..functional.norm import add_residual, multiply
+from ..models.asked_once import asked_once
 from ..models.families import Family
 from ..models.fuse import has_fused
 from ..models.hooks import is_called, is_unseen
@@ -16,6 +17,7 @@ from .attention import attend
 from .linear import linear
 from .mlp import gated_product
 from .norm import norm_linear, norm_rows, norm_sum, norm_sum_linear, quantizes_apart
+from .plain_layer import PlainLayer
 
 
 def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -27,7 +29,8 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
     tensor.
     """
     family, call = layer.kernel_family, layer.kernel_call
-    if layer.training or not _fits(call, args, kwargs) or any(map(is_called, skipped_by(layer))):
+    plain = asked_once(layer, PlainLayer.of)
+    if not _fits(call, args, kwargs) or (plain is None and _runs_itself(layer)):
         return type(layer).forward(layer, *args, **kwargs)
     given = {**dict(zip(call.parameters, args)), **kwargs}
     hidden_states = given[call.hidden]
@@ -35,10 +38,14 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
     multiplier = _named(layer, family.residual_multiplier)
     # Rows are folded once: at batch 1 each view costs a tenth of an op.
     x = hidden_states.flatten(0, -2)
-    summing = _summed_by_the_norm(layer, x)
-    if summing is None:
+    results = summing = None
+    if plain is not None and plain.attention is not None:
+        results = plain.attention(x, hidden_states.shape, _keywords(call, given))
+    if results is None:
+        summing = _summed_by_the_norm(layer, x)
+    if results is None and summing is None:
         results = _attention(layer, x, call, given)
-    else:
+    elif results is None:
         summing.leaves_sum = True
         try:
             results = _attention(layer, x, call, given)
@@ -52,7 +59,10 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
     if multiplier is not None:
         attended = multiply(attended, multiplier)
     norm = _named(layer, family.mlp_norm)
-    if _takes_projected(mlp, family):
+    both = None if plain is None or plain.mlp is None else plain.mlp(x, attended)
+    if both is not None:
+        residual, out = both
+    elif _takes_projected(mlp, family):
         sums = None if summing is None else summing.sums
         gate_up = getattr(mlp, family.gate_up.name)
         gated = None if quantizes_apart(norm, gate_up) else gated_product(mlp, family, x)
@@ -70,6 +80,10 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
     if call.returns is None:
         return out
     return (out, *(results[place] for place in call.returns[1:]))
+
+
+def _runs_itself(layer: nn.Module) -> bool:
+    return layer.training or any(map(is_called, skipped_by(layer)))
 
 
 def _attention(layer: nn.Module, x: torch.Tensor, call: Any, given: Dict[str, Any]) -> Any:

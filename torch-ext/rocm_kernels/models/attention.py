@@ -300,8 +300,10 @@ def _is_recorded() -> bool:
     )
 
 
-def _is_span(mask: Optional[torch.Tensor]) -> bool:
-    return mask is not None and mask.dtype == torch.int32 and mask.dim() == 4
+def pattern_of(mask: Optional[torch.Tensor]) -> Optional[_Pattern]:
+    """What a mask of :func:`make_mask` means; None: it is none of its spans."""
+    is_span = mask is not None and mask.dtype == torch.int32 and mask.dim() == 4
+    return _PATTERNS[mask.shape[1] - 1] if is_span else None
 
 
 def _written_out(
@@ -339,9 +341,7 @@ def attend(
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """transformers' attention function: ``[batch, heads, rows, D]`` to ``[batch, rows, heads,
     Dv]``, and None for the probabilities, which nobody keeps."""
-    pattern = None
-    if _is_span(attention_mask):
-        pattern = _PATTERNS[attention_mask.shape[1] - 1]
+    pattern = pattern_of(attention_mask)
     k_descale, v_descale = vars(module).get("cache_scales", (None, None))
     why = _why_not(query, key, value, attention_mask, dropout, s_aux, kwargs)
     if append is not None and (why is not None or pattern is None):
@@ -425,7 +425,7 @@ def _why_not(
         return "scores have a bias"
     if kwargs.get("output_attentions"):
         return "probabilities are asked for"
-    if mask is not None and not _is_span(mask):
+    if mask is not None and pattern_of(mask) is None:
         return "the mask is more than a window and padding at its ends"
     return None
 

@@ -47,11 +47,16 @@ def _is_idle(hook: Any) -> bool:
     collects none. A model keeps them from the first call on that asks for such."""
     if getattr(hook, "__module__", "") != _CAPTURING:
         return False
-    collector = getattr(sys.modules[_CAPTURING], "_active_collector", None)
-    return collector is not None and not collector.get()
+    return hasattr(sys.modules[_CAPTURING], "_active_collector") and not is_capturing()
 
 
 _CAPTURING = "transformers.utils.output_capturing"
+
+
+def is_capturing() -> bool:
+    """Whether transformers collects states or attentions in this call of a model."""
+    collector = getattr(sys.modules.get(_CAPTURING), "_active_collector", None)
+    return collector is not None and bool(collector.get())
 
 
 def is_called(module: nn.Module) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import torch
 from torch import nn
 
+from .asked_once import Answers
 from .hooks import is_called
 from .recorded_step import shares, sums_of
 
@@ -34,14 +35,14 @@ def fingerprint(model: nn.Module) -> Tuple:
 class LastFingerprint:
     """A model's fingerprint, made anew only where something that it is made of may be another: a
     prompt waits for it. What is the same object is the same, but for lists and dictionaries, where
-    a tensor lies, and hooks."""
+    a tensor lies, and hooks. With it go what modules have answered (asked_once.py)."""
 
     def __init__(self) -> None:
         self.made: Optional[Tuple] = None
 
     def of(self, model: nn.Module) -> Tuple:
         if self.made is None or not self._is_kept(model):
-            self.made = fingerprint(model)
+            self.made, self.answers = fingerprint(model), Answers()
             self.modules = [*model.modules()]
             self.types = [*map(type, self.modules)]
             self.called = [*map(is_called, self.modules)]

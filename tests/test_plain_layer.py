@@ -1,0 +1,284 @@
+"""Halves of decoder layers as their ops alone (layers/plain_layer.py): the same ops with the same
+operands as where modules are asked at each, and none of it where somebody looks or wants another
+thing."""
+
+import contextlib
+import importlib
+
+import pytest
+import torch
+from kernels import Mode, kernelize, use_kernel_mapping
+from tiny_models import randomized
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 160,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+BOTH, ATTENTION, NEITHER = (True, True), (True, False), (False, False)
+
+
+def as_they_are(linear):
+    pass
+
+
+def by_block(linear):
+    n, k = (-(-size // 128) for size in linear.weight.shape)
+    scale = torch.rand(n, k, device=linear.weight.device) * 0.01
+    linear.weight_scale_inv = torch.nn.Parameter(scale, requires_grad=False)
+
+
+def by_powers_of_two(linear):
+    linear.scale_fmt = "ue8m0"
+
+
+def of_a_tensor(linear):
+    """With the scale of an input, too."""
+    one = linear.weight_scale_inv.mean().reshape(1)
+    linear.weight_scale_inv = torch.nn.Parameter(one, requires_grad=False)
+    static = torch.full_like(one, 0.01)
+    linear.activation_scale = torch.nn.Parameter(static, requires_grad=False)
+    linear.activation_scheme = "static"
+
+
+# Which halves of a family's layers are plain: attention and MLP.
+CASES = [
+    ("Llama", {}, as_they_are, BOTH),
+    ("Llama", {}, by_block, BOTH),
+    ("Llama", {}, by_powers_of_two, BOTH),
+    ("Llama", {}, of_a_tensor, BOTH),
+    ("Llama", {}, None, BOTH),  # weights alone are FP8
+    ("Llama", {"attention_bias": True, "mlp_bias": True}, as_they_are, BOTH),
+    ("Mistral", {"sliding_window": 5}, as_they_are, BOTH),
+    ("Qwen2", {}, as_they_are, BOTH),
+    ("Qwen3", {}, as_they_are, BOTH),
+    ("Phi3", {}, as_they_are, BOTH),
+    ("SmolLM3", {}, as_they_are, BOTH),
+    ("Gemma", {}, as_they_are, BOTH),
+    ("Gemma2", {"sliding_window": 5}, as_they_are, BOTH),
+    ("Gemma3Text", {"sliding_window": 5}, as_they_are, BOTH),
+    ("Gemma3Text", {"sliding_window": 5}, None, BOTH),
+    ("Granite", {"residual_multiplier": 0.3}, as_they_are, BOTH),
+    ("Olmo2", {}, as_they_are, NEITHER),  # has its norms behind
+    ("Qwen3Moe", EXPERTS, as_they_are, ATTENTION),
+    ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
+     as_they_are, ATTENTION),
+]  # fmt: skip
+
+
+def quantised(package, device, family, changes, prepare=as_they_are):
+    module = importlib.import_module("transformers")
+    config = getattr(module, f"{family}Config")(**{**SIZES, **changes})
+    model = randomized(getattr(module, f"{family.removesuffix('Text')}ForCausalLM")(config))
+    model = model.bfloat16().to(device)
+    package.models.quantize_model_(model, activations="dynamic" if prepare else "none")
+    for linear in model.modules():
+        if prepare and type(linear).__name__ == "FP8Linear":
+            prepare(linear)
+    with use_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False):
+        return kernelize(model, mode=Mode.INFERENCE)
+
+
+class Ops(TorchDispatchMode):
+    """Notes this package's ops with all that they read, when they run."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.rpartition("::")[2]
+        if "rocm_kernels" in func._schema.name:
+            assert not kwargs
+            written = [each.alias_info is not None for each in func._schema.arguments]
+            read = {id(arg) for arg, writes in zip(args, written, strict=False) if not writes}
+            self.calls.append((name, *(told(arg, id(arg) in read) for arg in args)))
+        return func(*args, **(kwargs or {}))
+
+
+def told(value, is_read):
+    if not isinstance(value, torch.Tensor):
+        return value
+    content = value.contiguous().view(-1).view(torch.uint8).clone() if is_read else None
+    return value.dtype, value.shape, value.stride(), value.device, content
+
+
+def is_same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return type(one) is type(other) and one == other
+
+
+def prompt(device, batch=2, columns=9, padding=0):
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(5, 140, (batch, columns), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, :padding] = 0
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+
+@contextlib.contextmanager
+def counted(package):
+    """How many halves ran as plain ones, of attentions and of MLPs; asked: by the old way."""
+    plain, found = package.layers.plain_layer, [0, 0]
+
+    def counting(place, call):
+        def run(*args):
+            result = call(*args)
+            found[place] += result is not None
+            return result
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        for place, cls in enumerate((plain.PlainAttention, plain.PlainMLP)):
+            patch.setattr(cls, "__call__", counting(place, cls.__call__))
+        yield found
+
+
+def run(package, model, given, asked=False, **options):
+    """A prompt's logits, and the ops that made them. asked: modules are asked at each op."""
+    with contextlib.ExitStack() as stack:
+        if asked:
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            patch.setattr(package.layers.decoder, "asked_once", lambda module, ask: None)
+        ops = stack.enter_context(Ops())
+        stack.enter_context(torch.no_grad())
+        cache = importlib.import_module("transformers").DynamicCache(config=model.config)
+        out = model(**given, past_key_values=cache, use_cache=True, **options)
+    return out, ops.calls
+
+
+QUICK = {
+    ("Llama", "as_they_are"),
+    ("Llama", "None"),
+    ("Llama", "by_block"),
+    ("Qwen3Moe", "as_they_are"),
+}
+FAMILIES = [
+    pytest.param(
+        *case, cache, id=f"{case[0]}-{len(case[1])}-{getattr(case[2], '__name__', None)}-{cache}",
+        marks=() if (case[0], getattr(case[2], "__name__", "None")) in QUICK else pytest.mark.slow,
+    )
+    for case in CASES
+    for cache in ("auto", "fp8")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family, changes, prepare, halves, cache", FAMILIES)
+def test_the_same_ops_with_the_same_operands(
+    best_package, device, family, changes, prepare, halves, cache
+):
+    model = quantised(best_package, device, family, changes, prepare)
+    if prepare is of_a_tensor and device.type == "cuda":
+        halves = NEITHER  # the library's products, which need more than their operands
+    best_package.models.use_decode_step(model, kv_cache_dtype=cache)
+    for given in (prompt(device), prompt(device, 1, 70), prompt(device, 2, 40, padding=3)):
+        expected, ops = run(best_package, model, given, asked=True)
+        for _ in range(2):
+            with counted(best_package) as found:
+                out, plain_ops = run(best_package, model, given)
+            assert found == [2 * half for half in halves]
+            assert [call[0] for call in plain_ops] == [call[0] for call in ops]
+            for call, as_asked in zip(plain_ops, ops, strict=True):
+                assert is_same(call, as_asked), call[0]
+            assert torch.equal(out.logits, expected.logits)
+
+
+@pytest.mark.parametrize(
+    "kind", ["forward_hook", pytest.param("forward_pre_hook", marks=pytest.mark.slow)]
+)
+def test_whatever_has_a_hook_is_called_as_before(best_package, device, kind):
+    """One hook after the other, on each module of a layer, behind a prompt without any."""
+    model = quantised(best_package, device, "Qwen3", {"num_hidden_layers": 1})
+    best_package.models.use_decode_step(model)
+    given = prompt(device)
+    run(best_package, model, given)
+    named = [*model.model.layers[0].named_modules()]
+    assert len(named) > 12
+    for _, module in named:
+        calls = []
+        hook = getattr(module, f"register_{kind}")(lambda *_, calls=calls: calls.append(1))
+        plain = run(best_package, model, given)[0].logits
+        seen = [*calls]
+        asked = run(best_package, model, given, asked=True)[0].logits
+        hook.remove()
+        assert calls == 2 * seen
+        assert torch.equal(plain, asked)
+    with counted(best_package) as found:
+        run(best_package, model, given)
+    assert found == [1, 1]
+
+
+def test_another_weight_is_read_at_once(best_package, device):
+    """One that takes another's place behind the look at the model."""
+    model = quantised(best_package, device, "Llama", {})
+    best_package.models.use_decode_step(model)
+    given = prompt(device)
+    before = run(best_package, model, given)[0].logits
+    down = model.model.layers[0].mlp.down_proj
+
+    def replace(*_):
+        doubled = torch.nn.Parameter(2 * down.weight_scale_inv, requires_grad=False)
+        down.weight_scale_inv = doubled
+
+    hook = model.model.embed_tokens.register_forward_hook(replace)
+    changed = run(best_package, model, given)[0].logits
+    hook.remove()
+    assert not torch.equal(changed, before)
+    assert torch.equal(changed, run(best_package, model, given, asked=True)[0].logits)
+
+
+def test_attentions_that_are_asked_for_are_collected(best_package, device):
+    model = quantised(best_package, device, "Llama", {})
+    best_package.models.use_decode_step(model)
+    given = prompt(device)
+    for _ in range(2):
+        run(best_package, model, given)
+        out, _ = run(best_package, model, given, output_attentions=True, output_hidden_states=True)
+        assert len(out.attentions) == 2 and len(out.hidden_states) == 3
+        assert all(each.shape[:3] == (2, 4, 9) for each in out.attentions)
+
+
+@pytest.mark.parametrize("around", ["autocast", "gradients", "training"])
+def test_what_a_graph_does_not_serve_is_asked(best_package, device, around):
+    model = quantised(best_package, device, "Llama", {})
+    best_package.models.use_decode_step(model)
+    given = prompt(device)
+    run(best_package, model, given)
+    cache = importlib.import_module("transformers").DynamicCache(config=model.config)
+    with counted(best_package) as found, contextlib.ExitStack() as stack:
+        if around == "training":
+            model.train()
+        if around != "gradients":
+            stack.enter_context(torch.no_grad())
+        if around == "autocast":
+            stack.enter_context(torch.autocast(device.type, torch.bfloat16))
+        if around == "gradients":
+            stack.enter_context(pytest.raises(RuntimeError, match="has no gradient"))
+        model(**given, past_key_values=cache, use_cache=True)
+    assert found == [0, 0]
+
+
+def test_a_prompt_in_chunks_and_one_of_a_token(best_package, device):
+    model = quantised(best_package, device, "Llama", {})
+    best_package.models.use_decode_step(model)
+    given = prompt(device, 2, 33)
+    options = {"max_new_tokens": 4, "do_sample": False}
+    whole = model.generate(**given, **options)
+    with counted(best_package) as found:
+        chunked = model.generate(**given, **options, prefill_chunk_size=8)
+        assert found == [2 * 4, 2 * 4]  # the last chunk is a single token's
+    assert whole.shape == chunked.shape

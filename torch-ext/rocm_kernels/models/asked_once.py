@@ -1,0 +1,60 @@
+"""Answers about a model's modules that hold from one look at it to the next.
+
+The layers ask modules before each op what nobody may have changed: whether one has a hook, who
+quantises, which heads there are. ``use_decode_step`` looks at the whole model before each call of
+several tokens (model_state.py). Within such a call, and in later ones until something of the model
+is another, an answer is given once.
+"""
+
+import contextlib
+import threading
+from typing import Any, Callable, Dict, Iterator, Optional
+
+import torch
+from torch import nn
+
+from .hooks import is_capturing
+
+_here = threading.local()
+
+
+class Answers:
+    """Those of one state of a model."""
+
+    def __init__(self) -> None:
+        self.of: Dict[nn.Module, Any] = {}
+
+
+@contextlib.contextmanager
+def asking_once(answers: Optional[Answers]) -> Iterator[None]:
+    """Within, in this thread, :func:`asked_once` has these answers; None: it has none."""
+    before = vars(_here).get("answers"), vars(_here).get("of_call")
+    _here.answers, _here.of_call = answers, {}
+    try:
+        yield
+    finally:
+        _here.answers, _here.of_call = before
+
+
+def asked_once(module: nn.Module, ask: Callable[[nn.Module], Any]) -> Any:
+    """``ask(module)``, of this call of the model or of an earlier one; None where nobody has looked
+    at the model, in a graph that torch compiles, and where transformers collects states."""
+    if torch.compiler.is_compiling():
+        return None
+    answers = vars(_here).get("answers")
+    if answers is None or is_capturing():
+        return None
+    if module not in answers.of:
+        answers.of[module] = ask(module)
+    return answers.of[module]
+
+
+def made_once(key: Any, make: Callable[[Any], Any]) -> Any:
+    """``make(key)``, once in a call of the model: for what its layers share, such as a mask.
+
+    The key is told by what it is, not by what it is equal to.
+    """
+    made = _here.of_call.get(id(key))
+    if made is None:
+        made = _here.of_call[id(key)] = (key, make(key))  # held, or another could get its place
+    return made[1]
