@@ -16,6 +16,7 @@ from torch import nn
 sys.path.append(str(ROOT / "benchmarks"))
 import generate
 import picture
+import prompt
 import tables
 
 LAYER = [
@@ -170,3 +171,22 @@ def test_a_tiny_model_through_generate(model):
     for row in rows:
         assert row["tokens_per_s"] > 0 and row["step_ms"] > 0 and row["floor_ms"] > 0
     assert done.stdout.count("DecodeSteps(recorded=2, replayed=1") == 8
+
+
+def test_prompts_of_a_tiny_model(tmp_path, monkeypatch):
+    """One side on the CPU, and the rows of a table."""
+    command = [sys.executable, "benchmarks/prompt.py", "--prompts=1x20", "--sides=auto"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [(r["side"], r["batch"], r["tokens"]) for r in rows] == [("auto", 1, 20)]
+    assert rows[0]["first_ms"] > 0 and rows[0]["host_ms"] > 0
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    (tmp_path / "tables").mkdir()
+    prompt.save([rows[0] | {"kernel_ms": 1.0}, {**rows[0], "side": "fp8"}], "a GPU")
+    header, saved = tables.printed("prompt")
+    assert header[1:] == ["to the first token, ms", "the host's part", "the kernels', in sum"]
+    head = "a GPU, measured: llama-8b, 1 x 20: use_decode_step"
+    assert [row[0] for row in saved] == [head, f"{head}, FP8 cache"]
+    assert [row[3] for row in saved] == ["1.0", ""]
