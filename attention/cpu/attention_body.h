@@ -118,12 +118,18 @@ int64_t find_block(const KeyRows<T>& k, int64_t begin, int64_t last, const T** r
 }
 
 // How many rows, of all heads that are read together, are read at once.
-#if ROCM_KERNELS_CPU_AVX2
+#if ROCM_KERNELS_CPU_AVX2 || ROCM_KERNELS_CPU_AVX512
 // So many that where a product begins and ends matters little, so few that the nearest cache holds
 // those of a head.
+#if ROCM_KERNELS_CPU_AVX512
+constexpr int64_t kRowsAtOnce = 32;
+#else
+constexpr int64_t kRowsAtOnce = 16;
+#endif
+
 template <class K, class T>
 int64_t rows_at_once(int64_t, int64_t, int64_t, int64_t) {
-  return 16;
+  return kRowsAtOnce;
 }
 #else
 // Few, since the nearest cache holds what is read next as well, and what is packed of a head; more

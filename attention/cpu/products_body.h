@@ -55,10 +55,11 @@ void pack_keys(const Rows<T>& rows, int64_t count, int64_t pointers, int64_t ele
   for (int64_t j = 0; j < pointers; ++j) {
     packed[j] = reinterpret_cast<const typename K::Stored*>(to + smaller(j, count - 1) * stride);
   }
+  Next ahead = next;
   for (int64_t j = 0; j < count; ++j, to += stride) {
     for (int64_t d = 0; d < elements; d += Multiplier::kChunk) {
       typename Multiplier::Operand k[Multiplier::kParts];
-      next.template fetch<Multiplier::kChunk>(0, j, d);
+      ahead.template fetch<Multiplier::kChunk>(0, j, d);
       if (d + Multiplier::kChunk <= elements) {
         Decode<Multiplier, T>::chunk(rows.at(j, d), k);
       } else {
@@ -69,17 +70,19 @@ void pack_keys(const Rows<T>& rows, int64_t count, int64_t pointers, int64_t ele
       }
     }
   }
+  next = ahead;
 }
 
 template <class K, class T, class Next>
 void pack_values(const Rows<T>& rows, int64_t count, int64_t elements, PackedValue<K>* to,
                  int64_t stride, const PackedValue<K>** packed, Next& next) {
   using Multiplier = typename K::Multiplier;
+  Next ahead = next;
   for (int64_t j = 0; j < count; j += K::kPairs, to += K::kPairs * stride) {
     packed[j] = to;
     for (int64_t e = 0; e < elements; e += K::kChunk) {
       typename Multiplier::Operand v[K::kParts];
-      for (int i = 0; i < K::kPairs; ++i) next.template fetch<K::kChunk>(0, j + i, e);
+      for (int i = 0; i < K::kPairs; ++i) ahead.template fetch<K::kChunk>(0, j + i, e);
       if (e + K::kChunk <= elements) {
         decode_values<K, true>(rows.from(j), e, K::kChunk, v);
       } else {
@@ -90,6 +93,7 @@ void pack_values(const Rows<T>& rows, int64_t count, int64_t elements, PackedVal
       }
     }
   }
+  next = ahead;
 }
 
 // ---- Scores ------------------------------------------------------------------------------------

@@ -92,7 +92,15 @@ void touch_pages(const T* const* rows, int64_t count, int64_t elements) {
 }
 
 // What is asked for while products work: the rows of all heads that are read next.
-#if ROCM_KERNELS_CPU_AVX2
+#if ROCM_KERNELS_CPU_AVX2 || ROCM_KERNELS_CPU_AVX512
+
+// The second cache, which has more places for lines that are waited for, and room for many rows; or
+// the nearest.
+#if ROCM_KERNELS_CPU_AVX512
+constexpr int kNearness = 2;
+#else
+constexpr int kNearness = 3;
+#endif
 
 // Line after line in the order of memory, however the products go that ask: then the machine sees
 // what comes, and reads ahead too.
@@ -126,7 +134,7 @@ struct Ahead {
   ROCM_KERNELS_VECTOR void fetch(int64_t, int64_t i, int64_t) {
     if (i % kCalls<kElements> != 0) return;
     for (int64_t at = 0; at < kCalls<kElements> * kElements; at += kLine) {
-      __builtin_prefetch(line);
+      __builtin_prefetch(line, 0, kNearness);
       line += kLine;
       if (__builtin_expect(line >= end, 0)) {
         rows += rows != last;
