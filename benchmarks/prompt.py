@@ -106,7 +106,7 @@ COLUMNS = {
 
 def with_kernels(rows: list[dict], arguments: list[str]) -> list[dict]:
     """The rows with the times of their kernels, from a process of its own: where torch has profiled
-    once, each launch takes the host longer."""
+    once, launches may take the host longer."""
     command = [sys.executable, __file__, *arguments, "--kernels"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
