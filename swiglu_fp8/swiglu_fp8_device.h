@@ -8,6 +8,9 @@
 // holds its row's results in registers between the reduction of their magnitude and their scaling,
 // as in rmsnorm_fp8.
 //
+// Many long rows have a block each on NVIDIA, of as many threads as hold the row: nothing is loaded
+// ahead, but a multiprocessor has two such blocks where a team of 1024 threads is alone on it.
+//
 // Timeline. | is a barrier of a team's block or cluster; there is none where a team is lanes of one
 // wave.
 //
@@ -15,6 +18,8 @@
 //           neighbouring lanes; store
 //   token   the kernel before; load gate and up of the team's first row
 //           each row: y; load the next row | largest magnitude over the team; codes, stores
+//   row     the kernel before; load gate and up; y | largest magnitude over the block; codes,
+//           stores
 #pragma once
 
 #include "../blocks/rows/gpu/activation.h"
@@ -168,6 +173,48 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(Team::kBlockThreads, Team::kResidentT
   }
 }
 
+// Long rows, on NVIDIA. Five vectors a thread: of 480 at most, so that a multiprocessor holds two
+// rows. Grid: rows.
+template <int kVectors>
+constexpr int kRowThreads = kVectors == 5 ? 480 : 1024;
+
+template <typename T, int kVectors>
+__global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kRowThreads<kVectors>, 1024)
+    swiglu_fp8_row_kernel(const SwigluParams<T> p) {
+  begin_after_previous_kernel();
+  constexpr int kCount = kVectorElements<T>;
+  __shared__ float partial[32];
+  const int row = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  const int threads = static_cast<int>(blockDim.x);
+  const auto column_of = [&](int v) { return (v * threads + thread) * kCount; };
+
+  Vector gate[kVectors], up[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    load_gate_up<Touch::kOnce, Fit::kWhole>(p, row, column_of(v), p.columns, gate[v], up[v]);
+  }
+  float y[kVectors][kCount];
+  float amax = 0.0f;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    gated(p, gate[v], up[v], y[v]);
+    amax = column_of(v) < p.columns ? amax_of(y[v], amax) : amax;
+  }
+
+  const int lane = thread % kWaveSize;
+  amax = reduce_lanes<kWaveSize>(amax, MaxMagnitude{});
+  if (lane == 0) partial[thread / kWaveSize] = amax;
+  lds_barrier();
+  amax = lane < threads / kWaveSize ? partial[lane] : 0.0f;
+  const float scale = scale_of_amax(reduce_lanes<kWaveSize>(amax, MaxMagnitude{}), p.output);
+  if (thread == 0) p.output.scales[row] = scale;
+  const float inverse = opaque(1.0f / scale);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    store_fp8<Fit::kWhole>(y[v], inverse, row, column_of(v), p.columns, p.output);
+  }
+}
+
 // Any row at all: too long for registers, or no whole number of vectors, or misaligned, or of an
 // FP8 dialect foreign to the target. Read twice, the second time mostly from cache.
 template <typename T, int kTeam>
@@ -205,6 +252,22 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kTeam, 1024)
 
 // ---- Launcher ---------------------------------------------------------------------------------
 
+// Whether each row has a block of its own. Rows that a team of 1024 threads holds at two vectors a
+// thread: once there are more of them than multiprocessors. At four: unless a cluster shares them.
+inline bool has_row_blocks(int64_t vectors, int64_t rows, const DeviceFacts& facts) {
+  if (!kNvidia || vectors <= 1024 || vectors > 4096) return false;
+  return vectors > 2048 ? rows * kClusterBlocks > facts.compute_units : rows > facts.compute_units;
+}
+
+template <typename T, int kVectors>
+Status launch_row_blocks(const SwigluParams<T>& p, int64_t vectors, const DeviceFacts& facts,
+                         Stream stream) {
+  const int64_t wave = facts.wave_size, threads = (vectors + kVectors - 1) / kVectors;
+  const int block = static_cast<int>((threads + wave - 1) / wave * wave);
+  return launch_kernel(swiglu_fp8_row_kernel<T, kVectors>, row_launch(p.rows, block, facts, stream),
+                       p);
+}
+
 template <typename T>
 Status launch_token(const SwigluParams<T>& p, int64_t vectors, bool whole, const DeviceFacts& facts,
                     Stream stream) {
@@ -213,6 +276,15 @@ Status launch_token(const SwigluParams<T>& p, int64_t vectors, bool whole, const
     using Team = decltype(team);
     status = launch_team<Team>(swiglu_fp8_token_kernel<T, Team>, p.rows, p, facts, stream);
   };
+  if constexpr (kNvidia) {
+    if (whole && has_row_blocks(vectors, p.rows, facts)) {
+      // Five a thread where a multiprocessor holds two rows so, but not with four.
+      const bool five = vectors > 2048 && vectors <= 5 * kRowThreads<5>;
+      return five && p.rows > facts.compute_units
+                 ? launch_row_blocks<T, 5>(p, vectors, facts, stream)
+                 : launch_row_blocks<T, 4>(p, vectors, facts, stream);
+    }
+  }
   if (whole && with_row_team(vectors, p.rows, facts, launch_held)) return status;
   return launch_any_row(swiglu_fp8_any_token_kernel<T, 256>, swiglu_fp8_any_token_kernel<T, 1024>,
                         vectors, p.rows, p, facts, stream);

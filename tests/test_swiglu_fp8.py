@@ -131,6 +131,18 @@ def test_a_row_does_not_depend_on_the_others(backend):
         assert torch.equal(bits(part), bits(whole[:rows]))
 
 
+@pytest.mark.parametrize("columns", [8200, 14336, 18944, 28672])
+def test_a_long_row_does_not_depend_on_how_many_there_are(backend, reference, columns):
+    """A few have teams of 1024 threads, or clusters; of many, each has a block of an NVIDIA GPU."""
+    x = torch.randn(300 if backend.name == "cuda" else 3, 2 * columns).bfloat16()
+    x[1, 7] = float("nan")
+    x = x.to(backend.device)
+    whole = backend.ops.swiglu_fp8(x, fp8_dtype=backend.fp8_dtype)
+    assert_quantized_close(whole, reference.swiglu_fp8(x, fp8_dtype=backend.fp8_dtype))
+    few = backend.ops.swiglu_fp8(x[:2], fp8_dtype=backend.fp8_dtype)
+    assert torch.equal(few[1], whole[1][:2]) and torch.equal(bits(few[0]), bits(whole[0][:2]))
+
+
 def test_same_bits_every_run(backend):
     x = torch.randn(17, 2 * 8197, device=backend.device).half()
     first, _ = backend.ops.swiglu_fp8(x)
