@@ -280,7 +280,7 @@ class PlainAttention(_Half):
         batch, rows = shape[:2]
         qkv = self.qkv.normed(x, weight, self.norm)
         heads = qkv.view(batch, rows, sum(self.sizes), call.head_dim)
-        q, k, v = heads.split(self.sizes, 2)
+        q, k, v = heads.split_with_sizes(self.sizes, 2)
         place = cache.place(self.layer_idx, k, v)
         keys, values = place.keys.transpose(1, 2), place.values.transpose(1, 2)
         cos, sin = tables if call.rotates else (None, None)
