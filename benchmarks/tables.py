@@ -168,7 +168,7 @@ def readme_measured() -> str:
     """README's choice of what was measured."""
     rows = []
 
-    def add(title: str, count: int, ours: str, beside: str) -> None:
+    def add(title: str, count: int | str, ours: str, beside: str) -> None:
         rows.append(["" if any(row[0] == title for row in rows) else title, str(count), ours,
                      beside])  # fmt: skip
 
@@ -181,6 +181,14 @@ def readme_measured() -> str:
         beside = f"bfloat16 in a CUDA graph {bf16}; without `use_decode_step` {before}"
         title = "a Llama of 8 billion parameters decodes by transformers' `generate`, H200"
         add(title, batch, f"{ours} tokens/s", beside)
+    prompts = {row[0]: row[1] for row in printed("prompt")[1]}
+    for tokens in ("512", "2,048"):
+        ours, bf16, before = (
+            prompts[f"NVIDIA H200, measured: llama-8b, 1 x {tokens}: {side}"]
+            for side in ("use_decode_step", "bfloat16, eager", "as it was")
+        )
+        beside = f"bfloat16, eager {bf16} ms; without `use_decode_step` {before} ms"
+        add("that Llama's prompt, to the first token of an answer", tokens, f"{ours} ms", beside)
     for batch in (1, 64):
         bf16, fp8, _ = (speed("h200_experts_model", name, batch) for name in QWEN3_MOE)
         where = f"qwen3-30b-a3b, batch {batch}, context 512"
