@@ -226,18 +226,21 @@ def test_another_weight_is_read_at_once(best_package, device):
     """One that takes another's place behind the look at the model."""
     model = quantised(best_package, device, "Llama", {})
     best_package.models.use_decode_step(model)
-    given = prompt(device)
-    before = run(best_package, model, given)[0].logits
+    given, factors = prompt(device), []
     down = model.model.layers[0].mlp.down_proj
 
     def replace(*_):
-        doubled = torch.nn.Parameter(2 * down.weight_scale_inv, requires_grad=False)
-        down.weight_scale_inv = doubled
+        for factor in factors:
+            new = torch.nn.Parameter(factor * down.weight_scale_inv, requires_grad=False)
+            down.weight_scale_inv = new
 
-    hook = model.model.embed_tokens.register_forward_hook(replace)
+    model.model.embed_tokens.register_forward_hook(replace)
+    before = [run(best_package, model, given)[0].logits for _ in range(2)]
+    assert torch.equal(*before)
+    factors.append(2)
     changed = run(best_package, model, given)[0].logits
-    hook.remove()
-    assert not torch.equal(changed, before)
+    factors.clear()
+    assert not torch.equal(changed, before[0])
     assert torch.equal(changed, run(best_package, model, given, asked=True)[0].logits)
 
 
@@ -250,6 +253,26 @@ def test_attentions_that_are_asked_for_are_collected(best_package, device):
         out, _ = run(best_package, model, given, output_attentions=True, output_hidden_states=True)
         assert len(out.attentions) == 2 and len(out.hidden_states) == 3
         assert all(each.shape[:3] == (2, 4, 9) for each in out.attentions)
+
+
+def test_what_transformers_collects_is_collected(best_package, device):
+    """A hook of its own sleeps on a module until a call is to collect something."""
+    model = quantised(best_package, device, "Llama", {})
+    best_package.models.use_decode_step(model)
+    given, calls = prompt(device), []
+    capturing = importlib.import_module("transformers.utils.output_capturing")
+
+    def hook(*_):
+        if capturing._active_collector.get():
+            calls.append(1)
+
+    hook.__module__ = capturing.__name__
+    model.model.layers[1].mlp.register_forward_hook(hook)
+    with counted(best_package) as found:
+        run(best_package, model, given)
+    assert found == [2, 2] and not calls
+    run(best_package, model, given, output_hidden_states=True)
+    assert calls == [1]
 
 
 @pytest.mark.parametrize("around", ["autocast", "gradients", "training"])
@@ -282,3 +305,32 @@ def test_a_prompt_in_chunks_and_one_of_a_token(best_package, device):
         chunked = model.generate(**given, **options, prefill_chunk_size=8)
         assert found == [2 * 4, 2 * 4]  # the last chunk is a single token's
     assert whole.shape == chunked.shape
+
+
+def test_another_attention_of_the_same_name_is_called(best_package, device, monkeypatch):
+    model = quantised(best_package, device, "Llama", {})
+    best_package.models.use_decode_step(model)
+    given = prompt(device)
+    before = run(best_package, model, given)[0].logits
+    modeling, calls = importlib.import_module("transformers.modeling_utils"), []
+
+    def attend(*args, **kwargs):
+        calls.append(args[0].layer_idx)
+        return best_package.models.attention.attend(*args, **kwargs)
+
+    known = modeling.AttentionInterface._global_mapping
+    monkeypatch.setitem(known, model.config._attn_implementation, attend)
+    assert torch.equal(run(best_package, model, given)[0].logits, before)
+    assert calls == [0, 1]
+
+
+def test_padding_behind_a_text(best_package, device):
+    """Its last token sees none of the padding: attention looks at it twice."""
+    model = quantised(best_package, device, "Llama", {})
+    best_package.models.use_decode_step(model)
+    given = prompt(device)
+    given["attention_mask"][1, -2:] = 0
+    with counted(best_package) as found:
+        plain = run(best_package, model, given)[0].logits
+    assert found == [0, 2]
+    assert torch.equal(plain, run(best_package, model, given, asked=True)[0].logits)
