@@ -45,9 +45,11 @@ def floats(call):
     return [path for path, tensor in call.tensors().items() if tensor.dtype in dtypes]
 
 
-def test_every_public_function_has_a_call(package, every_call):
+def test_every_public_function_has_a_call(package, every_call, device):
     """One that has none here, and no reason, is not guarded by what follows."""
     public = public_functions(package)
+    if device.type != "cpu":
+        public = public - {"decode_layers"}  # every_call.py calls it on the CPU alone
     called = {call.name for call in every_call}
     assert not called & {*OTHERS} and public == called | {*OTHERS}
     for name in called:
