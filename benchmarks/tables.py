@@ -2,6 +2,8 @@
 
 Each of TABLES makes one from results/*.json; all others are results/tables/NAME.csv, as they were
 printed, under lines that say by what, where and when. pages.py puts them into the pages.
+
+Longer than 500 lines, because each table is some lines of its own.
 """
 
 from __future__ import annotations

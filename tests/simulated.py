@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import types
@@ -126,17 +125,26 @@ def _build_package(library: Path, folder: Path) -> Path:
     extension = build.write_ninja(package, toolchain, NAME, work)
     ninja = [str(Path(build.ninja.BIN_DIR) / "ninja"), "-C", str(work)]
     subprocess.run(ninja, check=True, capture_output=True)
-    # Renamed into place: another process may have the old one loaded.
-    shutil.copyfile(extension, work / "new.so")
-    os.replace(work / "new.so", folder / extension.name)
+    _place(folder / extension.name, extension.read_bytes())
     for path in package.python_files:
         target = folder / path.relative_to(ROOT / "torch-ext" / package.python_name)
         target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, target)
-    (folder / "_ops.py").write_text(_OPS_PY.format(runtime=str(simulator.runtime()), name=NAME))
+        _place(target, path.read_bytes())
+    ops_py = _OPS_PY.format(runtime=str(simulator.runtime()), name=NAME)
+    _place(folder / "_ops.py", ops_py.encode())
     metadata = {"id": NAME, "version": package.version, "backend": {"type": "cpu"}}
-    (folder / "metadata.json").write_text(json.dumps(metadata))
+    _place(folder / "metadata.json", json.dumps(metadata).encode())
     return folder
+
+
+def _place(path: Path, content: bytes) -> None:
+    """Writes a file that another process may be importing: it stays where it is the same, and is
+    never seen half written."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(content)
+    os.replace(new, path)
 
 
 # ---- Checked calls
