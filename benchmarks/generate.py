@@ -231,17 +231,24 @@ def step_seconds(
     return (*seconds, dict(names), layer)
 
 
-@torch.inference_mode()
-def measure(options: argparse.Namespace) -> list[dict]:
+def model_here(name: str, layers: int | None = None):
+    """A model of a name, whose answers do not end; a tiny one where there is no GPU."""
     device = end_to_end.load.choose().device
-    shape = dict(end_to_end.MODELS[options.model].shape)
+    shape = dict(end_to_end.MODELS[name].shape)
     if device.type != "cuda":
         shape.update(end_to_end.TINY, num_hidden_layers=2)
-    if options.layers:
-        shape["num_hidden_layers"] = options.layers
+    if layers:
+        shape["num_hidden_layers"] = layers
     torch.manual_seed(0)
-    model = end_to_end.make_model(options.model, shape, device)
+    model = end_to_end.make_model(name, shape, device)
     model.generation_config.eos_token_id = None
+    return model
+
+
+@torch.inference_mode()
+def measure(options: argparse.Namespace) -> list[dict]:
+    model = model_here(options.model, options.layers)
+    device = model.device
     rate = read_rate(device)
     cells = [(int(batch), int(context)) for batch in options.batches.split(",")
              for context in options.contexts.split(",")]  # fmt: skip

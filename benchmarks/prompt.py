@@ -70,13 +70,7 @@ def measure_cell(model, batch: int, tokens: int, kernels: bool) -> dict:
 
 @torch.inference_mode()
 def measure(options: argparse.Namespace) -> list[dict]:
-    device = end_to_end.load.choose().device
-    shape = dict(end_to_end.MODELS[options.model].shape)
-    if device.type != "cuda":
-        shape.update(end_to_end.TINY, num_hidden_layers=2)
-    torch.manual_seed(0)
-    model = end_to_end.make_model(options.model, shape, device)
-    model.generation_config.eos_token_id = None
+    model = generate.model_here(options.model)
     package = end_to_end.load.load(end_to_end.load.choose())
     rows: list[dict] = []
     sides = options.sides.split(",")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from kernels import Mode, kernelize, use_kernel_mapping
 from tiny_models import randomized
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SIZES = {
@@ -293,6 +294,30 @@ def test_what_a_graph_does_not_serve_is_asked(best_package, device, around):
             stack.enter_context(pytest.raises(RuntimeError, match="has no gradient"))
         model(**given, past_key_values=cache, use_cache=True)
     assert found == [0, 0]
+
+
+def test_a_tangent_of_a_prompt_is_refused(best_package, device):
+    model = quantised(best_package, device, "Llama", {})
+    best_package.models.use_decode_step(model)
+    given = prompt(device)
+    run(best_package, model, given)
+    rows = model.get_input_embeddings()(given.pop("input_ids")).detach()
+    run(best_package, model, {"inputs_embeds": rows, **given})
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="has no gradient"):
+        dual = forward_ad.make_dual(rows, torch.randn_like(rows))
+        run(best_package, model, {"inputs_embeds": dual, **given})
+
+
+def test_modules_that_nobody_has_looked_at_are_not_asked_once(best_package):
+    """Those of another model, which a hook calls."""
+    asking, seen, other = best_package.models.asked_once, torch.nn.Linear(2, 2), torch.nn.ReLU()
+    calls = []
+    with asking.asking_once(asking.answers_of([seen])):
+        assert [asking.asked_once(seen, lambda m: calls.append(m) or 7) for _ in range(3)] == [
+            7
+        ] * 3
+        assert asking.asked_once(other, calls.append) is None
+    assert calls == [seen] and asking.asked_once(seen, calls.append) is None
 
 
 def test_a_prompt_in_chunks_and_one_of_a_token(best_package, device):

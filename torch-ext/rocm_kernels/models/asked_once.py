@@ -8,7 +8,7 @@ is another, an answer is given once.
 
 import contextlib
 import threading
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, Optional
 
 import torch
 from torch import nn
@@ -16,17 +16,16 @@ from torch import nn
 from .hooks import is_capturing
 
 _here = threading.local()
+_NOT_YET = object()
 
 
-class Answers:
-    """Those of one state of a model."""
-
-    def __init__(self) -> None:
-        self.of: Dict[nn.Module, Any] = {}
+def answers_of(modules: Iterable[nn.Module]) -> Dict[nn.Module, Any]:
+    """No answers yet, of modules that have been looked at: others are not asked once."""
+    return dict.fromkeys(modules, _NOT_YET)
 
 
 @contextlib.contextmanager
-def asking_once(answers: Optional[Answers]) -> Iterator[None]:
+def asking_once(answers: Optional[Dict[nn.Module, Any]]) -> Iterator[None]:
     """Within, in this thread, :func:`asked_once` has these answers; None: it has none."""
     before = vars(_here).get("answers"), vars(_here).get("of_call")
     _here.answers, _here.of_call = answers, {}
@@ -38,15 +37,16 @@ def asking_once(answers: Optional[Answers]) -> Iterator[None]:
 
 def asked_once(module: nn.Module, ask: Callable[[nn.Module], Any]) -> Any:
     """``ask(module)``, of this call of the model or of an earlier one; None where nobody has looked
-    at the model, in a graph that torch compiles, and where transformers collects states."""
+    at the module, in a graph that torch compiles, and where transformers collects states."""
     if torch.compiler.is_compiling():
         return None
     answers = vars(_here).get("answers")
     if answers is None or is_capturing():
         return None
-    if module not in answers.of:
-        answers.of[module] = ask(module)
-    return answers.of[module]
+    answer = answers.get(module)
+    if answer is _NOT_YET:
+        answer = answers[module] = ask(module)
+    return answer
 
 
 def made_once(key: Any, make: Callable[[Any], Any]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import torch
 from torch import nn
 
-from .asked_once import Answers
+from .asked_once import answers_of
 from .hooks import is_called
 from .recorded_step import shares, sums_of
 
@@ -42,8 +42,9 @@ class LastFingerprint:
 
     def of(self, model: nn.Module) -> Tuple:
         if self.made is None or not self._is_kept(model):
-            self.made, self.answers = fingerprint(model), Answers()
+            self.made = fingerprint(model)
             self.modules = [*model.modules()]
+            self.answers = answers_of(self.modules)
             self.types = [*map(type, self.modules)]
             self.called = [*map(is_called, self.modules)]
             self.tables = [
