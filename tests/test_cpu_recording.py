@@ -3,6 +3,7 @@ threads. Whole steps are recorded in test_decode_step.py."""
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 
 def test_recording_changes_nothing(package):
@@ -106,6 +107,27 @@ def test_threads_that_stay_give_the_same_bits(package, threads):
             threads(count)
             assert torch.equal(result, out["h"])
     assert len(graph.steps) == 1
+
+
+def test_a_graph_may_end_while_another_is_traced(package):
+    """As a garbage collector ends it, amid anything: nothing of it is in what is traced, and its
+    program is freed before the next is made."""
+    graph_of = package.models.cpu_recording.CpuGraph
+    x, weight = torch.randn(2, 64), torch.randn(64)
+    graphs = [graph_of(lambda: package.rmsnorm(x, weight))]
+    (program,) = {step.args[0] for step in graphs[0].steps}
+
+    def traced(x):
+        graphs.clear()
+        return package.rmsnorm(x, weight)
+
+    found = make_fx(traced, tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+    assert not graphs and not any("program" in str(node.target) for node in found.graph.nodes)
+    assert torch.equal(found(x), package.rmsnorm(x, weight))
+    package.functional.ops.run_program(program, 0, 0)  # still there
+    graph_of(lambda: None)
+    with pytest.raises(RuntimeError, match="program must be one that is there"):
+        package.functional.ops.run_program(program, 0, 0)
 
 
 @pytest.mark.parametrize("count", [1, 3])

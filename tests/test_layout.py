@@ -242,3 +242,16 @@ def test_new_tensors_say_their_dtype_and_device():
             if not needed <= given and None not in given:
                 silent.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
     assert not silent
+
+
+def test_finalizers_call_no_op():
+    """They run amid anything, as a trace of torch.compile, which would take the op in."""
+    found = []
+    for path in sorted((ROOT / "torch-ext" / "rocm_kernels").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            ends = isinstance(node, ast.FunctionDef) and node.name == "__del__"
+            if isinstance(node, ast.Call) and "finalize" in ast.unparse(node.func):
+                ends = "ops." in ast.unparse(node)
+            if ends:
+                found.append(f"{path.name}:{node.lineno}: {ast.unparse(node)}")
+    assert not found

@@ -36,6 +36,10 @@ _aten = torch.ops.aten
 _OURS = add_op_namespace_prefix("").rstrip(":")
 _GUARDS = (_aten._assert_async.default, _aten._assert_async.msg)
 _here = threading.local()
+# Programs whose graphs are gone. A finalizer runs amid whatever this thread does: an op that it
+# calls would get into what torch.compile traces. So they are freed before the next is made.
+_ended: List[int] = []
+_freeing = threading.Lock()
 
 
 class NotAsRecorded(Exception):
@@ -52,8 +56,11 @@ class CpuGraph:
     this is: the tensors are of that mode. Ops are ``seen_by`` others before, sums by LateSums."""
 
     def __init__(self, run: Callable[[], None], *seen_by: ContextManager) -> None:
+        with _freeing:
+            while _ended:
+                ops.record_program(_ended.pop(), "free")
         program = ops.record_program(0, "new")
-        weakref.finalize(self, ops.record_program, program, "free")
+        weakref.finalize(self, _ended.append, program)
         recorder = _Recorder(program)
         _here.records = True
         try:
