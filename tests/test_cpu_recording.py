@@ -37,17 +37,21 @@ def test_recording_changes_nothing(package):
 def test_numbers_of_the_code_may_be_asked_for(package):
     """As torch.distributions checks its own; those of inputs, and of what has met them, may not."""
     graph_of = package.models.cpu_recording.CpuGraph
-    x, result = torch.randn(3), torch.zeros(3)
+    x, result, chosen = torch.randn(3), torch.zeros(3), torch.zeros(2)
 
     def fixed():
         spread = torch.distributions.Normal(0, 1).icdf(torch.tensor(0.9))
         result.copy_(x * spread if (torch.arange(3) * 2)[1].item() == 2 else x)
+        rows = torch.arange(3) > 0  # which of x, whatever x is
+        chosen.copy_(x[rows])
+        result[rows] += 1
 
     with torch.no_grad():  # inference mode does not show how tensors of numbers are made
         graph = graph_of(fixed)
         x.normal_()
         graph.replay()
-    torch.testing.assert_close(result, x * 1.2815516)
+    torch.testing.assert_close(result, x * 1.2815516 + torch.tensor([0.0, 1.0, 1.0]))
+    assert torch.equal(chosen, x[1:])
 
     def filled():
         mine = torch.zeros(3)
@@ -58,6 +62,7 @@ def test_numbers_of_the_code_may_be_asked_for(package):
         "input": lambda: x[0].item(), "sum": lambda: bool((x.sum() + torch.ones(1)) > 0),
         "filled": filled, "random": lambda: torch.rand(1).item(),
         "randomized": lambda: torch.zeros(1).normal_().item(), "shape": lambda: x[x > 0],
+        "chosen": lambda: (torch.arange(3) * 2)[x > 0],
     }  # fmt: skip
     for name, ask in asking.items():
         with pytest.raises(NotImplementedError, match=r"test_cpu_recording.py:\d+ takes numbers"):

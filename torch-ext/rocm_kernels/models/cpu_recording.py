@@ -156,10 +156,9 @@ class _Recorder(TorchDispatchMode):
             storages_of(tensors) <= self.fixed.keys()
             and torch.Tag.nondeterministic_seeded not in func.tags
         )
-        asks = func is _aten._local_scalar_dense.default
-        if _depends_on_numbers(func, args) and not (asks and is_fixed):
+        if not storages_of(_numbers_asked(func, args)) <= self.fixed.keys():
             raise NotImplementedError(
-                f"{_place_of_caller()} takes numbers out of a tensor, or a shape, by {func}"
+                f"{place_of_caller()} takes numbers out of a tensor, or a shape, by {func}"
             )
         if func in _GUARDS:
             if any(call.written - self.made for call in self.calls):
@@ -243,23 +242,23 @@ def _ask(function: Any, args: Tuple, kwargs: Dict[str, Any]) -> None:
         raise NotAsRecorded(str(error).splitlines()[0]) from None
 
 
-def _depends_on_numbers(func: Any, args: Tuple) -> bool:
-    """Whether a result is a number of Python's, or of a shape that numbers tell."""
+def _numbers_asked(func: Any, args: Tuple) -> List[torch.Tensor]:
+    """The tensors whose numbers become one of Python's, or tell a shape."""
     if func is _aten.index.Tensor:
         chosen = (torch.bool, torch.uint8)
-        return any(index is not None and index.dtype in chosen for index in args[1])
-    tags = func.tags
-    return (
-        torch.Tag.data_dependent_output in tags
-        or torch.Tag.dynamic_output_shape in tags
+        return [index for index in args[1] if index is not None and index.dtype in chosen]
+    asks = (
+        torch.Tag.data_dependent_output in func.tags
+        or torch.Tag.dynamic_output_shape in func.tags
         or func is _aten.is_nonzero.default  # seen in inference mode alone
     )
+    return tensors_in(args) if asks else []
 
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
-def _place_of_caller() -> str:
+def place_of_caller() -> str:
     """The line of a model's code that runs."""
     frame = sys._getframe(1)
     while frame.f_back is not None and (
