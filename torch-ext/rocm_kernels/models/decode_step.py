@@ -422,7 +422,7 @@ class _DecodeStep:
             storage.steps[kind] = None
             return self._pass_on("the first step of its kind", kwargs, forward)
         step = storage.steps[kind]
-        if step is None:
+        if step is None or not (isinstance(step, str) or step.is_for_length_of(kwargs)):
             # With the storage's own cache: what is recorded outlives the one that was lent.
             lasting = cache if storage.cache is None else storage.cache
             step = storage.steps[kind] = self._record(lasting, cache_name, others, forward)

@@ -30,10 +30,11 @@ from torch.utils._pytree import tree_leaves
 from ..functional.product import settled
 from .ahead import asking_ahead
 from .aside import Aside, may_branch
-from .cpu_recording import CpuGraph
+from .cpu_recording import CpuGraph, place_of_caller
 from .late_sums import LateSums
 from .layer_stacks import LayerStacks, handed_out, takes_stacks
 from .probe_stacks import why_no_stacks
+from .step_length import Lengths
 
 _CACHE = object()  # stands in a recorded result for the cache of the call
 
@@ -80,14 +81,20 @@ class RecordedStep:
         self.kept = [*tensors_of(model), *map(sums_of, model.modules())]
 
     def _run(self, forward: Callable[..., Any], cache: Any, cache_name: str) -> None:
-        with _in_place(self.attributes), _Looks() as looks:
+        with _in_place(self.attributes), _Looks() as looks, Lengths(cache) as lengths:
             outputs = forward(**self.inputs, **{cache_name: cache})
+        self.lengths = cache_name, *lengths.bounds
         self.seen = looks.seen | {id(leaf) for leaf in tree_leaves(outputs)}
         self.outputs = _changed(outputs, handed_out, lambda _: _CACHE)
 
+    def is_for_length_of(self, kwargs: Dict[str, Any]) -> bool:
+        """Whether the model's code asks of a length what it asked of the recorded one's."""
+        cache, least, beyond = self.lengths
+        return least <= getattr(kwargs.get(cache), "tokens", 0) < beyond
+
     def fits(self, kwargs: Dict[str, Any]) -> bool:
         """Whether a call's arguments, a cache among them, are of the kind that was recorded."""
-        if len(kwargs) != len(self.inputs) + 1:
+        if len(kwargs) != len(self.inputs) + 1 or not self.is_for_length_of(kwargs):
             return False
         for name, place in self.inputs.items():
             value = kwargs.get(name, _CACHE)
@@ -177,8 +184,11 @@ class _Looks(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Tuple = (), kwargs: Any = None
     ) -> Any:
-        if func in _NUMBERS:
-            raise NotImplementedError(f"it takes numbers out of a tensor, by {func.__name__}")
+        # Of a GPU's a graph cannot be told any.
+        if func in _NUMBERS or (func in _NUMBER and args[0].device.type != "cpu"):
+            raise NotImplementedError(
+                f"{place_of_caller()} takes numbers out of a tensor, by {func.__name__}"
+            )
         self.seen.update(
             id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
         )
@@ -186,6 +196,10 @@ class _Looks(TorchFunctionMode):
 
 
 _NUMBERS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
+_NUMBER = (
+    torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__index__,
+    torch.Tensor.__float__,
+)  # fmt: skip
 
 
 def _record(
