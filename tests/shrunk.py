@@ -160,6 +160,7 @@ def tiny_of(kind, table="CAUSAL_LM"):
     if size > 3e7:
         raise ValueError(f"{size:,} weights are not tiny")
     config._attn_implementation = "eager"
+    config.use_cache = True
     # What randomized would change may be more than weights: rates and states of recurrences.
     model = architecture(config)
     kept = {name: each.clone() for name, each in model.named_parameters() if each.dim() < 2}

@@ -76,7 +76,7 @@ def test_positions_that_begin_at_the_length(lengths, monkeypatch):
 
 ASKED = {
     "gt": lambda x: x > 9, "ge": lambda x: x >= 9, "lt": lambda x: x < 9, "le": lambda x: x <= 9,
-    "eq": lambda x: x == 9, "ne": lambda x: x != 9, "number first": lambda x: 9 < x + 1 + 1,
+    "eq": lambda x: x == 9, "ne": lambda x: x != 9, "number first": lambda x: max(9, x + 2) == 9,
     "more": lambda x: 2 + x > 9, "less": lambda x: x - 3 > 9, "itself": lambda x: bool(x),
     "largest": lambda x: max(x, 9) is x, "both": lambda x: x > 4 and x < 12,
     "what is left": lambda x: 20 - x - 1 > 9, "none left": lambda x: max(0, 9 - (x + 2)) == 0,

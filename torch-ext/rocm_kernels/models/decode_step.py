@@ -39,14 +39,14 @@ from . import greedy
 from .asked_once import asking_once
 from .attention import use_attention
 from .cpu_recording import NotAsRecorded
-from .growing_cache import OtherRows, growing_cache
+from .growing_cache import OtherRows, growing_cache, room_for
 from .hooks import is_called
 from .late_stop import are_theirs, looking_late, teach_transformers
 from .model_state import LastFingerprint, States, attentions_of
 from .probe_step import why_not_in_place
 from .recorded_step import RecordedStep, first_line, kind_of
-from .step_arguments import can_be_given, has_gaps, shape_of_tokens, stays_in_place
-from .step_storage import Storage, make_ready, name_of_cache
+from .step_arguments import can_be_given, has_gaps, is_unwritten, shape_of_tokens, stays_in_place
+from .step_storage import Storage, autocast_dtype, make_ready, name_of_cache, with_padded_mask
 from .tensor_parallel import is_divided
 
 _SPARE = 512  # tokens that a new cache has room for beyond its prompt
@@ -77,6 +77,7 @@ def use_decode_step(
         model: a causal language model of transformers, on one device.
         max_cache_len: tokens of a sequence, prompt and answer, that a cache has room for from the
             beginning. None: the prompt and 512 more, and twice the room whenever it is used up.
+            No more than the model has positions for, until more are needed.
         kv_cache_dtype: ``"auto"``, the model's, or ``"fp8"``, for caches that are made here.
 
     Raises:
@@ -103,8 +104,9 @@ def use_decode_step(
     put_back_attention = attentions_of(model)
     use_attention(model)
     step = _DecodeStep(model, max_cache_len, kv_cache_dtype == "fp8")
-    why = why_not_in_place(model, step.inner, lambda room: growing_cache(model, room, step.in_fp8))
-    if why is not None:
+    why = why_not_in_place(model, step.inner, step.new_cache)
+    step.pads_masks = why is not None
+    if step.pads_masks and why_not_in_place(model, step.inner, step.new_cache, pads_masks=True):
         step.put_back()
         put_back_attention()
         raise ValueError(
@@ -136,6 +138,7 @@ class _DecodeStep:
     def __init__(self, model: nn.Module, max_cache_len: Optional[int], in_fp8: bool) -> None:
         self.model, self.max_cache_len, self.in_fp8 = model, max_cache_len, in_fp8
         self.before = vars(model).get("forward")  # None: its class's own
+        self.pads_masks = False  # to a column for each row of the cache
         self.__signature__ = inspect.signature(model.forward)
         # generate would compile a step with a static cache.
         config = model.generation_config
@@ -159,7 +162,8 @@ class _DecodeStep:
 
     def __getstate__(self) -> Dict[str, Any]:
         names = (
-            "model", "max_cache_len", "in_fp8", "before", "__signature__", "compiled_before",
+            "model", "max_cache_len", "in_fp8", "before", "pads_masks", "__signature__",
+            "compiled_before",
         )  # fmt: skip
         return {name: vars(self)[name] for name in names}
 
@@ -174,7 +178,12 @@ class _DecodeStep:
         else:
             self.model.forward = self.before
 
+    def new_cache(self, room: int) -> Any:
+        return growing_cache(self.model, room, self.in_fp8)
+
     def inner(self, *args: Any, **kwargs: Any) -> Any:
+        if self.pads_masks:
+            kwargs = with_padded_mask(kwargs)
         if self.before is None:
             return type(self.model).forward(self.model, *args, **kwargs)
         return self.before(*args, **kwargs)
@@ -331,15 +340,9 @@ class _DecodeStep:
     # ---- caches
 
     def _is_fresh(self, cache: Any) -> bool:
-        """A dynamic cache that generate has made, and nobody has written to yet."""
-        return (
-            type(cache).__name__ == "DynamicCache"
-            and not self.other_rows
-            and not getattr(cache, "_is_user_defined", False)
-            and not getattr(cache, "offloading", False)
-            and not any(getattr(layer, "is_initialized", False) for layer in cache.layers)
-            and not torch.is_grad_enabled()
-            and not self.model.training
+        """A cache that generate has made, which may become a growing one."""
+        return is_unwritten(cache) and not (
+            self.other_rows or torch.is_grad_enabled() or self.model.training
         )
 
     def _look_at_model(self) -> None:
@@ -352,20 +355,15 @@ class _DecodeStep:
     def _give_storage(self, cache: Any, batch: int, rows: int) -> None:
         """Has an empty cache be a storage's that nobody holds, or a new one's."""
         storage, self.free = self.free, None
-        autocast = _autocast(self.device)
-        if (
-            storage is not None
-            and storage.cache.batch == batch
-            and storage.cache.room > rows
-            and storage.autocast == autocast
-        ):
+        if storage is not None and storage.serves(batch, rows, self.device):
             storage.cache.reset()
         else:
             del storage  # its memory is wanted
-            room = max(rows + _SPARE, self.max_cache_len or 0)
-            storage = Storage(growing_cache(self.model, room, self.in_fp8))
+            config = self.model.config.get_text_config(decoder=True)
+            room = room_for(config, rows + 1, max(rows + _SPARE, self.max_cache_len or 0))
+            storage = Storage(self.new_cache(room))
             storage.cache.storage = storage
-            storage.autocast = autocast
+            storage.autocast = autocast_dtype(self.device)
         storage.lend_to(cache)
         weakref.finalize(cache, self._take_back, storage, self.model_was)
 
@@ -486,12 +484,6 @@ def _stand_before_sample() -> None:
         return theirs(model, *args, **kwargs)
 
     mixin._sample = sample
-
-
-def _autocast(device: torch.device) -> Any:
-    """What says of which type keys and values of the same model are."""
-    on = torch.is_autocast_enabled(device.type)
-    return torch.get_autocast_dtype(device.type) if on else None
 
 
 def _has_graphs(device: torch.device) -> bool:

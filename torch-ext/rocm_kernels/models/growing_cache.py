@@ -36,6 +36,14 @@ def growing_cache(model: torch.nn.Module, room: int, in_fp8: bool) -> Any:
     return cache
 
 
+def room_for(config: Any, tokens: int, room: int) -> int:
+    """The room of a cache that gets so many tokens: no more than a model has positions for, as long
+    as they suffice. Some add biases to all rows of a cache, out of a table that is no longer."""
+    named = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    positions = next((most for most in named if isinstance(most, int)), 0)
+    return max(tokens, min(room, positions) if tokens <= positions else room)
+
+
 @functools.cache
 def _classes() -> Tuple[type, type]:
     theirs = importlib.import_module("transformers.cache_utils")
@@ -154,8 +162,8 @@ def _classes() -> Tuple[type, type]:
             return new
 
         def grow(self, tokens: int) -> None:
-            """Has room for as many tokens, at least twice what there was."""
-            room = max(tokens, 2 * self.room)
+            """Has room for as many tokens, and for twice what there was, or all that may come."""
+            room = room_for(self.config, tokens, max(tokens, 2 * self.room))
             for layer in self.layers:
                 layer.grow(room, self.tokens)
 

@@ -26,10 +26,16 @@ _PROMPT, _STEP = (0, 1, 2), (3,)
 
 
 def why_not_in_place(
-    model: nn.Module, forward: Callable[..., Any], make: Callable[..., Any]
+    model: nn.Module,
+    forward: Callable[..., Any],
+    make: Callable[..., Any],
+    pads_masks: bool = False,
 ) -> Optional[str]:
     """Why a model's steps cannot use the caches that ``make(room)`` makes; None: they can, or the
-    model cannot be asked, since it needs more than tokens, trains, or is watched by hooks."""
+    model cannot be asked, since it needs more than tokens, trains, or is watched by hooks.
+
+    pads_masks: ``forward`` gives masks a column for each row of such a cache.
+    """
     if model.training or any(map(is_called, model.modules())):
         return None
     if any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()):
@@ -56,7 +62,8 @@ def why_not_in_place(
             has_windows = "sliding_attention" in kinds and config._attn_implementation == ATTENTION
             if has_windows and not any(mask.window for mask in masks):
                 return "its windows are its cache's alone: it makes no mask of them"
-            if any((mask.columns or 0) > sum(map(len, calls)) for mask in masks):
+            most = cache.room if pads_masks else sum(map(len, calls))
+            if any((mask.columns or 0) > most for mask in masks):
                 return "it makes a mask of more than its tokens"
             cache.reset()
             _fill(cache)

@@ -22,6 +22,16 @@ def has_gaps(mask: Any) -> bool:
     return bool(((real.cumsum(1) > 0) & ~real).any())
 
 
+def is_unwritten(cache: Any) -> bool:
+    """A dynamic cache that generate has made, and nobody has written to yet."""
+    return (
+        type(cache).__name__ == "DynamicCache"
+        and not getattr(cache, "_is_user_defined", False)
+        and not getattr(cache, "offloading", False)
+        and not any(getattr(layer, "is_initialized", False) for layer in cache.layers)
+    )
+
+
 def stays_in_place(cache: Any) -> bool:
     """Whether a cache of the caller's keeps its tensors, and all that it counts in them."""
     theirs = sys.modules["transformers.cache_utils"]

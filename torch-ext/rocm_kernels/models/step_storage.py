@@ -3,6 +3,9 @@
 import operator
 from typing import Any, Dict, List, Optional, Tuple
 
+import torch
+from torch import nn
+
 from .recorded_step import RecordedStep
 
 NAMES_OF_CACHE = ("past_key_values", "cache")  # 5.24 renames the argument
@@ -25,6 +28,12 @@ class Storage:
         self.has_gaps = False  # its answer's padding lies between tokens
         self.read: List[Any] = []
         self.model_was: Optional[Tuple] = None
+
+    def serves(self, batch: int, rows: int, device: torch.device) -> bool:
+        """Whether another answer may have it, to a prompt of so many sequences and rows."""
+        cache = self.cache
+        alike = cache.batch == batch and self.autocast == autocast_dtype(device)
+        return alike and cache.room > rows
 
     def lend_to(self, cache: Any) -> None:
         """An empty dynamic cache becomes the storage's. It stays the object that its maker may
@@ -68,3 +77,19 @@ def name_of_cache(kwargs: Dict[str, Any]) -> Optional[str]:
         if kwargs.get(name) is not None:
             return name
     return None
+
+
+def with_padded_mask(kwargs: Dict[str, Any]) -> Dict[str, Any]:
+    """A call's arguments, its mask of padding with a column for each row of a growing cache: for
+    models that make biases as long as their mask."""
+    cache, mask = kwargs.get(name_of_cache(kwargs) or ""), kwargs.get("attention_mask")
+    if not hasattr(cache, "grow") or not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+        return kwargs
+    more = max(0, cache.room - mask.shape[1])
+    return {**kwargs, "attention_mask": nn.functional.pad(mask, (0, more))}
+
+
+def autocast_dtype(device: torch.device) -> Optional[torch.dtype]:
+    """What says of which type keys and values of the same model are."""
+    on = torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if on else None
