@@ -43,8 +43,8 @@ RULES = [
         (r".*mamba_(n_|num_)?heads|mamba_chunk_size|mamba_dt_rank|time_step_rank|block_size", 8),
         (r"rotary_dim|patch_size", 8),
         (r"mamba_n_groups|n_groups", 1), (r"mamba_d_ssm", 128), (r"linear_num_value_heads", 4),
-        (r"linear_num_key_heads|index_n_heads", 2), (r"index_head_dim|image_size", 32),
-        (r"index_topk", 256), (r"num_nextn_predict_layers", 0),
+        (r"linear_num_key_heads", 2), (r"index_n_heads", 16), (r"index_head_dim|image_size", 32),
+        (r"index_topk", 4), (r"num_nextn_predict_layers", 0),
     )
 ]  # fmt: skip
 IDS = {
@@ -69,6 +69,10 @@ OTHERS = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "longcat_flash": {"head_dim": 16, "qk_head_dim": 32},
     "mamba2": {"num_heads": 8, "head_dim": 16},
+    "minimax_m3_vl_text": {
+        "layer_types": ["minimax_m3_sparse", "full_attention"], "index_block_size": 2,
+        "index_topk_blocks": 2, "index_n_heads": 2,
+    },
     "reformer": {
         "axial_pos_embds_dim": (16, 48), "axial_pos_shape": (16, 16),
         "attn_layers": ["local", "lsh"],

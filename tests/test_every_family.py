@@ -21,7 +21,7 @@ NOT_BUILT = {
 SAMPLE = [
     "bloom",  # has biases as long as its mask
     "cpmant",  # has biases as long as its prompt, and its steps are prompts
-    "deepseek_v32",  # cuts its mask: an index chooses keys
+    "deepseek_v32",  # an index chooses keys
     "deepseek_v4",  # joins masks
     "doge",  # adds to its mask
     "git",  # adds its mask to the scores itself, and makes room in it for an image
@@ -120,6 +120,9 @@ def test_kernelized(package, run_kernelized, model):
     if kind == "xlnet":
         pytest.skip("multiplies float32 by bfloat16, which torch refuses")
     model = model.bfloat16()
+    for module in model.modules():
+        if hasattr(module, "index_topk"):  # a rounding chooses other keys
+            module.index_topk = 256
     package.models.quantize_model_(model, activations="none")
     expected = answer(model)
     # Phi's router compares its scores with a bound: a rounding chooses other experts.
@@ -134,6 +137,22 @@ def test_the_name_with_flash_says_what_it_cannot_do(package):
     model.set_attn_implementation("rocm_kernels_flash_attention_2")
     with pytest.raises(ValueError, match="got one with DeepseekV32Config, which transformers does"):
         answer(model)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v32", "minimax_m3_vl_text"])
+def test_an_attention_that_chooses_keys_is_transformers_own(package, kind):
+    """It would tell ours which, by an argument that ours has not, and see all the others too. One
+    that has no such layer is ours."""
+    model = tiny_of(kind)
+    package.models.use_attention(model)
+    assert model.config._attn_implementation == "sdpa"
+    model.set_attn_implementation("rocm_kernels")
+    with pytest.raises(ValueError, match=r"which chooses keys by (block_)?indices: call use_att"):
+        answer(model)
+    if kind == "minimax_m3_vl_text":
+        model.config.layer_types = ["full_attention"] * 2
+        package.models.use_attention(model)
+        assert model.config._attn_implementation == "rocm_kernels"
 
 
 @pytest.mark.slow

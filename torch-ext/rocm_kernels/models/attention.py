@@ -37,7 +37,7 @@ from ..functional import (
 )
 from ..functional.gradients import needs_gradient
 from ..functional.kvcache import turned_by_attention
-from .attention_traits import traits_of
+from .attention_traits import require_no_chosen_keys, theirs_for, traits_of
 from .cpu_recording import is_recording
 
 ATTENTION = "rocm_kernels"
@@ -55,7 +55,8 @@ def use_attention(model: Optional[nn.Module] = None) -> None:
     batching (``generate_batch``).
 
     Args:
-        model: a transformers model, which gets the first name; None: no model changes.
+        model: a transformers model, which gets the first name; that of transformers' own if it has
+            layers that choose keys (DeepSeek V3.2). None: no model changes.
 
     Raises:
         ImportError: transformers is not installed, or makes masks in another way than 5.22 does.
@@ -71,11 +72,10 @@ def use_attention(model: Optional[nn.Module] = None) -> None:
             "transformers must make masks from q_offset and q_length, and look flash attention up "
             "in _lazy_imports, as 5.22 to 5.24 do; this version does not: use one of those"
         )
-    modeling.AttentionInterface.register(ATTENTION, attend)
+    functions = modeling.AttentionInterface
+    functions.register(ATTENTION, attend)
     masks.AttentionMaskInterface.register(ATTENTION, make_mask)
-    modeling.AttentionInterface.register(
-        FLASH_ATTENTION, modeling.AttentionInterface._global_mapping["flash_attention_2"]
-    )
+    functions.register(FLASH_ATTENTION, functions._global_mapping["flash_attention_2"])
     masks.AttentionMaskInterface.register(FLASH_ATTENTION, _make_flash_mask)
     _serve_flash_name(flash)
     if model is not None:
@@ -84,7 +84,7 @@ def use_attention(model: Optional[nn.Module] = None) -> None:
             taken = getattr(type(module), "_compatible_flash_implementations", None) or []
             if FLASH_ATTENTION not in taken and any("flash-attn3" in name for name in taken):
                 taken.append(FLASH_ATTENTION)
-        model.set_attn_implementation(ATTENTION)
+        model.set_attn_implementation(theirs_for(model) or ATTENTION)
 
 
 def delegated_attention() -> Dict[str, str]:
@@ -341,14 +341,14 @@ def attend(
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """transformers' attention function: ``[batch, heads, rows, D]`` to ``[batch, rows, heads,
     Dv]``, and None for the probabilities, which nobody keeps."""
+    require_no_chosen_keys(module, kwargs)
     pattern = pattern_of(attention_mask)
     k_descale, v_descale = vars(module).get("cache_scales", (None, None))
     why = _why_not(query, key, value, attention_mask, dropout, s_aux, kwargs)
     if append is not None and (why is not None or pattern is None):
         append()
     if why is not None:
-        if not torch.compiler.is_compiling():
-            _note(type(module).__name__, why)
+        _note(type(module).__name__, why)
         if pattern is not None:
             attention_mask = _written_out(attention_mask, pattern, query.shape[2], key.shape[2])
         if key.dtype in FP8_DTYPES:
@@ -439,7 +439,7 @@ def widened(
 
 
 def _note(name: str, why: str) -> None:
-    if _DELEGATED.get(name) != why:
+    if not torch.compiler.is_compiling() and _DELEGATED.get(name) != why:
         _DELEGATED[name] = why
         _log.info("%s is computed by transformers: %s", name, why)
 

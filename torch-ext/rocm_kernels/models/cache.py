@@ -15,6 +15,7 @@ from torch import nn
 
 from ..functional import native_fp8_dtype
 from .attention import ATTENTION
+from .attention_traits import theirs_for
 
 _Scales = Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]
 
@@ -56,7 +57,8 @@ def _require_attention(model: nn.Module) -> None:
     if config.is_encoder_decoder or config._attn_implementation != ATTENTION:
         raise ValueError(
             f"model must be a decoder with the attention {ATTENTION!r}, which reads FP8, got "
-            f"{type(model).__name__} with {config._attn_implementation!r}: call use_attention"
+            f"{type(model).__name__} with {config._attn_implementation!r}"
+            + ("" if theirs_for(model) else ": call use_attention")
         )
 
 

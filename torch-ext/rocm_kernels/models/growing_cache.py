@@ -11,11 +11,12 @@ import copy
 import copyreg
 import functools
 import importlib
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 
 from .attention import widened
+from .attention_traits import PLAIN
 from .cache import Place, hold_in_fp8
 
 
@@ -27,7 +28,7 @@ def growing_cache(model: torch.nn.Module, room: int, in_fp8: bool) -> Any:
     """An empty transformers ``Cache`` with room for as many tokens a sequence.
 
     Raises:
-        NotImplementedError: a layer of the model keeps states that are no keys and values, such as
+        NotImplementedError: a layer of the model keeps states that are not of a token each, such as
             linear attention's: they cannot be taken back where a step is recorded.
     """
     cache = _classes()[0](model.config.get_text_config(decoder=True), room)
@@ -57,19 +58,20 @@ def _classes() -> Tuple[type, type]:
 
         def __init__(self, config: Any, room: int) -> None:
             kinds, _ = theirs.get_layer_types_and_kwargs(config)
-            known = {"full_attention", "sliding_attention", "chunked_attention"}
-            if not set(kinds) <= known:
-                raise NotImplementedError(
-                    f"layers must keep keys and values alone ({', '.join(sorted(known))}), got "
-                    f"{', '.join(sorted(set(kinds) - known))}"
-                )
             # Windows too have all their keys: what a query sees is the mask's.
-            super().__init__(layers=[GrowingLayer(room) for _ in kinds])
+            known = dict.fromkeys(PLAIN, GrowingLayer)
+            known["indexed_attention"] = GrowingIndexedLayer
+            if not set(kinds) <= known.keys():
+                raise NotImplementedError(
+                    f"layers must keep rows of tokens alone ({', '.join(sorted(known))}), got "
+                    f"{', '.join(sorted(set(kinds) - known.keys()))}"
+                )
+            super().__init__(layers=[known[kind](room) for kind in kinds])
             self.config = config
             self.tokens = 0
             self.idle = True
             self.positions = None
-            self.first = None  # the layer that is written first in each forward
+            self.first = None  # the layer, and of it what is written first in each forward
             self.rows = 0  # that the last forward has written
             self.length = _lasting(lambda: torch.zeros((), dtype=torch.int64, device="cpu"))
 
@@ -90,18 +92,24 @@ def _classes() -> Tuple[type, type]:
             *args: Any,
             **kwargs: Any,
         ) -> Tuple[torch.Tensor, torch.Tensor]:
-            self._begin(layer_idx, keys.shape[-2], keys.device)
+            self._begin(layer_idx, "keys", keys.shape[-2], keys.device)
             layer = self.layers[layer_idx]
             layer.cumulative_length, layer.positions = self.length, self.positions
             return layer.update(keys, values)
 
-        def _begin(self, layer_idx: int, count: int, device: torch.device) -> None:
+        def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+            rows = indexer_key_states.shape[1]
+            self._begin(layer_idx, "indexer_keys", rows, indexer_key_states.device)
+            self.layers[layer_idx].positions = self.positions
+            return self.layers[layer_idx].update_indexer(indexer_key_states)
+
+        def _begin(self, layer_idx: int, what: str, count: int, device: torch.device) -> None:
             """Once in each forward: all layers write at the same places."""
             self.idle = False
             if self.first is None:
-                self.first = layer_idx
+                self.first = layer_idx, what
                 self.length = _lasting(lambda: self.length.to(device))
-            if layer_idx == self.first:
+            if (layer_idx, what) == self.first:
                 if self.tokens + count > self.room:
                     raise OtherRows(f"it writes {count} rows where {self.room - self.tokens} are")
                 self.rows = count
@@ -116,7 +124,7 @@ def _classes() -> Tuple[type, type]:
         def place(self, layer_idx: int, keys: torch.Tensor, values: torch.Tensor) -> Place:
             """Where another op may write keys and values ``[batch, rows, KV heads, D]``, in place
             of ``update``."""
-            self._begin(layer_idx, keys.shape[1], keys.device)
+            self._begin(layer_idx, "keys", keys.shape[1], keys.device)
             layer = self.layers[layer_idx]
             if not layer.is_initialized:
                 layer.cumulative_length = self.length
@@ -136,7 +144,7 @@ def _classes() -> Tuple[type, type]:
         @property
         def batch(self) -> Optional[int]:
             """How many sequences it holds; None: nobody has written to it."""
-            return getattr(self.layers[self.first or 0], "batch_size", None)
+            return getattr(self.layers[self.first[0] if self.first else 0], "batch_size", None)
 
         def takes(self, layer_idx: int, dtype: torch.dtype) -> bool:
             """Whether a layer holds keys and values of a type, or in FP8, or none yet."""
@@ -157,8 +165,12 @@ def _classes() -> Tuple[type, type]:
         def as_dynamic(self) -> Any:
             new = theirs.DynamicCache(config=self.config)
             for i, (keys, values, _) in enumerate(self):
-                if self.layers[i].is_initialized:
+                layer = self.layers[i]
+                if layer.is_initialized:
                     new.update(keys.clone(), values.clone(), i)
+                choosing = vars(layer).get("indexer_keys")
+                if choosing is not None:
+                    new.update_indexer(choosing[:, 0, : keys.shape[2]].clone(), i)
             return new
 
         def grow(self, tokens: int) -> None:
@@ -199,6 +211,11 @@ def _classes() -> Tuple[type, type]:
         grows = is_croppable = True
         positions = None
 
+        def held(self) -> Dict[str, torch.Tensor]:
+            """``[batch, heads, rows, D]`` by the name of each."""
+            names = ("keys", "values", "indexer_keys") if self.is_initialized else ()
+            return {n: vars(self)[n] for n in names if vars(self).get(n) is not None}
+
         def lazy_initialization(self, keys: torch.Tensor, values: torch.Tensor) -> None:
             length = self.cumulative_length
             # Not inference tensors: the next call may not be in inference mode.
@@ -224,19 +241,29 @@ def _classes() -> Tuple[type, type]:
                 return new
 
             self.max_cache_len = room
-            if self.is_initialized:
-                self.keys = _lasting(lambda: larger(self.keys))
-                self.values = _lasting(lambda: larger(self.values))
+            vars(self).update(_lasting(lambda: {n: larger(old) for n, old in self.held().items()}))
 
         def replace(self, change: Any) -> None:
-            old = self.keys, self.values
-            new = _lasting(lambda: tuple(change(states) for states in old))
-            if new[0].shape == old[0].shape:
-                for states, changed in zip(old, new):
-                    states.copy_(changed)
-                return
-            self.keys, self.values = new
+            for name, old in self.held().items():
+                new = _lasting(lambda old=old: change(old))
+                if new.shape == old.shape:
+                    old.copy_(new)
+                else:
+                    setattr(self, name, new)
             self.batch_size = self.keys.shape[0]
+
+    class GrowingIndexedLayer(GrowingLayer):
+        """Also keeps a key of each token by which others are chosen."""
+
+        indexer_keys: Optional[torch.Tensor] = None
+
+        def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
+            states = indexer_key_states[:, None]
+            if self.indexer_keys is None:
+                shape = (states.shape[0], 1, self.max_cache_len, states.shape[3])
+                self.indexer_keys = _lasting(lambda: states.new_zeros(shape))
+            self.indexer_keys.index_copy_(2, self.positions, states)
+            return self.indexer_keys[:, 0]
 
     return GrowingCache, GrowingLayer
 

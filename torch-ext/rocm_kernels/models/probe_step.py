@@ -106,7 +106,7 @@ def _fill(cache: Any) -> None:
     # Not on a default device of the caller's.
     options = {"generator": torch.Generator().manual_seed(1), "device": "cpu"}
     for layer in cache.layers:
-        for states in (layer.keys, layer.values) if layer.is_initialized else ():
+        for states in layer.held().values():
             if states.dtype == torch.uint8:
                 numbers = torch.randint(0x40, 0x58, states.shape, **options)
             else:
