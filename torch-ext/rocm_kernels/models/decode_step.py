@@ -82,7 +82,7 @@ def use_decode_step(
 
     Raises:
         ValueError: the model cannot be served, and is left as it was.
-        NotImplementedError: likewise; a layer keeps other states than keys and values.
+        NotImplementedError: likewise; a layer's cache is of a kind that is not known here.
     """
     if kv_cache_dtype not in ("auto", "fp8"):
         raise ValueError(f"kv_cache_dtype must be 'auto' or 'fp8', got {kv_cache_dtype!r}")

@@ -86,8 +86,8 @@ def answer(
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     token = _choose(outputs.logits, **rules)
     del outputs
-    if late_stop.runs_ahead(device):
-        kept = getattr(cache, "_is_user_defined", False)
+    kept = getattr(cache, "_is_user_defined", False)
+    if late_stop.runs_ahead(device) and (cache.is_croppable or not kept):
         check = utils.DeferredStopCheck(input_ids, most, cache, kept, streamer)
     else:
         check = utils.StopCheck(streamer)

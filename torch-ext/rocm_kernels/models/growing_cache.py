@@ -19,6 +19,11 @@ from .attention import widened
 from .attention_traits import PLAIN
 from .cache import Place, hold_in_fp8
 
+_OF_STATES = (
+    "conv_states", "recurrent_states", "is_conv_states_initialized",
+    "is_recurrent_states_initialized", "has_previous_state", "conv_kernel_size",
+)  # fmt: skip
+
 
 class OtherRows(RuntimeError):
     """A layer keeps other rows than the model has tokens: an image's, or a prompt of its own."""
@@ -28,8 +33,8 @@ def growing_cache(model: torch.nn.Module, room: int, in_fp8: bool) -> Any:
     """An empty transformers ``Cache`` with room for as many tokens a sequence.
 
     Raises:
-        NotImplementedError: a layer of the model keeps states that are not of a token each, such as
-            linear attention's: they cannot be taken back where a step is recorded.
+        NotImplementedError: a layer of the model keeps what is not known here, or none counts
+            tokens.
     """
     cache = _classes()[0](model.config.get_text_config(decoder=True), room)
     if in_fp8:
@@ -57,16 +62,25 @@ def _classes() -> Tuple[type, type]:
         is_compileable = False  # or generate would compile the step, and make masks for it
 
         def __init__(self, config: Any, room: int) -> None:
-            kinds, _ = theirs.get_layer_types_and_kwargs(config)
+            kinds, options = theirs.get_layer_types_and_kwargs(config)
             # Windows too have all their keys: what a query sees is the mask's.
             known = dict.fromkeys(PLAIN, GrowingLayer)
             known["indexed_attention"] = GrowingIndexedLayer
+            known["hybrid"] = HybridLayer
+            rows = set(known)
+            known.update(dict.fromkeys(("linear_attention", "conv", "mlp", "moe"), StatesLayer))
             if not set(kinds) <= known.keys():
                 raise NotImplementedError(
-                    f"layers must keep rows of tokens alone ({', '.join(sorted(known))}), got "
-                    f"{', '.join(sorted(set(kinds) - known.keys()))}"
+                    f"layers must be of kinds that are known here ({', '.join(sorted(known))}), "
+                    f"got {', '.join(sorted(set(kinds) - known.keys()))}"
                 )
-            super().__init__(layers=[known[kind](room) for kind in kinds])
+            if not rows & {*kinds}:
+                raise NotImplementedError(
+                    f"layers must count tokens, some of them ({', '.join(sorted(rows))}), got "
+                    f"{', '.join(sorted({*kinds}))} alone"
+                )
+            given = zip(kinds, options)
+            super().__init__(layers=[known[kind](room, **others) for kind, others in given])
             self.config = config
             self.tokens = 0
             self.idle = True
@@ -166,11 +180,13 @@ def _classes() -> Tuple[type, type]:
             new = theirs.DynamicCache(config=self.config)
             for i, (keys, values, _) in enumerate(self):
                 layer = self.layers[i]
-                if layer.is_initialized:
+                if layer.held():
                     new.update(keys.clone(), values.clone(), i)
                 choosing = vars(layer).get("indexer_keys")
                 if choosing is not None:
                     new.update_indexer(choosing[:, 0, : keys.shape[2]].clone(), i)
+                for name in _OF_STATES if isinstance(layer, WithStates) else ():
+                    setattr(new.layers[i], name, copy.deepcopy(getattr(layer, name)))
             return new
 
         def grow(self, tokens: int) -> None:
@@ -185,12 +201,19 @@ def _classes() -> Tuple[type, type]:
             count = max(0, min(count, self.tokens))
             if count == 0:  # which generate asks for at each step, looking late
                 return
+            if not self.is_croppable:
+                raise RuntimeError(
+                    "layers must keep rows of tokens alone where tokens are taken back, and some "
+                    "of these keep a state of all tokens"
+                )
             self.tokens -= count
             self.length.sub_(count)
 
         def reset(self) -> None:
             self.tokens = 0
             self.length.zero_()
+            for layer in self.layers:
+                layer.begin_anew()
 
         def reorder_cache(self, beam_idx: torch.Tensor) -> None:
             self._replace_rows(lambda states: states.index_select(0, beam_idx.to(states.device)))
@@ -204,12 +227,14 @@ def _classes() -> Tuple[type, type]:
         def _replace_rows(self, change: Any) -> None:
             """The tensors stay, unless there are more or fewer sequences than before."""
             for layer in self.layers:
-                if layer.is_initialized:
-                    layer.replace(change)
+                layer.replace(change)
 
     class GrowingLayer(theirs.StaticLayer):
         grows = is_croppable = True
         positions = None
+
+        def begin_anew(self) -> None:
+            """Rows need not: a mask hides those of another answer."""
 
         def held(self) -> Dict[str, torch.Tensor]:
             """``[batch, heads, rows, D]`` by the name of each."""
@@ -245,12 +270,8 @@ def _classes() -> Tuple[type, type]:
 
         def replace(self, change: Any) -> None:
             for name, old in self.held().items():
-                new = _lasting(lambda old=old: change(old))
-                if new.shape == old.shape:
-                    old.copy_(new)
-                else:
-                    setattr(self, name, new)
-            self.batch_size = self.keys.shape[0]
+                setattr(self, name, _changed(old, change))
+                self.batch_size = vars(self)[name].shape[0]
 
     class GrowingIndexedLayer(GrowingLayer):
         """Also keeps a key of each token by which others are chosen."""
@@ -265,6 +286,60 @@ def _classes() -> Tuple[type, type]:
             self.indexer_keys.index_copy_(2, self.positions, states)
             return self.indexer_keys[:, 0]
 
+    class WithStates(theirs.LinearAttentionLayer):
+        """Keeps states of all tokens so far, which do not grow: of convolutions and recurrences."""
+
+        is_croppable = False
+
+        def _tables(self) -> Tuple[Dict[int, Any], Dict[int, Any]]:
+            return self.conv_states, self.recurrent_states
+
+        def lazy_initialization(self, **given: Any) -> None:
+            _lasting(lambda: theirs.LinearAttentionLayer.lazy_initialization(self, **given))
+
+        def begin_anew(self) -> None:
+            theirs.LinearAttentionLayer.reset(self)
+
+        def replace(self, change: Any) -> None:
+            for table in self._tables():
+                for i, old in table.items():
+                    if old is not None:
+                        table[i] = _changed(old, change)
+
+    class StatesLayer(WithStates):
+        is_initialized = False  # with rows of tokens
+
+        def __init__(self, room: int, **options: Any) -> None:
+            super().__init__(**options)
+            self.max_cache_len = room
+
+        @property
+        def keys(self) -> Any:
+            """What tells whether a recorded step knows where they lie."""
+            states = (each for table in self._tables() for each in table.values())
+            return next((each for each in states if each is not None), None)
+
+        def held(self) -> Dict[str, torch.Tensor]:
+            return {}
+
+        def grow(self, room: int, tokens: int) -> None:
+            self.max_cache_len = room
+
+    class HybridLayer(WithStates, GrowingLayer):
+        def __init__(self, room: int, **options: Any) -> None:
+            GrowingLayer.__init__(self, room)
+            WithStates.__init__(self, **options)
+
+        def lazy_initialization(self, *rows: torch.Tensor, **given: Any) -> None:
+            if rows:
+                GrowingLayer.lazy_initialization(self, *rows)
+            else:
+                WithStates.lazy_initialization(self, **given)
+
+        def replace(self, change: Any) -> None:
+            GrowingLayer.replace(self, change)
+            WithStates.replace(self, change)
+
     return GrowingCache, GrowingLayer
 
 
@@ -278,6 +353,12 @@ def _states_of(layer: Any) -> Tuple[torch.Tensor, torch.Tensor]:
         widened(states.view(layer.fp8_dtype), scale, torch.bfloat16)
         for states, scale in zip((layer.keys, layer.values), layer.scales)
     )
+
+
+def _changed(old: torch.Tensor, change: Any) -> torch.Tensor:
+    """Where it was, unless there are more or fewer sequences than before."""
+    new = _lasting(lambda: change(old))
+    return old.copy_(new) if new.shape == old.shape else new
 
 
 def _lasting(make: Any) -> Any:

@@ -66,10 +66,13 @@ def teach_transformers() -> None:
         drawn = before = None  # the state behind this step's numbers, and behind the last one's
 
         @staticmethod
-        def is_supported(device: torch.device, cache: Any, *args: Any, **kwargs: Any) -> bool:
+        def is_supported(
+            device: torch.device, cache: Any, cache_is_returned: bool = True, **kwargs: Any
+        ) -> bool:
             if _is_allowed() and hasattr(cache, "grow") and runs_ahead(device):
-                return not kwargs.get("is_assistant", False)
-            return theirs.is_supported(device, cache, *args, **kwargs)
+                may_go_on = cache.is_croppable or not cache_is_returned
+                return may_go_on and not kwargs.get("is_assistant", False)
+            return theirs.is_supported(device, cache, cache_is_returned, **kwargs)
 
         def __call__(self, unfinished_sequences: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
             self.device = unfinished_sequences.device

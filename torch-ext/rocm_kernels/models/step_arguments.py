@@ -29,7 +29,16 @@ def is_unwritten(cache: Any) -> bool:
         and not getattr(cache, "_is_user_defined", False)
         and not getattr(cache, "offloading", False)
         and not any(getattr(layer, "is_initialized", False) for layer in cache.layers)
+        and not any(_has_states(layer) for layer in cache.layers)
     )
+
+
+def _has_states(layer: Any) -> bool:
+    """Whether a layer that keeps states of all tokens has some, or is to take tokens back."""
+    if not hasattr(layer, "conv_states"):
+        return False
+    states = [*layer.conv_states.values(), *layer.recurrent_states.values()]
+    return layer.record_past or any(each is not None for each in states)
 
 
 def stays_in_place(cache: Any) -> bool:
