@@ -15,6 +15,9 @@ from .recorded_step import shares, sums_of
 
 _PLAIN = (bool, int, float, str, type(None))
 _OF_TORCH = frozenset(vars(nn.Module()))  # what torch keeps in each module, but for training
+_HOOKS = "_forward_hooks", "_forward_pre_hooks"
+_COPIED = (*_HOOKS, "_modules")  # dictionaries that stay the same objects when they change
+_TENSORS = operator.itemgetter("_parameters", "_buffers")
 
 
 def fingerprint(model: nn.Module) -> Tuple:
@@ -46,39 +49,65 @@ class LastFingerprint:
             self.modules = [*model.modules()]
             self.answers = answers_of(self.modules)
             self.types = [*map(type, self.modules)]
-            self.called = [*map(is_called, self.modules)]
-            self.tables = [
-                table
-                for module in self.modules
-                for table in (vars(module), module._parameters, module._buffers, module._modules)
+            self.attributes = [*map(vars, self.modules)]
+            self.copies = [
+                {**attributes, **{name: dict(attributes[name]) for name in _COPIED}}
+                for attributes in self.attributes
             ]
-            self.sizes = [*map(len, self.tables)]
-            self.names = [*chain.from_iterable(self.tables)]
-            self.values = [*chain.from_iterable(map(dict.values, self.tables))]
+            self.of_all = [*map(dict, _hooks_of_all())]
+            self.sizes, self.names, self.values = self._tensors()
+            self.hooked = [(m, is_called(m)) for m in self.modules if any(map(vars(m).get, _HOOKS))]
             self.lists = [
                 (value, _content(value))
-                for module in self.modules
-                for name, value in vars(module).items()
-                if type(value) in (list, tuple, dict) and name not in _OF_TORCH
+                for attributes in self.attributes
+                for name, value in attributes.items()
+                if name not in _OF_TORCH and _may_change(value)
             ]
             self.tensors = [*model.parameters(), *model.buffers()]
         return self.made
 
     def _is_kept(self, model: nn.Module) -> bool:
         """Hundreds of modules keep thousands of things: a loop over them must not be Python's."""
-        is_same = operator.is_
         addresses, _, attention = self.made
+        if model is not self.modules[0] or attention != _attention(model):
+            return False
+        try:
+            # Of what is the same object a comparison of dictionaries asks no more.
+            if self.attributes != self.copies or _hooks_of_all() != self.of_all:
+                return False
+        except (RuntimeError, TypeError, ValueError):  # tensors: one is another
+            return False
+        sizes, names, values = self._tensors()
         return (
-            model is self.modules[0]
-            and attention == _attention(model)
-            and self.sizes == [*map(len, self.tables)]
-            and all(map(is_same, chain.from_iterable(self.tables), self.names))
-            and all(map(is_same, chain.from_iterable(map(dict.values, self.tables)), self.values))
+            sizes == self.sizes
+            and names == self.names
+            and all(map(operator.is_, values, self.values))
             and self.types == [*map(type, self.modules)]
-            and self.called == [*map(is_called, self.modules)]
+            and all(is_called(module) == called for module, called in self.hooked)
             and all(_content(value) == content for value, content in self.lists)
             and addresses == _addresses(self.tensors)
         )
+
+    def _tensors(self) -> Tuple[List[int], List[str], List[Any]]:
+        """How many parameters and buffers each module has, and those of all modules by name. Equal
+        ones are not the same."""
+        tables = [*chain.from_iterable(map(_TENSORS, self.attributes))]
+        full = [*filter(None, tables)]
+        names, values = chain.from_iterable(full), chain.from_iterable(map(dict.values, full))
+        return [*map(len, tables)], [*names], [*values]
+
+
+def _hooks_of_all() -> List[Dict]:
+    """Hooks that torch calls around each module."""
+    every = torch.nn.modules.module
+    return [every._global_forward_hooks, every._global_forward_pre_hooks]
+
+
+def _may_change(value: Any) -> bool:
+    """Whether it may have another content and be the same object."""
+    if type(value) is tuple:
+        return any(map(_may_change, value))
+    return type(value) in (list, dict)
 
 
 def _content(value: Any) -> Any:
