@@ -196,6 +196,56 @@ def grouped():
     yield {**rows, "a": half(M, K), "w": half(E, N, K), "scale_a": None, "scale_w": None}
 
 
+def rounding(kind):
+    """How a layer's rows are quantised, and static scales of its two linears."""
+    static = kind == "static"
+    how = {"quantizes": kind != "not", "group_size": 128 if kind == "blocks" else 0}
+    return {**how, "scale_ub": 0.0, "ue8m0": False}, [rand(1) if static else None for _ in range(2)]
+
+
+def linear(name, n, k, static, kind, bias):
+    scale = rand(-(-n // 128), -(-k // 128)) if kind == "blocks" else rand(n, 1)
+    return {
+        f"w_{name}": fp8(n, k), f"scale_{name}": scale, f"input_scale_{name}": static,
+        f"bias_{name}": half(n) if bias else None,
+    }  # fmt: skip
+
+
+def mlps():
+    for kind in ("rows", "static", "blocks", "not"):
+        how, static = rounding(kind)
+        yield {
+            "out": half(M, N), "sum": half(M, K), "x": half(M, K), "attended": half(M, K),
+            "norm_weight": half(K), "activation": "silu", "eps": 1e-6, "weight_offset": 0.0, **how,
+            **linear("gate_up", 2 * K, K, static[0], kind, True),
+            **linear("down", N, K, static[1], kind, True),
+        }  # fmt: skip
+
+
+def attention_halves():
+    q_heads, kv_heads, room = 4, 2, 5
+    for kind in ("rows", "static", "blocks", "not"):
+        how, static = rounding(kind)
+        caches = [fp8(2, room, kv_heads, 64) for _ in range(2)]
+        scales = {f"{name}_{what}": None for name in "kv" for what in ("scale", "descale")}
+        if kind == "rows":
+            scales = {name: rand(kv_heads) for name in ("k_scale", "v_scale")}
+            scales |= {name: rand(2, kv_heads) for name in ("k_descale", "v_descale")}
+        if kind == "static":
+            caches = [half(2, room, kv_heads, 64) for _ in range(2)]
+        yield {
+            "out": half(2 * M, N), "k_cache": caches[0], "v_cache": caches[1], "x": half(2 * M, K),
+            **linear("qkv", (q_heads + 2 * kv_heads) * 64, K, static[0], kind, True),
+            **linear("o", N, q_heads * 64, static[1], kind, True), **scales, **how,
+            "norm_weight": half(K), "cos": rand(2, M, 64), "sin": rand(2, M, 64),
+            "q_norm_weight": half(64), "k_norm_weight": half(64), "sinks": half(q_heads),
+            "cache_positions": torch.tensor([[1, 2, 3], [0, 1, 2]]), "leftpad_k": torch.tensor([1, 0]).int(),
+            "seqused_k": torch.tensor([4, 3]).int(), "rotary_dim": 64, "interleaved": False,
+            "head_eps": 1e-6, "head_weight_offset": 0.0, "scale": 0.1, "window_left": -1,
+            "window_right": 0, "softcap": 0.0, "eps": 1e-6, "weight_offset": 0.0,
+        }  # fmt: skip
+
+
 MEMORIES = {}  # address -> memory of a group; they live as long as the process
 
 
@@ -264,6 +314,8 @@ CALLS = {
     "attention_configs": (attentions, {}),
     "rope_and_cache": (rotations, {}),
     "decode_layers": (stack_calls.right_calls, {}),
+    "layer_attention": (attention_halves, {}),
+    "layer_mlp": (mlps, {}),
     "gemm": (products, {"config": ""}),
     "gemm_configs": (products, {"tuned": True}),
     "quantized_gemm": (quantized_products, {}),
@@ -366,7 +418,7 @@ def user_name(name, call):
 
 
 def in_pages(call):
-    return call["block_table"] is not None or call["places_are"] == "slot_mapping"
+    return call.get("block_table") is not None or call.get("places_are") == "slot_mapping"
 
 
 @every_op

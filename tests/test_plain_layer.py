@@ -1,6 +1,5 @@
-"""Halves of decoder layers as their ops alone (layers/plain_layer.py): the same ops with the same
-operands as where modules are asked at each, and none of it where somebody looks or wants another
-thing."""
+"""Halves of decoder layers as one op each (layers/plain_layer.py): the same bits as where modules
+are asked at each step, and none of it where somebody looks or wants another thing."""
 
 import contextlib
 import importlib
@@ -55,7 +54,7 @@ def of_a_tensor(linear):
 # Which halves of a family's layers are plain: attention and MLP.
 CASES = [
     ("Llama", {}, as_they_are, BOTH),
-    ("Llama", {}, by_block, BOTH),
+    ("Llama", {"hidden_size": 256}, by_block, BOTH),
     ("Llama", {}, by_powers_of_two, BOTH),
     ("Llama", {}, of_a_tensor, BOTH),
     ("Llama", {}, None, BOTH),  # weights alone are FP8
@@ -91,35 +90,16 @@ def quantised(package, device, family, changes, prepare=as_they_are):
 
 
 class Ops(TorchDispatchMode):
-    """Notes this package's ops with all that they read, when they run."""
+    """Notes the names of this package's ops, when they run."""
 
     def __init__(self):
         super().__init__()
-        self.calls = []
+        self.names = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func._schema.name.rpartition("::")[2]
         if "rocm_kernels" in func._schema.name:
-            assert not kwargs
-            written = [each.alias_info is not None for each in func._schema.arguments]
-            read = {id(arg) for arg, writes in zip(args, written, strict=False) if not writes}
-            self.calls.append((name, *(told(arg, id(arg) in read) for arg in args)))
+            self.names.append(func._schema.name.rpartition("::")[2])
         return func(*args, **(kwargs or {}))
-
-
-def told(value, is_read):
-    if not isinstance(value, torch.Tensor):
-        return value
-    content = value.contiguous().view(-1).view(torch.uint8).clone() if is_read else None
-    return value.dtype, value.shape, value.stride(), value.device, content
-
-
-def is_same(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, (tuple, list)):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    return type(one) is type(other) and one == other
 
 
 def prompt(device, batch=2, columns=9, padding=0):
@@ -150,7 +130,8 @@ def counted(package):
 
 
 def run(package, model, given, asked=False, **options):
-    """A prompt's logits, and the ops that made them. asked: modules are asked at each op."""
+    """What a model gives for a prompt, and the ops that made it. asked: modules are asked at each
+    step."""
     with contextlib.ExitStack() as stack:
         if asked:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
@@ -159,7 +140,7 @@ def run(package, model, given, asked=False, **options):
         stack.enter_context(torch.no_grad())
         cache = importlib.import_module("transformers").DynamicCache(config=model.config)
         out = model(**given, past_key_values=cache, use_cache=True, **options)
-    return out, ops.calls
+    return out, ops.names
 
 
 QUICK = {
@@ -179,7 +160,7 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize("family, changes, prepare, halves, cache", FAMILIES)
-def test_the_same_ops_with_the_same_operands(
+def test_the_same_bits_as_where_modules_are_asked(
     best_package, device, family, changes, prepare, halves, cache
 ):
     model = quantised(best_package, device, family, changes, prepare)
@@ -188,14 +169,18 @@ def test_the_same_ops_with_the_same_operands(
     best_package.models.use_decode_step(model, kv_cache_dtype=cache)
     for given in (prompt(device), prompt(device, 1, 70), prompt(device, 2, 40, padding=3)):
         expected, ops = run(best_package, model, given, asked=True)
+        assert not {"layer_attention", "layer_mlp"} & {*ops}
         for _ in range(2):
             with counted(best_package) as found:
-                out, plain_ops = run(best_package, model, given)
+                out, ops = run(best_package, model, given)
             assert found == [2 * half for half in halves]
-            assert [call[0] for call in plain_ops] == [call[0] for call in ops]
-            for call, as_asked in zip(plain_ops, ops, strict=True):
-                assert is_same(call, as_asked), call[0]
+            assert found == [ops.count(name) for name in ("layer_attention", "layer_mlp")]
+            assert halves != BOTH or not {"gemm", "attention", "rope_and_cache"} & {*ops}
             assert torch.equal(out.logits, expected.logits)
+            caches = zip(out.past_key_values.layers, expected.past_key_values.layers, strict=True)
+            for layer, as_asked in caches:
+                assert torch.equal(layer.keys, as_asked.keys)
+                assert torch.equal(layer.values, as_asked.values)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,21 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "k_norm_weights, Tensor[] k_scales, Tensor[] v_scales, Tensor cos, Tensor "
       "sin, Tensor position, float eps, float weight_offset, float scale, Tensor? seqused_k=None, "
       "Tensor? leftpad_k=None, int window_left=-1) -> ()");
+  ops.def(
+      "layer_attention(Tensor(a!) out, Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor x, Tensor "
+      "norm_weight, Tensor w_qkv, Tensor? scale_qkv, Tensor? bias_qkv, Tensor? input_scale_qkv, "
+      "Tensor w_o, Tensor? scale_o, Tensor? bias_o, Tensor? input_scale_o, Tensor? cos, Tensor? "
+      "sin, Tensor? q_norm_weight, Tensor? k_norm_weight, Tensor cache_positions, Tensor? k_scale, "
+      "Tensor? v_scale, Tensor seqused_k, Tensor? leftpad_k, Tensor? k_descale, Tensor? v_descale, "
+      "Tensor? sinks, int rotary_dim, bool interleaved, float head_eps, float head_weight_offset, "
+      "float scale, int window_left, int window_right, float softcap, float eps, float "
+      "weight_offset, bool quantizes, int group_size, float scale_ub, bool ue8m0) -> ()");
+  ops.def(
+      "layer_mlp(Tensor(a!) out, Tensor(b!) sum, Tensor x, Tensor attended, Tensor norm_weight, "
+      "Tensor w_gate_up, Tensor? scale_gate_up, Tensor? bias_gate_up, Tensor? input_scale_gate_up, "
+      "Tensor w_down, Tensor? scale_down, Tensor? bias_down, Tensor? input_scale_down, str "
+      "activation, float eps, float weight_offset, bool quantizes, int group_size, float scale_ub, "
+      "bool ue8m0) -> ()");
   ops.def("record_program(int program, str what) -> int");
   ops.def("run_program(int program, int begin, int end) -> ()");
 }
@@ -139,6 +154,8 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("grouped_gemm", TORCH_BOX(&grouped_gemm));
   ops.impl("grouped_gemm_configs", TORCH_BOX(&grouped_gemm_configs));
   ops.impl("decode_layers", TORCH_BOX(&decode_layers));
+  ops.impl("layer_attention", TORCH_BOX(&layer_attention));
+  ops.impl("layer_mlp", TORCH_BOX(&layer_mlp));
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

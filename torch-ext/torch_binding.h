@@ -239,6 +239,46 @@ void decode_layers(
     double weight_offset, double scale, std::optional<torch::stable::Tensor> seqused_k,
     std::optional<torch::stable::Tensor> leftpad_k, int64_t window_left);
 
+// The halves of a decoder layer, as the ops above one after the other, by one call: for a prompt a
+// call of each costs the host more than its kernel the GPU. What one of them refuses it refuses
+// when those before it have run. input_scale_* is a static scale of the rows that a linear takes;
+// None: each row's own, or none of them where not `quantizes`.
+//
+// out and the caches are written: x [sequences * rows, hidden], through norm, w_qkv, rotation and
+// head norms, attention, w_o. Caches are [sequences, rows, KV heads, elements]; new keys and values
+// go to their rows cache_positions [1 or sequences, rows], and are seen up to seqused_k.
+void layer_attention(
+    torch::stable::Tensor& out, torch::stable::Tensor& k_cache, torch::stable::Tensor& v_cache,
+    const torch::stable::Tensor& x, const torch::stable::Tensor& norm_weight,
+    const torch::stable::Tensor& w_qkv, std::optional<torch::stable::Tensor> scale_qkv,
+    std::optional<torch::stable::Tensor> bias_qkv,
+    std::optional<torch::stable::Tensor> input_scale_qkv, const torch::stable::Tensor& w_o,
+    std::optional<torch::stable::Tensor> scale_o, std::optional<torch::stable::Tensor> bias_o,
+    std::optional<torch::stable::Tensor> input_scale_o, std::optional<torch::stable::Tensor> cos,
+    std::optional<torch::stable::Tensor> sin, std::optional<torch::stable::Tensor> q_norm_weight,
+    std::optional<torch::stable::Tensor> k_norm_weight,
+    const torch::stable::Tensor& cache_positions, std::optional<torch::stable::Tensor> k_scale,
+    std::optional<torch::stable::Tensor> v_scale, const torch::stable::Tensor& seqused_k,
+    std::optional<torch::stable::Tensor> leftpad_k, std::optional<torch::stable::Tensor> k_descale,
+    std::optional<torch::stable::Tensor> v_descale, std::optional<torch::stable::Tensor> sinks,
+    int64_t rotary_dim, bool interleaved, double head_eps, double head_weight_offset, double scale,
+    int64_t window_left, int64_t window_right, double softcap, double eps, double weight_offset,
+    bool quantizes, int64_t group_size, double scale_ub, bool ue8m0);
+
+// out and sum are written: sum = x + attended, and out of it through norm, w_gate_up, activation
+// and w_down.
+void layer_mlp(torch::stable::Tensor& out, torch::stable::Tensor& sum,
+               const torch::stable::Tensor& x, const torch::stable::Tensor& attended,
+               const torch::stable::Tensor& norm_weight, const torch::stable::Tensor& w_gate_up,
+               std::optional<torch::stable::Tensor> scale_gate_up,
+               std::optional<torch::stable::Tensor> bias_gate_up,
+               std::optional<torch::stable::Tensor> input_scale_gate_up,
+               const torch::stable::Tensor& w_down, std::optional<torch::stable::Tensor> scale_down,
+               std::optional<torch::stable::Tensor> bias_down,
+               std::optional<torch::stable::Tensor> input_scale_down, std::string activation,
+               double eps, double weight_offset, bool quantizes, int64_t group_size,
+               double scale_ub, bool ue8m0);
+
 // A program is what ops on the CPU would run, kept to run again (bindings/program.h). what: "new",
 // with any number, and the program's is returned; "on", from now on this thread's ops go to its
 // end; "off"; "free", nobody runs it again. All but "new" return how many launches it has.

@@ -30,7 +30,12 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
     """
     family, call = layer.kernel_family, layer.kernel_call
     plain = asked_once(layer, PlainLayer.of)
-    if not _fits(call, args, kwargs) or (plain is None and _runs_itself(layer)):
+    plain_arguments = None if plain is None else plain.arguments(args, kwargs)
+    if plain_arguments is not None:
+        result = plain(args[0] if args else kwargs[call.hidden], plain_arguments)
+        if result is not None:
+            return result
+    if not call.fits(args, kwargs) or (plain is None and _runs_itself(layer)):
         return type(layer).forward(layer, *args, **kwargs)
     given = {**dict(zip(call.parameters, args)), **kwargs}
     hidden_states = given[call.hidden]
@@ -39,8 +44,9 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
     # Rows are folded once: at batch 1 each view costs a tenth of an op.
     x = hidden_states.flatten(0, -2)
     results = summing = None
-    if plain is not None and plain.attention is not None:
-        results = plain.attention(x, hidden_states.shape, _keywords(call, given))
+    if plain_arguments is not None and plain.attention.takes(x, plain_arguments):
+        attended = plain.attention(x, plain_arguments)
+        results = (attended, *[None] * (plain.attention.call.results - 1))
     if results is None:
         summing = _summed_by_the_norm(layer, x)
     if results is None and summing is None:
@@ -59,9 +65,8 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
     if multiplier is not None:
         attended = multiply(attended, multiplier)
     norm = _named(layer, family.mlp_norm)
-    both = None if plain is None or plain.mlp is None else plain.mlp(x, attended)
-    if both is not None:
-        residual, out = both
+    if plain is not None and plain.mlp is not None and plain.mlp.takes(x, attended):
+        residual, out = plain.mlp(x, attended)
     elif _takes_projected(mlp, family):
         sums = None if summing is None else summing.sums
         gate_up = getattr(mlp, family.gate_up.name)
@@ -98,7 +103,7 @@ def _attention(layer: nn.Module, x: torch.Tensor, call: Any, given: Dict[str, An
     qkv = qkv.view(*shape[:-1], qkv.shape[-1])
     # It writes into the projections' result, which a hook may have kept.
     if getattr(attention, "kernel_attention", None) is not None and is_unseen(projection):
-        results = attend(attention, qkv, _keywords(call, given))
+        results = attend(attention, qkv, call.keywords(given))
         if results is not None:
             return results
     return _attend(attention, Projected(qkv), call, given)
@@ -130,37 +135,11 @@ def _takes_projected(mlp: nn.Module, family: Family) -> bool:
     return hasattr(mlp, "kernel_family") and has_fused(mlp, family.gate_up) and _are_unseen(mlp)
 
 
-def _keywords(call: Any, given: Dict[str, Any]) -> Dict[str, Any]:
-    """What the attention gets besides its hidden states."""
-    keywords = {
-        keyword: argument.constant
-        if argument.parameter is None
-        else given[argument.parameter]
-        if argument.parameter in given
-        else call.defaults[argument.parameter]
-        for keyword, argument in call.attention
-    }
-    if call.hands_others:
-        keywords.update((name, value) for name, value in given.items() if name not in call.names)
-    return keywords
-
-
 def _attend(attention: nn.Module, x: Any, call: Any, given: Dict[str, Any]) -> Any:
-    keywords = _keywords(call, given)
+    keywords = call.keywords(given)
     if call.attention_hidden is None:
         return attention(x, **keywords)
     return attention(**{call.attention_hidden: x}, **keywords)
-
-
-def _fits(call: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
-    """Whether the layer's own forward takes the arguments: if not, it says so best."""
-    by_position = call.parameters[: len(args)]
-    return (
-        len(args) <= len(call.parameters)
-        and all(name not in by_position for name in kwargs)
-        and all(name in by_position or name in kwargs for name in (call.hidden, *call.required))
-        and (call.takes_others or all(name in call.names for name in kwargs))
-    )
 
 
 def _are_unseen(mlp: nn.Module) -> bool:

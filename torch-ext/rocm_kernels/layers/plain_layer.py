@@ -1,15 +1,17 @@
-"""The halves of a decoder layer as their ops alone, for a prompt's rows.
+"""The halves of a decoder layer as one op each, for a prompt's rows.
 
-    x ─▶ norm, FP8 ─▶ qkv ─▶ rotation, cache ─▶ attention ─▶ FP8 ─▶ o
-      ─▶ + x, norm, FP8 ─▶ gate and up ─▶ SwiGLU, FP8 ─▶ down
+    x ─▶ norm, FP8 ─▶ qkv ─▶ rotation, cache ─▶ attention ─▶ FP8 ─▶ o          layer_attention
+      ─▶ + x, norm, FP8 ─▶ gate and up ─▶ SwiGLU, FP8 ─▶ down                  layer_mlp
 
-decoder.py asks modules and tensors at each of these ops what it must do. A prompt of some hundred
-tokens waits for that: on a host of an H200 a layer took 0.9 ms to ask, and 0.3 to compute. Where
-``use_decode_step`` has looked at the model, the modules are asked once (models/asked_once.py): a
-half of the most usual kind, of which nobody sees anything, becomes a list of ops. Only what a call
-may change is looked at again: tensors, their types, and the arguments.
+decoder.py asks modules and tensors at each of these steps what it must do, and calls an op for it.
+A prompt of some hundred tokens waits for that: on a host of an H200 a layer took 0.9 ms to ask, and
+0.3 to compute. Where ``use_decode_step`` has looked at the model, the modules are asked once
+(models/asked_once.py): a half of the most usual kind, of which nobody sees anything, becomes a call
+of an op that runs the others. Only what a call may change is looked at again: tensors, their types,
+and the arguments, these once for all layers that take them alike.
 
-The ops and their operands are those of decoder.py: tests/test_plain_layer.py compares them.
+The ops and their operands are those of decoder.py: tests/test_plain_layer.py compares what comes
+out.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
@@ -18,11 +20,11 @@ import torch
 from torch import nn
 
 from .._ops import ops
-from ..functional import SCALE_BLOCK
 from ..functional.attention_arguments import descale
 from ..functional.fp8 import is_ue8m0
 from ..functional.gradients import mark_written, needs_gradient
 from ..functional.product import in_float32, rows_of_gemm, usable_bias
+from ..functional.shapes import register_shapes
 from ..models import attention as model_attention
 from ..models.asked_once import made_once
 from ..models.families import ACTIVATIONS
@@ -30,64 +32,160 @@ from ..models.fuse import has_fused
 from ..models.hooks import function_of, is_called, is_layer, is_unseen
 from ..models.linear import FP8Linear
 from ..models.norms import eps_of, weight_offset_of
+from ..models.probe import DecoderCall
+from ..models.probe_attention import AttentionCall
 from ..models.registration import skipped_by
 from .attention import attention_function
 from .linear import is_weight_only, quantization
 
-_gemm, _norm = ops.gemm.default, ops.rmsnorm_fp8.default
-_swiglu, _rotate, _attend = (
-    ops.swiglu_fp8.default, ops.rope_and_cache.default, ops.attention.default,
-)  # fmt: skip
+_attention, _mlp = ops.layer_attention.default, ops.layer_mlp.default
+_16_BITS = (torch.bfloat16, torch.float16)
 # What an attention function may be given that changes what it computes.
 _CHANGING = {
     "dropout", "scaling", "softcap", "is_causal", "s_aux", "position_bias", "output_attentions",
 }  # fmt: skip
 
+for _name in ("layer_attention", "layer_mlp"):
+    register_shapes(_name)
 
-class PlainLayer(NamedTuple):
-    """A decoder layer whose own forward nobody wants to run; its halves, None where one is of
-    another kind."""
 
-    attention: Optional["PlainAttention"]
-    mlp: Optional["PlainMLP"]
+class Arguments(NamedTuple):
+    """What the arguments of a layer come to, but for its hidden states' values."""
+
+    shape: torch.Size  # of the hidden states
+    cache: Any
+    cos: Optional[torch.Tensor]
+    sin: Optional[torch.Tensor]
+    ends: torch.Tensor  # of the keys that a sequence's last query sees
+    begins: Optional[torch.Tensor]
+    window: Tuple[int, int]
+
+    @classmethod
+    def of(
+        cls, form: "_Form", config: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Optional["Arguments"]:
+        """None: they ask for more than where keys, tables and a cache are."""
+        if not form.layer.fits(args, kwargs):
+            return None
+        given = {**dict(zip(form.layer.parameters, args)), **kwargs}
+        keywords, call = form.layer.keywords(given), form.attention
+        shape = given[form.layer.hidden].shape
+        masked = _masked(keywords.get(call.mask))
+        cache, tables = keywords.get(call.cache), keywords.get(call.positions)
+        if (
+            len(shape) != 3
+            or shape[1] == 1
+            or masked is None
+            or not hasattr(cache, "place")
+            or attention_function(config) is not model_attention.attend
+            or not _computes_the_same(call, keywords)
+        ):
+            return None
+        if not call.rotates:
+            tables = None, None
+        elif not _are_tables(tables, shape, call.columns):
+            return None
+        return cls(shape, cache, *tables, *masked)
+
+
+class _Form(NamedTuple):
+    """What layers have in common that make the same of their arguments."""
+
+    layer: DecoderCall
+    attention: AttentionCall
+
+
+_forms: List[_Form] = []
+
+
+def _form_of(layer: nn.Module, attention: "PlainAttention") -> _Form:
+    """Equal ones are one object."""
+    form = _Form(layer.kernel_call, attention.call)
+    if form not in _forms:
+        _forms.append(form)
+    return _forms[_forms.index(form)]
+
+
+class PlainLayer:
+    """A decoder layer whose own forward nobody wants to run.
+
+    Attributes:
+        attention, mlp: its halves; None where one is of another kind.
+        is_whole: both are there, and nothing but sums between them.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        family = layer.kernel_family
+        self.attention, self.mlp = PlainAttention.of(layer), PlainMLP.of(layer)
+        self.hidden, self.returns = layer.kernel_call.hidden, layer.kernel_call.returns
+        between = family.attention_out_norm, family.mlp_out_norm, family.residual_multiplier
+        self.is_whole = not any(between) and None not in (self.attention, self.mlp)
+        if self.attention is not None:
+            self.form = _form_of(layer, self.attention)
+            self.config = self.attention.attention.config
 
     @classmethod
     def of(cls, layer: nn.Module) -> Optional["PlainLayer"]:
         """None: the layer is asked at each call."""
         if layer.training or any(map(is_called, skipped_by(layer))):
             return None
-        return cls(PlainAttention.of(layer), PlainMLP.of(layer))
+        return cls(layer)
+
+    def arguments(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Arguments]:
+        """Of a call of the layer; None: its attention must be asked."""
+        if self.attention is None:
+            return None
+        others = [value for name, value in kwargs.items() if name != self.hidden]
+        things = (self.form, self.config, *args[1:], *kwargs, *others)
+        return made_once(things, lambda: Arguments.of(self.form, self.config, args, kwargs))
+
+    def __call__(self, x: torch.Tensor, given: Optional[Arguments]) -> Any:
+        """What the layer returns for hidden states x; None: it must be asked."""
+        if not self.is_whole or given is None or x.shape != given.shape or not x.is_contiguous():
+            return None
+        batch, count, columns = given.shape
+        rows = x.view(batch * count, columns)
+        if not self.attention.takes(rows, given) or not self.mlp.takes(rows):
+            return None
+        residual, out = self.mlp(rows, self.attention(rows, given))
+        result = residual.add_(out).view(batch, count, columns)
+        if self.returns is None:
+            return result
+        return (result, *[None] * (len(self.returns) - 1))
 
 
 class _Norm:
     """A norm of rows, and what it is asked for."""
 
     def __init__(self, norm: nn.Module) -> None:
-        self.parameters = norm._parameters  # its weight may be replaced
+        self.norm = norm  # its weight may be replaced
         self.eps, self.offset = eps_of(norm), weight_offset_of(norm)
 
-    def weight_for(self, x: torch.Tensor) -> Optional[torch.Tensor]:
-        """As the op takes it; None: it would have to be converted."""
-        weight = self.parameters["weight"]
-        fits = weight.dtype in (x.dtype, torch.float32) and weight.is_contiguous()
-        return weight if fits else None
+    def weight(self) -> torch.Tensor:
+        return self.norm._parameters["weight"]
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether the op takes its weight as it is."""
+        weight = self.weight()
+        return weight.dtype in (x.dtype, torch.float32) and weight.is_contiguous()
 
 
 class _Linear:
     """An FP8 linear of ours that nobody sees run."""
 
     def __init__(self, fp8: FP8Linear) -> None:
-        self.parameters = fp8._parameters  # its tensors may be replaced
-        self.weight_only = is_weight_only(fp8)
-        weight, options = fp8.weight, quantization(fp8)
-        self.out_features, self.in_features = weight.shape
-        self.fp8_dtype = options["fp8_dtype"]
-        self.group_size = options["group_size"] or 0
-        self.groups = -(-self.in_features // SCALE_BLOCK) if self.group_size else 1
-        scale_fmt, static = options["scale_fmt"], options["scale"]
+        self.fp8 = fp8  # its tensors may be replaced
+        quantizes, options = not is_weight_only(fp8), quantization(fp8)
+        self.out_features = fp8.weight.shape[0]
+        static, scale_fmt = options["scale"], options["scale_fmt"]
         ue8m0 = scale_fmt is not None and is_ue8m0(scale_fmt, static)
-        self.rounding = (self.group_size, options["scale_ub"] or 0.0, ue8m0)
-        self.rows = rows_of_gemm(weight, fp8.weight_scale_inv, static, weight_only=self.weight_only)
+        # How the ops quantise the rows that it takes.
+        self.rounding = (quantizes, options["group_size"] or 0, options["scale_ub"] or 0.0, ue8m0)
+        if not quantizes:
+            self.rounding = False, 0, 0.0, False
+        self.rows = rows_of_gemm(
+            fp8.weight, fp8.weight_scale_inv, static, weight_only=not quantizes
+        )
 
     @classmethod
     def of(cls, fp8: Any) -> Optional["_Linear"]:
@@ -100,77 +198,50 @@ class _Linear:
         )
         return cls(fp8) if plain else None
 
-    def empty_input(self, rows: int, x: torch.Tensor) -> Tuple[torch.Tensor, Any, Any]:
-        """Places for the quantised input and its scales, which are None where there are none to
-        write, and its static scale. x: of the dtype that a linear of weights alone takes."""
-        if self.weight_only:
-            return x.new_empty(rows, self.in_features), None, None
-        static = self.parameters["activation_scale"]
-        q = x.new_empty(rows, self.in_features, dtype=self.fp8_dtype)
-        if static is not None:
-            return q, None, static
-        return q, x.new_empty(rows, self.groups, dtype=torch.float32), None
-
-    def normed(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        norm: _Norm,
-        h: Optional[torch.Tensor] = None,
-        addend: Optional[torch.Tensor] = None,
-    ) -> torch.Tensor:
-        """Of the norm of x; with an addend, of the norm of their sum, which h gets."""
-        q, scales, static = self.empty_input(x.shape[0], x)
-        rounding = (0, 0.0, False) if self.weight_only else self.rounding
-        _norm(q, scales, x, h, weight, static, norm.eps, *rounding, norm.offset, addend)
-        return self.product(q, static if scales is None else scales, x.dtype)
-
-    def activated(
-        self, gate: torch.Tensor, up: Optional[torch.Tensor], activation: str
-    ) -> torch.Tensor:
-        """Of ``activation(gate) * up``, or of the rows of gate alone."""
-        if self.weight_only and up is None:
-            return self.product(gate, None, gate.dtype)
-        q, scales, static = self.empty_input(gate.shape[0], gate)
-        rounding = (0, 0.0, False) if self.weight_only else self.rounding
-        _swiglu(q, scales, gate, up, static, activation, *rounding)
-        return self.product(q, static if scales is None else scales, gate.dtype)
-
-    def product(
-        self, a: torch.Tensor, scale: Optional[torch.Tensor], dtype: torch.dtype
-    ) -> torch.Tensor:
-        mine = self.parameters
-        out = a.new_empty(a.shape[0], self.out_features, dtype=dtype)
-        scale_w, bias = in_float32(mine["weight_scale_inv"]), usable_bias(mine["bias"], dtype)
-        _gemm(out, a, mine["weight"], scale, scale_w, bias)
-        return out
+    def operands(self, dtype: torch.dtype) -> Tuple[Optional[torch.Tensor], ...]:
+        """The weight, its scale, the bias, and a static scale of the rows that it takes."""
+        mine = self.fp8._parameters
+        scale, bias = mine["weight_scale_inv"], mine["bias"]
+        if scale.dtype is not torch.float32:
+            scale = in_float32(scale)
+        if bias is not None:
+            bias = usable_bias(bias, dtype)
+        return mine["weight"], scale, bias, mine["activation_scale"]
 
 
 class _Half:
-    """What both halves ask of rows."""
+    """What both halves have: a norm, and two linears that quantise alike."""
 
-    def _limit(self, *linears: _Linear) -> None:
-        self.least = max(linear.rows[0] for linear in linears)
-        self.most = min(linear.rows[1] for linear in linears)
+    def __init__(self, norm: nn.Module, first: _Linear, second: _Linear) -> None:
+        self.norm, self.first, self.second = _Norm(norm), first, second
+        self.last = (self.norm.eps, self.norm.offset, *first.rounding)  # arguments of the op
+        self.least = max(first.rows[0], second.rows[0])
+        self.most = min(first.rows[1], second.rows[1])
 
-    def takes(self, x: torch.Tensor) -> bool:
+    def _takes(self, x: torch.Tensor) -> bool:
         """Whether rows are of a number and a type that all products take as they are, and nobody
         differentiates, which decoder.py refuses."""
         return (
             self.least <= x.shape[0] <= self.most
-            and x.dtype in (torch.bfloat16, torch.float16)
+            and x.dtype in _16_BITS
             and x.is_contiguous()
+            and self.norm.takes(x)
             and not needs_gradient(x)
         )
+
+
+def _linears_of(*linears: Any) -> Optional[List[_Linear]]:
+    """None: one is of another kind, or they quantise otherwise than each other."""
+    found = [_Linear.of(each) for each in linears]
+    if None in found or len({each.rounding for each in found}) > 1:
+        return None
+    return found
 
 
 class PlainMLP(_Half):
     """The norm behind the attention, and a gated MLP."""
 
-    def __init__(self, norm: nn.Module, gate_up: _Linear, down: _Linear, activation: str) -> None:
-        self.norm, self.gate_up, self.down = _Norm(norm), gate_up, down
-        self.activation = activation
-        self._limit(gate_up, down)
+    activation: str
 
     @classmethod
     def of(cls, layer: nn.Module) -> Optional["PlainMLP"]:
@@ -182,62 +253,78 @@ class PlainMLP(_Half):
         if not has_fused(mlp, family.gate_up) or not all(map(is_unseen, (mlp, *mlp.children()))):
             return None
         activation = ACTIVATIONS.get(type(getattr(mlp, family.activation)).__name__)
-        linears = [_Linear.of(getattr(mlp, name)) for name in (family.gate_up.name, family.down)]
-        return None if None in (activation, *linears) else cls(norm, *linears, activation)
+        linears = _linears_of(getattr(mlp, family.gate_up.name), getattr(mlp, family.down))
+        if activation is None or linears is None:
+            return None
+        half = cls(norm, *linears)
+        half.activation = activation
+        return half
+
+    def takes(self, x: torch.Tensor, attended: Optional[torch.Tensor] = None) -> bool:
+        """attended: of the layer's attention; None: it will come side by side."""
+        return self._takes(x) and (attended is None or attended.is_contiguous())
 
     def __call__(
         self, x: torch.Tensor, attended: torch.Tensor
-    ) -> Optional[Tuple[torch.Tensor, torch.Tensor]]:
-        """``h = x + attended``, and the MLP of its norm; None: it is none of these rows'."""
-        weight = self.norm.weight_for(x)
-        if weight is None or not self.takes(x) or not attended.is_contiguous():
-            return None
-        h = torch.empty_like(x)
-        gate, up = self.gate_up.normed(x, weight, self.norm, h, attended).chunk(2, -1)
-        return h, self.down.activated(gate, up, self.activation)
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """``h = x + attended``, and the MLP of its norm, of rows that it takes."""
+        h, out = torch.empty_like(x), x.new_empty(x.shape[0], self.second.out_features)
+        _mlp(
+            out, h, x, attended, self.norm.weight(), *self.first.operands(x.dtype),
+            *self.second.operands(x.dtype), self.activation, *self.last,
+        )  # fmt: skip
+        return h, out
 
 
-class _Masked(NamedTuple):
-    """What an attention is given of a mask."""
-
-    ends: torch.Tensor
-    begins: Optional[torch.Tensor]
-    window: Tuple[int, int]
-
-
-def _masked(mask: Any) -> Optional[_Masked]:
-    """None: the mask says more than where keys begin and end."""
+def _masked(mask: Any) -> Optional[Tuple[torch.Tensor, Optional[torch.Tensor], Tuple[int, int]]]:
+    """Where keys end and begin, and the window; None: the mask says more than that."""
     pattern = model_attention.pattern_of(mask)
     if pattern is None or mask.shape[-1] != 2:
         return None
     spans = mask[:, 0, 0]
     begins = spans[:, 0] if pattern.padded else None
-    return _Masked(spans[:, 1], begins, (pattern.left, pattern.right))
+    return spans[:, 1], begins, (pattern.left, pattern.right)
 
 
-def _shape_of(tables: Any) -> Optional[torch.Size]:
-    """Of cosines and sines ``[batch or 1, rows, columns]``, side by side; None: they are others."""
+def _are_tables(tables: Any, shape: torch.Size, columns: int) -> bool:
+    """Whether they are cosines and sines, ``[batch or 1, rows, columns]``, for hidden states."""
     if not isinstance(tables, tuple) or len(tables) != 2:
-        return None
-    fit = all(isinstance(t, torch.Tensor) and t.dim() == 3 and t.is_contiguous() for t in tables)
-    return tables[0].shape if fit and tables[0].shape == tables[1].shape else None
+        return False
+    return all(
+        isinstance(table, torch.Tensor)
+        and table.is_contiguous()
+        and table.shape in ((1, shape[1], columns), (shape[0], shape[1], columns))
+        for table in tables
+    )
+
+
+def _computes_the_same(call: AttentionCall, keywords: Dict[str, Any]) -> bool:
+    """Whether an attention with these arguments computes what it does without them."""
+    others = set(keywords) - {call.positions, call.mask, call.cache}
+    if others & {"append", *call.names} or (others and not call.hands_others):
+        return False
+    return all(keywords[name] is None or keywords[name] is False for name in others & _CHANGING)
 
 
 class PlainAttention(_Half):
     """The norm before the attention, and all of the attention."""
 
     def __init__(self, norm: nn.Module, attention: nn.Module, qkv: _Linear, out: _Linear) -> None:
-        self.norm, self.attention, self.qkv, self.out = _Norm(norm), attention, qkv, out
-        self.call, self.layer_idx = attention.kernel_attention, attention.layer_idx
-        self.sizes = (self.call.heads, self.call.kv_heads, self.call.kv_heads)
-        constants = dict(self.call.constants)
-        self.softcap, scaling = constants.get("softcap") or 0.0, constants.get("scaling")
-        self.scale = self.call.head_dim**-0.5 if scaling is None else scaling
-        self.head_norms = None
-        if self.call.norms is not None:
-            self.head_norms = tuple(_Norm(getattr(attention, name)) for name in self.call.norms)
-        self.changing: Dict[Tuple[str, ...], Optional[List[str]]] = {}
-        self._limit(qkv, out)
+        super().__init__(norm, qkv, out)
+        self.attention, self.layer_idx = attention, attention.layer_idx
+        self.call = call = attention.kernel_attention
+        constants = dict(call.constants)
+        scaling = constants.get("scaling")
+        self.scale = call.head_dim**-0.5 if scaling is None else scaling
+        self.softcap = constants.get("softcap") or 0.0
+        self.head_norms = [_Norm(getattr(attention, name)) for name in call.norms or ()]
+        head_norm = self.head_norms[0] if self.head_norms else None
+        self.turning = (
+            call.rotary_dim if call.rotates else 0,
+            call.interleaved,
+            1e-6 if head_norm is None else head_norm.eps,
+            0.0 if head_norm is None else head_norm.offset,
+        )
 
     @classmethod
     def of(cls, layer: nn.Module) -> Optional["PlainAttention"]:
@@ -256,81 +343,40 @@ class PlainAttention(_Half):
         kinds = {(eps_of(each), weight_offset_of(each)) for each in norms}
         if any(map(is_called, norms)) or len(kinds) > 1:
             return None
-        linears = [_Linear.of(getattr(attention, name)) for name in (family.qkv.name, call.out)]
-        return None if None in linears else cls(norm, attention, *linears)
+        linears = _linears_of(getattr(attention, family.qkv.name), getattr(attention, call.out))
+        return None if linears is None else cls(norm, attention, *linears)
 
-    def __call__(
-        self, x: torch.Tensor, shape: torch.Size, keywords: Dict[str, Any]
-    ) -> Optional[Tuple[Any, ...]]:
-        """What the attention returns, of rows x of hidden states of a shape; None: it is none of
-        these rows', or of these arguments'."""
+    def takes(self, x: torch.Tensor, given: Arguments) -> bool:
+        return self._takes(x) and given.cache.takes(self.layer_idx, x.dtype)
+
+    def __call__(self, x: torch.Tensor, given: Arguments) -> torch.Tensor:
+        """The attention of the norm of rows x, which it takes, of a call's arguments."""
         call = self.call
-        tables, cache = keywords.get(call.positions), keywords.get(call.cache)
-        weight = self.norm.weight_for(x)
-        if weight is None or len(shape) != 3 or shape[1] == 1 or not self.takes(x):
-            return None
-        masked = made_once(keywords.get(call.mask), _masked)
-        if (
-            masked is None
-            or not hasattr(cache, "place")
-            or not cache.takes(self.layer_idx, x.dtype)
-            or (call.rotates and not self._are_mine(made_once(tables, _shape_of), shape))
-            or made_once(self.attention.config, attention_function) is not model_attention.attend
-            or not self._takes_arguments(keywords)
-        ):
-            return None
-        batch, rows = shape[:2]
-        qkv = self.qkv.normed(x, weight, self.norm)
-        heads = qkv.view(batch, rows, sum(self.sizes), call.head_dim)
-        q, k, v = heads.split_with_sizes(self.sizes, 2)
-        place = cache.place(self.layer_idx, k, v)
+        batch, count, _ = given.shape
+        heads = made_once(  # of new keys and values, which are in no tensor yet
+            (given, x.dtype, call.kv_heads, call.head_dim),
+            lambda: x.new_empty(()).expand(batch, count, call.kv_heads, call.head_dim),
+        )
+        place = given.cache.place(self.layer_idx, heads, heads)
         keys, values = place.keys.transpose(1, 2), place.values.transpose(1, 2)
-        cos, sin = tables if call.rotates else (None, None)
-        q_weight = k_weight = None
-        eps, offset = 1e-6, 0.0
-        if self.head_norms is not None:
-            q_norm, k_norm = self.head_norms
-            q_weight, k_weight = q_norm.parameters["weight"], k_norm.parameters["weight"]
-            eps, offset = q_norm.eps, q_norm.offset
-        k_scale, v_scale = place.scales
-        _rotate(
-            q, None, keys, values, q, k, v, cos, sin, None, q_weight, k_weight,
-            place.positions[None], None, k_scale, v_scale, "cache_positions",
-            call.rotary_dim if call.rotates else 0, call.interleaved, eps, offset,
+        positions = place.positions
+        descales = vars(self.attention).get("cache_scales")
+        if descales is None or keys.dtype == x.dtype:
+            descales = None, None
+        else:
+            descales = [descale(s, "descale", batch, call.kv_heads, x) for s in descales]
+        sinks = getattr(self.attention, call.attributes[0][1]) if call.attributes else None
+        q_weight, k_weight = [norm.weight() for norm in self.head_norms] or (None, None)
+        out = x.new_empty(x.shape[0], self.second.out_features)
+        _attention(
+            out, keys, values, x, self.norm.weight(), *self.first.operands(x.dtype),
+            *self.second.operands(x.dtype), given.cos, given.sin, q_weight, k_weight,
+            made_once((positions,), lambda: positions[None]), *place.scales, given.ends,
+            given.begins, *descales, sinks, *self.turning, self.scale, *given.window, self.softcap,
+            *self.last,
         )  # fmt: skip
         mark_written(keys, values)
-        sinks = next((getattr(self.attention, name) for _, name in call.attributes), None)
-        scales = vars(self.attention).get("cache_scales", (None, None))
-        if keys.dtype == x.dtype:
-            scales = (None, None)
-        k_scale, v_scale = (descale(s, "descale", batch, call.kv_heads, q) for s in scales)
-        out = x.new_empty(batch, rows, call.heads, values.shape[-1])
-        _attend(
-            out, None, q, keys, values, None, None, masked.ends, masked.begins, None, k_scale,
-            v_scale, sinks, rows, keys.shape[1], self.scale, *masked.window, self.softcap, "",
-        )  # fmt: skip
-        result = self.out.activated(out.view(batch * rows, -1), None, "identity")
-        return (result, *[None] * (call.results - 1))
-
-    def _are_mine(self, tables: Optional[torch.Size], shape: torch.Size) -> bool:
-        """Whether tables of a shape have a row a token."""
-        return tables is not None and (
-            tables[0] in (1, shape[0]) and tables[1:] == (shape[1], self.call.columns)
-        )
-
-    def _takes_arguments(self, keywords: Dict[str, Any]) -> bool:
-        """Whether an attention with these arguments computes what it does without them."""
-        names = tuple(keywords)
-        if names not in self.changing:
-            others = set(names) - {self.call.positions, self.call.mask, self.call.cache}
-            unknown = others & {"append", *self.call.names} or (
-                others and not self.call.hands_others
-            )
-            self.changing[names] = None if unknown else sorted(others & _CHANGING)
-        changing = self.changing[names]
-        return changing is not None and all(
-            keywords[name] is None or keywords[name] is False for name in changing
-        )
+        return out
 
 
 def runs_ours(module: nn.Module) -> bool:

@@ -8,7 +8,7 @@ is another, an answer is given once.
 
 import contextlib
 import threading
-from typing import Any, Callable, Dict, Iterable, Iterator, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Tuple
 
 import torch
 from torch import nn
@@ -49,12 +49,11 @@ def asked_once(module: nn.Module, ask: Callable[[nn.Module], Any]) -> Any:
     return answer
 
 
-def made_once(key: Any, make: Callable[[Any], Any]) -> Any:
-    """``make(key)``, once in a call of the model: for what its layers share, such as a mask.
-
-    The key is told by what it is, not by what it is equal to.
-    """
-    made = _here.of_call.get(id(key))
+def made_once(things: Tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """``make()``, once in a call of the model for the same things: for what its layers share, such
+    as a mask. Things are told by what they are, not by what they are equal to."""
+    key = tuple(map(id, things))
+    made = _here.of_call.get(key)
     if made is None:
-        made = _here.of_call[id(key)] = (key, make(key))  # held, or another could get its place
+        made = _here.of_call[key] = (things, make())  # held, or others could get their places
     return made[1]

@@ -63,6 +63,31 @@ class DecoderCall(NamedTuple):
     hands_others: bool
     returns: Optional[Tuple[int, ...]]
 
+    def fits(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+        """Whether the layer's own forward takes the arguments: if not, it says so best."""
+        by_position = self.parameters[: len(args)]
+        return (
+            len(args) <= len(self.parameters)
+            and all(name not in by_position for name in kwargs)
+            and all(name in by_position or name in kwargs for name in (self.hidden, *self.required))
+            and (self.takes_others or all(name in self.names for name in kwargs))
+        )
+
+    def keywords(self, given: Dict[str, Any]) -> Dict[str, Any]:
+        """What the attention gets besides its hidden states, of what the layer is given by name."""
+        keywords = {
+            keyword: argument.constant
+            if argument.parameter is None
+            else given[argument.parameter]
+            if argument.parameter in given
+            else self.defaults[argument.parameter]
+            for keyword, argument in self.attention
+        }
+        if self.hands_others:
+            others = given.items()
+            keywords.update((name, value) for name, value in others if name not in self.names)
+        return keywords
+
 
 def probe_decoder_layer(layer: nn.Module, family: Family) -> DecoderCall:
     """

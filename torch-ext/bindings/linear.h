@@ -1,0 +1,93 @@
+// An FP8 linear behind the op that makes its input, as both halves of a decoder layer have two.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <array>
+
+#include "../torch_binding.h"
+#include "checks.h"
+#include "launch.h"
+
+namespace rocm_kernels {
+
+// How the rows of a layer's linears are quantised; not at all where only weights are in FP8.
+struct Rounding {
+  bool quantizes;
+  int64_t group_size;
+  double scale_ub;
+  bool ue8m0;
+};
+
+struct Linear {
+  const Tensor& w;
+  const std::optional<Tensor>&scale_w, &bias, &input_scale;
+};
+
+// Rows that a linear takes: their memory, and that of the scales that are computed with them.
+struct LinearInput {
+  Tensor rows;
+  std::optional<Tensor> scales;
+};
+
+inline LinearInput empty_input(const Linear& linear, const Rounding& rounding, const Tensor& like,
+                               int64_t rows) {
+  const int64_t k = linear.w.size(1);
+  if (!rounding.quantizes) return {torch::stable::new_empty(like, {rows, k}), std::nullopt};
+  Tensor data = torch::stable::new_empty(like, {rows, k}, linear.w.scalar_type());
+  if (linear.input_scale) return {data, std::nullopt};
+  const int64_t groups = rounding.group_size == 0 ? 1 : ceil_div(k, rounding.group_size);
+  return {data, torch::stable::new_empty(like, {rows, groups}, ScalarType::Float)};
+}
+
+inline void multiply(Tensor& out, const LinearInput& input, const Linear& linear) {
+  gemm(out, input.rows, linear.w, linear.input_scale ? linear.input_scale : input.scales,
+       linear.scale_w, linear.bias, "");
+}
+
+// Scratch in a new layout.
+inline Tensor heads_of(const Tensor& rows, std::array<int64_t, 4> sizes,
+                       std::array<int64_t, 4> strides, int64_t offset) {
+  AtenTensorHandle view = nullptr;
+  const auto error =
+      aoti_torch__reinterpret_tensor(rows.get(), 4, sizes.data(), strides.data(), offset, &view);
+  require(error == 0, "torch made no view of a tensor");
+  return Tensor(view);
+}
+
+// Has a program that is recorded hold the scratch of its launches.
+template <typename... Tensors>
+void keep_in_program(const Tensors&... tensors) {
+#if defined(CPU_KERNEL)
+  if (Program* const program = Program::recorded()) program->add([tensors...](const Context&) {});
+#endif
+}
+
+// What a half of a layer is given, by name: what is written shares no memory with the rest.
+class Operands {
+ public:
+  void add(const std::optional<Tensor>& tensor, const char* name) {
+    if (tensor) add(*tensor, name);
+  }
+  void add(const Tensor& tensor, const char* name) { given_[count_++] = {memory_of(tensor), name}; }
+  // Those that were added first are written.
+  void require_apart(int written) const {
+    for (int i = 0; i < written; ++i) {
+      for (int j = i + 1; j < count_; ++j) {
+        require(!overlap(given_[i].memory, given_[j].memory), given_[i].name,
+                " is written and must not share memory with ", given_[j].name);
+      }
+    }
+  }
+
+ private:
+  struct Named {
+    Memory memory;
+    const char* name;
+  };
+  static constexpr int kMost = 32;
+  std::array<Named, kMost> given_;
+  int count_ = 0;
+};
+
+}  // namespace rocm_kernels
