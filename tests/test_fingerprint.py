@@ -29,6 +29,9 @@ CHANGES = {
     "where a weight lies": lambda model: setattr(
         linear(model).weight, "data", linear(model).weight.detach().clone()
     ),
+    "an equal weight of one element": lambda model: setattr(
+        linear(model), "one", torch.nn.Parameter(linear(model).one.detach().clone())
+    ),
     "a buffer": lambda model: linear(model).register_buffer("more", torch.ones(3)),
     "a module": lambda model: setattr(model.model.layers[1].mlp, "act_fn", torch.nn.GELU()),
     "one more, behind all": lambda model: model.lm_head.add_module("more", torch.nn.Identity()),
@@ -55,6 +58,8 @@ def model():
     module.names, module.scales = ["a"], {"a": [1]}
     module.modules_kept = [torch.nn.Identity()]
     module.factor = 1000.5
+    module.one = torch.nn.Parameter(torch.ones(1))
+    model.model.layers[1].mlp.gate_proj.register_buffer("moved", torch.ones(2))
     return model
 
 
@@ -68,6 +73,18 @@ def test_a_change_is_seen(cpu_package, model, change):
     after = last.of(model)
     assert after != before and after == state.fingerprint(model)
     assert last.of(model) is after
+
+
+def test_answers_end_where_a_buffer_gets_another_owner(cpu_package, model):
+    """Though the names and tensors of all modules stay in their order."""
+    last = cpu_package.models.model_state.LastFingerprint()
+    last.of(model)
+    mlp, answers = model.model.layers[1].mlp, last.answers
+    last.of(model)
+    assert last.answers is answers
+    mlp.up_proj.register_buffer("moved", mlp.gate_proj._buffers.pop("moved"))
+    last.of(model)
+    assert last.answers is not answers
 
 
 def test_what_is_the_same_again_is_no_change(cpu_package, model):

@@ -46,6 +46,7 @@ class Calls:
         self.attentions()
         self.rotations()
         self.stacks()
+        self.halves()
         self.tuning()
         self.recording()
 
@@ -149,6 +150,40 @@ class Calls:
                     self.ops.decode_layers(*call)
 
             self.add("decode_layers", lambda w=written: [t.clone() for t in w], run)
+
+    def linear(self, n, k):
+        """A weight, its scales, no bias and no static scale."""
+        return self.random(n, k, dtype=self.fp8), self.scales(n, 1), None, None
+
+    def halves(self):
+        """Of decoder layers."""
+        rounding = (1e-6, 0.0, True, 0, 0.0, False)
+        for rows in (17, 130):
+            x, addend, weight = (self.random(*size, 256) for size in ((rows,), (rows,), ()))
+            linears = *self.linear(512, 256), *self.linear(256, 256)
+            self.add(
+                "layer_mlp",
+                lambda rows=rows: (self.empty(rows, 256), self.empty(rows, 256)),
+                lambda *outputs, given=(x, addend, weight, *linears): self.ops.layer_mlp(
+                    *outputs, *given, "silu", *rounding
+                ),
+            )
+            linears = *self.linear(512, 256), *self.linear(256, 256)
+            tables = self.scales(1, rows, 64), self.scales(1, rows, 64), None, None
+            at = torch.arange(rows, device=self.device)[None]
+            used = torch.tensor([rows], dtype=torch.int32, device=self.device)
+            given = x, weight, *linears, *tables, at, None, None, used, *[None] * 4
+            numbers = 64, False, 1e-6, 0.0, 0.1, -1, 0, 0.0, *rounding
+            self.add(
+                "layer_attention",
+                lambda rows=rows: (
+                    self.empty(rows, 256),
+                    *torch.zeros(2, 1, rows + 3, 2, 64, dtype=torch.bfloat16, device=self.device),
+                ),
+                lambda *outputs, given=(*given, *numbers): self.ops.layer_attention(
+                    *outputs, *given
+                ),
+            )
 
     def joined_products(self):
         index = -1 if self.device.type == "cpu" else 0
