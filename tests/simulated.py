@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import itertools
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -193,14 +194,15 @@ class Workspaces(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is not torch.ops.aten.new_empty.default:
             return function(*args, **(kwargs or {}))
-        (size,) = args[1]
+        dtype = (kwargs or {}).get("dtype") or args[0].dtype
+        size = math.prod(args[1]) * dtype.itemsize
         # Beyond both ends is memory of this storage, so that a wrong access hits nothing else.
         storage = torch.randint(256, (size + 1024,), dtype=torch.uint8)
         begin = -storage.data_ptr() % 256 + 256
         self.storages.append(storage)
         self.parts.append(storage[begin : begin + size])
         self.hip.register(self.parts[-1])
-        return self.parts[-1]
+        return self.parts[-1].view(dtype).view(args[1])
 
     def __exit__(self, *exception) -> None:
         super().__exit__(*exception)
@@ -208,9 +210,12 @@ class Workspaces(TorchDispatchMode):
             self.hip.unregister(part)
 
 
-# Arguments that are read before they are written, and what is read in their place if it is given;
-# decode_layers' are read in any case.
-READ_TOO = {"residual": "addend", "qkv": None, "k_caches": None, "v_caches": None}
+# Arguments that are read before they are written, and beside what others they are not;
+# decode_layers' are read in any case. rope_and_cache, which has places, only writes caches.
+READ_TOO = {
+    "residual": "addend", "qkv": None, "k_caches": None, "v_caches": None, "k_cache": "places",
+    "v_cache": "places",
+}  # fmt: skip
 
 
 def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
