@@ -305,6 +305,22 @@ def test_modules_that_nobody_has_looked_at_are_not_asked_once(best_package):
     assert calls == [seen] and asking.asked_once(seen, calls.append) is None
 
 
+def test_arguments_are_asked_once_for_layers_that_share_them(best_package, device, monkeypatch):
+    layers = best_package.layers.plain_layer
+    model = quantised(best_package, device, "Llama", {})
+    first, second = map(layers.PlainLayer.of, model.model.layers)
+    monkeypatch.setattr(layers.Arguments, "of", lambda *given: given)
+    x, one, other = (torch.zeros(1, 2, 128) for _ in range(3))
+    with best_package.models.asked_once.asking_once({}):
+        found = first.arguments((x,), {"attention_mask": one})
+        assert second.arguments((x + 1,), {"attention_mask": one}) is found
+        assert second.arguments((), {"hidden_states": x, "attention_mask": one}) is not found
+        for args, kwargs in (((x,), {"attention_mask": other}), ((x, one), {}), ((x,), {"x": one})):
+            assert second.arguments(args, kwargs) is not found
+        with best_package.models.asked_once.asking_once({}):
+            assert first.arguments((x,), {"attention_mask": one}) is not found
+
+
 def test_a_prompt_in_chunks_and_one_of_a_token(best_package, device):
     model = quantised(best_package, device, "Llama", {})
     best_package.models.use_decode_step(model)
