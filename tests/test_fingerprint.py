@@ -59,7 +59,7 @@ def model():
     module.modules_kept = [torch.nn.Identity()]
     module.factor = 1000.5
     module.one = torch.nn.Parameter(torch.ones(1))
-    model.model.layers[1].mlp.gate_proj.register_buffer("moved", torch.ones(2))
+    module.register_buffer("moved", torch.ones(2))
     return model
 
 
@@ -82,7 +82,7 @@ def test_answers_end_where_a_buffer_gets_another_owner(cpu_package, model):
     mlp, answers = model.model.layers[1].mlp, last.answers
     last.of(model)
     assert last.answers is answers
-    mlp.up_proj.register_buffer("moved", mlp.gate_proj._buffers.pop("moved"))
+    mlp.act_fn.register_buffer("moved", mlp.down_proj._buffers.pop("moved"))
     last.of(model)
     assert last.answers is not answers
 
