@@ -297,6 +297,8 @@ struct MemOp {
   bool performed = false;
   bool mixedLds = false;      // a flat access with lanes in LDS
   bool inARow = false;        // a global access of all lanes, one behind the other
+  bool flag = false;          // the cycle model notes what it tells and finds,
+  u32 place = 0;              // by its place in the wave's stream
   u32 stamp = 0;              // the clock; operations in flight at a release get a new one
   u32 issued = 0;             // the wave's clock at its issue
   u64 low = 0, high = 0;      // a global access lies in [low, high)

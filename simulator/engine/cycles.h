@@ -41,10 +41,12 @@ struct WaveStream {
   struct Poll {
     u32 inst = ~0u;
     u64 address = 0;
-    size_t runs = 0, count = 0, memory = 0, finds = 0, end = 0;
-    std::vector<std::pair<u64, u32>>
-        seen;  // words, and how many of their stores the wave then knows
-  } poll;
+    size_t runs = 0, count = 0, memory = 0, end = 0;
+  } poll;  // that was issued last
+  // The place of the poll that looked last, its words, and how many of their stores the wave then
+  // knows.
+  u32 looked = ~0u;
+  std::vector<std::pair<u64, u32>> seen;
   std::unordered_map<u64, u32> known;  // the same, of all polls before
   void executed(u32 index) {
     if (code.empty() || code.back().first + code.back().count != index) code.push_back({index, 0});
@@ -55,7 +57,9 @@ struct WaveStream {
 struct Recording {
   u32 xcds = 8, sampled = 8;  // workgroups of the first `sampled` of `xcds` dies are recorded
   bool playsFlags = false;
-  std::mutex lock;  // of the two
+  // Held while an operation that may be a flag takes effect and is noted: a load finds the stores
+  // whose values it could read, no more and no less.
+  std::mutex lock;
   // word -> numbers of its stores of agent scope, or of the last atomic. Who looks for a flag finds
   // the first store that it does not know, though others may have followed when it looked in the
   // functional run; who looks at a counter finds all that counted.
@@ -66,7 +70,9 @@ struct Recording {
 };
 
 // Called for each memory instruction at issue, while `op` holds its addresses.
-void recordMemory(Wave& w, const MemOp& op);
+void recordMemory(Wave& w, MemOp& op);
+// Called for each `op.flag` when it takes effect, within the recording's lock.
+void recordFlag(Recording& recording, WaveStream& stream, const MemOp& op);
 
 // ---- memory -------------------------------------------------------------------------------------
 

@@ -97,7 +97,6 @@ bool mayBeFlag(const MemOp& op) {
 // Before a load's words are written: a poll that comes again with nothing between takes the place
 // of the one before.
 void keepLastPoll(WaveStream& stream, const MemOp& op) {
-  if (op.inst->mem.access != Access::Load || !op.mask) return;
   WaveStream::Poll& poll = stream.poll;
   u64 address = op.addr[__builtin_ctzll(op.mask)];
   if (poll.inst == op.inst->address && poll.address == address &&
@@ -105,54 +104,19 @@ void keepLastPoll(WaveStream& stream, const MemOp& op) {
     stream.code.resize(poll.runs);
     stream.code.back().count = poll.count;
     stream.memory.resize(poll.memory);
-    stream.finds.resize(poll.finds);
     return;
   }
-  for (auto [word, count] : poll.seen) stream.known[word] = count;
   poll.inst = op.inst->address;
   poll.address = address;
   poll.runs = stream.code.size();
   poll.count = stream.code.back().count;
   poll.memory = stream.memory.size();
-  poll.finds = stream.finds.size();
-  poll.end = 0;
-  poll.seen.clear();
 }
 
-void recordFlag(Recording& recording, WaveStream& stream, const MemOp& op, u32 place) {
-  const MemSpec& m = op.inst->mem;
-  bool finds = m.access != Access::Store, tells = m.access != Access::Load;
-  std::lock_guard guard(recording.lock);
-  u32 number = tells ? ++recording.told : 0;
-  const bool looks = m.access == Access::Load;
-  size_t first = stream.finds.size();
-  if (looks) stream.poll.seen.clear();
-  for (u64 mask = op.mask; mask; mask &= mask - 1) {
-    u64 begin = op.addr[__builtin_ctzll(mask)] / 4;
-    for (u64 word = begin; word < begin + std::max(1, m.bytes / 4); ++word) {
-      auto told = recording.toldBy.find(word);
-      if (finds && told != recording.toldBy.end() && told->second.back() != number) {
-        const std::vector<u32>& stores = told->second;
-        size_t at = stores.size() - 1;
-        if (looks) {
-          auto known = stream.known.find(word);
-          at = std::min<size_t>(at, known == stream.known.end() ? 0 : known->second);
-          stream.poll.seen.push_back({word, static_cast<u32>(at + 1)});
-        }
-        auto same = [&](const WaveStream::Flag& f) { return f.number == stores[at]; };
-        if (std::none_of(stream.finds.begin() + first, stream.finds.end(), same)) {
-          stream.finds.push_back({place, stores[at]});
-        }
-      }
-      if (tells) {
-        std::vector<u32>& stores = recording.toldBy[word];
-        if (m.access == Access::Atomic) stores.clear();
-        if (stores.empty() || stores.back() != number) stores.push_back(number);
-      }
-    }
-  }
-  if (tells) stream.tells.push_back({place, number});
-  if (m.access == Access::Load) stream.poll.end = stream.memory.size();
+// Operations of a wave need not take effect in the order of their issue; the replay has its flags
+// in that order.
+void put(std::vector<WaveStream::Flag>& flags, WaveStream::Flag flag) {
+  flags.insert(std::ranges::upper_bound(flags, flag.word, {}, &WaveStream::Flag::word), flag);
 }
 
 }  // namespace
@@ -164,7 +128,50 @@ WaveStream* Recording::start(u64 group, u32 wave, u32 waves) {
   return &streams[wave];
 }
 
-void recordMemory(Wave& w, const MemOp& op) {
+void recordFlag(Recording& recording, WaveStream& stream, const MemOp& op) {
+  const MemSpec& m = op.inst->mem;
+  const bool looks = m.access == Access::Load;
+  const bool tells = m.access == Access::Store || m.access == Access::Atomic;
+  u32 number = tells ? ++recording.told : 0;
+  if (looks && stream.looked != op.place) {
+    for (auto [word, count] : stream.seen) stream.known[word] = count;
+    stream.looked = op.place;
+  }
+  if (looks) {  // the turn before of the same loop had this place
+    stream.seen.clear();
+    auto before = std::ranges::equal_range(stream.finds, op.place, {}, &WaveStream::Flag::word);
+    stream.finds.erase(before.begin(), before.end());
+  }
+  std::vector<u32> found;
+  for (u64 mask = globalLanes(op); mask; mask &= mask - 1) {
+    u64 begin = op.addr[__builtin_ctzll(mask)] / 4;
+    for (u64 word = begin; word < begin + std::max(1, m.bytes / 4); ++word) {
+      auto told = recording.toldBy.find(word);
+      if (m.access != Access::Store && told != recording.toldBy.end() &&
+          told->second.back() != number) {
+        const std::vector<u32>& stores = told->second;
+        size_t at = stores.size() - 1;
+        if (looks) {
+          auto known = stream.known.find(word);
+          at = std::min<size_t>(at, known == stream.known.end() ? 0 : known->second);
+          stream.seen.push_back({word, static_cast<u32>(at + 1)});
+        }
+        if (std::find(found.begin(), found.end(), stores[at]) == found.end()) {
+          found.push_back(stores[at]);
+        }
+      }
+      if (tells) {
+        std::vector<u32>& stores = recording.toldBy[word];
+        if (m.access == Access::Atomic) stores.clear();
+        if (stores.empty() || stores.back() != number) stores.push_back(number);
+      }
+    }
+  }
+  for (u32 other : found) put(stream.finds, {op.place, other});
+  if (tells) put(stream.tells, {op.place, number});
+}
+
+void recordMemory(Wave& w, MemOp& op) {
   const Inst& i = *op.inst;
   const MemSpec& m = i.mem;
   std::vector<u32>& words = w.stream->memory;
@@ -199,9 +206,10 @@ void recordMemory(Wave& w, const MemOp& op) {
     return;
   }
   Recording& recording = *w.wg->launch->recording;
-  bool flag = recording.playsFlags && mayBeFlag(op);
-  if (flag) keepLastPoll(*w.stream, op);
-  const u32 place = words.size();
+  op.flag = recording.playsFlags && mayBeFlag(op);
+  const bool poll = op.flag && m.access == Access::Load && op.mask;
+  if (poll) keepLastPoll(*w.stream, op);
+  op.place = words.size();
   u32 lanes = 0;
   for (u64 mask = op.mask; mask; mask &= mask - 1) {
     int lane = __builtin_ctzll(mask);
@@ -213,7 +221,7 @@ void recordMemory(Wave& w, const MemOp& op) {
     lines.add(address, m.bytes);
   }
   lines.write(words, lanes);
-  if (flag) recordFlag(recording, *w.stream, op, place);
+  if (poll) w.stream->poll.end = words.size();
 }
 
 std::vector<TimedInst> timedCode(const CodeObject& object, const SimCycles& p) {

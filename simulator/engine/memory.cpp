@@ -21,7 +21,7 @@ MemOp* Worker::takeOp() {
   }
   MemOp* op = freeOps.back();
   freeOps.pop_back();
-  op->performed = op->mixedLds = op->inARow = false;
+  op->performed = op->mixedLds = op->inARow = op->flag = false;
   op->publish = op->publishForeign = op->acquired = nullptr;
   op->given.clear();
   return op;

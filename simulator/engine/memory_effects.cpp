@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "cycles.h"
 #include "memory.h"
 #include "operands.h"
 
@@ -383,6 +384,12 @@ void perform(Wave& w, MemOp& op) {
     return;
   }
   bool write = m.access == Access::Store || m.access == Access::Atomic;
+  std::unique_lock<std::mutex> noted;
+  if (op.flag) {
+    Recording& recording = *w.wg->launch->recording;
+    noted = std::unique_lock(recording.lock);
+    recordFlag(recording, *w.stream, op);
+  }
   // For those who look whether they store the same.
   std::atomic<u64>* storing = nullptr;
   if (race && write && w.wg->launch->workers > 1) {

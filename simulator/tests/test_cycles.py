@@ -71,6 +71,19 @@ GLOBAL void hand_over(u32* o) {  // the second works when the first has
     WORK;
   }
 }
+GLOBAL void hand_over_late(u32* o) {  // each look is asked for long before it is awaited
+  if (BID == 0) {
+    WORK;
+    __scoped_atomic_store_n(o, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+  } else {
+    u32 seen;
+    do {
+      asm volatile("global_load_dword %0, %1, off sc1\\n" TIMES64("v_exp_f32 v40, v41\\n")
+                   "s_waitcnt vmcnt(0)" : "=&v"(seen) : "v"(o) : "v40", "v41");
+    } while (__builtin_amdgcn_readfirstlane(seen) == 0);
+    WORK;
+  }
+}
 GLOBAL void meet(u32* o) {  // all work when the fifth has
   if (BID == 4) WORK;
   __scoped_atomic_fetch_add(o, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
@@ -384,16 +397,21 @@ def test_gfx950_reads_wide_words_from_64_banks(target, each):
     assert floor <= took <= floor + 16 * (machine.lds_latency + 16 + 4 * 8)
 
 
+@pytest.mark.parametrize("order", [{}, {"late": True, "threads": 1}], ids=["quick", "late"])
 @pytest.mark.parametrize("kernel, groups, works, flags", [
-    ("hand_over", 2, 2, 1), ("meet", 16, 2, 1), ("told_twice", 2, 1, 1),
+    ("hand_over", 2, 2, 1), ("hand_over_late", 2, 2, 1), ("meet", 16, 2, 1),
+    ("told_twice", 2, 1, 1),
 ])  # fmt: skip
-def test_polls_wait_for_what_they_find(code, kernel, groups, works, flags):
+def test_polls_wait_for_what_they_find(code, kernel, groups, works, flags, order):
     """One works while the others wait for it, then they do: one after the other. Who looks late in
-    the functional run is not held up by what was told since."""
+    the functional run is not held up by what was told since. A store that comes while a look is on
+    its way counts for that look if it is what the look reads, and not otherwise."""
     machine = machine_for("gfx942", flag_s=2e-6)
     for seed in range(3):
         o = np.zeros(64, u32)
-        result = code.launch(kernel, groups, 64, [o], checks=False, seed=seed, cycles=machine)
+        result = code.launch(
+            kernel, groups, 64, [o], checks=False, seed=seed, cycles=machine, **order
+        )
         cycles = result.cycles.raw["cycles"] - machine.launch_s * machine.clock_hz
         least = works * 64 * 64 * 16 + flags * machine.flag_s * machine.clock_hz
         assert least < cycles < least + 8000
