@@ -43,11 +43,14 @@ struct WaveStream {
     u64 address = 0;
     size_t runs = 0, count = 0, memory = 0, end = 0;
   } poll;  // that was issued last
-  // The place of the poll that looked last, its words, and how many of their stores the wave then
-  // knows.
+  // The place of the poll that looked last, and by its words the last store that it found and how
+  // many the wave then knows. Lanes leave a loop one by one, each with what it found.
+  struct Seen {
+    u32 number, count;
+  };
   u32 looked = ~0u;
-  std::vector<std::pair<u64, u32>> seen;
-  std::unordered_map<u64, u32> known;  // the same, of all polls before
+  std::unordered_map<u64, Seen> seen;
+  std::unordered_map<u64, u32> known;  // how many, of all polls before
   void executed(u32 index) {
     if (code.empty() || code.back().first + code.back().count != index) code.push_back({index, 0});
     ++code.back().count;

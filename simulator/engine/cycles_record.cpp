@@ -134,15 +134,18 @@ void recordFlag(Recording& recording, WaveStream& stream, const MemOp& op) {
   const bool tells = m.access == Access::Store || m.access == Access::Atomic;
   u32 number = tells ? ++recording.told : 0;
   if (looks && stream.looked != op.place) {
-    for (auto [word, count] : stream.seen) stream.known[word] = count;
+    for (auto [word, seen] : stream.seen) stream.known[word] = seen.count;
+    stream.seen.clear();
     stream.looked = op.place;
   }
   if (looks) {  // the turn before of the same loop had this place
-    stream.seen.clear();
     auto before = std::ranges::equal_range(stream.finds, op.place, {}, &WaveStream::Flag::word);
     stream.finds.erase(before.begin(), before.end());
   }
   std::vector<u32> found;
+  auto find = [&](u32 other) {
+    if (std::ranges::find(found, other) == found.end()) found.push_back(other);
+  };
   for (u64 mask = globalLanes(op); mask; mask &= mask - 1) {
     u64 begin = op.addr[__builtin_ctzll(mask)] / 4;
     for (u64 word = begin; word < begin + std::max(1, m.bytes / 4); ++word) {
@@ -154,10 +157,9 @@ void recordFlag(Recording& recording, WaveStream& stream, const MemOp& op) {
         if (looks) {
           auto known = stream.known.find(word);
           at = std::min<size_t>(at, known == stream.known.end() ? 0 : known->second);
-          stream.seen.push_back({word, static_cast<u32>(at + 1)});
-        }
-        if (std::find(found.begin(), found.end(), stores[at]) == found.end()) {
-          found.push_back(stores[at]);
+          stream.seen[word] = {stores[at], static_cast<u32>(at + 1)};
+        } else {
+          find(stores[at]);
         }
       }
       if (tells) {
@@ -166,6 +168,9 @@ void recordFlag(Recording& recording, WaveStream& stream, const MemOp& op) {
         if (stores.empty() || stores.back() != number) stores.push_back(number);
       }
     }
+  }
+  for (auto [word, seen] : stream.seen) {
+    if (looks) find(seen.number);
   }
   for (u32 other : found) put(stream.finds, {op.place, other});
   if (tells) put(stream.tells, {op.place, number});

@@ -101,6 +101,19 @@ GLOBAL void told_twice(u32* o) {  // the second works as soon as it is told for 
     while (FLAG(o) < 2) __builtin_amdgcn_s_sleep(1);
   }
 }
+GLOBAL void lanes_leave(u32* o) {  // lane 1's flag comes first here, on hardware lane 0's
+  if (BID == 1) {  // few instructions, 64 * 127 * 20 cycles
+    for (int n = 0; n < 20; ++n) __builtin_amdgcn_s_sleep(127);
+    __scoped_atomic_store_n(o + 1, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+  } else if (BID == 2) {
+    WORK;
+    WORK;
+    __scoped_atomic_store_n(o, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+  } else {
+    while (TID < 2 && FLAG(o + TID) == 0) {}
+    WORK;
+  }
+}
 GLOBAL void copy(u4* o, const u4* a) { o[BID * 256 + TID] = a[BID * 256 + TID]; }
 GLOBAL void copy_streaming(u4* o, const u4* a) {
   __builtin_nontemporal_store(a[BID * 256 + TID], &o[BID * 256 + TID]);
@@ -400,12 +413,13 @@ def test_gfx950_reads_wide_words_from_64_banks(target, each):
 @pytest.mark.parametrize("order", [{}, {"late": True, "threads": 1}], ids=["quick", "late"])
 @pytest.mark.parametrize("kernel, groups, works, flags", [
     ("hand_over", 2, 2, 1), ("hand_over_late", 2, 2, 1), ("meet", 16, 2, 1),
-    ("told_twice", 2, 1, 1),
+    ("told_twice", 2, 1, 1), ("lanes_leave", 3, 1 + 20 * 127 / 1024, 1),
 ])  # fmt: skip
 def test_polls_wait_for_what_they_find(code, kernel, groups, works, flags, order):
     """One works while the others wait for it, then they do: one after the other. Who looks late in
     the functional run is not held up by what was told since. A store that comes while a look is on
-    its way counts for that look if it is what the look reads, and not otherwise."""
+    its way counts for that look if it is what the look reads, and not otherwise. Where each lane
+    waits for its own flag, all are waited for, whichever came last in the functional run."""
     machine = machine_for("gfx942", flag_s=2e-6)
     for seed in range(3):
         o = np.zeros(64, u32)
