@@ -87,6 +87,24 @@ def test_answers_end_where_a_buffer_gets_another_owner(cpu_package, model):
     assert last.answers is not answers
 
 
+class Incomparable:
+    def __eq__(self, other):
+        return self.no_such_attribute
+
+
+@pytest.mark.parametrize("make", [Incomparable, lambda: torch.ones(2)])
+def test_answers_end_where_what_cannot_be_compared_becomes_another(cpu_package, model, make):
+    last = cpu_package.models.model_state.LastFingerprint()
+    linear(model).helper = make()
+    last.of(model)
+    answers = last.answers
+    last.of(model)
+    assert last.answers is answers
+    linear(model).helper = make()
+    last.of(model)
+    assert last.answers is not answers
+
+
 def test_what_is_the_same_again_is_no_change(cpu_package, model):
     last = cpu_package.models.model_state.LastFingerprint()
     before = last.of(model)
