@@ -7,12 +7,7 @@ import pickle
 import pytest
 import torch
 from shrunk import tiny_of
-from tiny_attention import prompt
-
-OPTIONS = {
-    "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "output_logits": True,
-    "return_dict_in_generate": True,
-}  # fmt: skip
+from tiny_attention import WITH_LOGITS, assert_same_answers, beside_a_step, prompt
 
 
 @pytest.fixture
@@ -25,18 +20,7 @@ def package(package):
 def pair(package, monkeypatch):
     """A model whose queries see four keys each, and one of the same weights with use_decode_step,
     whose cache grows within an answer."""
-    monkeypatch.setattr(package.models.decode_step, "_SPARE", 6)
-    model = tiny_of("deepseek_v32")
-    step = copy.deepcopy(model)
-    package.models.use_decode_step(step)
-    return model, step
-
-
-def assert_same(got, expected):
-    assert torch.equal(got.sequences, expected.sequences)
-    if "logits" in got:
-        pair = torch.stack(got.logits), torch.stack(expected.logits)
-        torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
+    return beside_a_step(package, monkeypatch, tiny_of("deepseek_v32"))
 
 
 def test_answers_of_which_each_token_sees_few(package, pair):
@@ -44,8 +28,8 @@ def test_answers_of_which_each_token_sees_few(package, pair):
     model, step = pair
     for columns, new in ((9, 14), (7, 5), (12, 4)):
         given = prompt(3, columns)
-        said = [each.generate(**given, max_new_tokens=new, **OPTIONS) for each in (step, model)]
-        assert_same(*said)
+        said = [each.generate(**given, max_new_tokens=new, **WITH_LOGITS) for each in (step, model)]
+        assert_same_answers(*said)
         del said
     steps = package.models.decode_steps(step)
     assert steps.replayed >= 14, steps
@@ -59,9 +43,9 @@ def test_rows_that_move_and_rows_that_go(pair, others):
     rows = 2 if "num_beams" in others else 1
     given = {"input_ids": torch.randint(5, 12, (rows, 9))}
     given["attention_mask"] = torch.ones_like(given["input_ids"])
-    options = {**OPTIONS, **others, "output_logits": False}
+    options = {**WITH_LOGITS, **others, "output_logits": False}
     got, expected = (each.generate(**given, max_new_tokens=10, **options) for each in pair[::-1])
-    assert_same(got, expected)
+    assert_same_answers(got, expected)
 
 
 @pytest.mark.parametrize("way", ["kept", "copied", "pickled"])
@@ -69,15 +53,15 @@ def test_an_answer_goes_on_with_its_cache(pair, way):
     """In a cache that was pickled, which is a dynamic one, with the model as it was."""
     model, step = pair
     given = prompt(2, 9, (0, 0))
-    said = [each.generate(**given, max_new_tokens=7, **OPTIONS) for each in (model, step)]
+    said = [each.generate(**given, max_new_tokens=7, **WITH_LOGITS) for each in (model, step)]
     expected, got = (each.past_key_values for each in said)
     change = {"kept": lambda x: x, "copied": copy.deepcopy}
     got = change.get(way, lambda x: pickle.loads(pickle.dumps(x)))(got)
     ids = torch.cat([said[0].sequences, said[0].sequences[:, :4]], 1)
-    rest = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 5, **OPTIONS}
+    rest = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 5, **WITH_LOGITS}
     expected = model.generate(ids, past_key_values=expected, **rest)
     other = model if way == "pickled" else step
-    assert_same(other.generate(ids, past_key_values=got, **rest), expected)
+    assert_same_answers(other.generate(ids, past_key_values=got, **rest), expected)
 
 
 def test_what_is_not_ours_holds_no_fp8(package):

@@ -7,13 +7,8 @@ import pickle
 import pytest
 import torch
 from shrunk import tiny_of
-from tiny_attention import prompt
+from tiny_attention import WITH_LOGITS, assert_same_answers, beside_a_step, prompt
 from transformers import DynamicCache
-
-OPTIONS = {
-    "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "output_logits": True,
-    "return_dict_in_generate": True,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -26,18 +21,7 @@ def package(package):
 def pair(package, monkeypatch, request):
     """A model with recurrences, with convolutions alone, or with states and keys in one layer; and
     one of the same weights with use_decode_step, whose cache grows within an answer."""
-    monkeypatch.setattr(package.models.decode_step, "_SPARE", 6)
-    model = tiny_of(request.param)
-    step = copy.deepcopy(model)
-    package.models.use_decode_step(step)
-    return model, step
-
-
-def assert_same(got, expected):
-    assert torch.equal(got.sequences, expected.sequences)
-    if "logits" in got:
-        pair = torch.stack(got.logits), torch.stack(expected.logits)
-        torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
+    return beside_a_step(package, monkeypatch, tiny_of(request.param))
 
 
 def test_answers_with_states(package, pair):
@@ -47,13 +31,15 @@ def test_answers_with_states(package, pair):
     greedy = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     for rows, columns, new in ((3, 9, 14), (3, 7, 5), (3, 5, 4), (2, 6, 4)):
         given = prompt(rows, columns, (0, 4, 1)[:rows])
-        said = [each.generate(**given, max_new_tokens=new, **OPTIONS) for each in (step, model)]
-        assert_same(*said)
+        said = [each.generate(**given, max_new_tokens=new, **WITH_LOGITS) for each in (step, model)]
+        assert_same_answers(*said)
         del said
         said = [each.generate(**given, max_new_tokens=new, **greedy) for each in (step, model)]
         assert torch.equal(*said)
     given = prompt(2, 1, (0, 0))
-    assert_same(*(each.generate(**given, max_new_tokens=5, **OPTIONS) for each in (step, model)))
+    assert_same_answers(
+        *(each.generate(**given, max_new_tokens=5, **WITH_LOGITS) for each in (step, model))
+    )
     steps = package.models.decode_steps(step)
     assert steps.replayed >= 30, steps
     assert set(steps.passed_on) == {"a prompt", "the first step of its kind"}, steps
@@ -64,12 +50,12 @@ def test_answers_with_states(package, pair):
 )
 def test_states_that_move(pair, others):
     given = prompt(2, 9, (0, 2))
-    options = {**OPTIONS, **others, "output_logits": False}
+    options = {**WITH_LOGITS, **others, "output_logits": False}
     said = []
     for each in pair:
         torch.manual_seed(3)
         said.append(each.generate(**given, max_new_tokens=10, **options))
-    assert_same(said[1], said[0])
+    assert_same_answers(said[1], said[0])
 
 
 def test_drafts_are_taken_back_where_the_model_can(pair):
@@ -81,7 +67,7 @@ def test_drafts_are_taken_back_where_the_model_can(pair):
     for each in pair:
         try:
             said.append(
-                each.generate(**given, max_new_tokens=9, prompt_lookup_num_tokens=3, **OPTIONS)
+                each.generate(**given, max_new_tokens=9, prompt_lookup_num_tokens=3, **WITH_LOGITS)
             )
         except (ValueError, RuntimeError) as why:
             said.append(str(why))
@@ -97,22 +83,24 @@ def test_an_answer_goes_on_with_its_states(pair, way):
     was."""
     model, step = pair
     given = prompt(2, 9, (0, 0))
-    said = [each.generate(**given, max_new_tokens=7, **OPTIONS) for each in (model, step)]
+    said = [each.generate(**given, max_new_tokens=7, **WITH_LOGITS) for each in (model, step)]
     expected, got = (each.past_key_values for each in said)
     change = {"kept": lambda x: x, "copied": copy.deepcopy}
     got = change.get(way, lambda x: pickle.loads(pickle.dumps(x)))(got)
     if way == "pickled":
         assert type(got) is DynamicCache
     ids = torch.cat([said[0].sequences, said[0].sequences[:, :4]], 1)
-    rest = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 5, **OPTIONS}
+    rest = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 5, **WITH_LOGITS}
     expected = model.generate(ids, past_key_values=expected, **rest)
     other = model if way == "pickled" else step
-    assert_same(other.generate(ids, past_key_values=got, **rest), expected)
+    assert_same_answers(other.generate(ids, past_key_values=got, **rest), expected)
 
 
 def test_a_state_is_not_taken_back(package, pair):
     """Nor is an answer looked at late whose cache is handed out, on a GPU."""
-    cache = pair[1].generate(**prompt(2, 9, (0, 0)), max_new_tokens=4, **OPTIONS).past_key_values
+    cache = (
+        pair[1].generate(**prompt(2, 9, (0, 0)), max_new_tokens=4, **WITH_LOGITS).past_key_values
+    )
     with pytest.raises(RuntimeError, match=r"must keep rows of tokens alone .* some of these keep"):
         cache.crop(-1)
     cache.crop(0)

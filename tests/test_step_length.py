@@ -8,12 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from shrunk import tiny_of
-from tiny_attention import tiny
-
-OPTIONS = {
-    "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "output_logits": True,
-    "return_dict_in_generate": True,
-}  # fmt: skip
+from tiny_attention import WITH_LOGITS, assert_same_answers, tiny
 
 
 @pytest.fixture
@@ -36,13 +31,9 @@ def lengths(package):
 
 def answer(model, columns, new):
     ids = torch.randint(5, 140, (2, columns), generator=torch.Generator().manual_seed(columns))
-    return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **OPTIONS)
-
-
-def assert_same(got, expected):
-    assert torch.equal(got.sequences, expected.sequences)
-    pair = torch.stack(got.logits), torch.stack(expected.logits)
-    torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **WITH_LOGITS
+    )
 
 
 def no_numbers(*args, **kwargs):
@@ -149,8 +140,8 @@ def test_answers_beyond_a_length_that_a_model_asks_for(package, monkeypatch):
     step = copy.deepcopy(model)
     package.models.use_decode_step(step)
     for columns, new in ((9, 16), (17, 2), (5, 4), (30, 4)):
-        assert_same(answer(step, columns, new), answer(model, columns, new))
-    greedy = {**OPTIONS, "output_logits": False, "return_dict_in_generate": False}
+        assert_same_answers(answer(step, columns, new), answer(model, columns, new))
+    greedy = {**WITH_LOGITS, "output_logits": False, "return_dict_in_generate": False}
     ids = torch.randint(5, 140, (1, 9))
     assert torch.equal(*(each.generate(ids, max_new_tokens=16, **greedy) for each in (model, step)))
     steps = package.models.decode_steps(step)
@@ -168,7 +159,7 @@ def test_a_table_of_positions_that_grows(package, monkeypatch, kind):
     step = copy.deepcopy(model)
     package.models.use_decode_step(step)
     for columns, new in ((9, 6), (12, 10), (9, 14)):
-        assert_same(answer(step, columns, new), answer(model, columns, new))
+        assert_same_answers(answer(step, columns, new), answer(model, columns, new))
     steps = package.models.decode_steps(step)
     beyond = [why for why in steps.passed_on if "takes numbers out of a tensor" in why]
     assert len(beyond) == (kind == "xglm"), steps

@@ -6,12 +6,8 @@ import pickle
 import pytest
 import shrunk
 import torch
-from tiny_attention import prompt
+from tiny_attention import WITH_LOGITS, assert_same_answers, prompt
 
-OPTIONS = {
-    "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "output_logits": True,
-    "return_dict_in_generate": True,
-}  # fmt: skip
 KINDS = {
     "bloom": {},  # its biases are of its mask
     "falcon": {"alibi": True, "new_decoder_architecture": False},  # the same, and a mask of ours
@@ -28,11 +24,9 @@ def package(package):
 def assert_same(step, model, columns, new):
     given = prompt(3, columns)
     got, expected = (
-        each.generate(**given, max_new_tokens=new, **OPTIONS) for each in (step, model)
+        each.generate(**given, max_new_tokens=new, **WITH_LOGITS) for each in (step, model)
     )
-    assert torch.equal(got.sequences, expected.sequences)
-    pair = torch.stack(got.logits), torch.stack(expected.logits)
-    torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
+    assert_same_answers(got, expected)
     greedy = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": new}
     assert torch.equal(*(each.generate(**given, **greedy) for each in (step, model)))
 

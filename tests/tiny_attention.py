@@ -49,6 +49,30 @@ def prompt(rows=3, columns=12, padding=(0, 4, 1)):
     return {"input_ids": ids.where(mask, 0), "attention_mask": mask.long()}
 
 
+# Greedy answers of one length, with the logits of each step.
+WITH_LOGITS = {
+    "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "output_logits": True,
+    "return_dict_in_generate": True,
+}  # fmt: skip
+
+
+def assert_same_answers(got, expected):
+    """Of what generate returns with those options, or without their logits."""
+    assert torch.equal(got.sequences, expected.sequences)
+    if "logits" in got:
+        pair = torch.stack(got.logits), torch.stack(expected.logits)
+        torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
+
+
+def beside_a_step(package, monkeypatch, model):
+    """The model, and one of the same weights with use_decode_step, whose cache grows within an
+    answer."""
+    monkeypatch.setattr(package.models.decode_step, "_SPARE", 6)
+    step = copy.deepcopy(model)
+    package.models.use_decode_step(step)
+    return model, step
+
+
 def assert_same_logits(ours, eager, mask):
     seen = mask.bool()
     torch.testing.assert_close(ours[seen], eager[seen], rtol=1e-4, atol=1e-4)
