@@ -239,4 +239,37 @@ inline void require_no_overlap(const Tensor& written, const char* written_name, 
           " is written and must not share memory with ", other_name);
 }
 
+// What an op of many tensors is given, by name.
+class Operands {
+ public:
+  // Those that are written come first.
+  void add(const Tensor& tensor, const char* name) { given_[count_++] = {memory_of(tensor), name}; }
+  void add(const std::optional<Tensor>& tensor, const char* name) {
+    if (tensor) add(*tensor, name);
+  }
+  int count() const { return count_; }
+
+  static bool no_pair(int, int) { return false; }
+
+  // The first `written` share no memory with another, but for pairs that `may_share(i, j)`.
+  template <typename MayShare = bool(int, int)>
+  void require_apart(int written, const MayShare& may_share = no_pair) const {
+    for (int i = 0; i < written; ++i) {
+      for (int j = i + 1; j < count_; ++j) {
+        require(may_share(i, j) || !overlap(given_[i].memory, given_[j].memory), given_[i].name,
+                " is written and must not share memory with ", given_[j].name);
+      }
+    }
+  }
+
+ private:
+  struct Named {
+    Memory memory;
+    const char* name;
+  };
+  static constexpr int kMost = 32;
+  Named given_[kMost];
+  int count_ = 0;
+};
+
 }  // namespace rocm_kernels

@@ -63,31 +63,4 @@ void keep_in_program(const Tensors&... tensors) {
 #endif
 }
 
-// What a half of a layer is given, by name: what is written shares no memory with the rest.
-class Operands {
- public:
-  void add(const std::optional<Tensor>& tensor, const char* name) {
-    if (tensor) add(*tensor, name);
-  }
-  void add(const Tensor& tensor, const char* name) { given_[count_++] = {memory_of(tensor), name}; }
-  // Those that were added first are written.
-  void require_apart(int written) const {
-    for (int i = 0; i < written; ++i) {
-      for (int j = i + 1; j < count_; ++j) {
-        require(!overlap(given_[i].memory, given_[j].memory), given_[i].name,
-                " is written and must not share memory with ", given_[j].name);
-      }
-    }
-  }
-
- private:
-  struct Named {
-    Memory memory;
-    const char* name;
-  };
-  static constexpr int kMost = 32;
-  std::array<Named, kMost> given_;
-  int count_ = 0;
-};
-
 }  // namespace rocm_kernels

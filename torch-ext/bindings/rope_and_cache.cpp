@@ -111,11 +111,6 @@ Memory memory_of_page(const Tensor& cache) {
   return memory;
 }
 
-struct Named {
-  Memory memory;
-  const char* name;
-};
-
 }  // namespace
 
 void rope_and_cache(Tensor& out, std::optional<Tensor> k_out, std::optional<Tensor> k_cache,
@@ -285,29 +280,24 @@ void rope_and_cache(Tensor& out, std::optional<Tensor> k_out, std::optional<Tens
   }
 
   // What is written shares no memory with what is read; q and k may be turned where they are.
-  constexpr int kMost = 16;
-  Named given[kMost];
-  int count = 0;
-  const auto add = [&](const std::optional<Tensor>& tensor, const char* name) {
-    if (tensor) given[count++] = {memory_of(*tensor), name};
-  };
-  add(out, "out");
-  add(k_out, "k_out");
-  add(k_cache, "k_cache");
-  add(v_cache, "v_cache");
-  const int written = count;
-  add(q, "q");
-  add(k, "k");
-  add(v, "v");
-  add(cos, "cos");
-  add(sin, "sin");
-  add(positions, "positions");
-  add(q_weight, "q_weight");
-  add(k_weight, "k_weight");
-  add(places, places_are.c_str());
-  add(block_table, "block_table");
-  add(k_scale, "k_scale");
-  add(v_scale, "v_scale");
+  Operands given;
+  given.add(out, "out");
+  given.add(k_out, "k_out");
+  given.add(k_cache, "k_cache");
+  given.add(v_cache, "v_cache");
+  const int written = given.count();
+  given.add(q, "q");
+  given.add(k, "k");
+  given.add(v, "v");
+  given.add(cos, "cos");
+  given.add(sin, "sin");
+  given.add(positions, "positions");
+  given.add(q_weight, "q_weight");
+  given.add(k_weight, "k_weight");
+  given.add(places, places_are.c_str());
+  given.add(block_table, "block_table");
+  given.add(k_scale, "k_scale");
+  given.add(v_scale, "v_scale");
   const auto in_place = [](const HeadRows& a, const HeadRows& b) {
     return a.data == b.data && a.batch_stride == b.batch_stride && a.row_stride == b.row_stride &&
            a.head_stride == b.head_stride;
@@ -317,15 +307,11 @@ void rope_and_cache(Tensor& out, std::optional<Tensor> k_out, std::optional<Tens
   const bool pages_apart = k_cache && (block_table || args.is_slot) &&
                            !overlap(memory_of_page(*k_cache), memory_of_page(*v_cache));
   const bool q_in_place = in_place(args.out, args.q), k_in_place = in_place(args.k_out, args.k);
-  for (int i = 0; i < written; ++i) {
-    for (int j = i + 1; j < count; ++j) {
-      if (q_in_place && i == 0 && j == written) continue;
-      if (k && k_in_place && i == 1 && j == written + 1) continue;
-      if (pages_apart && i == written - 2 && j == written - 1) continue;
-      require(!overlap(given[i].memory, given[j].memory), given[i].name,
-              " is written and must not share memory with ", given[j].name);
-    }
-  }
+  given.require_apart(written, [&](int i, int j) {
+    return (q_in_place && i == 0 && j == written) ||
+           (k && k_in_place && i == 1 && j == written + 1) ||
+           (pages_apart && i == written - 2 && j == written - 1);
+  });
   if (q.numel() == 0 && (!k || k->numel() == 0)) return;
   HeldRotation& held = HeldRotation::of_thread();
   if (held.is_next) {
