@@ -357,7 +357,7 @@ def test_it_can_be_taken_back_and_copied(package):
     step = stepping(package, model)
     step.generate(**GIVEN, **OPTIONS)
     copied = copy.deepcopy(step)
-    assert package.models.decode_steps(copied) == (0, 0, {}, {})
+    assert package.models.decode_steps(copied) == (0, 0, {}, {}, 0)
     assert torch.equal(copied.generate(**GIVEN, **OPTIONS), expected)
     assert package.models.decode_steps(copied).replayed == 10
     package.models.stop_decode_step(step)

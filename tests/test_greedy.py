@@ -173,7 +173,7 @@ def test_a_choice_that_cannot_be_recorded_is_made_behind_a_step(package, monkeyp
                 raise RuntimeError("not this")
             super().__init__(forward, *args)
 
-    monkeypatch.setattr(package.models.decode_step, "RecordedStep", Recorded)
+    monkeypatch.setattr(package.models.step_storage, "RecordedStep", Recorded)
     for columns in (12, 7):
         given = {**prompt(3, columns), **GREEDY, "max_new_tokens": 12}
         ends = model.generate(**given)[:, -4].tolist()

@@ -9,7 +9,7 @@ The model's ``forward`` gets something before it, which knows three kinds of cal
 
 prompt
     A call with an empty dynamic cache, as ``generate`` makes one. That becomes a cache that grows
-    in place (growing_cache.py), and the call runs as it did.
+    in place (growing_cache.py). The call runs as it did, or replayed (recorded_prompt.py).
 step
     One token a sequence behind a cache that stays in place: ours, or a static cache. The first
     step runs as it did, which also prepares whatever is made at a first use. The second is
@@ -24,6 +24,7 @@ What a graph has read stays alive with it. Whether the model is still what was r
 tensors, its modules and their hooks) is compared whenever a call has more than one token.
 """
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -40,14 +41,13 @@ from .asked_once import asking_once
 from .attention import use_attention
 from .cpu_recording import NotAsRecorded
 from .growing_cache import OtherRows, growing_cache, room_for
-from .hooks import is_called
 from .late_stop import are_theirs, looking_late, teach_transformers
-from .model_state import LastFingerprint, States, attentions_of
+from .model_state import LastFingerprint, attentions_of
 from .probe_step import why_not_in_place
-from .recorded_step import RecordedStep, first_line, kind_of
+from .recorded_prompt import kept_of, padded_prompt, pads_prompts
+from .recorded_step import RecordedStep, kinds_of
 from .step_arguments import can_be_given, has_gaps, is_unwritten, shape_of_tokens, stays_in_place
 from .step_storage import Storage, autocast_dtype, make_ready, name_of_cache, with_padded_mask
-from .tensor_parallel import is_divided
 
 _SPARE = 512  # tokens that a new cache has room for beyond its prompt
 
@@ -61,17 +61,19 @@ class DecodeSteps(NamedTuple):
     # On AMD, how the decoder layers of the graph that was recorded last run: in "decode_layers",
     # many a launch, or why their ops run one by one: 0 of them where none can.
     layers: Dict[str, int]
+    prompts: int  # short ones on a GPU that were replayed, as those of a length are from the second
 
 
 def use_decode_step(
     model: nn.Module, *, max_cache_len: Optional[int] = None, kv_cache_dtype: str = "auto"
 ) -> None:
-    """Has a transformers decoder replay its decode steps, through its own ``generate``.
+    """Has ``generate`` of a transformers decoder replay steps, and on a GPU short prompts.
 
     The attention becomes this package's (:func:`use_attention`). Call it after ``quantize_model_``
     and ``kernelize``. Results are those of the same model without it; in a fused decoder layer but
-    for a rounding, since one op turns queries and keys and writes them (layers/attention.py), and
-    on a CPU but for the order of sums in 16-bit products of a row (cpu_recording.py).
+    for a rounding, since one op turns queries and keys and writes them (layers/attention.py), on a
+    GPU but for the order of sums in products of short prompts (recorded_prompt.py), and on a CPU
+    in 16-bit products of a row (cpu_recording.py).
 
     Args:
         model: a causal language model of transformers, on one device.
@@ -113,6 +115,7 @@ def use_decode_step(
             f"model must take a cache that stays in place and has room, got "
             f"{type(model).__name__}, which cannot: {why}"
         )
+    step.pads_prompts = pads_prompts(model, step.inner, step.new_cache)
     model.forward = step
 
 
@@ -129,7 +132,9 @@ def decode_steps(model: nn.Module) -> DecodeSteps:
     step = vars(model).get("forward")
     if not isinstance(step, _DecodeStep):
         raise ValueError(f"use_decode_step was not called with this {type(model).__name__}")
-    return DecodeSteps(step.recorded, step.replayed, dict(step.passed_on), dict(step.layers))
+    return DecodeSteps(
+        step.recorded, step.replayed, dict(step.passed_on), dict(step.layers), step.prompts
+    )
 
 
 class _DecodeStep:
@@ -138,7 +143,7 @@ class _DecodeStep:
     def __init__(self, model: nn.Module, max_cache_len: Optional[int], in_fp8: bool) -> None:
         self.model, self.max_cache_len, self.in_fp8 = model, max_cache_len, in_fp8
         self.before = vars(model).get("forward")  # None: its class's own
-        self.pads_masks = False  # to a column for each row of the cache
+        self.pads_masks = self.pads_prompts = False  # to the cache's room; by tokens behind theirs
         self.__signature__ = inspect.signature(model.forward)
         # generate would compile a step with a static cache.
         config = model.generation_config
@@ -147,7 +152,7 @@ class _DecodeStep:
         self._forget()
 
     def _forget(self) -> None:
-        self.recorded = self.replayed = 0
+        self.recorded = self.replayed = self.prompts = 0
         self.passed_on: Counter = Counter()
         self.layers: Dict[str, int] = {}
         self.model_was: Optional[Tuple] = None
@@ -162,8 +167,8 @@ class _DecodeStep:
 
     def __getstate__(self) -> Dict[str, Any]:
         names = (
-            "model", "max_cache_len", "in_fp8", "before", "pads_masks", "__signature__",
-            "compiled_before",
+            "model", "max_cache_len", "in_fp8", "before", "pads_masks", "pads_prompts",
+            "__signature__", "compiled_before",
         )  # fmt: skip
         return {name: vars(self)[name] for name in names}
 
@@ -268,7 +273,9 @@ class _DecodeStep:
     def _run(
         self, storage: Any, name: str, kwargs: Dict[str, Any], rows: int, is_prompt: bool
     ) -> Any:
-        why = "a prompt" if is_prompt else self._why_not(kwargs, name, rows)
+        if is_prompt:
+            return self._prompt(storage, name, kwargs)
+        why = self._why_not(kwargs, name, rows)
         if why is not None:
             return self._pass_on(why, kwargs)
         if storage is None:
@@ -278,6 +285,32 @@ class _DecodeStep:
     def _pass_on(self, why: str, kwargs: Dict[str, Any], forward: Any = None) -> Any:
         self.passed_on[why] += 1
         return (forward or self.inner)(**kwargs)
+
+    def _prompt(self, storage: Storage, name: str, kwargs: Dict[str, Any]) -> Any:
+        cache, given = kwargs[name], None
+        if self.pads_prompts and self._why_run() is None:
+            given = padded_prompt(kwargs, name, self.device, cache.room)
+        if given is None:
+            return self._pass_on("a prompt", kwargs)
+        storage.forget_others(cache, self.model_was)
+        kind = (given["input_ids"].shape, *kinds_of(given), torch.is_inference_mode_enabled())
+        step = storage.prompts.get(kind)
+        if step is None and kind in storage.prompts:
+            step = storage.record(self.inner, self.model, cache, name, given, storage.prompts)
+            storage.prompts[kind] = step
+            cache.idle = True  # as before: a prompt's code asks for its length
+        given[name], result = cache, None
+        if isinstance(step, RecordedStep) and step.fits(given):
+            with contextlib.suppress(NotAsRecorded):
+                result = step.replay(given, name)
+                self.prompts += 1
+        if result is None:
+            why = f"a prompt: {step}" if isinstance(step, str) else "a prompt"
+            result = self._pass_on(why, given)
+            storage.forget_others(cache, self.model_was)  # a new cache's tensors are there now
+            storage.prompts.setdefault(kind)
+        kept_of(cache, kwargs["input_ids"].shape[1])
+        return result
 
     # ---- answers
 
@@ -409,21 +442,20 @@ class _DecodeStep:
         forward = forward or self.inner
         cache = kwargs[cache_name]
         storage.last = None
-        storage.forget_if_moved(cache)
-        if storage.model_was is not self.model_was:
-            storage.forget()
-            storage.model_was = self.model_was
+        storage.forget_others(cache, self.model_was)
         others = {name: value for name, value in kwargs.items() if name != cache_name}
-        kind = tuple((name, kind_of(name, value)) for name, value in sorted(others.items()))
+        kind = kinds_of(others)
         kind += (self.device.type == "cpu" and torch.is_inference_mode_enabled(),)
         if kind not in storage.steps:
             storage.steps[kind] = None
             return self._pass_on("the first step of its kind", kwargs, forward)
         step = storage.steps[kind]
         if step is None or not (isinstance(step, str) or step.is_for_length_of(kwargs)):
-            # With the storage's own cache: what is recorded outlives the one that was lent.
-            lasting = cache if storage.cache is None else storage.cache
-            step = storage.steps[kind] = self._record(lasting, cache_name, others, forward)
+            step = storage.record(forward, self.model, cache, cache_name, others)
+            storage.steps[kind] = step
+            if not isinstance(step, str):
+                self.recorded += 1
+                self.layers = step.layers
         if isinstance(step, str):
             return self._pass_on(step, kwargs, forward)
         if not step.fits(kwargs):
@@ -433,41 +465,15 @@ class _DecodeStep:
         return self._replay(storage, step, cache_name, kwargs, forward)
 
     def _replay(
-        self,
-        storage: Storage,
-        step: RecordedStep,
-        cache_name: str,
-        kwargs: Dict[str, Any],
-        forward: Any,
+        self, storage: Storage, step: RecordedStep, name: str, kwargs: Dict[str, Any], forward: Any
     ) -> Any:
         try:
-            result = step.replay(kwargs, cache_name)
+            result = step.replay(kwargs, name)
         except NotAsRecorded as why:
             return self._pass_on(str(why), kwargs, forward)
         self.replayed += 1
         storage.last = step
         return result
-
-    def _record(self, cache: Any, cache_name: str, others: Dict[str, Any], forward: Any) -> Any:
-        """The recorded step, or why there is none."""
-        for name, module in self.model.named_modules():
-            if is_called(module) and module is not self.model:
-                return f"{name} has a hook, which a replayed step would not call"
-        if self.device.type == "cpu" and is_divided(self.model):
-            return "a step recorded on a CPU would not exchange with other processes"
-        states = States(self.model)
-        try:
-            step = RecordedStep(forward, self.model, cache, cache_name, others)
-        except Exception as error:  # what cannot be recorded says so in many ways
-            states.put_back()
-            return f"it cannot be recorded: {first_line(error)}"
-        kept = next(states.changed(), None)
-        if kept is not None:
-            states.put_back()
-            return f"{kept[0] or 'the model'} keeps a {kept[1]} from step to step in itself"
-        self.recorded += 1
-        self.layers = step.layers
-        return step
 
 
 @functools.cache

@@ -36,9 +36,7 @@ def why_not_in_place(
 
     pads_masks: ``forward`` gives masks a column for each row of such a cache.
     """
-    if model.training or any(map(is_called, model.modules())):
-        return None
-    if any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()):
+    if not can_be_asked(model):
         return None
     config = model.config.get_text_config(decoder=True)
     cache_utils = importlib.import_module("transformers.cache_utils")
@@ -78,6 +76,14 @@ def why_not_in_place(
         if float((one - other).float().norm()) > 0.5 * float(one.float().norm()):
             return "with such a cache it says something else"
     return None
+
+
+def can_be_asked(model: nn.Module) -> bool:
+    """Whether nobody would see a short run: a model that trains, is watched or compiled, is not."""
+    return not model.training and not any(
+        is_called(module) or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
 
 
 def _run(

@@ -8,6 +8,7 @@ argument that the step does not look at, such as the kinds of all tokens so far,
 """
 
 import contextlib
+import functools
 import gc
 from typing import (
     Any,
@@ -40,7 +41,9 @@ _CACHE = object()  # stands in a recorded result for the cache of the call
 
 
 class RecordedStep:
-    """A step as a graph, with the tensors that it reads and writes."""
+    """A step as a graph, with the tensors that it reads and writes; or a prompt, ``beside`` others
+    that were recorded with the same cache: their graphs run one after the other, and share memory.
+    """
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class RecordedStep:
         cache: Any,
         cache_name: str,
         kwargs: Dict[str, Any],
+        beside: Optional[List["RecordedStep"]] = None,
     ) -> None:
         room = cache.layers[0].max_cache_len
         with torch.inference_mode(False), torch.no_grad():
@@ -63,15 +67,17 @@ class RecordedStep:
         written = [
             states
             for layer in cache.layers
-            if layer.is_initialized
+            if layer.is_initialized and beside is None
             for states in (layer.keys, layer.values)
         ]
         with settled([*weights, *written]), asking_ahead(model.device) as self.asked:
-            self.graph, self.layers = _record(
-                model.device,
-                lambda: self._run(forward, cache, cache_name),
-                weights if may_branch(model) else None,
-            )
+            run = functools.partial(self._run, forward, cache, cache_name)
+            if beside is None or model.device.type == "cpu":
+                branching = weights if may_branch(model) else None
+                self.graph, self.layers = _record(model.device, run, branching)
+            else:  # what shortens steps of few rows is not for it
+                pool = beside[0].graph.pool() if beside else None
+                self.graph, self.layers = _cuda_graph(run, pool=pool), {}
         self.attributes = [each for each in self.attributes if id(each.place) in self.seen]
         self.unread = {
             name
@@ -231,15 +237,19 @@ def _record(
         return _cuda_graph(run), layers
 
 
-def _cuda_graph(run: Callable[[], None], *seen_by: ContextManager) -> torch.cuda.CUDAGraph:
-    """seen_by: what ops go through, the last one first."""
+def _cuda_graph(
+    run: Callable[[], None], *seen_by: ContextManager, pool: Any = None
+) -> torch.cuda.CUDAGraph:
+    """seen_by: what ops go through, the last one first. pool: of memory that others have too."""
     graph = torch.cuda.CUDAGraph()
     # A graph that is destroyed while another is recorded spoils that one.
     collects = gc.isenabled()
     gc.disable()
     try:
         with contextlib.ExitStack() as contexts:
-            contexts.enter_context(torch.cuda.graph(graph, capture_error_mode="thread_local"))
+            contexts.enter_context(
+                torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+            )
             for each in seen_by:
                 contexts.enter_context(each)
             run()
@@ -280,6 +290,11 @@ def kind_of(name: str, value: Any) -> Any:
         may_grow = value.dim() == 2 and not value.is_floating_point()
         return value.dtype, value.dim(), tuple(value.shape[:1] if may_grow else value.shape)
     return value
+
+
+def kinds_of(kwargs: Dict[str, Any]) -> Tuple[Any, ...]:
+    """Those of a call's arguments, by name."""
+    return tuple((name, kind_of(name, value)) for name, value in sorted(kwargs.items()))
 
 
 def _fits(name: str, value: Any, place: Any) -> bool:

@@ -1,12 +1,15 @@
 """Where recorded steps are kept: with the cache whose tensors they read."""
 
 import operator
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
 
-from .recorded_step import RecordedStep
+from .hooks import is_called
+from .model_state import States
+from .recorded_step import RecordedStep, first_line
+from .tensor_parallel import is_divided
 
 NAMES_OF_CACHE = ("past_key_values", "cache")  # 5.24 renames the argument
 _keys_of = operator.attrgetter("keys")
@@ -23,6 +26,7 @@ class Storage:
         self.cache = cache
         self.autocast: Any = None  # under which its keys and values were made
         self.steps: Dict[Any, Any] = {}  # by kind of call: a RecordedStep, or why there is none
+        self.prompts: Dict[Any, Any] = {}  # likewise; None: one of the kind has run
         self.last: Optional[RecordedStep] = None  # of them, the one that was replayed last
         self.choose_apart = False  # for steps that choose cannot be recorded here
         self.has_gaps = False  # its answer's padding lies between tokens
@@ -41,11 +45,50 @@ class Storage:
         cache.__class__ = type(self.cache)
         cache.__dict__ = vars(self.cache)
 
-    def forget_if_moved(self, cache: Any) -> None:
-        """What was recorded with tensors that the cache has no more."""
+    def forget_others(self, cache: Any, model_is: Optional[Tuple]) -> None:
+        """What was recorded with tensors that the cache has no more, or of another state of the
+        model."""
         if not self.has(cache):
             self.forget()
             self.read = [layer.keys for layer in cache.layers]
+        if self.model_was is not model_is:
+            self.forget()
+            self.model_was = model_is
+
+    def record(
+        self,
+        forward: Callable[..., Any],
+        model: nn.Module,
+        cache: Any,
+        cache_name: str,
+        kwargs: Dict[str, Any],
+        prompts: Optional[Dict[Any, Any]] = None,
+    ) -> Union[RecordedStep, str]:
+        """A call of ``forward`` with these arguments and the cache recorded, or why it cannot be.
+
+        prompts: it is one, and these have been recorded.
+        """
+        for name, module in model.named_modules():
+            if is_called(module) and module is not model:
+                return f"{name} has a hook, which a replayed step would not call"
+        if model.device.type == "cpu" and is_divided(model):
+            return "a step recorded on a CPU would not exchange with other processes"
+        # With the storage's own cache: what is recorded outlives the one that was lent.
+        lasting = cache if self.cache is None else self.cache
+        beside = None
+        if prompts is not None:
+            beside = [step for step in prompts.values() if isinstance(step, RecordedStep)]
+        states = States(model)
+        try:
+            step = RecordedStep(forward, model, lasting, cache_name, kwargs, beside)
+        except Exception as error:  # what cannot be recorded says so in many ways
+            states.put_back()
+            return f"it cannot be recorded: {first_line(error)}"
+        kept = next(states.changed(), None)
+        if kept is not None:
+            states.put_back()
+            return f"{kept[0] or 'the model'} keeps a {kept[1]} from step to step in itself"
+        return step
 
     def has(self, cache: Any) -> bool:
         """Whether the steps were recorded with a cache's tensors. A step asks it of all layers, so
@@ -57,6 +100,7 @@ class Storage:
 
     def forget(self) -> None:
         self.steps.clear()
+        self.prompts.clear()
         self.last = None
         self.choose_apart = False
 

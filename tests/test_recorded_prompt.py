@@ -1,0 +1,267 @@
+"""Short prompts that use_decode_step records: what they say, against the model without it.
+
+A CPU has no use for them, so they are let to have some here: what differs on a GPU is how a graph
+is recorded, which tests of steps cover.
+"""
+
+import copy
+
+import pytest
+import torch
+from kernels import Mode, kernelize, use_kernel_mapping
+from shrunk import tiny_of
+from tiny_attention import FAMILIES, WITH_LOGITS, assert_same_answers, prompt, tiny
+from transformers import DynamicCache
+
+
+@pytest.fixture
+def package(package, monkeypatch):
+    package.models.use_attention()
+    monkeypatch.setitem(package.models.recorded_prompt.MOST_TOKENS, "cpu", 1024)
+    return package
+
+
+def stepping(package, model, **options):
+    model = copy.deepcopy(model)
+    package.models.use_decode_step(model, **options)
+    return model
+
+
+def whole(rows=2, columns=12, seed=0):
+    """Tokens without padding, others for each seed."""
+    given = prompt(rows, columns + seed, (0,) * rows)
+    return {name: value[:, seed:] for name, value in given.items()}
+
+
+@pytest.mark.parametrize("cache", ["auto", "fp8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_says_what_the_model_does(package, family, cache):
+    """Prompts of a length, and of others that are as long with the tokens behind them."""
+    _, model = tiny(family)
+    step = stepping(package, model, kv_cache_dtype=cache)
+    apart = stepping(package, model, kv_cache_dtype=cache)
+    apart.forward.pads_prompts = False
+    for i, columns in enumerate((12, 7, 19, 64, 3, 65)):
+        given = whole(columns=columns, seed=i)
+        got, expected = (
+            each.generate(**given, max_new_tokens=5, **WITH_LOGITS) for each in (step, apart)
+        )
+        assert_same_answers(got, expected)
+        assert got.past_key_values.get_seq_length() == columns + 4
+        del got, expected  # they hold the caches
+    steps = package.models.decode_steps(step)
+    assert steps.prompts == 3 and steps.passed_on["a prompt"] == 3, steps
+
+
+def test_the_same_prompt_gives_the_same_bits(package):
+    """Run, recorded and replayed: the first, the second and the third time; with a mask that hides
+    nothing, too."""
+    _, model = tiny("Llama", dtype=torch.bfloat16)
+    step = stepping(package, model)
+    given = whole()
+    logits = []
+    for i in range(4):
+        mask = {} if i < 3 else {"attention_mask": torch.ones_like(given["input_ids"])}
+        got = step.generate(given["input_ids"], **mask, max_new_tokens=3, **WITH_LOGITS)
+        logits.append(torch.stack(got.logits))
+        del got  # it holds the cache
+        step.generate(**whole(seed=i + 1), max_new_tokens=2, do_sample=False)
+    assert package.models.decode_steps(step).prompts == 7
+    assert all(torch.equal(logits[0], each) for each in logits[1:])
+
+
+@pytest.mark.parametrize(
+    "way",
+    [{"num_beams": 3}, {"do_sample": True}, {"num_return_sequences": 2, "do_sample": True},
+     {"prefill_chunk_size": 5}, {"cache_implementation": "static"}, {"prompt_lookup_num_tokens": 3},
+     {"use_cache": False}],
+    ids=str,
+)  # fmt: skip
+def test_every_way_of_generate(package, way):
+    _, model = tiny("Qwen3")
+    step = stepping(package, model)
+    for i in range(4):
+        given = whole(rows=1, columns=9 + i, seed=i)
+        answers = []
+        for each in (model, step):
+            torch.manual_seed(0)
+            answers.append(each.generate(**given, max_new_tokens=6, **{"do_sample": False, **way}))
+        assert torch.equal(*answers)
+
+
+def test_others_run_as_they_are(package):
+    """Padding, embeddings, other logits than the last, many tokens, hidden states."""
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    ids = whole(rows=1)["input_ids"]
+    embeddings = model.get_input_embeddings()(ids)
+    calls = [prompt(), {"inputs_embeds": embeddings}, {"input_ids": ids.repeat(100, 1)}]
+    calls += [{"input_ids": ids, "output_hidden_states": True}]
+    for call in 3 * calls:
+        options = {"max_new_tokens": 4, **WITH_LOGITS}
+        assert_same_answers(step.generate(**call, **options), model.generate(**call, **options))
+    for keep in (0, 2):
+        for _ in range(3):
+            caches = [DynamicCache(config=model.config) for _ in range(2)]
+            with torch.no_grad():
+                got, expected = (
+                    each(input_ids=ids, past_key_values=cache, logits_to_keep=keep).logits
+                    for each, cache in zip((step, model), caches, strict=True)
+                )
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert package.models.decode_steps(step).prompts == 0
+
+
+def test_a_later_token_may_not_matter(package):
+    """A model whose tokens see those behind them keeps its prompts as they are."""
+    _, model = tiny("Llama")
+    model.model.layers[1].self_attn.is_causal = False
+    norm = model.model.norm
+    forward = norm.forward
+    norm.forward = lambda x: forward(x + x.mean(1, keepdim=True))
+    step = stepping(package, model)
+    assert not step.forward.pads_prompts
+
+
+def test_states_of_all_tokens(package):
+    """Which tokens behind a prompt would change."""
+    model = tiny_of("lfm2_moe")
+    step = stepping(package, model)
+    for i in range(3):
+        given = whole(seed=i)
+        assert_same_answers(
+            *(each.generate(**given, max_new_tokens=4, **WITH_LOGITS) for each in (step, model))
+        )
+    assert package.models.decode_steps(step).prompts == 0
+
+
+def test_a_changed_model_is_recorded_anew(package):
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    given = whole()
+
+    def same():
+        torch.testing.assert_close(
+            *(
+                torch.stack(each.generate(**given, max_new_tokens=3, **WITH_LOGITS).logits)
+                for each in (step, model)
+            ),
+            rtol=1e-4,
+            atol=1e-4,
+        )
+
+    for _ in range(3):
+        same()
+    assert package.models.decode_steps(step).prompts == 2
+    for each in (step, model):
+        layer = each.model.layers[0]
+        layer.mlp.up_proj.weight = torch.nn.Parameter(layer.mlp.up_proj.weight.detach() * 1.5)
+    same()
+    assert package.models.decode_steps(step).prompts == 2
+    for each in (step, model):
+        each.model.layers[0].mlp.up_proj.weight.data.mul_(0.5)
+    same()
+    same()
+    assert package.models.decode_steps(step).prompts == 4
+
+
+def test_a_hook_is_called(package):
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    given, seen = whole(), []
+    for _ in range(3):
+        step.generate(**given, max_new_tokens=2, do_sample=False)
+    step.model.layers[1].register_forward_hook(lambda *args: seen.append(args))
+    for _ in range(3):
+        step.generate(**given, max_new_tokens=2, do_sample=False)
+    assert len(seen) == 6
+
+
+def test_a_cache_that_has_grown(package, monkeypatch):
+    """Its prompts are recorded with its new tensors."""
+    monkeypatch.setattr(package.models.decode_step, "_SPARE", 60)
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    for i in range(4):
+        given = whole(columns=12, seed=i)
+        for tokens in (4, 70):
+            got, expected = (
+                e.generate(**given, max_new_tokens=tokens, do_sample=False) for e in (step, model)
+            )
+            assert torch.equal(got, expected)
+    assert package.models.decode_steps(step).prompts >= 3
+
+
+def test_what_cannot_be_recorded_runs(package, monkeypatch):
+    """As it did at the first time, and it can be asked why."""
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+
+    class Recorded(package.models.recorded_step.RecordedStep):
+        def _run(self, forward, *cache):
+            super()._run(forward, *cache)
+            if forward.__name__ == "inner" and self.inputs["input_ids"].shape[1] > 1:
+                raise RuntimeError("not this")
+
+    lengths = []
+
+    def inner(self, **kwargs):
+        if kwargs["input_ids"].shape[1] > 1:
+            lengths.append(kwargs["past_key_values"].get_seq_length())
+        return type(self.model).forward(self.model, **kwargs)
+
+    monkeypatch.setattr(package.models.step_storage, "RecordedStep", Recorded)
+    monkeypatch.setattr(type(step.forward), "inner", inner)
+    for i in range(4):
+        given = {**whole(seed=i), "max_new_tokens": 5, "do_sample": False}
+        assert torch.equal(step.generate(**given), model.generate(**given))
+    assert len(lengths) == 5 and all(type(each) is int for each in lengths)
+    steps = package.models.decode_steps(step)
+    assert steps.prompts == 0 and steps.replayed > 8
+    assert steps.passed_on["a prompt: it cannot be recorded: not this"] == 3, steps
+
+
+@pytest.mark.parametrize("cache", ["auto", "fp8"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "GptOss"])
+def test_layers_of_kernels(best_package, device, monkeypatch, family, cache):
+    """Quantised and kernelized: the bits of the same prompt with tokens behind it, run."""
+    package = best_package
+    package.models.use_attention()
+    monkeypatch.setitem(package.models.recorded_prompt.MOST_TOKENS, "cpu", 1024)
+    _, model = tiny(family, torch.bfloat16, hidden_size=128, intermediate_size=256, head_dim=64)
+    model = model.to(device)
+    package.models.quantize_model_(model, activations="dynamic")
+    with use_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False):
+        model = kernelize(model, mode=Mode.INFERENCE)
+    package.models.use_decode_step(model, kv_cache_dtype=cache)
+    assert model.forward.pads_prompts
+    for columns in (12, 70):
+        given = {"input_ids": whole(columns=columns)["input_ids"].to(device)}
+        logits = []
+        for _ in range(4):
+            got = model.generate(**given, max_new_tokens=4, **WITH_LOGITS)
+            logits.append(torch.stack(got.logits))
+            del got
+        assert all(torch.equal(logits[0], each) for each in logits[1:])
+    steps = package.models.decode_steps(model)
+    assert steps.prompts == 6, steps
+
+
+def test_few_graphs_serve_many_lengths(package):
+    """Tokens of all sequences are a multiple of 64, and of one sequence at least two."""
+    given = package.models.recorded_prompt.padded_prompt
+    for batch in (1, 2, 3, 8, 40, 64, 100, 512):
+        padded = set()
+        for count in range(1, 1100 // batch + 1):
+            kwargs = {"input_ids": torch.ones(batch, count, dtype=torch.int64), "logits_to_keep": 1}
+            found = given(kwargs, "past_key_values", torch.device("cpu"), 2000)
+            if found is None:
+                assert batch * count > 1024 - 64 or batch > 512
+                continue
+            ids = found["input_ids"]
+            assert ids.shape[0] == batch and count <= ids.shape[1] and ids.shape[1] >= 2
+            assert batch * (ids.shape[1] - count) < 64 + batch or ids.shape[1] == 2
+            assert ids[:, :count].all() and found["logits_to_keep"] == count - 1
+            padded.add(ids.shape[1])
+        assert len(padded) <= 17
+        assert given({**kwargs, "logits_to_keep": 0}, "", torch.device("cpu"), 2000) is None

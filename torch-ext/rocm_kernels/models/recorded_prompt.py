@@ -1,0 +1,123 @@
+"""Short prompts as graphs.
+
+A GPU computes a prompt of some hundred tokens sooner than the host asks for its kernels. So such a
+prompt is recorded, as a step is. Few graphs serve many lengths, for tokens come behind its own:
+
+    its tokens   t[0] ... t[n - 1]
+    those run    t[0] ... t[n - 1]  0 ... 0     a multiple of 64, with those of all sequences
+    logits       of row n - 1, whose number the graph reads
+    cache        of n tokens; in the rows behind lies what the next tokens overwrite
+
+No token may see one behind it: :func:`pads_prompts` asks the model by short runs of its own. All
+prompts that can be recorded have such tokens, whether they are recorded yet or not, so that the
+same prompt gives the same bits each time.
+"""
+
+import importlib
+import inspect
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import torch
+from torch import nn
+
+from .model_state import states_kept
+from .probe_step import can_be_asked
+from .step_arguments import can_be_given
+from .step_storage import NAMES_OF_CACHE
+
+# Tokens of all sequences up to which a graph is worth its memory, by kind of device: computing more
+# takes as long as a host needs. On a CPU tokens that nobody wants cost more than they save.
+MOST_TOKENS = {"cuda": 1024}
+_ROUND = 64  # tokens of all sequences
+
+
+def padded_prompt(
+    kwargs: Dict[str, Any], cache_name: str, device: torch.device, room: int
+) -> Optional[Dict[str, Any]]:
+    """A prompt's arguments but for its cache, with tokens behind its own; None: it has arguments
+    that say more than which tokens there are, or no graph serves so many tokens.
+
+    Args:
+        room: tokens of a sequence that the cache has room for.
+    """
+    tokens = kwargs.get("input_ids")
+    if not isinstance(tokens, torch.Tensor) or tokens.dim() != 2 or tokens.device != device:
+        return None
+    if tokens.numel() == 0:
+        return None
+    batch, count = tokens.shape
+    step = -(-_ROUND // batch)
+    padded = max(2, -(-count // step) * step)  # one token would be a step
+    if batch * padded > MOST_TOKENS.get(device.type, 0) or padded > room:
+        return None
+    keep = kwargs.get("logits_to_keep")
+    if type(keep) is not int or keep != 1:
+        return None
+    given = {"input_ids": nn.functional.pad(tokens, (0, padded - count))}
+    for name, value in kwargs.items():
+        if name in ("input_ids", "logits_to_keep", cache_name):
+            continue
+        if name == "position_ids" and isinstance(value, torch.Tensor):
+            if value.shape not in ((1, count), (batch, count)) or value.device != device:
+                return None
+            # No position is beyond those that the model has a table for.
+            behind = value[:, -1:].expand(-1, padded - count)
+            given[name] = torch.cat([value, behind], 1)
+        elif name == "attention_mask" and isinstance(value, torch.Tensor):
+            if value.shape != tokens.shape or not value.all():
+                return None
+        else:
+            is_simple = not isinstance(value, (torch.Tensor, dict)) and can_be_given(value, device)
+            returns_more = (
+                bool(value) if name.startswith("output_") else name == "return_dict" and not value
+            )
+            if not is_simple or returns_more:
+                return None
+            given[name] = value
+    given["logits_to_keep"] = torch.full((1,), count - 1, dtype=torch.int64, device=device)
+    return given
+
+
+def kept_of(cache: Any, count: int) -> None:
+    """Has a growing cache hold that many of the tokens that were just written to it, empty."""
+    cache.length.fill_(count)
+    cache.rows = count
+
+
+def pads_prompts(model: nn.Module, forward: Callable[..., Any], make: Callable[..., Any]) -> bool:
+    """Whether the logits and the cache of a prompt do not depend, to the bit, on tokens behind it,
+    with caches that ``make(room)`` makes, and are, but for roundings, those without any. A model
+    has been asked before by :func:`~.probe_step.why_not_in_place`."""
+    if model.device.type not in MOST_TOKENS or not can_be_asked(model):
+        return False
+    taken = inspect.signature(model.forward).parameters
+    name = next((name for name in NAMES_OF_CACHE if name in taken), None)
+    if name is None or "logits_to_keep" not in taken or not make(8).is_croppable:
+        return False
+    cache_utils = importlib.import_module("transformers.cache_utils")
+    config = model.config.get_text_config(decoder=True)
+    prompt = (0, 1, 2)
+
+    def run(cache: Any, behind: Tuple[int, ...], keep: Any) -> torch.Tensor:
+        tokens = torch.tensor([prompt + behind], dtype=torch.int64, device=model.device)
+        options = {"use_cache": True, "return_dict": True, "logits_to_keep": keep, name: cache}
+        return forward(input_ids=tokens, **options).logits
+
+    last = torch.tensor([len(prompt) - 1], dtype=torch.int64, device=model.device)
+    try:
+        with torch.no_grad(), states_kept(model):
+            alone = run(cache_utils.DynamicCache(config=config), (), 1)
+            caches = make(16), make(16)
+            one, other = (run(c, b, last) for c, b in zip(caches, ((0, 0, 0), (2, 1, 3))))
+    except Exception:  # of many kinds: the code is the model's
+        return False
+    held = [
+        states[:, :, : len(prompt)].contiguous()
+        for cache in caches
+        for layer in cache.layers
+        for states in layer.held().values()
+    ]
+    half = len(held) // 2
+    same = map(torch.equal, [one, *held[:half]], [other, *held[half:]])
+    far = float((alone - one).float().norm()) > 0.5 * float(alone.float().norm())
+    return alone.shape == one.shape and all(same) and not far
