@@ -27,22 +27,22 @@ def stepping(package, model, **options):
     return model
 
 
-def whole(rows=2, columns=12, seed=0):
-    """Tokens without padding, others for each seed."""
-    given = prompt(rows, columns + seed, (0,) * rows)
+def whole(rows=2, columns=12, seed=0, padding=0):
+    """Tokens, others for each seed, and padding before those of the first sequence."""
+    given = prompt(rows, columns + seed, (seed + padding, *(rows - 1) * (0,)))
     return {name: value[:, seed:] for name, value in given.items()}
 
 
-@pytest.mark.parametrize("cache", ["auto", "fp8"])
+@pytest.mark.parametrize("cache, padding", [("auto", 0), ("auto", 1), ("fp8", 0)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_says_what_the_model_does(package, family, cache):
+def test_says_what_the_model_does(package, family, cache, padding):
     """Prompts of a length, and of others that are as long with the tokens behind them."""
     _, model = tiny(family)
     step = stepping(package, model, kv_cache_dtype=cache)
     apart = stepping(package, model, kv_cache_dtype=cache)
     apart.forward.pads_prompts = False
     for i, columns in enumerate((12, 7, 19, 64, 3, 65)):
-        given = whole(columns=columns, seed=i)
+        given = whole(columns=columns, seed=i, padding=padding * (i % 2 + 1))
         got, expected = (
             each.generate(**given, max_new_tokens=5, **WITH_LOGITS) for each in (step, apart)
         )
@@ -54,8 +54,7 @@ def test_says_what_the_model_does(package, family, cache):
 
 
 def test_the_same_prompt_gives_the_same_bits(package):
-    """Run, recorded and replayed: the first, the second and the third time; with a mask that hides
-    nothing, too."""
+    """Run, recorded, and replayed; with a mask that hides nothing, too."""
     _, model = tiny("Llama", dtype=torch.bfloat16)
     step = stepping(package, model)
     given = whole()
@@ -89,15 +88,24 @@ def test_every_way_of_generate(package, way):
         assert torch.equal(*answers)
 
 
-def test_others_run_as_they_are(package):
-    """Padding, embeddings, other logits than the last, many tokens, hidden states."""
+def test_others_run_as_they_are(package, monkeypatch):
+    """Padding between tokens, embeddings, many tokens, hidden states, logits of other tokens."""
     _, model = tiny("Llama")
     step = stepping(package, model)
+    storage = package.models.step_storage.Storage
+    record = storage.record
+
+    def record_a_step(self, forward, model, cache, name, kwargs, prompts=None):
+        assert prompts is None
+        return record(self, forward, model, cache, name, kwargs)
+
+    monkeypatch.setattr(storage, "record", record_a_step)
     ids = whole(rows=1)["input_ids"]
     embeddings = model.get_input_embeddings()(ids)
-    calls = [prompt(), {"inputs_embeds": embeddings}, {"input_ids": ids.repeat(100, 1)}]
+    gap = {"input_ids": ids, "attention_mask": (ids != ids[0, 4]).long()}
+    calls = [gap, {"inputs_embeds": embeddings}, {"input_ids": ids.repeat(100, 1)}]
     calls += [{"input_ids": ids, "output_hidden_states": True}]
-    for call in 3 * calls:
+    for call in (each for each in calls for _ in range(3)):
         options = {"max_new_tokens": 4, **WITH_LOGITS}
         assert_same_answers(step.generate(**call, **options), model.generate(**call, **options))
     for keep in (0, 2):

@@ -288,7 +288,7 @@ class _DecodeStep:
 
     def _prompt(self, storage: Storage, name: str, kwargs: Dict[str, Any]) -> Any:
         cache, given = kwargs[name], None
-        if self.pads_prompts and self._why_run() is None:
+        if self.pads_prompts and not storage.has_gaps and self._why_run() is None:
             given = padded_prompt(kwargs, name, self.device, cache.room)
         if given is None:
             return self._pass_on("a prompt", kwargs)

@@ -15,7 +15,7 @@ same prompt gives the same bits each time.
 
 import importlib
 import inspect
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -35,7 +35,8 @@ def padded_prompt(
     kwargs: Dict[str, Any], cache_name: str, device: torch.device, room: int
 ) -> Optional[Dict[str, Any]]:
     """A prompt's arguments but for its cache, with tokens behind its own; None: it has arguments
-    that say more than which tokens there are, or no graph serves so many tokens.
+    that say more than which tokens there are and which of the first ones are padding, or no graph
+    serves so many tokens.
 
     Args:
         room: tokens of a sequence that the cache has room for.
@@ -64,8 +65,10 @@ def padded_prompt(
             behind = value[:, -1:].expand(-1, padded - count)
             given[name] = torch.cat([value, behind], 1)
         elif name == "attention_mask" and isinstance(value, torch.Tensor):
-            if value.shape != tokens.shape or not value.all():
+            if value.shape != tokens.shape or value.device != device:
                 return None
+            if not value.all():
+                given[name] = nn.functional.pad(value, (0, padded - count), value=1)
         else:
             is_simple = not isinstance(value, (torch.Tensor, dict)) and can_be_given(value, device)
             returns_more = (
@@ -96,28 +99,34 @@ def pads_prompts(model: nn.Module, forward: Callable[..., Any], make: Callable[.
         return False
     cache_utils = importlib.import_module("transformers.cache_utils")
     config = model.config.get_text_config(decoder=True)
-    prompt = (0, 1, 2)
+    prompt, last = (0, 1, 2), torch.tensor([2], dtype=torch.int64, device=model.device)
 
-    def run(cache: Any, behind: Tuple[int, ...], keep: Any) -> torch.Tensor:
+    def run(
+        cache: Any, behind: Tuple[int, ...], keep: Any, padding: int
+    ) -> Tuple[torch.Tensor, List[torch.Tensor]]:
+        """The logits, and the keys and values of the prompt's own tokens."""
         tokens = torch.tensor([prompt + behind], dtype=torch.int64, device=model.device)
         options = {"use_cache": True, "return_dict": True, "logits_to_keep": keep, name: cache}
-        return forward(input_ids=tokens, **options).logits
+        if padding:
+            options["attention_mask"] = torch.ones_like(tokens)
+            options["attention_mask"][:, :padding] = 0
+        logits = forward(input_ids=tokens, **options).logits
+        layers = cache.layers if hasattr(cache, "grow") else []
+        held = [states for layer in layers for states in layer.held().values()]
+        return logits, [states[:, :, : len(prompt)].contiguous() for states in held]
 
-    last = torch.tensor([len(prompt) - 1], dtype=torch.int64, device=model.device)
     try:
         with torch.no_grad(), states_kept(model):
-            alone = run(cache_utils.DynamicCache(config=config), (), 1)
-            caches = make(16), make(16)
-            one, other = (run(c, b, last) for c, b in zip(caches, ((0, 0, 0), (2, 1, 3))))
+            for padding in (0, 1) if "attention_mask" in taken else (0,):
+                alone, _ = run(cache_utils.DynamicCache(config=config), (), 1, padding)
+                one, held = run(make(16), (0, 0, 0), last, padding)
+                other, as_held = run(make(16), (2, 1, 3), last, padding)
+                if alone.shape != one.shape or not all(
+                    map(torch.equal, [one, *held], [other, *as_held])
+                ):
+                    return False
+                if float((alone - one).float().norm()) > 0.5 * float(alone.float().norm()):
+                    return False
     except Exception:  # of many kinds: the code is the model's
         return False
-    held = [
-        states[:, :, : len(prompt)].contiguous()
-        for cache in caches
-        for layer in cache.layers
-        for states in layer.held().values()
-    ]
-    half = len(held) // 2
-    same = map(torch.equal, [one, *held[:half]], [other, *held[half:]])
-    far = float((alone - one).float().norm()) > 0.5 * float(alone.float().norm())
-    return alone.shape == one.shape and all(same) and not far
+    return True

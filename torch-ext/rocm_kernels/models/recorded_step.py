@@ -54,7 +54,7 @@ class RecordedStep:
         kwargs: Dict[str, Any],
         beside: Optional[List["RecordedStep"]] = None,
     ) -> None:
-        room = cache.layers[0].max_cache_len
+        room = cache.layers[0].max_cache_len if beside is None else 0
         with torch.inference_mode(False), torch.no_grad():
             self.inputs = {name: _place(name, value, room) for name, value in kwargs.items()}
             self.attributes = [_Attribute(*each) for each in _tensors_kept(model)]
@@ -320,7 +320,7 @@ def _place(name: str, value: Any, room: int) -> Any:
     if isinstance(value, dict):
         return {key: _place(key, v, room) for key, v in value.items()}
     if _is_padding(name, value):
-        return value.new_zeros((value.shape[0], room))
+        return value.new_zeros((value.shape[0], max(room, value.shape[1])))
     if isinstance(value, torch.Tensor):
         return torch.empty(value.shape, dtype=value.dtype, device=value.device)
     return value
