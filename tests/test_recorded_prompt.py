@@ -5,6 +5,7 @@ is recorded, which tests of steps cover.
 """
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -173,16 +174,65 @@ def test_a_changed_model_is_recorded_anew(package):
     assert package.models.decode_steps(step).prompts == 4
 
 
-def test_a_hook_is_called(package):
+@pytest.mark.parametrize("way", ["hook", "forward", "model"])
+def test_whoever_looks_sees_the_prompt_alone(package, way):
+    """By a hook, by a forward that was replaced, or by one of the whole model before ours."""
     _, model = tiny("Llama")
-    step = stepping(package, model)
     given, seen = whole(), []
+    if way == "model":
+        forward = model.forward
+
+        @functools.wraps(forward)
+        def noted(*args, **kwargs):
+            seen.append(kwargs["input_ids"].shape[1])
+            return forward(*args, **kwargs)
+
+        model.forward = noted
+        package.models.use_decode_step(model)
+        seen.clear()
+        step = model
+    else:
+        step = stepping(package, model)
+        for _ in range(3):
+            step.generate(**given, max_new_tokens=2, do_sample=False)
+        assert package.models.decode_steps(step).prompts == 2
+        layer = step.model.layers[1]
+        if way == "hook":
+            layer.register_forward_hook(lambda _, args, out: seen.append(out.shape[1]))
+        else:
+            forward = layer.forward
+
+            def noted(x, *args, **kwargs):
+                seen.append(x.shape[1])
+                return forward(x, *args, **kwargs)
+
+            layer.forward = noted
     for _ in range(3):
         step.generate(**given, max_new_tokens=2, do_sample=False)
-    step.model.layers[1].register_forward_hook(lambda *args: seen.append(args))
+    assert seen.count(12) == 3 and set(seen) <= {12, 1}
+
+
+@pytest.mark.parametrize("family, more", [("Llama", "hidden_states"), ("GptOss", "router_logits")])
+def test_what_a_configuration_asks_for(package, family, more):
+    """Is as long as the prompt."""
+    _, model = tiny(family)
+    step = stepping(package, model)
+    given = whole()
+    for each in (model, step):
+        setattr(each.config, f"output_{more}", True)
     for _ in range(3):
-        step.generate(**given, max_new_tokens=2, do_sample=False)
-    assert len(seen) == 6
+        said = []
+        for each in (model, step):
+            with torch.no_grad():
+                cache = DynamicCache(config=model.config)
+                said.append(each(**given, past_key_values=cache, logits_to_keep=1))
+        got, expected = said[1][more], said[0][more]
+        assert len(got) == len(expected) > 0
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(said[1].logits, said[0].logits, rtol=1e-4, atol=1e-4)
+        assert said[1].past_key_values.get_seq_length() == 12
+    assert package.models.decode_steps(step).prompts == 0
 
 
 def test_a_cache_that_has_grown(package, monkeypatch):

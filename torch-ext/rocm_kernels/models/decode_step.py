@@ -36,7 +36,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 import torch
 from torch import nn
 
-from . import greedy
+from . import greedy, recorded_prompt
 from .asked_once import asking_once
 from .attention import use_attention
 from .cpu_recording import NotAsRecorded
@@ -44,7 +44,6 @@ from .growing_cache import OtherRows, growing_cache, room_for
 from .late_stop import are_theirs, looking_late, teach_transformers
 from .model_state import LastFingerprint, attentions_of
 from .probe_step import why_not_in_place
-from .recorded_prompt import kept_of, padded_prompt, pads_prompts
 from .recorded_step import RecordedStep, kinds_of
 from .step_arguments import can_be_given, has_gaps, is_unwritten, shape_of_tokens, stays_in_place
 from .step_storage import Storage, autocast_dtype, make_ready, name_of_cache, with_padded_mask
@@ -115,7 +114,7 @@ def use_decode_step(
             f"model must take a cache that stays in place and has room, got "
             f"{type(model).__name__}, which cannot: {why}"
         )
-    step.pads_prompts = pads_prompts(model, step.inner, step.new_cache)
+    step.pads_prompts = recorded_prompt.pads_prompts(model, step.inner, step.new_cache)
     model.forward = step
 
 
@@ -288,8 +287,8 @@ class _DecodeStep:
 
     def _prompt(self, storage: Storage, name: str, kwargs: Dict[str, Any]) -> Any:
         cache, given = kwargs[name], None
-        if self.pads_prompts and not storage.has_gaps and self._why_run() is None:
-            given = padded_prompt(kwargs, name, self.device, cache.room)
+        if self.pads_prompts and not (self.is_watched or storage.has_gaps or self._why_run()):
+            given = recorded_prompt.padded_prompt(kwargs, name, self.device, cache.room)
         if given is None:
             return self._pass_on("a prompt", kwargs)
         storage.forget_others(cache, self.model_was)
@@ -307,9 +306,13 @@ class _DecodeStep:
         if result is None:
             why = f"a prompt: {step}" if isinstance(step, str) else "a prompt"
             result = self._pass_on(why, given)
+            if not recorded_prompt.says_logits_alone(result):
+                self.pads_prompts = False
+                cache.reset()
+                return self._pass_on("a prompt", kwargs)
             storage.forget_others(cache, self.model_was)  # a new cache's tensors are there now
             storage.prompts.setdefault(kind)
-        kept_of(cache, kwargs["input_ids"].shape[1])
+        recorded_prompt.kept_of(cache, kwargs["input_ids"].shape[1])
         return result
 
     # ---- answers
@@ -384,6 +387,7 @@ class _DecodeStep:
         model_is = self.fingerprint.of(self.model)
         if model_is is not self.model_was and model_is != self.model_was:
             self.model_was, self.free = model_is, None
+            self.is_watched = self.before is not None or recorded_prompt.is_watched(self.model)
 
     def _give_storage(self, cache: Any, batch: int, rows: int) -> None:
         """Has an empty cache be a storage's that nobody holds, or a new one's."""

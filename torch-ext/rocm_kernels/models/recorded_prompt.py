@@ -20,6 +20,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 from torch import nn
 
+from .hooks import is_called, is_wrapped
 from .model_state import states_kept
 from .probe_step import can_be_asked
 from .step_arguments import can_be_given
@@ -79,6 +80,21 @@ def padded_prompt(
             given[name] = value
     given["logits_to_keep"] = torch.full((1,), count - 1, dtype=torch.int64, device=device)
     return given
+
+
+def is_watched(model: nn.Module) -> bool:
+    """Whether somebody may see what a model's modules are called with: that stays as it is."""
+    return any(
+        is_called(module) or is_wrapped(module) for module in model.modules() if module is not model
+    )
+
+
+def says_logits_alone(said: Any) -> bool:
+    """Whether nothing else in what a model says is as long as its prompt: states, or what routers
+    have said, for which its configuration may ask."""
+    return isinstance(said, dict) and not {
+        name for name, value in said.items() if value is not None
+    } - {"logits", *NAMES_OF_CACHE}
 
 
 def kept_of(cache: Any, count: int) -> None:
