@@ -132,6 +132,20 @@ def test_a_later_token_may_not_matter(package):
     assert not step.forward.pads_prompts
 
 
+def test_what_a_module_keeps(package):
+    """How many tokens the prompt had, for the steps behind it."""
+    _, model = tiny("Llama")
+
+    class Counting(type(model.model.norm)):
+        def forward(self, x):
+            self.count = x.shape[1]
+            return super().forward(x)
+
+    model.model.norm.__class__ = Counting
+    step = stepping(package, model)
+    assert not step.forward.pads_prompts and "count" not in vars(step.model.norm)
+
+
 def test_states_of_all_tokens(package):
     """Which tokens behind a prompt would change."""
     model = tiny_of("lfm2_moe")

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from .hooks import is_called, is_wrapped
-from .model_state import states_kept
+from .model_state import States
 from .probe_step import can_be_asked
 from .step_arguments import can_be_given
 from .step_storage import NAMES_OF_CACHE
@@ -105,8 +105,8 @@ def kept_of(cache: Any, count: int) -> None:
 
 def pads_prompts(model: nn.Module, forward: Callable[..., Any], make: Callable[..., Any]) -> bool:
     """Whether the logits and the cache of a prompt do not depend, to the bit, on tokens behind it,
-    with caches that ``make(room)`` makes, and are, but for roundings, those without any. A model
-    has been asked before by :func:`~.probe_step.why_not_in_place`."""
+    with caches that ``make(room)`` makes, are, but for roundings, those without any, and are all
+    that it leaves. A model has been asked before by :func:`~.probe_step.why_not_in_place`."""
     if model.device.type not in MOST_TOKENS or not can_be_asked(model):
         return False
     taken = inspect.signature(model.forward).parameters
@@ -131,8 +131,9 @@ def pads_prompts(model: nn.Module, forward: Callable[..., Any], make: Callable[.
         held = [states for layer in layers for states in layer.held().values()]
         return logits, [states[:, :, : len(prompt)].contiguous() for states in held]
 
+    states = States(model)
     try:
-        with torch.no_grad(), states_kept(model):
+        with torch.no_grad():
             for padding in (0, 1) if "attention_mask" in taken else (0,):
                 alone, _ = run(cache_utils.DynamicCache(config=config), (), 1, padding)
                 one, held = run(make(16), (0, 0, 0), last, padding)
@@ -143,6 +144,8 @@ def pads_prompts(model: nn.Module, forward: Callable[..., Any], make: Callable[.
                     return False
                 if float((alone - one).float().norm()) > 0.5 * float(alone.float().norm()):
                     return False
+        return next(states.changed(), None) is None
     except Exception:  # of many kinds: the code is the model's
         return False
-    return True
+    finally:
+        states.put_back()
