@@ -6,6 +6,7 @@ is recorded, which tests of steps cover.
 
 import copy
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def test_says_what_the_model_does(package, family, cache, padding):
     _, model = tiny(family)
     step = stepping(package, model, kv_cache_dtype=cache)
     apart = stepping(package, model, kv_cache_dtype=cache)
-    apart.forward.pads_prompts = False
+    apart.forward.why_not_padded = "not now"
     for i, columns in enumerate((12, 7, 19, 64, 3, 65)):
         given = whole(columns=columns, seed=i, padding=padding * (i % 2 + 1))
         got, expected = (
@@ -129,7 +130,7 @@ def test_a_later_token_may_not_matter(package):
     forward = norm.forward
     norm.forward = lambda x: forward(x + x.mean(1, keepdim=True))
     step = stepping(package, model)
-    assert not step.forward.pads_prompts
+    assert step.forward.why_not_padded == "it depends on tokens behind it"
 
 
 def test_what_a_module_keeps(package):
@@ -143,7 +144,8 @@ def test_what_a_module_keeps(package):
 
     model.model.norm.__class__ = Counting
     step = stepping(package, model)
-    assert not step.forward.pads_prompts and "count" not in vars(step.model.norm)
+    assert step.forward.why_not_padded == "model.norm keeps a count of it"
+    assert "count" not in vars(step.model.norm)
 
 
 def test_states_of_all_tokens(package):
@@ -224,6 +226,9 @@ def test_whoever_looks_sees_the_prompt_alone(package, way):
     for _ in range(3):
         step.generate(**given, max_new_tokens=2, do_sample=False)
     assert seen.count(12) == 3 and set(seen) <= {12, 1}
+    whys = {"model": "another's forward stands before the model's"}
+    why = whys.get(way, "model.layers.1 has a hook, or another's forward")
+    assert package.models.decode_steps(step).passed_on[f"a prompt: {why}"] == 3
 
 
 @pytest.mark.parametrize("family, more", [("Llama", "hidden_states"), ("GptOss", "router_logits")])
@@ -306,7 +311,7 @@ def test_layers_of_kernels(best_package, device, monkeypatch, family, cache):
     with use_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False):
         model = kernelize(model, mode=Mode.INFERENCE)
     package.models.use_decode_step(model, kv_cache_dtype=cache)
-    assert model.forward.pads_prompts
+    assert model.forward.why_not_padded is None
     for columns in (12, 70):
         given = {"input_ids": whole(columns=columns)["input_ids"].to(device)}
         logits = []
@@ -337,3 +342,20 @@ def test_few_graphs_serve_many_lengths(package):
             padded.add(ids.shape[1])
         assert len(padded) <= 17
         assert given({**kwargs, "logits_to_keep": 0}, "", torch.device("cpu"), 2000) is None
+
+
+def test_threads_have_prompts_of_their_own(package):
+    """Answers of one model at once, each with a cache, and graphs, that no other has."""
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    options = {"max_new_tokens": 5, "do_sample": False}
+
+    def answers(first):
+        given = [whole(columns=12, seed=first + i) for i in range(4)]
+        return [(each, step.generate(**each, **options)) for each in given]
+
+    with ThreadPoolExecutor(3) as pool:
+        found = [answer for each in pool.map(answers, (0, 4, 8)) for answer in each]
+    for given, got in found:
+        assert torch.equal(got, model.generate(**given, **options))
+    assert package.models.decode_steps(step).prompts > 0

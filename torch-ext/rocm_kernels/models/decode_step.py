@@ -25,8 +25,6 @@ tensors, its modules and their hooks) is compared whenever a call has more than 
 """
 
 import contextlib
-import functools
-import importlib
 import inspect
 import threading
 import weakref
@@ -48,6 +46,7 @@ from .recorded_step import RecordedStep, kinds_of
 from .step_arguments import can_be_given, has_gaps, is_unwritten, shape_of_tokens, stays_in_place
 from .step_storage import Storage, autocast_dtype, make_ready, name_of_cache, with_padded_mask
 
+_GAPS = "padding lies between tokens"
 _SPARE = 512  # tokens that a new cache has room for beyond its prompt
 
 
@@ -114,7 +113,7 @@ def use_decode_step(
             f"model must take a cache that stays in place and has room, got "
             f"{type(model).__name__}, which cannot: {why}"
         )
-    step.pads_prompts = recorded_prompt.pads_prompts(model, step.inner, step.new_cache)
+    step.why_not_padded = recorded_prompt.why_not_padded(model, step.inner, step.new_cache)
     model.forward = step
 
 
@@ -142,7 +141,8 @@ class _DecodeStep:
     def __init__(self, model: nn.Module, max_cache_len: Optional[int], in_fp8: bool) -> None:
         self.model, self.max_cache_len, self.in_fp8 = model, max_cache_len, in_fp8
         self.before = vars(model).get("forward")  # None: its class's own
-        self.pads_masks = self.pads_prompts = False  # to the cache's room; by tokens behind theirs
+        self.pads_masks = False  # to a column for each row of the cache
+        self.why_not_padded: Optional[str] = None  # prompts, by tokens behind theirs
         self.__signature__ = inspect.signature(model.forward)
         # generate would compile a step with a static cache.
         config = model.generation_config
@@ -162,11 +162,11 @@ class _DecodeStep:
         self.of_static: Any = weakref.WeakKeyDictionary()
         self.lock = threading.RLock()  # a cache may end, and come back, anywhere
         teach_transformers()
-        _stand_before_sample()
+        greedy.stand_before_sample(_DecodeStep)
 
     def __getstate__(self) -> Dict[str, Any]:
         names = (
-            "model", "max_cache_len", "in_fp8", "before", "pads_masks", "pads_prompts",
+            "model", "max_cache_len", "in_fp8", "before", "pads_masks", "why_not_padded",
             "__signature__", "compiled_before",
         )  # fmt: skip
         return {name: vars(self)[name] for name in names}
@@ -286,11 +286,11 @@ class _DecodeStep:
         return (forward or self.inner)(**kwargs)
 
     def _prompt(self, storage: Storage, name: str, kwargs: Dict[str, Any]) -> Any:
-        cache, given = kwargs[name], None
-        if self.pads_prompts and not (self.is_watched or storage.has_gaps or self._why_run()):
+        cache, given, why = kwargs[name], None, self._why_as_it_is(storage)
+        if why is None:
             given = recorded_prompt.padded_prompt(kwargs, name, self.device, cache.room)
         if given is None:
-            return self._pass_on("a prompt", kwargs)
+            return self._pass_on(f"a prompt: {why}" if why else "a prompt", kwargs)
         storage.forget_others(cache, self.model_was)
         kind = (given["input_ids"].shape, *kinds_of(given), torch.is_inference_mode_enabled())
         step = storage.prompts.get(kind)
@@ -307,13 +307,19 @@ class _DecodeStep:
             why = f"a prompt: {step}" if isinstance(step, str) else "a prompt"
             result = self._pass_on(why, given)
             if not recorded_prompt.says_logits_alone(result):
-                self.pads_prompts = False
+                self.why_not_padded = "the model says more than logits"
                 cache.reset()
-                return self._pass_on("a prompt", kwargs)
+                return self._pass_on(f"a prompt: {self.why_not_padded}", kwargs)
             storage.forget_others(cache, self.model_was)  # a new cache's tensors are there now
             storage.prompts.setdefault(kind)
         recorded_prompt.kept_of(cache, kwargs["input_ids"].shape[1])
         return result
+
+    def _why_as_it_is(self, storage: Storage) -> Optional[str]:
+        """Why a prompt runs as it is; None: it may have tokens behind its own."""
+        if self.why_not_padded is not None:
+            return self.why_not_padded
+        return self.who_watches or (_GAPS if storage.has_gaps else self._why_run())
 
     # ---- answers
 
@@ -387,7 +393,9 @@ class _DecodeStep:
         model_is = self.fingerprint.of(self.model)
         if model_is is not self.model_was and model_is != self.model_was:
             self.model_was, self.free = model_is, None
-            self.is_watched = self.before is not None or recorded_prompt.is_watched(self.model)
+            self.who_watches = recorded_prompt.who_watches(self.model)
+            if self.before is not None:
+                self.who_watches = "another's forward stands before the model's"
 
     def _give_storage(self, cache: Any, batch: int, rows: int) -> None:
         """Has an empty cache be a storage's that nobody holds, or a new one's."""
@@ -418,7 +426,7 @@ class _DecodeStep:
         if "storage" not in vars(kwargs[cache]) and not stays_in_place(kwargs[cache]):
             return "a cache whose tensors do not stay in place"
         if getattr(vars(kwargs[cache]).get("storage"), "has_gaps", False):
-            return "padding lies between tokens"
+            return _GAPS
         if not _has_graphs(self.device):
             return f"there are no graphs on {self.device.type}"
         why = self._why_run()
@@ -478,22 +486,6 @@ class _DecodeStep:
         self.replayed += 1
         storage.last = step
         return result
-
-
-@functools.cache
-def _stand_before_sample() -> None:
-    """generate looks for its loop in a model's class."""
-    mixin = importlib.import_module("transformers.generation.utils").GenerationMixin
-    theirs = mixin._sample
-
-    @functools.wraps(theirs)
-    def sample(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        step = vars(model).get("forward")
-        if isinstance(step, _DecodeStep):
-            return step.sample(theirs, *args, **kwargs)
-        return theirs(model, *args, **kwargs)
-
-    mixin._sample = sample
 
 
 def _has_graphs(device: torch.device) -> bool:

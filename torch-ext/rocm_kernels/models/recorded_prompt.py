@@ -8,7 +8,7 @@ prompt is recorded, as a step is. Few graphs serve many lengths, for tokens come
     logits       of row n - 1, whose number the graph reads
     cache        of n tokens; in the rows behind lies what the next tokens overwrite
 
-No token may see one behind it: :func:`pads_prompts` asks the model by short runs of its own. All
+No token may see one behind it: :func:`why_not_padded` asks the model by short runs of its own. All
 prompts that can be recorded have such tokens, whether they are recorded yet or not, so that the
 same prompt gives the same bits each time.
 """
@@ -23,6 +23,7 @@ from torch import nn
 from .hooks import is_called, is_wrapped
 from .model_state import States
 from .probe_step import can_be_asked
+from .recorded_step import first_line
 from .step_arguments import can_be_given
 from .step_storage import NAMES_OF_CACHE
 
@@ -82,11 +83,12 @@ def padded_prompt(
     return given
 
 
-def is_watched(model: nn.Module) -> bool:
-    """Whether somebody may see what a model's modules are called with: that stays as it is."""
-    return any(
-        is_called(module) or is_wrapped(module) for module in model.modules() if module is not model
-    )
+def who_watches(model: nn.Module) -> Optional[str]:
+    """What may see what a model's modules are called with, which stays as it is then."""
+    for name, module in model.named_modules():
+        if module is not model and (is_called(module) or is_wrapped(module)):
+            return f"{name} has a hook, or another's forward"
+    return None
 
 
 def says_logits_alone(said: Any) -> bool:
@@ -103,16 +105,23 @@ def kept_of(cache: Any, count: int) -> None:
     cache.rows = count
 
 
-def pads_prompts(model: nn.Module, forward: Callable[..., Any], make: Callable[..., Any]) -> bool:
-    """Whether the logits and the cache of a prompt do not depend, to the bit, on tokens behind it,
-    with caches that ``make(room)`` makes, are, but for roundings, those without any, and are all
-    that it leaves. A model has been asked before by :func:`~.probe_step.why_not_in_place`."""
-    if model.device.type not in MOST_TOKENS or not can_be_asked(model):
-        return False
+def why_not_padded(
+    model: nn.Module, forward: Callable[..., Any], make: Callable[..., Any]
+) -> Optional[str]:
+    """Why a prompt gets no tokens behind it, with caches that ``make(room)`` makes; "": on its kind
+    of device none does. None: it may, for its logits and its cache do not depend on them, to the
+    bit, are, but for roundings, those without any, and are all that it leaves. A model has been
+    asked before by :func:`~.probe_step.why_not_in_place`."""
+    if model.device.type not in MOST_TOKENS:
+        return ""
+    if not can_be_asked(model):
+        return "the model trained, was watched or compiled when use_decode_step was called"
     taken = inspect.signature(model.forward).parameters
     name = next((name for name in NAMES_OF_CACHE if name in taken), None)
-    if name is None or "logits_to_keep" not in taken or not make(8).is_croppable:
-        return False
+    if name is None or "logits_to_keep" not in taken:
+        return "its forward does not take a cache and logits_to_keep"
+    if not make(8).is_croppable:
+        return "layers keep a state of all tokens"
     cache_utils = importlib.import_module("transformers.cache_utils")
     config = model.config.get_text_config(decoder=True)
     prompt, last = (0, 1, 2), torch.tensor([2], dtype=torch.int64, device=model.device)
@@ -141,11 +150,12 @@ def pads_prompts(model: nn.Module, forward: Callable[..., Any], make: Callable[.
                 if alone.shape != one.shape or not all(
                     map(torch.equal, [one, *held], [other, *as_held])
                 ):
-                    return False
+                    return "it depends on tokens behind it"
                 if float((alone - one).float().norm()) > 0.5 * float(alone.float().norm()):
-                    return False
-        return next(states.changed(), None) is None
-    except Exception:  # of many kinds: the code is the model's
-        return False
+                    return "with tokens behind it the model says something else"
+        kept = next(states.changed(), None)
+        return None if kept is None else f"{kept[0] or 'the model'} keeps a {kept[1]} of it"
+    except Exception as error:  # of many kinds: the code is the model's
+        return f"with tokens behind it the model stops: {first_line(error)}"
     finally:
         states.put_back()
