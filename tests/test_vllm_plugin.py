@@ -152,12 +152,23 @@ def test_ops_in_the_place_of_vllms(plugin, package, transposed):
 
 
 def test_the_path_follows_the_rows_of_each_call(plugin, package, monkeypatch):
-    """A graph that was traced with many rows, as vLLM traces a prompt, serves few."""
-    seen, linear = [], package.fp8_linear
-    counting = SimpleNamespace(
-        fp8_linear=lambda a, *x, **y: seen.append(len(a)) or linear(a, *x, **y)
+    """A graph that was traced with many rows, as vLLM traces a prompt, serves few: up to 64 here,
+    beyond which the library's product is quicker."""
+    seen, multiply = [], plugin.ops._multiply
+    library = SimpleNamespace(
+        fp8_linear=lambda a, w, *_, out_dtype, **__: (
+            seen.append(("library", len(a))) or a.new_zeros(len(a), len(w), dtype=out_dtype)
+        )
     )
-    monkeypatch.setattr(plugin.kernels, "package", lambda: counting)
+    package = SimpleNamespace(**{**vars(package), **vars(library)})
+    monkeypatch.setattr(plugin.kernels, "package", lambda: package)
+    monkeypatch.setattr(
+        plugin.ops, "_multiply",
+        lambda package, a, *x: seen.append(("gemm", len(a))) or multiply(package, a, *x),
+    )  # fmt: skip
+    limits = SimpleNamespace(rows_of_gemm=lambda *_, weight_only: (1, 64))
+    package.functional = SimpleNamespace(product=limits)
+    monkeypatch.setattr(plugin.ops, "_most_rows", {})
     w, scale_w = fp8(64, 128), torch.rand(64, 1)
     torch._dynamo.reset()
 
@@ -165,9 +176,41 @@ def test_the_path_follows_the_rows_of_each_call(plugin, package, monkeypatch):
     def product(a, scale_a):
         return plugin.ops.fp8_product(a, w, scale_a, scale_w, None, torch.bfloat16)
 
-    for rows in (100, 2, 64):
+    for rows in (100, 2, 64, 65):
         assert product(fp8(rows, 128), torch.rand(rows, 1)).shape == (rows, 64)
-    assert seen == [100, 2, 64]
+    assert seen == [("library", 100), ("gemm", 2), ("gemm", 64), ("library", 65)]
+
+
+def test_operands_that_the_ops_do_not_take_as_they_are(plugin, package):
+    """Strides, other dimensions, scales and biases to convert: the same bits as of usual ones."""
+    ops = plugin.ops
+    a, w, bias = fp8(6, 256), fp8(64, 256), torch.randn(64).bfloat16()
+    scale_a, scale_w = torch.rand(6, 1), 2.0 ** torch.randint(-3, 3, (64, 1))
+
+    def product(a=a, scale_w=scale_w, bias=bias):
+        return ops.fp8_product(a, w, scale_a, scale_w, bias, torch.bfloat16)
+
+    turned = a.t().contiguous().t()
+    spread = torch.stack([bias, bias], 1)[:, 0]
+    assert torch.equal(product(), product(turned))
+    assert torch.equal(product(), product(scale_w=scale_w.to(torch.float8_e8m0fnu)))
+    assert torch.equal(product(), product(bias=spread))
+    assert torch.equal(product(), product(bias=bias.float()))
+    x = torch.randn(6, 256).bfloat16()
+    wide, turned = torch.cat([x, x], 1)[:, :256], x.t().contiguous().t()
+    only = [ops.weight_only_product(rows, w, scale_w, bias) for rows in (x, wide, turned)]
+    assert torch.equal(*only[:2]) and torch.equal(*only[1:])
+    folded = [ops.swiglu_fp8(rows, None, 128, FP8) for rows in (x, x.view(2, 3, 256))]
+    for one, other in zip(*folded, strict=True):
+        assert torch.equal(one.view(other.shape).float(), other.float())
+    weight, found = torch.rand(256).bfloat16(), []
+    for rows in (x, wide, turned, x.view(2, 3, 256)):
+        q, scales = torch.full(rows.shape, 0.25).to(FP8), torch.empty(*rows.shape[:-1], 1)
+        residual = torch.ones(rows.shape).bfloat16()
+        ops.rms_norm_dynamic_per_token_quant(q, rows, weight, scales, 1e-5, None, residual)
+        found.append([each.float().reshape(6, -1) for each in (q, scales, residual)])
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
 
 
 def test_experts_are_an_op_in_a_traced_model_alone(plugin, monkeypatch):

@@ -12,6 +12,10 @@ choice outside would be made once, when vLLM traces a prompt, and then serve dec
                          passes put them into graphs in their place
 
 The namespace counts the schemas' versions, for vLLM caches graphs that name these ops.
+
+Beyond vLLM's CUDA graphs a host waits for each of these calls. So operands of the usual kind go
+straight to the package's ops, which check them too; whatever else there may be (rows with strides,
+scales of another type, a bias to convert) goes by the package's functions, to the same kernels.
 """
 
 import functools
@@ -72,10 +76,43 @@ def fp8_product(
 ) -> torch.Tensor:
     """``a [M, K]`` and ``w [N, K]`` FP8; scales as rocm_kernels.gemm takes them, per tensor, per
     row or per block; ``[M, N]``."""
-    if a.shape[0] == 0:
+    rows = a.shape[0]
+    if rows == 0:
         return a.new_empty(0, w.shape[0], dtype=out_dtype)
-    linear = kernels.package().fp8_linear
-    return linear(a, w, scale_w, scale_x=scale_a, bias=bias, out_dtype=out_dtype)
+    package = kernels.package()
+    usual = _is_usual(a, scale_w, bias, out_dtype)
+    if usual and rows <= _rows_of_gemm(package, w, scale_w, scale_a):
+        return _multiply(package, a, w, scale_a, scale_w, bias, out_dtype)
+    return package.fp8_linear(a, w, scale_w, scale_x=scale_a, bias=bias, out_dtype=out_dtype)
+
+
+def _is_usual(a, scale_w, bias, out_dtype) -> bool:
+    """Whether the op takes a product's operands as they are."""
+    return (
+        a.is_contiguous()
+        and scale_w.dtype is torch.float32
+        and (bias is None or (bias.dtype is out_dtype and bias.is_contiguous()))
+    )
+
+
+_most_rows: dict[tuple, int] = {}
+
+
+def _rows_of_gemm(package, w, scale_w, scale_a) -> int:
+    """Up to how many rows of a the product is the package's own, and not the library's."""
+    key = w.device, w.shape, scale_w.shape, scale_a.numel() == 1
+    most = _most_rows.get(key)
+    if most is None:
+        static = scale_a if key[-1] else None
+        rows = package.functional.product.rows_of_gemm(w, scale_w, static, weight_only=False)
+        most = _most_rows[key] = rows[1]
+    return most
+
+
+def _multiply(package, a, w, scale_a, scale_w, bias, out_dtype):
+    out = a.new_empty(a.shape[0], w.shape[0], dtype=out_dtype)
+    package._ops.ops.gemm.default(out, a, w, scale_a, scale_w, bias)
+    return out
 
 
 @_op(
@@ -86,7 +123,10 @@ def weight_only_product(
     a: torch.Tensor, w: torch.Tensor, scale_w: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """``a [M, K]`` 16-bit, ``w [N, K]`` FP8, ``scale_w`` per tensor, per channel or per block."""
-    return kernels.package().gemm(a, w, None, scale_w, bias=bias)
+    package = kernels.package()
+    if _is_usual(a, scale_w, bias, a.dtype):
+        return _multiply(package, a, w, None, scale_w, bias, a.dtype)
+    return package.gemm(a, w, None, scale_w, bias=bias)
 
 
 @_op("product_16bit(Tensor a, Tensor w, Tensor? bias) -> Tensor", fake=_product_like)
@@ -138,10 +178,19 @@ def swiglu_fp8(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``x [..., 2 * d]``: gate and up. A scale makes it static; group_size 128 or, for one scale a
     row, 0. The scale that comes back is a tensor of its own, as ops have it."""
-    q, scales = kernels.package().swiglu_fp8(
-        x, scale=scale, group_size=group_size or None, fp8_dtype=fp8_dtype
-    )
-    return q, scales if scale is None else scales.reshape(1).clone()
+    package = kernels.package()
+    if scale is not None or x.dim() != 2 or not x.is_contiguous():
+        q, scales = package.swiglu_fp8(
+            x, scale=scale, group_size=group_size or None, fp8_dtype=fp8_dtype
+        )
+        return q, scales if scale is None else scales.reshape(1).clone()
+    rows, columns = x.shape[0], x.shape[1] // 2
+    groups = -(-columns // group_size) if group_size else 1
+    q = x.new_empty(rows, columns, dtype=fp8_dtype)
+    scales = x.new_empty(rows, groups, dtype=torch.float32)
+    gate, up = x.chunk(2, 1)
+    package._ops.ops.swiglu_fp8.default(q, scales, gate, up, None, "silu", group_size, 0.0, False)
+    return q, scales
 
 
 def _fused_moe_now(
@@ -181,13 +230,27 @@ def fused_moe(*arguments) -> None:
 # ---- in place of vLLM's fused ops, with their schemas --------------------------------------------
 
 
+def _norm(result, scales, input, residual, weight, scale, epsilon, group_size=0) -> None:
+    """rmsnorm_fp8 into ``result``, and ``scales`` where there is no ``scale``."""
+    package = kernels.package()
+    if input.dim() == 2 and input.is_contiguous() and weight.is_contiguous():
+        package._ops.ops.rmsnorm_fp8.default(
+            result, scales, input, residual, weight, scale, epsilon, group_size, 0.0, False
+        )
+        return
+    package.rmsnorm_fp8(
+        input, weight, epsilon, residual, scale=scale, group_size=group_size or None,
+        out=result if scales is None else (result, scales),
+    )  # fmt: skip
+
+
 @_op(
     "rms_norm_static_fp8_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor scale, "
     "float epsilon) -> ()",
     fake=_writes_only,
 )
 def rms_norm_static_fp8_quant(result, input, weight, scale, epsilon):
-    kernels.package().rmsnorm_fp8(input, weight, epsilon, scale=scale, out=result)
+    _norm(result, None, input, None, weight, scale, epsilon)
 
 
 @_op(
@@ -196,7 +259,7 @@ def rms_norm_static_fp8_quant(result, input, weight, scale, epsilon):
     fake=_writes_only,
 )
 def fused_add_rms_norm_static_fp8_quant(result, input, residual, weight, scale, epsilon):
-    kernels.package().rmsnorm_fp8(input, weight, epsilon, residual, scale=scale, out=result)
+    _norm(result, None, input, residual, weight, scale, epsilon)
 
 
 @_op(
@@ -206,7 +269,7 @@ def fused_add_rms_norm_static_fp8_quant(result, input, residual, weight, scale, 
 )
 def rms_norm_dynamic_per_token_quant(result, input, weight, scale, epsilon, scale_ub, residual):
     _no_bound(scale_ub)
-    kernels.package().rmsnorm_fp8(input, weight, epsilon, residual, out=(result, scale))
+    _norm(result, scale, input, residual, weight, None, epsilon)
 
 
 @_op(
@@ -220,9 +283,7 @@ def rms_norm_per_block_quant(
 ):
     _no_bound(scale_ub)
     scales = _row_major(scale)
-    kernels.package().rmsnorm_fp8(
-        input, weight, epsilon, residual, group_size=group_size, out=(result, scales)
-    )
+    _norm(result, scales, input, residual, weight, None, epsilon, group_size)
     _give_back(scale, scales)
 
 
