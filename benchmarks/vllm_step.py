@@ -14,7 +14,7 @@ A step's time is the median of what passes between the answers of two steps in w
 decodes. Then a few steps of each cell under the profiler: microseconds of kernels, summed, busy (an
 overlap counts once) and from the first to the last; and a middle layer's kernels in their order. A
 prompt's time is that of one token of a prompt that no page has, in a CUDA graph (128 tokens) or op
-by op (2,048). `moe` also says how many experts the tokens meet. --save writes
+by op (more). `moe` also says how many experts the tokens meet. --save writes
 results/tables/vllm_step.csv.
 """
 
@@ -96,7 +96,7 @@ PARTS = {
             (NO_DEEP_GEMM, README, OURS | FP8_CACHE, SHORT + LONG),
     }),
 }  # fmt: skip
-PROMPTS = (128, 2048)
+PROMPTS = (128, 200, 1024, 2048)
 STEPS, ROUNDS, PROFILED = 40, 7, 8
 TOLD = (
     r"Selected|[Uu]sing .*(backend|attention)|stay with vLLM|rocm-kernels:|took .* s\b|init engine"
