@@ -284,7 +284,8 @@ def test_what_cannot_be_recorded_runs(package, monkeypatch):
 
     def inner(self, **kwargs):
         if kwargs["input_ids"].shape[1] > 1:
-            lengths.append(kwargs["past_key_values"].get_seq_length())
+            name = package.models.step_storage.name_of_cache(kwargs)
+            lengths.append(kwargs[name].get_seq_length())
         return type(self.model).forward(self.model, **kwargs)
 
     monkeypatch.setattr(package.models.step_storage, "RecordedStep", Recorded)
