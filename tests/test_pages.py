@@ -180,3 +180,11 @@ def test_which_tables_hold_results(row, found):
     assert pages.typed_by_hand(text) == ([3] if found else [])
     marked = text.replace("| | x", "<!-- results: t -->\n| | x") + "<!-- end of results -->\n"
     assert pages.typed_by_hand(marked) == []
+
+
+def test_a_step_stands_beside_its_own_speed(monkeypatch):
+    """Whatever the order in which ways were measured, it is that of the last column."""
+    ways = {"use_decode_step, FP8 cache, FP8 head": ["7", "1.5", "0.1", "1.2"]}
+    ways |= {"use_decode_step": ["5", "2.5", "0.1", "2.2"]}
+    monkeypatch.setattr(tables, "by_case", lambda *_: {"a model": ways})
+    assert tables.generate_h200().splitlines()[-1] == "| a model | | | 5 | | 7 | 1.5 | 1.2 |"
