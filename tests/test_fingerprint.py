@@ -45,6 +45,9 @@ CHANGES = {
     "a name": another_name,
     "a list": lambda model: linear(model).names.append("b"),
     "a list within": lambda model: linear(model).scales["a"].append(2),
+    "the order of names": lambda model: linear(model).scales.update(
+        a=linear(model).scales.pop("a")
+    ),
     "a list that held a module": lambda model: linear(model).modules_kept.clear(),
     "sums": lambda model: vars(linear(model)).update(sums=object()),
     "the attention": lambda model: setattr(model.config, "_attn_implementation", "eager"),
@@ -55,7 +58,7 @@ CHANGES = {
 def model():
     model = tiny_llama()
     module = linear(model)
-    module.names, module.scales = ["a"], {"a": [1]}
+    module.names, module.scales = ["a"], {"a": [1], "b": [1]}
     module.modules_kept = [torch.nn.Identity()]
     module.factor = 1000.5
     module.one = torch.nn.Parameter(torch.ones(1))

@@ -15,6 +15,13 @@ from project import ROOT
 FP8 = torch.float8_e4m3fn
 
 
+@pytest.fixture(params=[True, False], ids=["inference", "no inference"])
+def inference(request):
+    """vLLM's mode, in which operands go straight to ops, and another."""
+    with torch.inference_mode(request.param):
+        yield
+
+
 @pytest.fixture
 def plugin(package, monkeypatch):
     """The plugin's modules, on the package's CPU build."""
@@ -37,7 +44,7 @@ def fp8(*shape):
 
 @pytest.mark.parametrize("rows", [1, 5, 64, 65])
 @pytest.mark.parametrize("scales", ["tensor", "row", "block"])
-def test_fp8_product(plugin, package, rows, scales):
+def test_fp8_product(inference, plugin, package, rows, scales):
     n, k, dequantize = 192, 256, package.reference.dequantize
     a, w, bias = fp8(rows, k), fp8(n, k), torch.randn(n)
     scale_a, scale_w = {
@@ -51,7 +58,7 @@ def test_fp8_product(plugin, package, rows, scales):
 
 
 @pytest.mark.parametrize("rows", [3, 64, 70])
-def test_weight_only_product(plugin, package, rows):
+def test_weight_only_product(inference, plugin, package, rows):
     a, w, scale_w = torch.randn(rows, 256).bfloat16(), fp8(96, 256), torch.rand(96, 1)
     operands = a.double(), package.reference.dequantize(w, scale_w, 128)
     out = plugin.ops.weight_only_product(a, w, scale_w, None)
@@ -73,7 +80,7 @@ def test_16_bit_products_of_few_rows(plugin, rows, monkeypatch):
 
 @pytest.mark.parametrize("group_size", [0, 128])
 @pytest.mark.parametrize("static", [False, True])
-def test_swiglu_fp8(plugin, package, group_size, static):
+def test_swiglu_fp8(inference, plugin, package, group_size, static):
     x, scale = torch.randn(7, 512).bfloat16(), torch.tensor([0.02]) if static else None
     group_size = 0 if static else group_size
     ours = plugin.ops.swiglu_fp8(x, scale, group_size, FP8)
@@ -116,7 +123,7 @@ def test_fused_moe(plugin, package, weights, mapped):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_ops_in_the_place_of_vllms(plugin, package, transposed):
+def test_ops_in_the_place_of_vllms(inference, plugin, package, transposed):
     ops, reference = plugin.ops, package.reference
     x, weight = torch.randn(5, 256).bfloat16(), torch.rand(256).bfloat16() + 0.5
     residual, scale = torch.randn(5, 256).bfloat16(), torch.tensor([0.03])
@@ -176,12 +183,13 @@ def test_the_path_follows_the_rows_of_each_call(plugin, package, monkeypatch):
     def product(a, scale_a):
         return plugin.ops.fp8_product(a, w, scale_a, scale_w, None, torch.bfloat16)
 
-    for rows in (100, 2, 64, 65):
-        assert product(fp8(rows, 128), torch.rand(rows, 1)).shape == (rows, 64)
+    with torch.inference_mode():
+        for rows in (100, 2, 64, 65):
+            assert product(fp8(rows, 128), torch.rand(rows, 1)).shape == (rows, 64)
     assert seen == [("library", 100), ("gemm", 2), ("gemm", 64), ("library", 65)]
 
 
-def test_operands_that_the_ops_do_not_take_as_they_are(plugin, package):
+def test_operands_that_the_ops_do_not_take_as_they_are(inference, plugin, package):
     """Strides, other dimensions, scales and biases to convert: the same bits as of usual ones."""
     ops = plugin.ops
     a, w, bias = fp8(6, 256), fp8(64, 256), torch.randn(64).bfloat16()
@@ -211,6 +219,36 @@ def test_operands_that_the_ops_do_not_take_as_they_are(plugin, package):
         found.append([each.float().reshape(6, -1) for each in (q, scales, residual)])
     for other in found[1:]:
         assert all(map(torch.equal, found[0], other))
+
+
+def test_gradients_are_refused(plugin):
+    """Not computed as if there were none."""
+    x = torch.randn(3, 256).bfloat16().requires_grad_()
+    with pytest.raises(RuntimeError, match="has no gradient"):
+        plugin.ops.swiglu_fp8(x, None, 0, FP8)
+    with pytest.raises(RuntimeError, match="has no gradient"):
+        plugin.ops.weight_only_product(x, fp8(64, 256), torch.rand(64, 1), None)
+    q, scales = torch.empty(3, 256).to(FP8), torch.empty(3, 1)
+    with pytest.raises(RuntimeError, match="has no gradient"):
+        plugin.ops.rms_norm_dynamic_per_token_quant(
+            q, x, torch.ones(256).bfloat16(), scales, 1e-5, None, None
+        )
+
+
+def test_an_odd_number_of_columns_is_refused(inference, plugin):
+    with pytest.raises(ValueError, match="even number of columns"):
+        plugin.ops.swiglu_fp8(torch.randn(3, 255).bfloat16(), None, 0, FP8)
+
+
+def test_what_is_written_is_marked(plugin):
+    """Outside of inference mode autograd may have saved a residual."""
+    x, residual = torch.randn(3, 256).bfloat16(), torch.randn(3, 256).bfloat16()
+    q, scales, version = torch.empty(3, 256).to(FP8), torch.empty(3, 1), residual._version
+    with torch.no_grad():
+        plugin.ops.rms_norm_dynamic_per_token_quant(
+            q, x, torch.ones(256).bfloat16(), scales, 1e-5, None, residual
+        )
+    assert residual._version > version
 
 
 def test_experts_are_an_op_in_a_traced_model_alone(plugin, monkeypatch):

@@ -13,9 +13,10 @@ choice outside would be made once, when vLLM traces a prompt, and then serve dec
 
 The namespace counts the schemas' versions, for vLLM caches graphs that name these ops.
 
-Beyond vLLM's CUDA graphs a host waits for each of these calls. So operands of the usual kind go
-straight to the package's ops, which check them too; whatever else there may be (rows with strides,
-scales of another type, a bias to convert) goes by the package's functions, to the same kernels.
+Prompts longer than vLLM's CUDA graphs wait for the host's part of each call. So operands of the
+usual kind go straight to the package's ops, which check them too. All others (rows with strides,
+scales of another type, a bias to convert), and calls outside of inference mode, where the package
+refuses gradients and marks what it writes, go through its functions to the same kernels.
 """
 
 import functools
@@ -89,7 +90,8 @@ def fp8_product(
 def _is_usual(a, scale_w, bias, out_dtype) -> bool:
     """Whether the op takes a product's operands as they are."""
     return (
-        a.is_contiguous()
+        torch.is_inference_mode_enabled()
+        and a.is_contiguous()
         and scale_w.dtype is torch.float32
         and (bias is None or (bias.dtype is out_dtype and bias.is_contiguous()))
     )
@@ -179,7 +181,8 @@ def swiglu_fp8(
     """``x [..., 2 * d]``: gate and up. A scale makes it static; group_size 128 or, for one scale a
     row, 0. The scale that comes back is a tensor of its own, as ops have it."""
     package = kernels.package()
-    if scale is not None or x.dim() != 2 or not x.is_contiguous():
+    usual = torch.is_inference_mode_enabled() and x.dim() == 2 and x.is_contiguous()
+    if not usual or scale is not None or x.shape[1] % 2:
         q, scales = package.swiglu_fp8(
             x, scale=scale, group_size=group_size or None, fp8_dtype=fp8_dtype
         )
@@ -233,7 +236,8 @@ def fused_moe(*arguments) -> None:
 def _norm(result, scales, input, residual, weight, scale, epsilon, group_size=0) -> None:
     """rmsnorm_fp8 into ``result``, and ``scales`` where there is no ``scale``."""
     package = kernels.package()
-    if input.dim() == 2 and input.is_contiguous() and weight.is_contiguous():
+    usual = torch.is_inference_mode_enabled() and input.dim() == 2
+    if usual and input.is_contiguous() and weight.is_contiguous():
         package._ops.ops.rmsnorm_fp8.default(
             result, scales, input, residual, weight, scale, epsilon, group_size, 0.0, False
         )

@@ -2,7 +2,6 @@
 modules."""
 
 import contextlib
-import copy
 import operator
 from itertools import chain
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
@@ -59,7 +58,7 @@ class LastFingerprint:
             self.sizes, self.names, self.values = self._tensors()
             self.hooked = [(m, is_called(m)) for m in self.modules if any(map(vars(m).get, _HOOKS))]
             self.lists = [
-                (value, copy.deepcopy(value) if _is_plain(value) else _MISSING)
+                (value, _content(value))
                 for attributes in self.attributes
                 for name, value in attributes.items()
                 if name not in _OF_TORCH and _may_change(value)
@@ -85,10 +84,7 @@ class LastFingerprint:
             and all(map(operator.is_, values, self.values))
             and self.types == [*map(type, self.modules)]
             and all(is_called(module) == called for module, called in self.hooked)
-            and all(
-                not _is_plain(value) if was is _MISSING else value == was
-                for value, was in self.lists
-            )
+            and all(_content(value) == content for value, content in self.lists)
             and addresses == _addresses(self.tensors)
         )
 
@@ -112,6 +108,10 @@ def _may_change(value: Any) -> bool:
     if type(value) is tuple:
         return any(map(_may_change, value))
     return type(value) in (list, dict)
+
+
+def _content(value: Any) -> Any:
+    return _as_tuple(value) if _is_plain(value) else None
 
 
 def _addresses(tensors: List[torch.Tensor]) -> Tuple[int, ...]:
