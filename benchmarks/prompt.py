@@ -2,12 +2,13 @@
 host's and the kernels'.
 
     python benchmarks/prompt.py [--model llama-8b] [--prompts 1x128,1x512,1x2048,8x512]
-                                [--sides bfloat16,without,auto,fp8] [--kernels] [--save]
+                                [--sides bfloat16,without,auto,fp8] [--kernels] [--layer] [--save]
 
 Weights are random, prompts too. first_ms is the time from where generate has the prompt to its
 first token, the median of several later answers; host_ms is how long one call of the model keeps
-the host, kernel_ms what its kernels take in sum, by the profiler. The sides are generate.py's, the
-output embedding is in FP8. With --save, on a GPU, the rows go to results/tables/prompt.csv. A model
+the host, kernel_ms what its kernels take in sum, by the profiler; --layer tells those of one layer,
+each with the time since the end of the one before. The sides are generate.py's, the output
+embedding is in FP8. With --save, on a GPU, the rows go to results/tables/prompt.csv. A model
 of two narrow layers runs where there is no GPU: to see that it works.
 """
 
@@ -54,11 +55,22 @@ def kernel_seconds(model, ids: torch.Tensor) -> float:
     return sum(event.device_time_total for event in profile.key_averages()) / 3e6
 
 
-def measure_cell(model, batch: int, tokens: int, kernels: bool) -> dict:
-    """kernels: their time, and nothing else."""
+def layer_times(model, ids: torch.Tensor) -> list[tuple[str, float]]:
+    """A middle layer's kernels: microseconds from the end of the one before to theirs."""
+    before, times = 0.0, []
+    for name, _, end in generate.layer_of(generate.kernels_of(lambda: call_of(model, ids))):
+        times.append((name, end - before))
+        before = end
+    return times
+
+
+def measure_cell(model, batch: int, tokens: int, kernels: bool, layer: bool) -> dict:
+    """kernels: their time, layer: a layer's, and nothing else."""
     ids = torch.randint(5, model.config.vocab_size, (batch, tokens), device=model.device)
     for _ in range(2):
         generate.answer_times(model, ids, 4)
+    if layer:
+        return {"layer": layer_times(model, ids)}
     if kernels:
         return {"kernel_ms": 1e3 * kernel_seconds(model, ids)}
     answers = [generate.answer_times(model, ids, 1) for _ in range(ANSWERS)]
@@ -85,7 +97,9 @@ def measure(options: argparse.Namespace) -> list[dict]:
         for cell in options.prompts.split(","):
             batch, tokens = map(int, cell.split("x"))
             row = {"model": options.model, "batch": batch, "tokens": tokens, "side": side}
-            row |= measure_cell(model, batch, tokens, options.kernels)
+            row |= measure_cell(model, batch, tokens, options.kernels, options.layer)
+            for name, microseconds in row.pop("layer", ()):
+                print(f"{microseconds:8.1f} us  {name}")
             print(json.dumps(row), flush=True)
             rows.append(row)
     return rows
@@ -136,6 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sides", default=",".join(generate.SIDES))
     parser.add_argument("--save", action="store_true", help="to results/tables")
     parser.add_argument("--kernels", action="store_true", help="their time alone, on a GPU")
+    parser.add_argument("--layer", action="store_true", help="a layer's kernels alone, on a GPU")
     options = parser.parse_args(arguments)
     rows = measure(options)
     if options.save and torch.cuda.is_available():
