@@ -47,7 +47,11 @@ struct JoinedGemmArgs : GemmArgs {
   // float32: act(gate) * up of the two, which are rounded to out_dtype, a 16-bit type, first.
   Activation activation = Activation::kIdentity;
 
-  bool quantizes() const { return !is_fp8(a_dtype); }
+  // Else, if this: out holds an addend of each result. The results are rounded to its 16-bit type,
+  // and the sums once more.
+  bool adds = false;
+
+  bool quantizes() const { return !adds && !is_fp8(a_dtype); }
   bool gates() const { return activation != Activation::kIdentity; }
 };
 

@@ -99,6 +99,43 @@ def test_an_mlp_half_is_its_ops(backend, chance, kind):
         assert both[0].isnan().all() and both[3].isnan().all()
 
 
+def adds_products(backend):
+    """Whether kernels for many rows add to what out holds."""
+    if backend.name == "cuda":
+        return torch.cuda.get_device_capability(backend.device)[0] == 9
+    return backend.name in ("rocm", "simulator")
+
+
+# rows, the layer's columns, those of its MLP: sums of one worker, of several, and cut tiles.
+ADDED = [(3, 256, 384), (70, 272, 384), (300, 256, 4096), (517, 1040, 512), (70, 260, 384)]
+
+
+@pytest.mark.not_on("reference")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows, hidden, wide", ADDED)
+def test_an_mlp_half_adds_to_its_sum(backend, chance, kind, rows, hidden, wide):
+    """With the bits of the sum apart, where a kernel does it."""
+    random = Random(backend, chance)
+    x, attended = random.rows(rows, hidden), random.rows(rows, hidden)
+    linears = (
+        *random.linear(2 * wide, hidden, kind, True), *random.linear(hidden, wide, kind, rows > 99)
+    )  # fmt: skip
+    given = (x, attended, random.rows(hidden), *linears, "silu", 1e-5, 0.0, *rounding(kind))
+    op = backend.ops.functional.ops.layer_mlp
+    apart, joined = poisoned(x, 4, rows, hidden), poisoned(x, 4, rows, hidden)
+    assert op(apart[1], apart[2], *given) is False
+    added = op(joined[1], joined[2], *given, True)
+    in_tiles = rows > 64 and hidden % 8 == 0
+    assert added == (in_tiles and adds_products(backend))
+    expected = apart[2] + apart[1]
+    assert expected.isfinite().all() and not torch.equal(expected, apart[2])
+    if added:
+        assert torch.equal(bits(joined[2]), bits(expected)) and joined[1].isnan().all()
+    else:
+        assert torch.equal(bits(joined[1:3]), bits(apart[1:3]))
+    assert joined[0].isnan().all() and joined[3].isnan().all()
+
+
 def attention_by_ops(backend, x, weight, qkv, out, kind, caches, tables, norms, at, used, scales):
     ops = backend.ops.functional.ops
     projected = quantised(

@@ -112,7 +112,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "Tensor w_gate_up, Tensor? scale_gate_up, Tensor? bias_gate_up, Tensor? input_scale_gate_up, "
       "Tensor w_down, Tensor? scale_down, Tensor? bias_down, Tensor? input_scale_down, str "
       "activation, float eps, float weight_offset, bool quantizes, int group_size, float scale_ub, "
-      "bool ue8m0) -> ()");
+      "bool ue8m0, bool adds=False) -> bool");
   ops.def("record_program(int program, str what) -> int");
   ops.def("run_program(int program, int begin, int end) -> ()");
 }

@@ -266,8 +266,9 @@ void layer_attention(
     bool quantizes, int64_t group_size, double scale_ub, bool ue8m0);
 
 // out and sum are written: sum = x + attended, and out of it through norm, w_gate_up, activation
-// and w_down.
-void layer_mlp(torch::stable::Tensor& out, torch::stable::Tensor& sum,
+// and w_down. With `adds`, where the kernel of w_down's product adds: sum += out, and out is not
+// written. Returns whether it was so.
+bool layer_mlp(torch::stable::Tensor& out, torch::stable::Tensor& sum,
                const torch::stable::Tensor& x, const torch::stable::Tensor& attended,
                const torch::stable::Tensor& norm_weight, const torch::stable::Tensor& w_gate_up,
                std::optional<torch::stable::Tensor> scale_gate_up,
@@ -277,7 +278,7 @@ void layer_mlp(torch::stable::Tensor& out, torch::stable::Tensor& sum,
                std::optional<torch::stable::Tensor> bias_down,
                std::optional<torch::stable::Tensor> input_scale_down, std::string activation,
                double eps, double weight_offset, bool quantizes, int64_t group_size,
-               double scale_ub, bool ue8m0);
+               double scale_ub, bool ue8m0, bool adds);
 
 // A program is what ops on the CPU would run, kept to run again (bindings/program.h). what: "new",
 // with any number, and the program's is returned; "on", from now on this thread's ops go to its

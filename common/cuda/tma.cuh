@@ -156,6 +156,14 @@ __device__ __forceinline__ void store_box_2d(const CUtensorMap& map, int x, int 
       "r"(x), "r"(y), "r"(from)
       : "memory");
 }
+// Adds a box to what lies there: elements of the map's type, each sum rounded to it.
+__device__ __forceinline__ void add_box_2d(const CUtensorMap& map, int x, int y, uint32_t from) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], "
+      "[%3];" ::"l"(&map),
+      "r"(x), "r"(y), "r"(from)
+      : "memory");
+}
 __device__ __forceinline__ void commit_stores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

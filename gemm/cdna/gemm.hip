@@ -155,12 +155,14 @@ Kernel plain_kernel(DType a, DType w) {
                       : gemm_plain<kBrain, kBrain>;
 }
 
-Status launch_tiled(const GemmArgs& args, const GemmConfig& config, const Context& context) {
+Status launch_tiled(const GemmArgs& args, const GemmConfig& config, const Context& context,
+                    bool adds = false) {
   const GemmShape shape = shape_of(args);
   const int tile = find_gemm_tile(config.block_m, config.block_n, shape.block_scaled);
   const Kernel kernel = tiled_kernel(mma_kind_of(args), shape.block_scaled, tile);
   if (kernel == nullptr) return "no kernel was built for this config; report a defect";
   GemmProblem p = make_problem(args);
+  p.adds = adds;
   p.order = order_of(shape, config);
   p.schedule = schedule_of(shape, config);
   if (p.schedule.slots() != 0) {
@@ -173,6 +175,13 @@ Status launch_tiled(const GemmArgs& args, const GemmConfig& config, const Contex
   const Launch launch{dim3(p.schedule.workgroups()), kGemmTiles[tile].threads(), stream_of(context),
                       kGemmTiles[tile].lds_bytes()};
   return launch_kernel(kernel, launch, p);
+}
+
+// The config of the tiles where their kernel adds its results to out; nullptr: it does not.
+const GemmConfig* adding_config(const GemmArgs& args, const Config& config) {
+  const auto* const tiles = std::get_if<GemmConfig>(&config);
+  const bool adds = tiles != nullptr && tiles->design == GemmConfig::Design::kTiled;
+  return adds && make_problem(args).vector_rows ? tiles : nullptr;
 }
 
 // The grid counts rows of a along y, of which a launch has at most 65,535 groups.
@@ -259,14 +268,28 @@ Status launch_gemm_to_peers(const GemmArgs&, const Group&, const Context&) {
   return "a product on AMD GPUs does not send its results";
 }
 
-// Few rows of a are a small part of what registers hold, and every workgroup would quantise them.
-Status ask_joined_gemm(const JoinedGemmArgs&, const Context&, bool& joins) {
+// Of many rows, whose results are added. Few rows of a are a small part of what registers hold, and
+// every workgroup would quantise them.
+Status ask_joined_gemm(const JoinedGemmArgs& args, const Context&, bool& joins) {
   joins = false;
+  if (!args.adds) return nullptr;
+  cdna::Target target;
+  cdna::Config config;
+  if (!cdna::current_target(target)) return cdna::kNoDevice;
+  if (Status error = cdna::check_dtypes(args)) return error;
+  if (Status error = cdna::config_of(args, target, config)) return error;
+  joins = cdna::check_sizes(args) == nullptr && cdna::adding_config(args, config) != nullptr;
   return nullptr;
 }
 
-Status launch_joined_gemm(const JoinedGemmArgs&, const Context&) {
-  return "a product on AMD GPUs does nothing else";
+Status launch_joined_gemm(const JoinedGemmArgs& args, const Context& context) {
+  cdna::Target target;
+  cdna::Config config;
+  if (!cdna::current_target(target)) return cdna::kNoDevice;
+  if (Status error = cdna::config_of(args, target, config)) return error;
+  const cdna::GemmConfig* const tiles = cdna::adding_config(args, config);
+  if (!args.adds || tiles == nullptr) return "this product on AMD GPUs does nothing else";
+  return cdna::launch_tiled(args, *tiles, context, true);
 }
 
 // Nothing is measured on AMD GPUs.

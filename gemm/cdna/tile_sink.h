@@ -157,15 +157,27 @@ class TileSink {
       __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
 #pragma unroll
       for (int r = 0; r < kPart; r += kRowsAtOnce) {
-        const auto vector = *reinterpret_cast<const Vec<T, 8>*>(
+        auto vector = *reinterpret_cast<const Vec<T, 8>*>(
             staging_ + (first_row + r) * kStagingPitch + n_in_wave * 2);
         const int m = first_m + i * kPart + first_row + r;
         if (m < p_.m && n < p_.n) {
-          store<Touch::kAgain>(static_cast<T*>(p_.out) + m * p_.out_stride + n, vector);
+          T* const at = static_cast<T*>(p_.out) + m * p_.out_stride + n;
+          if (p_.adds) vector = sum_of(*reinterpret_cast<const Vec<T, 8>*>(at), vector);
+          store<Touch::kAgain>(at, vector);
         }
       }
       __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
     }
+  }
+
+  template <typename T>
+  static ROCM_KERNELS_DEVICE Vec<T, 8> sum_of(Vec<T, 8> x, Vec<T, 8> y) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const T x_i = x[i], y_i = y[i];
+      x[i] = from_float<T>(to_float(x_i) + to_float(y_i));
+    }
+    return x;
   }
 
   // Any other type and alignment, a lane's own four neighbours at a time.

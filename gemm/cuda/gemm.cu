@@ -44,8 +44,14 @@ Status config_of(const GemmArgs& args, const GemmDevice& device, Config& config)
   return std::visit([&](const auto& family) { return check_config(args, family, device); }, config);
 }
 
+// Whether rows of out are aligned vectors of 16 bytes, of 16-bit elements.
+bool has_wide_rows(const GemmArgs& args) {
+  return reinterpret_cast<uintptr_t>(args.out) % 16 == 0 && args.out_stride % 8 == 0 &&
+         args.n % 8 == 0 && args.out_dtype != DType::kFloat32;
+}
+
 Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const GemmDevice& device,
-                        void* stream) {
+                        void* stream, bool adds = false) {
   WarpgroupProblem p;
   const bool swap_ab = config.swap_ab != 0;
   p.schedule = cut_product(config, args.m, args.n, args.k * size_of(args.a_dtype), device.sm_count);
@@ -68,8 +74,8 @@ Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const Ge
   p.out = args.out;
   p.out_stride = args.out_stride;
   p.out_dtype = args.out_dtype;
-  p.wide_stores = reinterpret_cast<uintptr_t>(args.out) % 16 == 0 && args.out_stride % 8 == 0 &&
-                  args.n % 8 == 0 && args.out_dtype != DType::kFloat32;
+  p.wide_stores = has_wide_rows(args);
+  p.adds = adds;
   p.bias = args.bias;
   p.bias_dtype = args.bias_dtype;
   p.scale_a = args.scale_a;
@@ -87,6 +93,13 @@ Status launch_warpgroup(const GemmArgs& args, const GemmConfig& config, const Ge
   if (args.a_dtype == DType::kFloat16) return launch_warpgroup_fp16(args, config, p, stream);
   return is_block_scaled(args) ? launch_warpgroup_fp8_block(args, config, p, stream)
                                : launch_warpgroup_fp8(args, config, p, stream);
+}
+
+// The warpgroup kernel's config where that adds its results to out; nullptr: it does not.
+const GemmConfig* adding_config(const GemmArgs& args, const Config& config) {
+  const auto* const tiles = std::get_if<GemmConfig>(&config);
+  const bool adds = tiles != nullptr && tiles->design == GemmConfig::Design::kWarpgroup;
+  return adds && has_wide_rows(args) ? tiles : nullptr;
 }
 
 }  // namespace
@@ -168,6 +181,12 @@ Status launch_gemm_to_peers(const GemmArgs& args, const Group& group, const Cont
 Status ask_joined_gemm(const JoinedGemmArgs& args, const Context&, bool& joins) {
   cuda::GemmDevice device;
   if (const Status status = cuda::ask_device(device)) return status;
+  if (args.adds) {
+    cuda::Config config;
+    if (const Status status = cuda::config_of(args, device, config)) return status;
+    joins = cuda::adding_config(args, config) != nullptr;
+    return nullptr;
+  }
   joins = args.m > 0 && args.n > 0 && cuda::skinny::choose_joined(args, device).num_stages > 0;
   return nullptr;
 }
@@ -175,6 +194,13 @@ Status ask_joined_gemm(const JoinedGemmArgs& args, const Context&, bool& joins) 
 Status launch_joined_gemm(const JoinedGemmArgs& args, const Context& context) {
   cuda::GemmDevice device;
   if (const Status status = cuda::ask_device(device)) return status;
+  if (args.adds) {
+    cuda::Config config;
+    if (const Status status = cuda::config_of(args, device, config)) return status;
+    const cuda::GemmConfig* const tiles = cuda::adding_config(args, config);
+    if (tiles == nullptr) return "no kernel adds this product to what out holds";
+    return cuda::launch_warpgroup(args, *tiles, device, context.stream, true);
+  }
   return cuda::skinny::launch_joined(args, cuda::skinny::choose_joined(args, device),
                                      context.stream);
 }

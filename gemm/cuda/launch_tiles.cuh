@@ -25,7 +25,8 @@ Status launch_tile(const GemmArgs& args, const GemmConfig& config, WarpgroupProb
   if (!Tile::kSwapAb && problem.wide_stores) {
     const MatrixOfBytes out = {args.out, args.m, args.n * 2, args.out_stride * 2};
     if (const Status error =
-            make_box_map(problem.out_map, out, kStagedRows, staged_columns(Tile::kColumns) * 2)) {
+            make_box_map(problem.out_map, out, kStagedRows, staged_columns(Tile::kColumns) * 2,
+                         problem.adds ? args.out_dtype : DType::kFloat8E4M3FN)) {
       return error;
     }
   }

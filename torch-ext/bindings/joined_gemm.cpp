@@ -92,6 +92,27 @@ void gate_apart(const JoinedGemmArgs& args, const Tensor&, const Context&) {
 
 }  // namespace
 
+namespace rocm_kernels {
+
+bool add_gemm(Tensor& out, const Tensor& a, const Tensor& w, const std::optional<Tensor>& scale_a,
+              const std::optional<Tensor>& scale_w, const std::optional<Tensor>& bias) {
+  JoinedGemmArgs args;
+  static_cast<GemmArgs&>(args) = describe_product(out, a, w, scale_a, scale_w, bias);
+  args.adds = true;
+  const TunedConfig tuned(product_key(a.get_device_index(), args));
+  return with_context(a, [&](const Context& context) {
+    args.config = usable_config(tuned, args, context);
+    if (args.m == 0 || args.n == 0 || !joins(args, context, "gemm")) return false;
+    args.ahead = Order::of_thread().place_of(args);
+    Workspace workspace;
+    args.workspace = workspace.allocate(gemm_workspace_bytes(args, context), a);
+    check_status(launch_joined_gemm(args, context), "gemm");
+    return true;
+  });
+}
+
+}  // namespace rocm_kernels
+
 void quantized_gemm(Tensor& out, const Tensor& a, const Tensor& w, std::optional<Tensor> scale_w,
                     std::optional<Tensor> bias) {
   JoinedGemmArgs args = describe_quantized(out, a, w, scale_w, bias);

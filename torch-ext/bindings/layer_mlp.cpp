@@ -2,14 +2,14 @@
 
 using namespace rocm_kernels;
 
-void layer_mlp(Tensor& out, Tensor& sum, const Tensor& x, const Tensor& attended,
+bool layer_mlp(Tensor& out, Tensor& sum, const Tensor& x, const Tensor& attended,
                const Tensor& norm_weight, const Tensor& w_gate_up,
                std::optional<Tensor> scale_gate_up, std::optional<Tensor> bias_gate_up,
                std::optional<Tensor> input_scale_gate_up, const Tensor& w_down,
                std::optional<Tensor> scale_down, std::optional<Tensor> bias_down,
                std::optional<Tensor> input_scale_down, std::string activation, double eps,
                double weight_offset, bool quantizes, int64_t group_size, double scale_ub,
-               bool ue8m0) {
+               bool ue8m0, bool adds) {
   require_matrix(x, "x");
   require_matrix(w_gate_up, "w_gate_up");
   require_matrix(w_down, "w_down");
@@ -47,6 +47,8 @@ void layer_mlp(Tensor& out, Tensor& sum, const Tensor& x, const Tensor& attended
   LinearInput hidden = empty_input(down, rounding, x, rows);
   swiglu_fp8(hidden.rows, hidden.scales, gate, up, quantizes ? input_scale_down : std::nullopt,
              activation, group_size, scale_ub, ue8m0);
-  multiply(out, hidden, down);
+  const bool added = adds && add_product(sum, hidden, down);
+  if (!added) multiply(out, hidden, down);
   keep_in_program(normed.rows, normed.scales, both, hidden.rows, hidden.scales);
+  return added;
 }

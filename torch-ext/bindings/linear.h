@@ -8,6 +8,7 @@
 #include "../torch_binding.h"
 #include "checks.h"
 #include "launch.h"
+#include "product.h"
 
 namespace rocm_kernels {
 
@@ -43,6 +44,12 @@ inline LinearInput empty_input(const Linear& linear, const Rounding& rounding, c
 inline void multiply(Tensor& out, const LinearInput& input, const Linear& linear) {
   gemm(out, input.rows, linear.w, linear.input_scale ? linear.input_scale : input.scales,
        linear.scale_w, linear.bias, "");
+}
+
+// Adds the product to out where the product's own kernel does; false: nothing was done.
+inline bool add_product(Tensor& out, const LinearInput& input, const Linear& linear) {
+  return add_gemm(out, input.rows, linear.w, linear.input_scale ? linear.input_scale : input.scales,
+                  linear.scale_w, linear.bias);
 }
 
 // Scratch in a new layout.

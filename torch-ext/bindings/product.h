@@ -42,6 +42,11 @@ const char* usable_config(const TunedConfig& tuned, GemmArgs args, const Context
 // The product, with the scratch that it needs.
 void launch_product(GemmArgs args, const Tensor& a, const Context& context);
 
+// out += the product, rounded to out's 16-bit type first: with the bits of the product and a sum
+// apart. Where the product's kernel does that; else nothing is done, and false returned.
+bool add_gemm(Tensor& out, const Tensor& a, const Tensor& w, const std::optional<Tensor>& scale_a,
+              const std::optional<Tensor>& scale_w, const std::optional<Tensor>& bias);
+
 // What an entry of a tuning file says of a product; contiguous, its output in bfloat16.
 GemmArgs describe_tuned_product(int64_t rows, int64_t n, int64_t k, const std::string& a_dtype,
                                 const std::string& w_dtype, bool block_scales);

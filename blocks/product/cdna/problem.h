@@ -22,6 +22,7 @@ struct GemmProblem {
   int32_t producers, num_stages;  // specialised waves
   bool wide_stores;               // four neighbours of out can be stored together
   bool vector_rows;               // out is 16-bit, its rows vectors of 16 bytes
+  bool adds;                      // to what such rows hold, rounded once more
   Schedule schedule;
   TileOrder order;    // full products
   uint64_t* tickets;  // [tiles]

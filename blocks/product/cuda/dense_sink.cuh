@@ -30,6 +30,23 @@ __device__ __forceinline__ void store_matrices(uint32_t at, uint32_t a, uint32_t
   }
 }
 
+// Sums of 16-bit elements, pair by pair, each rounded as torch rounds it: float32 holds them
+// exactly or far from a tie.
+__device__ __forceinline__ uint32_t add_pair(DType dtype, uint32_t x, uint32_t y) {
+  if (dtype == DType::kFloat16) {
+    const __half2 sum =
+        __hadd2_rn(*reinterpret_cast<const __half2*>(&x), *reinterpret_cast<const __half2*>(&y));
+    return *reinterpret_cast<const uint32_t*>(&sum);
+  }
+  const __nv_bfloat162 sum = __hadd2_rn(*reinterpret_cast<const __nv_bfloat162*>(&x),
+                                        *reinterpret_cast<const __nv_bfloat162*>(&y));
+  return *reinterpret_cast<const uint32_t*>(&sum);
+}
+__device__ __forceinline__ uint4 add_vectors(DType dtype, uint4 x, uint4 y) {
+  return {add_pair(dtype, x.x, y.x), add_pair(dtype, x.y, y.y), add_pair(dtype, x.z, y.z),
+          add_pair(dtype, x.w, y.w)};
+}
+
 // Where a warp's steps go by way of its staging, computed once a tile.
 template <class Tile>
 struct StagedStores {
@@ -80,9 +97,11 @@ struct StagedStores {
     for (int i = 0; i < (kItems + 31) / 32; ++i) {
       const int m = (Tile::kSwapAb ? first_tile * 8 : wave * kWgmmaRows) + i * kRowsAtOnce;
       const int n = Tile::kSwapAb ? wave * kWgmmaRows : first_tile * 8;
-      const uint4 vector = load_shared(read_at + i * kRowsAtOnce * kPitch);
+      uint4 vector = load_shared(read_at + i * kRowsAtOnce * kPitch);
       if ((kItems >= 32 || has_item) && m >= m_own && m < m_left && n >= n_own && n < n_left) {
-        *reinterpret_cast<uint4*>(out + m * p.out_stride + n) = vector;
+        uint4* const at = reinterpret_cast<uint4*>(out + m * p.out_stride + n);
+        if (p.adds) vector = add_vectors(dtype, *at, vector);
+        *at = vector;
       }
     }
   }
@@ -161,8 +180,14 @@ __device__ __forceinline__ void store_boxes(
     fence_async_proxy();
     __syncwarp();
     if (lane == 0) {
-      store_box_2d(p.out_map, unit.first_column * 2 + box % kOfWave * kLine,
-                   unit.first_row + warp_row + wave * kWgmmaRows, base + buffer);
+      const int first_row = unit.first_row + warp_row + wave * kWgmmaRows;
+      if (p.adds) {
+        const int first_column = unit.first_column + box % kOfWave * (kLine / 2);
+        add_box_2d(p.out_map, first_column, first_row, base + buffer);
+      } else {
+        store_box_2d(p.out_map, unit.first_column * 2 + box % kOfWave * kLine, first_row,
+                     base + buffer);
+      }
       commit_stores();
     }
   });

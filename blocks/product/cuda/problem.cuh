@@ -35,7 +35,10 @@ struct WarpgroupProblem {
   L2Policy rows_policy = L2Policy::kNoHint, columns_policy = L2Policy::kNoHint;
   bool wide_stores = false;  // rows of out are aligned vectors of 16 bytes, of 16-bit elements
 
-  CUtensorMap out_map = {};  // boxes of kStagedRows x staged_columns(); see dense_sink.cuh
+  // Boxes of kStagedRows x staged_columns(), of bytes, or of elements if it adds; see
+  // dense_sink.cuh.
+  CUtensorMap out_map = {};
+  bool adds = false;  // to what out holds, rounded once more; with wide_stores
   void* out = nullptr;
   int64_t out_stride = 0;
   DType out_dtype = DType::kBFloat16, bias_dtype = DType::kBFloat16;
