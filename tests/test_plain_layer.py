@@ -26,6 +26,7 @@ SIZES = {
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 BOTH, ATTENTION, NEITHER = (True, True), (True, False), (False, False)
+EXPERTS_ALONE = (False, True)
 
 
 def as_they_are(linear):
@@ -70,9 +71,14 @@ CASES = [
     ("Gemma3Text", {"sliding_window": 5}, None, BOTH),
     ("Granite", {"residual_multiplier": 0.3}, as_they_are, BOTH),
     ("Olmo2", {}, as_they_are, NEITHER),  # has its norms behind
-    ("Qwen3Moe", EXPERTS, as_they_are, ATTENTION),
+    ("Qwen3Moe", EXPERTS, as_they_are, BOTH),
+    ("Qwen3Moe", EXPERTS, None, BOTH),
+    ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}, as_they_are, BOTH),
+    ("Olmoe", {**EXPERTS, "hidden_size": 256}, as_they_are, EXPERTS_ALONE),  # norms of all heads
     ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
-     as_they_are, ATTENTION),
+     as_they_are, BOTH),
+    ("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 64, "decoder_sparse_step": 1},
+     as_they_are, ATTENTION),  # experts that all tokens share
 ]  # fmt: skip
 
 
@@ -124,7 +130,7 @@ def counted(package):
         return run
 
     with pytest.MonkeyPatch.context() as patch:
-        for place, cls in enumerate((plain.PlainAttention, plain.PlainMLP)):
+        for place, cls in ((0, plain.PlainAttention), (1, plain.PlainMLP), (1, plain.PlainExperts)):
             patch.setattr(cls, "__call__", counting(place, cls.__call__))
         yield found
 
@@ -174,8 +180,11 @@ def test_the_same_bits_as_where_modules_are_asked(
             with counted(best_package) as found:
                 out, ops = run(best_package, model, given)
             assert found == [2 * half for half in halves]
-            assert found == [ops.count(name) for name in ("layer_attention", "layer_mlp")]
-            assert halves != BOTH or not {"gemm", "attention", "rope_and_cache"} & {*ops}
+            mlp = "fused_moe" if "fused_moe" in ops else "layer_mlp"
+            assert ops.count("layer_attention") == found[0]
+            assert ops.count(mlp) == (2 if mlp == "fused_moe" else found[1])
+            assert halves != BOTH or not {"attention", "rope_and_cache"} & {*ops}
+            assert halves != BOTH or ops.count("gemm") in (0, 2 * (mlp == "fused_moe"))
             assert torch.equal(out.logits, expected.logits)
             caches = zip(out.past_key_values.layers, expected.past_key_values.layers, strict=True)
             for layer, as_asked in caches:
@@ -183,17 +192,18 @@ def test_the_same_bits_as_where_modules_are_asked(
                 assert torch.equal(layer.values, as_asked.values)
 
 
+@pytest.mark.parametrize("family, changes", [("Qwen3", {}), ("Qwen3Moe", EXPERTS)])
 @pytest.mark.parametrize(
     "kind", ["forward_hook", pytest.param("forward_pre_hook", marks=pytest.mark.slow)]
 )
-def test_whatever_has_a_hook_is_called_as_before(best_package, device, kind):
+def test_whatever_has_a_hook_is_called_as_before(best_package, device, kind, family, changes):
     """One hook after the other, on each module of a layer, behind a prompt without any."""
-    model = quantised(best_package, device, "Qwen3", {"num_hidden_layers": 1})
+    model = quantised(best_package, device, family, {"num_hidden_layers": 1, **changes})
     best_package.models.use_decode_step(model)
     given = prompt(device)
     run(best_package, model, given)
     named = [*model.model.layers[0].named_modules()]
-    assert len(named) > 12
+    assert len(named) > 11
     for _, module in named:
         calls = []
         hook = getattr(module, f"register_{kind}")(lambda *_, calls=calls: calls.append(1))
@@ -208,17 +218,25 @@ def test_whatever_has_a_hook_is_called_as_before(best_package, device, kind):
     assert found == [1, 1]
 
 
-def test_another_weight_is_read_at_once(best_package, device):
+@pytest.mark.parametrize(
+    "family, changes, names",
+    [
+        ("Llama", {}, ("down_proj", "weight_scale_inv")),
+        ("Qwen3Moe", EXPERTS, ("experts", "down_proj_scale_inv")),
+        ("Qwen3Moe", EXPERTS, ("gate", "weight")),
+    ],
+)
+def test_another_weight_is_read_at_once(best_package, device, family, changes, names):
     """One that takes another's place behind the look at the model."""
-    model = quantised(best_package, device, "Llama", {})
+    model = quantised(best_package, device, family, changes)
     best_package.models.use_decode_step(model)
     given, factors = prompt(device), []
-    down = model.model.layers[0].mlp.down_proj
+    module, name = getattr(model.model.layers[0].mlp, names[0]), names[1]
 
     def replace(*_):
         for factor in factors:
-            new = torch.nn.Parameter(factor * down.weight_scale_inv, requires_grad=False)
-            down.weight_scale_inv = new
+            new = torch.nn.Parameter(factor * getattr(module, name), requires_grad=False)
+            setattr(module, name, new)
 
     model.model.embed_tokens.register_forward_hook(replace)
     before = [run(best_package, model, given)[0].logits for _ in range(2)]

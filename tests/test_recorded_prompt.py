@@ -360,3 +360,24 @@ def test_threads_have_prompts_of_their_own(package):
     for given, got in found:
         assert torch.equal(got, model.generate(**given, **options))
     assert package.models.decode_steps(step).prompts > 0
+
+
+def test_graphs_share_memory(best_package, gpu):
+    """The first takes as much as the longest prompt will, so longer ones add next to nothing."""
+    package = best_package
+    package.models.use_attention()
+    _, model = tiny("Llama", torch.bfloat16, hidden_size=512, intermediate_size=8192)
+    model = model.to(gpu)
+    package.models.quantize_model_(model, activations="dynamic")
+    with use_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False):
+        model = kernelize(model, mode=Mode.INFERENCE)
+    package.models.use_decode_step(model, max_cache_len=2100)
+    reserved = []
+    for columns in (100, 900, 1300, 1700, 2000):
+        ids = whole(rows=1, columns=columns)["input_ids"].to(gpu)
+        for _ in range(3):
+            model.generate(ids, max_new_tokens=1, do_sample=False)
+        torch.cuda.empty_cache()
+        reserved.append(torch.cuda.memory_reserved(gpu))
+    assert package.models.decode_steps(model).prompts == 10
+    assert max(reserved) - reserved[0] < 16 << 20  # of 2,000 tokens gate and up alone are 65 MB

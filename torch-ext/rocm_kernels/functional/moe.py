@@ -168,14 +168,12 @@ def fused_moe(
         _require_dtype(result, out_dtype)
         rows = input_rows(x)
         rows = rows.bfloat16() if x.dtype == torch.float32 else rows
-        _fused_moe(
-            written_rows(result, "out"), rows, w_gate_up, w_down,
+        run_experts(
+            written_rows(result, "out"), rows,
             input_rows(topk_weights).to(torch.float32).contiguous(),
             input_rows(expert_ids(topk_ids, "topk_ids", w_gate_up.shape[0])).contiguous(),
-            _scale_of(w_gate_up, scale_gate_up), _scale_of(w_down, scale_down),
-            _bias_rows(bias_gate_up), _bias_rows(bias_down), activation,
-            math.inf if limit is None else limit, interleaved, quantize_input,
-            scale_fmt is not None and is_ue8m0(scale_fmt, None),
+            (w_gate_up, scale_gate_up, bias_gate_up), (w_down, scale_down, bias_down),
+            (activation, limit, interleaved), quantize_input, scale_fmt,
         )  # fmt: skip
         mark_written(out)
         return result
@@ -187,6 +185,34 @@ def fused_moe(
              "bias_gate_up": bias_gate_up, "bias_down": bias_down},
         )  # fmt: skip
         raise
+
+
+def run_experts(
+    out: torch.Tensor,
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    gate_up: Tuple[Optional[torch.Tensor], ...],
+    down: Tuple[Optional[torch.Tensor], ...],
+    gate: Tuple[str, Optional[float], bool],
+    quantize_input: bool,
+    scale_fmt: Optional[str],
+) -> None:
+    """What :func:`fused_moe` does, of operands that the op takes: rows of 16 bits, weights in
+    float32, ids in int32.
+
+    Args:
+        gate_up, down: a weight, its scale and its bias.
+        gate: activation, limit, interleaved.
+    """
+    (w_gate_up, scale_gate_up, bias_gate_up), (w_down, scale_down, bias_down) = gate_up, down
+    activation, limit, interleaved = gate
+    _fused_moe(
+        out, rows, w_gate_up, w_down, weights, ids, _scale_of(w_gate_up, scale_gate_up),
+        _scale_of(w_down, scale_down), _bias_rows(bias_gate_up), _bias_rows(bias_down), activation,
+        math.inf if limit is None else limit, interleaved, quantize_input,
+        scale_fmt is not None and is_ue8m0(scale_fmt, None),
+    )  # fmt: skip
 
 
 def each_expert_in_turn(x: torch.Tensor, experts: int) -> Tuple[torch.Tensor, torch.Tensor]:

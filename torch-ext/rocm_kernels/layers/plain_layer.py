@@ -2,6 +2,7 @@
 
     x ─▶ norm, FP8 ─▶ qkv ─▶ rotation, cache ─▶ attention ─▶ FP8 ─▶ o          layer_attention
       ─▶ + x, norm, FP8 ─▶ gate and up ─▶ SwiGLU, FP8 ─▶ down                  layer_mlp
+   or ─▶ + x, norm ─▶ router ─▶ choice ─▶ experts                              an op each
 
 decoder.py asks modules and tensors at each of these steps what it must do, and calls an op for it.
 A prompt of some hundred tokens waits for that: on a host of an H200 a layer took 0.9 ms to ask, and
@@ -20,33 +21,38 @@ import torch
 from torch import nn
 
 from .._ops import ops
+from ..functional import moe
 from ..functional.attention_arguments import descale
 from ..functional.fp8 import is_ue8m0
 from ..functional.gradients import mark_written, needs_gradient
-from ..functional.product import in_float32, rows_of_gemm, usable_bias
+from ..functional.moe import run_experts
+from ..functional.product import in_float32, linear_of_router, rows_of_gemm, usable_bias
 from ..functional.shapes import register_shapes
 from ..models import attention as model_attention
 from ..models.asked_once import made_once
+from ..models.experts import WEIGHTS, Experts
 from ..models.families import ACTIVATIONS
 from ..models.fuse import has_fused
-from ..models.hooks import function_of, is_called, is_layer, is_unseen
+from ..models.hooks import function_of, is_called, is_layer, is_unseen, is_wrapped
 from ..models.linear import FP8Linear
 from ..models.norms import eps_of, weight_offset_of
 from ..models.probe import DecoderCall
 from ..models.probe_attention import AttentionCall
+from ..models.probe_router import arguments_of
 from ..models.registration import skipped_by
 from .attention import attention_function
 from .linear import is_weight_only, quantization
 
 _attention, _mlp = ops.layer_attention.default, ops.layer_mlp.default
+_norm = ops.rmsnorm_fp8.default
 _16_BITS = (torch.bfloat16, torch.float16)
 # What an attention function may be given that changes what it computes.
 _CHANGING = {
     "dropout", "scaling", "softcap", "is_causal", "s_aux", "position_bias", "output_attentions",
 }  # fmt: skip
 
-for _name in ("layer_attention", "layer_mlp"):
-    register_shapes(_name)
+register_shapes("layer_attention")
+register_shapes("layer_mlp", False)
 
 
 class Arguments(NamedTuple):
@@ -116,7 +122,8 @@ class PlainLayer:
 
     def __init__(self, layer: nn.Module) -> None:
         family = layer.kernel_family
-        self.attention, self.mlp = PlainAttention.of(layer), PlainMLP.of(layer)
+        self.attention = PlainAttention.of(layer)
+        self.mlp = PlainMLP.of(layer) or PlainExperts.of(layer)
         self.hidden, self.returns = layer.kernel_call.hidden, layer.kernel_call.returns
         between = family.attention_out_norm, family.mlp_out_norm, family.residual_multiplier
         self.is_whole = not any(between) and None not in (self.attention, self.mlp)
@@ -147,8 +154,10 @@ class PlainLayer:
         rows = x.view(batch * count, columns)
         if not self.attention.takes(rows, given) or not self.mlp.takes(rows):
             return None
-        residual, out = self.mlp(rows, self.attention(rows, given))
-        result = residual.add_(out).view(batch, count, columns)
+        residual, out = self.mlp(rows, self.attention(rows, given), True)
+        if out is not None:
+            residual.add_(out)
+        result = residual.view(batch, count, columns)
         if self.returns is None:
             return result
         return (result, *[None] * (len(self.returns) - 1))
@@ -265,14 +274,72 @@ class PlainMLP(_Half):
         return self._takes(x) and (attended is None or attended.is_contiguous())
 
     def __call__(
-        self, x: torch.Tensor, attended: torch.Tensor
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """``h = x + attended``, and the MLP of its norm, of rows that it takes."""
+        self, x: torch.Tensor, attended: torch.Tensor, adds: bool = False
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """``h = x + attended``, and the MLP of its norm, of rows that it takes. With ``adds`` h may
+        have got that as well; then it is None."""
         h, out = torch.empty_like(x), x.new_empty(x.shape[0], self.second.out_features)
-        _mlp(
+        added = _mlp(
             out, h, x, attended, self.norm.weight(), *self.first.operands(x.dtype),
-            *self.second.operands(x.dtype), self.activation, *self.last,
+            *self.second.operands(x.dtype), self.activation, *self.last, adds,
         )  # fmt: skip
+        return h, None if added else out
+
+
+class PlainExperts:
+    """The norm behind the attention, and a block that is a router and experts."""
+
+    def __init__(self, norm: nn.Module, router: nn.Module, experts: Experts) -> None:
+        self.norm, self.router, self.experts = _Norm(norm), router, experts
+        self.call = router.kernel_router
+        self.gate = experts.activation, experts.limit, experts.interleaved
+        self.quantizing = experts.activation_scheme == "dynamic", experts.scale_fmt
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> Optional["PlainExperts"]:
+        family = layer.kernel_family
+        block = getattr(layer, family.mlp)
+        norm = None if family.mlp_norm is None else getattr(layer, family.mlp_norm)
+        parts = vars(block).get("kernel_experts")
+        if norm is None or parts is None or not is_unseen(block) or is_wrapped(block):
+            return None
+        router, experts = parts
+        theirs = all(part in block._modules.values() and runs_ours(part) for part in parts)
+        if not theirs or any(map(is_called, parts)) or len(arguments_of(router)) > 1:
+            return None
+        divided = experts.process_group is not None or experts.sums is not None
+        return None if divided else cls(norm, router, experts)
+
+    def takes(self, x: torch.Tensor, attended: Optional[torch.Tensor] = None) -> bool:
+        """As PlainMLP's."""
+        return (
+            x.dtype in _16_BITS
+            and x.is_contiguous()
+            and self.norm.takes(x)
+            and not needs_gradient(x, *self.router._parameters.values())
+            and (attended is None or attended.is_contiguous())
+        )
+
+    def __call__(
+        self, x: torch.Tensor, attended: torch.Tensor, adds: bool = False
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """As PlainMLP's."""
+        h, normed, out = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
+        norm, router, call = self.norm, self.router, self.call
+        _norm(
+            normed, None, x, h, norm.weight(), None, norm.eps, 0, 0.0, False, norm.offset, attended
+        )
+        names = call.bias, call.choice_bias
+        bias, choice_bias = [None if name is None else getattr(router, name) for name in names]
+        weight = router._parameters["weight"]
+        logits = linear_of_router(normed, weight, bias, in_float32=call.logits == "float32")
+        choice_bias = None if choice_bias is None else choice_bias.float()
+        mine = self.experts._parameters
+        gate_up, down = [
+            (mine[name], mine[f"{name}_scale_inv"], mine[f"{name}_bias"]) for name in WEIGHTS
+        ]
+        routing = call.choose(logits, choice_bias, moe)
+        run_experts(out, normed, *routing, gate_up, down, self.gate, *self.quantizing)
         return h, out
 
 

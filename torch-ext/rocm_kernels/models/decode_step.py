@@ -295,7 +295,9 @@ class _DecodeStep:
         kind = (given["input_ids"].shape, *kinds_of(given), torch.is_inference_mode_enabled())
         step = storage.prompts.get(kind)
         if step is None and kind in storage.prompts:
-            step = storage.record(self.inner, self.model, cache, name, given, storage.prompts)
+            longest = recorded_prompt.padded_prompt(kwargs, name, self.device, cache.room, True)
+            prompts = storage.prompts, longest
+            step = storage.record(self.inner, self.model, cache, name, given, prompts)
             storage.prompts[kind] = step
             cache.idle = True  # as before: a prompt's code asks for its length
         given[name], result = cache, None

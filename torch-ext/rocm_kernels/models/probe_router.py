@@ -55,8 +55,9 @@ class RouterCall(NamedTuple):
         )  # fmt: skip
 
 
-def probe_routed_block(block: nn.Module) -> Tuple[nn.Module, nn.Module, RouterCall]:
-    """The router of a block that has an :class:`Experts`, those, and what it computes.
+def probe_routed_block(block: nn.Module) -> Tuple[nn.Module, nn.Module, RouterCall, bool]:
+    """The router of a block that has an :class:`Experts`, those, and what it computes; and whether
+    the block gives its experts what it gets, and what they return is its first result.
 
     Raises:
         Differs: it has none that is known, or does something else with what that chooses.
@@ -72,8 +73,8 @@ def probe_routed_block(block: nn.Module) -> Tuple[nn.Module, nn.Module, RouterCa
         raise Differs(f"has {len(routers)} modules that are a weight of a row for each expert")
     router = block._modules[routers[0]]
     call = probe_router(router)
-    _require_choice_as_it_is(block, routers[0], experts[0], call)
-    return router, block._modules[experts[0]], call
+    alone = _require_choice_as_it_is(block, routers[0], experts[0], call)
+    return router, block._modules[experts[0]], call, alone
 
 
 def _has_a_row_for_each(module: Optional[nn.Module], experts: int) -> bool:
@@ -222,9 +223,10 @@ def _by_expert(weights: torch.Tensor, ids: torch.Tensor, experts: int) -> torch.
 
 def _require_choice_as_it_is(
     block: nn.Module, router_name: str, experts_name: str, call: RouterCall
-) -> None:
+) -> bool:
     """A block's forward runs with weights in float32 and ids in int32, which its own router does
-    not give it: it must hand both to its experts, and take no notice."""
+    not give it: it must hand both to its experts, and take no notice. Returns whether these are
+    all that there is between its input and its result."""
     router, experts = block._modules[router_name], block._modules[experts_name]
     count, hidden = router.weight.shape
     weights, ids = call.choose(_random(3, count), None, reference)
@@ -239,7 +241,7 @@ def _require_choice_as_it_is(
     x = _random(1, 3, hidden)
     try:
         with torch.no_grad():
-            type(block).forward(_probe(block, stand_ins), x)
+            result = type(block).forward(_probe(block, stand_ins), x)
     except Exception as failure:
         raise Differs(f"its forward cannot be asked what it computes: {failure}") from failure
     if len(routing.inputs) != 1 or not _is_close(routing.inputs[0].reshape(3, hidden), x[0]):
@@ -250,6 +252,12 @@ def _require_choice_as_it_is(
         raise Differs("hands its experts other ids than its router's")
     if routed.calls[0].get("top_k_weights") is not weights:
         raise Differs("hands its experts other weights than its router's")
+    first = result[0] if isinstance(result, tuple) else result
+    return (
+        isinstance(first, torch.Tensor)
+        and first.numel() == x.numel()
+        and torch.equal(first.reshape(3, hidden), _Routed.result_of(x[0]))
+    )
 
 
 class _Routing(_StandIn):
@@ -273,4 +281,8 @@ class _Routed(_StandIn):
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         given = inspect.signature(Experts.forward).bind(self.module, *args, **kwargs).arguments
         self.calls.append(given)
-        return given["hidden_states"] * 0.5
+        return self.result_of(given["hidden_states"])
+
+    @staticmethod
+    def result_of(x: torch.Tensor) -> torch.Tensor:
+        return x * 0.5

@@ -1,7 +1,8 @@
 """Short prompts as graphs.
 
-A GPU computes a prompt of some hundred tokens sooner than the host asks for its kernels. So such a
-prompt is recorded, as a step is. Few graphs serve many lengths, for tokens come behind its own:
+A GPU computes a prompt of some hundred tokens sooner than the host asks for its kernels, and one of
+two thousand where a layer has few active weights, or the host is slow. So such a prompt is
+recorded, as a step is. Few graphs serve many lengths, for tokens come behind its own:
 
     its tokens   t[0] ... t[n - 1]
     those run    t[0] ... t[n - 1]  0 ... 0     a multiple of 64, with those of all sequences
@@ -28,13 +29,18 @@ from .step_arguments import can_be_given
 from .step_storage import NAMES_OF_CACHE
 
 # Tokens of all sequences up to which a graph is worth its memory, by kind of device: computing more
-# takes as long as a host needs. On a CPU tokens that nobody wants cost more than they save.
-MOST_TOKENS = {"cuda": 1024}
+# takes as long as a host needs, 0.4 to 0.9 ms a layer. On a CPU tokens that nobody wants cost more
+# than they save.
+MOST_TOKENS = {"cuda": 2048}
 _ROUND = 64  # tokens of all sequences
 
 
 def padded_prompt(
-    kwargs: Dict[str, Any], cache_name: str, device: torch.device, room: int
+    kwargs: Dict[str, Any],
+    cache_name: str,
+    device: torch.device,
+    room: int,
+    as_long_as_any: bool = False,
 ) -> Optional[Dict[str, Any]]:
     """A prompt's arguments but for its cache, with tokens behind its own; None: it has arguments
     that say more than which tokens there are and which of the first ones are padding, or no graph
@@ -42,6 +48,7 @@ def padded_prompt(
 
     Args:
         room: tokens of a sequence that the cache has room for.
+        as_long_as_any: with as many behind its own as any prompt has with this cache.
     """
     tokens = kwargs.get("input_ids")
     if not isinstance(tokens, torch.Tensor) or tokens.dim() != 2 or tokens.device != device:
@@ -51,6 +58,8 @@ def padded_prompt(
     batch, count = tokens.shape
     step = -(-_ROUND // batch)
     padded = max(2, -(-count // step) * step)  # one token would be a step
+    if as_long_as_any:
+        padded = min(MOST_TOKENS.get(device.type, 0) // batch, room) // step * step
     if batch * padded > MOST_TOKENS.get(device.type, 0) or padded > room:
         return None
     keep = kwargs.get("logits_to_keep")

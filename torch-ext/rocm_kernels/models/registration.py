@@ -81,7 +81,8 @@ def register_layers(model: nn.Module) -> None:
     Each module also gets what its kernel layer needs to know: an MLP its family, as
     ``kernel_family``; a decoder layer that, and how it calls its attention, as ``kernel_call``; a
     norm its formula, as ``kernel_norm``; a router what it computes, as ``kernel_router``,
-    and the experts that get it, alone in ``kernel_routed``.
+    and the experts that get it, alone in ``kernel_routed``; a block that is these two and nothing
+    else has them, as ``kernel_experts``.
     """
     for module in model.modules():
         for fact in _FACTS:
@@ -126,9 +127,11 @@ def register_layers(model: nn.Module) -> None:
                 continue  # it runs between its projections as it did
         if any(isinstance(child, Experts) for child in module.children()):
             try:
-                router, experts, call = probe_routed_block(module)
+                router, experts, call, alone = probe_routed_block(module)
             except Differs:
                 continue  # it routes as it did
+            if alone:
+                module.kernel_experts = router, experts
             router.kernel_router, router.kernel_routed = call, (experts,)
             layer = "TopKRouter" if len(arguments_of(router)) == 1 else "TopKRouterGivenBias"
             router.layer_registration = Registration(type(router), layer, _routes_as_seen)
@@ -136,7 +139,7 @@ def register_layers(model: nn.Module) -> None:
 
 _FACTS = (
     "kernel_family", "kernel_call", "kernel_norm", "kernel_attention", "kernel_router",
-    "kernel_routed",
+    "kernel_routed", "kernel_experts",
 )  # fmt: skip
 
 

@@ -62,11 +62,13 @@ class Storage:
         cache: Any,
         cache_name: str,
         kwargs: Dict[str, Any],
-        prompts: Optional[Dict[Any, Any]] = None,
+        prompts: Optional[Tuple[Dict[Any, Any], Optional[Dict[str, Any]]]] = None,
     ) -> Union[RecordedStep, str]:
         """A call of ``forward`` with these arguments and the cache recorded, or why it cannot be.
 
-        prompts: it is one, and these have been recorded.
+        prompts: it is one, and these have been recorded; and the arguments of the longest that may
+        be. Their graphs share memory, of which the first takes as much as that one: had each longer
+        one to take its own, they would have all that they need in sum.
         """
         for name, module in model.named_modules():
             if is_called(module) and module is not model:
@@ -77,9 +79,13 @@ class Storage:
         lasting = cache if self.cache is None else self.cache
         beside = None
         if prompts is not None:
-            beside = [step for step in prompts.values() if isinstance(step, RecordedStep)]
+            beside = [step for step in prompts[0].values() if isinstance(step, RecordedStep)]
         states = States(model)
         try:
+            if beside == [] and prompts[1] is not None and model.device.type != "cpu":
+                beside = [RecordedStep(forward, model, lasting, cache_name, prompts[1], [])]
+                states.put_back()
+                lasting.idle = True  # as before: a prompt's code asks for its length
             step = RecordedStep(forward, model, lasting, cache_name, kwargs, beside)
         except Exception as error:  # what cannot be recorded says so in many ways
             states.put_back()
