@@ -341,6 +341,10 @@ def test_few_graphs_serve_many_lengths(package):
             assert batch * (ids.shape[1] - count) < 64 + batch or ids.shape[1] == 2
             assert ids[:, :count].all() and found["logits_to_keep"] == count - 1
             padded.add(ids.shape[1])
+            for room, most in ((2000, 1024 // batch), (ids.shape[1], ids.shape[1])):
+                longest = given(kwargs, "past_key_values", torch.device("cpu"), room, True)
+                assert ids.shape[1] <= longest["input_ids"].shape[1] <= most
+                assert most - longest["input_ids"].shape[1] < max(2, -(-64 // batch))
         assert len(padded) <= 17
         assert given({**kwargs, "logits_to_keep": 0}, "", torch.device("cpu"), 2000) is None
 
@@ -366,7 +370,8 @@ def test_graphs_share_memory(best_package, gpu):
     """The first takes as much as the longest prompt will, so longer ones add next to nothing."""
     package = best_package
     package.models.use_attention()
-    _, model = tiny("Llama", torch.bfloat16, hidden_size=512, intermediate_size=8192)
+    sizes = {"hidden_size": 512, "intermediate_size": 8192, "max_position_embeddings": 4096}
+    _, model = tiny("Llama", torch.bfloat16, **sizes)
     model = model.to(gpu)
     package.models.quantize_model_(model, activations="dynamic")
     with use_kernel_mapping(package.layers.kernel_mapping(), inherit_mapping=False):
@@ -380,4 +385,5 @@ def test_graphs_share_memory(best_package, gpu):
         torch.cuda.empty_cache()
         reserved.append(torch.cuda.memory_reserved(gpu))
     assert package.models.decode_steps(model).prompts == 10
-    assert max(reserved) - reserved[0] < 16 << 20  # of 2,000 tokens gate and up alone are 65 MB
+    # Each with its own, gate and up alone would be 29, 43, 56 and 65 MB more.
+    assert max(reserved) - reserved[0] < 64 << 20
