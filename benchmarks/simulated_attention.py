@@ -24,7 +24,10 @@ from simulated_product import aligned, simulated, simulator, start
 from simulator import cycles
 
 # Sequences, keys of each, FP8.
-DECODE = [(1, 1024, False), (1, 8192, False), (8, 8192, False), (32, 2048, False), (8, 8192, True)]
+DECODE = [
+    (1, 1024, False), (1, 8192, False), (8, 8192, False), (32, 2048, False),
+    (8, 8192, True), (16, 8192, True),
+]  # fmt: skip
 READ_BYTES_PER_US = 4.2e6  # what people measure of an MI300X's memory
 XCDS = 8
 

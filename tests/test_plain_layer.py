@@ -154,6 +154,7 @@ QUICK = {
     ("Llama", "None"),
     ("Llama", "by_block"),
     ("Qwen3Moe", "as_they_are"),
+    ("Qwen2Moe", "as_they_are"),
 }
 FAMILIES = [
     pytest.param(

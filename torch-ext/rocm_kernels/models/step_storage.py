@@ -1,5 +1,6 @@
 """Where recorded steps are kept: with the cache whose tensors they read."""
 
+import contextlib
 import operator
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
@@ -83,7 +84,8 @@ class Storage:
         states = States(model)
         try:
             if beside == [] and prompts[1] is not None and model.device.type != "cpu":
-                beside = [RecordedStep(forward, model, lasting, cache_name, prompts[1], [])]
+                with contextlib.suppress(Exception):  # there is not so much memory, say
+                    beside = [RecordedStep(forward, model, lasting, cache_name, prompts[1], [])]
                 states.put_back()
                 lasting.idle = True  # as before: a prompt's code asks for its length
             step = RecordedStep(forward, model, lasting, cache_name, kwargs, beside)
