@@ -2,12 +2,15 @@
 its workgroups and by what carries P from one product to the next.
 
     python benchmarks/simulated_attention.py decode [--save]
+    python benchmarks/simulated_attention.py choice
     python benchmarks/simulated_attention.py prefill [--tokens 8192] [--kind NAMES ...]
 
 The launchers' machine code runs in the simulator (checkers off), and the cycle model plays it;
 nothing here was measured on an AMD GPU. Decode: one query a sequence, 32 query and 8 KV heads of
-128, on the whole GPU. Prefill: one prompt, bfloat16, 4 query heads and their KV head of 128 on one
-XCD of eight, with an eighth of the memory's rates: what each XCD does with 32 query and 8 KV heads.
+128, on the whole GPU. Choice: what the launcher takes, beside the quickest of other numbers of
+parts of the keys, for other shapes. Prefill: one prompt, bfloat16, 4 query heads and their KV head
+of 128 on one XCD of eight, with an eighth of the memory's rates: what each XCD does with 32 query
+and 8 KV heads.
 --save writes results/tables, from where `python benchmarks/pages.py --write` puts them into
 docs/kernels/attention_journal.md.
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 
 import tables
 import torch
@@ -65,6 +69,35 @@ def decode() -> list[list[str]]:
     return lines
 
 
+# Query and KV heads, and sequences, keys of each.
+CHOICE_HEADS = [(32, 8), (64, 8), (8, 8)]
+CHOICE_CELLS = [(1, 300), (1, 2500), (1, 12000), (3, 5000), (6, 1000), (20, 3000), (48, 1500)]
+PARTS = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64]
+CHOICE_HEADER = ["modelled: heads, cache, sequences x keys", "choice, us", "best, us", "parts"]
+
+
+def choice() -> list[list[str]]:
+    lines, behind = [], []
+    for heads in CHOICE_HEADS:
+        for (batch, keys), fp8 in itertools.product(CHOICE_CELLS, (False, True)):
+            kv_dtype = simulated.NATIVE if fp8 else torch.bfloat16
+            items = batch * heads[1]
+            tried = [n for n in PARTS if (items * n <= 1300 and n * 32 <= keys) or n == 1]
+            configs = ["", *(f"decode rows=16 parts={n} {_REST}" for n in tried)]
+            taken, *times = [
+                1e6 * attend(batch, 1, keys, heads, kv_dtype, config=config)[1].seconds
+                for config in configs
+            ]
+            best, parts = min(zip(times, tried, strict=True))
+            behind.append(taken / min(taken, best) - 1)
+            name = f"{heads[0]}/{heads[1]}, {'FP8' if fp8 else 'bfloat16'}, {batch} x {keys:,}"
+            lines.append([name, f"{taken:.1f}", f"{best:.1f}", str(parts)])
+            print(lines[-1], flush=True)
+    print(f"behind the best: {sum(behind) / len(behind):.1%} on average, {max(behind):.1%} at most")
+    return lines
+
+
+_REST = "xcds=1 heavy_first=0 chain=registers"
 PREFILL_HEADER = ["modelled: one prompt", "order", "P", "us", "TFLOP/s of 8 XCDs",
                   "SIMD cycles without a wave", "MB through LDS"]  # fmt: skip
 
@@ -99,7 +132,7 @@ KINDS = ["causal,heavy,registers", "causal,light,registers", "causal,heavy,lds",
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("step", choices=["decode", "prefill"])
+    parser.add_argument("step", choices=["decode", "choice", "prefill"])
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--kind", nargs="+", default=KINDS, help="as causal,heavy,registers")
     parser.add_argument("--save", action="store_true", help="write results/tables too")
@@ -108,6 +141,8 @@ def main() -> None:
     command = f"python benchmarks/simulated_attention.py {given.step}"
     if given.step == "decode":
         header, lines = DECODE_HEADER, decode()
+    elif given.step == "choice":
+        header, lines = CHOICE_HEADER, choice()
     else:
         command += f" --tokens {given.tokens} --kind {' '.join(given.kind)}"
         header, lines = PREFILL_HEADER, prefill(given.tokens, given.kind)

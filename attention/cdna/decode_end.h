@@ -141,9 +141,9 @@ struct DecodeOutputs {
       }
       const float from = fmaxf(most, -3e38f);
       Accumulator value = {};
-      constexpr int kAtOnce = 16;  // loads in flight
-#pragma unroll 1
-      for (int first = 0; first < parts; first += kAtOnce) {
+      // Those of `kAtOnce` parts are on their way together.
+      const auto add_parts = [&](int first, auto at_once) {
+        constexpr int kAtOnce = decltype(at_once)::value;
         Accumulator its[kAtOnce];
 #pragma unroll
         for (int n = 0; n < kAtOnce; ++n) {
@@ -158,6 +158,14 @@ struct DecodeOutputs {
             value += by * its[n];
           }
         }
+        return first + kAtOnce;
+      };
+#pragma unroll 1
+      for (int first = 0; first < parts;) {
+        const int count = parts_at_once(parts - first);
+        first = count == 16  ? add_parts(first, std::integral_constant<int, 16>())
+                : count == 8 ? add_parts(first, std::integral_constant<int, 8>())
+                             : add_parts(first, std::integral_constant<int, 4>());
       }
       finish(row, column, most, total, value);
     }

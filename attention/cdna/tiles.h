@@ -20,6 +20,13 @@ constexpr DecodeTile kDecodeTiles[] = {
 constexpr size_t kDecodeTileCount = sizeof(kDecodeTiles) / sizeof(kDecodeTiles[0]);
 constexpr int kDecodeWaves = 4;  // of a workgroup
 
+// Parts whose sums the last workgroup asks for together, of those that are left. A compute unit
+// takes in some 20 KB a us, so the last few bring none more than twice.
+constexpr int parts_at_once(int left) { return left > 8 ? 16 : left > 4 ? 8 : 4; }
+constexpr int parts_brought(int parts) {  // in all
+  return parts / 16 * 16 + (parts % 16 == 0 ? 0 : parts_at_once(parts % 16));
+}
+
 // LDS in which the waves' sums meet: 16 rows by 64 columns of each, with maxima and totals.
 constexpr int kSumsPitch = 64 + 4;  // floats; rows on different banks
 constexpr int kMostParts = 2048;    // times rows: whose maxima and totals have the same place later

@@ -38,10 +38,14 @@ inline float modelled_time(const AttentionArgs& args, const AttentionConfig& c,
   if (c.design == AttentionConfig::Design::kPrefill) {
     return modelled_prefill_time(args, c, target);
   }
-  constexpr float kLaunchUs = 6.0f;         // launch, first loads, the end
-  constexpr float kPartsUs = 2.5f;          // sums written through, ticket, sums read
-  constexpr float kEachPartUs = 0.05f;      // its sums read by the last to arrive
-  constexpr float kUnitBytesPerUs = 22e3f;  // that a compute unit takes in
+  // Fitted to launches of 143 shapes with different parts, as the simulator's cycle model plays
+  // them (docs/kernels/attention_journal.md).
+  constexpr float kLaunchUs = 5.7f;         // launch, first loads, the end
+  constexpr float kBlockUs = 0.6f;          // of a block that begins where another has ended
+  constexpr float kTurnUs = 0.95f;          // a step of each wave, whatever else is read
+  constexpr float kPartsUs = 0.7f;          // sums written through, the ticket
+  constexpr float kMeetBytesPerUs = 12e3f;  // of the parts' sums, read by the last to arrive
+  constexpr float kUnitBytesPerUs = 21e3f;  // that a compute unit takes in
 
   int64_t keys = args.max_seqlen_k;
   if (args.window_left >= 0) {
@@ -50,14 +54,27 @@ inline float modelled_time(const AttentionArgs& args, const AttentionConfig& c,
   const float bytes = static_cast<float>(size_of(args.kv_dtype));
   const float row = static_cast<float>(args.head_dim + args.head_dim_v) * bytes;
   const int64_t steps = (keys + kStepKeys - 1) / kStepKeys;
-  const int64_t of_part = (steps + c.parts - 1) / c.parts;  // steps, by whole steps a wave
+  const int64_t parts = std::max<int64_t>(std::min<int64_t>(c.parts, steps), 1);
+  const int64_t of_part = (steps + parts - 1) / parts;  // steps
+  const float of_block = static_cast<float>(of_part * kStepKeys) * row;
   const float turns = std::ceil(static_cast<float>(of_part) / kDecodeWaves);
-  const float of_block = turns * kDecodeWaves * kStepKeys * row;
-  const float blocks = static_cast<float>(decode_items(args, c) * c.parts);
-  const float busiest = std::ceil(blocks / static_cast<float>(target.compute_units));
-  const float per_us = target.terabytes_per_s * 1e6f;
-  return kLaunchUs + (c.parts > 1 ? kPartsUs + kEachPartUs * static_cast<float>(c.parts) : 0) +
-         std::max(busiest * of_block / kUnitBytesPerUs, blocks * of_block / per_us);
+  // All compute units share the memory, and those with a block more than others have it alone.
+  const int64_t blocks = decode_items(args, c) * parts, units = target.compute_units;
+  const auto read_by = [&](int64_t running) {
+    const float share = target.terabytes_per_s * 1e6f / static_cast<float>(running);
+    return std::max(of_block / std::min(kUnitBytesPerUs, share), turns * kTurnUs);
+  };
+  float us = kLaunchUs + static_cast<float>((blocks - 1) / units) * kBlockUs;
+  if (blocks >= units) us += static_cast<float>(blocks / units) * read_by(units);
+  if (blocks % units != 0) us += read_by(blocks % units);
+  if (parts > 1) {
+    constexpr float kLine = 64;  // with a maximum and a total
+    const float rows = static_cast<float>(std::min<int64_t>(rows_of_kv_head(args), c.rows));
+    const float of_sums = static_cast<float>(parts_brought(static_cast<int>(parts))) *
+                          static_cast<float>(args.head_dim_v) * 4;
+    us += kPartsUs + rows * (of_sums + kLine * static_cast<float>(parts)) / kMeetBytesPerUs;
+  }
+  return us;
 }
 
 }  // namespace rocm_kernels::cdna
