@@ -6,7 +6,7 @@ import pickle
 import pytest
 import shrunk
 import torch
-from tiny_attention import WITH_LOGITS, assert_same_answers, prompt
+from tiny_attention import WITH_LOGITS, assert_same_answers, prompt, tiny
 
 KINDS = {
     "bloom": {},  # its biases are of its mask
@@ -75,3 +75,32 @@ def test_the_room_of_a_cache(package, tokens, room, expected):
         config = type("Config", (), {name: 256})
         assert room_for(config, tokens, room) == expected
     assert room_for(object(), tokens, room) == max(tokens, room)
+
+
+@pytest.mark.parametrize(
+    "spoilt, why", [(1, None), (5, "with such a cache it says something else")]
+)
+def test_tokens_of_which_a_rounding_changes_all_are_not_the_only_ones(package, spoilt, why):
+    """A model that says something else with a cache of ours for some of the tokens asked about."""
+    _, model = tiny("Llama")
+    probe = package.models.probe_step
+    tokens = probe.tokens_to_ask(model.config)
+    assert len({*tokens}) == 5 and all(0 <= t < model.config.vocab_size for t in sum(tokens, ()))
+    touched = {tokens[i][0] for i in range(spoilt)}
+
+    def forward(**given):
+        said = model(**given)
+        last = given["past_key_values"]
+        if hasattr(last, "grow") and forward.first in touched:
+            said.logits = said.logits + 1e3
+        return said
+
+    def noting(**given):
+        if given["input_ids"].shape[1] > 1:
+            forward.first = int(given["input_ids"][0, 0])
+        return forward(**given)
+
+    found = probe.why_not_in_place(
+        model, noting, lambda room: package.models.growing_cache.growing_cache(model, room, False)
+    )
+    assert found == why

@@ -23,7 +23,7 @@ from torch import nn
 
 from .hooks import is_called, is_wrapped
 from .model_state import States
-from .probe_step import can_be_asked
+from .probe_step import can_be_asked, is_alike, tokens_to_ask
 from .recorded_step import first_line
 from .step_arguments import can_be_given
 from .step_storage import NAMES_OF_CACHE
@@ -133,10 +133,10 @@ def why_not_padded(
         return "layers keep a state of all tokens"
     cache_utils = importlib.import_module("transformers.cache_utils")
     config = model.config.get_text_config(decoder=True)
-    prompt, last = (0, 1, 2), torch.tensor([2], dtype=torch.int64, device=model.device)
+    last = torch.tensor([2], dtype=torch.int64, device=model.device)
 
     def run(
-        cache: Any, behind: Tuple[int, ...], keep: Any, padding: int
+        cache: Any, prompt: Tuple[int, ...], behind: Tuple[int, ...], keep: Any, padding: int
     ) -> Tuple[torch.Tensor, List[torch.Tensor]]:
         """The logits, and the keys and values of the prompt's own tokens."""
         tokens = torch.tensor([prompt + behind], dtype=torch.int64, device=model.device)
@@ -153,14 +153,18 @@ def why_not_padded(
     try:
         with torch.no_grad():
             for padding in (0, 1) if "attention_mask" in taken else (0,):
-                alone, _ = run(cache_utils.DynamicCache(config=config), (), 1, padding)
-                one, held = run(make(16), (0, 0, 0), last, padding)
-                other, as_held = run(make(16), (2, 1, 3), last, padding)
-                if alone.shape != one.shape or not all(
-                    map(torch.equal, [one, *held], [other, *as_held])
-                ):
-                    return "it depends on tokens behind it"
-                if float((alone - one).float().norm()) > 0.5 * float(alone.float().norm()):
+                for tokens in tokens_to_ask(config):
+                    prompt = tokens[:3]
+                    alone, _ = run(cache_utils.DynamicCache(config=config), prompt, (), 1, padding)
+                    one, held = run(make(16), prompt, (0, 0, 0), last, padding)
+                    other, as_held = run(make(16), prompt, (2, 1, 3), last, padding)
+                    if alone.shape != one.shape or not all(
+                        map(torch.equal, [one, *held], [other, *as_held])
+                    ):
+                        return "it depends on tokens behind it"
+                    if is_alike([alone], [one]):
+                        break
+                else:
                     return "with tokens behind it the model says something else"
         kept = next(states.changed(), None)
         return None if kept is None else f"{kept[0] or 'the model'} keeps a {kept[1]} of it"
