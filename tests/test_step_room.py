@@ -86,21 +86,19 @@ def test_tokens_of_which_a_rounding_changes_all_are_not_the_only_ones(package, s
     probe = package.models.probe_step
     tokens = probe.tokens_to_ask(model.config)
     assert len({*tokens}) == 5 and all(0 <= t < model.config.vocab_size for t in sum(tokens, ()))
-    touched = {tokens[i][0] for i in range(spoilt)}
+    touched, asked = {tokens[i][0] for i in range(spoilt)}, []
 
     def forward(**given):
+        if given["input_ids"].shape[1] > 1:
+            asked.append(int(given["input_ids"][0, 0]))
         said = model(**given)
-        last = given["past_key_values"]
-        if hasattr(last, "grow") and forward.first in touched:
+        cache = given[package.models.step_storage.name_of_cache(given)]
+        if hasattr(cache, "grow") and asked[-1] in touched:
             said.logits = said.logits + 1e3
         return said
 
-    def noting(**given):
-        if given["input_ids"].shape[1] > 1:
-            forward.first = int(given["input_ids"][0, 0])
-        return forward(**given)
-
     found = probe.why_not_in_place(
-        model, noting, lambda room: package.models.growing_cache.growing_cache(model, room, False)
+        model, forward, lambda room: package.models.growing_cache.growing_cache(model, room, False)
     )
     assert found == why
+    assert {*asked} == {each[0] for each in tokens[: spoilt + 1]}
