@@ -76,9 +76,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
                      const __grid_constant__ typename Shape::NewTokens fresh) {
   using Q = typename Shape::Q;
   constexpr int kTiles = Shape::kTiles, kSteps = Shape::kSteps, kRows = Shape::kRows;
-  constexpr int kKeys = Shape::kKeys, kPitch = Shape::kPitch;
+  constexpr int kKeys = Shape::kKeys;
+  using Lines = typename Shape::Lines;
 
-  extern __shared__ __align__(16) char shared[];
+  extern __shared__ __align__(128) char shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int group = lane / 4, quad = lane % 4;
 
@@ -212,11 +213,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
   }
 
   // A lane's row and vector for ldmatrix: matrices of keys 0-7 and 8-15, then the next 16 bytes.
-  const uint32_t k_lane = static_cast<uint32_t>((lane % 16) * kPitch + lane / 16 * 16);
+  const uint32_t k_lane = static_cast<uint32_t>(Lines::at(lane % 16, lane / 16));
   // Transposed: of 16-bit values keys 0-7 of two vectors, then keys 8-15; of FP8 as K.
   const uint32_t v_lane =
       Shape::kFp8 ? k_lane
-                  : static_cast<uint32_t>((lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16);
+                  : static_cast<uint32_t>(Lines::at(lane / 16 * 8 + lane % 8, lane / 8 % 2));
 
   int stage = 0, filled = stages - 1;
   for (int tile = its.begin + warp; tile < end; tile += Shape::kWarps) {
@@ -248,10 +249,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
 #pragma unroll
     for (int half = 0; half < kKeys / 16; ++half) {
       float scores[kTiles][4] = {}, others[kTiles][4] = {};
-      multiply_keys<Shape>(k_at + half * 16 * kPitch, q, scores, others);
+      multiply_keys<Shape>(k_at + half * 16 * Lines::kLineBytes, q, scores, others);
       uint32_t p[kTiles][2];
       softmax<Shape>(columns, tile * kKeys + half * 16, group, scores, others, sums, p);
-      multiply_values<Shape>(v_at + half * 16 * kPitch, p, sums.out);
+      multiply_values<Shape>(v_at + half * 16 * Lines::kLineBytes, p, sums.out);
     }
   }
 

@@ -73,7 +73,7 @@ __device__ __forceinline__ void multiply_keys(uint32_t k_at,
 #pragma unroll
   for (int load = 0; load < Shape::kLoads; ++load) {
     uint32_t words[4];
-    load_matrices(words, k_at + load * 32);
+    load_matrices(words, Shape::Lines::pairs_further(k_at, load));
     if constexpr (Shape::kFp8) {
       uint32_t a[2][4];
 #pragma unroll
@@ -165,7 +165,7 @@ __device__ __forceinline__ void multiply_values(uint32_t v_at,
 #pragma unroll
   for (int load = 0; load < Shape::kLoads; ++load) {
     uint32_t words[4];
-    load_transposed(words, v_at + load * 32);
+    load_transposed(words, Shape::Lines::pairs_further(v_at, load));
     if constexpr (Shape::kFp8) {
       // Words hold elements 2 group and 2 group + 1 of two keys: rows `group` and group + 8.
 #pragma unroll

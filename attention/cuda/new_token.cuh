@@ -134,11 +134,15 @@ class NewToken {
     if (has_new()) {
       constexpr int kHalf = kWords / 2;
       const PieceAt at = at_new();
-      const uint32_t to = (is_key() ? k_stage : v_stage) + key_ % Shape::kKeys * Shape::kPitch;
+      const uint32_t to = is_key() ? k_stage : v_stage;
+      const auto place = [&](int byte) {
+        const int vector = Shape::Lines::at(key_ % Shape::kKeys, byte / 16);
+        return to + static_cast<uint32_t>(vector + byte % 16);
+      };
 #pragma unroll
       for (int i = 0; i < kHalf; i += 2) {
-        store_shared(to + at.first * Shape::kBytes + 4 * i, make_uint2(words_[i], words_[i + 1]));
-        store_shared(to + at.second * Shape::kBytes + 4 * i,
+        store_shared(place(at.first * Shape::kBytes + 4 * i), make_uint2(words_[i], words_[i + 1]));
+        store_shared(place(at.second * Shape::kBytes + 4 * i),
                      make_uint2(words_[kHalf + i], words_[kHalf + i + 1]));
       }
     }

@@ -45,6 +45,7 @@ __device__ __forceinline__ void bring_tile(const AttentionArgs& args, const KeyR
 template <class Shape>
 class TileCopies {
  public:
+  using Lines = typename Shape::Lines;
   static constexpr int kVectors = Shape::kRowBytes / 16;  // of a row
   // A lane's copies come round to the same place of a row, some rows further.
   static constexpr int kCopies = kVectors / std::gcd(kVectors, 32);
@@ -66,8 +67,8 @@ class TileCopies {
     if (first >= keys_.begin && first + Shape::kKeys <= keys_.end && pages_.are_long()) {
 #pragma unroll
       for (int run = 0; run < Shape::kKeys; run += 16) {
-        copy_run(pages_.of(first, run), k_stage + run * Shape::kPitch,
-                 v_stage + run * Shape::kPitch);
+        copy_run(pages_.of(first, run), k_stage + run * Lines::kLineBytes,
+                 v_stage + run * Lines::kLineBytes);
       }
     } else {
 #pragma unroll 1
@@ -76,8 +77,9 @@ class TileCopies {
         for (int i = 0; i < kCopies; ++i) {
           const Place place(i);
           const int key = first + row + place.row;
+          const uint32_t to = static_cast<uint32_t>(Lines::further(place.to, row));
           copy(key >= keys_.begin && key < keys_.end, pages_.of(first, row + place.row), place.byte,
-               k_stage + row * Shape::kPitch + place.to, v_stage + row * Shape::kPitch + place.to);
+               k_stage + to, v_stage + to);
         }
       }
     }
@@ -87,13 +89,12 @@ class TileCopies {
  private:
   // Of the lane's i-th vector of kRows rows.
   struct Place {
-    int row, byte;
-    uint32_t to;
+    int row, byte, to;
 
     __device__ __forceinline__ explicit Place(int i) {
       const int vector = i * 32 + static_cast<int>(threadIdx.x) % 32;
       row = vector / kVectors, byte = vector % kVectors * 16;
-      to = static_cast<uint32_t>(row * Shape::kPitch + byte);
+      to = Lines::at(row, vector % kVectors);
     }
   };
 
@@ -107,8 +108,9 @@ class TileCopies {
       const char* v = at_.v + at.page * v_page_ + (at.row + place.row) * at_.v_row + place.byte;
 #pragma unroll
       for (int row = 0; row < 16; row += kRows) {
-        copy_vector(k_stage + row * Shape::kPitch + place.to, k, of_k ? 16 : 0);
-        copy_vector(v_stage + row * Shape::kPitch + place.to, v, of_v ? 16 : 0);
+        const uint32_t to = static_cast<uint32_t>(Lines::further(place.to, row));
+        copy_vector(k_stage + to, k, of_k ? 16 : 0);
+        copy_vector(v_stage + to, v, of_v ? 16 : 0);
         k += kRows * at_.k_row;
         v += kRows * at_.v_row;
       }
@@ -138,6 +140,7 @@ class TileCopies {
 template <class Shape>
 class RowTileCopies {
  public:
+  using Lines = typename Shape::Lines;
   static constexpr int kVectors = Shape::kRowBytes / 16;  // of a row
   static constexpr int kCopies = Shape::kKeys * kVectors / 32;
   static constexpr int kRowsAtOnce = kVectors < 32 ? 32 / kVectors : 1;
@@ -154,12 +157,13 @@ class RowTileCopies {
       const int byte = lane % kVectors * 16;
       const char* k = at_.k + row * at_.k_row + byte;
       const char* v = at_.v + row * at_.v_row + byte;
-      const uint32_t to = static_cast<uint32_t>(lane / kVectors * Shape::kPitch + byte);
+      const int to = Lines::at(lane / kVectors, lane % kVectors);
 #pragma unroll
       for (int i = 0; i < kCopies / kCopiesOfRow; ++i) {
 #pragma unroll
         for (int j = 0; j < kCopiesOfRow; ++j) {
-          const uint32_t at = to + i * kRowsAtOnce * Shape::kPitch + j * 512;
+          const uint32_t at = static_cast<uint32_t>(Lines::further(to, i * kRowsAtOnce) +
+                                                    j * 4 * Shape::kKeys * Lines::kLineBytes);
           copy_vector(k_stage + at, k + j * 512, 16);
           copy_vector(v_stage + at, v + j * 512, 16);
         }
@@ -175,7 +179,7 @@ class RowTileCopies {
       const int row = vector / kVectors, byte = vector % kVectors * 16;
       const int64_t key = first + row;
       const bool there = key >= keys_.begin && key < keys_.end;
-      const uint32_t to = static_cast<uint32_t>(row * Shape::kPitch + byte);
+      const uint32_t to = static_cast<uint32_t>(Lines::at(row, vector % kVectors));
       copy_vector(k_stage + to, there ? at_.k + key * at_.k_row + byte : at_.k, there ? 16 : 0);
       copy_vector(v_stage + to, there ? at_.v + key * at_.v_row + byte : at_.v, there ? 16 : 0);
     }

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../common/cuda/swizzle.h"
+
 namespace rocm_kernels {
 namespace cuda {
 
@@ -29,12 +31,37 @@ constexpr bool turns_tokens(const DecodeTile& tile) {
   return tile.rows == 8 && tile.head_dim <= 256;
 }
 
-// Bytes between rows in shared memory: an odd number of 16 bytes, so that eight rows' vectors lie
-// on different banks.
-constexpr int32_t row_pitch(int32_t bytes) { return bytes / 16 % 2 == 0 ? bytes + 16 : bytes; }
+// A tile in a warp's shared memory: of each 128 bytes of a row a line, [line of a row][row]; of
+// rows of 64 bytes one of 64. The 16-byte vectors of a line are swizzled (swizzle.h), so that those
+// of eight rows lie on different banks. Rows further apart would do that too, but a copy (cp.async)
+// whose 128 bytes do not begin at a multiple of 128 there takes longer: a cache is read at 90 % of
+// memory's rate.
+template <int kRowBytes, int kRows>
+struct TileLines {
+  static constexpr bool kNarrow = kRowBytes <= 64;
+  static constexpr int kLineBytes = kNarrow ? 64 : kChunkBytes;
+  static constexpr int kLines = (kRowBytes + kLineBytes - 1) / kLineBytes;  // of a row
+  static constexpr int kBytes = kLines * kRows * kLineBytes;
+
+  // Where a row's 16-byte vector is.
+  ROCM_KERNELS_HOST_DEVICE static constexpr int at(int row, int vector) {
+    if (kNarrow) return swizzled_narrow<64>(row, vector);
+    return vector / 8 * kRows * kLineBytes + swizzled(row, 0, 1, vector % 8);
+  }
+  // Where the same vector is, `rows` rows further, of a place whose row has none of these bits.
+  ROCM_KERNELS_HOST_DEVICE static constexpr int further(int place, int rows) {
+    return (place ^ (kNarrow ? rows / 2 % 4 : rows % 8) * 16) + rows * kLineBytes;
+  }
+  // The address of the vector 2 * pairs further, of one that is the first or the second.
+  ROCM_KERNELS_HOST_DEVICE static constexpr uint32_t pairs_further(uint32_t address, int pairs) {
+    constexpr int kOfLine = kLineBytes / 32;
+    return (address ^ static_cast<uint32_t>(pairs % kOfLine * 32)) +
+           static_cast<uint32_t>(pairs / kOfLine * kRows * kLineBytes);
+  }
+};
 
 // Of the barrier at which a block of a cluster learns that all have sent their sums: behind the
-// last row of the ring of stages, whose place until the next row is free.
+// ring of stages.
 constexpr int32_t kSentBarrierBytes = 16;
 
 // What a block of the kernel has; `bytes`: of an element of k and v.
@@ -50,7 +77,10 @@ struct DecodeBlock {
   }
   // Of a warp's tile.
   constexpr int32_t keys() const { return row_bytes() <= 128 && warps() == 4 ? 32 : 16; }
-  constexpr int32_t tile_bytes() const { return keys() * row_pitch(row_bytes()); }  // of k, or of v
+  constexpr int32_t tile_bytes() const {  // of k, or of v: TileLines
+    return keys() *
+           (row_bytes() <= 64 ? 64 : (row_bytes() + kChunkBytes - 1) / kChunkBytes * kChunkBytes);
+  }
   constexpr int32_t stage_bytes() const { return 2 * tile_bytes() * warps(); }
   // Two tiles under way beside the one that is multiplied; one where two blocks then fit, and else
   // would not.
@@ -62,9 +92,10 @@ struct DecodeBlock {
   constexpr int32_t warp_bytes() const { return 2 * stages() * tile_bytes(); }
   constexpr int32_t out_pitch() const { return head_dim + 4; }  // floats
   constexpr int32_t sums_bytes() const { return warps() * rows * (out_pitch() + 2) * 4; }
-  // The ring of stages, in whose place the warps' sums come.
+  // The ring of stages, in whose place the warps' sums come, and the barrier.
   constexpr int32_t ring_bytes() const {
-    return warps() * warp_bytes() > sums_bytes() ? warps() * warp_bytes() : sums_bytes();
+    return (warps() * warp_bytes() > sums_bytes() ? warps() * warp_bytes() : sums_bytes()) +
+           kSentBarrierBytes;
   }
   // Where the warps' sums are added up: behind them; where other blocks of a cluster send theirs,
   // which may come while the ring is still read, behind that.
@@ -80,25 +111,6 @@ struct DecodeBlock {
     return shared_bytes(cluster) <= 113 << 10 ? 2 : 1;
   }
 };
-
-// Whether the barrier's place is no row's, and not where warps leave their sums.
-constexpr bool has_barrier_place(const DecodeTile& tile, int32_t bytes, bool few_stages) {
-  const DecodeBlock block = {tile.head_dim, tile.rows, bytes, few_stages};
-  return row_pitch(block.row_bytes()) - block.row_bytes() >= kSentBarrierBytes &&
-         block.ring_bytes() == block.warps() * block.warp_bytes() &&
-         block.sums_bytes() <= block.ring_bytes() - kSentBarrierBytes;
-}
-constexpr bool have_barrier_places() {
-  for (const DecodeTile& tile : kDecodeTiles) {
-    for (const int32_t bytes : {1, 2}) {
-      for (const bool few : {false, true}) {
-        if (!has_barrier_place(tile, bytes, few)) return false;
-      }
-    }
-  }
-  return true;
-}
-static_assert(have_barrier_places(), "a block of a cluster has a place for its barrier");
 
 // ---- Many queries: prefill.cuh
 

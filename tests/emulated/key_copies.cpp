@@ -158,7 +158,7 @@ struct TestTile {
                                          kFp8 ? 1 : 2, false};
   static constexpr int kBytes = kBlock.bytes, kRowBytes = kBlock.row_bytes();
   static constexpr int kKeys = kBlock.keys(), kWarps = kBlock.warps();
-  static constexpr int kPitch = row_pitch(kRowBytes);
+  using Lines = TileLines<kRowBytes, kKeys>;
 };
 
 // Wrong bytes. `page_size`: 0 where keys are in rows.
@@ -189,7 +189,8 @@ static int wrong_in_tiles(int page_size, int most) {
       this_warp.arrive_and_wait();
       for (int row = lane; row < Shape::kKeys; row += 32) {
         for (int byte = 0; byte < Shape::kRowBytes; ++byte) {
-          const int at = row * Shape::kPitch + byte, key = tile * Shape::kKeys + row;
+          const int at = Shape::Lines::at(row, byte / 16) + byte % 16;
+          const int key = tile * Shape::kKeys + row;
           wrong += emulated_shared[at] != cache.expected(false, key, byte);
           wrong += emulated_shared[v_stage + at] != cache.expected(true, key, byte);
         }
@@ -295,6 +296,24 @@ static int wrong_in_widened(int page_size, int most) {
   return wrong;
 }
 
+// Vectors that ldmatrix loads are found from the first or the second of a row, and those of eight
+// rows lie on different banks.
+template <class Lines, int kRowBytes, int kRows>
+static int wrong_in_lines() {
+  int wrong = 0;
+  for (int row = 0; row < kRows; ++row) {
+    for (int vector = 0; vector < kRowBytes / 16; ++vector) {
+      const uint32_t base = 128 * below(1000);
+      const uint32_t first = base + static_cast<uint32_t>(Lines::at(row, vector % 2));
+      wrong += Lines::pairs_further(first, vector / 2) != base + Lines::at(row, vector);
+      for (int other = row / 8 * 8; other < row; ++other) {
+        wrong += (Lines::at(other, vector) - Lines::at(row, vector)) % 128 == 0;
+      }
+    }
+  }
+  return wrong;
+}
+
 static int wrong_pages() {
   int wrong = 0;
   for (int i = 0; i < 200000; ++i) {
@@ -314,6 +333,11 @@ static int wrong_pages() {
 int main() {
   int tiles = 0, wrong = wrong_pages();
   const auto add = [&](int more) { ++tiles, wrong += more; };
+  wrong += wrong_in_lines<TileLines<64, 16>, 64, 16>() +
+           wrong_in_lines<TileLines<96, 16>, 96, 16>() +
+           wrong_in_lines<TileLines<128, 32>, 128, 32>() +
+           wrong_in_lines<TileLines<192, 16>, 192, 16>() +
+           wrong_in_lines<TileLines<1024, 16>, 1024, 16>();
   for (const int page_size : {1, 4, 8, 16, 24, 48, 1568, 1 + below(100)}) {
     // So many keys that pages are asked for more than once.
     const int most = page_size % 16 == 0 ? 5000 : 500;
