@@ -13,19 +13,22 @@ and FlashInfer where they import (attention_peers.py). A peer whose result is no
 not timed, and of its ways the quickest counts. The floor is the time of the cache's bytes at the
 read rate measured in the same run.
 
---save writes results/tables/attention_numbers.csv and attention_prompts.csv, row by row. Configs
-are printed alone: they check the choice.
+--save writes results/tables/attention_numbers.csv and attention_prompts.csv, row by row, and of
+configs all times to results/attention_configs.json, by which tests check the choice.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import sys
 
 import attention_peers
 import gpu
 import tables
 import torch
+from result_text import result_text
 
 HEADS, KV_HEADS, SIZE = 32, 8, 128
 SHAPES = (
@@ -39,17 +42,26 @@ PROMPTS = (  # sequences, tokens, query heads, KV heads, head size, causal
     *((1, 2**n, 32, 32, 64, c) for c in (True, False) for n in (10, 12, 14)),
     (2, 4096, 16, 16, 192, True), (1, 4096, 16, 8, 256, True),
 )  # fmt: skip
-CONFIGS = (  # sequences, queries, keys, query heads, KV heads, head size, size of v
-    (1, 1, 1024, 32, 8, 128, 128), (1, 1, 8192, 32, 8, 128, 128), (32, 1, 2048, 32, 8, 128, 128),
-    (1, 4, 8192, 32, 8, 128, 128), (1, 1, 8192, 8, 1, 128, 128), (8, 1, 4096, 32, 32, 64, 64),
-    (1, 1, 8192, 16, 8, 256, 256), (32, 1, 2048, 16, 8, 256, 256), (1, 1, 8192, 4, 1, 256, 256),
-    (1, 1, 8192, 8, 1, 512, 512), (32, 1, 2048, 8, 1, 512, 512), (1, 1, 4096, 16, 16, 192, 128),
-    (32, 1, 2048, 16, 16, 192, 128),
-    (1, 512, 512, 32, 8, 128, 128), (8, 256, 256, 32, 8, 128, 128), (32, 128, 128, 32, 8, 128, 128),
-    (1, 512, 4096, 32, 8, 128, 128), (1, 512, 512, 16, 8, 256, 256),
-    (8, 256, 256, 16, 8, 256, 256), (1, 512, 512, 16, 16, 192, 128),
-    (32, 128, 128, 16, 16, 192, 128), (1, 512, 512, 8, 1, 512, 512),
-    (4, 1024, 1024, 8, 1, 512, 512),
+STEPS = (  # sequences, keys
+    *SHAPES, (2, 8192), (4, 2048), (4, 32768), (8, 512), (8, 1024), (8, 2048), (16, 4096),
+    (32, 512), (32, 8192), (128, 1024),
+)  # fmt: skip
+CONFIGS = (  # sequences, queries, keys, query heads, KV heads, head size, of v, keys of a page or 0
+    *((b, 1, keys, 32, 8, 128, 128, page) for page in (0, 16) for b, keys in STEPS),
+    *((8, 1, 8192, 32, 8, 128, 128, page) for page in (1, 8, 24)),
+    *((b, q, keys, 32, 8, 128, 128, 0)
+      for b, keys in ((1, 8192), (8, 8192), (32, 2048)) for q in (2, 4, 8)),
+    (1, 2, 65536, 32, 8, 128, 128, 0), (8, 2, 8192, 64, 8, 128, 128, 0),
+    (32, 3, 1024, 28, 4, 128, 128, 0), (4, 1, 4096, 128, 8, 128, 128, 0),
+    *((b, 1, keys, *heads, 0)
+      for heads in ((8, 1, 128, 128), (28, 4, 128, 128), (40, 8, 128, 128), (32, 32, 64, 64),
+                    (64, 8, 64, 64), (16, 8, 256, 256), (16, 16, 192, 128), (8, 1, 512, 512))
+      for b, keys in ((1, 4096), (8, 4096), (32, 2048))),
+    (1, 512, 512, 32, 8, 128, 128, 0), (8, 256, 256, 32, 8, 128, 128, 0),
+    (32, 128, 128, 32, 8, 128, 128, 0), (1, 512, 4096, 32, 8, 128, 128, 0),
+    (1, 512, 512, 16, 8, 256, 256, 0), (8, 256, 256, 16, 8, 256, 256, 0),
+    (1, 512, 512, 16, 16, 192, 128, 0), (32, 128, 128, 16, 16, 192, 128, 0),
+    (1, 512, 512, 8, 1, 512, 512, 0), (4, 1024, 1024, 8, 1, 512, 512, 0),
 )  # fmt: skip
 COLD_BYTES = 300e6
 
@@ -70,17 +82,28 @@ def inputs_of(batch, rows, keys, heads, kv_heads, size, size_v=None, dtype=torch
 
 
 class Table:
-    """Rows of a table that is printed, and saved with ``--save``."""
+    """Rows of a table that is printed, and saved with ``--save``. Columns of peers that are not
+    here stay as a run on the same card has left them."""
 
     def __init__(self, name: str, header: list[str], saved: bool, said: dict[str, str]):
         self.name, self.header, self.saved, self.rows = name, header, saved, []
-        versions = (f"{peer} {text}" for peer, text in said.items())
+        self.kept: dict[str, dict[str, str]] = {}
+        versions = [f"{peer} {text}" for peer, text in said.items()]
+        if saved and (tables.RESULTS / "tables" / f"{name}.csv").exists():
+            before, rows = tables.printed(name)
+            if before[0] == header[0]:
+                self.header = before
+                self.kept = {row[0]: dict(zip(before, row, strict=True)) for row in rows}
+                missing = [column for column in before if column not in header]
+                versions += [f"of an earlier run: {', '.join(missing)}"] if missing else []
+        self.measured = header
         self.source = "\n".join(["python benchmarks/attention.py --save", gpu.machine(), *versions])
         print(*header, sep="\t", flush=True)
 
     def add(self, *cells: str) -> None:
-        self.rows.append([*cells])
         print(*cells, sep="\t", flush=True)
+        row = self.kept.get(cells[0], {}) | dict(zip(self.measured, cells, strict=True))
+        self.rows.append([row.get(column, "") for column in self.header])
         if self.saved:
             tables.save_printed(self.name, self.source, self.header, self.rows)
 
@@ -173,38 +196,68 @@ def prompts(package, peers: Peers, saved: bool, quick: bool) -> None:
         table.add(f"{batch} x {tokens:,} {kind}, {heads}/{kv_heads} heads of {size}", *cells)
 
 
-def configs(package, quick: bool) -> None:
+def configs(package, saved: bool, quick: bool) -> None:
     module = sys.modules[package.flash_attn_func.__module__]
-    machine = f"{torch.cuda.get_device_name()}, measured: sequences x queries x keys"
-    header = [machine, "what runs", "us", "the quickest", "us", "it would spare"]
+    card = torch.cuda.get_device_name()
+    header = [f"{card}, measured: sequences x queries x keys", "what runs", "us", "the quickest",
+              "us", "it would spare"]  # fmt: skip
     table = Table("attention_configs", header, False, {})
-    for batch, rows, keys, heads, kv_heads, size, size_v in CONFIGS[:1] if quick else CONFIGS:
+    found = []
+    for call in CONFIGS[:1] if quick else CONFIGS:
+        batch, rows, keys, heads, kv_heads, size, size_v, page = call
         for dtype in (torch.bfloat16, E4M3):
             inputs = inputs_of(batch, rows, keys, heads, kv_heads, size, size_v, dtype)
+            causal, order = rows > 1, None
+            if page:
+                pages = batch * -(-keys // page)
+                order = torch.randperm(pages, device="cuda").int().view(batch, -1)
+                inputs = [(q, *(in_pages(t, page) for t in kv)) for q, *kv in inputs]
 
-            def run(qkv, config, causal=rows > 1):
+            def run(qkv, config, causal=causal, order=order):
                 operands = module._operands(
-                    *qkv, None, None, None, None, None, None, None, causal, (-1, -1), 0.0, None,
+                    *qkv, None, None, None, order, None, None, None, causal, (-1, -1), 0.0, None,
                     None, None, False, None, None,
                 )  # fmt: skip
                 module._attention(*operands, config)
 
-            found = package.attention_configs(*inputs[0], causal=rows > 1)
-            slow = {"plain rows=8 cluster=1 outer=1"} - {found[0]}
-            times = {
-                c: gpu.measure(package, lambda qkv, c=c: run(qkv, c), inputs, 12, 5).median
-                for c in found
-                if c not in slow
-            }
-            best, taken = min(times, key=times.get), times[found[0]]
-            spared = f"{1 - times[best] / taken:.0%}"
-            call = f"{batch} x {rows:,} x {keys:,}, {heads}/{kv_heads} heads of {size}"
-            if size_v != size:
-                call += f" and {size_v}"
-            if dtype == E4M3:
-                call += ", FP8"
-            table.add(call, found[0], f"{taken:.1f}", best, f"{times[best]:.1f}", spared)
+            offered = package.attention_configs(*inputs[0], causal=causal, block_table=order)
+            slow = {"plain rows=8 cluster=1 outer=1"} - {offered[0]}
+            tried = [c for c in offered if c not in slow]
+
+            def time(config, launches, replays, run=run, inputs=inputs):
+                call = functools.partial(run, config=config)
+                return gpu.measure(package, call, inputs, launches, replays).median
+
+            rough = {c: time(c, 2, 3) for c in tried}
+            near = [c for c in tried if rough[c] < 1.6 * min(rough.values()) or c == offered[0]]
+            times = {c: time(c, 12, 5) for c in near}
+            best, taken = min(times, key=times.get), times[offered[0]]
+            us = {config: round(value, 1) for config, value in times.items()}
+            found.append({"call": [*call, dtype.itemsize], "us": us})
+            if saved:
+                save_configs(card, found)
+            text = f"{batch} x {rows:,} x {keys:,}, {heads}/{kv_heads} heads of {size}"
+            text += f" and {size_v}" if size_v != size else ""
+            text += f", pages of {page}" if page else ""
+            text += ", FP8" if dtype == E4M3 else ""
+            table.add(text, offered[0], f"{taken:.1f}", best, f"{times[best]:.1f}",
+                      f"{1 - times[best] / taken:.0%}")  # fmt: skip
             del inputs
+
+
+def save_configs(card: str, found: list[dict]) -> None:
+    """Into results/attention_configs.json, in the place of what it has of this card."""
+    file = tables.RESULTS / "attention_configs.json"
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    kept[card] = {"machine": gpu.machine(), "calls": found}
+    file.write_text(result_text(dict(sorted(kept.items()))))
+
+
+def in_pages(rows: torch.Tensor, page: int) -> torch.Tensor:
+    """[B, S, H, D] as pages in their order, of which the last of a sequence may be filled up."""
+    missing = -rows.shape[1] % page
+    padded = torch.cat((rows, rows[:, :missing]), 1) if missing else rows
+    return attention_peers.in_pages(padded, page)
 
 
 def main() -> int:
@@ -221,7 +274,7 @@ def main() -> int:
     if "prompts" in parts:
         prompts(package, peers, saved, quick)
     if "configs" in parts:
-        configs(package, quick)
+        configs(package, saved, quick)
     return 0
 
 

@@ -99,68 +99,28 @@ def test_experts_take_tiles_for_uneven_routing(played):
     ]
 
 
-def chosen_configs(tmp_path, cells, queries=1):
-    """For (sequences, keys, bytes of an element, rows of a page)."""
-    program, source = tmp_path / "choices", ROOT / "tests/launches/decode_choices.cpp"
+def chosen_configs(tmp_path, calls):
+    """For calls as the benchmark has them, and whether on an H100."""
+    program, source = tmp_path / "choices", ROOT / "tests/launches/cuda_attention_choices.cpp"
     subprocess.run(["g++", "-std=c++17", f"-I{ROOT}", source, "-o", program], check=True)
-    asked = "".join(" ".join(map(str, (*cell, queries))) + "\n" for cell in cells)
+    asked = "".join(" ".join(map(str, call)) + "\n" for call in calls)
     done = subprocess.run([program], input=asked, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
 
-def measured_configs(part, queries=1):
-    file = ROOT / "benchmarks/results/h200_attention_configs.json"
-    for cell in json.loads(file.read_text())[part]:
-        if cell.get("queries", 1) == queries:
-            yield (cell["sequences"], cell["keys"], cell["bytes"]), cell["us"]
-
-
-def test_decode_steps_take_configs_that_were_measured_to_be_quick(tmp_path):
-    """By the times of all configs, contiguous and in pages of 16; of a kernel whose start and end,
-    and whose parts in memory, took longer than now."""
-    times = {
-        (*cell, page): {c: us["pages" if page else "contiguous"] for c, us in found.items()}
-        for cell, found in measured_configs("cells")
-        for page in (0, 16)
-    }
-    lost = {
-        cell: times[cell][config] / min(times[cell].values()) - 1
-        for cell, config in zip(times, chosen_configs(tmp_path, times), strict=True)
-    }
-    assert len(lost) > 40
-    assert all(share < 0.1 for share in lost.values()), lost
-    assert sum(lost.values()) < 0.015 * len(lost), lost
-
-
-def test_decode_steps_take_the_quickest_of_the_configs_that_were_measured_last(tmp_path):
-    times = {(*cell, 0): found for cell, found in measured_configs("now")}
-    # Prefill, which some take, was not timed then.
-    choices = zip(times, chosen_configs(tmp_path, times), strict=True)
-    lost = {
-        cell: times[cell][c] / min(times[cell].values()) - 1 for cell, c in choices if "decode" in c
-    }
-    assert len(lost) > 14
-    assert all(share < 0.01 for share in lost.values()), lost
-
-
-@pytest.mark.parametrize("queries", [1, 2, 4, 8])
-def test_few_queries_take_configs_that_were_measured_to_be_quick(tmp_path, queries):
-    times = {(*cell, 0): found for cell, found in measured_configs("queries", queries)}
-    choices = chosen_configs(tmp_path, times, queries)
-    lost = {
-        cell: times[cell][c] / min(times[cell].values()) - 1
-        for cell, c in zip(times, choices, strict=True)
-    }
-    assert len(lost) == 6
-    assert all(share < 0.03 for share in lost.values()), lost
-
-
-def test_pages_that_no_run_of_keys_fills_take_prefill(tmp_path):
-    """Measured with 8 sequences of 8,192 keys in pages of 1, 8 and 24: 73 to 80 us, decode 75 to
-    145 (attention_journal.md)."""
-    cells = [(8, 8192, size, page) for size in (1, 2) for page in (1, 8, 24)]
-    configs = chosen_configs(tmp_path, cells)
-    assert all(config.startswith("prefill ") for config in configs), configs
+@pytest.mark.parametrize("card", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
+def test_attention_takes_configs_that_were_measured_to_be_quick(tmp_path, card):
+    """By the times of all that are near the quickest (benchmarks/attention.py --parts configs)."""
+    file = ROOT / "benchmarks/results/attention_configs.json"
+    measured = json.loads(file.read_text())[card]["calls"]
+    chosen = chosen_configs(tmp_path, [(*cell["call"], int("H100" in card)) for cell in measured])
+    lost = {}
+    for cell, config in zip(measured, chosen, strict=True):
+        quickest = min(cell["us"].values())
+        lost[tuple(cell["call"])] = cell["us"].get(config, 1.6 * quickest) / quickest - 1
+    assert len(lost) > 150
+    assert all(share < 0.15 for share in lost.values()), lost
+    assert sum(lost.values()) < 0.01 * len(lost), lost
 
 
 @pytest.mark.parametrize(

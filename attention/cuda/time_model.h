@@ -1,9 +1,8 @@
 // How long a config of attention would take on an NVIDIA GPU. It ranks configs; it is not a
 // measurement.
 //
-// The constants were fitted to times of all configs of decode steps: an H200's of 1 to 64 sequences
-// of 512 to 65,536 keys, 8 KV heads of 128, and for more queries and other heads an H100's
-// (benchmarks/attention.py --parts configs).
+// Decode's constants were fitted to an H200's and an H100's times of the configs of 79 calls,
+// twelve kinds of heads and pages among them (benchmarks/attention.py --parts configs).
 #pragma once
 
 #include <cmath>
@@ -49,7 +48,7 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   // Where blocks of rows share keys that threads copy, on an H100: FP8, and a tile in pages.
   constexpr float kFp8BlockUs = 3, kFewerCodesPerUs = 18.5e3f;
   constexpr float kPagedTileUs = 1.1f, kPagedRowUs = 9e-3f;
-  constexpr float kBandwidth = 0.95f;  // of what the driver says of the memory
+  constexpr float kBandwidth = 0.92f;  // of what the driver says of the memory
   constexpr float kInPages = 0.95f;    // of that
   constexpr float kL2Rate = 1.4f;      // of the same
   // What a multiprocessor takes in from memory: of rows, of pages (64 blocks on an H100: 34e3 of
@@ -120,28 +119,29 @@ inline float modelled_gathered_time(const AttentionArgs& args, const AttentionCo
 
 inline float modelled_decode_time(const AttentionArgs& args, const AttentionConfig& c,
                                   const AttentionDevice& device) {
-  constexpr float kLaunchUs = 3;       // launch, first loads, the end
-  constexpr float kFp8Us = 0.7f;       // more: queries become float16
-  constexpr float kRowUs = 0.35f;      // more, for each row beyond 8
+  constexpr float kLaunchUs = 2.94f;   // launch, first loads, the end
+  constexpr float kFp8Us = 0.67f;      // more: queries become float16
+  constexpr float kRowUs = 0.36f;      // more, for each row beyond 8
   constexpr float kClusterUs = 0.05f;  // each doubling of the blocks that meet
-  constexpr float kLargeClusterUs = 1.5f;
-  constexpr float kOuterUs = 1.2f, kPartUs = 0.05f;   // parts that meet in memory
+  constexpr float kLargeClusterUs = 0.85f;
+  constexpr float kOuterUs = 1.35f, kPartUs = 0.08f;  // parts that meet in memory
   constexpr float kPagedOuterUs = 0.5f, kTurnUs = 1;  // where a thread has more than two columns
-  constexpr float kWaveUs = 4.3f;                     // further blocks of a multiprocessor
+  constexpr float kWaveUs = 2;                        // further blocks of a multiprocessor
   // One block alone: its keys in rows, in pages of whole runs of 16 keys, in others (TileCopies).
-  constexpr float kBlockBytesPerUs[] = {58e3f, 54e3f, 7.5e3f};
-  constexpr float kFp8BlockBytesPerUs[] = {55e3f, 44e3f, 7.5e3f};
-  constexpr float kSmBytesPerUs = 58.5e3f;  // two blocks of a multiprocessor
+  constexpr float kBlockBytesPerUs[] = {67.5e3f, 45e3f, 23.5e3f};
+  constexpr float kFp8BlockBytesPerUs[] = {48.1e3f, 44.9e3f, 22.6e3f};
+  constexpr float kSmBytesPerUs = 57.8e3f;  // two blocks of a multiprocessor
   // What more rows cost: of a block's own rate, and of memory's when all blocks read.
-  constexpr float kOfBlock[] = {1, 0.7f, 0.3f}, kOfMemory[] = {1, 0.85f, 0.42f};
-  constexpr float kBandwidth = 0.865f;  // of what the driver says of the memory
-  constexpr float kInPages = 0.97f;     // of that
-  constexpr float kTogether = 2.6f;     // what blocks of large clusters wait, where some share
+  // 8, 16 and 32 rows, and heads of 512.
+  constexpr float kOfBlock[] = {1, 0.84f, 0.3f, 0.6f}, kOfMemory[] = {1, 1, 0.42f, 0.55f};
+  constexpr float kBandwidth = 0.923f;  // of what the driver says of the memory
+  constexpr float kInPages = 0.98f;     // of that
+  constexpr float kTogether = 2.57f;    // what blocks of large clusters wait, where some share
 
   const DecodeBlock block = decode_block(args, c, device);
   // Sums of a row of 192 or 256 take the registers of two rows of 128.
   const int rows = c.rows * static_cast<int>(std::max<int64_t>(ceil_div(block.head_dim, 128), 1));
-  const int by_rows = rows == 8 ? 0 : rows == 16 ? 1 : 2;
+  const int by_rows = block.head_dim > 256 ? 3 : rows == 8 ? 0 : rows == 16 ? 1 : 2;
   const int64_t page_size = size_of_pages(args);
   const bool in_pages = page_size > 0;
   const float per_us = static_cast<float>(device.memory.bytes_per_us) * kBandwidth *
@@ -177,9 +177,11 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
                                       : kOuterUs + (in_pages ? kPagedOuterUs : 0) +
                                             kPartUs * static_cast<float>(c.outer - 1) +
                                             kTurnUs * static_cast<float>(turns - 1);
-  return kLaunchUs + (block.bytes == 1 ? kFp8Us : 0) + kRowUs * static_cast<float>(c.rows - 8) +
+  const float rows_us = kRowUs * static_cast<float>(c.rows - 8);
+  return kLaunchUs + (block.bytes == 1 ? kFp8Us : 0) + rows_us +
          kClusterUs * std::log2(static_cast<float>(c.cluster)) +
-         (c.cluster > 8 ? kLargeClusterUs : 0) + outer_us + blocks_us + (waves - 1) * kWaveUs;
+         (c.cluster > 8 ? kLargeClusterUs : 0) + outer_us + blocks_us +
+         (waves - 1) * (kWaveUs + rows_us);
 }
 
 // Microseconds.
