@@ -19,6 +19,7 @@ if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, CORES // int(processes))))
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which vLLM's environment has not
 def pytest_xdist_auto_num_workers() -> int:
     """Of `pytest -n auto`: one a core, as far as memory goes."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -255,3 +256,9 @@ def test_finalizers_call_no_op():
             if ends:
                 found.append(f"{path.name}:{node.lineno}: {ast.unparse(node)}")
     assert not found
+
+
+def test_tests_are_found_without_pytest_xdist():
+    """vLLM's environment has none (make test-vllm), and reads conftest.py too."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "--collect-only", "-q", __file__]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
