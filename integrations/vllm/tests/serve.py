@@ -7,6 +7,7 @@ python serve.py CHECKPOINT... [--compile] [--count] [--reference] [--wrong=FACTO
 import collections
 import json
 import sys
+import types
 
 import torch
 import vllm._custom_ops
@@ -95,20 +96,41 @@ def serve(checkpoint: str) -> dict:
 
 
 def count_calls(kernels, calls: collections.Counter, factor: float = 1.0) -> None:
-    """Counts the package's functions that the plugin's ops call, by name and by class of rows. The
-    factor makes every product's scale wrong, for a test of the comparison; with --reference the
-    experts are the definition's."""
+    """Counts the package's functions that the plugin's ops call, by name and by class of rows; its
+    ops, which they call past the functions, by the names of these. The factor makes every product's
+    scale wrong, for a test of the comparison; with --reference the experts are the definition's."""
     package = kernels.package()
     wrong = {"fp8_linear": "scale_x", "fused_moe": "scale_gate_up"}
 
+    def count(name, rows):
+        calls[f"{name}, {'few' if rows <= len(PROMPTS) else 'many'} rows"] += 1
+
+    class CountingOps:
+        def __getattr__(self, name):
+            op = getattr(package._ops.ops, name).default
+
+            def counted(out, *args):
+                called = name
+                if name == "gemm":
+                    a, w, scale_a, *others = args
+                    if scale_a is not None:
+                        called, args = "fp8_linear", (a, w, scale_a * factor, *others)
+                count(called, out.shape[0])
+                return op(out, *args)
+
+            return types.SimpleNamespace(default=counted)
+
     class Counting:
+        functional = package.functional
+        _ops = types.SimpleNamespace(ops=CountingOps())
+
         def __getattr__(self, name):
             function = getattr(package, name)
             if name == "fused_moe" and "--reference" in sys.argv:
                 function = defined
 
             def counted(x, *args, **kwargs):
-                calls[f"{name}, {'few' if x.shape[0] <= len(PROMPTS) else 'many'} rows"] += 1
+                count(name, x.shape[0])
                 if kwargs.get(wrong.get(name)) is not None:
                     kwargs[wrong[name]] = kwargs[wrong[name]] * factor
                 return function(x, *args, **kwargs)
