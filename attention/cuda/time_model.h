@@ -1,7 +1,7 @@
 // How long a config of attention would take on an NVIDIA GPU. It ranks configs; it is not a
 // measurement.
 //
-// Decode's constants were fitted to an H200's and an H100's times of the configs of 79 calls,
+// Decode's constants were fitted to an H200's and an H100's times of the configs of 78 calls,
 // twelve kinds of heads and pages among them (benchmarks/attention.py --parts configs).
 #pragma once
 
