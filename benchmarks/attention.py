@@ -92,7 +92,7 @@ class Table:
         if saved and (tables.RESULTS / "tables" / f"{name}.csv").exists():
             before, rows = tables.printed(name)
             if before[0] == header[0]:
-                self.header = before
+                self.header = [*before, *(column for column in header if column not in before)]
                 self.kept = {row[0]: dict(zip(before, row, strict=True)) for row in rows}
                 missing = [column for column in before if column not in header]
                 versions += [f"of an earlier run: {', '.join(missing)}"] if missing else []

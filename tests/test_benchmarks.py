@@ -28,6 +28,7 @@ import vllm_experts
 from result_text import result_text
 from tiny_models import tiny_llama
 
+import attention
 import gemm
 import moe
 
@@ -445,3 +446,21 @@ def test_the_page_of_experts_says_what_of_vllm_ran():
 def test_results_are_written_a_row_a_line():
     for path in gpu_report.RESULTS.glob("*.json"):
         assert path.read_text() == result_text(json.loads(path.read_text())), path
+
+
+def test_peers_that_are_not_here_keep_their_columns(monkeypatch, tmp_path):
+    """Of the same card; a new peer's column comes behind, and another card begins anew."""
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(attention.gpu, "machine", lambda: "a machine")
+    (tmp_path / "tables").mkdir()
+
+    def saved(card, columns, *cells):
+        attention.Table("a_table", [card, *columns], True, {}).add("1 x 512", *cells)
+        return tables.printed("a_table")
+
+    assert saved("a card", ["ours", "old"], "1", "2")[1] == [["1 x 512", "1", "2"]]
+    assert saved("a card", ["ours", "new"], "3", "4") == (
+        ["a card", "ours", "old", "new"], [["1 x 512", "3", "2", "4"]]
+    )  # fmt: skip
+    assert "of an earlier run: old" in (tmp_path / "tables" / "a_table.csv").read_text()
+    assert saved("another", ["ours"], "5") == (["another", "ours"], [["1 x 512", "5"]])

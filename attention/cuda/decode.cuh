@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
   constexpr int kKeys = Shape::kKeys;
   using Lines = typename Shape::Lines;
 
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(128) char shared[];  // TileLines
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int group = lane / 4, quad = lane % 4;
 

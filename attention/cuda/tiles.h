@@ -36,12 +36,17 @@ constexpr bool turns_tokens(const DecodeTile& tile) {
 // of eight rows lie on different banks. Rows further apart would do that too, but a copy (cp.async)
 // whose 128 bytes do not begin at a multiple of 128 there takes longer: a cache is read at 90 % of
 // memory's rate.
+// `further` and `pairs_further` count on tiles that begin at multiples of 128 bytes.
+constexpr int32_t line_bytes(int32_t row_bytes) { return row_bytes <= 64 ? 64 : kChunkBytes; }
+constexpr int32_t tile_bytes(int32_t row_bytes, int32_t rows) {
+  const int32_t line = line_bytes(row_bytes);
+  return rows * ((row_bytes + line - 1) / line * line);
+}
+
 template <int kRowBytes, int kRows>
 struct TileLines {
-  static constexpr bool kNarrow = kRowBytes <= 64;
-  static constexpr int kLineBytes = kNarrow ? 64 : kChunkBytes;
-  static constexpr int kLines = (kRowBytes + kLineBytes - 1) / kLineBytes;  // of a row
-  static constexpr int kBytes = kLines * kRows * kLineBytes;
+  static constexpr int kLineBytes = line_bytes(kRowBytes);
+  static constexpr bool kNarrow = kLineBytes == 64;
 
   // Where a row's 16-byte vector is.
   ROCM_KERNELS_HOST_DEVICE static constexpr int at(int row, int vector) {
@@ -77,11 +82,9 @@ struct DecodeBlock {
   }
   // Of a warp's tile.
   constexpr int32_t keys() const { return row_bytes() <= 128 && warps() == 4 ? 32 : 16; }
-  constexpr int32_t tile_bytes() const {  // of k, or of v: TileLines
-    return keys() *
-           (row_bytes() <= 64 ? 64 : (row_bytes() + kChunkBytes - 1) / kChunkBytes * kChunkBytes);
-  }
-  constexpr int32_t stage_bytes() const { return 2 * tile_bytes() * warps(); }
+  // Of k, or of v.
+  constexpr int32_t warp_tile_bytes() const { return tile_bytes(row_bytes(), keys()); }
+  constexpr int32_t stage_bytes() const { return 2 * warp_tile_bytes() * warps(); }
   // Two tiles under way beside the one that is multiplied; one where two blocks then fit, and else
   // would not.
   constexpr int32_t stages() const {
@@ -89,7 +92,7 @@ struct DecodeBlock {
     if (few_stages) return 2;
     return 3 * stage_bytes() <= kHalf || 2 * stage_bytes() > kHalf ? 3 : 2;
   }
-  constexpr int32_t warp_bytes() const { return 2 * stages() * tile_bytes(); }
+  constexpr int32_t warp_bytes() const { return 2 * stages() * warp_tile_bytes(); }
   constexpr int32_t out_pitch() const { return head_dim + 4; }  // floats
   constexpr int32_t sums_bytes() const { return warps() * rows * (out_pitch() + 2) * 4; }
   // The ring of stages, in whose place the warps' sums come, and the barrier.

@@ -297,17 +297,37 @@ static int wrong_in_widened(int page_size, int most) {
 }
 
 // Vectors that ldmatrix loads are found from the first or the second of a row, and those of eight
-// rows lie on different banks.
-template <class Lines, int kRowBytes, int kRows>
+// rows lie on different banks; each has a place of its own, within the tile.
+template <int kRowBytes, int kRows>
 static int wrong_in_lines() {
+  using Lines = TileLines<kRowBytes, kRows>;
+  std::set<int> places;
   int wrong = 0;
   for (int row = 0; row < kRows; ++row) {
     for (int vector = 0; vector < kRowBytes / 16; ++vector) {
       const uint32_t base = 128 * below(1000);
       const uint32_t first = base + static_cast<uint32_t>(Lines::at(row, vector % 2));
       wrong += Lines::pairs_further(first, vector / 2) != base + Lines::at(row, vector);
+      wrong += !places.insert(Lines::at(row, vector)).second;
+      wrong += Lines::at(row, vector) + 16 > tile_bytes(kRowBytes, kRows);
       for (int other = row / 8 * 8; other < row; ++other) {
         wrong += (Lines::at(other, vector) - Lines::at(row, vector)) % 128 == 0;
+      }
+    }
+  }
+  return wrong;
+}
+
+// The barrier of a block of a cluster lies behind all that its warps copy, and leave.
+static int wrong_barriers() {
+  int wrong = 0;
+  for (const DecodeTile& tile : kDecodeTiles) {
+    for (const int bytes : {1, 2}) {
+      for (const bool few_stages : {false, true}) {
+        const DecodeBlock block = {tile.head_dim, tile.rows, bytes, few_stages};
+        const int barrier = block.sent_at(2) - kSentBarrierBytes;
+        wrong += barrier < block.warps() * block.warp_bytes() || barrier < block.sums_bytes() ||
+                 barrier % 16 != 0;
       }
     }
   }
@@ -333,11 +353,8 @@ static int wrong_pages() {
 int main() {
   int tiles = 0, wrong = wrong_pages();
   const auto add = [&](int more) { ++tiles, wrong += more; };
-  wrong += wrong_in_lines<TileLines<64, 16>, 64, 16>() +
-           wrong_in_lines<TileLines<96, 16>, 96, 16>() +
-           wrong_in_lines<TileLines<128, 32>, 128, 32>() +
-           wrong_in_lines<TileLines<192, 16>, 192, 16>() +
-           wrong_in_lines<TileLines<1024, 16>, 1024, 16>();
+  wrong += wrong_barriers() + wrong_in_lines<64, 16>() + wrong_in_lines<96, 16>() +
+           wrong_in_lines<128, 32>() + wrong_in_lines<192, 16>() + wrong_in_lines<1024, 16>();
   for (const int page_size : {1, 4, 8, 16, 24, 48, 1568, 1 + below(100)}) {
     // So many keys that pages are asked for more than once.
     const int most = page_size % 16 == 0 ? 5000 : 500;
