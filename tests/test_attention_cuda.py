@@ -72,6 +72,34 @@ def test_more_items_than_multiprocessors(run, rows, size, kv_dtype, page):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("group", [1, 4, 5, 7, 12, 96])
+@pytest.mark.parametrize(
+    "rows, size, outer", [(64, 80, 1), (128, 128, 1), (192, 64, 1), (128, 128, 2)]
+)
+def test_ragged_rows(best_package, gpu, monkeypatch, rows, size, outer, group):
+    """Groups of which whole queries make an item, and others; the last item of a sequence is not
+    full, and what lies behind it, before the first and between heads stays as it was."""
+    if torch.cuda.get_device_capability(gpu) != (9, 0):
+        pytest.skip("prefill needs sm_90")
+    module = sys.modules[best_package.flash_attn_varlen_func.__module__]
+    native, reference = module._attention, best_package.reference
+    monkeypatch.setattr(module, "_attention", lambda *a: native(*a[:-1], prefill(rows, outer)))
+    lengths = [*torch.randint(1, 260, (24,)).tolist(), 0, 128, 64, 1]
+    ends = torch.tensor([0, *lengths], dtype=torch.int32, device=gpu).cumsum(0, dtype=torch.int32)
+    q = torch.randn(sum(lengths), 4 * group, size, device=gpu, dtype=BF16)
+    k, v = (torch.randn(sum(lengths), 4, size, device=gpu, dtype=BF16) for _ in "kv")
+    around = torch.full((len(q) + 6, 4 * group, size + 8), float("nan"), device=gpu, dtype=BF16)
+    out = around[3:-3, :, :size]
+    best_package.flash_attn_varlen_func(q, k, v, ends, ends, 260, 260, causal=True, out=out)
+    assert around[:3].isnan().all() and around[-3:].isnan().all()
+    assert around[..., size:].isnan().all()
+    for length, end in zip(lengths, ends[1:].tolist(), strict=True):
+        rows_of = slice(end - length, end)
+        wide = (t[None, rows_of].double() for t in (q, k, v))
+        expected, _ = reference.flash_attn_func(*wide, causal=True)
+        torch.testing.assert_close(out[rows_of].double(), expected[0], rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("page", [1, 16, 48, 256])
 @pytest.mark.parametrize("kv_dtype", [None, E4M3])
 @pytest.mark.parametrize("rows, outer", [(64, 2), (128, 1)])

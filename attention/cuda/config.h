@@ -182,6 +182,20 @@ inline int64_t prefill_items(const AttentionArgs& args, const AttentionConfig& c
 }
 constexpr int64_t kMostTaken = int64_t{1} << 23;
 
+// Rows of an item whose queries the copy engine brings: those of whole queries, unless a 32nd of
+// the rows would be idle then, or as much of the time; else c.rows, which threads copy.
+inline int64_t rows_in_boxes(const AttentionArgs& args, const AttentionConfig& c,
+                             const AttentionDevice& device) {
+  const int64_t heads = args.heads / args.kv_heads;
+  AttentionConfig whole = c;
+  whole.rows = static_cast<int>(c.rows / heads * heads);
+  if (whole.rows * 32 < c.rows * 31) return c.rows;
+  const auto rounds = [&](const AttentionConfig& of) {
+    return ceil_div(prefill_items(args, of), device.sm_count);
+  };
+  return rounds(whole) * 32 > rounds(c) * 33 ? c.rows : whole.rows;
+}
+
 // Bytes of what parts of the keys leave in memory, where outer > 1. Prefill: the word that counts
 // items, and of each part floats for each row of q and head, the columns' sums and two more
 // (join.cuh). Decode: of each part but
@@ -229,10 +243,10 @@ inline Status check_prefill(const AttentionArgs& args, const AttentionConfig& c,
   if (prefill_tile(args).most_shared_bytes(c.rows) > device.shared_bytes_per_block) {
     return "attention config: a block of that tile needs more shared memory than the device has";
   }
-  constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
-  if (prefill_items(args, c) > kMostBlocks ||
-      rows_of_kv_head(args) * (args.heads / args.kv_heads) > kMostBlocks) {
-    return "attention config: prefill takes fewer than 2^31 blocks, and rows a sequence";
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+  if (prefill_items(args, c) > kMost / 2 ||
+      rows_of_kv_head(args) * (args.heads / args.kv_heads) > kMost) {
+    return "attention config: prefill takes up to 2^30 blocks, and fewer than 2^31 rows a sequence";
   }
   return nullptr;
 }

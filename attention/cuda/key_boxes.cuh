@@ -1,4 +1,4 @@
-// Keys and values in rows by the copy engine (TMA): boxes of 64 columns of a tile's keys.
+// Queries, outputs, and keys and values in rows, by the copy engine (TMA): boxes of 64 columns.
 #pragma once
 
 #include "../../common/cuda/async_copy.cuh"
@@ -10,9 +10,28 @@
 namespace rocm_kernels {
 namespace cuda {
 
-struct KeyMaps {
-  CUtensorMap k, v;
+struct PrefillMaps {
+  CUtensorMap q, k, v, out;
 };
+
+// Host: describes queries, or outputs, by boxes of `rows` rows, of [query][head of a KV head];
+// false where these are not whole queries, or the copy engine does not take them.
+inline bool describe_rows(CUtensorMap& map, const AttentionArgs& args, const AttentionRows& rows,
+                          int64_t head_dim, int64_t box_rows) {
+  const bool ragged = args.cu_seqlens_q != nullptr;
+  const int64_t heads = args.heads / args.kv_heads;
+  if (box_rows % heads != 0) return false;
+  const StackOfGroups groups = {rows.data,
+                                ragged ? 1 : args.batch,
+                                args.kv_heads,
+                                heads,
+                                ragged ? args.total_q : args.max_seqlen_q,
+                                head_dim,
+                                rows.batch_stride * 2,
+                                rows.head_stride * 2,
+                                rows.row_stride * 2};
+  return make_head_groups_map(map, groups, static_cast<int>(box_rows / heads)) == nullptr;
+}
 
 // Host: describes rows of heads of 16-bit elements, by boxes of box_keys keys; false where the copy
 // engine does not take them.
@@ -39,14 +58,14 @@ ROCM_KERNELS_DEVICE KeyRange keys_in_boxes(const AttentionArgs& args, const Wind
   return keys;
 }
 
-// A tile that the copy engine must not bring, by 128 threads: zeros for keys outside of `keys`.
-template <int kKeys>
+// A tile that the copy engine must not bring, by threads: zeros for keys outside of `keys`.
+template <int kKeys, int kThreads>
 __device__ __forceinline__ void copy_end_of_keys(const char* from, int64_t row_bytes,
                                                  int head_bytes, int boxes, KeyRange keys,
                                                  int first, uint32_t to, int thread) {
   const int byte = thread % 8 * 16;
 #pragma unroll 1
-  for (int row = thread / 8; row < kKeys; row += 16) {
+  for (int row = thread / 8; row < kKeys; row += kThreads / 8) {
     const int key = first + row;
     const bool there = key >= keys.begin && key < keys.end;
 #pragma unroll 1

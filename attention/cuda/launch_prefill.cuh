@@ -10,16 +10,15 @@
 namespace rocm_kernels {
 namespace cuda {
 
-// `maps`: of keys and values, where Shape has them in boxes.
+// `maps`: of keys and values, where Shape has them in boxes; those of rows are made here.
 template <class Shape>
-Status launch_prefill_shape(const AttentionArgs& args, const AttentionConfig& config,
-                            const AttentionDevice& device, const KeyMaps& maps, void* workspace,
+Status launch_prefill_shape(const AttentionArgs& args, AttentionConfig config,
+                            const AttentionDevice& device, PrefillMaps& maps, void* workspace,
                             void* stream) {
   PrefillGrid grid = {};
   grid.window = Window::of(args);
   grid.rows = RowGroups::of(args.heads / args.kv_heads);
   grid.page_size = PageSize::of(args);
-  grid.row_blocks = static_cast<int>(row_blocks(args, config));
   grid.pairs = static_cast<int>(args.batch * args.kv_heads);
   // Half of L2 for keys and values that blocks share, at once.
   const double of_pair = 2.0 * static_cast<double>(args.max_seqlen_k) *
@@ -29,6 +28,19 @@ Status launch_prefill_shape(const AttentionArgs& args, const AttentionConfig& co
   grid.pairs_together = std::min(grid.pairs_together, grid.pairs);
   grid.outer = config.outer;
   grid.partial = reinterpret_cast<float*>(static_cast<char*>(workspace) + kTakenBytes);
+  if (Shape::kBoxed) {
+    const int64_t rows = rows_in_boxes(args, config, device);
+    const AttentionRows out = {args.out, args.out_batch_stride, args.out_row_stride,
+                               args.out_head_stride};
+    grid.q_in_boxes = describe_rows(maps.q, args, args.q, args.head_dim, rows);
+    if (grid.q_in_boxes) config.rows = static_cast<int>(rows);
+    // Where a block has one item, lanes are done sooner.
+    grid.out_in_boxes = grid.q_in_boxes && config.outer == 1 &&
+                        prefill_items(args, config) > device.sm_count &&
+                        describe_rows(maps.out, args, out, args.head_dim_v, rows);
+  }
+  grid.item_rows = config.rows;
+  grid.row_blocks = static_cast<int>(row_blocks(args, config));
   const int64_t items = prefill_items(args, config);
   int64_t blocks = items;
   if (Shape::kBoxed && items > device.sm_count && items < kMostTaken) {
@@ -51,7 +63,7 @@ Status launch_prefill_shape(const AttentionArgs& args, const AttentionConfig& co
 template <typename T, bool kFp8, int kTile, int kConsumers>
 Status launch_prefill_tile(const AttentionArgs& args, const AttentionConfig& config,
                            const AttentionDevice& device, void* workspace, void* stream) {
-  KeyMaps maps = {};
+  PrefillMaps maps = {};
   // Heads of 256 leave no registers for what boxed ones do: 3 to 7 % slower.
   if constexpr (!kFp8 && kPrefillTiles[kTile].head_dim_v < 256) {
     using Boxed = PrefillShape<T, kFp8, kTile, kConsumers, true>;

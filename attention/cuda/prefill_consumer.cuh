@@ -83,8 +83,8 @@ __device__ __forceinline__ void pack_rows(uint32_t (&p)[Shape::kKeys / 16][4],
   }
 }
 
-// The consumer's rows of out, through its own share of Q's place in shared memory, so that each
-// row's vectors are stored side by side.
+// The consumer's rows of out, to its own share of Q's place in shared memory: from there the copy
+// engine stores them, or lanes do, each row's vectors side by side.
 template <class Shape>
 __device__ __forceinline__ void store_rows(const AttentionArgs& args, const PrefillGrid& grid,
                                            const PrefillWork& work, uint32_t q, int warp_row,
@@ -92,6 +92,7 @@ __device__ __forceinline__ void store_rows(const AttentionArgs& args, const Pref
   using Q = typename Shape::Q;
   const int lane = static_cast<int>(threadIdx.x) % 32, group = lane / 4, quad = lane % 4;
   const float v_descale = v_descale_of(args, work.b, work.head);
+  float factor[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float total = rows.sum[r];
@@ -105,18 +106,25 @@ __device__ __forceinline__ void store_rows(const AttentionArgs& args, const Pref
                       work.head * grid.rows.heads + row - query * grid.rows.heads, quad == 0,
                       rows.maximum[r], total, v_descale);
     }
-#pragma unroll
-    for (int t = 0; t < Shape::kDV / 8; ++t) {
-      // Not 0 * value, which is a NaN where the row sees nothing and another one an infinite value.
-      const float low = by == 0 ? 0 : out[t][2 * r] * by,
-                  high = by == 0 ? 0 : out[t][2 * r + 1] * by;
-      const uint32_t pair = pack<Q>(low, high);
-      const uint32_t to = q + t / 8 * Shape::kRows * kChunkBytes +
-                          static_cast<uint32_t>(swizzled(warp_row + group + 8 * r, 0, 1, t % 8)) +
-                          quad * 4;
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(pair) : "memory");
-    }
+    factor[r] = by;
   }
+  // Four 8 x 8 matrices at once: these rows, and those 8 further, of 16 columns.
+  const int of_matrix = warp_row + lane % 16;
+  const uint32_t to = q + static_cast<uint32_t>(swizzled(of_matrix, 0, 1, lane / 16));
+#pragma unroll
+  for (int t = 0; t < Shape::kDV / 8; t += 2) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float by = factor[i % 2];
+      const float* const of = &out[t + i / 2][i % 2 * 2];
+      // Not 0 * value, which is a NaN where the row sees nothing and another one an infinite value.
+      pairs[i] = by == 0 ? 0 : pack<Q>(of[0] * by, of[1] * by);
+    }
+    store_matrices<false>(t / 8 * Shape::kRows * kChunkBytes + (to ^ (t % 8 * 16)), pairs[0],
+                          pairs[1], pairs[2], pairs[3]);
+  }
+  if (Shape::kBoxed && stored_in_boxes(args, grid, work)) return;
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -305,32 +313,27 @@ __device__ __forceinline__ void consume_item(const AttentionArgs& args, const Pr
   } else {
     store_rows<Shape>(args, grid, work, memory.q(q_at.stage), warp_row, out, rows);
   }
-  __syncwarp();
-  if (thread % 32 == 0) mbarrier_arrive(memory.q_empty(q_at.stage));
 }
 
 template <class Shape>
 __device__ __forceinline__ void consume(const AttentionArgs& args, const PrefillGrid& grid,
-                                        const PrefillMemory<Shape>& memory, PrefillPlace place) {
+                                        const PrefillMemory<Shape>& memory,
+                                        const PrefillWork& first) {
   const int consumer = of_warp(static_cast<int>(threadIdx.x) / 128 - 1);
   PipelineState state{0, 0}, q_at{0, 0};
   if (Shape::kTurns && consumer == 1) give_turn(consumer);
   if constexpr (!Shape::kBoxed) {
-    const PrefillWork work = work_at<Shape>(args, grid, place);
-    if (work.first_row > work.last_row) return;
-    consume_item<Shape>(args, grid, work, memory, consumer, q_at, state);
+    if (first.any()) consume_item<Shape>(args, grid, first, memory, consumer, q_at, state);
   } else {
-    uint32_t item_parity = 0;
-#pragma unroll 1
-    for (;;) {
-      const PrefillWork work = work_at<Shape>(args, grid, place);
+    for_each_item(args, grid, memory, first, [&](const PrefillWork& work) {
       state = of_warp(state), q_at = of_warp(q_at);
-      if (work.first_row <= work.last_row) {
-        consume_item<Shape>(args, grid, work, memory, consumer, q_at, state);
-        q_at.advance(Shape::kQPlaces);
-      }
-      if (!grid.taken.any() || !next_place(memory, item_parity, place)) break;
-    }
+      consume_item<Shape>(args, grid, work, memory, consumer, q_at, state);
+      // The copy engine may store what stands there, and bring the next queries.
+      fence_async_proxy();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.out_full(q_at.stage));
+      q_at.advance(Shape::kQPlaces);
+    });
     if (grid.taken.any()) allow_next_kernel();
   }
 }

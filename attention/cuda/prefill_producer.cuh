@@ -26,20 +26,20 @@ __device__ __forceinline__ const typename Shape::Q* row_of_q(const AttentionArgs
          (work.s.q_begin + query) * args.q.row_stride + head * args.q.head_stride;
 }
 
-template <class Shape>
+template <class Shape, int kThreads>
 __device__ __forceinline__ void copy_queries(const AttentionArgs& args, const PrefillGrid& grid,
                                              const PrefillWork& work, uint32_t to, int thread) {
-  const uint32_t first = RowCopies<Shape::kRows>::first_vector(thread);
 #pragma unroll 2
-  for (int i = 0; i < RowCopies<Shape::kRows>::kTimes; ++i) {
-    const int row = work.first_row + thread / 8 + 16 * i;
+  for (int at = thread / 8; at < Shape::kRows; at += kThreads / 8) {
+    const int row = work.first_row + at;
     const bool there = row <= work.last_row;
     const auto* const from = row_of_q<Shape>(args, grid, work, there ? row : work.last_row);
 #pragma unroll
     for (int box = 0; box < Shape::kBoxes; ++box) {
       const int column = box * 64 + thread % 8 * 8;
       const int left = there ? min(max(static_cast<int>(args.head_dim) - column, 0) * 2, 16) : 0;
-      copy_vector(to + first + (box * Shape::kRows + i * 16) * kChunkBytes,
+      copy_vector(to + box * Shape::kRows * kChunkBytes +
+                      static_cast<uint32_t>(swizzled(at, 0, 1, thread % 8)),
                   left > 0 ? from + column : from, left);
     }
   }
@@ -100,8 +100,8 @@ __device__ __forceinline__ void convert_queries(const AttentionArgs& args, const
   }
 }
 
-// Queries of an item.
-template <class Shape>
+// Queries of an item, by kThreads threads.
+template <class Shape, int kThreads>
 __device__ __forceinline__ void bring_queries(const AttentionArgs& args, const PrefillGrid& grid,
                                               const PrefillWork& work,
                                               const PrefillMemory<Shape>& memory,
@@ -113,8 +113,26 @@ __device__ __forceinline__ void bring_queries(const AttentionArgs& args, const P
     fence_async_proxy();
     mbarrier_arrive(full);
   } else {
-    copy_queries<Shape>(args, grid, work, to, thread);
+    copy_queries<Shape, kThreads>(args, grid, work, to, thread);
     mbarrier_arrive_after_copies(full);
+  }
+}
+
+// The same by the copy engine. Rows behind an item's last are zeros, or other sequences'.
+template <class Shape>
+__device__ __forceinline__ void bring_query_boxes(const AttentionArgs& args,
+                                                  const PrefillGrid& grid, const PrefillMaps& maps,
+                                                  const PrefillWork& work,
+                                                  const PrefillMemory<Shape>& memory,
+                                                  const PipelineState& at) {
+  const uint32_t to = memory.q(at.stage), full = memory.q_full(at.stage);
+  mbarrier_wait(memory.q_empty(at.stage), at.parity);
+  mbarrier_arrive_expect(full, Shape::kBoxes * grid.item_rows * kChunkBytes);
+  const int query = work.s.q_begin + grid.rows.query_of(work.first_row);
+  for (int box = 0; box < Shape::kBoxes; ++box) {
+    load_head_group_box(maps.q, box * 64, query, work.head,
+                        args.cu_seqlens_q == nullptr ? work.b : 0,
+                        to + box * Shape::kRows * kChunkBytes, full);
   }
 }
 
@@ -128,7 +146,7 @@ __device__ __forceinline__ void bring_codes(const AttentionArgs& args, const Pre
   WidenedKeys<Shape> keys(args, grid.page_size, work.s, work.head, work.keys, thread,
                           memory.slots());
   for (int i = 0; i < Shape::kSlots; ++i) keys.copy_next();
-  bring_queries<Shape>(args, grid, work, memory, q_at, thread);
+  bring_queries<Shape, 128>(args, grid, work, memory, q_at, thread);
   int first = work.keys.begin / Shape::kKeys * Shape::kKeys;
 #pragma unroll 1
   for (; first < work.keys.end; first += Shape::kKeys) {
@@ -153,7 +171,7 @@ __device__ __forceinline__ void bring_keys(const AttentionArgs& args, const Pref
                                            const PrefillMemory<Shape>& memory,
                                            const PipelineState& q_at, PipelineState& state,
                                            int thread) {
-  bring_queries<Shape>(args, grid, work, memory, q_at, thread);
+  bring_queries<Shape, 128>(args, grid, work, memory, q_at, thread);
   int first = work.keys.begin / Shape::kKeys * Shape::kKeys;
   KeyCopies<Shape> copies(args, grid.page_size, work.s, work.head, work.keys, first, thread);
 #pragma unroll 1
@@ -169,13 +187,14 @@ __device__ __forceinline__ void bring_keys(const AttentionArgs& args, const Pref
   }
 }
 
-// The same by the copy engine, from rows.
+// Keys and values of an item by the copy engine, from rows; and queries, where threads bring them.
 template <class Shape>
 __device__ __forceinline__ void bring_boxes(const AttentionArgs& args, const PrefillGrid& grid,
-                                            const KeyMaps& maps, const PrefillWork& work,
+                                            const PrefillMaps& maps, const PrefillWork& work,
                                             const PrefillMemory<Shape>& memory,
                                             const PipelineState& q_at, PipelineState& state,
                                             int thread) {
+  constexpr int kThreads = 32 * Shape::kKeyWarps;
   const KeyRange whole = keys_in_boxes(args, grid.window, work.s);
   int first = work.keys.begin / Shape::kKeys * Shape::kKeys;
   const auto bring = [&](int of_v) {
@@ -200,64 +219,158 @@ __device__ __forceinline__ void bring_boxes(const AttentionArgs& args, const Pre
                                ((of_v ? work.s.v_batch : work.s.k_batch) +
                                 work.s.k_begin * rows.row_stride + work.head * rows.head_stride) *
                                    2;
-      copy_end_of_keys<Shape::kKeys>(from, rows.row_stride * 2,
-                                     static_cast<int>(of_v ? args.head_dim_v : args.head_dim) * 2,
-                                     boxes, work.keys, first, to, thread);
+      copy_end_of_keys<Shape::kKeys, kThreads>(
+          from, rows.row_stride * 2, static_cast<int>(of_v ? args.head_dim_v : args.head_dim) * 2,
+          boxes, work.keys, first, to, thread);
       copies_wait_all();
       fence_async_proxy();
       __syncwarp();
     }
     if (thread % 32 == 0) mbarrier_arrive(full);
   };
-  if (first >= work.keys.end) bring_queries<Shape>(args, grid, work, memory, q_at, thread);
-  bool has_queries = false;
+  // The next item is taken before this one's end, so that its queries are there in time; but late,
+  // lest blocks that are done before find none. The last tile waits for the ring, if that is short.
+  bool wants = true;
+  const auto want = [&] {
+    if (wants && thread == 0) mbarrier_arrive(memory.wanted());
+    wants = false;
+  };
+  bool has_queries = grid.q_in_boxes;
+  const auto bring_own_queries = [&] {
+    if (!has_queries) bring_queries<Shape, kThreads>(args, grid, work, memory, q_at, thread);
+    has_queries = true;
+  };
+  if (first >= work.keys.end) bring_own_queries();
 #pragma unroll 1
-  for (; first < work.keys.end; first += Shape::kKeys) {
+  for (const int start = first; first < work.keys.end; first += Shape::kKeys) {
+    if (Shape::kStages == 2 && first > start + Shape::kKeys &&
+        first + Shape::kKeys >= work.keys.end) {
+      want();
+    }
     bring(0);
     // Behind the first keys, whose stage is empty before the consumers have left their queries.
-    if (!has_queries) bring_queries<Shape>(args, grid, work, memory, q_at, thread);
-    has_queries = true;
+    bring_own_queries();
     bring(1);
     state.advance(Shape::kStages);
   }
+  want();
+}
+
+// A warp: zeros in the places of queries behind an item's rows, where nothing is brought. Outputs
+// that pass these places are zeros there, too.
+template <class Shape>
+__device__ __forceinline__ void clear_idle_rows(const PrefillGrid& grid,
+                                                const PrefillMemory<Shape>& memory, int lane) {
+  for (int place = 0; place < Shape::kQPlaces; ++place) {
+    for (int box = 0; box < Shape::kBoxes; ++box) {
+      for (int at = grid.item_rows * 8 + lane; at < Shape::kRows * 8; at += 32) {
+        store_shared(memory.q(place) + box * Shape::kRows * kChunkBytes + at * 16, uint4{});
+      }
+    }
+  }
+  fence_async_proxy();
+  __syncwarp();
+}
+
+// The item warp: takes items, tells the others what is to be done, and brings queries.
+template <class Shape>
+__device__ __forceinline__ void hand_out_items(const AttentionArgs& args, const PrefillGrid& grid,
+                                               const PrefillMaps& maps,
+                                               const PrefillMemory<Shape>& memory,
+                                               const PrefillWork& first, int lane) {
+  PipelineState q_at{0, 1};
+  uint32_t wanted = 0, parity = 1;
+  if (grid.q_in_boxes) clear_idle_rows(grid, memory, lane);
+  if (grid.taken.any() && blockIdx.x == 0 && lane == 0) grid.taken.begin();
+  PrefillWork work = first;
+  int item = 0;
+#pragma unroll 1
+  for (;;) {
+    if (work.any()) {
+      if (grid.q_in_boxes && lane == 0) {
+        bring_query_boxes<Shape>(args, grid, maps, work, memory, q_at);
+      }
+      __syncwarp();
+      q_at.advance(Shape::kQPlaces);
+      if (!grid.taken.any()) return;
+      mbarrier_wait(memory.wanted(), wanted);
+      wanted ^= 1;
+    }
+    if (!grid.taken.any()) return;
+    // Of the last ones none is taken before all have begun this one: other blocks may be done with
+    // theirs earlier.
+    if (grid.taken.items - item < 2 * grid.taken.blocks) {
+      mbarrier_wait(memory.work_empty(), parity);
+    }
+    if (lane == 0) item = grid.taken.take();
+    item = of_warp(item);
+    if (item < grid.taken.items) {
+      work = work_at<Shape>(args, grid, place_of<Shape>(args, grid, item));
+      if (!work.any()) continue;
+    } else {
+      work.last_row = work.first_row - 1;
+    }
+    mbarrier_wait(memory.work_empty(), parity);
+    parity ^= 1;
+    if (lane == 0) hand_out(memory, work);
+    if (!work.any()) return;
+  }
+}
+
+// The store warp: outputs that consumers have left in their queries' place, where the copy engine
+// may store them; that place is empty then.
+template <class Shape>
+__device__ __forceinline__ void store_items(const AttentionArgs& args, const PrefillGrid& grid,
+                                            const PrefillMaps& maps,
+                                            const PrefillMemory<Shape>& memory,
+                                            const PrefillWork& first, int lane) {
+  allow_next_kernel();  // consumers do when they are done: the last to do so counts
+  PipelineState q_at{0, 0};
+  for_each_item(args, grid, memory, first, [&](const PrefillWork& work) {
+    mbarrier_wait(memory.out_full(q_at.stage), q_at.parity);
+    if (lane == 0) {
+      if (stored_in_boxes(args, grid, work)) {
+        const int query = work.s.q_begin + grid.rows.query_of(work.first_row);
+        for (int box = 0; box < Shape::kBoxesV; ++box) {
+          store_head_group_box(maps.out, box * 64, query, work.head,
+                               args.cu_seqlens_q == nullptr ? work.b : 0,
+                               memory.q(q_at.stage) + box * Shape::kRows * kChunkBytes);
+        }
+        commit_stores();
+        wait_for_reads_of_stores<0>();
+      }
+      mbarrier_arrive(memory.q_empty(q_at.stage));
+    }
+    __syncwarp();
+    q_at.advance(Shape::kQPlaces);
+  });
 }
 
 template <class Shape>
 __device__ __forceinline__ void produce(const AttentionArgs& args, const PrefillGrid& grid,
-                                        const KeyMaps& maps, const PrefillMemory<Shape>& memory,
-                                        PrefillPlace place) {
+                                        const PrefillMaps& maps, const PrefillMemory<Shape>& memory,
+                                        const PrefillWork& first) {
   const int thread = static_cast<int>(threadIdx.x);
   PipelineState state{0, 1}, q_at{0, 1};
   if constexpr (!Shape::kBoxed) {
-    const PrefillWork work = work_at<Shape>(args, grid, place);
-    if (work.first_row > work.last_row) return;
+    if (!first.any()) return;
     if constexpr (Shape::kFp8) {
-      bring_codes<Shape>(args, grid, work, memory, q_at, state, thread);
+      bring_codes<Shape>(args, grid, first, memory, q_at, state, thread);
     } else {
-      bring_keys<Shape>(args, grid, work, memory, q_at, state, thread);
+      bring_keys<Shape>(args, grid, first, memory, q_at, state, thread);
     }
   } else {
-    uint32_t item_parity = 0;
-    if (grid.taken.any() && blockIdx.x == 0 && thread == 0) grid.taken.begin();
-#pragma unroll 1
-    for (;;) {
-      const PrefillWork work = work_at<Shape>(args, grid, place);
-      state = of_warp(state), q_at = of_warp(q_at);
-      if (work.first_row <= work.last_row) {
+    const int warp = of_warp(thread / 32);
+    if (warp == Shape::kItemWarp) {
+      hand_out_items<Shape>(args, grid, maps, memory, first, thread % 32);
+    } else if (warp == Shape::kStoreWarp) {
+      store_items<Shape>(args, grid, maps, memory, first, thread % 32);
+    } else {
+      for_each_item(args, grid, memory, first, [&](const PrefillWork& work) {
+        state = of_warp(state), q_at = of_warp(q_at);
         bring_boxes<Shape>(args, grid, maps, work, memory, q_at, state, thread);
         q_at.advance(Shape::kQPlaces);
-      }
-      if (!grid.taken.any()) break;
-      if (thread == 0) {
-        // Not before all have begun this one: others may be done with theirs earlier.
-        mbarrier_wait(memory.item_empty(), item_parity ^ 1);
-        const int item = grid.taken.take();
-        place = place_of<Shape>(args, grid, item);
-        store_shared(memory.item(), make_uint4(item < grid.taken.items ? place.b : -1, place.head,
-                                               place.first_row, place.part));
-        mbarrier_arrive(memory.item_full());
-      }
-      if (!next_place(memory, item_parity, place)) break;
+      });
     }
   }
   copies_wait_all();

@@ -16,9 +16,9 @@ namespace cuda {
 
 // T: of q and out. kFp8KV: of k and v, which are T otherwise. kTile: of kPrefillTiles. kConsumers:
 // warpgroups, of 64 rows each. kInBoxes: the copy engine brings k and v, blocks take items one by
-// one, and tiles' maxima are not looked for. Else threads copy, and an item has a block: such
-// producers were up to a quarter slower where the compiler saw a loop over items around them, and
-// wait for stages that are free later.
+// one, which the producer's last warp hands out, and tiles' maxima are not looked for. Else threads
+// copy, and an item has a block: such producers were up to a quarter slower where the compiler saw
+// a loop over items around them, and wait for stages that are free later.
 template <typename T, bool kFp8KV, int kTile, int kConsumers, bool kInBoxes>
 struct PrefillShape {
   static_assert(!(kFp8KV && kInBoxes) && (kConsumers < 3 || kInBoxes), "");
@@ -35,7 +35,9 @@ struct PrefillShape {
   static constexpr int kRows = 64 * kConsumers, kThreads = 128 * (1 + kConsumers);
   static constexpr int kQPlaces = kOf.q_places(kRows, kBoxed);
   static constexpr int kStages = kOf.stages(kRows, kBoxed), kSlots = kOf.slots(kRows);
-  static constexpr int kProducerWarps = 4, kWarps = 4 * kConsumers;  // of consumers
+  // The producer's warps: those that bring keys, one that stores, one that hands out items.
+  static constexpr int kKeyWarps = 2, kStoreWarp = 2, kItemWarp = 3;
+  static constexpr int kWarps = 4 * kConsumers;  // of consumers
   // Two consumers take turns at the tensor cores. Of three, some see nothing of the last tiles of
   // causal rows.
   static constexpr bool kTurns = kConsumers == 2 && kBoxed, kOwnKeys = kConsumers == 3;
@@ -56,12 +58,15 @@ struct PrefillGrid {
   Window window;
   RowGroups rows;
   PageSize page_size;
-  int row_blocks;      // of the longest sequence
+  int row_blocks;      // of item_rows, of the longest sequence
   int pairs;           // of a sequence and a KV head
   int pairs_together;  // whose items are begun one after the other, those of the most keys first
   int outer;           // parts of the keys, whose sums meet in memory (join.cuh)
   float* partial;  // [row of q, head][outer][DV + 2], where outer > 1: sums, maximum (log2), sum
   TakenItems taken;
+  int item_rows;      // up to those of a block
+  bool q_in_boxes;    // the copy engine brings queries too,
+  bool out_in_boxes;  // and stores outputs
 };
 
 // Places in shared memory, and the barriers.
@@ -80,12 +85,17 @@ struct PrefillMemory {
   __device__ __forceinline__ uint32_t q_empty(int place) const {
     return q_full(Shape::kQPlaces + place);
   }
-  // Of `item`, where the block learns what it does next.
-  __device__ __forceinline__ uint32_t item_full() const { return barriers + 32; }
-  __device__ __forceinline__ uint32_t item_empty() const { return barriers + 40; }
-  __device__ __forceinline__ uint32_t item() const { return barriers + 48; }
+  // The place's queries are done with, and outputs stand there.
+  __device__ __forceinline__ uint32_t out_full(int place) const {
+    return barriers + 32 + place * 8;
+  }
+  // Of `work`, where the block learns what it does next; `wanted`: the next may be taken.
+  __device__ __forceinline__ uint32_t work_full() const { return barriers + 48; }
+  __device__ __forceinline__ uint32_t work_empty() const { return barriers + 56; }
+  __device__ __forceinline__ uint32_t wanted() const { return barriers + 64; }
+  __device__ __forceinline__ uint32_t work() const { return barriers + 208; }
   __device__ __forceinline__ uint32_t full(int of_v, int stage) const {
-    return barriers + 64 + (of_v * Shape::kStages + stage) * 8;
+    return barriers + 80 + (of_v * Shape::kStages + stage) * 8;
   }
   __device__ __forceinline__ uint32_t empty(int of_v, int stage) const {
     return full(2 + of_v, stage);
@@ -109,7 +119,16 @@ struct PrefillWork {
   int part;                 // of the keys
   KeyRange keys;            // of the part, that some row sees
   KeyRange all;             // that every row sees
+
+  __device__ __forceinline__ bool any() const { return first_row <= last_row; }
 };
+
+// Whether the copy engine may store an item's rows: where others follow, it would overwrite them.
+__device__ __forceinline__ bool stored_in_boxes(const AttentionArgs& args, const PrefillGrid& grid,
+                                                const PrefillWork& work) {
+  return grid.out_in_boxes &&
+         (args.cu_seqlens_q == nullptr || work.last_row - work.first_row + 1 == grid.item_rows);
+}
 
 // Items of the most keys first, among those of pairs whose keys L2 holds together.
 template <class Shape>
@@ -122,8 +141,8 @@ __device__ __forceinline__ PrefillPlace place_of(const AttentionArgs& args, cons
   const int of_group = item % together;
   const int pair = first_pair + of_group % here;
   const int kv_heads = static_cast<int>(args.kv_heads);
-  return {pair / kv_heads, pair % kv_heads, (grid.row_blocks - 1 - of_group / here) * Shape::kRows,
-          number % grid.outer};
+  return {pair / kv_heads, pair % kv_heads,
+          (grid.row_blocks - 1 - of_group / here) * grid.item_rows, number % grid.outer};
 }
 
 // What all lanes of a warp have. The compiler does not know of what is loaded, nor of what a loop
@@ -143,7 +162,7 @@ __device__ __forceinline__ PrefillWork work_at(const AttentionArgs& args, const 
   s.q_begin = of_warp(s.q_begin), s.q_count = of_warp(s.q_count);
   s.k_begin = of_warp(static_cast<int>(s.k_begin));
   s.k_first = of_warp(s.k_first), s.k_count = of_warp(s.k_count);
-  work.last_row = min(work.first_row + Shape::kRows, work.s.q_count * grid.rows.heads) - 1;
+  work.last_row = min(work.first_row + grid.item_rows, work.s.q_count * grid.rows.heads) - 1;
   const int first_query = grid.rows.query_of(work.first_row);
   const int last_query = grid.rows.query_of(max(work.last_row, 0));
   const KeyRange keys = grid.window.seen(work.s, first_query, last_query);
@@ -157,18 +176,59 @@ __device__ __forceinline__ PrefillWork work_at(const AttentionArgs& args, const 
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// All warps: whether the block has another item, and where.
+// A thread of the item warp: what the block does next, or that there is nothing.
 template <class Shape>
-__device__ __forceinline__ bool next_place(const PrefillMemory<Shape>& memory, uint32_t& parity,
-                                           PrefillPlace& place) {
-  mbarrier_wait(memory.item_full(), parity);
+__device__ __forceinline__ void hand_out(const PrefillMemory<Shape>& memory,
+                                         const PrefillWork& work) {
+  const uint32_t to = memory.work();
+  store_shared(to, make_uint4(work.b, work.head, work.first_row, work.last_row));
+  store_shared(to + 16, make_uint4(work.s.q_begin, work.s.q_count,
+                                   static_cast<uint32_t>(work.s.k_begin), work.s.k_first));
+  store_shared(to + 32, make_uint4(work.s.k_count, work.keys.begin, work.keys.end, work.part));
+  store_shared(to + 48, make_uint4(work.all.begin, work.all.end, 0, 0));
+  mbarrier_arrive(memory.work_full());
+}
+
+// All warps but that one: whether there is more to do, and what.
+template <class Shape>
+__device__ __forceinline__ bool next_work(const AttentionArgs& args, const PrefillGrid& grid,
+                                          const PrefillMemory<Shape>& memory, uint32_t& parity,
+                                          PrefillWork& work) {
+  if (!grid.taken.any()) return false;
+  mbarrier_wait(memory.work_full(), parity);
   parity ^= 1;
-  const uint4 words = load_shared(memory.item());
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int mine;
+  asm volatile("ld.shared.s32 %0, [%1];"
+               : "=r"(mine)
+               : "r"(memory.work() + lane % 16 * 4)
+               : "memory");
   __syncwarp();
-  if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.item_empty());
-  place = {of_warp(static_cast<int>(words.x)), of_warp(static_cast<int>(words.y)),
-           of_warp(static_cast<int>(words.z)), of_warp(static_cast<int>(words.w))};
-  return place.b >= 0;
+  if (lane == 0) mbarrier_arrive(memory.work_empty());
+  const auto word = [&](int i) { return __shfl_sync(~0u, mine, i); };
+  work.b = word(0), work.head = word(1), work.first_row = word(2), work.last_row = word(3);
+  work.s.q_begin = word(4), work.s.q_count = word(5);
+  work.s.k_begin = word(6), work.s.k_first = word(7), work.s.k_count = word(8);
+  work.keys = {word(9), word(10)};
+  work.part = word(11);
+  work.all = {word(12), word(13)};
+  // In rows, as keys in boxes are.
+  work.s.k_batch = work.b * args.k.batch_stride, work.s.v_batch = work.b * args.v.batch_stride;
+  return work.any();
+}
+
+// The same behind the block's first item, which each warp finds by itself.
+template <class Shape, typename Do>
+__device__ __forceinline__ void for_each_item(const AttentionArgs& args, const PrefillGrid& grid,
+                                              const PrefillMemory<Shape>& memory,
+                                              const PrefillWork& first, const Do& with) {
+  uint32_t parity = 0;
+  PrefillWork work = first;
+#pragma unroll 1
+  for (bool more = work.any() || next_work(args, grid, memory, parity, work); more;
+       more = next_work(args, grid, memory, parity, work)) {
+    with(work);
+  }
 }
 #endif
 

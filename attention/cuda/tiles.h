@@ -119,7 +119,7 @@ struct DecodeBlock {
 
 constexpr int32_t kMaxPrefillRows = 192;  // of a block: 64 for each consumer warpgroup
 
-constexpr int32_t kPrefillBarrierBytes = 256;                 // behind the stages,
+constexpr int32_t kPrefillBarrierBytes = 384;                 // behind the stages,
 constexpr int32_t kPrefillFactorBytes = 4 * kMaxPrefillRows;  // and a factor for each row
 
 struct PrefillTile {

@@ -36,6 +36,12 @@ struct Lengths {
   }
 };
 
+// Whether memory says anything of them.
+ROCM_KERNELS_DEVICE bool has_lengths(const AttentionArgs& args) {
+  return args.cu_seqlens_q != nullptr || args.cu_seqlens_k != nullptr ||
+         args.seqused_k != nullptr || args.leftpad_k != nullptr;
+}
+
 // Read past NVIDIA's L1: decode asks before the kernel before is done too, which may write them,
 // and L1 would keep what they were.
 ROCM_KERNELS_DEVICE Lengths lengths_of(const AttentionArgs& args, int b) {

@@ -55,6 +55,22 @@ __device__ __forceinline__ void store_shared(uint32_t address, const uint2& valu
                : "memory");
 }
 
+// Four 8 x 8 matrices of 16-bit elements as mma leaves them, to rows of 16 bytes of shared memory:
+// lanes 8 * x to 8 * x + 7 give the rows of matrix x, whose columns they are if kTransposed.
+template <bool kTransposed>
+__device__ __forceinline__ void store_matrices(uint32_t at, uint32_t a, uint32_t b, uint32_t c,
+                                               uint32_t d) {
+  if constexpr (kTransposed) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+  } else {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+  }
+}
+
 // At the same place of another block of the cluster; a single float: store_in_cluster(),
 // common/gpu/cluster.h.
 __device__ __forceinline__ void store_vector_in_cluster(uint32_t address, int rank, float4 value) {

@@ -131,6 +131,42 @@ inline Status make_heads_map(CUtensorMap& map, const StackOfHeads& stack, int bo
   return ok ? nullptr : "the driver could not describe the keys to the copy engine";
 }
 
+// Rows of 16-bit elements of groups of heads of sequences, `heads` next to each other in each of
+// `groups`; rows start at multiples of 16 bytes.
+struct StackOfGroups {
+  const void* data;
+  int64_t sequences, groups, heads, rows, columns;
+  int64_t sequence_stride_bytes, head_stride_bytes, row_stride_bytes;
+};
+
+// Describes them by boxes of 64 columns of all heads of a group in box_rows rows, a line of 128
+// bytes for each [row][head], swizzled: load_head_group_box(map, column, row, group, sequence,
+// ...). What lies outside reads as zero, and is not stored.
+inline Status make_head_groups_map(CUtensorMap& map, const StackOfGroups& stack, int box_rows) {
+  static const detail::EncodeTiled encode = detail::find_encoder();
+  const cuuint64_t sizes[5] = {
+      static_cast<cuuint64_t>(stack.columns), static_cast<cuuint64_t>(stack.heads),
+      static_cast<cuuint64_t>(stack.rows), static_cast<cuuint64_t>(stack.groups),
+      static_cast<cuuint64_t>(stack.sequences)};
+  // The stride of a lone one may be anything.
+  const auto stride = [](int64_t count, int64_t bytes) {
+    return static_cast<cuuint64_t>(count == 1 ? 16 : bytes);
+  };
+  const cuuint64_t strides[4] = {stride(stack.heads, stack.head_stride_bytes),
+                                 stride(stack.rows, stack.row_stride_bytes),
+                                 stride(stack.groups, stack.head_stride_bytes * stack.heads),
+                                 stride(stack.sequences, stack.sequence_stride_bytes)};
+  const cuuint32_t box[5] = {kChunkBytes / 2, static_cast<cuuint32_t>(stack.heads),
+                             static_cast<cuuint32_t>(box_rows), 1, 1};
+  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+  const bool ok =
+      encode != nullptr &&
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(stack.data), sizes, strides,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return ok ? nullptr : "the driver could not describe the heads to the copy engine";
+}
+
 // The swizzle of lines of 128, 64 or 32 bytes; longer ones, up to 256, have none.
 constexpr CUtensorMapSwizzle swizzle_of(int line_bytes) {
   return line_bytes > kChunkBytes        ? CU_TENSOR_MAP_SWIZZLE_NONE

@@ -121,6 +121,16 @@ __device__ __forceinline__ void load_group_box(const CUtensorMap& map, int x, in
       : "memory");
 }
 
+// The box at (x, y, z, w) of a map of make_head_groups_map().
+__device__ __forceinline__ void load_head_group_box(const CUtensorMap& map, int x, int y, int z,
+                                                    int w, uint32_t to, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, 0, %3, %4, %5}], [%6];" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
+      : "memory");
+}
+
 // The two-dimensional box to this place in every block of the cluster that `mask` names, at each
 // one's barrier.
 __device__ __forceinline__ void load_box_2d_in_cluster(const CUtensorMap& map, int x, int y,
@@ -154,6 +164,15 @@ __device__ __forceinline__ void store_box_2d(const CUtensorMap& map, int x, int 
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
       "r"(x), "r"(y), "r"(from)
+      : "memory");
+}
+// The box at (x, y, z, w) of a map of make_head_groups_map().
+__device__ __forceinline__ void store_head_group_box(const CUtensorMap& map, int x, int y, int z,
+                                                     int w, uint32_t from) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, 0, %2, %3, %4}], "
+      "[%5];" ::"l"(&map),
+      "r"(x), "r"(y), "r"(z), "r"(w), "r"(from)
       : "memory");
 }
 // Adds a box to what lies there: elements of the map's type, each sum rounded to it.

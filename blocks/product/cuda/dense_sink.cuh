@@ -14,22 +14,6 @@
 namespace rocm_kernels {
 namespace cuda {
 
-// Four 8 x 8 matrices of 16-bit elements as mma leaves them, to rows of 16 bytes of shared memory:
-// lanes 8 * x to 8 * x + 7 give the rows of matrix x, whose columns they are if kTransposed.
-template <bool kTransposed>
-__device__ __forceinline__ void store_matrices(uint32_t at, uint32_t a, uint32_t b, uint32_t c,
-                                               uint32_t d) {
-  if constexpr (kTransposed) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
-                 "r"(a), "r"(b), "r"(c), "r"(d)
-                 : "memory");
-  } else {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
-                 "r"(a), "r"(b), "r"(c), "r"(d)
-                 : "memory");
-  }
-}
-
 // Sums of 16-bit elements, pair by pair, each rounded as torch rounds it: float32 holds them
 // exactly or far from a tie.
 __device__ __forceinline__ uint32_t add_pair(DType dtype, uint32_t x, uint32_t y) {
