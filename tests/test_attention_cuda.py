@@ -60,7 +60,9 @@ def test_three_consumers(run, size, size_v, heads, dtype, outer):
 
 
 @pytest.mark.parametrize("kv_dtype, page", [(None, None), (None, 16), (E4M3, None)])
-@pytest.mark.parametrize("rows, size", [(64, 128), (128, 128), (128, 256), (192, 64)])
+@pytest.mark.parametrize("rows, size", [
+    (64, 128), (128, 128), (128, 192), (128, 256), (192, 64),
+])  # fmt: skip
 def test_more_items_than_multiprocessors(run, rows, size, kv_dtype, page):
     """Blocks take items until none is left; run() asks twice, for the word that counts them is
     to be as before."""
@@ -73,9 +75,9 @@ def test_more_items_than_multiprocessors(run, rows, size, kv_dtype, page):
 
 
 @pytest.mark.parametrize("group", [1, 4, 5, 7, 12, 96])
-@pytest.mark.parametrize(
-    "rows, size, outer", [(64, 80, 1), (128, 128, 1), (192, 64, 1), (128, 128, 2)]
-)
+@pytest.mark.parametrize("rows, size, outer", [
+    (64, 80, 1), (128, 128, 1), (128, 192, 1), (192, 64, 1), (128, 128, 2),
+])  # fmt: skip
 def test_ragged_rows(best_package, gpu, monkeypatch, rows, size, outer, group):
     """Groups of which whole queries make an item, and others; the last item of a sequence is not
     full, and what lies behind it, before the first and between heads stays as it was."""
@@ -98,6 +100,30 @@ def test_ragged_rows(best_package, gpu, monkeypatch, rows, size, outer, group):
         wide = (t[None, rows_of].double() for t in (q, k, v))
         expected, _ = reference.flash_attn_func(*wide, causal=True)
         torch.testing.assert_close(out[rows_of].double(), expected[0], rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("rows, size", [(64, 128), (128, 128), (192, 64)])
+def test_rows_of_others_have_no_say(best_package, gpu, monkeypatch, rows, size):
+    """The bits of a sequence are the same with loud neighbours, and with NaN in rows of q that no
+    sequence has."""
+    if torch.cuda.get_device_capability(gpu) != (9, 0):
+        pytest.skip("prefill needs sm_90")
+    module = sys.modules[best_package.flash_attn_varlen_func.__module__]
+    native = module._attention
+    monkeypatch.setattr(module, "_attention", lambda *a: native(*a[:-1], prefill(rows)))
+    lengths = [300, 37, 130]
+    ends = torch.tensor([0, *lengths], dtype=torch.int32, device=gpu).cumsum(0, dtype=torch.int32)
+    q = torch.randn(sum(lengths) + 50, 8, size, device=gpu, dtype=BF16)
+    k, v = (torch.randn(sum(lengths), 2, size, device=gpu, dtype=BF16) for _ in "kv")
+    loud = q.clone()
+    loud[300:337] *= 1000
+    loud[sum(lengths) :] = float("nan")
+    outs = [
+        best_package.flash_attn_varlen_func(rows_of, k, v, ends, ends, 300, 300)
+        for rows_of in (q, loud)
+    ]
+    assert torch.equal(outs[0][:300], outs[1][:300])
+    assert torch.equal(outs[0][337 : sum(lengths)], outs[1][337 : sum(lengths)])
 
 
 @pytest.mark.parametrize("page", [1, 16, 48, 256])

@@ -182,8 +182,9 @@ inline int64_t prefill_items(const AttentionArgs& args, const AttentionConfig& c
 }
 constexpr int64_t kMostTaken = int64_t{1} << 23;
 
-// Rows of an item whose queries the copy engine brings: those of whole queries, unless a 32nd of
-// the rows would be idle then, or as much of the time; else c.rows, which threads copy.
+// Rows of an item whose queries the copy engine brings: those of whole queries, unless more than a
+// 32nd of the rows would be idle then, or of the time. Else c.rows: threads copy them, if a query's
+// heads do not divide these.
 inline int64_t rows_in_boxes(const AttentionArgs& args, const AttentionConfig& c,
                              const AttentionDevice& device) {
   const int64_t heads = args.heads / args.kv_heads;
@@ -246,7 +247,7 @@ inline Status check_prefill(const AttentionArgs& args, const AttentionConfig& c,
   constexpr int64_t kMost = (int64_t{1} << 31) - 1;
   if (prefill_items(args, c) > kMost / 2 ||
       rows_of_kv_head(args) * (args.heads / args.kv_heads) > kMost) {
-    return "attention config: prefill takes up to 2^30 blocks, and fewer than 2^31 rows a sequence";
+    return "attention config: prefill takes fewer than 2^30 blocks, and 2^31 rows a sequence";
   }
   return nullptr;
 }

@@ -58,7 +58,8 @@ ROCM_KERNELS_DEVICE KeyRange keys_in_boxes(const AttentionArgs& args, const Wind
   return keys;
 }
 
-// A tile that the copy engine must not bring, by threads: zeros for keys outside of `keys`.
+// A tile that the copy engine must not bring, by kThreads threads: zeros for keys outside of
+// `keys`.
 template <int kKeys, int kThreads>
 __device__ __forceinline__ void copy_end_of_keys(const char* from, int64_t row_bytes,
                                                  int head_bytes, int boxes, KeyRange keys,

@@ -34,7 +34,7 @@ Status launch_prefill_shape(const AttentionArgs& args, AttentionConfig config,
                                args.out_head_stride};
     grid.q_in_boxes = describe_rows(maps.q, args, args.q, args.head_dim, rows);
     if (grid.q_in_boxes) config.rows = static_cast<int>(rows);
-    // Where a block has one item, lanes are done sooner.
+    // Where each block has one item, lanes are done sooner.
     grid.out_in_boxes = grid.q_in_boxes && config.outer == 1 &&
                         prefill_items(args, config) > device.sm_count &&
                         describe_rows(maps.out, args, out, args.head_dim_v, rows);

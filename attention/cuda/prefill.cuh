@@ -3,8 +3,8 @@
 //   S [rows, keys] = Q [rows, D] K^T      rows: the queries that share a KV head, q_len * group
 //   O [rows, D]   += P V [keys, D]        P = exp2(S - max)
 //
-// An item has one sequence, one KV head, 64, 128 or 192 rows, and all of the keys that these see,
-// or a part of them. Where there are more items than multiprocessors, a block each takes items
+// An item has one sequence, one KV head, up to 64, 128 or 192 rows, and all of the keys that these
+// see, or a part of them. Where there are more items than multiprocessors, a block each takes items
 // until none is left. Its warpgroups are
 //
 //   producer       brings Q, then tile after tile of K and of V to a ring of stages, then those of

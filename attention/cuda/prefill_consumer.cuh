@@ -189,12 +189,7 @@ __device__ __forceinline__ void consume_item(const AttentionArgs& args, const Pr
   const int warp_row = consumer * 64 + thread / 32 * 16;
 
   PrefillRows rows;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = min(work.first_row + warp_row + thread % 32 / 4 + 8 * r, work.last_row);
-    const int query = grid.rows.query_of(row);
-    rows.sees[r] = grid.window.seen(work.s, query, query);
-  }
+  const int all_end = begin_rows<Shape>(rows, grid, work, warp_row);
   const float k_descale = k_descale_of(args, work.b, work.head);
   const float cap = args.softcap * kLog2E;
   rows.factor[0] = rows.factor[1] =
@@ -212,7 +207,7 @@ __device__ __forceinline__ void consume_item(const AttentionArgs& args, const Pr
   const uint64_t k = wgmma_operand(memory.k);
   const uint64_t v = wgmma_transposed_operand(memory.v, Shape::kKeys * kChunkBytes);
   const auto all_seen = [&](int first) {
-    return first >= work.all.begin && first + Shape::kKeys <= work.all.end;
+    return first >= work.all.begin && first + Shape::kKeys <= all_end;
   };
   const auto release = [&](int of_v, int stage) {
     if (thread % 32 == 0) mbarrier_arrive(memory.empty(of_v, stage));
@@ -307,7 +302,7 @@ __device__ __forceinline__ void consume_item(const AttentionArgs& args, const Pr
       state.advance(Shape::kStages);
     }
   }
-  if (!grid.taken.any()) allow_next_kernel();
+  if constexpr (!Shape::kBoxed) allow_next_kernel();
   if (grid.outer > 1) {
     store_partial<Shape>(args, grid, work, warp_row, out, rows);
   } else {
@@ -328,13 +323,12 @@ __device__ __forceinline__ void consume(const AttentionArgs& args, const Prefill
     for_each_item(args, grid, memory, first, [&](const PrefillWork& work) {
       state = of_warp(state), q_at = of_warp(q_at);
       consume_item<Shape>(args, grid, work, memory, consumer, q_at, state);
-      // The copy engine may store what stands there, and bring the next queries.
+      // What stands there may be stored by the copy engine, and the next queries come.
       fence_async_proxy();
       __syncwarp();
       if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.out_full(q_at.stage));
       q_at.advance(Shape::kQPlaces);
     });
-    if (grid.taken.any()) allow_next_kernel();
   }
 }
 #endif

@@ -203,6 +203,7 @@ __device__ __forceinline__ void bring_boxes(const AttentionArgs& args, const Pre
         of_v ? memory.v + state.stage * Shape::kVBytes : memory.k + state.stage * Shape::kKBytes;
     const int boxes = of_v ? Shape::kBoxesV : Shape::kBoxes;
     mbarrier_wait(memory.empty(of_v, state.stage), state.parity);
+    __syncwarp();
     if (first >= whole.begin && first + Shape::kKeys <= whole.end) {
       if (thread == 0) {
         mbarrier_arrive_expect(full, of_v ? Shape::kVBytes : Shape::kKBytes);
@@ -229,7 +230,8 @@ __device__ __forceinline__ void bring_boxes(const AttentionArgs& args, const Pre
     if (thread % 32 == 0) mbarrier_arrive(full);
   };
   // The next item is taken before this one's end, so that its queries are there in time; but late,
-  // lest blocks that are done before find none. The last tile waits for the ring, if that is short.
+  // lest blocks that are done before find none. A ring of two stages takes the last tile late, so
+  // there before it.
   bool wants = true;
   const auto want = [&] {
     if (wants && thread == 0) mbarrier_arrive(memory.wanted());
@@ -294,13 +296,15 @@ __device__ __forceinline__ void hand_out_items(const AttentionArgs& args, const 
       q_at.advance(Shape::kQPlaces);
       if (!grid.taken.any()) return;
       mbarrier_wait(memory.wanted(), wanted);
+      __syncwarp();
       wanted ^= 1;
     }
     if (!grid.taken.any()) return;
-    // Of the last ones none is taken before all have begun this one: other blocks may be done with
-    // theirs earlier.
+    // Of the last ones none is taken before all warps have begun this one: other blocks may be done
+    // with theirs earlier.
     if (grid.taken.items - item < 2 * grid.taken.blocks) {
       mbarrier_wait(memory.work_empty(), parity);
+      __syncwarp();
     }
     if (lane == 0) item = grid.taken.take();
     item = of_warp(item);
@@ -311,23 +315,26 @@ __device__ __forceinline__ void hand_out_items(const AttentionArgs& args, const 
       work.last_row = work.first_row - 1;
     }
     mbarrier_wait(memory.work_empty(), parity);
+    __syncwarp();
     parity ^= 1;
     if (lane == 0) hand_out(memory, work);
     if (!work.any()) return;
   }
 }
 
-// The store warp: outputs that consumers have left in their queries' place, where the copy engine
-// may store them; that place is empty then.
+// The store warp: when consumers are done with a place of queries, it has the outputs stored that
+// they have left there for the copy engine, and empties the place.
 template <class Shape>
 __device__ __forceinline__ void store_items(const AttentionArgs& args, const PrefillGrid& grid,
                                             const PrefillMaps& maps,
                                             const PrefillMemory<Shape>& memory,
                                             const PrefillWork& first, int lane) {
-  allow_next_kernel();  // consumers do when they are done: the last to do so counts
+  // Allowed at once: the next kernel's blocks find room where this one's are done.
+  allow_next_kernel();
   PipelineState q_at{0, 0};
   for_each_item(args, grid, memory, first, [&](const PrefillWork& work) {
     mbarrier_wait(memory.out_full(q_at.stage), q_at.parity);
+    __syncwarp();
     if (lane == 0) {
       if (stored_in_boxes(args, grid, work)) {
         const int query = work.s.q_begin + grid.rows.query_of(work.first_row);

@@ -73,6 +73,9 @@ struct PrefillGrid {
 template <class Shape>
 struct PrefillMemory {
   uint32_t start, k, v, barriers;
+  // The ring's behind the others, then `work`.
+  static constexpr int kRingAt = 80, kWorkAt = kRingAt + 4 * 8 * 4, kWorkBytes = 64;
+  static_assert(Shape::kStages <= 4 && kWorkAt + kWorkBytes <= kPrefillBarrierBytes, "");
 
   __device__ explicit PrefillMemory(uint32_t at)
       : start(at),
@@ -85,7 +88,7 @@ struct PrefillMemory {
   __device__ __forceinline__ uint32_t q_empty(int place) const {
     return q_full(Shape::kQPlaces + place);
   }
-  // The place's queries are done with, and outputs stand there.
+  // Consumers are done with the place, and may have left outputs there.
   __device__ __forceinline__ uint32_t out_full(int place) const {
     return barriers + 32 + place * 8;
   }
@@ -93,9 +96,9 @@ struct PrefillMemory {
   __device__ __forceinline__ uint32_t work_full() const { return barriers + 48; }
   __device__ __forceinline__ uint32_t work_empty() const { return barriers + 56; }
   __device__ __forceinline__ uint32_t wanted() const { return barriers + 64; }
-  __device__ __forceinline__ uint32_t work() const { return barriers + 208; }
+  __device__ __forceinline__ uint32_t work() const { return barriers + kWorkAt; }
   __device__ __forceinline__ uint32_t full(int of_v, int stage) const {
-    return barriers + 80 + (of_v * Shape::kStages + stage) * 8;
+    return barriers + kRingAt + (of_v * Shape::kStages + stage) * 8;
   }
   __device__ __forceinline__ uint32_t empty(int of_v, int stage) const {
     return full(2 + of_v, stage);
@@ -217,7 +220,7 @@ __device__ __forceinline__ bool next_work(const AttentionArgs& args, const Prefi
   return work.any();
 }
 
-// The same behind the block's first item, which each warp finds by itself.
+// Does `with` the block's first item, which each warp finds by itself, and those that follow.
 template <class Shape, typename Do>
 __device__ __forceinline__ void for_each_item(const AttentionArgs& args, const PrefillGrid& grid,
                                               const PrefillMemory<Shape>& memory,
