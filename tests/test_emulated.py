@@ -1,8 +1,9 @@
 """Parts of the kernels on the host: the warps that widen weights for wgmma
 (blocks/product/cuda/widen.cuh), the scales of blocks (block_scales.cuh beside it), the orders of
 experts' tiles (moe/gpu/order.h), attention's copies from pages (attention/cuda/pages.cuh), the
-items that its blocks take (taken_items.cuh beside it) and the softmax of prompts
-(prefill_softmax.cuh), outputs that go to other ranks (skinny_gemm/cuda/sent_outputs.cuh).
+items that its blocks take (taken_items.cuh beside it), the warps that bring prompts' operands and
+store outputs (prefill_producer.cuh) and their softmax (prefill_softmax.cuh), outputs that go to
+other ranks (skinny_gemm/cuda/sent_outputs.cuh).
 
 A thread stands for each of the block's, and barriers have mbarrier's phases (tests/emulated): every
 code of FP8 and MXFP4, scales at odd places, stages that come round in any order. On a GPU
@@ -28,6 +29,7 @@ NVCC = shutil.which("nvcc")
         ("orders", 2000),
         ("key_copies", 88),
         ("prefill_softmax", 30),
+        ("prefill_roles", 60),
         ("sent", 60),
         ("taken", 200),
     ],

@@ -201,11 +201,7 @@ __device__ __forceinline__ bool next_work(const AttentionArgs& args, const Prefi
   mbarrier_wait(memory.work_full(), parity);
   parity ^= 1;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  int mine;
-  asm volatile("ld.shared.s32 %0, [%1];"
-               : "=r"(mine)
-               : "r"(memory.work() + lane % 16 * 4)
-               : "memory");
+  const int mine = load_shared_int(memory.work() + lane % 16 * 4);
   __syncwarp();
   if (lane == 0) mbarrier_arrive(memory.work_empty());
   const auto word = [&](int i) { return __shfl_sync(~0u, mine, i); };

@@ -27,6 +27,11 @@ __device__ __forceinline__ uint4 load_shared(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ int load_shared_int(uint32_t address) {
+  int value;
+  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
 __device__ __forceinline__ float load_shared_float(uint32_t address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");

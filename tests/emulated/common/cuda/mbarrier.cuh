@@ -1,4 +1,5 @@
-// Barriers with the phases and parities of mbarrier, and a thread of the host for each of a block.
+// Barriers with the phases, parities and bytes of mbarrier, and a thread of the host for each of a
+// block.
 #pragma once
 
 #include <condition_variable>
@@ -8,14 +9,24 @@
 
 struct EmulatedBarriers {
   struct Barrier {
-    int expected = 0, pending = 0;
-    uint32_t phases = 0;  // complete
+    int expected = 0, pending = 0, bytes = 0;  // to come
+    uint32_t phases = 0;                       // complete
   };
   std::mutex mutex;
   std::condition_variable changed;
   std::map<uint32_t, Barrier> all;
 
-  void init(uint32_t address, int arrivals) { all[address] = {arrivals, arrivals, 0}; }
+  void init(uint32_t address, int arrivals) { all[address] = {arrivals, arrivals, 0, 0}; }
+  void change(uint32_t address, int arrivals, int bytes) {
+    std::lock_guard<std::mutex> lock(mutex);
+    Barrier& barrier = all.at(address);
+    barrier.pending -= arrivals, barrier.bytes += bytes;
+    if (barrier.pending == 0 && barrier.bytes == 0) {
+      barrier.pending = barrier.expected;
+      ++barrier.phases;
+      changed.notify_all();
+    }
+  }
 };
 inline EmulatedBarriers emulated_barriers;
 
@@ -38,15 +49,9 @@ inline void mbarrier_wait(uint32_t address, uint32_t parity) {
   const EmulatedBarriers::Barrier& barrier = barriers.all.at(address);
   barriers.changed.wait(lock, [&] { return (barrier.phases & 1) != parity; });
 }
-inline void mbarrier_arrive(uint32_t address) {
-  EmulatedBarriers& barriers = emulated_barriers;
-  std::lock_guard<std::mutex> lock(barriers.mutex);
-  EmulatedBarriers::Barrier& barrier = barriers.all.at(address);
-  if (--barrier.pending == 0) {
-    barrier.pending = barrier.expected;
-    ++barrier.phases;
-    barriers.changed.notify_all();
-  }
+inline void mbarrier_arrive(uint32_t address) { emulated_barriers.change(address, 1, 0); }
+inline void mbarrier_arrive_expect(uint32_t address, int bytes) {
+  emulated_barriers.change(address, 1, bytes);
 }
 inline void fence_async_proxy() {}
 

@@ -14,6 +14,11 @@ namespace cuda {
 inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(static_cast<const uint8_t*>(pointer) - emulated_shared);
 }
+inline int load_shared_int(uint32_t address) {
+  int value;
+  std::memcpy(&value, emulated_shared + address, sizeof value);
+  return value;
+}
 inline uint4 load_shared(uint32_t address) {
   uint4 value;
   std::memcpy(&value, emulated_shared + address, sizeof value);
