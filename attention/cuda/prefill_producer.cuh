@@ -230,8 +230,8 @@ __device__ __forceinline__ void bring_boxes(const AttentionArgs& args, const Pre
     if (thread % 32 == 0) mbarrier_arrive(full);
   };
   // The next item is taken before this one's end, so that its queries are there in time; but late,
-  // lest blocks that are done before find none. A ring of two stages takes the last tile late, so
-  // there before it.
+  // lest blocks that are done before find none. With two stages the last tile is asked for late:
+  // there the next item is taken before it.
   bool wants = true;
   const auto want = [&] {
     if (wants && thread == 0) mbarrier_arrive(memory.wanted());
