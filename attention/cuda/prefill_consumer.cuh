@@ -189,7 +189,12 @@ __device__ __forceinline__ void consume_item(const AttentionArgs& args, const Pr
   const int warp_row = consumer * 64 + thread / 32 * 16;
 
   PrefillRows rows;
-  const int all_end = begin_rows<Shape>(rows, grid, work, warp_row);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = min(work.first_row + warp_row + thread % 32 / 4 + 8 * r, work.last_row);
+    const int query = grid.rows.query_of(row);
+    rows.sees[r] = grid.window.seen(work.s, query, query);
+  }
   const float k_descale = k_descale_of(args, work.b, work.head);
   const float cap = args.softcap * kLog2E;
   rows.factor[0] = rows.factor[1] =
@@ -207,7 +212,7 @@ __device__ __forceinline__ void consume_item(const AttentionArgs& args, const Pr
   const uint64_t k = wgmma_operand(memory.k);
   const uint64_t v = wgmma_transposed_operand(memory.v, Shape::kKeys * kChunkBytes);
   const auto all_seen = [&](int first) {
-    return first >= work.all.begin && first + Shape::kKeys <= all_end;
+    return first >= work.all.begin && first + Shape::kKeys <= work.all.end;
   };
   const auto release = [&](int of_v, int stage) {
     if (thread % 32 == 0) mbarrier_arrive(memory.empty(of_v, stage));
@@ -239,7 +244,11 @@ __device__ __forceinline__ void consume_item(const AttentionArgs& args, const Pr
     }
   };
   mbarrier_wait(memory.q_full(q_at.stage), q_at.parity);
+  const bool cleared =
+      Shape::kBoxed &&
+      clear_rows_of_others<Shape, 128>(grid, work, memory.q(q_at.stage), consumer * 64, thread);
   fence_async_proxy();
+  if (cleared) named_barrier(3 + consumer, 128);
   if constexpr (Shape::kScaledQ) {
     const uint32_t factors = memory.factors() + (warp_row + thread % 32 / 4) * 4;
     rows.factor[0] *= load_shared_float(factors);

@@ -192,6 +192,25 @@ __device__ __forceinline__ void hand_out(const PrefillMemory<Shape>& memory,
   mbarrier_arrive(memory.work_full());
 }
 
+// A consumer's threads: zeros for rows behind a sequence's last in `q`, a place of queries, where a
+// box brings whatever follows the sequence: what a warp decides for all of its rows must not depend
+// on others'. Its rows are 64, from first_row on. Returns whether there were any.
+template <class Shape, int kThreads>
+__device__ __forceinline__ bool clear_rows_of_others(const PrefillGrid& grid,
+                                                     const PrefillWork& work, uint32_t q,
+                                                     int first_row, int thread) {
+  const int rows = work.last_row - work.first_row + 1;
+  if (!grid.q_in_boxes || rows == grid.item_rows) return false;
+#pragma unroll 1
+  for (int at = max(rows, first_row) * 8 + thread; at < (first_row + 64) * 8; at += kThreads) {
+#pragma unroll
+    for (int box = 0; box < Shape::kBoxes; ++box) {
+      store_shared(q + box * Shape::kRows * kChunkBytes + at * 16, uint4{});
+    }
+  }
+  return true;
+}
+
 // All warps but that one: whether there is more to do, and what.
 template <class Shape>
 __device__ __forceinline__ bool next_work(const AttentionArgs& args, const PrefillGrid& grid,

@@ -17,26 +17,6 @@ struct PrefillRows {
   KeyRange sees[2];
 };
 
-// A warp's rows of an item, 16 from warp_row on: which keys they see. Returns the end of those that
-// each sees, if they begin at work.all.begin.
-//
-// Rows behind a sequence's last are whatever follows it in q. They see nothing: what a warp decides
-// for all of its rows must not depend on them.
-template <class Shape>
-__device__ __forceinline__ int begin_rows(PrefillRows& rows, const PrefillGrid& grid,
-                                          const PrefillWork& work, int warp_row) {
-  const bool own_rows = !Shape::kBoxed || work.first_row + warp_row + 15 <= work.last_row ||
-                        work.last_row - work.first_row + 1 == grid.item_rows;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int at = work.first_row + warp_row + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r;
-    const int query = grid.rows.query_of(min(at, work.last_row));
-    rows.sees[r] = grid.window.seen(work.s, query, query);
-    if (!own_rows && at > work.last_row) rows.sees[r] = {0, 0}, rows.maximum[r] = 0;
-  }
-  return own_rows ? work.all.end : 0;
-}
-
 // S as it is counted: capped, its sign turned where the factor is negative, -inf where it is not
 // seen. Returns what it is then multiplied by.
 template <int kColumnTiles>

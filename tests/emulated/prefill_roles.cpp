@@ -1,7 +1,7 @@
 // The producer's warps of attention/cuda/prefill.cuh, compiled for the host: a thread for each lane
 // of some blocks, a copy engine that does what it is asked for in any order, and consumers that
 // look at what comes and leave outputs. Each item is done once, with its own queries, keys and
-// values; outputs come to their rows, and nothing else is written.
+// values, and zeros for other sequences' rows; outputs come to theirs, and nothing else is written.
 //
 // Prints "tiles N, wrong M", N being the launches.
 #include <atomic>
@@ -265,6 +265,8 @@ static void consume(Launch& launch, const PrefillMemory<Shape>& memory, const Pr
   for_each_item(args, launch.grid, memory, first, [&](const PrefillWork& work) {
     if (lane == 0) dawdle();
     mbarrier_wait(memory.q_full(q_at.stage), q_at.parity);
+    clear_rows_of_others<Shape, 32>(launch.grid, work, memory.q(q_at.stage), 0, lane);
+    __syncwarp();
     const int heads = launch.grid.rows.heads;
     const auto query_row = [&](int line) {
       const int row = work.first_row + line, query = row / heads;
@@ -274,6 +276,12 @@ static void consume(Launch& launch, const PrefillMemory<Shape>& memory, const Pr
       for (int i = 0; i < vectors; ++i) {
         launch.wrong +=
             std::memcmp(vector_of(memory.q(q_at.stage), line, i), query_row(line) + 8 * i, 16) != 0;
+      }
+    }
+    for (int line = work.last_row - work.first_row + 1 + lane; line < Shape::kRows; line += 32) {
+      for (int i = 0; i < vectors; ++i) {
+        const uint8_t zeros[16] = {};
+        launch.wrong += std::memcmp(vector_of(memory.q(q_at.stage), line, i), zeros, 16) != 0;
       }
     }
     for (int tile = work.keys.begin / 32 * 32; tile < work.keys.end; tile += 32) {

