@@ -60,18 +60,11 @@ class KeyCopies {
   __device__ __forceinline__ void copy(int first, uint32_t stage, const char* base, int64_t row,
                                        int64_t page, int bytes) const {
     const uint32_t to = stage + to_;
-    if (bytes == kColumns * 2 && kColumns % 64 == 0 && first >= keys_.begin &&
-        first + Shape::kKeys <= keys_.end) {
-      const char* from = base + byte_ + (!pages_.any() ? (first + row_) * row : 0);
-#pragma unroll
-      for (int i = 0; i < kTimes; ++i) {
-        const char* const of_row = !pages_.any() ? from : from + in_pages(first, i, row, page);
-#pragma unroll
-        for (int box = 0; box < kBoxes; ++box) {
-          copy_vector(to + (box * Shape::kKeys + i * 16) * kChunkBytes, of_row + box * kChunkBytes,
-                      16);
-        }
-        if (!pages_.any()) from += 16 * row;
+    if (first >= keys_.begin && first + Shape::kKeys <= keys_.end) {
+      if (kColumns % 64 == 0 && bytes == kColumns * 2) {
+        copy_seen<kBoxes, kColumns, true>(first, to, base, row, page, bytes);
+      } else {
+        copy_seen<kBoxes, kColumns, false>(first, to, base, row, page, bytes);
       }
       return;
     }
@@ -90,6 +83,27 @@ class KeyCopies {
         copy_vector(to + (box * Shape::kKeys + i * 16) * kChunkBytes, left > 0 ? from + at : base,
                     left);
       }
+    }
+  }
+
+  // Of a tile whose keys all count. Columns beyond a head are zeros, unless kLines: then heads are
+  // whole lines.
+  template <int kBoxes, int kColumns, bool kLines>
+  __device__ __forceinline__ void copy_seen(int first, uint32_t to, const char* base, int64_t row,
+                                            int64_t page, int bytes) const {
+    const char* from = base + byte_ + (!pages_.any() ? (first + row_) * row : 0);
+#pragma unroll
+    for (int i = 0; i < kTimes; ++i) {
+      const char* const of_row = !pages_.any() ? from : from + in_pages(first, i, row, page);
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) {
+        const int at = box * kChunkBytes + byte_;
+        if (at >= kColumns * 2) continue;
+        const bool counts = kLines || at < bytes;
+        copy_vector(to + (box * Shape::kKeys + i * 16) * kChunkBytes,
+                    counts ? of_row + box * kChunkBytes : base, counts ? 16 : 0);
+      }
+      if (!pages_.any()) from += 16 * row;
     }
   }
 

@@ -67,8 +67,7 @@ Status launch_prefill_tile(const AttentionArgs& args, const AttentionConfig& con
   // Heads of 256 leave no registers for what boxed ones do: 3 to 7 % slower.
   if constexpr (!kFp8 && kPrefillTiles[kTile].head_dim_v < 256) {
     using Boxed = PrefillShape<T, kFp8, kTile, kConsumers, true>;
-    // Batches of steps, a block of rows each, were not timed so.
-    if (args.block_table == nullptr && rows_of_kv_head(args) > 64 &&
+    if (args.block_table == nullptr &&
         describe_keys(maps.k, args, args.k, args.head_dim, Boxed::kKeys) &&
         describe_keys(maps.v, args, args.v, args.head_dim_v, Boxed::kKeys)) {
       return launch_prefill_shape<Boxed>(args, config, device, maps, workspace, stream);
