@@ -4,9 +4,9 @@
 
 Decode: one query a sequence, 32 query and 8 KV heads of 128, every key in use; ours also from pages
 of 16 keys in any order. Prompts: PROMPTS below; TFLOP/s count half the products of causal ones.
-Configs: for the calls of CONFIGS, other heads and short prompts among them, what the choice takes
-beside the quickest of all configs. Times are medians of CUDA-graph replays (gpu.py has the clock),
-microseconds, over caches that L2 does not hold.
+Configs: for the calls of CONFIGS, other heads and short prompts among them, and for some of chance,
+what the choice takes beside the quickest of all configs. Times are medians of CUDA-graph replays
+(gpu.py has the clock), microseconds, over caches that L2 does not hold.
 
 Peers: SDPA's backends cuDNN and flash, with enable_gqa, so that no head is copied; FlashAttention 3
 and FlashInfer where they import (attention_peers.py). A peer whose result is not ours within 2 % is
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import random
 import sys
 
 import attention_peers
@@ -64,6 +65,31 @@ CONFIGS = (  # sequences, queries, keys, query heads, KV heads, head size, of v,
     (1, 512, 512, 8, 1, 512, 512, 0), (4, 1024, 1024, 8, 1, 512, 512, 0),
 )  # fmt: skip
 COLD_BYTES = 300e6
+DRAWN_STEPS, DRAWN_PROMPTS = 48, 24
+
+
+def drawn_calls() -> list[tuple]:
+    """Calls as CONFIGS has them, of heads, lengths and pages by chance, the same each time: a rule
+    must choose well for what nobody has listed."""
+    chance = random.Random(0)
+
+    def some(least: int, most: int) -> int:
+        return round(least * (most / least) ** chance.random())
+
+    calls: list[tuple] = []
+    while len(calls) < DRAWN_STEPS + DRAWN_PROMPTS:
+        size = chance.choice((64, 80, 96, 112, 128, 128, 160, 192, 256))
+        kv_heads, group = chance.choice((1, 2, 3, 4, 5, 8, 10, 16, 32)), some(1, 16)
+        if len(calls) < DRAWN_STEPS:
+            batch, rows, keys = some(1, 100), chance.choice((1, 1, 1, 2, 3, 4, 8)), some(300, 40000)
+            page = chance.choice((0, 0, 0, 16, 64))
+        else:
+            batch, rows, page = some(1, 32), some(20, 2000), 0
+            keys = rows + chance.choice((0, 0, some(100, 8000)))
+        fits = batch * keys * kv_heads * size < 2**28 and batch * rows * keys * kv_heads < 2**31
+        if fits and kv_heads * group <= 96:
+            calls.append((batch, rows, keys, kv_heads * group, kv_heads, size, size, page))
+    return calls
 
 
 def inputs_of(batch, rows, keys, heads, kv_heads, size, size_v=None, dtype=torch.bfloat16) -> list:
@@ -203,7 +229,7 @@ def configs(package, saved: bool, quick: bool) -> None:
               "us", "it would spare"]  # fmt: skip
     table = Table("attention_configs", header, False, {})
     found = []
-    for call in CONFIGS[:1] if quick else CONFIGS:
+    for call in CONFIGS[:1] if quick else (*CONFIGS, *drawn_calls()):
         batch, rows, keys, heads, kv_heads, size, size_v, page = call
         for dtype in (torch.bfloat16, E4M3):
             inputs = inputs_of(batch, rows, keys, heads, kv_heads, size, size_v, dtype)
