@@ -143,11 +143,19 @@ def test_the_name_with_flash_says_what_it_cannot_do(package):
         answer(model)
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v32", "minimax_m3_vl_text"])
-def test_an_attention_that_chooses_keys_is_transformers_own(package, kind):
+@pytest.mark.parametrize(
+    ("kind", "table"),
+    [
+        ("deepseek_v32", "CAUSAL_LM"),
+        ("minimax_m3_vl_text", "CAUSAL_LM"),
+        # None of its models names the configuration of its text as its own.
+        ("mistral_large4", "IMAGE_TEXT_TO_TEXT"),
+    ],
+)
+def test_an_attention_that_chooses_keys_is_transformers_own(package, kind, table):
     """It would tell ours which, by an argument that ours has not, and see all the others too. One
     that has no such layer is ours."""
-    model = tiny_of(kind)
+    model = tiny_of(kind, table)
     package.models.use_attention(model)
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("rocm_kernels")

@@ -45,8 +45,11 @@ def _find_traits(config: type) -> Traits:
         of_base = [model for model in models if getattr(model, "config_class", None) is base]
         if of_base:
             break
-    else:
-        return Traits(False, False, True, False)
+    else:  # a part's, which no model names as its own: those that are written beside it
+        beside = config.__module__.replace("configuration_", "modeling_")
+        of_base = [model for model in models if model.__module__ == beside]
+        if not of_base:
+            return Traits(False, False, True, False)
     flash = any(getattr(model, "_supports_flash_attn", False) for model in of_base)
     sdpa = any(getattr(model, "_supports_sdpa", False) for model in of_base)
     sources = {sys.modules.get(model.__module__) for model in of_base}
