@@ -163,6 +163,16 @@ def test_an_answer_may_be_of_any_length(package, chosen, monkeypatch):
     assert chosen
 
 
+def test_a_prompts_tokens_may_have_32_bits(package, chosen):
+    """What is chosen has 64, and so has the answer."""
+    _, model = tiny("Llama")
+    given = {**prompt(), **GREEDY, "max_new_tokens": 6}
+    given["input_ids"] = given["input_ids"].int()
+    said = [each.generate(**given) for each in (model, stepping(package, model))]
+    assert torch.equal(*said) and said[1].dtype == said[0].dtype == torch.int64
+    assert chosen
+
+
 def test_a_choice_that_cannot_be_recorded_is_made_behind_a_step(package, monkeypatch):
     _, model = tiny("Llama")
     step = stepping(package, model)

@@ -109,7 +109,7 @@ def answer(
     else:
         check = utils.StopCheck(streamer)
 
-    said = input_ids
+    said = input_ids.long()  # as what is chosen, whatever a prompt's tokens are
     state = None
     with model._optimize_model_for_decode():
         while True:
