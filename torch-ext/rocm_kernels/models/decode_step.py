@@ -211,7 +211,7 @@ class _DecodeStep:
             return self._pass_on("it has no cache, or no tokens", kwargs)
         batch, rows = shape
         cache = kwargs[name]
-        is_prompt = self._is_fresh(cache)
+        is_prompt = self._is_fresh(cache, kwargs)
         answers = None
         if is_prompt or rows != 1 or self.device is None:
             with self.lock:
@@ -348,9 +348,10 @@ class _DecodeStep:
                 synced_gpus=synced_gpus, streamer=streamer, **model_kwargs,
             )  # fmt: skip
 
-    def serves(self, cache: Any) -> bool:
-        """Whether a cache that ``generate`` begins with is one that grows, or will be."""
-        return cache is not None and (hasattr(cache, "grow") or self._is_fresh(cache))
+    def serves(self, kwargs: Dict[str, Any]) -> bool:
+        """Whether the cache that ``generate`` begins with is one that grows, or will be."""
+        cache = kwargs.get(name_of_cache(kwargs))
+        return cache is not None and (hasattr(cache, "grow") or self._is_fresh(cache, kwargs))
 
     def choose(self, kwargs: Dict[str, Any]) -> Dict[str, Any]:
         """Runs a step that ends with its choice, and returns the arguments of the next one."""
@@ -383,10 +384,14 @@ class _DecodeStep:
 
     # ---- caches
 
-    def _is_fresh(self, cache: Any) -> bool:
-        """A cache that generate has made, which may become a growing one."""
+    def _is_fresh(self, cache: Any, kwargs: Dict[str, Any]) -> bool:
+        """A cache that generate has made, which may become a growing one. Where a call asks for the
+        attention's probabilities it may not: they have a column for each row of a cache."""
         return is_unwritten(cache) and not (
-            self.other_rows or torch.is_grad_enabled() or self.model.training
+            self.other_rows
+            or kwargs.get("output_attentions")
+            or torch.is_grad_enabled()
+            or self.model.training
         )
 
     def _look_at_model(self) -> None:

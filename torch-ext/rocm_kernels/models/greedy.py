@@ -73,7 +73,7 @@ def answers(
         and model_kwargs.get("use_cache", False)
         and model_kwargs.get("inputs_embeds") is None
         and input_ids.device == model.device
-        and step.serves(model_kwargs.get(name_of_cache(model_kwargs)))
+        and step.serves(model_kwargs)
     )
 
 
