@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from tiny_attention import prompt, tiny
+from tiny_attention import WITH_LOGITS, assert_same_answers, prompt, tiny
 from transformers import DynamicCache, LlamaModel
 
 GIVEN = prompt()
@@ -83,16 +83,16 @@ class Counting(torch.nn.Module):
         super().__init__()
         self.inner, self.kind = inner, kind
         self.count = {"number": 0, "tensor": torch.zeros(())}.get(kind)
-        if kind == "buffer":
+        if "buffer" in kind:
             del self.count
-            self.register_buffer("count", torch.zeros(()))
+            self.register_buffer("count", torch.zeros(()), persistent=kind == "buffer")
 
     def forward(self, x):
         self.count = self.count + 1
         return self.inner(x) * (1 + 0.1 * self.count)
 
 
-@pytest.mark.parametrize("kind", ["number", "tensor", "buffer"])
+@pytest.mark.parametrize("kind", ["number", "tensor", "buffer", "buffer of nobody"])
 def test_a_state_that_a_module_keeps_is_not_recorded(package, kind):
     said = []
     for stepping in (False, True):
@@ -110,6 +110,33 @@ def test_a_state_that_a_module_keeps_is_not_recorded(package, kind):
     steps = package.models.decode_steps(model)
     why = "model.layers.1.mlp.down_proj keeps a count from step to step in itself"
     assert steps.replayed == 0 and why in steps.passed_on
+
+
+def test_frequencies_that_each_step_makes_anew_are_no_state(package):
+    """As of long rotations, whose choice turns within an answer: at a position, whoever has
+    computed the one before. What was recorded stays, and a copy has buffers of its own."""
+    rotation = {
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 18,
+        "short_factor": [1.0] * 8, "long_factor": [float(i + 2) for i in range(8)],
+    }  # fmt: skip
+    torch.manual_seed(1)
+    _, model = tiny("Llama", rope_parameters=rotation)
+    step = copy.deepcopy(model)
+    package.models.use_decode_step(step)
+    said = [each.generate(**GIVEN, **WITH_LOGITS, max_new_tokens=12) for each in (model, step)]
+    assert_same_answers(*said)
+    for each in (step, copy.deepcopy(step)):
+        for count in (3, 12):
+            options = {**OPTIONS, "max_new_tokens": count}
+            assert torch.equal(
+                each.generate(**GIVEN, **options), model.generate(**GIVEN, **options)
+            )
+        steps = package.models.decode_steps(each)
+        assert steps.replayed >= 11, steps
+    assert package.models.decode_steps(step).recorded == 2  # with logits, and with choices
+    short = model.model.rotary_emb.original_inv_freq
+    model.model.rotary_emb.long_inv_freq.copy_(short)
+    assert not torch.equal(step.generate(**GIVEN, **OPTIONS), model.generate(**GIVEN, **OPTIONS))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -40,8 +40,8 @@ from .attention import use_attention
 from .cpu_recording import NotAsRecorded
 from .growing_cache import OtherRows, growing_cache, room_for
 from .late_stop import are_theirs, looking_late, teach_transformers
-from .model_state import LastFingerprint, attentions_of
-from .probe_step import why_not_in_place
+from .model_state import LastFingerprint, attentions_of, buffers_kept
+from .probe_step import buffers_made_anew, why_not_in_place
 from .recorded_step import RecordedStep, kinds_of
 from .step_arguments import can_be_given, has_gaps, is_unwritten, shape_of_tokens, stays_in_place
 from .step_storage import Storage, autocast_dtype, make_ready, name_of_cache, with_padded_mask
@@ -114,6 +114,8 @@ def use_decode_step(
             f"{type(model).__name__}, which cannot: {why}"
         )
     step.why_not_padded = recorded_prompt.why_not_padded(model, step.inner, step.new_cache)
+    # Behind that: what is made of a prompt's positions would be made of those of padding too.
+    step.made_anew = buffers_made_anew(model, step.inner, step.new_cache)
     model.forward = step
 
 
@@ -143,6 +145,7 @@ class _DecodeStep:
         self.before = vars(model).get("forward")  # None: its class's own
         self.pads_masks = False  # to a column for each row of the cache
         self.why_not_padded: Optional[str] = None  # prompts, by tokens behind theirs
+        self.made_anew: List[Tuple[nn.Module, str]] = []  # buffers that are no states
         self.__signature__ = inspect.signature(model.forward)
         # generate would compile a step with a static cache.
         config = model.generation_config
@@ -167,7 +170,7 @@ class _DecodeStep:
     def __getstate__(self) -> Dict[str, Any]:
         names = (
             "model", "max_cache_len", "in_fp8", "before", "pads_masks", "why_not_padded",
-            "__signature__", "compiled_before",
+            "made_anew", "__signature__", "compiled_before",
         )  # fmt: skip
         return {name: vars(self)[name] for name in names}
 
@@ -188,9 +191,10 @@ class _DecodeStep:
     def inner(self, *args: Any, **kwargs: Any) -> Any:
         if self.pads_masks:
             kwargs = with_padded_mask(kwargs)
-        if self.before is None:
-            return type(self.model).forward(self.model, *args, **kwargs)
-        return self.before(*args, **kwargs)
+        with buffers_kept(self.made_anew):
+            if self.before is None:
+                return type(self.model).forward(self.model, *args, **kwargs)
+            return self.before(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():

@@ -210,3 +210,14 @@ def states_kept(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         states.put_back()
+
+
+@contextlib.contextmanager
+def buffers_kept(buffers: List[Tuple[nn.Module, str]]) -> Iterator[None]:
+    """Likewise of some buffers: they stay the tensors that a recorded step was recorded with."""
+    before = [(module._buffers, name, module._buffers[name]) for module, name in buffers]
+    try:
+        yield
+    finally:
+        for table, name, value in before:
+            table[name] = value

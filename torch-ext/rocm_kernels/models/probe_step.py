@@ -11,7 +11,7 @@ only its own cache makes) shows there, before anything is changed.
 
 import importlib
 import inspect
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from torch import nn
 from .attention import ATTENTION, noted_masks
 from .hooks import is_called
 from .model_state import states_kept
-from .recorded_step import first_line
+from .recorded_step import Looks, first_line
 from .step_storage import NAMES_OF_CACHE
 
 
@@ -100,6 +100,45 @@ def why_not_in_place(
         except Exception as error:  # of many kinds: the code is the model's
             return f"with such a cache it stops: {first_line(error)}"
     return None
+
+
+def buffers_made_anew(
+    model: nn.Module, forward: Callable[..., Any], make: Callable[..., Any]
+) -> List[Tuple[nn.Module, str]]:
+    """The buffers that are no states: each call puts other tensors in their places, and reads those
+    alone, as long rotations do (Phi-3's "longrope"). A model that cannot be asked has none."""
+    if not can_be_asked(model):
+        return []
+    calls: List[Set[Tuple[nn.Module, str]]] = []
+
+    def watched(**kwargs: Any) -> Any:
+        before = _unsaved_buffers(model)
+        with Looks() as looks:
+            said = forward(**kwargs)
+        after = _unsaved_buffers(model)
+        calls.append({
+            key for key, old in before.items()
+            if key in after and after[key] is not old and id(old) not in looks.seen
+        })  # fmt: skip
+        return said
+
+    first_tokens, *_ = tokens_to_ask(model.config.get_text_config(decoder=True))
+    with torch.no_grad():
+        try:
+            _run(model, watched, make(16), _cut(first_tokens, [3, 4]))
+        except Exception:  # of many kinds: the code is the model's
+            return []
+    return list(set.intersection(*calls))
+
+
+def _unsaved_buffers(model: nn.Module) -> Dict[Tuple[nn.Module, str], torch.Tensor]:
+    """Nobody keeps what is in them, or looks for it there."""
+    return {
+        (module, name): module._buffers[name]
+        for module in model.modules()
+        for name in module._non_persistent_buffers_set
+        if module._buffers.get(name) is not None
+    }
 
 
 def _cut(tokens: Tuple[int, ...], ends: List[int]) -> List[Tuple[int, ...]]:

@@ -87,7 +87,7 @@ class RecordedStep:
         self.kept = [*tensors_of(model), *map(sums_of, model.modules())]
 
     def _run(self, forward: Callable[..., Any], cache: Any, cache_name: str) -> None:
-        with _in_place(self.attributes), _Looks() as looks, Lengths(cache) as lengths:
+        with _in_place(self.attributes), Looks() as looks, Lengths(cache) as lengths:
             outputs = forward(**self.inputs, **{cache_name: cache})
         self.lengths = cache_name, *lengths.bounds
         self.seen = looks.seen | {id(leaf) for leaf in tree_leaves(outputs)}
@@ -178,7 +178,7 @@ def _in_place(attributes: List[_Attribute]) -> Iterator[None]:
                 vars(each.module)[each.name] = each.value
 
 
-class _Looks(TorchFunctionMode):
+class Looks(TorchFunctionMode):
     """Notes the tensors that Python's code calls a function with or asks for anything, a shape
     included. What takes numbers out of the memory of a tensor, unseen by the dispatcher, cannot be
     recorded."""
