@@ -120,7 +120,18 @@ OTHER_NAMES = (
     "RMSNormGated",
     "SiLU",
     "SoftmaxTopKRouter",
+    "causal_conv1d_fn",
+    "causal_conv1d_update",
+    "chunk_gated_delta_rule",
+    "chunk_kda",
+    "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_kda",
+    "mamba_chunk_scan_combined",
+    "mamba_inner_fn",
+    "mamba_split_conv1d_scan_combined",
     "rotary_pos_emb",
+    "selective_scan_fn",
+    "selective_state_update",
 )
 
 
