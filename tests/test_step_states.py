@@ -6,10 +6,15 @@ import pickle
 
 import pytest
 import torch
-from tiny_attention import WITH_LOGITS, assert_same_answers, prompt, tiny
-from transformers import DynamicCache, LlamaModel
+from tiny_attention import SIZES, WITH_LOGITS, assert_same_answers, prompt, tiny
+from tiny_models import randomized
+from transformers import DynamicCache, LlamaModel, Phi3Config, Phi3ForCausalLM
 
 GIVEN = prompt()
+LONG_ROTATION = {
+    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 18,
+    "short_factor": [1.0] * 8, "long_factor": [float(i + 2) for i in range(8)],
+}  # fmt: skip
 OPTIONS = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
@@ -115,12 +120,8 @@ def test_a_state_that_a_module_keeps_is_not_recorded(package, kind):
 def test_frequencies_that_each_step_makes_anew_are_no_state(package):
     """As of long rotations, whose choice turns within an answer: at a position, whoever has
     computed the one before. What was recorded stays, and a copy has buffers of its own."""
-    rotation = {
-        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 18,
-        "short_factor": [1.0] * 8, "long_factor": [float(i + 2) for i in range(8)],
-    }  # fmt: skip
     torch.manual_seed(1)
-    _, model = tiny("Llama", rope_parameters=rotation)
+    _, model = tiny("Llama", rope_parameters=LONG_ROTATION)
     step = copy.deepcopy(model)
     package.models.use_decode_step(step)
     said = [each.generate(**GIVEN, **WITH_LOGITS, max_new_tokens=12) for each in (model, step)]
@@ -137,6 +138,28 @@ def test_frequencies_that_each_step_makes_anew_are_no_state(package):
     short = model.model.rotary_emb.original_inv_freq
     model.model.rotary_emb.long_inv_freq.copy_(short)
     assert not torch.equal(step.generate(**GIVEN, **OPTIONS), model.generate(**GIVEN, **OPTIONS))
+
+
+def test_an_answer_that_lets_go_of_its_cache_gets_another(package):
+    """Phi-3's does where its rotation turns, and at each prompt that is longer. A caller's own
+    cache, or none, stays the caller's."""
+    config = Phi3Config(**SIZES, rope_parameters=LONG_ROTATION, original_max_position_embeddings=18)
+    torch.manual_seed(1)
+    model = randomized(Phi3ForCausalLM(config))
+    model.set_attn_implementation("rocm_kernels")
+    step = copy.deepcopy(model)
+    package.models.use_decode_step(step)
+    long = prompt(3, 20)
+    for given, replayed in ((GIVEN, 8), (long, 11)):
+        before = package.models.decode_steps(step).replayed
+        assert torch.equal(step.generate(**given, **OPTIONS), model.generate(**given, **OPTIONS))
+        assert package.models.decode_steps(step).replayed - before == replayed
+    assert "it has no cache, or no tokens" not in package.models.decode_steps(step).passed_on
+    with torch.no_grad():
+        assert type(step(**GIVEN, use_cache=True).past_key_values) is DynamicCache
+    own = DynamicCache(config=config)
+    step.generate(**GIVEN, **OPTIONS, past_key_values=own)
+    assert type(own) is DynamicCache
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -25,6 +25,7 @@ tensors, its modules and their hooks) is compared whenever a call has more than 
 """
 
 import contextlib
+import importlib
 import inspect
 import threading
 import weakref
@@ -164,6 +165,7 @@ class _DecodeStep:
         self.other_rows = False  # its layers have been seen to keep other rows than its tokens'
         self.of_static: Any = weakref.WeakKeyDictionary()
         self.lock = threading.RLock()  # a cache may end, and come back, anywhere
+        self.here = threading.local()  # what an answer of this thread calls its cache
         teach_transformers()
         greedy.stand_before_sample(_DecodeStep)
 
@@ -205,7 +207,7 @@ class _DecodeStep:
                 self.passed_on["its arguments have no names"] += 1
                 return self.inner(*args, **kwargs)
             kwargs.update(zip(names, args))
-        name = name_of_cache(kwargs)
+        name = name_of_cache(kwargs) or self._begin_anew(kwargs)
         if name is not None:
             result = self._once_more(name, kwargs)
             if result is not None:
@@ -345,12 +347,17 @@ class _DecodeStep:
         rules = (logits_processor, stopping_criteria, generation_config)
         if unseen and greedy.answers(self, input_ids, *rules, model_kwargs):
             return greedy.answer(self, input_ids, *rules[1:], streamer, model_kwargs)
-        with looking_late(unseen):
-            return theirs(
-                self.model, input_ids, logits_processor=logits_processor,
-                stopping_criteria=stopping_criteria, generation_config=generation_config,
-                synced_gpus=synced_gpus, streamer=streamer, **model_kwargs,
-            )  # fmt: skip
+        before = vars(self.here).get("cache_name")
+        self.here.cache_name = name_of_cache(model_kwargs) if self.serves(model_kwargs) else None
+        try:
+            with looking_late(unseen):
+                return theirs(
+                    self.model, input_ids, logits_processor=logits_processor,
+                    stopping_criteria=stopping_criteria, generation_config=generation_config,
+                    synced_gpus=synced_gpus, streamer=streamer, **model_kwargs,
+                )  # fmt: skip
+        finally:
+            self.here.cache_name = before
 
     def serves(self, kwargs: Dict[str, Any]) -> bool:
         """Whether the cache that ``generate`` begins with is one that grows, or will be."""
@@ -407,6 +414,18 @@ class _DecodeStep:
             self.who_watches = recorded_prompt.who_watches(self.model)
             if self.before is not None:
                 self.who_watches = "another's forward stands before the model's"
+
+    def _begin_anew(self, kwargs: Dict[str, Any]) -> Optional[str]:
+        """Of an answer that began with a cache a call may have none: Phi-3 lets go of it where its
+        rotation turns, and with each prompt that is longer. Then it gets the one that the model
+        would make by itself. Gives its name; None: the call is to have none."""
+        name = vars(self.here).get("cache_name")
+        if name is None or not kwargs.get("use_cache"):
+            return None
+        cache_utils = importlib.import_module("transformers.cache_utils")
+        config = self.model.config.get_text_config(decoder=True)
+        kwargs[name] = cache_utils.DynamicCache(config=config)
+        return name
 
     def _give_storage(self, cache: Any, batch: int, rows: int) -> None:
         """Has an empty cache be a storage's that nobody holds, or a new one's."""
