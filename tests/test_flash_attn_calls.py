@@ -86,6 +86,13 @@ def test_what_is_refused(package, qkv, case):
         package.flash_attn_func(*qkv, **options)
 
 
+def test_heads_without_elements_are_refused(package, qkv):
+    """Before a scale is made of their size."""
+    q, k, v = qkv
+    with pytest.raises(RuntimeError, match="heads must have 1 to 512 elements, got 0 of q"):
+        package.flash_attn_func(q[..., :0], k[..., :0], v)
+
+
 # Arguments behind q, k and v by their place, of flash_attn 2.8, its interface of version 3, and 4.
 ORDERS = {
     "flash_attn_func": (

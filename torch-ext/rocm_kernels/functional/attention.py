@@ -433,6 +433,6 @@ def _operands(
         descale(k_descale, "k_descale", batch, kv_heads, q),
         descale(v_descale, "v_descale", batch, kv_heads, q),
         optional_vector(s_aux), max_seqlen_q, max_seqlen_k,
-        q.shape[-1] ** -0.5 if softmax_scale is None else scale(softmax_scale),
+        max(1, q.shape[-1]) ** -0.5 if softmax_scale is None else scale(softmax_scale),
         window_size[0], 0 if flag(causal) else window_size[1], cap(softcap),
     )  # fmt: skip
