@@ -16,11 +16,15 @@ def package(package):
     return package
 
 
-@pytest.fixture
-def pair(package, monkeypatch):
+# Of the second a layer takes another's keys and values, and keeps none but those to choose by.
+KINDS = [("deepseek_v32", "CAUSAL_LM"), ("mistral_large4", "IMAGE_TEXT_TO_TEXT")]
+
+
+@pytest.fixture(params=KINDS, ids=[kind for kind, _ in KINDS])
+def pair(package, monkeypatch, request):
     """A model whose queries see four keys each, and one of the same weights with use_decode_step,
     whose cache grows within an answer."""
-    return beside_a_step(package, monkeypatch, tiny_of("deepseek_v32"))
+    return beside_a_step(package, monkeypatch, tiny_of(*request.param))
 
 
 def test_answers_of_which_each_token_sees_few(package, pair):

@@ -180,11 +180,12 @@ def _classes() -> Tuple[type, type]:
             new = theirs.DynamicCache(config=self.config)
             for i, (keys, values, _) in enumerate(self):
                 layer = self.layers[i]
-                if layer.held():
+                if "keys" in layer.held():
                     new.update(keys.clone(), values.clone(), i)
                 choosing = vars(layer).get("indexer_keys")
                 if choosing is not None:
-                    new.update_indexer(choosing[:, 0, : keys.shape[2]].clone(), i)
+                    tokens = int(self.get_seq_length())
+                    new.update_indexer(choosing[:, 0, :tokens].clone(), i)
                 for name in _OF_STATES if isinstance(layer, WithStates) else ():
                     setattr(new.layers[i], name, copy.deepcopy(getattr(layer, name)))
             return new
@@ -237,8 +238,9 @@ def _classes() -> Tuple[type, type]:
             """Rows need not: a mask hides those of another answer."""
 
         def held(self) -> Dict[str, torch.Tensor]:
-            """``[batch, heads, rows, D]`` by the name of each."""
-            names = ("keys", "values", "indexer_keys") if self.is_initialized else ()
+            """``[batch, heads, rows, D]`` by the name of each. One that shares another layer's keys
+            and values may hold those to choose by alone."""
+            names = ("keys", "values", "indexer_keys")
             return {n: vars(self)[n] for n in names if vars(self).get(n) is not None}
 
         def lazy_initialization(self, keys: torch.Tensor, values: torch.Tensor) -> None:
