@@ -5,10 +5,13 @@ import copy
 
 import pytest
 import torch
-from tiny_attention import prompt, tiny
+from tiny_attention import SIZES, prompt, tiny
+from tiny_models import randomized
 from transformers import (
     EosTokenCriteria,
     LogitsProcessor,
+    Phi3Config,
+    Phi3ForCausalLM,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -145,6 +148,31 @@ def test_an_answer_goes_on_from_the_cache_of_one_that_ended(models):
         options["past_key_values"] = first.past_key_values
         said.append(each.generate(ids, attention_mask=mask, **options).sequences)
     assert torch.equal(*said)
+
+
+def test_an_answer_that_has_let_go_of_its_cache(package, monkeypatch):
+    """Of the one that it goes on with a token is taken back."""
+    rotation = {
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 18,
+        "short_factor": [1.0] * 8, "long_factor": [float(i + 2) for i in range(8)],
+    }  # fmt: skip
+    config = Phi3Config(**SIZES, rope_parameters=rotation, original_max_position_embeddings=18)
+    torch.manual_seed(1)
+    model = randomized(Phi3ForCausalLM(config))
+    package.models.use_attention(model)
+    late = copy.deepcopy(model)
+    package.models.use_decode_step(late)
+    monkeypatch.setattr(package.models.late_stop, "runs_ahead", lambda device: True)
+    monkeypatch.setattr(torch, "Event", NoEvent)
+    options = {"do_sample": False, "return_dict_in_generate": True}
+    given = prompt(1, 12, (0,))
+    told = model.generate(**given, **options, max_new_tokens=12).sequences[0]
+    for end in (3, 9):  # before the turn, and behind it
+        ends = {"eos_token_id": int(told[12 + end]), "max_new_tokens": 12}
+        expected, got = (each.generate(**given, **options, **ends) for each in (model, late))
+        assert torch.equal(got.sequences, expected.sequences)
+        count = expected.past_key_values.get_seq_length()
+        assert got.past_key_values.get_seq_length() == count == got.sequences.shape[1] - 1
 
 
 def test_criteria_of_transformers_may_look_late(package, models):

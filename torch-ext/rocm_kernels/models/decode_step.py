@@ -40,7 +40,7 @@ from .asked_once import asking_once
 from .attention import use_attention
 from .cpu_recording import NotAsRecorded
 from .growing_cache import OtherRows, growing_cache, room_for
-from .late_stop import are_theirs, looking_late, teach_transformers
+from .late_stop import are_theirs, goes_on_with, looking_late, teach_transformers
 from .model_state import LastFingerprint, attentions_of, buffers_kept
 from .probe_step import buffers_made_anew, why_not_in_place
 from .recorded_step import RecordedStep, kinds_of
@@ -348,7 +348,10 @@ class _DecodeStep:
         if unseen and greedy.answers(self, input_ids, *rules, model_kwargs):
             return greedy.answer(self, input_ids, *rules[1:], streamer, model_kwargs)
         before = vars(self.here).get("cache_name")
-        self.here.cache_name = name_of_cache(model_kwargs) if self.serves(model_kwargs) else None
+        # Of calls without a cache that a processor makes, as for guidance, it knows itself.
+        asks_too = any(isinstance(getattr(p, "model", None), nn.Module) for p in logits_processor)
+        begins_anew = self.serves(model_kwargs) and not asks_too
+        self.here.cache_name = name_of_cache(model_kwargs) if begins_anew else None
         try:
             with looking_late(unseen):
                 return theirs(
@@ -425,6 +428,7 @@ class _DecodeStep:
         cache_utils = importlib.import_module("transformers.cache_utils")
         config = self.model.config.get_text_config(decoder=True)
         kwargs[name] = cache_utils.DynamicCache(config=config)
+        goes_on_with(kwargs[name])
         return name
 
     def _give_storage(self, cache: Any, batch: int, rows: int) -> None:

@@ -25,15 +25,24 @@ _here = threading.local()
 @contextlib.contextmanager
 def looking_late(allowed: bool) -> Iterator[None]:
     """Within, answers of this thread may be looked at late, or not."""
-    before, _here.allowed = _is_allowed(), allowed
+    before, check = _is_allowed(), getattr(_here, "check", None)
+    _here.allowed, _here.check = allowed, None
     try:
         yield
     finally:
-        _here.allowed = before
+        _here.allowed, _here.check = before, check
 
 
 def _is_allowed() -> bool:
     return getattr(_here, "allowed", False)
+
+
+def goes_on_with(cache: Any) -> None:
+    """This thread's answer has let go of its cache for another: of that the one step too many is
+    taken back."""
+    check = getattr(_here, "check", None)
+    if check is not None and check.cache is not None:
+        check.cache = cache
 
 
 def are_theirs(watchers: Iterable[Any]) -> bool:
@@ -64,6 +73,10 @@ def teach_transformers() -> None:
         many, which the one step before has not drawn yet."""
 
         drawn = before = None  # the state behind this step's numbers, and behind the last one's
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            _here.check = self
 
         @staticmethod
         def is_supported(
