@@ -22,6 +22,8 @@ On a GPU ``generate`` looks whether an answer has ended while the next step runs
 greedy answer's steps choose their tokens themselves (greedy.py).
 What a graph has read stays alive with it. Whether the model is still what was recorded (its
 tensors, its modules and their hooks) is compared whenever a call has more than one token.
+
+Longer than 500 lines, because one class decides of each call, by a state that all of it shares.
 """
 
 import contextlib
