@@ -1,12 +1,12 @@
 """Attention of decode steps and of prompts beside that of other packages, on this GPU.
 
-    python benchmarks/attention.py [--parts decode,prompts,configs] [--quick] [--save]
+    python benchmarks/attention.py [--parts decode,prompts,configs,drawn] [--quick] [--save]
 
 Decode: one query a sequence, 32 query and 8 KV heads of 128, every key in use; ours also from pages
 of 16 keys in any order. Prompts: PROMPTS below; TFLOP/s count half the products of causal ones.
-Configs: for the calls of CONFIGS, other heads and short prompts among them, and for some of chance,
-what the choice takes beside the quickest of all configs. Times are medians of CUDA-graph replays
-(gpu.py has the clock), microseconds, over caches that L2 does not hold.
+Configs: for the calls of CONFIGS, other heads and short prompts among them, what the choice takes
+beside the quickest of all configs. Drawn: the same for calls of chance. Times are medians of
+CUDA-graph replays (gpu.py has the clock), microseconds, over caches that L2 does not hold.
 
 Peers: SDPA's backends cuDNN and flash, with enable_gqa, so that no head is copied; FlashAttention 3
 and FlashInfer where they import (attention_peers.py). A peer whose result is not ours within 2 % is
@@ -24,6 +24,7 @@ import functools
 import json
 import random
 import sys
+from collections.abc import Sequence
 
 import attention_peers
 import gpu
@@ -222,17 +223,17 @@ def prompts(package, peers: Peers, saved: bool, quick: bool) -> None:
         table.add(f"{batch} x {tokens:,} {kind}, {heads}/{kv_heads} heads of {size}", *cells)
 
 
-def configs(package, saved: bool, quick: bool) -> None:
+def configs(package, calls: Sequence[tuple], saved: bool) -> None:
     module = sys.modules[package.flash_attn_func.__module__]
     card = torch.cuda.get_device_name()
     header = [f"{card}, measured: sequences x queries x keys", "what runs", "us", "the quickest",
               "us", "it would spare"]  # fmt: skip
     table = Table("attention_configs", header, False, {})
     found = []
-    for call in CONFIGS[:1] if quick else (*CONFIGS, *drawn_calls()):
+    for call in calls:
         batch, rows, keys, heads, kv_heads, size, size_v, page = call
         for dtype in (torch.bfloat16, E4M3):
-            inputs = inputs_of(batch, rows, keys, heads, kv_heads, size, size_v, dtype)
+            inputs = inputs_of(batch, rows, keys, heads, kv_heads, size, size_v, dtype)[:40]
             causal, order = rows > 1, None
             if page:
                 pages = batch * -(-keys // page)
@@ -272,10 +273,12 @@ def configs(package, saved: bool, quick: bool) -> None:
 
 
 def save_configs(card: str, found: list[dict]) -> None:
-    """Into results/attention_configs.json, in the place of what it has of this card."""
+    """Into results/attention_configs.json, in the place of what it has of these calls and card."""
     file = tables.RESULTS / "attention_configs.json"
     kept = json.loads(file.read_text()) if file.exists() else {}
-    kept[card] = {"machine": gpu.machine(), "calls": found}
+    again = [cell["call"] for cell in found]
+    calls = [cell for cell in kept.get(card, {}).get("calls", []) if cell["call"] not in again]
+    kept[card] = {"machine": gpu.machine(), "calls": calls + found}
     file.write_text(result_text(dict(sorted(kept.items()))))
 
 
@@ -288,19 +291,20 @@ def in_pages(rows: torch.Tensor, page: int) -> torch.Tensor:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--parts", default="decode,prompts,configs")
+    parser.add_argument("--parts", default="decode,prompts,configs,drawn")
     parser.add_argument("--quick", action="store_true", help="a call of each, to see that it works")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     parts, saved, quick = options.parts.split(","), options.save, options.quick
     package = gpu.load_package()
-    peers = None if parts == ["configs"] else Peers(package)
+    peers = Peers(package) if {"decode", "prompts"} & set(parts) else None
     if "decode" in parts:
         decode(package, peers, gpu.read_rate(package), saved, quick)
     if "prompts" in parts:
         prompts(package, peers, saved, quick)
-    if "configs" in parts:
-        configs(package, saved, quick)
+    for part, calls in (("configs", CONFIGS), ("drawn", drawn_calls())):
+        if part in parts:
+            configs(package, calls[:1] if quick else calls, saved)
     return 0
 
 
