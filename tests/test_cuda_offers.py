@@ -110,7 +110,8 @@ def chosen_configs(tmp_path, calls):
 
 @pytest.mark.parametrize("card", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
 def test_attention_takes_configs_that_were_measured_to_be_quick(tmp_path, card):
-    """By the times of all that are near the quickest (benchmarks/attention.py --parts configs)."""
+    """By the times of all that are near the quickest, of calls that somebody listed, and of some by
+    chance (benchmarks/attention.py --parts configs,drawn)."""
     file = ROOT / "benchmarks/results/attention_configs.json"
     measured = json.loads(file.read_text())[card]["calls"]
     chosen = chosen_configs(tmp_path, [(*cell["call"], int("H100" in card)) for cell in measured])
@@ -118,8 +119,8 @@ def test_attention_takes_configs_that_were_measured_to_be_quick(tmp_path, card):
     for cell, config in zip(measured, chosen, strict=True):
         quickest = min(cell["us"].values())
         lost[tuple(cell["call"])] = cell["us"].get(config, 1.6 * quickest) / quickest - 1
-    assert len(lost) > 150
-    assert all(share < 0.15 for share in lost.values()), lost
+    assert len(lost) > 250
+    assert all(share < 0.2 for share in lost.values()), lost
     assert sum(lost.values()) < 0.01 * len(lost), lost
 
 

@@ -9,11 +9,33 @@
 namespace rocm_kernels {
 namespace cuda {
 
+// The rows of decode's largest tiles. More would be several blocks', each of which reads the keys:
+// where prefill serves them, decode was the quicker in no call that was measured.
+constexpr int64_t kMostDecodeRows = 32;
+
 // Calls visit(config) for the configs that can serve args and are worth a try.
 template <typename Visit>
 void for_each_config(const AttentionArgs& args, const AttentionDevice& device, const Visit& visit) {
   const int64_t rows = rows_of_kv_head(args);
+  bool any = false;
+  for (const auto design :
+       {AttentionConfig::Design::kPrefill, AttentionConfig::Design::kGathered}) {
+    if (design == AttentionConfig::Design::kGathered && gathered_bytes(args) > kMostGatheredBytes) {
+      break;
+    }
+    for (const int32_t block_rows : {64, 128, 192}) {
+      if (rows <= block_rows - 64) continue;
+      for (int32_t outer = 1; outer <= 32; outer *= 2) {
+        AttentionConfig c;
+        c.design = design;
+        c.rows = block_rows;
+        c.outer = outer;
+        if (check_config(args, c, device) == nullptr) any = true, visit(c);
+      }
+    }
+  }
   for (const int32_t block_rows : {8, 16, 32}) {
+    if (any && rows > kMostDecodeRows) break;
     // The fewest rows that hold all, or the most.
     const bool holds = block_rows >= rows;
     const int32_t more = 2 * block_rows;
@@ -29,22 +51,6 @@ void for_each_config(const AttentionArgs& args, const AttentionDevice& device, c
       }
     }
     if (holds) break;
-  }
-  for (const auto design :
-       {AttentionConfig::Design::kPrefill, AttentionConfig::Design::kGathered}) {
-    if (design == AttentionConfig::Design::kGathered && gathered_bytes(args) > kMostGatheredBytes) {
-      break;
-    }
-    for (const int32_t block_rows : {64, 128, 192}) {
-      if (rows <= block_rows - 64) continue;
-      for (int32_t outer = 1; outer <= 32; outer *= 2) {
-        AttentionConfig c;
-        c.design = design;
-        c.rows = block_rows;
-        c.outer = outer;
-        if (check_config(args, c, device) == nullptr) visit(c);
-      }
-    }
   }
   visit(AttentionConfig{});
 }

@@ -1,8 +1,8 @@
 // How long a config of attention would take on an NVIDIA GPU. It ranks configs; it is not a
 // measurement.
 //
-// Decode's constants were fitted to an H200's and an H100's times of the configs of 78 calls,
-// twelve kinds of heads and pages among them (benchmarks/attention.py --parts configs).
+// The constants were fitted to an H200's and an H100's times of the configs of some 260 calls each,
+// listed ones and others of chance (benchmarks/attention.py --parts configs,drawn).
 #pragma once
 
 #include <cmath>
@@ -26,8 +26,8 @@ inline float keys_of_query(const AttentionArgs& args) {
 // on an H200 a part costs as much for each 128 columns, from 2 to 32 parts.
 inline float modelled_join_time(const AttentionArgs& args, const AttentionConfig& c,
                                 const AttentionDevice& device) {
-  constexpr float kJoinUs = 2.5f, kPartUs = 0.14f;
-  constexpr float kJoinPasses = 3.5f;  // over the parts' sums, at memory's rate
+  constexpr float kJoinUs = 1.9f, kPartUs = 0.089f;
+  constexpr float kJoinPasses = 2.9f;  // over the parts' sums, at memory's rate
   if (c.outer == 1) return 0;
   const float bytes = static_cast<float>(partial_bytes(args, c));
   return kJoinUs + kPartUs * static_cast<float>(c.outer * ceil_div(args.head_dim_v, 128)) +
@@ -38,22 +38,20 @@ inline float modelled_join_time(const AttentionArgs& args, const AttentionConfig
 // keys, and, alone, by what one block can do.
 inline float modelled_prefill_time(const AttentionArgs& args, const AttentionConfig& c,
                                    const AttentionDevice& device) {
-  constexpr float kLaunchUs = 3, kBlockUs = 2.5f;  // a block's first loads, its end
-  constexpr float kRoundUs = 3;                    // memory's rest while blocks follow blocks
-  constexpr float kTileUs = 0.15f;                 // between a tile's products
-  constexpr float kFlopsPerUs = 5.3e6f;            // of a multiprocessor
-  constexpr float kScoresPerUs = 13.4e3f;          // whose softmax it takes,
-  constexpr float kMoreScoresPerUs = 16.7e3f;      // and by three consumers
-  constexpr float kCodesPerUs = 24e3f;             // of FP8, that it widens
+  constexpr float kLaunchUs = 2.3f, kBlockUs = 3.7f;  // a block's first loads, its end
+  constexpr float kRoundUs = 2.5f;                    // memory's rest while blocks follow blocks
+  constexpr float kTileUs = 0.14f;                    // between a tile's products
+  constexpr float kFlopsPerUs = 5.3e6f;               // of a multiprocessor
+  constexpr float kScoresPerUs = 14.1e3f;             // whose softmax it takes,
+  constexpr float kMoreScoresPerUs = 16.7e3f;         // and by three consumers
+  constexpr float kCodesPerUs = 22.3e3f;              // of FP8, that it widens
   // Where blocks of rows share keys that threads copy, on an H100: FP8, and a tile in pages.
-  constexpr float kFp8BlockUs = 3, kFewerCodesPerUs = 18.5e3f;
-  constexpr float kPagedTileUs = 1.1f, kPagedRowUs = 9e-3f;
-  constexpr float kBandwidth = 0.92f;  // of what the driver says of the memory
-  constexpr float kInPages = 0.95f;    // of that
+  constexpr float kFp8BlockUs = 3, kFewerCodesPerUs = 18.3e3f;
+  constexpr float kPagedTileUs = 1.1f, kPagedRowUs = 0.009f;
+  constexpr float kBandwidth = 0.79f;  // of what the driver says of the memory
   constexpr float kL2Rate = 1.4f;      // of the same
-  // What a multiprocessor takes in from memory: of rows, of pages (64 blocks on an H100: 34e3 of
-  // pages of 16, 64 and 256 keys, which H200's times of two and four rounds bear out).
-  constexpr float kSmBytesPerUs = 58.5e3f, kSmPagedBytesPerUs = 34.5e3f;
+  // What a multiprocessor takes in from memory: of rows, of pages.
+  constexpr float kSmBytesPerUs = 70.1e3f, kSmPagedBytesPerUs = 39.5e3f;
   const PrefillTile tile = prefill_tile(args);
   const float row_blocks_of_pair = static_cast<float>(row_blocks(args, c));
   const float outer = static_cast<float>(c.outer);
@@ -87,8 +85,7 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   const float compute_us = std::max(rounds * block_us(keys), block_us(longest));
   const float bytes = pairs * longest * columns * static_cast<float>(size_of(args.kv_dtype));
   const float memory_us =
-      std::max(bytes / kBandwidth, bytes * row_blocks_of_pair * keys / longest / kL2Rate) /
-      (in_pages ? per_us * kInPages : per_us);
+      std::max(bytes / kBandwidth, bytes * row_blocks_of_pair * keys / longest / kL2Rate) / per_us;
   return kLaunchUs + std::max(compute_us, kBlockUs + memory_us + (waves > 1 ? kRoundUs : 0)) +
          modelled_join_time(args, c, device);
 }
@@ -99,7 +96,7 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
 // neither.
 inline float modelled_places(const AttentionArgs& args, const AttentionConfig& c,
                              const AttentionDevice& device) {
-  constexpr float kGroupSms = 18, kOfGroups = 0.9f;
+  constexpr float kGroupSms = 18, kOfGroups = 0.94f;
   const float sms = static_cast<float>(device.sm_count);
   if (c.cluster > 8) return std::floor(sms / kGroupSms) * 16;
   // By the room that a block of a cluster has; the rates were fitted to blocks that all had it.
@@ -119,45 +116,50 @@ inline float modelled_gathered_time(const AttentionArgs& args, const AttentionCo
 
 inline float modelled_decode_time(const AttentionArgs& args, const AttentionConfig& c,
                                   const AttentionDevice& device) {
-  constexpr float kLaunchUs = 2.94f;   // launch, first loads, the end
-  constexpr float kFp8Us = 0.67f;      // more: queries become float16
-  constexpr float kRowUs = 0.36f;      // more, for each row beyond 8
-  constexpr float kClusterUs = 0.05f;  // each doubling of the blocks that meet
-  constexpr float kLargeClusterUs = 0.85f;
-  constexpr float kOuterUs = 1.35f, kPartUs = 0.08f;  // parts that meet in memory
-  constexpr float kPagedOuterUs = 0.5f, kTurnUs = 1;  // where a thread has more than two columns
-  constexpr float kWaveUs = 2;                        // further blocks of a multiprocessor
+  constexpr float kLaunchUs = 2.8f;     // launch, first loads, the end
+  constexpr float kFp8Us = 0.67f;       // more: queries become float16
+  constexpr float kRowUs = 0.23f;       // more, for each row beyond 8
+  constexpr float kClusterUs = 0.048f;  // each doubling of the blocks that meet
+  constexpr float kLargeClusterUs = 0.55f;
+  constexpr float kOuterUs = 1.3f, kPartUs = 0.091f;  // parts that meet in memory
+  constexpr float kPagedOuterUs = 0.49f;
+  constexpr float kTurnUs = 1.4f;  // where a thread has more than two columns
+  constexpr float kWaveUs = 1.7f;  // further blocks of a multiprocessor
   // One block alone: its keys in rows, in pages of whole runs of 16 keys, in others (TileCopies).
-  constexpr float kBlockBytesPerUs[] = {67.5e3f, 45e3f, 23.5e3f};
-  constexpr float kFp8BlockBytesPerUs[] = {48.1e3f, 44.9e3f, 22.6e3f};
-  constexpr float kSmBytesPerUs = 57.8e3f;  // two blocks of a multiprocessor
-  // What more rows cost: of a block's own rate, and of memory's when all blocks read.
-  // 8, 16 and 32 rows, and heads of 512.
-  constexpr float kOfBlock[] = {1, 0.84f, 0.3f, 0.6f}, kOfMemory[] = {1, 1, 0.42f, 0.55f};
-  constexpr float kBandwidth = 0.923f;  // of what the driver says of the memory
-  constexpr float kInPages = 0.98f;     // of that
-  constexpr float kTogether = 2.57f;    // what blocks of large clusters wait, where some share
+  constexpr float kBlockBytesPerUs[] = {65.2e3f, 45.4e3f, 22.8e3f};
+  constexpr float kFp8BlockBytesPerUs[] = {50.5e3f, 44.4e3f, 22.6e3f};
+  constexpr float kSmBytesPerUs = 56.5e3f;  // two blocks of a multiprocessor
+  // What a tile's rows cost: of a block's own rate, and of memory's when all blocks read. In the
+  // order of kDecodeTiles.
+  constexpr float kOfBlock[] = {0.89f, 0.84f, 0.67f, 0.83f, 0.43f, 1,    0.66f,
+                                0.36f, 0.67f, 0.42f, 0.94f, 0.68f, 0.56f},
+                  kOfMemory[] = {0.94f, 1, 0.69f, 0.87f, 0.85f, 0.99f, 0.79f,
+                                 0.68f, 1, 0.75f, 1,     0.86f, 0.52f};
+  constexpr float kBandwidth = 0.92f;  // of what the driver says of the memory
+  constexpr float kInPages = 0.98f;    // of that
+  constexpr float kTogether = 2.6f;    // what blocks of large clusters wait, where some share
+  constexpr float kCrowded = 0.8f;     // of the multiprocessors, from which on some do
 
   const DecodeBlock block = decode_block(args, c, device);
-  // Sums of a row of 192 or 256 take the registers of two rows of 128.
-  const int rows = c.rows * static_cast<int>(std::max<int64_t>(ceil_div(block.head_dim, 128), 1));
-  const int by_rows = block.head_dim > 256 ? 3 : rows == 8 ? 0 : rows == 16 ? 1 : 2;
+  const int tile = find_decode_tile(args, c.rows);
   const int64_t page_size = size_of_pages(args);
   const bool in_pages = page_size > 0;
   const float per_us = static_cast<float>(device.memory.bytes_per_us) * kBandwidth *
-                       kOfMemory[by_rows] * (in_pages ? kInPages : 1);
+                       kOfMemory[tile] * (in_pages ? kInPages : 1);
   int64_t keys = args.max_seqlen_k;
   if (args.window_left >= 0) {
     keys = std::min(keys, args.window_left + args.max_seqlen_q + block.keys());
   }
   const float blocks = static_cast<float>(decode_blocks(args, c));
   const float places = modelled_places(args, c, device);
-  const float tile = static_cast<float>(2 * block.row_bytes() * block.keys() * block.warps());
+  const float sms = static_cast<float>(device.sm_count);
+  const float tile_bytes = static_cast<float>(2 * block.row_bytes() * block.keys() * block.warps());
   const float of_item = 2.0f * static_cast<float>(keys) * block.row_bytes();
-  const float of_block = std::ceil(of_item / static_cast<float>(c.cluster * c.outer) / tile) * tile;
+  const float of_block =
+      std::ceil(of_item / static_cast<float>(c.cluster * c.outer) / tile_bytes) * tile_bytes;
   const int layout = page_size == 0 ? 0 : page_size % 16 == 0 ? 1 : 2;
   const float alone =
-      (block.bytes == 1 ? kFp8BlockBytesPerUs : kBlockBytesPerUs)[layout] * kOfBlock[by_rows];
+      (block.bytes == 1 ? kFp8BlockBytesPerUs : kBlockBytesPerUs)[layout] * kOfBlock[tile];
   const float shared = static_cast<float>(row_blocks(args, c));  // rows that L2 serves again
   const auto wave_us = [&](float at_once) {
     return std::max(of_block / alone, of_block * at_once / shared / per_us);
@@ -166,8 +168,7 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   float blocks_us = full * wave_us(places) + (rest > 0 ? wave_us(rest) : 0);
   // Places are given out before all are free: where every multiprocessor could have one block, some
   // have two.
-  if (2 * blocks > device.sm_count && blocks <= device.sm_count && places > device.sm_count &&
-      !is_alone(args, c, device)) {
+  if (blocks > kCrowded * sms && blocks <= sms && places > sms && !is_alone(args, c, device)) {
     blocks_us = std::max(blocks_us, (c.cluster > 2 ? kTogether : 2) * of_block / kSmBytesPerUs);
   }
   const float waves = full + (rest > 0 ? 1 : 0);
