@@ -122,6 +122,30 @@ def test_answers_about_images(package, monkeypatch, kind):
         assert steps.replayed >= 20, steps  # of 28
 
 
+def test_an_image_behind_a_chats_first_turn(package):
+    """Whose rows a cache in place has no room for: it becomes one that has."""
+    model = mllama()
+    step = copy.deepcopy(model)
+    package.models.use_decode_step(step)
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    first, later, said = prompt(8, [BEGIN]), mllama_prompt(6), []
+    for each in (model, step):
+        cache = DynamicCache(config=model.config)
+        ids = each.generate(**first, past_key_values=cache, **options)
+        length = cache.get_seq_length()
+        ids = torch.cat([ids, later["input_ids"]], 1)
+        mask = torch.nn.functional.pad(later["cross_attention_mask"], (0, 0, 0, 0, length + 1, 0))
+        given = {
+            **later, "input_ids": ids, "attention_mask": torch.ones_like(ids),
+            "cross_attention_mask": mask, "past_key_values": cache,
+        }  # fmt: skip
+        said.append(each.generate(**given, **options))
+    assert torch.equal(*said)
+    steps = package.models.decode_steps(step)
+    assert steps.passed_on["its layers keep other rows than its tokens'"] == 1
+    assert steps.replayed == 6  # of the first turn's 7
+
+
 def test_an_offset_that_a_module_keeps_is_the_calls(package, monkeypatch):
     """Qwen's positions behind an image: a loop of one's own leaves them to the model."""
     _, model = tiny("Llama")

@@ -142,7 +142,7 @@ def test_frequencies_that_each_step_makes_anew_are_no_state(package):
 
 def test_an_answer_that_lets_go_of_its_cache_gets_another(package):
     """Phi-3's does where its rotation turns, and at each prompt that is longer. A caller's own
-    cache, or none, stays the caller's."""
+    cache keeps what it had then, and no cache stays none."""
     config = Phi3Config(**SIZES, rope_parameters=LONG_ROTATION, original_max_position_embeddings=18)
     torch.manual_seed(1)
     model = randomized(Phi3ForCausalLM(config))
@@ -157,9 +157,10 @@ def test_an_answer_that_lets_go_of_its_cache_gets_another(package):
     assert "it has no cache, or no tokens" not in package.models.decode_steps(step).passed_on
     with torch.no_grad():
         assert type(step(**GIVEN, use_cache=True).past_key_values) is DynamicCache
-    own = DynamicCache(config=config)
-    step.generate(**GIVEN, **OPTIONS, past_key_values=own)
-    assert type(own) is DynamicCache
+    own = [DynamicCache(config=config) for _ in range(2)]
+    for each, cache in zip((model, step), own, strict=True):
+        each.generate(**GIVEN, **OPTIONS, past_key_values=cache)
+    assert own[0].get_seq_length() == own[1].get_seq_length() > 12
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -224,6 +225,181 @@ def test_a_cache_is_pickled_as_a_dynamic_one(package, pair, in_fp8):
         rest = {"attention_mask": torch.ones_like(ids), **OPTIONS}
         expected = model.generate(ids, past_key_values=exact, **rest)
         assert torch.equal(step.generate(ids, past_key_values=again, **rest), expected)
+
+
+def turn(model, ids, cache, **options):
+    """A chat's next one, with some more tokens behind the answer."""
+    said = model.generate(
+        ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **{**OPTIONS, **options}
+    )
+    return torch.cat([said, said[:, 1:5]], 1)
+
+
+@pytest.mark.parametrize("has_kinds", [False, True])
+@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
+def test_a_callers_cache_is_recorded_in_each_turn(package, family, has_kinds):
+    """It stays what its caller takes it for."""
+    _, model = tiny(family)
+    package.models.use_attention(model)
+    step = copy.deepcopy(model)
+    package.models.use_decode_step(step)
+    ids = [GIVEN["input_ids"]] * 2
+    caches = [DynamicCache(config=model.config if has_kinds else None) for _ in ids]
+    caches[1].note = "its caller's"
+    for replayed in (10, 21, 32):
+        ids = [turn(*each) for each in zip((model, step), ids, caches, strict=True)]
+        assert torch.equal(*ids)
+        assert package.models.decode_steps(step).replayed == replayed
+        assert isinstance(caches[1], DynamicCache) and caches[1].note == "its caller's"
+        assert len(caches[1]) == len(caches[0])
+        assert caches[1].get_seq_length() == caches[0].get_seq_length()
+    assert type(caches[1]) is not DynamicCache
+    again = pickle.loads(pickle.dumps(caches[1]))
+    assert type(again) is DynamicCache and again.note == "its caller's"
+    assert [type(layer) for layer in again.layers] == [type(layer) for layer in caches[0].layers]
+    del caches[1]  # its place is another's, and not what was put into it
+    cache = DynamicCache()
+    assert torch.equal(turn(step, GIVEN["input_ids"], cache), turn(model, GIVEN["input_ids"], None))
+    assert not hasattr(cache, "note")
+    assert package.models.decode_steps(step)[:2] == (1, 43)
+
+
+def by_hand(model, ids, cache, count=3):
+    """Calls of a model's own, with a cache alone."""
+    out = []
+    with torch.no_grad():
+        for _ in range(count):
+            out.append(model(ids, past_key_values=cache).logits[:, -1])
+            ids = out[-1].argmax(-1, keepdim=True)
+    return torch.stack(out)
+
+
+def crop(model, ids, cache):
+    cache.crop(-6)
+
+
+def reorder(model, ids, cache):
+    cache.reorder_cache(torch.tensor([2, 0, 0]))
+
+
+def select(model, ids, cache):
+    cache.batch_select_indices(torch.tensor([2, 0]))
+    cache.batch_repeat_interleave(2)
+
+
+def reset(model, ids, cache):
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    return turn(model, ids[:2, :7], cache)
+
+
+def reads(model, ids, cache):
+    return torch.stack([states for each in cache for states in each[:2]])
+
+
+def writes(model, ids, cache):
+    """Rows of the caller's own choice."""
+    rows = [(keys[:, :, :2], values[:, :, :2]) for keys, values, *_ in cache]
+    return torch.stack([cache.update(*each, i)[0] for i, each in enumerate(rows)])
+
+
+def asks_for_probabilities(model, ids, cache):
+    said = model.generate(
+        ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **OPTIONS,
+        output_attentions=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    return torch.stack([each[1] for each in said.attentions[1:2]])
+
+
+def learns(model, ids, cache):
+    """Two calls of a graph that goes through the rows."""
+    logits = [model(ids[:, -1:], past_key_values=cache).logits for _ in range(2)]
+    sum(logits).square().mean().backward()
+    weight = model.model.layers[0].self_attn.k_proj.weight
+    gradient, weight.grad = weight.grad, None
+    return gradient
+
+
+@pytest.mark.parametrize(
+    "use", [crop, reorder, select, reset, reads, writes, by_hand, asks_for_probabilities, learns]
+)
+def test_what_becomes_of_a_callers_cache_is_what_became_of_it(package, pair, use):
+    """And an answer goes on from there."""
+    said = []
+    for each in pair:
+        cache = DynamicCache()
+        ids = turn(each, GIVEN["input_ids"], cache)
+        said.append([use(each, ids, cache)])
+        if use is not learns:
+            shape = (len(next(iter(cache))[0]), cache.get_seq_length() + 5)
+            ids = torch.arange(shape[0] * shape[1]).reshape(shape) % 150 + 5
+            said[-1].append(turn(each, ids, cache))
+    for expected, got in zip(*said, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "rocm_kernels"])
+@pytest.mark.parametrize("family", ["Llama", "Mistral"])
+def test_a_cache_in_another_models_hands(package, monkeypatch, family, attention):
+    """Which knows nothing of the room behind its tokens, and may need more."""
+    monkeypatch.setattr(package.models.decode_step, "_SPARE", 16)
+    _, model = tiny(family)
+    package.models.use_attention(model)
+    step, other = copy.deepcopy(model), copy.deepcopy(model)
+    package.models.use_decode_step(step)
+    other.set_attn_implementation(attention)
+    said = []
+    for each in (model, step):
+        cache = DynamicCache(config=model.config)
+        ids = turn(each, GIVEN["input_ids"], cache)
+        logits = by_hand(other, ids[:, -5:], cache, 9)
+        ids = torch.cat([ids, logits.argmax(-1).T], 1)
+        said.append((logits, turn(other, ids, cache)))
+        assert type(cache) is DynamicCache
+    torch.testing.assert_close(said[1][0], said[0][0])
+    assert torch.equal(said[1][1], said[0][1])
+
+
+def test_conversations_with_caches_of_their_own(package, pair):
+    """In turns, and one that goes on in two ways."""
+    said = []
+    for each in pair:
+        caches = [DynamicCache() for _ in range(2)]
+        ids = [GIVEN["input_ids"], GIVEN["input_ids"].flip(1)]
+        for _ in range(2):
+            ids = [turn(each, *own) for own in zip(ids, caches, strict=True)]
+        caches.append(copy.deepcopy(caches[0]))
+        ids.append(ids[0].roll(1, 1).where(torch.arange(ids[0].shape[1]) > 27, ids[0]))
+        for _ in range(2):
+            ids = [turn(each, *own) for own in zip(ids, caches, strict=True)]
+        said.append(torch.stack(ids))
+    assert torch.equal(*said)
+    assert package.models.decode_steps(pair[1]).replayed == 2 * (10 + 3 * 11) + 10 + 11
+
+
+def test_a_callers_cache_whose_prompt_fails_is_as_it_came(package, pair):
+    model, step = pair
+    cache = DynamicCache()
+    with pytest.raises(IndexError):
+        turn(step, torch.full((2, 5), 1 << 20), cache)
+    assert type(cache) is DynamicCache and cache.get_seq_length() == 0
+    expected = turn(model, GIVEN["input_ids"], DynamicCache())
+    assert torch.equal(turn(step, GIVEN["input_ids"], cache), expected)
+
+
+@pytest.mark.parametrize("kind", ["filled", "of data"])
+def test_a_callers_cache_that_is_not_empty_stays_as_it_is(package, pair, kind):
+    model, step = pair
+    ids, said = GIVEN["input_ids"], []
+    for each in pair:
+        cache = DynamicCache()
+        by_hand(model, ids[:, :5], cache, 1)
+        if kind == "of data":
+            cache = DynamicCache(cache)
+        said.append(turn(each, ids, cache))
+        assert type(cache) is DynamicCache
+    assert torch.equal(*said)
+    assert package.models.decode_steps(step).replayed == 0
 
 
 def test_a_model_without_generate_is_refused(package):

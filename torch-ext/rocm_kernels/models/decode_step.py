@@ -8,8 +8,9 @@ graph, and on the CPU as what cpu_recording.py makes of it.
 The model's ``forward`` gets something before it, which knows three kinds of calls:
 
 prompt
-    A call with an empty dynamic cache, as ``generate`` makes one. That becomes a cache that grows
-    in place (growing_cache.py). The call runs as it did, or replayed (recorded_prompt.py).
+    A call with an empty dynamic cache, as ``generate`` makes one, or a caller. That becomes a cache
+    that grows in place (growing_cache.py). The call runs as it did, or replayed
+    (recorded_prompt.py).
 step
     One token a sequence behind a cache that stays in place: ours, or a static cache. The first
     step runs as it did, which also prepares whatever is made at a first use. The second is
@@ -41,7 +42,7 @@ from . import greedy, recorded_prompt
 from .asked_once import asking_once
 from .attention import use_attention
 from .cpu_recording import NotAsRecorded
-from .growing_cache import OtherRows, growing_cache, room_for
+from .growing_cache import OtherRows, growing_cache, room_for, serving
 from .late_stop import are_theirs, goes_on_with, looking_late, teach_transformers
 from .model_state import LastFingerprint, attentions_of, buffers_kept
 from .probe_step import buffers_made_anew, why_not_in_place
@@ -195,7 +196,8 @@ class _DecodeStep:
     def inner(self, *args: Any, **kwargs: Any) -> Any:
         if self.pads_masks:
             kwargs = with_padded_mask(kwargs)
-        with buffers_kept(self.made_anew):
+        cache = kwargs.get(name_of_cache(kwargs) or "")
+        with buffers_kept(self.made_anew), serving(cache):
             if self.before is None:
                 return type(self.model).forward(self.model, *args, **kwargs)
             return self.before(*args, **kwargs)
@@ -226,9 +228,10 @@ class _DecodeStep:
                 self._look_at_model()
             answers = self.fingerprint.answers if self._why_run() is None else None
         if is_prompt:
-            was = type(cache), vars(cache)
             with self.lock:
                 self._give_storage(cache, batch, rows)
+        elif hasattr(cache, "grow") and not self._may_grow(kwargs):
+            cache.let_go()
         grows = hasattr(cache, "grow")
         if grows:
             make_ready(cache, rows)
@@ -240,11 +243,14 @@ class _DecodeStep:
         try:
             with asking_once(answers):
                 result = self._run(storage, name, kwargs, rows, is_prompt)
-        except OtherRows:
-            if not is_prompt:
+        except BaseException as error:
+            has_other_rows = isinstance(error, OtherRows)
+            if grows and (is_prompt or has_other_rows):  # as it came: its caller may try again
+                cache.idle = True
+                cache.let_go()
+            if not has_other_rows:
                 raise
             self.other_rows = True
-            cache.__class__, cache.__dict__ = was
             return self._pass_on("its layers keep other rows than its tokens'", kwargs)
         if grows:
             cache.tokens += cache.rows if is_prompt else rows
@@ -318,7 +324,7 @@ class _DecodeStep:
             result = self._pass_on(why, given)
             if not recorded_prompt.says_logits_alone(result):
                 self.why_not_padded = "the model says more than logits"
-                cache.reset()
+                cache.begin_anew()
                 return self._pass_on(f"a prompt: {self.why_not_padded}", kwargs)
             storage.forget_others(cache, self.model_was)  # a new cache's tensors are there now
             storage.prompts.setdefault(kind)
@@ -367,7 +373,9 @@ class _DecodeStep:
     def serves(self, kwargs: Dict[str, Any]) -> bool:
         """Whether the cache that ``generate`` begins with is one that grows, or will be."""
         cache = kwargs.get(name_of_cache(kwargs))
-        return cache is not None and (hasattr(cache, "grow") or self._is_fresh(cache, kwargs))
+        if hasattr(cache, "grow"):
+            return self._may_grow(kwargs)
+        return cache is not None and self._is_fresh(cache, kwargs)
 
     def choose(self, kwargs: Dict[str, Any]) -> Dict[str, Any]:
         """Runs a step that ends with its choice, and returns the arguments of the next one."""
@@ -401,13 +409,14 @@ class _DecodeStep:
     # ---- caches
 
     def _is_fresh(self, cache: Any, kwargs: Dict[str, Any]) -> bool:
-        """A cache that generate has made, which may become a growing one. Where a call asks for the
-        attention's probabilities it may not: they have a column for each row of a cache."""
-        return is_unwritten(cache) and not (
-            self.other_rows
-            or kwargs.get("output_attentions")
-            or torch.is_grad_enabled()
-            or self.model.training
+        """An empty cache, which may become a growing one."""
+        return is_unwritten(cache) and not self.other_rows and self._may_grow(kwargs)
+
+    def _may_grow(self, kwargs: Dict[str, Any]) -> bool:
+        """Where a call asks for the attention's probabilities its cache may not: they have a column
+        for each row of it. Nor where a gradient goes through rows."""
+        return not (
+            kwargs.get("output_attentions") or torch.is_grad_enabled() or self.model.training
         )
 
     def _look_at_model(self) -> None:
@@ -437,7 +446,7 @@ class _DecodeStep:
         """Has an empty cache be a storage's that nobody holds, or a new one's."""
         storage, self.free = self.free, None
         if storage is not None and storage.serves(batch, rows, self.device):
-            storage.cache.reset()
+            storage.cache.begin_anew()
         else:
             del storage  # its memory is wanted
             config = self.model.config.get_text_config(decoder=True)
@@ -446,7 +455,7 @@ class _DecodeStep:
             storage.cache.storage = storage
             storage.autocast = autocast_dtype(self.device)
         storage.lend_to(cache)
-        weakref.finalize(cache, self._take_back, storage, self.model_was)
+        storage.give_back = weakref.finalize(cache, self._take_back, storage, self.model_was)
 
     def _take_back(self, storage: Storage, model_was: Tuple) -> None:
         with self.lock:

@@ -4,14 +4,16 @@ transformers has a static cache, which a graph can be recorded with and which ca
 dynamic one, which makes new tensors at each step. A decode step that is recorded once needs the
 first, and ``generate`` makes the second where nobody says how long the answer may be. This one has
 room for some more tokens than it holds; when they are used up it moves into twice the room, and
-what was recorded with the old tensors is recorded again.
+what was recorded with the old tensors is recorded again. Who runs a model must know of the room: in
+other hands it becomes a dynamic one.
 """
 
+import contextlib
 import copy
 import copyreg
 import functools
 import importlib
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 import torch
 
@@ -22,6 +24,11 @@ from .cache import Place, hold_in_fp8
 _OF_STATES = (
     "conv_states", "recurrent_states", "is_conv_states_initialized",
     "is_recurrent_states_initialized", "has_previous_state", "conv_kernel_size",
+)  # fmt: skip
+# What a forward asks of a cache before it reads or writes rows or states.
+_OF_FORWARDS = (
+    "get_mask_sizes", "update", "update_indexer", "get_conv_state", "update_conv_state",
+    "get_recurrent_state", "update_recurrent_state",
 )  # fmt: skip
 
 
@@ -54,10 +61,13 @@ def room_for(config: Any, tokens: int, room: int) -> int:
 def _classes() -> Tuple[type, type]:
     theirs = importlib.import_module("transformers.cache_utils")
 
-    class GrowingCache(theirs.Cache):
+    class GrowingCache(theirs.DynamicCache):
         """``length`` is how many tokens the device has in it; whoever runs the model keeps
         ``tokens`` equal to it, since reading it would wait for the device, and says by ``idle``
-        that it is. A forward that nobody has told of makes it untrue."""
+        that it is. A forward that is cut off makes it untrue.
+
+        ``served`` is whether who runs the model now knows of the room behind the tokens. To a
+        forward that does not, such as another model's, it becomes a dynamic cache."""
 
         is_compileable = False  # or generate would compile the step, and make masks for it
 
@@ -80,7 +90,8 @@ def _classes() -> Tuple[type, type]:
                     f"{', '.join(sorted({*kinds}))} alone"
                 )
             given = zip(kinds, options)
-            super().__init__(layers=[known[kind](room, **others) for kind, others in given])
+            layers = [known[kind](room, **others) for kind, others in given]
+            theirs.Cache.__init__(self, layers=layers)
             self.config = config
             self.tokens = 0
             self.idle = True
@@ -88,6 +99,9 @@ def _classes() -> Tuple[type, type]:
             self.first = None  # the layer, and of it what is written first in each forward
             self.rows = 0  # that the last forward has written
             self.length = _lasting(lambda: torch.zeros((), dtype=torch.int64, device="cpu"))
+            self.served = True
+            self.has_kinds = True  # as a dynamic one, layers of the model's kinds
+            self.names = {*vars(self), "names", "storage"}  # others are its holder's
 
         @property
         def room(self) -> int:
@@ -97,6 +111,14 @@ def _classes() -> Tuple[type, type]:
         def is_initialized(self) -> bool:
             """By which models tell a prompt: False again where another answer begins."""
             return super().is_initialized and not (self.idle and self.tokens == 0)
+
+        @property
+        def is_sliding(self) -> Any:
+            """By which forwards choose the layer that they ask for the size of a mask."""
+            if not self.served:
+                self.let_go()
+                return self.is_sliding
+            return super().is_sliding
 
         def update(
             self,
@@ -162,6 +184,9 @@ def _classes() -> Tuple[type, type]:
 
         def takes(self, layer_idx: int, dtype: torch.dtype) -> bool:
             """Whether a layer holds keys and values of a type, or in FP8, or none yet."""
+            if not self.served:
+                self.let_go()
+                return False
             layer = self.layers[layer_idx]
             return not layer.is_initialized or layer.keys.dtype in (dtype, torch.uint8)
 
@@ -177,7 +202,12 @@ def _classes() -> Tuple[type, type]:
             return copyreg._reconstructor, made, vars(self.as_dynamic())  # type: ignore[attr-defined]
 
         def as_dynamic(self) -> Any:
-            new = theirs.DynamicCache(config=self.config)
+            beside = any(isinstance(x, (GrowingIndexedLayer, WithStates)) for x in self.layers)
+            new = theirs.DynamicCache(config=self.config if self.has_kinds or beside else None)
+            held = vars(self).items()
+            vars(new).update((name, value) for name, value in held if name not in self.names)
+            if int(self.get_seq_length()) == 0:
+                return new
             for i, (keys, values, _) in enumerate(self):
                 layer = self.layers[i]
                 if "keys" in layer.held():
@@ -189,6 +219,13 @@ def _classes() -> Tuple[type, type]:
                 for name in _OF_STATES if isinstance(layer, WithStates) else ():
                     setattr(new.layers[i], name, copy.deepcopy(getattr(layer, name)))
             return new
+
+        def let_go(self) -> None:
+            """Becomes a dynamic cache; its place is free for another answer."""
+            new, storage = self.as_dynamic(), vars(self).get("storage")
+            self.__class__, self.__dict__ = type(new), vars(new)
+            if storage is not None and storage.give_back is not None:
+                storage.give_back()
 
         def grow(self, tokens: int) -> None:
             """Has room for as many tokens, and for twice what there was, or all that may come."""
@@ -211,7 +248,12 @@ def _classes() -> Tuple[type, type]:
             self.length.sub_(count)
 
         def reset(self) -> None:
-            self.tokens = 0
+            self.begin_anew()
+            if not self.served:
+                self.let_go()  # other sequences may come, as many as like
+
+        def begin_anew(self) -> None:
+            self.tokens, self.idle = 0, True
             self.length.zero_()
             for layer in self.layers:
                 layer.begin_anew()
@@ -342,7 +384,36 @@ def _classes() -> Tuple[type, type]:
             GrowingLayer.replace(self, change)
             WithStates.replace(self, change)
 
+    for name in _OF_FORWARDS:
+        setattr(GrowingCache, name, _if_served(getattr(GrowingCache, name)))
     return GrowingCache, GrowingLayer
+
+
+def _if_served(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A growing cache's method, or where a forward calls it that does not know of the room, the
+    method of the dynamic cache that it becomes."""
+
+    @functools.wraps(method)
+    def called(cache: Any, *args: Any, **kwargs: Any) -> Any:
+        if cache.served:
+            return method(cache, *args, **kwargs)
+        cache.let_go()
+        return getattr(cache, method.__name__)(*args, **kwargs)
+
+    return called
+
+
+@contextlib.contextmanager
+def serving(cache: Any) -> Iterator[None]:
+    """Within, a forward knows that a cache has room behind its tokens, if it grows."""
+    if not hasattr(cache, "grow"):
+        yield
+        return
+    before, cache.served = cache.served, True
+    try:
+        yield
+    finally:
+        cache.served = before
 
 
 def _states_of(layer: Any) -> Tuple[torch.Tensor, torch.Tensor]:

@@ -23,10 +23,9 @@ def has_gaps(mask: Any) -> bool:
 
 
 def is_unwritten(cache: Any) -> bool:
-    """A dynamic cache that generate has made, and nobody has written to yet."""
+    """A dynamic cache, of generate's or the caller's, that nobody has written to yet."""
     return (
         type(cache).__name__ == "DynamicCache"
-        and not getattr(cache, "_is_user_defined", False)
         and not getattr(cache, "offloading", False)
         and not any(getattr(layer, "is_initialized", False) for layer in cache.layers)
         and not any(_has_states(layer) for layer in cache.layers)

@@ -32,6 +32,7 @@ class Storage:
         self.choose_apart = False  # for steps that choose cannot be recorded here
         self.has_gaps = False  # its answer's padding lies between tokens
         self.read: List[Any] = []
+        self.give_back: Optional[Callable[[], Any]] = None  # for who holds the cache lets go of it
         self.model_was: Optional[Tuple] = None
 
     def serves(self, batch: int, rows: int, device: torch.device) -> bool:
@@ -42,9 +43,13 @@ class Storage:
 
     def lend_to(self, cache: Any) -> None:
         """An empty dynamic cache becomes the storage's. It stays the object that its maker may
-        hold, and whose end can be told from the storage's."""
-        cache.__class__ = type(self.cache)
-        cache.__dict__ = vars(self.cache)
+        hold, with what that has put into it, and whose end can be told from the storage's."""
+        mine, had = vars(self.cache), vars(cache)
+        for name in mine.keys() - self.cache.names:  # of who held it before
+            del mine[name]
+        mine.update((name, value) for name, value in had.items() if name not in mine)
+        mine.update(served=False, has_kinds=bool(had["layers"]))
+        cache.__class__, cache.__dict__ = type(self.cache), mine
 
     def forget_others(self, cache: Any, model_is: Optional[Tuple]) -> None:
         """What was recorded with tensors that the cache has no more, or of another state of the
