@@ -173,9 +173,10 @@ def test_autocast_and_without(package, pair, dtype):
         with context:
             options = {**OPTIONS, "output_logits": True, "return_dict_in_generate": True}
             expected, got = (each.generate(**GIVEN, **options) for each in pair)
-            assert torch.equal(got.sequences[:, :13], expected.sequences[:, :13])
+            # In 16 bits; so of two tokens that are nearly as likely either may be chosen.
             distance = (got.logits[0] - expected.logits[0]).norm()
-            assert distance < 0.03 * expected.logits[0].norm()  # in 16 bits
+            assert distance < 0.03 * expected.logits[0].norm()
+            assert torch.equal(got.sequences[:, 12], got.logits[0].argmax(1))
             if not torch.is_autocast_enabled("cpu"):
                 torch.testing.assert_close(got.logits, expected.logits)
         del expected, got  # the next answer has this one's storage
