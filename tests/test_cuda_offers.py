@@ -124,6 +124,23 @@ def test_attention_takes_configs_that_were_measured_to_be_quick(tmp_path, card):
     assert sum(lost.values()) < 0.01 * len(lost), lost
 
 
+def test_prompts_are_not_served_by_decode(tmp_path):
+    """More rows than its tiles have would read the keys once for each block of them. Heads of 512
+    have no other kernel."""
+    shapes = ((8, 8, 64), (32, 32, 64), (64, 8, 64), (32, 8, 128), (16, 16, 192), (16, 8, 256))
+    calls = [
+        (batch, rows, keys, heads, kv_heads, size, size, page, element, card)
+        for heads, kv_heads, size in (*shapes, (8, 1, 512))
+        for rows, keys in ((48, 48), (64, 4096), (512, 4096), (2048, 16384))
+        for batch in (1, 32)
+        for page in (0, 16)
+        for element in (1, 2)
+        for card in (0, 1)
+    ]
+    for call, config in zip(calls, chosen_configs(tmp_path, calls), strict=True):
+        assert config.startswith("decode") == (call[5] == 512), (call, config)
+
+
 @pytest.mark.parametrize(
     "limit, kind, times",
     [

@@ -38,6 +38,23 @@ inline EncodeTiled find_encoder() {
   }
   return reinterpret_cast<EncodeTiled>(function);
 }
+
+// Describes kRank dimensions, the innermost first, and boxes of them; `strides`, in bytes, are of
+// all but the innermost. What lies outside reads as zero. `failed` is said where that cannot be.
+template <int kRank>
+Status describe(CUtensorMap& map, CUtensorMapDataType type, const void* data,
+                const cuuint64_t (&sizes)[kRank], const cuuint64_t (&strides)[kRank - 1],
+                const cuuint32_t (&box)[kRank], CUtensorMapSwizzle swizzle,
+                CUtensorMapL2promotion promotion, const char* failed) {
+  static const EncodeTiled encode = find_encoder();
+  cuuint32_t steps[kRank];
+  for (cuuint32_t& step : steps) step = 1;
+  const bool ok =
+      encode != nullptr && encode(&map, type, kRank, const_cast<void*>(data), sizes, strides, box,
+                                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
+                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return ok ? nullptr : failed;
+}
 }  // namespace detail
 
 // Describes a matrix as boxes of box_rows rows x box_chunks chunks of 128 bytes, swizzled; rows and
@@ -45,7 +62,6 @@ inline EncodeTiled find_encoder() {
 // is a whole number of chunks.
 inline Status make_tensor_map(CUtensorMap& map, const MatrixOfBytes& matrix, int box_rows,
                               int box_chunks, BoxOrder order) {
-  static const detail::EncodeTiled encode = detail::find_encoder();
   cuuint64_t sizes[3] = {kChunkBytes, static_cast<cuuint64_t>(matrix.row_bytes / kChunkBytes),
                          static_cast<cuuint64_t>(matrix.rows)};
   // The stride of a lone row may be anything.
@@ -58,13 +74,9 @@ inline Status make_tensor_map(CUtensorMap& map, const MatrixOfBytes& matrix, int
     std::swap(strides[0], strides[1]);
     std::swap(box[1], box[2]);
   }
-  const cuuint32_t steps[3] = {1, 1, 1};
-  const bool ok =
-      encode != nullptr &&
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(matrix.data), sizes, strides,
-             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-  return ok ? nullptr : "the driver could not describe the operands to the copy engine";
+  return detail::describe(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, matrix.data, sizes, strides, box,
+                          CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                          "the driver could not describe the operands to the copy engine");
 }
 
 // Matrices of the same shape: `count` of them, the first row of each `stride_bytes` after that of
@@ -79,7 +91,6 @@ struct StackOfBytes {
 // reads as zero. Rows are whole numbers of 16 bytes, boxes of 32-bit words up to 256.
 inline Status make_stack_map(CUtensorMap& map, const StackOfBytes& stack, int box_rows,
                              int box_bytes) {
-  static const detail::EncodeTiled encode = detail::find_encoder();
   constexpr int kWord = 4;
   const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(stack.row_bytes / kWord),
                                static_cast<cuuint64_t>(stack.rows),
@@ -91,13 +102,9 @@ inline Status make_stack_map(CUtensorMap& map, const StackOfBytes& stack, int bo
                                  static_cast<cuuint64_t>(stride)};
   const cuuint32_t box[3] = {static_cast<cuuint32_t>(box_bytes / kWord),
                              static_cast<cuuint32_t>(box_rows), 1};
-  const cuuint32_t steps[3] = {1, 1, 1};
-  const bool ok =
-      encode != nullptr &&
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 3, const_cast<void*>(stack.data), sizes, strides,
-             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
-             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-  return ok ? nullptr : "the driver could not describe the weights to the copy engine";
+  return detail::describe(map, CU_TENSOR_MAP_DATA_TYPE_UINT32, stack.data, sizes, strides, box,
+                          CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                          "the driver could not describe the weights to the copy engine");
 }
 
 // Rows of 16-bit elements of heads of sequences; rows start at multiples of 16 bytes.
@@ -110,7 +117,6 @@ struct StackOfHeads {
 // Describes them by boxes of 64 columns of box_rows rows of a head, a line of 128 bytes a row,
 // swizzled: load_box_4d(map, column, row, head, sequence, ...). What lies outside reads as zero.
 inline Status make_heads_map(CUtensorMap& map, const StackOfHeads& stack, int box_rows) {
-  static const detail::EncodeTiled encode = detail::find_encoder();
   const cuuint64_t sizes[4] = {
       static_cast<cuuint64_t>(stack.columns), static_cast<cuuint64_t>(stack.rows),
       static_cast<cuuint64_t>(stack.heads), static_cast<cuuint64_t>(stack.sequences)};
@@ -122,13 +128,9 @@ inline Status make_heads_map(CUtensorMap& map, const StackOfHeads& stack, int bo
                                  stride(stack.heads, stack.head_stride_bytes),
                                  stride(stack.sequences, stack.sequence_stride_bytes)};
   const cuuint32_t box[4] = {kChunkBytes / 2, static_cast<cuuint32_t>(box_rows), 1, 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const bool ok =
-      encode != nullptr &&
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, const_cast<void*>(stack.data), sizes, strides,
-             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-  return ok ? nullptr : "the driver could not describe the keys to the copy engine";
+  return detail::describe(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, stack.data, sizes, strides, box,
+                          CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          "the driver could not describe the keys to the copy engine");
 }
 
 // Rows of 16-bit elements of groups of heads of sequences, `heads` next to each other in each of
@@ -143,7 +145,6 @@ struct StackOfGroups {
 // bytes for each [row][head], swizzled: load_head_group_box(map, column, row, group, sequence,
 // ...). What lies outside reads as zero, and is not stored.
 inline Status make_head_groups_map(CUtensorMap& map, const StackOfGroups& stack, int box_rows) {
-  static const detail::EncodeTiled encode = detail::find_encoder();
   const cuuint64_t sizes[5] = {
       static_cast<cuuint64_t>(stack.columns), static_cast<cuuint64_t>(stack.heads),
       static_cast<cuuint64_t>(stack.rows), static_cast<cuuint64_t>(stack.groups),
@@ -158,13 +159,9 @@ inline Status make_head_groups_map(CUtensorMap& map, const StackOfGroups& stack,
                                  stride(stack.sequences, stack.sequence_stride_bytes)};
   const cuuint32_t box[5] = {kChunkBytes / 2, static_cast<cuuint32_t>(stack.heads),
                              static_cast<cuuint32_t>(box_rows), 1, 1};
-  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
-  const bool ok =
-      encode != nullptr &&
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(stack.data), sizes, strides,
-             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-  return ok ? nullptr : "the driver could not describe the heads to the copy engine";
+  return detail::describe(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, stack.data, sizes, strides, box,
+                          CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          "the driver could not describe the heads to the copy engine");
 }
 
 // The swizzle of lines of 128, 64 or 32 bytes; longer ones, up to 256, have none.
@@ -181,7 +178,6 @@ constexpr CUtensorMapSwizzle swizzle_of(int line_bytes) {
 // of experts. What lies outside of a run's stack.rows rows reads as zero. K may end anywhere.
 inline Status make_runs_map(CUtensorMap& map, const StackOfBytes& stack, int parts,
                             int64_t part_stride_bytes, int box_rows, int line_bytes) {
-  static const detail::EncodeTiled encode = detail::find_encoder();
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(stack.row_bytes),
                                static_cast<cuuint64_t>(stack.rows), static_cast<cuuint64_t>(parts),
                                static_cast<cuuint64_t>(stack.count)};
@@ -190,13 +186,9 @@ inline Status make_runs_map(CUtensorMap& map, const StackOfBytes& stack, int par
                                  static_cast<cuuint64_t>(stack.stride_bytes)};
   const cuuint32_t box[4] = {static_cast<cuuint32_t>(line_bytes), static_cast<cuuint32_t>(box_rows),
                              static_cast<cuuint32_t>(parts), 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const bool ok =
-      encode != nullptr &&
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, const_cast<void*>(stack.data), sizes, strides,
-             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(line_bytes),
-             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-  return ok ? nullptr : "the driver could not describe the weights to the copy engine";
+  return detail::describe(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, stack.data, sizes, strides, box,
+                          swizzle_of(line_bytes), CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                          "the driver could not describe the weights to the copy engine");
 }
 
 // Describes a stack by boxes of a chunk of 128 bytes of `box_groups` groups of 8 rows, swizzled, as
@@ -206,7 +198,6 @@ inline Status make_runs_map(CUtensorMap& map, const StackOfBytes& stack, int par
 // run, is a multiple of 8; what lies outside of it reads as zero. K may end anywhere.
 inline Status make_groups_map(CUtensorMap& map, const StackOfBytes& stack, int parts,
                               int64_t part_stride_bytes, int box_groups) {
-  static const detail::EncodeTiled encode = detail::find_encoder();
   constexpr int kRows = kPatternLines;
   const cuuint64_t sizes[5] = {
       static_cast<cuuint64_t>(stack.row_bytes), kRows, static_cast<cuuint64_t>(parts),
@@ -219,13 +210,9 @@ inline Status make_groups_map(CUtensorMap& map, const StackOfBytes& stack, int p
       static_cast<cuuint64_t>(stack.row_stride_bytes * kRows), static_cast<cuuint64_t>(stride)};
   const cuuint32_t box[5] = {kChunkBytes, kRows, static_cast<cuuint32_t>(parts),
                              static_cast<cuuint32_t>(box_groups), 1};
-  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
-  const bool ok =
-      encode != nullptr &&
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 5, const_cast<void*>(stack.data), sizes, strides,
-             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-  return ok ? nullptr : "the driver could not describe the weights to the copy engine";
+  return detail::describe(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, stack.data, sizes, strides, box,
+                          CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                          "the driver could not describe the weights to the copy engine");
 }
 
 }  // namespace cuda
