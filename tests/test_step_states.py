@@ -304,6 +304,11 @@ def writes(model, ids, cache):
     return torch.stack([cache.update(*each, i)[0] for i, each in enumerate(rows)])
 
 
+def asks_for_a_mask(model, ids, cache):
+    """As a model's own code does that makes one."""
+    return torch.tensor([cache.get_mask_sizes(2, i) for i in range(len(cache))])
+
+
 def asks_for_probabilities(model, ids, cache):
     said = model.generate(
         ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **OPTIONS,
@@ -322,7 +327,19 @@ def learns(model, ids, cache):
 
 
 @pytest.mark.parametrize(
-    "use", [crop, reorder, select, reset, reads, writes, by_hand, asks_for_probabilities, learns]
+    "use",
+    [
+        crop,
+        reorder,
+        select,
+        reset,
+        reads,
+        writes,
+        by_hand,
+        asks_for_a_mask,
+        asks_for_probabilities,
+        learns,
+    ],
 )
 def test_what_becomes_of_a_callers_cache_is_what_became_of_it(package, pair, use):
     """And an answer goes on from there."""
