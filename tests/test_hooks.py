@@ -343,3 +343,19 @@ def test_weights_of_a_dialect_are_kept_where_nothing_moves(package):
     model = tiny_llama()
     package.models.quantize_model_(model, fp8_dtype=FNUZ)
     assert model.to("cpu").half().model.layers[0].mlp.down_proj.weight.dtype == FNUZ
+
+
+def test_hooks_that_collect_nothing_leave_layers_whole(package, kernelized):
+    """transformers leaves some in a model whose states were asked for once. Those that collect see
+    what they ask for."""
+    model = kernelized()
+    layer = model.get_submodule(LAYER)
+    with torch.inference_mode():
+        states = model(tokens(2, 5), output_hidden_states=True).hidden_states
+    assert len(states) == 3
+    is_hooked = package.models.hooks.is_hooked
+    assert layer._forward_hooks and not is_hooked(layer)
+    handle = layer.register_forward_hook(lambda *a: None)
+    assert is_hooked(layer)
+    handle.remove()
+    assert not is_hooked(layer)

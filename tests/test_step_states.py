@@ -474,21 +474,3 @@ def test_states_that_were_asked_for_once(package, pair, asked):
     package.models.use_decode_step(step)
     assert torch.equal(step.generate(**GIVEN, **OPTIONS), model.generate(**GIVEN, **OPTIONS))
     assert package.models.decode_steps(step).replayed == 10
-
-
-def test_hooks_that_collect_nothing_leave_layers_whole(package, run_kernelized):
-    """And those that collect see what they ask for."""
-    _, model = tiny("Llama", torch.bfloat16, head_dim=64)
-    package.models.quantize_model_(model)
-    run_kernelized(model)
-    layer = model.model.layers[1]
-    with torch.inference_mode():
-        ids = GIVEN["input_ids"].to(model.device)
-        states = model(ids, output_hidden_states=True).hidden_states
-    assert len(states) == 3
-    is_hooked = package.models.hooks.is_hooked
-    assert layer._forward_hooks and not is_hooked(layer)
-    handle = layer.register_forward_hook(lambda *a: None)
-    assert is_hooked(layer)
-    handle.remove()
-    assert not is_hooked(layer)
