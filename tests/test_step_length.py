@@ -168,7 +168,7 @@ def test_a_table_of_positions_that_grows(package, monkeypatch, kind):
 
 def test_a_number_of_a_gpu_is_asked_for_by_a_line(package):
     """What records a step says which line asks, before the device is asked."""
-    looks = importlib.import_module(f"{package.models.__name__}.recorded_step").Looks
+    looks = importlib.import_module(f"{package.models.__name__}.recorded_step").RecordedLooks
     elsewhere = torch.empty(1, device="meta")
     asking = {
         "__bool__": bool, "__int__": int, "__float__": float, "item": torch.Tensor.item,

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import importlib
 import pickle
 
 import pytest
@@ -32,6 +33,15 @@ def pair(package):
     step = copy.deepcopy(model)
     package.models.use_decode_step(step)
     return model, step
+
+
+@pytest.fixture(params=[False, True], ids=["here", "as on a GPU"])
+def refusing(package, monkeypatch, request):
+    """What records a run there refuses each number that Python takes out of a tensor; of a CPU's
+    the dispatcher tells some."""
+    step = importlib.import_module(f"{package.models.__name__}.recorded_step")
+    if request.param:
+        monkeypatch.setattr(step, "_NUMBERS", step._NUMBERS + step._NUMBER)
 
 
 class Switched(torch.nn.Module):
@@ -117,6 +127,7 @@ def test_a_state_that_a_module_keeps_is_not_recorded(package, kind):
     assert steps.replayed == 0 and why in steps.passed_on
 
 
+@pytest.mark.usefixtures("refusing")
 def test_frequencies_that_each_step_makes_anew_are_no_state(package):
     """As of long rotations, whose choice turns within an answer: at a position, whoever has
     computed the one before. What was recorded stays, and a copy has buffers of its own."""
@@ -140,6 +151,7 @@ def test_frequencies_that_each_step_makes_anew_are_no_state(package):
     assert not torch.equal(step.generate(**GIVEN, **OPTIONS), model.generate(**GIVEN, **OPTIONS))
 
 
+@pytest.mark.usefixtures("refusing")
 def test_an_answer_that_lets_go_of_its_cache_gets_another(package):
     """Phi-3's does where its rotation turns, and at each prompt that is longer. A caller's own
     cache keeps what it had then, and no cache stays none."""

@@ -87,7 +87,7 @@ class RecordedStep:
         self.kept = [*tensors_of(model), *map(sums_of, model.modules())]
 
     def _run(self, forward: Callable[..., Any], cache: Any, cache_name: str) -> None:
-        with _in_place(self.attributes), Looks() as looks, Lengths(cache) as lengths:
+        with _in_place(self.attributes), RecordedLooks() as looks, Lengths(cache) as lengths:
             outputs = forward(**self.inputs, **{cache_name: cache})
         self.lengths = cache_name, *lengths.bounds
         self.seen = looks.seen | {id(leaf) for leaf in tree_leaves(outputs)}
@@ -180,12 +180,24 @@ def _in_place(attributes: List[_Attribute]) -> Iterator[None]:
 
 class Looks(TorchFunctionMode):
     """Notes the tensors that Python's code calls a function with or asks for anything, a shape
-    included. What takes numbers out of the memory of a tensor, unseen by the dispatcher, cannot be
-    recorded."""
+    included."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: Set[int] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Tuple = (), kwargs: Any = None
+    ) -> Any:
+        self.seen.update(
+            id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+        )
+        return func(*args, **(kwargs or {}))
+
+
+class RecordedLooks(Looks):
+    """Of a run that is recorded: what takes numbers out of the memory of a tensor, unseen by the
+    dispatcher, cannot be. A run that is only looked at may do so, as a prompt does for its mask."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Tuple = (), kwargs: Any = None
@@ -195,10 +207,7 @@ class Looks(TorchFunctionMode):
             raise NotImplementedError(
                 f"{place_of_caller()} takes numbers out of a tensor, by {func.__name__}"
             )
-        self.seen.update(
-            id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
-        )
-        return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 _NUMBERS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
