@@ -1,13 +1,17 @@
 """generate that asks for the next step before it looks whether an answer has ended: nobody can tell
 it from one that looks at once. On the CPU it is made to, where by itself it would not."""
 
+import contextlib
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
 from tiny_attention import SIZES, prompt, tiny
 from tiny_models import randomized
 from transformers import (
+    DynamicCache,
     EosTokenCriteria,
     LogitsProcessor,
     Phi3Config,
@@ -37,6 +41,17 @@ class Heard(BaseStreamer):
 
     def end(self):
         self.tokens.append("end")
+
+
+class Failed(Exception):
+    pass
+
+
+class Failing(Heard):
+    def put(self, value):
+        super().put(value)
+        if len(self.tokens) == 8:
+            raise Failed
 
 
 class NoEvent:
@@ -173,6 +188,36 @@ def test_an_answer_that_has_let_go_of_its_cache(package, monkeypatch):
         assert torch.equal(got.sequences, expected.sequences)
         count = expected.past_key_values.get_seq_length()
         assert got.past_key_values.get_seq_length() == count == got.sequences.shape[1] - 1
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("kind", ["greedy", "sampling", "said in full", "failing"])
+def test_nothing_of_an_answer_outlives_it(package, monkeypatch, kind, ahead):
+    """Its cache ends with who holds it, so that the next answer has its place and its graph; and
+    the model ends, too."""
+    monkeypatch.setattr(package.models.late_stop, "runs_ahead", lambda device: ahead)
+    _, late = tiny("Llama")
+    package.models.use_decode_step(late)
+    options = {**WAYS.get(kind, WAYS["greedy"]), "max_new_tokens": 12}
+    if kind == "said in full":
+        options.update(return_dict_in_generate=True, output_logits=True)
+    if kind == "failing":
+        options["streamer"] = Failing()
+    places = set()
+    for _ in range(3):
+        cache = DynamicCache()
+        held = weakref.ref(cache)
+        with contextlib.suppress(Failed):
+            late.generate(**GIVEN, **options, past_key_values=cache)
+        places.add(cache.layers[0].keys.data_ptr())
+        del cache
+        assert held() is None
+    assert len(places) == 1
+    assert package.models.decode_steps(late).recorded == 1
+    held = [weakref.ref(late), weakref.ref(late.lm_head.weight)]
+    del late
+    gc.collect()
+    assert [each() for each in held] == [None, None]
 
 
 def test_criteria_of_transformers_may_look_late(package, models):

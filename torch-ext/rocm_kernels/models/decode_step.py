@@ -354,7 +354,8 @@ class _DecodeStep:
         unseen = not synced_gpus and are_theirs([*logits_processor, *stopping_criteria])
         rules = (logits_processor, stopping_criteria, generation_config)
         if unseen and greedy.answers(self, input_ids, *rules, model_kwargs):
-            return greedy.answer(self, input_ids, *rules[1:], streamer, model_kwargs)
+            with looking_late(unseen):
+                return greedy.answer(self, input_ids, *rules[1:], streamer, model_kwargs)
         before = vars(self.here).get("cache_name")
         # Of calls without a cache that a processor makes, as for guidance, it knows itself.
         asks_too = any(isinstance(getattr(p, "model", None), nn.Module) for p in logits_processor)

@@ -15,34 +15,42 @@ import contextlib
 import functools
 import importlib
 import threading
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterable, Iterator, Optional
 
 import torch
 
 _here = threading.local()
 
 
+class _Answer:
+    """One of this thread's that has not ended, and what looks at its tokens late, if anything."""
+
+    def __init__(self, allowed: bool) -> None:
+        self.allowed = allowed
+        self.check: Any = None
+
+
 @contextlib.contextmanager
 def looking_late(allowed: bool) -> Iterator[None]:
-    """Within, answers of this thread may be looked at late, or not."""
-    before, check = _is_allowed(), getattr(_here, "check", None)
-    _here.allowed, _here.check = allowed, None
+    """Within, an answer of this thread may be looked at late, or not."""
+    before = _answer()
+    _here.answer = _Answer(allowed)
     try:
         yield
     finally:
-        _here.allowed, _here.check = before, check
+        _here.answer = before
 
 
-def _is_allowed() -> bool:
-    return getattr(_here, "allowed", False)
+def _answer() -> Optional[_Answer]:
+    return getattr(_here, "answer", None)
 
 
 def goes_on_with(cache: Any) -> None:
     """This thread's answer has let go of its cache for another: of that the one step too many is
     taken back."""
-    check = getattr(_here, "check", None)
-    if check is not None and check.cache is not None:
-        check.cache = cache
+    answer = _answer()
+    if answer is not None and answer.check is not None and answer.check.cache is not None:
+        answer.check.cache = cache
 
 
 def are_theirs(watchers: Iterable[Any]) -> bool:
@@ -76,13 +84,17 @@ def teach_transformers() -> None:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            _here.check = self
+            answer = _answer()
+            if answer is not None:  # nobody forgets it else, nor the cache that it holds
+                answer.check = self
 
         @staticmethod
         def is_supported(
             device: torch.device, cache: Any, cache_is_returned: bool = True, **kwargs: Any
         ) -> bool:
-            if _is_allowed() and hasattr(cache, "grow") and runs_ahead(device):
+            answer = _answer()
+            allowed = answer is not None and answer.allowed
+            if allowed and hasattr(cache, "grow") and runs_ahead(device):
                 may_go_on = cache.is_croppable or not cache_is_returned
                 return may_go_on and not kwargs.get("is_assistant", False)
             return theirs.is_supported(device, cache, cache_is_returned, **kwargs)
