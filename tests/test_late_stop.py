@@ -220,6 +220,20 @@ def test_nothing_of_an_answer_outlives_it(package, monkeypatch, kind, ahead):
     assert [each() for each in held] == [None, None]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_on_another_default_device(models, way):
+    """What the host looks at is the host's: transformers makes it, and does not say where."""
+    said = []
+    for default in ("cpu", "meta"):
+        heard = Heard()
+        torch.manual_seed(3)
+        with torch.device(default):
+            answer = models[1].generate(**GIVEN, **WAYS[way], max_new_tokens=12, streamer=heard)
+        said.append((answer, heard.tokens))
+    (one, told), (other, told_elsewhere) = said
+    assert torch.equal(one, other) and told == told_elsewhere
+
+
 def test_criteria_of_transformers_may_look_late(package, models):
     """Also where the caller hands them over."""
     _, late = models

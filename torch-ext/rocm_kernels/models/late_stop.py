@@ -83,7 +83,8 @@ def teach_transformers() -> None:
         drawn = before = None  # the state behind this step's numbers, and behind the last one's
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
+            with torch.device("cpu"):  # its tensors are the host's, on any default device
+                super().__init__(*args, **kwargs)
             answer = _answer()
             if answer is not None:  # nobody forgets it else, nor the cache that it holds
                 answer.check = self
