@@ -45,9 +45,9 @@ EXAMPLES = [
     "tiled block_m=128 block_n=128 split_k=1 workgroups=0 whole_rounds=0 group_m=8 xcds=8",
     "plain block_m=128 block_n=128 split_k=1 workgroups=0 whole_rounds=0 group_m=8 xcds=8",
     "mma block_m=128 block_n=128 swap_ab=0 cluster_m=1 cluster_n=1 num_stages=4 "
-    "schedule=data_parallel split_k=1 group_m=32",
+    "schedule=data_parallel split_k=1 group_m=8",
     "warpgroup block_m=128 block_n=128 swap_ab=0 cluster_m=1 cluster_n=1 num_stages=4 "
-    "schedule=data_parallel split_k=1 group_m=32",
+    "schedule=data_parallel split_k=1 group_m=8",
     "register_pipeline block_n=16 waves=4 split_k=1 workgroups=0 xcds=8 producers=0 sparse=0",
     "specialised_waves block_n=16 waves=8 split_k=1 workgroups=0 xcds=8 producers=4 sparse=0",
     "tma_pipeline block_m=8 block_n=32 k_chunks=4 num_stages=6 prefetch=2 m_groups=1 split_k=1 "

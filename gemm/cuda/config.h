@@ -23,8 +23,8 @@ struct GemmConfig {
   int32_t cluster_m = 1, cluster_n = 1;  // blocks that share tiles of w, of a
   int32_t num_stages = 4;
   int32_t schedule = kDataParallel;
-  int32_t split_k = 1;   // kSplitK
-  int32_t group_m = 32;  // tiles of rows before the next columns
+  int32_t split_k = 1;  // kSplitK
+  int32_t group_m = 8;  // tiles of rows before the next columns
 
   int block_r() const { return swap_ab ? block_n : block_m; }
   int block_c() const { return swap_ab ? block_m : block_n; }
@@ -47,7 +47,7 @@ struct GemmConfig {
   };
   static constexpr Status kMustRead =
       "gemm config: it must read like 'warpgroup block_m=128 block_n=128 swap_ab=0 cluster_m=1 "
-      "cluster_n=1 num_stages=5 schedule=data_parallel split_k=1 group_m=32'";
+      "cluster_n=1 num_stages=5 schedule=data_parallel split_k=1 group_m=8'";
 };
 
 // ---- What a config asks of the device --------------------------------------------------------
