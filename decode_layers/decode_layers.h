@@ -12,7 +12,9 @@
 // fp8() has a scale a row, as quantize_fp8, rmsnorm_fp8 and swiglu_fp8 make it; a product is
 // rounded once, behind the scales of its row and of its weight; h and out are rounded sums.
 //
-// AMD alone, where launches are dear: cdna/decode_layers.hip.
+// AMD, where launches are dear: cdna/decode_layers.hip. NVIDIA's Hopper, whose memory idles between
+// launches: cuda/decode_layers.cu; there each layer has an attention and an o, the residual and qkv
+// stay in place, and the product of gate and up is rounded to bfloat16 before it is fp8().
 #pragma once
 
 #include "../blocks/layers/decode_args.h"
@@ -24,8 +26,8 @@ constexpr int64_t kDecodeLayersStateBytes = 4096;
 
 int64_t decode_layers_workspace_bytes(const DecodeLayersArgs& args);
 
-// A launch for sixteen layers each. Refuses what it cannot do before anything is written: all of
-// its workgroups must run at once.
+// A launch for sixteen layers each, on NVIDIA for 64. Refuses what it cannot do before anything is
+// written: all of its workgroups must run at once.
 Status launch_decode_layers(const DecodeLayersArgs& args, const Context& context);
 
 }  // namespace rocm_kernels

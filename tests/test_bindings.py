@@ -29,7 +29,7 @@ M, K, N, E, SLOTS = 3, 256, 160, 4, 2  # rows, columns, columns of a result, exp
 
 # What a GPU does not serve, in the shapes of this file.
 NOT_ON_GPUS = {
-    "decode_layers": "is for AMD and the CPU",
+    "decode_layers": "is for larger layers",
     "gated_gemm": "is for one row on NVIDIA",
 }
 

@@ -17,10 +17,12 @@ def weights(backend, name, count, rows, columns, fp8, scale_a_row):
     }
 
 
+SMALL = (1024, 1024, 8, 2)  # hidden, intermediate, heads, KV heads: that GPUs' kernels take
+
+
 def random_call(backend, fp8, layers, of_last, dtype, position, scale_a_row=True, scales=None,
-                more=False):  # fmt: skip
-    """Of a hidden size that AMD's kernel takes, too."""
-    hidden, intermediate, heads, kv_heads = 1024, 1024, 8, 2
+                more=False, sizes=SMALL):  # fmt: skip
+    hidden, intermediate, heads, kv_heads = sizes
     columns = (heads + 2 * kv_heads) * 128
     count = layers - 1 + of_last
 
@@ -76,13 +78,24 @@ def copy_of(call):
     (1, False, torch.bfloat16, 0, {"scales": 0}),
     (2, True, torch.bfloat16, 20, {"more": True, "eps": 1e-2, "weight_offset": 1.0}),
     (1, True, torch.float16, 40, {"more": True, "scales": 2}),
+    # Rows of more than one part, the last one short, more rows than a tile; keys of several blocks;
+    # more query heads than a block takes; each thread two vectors of a row, or four.
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            (1, True, torch.bfloat16, 300, {"sizes": (4224, 2304, 16, 1), "scales": 1}),
+            (2, True, torch.float16, 700, {"sizes": (1152, 4480, 24, 8), "more": True}),
+            (1, False, torch.bfloat16, 2100, {"sizes": (1024, 1024, 8, 8), "seqused_k": 2090}),
+        )
+    ),
 ])  # fmt: skip
 def test_as_the_functions_one_by_one(backend, package, layers, of_last, dtype, position, options):
-    if backend.name == "cuda":
+    if backend.name == "cuda" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("refused there")
     options = dict(options)
     call = random_call(backend, backend.fp8_dtype, layers, of_last, dtype, position, layers == 2,
-                       options.pop("scales", None), options.pop("more", False))  # fmt: skip
+                       options.pop("scales", None), options.pop("more", False),
+                       options.pop("sizes", SMALL))  # fmt: skip
     if options.keys() & {"seqused_k", "window_left"}:
         begin = options.get("leftpad_k", 0)
         end = options.get("seqused_k", position + 1)

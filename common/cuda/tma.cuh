@@ -151,6 +151,16 @@ __device__ __forceinline__ void load_box_2d_in_cluster(const CUtensorMap& map, i
       : "memory");
 }
 
+// `bytes` from memory to shared memory, both at multiples of 16 bytes and a whole number of them;
+// they count at `barrier`.
+__device__ __forceinline__ void load_bulk(const void* from, uint32_t to, int bytes,
+                                          uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
 // `bytes` from shared memory to memory, both at multiples of 16 bytes and a whole number of them.
 // The copies of a thread since its last commit_stores() are one group.
 __device__ __forceinline__ void store_bulk(void* to, uint32_t from, int bytes) {

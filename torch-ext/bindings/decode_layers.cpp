@@ -5,10 +5,11 @@
 #include "../torch_binding.h"
 #include "checks.h"
 #include "launch.h"
-#if defined(ROCM_KERNEL)
-#include "../../decode_layers/decode_layers.h"
-#elif defined(CPU_KERNEL)
+#include "settled.h"
+#if defined(CPU_KERNEL) && !defined(ROCM_KERNEL)
 #include "decode_layers_cpu.h"
+#else
+#include "../../decode_layers/decode_layers.h"
 #endif
 
 using namespace rocm_kernels;
@@ -260,7 +261,13 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
   args.weight_offset = static_cast<float>(weight_offset);
   args.dtype = *dtype_of(residual);
   args.fp8_dtype = *dtype_of(w_o[0]);
-#if defined(ROCM_KERNEL)
+#if defined(CPU_KERNEL) && !defined(ROCM_KERNEL)
+  const int64_t rows = k_caches[0].size(0);
+  run_or_record(residual, [args, layers, rows, residual](const Context& context) mutable {
+    args.layers = layers.data();
+    check_status(decode_layers_by_ops(args, rows, residual, context), "decode_layers");
+  });
+#else
   Workspace scratch;
   args.layers = layers.data();
   args.workspace = scratch.allocate(decode_layers_workspace_bytes(args), residual);
@@ -268,19 +275,10 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
   Tensor state = torch::stable::new_empty(residual, {kDecodeLayersStateBytes}, ScalarType::Byte);
   torch::stable::fill_(state, 0.0);
   args.state = state.data_ptr();
+  // Whatever was asked for ahead of it is not there any more.
+  Order::of_thread().pass(int64_t{1} << 40);
   with_context(residual, [&](const Context& context) {
     check_status(launch_decode_layers(args, context), "decode_layers");
   });
-#elif defined(CPU_KERNEL)
-  const int64_t rows = k_caches[0].size(0);
-  run_or_record(residual, [args, layers, rows, residual](const Context& context) mutable {
-    args.layers = layers.data();
-    check_status(decode_layers_by_ops(args, rows, residual, context), "decode_layers");
-  });
-#else
-  check_status(
-      "this op is for AMD GPUs, where launches are dear, and for the CPU; on an NVIDIA GPU run "
-      "the layers' ops one by one",
-      "decode_layers");
 #endif
 }

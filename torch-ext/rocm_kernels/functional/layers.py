@@ -51,8 +51,8 @@ def decode_layers(
     """Decoder layers for one token, each from its attention to the next one's qkv.
 
     For AMD's MI300X and later, where launches are dear: a launch takes up to sixteen layers. Only
-    the simulator has run that kernel so far, no GPU. On the CPU the ops run one by one; on NVIDIA
-    it is refused.
+    the simulator has run that kernel so far, no GPU. For NVIDIA's Hopper, whose memory idles
+    between launches: up to 64 layers; other GPUs refuse it. On the CPU the ops run one by one.
 
     For each layer, where ``fp8`` quantises a row with one scale::
 
@@ -94,7 +94,7 @@ def decode_layers(
         leftpad_k: int32 of one element: the first so many rows are not seen, fewer than count.
         window_left: rows before the last that counts which are seen; -1: all.
 
-    Sizes of rows must be multiples of 128, on AMD from 1024 on, H up to 8192.
+    Sizes of rows must be multiples of 128, on a GPU from 1024 on, H up to 8192.
 
     Returns:
         residual.

@@ -1,0 +1,70 @@
+// Which keys the attention of a step sees, which heads and keys are a block's, and what its warps
+// share of memory.
+#pragma once
+
+#include "../../common/gpu/math.h"
+#include "problem.h"
+
+namespace rocm_kernels::cuda::decode {
+
+// In shared memory, where a row's codes are later. `values`: of each warp, its heads.
+struct AttendScratch {
+  static constexpr int kQueryBytes = 320;  // of a row: 256, and 64 lest rows share banks
+
+  alignas(16) uint8_t queries[kUnitHeads][kQueryBytes];
+  alignas(16) uint8_t new_key[2 * kHeadDim], new_value[2 * kHeadDim];
+  float query_factors[kUnitHeads];
+  float2 weights[kWarps][kUnitHeads];  // the greatest score, the sum of weights
+  float values[1][kHeadDim];
+
+  static constexpr int64_t bytes_for(int heads) {
+    return int64_t{sizeof(AttendScratch)} + (kWarps * heads - 1) * kHeadDim * 4;
+  }
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// The keys that are seen, and where the new one goes: all layers have the same.
+struct Seen {
+  template <typename T>
+  static __device__ __forceinline__ Seen of(const Attention<T>& a) {
+    Seen seen{*a.position, 0, 0};
+    seen.end = seen.position + 1;
+    if (a.keys != nullptr) seen.end = min(seen.end, *a.keys);
+    if (a.first_key != nullptr) seen.begin = *a.first_key;
+    if (a.window_left >= 0) seen.begin = max(seen.begin, seen.end - 1 - a.window_left);
+    return seen;
+  }
+
+  int position, begin, end;
+};
+
+__device__ __forceinline__ float factor_to(float most, float greatest) {
+  return fast_exp2(greatest - (most == -INFINITY ? 0.0f : most));
+}
+
+// What of the attention is this block's.
+struct Heads {
+  template <typename T>
+  __device__ __forceinline__ Heads(const Attention<T>& a, int keys) {
+    const int kinds = a.kv_heads * a.parts;
+    kind = static_cast<int>(blockIdx.x) % kinds;
+    const int all = a.heads / a.kv_heads;
+    kv_head = kind / a.parts, part = kind % a.parts;
+    count = min(all - part * kUnitHeads, kUnitHeads);
+    first = kv_head * all + part * kUnitHeads;
+    index = static_cast<int>(blockIdx.x) / kinds;
+    tiles = (keys + kTileKeys - 1) / kTileKeys;
+    blocks = min((tiles + kWarps - 1) / kWarps, a.splits);
+  }
+  __device__ __forceinline__ bool has_keys() const { return index < blocks; }
+
+  int kind, kv_head, part;
+  int first, count;   // query heads
+  int index, blocks;  // among those that share their keys
+  int tiles;          // of keys, of all of these
+};
+
+#endif
+
+}  // namespace rocm_kernels::cuda::decode

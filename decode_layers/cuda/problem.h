@@ -1,0 +1,128 @@
+// What decode_layers' CUDA kernel and its launcher know: four products a layer, one after the
+// other, and for each layer what is its own.
+#pragma once
+
+#include <cstdint>
+
+#include "../../common/core/compiler.h"
+#include "../../common/gpu/device.h"
+#include "../decode_layers.h"
+
+namespace rocm_kernels::cuda::decode {
+
+constexpr int kGroups = 2;  // warpgroups: a power of two
+constexpr int kGroupWarps = 4;
+constexpr int kGroupThreads = kGroupWarps * 32;
+constexpr int kWarps = kGroups * kGroupWarps;
+constexpr int kThreads = kWarps * 32;
+constexpr int kFetchers = 2;                             // warps that fetch for a warpgroup
+constexpr int kBlockThreads = kThreads + kGroupThreads;  // and a warpgroup that fetches
+static_assert(kGroups * kFetchers == kGroupWarps);
+constexpr int kProducts = 4;     // of a layer: o, gate and up, down, qkv
+constexpr int kMostLayers = 64;  // of a launch: its arguments have room for no more
+constexpr int kMostHidden = 8192;
+
+constexpr int kMostBlocks = 256;
+constexpr int kMostRows = 512;   // of w that a block has of a product
+constexpr int kTileRows = 8;     // of w, which a warpgroup multiplies at once
+constexpr int kStepBytes = 256;  // of each, by one instruction
+constexpr int kSteps = 8;        // of a stage
+constexpr int kPartBytes = kSteps * kStepBytes;
+constexpr int kStageBytes = kTileRows * kPartBytes;
+constexpr int kMostStages = 8;  // of a warpgroup
+
+constexpr int kHeadDim = 128;
+constexpr int kUnitHeads = 8;                 // query heads that a block takes at most
+constexpr int kTileKeys = 16;                 // that a warp attends to at once
+constexpr int kPartialFloats = kHeadDim + 4;  // of a head: values, greatest score, sum of weights
+
+// What a product's sums become: see decode_layers.cu.
+enum class End : int32_t { kAdded, kGated, kBiased };
+
+// What a product is in every layer. A unit of its rows stays together: a row, or one of the gate
+// with the one of up that meets it.
+template <typename T>
+struct Product {
+  int32_t k;
+  int32_t units;
+  int32_t unit_shift;  // of its rows: 0 or 1
+  int32_t second;      // from a unit's first row to its second
+  int32_t parts;       // of a row, a stage each; the last may have less
+  int32_t normalizes;  // the row is a norm of x, else x as it is
+  End end;
+  const void* x;       // [K]: T; of down bfloat16
+  const float* amaxs;  // [amax_count]: the greatest of x are among these; where it has no norm
+  int32_t amax_count;
+  const T* addends;  // [N], or nullptr: of kAdded
+  void* out;         // [N]: T; of kGated bfloat16, half as many
+
+  ROCM_KERNELS_HOST_DEVICE int tile_units() const { return kTileRows >> unit_shift; }
+  // Row i of those from `unit` on.
+  ROCM_KERNELS_HOST_DEVICE int row(int unit, int i) const {
+    return unit + (i >> unit_shift) + (unit_shift ? i & 1 : 0) * second;
+  }
+  ROCM_KERNELS_HOST_DEVICE int bytes_of(int part) const {
+    const int left = k - part * kPartBytes;
+    return left < kPartBytes ? left : kPartBytes;
+  }
+};
+
+// And of one layer.
+template <typename T>
+struct ProductWeight {
+  const uint8_t* w;
+  const float* scales;
+  const T* norm;         // [K]: of a row that is normalised
+  const T* bias;         // [N], or nullptr
+  int64_t scale_stride;  // 0: one for all rows
+};
+
+template <typename T>
+struct Layer {
+  ProductWeight<T> products[kProducts];
+  void *k_cache, *v_cache;
+  const float *k_scale, *v_scale;  // of FP8 caches; nullptr: 1
+  const T *q_norm, *k_norm;        // [128], or nullptr
+};
+
+// The attention that each layer begins with; see attend.cuh.
+template <typename T>
+struct Attention {
+  int64_t row_stride, head_stride;         // elements
+  int32_t k_scale_stride, v_scale_stride;  // from head to head: 0 or 1
+  const T *cos, *sin;                      // [128]
+  const int32_t* position;                 // [1]: rows that the cache has
+  const int32_t *keys, *first_key;         // [1], or nullptr: see DecodeAttention
+  int32_t window_left;
+  int32_t heads, kv_heads;
+  int32_t parts;      // of a KV head's query heads, kUnitHeads each
+  int32_t splits;     // blocks that each of them may have
+  float scale_log2;   // of scores, for powers of two
+  float* partials;    // [heads][splits][kPartialFloats]
+  uint32_t* arrived;  // [kv_heads * parts]: blocks that have published theirs
+  T* attended;        // [heads, 128]
+  float* amaxs;       // [2 heads]: of halves of heads
+};
+
+template <typename T>
+struct StackProblem {
+  Attention<T> attention;
+  Product<T> products[kProducts];
+  int32_t count;       // layers
+  int32_t of_last;     // products of the last layer: 3, or 4 with a qkv behind it
+  int32_t num_stages;  // of a warpgroup
+  int32_t clears;      // whether some row of w ends within a part
+  int32_t row_bytes;   // of shared memory for a row's codes, or the attention's scratch
+  float eps, weight_offset;
+  T* qkv;       // of the layer, then of the next one
+  float* amax;  // [blocks]: of their parts of y
+  uint32_t* meetings;
+  Layer<T> layers[kMostLayers];
+
+  ROCM_KERNELS_HOST_DEVICE int products_of(int layer) const {
+    return layer + 1 < count ? kProducts : of_last;
+  }
+};
+static_assert(sizeof(StackProblem<uint16_t>) <= 32764, "the arguments of a kernel");
+
+}  // namespace rocm_kernels::cuda::decode
