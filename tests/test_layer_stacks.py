@@ -85,6 +85,33 @@ def test_layers_run_in_stacks_where_they_are_such(package, family, changes, laye
     assert found == layers
 
 
+@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "fp8"}])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+def test_a_layers_products_may_quantise_and_gate(package, monkeypatch, family, options):
+    """As on NVIDIA's GPUs, where a rotation may be the attention's launch, too."""
+    functional, mlp = (
+        package.functional.product,
+        importlib.import_module(f"{package.__name__}.layers.mlp"),
+    )
+    for module in (functional, mlp):
+        monkeypatch.setattr(module, "joined_rows", lambda w, scale_w: (1, 1))
+    monkeypatch.setattr(package.functional.kvcache, "_may_join", lambda q: True)
+    ran, op = [], functional._gated_gemm
+    monkeypatch.setattr(functional, "_gated_gemm", lambda *given: ran.append(op(*given)))
+    model = quantised(package, family)
+    one_by_one, stacked, layers = answers(package, model, prompt(), step=options)
+    assert torch.equal(one_by_one, stacked)
+    assert layers == STACKED and ran
+
+
+def test_a_long_cache_is_the_attentions_own(package, monkeypatch):
+    """Where its kernel reads it sooner."""
+    monkeypatch.setattr(package.models.layer_stacks, "_most_cache", lambda device: 1000)
+    one_by_one, stacked, layers = answers(package, quantised(package), prompt())
+    assert torch.equal(one_by_one, stacked)
+    assert layers == {"the cache is so long that the attention's own kernel is quicker": 2}
+
+
 def with_scales(count):
     def prepare(model):
         for layer in model.model.layers:

@@ -60,8 +60,8 @@ class DecodeSteps(NamedTuple):
     recorded: int  # graphs
     replayed: int  # steps
     passed_on: Dict[str, int]  # other calls by the reason, which ran as without it
-    # On AMD, how the decoder layers of the graph that was recorded last run: in "decode_layers",
-    # many a launch, or why their ops run one by one: 0 of them where none can.
+    # On AMD and Hopper, how the decoder layers of the graph that was recorded last run: in
+    # "decode_layers", many a launch, or why their ops run one by one: 0 of them where none can.
     layers: Dict[str, int]
     prompts: int  # short ones on a GPU that were replayed, as those of a length are from the second
 
