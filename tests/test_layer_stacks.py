@@ -249,6 +249,42 @@ def test_a_refusal_of_the_op_leaves_the_ops(package, monkeypatch):
     assert found == {"decode_layers: hidden must be larger": 2}
 
 
+@pytest.mark.parametrize("in_fp8", [False, True])
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+def test_on_hopper(best_package, device, run_kernelized, monkeypatch, family, in_fp8):
+    """In a real graph, with its branches: logits of steps behind the same tokens."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        pytest.skip("needs an NVIDIA GPU of compute capability 9.0")
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 1024, "intermediate_size": 2304, "num_attention_heads": 8,
+             "num_key_value_heads": 2, "num_hidden_layers": 3}  # fmt: skip
+    module = importlib.import_module("transformers")
+    config = getattr(module, f"{family}Config")(**{**SIZES, **sizes})
+    model = randomized(getattr(module, f"{family}ForCausalLM")(config)).bfloat16().to(device)
+    best_package.models.quantize_model_(model)
+    model = run_kernelized(model, Mode.INFERENCE)
+    given = {name: value.to(device) for name, value in prompt(150, 2).items()}
+    said, layers = [], []
+    for stacks in (False, True):
+        monkeypatch.setattr(
+            best_package.models.recorded_step, "takes_stacks", lambda device, stacks=stacks: stacks
+        )
+        best_package.models.use_decode_step(model, kv_cache_dtype="fp8" if in_fp8 else "auto")
+        said.append(
+            model.generate(**given, max_new_tokens=24, do_sample=False, output_logits=True,
+                           return_dict_in_generate=True)
+        )  # fmt: skip
+        layers.append(best_package.models.decode_steps(model).layers)
+        best_package.models.stop_decode_step(model)
+    assert layers == [{}, {"decode_layers": 3}]
+    one, other = (answer.sequences[0, 150:] for answer in said)
+    behind_the_same = int((one == other).long().cumprod(0).sum()) + 1
+    compared = range(2, min(behind_the_same, 24))  # a first step runs op by op
+    assert len(compared) >= 3
+    for step in compared:
+        assert_near(said[1].logits[step], said[0].logits[step], norm=0.12)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("on_the_simulator")
 @pytest.mark.parametrize("family, in_fp8", [("Llama", False), ("Qwen2", False), ("Qwen3", True)])
