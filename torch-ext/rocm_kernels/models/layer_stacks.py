@@ -50,9 +50,9 @@ class _Differs(Exception):
 def takes_stacks(device: torch.device) -> bool:
     """Whether layers are put together: on AMD's GPUs, where launches are dear, and on NVIDIA's
     Hopper, whose memory is the busier for it."""
-    if device.type != "cuda":
-        return False
-    return torch.version.hip is not None or torch.cuda.get_device_capability(device) == (9, 0)
+    if device.type != "cuda" or torch.version.cuda is None:
+        return device.type == "cuda" and torch.version.hip is not None
+    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def _most_cache(device: torch.device) -> float:
