@@ -3,7 +3,8 @@
 experts' tiles (moe/gpu/order.h), attention's copies from pages (attention/cuda/pages.cuh), the
 items that its blocks take (taken_items.cuh beside it), the warps that bring prompts' operands and
 store outputs (prefill_producer.cuh) and their softmax (prefill_softmax.cuh), outputs that go to
-other ranks (skinny_gemm/cuda/sent_outputs.cuh).
+other ranks (skinny_gemm/cuda/sent_outputs.cuh), the weights of whole layers
+(decode_layers/cuda/weights.cuh).
 
 A thread stands for each of the block's, and barriers have mbarrier's phases (tests/emulated): every
 code of FP8 and MXFP4, scales at odd places, stages that come round in any order. On a GPU
@@ -32,10 +33,11 @@ NVCC = shutil.which("nvcc")
         ("prefill_roles", 60),
         ("sent", 60),
         ("taken", 200),
+        ("layer_weights", 12),
     ],
 )
 def test_every_value_is_right_whoever_is_first(tmp_path, pytestconfig, part, tiles):
-    for folder in ("attention", "blocks", "common", "gemm", "moe", "skinny_gemm"):
+    for folder in ("attention", "blocks", "common", "decode_layers", "gemm", "moe", "skinny_gemm"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copytree(ROOT / "tests" / "emulated", tmp_path, dirs_exist_ok=True)
     command = ["g++", "-std=c++20", "-O1", "-pthread", "-fsanitize=address"]

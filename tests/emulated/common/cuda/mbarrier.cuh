@@ -33,6 +33,8 @@ inline EmulatedBarriers emulated_barriers;
 namespace rocm_kernels {
 namespace cuda {
 
+constexpr int kMbarrierBytes = 8;
+
 struct PipelineState {
   int stage;
   int parity;
