@@ -313,6 +313,8 @@ def measure_cell(
     if side == "without":
         package.models.use_attention(model)
     else:
+        if options.launches:
+            package.models.recorded_step.takes_stacks = lambda device: False
         # Prompts in chunks tell their length too late.
         room = context + LAST + STEPS if chunk else None
         package.models.use_decode_step(model, max_cache_len=room, kv_cache_dtype=side)
@@ -406,6 +408,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--contexts", default="512,8192")
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--lm-head", action="store_true", help="the output embedding in FP8 too")
+    parser.add_argument(
+        "--launches", action="store_true", help="layers by their launches, not as one kernel"
+    )
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--timeline", action="store_true")
     parser.add_argument("--loop", action="store_true")

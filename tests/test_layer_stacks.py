@@ -85,9 +85,11 @@ def test_layers_run_in_stacks_where_they_are_such(package, family, changes, laye
     assert found == layers
 
 
-@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "fp8"}])
-@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
-def test_a_layers_products_may_quantise_and_gate(package, monkeypatch, family, options):
+@pytest.mark.parametrize("options, expected", [
+    (("Llama", {}), STACKED), (("Qwen3", {"kv_cache_dtype": "fp8"}), STACKED),
+    (("Gemma", {}), {"activation of gated_gemm is gelu_tanh": 2}),
+])  # fmt: skip
+def test_a_layers_products_may_quantise_and_gate(package, monkeypatch, options, expected):
     """As on NVIDIA's GPUs, where a rotation may be the attention's launch, too."""
     functional, mlp = (
         package.functional.product,
@@ -98,10 +100,17 @@ def test_a_layers_products_may_quantise_and_gate(package, monkeypatch, family, o
     monkeypatch.setattr(package.functional.kvcache, "_may_join", lambda q: True)
     ran, op = [], functional._gated_gemm
     monkeypatch.setattr(functional, "_gated_gemm", lambda *given: ran.append(op(*given)))
+    calls, stacks = [], package.models.layer_stacks.ops.decode_layers.default
+    record = types.SimpleNamespace(default=lambda *args: calls.append(args) or stacks(*args))
+    monkeypatch.setattr(
+        package.models.layer_stacks, "ops", types.SimpleNamespace(decode_layers=record)
+    )
+    family, step = options
     model = quantised(package, family)
-    one_by_one, stacked, layers = answers(package, model, prompt(), step=options)
+    one_by_one, stacked, layers = answers(package, model, prompt(), step=step)
     assert torch.equal(one_by_one, stacked)
-    assert layers == STACKED and ran
+    assert layers == expected and ran
+    assert len(calls) == (expected == STACKED)  # both layers in one
 
 
 def test_a_long_cache_is_the_attentions_own(package, monkeypatch):

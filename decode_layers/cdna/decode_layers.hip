@@ -57,34 +57,6 @@ __global__ void __launch_bounds__(kThreads, 3)
 
 // ---- Launcher ---------------------------------------------------------------------------------
 
-bool is_k(int64_t columns, int64_t most) {
-  return columns % kBlockK == 0 && columns >= 1024 && columns <= most;
-}
-
-Status check_layer(const DecodeLayersArgs& args, const DecodeLayer& layer, bool last) {
-  const bool attends = args.attention.qkv != nullptr;
-  if (args.count > 1 && !attends) return "several layers must have an attention";
-  if ((layer.o.w != nullptr) != (args.layers[0].o.w != nullptr)) {
-    return "all layers must have an o, or none";
-  }
-  if (layer.qkv.w == nullptr && !last) return "all layers but the last must have a qkv";
-  if (attends && (layer.k_cache == nullptr || layer.v_cache == nullptr)) {
-    return "all layers must have caches for the attention";
-  }
-  const bool has_norms = args.layers[0].q_norm_weight != nullptr;
-  if ((layer.q_norm_weight != nullptr) != has_norms ||
-      (layer.k_norm_weight != nullptr) != has_norms) {
-    return "all layers must have norms of q and of k, or none";
-  }
-  for (const DecodeWeight* weight : {&layer.o, &layer.gate_up, &layer.down, &layer.qkv}) {
-    const ScaleView::Kind kind = weight->scale.kind;
-    if (weight->w != nullptr && kind != ScaleView::Kind::kTensor && kind != ScaleView::Kind::kRow) {
-      return "scales of weights must be one a tensor or one a row";
-    }
-  }
-  return nullptr;
-}
-
 Status check(const DecodeLayersArgs& args, const Target& target) {
   if (!target.matrix_instructions || target.compute_units > kMostWorkgroups) {
     return "decode_layers needs a gfx942 or a gfx950, of at most 512 compute units";
@@ -94,12 +66,12 @@ Status check(const DecodeLayersArgs& args, const Target& target) {
     return "rows must be bfloat16 or float16";
   }
   if (args.fp8_dtype != target.fp8) return "weights must be of the FP8 dialect of this GPU";
-  if (!is_k(args.hidden, 8192)) return "hidden must be a multiple of 128, from 1024 to 8192";
-  if (!is_k(args.intermediate, INT32_MAX)) {
+  if (!is_layer_k(args.hidden, 8192)) return "hidden must be a multiple of 128, from 1024 to 8192";
+  if (!is_layer_k(args.intermediate, INT32_MAX)) {
     return "intermediate must be a multiple of 128, from 1024 on";
   }
   const bool has_o = args.layers[0].o.w != nullptr;
-  if (has_o && !is_k(args.attended_columns, 8192)) {
+  if (has_o && !is_layer_k(args.attended_columns, 8192)) {
     return "attended must have a multiple of 128 columns, from 1024 to 8192";
   }
   const DecodeAttention& attention = args.attention;
@@ -124,8 +96,10 @@ Status check(const DecodeLayersArgs& args, const Target& target) {
     }
   }
   for (int64_t i = 0; i < args.count; ++i) {
-    const bool last = i == args.count - 1;
-    if (const Status error = check_layer(args, args.layers[i], last)) return error;
+    const DecodeLayer& layer = args.layers[i];
+    if (args.count > 1 && attention.qkv == nullptr) return "several layers must have an attention";
+    if ((layer.o.w != nullptr) != has_o) return "all layers must have an o, or none";
+    if (const Status error = check_layer(args, layer, i == args.count - 1)) return error;
   }
   const bool has_qkv = args.count > 1 || args.layers[0].qkv.w != nullptr;
   if (has_qkv && (args.qkv_columns < 1 || args.qkv_columns % kMmaRows != 0 || !args.qkv)) {
@@ -164,24 +138,6 @@ Product<T> make_product(int64_t n, int64_t k, Row row, End end, const T* x, T* o
   p.x = x;
   p.out = out;
   return p;
-}
-
-template <typename T>
-Layer<T> make_layer(const DecodeLayer& layer) {
-  const auto weight = [](const DecodeWeight& from, const void* norm, const void* bias = nullptr) {
-    const bool rows = from.scale.kind == ScaleView::Kind::kRow;
-    return ProductWeight<T>{static_cast<const uint8_t*>(from.w), from.scale.data,
-                            rows ? from.scale.row_stride : 0, static_cast<const T*>(norm),
-                            static_cast<const T*>(bias)};
-  };
-  return {{weight(layer.o, nullptr), weight(layer.gate_up, layer.norm_weight),
-           weight(layer.down, nullptr), weight(layer.qkv, layer.next_norm_weight, layer.qkv_bias)},
-          layer.k_cache,
-          layer.v_cache,
-          layer.k_scale,
-          layer.v_scale,
-          static_cast<const T*>(layer.q_norm_weight),
-          static_cast<const T*>(layer.k_norm_weight)};
 }
 
 // Workspace: y, the greatest of each workgroup's part of it, x, attended, partials of the

@@ -6,7 +6,7 @@
 #include "../../blocks/rows/gpu/norm.h"
 #include "../../common/cdna/operands.h"
 #include "../../common/core/scale_view.h"
-#include "../decode_layers.h"
+#include "../layer.h"
 
 namespace rocm_kernels::cdna::decode {
 
@@ -14,7 +14,7 @@ constexpr int kHelpers = 4, kStreamers = 8;  // waves
 constexpr int kLanes = 64;
 constexpr int kThreads = (kHelpers + kStreamers) * kLanes;
 constexpr int kHelperThreads = kHelpers * kLanes;
-constexpr int kProducts = 4;     // of a layer: o, gate and up, down, qkv
+constexpr int kProducts = kLayerProducts;
 constexpr int kMostLayers = 16;  // of a launch: its arguments have room for no more
 constexpr int kMostWorkgroups = 512;
 constexpr int kHalf = kMmaRows / 2;  // rows of a tile that lie together
@@ -34,24 +34,6 @@ struct Product {
   End end;
   const T* x;  // [K]: of kQuantized and kNorm
   T* out;      // of kStored and kAdded
-};
-
-// And of one layer.
-template <typename T>
-struct ProductWeight {
-  const uint8_t* w;
-  const float* scales;
-  int64_t scale_stride;  // 0: one for all rows
-  const T* norm;         // [K]: of kNorm
-  const T* bias;         // [N], or nullptr
-};
-
-template <typename T>
-struct Layer {
-  ProductWeight<T> products[kProducts];
-  void *k_cache, *v_cache;
-  const float *k_scale, *v_scale;  // of FP8 caches; nullptr: 1
-  const T *q_norm, *k_norm;        // [128], or nullptr
 };
 
 constexpr int kHeadDim = 128;

@@ -154,29 +154,6 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 
 constexpr int64_t kStaticBytes = 5120;  // of shared memory: barriers and the like, generously
 
-bool is_k(int64_t columns, int64_t most) {
-  return columns % 128 == 0 && columns >= 1024 && columns <= most;
-}
-
-Status check_layer(const DecodeLayersArgs& args, const DecodeLayer& layer, bool last) {
-  if (layer.qkv.w == nullptr && !last) return "all layers but the last must have a qkv";
-  if (layer.o.w == nullptr || layer.k_cache == nullptr || layer.v_cache == nullptr) {
-    return "all layers must have an o, and caches for the attention";
-  }
-  const bool has_norms = args.layers[0].q_norm_weight != nullptr;
-  if ((layer.q_norm_weight != nullptr) != has_norms ||
-      (layer.k_norm_weight != nullptr) != has_norms) {
-    return "all layers must have norms of q and of k, or none";
-  }
-  for (const DecodeWeight* weight : {&layer.o, &layer.gate_up, &layer.down, &layer.qkv}) {
-    const ScaleView::Kind kind = weight->scale.kind;
-    if (weight->w != nullptr && kind != ScaleView::Kind::kTensor && kind != ScaleView::Kind::kRow) {
-      return "scales of weights must be one a tensor or one a row";
-    }
-  }
-  return nullptr;
-}
-
 // Shared memory of a launch.
 struct Space {
   int32_t row_bytes, num_stages;
@@ -235,13 +212,13 @@ Status check(const DecodeLayersArgs& args, const Device& device) {
     return "rows must be bfloat16 or float16";
   }
   if (args.fp8_dtype != DType::kFloat8E4M3FN) return "weights must be float8_e4m3fn on this GPU";
-  if (!is_k(args.hidden, kMostHidden)) {
+  if (!is_layer_k(args.hidden, kMostHidden)) {
     return "hidden must be a multiple of 128, from 1024 to 8192";
   }
-  if (!is_k(args.intermediate, INT32_MAX)) {
+  if (!is_layer_k(args.intermediate, INT32_MAX)) {
     return "intermediate must be a multiple of 128, from 1024 on";
   }
-  if (!is_k(args.attended_columns, kMostHidden)) {
+  if (!is_layer_k(args.attended_columns, kMostHidden)) {
     return "attended must have a multiple of 128 columns, from 1024 to 8192";
   }
   const DecodeAttention& attention = args.attention;
@@ -273,6 +250,7 @@ Status check(const DecodeLayersArgs& args, const Device& device) {
   if (args.out != args.residual) return "the residual must be in place";
   for (int64_t i = 0; i < args.count; ++i) {
     const DecodeLayer& layer = args.layers[i];
+    if (layer.o.w == nullptr) return "all layers must have an o";
     if (const Status error = check_layer(args, layer, i == args.count - 1)) return error;
     for (const void* aligned :
          {static_cast<const void*>(layer.k_cache), static_cast<const void*>(layer.v_cache),
@@ -299,24 +277,6 @@ Status check(const DecodeLayersArgs& args, const Device& device) {
     return "decode_layers needs a workspace and a state";
   }
   return nullptr;
-}
-
-template <typename T>
-Layer<T> make_layer(const DecodeLayer& layer) {
-  const auto weight = [](const DecodeWeight& from, const void* norm, const void* bias = nullptr) {
-    const bool rows = from.scale.kind == ScaleView::Kind::kRow;
-    return ProductWeight<T>{static_cast<const uint8_t*>(from.w), from.scale.data,
-                            static_cast<const T*>(norm), static_cast<const T*>(bias),
-                            rows ? from.scale.row_stride : 0};
-  };
-  return {{weight(layer.o, nullptr), weight(layer.gate_up, layer.norm_weight),
-           weight(layer.down, nullptr), weight(layer.qkv, layer.next_norm_weight, layer.qkv_bias)},
-          layer.k_cache,
-          layer.v_cache,
-          layer.k_scale,
-          layer.v_scale,
-          static_cast<const T*>(layer.q_norm_weight),
-          static_cast<const T*>(layer.k_norm_weight)};
 }
 
 // Workspace: the greatest of each block's part of y, and of halves of heads; y, h, attended,

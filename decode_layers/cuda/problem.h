@@ -6,7 +6,7 @@
 
 #include "../../common/core/compiler.h"
 #include "../../common/gpu/device.h"
-#include "../decode_layers.h"
+#include "../layer.h"
 
 namespace rocm_kernels::cuda::decode {
 
@@ -18,7 +18,7 @@ constexpr int kThreads = kWarps * 32;
 constexpr int kFetchers = 2;                             // warps that fetch for a warpgroup
 constexpr int kBlockThreads = kThreads + kGroupThreads;  // and a warpgroup that fetches
 static_assert(kGroups * kFetchers == kGroupWarps);
-constexpr int kProducts = 4;     // of a layer: o, gate and up, down, qkv
+constexpr int kProducts = kLayerProducts;
 constexpr int kMostLayers = 64;  // of a launch: its arguments have room for no more
 constexpr int kMostHidden = 8192;
 
@@ -65,24 +65,6 @@ struct Product {
     const int left = k - part * kPartBytes;
     return left < kPartBytes ? left : kPartBytes;
   }
-};
-
-// And of one layer.
-template <typename T>
-struct ProductWeight {
-  const uint8_t* w;
-  const float* scales;
-  const T* norm;         // [K]: of a row that is normalised
-  const T* bias;         // [N], or nullptr
-  int64_t scale_stride;  // 0: one for all rows
-};
-
-template <typename T>
-struct Layer {
-  ProductWeight<T> products[kProducts];
-  void *k_cache, *v_cache;
-  const float *k_scale, *v_scale;  // of FP8 caches; nullptr: 1
-  const T *q_norm, *k_norm;        // [128], or nullptr
 };
 
 // The attention that each layer begins with; see attend.cuh.
