@@ -32,10 +32,11 @@ _WAITING = (
     "quantized_gemm", "gated_gemm",
 )  # fmt: skip
 _HEAD = 128
-# Keys and values of a layer, up to which NVIDIA's kernel of layers reads them soon enough. Beyond,
-# attention's own is thought to be ahead by more than the rest gains: on an H200 a layer gains 4.2
-# us at 1 MB of FP8, and 2.3 at 17; the straight line through both ends there.
-_MOST_CACHE = 36 << 20
+# Keys and values of a layer, up to which NVIDIA's kernel of layers is the quicker: attention's own
+# kernel reads them sooner. The slower a card's memory, the less it idles between launches, and the
+# less there is to gain. MB, of cards' GB/s: launches and one kernel were even at 5 to 10 on an H100
+# (3,352 GB/s), at 25 to 33 on an H200 (4,814); a straight line between.
+_FEW_CACHED, _MANY_CACHED = (3352, 7), (4814, 28)
 _here = threading.local()
 
 
@@ -57,8 +58,12 @@ def takes_stacks(device: torch.device) -> bool:
 
 def _most_cache(device: torch.device) -> float:
     """Bytes of a layer's keys and values that a call of decode_layers is to have."""
-    is_nvidia = device.type == "cuda" and torch.version.cuda is not None
-    return _MOST_CACHE if is_nvidia else float("inf")
+    if device.type != "cuda" or torch.version.cuda is None:
+        return float("inf")
+    card = torch.cuda.get_device_properties(device)
+    rate = 2 * card.memory_clock_rate * card.memory_bus_width / 8e6
+    (slow, few), (fast, many) = _FEW_CACHED, _MANY_CACHED
+    return 1e6 * (few + (many - few) * (rate - slow) / (fast - slow))
 
 
 def handed_out(tensor: torch.Tensor) -> torch.Tensor:
