@@ -10,7 +10,7 @@
 
 BACKEND ?= cpu
 GPU ?= $(if $(shell command -v nvcc),cuda,rocm)
-PROMPT ?= What is the capital of France?
+PROMPT ?= Name the capital of France.
 PYTHON3 ?= python3
 VENV ?= .venv
 PYTHON := "$(VENV)/bin/python"

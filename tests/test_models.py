@@ -460,6 +460,19 @@ def smollm2(demo):
     return demo.load_model()
 
 
+@torch.inference_mode()
+def test_no_rounding_decides_what_the_demo_answers(demo, smollm2, device):
+    """Another processor rounds otherwise: each token of the answer must lead by more than that."""
+    bf16, tokenizer = smollm2
+    asked = demo.chat(tokenizer, demo.QUESTION)["input_ids"].to(device)
+    answer = tokenizer("The capital of France is Paris.", return_tensors="pt")["input_ids"]
+    ids = torch.cat([asked, answer.to(device)], 1)
+    logits = copy.deepcopy(bf16).to(device).float()(ids).logits[0, asked.shape[1] - 1 : -1]
+    leading = logits.topk(2)
+    assert leading.indices[:, 0].tolist() == answer[0].tolist()
+    assert (leading.values[:, 0] - leading.values[:, 1]).min() > 0.75
+
+
 @pytest.mark.parametrize("activations", slow_but(["dynamic"], ["dynamic", "none"]))
 def test_smollm2_answers(demo, smollm2, quantize_, run_kernelized, device, activations):
     bf16, tokenizer = smollm2
