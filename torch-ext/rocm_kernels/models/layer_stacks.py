@@ -32,10 +32,10 @@ _WAITING = (
     "quantized_gemm", "gated_gemm",
 )  # fmt: skip
 _HEAD = 128
-# Keys and values of a layer, up to which NVIDIA's kernel of layers is the quicker: attention's own
-# kernel reads them sooner. The slower a card's memory, the less it idles between launches, and the
-# less there is to gain. MB, of cards' GB/s: launches and one kernel were even at 5 to 10 on an H100
-# (3,352 GB/s), at 25 to 33 on an H200 (4,814); a straight line between.
+# A layer's cache with its room, up to which NVIDIA's kernel of layers is the quicker: attention's
+# own kernel reads keys and values sooner. The slower a card's memory, the less it idles between
+# launches, and the less there is to gain. MB, by cards' GB/s: launches and one kernel were even
+# between 4 and 10 on an H100 (3,352), between 19 and 35 on an H200 (4,814). A straight line.
 _FEW_CACHED, _MANY_CACHED = (3352, 7), (4814, 28)
 _here = threading.local()
 
@@ -57,7 +57,7 @@ def takes_stacks(device: torch.device) -> bool:
 
 
 def _most_cache(device: torch.device) -> float:
-    """Bytes of a layer's keys and values that a call of decode_layers is to have."""
+    """Bytes of a layer's cache that a call of decode_layers is to have at most."""
     if device.type != "cuda" or torch.version.cuda is None:
         return float("inf")
     card = torch.cuda.get_device_properties(device)
