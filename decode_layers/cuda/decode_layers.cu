@@ -3,8 +3,8 @@
 //
 // All bytes that matter are the weights'. So four warps of a block do nothing but fetch them, in
 // the order in which they are wanted, into stages that take nearly all of shared memory: 190 KB, or
-// 6 us of an H200's memory. They wait for nothing but a free stage: while the grid meets, a row is
-// made, or heads attend, the next weights arrive. Two warpgroups do all the rest.
+// 6 us of an H200's memory. While the grid meets, a row is made, or heads attend, the next weights
+// arrive, stage by stage lest they hold up the rest. Two warpgroups do all else.
 //
 // Timeline of a layer; || is a meeting of the grid (grid_barrier.cuh).
 //
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   __shared__ Reductions reductions;
   __shared__ RowEnd ends[kMostRows];
   __shared__ Share shares[kProducts];
-  __shared__ int is_last;
+  __shared__ int is_last, begun[kGroups];
   // Told to be the same for all lanes, without which wgmma waits for each instruction.
   const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const uint32_t data = pinned_address(dynamic_shared + p.row_bytes);
@@ -127,6 +127,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
                   kGroupWarps);
     fence_mbarrier_init();
   }
+  if (threadIdx.x < kGroups) begun[threadIdx.x] = 0;
   if (threadIdx.x < kProducts) shares[threadIdx.x] = Share::of(p.products[threadIdx.x]);
   if (p.clears) {
     for (int at = 16 * threadIdx.x; at < kGroups * ring_bytes; at += 16 * kBlockThreads) {
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const int group = fetches ? (warp - kWarps) / kFetchers : warp / kGroupWarps;
   const Ring ring{pinned_address(full + group * kMostStages),
                   pinned_address(empty + group * kMostStages), data + group * ring_bytes,
-                  p.num_stages};
+                  p.num_stages, begun + group};
   if (fetches) {
     drop_registers<56>();
     fetch_weights(p, ring, shares, group, warp % kFetchers, lane);

@@ -2,7 +2,10 @@
 // which others fill in the order in which it multiplies; and the product of a row with them.
 //
 // A warpgroup takes eight rows of w at a time, and a stage holds a part of each. Whoever fetches
-// waits for nothing but a free stage, and goes on to the next product, and to the next layer.
+// goes on to the next product, and to the next layer, and waits for a free stage alone; but of a
+// product that has not begun it asks for one stage at a time. A ring that is asked for at once takes
+// 6 us to arrive, and whatever else the multiprocessor loads or stores stands in line behind it:
+// the meetings, rows and keys that all blocks wait for.
 //
 // One row of x leaves 7 of the 8 columns of wgmma.m64n8k32 idle, so they take pieces of K: 128
 // bytes of a row, as they lie in memory, are a core matrix of eight "rows" of 16 bytes, and 128
@@ -73,6 +76,7 @@ struct Ring {
   uint32_t full, empty;  // the first stage's barriers
   uint32_t data;
   int num_stages;
+  volatile int* begun;  // how many products the warpgroup has begun to multiply
 
   __device__ __forceinline__ uint32_t full_of(int stage) const {
     return full + stage * kMbarrierBytes;
@@ -93,12 +97,13 @@ __device__ __forceinline__ void fetch_weights(const StackProblem<T>& p, const Ri
                                               int fetcher, int lane) {
   if (lane >= kTileRows) return;
   const uint64_t policy = l2_policy(L2Policy::kEvictFirst);
-  PipelineState state{0, 1};
-  int turn = 0, skip = fetcher;
+  PipelineState state{0, 1}, before{0, 0};
+  int turn = 0, skip = fetcher, product_number = 0;
   for (int layer = 0; layer < p.count; ++layer) {
     for (int i = 0; i < p.products_of(layer); ++i) {
       const Product<T>& product = p.products[i];
       const uint8_t* const w = p.layers[layer].products[i].w;
+      ++product_number;
       for (Tiles tiles(product, shares[i], group, turn); !tiles.is_over(); tiles.advance(product)) {
         const int there = min(kTileRows, (tiles.end - tiles.unit) << product.unit_shift);
         const uint8_t* const row = w + int64_t{product.row(tiles.unit, lane)} * product.k;
@@ -107,6 +112,11 @@ __device__ __forceinline__ void fetch_weights(const StackProblem<T>& p, const Ri
             const uint32_t full = ring.full_of(state.stage);
             const int bytes = product.bytes_of(part);
             mbarrier_wait(ring.empty_of(state.stage), state.parity);
+            // Asked again each time: once the product has begun, the stage before may be refilled,
+            // and its barrier be two phases on.
+            while (product_number > *ring.begun &&
+                   !mbarrier_is_over(ring.full_of(before.stage), before.parity ^ 1)) {
+            }
             if (lane == 0) mbarrier_arrive_expect(full, there * bytes);
             __syncwarp((1u << kTileRows) - 1);
             if (lane < there) {
@@ -116,6 +126,7 @@ __device__ __forceinline__ void fetch_weights(const StackProblem<T>& p, const Ri
             skip = kFetchers;
           }
           --skip;
+          before = state;
           state.advance(ring.num_stages);
         }
       }
@@ -191,6 +202,7 @@ __device__ __forceinline__ void multiply(const Product<T>& product, const Ring& 
   using Some = float[kSteps / kAddedUp][1][4];
   const int i = 2 * warp + lane / 16, tile_shift = 4 - product.unit_shift;
   int left = ((tiles.end - tiles.unit + (1 << tile_shift) - 1) >> tile_shift) * product.parts;
+  if (warp == 0 && lane == 0) *ring.begun = *ring.begun + 1;
   if (left <= 0) return;
   PipelineState next = state;  // to begin
   int begun = 0, part = 0;

@@ -49,6 +49,7 @@ struct Copy {
   int bytes;
   uint32_t barrier;
 };
+static void check_order(const Copy& copy);
 struct CopyEngine {
   std::mutex mutex;
   std::vector<Copy> asked;
@@ -83,8 +84,10 @@ namespace cuda {
 inline uint64_t l2_policy(L2Policy) { return 0; }
 inline void load_bulk(const void* from, uint32_t to, int bytes, uint32_t barrier, uint64_t) {
   if (reinterpret_cast<uintptr_t>(from) % 16 || to % 16 || bytes % 16) std::abort();
+  const Copy copy{static_cast<const uint8_t*>(from), to, bytes, barrier};
+  check_order(copy);
   const std::lock_guard<std::mutex> lock(engine.mutex);
-  engine.asked.push_back({static_cast<const uint8_t*>(from), to, bytes, barrier});
+  engine.asked.push_back(copy);
 }
 }  // namespace cuda
 }  // namespace rocm_kernels
@@ -96,7 +99,7 @@ using namespace rocm_kernels::cuda;
 using namespace rocm_kernels::cuda::decode;
 
 static_assert(kGroups * kGroupThreads == kThreads);
-constexpr uint32_t kRingAt = 16 << 10, kBarriersAt = 240 << 10;
+constexpr uint32_t kRingAt = 16 << 10, kBarriersAt = 240 << 10, kGroupBarrierBytes = 1024;
 
 static uint8_t some_code() {
   const int code = below(256);
@@ -107,6 +110,19 @@ struct Weights {
   std::vector<uint8_t> codes;
   std::vector<float> scales;
 };
+
+// What is asked for before its product has begun, is so behind a stage that has arrived.
+static std::map<const uint8_t*, int> product_numbers;  // by where a product's weights begin
+static Ring rings[kGroups];
+static std::atomic<int> hasty{0};
+static void check_order(const Copy& copy) {
+  const Ring& ring = rings[(copy.barrier - kBarriersAt) / kGroupBarrierBytes];
+  const int stage = static_cast<int>(copy.barrier - ring.full) / kMbarrierBytes;
+  const uint32_t before = ring.full_of((stage + ring.num_stages - 1) % ring.num_stages);
+  const std::lock_guard<std::mutex> lock(emulated_barriers.mutex);
+  const bool arrives = emulated_barriers.all.at(before).bytes > 0;
+  if (arrives && std::prev(product_numbers.upper_bound(copy.from))->second > *ring.begun) ++hasty;
+}
 
 int main() {
   constexpr int kLaunches = 12, kKs[] = {1024, 1152, 2048, 2176, 4224};
@@ -120,6 +136,7 @@ int main() {
     const int blocks = 1 + below(3);
     std::vector<uint8_t> x[kProducts];
     std::map<std::pair<int, int>, Weights> weights;
+    product_numbers.clear();
     for (int i = 0; i < kProducts; ++i) {
       Product<float>& product = p.products[i];
       product.k = kKs[below(5)];
@@ -135,6 +152,7 @@ int main() {
         its.scales.resize(product.units << product.unit_shift);
         for (float& scale : its.scales) scale = 1.0f + static_cast<float>(below(100));
         p.layers[l].products[i].w = its.codes.data();
+        product_numbers[its.codes.data()] = l * kProducts + i + 1;
       }
     }
 
@@ -142,11 +160,11 @@ int main() {
     std::map<std::pair<int, int>, std::map<int, std::vector<float>>> found;
     for (int block = 0; block < blocks; ++block) {
       std::memset(emulated_shared, 0, sizeof(emulated_shared));
-      Ring rings[kGroups];
+      int begun[kGroups] = {};
       for (int g = 0; g < kGroups; ++g) {
-        const uint32_t barriers = kBarriersAt + 1024 * g;
+        const uint32_t barriers = kBarriersAt + kGroupBarrierBytes * g;
         rings[g] = {barriers, barriers + 512, kRingAt + g * p.num_stages * kStageBytes,
-                    p.num_stages};
+                    p.num_stages, begun + g};
         for (int s = 0; s < p.num_stages; ++s) {
           emulated_barriers.init(rings[g].full_of(s), 1);
           emulated_barriers.init(rings[g].empty_of(s), kGroupWarps);
@@ -229,7 +247,7 @@ int main() {
                 found[{l, i}].size() == static_cast<size_t>(product.units << product.unit_shift);
       }
     }
-    wrong += !right;
+    wrong += !right || hasty > 0;
   }
   std::printf("tiles %d, wrong %d\n", kLaunches, wrong);
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <thread>
 
 struct EmulatedBarriers {
   struct Barrier {
@@ -50,6 +51,11 @@ inline void mbarrier_wait(uint32_t address, uint32_t parity) {
   std::unique_lock<std::mutex> lock(barriers.mutex);
   const EmulatedBarriers::Barrier& barrier = barriers.all.at(address);
   barriers.changed.wait(lock, [&] { return (barrier.phases & 1) != parity; });
+}
+inline bool mbarrier_is_over(uint32_t address, uint32_t parity) {
+  std::this_thread::yield();
+  std::lock_guard<std::mutex> lock(emulated_barriers.mutex);
+  return (emulated_barriers.all.at(address).phases & 1) != parity;
 }
 inline void mbarrier_arrive(uint32_t address) { emulated_barriers.change(address, 1, 0); }
 inline void mbarrier_arrive_expect(uint32_t address, int bytes) {
