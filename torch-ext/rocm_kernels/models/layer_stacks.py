@@ -32,11 +32,9 @@ _WAITING = (
     "quantized_gemm", "gated_gemm",
 )  # fmt: skip
 _HEAD = 128
-# A layer's cache with its room, up to which NVIDIA's kernel of layers is the quicker: attention's
-# own kernel reads keys and values sooner. The slower a card's memory, the less it idles between
-# launches, and the less there is to gain. MB, by cards' GB/s: launches and one kernel were even
-# between 4 and 10 on an H100 (3,352), between 19 and 35 on an H200 (4,814). A straight line.
-_FEW_CACHED, _MANY_CACHED = (3352, 7), (4814, 28)
+# Bytes of a layer's cache with its room, up to which NVIDIA's kernel of layers is the quicker:
+# attention's own kernel reads keys and values sooner. With 68 MB the two were even.
+_MOST_CACHE = 64e6
 _here = threading.local()
 
 
@@ -58,12 +56,8 @@ def takes_stacks(device: torch.device) -> bool:
 
 def _most_cache(device: torch.device) -> float:
     """Bytes of a layer's cache that a call of decode_layers is to have at most."""
-    if device.type != "cuda" or torch.version.cuda is None:
-        return float("inf")
-    card = torch.cuda.get_device_properties(device)
-    rate = 2 * card.memory_clock_rate * card.memory_bus_width / 8e6
-    (slow, few), (fast, many) = _FEW_CACHED, _MANY_CACHED
-    return 1e6 * (few + (many - few) * (rate - slow) / (fast - slow))
+    is_nvidia = device.type == "cuda" and torch.version.cuda is not None
+    return _MOST_CACHE if is_nvidia else float("inf")
 
 
 def handed_out(tensor: torch.Tensor) -> torch.Tensor:
