@@ -3,9 +3,9 @@
 //
 // A warpgroup takes eight rows of w at a time, and a stage holds a part of each. Whoever fetches
 // goes on to the next product, and to the next layer, and waits for a free stage alone; but of a
-// product that has not begun it asks for one stage at a time. A ring that is asked for at once takes
-// 6 us to arrive, and whatever else the multiprocessor loads or stores stands in line behind it:
-// the meetings, rows and keys that all blocks wait for.
+// product that has not begun it asks for one stage at a time. A ring that is asked for at once
+// takes 6 us to arrive, and whatever else the multiprocessor loads or stores stands in line behind
+// it: the meetings, rows and keys that all blocks wait for.
 //
 // One row of x leaves 7 of the 8 columns of wgmma.m64n8k32 idle, so they take pieces of K: 128
 // bytes of a row, as they lie in memory, are a core matrix of eight "rows" of 16 bytes, and 128
