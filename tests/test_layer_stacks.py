@@ -309,10 +309,11 @@ def test_on_hopper(best_package, device, run_kernelized, monkeypatch, family, in
 
 def unregister_layers(monkeypatch, family):
     """Classes as they came: a second copy of the package leaves them what the first gave them."""
-    source = importlib.import_module(f"transformers.models.{family.lower()}.modeling_{family.lower()}")
+    name = family.lower()
+    source = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     for cls in {value for value in vars(source).values() if isinstance(value, type)}:
-        for name in {"kernel_layer_name", "kernel_condition"} & vars(cls).keys():
-            monkeypatch.delattr(cls, name)
+        for given in {"kernel_layer_name", "kernel_condition"} & vars(cls).keys():
+            monkeypatch.delattr(cls, given)
 
 
 @pytest.mark.slow
