@@ -461,7 +461,7 @@ def smollm2(demo):
 
 
 @torch.inference_mode()
-def test_no_rounding_decides_what_the_demo_answers(demo, smollm2, device):
+def test_no_rounding_decides_what_smollm2_answers(demo, smollm2, device):
     """Another processor rounds otherwise: each token of the answer must lead by more than that."""
     bf16, tokenizer = smollm2
     asked = demo.chat(tokenizer, demo.QUESTION)["input_ids"].to(device)
