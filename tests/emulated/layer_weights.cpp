@@ -158,6 +158,7 @@ int main() {
 
     std::mutex mutex;
     std::map<std::pair<int, int>, std::map<int, std::vector<float>>> found;
+    bool right = true;
     for (int block = 0; block < blocks; ++block) {
       std::memset(emulated_shared, 0, sizeof(emulated_shared));
       int begun[kGroups] = {};
@@ -224,9 +225,10 @@ int main() {
       for (std::thread& thread : threads) thread.join();
       engine.ends = true;
       copies.join();
+      const int products = (p.count - 1) * kProducts + p.of_last;
+      for (const int its : begun) right = right && its == products;
     }
 
-    bool right = true;
     for (int l = 0; l < p.count; ++l) {
       for (int i = 0; i < p.products_of(l); ++i) {
         const Product<float>& product = p.products[i];
