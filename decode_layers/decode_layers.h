@@ -1,5 +1,5 @@
-// Decoder layers for one token, each from its attention to the next one's qkv, as one kernel: what
-// eleven launches a layer do.
+// Decoder layers for a token of each sequence, each from its attention to the next one's qkv, as
+// one kernel: what eleven launches a layer do.
 //
 //   attended = softmax(rotated q . keys) . values             with an attention; else given: of
 //              norms of q and k, where there are such
@@ -14,7 +14,8 @@
 //
 // AMD, where launches are dear: cdna/decode_layers.hip. NVIDIA's Hopper, whose memory idles between
 // launches: cuda/decode_layers.cu; there each layer has an attention and an o, the residual and qkv
-// stay in place, and the product of gate and up is rounded to bfloat16 before it is fp8().
+// stay in place, and the product of gate and up is rounded to bfloat16 before it is fp8(). AMD's
+// takes one sequence, NVIDIA's up to four.
 #pragma once
 
 #include "../blocks/layers/decode_args.h"

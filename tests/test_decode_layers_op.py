@@ -55,6 +55,25 @@ def random_call(backend, fp8, layers, of_last, dtype, position, scale_a_row=True
     }  # fmt: skip
 
 
+def of_sequences(call, backend, count):
+    """The call with `count` sequences; their rows of its caches lie apart."""
+    dtype = call["residual"].dtype
+
+    def several(t):
+        return torch.randn(count, *t.shape).to(backend.device, dtype)
+
+    position = int(call["position"])
+    angles = torch.randn(count, 64).repeat(1, 2).to(backend.device)
+    more = {"cos": angles.cos().to(dtype), "sin": angles.sin().to(dtype)}
+    for name in ("k_caches", "v_caches"):
+        more[name] = []
+        for cache in call[name]:
+            memory = several(torch.cat([cache.float(), cache[:5].float()]))
+            memory[:, position:] = float("nan")
+            more[name].append(memory.to(cache.dtype)[:, : len(cache)])
+    return {**call, **more, **{name: several(call[name]) for name in ("residual", "qkv")}}
+
+
 def copy_of(call):
     def copied(value):
         return [t.clone() for t in value] if isinstance(value, list) else value.clone()
@@ -78,6 +97,11 @@ def copy_of(call):
     (1, False, torch.bfloat16, 0, {"scales": 0}),
     (2, True, torch.bfloat16, 20, {"more": True, "eps": 1e-2, "weight_offset": 1.0}),
     (1, True, torch.float16, 40, {"more": True, "scales": 2}),
+    (2, True, torch.bfloat16, 20, {"sequences": 2, "more": True}),
+    (1, True, torch.float16, 40, {"sequences": 3, "scales": 2, "leftpad_k": [0, 11, 40]}),
+    (1, False, torch.bfloat16, 70, {"sequences": 4, "seqused_k": [50, 71, 12, 1],
+                                    "leftpad_k": [11, 0, 3, 0]}),
+    (1, True, torch.bfloat16, 9, {"sequences": 1, "window_left": 3}),
     # Rows of more than one part, the last one short, more rows than a tile; keys of several blocks;
     # more query heads than a block takes; each thread two vectors of a row, or four.
     *(
@@ -86,6 +110,9 @@ def copy_of(call):
             (1, True, torch.bfloat16, 300, {"sizes": (4224, 2304, 16, 1), "scales": 1}),
             (2, True, torch.float16, 700, {"sizes": (1152, 4480, 24, 8), "more": True}),
             (1, False, torch.bfloat16, 2100, {"sizes": (1024, 1024, 8, 8), "seqused_k": 2090}),
+            (2, True, torch.bfloat16, 300, {"sizes": (4224, 2304, 16, 1), "sequences": 4}),
+            (1, True, torch.float16, 700, {"sizes": (1152, 4480, 24, 8), "sequences": 3,
+                                           "scales": 1, "leftpad_k": [9, 300, 0]}),
         )
     ),
 ])  # fmt: skip
@@ -93,22 +120,33 @@ def test_as_the_functions_one_by_one(backend, package, layers, of_last, dtype, p
     if backend.name == "cuda" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("refused there")
     options = dict(options)
+    sequences = options.pop("sequences", None)
     call = random_call(backend, backend.fp8_dtype, layers, of_last, dtype, position, layers == 2,
                        options.pop("scales", None), options.pop("more", False),
                        options.pop("sizes", SMALL))  # fmt: skip
-    if options.keys() & {"seqused_k", "window_left"}:
-        begin = options.get("leftpad_k", 0)
-        end = options.get("seqused_k", position + 1)
+    if sequences is not None:
+        call = of_sequences(call, backend, sequences)
+    if options.keys() & {"seqused_k", "leftpad_k", "window_left"}:
+        begins, ends = (torch.as_tensor(options.get(name, its)).expand(sequences or 1).tolist()
+                        for name, its in (("leftpad_k", 0), ("seqused_k", position + 1)))
         if "window_left" in options:
-            begin = max(begin, end - 1 - options["window_left"])
+            begins = [max(begin, end - 1 - options["window_left"])
+                      for begin, end in zip(begins, ends, strict=True)]  # fmt: skip
             call["position"] = call["position"].long()
         for cache in (*call["k_caches"], *call["v_caches"]):  # what is not seen is not read
             nothing = torch.full((1,), float("nan")).to(cache)
-            cache[:begin] = cache[end:] = nothing
+            for own, begin, end in zip(cache[None] if sequences is None else cache, begins, ends,
+                                       strict=True):  # fmt: skip
+                own[:begin] = own[end:] = nothing
         for name in ("seqused_k", "leftpad_k"):
             if name in options:
-                options[name] = torch.tensor([options[name]]).int().to(backend.device)
+                number = torch.as_tensor(options[name]).view(-1).int()
+                options[name] = number.to(backend.device)
     expected, found = copy_of(call), copy_of(call)
+    if backend.name == "simulator" and (sequences or 1) > 1:
+        with pytest.raises(RuntimeError, match="takes one sequence on this GPU"):
+            backend.ops.decode_layers(**found, **options)
+        return
     package.reference.decode_layers(**expected, **options)
     residual = backend.ops.decode_layers(**found, **options)
     assert residual is found["residual"]
@@ -117,6 +155,8 @@ def test_as_the_functions_one_by_one(backend, package, layers, of_last, dtype, p
         assert_near(found["qkv"], expected["qkv"])
     for name in ("k_caches", "v_caches"):
         for ours, its in zip(found[name], expected[name], strict=True):
+            if sequences is not None:
+                ours, its = ours.transpose(0, 1), its.transpose(0, 1)
             assert_near(ours[position], its[position])
             others = torch.arange(len(its)) != position
             assert torch.equal(ours[others].view(torch.uint8), its[others].view(torch.uint8))

@@ -39,9 +39,10 @@ def quantised(package, family="Llama", head=False, activations="dynamic", **chan
         return kernelize(model, mode=Mode.INFERENCE)
 
 
-def prompt(columns=7, padding=0):
-    mask = torch.arange(columns)[None] >= padding
-    ids = torch.randint(5, 150, (1, columns)).where(mask, 0)
+def prompt(columns=7, *padding):
+    """Of a sequence, or of one for each number of columns of padding."""
+    mask = torch.arange(columns)[None] >= torch.tensor(padding or [0])[:, None]
+    ids = torch.randint(5, 150, mask.shape).where(mask, 0)
     return {"input_ids": ids, "attention_mask": mask.long()}
 
 
@@ -115,18 +116,22 @@ def test_a_layers_products_may_quantise_and_gate(package, monkeypatch, options, 
 
 def test_a_long_cache_is_the_attentions_own(package, monkeypatch):
     """Where its kernel reads it sooner."""
-    monkeypatch.setattr(package.models.layer_stacks, "_most_cache", lambda device: 1000)
-    one_by_one, stacked, layers = answers(package, quantised(package), prompt())
-    assert torch.equal(one_by_one, stacked)
-    assert layers == {"the cache is so long that the attention's own kernel is quicker": 2}
+    why = "the cache is so long that the attention's own kernel is quicker"
+    for most, said in ((1000.0, why), (0.0, "more sequences than decode_layers takes here")):
+        monkeypatch.setattr(package.models.layer_stacks, "_most_cache", lambda *_, m=most: m)
+        one_by_one, stacked, layers = answers(package, quantised(package), prompt(7, 0, 2))
+        assert torch.equal(one_by_one, stacked)
+        assert layers == {said: 2}
 
 
 @pytest.mark.parametrize("cuda, kind, most", [
-    ("13.0", "cuda", 64e6), (None, "cuda", float("inf")), ("13.0", "cpu", float("inf")),
+    ("13.0", "cuda", [64e6, 56e6, 36e6, 36e6, 0.0]), (None, "cuda", [float("inf")] + [0.0] * 4),
+    ("13.0", "cpu", [float("inf")] * 5),
 ])  # fmt: skip
-def test_how_long_a_cache_may_be(package, monkeypatch, cuda, kind, most):
+def test_how_long_a_cache_may_be_by_sequences(package, monkeypatch, cuda, kind, most):
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert package.models.layer_stacks._most_cache(torch.device(kind)) == most
+    stacks, device = package.models.layer_stacks, torch.device(kind)
+    assert [stacks._most_cache(device, 1 + more) for more in range(5)] == most
 
 
 def with_scales(count):
@@ -152,7 +157,8 @@ def with_other_norms(model):
         ({"step": {"kv_cache_dtype": "fp8"}, "prepare": with_scales(2)}, STACKED),
         ({"family": "Qwen3", "prepare": with_other_norms},
          {"norms of heads are of another kind than those of rows": 2}),
-        ({"num_return_sequences": 2, "num_beams": 2}, {"more than one token": 2}),
+        ({"num_return_sequences": 2, "num_beams": 2}, STACKED),
+        ({"num_return_sequences": 3, "do_sample": True}, STACKED),
         ({"output_hidden_states": True, "return_dict_in_generate": True}, {}),  # by other ops
         ({"output_logits": True, "return_dict_in_generate": True}, STACKED),
     ],
@@ -247,8 +253,12 @@ def test_a_device_on_which_the_op_is_wrong_does_without(package, monkeypatch):
     assert found == {f"{refused} than its ops": 0}
 
 
-def test_padding_on_the_left_is_not_seen(package):
-    one_by_one, stacked, found = answers(package, quantised(package), prompt(9, padding=4))
+@pytest.mark.parametrize("padding", [(4,), (0, 4, 2)])
+@pytest.mark.parametrize("step", [{}, {"kv_cache_dtype": "fp8"}])
+def test_padding_on_the_left_is_not_seen(package, padding, step):
+    one_by_one, stacked, found = answers(
+        package, quantised(package), prompt(9, *padding), step=step
+    )
     assert torch.equal(one_by_one, stacked)
     assert found == STACKED
 
@@ -267,8 +277,10 @@ def test_a_refusal_of_the_op_leaves_the_ops(package, monkeypatch):
 
 
 @pytest.mark.parametrize("in_fp8", [False, True])
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
-def test_on_hopper(best_package, device, run_kernelized, monkeypatch, family, in_fp8):
+@pytest.mark.parametrize("family, padding", [
+    ("Llama", (2,)), ("Qwen2", (2,)), ("Qwen3", (2,)), ("Qwen2", (2, 0)), ("Qwen3", (9, 0, 100, 31)),
+])  # fmt: skip
+def test_on_hopper(best_package, device, run_kernelized, monkeypatch, family, padding, in_fp8):
     """In a real graph, with its branches: logits of steps behind tokens of chance."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         pytest.skip("needs an NVIDIA GPU of compute capability 9.0")
@@ -280,7 +292,7 @@ def test_on_hopper(best_package, device, run_kernelized, monkeypatch, family, in
     model = randomized(getattr(module, f"{family}ForCausalLM")(config)).bfloat16().to(device)
     best_package.models.quantize_model_(model)
     model = run_kernelized(model, Mode.INFERENCE)
-    given = {name: value.to(device) for name, value in prompt(150, 2).items()}
+    given = {name: value.to(device) for name, value in prompt(150, *padding).items()}
     tokens = torch.randint(2, config.vocab_size, (24,)).tolist()
 
     def only_those(prompts, scores):
@@ -302,7 +314,7 @@ def test_on_hopper(best_package, device, run_kernelized, monkeypatch, family, in
         best_package.models.stop_decode_step(model)
     assert layers == [{}, {"decode_layers": 3}]
     for answer in said:
-        assert answer.sequences[0, 150:].tolist() == tokens
+        assert answer.sequences[:, 150:].tolist() == [tokens] * len(padding)
     for step in range(2, 24):  # a first step runs op by op
         assert_near(said[1].logits[step], said[0].logits[step], norm=0.12)
 

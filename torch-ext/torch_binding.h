@@ -217,12 +217,13 @@ std::string grouped_gemm_configs(const torch::stable::Tensor& out, const torch::
                                  std::optional<torch::stable::Tensor> scale_a,
                                  std::optional<torch::stable::Tensor> scale_w);
 
-// residual, qkv and caches are written: decoder layers for one token, as
+// residual, qkv and caches are written: decoder layers for a token of each sequence, as
 // decode_layers/decode_layers.h says. A list has a tensor for each layer, the last three may lack
 // the last one. qkv is the first layer's, then that of the layer behind the last, where its w_qkv
-// is given. Caches are [rows, KV heads, 128] of residual's dtype or of w_o's, k_scales and v_scales
-// of those [1] or [KV heads], or none are given; scales of weights [1] or [N, 1], position [1]
-// int32 or int64, seqused_k and leftpad_k [1] int32.
+// is given. Caches are [B, rows, KV heads, 128] of residual's dtype or of w_o's, k_scales and
+// v_scales of those [1] or [KV heads], or none are given; scales of weights [1] or [N, 1], position
+// [1] or [B] int32 or int64, seqused_k and leftpad_k [1] or [B] int32. A residual of one dimension
+// has one sequence, and nothing a dimension B.
 void decode_layers(
     torch::stable::Tensor& residual, torch::stable::Tensor& qkv,
     std::vector<torch::stable::Tensor> k_caches, std::vector<torch::stable::Tensor> v_caches,

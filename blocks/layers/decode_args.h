@@ -1,4 +1,5 @@
-// What decoder layers of one token take; decode_layers/decode_layers.h has the maths.
+// What decoder layers of a token of each sequence take; decode_layers/decode_layers.h has the
+// maths.
 #pragma once
 
 #include "../../common/core/dtype.h"
@@ -23,35 +24,41 @@ struct DecodeLayer {
   const void* qkv_bias = nullptr;          // [Q], dtype; of the next layer, too
   const void* q_norm_weight = nullptr;     // [128], dtype: norms of heads; all layers have, or none
   const void* k_norm_weight = nullptr;
-  void* k_cache = nullptr;  // [rows, kv_heads, 128], cache_dtype; the new row is written
+  void* k_cache = nullptr;  // [B, rows, kv_heads, 128], cache_dtype; the new rows are written
   void* v_cache = nullptr;
   const float* k_scale = nullptr;  // of FP8 caches: [1] or [kv_heads], see the strides; nullptr: 1
   const float* v_scale = nullptr;
 };
 
-// Where layers begin with the attention of the token: heads of 128, halves that turn together
+// Where layers begin with the attention of the tokens: heads of 128, halves that turn together
 // (NeoX), caches in dtype or in FP8, which hold k and v divided by their scales.
 struct DecodeAttention {
-  const void* qkv = nullptr;  // [heads + 2 kv_heads, 128], dtype; nullptr: `attended` is given
+  const void* qkv = nullptr;  // [B, heads + 2 kv_heads, 128], dtype; nullptr: `attended` is given
   int64_t row_stride = 0;     // elements, even; of all caches
   int64_t head_stride = 0;
+  int64_t batch_stride = 0;
   int32_t k_scale_stride = 0;  // from head to head: 0 or 1; of all layers
   int32_t v_scale_stride = 0;
+  // Strides from sequence to sequence; 0: the same for all.
   const void* cos = nullptr;  // [128], dtype; the second half as the first
   const void* sin = nullptr;
-  const int32_t* position = nullptr;  // [1]: rows that the cache has; the new one's place
+  int32_t angle_stride = 0;
+  const int32_t* position = nullptr;  // rows that the cache has; the new one's place
+  int32_t position_stride = 0;
   int32_t heads = 0, kv_heads = 0;
   DType cache_dtype = DType::kBFloat16;  // dtype or fp8_dtype
   float scale = 0.0f;
   // Rows from first_key on and before `keys`, of these the last window_left + 1, are seen: one at
   // least, none behind the new one.
-  const int32_t* keys = nullptr;       // [1]; nullptr: with the new one all
-  const int32_t* first_key = nullptr;  // [1]; nullptr: 0
-  int32_t window_left = -1;            // -1: all
+  const int32_t* keys = nullptr;       // nullptr: with the new one all
+  const int32_t* first_key = nullptr;  // nullptr: 0
+  int32_t keys_stride = 0, first_key_stride = 0;
+  int32_t window_left = -1;  // -1: all
 };
 
 // All of K are multiples of 128, from 1024 on.
 struct DecodeLayersArgs {
+  int32_t tokens = 1;            // B: sequences, a token each; AMD's kernel takes one
   int64_t hidden = 0;            // H, up to 8192
   int64_t intermediate = 0;      // I, as far as LDS reaches
   int64_t attended_columns = 0;  // A, up to 8192
@@ -61,11 +68,11 @@ struct DecodeLayersArgs {
   const DecodeLayer* layers = nullptr;
   int64_t count = 1;
   DecodeAttention attention;
-  const void* attended = nullptr;  // [A], dtype; without an attention
-  const void* x = nullptr;         // [H], dtype; where there is no o
-  const void* residual = nullptr;  // [H], dtype
-  void* out = nullptr;             // [H], dtype; may be residual
-  void* qkv = nullptr;             // [Q], dtype; may be the attention's; all layers write it
+  const void* attended = nullptr;  // [B, A], dtype; without an attention
+  const void* x = nullptr;         // [B, H], dtype; where there is no o
+  const void* residual = nullptr;  // [B, H], dtype
+  void* out = nullptr;             // [B, H], dtype; may be residual
+  void* qkv = nullptr;             // [B, Q], dtype; may be the attention's; all layers write it
 
   float eps = 1e-6f;
   float weight_offset = 0.0f;                // of all norms

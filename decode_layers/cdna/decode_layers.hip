@@ -62,6 +62,9 @@ Status check(const DecodeLayersArgs& args, const Target& target) {
     return "decode_layers needs a gfx942 or a gfx950, of at most 512 compute units";
   }
   if (args.count < 1) return "decode_layers needs a layer";
+  if (args.tokens != 1) {
+    return "decode_layers takes one sequence on this GPU; run the ops one by one";
+  }
   if (args.dtype != DType::kBFloat16 && args.dtype != DType::kFloat16) {
     return "rows must be bfloat16 or float16";
   }

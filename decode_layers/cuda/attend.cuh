@@ -1,8 +1,8 @@
-// The attention of one token: rotation, the cache's new row, softmax over all keys.
+// The attention of a token of each sequence: rotation, the cache's new row, softmax over all keys.
 //
-// Blocks share the keys of a KV head, or of eight query heads of it where it has more: a warp takes
-// sixteen keys at a time. While the layer before is multiplied they come to L2. Keys and values go
-// from memory to registers, as mma.m16n8k16 wants them:
+// Blocks share the keys of a KV head of a sequence, or of eight query heads of it where it has
+// more: a warp takes sixteen keys at a time. While the layer before is multiplied they come to L2.
+// Keys and values go from memory to registers, as mma.m16n8k16 wants them:
 //
 //   S [heads, keys] = q . k^T   heads are the 16 rows, of which eight are used
 //   O [heads, dims] += P . v    P is S's registers as they are, pairs of keys
@@ -40,12 +40,11 @@ class Attend {
   static constexpr bool kBFloat = std::is_same_v<Mma, bfloat16>;
 
   __device__ __forceinline__ Attend(const StackProblem<T>& p, const Layer<T>& layer,
-                                    const Seen& seen, const Heads& heads, int warp, int lane,
-                                    AttendScratch& scratch, int& is_last)
+                                    const Heads& heads, int warp, int lane, AttendScratch& scratch,
+                                    int& is_last)
       : a_(p.attention),
         p_(p),
         layer_(layer),
-        seen_(seen),
         heads_(heads),
         warp_(warp),
         lane_(lane),
@@ -56,16 +55,15 @@ class Attend {
   // Brings the keys and values of a layer to L2, while products of the layer before stream their
   // weights.
   static __device__ __forceinline__ void prefetch(const Attention<T>& a, const Layer<T>& layer,
-                                                  const Seen& seen, const Heads& heads, int warp,
-                                                  int lane) {
+                                                  const Heads& heads, int warp, int lane) {
     constexpr int kLines = kHeadDim * sizeof(C) / 128;  // of a row
     if (!heads.has_keys()) return;
-    const int end = min(seen.position, seen.end);
+    const int end = min(heads.seen.position, heads.seen.end);
     const C* const cache = static_cast<const C*>(lane < 16 ? layer.k_cache : layer.v_cache) +
-                           heads.kv_head * a.head_stride;
+                           heads.token * a.batch_stride + heads.kv_head * a.head_stride;
     for (int tile = heads.index * kWarps + warp; tile < heads.tiles;
          tile += heads.blocks * kWarps) {
-      const int key = seen.begin + tile * kTileKeys + lane % 16;
+      const int key = heads.seen.begin + tile * kTileKeys + lane % 16;
       if (key >= end) continue;
 #pragma unroll
       for (int line = 0; line < kLines; ++line) {
@@ -79,15 +77,17 @@ class Attend {
   __device__ __forceinline__ void ask() {
     if (!heads_.has_keys()) return;
     if (tile_ < heads_.tiles) load_keys(), load_values();
-    cosines_ = four_of(a_.cos), sines_ = four_of(a_.sin);
+    const int angles = heads_.token * a_.angle_stride;
+    cosines_ = four_of(a_.cos + angles), sines_ = four_of(a_.sin + angles);
     const bool is_key = warp_ >= heads_.count;
     const T* const norm = is_key ? layer_.k_norm : layer_.q_norm;
     if (norm != nullptr) norm_ = four_of(norm);
   }
 
-  // `qkv` of this token.
+  // `qkv` of all tokens.
   __device__ __forceinline__ void attend(const T* qkv) {
     if (!heads_.has_keys()) return;
+    qkv += heads_.token * (a_.heads + 2 * a_.kv_heads) * kHeadDim;
 #pragma unroll 1
     for (int task = warp_; task <= heads_.count; task += kWarps) rotate(qkv, task);
     meet();
@@ -133,19 +133,24 @@ class Attend {
   }
 
   __device__ __forceinline__ int key_of(int slot) const {
-    return seen_.begin + tile_ * kTileKeys + slot;
+    return heads_.seen.begin + tile_ * kTileKeys + slot;
   }
   static constexpr __device__ int value_slot(int j, int i) { return 2 * j + i % 2 + i / 2 * 8; }
 
+  // Where the cache has rows of this KV head, in elements.
+  __device__ __forceinline__ int64_t first_row() const {
+    return heads_.token * a_.batch_stride + heads_.kv_head * a_.head_stride;
+  }
   // A row of the cache. The last one that is there stands for those behind it, and for the new one.
   __device__ __forceinline__ const uint8_t* row_of(const void* cache, int key) const {
-    const int64_t row = max(min(key, min(seen_.position, seen_.end) - 1), 0);
-    return reinterpret_cast<const uint8_t*>(static_cast<const C*>(cache) + row * a_.row_stride +
-                                            heads_.kv_head * a_.head_stride);
+    const int64_t row = max(min(key, min(heads_.seen.position, heads_.seen.end) - 1), 0);
+    return reinterpret_cast<const uint8_t*>(static_cast<const C*>(cache) + first_row() +
+                                            row * a_.row_stride);
   }
   __device__ __forceinline__ Vector load(const uint8_t* from) const {
     // Where none is there, a weight of 0 must meet a number.
-    return load_if<Touch::kAgain, Vector>(min(seen_.position, seen_.end) > seen_.begin, from);
+    return load_if<Touch::kAgain, Vector>(
+        min(heads_.seen.position, heads_.seen.end) > heads_.seen.begin, from);
   }
   // The tile's keys and values; and the new row's in the tile that has it.
   __device__ __forceinline__ void load_keys() {
@@ -167,7 +172,7 @@ class Attend {
     }
   }
   __device__ __forceinline__ bool has_new_row() const {
-    return key_of(0) <= seen_.position && seen_.position < key_of(kTileKeys);
+    return key_of(0) <= heads_.seen.position && heads_.seen.position < key_of(kTileKeys);
   }
   static __device__ __forceinline__ Vector new_vector(const uint8_t* from) {
     const uint4 raw = *reinterpret_cast<const uint4*>(from);
@@ -176,7 +181,7 @@ class Attend {
   __device__ __forceinline__ void put_new_key() {
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      if (key_of(8 * t + lane_ / 4) != seen_.position) continue;
+      if (key_of(8 * t + lane_ / 4) != heads_.seen.position) continue;
 #pragma unroll
       for (int c = 0; c < kKeyLoads; ++c) {
         keys_[t][c] = new_vector(scratch_.new_key + 64 * c + 16 * (lane_ % 4));
@@ -186,7 +191,7 @@ class Attend {
   __device__ __forceinline__ void put_new_value() {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (key_of(value_slot(lane_ % 4, i)) != seen_.position) continue;
+      if (key_of(value_slot(lane_ % 4, i)) != heads_.seen.position) continue;
 #pragma unroll
       for (int c = 0; c < kValueLoads; ++c) {
         values_[i][c] = new_vector(scratch_.new_value + 16 * (kValueLoads * (lane_ / 4) + c));
@@ -256,8 +261,8 @@ class Attend {
   __device__ __forceinline__ void put_row(const float (&x)[4], const float* scales, int stride,
                                           uint8_t* shared, void* cache) {
     constexpr int kBytes = 4 * sizeof(C);
-    C* const row = static_cast<C*>(cache) + seen_.position * a_.row_stride +
-                   heads_.kv_head * a_.head_stride + 4 * lane_;
+    C* const row =
+        static_cast<C*>(cache) + first_row() + heads_.seen.position * a_.row_stride + 4 * lane_;
     const bool writes = heads_.index == 0 && heads_.part == 0;
     if constexpr (kFp8) {
       const float inverse = scales == nullptr ? 1.0f : 1.0f / scales[heads_.kv_head * stride];
@@ -306,7 +311,7 @@ class Attend {
     float weights[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const bool seen = key_of(value_slot(lane_ % 4, i)) < seen_.end;
+      const bool seen = key_of(value_slot(lane_ % 4, i)) < heads_.seen.end;
       weights[i] = seen ? scores[i / 2][i % 2] * factor : -INFINITY;
       most = fmaxf(most, weights[i]);
     }
@@ -370,18 +375,23 @@ class Attend {
     if (!kFp8 || layer_.v_scale == nullptr) return 1.0f;
     return layer_.v_scale[heads_.kv_head * a_.v_scale_stride];
   }
+  // A head's place among those of all tokens.
+  __device__ __forceinline__ int head_of_all(int head) const {
+    return heads_.token * a_.heads + head;
+  }
   // By a warp, for half of a head.
   __device__ __forceinline__ void store(int head, int dim, float2 sum, float total) const {
     const float factor = v_scale() / total;
     float two[2] = {sum.x * factor, sum.y * factor};
     const uint32_t word = Word<T>::pack(two);
-    *reinterpret_cast<uint32_t*>(a_.attended + head * kHeadDim + dim) = word;
+    const int at = head_of_all(head);
+    *reinterpret_cast<uint32_t*>(a_.attended + at * kHeadDim + dim) = word;
     Word<T>::unpack(word, two);
     const uint32_t amax = greatest_of_wave(__float_as_uint(fmaxf(fabsf(two[0]), fabsf(two[1]))));
-    if (lane_ == 0) a_.amaxs[2 * head + dim / (kHeadDim / 2)] = __uint_as_float(amax);
+    if (lane_ == 0) a_.left[2 * at + dim / (kHeadDim / 2)] = {__uint_as_float(amax), 0.0f};
   }
   __device__ __forceinline__ float* partial_of(int head, int index) const {
-    return a_.partials + (int64_t{head} * a_.splits + index) * kPartialFloats;
+    return a_.partials + (int64_t{head_of_all(head)} * a_.splits + index) * kPartialFloats;
   }
 
   // The block's warps: to the row, or for the last block. Two dims a thread.
@@ -469,7 +479,6 @@ class Attend {
   const Attention<T>& a_;
   const StackProblem<T>& p_;
   const Layer<T>& layer_;
-  const Seen& seen_;
   const Heads& heads_;
   const int warp_, lane_;
   AttendScratch& scratch_;

@@ -11,11 +11,13 @@
 //   fetch      weights of o, gate and up, down, qkv, of the next layer's o ... (weights.cuh)
 //   multiply   attention || row, o || row, gate and up || row, down || row, qkv || attention ...
 //
-//   product     its row, made by every block (rows.cuh)   its end
+//   product     its rows, made by every block (rows.cuh)  its end
 //   o           fp8(attended)                             h = residual + x
 //   gate, up    fp8(norm(h))                              y = SiLU(gate) * up, its greatest
 //   down        fp8(y)                                    residual = h + its sum
 //   qkv         fp8(norm(residual))                       qkv
+//
+// Of up to four sequences, a token each: what is said of a row is so of each.
 //
 // What it gains over launches that overlap is what lies between their products: a launch's blocks
 // cannot fetch before they have room, and have room for few weights before they are wanted.
@@ -34,25 +36,27 @@ namespace {
 
 // One loop for all products: the kernel's code is read anew in each layer, and must fit in the
 // caches of instructions.
-template <typename T, typename C, int kVectors>
+template <typename T, typename C, int kVectors, int kTokens>
 __device__ __forceinline__ void compute(const StackProblem<T>& p, const Ring& ring,
                                         const Share (&shares)[kProducts], int warp, int lane,
-                                        uint8_t* row_memory, Reductions& reductions, RowEnd* ends,
+                                        uint8_t* row_memory, RowShared& row_shared, RowEnds& ends,
                                         int& is_last) {
+  constexpr int kTokenShift = kTokens / 2;  // of 1, 2, 4
   const int thread = warp * 32 + lane, group = warp / kGroupWarps;
-  const uint32_t codes = pinned_address(row_memory);
   AttendScratch& scratch = *reinterpret_cast<AttendScratch*>(row_memory);
   GridBarrier<1, kThreads> grid(p.meetings);
-  RowMaker rows(reductions, codes, warp, lane);
-  const Seen seen = Seen::of(p.attention);
-  const Heads heads(p.attention, seen.end - seen.begin);
+  const uint32_t codes = pinned_address(row_memory);
+  RowMaker<T, kVectors, kTokens> rows(row_shared, codes, p.tokens, warp, lane);
+  const Heads heads(p.attention, p.tokens);
+  const int token = token_of_lane<kTokens>(lane);
+  const bool leads = lane % (16 / kTokens) == 0 && token < p.tokens;  // the lanes of a sum
   PipelineState state{0, 0};
   int turn = 0;
 #pragma unroll 1
   for (int l = 0; l < p.count; ++l) {
     const Layer<T>& layer = p.layers[l];
     {
-      Attend<T, C> attend(p, layer, seen, heads, warp, lane, scratch, is_last);
+      Attend<T, C> attend(p, layer, heads, warp, lane, scratch, is_last);
       if (l > 0) grid.arrive();
       attend.ask();
       if (l > 0) grid.wait();
@@ -62,45 +66,64 @@ __device__ __forceinline__ void compute(const StackProblem<T>& p, const Ring& ri
     for (int i = 0; i < p.products_of(l); ++i) {
       const Product<T>& product = p.products[i];
       const ProductWeight<T>& weight = layer.products[i];
-      const bool gated = product.end == End::kGated;
+      const bool gated = product.end == End::kGated, has_bias = product.end == End::kBiased;
       grid.arrive();
       const Tiles tiles(product, shares[i], group, turn);
-      const T* const addends = product.end == End::kBiased ? weight.bias : product.addends;
-      const RowEnds its_ends(product, shares[i], thread, [&](int row) {
-        return RowEnd{__ldg(weight.scales + row * weight.scale_stride),
-                      addends == nullptr ? 0.0f : to_float(load_l2(addends + row))};
-      });
-      Vector norm[kVectors];
-      if (product.normalizes) rows.ask(weight.norm, product.k, norm);
+      const T* const addends = has_bias ? weight.bias : product.addends;
+      // Of o and down, whose sums are the next product's row; of the last one perhaps no product's.
+      const T* const norm =
+          product.end == End::kAdded ? layer.products[(i + 1) % kProducts].norm : nullptr;
+      const AskedRowEnds its_ends(
+          product, shares[i], product.end == End::kAdded ? kTokenShift : 0, thread,
+          [&](int row) { return __ldg(weight.scales + row * weight.scale_stride); },
+          [&](int row, int of) {
+            if (addends == nullptr || of >= p.tokens) return 0.0f;
+            return to_float(load_l2(addends + of * product.units + row));
+          },
+          [&](int row) {
+            return norm == nullptr ? 0.0f : to_float(load_l2(norm + row)) + p.weight_offset;
+          });
+      if (product.normalizes) rows.ask_weight(weight.norm, product.k);
       grid.wait();
       its_ends.put(ends);
-      const float scale = product.normalizes
-                              ? rows.normalize(static_cast<const T*>(product.x), norm, product.k,
-                                               p.eps, p.weight_offset)
-                              : rows.template quantize<T>(product.x, i == 2, product.k,
-                                                          product.amaxs, product.amax_count);
-      if (gated && l + 1 < p.count) {
-        Attend<T, C>::prefetch(p.attention, p.layers[l + 1], seen, heads, warp, lane);
+      if (product.normalizes) {
+        rows.normalize(product, weight.norm, p.eps, p.weight_offset);
+      } else {
+        rows.quantize(product);
       }
-      float amax = 0.0f;
-      multiply(product, ring, state, tiles, shares[i].first, codes, warp % kGroupWarps, lane, ends,
-               [&](int row, bool there, float sum, const RowEnd& end) {
-                 float value = sum * scale * end.scale;
-                 if (product.end != End::kBiased) value = to_float(from_float<T>(value));
-                 if (gated) {
-                   const float up = __shfl_xor_sync(0xFFFFFFFFu, value, 16);
-                   const bfloat16 y = from_float<bfloat16>(silu(value) * up);
-                   if (there && lane == 0) {
-                     static_cast<bfloat16*>(product.out)[row] = y;
-                     amax = fmaxf(amax, fabsf(to_float(y)));
-                   }
-                 } else if (there && lane % 16 == 0) {
-                   static_cast<T*>(product.out)[row] = from_float<T>(value + end.addend);
-                 }
-               });
-      if (gated) {
-        amax = rows.greatest(amax);
-        if (thread == 0) p.amax[blockIdx.x] = amax;
+      const float scale = rows.scale(token);
+      if (gated && l + 1 < p.count) {
+        Attend<T, C>::prefetch(p.attention, p.layers[l + 1], heads, warp, lane);
+      }
+      Left own{0.0f, 0.0f};
+      multiply<kTokens>(product, ring, state, tiles, shares[i].first, codes, warp % kGroupWarps,
+                        lane, [&](int row, bool there, float sum, int at) {
+                          there = there && leads;
+                          float value = sum * scale * (there ? ends.scales[at] : 0.0f);
+                          if (!has_bias) value = to_float(from_float<T>(value));
+                          const int64_t place = int64_t{token} * product.units + row;
+                          if (gated) {
+                            const float up = __shfl_xor_sync(0xFFFFFFFFu, value, 16);
+                            const bfloat16 y = from_float<bfloat16>(silu(value) * up);
+                            if (there && lane < 16) {
+                              static_cast<bfloat16*>(product.out)[place] = y;
+                              own.greatest = fmaxf(own.greatest, fabsf(to_float(y)));
+                            }
+                          } else if (there) {
+                            const float addend =
+                                ends.addends[has_bias ? at : (at << kTokenShift) + token];
+                            const T out = from_float<T>(value + addend);
+                            static_cast<T*>(product.out)[place] = out;
+                            if (has_bias) return;
+                            const float x = to_float(out);
+                            own.squares = fmaf(x, x, own.squares);
+                            own.greatest = fmaxf(own.greatest, fabsf(x * ends.norms[at]));
+                          }
+                        });
+      if (!has_bias) {
+        own.greatest = fmaxf(own.greatest, __shfl_xor_sync(0xFFFFFFFFu, own.greatest, 16));
+        own.squares += __shfl_xor_sync(0xFFFFFFFFu, own.squares, 16);
+        rows.leave(own, token, leads && lane < 16, gated ? p.of_y : p.of_sums);
       }
     }
   }
@@ -108,14 +131,14 @@ __device__ __forceinline__ void compute(const StackProblem<T>& p, const Ring& ri
 
 #endif
 
-template <typename T, typename C, int kVectors>
+template <typename T, typename C, int kVectors, int kTokens>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     decode_layers_kernel(const __grid_constant__ StackProblem<T> p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(128) uint8_t dynamic_shared[];
   __shared__ uint64_t full[kGroups * kMostStages], empty[kGroups * kMostStages];
-  __shared__ Reductions reductions;
-  __shared__ RowEnd ends[kMostRows];
+  __shared__ RowShared row_shared;
+  __shared__ RowEnds ends;
   __shared__ Share shares[kProducts];
   __shared__ int is_last, begun[kGroups];
   // Told to be the same for all lanes, without which wgmma waits for each instruction.
@@ -146,14 +169,15 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     fetch_weights(p, ring, shares, group, warp % kFetchers, lane);
   } else {
     raise_registers<224>();
-    compute<T, C, kVectors>(p, ring, shares, warp, lane, dynamic_shared, reductions, ends, is_last);
+    compute<T, C, kVectors, kTokens>(p, ring, shares, warp, lane, dynamic_shared, row_shared, ends,
+                                     is_last);
   }
 #endif
 }
 
 // ---- Launcher ---------------------------------------------------------------------------------
 
-constexpr int64_t kStaticBytes = 5120;  // of shared memory: barriers and the like, generously
+constexpr int64_t kStaticBytes = 7168;  // of shared memory: barriers and the like, generously
 
 // Shared memory of a launch.
 struct Space {
@@ -175,13 +199,16 @@ int parts_of_group(const DecodeAttention& a) {
   return (a.heads / a.kv_heads + kUnitHeads - 1) / kUnitHeads;
 }
 
+// Rows of w that a block has at most, of n, of which pairs stay together.
+int64_t rows_of_block(int64_t n, int64_t blocks) { return 2 * (n / 2 / blocks + 1); }
+
 Space space_of(const DecodeLayersArgs& args, int64_t shared_bytes) {
   Space space{};
-  const int64_t row = std::max<int64_t>(
-      (std::max(std::max(args.hidden, args.intermediate), args.attended_columns) + kPartBytes - 1) /
-          kPartBytes * kPartBytes,
-      AttendScratch::bytes_for(
-          std::min(args.attention.heads / args.attention.kv_heads, kUnitHeads)));
+  const int64_t columns = std::max(std::max(args.hidden, args.intermediate), args.attended_columns);
+  const int64_t row =
+      std::max<int64_t>(args.tokens * ((columns + kPartBytes - 1) / kPartBytes * kPartBytes),
+                        AttendScratch::bytes_for(
+                            std::min(args.attention.heads / args.attention.kv_heads, kUnitHeads)));
   space.row_bytes = static_cast<int32_t>((row + 127) / 128 * 128);
   space.num_stages = static_cast<int32_t>(std::min<int64_t>(
       (shared_bytes - kStaticBytes - space.row_bytes) / (kGroups * kStageBytes), kMostStages));
@@ -209,6 +236,9 @@ Status check(const DecodeLayersArgs& args, const Device& device) {
            "run the ops one by one";
   }
   if (args.count < 1) return "decode_layers needs a layer";
+  if (args.tokens < 1 || args.tokens > kMostTokens) {
+    return "decode_layers takes 1 to 4 sequences on this GPU; run the ops one by one";
+  }
   if (args.dtype != DType::kBFloat16 && args.dtype != DType::kFloat16) {
     return "rows must be bfloat16 or float16";
   }
@@ -229,20 +259,24 @@ Status check(const DecodeLayersArgs& args, const Device& device) {
     return "layers must begin with an attention of query heads for each KV head, of 128";
   }
   const int64_t blocks = device.facts.compute_units;
-  if (blocks > kMostBlocks || kv_heads * parts_of_group(attention) > blocks) {
-    return "there must be no more KV heads than multiprocessors, and 256 of these at most";
+  if (blocks > kMostBlocks || args.tokens * kv_heads * parts_of_group(attention) > blocks) {
+    return "there must be no more KV heads, of all sequences, than multiprocessors, and 256 of "
+           "these at most";
   }
-  for (const int64_t rows : {2 * args.intermediate, args.hidden, args.qkv_columns}) {
-    if ((rows + blocks - 1) / blocks + 2 > kMostRows) {
-      return "a weight must have fewer than 510 rows for each multiprocessor";
-    }
+  const int64_t added = rows_of_block(args.hidden, blocks);
+  if (rows_of_block(2 * args.intermediate, blocks) > kMostRows ||
+      rows_of_block(args.qkv_columns, blocks) > kMostRows || added > kMostAdded ||
+      added * template_tokens(args.tokens) > kMostRows) {
+    return "a weight must have fewer than 510 rows for each multiprocessor, and w_o and w_down 126 "
+           "and, times the sequences, 510";
   }
   const DType cache = attention.cache_dtype;
   if (cache != args.dtype && cache != DType::kFloat8E4M3FN) {
     return "caches must be of the rows' dtype, or float8_e4m3fn";
   }
   const int64_t size = size_of(cache);
-  if (attention.row_stride * size % 16 != 0 || attention.head_stride * size % 16 != 0) {
+  if (attention.row_stride * size % 16 != 0 || attention.head_stride * size % 16 != 0 ||
+      attention.batch_stride * size % 16 != 0) {
     return "strides of the caches must be whole vectors of 16 bytes";
   }
   if (args.qkv != attention.qkv || args.qkv_columns != (heads + 2 * kv_heads) * kHeadDim) {
@@ -280,34 +314,41 @@ Status check(const DecodeLayersArgs& args, const Device& device) {
   return nullptr;
 }
 
-// Workspace: the greatest of each block's part of y, and of halves of heads; y, h, attended,
-// partials of the attention.
-constexpr int64_t amaxs_offset = 4 * kMostBlocks, y_offset = amaxs_offset + 4 * kMostBlocks;
-int64_t h_offset(const DecodeLayersArgs& args) { return y_offset + 2 * args.intermediate; }
-int64_t attended_offset(const DecodeLayersArgs& args) { return h_offset(args) + 2 * args.hidden; }
+// Workspace: of each token what blocks have left of their parts of y and of sums, and the greatest
+// of halves of heads; y, h, attended, partials of the attention.
+constexpr int64_t kLeftBytes = sizeof(Left) * kMostTokens * kMostBlocks;
+constexpr int64_t y_offset = 3 * kLeftBytes;
+int64_t h_offset(const DecodeLayersArgs& args) {
+  return y_offset + 2 * args.tokens * args.intermediate;
+}
+int64_t attended_offset(const DecodeLayersArgs& args) {
+  return h_offset(args) + 2 * args.tokens * args.hidden;
+}
 int64_t partials_offset(const DecodeLayersArgs& args) {
-  return attended_offset(args) + 2 * args.attended_columns;
+  return attended_offset(args) + 2 * args.tokens * args.attended_columns;
 }
 
 // State: meetings, a line a launch; and what the attention counts.
 constexpr int64_t kStateLine = 128, kArrivedOffset = kDecodeLayersStateBytes / 2;
 
-template <typename T, typename C, int kVectors>
+template <typename T, typename C, int kVectors, int kTokens>
 Status launch_with(const DecodeLayersArgs& args, const Device& device, const Context& context) {
-  const auto kernel = decode_layers_kernel<T, C, kVectors>;
+  const auto kernel = decode_layers_kernel<T, C, kVectors, kTokens>;
   StackProblem<T> p{};
+  const int blocks = device.facts.compute_units;
   const Space space = space_of(args, device.shared_bytes);
   if (space.num_stages < 2) {
-    return "intermediate exceeds what shared memory holds of it; run the ops one by one";
+    return "intermediate, times the sequences, exceeds what shared memory holds of it; run the ops "
+           "one by one";
   }
   if (args.count > kMostLayers * (kArrivedOffset / kStateLine)) return "too many layers";
-  const int blocks = device.facts.compute_units;
   char* const workspace = static_cast<char*>(args.workspace);
   char* const kept = static_cast<char*>(args.state);
   const DecodeAttention& a = args.attention;
   Attention<T>& attention = p.attention;
   attention.row_stride = a.row_stride;
   attention.head_stride = a.head_stride;
+  attention.batch_stride = a.batch_stride;
   attention.k_scale_stride = a.k_scale_stride;
   attention.v_scale_stride = a.v_scale_stride;
   attention.cos = static_cast<const T*>(a.cos);
@@ -315,22 +356,28 @@ Status launch_with(const DecodeLayersArgs& args, const Device& device, const Con
   attention.position = a.position;
   attention.keys = a.keys;
   attention.first_key = a.first_key;
+  attention.angle_stride = a.angle_stride;
+  attention.position_stride = a.position_stride;
+  attention.keys_stride = a.keys_stride;
+  attention.first_key_stride = a.first_key_stride;
   attention.window_left = a.window_left;
   attention.heads = a.heads;
   attention.kv_heads = a.kv_heads;
   attention.parts = parts_of_group(a);
-  attention.splits = blocks / (a.kv_heads * attention.parts);
+  attention.splits = blocks / (args.tokens * a.kv_heads * attention.parts);
   attention.scale_log2 = a.scale * 1.44269504f;
   attention.partials = reinterpret_cast<float*>(workspace + partials_offset(args));
   attention.arrived = reinterpret_cast<uint32_t*>(kept + kArrivedOffset);
   attention.attended = reinterpret_cast<T*>(workspace + attended_offset(args));
-  attention.amaxs = reinterpret_cast<float*>(workspace + amaxs_offset);
+  attention.left = reinterpret_cast<Left*>(workspace + 2 * kLeftBytes);
+  p.tokens = args.tokens;
   p.num_stages = space.num_stages;
   p.row_bytes = space.row_bytes;
   p.eps = args.eps;
   p.weight_offset = args.weight_offset == 0.0f ? -0.0f : args.weight_offset;
   p.qkv = static_cast<T*>(args.qkv);
-  p.amax = reinterpret_cast<float*>(workspace);
+  p.of_y = reinterpret_cast<Left*>(workspace);
+  p.of_sums = reinterpret_cast<Left*>(workspace + kLeftBytes);
   T* const out = static_cast<T*>(args.out);
   T* const h = reinterpret_cast<T*>(workspace + h_offset(args));
   void* const y = workspace + y_offset;
@@ -338,15 +385,17 @@ Status launch_with(const DecodeLayersArgs& args, const Device& device, const Con
   &qkv = p.products[3];
   o = make_product<T>(args.hidden, args.attended_columns, End::kAdded);
   o.x = attention.attended, o.addends = out, o.out = h;
-  o.amaxs = attention.amaxs, o.amax_count = 2 * a.heads;
+  o.left = attention.left, o.left_count = 2 * a.heads;
   gate_up = make_product<T>(2 * args.intermediate, args.hidden, End::kGated);
   gate_up.x = h, gate_up.out = y;
   down = make_product<T>(args.hidden, args.intermediate, End::kAdded);
   down.x = y, down.addends = h, down.out = out;
-  down.amaxs = p.amax, down.amax_count = blocks;
+  down.left = p.of_y, down.left_count = blocks, down.is_bfloat = 1;
   qkv = make_product<T>(args.qkv_columns, args.hidden, End::kBiased);
   qkv.x = out, qkv.out = p.qkv;
-  gate_up.normalizes = qkv.normalizes = 1;
+  for (Product<T>* product : {&gate_up, &qkv}) {
+    product->normalizes = 1, product->left = p.of_sums, product->left_count = blocks;
+  }
   for (const Product<T>& product : p.products) p.clears |= product.k % kPartBytes != 0;
 
   cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel));
@@ -371,12 +420,25 @@ Status launch_with(const DecodeLayersArgs& args, const Device& device, const Con
   return status_of(error);
 }
 
-template <typename T, typename C>
-Status launch_for(const DecodeLayersArgs& args, const Device& device, const Context& context) {
+template <typename T, typename C, int kTokens>
+Status launch_for_tokens(const DecodeLayersArgs& args, const Device& device,
+                         const Context& context) {
   constexpr int kColumns = kThreads * 8;  // of a vector for each thread
   return args.hidden <= 2 * kColumns
-             ? launch_with<T, C, 2>(args, device, context)
-             : launch_with<T, C, kMostHidden / kColumns>(args, device, context);
+             ? launch_with<T, C, 2, kTokens>(args, device, context)
+             : launch_with<T, C, kMostHidden / kColumns, kTokens>(args, device, context);
+}
+
+template <typename T, typename C>
+Status launch_for(const DecodeLayersArgs& args, const Device& device, const Context& context) {
+  switch (template_tokens(args.tokens)) {
+    case 1:
+      return launch_for_tokens<T, C, 1>(args, device, context);
+    case 2:
+      return launch_for_tokens<T, C, 2>(args, device, context);
+    default:
+      return launch_for_tokens<T, C, kMostTokens>(args, device, context);
+  }
 }
 
 }  // namespace
@@ -387,8 +449,9 @@ namespace rocm_kernels {
 int64_t decode_layers_workspace_bytes(const DecodeLayersArgs& args) {
   using namespace cuda::decode;
   const DecodeAttention& a = args.attention;
-  const int64_t kinds = int64_t{a.kv_heads} * parts_of_group(a);
-  return partials_offset(args) + 4 * kPartialFloats * a.heads * (kMostBlocks / kinds + 1);
+  const int64_t kinds = int64_t{args.tokens} * a.kv_heads * parts_of_group(a);
+  return partials_offset(args) +
+         4 * kPartialFloats * args.tokens * a.heads * (kMostBlocks / kinds + 1);
 }
 
 Status launch_decode_layers(const DecodeLayersArgs& args, const Context& context) {

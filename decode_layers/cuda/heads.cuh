@@ -24,14 +24,14 @@ struct AttendScratch {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// The keys that are seen, and where the new one goes: all layers have the same.
+// The keys that a token sees, and where the new one goes: all layers have the same.
 struct Seen {
   template <typename T>
-  static __device__ __forceinline__ Seen of(const Attention<T>& a) {
-    Seen seen{*a.position, 0, 0};
+  static __device__ __forceinline__ Seen of(const Attention<T>& a, int token) {
+    Seen seen{a.position[token * a.position_stride], 0, 0};
     seen.end = seen.position + 1;
-    if (a.keys != nullptr) seen.end = min(seen.end, *a.keys);
-    if (a.first_key != nullptr) seen.begin = *a.first_key;
+    if (a.keys != nullptr) seen.end = min(seen.end, a.keys[token * a.keys_stride]);
+    if (a.first_key != nullptr) seen.begin = a.first_key[token * a.first_key_stride];
     if (a.window_left >= 0) seen.begin = max(seen.begin, seen.end - 1 - a.window_left);
     return seen;
   }
@@ -43,23 +43,26 @@ __device__ __forceinline__ float factor_to(float most, float greatest) {
   return fast_exp2(greatest - (most == -INFINITY ? 0.0f : most));
 }
 
-// What of the attention is this block's.
+// What of the attention is this block's: query heads of one token and of one KV head.
 struct Heads {
   template <typename T>
-  __device__ __forceinline__ Heads(const Attention<T>& a, int keys) {
-    const int kinds = a.kv_heads * a.parts;
+  __device__ __forceinline__ Heads(const Attention<T>& a, int tokens) {
+    const int of_token = a.kv_heads * a.parts, kinds = tokens * of_token;
     kind = static_cast<int>(blockIdx.x) % kinds;
+    token = kind / of_token;
     const int all = a.heads / a.kv_heads;
-    kv_head = kind / a.parts, part = kind % a.parts;
+    kv_head = kind % of_token / a.parts, part = kind % a.parts;
     count = min(all - part * kUnitHeads, kUnitHeads);
     first = kv_head * all + part * kUnitHeads;
     index = static_cast<int>(blockIdx.x) / kinds;
-    tiles = (keys + kTileKeys - 1) / kTileKeys;
+    seen = Seen::of(a, token);
+    tiles = (seen.end - seen.begin + kTileKeys - 1) / kTileKeys;
     blocks = min((tiles + kWarps - 1) / kWarps, a.splits);
   }
   __device__ __forceinline__ bool has_keys() const { return index < blocks; }
 
-  int kind, kv_head, part;
+  Seen seen;
+  int kind, token, kv_head, part;
   int first, count;   // query heads
   int index, blocks;  // among those that share their keys
   int tiles;          // of keys, of all of these

@@ -1,5 +1,5 @@
 // What decode_layers' CUDA kernel and its launcher know: four products a layer, one after the
-// other, and for each layer what is its own.
+// other, and for each layer what is its own. A sequence has one token: "tokens" counts sequences.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,11 @@ static_assert(kGroups * kFetchers == kGroupWarps);
 constexpr int kProducts = kLayerProducts;
 constexpr int kMostLayers = 64;  // of a launch: its arguments have room for no more
 constexpr int kMostHidden = 8192;
+constexpr int kMostTokens = 4;  // of a call
 
 constexpr int kMostBlocks = 256;
 constexpr int kMostRows = 512;   // of w that a block has of a product
+constexpr int kMostAdded = 128;  // of o and down; of these for all tokens kMostRows
 constexpr int kTileRows = 8;     // of w, which a warpgroup multiplies at once
 constexpr int kStepBytes = 256;  // of each, by one instruction
 constexpr int kSteps = 8;        // of a stage
@@ -36,8 +38,19 @@ constexpr int kUnitHeads = 8;                 // query heads that a block takes 
 constexpr int kTileKeys = 16;                 // that a warp attends to at once
 constexpr int kPartialFloats = kHeadDim + 4;  // of a head: values, greatest score, sum of weights
 
+// Of which there are kernels.
+ROCM_KERNELS_HOST_DEVICE constexpr int template_tokens(int tokens) {
+  return tokens <= 2 ? tokens : kMostTokens;
+}
+
 // What a product's sums become: see decode_layers.cu.
 enum class End : int32_t { kAdded, kGated, kBiased };
+
+// Of a piece of a token's row: the greatest, for a norm times the norm's weight; and the sum of
+// squares. On 8 bytes.
+struct Left {
+  float greatest, squares;
+};
 
 // What a product is in every layer. A unit of its rows stays together: a row, or one of the gate
 // with the one of up that meets it.
@@ -49,13 +62,16 @@ struct Product {
   int32_t second;      // from a unit's first row to its second
   int32_t parts;       // of a row, a stage each; the last may have less
   int32_t normalizes;  // the row is a norm of x, else x as it is
+  int32_t is_bfloat;   // x is bfloat16, else T
   End end;
-  const void* x;       // [K]: T; of down bfloat16
-  const float* amaxs;  // [amax_count]: the greatest of x are among these; where it has no norm
-  int32_t amax_count;
-  const T* addends;  // [N], or nullptr: of kAdded
-  void* out;         // [N]: T; of kGated bfloat16, half as many
+  const void* x;     // [tokens, K]
+  const Left* left;  // [tokens, left_count]: of pieces of x
+  int32_t left_count;
+  const T* addends;  // [tokens, N], or nullptr: of kAdded
+  void* out;         // [tokens, N]: T; of kGated bfloat16, half as many
 
+  // Of a row's codes in shared memory: with zeros up to a whole part.
+  ROCM_KERNELS_HOST_DEVICE int row_bytes() const { return parts * kPartBytes; }
   ROCM_KERNELS_HOST_DEVICE int tile_units() const { return kTileRows >> unit_shift; }
   // Row i of those from `unit` on.
   ROCM_KERNELS_HOST_DEVICE int row(int unit, int i) const {
@@ -70,34 +86,37 @@ struct Product {
 // The attention that each layer begins with; see attend.cuh.
 template <typename T>
 struct Attention {
-  int64_t row_stride, head_stride;         // elements
-  int32_t k_scale_stride, v_scale_stride;  // from head to head: 0 or 1
-  const T *cos, *sin;                      // [128]
-  const int32_t* position;                 // [1]: rows that the cache has
-  const int32_t *keys, *first_key;         // [1], or nullptr: see DecodeAttention
+  int64_t row_stride, head_stride, batch_stride;  // elements
+  int32_t k_scale_stride, v_scale_stride;         // from head to head: 0 or 1
+  const T *cos, *sin;                             // [tokens, 128]; or [128], by the stride
+  const int32_t* position;                        // [tokens] or [1]: rows that the cache has
+  const int32_t *keys, *first_key;                // likewise, or nullptr: see DecodeAttention
+  int32_t angle_stride, position_stride;          // from token to token; 0: one for all
+  int32_t keys_stride, first_key_stride;
   int32_t window_left;
   int32_t heads, kv_heads;
   int32_t parts;      // of a KV head's query heads, kUnitHeads each
   int32_t splits;     // blocks that each of them may have
   float scale_log2;   // of scores, for powers of two
-  float* partials;    // [heads][splits][kPartialFloats]
-  uint32_t* arrived;  // [kv_heads * parts]: blocks that have published theirs
-  T* attended;        // [heads, 128]
-  float* amaxs;       // [2 heads]: of halves of heads
+  float* partials;    // [tokens][heads][splits][kPartialFloats]
+  uint32_t* arrived;  // [tokens * kv_heads * parts]: blocks that have published theirs
+  T* attended;        // [tokens, heads, 128]
+  Left* left;         // [tokens, 2 heads]: of halves of heads
 };
 
 template <typename T>
 struct StackProblem {
   Attention<T> attention;
   Product<T> products[kProducts];
+  int32_t tokens;
   int32_t count;       // layers
   int32_t of_last;     // products of the last layer: 3, or 4 with a qkv behind it
   int32_t num_stages;  // of a warpgroup
   int32_t clears;      // whether some row of w ends within a part
-  int32_t row_bytes;   // of shared memory for a row's codes, or the attention's scratch
+  int32_t row_bytes;   // of shared memory for the rows' codes, or the attention's scratch
   float eps, weight_offset;
-  T* qkv;       // of the layer, then of the next one
-  float* amax;  // [blocks]: of their parts of y
+  T* qkv;                // [tokens, Q]: of the layer, then of the next one
+  Left *of_y, *of_sums;  // [tokens, blocks]: of gate and up; of o and down
   uint32_t* meetings;
   Layer<T> layers[kMostLayers];
 

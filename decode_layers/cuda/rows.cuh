@@ -1,9 +1,12 @@
-// The row that a product multiplies, which every block makes for itself in shared memory: FP8 codes
-// and their scale.
+// The rows that a product multiplies, one a token, which every block makes for itself in shared
+// memory: FP8 codes and their scales.
 //
 //   of gate, up; qkv  codes of norm(row)
-//   of o; of down     codes of what heads attended to; of y, rounded to bfloat16. Who made a part
-//                     of it has left the greatest of that
+//   of o; of down     codes of what heads attended to; of y, rounded to bfloat16
+//
+// Who made a piece of a row has left the greatest of it, and for a norm the sum of its squares and
+// the greatest of it times the norm's weight: so each element is looked at once. A norm's scale is
+// that of values which are not rounded to T before the weight, half a step of T off at most.
 //
 // What other blocks have left is loaded from L2.
 #pragma once
@@ -22,21 +25,11 @@ namespace rocm_kernels::cuda::decode {
 // All warps that multiply meet.
 __device__ __forceinline__ void meet() { named_barrier<1, kThreads>(); }
 
-// Of these warps. Two places in turn: whoever writes one again has passed the barrier
-// in between.
-struct Reductions {
-  float parts[2][kWarps];
+// What these warps share of rows.
+struct RowShared {
+  Left left[kMostTokens * kWarps];  // of warps
+  float scales[kMostTokens];
 };
-template <typename Op>
-__device__ __forceinline__ float reduce_all(float value, Op op, Reductions& shared, int& place,
-                                            int warp, int lane) {
-  value = reduce_lanes<32>(value, op);
-  if (lane == 0) shared.parts[place][warp] = value;
-  meet();
-  value = reduce_lanes<kWarps>(shared.parts[place][lane % kWarps], op);
-  place ^= 1;
-  return value;
-}
 
 __device__ __forceinline__ Vector load_from_l2(const void* from) {
   const uint4 raw = __ldcg(static_cast<const uint4*>(from));
@@ -52,97 +45,141 @@ __device__ __forceinline__ T load_l2(const T* from) {
   return value;
 }
 
-// Codes of rows, in shared memory, and their scales. Returned when all codes are there.
+// Makes codes of rows in shared memory, and their scales: there, for all instructions, when a
+// function returns. A row is the work of kWarps / kTokens warps, which take it a vector each in
+// turn: kVectors of a row of a norm, were it all warps' work.
+template <typename T, int kVectors, int kTokens>
 class RowMaker {
  public:
-  __device__ __forceinline__ RowMaker(Reductions& shared, uint32_t codes, int warp, int lane)
-      : shared_(shared), codes_(codes), warp_(warp), lane_(lane) {}
+  __device__ __forceinline__ RowMaker(RowShared& shared, uint32_t codes, int tokens, int warp,
+                                      int lane)
+      : shared_(shared),
+        codes_(codes),
+        tokens_(tokens),
+        warp_(warp),
+        lane_(lane),
+        token_(warp / kRowWarps),
+        row_(min(token_, tokens - 1)) {}
 
-  // The greatest of all warps' values, which are not negative.
-  __device__ __forceinline__ float greatest(float value) {
-    return reduce_all(value, MaxMagnitude{}, shared_, place_, warp_, lane_);
+  // For the weight of a norm, which no kernel writes; unless registers cannot hold it until then.
+  __device__ __forceinline__ void ask_weight(const T* weight, int columns) {
+    if (kAsksEarly) ask(weight, 0, columns, weight_);
   }
-
-  // Of a row of kVectors vectors a thread at most; `weight`: of the norm, as ask() has it.
-  template <typename T, int kVectors>
-  __device__ __forceinline__ void ask(const T* row, int columns,
-                                      Vector (&vectors)[kVectors]) const {
+  __device__ __forceinline__ void normalize(const Product<T>& product, const T* weight, float eps,
+                                            float offset) {
+    Vector x[kHeld];
+    ask(row_of(product), 0, product.k, x);
+    if (!kAsksEarly) ask(weight, 0, product.k, weight_);
+    const Left left = look(product);
+    const float inverse_columns = 1.0f / static_cast<float>(product.k);
+    const float rstd = reciprocal_sqrt(left.squares * inverse_columns + eps);
+    const float inverse = inverse_scale(left.greatest * rstd);
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      vectors[v] = column(v) < columns ? load_from_l2(row + column(v)) : Vector{};
-    }
-  }
-  template <typename T, int kVectors>
-  __device__ __forceinline__ float normalize(const T* row, const Vector (&weight)[kVectors],
-                                             int columns, float eps, float offset) {
-    Vector x[kVectors];
-    ask(row, columns, x);
-    float squares = 0.0f;
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) squares += sum_of_squares<T>(x[v], 0, columns);
-    const float sum = reduce_all(squares, Sum{}, shared_, place_, warp_, lane_);
-    const float rstd = reciprocal_sqrt(sum * (1.0f / static_cast<float>(columns)) + eps);
-    float y[kVectors][8], amax = 0.0f;
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      float scaled[8];
+    for (int v = 0; v < kHeld; ++v) {
+      float scaled[8], y[8];
       rocm_kernels::normalize<T>(x[v], rstd, scaled);
-      apply_weight<T>(weight[v], offset, scaled, y[v]);
-      amax = amax_of(y[v], amax);
+      apply_weight<T>(weight_[v], offset, scaled, y);
+      store(product, column(v), y, inverse);
     }
-    const float scale = scale_of(greatest(amax));
-    const float inverse = opaque(1.0f / scale);
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) store(column(v), columns, y[v], inverse);
     show();
-    return scale;
   }
-
-  // Of a row as it is. amaxs: [count], of which the greatest is the row's.
-  template <typename T>
-  __device__ __forceinline__ float quantize(const void* row, bool is_bfloat, int columns,
-                                            const float* amaxs, int count) {
+  __device__ __forceinline__ void quantize(const Product<T>& product) {
     constexpr int kAtOnce = 8;
-    float found[kMostBlocks / 32];
-#pragma unroll
-    for (int i = 0; i < kMostBlocks / 32; ++i) {
-      found[i] = 32 * i + lane_ < count ? __ldcg(amaxs + 32 * i + lane_) : 0.0f;
-    }
-    float inverse = 0.0f, scale = 0.0f;
+    float inverse = 0.0f;
 #pragma unroll 1
-    for (int first = 0; first < columns; first += kAtOnce * kThreads * 8) {
+    for (int first = 0; first < product.k; first += kAtOnce * kRowThreads * 8) {
       Vector x[kAtOnce];
-      ask(static_cast<const T*>(row) + first, columns - first, x);
-      if (first == 0) {
-        float amax = 0.0f;
-#pragma unroll
-        for (int i = 0; i < kMostBlocks / 32; ++i) amax = fmaxf(amax, found[i]);
-        scale = scale_of(__uint_as_float(greatest_of_wave(__float_as_uint(amax))));
-        inverse = opaque(1.0f / scale);
-      }
+      ask(row_of(product), first, product.k, x);
+      if (first == 0) inverse = inverse_scale(look(product).greatest);
 #pragma unroll
       for (int v = 0; v < kAtOnce; ++v) {
         float y[8];
-        if (std::is_same_v<T, bfloat16> || is_bfloat) {
+        if (std::is_same_v<T, bfloat16> || product.is_bfloat) {
           unpack<bfloat16>(x[v], y);
         } else {
           unpack<T>(x[v], y);
         }
-        store(first + column(v), columns, y, inverse);
+        store(product, first + column(v), y, inverse);
       }
     }
     show();
-    return scale;
+  }
+  __device__ __forceinline__ float scale(int token) const { return shared_.scales[token]; }
+
+  // What the block has of each token, to its place among those of all blocks. `leads`: of the lanes
+  // that have a token's, one.
+  __device__ __forceinline__ void leave(Left own, int token, bool leads, Left* left) {
+    if (leads) shared_.left[token * kWarps + warp_] = own;
+    meet();
+    const int at = 32 * warp_ + lane_;
+    if (32 * warp_ >= kTokens * kWarps) return;
+    own = reduced<kWarps>(shared_.left[at]);
+    if (at % kWarps == 0 && at / kWarps < tokens_) {
+      left[at / kWarps * gridDim.x + blockIdx.x] = own;
+    }
   }
 
  private:
+  static constexpr int kRowWarps = kWarps / kTokens, kRowThreads = kRowWarps * 32;
+  static constexpr int kHeld = kVectors * kTokens;
+  static constexpr bool kAsksEarly = kHeld <= 8;
+
+  // Of a thread's vector v.
   __device__ __forceinline__ int column(int v) const {
-    return (v * kThreads + warp_ * 32 + lane_) * 8;
+    return (v * kRowThreads + warp_ % kRowWarps * 32 + lane_) * 8;
   }
-  // For instructions that read shared memory another way, too.
-  static __device__ __forceinline__ void show() {
-    fence_async_proxy();
-    meet();
+  __device__ __forceinline__ const T* row_of(const Product<T>& product) const {
+    return static_cast<const T*>(product.x) + row_ * product.k;
+  }
+  // Nothing beyond the row: its end again, by all blocks, would keep a line of L2 busy for 2000
+  // cycles.
+  template <int kCount>
+  __device__ __forceinline__ void ask(const T* row, int first, int columns,
+                                      Vector (&vectors)[kCount]) const {
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) {
+      const int at = first + column(v);
+      vectors[v] = at < columns ? load_from_l2(row + at) : Vector{};
+    }
+  }
+
+  template <int kLanes>
+  static __device__ __forceinline__ Left reduced(const Left& own) {
+    return {reduce_lanes<kLanes>(own.greatest, MaxMagnitude{}),
+            reduce_lanes<kLanes>(own.squares, Sum{})};
+  }
+  // Of the token's row, by what all have left: a row's threads take some each, lest all blocks'
+  // warps ask the same few lines of L2.
+  __device__ __forceinline__ Left look(const Product<T>& product) {
+    constexpr int kLoads = (kMostBlocks + kRowThreads - 1) / kRowThreads;
+    const int count = product.left_count, thread = warp_ % kRowWarps * 32 + lane_;
+    float2 found[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int at = i * kRowThreads + thread;
+      const float2* const place = reinterpret_cast<const float2*>(product.left + row_ * count + at);
+      found[i] = at < count ? __ldcg(place) : make_float2(0.0f, 0.0f);
+    }
+    Left own{0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      own.greatest = fmaxf(own.greatest, found[i].x);
+      own.squares += found[i].y;
+    }
+    own = reduced<32>(own);
+    if constexpr (kRowWarps > 1) {
+      if (lane_ == 0) shared_.left[warp_] = own;
+      meet();
+      own = reduced<kRowWarps>(shared_.left[token_ * kRowWarps + lane_ % kRowWarps]);
+    }
+    return own;
+  }
+
+  // And leaves the scale.
+  __device__ __forceinline__ float inverse_scale(float amax) {
+    const float scale = scale_of_amax(amax, output());
+    if (warp_ % kRowWarps == 0 && lane_ == 0) shared_.scales[token_] = scale;
+    return opaque(1.0f / scale);
   }
   static __device__ __forceinline__ Output output() {
     Output output{};
@@ -151,26 +188,30 @@ class RowMaker {
     output.scale_rounding = kNoRounding;
     return output;
   }
-  static __device__ __forceinline__ float scale_of(float amax) {
-    return scale_of_amax(amax, output());
-  }
-  __device__ __forceinline__ void store(int column, int columns, const float (&y)[8],
+  __device__ __forceinline__ void store(const Product<T>& product, int column, const float (&y)[8],
                                         float inverse) const {
     uint32_t codes[2];
     fp8_codes<Fit::kWhole>(y, inverse, output(), codes);
     // With zeros up to a whole part, where stages have what was there before.
-    if (column < (columns + kPartBytes - 1) / kPartBytes * kPartBytes) {
-      store_shared(codes_ + column, make_uint2(codes[0], codes[1]));
+    const uint2 stored = column < product.k ? make_uint2(codes[0], codes[1]) : make_uint2(0, 0);
+    if (token_ < tokens_ && column < product.row_bytes()) {
+      store_shared(codes_ + token_ * product.row_bytes() + column, stored);
     }
+  }
+  // For instructions that read shared memory another way, too.
+  static __device__ __forceinline__ void show() {
+    fence_async_proxy();
+    meet();
   }
 
   static constexpr float kLargest = fp8_max(DType::kFloat8E4M3FN);
   static constexpr ScaleRounding kNoRounding = ScaleRounding::of(false);
 
-  Reductions& shared_;
+  RowShared& shared_;
   const uint32_t codes_;
-  const int warp_, lane_;
-  int place_ = 0;
+  const int tokens_, warp_, lane_, token_;
+  const int row_;  // that there is
+  Vector weight_[kHeld];
 };
 
 #endif

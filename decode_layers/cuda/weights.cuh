@@ -9,7 +9,7 @@
 //
 // One row of x leaves 7 of the 8 columns of wgmma.m64n8k32 idle, so they take pieces of K: 128
 // bytes of a row, as they lie in memory, are a core matrix of eight "rows" of 16 bytes, and 128
-// bytes of x's codes one of eight "columns".
+// bytes of x's codes one of eight "columns". Each further token has eight columns more.
 //
 //            128 bytes of x:   x0 x1 ... x7
 //   128 bytes of row r:  w0     .                  the sum of row r: the diagonal of its 8 x 8,
@@ -134,42 +134,51 @@ __device__ __forceinline__ void fetch_weights(const StackProblem<T>& p, const Ri
   }
 }
 
-// What a row's sum is scaled by, and what is added: the result of an earlier product, or a bias.
-struct RowEnd {
-  float scale, addend;
+// What a row's sums are scaled by, and what is added to them: results of an earlier product, of
+// each token, or a bias. norms: the weight that the sums will meet in a norm.
+struct RowEnds {
+  float scales[kMostRows], addends[kMostRows], norms[kMostAdded];
 };
 
-// The RowEnds of a block's rows of a product: asked for while others wait, for they come from
-// memory, and then in shared memory. By all warps that multiply.
-class RowEnds {
+// Those of a block's rows of a product: asked for while others wait, for they come from memory, and
+// then in shared memory. By all warps that multiply. 1 << each_shift addends are a row's.
+class AskedRowEnds {
  public:
-  // of_row(row) gives a row's.
-  template <typename T, typename OfRow>
-  __device__ __forceinline__ RowEnds(const Product<T>& product, const Share& share, int thread,
-                                     const OfRow& of_row)
-      : thread_(thread), rows_((share.end - share.first) << product.unit_shift) {
+  // scale_of(row), addend_of(row, i), norm_of(row): of a row of the product.
+  template <typename T, typename ScaleOf, typename AddendOf, typename NormOf>
+  __device__ __forceinline__ AskedRowEnds(const Product<T>& product, const Share& share,
+                                          int each_shift, int thread, const ScaleOf& scale_of,
+                                          const AddendOf& addend_of, const NormOf& norm_of)
+      : thread_(thread),
+        rows_((share.end - share.first) << product.unit_shift),
+        addends_of_rows_(rows_ << each_shift) {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      const int row = thread + i * kThreads;
-      if (row < rows_) {
-        held_[i] = of_row(product.row(share.first, row));
+      const int at = thread + i * kThreads, row = at >> each_shift;
+      if (at < rows_) scales_[i] = scale_of(product.row(share.first, at));
+      if (at < addends_of_rows_) {
+        addends_[i] = addend_of(product.row(share.first, row), at - (row << each_shift));
       }
     }
+    if (thread < min(rows_, kMostAdded)) norm_ = norm_of(product.row(share.first, thread));
   }
   // A barrier must follow.
-  __device__ __forceinline__ void put(RowEnd* shared) const {
+  __device__ __forceinline__ void put(RowEnds& shared) const {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      const int row = thread_ + i * kThreads;
-      if (row < rows_) shared[row] = held_[i];
+      const int at = thread_ + i * kThreads;
+      if (at < rows_) shared.scales[at] = scales_[i];
+      if (at < addends_of_rows_) shared.addends[at] = addends_[i];
     }
+    if (thread_ < min(rows_, kMostAdded)) shared.norms[thread_] = norm_;
   }
 
  private:
   static constexpr int kHeld = kMostRows / kThreads;
+  static_assert(kMostAdded <= kThreads);
 
-  const int thread_, rows_;
-  RowEnd held_[kHeld];
+  const int thread_, rows_, addends_of_rows_;
+  float scales_[kHeld], addends_[kHeld], norm_;
 };
 
 // An operand as it lies in memory: core matrices of 128 bytes side by side, and `stride` bytes from
@@ -179,86 +188,84 @@ __device__ __forceinline__ uint64_t linear_operand(uint32_t address, int stride)
          static_cast<uint64_t>(stride >> 4) << 32;
 }
 
-// The sum of a row: of the 8 x 8 of its pieces and those of x the diagonal, column g of row g. A
-// warp has two rows of a tile, the first for lanes below 16, the second for the others.
-__device__ __forceinline__ float sum_of_row(const float (&sums)[4], int lane) {
+// The sum of a row and of a token: of the 8 x 8 of its pieces and those of x the diagonal, column g
+// of row g. A warp has two rows of a tile, the first for lanes below 16, the second for the others;
+// of these, token_of_lane() tells whose token's.
+template <int kTokens>
+__device__ __forceinline__ int token_of_lane(int lane) {
+  return lane % 16 / (16 / kTokens);
+}
+template <int kTokens>
+__device__ __forceinline__ float sum_of_row(const float (&sums)[kTokens][4], int lane) {
   const bool mine = lane % 4 == lane / 8, odd = lane & 4, second = lane & 16;
-  const float first_sum = mine ? (odd ? sums[1] : sums[0]) : 0.0f;
-  const float second_sum = mine ? (odd ? sums[3] : sums[2]) : 0.0f;
-  const float other = __shfl_xor_sync(0xFFFFFFFFu, second ? first_sum : second_sum, 16);
-  return reduce_lanes<16>((second ? second_sum : first_sum) + other, Sum{});
+  float values[kTokens];
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+    const float first_sum = mine ? (odd ? sums[t][1] : sums[t][0]) : 0.0f;
+    const float second_sum = mine ? (odd ? sums[t][3] : sums[t][2]) : 0.0f;
+    const float other = __shfl_xor_sync(0xFFFFFFFFu, second ? first_sum : second_sum, 16);
+    values[t] = (second ? second_sum : first_sum) + other;
+  }
+  int width = kTokens;  // of those that a lane still has
+#pragma unroll
+  for (int mask = 8; mask > 0; mask /= 2) {
+    if (width == 1) {
+      values[0] += __shfl_xor_sync(0xFFFFFFFFu, values[0], mask);
+      continue;
+    }
+    width /= 2;
+    const bool upper = lane & mask;
+#pragma unroll
+    for (int t = 0; t < width; ++t) {
+      const float kept = upper ? values[t + width] : values[t];
+      const float sent = upper ? values[t] : values[t + width];
+      values[t] = kept + __shfl_xor_sync(0xFFFFFFFFu, sent, mask);
+    }
+  }
+  return values[0];
 }
 
 // The warpgroup's part of a product, of which the block's begins with unit `first`. codes: of the
-// row, in shared memory, as are `ends`. at_end(row, there, sum, its RowEnd) takes a sum, the same
-// in all lanes of its row, whether there is such a row or not. The products of a stage are under
-// way while those of the one before are added up.
-template <typename T, typename AtEnd>
+// rows, in shared memory. at_end(row, there, sum, i) takes a sum, of the lane's token, whether
+// there is such a row, and which of the block's it is.
+template <int kTokens, typename T, typename AtEnd>
 __device__ __forceinline__ void multiply(const Product<T>& product, const Ring& ring,
                                          PipelineState& state, Tiles tiles, int first,
-                                         uint32_t codes, int warp, int lane, const RowEnd* ends,
-                                         const AtEnd& at_end) {
+                                         uint32_t codes, int warp, int lane, const AtEnd& at_end) {
   constexpr int kAddedUp = 4;  // instructions: 128 products
-  using Some = float[kSteps / kAddedUp][1][4];
-  const int i = 2 * warp + lane / 16, tile_shift = 4 - product.unit_shift;
-  int left = ((tiles.end - tiles.unit + (1 << tile_shift) - 1) >> tile_shift) * product.parts;
+  const int i = 2 * warp + lane / 16;
   if (warp == 0 && lane == 0) *ring.begun = *ring.begun + 1;
-  if (left <= 0) return;
-  PipelineState next = state;  // to begin
-  int begun = 0, part = 0;
-  float sums[4] = {};
-  const auto begin = [&](Some& some) {
-    const uint64_t x = linear_operand(codes + begun * kPartBytes, 0);
-    const uint64_t w = linear_operand(ring.data_of(next.stage), kPartBytes);
-    mbarrier_wait(ring.full_of(next.stage), next.parity);
-    wgmma_fence();
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      wgmma<DType::kFloat8E4M3FN>(some[s / kAddedUp], w + wgmma_offset(s * kStepBytes),
-                                  x + wgmma_offset(s * kStepBytes), s % kAddedUp > 0);
-    }
-    wgmma_commit();
-    next.advance(ring.num_stages);
-    if (++begun == product.parts) begun = 0;
-  };
-  const auto finish = [&](Some& some) {
-#pragma unroll
-    for (int s = 0; s < kSteps / kAddedUp; ++s) {
-      wgmma_pin(some[s]);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) sums[j] += some[s][0][j];
-    }
-    if (lane == 0) mbarrier_arrive(ring.empty_of(state.stage));
-    state.advance(ring.num_stages);
-    if (++part < product.parts) return;
-    const bool there = tiles.has(product, i);
-    at_end(product.row(tiles.unit, i), there, sum_of_row(sums, lane),
-           there ? ends[((tiles.unit - first) << product.unit_shift) + i] : RowEnd{});
-    tiles.advance(product);
-    part = 0;
-#pragma unroll
-    for (float& sum : sums) sum = 0.0f;
-  };
-  Some even, odd;
-  begin(even);
 #pragma unroll 1
-  for (; left > 2; left -= 2) {
-    begin(odd);
-    wgmma_wait<1>();
-    finish(even);
-    begin(even);
-    wgmma_wait<1>();
-    finish(odd);
-  }
-  if (left == 2) {
-    begin(odd);
-    wgmma_wait<1>();
-    finish(even);
-    wgmma_wait<0>();
-    finish(odd);
-  } else {
-    wgmma_wait<0>();
-    finish(even);
+  for (; !tiles.is_over(); tiles.advance(product)) {
+    float sums[kTokens][4] = {};
+#pragma unroll 1
+    for (int part = 0; part < product.parts; ++part) {
+      float some[kSteps / kAddedUp][kTokens][4];
+      const uint64_t x = linear_operand(codes + part * kPartBytes, product.row_bytes());
+      const uint64_t w = linear_operand(ring.data_of(state.stage), kPartBytes);
+      mbarrier_wait(ring.full_of(state.stage), state.parity);
+      wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        wgmma<DType::kFloat8E4M3FN>(some[s / kAddedUp], w + wgmma_offset(s * kStepBytes),
+                                    x + wgmma_offset(s * kStepBytes), s % kAddedUp > 0);
+      }
+      wgmma_commit();
+      wgmma_wait<0>();
+#pragma unroll
+      for (int s = 0; s < kSteps / kAddedUp; ++s) {
+        wgmma_pin(some[s]);
+#pragma unroll
+        for (int t = 0; t < kTokens; ++t) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) sums[t][j] += some[s][t][j];
+        }
+      }
+      if (lane == 0) mbarrier_arrive(ring.empty_of(state.stage));
+      state.advance(ring.num_stages);
+    }
+    at_end(product.row(tiles.unit, i), tiles.has(product, i), sum_of_row(sums, lane),
+           ((tiles.unit - first) << product.unit_shift) + i);
   }
 }
 

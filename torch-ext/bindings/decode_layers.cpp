@@ -35,6 +35,18 @@ void require_layer_row(const Tensor& row, const char* name, int64_t columns,
   require_contiguous_vector(row, name, columns);
 }
 
+// [columns], or of each sequence: [sequences, columns].
+void require_layer_rows(const Tensor& rows, const char* name, int64_t columns,
+                        const Tensor& residual) {
+  if (residual.dim() == 1) return require_layer_row(rows, name, columns, residual);
+  require(rows.scalar_type() == residual.scalar_type(), name,
+          " must have the dtype of residual, got ", name_of(rows.scalar_type()), " and ",
+          name_of(residual.scalar_type()));
+  require_device(rows, name, residual, "residual");
+  require_shape(rows, name, residual.size(0), columns);
+  require(rows.is_contiguous(), name, " must be contiguous");
+}
+
 DecodeWeight require_layer_weight(const Tensor& w, const char* name, const Tensor& scale,
                                   const char* scale_name, int64_t rows, int64_t columns,
                                   const Tensor& first, const Tensor& residual) {
@@ -62,7 +74,7 @@ DecodeWeight require_layer_weight(const Tensor& w, const char* name, const Tenso
   return weight;
 }
 
-// [rows, KV heads, 128], alike in all layers.
+// [rows, KV heads, 128], of each sequence where there are several; alike in all layers.
 void require_layer_cache(const Tensor& cache, const char* name, const Tensor& first,
                          const Tensor& qkv, const Tensor& residual, const Tensor& w) {
   const ScalarType dtype = cache.scalar_type();
@@ -72,15 +84,23 @@ void require_layer_cache(const Tensor& cache, const char* name, const Tensor& fi
       ", ", name_of(residual.scalar_type()), ", ", name_of(w.scalar_type()), " and ",
       name_of(first.scalar_type()));
   require_device(cache, name, residual, "residual");
-  require(cache.dim() == 3 && cache.size(2) == kHeadDim, name,
-          " must have shape [rows, KV heads, 128], got ", shape_of(cache));
+  const int64_t dims = residual.dim() + 2, rows = dims - 3, heads = dims - 2, last = dims - 1;
+  require(cache.dim() == dims && cache.size(last) == kHeadDim &&
+              (dims == 3 || cache.size(0) == residual.size(0)),
+          name, " must have shape [rows, KV heads, 128], or [", residual.size(0),
+          ", rows, KV heads, 128] for a residual of two dimensions, got ", shape_of(cache));
   bool alike = true;
-  for (int64_t i = 0; i < 3; ++i) {
+  for (int64_t i = 0; i < dims; ++i) {
     alike = alike && cache.size(i) == first.size(i) && cache.stride(i) == first.stride(i);
   }
-  require(alike && cache.stride(2) == 1 && cache.stride(1) >= kHeadDim && cache.stride(0) > 0, name,
-          " must be contiguous in its last dimension, of heads that lie apart, with the shape and "
-          "strides of k_caches[0], got ",
+  const int64_t sequence = (cache.size(rows) - 1) * cache.stride(rows) +
+                           (cache.size(heads) - 1) * cache.stride(heads) + kHeadDim;
+  require(alike && cache.stride(last) == 1 && cache.stride(heads) >= kHeadDim &&
+              cache.stride(rows) > 0 &&
+              (dims == 3 || cache.size(0) == 1 || cache.stride(0) >= sequence),
+          name,
+          " must be contiguous in its last dimension, of heads and of sequences that lie apart, "
+          "with the shape and strides of k_caches[0], got ",
           shape_of(cache));
   require_no_overlap(cache, name, residual, "residual");
   require_no_overlap(cache, name, qkv, "qkv");
@@ -105,12 +125,17 @@ const float* require_layer_scale(const Tensors& scales, const char* name, size_t
   return static_cast<const float*>(scale.data_ptr());
 }
 
-// One number that launches read: how many rows, or the place of one.
-const int32_t* require_layer_number(const Tensor& tensor, const char* name,
-                                    const Tensor& residual) {
-  require(tensor.scalar_type() == ScalarType::Int && tensor.numel() == 1, name,
-          " must be one int32, got ", name_of(tensor.scalar_type()), " ", shape_of(tensor));
+// Numbers that launches read, one or one a sequence: how many rows, or the place of one. Of an
+// int64 the low half, which comes first.
+const int32_t* require_layer_numbers(const Tensor& tensor, const char* name, bool may_be_long,
+                                     int64_t sequences, const Tensor& residual, int32_t& stride) {
+  const bool is_long = tensor.scalar_type() == ScalarType::Long;
+  require((tensor.scalar_type() == ScalarType::Int || (may_be_long && is_long)) &&
+              (tensor.numel() == 1 || (tensor.numel() == sequences && tensor.dim() == 1)),
+          name, " must be one int32", may_be_long ? " or int64" : "", ", or one for each of ",
+          sequences, " sequences, got ", name_of(tensor.scalar_type()), " ", shape_of(tensor));
   require_device(tensor, name, residual, "residual");
+  stride = tensor.numel() == 1 ? 0 : static_cast<int32_t>(tensor.stride(0)) * (is_long ? 2 : 1);
   return static_cast<const int32_t*>(tensor.data_ptr());
 }
 
@@ -127,8 +152,10 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
   require(
       residual.scalar_type() == ScalarType::BFloat16 || residual.scalar_type() == ScalarType::Half,
       "residual must be float16 or bfloat16, got ", name_of(residual.scalar_type()));
-  require(residual.dim() == 1 && (residual.size(0) <= 1 || residual.stride(0) == 1),
-          "residual must have one dimension and be contiguous, got ", shape_of(residual));
+  const bool several = residual.dim() == 2;
+  require((residual.dim() == 1 || (several && residual.size(0) > 0)) && residual.is_contiguous(),
+          "residual must have shape [H], or [sequences, H], and be contiguous, got ",
+          shape_of(residual));
   const int64_t count = static_cast<int64_t>(k_caches.size());
   require(count > 0, "k_caches must have a tensor for each layer, of which there must be one");
   for (const auto& [tensors, name] : {std::pair<const Tensors&, const char*>{v_caches, "v_caches"},
@@ -158,27 +185,30 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
           "w_qkv and scale_qkv must have as many tensors as next_norm_weights, got ", w_qkv.size(),
           ", ", scale_qkv.size(), " and ", next_norm_weights.size());
   require(w_o[0].dim() == 2 && w_o[0].size(1) % kHeadDim == 0 && w_down[0].dim() == 2 &&
-              k_caches[0].dim() == 3,
-          "w_o and w_down must have two dimensions, w_o's columns heads of 128, and k_caches three "
-          "dimensions, got ",
+              k_caches[0].dim() == residual.dim() + 2,
+          "w_o and w_down must have two dimensions, w_o's columns heads of 128, and k_caches two "
+          "more than residual, got ",
           shape_of(w_o[0]), ", ", shape_of(w_down[0]), " and ", shape_of(k_caches[0]));
 
-  const int64_t hidden = residual.size(0), intermediate = w_down[0].size(1);
+  const int64_t sequences = several ? residual.size(0) : 1;
+  const int64_t hidden = residual.size(several), intermediate = w_down[0].size(1);
   const int64_t columns = w_o[0].size(1), heads = columns / kHeadDim;
-  const int64_t kv_heads = k_caches[0].size(1);
+  const int64_t kv_heads = k_caches[0].size(several + 1);
   const int64_t qkv_columns = (heads + 2 * kv_heads) * kHeadDim;
   require(kv_heads > 0 && heads > 0 && heads % kv_heads == 0,
           "there must be equally many query heads for each KV head, got ", heads, " and ",
           kv_heads);
-  require_layer_row(qkv, "qkv", qkv_columns, residual);
-  require_layer_row(cos, "cos", kHeadDim, residual);
-  require_layer_row(sin, "sin", kHeadDim, residual);
-  require(
-      (position.scalar_type() == ScalarType::Int || position.scalar_type() == ScalarType::Long) &&
-          position.numel() == 1,
-      "position must be one int32 or int64, got ", name_of(position.scalar_type()), " ",
-      shape_of(position));
-  require_device(position, "position", residual, "residual");
+  require_layer_rows(qkv, "qkv", qkv_columns, residual);
+  for (const auto& [angles, name] :
+       {std::pair<const Tensor&, const char*>{cos, "cos"}, {sin, "sin"}}) {
+    require(angles.dim() == cos.dim(), "sin must have the shape of cos, got ", shape_of(sin),
+            " and ", shape_of(cos));
+    if (angles.dim() == 1) {
+      require_layer_row(angles, name, kHeadDim, residual);
+    } else {
+      require_layer_rows(angles, name, kHeadDim, residual);
+    }
+  }
   require(window_left >= -1 && window_left < (int64_t{1} << 31),
           "window_left must be -1 or a number of rows, got ", window_left);
   require_no_overlap(residual, "residual", qkv, "qkv");
@@ -234,23 +264,32 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
   }
 
   DecodeLayersArgs args;
+  args.tokens = static_cast<int32_t>(sequences);
   args.hidden = hidden;
   args.intermediate = intermediate;
   args.attended_columns = columns;
   args.qkv_columns = qkv_columns;
   args.count = count;
   args.attention.qkv = qkv.data_ptr();
-  args.attention.row_stride = k_caches[0].stride(0);
-  args.attention.head_stride = k_caches[0].stride(1);
+  args.attention.row_stride = k_caches[0].stride(several);
+  args.attention.head_stride = k_caches[0].stride(several + 1);
+  args.attention.batch_stride = several ? k_caches[0].stride(0) : 0;
   args.attention.k_scale_stride = !k_scales.empty() && k_scales[0].size(0) > 1;
   args.attention.v_scale_stride = !v_scales.empty() && v_scales[0].size(0) > 1;
   args.attention.cache_dtype = *dtype_of(k_caches[0]);
   args.attention.cos = cos.data_ptr();
   args.attention.sin = sin.data_ptr();
-  // Of an int64 the low half, which comes first.
-  args.attention.position = static_cast<const int32_t*>(position.data_ptr());
-  if (seqused_k) args.attention.keys = require_layer_number(*seqused_k, "seqused_k", residual);
-  if (leftpad_k) args.attention.first_key = require_layer_number(*leftpad_k, "leftpad_k", residual);
+  args.attention.angle_stride = cos.dim() == 1 ? 0 : kHeadDim;
+  args.attention.position = require_layer_numbers(position, "position", true, sequences, residual,
+                                                  args.attention.position_stride);
+  if (seqused_k) {
+    args.attention.keys = require_layer_numbers(*seqused_k, "seqused_k", false, sequences, residual,
+                                                args.attention.keys_stride);
+  }
+  if (leftpad_k) {
+    args.attention.first_key = require_layer_numbers(*leftpad_k, "leftpad_k", false, sequences,
+                                                     residual, args.attention.first_key_stride);
+  }
   args.attention.window_left = static_cast<int32_t>(window_left);
   args.attention.heads = static_cast<int32_t>(heads);
   args.attention.kv_heads = static_cast<int32_t>(kv_heads);
@@ -262,7 +301,7 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
   args.dtype = *dtype_of(residual);
   args.fp8_dtype = *dtype_of(w_o[0]);
 #if defined(CPU_KERNEL) && !defined(ROCM_KERNEL)
-  const int64_t rows = k_caches[0].size(0);
+  const int64_t rows = k_caches[0].size(several);
   run_or_record(residual, [args, layers, rows, residual](const Context& context) mutable {
     args.layers = layers.data();
     check_status(decode_layers_by_ops(args, rows, residual, context), "decode_layers");

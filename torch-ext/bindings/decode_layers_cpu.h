@@ -1,6 +1,7 @@
 // decode_layers on the CPU: the ops that it stands for, one by one.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "../../attention/attention.h"
@@ -13,11 +14,15 @@
 
 namespace rocm_kernels {
 
-// A row of FP8 codes and their scale.
-struct QuantizedRow {
-  explicit QuantizedRow(int64_t columns) : codes(static_cast<size_t>(columns)) {}
+// Rows of FP8 codes and their scales.
+struct QuantizedRows {
+  QuantizedRows(int64_t rows, int64_t its_columns)
+      : columns(its_columns),
+        codes(static_cast<size_t>(rows * its_columns)),
+        scales(static_cast<size_t>(rows)) {}
+  const int64_t columns;
   std::vector<uint8_t> codes;
-  float scale = 0.0f;
+  std::vector<float> scales;
 };
 
 class LayersByOps {
@@ -28,12 +33,12 @@ class LayersByOps {
         cache_rows_(cache_rows),
         like_(like),
         context_(context),
-        attended_(static_cast<size_t>(args.attended_columns)),
-        x_(static_cast<size_t>(args.hidden)),
-        gate_up_(static_cast<size_t>(2 * args.intermediate)),
-        of_hidden_(args.hidden),
-        of_attended_(args.attended_columns),
-        of_intermediate_(args.intermediate) {}
+        attended_(static_cast<size_t>(args.tokens * args.attended_columns)),
+        x_(static_cast<size_t>(args.tokens * args.hidden)),
+        gate_up_(static_cast<size_t>(args.tokens * 2 * args.intermediate)),
+        of_hidden_(args.tokens, args.hidden),
+        of_attended_(args.tokens, args.attended_columns),
+        of_intermediate_(args.tokens, args.intermediate) {}
 
   Status run() {
     for (int64_t i = 0; i < args_.count; ++i) {
@@ -59,25 +64,27 @@ class LayersByOps {
     return nullptr;
   }
 
-  // Rotation, the new row of the caches, and the attention to all rows.
+  // Rotation, the new rows of the caches, and the attention to all rows.
   Status attend(const DecodeLayer& layer) {
     const DecodeAttention& a = args_.attention;
     constexpr int64_t kHeadDim = 128;
     uint16_t* const qkv = static_cast<uint16_t*>(args_.qkv);
     const auto heads_at = [&](int64_t head) {
-      return HeadRows{qkv + head * kHeadDim, 0, 0, kHeadDim};
+      return HeadRows{qkv + head * kHeadDim, args_.qkv_columns, 0, kHeadDim};
     };
+    const HeadRows attended{attended_.data(), args_.attended_columns, 0, kHeadDim};
     RopeAndCacheArgs rope;
-    rope.batch = rope.rows = 1;
+    rope.batch = args_.tokens, rope.rows = 1;
     rope.heads = a.heads, rope.kv_heads = a.kv_heads;
     rope.head_dim = rope.head_dim_v = rope.rotary_dim = kHeadDim;
     rope.q = heads_at(0), rope.k = heads_at(a.heads), rope.v = heads_at(a.heads + a.kv_heads);
-    rope.out = {attended_.data(), 0, 0, kHeadDim};
+    rope.out = attended;
     rope.cos = a.cos, rope.sin = a.sin;
-    rope.k_cache = {layer.k_cache, 0, a.row_stride, a.head_stride};
-    rope.v_cache = {layer.v_cache, 0, a.row_stride, a.head_stride};
-    rope.pages = 1, rope.page_size = cache_rows_;
-    rope.places.data = a.position;
+    rope.cos_batch_stride = rope.sin_batch_stride = a.angle_stride;
+    rope.k_cache = {layer.k_cache, a.batch_stride, a.row_stride, a.head_stride};
+    rope.v_cache = {layer.v_cache, a.batch_stride, a.row_stride, a.head_stride};
+    rope.pages = args_.tokens, rope.page_size = cache_rows_;
+    rope.places.data = a.position, rope.places.batch_stride = a.position_stride;
     rope.k_scale = layer.k_scale, rope.k_scale_head_stride = a.k_scale_stride;
     rope.v_scale = layer.v_scale, rope.v_scale_head_stride = a.v_scale_stride;
     rope.dtype = rope.table_dtype = args_.dtype;
@@ -87,21 +94,28 @@ class LayersByOps {
     rope.eps = args_.eps, rope.weight_offset = args_.weight_offset;
     if (const Status error = launch_rope_and_cache(rope, context_)) return error;
 
-    const int32_t keys = a.keys == nullptr ? *a.position + 1 : *a.keys;
+    const size_t count = static_cast<size_t>(args_.tokens);
+    std::vector<int32_t> keys(count), first_key(count, 0);
+    for (size_t t = 0; t < count; ++t) {
+      const int32_t token = static_cast<int32_t>(t);
+      keys[t] = a.keys == nullptr ? a.position[token * a.position_stride] + 1
+                                  : a.keys[token * a.keys_stride];
+      if (a.first_key != nullptr) first_key[t] = a.first_key[token * a.first_key_stride];
+    }
     AttentionArgs attention;
-    attention.batch = attention.max_seqlen_q = attention.total_q = 1;
+    attention.batch = attention.total_q = args_.tokens, attention.max_seqlen_q = 1;
     attention.heads = a.heads, attention.kv_heads = a.kv_heads;
     attention.head_dim = attention.head_dim_v = kHeadDim;
-    attention.q = {attended_.data(), 0, 0, kHeadDim};
-    attention.k = {layer.k_cache, 0, a.row_stride, a.head_stride};
-    attention.v = {layer.v_cache, 0, a.row_stride, a.head_stride};
-    attention.seqused_k = &keys;
-    attention.leftpad_k = a.first_key;
+    attention.q = {attended_.data(), args_.attended_columns, 0, kHeadDim};
+    attention.k = {layer.k_cache, a.batch_stride, a.row_stride, a.head_stride};
+    attention.v = {layer.v_cache, a.batch_stride, a.row_stride, a.head_stride};
+    attention.seqused_k = keys.data();
+    attention.leftpad_k = a.first_key == nullptr ? nullptr : first_key.data();
     attention.window_left = a.window_left;
-    attention.max_seqlen_k = keys;
+    attention.max_seqlen_k = *std::max_element(keys.begin(), keys.end());
     std::vector<uint16_t> out(attended_.size());
     attention.out = out.data();
-    attention.out_head_stride = kHeadDim;
+    attention.out_batch_stride = args_.attended_columns, attention.out_head_stride = kHeadDim;
     attention.scale = a.scale;
     attention.k_descale = layer.k_scale, attention.k_descale_head_stride = a.k_scale_stride;
     attention.v_descale = layer.v_scale, attention.v_descale_head_stride = a.v_scale_stride;
@@ -114,15 +128,16 @@ class LayersByOps {
     return error;
   }
 
-  // Of x, or of silu(x) * up.
-  Status quantize(const void* x, const void* up, QuantizedRow& row) {
+  // Of x, or of silu(x) * up, which lie side by side.
+  Status quantize(const void* x, const void* up, QuantizedRows& rows) {
     SwigluFp8Args args;
-    args.rows = 1;
-    args.columns = static_cast<int64_t>(row.codes.size());
+    args.rows = args_.tokens;
+    args.columns = args.out_stride = rows.columns;
     args.gate = x;
     args.up = up;
-    args.out = row.codes.data();
-    args.scales = &row.scale;
+    args.gate_stride = args.up_stride = rows.columns * (up == nullptr ? 1 : 2);
+    args.out = rows.codes.data();
+    args.scales = rows.scales.data();
     args.in_dtype = args_.dtype;
     args.out_dtype = args_.fp8_dtype;
     args.scaling = Scaling::kPerToken;
@@ -133,13 +148,13 @@ class LayersByOps {
   // residual += x, and its norm to of_hidden_.
   Status norm(const void* x, void* residual, const void* weight) {
     RmsnormFp8Args args;
-    args.rows = 1;
-    args.hidden = args_.hidden;
+    args.rows = args_.tokens;
+    args.hidden = args.x_stride = args.residual_stride = args.out_stride = args_.hidden;
     args.x = x;
     args.residual = residual;
     args.weight = weight;
     args.out = of_hidden_.codes.data();
-    args.scales = &of_hidden_.scale;
+    args.scales = of_hidden_.scales.data();
     args.eps = args_.eps;
     args.weight_offset = args_.weight_offset;
     args.x_dtype = args.weight_dtype = args_.dtype;
@@ -148,16 +163,16 @@ class LayersByOps {
     return launch_rmsnorm_fp8(args, context_);
   }
 
-  void product(const QuantizedRow& a, const DecodeWeight& weight, int64_t n, void* out,
+  void product(const QuantizedRows& a, const DecodeWeight& weight, int64_t n, void* out,
                const void* bias = nullptr) {
     GemmArgs args;
-    args.m = 1, args.n = n, args.k = static_cast<int64_t>(a.codes.size());
+    args.m = args_.tokens, args.n = n, args.k = a.columns;
     args.a = a.codes.data();
     args.a_stride = args.w_stride = args.k;
     args.w = weight.w;
     args.out = out;
     args.out_stride = n;
-    args.scale_a = {&a.scale, 0, 0, ScaleView::Kind::kTensor};
+    args.scale_a = {a.scales.data(), 1, 0, ScaleView::Kind::kRow};
     args.scale_w = weight.scale;
     args.a_dtype = args.w_dtype = args_.fp8_dtype;
     args.out_dtype = args.bias_dtype = args_.dtype;
@@ -170,7 +185,7 @@ class LayersByOps {
   const Tensor& like_;
   const Context& context_;
   std::vector<uint16_t> attended_, x_, gate_up_;
-  QuantizedRow of_hidden_, of_attended_, of_intermediate_;
+  QuantizedRows of_hidden_, of_attended_, of_intermediate_;
 };
 
 // args.out is args.residual; caches have cache_rows rows.

@@ -7,7 +7,7 @@ Longer than 500 lines, because every definition stands here.
 """
 
 import math
-from typing import Optional, Sequence, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -619,6 +619,25 @@ def decode_layers(
     window_left: int = -1,
 ) -> torch.Tensor:
     """The functions above one by one; residual, qkv and caches are written."""
+    if residual.dim() == 2:  # sequence by sequence
+        for b in range(len(residual)):
+
+            def its(tensor: Any, b: int = b) -> Any:
+                return tensor if tensor is None or tensor.numel() == 1 else tensor[b : b + 1]
+
+            angles = (t if t.dim() == 1 else t[b] for t in (cos, sin))
+            decode_layers(
+                residual[b], qkv[b], *angles, its(position),
+                k_caches=[cache[b] for cache in k_caches],
+                v_caches=[cache[b] for cache in v_caches], norm_weights=norm_weights, w_o=w_o,
+                scale_o=scale_o, w_gate_up=w_gate_up, scale_gate_up=scale_gate_up, w_down=w_down,
+                scale_down=scale_down, next_norm_weights=next_norm_weights, w_qkv=w_qkv,
+                scale_qkv=scale_qkv, bias_qkv=bias_qkv, q_norm_weights=q_norm_weights,
+                k_norm_weights=k_norm_weights, k_scales=k_scales, v_scales=v_scales, eps=eps,
+                weight_offset=weight_offset, scale=scale, seqused_k=its(seqused_k),
+                leftpad_k=its(leftpad_k), window_left=window_left,
+            )  # fmt: skip
+        return residual
     fp8_dtype = w_o[0].dtype
     end = int(position) + 1 if seqused_k is None else int(seqused_k)
     begin = 0 if leftpad_k is None else int(leftpad_k)

@@ -1,4 +1,4 @@
-"""Decoder layers of one token in one call."""
+"""Decoder layers of a token of each sequence in one call."""
 
 from typing import Optional, Sequence
 
@@ -48,11 +48,12 @@ def decode_layers(
     leftpad_k: Optional[torch.Tensor] = None,
     window_left: int = -1,
 ) -> torch.Tensor:
-    """Decoder layers for one token, each from its attention to the next one's qkv.
+    """Decoder layers for a token of each sequence, each from its attention to the next one's qkv.
 
-    For AMD's MI300X and later, where launches are dear: a launch takes up to sixteen layers. Only
-    the simulator has run that kernel so far, no GPU. For NVIDIA's Hopper, whose memory idles
-    between launches: up to 64 layers; other GPUs refuse it. On the CPU the ops run one by one.
+    For AMD's MI300X and later, where launches are dear: a launch takes up to sixteen layers, of one
+    sequence. Only the simulator has run that kernel so far, no GPU. For NVIDIA's Hopper, whose
+    memory idles between launches: up to 64 layers, of one to four sequences; other GPUs refuse it.
+    On the CPU the ops run one by one.
 
     For each layer, where ``fp8`` quantises a row with one scale::
 
@@ -65,15 +66,16 @@ def decode_layers(
         qkv      = fp8(next_norm(residual)) . w_qkv^T + bias_qkv     of the next layer
 
     Args:
-        residual: ``[H]``, float16 or bfloat16: what the first layer's norm took. Written.
-        qkv: ``[(heads + 2 * KV heads) * 128]`` like residual: the first layer's. Written: of the
+        residual: ``[B, H]`` of B sequences, float16 or bfloat16: what the first layer's norm took.
+            Written. Or ``[H]``: then nothing else has a dimension B.
+        qkv: ``[B, (heads + 2 * KV heads) * 128]`` like residual: the first layer's. Written: of the
             layer behind the last, where the last one's ``w_qkv`` is given.
-        cos: ``[128]`` like residual, the token's angles, the second half as the first (NeoX).
-            Likewise ``sin``.
-        position: int32 or int64 of one element: how many rows the caches have, and where the new
-            one goes.
-        k_caches: for each layer ``[rows, KV heads, 128]`` like residual, or FP8 like the weights,
-            of one shape and of the same strides. Written. Likewise ``v_caches``.
+        cos: ``[B, 128]`` like residual, the tokens' angles, the second half as the first (NeoX);
+            ``[128]``: the same for all. Likewise ``sin``.
+        position: int32 or int64 of one element or ``[B]``: how many rows a sequence's caches have,
+            and where the new one goes.
+        k_caches: for each layer ``[B, rows, KV heads, 128]`` like residual, or FP8 like the
+            weights, of one shape and of the same strides. Written. Likewise ``v_caches``.
         norm_weights: for each layer ``[H]`` like residual, of the norm behind its attention.
         w_o: for each layer FP8 ``[H, heads * 128]``, in the dialect of the device; likewise
             ``w_gate_up``, ``[2 * I, H]``, ``w_down``, ``[H, I]``, and ``w_qkv`` of the *next*
@@ -89,9 +91,10 @@ def decode_layers(
             or ``[KV heads]``; none: 1. Likewise ``v_scales``.
         eps, weight_offset: of all norms, as in :func:`rmsnorm`.
         scale: of scores; None: ``128 ** -0.5``.
-        seqused_k: int32 of one element: how many rows count, from 1 to ``position + 1``; None:
-            ``position + 1``.
-        leftpad_k: int32 of one element: the first so many rows are not seen, fewer than count.
+        seqused_k: int32 of one element or ``[B]``: how many rows count, from 1 to
+            ``position + 1``; None: ``position + 1``.
+        leftpad_k: int32 of one element or ``[B]``: the first so many rows are not seen, fewer than
+            count.
         window_left: rows before the last that counts which are seen; -1: all.
 
     Sizes of rows must be multiples of 128, on a GPU from 1024 on, H up to 8192.

@@ -32,9 +32,10 @@ _WAITING = (
     "quantized_gemm", "gated_gemm",
 )  # fmt: skip
 _HEAD = 128
-# Bytes of a layer's cache with its room, up to which NVIDIA's kernel of layers is the quicker:
-# attention's own kernel reads keys and values sooner. With 68 MB the two were even.
-_MOST_CACHE = 64e6
+# Bytes of a layer's cache with its room, of all sequences, up to which NVIDIA's kernel of layers is
+# the quicker, of one to four sequences: attention's own kernel reads keys and values sooner. With 68
+# MB of one sequence the two were even, with 38 MB of four; with 38 MB of two it led by 6 %.
+_MOST_CACHE = (64e6, 56e6, 36e6, 36e6)
 _here = threading.local()
 
 
@@ -54,10 +55,12 @@ def takes_stacks(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def _most_cache(device: torch.device) -> float:
-    """Bytes of a layer's cache that a call of decode_layers is to have at most."""
-    is_nvidia = device.type == "cuda" and torch.version.cuda is not None
-    return _MOST_CACHE if is_nvidia else float("inf")
+def _most_cache(device: torch.device, sequences: int) -> float:
+    """Bytes of a layer's cache that a call of decode_layers is to have at most; 0: it takes fewer
+    sequences."""
+    if device.type == "cuda" and torch.version.cuda is not None:
+        return _MOST_CACHE[sequences - 1] if sequences <= len(_MOST_CACHE) else 0.0
+    return 0.0 if device.type == "cuda" and sequences > 1 else float("inf")
 
 
 def handed_out(tensor: torch.Tensor) -> torch.Tensor:
@@ -210,16 +213,16 @@ class LayerStacks(TorchDispatchMode):
         residual.copy_(first.norm.x.view_as(residual))
         try:
             ops.decode_layers.default(
-                residual.view(-1), _qkv_of(rope),
-                [layer.rope.k_cache[0] for layer in stack],
-                [layer.rope.v_cache[0] for layer in stack],
+                _by_sequence(residual, rope), _qkv_of(rope),
+                [_by_sequence(layer.rope.k_cache, rope) for layer in stack],
+                [_by_sequence(layer.rope.v_cache, rope) for layer in stack],
                 norms, *weights["o"], *weights["gate_up"], *weights["down"],
                 [layer.last.weight for layer in stack[:-1]],
                 [call.w for call in products], [call.scale_w for call in products],
                 [call.bias for call in products if call.bias is not None],
                 *([layer.rope.given[name] for layer in stack if rope.given[name] is not None]
                   for name in ("q_weight", "k_weight", "k_scale", "v_scale")),
-                rope.cos.view(-1), rope.sin.view(-1), rope.places.view(-1), first.norm.eps,
+                _angles_of(rope.cos), _angles_of(rope.sin), rope.places.view(-1), first.norm.eps,
                 first.norm.weight_offset, attention.scale, attention.seqused_k,
                 attention.leftpad_k, attention.window_left,
             )  # fmt: skip
@@ -271,7 +274,7 @@ def _layer_of(calls: List[_Call]) -> _Layer:
     for one, other in (("k_descale", "k_scale"), ("v_descale", "v_scale")):
         of_cache, kv_heads = rope.given[other], rope.k.shape[2]
         if of_cache is not None:
-            _require_same(attention.given[one], of_cache.expand(1, kv_heads))
+            _require_same(attention.given[one], of_cache.expand(rope.q.shape[0], kv_heads))
         elif attention.given[one] is not None:
             raise _Differs(f"attention has a {one}, and its cache none")
     o = _product_of(attention.out, following)
@@ -327,11 +330,14 @@ def _product_of(x: torch.Tensor, following: Callable[[], _Call]) -> _Call:
 
 def _require_rotation(rope: _Call) -> None:
     q, k, v = rope.q, rope.k, rope.v
-    if q.dim() != 4 or q.shape[:2] != (1, 1):
-        raise _Differs("more than one token")
+    if q.dim() != 4 or q.shape[1] != 1:
+        raise _Differs("more than one token of a sequence")
     if k is None or v is None or rope.k_cache is None or rope.v_cache is None:
         raise _Differs("no cache, or no keys and values")
-    if 2 * rope.k_cache.nbytes > _most_cache(q.device):
+    most = _most_cache(q.device, q.shape[0])
+    if most == 0.0:
+        raise _Differs("more sequences than decode_layers takes here")
+    if 2 * rope.k_cache.nbytes > most:
         raise _Differs("the cache is so long that the attention's own kernel is quicker")
     if q.shape[3] != _HEAD or v.shape[3] != _HEAD:
         raise _Differs(f"heads of {q.shape[3]}, not {_HEAD}")
@@ -342,18 +348,21 @@ def _require_rotation(rope: _Call) -> None:
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise _Differs(f"queries are {q.dtype}")
     places = storages_of([rope.out, k, v])
-    heads, kv_heads = q.shape[2], k.shape[2]
+    sequences, heads, kv_heads = q.shape[0], q.shape[2], k.shape[2]
+    columns = (heads + 2 * kv_heads) * _HEAD
     begins = [t.storage_offset() - q.storage_offset() for t in (rope.out, k, v)]
     if (
         places != storages_of([q])
         or begins != [0, heads * _HEAD, (heads + kv_heads) * _HEAD]
         or any(t.stride()[2:] != (_HEAD, 1) for t in (q, rope.out, k, v))
+        or (sequences > 1 and any(t.stride(0) != columns for t in (q, rope.out, k, v)))
     ):
         raise _Differs("queries, keys and values do not lie side by side")
     angles = (rope.cos, rope.sin)
-    if any(t is None or t.numel() != _HEAD or t.dtype != q.dtype for t in angles):
+    numbers = (_HEAD, sequences * _HEAD)
+    if any(t is None or t.numel() not in numbers or t.dtype != q.dtype for t in angles):
         raise _Differs("angles of another type or number")
-    if rope.places is None or rope.places.numel() != 1:
+    if rope.places is None or rope.places.numel() not in (1, sequences):
         raise _Differs("no place in the cache")
 
 
@@ -413,8 +422,24 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _qkv_of(rope: _Call) -> torch.Tensor:
-    columns = (rope.q.shape[2] + 2 * rope.k.shape[2]) * _HEAD
-    return rope.q.as_strided((columns,), (1,), rope.q.storage_offset())
+    sequences, columns = rope.q.shape[0], (rope.q.shape[2] + 2 * rope.k.shape[2]) * _HEAD
+    qkv = rope.q.as_strided((sequences, columns), (columns, 1), rope.q.storage_offset())
+    return _by_sequence(qkv, rope)
+
+
+def _by_sequence(tensor: torch.Tensor, rope: _Call) -> torch.Tensor:
+    """A row, or a cache, of each sequence; of one alone without that dimension."""
+    sequences = rope.q.shape[0]
+    if tensor.dim() < 4:
+        tensor = tensor.view(sequences, -1)
+    return tensor[0] if sequences == 1 else tensor
+
+
+def _angles_of(table: torch.Tensor) -> torch.Tensor:
+    """``[128]``, where all sequences have the same, or a row for each of them."""
+    if table.numel() == _HEAD or table.stride(0) == 0:
+        return table.select(0, 0).view(-1)
+    return table.view(-1, _HEAD)
 
 
 def _follows(layer: _Layer, behind: _Layer, qkv: _Call) -> bool:

@@ -1,5 +1,6 @@
-// wgmma.m64n8k32 of FP8, of operands without swizzle, by the threads of a warpgroup each for what
-// it gets. What it reads is read as late as the instruction may: when it is waited for.
+// wgmma of FP8, of 64 rows and some eights of columns, of operands without swizzle, by the threads
+// of a warpgroup each for what it gets. What it reads is read as late as the instruction may: when
+// it is waited for.
 #pragma once
 
 #include <cstring>
@@ -21,8 +22,8 @@ constexpr int kWgmmaRows = 64;
 
 constexpr uint64_t wgmma_offset(int bytes) { return bytes >> 4; }
 
-template <DType kType>
-void wgmma(float (&sum)[1][4], uint64_t rows, uint64_t columns, int add) {
+template <DType kType, size_t kEights>
+void wgmma(float (&sum)[kEights][4], uint64_t rows, uint64_t columns, int add) {
   static_assert(kType == DType::kFloat8E4M3FN, "wgmma: FP8 alone is emulated");
   emulated_groups.back().push_back([&sum, rows, columns, add] {
     const auto code = [](uint64_t operand, int row, int k) {
@@ -33,12 +34,13 @@ void wgmma(float (&sum)[1][4], uint64_t rows, uint64_t columns, int add) {
       return fp8_to_float<false>(emulated_shared[at]);
     };
     const int lane = emulated_thread % 32;
-    for (int j = 0; j < 4; ++j) {
+    for (size_t i = 0; i < 4 * kEights; ++i) {
+      const int eight = static_cast<int>(i / 4), j = static_cast<int>(i % 4);
       const int row = emulated_thread / 32 * 16 + lane / 4 + j / 2 * 8;
-      const int column = lane % 4 * 2 + j % 2;
-      float found = add ? sum[0][j] : 0.0f;
+      const int column = eight * 8 + lane % 4 * 2 + j % 2;
+      float found = add ? sum[eight][j] : 0.0f;
       for (int k = 0; k < 32; ++k) found += code(rows, row, k) * code(columns, column, k);
-      sum[0][j] = found;
+      sum[eight][j] = found;
     }
   });
 }
