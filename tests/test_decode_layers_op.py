@@ -127,8 +127,10 @@ def test_as_the_functions_one_by_one(backend, package, layers, of_last, dtype, p
     if sequences is not None:
         call = of_sequences(call, backend, sequences)
     if options.keys() & {"seqused_k", "leftpad_k", "window_left"}:
-        begins, ends = (torch.as_tensor(options.get(name, its)).expand(sequences or 1).tolist()
-                        for name, its in (("leftpad_k", 0), ("seqused_k", position + 1)))
+        begins, ends = (
+            torch.as_tensor(options.get(name, its)).expand(sequences or 1).tolist()
+            for name, its in (("leftpad_k", 0), ("seqused_k", position + 1))
+        )
         if "window_left" in options:
             begins = [max(begin, end - 1 - options["window_left"])
                       for begin, end in zip(begins, ends, strict=True)]  # fmt: skip

@@ -33,8 +33,8 @@ _WAITING = (
 )  # fmt: skip
 _HEAD = 128
 # Bytes of a layer's cache with its room, of all sequences, up to which NVIDIA's kernel of layers is
-# the quicker, of one to four sequences: attention's own kernel reads keys and values sooner. With 68
-# MB of one sequence the two were even, with 38 MB of four; with 38 MB of two it led by 6 %.
+# the quicker, for one to four sequences: attention's own kernel reads keys and values sooner. The
+# two were even with 68 MB of one sequence and 38 of four; with 38 MB of two it led by 6 %.
 _MOST_CACHE = (64e6, 56e6, 36e6, 36e6)
 _here = threading.local()
 
