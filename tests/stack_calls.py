@@ -21,8 +21,8 @@ def half(*shape: int, chance: torch.Generator | None = None) -> torch.Tensor:
 
 
 def right_calls(fp8: torch.dtype = torch.float8_e4m3fn) -> Iterator[dict[str, Any]]:
-    """With a scale for each row of a weight and FP8 caches, and with one for all; the same ones
-    each time."""
+    """With a scale for each row of a weight and FP8 caches, with one for all, and this of two
+    sequences; the same ones each time."""
     chance = torch.Generator().manual_seed(1)
 
     def some(*shape: int) -> torch.Tensor:
@@ -47,7 +47,7 @@ def right_calls(fp8: torch.dtype = torch.float8_e4m3fn) -> Iterator[dict[str, An
         }
         more = {f"{name}_norm_weights": [some(128) for _ in range(2 if of_rows else 0)]
                 for name in "qk"}  # fmt: skip
-        yield {
+        call = {
             "residual": some(HIDDEN), "qkv": some(QKV), **caches,
             "norm_weights": [some(HIDDEN) for _ in range(2)],
             **weights("o", 2, HIDDEN, HEADS * 128),
@@ -61,6 +61,22 @@ def right_calls(fp8: torch.dtype = torch.float8_e4m3fn) -> Iterator[dict[str, An
             "seqused_k": torch.tensor([3]).int() if of_rows else None,
             "leftpad_k": torch.tensor([1]).int() if of_rows else None, "window_left": -1,
         }  # fmt: skip
+        yield call
+    yield of_two(call, some)
+
+
+def of_two(call: dict[str, Any], some: Any) -> dict[str, Any]:
+    """The call with two sequences, each of its own place."""
+    caches = {
+        name: [some(2, *cache.shape) for cache in call[name]] for name in ("k_caches", "v_caches")
+    }
+    rows = {name: some(2, *call[name].shape) for name in ("residual", "qkv", "cos", "sin")}
+    numbers = {
+        "position": torch.tensor([2, 3]),
+        "seqused_k": torch.tensor([3, 4]).int(),
+        "leftpad_k": torch.tensor([0, 1]).int(),
+    }
+    return {**call, **rows, **caches, **numbers}
 
 
 def wrong_calls(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -78,5 +94,11 @@ def wrong_calls(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name in ("k_caches", "v_caches"):
         yield {**call, name: caches, "residual": memory[:HIDDEN]}
         yield {**call, name: caches, "qkv": memory[:QKV]}
+    two = of_two(
+        {**call, **{name: [half(4, KV_HEADS, 128)] * 2 for name in ("k_caches", "v_caches")}}, half
+    )
+    yield {**two, "qkv": half(2, QKV + 1)}
+    yield {**two, "qkv": half(QKV, 2).t()}
+    yield {**two, "k_caches": [half(1, 4, KV_HEADS, 128).expand(2, -1, -1, -1)] * 2}
     three = [torch.randn(HIDDEN, 3 * 128).to(call["w_o"][0].dtype)] * 2
     yield {**call, "w_o": three, "k_caches": [half(4, 2, 128).to(of_caches)] * 2}

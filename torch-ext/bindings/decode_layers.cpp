@@ -35,16 +35,18 @@ void require_layer_row(const Tensor& row, const char* name, int64_t columns,
   require_contiguous_vector(row, name, columns);
 }
 
-// [columns], or of each sequence: [sequences, columns].
-void require_layer_rows(const Tensor& rows, const char* name, int64_t columns,
+// [sequences, columns]; where there are 0, [columns].
+void require_layer_rows(const Tensor& rows, const char* name, int64_t sequences, int64_t columns,
                         const Tensor& residual) {
-  if (residual.dim() == 1) return require_layer_row(rows, name, columns, residual);
+  if (sequences == 0) return require_layer_row(rows, name, columns, residual);
   require(rows.scalar_type() == residual.scalar_type(), name,
           " must have the dtype of residual, got ", name_of(rows.scalar_type()), " and ",
           name_of(residual.scalar_type()));
   require_device(rows, name, residual, "residual");
-  require_shape(rows, name, residual.size(0), columns);
-  require(rows.is_contiguous(), name, " must be contiguous");
+  require(rows.dim() == 2 && rows.size(0) == sequences && rows.size(1) == columns &&
+              rows.is_contiguous(),
+          name, " must have shape [", sequences, ", ", columns, "] and be contiguous, got ",
+          shape_of(rows));
 }
 
 DecodeWeight require_layer_weight(const Tensor& w, const char* name, const Tensor& scale,
@@ -198,17 +200,10 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
   require(kv_heads > 0 && heads > 0 && heads % kv_heads == 0,
           "there must be equally many query heads for each KV head, got ", heads, " and ",
           kv_heads);
-  require_layer_rows(qkv, "qkv", qkv_columns, residual);
-  for (const auto& [angles, name] :
-       {std::pair<const Tensor&, const char*>{cos, "cos"}, {sin, "sin"}}) {
-    require(angles.dim() == cos.dim(), "sin must have the shape of cos, got ", shape_of(sin),
-            " and ", shape_of(cos));
-    if (angles.dim() == 1) {
-      require_layer_row(angles, name, kHeadDim, residual);
-    } else {
-      require_layer_rows(angles, name, kHeadDim, residual);
-    }
-  }
+  const int64_t angles = cos.dim() == 1 ? 0 : sequences;
+  require_layer_rows(qkv, "qkv", several ? sequences : 0, qkv_columns, residual);
+  require_layer_rows(cos, "cos", angles, kHeadDim, residual);
+  require_layer_rows(sin, "sin", angles, kHeadDim, residual);
   require(window_left >= -1 && window_left < (int64_t{1} << 31),
           "window_left must be -1 or a number of rows, got ", window_left);
   require_no_overlap(residual, "residual", qkv, "qkv");
