@@ -162,3 +162,32 @@ def test_as_the_functions_one_by_one(backend, package, layers, of_last, dtype, p
             assert_near(ours[position], its[position])
             others = torch.arange(len(its)) != position
             assert torch.equal(ours[others].view(torch.uint8), its[others].view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_each_sequence_has_its_own_place(backend, package, dtype):
+    """And all may have the same angles."""
+    if backend.name == "simulator":
+        pytest.skip("AMD's kernel takes one sequence")
+    if backend.name == "cuda" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("refused there")
+    call = random_call(backend, backend.fp8_dtype, 2, True, torch.bfloat16, 9)
+    angles = {name: call[name] for name in ("cos", "sin")}
+    call = {**of_sequences(call, backend, 3), **angles}
+    places = [9, 0, 4]
+    for caches in (call["k_caches"], call["v_caches"]):
+        for cache in caches:
+            for own, place in zip(cache, places, strict=True):
+                own[:place].normal_()
+                own[place:] = float("nan")
+    call["position"] = torch.tensor(places).to(backend.device, dtype)
+    expected, found = copy_of(call), copy_of(call)
+    package.reference.decode_layers(**expected)
+    backend.ops.decode_layers(**found)
+    for name in ("residual", "qkv"):
+        assert_near(found[name], expected[name])
+    for ours, its in zip(found["k_caches"] + found["v_caches"],
+                         expected["k_caches"] + expected["v_caches"], strict=True):  # fmt: skip
+        for b, place in enumerate(places):
+            assert_near(ours[b, : place + 1], its[b, : place + 1])
+            assert torch.isnan(ours[b, place + 1 :].float()).all()
