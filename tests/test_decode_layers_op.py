@@ -110,7 +110,7 @@ def copy_of(call):
             (1, True, torch.bfloat16, 300, {"sizes": (4224, 2304, 16, 1), "scales": 1}),
             (2, True, torch.float16, 700, {"sizes": (1152, 4480, 24, 8), "more": True}),
             (1, False, torch.bfloat16, 2100, {"sizes": (1024, 1024, 8, 8), "seqused_k": 2090}),
-            (2, True, torch.bfloat16, 300, {"sizes": (4224, 2304, 16, 1), "sequences": 4}),
+            (2, True, torch.bfloat16, 300, {"sizes": (4224, 2304, 16, 1), "sequences": 2}),
             (1, True, torch.float16, 700, {"sizes": (1152, 4480, 24, 8), "sequences": 3,
                                            "scales": 1, "leftpad_k": [9, 300, 0]}),
         )

@@ -87,7 +87,7 @@ __device__ __forceinline__ void compute(const StackProblem<T>& p, const Ring& ri
       grid.wait();
       its_ends.put(ends);
       if (product.normalizes) {
-        rows.normalize(product, weight.norm, p.eps, p.weight_offset);
+        rows.normalize(product, p.eps, p.weight_offset);
       } else {
         rows.quantize(product);
       }
@@ -215,6 +215,9 @@ Space space_of(const DecodeLayersArgs& args, int64_t shared_bytes) {
   return space;
 }
 
+// Columns of a vector for each thread; and how many a short row of a norm has at most.
+constexpr int kColumns = kThreads * 8, kShortHidden = 2 * kColumns;
+
 struct Device {
   DeviceFacts facts;
   int32_t shared_bytes = 0;  // of a block
@@ -238,6 +241,9 @@ Status check(const DecodeLayersArgs& args, const Device& device) {
   if (args.count < 1) return "decode_layers needs a layer";
   if (args.tokens < 1 || args.tokens > kMostTokens) {
     return "decode_layers takes 1 to 4 sequences on this GPU; run the ops one by one";
+  }
+  if (args.tokens > kMostTokens / 2 && args.hidden > kShortHidden) {
+    return "hidden must be 4096 at most for more than 2 sequences; run the ops one by one";
   }
   if (args.dtype != DType::kBFloat16 && args.dtype != DType::kFloat16) {
     return "rows must be bfloat16 or float16";
@@ -423,10 +429,12 @@ Status launch_with(const DecodeLayersArgs& args, const Device& device, const Con
 template <typename T, typename C, int kTokens>
 Status launch_for_tokens(const DecodeLayersArgs& args, const Device& device,
                          const Context& context) {
-  constexpr int kColumns = kThreads * 8;  // of a vector for each thread
-  return args.hidden <= 2 * kColumns
-             ? launch_with<T, C, 2, kTokens>(args, device, context)
-             : launch_with<T, C, kMostHidden / kColumns, kTokens>(args, device, context);
+  if constexpr (kTokens < kMostTokens) {  // registers hold no longer rows of so many
+    if (args.hidden > kShortHidden) {
+      return launch_with<T, C, kMostHidden / kColumns, kTokens>(args, device, context);
+    }
+  }
+  return launch_with<T, C, kShortHidden / kColumns, kTokens>(args, device, context);
 }
 
 template <typename T, typename C>

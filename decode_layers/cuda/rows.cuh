@@ -61,15 +61,13 @@ class RowMaker {
         token_(warp / kRowWarps),
         row_(min(token_, tokens - 1)) {}
 
-  // For the weight of a norm, which no kernel writes; unless registers cannot hold it until then.
+  // For the weight of a norm, which no kernel writes.
   __device__ __forceinline__ void ask_weight(const T* weight, int columns) {
-    if (kAsksEarly) ask(weight, 0, columns, weight_);
+    ask(weight, 0, columns, weight_);
   }
-  __device__ __forceinline__ void normalize(const Product<T>& product, const T* weight, float eps,
-                                            float offset) {
+  __device__ __forceinline__ void normalize(const Product<T>& product, float eps, float offset) {
     Vector x[kHeld];
     ask(row_of(product), 0, product.k, x);
-    if (!kAsksEarly) ask(weight, 0, product.k, weight_);
     const Left left = look(product);
     const float inverse_columns = 1.0f / static_cast<float>(product.k);
     const float rstd = reciprocal_sqrt(left.squares * inverse_columns + eps);
@@ -122,7 +120,6 @@ class RowMaker {
  private:
   static constexpr int kRowWarps = kWarps / kTokens, kRowThreads = kRowWarps * 32;
   static constexpr int kHeld = kVectors * kTokens;
-  static constexpr bool kAsksEarly = kHeld <= 8;
 
   // Of a thread's vector v.
   __device__ __forceinline__ int column(int v) const {

@@ -97,7 +97,8 @@ def decode_layers(
             count.
         window_left: rows before the last that counts which are seen; -1: all.
 
-    Sizes of rows must be multiples of 128, on a GPU from 1024 on, H up to 8192.
+    Sizes of rows must be multiples of 128, on a GPU from 1024 on, H up to 8192, of three and four
+    sequences up to 4096.
 
     Returns:
         residual.
