@@ -263,7 +263,8 @@ def test_padding_on_the_left_is_not_seen(package, padding, step):
     assert found == STACKED
 
 
-def test_a_refusal_of_the_op_leaves_the_ops(package, monkeypatch):
+@pytest.mark.parametrize("padding", [(0,), (0, 2, 4)])
+def test_a_refusal_of_the_op_leaves_the_ops(package, monkeypatch, padding):
     """As on AMD, where it takes some sizes alone."""
 
     def refuse(*args):
@@ -271,7 +272,7 @@ def test_a_refusal_of_the_op_leaves_the_ops(package, monkeypatch):
 
     ops = types.SimpleNamespace(decode_layers=types.SimpleNamespace(default=refuse))
     monkeypatch.setattr(package.models.layer_stacks, "ops", ops)
-    one_by_one, stacked, found = answers(package, quantised(package), prompt())
+    one_by_one, stacked, found = answers(package, quantised(package), prompt(7, *padding))
     assert torch.equal(one_by_one, stacked)
     assert found == {"decode_layers: hidden must be larger": 2}
 
