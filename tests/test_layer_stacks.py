@@ -254,11 +254,14 @@ def test_a_device_on_which_the_op_is_wrong_does_without(package, monkeypatch):
 
 
 @pytest.mark.parametrize("padding", [(4,), (0, 4, 2)])
-@pytest.mark.parametrize("step", [{}, {"kv_cache_dtype": "fp8"}])
-def test_padding_on_the_left_is_not_seen(package, padding, step):
-    one_by_one, stacked, found = answers(
-        package, quantised(package), prompt(9, *padding), step=step
-    )
+@pytest.mark.parametrize("step, scales", [
+    ({}, None), ({"kv_cache_dtype": "fp8"}, None), ({"kv_cache_dtype": "fp8"}, 1),
+    ({"kv_cache_dtype": "fp8"}, 2),
+])  # fmt: skip
+def test_padding_on_the_left_is_not_seen(package, padding, step, scales):
+    options = {} if scales is None else {"prepare": with_scales(scales)}
+    model = quantised(package, num_attention_heads=4, num_key_value_heads=2)
+    one_by_one, stacked, found = answers(package, model, prompt(9, *padding), step=step, **options)
     assert torch.equal(one_by_one, stacked)
     assert found == STACKED
 
