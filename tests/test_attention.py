@@ -223,6 +223,17 @@ def test_fp8(backend, size, kv_dtype, dtype):
     case.check(*case.run())
 
 
+@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("rows", [4, 7])
+def test_fp8_of_several_rows(backend, rows, size):
+    """A KV head without a scale to speak of sees all keys alike, but only those that are seen."""
+    lengths, options = lengths_for(backend, 400, 65), {"heads": (16, 4), "causal": True}
+    case = Case(backend, lengths, rows=rows, size=size, kv_dtype=FP8[0], **options)
+    case.options["k_descale"][:, 1] = 0
+    case.expected, case.lse = case.definition()
+    case.check(*case.run())
+
+
 @pytest.mark.parametrize("large", [1e-30, 1e-4, 3e4])
 def test_fp8_keys_meet_queries_of_any_size(backend, large):
     case = Case(backend, lengths_for(backend, 50, 3), kv_dtype=FP8[0], size=128)
@@ -237,11 +248,12 @@ def test_fp8_keys_meet_queries_of_any_size(backend, large):
     {"window_size": (3, 2)}, {"window_size": (-1, 4)}, {"window_size": (0, 0)},
     {"softcap": 3.0}, {"softcap": 30.0, "causal": True, "window_size": (20, -1)},
     {"s_aux": torch.randn(8)}, {"s_aux": torch.randn(8).to(torch.bfloat16), "causal": True},
-    {"softmax_scale": 0.7}, {"softmax_scale": 1e-9},
+    {"softmax_scale": 0.7}, {"softmax_scale": 1e-9}, {"softmax_scale": -0.4, "causal": True},
 ])  # fmt: skip
-@pytest.mark.parametrize("rows", [1, 5])
-def test_windows_caps_and_sinks(backend, rows, options):
-    case = Case(backend, lengths_for(backend, 170, 64, 3), rows=rows, size=128, **options)
+@pytest.mark.parametrize("rows, kv_dtype", [(1, None), (5, None), (5, FP8[0])])
+def test_windows_caps_and_sinks(backend, rows, kv_dtype, options):
+    lengths = lengths_for(backend, 170, 64, 3)
+    case = Case(backend, lengths, rows=rows, size=128, kv_dtype=kv_dtype, **options)
     case.check(*case.run())
 
 

@@ -67,7 +67,9 @@ def test_each_config_is_right(backend, run, call):
     elif call == "odd heads":
         assert designs == {"plain"}
     else:
-        assert designs >= {"plain", "decode"} and (len(configs) > 9 or backend.name != "simulator")
+        # Of a prompt's rows decode would read the keys again and again, where prefill serves them.
+        assert "plain" in designs and ("decode" in designs or call == "prompt")
+        assert len(designs) > 1 and (len(configs) > 9 or backend.name != "simulator")
     for config in configs:
         case.check(*run(case, config))
 

@@ -9,9 +9,13 @@
 namespace rocm_kernels {
 namespace cuda {
 
-// The rows of decode's largest tiles. More would be several blocks', each of which reads the keys:
-// where prefill serves them, decode was the quicker in no call that was measured.
-constexpr int64_t kMostDecodeRows = 32;
+// The rows of decode's largest tile for the heads. More would be several blocks', each of which
+// reads the keys: where prefill serves them, decode was the quicker in no call that was measured.
+inline int64_t most_decode_rows(const AttentionArgs& args) {
+  int32_t rows = 32;
+  while (rows > 8 && find_decode_tile(args, rows) < 0) rows /= 2;
+  return rows;
+}
 
 // Calls visit(config) for the configs that can serve args and are worth a try.
 template <typename Visit>
@@ -35,11 +39,13 @@ void for_each_config(const AttentionArgs& args, const AttentionDevice& device, c
     }
   }
   for (const int32_t block_rows : {8, 16, 32}) {
-    if (any && rows > kMostDecodeRows) break;
-    // The fewest rows that hold all, or the most.
+    if (any && rows > most_decode_rows(args)) break;
+    // The fewest rows that hold all, or the most that there are, and that the device has room for.
     const bool holds = block_rows >= rows;
-    const int32_t more = 2 * block_rows;
-    if (!holds && more <= 32 && find_decode_tile(args, more) >= 0) continue;
+    AttentionConfig more;
+    more.design = AttentionConfig::Design::kDecode;
+    more.rows = 2 * block_rows;
+    if (!holds && more.rows <= 32 && check_config(args, more, device) == nullptr) continue;
     for (int32_t cluster = 1; cluster <= kMaxCluster; cluster *= 2) {
       for (int32_t outer = 1; outer <= 32; outer *= 2) {
         AttentionConfig c;

@@ -72,8 +72,10 @@ inline PrefillTile prefill_tile(const AttentionArgs& args) {
 inline DecodeBlock decode_block(const AttentionArgs& args, const AttentionConfig& c,
                                 const AttentionDevice& device) {
   const DecodeTile& tile = kDecodeTiles[find_decode_tile(args, c.rows)];
-  return {tile.head_dim, tile.rows, static_cast<int32_t>(size_of(args.kv_dtype)),
-          device.shared_bytes_per_block < 112 << 10};
+  DecodeBlock block = {tile.head_dim, tile.rows, static_cast<int32_t>(size_of(args.kv_dtype)),
+                       device.shared_bytes_per_block < 112 << 10};
+  if (block.shared_bytes(1) > device.shared_bytes_per_block) block.few_stages = true;
+  return block;
 }
 
 // Rows of the longest sequence that share a KV head.

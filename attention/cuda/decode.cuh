@@ -14,6 +14,8 @@
 //                                            values to stages of its own (cp.async)
 //   each warp,    its token                  turns its queries; one makes its key and value
 //   if it is new
+//   each warp,    all warps                  leaves 8 of the rows' queries for all (kSharesQueries)
+//   if rows are many
 //   each warp,    its oldest tile's copies   orders a tile; for 16 keys at a time multiply_keys,
 //   tile by tile                             softmax (running maximum, sum), multiply_values
 //   each warp                                leave_sums: in shared memory
@@ -104,7 +106,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
   if (!is_apart) wait_for_previous_kernel();
   Lengths lengths = lengths_of(args, b);
   DecodePart its;
-  uint32_t q[kTiles][kSteps][2];
+  uint32_t q[Shape::kHeld][kSteps][2];
   const uint32_t ring = pinned_address(shared) + warp * stages * 2 * Shape::kTileBytes;
   int started = 0;  // tiles of the warp
 #pragma unroll 1
@@ -139,7 +141,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
     if constexpr (Shape::kHasNew) {  // whose own loads would spill here
       if (!is_first) break;
     } else {
-      load_queries<Shape>(args, grid.rows, its.rows, group, quad, q);
+      load_queries<Shape>(args, grid.rows, its.rows, Shape::kSharesQueries ? warp % kTiles : 0,
+                          group, quad, q);
       if (now == lengths) break;
     }
     lengths = now;
@@ -177,25 +180,44 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
   }
 
   // ---- The lane's columns of S^T, and what they see
-  DecodeColumns<Shape> columns;
+  DecodeColumns<Shape> columns = {grid, rows, first_row + 2 * quad};
   columns.capped = args.softcap > 0;
   const float factor = k_descale * args.scale * (columns.capped ? 1.0f / args.softcap : kLog2E);
-  float row_scale[kTiles];
+  float row_scale[Shape::kHeld];
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) {
+  for (int t = 0; t < Shape::kHeld; ++t) {
     row_scale[t] = factor;
     if constexpr (Shape::kFp8 && !std::is_same<Q, __half>::value) {
       row_scale[t] *= queries_to_halves<Shape>(q[t]);
     }
   }
+  const uint32_t q_at = shared_address(shared + grid.queries_at) + lane * 16;
+  if constexpr (Shape::kSharesQueries) {
+    float* const scales =
+        reinterpret_cast<float*>(shared + grid.queries_at + kRows * 2 * Shape::kD);
+    const int t = warp % kTiles;
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      columns.scale[t][c] = __shfl_sync(~0u, row_scale[t], (2 * quad + c) * 4);
-      const int query = grid.rows.query_of(min(first_row + 8 * t + 2 * quad + c, last_row));
-      columns.sees[t][c] = grid.window.seen(rows.s, query, query);
+    for (int pair = 0; pair < kSteps / 2; ++pair) {
+      store_shared(q_at + shared_queries<Shape>(t, pair),
+                   make_uint4(q[0][2 * pair][0], q[0][2 * pair][1], q[0][2 * pair + 1][0],
+                              q[0][2 * pair + 1][1]));
     }
+    if (quad == 0) scales[8 * t + group] = row_scale[0];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      columns.scale[i / 2][i % 2] = scales[8 * (i / 2) + 2 * quad + i % 2];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      columns.scale[i / 2][i % 2] = __shfl_sync(~0u, row_scale[i / 2], (2 * quad + i % 2) * 4);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) {
+    float& scale = columns.scale[i / 2][i % 2];
+    if (scale == 0) scale = 1e-38f;
   }
   columns.all_begin = its.all.begin, columns.all_end = its.all.end;
   columns.cap = args.softcap * kLog2E;
@@ -203,7 +225,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
   DecodeSums<Shape> sums;
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
-    sums.maximum[t][0] = sums.maximum[t][1] = -kInfinity;
+    sums.maximum[t][0] = sums.maximum[t][1] = kLeastScore;
     sums.sum[t][0] = sums.sum[t][1] = 0;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
@@ -248,10 +270,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
 
 #pragma unroll
     for (int half = 0; half < kKeys / 16; ++half) {
-      float scores[kTiles][4] = {}, others[kTiles][4] = {};
-      multiply_keys<Shape>(k_at + half * 16 * Lines::kLineBytes, q, scores, others);
+      float products[kTiles][4] = {};
+      multiply_keys<Shape>(k_at + half * 16 * Lines::kLineBytes, q, q_at, products);
       uint32_t p[kTiles][2];
-      softmax<Shape>(columns, tile * kKeys + half * 16, group, scores, others, sums, p);
+      softmax<Shape>(columns, tile * kKeys + half * 16, group, products, sums, p);
       multiply_values<Shape>(v_at + half * 16 * Lines::kLineBytes, p, sums.out);
     }
   }

@@ -148,7 +148,7 @@ struct DecodeMeeting {
         total += __shfl_xor_sync(~0u, total, 16);
         const int row = 8 * t + 2 * quad + c;
         if (group == 0) {
-          maxima[warp * kRows + row] = its.maximum[t][c];
+          maxima[warp * kRows + row] = total == 0 ? -kInfinity : its.maximum[t][c];
           totals[warp * kRows + row] = total;
         }
 #pragma unroll

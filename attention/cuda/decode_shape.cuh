@@ -36,6 +36,8 @@ struct DecodeShape {
   using Lines = TileLines<kRowBytes, kKeys>;
   static constexpr int kWarps = kBlock.warps(), kThreads = 32 * kWarps;
   static constexpr int kOutPitch = kBlock.out_pitch();
+  static constexpr bool kSharesQueries = kBlock.shares_queries();
+  static constexpr int kHeld = kSharesQueries ? 1 : kTiles;  // tiles of queries that a warp loads
   using Copies = std::conditional_t<kInRows, RowTileCopies<DecodeShape>, TileCopies<DecodeShape>>;
 };
 
@@ -51,12 +53,12 @@ struct DecodeGrid {
   Window window;
   RowGroups rows;
   PageSize page_size;
-  int parts;            // of the keys: cluster * outer
-  int cluster;          // that meet in shared memory
-  int row_blocks;       // of kRows rows
-  int stages, sent_at;  // of DecodeBlock
-  DecodeWord* words;    // where outer > 1: what parts leave in memory (decode_end.cuh)
-  uint64_t launch;      // the name of this launch, that such words bear
+  int parts;                        // of the keys: cluster * outer
+  int cluster;                      // that meet in shared memory
+  int row_blocks;                   // of kRows rows
+  int stages, sent_at, queries_at;  // of DecodeBlock
+  DecodeWord* words;                // where outer > 1: what parts leave in memory (decode_end.cuh)
+  uint64_t launch;                  // the name of this launch, that such words bear
 };
 
 // Rows of q of a block.
@@ -75,16 +77,27 @@ struct DecodePart {
   int begin, end;      // tiles
 };
 
-// A lane's columns of S^T, rows first + 8 t + 2 quad + {0, 1} of q: what makes a score of a
-// product, and which keys they see.
+// A lane's columns of S^T, rows first + 8 t + {0, 1} of q: what makes a score of a product, and
+// which keys they see. That is worked out where some key is not seen by all: kept, it would be 16
+// registers of a tile of 32 rows, whose kernel has none to spare.
 template <class Shape>
 struct DecodeColumns {
-  float scale[Shape::kTiles][2];
-  KeyRange sees[Shape::kTiles][2];
-  int all_begin, all_end;  // that every row sees
+  const DecodeGrid& grid;
+  const DecodeRows& rows;
+  int first;
+  float scale[Shape::kTiles][2];  // not 0: a product that is not seen is infinite
+  int all_begin, all_end;         // that every row sees
   bool capped;
   float cap;
+
+  __device__ __forceinline__ KeyRange seen(int t, int c) const {
+    const int query = grid.rows.query_of(min(first + 8 * t + c, rows.last));
+    return grid.window.seen(rows.s, query, query);
+  }
 };
+
+// Where a maximum begins: any score is beyond it, and a difference to it is no NaN.
+constexpr float kLeastScore = -3e38f;
 
 // Sums of these columns over the keys that the warp has met.
 template <class Shape>

@@ -8,15 +8,16 @@
 namespace rocm_kernels {
 namespace cuda {
 
-// Q^T as columns: of row first + 8 t + group what the lane multiplies.
+// Q^T as columns: of row first + 8 t + group what the lane multiplies, t from `tile` on.
 template <class Shape>
 __device__ __forceinline__ void load_queries(const AttentionArgs& args, const RowGroups& groups,
-                                             const DecodeRows& rows, int group, int quad,
-                                             uint32_t (&q)[Shape::kTiles][Shape::kSteps][2]) {
+                                             const DecodeRows& rows, int tile, int group, int quad,
+                                             uint32_t (&q)[Shape::kHeld][Shape::kSteps][2]) {
   using Q = typename Shape::Q;
 #pragma unroll
-  for (int t = 0; t < Shape::kTiles; ++t) {
-    const int row = min(rows.first + 8 * t + group, rows.last), query = groups.query_of(row);
+  for (int t = 0; t < Shape::kHeld; ++t) {
+    const int row = min(rows.first + 8 * (tile + t) + group, rows.last);
+    const int query = groups.query_of(row);
     const Q* const from =
         static_cast<const Q*>(args.q.data) +
         (args.cu_seqlens_q == nullptr ? rows.b * args.q.batch_stride : 0) +
@@ -62,14 +63,21 @@ __device__ __forceinline__ float queries_to_halves(uint32_t (&q)[Shape::kSteps][
   return __uint_as_float(exponent << 23);
 }
 
-// S^T of 16 keys, in two sums: an instruction waits for the one that it adds to. `k_at`: the lane's
-// address for ldmatrix.
+// Where a block's warps share the operands: [tile][pair of steps][lane].
+template <class Shape>
+__device__ __forceinline__ uint32_t shared_queries(int t, int pair) {
+  return static_cast<uint32_t>((t * (Shape::kSteps / 2) + pair) * 32 * 16);
+}
+
+// Q K of 16 keys. `k_at`: the lane's address for ldmatrix; `q_at`: of its shared operands.
 template <class Shape>
 __device__ __forceinline__ void multiply_keys(uint32_t k_at,
-                                              const uint32_t (&q)[Shape::kTiles][Shape::kSteps][2],
-                                              float (&scores)[Shape::kTiles][4],
-                                              float (&others)[Shape::kTiles][4]) {
+                                              const uint32_t (&q)[Shape::kHeld][Shape::kSteps][2],
+                                              uint32_t q_at, float (&products)[Shape::kTiles][4]) {
   using Mma = typename Shape::Mma;
+  // An instruction waits for the one that it adds to: of few tiles, two sums take turns.
+  constexpr bool kTwoSums = Shape::kTiles <= 2;
+  float others[Shape::kTiles][4] = {};
 #pragma unroll
   for (int load = 0; load < Shape::kLoads; ++load) {
     uint32_t words[4];
@@ -83,42 +91,79 @@ __device__ __forceinline__ void multiply_keys(uint32_t k_at,
       }
 #pragma unroll
       for (int t = 0; t < Shape::kTiles; ++t) {
-        multiply_16x8<Mma>(scores[t], a[0], q[t][2 * load][0], q[t][2 * load][1]);
-        multiply_16x8<Mma>(others[t], a[1], q[t][2 * load + 1][0], q[t][2 * load + 1][1]);
+        float (&second)[4] = kTwoSums ? others[t] : products[t];
+        if constexpr (Shape::kSharesQueries) {
+          const uint4 b = load_shared(q_at + shared_queries<Shape>(t, load));
+          multiply_16x8<Mma>(products[t], a[0], b.x, b.y);
+          multiply_16x8<Mma>(second, a[1], b.z, b.w);
+        } else {
+          multiply_16x8<Mma>(products[t], a[0], q[t][2 * load][0], q[t][2 * load][1]);
+          multiply_16x8<Mma>(second, a[1], q[t][2 * load + 1][0], q[t][2 * load + 1][1]);
+        }
       }
     } else {
 #pragma unroll
       for (int t = 0; t < Shape::kTiles; ++t) {
-        multiply_16x8<Mma>(load % 2 == 0 ? scores[t] : others[t], words, q[t][load][0],
-                           q[t][load][1]);
+        multiply_16x8<Mma>(kTwoSums && load % 2 == 1 ? others[t] : products[t], words,
+                           q[t][load][0], q[t][load][1]);
       }
+    }
+  }
+  if constexpr (kTwoSums) {
+#pragma unroll
+    for (int t = 0; t < Shape::kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) products[t][i] += others[t][i];
     }
   }
 }
 
-// P^T = exp2(S^T - maximum) of the 16 keys from first_key on, to `p`. Sums are moved to a new
-// maximum only where one has grown by 2^8 since, so that most tiles ask each other nothing but
-// that.
+// P^T = exp2(S^T - maximum) of the 16 keys from first_key on, to `p`; `products` are Q K. Sums are
+// moved to a new maximum only where one has grown by 2^8 since, so that most tiles ask each other
+// nothing but that.
 template <class Shape>
 __device__ __forceinline__ void softmax(const DecodeColumns<Shape>& columns, int first_key,
-                                        int group, float (&scores)[Shape::kTiles][4],
-                                        const float (&others)[Shape::kTiles][4],
+                                        int group, float (&products)[Shape::kTiles][4],
                                         DecodeSums<Shape>& sums, uint32_t (&p)[Shape::kTiles][2]) {
   using Mma = typename Shape::Mma;
-  const bool all_seen = first_key >= columns.all_begin && first_key + 16 <= columns.all_end;
+  if (columns.capped) {
+#pragma unroll
+    for (int t = 0; t < Shape::kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float scale = columns.scale[t][i % 2], capped = tanhf(products[t][i] * scale);
+        products[t][i] = fabsf(scale) < 1e-30f ? 0 : capped * __fdividef(columns.cap, scale);
+      }
+    }
+  }
+  if (first_key < columns.all_begin || first_key + 16 > columns.all_end) {
+#pragma unroll
+    for (int t = 0; t < Shape::kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const KeyRange sees = columns.seen(t, i % 2);
+        const int at = first_key + group + i / 2 * 8;
+        const float least = copysignf(kInfinity, -columns.scale[t][i % 2]);
+        products[t][i] = at < sees.begin || at >= sees.end ? least : products[t][i];
+      }
+    }
+  }
+  float scores[Shape::kTiles][4];  // beyond the maximum
+  const auto find_scores = [&] {
+#pragma unroll
+    for (int t = 0; t < Shape::kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        scores[t][i] = fmaf(products[t][i], columns.scale[t][i % 2], -sums.maximum[t][i % 2]);
+      }
+    }
+  };
+  find_scores();
   bool grows = false;
 #pragma unroll
   for (int t = 0; t < Shape::kTiles; ++t) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int c = i % 2, at = first_key + group + i / 2 * 8;
-      const KeyRange& sees = columns.sees[t][c];
-      float score = (scores[t][i] + others[t][i]) * columns.scale[t][c];
-      if (columns.capped) score = columns.cap * tanhf(score);
-      if (!all_seen && (at < sees.begin || at >= sees.end)) score = -kInfinity;
-      scores[t][i] = score;
-      grows = grows || score > sums.maximum[t][c] + 8;
-    }
+    for (int i = 0; i < 4; ++i) grows = grows || scores[t][i] > 8;
   }
   if (__any_sync(~0u, grows)) {
 #pragma unroll
@@ -126,12 +171,13 @@ __device__ __forceinline__ void softmax(const DecodeColumns<Shape>& columns, int
       float by[2];
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        float most = fmaxf(scores[t][c], scores[t][c + 2]);
+        const float scale = columns.scale[t][c];
+        float most = fmaxf(products[t][c] * scale, products[t][c + 2] * scale);
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 4));
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 8));
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 16));
         most = fmaxf(most, sums.maximum[t][c]);
-        by[c] = most == -kInfinity ? 1.0f : fast_exp2(sums.maximum[t][c] - most);
+        by[c] = fast_exp2(sums.maximum[t][c] - most);
         sums.maximum[t][c] = most;
         sums.sum[t][c] *= by[c];
       }
@@ -141,14 +187,13 @@ __device__ __forceinline__ void softmax(const DecodeColumns<Shape>& columns, int
         for (int j = 0; j < 4; ++j) sums.out[t][i][j] *= by[j % 2];
       }
     }
+    find_scores();
   }
 #pragma unroll
   for (int t = 0; t < Shape::kTiles; ++t) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      // A row that has seen nothing yet: of -inf - -inf.
-      const float most = fmaxf(sums.maximum[t][i % 2], -3e38f);
-      scores[t][i] = fast_exp2(scores[t][i] - most);
+      scores[t][i] = fast_exp2(scores[t][i]);
       sums.sum[t][i % 2] += scores[t][i];
     }
     p[t][0] = transpose_matrix(pack<Mma>(scores[t][0], scores[t][1]));

@@ -22,6 +22,7 @@ Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& conf
   grid.row_blocks = static_cast<int>(row_blocks(args, config));
   grid.stages = block.stages();
   grid.sent_at = block.sent_at(config.cluster);
+  grid.queries_at = block.queries_at(config.cluster);
   grid.words = static_cast<DecodeWord*>(words);
   if (config.outer > 1) grid.launch = next_launch_name();
   Launch launch;

@@ -77,16 +77,16 @@ class NewToken {
     __syncwarp();
   }
   // Of them, as an operand.
-  __device__ __forceinline__ void load_turned(
-      const DecodeGrid& grid, const DecodeRows& rows, const char* from, int group, int quad,
-      uint32_t (&q)[Shape::kTiles][Shape::kSteps][2]) const {
+  __device__ __forceinline__ void load_turned(const DecodeGrid& grid, const DecodeRows& rows,
+                                              const char* from, int group, int quad,
+                                              uint32_t (&q)[Shape::kHeld][Shape::kSteps][2]) const {
     AttentionArgs turned;
     turned.head_dim = args_.head_dim;
     turned.q = {from, 0, 0, kQPitch / static_cast<int>(sizeof(T))};
     DecodeRows own = rows;
     own.b = own.head = own.first = own.s.q_begin = 0;
     own.last = rows.last - rows.first;
-    load_queries<Shape>(turned, grid.rows, own, group, quad, q);
+    load_queries<Shape>(turned, grid.rows, own, 0, group, quad, q);
     __syncwarp();
   }
 

@@ -72,13 +72,13 @@ constexpr int32_t kSentBarrierBytes = 16;
 // What a block of the kernel has; `bytes`: of an element of k and v.
 struct DecodeBlock {
   int32_t head_dim, rows, bytes;
-  bool few_stages;  // where a block can have less than 112 KB of shared memory
+  bool few_stages;  // where a block can have less than 112 KB of shared memory, or than it needs
 
   constexpr int32_t row_bytes() const { return head_dim * bytes; }
   // Eight warps, where each has the registers for a block of which an SM has two.
   constexpr int32_t warps() const {
     if (head_dim > 256) return 2;
-    return row_bytes() <= 128 && rows * head_dim <= 8 * 128 ? 8 : 4;
+    return row_bytes() <= 128 ? 8 : 4;
   }
   // Of a warp's tile.
   constexpr int32_t keys() const { return row_bytes() <= 128 && warps() == 4 ? 32 : 16; }
@@ -105,13 +105,20 @@ struct DecodeBlock {
   constexpr int32_t sent_at(int32_t cluster) const {
     return cluster == 1 ? sums_bytes() : ring_bytes();
   }
-  constexpr int32_t shared_bytes(int32_t cluster) const {
+  // Queries that leave a warp's registers no room for the rest are the block's: behind all that, as
+  // float16 operands, and a scale for each row.
+  constexpr bool shares_queries() const { return bytes == 1 && rows * head_dim > 16 * 128; }
+  constexpr int32_t queries_at(int32_t cluster) const {
     const int32_t end = sent_at(cluster) + 4 * (rows * head_dim + 2 * kMaxCluster * rows);
     return end > ring_bytes() ? end : ring_bytes();
   }
+  constexpr int32_t shared_bytes(int32_t cluster) const {
+    return queries_at(cluster) + (shares_queries() ? rows * (2 * head_dim + 4) : 0);
+  }
   // Blocks that an SM has at once.
   constexpr int32_t at_once(int32_t cluster) const {
-    return shared_bytes(cluster) <= 113 << 10 ? 2 : 1;
+    const bool has_registers = warps() < 8 || rows * head_dim <= 8 * 128;
+    return has_registers && shared_bytes(cluster) <= 113 << 10 ? 2 : 1;
   }
 };
 

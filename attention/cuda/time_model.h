@@ -46,12 +46,15 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   constexpr float kMoreScoresPerUs = 16.7e3f;         // and by three consumers
   constexpr float kCodesPerUs = 22.3e3f;              // of FP8, that it widens
   // Where blocks of rows share keys that threads copy, on an H100: FP8, and a tile in pages.
+  constexpr float kWideFp8RowUs = 0.06f;  // of FP8 heads beyond 128, a block that follows another
   constexpr float kFp8BlockUs = 3, kFewerCodesPerUs = 18.3e3f;
   constexpr float kPagedTileUs = 1.1f, kPagedRowUs = 0.009f;
   constexpr float kBandwidth = 0.79f;  // of what the driver says of the memory
   constexpr float kL2Rate = 1.4f;      // of the same
-  // What a multiprocessor takes in from memory: of rows, of pages.
-  constexpr float kSmBytesPerUs = 70.1e3f, kSmPagedBytesPerUs = 39.5e3f;
+  // What a multiprocessor takes in from memory: of rows, of pages, whose keys take as long however
+  // narrow they are.
+  constexpr float kSmBytesPerUs = 70.1e3f, kSmPagedBytesPerUs = 39.5e3f, kPagedKeyUs = 0.011f;
+  constexpr float kFp8PagedKeyUs = 0.005f;  // beside widening
   const PrefillTile tile = prefill_tile(args);
   const float row_blocks_of_pair = static_cast<float>(row_blocks(args, c));
   const float outer = static_cast<float>(c.outer);
@@ -65,13 +68,17 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   const float elements = static_cast<float>(tile.keys) * columns;
   const bool shared = row_blocks_of_pair > 1, in_pages = size_of_pages(args) != 0;
   const float begin_us = kBlockUs + (shared && tile.fp8 ? kFp8BlockUs : 0);
+  const float keys_of_tile = static_cast<float>(tile.keys);
   float copies_us = 0;
   if (tile.fp8) copies_us = elements / (shared && c.rows > 64 ? kFewerCodesPerUs : kCodesPerUs);
   if (shared && in_pages) copies_us = kPagedTileUs + kPagedRowUs * static_cast<float>(c.rows);
-  const float bytes_us =  // of keys that no other block brings to L2
-      shared ? 0
-             : elements * static_cast<float>(size_of(args.kv_dtype)) /
-                   (in_pages ? kSmPagedBytesPerUs : kSmBytesPerUs);
+  if (!shared && in_pages && tile.fp8) copies_us += kFp8PagedKeyUs * keys_of_tile;
+  float bytes_us = 0;  // of keys that no other block brings to L2
+  if (!shared) {
+    bytes_us = elements * static_cast<float>(size_of(args.kv_dtype)) /
+               (in_pages ? kSmPagedBytesPerUs : kSmBytesPerUs);
+    if (in_pages && !tile.fp8) bytes_us = std::max(bytes_us, kPagedKeyUs * keys_of_tile);
+  }
   const float tile_us = std::max(
       bytes_us,
       kTileUs + std::max({2 * scores * columns / kFlopsPerUs,
@@ -82,7 +89,9 @@ inline float modelled_prefill_time(const AttentionArgs& args, const AttentionCon
   const float blocks = pairs * row_blocks_of_pair * outer;
   const float waves = blocks / static_cast<float>(device.sm_count);
   const float rounds = waves < 4 ? std::ceil(waves) : waves + 0.5f;
-  const float compute_us = std::max(rounds * block_us(keys), block_us(longest));
+  float compute_us = std::max(rounds * block_us(keys), block_us(longest));
+  if (tile.fp8 && tile.head_dim > 128)
+    compute_us += (rounds - 1) * kWideFp8RowUs * static_cast<float>(c.rows);
   const float bytes = pairs * longest * columns * static_cast<float>(size_of(args.kv_dtype));
   const float memory_us =
       std::max(bytes / kBandwidth, bytes * row_blocks_of_pair * keys / longest / kL2Rate) / per_us;
@@ -116,10 +125,10 @@ inline float modelled_gathered_time(const AttentionArgs& args, const AttentionCo
 
 inline float modelled_decode_time(const AttentionArgs& args, const AttentionConfig& c,
                                   const AttentionDevice& device) {
-  constexpr float kLaunchUs = 2.8f;     // launch, first loads, the end
-  constexpr float kFp8Us = 0.67f;       // more: queries become float16
-  constexpr float kRowUs = 0.23f;       // more, for each row beyond 8
-  constexpr float kClusterUs = 0.048f;  // each doubling of the blocks that meet
+  constexpr float kLaunchUs = 2.8f;           // launch, first loads, the end
+  constexpr float kFp8Us = 0.67f;             // more: queries become float16
+  constexpr float kRowUs[] = {0.23f, 0.16f};  // more, for each row beyond 8: 16 bits, FP8
+  constexpr float kClusterUs = 0.048f;        // each doubling of the blocks that meet
   constexpr float kLargeClusterUs = 0.55f;
   constexpr float kOuterUs = 1.3f, kPartUs = 0.091f;  // parts that meet in memory
   constexpr float kPagedOuterUs = 0.49f;
@@ -130,22 +139,24 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   constexpr float kFp8BlockBytesPerUs[] = {50.5e3f, 44.4e3f, 22.6e3f};
   constexpr float kSmBytesPerUs = 56.5e3f;  // two blocks of a multiprocessor
   // What a tile's rows cost: of a block's own rate, and of memory's when all blocks read. In the
-  // order of kDecodeTiles.
-  constexpr float kOfBlock[] = {0.89f, 0.84f, 0.67f, 0.83f, 0.43f, 1,    0.66f,
-                                0.36f, 0.67f, 0.42f, 0.94f, 0.68f, 0.56f},
-                  kOfMemory[] = {0.94f, 1, 0.69f, 0.87f, 0.85f, 0.99f, 0.79f,
-                                 0.68f, 1, 0.75f, 1,     0.86f, 0.52f};
+  // order of kDecodeTiles, of 16 bits and of FP8.
+  constexpr float kOfBlock[2][kDecodeTileCount] = {
+      {0.89f, 0.84f, 0.87f, 0.83f, 0.43f, 1, 0.66f, 0.36f, 0.67f, 0.42f, 0.94f, 0.68f, 0.56f},
+      {0.89f, 0.85f, 0.57f, 0.83f, 0.66f, 1, 0.87f, 0.72f, 0.67f, 0.73f, 0.94f, 0.91f, 0.56f}};
+  constexpr float kOfMemory[2][kDecodeTileCount] = {
+      {0.94f, 1, 1, 0.87f, 0.85f, 0.99f, 0.79f, 0.68f, 1, 0.75f, 1, 0.86f, 0.52f},
+      {0.94f, 0.64f, 0.58f, 0.87f, 0.67f, 0.99f, 0.83f, 0.65f, 1, 0.69f, 1, 0.69f, 0.52f}};
   constexpr float kBandwidth = 0.92f;  // of what the driver says of the memory
   constexpr float kInPages = 0.98f;    // of that
   constexpr float kTogether = 2.6f;    // what blocks of large clusters wait, where some share
   constexpr float kCrowded = 0.8f;     // of the multiprocessors, from which on some do
 
   const DecodeBlock block = decode_block(args, c, device);
-  const int tile = find_decode_tile(args, c.rows);
+  const int tile = find_decode_tile(args, c.rows), fp8 = block.bytes == 1;
   const int64_t page_size = size_of_pages(args);
   const bool in_pages = page_size > 0;
   const float per_us = static_cast<float>(device.memory.bytes_per_us) * kBandwidth *
-                       kOfMemory[tile] * (in_pages ? kInPages : 1);
+                       kOfMemory[fp8][tile] * (in_pages ? kInPages : 1);
   int64_t keys = args.max_seqlen_k;
   if (args.window_left >= 0) {
     keys = std::min(keys, args.window_left + args.max_seqlen_q + block.keys());
@@ -158,8 +169,7 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
   const float of_block =
       std::ceil(of_item / static_cast<float>(c.cluster * c.outer) / tile_bytes) * tile_bytes;
   const int layout = page_size == 0 ? 0 : page_size % 16 == 0 ? 1 : 2;
-  const float alone =
-      (block.bytes == 1 ? kFp8BlockBytesPerUs : kBlockBytesPerUs)[layout] * kOfBlock[tile];
+  const float alone = (fp8 ? kFp8BlockBytesPerUs : kBlockBytesPerUs)[layout] * kOfBlock[fp8][tile];
   const float shared = static_cast<float>(row_blocks(args, c));  // rows that L2 serves again
   const auto wave_us = [&](float at_once) {
     return std::max(of_block / alone, of_block * at_once / shared / per_us);
@@ -178,8 +188,8 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
                                       : kOuterUs + (in_pages ? kPagedOuterUs : 0) +
                                             kPartUs * static_cast<float>(c.outer - 1) +
                                             kTurnUs * static_cast<float>(turns - 1);
-  const float rows_us = kRowUs * static_cast<float>(c.rows - 8);
-  return kLaunchUs + (block.bytes == 1 ? kFp8Us : 0) + rows_us +
+  const float rows_us = kRowUs[fp8] * static_cast<float>(c.rows - 8);
+  return kLaunchUs + (fp8 ? kFp8Us : 0) + rows_us +
          kClusterUs * std::log2(static_cast<float>(c.cluster)) +
          (c.cluster > 8 ? kLargeClusterUs : 0) + outer_us + blocks_us +
          (waves - 1) * (kWaveUs + rows_us);

@@ -226,8 +226,16 @@ static void check_attention(const Gpu& gpu) {
               expect_fit(gpu, c, cuda::prefill_tile(gathered).most_shared_bytes(c.rows));
             }
           };
-          check(cuda::choose_config(args, device));
+          const cuda::AttentionConfig chosen = cuda::choose_config(args, device);
+          check(chosen);
           cuda::for_each_config(args, device, check);
+          // A row a warp takes many times as long.
+          const int most = kv == kFp8 || gpu.block_kilobytes > 128 ? 256 : 192;
+          if (chosen.design == cuda::AttentionConfig::Design::kPlain && head_dim <= most) {
+            ++misfits;
+            std::printf("sm_%d: plain: %d queries, heads of %d, %s\n", gpu.compute_capability,
+                        queries, head_dim, kv == kFp8 ? "FP8" : "16 bits");
+          }
         }
       }
     }
