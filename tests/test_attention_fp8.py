@@ -16,7 +16,7 @@ def test_fp8(backend, size, kv_dtype, dtype):
     case.check(*case.run())
 
 
-@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("size", [64, 128, 256, 512])
 @pytest.mark.parametrize("rows", [4, 7])
 def test_fp8_of_several_rows(backend, rows, size):
     """A KV head whose scale is 0 sees alike all keys that its queries see, and no others."""

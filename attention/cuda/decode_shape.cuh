@@ -38,6 +38,7 @@ struct DecodeShape {
   static constexpr int kOutPitch = kBlock.out_pitch();
   static constexpr bool kSharesQueries = kBlock.shares_queries();
   static constexpr int kHeld = kSharesQueries ? 1 : kTiles;  // tiles of queries that a warp loads
+  static_assert(kTiles <= kWarps, "each tile of shared queries has a warp that loads it");
   using Copies = std::conditional_t<kInRows, RowTileCopies<DecodeShape>, TileCopies<DecodeShape>>;
 };
 
