@@ -1,12 +1,13 @@
 """Attention of decode steps and of prompts beside that of other packages, on this GPU.
 
-    python benchmarks/attention.py [--parts decode,prompts,configs,drawn] [--quick] [--save]
+    python benchmarks/attention.py [--parts decode,prompts,configs,drawn,queries] [--quick] [--save]
 
 Decode: one query a sequence, 32 query and 8 KV heads of 128, every key in use; ours also from pages
 of 16 keys in any order. Prompts: PROMPTS below; TFLOP/s count half the products of causal ones.
 Configs: for the calls of CONFIGS, other heads and short prompts among them, what the choice takes
-beside the quickest of all configs. Drawn: the same for calls of chance. Times are medians of
-CUDA-graph replays (gpu.py has the clock), microseconds, over caches that L2 does not hold.
+beside the quickest of all configs. Drawn: the same for calls of chance; queries: for others, of 9
+to 32 rows a KV head. Times are medians of CUDA-graph replays (gpu.py has the clock), microseconds,
+over caches that L2 does not hold.
 
 Peers: SDPA's backends cuDNN and flash, with enable_gqa, so that no head is copied; FlashAttention 3
 and FlashInfer where they import (attention_peers.py). A peer whose result is not ours within 2 % is
@@ -90,6 +91,26 @@ def drawn_calls() -> list[tuple]:
         fits = batch * keys * kv_heads * size < 2**28 and batch * rows * keys * kv_heads < 2**31
         if fits and kv_heads * group <= 96:
             calls.append((batch, rows, keys, kv_heads * group, kv_heads, size, size, page))
+    return calls
+
+
+def drawn_queries() -> list[tuple]:
+    """The same of several queries a sequence, or many heads a KV head: what decode's larger tiles
+    are for."""
+    calls: list[tuple] = []
+    for seed, count in ((5, 60), (11, 100)):
+        chance = random.Random(seed)
+
+        def some(least: int, most: int, chance=chance) -> int:
+            return round(least * (most / least) ** chance.random())
+
+        while len(calls) < count:
+            size = chance.choice((64, 80, 96, 128, 128, 128, 256))
+            kv_heads, group = chance.choice((1, 2, 4, 5, 8, 8, 16)), some(1, 16)
+            rows, batch = chance.choice((1, 2, 3, 4, 5, 8)), some(1, 100)
+            keys, page = some(300, 40000), chance.choice((0, 0, 16, 64))
+            if 9 <= rows * group <= 32 and batch * keys * kv_heads * size < 2**28:
+                calls.append((batch, rows, keys, kv_heads * group, kv_heads, size, size, page))
     return calls
 
 
@@ -291,7 +312,7 @@ def in_pages(rows: torch.Tensor, page: int) -> torch.Tensor:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--parts", default="decode,prompts,configs,drawn")
+    parser.add_argument("--parts", default="decode,prompts,configs,drawn,queries")
     parser.add_argument("--quick", action="store_true", help="a call of each, to see that it works")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
@@ -302,7 +323,8 @@ def main() -> int:
         decode(package, peers, gpu.read_rate(package), saved, quick)
     if "prompts" in parts:
         prompts(package, peers, saved, quick)
-    for part, calls in (("configs", CONFIGS), ("drawn", drawn_calls())):
+    of_parts = (("configs", CONFIGS), ("drawn", drawn_calls()), ("queries", drawn_queries()))
+    for part, calls in of_parts:
         if part in parts:
             configs(package, calls[:1] if quick else calls, saved)
     return 0

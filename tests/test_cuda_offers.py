@@ -111,7 +111,7 @@ def chosen_configs(tmp_path, calls):
 @pytest.mark.parametrize("card", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
 def test_attention_takes_configs_that_were_measured_to_be_quick(tmp_path, card):
     """By the times of all that are near the quickest, of calls that somebody listed, and of some by
-    chance (benchmarks/attention.py --parts configs,drawn)."""
+    chance (benchmarks/attention.py --parts configs,drawn,queries)."""
     file = ROOT / "benchmarks/results/attention_configs.json"
     measured = json.loads(file.read_text())[card]["calls"]
     chosen = chosen_configs(tmp_path, [(*cell["call"], int("H100" in card)) for cell in measured])

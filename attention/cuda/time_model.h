@@ -2,7 +2,8 @@
 // measurement.
 //
 // The constants were fitted to an H200's and an H100's times of the configs of some 260 calls each,
-// listed ones and others of chance (benchmarks/attention.py --parts configs,drawn).
+// listed ones and others of chance (attention.py --parts configs,drawn,queries); those of tiles
+// of more than 8 rows in FP8, and of pages that no other block shares, to an H200's alone.
 #pragma once
 
 #include <cmath>

@@ -50,6 +50,7 @@ def test_one_l2_needs_no_write_back(gfx90a, seed):
         out, partial = np.zeros(256, f32), np.zeros(256 * groups, f32)
         args = [out, partial, np.zeros(1, u32), groups]
         findings = gfx90a.launch(kernel, groups, 256, args, seed=seed).findings
+        # Waves that share a line of memory may each be told; which do depends on where arrays lie.
         assert {f.kind for f in findings} == (set() if clean else {"global-race"}), kernel
         if clean:
             np.testing.assert_array_equal(out, sum(range(groups)) + groups * np.arange(256))
