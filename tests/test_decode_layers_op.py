@@ -193,3 +193,30 @@ def test_each_sequence_has_its_own_place(backend, package, dtype):
         for b, place in enumerate(places):
             assert_near(ours[b, : place + 1], its[b, : place + 1])
             assert torch.isnan(ours[b, place + 1 :].float()).all()
+
+
+def test_a_place_beyond_the_cache(backend, package):
+    """Is refused on the CPU; on a GPU, which nobody waits for, nothing is written."""
+    if backend.name == "cuda" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("refused there")
+    call = random_call(backend, backend.fp8_dtype, 1, False, torch.bfloat16, 9)
+    rows = call["k_caches"][0].shape[0]
+    for name in ("k_caches", "v_caches"):
+        call[name] = [torch.randn_like(call[name][0])]
+    found = copy_of(call)
+    found["position"] = torch.full_like(call["position"], rows)
+    roomy = {name: torch.full((2 * rows, *call[name][0].shape[1:]), 7.0).to(call[name][0])
+             for name in ("k_caches", "v_caches")}  # fmt: skip
+    for name, cache in roomy.items():  # what lies behind must stay
+        cache[:rows] = found[name][0]
+        found[name] = [cache[:rows]]
+    if backend.name == "cpu":
+        with pytest.raises(RuntimeError, match="cache"):
+            backend.ops.decode_layers(**found)
+        return
+    before = {name: cache.clone() for name, cache in roomy.items()}
+    backend.ops.decode_layers(**found)
+    for name, cache in roomy.items():
+        assert torch.equal(cache.view(torch.uint8), before[name].view(torch.uint8)), name
+    assert found["residual"].isfinite().all()
+    assert not torch.equal(found["residual"], call["residual"])

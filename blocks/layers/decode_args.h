@@ -30,7 +30,7 @@ struct DecodeLayer {
   const float* v_scale = nullptr;
 };
 
-// Where layers begin with the attention of the tokens: heads of 128, halves that turn together
+// Where layers begin with the attention of the tokens: heads of 128, halves that rotate together
 // (NeoX), caches in dtype or in FP8, which hold k and v divided by their scales.
 struct DecodeAttention {
   const void* qkv = nullptr;  // [B, heads + 2 kv_heads, 128], dtype; nullptr: `attended` is given
@@ -43,7 +43,8 @@ struct DecodeAttention {
   const void* cos = nullptr;  // [128], dtype; the second half as the first
   const void* sin = nullptr;
   int32_t angle_stride = 0;
-  const int32_t* position = nullptr;  // rows that the cache has; the new one's place
+  int32_t rows = 0;                   // that a cache has room for
+  const int32_t* position = nullptr;  // rows that it has; the new one's place, if there is room
   int32_t position_stride = 0;
   int32_t heads = 0, kv_heads = 0;
   DType cache_dtype = DType::kBFloat16;  // dtype or fp8_dtype

@@ -108,11 +108,11 @@ ROCM_KERNELS_DEVICE void scale_by(const Vector& weights, float factor, float off
   for (int i = 0; i < kCount; ++i) x[i] = x[i] * factor * (weight[i] + offset);
 }
 
-// Eight elements of a head turn; where it has a norm, they become that before.
+// Eight elements of a head rotate; where it has a norm, they become that before.
 template <typename T>
-ROCM_KERNELS_DEVICE void turn(const Attention<T>& a, const Vector& own, bool has_norm,
-                              const Vector& weights, const Vector& cosines, const Vector& sines,
-                              int column, float (&x)[kCount]) {
+ROCM_KERNELS_DEVICE void rotate(const Attention<T>& a, const Vector& own, bool has_norm,
+                                const Vector& weights, const Vector& cosines, const Vector& sines,
+                                int column, float (&x)[kCount]) {
   float y[kCount], cosine[kCount], sine[kCount];
   const Vector its = opaque(own);  // with what is made of it opaque too: one head after another
   unpack<T>(its, x);
@@ -148,7 +148,7 @@ struct Seen {
   static ROCM_KERNELS_DEVICE Seen of(const Attention<T>& a) {
     const auto read = [](const int32_t* from) { return __builtin_amdgcn_readfirstlane(*from); };
     Seen seen{read(a.position), 0, 0};
-    seen.end = seen.position + 1;
+    seen.end = min(seen.position + 1, a.rows);
     if (a.keys != nullptr) seen.end = min(seen.end, read(a.keys));
     if (a.first_key != nullptr) seen.begin = read(a.first_key);
     if (a.window_left >= 0) seen.begin = max(seen.begin, seen.end - 1 - a.window_left);
@@ -248,13 +248,14 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
   const Vector given_value = eight_of(qkv + (a.heads + a.kv_heads + share.kv_head) * kHeadDim);
   asked();
 
-  float turned[kCount];
-  turn<T>(a, given_key, has_norms, k_norm, cosines, sines, column, turned);
-  const Eight new_key = Cached<C>::of(turned, 1.0f / k_scale);
-  unpack<T>(given_value, turned);
-  const Eight new_value = Cached<C>::of(turned, 1.0f / v_scale);
+  float rotated[kCount];
+  rotate<T>(a, given_key, has_norms, k_norm, cosines, sines, column, rotated);
+  const Eight new_key = Cached<C>::of(rotated, 1.0f / k_scale);
+  unpack<T>(given_value, rotated);
+  const Eight new_value = Cached<C>::of(rotated, 1.0f / v_scale);
   const float scale_log2 = a.scale_log2 * k_scale;
-  if (share.index == 0 && wave == 0 && row == 0 && share.part == 0) {
+  const bool has_room = static_cast<uint32_t>(position) < static_cast<uint32_t>(a.rows);
+  if (share.index == 0 && wave == 0 && row == 0 && share.part == 0 && has_room) {
     const int64_t at =
         int64_t{position} * a.row_stride + share.kv_head * a.head_stride + kCount * column;
     store<Touch::kAgain>(k_cache + at, new_key);
@@ -262,8 +263,8 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
   }
 #pragma unroll
   for (int g = 0; g < kUnitHeads; ++g) {
-    turn<T>(a, q[g], has_norms, q_norm, cosines, sines, column, turned);
-    q[g] = opaque(pack<T>(turned));  // here and below, lest registers run out
+    rotate<T>(a, q[g], has_norms, q_norm, cosines, sines, column, rotated);
+    q[g] = opaque(pack<T>(rotated));  // here and below, lest registers run out
     __builtin_amdgcn_sched_barrier(0);
   }
   float sums[kUnitHeads][kCount] = {}, greatest[kUnitHeads], total[kUnitHeads] = {};

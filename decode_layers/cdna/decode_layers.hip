@@ -177,6 +177,7 @@ StackProblem<T> make_problem(const DecodeLayersArgs& args, int64_t begin, int64_
     attention.v_scale_stride = a.v_scale_stride;
     attention.cos = static_cast<const T*>(a.cos);
     attention.sin = static_cast<const T*>(a.sin);
+    attention.rows = a.rows;
     attention.position = a.position;
     attention.keys = a.keys;
     attention.first_key = a.first_key;

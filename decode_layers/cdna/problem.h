@@ -63,7 +63,8 @@ struct Attention {
   int32_t row_stride, head_stride;  // elements
   int32_t k_scale_stride, v_scale_stride;  // from head to head: 0 or 1
   const T *cos, *sin;                      // [128]
-  const int32_t* position;                 // [1]: rows that the cache has
+  int32_t rows;                            // that a cache has room for
+  const int32_t* position;                 // [1]: rows that it has
   const int32_t *keys, *first_key;         // [1], or nullptr: see DecodeAttention
   int32_t window_left;
   int32_t heads, kv_heads;

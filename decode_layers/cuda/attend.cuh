@@ -117,7 +117,7 @@ class Attend {
   static constexpr int kKeyLoads = kHeadDim * sizeof(C) / 64;  // of 16 bytes a lane, of a row
   static constexpr int kValueLoads = kKeyLoads / 2;
 
-  // Four elements of a head are a lane's where it turns.
+  // Four elements of a head are a lane's where it rotates.
   using Four = uint2;
   __device__ __forceinline__ Four four_of(const T* head) const {
     return *reinterpret_cast<const Four*>(head + 4 * lane_);
@@ -263,7 +263,7 @@ class Attend {
     constexpr int kBytes = 4 * sizeof(C);
     C* const row =
         static_cast<C*>(cache) + first_row() + heads_.seen.position * a_.row_stride + 4 * lane_;
-    const bool writes = heads_.index == 0 && heads_.part == 0;
+    const bool writes = heads_.index == 0 && heads_.part == 0 && heads_.seen.has_room;
     if constexpr (kFp8) {
       const float inverse = scales == nullptr ? 1.0f : 1.0f / scales[heads_.kv_head * stride];
       const uint32_t codes =

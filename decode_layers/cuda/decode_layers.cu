@@ -359,6 +359,7 @@ Status launch_with(const DecodeLayersArgs& args, const Device& device, const Con
   attention.v_scale_stride = a.v_scale_stride;
   attention.cos = static_cast<const T*>(a.cos);
   attention.sin = static_cast<const T*>(a.sin);
+  attention.rows = a.rows;
   attention.position = a.position;
   attention.keys = a.keys;
   attention.first_key = a.first_key;

@@ -28,15 +28,17 @@ struct AttendScratch {
 struct Seen {
   template <typename T>
   static __device__ __forceinline__ Seen of(const Attention<T>& a, int token) {
-    Seen seen{a.position[token * a.position_stride], 0, 0};
-    seen.end = seen.position + 1;
+    Seen seen{a.position[token * a.position_stride], 0, 0, false};
+    seen.end = min(seen.position + 1, a.rows);
     if (a.keys != nullptr) seen.end = min(seen.end, a.keys[token * a.keys_stride]);
     if (a.first_key != nullptr) seen.begin = a.first_key[token * a.first_key_stride];
     if (a.window_left >= 0) seen.begin = max(seen.begin, seen.end - 1 - a.window_left);
+    seen.has_room = static_cast<uint32_t>(seen.position) < static_cast<uint32_t>(a.rows);
     return seen;
   }
 
   int position, begin, end;
+  bool has_room;  // for the new key
 };
 
 __device__ __forceinline__ float factor_to(float most, float greatest) {

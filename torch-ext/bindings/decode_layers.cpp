@@ -271,6 +271,7 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
   args.attention.batch_stride = several ? k_caches[0].stride(0) : 0;
   args.attention.k_scale_stride = !k_scales.empty() && k_scales[0].size(0) > 1;
   args.attention.v_scale_stride = !v_scales.empty() && v_scales[0].size(0) > 1;
+  args.attention.rows = static_cast<int32_t>(k_caches[0].size(several));
   args.attention.cache_dtype = *dtype_of(k_caches[0]);
   args.attention.cos = cos.data_ptr();
   args.attention.sin = sin.data_ptr();
@@ -296,10 +297,9 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
   args.dtype = *dtype_of(residual);
   args.fp8_dtype = *dtype_of(w_o[0]);
 #if defined(CPU_KERNEL) && !defined(ROCM_KERNEL)
-  const int64_t rows = k_caches[0].size(several);
-  run_or_record(residual, [args, layers, rows, residual](const Context& context) mutable {
+  run_or_record(residual, [args, layers, residual](const Context& context) mutable {
     args.layers = layers.data();
-    check_status(decode_layers_by_ops(args, rows, residual, context), "decode_layers");
+    check_status(decode_layers_by_ops(args, residual, context), "decode_layers");
   });
 #else
   Workspace scratch;

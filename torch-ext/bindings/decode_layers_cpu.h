@@ -27,10 +27,8 @@ struct QuantizedRows {
 
 class LayersByOps {
  public:
-  LayersByOps(const DecodeLayersArgs& args, int64_t cache_rows, const Tensor& like,
-              const Context& context)
+  LayersByOps(const DecodeLayersArgs& args, const Tensor& like, const Context& context)
       : args_(args),
-        cache_rows_(cache_rows),
         like_(like),
         context_(context),
         attended_(static_cast<size_t>(args.tokens * args.attended_columns)),
@@ -83,7 +81,7 @@ class LayersByOps {
     rope.cos_batch_stride = rope.sin_batch_stride = a.angle_stride;
     rope.k_cache = {layer.k_cache, a.batch_stride, a.row_stride, a.head_stride};
     rope.v_cache = {layer.v_cache, a.batch_stride, a.row_stride, a.head_stride};
-    rope.pages = args_.tokens, rope.page_size = cache_rows_;
+    rope.pages = args_.tokens, rope.page_size = args_.attention.rows;
     rope.places.data = a.position, rope.places.batch_stride = a.position_stride;
     rope.k_scale = layer.k_scale, rope.k_scale_head_stride = a.k_scale_stride;
     rope.v_scale = layer.v_scale, rope.v_scale_head_stride = a.v_scale_stride;
@@ -181,17 +179,16 @@ class LayersByOps {
   }
 
   const DecodeLayersArgs& args_;
-  const int64_t cache_rows_;
   const Tensor& like_;
   const Context& context_;
   std::vector<uint16_t> attended_, x_, gate_up_;
   QuantizedRows of_hidden_, of_attended_, of_intermediate_;
 };
 
-// args.out is args.residual; caches have cache_rows rows.
-inline Status decode_layers_by_ops(const DecodeLayersArgs& args, int64_t cache_rows,
-                                   const Tensor& like, const Context& context) {
-  return LayersByOps(args, cache_rows, like, context).run();
+// args.out is args.residual.
+inline Status decode_layers_by_ops(const DecodeLayersArgs& args, const Tensor& like,
+                                   const Context& context) {
+  return LayersByOps(args, like, context).run();
 }
 
 }  // namespace rocm_kernels
