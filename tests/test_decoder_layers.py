@@ -2,8 +2,11 @@
 and number, and what is returned may change; what is computed may not."""
 
 import copy
+import importlib.util
 import inspect
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -280,3 +283,20 @@ def test_layers_are_found_by_name_too(package, device):
         kernelize(model, mode=Mode.INFERENCE)
     counts = package.models.kernelized_layers(model)
     assert counts["LlamaDecoderLayer", "DecoderLayer7AndOthers"] == 2
+
+
+@torch.no_grad()
+def test_two_copies_in_a_process(package, monkeypatch):
+    """Say, of two revisions: each runs its own models, though they share the model's classes."""
+    # The ops of revisions have names of their own; here they are registered already.
+    monkeypatch.setattr(torch.library, "register_fake", lambda *given: None)
+    folder = Path(package.__file__).parent
+    spec = importlib.util.spec_from_file_location("second_copy", folder / "__init__.py")
+    second = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(second)
+    for copy_ in (package, second, package):
+        model = tiny_llama()
+        copy_.models.quantize_model_(model)
+        with use_kernel_mapping(copy_.layers.kernel_mapping(), inherit_mapping=False):
+            kernelize(model, mode=Mode.INFERENCE)
+        assert copy_.models.unkernelized_layers(model) == {}

@@ -118,7 +118,7 @@ def test_a_long_cache_is_the_attentions_own(package, monkeypatch):
     """Where its kernel reads it sooner."""
     why = "the cache is so long that the attention's own kernel is quicker"
     for most, said in ((1000.0, why), (0.0, "more sequences than decode_layers takes here")):
-        monkeypatch.setattr(package.models.layer_stacks, "_most_cache", lambda *_, m=most: m)
+        monkeypatch.setattr(package.models.layer_stacks, "most_cache", lambda *_, m=most: m)
         one_by_one, stacked, layers = answers(package, quantised(package), prompt(7, 0, 2))
         assert torch.equal(one_by_one, stacked)
         assert layers == {said: 2}
@@ -131,7 +131,7 @@ def test_a_long_cache_is_the_attentions_own(package, monkeypatch):
 def test_how_long_a_cache_may_be_by_sequences(package, monkeypatch, cuda, kind, most):
     monkeypatch.setattr(torch.version, "cuda", cuda)
     stacks, device = package.models.layer_stacks, torch.device(kind)
-    assert [stacks._most_cache(device, 1 + more) for more in range(5)] == most
+    assert [stacks.most_cache(device, 1 + more) for more in range(5)] == most
 
 
 def with_scales(count):
@@ -323,23 +323,13 @@ def test_on_hopper(best_package, device, run_kernelized, monkeypatch, family, pa
         assert_near(said[1].logits[step], said[0].logits[step], norm=0.12)
 
 
-def unregister_layers(monkeypatch, family):
-    """Classes as they came: a second copy of the package leaves them what the first gave them."""
-    name = family.lower()
-    source = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-    for cls in {value for value in vars(source).values() if isinstance(value, type)}:
-        for given in {"kernel_layer_name", "kernel_condition"} & vars(cls).keys():
-            monkeypatch.delattr(cls, given)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("on_the_simulator")
 @pytest.mark.parametrize("family, in_fp8", [("Llama", False), ("Qwen2", False), ("Qwen3", True)])
-def test_on_the_simulator(monkeypatch, family, in_fp8):
+def test_on_the_simulator(family, in_fp8):
     """A model's step behind two others, its layers by the kernel."""
     simulated = pytest.importorskip("simulated")
     package = simulated.functional()
-    unregister_layers(monkeypatch, family)
     sizes = {"hidden_size": 1024, "intermediate_size": 1024, "num_attention_heads": 8}
     model = quantised(package, family, **sizes, num_key_value_heads=2)
     package.models.use_attention(model)
