@@ -55,7 +55,7 @@ def takes_stacks(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def _most_cache(device: torch.device, sequences: int) -> float:
+def most_cache(device: torch.device, sequences: int) -> float:
     """Bytes of a layer's cache that a call of decode_layers is to have at most; 0: it takes fewer
     sequences."""
     if device.type == "cuda" and torch.version.cuda is not None:
@@ -334,7 +334,7 @@ def _require_rotation(rope: _Call) -> None:
         raise _Differs("more than one token of a sequence")
     if k is None or v is None or rope.k_cache is None or rope.v_cache is None:
         raise _Differs("no cache, or no keys and values")
-    most = _most_cache(q.device, q.shape[0])
+    most = most_cache(q.device, q.shape[0])
     if most == 0.0:
         raise _Differs("more sequences than decode_layers takes here")
     if 2 * rope.k_cache.nbytes > most:

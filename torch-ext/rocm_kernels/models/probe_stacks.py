@@ -1,7 +1,8 @@
 """Asks a device, once, whether a graph may have calls of decode_layers, of which nobody has seen
 every device and every runtime.
 
-    layers of random numbers, by their ops and by decode_layers    must be near, of each cache
+    layers of random numbers, by their ops and by decode_layers    must be near, of each cache, of
+                                                                   one sequence and of several
     the same call recorded                                         must write nothing
     the graph replayed                                             must write what the call did
 """
@@ -12,6 +13,7 @@ import torch
 
 from ..functional import decode_layers, native_fp8_dtype
 from ..reference import decode_layers as ops_one_by_one
+from .layer_stacks import most_cache
 
 _HIDDEN, _HEADS, _KV_HEADS, _ROWS = 1024, 8, 2, 6  # that the kernel takes
 _known: Dict[torch.device, Optional[str]] = {}
@@ -28,13 +30,15 @@ def why_no_stacks(
 
 
 def _ask(device: torch.device, record: Callable[[Callable[[], Any]], Any]) -> Optional[str]:
-    return _ask_with(False, device, record) or _ask_with(True, device, record)
+    for sequences in (1, 3):
+        for in_fp8 in (False, True) if most_cache(device, sequences) > 0 else ():
+            why = _ask_with(_call(device, in_fp8, sequences), record)
+            if why is not None:
+                return why
+    return None
 
 
-def _ask_with(
-    in_fp8: bool, device: torch.device, record: Callable[[Callable[[], Any]], Any]
-) -> Optional[str]:
-    given = _call(device, in_fp8)
+def _ask_with(given: Dict[str, Any], record: Callable[[Callable[[], Any]], Any]) -> Optional[str]:
     expected, found, recorded = (_copied(given) for _ in range(3))
     ops_one_by_one(**expected)
     try:
@@ -53,7 +57,7 @@ def _ask_with(
     return None
 
 
-def _call(device: torch.device, in_fp8: bool) -> Dict[str, Any]:
+def _call(device: torch.device, in_fp8: bool, sequences: int) -> Dict[str, Any]:
     random, fp8 = torch.Generator().manual_seed(1), native_fp8_dtype(device)
 
     def randn(*shape: int) -> torch.Tensor:
@@ -69,13 +73,16 @@ def _call(device: torch.device, in_fp8: bool) -> Dict[str, Any]:
 
     angles = randn(64).repeat(2)
     caches = {
-        f"{name}_caches": [some(_ROWS, _KV_HEADS, 128).to(fp8 if in_fp8 else torch.bfloat16)]
+        f"{name}_caches": [
+            some(sequences, _ROWS, _KV_HEADS, 128).to(fp8 if in_fp8 else torch.bfloat16)
+        ]
         for name in "kv"
     }
     more = {f"{name}_scales": [randn(_KV_HEADS).abs().to(device) + 0.5] for name in "kv"}
     more.update((f"{name}_norm_weights", [some(128)]) for name in "qk")
     return {
-        "residual": some(_HIDDEN), "qkv": some((_HEADS + 2 * _KV_HEADS) * 128),
+        "residual": some(sequences, _HIDDEN),
+        "qkv": some(sequences, (_HEADS + 2 * _KV_HEADS) * 128),
         "cos": angles.cos().to(device, torch.bfloat16),
         "sin": angles.sin().to(device, torch.bfloat16),
         "position": torch.tensor([_ROWS - 1], dtype=torch.int64, device=device),
