@@ -77,8 +77,8 @@ struct AttentionArgs {
   DType kv_dtype = DType::kBFloat16;  // q_dtype, or FP8
   DType sink_dtype = DType::kBFloat16;
 
-  // One new token a sequence, not in the caches yet, where turns_new_tokens(args): k and v are its
-  // caches, its queries are attended as they are turned, q is not looked at.
+  // One new token a sequence, not in the caches yet, where rotates_new_tokens(args): k and v are
+  // its caches; q is ignored, since the kernel rotates these queries itself.
   const RopeAndCacheArgs* fresh = nullptr;
 
   // No kernel that may still run writes keys or values, but a sequence's last. Of one query a
@@ -96,9 +96,9 @@ struct AttentionArgs {
 // Bytes of scratch that launch_attention needs for these sizes; nothing that args point to is read.
 int64_t attention_workspace_bytes(const AttentionArgs& args, const Context& context);
 
-// Whether launch_attention() turns the tokens of `fresh` itself and puts them into the caches, in
+// Whether launch_attention() rotates the tokens of `fresh` itself and puts them into the caches, in
 // the very bits of rope_and_cache and of attention behind it. Elsewhere `fresh` must be nullptr.
-bool turns_new_tokens(const AttentionArgs& args, const Context& context);
+bool rotates_new_tokens(const AttentionArgs& args, const Context& context);
 
 // Tells visit(text, state) every config that can serve args on the current device: first the one
 // that launch_attention(args) takes, then the others that are worth timing, each once. Nothing that

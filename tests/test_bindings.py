@@ -524,6 +524,9 @@ def beyond(op):
     if op == "all_reduce":
         both = torch.randn(2 * M, K)
         yield {**call, "out": both[:M], "x": both[1 : M + 1]}
+    if op.startswith("attention"):
+        pages = {**[*calls()][1], **more}
+        yield {**pages, **{name: pages[name][:, :0] for name in "kv"}}
     if op == "rope_and_cache":
         yield {**call, "rotary_dim": 0, "cos": None}
         yield {**call, "k": None, "v": None, "k_out": None}

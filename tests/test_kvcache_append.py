@@ -295,7 +295,7 @@ def test_the_path_that_is_told_is_taken(package, options, path, launches):
 @pytest.mark.parametrize("change, message", [
     ({"rotary_sin": None}, "must both be"),
     ({"rotary_cos": torch.randn(2, 9, 16)}, "must both be"),
-    ({"k": None, "v": None}, "turns new keys"),
+    ({"k": None, "v": None}, "rotates new keys"),
     ({"rotary_cos": torch.randn(9, 48), "rotary_sin": torch.randn(9, 48)}, "rotary_dim must"),
     ({"rotary_cos": torch.randn(5, 16), "rotary_sin": torch.randn(5, 16)}, "positions must be"),
 ])  # fmt: skip

@@ -29,7 +29,7 @@ int64_t attention_workspace_bytes(const AttentionArgs& args, const Context&) {
   return cdna::decode_workspace_bytes(args, config);
 }
 
-bool turns_new_tokens(const AttentionArgs&, const Context&) { return false; }
+bool rotates_new_tokens(const AttentionArgs&, const Context&) { return false; }
 
 Status visit_attention_configs(const AttentionArgs& args, const Context&,
                                void (*visit)(const char* config, void* state), void* state) {

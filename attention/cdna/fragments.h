@@ -10,7 +10,8 @@
 //   S^T   register r of tile t: key 16 t + 4 g + r, row i of q
 //   P^T   slot 4 t + r of a lane: key 16 t + 4 g + r, row i: the registers of S^T as they are
 //   V^T   slot 4 t + r: the same key, of a column; a lane has kColumns neighbours of 8 keys, which
-//         is a load of whole rows: no register crosses lanes, v_perm_b32 alone turns 2 x 2 elements
+//         is a load of whole rows: no register crosses lanes, v_perm_b32 alone transposes 2 x 2 of
+//         them
 //   O^T   register r of accumulator kColumns p + c: column 16 kColumns p + kColumns (4 g + r) + c
 //
 // An instruction does not care how k is permuted as long as both operands are alike: so P^T needs
@@ -216,7 +217,7 @@ struct ScoreScale {
   ROCM_KERNELS_DEVICE ScoreScale(float factor, float softcap) {
     cap = softcap * kLog2E;
     factor *= softcap > 0 ? 1 / softcap : kLog2E;
-    scale = fmaxf(fabsf(factor), 1e-30f);
+    scale = fabsf(factor) < 1e-30f ? 1e-30f : fabsf(factor);  // a NaN stays one
     flip = factor < 0;
   }
   template <int kCount>

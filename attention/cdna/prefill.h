@@ -17,7 +17,7 @@
 //
 // Two workgroups a compute unit, so that one multiplies while the other takes exponentials or
 // waits. Why operands in LDS and not rows: every wave reads each with ds_read_b128 of consecutive
-// lanes, without conflicts, and V is turned once for all.
+// lanes, without conflicts, and V is transposed once for all.
 //
 // Order of workgroups: number n runs on XCD n mod 8. All blocks of rows of a KV head have one XCD,
 // whose L2 then holds their keys and values; among them those with the most keys begin, lest the

@@ -168,7 +168,7 @@ int64_t attention_workspace_bytes(const AttentionArgs& args, const Context&) {
   return list_bytes(args) + most_state_floats(args) * static_cast<int64_t>(sizeof(float));
 }
 
-bool turns_new_tokens(const AttentionArgs&, const Context&) { return false; }
+bool rotates_new_tokens(const AttentionArgs&, const Context&) { return false; }
 
 Status visit_attention_configs(const AttentionArgs& args, const Context&,
                                void (*visit)(const char* config, void* state), void* state) {

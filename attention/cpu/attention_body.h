@@ -76,7 +76,7 @@ void finish(const AttentionArgs& args, const AttentionTask& task, AttentionState
     float most = state.most[r], total = state.total[r], factor = 1.0f;
     if (args.sinks != nullptr) {
       const float sink = sink_of(args, head), both = sink < most ? most : sink;
-      if (both >= kLeast) {
+      if (!(both < kLeast)) {  // NaN too
         float by[kBlock], of_sink[kBlock];
         store_block<float>(by, exp_of_negative(all(most - both)));
         store_block<float>(of_sink, exp_of_negative(all(sink - both)));

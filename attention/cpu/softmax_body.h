@@ -45,10 +45,13 @@ ROCM_KERNELS_VECTOR void store_weights(BFloat16* p, const Block& v) {
 }
 #endif
 
-// tanh to 2e-7: near 0 an odd polynomial, since 1 - 2 / (e^2x + 1) cancels.
+// tanh to 2e-7: near 0 an odd polynomial, since 1 - 2 / (e^2x + 1) cancels. NaN for NaN.
 ROCM_KERNELS_VECTOR Block tanh(const Block& x) {
-  const Block magnitude = where_negative(x, -x, x);
-  const Block square = x * x;
+  Block least = all(-10.0f);  // beyond it is 1, and infinity times 0 were NaN
+  const Block negative = where_negative(x, x, -x);
+  for (int i = 0; i < kVectors; ++i) least.v[i] = larger_of(least.v[i], negative.v[i]);
+  const Block magnitude = -least;
+  const Block square = magnitude * magnitude;
   Block p = all(0.00205446454f);
   p = fma(p, square, all(-0.00807907525f));
   p = fma(p, square, all(0.0216602553f));
@@ -56,7 +59,8 @@ ROCM_KERNELS_VECTOR Block tanh(const Block& x) {
   p = fma(p, square, all(0.133331448f));
   p = fma(p, square, all(-0.333333284f));
   const Block near = fma(p * square, magnitude, magnitude);
-  const Block far = all(1.0f) - all(2.0f) / (exp(magnitude + magnitude) + all(1.0f));
+  const Block more = fma(magnitude, all(0.0f), exp(magnitude + magnitude));  // NaN for NaN
+  const Block far = all(1.0f) - all(2.0f) / (more + all(1.0f));
   const Block result = where_negative(magnitude - all(0.65f), near, far);
   return where_negative(x, -result, result);
 }

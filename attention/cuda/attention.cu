@@ -23,6 +23,7 @@ Status ask_attention_device(int id, AttentionDevice& device) {
   device.sm_count = facts.compute_units;
   device.compute_capability = facts.compute_capability;
   device.shared_bytes_per_block = bytes;
+  if (facts.is_hopper_or_later()) device.most_cluster = ask_most_cluster(bytes);
   device.memory = memory_rates(facts);
   return nullptr;
 }
@@ -48,7 +49,7 @@ int64_t attention_workspace_bytes(const AttentionArgs& args, const Context&) {
   return cuda::config_of(args, device, config) != nullptr ? 0 : cuda::partial_bytes(args, config);
 }
 
-bool turns_new_tokens(const AttentionArgs& args, const Context&) {
+bool rotates_new_tokens(const AttentionArgs& args, const Context&) {
   cuda::AttentionDevice device;
   cuda::AttentionConfig config;
   const RopeAndCacheArgs& fresh = *args.fresh;
@@ -58,7 +59,7 @@ bool turns_new_tokens(const AttentionArgs& args, const Context&) {
   }
   // The few blocks of clusters lose by it: settled keys gain more (decode_journal.md).
   return config.cluster == 1 &&
-         cuda::turns_tokens(cuda::kDecodeTiles[cuda::find_decode_tile(args, config.rows)]) &&
+         cuda::rotates_tokens(cuda::kDecodeTiles[cuda::find_decode_tile(args, config.rows)]) &&
          fresh.rows == 1 && args.cu_seqlens_q == nullptr && args.cu_seqlens_k == nullptr &&
          !fresh.is_slot && fresh.k_out.data == nullptr && is_whole_pieces(fresh);
 }

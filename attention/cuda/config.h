@@ -19,6 +19,7 @@ struct AttentionDevice {
   int32_t sm_count = 0;
   int32_t compute_capability = 0;      // 90 for sm_90
   int64_t shared_bytes_per_block = 0;  // most that a block can ask for
+  int32_t most_cluster = 1;            // blocks, each with a multiprocessor of its own
   MemoryRates memory;
 };
 
@@ -184,7 +185,7 @@ inline int64_t prefill_items(const AttentionArgs& args, const AttentionConfig& c
 }
 constexpr int64_t kMostTaken = int64_t{1} << 23;
 
-// Rows of an item whose queries the copy engine brings: those of whole queries, unless more than a
+// Rows of an item whose queries TMA brings: those of whole queries, unless more than a
 // 32nd of the rows would be idle then, or of the time. Else c.rows: threads copy them, if a query's
 // heads do not divide these.
 inline int64_t rows_in_boxes(const AttentionArgs& args, const AttentionConfig& c,
@@ -199,11 +200,10 @@ inline int64_t rows_in_boxes(const AttentionArgs& args, const AttentionConfig& c
   return rounds(whole) * 32 > rounds(c) * 33 ? c.rows : whole.rows;
 }
 
-// Bytes of what parts of the keys leave in memory, where outer > 1. Prefill: the word that counts
-// items, and of each part floats for each row of q and head, the columns' sums and two more
-// (join.cuh). Decode: of each part but
-// the last words of 16 bytes for each row of a block, one for each two columns and one for each
-// block of the cluster (decode_end.cuh).
+// Bytes of what parts of the keys leave in memory. Prefill: the word that counts items and, where
+// outer > 1, head_dim_v + 2 floats for each part, row and head (join.cuh). Decode, where outer > 1:
+// for each part but the last and each row of a block, words of 16 bytes, one for each two columns
+// and one for each block of the cluster (decode_end.cuh).
 inline int64_t partial_bytes(const AttentionArgs& args, const AttentionConfig& c) {
   if (c.design == AttentionConfig::Design::kPrefill) {
     const int64_t floats = c.outer == 1 ? 0 : prefill_tile(args).head_dim_v + 2;
@@ -287,8 +287,7 @@ inline Status check_config(const AttentionArgs& args, const AttentionConfig& c,
   }
   if (!has_aligned_heads(args)) {
     return "attention config: decode takes rows of k and v that begin at multiples of 16 bytes, "
-           "and "
-           "heads of whole 16 bytes";
+           "and heads of whole 16 bytes";
   }
   if (find_decode_tile(args, c.rows) < 0) {
     return "attention config: decode has no tile of so many rows for heads of that size";
@@ -299,15 +298,21 @@ inline Status check_config(const AttentionArgs& args, const AttentionConfig& c,
   if (c.cluster > 1 && device.compute_capability < 90) {
     return "attention config: clusters need sm_90 or later";
   }
+  if (c.cluster > device.most_cluster) {
+    return "attention config: the device holds no cluster of so many blocks";
+  }
   if (c.outer < 1 || c.outer > kMaxOuter) return "attention config: outer must be 1 to 64";
   if (decode_block(args, c, device).shared_bytes(c.cluster) > device.shared_bytes_per_block) {
     return "attention config: a block of that tile needs more shared memory than the device has";
   }
-  const int64_t most = c.cluster * c.outer == 1 ? (int64_t{1} << 31) - 1 : 65535;
+  constexpr int64_t kMostRows = (int64_t{1} << 31) - 1;
+  if (rows_of_kv_head(args) * (args.heads / args.kv_heads) > kMostRows) {
+    return "attention config: decode takes fewer than 2^31 rows a sequence";
+  }
+  const int64_t most = c.cluster * c.outer == 1 ? kMostRows : 65535;
   if (args.kv_heads * row_blocks(args, c) > most || args.batch > 65535) {
     return "attention config: decode takes at most 65,535 sequences, and in parts as many blocks "
-           "of "
-           "rows a sequence";
+           "of rows a sequence";
   }
   return nullptr;
 }

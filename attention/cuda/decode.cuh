@@ -3,8 +3,8 @@
 //   S^T [keys, rows] = K [keys, D] Q^T             rows: q_len * group queries that share a KV head
 //   O^T [D, rows]   += V^T [D, keys] P^T           P^T = exp2(S^T - max)
 //
-// A block of four or eight warps has one sequence, one KV head, up to 8 * kTiles rows and a part of
-// the keys. Timeline; each warp is alone until it leaves its sums:
+// A block of two, four or eight warps has one sequence, one KV head, up to 8 * kTiles rows and a
+// part of the keys. Timeline; each warp is alone until it leaves its sums:
 //
 //   who           waits for                  does
 //   each warp                                part_of; asks for its first tiles to be in L2, or if
@@ -12,12 +12,12 @@
 //   each warp     the kernel before          load_queries; part_of again where lengths are not what
 //                                            they were; orders its first tiles of kKeys keys and
 //                                            values to stages of its own (cp.async)
-//   each warp,    its token                  turns its queries; one makes its key and value
+//   each warp,    its token                  rotates its queries; one makes its key and value
 //   if it is new
 //   each warp,    all warps                  leaves 8 of the rows' queries for all (kSharesQueries)
 //   if rows are many
-//   each warp,    its oldest tile's copies   orders a tile; for 16 keys at a time multiply_keys,
-//   tile by tile                             softmax (running maximum, sum), multiply_values
+//   each warp,    its oldest tile's copies   orders a tile; multiply_keys, softmax
+//   tile by tile                             (running maximum, sum), multiply_values
 //   each warp                                leave_sums: in shared memory
 //   the block     all its warps              send_sums: sums of all warps, to the block of the
 //                                            cluster that owns the column
@@ -174,8 +174,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
   int token_tile = -1;
   if constexpr (Shape::kHasNew) {
     char* const unfilled = shared + (warp * stages + stages - 1) * 2 * Shape::kTileBytes;
-    token.turn_queries(rows, unfilled);
-    token.load_turned(grid, rows, unfilled, group, quad, q);
+    token.rotate_queries(rows, unfilled);
+    token.load_rotated(grid, rows, unfilled, group, quad, q);
     token_tile = token.make(grid, its, part, row_block);
   }
 
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
 #pragma unroll
   for (int i = 0; i < 2 * kTiles; ++i) {
     float& scale = columns.scale[i / 2][i % 2];
-    if (scale == 0) scale = 1e-38f;
+    if (scale == 0) scale = 1.2e-38f;  // no subnormal
   }
   columns.all_begin = its.all.begin, columns.all_end = its.all.end;
   columns.cap = args.softcap * kLog2E;
@@ -268,14 +268,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlock.at_once(1))
     const uint32_t v_at = ring + stage * 2 * Shape::kTileBytes + Shape::kTileBytes + v_lane;
     stage = stage + 1 == stages ? 0 : stage + 1;
 
-#pragma unroll
-    for (int half = 0; half < kKeys / 16; ++half) {
-      float products[kTiles][4] = {};
-      multiply_keys<Shape>(k_at + half * 16 * Lines::kLineBytes, q, q_at, products);
-      uint32_t p[kTiles][2];
-      softmax<Shape>(columns, tile * kKeys + half * 16, group, products, sums, p);
-      multiply_values<Shape>(v_at + half * 16 * Lines::kLineBytes, p, sums.out);
-    }
+    float products[kTiles][4] = {};
+    multiply_keys<Shape>(k_at, q, q_at, products);
+    uint32_t p[kTiles][2];
+    softmax<Shape>(columns, tile * kKeys, group, products, sums, p);
+    multiply_values<Shape>(v_at, p, sums.out);
   }
 
   allow_next_kernel();

@@ -32,7 +32,7 @@ struct DecodeShape {
   static constexpr int kSteps = kD / 16;  // of 16 elements of a head
   static constexpr int kBytes = kBlock.bytes, kRowBytes = kBlock.row_bytes();
   static constexpr int kLoads = kRowBytes / 32;  // of ldmatrix, for a row
-  static constexpr int kKeys = kBlock.keys(), kTileBytes = kBlock.warp_tile_bytes();
+  static constexpr int kKeys = kDecodeKeys, kTileBytes = kBlock.warp_tile_bytes();
   using Lines = TileLines<kRowBytes, kKeys>;
   static constexpr int kWarps = kBlock.warps(), kThreads = 32 * kWarps;
   static constexpr int kOutPitch = kBlock.out_pitch();

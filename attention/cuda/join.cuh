@@ -1,4 +1,4 @@
-// The sums of parts of the keys that met in memory (decode.cuh, `outer`), joined and finished.
+// The sums of parts of the keys that met in memory (prefill.cuh, `outer`), joined and finished.
 #pragma once
 
 #include "../../common/core/math.h"
@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(kJoinThreads)
     b = static_cast<int>(row / args.max_seqlen_q);
     q_row = static_cast<int>(row % args.max_seqlen_q);
   } else {
-    if (row >= args.cu_seqlens_q[args.batch]) return;
+    // Rows of no sequence: out has them as they were.
+    if (row < args.cu_seqlens_q[0] || row >= args.cu_seqlens_q[args.batch]) return;
     while (row >= args.cu_seqlens_q[b + 1]) ++b;
     q_begin = args.cu_seqlens_q[b];
     q_row = static_cast<int>(row - q_begin);

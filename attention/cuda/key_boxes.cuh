@@ -1,4 +1,4 @@
-// Queries, outputs, and keys and values in rows, by the copy engine (TMA): boxes of 64 columns.
+// Queries, outputs, and keys and values in rows, by TMA: boxes of 64 columns.
 #pragma once
 
 #include "../../common/cuda/async_copy.cuh"
@@ -15,7 +15,7 @@ struct PrefillMaps {
 };
 
 // Host: describes queries, or outputs, by boxes of `rows` rows, of [query][head of a KV head];
-// false where these are not whole queries, or the copy engine does not take them.
+// false where these are not whole queries, or TMA does not take them.
 inline bool describe_rows(CUtensorMap& map, const AttentionArgs& args, const AttentionRows& rows,
                           int64_t head_dim, int64_t box_rows) {
   const bool ragged = args.cu_seqlens_q != nullptr;
@@ -49,7 +49,7 @@ inline bool describe_keys(CUtensorMap& map, const AttentionArgs& args, const Att
   return make_heads_map(map, heads, box_keys) == nullptr;
 }
 
-// Keys of a sequence whose tiles the copy engine may bring: those that some query sees, for others
+// Keys of a sequence whose tiles TMA may bring: those that some query sees, for others
 // may hold anything, and those behind the last row, which it takes for zeros.
 ROCM_KERNELS_DEVICE KeyRange keys_in_boxes(const AttentionArgs& args, const Window& window,
                                            const Sequence& s) {
@@ -58,7 +58,7 @@ ROCM_KERNELS_DEVICE KeyRange keys_in_boxes(const AttentionArgs& args, const Wind
   return keys;
 }
 
-// A tile that the copy engine must not bring, by kThreads threads: zeros for keys outside of
+// A tile that TMA must not bring, by kThreads threads: zeros for keys outside of
 // `keys`.
 template <int kKeys, int kThreads>
 __device__ __forceinline__ void copy_end_of_keys(const char* from, int64_t row_bytes,

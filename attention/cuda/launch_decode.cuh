@@ -9,6 +9,36 @@
 namespace rocm_kernels {
 namespace cuda {
 
+// Clusters of 16. The same for all launches of the kernel: another thread may set it at the same
+// time.
+template <typename Kernel>
+Status allow_large_clusters(Kernel* kernel) {
+  const Status error =
+      status_of(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  if (error) static_cast<void>(cudaGetLastError());
+  return error;
+}
+
+// The most blocks of a cluster that the device holds. 1 where it says of no cluster that it does.
+template <typename Kernel>
+int32_t most_cluster(Kernel* kernel, int threads, int64_t shared_bytes) {
+  Launch launch;
+  launch.block = threads;
+  launch.shared_bytes = shared_bytes;
+  const bool is_told = allow_shared_memory(reinterpret_cast<const void*>(kernel)) == cudaSuccess;
+  launch.cluster = allow_large_clusters(kernel) == nullptr ? kMaxCluster : 8;
+  for (; is_told && launch.cluster > 1; launch.cluster /= 2) {
+    launch.grid = dim3(static_cast<unsigned>(launch.cluster));
+    const LaunchConfig asked(launch);
+    int held = 0;
+    if (cudaOccupancyMaxActiveClusters(&held, kernel, &asked.config) == cudaSuccess && held > 0) {
+      return launch.cluster;
+    }
+    static_cast<void>(cudaGetLastError());
+  }
+  return 1;
+}
+
 template <class Shape>
 Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& config,
                           const AttentionDevice& device, void* words, void* stream) {
@@ -35,10 +65,7 @@ Status launch_decode_tile(const AttentionArgs& args, const AttentionConfig& conf
   launch.cluster = config.cluster;
   launch.early = device.compute_capability >= 90;
   if (config.cluster > 8) {
-    // The same for all launches of the kernel: another thread may set it at the same time.
-    const Status error = status_of(cudaFuncSetAttribute(
-        attention_decode<Shape>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-    if (error) return error;
+    if (const Status error = allow_large_clusters(attention_decode<Shape>)) return error;
   }
   if constexpr (Shape::kHasNew) {
     return launch_kernel(attention_decode<Shape>, launch, args, grid, *args.fresh);
@@ -71,7 +98,7 @@ Status launch_decode(const AttentionArgs& args, const AttentionConfig& config,
                      const AttentionDevice& device, void* words, void* stream) {
   if (find_decode_tile(args, config.rows) == kTile) {
     auto launch = launch_decode_layout<T, kFp8, kTile, false>;
-    if constexpr (turns_tokens(kDecodeTiles[kTile])) {
+    if constexpr (rotates_tokens(kDecodeTiles[kTile])) {
       if (args.fresh != nullptr) launch = launch_decode_layout<T, kFp8, kTile, true>;
     }
     return launch(args, config, device, words, stream);

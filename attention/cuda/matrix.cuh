@@ -46,7 +46,7 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 // divided by to become float16: the largest then lies in [2^13, 2^14).
 __device__ __forceinline__ uint32_t exponent_for_halves(float largest) {
   const uint32_t exponent = max(__float_as_uint(largest) >> 23, 14u) - 13;
-  return exponent > 240 ? 127 : exponent;  // infinite, or NaN
+  return exponent > 241 ? 127 : exponent;  // infinite, or NaN
 }
 
 // sum[16 x 8] += a[16 x 16] b[16 x 8] of type T.

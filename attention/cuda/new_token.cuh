@@ -1,7 +1,7 @@
 // A sequence's new token in the decode kernel (decode.cuh), where it is not in the cache yet: each
-// warp turns its block's queries itself, in a stage that is not filled yet, and the warp whose tile
-// the new key lies in makes key and value, writes them to the cache and puts them into the tile.
-// Bits are those of rope_and_cache, whose functions these are (blocks/heads/gpu/heads.h).
+// warp rotates its block's queries itself, in a stage that is not filled yet, and the warp whose
+// tile the new key lies in makes key and value, writes them to the cache and puts them into the
+// tile. Bits are those of rope_and_cache, whose functions these are (blocks/heads/gpu/heads.h).
 #pragma once
 
 #include "../../blocks/heads/gpu/heads.h"
@@ -23,7 +23,7 @@ class NewToken {
   static constexpr int kShift = shift_of(Shape::kD / kPiece);  // a team of 1 << kShift has a head
   static constexpr int kTeam = 1 << kShift, kHeads = 32 / kTeam;
   static constexpr int kWords = Shape::kFp8 ? 4 : 8;  // of a piece in the cache
-  static constexpr int kQPitch = 2 * Shape::kD + 16;  // bytes of a row of turned queries
+  static constexpr int kQPitch = 2 * Shape::kD + 16;  // bytes of a row of rotated queries
   static_assert(Shape::kRows * kQPitch <= 2 * Shape::kTileBytes, "queries fit a stage");
   static_assert(kHeads >= 2, "key and value are a warp's");
 
@@ -37,7 +37,7 @@ class NewToken {
   // Asks for all that is needed.
   __device__ __forceinline__ void ask(const DecodeRows& rows) {
     key_ = static_cast<int>(max(min(args_.places.at(rows.b, 0), int64_t{1} << 30), int64_t{-1}));
-    if (at_.turns) {
+    if (at_.rotates) {
       const AnglesAt angles = angles_at(args_, rows.b, 0);
       exist_ = angles.exist;
       cos_.ask(args_.cos, args_.table_dtype, angles.cos + piece_ * 8);
@@ -51,7 +51,7 @@ class NewToken {
   }
 
   // Turns the queries, and leaves them at `to`: rows of kQPitch bytes.
-  __device__ __forceinline__ void turn_queries(const DecodeRows& rows, char* to) {
+  __device__ __forceinline__ void rotate_queries(const DecodeRows& rows, char* to) {
     cos_.look(args_.table_dtype, cos), sin_.look(args_.table_dtype, sin);
     if (!exist_) {
 #pragma unroll
@@ -66,7 +66,7 @@ class NewToken {
       if (args_.q_weight != nullptr) {
         normalise_piece(args_, works() ? args_.q_weight : nullptr, at_, kShift, x, y);
       }
-      turn_piece(at_, cos, sin, x, y);
+      rotate_piece(at_, cos, sin, x, y);
       const int row = first + lane_ / kTeam;
       if (row < count && works()) {
         T* const of_row = reinterpret_cast<T*>(to + row * kQPitch);
@@ -77,16 +77,16 @@ class NewToken {
     __syncwarp();
   }
   // Of them, as an operand.
-  __device__ __forceinline__ void load_turned(const DecodeGrid& grid, const DecodeRows& rows,
-                                              const char* from, int group, int quad,
-                                              uint32_t (&q)[Shape::kHeld][Shape::kSteps][2]) const {
-    AttentionArgs turned;
-    turned.head_dim = args_.head_dim;
-    turned.q = {from, 0, 0, kQPitch / static_cast<int>(sizeof(T))};
+  __device__ __forceinline__ void load_rotated(
+      const DecodeGrid& grid, const DecodeRows& rows, const char* from, int group, int quad,
+      uint32_t (&q)[Shape::kHeld][Shape::kSteps][2]) const {
+    AttentionArgs rotated;
+    rotated.head_dim = args_.head_dim;
+    rotated.q = {from, 0, 0, kQPitch / static_cast<int>(sizeof(T))};
     DecodeRows own = rows;
     own.b = own.head = own.first = own.s.q_begin = 0;
     own.last = rows.last - rows.first;
-    load_queries<Shape>(turned, grid.rows, own, 0, group, quad, q);
+    load_queries<Shape>(rotated, grid.rows, own, 0, group, quad, q);
     __syncwarp();
   }
 
@@ -111,7 +111,7 @@ class NewToken {
     if (args_.k_weight != nullptr) {
       normalise_piece(args_, is_key() && has_new() ? args_.k_weight : nullptr, at, kShift, x, y);
     }
-    turn_piece(at, cos, sin, x, y);
+    rotate_piece(at, cos, sin, x, y);
     if (has_new()) {
       store_eight<T>(args_, head, at.first, x);
       store_eight<T>(args_, head, at.second, y);

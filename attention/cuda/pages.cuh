@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../gpu/problem.h"
+#include "tiles.h"
 
 namespace rocm_kernels {
 namespace cuda {
@@ -13,6 +14,7 @@ struct PageSize {
   int shift = 0, run_shift = 0;
 
   static constexpr int kMostRunShift = 4;
+  static_assert(1 << kMostRunShift == kDecodeKeys, "a tile of a warp is one such run");
 
   static PageSize of(const AttentionArgs& args) {
     PageSize size;
@@ -68,11 +70,9 @@ struct PagesAhead {
 // Of the tiles of a warp, each kApart behind the one before: where the runs of keys lie that they
 // are made of. A copy cannot begin without, and a page's number comes no sooner than the copies
 // that were asked for before it: 32 runs ahead, 512 keys where pages are whole runs of 16.
-template <int kKeys, int kApart>
+template <int kApart>
 class TilePages {
  public:
-  static_assert(kKeys == 16 || kKeys == 32, "a tile has no more runs than a warp lanes");
-
   __device__ __forceinline__ TilePages(const Sequence& s, const PageSize& size, int keys_end,
                                        int first_tile)
       : table_(s.pages), size_(size), keys_end_(keys_end) {
@@ -97,24 +97,24 @@ class TilePages {
   // Moves on from the tile whose keys begin at `first`.
   __device__ __forceinline__ void next_tile(int first) {
     if (table_ == nullptr) return;
-    const int runs = kKeys >> size_.run_shift;
+    const int runs = kDecodeKeys >> size_.run_shift;
     if ((pages_.run & 31) + runs < 32) {
       pages_.run += runs;
     } else {
-      pages_.turn([&] { return page_of_run(first / kKeys + kApart + tiles_at_once()); });
+      pages_.turn([&] { return page_of_run(first / kDecodeKeys + kApart + tiles_at_once()); });
     }
   }
 
  private:
   __device__ __forceinline__ int runs_shift() const {  // of a tile
-    return (kKeys == 16 ? 4 : 5) - size_.run_shift;
+    return PageSize::kMostRunShift - size_.run_shift;
   }
   __device__ __forceinline__ int tiles_at_once() const { return (32 >> runs_shift()) * kApart; }
 
   // Of the lane's run, from that tile on.
   __device__ __forceinline__ int page_of_run(int tile) const {
     const int lane = static_cast<int>(threadIdx.x) % 32, shift = runs_shift();
-    const int key = (tile + (lane >> shift) * kApart) * kKeys +
+    const int key = (tile + (lane >> shift) * kApart) * kDecodeKeys +
                     ((lane & ((1 << shift) - 1)) << size_.run_shift);
     return key < keys_end_ ? table_[size_.page_of(key)] : 0;
   }

@@ -9,7 +9,7 @@
 //
 //   producer       brings Q, then tile after tile of K and of V to a ring of stages, then those of
 //                  the next item. Where keys are in rows, its warps have a role each: two bring
-//                  boxes of keys by the copy engine; one takes the next item while the last tiles
+//                  boxes of keys by TMA; one takes the next item while the last tiles
 //                  of this one are multiplied, tells the others, and brings its queries; one has
 //                  outputs stored. Tiles that hold keys that nobody sees, which become zeros, and
 //                  pages of any size are threads' copies (cp.async). FP8 keys and values pass

@@ -332,7 +332,7 @@ __device__ __forceinline__ void consume(const AttentionArgs& args, const Prefill
     for_each_item(args, grid, memory, first, [&](const PrefillWork& work) {
       state = of_warp(state), q_at = of_warp(q_at);
       consume_item<Shape>(args, grid, work, memory, consumer, q_at, state);
-      // What stands there may be stored by the copy engine, and the next queries come.
+      // What stands there may be stored by TMA, and the next queries come.
       fence_async_proxy();
       __syncwarp();
       if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.out_full(q_at.stage));

@@ -118,7 +118,7 @@ __device__ __forceinline__ void bring_queries(const AttentionArgs& args, const P
   }
 }
 
-// The same by the copy engine. Rows behind an item's last are zeros, or other sequences'.
+// The same by TMA. Rows behind an item's last are zeros, or other sequences'.
 template <class Shape>
 __device__ __forceinline__ void bring_query_boxes(const AttentionArgs& args,
                                                   const PrefillGrid& grid, const PrefillMaps& maps,
@@ -187,7 +187,7 @@ __device__ __forceinline__ void bring_keys(const AttentionArgs& args, const Pref
   }
 }
 
-// Keys and values of an item by the copy engine, from rows; and queries, where threads bring them.
+// Keys and values of an item by TMA, from rows; and queries, where threads bring them.
 template <class Shape>
 __device__ __forceinline__ void bring_boxes(const AttentionArgs& args, const PrefillGrid& grid,
                                             const PrefillMaps& maps, const PrefillWork& work,
@@ -323,7 +323,7 @@ __device__ __forceinline__ void hand_out_items(const AttentionArgs& args, const 
 }
 
 // The store warp: when consumers are done with a place of queries, it has the outputs stored that
-// they have left there for the copy engine, and empties the place.
+// they have left there for TMA, and empties the place.
 template <class Shape>
 __device__ __forceinline__ void store_items(const AttentionArgs& args, const PrefillGrid& grid,
                                             const PrefillMaps& maps,

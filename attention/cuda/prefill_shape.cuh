@@ -15,7 +15,7 @@ namespace rocm_kernels {
 namespace cuda {
 
 // T: of q and out. kFp8KV: of k and v, which are T otherwise. kTile: of kPrefillTiles. kConsumers:
-// warpgroups, of 64 rows each. kInBoxes: the copy engine brings k and v, blocks take items one by
+// warpgroups, of 64 rows each. kInBoxes: TMA brings k and v, blocks take items one by
 // one, which the producer's last warp hands out, and tiles' maxima are not looked for. Else threads
 // copy, and an item has a block: such producers were up to a quarter slower where the compiler saw
 // a loop over items around them, and wait for stages that are free later.
@@ -65,7 +65,7 @@ struct PrefillGrid {
   float* partial;  // [row of q, head][outer][DV + 2], where outer > 1: sums, maximum (log2), sum
   TakenItems taken;
   int item_rows;      // up to those of a block
-  bool q_in_boxes;    // the copy engine brings queries too,
+  bool q_in_boxes;    // TMA brings queries too,
   bool out_in_boxes;  // and stores outputs
 };
 
@@ -126,7 +126,7 @@ struct PrefillWork {
   __device__ __forceinline__ bool any() const { return first_row <= last_row; }
 };
 
-// Whether the copy engine may store an item's rows: where others follow, it would overwrite them.
+// Whether TMA may store an item's rows: where others follow, it would overwrite them.
 __device__ __forceinline__ bool stored_in_boxes(const AttentionArgs& args, const PrefillGrid& grid,
                                                 const PrefillWork& work) {
   return grid.out_in_boxes &&

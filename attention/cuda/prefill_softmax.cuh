@@ -17,7 +17,7 @@ struct PrefillRows {
   KeyRange sees[2];
 };
 
-// S as it is counted: capped, its sign turned where the factor is negative, -inf where it is not
+// S as it is counted: capped, its sign changed where the factor is negative, -inf where it is not
 // seen. Returns what it is then multiplied by.
 template <int kColumnTiles>
 __device__ __forceinline__ float2 settle_scores(float (&scores)[kColumnTiles][4],
@@ -56,7 +56,10 @@ __device__ __forceinline__ float2 settle_scores(float (&scores)[kColumnTiles][4]
       }
     }
   }
-  return make_float2(fmaxf(factor[0], 1e-30f), fmaxf(factor[1], 1e-30f));  // not 0 * -inf
+  const auto positive = [](float value) {  // not 0 * -inf; a NaN stays one
+    return value < 1e-30f ? 1e-30f : value;
+  };
+  return make_float2(positive(factor[0]), positive(factor[1]));
 }
 
 // Raises the rows' maxima to `most` of their threads; what is on their scale is multiplied by `by`.

@@ -65,11 +65,7 @@ class TileCopies {
   __device__ void start(int first, uint32_t k_stage, uint32_t v_stage) {
     // One path for rows and for pages of whole runs: warps wait for instructions of a longer loop.
     if (first >= keys_.begin && first + Shape::kKeys <= keys_.end && pages_.are_long()) {
-#pragma unroll
-      for (int run = 0; run < Shape::kKeys; run += 16) {
-        copy_run(pages_.of(first, run), k_stage + run * Lines::kLineBytes,
-                 v_stage + run * Lines::kLineBytes);
-      }
+      copy_run(pages_.of(first, 0), k_stage, v_stage);
     } else {
 #pragma unroll 1
       for (int row = 0; row < Shape::kKeys; row += kRows) {
@@ -129,7 +125,7 @@ class TileCopies {
   }
 
   KeyRange keys_;
-  TilePages<Shape::kKeys, Shape::kWarps> pages_;
+  TilePages<Shape::kWarps> pages_;
   KeyRows at_;
   int64_t k_page_, v_page_;  // bytes
   int k_bytes_, v_bytes_;    // of a row: whole vectors

@@ -16,6 +16,8 @@ constexpr int kMaxOuter = 64;
 // Of which no multiprocessor has two: sm_90 and sm_100 have 228 KB.
 constexpr int32_t kHalfSharedBytes = 114 << 10;
 
+constexpr int32_t kDecodeKeys = 16;  // of a warp's tile: the rows of an instruction
+
 struct DecodeTile {
   int32_t head_dim;  // that q, k and v are rounded up to
   int32_t rows;      // of q times the heads that share a KV head
@@ -26,8 +28,9 @@ constexpr DecodeTile kDecodeTiles[] = {
 };
 constexpr size_t kDecodeTileCount = sizeof(kDecodeTiles) / sizeof(kDecodeTiles[0]);
 
-// Whether a kernel of the tile turns new tokens (new_token.cuh): most models' groups are no larger.
-constexpr bool turns_tokens(const DecodeTile& tile) {
+// Whether a kernel of the tile rotates new tokens (new_token.cuh): most models' groups are no
+// larger.
+constexpr bool rotates_tokens(const DecodeTile& tile) {
   return tile.rows == 8 && tile.head_dim <= 256;
 }
 
@@ -75,15 +78,13 @@ struct DecodeBlock {
   bool few_stages;  // where a block can have less than 112 KB of shared memory, or than it needs
 
   constexpr int32_t row_bytes() const { return head_dim * bytes; }
-  // Eight warps, where each has the registers for a block of which an SM has two.
+  // Eight warps, if their stages leave room for a second block; four do not keep up.
   constexpr int32_t warps() const {
     if (head_dim > 256) return 2;
     return row_bytes() <= 128 ? 8 : 4;
   }
-  // Of a warp's tile.
-  constexpr int32_t keys() const { return row_bytes() <= 128 && warps() == 4 ? 32 : 16; }
-  // Of k, or of v.
-  constexpr int32_t warp_tile_bytes() const { return tile_bytes(row_bytes(), keys()); }
+  // Of a warp's tile of k, or of v.
+  constexpr int32_t warp_tile_bytes() const { return tile_bytes(row_bytes(), kDecodeKeys); }
   constexpr int32_t stage_bytes() const { return 2 * warp_tile_bytes() * warps(); }
   // Two tiles under way beside the one that is multiplied; one where two blocks then fit, and else
   // would not.

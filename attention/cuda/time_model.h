@@ -160,12 +160,12 @@ inline float modelled_decode_time(const AttentionArgs& args, const AttentionConf
                        kOfMemory[fp8][tile] * (in_pages ? kInPages : 1);
   int64_t keys = args.max_seqlen_k;
   if (args.window_left >= 0) {
-    keys = std::min(keys, args.window_left + args.max_seqlen_q + block.keys());
+    keys = std::min(keys, args.window_left + args.max_seqlen_q + kDecodeKeys);
   }
   const float blocks = static_cast<float>(decode_blocks(args, c));
   const float places = modelled_places(args, c, device);
   const float sms = static_cast<float>(device.sm_count);
-  const float tile_bytes = static_cast<float>(2 * block.row_bytes() * block.keys() * block.warps());
+  const float tile_bytes = static_cast<float>(2 * block.row_bytes() * kDecodeKeys * block.warps());
   const float of_item = 2.0f * static_cast<float>(keys) * block.row_bytes();
   const float of_block =
       std::ceil(of_item / static_cast<float>(c.cluster * c.outer) / tile_bytes) * tile_bytes;

@@ -151,7 +151,7 @@ ROCM_KERNELS_DEVICE void store_lse(const AttentionArgs& args, int64_t own, int q
                                    float most, float total) {
   if (args.lse == nullptr) return;
   args.lse[own * args.lse_batch_stride + head * args.lse_head_stride + q_row] =
-      total > 0 ? (most + log2f(total)) / kLog2E : -kInfinity;
+      total == 0 ? -kInfinity : (most + log2f(total)) / kLog2E;
 }
 
 // Element `column` of out for query `q_row` of sequence b: `value` of sums on the scale of

@@ -39,9 +39,9 @@ struct RopeAndCacheArgs {
   HeadRows q, k, v;     // dtype; v may be missing where no cache takes it
   HeadRows out, k_out;  // dtype; may be q and k themselves, else share nothing with the inputs
 
-  // Angles: rotary_dim is even and at most head_dim, 0: nothing turns. [sequence, row, rotary_dim /
-  // 2] by the token, or with `positions` by its position alone: `positions` (+ the token's row, if
-  // `positions_begin`).
+  // Angles: rotary_dim is even and at most head_dim, 0: nothing rotates. [sequence, row, rotary_dim
+  // / 2] by the token, or with `positions` by its position alone: `positions` (+ the token's row,
+  // if `positions_begin`).
   int64_t rotary_dim = 0;
   bool interleaved = false;
   const void* cos = nullptr;

@@ -1,5 +1,5 @@
 // Small copies from memory to shared memory that pass no register (cp.async), sm_80 and later. The
-// copy engine's boxes: tma.cuh.
+// TMA's boxes: tma.cuh.
 #pragma once
 
 #include <cstdint>

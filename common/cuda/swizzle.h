@@ -1,4 +1,4 @@
-// The 128-byte swizzle, in which the copy engine (TMA) writes boxes of a matrix to shared memory
+// The 128-byte swizzle, in which TMA writes boxes of a matrix to shared memory
 // and wgmma reads them. No CUDA header: the choice of a config needs it too.
 //
 // A box is lines of 128 bytes, the line being one chunk of one row of the matrix. Eight lines make
@@ -28,7 +28,7 @@ ROCM_KERNELS_HOST_DEVICE constexpr int swizzled(int row, int chunk, int chunks, 
   return line * kChunkBytes + ((vector ^ (line & 7)) * 16);
 }
 
-// The narrower swizzles of the copy engine, for lines of 64 and of 32 bytes: 128 bytes hold two
+// The narrower swizzles of TMA, for lines of 64 and of 32 bytes: 128 bytes hold two
 // lines, or four, and the vectors of eight neighbouring lines fall on different banks here too.
 template <int kLineBytes>
 ROCM_KERNELS_HOST_DEVICE constexpr int swizzled_narrow(int line, int vector) {

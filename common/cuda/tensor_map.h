@@ -1,4 +1,4 @@
-// Host: the description of a matrix from which the copy engine (TMA) fetches boxes (tma.cuh).
+// Host: the description of a matrix from which TMA fetches boxes (tma.cuh).
 #pragma once
 
 #include <cuda.h>
@@ -76,7 +76,7 @@ inline Status make_tensor_map(CUtensorMap& map, const MatrixOfBytes& matrix, int
   }
   return detail::describe(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, matrix.data, sizes, strides, box,
                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                          "the driver could not describe the operands to the copy engine");
+                          "the driver could not describe the operands to TMA");
 }
 
 // Matrices of the same shape: `count` of them, the first row of each `stride_bytes` after that of
@@ -104,7 +104,7 @@ inline Status make_stack_map(CUtensorMap& map, const StackOfBytes& stack, int bo
                              static_cast<cuuint32_t>(box_rows), 1};
   return detail::describe(map, CU_TENSOR_MAP_DATA_TYPE_UINT32, stack.data, sizes, strides, box,
                           CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                          "the driver could not describe the weights to the copy engine");
+                          "the driver could not describe the weights to TMA");
 }
 
 // Rows of 16-bit elements of heads of sequences; rows start at multiples of 16 bytes.
@@ -130,7 +130,7 @@ inline Status make_heads_map(CUtensorMap& map, const StackOfHeads& stack, int bo
   const cuuint32_t box[4] = {kChunkBytes / 2, static_cast<cuuint32_t>(box_rows), 1, 1};
   return detail::describe(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, stack.data, sizes, strides, box,
                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                          "the driver could not describe the keys to the copy engine");
+                          "the driver could not describe the keys to TMA");
 }
 
 // Rows of 16-bit elements of groups of heads of sequences, `heads` next to each other in each of
@@ -161,7 +161,7 @@ inline Status make_head_groups_map(CUtensorMap& map, const StackOfGroups& stack,
                              static_cast<cuuint32_t>(box_rows), 1, 1};
   return detail::describe(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, stack.data, sizes, strides, box,
                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                          "the driver could not describe the heads to the copy engine");
+                          "the driver could not describe the heads to TMA");
 }
 
 // The swizzle of lines of 128, 64 or 32 bytes; longer ones, up to 256, have none.
@@ -188,7 +188,7 @@ inline Status make_runs_map(CUtensorMap& map, const StackOfBytes& stack, int par
                              static_cast<cuuint32_t>(parts), 1};
   return detail::describe(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, stack.data, sizes, strides, box,
                           swizzle_of(line_bytes), CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                          "the driver could not describe the weights to the copy engine");
+                          "the driver could not describe the weights to TMA");
 }
 
 // Describes a stack by boxes of a chunk of 128 bytes of `box_groups` groups of 8 rows, swizzled, as
@@ -212,7 +212,7 @@ inline Status make_groups_map(CUtensorMap& map, const StackOfBytes& stack, int p
                              static_cast<cuuint32_t>(box_groups), 1};
   return detail::describe(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, stack.data, sizes, strides, box,
                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                          "the driver could not describe the weights to the copy engine");
+                          "the driver could not describe the weights to TMA");
 }
 
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// The copy engine (TMA) of sm_90 and later, device side: boxes of a matrix from memory to shared
+// TMA of sm_90 and later, device side: boxes of a matrix from memory to shared
 // memory. tensor_map.h describes the matrix.
 #pragma once
 

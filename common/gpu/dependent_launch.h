@@ -10,7 +10,7 @@
 //
 // Another exception: a gate, a kernel of this launcher's own that waits first and allows the next
 // one then, in every thread. When a later kernel runs, all that is older than the gate is complete,
-// and may be read without waiting, from L2 alone: by load_older(), by the copy engine (tma.cuh) or
+// and may be read without waiting, from L2 alone: by load_older(), by TMA (tma.cuh) or
 // by 16-byte copies (cp.async.cg). Nothing but the wait makes stores of other multiprocessors
 // visible in L1, which may hold a line as it was before them. So a plain load comes after the wait,
 // and so does a copy of 4 bytes (cp.async.ca), which passes L1. Bringing anything to L2 is always

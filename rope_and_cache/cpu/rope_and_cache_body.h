@@ -2,8 +2,8 @@
 // (common/cpu/isa.h).
 //
 // A head is at most 512 elements: it is read to float32 in the first level cache, worked on there,
-// and rounded from there. Angles are spread over the elements once a token, so that one loop turns
-// halves and neighbours alike:  z[j] = y[j] * cos[j] + partner[j] * sin[j].
+// and rounded from there. Angles are spread over the elements once a token, so that one loop
+// rotates halves and neighbours alike:  z[j] = y[j] * cos[j] + partner[j] * sin[j].
 
 #include "../../blocks/rows/cpu/block.h"
 
@@ -135,7 +135,7 @@ inline void write_cache(const RopeAndCacheArgs& args, const HeadRows& cache, con
 template <class T>
 inline void heads_of(const RopeAndCacheArgs& args, int64_t begin, int64_t end) {
   const int64_t heads = args.heads + 2 * args.kv_heads;
-  HeadBuffer x, turned, q_weight, k_weight;
+  HeadBuffer x, rotated, q_weight, k_weight;
   Angles angles;
   const auto read_weight = [&](const void* weight, HeadBuffer& to) {
     for (int64_t i = 0; weight != nullptr && i < args.head_dim; ++i) {
@@ -153,8 +153,8 @@ inline void heads_of(const RopeAndCacheArgs& args, int64_t begin, int64_t end) {
       read_head(head_at<T>(from, b, row, head), args.head_dim, x.elements);
       if (weight != nullptr) normalise_head(of_weight.elements, args.head_dim, args, x.elements);
       if (args.rotary_dim == 0) return static_cast<const float*>(x.elements);
-      rotate_head(args, angles, x.elements, turned.elements);
-      return static_cast<const float*>(turned.elements);
+      rotate_head(args, angles, x.elements, rotated.elements);
+      return static_cast<const float*>(rotated.elements);
     };
     const auto scale_at = [&](const float* scales, int64_t batch_stride, int64_t head_stride,
                               int64_t head) {

@@ -6,7 +6,7 @@
 //       lane        a piece: 16 elements, 8 pairs, asked for; cos and sin of its 8 pairs
 //                   place of the token in the caches                       (the same for a block)
 //       norm        squares summed over the team
-//       turn        within the lane: both of a pair are in one piece
+//       rotate      within the lane: both of a pair are in one piece
 //       store       rounded once: q to out; k to k_out and the cache; v to the cache
 //
 // Which elements are a piece: blocks/heads/gpu/heads.h. A step of one token with 48 heads of 128 is
@@ -55,10 +55,10 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kRopeBlock, kRopeResident)
     asked_x[h].ask(works, from + at.first);
     asked_y[h].ask(works, from + at.second);
   }
-  const bool turns = piece * kPiece < args.rotary_dim && first < args.heads + args.kv_heads;
+  const bool rotates = piece * kPiece < args.rotary_dim && first < args.heads + args.kv_heads;
   AnglesAt angles;
   EightAngles asked_cos = {}, asked_sin = {};
-  if (turns) {
+  if (rotates) {
     angles = angles_at(args, b, row);
     asked_cos.ask(args.cos, args.table_dtype, angles.cos + piece * 8);
     asked_sin.ask(args.sin, args.table_dtype, angles.sin + piece * 8);
@@ -86,7 +86,7 @@ __global__ void ROCM_KERNELS_LAUNCH_BOUNDS(kRopeBlock, kRopeResident)
       normalise_piece(args, works ? head.weight : nullptr, at, shift, x, y);
     }
     if (!works) continue;
-    turn_piece(at, cos, sin, x, y);
+    rotate_piece(at, cos, sin, x, y);
     store_eight<T>(args, head, at.first, x);
     store_eight<T>(args, head, at.second, y);
   }

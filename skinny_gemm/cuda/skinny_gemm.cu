@@ -30,7 +30,10 @@ Status ask_clusters(int sm_count, int (&clusters)[3]) {
                   kSharedBytes - kStaticBytes};
     launch.cluster = 1 << i;
     const LaunchConfig asked(launch);
-    error = cudaOccupancyMaxActiveClusters(&clusters[i], kernel, &asked.config);
+    if (cudaOccupancyMaxActiveClusters(&clusters[i], kernel, &asked.config) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());  // a part of a device may hold none of that size
+      clusters[i] = 0;
+    }
   }
   return status_of(error);
 }

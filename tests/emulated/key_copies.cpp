@@ -157,7 +157,7 @@ struct TestTile {
   static constexpr DecodeBlock kBlock = {kDecodeTiles[kTile].head_dim, kDecodeTiles[kTile].rows,
                                          kFp8 ? 1 : 2, false};
   static constexpr int kBytes = kBlock.bytes, kRowBytes = kBlock.row_bytes();
-  static constexpr int kKeys = kBlock.keys(), kWarps = kBlock.warps();
+  static constexpr int kKeys = kDecodeKeys, kWarps = kBlock.warps();
   using Lines = TileLines<kRowBytes, kKeys>;
 };
 

@@ -1,5 +1,5 @@
 // The stream of weights of decode_layers (decode_layers/cuda/weights.cuh) on the host: a thread for
-// each lane of a block that fetches or multiplies, and a copy engine that does what it is asked for
+// each lane of a block that fetches or multiplies, and a TMA that does what it is asked for
 // in any order. Each row of each product is summed up once for each token, by one block, with its
 // own factor.
 //

@@ -1,5 +1,5 @@
 // The producer's warps of attention/cuda/prefill.cuh, compiled for the host: a thread for each lane
-// of some blocks, a copy engine that does what it is asked for in any order, and consumers that
+// of some blocks, a TMA that does what it is asked for in any order, and consumers that
 // look at what comes and leave outputs. Each item is done once, with its own queries, keys and
 // values, and zeros for other sequences' rows; outputs come to theirs, and nothing else is written.
 //
@@ -58,7 +58,7 @@ static void dawdle() {
   if (turn() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(turn() % most));
 }
 
-// What the copy engine has been asked for, done one by one in any order.
+// What TMA has been asked for, done one by one in any order.
 struct CopyEngine {
   std::mutex mutex;
   std::vector<std::function<void()>> asked;

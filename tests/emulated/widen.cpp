@@ -93,7 +93,7 @@ int64_t wrong_elements(int chunks, int wide_stages, int narrow_stages) {
       pause(own);
       const uint8_t* const from = codes.data() + static_cast<size_t>(chunk) * kRows * kRowBytes;
       for (uint32_t i = 0; i < kRows * kRowBytes; ++i) {
-        // The copy engine's swizzle: bits 4 and up with those from 7 on.
+        // TMA's swizzle: bits 4 and up with those from 7 on.
         const uint32_t place = i ^ (i >> 7 & (kRowBytes / 16 - 1)) << 4;
         emulated_shared[at.narrow + state.stage * Tile::kNarrowBytes + place] = from[i];
       }

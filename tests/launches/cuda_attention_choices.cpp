@@ -11,6 +11,7 @@ int main() {
   device.sm_count = 132;
   device.compute_capability = 90;
   device.shared_bytes_per_block = 227 << 10;
+  device.most_cluster = 16;
   AttentionArgs args;
   const int32_t table = 0;
   int bytes;

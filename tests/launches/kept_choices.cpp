@@ -51,6 +51,7 @@ int main() {
     hopper[i].sm_count = 132;
     hopper[i].compute_capability = i == 0 ? 90 : 80;
     hopper[i].shared_bytes_per_block = (i == 0 ? 227 : 163) << 10;
+    hopper[i].most_cluster = i == 0 ? 16 : 1;
   }
   cdna::Target cdna[2] = {{}, cdna::mi355x()};
   cdna[1].id = 1;

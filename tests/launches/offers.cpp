@@ -203,6 +203,7 @@ static void check_attention(const Gpu& gpu) {
   device.sm_count = gpu.sm_count;
   device.compute_capability = gpu.compute_capability;
   device.shared_bytes_per_block = gpu.block_kilobytes << 10;
+  device.most_cluster = gpu.compute_capability < 90 ? 1 : gpu.compute_capability < 120 ? 16 : 8;
   const std::pair<int, int> sizes[] = {{64, 64},   {80, 80},   {128, 128}, {192, 128},
                                        {192, 192}, {256, 256}, {512, 512}};
   for (const auto& [head_dim, head_dim_v] : sizes) {
@@ -219,6 +220,10 @@ static void check_attention(const Gpu& gpu) {
             designs.insert(cuda::AttentionConfig::kDesigns[static_cast<size_t>(c.design)]);
             if (c.design == Design::kDecode) {
               expect_fit(gpu, c, cuda::decode_shared_bytes(args, c, device));
+              if (c.cluster > device.most_cluster) {
+                ++misfits;
+                std::printf("sm_%d: a cluster of %d\n", gpu.compute_capability, c.cluster);
+              }
             } else if (c.design == Design::kPrefill) {
               expect_fit(gpu, c, cuda::prefill_tile(args).most_shared_bytes(c.rows));
             } else if (c.design == Design::kGathered) {
@@ -248,6 +253,7 @@ static void tell_few_heads() {
   device.sm_count = 132;
   device.compute_capability = 90;
   device.shared_bytes_per_block = 227 << 10;
+  device.most_cluster = 16;
   for (const auto& [heads, kv_heads, size] :
        {std::tuple(32, 8, 128), {8, 1, 128}, {4, 1, 256}, {8, 1, 512}, {16, 8, 256}}) {
     AttentionArgs args;
@@ -267,6 +273,7 @@ static void tell_long_prompts() {
   device.sm_count = 132;
   device.compute_capability = 90;
   device.shared_bytes_per_block = 227 << 10;
+  device.most_cluster = 16;
   for (const int size : {64, 128, 512}) {
     AttentionArgs args;
     args.batch = 1, args.heads = 64, args.kv_heads = 8;
@@ -284,6 +291,7 @@ static void tell_fp8_prompts() {
   device.sm_count = 132;
   device.compute_capability = 90;
   device.shared_bytes_per_block = 227 << 10;
+  device.most_cluster = 16;
   for (const auto& [queries, keys, size] :
        {std::tuple(2048, 2048, 128), {2048, 2048, 64}, {2048, 131072, 128}, {4, 8192, 128}}) {
     AttentionArgs args;
@@ -306,6 +314,7 @@ static void tell_room() {
   device.sm_count = 132;
   device.compute_capability = 90;
   device.shared_bytes_per_block = 227 << 10;
+  device.most_cluster = 16;
   for (const auto& [batch, cluster, outer] :
        {std::tuple(8, 1, 1), {8, 2, 1}, {8, 1, 2}, {8, 4, 1}, {4, 4, 1}, {9, 1, 1}, {17, 1, 1}}) {
     AttentionArgs args;

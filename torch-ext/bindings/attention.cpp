@@ -130,9 +130,8 @@ AttentionArgs describe_attention(
     args.block_table_stride = block_table->stride(0);
     args.page_size = k.size(1);
     args.pages = k.size(0);
-    require(args.page_size > 0 && max_seqlen_k <= block_table->size(1) * args.page_size,
-            "block_table's ", block_table->size(1), " pages of ", args.page_size,
-            " rows must hold max_seqlen_k, got ", max_seqlen_k);
+    require(args.page_size > 0, "pages must have rows, got k of shape ", shape_of(k));
+    args.max_seqlen_k = std::min(max_seqlen_k, block_table->size(1) * args.page_size);
   } else if (!cu_seqlens_k) {
     require(k.size(0) == args.batch, "k must have q's ", args.batch, " sequences, got ",
             shape_of(k));
@@ -235,6 +234,10 @@ bool is_in_front(const RopeAndCacheArgs& fresh, const AttentionArgs& args) {
            a.head_stride == b.head_stride;
   };
   return fresh.rows == 1 && fresh.batch == args.batch && fresh.heads == args.heads &&
+         fresh.kv_heads == args.kv_heads && fresh.head_dim == args.head_dim &&
+         fresh.head_dim_v == args.head_dim_v && fresh.dtype == args.q_dtype &&
+         fresh.cache_dtype == args.kv_dtype &&
+         (args.block_table == nullptr || fresh.page_size == args.page_size) &&
          same(fresh.out, args.q) && same(fresh.k_cache, args.k) && same(fresh.v_cache, args.v) &&
          fresh.block_table == args.block_table && args.cu_seqlens_q == nullptr;
 }
@@ -261,7 +264,7 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
   AttentionArgs args = describe_attention(
       out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, k_descale,
       v_descale, sinks, max_seqlen_q, max_seqlen_k, scale, window_left, window_right, softcap);
-  if (out.numel() == 0) return;
+  if (out.numel() == 0 || args.batch == 0 || args.max_seqlen_q == 0) return;  // no sequence's rows
   args.keys_are_settled = max_seqlen_q == 1 && !cu_seqlens_q && !cu_seqlens_k && !block_table &&
                           is_settled(k) && is_settled(v);
   Order::of_thread().pass(args.batch * args.kv_heads * args.max_seqlen_k *
@@ -271,7 +274,7 @@ void attention(Tensor& out, std::optional<Tensor> lse, const Tensor& q, const Te
     args.config = config.empty() ? nullptr : config.c_str();
     if (fresh) {
       args.fresh = &*fresh;
-      if (!is_in_front(*fresh, args) || !turns_new_tokens(args, context)) {
+      if (!is_in_front(*fresh, args) || !rotates_new_tokens(args, context)) {
         args.fresh = nullptr;
         check_status(launch_rope_and_cache(*fresh, context), "rope_and_cache");
       }

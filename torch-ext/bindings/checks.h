@@ -166,9 +166,10 @@ inline const int32_t* require_block_table(const Tensor& block_table, int64_t bat
           name_of(block_table.scalar_type()));
   require_device(block_table, "block_table", q, "q");
   require(block_table.dim() == 2 && block_table.size(0) == batch &&
-              (block_table.size(1) <= 1 || block_table.stride(1) == 1),
+              (block_table.size(1) <= 1 || block_table.stride(1) == 1 || batch == 0),
           "block_table must be [", batch, ", pages] and contiguous in its last dimension, got ",
-          shape_of(block_table));
+          shape_of(block_table), " with a last stride of ",
+          block_table.dim() == 0 ? 1 : block_table.stride(block_table.dim() - 1));
   return static_cast<const int32_t*>(block_table.data_ptr());
 }
 

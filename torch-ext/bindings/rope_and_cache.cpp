@@ -75,11 +75,11 @@ const float* require_cache_scale(const Tensor& scale, const char* name, const Te
 
 // cos or sin: [rows of positions, columns], or [1 or sequences, rows, columns] without positions.
 const void* require_table(const Tensor& table, const char* name, const Tensor& q,
-                          const RopeAndCacheArgs& args, bool whole, int64_t& batch_stride,
-                          int64_t& row_stride) {
+                          const RopeAndCacheArgs& args, bool by_position, bool whole,
+                          int64_t& batch_stride, int64_t& row_stride) {
   require_device(table, name, q, "q");
   const int64_t last = table.dim() - 1, columns = args.rotary_dim;
-  if (args.positions.data != nullptr) {
+  if (by_position) {
     require(last == 1, name, " must be [positions, columns] beside positions, got ",
             shape_of(table));
     batch_stride = 0;
@@ -178,8 +178,8 @@ void rope_and_cache(Tensor& out, std::optional<Tensor> k_out, std::optional<Tens
   }
   if (cos) {
     args.table_dtype = require_float(*cos, "cos");
-    args.cos =
-        require_table(*cos, "cos", q, args, !sin, args.cos_batch_stride, args.cos_row_stride);
+    args.cos = require_table(*cos, "cos", q, args, positions.has_value(), !sin,
+                             args.cos_batch_stride, args.cos_row_stride);
     args.max_positions = cos->size(0);
     // A GPU reads the first row in place of one that is not there.
     require(!positions || args.max_positions > 0 || q.numel() == 0,
@@ -191,8 +191,8 @@ void rope_and_cache(Tensor& out, std::optional<Tensor> k_out, std::optional<Tens
   if (sin) {
     require(sin->scalar_type() == cos->scalar_type(), "sin must have the dtype of cos, got ",
             name_of(sin->scalar_type()), " and ", name_of(cos->scalar_type()));
-    args.sin =
-        require_table(*sin, "sin", q, args, false, args.sin_batch_stride, args.sin_row_stride);
+    args.sin = require_table(*sin, "sin", q, args, positions.has_value(), false,
+                             args.sin_batch_stride, args.sin_row_stride);
     require(!positions || sin->size(0) == cos->size(0), "sin must have cos's ", cos->size(0),
             " rows, got ", shape_of(*sin));
   }

@@ -1,8 +1,8 @@
-// Device code for heads of new tokens on both GPU families: what a lane knows, loads, turns and
+// Device code for heads of new tokens on both GPU families: what a lane knows, loads, rotates and
 // stores of one. The maths: rope_and_cache/rope_and_cache.h.
 //
 // Halves: piece p has elements 8 p .. 8 p + 7 and those half a rotation on. Neighbours, and what
-// does not turn: 16 elements side by side. So no lane asks another but for the norm, and every
+// does not rotate: 16 elements side by side. So no lane asks another but for the norm, and every
 // access is 16 bytes.
 #pragma once
 
@@ -238,17 +238,17 @@ ROCM_KERNELS_DEVICE void store_eight(const RopeAndCacheArgs& args, const Head& h
   }
 }
 
-// Where the two times eight elements of a piece of a head begin, and whether they turn.
+// Where the two times eight elements of a piece of a head begin, and whether they rotate.
 struct PieceAt {
   int first, second;
-  bool turns, halves;
+  bool rotates, halves;
 
-  ROCM_KERNELS_DEVICE static PieceAt of(const RopeAndCacheArgs& args, int piece, bool may_turn) {
-    const bool turns = may_turn && piece * kPiece < args.rotary_dim;
-    if (turns && !args.interleaved) {
+  ROCM_KERNELS_DEVICE static PieceAt of(const RopeAndCacheArgs& args, int piece, bool may_rotate) {
+    const bool rotates = may_rotate && piece * kPiece < args.rotary_dim;
+    if (rotates && !args.interleaved) {
       return {piece * 8, piece * 8 + static_cast<int>(args.rotary_dim) / 2, true, true};
     }
-    return {piece * kPiece, piece * kPiece + 8, turns, false};
+    return {piece * kPiece, piece * kPiece + 8, rotates, false};
   }
 };
 
@@ -277,8 +277,8 @@ ROCM_KERNELS_DEVICE void normalise_piece(const RopeAndCacheArgs& args, const voi
   for (int i = 0; i < 8; ++i) y[i] = y[i] * rstd * (factor[i] + args.weight_offset);
 }
 
-ROCM_KERNELS_DEVICE void turn_piece(const PieceAt& at, const float (&cos)[8], const float (&sin)[8],
-                                    float (&x)[8], float (&y)[8]) {
+ROCM_KERNELS_DEVICE void rotate_piece(const PieceAt& at, const float (&cos)[8],
+                                      const float (&sin)[8], float (&x)[8], float (&y)[8]) {
   if (at.halves) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -286,7 +286,7 @@ ROCM_KERNELS_DEVICE void turn_piece(const PieceAt& at, const float (&cos)[8], co
       x[i] = a * cos[i] - c * sin[i];
       y[i] = c * cos[i] + a * sin[i];
     }
-  } else if (at.turns) {
+  } else if (at.rotates) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float a = x[2 * i], c = x[2 * i + 1];

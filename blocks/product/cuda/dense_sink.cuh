@@ -1,7 +1,7 @@
 // The Sink (sink.h) of one matrix product: scales, bias, one rounding, the store to rows of out.
 //
 // A warp finishes its sums in steps of up to 32 columns. Where out takes 16-byte stores of 16-bit
-// elements, a step goes through the warp's own place in shared memory. From there the copy engine
+// elements, a step goes through the warp's own place in shared memory. From there TMA
 // stores boxes while the next tile is multiplied: stored by lanes, the end of 256 x 96 took 2.8 us
 // of a tile's 9.2 at K = 1536, for all SMs write at once. Lanes store rows of tiles that are shared
 // or cut by an edge, and where w is the rows operand. Else each lane stores its elements, which
@@ -114,7 +114,7 @@ __device__ __forceinline__ void apply_factors(const UnitInfo& unit, int lane_row
   }
 }
 
-// A tile's outputs by the copy engine. `warp_row`: the first of the warp's, within the tile.
+// A tile's outputs by TMA. `warp_row`: the first of the warp's, within the tile.
 template <class Tile>
 __device__ __forceinline__ void store_boxes(
     const WarpgroupProblem& p, const UnitInfo& unit, int warp_row, int lane, uint8_t* staging,
@@ -123,7 +123,7 @@ __device__ __forceinline__ void store_boxes(
   constexpr int kLine = Tile::kBoxSteps * 64;  // bytes of a row of a box
   constexpr int kBoxBytes = kStagedRows * kLine;
   constexpr int kBoxes = Tile::kSteps / Tile::kBoxSteps, kOfWave = kBoxes / Tile::kWaves;
-  // A lane gives stmatrix row `row` of two columns of 16 bytes; `swizzle` is what the copy engine
+  // A lane gives stmatrix row `row` of two columns of 16 bytes; `swizzle` is what TMA
   // makes of the first column, and of those further by their exclusive or.
   const int row = lane / 8 % 2 * 8 + lane % 8;
   const int swizzle = (lane / 16) ^ (kLine == 128 ? row % 8 : row / 2 % 4);
@@ -280,7 +280,7 @@ class DenseSink {
     }
     finish_sums<Tile>(p_, unit, rank_, part.group, part.thread, part.staging, steps, sums);
   }
-  // The copy engine has stored them.
+  // TMA has stored them.
   __device__ __forceinline__ void end() const {
 #if __CUDA_ARCH__ >= 900
     if (!Tile::kSwapAb) wait_for_stores();

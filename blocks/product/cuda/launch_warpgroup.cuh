@@ -11,7 +11,7 @@ namespace cuda {
 
 // Describes a matrix as boxes of box_rows x line_bytes, swizzled; what lies outside reads as zero.
 // Rows start at multiples of 16 bytes; K may end anywhere, unlike make_tensor_map()'s.
-// `element`: whose numbers the copy engine adds; kFloat8E4M3FN: bytes, which it only moves.
+// `element`: whose numbers TMA adds; kFloat8E4M3FN: bytes, which it only moves.
 inline Status make_box_map(CUtensorMap& map, const MatrixOfBytes& matrix, int box_rows,
                            int line_bytes = kChunkBytes, DType element = DType::kFloat8E4M3FN) {
   static const detail::EncodeTiled encode = detail::find_encoder();
@@ -33,7 +33,7 @@ inline Status make_box_map(CUtensorMap& map, const MatrixOfBytes& matrix, int bo
       encode(&map, type, 2, const_cast<void*>(matrix.data), sizes, strides, box, steps,
              CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(line_bytes),
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-  return ok ? nullptr : "gemm: the driver could not describe the matrices to the copy engine";
+  return ok ? nullptr : "gemm: the driver could not describe the matrices to TMA";
 }
 
 }  // namespace cuda

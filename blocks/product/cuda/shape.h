@@ -111,7 +111,7 @@ constexpr int warp_scale_bytes(int block_r, int block_c, bool swap_ab, bool pair
 }
 
 // Outputs on their way to memory: boxes of kStagedRows x staged_columns() of 16 bits. With room for
-// all of its boxes of a tile a warp never waits, and the copy engine stores them while the next
+// all of its boxes of a tile a warp never waits, and TMA stores them while the next
 // tile is multiplied; but stages come first, so that operands for 1,900 cycles of products are
 // under way beside the one that is multiplied, and 16-bit types hold another
 // (docs/kernels/gemm_journal.md). Widened weights leave room for one. Where w is the 64-row operand

@@ -1,4 +1,4 @@
-// gemm for sm_90a: the copy engine fills stages in shared memory, two warpgroups multiply. Weights
+// gemm for sm_90a: TMA fills stages in shared memory, two warpgroups multiply. Weights
 // narrower than a are widened between the two by a third (widen.cuh).
 //
 //   rows operand [R, K]     a worker's unit: block_r x block_c x an interval of K

@@ -1,7 +1,7 @@
 // The warpgroup that widens weights for gemm's warpgroup kernel (warpgroup.cuh): wgmma multiplies
 // two operands of one type, so weights narrower than a become a's type on their way.
 //
-//   memory --copy engine--> narrow stage [rows of w][64 elements]     64 bytes a row, 32 of MXFP4
+//   memory --TMA--> narrow stage [rows of w][64 elements]     64 bytes a row, 32 of MXFP4
 //     --one or two warpgroups--> the stage that wgmma reads [rows of w][128 bytes], swizzled
 //
 // Why not in registers: wgmma takes its 64-row operand from registers too, but then the warps that

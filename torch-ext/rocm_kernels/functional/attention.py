@@ -2,7 +2,11 @@
 
 Queries are ``[batch, rows, heads, D]``, or ``[rows, heads, D]`` with ``cu_seqlens_q``; keys and
 values have fewer heads, each shared by as many query heads in a row, and values may have heads of
-their own size. Keys and values have the queries' dtype, or are FP8.
+their own size. Queries are float16, bfloat16 or float32 (on a GPU float32 takes the slow ``plain``
+kernel), keys and values the same, or FP8. Heads have 1 to 512 elements.
+
+What is not served raises a ValueError, TypeError or RuntimeError that says what was required and
+what came; nothing is written then. A gradient is refused.
 
 The functions share these arguments:
 
@@ -15,10 +19,10 @@ The functions share these arguments:
 ``softcap``
     Scores become ``softcap * tanh(score / softcap)``; 0: they stay.
 ``s_aux``
-    ``[heads]``: of each head a score more in the sum, of which no value comes (a sink).
+    ``[heads]``, float: one more score a head in the softmax's sum, without a value (a sink).
 ``k_descale``, ``v_descale``
     Factors of FP8 keys and values: a number, or float32 of one element, ``[KV heads]`` or
-    ``[batch, KV heads]``.
+    ``[batch, KV heads]``. 16-bit ones are multiplied too, but not divided as they are appended.
 ``deterministic``, ``num_splits``; in ``others`` ``pack_gqa``, ``sm_margin``, ``scheduler_metadata``
     For those who give them: they change nothing. The same call has the same bits every time, and
     the backend divides the work (below).
@@ -59,8 +63,9 @@ from .attention_arguments import (
     take_others,
     window,
 )
+from .fp8 import FP8_DTYPES
 from .gradients import mark_written, needs_gradient, refuse_gradient
-from .kvcache import Rotation, append_to_cache, turned_by_attention, turns_queries
+from .kvcache import Rotation, append_to_cache, rotated_by_attention, rotates_queries
 from .rows import optional_vector, require_tensors, side_by_side, side_by_side_told
 from .shapes import register_shapes
 
@@ -148,7 +153,8 @@ def flash_attn_varlen_func(
         cu_seqlens_q: int32 ``[batch + 1]``.
         cu_seqlens_k: int32 ``[batch + 1]``. With a block table only its differences count.
         max_seqlen_q: rows of the longest sequence, or more; None: those of q.
-        max_seqlen_k: keys of the longest; None: those of k, or of a whole row of the block table.
+        max_seqlen_k: keys of the longest, or more; None: those of k, or of a whole row of the block
+            table. With a block table, keys of a sequence behind so many do not count.
         block_table: int32 ``[batch, pages]``: the pages of each sequence, in order.
         seqused_k: int32 ``[batch]``: keys of each sequence that count.
         usual_seqlen_k: what the config is chosen for where max_seqlen_k is but a bound, as in a
@@ -161,6 +167,8 @@ def flash_attn_varlen_func(
         take_others("flash_attn_varlen_func", 13, more, others)
     cu_seqlens_q = integers(cu_seqlens_q, "cu_seqlens_q")
     cu_seqlens_k = integers(cu_seqlens_k, "cu_seqlens_k")
+    if cu_seqlens_q is None:
+        raise ValueError("cu_seqlens_q must say where sequences of q begin, got None")
     if cu_seqlens_k is None and seqused_k is None:
         raise ValueError("cu_seqlens_k or seqused_k must say how long sequences are, got neither")
     if block_table is None and cu_seqlens_k is None:
@@ -231,10 +239,11 @@ def flash_attn_with_kvcache(
             appended; None: the whole cache.
         block_table: int32 ``[batch, pages]``: the pages of each sequence, in order. Also named
             ``page_table``.
-        rotary_cos: ``[positions, rotary_dim / 2]``, with new keys: those turn by the rows of their
-            places in the cache, ``cache_seqlens`` and so on, and so do the queries where causal is
-            on or there is a window; where not, all queries of a sequence turn by the row
-            ``cache_seqlens``. On a GPU a position beyond the table gives NaN, the CPU refuses it.
+        rotary_cos: ``[positions, rotary_dim / 2]``, with new keys: those rotate by the rows of
+            their places in the cache, ``cache_seqlens`` and so on, and so do the queries where
+            causal is on or there is a window; where not, all queries of a sequence rotate by the
+            row ``cache_seqlens``. On a GPU a position beyond the table gives NaN, the CPU refuses
+            it.
         rotary_sin: as rotary_cos.
         rotary_interleaved: pairs are neighbours (GPT-J), else halves of rotary_dim apart (NeoX,
             Llama).
@@ -245,7 +254,9 @@ def flash_attn_with_kvcache(
 
     The rest as in the module's text. Returns ``[batch, rows, heads, Dv]`` in q's dtype.
     """
-    if block_table is None:
+    if page_table is not None:
+        if block_table is not None:
+            raise ValueError("block_table and page_table are one argument, got both")
         block_table = page_table
     _check(
         "flash_attn_with_kvcache", _CACHE_NAMES, q, k_cache, v_cache, s_aux, out, k_descale,
@@ -275,7 +286,7 @@ def flash_attn_with_kvcache(
     if rotary_cos is not None or rotary_sin is not None:
         rotation = Rotation(rotary_cos, rotary_sin, rotary_interleaved)
         if k is None:
-            raise ValueError("rotary_cos turns new keys and the queries, got no k and v")
+            raise ValueError("rotary_cos rotates new keys and the queries, got no k and v")
     if k is not None:
         if cu_seqlens_q is not None:
             raise ValueError(
@@ -287,8 +298,12 @@ def flash_attn_with_kvcache(
         require_tensors({"k": k, "v": v}, {})
         k_descale = descale(k_descale, "k_descale", q.shape[0], k_cache.shape[-2], q)
         v_descale = descale(v_descale, "v_descale", q.shape[0], k_cache.shape[-2], q)
-    joined = rotation is not None and q.dim() == 4 and turns_queries(q, k_cache, v_cache, k, v)
-    with turned_by_attention(q, joined):
+        _require_attends(
+            q, k_cache, v_cache, cache_seqlens, block_table, softmax_scale, causal, window_size,
+            softcap, s_aux, k_descale, v_descale, out, cache_leftpad,
+        )  # fmt: skip
+    joined = rotation is not None and q.dim() == 4 and rotates_queries(q, k_cache, v_cache, k, v)
+    with rotated_by_attention(q, joined):
         if k is not None:
             sees_all = not causal and window_size[0] < 0 and window_size[1] < 0
             q = append_to_cache(
@@ -382,9 +397,41 @@ def _check(
     tensors = [value for value in given if isinstance(value, torch.Tensor)]
     if len(tensors) < 3 + (s_aux is not None) + (out is not None) or tensors[2] is not v:
         require_tensors(dict(zip(names[:3], given[:3])), dict(zip(names[3:5], given[3:5])))
+    if min(q.dim(), k.dim(), v.dim()) < 3:
+        told = ", ".join(f"{name} {list(t.shape)}" for name, t in zip(names[:3], given[:3]))
+        raise ValueError(f"q, k and v must have 3 or 4 dimensions, got {told}")
     if needs_gradient(*tensors):
         named = zip(names, given)
         refuse_gradient(function, **{k: v for k, v in named if isinstance(v, torch.Tensor)})
+
+
+def _require_attends(
+    q, k, v, cache_seqlens, block_table, softmax_scale, causal, window_size, softcap, s_aux,
+    k_descale, v_descale, out, leftpad_k,
+) -> None:  # fmt: skip
+    """Raises what the attention would: nothing is appended then. The op itself is asked only where
+    something looks unusual, for it takes longer."""
+    if softmax_scale is not None:
+        scale(softmax_scale)
+    flag(causal)
+    usual = (
+        cap(softcap) >= 0
+        and q.dim() == 4
+        and (k.dtype == q.dtype or k.dtype in FP8_DTYPES)
+        and k.shape[-1] == q.shape[-1]
+        and k.shape[-2] > 0
+        and q.shape[2] % k.shape[-2] == 0
+        and (s_aux is None or s_aux.shape == q.shape[2:3])
+        and leftpad_k is None
+        and out is None
+    )
+    if usual or torch.compiler.is_compiling():
+        return
+    operands = _operands(
+        q, k, v, None, None, cache_seqlens, block_table, None, None, softmax_scale, causal,
+        window_size, softcap, s_aux, k_descale, v_descale, False, out, leftpad_k,
+    )  # fmt: skip
+    _attention_configs(*operands)
 
 
 def _run(

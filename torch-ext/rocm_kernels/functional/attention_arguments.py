@@ -1,6 +1,7 @@
-"""What strangers give attention: flash-attn's other orders, its words for nothing, and arguments of
-other versions of it, each taken as what it means or refused by what to do instead."""
+"""Checks attention's arguments: takes those of flash-attn's other orders and versions that mean the
+same here, and refuses the others with what to do instead."""
 
+import numbers
 from typing import Any, Dict, Optional, Tuple, Union
 
 import torch
@@ -39,7 +40,7 @@ _OTHERS = {
     ),
     "seqused_q": (None, "all rows of q count: leave the others out, by cu_seqlens_q"),
     "cu_seqlens_k_new": (None, "append keys of sequences that get unlike many by rope_and_cache"),
-    "rotary_seqlens": (None, "turn keys and queries that stand elsewhere by rope_and_cache"),
+    "rotary_seqlens": (None, "rotate keys and queries that stand elsewhere by rope_and_cache"),
     "learnable_sink": (None, "its name is s_aux here"),
     "leftpad_k": (None, "flash_attn_with_kvcache has cache_leftpad"),
     "mask_mod": (None, "no kernel here calls functions"),
@@ -123,13 +124,13 @@ def lengths(
     given: Any, batch: int, cache: torch.Tensor, block_table: Optional[torch.Tensor]
 ) -> Optional[torch.Tensor]:
     """``[batch]``, of as many or of one number for all sequences."""
-    if isinstance(given, int):
+    if isinstance(given, numbers.Integral):
         rows = cache.shape[1] * (1 if block_table is None else block_table.shape[1])
         if not 0 <= given <= rows:
             raise ValueError(
                 f"cache_seqlens must be 0 to the {rows} rows of a sequence's cache, got {given}"
             )
-        return torch.full((batch,), given, dtype=torch.int32, device=cache.device)
+        return torch.full((batch,), int(given), dtype=torch.int32, device=cache.device)
     counts = integers(given, "cache_seqlens")
     return counts.expand(batch) if counts is not None and counts.dim() == 0 else counts
 

@@ -20,7 +20,7 @@ _swiglu_fp8 = ops.swiglu_fp8.default
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 SCALE_BLOCK = 128
-E8M0 = getattr(torch, "float8_e8m0fnu", None)  # torch has it from 2.7 on
+E8M0 = torch.float8_e8m0fnu
 
 QuantizedOut = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor], None]
 

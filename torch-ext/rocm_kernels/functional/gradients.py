@@ -40,8 +40,11 @@ def refuse_gradient(function: str, **tensors: Any) -> None:
         if any(tensor is not None and tensor.requires_grad for tensor in several):
             wanting.append(name)
     if not torch.compiler.is_compiling() and _transform() is not None:
-        what = "got a call inside a torch.func transform"
-    elif torch.is_grad_enabled() and wanting:
+        raise RuntimeError(
+            f"{function} has no gradient and no batching rule, got a call inside a torch.func "
+            "transform: call it outside, with all rows of a batch at once"
+        )
+    if torch.is_grad_enabled() and wanting:
         what = f"got {' and '.join(wanting)} with requires_grad"
     else:
         what = "got a tangent of forward-mode differentiation"

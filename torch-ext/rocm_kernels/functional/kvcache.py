@@ -23,7 +23,7 @@ def kvcache_append_path(
 
     Returns:
         ``"rope_and_cache"``: the op of :func:`rope_and_cache`, a launch for keys and values of all
-        sequences; with ``rotary_cos`` it turns the queries too, if there are as many as new keys
+        sequences; with ``rotary_cos`` it rotates the queries too, if there are as many as new keys
         and each has a position of its own, and else another launch does. ``"torch"``: copies by
         index, where k and v are FP8 already, or of another type than a cache that is not FP8, or
         where the elements of a cache's heads are not side by side.
@@ -41,9 +41,9 @@ def kvcache_append_path(
 
 
 @contextlib.contextmanager
-def turned_by_attention(q: torch.Tensor, if_alike: bool = True) -> Iterator[None]:
+def rotated_by_attention(q: torch.Tensor, if_alike: bool = True) -> Iterator[None]:
     """The ``rope_and_cache`` within, and the attention behind it, may be one launch: of one query a
-    sequence, on NVIDIA's GPUs, where the launcher of attention has a kernel for it. The turned
+    sequence, on NVIDIA's GPUs, where the launcher of attention has a kernel for it. The rotated
     queries, which nothing else may read, are not written then.
 
     Args:
@@ -82,7 +82,7 @@ class Rotation:
         self.columns, self.interleaved = 2 * cos.shape[-1], interleaved
 
     def of(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """``heads``, ``[batch, rows, heads, D]``, turned; ``positions`` are ``[batch]``, of the
+        """``heads``, ``[batch, rows, heads, D]``, rotated; ``positions`` are ``[batch]``, of the
         first rows, or ``[batch, rows]``."""
         out = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
         _rope_and_cache(
@@ -106,12 +106,12 @@ def append_to_cache(
     rotation: Optional[Rotation],
     one_position: bool,
 ) -> torch.Tensor:
-    """Writes k and v behind the ``lengths`` keys that each sequence's cache has, and returns q; the
-    rotation turns k and q.
+    """Writes k and v behind the ``lengths`` keys that each sequence's cache has, and returns q; k
+    and q are rotated.
 
     Args:
         k_descale: ``[batch, KV heads]``, of an FP8 cache; likewise ``v_descale``.
-        one_position: all queries of a sequence turn as its first.
+        one_position: all queries of a sequence rotate as its first.
     """
     _require_room(k_cache, v_cache, k, v, q.shape[0], lengths, block_table)
     served = kvcache_append_path(k_cache, v_cache, k, v) == "rope_and_cache"
@@ -119,7 +119,7 @@ def append_to_cache(
     with_queries = rotation is not None and served and alike and k.shape[1] > 0
     if rotation is not None and not with_queries:
         if k.dtype not in _FLOATS:
-            raise ValueError(f"k must not be FP8 where rotary_cos turns it, got {k.dtype}")
+            raise ValueError(f"k must not be FP8 where rotary_cos rotates it, got {k.dtype}")
         q = rotation.of(q, lengths[:, None].expand(q.shape[:2]) if one_position else lengths)
         if not served and k.shape[1] > 0:
             k = rotation.of(k, lengths)
@@ -147,14 +147,14 @@ def append_to_cache(
     return out if with_queries else q
 
 
-def turns_queries(
+def rotates_queries(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
 ) -> bool:
-    """Whether one op of :func:`append_to_cache` turns a query of each sequence, too."""
+    """Whether one op of :func:`append_to_cache` rotates a query of each sequence, too."""
     return _are_alike(q, k) and kvcache_append_path(k_cache, v_cache, k, v) == "rope_and_cache"
 
 
@@ -207,18 +207,27 @@ def _copy_by_index(
 ) -> None:
     batch, count = new.shape[:2]
     at = lengths.to(torch.int64)[:, None] + torch.arange(count, device=new.device)
+    pages, size = cache.shape[:2]
+    if block_table is None:
+        page = torch.arange(batch, device=new.device)[:, None].expand_as(at)
+        is_there = (at >= 0) & (at < size)
+    else:
+        last = block_table.shape[1] - 1
+        page = block_table.to(torch.int64).gather(1, (at // size).clamp(0, last))
+        is_there = (at >= 0) & (at // size <= last) & (page >= 0) & (page < pages)
     if cache.dtype in FP8_DTYPES and new.dtype != cache.dtype:
         values = new.float() if descale is None else new.float() * (1 / descale)[:, None, :, None]
         largest = torch.finfo(cache.dtype).max
         new = values.clamp(-largest, largest)
-    new = new.to(cache.dtype)
-    if block_table is None:
-        place = (torch.arange(batch, device=new.device)[:, None].expand_as(at), at)
-    else:
-        size = cache.shape[1]
-        place = (block_table.to(torch.int64).gather(1, at // size), at % size)
+    new, cells = new.to(cache.dtype), cache
     if new.dtype in FP8_DTYPES:  # torch copies no FP8 by indices
-        cache.view(torch.uint8)[place] = new.view(torch.uint8)
-    else:
-        cache[place] = new
+        new, cells = new.view(torch.uint8), cache.view(torch.uint8)
+    # A row of no place is written where some other goes, and as that; nobody waits for the device
+    # to know which. If none has a place, one is written as it is.
+    number = torch.arange(batch * count, device=new.device).view(batch, count)
+    some = torch.where(is_there, number, -1).max()
+    taken = torch.where(is_there, number, some.clamp(min=0)).flatten()
+    page = page.clamp(0, pages - 1).flatten()[taken]
+    row = (at % size).flatten()[taken]
+    cells[page, row] = torch.where(some >= 0, new.flatten(0, 1)[taken], cells[page, row])
     mark_written(cache)

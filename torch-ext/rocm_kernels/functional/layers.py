@@ -58,7 +58,7 @@ def decode_layers(
     For each layer, where ``fp8`` quantises a row with one scale::
 
         q, k, v  = heads of qkv;  q, k become their norms, if these have weights
-        q, k turn;  k, v to row `position` of the layer's caches
+        q, k rotated;  k, v to row `position` of the layer's caches
         x        = fp8(softmax(q . keys * scale) . values) . w_o^T
         h        = x + residual
         g, u     = halves of fp8(norm(h)) . w_gate_up^T
@@ -85,8 +85,7 @@ def decode_layers(
             weights.
         bias_qkv: for each w_qkv ``[(heads + 2 * KV heads) * 128]`` like residual; none: no bias.
         q_norm_weights: for each layer ``[128]`` like residual, of norms of the query heads, which
-            are rounded no sooner than they have turned; none: no norms. Likewise
-            ``k_norm_weights``.
+            are rounded after the rotation; none: no norms. Likewise ``k_norm_weights``.
         k_scales: of FP8 caches, which hold k divided by it: for each layer float32 of one element
             or ``[KV heads]``; none: 1. Likewise ``v_scales``.
         eps, weight_offset: of all norms, as in :func:`rmsnorm`.
@@ -97,8 +96,9 @@ def decode_layers(
             count.
         window_left: rows before the last that counts which are seen; -1: all.
 
-    Sizes of rows must be multiples of 128, on a GPU from 1024 on, H up to 8192, of three and four
-    sequences up to 4096.
+    H, I and heads * 128 are multiples of 128. On a GPU they are 1024 at least, H and heads * 128
+    8192 at most, and H 4096 at most with three or four sequences. A device or a size that is not
+    served raises a RuntimeError that says so, before anything is written.
 
     Returns:
         residual.

@@ -6,13 +6,12 @@ from typing import Optional, Tuple, Union
 import torch
 
 from .._ops import ops
+from .attention_arguments import Scale, descale
 from .gradients import mark_written, needs_gradient, refuse_gradient
 from .rows import optional_vector, require_tensors, side_by_side
 from .shapes import register_shapes
 
 _rope_and_cache = ops.rope_and_cache.default
-
-Scale = Union[float, torch.Tensor, None]
 
 
 register_shapes("rope_and_cache")
@@ -58,12 +57,12 @@ def rope_and_cache(
         v: as k, with heads of its own size. It goes to the cache as it is.
         cos: ``[batch or 1, rows, columns]`` or ``[rows, columns]``: a row a token, of rotary_dim
             columns whose second half is not read (transformers repeats the first in it), or of
-            rotary_dim / 2. None: nothing turns.
+            rotary_dim / 2. None: nothing is rotated.
         sin: as cos. None: cos has the cosines in its first half of columns, the sines in the second
             (vLLM's ``cos_sin_cache``).
         positions: int32 or int64 ``[tokens]``, ``[rows]`` or ``[batch, rows]``: which row of cos,
             ``[positions, columns]``, is the token's.
-        rotary_dim: elements of a head that turn; None: as many as cos has columns.
+        rotary_dim: elements of a head that rotate; None: as many as cos has columns.
         interleaved: pairs are neighbours (GPT-J, GLM), not halves apart (NeoX, Llama).
         q_weight: ``[D]``: q has a norm over each head. Likewise ``k_weight``.
         weight_offset: 1 for norms that multiply by 1 + weight, as Gemma's do.
@@ -79,15 +78,19 @@ def rope_and_cache(
             slot_mapping.
         k_scale: a number, or float32 of one element, ``[KV heads]`` or ``[batch, KV heads]``, of an
             FP8 cache; None: 1. Likewise ``v_scale``.
-        out: like q, to write the result to; q itself turns in place.
-        k_out: like k, to write the turned keys to; k itself turns in place. Must be given where
-            there is no cache.
+        out: like q, to write the result to; q itself is rotated in place.
+        k_out: like k, to write the rotated keys to; k itself is rotated in place. Must be given
+            where there is no cache.
+
+    q, k and v are float32, float16 or bfloat16, of one dtype, D up to 512; cos and sin may have
+    another of the three. What is not served raises a ValueError, TypeError or RuntimeError that
+    says what was required and what came.
 
     Places beyond a cache, and positions beyond cos, are refused on the CPU. On a GPU, which would
     have to be waited for, nothing goes to such a place, and such a position gives NaN.
 
     Returns:
-        The turned queries, like q.
+        The rotated queries, like q.
     """
     require_tensors(
         {"q": q}, {"k": k, "v": v, "cos": cos, "sin": sin, "k_cache": k_cache, "v_cache": v_cache}
@@ -121,8 +124,8 @@ def rope_and_cache(
         _heads(q, four), _heads(k, four), _heads(v, four),
         _table(cos, positions), _table(sin, positions), _integers(positions),
         optional_vector(q_weight), optional_vector(k_weight), places,
-        None if block_table is None else side_by_side(block_table.to(torch.int32)),
-        _scale(k_scale, k_cache, q.device), _scale(v_scale, k_cache, q.device), kind, rotary_dim,
+        _pages(block_table), _scale(k_scale, "k_scale", k_cache, q),
+        _scale(v_scale, "v_scale", k_cache, q), kind, rotary_dim,
         interleaved, eps, weight_offset,
     )  # fmt: skip
     mark_written(out, k_out, k_cache, v_cache)
@@ -186,6 +189,14 @@ def _written(tensor: Optional[torch.Tensor], four: bool) -> Optional[torch.Tenso
     return tensor if tensor is None or four else tensor[None]
 
 
+def _pages(block_table: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    if block_table is None:
+        return None
+    if block_table.is_floating_point():
+        raise TypeError(f"block_table must be of integers, got {block_table.dtype}")
+    return side_by_side(block_table.to(torch.int32))
+
+
 def _table(
     table: Optional[torch.Tensor], positions: Optional[torch.Tensor]
 ) -> Optional[torch.Tensor]:
@@ -201,14 +212,16 @@ def _integers(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
 
 
 def _scale(
-    scale: Scale, cache: Optional[torch.Tensor], device: torch.device
+    scale: Scale, name: str, cache: Optional[torch.Tensor], q: torch.Tensor
 ) -> Optional[torch.Tensor]:
-    """Expands a cache's scale to ``[1 or KV heads]`` or ``[batch, KV heads]``."""
+    """A cache's scale as the op takes it: ``[1 or KV heads]`` or ``[batch, KV heads]``."""
     if scale is None:
         return None
-    if isinstance(scale, torch.Tensor):
-        of_sequences = scale.dim() == 2 and cache is not None and scale.shape[0] > 1
-        if of_sequences and scale.shape[1] == cache.shape[-2]:
-            return scale
-        return scale.reshape(scale.numel())
-    return torch.full((1,), scale, dtype=torch.float32, device=device)
+    if not isinstance(scale, torch.Tensor) or scale.numel() == 1:
+        if isinstance(scale, torch.Tensor):
+            return scale.reshape(1)
+        return torch.full((1,), scale, dtype=torch.float32, device=q.device)
+    if cache is None or scale.dim() < 2:
+        return scale
+    batch = q.shape[0] if q.dim() == 4 else 1
+    return descale(scale, name, batch, cache.shape[-2], q)

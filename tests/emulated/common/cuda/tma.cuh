@@ -1,4 +1,4 @@
-// What headers need of the copy engine's to be read; and what tensor_map.h says, for copies.
+// What headers need of TMA's to be read; and what tensor_map.h says, for copies.
 #pragma once
 
 #include <cstdint>
