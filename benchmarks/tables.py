@@ -181,7 +181,7 @@ def readme_measured() -> str:
             for side in ("use_decode_step, FP8 cache", "bfloat16, CUDA graph", "as it was")
         )
         beside = f"bfloat16 in a CUDA graph {bf16}; without `use_decode_step` {before}"
-        title = "a Llama of 8 billion parameters decodes by transformers' `generate`, H200"
+        title = "a Llama of 8 billion parameters decodes by `generate`, FP8 cache, H200"
         add(title, batch, f"{ours} tokens/s", beside)
     prompts = {row[0]: row[1] for row in printed("prompt")[1]}
     for tokens in ("512", "2,048"):
@@ -195,7 +195,7 @@ def readme_measured() -> str:
         bf16, fp8, _ = (speed("h200_experts_model", name, batch) for name in QWEN3_MOE)
         where = f"qwen3-30b-a3b, batch {batch}, context 512"
         ours = generated[f"NVIDIA H200, measured: {where}: use_decode_step, FP8 cache"]
-        title = "a Qwen3-MoE of 30 billion parameters decodes by `generate`, H200"
+        title = "a Qwen3-MoE of 30 billion parameters decodes by `generate`, FP8 cache, H200"
         beside = f"CUDA graph, context 128: bfloat16 {bf16}, FP8 {fp8}"
         add(title, batch, f"{ours} tokens/s", beside)
     for tokens in (1, 64, 4096):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.not_on("reference", "simulator")
 def kvcache(ops):
     """The module of a package that joins."""
     attention = sys.modules[ops.flash_attn_with_kvcache.__module__]
-    return sys.modules[attention.turned_by_attention.__module__]
+    return sys.modules[attention.rotated_by_attention.__module__]
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_as_models_call(backend, joining, kv_dtype, norms):
         joining(joins)
         given, written = qkv.clone(), [c.clone(memory_format=torch.preserve_format) for c in caches]
         q, k, v = given.split((heads, kv_heads, kv_heads), 2)
-        with kvcache(ops).turned_by_attention(q):
+        with kvcache(ops).rotated_by_attention(q):
             ops.rope_and_cache(
                 q, k, v, *tables, k_cache=written[0], v_cache=written[1], cache_positions=places,
                 k_scale=scales[0], v_scale=scales[1], out=q, **options,
@@ -126,10 +126,10 @@ def test_another_attention_comes_behind_it(backend, joining):
     turned = ops.rope_and_cache(q, cos=cos, sin=sin)
     expected = ops.flash_attn_func(other, k, v)
     joining(True)
-    with kvcache(ops).turned_by_attention(q):
+    with kvcache(ops).rotated_by_attention(q):
         found = ops.rope_and_cache(q, cos=cos, sin=sin)
         assert torch.equal(ops.flash_attn_func(other, k, v), expected)
     assert torch.equal(found, turned)
-    with pytest.raises(ZeroDivisionError), kvcache(ops).turned_by_attention(q):
+    with pytest.raises(ZeroDivisionError), kvcache(ops).rotated_by_attention(q):
         raise ZeroDivisionError
     assert torch.equal(ops.rope_and_cache(q, cos=cos, sin=sin), turned)

@@ -96,7 +96,7 @@ void rope_and_cache(
 
 // The next rope_and_cache of this thread, if `next`, runs with its next attention, which must come
 // before anything reads what the first writes. Where their queries and caches are one, and
-// attention's kernel turns new tokens itself (turns_new_tokens), `out` is never written. False:
+// attention's kernel turns new tokens itself (rotates_new_tokens), `out` is never written. False:
 // nothing waits, and what does is forgotten.
 void hold_rotation(bool next);
 

@@ -1,6 +1,6 @@
 // CUDA launcher of gemm: picks a kernel, describes the operands to it, starts it.
 //
-//   warpgroup.cuh  sm_90a: the copy engine and wgmma; FP8 x FP8, 16-bit x the same or FP8
+//   warpgroup.cuh  sm_90a: TMA and wgmma; FP8 x FP8, 16-bit x the same or FP8
 //   mma.cuh        sm_80 and later: any types of e4m3fn and 16 bits, any alignment
 //   plain.cu       e4m3fnuz, no K, few rows that are not aligned
 //   skinny_gemm/   the designs for few rows

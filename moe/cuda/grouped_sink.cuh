@@ -11,7 +11,7 @@
 //   finish_groups   h as FP8: a row's greatest goes to the cluster's other block, and its own comes
 //                   (a barrier for each warp); then the scale, the codes, 16 bytes a lane
 //   finish_h        h as it is, by elements or pairs
-//   stage_rows      rows of float32 by way of shared memory and the copy engine; end() waits for it
+//   stage_rows      rows of float32 by way of shared memory and TMA; end() waits for it
 //   finish_rows     rows by elements or pairs
 // clang-format on
 //
@@ -86,7 +86,7 @@ class GroupedSink {
   __device__ __forceinline__ GroupedSink(const GroupedTilesProblem& all, int rank, Shared& shared)
       : all_(all), p_(all.product), rank_(rank), shared_(shared) {}
 
-  // Sums of a short K go out by the copy engine, for its tiles are mostly their ends; else each
+  // Sums of a short K go out by TMA, for its tiles are mostly their ends; else each
   // thread stores what it has. What a path knows when it is
   // compiled (the activation, how it stores) is told apart here, once a tile: asked at each element
   // it was 36 instructions of an element's 40.
@@ -123,7 +123,7 @@ class GroupedSink {
       finish_rows<float, false>(unit, places, group, thread, sums);
     }
   }
-  // The copy engine has stored all rows of this warp.
+  // TMA has stored all rows of this warp.
   __device__ __forceinline__ void end() const {
 #if __CUDA_ARCH__ >= 900
     if (all_.warp_staging > 0) wait_for_stores();

@@ -194,7 +194,7 @@ struct ResidentBlock {
     copy_scales(stage);
     go_on();
   }
-  // The first stages in two halves: the copy engine may fetch boxes before the kernel waits, which
+  // The first stages in two halves: TMA may fetch boxes before the kernel waits, which
   // copies of scales may not precede (dependent_launch.h).
   __device__ __forceinline__ void begin_at(int of) {
     next = of, next_step = part;
@@ -244,7 +244,7 @@ struct ResidentBlock {
         }
       }
     }
-    // The stage is in registers. The copy engine must not overtake loads that wait in the queue
+    // The stage is in registers. TMA must not overtake loads that wait in the queue
     // (skinny_gemm.md: a trap).
     fence_async_proxy();
     __syncwarp();

@@ -1,4 +1,4 @@
-// A layer's products for few rows an expert, sm_90 and later: the copy engine (TMA) streams each
+// A layer's products for few rows an expert, sm_90 and later: TMA streams each
 // expert's rows of w once, through stages in shared memory, into mma.sync. skinny_gemm's pipeline
 // (skinny_gemm/cuda/tma_pipeline.cuh) over units of all experts.
 //
@@ -254,7 +254,7 @@ struct StreamedBlock {
         const uint32_t data = stages + state.stage * stage_bytes;
         mbarrier_wait(full + state.stage * kMbarrierBytes, state.parity);
         multiply_step(data, step, rows, slice, a_at, w_at, exponents_at, sums);
-        // The copy engine must not overtake loads that wait in the queue (skinny_gemm.md: a trap).
+        // TMA must not overtake loads that wait in the queue (skinny_gemm.md: a trap).
         fence_async_proxy();
         __syncwarp();
         if (lane == 0) mbarrier_arrive(empty + state.stage * kMbarrierBytes);

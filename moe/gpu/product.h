@@ -74,7 +74,7 @@ inline bool has_wide_stores(const void* out, int64_t stride, DType dtype) {
   return reinterpret_cast<uintptr_t>(out) % (4 * size_of(dtype)) == 0 && stride % 4 == 0;
 }
 // Whether rows of `k` elements of an expert's weights all begin at multiples of 16 bytes and do not
-// overlap: the copy engine takes no others.
+// overlap: TMA takes no others.
 inline bool has_aligned_rows(const ExpertWeights& w, int64_t k) {
   const int64_t bytes = size_of(w.dtype);
   return w.row_stride * bytes >= w_row_bytes(w.dtype, k) && w.expert_stride > 0 &&

@@ -225,7 +225,7 @@ inline Alignment alignment_of(const GemmArgs& args) {
   const int64_t w_bytes = args.k * size_of(args.w_dtype);
   Alignment alignment;
   alignment.vectors = has_aligned_rows(args) && a_bytes % 16 == 0 && w_bytes % 16 == 0;
-  // The copy engine counts 128-byte chunks and takes no rows that overlap.
+  // TMA counts 128-byte chunks and takes no rows that overlap.
   alignment.chunks = w_bytes % kChunkBytes == 0 && (args.m == 1 || args.a_stride >= args.k) &&
                      (args.n == 1 || args.w_stride >= args.k);
   return alignment;

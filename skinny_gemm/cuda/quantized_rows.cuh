@@ -1,4 +1,4 @@
-// Where a block of the TMA pipeline has its rows of a from: boxes that the copy engine brings, or
+// Where a block of the TMA pipeline has its rows of a from: boxes that TMA brings, or
 // 16-bit or float32 rows that the block quantises itself.
 //
 // A product behind a kernel that only quantises waits for two kernels to end, one behind the other,

@@ -1,4 +1,4 @@
-// skinny_gemm for sm_90 and later: the copy engine (TMA) streams both operands through stages in
+// skinny_gemm for sm_90 and later: TMA streams both operands through stages in
 // shared memory into mma.sync, and each block owns block_n rows of w for the whole of K.
 //
 // clang-format off
@@ -209,7 +209,7 @@ struct TmaBlock {
           }
         }
       }
-      // The copy engine is another proxy: without a fence its next box can overtake loads that wait
+      // TMA is another proxy: without a fence its next box can overtake loads that wait
       // in the queue (seen: a third of the outputs wrong with 16-bit operands and 8 chunks).
       fence_async_proxy();
       __syncwarp();

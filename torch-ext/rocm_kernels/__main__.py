@@ -1,4 +1,4 @@
-"""``python FOLDER --help``: the tuner of tuning.py, where FOLDER is this file's."""
+"""``python FOLDER --help``: the tuner (tuning/cli.py), where FOLDER is this file's."""
 
 import importlib.util
 import sys

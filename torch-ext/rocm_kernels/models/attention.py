@@ -36,7 +36,7 @@ from ..functional import (
     flash_attn_with_kvcache,
 )
 from ..functional.gradients import needs_gradient
-from ..functional.kvcache import turned_by_attention
+from ..functional.kvcache import rotated_by_attention
 from .attention_traits import require_no_chosen_keys, theirs_for, traits_of
 from .cpu_recording import is_recording
 
@@ -139,7 +139,7 @@ def make_mask(
         # Behind the last token of a text that is only read, padding may be anything.
         is_read = isinstance(q_offset, int) and q_offset == 0 and q_length == kv_length
         span = _span(
-            batch_size, end, kv_length, kv_offset, attention_mask, window, device,
+            batch_size, end, kv_offset, attention_mask, window, device,
             is_step=_is_recorded()
             or (q_length == 1 and not kwargs.get("allow_is_causal_skip", True)),
             is_read=is_read,
@@ -238,7 +238,6 @@ def _is_same(one: Any, other: Any) -> bool:
 def _span(
     batch: int,
     end: Any,
-    kv_length: int,
     kv_offset: int,
     real: Optional[torch.Tensor],
     window: Tuple[int, int],
@@ -363,7 +362,7 @@ def attend(
     if key.dtype in FP8_DTYPES:
         options.update(k_descale=k_descale, v_descale=v_descale)
     if pattern is not None:
-        with turned_by_attention(q, append is not None and attention_mask.shape[-1] < 3):
+        with rotated_by_attention(q, append is not None and attention_mask.shape[-1] < 3):
             if append is not None:
                 append()
             out = flash_attn_with_kvcache(

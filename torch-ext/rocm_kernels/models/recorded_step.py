@@ -290,11 +290,11 @@ def _is_padding(name: str, value: Any) -> bool:
     return name == "attention_mask" and isinstance(value, torch.Tensor) and value.dim() == 2
 
 
-def kind_of(name: str, value: Any) -> Any:
+def kind_of(value: Any) -> Any:
     """What a recorded step may depend on. Not the columns of integers: those of all tokens so far
     may be among the arguments, and grow."""
     if isinstance(value, dict):
-        return tuple((key, kind_of(key, v)) for key, v in sorted(value.items()))
+        return tuple((key, kind_of(v)) for key, v in sorted(value.items()))
     if isinstance(value, torch.Tensor):
         may_grow = value.dim() == 2 and not value.is_floating_point()
         return value.dtype, value.dim(), tuple(value.shape[:1] if may_grow else value.shape)
@@ -303,7 +303,7 @@ def kind_of(name: str, value: Any) -> Any:
 
 def kinds_of(kwargs: Dict[str, Any]) -> Tuple[Any, ...]:
     """Those of a call's arguments, by name."""
-    return tuple((name, kind_of(name, value)) for name, value in sorted(kwargs.items()))
+    return tuple((name, kind_of(value)) for name, value in sorted(kwargs.items()))
 
 
 def _fits(name: str, value: Any, place: Any) -> bool:

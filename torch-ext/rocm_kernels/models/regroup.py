@@ -7,13 +7,11 @@ import torch
 
 from ..functional import SCALE_BLOCK
 
-E8M0 = getattr(torch, "float8_e8m0fnu", None)
-
 
 def decoded(scale: torch.Tensor) -> torch.Tensor:
     """Scales in float32; uint8 are E8M0: exponents, biased by 127."""
     if scale.dtype == torch.uint8:
-        scale = scale.view(E8M0)
+        scale = scale.view(torch.float8_e8m0fnu)
     return scale.detach().float()
 
 
