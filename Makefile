@@ -22,7 +22,8 @@ CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.hip' '*.cu' '*.cuh')
 SIDE_BY_SIDE := -n auto --dist loadfile
 
 # vLLM has a torch and a transformers of its own. The CPU build is other people's: torchvision and the
-# like, which it does not need, fit another torch. The newest vLLM comes as Python files alone.
+# like, which it does not need, fit another torch. The newest and the oldest vLLM come as Python files
+# alone.
 VLLM_VENV ?= build/vllm
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --quiet --disable-pip-version-check
 
@@ -78,12 +79,15 @@ $(VLLM_VENV)/ready: integrations/vllm/requirements.txt integrations/vllm/pyproje
 	$(VLLM_PIP) install $(PIP_ARGS) -r integrations/vllm/requirements.txt
 	$(VLLM_PIP) uninstall --yes torchvision torchaudio torchcodec
 	$(VLLM_PIP) install --no-deps -e integrations/vllm
-	$(VLLM_PIP) download --no-deps --dest $(VLLM_VENV)/newest "$$(sed -n 's/^# newest: //p' $<)"
-	cd $(VLLM_VENV)/newest && unzip -qo *.whl '*.py' '*.json' '*.dist-info/*' && rm *.whl
+	for which in newest oldest; do \
+	  $(VLLM_PIP) download --no-deps --dest $(VLLM_VENV)/$$which "$$(sed -n "s/^# $$which: //p" $<)" && \
+	  (cd $(VLLM_VENV)/$$which && unzip -qo *.whl '*.py' '*.json' '*.dist-info/*' && rm *.whl) || exit 1; \
+	done
 	@touch $@
 
 test-vllm: build $(VLLM_VENV)/ready ## the vLLM plugin with vLLM itself, in an environment of its own
 	LOCAL_KERNELS=org/rocm-kernels=$(CURDIR) VLLM_NEWEST=$(abspath $(VLLM_VENV))/newest \
+	  VLLM_OLDEST=$(abspath $(VLLM_VENV))/oldest \
 	  $(VLLM_VENV)/bin/python -m pytest -q -p no:cacheprovider --rootdir integrations/vllm \
 	  integrations/vllm/tests $(ARGS)
 

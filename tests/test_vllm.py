@@ -21,10 +21,10 @@ def make(arguments=""):
     assert " passed" in done.stdout
 
 
-def test_the_newest_vllm_has_every_hook():
+def test_the_newest_and_the_oldest_vllm_have_every_hook():
     if not READY.exists():
         pytest.skip("build/vllm is not there: make test-vllm fetches vLLM, some gigabytes")
-    make("-k 'newest and (hook_is_there or every_part)'")
+    make("-k '(newest or oldest) and (hook_is_there or every_part)'")
 
 
 @pytest.mark.slow

@@ -388,7 +388,7 @@ def test_the_log_says_what_vllms_settings_keep_off(hooked, monkeypatch, config, 
 
 
 def test_a_module_that_vllm_has_not_got_costs_the_parts_that_need_it_alone(plugin, monkeypatch):
-    """0.26 has no fused_act_quant. Norm and the passes import nothing of it."""
+    """Before 0.30 there is no fused_act_quant. Norm and the passes import nothing of it."""
     for name in ("vllm", "vllm.platforms", "vllm.model_executor.layers.quantization.utils"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     sys.modules["vllm.platforms"].current_platform = None

@@ -1,8 +1,8 @@
 """Adds the activation with FP8 results to models that ask vLLM for a fused one.
 
 Models that call ``maybe_fused_act_quant`` (Llama, and whoever takes its MLP) look up a function by
-activation and by what the next linear wants: the row for one scale a token was missing. vLLM 0.26
-has no such table yet.
+activation and by what the next linear wants: the row for one scale a token was missing. vLLM has
+that table from 0.30 on.
 """
 
 import functools

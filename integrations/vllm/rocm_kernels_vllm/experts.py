@@ -17,7 +17,11 @@ import torch
 import vllm.model_executor.layers.fused_moe.modular_kernel as mk
 from vllm.logger import init_logger
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+from vllm.model_executor.layers.fused_moe.config import (
+    FusedMoEConfig,
+    FusedMoEParallelConfig,
+    FusedMoEQuantConfig,
+)
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 from vllm.model_executor.layers.quantization.utils.quant_utils import (
     kFp8Dynamic128Sym,
@@ -42,6 +46,9 @@ ASKED_OF_CONFIGS = (
     "moe_backend", "rocm_aiter_fmoe_enabled", "num_local_experts", "experts_per_token", "in_dtype",
     "intermediate_size_per_partition",
 )  # fmt: skip
+ASKED_OF_PARALLEL_CONFIGS = ("use_all2all_kernels", "use_ag_rs_all2all_kernels")
+# vLLM 0.26 and 0.27 have none: the limit of gate and up is the quantisation's.
+HAS_ACTIVATION_CONFIG = hasattr(mk, "ApplyMoEActivationConfig")
 
 ACTIVATIONS = {
     MoEActivation.SILU: "silu",
@@ -83,9 +90,16 @@ def experts() -> bool:
 
 def _require_hooks() -> None:
     """What a served model would otherwise be the first to miss."""
-    fields = set(ASKED_OF_CONFIGS) - set(FusedMoEConfig.__dataclass_fields__)
-    if fields:
-        raise HookMoved(f"FusedMoEConfig has no {sorted(fields)}")
+    limit = (
+        (mk.ApplyMoEActivationConfig, ("clamp_limit",))
+        if HAS_ACTIVATION_CONFIG
+        else (FusedMoEQuantConfig, ("gemm1_clamp_limit",))
+    )
+    parallel = (FusedMoEParallelConfig, ASKED_OF_PARALLEL_CONFIGS)
+    for cls, asked in ((FusedMoEConfig, ASKED_OF_CONFIGS), parallel, limit):
+        known = {*cls.__dataclass_fields__, *vars(cls)}
+        if missing := sorted(set(asked) - known):
+            raise HookMoved(f"{cls.__name__} has no {missing}")
     if inspect.isabstract(RocmKernelsExperts):
         raise HookMoved(f"experts must have {sorted(RocmKernelsExperts.__abstractmethods__)} too")
     for method in ("apply", "workspace_shapes", "is_supported_config"):
@@ -105,11 +119,16 @@ def _asking_ours_first(theirs: Callable, backend) -> Callable:
         given = signature.bind(*args, **kwargs).arguments
         config = given.get("config", given.get("moe_config"))
         weight_key, activation_key = given.get("weight_key"), given.get("activation_key")
-        supported, reason = RocmKernelsExperts.is_supported_config(
-            RocmKernelsExperts, config, weight_key, activation_key,
-            mk.FusedMoEActivationFormat.Standard,
-        )  # fmt: skip
         log = init_logger(parts.logger().name)
+        try:
+            supported, reason = RocmKernelsExperts.is_supported_config(
+                RocmKernelsExperts, config, weight_key, activation_key,
+                mk.FusedMoEActivationFormat.Standard,
+            )  # fmt: skip
+        except Exception as error:  # whatever a vLLM of other shape raises: a server must start
+            message = "Experts stay with vLLM %s, whose configs are not as they were (%s: %s)"
+            log.warning_once(message, parts.version_of_vllm(), type(error).__name__, f"{error}")
+            return theirs(*args, **kwargs)
         if supported:
             log.info_once(
                 "Selected RocmKernelsExperts for %s weights",
@@ -191,7 +210,8 @@ class RocmKernelsExperts(mk.FusedMoEExpertsModular):
         tokens already sorted by expert."""
         parallel = moe_parallel_config
         exchanged = parallel.use_all2all_kernels and not parallel.use_ag_rs_all2all_kernels
-        return not exchanged and not parallel.use_passthrough_all2all
+        # Of vLLM 0.32 and later.
+        return not exchanged and not getattr(parallel, "use_passthrough_all2all", False)
 
     def workspace_shapes(
         self, M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta, activation
@@ -211,12 +231,18 @@ class RocmKernelsExperts(mk.FusedMoEExpertsModular):
         if apply_router_weight_on_input:  # which vLLM has done
             topk_weights = torch.ones_like(topk_weights)
         interleaved = activation == MoEActivation.SWIGLUOAI
-        limit = SWIGLUOAI_LIMIT if interleaved else self.activation_config.clamp_limit
+        limit = SWIGLUOAI_LIMIT if interleaved else self._clamp_limit()
         ops.fused_moe(
             output, hidden_states, w1, w2, topk_weights, topk_ids, expert_map,
             _scale_of(w1, self.w1_scale), _scale_of(w2, self.w2_scale), self.w1_bias, self.w2_bias,
             ACTIVATIONS[activation], limit, interleaved,
         )  # fmt: skip
+
+    def _clamp_limit(self) -> float | None:
+        """Of gate and up."""
+        if HAS_ACTIVATION_CONFIG:
+            return self.activation_config.clamp_limit
+        return self.quant_config.gemm1_clamp_limit
 
 
 def _scale_of(w: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor | None:

@@ -1,6 +1,7 @@
 """What the plugin hooks into, or names, of vLLM."""
 
-# Module and attribute.
+# Module and attribute; fields of dataclasses that have no default are none, and experts.py asks for
+# those.
 HOOKS = (
     "vllm.envs:environment_variables",
     "vllm.logger:init_logger",
@@ -18,6 +19,11 @@ HOOKS = (
     "vllm.model_executor.layers.fused_moe.oracle.unquantized:select_unquantized_moe_backend",
     "vllm.model_executor.layers.fused_moe.oracle.unquantized:UnquantizedMoeBackend.TRITON",
     "vllm.model_executor.layers.fused_moe.modular_kernel:FusedMoEExpertsModular.apply",
+    "vllm.model_executor.layers.fused_moe.modular_kernel:ApplyMoEActivationConfig.clamp_limit",
+    "vllm.model_executor.layers.fused_moe.config:FusedMoEQuantConfig.gemm1_clamp_limit",
+    "vllm.model_executor.layers.fused_moe.config:FusedMoEParallelConfig.use_all2all_kernels",
+    "vllm.model_executor.layers.fused_moe.config:FusedMoEParallelConfig.use_ag_rs_all2all_kernels",
+    "vllm.model_executor.layers.fused_moe.config:FusedMoEParallelConfig.use_passthrough_all2all",
     "vllm.model_executor.layers.utils:rocm_unquantized_gemm",
     "vllm.compilation.passes.fusion.rms_quant_fusion:FUSED_OPS",
     "vllm.compilation.passes.fusion.rms_quant_fusion:FusedRMSQuantKey",
@@ -31,4 +37,11 @@ HOOKS = (
     "vllm.v1.attention.backends.registry:AttentionBackendEnum.CUSTOM",
     "vllm.v1.attention.backends.registry:register_backend",
     "vllm.v1.attention.backends.utils:split_decodes_and_prefills",
+)
+
+# Those that the oldest vLLM has not got, which the plugin does without.
+YOUNGER = (
+    "vllm.model_executor.layers.fusion.fused_act_quant:_FUSED_ACT_QUANT",
+    "vllm.model_executor.layers.fused_moe.modular_kernel:ApplyMoEActivationConfig.clamp_limit",
+    "vllm.model_executor.layers.fused_moe.config:FusedMoEParallelConfig.use_passthrough_all2all",
 )

@@ -10,7 +10,7 @@ import json
 import sys
 
 import torch
-from faked_gfx942 import fake_torch
+from faked_machine import fake_torch
 from hooks import HOOKS
 
 library = fake_torch()
@@ -146,6 +146,29 @@ def experts() -> dict:
             )
         return [backend.name, cls.__name__]
 
+    def limit_of_layer():
+        """The limit of gate and up that reaches fused_moe, of a layer whose checkpoint has 1.5."""
+        from rocm_kernels_vllm.experts import RocmKernelsExperts, ops
+        from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
+
+        scale, limits = torch.ones(8), []
+        quant = fp8_w8a8_moe_quant_config(scale, scale, gemm1_clamp_limit=1.5)
+        layer = RocmKernelsExperts(config(), quant)
+        ops.fused_moe, theirs = lambda *arguments: limits.append(arguments[-2]), ops.fused_moe
+        w = torch.empty(8, 2, 2)
+        layer.apply(*[w] * 6, MoEActivation.SILU, 8, *[None] * 6, False)
+        ops.fused_moe = theirs
+        return limits
+
+    def selected_as_ours_raises():
+        from rocm_kernels_vllm.experts import RocmKernelsExperts
+
+        asked = RocmKernelsExperts._supports_parallel_config
+        RocmKernelsExperts._supports_parallel_config = lambda config: config.no_such_field
+        found = [selected(*block), selected(*block)]
+        RocmKernelsExperts._supports_parallel_config = asked
+        return found
+
     block = (kFp8Static128BlockSym, kFp8Dynamic128Sym)
     sixteen_bit = (None, None)
     ranks = {"ep_size": 4, "use_ep": True}
@@ -164,6 +187,8 @@ def experts() -> dict:
         "half a block": selected(*block, intermediate_size=192),
         "many a token": selected(*block, num_experts=64, experts_per_token=33),
         "exchanged": selected(*block, parallel=exchanged, num_local_experts=2),
+        "ours raises": selected_as_ours_raises(),
+        "limit": limit_of_layer(),
     }
 
 
@@ -215,8 +240,12 @@ def graphs(config: VllmConfig) -> dict:
 
 
 def activation() -> dict:
+    """By what the next linear takes, whether the function is ours; none before vLLM 0.30."""
+    try:
+        from vllm.model_executor.layers.fusion.fused_act_quant import _FUSED_ACT_QUANT
+    except ImportError:
+        return {}
     from rocm_kernels_vllm import activation as ours
-    from vllm.model_executor.layers.fusion.fused_act_quant import _FUSED_ACT_QUANT
 
     return {
         str(key): producer.__module__ == ours.__name__
