@@ -236,7 +236,7 @@ def test_drafts_are_verified(attention, package, new):
     """Up to ``1 + drafts`` queries of a sequence are a decoding step's, and share one launch."""
     served = Served(attention, new, [50, 7, 0, 3][: len(new)], drafts=3)
     served.check(package.reference)
-    parts = served.metadata()
+    parts = served.metadata().parts
     assert [part.max_seqlen_q for part in parts] == ([4] if max(new) <= 4 else [4, 60])
 
 

@@ -8,6 +8,7 @@ A page is ``[KV heads, rows, 2 * D]`` in name, each key with its value behind it
 rows lie is vLLM's choice, for the kernel takes any strides. vLLM's own op writes the pages.
 """
 
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -112,7 +113,15 @@ class Sequences(NamedTuple):
     max_seqlen_k: int
 
 
-class MetadataBuilder(AttentionMetadataBuilder[tuple[Sequences, ...]]):
+@dataclass
+class Metadata:
+    """A batch. A plain dataclass, as vLLM's wrappers of a backend set attributes on it (chunked
+    attention), or derive from its class and copy its fields (fast prefill)."""
+
+    parts: tuple[Sequences, ...]
+
+
+class MetadataBuilder(AttentionMetadataBuilder[Metadata]):
     """Sequences that decode come first, and prompts get a launch of their own: how keys are divided
     among blocks depends on the longest query of a launch.
 
@@ -136,8 +145,8 @@ class MetadataBuilder(AttentionMetadataBuilder[tuple[Sequences, ...]]):
             batch.max_query_len, batch.max_seq_len,
         )  # fmt: skip
         if not decodes or not prompts:
-            return (everything,)
-        return (
+            return Metadata((everything,))
+        return Metadata((
             Sequences(
                 0, batch.query_start_loc[: decodes + 1], batch.seq_lens[:decodes],
                 batch.block_table_tensor[:decodes], threshold, batch.max_seq_len,
@@ -146,7 +155,7 @@ class MetadataBuilder(AttentionMetadataBuilder[tuple[Sequences, ...]]):
                 rows, batch.query_start_loc[decodes:] - rows, batch.seq_lens[decodes:],
                 batch.block_table_tensor[decodes:], batch.max_query_len, batch.max_seq_len,
             ),
-        )  # fmt: skip
+        ))  # fmt: skip
 
 
 class Pages(NamedTuple):
@@ -158,7 +167,7 @@ class Pages(NamedTuple):
     read: tuple[torch.Tensor, ...]
 
 
-class RocmKernelsAttentionImpl(AttentionImpl[tuple[Sequences, ...]]):
+class RocmKernelsAttentionImpl(AttentionImpl[Metadata]):
     def __init__(
         self,
         num_heads: int,
@@ -216,7 +225,7 @@ class RocmKernelsAttentionImpl(AttentionImpl[tuple[Sequences, ...]]):
         flash_attn_varlen_func = kernels.package().flash_attn_varlen_func
         recorded = current_platform.is_cuda() and torch.cuda.is_current_stream_capturing()
         usual = USUAL_SEQLEN_K if recorded else None
-        for part in attn_metadata:
+        for part in attn_metadata.parts:
             # vLLM's bound may be of what a sequence can become, and more than its pages hold.
             room = part.block_table.shape[1] * keys.shape[1]
             first = part.first_row
