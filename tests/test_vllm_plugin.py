@@ -319,6 +319,31 @@ def test_parts_are_hooked_in_and_the_compile_cache_knows(hooked):
     assert known.endswith(",".join(hooked.parts.PARTS))
 
 
+def test_vllm_knows_the_variables(hooked, monkeypatch):
+    """Those it knows it copies to Ray's workers, and hashes, by what a getter returns."""
+    names = ("ROCM_KERNELS_VLLM_OFF", "ROCM_KERNELS_VLLM_ON", "LOCAL_KERNELS")
+    for name in names:
+        monkeypatch.setenv(name, "")
+    hooked.parts.register()
+    for name in names:
+        monkeypatch.setenv(name, f"what {name} says")
+        assert hooked.envs.environment_variables[name]() == f"what {name} says"
+        monkeypatch.delenv(name)
+        assert hooked.envs.environment_variables[name]() is None
+
+
+def test_an_unknown_name_is_said_once(hooked, monkeypatch, caplog):
+    """Not once a layer, and wherever the part would run."""
+    monkeypatch.setenv("ROCM_KERNELS_VLLM_ON", "expert, all")
+    hooked.parts.register()
+    for _ in range(3):
+        hooked.parts.asked_for("experts")
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.partition(", which")[0] for text in said] == [
+        f"ROCM_KERNELS_VLLM_ON names {name!r}" for name in ("expert", "all")
+    ]
+
+
 def test_parts_are_turned_off(hooked, monkeypatch, caplog):
     monkeypatch.setenv("ROCM_KERNELS_VLLM_OFF", "norm, skinny,nonsense")
     state = hooked.parts.register()

@@ -4,6 +4,7 @@
 ``ROCM_KERNELS_VLLM_ON`` names those to run where they are not on by themselves.
 """
 
+import functools
 import importlib
 import logging
 import os
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 VARIABLE = "ROCM_KERNELS_VLLM_OFF"
 VARIABLE_ON = "ROCM_KERNELS_VLLM_ON"
+LOCAL_KERNELS = "LOCAL_KERNELS"  # of the kernels client: a folder in the place of a repository
 DEEP_GEMM = ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM")  # vLLM's, on where nobody sets them
 # Counts what a graph that vLLM caches may rely on: the ops' schemas and their place in graphs.
 CACHED = "1"
@@ -92,7 +94,7 @@ hooked_in = State((), (), {})  # what register() did in this process
 
 def turned_off() -> list[str]:
     """The parts that the environment turns off."""
-    names = _named_by(VARIABLE, "all")
+    names = _named_by(VARIABLE)
     return [part for part in PARTS if part in names or "all" in names]
 
 
@@ -119,18 +121,22 @@ def why_experts_wait(is_nvidia: bool, is_hopper: bool, weights: object) -> str:
     return f"{reason}; {VARIABLE_ON}=experts takes them"
 
 
-def _named_by(variable: str, *more: str) -> list[str]:
-    """An unknown name does nothing, and is said."""
-    names = [name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()]
-    for name in names:
-        if name not in (*PARTS, *more):
-            message = "%s names %r, which is no part: they are %s"
-            logger().warning(message, variable, name, ", ".join((*PARTS, *more)))
-    return names
+def _named_by(variable: str) -> list[str]:
+    return [name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()]
+
+
+def _say_unknown_names() -> None:
+    """An unknown name does nothing."""
+    for variable, known in ((VARIABLE, (*PARTS, "all")), (VARIABLE_ON, (*PARTS,))):
+        for name in _named_by(variable):
+            if name not in known:
+                message = "%s names %r, which is no part: they are %s"
+                logger().warning(message, variable, name, ", ".join(known))
 
 
 def register() -> State:
     """Hooks every part into vLLM that is on. A part that cannot be leaves vLLM as it was."""
+    _say_unknown_names()
     off = turned_off()
     on, failed = [], {}
     for name, part in PARTS.items():
@@ -146,7 +152,7 @@ def register() -> State:
             logger().warning(message, version_of_vllm(), part.what, failed[name])
     global hooked_in
     hooked_in = State(tuple(on), tuple(off), failed)
-    _tell_the_compile_cache(hooked_in)
+    _tell_vllms_variables(hooked_in)
     return hooked_in
 
 
@@ -181,12 +187,15 @@ def _module(name: str):
     return importlib.import_module(f"{__package__}.{name}")
 
 
-def _tell_the_compile_cache(state: State) -> None:
-    """A graph that vLLM compiled with other parts on would call other ops: what runs joins the
-    variables that vLLM hashes into the names of its cached graphs."""
+def _tell_vllms_variables(state: State) -> None:
+    """vLLM hashes the variables that it knows into the names of its cached graphs, where those with
+    other parts would call other ops: what runs joins them. And it copies them to Ray's workers:
+    so those that this plugin reads do, too."""
     try:
         variables = importlib.import_module("vllm.envs").environment_variables
         variables["ROCM_KERNELS_VLLM"] = lambda: ",".join([__package__, CACHED, *state.on])
+        for name in (VARIABLE, VARIABLE_ON, LOCAL_KERNELS):
+            variables[name] = functools.partial(os.environ.get, name)
     except (ImportError, AttributeError, TypeError) as error:
-        message = "rocm-kernels: clear vLLM's compile cache after changing %s (%s)"
-        logger().warning(message, VARIABLE, error)
+        message = "rocm-kernels: clear vLLM's compile cache after changing %s, %s (%s)"
+        logger().warning(message, VARIABLE, VARIABLE_ON, error)

@@ -53,7 +53,7 @@ def main() -> None:
             result |= {"rocm": current_platform.is_rocm(), "linears": linears()}
             result |= {"experts": experts()}
             result |= {"graphs": graphs(config), "activation": activation(), "gemm": gemm()}
-            result |= {"attention": attention()}
+            result |= {"attention": attention(), "variables": variables()}
     print("RESULT " + json.dumps(result))
 
 
@@ -285,6 +285,17 @@ def attention() -> dict:
         except ValueError as error:
             found[name] = f"{error}"
     return found
+
+
+def variables() -> dict:
+    """Of the plugin's: those that vLLM copies to Ray's workers, and what it hashes of each."""
+    from vllm import envs
+    from vllm.ray.ray_env import get_env_vars_to_copy
+
+    known = {name for name in envs.environment_variables if "ROCM_KERNELS" in name}
+    known.add("LOCAL_KERNELS")
+    hashed = envs.compile_factors()
+    return {name: hashed.get(name) for name in known & get_env_vars_to_copy()}
 
 
 def gemm() -> str:

@@ -174,6 +174,18 @@ def test_a_moved_hook_gets_one_sentence(faked, version, moved, part):
     assert len(sentences) == 1 and result["version"] in sentences[0] and name in sentences[0]
 
 
+def test_rays_workers_get_the_variables(faked, version):
+    """And what is in them joins the names of vLLM's cached graphs, beside the parts that run."""
+    found = faked(version)[0]["variables"]
+    on = "rocm_kernels_vllm,1," + ",".join(parts_of(version))
+    assert found == {
+        "ROCM_KERNELS_VLLM": on,
+        "ROCM_KERNELS_VLLM_OFF": "",
+        "ROCM_KERNELS_VLLM_ON": None,
+        "LOCAL_KERNELS": os.environ.get("LOCAL_KERNELS"),
+    }
+
+
 def test_parts_are_turned_off(faked):
     result, log = faked("installed", off="norm, swiglu_pass, nonsense")
     expected = [part for part in ALL_PARTS if part not in ("norm", "swiglu_pass")]
