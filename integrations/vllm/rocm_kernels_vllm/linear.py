@@ -75,7 +75,9 @@ class RocmKernelsFP8Linear(FP8ScaledMMLinearKernel):
         expose_input_quant_key(layer, self)  # the method of `fp8` checkpoints does not
 
     def apply_scaled_mm(self, *, A, B, out_dtype, As, Bs, bias, output_shape):
-        # B is a transposed view of the weight as it was loaded.
+        # B is a transposed view of the weight as it was loaded. Scales of an activation that came
+        # quantised have its dimensions, three in Pixtral's vision; A has two.
+        As = As.reshape(-1, As.shape[-1]) if As.dim() > 2 else As
         return ops.fp8_product(A, B.t(), As, Bs, bias, out_dtype).view(*output_shape)
 
 
