@@ -54,6 +54,13 @@ def _is_supported():
     return not reason, f"has no kernels here ({reason})" if reason else None
 
 
+def _expose_input_quant_key(layer: torch.nn.Module, kernel) -> None:
+    """Says what a fused activation may hand to the layer. Not where a checkpoint bounds its scales,
+    as FBGEMM's do: a fused activation knows no bound, and vLLM's QuantFP8 does."""
+    if getattr(layer, "input_scale_ub", None) is None:
+        expose_input_quant_key(layer, kernel)
+
+
 class RocmKernelsFP8Linear(FP8ScaledMMLinearKernel):
     """Weights with one scale or one a channel; activations with one or one a token."""
 
@@ -72,7 +79,7 @@ class RocmKernelsFP8Linear(FP8ScaledMMLinearKernel):
         return self.config.activation_quant_key
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        expose_input_quant_key(layer, self)  # the method of `fp8` checkpoints does not
+        _expose_input_quant_key(layer, self)  # the method of `fp8` checkpoints does not
 
     def apply_scaled_mm(self, *, A, B, out_dtype, As, Bs, bias, output_shape):
         # B is a transposed view of the weight as it was loaded. Scales of an activation that came
@@ -102,7 +109,7 @@ class RocmKernelsFP8BlockLinear(Fp8BlockScaledMMLinearKernel):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         super().process_weights_after_loading(layer)
-        expose_input_quant_key(layer, self)
+        _expose_input_quant_key(layer, self)
 
     def apply_weights(self, layer, x, bias=None, **kwargs):
         quantized = as_quantized_activation(x, self.input_quant_key())

@@ -46,11 +46,12 @@ def loaded(layer):
     return kernel
 
 
-def expected(layer, x):
+def expected(layer, x, most=None):
+    """Of each row's largest number its scale, which ``most`` bounds."""
     gate, up = x.double().chunk(2, -1)
     y = (torch.nn.functional.silu(gate) * up).reshape(-1, K)
     largest = y.abs().amax(1, keepdim=True)
-    scale = largest / torch.finfo(FP8).max
+    scale = (largest if most is None else largest.clamp(max=most)) / torch.finfo(FP8).max
     q = (y / scale).clamp(-448, 448).float().to(FP8).double()
     w = layer.weight.t().double() * layer.weight_scale.double()
     return ((q * scale) @ w.t()).view(*x.shape[:-1], N)
@@ -69,3 +70,15 @@ def test_a_fused_activation_of_any_dimensions(layer, shape):
     y = maybe_fused_act_quant(SiluAndMul(), x, layer)
     assert isinstance(y, QuantizedActivation) and not kernels.why_not()
     check(kernel.apply_weights(layer, y), expected(layer, x))
+
+
+def test_a_bound_of_scales_is_kept(layer):
+    """FBGEMM's checkpoints have one, which a fused activation would not see."""
+    layer.input_scale_ub = torch.tensor(0.5)
+    kernel, x = loaded(layer), torch.randn(5, 2 * K).bfloat16()
+    y = maybe_fused_act_quant(SiluAndMul(), x, layer)
+    assert not isinstance(y, QuantizedActivation)
+    out = kernel.apply_weights(layer, y)
+    check(out, expected(layer, x, most=0.5))
+    without = expected(layer, x)
+    assert (out.double() - without).norm() > 0.2 * without.norm()
