@@ -189,6 +189,26 @@ def test_the_path_follows_the_rows_of_each_call(plugin, package, monkeypatch):
     assert seen == [("library", 100), ("gemm", 2), ("gemm", 64), ("library", 65)]
 
 
+@pytest.mark.parametrize("rows, path", [(64, "gemm"), (65, "library")])
+def test_weights_alone_go_to_the_library_where_it_is_quicker(
+    plugin, package, monkeypatch, rows, path
+):
+    """By the package's rule, which asks for 16-bit rows."""
+    asked, product = [], package.functional.product
+    monkeypatch.setattr(
+        product, "rows_of_gemm", lambda *_, weight_only: asked.append(weight_only) or (1, 64)
+    )
+    monkeypatch.setattr(
+        product, "weight_only_linear", lambda a, w, *_: a.new_full((len(a), len(w)), 7)
+    )
+    monkeypatch.setattr(plugin.ops, "_most_rows", {})
+    with torch.inference_mode():
+        out = plugin.ops.weight_only_product(
+            torch.zeros(rows, 256).bfloat16(), fp8(96, 256), torch.rand(96, 1), None
+        )
+    assert asked == [True] and (out == (7 if path == "library" else 0)).all()
+
+
 def test_operands_that_the_ops_do_not_take_as_they_are(inference, plugin, package):
     """Strides, other dimensions, scales and biases to convert: the same bits as of usual ones."""
     ops = plugin.ops

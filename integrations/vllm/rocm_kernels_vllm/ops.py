@@ -101,12 +101,16 @@ _most_rows: dict[tuple, int] = {}
 
 
 def _rows_of_gemm(package, w, scale_w, scale_a) -> int:
-    """Up to how many rows of a the product is the package's own, and not the library's."""
-    key = w.device, w.shape, scale_w.shape, scale_a.numel() == 1
+    """Up to how many rows of a the product is the package's own, and not the library's. Without a
+    scale_a its rows have 16 bits."""
+    weight_only = scale_a is None
+    static = not weight_only and scale_a.numel() == 1
+    key = w.device, w.shape, scale_w.shape, weight_only, static
     most = _most_rows.get(key)
     if most is None:
-        static = scale_a if key[-1] else None
-        rows = package.functional.product.rows_of_gemm(w, scale_w, static, weight_only=False)
+        rows = package.functional.product.rows_of_gemm(
+            w, scale_w, scale_a if static else None, weight_only=weight_only
+        )
         most = _most_rows[key] = rows[1]
     return most
 
@@ -126,9 +130,10 @@ def weight_only_product(
 ) -> torch.Tensor:
     """``a [M, K]`` 16-bit, ``w [N, K]`` FP8, ``scale_w`` per tensor, per channel or per block."""
     package = kernels.package()
-    if _is_usual(a, scale_w, bias, a.dtype):
+    usual = _is_usual(a, scale_w, bias, a.dtype)
+    if usual and a.shape[0] <= _rows_of_gemm(package, w, scale_w, None):
         return _multiply(package, a, w, None, scale_w, bias, a.dtype)
-    return package.gemm(a, w, None, scale_w, bias=bias)
+    return package.functional.product.weight_only_linear(a, w, scale_w, bias)
 
 
 @_op("product_16bit(Tensor a, Tensor w, Tensor? bias) -> Tensor", fake=_product_like)
