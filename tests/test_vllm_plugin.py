@@ -28,7 +28,7 @@ def plugin(package, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "integrations" / "vllm"))
     kernels = importlib.import_module("rocm_kernels_vllm.kernels")
     monkeypatch.setattr(kernels, "package", lambda: package)
-    names = ("ops", "parts")
+    names = ("devices", "ops", "parts")
     return SimpleNamespace(
         kernels=kernels,
         **{name: importlib.import_module(f"rocm_kernels_vllm.{name}") for name in names},
@@ -296,22 +296,87 @@ def test_whether_there_are_kernels_is_known_as_a_model_is_traced(plugin):
     assert double(torch.ones(2)).tolist() == [2, 2]
 
 
-def test_experts_run_by_themselves_where_they_were_not_behind(plugin, monkeypatch):
-    wait = plugin.parts.why_experts_wait
-    for name in ("ROCM_KERNELS_VLLM_ON", *plugin.parts.DEEP_GEMM):
+@pytest.fixture
+def device(plugin, monkeypatch):
+    """Makes a Device, with nothing asked for."""
+    for name in ("ROCM_KERNELS_VLLM_ON", *plugin.devices.DEEP_GEMM):
         monkeypatch.delenv(name, raising=False)
-    assert wait(is_nvidia=False, is_hopper=False, weights=None) == ""
-    assert wait(is_nvidia=True, is_hopper=True, weights="fp8") == ""
-    in_16_bits = wait(is_nvidia=True, is_hopper=True, weights=None)
-    elsewhere = wait(is_nvidia=True, is_hopper=False, weights="fp8")
+    return plugin.devices.Device
+
+
+def test_experts_run_by_themselves_where_they_were_not_behind(plugin, device, monkeypatch):
+    wait = plugin.devices.why_experts_wait
+    amd, hopper, ada = device(arch="gfx942"), device(capability=(9, 0)), device(capability=(8, 9))
+    assert wait(amd, weights=None) == wait(device(), weights=None) == ""
+    assert wait(hopper, weights="fp8") == ""
+    in_16_bits = wait(hopper, weights=None)
+    elsewhere = wait(ada, weights="fp8")
     assert "16-bit" in in_16_bits and "Hopper" in elsewhere
     assert all("ROCM_KERNELS_VLLM_ON=experts" in reason for reason in (in_16_bits, elsewhere))
     monkeypatch.setenv("VLLM_USE_DEEP_GEMM", "1")
-    assert "DeepGEMM" in wait(is_nvidia=True, is_hopper=True, weights="fp8")
+    assert "DeepGEMM" in wait(hopper, weights="fp8")
     monkeypatch.setenv("VLLM_MOE_USE_DEEP_GEMM", "0")
-    assert wait(is_nvidia=True, is_hopper=True, weights="fp8") == ""
+    assert wait(hopper, weights="fp8") == ""
     monkeypatch.setenv("ROCM_KERNELS_VLLM_ON", "norm, experts")
-    assert wait(is_nvidia=True, is_hopper=False, weights=None) == ""
+    assert wait(ada, weights=None) == ""
+
+
+@pytest.mark.parametrize(
+    "where, off",
+    [
+        ({}, []),
+        ({"arch": "gfx942"}, []),
+        ({"arch": "gfx950"}, ["skinny"]),
+        *(
+            (
+                {"arch": arch},
+                ["fp8_linear", "fp8_block_linear", "weight_only", "experts", "skinny"],
+            )
+            for arch in ("gfx90a", "gfx1100", "gfx1201")
+        ),
+        ({"capability": (8, 0)}, ["fp8_linear", "fp8_block_linear", "weight_only"]),
+        ({"capability": (8, 9)}, ["fp8_block_linear", "weight_only"]),
+        ({"capability": (9, 0)}, []),
+        ({"capability": (10, 0)}, ["fp8_block_linear", "weight_only"]),
+    ],
+    ids=str,
+)
+def test_parts_are_off_on_devices_that_they_are_not_for(plugin, device, where, off):
+    parts, why_off = list(plugin.parts.PARTS), plugin.devices.why_off
+    reasons = {part: why_off(part, device(**where)) for part in parts}
+    # vLLM has skinny nowhere but on ROCm.
+    assert [part for part in parts if reasons[part]] == off
+    if "arch" in where and "experts" in off:
+        assert reasons["experts"] == f"no matrix kernels for {where['arch']}"
+
+
+def test_linears_off_hopper_may_be_asked_for(plugin, device, monkeypatch):
+    """But not FP8 activations where vLLM itself would have 16-bit ones."""
+    why_off = plugin.devices.why_off
+    assert "ROCM_KERNELS_VLLM_ON=weight_only takes" in why_off("weight_only", device("", (10, 0)))
+    monkeypatch.setenv("ROCM_KERNELS_VLLM_ON", "fp8_block_linear,weight_only")
+    for part in ("fp8_block_linear", "weight_only"):
+        assert why_off(part, device(capability=(10, 0))) == ""
+    assert why_off("weight_only", device(capability=(8, 0))) == ""
+    assert "need sm_89, got sm_80" in why_off("fp8_block_linear", device(capability=(8, 0)))
+
+
+def test_the_device_is_what_vllm_runs_on(plugin, device, monkeypatch):
+    platform = SimpleNamespace(
+        is_rocm=lambda: True, is_cuda=lambda: False, get_device_capability=lambda: (9, 4)
+    )
+    platforms = ModuleType("vllm.platforms")
+    platforms.current_platform = platform
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    properties = SimpleNamespace(gcnArchName="gfx90a:sramecc+:xnack-")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: properties)
+    here = plugin.devices.here.__wrapped__
+    assert here() == device(arch="gfx90a")
+    platform.is_rocm, platform.is_cuda = platform.is_cuda, platform.is_rocm
+    assert here() == device(capability=(9, 4))
+    platform.is_cuda = platform.is_rocm
+    assert here() == device()
 
 
 # ---- the parts -----------------------------------------------------------------------------------
@@ -328,8 +393,9 @@ def hooked(plugin, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm.envs", envs)
     done = []
     hooks = {name: lambda name=name: done.append(name) or True for name in plugin.parts.PARTS}
-    monkeypatch.setattr(plugin.parts, "_module", lambda _: SimpleNamespace(**hooks))
-    return SimpleNamespace(parts=plugin.parts, hooks=hooks, done=done, envs=envs)
+    here = {"here": lambda: "a GPU", "why_off": lambda part, device: ""}
+    monkeypatch.setattr(plugin.parts, "_module", lambda _: SimpleNamespace(**hooks, **here))
+    return SimpleNamespace(parts=plugin.parts, hooks=hooks, done=done, envs=envs, here=here)
 
 
 def test_parts_are_hooked_in_and_the_compile_cache_knows(hooked):
@@ -427,9 +493,18 @@ def test_the_log_says_what_vllms_settings_keep_off(hooked, monkeypatch, config, 
     vllm_config.get_current_vllm_config_or_none = lambda: config
     monkeypatch.setitem(sys.modules, "vllm.config", vllm_config)
     hooked.parts.register()
-    on, _, off = hooked.parts.what_runs().partition("; hooked in, and off by vLLM's settings: ")
+    on, _, off = hooked.parts.what_runs().partition("; hooked in, and off here: ")
     assert on == "rocm-kernels: on " + ", ".join(p for p in hooked.parts.PARTS if p not in waiting)
     assert [part.partition(" (")[0] for part in off.split("), ") if part] == waiting
+
+
+def test_the_log_says_what_the_device_keeps_off(hooked):
+    hooked.here["why_off"] = lambda part, device: f"not on {device}" if part == "experts" else ""
+    hooked.parts.register()
+    assert hooked.parts.what_runs() == (
+        "rocm-kernels: on " + ", ".join(part for part in hooked.parts.PARTS if part != "experts")
+        + "; hooked in, and off here: experts (not on a GPU)"
+    )  # fmt: skip
 
 
 def test_a_module_that_vllm_has_not_got_costs_the_parts_that_need_it_alone(plugin, monkeypatch):

@@ -33,7 +33,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import (
 )
 from vllm.platforms import current_platform
 
-from . import kernels, ops, parts
+from . import devices, kernels, ops, parts
 from .parts import HookMoved
 
 ORACLES = "vllm.model_executor.layers.fused_moe.oracle"
@@ -164,9 +164,8 @@ class RocmKernelsExperts(mk.FusedMoEExpertsModular):
     @staticmethod
     def is_supported_config(cls, moe_config, weight_key, activation_key, activation_format):
         blocks = weight_key == kFp8Static128BlockSym
-        slower = parts.why_experts_wait(
-            current_platform.is_cuda(), current_platform.is_device_capability(90), weight_key
-        )
+        here = devices.here()
+        slower = devices.why_off("experts", here) or devices.why_experts_wait(here, weight_key)
         for not_ours, reason in (
             (kernels.why_not(), kernels.why_not()),
             (slower, slower),

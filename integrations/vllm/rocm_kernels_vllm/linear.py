@@ -18,7 +18,7 @@ from vllm.model_executor.layers.fusion.quant_activation import (
 )
 from vllm.platforms import current_platform
 
-from . import kernels, ops
+from . import devices, kernels, ops
 from .parts import HookMoved
 
 BLOCK = (128, 128)
@@ -47,11 +47,14 @@ def _put_first(table: str, cls: type) -> bool:
     return True
 
 
-def _is_supported():
+def _is_supported(part: str):
     if envs.VLLM_BATCH_INVARIANT:
         return False, "computes a row in an order that depends on how many there are"
-    reason = kernels.why_not()
-    return not reason, f"has no kernels here ({reason})" if reason else None
+    if reason := kernels.why_not():
+        return False, f"has no kernels here ({reason})"
+    if reason := devices.why_off(part, devices.here()):
+        return False, f"is off here ({reason})"
+    return True, None
 
 
 def _expose_input_quant_key(layer: torch.nn.Module, kernel) -> None:
@@ -66,7 +69,7 @@ class RocmKernelsFP8Linear(FP8ScaledMMLinearKernel):
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None):
-        return _is_supported()
+        return _is_supported("fp8_linear")
 
     @classmethod
     def can_implement(cls, c):
@@ -93,7 +96,7 @@ class RocmKernelsFP8BlockLinear(Fp8BlockScaledMMLinearKernel):
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None):
-        return _is_supported()
+        return _is_supported("fp8_block_linear")
 
     @classmethod
     def can_implement(cls, config):
@@ -133,7 +136,7 @@ class RocmKernelsWeightOnlyLinear(FP8ScaledMMLinearKernel):
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None):
-        return _is_supported()
+        return _is_supported("weight_only")
 
     @classmethod
     def can_implement(cls, c):

@@ -19,8 +19,6 @@ scales of another type, a bias to convert), and calls outside of inference mode,
 refuses gradients and marks what it writes, go through its functions to the same kernels.
 """
 
-import functools
-
 import torch
 
 from . import kernels
@@ -140,21 +138,12 @@ def weight_only_product(
 def product_16bit(a: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """``a [M, K]``, ``w [N, K]``, both float16 or bfloat16: skinny_gemm for the rows that vLLM's
     kernels on ROCm leave to the library, and vLLM's own op for all others."""
-    few = VLLM_SKINNY_ROWS < a.shape[0] <= MAX_SKINNY_ROWS
-    if few and _takes_16bit(a, w, bias) and not _is_gfx950(a.device):
+    if VLLM_SKINNY_ROWS < a.shape[0] <= MAX_SKINNY_ROWS and _takes_16bit(a, w, bias):
         return kernels.package().skinny_gemm(a, w, bias=bias)
     return torch.ops.vllm.rocm_unquantized_gemm(a, w, bias)
 
 
 VLLM_SKINNY_ROWS = 5  # wvSplitK's
-
-
-@functools.cache
-def _is_gfx950(device: torch.device) -> bool:
-    """There vLLM has a kernel for 10 to 128 rows too, wvSplitKrc."""
-    if device.type == "cpu":
-        return False
-    return torch.cuda.get_device_properties(device).gcnArchName.startswith("gfx950")
 
 
 def _takes_16bit(a: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bool:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 VARIABLE = "ROCM_KERNELS_VLLM_OFF"
 VARIABLE_ON = "ROCM_KERNELS_VLLM_ON"
 LOCAL_KERNELS = "LOCAL_KERNELS"  # of the kernels client: a folder in the place of a repository
-DEEP_GEMM = ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM")  # vLLM's, on where nobody sets them
 # Counts what a graph that vLLM caches may rely on: the ops' schemas and their place in graphs.
 CACHED = "1"
 
@@ -103,24 +102,6 @@ def asked_for(part: str) -> bool:
     return part in _named_by(VARIABLE_ON)
 
 
-def why_experts_wait(is_nvidia: bool, is_hopper: bool, weights: object) -> str:
-    """Why a layer's experts wait to be asked for by name; empty if they run by themselves: where
-    they were measured inside vLLM, and were not behind. ``weights``: vLLM's key of how they are
-    quantised, None for 16 bits."""
-    if not is_nvidia or asked_for("experts"):
-        return ""
-    deep_gemm = [os.environ[name] for name in DEEP_GEMM if name in os.environ]
-    if weights is None:
-        reason = "vLLM's own are as quick with 16-bit weights"
-    elif not is_hopper:
-        reason = "inside vLLM they were measured on Hopper alone"
-    elif deep_gemm and "0" not in deep_gemm:
-        reason = "DeepGEMM is asked for"
-    else:
-        return ""
-    return f"{reason}; {VARIABLE_ON}=experts takes them"
-
-
 def _named_by(variable: str) -> list[str]:
     return [name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()]
 
@@ -157,17 +138,20 @@ def register() -> State:
 
 
 def what_runs() -> str:
-    """A line for the log. Which of the parts that are hooked in run, vLLM's settings say; where
-    they are not known, all of them."""
+    """A line for the log. Which of the parts that are hooked in run, the device and vLLM's settings
+    say; where they are not known, all of them."""
     waiting = {name: _waits_for(name) for name in hooked_in.on}
-    waiting = {name: setting for name, setting in waiting.items() if setting}
+    waiting = {name: reason for name, reason in waiting.items() if reason}
     text = str(hooked_in._replace(on=tuple(n for n in hooked_in.on if n not in waiting)))
-    settings = ", ".join(f"{name} ({setting})" for name, setting in waiting.items())
-    return text + (f"; hooked in, and off by vLLM's settings: {settings}" if settings else "")
+    reasons = ", ".join(f"{name} ({reason})" for name, reason in waiting.items())
+    return text + (f"; hooked in, and off here: {reasons}" if reasons else "")
 
 
 def _waits_for(name: str) -> str:
     try:
+        devices = _module("devices")
+        if reason := devices.why_off(name, devices.here()):
+            return reason
         config = importlib.import_module("vllm.config").get_current_vllm_config_or_none()
         return PARTS[name].waits_for(config) if config is not None else ""
     except (ImportError, AttributeError):  # a vLLM whose settings have other names

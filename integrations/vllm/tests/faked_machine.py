@@ -1,11 +1,14 @@
-"""What of a gfx942 is there before vLLM is imported: its torch, and the entry point by which vLLM
-finds its platform. Nothing here may import vLLM: 0.26 asks for the platform while its own are still
-being imported."""
+"""What of a gfx942, or of the AMD GPU that FAKED_ARCH names, is there before vLLM is imported: its
+torch, and the entry point by which vLLM finds its platform. Nothing here may import vLLM: 0.26 asks
+for the platform while its own are still being imported."""
 
+import os
 import sys
 from types import SimpleNamespace
 
 import torch
+
+ARCH = os.environ.get("FAKED_ARCH", "gfx942")
 
 # The ops of vLLM's ROCm build that its fusion passes name, with their schemas (vLLM 0.33.0).
 SCHEMAS = (
@@ -48,7 +51,7 @@ def fake_torch() -> torch.library.Library:
     for binary in ("_C", "_C_AVX2", "_C_AVX512"):
         sys.modules[f"vllm.{binary}"] = None
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(
-        gcnArchName="gfx942:sramecc+:xnack-", multi_processor_count=304, warp_size=64
+        gcnArchName=f"{ARCH}:sramecc+:xnack-", multi_processor_count=304, warp_size=64
     )
     library = torch.library.Library("_C", "FRAGMENT")
     for schema in SCHEMAS:

@@ -4,6 +4,8 @@
 # those.
 HOOKS = (
     "vllm.envs:environment_variables",
+    "vllm.envs:VLLM_BATCH_INVARIANT",
+    "vllm.envs:VLLM_ROCM_USE_SKINNY_GEMM",
     "vllm.logger:init_logger",
     "vllm.model_executor.kernels.linear:_POSSIBLE_FP8_KERNELS",
     "vllm.model_executor.kernels.linear:_POSSIBLE_FP8_BLOCK_KERNELS",

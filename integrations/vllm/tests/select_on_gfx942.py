@@ -2,11 +2,13 @@
 which linears vLLM selects, and which ops its fusion passes put into graphs.
 
     python select_on_gfx942.py [HOOK]       # as if vLLM had not got that one, or module
+    FAKED_ARCH=gfx90a python select_on_gfx942.py
 """
 
 import functools
 import importlib
 import json
+import os
 import sys
 
 import torch
@@ -35,7 +37,7 @@ def is_there(hook: str) -> bool:
 
 
 def main() -> None:
-    from rocm_kernels_vllm import register
+    from rocm_kernels_vllm import parts, register
 
     hooks = {hook: is_there(hook) for hook in HOOKS}
     for moved in sys.argv[1:]:
@@ -54,6 +56,7 @@ def main() -> None:
             result |= {"experts": experts()}
             result |= {"graphs": graphs(config), "activation": activation(), "gemm": gemm()}
             result |= {"attention": attention(), "variables": variables()}
+            result |= {"what runs": parts.what_runs()}
     print("RESULT " + json.dumps(result))
 
 
@@ -85,17 +88,17 @@ def linears() -> dict:
         "input_dtype": torch.bfloat16,
         "out_dtype": torch.bfloat16,
     }
-    chosen = {
-        name: type(init_fp8_linear_kernel(activation_quant_key=a, weight_quant_key=w, **shapes))
-        for name, (a, w) in schemes.items()
-    }
-    chosen["weight only"] = type(
-        init_wfp8_a16_linear_kernel(
-            activation_quant_key=kFp8DynamicTensorSym, weight_quant_key=kFp8StaticChannelSym,
-            **shapes,
-        )
-    )  # fmt: skip
-    return {name: cls.__name__ for name, cls in chosen.items()}
+
+    def chosen(init, activation_key, weight_key):
+        keys = {"activation_quant_key": activation_key, "weight_quant_key": weight_key}
+        try:
+            return type(init(**keys, **shapes)).__name__
+        except ValueError as error:  # vLLM has none either
+            return f"{error}"
+
+    found = {name: chosen(init_fp8_linear_kernel, *keys) for name, keys in schemes.items()}
+    weight_only = (kFp8DynamicTensorSym, kFp8StaticChannelSym)
+    return found | {"weight only": chosen(init_wfp8_a16_linear_kernel, *weight_only)}
 
 
 def experts() -> dict:
@@ -298,10 +301,23 @@ def variables() -> dict:
     return {name: hashed.get(name) for name in known & get_env_vars_to_copy()}
 
 
-def gemm() -> str:
+def gemm() -> list:
+    """Of products of 16 rows, whose each is: as it is, then with each of vLLM's variables that keep
+    them from the plugin's kernel."""
+    from rocm_kernels_vllm import ops
     from vllm.model_executor.layers.utils import dispatch_unquantized_gemm
 
-    return dispatch_unquantized_gemm().__module__
+    called = []
+    ops.product_16bit = lambda x, w, bias: called.append("ours") or x.new_empty(16, 8)
+    torch.ops.vllm.rocm_unquantized_gemm = lambda *_: called.append("vLLM's")
+    x, w = torch.empty(16, 64), torch.empty(8, 64)
+    multiply = dispatch_unquantized_gemm()
+    multiply(None, x, w)
+    for name, value in (("VLLM_BATCH_INVARIANT", "1"), ("VLLM_ROCM_USE_SKINNY_GEMM", "0")):
+        os.environ[name] = value
+        multiply(None, x, w)
+        del os.environ[name]
+    return called
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rocm_kernels_vllm import activation, kernels, linear
+from rocm_kernels_vllm import activation, devices, kernels, linear
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.kernels.linear import FP8ScaledMMLinearLayerConfig
 from vllm.model_executor.layers.activation import SiluAndMul
@@ -82,3 +82,29 @@ def test_a_bound_of_scales_is_kept(layer):
     check(out, expected(layer, x, most=0.5))
     without = expected(layer, x)
     assert (out.double() - without).norm() > 0.2 * without.norm()
+
+
+@pytest.mark.parametrize(
+    "device, taken",
+    [
+        (devices.Device(), (True, True, True)),
+        (devices.Device(arch="gfx950"), (True, True, True)),
+        (devices.Device(arch="gfx1201"), (False, False, False)),
+        (devices.Device(capability=(8, 0)), (False, False, False)),
+        (devices.Device(capability=(9, 0)), (True, True, True)),
+        (devices.Device(capability=(10, 0)), (True, False, False)),
+    ],
+    ids=str,
+)
+def test_linears_say_where_they_are_off(monkeypatch, device, taken):
+    """FP8, in blocks, and weights alone."""
+    monkeypatch.delenv("ROCM_KERNELS_VLLM_ON", raising=False)
+    monkeypatch.setattr(devices, "here", lambda: device)
+    kinds = (
+        linear.RocmKernelsFP8Linear,
+        linear.RocmKernelsFP8BlockLinear,
+        linear.RocmKernelsWeightOnlyLinear,
+    )
+    found = [kind.is_supported() for kind in kinds]
+    assert tuple(supported for supported, _ in found) == taken
+    assert all((reason is None) == supported for supported, reason in found)

@@ -47,12 +47,13 @@ def faked(tmp_path_factory):
     (metadata / "entry_points.txt").write_text(entry)
 
     @functools.cache
-    def run(version: str, *moved: str, off: str = ""):
+    def run(version: str, *moved: str, off: str = "", arch: str = "gfx942"):
         paths = [VERSIONS[version], folder, HERE]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path),
             "ROCM_KERNELS_VLLM_OFF": off,
+            "FAKED_ARCH": arch,
             "HF_HUB_OFFLINE": "1",
         }
         command = [sys.executable, str(HERE / "select_on_gfx942.py"), *moved]
@@ -141,7 +142,25 @@ def test_activations_and_16_bit_products_are_ours(faked, version):
     result, _ = faked(version)
     rows = 3 if "swiglu" in parts_of(version) else 0
     assert len(result["activation"]) == rows and all(result["activation"].values())
-    assert result["gemm"] == "rocm_kernels_vllm.skinny"
+    assert result["gemm"] == ["ours", "vLLM's", "vLLM's"]
+
+
+def test_products_on_other_gpus_of_amd_stay_with_vllm(faked):
+    """The package has plain kernels alone for them. Where vLLM has no kernel either, it says so."""
+    result, _ = faked("installed", arch="gfx90a")
+    reason = "no matrix kernels for gfx90a"
+    linears = result["linears"]
+    assert linears.pop("block") == "TritonFp8BlockScaledMMKernel"
+    assert all(f"is off here ({reason})." in text for text in linears.values())
+    del result["experts"]["limit"], result["experts"]["ours raises"]
+    assert {tuple(selected) for selected in result["experts"].values()} == {
+        ("TRITON", "TritonExperts")
+    }
+    assert result["gemm"] == ["vLLM's"] * 3
+    products = ("fp8_linear", "fp8_block_linear", "weight_only", "experts")
+    on, _, off = result["what runs"].partition("; hooked in, and off here: ")
+    assert off.startswith(", ".join(f"{part} ({reason})" for part in products) + ", ")
+    assert "skinny (for gfx942 alone, got gfx90a)" in off and on == "rocm-kernels: on swiglu"
 
 
 @pytest.mark.parametrize(
