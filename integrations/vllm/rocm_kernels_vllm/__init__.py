@@ -5,7 +5,7 @@ with the first layer that asks for them, in the process that has the device.
 
 ops.py has the ops that vLLM's graphs hold, linear.py the FP8 linears, experts.py mixtures of
 experts, activation.py and fusion.py activation and norm with FP8 results, skinny.py the 16-bit
-products, attention.py attention; parts.py says which of them are on.
+products, attention.py attention; parts.py says which of them are on, devices.py where.
 """
 
 from .parts import register

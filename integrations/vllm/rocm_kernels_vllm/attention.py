@@ -8,6 +8,7 @@ A page is ``[KV heads, rows, 2 * D]`` in name, each key with its value behind it
 rows lie is vLLM's choice, for the kernel takes any strides. vLLM's own op writes the pages.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -34,6 +35,7 @@ MAX_HEAD_SIZE = 512
 USUAL_SEQLEN_K = 1024
 FP8 = ("fp8", "fp8_e4m3")
 NAME = "CUSTOM"  # vLLM's, for a backend that is not its own
+PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
 
 
 def attention() -> bool:
@@ -133,6 +135,7 @@ class MetadataBuilder(AttentionMetadataBuilder[Metadata]):
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        _allow_drafts()
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         batch = common_attn_metadata
@@ -156,6 +159,26 @@ class MetadataBuilder(AttentionMetadataBuilder[Metadata]):
                 batch.block_table_tensor[decodes:], batch.max_query_len, batch.max_seq_len,
             ),
         ))  # fmt: skip
+
+
+def _allow_drafts() -> None:
+    """Lets models that draft several tokens have this attention. On ROCm vLLM lists the metadata of
+    those that may; each has its builder build a batch anew for each token, and so does ours.
+
+    Its list is of each proposer, which is there before its builders are: a property adds to it.
+    Where nothing drafts, the module is not imported, and need not be."""
+    proposer = getattr(sys.modules.get(PROPOSER), "SpecDecodeBaseProposer", None)
+    if proposer is None or hasattr(proposer, "allowed_attn_types"):
+        return
+
+    def listed(self):
+        types = vars(self).get("allowed_attn_types")
+        return types if types is None else (*types, Metadata)
+
+    def keep(self, types):
+        vars(self)["allowed_attn_types"] = types
+
+    proposer.allowed_attn_types = property(listed, keep)
 
 
 class Pages(NamedTuple):

@@ -39,6 +39,7 @@ HOOKS = (
     "vllm.v1.attention.backends.registry:AttentionBackendEnum.CUSTOM",
     "vllm.v1.attention.backends.registry:register_backend",
     "vllm.v1.attention.backends.utils:split_decodes_and_prefills",
+    "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer",
 )
 
 # Those that the oldest vLLM has not got, which the plugin does without.

@@ -7,6 +7,7 @@ which linears vLLM selects, and which ops its fusion passes put into graphs.
 
 import functools
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -56,7 +57,7 @@ def main() -> None:
             result |= {"experts": experts()}
             result |= {"graphs": graphs(config), "activation": activation(), "gemm": gemm()}
             result |= {"attention": attention(), "variables": variables()}
-            result |= {"what runs": parts.what_runs()}
+            result |= {"what runs": parts.what_runs(), "drafts": drafts(config)}
     print("RESULT " + json.dumps(result))
 
 
@@ -288,6 +289,28 @@ def attention() -> dict:
         except ValueError as error:
             found[name] = f"{error}"
     return found
+
+
+def drafts(config: VllmConfig) -> dict:
+    """Whether the plugin's metadata is among those that drafts may have: of a proposer that was
+    made before the attention's builders, and after; and of one without a list, as on NVIDIA."""
+    from rocm_kernels_vllm.attention import Metadata, MetadataBuilder
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    class Proposer(SpecDecodeBaseProposer):
+        def __init__(self, types):
+            self.allowed_attn_types = types
+
+    before, unlisted = Proposer((int,)), Proposer(None)
+    for _ in range(2):
+        MetadataBuilder(None, ["layer"], config, torch.device("cpu"))
+    after = Proposer((int,))
+    return {
+        "vLLM lists": "self.allowed_attn_types = " in inspect.getsource(SpecDecodeBaseProposer),
+        "before": before.allowed_attn_types == (int, Metadata),
+        "after": after.allowed_attn_types == (int, Metadata),
+        "unlisted": unlisted.allowed_attn_types is None,
+    }
 
 
 def variables() -> dict:

@@ -138,6 +138,11 @@ def test_attention_is_ours_where_it_is_asked_for(faked, version):
     assert all(reasons[name] in text for name, text in found.items()), found
 
 
+def test_drafts_may_have_our_attention(faked, version):
+    found = faked(version)[0]["drafts"]
+    assert len(found) == 4 and all(found.values()), found
+
+
 def test_activations_and_16_bit_products_are_ours(faked, version):
     result, _ = faked(version)
     rows = 3 if "swiglu" in parts_of(version) else 0
