@@ -1,5 +1,5 @@
 """The vLLM plugin without vLLM: its ops against the reference, and its parts on stand-ins for
-vLLM's hooks. With vLLM itself: tests/test_vllm.py."""
+vLLM's hooks. Where parts run: tests/test_vllm_devices.py; with vLLM itself: tests/test_vllm.py."""
 
 import importlib
 import logging
@@ -28,7 +28,7 @@ def plugin(package, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "integrations" / "vllm"))
     kernels = importlib.import_module("rocm_kernels_vllm.kernels")
     monkeypatch.setattr(kernels, "package", lambda: package)
-    names = ("devices", "ops", "parts")
+    names = ("ops", "parts")
     return SimpleNamespace(
         kernels=kernels,
         **{name: importlib.import_module(f"rocm_kernels_vllm.{name}") for name in names},
@@ -294,89 +294,6 @@ def test_whether_there_are_kernels_is_known_as_a_model_is_traced(plugin):
         lambda x: x if plugin.kernels.why_not() else 2 * x, fullgraph=True, backend="aot_eager"
     )
     assert double(torch.ones(2)).tolist() == [2, 2]
-
-
-@pytest.fixture
-def device(plugin, monkeypatch):
-    """Makes a Device, with nothing asked for."""
-    for name in ("ROCM_KERNELS_VLLM_ON", *plugin.devices.DEEP_GEMM):
-        monkeypatch.delenv(name, raising=False)
-    return plugin.devices.Device
-
-
-def test_experts_run_by_themselves_where_they_were_not_behind(plugin, device, monkeypatch):
-    wait = plugin.devices.why_experts_wait
-    amd, hopper, ada = device(arch="gfx942"), device(capability=(9, 0)), device(capability=(8, 9))
-    assert wait(amd, weights=None) == wait(device(), weights=None) == ""
-    assert wait(hopper, weights="fp8") == ""
-    in_16_bits = wait(hopper, weights=None)
-    elsewhere = wait(ada, weights="fp8")
-    assert "16-bit" in in_16_bits and "Hopper" in elsewhere
-    assert all("ROCM_KERNELS_VLLM_ON=experts" in reason for reason in (in_16_bits, elsewhere))
-    monkeypatch.setenv("VLLM_USE_DEEP_GEMM", "1")
-    assert "DeepGEMM" in wait(hopper, weights="fp8")
-    monkeypatch.setenv("VLLM_MOE_USE_DEEP_GEMM", "0")
-    assert wait(hopper, weights="fp8") == ""
-    monkeypatch.setenv("ROCM_KERNELS_VLLM_ON", "norm, experts")
-    assert wait(ada, weights=None) == ""
-
-
-@pytest.mark.parametrize(
-    "where, off",
-    [
-        ({}, []),
-        ({"arch": "gfx942"}, []),
-        ({"arch": "gfx950"}, ["skinny"]),
-        *(
-            (
-                {"arch": arch},
-                ["fp8_linear", "fp8_block_linear", "weight_only", "experts", "skinny"],
-            )
-            for arch in ("gfx90a", "gfx1100", "gfx1201")
-        ),
-        ({"capability": (8, 0)}, ["fp8_linear", "fp8_block_linear", "weight_only"]),
-        ({"capability": (8, 9)}, ["fp8_block_linear", "weight_only"]),
-        ({"capability": (9, 0)}, []),
-        ({"capability": (10, 0)}, ["fp8_block_linear", "weight_only"]),
-    ],
-    ids=str,
-)
-def test_parts_are_off_on_devices_that_they_are_not_for(plugin, device, where, off):
-    parts, why_off = list(plugin.parts.PARTS), plugin.devices.why_off
-    reasons = {part: why_off(part, device(**where)) for part in parts}
-    # vLLM has skinny nowhere but on ROCm.
-    assert [part for part in parts if reasons[part]] == off
-    if "arch" in where and "experts" in off:
-        assert reasons["experts"] == f"no matrix kernels for {where['arch']}"
-
-
-def test_linears_off_hopper_may_be_asked_for(plugin, device, monkeypatch):
-    """But not FP8 activations where vLLM itself would have 16-bit ones."""
-    why_off = plugin.devices.why_off
-    assert "ROCM_KERNELS_VLLM_ON=weight_only takes" in why_off("weight_only", device("", (10, 0)))
-    monkeypatch.setenv("ROCM_KERNELS_VLLM_ON", "fp8_block_linear,weight_only")
-    for part in ("fp8_block_linear", "weight_only"):
-        assert why_off(part, device(capability=(10, 0))) == ""
-    assert why_off("weight_only", device(capability=(8, 0))) == ""
-    assert "need sm_89, got sm_80" in why_off("fp8_block_linear", device(capability=(8, 0)))
-
-
-def test_the_device_is_what_vllm_runs_on(plugin, device, monkeypatch):
-    platform = SimpleNamespace(
-        is_rocm=lambda: True, is_cuda=lambda: False, get_device_capability=lambda: (9, 4)
-    )
-    platforms = ModuleType("vllm.platforms")
-    platforms.current_platform = platform
-    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
-    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
-    properties = SimpleNamespace(gcnArchName="gfx90a:sramecc+:xnack-")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: properties)
-    here = plugin.devices.here.__wrapped__
-    assert here() == device(arch="gfx90a")
-    platform.is_rocm, platform.is_cuda = platform.is_cuda, platform.is_rocm
-    assert here() == device(capability=(9, 4))
-    platform.is_cuda = platform.is_rocm
-    assert here() == device()
 
 
 # ---- the parts -----------------------------------------------------------------------------------
