@@ -37,7 +37,10 @@ def test_experts_run_by_themselves_where_they_were_not_behind(devices, monkeypat
     monkeypatch.setenv("VLLM_MOE_USE_DEEP_GEMM", "0")
     assert wait(hopper, weights="fp8") == ""
     monkeypatch.setenv("ROCM_KERNELS_VLLM_ON", "norm, experts")
-    assert wait(ada, weights=None) == ""
+    assert wait(ada, weights=None) == wait(ada, weights="fp8") == ""
+    ampere = devices.Device(capability=(8, 0))
+    assert wait(ampere, weights=None) == ""
+    assert wait(ampere, weights="fp8") == "FP8 activations need sm_89, got sm_80"
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def why_off(part: str, device: Device) -> str:
     if capability is None:
         return ""
     if part in ("fp8_linear", "fp8_block_linear") and capability < FP8_SINCE:
-        return f"FP8 activations need sm_89, got sm_{capability[0]}{capability[1]}"
+        return _needs_fp8(capability)
     if part in ("fp8_block_linear", "weight_only") and capability != HOPPER and not asked_for(part):
         return f"on NVIDIA by themselves on Hopper alone; {VARIABLE_ON}={part} takes them"
     return ""
@@ -57,7 +57,11 @@ def why_experts_wait(device: Device, weights: object) -> str:
     """Why a layer's experts wait to be asked for by name; empty if they run by themselves: where
     they were measured inside vLLM, and were not behind. ``weights``: vLLM's key of how they are
     quantised, None for 16 bits."""
-    if device.capability is None or asked_for("experts"):
+    if device.capability is None:
+        return ""
+    if weights is not None and device.capability < FP8_SINCE:
+        return _needs_fp8(device.capability)
+    if asked_for("experts"):
         return ""
     deep_gemm = [os.environ[name] for name in DEEP_GEMM if name in os.environ]
     if weights is None:
@@ -69,3 +73,7 @@ def why_experts_wait(device: Device, weights: object) -> str:
     else:
         return ""
     return f"{reason}; {VARIABLE_ON}=experts takes them"
+
+
+def _needs_fp8(capability: tuple[int, int]) -> str:
+    return f"FP8 activations need sm_89, got sm_{capability[0]}{capability[1]}"
