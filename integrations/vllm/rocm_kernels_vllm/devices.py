@@ -36,11 +36,16 @@ def here() -> Device:
     return Device()
 
 
+def is_plain(part: str, device: Device) -> bool:
+    """Whether the package has plain kernels alone for a part there."""
+    return bool(device.arch) and part in PRODUCTS and device.arch not in MATRIX_ARCHS
+
+
 def why_off(part: str, device: Device) -> str:
     """Why a part that is hooked in does not run on a device; empty if it does. Experts have
-    :func:`why_experts_wait` too."""
+    :func:`why_experts_wait` too, and linears run all the same where vLLM has none of its own."""
     arch, capability = device
-    if arch and part in PRODUCTS and arch not in MATRIX_ARCHS:
+    if is_plain(part, device):
         return f"no matrix kernels for {arch}"
     if arch and part == "skinny" and arch != "gfx942":
         return f"for gfx942 alone, got {arch}"

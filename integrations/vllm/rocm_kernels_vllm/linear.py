@@ -1,4 +1,5 @@
-"""Adds this package's FP8 linears to vLLM's three lists of linear kernels, first in each.
+"""Adds this package's FP8 linears to vLLM's three lists of linear kernels: first in each, and once
+more behind all others, for GPUs where the package has plain kernels alone and vLLM may have none.
 
 The classes quantise nothing themselves: vLLM's ``QuantFP8`` does, so that its passes still see a
 quantisation to fuse with the norm before it, and an activation that comes quantised goes straight
@@ -25,34 +26,39 @@ BLOCK = (128, 128)
 
 
 def fp8_linear() -> bool:
-    return _put_first("_POSSIBLE_FP8_KERNELS", RocmKernelsFP8Linear)
+    return _offer("_POSSIBLE_FP8_KERNELS", RocmKernelsFP8Linear, PlainFP8Linear)
 
 
 def fp8_block_linear() -> bool:
-    return _put_first("_POSSIBLE_FP8_BLOCK_KERNELS", RocmKernelsFP8BlockLinear)
+    return _offer("_POSSIBLE_FP8_BLOCK_KERNELS", RocmKernelsFP8BlockLinear, PlainFP8BlockLinear)
 
 
 def weight_only() -> bool:
-    return _put_first("_POSSIBLE_WFP8A16_KERNELS", RocmKernelsWeightOnlyLinear)
+    return _offer("_POSSIBLE_WFP8A16_KERNELS", RocmKernelsWeightOnlyLinear, PlainWeightOnlyLinear)
 
 
-def _put_first(table: str, cls: type) -> bool:
-    """Puts a class first among a platform's candidates, of which vLLM takes the first that can do
-    it. Calling it again changes nothing."""
+def _offer(table: str, first: type, last: type) -> bool:
+    """Puts a class first and another last among a platform's candidates, of which vLLM takes the
+    first that can do it. Calling it again changes nothing."""
     platforms = getattr(vllm_linear, table)
     candidates = platforms.get(current_platform._enum)
     if candidates is None:
         raise HookMoved(f"{table} has no list for {current_platform._enum}")
-    candidates[:] = [cls, *(c for c in candidates if c.__name__ != cls.__name__)]
+    ours = (first.__name__, last.__name__)
+    candidates[:] = [first, *(c for c in candidates if c.__name__ not in ours), last]
     return True
 
 
-def _is_supported(part: str):
+def _is_supported(part: str, plain: bool = False):
+    """plain: as the last resort."""
     if envs.VLLM_BATCH_INVARIANT:
         return False, "computes a row in an order that depends on how many there are"
     if reason := kernels.why_not():
         return False, f"has no kernels here ({reason})"
-    if reason := devices.why_off(part, devices.here()):
+    here = devices.here()
+    if plain and devices.is_plain(part, here):
+        return True, None
+    if reason := devices.why_off(part, here):
         return False, f"is off here ({reason})"
     return True, None
 
@@ -168,3 +174,21 @@ class RocmKernelsWeightOnlyLinear(FP8ScaledMMLinearKernel):
 
     def apply_scaled_mm(self, **_):
         raise NotImplementedError("a weight-only linear has no quantised activations to multiply")
+
+
+class PlainFP8Linear(RocmKernelsFP8Linear):
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None):
+        return _is_supported("fp8_linear", plain=True)
+
+
+class PlainFP8BlockLinear(RocmKernelsFP8BlockLinear):
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None):
+        return _is_supported("fp8_block_linear", plain=True)
+
+
+class PlainWeightOnlyLinear(RocmKernelsWeightOnlyLinear):
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None):
+        return _is_supported("weight_only", plain=True)

@@ -151,12 +151,12 @@ def test_activations_and_16_bit_products_are_ours(faked, version):
 
 
 def test_products_on_other_gpus_of_amd_stay_with_vllm(faked):
-    """The package has plain kernels alone for them. Where vLLM has no kernel either, it says so."""
+    """The package has plain kernels alone for them: of linears that is better than none."""
     result, _ = faked("installed", arch="gfx90a")
     reason = "no matrix kernels for gfx90a"
     linears = result["linears"]
     assert linears.pop("block") == "TritonFp8BlockScaledMMKernel"
-    assert all(f"is off here ({reason})." in text for text in linears.values())
+    assert set(linears.values()) == {"PlainFP8Linear", "PlainWeightOnlyLinear"}
     del result["experts"]["limit"], result["experts"]["ours raises"]
     assert {tuple(selected) for selected in result["experts"].values()} == {
         ("TRITON", "TritonExperts")
