@@ -227,7 +227,7 @@ def test_a_copy_chooses(package, chosen, monkeypatch):
     """Also where its process has not called use_decode_step."""
     _, model = tiny("Llama")
     step = stepping(package, model)
-    stand = package.models.greedy.stand_before_sample
+    stand = package.models.greedy.stand_before_answers
     stand.cache_clear()
     monkeypatch.setattr(utils.GenerationMixin, "_sample", utils.GenerationMixin._sample.__wrapped__)
     given = {**prompt(), **GREEDY, "max_new_tokens": 6}

@@ -22,7 +22,8 @@ anything else
 On a GPU ``generate`` looks whether an answer has ended while the next step runs (late_stop.py); a
 greedy answer's steps choose their tokens themselves (greedy.py).
 What a graph has read stays alive with it. Whether the model is still what was recorded (its
-tensors, its modules and their hooks) is compared whenever a call has more than one token.
+tensors, its modules and their hooks) is compared whenever a call has more than one token, and where
+``generate`` begins an answer.
 
 Longer than 500 lines, because one class decides of each call, by a state that all of it shares.
 """
@@ -170,7 +171,7 @@ class _DecodeStep:
         self.lock = threading.RLock()  # a cache may end, and come back, anywhere
         self.here = threading.local()  # what an answer of this thread calls its cache
         teach_transformers()
-        greedy.stand_before_sample(_DecodeStep)
+        greedy.stand_before_answers(_DecodeStep)
 
     def __getstate__(self) -> Dict[str, Any]:
         names = (
@@ -339,6 +340,14 @@ class _DecodeStep:
 
     # ---- answers
 
+    def begin_answer(self, kwargs: Dict[str, Any]) -> None:
+        """Looks at the model, whose first call may have one token: one that goes on with a cache. A
+        call with an empty dynamic cache looks by itself."""
+        cache = kwargs.get(name_of_cache(kwargs))
+        if cache is not None and not is_unwritten(cache):
+            with self.lock:
+                self._look_at_model()
+
     def sample(
         self,
         theirs: Callable[..., Any],
@@ -351,6 +360,7 @@ class _DecodeStep:
         **model_kwargs: Any,
     ) -> Any:
         """An answer of one token after the other, greedy or sampled."""
+        self.begin_answer(model_kwargs)
         unseen = not synced_gpus and are_theirs([*logits_processor, *stopping_criteria])
         rules = (logits_processor, stopping_criteria, generation_config)
         if unseen and greedy.answers(self, input_ids, *rules, model_kwargs):

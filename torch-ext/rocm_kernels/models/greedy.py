@@ -12,7 +12,7 @@ asked for beyond that is transformers' loop's.
 
 import functools
 import importlib
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
@@ -28,9 +28,9 @@ _RULES = ("unfinished", "ends", "pad")
 
 
 @functools.cache
-def stand_before_sample(kind: type) -> None:
-    """Has ``generate``, which looks for its loop in a model's class, take that of a model's forward
-    where it is of this kind."""
+def stand_before_answers(kind: type) -> None:
+    """Has ``generate``, which looks for its loops in a model's class, take that of a model's forward
+    where it is of this kind, and tell the forward of each answer."""
     mixin = importlib.import_module("transformers.generation.utils").GenerationMixin
     theirs = mixin._sample
 
@@ -41,7 +41,19 @@ def stand_before_sample(kind: type) -> None:
             return step.sample(theirs, *args, **kwargs)
         return theirs(model, *args, **kwargs)
 
+    def told(theirs: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(theirs)
+        def answer(model: Any, *args: Any, **kwargs: Any) -> Any:
+            step = vars(model).get("forward")
+            if isinstance(step, kind):
+                step.begin_answer(kwargs)
+            return theirs(model, *args, **kwargs)
+
+        return answer
+
     mixin._sample = sample
+    for name in ("_beam_search", "_assisted_decoding"):
+        setattr(mixin, name, told(getattr(mixin, name)))
 
 
 def answers(
