@@ -6,7 +6,7 @@ import copy
 import pytest
 import torch
 from tiny_attention import prompt, tiny
-from transformers import StaticCache
+from transformers import DynamicCache, StaticCache
 
 GIVEN = prompt(2, 9, (0, 0))
 OPTIONS = {"max_new_tokens": 8, "do_sample": False}
@@ -80,3 +80,87 @@ def test_a_model_changed_before_a_prompt_of_one_token(package):
         return logits(model, token, past_key_values=cache)
 
     assert_alike(beside(package, tiny("Llama")[1]), act)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager", "rocm_kernels_flash_attention_2"])
+@pytest.mark.parametrize("by_config", [False, True])
+def test_another_attention(package, name, by_config):
+    """One that was not asked whether it knows of a cache's room has an ordinary cache; so has an
+    answer that goes on. The first is ours again later."""
+    if name == "rocm_kernels_flash_attention_2" and by_config:
+        pytest.skip("a model may refuse its masks")
+    _, model = tiny("Llama", torch.bfloat16)
+    pair = beside(package, model)
+
+    def choose(model, name):
+        if by_config:
+            model.config._attn_implementation = name
+        else:
+            model.set_attn_implementation(name)
+
+    def act(model):
+        said = [logits(model)]
+        kept = model.generate(**GIVEN, **WITH_LOGITS)
+        choose(model, name)
+        said.append(logits(model))
+        given = {"input_ids": kept.sequences}
+        said.append(logits(model, given, past_key_values=kept.past_key_values))
+        assert not hasattr(kept.past_key_values, "grow")
+        choose(model, "rocm_kernels")
+        return torch.stack([*said, logits(model)]).float()
+
+    got, expected = (act(each) for each in reversed(pair))
+    torch.testing.assert_close(got, expected, rtol=0.05, atol=0.05)
+    steps = package.models.decode_steps(pair[1])
+    why = f"the attention is {name} now, and was rocm_kernels for use_decode_step"
+    assert steps.passed_on[why] == 16 and steps.replayed >= 18, steps
+
+
+def cap(model):
+    model.config.final_logit_softcapping = None
+
+
+def shown(model):
+    model.config.output_hidden_states = True
+
+
+@pytest.mark.parametrize("change", [cap, shown])
+def test_a_number_of_the_configuration(package, change):
+    """That a forward asks for itself."""
+    pair = beside(package, tiny("Gemma2", final_logit_softcapping=0.5)[1])
+
+    def act(model):
+        logits(model)
+        change(model)
+        said = logits(model)
+        token = GIVEN["input_ids"][:, :1]
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(**GIVEN, past_key_values=cache)
+            states = [model(token, past_key_values=cache).hidden_states for _ in range(4)]
+        for each in states:
+            assert (each is None) == (change is cap)
+        return said
+
+    assert_alike(pair, act)
+
+
+def test_a_dropout_alone_that_trains(package):
+    """Draws anew in each step."""
+    _, model = beside(package, tiny("Llama", attention_dropout=0.0)[1])
+    dropout = torch.nn.Dropout(0.5)
+    mlp = model.model.layers[0].mlp
+    mlp.act_fn = torch.nn.Sequential(mlp.act_fn, dropout.eval())
+    logits(model)
+    once = logits(model)
+    assert torch.equal(once, logits(model))
+    dropout.train()
+    cache = DynamicCache(config=model.config)
+    token = GIVEN["input_ids"][:, :1]
+    said = []
+    with torch.no_grad():
+        model(**GIVEN, past_key_values=cache)
+        for _ in range(5):
+            said.append(model(token, past_key_values=cache).logits)
+            cache.crop(-1)
+    assert not any(torch.equal(said[-1], each) for each in said[:-1])

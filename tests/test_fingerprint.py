@@ -6,6 +6,7 @@ import types
 import pytest
 import torch
 from tiny_models import tiny_llama
+from transformers import LlamaConfig
 
 
 def linear(model):
@@ -51,6 +52,11 @@ CHANGES = {
     "a list that held a module": lambda model: linear(model).modules_kept.clear(),
     "sums": lambda model: vars(linear(model)).update(sums=object()),
     "the attention": lambda model: setattr(model.config, "_attn_implementation", "eager"),
+    "a number of the configuration": lambda model: setattr(model.config, "rms_norm_eps", 0.5),
+    "a list of it": lambda model: model.config.kept.append(2),
+    "a number of one within": lambda model: setattr(model.config.within, "hidden_size", 7),
+    "one within": lambda model: setattr(model.config, "within", LlamaConfig(hidden_size=64)),
+    "a module that trains": lambda model: linear(model).train(),
 }
 
 
@@ -61,6 +67,7 @@ def model():
     module.names, module.scales = ["a"], {"a": [1], "b": [1]}
     module.modules_kept = [torch.nn.Identity()]
     module.factor = 1000.5
+    model.config.kept, model.config.within = [1], LlamaConfig()
     module.one = torch.nn.Parameter(torch.ones(1))
     module.register_buffer("moved", torch.ones(2))
     return model
@@ -113,6 +120,8 @@ def test_what_is_the_same_again_is_no_change(cpu_package, model):
     before = last.of(model)
     linear(model).factor, linear(model).names = 1000.25 * 2 - 1000, ["a"]
     linear(model).training = False
+    model.config.id2label = {0: "a"}
+    model.config._experts_implementation_internal = "batched_mm"  # as generate does on a GPU
     assert last.of(model) == before
 
 

@@ -45,7 +45,7 @@ from .attention import use_attention
 from .cpu_recording import NotAsRecorded
 from .growing_cache import OtherRows, growing_cache, room_for, serving
 from .late_stop import are_theirs, goes_on_with, looking_late, teach_transformers
-from .model_state import LastFingerprint, attentions_of, buffers_kept
+from .model_state import Attentions, LastFingerprint, buffers_kept
 from .probe_step import buffers_made_anew, why_not_in_place
 from .recorded_step import RecordedStep, kinds_of
 from .step_arguments import can_be_given, has_gaps, is_unwritten, shape_of_tokens, stays_in_place
@@ -106,14 +106,14 @@ def use_decode_step(
         )
     growing_cache(model, 1, in_fp8=False)
     stop_decode_step(model)
-    put_back_attention = attentions_of(model)
+    attention_before = Attentions(model)
     use_attention(model)
     step = _DecodeStep(model, max_cache_len, kv_cache_dtype == "fp8")
     why = why_not_in_place(model, step.inner, step.new_cache)
     step.pads_masks = why is not None
     if step.pads_masks and why_not_in_place(model, step.inner, step.new_cache, pads_masks=True):
         step.put_back()
-        put_back_attention()
+        attention_before.put_back()
         raise ValueError(
             f"model must take a cache that stays in place and has room, got "
             f"{type(model).__name__}, which cannot: {why}"
@@ -151,6 +151,7 @@ class _DecodeStep:
         self.pads_masks = False  # to a column for each row of the cache
         self.why_not_padded: Optional[str] = None  # prompts, by tokens behind theirs
         self.made_anew: List[Tuple[nn.Module, str]] = []  # buffers that are no states
+        self.attentions = Attentions(model)
         self.__signature__ = inspect.signature(model.forward)
         # generate would compile a step with a static cache.
         config = model.generation_config
@@ -176,7 +177,7 @@ class _DecodeStep:
     def __getstate__(self) -> Dict[str, Any]:
         names = (
             "model", "max_cache_len", "in_fp8", "before", "pads_masks", "why_not_padded",
-            "made_anew", "__signature__", "compiled_before",
+            "made_anew", "attentions", "__signature__", "compiled_before",
         )  # fmt: skip
         return {name: vars(self)[name] for name in names}
 
@@ -425,10 +426,12 @@ class _DecodeStep:
 
     def _may_grow(self, kwargs: Dict[str, Any]) -> bool:
         """Where a call asks for the attention's probabilities its cache may not: they have a column
-        for each row of it. Nor where a gradient goes through rows."""
+        for each row of it. Nor where a gradient goes through rows, nor where another attention than
+        was asked about would not know of the room."""
         return not (
             kwargs.get("output_attentions") or torch.is_grad_enabled() or self.model.training
-        )
+            or self.attentions.other()
+        )  # fmt: skip
 
     def _look_at_model(self) -> None:
         """What was recorded with another state of the model is not replayed any more."""
@@ -477,6 +480,9 @@ class _DecodeStep:
 
     def _why_not(self, kwargs: Dict[str, Any], cache: str, rows: int) -> Optional[str]:
         """Why a call cannot be replayed; None: it can."""
+        other = self.attentions.other()
+        if other is not None:
+            return other
         if rows != 1:
             return "more than one token a sequence"
         if "storage" not in vars(kwargs[cache]) and not stays_in_place(kwargs[cache]):

@@ -29,8 +29,8 @@ _RULES = ("unfinished", "ends", "pad")
 
 @functools.cache
 def stand_before_answers(kind: type) -> None:
-    """Has ``generate``, which looks for its loops in a model's class, take that of a model's forward
-    where it is of this kind, and tell the forward of each answer."""
+    """Has ``generate``, which looks for its loops in a model's class, take that of a model's
+    forward where it is of this kind, and tell the forward of each answer."""
     mixin = importlib.import_module("transformers.generation.utils").GenerationMixin
     theirs = mixin._sample
 

@@ -4,7 +4,7 @@ modules."""
 import contextlib
 import operator
 from itertools import chain
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Collection, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -14,14 +14,21 @@ from .hooks import is_called
 from .recorded_step import shares, sums_of
 
 _PLAIN = (bool, int, float, str, type(None))
-_OF_TORCH = frozenset(vars(nn.Module()))  # what torch keeps in each module, but for training
+# What torch keeps in each module. A dropout alone may be in training.
+_OF_TORCH = frozenset(vars(nn.Module()).keys() - {"training"})
+# Of a configuration what changes no result, or what generate switches on its way: the experts of a
+# prompt, and of steps, are another's code.
+_NOT_READ = frozenset(
+    ("_experts_implementation_internal", "_name_or_path", "id2label", "label2id", "architectures")
+)
 _HOOKS = "_forward_hooks", "_forward_pre_hooks"
 _COPIED = (*_HOOKS, "_modules")  # dictionaries that stay the same objects when they change
 _TENSORS = operator.itemgetter("_parameters", "_buffers")
 
 
 def fingerprint(model: nn.Module) -> Tuple:
-    """What a recorded step would not notice: other tensors, modules and hooks."""
+    """What a recorded step would not notice: other tensors, modules and hooks, and other numbers in
+    a configuration, the attention's name among them."""
     modules = tuple(
         (
             type(module),
@@ -32,7 +39,8 @@ def fingerprint(model: nn.Module) -> Tuple:
         )
         for module in model.modules()
     )
-    return _addresses([*model.parameters(), *model.buffers()]), modules, _attention(model)
+    configs = tuple(map(_plain_of, configs_of(model)))
+    return _addresses([*model.parameters(), *model.buffers()]), modules, configs
 
 
 class LastFingerprint:
@@ -57,9 +65,10 @@ class LastFingerprint:
             self.of_all = [*map(dict, _hooks_of_all())]
             self.sizes, self.names, self.values = self._tensors()
             self.hooked = [(m, is_called(m)) for m in self.modules if any(map(vars(m).get, _HOOKS))]
+            self.configs = [(vars(config), _read_of(config)) for config in configs_of(model)]
             self.lists = [
                 (value, _content(value))
-                for attributes in self.attributes
+                for attributes in (*self.attributes, *(read for _, read in self.configs))
                 for name, value in attributes.items()
                 if name not in _OF_TORCH and _may_change(value)
             ]
@@ -68,8 +77,7 @@ class LastFingerprint:
 
     def _is_kept(self, model: nn.Module) -> bool:
         """Hundreds of modules keep thousands of things: a loop over them must not be Python's."""
-        addresses, _, attention = self.made
-        if model is not self.modules[0] or attention != _attention(model):
+        if model is not self.modules[0]:
             return False
         try:
             # Of what is the same object a comparison of dictionaries asks no more.
@@ -85,7 +93,8 @@ class LastFingerprint:
             and self.types == [*map(type, self.modules)]
             and all(is_called(module) == called for module, called in self.hooked)
             and all(_content(value) == content for value, content in self.lists)
-            and addresses == _addresses(self.tensors)
+            and all(_is_as_read(held, read) for held, read in self.configs)
+            and self.made[0] == _addresses(self.tensors)
         )
 
     def _tensors(self) -> Tuple[List[int], List[str], List[Any]]:
@@ -118,32 +127,71 @@ def _addresses(tensors: List[torch.Tensor]) -> Tuple[int, ...]:
     return tuple(map(torch.Tensor.data_ptr, shares(tensors)))
 
 
-def _attention(model: nn.Module) -> Optional[str]:
-    return getattr(model.config, "_attn_implementation", None)
+def configs_of(model: nn.Module) -> List[Any]:
+    """The configurations of a model's modules, and those within, each once."""
+    waiting = [vars(module).get("config") for module in model.modules()]
+    found: Dict[int, Any] = {}
+    while waiting:
+        config = waiting.pop(0)
+        if id(config) not in found and hasattr(config, "to_dict") and hasattr(config, "__dict__"):
+            found[id(config)] = config
+            waiting.extend(vars(config).values())
+    return [*found.values()]
 
 
-def attentions_of(model: nn.Module) -> Callable[[], None]:
-    """Gives what puts the attention that a model has now back into its configurations."""
-    configs = [getattr(module, "config", None) for module in model.modules()]
-    name = "_attn_implementation_internal"
-    before = [(config, getattr(config, name)) for config in configs if hasattr(config, name)]
+def _read_of(config: Any) -> Dict[str, Any]:
+    return {name: value for name, value in vars(config).items() if name not in _NOT_READ}
 
-    def put_back() -> None:
-        for config, attention in before:
-            setattr(config, name, attention)
 
-    return put_back
+def _plain_of(config: Any) -> Tuple[Any, ...]:
+    return _plain_in(_read_of(config), ())
+
+
+def _is_as_read(held: Dict[str, Any], read: Dict[str, Any]) -> bool:
+    """Whether a configuration holds the very values that were read."""
+    is_same = map(operator.is_, map(held.get, read), read.values())
+    return len(held.keys() - _NOT_READ) == len(read) and all(is_same)
+
+
+class Attentions:
+    """Which attention each configuration of a model names."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.named = [
+            (config, vars(config)[_ATTENTION])
+            for config in configs_of(model)
+            if _ATTENTION in vars(config)
+        ]
+
+    def put_back(self) -> None:
+        for config, attention in self.named:
+            setattr(config, _ATTENTION, attention)
+
+    def other(self) -> Optional[str]:
+        """How one that is named now is another; None: none is."""
+        for config, attention in self.named:
+            now = getattr(config, _ATTENTION)
+            if now != attention:
+                return f"the attention is {now} now, and was {attention} for use_decode_step"
+        return None
+
+
+_ATTENTION = "_attn_implementation_internal"
 
 
 def plain_attributes(module: nn.Module) -> Tuple[Any, ...]:
     """Of what a module keeps in itself all that is a number, a text, or a list of such: switches of
     adapters, factors."""
+    return _plain_in(vars(module), _OF_TORCH)
+
+
+def _plain_in(held: Dict[str, Any], but: Collection[str]) -> Tuple[Any, ...]:
     found = []
-    for name, value in vars(module).items():  # of hundreds of modules, before each prompt
+    for name, value in held.items():  # of hundreds of modules, before each prompt
         if type(value) in _PLAIN:
-            if name not in _OF_TORCH:
+            if name not in but:
                 found.append((name, value))
-        elif type(value) in (list, tuple, dict) and name not in _OF_TORCH and _is_plain(value):
+        elif type(value) in (list, tuple, dict) and name not in but and _is_plain(value):
             found.append((name, _as_tuple(value)))
     return tuple(found)
 
