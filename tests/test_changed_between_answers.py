@@ -164,3 +164,95 @@ def test_a_dropout_alone_that_trains(package):
             said.append(model(token, past_key_values=cache).logits)
             cache.crop(-1)
     assert not any(torch.equal(said[-1], each) for each in said[:-1])
+
+
+def one(model, token, cache, **more):
+    with torch.no_grad():
+        return model(token, past_key_values=cache, use_cache=True, **more).logits[:, -1]
+
+
+def sinks_and_last(cache):
+    for layer in cache.layers:
+        layer.keys = torch.cat([layer.keys[:, :, :2], layer.keys[:, :, -4:]], 2)
+        layer.values = torch.cat([layer.values[:, :, :2], layer.values[:, :, -4:]], 2)
+
+
+def weaker(cache):
+    for layer in cache.layers:
+        layer.values = layer.values * 0.9
+
+
+def shorter(cache):
+    for layer in cache.layers:
+        layer.crop(-1)
+
+
+def weaker_in_place(cache):
+    for layer in cache.layers:
+        layer.keys[:, :, -1] *= 0.5
+        layer.values.mul_(0.9)
+
+
+@pytest.mark.parametrize("edit", [sinks_and_last, weaker, shorter, weaker_in_place])
+def test_a_cache_that_its_owner_edits(package, edit):
+    """The tokens that are kept are the model's alone; later answers are as if nothing were."""
+    pair = beside(package, tiny("Llama")[1])
+
+    def act(model):
+        cache, said = DynamicCache(config=model.config), []
+        one(model, GIVEN["input_ids"], cache)
+        for turn in range(6):
+            if turn % 2 == 0:
+                edit(cache)
+            place = torch.full((2, 1), 9 + turn)
+            said.append(
+                one(model, GIVEN["input_ids"][:, turn : turn + 1], cache, position_ids=place)
+            )
+        assert [layer.keys.shape[2] for layer in cache.layers] == [cache.get_seq_length()] * 2
+        assert hasattr(cache, "grow") == (edit is weaker_in_place and model is pair[1])
+        del cache
+        said.extend(logits(model))
+        return torch.stack(said)
+
+    assert_alike(pair, act)
+    assert package.models.decode_steps(pair[1]).replayed >= 6
+
+
+def test_values_of_a_static_cache_put_anew(package):
+    pair = beside(package, tiny("Llama")[1])
+
+    def act(model):
+        cache = StaticCache(config=model.config, max_cache_len=32)
+        one(model, GIVEN["input_ids"], cache)
+        said = []
+        for turn in range(6):
+            if turn > 3:
+                weaker(cache)
+            said.append(one(model, GIVEN["input_ids"][:, turn : turn + 1], cache))
+        return torch.stack(said)
+
+    assert_alike(pair, act)
+    assert package.models.decode_steps(pair[1]).replayed == 3
+
+
+def test_a_hook_that_prunes_a_cache(package):
+    """While a forward runs: then, too, the model keeps its own, and another answer is right."""
+    pair = beside(package, tiny("Llama")[1])
+
+    def prune(module, args, kwargs, output):
+        layer = kwargs["past_key_values"].layers[module.layer_idx]
+        if kwargs["hidden_states"].shape[1] > 1:
+            layer.keys, layer.values = layer.keys[:, :, 2:], layer.values[:, :, 2:]
+
+    def act(model):
+        said = [logits(model)]
+        handles = [
+            layer.self_attn.register_forward_hook(prune, with_kwargs=True)
+            for layer in model.model.layers
+        ]
+        said.append(logits(model, do_sample=False))
+        for handle in handles:
+            handle.remove()
+        return torch.stack([*said, logits(model)])
+
+    assert_alike(pair, act)

@@ -245,6 +245,8 @@ class _DecodeStep:
         try:
             with asking_once(answers):
                 result = self._run(storage, name, kwargs, rows, is_prompt)
+            if grows and is_prompt and not cache.is_whole:
+                raise OtherRows("a hook has put other keys in its cache")
         except BaseException as error:
             has_other_rows = isinstance(error, OtherRows)
             if grows and (is_prompt or has_other_rows):  # as it came: its caller may try again
@@ -257,6 +259,8 @@ class _DecodeStep:
         if grows:
             cache.tokens += cache.rows if is_prompt else rows
             cache.idle = True
+            if not cache.is_whole:
+                cache.let_go()
         return result
 
     def _once_more(self, name: str, kwargs: Dict[str, Any]) -> Any:

@@ -25,11 +25,46 @@ _OF_STATES = (
     "conv_states", "recurrent_states", "is_conv_states_initialized",
     "is_recurrent_states_initialized", "has_previous_state", "conv_kernel_size",
 )  # fmt: skip
+# By which a cache's holder may change a layer, and the tensors that may be put in others' places.
+_OF_HOLDERS = (
+    "update", "update_indexer", "crop", "reset", "lazy_initialization", "reorder_cache",
+    "batch_repeat_interleave", "batch_select_indices",
+)  # fmt: skip
+_TENSORS = ("keys", "values", "indexer_keys", *_OF_STATES)
 # What a forward asks of a cache before it reads or writes rows or states.
 _OF_FORWARDS = (
     "get_mask_sizes", "update", "update_indexer", "get_conv_state", "update_conv_state",
     "get_recurrent_state", "update_recurrent_state",
 )  # fmt: skip
+
+
+class _HeldLayer:
+    """A layer of a growing cache as who holds the cache sees it: its keys and values are those of
+    the tokens. Where another is put in their place, the cache becomes a dynamic one first."""
+
+    __slots__ = ("_cache", "_index")
+
+    def __init__(self, cache: Any, index: int) -> None:
+        object.__setattr__(self, "_cache", cache)
+        object.__setattr__(self, "_index", index)
+
+    @property
+    def __class__(self) -> type:
+        return type(vars(self._cache)["layers"][self._index])
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_HOLDERS and hasattr(self._cache, "grow"):
+            self._cache.let_go()
+        layer = vars(self._cache)["layers"][self._index]
+        if not hasattr(self._cache, "grow") or name not in layer.held():
+            return getattr(layer, name)
+        rows = layer.held()[name][:, :, : int(self._cache.get_seq_length())]
+        return rows[:, 0] if name == "indexer_keys" else rows
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _TENSORS and hasattr(self._cache, "grow"):
+            self._cache.let_go()
+        setattr(vars(self._cache)["layers"][self._index], name, value)
 
 
 class OtherRows(RuntimeError):
@@ -104,8 +139,33 @@ def _classes() -> Tuple[type, type]:
             self.names = {*vars(self), "names", "storage"}  # others are its holder's
 
         @property
+        def layers(self) -> Any:
+            held = vars(self)["layers"]
+            if self.served:
+                return held
+            return tuple(_HeldLayer(self, i) for i in range(len(held)))
+
+        @layers.setter
+        def layers(self, layers: Any) -> None:
+            if vars(self).get("served", True):
+                vars(self)["layers"] = layers
+            else:
+                self.let_go()
+                self.layers = layers
+
+        @property
+        def is_whole(self) -> bool:
+            """Whether nobody, such as a hook, has put tensors of another size in its place."""
+            return all(
+                states.shape[0] == getattr(layer, "batch_size", states.shape[0])
+                and states.shape[2] == layer.max_cache_len
+                for layer in vars(self)["layers"]
+                for states in layer.held().values()
+            )
+
+        @property
         def room(self) -> int:
-            return self.layers[0].max_cache_len
+            return vars(self)["layers"][0].max_cache_len
 
         @property
         def is_initialized(self) -> bool:
@@ -180,7 +240,8 @@ def _classes() -> Tuple[type, type]:
         @property
         def batch(self) -> Optional[int]:
             """How many sequences it holds; None: nobody has written to it."""
-            return getattr(self.layers[self.first[0] if self.first else 0], "batch_size", None)
+            layer = vars(self)["layers"][self.first[0] if self.first else 0]
+            return getattr(layer, "batch_size", None)
 
         def takes(self, layer_idx: int, dtype: torch.dtype) -> bool:
             """Whether a layer holds keys and values of a type, or in FP8, or none yet."""
@@ -192,7 +253,7 @@ def _classes() -> Tuple[type, type]:
 
         def __iter__(self) -> Any:
             """What a dynamic cache gives: keys and values without the room behind them."""
-            for layer in self.layers:
+            for layer in vars(self)["layers"]:
                 keys, values = (s[:, :, : int(self.get_seq_length())] for s in _states_of(layer))
                 yield keys, values, None
 
@@ -202,14 +263,15 @@ def _classes() -> Tuple[type, type]:
             return copyreg._reconstructor, made, vars(self.as_dynamic())  # type: ignore[attr-defined]
 
         def as_dynamic(self) -> Any:
-            beside = any(isinstance(x, (GrowingIndexedLayer, WithStates)) for x in self.layers)
+            layers = vars(self)["layers"]
+            beside = any(isinstance(x, (GrowingIndexedLayer, WithStates)) for x in layers)
             new = theirs.DynamicCache(config=self.config if self.has_kinds or beside else None)
             held = vars(self).items()
             vars(new).update((name, value) for name, value in held if name not in self.names)
             if int(self.get_seq_length()) == 0:
                 return new
             for i, (keys, values, _) in enumerate(self):
-                layer = self.layers[i]
+                layer = layers[i]
                 if "keys" in layer.held():
                     new.update(keys.clone(), values.clone(), i)
                 choosing = vars(layer).get("indexer_keys")
@@ -230,7 +292,7 @@ def _classes() -> Tuple[type, type]:
         def grow(self, tokens: int) -> None:
             """Has room for as many tokens, and for twice what there was, or all that may come."""
             room = room_for(self.config, tokens, max(tokens, 2 * self.room))
-            for layer in self.layers:
+            for layer in vars(self)["layers"]:
                 layer.grow(room, self.tokens)
 
         def crop(self, tokens_to_remove: int) -> None:
@@ -255,7 +317,7 @@ def _classes() -> Tuple[type, type]:
         def begin_anew(self) -> None:
             self.tokens, self.idle = 0, True
             self.length.zero_()
-            for layer in self.layers:
+            for layer in vars(self)["layers"]:
                 layer.begin_anew()
 
         def reorder_cache(self, beam_idx: torch.Tensor) -> None:
@@ -269,7 +331,7 @@ def _classes() -> Tuple[type, type]:
 
         def _replace_rows(self, change: Any) -> None:
             """The tensors stay, unless there are more or fewer sequences than before."""
-            for layer in self.layers:
+            for layer in vars(self)["layers"]:
                 layer.replace(change)
 
     class GrowingLayer(theirs.StaticLayer):
@@ -362,6 +424,11 @@ def _classes() -> Tuple[type, type]:
             """What tells whether a recorded step knows where they lie."""
             states = (each for table in self._tables() for each in table.values())
             return next((each for each in states if each is not None), None)
+
+        @property
+        def values(self) -> Any:
+            states = [each for table in self._tables() for each in table.values()]
+            return next((each for each in states[::-1] if each is not None), None)
 
         def held(self) -> Dict[str, torch.Tensor]:
             return {}

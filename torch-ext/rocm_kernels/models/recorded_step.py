@@ -54,7 +54,8 @@ class RecordedStep:
         kwargs: Dict[str, Any],
         beside: Optional[List["RecordedStep"]] = None,
     ) -> None:
-        room = cache.layers[0].max_cache_len if beside is None else 0
+        layers = vars(cache)["layers"]
+        room = layers[0].max_cache_len if beside is None else 0
         with torch.inference_mode(False), torch.no_grad():
             self.inputs = {name: _place(name, value, room) for name, value in kwargs.items()}
             self.attributes = [_Attribute(*each) for each in _tensors_kept(model)]
@@ -66,7 +67,7 @@ class RecordedStep:
         # Of a cache a step writes what its attention sees last, and earlier steps are done.
         written = [
             states
-            for layer in cache.layers
+            for layer in layers
             if layer.is_initialized and beside is None
             for states in (layer.keys, layer.values)
         ]

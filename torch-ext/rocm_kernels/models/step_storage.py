@@ -2,6 +2,7 @@
 
 import contextlib
 import operator
+from itertools import chain
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
@@ -13,7 +14,7 @@ from .recorded_step import RecordedStep, first_line
 from .tensor_parallel import is_divided
 
 NAMES_OF_CACHE = ("past_key_values", "cache")  # 5.24 renames the argument
-_keys_of = operator.attrgetter("keys")
+_keys_of, _values_of = map(operator.attrgetter, ("keys", "values"))
 
 
 class Storage:
@@ -39,7 +40,7 @@ class Storage:
         """Whether another answer may have it, to a prompt of so many sequences and rows."""
         cache = self.cache
         alike = cache.batch == batch and self.autocast == autocast_dtype(device)
-        return alike and cache.room > rows
+        return alike and cache.room > rows and cache.is_whole
 
     def lend_to(self, cache: Any) -> None:
         """An empty dynamic cache becomes the storage's. It stays the object that its maker may
@@ -56,7 +57,8 @@ class Storage:
         model."""
         if not self.has(cache):
             self.forget()
-            self.read = [layer.keys for layer in cache.layers]
+            layers = vars(cache)["layers"]
+            self.read = [*map(_keys_of, layers), *map(_values_of, layers)]
         if self.model_was is not model_is:
             self.forget()
             self.model_was = model_is
@@ -106,10 +108,9 @@ class Storage:
     def has(self, cache: Any) -> bool:
         """Whether the steps were recorded with a cache's tensors. A step asks it of all layers, so
         that the loop over them is not Python's."""
-        layers = cache.layers
-        return len(layers) == len(self.read) and all(
-            map(operator.is_, map(_keys_of, layers), self.read)
-        )
+        layers = vars(cache)["layers"]
+        now = chain(map(_keys_of, layers), map(_values_of, layers))
+        return 2 * len(layers) == len(self.read) and all(map(operator.is_, now, self.read))
 
     def forget(self) -> None:
         self.steps.clear()
