@@ -256,3 +256,16 @@ def test_a_hook_that_prunes_a_cache(package):
         return torch.stack([*said, logits(model)])
 
     assert_alike(pair, act)
+
+
+@pytest.mark.parametrize("is_compiled", ["before", "after"])
+def test_a_compiled_model_keeps_transformers_loop(package, is_compiled):
+    """The call that torch compiles does not come by what stands before the forward."""
+    _, model = tiny("Llama")
+    step = copy.deepcopy(model)
+    if is_compiled == "before":
+        step.compile(backend="eager")
+    package.models.use_decode_step(step)
+    if is_compiled == "after":
+        step.compile(backend="eager")
+    assert torch.equal(step.generate(**GIVEN, **OPTIONS), model.generate(**GIVEN, **OPTIONS))

@@ -74,6 +74,7 @@ def answers(
         and all(getattr(type(model), name, None) is vars(mixin).get(name) for name in _OWN)
         and not any(name in vars(model) for name in _OWN)
         and not is_called(model)
+        and getattr(model, "_compiled_call_impl", None) is None
         and not config.do_sample
         and not config.return_dict_in_generate
         and not config.is_assistant
