@@ -308,15 +308,22 @@ class _DecodeStep:
     def _prompt(self, storage: Storage, name: str, kwargs: Dict[str, Any]) -> Any:
         cache, given, why = kwargs[name], None, self._why_as_it_is(storage)
         if why is None:
-            given = recorded_prompt.padded_prompt(kwargs, name, self.device, cache.room)
+            handed_on = {
+                key: value
+                for key, value in kwargs.items()
+                if key != name and self._is_handed_on(key, value)
+            }
+            own = {key: value for key, value in kwargs.items() if key not in handed_on}
+            given = recorded_prompt.padded_prompt(own, name, self.device, cache.room)
         if given is None:
             return self._pass_on(f"a prompt: {why}" if why else "a prompt", kwargs)
+        given.update(handed_on)
         storage.forget_others(cache, self.model_was)
         kind = (given["input_ids"].shape, *kinds_of(given), torch.is_inference_mode_enabled())
         step = storage.prompts.get(kind)
         if step is None and kind in storage.prompts:
-            longest = recorded_prompt.padded_prompt(kwargs, name, self.device, cache.room, True)
-            prompts = storage.prompts, longest
+            longest = recorded_prompt.padded_prompt(own, name, self.device, cache.room, True)
+            prompts = storage.prompts, longest and {**longest, **handed_on}
             step = storage.record(self.inner, self.model, cache, name, given, prompts)
             storage.prompts[kind] = step
             cache.idle = True  # as before: a prompt's code asks for its length
@@ -417,7 +424,7 @@ class _DecodeStep:
             storage.choose_apart = any(isinstance(step, str) for step in storage.steps.values())
         cache.tokens += 1
         cache.idle = True
-        return kwargs if storage.last is None else {**storage.last.inputs, name: cache}
+        return kwargs if storage.last is None else {**kwargs, **storage.last.inputs}
 
     def _choose(self, **kwargs: Any) -> None:
         greedy.choose_in_place(self.inner, kwargs, kwargs[name_of_cache(kwargs)].length)
@@ -430,9 +437,12 @@ class _DecodeStep:
 
     def _may_grow(self, kwargs: Dict[str, Any]) -> bool:
         """Where a call asks for the attention's probabilities its cache may not: they have a column
-        for each row of it. Nor where a gradient goes through rows, nor where another attention than
-        was asked about would not know of the room."""
-        return not (
+        for each row of it. Nor where a caller's own mask has a column for each token, nor where a
+        gradient goes through rows, nor where another attention than was asked about would not know
+        of the room."""
+        mask = kwargs.get("attention_mask")
+        is_of_tokens = mask is None or (isinstance(mask, torch.Tensor) and mask.dim() == 2)
+        return is_of_tokens and not (
             kwargs.get("output_attentions") or torch.is_grad_enabled() or self.model.training
             or self.attentions.other()
         )  # fmt: skip
@@ -499,9 +509,20 @@ class _DecodeStep:
         if why is not None:
             return why
         for name, value in kwargs.items():
-            if name != cache and not can_be_given(value, self.device):
+            may_be = can_be_given(value, self.device) or self._is_handed_on(name, value)
+            if name != cache and not may_be:
                 return f"a graph cannot be given {name} as {type(value).__name__}"
         return None
+
+    def _is_handed_on(self, name: str, value: Any) -> bool:
+        """Whether an argument that no graph can be given is one that the model does not name: then
+        it may be one that nobody reads, as generate's tokenizer, which recording shows."""
+        names = self.__signature__.parameters
+        return (
+            name not in names
+            and not can_be_given(value, self.device)
+            and any(each.kind is each.VAR_KEYWORD for each in names.values())
+        )
 
     def _why_run(self) -> Optional[str]:
         """Why nothing can be replayed at this time; None: it can."""

@@ -35,6 +35,7 @@ from .cpu_recording import CpuGraph, place_of_caller
 from .late_sums import LateSums
 from .layer_stacks import LayerStacks, handed_out, takes_stacks
 from .probe_stacks import why_no_stacks
+from .step_arguments import Unread, can_be_given
 from .step_length import Lengths
 
 _CACHE = object()  # stands in a recorded result for the cache of the call
@@ -57,8 +58,14 @@ class RecordedStep:
         layers = vars(cache)["layers"]
         room = layers[0].max_cache_len if beside is None else 0
         with torch.inference_mode(False), torch.no_grad():
-            self.inputs = {name: _place(name, value, room) for name, value in kwargs.items()}
+            self.inputs = {
+                name: _place(name, value, room)
+                for name, value in kwargs.items()
+                if can_be_given(value, model.device)
+            }
             self.attributes = [_Attribute(*each) for each in _tensors_kept(model)]
+        others = kwargs.keys() - self.inputs.keys()
+        self.kinds_of_others = {name: type(kwargs[name]) for name in others}
         self.unread: Set[str] = set()
         self.mask_length = 0
         self.in_inference = torch.is_inference_mode_enabled()
@@ -89,7 +96,8 @@ class RecordedStep:
 
     def _run(self, forward: Callable[..., Any], cache: Any, cache_name: str) -> None:
         with _in_place(self.attributes), RecordedLooks() as looks, Lengths(cache) as lengths:
-            outputs = forward(**self.inputs, **{cache_name: cache})
+            unread = {name: Unread(name) for name in self.kinds_of_others}
+            outputs = forward(**self.inputs, **unread, **{cache_name: cache})
         self.lengths = cache_name, *lengths.bounds
         self.seen = looks.seen | {id(leaf) for leaf in tree_leaves(outputs)}
         self.outputs = _changed(outputs, handed_out, lambda _: _CACHE)
@@ -101,8 +109,12 @@ class RecordedStep:
 
     def fits(self, kwargs: Dict[str, Any]) -> bool:
         """Whether a call's arguments, a cache among them, are of the kind that was recorded."""
-        if len(kwargs) != len(self.inputs) + 1 or not self.is_for_length_of(kwargs):
+        count = len(self.inputs) + len(self.kinds_of_others) + 1
+        if len(kwargs) != count or not self.is_for_length_of(kwargs):
             return False
+        for name, kind in self.kinds_of_others.items():
+            if type(kwargs.get(name)) is not kind:
+                return False
         for name, place in self.inputs.items():
             value = kwargs.get(name, _CACHE)
             if value is place or (name in self.unread and isinstance(value, torch.Tensor)):
@@ -299,7 +311,8 @@ def kind_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         may_grow = value.dim() == 2 and not value.is_floating_point()
         return value.dtype, value.dim(), tuple(value.shape[:1] if may_grow else value.shape)
-    return value
+    is_plain = value is None or isinstance(value, (bool, int, float, str))
+    return value if is_plain else type(value)
 
 
 def kinds_of(kwargs: Dict[str, Any]) -> Tuple[Any, ...]:

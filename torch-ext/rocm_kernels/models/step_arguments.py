@@ -51,6 +51,27 @@ def stays_in_place(cache: Any) -> bool:
     )
 
 
+class Unread:
+    """Stands for an argument that no graph can be given while a step is recorded. A forward may
+    hand it on, as transformers does with a tokenizer; one that asks it anything is not recorded."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "name", name)
+
+
+def _is_read(self: Unread, *args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError(f"the model reads {object.__getattribute__(self, 'name')}")
+
+
+for _name in (
+    "__getattribute__", "__setattr__", "__bool__", "__call__", "__contains__", "__eq__",
+    "__getitem__", "__hash__", "__iter__", "__len__", "__repr__", "__str__",
+):  # fmt: skip
+    setattr(Unread, _name, _is_read)
+
+
 def can_be_given(value: Any, device: torch.device) -> bool:
     if isinstance(value, dict):
         return all(v is None or can_be_given(v, device) for v in value.values())
