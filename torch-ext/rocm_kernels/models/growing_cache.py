@@ -20,51 +20,13 @@ import torch
 from .attention import widened
 from .attention_traits import PLAIN
 from .cache import Place, hold_in_fp8
+from .held_layer import OF_STATES, HeldLayer
 
-_OF_STATES = (
-    "conv_states", "recurrent_states", "is_conv_states_initialized",
-    "is_recurrent_states_initialized", "has_previous_state", "conv_kernel_size",
-)  # fmt: skip
-# By which a cache's holder may change a layer, and the tensors that may be put in others' places.
-_OF_HOLDERS = (
-    "update", "update_indexer", "crop", "reset", "lazy_initialization", "reorder_cache",
-    "batch_repeat_interleave", "batch_select_indices",
-)  # fmt: skip
-_TENSORS = ("keys", "values", "indexer_keys", *_OF_STATES)
 # What a forward asks of a cache before it reads or writes rows or states.
 _OF_FORWARDS = (
     "get_mask_sizes", "update", "update_indexer", "get_conv_state", "update_conv_state",
     "get_recurrent_state", "update_recurrent_state",
 )  # fmt: skip
-
-
-class _HeldLayer:
-    """A layer of a growing cache as who holds the cache sees it: its keys and values are those of
-    the tokens. Where another is put in their place, the cache becomes a dynamic one first."""
-
-    __slots__ = ("_cache", "_index")
-
-    def __init__(self, cache: Any, index: int) -> None:
-        object.__setattr__(self, "_cache", cache)
-        object.__setattr__(self, "_index", index)
-
-    @property
-    def __class__(self) -> type:
-        return type(vars(self._cache)["layers"][self._index])
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _OF_HOLDERS and hasattr(self._cache, "grow"):
-            self._cache.let_go()
-        layer = vars(self._cache)["layers"][self._index]
-        if not hasattr(self._cache, "grow") or name not in layer.held():
-            return getattr(layer, name)
-        rows = layer.held()[name][:, :, : int(self._cache.get_seq_length())]
-        return rows[:, 0] if name == "indexer_keys" else rows
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _TENSORS and hasattr(self._cache, "grow"):
-            self._cache.let_go()
-        setattr(vars(self._cache)["layers"][self._index], name, value)
 
 
 class OtherRows(RuntimeError):
@@ -143,7 +105,7 @@ def _classes() -> Tuple[type, type]:
             held = vars(self)["layers"]
             if self.served:
                 return held
-            return tuple(_HeldLayer(self, i) for i in range(len(held)))
+            return tuple(HeldLayer(self, i) for i in range(len(held)))
 
         @layers.setter
         def layers(self, layers: Any) -> None:
@@ -278,7 +240,7 @@ def _classes() -> Tuple[type, type]:
                 if choosing is not None:
                     tokens = int(self.get_seq_length())
                     new.update_indexer(choosing[:, 0, :tokens].clone(), i)
-                for name in _OF_STATES if isinstance(layer, WithStates) else ():
+                for name in OF_STATES if isinstance(layer, WithStates) else ():
                     setattr(new.layers[i], name, copy.deepcopy(getattr(layer, name)))
             return new
 
