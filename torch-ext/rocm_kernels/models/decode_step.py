@@ -79,7 +79,7 @@ def use_decode_step(
     in 16-bit products of a row (cpu_recording.py).
 
     Args:
-        model: a causal language model of transformers, on one device.
+        model: a causal language model of transformers, on one device. One of peft's may be around.
         max_cache_len: tokens of a sequence, prompt and answer, that a cache has room for from the
             beginning. None: the prompt and 512 more, and twice the room whenever it is used up.
             No more than the model has positions for, until more are needed.
@@ -93,6 +93,7 @@ def use_decode_step(
         raise ValueError(f"kv_cache_dtype must be 'auto' or 'fp8', got {kv_cache_dtype!r}")
     if max_cache_len is not None and max_cache_len < 1:
         raise ValueError(f"max_cache_len must be at least 1, got {max_cache_len}")
+    model = _stepped(model)
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", True) or not hasattr(model, "generation_config"):
         raise ValueError(
@@ -105,45 +106,63 @@ def use_decode_step(
             f"model must be on one device, got {', '.join(sorted(map(str, devices))) or 'none'}"
         )
     growing_cache(model, 1, in_fp8=False)
+    earlier, attention_before = _step_of(model), Attentions(model)
     stop_decode_step(model)
-    attention_before = Attentions(model)
-    use_attention(model)
-    step = _DecodeStep(model, max_cache_len, kv_cache_dtype == "fp8")
-    why = why_not_in_place(model, step.inner, step.new_cache)
-    step.pads_masks = why is not None
-    if step.pads_masks and why_not_in_place(model, step.inner, step.new_cache, pads_masks=True):
-        step.put_back()
+    try:
+        use_attention(model)
+        step = _DecodeStep(model, max_cache_len, kv_cache_dtype == "fp8")
+        why = why_not_in_place(model, step.inner, step.new_cache)
+        step.pads_masks = why is not None
+        if step.pads_masks and why_not_in_place(model, step.inner, step.new_cache, pads_masks=True):
+            raise ValueError(
+                f"model must take a cache that stays in place and has room, got "
+                f"{type(model).__name__}, which cannot: {why}"
+            )
+        step.why_not_padded = recorded_prompt.why_not_padded(model, step.inner, step.new_cache)
+        # Behind that: what is made of a prompt's positions would be made of those of padding too.
+        step.made_anew = buffers_made_anew(model, step.inner, step.new_cache)
+    except BaseException:
         attention_before.put_back()
-        raise ValueError(
-            f"model must take a cache that stays in place and has room, got "
-            f"{type(model).__name__}, which cannot: {why}"
-        )
-    step.why_not_padded = recorded_prompt.why_not_padded(model, step.inner, step.new_cache)
-    # Behind that: what is made of a prompt's positions would be made of those of padding too.
-    step.made_anew = buffers_made_anew(model, step.inner, step.new_cache)
-    model.forward = step
+        if earlier is not None:
+            earlier.stand_before()
+        raise
+    step.stand_before()
 
 
 def stop_decode_step(model: nn.Module) -> None:
     """Takes back what :func:`use_decode_step` has put before a model's forward. The attention
     stays."""
-    step = vars(model).get("forward")
-    if isinstance(step, _DecodeStep):
+    step = _step_of(_stepped(model))
+    if step is not None:
         step.put_back()
 
 
 def decode_steps(model: nn.Module) -> DecodeSteps:
     """What became of a model's calls since :func:`use_decode_step`."""
-    step = vars(model).get("forward")
-    if not isinstance(step, _DecodeStep):
+    step = _step_of(_stepped(model))
+    if step is None:
         raise ValueError(f"use_decode_step was not called with this {type(model).__name__}")
     return DecodeSteps(
         step.recorded, step.replayed, dict(step.passed_on), dict(step.layers), step.prompts
     )
 
 
+def _stepped(model: nn.Module) -> nn.Module:
+    """The model whose forward ``generate`` calls: where peft's is around it, its own."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _step_of(model: nn.Module) -> Optional["_DecodeStep"]:
+    """What stands before a model's forward, where something of another's may stand before it."""
+    return vars(model).get(_DecodeStep.ATTRIBUTE)
+
+
 class _DecodeStep:
     """What stands before a model's forward."""
+
+    ATTRIBUTE = "_decode_step"  # by which a model keeps it
+    stopped = False
+    is_wrapped = False  # by code of another's
 
     def __init__(self, model: nn.Module, max_cache_len: Optional[int], in_fp8: bool) -> None:
         self.model, self.max_cache_len, self.in_fp8 = model, max_cache_len, in_fp8
@@ -153,10 +172,6 @@ class _DecodeStep:
         self.made_anew: List[Tuple[nn.Module, str]] = []  # buffers that are no states
         self.attentions = Attentions(model)
         self.__signature__ = inspect.signature(model.forward)
-        # generate would compile a step with a static cache.
-        config = model.generation_config
-        self.compiled_before = config.disable_compile
-        config.disable_compile = True
         self._forget()
 
     def _forget(self) -> None:
@@ -177,7 +192,7 @@ class _DecodeStep:
     def __getstate__(self) -> Dict[str, Any]:
         names = (
             "model", "max_cache_len", "in_fp8", "before", "pads_masks", "why_not_padded",
-            "made_anew", "attentions", "__signature__", "compiled_before",
+            "made_anew", "attentions", "__signature__", "stopped",
         )  # fmt: skip
         return {name: vars(self)[name] for name in names}
 
@@ -185,8 +200,19 @@ class _DecodeStep:
         vars(self).update(state)
         self._forget()
 
+    def stand_before(self) -> None:
+        self.stopped = False
+        vars(self.model)[self.ATTRIBUTE] = self
+        if not self.is_wrapped:
+            self.model.forward = self
+
     def put_back(self) -> None:
-        self.model.generation_config.disable_compile = self.compiled_before
+        """Where another's code calls it by now, it stays there and does nothing."""
+        self.stopped = True
+        vars(self.model).pop(self.ATTRIBUTE, None)
+        self.is_wrapped = vars(self.model).get("forward") is not self
+        if self.is_wrapped:
+            return
         if self.before is None:
             vars(self.model).pop("forward", None)
         else:
@@ -205,7 +231,7 @@ class _DecodeStep:
             return self.before(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if self.stopped or torch.compiler.is_compiling():
             return self.inner(*args, **kwargs)
         if args:
             names = self.__signature__.parameters

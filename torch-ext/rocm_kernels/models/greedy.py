@@ -37,21 +37,29 @@ def stand_before_answers(kind: type) -> None:
     @functools.wraps(theirs)
     def sample(model: Any, *args: Any, **kwargs: Any) -> Any:
         step = vars(model).get("forward")
-        if isinstance(step, kind):
+        if isinstance(step, kind) and not step.stopped:
             return step.sample(theirs, *args, **kwargs)
-        return theirs(model, *args, **kwargs)
+        return told(theirs)(model, *args, **kwargs)
 
     def told(theirs: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(theirs)
         def answer(model: Any, *args: Any, **kwargs: Any) -> Any:
-            step = vars(model).get("forward")
-            if isinstance(step, kind):
+            step = vars(model).get(kind.ATTRIBUTE)
+            if step is not None:
                 step.begin_answer(kwargs)
             return theirs(model, *args, **kwargs)
 
         return answer
 
+    theirs_compile = mixin._valid_auto_compile_criteria
+
+    @functools.wraps(theirs_compile)
+    def may_compile(model: Any, *args: Any, **kwargs: Any) -> bool:
+        """A step with a static cache is not compiled: it is recorded."""
+        return kind.ATTRIBUTE not in vars(model) and theirs_compile(model, *args, **kwargs)
+
     mixin._sample = sample
+    mixin._valid_auto_compile_criteria = may_compile
     for name in ("_beam_search", "_assisted_decoding"):
         setattr(mixin, name, told(getattr(mixin, name)))
 
