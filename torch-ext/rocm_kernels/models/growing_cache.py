@@ -13,7 +13,7 @@ import copy
 import copyreg
 import functools
 import importlib
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple
 
 import torch
 
@@ -95,6 +95,7 @@ def _classes() -> Tuple[type, type]:
             self.positions = None
             self.first = None  # the layer, and of it what is written first in each forward
             self.rows = 0  # that the last forward has written
+            self.written: Optional[Set[int]] = None  # layers, by this forward; None: no row yet
             self.length = _lasting(lambda: torch.zeros((), dtype=torch.int64, device="cpu"))
             self.served = True
             self.has_kinds = True  # as a dynamic one, layers of the model's kinds
@@ -176,8 +177,11 @@ def _classes() -> Tuple[type, type]:
                 else:
                     self.positions = torch.arange(count, device=device) + self.length
                 self.length.add_(count)
+                self.written = set()
             elif count != self.rows:
                 raise OtherRows(f"layer {layer_idx} writes {count} rows, the first {self.rows}")
+            if what == "keys" and self.written is not None:
+                self.written.add(layer_idx)
 
         def place(self, layer_idx: int, keys: torch.Tensor, values: torch.Tensor) -> Place:
             """Where another op may write keys and values ``[batch, rows, KV heads, D]``, in place
@@ -190,6 +194,19 @@ def _classes() -> Tuple[type, type]:
             return Place.of(layer, self.positions)
 
         def get_seq_length(self, layer_idx: int = 0) -> Any:
+            """What a dynamic cache says: a layer that this forward has yet to reach has the rows of
+            those before."""
+            if layer_idx == 0:  # or the first that counts
+                rows = (i for i, layer in enumerate(self.layers) if isinstance(layer, GrowingLayer))
+                layer_idx = next(rows)
+            if layer_idx >= len(self.layers) or not self.layers[layer_idx].is_initialized:
+                return 0
+            if self.idle or self.written is None or layer_idx in self.written:
+                return self.tokens_held()
+            return self.length - self.rows
+
+        def tokens_held(self) -> Any:
+            """Of the layer that has most."""
             return self.tokens if self.idle else self.length
 
         def __deepcopy__(self, memo: Any) -> Any:
@@ -216,7 +233,7 @@ def _classes() -> Tuple[type, type]:
         def __iter__(self) -> Any:
             """What a dynamic cache gives: keys and values without the room behind them."""
             for layer in vars(self)["layers"]:
-                keys, values = (s[:, :, : int(self.get_seq_length())] for s in _states_of(layer))
+                keys, values = (s[:, :, : int(self.tokens_held())] for s in _states_of(layer))
                 yield keys, values, None
 
         def __reduce_ex__(self, protocol: Any) -> Any:
@@ -230,7 +247,7 @@ def _classes() -> Tuple[type, type]:
             new = theirs.DynamicCache(config=self.config if self.has_kinds or beside else None)
             held = vars(self).items()
             vars(new).update((name, value) for name, value in held if name not in self.names)
-            if int(self.get_seq_length()) == 0:
+            if int(self.tokens_held()) == 0:
                 return new
             for i, (keys, values, _) in enumerate(self):
                 layer = layers[i]
@@ -238,7 +255,7 @@ def _classes() -> Tuple[type, type]:
                     new.update(keys.clone(), values.clone(), i)
                 choosing = vars(layer).get("indexer_keys")
                 if choosing is not None:
-                    tokens = int(self.get_seq_length())
+                    tokens = int(self.tokens_held())
                     new.update_indexer(choosing[:, 0, :tokens].clone(), i)
                 for name in OF_STATES if isinstance(layer, WithStates) else ():
                     setattr(new.layers[i], name, copy.deepcopy(getattr(layer, name)))
@@ -439,6 +456,7 @@ def serving(cache: Any) -> Iterator[None]:
         yield
         return
     before, cache.served = cache.served, True
+    cache.written = None
     try:
         yield
     finally:

@@ -1,0 +1,72 @@
+"""What an attention makes of its place in the text, and of numbers that change behind its probe."""
+
+import copy
+
+import pytest
+import torch
+from kernels import Mode
+from tiny_attention import SIZES, WITH_LOGITS, tiny
+from tiny_models import randomized, tokens
+from transformers import DynamicCache, Llama4ForCausalLM, Llama4TextConfig
+
+# As published but for sizes: layers without rotation scale their queries by their positions.
+TEMPERED = {
+    "intermediate_size_mlp": 64, "num_local_experts": 4, "moe_layers": [], "attn_scale": 0.1,
+    "attn_temperature_tuning": True, "attention_chunk_size": 8192,
+    "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0],
+}  # fmt: skip
+
+
+def tempered(floor_scale):
+    config = Llama4TextConfig(**{**SIZES, **TEMPERED, "floor_scale": floor_scale})
+    return randomized(Llama4ForCausalLM(config))
+
+
+def difference(got, expected):
+    return float((got - expected).norm() / expected.norm())
+
+
+def stepping(package, model):
+    step = copy.deepcopy(model)
+    package.models.use_decode_step(step)
+    return step
+
+
+@pytest.mark.parametrize("is_kernelized", [False])
+def test_a_layer_that_asks_for_its_own_length(package, run_kernelized, is_kernelized):
+    """Llama 4's, which do so before they write: behind others of the same call that have written,
+    in a prompt, its chunks, a step that is run and steps that are replayed."""
+    model = tempered(floor_scale=4)
+    if is_kernelized:
+        package.models.quantize_model_(model, activations="none")
+        model = run_kernelized(model, Mode.INFERENCE)
+    step = stepping(package, model)
+    for way in ({}, {"prefill_chunk_size": 5}):
+        given = {"input_ids": tokens(1, 13) % 150 + 5, "max_new_tokens": 9, **WITH_LOGITS, **way}
+        said = [torch.stack(each.generate(**given).logits) for each in (step, model)]
+        assert difference(*said) < 1e-5
+    assert package.models.decode_steps(step).replayed == 15
+
+
+def test_a_growing_caches_lengths_are_a_dynamic_ones(package):
+    """Of each layer at each moment of a forward, in the order of its writes."""
+    _, model = tiny("Llama")
+    ours = package.models.growing_cache.growing_cache(model, 20, False)
+    theirs = DynamicCache(config=model.config)
+    lengths = []
+    for rows in (3, 1, 2):
+        for cache in (theirs, ours):
+            said = []
+            with package.models.growing_cache.serving(cache), torch.no_grad():
+                for written in (None, 0, 1):
+                    if written is not None:
+                        cache.update(*torch.zeros(2, 1, 2, rows, 16), written)
+                    said.append([int(cache.get_seq_length(layer)) for layer in range(3)])
+            lengths.append(said)
+        assert lengths[-1] == lengths[-2]
+        ours.tokens, ours.idle = int(ours.length), True
+    ours.idle = False  # a forward that was cut off between two layers, and the next one
+    with package.models.growing_cache.serving(ours):
+        ours.update(*torch.zeros(2, 1, 2, 1, 16), 0)
+    with package.models.growing_cache.serving(ours):
+        assert int(ours.get_seq_length(1)) == int(ours.get_seq_length()) == 7
