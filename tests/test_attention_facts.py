@@ -32,7 +32,7 @@ def stepping(package, model):
     return step
 
 
-@pytest.mark.parametrize("is_kernelized", [False])
+@pytest.mark.parametrize("is_kernelized", [False, True])
 def test_a_layer_that_asks_for_its_own_length(package, run_kernelized, is_kernelized):
     """Llama 4's, which do so before they write: behind others of the same call that have written,
     in a prompt, its chunks, a step that is run and steps that are replayed."""
@@ -46,6 +46,38 @@ def test_a_layer_that_asks_for_its_own_length(package, run_kernelized, is_kernel
         said = [torch.stack(each.generate(**given).logits) for each in (step, model)]
         assert difference(*said) < 1e-5
     assert package.models.decode_steps(step).replayed == 15
+
+
+@pytest.mark.parametrize("floor_scale", [4, 8192])
+def test_a_temperature_is_seen_wherever_it_begins(package, floor_scale):
+    """The probe's few tokens lie before the first position that 8192 changes."""
+    for is_tempered in (True, False):
+        model = tempered(floor_scale)
+        attention = model.model.layers[1].self_attn  # which does not turn
+        attention.attn_temperature_tuning = is_tempered
+        package.models.quantize_model_(model, activations="none")
+        assert hasattr(attention, "kernel_attention") != is_tempered
+
+
+def test_positions_that_are_handed_on_are_seen(package):
+    """By a module that looks for them among the arguments that it hands on."""
+
+    class Attention(type(tiny("Llama")[1].model.layers[0].self_attn)):
+        def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None,
+                    **kwargs):  # fmt: skip
+            places = kwargs.get("position_ids")
+            if places is not None:
+                cos, sin = position_embeddings
+                far = 1 + (places[..., None] > 1000)
+                position_embeddings = cos * far, sin * far
+            return super().forward(
+                hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
+            )
+
+    _, model = tiny("Llama")
+    model.model.layers[1].self_attn.__class__ = Attention
+    package.models.quantize_model_(model, activations="none")
+    assert [hasattr(x.self_attn, "kernel_attention") for x in model.model.layers] == [True, False]
 
 
 def test_a_growing_caches_lengths_are_a_dynamic_ones(package):
@@ -70,3 +102,37 @@ def test_a_growing_caches_lengths_are_a_dynamic_ones(package):
         ours.update(*torch.zeros(2, 1, 2, 1, 16), 0)
     with package.models.growing_cache.serving(ours):
         assert int(ours.get_seq_length(1)) == int(ours.get_seq_length()) == 7
+
+
+@pytest.mark.parametrize("change", ["a norm's forward", "scaling", "sliding_window", "softcap"])
+def test_what_changes_behind_the_probe_is_noticed(package, run_kernelized, change):
+    """Before the first answer, and between two."""
+    package.models.use_attention()
+    family = {"a norm's forward": "Qwen3", "softcap": "Gemma2"}.get(change, "Mistral")
+    _, model = tiny(family)
+    package.models.quantize_model_(model, activations="none")
+    model = run_kernelized(model, Mode.INFERENCE)
+    step = stepping(package, model)
+    given = {"input_ids": tokens(1, 13) % 150 + 5, "max_new_tokens": 5, **WITH_LOGITS}
+    said = []
+    for turn in range(3):
+        if turn:
+            for each in (step, model):
+                for layer in each.model.layers:
+                    alter(layer.self_attn, change, turn)
+        pair = [torch.stack(each.generate(**given).logits) for each in (step, model)]
+        assert difference(*pair) < 1e-5
+        assert all(difference(pair[1], before) > 1e-3 for before in said)
+        said.append(pair[1])
+
+
+def alter(attention, change, turn):
+    if change == "a norm's forward":
+        forward = attention.q_norm.forward
+        attention.q_norm.forward = lambda x: forward(x) * 0.5
+    elif change == "scaling":
+        attention.scaling = 0.1 / turn
+    elif change == "sliding_window":
+        attention.scaling, attention.sliding_window = 0.1 / turn, 3
+    else:
+        attention.attn_logit_softcapping = 0.5 / turn

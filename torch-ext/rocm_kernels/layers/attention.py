@@ -13,7 +13,7 @@ from torch import nn
 
 from ..functional import rope_and_cache
 from ..models import attention as model_attention
-from ..models.hooks import is_called
+from ..models.hooks import runs_unseen
 from ..models.norms import eps_of, weight_offset_of
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -29,7 +29,8 @@ def attend(attention: nn.Module, qkv: torch.Tensor, keywords: Dict[str, Any]) ->
 
     Returns:
         None where that one must run: with another cache, in a compiled graph, with arguments that
-        it makes something of, or where a hook wants to see its norms.
+        it makes something of, with other numbers in its module than it was probed with, or where
+        a hook wants to see its norms, or their forward is another's.
     """
     call = attention.kernel_attention
     tables, cache = keywords.get(call.positions), keywords.get(call.cache)
@@ -40,7 +41,8 @@ def attend(attention: nn.Module, qkv: torch.Tensor, keywords: Dict[str, Any]) ->
         or qkv.dtype not in _DTYPES
         or not cache.takes(attention.layer_idx, qkv.dtype)
         or (call.rotates and not _are_tables(tables, qkv, call.columns))
-        or any(is_called(getattr(attention, name)) for name in call.norms or ())
+        or not call.holds(attention)
+        or not all(runs_unseen(getattr(attention, name)) for name in call.norms or ())
     ):
         return None
     function = attention_function(attention.config)

@@ -33,7 +33,7 @@ from ..models.asked_once import made_once
 from ..models.experts import WEIGHTS, Experts
 from ..models.families import ACTIVATIONS
 from ..models.fuse import has_fused
-from ..models.hooks import function_of, is_called, is_layer, is_unseen, is_wrapped
+from ..models.hooks import function_of, is_called, is_layer, is_unseen, is_wrapped, runs_unseen
 from ..models.linear import FP8Linear
 from ..models.norms import eps_of, weight_offset_of
 from ..models.probe import DecoderCall
@@ -399,7 +399,7 @@ class PlainAttention(_Half):
         attention = getattr(layer, family.attention)
         call = getattr(attention, "kernel_attention", None)
         norm = None if family.attention_norm is None else getattr(layer, family.attention_norm)
-        if call is None or norm is None or not is_unseen(attention):
+        if call is None or norm is None or not is_unseen(attention) or not call.holds(attention):
             return None
         constants = dict(call.constants)
         if constants.get("dropout") or {name for name, _ in call.attributes} - {"s_aux"}:
@@ -408,7 +408,7 @@ class PlainAttention(_Half):
             return None
         norms = [getattr(attention, name) for name in call.norms or ()]
         kinds = {(eps_of(each), weight_offset_of(each)) for each in norms}
-        if any(map(is_called, norms)) or len(kinds) > 1:
+        if not all(map(runs_unseen, norms)) or len(kinds) > 1:
             return None
         linears = _linears_of(getattr(attention, family.qkv.name), getattr(attention, call.out))
         return None if linears is None else cls(norm, attention, *linears)

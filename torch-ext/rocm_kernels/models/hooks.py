@@ -77,6 +77,12 @@ def is_unseen(module: nn.Module) -> bool:
     return function is type(module).forward or is_layer(function)
 
 
+def runs_unseen(module: nn.Module) -> bool:
+    """Whether a call may be replaced by what the module computes: neither hooks nor another's
+    forward would miss it."""
+    return not is_called(module) and is_unseen(module)
+
+
 # Not imported: the layers import this package.
 _LAYERS = __name__.rpartition(".models.")[0] + ".layers."
 

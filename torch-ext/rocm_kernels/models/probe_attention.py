@@ -22,6 +22,7 @@ from .probe import Differs, _Affine, _Given, _is_close, _probe, _random, _StandI
 _PLAIN = (bool, int, float, str, type(None))
 _OTHER = "an_argument_of_another_name"
 _PROBED = "rocm_kernels_probe"
+_FAR = 987_654_321  # farther than any model counts, so that no scale or bound of its is beyond
 
 
 class AttentionCall(NamedTuple):
@@ -40,6 +41,8 @@ class AttentionCall(NamedTuple):
         constants: what else the function gets, by keyword.
         attributes: keyword and name of those that are tensors of the module, such as sinks.
         results: how many things it returns, of which the second is the function's second.
+        asked: name and value of each number that its code asks of the module; Ellipsis: none.
+        settings: likewise of the module's configuration.
     """
 
     heads: int
@@ -59,6 +62,19 @@ class AttentionCall(NamedTuple):
     constants: Tuple[Tuple[str, Any], ...]
     attributes: Tuple[Tuple[str, str], ...]
     results: int
+    asked: Tuple[Tuple[str, Any], ...]
+    settings: Tuple[Tuple[str, Any], ...]
+
+    def holds(self, attention: nn.Module) -> bool:
+        """Whether the numbers are still those that its code was asked with."""
+        config = attention.config
+        return all(_is(getattr(attention, name, ...), value) for name, value in self.asked) and all(
+            _is(getattr(config, name, ...), value) for name, value in self.settings
+        )
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and one == other)
 
 
 def probe_attention(attention: nn.Module, family: Family) -> AttentionCall:
@@ -66,6 +82,14 @@ def probe_attention(attention: nn.Module, family: Family) -> AttentionCall:
     Raises:
         Differs: it does something else, or cannot be asked.
     """
+    first, far = (_call_behind(before, attention, family) for before in (0, _FAR))
+    if first != far:
+        raise Differs("makes something of its tokens' positions beside the rotation")
+    return first
+
+
+def _call_behind(before: int, attention: nn.Module, family: Family) -> AttentionCall:
+    """What it does with three tokens behind as many others as there are ``before``."""
     names = tuple(inspect.signature(type(attention).forward).parameters)[1:]
     cache = next((name for name in ("past_key_values", "cache") if name in names), None)
     if cache is None or not {"position_embeddings", "attention_mask"} <= set(names):
@@ -90,18 +114,23 @@ def probe_attention(attention: nn.Module, family: Family) -> AttentionCall:
         raise Differs("has no config")
     probe.__dict__["config"] = copy.copy(attention.config)
     vars(probe.config)["_attn_implementation_internal"] = _PROBED
+    settings, asked = _noted(probe.config), _noted(probe)
+    places = torch.arange(before, before + 3, device="cpu")
+    others: Dict[str, Any] = {}
+    if "kwargs" in names:
+        others = {"position_ids": places[None], "cache_position": places, _OTHER: _Given(_OTHER)}
+        others = {name: value for name, value in others.items() if name not in names}
     failure: Optional[Exception] = None
     for table in _tables(attention, head_dim):
-        written, function, other, mask = _Cache(), _Function(), _Given(_OTHER), _Given("mask")
+        written, function, mask = _Cache(before), _Function(), _Given("mask")
         recorded.inputs.clear()
         given = {
             names[0]: _random(3, 8)[None],
             "position_embeddings": table,
             "attention_mask": mask,
             cache: written,
+            **others,
         }
-        if "kwargs" in names:
-            given[_OTHER] = other
         try:
             with torch.no_grad(), _known(function):
                 result = type(attention).forward(probe, **given)
@@ -126,12 +155,12 @@ def probe_attention(attention: nn.Module, family: Family) -> AttentionCall:
         raise Differs("does not return its projection's result")
     if any(value is not function.second for value in result[1:]):
         raise Differs("returns more than its result and its function's")
-    constants, attributes = _others(attention, called["kwargs"], other)
+    constants, attributes = _others(attention, called["kwargs"], others)
     return AttentionCall(
         widths[0] // head_dim, widths[1] // head_dim, head_dim, found[0], columns, rotary_dim,
         found[1], norms, "o_proj",
         "attention_mask", cache, "position_embeddings", names, _OTHER in called["kwargs"],
-        constants, attributes, len(result),
+        constants, attributes, len(result), *(tuple(sorted(n.items())) for n in (asked, settings)),
     )  # fmt: skip
 
 
@@ -203,12 +232,15 @@ def _middle(
 
 
 def _others(
-    attention: nn.Module, kwargs: Dict[str, Any], other: Any
+    attention: nn.Module, kwargs: Dict[str, Any], others: Dict[str, Any]
 ) -> Tuple[Tuple[Tuple[str, Any], ...], Tuple[Tuple[str, str], ...]]:
     constants, attributes = [], []
     tensors = {**attention._parameters, **attention._buffers}
+    handed = {name for name, value in others.items() if kwargs.get(name) is value}
+    if handed and len(handed) < len(others):
+        raise Differs("hands some of its other arguments on, and others not")
     for keyword, value in kwargs.items():
-        if keyword == _OTHER and value is other:
+        if keyword in handed:
             continue
         name = next((n for n, tensor in tensors.items() if tensor is value), None)
         if type(value) in _PLAIN:
@@ -231,6 +263,38 @@ def _known(function: Any) -> Iterator[None]:
         del known[_PROBED]
 
 
+def _noted(thing: Any) -> Dict[str, Any]:
+    """The numbers that code will ask of a module or a configuration, as it does."""
+    noted: Dict[str, Any] = {}
+    base = type(thing)
+
+    def asked(self: Any, name: str) -> Any:
+        ours = name.startswith(("__", "_attn_implementation")) or name in _OF_MODULES
+        try:
+            value = base.__getattribute__(self, name)
+        except AttributeError:
+            held = ("_parameters", "_buffers", "_modules")
+            if not ours and not any(name in vars(self).get(each, ()) for each in held):
+                noted[name] = ...
+            raise
+        if not ours and _is_plain(value):
+            noted[name] = copy.deepcopy(value)
+        return value
+
+    thing.__class__ = type(base.__name__, (base,), {"__getattribute__": asked})
+    return noted
+
+
+# Of each module; and its place in the cache, which is asked for anew.
+_OF_MODULES = {*vars(nn.Module()), "layer_idx"} - {"training"}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return all(map(_is_plain, value)) if type(value) in (tuple, list) else type(value) in _PLAIN
+
+
 class _Recorded(_StandIn):
     """Stands in a projection's place: keeps its inputs, and gives a result of its own."""
 
@@ -245,7 +309,8 @@ class _Recorded(_StandIn):
 
 
 class _Cache:
-    def __init__(self) -> None:
+    def __init__(self, before: int) -> None:
+        self.before = before
         self.calls: List[Dict] = []
         self.keys: Any = None
         self.values: Any = None
@@ -258,7 +323,7 @@ class _Cache:
         return self.keys, self.values
 
     def get_seq_length(self, *args: Any) -> int:
-        return 0
+        return self.before + (3 if self.calls else 0)
 
 
 class _Function:
