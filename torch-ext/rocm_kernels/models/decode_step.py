@@ -49,7 +49,14 @@ from .model_state import Attentions, LastFingerprint, buffers_kept
 from .probe_step import buffers_made_anew, why_not_in_place
 from .recorded_step import RecordedStep, kinds_of
 from .step_arguments import can_be_given, has_gaps, is_unwritten, shape_of_tokens, stays_in_place
-from .step_storage import Storage, autocast_dtype, make_ready, name_of_cache, with_padded_mask
+from .step_storage import (
+    Storage,
+    autocast_dtype,
+    make_ready,
+    name_of_cache,
+    wants_mask,
+    with_padded_mask,
+)
 
 _GAPS = "padding lies between tokens"
 _SPARE = 512  # tokens that a new cache has room for beyond its prompt
@@ -222,9 +229,9 @@ class _DecodeStep:
         return growing_cache(self.model, room, self.in_fp8)
 
     def inner(self, *args: Any, **kwargs: Any) -> Any:
-        if self.pads_masks:
-            kwargs = with_padded_mask(kwargs)
         cache = kwargs.get(name_of_cache(kwargs) or "")
+        if self.pads_masks or wants_mask(cache, kwargs):
+            kwargs = with_padded_mask(kwargs, self.device or self.model.device)
         with buffers_kept(self.made_anew), serving(cache):
             if self.before is None:
                 return type(self.model).forward(self.model, *args, **kwargs)

@@ -98,6 +98,7 @@ def _classes() -> Tuple[type, type]:
             self.written: Optional[Set[int]] = None  # layers, by this forward; None: no row yet
             self.length = _lasting(lambda: torch.zeros((), dtype=torch.int64, device="cpu"))
             self.served = True
+            self.asks_mask = False  # of its steps: see Storage
             self.has_kinds = True  # as a dynamic one, layers of the model's kinds
             self.names = {*vars(self), "names", "storage"}  # others are its holder's
 

@@ -5,10 +5,12 @@ place (growing_cache.py): one with more rows than it has tokens, which the mask 
     the same with a new cache of ours                            must be the same
     the same again, the cache's rows full of random numbers      must be the same
 
+All that again without padding and without a mask.
 What a model has of its own beside the mask (biases by distance as long as the cache, a window that
 only its own cache makes) shows there, before anything is changed.
 """
 
+import functools
 import importlib
 import inspect
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
@@ -57,15 +59,29 @@ def why_not_in_place(
     """
     if not can_be_asked(model):
         return None
+    # Some make what they add to scores of the mask alone, and others where they are given none.
+    whys = (_why_not_in_place(model, forward, make, pads, pads_masks) for pads in (True, False))
+    return next(filter(None, whys), None)
+
+
+def _why_not_in_place(
+    model: nn.Module,
+    forward: Callable[..., Any],
+    make: Callable[..., Any],
+    has_mask: bool,
+    pads_masks: bool,
+) -> Optional[str]:
+    """has_mask: of prompts that are padded on the left; without padding they have none."""
     config = model.config.get_text_config(decoder=True)
     cache_utils = importlib.import_module("transformers.cache_utils")
+    run = functools.partial(_run, model, forward, has_mask)
     first_tokens, *other_tokens = tokens_to_ask(config)
     with torch.no_grad():
         ends = [3, 4]  # of a prompt, and of a step
         while ends:
             try:
                 calls = _cut(first_tokens, ends)
-                theirs = _run(model, forward, cache_utils.DynamicCache(config=config), calls)
+                theirs = run(cache_utils.DynamicCache(config=config), calls)
                 break
             except Exception:
                 del ends[-1]  # of some models generate makes a step of another kind
@@ -74,7 +90,7 @@ def why_not_in_place(
         try:
             cache = make(16)
             with noted_masks() as masks:
-                first = _run(model, forward, cache, calls)
+                first = run(cache, calls)
             if not any(layer.is_initialized for layer in cache.layers):
                 return "it does not write keys and values to its cache"
             kinds, _ = cache_utils.get_layer_types_and_kwargs(config)
@@ -86,7 +102,7 @@ def why_not_in_place(
                 return "it makes a mask of more than its tokens"
             cache.reset()
             _fill(cache)
-            second = _run(model, forward, cache, calls)
+            second = run(cache, calls)
             for one, other in zip(first, second):
                 if not torch.allclose(one.float(), other.float(), rtol=0.1, atol=0.1):
                     return "it reads rows of its cache that hold nothing yet"
@@ -94,9 +110,9 @@ def why_not_in_place(
                 if not other_tokens:
                     return "with such a cache it says something else"
                 calls = _cut(other_tokens.pop(0), ends)
-                theirs = _run(model, forward, cache_utils.DynamicCache(config=config), calls)
+                theirs = run(cache_utils.DynamicCache(config=config), calls)
                 cache.reset()
-                first = _run(model, forward, cache, calls)
+                first = run(cache, calls)
         except Exception as error:  # of many kinds: the code is the model's
             return f"with such a cache it stops: {first_line(error)}"
     return None
@@ -125,7 +141,7 @@ def buffers_made_anew(
     first_tokens, *_ = tokens_to_ask(model.config.get_text_config(decoder=True))
     with torch.no_grad():
         try:
-            _run(model, watched, make(16), _cut(first_tokens, [3, 4]))
+            _run(model, watched, True, make(16), _cut(first_tokens, [3, 4]))
         except Exception:  # of many kinds: the code is the model's
             return []
     return list(set.intersection(*calls))
@@ -154,7 +170,11 @@ def can_be_asked(model: nn.Module) -> bool:
 
 
 def _run(
-    model: nn.Module, forward: Callable[..., Any], cache: Any, calls: List[Tuple[int, ...]]
+    model: nn.Module,
+    forward: Callable[..., Any],
+    has_mask: bool,
+    cache: Any,
+    calls: List[Tuple[int, ...]],
 ) -> List[torch.Tensor]:
     """The logits behind the tokens of each call."""
     taken = inspect.signature(model.forward).parameters
@@ -164,7 +184,7 @@ def _run(
             ids = torch.tensor([tokens], dtype=torch.int64, device=model.device)
             count += len(tokens)
             mask = {}
-            if "attention_mask" in taken:
+            if has_mask and "attention_mask" in taken:
                 mask = {"attention_mask": (torch.arange(count, device=ids.device) > 0)[None].long()}
             name = next((name for name in NAMES_OF_CACHE if name in taken), NAMES_OF_CACHE[0])
             said = forward(input_ids=ids, use_cache=True, return_dict=True, **mask, **{name: cache})

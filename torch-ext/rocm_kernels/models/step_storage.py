@@ -1,6 +1,8 @@
 """Where recorded steps are kept: with the cache whose tensors they read."""
 
 import contextlib
+import functools
+import inspect
 import operator
 from itertools import chain
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
@@ -11,6 +13,7 @@ from torch import nn
 from .hooks import is_called
 from .model_state import States
 from .recorded_step import RecordedStep, first_line
+from .step_arguments import shape_of_tokens
 from .tensor_parallel import is_divided
 
 NAMES_OF_CACHE = ("past_key_values", "cache")  # 5.24 renames the argument
@@ -89,21 +92,42 @@ class Storage:
         if prompts is not None:
             beside = [step for step in prompts[0].values() if isinstance(step, RecordedStep)]
         states = States(model)
+        record = functools.partial(RecordedStep, forward, model, lasting, cache_name)
         try:
             if beside == [] and prompts[1] is not None and model.device.type != "cpu":
                 with contextlib.suppress(Exception):  # there is not so much memory, say
-                    beside = [RecordedStep(forward, model, lasting, cache_name, prompts[1], [])]
+                    beside = [record(prompts[1], [])]
                 states.put_back()
                 lasting.idle = True  # as before: a prompt's code asks for its length
-            step = RecordedStep(forward, model, lasting, cache_name, kwargs, beside)
+            step = record(kwargs, beside)
         except Exception as error:  # what cannot be recorded says so in many ways
             states.put_back()
-            return f"it cannot be recorded: {first_line(error)}"
+            step = (
+                self._record_with_mask(record, model, lasting, kwargs) if prompts is None else None
+            )
+            if step is None:
+                states.put_back()
+                return f"it cannot be recorded: {first_line(error)}"
         kept = next(states.changed(), None)
         if kept is not None:
             states.put_back()
             return f"{kept[0] or 'the model'} keeps a {kept[1]} from step to step in itself"
         return step
+
+    def _record_with_mask(
+        self, record: Callable[..., Any], model: nn.Module, cache: Any, kwargs: Dict[str, Any]
+    ) -> Optional[RecordedStep]:
+        """A step whose code looks whether its tokens are padding, or makes a mask as long as the
+        host says, where nobody gives it one. None: it cannot be recorded with one either."""
+        takes = "attention_mask" in inspect.signature(type(model).forward).parameters
+        if not hasattr(cache, "grow") or not takes or kwargs.get("attention_mask") is not None:
+            return None
+        cache.asks_mask = True
+        try:
+            return record(kwargs, None)
+        except Exception:  # the first says more
+            cache.asks_mask = False
+            return None
 
     def has(self, cache: Any) -> bool:
         """Whether the steps were recorded with a cache's tensors. A step asks it of all layers, so
@@ -137,11 +161,26 @@ def name_of_cache(kwargs: Dict[str, Any]) -> Optional[str]:
     return None
 
 
-def with_padded_mask(kwargs: Dict[str, Any]) -> Dict[str, Any]:
-    """A call's arguments, its mask of padding with a column for each row of a growing cache: for
-    models that make biases as long as their mask."""
+def wants_mask(cache: Any, kwargs: Dict[str, Any]) -> bool:
+    """Whether a step without a mask is to have one, to be recorded."""
+    alone = getattr(cache, "asks_mask", False) and kwargs.get("attention_mask") is None
+    return alone and (shape_of_tokens(kwargs) or (0, 0))[1] == 1
+
+
+def with_padded_mask(kwargs: Dict[str, Any], device: torch.device) -> Dict[str, Any]:
+    """A call's arguments, its mask of padding with a column for each row of a growing cache, and if
+    it has none one of no padding: for models that make biases as long as their mask, or else of as
+    many tokens as the host knows of."""
     cache, mask = kwargs.get(name_of_cache(kwargs) or ""), kwargs.get("attention_mask")
-    if not hasattr(cache, "grow") or not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+    shape = shape_of_tokens(kwargs)
+    if not hasattr(cache, "grow"):
+        return kwargs
+    if mask is None and shape is not None:
+        # Of the length, which in a recorded step the device alone knows.
+        end = cache.length.to(device) + shape[1]
+        mask = (torch.arange(cache.room, device=device) < end).long().expand(shape[0], -1)
+        return {**kwargs, "attention_mask": mask}
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
         return kwargs
     more = max(0, cache.room - mask.shape[1])
     return {**kwargs, "attention_mask": nn.functional.pad(mask, (0, more))}
