@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from shrunk import families, tiny_of
+from shrunk import OTHERS, families, tiny_of
 
 # Families that are not tiny by any number, need what is not here (timm), or more than tokens.
 NOT_BUILT = {
@@ -53,12 +53,17 @@ def model(request):
     return tiny_of(request.param)
 
 
-def answer(model, padding=3):
-    """Tokens and logits of two prompts, one padded on the left, beyond each window."""
+def answer(model, padding=3, is_alone=False):
+    """Tokens and logits of two prompts, one padded on the left, beyond each window. Without padding
+    they have no mask."""
     ids = torch.randint(5, 140, (2, 9), generator=torch.Generator().manual_seed(5))
     mask = torch.ones_like(ids)
     ids[0, :padding], mask[0, :padding] = 0, 0
-    here = {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+    if is_alone:  # the one that would be padded
+        ids, padding = ids[:1, padding:], 0
+    here = {"input_ids": ids.to(model.device)}
+    if padding:
+        here["attention_mask"] = mask.to(model.device)
     said = model.generate(
         **here, max_new_tokens=12, do_sample=False, eos_token_id=None,
         pad_token_id=0, output_logits=True, return_dict_in_generate=True,
@@ -84,28 +89,29 @@ def difference(got, expected):
 @pytest.mark.parametrize("model", KINDS, indirect=True)
 def test_attention(package, model):
     """In float32 but for the order of sums: 1e-4 of the logits."""
-    expected = answer(model)
+    expected = [answer(model, padding) for padding in (3, 0)]
     package.models.use_attention(model)
-    assert difference(answer(model), expected) < 1e-4
+    for padding, each in zip((3, 0), expected, strict=True):
+        assert difference(answer(model, padding), each) < 1e-4
 
 
 @pytest.mark.parametrize("model", KINDS, indirect=True)
 def test_decode_step(package, model):
     """The same tokens and logits from a step that is replayed, or a sentence, and the model as it
     was."""
-    expected, was = answer(model), outside(model)
+    expected, was = [answer(model, padding) for padding in (3, 0)], outside(model)
     try:
         package.models.use_decode_step(model)
     except (NotImplementedError, ValueError) as refused:
         assert str(refused).startswith(("model must ", "layers must ")), refused
         assert outside(model) == was
-    for _ in range(2):  # the second in what the first has left
-        assert difference(answer(model), expected) < 1e-4
+    for turn in (0, 0, 1):  # the later ones in what the first has left
+        assert difference(answer(model, (3, 0)[turn]), expected[turn]) < 1e-4
     if "forward" in vars(model):
         steps = package.models.decode_steps(model)
         why = NOT_RECORDED.get(model.config.model_type)
         if why is None:
-            assert steps.replayed == 21, steps
+            assert steps.replayed == 31, steps
         else:
             assert steps.replayed == 0 and re.search(why, " ".join(steps.passed_on)), steps
 
@@ -132,6 +138,38 @@ def test_kernelized(package, run_kernelized, model):
     # Phi's router compares its scores with a bound: a rounding chooses other experts.
     bound = 0.4 if kind == "phimoe" else 0.2
     assert difference(answer(run_kernelized(copy.deepcopy(model))), expected) < bound
+
+
+LINEAR_FIRST = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        ("minimax", {"layer_types": LINEAR_FIRST}),  # as published
+        ("minimax", {"layer_types": LINEAR_FIRST[1:3]}),
+        ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 0}),
+        ("bamba", {"attn_layer_indices": [0]}),
+        ("granitemoehybrid", {"layer_types": ["attention", "mamba"]}),
+        ("lfm2", {"layer_types": ["full_attention", "conv"]}),
+        ("nemotron_h", {"layer_types": ["mamba", "mlp", "attention", "mamba"]}),
+        ("qwen3_next", {"layer_types": LINEAR_FIRST[1:3]}),
+        ("qwen3_next", {"layer_types": LINEAR_FIRST}),
+    ],
+)
+def test_layers_without_rows_in_another_order(package, monkeypatch, kind, others):
+    """MiniMax's cache counts what its first layer holds, be it nothing. transformers' own attention
+    then sees padding wrongly, so each prompt is asked alone too."""
+    layers = {"num_hidden_layers": len(others.get("layer_types", (0, 1)))}
+    monkeypatch.setitem(OTHERS, kind, {**OTHERS.get(kind, {}), **layers, **others})
+    model = tiny_of(kind)
+    expected, alone = answer(model, 0), answer(model, 3, is_alone=True)
+    package.models.use_attention(model)
+    padded = answer(model, 3)[0][:1, 3:], answer(model, 3)[1][:1]
+    assert difference(answer(model, 0), expected) < 1e-4
+    assert difference(padded, alone) < 1e-4
+    package.models.use_decode_step(model)
+    assert difference(answer(model, 0), expected) < 1e-4
 
 
 def test_the_name_with_flash_says_what_it_cannot_do(package):

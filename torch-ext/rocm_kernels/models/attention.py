@@ -4,7 +4,7 @@ A model calls its attention by a name in its config, and has its mask made by a 
 name. Two names are ours:
 
 ``rocm_kernels``
-    For ``generate`` and plain calls. Its mask function makes no mask where one of ``_Pattern`` will
+    For ``generate`` and plain calls. Its mask function makes no mask where one of ``Pattern`` will
     do, but two numbers a sequence, its *span*: the first key that is no padding, and the end of the
     keys. Both are made on the device, so a decode step waits for nothing. The name has no "flash"
     in it, which would have transformers cut padding out with ``nonzero`` and give up whole graphs.
@@ -39,6 +39,7 @@ from ..functional.gradients import needs_gradient
 from ..functional.kvcache import rotated_by_attention
 from .attention_traits import require_no_chosen_keys, theirs_for, traits_of
 from .cpu_recording import is_recording
+from .spans import Pattern, for_keys, marked, pattern_of, written_out
 
 ATTENTION = "rocm_kernels"
 FLASH_ATTENTION = "rocm_kernels_flash_attention_2"
@@ -96,19 +97,6 @@ def delegated_attention() -> Dict[str, str]:
 # ---- masks
 
 
-class _Pattern(NamedTuple):
-    """What queries see between the ends of a span: ``window_size``, and whether keys before it are
-    padding."""
-
-    left: int
-    right: int
-    padded: bool
-
-
-# A span's second dimension is as long as its pattern's place in this list, counted from 1: a shape
-# is known without asking the device, and survives what happens to masks on their way to a layer.
-_PATTERNS: List[_Pattern] = []
-
 _DELEGATED: Dict[str, str] = {}
 
 
@@ -152,11 +140,10 @@ def make_mask(
             kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,
             **kwargs,
         )  # fmt: skip
-    pattern = _Pattern(*window, padded=attention_mask is not None)
-    if pattern not in _PATTERNS:
-        _PATTERNS.append(pattern)
-    # [2 or 3, batch] in memory: a layer takes each row as it is.
-    return span.t()[:, None, None].expand(-1, 1 + _PATTERNS.index(pattern), -1, -1)
+    pattern = Pattern(*window, padded=attention_mask is not None, alone=False)
+    if is_read:  # by a branch: while a graph is compiled it is a symbol
+        pattern = Pattern(*pattern[:3], alone=True)
+    return marked(span, pattern)
 
 
 _here = threading.local()
@@ -299,28 +286,6 @@ def _is_recorded() -> bool:
     )
 
 
-def pattern_of(mask: Optional[torch.Tensor]) -> Optional[_Pattern]:
-    """What a mask of :func:`make_mask` means; None: it is none of its spans."""
-    is_span = mask is not None and mask.dtype == torch.int32 and mask.dim() == 4
-    return _PATTERNS[mask.shape[1] - 1] if is_span else None
-
-
-def _written_out(
-    span: torch.Tensor, pattern: _Pattern, q_length: int, kv_length: int
-) -> torch.Tensor:
-    """A span as booleans ``[batch, 1, q_length, kv_length]``."""
-    first, end = (span[:, :1, :1, i, None] for i in range(2))
-    first = first if pattern.padded else torch.zeros_like(first)
-    key = torch.arange(kv_length, device=span.device)
-    position = torch.arange(q_length, device=span.device)[:, None] + (end - q_length)
-    seen = (key >= first) & (key < span[:, :1, :1, -1, None])
-    if pattern.left >= 0:
-        seen = seen & (key >= position - pattern.left)
-    if pattern.right >= 0:
-        seen = seen & (key <= position + pattern.right)
-    return seen.expand(-1, -1, q_length, -1)
-
-
 # ---- attention
 
 
@@ -342,6 +307,8 @@ def attend(
     Dv]``, and None for the probabilities, which nobody keeps."""
     require_no_chosen_keys(module, kwargs)
     pattern = pattern_of(attention_mask)
+    if pattern is not None:
+        attention_mask = for_keys(attention_mask, pattern, query.shape[2], key.shape[2])
     k_descale, v_descale = vars(module).get("cache_scales", (None, None))
     why = _why_not(query, key, value, attention_mask, dropout, s_aux, kwargs)
     if append is not None and (why is not None or pattern is None):
@@ -349,7 +316,7 @@ def attend(
     if why is not None:
         _note(type(module).__name__, why)
         if pattern is not None:
-            attention_mask = _written_out(attention_mask, pattern, query.shape[2], key.shape[2])
+            attention_mask = written_out(attention_mask, pattern, query.shape[2], key.shape[2])
         if key.dtype in FP8_DTYPES:
             key = widened(key, k_descale, query.dtype)
             value = widened(value, v_descale, query.dtype)
@@ -387,7 +354,7 @@ def _at_padding(
     k: torch.Tensor,
     v: torch.Tensor,
     span: torch.Tensor,
-    pattern: _Pattern,
+    pattern: Pattern,
     options: Dict[str, Any],
 ) -> torch.Tensor:
     """Of a text's last token, whether it is padding or none: it sees no padding before it either.
