@@ -136,3 +136,21 @@ def alter(attention, change, turn):
         attention.scaling, attention.sliding_window = 0.1 / turn, 3
     else:
         attention.attn_logit_softcapping = 0.5 / turn
+
+
+@pytest.mark.parametrize(
+    "name", ["self_attn.k_norm", "input_layernorm", "post_attention_layernorm", "mlp.act_fn"]
+)
+def test_a_forward_of_the_users_behind_kernelize_runs(package, run_kernelized, name):
+    """Of a module whose work a layer around it would do."""
+    _, model = tiny("Qwen3")
+    package.models.quantize_model_(model, activations="none")
+    plain = copy.deepcopy(model)
+    step = stepping(package, run_kernelized(model, Mode.INFERENCE))
+    given = {"input_ids": tokens(1, 13) % 150 + 5, "max_new_tokens": 5, **WITH_LOGITS}
+    before = torch.stack(plain.generate(**given).logits)
+    for each in (step, plain):
+        module = each.model.layers[1].get_submodule(name)
+        module.forward = lambda x, forward=module.forward: forward(x) * 0.5
+    pair = [torch.stack(each.generate(**given).logits) for each in (step, plain)]
+    assert difference(*pair) < 1e-5 and difference(pair[1], before) > 1e-2

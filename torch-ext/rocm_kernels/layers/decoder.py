@@ -10,7 +10,7 @@ from ..functional.norm import add_residual, multiply
 from ..models.asked_once import asked_once
 from ..models.families import Family
 from ..models.fuse import has_fused
-from ..models.hooks import is_called, is_unseen
+from ..models.hooks import is_unseen, runs_unseen
 from ..models.linear import FP8Linear, Projected
 from ..models.registration import DECODER_LAYERS, skipped_by
 from .attention import attend
@@ -88,7 +88,7 @@ def decoder_layer(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any
 
 
 def _runs_itself(layer: nn.Module) -> bool:
-    return layer.training or any(map(is_called, skipped_by(layer)))
+    return layer.training or not all(map(runs_unseen, skipped_by(layer)))
 
 
 def _attention(layer: nn.Module, x: torch.Tensor, call: Any, given: Dict[str, Any]) -> Any:

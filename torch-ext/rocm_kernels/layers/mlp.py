@@ -10,7 +10,7 @@ from ..functional.activation import gated
 from ..functional.product import gated_linear, joined_rows
 from ..models.families import ACTIVATIONS, LLAMA, Family
 from ..models.fuse import has_fused
-from ..models.hooks import is_called, is_unseen
+from ..models.hooks import is_unseen, runs_unseen
 from ..models.linear import FP8Linear, Projected, Quantized
 from .linear import apply, is_fp8, is_plain, is_weight_only, needs_whole_rows, quantization
 from .training import for_inference
@@ -24,7 +24,7 @@ class SwiGLUMLP(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if isinstance(x, Projected):
             return _gated_mlp(x, self)
-        if any(map(is_called, self.children())):  # they see what its own forward gives them
+        if not all(map(runs_unseen, self.children())):  # they see what its own forward gives
             return type(self).forward(self, x)
         if x.dim() == 2:
             return _gated_mlp(x, self)

@@ -134,7 +134,7 @@ class PlainLayer:
     @classmethod
     def of(cls, layer: nn.Module) -> Optional["PlainLayer"]:
         """None: the layer is asked at each call."""
-        if layer.training or any(map(is_called, skipped_by(layer))):
+        if layer.training or not all(map(runs_unseen, skipped_by(layer))):
             return None
         return cls(layer)
 

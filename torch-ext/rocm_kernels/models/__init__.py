@@ -24,12 +24,12 @@ The files, by what they are about:
   stored_linears.py and stored_experts.py put empty modules in place, join_experts.py fills those
   of experts, store_experts.py saves them, check_loaded.py finds what is missing, compute_dtype.py
   keeps ``model.dtype``. finegrained.py runs transformers' own FP8 modules on these kernels.
-- attention.py gives transformers this package's attention by name, spans.py has
-  what stands in a mask's place, attention_traits.py finds models that work on their masks, cache.py has a static cache in FP8. decode_step.py replays whole decode
-  steps, with the cache of growing_cache.py, of models that probe_step.py has asked, as long
-  as they are what model_state.py has seen;
-  aside.py makes branches of a graph of what concerns positions alone; cpu_recording.py is how a
-  step is recorded on the CPU.
+- attention.py gives transformers this package's attention by name, spans.py has what stands in a
+  mask's place, attention_traits.py finds models that work on their masks, cache.py has a static
+  cache in FP8. decode_step.py replays whole decode steps, with the cache of growing_cache.py, of
+  models that probe_step.py has asked, as long as they are what model_state.py has seen; aside.py
+  makes branches of a graph of what concerns positions alone; cpu_recording.py is how a step is
+  recorded on the CPU.
 - sums.py has the sums of tensor parallelism go through a Communicator.
 """
 
