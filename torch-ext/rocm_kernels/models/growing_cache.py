@@ -197,10 +197,11 @@ def _classes() -> Tuple[type, type]:
         def get_seq_length(self, layer_idx: int = 0) -> Any:
             """What a dynamic cache says: a layer that this forward has yet to reach has the rows of
             those before."""
+            layers = vars(self)["layers"]
             if layer_idx == 0:  # or the first that counts
-                rows = (i for i, layer in enumerate(self.layers) if isinstance(layer, GrowingLayer))
+                rows = (i for i, layer in enumerate(layers) if isinstance(layer, GrowingLayer))
                 layer_idx = next(rows)
-            if layer_idx >= len(self.layers) or not self.layers[layer_idx].is_initialized:
+            if layer_idx >= len(layers) or not layers[layer_idx].is_initialized:
                 return 0
             if self.idle or self.written is None or layer_idx in self.written:
                 return self.tokens_held()
