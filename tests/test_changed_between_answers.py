@@ -129,17 +129,19 @@ def test_a_number_of_the_configuration(package, change):
     """That a forward asks for itself."""
     pair = beside(package, tiny("Gemma2", final_logit_softcapping=0.5)[1])
 
+    def steps(model):
+        cache, token = DynamicCache(config=model.config), GIVEN["input_ids"][:, :1]
+        with torch.no_grad():
+            model(**GIVEN, past_key_values=cache)
+            return [model(token, past_key_values=cache) for _ in range(4)]
+
     def act(model):
+        steps(model)
         logits(model)
         change(model)
         said = logits(model)
-        token = GIVEN["input_ids"][:, :1]
-        cache = DynamicCache(config=model.config)
-        with torch.no_grad():
-            model(**GIVEN, past_key_values=cache)
-            states = [model(token, past_key_values=cache).hidden_states for _ in range(4)]
-        for each in states:
-            assert (each is None) == (change is cap)
+        for each in steps(model):
+            assert (each.hidden_states is None) == (change is cap)
         return said
 
     assert_alike(pair, act)
@@ -151,19 +153,17 @@ def test_a_dropout_alone_that_trains(package):
     dropout = torch.nn.Dropout(0.5)
     mlp = model.model.layers[0].mlp
     mlp.act_fn = torch.nn.Sequential(mlp.act_fn, dropout.eval())
-    logits(model)
-    once = logits(model)
-    assert torch.equal(once, logits(model))
-    dropout.train()
-    cache = DynamicCache(config=model.config)
     token = GIVEN["input_ids"][:, :1]
-    said = []
-    with torch.no_grad():
-        model(**GIVEN, past_key_values=cache)
-        for _ in range(5):
-            said.append(model(token, past_key_values=cache).logits)
-            cache.crop(-1)
-    assert not any(torch.equal(said[-1], each) for each in said[:-1])
+    for trains in (False, True):
+        dropout.train(trains)
+        cache, said = DynamicCache(config=model.config), []
+        with torch.no_grad():
+            model(**GIVEN, past_key_values=cache)
+            for _ in range(5):
+                said.append(model(token, past_key_values=cache).logits)
+                cache.crop(-1)
+        assert any(torch.equal(said[-1], each) for each in said[:-1]) != trains
+    assert package.models.decode_steps(model).replayed >= 6
 
 
 def one(model, token, cache, **more):
