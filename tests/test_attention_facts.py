@@ -17,6 +17,12 @@ TEMPERED = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def known_attention(package):
+    """``tiny`` names it."""
+    package.models.use_attention()
+
+
 def tempered(floor_scale):
     config = Llama4TextConfig(**{**SIZES, **TEMPERED, "floor_scale": floor_scale})
     return randomized(Llama4ForCausalLM(config))
@@ -33,16 +39,16 @@ def stepping(package, model):
 
 
 @pytest.mark.parametrize("is_kernelized", [False, True])
-def test_a_layer_that_asks_for_its_own_length(package, run_kernelized, is_kernelized):
+def test_a_layer_that_asks_for_its_own_length(package, device, run_kernelized, is_kernelized):
     """Llama 4's, which do so before they write: behind others of the same call that have written,
     in a prompt, its chunks, a step that is run and steps that are replayed."""
-    model = tempered(floor_scale=4)
+    model, prompt = tempered(floor_scale=4).to(device), tokens(1, 13).to(device) % 150 + 5
     if is_kernelized:
         package.models.quantize_model_(model, activations="none")
         model = run_kernelized(model, Mode.INFERENCE)
     step = stepping(package, model)
     for way in ({}, {"prefill_chunk_size": 5}):
-        given = {"input_ids": tokens(1, 13) % 150 + 5, "max_new_tokens": 9, **WITH_LOGITS, **way}
+        given = {"input_ids": prompt, "max_new_tokens": 9, **WITH_LOGITS, **way}
         said = [torch.stack(each.generate(**given).logits) for each in (step, model)]
         assert difference(*said) < 1e-5
     assert package.models.decode_steps(step).replayed == 15
@@ -141,13 +147,14 @@ def alter(attention, change, turn):
 @pytest.mark.parametrize(
     "name", ["self_attn.k_norm", "input_layernorm", "post_attention_layernorm", "mlp.act_fn"]
 )
-def test_a_forward_of_the_users_behind_kernelize_runs(package, run_kernelized, name):
+def test_a_forward_of_the_users_behind_kernelize_runs(package, device, run_kernelized, name):
     """Of a module whose work a layer around it would do."""
-    _, model = tiny("Qwen3")
+    model = tiny("Qwen3")[1].to(device)
     package.models.quantize_model_(model, activations="none")
     plain = copy.deepcopy(model)
     step = stepping(package, run_kernelized(model, Mode.INFERENCE))
-    given = {"input_ids": tokens(1, 13) % 150 + 5, "max_new_tokens": 5, **WITH_LOGITS}
+    prompt = tokens(1, 13).to(device) % 150 + 5
+    given = {"input_ids": prompt, "max_new_tokens": 5, **WITH_LOGITS}
     before = torch.stack(plain.generate(**given).logits)
     for each in (step, plain):
         module = each.model.layers[1].get_submodule(name)
