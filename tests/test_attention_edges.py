@@ -2,6 +2,7 @@
 none, rows of no sequence, no sequences at all, pages and scales that name no place."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -18,11 +19,30 @@ def inputs(backend, rows, fp8=False):
     return q, k, v
 
 
+@pytest.fixture
+def each_config(backend, monkeypatch):
+    """``each_config(q, k, v, **told)``: goes through the configs of a call, by which the functions
+    run meanwhile; on the simulator, which is slow, through one of each design."""
+    module = sys.modules[backend.ops.flash_attn_func.__module__]
+    native = module._attention
+
+    def configs(q, k, v, **told):
+        listed = backend.ops.attention_configs(q, k, v, **told)
+        if backend.name == "simulator":
+            listed = {config.split()[0]: config for config in listed}.values()
+        for config in listed:
+            monkeypatch.setattr(module, "_attention", lambda *a, c=config: native(*a[:-1], c))
+            yield config
+        monkeypatch.setattr(module, "_attention", native)
+
+    return configs
+
+
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("rows", [1, 70])
 @pytest.mark.parametrize("softcap", [0.0, 20.0])
 @pytest.mark.parametrize("where", ["q", "k", "s_aux", "softmax_scale"])
-def test_nan_is_told(backend, fp8, rows, softcap, where):
+def test_nan_is_told(backend, each_config, fp8, rows, softcap, where):
     """By out and by lse, of the rows and heads that it concerns, and of no other."""
     q, k, v = inputs(backend, rows, fp8)
     options, concerned = {}, torch.zeros(rows, HEADS, dtype=torch.bool)
@@ -41,37 +61,43 @@ def test_nan_is_told(backend, fp8, rows, softcap, where):
     q, k, v = (t.to(backend.device) for t in (q, k, v))
     if "s_aux" in options:
         options["s_aux"] = options["s_aux"].to(backend.device)
-    out, lse = backend.ops.flash_attn_func(q, k, v, softcap=softcap, return_lse=True, **options)
-    assert torch.equal(out.isnan().any(-1)[0].cpu(), concerned)
-    assert torch.equal(lse.isnan()[0].T.cpu(), concerned)
-    assert out.isfinite().all(-1)[0].cpu()[~concerned].all()
+    options.update(softcap=softcap, return_lse=True)
+    for config in each_config(q, k, v):
+        out, lse = backend.ops.flash_attn_func(q, k, v, **options)
+        assert torch.equal(out.isnan().any(-1)[0].cpu(), concerned), config
+        assert torch.equal(lse.isnan()[0].T.cpu(), concerned), config
+        assert out.isfinite().all(-1)[0].cpu()[~concerned].all(), config
 
 
 @pytest.mark.parametrize("largest", [2.0**126, 2.0**127, 3e38])
-def test_the_greatest_queries_beside_fp8_keys(backend, largest):
+def test_the_greatest_queries_beside_fp8_keys(backend, each_config, largest):
     """Are finite: keys of 0 make scores of 0."""
     q, k, v = inputs(backend, 1, fp8=True)
     q[..., 0] = largest
     k.view(torch.uint8).zero_()
     operands = [t.to(backend.device) for t in (q, k, v)]
-    out = backend.ops.flash_attn_func(*operands)
     expected = v.float().mean(1).repeat_interleave(HEADS // KV_HEADS, 1)
-    assert (out.float().cpu()[:, 0] - expected).abs().max() < 0.01
+    for config in each_config(*operands):
+        out = backend.ops.flash_attn_func(*operands)
+        assert (out.float().cpu()[:, 0] - expected).abs().max() < 0.01, config
 
 
 @pytest.mark.parametrize("rows, keys", [(2, 40), (80, 300)])
-def test_rows_of_no_sequence_stay(backend, rows, keys):
-    """Before the first sequence and behind the last, in out and lse, by every config."""
+def test_rows_of_no_sequence_stay(backend, each_config, rows, keys):
+    """Before the first sequence and behind the last."""
     first, last = 3, 5
     q = torch.randn(first + rows + last, HEADS, SIZE).bfloat16().to(backend.device)
     k, v = torch.randn(2, keys, KV_HEADS, SIZE).bfloat16().to(backend.device)
     cu = torch.tensor([first, first + rows], dtype=torch.int32, device=backend.device)
     cu_k = torch.tensor([0, keys], dtype=torch.int32, device=backend.device)
-    out = torch.full_like(q, 7.0)
-    backend.ops.flash_attn_varlen_func(q, k, v, cu, cu_k, rows, keys, out=out)
     alone = backend.ops.flash_attn_func(q[None, first : first + rows], k[None], v[None])[0]
-    assert (out[:first] == 7).all() and (out[first + rows :] == 7).all()
-    assert (out[first : first + rows] - alone).float().norm() < 0.02 * alone.float().norm()
+    told = {"cu_seqlens_q": cu, "cu_seqlens_k": cu_k, "max_seqlen_q": rows, "max_seqlen_k": keys}
+    for config in each_config(q, k, v, **told):
+        out = torch.full_like(q, 7.0)
+        backend.ops.flash_attn_varlen_func(q, k, v, out=out, **told)
+        assert (out[:first] == 7).all() and (out[first + rows :] == 7).all(), config
+        off = (out[first : first + rows] - alone).float().norm() / alone.float().norm()
+        assert off < 0.02, config
 
 
 @pytest.mark.parametrize("ends", [[0], [0, 0, 0]])

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from kernels import Mode
-from tiny_attention import SIZES, WITH_LOGITS, tiny
+from tiny_attention import SIZES, WITH_LOGITS, stepping, tiny
 from tiny_models import randomized, tokens
 from transformers import DynamicCache, Llama4ForCausalLM, Llama4TextConfig
 
@@ -30,12 +30,6 @@ def tempered(floor_scale):
 
 def difference(got, expected):
     return float((got - expected).norm() / expected.norm())
-
-
-def stepping(package, model):
-    step = copy.deepcopy(model)
-    package.models.use_decode_step(step)
-    return step
 
 
 @pytest.mark.parametrize("is_kernelized", [False, True])

@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from tiny_attention import prompt, tiny
+from tiny_attention import prompt, stepping, tiny
 from transformers import DynamicCache, StaticCache
 
 GIVEN = prompt(2, 9, (0, 0))
@@ -21,9 +21,7 @@ def package(package):
 
 def beside(package, model, **options):
     """The model, and a copy of it with use_decode_step."""
-    step = copy.deepcopy(model)
-    package.models.use_decode_step(step, **options)
-    return model, step
+    return model, stepping(package, model, **options)
 
 
 def logits(model, given=GIVEN, **options):

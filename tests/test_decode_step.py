@@ -13,7 +13,7 @@ import types
 import pytest
 import torch
 from kernels import Mode, kernelize, use_kernel_mapping
-from tiny_attention import FAMILIES, prompt, tiny
+from tiny_attention import FAMILIES, prompt, stepping, tiny
 from tiny_models import tiny_llama
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
@@ -70,12 +70,6 @@ GIVEN = prompt()
 def package(package):
     package.models.use_attention()
     return package
-
-
-def stepping(package, model, **options):
-    model = copy.deepcopy(model)
-    package.models.use_decode_step(model, **options)
-    return model
 
 
 def test_settled_weights_are_forgotten(package, monkeypatch):

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from test_late_stop import Heard, NoEvent
-from tiny_attention import FAMILIES, prompt, tiny
+from tiny_attention import FAMILIES, prompt, stepping, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 from transformers.generation import utils
@@ -37,12 +37,6 @@ def chosen(package, monkeypatch):
         lambda self, kwargs: count.append(1) or choose(self, kwargs),
     )
     return count
-
-
-def stepping(package, model, **options):
-    model = copy.deepcopy(model)
-    package.models.use_decode_step(model, **options)
-    return model
 
 
 @pytest.mark.parametrize("family", FAMILIES)

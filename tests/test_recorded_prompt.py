@@ -4,7 +4,6 @@ A CPU has no use for them, so they are let to have some here: what differs on a 
 is recorded, which tests of steps cover.
 """
 
-import copy
 import functools
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from kernels import Mode, kernelize, use_kernel_mapping
 from shrunk import tiny_of
-from tiny_attention import FAMILIES, WITH_LOGITS, assert_same_answers, prompt, tiny
+from tiny_attention import FAMILIES, WITH_LOGITS, assert_same_answers, prompt, stepping, tiny
 from transformers import DynamicCache
 
 
@@ -21,12 +20,6 @@ def package(package, monkeypatch):
     package.models.use_attention()
     monkeypatch.setitem(package.models.recorded_prompt.MOST_TOKENS, "cpu", 1024)
     return package
-
-
-def stepping(package, model, **options):
-    model = copy.deepcopy(model)
-    package.models.use_decode_step(model, **options)
-    return model
 
 
 def whole(rows=2, columns=12, seed=0, padding=0):

@@ -64,13 +64,18 @@ def assert_same_answers(got, expected):
         torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
 
 
+def stepping(package, model, **options):
+    """A copy of the model with use_decode_step."""
+    model = copy.deepcopy(model)
+    package.models.use_decode_step(model, **options)
+    return model
+
+
 def beside_a_step(package, monkeypatch, model):
     """The model, and one of the same weights with use_decode_step, whose cache grows within an
     answer."""
     monkeypatch.setattr(package.models.decode_step, "_SPARE", 6)
-    step = copy.deepcopy(model)
-    package.models.use_decode_step(step)
-    return model, step
+    return model, stepping(package, model)
 
 
 def assert_same_logits(ours, eager, mask):

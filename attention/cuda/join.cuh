@@ -44,14 +44,15 @@ __global__ void __launch_bounds__(kJoinThreads)
   for (int half = 0; half < 2; ++half) {
     const int part = half * 32 + lane;
     its_most[half] = part < outer ? from[part * (columns + 2) + columns] : -kInfinity;
+    its_total[half] = part < outer ? from[part * (columns + 2) + columns + 1] : 0.0f;
   }
   float most = fmaxf(its_most[0], its_most[1]);
   for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, mask));
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {  // a NaN stays one; a part without keys counts nothing
-    const int part = half * 32 + lane;
-    by[half] = its_most[half] == -kInfinity ? 0.0f : fast_exp2(its_most[half] - most);
-    its_total[half] = by[half] == 0.0f ? 0.0f : by[half] * from[part * (columns + 2) + columns + 1];
+  for (int half = 0; half < 2; ++half) {
+    // A part without keys counts nothing. One whose scores are all NaN has no maximum either.
+    by[half] = its_total[half] == 0.0f ? 0.0f : fast_exp2(its_most[half] - most);
+    its_total[half] *= by[half];
   }
   const bool exists = column < args.head_dim_v;
   float total = 0, value = 0;
