@@ -127,10 +127,8 @@ def test_generates_what_the_model_does(package, family, way):
             answers.append(each.generate(**given, **{**OPTIONS, **WAYS[way]}))
         assert torch.equal(*answers)
     steps = package.models.decode_steps(step)
-    if way in ("greedy", "beams", "two of each", "chunks"):
+    if way not in ("prompt lookup", "no cache"):
         assert steps.replayed >= 27, steps  # of 33: the first is run, and made anew where it grows
-    if way == "static" and family in ("Llama", "Qwen3"):
-        assert steps.replayed == 30, steps
 
 
 def test_a_replayed_step_does_not_walk_the_model(package, monkeypatch):
@@ -250,7 +248,7 @@ def test_storage_is_used_again(package):
     places = set()
     for _ in range(3):
         said = step.generate(**GIVEN, **OPTIONS, return_dict_in_generate=True)
-        places.add(said.past_key_values.layers[0].keys.data_ptr())
+        places.add(vars(said.past_key_values)["layers"][0].keys.data_ptr())
         del said
         gc.collect()
     assert len(places) == 1

@@ -111,7 +111,6 @@ def test_nothing_of_torchs_is_between_two_steps(package, chosen):
         {"repetition_penalty": 1.2},
         {"use_cache": False},
         {"prompt_lookup_num_tokens": 2},
-        {"cache_implementation": "static"},
         {"max_time": 100.0},
     ],
     ids=str,
@@ -221,7 +220,7 @@ def test_a_copy_chooses(package, chosen, monkeypatch):
     """Also where its process has not called use_decode_step."""
     _, model = tiny("Llama")
     step = stepping(package, model)
-    stand = package.models.greedy.stand_before_answers
+    stand = package.models.answers._stand_before
     stand.cache_clear()
     monkeypatch.setattr(utils.GenerationMixin, "_sample", utils.GenerationMixin._sample.__wrapped__)
     given = {**prompt(), **GREEDY, "max_new_tokens": 6}

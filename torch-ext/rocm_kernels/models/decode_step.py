@@ -8,9 +8,9 @@ graph, and on the CPU as what cpu_recording.py makes of it.
 The model's ``forward`` gets something before it, which knows three kinds of calls:
 
 prompt
-    A call with an empty dynamic cache, as ``generate`` makes one, or a caller. That becomes a cache
-    that grows in place (growing_cache.py). The call runs as it did, or replayed
-    (recorded_prompt.py).
+    A call with an empty dynamic cache, as ``generate`` makes one, or a caller, or answers.py in
+    place of a static one. That becomes a cache that grows in place (growing_cache.py). The call
+    runs as it did, or replayed (recorded_prompt.py).
 step
     One token a sequence behind a cache that stays in place: ours, or a static cache. The first
     step runs as it did, which also prepares whatever is made at a first use. The second is
@@ -19,37 +19,35 @@ step
 anything else
     Goes through, and :func:`decode_steps` says why.
 
-On a GPU ``generate`` looks whether an answer has ended while the next step runs (late_stop.py); a
-greedy answer's steps choose their tokens themselves (greedy.py).
-What a graph has read stays alive with it. Whether the model is still what was recorded (its
-tensors, its modules and their hooks) is compared whenever a call has more than one token, and where
-``generate`` begins an answer.
+What an answer is beyond its calls: answers.py. What a graph has read stays alive with it. Whether
+the model is still what was recorded (its tensors, its modules and their hooks) is compared whenever
+a call has more than one token, and where ``generate`` begins an answer.
 
 Longer than 500 lines, because one class decides of each call, by a state that all of it shares.
 """
 
 import contextlib
-import importlib
 import inspect
 import threading
 import weakref
 from collections import Counter
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
 
 from . import greedy, recorded_prompt
+from .answers import Answers
 from .asked_once import asking_once
 from .attention import use_attention
 from .cpu_recording import NotAsRecorded
 from .growing_cache import OtherRows, growing_cache, room_for, serving
-from .late_stop import are_theirs, goes_on_with, looking_late, teach_transformers
 from .model_state import Attentions, LastFingerprint, buffers_kept
 from .probe_step import buffers_made_anew, why_not_in_place
 from .recorded_step import RecordedStep, kinds_of
 from .step_arguments import can_be_given, has_gaps, is_unwritten, shape_of_tokens, stays_in_place
 from .step_storage import (
+    FreeStorages,
     Storage,
     autocast_dtype,
     make_ready,
@@ -90,7 +88,8 @@ def use_decode_step(
         max_cache_len: tokens of a sequence, prompt and answer, that a cache has room for from the
             beginning. None: the prompt and 512 more, and twice the room whenever it is used up.
             No more than the model has positions for, until more are needed.
-        kv_cache_dtype: ``"auto"``, the model's, or ``"fp8"``, for caches that are made here.
+        kv_cache_dtype: ``"auto"``, the model's, or ``"fp8"``, for caches that are made here: in
+            place of dynamic ones, and of static ones that ``generate`` makes and does not return.
 
     Raises:
         ValueError: the model cannot be served, and is left as it was.
@@ -188,13 +187,11 @@ class _DecodeStep:
         self.model_was: Optional[Tuple] = None
         self.fingerprint = LastFingerprint()
         self.device: Optional[torch.device] = None  # kept: to ask the model walks its modules
-        self.free: Optional[Storage] = None
+        self.free = FreeStorages()
         self.other_rows = False  # its layers have been seen to keep other rows than its tokens'
         self.of_static: Any = weakref.WeakKeyDictionary()
         self.lock = threading.RLock()  # a cache may end, and come back, anywhere
-        self.here = threading.local()  # what an answer of this thread calls its cache
-        teach_transformers()
-        greedy.stand_before_answers(_DecodeStep)
+        self.answers = Answers(self)
 
     def __getstate__(self) -> Dict[str, Any]:
         names = (
@@ -246,7 +243,7 @@ class _DecodeStep:
                 self.passed_on["its arguments have no names"] += 1
                 return self.inner(*args, **kwargs)
             kwargs.update(zip(names, args))
-        name = name_of_cache(kwargs) or self._begin_anew(kwargs)
+        name = name_of_cache(kwargs) or self.answers.begin_anew(kwargs)
         if name is not None:
             result = self._once_more(name, kwargs)
             if result is not None:
@@ -260,7 +257,7 @@ class _DecodeStep:
         answers = None
         if is_prompt or rows != 1 or self.device is None:
             with self.lock:
-                self._look_at_model()
+                self.look_at_model()
             answers = self.fingerprint.answers if self._why_run() is None else None
         if is_prompt:
             with self.lock:
@@ -383,48 +380,7 @@ class _DecodeStep:
             return self.why_not_padded
         return self.who_watches or (_GAPS if storage.has_gaps else self._why_run())
 
-    # ---- answers
-
-    def begin_answer(self, kwargs: Dict[str, Any]) -> None:
-        """Looks at the model, whose first call may have one token: one that goes on with a cache. A
-        call with an empty dynamic cache looks by itself."""
-        cache = kwargs.get(name_of_cache(kwargs))
-        if cache is not None and not is_unwritten(cache):
-            with self.lock:
-                self._look_at_model()
-
-    def sample(
-        self,
-        theirs: Callable[..., Any],
-        input_ids: torch.Tensor,
-        logits_processor: List[Any],
-        stopping_criteria: List[Any],
-        generation_config: Any,
-        synced_gpus: bool = False,
-        streamer: Any = None,
-        **model_kwargs: Any,
-    ) -> Any:
-        """An answer of one token after the other, greedy or sampled."""
-        self.begin_answer(model_kwargs)
-        unseen = not synced_gpus and are_theirs([*logits_processor, *stopping_criteria])
-        rules = (logits_processor, stopping_criteria, generation_config)
-        if unseen and greedy.answers(self, input_ids, *rules, model_kwargs):
-            with looking_late(unseen):
-                return greedy.answer(self, input_ids, *rules[1:], streamer, model_kwargs)
-        before = vars(self.here).get("cache_name")
-        # Of calls without a cache that a processor makes, as for guidance, it knows itself.
-        asks_too = any(isinstance(getattr(p, "model", None), nn.Module) for p in logits_processor)
-        begins_anew = self.serves(model_kwargs) and not asks_too
-        self.here.cache_name = name_of_cache(model_kwargs) if begins_anew else None
-        try:
-            with looking_late(unseen):
-                return theirs(
-                    self.model, input_ids, logits_processor=logits_processor,
-                    stopping_criteria=stopping_criteria, generation_config=generation_config,
-                    synced_gpus=synced_gpus, streamer=streamer, **model_kwargs,
-                )  # fmt: skip
-        finally:
-            self.here.cache_name = before
+    # ---- greedy answers
 
     def serves(self, kwargs: Dict[str, Any]) -> bool:
         """Whether the cache that ``generate`` begins with is one that grows, or will be."""
@@ -480,38 +436,29 @@ class _DecodeStep:
             or self.attentions.other()
         )  # fmt: skip
 
-    def _look_at_model(self) -> None:
+    def look_at_model(self) -> None:
         """What was recorded with another state of the model is not replayed any more."""
         self.device = self.model.device
         model_is = self.fingerprint.of(self.model)
         if model_is is not self.model_was and model_is != self.model_was:
-            self.model_was, self.free = model_is, None
+            self.model_was = model_is
+            self.free.clear()
+            self.is_hooked = self.fingerprint.has_hooks_within
             self.who_watches = recorded_prompt.who_watches(self.model)
             if self.before is not None:
                 self.who_watches = "another's forward stands before the model's"
 
-    def _begin_anew(self, kwargs: Dict[str, Any]) -> Optional[str]:
-        """Of an answer that began with a cache a call may have none: Phi-3 lets go of it where its
-        rotation turns, and with each prompt that is longer. Then it gets the one that the model
-        would make by itself. Gives its name; None: the call is to have none."""
-        name = vars(self.here).get("cache_name")
-        if name is None or not kwargs.get("use_cache"):
-            return None
-        cache_utils = importlib.import_module("transformers.cache_utils")
-        config = self.model.config.get_text_config(decoder=True)
-        kwargs[name] = cache_utils.DynamicCache(config=config)
-        goes_on_with(kwargs[name])
-        return name
-
     def _give_storage(self, cache: Any, batch: int, rows: int) -> None:
         """Has an empty cache be a storage's that nobody holds, or a new one's."""
-        storage, self.free = self.free, None
-        if storage is not None and storage.serves(batch, rows, self.device):
+        least = max(rows + 1, vars(cache).get("room_wanted", 0))
+        storage = self.free.take(batch, least, self.device)
+        if storage is not None:
             storage.cache.begin_anew()
         else:
-            del storage  # its memory is wanted
             config = self.model.config.get_text_config(decoder=True)
-            room = room_for(config, rows + 1, max(rows + _SPARE, self.max_cache_len or 0))
+            most = max(rows + _SPARE, least, self.max_cache_len or 0)
+            room = room_for(config, least, most)
+            self.free.make_way(batch * room, self.model)
             storage = Storage(self.new_cache(room))
             storage.cache.storage = storage
             storage.autocast = autocast_dtype(self.device)
@@ -520,8 +467,12 @@ class _DecodeStep:
 
     def _take_back(self, storage: Storage, model_was: Tuple) -> None:
         with self.lock:
-            if model_was == self.model_was:
-                self.free = storage
+            # What a hook saw of the cache it may have kept.
+            is_held = storage.cache.is_taken_out or self.is_hooked
+            if is_held or model_was != self.model_was:
+                storage.end()
+            else:
+                self.free.give(storage)
 
     # ---- steps
 

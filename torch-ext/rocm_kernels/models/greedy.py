@@ -12,7 +12,7 @@ asked for beyond that is transformers' loop's.
 
 import functools
 import importlib
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 import torch
 
@@ -25,43 +25,6 @@ _OWN = (
     "_update_model_kwargs_for_generation",
 )  # fmt: skip
 _RULES = ("unfinished", "ends", "pad")
-
-
-@functools.cache
-def stand_before_answers(kind: type) -> None:
-    """Has ``generate``, which looks for its loops in a model's class, take that of a model's
-    forward where it is of this kind, and tell the forward of each answer."""
-    mixin = importlib.import_module("transformers.generation.utils").GenerationMixin
-    theirs = mixin._sample
-
-    @functools.wraps(theirs)
-    def sample(model: Any, *args: Any, **kwargs: Any) -> Any:
-        step = vars(model).get("forward")
-        if isinstance(step, kind) and not step.stopped:
-            return step.sample(theirs, *args, **kwargs)
-        return told(theirs)(model, *args, **kwargs)
-
-    def told(theirs: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(theirs)
-        def answer(model: Any, *args: Any, **kwargs: Any) -> Any:
-            step = vars(model).get(kind.ATTRIBUTE)
-            if step is not None:
-                step.begin_answer(kwargs)
-            return theirs(model, *args, **kwargs)
-
-        return answer
-
-    theirs_compile = mixin._valid_auto_compile_criteria
-
-    @functools.wraps(theirs_compile)
-    def may_compile(model: Any, *args: Any, **kwargs: Any) -> bool:
-        """A step with a static cache is not compiled: it is recorded."""
-        return kind.ATTRIBUTE not in vars(model) and theirs_compile(model, *args, **kwargs)
-
-    mixin._sample = sample
-    mixin._valid_auto_compile_criteria = may_compile
-    for name in ("_beam_search", "_assisted_decoding"):
-        setattr(mixin, name, told(getattr(mixin, name)))
 
 
 def answers(

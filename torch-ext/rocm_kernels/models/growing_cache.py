@@ -100,6 +100,7 @@ def _classes() -> Tuple[type, type]:
             self.served = True
             self.asks_mask = False  # of its steps: see Storage
             self.has_kinds = True  # as a dynamic one, layers of the model's kinds
+            self.is_taken_out = False  # tensors of it, by who holds it: another answer writes them
             self.names = {*vars(self), "names", "storage"}  # others are its holder's
 
         @property
@@ -130,6 +131,12 @@ def _classes() -> Tuple[type, type]:
         @property
         def room(self) -> int:
             return vars(self)["layers"][0].max_cache_len
+
+        @property
+        def nbytes(self) -> int:
+            """Of its keys and values, with the room behind them."""
+            layers = vars(self)["layers"]
+            return sum(s.nbytes for layer in layers for s in layer.held().values())
 
         @property
         def is_initialized(self) -> bool:
@@ -234,6 +241,10 @@ def _classes() -> Tuple[type, type]:
 
         def __iter__(self) -> Any:
             """What a dynamic cache gives: keys and values without the room behind them."""
+            self.is_taken_out = True
+            return self._tokens_of_layers()
+
+        def _tokens_of_layers(self) -> Iterator[Tuple[torch.Tensor, torch.Tensor, None]]:
             for layer in vars(self)["layers"]:
                 keys, values = (s[:, :, : int(self.tokens_held())] for s in _states_of(layer))
                 yield keys, values, None
@@ -251,7 +262,7 @@ def _classes() -> Tuple[type, type]:
             vars(new).update((name, value) for name, value in held if name not in self.names)
             if int(self.tokens_held()) == 0:
                 return new
-            for i, (keys, values, _) in enumerate(self):
+            for i, (keys, values, _) in enumerate(self._tokens_of_layers()):
                 layer = layers[i]
                 if "keys" in layer.held():
                     new.update(keys.clone(), values.clone(), i)

@@ -34,6 +34,7 @@ class HeldLayer:
         layer = vars(self._cache)["layers"][self._index]
         if not hasattr(self._cache, "grow") or name not in layer.held():
             return getattr(layer, name)
+        self._cache.is_taken_out = True
         rows = layer.held()[name][:, :, : int(self._cache.tokens_held())]
         return rows[:, 0] if name == "indexer_keys" else rows
 

@@ -14,8 +14,8 @@ from .hooks import is_called
 from .recorded_step import shares, sums_of
 
 _PLAIN = (bool, int, float, str, type(None))
-# What torch keeps in each module. A dropout alone may be in training.
-_OF_TORCH = frozenset(vars(nn.Module()).keys() - {"training"})
+# What torch keeps in each module, and generate in a model. A dropout alone may be in training.
+_NOT_ITS_OWN = frozenset(vars(nn.Module()).keys() - {"training"} | {"_previous_max_cache_length"})
 # Of a configuration what changes no result, or what generate switches on its way: the experts of a
 # prompt, and of steps, are another's code.
 _NOT_READ = frozenset(
@@ -65,12 +65,13 @@ class LastFingerprint:
             self.of_all = [*map(dict, _hooks_of_all())]
             self.sizes, self.names, self.values = self._tensors()
             self.hooked = [(m, is_called(m)) for m in self.modules if any(map(vars(m).get, _HOOKS))]
+            self.has_hooks_within = any(called for m, called in self.hooked if m is not model)
             self.configs = [(vars(config), _read_of(config)) for config in configs_of(model)]
             self.lists = [
                 (value, _content(value))
                 for attributes in (*self.attributes, *(read for _, read in self.configs))
                 for name, value in attributes.items()
-                if name not in _OF_TORCH and _may_change(value)
+                if name not in _NOT_ITS_OWN and _may_change(value)
             ]
             self.tensors = [*model.parameters(), *model.buffers()]
         return self.made
@@ -182,7 +183,7 @@ _ATTENTION = "_attn_implementation_internal"
 def plain_attributes(module: nn.Module) -> Tuple[Any, ...]:
     """Of what a module keeps in itself all that is a number, a text, or a list of such: switches of
     adapters, factors."""
-    return _plain_in(vars(module), _OF_TORCH)
+    return _plain_in(vars(module), _NOT_ITS_OWN)
 
 
 def _plain_in(held: Dict[str, Any], but: Collection[str]) -> Tuple[Any, ...]:
@@ -245,7 +246,7 @@ def _states(module: nn.Module) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     attributes = {
         name: value
         for name, value in vars(module).items()
-        if name not in _OF_TORCH and isinstance(value, (torch.Tensor, *_PLAIN))
+        if name not in _NOT_ITS_OWN and isinstance(value, (torch.Tensor, *_PLAIN))
     }
     return attributes, dict(module._buffers)
 

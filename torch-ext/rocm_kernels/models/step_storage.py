@@ -12,7 +12,7 @@ from torch import nn
 
 from .hooks import is_called
 from .model_state import States
-from .recorded_step import RecordedStep, first_line
+from .recorded_step import RecordedStep, first_line, tensors_of
 from .step_arguments import shape_of_tokens
 from .tensor_parallel import is_divided
 
@@ -39,11 +39,19 @@ class Storage:
         self.give_back: Optional[Callable[[], Any]] = None  # for who holds the cache lets go of it
         self.model_was: Optional[Tuple] = None
 
-    def serves(self, batch: int, rows: int, device: torch.device) -> bool:
-        """Whether another answer may have it, to a prompt of so many sequences and rows."""
+    def serves(self, batch: int, tokens: int, device: torch.device) -> bool:
+        """Whether another answer may have it, of so many sequences that begins with room for so
+        many tokens."""
         cache = self.cache
         alike = cache.batch == batch and self.autocast == autocast_dtype(device)
-        return alike and cache.room > rows and cache.is_whole
+        return alike and cache.room >= tokens and cache.is_whole
+
+    def end(self) -> None:
+        """Gives back its memory at once: it and its cache name each other, and Python's collector,
+        which counts objects, would let gigabytes wait."""
+        self.forget()
+        self.read = []
+        vars(self.cache).pop("storage", None)
 
     def lend_to(self, cache: Any) -> None:
         """An empty dynamic cache becomes the storage's. It stays the object that its maker may
@@ -52,7 +60,7 @@ class Storage:
         for name in mine.keys() - self.cache.names:  # of who held it before
             del mine[name]
         mine.update((name, value) for name, value in had.items() if name not in mine)
-        mine.update(served=False, has_kinds=bool(had["layers"]))
+        mine.update(served=False, has_kinds=bool(had["layers"]), is_taken_out=False)
         cache.__class__, cache.__dict__ = type(self.cache), mine
 
     def forget_others(self, cache: Any, model_is: Optional[Tuple]) -> None:
@@ -141,6 +149,53 @@ class Storage:
         self.prompts.clear()
         self.last = None
         self.choose_apart = False
+
+
+class FreeStorages:
+    """Those that no answer holds, for answers to come. The last one was held last."""
+
+    def __init__(self) -> None:
+        self.storages: List[Storage] = []
+
+    def take(self, batch: int, tokens: int, device: torch.device) -> Optional[Storage]:
+        """One that serves such an answer; None: none does, and those for as many sequences end."""
+        for storage in reversed(self.storages):
+            if storage.serves(batch, tokens, device):
+                self.storages.remove(storage)
+                return storage
+        self._keep([s for s in self.storages if s.cache.batch != batch])
+        return None
+
+    def give(self, storage: Storage) -> None:
+        self.storages.append(storage)
+
+    def make_way(self, tokens: int, model: nn.Module) -> None:
+        """For a new one with room for so many tokens of all sequences. Those that were held last
+        stay, if with it they have no more than half of the model's bytes, and of what its GPU has
+        for them."""
+        sizes = [storage.cache.nbytes for storage in self.storages]
+        if not sizes:
+            return
+        most = sum(tensor.nbytes for tensor in tensors_of(model)) // 2
+        if model.device.type == "cuda":
+            unused, _ = torch.cuda.mem_get_info(model.device)
+            unused += torch.cuda.memory_reserved(model.device)
+            unused -= torch.cuda.memory_allocated(model.device)
+            most = min(most, (unused + sum(sizes)) // 2)
+        last = self.storages[-1].cache
+        bytes_wanted = sizes[-1] * tokens // (last.batch * last.room)
+        # From each on: how much it has with those behind it and the new one.
+        sums = [bytes_wanted + sum(sizes[i:]) for i in range(len(sizes))]
+        self._keep([s for s, bytes_then in zip(self.storages, sums) if bytes_then <= most])
+
+    def clear(self) -> None:
+        self._keep([])
+
+    def _keep(self, storages: List[Storage]) -> None:
+        ended = [storage for storage in self.storages if storage not in storages]
+        self.storages = storages
+        for storage in ended:
+            storage.end()
 
 
 def make_ready(cache: Any, rows: int) -> None:
