@@ -1,4 +1,5 @@
-"""The families of models whose MLPs and decoder layers are known: one record each.
+"""The families of models whose MLPs and decoder layers are known: one record each; and of which a
+module of another class may be.
 
 A known MLP computes ``down(activation(gate(x)) * up(x))``, a known decoder layer
 ``h = x + attention(attention_norm(x))``, then ``h + mlp(mlp_norm(h))``. What a family computes
@@ -7,7 +8,7 @@ besides, or leaves out, is a field that the layers obey. What its norms multiply
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Optional, Tuple
+from typing import Iterable, List, NamedTuple, Optional, Tuple
 
 from torch import nn
 
@@ -47,7 +48,7 @@ class Family:
             MLP return, before the residual is added; None: there is none.
         residual_multiplier: of the decoder layer, the number that what the attention and the MLP
             return is multiplied by, before the residual is added; None: there is none.
-        qkv: of the attention.
+        qkv: of the attention; None: it makes of its input what is not known here.
         gate_up, down, activation: of the MLP.
     """
 
@@ -56,7 +57,7 @@ class Family:
     attention: str = "self_attn"
     attention_norm: Optional[str] = "input_layernorm"
     attention_out_norm: Optional[str] = None
-    qkv: Join = QKV
+    qkv: Optional[Join] = QKV
     mlp: str = "mlp"
     mlp_norm: Optional[str] = "post_attention_layernorm"
     mlp_out_norm: Optional[str] = None
@@ -177,6 +178,46 @@ FAMILIES = (
 )
 BY_MLP = {family.mlp_class: family for family in FAMILIES if family.mlp_class}
 BY_DECODER = {family.decoder_class: family for family in FAMILIES if family.decoder_class}
+
+_UNNAMED = [
+    *dict.fromkeys(replace(family, mlp_class=None, decoder_class=None) for family in FAMILIES)
+]
+
+_JOINS = [*dict.fromkeys(family.qkv for family in _UNNAMED)]
+
+
+def families_of_mlp(mlp: nn.Module) -> List[Family]:
+    """Those that an MLP may be of: the one that names its class, or any whose MLPs have modules of
+    the same names."""
+    named = BY_MLP.get(type(mlp).__name__)
+    if named is not None:
+        return [named]
+    return [f for f in _UNNAMED if _has(mlp, (*f.gate_up.of(mlp), f.down, f.activation))]
+
+
+def families_of_decoder(layer: nn.Module) -> List[Family]:
+    """Likewise of a decoder layer. Its own attention and MLP may be of two of them."""
+    named = BY_DECODER.get(type(layer).__name__)
+    if named is not None:
+        return [named]
+    found = []
+    for family in _UNNAMED:
+        scaled = family.residual_multiplier is None or hasattr(layer, family.residual_multiplier)
+        if not scaled or not _has(layer, (family.attention, family.mlp, *family.norms)):
+            continue
+        attention, mlp = layer._modules[family.attention], layer._modules[family.mlp]
+        own = next(iter(families_of_mlp(mlp)), family)
+        parts = {"gate_up": own.gate_up, "down": own.down, "activation": own.activation}
+        joins = [join for join in _JOINS if _has(attention, join.of(attention))] or [None]
+        found.extend(replace(family, qkv=join, **parts) for join in joins)
+    # One that says more first: a number may be 1 for now.
+    found.sort(key=lambda f: (f.residual_multiplier is None, -len(f.norms)))
+    return [*dict.fromkeys(found)]
+
+
+def _has(parent: nn.Module, names: Iterable[str]) -> bool:
+    return all(parent._modules.get(name) is not None for name in names)
+
 
 # What the modules that families have as their activation compute, by class.
 ACTIVATIONS = {

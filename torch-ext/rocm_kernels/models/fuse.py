@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ..functional import SCALE_BLOCK
-from .families import BY_DECODER, BY_MLP, Join
+from .families import BY_DECODER, Join
 from .hooks import is_hooked, is_unseen, move_hooks
 from .linear import FP8Linear, FP8LinearPart
 
@@ -17,20 +17,20 @@ def fuse_projections(model: nn.Module) -> Dict[str, Tuple[str, ...]]:
     fused: Dict[str, Tuple[str, ...]] = {}
     for name, module in list(model.named_modules()):
         prefix = f"{name}." if name else ""
-        if hasattr(module, "kernel_family") and type(module).__name__ in BY_MLP:
-            family = module.kernel_family
+        family = vars(module).get("kernel_family")
+        if family is not None and not hasattr(module, "kernel_call"):
             fused.update(_join(module, prefix, family.gate_up))
-        elif family := BY_DECODER.get(type(module).__name__):
+        elif family := family or BY_DECODER.get(type(module).__name__):
             attention = module._modules.get(family.attention)
-            if attention is not None:
+            if attention is not None and family.qkv is not None:
                 fused.update(_join(attention, f"{prefix}{family.attention}.", family.qkv))
     return fused
 
 
-def has_fused(parent: nn.Module, join: Join) -> bool:
+def has_fused(parent: nn.Module, join: Optional[Join]) -> bool:
     """Whether ``parent`` has one linear for all parts, which takes a ``Projected``, as it is now:
     an adapter may have come between, or a hook that wants to see each part."""
-    if not isinstance(parent._modules.get(join.name), FP8Linear):
+    if join is None or not isinstance(parent._modules.get(join.name), FP8Linear):
         return False
     return all(
         type(linear) in (FP8LinearPart, FP8Linear) and is_unseen(linear)

@@ -17,6 +17,7 @@ from torch import nn
 from ..reference import gated_experts
 from .families import ACTIVATIONS, Family
 
+_BY_POSITION = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _CPU = {"dtype": torch.float32, "device": "cpu"}
 
 
@@ -249,6 +250,9 @@ def probe_mlp(mlp: nn.Module, family: Family) -> None:
     for name in (*gate_up, family.down, family.activation):
         if mlp._modules.get(name) is None:
             raise Differs(f"has no {name}")
+    signature = inspect.signature(type(mlp).forward)
+    if [p.kind for p in signature.parameters.values()][1:] != [_BY_POSITION]:
+        raise Differs(f"its forward{signature} takes other arguments than one")
     activation = ACTIVATIONS.get(type(mlp._modules[family.activation]).__name__)
     if activation is None:
         raise Differs(f"its activation is a {type(mlp._modules[family.activation]).__name__}")

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..reference import rope_and_cache
 from .families import Family
+from .linear import Projected
 from .norms import computes_rmsnorm
 from .probe import Differs, _Affine, _Given, _is_close, _probe, _random, _StandIn
 
@@ -125,7 +126,7 @@ def _call_behind(before: int, attention: nn.Module, family: Family) -> Attention
         written, function, mask = _Cache(before), _Function(), _Given("mask")
         recorded.inputs.clear()
         given = {
-            names[0]: _random(3, 8)[None],
+            names[0]: Projected(_random(3, 8)[None]),  # which it may be given
             "position_embeddings": table,
             "attention_mask": mask,
             cache: written,

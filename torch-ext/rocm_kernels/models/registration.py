@@ -2,12 +2,13 @@
 replace its forward, and a condition. Also says which modules keep their own forward, and why."""
 
 import inspect
+from dataclasses import replace
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from torch import nn
 
 from .experts import Experts
-from .families import BY_DECODER, BY_MLP, Family
+from .families import BY_DECODER, BY_MLP, Family, families_of_decoder, families_of_mlp
 from .fuse import why_not_fused
 from .hooks import function_of, is_called, is_layer, is_wrapped, move_accelerate_hook
 from .linear import FP8Linear, FP8LinearPart
@@ -89,28 +90,15 @@ def register_layers(model: nn.Module) -> None:
         for fact in _FACTS:
             module.__dict__.pop(fact, None)  # what an earlier call has found out
     for module in model.modules():
-        name = type(module).__name__
-        try:
-            if name in BY_MLP:
-                probe_mlp(module, BY_MLP[name])
-                module.kernel_family = BY_MLP[name]
-                module.layer_registration = Registration(
-                    type(module), "LlamaMLP", _is_fp8_mlp, alike=["SwiGLUMLP"]
-                )
-            elif name in BY_DECODER:
-                call = probe_decoder_layer(module, BY_DECODER[name])
-                layer = _decoder_layer_name(type(module))
-                module.kernel_family, module.kernel_call = BY_DECODER[name], call
-                module.layer_registration = Registration(
-                    type(module), layer, _is_fused_decoder_layer
-                )
-            elif name == _LLAMA4_MOE:
+        if type(module).__name__ == _LLAMA4_MOE:
+            try:
                 probe_llama4_moe(module)
-                module.layer_registration = Registration(
-                    type(module), _LLAMA4_MOE, _has_our_experts
-                )
-        except Differs:
-            continue  # layers_left_alone tells why
+            except Differs:
+                continue  # layers_left_alone tells why
+            module.layer_registration = Registration(type(module), _LLAMA4_MOE, _has_our_experts)
+            continue
+        if _is_mlp(module) or _is_decoder_layer(module):
+            continue
         formula = formula_of(module)
         if formula is not None:
             module.kernel_norm = formula
@@ -123,9 +111,12 @@ def register_layers(model: nn.Module) -> None:
         if hasattr(module, "kernel_call"):
             attention = getattr(module, module.kernel_family.attention)
             try:
+                if module.kernel_family.qkv is None:
+                    raise Differs("its projections are not known")
                 attention.kernel_attention = probe_attention(attention, module.kernel_family)
-            except Differs:
-                continue  # it runs between its projections as it did
+            except Differs:  # it runs between its projections as it did
+                if type(module).__name__ not in BY_DECODER:
+                    module.kernel_family = replace(module.kernel_family, qkv=None)
         if any(isinstance(child, Experts) for child in module.children()):
             try:
                 router, experts, call, alone = probe_routed_block(module)
@@ -136,6 +127,35 @@ def register_layers(model: nn.Module) -> None:
             router.kernel_router, router.kernel_routed = call, (experts,)
             layer = "TopKRouter" if len(arguments_of(router)) == 1 else "TopKRouterGivenBias"
             router.layer_registration = Registration(type(router), layer, _routes_as_seen)
+
+
+def _is_mlp(module: nn.Module) -> bool:
+    """Whether one of a family, which is registered then."""
+    for family in families_of_mlp(module):
+        try:
+            probe_mlp(module, family)
+        except Differs:
+            continue  # layers_left_alone tells why
+        module.kernel_family = family
+        module.layer_registration = Registration(
+            type(module), "LlamaMLP", _is_fp8_mlp, alike=["SwiGLUMLP"]
+        )
+        return True
+    return False
+
+
+def _is_decoder_layer(module: nn.Module) -> bool:
+    """Likewise of a decoder layer."""
+    for family in families_of_decoder(module):
+        try:
+            call = probe_decoder_layer(module, family)
+            layer = _decoder_layer_name(type(module))
+        except Differs:
+            continue
+        module.kernel_family, module.kernel_call = family, call
+        module.layer_registration = Registration(type(module), layer, _is_fused_decoder_layer)
+        return True
+    return False
 
 
 _FACTS = (
@@ -150,12 +170,13 @@ def layers_left_alone(model: nn.Module) -> Dict[str, str]:
     for name, module in model.named_modules():
         cls = type(module).__name__
         try:
-            if cls in BY_MLP:
-                _require_fp8_mlp(module, BY_MLP[cls])
+            family = vars(module).get("kernel_family")
+            if cls in BY_MLP or (family is not None and not hasattr(module, "kernel_call")):
+                _require_fp8_mlp(module, BY_MLP.get(cls, family))
             elif cls == _LLAMA4_MOE:
                 _require_our_experts(module)
-            elif cls in BY_DECODER:
-                _require_fused_decoder_layer(module, BY_DECODER[cls])
+            elif cls in BY_DECODER or family is not None:
+                _require_fused_decoder_layer(module, BY_DECODER.get(cls, family))
                 hooked = [child for child in skipped_by(module) if is_called(child)]
                 if hooked:
                     raise Differs(f"a hook on {_name_in(module, hooked[0])} wants to see it run")
@@ -176,6 +197,7 @@ def unkernelized_layers(model: nn.Module) -> Dict[str, str]:
         cls = type(module)
         if name in found or not (
             cls.__name__ in (*BY_MLP, *BY_DECODER, _LLAMA4_MOE)
+            or "kernel_family" in vars(module)
             or hasattr(module, "kernel_norm")
             or hasattr(module, "kernel_router")
             or ("kernel_layer_name" in vars(cls) and _is_of_this_package(cls))
@@ -262,10 +284,10 @@ def _require_fused_decoder_layer(module: nn.Module, family: Family) -> None:
         norm = getattr(module, name)
         if not computes_rmsnorm(norm):
             raise Differs(f"its {name} is a {type(norm).__name__}, which computes no RMSNorm")
-    attention = getattr(module, family.attention)
-    why = why_not_fused(attention, family.qkv)
-    if why is not None:
-        raise Differs(f"its {family.attention}'s {why}")
+    if family.qkv is not None:
+        why = why_not_fused(getattr(module, family.attention), family.qkv)
+        if why is not None:
+            raise Differs(f"its {family.attention}'s {why}")
 
 
 def _is_fused_decoder_layer(module: nn.Module) -> bool:
