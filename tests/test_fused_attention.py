@@ -1,4 +1,5 @@
-"""Attentions of fused decoder layers: one op between their projections, against their own code."""
+"""Attentions between their projections, in fused decoder layers and alone: one op, against their
+own code."""
 
 import copy
 import sys
@@ -6,9 +7,15 @@ import sys
 import pytest
 import torch
 from kernels import Mode
-from tiny_attention import FAMILIES, prompt, tiny
+from tiny_attention import FAMILIES, MIXED, prompt, tiny
 from transformers import DynamicCache, StaticCache
 
+# In decoder layers that keep their own forward; with norms of all heads; with a part that turns,
+# pairs that are neighbours, or angles beside themselves.
+MORE = {
+    "Starcoder2": {"use_bias": True}, "Cohere": {}, "Cohere2": MIXED, "Nemotron": {},
+    "Olmo2": {}, "Olmoe": {"num_experts": 4, "num_experts_per_tok": 4}, "Glm": {},
+}  # fmt: skip
 CACHES = ("dynamic", "static", "growing", "growing fp8")
 GIVEN = prompt()
 
@@ -28,7 +35,7 @@ def pair(package, run_kernelized, monkeypatch):
     monkeypatch.setattr(package.layers.attention, "rope_and_cache", counted)
 
     def make(family, dtype=torch.float32, **changes):
-        _, model = tiny(family, dtype, **changes)
+        _, model = tiny(family, dtype, **{**MORE.get(family, {}), **changes})
         package.models.quantize_model_(model)
         model = run_kernelized(model, Mode.INFERENCE)
         plain = copy.deepcopy(model)
@@ -62,7 +69,7 @@ def logits(package, model, kind):
 
 
 @pytest.mark.parametrize("kind", CACHES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *MORE])
 def test_logits_are_those_of_its_own_forward(package, pair, family, kind):
     """In float32, where both round alike."""
     fused, plain, calls = pair(family)

@@ -34,7 +34,8 @@ def tiny(family, dtype=torch.float32, **changes):
     """Two models of the same weights: eager attention's, and ours."""
     module = importlib.import_module("transformers")
     name = {"Gemma3Text": "Gemma3"}.get(family, family)
-    config = getattr(module, f"{family}Config")(**{**SIZES, **FAMILIES[family], **changes})
+    own = {**SIZES, **FAMILIES.get(family, {}), **changes}
+    config = getattr(module, f"{family}Config")(**own)
     config._attn_implementation = "eager"
     eager = randomized(getattr(module, f"{name}ForCausalLM")(config)).to(dtype)
     ours = copy.deepcopy(eager)

@@ -30,6 +30,8 @@ layer                  module attributes that it reads
                        over, or the module's own forward runs
 ``GemmaDecoderLayer``  the same, for forwards with other numbers of parameters, which ``kernelize``
 ``DecoderLayer4``, ..  compares: so there is a class for each
+``Attention4``, ..     ``kernel_family`` and ``kernel_attention``, which ``quantize_model_`` leaves
+                       there, and what they name: in decoder layers that keep their own forward
 ``Experts``            those of a ``models.Experts``: all experts of a layer in one call
 ``TopKRouter``,        ``kernel_router`` and ``kernel_routed``, which ``quantize_model_`` leaves
 ``TopKRouterGiven-``   there, ``weight`` and the biases that the first names
@@ -51,7 +53,7 @@ from typing import Any, Callable, Dict, Optional, Type
 
 from torch import nn
 
-from . import decoder
+from . import attention, decoder
 from .activation import GeluAndMul, GeluTanhAndMul, MulAndSilu, SiluAndMul
 from .decoder import GemmaDecoderLayer, LlamaDecoderLayer
 from .experts import Experts, Llama4TextMoe, experts_forward
@@ -82,6 +84,7 @@ __all__ = [
 ]
 
 globals().update(decoder.LAYERS)
+globals().update(attention.LAYERS)
 
 # Name of a kernel layer in models -> the layer here.
 LAYERS = {
@@ -92,7 +95,7 @@ LAYERS = {
     "FbgemmFp8Linear": "FbgemmFp8Linear",
     "LlamaMLP": "SwiGLUMLP",
     "SwiGLUMLP": "SwiGLUMLP",
-    **{name: name for name in decoder.LAYERS},
+    **{name: name for name in (*decoder.LAYERS, *attention.LAYERS)},
     "Experts": "Experts",
     "Llama4TextMoe": "Llama4TextMoe",
     "TopKRouter": "TopKRouter",

@@ -1,20 +1,26 @@
 """An attention between its projections: norms of heads, rotary embedding and the cache in one op,
-for the attentions that models/probe_attention.py has asked, and the cache of use_decode_step.
+for the attentions that models/probe_attention.py has asked, and the cache of use_decode_step. And
+kernel layers of attentions whose decoder layers keep their own forward.
 
 With other caches an attention keeps its own code, and so its bits, compiled or not: in 16 bits that
 rounds three times where the op rounds once.
 """
 
 import sys
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
 
 from ..functional import rope_and_cache
 from ..models import attention as model_attention
-from ..models.hooks import runs_unseen
+from ..models.asked_once import made_once
+from ..models.fuse import has_fused
+from ..models.hooks import is_unseen, runs_unseen
+from ..models.linear import Projected
 from ..models.norms import eps_of, weight_offset_of
+from ..models.registration import ATTENTIONS
+from .by_arguments import layers_by_arguments
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -42,7 +48,7 @@ def attend(attention: nn.Module, qkv: torch.Tensor, keywords: Dict[str, Any]) ->
         or not cache.takes(attention.layer_idx, qkv.dtype)
         or (call.rotates and not _are_tables(tables, qkv, call.columns))
         or not call.holds(attention)
-        or not all(runs_unseen(getattr(attention, name)) for name in call.norms or ())
+        or not (call.norms_whole or all(map(runs_unseen, _norms(attention))))
     ):
         return None
     function = attention_function(attention.config)
@@ -58,10 +64,15 @@ def attend(attention: nn.Module, qkv: torch.Tensor, keywords: Dict[str, Any]) ->
     q, k, v = heads.split((call.heads, call.kv_heads, call.kv_heads), 2)
     options: Dict[str, Any] = {"interleaved": call.interleaved}
     if call.rotates:
+        if call.spread:
+            tables = made_once(tables, lambda: [t[..., ::2].contiguous() for t in tables])
         options["cos"], options["sin"] = tables
         options["rotary_dim"] = call.rotary_dim
-    if call.norms is not None:
-        q_norm, k_norm = (getattr(attention, name) for name in call.norms)
+    norms = _norms(attention)
+    if call.norms_whole:
+        q, k = (norm(x.flatten(2)).view(x.shape) for norm, x in zip(norms, (q, k)))
+    elif norms:
+        q_norm, k_norm = norms
         if eps_of(q_norm) != eps_of(k_norm) or weight_offset_of(q_norm) != weight_offset_of(k_norm):
             return None
         options.update(q_weight=q_norm.weight, k_weight=k_norm.weight, eps=eps_of(q_norm),
@@ -89,6 +100,10 @@ def attend(attention: nn.Module, qkv: torch.Tensor, keywords: Dict[str, Any]) ->
     return (out, *[second] * (call.results - 1))
 
 
+def _norms(attention: nn.Module) -> List[nn.Module]:
+    return [getattr(attention, name) for name in attention.kernel_attention.norms or ()]
+
+
 def _are_tables(tables: Any, qkv: torch.Tensor, columns: int) -> bool:
     return (
         isinstance(tables, tuple)
@@ -104,3 +119,28 @@ def attention_function(config: Any) -> Any:
     modeling = sys.modules["transformers.modeling_utils"]
     known = modeling.AttentionInterface._global_mapping
     return known.get(config._attn_implementation)
+
+
+def attention_layer(attention: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """Runs an attention with the arguments of its own forward: one projection of queries, keys and
+    values, and what is between that and the result's.
+
+    In training, and where a hook wants to see one of the three run, its own forward runs."""
+    call = vars(attention).get("kernel_attention")
+    qkv = None if call is None else attention.kernel_family.qkv
+    if attention.training or not has_fused(attention, qkv):
+        return type(attention).forward(attention, *args, **kwargs)
+    given = {**dict(zip(call.names, args)), **kwargs}
+    hidden = given.pop(call.names[0], None)
+    if not isinstance(hidden, torch.Tensor):  # or its own forward says that it is missing
+        return type(attention).forward(attention, *args, **kwargs)
+    projection = getattr(attention, qkv.name)
+    result = projection(hidden)
+    if is_unseen(projection):  # or it may have kept what attend writes into
+        results = attend(attention, result, given)
+        if results is not None:
+            return results
+    return type(attention).forward(attention, Projected(result), **given)
+
+
+LAYERS = layers_by_arguments(ATTENTIONS, attention_layer, __name__)

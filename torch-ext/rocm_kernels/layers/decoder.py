@@ -1,7 +1,6 @@
 """Kernel layers of whole decoder layers, for models that ``quantize_model_`` has prepared."""
 
-import inspect
-from typing import Any, Dict, Optional, Tuple, Type
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 from torch import nn
@@ -14,6 +13,7 @@ from ..models.hooks import is_unseen, runs_unseen
 from ..models.linear import FP8Linear, Projected
 from ..models.registration import DECODER_LAYERS, skipped_by
 from .attention import attend
+from .by_arguments import layers_by_arguments
 from .linear import linear
 from .mlp import gated_product
 from .norm import norm_linear, norm_rows, norm_sum, norm_sum_linear, quantizes_apart
@@ -150,27 +150,6 @@ def _named(layer: nn.Module, name: Optional[str]) -> Any:
     return None if name is None else getattr(layer, name)
 
 
-# ---- one class for each number of arguments ---------------------------------------------------
-
-
-def _made(name: str, positional: int, by_name: int, others: bool) -> Type[nn.Module]:
-    """Makes a kernel layer that takes as many arguments as the forward that it replaces:
-    ``kernelize`` compares their number and kinds. The names are that forward's own."""
-
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return decoder_layer(self, args, kwargs)
-
-    parameter = inspect.Parameter
-    taken = [parameter("self", parameter.POSITIONAL_OR_KEYWORD)]
-    taken += [parameter(f"a{i}", parameter.POSITIONAL_OR_KEYWORD) for i in range(positional)]
-    taken += [parameter(f"k{i}", parameter.KEYWORD_ONLY) for i in range(by_name)]
-    taken += [parameter("kwargs", parameter.VAR_KEYWORD)] if others else []
-    forward.__signature__ = inspect.Signature(taken)
-    forward.__qualname__ = f"{name}.forward"
-    members = {"forward": forward, "has_backward": False, "can_torch_compile": True}
-    return type(name, (nn.Module,), {**members, "__module__": __name__})
-
-
-LAYERS = {name: _made(name, *takes) for takes, name in DECODER_LAYERS.items()}
+LAYERS = layers_by_arguments(DECODER_LAYERS, decoder_layer, __name__)
 LlamaDecoderLayer = LAYERS["LlamaDecoderLayer"]
 GemmaDecoderLayer = LAYERS["GemmaDecoderLayer"]

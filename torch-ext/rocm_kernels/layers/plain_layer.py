@@ -401,6 +401,8 @@ class PlainAttention(_Half):
         norm = None if family.attention_norm is None else getattr(layer, family.attention_norm)
         if call is None or norm is None or not is_unseen(attention) or not call.holds(attention):
             return None
+        if call.spread or call.norms_whole:
+            return None
         constants = dict(call.constants)
         if constants.get("dropout") or {name for name, _ in call.attributes} - {"s_aux"}:
             return None

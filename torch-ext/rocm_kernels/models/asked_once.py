@@ -52,8 +52,11 @@ def asked_once(module: nn.Module, ask: Callable[[nn.Module], Any]) -> Any:
 def made_once(things: Tuple[Any, ...], make: Callable[[], Any]) -> Any:
     """``make()``, once in a call of the model for the same things: for what its layers share, such
     as a mask. Things are told by what they are, not by what they are equal to."""
+    of_call = vars(_here).get("of_call")
+    if of_call is None:  # called by somebody else than use_decode_step
+        return make()
     key = tuple(map(id, things))
-    made = _here.of_call.get(key)
+    made = of_call.get(key)
     if made is None:
-        made = _here.of_call[key] = (things, make())  # held, or others could get their places
+        made = of_call[key] = (things, make())  # held, or others could get their places
     return made[1]

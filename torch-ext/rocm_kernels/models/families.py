@@ -215,6 +215,11 @@ def families_of_decoder(layer: nn.Module) -> List[Family]:
     return [*dict.fromkeys(found)]
 
 
+def families_of_attention(attention: nn.Module) -> List[Family]:
+    """Likewise of an attention alone."""
+    return [Family(qkv=join) for join in _JOINS if _has(attention, (*join.of(attention), "o_proj"))]
+
+
 def _has(parent: nn.Module, names: Iterable[str]) -> bool:
     return all(parent._modules.get(name) is not None for name in names)
 

@@ -18,13 +18,21 @@ def fuse_projections(model: nn.Module) -> Dict[str, Tuple[str, ...]]:
     for name, module in list(model.named_modules()):
         prefix = f"{name}." if name else ""
         family = vars(module).get("kernel_family")
-        if family is not None and not hasattr(module, "kernel_call"):
+        if is_gated_mlp(module):
             fused.update(_join(module, prefix, family.gate_up))
+        elif family is not None and hasattr(module, "kernel_attention"):
+            fused.update(_join(module, prefix, family.qkv))
         elif family := family or BY_DECODER.get(type(module).__name__):
             attention = module._modules.get(family.attention)
             if attention is not None and family.qkv is not None:
                 fused.update(_join(attention, f"{prefix}{family.attention}.", family.qkv))
     return fused
+
+
+def is_gated_mlp(module: nn.Module) -> bool:
+    """Whether it has been asked, and is one: decoder layers and attentions have families too."""
+    facts = vars(module)
+    return "kernel_family" in facts and not {"kernel_call", "kernel_attention"} & facts.keys()
 
 
 def has_fused(parent: nn.Module, join: Optional[Join]) -> bool:

@@ -2,7 +2,7 @@
 joined one."""
 
 import copy
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, NamedTuple, Optional, Union
 
 import torch
 from torch import nn
@@ -37,6 +37,9 @@ class Projected(NamedTuple):
     @property
     def device(self) -> torch.device:
         return self.result.device
+
+    def size(self, dim: Optional[int] = None) -> Union[int, torch.Size]:
+        return self.shape if dim is None else self.shape[dim]
 
 
 class Quantized(NamedTuple):

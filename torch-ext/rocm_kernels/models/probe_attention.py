@@ -34,7 +34,9 @@ class AttentionCall(NamedTuple):
         rotates: q and k turn by ``position_embeddings``, which have as many ``columns``; of each
             head ``rotary_dim`` elements turn.
         interleaved: pairs are neighbours.
-        norms: names of the norms of each head of q and k, before they turn; None: there are none.
+        spread: so are the two columns of each angle in ``position_embeddings``.
+        norms: names of the norms of q and k, before they turn; None: there are none.
+        norms_whole: they are of all heads at once.
         out: name of the projection of the result.
         mask, cache, positions: names of these arguments of its forward.
         names: of all arguments of its forward.
@@ -53,7 +55,9 @@ class AttentionCall(NamedTuple):
     columns: int
     rotary_dim: int
     interleaved: bool
+    spread: bool
     norms: Optional[Tuple[str, str]]
+    norms_whole: bool
     out: str
     mask: str
     cache: str
@@ -104,10 +108,12 @@ def _call_behind(before: int, attention: nn.Module, family: Family) -> Attention
     parts = _parts(attention, family, (q, k, v))
     norms = ("q_norm", "k_norm") if "q_norm" in attention._modules else None
     stand_ins: Dict[str, Any] = dict(parts)
-    for seed, name in enumerate(norms or ()):
-        norm = attention._modules.get(name)
-        if norm is None or not computes_rmsnorm(norm) or norm.weight.shape != (head_dim,):
-            raise Differs(f"its {name} is no RMSNorm of a head")
+    found = [attention._modules.get(name) for name in norms or ()]
+    sizes = [norm.weight.numel() if norm and computes_rmsnorm(norm) else 0 for norm in found]
+    norms_whole = norms is not None and sizes == [*widths[:2]] and sizes != [head_dim] * 2
+    if not norms_whole and any(size != head_dim for size in sizes):
+        raise Differs(f"its {' and '.join(norms)} are no RMSNorms of a head, or of all")
+    for seed, (name, norm) in enumerate(zip(norms or (), found)):
         stand_ins[name] = _Affine(norm, 50 + seed)
     stand_ins["o_proj"] = recorded = _Recorded(out)
     probe = _probe(attention, stand_ins)
@@ -121,8 +127,8 @@ def _call_behind(before: int, attention: nn.Module, family: Family) -> Attention
     if "kwargs" in names:
         others = {"position_ids": places[None], "cache_position": places, _OTHER: _Given(_OTHER)}
         others = {name: value for name, value in others.items() if name not in names}
-    failure: Optional[Exception] = None
-    for table in _tables(attention, head_dim):
+    failure = turns = None
+    for spread, table in _tables(attention, head_dim):
         written, function, mask = _Cache(before), _Function(), _Given("mask")
         recorded.inputs.clear()
         given = {
@@ -135,20 +141,26 @@ def _call_behind(before: int, attention: nn.Module, family: Family) -> Attention
         try:
             with torch.no_grad(), _known(function):
                 result = type(attention).forward(probe, **given)
-            break
         except Exception as raised:
-            failure = raised
-    else:
-        raise Differs(f"its forward cannot be asked what it computes: {failure}")
-    if len(function.calls) != 1 or len(written.calls) != 1 or len(recorded.inputs) != 1:
-        raise Differs("does not call its cache, its attention function and o_proj once each")
-    (called,), (into,) = function.calls, written.calls
-    if called["mask"] is not mask or into["layer"] != attention.layer_idx:
-        raise Differs("changes its mask, or has another place in the cache")
-    columns = table[0].shape[-1]
-    rotary_dim = 2 * columns if torch.unique(table[0][0, 0]).numel() == columns else columns
-    found = _middle(stand_ins, norms, (q, k, v), table, rotary_dim, head_dim, into, called)
-    if found is None or called["key"] is not written.keys or called["value"] is not written.values:
+            failure = Differs(f"its forward cannot be asked what it computes: {raised}")
+            continue
+        if len(function.calls) != 1 or len(written.calls) != 1 or len(recorded.inputs) != 1:
+            raise Differs("does not call its cache, its attention function and o_proj once each")
+        (called,), (into,) = function.calls, written.calls
+        if called["mask"] is not mask or into["layer"] != attention.layer_idx:
+            raise Differs("changes its mask, or has another place in the cache")
+        columns = table[0].shape[-1]
+        rotary_dim = 2 * columns if torch.unique(table[0][0, 0]).numel() == columns else columns
+        angles = tuple(t[..., ::2] for t in table) if spread else table
+        turns = _middle(
+            stand_ins, norms, norms_whole, (q, k, v), angles, rotary_dim, head_dim, into, called
+        )
+        if turns is not None:
+            break
+        failure = Differs("does something else to its queries, keys and values")
+    if turns is None:
+        raise failure
+    if called["key"] is not written.keys or called["value"] is not written.values:
         raise Differs("does something else to its queries, keys and values")
     if not torch.equal(recorded.inputs[0], function.out.flatten(2)):
         raise Differs("does something else to the attention's result")
@@ -158,15 +170,18 @@ def _call_behind(before: int, attention: nn.Module, family: Family) -> Attention
         raise Differs("returns more than its result and its function's")
     constants, attributes = _others(attention, called["kwargs"], others)
     return AttentionCall(
-        widths[0] // head_dim, widths[1] // head_dim, head_dim, found[0], columns, rotary_dim,
-        found[1], norms, "o_proj",
+        widths[0] // head_dim, widths[1] // head_dim, head_dim, turns[0], columns, rotary_dim,
+        turns[1], spread, norms, norms_whole, "o_proj",
         "attention_mask", cache, "position_embeddings", names, _OTHER in called["kwargs"],
         constants, attributes, len(result), *(tuple(sorted(n.items())) for n in (asked, settings)),
     )  # fmt: skip
 
 
-def _tables(attention: nn.Module, head_dim: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
-    """cos and sin as models make them: each angle twice, of a head or a part of it, or once."""
+def _tables(
+    attention: nn.Module, head_dim: int
+) -> Iterator[Tuple[bool, Tuple[torch.Tensor, torch.Tensor]]]:
+    """cos and sin as models make them: each angle twice, of a head or a part of it, or once; and
+    whether it stands beside itself."""
     part = getattr(attention.config, "partial_rotary_factor", None)
     part = part or (getattr(attention.config, "rope_parameters", None) or {}).get(
         "partial_rotary_factor"
@@ -174,22 +189,25 @@ def _tables(attention: nn.Module, head_dim: int) -> Iterator[Tuple[torch.Tensor,
     sizes = [int(head_dim * part)] if isinstance(part, float) else []
     for size, times in [*((size, 2) for size in (*sizes, head_dim)), (head_dim, 1)]:
         angle = torch.cat([_random(3, size // 2, seed=7)[None]] * times, -1)
-        yield angle.cos(), angle.sin()
+        yield False, (angle.cos(), angle.sin())
+    for size in (*sizes, head_dim):
+        angle = _random(3, size // 2, seed=7)[None].repeat_interleave(2, -1)
+        yield True, (angle.cos(), angle.sin())
 
 
 def _widths(attention: nn.Module, family: Family, head_dim: int) -> Tuple[int, int, int]:
     names = family.qkv.of(attention)
     if len(names) == 3:
-        widths = [attention._modules[name].out_features for name in names]
+        widths = [getattr(attention._modules[name], "out_features", 0) for name in names]
     elif len(names) == 1:
         config = attention.config
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         widths = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
-        if sum(widths) != attention._modules[names[0]].out_features:
+        if sum(widths) != getattr(attention._modules[names[0]], "out_features", 0):
             raise Differs("its projection is not of queries, keys and values")
     else:
         raise Differs("has no projections of queries, keys and values")
-    if widths[1] != widths[2] or any(width % head_dim for width in widths):
+    if widths[1] != widths[2] or any(width % head_dim or not width for width in widths):
         raise Differs("its values have heads of another size")
     return tuple(widths)
 
@@ -205,6 +223,7 @@ def _parts(attention: nn.Module, family: Family, qkv: Tuple) -> Dict[str, Any]:
 def _middle(
     stand_ins: Dict[str, Any],
     norms: Optional[Tuple[str, str]],
+    norms_whole: bool,
     qkv: Tuple,
     table: Tuple,
     rotary_dim: int,
@@ -213,8 +232,11 @@ def _middle(
     called: Dict,
 ) -> Optional[Tuple[bool, bool]]:
     """Whether queries and keys turn, and whether pairs are neighbours; None: neither fits."""
-    q, k, v = (states.view(1, 3, -1, head_dim) for states in qkv)
-    if norms is not None:
+    q, k, v = qkv
+    if norms is not None and norms_whole:
+        q, k = stand_ins[norms[0]].of(q), stand_ins[norms[1]].of(k)
+    q, k, v = (states.view(1, 3, -1, head_dim) for states in (q, k, v))
+    if norms is not None and not norms_whole:
         q, k = stand_ins[norms[0]].of(q), stand_ins[norms[1]].of(k)
     if not _is_close(into["values"].transpose(1, 2), v):
         return None

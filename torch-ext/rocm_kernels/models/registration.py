@@ -8,8 +8,15 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from torch import nn
 
 from .experts import Experts
-from .families import BY_DECODER, BY_MLP, Family, families_of_decoder, families_of_mlp
-from .fuse import why_not_fused
+from .families import (
+    BY_DECODER,
+    BY_MLP,
+    Family,
+    families_of_attention,
+    families_of_decoder,
+    families_of_mlp,
+)
+from .fuse import is_gated_mlp, why_not_fused
 from .hooks import function_of, is_called, is_layer, is_wrapped, move_accelerate_hook
 from .linear import FP8Linear, FP8LinearPart
 from .norms import computes_rmsnorm, formula_of
@@ -78,11 +85,12 @@ class Registration:
 
 
 def register_layers(model: nn.Module) -> None:
-    """Registers a model's MLPs, decoder layers, norms and routers for ``kernelize``.
+    """Registers a model's MLPs, attentions, decoder layers, norms and routers for ``kernelize``.
 
     Each module also gets what its kernel layer needs to know: an MLP its family, as
-    ``kernel_family``; a decoder layer that, and how it calls its attention, as ``kernel_call``; a
-    norm its formula, as ``kernel_norm``; a router what it computes, as ``kernel_router``,
+    ``kernel_family``; a decoder layer that, and how it calls its attention, as ``kernel_call``; an
+    attention what it computes, as ``kernel_attention``, and one in another decoder layer its family
+    too; a norm its formula, as ``kernel_norm``; a router what it computes, as ``kernel_router``,
     and the experts that get it, alone in ``kernel_routed``; a block that is these two and nothing
     else has them, as ``kernel_experts``.
     """
@@ -109,14 +117,15 @@ def register_layers(model: nn.Module) -> None:
             )
     for module in model.modules():  # now that their norms are known
         if hasattr(module, "kernel_call"):
-            attention = getattr(module, module.kernel_family.attention)
+            family = module.kernel_family
+            attention = getattr(module, family.attention)
             try:
-                if module.kernel_family.qkv is None:
+                if family.qkv is None:
                     raise Differs("its projections are not known")
-                attention.kernel_attention = probe_attention(attention, module.kernel_family)
+                attention.kernel_attention = probe_attention(attention, family)
             except Differs:  # it runs between its projections as it did
                 if type(module).__name__ not in BY_DECODER:
-                    module.kernel_family = replace(module.kernel_family, qkv=None)
+                    module.kernel_family = replace(family, qkv=None)
         if any(isinstance(child, Experts) for child in module.children()):
             try:
                 router, experts, call, alone = probe_routed_block(module)
@@ -127,6 +136,9 @@ def register_layers(model: nn.Module) -> None:
             router.kernel_router, router.kernel_routed = call, (experts,)
             layer = "TopKRouter" if len(arguments_of(router)) == 1 else "TopKRouterGivenBias"
             router.layer_registration = Registration(type(router), layer, _routes_as_seen)
+    for module in model.modules():  # now that those of decoder layers are known
+        if not hasattr(module, "kernel_attention"):
+            _is_attention(module)
 
 
 def _is_mlp(module: nn.Module) -> bool:
@@ -149,11 +161,29 @@ def _is_decoder_layer(module: nn.Module) -> bool:
     for family in families_of_decoder(module):
         try:
             call = probe_decoder_layer(module, family)
-            layer = _decoder_layer_name(type(module))
+            layer = _layer_name(type(module), DECODER_LAYERS)
         except Differs:
+            continue
+        is_named = type(module).__name__ in BY_DECODER
+        if not is_named and None in (formula_of(getattr(module, name)) for name in family.norms):
             continue
         module.kernel_family, module.kernel_call = family, call
         module.layer_registration = Registration(type(module), layer, _is_fused_decoder_layer)
+        return True
+    return False
+
+
+def _is_attention(module: nn.Module) -> bool:
+    """Likewise of an attention in a decoder layer that keeps its own forward: one with other norms
+    than RMSNorm, or whose halves run side by side."""
+    for family in families_of_attention(module):
+        try:
+            call = probe_attention(module, family)
+            layer = _layer_name(type(module), ATTENTIONS)
+        except Differs:
+            continue
+        module.kernel_family, module.kernel_attention = family, call
+        module.layer_registration = Registration(type(module), layer, _is_fused_attention)
         return True
     return False
 
@@ -165,14 +195,17 @@ _FACTS = (
 
 
 def layers_left_alone(model: nn.Module) -> Dict[str, str]:
-    """Names of MLPs and decoder layers of known classes that keep their own forward, and why."""
+    """Names of MLPs, attentions and decoder layers that keep their own forward, and why: those that
+    compute what a known family's do, or have a name of one."""
     found: Dict[str, str] = {}
     for name, module in model.named_modules():
         cls = type(module).__name__
         try:
             family = vars(module).get("kernel_family")
-            if cls in BY_MLP or (family is not None and not hasattr(module, "kernel_call")):
+            if cls in BY_MLP or is_gated_mlp(module):
                 _require_fp8_mlp(module, BY_MLP.get(cls, family))
+            elif family is not None and hasattr(module, "kernel_attention"):
+                _require_fused_attention(module, family)
             elif cls == _LLAMA4_MOE:
                 _require_our_experts(module)
             elif cls in BY_DECODER or family is not None:
@@ -189,8 +222,8 @@ def unkernelized_layers(model: nn.Module) -> Dict[str, str]:
     """Names of modules that a layer of this package could run, and does not, after ``kernelize``;
     and why. Empty: nothing is missing.
 
-    They are MLPs and decoder layers of families that are known (docs/models.md), FP8 linears,
-    experts, their routers and RMSNorms.
+    They are MLPs, attentions and decoder layers that compute what a known family's do
+    (docs/models.md), FP8 linears, experts, their routers and RMSNorms.
     """
     found = layers_left_alone(model)
     for name, module in model.named_modules():
@@ -228,7 +261,7 @@ def _name_in(parent: nn.Module, child: nn.Module) -> str:
     return next(name for name, module in parent._modules.items() if module is child)
 
 
-def _decoder_layer_name(cls: type) -> str:
+def _layer_name(cls: type, layers: Dict[Tuple[int, int, bool], str]) -> str:
     """The kernel layer with as many parameters as a class's forward, which is what ``kernelize``
     looks at."""
     signature = inspect.signature(cls.forward)
@@ -238,25 +271,30 @@ def _decoder_layer_name(cls: type) -> str:
         kinds.count(inspect.Parameter.KEYWORD_ONLY),
         inspect.Parameter.VAR_KEYWORD in kinds,
     )
-    if takes not in DECODER_LAYERS:
+    if takes not in layers:
         raise Differs(f"no layer takes as many arguments as its forward{signature}")
-    return DECODER_LAYERS[takes]
+    return layers[takes]
 
 
-def _decoder_layers() -> Dict[Tuple[int, int, bool], str]:
+def _layers(kind: str, most: int, most_by_name: int) -> Dict[Tuple[int, int, bool], str]:
     names = {}
-    for positional in range(1, 13):
-        for by_name in range(9):
+    for positional in range(1, most + 1):
+        for by_name in range(most_by_name + 1):
             for others in (False, True):
-                name = f"DecoderLayer{positional}"
+                name = f"{kind}{positional}"
                 name += f"And{by_name}ByName" if by_name else ""
                 names[positional, by_name, others] = name + ("AndOthers" if others else "")
-    return {**names, (6, 0, True): "LlamaDecoderLayer", (5, 0, True): "GemmaDecoderLayer"}
+    return names
 
 
-# Kernel layers for decoder layers, by what their forwards take besides the module: how many
-# arguments by position or name, how many by name alone, and whether any others.
-DECODER_LAYERS = _decoder_layers()
+# Kernel layers by what the forwards that they replace take besides the module: how many arguments
+# by position or name, how many by name alone, and whether any others.
+DECODER_LAYERS = {
+    **_layers("DecoderLayer", 12, 8),
+    (6, 0, True): "LlamaDecoderLayer",
+    (5, 0, True): "GemmaDecoderLayer",
+}
+ATTENTIONS = _layers("Attention", 8, 2)
 
 
 def _require_fp8_mlp(module: nn.Module, family: Family) -> None:
@@ -277,7 +315,7 @@ def _require_fused_decoder_layer(module: nn.Module, family: Family) -> None:
     if is_wrapped(module):
         raise Differs("its forward was replaced")
     call = probe_decoder_layer(module, family)
-    _decoder_layer_name(type(module))
+    _layer_name(type(module), DECODER_LAYERS)
     if call != getattr(module, "kernel_call", None):
         raise Differs("is not what quantize_model_ has seen")
     for name in family.norms:
@@ -288,6 +326,20 @@ def _require_fused_decoder_layer(module: nn.Module, family: Family) -> None:
         why = why_not_fused(getattr(module, family.attention), family.qkv)
         if why is not None:
             raise Differs(f"its {family.attention}'s {why}")
+
+
+def _require_fused_attention(module: nn.Module, family: Family) -> None:
+    if is_wrapped(module):
+        raise Differs("its forward was replaced")
+    if probe_attention(module, family) != module.kernel_attention:
+        raise Differs("is not what quantize_model_ has seen")
+    why = why_not_fused(module, family.qkv)
+    if why is not None:
+        raise Differs(f"its {why}")
+
+
+def _is_fused_attention(module: nn.Module) -> bool:
+    return _is_prepared(module, _require_fused_attention)
 
 
 def _is_fused_decoder_layer(module: nn.Module) -> bool:
