@@ -179,6 +179,7 @@ def test_a_hook_sees_what_it_saw(package, run_kernelized, device, starcoder, whe
     package.models.quantize_model_(starcoder, activations="none")
     plain = copy.deepcopy(starcoder)
     model = run_kernelized(starcoder, Mode.INFERENCE)
+    package.models.use_decode_step(model)  # whose cache lets the attention be ours
     given = {name: tensor.to(device) for name, tensor in prompt().items()}
     seen = {}
     for each in (plain, model):
