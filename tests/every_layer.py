@@ -15,7 +15,7 @@ import torch
 from test_moe_models import tiny
 from tiny_models import randomized, tiny_llama
 from torch import nn
-from transformers import Gemma2Config, Gemma2ForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, Starcoder2Config
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
@@ -127,6 +127,17 @@ def cases(package: ModuleType, device: torch.device) -> Iterator[Case]:
             layer, model, {"hidden_states": x}, "model.layers.0",
             {"position_embeddings": embeddings, "position_ids": positions},
         )  # fmt: skip
+
+    model = quantized(randomized(AutoModelForCausalLM.from_config(Starcoder2Config(
+        hidden_size=96, intermediate_size=144, num_hidden_layers=1, num_attention_heads=6,
+        num_key_value_heads=2, vocab_size=160,
+    ))))  # fmt: skip
+    x, positions = randn(2, 5, 96), torch.arange(5, device=device)[None]
+    others = {
+        "position_embeddings": model.model.rotary_emb(x, positions), "attention_mask": None,
+    }  # fmt: skip
+    path = "model.layers.0.self_attn"
+    yield Case("Attention4AndOthers", model, {"hidden_states": x}, path, others)
 
     experts = quantized(tiny("qwen3_moe"))
     routing = torch.randint(0, 8, (6, 3), device=device)

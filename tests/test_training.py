@@ -40,9 +40,10 @@ def both(every_case, run_kernelized):
 TOLERANCE = 0.04  # of a result: FbgemmFp8Linear quantises its input, which its own forward does not
 LAYERS = (
     "RMSNorm", "RMSNormZeroCentered", "FP8Linear", "FP8LinearPart", "FbgemmFp8Linear", "SwiGLUMLP",
-    "LlamaDecoderLayer", "GemmaDecoderLayer", "Experts", "Llama4TextMoe", "TopKRouter",
-    "TopKRouterGivenBias", "SiluAndMul", "MulAndSilu", "GeluAndMul", "GeluTanhAndMul",
+    "LlamaDecoderLayer", "GemmaDecoderLayer", "Attention4AndOthers", "Experts", "Llama4TextMoe",
+    "TopKRouter", "TopKRouterGivenBias", "SiluAndMul", "MulAndSilu", "GeluAndMul", "GeluTanhAndMul",
 )  # fmt: skip
+SHARED = ("DecoderLayer", "AndOthers")  # by forwards of any names
 every_layer = pytest.mark.parametrize("layer", LAYERS)
 
 
@@ -50,15 +51,19 @@ def test_every_layer_has_a_case(package, every_case):
     """One that has none is not guarded by what follows.
 
     Whole decoder layers are one forward under a name for each signature; two of them have a case.
+    Likewise attentions, and one.
     """
-    decoders = package.layers.decoder.LAYERS
+    decoders, attentions = package.layers.decoder.LAYERS, package.layers.attention.LAYERS
     defined = {
         name
         for name, value in vars(package.layers).items()
         if inspect.isclass(value) and issubclass(value, nn.Module)
     }
     assert defined == {*package.layers.LAYERS.values()} and {*every_case} == {*LAYERS}
-    assert defined - {*decoders} == {*LAYERS} - {*decoders} and {*decoders} & {*LAYERS}
+    many = {*decoders, *attentions}
+    assert (
+        defined - many == {*LAYERS} - many and {*decoders} & {*LAYERS} and {*attentions} & {*LAYERS}
+    )
 
 
 def gradients(case):
@@ -163,7 +168,7 @@ def test_in_training_without_a_gradient(both, layer):
         assert (found - expected).norm() <= TOLERANCE * expected.norm()
 
 
-@pytest.mark.parametrize("layer", [name for name in LAYERS if "Decoder" not in name])
+@pytest.mark.parametrize("layer", [name for name in LAYERS if not name.endswith(SHARED)])
 def test_training_compiles(both, layer):
     _, kernelized = both(layer, Mode.INFERENCE | Mode.TORCH_COMPILE)
     kernelized.root.train().requires_grad_(False)
@@ -191,7 +196,7 @@ def renamed(module, names):
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("layer", [name for name in LAYERS if "Decoder" not in name])
+@pytest.mark.parametrize("layer", [name for name in LAYERS if not name.endswith(SHARED)])
 def test_a_layer_takes_the_call_of_the_module_that_it_replaces(both, layer, training):
     """By the names that its own forward has for its parameters; others say that they are wrong."""
     _, case = both(layer)

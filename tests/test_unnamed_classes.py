@@ -225,3 +225,17 @@ def test_layers_of_attentions_are_pure(package, run_kernelized):
     layer = getattr(package.layers, type(attention).kernel_layer_name)
     _validate_layer(check_cls=type(attention), cls=layer, repo="ours")
     assert layer.has_backward is False and layer.can_torch_compile is True
+
+
+def test_too_many_arguments_are_told(package, run_kernelized, starcoder):
+    """By the forward that is replaced."""
+    package.models.quantize_model_(starcoder)
+    attention = run_kernelized(starcoder, Mode.INFERENCE).model.layers[0].self_attn
+    x = torch.zeros(1, 2, 64, device=starcoder.device)
+    with torch.inference_mode():
+        with pytest.raises(TypeError, match="positional arguments"):
+            attention(x, None, None, None, None)
+        with pytest.raises(TypeError, match="multiple values for argument 'hidden_states'"):
+            attention(x, hidden_states=x)
+        with pytest.raises(TypeError, match="missing"):
+            attention(attention_mask=None, position_embeddings=None)

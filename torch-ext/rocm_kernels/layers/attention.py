@@ -130,9 +130,11 @@ def attention_layer(attention: nn.Module, args: Tuple[Any, ...], kwargs: Dict[st
     qkv = None if call is None else attention.kernel_family.qkv
     if attention.training or not has_fused(attention, qkv):
         return type(attention).forward(attention, *args, **kwargs)
-    given = {**dict(zip(call.names, args)), **kwargs}
-    hidden = given.pop(call.names[0], None)
-    if not isinstance(hidden, torch.Tensor):  # or its own forward says that it is missing
+    named = [name for name in call.names if name != "kwargs"]
+    given = {**dict(zip(named, args)), **kwargs}
+    hidden = given.pop(named[0], None)
+    # Its own forward says best what is missing or too many.
+    if not isinstance(hidden, torch.Tensor) or len(given) + 1 < len(args) + len(kwargs):
         return type(attention).forward(attention, *args, **kwargs)
     projection = getattr(attention, qkv.name)
     result = projection(hidden)
