@@ -167,7 +167,10 @@ class FreeStorages:
         return None
 
     def give(self, storage: Storage) -> None:
-        self.storages.append(storage)
+        if storage.cache.batch is None:  # its prompt failed: nobody has written to it
+            storage.end()
+        else:
+            self.storages.append(storage)
 
     def make_way(self, tokens: int, model: nn.Module) -> None:
         """For a new one with room for so many tokens of all sequences. Those that were held last
