@@ -140,7 +140,8 @@ def test_what_a_hook_keeps_stays(package):
     seen = []
 
     def keep(module, args, kwargs, out):
-        seen.append(kwargs["past_key_values"].layers[1].keys)
+        cache = next(kwargs[name] for name in ("past_key_values", "cache") if name in kwargs)
+        seen.append(cache.layers[1].keys)
 
     attention = step.model.layers[1].self_attn
     attention.register_forward_hook(keep, with_kwargs=True)

@@ -2,6 +2,7 @@
 of them, and what another computes is left alone."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -119,11 +120,9 @@ def test_another_formula_is_left_alone(package, run_kernelized, device, other):
 def gated(cls):
     """An attention that makes more of its input than queries, keys and values."""
 
-    def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None,
-                **kwargs):  # fmt: skip
-        out, weights = cls.forward(
-            self, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
-        )
+    @functools.wraps(cls.forward)
+    def forward(self, hidden_states, **others):
+        out, weights = cls.forward(self, hidden_states, **others)
         return out * hidden_states.sigmoid(), weights
 
     return type(f"Gated{cls.__name__}", (cls,), {"forward": forward, "__module__": cls.__module__})
