@@ -371,6 +371,16 @@ def test_refusals(package):
     assert "forward" not in vars(model)
 
 
+def test_an_older_transformers_is_refused(package, monkeypatch):
+    """Whose caches have no such methods: `make neighbours` runs models beside those."""
+    holder = next(cls for cls in DynamicCache.__mro__ if "get_conv_state" in vars(cls))
+    monkeypatch.delattr(holder, "get_conv_state")
+    model = tiny_llama()
+    with pytest.raises(NotImplementedError, match=r"must be 5.22 or newer, .* got 5\.\d+\.\d+"):
+        package.models.use_decode_step(model)
+    assert "forward" not in vars(model)
+
+
 @pytest.mark.parametrize("activations", ["dynamic", "none"])
 @pytest.mark.parametrize("in_fp8", [False, True])
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])

@@ -28,6 +28,7 @@ Longer than 500 lines, because one class decides of each call, by a state that a
 
 import contextlib
 import inspect
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -93,7 +94,8 @@ def use_decode_step(
 
     Raises:
         ValueError: the model cannot be served, and is left as it was.
-        NotImplementedError: likewise; a layer's cache is of a kind that is not known here.
+        NotImplementedError: likewise; a layer's cache is of a kind that is not known here, or
+            transformers is older than 5.22.
     """
     if kv_cache_dtype not in ("auto", "fp8"):
         raise ValueError(f"kv_cache_dtype must be 'auto' or 'fp8', got {kv_cache_dtype!r}")
@@ -110,6 +112,12 @@ def use_decode_step(
     if len(devices) != 1:
         raise ValueError(
             f"model must be on one device, got {', '.join(sorted(map(str, devices))) or 'none'}"
+        )
+    theirs = sys.modules["transformers"]
+    if not hasattr(theirs.cache_utils.DynamicCache, "get_conv_state"):
+        raise NotImplementedError(
+            f"transformers must be 5.22 or newer, whose caches are known here, got "
+            f"{theirs.__version__}"
         )
     growing_cache(model, 1, in_fp8=False)
     earlier, attention_before = _step_of(model), Attentions(model)
