@@ -182,5 +182,7 @@ def test_layers(package, run_kernelized, device):
             for view in views:
                 expected, found = case.run(**{name: view.contiguous()}), case.run(**{name: view})
                 assert same(found, expected), f"{case.layer}: {name} {view.stride()}"
-            if "Decoder" not in case.layer and len(case.inputs) == 1:
+            # The code between an attention's projections is transformers' here, which needs rows.
+            has_theirs = case.layer.startswith("Attention") or "Decoder" in case.layer
+            if not has_theirs and len(case.inputs) == 1:
                 assert case.run(**{name: transposed(tensor)[:0]}).shape[0] == 0
