@@ -1,4 +1,5 @@
-"""Every family that models/families.py lists: quantised, saved and loaded it is what it was."""
+"""Every family that models/families.py lists, and some others: quantised, saved and loaded it is
+what it was."""
 
 import importlib.util
 
@@ -16,6 +17,8 @@ _spec = importlib.util.spec_from_file_location(
 families = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(families)
 
+UNNAMED = ("ArceeDecoderLayer", "CohereDecoderLayer", "Starcoder2DecoderLayer")
+
 
 @pytest.fixture
 def package(best_package):
@@ -32,7 +35,7 @@ def model_type(decoder_class):
 
 
 # Layers of other sizes than blocks have, in two tensors of experts or one by one in the files.
-@pytest.mark.parametrize("decoder_class", families.BY_DECODER)
+@pytest.mark.parametrize("decoder_class", [*families.BY_DECODER, *UNNAMED])
 @pytest.mark.parametrize("activations", ["dynamic", "none"])
 @torch.no_grad()
 def test_saved_and_loaded(package, tmp_path, decoder_class, activations):

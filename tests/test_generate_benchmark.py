@@ -14,6 +14,7 @@ from project import ROOT, slow_but
 from torch import nn
 
 sys.path.append(str(ROOT / "benchmarks"))
+import families
 import generate
 import picture
 import prompt
@@ -190,3 +191,20 @@ def test_prompts_of_a_tiny_model(tmp_path, monkeypatch):
     head = "a GPU, measured: llama-8b, 1 x 20: use_decode_step"
     assert [row[0] for row in saved] == [head, f"{head}, FP8 cache"]
     assert [row[3] for row in saved] == ["1.0", ""]
+
+
+def test_a_tiny_model_of_another_family():
+    """A row of the table of families; and how one says that its layers run."""
+    command = [sys.executable, "benchmarks/families.py", "--models=cohere-8b", "--batches=1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*command, "--context=9"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = [line.split(" | ") for line in done.stdout.splitlines() if "measured" in line]
+    step, floor, ratio = map(float, row[1:4])
+    assert row[0] == "CPU, measured: cohere-8b, batch 1, context 9" and step > floor > 0
+    assert ratio == pytest.approx(step / floor, rel=0.3)
+    assert families.how({"decode_layers": 12}) == "one kernel"
+    assert families.how({}) == "launches"
+    assert families.how({"decode_layers": 9, "a reason": 3}) == "launches: a reason"

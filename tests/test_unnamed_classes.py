@@ -238,3 +238,18 @@ def test_too_many_arguments_are_told(package, run_kernelized, starcoder):
             attention(x, hidden_states=x)
         with pytest.raises(TypeError, match="missing"):
             attention(attention_mask=None, position_embeddings=None)
+
+
+@pytest.mark.parametrize("family", ["Starcoder2", "Cohere"])
+def test_an_attention_alone_compiles(package, run_kernelized, device, family):
+    """As one graph."""
+    package.models.use_attention()
+    model = tiny_with_attention(family)[1].to(device)
+    package.models.quantize_model_(model, activations="none")
+    model = run_kernelized(model, Mode.INFERENCE | Mode.TORCH_COMPILE)
+    assert package.models.kernelized_layers(model)[f"{family}Attention", "Attention4AndOthers"] == 2
+    torch._dynamo.reset()
+    compiled, ids = torch.compile(model, fullgraph=True, backend="aot_eager"), tokens(2, 9, device)
+    with torch.inference_mode():
+        pair = (each(ids, use_cache=False).logits for each in (compiled, model))
+        torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)

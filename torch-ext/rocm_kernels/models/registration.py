@@ -105,7 +105,9 @@ def register_layers(model: nn.Module) -> None:
                 continue  # layers_left_alone tells why
             module.layer_registration = Registration(type(module), _LLAMA4_MOE, _has_our_experts)
             continue
-        if _is_mlp(module) or _is_decoder_layer(module):
+        if _is_one_of(families_of_mlp(module), _register_mlp, module):
+            continue
+        if _is_one_of(families_of_decoder(module), _register_decoder_layer, module):
             continue
         formula = formula_of(module)
         if formula is not None:
@@ -117,15 +119,7 @@ def register_layers(model: nn.Module) -> None:
             )
     for module in model.modules():  # now that their norms are known
         if hasattr(module, "kernel_call"):
-            family = module.kernel_family
-            attention = getattr(module, family.attention)
-            try:
-                if family.qkv is None:
-                    raise Differs("its projections are not known")
-                attention.kernel_attention = probe_attention(attention, family)
-            except Differs:  # it runs between its projections as it did
-                if type(module).__name__ not in BY_DECODER:
-                    module.kernel_family = replace(family, qkv=None)
+            _ask_attention_of(module)
         if any(isinstance(child, Experts) for child in module.children()):
             try:
                 router, experts, call, alone = probe_routed_block(module)
@@ -138,54 +132,60 @@ def register_layers(model: nn.Module) -> None:
             router.layer_registration = Registration(type(router), layer, _routes_as_seen)
     for module in model.modules():  # now that those of decoder layers are known
         if not hasattr(module, "kernel_attention"):
-            _is_attention(module)
+            _is_one_of(families_of_attention(module), _register_attention, module)
 
 
-def _is_mlp(module: nn.Module) -> bool:
-    """Whether one of a family, which is registered then."""
-    for family in families_of_mlp(module):
+def _is_one_of(
+    families: List[Family], register: Callable[[nn.Module, Family], None], module: nn.Module
+) -> bool:
+    """Whether a module computes what one of the families' do, as which it is registered then.
+    layers_left_alone tells why not."""
+    for family in families:
         try:
-            probe_mlp(module, family)
+            register(module, family)
         except Differs:
-            continue  # layers_left_alone tells why
-        module.kernel_family = family
-        module.layer_registration = Registration(
-            type(module), "LlamaMLP", _is_fp8_mlp, alike=["SwiGLUMLP"]
-        )
+            continue
         return True
     return False
 
 
-def _is_decoder_layer(module: nn.Module) -> bool:
-    """Likewise of a decoder layer."""
-    for family in families_of_decoder(module):
-        try:
-            call = probe_decoder_layer(module, family)
-            layer = _layer_name(type(module), DECODER_LAYERS)
-        except Differs:
-            continue
-        is_named = type(module).__name__ in BY_DECODER
-        if not is_named and None in (formula_of(getattr(module, name)) for name in family.norms):
-            continue
-        module.kernel_family, module.kernel_call = family, call
-        module.layer_registration = Registration(type(module), layer, _is_fused_decoder_layer)
-        return True
-    return False
+def _register_mlp(module: nn.Module, family: Family) -> None:
+    probe_mlp(module, family)
+    module.kernel_family = family
+    module.layer_registration = Registration(
+        type(module), "LlamaMLP", _is_fp8_mlp, alike=["SwiGLUMLP"]
+    )
 
 
-def _is_attention(module: nn.Module) -> bool:
-    """Likewise of an attention in a decoder layer that keeps its own forward: one with other norms
-    than RMSNorm, or whose halves run side by side."""
-    for family in families_of_attention(module):
-        try:
-            call = probe_attention(module, family)
-            layer = _layer_name(type(module), ATTENTIONS)
-        except Differs:
-            continue
-        module.kernel_family, module.kernel_attention = family, call
-        module.layer_registration = Registration(type(module), layer, _is_fused_attention)
-        return True
-    return False
+def _register_decoder_layer(module: nn.Module, family: Family) -> None:
+    call = probe_decoder_layer(module, family)
+    layer = _layer_name(type(module), DECODER_LAYERS)
+    is_named = type(module).__name__ in BY_DECODER
+    if not is_named and None in (formula_of(getattr(module, name)) for name in family.norms):
+        raise Differs("has other norms than RMSNorm")
+    module.kernel_family, module.kernel_call = family, call
+    module.layer_registration = Registration(type(module), layer, _is_fused_decoder_layer)
+
+
+def _register_attention(module: nn.Module, family: Family) -> None:
+    """One in a decoder layer that keeps its own forward: with other norms than RMSNorm, or halves
+    that run side by side."""
+    call = probe_attention(module, family)
+    layer = _layer_name(type(module), ATTENTIONS)
+    module.kernel_family, module.kernel_attention = family, call
+    module.layer_registration = Registration(type(module), layer, _is_fused_attention)
+
+
+def _ask_attention_of(layer: nn.Module) -> None:
+    """Of a decoder layer that is registered."""
+    family = layer.kernel_family
+    attention = getattr(layer, family.attention)
+    try:
+        if family.qkv is not None:
+            attention.kernel_attention = probe_attention(attention, family)
+    except Differs:  # it runs between its projections as it did
+        if type(layer).__name__ not in BY_DECODER:
+            layer.kernel_family = replace(family, qkv=None)
 
 
 _FACTS = (
