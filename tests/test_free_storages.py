@@ -169,6 +169,16 @@ def test_a_static_cache_of_generates_own(package, family, in_fp8):
     assert steps.recorded == 1 and steps.replayed == 59 + 19 + 61 - 1, steps
 
 
+def test_what_generate_notes_in_a_model_is_not_the_models(package):
+    """How long its last static cache was: steps that are recorded stay."""
+    _, model = tiny("Llama")
+    step = stepping(package, model)
+    for options in (OPTIONS, STATIC, OPTIONS):
+        step.generate(**of(1 if options is STATIC else 2), **options)
+    assert step._previous_max_cache_length > 0
+    assert package.models.decode_steps(step).recorded == 2
+
+
 @pytest.mark.parametrize("way", ["held by the caller", "handed out"])
 def test_a_static_cache_that_somebody_sees_stays_one(package, way):
     _, model = tiny("Llama")
