@@ -26,6 +26,7 @@ LAYERS = 12
 # Family in transformers, hidden and intermediate size, query heads and KV heads, and the rest.
 MODELS = {
     "llama-1b": ("Llama", 2048, 8192, 32, 8, {"head_dim": 64}),
+    "qwen2.5-0.5b": ("Qwen2", 896, 4864, 14, 2, {}),
     "llama-3b": ("Llama", 3072, 8192, 24, 8, {}),
     "llama-70b": ("Llama", 8192, 28672, 64, 8, {}),
     "qwen2.5-7b": ("Qwen2", 3584, 18944, 28, 4, {}),
@@ -33,6 +34,12 @@ MODELS = {
     "mistral-nemo": ("Mistral", 5120, 14336, 32, 8, {"head_dim": 128, "sliding_window": None}),
     "gemma2-9b": ("Gemma2", 3584, 14336, 16, 8, {"head_dim": 256}),
     "phi4-14b": ("Phi3", 5120, 17920, 40, 10, {"pad_token_id": 0}),
+    "phi4-mini": ("Phi3", 3072, 8192, 24, 8, {
+        "pad_token_id": 0, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+        },
+    }),
+    "glm-9b": ("Glm", 4096, 13696, 32, 2, {"head_dim": 128, "pad_token_id": 0}),
     "glm4-9b": ("Glm4", 4096, 13696, 32, 2, {"head_dim": 128, "pad_token_id": 0}),
     "granite-8b": ("Granite", 4096, 12800, 32, 8, {
         "attention_multiplier": 0.0078125, "embedding_multiplier": 12.0,

@@ -23,7 +23,7 @@ struct Layer {
   ProductWeight<T> products[kLayerProducts];
   void *k_cache, *v_cache;
   const float *k_scale, *v_scale;  // of FP8 caches; nullptr: 1
-  const T *q_norm, *k_norm;        // [128], or nullptr
+  const T *q_norm, *k_norm;        // [D], or nullptr
 };
 
 template <typename T>
@@ -45,8 +45,8 @@ Layer<T> make_layer(const DecodeLayer& layer) {
 }
 
 // Of all rows: those of a norm that is quantised, and of what is multiplied.
-inline bool is_layer_k(int64_t columns, int64_t most) {
-  return columns % 128 == 0 && columns >= 1024 && columns <= most;
+inline bool is_layer_k(int64_t columns, int64_t least, int64_t most) {
+  return columns % 128 == 0 && columns >= least && columns <= most;
 }
 
 // Beside what a kernel asks of its own. last: of the call.

@@ -57,6 +57,7 @@ def right_calls(fp8: torch.dtype = torch.float8_e4m3fn) -> Iterator[dict[str, An
             **weights("qkv", count, QKV, HIDDEN),
             "bias_qkv": [some(QKV) for _ in range(count if of_rows else 0)], **more, **scales,
             "cos": some(128), "sin": some(128), "position": torch.tensor([2]).int(),
+            "rotary_dim": 128, "interleaved": False,
             "eps": 1e-6, "weight_offset": 0.0, "scale": 0.1,
             "seqused_k": torch.tensor([3]).int() if of_rows else None,
             "leftpad_k": torch.tensor([1]).int() if of_rows else None, "window_left": -1,
@@ -80,9 +81,10 @@ def of_two(call: dict[str, Any], some: Any) -> dict[str, Any]:
 
 
 def wrong_calls(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Wrong calls, whose caches lie in what else is written, or have other heads; and a window
-    that is none."""
+    """Wrong calls, whose caches lie in what else is written, or have other heads; a window that is
+    none, or a rotation."""
     yield {**call, "window_left": -2}
+    yield {**call, "rotary_dim": 100}
     for name in ("q_norm_weights", "k_norm_weights", "bias_qkv"):
         yield {**call, name: [half(128)]}
     for name in ("k_scales", "v_scales"):

@@ -21,16 +21,16 @@ SMALL = (1024, 1024, 8, 2)  # hidden, intermediate, heads, KV heads: that GPUs' 
 
 
 def random_call(backend, fp8, layers, of_last, dtype, position, scale_a_row=True, scales=None,
-                more=False, sizes=SMALL):  # fmt: skip
+                more=False, sizes=SMALL, head_dim=128, rotary_dim=None):  # fmt: skip
     hidden, intermediate, heads, kv_heads = sizes
-    columns = (heads + 2 * kv_heads) * 128
+    columns = (heads + 2 * kv_heads) * head_dim
     count = layers - 1 + of_last
 
     def several(n, *shape):
         return [torch.randn(shape).to(backend.device, dtype) for _ in range(n)]
 
-    angles = torch.randn(64).repeat(2).to(backend.device)
-    caches = {name: several(layers, position + 3, kv_heads, 128)
+    angles = torch.randn((rotary_dim or head_dim) // 2).repeat(2).to(backend.device)
+    caches = {name: several(layers, position + 3, kv_heads, head_dim)
               for name in ("k_caches", "v_caches")}  # fmt: skip
     for cache in (*caches["k_caches"], *caches["v_caches"]):
         cache[position:] = float("nan")
@@ -40,14 +40,14 @@ def random_call(backend, fp8, layers, of_last, dtype, position, scale_a_row=True
         caches[name] = [torch.rand(scales).to(backend.device) + 0.5 for _ in range(layers)]
     options = (fp8, scale_a_row)
     if more:
-        caches.update((f"{name}_norm_weights", several(layers, 128)) for name in "qk")
+        caches.update((f"{name}_norm_weights", several(layers, head_dim)) for name in "qk")
         caches["bias_qkv"] = several(count, columns)
     return {
         "residual": several(1, hidden)[0], "qkv": several(1, columns)[0],
         "cos": angles.cos().to(dtype), "sin": angles.sin().to(dtype),
         "position": torch.tensor([position], dtype=torch.int32, device=backend.device), **caches,
         "norm_weights": several(layers, hidden),
-        **weights(backend, "o", layers, hidden, heads * 128, *options),
+        **weights(backend, "o", layers, hidden, heads * head_dim, *options),
         **weights(backend, "gate_up", layers, 2 * intermediate, hidden, *options),
         **weights(backend, "down", layers, hidden, intermediate, *options),
         "next_norm_weights": several(count, hidden),
@@ -63,7 +63,7 @@ def of_sequences(call, backend, count):
         return torch.randn(count, *t.shape).to(backend.device, dtype)
 
     position = int(call["position"])
-    angles = torch.randn(count, 64).repeat(1, 2).to(backend.device)
+    angles = torch.randn(count, len(call["cos"]) // 2).repeat(1, 2).to(backend.device)
     more = {"cos": angles.cos().to(dtype), "sin": angles.sin().to(dtype)}
     for name in ("k_caches", "v_caches"):
         more[name] = []
@@ -102,6 +102,24 @@ def copy_of(call):
     (1, False, torch.bfloat16, 70, {"sequences": 4, "seqused_k": [50, 71, 12, 1],
                                     "leftpad_k": [11, 0, 3, 0]}),
     (1, True, torch.bfloat16, 9, {"sequences": 1, "window_left": 3}),
+    # Two KV heads of 64 a block, of one query head, of three, of more than a block takes.
+    (2, True, torch.bfloat16, 70, {"sizes": (1024, 1024, 16, 4), "head_dim": 64}),
+    (1, True, torch.float16, 40, {"sizes": (1024, 1024, 16, 16), "head_dim": 64, "more": True,
+                                  "scales": 16}),
+    (1, True, torch.bfloat16, 9, {"sizes": (1024, 1024, 24, 8), "head_dim": 64, "sequences": 2,
+                                  "scales": 8, "leftpad_k": [0, 9], "apart": True}),
+    (1, False, torch.bfloat16, 0, {"sizes": (1024, 1024, 22, 2), "head_dim": 64, "scales": 1}),
+    # Shorter rows than AMD's kernel takes.
+    (2, True, torch.bfloat16, 70, {"sizes": (896, 640, 14, 2), "head_dim": 64, "scales": 2}),
+    (2, True, torch.float16, 9, {"sizes": (512, 2176, 4, 1), "sequences": 3, "more": True}),
+    # A part of a head rotates, or neighbours.
+    (2, True, torch.bfloat16, 20, {"rotary_dim": 96}),
+    (1, True, torch.float16, 9, {"rotary_dim": 64, "interleaved": True, "more": True}),
+    (1, True, torch.bfloat16, 9, {"interleaved": True, "sequences": 3}),
+    (1, True, torch.bfloat16, 9, {"sizes": (1024, 1024, 16, 4), "head_dim": 64, "rotary_dim": 40,
+                                  "more": True}),
+    (1, True, torch.bfloat16, 9, {"sizes": (1024, 1024, 16, 4), "head_dim": 64, "rotary_dim": 8,
+                                  "interleaved": True, "sequences": 2, "scales": 4}),
     # Rows of more than one part, the last one short, more rows than a tile; keys of several blocks;
     # more query heads than a block takes; each thread two vectors of a row, or four.
     *(
@@ -111,6 +129,10 @@ def copy_of(call):
             (2, True, torch.float16, 700, {"sizes": (1152, 4480, 24, 8), "more": True}),
             (1, False, torch.bfloat16, 2100, {"sizes": (1024, 1024, 8, 8), "seqused_k": 2090}),
             (2, True, torch.bfloat16, 300, {"sizes": (4224, 2304, 16, 1), "sequences": 2}),
+            (2, True, torch.bfloat16, 700, {"sizes": (1152, 4480, 32, 8), "head_dim": 64,
+                                            "sequences": 3, "more": True, "apart": True}),
+            (1, True, torch.float16, 2100, {"sizes": (2048, 2304, 64, 4), "head_dim": 64,
+                                            "scales": 4, "seqused_k": 2090, "rotary_dim": 24}),
             (1, True, torch.float16, 700, {"sizes": (1152, 4480, 24, 8), "sequences": 3,
                                            "scales": 1, "leftpad_k": [9, 300, 0]}),
         )
@@ -123,9 +145,13 @@ def test_as_the_functions_one_by_one(backend, package, layers, of_last, dtype, p
     sequences = options.pop("sequences", None)
     call = random_call(backend, backend.fp8_dtype, layers, of_last, dtype, position, layers == 2,
                        options.pop("scales", None), options.pop("more", False),
-                       options.pop("sizes", SMALL))  # fmt: skip
+                       options.pop("sizes", SMALL), options.pop("head_dim", 128),
+                       options.pop("rotary_dim", None))  # fmt: skip
     if sequences is not None:
         call = of_sequences(call, backend, sequences)
+    if options.pop("apart", False):  # the rows of a KV head together, and so heads apart
+        for caches in (call["k_caches"], call["v_caches"]):
+            caches[:] = [cache.transpose(-3, -2).contiguous().transpose(-3, -2) for cache in caches]
     if options.keys() & {"seqused_k", "leftpad_k", "window_left"}:
         begins, ends = (
             torch.as_tensor(options.get(name, its)).expand(sequences or 1).tolist()
@@ -145,8 +171,18 @@ def test_as_the_functions_one_by_one(backend, package, layers, of_last, dtype, p
                 number = torch.as_tensor(options[name]).view(-1).int()
                 options[name] = number.to(backend.device)
     expected, found = copy_of(call), copy_of(call)
-    if backend.name == "simulator" and (sequences or 1) > 1:
-        with pytest.raises(RuntimeError, match="takes one sequence on this GPU"):
+    says = None
+    if sequences is not None and sequences > 1:
+        says = "takes one sequence on this GPU"
+    elif len(call["residual"]) == 896:
+        says = "hidden must be a multiple of 128, from 1024"
+    elif (
+        not call["k_caches"][0].shape[-1] == call["cos"].shape[-1] == 128
+        or "interleaved" in options
+    ):
+        says = "heads must be of 128 and rotate as wholes"
+    if backend.name == "simulator" and says is not None:
+        with pytest.raises(RuntimeError, match=says):
             backend.ops.decode_layers(**found, **options)
         return
     package.reference.decode_layers(**expected, **options)

@@ -73,10 +73,13 @@ def answers(package, model, given, step=None, prepare=lambda model: None, **opti
         ("Llama", {"head": True}, STACKED),
         ("Mistral", {"sliding_window": 5}, STACKED),
         ("Llama", {"activations": "none"}, {"inputs are not quantised": 2}),
-        ("Llama", {"head_dim": 64}, {"heads of 64, not 128": 2}),
+        ("Llama", {"head_dim": 64}, STACKED),
+        ("Llama", {"head_dim": 32}, {"heads of 32, not 64 or 128": 2}),
         ("Qwen2", {}, STACKED),
         ("Qwen3", {}, STACKED),
-        ("Qwen3", {"head_dim": 64}, {"heads of 64, not 128": 2}),
+        ("Qwen3", {"head_dim": 64}, STACKED),
+        ("Glm", {"head_dim": 128}, STACKED),  # neighbours of half a head rotate
+        ("Phi3", {"head_dim": 64, "partial_rotary_factor": 0.75}, STACKED),
         ("Gemma", {}, {"activation of swiglu_fp8 is gelu_tanh": 2}),
     ],
 )

@@ -96,8 +96,9 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "Tensor[] scale_gate_up, Tensor[] w_down, Tensor[] scale_down, Tensor[] next_norm_weights, "
       "Tensor[] w_qkv, Tensor[] scale_qkv, Tensor[] bias_qkv, Tensor[] q_norm_weights, Tensor[] "
       "k_norm_weights, Tensor[] k_scales, Tensor[] v_scales, Tensor cos, Tensor "
-      "sin, Tensor position, float eps, float weight_offset, float scale, Tensor? seqused_k=None, "
-      "Tensor? leftpad_k=None, int window_left=-1) -> ()");
+      "sin, Tensor position, int rotary_dim, bool interleaved, float eps, float weight_offset, "
+      "float "
+      "scale, Tensor? seqused_k=None, Tensor? leftpad_k=None, int window_left=-1) -> ()");
   ops.def(
       "layer_attention(Tensor(a!) out, Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor x, Tensor "
       "norm_weight, Tensor w_qkv, Tensor? scale_qkv, Tensor? bias_qkv, Tensor? input_scale_qkv, "

@@ -220,10 +220,10 @@ std::string grouped_gemm_configs(const torch::stable::Tensor& out, const torch::
 // residual, qkv and caches are written: decoder layers for a token of each sequence, as
 // decode_layers/decode_layers.h says. A list has a tensor for each layer, the last three may lack
 // the last one. qkv is the first layer's, then that of the layer behind the last, where its w_qkv
-// is given. Caches are [B, rows, KV heads, 128] of residual's dtype or of w_o's, k_scales and
-// v_scales of those [1] or [KV heads], or none are given; scales of weights [1] or [N, 1], position
-// [1] or [B] int32 or int64, seqused_k and leftpad_k [1] or [B] int32. A residual of one dimension
-// has one sequence, and nothing a dimension B.
+// is given. Caches are [B, rows, KV heads, D] of residual's dtype or of w_o's, k_scales and
+// v_scales of those [1] or [KV heads], or none are given; scales of weights [1] or [N, 1], cos and
+// sin [rotary_dim] or [B, rotary_dim], position [1] or [B] int32 or int64, seqused_k and leftpad_k
+// [1] or [B] int32. A residual of one dimension has one sequence, and nothing a dimension B.
 void decode_layers(
     torch::stable::Tensor& residual, torch::stable::Tensor& qkv,
     std::vector<torch::stable::Tensor> k_caches, std::vector<torch::stable::Tensor> v_caches,
@@ -236,9 +236,10 @@ void decode_layers(
     std::vector<torch::stable::Tensor> q_norm_weights,
     std::vector<torch::stable::Tensor> k_norm_weights, std::vector<torch::stable::Tensor> k_scales,
     std::vector<torch::stable::Tensor> v_scales, const torch::stable::Tensor& cos,
-    const torch::stable::Tensor& sin, const torch::stable::Tensor& position, double eps,
-    double weight_offset, double scale, std::optional<torch::stable::Tensor> seqused_k,
-    std::optional<torch::stable::Tensor> leftpad_k, int64_t window_left);
+    const torch::stable::Tensor& sin, const torch::stable::Tensor& position, int64_t rotary_dim,
+    bool interleaved, double eps, double weight_offset, double scale,
+    std::optional<torch::stable::Tensor> seqused_k, std::optional<torch::stable::Tensor> leftpad_k,
+    int64_t window_left);
 
 // The halves of a decoder layer, as the ops above one after the other, by one call: for a prompt a
 // call of each costs the host more than its kernel the GPU. What one of them refuses it refuses

@@ -22,28 +22,32 @@ struct DecodeLayer {
   const void* next_norm_weight = nullptr;  // [H], dtype; with qkv
   DecodeWeight qkv;                        // [Q, H], of the next layer; the last may have none
   const void* qkv_bias = nullptr;          // [Q], dtype; of the next layer, too
-  const void* q_norm_weight = nullptr;     // [128], dtype: norms of heads; all layers have, or none
+  const void* q_norm_weight = nullptr;     // [D], dtype: norms of heads; all layers have, or none
   const void* k_norm_weight = nullptr;
-  void* k_cache = nullptr;  // [B, rows, kv_heads, 128], cache_dtype; the new rows are written
+  void* k_cache = nullptr;  // [B, rows, kv_heads, D], cache_dtype; the new rows are written
   void* v_cache = nullptr;
   const float* k_scale = nullptr;  // of FP8 caches: [1] or [kv_heads], see the strides; nullptr: 1
   const float* v_scale = nullptr;
 };
 
-// Where layers begin with the attention of the tokens: heads of 128, halves that rotate together
-// (NeoX), caches in dtype or in FP8, which hold k and v divided by their scales.
+// Where layers begin with the attention of the tokens: heads of D elements, caches in dtype or in
+// FP8, which hold k and v divided by their scales.
 struct DecodeAttention {
-  const void* qkv = nullptr;  // [B, heads + 2 kv_heads, 128], dtype; nullptr: `attended` is given
+  const void* qkv = nullptr;  // [B, heads + 2 kv_heads, D], dtype; nullptr: `attended` is given
+  int32_t head_dim = 128;     // D: 128, on NVIDIA 64 as well
   int64_t row_stride = 0;     // elements, even; of all caches
   int64_t head_stride = 0;
   int64_t batch_stride = 0;
   int32_t k_scale_stride = 0;  // from head to head: 0 or 1; of all layers
   int32_t v_scale_stride = 0;
   // Strides from sequence to sequence; 0: the same for all.
-  const void* cos = nullptr;  // [128], dtype; the second half as the first
+  const void* cos = nullptr;  // [rotary_dim], dtype; the second half as the first
   const void* sin = nullptr;
   int32_t angle_stride = 0;
-  int32_t rows = 0;                   // that a cache has room for
+  int32_t rotary_dim = 128;  // of the first elements of a head, a multiple of 8; AMD: D
+  bool interleaved =
+      false;         // an element rotates with its neighbour, else with one of the other half
+  int32_t rows = 0;  // that a cache has room for
   const int32_t* position = nullptr;  // rows that it has; the new one's place, if there is room
   int32_t position_stride = 0;
   int32_t heads = 0, kv_heads = 0;
@@ -57,7 +61,7 @@ struct DecodeAttention {
   int32_t window_left = -1;  // -1: all
 };
 
-// All of K are multiples of 128, from 1024 on.
+// All of K are multiples of 128, from 1024 on, on NVIDIA from 512.
 struct DecodeLayersArgs {
   int32_t tokens = 1;            // B: sequences, a token each; AMD's kernel takes one
   int64_t hidden = 0;            // H, up to 8192

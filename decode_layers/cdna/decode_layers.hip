@@ -69,17 +69,24 @@ Status check(const DecodeLayersArgs& args, const Target& target) {
     return "rows must be bfloat16 or float16";
   }
   if (args.fp8_dtype != target.fp8) return "weights must be of the FP8 dialect of this GPU";
-  if (!is_layer_k(args.hidden, 8192)) return "hidden must be a multiple of 128, from 1024 to 8192";
-  if (!is_layer_k(args.intermediate, INT32_MAX)) {
+  if (!is_layer_k(args.hidden, kLeastColumns, 8192))
+    return "hidden must be a multiple of 128, from 1024 to 8192";
+  if (!is_layer_k(args.intermediate, kLeastColumns, INT32_MAX)) {
     return "intermediate must be a multiple of 128, from 1024 on";
   }
   const bool has_o = args.layers[0].o.w != nullptr;
-  if (has_o && !is_layer_k(args.attended_columns, 8192)) {
+  if (has_o && !is_layer_k(args.attended_columns, kLeastColumns, 8192)) {
     return "attended must have a multiple of 128 columns, from 1024 to 8192";
   }
   const DecodeAttention& attention = args.attention;
   if (attention.qkv != nullptr) {
     const int64_t heads = attention.heads, kv_heads = attention.kv_heads;
+    if (attention.head_dim != kHeadDim || attention.rotary_dim != kHeadDim ||
+        attention.interleaved) {
+      return "heads must be of 128 and rotate as wholes, by halves, on this GPU; run the ops one "
+             "by "
+             "one";
+    }
     if (kv_heads < 1 || heads % kv_heads != 0 || heads > target.compute_units || !has_o ||
         args.attended_columns != heads * kHeadDim) {
       return "an attention must have query heads for each KV head, of 128, and an o that takes "

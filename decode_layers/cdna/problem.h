@@ -16,6 +16,7 @@ constexpr int kThreads = (kHelpers + kStreamers) * kLanes;
 constexpr int kHelperThreads = kHelpers * kLanes;
 constexpr int kProducts = kLayerProducts;
 constexpr int kMostLayers = 16;  // of a launch: its arguments have room for no more
+constexpr int kLeastColumns = kStreamers * kBlockK;
 constexpr int kMostWorkgroups = 512;
 constexpr int kHalf = kMmaRows / 2;  // rows of a tile that lie together
 

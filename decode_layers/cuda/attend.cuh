@@ -1,8 +1,10 @@
 // The attention of a token of each sequence: rotation, the cache's new row, softmax over all keys.
 //
-// Blocks share the keys of a KV head of a sequence, or of eight query heads of it where it has
-// more: a warp takes sixteen keys at a time. While the layer before is multiplied they come to L2.
-// Keys and values go from memory to registers, as mma.m16n8k16 wants them:
+// Blocks share the keys of a unit of a sequence, or of eight query heads of it where it has more: a
+// warp takes sixteen keys at a time. A unit is a KV head of 128, or two neighbours of 64: then a
+// query is zero where the other one's keys are, and of its sums over values that half is left.
+// While the layer before is multiplied they come to L2. Keys and values go from memory to
+// registers, as mma.m16n8k16 wants them:
 //
 //   S [heads, keys] = q . k^T   heads are the 16 rows, of which eight are used
 //   O [heads, dims] += P . v    P is S's registers as they are, pairs of keys
@@ -25,6 +27,7 @@
 
 #include "../../common/cuda/mma.cuh"
 #include "heads.cuh"
+#include "rotation.cuh"
 #include "rows.cuh"
 
 namespace rocm_kernels::cuda::decode {
@@ -48,6 +51,7 @@ class Attend {
         heads_(heads),
         warp_(warp),
         lane_(lane),
+        rotation_(p.attention, lane),
         scratch_(scratch),
         is_last_(is_last),
         tile_(heads_.index * kWarps + warp) {}
@@ -56,19 +60,18 @@ class Attend {
   // weights.
   static __device__ __forceinline__ void prefetch(const Attention<T>& a, const Layer<T>& layer,
                                                   const Heads& heads, int warp, int lane) {
-    constexpr int kLines = kHeadDim * sizeof(C) / 128;  // of a row
     if (!heads.has_keys()) return;
     const int end = min(heads.seen.position, heads.seen.end);
     const C* const cache = static_cast<const C*>(lane < 16 ? layer.k_cache : layer.v_cache) +
-                           heads.token * a.batch_stride + heads.kv_head * a.head_stride;
+                           heads.token * a.batch_stride + heads.unit * a.unit_stride;
     for (int tile = heads.index * kWarps + warp; tile < heads.tiles;
          tile += heads.blocks * kWarps) {
       const int key = heads.seen.begin + tile * kTileKeys + lane % 16;
       if (key >= end) continue;
 #pragma unroll
-      for (int line = 0; line < kLines; ++line) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(
-            reinterpret_cast<const uint8_t*>(cache + key * a.row_stride) + 128 * line));
+      for (int half = 0; half < 2; ++half) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(cache + key * a.row_stride +
+                                                      half * (kHalfDim + a.half_gap)));
       }
     }
   }
@@ -77,8 +80,7 @@ class Attend {
   __device__ __forceinline__ void ask() {
     if (!heads_.has_keys()) return;
     if (tile_ < heads_.tiles) load_keys(), load_values();
-    const int angles = heads_.token * a_.angle_stride;
-    cosines_ = four_of(a_.cos + angles), sines_ = four_of(a_.sin + angles);
+    rotation_.ask(heads_.token);
     const bool is_key = warp_ >= heads_.count;
     const T* const norm = is_key ? layer_.k_norm : layer_.q_norm;
     if (norm != nullptr) norm_ = four_of(norm);
@@ -87,7 +89,7 @@ class Attend {
   // `qkv` of all tokens.
   __device__ __forceinline__ void attend(const T* qkv) {
     if (!heads_.has_keys()) return;
-    qkv += heads_.token * (a_.heads + 2 * a_.kv_heads) * kHeadDim;
+    qkv += heads_.token * (a_.heads + 2 * a_.kv_heads) * a_.head_dim;
 #pragma unroll 1
     for (int task = warp_; task <= heads_.count; task += kWarps) rotate(qkv, task);
     meet();
@@ -95,10 +97,8 @@ class Attend {
     if (tile_ < heads_.tiles) {
       float sums[kMmas][4] = {};
       load_queries();
-      const float k_scale = kFp8 && layer_.k_scale != nullptr
-                                ? layer_.k_scale[heads_.kv_head * a_.k_scale_stride]
-                                : 1.0f;
       const int row = min(lane_ / 4, heads_.count - 1);
+      const float k_scale = scale_of(layer_.k_scale, a_.k_scale_stride, heads_.half_of(row));
       const float factor = a_.scale_log2 * k_scale * scratch_.query_factors[row];
 #pragma unroll 1
       while (tile_ < heads_.tiles) add_tile(factor, greatest, total, sums);
@@ -112,18 +112,15 @@ class Attend {
   }
 
  private:
-  static constexpr int kMmas = kHeadDim / 8;                   // columns of eight dims
-  static constexpr int kSteps = kHeadDim / 16;                 // of an mma along a head
-  static constexpr int kKeyLoads = kHeadDim * sizeof(C) / 64;  // of 16 bytes a lane, of a row
+  static constexpr int kMmas = kUnitDim / 8;                   // columns of eight dims
+  static constexpr int kSteps = kUnitDim / 16;                 // of an mma along a unit
+  static constexpr int kKeyLoads = kUnitDim * sizeof(C) / 64;  // of 16 bytes a lane, of a row
   static constexpr int kValueLoads = kKeyLoads / 2;
 
   // Four elements of a head are a lane's where it rotates.
-  using Four = uint2;
+  using Four = typename Rotation<T>::Four;
   __device__ __forceinline__ Four four_of(const T* head) const {
-    return *reinterpret_cast<const Four*>(head + 4 * lane_);
-  }
-  static __device__ __forceinline__ void unpack_four(const Four& four, float (&x)[4]) {
-    Word<T>::unpack(four.x, x), Word<T>::unpack(four.y, x + 2);
+    return *reinterpret_cast<const Four*>(head + rotation_.dim());
   }
 
   // The first dim of a lane's four of step s.
@@ -137,9 +134,14 @@ class Attend {
   }
   static constexpr __device__ int value_slot(int j, int i) { return 2 * j + i % 2 + i / 2 * 8; }
 
-  // Where the cache has rows of this KV head, in elements.
+  // Where the cache has rows of this unit, in elements.
   __device__ __forceinline__ int64_t first_row() const {
-    return heads_.token * a_.batch_stride + heads_.kv_head * a_.head_stride;
+    return heads_.token * a_.batch_stride + heads_.unit * a_.unit_stride;
+  }
+  // Byte `at` of a row.
+  __device__ __forceinline__ const uint8_t* within(const uint8_t* row, int at) const {
+    constexpr int kHalfBytes = kHalfDim * sizeof(C);
+    return row + at + (at < kHalfBytes ? 0 : a_.half_gap * static_cast<int>(sizeof(C)));
   }
   // A row of the cache. The last one that is there stands for those behind it, and for the new one.
   __device__ __forceinline__ const uint8_t* row_of(const void* cache, int key) const {
@@ -158,7 +160,9 @@ class Attend {
     for (int t = 0; t < 2; ++t) {
       const uint8_t* const row = row_of(layer_.k_cache, key_of(8 * t + lane_ / 4));
 #pragma unroll
-      for (int c = 0; c < kKeyLoads; ++c) keys_[t][c] = load(row + 64 * c + 16 * (lane_ % 4));
+      for (int c = 0; c < kKeyLoads; ++c) {
+        keys_[t][c] = load(within(row, 64 * c) + 16 * (lane_ % 4));
+      }
     }
   }
   __device__ __forceinline__ void load_values() {
@@ -167,7 +171,7 @@ class Attend {
       const uint8_t* const row = row_of(layer_.v_cache, key_of(value_slot(lane_ % 4, i)));
 #pragma unroll
       for (int c = 0; c < kValueLoads; ++c) {
-        values_[i][c] = load(row + 16 * (kValueLoads * (lane_ / 4) + c));
+        values_[i][c] = load(within(row, 16 * kValueLoads * (lane_ / 4)) + 16 * c);
       }
     }
   }
@@ -203,35 +207,29 @@ class Attend {
   __device__ __forceinline__ void rotate(const T* qkv, int task) {
     const bool is_key = task == heads_.count;
     const auto load = [&](int head) {
-      return __ldcg(reinterpret_cast<const Four*>(qkv + head * kHeadDim + 4 * lane_));
+      return __ldcg(reinterpret_cast<const Four*>(qkv + head * a_.head_dim + rotation_.dim()));
     };
-    const Four own = load(is_key ? a_.heads + heads_.kv_head : heads_.first + task);
+    const int kv_head = heads_.kv_head + rotation_.head();
+    const Four own = load(is_key ? a_.heads + kv_head : heads_.first + task);
     Four value{};
-    if (is_key) value = load(a_.heads + a_.kv_heads + heads_.kv_head);
+    if (is_key) value = load(a_.heads + a_.kv_heads + kv_head);
     float x[4];
-    unpack_four(own, x);
+    rotation_.unpack(own, x);
     const T* const norm = is_key ? layer_.k_norm : layer_.q_norm;
     if (norm != nullptr) {
       float squares = 0.0f, weight[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) squares = fmaf(x[i], x[i], squares);
-      const float mean = reduce_lanes<32>(squares, Sum{}) / static_cast<float>(kHeadDim);
+      const float mean = rotation_.sum_of_head(squares) / static_cast<float>(a_.head_dim);
       const float factor = reciprocal_sqrt(mean + p_.eps);
-      unpack_four(task == warp_ ? norm_ : four_of(norm), weight);
+      rotation_.unpack(task == warp_ ? norm_ : four_of(norm), weight);
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[i] = x[i] * factor * (weight[i] + p_.weight_offset);
     }
-    float cosine[4], sine[4];
-    unpack_four(cosines_, cosine), unpack_four(sines_, sine);
-    const float sign = lane_ < 16 ? -1.0f : 1.0f;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float y = __shfl_xor_sync(0xFFFFFFFFu, x[i], 16);
-      x[i] = fmaf(x[i], cosine[i], sign * y * sine[i]);
-    }
+    rotation_.rotate(x);
     if (!is_key) return put_query(task, x);
     float its_value[4];
-    unpack_four(value, its_value);
+    rotation_.unpack(value, its_value);
     put_row(x, layer_.k_scale, a_.k_scale_stride, scratch_.new_key, layer_.k_cache);
     put_row(its_value, layer_.v_scale, a_.v_scale_stride, scratch_.new_value, layer_.v_cache);
   }
@@ -254,18 +252,20 @@ class Attend {
     } else {
       if (lane_ == 0) scratch_.query_factors[head] = 1.0f;
     }
+    // Of two heads of 64 one is its own.
+    const bool its = a_.head_dim == kUnitDim || rotation_.head() == heads_.half_of(head);
     *reinterpret_cast<uint2*>(scratch_.queries[head] + 8 * lane_) =
-        make_uint2(Word<Mma>::pack(x), Word<Mma>::pack(x + 2));
+        its ? make_uint2(Word<Mma>::pack(x), Word<Mma>::pack(x + 2)) : make_uint2(0, 0);
   }
 
   __device__ __forceinline__ void put_row(const float (&x)[4], const float* scales, int stride,
                                           uint8_t* shared, void* cache) {
     constexpr int kBytes = 4 * sizeof(C);
-    C* const row =
-        static_cast<C*>(cache) + first_row() + heads_.seen.position * a_.row_stride + 4 * lane_;
+    C* const row = static_cast<C*>(cache) + first_row() + heads_.seen.position * a_.row_stride +
+                   4 * lane_ + (lane_ < 16 ? 0 : a_.half_gap);
     const bool writes = heads_.index == 0 && heads_.part == 0 && heads_.seen.has_room;
     if constexpr (kFp8) {
-      const float inverse = scales == nullptr ? 1.0f : 1.0f / scales[heads_.kv_head * stride];
+      const float inverse = 1.0f / scale_of(scales, stride, rotation_.head());
       const uint32_t codes =
           fp8x4_from_float<false>(x[0] * inverse, x[1] * inverse, x[2] * inverse, x[3] * inverse);
       *reinterpret_cast<uint32_t*>(shared + kBytes * lane_) = codes;
@@ -371,24 +371,24 @@ class Attend {
     }
   }
 
-  __device__ __forceinline__ float v_scale() const {
-    if (!kFp8 || layer_.v_scale == nullptr) return 1.0f;
-    return layer_.v_scale[heads_.kv_head * a_.v_scale_stride];
+  // Of FP8 codes, of one of the unit's heads.
+  __device__ __forceinline__ float scale_of(const float* scales, int stride, int head) const {
+    return kFp8 && scales != nullptr ? scales[(heads_.kv_head + head) * stride] : 1.0f;
   }
   // A head's place among those of all tokens.
   __device__ __forceinline__ int head_of_all(int head) const {
-    return heads_.token * a_.heads + head;
+    return heads_.token * a_.heads + heads_.first + head;
   }
-  // By a warp, for half of a head.
+  // By a warp, for a head of 64, or half of one of 128.
   __device__ __forceinline__ void store(int head, int dim, float2 sum, float total) const {
-    const float factor = v_scale() / total;
+    const float factor = scale_of(layer_.v_scale, a_.v_scale_stride, heads_.half_of(head)) / total;
     float two[2] = {sum.x * factor, sum.y * factor};
     const uint32_t word = Word<T>::pack(two);
-    const int at = head_of_all(head);
-    *reinterpret_cast<uint32_t*>(a_.attended + at * kHeadDim + dim) = word;
+    const int at = head_of_all(head) * a_.head_dim + dim;
+    *reinterpret_cast<uint32_t*>(a_.attended + at) = word;
     Word<T>::unpack(word, two);
     const uint32_t amax = greatest_of_wave(__float_as_uint(fmaxf(fabsf(two[0]), fabsf(two[1]))));
-    if (lane_ == 0) a_.left[2 * at + dim / (kHeadDim / 2)] = {__uint_as_float(amax), 0.0f};
+    if (lane_ == 0) a_.left[at / kHalfDim] = {__uint_as_float(amax), 0.0f};
   }
   __device__ __forceinline__ float* partial_of(int head, int index) const {
     return a_.partials + (int64_t{head_of_all(head)} * a_.splits + index) * kPartialFloats;
@@ -398,14 +398,15 @@ class Attend {
   __device__ __forceinline__ void add_warps() const {
     const int warps = min(heads_.tiles - heads_.index * kWarps, kWarps);
 #pragma unroll 1
-    for (int i = warp_ * 32 + lane_; i < heads_.count * kHeadDim / 2; i += kThreads) {
-      const int head = i / (kHeadDim / 2), dim = i % (kHeadDim / 2) * 2;
+    for (int i = warp_ * 32 + lane_; i < heads_.count * a_.head_dim / 2; i += kThreads) {
+      const int head = 2 * i / a_.head_dim, dim = 2 * i % a_.head_dim;
+      const int at = dim + kHalfDim * heads_.half_of(head);
       float2 weights[kWarps], values[kWarps];
       float most = -INFINITY;
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) {
         weights[w] = w < warps ? scratch_.weights[w][head] : make_float2(-INFINITY, 0.0f);
-        values[w] = w < warps ? *reinterpret_cast<const float2*>(values_of(w, head) + dim)
+        values[w] = w < warps ? *reinterpret_cast<const float2*>(values_of(w, head) + at)
                               : make_float2(0.0f, 0.0f);
         most = fmaxf(most, weights[w].x);
       }
@@ -419,12 +420,12 @@ class Attend {
         total = fmaf(weights[w].y, factor, total);
       }
       if (heads_.blocks == 1) {
-        store(heads_.first + head, dim, sum, total);
+        store(head, dim, sum, total);
         continue;
       }
-      float* const partial = partial_of(heads_.first + head, heads_.index);
+      float* const partial = partial_of(head, heads_.index);
       *reinterpret_cast<float2*>(partial + dim) = sum;
-      if (dim == 0) *reinterpret_cast<float2*>(partial + kHeadDim) = make_float2(most, total);
+      if (dim == 0) *reinterpret_cast<float2*>(partial + kUnitDim) = make_float2(most, total);
     }
   }
 
@@ -444,8 +445,8 @@ class Attend {
     meet();
     if (!is_last_) return;
 #pragma unroll 1
-    for (int i = warp_ * 32 + lane_; i < heads_.count * kHeadDim / 2; i += kThreads) {
-      const int head = heads_.first + i / (kHeadDim / 2), dim = i % (kHeadDim / 2) * 2;
+    for (int i = warp_ * 32 + lane_; i < heads_.count * a_.head_dim / 2; i += kThreads) {
+      const int head = 2 * i / a_.head_dim, dim = 2 * i % a_.head_dim;
       constexpr int kAtOnce = 8;
       float most = -INFINITY, total = 0.0f;
       float2 sum = make_float2(0.0f, 0.0f);
@@ -456,7 +457,7 @@ class Attend {
         for (int b = 0; b < kAtOnce; ++b) {
           const float* const partial = partial_of(head, min(first + b, heads_.blocks - 1));
           values[b] = __ldcg(reinterpret_cast<const float2*>(partial + dim));
-          weights[b] = __ldcg(reinterpret_cast<const float2*>(partial + kHeadDim));
+          weights[b] = __ldcg(reinterpret_cast<const float2*>(partial + kUnitDim));
         }
         float greatest = most;
 #pragma unroll
@@ -481,10 +482,11 @@ class Attend {
   const Layer<T>& layer_;
   const Heads& heads_;
   const int warp_, lane_;
+  Rotation<T> rotation_;
   AttendScratch& scratch_;
   int& is_last_;
   int tile_;
-  Four cosines_, sines_, norm_;
+  Four norm_;
   uint2 queries_[kSteps];
   Vector keys_[2][kKeyLoads], values_[4][kValueLoads];
 };

@@ -195,8 +195,12 @@ Product<T> make_product(int64_t n, int64_t k, End end) {
   return product;
 }
 
-int parts_of_group(const DecodeAttention& a) {
-  return (a.heads / a.kv_heads + kUnitHeads - 1) / kUnitHeads;
+int units_of(const DecodeAttention& a) {
+  return static_cast<int>(int64_t{a.kv_heads} * a.head_dim / kUnitDim);
+}
+int heads_of_unit(const DecodeAttention& a) { return a.heads / units_of(a); }
+int parts_of_unit(const DecodeAttention& a) {
+  return (heads_of_unit(a) + kUnitHeads - 1) / kUnitHeads;
 }
 
 // Rows of w that a block has at most, of n, of which pairs stay together.
@@ -205,10 +209,9 @@ int64_t rows_of_block(int64_t n, int64_t blocks) { return 2 * (n / 2 / blocks + 
 Space space_of(const DecodeLayersArgs& args, int64_t shared_bytes) {
   Space space{};
   const int64_t columns = std::max(std::max(args.hidden, args.intermediate), args.attended_columns);
-  const int64_t row =
-      std::max<int64_t>(args.tokens * ((columns + kPartBytes - 1) / kPartBytes * kPartBytes),
-                        AttendScratch::bytes_for(
-                            std::min(args.attention.heads / args.attention.kv_heads, kUnitHeads)));
+  const int64_t row = std::max<int64_t>(
+      args.tokens * ((columns + kPartBytes - 1) / kPartBytes * kPartBytes),
+      AttendScratch::bytes_for(std::min(heads_of_unit(args.attention), kUnitHeads)));
   space.row_bytes = static_cast<int32_t>((row + 127) / 128 * 128);
   space.num_stages = static_cast<int32_t>(std::min<int64_t>(
       (shared_bytes - kStaticBytes - space.row_bytes) / (kGroups * kStageBytes), kMostStages));
@@ -249,23 +252,32 @@ Status check(const DecodeLayersArgs& args, const Device& device) {
     return "rows must be bfloat16 or float16";
   }
   if (args.fp8_dtype != DType::kFloat8E4M3FN) return "weights must be float8_e4m3fn on this GPU";
-  if (!is_layer_k(args.hidden, kMostHidden)) {
-    return "hidden must be a multiple of 128, from 1024 to 8192";
+  if (!is_layer_k(args.hidden, kLeastColumns, kMostHidden)) {
+    return "hidden must be a multiple of 128, from 512 to 8192";
   }
-  if (!is_layer_k(args.intermediate, INT32_MAX)) {
-    return "intermediate must be a multiple of 128, from 1024 on";
+  if (!is_layer_k(args.intermediate, kLeastColumns, INT32_MAX)) {
+    return "intermediate must be a multiple of 128, from 512 on";
   }
-  if (!is_layer_k(args.attended_columns, kMostHidden)) {
-    return "attended must have a multiple of 128 columns, from 1024 to 8192";
+  if (!is_layer_k(args.attended_columns, kLeastColumns, kMostHidden)) {
+    return "attended must have a multiple of 128 columns, from 512 to 8192";
   }
   const DecodeAttention& attention = args.attention;
   const int64_t heads = attention.heads, kv_heads = attention.kv_heads;
+  const int64_t dim = attention.head_dim, rotary_dim = attention.rotary_dim;
   if (attention.qkv == nullptr || kv_heads < 1 || heads % kv_heads != 0 ||
-      args.attended_columns != heads * kHeadDim) {
-    return "layers must begin with an attention of query heads for each KV head, of 128";
+      args.attended_columns != heads * dim) {
+    return "layers must begin with an attention of query heads for each KV head";
+  }
+  if (dim != kUnitDim && (dim != kHalfDim || kv_heads % 2 != 0)) {
+    return "heads must be of 128, or of 64 and their number of KV heads even; run the ops one by "
+           "one";
+  }
+  if (rotary_dim < 8 || rotary_dim % 8 != 0 || rotary_dim > dim) {
+    return "rotary_dim must be a multiple of 8, from 8 to a head's size";
   }
   const int64_t blocks = device.facts.compute_units;
-  if (blocks > kMostBlocks || args.tokens * kv_heads * parts_of_group(attention) > blocks) {
+  if (blocks > kMostBlocks ||
+      args.tokens * units_of(attention) * parts_of_unit(attention) > blocks) {
     return "there must be no more KV heads, of all sequences, than multiprocessors, and 256 of "
            "these at most";
   }
@@ -285,7 +297,7 @@ Status check(const DecodeLayersArgs& args, const Device& device) {
       attention.batch_stride * size % 16 != 0) {
     return "strides of the caches must be whole vectors of 16 bytes";
   }
-  if (args.qkv != attention.qkv || args.qkv_columns != (heads + 2 * kv_heads) * kHeadDim) {
+  if (args.qkv != attention.qkv || args.qkv_columns != (heads + 2 * kv_heads) * dim) {
     return "qkv must be the attention's";
   }
   if (args.out != args.residual) return "the residual must be in place";
@@ -353,7 +365,8 @@ Status launch_with(const DecodeLayersArgs& args, const Device& device, const Con
   const DecodeAttention& a = args.attention;
   Attention<T>& attention = p.attention;
   attention.row_stride = a.row_stride;
-  attention.head_stride = a.head_stride;
+  attention.unit_stride = a.head_dim == kUnitDim ? a.head_stride : 2 * a.head_stride;
+  attention.half_gap = a.head_dim == kUnitDim ? 0 : a.head_stride - kHalfDim;
   attention.batch_stride = a.batch_stride;
   attention.k_scale_stride = a.k_scale_stride;
   attention.v_scale_stride = a.v_scale_stride;
@@ -368,10 +381,14 @@ Status launch_with(const DecodeLayersArgs& args, const Device& device, const Con
   attention.keys_stride = a.keys_stride;
   attention.first_key_stride = a.first_key_stride;
   attention.window_left = a.window_left;
+  attention.head_dim = a.head_dim;
+  attention.rotary_dim = a.rotary_dim;
+  attention.interleaved = a.interleaved;
   attention.heads = a.heads;
   attention.kv_heads = a.kv_heads;
-  attention.parts = parts_of_group(a);
-  attention.splits = blocks / (args.tokens * a.kv_heads * attention.parts);
+  attention.units = units_of(a);
+  attention.parts = parts_of_unit(a);
+  attention.splits = blocks / (args.tokens * attention.units * attention.parts);
   attention.scale_log2 = a.scale * 1.44269504f;
   attention.partials = reinterpret_cast<float*>(workspace + partials_offset(args));
   attention.arrived = reinterpret_cast<uint32_t*>(kept + kArrivedOffset);
@@ -392,7 +409,7 @@ Status launch_with(const DecodeLayersArgs& args, const Device& device, const Con
   &qkv = p.products[3];
   o = make_product<T>(args.hidden, args.attended_columns, End::kAdded);
   o.x = attention.attended, o.addends = out, o.out = h;
-  o.left = attention.left, o.left_count = 2 * a.heads;
+  o.left = attention.left, o.left_count = static_cast<int32_t>(args.attended_columns / kHalfDim);
   gate_up = make_product<T>(2 * args.intermediate, args.hidden, End::kGated);
   gate_up.x = h, gate_up.out = y;
   down = make_product<T>(args.hidden, args.intermediate, End::kAdded);
@@ -458,7 +475,8 @@ namespace rocm_kernels {
 int64_t decode_layers_workspace_bytes(const DecodeLayersArgs& args) {
   using namespace cuda::decode;
   const DecodeAttention& a = args.attention;
-  const int64_t kinds = int64_t{args.tokens} * a.kv_heads * parts_of_group(a);
+  const int64_t units = std::max(units_of(a), 1);  // none: it is refused
+  const int64_t kinds = args.tokens * units;
   return partials_offset(args) +
          4 * kPartialFloats * args.tokens * a.heads * (kMostBlocks / kinds + 1);
 }

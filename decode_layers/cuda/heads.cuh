@@ -12,13 +12,13 @@ struct AttendScratch {
   static constexpr int kQueryBytes = 320;  // of a row: 256, and 64 lest rows share banks
 
   alignas(16) uint8_t queries[kUnitHeads][kQueryBytes];
-  alignas(16) uint8_t new_key[2 * kHeadDim], new_value[2 * kHeadDim];
+  alignas(16) uint8_t new_key[2 * kUnitDim], new_value[2 * kUnitDim];
   float query_factors[kUnitHeads];
   float2 weights[kWarps][kUnitHeads];  // the greatest score, the sum of weights
-  float values[1][kHeadDim];
+  float values[1][kUnitDim];
 
   static constexpr int64_t bytes_for(int heads) {
-    return int64_t{sizeof(AttendScratch)} + (kWarps * heads - 1) * kHeadDim * 4;
+    return int64_t{sizeof(AttendScratch)} + (kWarps * heads - 1) * kUnitDim * 4;
   }
 };
 
@@ -45,27 +45,35 @@ __device__ __forceinline__ float factor_to(float most, float greatest) {
   return fast_exp2(greatest - (most == -INFINITY ? 0.0f : most));
 }
 
-// What of the attention is this block's: query heads of one token and of one KV head.
+// What of the attention is this block's: query heads of one token and of one unit of KV heads.
 struct Heads {
   template <typename T>
   __device__ __forceinline__ Heads(const Attention<T>& a, int tokens) {
-    const int of_token = a.kv_heads * a.parts, kinds = tokens * of_token;
+    const int of_token = a.units * a.parts, kinds = tokens * of_token;
     kind = static_cast<int>(blockIdx.x) % kinds;
     token = kind / of_token;
-    const int all = a.heads / a.kv_heads;
-    kv_head = kind % of_token / a.parts, part = kind % a.parts;
+    const int all = a.heads / a.units;
+    of_kv_head = a.heads / a.kv_heads;
+    unit = kind % of_token / a.parts, part = kind % a.parts;
     count = min(all - part * kUnitHeads, kUnitHeads);
-    first = kv_head * all + part * kUnitHeads;
+    first = unit * all + part * kUnitHeads;
+    kv_head = a.head_dim == kUnitDim ? unit : 2 * unit;
     index = static_cast<int>(blockIdx.x) / kinds;
     seen = Seen::of(a, token);
     tiles = (seen.end - seen.begin + kTileKeys - 1) / kTileKeys;
     blocks = min((tiles + kWarps - 1) / kWarps, a.splits);
   }
   __device__ __forceinline__ bool has_keys() const { return index < blocks; }
+  // Which of the unit's KV heads is a query head's, of those of the block.
+  __device__ __forceinline__ int half_of(int head) const {
+    return part * kUnitHeads + head >= of_kv_head;
+  }
 
   Seen seen;
-  int kind, token, kv_head, part;
+  int kind, token, unit, part;
   int first, count;   // query heads
+  int kv_head;        // the unit's first
+  int of_kv_head;     // query heads of each
   int index, blocks;  // among those that share their keys
   int tiles;          // of keys, of all of these
 };

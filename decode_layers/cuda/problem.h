@@ -20,6 +20,7 @@ constexpr int kBlockThreads = kThreads + kGroupThreads;  // and a warpgroup that
 static_assert(kGroups * kFetchers == kGroupWarps);
 constexpr int kProducts = kLayerProducts;
 constexpr int kMostLayers = 64;  // of a launch: its arguments have room for no more
+constexpr int kLeastColumns = 512;
 constexpr int kMostHidden = 8192;
 constexpr int kMostTokens = 4;  // of a call
 
@@ -33,10 +34,12 @@ constexpr int kPartBytes = kSteps * kStepBytes;
 constexpr int kStageBytes = kTileRows * kPartBytes;
 constexpr int kMostStages = 8;  // of a warpgroup
 
-constexpr int kHeadDim = 128;
+// What a block takes of keys at once: a KV head of 128, or two neighbours of 64.
+constexpr int kUnitDim = 128;
+constexpr int kHalfDim = kUnitDim / 2;
 constexpr int kUnitHeads = 8;                 // query heads that a block takes at most
 constexpr int kTileKeys = 16;                 // that a warp attends to at once
-constexpr int kPartialFloats = kHeadDim + 4;  // of a head: values, greatest score, sum of weights
+constexpr int kPartialFloats = kUnitDim + 4;  // of a head: values, greatest score, sum of weights
 
 // Of which there are kernels.
 ROCM_KERNELS_HOST_DEVICE constexpr int template_tokens(int tokens) {
@@ -86,23 +89,28 @@ struct Product {
 // The attention that each layer begins with; see attend.cuh.
 template <typename T>
 struct Attention {
-  int64_t row_stride, head_stride, batch_stride;  // elements
+  int64_t row_stride, unit_stride, batch_stride;  // elements
+  int64_t half_gap;                               // between a unit's halves, where they lie apart
   int32_t k_scale_stride, v_scale_stride;         // from head to head: 0 or 1
-  const T *cos, *sin;                             // [tokens, 128]; or [128], by the stride
-  int32_t rows;                                   // that a cache has room for
-  const int32_t* position;                        // [tokens] or [1]: rows that it has
-  const int32_t *keys, *first_key;                // likewise, or nullptr: see DecodeAttention
-  int32_t angle_stride, position_stride;          // from token to token; 0: one for all
+  const T *cos, *sin;                     // [tokens, rotary_dim]; or [rotary_dim], by the stride
+  int32_t rows;                           // that a cache has room for
+  const int32_t* position;                // [tokens] or [1]: rows that it has
+  const int32_t *keys, *first_key;        // likewise, or nullptr: see DecodeAttention
+  int32_t angle_stride, position_stride;  // from token to token; 0: one for all
   int32_t keys_stride, first_key_stride;
   int32_t window_left;
+  int32_t head_dim;  // 128 or 64
+  int32_t rotary_dim;
+  int32_t interleaved;
   int32_t heads, kv_heads;
-  int32_t parts;      // of a KV head's query heads, kUnitHeads each
+  int32_t units;      // of KV heads: each of 128, or two of 64
+  int32_t parts;      // of a unit's query heads, kUnitHeads each
   int32_t splits;     // blocks that each of them may have
   float scale_log2;   // of scores, for powers of two
   float* partials;    // [tokens][heads][splits][kPartialFloats]
-  uint32_t* arrived;  // [tokens * kv_heads * parts]: blocks that have published theirs
-  T* attended;        // [tokens, heads, 128]
-  Left* left;         // [tokens, 2 heads]: of halves of heads
+  uint32_t* arrived;  // [tokens * units * parts]: blocks that have published theirs
+  T* attended;        // [tokens, heads, head_dim]
+  Left* left;         // [tokens, heads * head_dim / 64]: of heads of 64, or of halves
 };
 
 template <typename T>

@@ -17,7 +17,6 @@ using namespace rocm_kernels;
 namespace {
 
 using Tensors = std::vector<Tensor>;
-constexpr int64_t kHeadDim = 128;
 
 // Of one layer each, all of them or all but the last.
 void require_layer_count(const Tensors& tensors, const char* name, int64_t layers, bool but_last) {
@@ -76,7 +75,7 @@ DecodeWeight require_layer_weight(const Tensor& w, const char* name, const Tenso
   return weight;
 }
 
-// [rows, KV heads, 128], of each sequence where there are several; alike in all layers.
+// [rows, KV heads, D], of each sequence where there are several; alike in all layers.
 void require_layer_cache(const Tensor& cache, const char* name, const Tensor& first,
                          const Tensor& qkv, const Tensor& residual, const Tensor& w) {
   const ScalarType dtype = cache.scalar_type();
@@ -87,17 +86,17 @@ void require_layer_cache(const Tensor& cache, const char* name, const Tensor& fi
       name_of(first.scalar_type()));
   require_device(cache, name, residual, "residual");
   const int64_t dims = residual.dim() + 2, rows = dims - 3, heads = dims - 2, last = dims - 1;
-  require(cache.dim() == dims && cache.size(last) == kHeadDim &&
+  require(cache.dim() == dims && (cache.size(last) == 128 || cache.size(last) == 64) &&
               (dims == 3 || cache.size(0) == residual.size(0)),
-          name, " must have shape [rows, KV heads, 128], or [", residual.size(0),
-          ", rows, KV heads, 128] for a residual of two dimensions, got ", shape_of(cache));
+          name, " must have shape [rows, KV heads, 128 or 64], or [", residual.size(0),
+          ", rows, KV heads, 128 or 64] for a residual of two dimensions, got ", shape_of(cache));
   bool alike = true;
   for (int64_t i = 0; i < dims; ++i) {
     alike = alike && cache.size(i) == first.size(i) && cache.stride(i) == first.stride(i);
   }
   const int64_t sequence = (cache.size(rows) - 1) * cache.stride(rows) +
-                           (cache.size(heads) - 1) * cache.stride(heads) + kHeadDim;
-  require(alike && cache.stride(last) == 1 && cache.stride(heads) >= kHeadDim &&
+                           (cache.size(heads) - 1) * cache.stride(heads) + cache.size(last);
+  require(alike && cache.stride(last) == 1 && cache.stride(heads) >= cache.size(last) &&
               cache.stride(rows) > 0 &&
               (dims == 3 || cache.size(0) == 1 || cache.stride(0) >= sequence),
           name,
@@ -149,8 +148,9 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
                    Tensors next_norm_weights, Tensors w_qkv, Tensors scale_qkv, Tensors bias_qkv,
                    Tensors q_norm_weights, Tensors k_norm_weights, Tensors k_scales,
                    Tensors v_scales, const Tensor& cos, const Tensor& sin, const Tensor& position,
-                   double eps, double weight_offset, double scale, std::optional<Tensor> seqused_k,
-                   std::optional<Tensor> leftpad_k, int64_t window_left) {
+                   int64_t rotary_dim, bool interleaved, double eps, double weight_offset,
+                   double scale, std::optional<Tensor> seqused_k, std::optional<Tensor> leftpad_k,
+                   int64_t window_left) {
   require(
       residual.scalar_type() == ScalarType::BFloat16 || residual.scalar_type() == ScalarType::Half,
       "residual must be float16 or bfloat16, got ", name_of(residual.scalar_type()));
@@ -186,24 +186,27 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
   require(w_qkv.size() == next_norm_weights.size() && scale_qkv.size() == w_qkv.size(),
           "w_qkv and scale_qkv must have as many tensors as next_norm_weights, got ", w_qkv.size(),
           ", ", scale_qkv.size(), " and ", next_norm_weights.size());
-  require(w_o[0].dim() == 2 && w_o[0].size(1) % kHeadDim == 0 && w_down[0].dim() == 2 &&
-              k_caches[0].dim() == residual.dim() + 2,
-          "w_o and w_down must have two dimensions, w_o's columns heads of 128, and k_caches two "
-          "more than residual, got ",
-          shape_of(w_o[0]), ", ", shape_of(w_down[0]), " and ", shape_of(k_caches[0]));
+  const int64_t head_dim = k_caches[0].dim() == residual.dim() + 2 ? k_caches[0].size(-1) : 0;
+  require(
+      head_dim > 0 && w_o[0].dim() == 2 && w_o[0].size(1) % head_dim == 0 && w_down[0].dim() == 2,
+      "w_o and w_down must have two dimensions, w_o's columns heads of k_caches' size, and "
+      "k_caches two more than residual, got ",
+      shape_of(w_o[0]), ", ", shape_of(w_down[0]), " and ", shape_of(k_caches[0]));
 
   const int64_t sequences = several ? residual.size(0) : 1;
   const int64_t hidden = residual.size(several), intermediate = w_down[0].size(1);
-  const int64_t columns = w_o[0].size(1), heads = columns / kHeadDim;
+  const int64_t columns = w_o[0].size(1), heads = columns / head_dim;
   const int64_t kv_heads = k_caches[0].size(several + 1);
-  const int64_t qkv_columns = (heads + 2 * kv_heads) * kHeadDim;
+  const int64_t qkv_columns = (heads + 2 * kv_heads) * head_dim;
   require(kv_heads > 0 && heads > 0 && heads % kv_heads == 0,
           "there must be equally many query heads for each KV head, got ", heads, " and ",
           kv_heads);
   const int64_t angles = cos.dim() == 1 ? 0 : sequences;
+  require(rotary_dim > 0 && rotary_dim % 8 == 0 && rotary_dim <= head_dim,
+          "rotary_dim must be a multiple of 8, from 8 to ", head_dim, ", got ", rotary_dim);
   require_layer_rows(qkv, "qkv", several ? sequences : 0, qkv_columns, residual);
-  require_layer_rows(cos, "cos", angles, kHeadDim, residual);
-  require_layer_rows(sin, "sin", angles, kHeadDim, residual);
+  require_layer_rows(cos, "cos", angles, rotary_dim, residual);
+  require_layer_rows(sin, "sin", angles, rotary_dim, residual);
   require(window_left >= -1 && window_left < (int64_t{1} << 31),
           "window_left must be -1 or a number of rows, got ", window_left);
   require_no_overlap(residual, "residual", qkv, "qkv");
@@ -236,8 +239,8 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
     layer.k_scale = cache_scale(k_scales, "k_scales");
     layer.v_scale = cache_scale(v_scales, "v_scales");
     if (!q_norm_weights.empty()) {
-      require_layer_row(q_norm_weights[i], "q_norm_weights", kHeadDim, residual);
-      require_layer_row(k_norm_weights[i], "k_norm_weights", kHeadDim, residual);
+      require_layer_row(q_norm_weights[i], "q_norm_weights", head_dim, residual);
+      require_layer_row(k_norm_weights[i], "k_norm_weights", head_dim, residual);
       layer.q_norm_weight = q_norm_weights[i].data_ptr();
       layer.k_norm_weight = k_norm_weights[i].data_ptr();
     }
@@ -266,6 +269,7 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
   args.qkv_columns = qkv_columns;
   args.count = count;
   args.attention.qkv = qkv.data_ptr();
+  args.attention.head_dim = static_cast<int32_t>(head_dim);
   args.attention.row_stride = k_caches[0].stride(several);
   args.attention.head_stride = k_caches[0].stride(several + 1);
   args.attention.batch_stride = several ? k_caches[0].stride(0) : 0;
@@ -275,7 +279,9 @@ void decode_layers(Tensor& residual, Tensor& qkv, Tensors k_caches, Tensors v_ca
   args.attention.cache_dtype = *dtype_of(k_caches[0]);
   args.attention.cos = cos.data_ptr();
   args.attention.sin = sin.data_ptr();
-  args.attention.angle_stride = cos.dim() == 1 ? 0 : kHeadDim;
+  args.attention.angle_stride = cos.dim() == 1 ? 0 : static_cast<int32_t>(rotary_dim);
+  args.attention.rotary_dim = static_cast<int32_t>(rotary_dim);
+  args.attention.interleaved = interleaved;
   args.attention.position = require_layer_numbers(position, "position", true, sequences, residual,
                                                   args.attention.position_stride);
   if (seqused_k) {

@@ -65,16 +65,17 @@ class LayersByOps {
   // Rotation, the new rows of the caches, and the attention to all rows.
   Status attend(const DecodeLayer& layer) {
     const DecodeAttention& a = args_.attention;
-    constexpr int64_t kHeadDim = 128;
+    const int64_t head_dim = a.head_dim;
     uint16_t* const qkv = static_cast<uint16_t*>(args_.qkv);
     const auto heads_at = [&](int64_t head) {
-      return HeadRows{qkv + head * kHeadDim, args_.qkv_columns, 0, kHeadDim};
+      return HeadRows{qkv + head * head_dim, args_.qkv_columns, 0, head_dim};
     };
-    const HeadRows attended{attended_.data(), args_.attended_columns, 0, kHeadDim};
+    const HeadRows attended{attended_.data(), args_.attended_columns, 0, head_dim};
     RopeAndCacheArgs rope;
     rope.batch = args_.tokens, rope.rows = 1;
     rope.heads = a.heads, rope.kv_heads = a.kv_heads;
-    rope.head_dim = rope.head_dim_v = rope.rotary_dim = kHeadDim;
+    rope.head_dim = rope.head_dim_v = head_dim;
+    rope.rotary_dim = a.rotary_dim, rope.interleaved = a.interleaved;
     rope.q = heads_at(0), rope.k = heads_at(a.heads), rope.v = heads_at(a.heads + a.kv_heads);
     rope.out = attended;
     rope.cos = a.cos, rope.sin = a.sin;
@@ -103,8 +104,8 @@ class LayersByOps {
     AttentionArgs attention;
     attention.batch = attention.total_q = args_.tokens, attention.max_seqlen_q = 1;
     attention.heads = a.heads, attention.kv_heads = a.kv_heads;
-    attention.head_dim = attention.head_dim_v = kHeadDim;
-    attention.q = {attended_.data(), args_.attended_columns, 0, kHeadDim};
+    attention.head_dim = attention.head_dim_v = head_dim;
+    attention.q = {attended_.data(), args_.attended_columns, 0, head_dim};
     attention.k = {layer.k_cache, a.batch_stride, a.row_stride, a.head_stride};
     attention.v = {layer.v_cache, a.batch_stride, a.row_stride, a.head_stride};
     attention.seqused_k = keys.data();
@@ -113,7 +114,7 @@ class LayersByOps {
     attention.max_seqlen_k = *std::max_element(keys.begin(), keys.end());
     std::vector<uint16_t> out(attended_.size());
     attention.out = out.data();
-    attention.out_batch_stride = args_.attended_columns, attention.out_head_stride = kHeadDim;
+    attention.out_batch_stride = args_.attended_columns, attention.out_head_stride = head_dim;
     attention.scale = a.scale;
     attention.k_descale = layer.k_scale, attention.k_descale_head_stride = a.k_scale_stride;
     attention.v_descale = layer.v_scale, attention.v_descale_head_stride = a.v_scale_stride;

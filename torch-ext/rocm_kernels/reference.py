@@ -617,6 +617,7 @@ def decode_layers(
     seqused_k: Optional[torch.Tensor] = None,
     leftpad_k: Optional[torch.Tensor] = None,
     window_left: int = -1,
+    interleaved: bool = False,
 ) -> torch.Tensor:
     """The functions above one by one; residual, qkv and caches are written."""
     if residual.dim() == 2:  # sequence by sequence
@@ -635,7 +636,7 @@ def decode_layers(
                 scale_qkv=scale_qkv, bias_qkv=bias_qkv, q_norm_weights=q_norm_weights,
                 k_norm_weights=k_norm_weights, k_scales=k_scales, v_scales=v_scales, eps=eps,
                 weight_offset=weight_offset, scale=scale, seqused_k=its(seqused_k),
-                leftpad_k=its(leftpad_k), window_left=window_left,
+                leftpad_k=its(leftpad_k), window_left=window_left, interleaved=interleaved,
             )  # fmt: skip
         return residual
     fp8_dtype = w_o[0].dtype
@@ -656,8 +657,9 @@ def decode_layers(
     for i, (k_cache, v_cache) in enumerate(zip(k_caches, v_caches)):
         k_scale, v_scale = of_layer(k_scales, i), of_layer(v_scales, i)
         q = rope_and_cache(
-            qkv.view(1, 1, -1, 128), None, None, cos[None, None], sin[None, None],
-            num_kv_heads=k_cache.shape[1], k_cache=k_cache[None], v_cache=v_cache[None],
+            qkv.view(1, 1, -1, k_cache.shape[2]), None, None, cos[None, None], sin[None, None],
+            num_kv_heads=k_cache.shape[1], interleaved=interleaved, k_cache=k_cache[None],
+            v_cache=v_cache[None],
             cache_positions=position.view(1, 1), k_scale=k_scale, v_scale=v_scale,
             q_weight=of_layer(q_norm_weights, i), k_weight=of_layer(k_norm_weights, i), eps=eps,
             weight_offset=weight_offset,

@@ -47,6 +47,7 @@ def decode_layers(
     seqused_k: Optional[torch.Tensor] = None,
     leftpad_k: Optional[torch.Tensor] = None,
     window_left: int = -1,
+    interleaved: bool = False,
 ) -> torch.Tensor:
     """Decoder layers for a token of each sequence, each from its attention to the next one's qkv.
 
@@ -57,7 +58,7 @@ def decode_layers(
 
     For each layer, where ``fp8`` quantises a row with one scale::
 
-        q, k, v  = heads of qkv;  q, k become their norms, if these have weights
+        q, k, v  = heads of qkv, of D each;  q, k become their norms, if these have weights
         q, k rotated;  k, v to row `position` of the layer's caches
         x        = fp8(softmax(q . keys * scale) . values) . w_o^T
         h        = x + residual
@@ -68,37 +69,43 @@ def decode_layers(
     Args:
         residual: ``[B, H]`` of B sequences, float16 or bfloat16: what the first layer's norm took.
             Written. Or ``[H]``: then nothing else has a dimension B.
-        qkv: ``[B, (heads + 2 * KV heads) * 128]`` like residual: the first layer's. Written: of the
+        qkv: ``[B, (heads + 2 * KV heads) * D]`` like residual: the first layer's. Written: of the
             layer behind the last, where the last one's ``w_qkv`` is given.
-        cos: ``[B, 128]`` like residual, the tokens' angles, the second half as the first (NeoX);
-            ``[128]``: the same for all. Likewise ``sin``.
+        cos: ``[B, rotary_dim]`` like residual, the tokens' angles, the second half as the first;
+            ``[rotary_dim]``: the same for all. So many elements of a head rotate, a multiple of 8.
+            Likewise ``sin``.
         position: int32 or int64 of one element or ``[B]``: how many rows a sequence's caches have,
             and where the new one goes.
-        k_caches: for each layer ``[B, rows, KV heads, 128]`` like residual, or FP8 like the
-            weights, of one shape and of the same strides. Written. Likewise ``v_caches``.
+        k_caches: for each layer ``[B, rows, KV heads, D]`` like residual, or FP8 like the weights,
+            of one shape and of the same strides. D is 128; on NVIDIA's GPUs and on the CPU 64, too.
+            Written. Likewise ``v_caches``.
         norm_weights: for each layer ``[H]`` like residual, of the norm behind its attention.
-        w_o: for each layer FP8 ``[H, heads * 128]``, in the dialect of the device; likewise
+        w_o: for each layer FP8 ``[H, heads * D]``, in the dialect of the device; likewise
             ``w_gate_up``, ``[2 * I, H]``, ``w_down``, ``[H, I]``, and ``w_qkv`` of the *next*
             layer. Rows that are further apart than they are long are copied.
             ``next_norm_weights``, ``w_qkv`` and ``scale_qkv`` may lack the last layer's.
         scale_o: for each layer float32 of one element or ``[H, 1]``; likewise the other scales of
             weights.
-        bias_qkv: for each w_qkv ``[(heads + 2 * KV heads) * 128]`` like residual; none: no bias.
-        q_norm_weights: for each layer ``[128]`` like residual, of norms of the query heads, which
+        bias_qkv: for each w_qkv ``[(heads + 2 * KV heads) * D]`` like residual; none: no bias.
+        q_norm_weights: for each layer ``[D]`` like residual, of norms of the query heads, which
             are rounded after the rotation; none: no norms. Likewise ``k_norm_weights``.
         k_scales: of FP8 caches, which hold k divided by it: for each layer float32 of one element
             or ``[KV heads]``; none: 1. Likewise ``v_scales``.
         eps, weight_offset: of all norms, as in :func:`rmsnorm`.
-        scale: of scores; None: ``128 ** -0.5``.
+        scale: of scores; None: ``D ** -0.5``.
         seqused_k: int32 of one element or ``[B]``: how many rows count, from 1 to
             ``position + 1``; None: ``position + 1``.
         leftpad_k: int32 of one element or ``[B]``: the first so many rows are not seen, fewer than
             count.
         window_left: rows before the last that counts which are seen; -1: all.
+        interleaved: an element rotates with its neighbour (GPT-J, GLM), not with one half of
+            rotary_dim apart (NeoX, Llama).
 
-    H, I and heads * 128 are multiples of 128. On a GPU they are 1024 at least, H and heads * 128
-    8192 at most, and H 4096 at most with three or four sequences. A device or a size that is not
-    served raises a RuntimeError that says so, before anything is written.
+    H, I and heads * D are multiples of 128, on AMD's GPUs from 1024 on, on NVIDIA's from 512; there
+    H and heads * D are 8192 at most, and H is 4096 at most with three or four sequences. On
+    NVIDIA's, heads of 64 have an even number of KV heads. On AMD's, whole heads rotate, by halves.
+    A device or a size that is not served raises a RuntimeError that says so, before anything is
+    written.
 
     Returns:
         residual.
@@ -119,10 +126,13 @@ def decode_layers(
                         scale_qkv=tuple(scale_qkv), bias_qkv=tuple(bias_qkv),
                         q_norm_weights=tuple(q_norm_weights), k_norm_weights=tuple(k_norm_weights),
                         k_scales=tuple(k_scales), v_scales=tuple(v_scales))  # fmt: skip
+    if scale is None:
+        scale = k_caches[0].shape[-1] ** -0.5 if k_caches else 1.0  # the op says what is missing
     caches, rest = lists[:2], [[_in_place(t) for t in tensors] for tensors in lists[2:]]
     _decode_layers(
-        residual, qkv, *caches, *rest, input_vector(cos), input_vector(sin), position, eps,
-        weight_offset, 128**-0.5 if scale is None else scale, seqused_k, leftpad_k, window_left,
+        residual, qkv, *caches, *rest, input_vector(cos), input_vector(sin), position,
+        cos.shape[-1] if cos.dim() else 0, interleaved, eps, weight_offset, scale, seqused_k,
+        leftpad_k, window_left,
     )  # fmt: skip
     mark_written(residual, qkv, *k_caches, *v_caches)
     return residual

@@ -31,7 +31,7 @@ _WAITING = (
     "hold_rotation", "rope_and_cache", "attention", "swiglu_fp8", "rmsnorm_fp8", "gemm",
     "quantized_gemm", "gated_gemm",
 )  # fmt: skip
-_HEAD = 128
+_HEADS = (64, 128)
 # Bytes of a layer's cache with its room, of all sequences, up to which NVIDIA's kernel of layers is
 # the quicker, for one to four sequences: attention's own kernel reads keys and values sooner. The
 # two were even with 68 MB of one sequence and 38 of four; with 38 MB of two it led by 6 %.
@@ -222,7 +222,8 @@ class LayerStacks(TorchDispatchMode):
                 [call.bias for call in products if call.bias is not None],
                 *([layer.rope.given[name] for layer in stack if rope.given[name] is not None]
                   for name in ("q_weight", "k_weight", "k_scale", "v_scale")),
-                _angles_of(rope.cos), _angles_of(rope.sin), rope.places.view(-1), first.norm.eps,
+                *(_angles_of(table, rope.rotary_dim) for table in (rope.cos, rope.sin)),
+                rope.places.view(-1), rope.rotary_dim, rope.interleaved, first.norm.eps,
                 first.norm.weight_offset, attention.scale, attention.seqused_k,
                 attention.leftpad_k, attention.window_left,
             )  # fmt: skip
@@ -339,27 +340,28 @@ def _require_rotation(rope: _Call) -> None:
         raise _Differs("more sequences than decode_layers takes here")
     if 2 * rope.k_cache.nbytes > most:
         raise _Differs("the cache is so long that the attention's own kernel is quicker")
-    if q.shape[3] != _HEAD or v.shape[3] != _HEAD:
-        raise _Differs(f"heads of {q.shape[3]}, not {_HEAD}")
+    head = q.shape[3]
+    if head not in _HEADS or v.shape[3] != head:
+        raise _Differs(f"heads of {head}, not 64 or 128")
     rope.must_be(
         "rope_and_cache", k_out=None, positions=None, block_table=None,
-        places_are="cache_positions", rotary_dim=_HEAD, interleaved=False,
+        places_are="cache_positions",
     )  # fmt: skip
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise _Differs(f"queries are {q.dtype}")
     places = storages_of([rope.out, k, v])
     sequences, heads, kv_heads = q.shape[0], q.shape[2], k.shape[2]
-    columns = (heads + 2 * kv_heads) * _HEAD
+    columns = (heads + 2 * kv_heads) * head
     begins = [t.storage_offset() - q.storage_offset() for t in (rope.out, k, v)]
     if (
         places != storages_of([q])
-        or begins != [0, heads * _HEAD, (heads + kv_heads) * _HEAD]
-        or any(t.stride()[2:] != (_HEAD, 1) for t in (q, rope.out, k, v))
+        or begins != [0, heads * head, (heads + kv_heads) * head]
+        or any(t.stride()[2:] != (head, 1) for t in (q, rope.out, k, v))
         or (sequences > 1 and any(t.stride(0) != columns for t in (q, rope.out, k, v)))
     ):
         raise _Differs("queries, keys and values do not lie side by side")
     angles = (rope.cos, rope.sin)
-    numbers = (_HEAD, sequences * _HEAD)
+    numbers = (rope.rotary_dim, sequences * rope.rotary_dim)
     if any(t is None or t.numel() not in numbers or t.dtype != q.dtype for t in angles):
         raise _Differs("angles of another type or number")
     if rope.places is None or rope.places.numel() not in (1, sequences):
@@ -422,7 +424,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _qkv_of(rope: _Call) -> torch.Tensor:
-    sequences, columns = rope.q.shape[0], (rope.q.shape[2] + 2 * rope.k.shape[2]) * _HEAD
+    sequences, columns = rope.q.shape[0], (rope.q.shape[2] + 2 * rope.k.shape[2]) * rope.q.shape[3]
     qkv = rope.q.as_strided((sequences, columns), (columns, 1), rope.q.storage_offset())
     return _by_sequence(qkv, rope)
 
@@ -435,11 +437,11 @@ def _by_sequence(tensor: torch.Tensor, rope: _Call) -> torch.Tensor:
     return tensor[0] if sequences == 1 else tensor
 
 
-def _angles_of(table: torch.Tensor) -> torch.Tensor:
-    """``[128]``, where all sequences have the same, or a row for each of them."""
-    if table.numel() == _HEAD or table.stride(0) == 0:
+def _angles_of(table: torch.Tensor, rotary_dim: int) -> torch.Tensor:
+    """``[rotary_dim]``, where all sequences have the same, or a row for each of them."""
+    if table.numel() == rotary_dim or table.stride(0) == 0:
         return table.select(0, 0).view(-1)
-    return table.view(-1, _HEAD)
+    return table.view(-1, rotary_dim)
 
 
 def _follows(layer: _Layer, behind: _Layer, qkv: _Call) -> bool:
@@ -468,6 +470,7 @@ def _shared(layer: _Layer) -> List[Any]:
         *(None if t is None else (t.data_ptr(), t.dtype) for t in numbers),
         attention.scale,
         attention.window_left,
+        (rope.rotary_dim, rope.interleaved),
         _of_norm(layer.norm),
     ]
 
