@@ -34,7 +34,7 @@ struct DecodeLayer {
 // FP8, which hold k and v divided by their scales.
 struct DecodeAttention {
   const void* qkv = nullptr;  // [B, heads + 2 kv_heads, D], dtype; nullptr: `attended` is given
-  int32_t head_dim = 128;     // D: 128, on NVIDIA 64 as well
+  int32_t head_dim = 128;     // D: 128 or 64
   int64_t row_stride = 0;     // elements, even; of all caches
   int64_t head_stride = 0;
   int64_t batch_stride = 0;
@@ -44,10 +44,9 @@ struct DecodeAttention {
   const void* cos = nullptr;  // [rotary_dim], dtype; the second half as the first
   const void* sin = nullptr;
   int32_t angle_stride = 0;
-  int32_t rotary_dim = 128;  // of the first elements of a head, a multiple of 8; AMD: D
-  bool interleaved =
-      false;         // an element rotates with its neighbour, else with one of the other half
-  int32_t rows = 0;  // that a cache has room for
+  int32_t rotary_dim = 128;           // a head's first, which rotate: a multiple of 8, AMD: of 16
+  bool interleaved = false;           // neighbours rotate, else elements half of rotary_dim apart
+  int32_t rows = 0;                   // that a cache has room for
   const int32_t* position = nullptr;  // rows that it has; the new one's place, if there is room
   int32_t position_stride = 0;
   int32_t heads = 0, kv_heads = 0;

@@ -1,8 +1,9 @@
 // The attention of one token: rotation, the cache's new row, softmax over all keys, by the helpers
 // of all workgroups.
 //
-// Workgroups share the keys of a KV head, or of four query heads of it where it has more. A
-// helper's wave takes a run of them, four keys at a time, 16 lanes a key with eight elements each.
+// Workgroups share the keys of a unit, or of four query heads of it where it has more. A unit is a
+// KV head of 128, or two neighbours of 64, of which each has its query heads. A helper's wave takes
+// a run of keys, four at a time, 16 lanes a key with eight elements each.
 // So the weighted values of a workgroup are in 16 parts, with their greatest score and sum of
 // weights each. Those meet in LDS, where a wave adds up a head and publishes it. Which one of a
 // head's workgroups comes last adds up theirs: no meeting of the grid, which would cost more.
@@ -18,7 +19,7 @@
 #include <type_traits>
 
 #include "../../blocks/product/cdna/partial_sums.h"
-#include "problem.h"
+#include "rotation.h"
 
 namespace rocm_kernels::cdna::decode {
 
@@ -42,7 +43,6 @@ ROCM_KERNELS_DEVICE void publish(T* to, T value) {
 constexpr int kRows = kLanes / 16;          // keys that a wave takes at once
 constexpr int kSteps = 2;                   // of so many keys, under way
 constexpr int kLeastKeys = kSteps * kRows;  // of a wave: fewer are not worth adding up
-constexpr int kCount = 8;                   // elements of a lane
 
 // Eight elements of a row of a cache, of T.
 template <typename C>
@@ -87,52 +87,6 @@ struct Cached<uint8_t> {
   }
 };
 
-// The eight elements of the other half of a head, which lie 8 lanes on.
-ROCM_KERNELS_DEVICE Vector other_half_of(const Vector& own) {
-  const Words words = __builtin_bit_cast(Words, own);
-  Words others;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    others[i] = __builtin_amdgcn_mov_dpp(words[i], 0x128, 0xF, 0xF, true);
-  }
-  return __builtin_bit_cast(Vector, others);
-}
-
-// What a norm makes of x, of its factor and weights.
-template <typename T>
-ROCM_KERNELS_DEVICE void scale_by(const Vector& weights, float factor, float offset,
-                                  float (&x)[kCount]) {
-  float weight[kCount];
-  unpack<T>(opaque(weights), weight);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) x[i] = x[i] * factor * (weight[i] + offset);
-}
-
-// Eight elements of a head rotate; where it has a norm, they become that before.
-template <typename T>
-ROCM_KERNELS_DEVICE void rotate(const Attention<T>& a, const Vector& own, bool has_norm,
-                                const Vector& weights, const Vector& cosines, const Vector& sines,
-                                int column, float (&x)[kCount]) {
-  float y[kCount], cosine[kCount], sine[kCount];
-  const Vector its = opaque(own);  // with what is made of it opaque too: one head after another
-  unpack<T>(its, x);
-  unpack<T>(other_half_of(its), y);
-  if (has_norm) {
-    float squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) squares = fmaf(x[i], x[i], squares);
-    const float mean = reduce_lanes<16>(squares, Sum{}) / static_cast<float>(kHeadDim);
-    const float factor = reciprocal_sqrt(mean + a.eps);
-    scale_by<T>(weights, factor, a.weight_offset, x);
-    scale_by<T>(other_half_of(weights), factor, a.weight_offset, y);
-  }
-  unpack<T>(opaque(cosines), cosine);  // not kept as floats
-  unpack<T>(opaque(sines), sine);
-  const float sign = column < 8 ? -1.0f : 1.0f;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) x[i] = fmaf(x[i], cosine[i], sign * y[i] * sine[i]);
-}
-
 struct Greatest {
   ROCM_KERNELS_DEVICE float operator()(float x, float y) const { return fmaxf(x, y); }
 };
@@ -164,11 +118,11 @@ template <typename T>
 class Share {
  public:
   ROCM_KERNELS_DEVICE Share(const Attention<T>& a, int keys) {
-    const int kinds = a.kv_heads * a.parts, kind = static_cast<int>(blockIdx.x) % kinds;
-    const int all = a.heads / a.kv_heads;
-    kv_head = kind / a.parts, part = kind % a.parts;
-    group = min(all - part * kUnitHeads, kUnitHeads);
-    first_head = kv_head * all + part * kUnitHeads;
+    const int kinds = a.units * a.parts, kind = static_cast<int>(blockIdx.x) % kinds;
+    of_kv_head = a.heads / a.kv_heads;
+    unit = kind / a.parts, part = kind % a.parts;
+    kv_head = a.head_dim == kUnitDim ? unit : 2 * unit;
+    group = min(of_kv_head - part * kUnitHeads, kUnitHeads);
     index = static_cast<int>(blockIdx.x) / kinds;
     constexpr int kLeast = kHelpers * kLeastKeys;
     count = min((keys + kLeast - 1) / kLeast, a.splits);
@@ -176,9 +130,18 @@ class Share {
   // Of the keys, for a wave.
   ROCM_KERNELS_DEVICE bool has_keys() const { return index < count; }
 
-  int kv_head, part;
-  int first_head, group;  // query heads
-  int index, count;       // among the workgroups that share their keys
+  // Query head `head` of one of the unit's KV heads.
+  ROCM_KERNELS_DEVICE int query(int half, int head) const {
+    return (kv_head + half) * of_kv_head + part * kUnitHeads + head;
+  }
+  // And where parts of it, with those of the other KV head, are kept.
+  ROCM_KERNELS_DEVICE int slot(int head) const {
+    return unit * of_kv_head + part * kUnitHeads + head;
+  }
+
+  int unit, kv_head, part;  // kv_head: the unit's first
+  int of_kv_head, group;    // query heads of each, and of the part
+  int index, count;         // among the workgroups that share their keys
 };
 
 // Of a KV head's keys or values.
@@ -188,11 +151,11 @@ ROCM_KERNELS_DEVICE float scale_of(const float* scales, int stride, int kv_head)
   return scales == nullptr ? 1.0f : scales[kv_head * stride];
 }
 
-// A head of a workgroup, published.
+// A query head of a workgroup, or of both KV heads one, published.
 template <typename T>
-ROCM_KERNELS_DEVICE FloatPair* partial_of(const Attention<T>& a, int head, int index) {
+ROCM_KERNELS_DEVICE FloatPair* partial_of(const Attention<T>& a, int slot, int index) {
   return reinterpret_cast<FloatPair*>(a.partials) +
-         (head * a.splits + index) * (kPartialFloats / 2);
+         (slot * a.splits + index) * (kPartialFloats / 2);
 }
 
 // The parts of a workgroup to LDS. Until has_qkv() nothing but the cache is read; asked() is called
@@ -212,26 +175,28 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
   const int begin = seen.begin + (share.index * kHelpers + wave) * each;
   const int end = min(begin + each, seen.end);
 
-  const int row = lane / 16, column = lane % 16;
+  const int row = lane / 16;
+  const Rotation<T> rotation(a, lane);
   const auto eight_of = [&](const T* head) {
-    return load<Touch::kAgain, Vector>(head + kCount * column);
+    return load<Touch::kAgain, Vector>(head + rotation.dim());
   };
-  const Vector cosines = eight_of(a.cos), sines = eight_of(a.sin);
+  const int kv_head = share.kv_head + rotation.head();
   const bool has_norms = layer.q_norm != nullptr;
   Vector q_norm = {}, k_norm = {};
   if (has_norms) q_norm = eight_of(layer.q_norm), k_norm = eight_of(layer.k_norm);
   C* const k_cache = static_cast<C*>(layer.k_cache);
   C* const v_cache = static_cast<C*>(layer.v_cache);
   using Eight = typename Cached<C>::Eight;
-  const float k_scale = scale_of<C>(layer.k_scale, a.k_scale_stride, share.kv_head);
-  const float v_scale = scale_of<C>(layer.v_scale, a.v_scale_stride, share.kv_head);
+  const float k_scale = scale_of<C>(layer.k_scale, a.k_scale_stride, kv_head);
+  const float v_scale = scale_of<C>(layer.v_scale, a.v_scale_stride, kv_head);
+  const int place_in_row = share.unit * a.unit_stride + rotation.place();
   Eight k[kSteps], v[kSteps];
   const int last = min(position, seen.end) - 1;  // of the rows that are there and seen
   const auto load_row = [&](const C* cache, int key) {
     if (last < seen.begin) return Eight{};  // no row is; a weight of 0 must meet a number
     // The last one stands for those behind it, and for the new one.
     const int64_t at = int64_t{min(key, last)} * a.row_stride;
-    return load<Touch::kAgain, Eight>(cache + at + share.kv_head * a.head_stride + kCount * column);
+    return load<Touch::kAgain, Eight>(cache + at + place_in_row);
   };
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -242,28 +207,27 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
   Vector q[kUnitHeads];  // the last one again where there are fewer
 #pragma unroll
   for (int g = 0; g < kUnitHeads; ++g) {
-    q[g] = eight_of(qkv + (share.first_head + min(g, share.group - 1)) * kHeadDim);
+    q[g] = eight_of(qkv + share.query(rotation.head(), min(g, share.group - 1)) * a.head_dim);
   }
-  const Vector given_key = eight_of(qkv + (a.heads + share.kv_head) * kHeadDim);
-  const Vector given_value = eight_of(qkv + (a.heads + a.kv_heads + share.kv_head) * kHeadDim);
+  const Vector given_key = eight_of(qkv + (a.heads + kv_head) * a.head_dim);
+  const Vector given_value = eight_of(qkv + (a.heads + a.kv_heads + kv_head) * a.head_dim);
   asked();
 
   float rotated[kCount];
-  rotate<T>(a, given_key, has_norms, k_norm, cosines, sines, column, rotated);
+  rotation.rotate(given_key, has_norms, k_norm, rotated);
   const Eight new_key = Cached<C>::of(rotated, 1.0f / k_scale);
   unpack<T>(given_value, rotated);
   const Eight new_value = Cached<C>::of(rotated, 1.0f / v_scale);
   const float scale_log2 = a.scale_log2 * k_scale;
   const bool has_room = static_cast<uint32_t>(position) < static_cast<uint32_t>(a.rows);
   if (share.index == 0 && wave == 0 && row == 0 && share.part == 0 && has_room) {
-    const int64_t at =
-        int64_t{position} * a.row_stride + share.kv_head * a.head_stride + kCount * column;
+    const int64_t at = int64_t{position} * a.row_stride + place_in_row;
     store<Touch::kAgain>(k_cache + at, new_key);
     store<Touch::kAgain>(v_cache + at, new_value);
   }
 #pragma unroll
   for (int g = 0; g < kUnitHeads; ++g) {
-    rotate<T>(a, q[g], has_norms, q_norm, cosines, sines, column, rotated);
+    rotation.rotate(q[g], has_norms, q_norm, rotated);
     q[g] = opaque(pack<T>(rotated));  // here and below, lest registers run out
     __builtin_amdgcn_sched_barrier(0);
   }
@@ -284,7 +248,7 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
         float product = its_q[0] * its_k[0];
 #pragma unroll
         for (int i = 1; i < kCount; ++i) product = fmaf(its_q[i], its_k[i], product);
-        product = reduce_lanes<16>(product, Sum{}) * scale_log2;
+        product = rotation.sum_of_head(product) * scale_log2;
         weights[g][step] = key < end ? product : -INFINITY;
       }
       __builtin_amdgcn_sched_barrier(0);
@@ -332,10 +296,10 @@ ROCM_KERNELS_DEVICE void attend(const Attention<T>& a, const Layer<T>& layer, co
       values[i / 4] = Accumulator{sums[g][i], sums[g][i + 1], sums[g][i + 2], sums[g][i + 3]};
     }
   }
-  if (place % 16 != 0) return;
+  if (place % 8 != 0) return;
 #pragma unroll
   for (int g = 0; g < kUnitHeads; ++g) {
-    scratch.weights[g][part] = FloatPair{greatest[g], total[g]};
+    scratch.weights[g][place % 16 / 8][part] = FloatPair{greatest[g], total[g]};
   }
 }
 
@@ -346,33 +310,35 @@ ROCM_KERNELS_DEVICE void add_parts(const Attention<T>& a, const Layer<T>& layer,
                                    int wave, int lane, const AttendScratch& scratch) {
   const Share<T> share(a, seen.count());
   if (!share.has_keys() || wave >= share.group) return;
-  const int head = share.first_head + wave;
+  const int slot = share.slot(wave), half = lane / 32;  // a lane has two elements
   FloatPair sum = {};
   {
-    const FloatPair part = scratch.weights[wave][lane % kAttendParts];
+    const FloatPair part = scratch.weights[wave][half][lane % kAttendParts];
     const float most = reduce_lanes<kAttendParts>(part[0], Greatest{});
     const float factor = factor_to(most, part[0]);
     const float total = reduce_lanes<kAttendParts>(part[1] * factor, Sum{});
 #pragma unroll
     for (int i = 0; i < kAttendParts; ++i) {
-      const float its =
-          __builtin_bit_cast(float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, factor), i));
+      const int bits = __builtin_bit_cast(int, factor);
+      const int first = __builtin_amdgcn_readlane(bits, i);
+      const int second = __builtin_amdgcn_readlane(bits, 32 + i);
+      const float its = __builtin_bit_cast(float, half == 0 ? first : second);
       sum += its * reinterpret_cast<const FloatPair*>(scratch.values[wave][i])[lane];
     }
-    FloatPair* const partial = partial_of(a, head, share.index);
+    FloatPair* const partial = partial_of(a, slot, share.index);
     publish(partial + lane, sum);
-    if (lane == 0) publish(partial + kHeadDim / 2, FloatPair{most, total});
+    if (lane % 32 == 0) publish(partial + kUnitDim / 2 + half, FloatPair{most, total});
   }
   int before = 0;
   await_published();
   if (lane == 0) {
     before = static_cast<int>(
-        __hip_atomic_fetch_add(a.arrived + head, 1, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT));
+        __hip_atomic_fetch_add(a.arrived + slot, 1, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT));
   }
   if (__builtin_amdgcn_readfirstlane(before) + 1 != share.count) return;
   // For the next layer, which a meeting is before.
   if (lane == 0) {
-    __hip_atomic_store(a.arrived + head, 0, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    __hip_atomic_store(a.arrived + slot, 0, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
   }
 
   constexpr int kAtOnce = 20;
@@ -382,9 +348,9 @@ ROCM_KERNELS_DEVICE void add_parts(const Attention<T>& a, const Layer<T>& layer,
     FloatPair values[kAtOnce], weights[kAtOnce];  // these: the greatest score, the sum
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const FloatPair* const partial = partial_of(a, head, min(first + i, share.count - 1));
+      const FloatPair* const partial = partial_of(a, slot, min(first + i, share.count - 1));
       values[i] = partial[lane];
-      weights[i] = partial[kHeadDim / 2];
+      weights[i] = partial[kUnitDim / 2 + half];
     }
     float most = greatest;
 #pragma unroll
@@ -399,8 +365,9 @@ ROCM_KERNELS_DEVICE void add_parts(const Attention<T>& a, const Layer<T>& layer,
       total = fmaf(weights[i][1], factor, total);
     }
   }
-  T* const out = a.attended + head * kHeadDim + 2 * lane;
-  const float v_scale = scale_of<C>(layer.v_scale, a.v_scale_stride, share.kv_head);
+  const int its_half = 2 * lane >= a.head_dim, dim = 2 * lane & (a.head_dim - 1);
+  T* const out = a.attended + share.query(its_half, wave) * a.head_dim + dim;
+  const float v_scale = scale_of<C>(layer.v_scale, a.v_scale_stride, share.kv_head + its_half);
   publish(out, from_float<T>(sum[0] / total * v_scale));
   publish(out + 1, from_float<T>(sum[1] / total * v_scale));
 }

@@ -81,14 +81,17 @@ Status check(const DecodeLayersArgs& args, const Target& target) {
   const DecodeAttention& attention = args.attention;
   if (attention.qkv != nullptr) {
     const int64_t heads = attention.heads, kv_heads = attention.kv_heads;
-    if (attention.head_dim != kHeadDim || attention.rotary_dim != kHeadDim ||
-        attention.interleaved) {
-      return "heads must be of 128 and rotate as wholes, by halves, on this GPU; run the ops one "
-             "by "
+    const int64_t dim = attention.head_dim, rotary_dim = attention.rotary_dim;
+    if (dim != kUnitDim && (dim != kHalfDim || kv_heads % 2 != 0)) {
+      return "heads must be of 128, or of 64 and their number of KV heads even; run the ops one by "
+             "one";
+    }
+    if (rotary_dim < 16 || rotary_dim % 16 != 0 || rotary_dim > dim) {
+      return "rotary_dim must be a multiple of 16, from 16 to a head's size; run the ops one by "
              "one";
     }
     if (kv_heads < 1 || heads % kv_heads != 0 || heads > target.compute_units || !has_o ||
-        args.attended_columns != heads * kHeadDim) {
+        args.attended_columns != heads * dim) {
       return "an attention must have query heads for each KV head, of 128, and an o that takes "
              "them";
     }
@@ -101,7 +104,7 @@ Status check(const DecodeLayersArgs& args, const Target& target) {
         head * kv_heads > INT32_MAX) {
       return "strides of the caches must be whole words of 4 bytes, and small enough for 32 bits";
     }
-    if (args.count > 1 && args.qkv_columns != (heads + 2 * kv_heads) * kHeadDim) {
+    if (args.count > 1 && args.qkv_columns != (heads + 2 * kv_heads) * dim) {
       return "in a stack qkv must have the columns of its attention";
     }
   }
@@ -155,7 +158,7 @@ Product<T> make_product(int64_t n, int64_t k, Row row, End end, const T* x, T* o
 int64_t x_offset(const DecodeLayersArgs& args) { return 4 * (args.intermediate + kMostWorkgroups); }
 int64_t attended_offset(const DecodeLayersArgs& args) { return x_offset(args) + 2 * args.hidden; }
 int64_t partials_offset(const DecodeLayersArgs& args) {
-  return attended_offset(args) + 2 * kHeadDim * args.attention.heads;
+  return attended_offset(args) + 2 * args.attended_columns;
 }
 int64_t partials_bytes(const DecodeLayersArgs& args) {
   const DecodeAttention& a = args.attention;
@@ -179,7 +182,9 @@ StackProblem<T> make_problem(const DecodeLayersArgs& args, int64_t begin, int64_
     Attention<T>& attention = p.attention;
     attention.qkv = begin == 0 ? static_cast<const T*>(a.qkv) : p.qkv;
     attention.row_stride = static_cast<int32_t>(a.row_stride);
-    attention.head_stride = static_cast<int32_t>(a.head_stride);
+    const bool is_whole = a.head_dim == kUnitDim;
+    attention.unit_stride = static_cast<int32_t>(is_whole ? a.head_stride : 2 * a.head_stride);
+    attention.half_gap = static_cast<int32_t>(is_whole ? 0 : a.head_stride - kHalfDim);
     attention.k_scale_stride = a.k_scale_stride;
     attention.v_scale_stride = a.v_scale_stride;
     attention.cos = static_cast<const T*>(a.cos);
@@ -189,12 +194,16 @@ StackProblem<T> make_problem(const DecodeLayersArgs& args, int64_t begin, int64_
     attention.keys = a.keys;
     attention.first_key = a.first_key;
     attention.window_left = a.window_left;
+    attention.head_dim = a.head_dim;
+    attention.rotary_dim = a.rotary_dim;
+    attention.interleaved = a.interleaved;
     attention.heads = a.heads;
     attention.kv_heads = a.kv_heads;
+    attention.units = is_whole ? a.kv_heads : a.kv_heads / 2;
     attention.eps = args.eps;
     attention.weight_offset = args.weight_offset;
     attention.parts = (a.heads / a.kv_heads + kUnitHeads - 1) / kUnitHeads;
-    attention.splits = target.compute_units / (a.kv_heads * attention.parts);
+    attention.splits = target.compute_units / (attention.units * attention.parts);
     attention.scale_log2 = a.scale * 1.44269504f;
     attention.partials = reinterpret_cast<float*>(workspace + partials_offset(args));
     attention.attended = reinterpret_cast<T*>(workspace + attended_offset(args));

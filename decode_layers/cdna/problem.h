@@ -37,17 +37,20 @@ struct Product {
   T* out;      // of kStored and kAdded
 };
 
-constexpr int kHeadDim = 128;
-constexpr int kUnitHeads = kHelpers;          // query heads that a workgroup takes at most
-constexpr int kPartialFloats = kHeadDim + 4;  // of a head: values, greatest score, sum of weights
-constexpr int kAttendParts = 16;              // of a workgroup, in LDS
+// What a workgroup takes of keys: a KV head of 128, or two neighbours of 64.
+constexpr int kUnitDim = 128;
+constexpr int kHalfDim = kUnitDim / 2;
+constexpr int kUnitHeads = kHelpers;  // query heads of each KV head that it takes at most
+// Of a query head of each: values; of each half the greatest score and the sum of weights.
+constexpr int kPartialFloats = kUnitDim + 4;
+constexpr int kAttendParts = 16;  // of a workgroup, in LDS
 
 using FloatPair = float __attribute__((ext_vector_type(2)));
 
 // In LDS, where the codes are later.
 struct alignas(16) AttendScratch {
-  float values[kUnitHeads][kAttendParts][kHeadDim];
-  FloatPair weights[kUnitHeads][kAttendParts];  // the greatest score, the sum of weights
+  float values[kUnitHeads][kAttendParts][kUnitDim];
+  FloatPair weights[kUnitHeads][2][kAttendParts];  // of a half: greatest score, sum of weights
 };
 
 // What launches keep from one to the next.
@@ -60,22 +63,27 @@ static_assert(sizeof(State) <= kDecodeLayersStateBytes);
 // The attention that a layer begins with; see attend.h.
 template <typename T>
 struct Attention {
-  const T* qkv;                     // [heads + 2 kv_heads, 128]: of the first layer, or nullptr
-  int32_t row_stride, head_stride;  // elements
+  const T* qkv;  // [heads + 2 kv_heads, head_dim]: of the first layer, or nullptr
+  int32_t row_stride, unit_stride;         // elements
+  int32_t half_gap;                        // between a unit's halves, where they lie apart
   int32_t k_scale_stride, v_scale_stride;  // from head to head: 0 or 1
-  const T *cos, *sin;                      // [128]
+  const T *cos, *sin;                      // [rotary_dim]
   int32_t rows;                            // that a cache has room for
   const int32_t* position;                 // [1]: rows that it has
   const int32_t *keys, *first_key;         // [1], or nullptr: see DecodeAttention
   int32_t window_left;
+  int32_t head_dim;  // 128 or 64
+  int32_t rotary_dim;
+  int32_t interleaved;
   int32_t heads, kv_heads;
+  int32_t units;             // of KV heads: each of 128, or two of 64
   float eps, weight_offset;  // of norms of heads
-  int32_t parts;             // of a KV head's query heads, kUnitHeads each
+  int32_t parts;             // of its query heads, kUnitHeads each
   int32_t splits;            // workgroups that each of them may have
   float scale_log2;          // of scores, for powers of two
-  float* partials;           // [heads][splits][kPartialFloats]
-  uint32_t* arrived;         // [heads]
-  T* attended;               // [heads, 128]
+  float* partials;           // [heads, or half as many of 64][splits][kPartialFloats]
+  uint32_t* arrived;         // likewise
+  T* attended;               // [heads, head_dim]
 };
 
 template <typename T>

@@ -77,8 +77,7 @@ def decode_layers(
         position: int32 or int64 of one element or ``[B]``: how many rows a sequence's caches have,
             and where the new one goes.
         k_caches: for each layer ``[B, rows, KV heads, D]`` like residual, or FP8 like the weights,
-            of one shape and of the same strides. D is 128; on NVIDIA's GPUs and on the CPU 64, too.
-            Written. Likewise ``v_caches``.
+            of one shape and of the same strides. D is 128 or 64. Written. Likewise ``v_caches``.
         norm_weights: for each layer ``[H]`` like residual, of the norm behind its attention.
         w_o: for each layer FP8 ``[H, heads * D]``, in the dialect of the device; likewise
             ``w_gate_up``, ``[2 * I, H]``, ``w_down``, ``[H, I]``, and ``w_qkv`` of the *next*
@@ -102,9 +101,9 @@ def decode_layers(
             rotary_dim apart (NeoX, Llama).
 
     H, I and heads * D are multiples of 128, on AMD's GPUs from 1024 on, on NVIDIA's from 512; there
-    H and heads * D are 8192 at most, and H is 4096 at most with three or four sequences. On
-    NVIDIA's, heads of 64 have an even number of KV heads. On AMD's, whole heads rotate, by halves.
-    A device or a size that is not served raises a RuntimeError that says so, before anything is
+    H and heads * D are 8192 at most, and H is 4096 at most with three or four sequences. On GPUs,
+    heads of 64 have an even number of KV heads, and on AMD's rotary_dim is a multiple of 16. A
+    device or a size that is not served raises a RuntimeError that says so, before anything is
     written.
 
     Returns:
