@@ -95,6 +95,13 @@ class Rotation {
   // The elements that the lane's rotate with.
   ROCM_KERNELS_DEVICE Vector partners_of(const Vector& own) const {
     Vector others;
+    if (a_.rotary_dim == kUnitDim && !a_.interleaved) {  // 8 lanes on: no trip through LDS
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        others.word[w] = __builtin_amdgcn_mov_dpp(own.word[w], 0x128, 0xF, 0xF, true);
+      }
+      return others;
+    }
     const int half = a_.rotary_dim / (2 * kCount), lane = lane_ + (is_first() ? half : -half);
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
