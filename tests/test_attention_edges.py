@@ -111,21 +111,27 @@ def test_rows_of_no_sequence_at_all(backend, ends):
 
 
 @pytest.mark.parametrize("paged", [False, True])
-def test_no_sequences_with_a_rotation(backend, paged):
-    def none(*shape):
-        return torch.zeros(0, *shape, dtype=torch.bfloat16, device=backend.device)
+@pytest.mark.parametrize("kind", ["16 bits", "float32", "FP8"])
+def test_no_sequences(backend, paged, kind):
+    """New keys go to the cache by an op, or, FP8 that is FP8 already, by copies."""
+    dtype = {"16 bits": torch.bfloat16, "float32": torch.float32, "FP8": backend.fp8_dtype}[kind]
+    of_queries = torch.bfloat16 if kind == "FP8" else dtype
+
+    def none(*shape, dtype=dtype):
+        return torch.zeros(0, *shape, device=backend.device).to(dtype)
 
     lengths = torch.zeros(0, dtype=torch.int32, device=backend.device)
     table = torch.zeros(0, 8, dtype=torch.int32, device=backend.device)[:, ::2]
-    cache = torch.zeros(4, CACHE_SIZE, KV_HEADS, SIZE, dtype=torch.bfloat16, device=backend.device)
+    cache = torch.zeros(4, CACHE_SIZE, KV_HEADS, SIZE, device=backend.device).to(dtype)
     cache = cache if paged else cache[:0]
     cos, sin = torch.rand(2, 40, SIZE // 2).to(backend.device)
-    out = backend.ops.flash_attn_with_kvcache(
-        none(1, HEADS, SIZE), cache, cache.clone(), none(1, KV_HEADS, SIZE),
-        none(1, KV_HEADS, SIZE), cache_seqlens=lengths, rotary_cos=cos, rotary_sin=sin,
-        block_table=table if paged else None,
-    )  # fmt: skip
-    assert out.shape == (0, 1, HEADS, SIZE)
+    for rotation in ({}, {"rotary_cos": cos, "rotary_sin": sin})[: 1 if kind == "FP8" else 2]:
+        out = backend.ops.flash_attn_with_kvcache(
+            none(1, HEADS, SIZE, dtype=of_queries), cache, cache.clone(), none(1, KV_HEADS, SIZE),
+            none(1, KV_HEADS, SIZE), cache_seqlens=lengths,
+            block_table=table if paged else None, **rotation,
+        )  # fmt: skip
+        assert out.shape == (0, 1, HEADS, SIZE)
 
 
 def test_new_rows_of_no_page_are_written_nowhere(backend):

@@ -123,7 +123,7 @@ def append_to_cache(
         q = rotation.of(q, lengths[:, None].expand(q.shape[:2]) if one_position else lengths)
         if not served and k.shape[1] > 0:
             k = rotation.of(k, lengths)
-    if k.shape[1] == 0:
+    if k.shape[0] == 0 or k.shape[1] == 0:
         return q
     if not served:
         _copy_by_index(k_cache, k, lengths, block_table, k_descale)
