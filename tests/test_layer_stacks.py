@@ -192,6 +192,24 @@ def test_layers_behind_one_another_are_one_call(package, monkeypatch, family):
     assert {len(call[2]) for call in seen} == {2}
 
 
+@pytest.mark.parametrize("columns, says", [(128, None), (64, "angles of another type or number")])
+def test_angles_of_half_the_columns_are_no_row_for_both(package, columns, says):
+    """Two sequences' are as many numbers as one row of whole columns."""
+    stacks = package.models.layer_stacks
+    qkv = torch.zeros(2, 1, 4, 128, dtype=torch.bfloat16)
+    q, k, v = qkv.split((2, 1, 1), 2)
+    angles = torch.zeros(2, 1, columns, dtype=torch.bfloat16)
+    cache = torch.zeros(2, 8, 1, 128, dtype=torch.bfloat16)
+    rope = types.SimpleNamespace(
+        q=q, k=k, v=v, out=q, k_cache=cache, v_cache=cache, cos=angles, sin=angles, rotary_dim=128,
+        places=torch.zeros(2, 1, dtype=torch.int32), must_be=lambda *_, **__: None,
+    )  # fmt: skip
+    with contextlib.ExitStack() as entered:
+        if says is not None:
+            entered.enter_context(pytest.raises(stacks._Differs, match=says))
+        stacks._require_rotation(rope)
+
+
 def _flat(tree):
     return torch.utils._pytree.tree_leaves(tree)
 

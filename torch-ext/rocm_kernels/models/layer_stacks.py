@@ -362,7 +362,13 @@ def _require_rotation(rope: _Call) -> None:
         raise _Differs("queries, keys and values do not lie side by side")
     angles = (rope.cos, rope.sin)
     numbers = (rope.rotary_dim, sequences * rope.rotary_dim)
-    if any(t is None or t.numel() not in numbers or t.dtype != q.dtype for t in angles):
+    if any(
+        t is None
+        or t.shape[-1] != rope.rotary_dim  # two rows of half the columns are as many numbers
+        or t.numel() not in numbers
+        or t.dtype != q.dtype
+        for t in angles
+    ):
         raise _Differs("angles of another type or number")
     if rope.places is None or rope.places.numel() not in (1, sequences):
         raise _Differs("no place in the cache")
