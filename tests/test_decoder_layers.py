@@ -2,17 +2,15 @@
 and number, and what is returned may change; what is computed may not."""
 
 import copy
-import importlib.util
 import inspect
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
 from kernels import LocalLayerRepository, Mode, kernelize, use_kernel_mapping
 from kernels.layer.layer import _validate_layer
 from project import ROOT
+from second_copy import second_copy
 from tiny_models import tiny_llama
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -288,12 +286,7 @@ def test_layers_are_found_by_name_too(package, device):
 @torch.no_grad()
 def test_two_copies_in_a_process(package, monkeypatch):
     """Say, of two revisions: each runs its own models, though they share the model's classes."""
-    # The ops of revisions have names of their own; here they are registered already.
-    monkeypatch.setattr(torch.library, "register_fake", lambda *given: None)
-    folder = Path(package.__file__).parent
-    spec = importlib.util.spec_from_file_location("second_copy", folder / "__init__.py")
-    second = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(second)
+    second = second_copy(package, monkeypatch)
     for copy_ in (package, second, package):
         model = tiny_llama()
         copy_.models.quantize_model_(model)

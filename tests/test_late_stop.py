@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+from second_copy import second_copy
 from tiny_attention import SIZES, prompt, tiny
 from tiny_models import randomized
 from transformers import (
@@ -101,7 +102,11 @@ def package(package, monkeypatch):
 
 @pytest.fixture
 def models(package):
-    """One that looks at once, and one that looks late."""
+    return two_of(package)
+
+
+def two_of(package):
+    """A model that looks at once, and one that looks late."""
     _, model = tiny("Llama")
     late = copy.deepcopy(model)
     package.models.use_decode_step(late)
@@ -125,6 +130,26 @@ def last_of(model, step, **options):
 def test_an_answer_that_ends(package, models, way, length):
     """By itself, or by its greatest length, 12: tokens, logits, scores, what was streamed, the
     random numbers that come next, and the cache."""
+    assert_ends_alike(package, models, way, length)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_copies_in_a_process(package, monkeypatch, way):
+    """Both look late at answers of their own models, though transformers has one check."""
+    both = {package: two_of(package)}
+    # The second one's wrappers of transformers end with the test.
+    monkeypatch.setattr(utils, "DeferredStopCheck", utils.DeferredStopCheck)
+    for name in ("_sample", "_beam_search", "_assisted_decoding", "_valid_auto_compile_criteria"):
+        monkeypatch.setattr(utils.GenerationMixin, name, getattr(utils.GenerationMixin, name))
+    second = second_copy(package, monkeypatch)
+    monkeypatch.setattr(second.models.late_stop, "runs_ahead", lambda device: True)
+    both[second] = two_of(second)
+    for each, models in both.items():
+        each.models.use_attention()  # there is one of its name, the last
+        assert_ends_alike(each, models, way, 7)
+
+
+def assert_ends_alike(package, models, way, length):
     model, late = models
     options = WAYS[way]
     ends = last_of(model, length, **options)

@@ -281,6 +281,8 @@ def _span(
 
 
 def _is_recorded() -> bool:
+    if torch.compiler.is_compiling():  # which cannot ask a stream
+        return False
     return is_recording() or (
         torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
     )

@@ -23,11 +23,15 @@ _here = threading.local()
 
 
 class _Answer:
-    """One of this thread's that has not ended, and what looks at its tokens late, if anything."""
+    """One of this thread's that has not ended, and what looks at its tokens late, if anything.
+    Also the random state behind the last step's numbers, and behind those of the step before: here,
+    as another copy of the package may have taught the same check."""
 
     def __init__(self, allowed: bool) -> None:
         self.allowed = allowed
         self.check: Any = None
+        self.drawn: Optional[torch.Tensor] = None
+        self.drawn_before: Optional[torch.Tensor] = None
 
 
 @contextlib.contextmanager
@@ -80,8 +84,6 @@ def teach_transformers() -> None:
         """Also for caches that grow in place; and takes back the random numbers of a step too
         many, which the one step before has not drawn yet."""
 
-        drawn = before = None  # the state behind this step's numbers, and behind the last one's
-
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             with torch.device("cpu"):  # its tensors are the host's, on any default device
                 super().__init__(*args, **kwargs)
@@ -101,14 +103,17 @@ def teach_transformers() -> None:
             return theirs.is_supported(device, cache, cache_is_returned, **kwargs)
 
         def __call__(self, unfinished_sequences: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
-            self.device = unfinished_sequences.device
-            self.before, self.drawn = self.drawn, _random_state(self.device)
+            answer = _answer()
+            if answer is not None and answer.check is self:
+                self.device = unfinished_sequences.device
+                answer.drawn_before, answer.drawn = answer.drawn, _random_state(self.device)
             return super().__call__(unfinished_sequences, *args, **kwargs)
 
         def finish(self) -> int:
             count = super().finish()
-            if count:
-                _set_random_state(self.device, self.before)
+            answer = _answer()
+            if count and answer is not None and answer.check is self:
+                _set_random_state(self.device, answer.drawn_before)
             return count
 
     utils.DeferredStopCheck = LateStopCheck
