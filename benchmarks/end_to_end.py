@@ -38,7 +38,7 @@ from result_text import result_text
 from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "tools"))
 import load  # noqa: E402
 
 

@@ -23,7 +23,7 @@ import torch
 from project import REPO_ID, ROOT
 from torch.utils._device import DeviceContext, _device_constructors
 
-sys.path.append(str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "tools"))  # before others' packages: pip has a `build`, too
 
 # kernel-builder's ci-test has one variant, the sources and tests/*.py; no tools, no simulator, and
 # of Python's packages those that flake.nix names.

@@ -30,7 +30,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path += [str(ROOT), str(ROOT / "tools")]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT)]
 
 import rocm  # noqa: E402
 

@@ -353,7 +353,10 @@ def test_continuous_batching(package, family, monkeypatch):
         prompts,
         generation_config=GenerationConfig(**options, eos_token_id=-1, pad_token_id=0),
         continuous_batching_config=ContinuousBatchingConfig(
-            page_size=8, num_blocks=32, max_batch_tokens=64
+            page_size=8,
+            num_blocks=32,
+            max_batch_tokens=64,
+            use_cuda_graph=False,  # of a model on the CPU, also where there is a GPU
         ),
     )
     for each, result in zip(prompts, results.values(), strict=True):

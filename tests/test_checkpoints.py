@@ -200,7 +200,7 @@ def test_the_page_has_what_the_script_finds(package, device):
     """Two rows of docs/results/models.md: all of them take minutes."""
     if device.type != "cpu":
         pytest.skip("the script runs models on a CPU, and a program has one variant's layers")
-    sys.path.append(str(ROOT / "tools"))
+    sys.path.insert(0, str(ROOT / "tools"))
     models_table = importlib.import_module("models_table")
     *_, row, moe = models_table.table(package, rows=("llama", "mixtral")).splitlines()
     page = models_table.PAGE.read_text()

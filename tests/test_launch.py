@@ -11,7 +11,7 @@ import pytest
 import torch
 from project import ROOT
 
-sys.path += [str(ROOT), str(ROOT / "tools")]
+sys.path.append(str(ROOT))
 
 import simulator
 

@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 from project import ROOT
 
-sys.path.append(str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "tools"))
 mutants = importlib.import_module("mutants")
 
 LISTED = mutants.listed()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from project import ROOT
 
-sys.path.append(str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "tools"))
 import neighbours
 
 WHOLE = {"phi3": (2, 2, ""), "gemma": (2, 2, "")}

@@ -8,7 +8,7 @@ import sys
 import pytest
 from project import ROOT
 
-sys.path.append(str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "tools"))
 import tomllib
 
 import resources

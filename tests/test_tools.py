@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from project import ROOT
 
-sys.path.append(str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "tools"))
 import device_code
 import environment
 import marked

@@ -8,7 +8,7 @@ import transformers.core_model_loading as loading
 from project import ROOT
 from tiny_models import tiny_llama
 
-sys.path.append(str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "tools"))
 import neighbours
 
 MODELS = ("tests/test_models.py", "tests/test_layers.py", "tests/test_moe_models.py")
