@@ -328,19 +328,6 @@ def vllm_step_h200() -> str:
     return markdown(header, rows)
 
 
-def decode_cpu() -> str:
-    """Tokens per second of each way to decode on a CPU, and as a part of llama.cpp's."""
-    ways: dict[str, list[str]] = {}
-    for threads in ("2 threads", "the processor time of one thread"):
-        for what, speed, _, ratio, *_ in printed("cpu_decode")[1]:
-            processor, way = what.split(": ")
-            if processor == f"AMD EPYC, {threads}, measured":
-                ways.setdefault(way, []).extend([speed, ratio])
-    header = ["AMD EPYC, measured", "2 threads, tokens/s", "x llama.cpp",
-              "one thread's processor time, tokens/s", "x llama.cpp"]  # fmt: skip
-    return markdown(header, [[way, *cells] for way, cells in ways.items()])
-
-
 def gemm_cpu() -> str:
     """F.linear's time over gemm's and fp8_linear's, by M: least, median and most."""
     by_m: dict[str, list[dict]] = {}
@@ -499,7 +486,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "decode_qwen3_moe": lambda: decode_table("h200_experts_model", QWEN3_MOE),
     "generate_h200": generate_h200,
     "vllm_step_h200": vllm_step_h200,
-    "decode_cpu": decode_cpu,
     "serving": lambda: serving.tables(saved("h200_serving")),
     "gemm_summary": lambda: gemm.summary(saved("h200_gemm")),
     "gemm_aims": lambda: gemm.aims(saved("h200_gemm")),

@@ -91,7 +91,8 @@ KERNELS = sorted(
     name for name in NAMES if name.startswith("docs/kernels/") and not name.endswith("_journal.md")
 )
 MOST_LINES = 180
-SHORT = (*KERNELS, *(f"docs/{name}.md" for name in ("models", "layers", "checkpoints", "glossary")))
+PAGES = ("models", "layers", "checkpoints", "glossary", "decode", "recorded_steps")
+SHORT = (*KERNELS, *(f"docs/{name}.md" for name in PAGES))
 TIMED = re.compile(r"\d (?:us|ms|ns|TFLOP/s|GFLOPS|tokens/s|%)(?!\w)")
 
 
