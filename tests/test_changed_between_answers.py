@@ -266,4 +266,5 @@ def test_a_compiled_model_keeps_transformers_loop(package, is_compiled):
     package.models.use_decode_step(step)
     if is_compiled == "after":
         step.compile(backend="eager")
-    assert torch.equal(step.generate(**GIVEN, **OPTIONS), model.generate(**GIVEN, **OPTIONS))
+    options = {**OPTIONS, "max_new_tokens": 3}  # torch compiles for each
+    assert torch.equal(step.generate(**GIVEN, **options), model.generate(**GIVEN, **options))

@@ -15,27 +15,26 @@ import shutil
 import subprocess
 
 import pytest
-from project import ROOT
+from project import ROOT, slow_but
 from simulated import build
 
 NVCC = shutil.which("nvcc")
+PARTS = [
+    ("widen", 21),
+    ("block_scales", 36),
+    ("orders", 2000),
+    ("prefill_softmax", 30),
+    ("sent", 60),
+    ("taken", 200),
+    # Many threads that wait for each other: up to a minute on two cores.
+    ("key_copies", 88),
+    ("prefill_roles", 60),
+    ("layer_weights", 12),
+]
 
 
 @pytest.mark.skipif(not (NVCC and shutil.which("g++")), reason="needs nvcc's headers and g++")
-@pytest.mark.parametrize(
-    "part, tiles",
-    [
-        ("widen", 21),
-        ("block_scales", 36),
-        ("orders", 2000),
-        ("key_copies", 88),
-        ("prefill_softmax", 30),
-        ("prefill_roles", 60),
-        ("sent", 60),
-        ("taken", 200),
-        ("layer_weights", 12),
-    ],
-)
+@pytest.mark.parametrize("part, tiles", slow_but(PARTS[:-3], PARTS))
 def test_every_value_is_right_whoever_is_first(tmp_path, pytestconfig, part, tiles):
     for folder in ("attention", "blocks", "common", "decode_layers", "gemm", "moe", "skinny_gemm"):
         shutil.copytree(ROOT / folder, tmp_path / folder)

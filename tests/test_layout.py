@@ -258,6 +258,7 @@ def test_finalizers_call_no_op():
     assert not found
 
 
+@pytest.mark.slow
 def test_tests_are_found_without_pytest_xdist():
     """vLLM's environment has none (make test-vllm), and reads conftest.py too."""
     command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "--collect-only", "-q", __file__]
