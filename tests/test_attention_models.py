@@ -4,6 +4,7 @@ import contextlib
 import copy
 import importlib
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -144,6 +145,22 @@ def test_a_whole_call_is_one_graph(package):
         got = torch.compile(ours, fullgraph=True, backend="aot_eager")(**given, use_cache=False)
         expected = eager(**given, use_cache=False)
     assert_same_logits(got.logits, expected.logits, given["attention_mask"])
+
+
+def test_what_is_compiled_asks_no_stream(package, monkeypatch):
+    """On a GPU machine: torch.compile cannot trace that question."""
+    asked = []
+    cuda = SimpleNamespace(
+        is_available=lambda: True, is_current_stream_capturing=lambda: asked.append(1)
+    )
+    attention = package.models.attention
+    monkeypatch.setattr(attention, "torch", SimpleNamespace(compiler=torch.compiler, cuda=cuda))
+    torch.compile(lambda x: x + bool(attention._is_recorded()), fullgraph=True, backend="eager")(
+        torch.ones(1)
+    )
+    assert asked == []
+    attention._is_recorded()
+    assert asked == [1]
 
 
 def test_right_padding_and_no_cache(package):

@@ -144,9 +144,9 @@ def test_two_copies_in_a_process(package, monkeypatch, way):
     second = second_copy(package, monkeypatch)
     monkeypatch.setattr(second.models.late_stop, "runs_ahead", lambda device: True)
     both[second] = two_of(second)
-    for each, models in both.items():
+    for each in (second, package):
         each.models.use_attention()  # there is one of its name, the last
-        assert_ends_alike(each, models, way, 7)
+        assert_ends_alike(each, both[each], way, 7)
 
 
 def assert_ends_alike(package, models, way, length):
